@@ -1,0 +1,92 @@
+//! The configuration as written: strings and numbers, nothing checked but the names of the keys.
+
+use super::{ConfigError, nearest::nearest};
+use serde::Deserialize;
+use toml::de::{DeTable, DeValue};
+
+/// The file as written.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Raw {
+    pub(crate) node: Option<String>,
+    pub(crate) controller: Option<String>,
+    pub(crate) token: Option<String>,
+    pub(crate) token_file: Option<String>,
+    pub(crate) listen: Option<String>,
+    pub(crate) advertise: Option<String>,
+    pub(crate) echo_port: Option<u16>,
+    pub(crate) throughput_port: Option<u16>,
+    pub(crate) run_dir: Option<String>,
+    pub(crate) socket_mode: Option<String>,
+    pub(crate) state_dir: Option<String>,
+    pub(crate) probe_share: Option<f64>,
+    pub(crate) spool_limit_bytes: Option<u64>,
+    pub(crate) report_interval: Option<String>,
+    pub(crate) log: Option<String>,
+    pub(crate) metrics_listen: Option<String>,
+    pub(crate) shaping: Option<RawShaping>,
+}
+
+/// The `[shaping]` section as written.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawShaping {
+    pub(crate) allow: Option<bool>,
+    pub(crate) interfaces: Option<Vec<String>>,
+    pub(crate) allow_default_route: Option<bool>,
+    pub(crate) lease: Option<String>,
+    pub(crate) controller_away: Option<String>,
+}
+
+/// The keys of [`Raw`]; a test compares them with the sample.
+pub(crate) const KEYS: &[&str] = &[
+    "node",
+    "controller",
+    "token",
+    "token_file",
+    "listen",
+    "advertise",
+    "echo_port",
+    "throughput_port",
+    "run_dir",
+    "socket_mode",
+    "state_dir",
+    "probe_share",
+    "spool_limit_bytes",
+    "report_interval",
+    "log",
+    "metrics_listen",
+    "shaping",
+];
+
+/// The keys of [`RawShaping`].
+pub(crate) const SHAPING_KEYS: &[&str] = &["allow", "interfaces", "allow_default_route", "lease", "controller_away"];
+
+impl Raw {
+    /// Reads TOML. An unknown key is named with its line and the nearest valid key.
+    pub(crate) fn parse(text: &str) -> Result<Self, ConfigError> {
+        let syntax = |error: toml::de::Error| ConfigError::Syntax { text: error.to_string().trim_end().to_owned() };
+        let table = DeTable::parse(text).map_err(syntax)?;
+        refuse_unknown(text, table.get_ref(), KEYS)?;
+        if let Some(DeValue::Table(shaping)) = table.get_ref().get("shaping").map(|value| value.get_ref()) {
+            refuse_unknown(text, shaping, SHAPING_KEYS)?;
+        }
+        toml::from_str(text).map_err(syntax)
+    }
+}
+
+fn refuse_unknown(text: &str, table: &DeTable<'_>, known: &[&'static str]) -> Result<(), ConfigError> {
+    for key in table.keys() {
+        let name: &str = key.get_ref();
+        if !known.contains(&name) {
+            let line = text[..key.span().start.min(text.len())].matches('\n').count() + 1;
+            return Err(ConfigError::UnknownKey {
+                line,
+                key: name.chars().take(80).collect(),
+                nearest: nearest(name, known),
+                known: known.join(", "),
+            });
+        }
+    }
+    Ok(())
+}

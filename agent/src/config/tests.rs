@@ -1,0 +1,117 @@
+use super::*;
+
+fn with_token() -> Overrides {
+    Overrides { token: Some("a-test-token".into()), ..Overrides::default() }
+}
+
+fn parse(text: &str) -> Result<Config, ConfigError> {
+    Config::parse(text, with_token())
+}
+
+fn error(text: &str) -> String {
+    parse(text).unwrap_err().to_string()
+}
+
+#[test]
+fn the_sample_is_valid_and_shows_the_defaults() {
+    let sample = parse(SAMPLE).unwrap();
+    let empty = parse("").unwrap();
+    assert_eq!(format!("{sample:?}"), format!("{empty:?}"));
+}
+
+#[test]
+fn the_sample_names_every_key_and_no_other() {
+    let written: Vec<String> = SAMPLE
+        .lines()
+        .filter_map(|line| line.trim_start_matches("# ").split_once(" = "))
+        .map(|(key, _)| key.to_owned())
+        .filter(|key| !key.contains([' ', '`']))
+        .collect();
+    let known = raw::KEYS.iter().chain(raw::SHAPING_KEYS).filter(|key| **key != "shaping");
+    for key in known.clone() {
+        assert!(written.iter().any(|w| w == key), "{key} is missing in the sample");
+    }
+    assert_eq!(written.len(), known.count());
+    // Uncommented, it still parses: the commented values are valid too.
+    let all: String = SAMPLE
+        .lines()
+        .map(|line| match line.strip_prefix("# ") {
+            Some(rest) if rest.split_once(" = ").is_some_and(|(k, _)| raw::KEYS.contains(&k)) && k_not_file(rest) => {
+                format!("{rest}\n")
+            }
+            _ => format!("{line}\n"),
+        })
+        .collect();
+    parse(&all).unwrap();
+}
+
+/// `token` and `token_file` exclude each other, and the file is not there.
+fn k_not_file(line: &str) -> bool {
+    !line.starts_with("token_file")
+}
+
+#[test]
+fn typos_are_named_with_line_and_nearest_key() {
+    let text = error("node = \"a\"\n\ncontoller = \"http://x\"\n");
+    assert_eq!(text, "read the configuration: line 3: unknown key `contoller`, did you mean `controller`?");
+    let text = error("[shaping]\nalow = true\n");
+    assert_eq!(text, "read the configuration: line 2: unknown key `alow`, did you mean `allow`?");
+    assert!(error("[shapping]\n").contains("did you mean `shaping`?"));
+    assert!(error("xyzzyplugh = 1").contains("the keys are node, controller"));
+}
+
+#[test]
+fn wrong_types_and_syntax_are_placed() {
+    assert!(error("echo_port = \"x\"").contains("line 1"), "{}", error("echo_port = \"x\""));
+    assert!(error("a\nb").contains("line 1"));
+    assert!(error("echo_port = 70000").contains("70000"));
+}
+
+#[test]
+fn values_out_of_range_are_named() {
+    for (text, key) in [
+        ("node = \"a b\"", "node"),
+        ("controller = \"https://x\"", "controller"),
+        ("controller = \"10.0.0.1:7070\"", "controller"),
+        ("controller = \"http://u@h\"", "controller"),
+        ("listen = \"localhost\"", "listen"),
+        ("advertise = \"0.0.0.0\"", "advertise"),
+        ("echo_port = 0", "echo_port"),
+        ("run_dir = \"\"", "run_dir"),
+        ("socket_mode = \"0999\"", "socket_mode"),
+        ("probe_share = 0.5", "probe_share"),
+        ("probe_share = nan", "probe_share"),
+        ("spool_limit_bytes = 1", "spool_limit_bytes"),
+        ("report_interval = \"1\"", "report_interval"),
+        ("report_interval = \"0s\"", "report_interval"),
+        ("log = \"loud\"", "log"),
+        ("metrics_listen = \"7073\"", "metrics_listen"),
+        ("[shaping]\nallow = true", "shaping.interfaces"),
+        ("[shaping]\ninterfaces = [\"a\", \"b\"]", "shaping.interfaces"),
+        ("[shaping]\ninterfaces = [\"a/b\"]", "shaping.interfaces"),
+        ("[shaping]\nlease = \"1ms\"", "shaping.lease"),
+    ] {
+        let error = error(text);
+        assert!(error.contains(&format!("`{key}`")), "{text}: {error}");
+    }
+}
+
+#[test]
+fn the_token_is_needed_and_never_shown() {
+    assert!(Config::parse("", Overrides::default()).unwrap_err().to_string().contains("--token-file"));
+    let bad = Overrides { token: Some("se cret".into()), ..Overrides::default() };
+    assert!(!Config::parse("", bad).unwrap_err().to_string().contains("cret"));
+    let short = Overrides { token: Some("short".into()), ..Overrides::default() };
+    assert!(Config::parse("", short).unwrap_err().to_string().contains("8 to 1024"));
+    let both = Config::parse("token = \"a\"\ntoken_file = \"/b\"", Overrides::default());
+    assert!(both.unwrap_err().to_string().contains("not both"));
+    assert!(!format!("{:?}", parse("").unwrap()).contains("a-test-token"));
+}
+
+#[test]
+fn overrides_beat_the_file() {
+    let overrides = Overrides { node: Some("flag".into()), echo_port: Some(9), ..with_token() };
+    let config = Config::parse("node = \"file\"\nthroughput_port = 8\ntoken_file = \"/absent\"", overrides).unwrap();
+    assert_eq!((config.node.as_str(), config.echo_port, config.throughput_port), ("flag", 9, 8));
+    assert_eq!(config.token.reveal(), "a-test-token");
+}

@@ -1,0 +1,29 @@
+//! The daemon on a node: probe plan, tc, spool, trainers' socket and page. It never decides.
+//!
+//! ```text
+//! controller ──orders──▶ controller/ ─▶ orders.rs (what changed) ─▶ conductor ─▶ probing/  shaping  trainers/pages
+//! controller ◀─reports── controller/ ◀─ spool/ ◀──────────────────── reports ◀─ probing/  shaping  trainers/
+//! ```
+//!
+//! Pure: [`config`]'s checks, `orders`, `trainers/protocol`, `trainers/merge`, `spool/format`, `controller/sse`,
+//! `controller/backoff`, `probing/due`, `probing/budget`. Only [`tc`] changes qdiscs.
+
+mod clock;
+mod conductor;
+pub mod config;
+mod controller;
+mod daemon;
+pub mod doctor;
+mod files;
+pub mod metrics;
+mod orders;
+mod probing;
+mod reports;
+mod scrape;
+mod shaping;
+mod spool;
+pub mod tc;
+mod trainers;
+
+pub use config::{Config, ConfigError, Overrides, SAMPLE};
+pub use daemon::{AgentError, run};

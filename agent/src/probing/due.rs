@@ -1,0 +1,69 @@
+//! When a link's estimate is worth a report: pure.
+
+use flexcomm_wire::LinkReport;
+use std::time::Duration;
+
+/// A relative change above this is reported at once.
+const CHANGE: f64 = 0.15;
+/// Changes of latency below this are noise at any size of the latency, in µs.
+const LEAST_US: f64 = 100.0;
+/// Shortest time between two reports of one link.
+const SOONEST: Duration = Duration::from_millis(200);
+
+/// Whether `new` should be reported, `since` after `last` was.
+pub(crate) fn due(last: Option<&LinkReport>, new: &LinkReport, since: Duration, interval: Duration) -> bool {
+    let Some(last) = last else { return true };
+    if since >= interval {
+        return true;
+    }
+    since >= SOONEST.min(interval) && changed(last, new)
+}
+
+fn changed(last: &LinkReport, new: &LinkReport) -> bool {
+    let moved = (new.latency_us - last.latency_us).abs();
+    let latency = moved > LEAST_US && moved > CHANGE * last.latency_us;
+    let bandwidth = match (last.bandwidth_bps, new.bandwidth_bps) {
+        (Some(old), Some(new)) => (new - old).abs() > CHANGE * old,
+        (old, new) => old.is_some() != new.is_some(),
+    };
+    let loss = (new.loss_out - last.loss_out).abs().max((new.loss_back - last.loss_back).abs()) > CHANGE;
+    latency || bandwidth || loss
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(latency_us: f64, bandwidth_bps: Option<f64>) -> LinkReport {
+        LinkReport {
+            peer: "b".parse().unwrap(),
+            latency_us,
+            latency_confidence: 1.0,
+            latency_age_ms: 0.0,
+            bandwidth_bps,
+            bandwidth_confidence: 1.0,
+            bandwidth_age_ms: 0.0,
+            jitter_us: 0.0,
+            loss_out: 0.0,
+            loss_back: 0.0,
+        }
+    }
+
+    #[test]
+    fn noise_waits_and_changes_do_not() {
+        let second = Duration::from_secs(1);
+        let (last, soon) = (report(1000.0, Some(1e9)), Duration::from_millis(300));
+        assert!(due(None, &last, Duration::ZERO, second));
+        assert!(!due(Some(&last), &last, soon, second));
+        assert!(due(Some(&last), &last, second, second));
+        assert!(!due(Some(&last), &report(1090.0, Some(1.1e9)), soon, second));
+        assert!(due(Some(&last), &report(1500.0, Some(1e9)), soon, second));
+        assert!(due(Some(&last), &report(1000.0, Some(1e8)), soon, second));
+        assert!(due(Some(&report(1.0, None)), &report(1.0, Some(1e8)), soon, second));
+        assert!(!due(Some(&last), &report(1500.0, Some(1e9)), Duration::from_millis(50), second));
+        assert!(!due(Some(&report(20.0, None)), &report(90.0, None), soon, second), "within noise for a rack");
+        let mut lossy = report(1000.0, Some(1e9));
+        lossy.loss_back = 0.5;
+        assert!(due(Some(&last), &lossy, soon, second));
+    }
+}

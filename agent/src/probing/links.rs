@@ -1,0 +1,175 @@
+//! What is known of the links to the peers.
+
+use super::due::due;
+use flexcomm_domain::{NodeName, Timestamp};
+use flexcomm_probes::edge::PeerSummary;
+use flexcomm_probes::estimate::{Estimate, EstimatorConfig, LinkEstimator};
+use flexcomm_probes::trace::PathWatch;
+use flexcomm_wire::{EchoPeer, LinkReport};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+struct Link {
+    peer: EchoPeer,
+    estimator: LinkEstimator,
+    path: PathWatch,
+    reported: Option<(Instant, LinkReport)>,
+}
+
+/// One estimator per peer of the probe plan. Times are those of the monotonic clock.
+pub(crate) struct Links {
+    began: Instant,
+    links: BTreeMap<NodeName, Link>,
+}
+
+impl Links {
+    pub(crate) fn new(began: Instant) -> Self {
+        Self { began, links: BTreeMap::new() }
+    }
+
+    fn at(&self, now: Instant) -> Timestamp {
+        Timestamp(now.duration_since(self.began).as_micros() as u64)
+    }
+
+    /// Follows another plan; peers that stay where they are keep what is known.
+    pub(crate) fn set_peers(&mut self, peers: &[EchoPeer]) {
+        let mut old = std::mem::take(&mut self.links);
+        for peer in peers {
+            let kept = old.remove(&peer.node).filter(|link| link.peer == *peer);
+            let link = kept.unwrap_or_else(|| Link {
+                peer: peer.clone(),
+                estimator: LinkEstimator::new(EstimatorConfig::default()),
+                path: PathWatch::default(),
+                reported: None,
+            });
+            self.links.insert(peer.node.clone(), link);
+        }
+    }
+
+    pub(crate) fn peers(&self) -> Vec<EchoPeer> {
+        self.links.values().map(|link| link.peer.clone()).collect()
+    }
+
+    pub(crate) fn peer(&self, node: &NodeName) -> Option<EchoPeer> {
+        self.links.get(node).map(|link| link.peer.clone())
+    }
+
+    /// The node behind an address; none when it is not a peer's or that of several.
+    fn by_addr(&mut self, addr: IpAddr) -> Option<&mut Link> {
+        let mut found = self.links.values_mut().filter(|link| link.peer.addr.to_canonical() == addr);
+        found.next().filter(|_| found.next().is_none())
+    }
+
+    /// A round trip. Samples that the estimator refuses are counted by it and change nothing.
+    pub(crate) fn echo(&mut self, from: SocketAddr, rtt_s: f64, now: Instant) {
+        let at = self.at(now);
+        let link = self.links.values_mut().find(|link| echo_addr(&link.peer) == from);
+        if let Some(link) = link
+            && let Err(error) = link.estimator.echo(at, rtt_s)
+        {
+            tracing::debug!(peer = %link.peer.node, "echo set aside: {error}");
+        }
+    }
+
+    /// A throughput test's finding, towards the peer.
+    pub(crate) fn throughput(&mut self, node: &NodeName, bps: f64, now: Instant) {
+        let at = self.at(now);
+        if let Some(link) = self.links.get_mut(node)
+            && let Err(error) = link.estimator.throughput(at, bps)
+        {
+            tracing::warn!(peer = %node, "throughput set aside: {error}");
+        }
+    }
+
+    /// Real transfers. Returns how many were taken in; the others are impossible or from nobody we know.
+    pub(crate) fn transfers(&mut self, peer: IpAddr, samples: &[(u64, f64)], now: Instant) -> usize {
+        let at = self.at(now);
+        let Some(link) = self.by_addr(peer) else { return 0 };
+        let taken =
+            samples.iter().filter(|(bytes, seconds)| link.estimator.transfer(at, *bytes as f64, *seconds).is_ok());
+        taken.count()
+    }
+
+    /// The largest bandwidth known to any peer: this node's capacity as far as it was seen, in bit/s.
+    pub(crate) fn capacity_bps(&self, now: Instant) -> f64 {
+        let at = self.at(now);
+        let known = self.links.values().filter_map(|link| link.estimator.estimate(at).bandwidth);
+        known.map(|b| b.get()).fold(0.0, f64::max)
+    }
+
+    /// A finished trace; the hops when they are news.
+    pub(crate) fn path(&mut self, node: &NodeName, hops: Vec<Option<IpAddr>>) -> Option<Vec<Option<IpAddr>>> {
+        self.links.get_mut(node)?.path.observe(hops).map(|change| change.now)
+    }
+
+    /// The reports that are due.
+    pub(crate) fn reports(&mut self, summaries: &[PeerSummary], now: Instant, interval: Duration) -> Vec<LinkReport> {
+        let at = self.at(now);
+        let by_addr: BTreeMap<SocketAddr, &PeerSummary> = summaries.iter().map(|s| (s.peer, s)).collect();
+        let mut due_now = Vec::new();
+        for link in self.links.values_mut() {
+            let Some(summary) = by_addr.get(&echo_addr(&link.peer)) else { continue };
+            let Some(report) = report(&link.peer.node, &link.estimator.estimate(at), summary) else { continue };
+            let (since, last) = match &link.reported {
+                Some((when, last)) => (now.duration_since(*when), Some(last)),
+                None => (Duration::MAX, None),
+            };
+            if due(last, &report, since, interval) {
+                link.reported = Some((now, report.clone()));
+                due_now.push(report);
+            }
+        }
+        due_now
+    }
+}
+
+/// Where a peer answers echoes.
+pub(crate) fn echo_addr(peer: &EchoPeer) -> SocketAddr {
+    SocketAddr::new(peer.addr, peer.echo_port)
+}
+
+/// None before the first round trip: there is nothing to say.
+fn report(peer: &NodeName, estimate: &Estimate, seen: &PeerSummary) -> Option<LinkReport> {
+    let share = |x: f64| if x.is_finite() { x.clamp(0.0, 1.0) } else { 0.0 };
+    Some(LinkReport {
+        peer: peer.clone(),
+        latency_us: estimate.alpha?.get() * 1e6,
+        latency_confidence: share(estimate.alpha_confidence),
+        latency_age_ms: estimate.alpha_age.map_or(0.0, |age| age.get() * 1e3),
+        bandwidth_bps: estimate.bandwidth.map(|b| b.get()),
+        bandwidth_confidence: share(estimate.bandwidth_confidence),
+        bandwidth_age_ms: estimate.bandwidth_age.map_or(0.0, |age| age.get() * 1e3),
+        jitter_us: estimate.jitter.get() * 1e6,
+        // With too few answers to tell the ways apart, a request without an answer counts as lost on the way out.
+        loss_out: share(seen.summary.loss_out.unwrap_or(seen.summary.loss)),
+        loss_back: share(seen.summary.loss_back.unwrap_or(0.0)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(name: &str, last: u8) -> EchoPeer {
+        EchoPeer { node: name.parse().unwrap(), addr: [10, 0, 0, last].into(), echo_port: 7071, throughput_port: 7072 }
+    }
+
+    #[test]
+    fn samples_find_their_peer_and_strangers_are_set_aside() {
+        let began = Instant::now();
+        let mut links = Links::new(began);
+        links.set_peers(&[peer("b", 1), peer("c", 2), peer("d", 2)]);
+        let now = began + Duration::from_secs(1);
+        let samples = [(1_000_000, 0.01), (0, 1.0), (1, -1.0), (1, f64::INFINITY)];
+        assert_eq!(links.transfers([10, 0, 0, 1].into(), &samples, now), 1);
+        assert_eq!(links.transfers([10, 0, 0, 9].into(), &samples, now), 0);
+        assert_eq!(links.transfers([10, 0, 0, 2].into(), &samples, now), 0, "two nodes have this address");
+        links.throughput(&"b".parse().unwrap(), 1e9, now);
+        assert!((links.capacity_bps(now) / 1e9 - 1.0).abs() < 0.3);
+        links.set_peers(&[peer("b", 1)]);
+        assert!(links.capacity_bps(now) > 0.0, "a peer that stays keeps its estimate");
+        links.set_peers(&[peer("b", 3)]);
+        assert_eq!(links.capacity_bps(now), 0.0, "another address is another link");
+    }
+}

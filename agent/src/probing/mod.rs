@@ -1,0 +1,356 @@
+//! Following the probe plan: echo to every peer, granted throughput tests one at a time, traces.
+
+mod budget;
+mod due;
+mod links;
+
+use crate::config::{Config, Secret};
+use crate::metrics::Metrics;
+use crate::reports::ReportLog;
+use budget::Budget;
+use flexcomm_probes::Token;
+use flexcomm_probes::edge::{
+    EchoEvent, EchoProber, EchoResponder, EchoSettings, SpawnError, ThroughputServer, measure_throughput_until,
+    trace_route,
+};
+use flexcomm_probes::throughput::{Direction, Plan, ThroughputResult};
+use flexcomm_probes::trace::TracePlan;
+use flexcomm_wire::{EchoPeer, PathReport, ProbePlan, ReportBody, ThroughputGrant, ThroughputReport};
+use links::{Links, echo_addr};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, watch};
+
+/// How often it is looked whether a link's report is due.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Grants that wait for their turn; the controller gives one per node at a time.
+const MAX_WAITING: usize = 64;
+/// Longest time one direction of a test may take, in seconds.
+const MAX_DIRECTION_S: f64 = 4.0;
+/// Part of a grant's validity that is left for connecting and reporting, in seconds.
+const MARGIN_S: f64 = 0.5;
+
+/// Why probing could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbingError {
+    /// The token is no token.
+    #[error("use the token: {0}")]
+    Token(#[from] flexcomm_probes::auth::TokenError),
+    /// A probe's sockets.
+    #[error("start {what}: {source}")]
+    Spawn {
+        /// Which.
+        what: &'static str,
+        /// Why.
+        source: SpawnError,
+    },
+}
+
+/// Takes passive samples.
+#[derive(Clone)]
+pub(crate) struct Passive {
+    links: Arc<Mutex<Links>>,
+    metrics: Metrics,
+}
+
+impl Passive {
+    /// One that feeds nothing.
+    #[cfg(test)]
+    pub(crate) fn detached(metrics: Metrics) -> Self {
+        Self { links: Arc::new(Mutex::new(Links::new(Instant::now()))), metrics }
+    }
+
+    /// Transfers of a trainer to a peer's address: bytes, seconds.
+    pub(crate) fn take(&self, peer: IpAddr, samples: &[(u64, f64)]) {
+        let taken = lock(&self.links).transfers(peer, samples, Instant::now());
+        self.metrics.passive_samples_total.inc_by(taken as u64);
+        self.metrics.passive_set_aside_total.inc_by((samples.len() - taken) as u64);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where the conductor leaves its wishes.
+#[derive(Clone)]
+pub(crate) struct Wishes {
+    links: Arc<Mutex<Links>>,
+    plan: watch::Sender<ProbePlan>,
+    grants: mpsc::Sender<(Instant, ThroughputGrant)>,
+    metrics: Metrics,
+}
+
+impl Wishes {
+    pub(crate) fn plan(&self, plan: ProbePlan) {
+        // Here and not where the plan is followed: a grant of the same orders names a peer of this plan.
+        lock(&self.links).set_peers(&plan.peers);
+        self.plan.send_replace(plan);
+    }
+
+    pub(crate) fn grant(&self, grant: ThroughputGrant) {
+        if self.grants.try_send((Instant::now(), grant)).is_err() {
+            self.metrics.grants_unused_total.inc();
+        }
+    }
+}
+
+/// All probing of one node.
+pub(crate) struct Probing {
+    links: Arc<Mutex<Links>>,
+    responder: EchoResponder,
+    server: ThroughputServer,
+    prober: EchoProber,
+    events: mpsc::Receiver<EchoEvent>,
+    plan: watch::Receiver<ProbePlan>,
+    grants: mpsc::Receiver<(Instant, ThroughputGrant)>,
+    wishes: Wishes,
+    token: Token,
+    reports: Arc<ReportLog>,
+    metrics: Metrics,
+    share: f64,
+    interval: Duration,
+}
+
+fn token(secret: &Secret) -> Result<Token, ProbingError> {
+    Ok(Token::new(secret.reveal())?)
+}
+
+impl Probing {
+    /// Binds the responder and the server.
+    pub(crate) fn start(config: &Config, reports: Arc<ReportLog>, metrics: Metrics) -> Result<Self, ProbingError> {
+        let token = token(&config.token)?;
+        let spawn = |what| move |source| ProbingError::Spawn { what, source };
+        let echo = SocketAddr::new(config.listen, config.echo_port);
+        let responder = EchoResponder::spawn(echo, &token).map_err(spawn("the echo responder"))?;
+        let tcp = SocketAddr::new(config.listen, config.throughput_port);
+        let server = ThroughputServer::spawn(tcp, &token).map_err(spawn("the throughput server"))?;
+        let (prober, events) = EchoProber::spawn(&token, EchoSettings::default()).map_err(spawn("the echo prober"))?;
+        let nobody = ProbePlan { echo_interval_ms: 1000, trace_interval_s: 0, peers: Vec::new() };
+        let (plan_in, plan) = watch::channel(nobody);
+        let (grants_in, grants) = mpsc::channel(MAX_WAITING);
+        let links = Arc::new(Mutex::new(Links::new(Instant::now())));
+        let wishes = Wishes { links: links.clone(), plan: plan_in, grants: grants_in, metrics: metrics.clone() };
+        Ok(Self {
+            links,
+            responder,
+            server,
+            prober,
+            events,
+            plan,
+            grants,
+            wishes,
+            token,
+            reports,
+            metrics,
+            share: config.probe_share,
+            interval: config.report_interval,
+        })
+    }
+
+    /// The ports that were bound: UDP, TCP.
+    pub(crate) fn ports(&self) -> (u16, u16) {
+        (self.responder.local_addr().port(), self.server.local_addr().port())
+    }
+
+    pub(crate) fn passive(&self) -> Passive {
+        Passive { links: self.links.clone(), metrics: self.metrics.clone() }
+    }
+
+    pub(crate) fn wishes(&self) -> Wishes {
+        self.wishes.clone()
+    }
+
+    /// Probes until `stop`.
+    pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
+        let Self { links, responder, server, prober, mut events, plan, grants, token, reports, metrics, .. } = self;
+        let quit = Arc::new(AtomicBool::new(false));
+        let tests = Tests {
+            links: links.clone(),
+            token,
+            reports: reports.clone(),
+            metrics: metrics.clone(),
+            budget: Budget::new(self.share, 0.0),
+            began: Instant::now(),
+            quit: quit.clone(),
+        };
+        let tests = tokio::spawn(tests.run(grants));
+        let traces = tokio::spawn(trace(links.clone(), plan.clone(), reports.clone(), metrics.clone(), quit.clone()));
+        let mut echo = Echo { links, prober, plan, reports, interval: self.interval };
+        echo.follow();
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = stop.changed() => break,
+                _ = look.tick() => echo.report(),
+                changed = echo.plan.changed() => match changed {
+                    Ok(()) => echo.follow(),
+                    Err(_) => break,
+                },
+                Some(event) = events.recv() => match event.sample {
+                    Some(sample) => {
+                        metrics.echo_answered_total.inc();
+                        lock(&echo.links).echo(event.peer, sample.rtt_s, Instant::now());
+                    }
+                    None => metrics.echo_lost_total.inc(),
+                },
+            }
+        }
+        quit.store(true, Ordering::Relaxed);
+        tests.abort();
+        traces.abort();
+        drop((responder, server));
+    }
+}
+
+struct Echo {
+    links: Arc<Mutex<Links>>,
+    prober: EchoProber,
+    plan: watch::Receiver<ProbePlan>,
+    reports: Arc<ReportLog>,
+    interval: Duration,
+}
+
+impl Echo {
+    fn follow(&mut self) {
+        let plan = self.plan.borrow_and_update().clone();
+        self.prober.set_interval(plan.echo_interval_ms as f64 * 1e-3);
+        self.prober.set_peers(&plan.peers.iter().map(echo_addr).collect::<Vec<_>>());
+    }
+
+    fn report(&self) {
+        let summaries = self.prober.summaries();
+        let due = lock(&self.links).reports(&summaries, Instant::now(), self.interval);
+        due.into_iter().for_each(|report| self.reports.push(ReportBody::Link(report)));
+    }
+}
+
+/// Runs granted tests, one after the other.
+struct Tests {
+    links: Arc<Mutex<Links>>,
+    token: Token,
+    reports: Arc<ReportLog>,
+    metrics: Metrics,
+    budget: Budget,
+    began: Instant,
+    quit: Arc<AtomicBool>,
+}
+
+impl Tests {
+    async fn run(mut self, mut grants: mpsc::Receiver<(Instant, ThroughputGrant)>) {
+        while let Some((received, grant)) = grants.recv().await {
+            let outcome = match self.prepare(received, &grant) {
+                Ok((peer, plan)) => self.measure(peer, plan).await,
+                Err(why) => {
+                    self.metrics.grants_unused_total.inc();
+                    Err(why)
+                }
+            };
+            self.conclude(&grant, outcome);
+        }
+    }
+
+    /// Whether and how a grant is used.
+    fn prepare(&mut self, received: Instant, grant: &ThroughputGrant) -> Result<(EchoPeer, Plan), String> {
+        let peer = lock(&self.links).peer(&grant.peer).ok_or("the peer is not in the probe plan")?;
+        let left_s = grant.valid_ms as f64 * 1e-3 - received.elapsed().as_secs_f64() - MARGIN_S;
+        if left_s <= 0.2 {
+            return Err("the grant has expired".to_owned());
+        }
+        let now_s = self.began.elapsed().as_secs_f64();
+        self.budget.check(now_s).map_err(|wait| format!("probe_share is used up for {wait:.0} s"))?;
+        let time_limit_s = (left_s / 2.0).clamp(0.1, MAX_DIRECTION_S);
+        let plan =
+            Plan::new(1, grant.budget_bytes, time_limit_s, Direction::Both).map_err(|error| error.to_string())?;
+        Ok((peer, plan))
+    }
+
+    async fn measure(&self, peer: EchoPeer, plan: Plan) -> Result<ThroughputResult, String> {
+        let (token, quit) = (self.token.clone(), self.quit.clone());
+        let addr = SocketAddr::new(peer.addr, peer.throughput_port);
+        let measured = tokio::task::spawn_blocking(move || measure_throughput_until(addr, &token, &plan, &quit)).await;
+        measured.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+    }
+
+    fn conclude(&mut self, grant: &ThroughputGrant, outcome: Result<ThroughputResult, String>) {
+        let believable = |bps: Option<f64>| bps.filter(|bps| bps.is_finite() && *bps > 0.0);
+        let mut report = ThroughputReport {
+            grant: grant.id,
+            peer: grant.peer.clone(),
+            out_bps: None,
+            back_bps: None,
+            bytes: 0,
+            error: None,
+        };
+        match outcome {
+            Ok(result) => {
+                (report.out_bps, report.back_bps) = (believable(result.out_bps()), believable(result.back_bps()));
+                report.bytes = result.bytes();
+                self.account(grant, &report);
+            }
+            Err(error) => {
+                self.metrics.throughput_failed_total.inc();
+                tracing::debug!(peer = %grant.peer, error, "throughput test failed");
+                report.error = Some(error);
+            }
+        }
+        self.reports.push(ReportBody::Throughput(report));
+    }
+
+    fn account(&mut self, grant: &ThroughputGrant, report: &ThroughputReport) {
+        self.metrics.throughput_done_total.inc();
+        self.metrics.probe_bytes_total.inc_by(report.bytes);
+        let mut links = lock(&self.links);
+        if let Some(bps) = report.out_bps {
+            links.throughput(&grant.peer, bps, Instant::now());
+        }
+        self.budget.spend(report.bytes, links.capacity_bps(Instant::now()));
+    }
+}
+
+/// Traces the peers one after the other, each once per interval.
+async fn trace(
+    links: Arc<Mutex<Links>>,
+    mut plan: watch::Receiver<ProbePlan>,
+    reports: Arc<ReportLog>,
+    metrics: Metrics,
+    quit: Arc<AtomicBool>,
+) {
+    loop {
+        let interval_s = plan.borrow_and_update().trace_interval_s;
+        let peers = lock(&links).peers();
+        if interval_s == 0 || peers.is_empty() {
+            if plan.changed().await.is_err() {
+                return;
+            }
+            continue;
+        }
+        let pause = Duration::from_secs(interval_s) / peers.len() as u32;
+        for peer in peers {
+            let (addr, quit) = (peer.addr, quit.clone());
+            let traced = tokio::task::spawn_blocking(move || trace_route(addr, &TracePlan::default(), &quit)).await;
+            match traced {
+                Ok(Ok(path)) if path.reached => {
+                    if let Some(hops) = lock(&links).path(&peer.node, path.addresses()) {
+                        reports.push(ReportBody::Path(PathReport { peer: peer.node, hops }));
+                    }
+                }
+                Ok(Ok(_)) | Err(_) => metrics.trace_errors_total.inc(),
+                Ok(Err(error)) => {
+                    metrics.trace_errors_total.inc();
+                    tracing::debug!(peer = %peer.node, "failed to trace: {error}");
+                }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                changed = plan.changed() => match changed {
+                    Ok(()) => break,
+                    Err(_) => return,
+                },
+            }
+        }
+    }
+}

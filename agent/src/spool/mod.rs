@@ -1,0 +1,262 @@
+//! Reports on their way to the controller, on disk.
+//!
+//! Append-only segment files of checked records ([`format`]), named by the sequence number of their first record,
+//! and `acked`, which holds the highest number that the controller has stored. Every report is written with one
+//! `write` before anything else happens with it, so a SIGKILL of the agent loses nothing. The active segment is
+//! fsynced at least every [`SYNC_EVERY`] and before the agent ends, so a power failure loses at most that much; the
+//! acknowledgement file is fsynced before acknowledged segments are deleted.
+//!
+//! When the spool is over its limit, telemetry is dropped, oldest segment first; trial results, applied decisions
+//! and comings and goings are never dropped once stored. Only when those alone take twice the limit, new ones are
+//! refused.
+
+pub(crate) mod format;
+mod segment;
+
+use format::{Class, MAX_PAYLOAD, Record};
+use segment::Segment;
+use std::collections::VecDeque;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Longest time between a report's write and its fsync.
+pub(crate) const SYNC_EVERY: Duration = Duration::from_secs(1);
+
+/// What cannot be dropped may take this many times the limit before more of it is refused.
+const HARD_FACTOR: u64 = 2;
+
+/// Why the spool could not do something.
+#[derive(Debug, thiserror::Error)]
+pub enum SpoolError {
+    /// The system refused.
+    #[error("{operation} {path}: {source}")]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A report longer than a record may be.
+    #[error("spool a report of {bytes} bytes: at most {MAX_PAYLOAD}")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// Even what may not be dropped fills it.
+    #[error("spool a report: {bytes} bytes wait already and the limit is {limit}")]
+    Full {
+        /// On disk now.
+        bytes: u64,
+        /// As configured.
+        limit: u64,
+    },
+}
+
+fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SpoolError {
+    let path = path.to_owned();
+    move |source| SpoolError::Io { operation, path, source }
+}
+
+/// What an append did besides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Appended {
+    /// The report's number; 0 when it was itself dropped.
+    pub(crate) seq: u64,
+    /// Telemetry that was dropped to make room.
+    pub(crate) dropped: u64,
+}
+
+/// The reports that the controller has not stored yet.
+#[derive(Debug)]
+pub(crate) struct Spool {
+    folder: PathBuf,
+    limit: u64,
+    segment_size: u64,
+    segments: VecDeque<Segment>,
+    acked: u64,
+    next: u64,
+    /// First number given out since the start, until the first registration: see [`Spool::registered`].
+    life_began: Option<u64>,
+    /// Damaged bytes found at start.
+    pub(crate) corrupt_bytes: u64,
+}
+
+impl Spool {
+    /// Opens or makes the folder, ignores a cut-off tail, goes on with the numbers.
+    pub(crate) fn open(folder: &Path, limit: u64) -> Result<Self, SpoolError> {
+        std::fs::create_dir_all(folder).map_err(io("make the spool", folder))?;
+        let acked = read_acked(&folder.join("acked"))?;
+        let (segments, corrupt_bytes) = segment::open_all(folder, acked)?;
+        let last = segments.back().map_or(0, |s| s.last);
+        let next = acked.max(last) + 1;
+        let segment_size = (limit / 16).clamp(16 * 1024, 4 * 1024 * 1024);
+        let mut spool = Self {
+            folder: folder.to_owned(),
+            limit,
+            segment_size,
+            segments,
+            acked,
+            next,
+            life_began: Some(next),
+            corrupt_bytes,
+        };
+        spool.forget_acked()?;
+        Ok(spool)
+    }
+
+    /// Reports waiting.
+    pub(crate) fn len(&self) -> u64 {
+        self.segments.iter().map(|s| s.count).sum()
+    }
+
+    /// Bytes on disk.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.segments.iter().map(|s| s.bytes).sum()
+    }
+
+    /// Writes one report; `payload` gets its number and returns its bytes.
+    pub(crate) fn append(
+        &mut self,
+        class: Class,
+        payload: impl FnOnce(u64) -> Vec<u8>,
+    ) -> Result<Appended, SpoolError> {
+        let record = Record { seq: self.next, class, payload: payload(self.next) };
+        if record.payload.len() > MAX_PAYLOAD {
+            return Err(SpoolError::TooLong { bytes: record.payload.len() });
+        }
+        let dropped = self.make_room(record.size() as u64)?;
+        let bytes = self.bytes() + record.size() as u64;
+        if bytes > self.limit && class == Class::Telemetry {
+            return Ok(Appended { seq: 0, dropped: dropped + 1 });
+        }
+        if bytes > self.limit * HARD_FACTOR {
+            return Err(SpoolError::Full { bytes: self.bytes(), limit: self.limit });
+        }
+        self.active(record.seq)?.append(&record)?;
+        self.next += 1;
+        Ok(Appended { seq: record.seq, dropped })
+    }
+
+    fn active(&mut self, seq: u64) -> Result<&mut Segment, SpoolError> {
+        let size = self.segment_size;
+        if self.segments.back().is_none_or(|s| !s.is_open() || s.bytes >= size) {
+            if let Some(full) = self.segments.back_mut() {
+                full.close()?;
+            }
+            self.segments.push_back(Segment::create(&self.folder, seq)?);
+        }
+        // Pushed just now when there was none.
+        self.segments.back_mut().ok_or(SpoolError::Full { bytes: 0, limit: self.limit })
+    }
+
+    /// Drops telemetry from the oldest segments until `more` bytes fit or none is left.
+    fn make_room(&mut self, more: u64) -> Result<u64, SpoolError> {
+        let mut dropped = 0;
+        while self.bytes() + more > self.limit {
+            let Some(at) = self.segments.iter().position(|s| s.telemetry > 0) else { break };
+            dropped += self.segments[at].drop_telemetry(self.acked)?;
+            if self.segments[at].count == 0
+                && let Some(empty) = self.segments.remove(at)
+            {
+                empty.delete()?;
+            }
+        }
+        Ok(dropped)
+    }
+
+    /// The oldest waiting reports, at most `most` of them and about `most_bytes`.
+    pub(crate) fn batch(&mut self, most: usize, most_bytes: usize) -> Result<Vec<Record>, SpoolError> {
+        let (mut found, mut bytes) = (Vec::new(), 0);
+        for segment in &mut self.segments {
+            for record in segment.read(self.acked)? {
+                if found.len() == most || (!found.is_empty() && bytes + record.size() > most_bytes) {
+                    return Ok(found);
+                }
+                bytes += record.size();
+                found.push(record);
+            }
+            if found.len() == most || bytes >= most_bytes {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Everything up to `seq` is stored elsewhere; a number beyond what was given out counts as the last one.
+    pub(crate) fn ack(&mut self, seq: u64) -> Result<(), SpoolError> {
+        let seq = seq.min(self.next - 1);
+        if seq <= self.acked {
+            return Ok(());
+        }
+        self.acked = seq;
+        write_acked(&self.folder, seq)?;
+        self.forget_acked()
+    }
+
+    fn forget_acked(&mut self) -> Result<(), SpoolError> {
+        while self.segments.front().is_some_and(|s| s.last <= self.acked) {
+            if let Some(done) = self.segments.pop_front() {
+                done.delete()?;
+            }
+        }
+        if let Some(front) = self.segments.front_mut() {
+            front.skip(self.acked)?;
+        }
+        Ok(())
+    }
+
+    /// The controller says at registration what it has stored. When that reaches beyond what stood in the spool at
+    /// this start, the numbers given out since then were used before (the state directory or its last second was
+    /// lost): these reports get new numbers, else the controller would take them for what it has already.
+    pub(crate) fn registered(&mut self, stored: u64) -> Result<(), SpoolError> {
+        match self.life_began.take() {
+            Some(began) if stored >= began => self.renumber(began, stored + 1),
+            _ => self.ack(stored),
+        }
+    }
+
+    fn renumber(&mut self, from: u64, to: u64) -> Result<(), SpoolError> {
+        let mut moved = Vec::new();
+        for segment in &mut self.segments {
+            moved.extend(segment.read(from - 1)?);
+        }
+        while self.segments.back().is_some_and(|s| s.first >= from) {
+            if let Some(old) = self.segments.pop_back() {
+                old.delete()?;
+            }
+        }
+        self.next = to;
+        self.ack(to - 1)?;
+        for record in moved {
+            // The number stands in the payload too.
+            let payload = segment::with_seq(&record.payload, self.next);
+            self.append(record.class, |_| payload)?;
+        }
+        Ok(())
+    }
+
+    /// The file that must reach the disk; call `sync_data` on it outside of any lock.
+    pub(crate) fn take_unsynced(&mut self) -> Option<std::fs::File> {
+        self.segments.back_mut().and_then(Segment::take_unsynced)
+    }
+}
+
+fn read_acked(path: &Path) -> Result<u64, SpoolError> {
+    match std::fs::read_to_string(path) {
+        // Damaged: 0 is safe, the controller's answer at registration brings the number back.
+        Ok(text) => Ok(text.trim().parse().unwrap_or(0)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(io("read", path)(error)),
+    }
+}
+
+fn write_acked(folder: &Path, seq: u64) -> Result<(), SpoolError> {
+    let path = folder.join("acked");
+    crate::files::replace(&path, format!("{seq}\n").as_bytes()).map_err(io("write", &path))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+use super::*;
+use proptest::prelude::*;
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+const LIMIT: u64 = 64 * 1024;
+
+fn open(dir: &tempfile::TempDir) -> Spool {
+    Spool::open(dir.path(), LIMIT).unwrap()
+}
+
+fn put(spool: &mut Spool, class: Class, payload: &[u8]) -> u64 {
+    spool.append(class, |_| payload.to_vec()).unwrap().seq
+}
+
+fn waiting(spool: &mut Spool) -> Vec<u64> {
+    spool.batch(usize::MAX, usize::MAX).unwrap().iter().map(|r| r.seq).collect()
+}
+
+#[test]
+fn numbers_go_on_after_everything_was_delivered() {
+    let dir = folder();
+    let mut spool = open(&dir);
+    assert_eq!((1..=3).map(|_| put(&mut spool, Class::Telemetry, b"x")).collect::<Vec<_>>(), [1, 2, 3]);
+    spool.ack(3).unwrap();
+    assert_eq!((spool.len(), spool.bytes()), (0, 0));
+    drop(spool);
+    let mut spool = open(&dir);
+    assert_eq!(put(&mut spool, Class::Telemetry, b"x"), 4);
+    drop(spool);
+    let mut spool = open(&dir);
+    assert_eq!(waiting(&mut spool), [4]);
+    assert_eq!(put(&mut spool, Class::Telemetry, b"x"), 5);
+    assert_eq!(waiting(&mut spool), [4, 5]);
+}
+
+#[test]
+fn batches_are_bounded_and_in_order() {
+    let dir = folder();
+    let mut spool = open(&dir);
+    for _ in 0..100 {
+        put(&mut spool, Class::Kept, &[7; 100]);
+    }
+    let batch = spool.batch(10, usize::MAX).unwrap();
+    assert_eq!(batch.iter().map(|r| r.seq).collect::<Vec<_>>(), (1..=10).collect::<Vec<_>>());
+    assert_eq!(spool.batch(100, 300).unwrap().len(), 2);
+    assert_eq!(spool.batch(100, 1).unwrap().len(), 1, "one is always given, else the spool would stand still");
+    spool.ack(10).unwrap();
+    assert_eq!(spool.batch(1, usize::MAX).unwrap()[0].seq, 11);
+    spool.ack(u64::MAX).unwrap();
+    assert_eq!((spool.len(), spool.acked), (0, 100));
+}
+
+#[test]
+fn telemetry_goes_first_and_results_stay() {
+    let dir = folder();
+    let mut spool = open(&dir);
+    let (mut kept, mut dropped) = (Vec::new(), 0);
+    for i in 0..2000 {
+        let class = if i % 50 == 0 { Class::Kept } else { Class::Telemetry };
+        let done = spool.append(class, |_| vec![1; 200]).unwrap();
+        dropped += done.dropped;
+        if class == Class::Kept {
+            kept.push(done.seq);
+        }
+        assert!(spool.bytes() <= LIMIT, "{} bytes", spool.bytes());
+    }
+    let left = waiting(&mut spool);
+    assert!(dropped > 1000 && left.len() as u64 + dropped == 2000, "{dropped} dropped, {} left", left.len());
+    assert!(kept.iter().all(|seq| left.contains(seq)), "a result was dropped");
+    assert!(left.is_sorted() && *left.last().unwrap() == 2000);
+    let again = waiting(&mut open(&dir));
+    assert_eq!(left, again, "what is left survives a restart");
+}
+
+#[test]
+fn results_alone_are_bounded_too() {
+    let dir = folder();
+    let mut spool = open(&dir);
+    let full = (0..10_000).find_map(|_| spool.append(Class::Kept, |_| vec![1; 500]).err());
+    assert!(matches!(full, Some(SpoolError::Full { .. })));
+    assert!(spool.bytes() > LIMIT && spool.bytes() <= LIMIT * HARD_FACTOR);
+    let telemetry = spool.append(Class::Telemetry, |_| vec![1; 10]).unwrap();
+    assert_eq!(telemetry, Appended { seq: 0, dropped: 1 });
+    let long = spool.append(Class::Kept, |_| vec![0; MAX_PAYLOAD + 1]).unwrap_err();
+    assert!(matches!(long, SpoolError::TooLong { .. }));
+}
+
+fn report(seq: u64) -> Vec<u8> {
+    let body = flexcomm_wire::ReportBody::JobLeft { job: flexcomm_domain::JobId::new("j").unwrap(), rank: seq as u32 };
+    serde_json::to_vec(&flexcomm_wire::Report { seq, at_us: 1, body }).unwrap()
+}
+
+fn numbers(spool: &mut Spool) -> Vec<(u64, u64)> {
+    let batch = spool.batch(usize::MAX, usize::MAX).unwrap();
+    batch.iter().map(|r| (r.seq, serde_json::from_slice::<flexcomm_wire::Report>(&r.payload).unwrap().seq)).collect()
+}
+
+#[test]
+fn a_lost_state_directory_takes_no_used_numbers() {
+    let dir = folder();
+    let mut spool = open(&dir);
+    for _ in 0..3 {
+        spool.append(Class::Kept, report).unwrap();
+    }
+    // The controller has 10 reports of an earlier life of this node: 1 to 3 are not these.
+    spool.registered(10).unwrap();
+    assert_eq!(numbers(&mut spool), [(11, 11), (12, 12), (13, 13)]);
+    spool.registered(11).unwrap();
+    assert_eq!(numbers(&mut spool), [(12, 12), (13, 13)], "a second registration is an acknowledgement");
+    assert_eq!(numbers(&mut open(&dir)), [(12, 12), (13, 13)]);
+}
+
+#[test]
+fn an_ordinary_restart_keeps_its_numbers() {
+    let dir = folder();
+    let mut spool = open(&dir);
+    for _ in 0..5 {
+        spool.append(Class::Kept, report).unwrap();
+    }
+    let mut spool = {
+        drop(spool);
+        open(&dir)
+    };
+    spool.append(Class::Kept, report).unwrap();
+    spool.registered(3).unwrap();
+    assert_eq!(numbers(&mut spool), [(4, 4), (5, 5), (6, 6)]);
+    // A controller that lost its store knows nothing: what it acknowledged is not sent again.
+    let mut spool = {
+        drop(spool);
+        open(&dir)
+    };
+    spool.registered(0).unwrap();
+    assert_eq!(numbers(&mut spool), [(4, 4), (5, 5), (6, 6)]);
+}
+
+fn last_segment(dir: &Path) -> PathBuf {
+    let mut all: Vec<_> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
+    all.retain(|p| p.extension().is_some_and(|e| e == "seg"));
+    all.sort();
+    all.pop().unwrap()
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Put(Class, usize),
+    Ack(u64),
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (any::<bool>(), 0usize..300).prop_map(|(kept, n)| Step::Put(if kept { Class::Kept } else { Class::Telemetry }, n)),
+        2 => (0u64..40).prop_map(Step::Ack),
+        1 => Just(Step::Restart),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// However it is used and wherever its last segment is cut off: what was written whole and not acknowledged
+    /// comes back in order, once, and no number is given twice.
+    #[test]
+    fn a_crash_at_any_byte_loses_only_the_cut_record(steps in prop::collection::vec(step(), 1..60), cut in any::<prop::sample::Index>()) {
+        let dir = folder();
+        let mut spool = open(&dir);
+        let mut model: Vec<(u64, usize)> = Vec::new();
+        let mut highest = 0;
+        for step in steps {
+            match step {
+                Step::Put(class, n) => {
+                    let seq = put(&mut spool, class, &vec![n as u8; n]);
+                    prop_assert!(seq > highest);
+                    highest = seq;
+                    model.push((seq, n));
+                }
+                Step::Ack(seq) => {
+                    spool.ack(seq).unwrap();
+                    model.retain(|(s, _)| *s > seq);
+                }
+                Step::Restart => spool = { drop(spool); open(&dir) },
+            }
+            let found: Vec<_> = spool.batch(usize::MAX, usize::MAX).unwrap().iter().map(|r| (r.seq, r.payload.len())).collect();
+            prop_assert_eq!(&found, &model);
+            prop_assert_eq!(spool.len(), model.len() as u64);
+        }
+        drop(spool);
+        if model.is_empty() {
+            return Ok(());
+        }
+        let path = last_segment(dir.path());
+        let bytes = std::fs::read(&path).unwrap();
+        let cut = cut.index(bytes.len() + 1);
+        std::fs::write(&path, &bytes[..cut]).unwrap();
+        let whole: std::collections::BTreeSet<u64> = format::scan(&bytes[..cut]).0.iter().map(|r| r.seq).collect();
+        let lost: Vec<u64> = format::scan(&bytes).0.iter().map(|r| r.seq).filter(|s| !whole.contains(s)).collect();
+        let expected: Vec<u64> = model.iter().map(|(s, _)| *s).filter(|s| !lost.contains(s)).collect();
+        let mut spool = open(&dir);
+        prop_assert_eq!(waiting(&mut spool), expected.clone());
+        let seq = put(&mut spool, Class::Kept, b"next");
+        prop_assert!(expected.iter().all(|s| *s < seq));
+        prop_assert_eq!(waiting(&mut open(&dir)).last().copied(), Some(seq));
+    }
+}

@@ -1,0 +1,319 @@
+//! What a trainer's lines mean: pure, one [`Session`] per connection.
+
+use flexcomm_domain::Strategy;
+use flexcomm_wire::{
+    FromTrainer, Hello, JobSeen, MAX_CANDIDATES, MAX_STEPS, PROTOCOL, ReportBody, StepRecord, StepsReport, TrialReport,
+};
+use std::net::IpAddr;
+
+/// Most ranks of a job, as a link matrix may span.
+const MAX_WORLD: u32 = 4096;
+/// Most codecs and most collectives that a hello may name.
+const MAX_NAMES: usize = 32;
+/// Longest name of a backend, codec or collective, in bytes.
+const MAX_NAME: usize = 63;
+/// Most samples in one message of transfers.
+const MAX_SAMPLES: usize = 4096;
+/// Largest integer that every JSON reader keeps exactly.
+const MAX_INTEGER: u64 = 1 << 53;
+/// Longest believable part of a step in µs: an hour.
+const MAX_PART_US: f64 = 3.6e9;
+/// Largest believable loss.
+const MAX_LOSS: f64 = 1e12;
+
+/// What a line asks of the agent.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Event {
+    /// A valid hello.
+    Joined(JobSeen),
+    /// Something for the controller.
+    Report(ReportBody),
+    /// Passive samples of a link: bytes, seconds.
+    Transfers { peer: IpAddr, samples: Vec<(u64, f64)> },
+    /// A message whose values cannot be believed; the connection goes on.
+    SetAside(String),
+    /// An orderly end.
+    Left,
+}
+
+/// One connection.
+#[derive(Debug, Default)]
+pub(crate) struct Session {
+    seen: Option<JobSeen>,
+}
+
+impl Session {
+    /// Who is there, once a hello was accepted.
+    pub(crate) fn seen(&self) -> Option<&JobSeen> {
+        self.seen.as_ref()
+    }
+
+    /// Reads one line. An error is the reason with which the connection is refused.
+    pub(crate) fn line(&mut self, line: &[u8]) -> Result<Event, String> {
+        let message: FromTrainer =
+            serde_json::from_slice(line).map_err(|error| format!("a line is not a known message: {error}"))?;
+        let Some(seen) = &self.seen else {
+            let FromTrainer::Hello(hello) = message else {
+                return Err("the first line must be a hello".to_owned());
+            };
+            let seen = check_hello(hello)?;
+            self.seen = Some(seen.clone());
+            return Ok(Event::Joined(seen));
+        };
+        let same = |job: &flexcomm_domain::JobId, rank: u32| -> Result<(), String> {
+            if *job == seen.job && rank == seen.rank {
+                return Ok(());
+            }
+            Err(format!(
+                "a message of rank {rank} of job {job} on the connection of rank {} of job {}",
+                seen.rank, seen.job
+            ))
+        };
+        match message {
+            FromTrainer::Hello(_) => Err("a second hello on one connection".to_owned()),
+            FromTrainer::Steps(steps) => {
+                same(&steps.job, steps.rank)?;
+                Ok(checked(check_steps(&steps), ReportBody::Steps(steps)))
+            }
+            FromTrainer::Applied(applied) => {
+                same(&applied.job, applied.rank)?;
+                let numbers = [applied.version, applied.step, applied.digest];
+                let fits = numbers.iter().all(|n| *n <= MAX_INTEGER);
+                let fits = if fits { Ok(()) } else { Err(format!("applied: {numbers:?} has a number above 2^53")) };
+                Ok(checked(fits, ReportBody::Applied(applied)))
+            }
+            FromTrainer::Trial(trial) => {
+                same(&trial.job, trial.rank)?;
+                Ok(checked(check_trial(&trial), ReportBody::Trial(trial)))
+            }
+            FromTrainer::Transfers { peer, samples } => {
+                if samples.len() > MAX_SAMPLES {
+                    return Err(format!("{} transfers in one message, at most {MAX_SAMPLES}", samples.len()));
+                }
+                Ok(Event::Transfers { peer: peer.to_canonical(), samples })
+            }
+            FromTrainer::Bye => Ok(Event::Left),
+        }
+    }
+}
+
+fn checked(check: Result<(), String>, body: ReportBody) -> Event {
+    match check {
+        Ok(()) => Event::Report(body),
+        Err(why) => Event::SetAside(why),
+    }
+}
+
+fn check_hello(hello: Hello) -> Result<JobSeen, String> {
+    let Hello { protocol, job, rank, world, gradient_values, backend, codecs, collectives } = hello;
+    if protocol != PROTOCOL {
+        return Err(format!(
+            "the trainer speaks protocol {protocol}, this agent speaks {PROTOCOL}; use the same version"
+        ));
+    }
+    if !(1..=MAX_WORLD).contains(&world) || rank >= world {
+        return Err(format!("rank {rank} of {world}: allowed are 1 to {MAX_WORLD} ranks, numbered from 0"));
+    }
+    if !(1..=MAX_INTEGER).contains(&gradient_values) {
+        return Err(format!("gradient_values is {gradient_values}, allowed is 1 to 2^53"));
+    }
+    if codecs.len() > MAX_NAMES || collectives.len() > MAX_NAMES {
+        return Err(format!("{} codecs and {} collectives, at most {MAX_NAMES} each", codecs.len(), collectives.len()));
+    }
+    let names = codecs.iter().map(|c| &c.compressor).chain(&collectives).chain([&backend]);
+    if let Some(bad) = names.into_iter().find(|name| name.is_empty() || name.len() > MAX_NAME) {
+        let shown: String = bad.chars().take(80).collect();
+        return Err(format!("the name {shown:?}: 1 to {MAX_NAME} bytes are allowed"));
+    }
+    for codec in &codecs {
+        let sane = |x: f64| (0.0..=1e6).contains(&x);
+        if !sane(codec.index_bytes) || !sane(codec.value_bytes) || codec.header_bytes > MAX_INTEGER {
+            return Err(format!("the sizes of codec {} are out of range", codec.compressor));
+        }
+    }
+    Ok(JobSeen { job, rank, world, gradient_values, backend, codecs, collectives })
+}
+
+fn check_steps(report: &StepsReport) -> Result<(), String> {
+    if report.steps.is_empty() || report.steps.len() > MAX_STEPS {
+        return Err(format!("{} steps in one report, allowed are 1 to {MAX_STEPS}", report.steps.len()));
+    }
+    if !report.steps.is_sorted_by(|a, b| a.step < b.step) {
+        return Err("the steps of a report are not ascending".to_owned());
+    }
+    if report.version > MAX_INTEGER {
+        return Err(format!("version {} is above 2^53", report.version));
+    }
+    Strategy::try_from(&report.strategy).map_err(|error| error.to_string())?;
+    report.steps.iter().try_for_each(check_step)
+}
+
+fn check_step(step: &StepRecord) -> Result<(), String> {
+    let parts = [
+        ("compute_us", step.compute_us),
+        ("comp_us", step.comp_us),
+        ("sync_us", step.sync_us),
+        ("wait_us", step.wait_us.unwrap_or(0.0)),
+        ("step_us", step.step_us),
+    ];
+    let bad = parts.into_iter().find(|(_, us)| !(0.0..=MAX_PART_US).contains(us));
+    if let Some((what, value)) = bad {
+        return Err(format!("{what} of step {} is {value}, allowed is 0 to {MAX_PART_US}", step.step));
+    }
+    // Rounding may lift a gain a hair above 1; the controller takes it as 1.
+    if !(step.gain > 0.0 && step.gain <= 1.0 + 1e-3) {
+        return Err(format!("gain of step {} is {}, allowed is above 0, at most 1", step.step, step.gain));
+    }
+    if step.loss.is_some_and(|loss| !(-MAX_LOSS..=MAX_LOSS).contains(&loss)) {
+        return Err(format!("loss of step {} is {:?}", step.step, step.loss));
+    }
+    if step.accuracy.is_some_and(|accuracy| !(0.0..=1.0).contains(&accuracy)) {
+        return Err(format!("accuracy of step {} is {:?}, allowed is 0 to 1", step.step, step.accuracy));
+    }
+    if step.step > MAX_INTEGER || step.bytes_sent > MAX_INTEGER {
+        return Err(format!("step {} or its {} bytes are above 2^53", step.step, step.bytes_sent));
+    }
+    Ok(())
+}
+
+fn check_trial(trial: &TrialReport) -> Result<(), String> {
+    if trial.outcomes.len() > MAX_CANDIDATES {
+        return Err(format!("{} outcomes of a trial, at most {MAX_CANDIDATES}", trial.outcomes.len()));
+    }
+    if trial.id > MAX_INTEGER || !(0.0..=24.0 * MAX_PART_US).contains(&trial.cost_us) {
+        return Err(format!("trial {} cost {} µs", trial.id, trial.cost_us));
+    }
+    for outcome in &trial.outcomes {
+        Strategy::try_from(&outcome.strategy).map_err(|error| error.to_string())?;
+        let times_fit = [outcome.comp_us, outcome.sync_us].iter().all(|us| (0.0..=MAX_PART_US).contains(us));
+        let gain_fits = outcome.gain > 0.0 && outcome.gain <= 1.0 + 1e-3;
+        if !times_fit || !gain_fits {
+            return Err(format!("an outcome of trial {} is out of range: {outcome:?}", trial.id));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub(crate) fn hello(job: &str, rank: u32) -> Hello {
+        Hello {
+            protocol: PROTOCOL,
+            job: job.parse().unwrap(),
+            rank,
+            world: 4,
+            gradient_values: 1000,
+            backend: "lab-tcp".into(),
+            codecs: vec![],
+            collectives: vec!["dense-ring".into()],
+        }
+    }
+
+    fn line(message: &FromTrainer) -> Vec<u8> {
+        serde_json::to_vec(message).unwrap()
+    }
+
+    fn joined() -> Session {
+        let mut session = Session::default();
+        session.line(&line(&FromTrainer::Hello(hello("j", 1)))).unwrap();
+        session
+    }
+
+    fn steps(change: impl FnOnce(&mut StepRecord)) -> FromTrainer {
+        let mut step = StepRecord {
+            step: 7,
+            compute_us: 1.0,
+            comp_us: 1.0,
+            sync_us: 1.0,
+            wait_us: None,
+            step_us: 3.0,
+            bytes_sent: 10,
+            gain: 1.0,
+            loss: Some(2.0),
+            accuracy: None,
+        };
+        change(&mut step);
+        let strategy = flexcomm_domain::Strategy::DENSE_RING.into();
+        FromTrainer::Steps(StepsReport { job: "j".parse().unwrap(), rank: 1, version: 0, strategy, steps: vec![step] })
+    }
+
+    #[test]
+    fn hello_comes_first_and_once() {
+        assert!(Session::default().line(&line(&FromTrainer::Bye)).unwrap_err().contains("hello"));
+        let mut session = joined();
+        assert_eq!(session.seen().unwrap().rank, 1);
+        assert!(session.line(&line(&FromTrainer::Hello(hello("j", 1)))).unwrap_err().contains("second"));
+        assert_eq!(session.line(&line(&FromTrainer::Bye)), Ok(Event::Left));
+    }
+
+    #[test]
+    fn bad_hellos_are_refused_with_the_value() {
+        type Case = (fn(&mut Hello), &'static str);
+        let cases: [Case; 6] = [
+            (|h| h.protocol = 99, "protocol 99"),
+            (|h| h.rank = 4, "rank 4 of 4"),
+            (|h| h.world = 0, "of 0"),
+            (|h| h.gradient_values = 0, "gradient_values is 0"),
+            (|h| h.backend = "x".repeat(64), "1 to 63 bytes"),
+            (|h| h.collectives = vec!["a".into(); 33], "33 collectives"),
+        ];
+        for (change, expected) in cases {
+            let mut hello = hello("j", 1);
+            change(&mut hello);
+            let error = Session::default().line(&line(&FromTrainer::Hello(hello))).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn absurd_measurements_are_set_aside_and_the_connection_goes_on() {
+        let mut session = joined();
+        assert!(matches!(session.line(&line(&steps(|_| {}))), Ok(Event::Report(_))));
+        let changes: [fn(&mut StepRecord); 6] = [
+            |s| s.sync_us = -1.0,
+            |s| s.step_us = 1e300,
+            |s| s.gain = 0.0,
+            |s| s.gain = 7.0,
+            |s| s.accuracy = Some(1.5),
+            |s| s.bytes_sent = u64::MAX,
+        ];
+        for change in changes {
+            assert!(matches!(session.line(&line(&steps(change))), Ok(Event::SetAside(_))));
+        }
+        assert!(matches!(session.line(&line(&steps(|_| {}))), Ok(Event::Report(_))));
+    }
+
+    #[test]
+    fn nan_is_no_json_and_others_ranks_are_refused() {
+        let mut session = joined();
+        let nan = line(&steps(|s| s.sync_us = f64::NAN));
+        assert!(session.line(&nan).is_err());
+        let mut other = steps(|_| {});
+        if let FromTrainer::Steps(report) = &mut other {
+            report.rank = 2;
+        }
+        assert!(session.line(&line(&other)).unwrap_err().contains("rank 2 of job j"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_answered(lines in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 1..5), greeted in any::<bool>()) {
+            let mut session = if greeted { joined() } else { Session::default() };
+            for bytes in lines {
+                let _ = session.line(&bytes);
+            }
+        }
+
+        #[test]
+        fn damaged_messages_are_answered(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+            let mut session = joined();
+            let mut bytes = line(&steps(|_| {}));
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            let _ = session.line(&bytes);
+        }
+    }
+}

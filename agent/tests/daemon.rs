@@ -1,0 +1,373 @@
+//! Whole agents in this process against a controller that vanishes, forgets, chokes and contradicts itself.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use flexcomm_domain::{Decision, Timestamp, Version};
+use flexcomm_wire::{
+    DecisionOrder, FromTrainer, JobOrders, ReportBody, ShapeOrder, ThroughputGrant, ToTrainer, TrialOrder,
+};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use std::time::Duration;
+use support::{Agent, Controller, Trainer, answer, config, hello, on_page, peer, wait_for};
+use tokio::io::AsyncWriteExt;
+
+fn decision(version: u64, strategy: &str) -> DecisionOrder {
+    DecisionOrder::from(&Decision {
+        job: "j".parse().unwrap(),
+        version: Version(version),
+        parent: Version(version - 1),
+        strategy: strategy.parse().unwrap(),
+        decided_at: Timestamp(1),
+        reason: "a test".into(),
+    })
+}
+
+fn job(decision: DecisionOrder) -> JobOrders {
+    JobOrders { job: "j".parse().unwrap(), decision: Some(decision), trial: None }
+}
+
+const TOPK: &str = "topk@0.01/allgather";
+const DENSE: &str = "none@1/dense-ring";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_that_comes_and_goes_gets_every_report_once_and_in_order() {
+    let mut controller = Controller::start().await;
+    let agent = Agent::start(&controller, "a");
+    let mut trainer = Trainer::join(&agent, "j", 0).await;
+    let mut sent = 0;
+    for round in 0..4 {
+        controller.mood(|mood| mood.lose_acks = round % 2 == 1);
+        trainer.steps(sent..sent + 50).await;
+        sent += 50;
+        wait_for("steps while it is there", || (controller.steps("a").len() as u64 >= sent).then_some(())).await;
+        controller.down().await;
+        trainer.steps(sent..sent + 50).await;
+        sent += 50;
+        controller.up().await;
+    }
+    wait_for("all steps", || (controller.steps("a").len() as u64 >= sent).then_some(())).await;
+    assert_eq!(controller.steps("a"), (0..sent).collect::<Vec<_>>());
+    assert!(matches!(controller.bodies("a")[0], ReportBody::JobSeen(_)));
+    trainer.say(&FromTrainer::Bye).await;
+    let left = |body: &ReportBody| matches!(body, ReportBody::JobLeft { rank: 0, .. });
+    wait_for("JobLeft", || controller.bodies("a").iter().any(left).then_some(())).await;
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reports_and_decisions_survive_a_restart_of_the_agent_without_a_controller() {
+    let mut controller = Controller::start().await;
+    controller.order(|orders| orders.jobs = vec![job(decision(3, TOPK))]);
+    let agent = Agent::start(&controller, "a");
+    let mut trainer = Trainer::join(&agent, "j", 0).await;
+    wait_for("the decision", || on_page(&trainer.page)?.decision.filter(|d| d.version == 3)).await;
+    controller.down().await;
+    trainer.steps(0..100).await;
+    trainer.say(&FromTrainer::Bye).await;
+    // The last line is handled when the agent has closed the connection.
+    assert!(answer(&mut trainer.stream).await.is_none());
+    let (config, folder) = agent.end().await;
+    assert!(!config.run_dir.join("agent.sock").exists());
+    // A reboot empties the tmpfs too.
+    std::fs::remove_dir_all(&config.run_dir).unwrap();
+    let agent = Agent::with(config, folder);
+    let mut trainer = Trainer::join(&agent, "j", 0).await;
+    assert_eq!(on_page(&trainer.page).unwrap().decision, Some(decision(3, TOPK)));
+    trainer.steps(100..120).await;
+    controller.up().await;
+    wait_for("all steps", || (controller.steps("a").len() == 120).then_some(())).await;
+    assert_eq!(controller.steps("a"), (0..120).collect::<Vec<_>>());
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_report_that_the_controller_cannot_read_holds_up_no_other() {
+    let controller = Controller::start().await;
+    controller.mood(|mood| mood.choke_on = Some(30));
+    let agent = Agent::start(&controller, "a");
+    let mut trainer = Trainer::join(&agent, "j", 0).await;
+    trainer.steps(0..100).await;
+    wait_for("the others", || (controller.steps("a").len() == 99).then_some(())).await;
+    // JobSeen has number 1, step s has s + 2; a registration in between announces the job once more.
+    let missing: Vec<u64> = (0..100).filter(|s| !controller.steps("a").contains(s)).collect();
+    assert_eq!(missing.len(), 1, "{missing:?}");
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn decisions_reach_the_page_and_only_forward() {
+    let controller = Controller::start().await;
+    let agent = Agent::start(&controller, "a");
+    let trainer = Trainer::join(&agent, "j", 0).await;
+    assert_eq!(on_page(&trainer.page).unwrap().decision, None);
+    let version = || on_page(&trainer.page).and_then(|o| o.decision).map(|d| d.version);
+    controller.order(|orders| orders.jobs = vec![job(decision(5, TOPK))]);
+    wait_for("version 5", || version().filter(|v| *v == 5)).await;
+    let mut forged = decision(9, TOPK);
+    forged.strategy.cr = 0.5;
+    controller.order(|orders| orders.jobs = vec![job(forged)]);
+    controller.order(|orders| orders.jobs = vec![job(decision(4, DENSE))]);
+    let trial = TrialOrder { id: 1, candidates: vec![decision(1, DENSE).strategy], iterations: 10, budget_ms: 1000 };
+    controller.order(|orders| {
+        orders.jobs = vec![JobOrders { trial: Some(trial.clone()), ..job(decision(5, TOPK)) }];
+    });
+    let orders = wait_for("the trial", || on_page(&trainer.page).filter(|o| o.trial.is_some())).await;
+    assert_eq!((orders.trial, orders.decision), (Some(trial), Some(decision(5, TOPK))));
+    // Without a stream, polling.
+    controller.mood(|mood| mood.no_stream = true);
+    let (config, folder) = agent.end().await;
+    let agent = Agent::with(config, folder);
+    controller.order(|orders| orders.jobs = vec![job(decision(6, DENSE))]);
+    wait_for("version 6", || version().filter(|v| *v == 6)).await;
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_registration_is_tried_again() {
+    let controller = Controller::start().await;
+    controller.mood(|mood| mood.refuse_register = Some(409));
+    let agent = Agent::start(&controller, "a");
+    let mut trainer = Trainer::join(&agent, "j", 0).await;
+    trainer.steps(0..10).await;
+    controller.mood(|mood| mood.refuse_register = None);
+    wait_for("steps", || (controller.steps("a").len() == 10).then_some(())).await;
+    assert!(controller.registered("a").await.echo_port != 0);
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_that_forgot_everything_learns_it_again() {
+    let controller = Controller::start().await;
+    let agent = Agent::start(&controller, "a");
+    let mut trainer = Trainer::join(&agent, "j", 0).await;
+    trainer.steps(0..10).await;
+    wait_for("steps", || (controller.steps("a").len() == 10).then_some(())).await;
+    // Its store is lost: heartbeats answer 404 now.
+    controller.shared.nodes.lock().unwrap().clear();
+    let seen = |body: &ReportBody| matches!(body, ReportBody::JobSeen(_));
+    wait_for("JobSeen again", || controller.bodies("a").iter().any(seen).then_some(())).await;
+    trainer.steps(10..20).await;
+    wait_for("new steps", || (controller.steps("a").len() == 10).then_some(())).await;
+    assert_eq!(controller.steps("a"), (10..20).collect::<Vec<_>>());
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_agents_measure_each_other() {
+    let controller = Controller::start().await;
+    let mut agents = Vec::new();
+    for (name, addr) in [("a", [127, 0, 0, 1]), ("b", [127, 0, 0, 2])] {
+        let folder = std::sync::Arc::new(tempfile::tempdir().unwrap());
+        let mut config = config(&controller, name, folder.path());
+        config.listen = addr.into();
+        agents.push(Agent::with(config, folder));
+    }
+    let peers = [peer(&controller.registered("a").await), peer(&controller.registered("b").await)];
+    assert_eq!(peers[1].addr.to_string(), "127.0.0.2");
+    let grant = ThroughputGrant { id: 7, peer: "b".parse().unwrap(), budget_bytes: 4 << 20, valid_ms: 20_000 };
+    let nobody = ThroughputGrant { id: 8, peer: "z".parse().unwrap(), ..grant.clone() };
+    controller.order(|orders| {
+        orders.probes.peers = peers.to_vec();
+        orders.probes.trace_interval_s = 5;
+    });
+    for _ in 0..3 {
+        // All nodes get the same orders here; only `a` may use the grant towards `b`.
+        controller.order(|orders| orders.grants = vec![grant.clone(), nobody.clone()]);
+    }
+    for (me, other) in [("a", "b"), ("b", "a")] {
+        let link = |body| match body {
+            ReportBody::Link(link) if link.peer.as_str() == other => Some(link),
+            _ => None,
+        };
+        let link = wait_for("a link report", || controller.bodies(me).into_iter().find_map(link)).await;
+        assert!(link.latency_us > 0.0 && link.latency_confidence > 0.0, "{link:?}");
+    }
+    let tests = || -> Vec<_> {
+        let bodies = controller.bodies("a").into_iter();
+        bodies.filter_map(|b| if let ReportBody::Throughput(t) = b { Some(t) } else { None }).collect()
+    };
+    let found = wait_for("both tests", || Some(tests()).filter(|t| t.len() >= 2)).await;
+    let done = found.iter().find(|t| t.grant == 7).unwrap();
+    assert!(done.error.is_none() && done.out_bps.unwrap() > 0.0 && done.back_bps.unwrap() > 0.0, "{done:?}");
+    assert!(done.bytes > 0 && done.bytes <= 4 << 20);
+    assert!(found.iter().find(|t| t.grant == 8).unwrap().error.as_ref().unwrap().contains("not in the probe plan"));
+    let known = |body: &ReportBody| matches!(body, ReportBody::Link(link) if link.bandwidth_bps.is_some());
+    wait_for("a bandwidth", || controller.bodies("a").iter().any(known).then_some(())).await;
+    assert_eq!(tests().len(), 2, "a grant was used twice");
+    let path = |body| if let ReportBody::Path(path) = body { Some(path) } else { None };
+    let path = wait_for("a path", || controller.bodies("a").into_iter().find_map(path)).await;
+    assert_eq!(path.hops, [Some([127, 0, 0, 2].into())]);
+    for agent in agents {
+        agent.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shaping_that_is_not_allowed_is_refused_with_the_remedy() {
+    let controller = Controller::start().await;
+    let agent = Agent::start(&controller, "a");
+    let shape = ShapeOrder { id: 4, latency_us: 1000.0, jitter_us: 0.0, loss: 0.0, bandwidth_bps: 1e9 };
+    controller.order(|orders| orders.shape = Some(shape));
+    let shaped = |body| if let ReportBody::Shape(shape) = body { Some(shape) } else { None };
+    let report = wait_for("a refusal", || controller.bodies("a").into_iter().find_map(shaped)).await;
+    assert!(report.id == 4 && report.error.as_ref().unwrap().contains("allow = true"), "{report:?}");
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_agents_do_not_share_a_folder() {
+    let controller = Controller::start().await;
+    let agent = Agent::start(&controller, "a");
+    drop(Trainer::connect(&agent).await);
+    let second = Agent::with(agent.config.clone(), agent.folder.clone());
+    assert!(second.error().await.contains("another agent that is running uses it"));
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_are_served() {
+    let controller = Controller::start().await;
+    let folder = std::sync::Arc::new(tempfile::tempdir().unwrap());
+    let mut config = config(&controller, "a", folder.path());
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    config.metrics_listen = Some(([127, 0, 0, 1], port).into());
+    let agent = Agent::with(config, folder);
+    controller.registered("a").await;
+    let text = reqwest::get(format!("http://127.0.0.1:{port}/metrics")).await.unwrap().text().await.unwrap();
+    assert!(text.contains("flexcomm_agent_registrations_total 1"), "{text}");
+    let other = reqwest::get(format!("http://127.0.0.1:{port}/other")).await.unwrap();
+    assert_eq!(other.status(), 404);
+    agent.end().await;
+}
+
+/// Not a test of its own: the body of the process below, an agent configured by the file named here.
+#[tokio::test(flavor = "multi_thread")]
+async fn child_is_an_agent_until_it_is_killed() {
+    let Some(file) = std::env::var_os("FLEXCOMM_AGENT_TEST_CHILD") else { return };
+    let text = std::fs::read_to_string(file).unwrap();
+    let mut config = flexcomm_agent::Config::parse(&text, flexcomm_agent::Overrides::default()).unwrap();
+    (config.echo_port, config.throughput_port) = (0, 0);
+    flexcomm_agent::run(config, std::future::pending()).await.unwrap();
+}
+
+struct Child(std::process::Child);
+
+impl Child {
+    fn start(file: &std::path::Path) -> Self {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "child_is_an_agent_until_it_is_killed"]).env("FLEXCOMM_AGENT_TEST_CHILD", file);
+        Self(command.stdout(std::process::Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_again_and_again_it_loses_nothing_it_took_and_sends_nothing_twice() {
+    let mut controller = Controller::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (run_dir, file) = (folder.path().join("run"), folder.path().join("agent.toml"));
+    let text = format!(
+        "node = \"a\"\ncontroller = \"http://{}\"\ntoken = \"test-token\"\nlisten = \"127.0.0.1\"\n\
+         run_dir = {run_dir:?}\nstate_dir = {:?}\n",
+        controller.addr,
+        folder.path().join("state")
+    );
+    std::fs::write(&file, text).unwrap();
+    let mut sent = 0;
+    for round in 0..5 {
+        // SIGKILL of the one before, wherever it was in its deliveries.
+        let child = Child::start(&file);
+        if round % 2 == 1 {
+            controller.down().await;
+        }
+        let mut trainer = Trainer::join_at(&run_dir.join("agent.sock"), "j", 0).await;
+        trainer.steps(sent..sent + 200).await;
+        sent += 200;
+        trainer.say(&FromTrainer::Bye).await;
+        // The connection ends when the last line was spooled.
+        assert!(answer(&mut trainer.stream).await.is_none());
+        drop(child);
+        if round % 2 == 1 {
+            controller.up().await;
+        }
+    }
+    let _last = Child::start(&file);
+    wait_for("all steps", || (controller.steps("a").len() as u64 >= sent).then_some(())).await;
+    assert_eq!(controller.steps("a"), (0..sent).collect::<Vec<_>>());
+}
+
+/// Sends bytes as they are and reads what comes back until the agent closes.
+async fn poke(agent: &Agent, bytes: &[u8]) -> Option<ToTrainer> {
+    let mut stream = Trainer::connect(agent).await;
+    // The agent may refuse and close while we are still writing.
+    let _ = stream.get_mut().write_all(bytes).await;
+    let _ = stream.get_mut().shutdown().await;
+    answer(&mut stream).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_comes_in_by_the_socket_the_next_trainer_is_welcome() {
+    let controller = Controller::start().await;
+    let agent = Agent::start(&controller, "a");
+    let good = [serde_json::to_vec(&hello("j", 1)).unwrap(), b"\n".to_vec()].concat();
+    let refused = |answer: Option<ToTrainer>, what: &str| match answer {
+        Some(ToTrainer::Refused { reason }) => assert!(reason.contains(what), "{reason}"),
+        other => panic!("{other:?}"),
+    };
+    refused(poke(&agent, b"\xff\x00\n").await, "not a known message");
+    refused(poke(&agent, b"{\"kind\":\"bye\"}\n").await, "first line must be a hello");
+    refused(poke(&agent, &vec![b'x'; flexcomm_wire::MAX_LINE + 2]).await, "longer than");
+    let newer = String::from_utf8(good.clone()).unwrap().replace("\"protocol\":1", "\"protocol\":2");
+    refused(poke(&agent, newer.as_bytes()).await, "protocol 2");
+    assert!(poke(&agent, b"").await.is_none());
+    assert!(matches!(
+        poke(&agent, &[good.clone(), b"garbage\n".to_vec()].concat()).await,
+        Some(ToTrainer::Welcome { .. })
+    ));
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let any_lines = prop::collection::vec(any::<u8>(), 0..2000);
+    for greeted in [false, true] {
+        for _ in 0..40 {
+            let bytes = any_lines.new_tree(&mut runner).unwrap().current();
+            let bytes = if greeted { [good.clone(), bytes].concat() } else { bytes };
+            let _ = poke(&agent, &bytes).await;
+        }
+    }
+    let mut trainer = Trainer::join(&agent, "j", 1).await;
+    trainer.steps(0..5).await;
+    wait_for("steps", || (controller.steps("a").len() == 5).then_some(())).await;
+    // Every rank that joined and broke off has left; the good one is there.
+    let bodies = controller.bodies("a");
+    let count = |f: fn(&ReportBody) -> bool| bodies.iter().filter(|b| f(b)).count();
+    let seen = count(|b| matches!(b, ReportBody::JobSeen(_)));
+    let left = count(|b| matches!(b, ReportBody::JobLeft { .. }));
+    assert!(seen >= 41 && left < seen && left >= 1, "{seen} seen, {left} left");
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn passive_samples_become_a_bandwidth() {
+    let controller = Controller::start().await;
+    let agent = Agent::start(&controller, "a");
+    let mut plan = peer(&controller.registered("a").await);
+    // A peer that answers echoes: this agent's own responder under another name.
+    plan.node = "b".parse().unwrap();
+    controller.order(|orders| orders.probes.peers = vec![plan.clone()]);
+    let mut trainer = Trainer::join(&agent, "j", 0).await;
+    let linked = |body: &ReportBody| matches!(body, ReportBody::Link(_));
+    wait_for("a link", || controller.bodies("a").iter().any(linked).then_some(())).await;
+    let samples = (0..20).map(|_| (1_000_000, 0.08)).collect();
+    trainer.say(&FromTrainer::Transfers { peer: plan.addr, samples }).await;
+    let known = |body| if let ReportBody::Link(link) = body { link.bandwidth_bps } else { None };
+    let bps = wait_for("a bandwidth", || controller.bodies("a").into_iter().find_map(known)).await;
+    assert!((bps / 1e8 - 1.0).abs() < 0.05, "{bps}");
+    tokio::time::timeout(Duration::from_secs(20), agent.end()).await.unwrap();
+}

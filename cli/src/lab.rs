@@ -1,0 +1,178 @@
+//! `flexcomm lab`: an emulated cluster on this machine.
+
+use anyhow::{Context, Result, bail};
+use clap::Subcommand;
+use flexcomm_lab::host::{Backend, HostOptions};
+use flexcomm_lab::plan::{LabPlan, MAX_NODES};
+use flexcomm_sim::schedule::{self, Schedule};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Arguments of `flexcomm lab`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Lab,
+}
+
+#[derive(Subcommand)]
+enum Lab {
+    /// Build the cluster, train on it, make its weather, show what flexcomm decides.
+    ///
+    /// Needs root. On a kernel without netem it runs inside user-mode Linux by itself. Everything it makes
+    /// (namespaces, devices, processes) is gone when it ends, whichever way it ends.
+    Up(Box<Up>),
+    /// One training process (rank) of a data-parallel job, as the lab runs on each of its nodes.
+    Worker(Box<flexcomm_lab::worker::Args>),
+    /// The inside of a lab; started by `up`.
+    #[command(hide = true)]
+    Inside {
+        plan: PathBuf,
+        /// User-mode Linux appends words of its own.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        kernel: Vec<String>,
+    },
+}
+
+#[derive(clap::Args)]
+struct Up {
+    /// Nodes; each has an agent and a worker.
+    #[arg(long, default_value_t = 4)]
+    nodes: usize,
+    /// The weather: c1 or c2 (the paper's schedules), or a TOML file with phases of your own.
+    #[arg(long, default_value = "c1")]
+    scenario: String,
+    /// Divide the paper's bandwidths by this: 1/250 of the rate with 1/250 of the bytes keeps every time.
+    #[arg(long, default_value_t = 250.0)]
+    rate_divisor: f64,
+    /// Epochs of the whole schedule (the paper: 50); phases are stretched or shrunk with it.
+    #[arg(long)]
+    epochs: Option<u32>,
+    /// Training steps in an epoch.
+    #[arg(long, default_value_t = 50)]
+    steps_per_epoch: u64,
+    /// Samples per worker and step.
+    #[arg(long, default_value_t = 64)]
+    batch: usize,
+    /// Hidden layers of the network (784 inputs, 10 classes): 128 has 101,770 parameters, 1/250 of ResNet50.
+    #[arg(long, value_delimiter = ',', default_value = "128")]
+    hidden: Vec<usize>,
+    /// Learning rate.
+    #[arg(long, default_value_t = 0.1)]
+    lr: f64,
+    /// Seed of data order, initial parameters and planner.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Hold one strategy instead of following decisions, for comparisons (for example topk@0.01/allgather).
+    #[arg(long)]
+    strategy: Option<String>,
+    /// End after this long (30s, 3m, 1h), wherever the training is.
+    #[arg(long = "for", value_name = "DURATION")]
+    for_: Option<flexcomm_domain::Seconds>,
+    /// End when the training is over, instead of staying up with page and REST until Ctrl-C.
+    #[arg(long)]
+    exit_when_done: bool,
+    /// Where page and REST are reachable on this machine (loopback only).
+    #[arg(long, default_value = "127.0.0.1:7070")]
+    listen: SocketAddr,
+    /// Which kernel carries the network.
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    backend: Backend,
+    /// Where logs, history and summary go [default: a new folder below the system's temporary folder].
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+/// Runs `flexcomm lab`.
+pub fn run(args: Args) -> Result<()> {
+    match args.command {
+        Lab::Up(up) => run_up(*up),
+        Lab::Worker(args) => flexcomm_lab::worker::run(*args),
+        Lab::Inside { plan, kernel: _ } => flexcomm_lab::inside::run(&plan),
+    }
+}
+
+fn load_schedule(up: &Up) -> Result<Schedule> {
+    let schedule = match up.scenario.as_str() {
+        "c1" => schedule::c1().scaled(up.rate_divisor)?,
+        "c2" => schedule::c2().scaled(up.rate_divisor)?,
+        file => {
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("--scenario {file}: neither c1 nor c2 nor a file that can be read"))?;
+            Schedule::from_toml(&text).with_context(|| format!("--scenario {file}"))?
+        }
+    };
+    match up.epochs {
+        Some(epochs) => Ok(schedule.stretched(epochs)?),
+        None => Ok(schedule),
+    }
+}
+
+fn plan(up: &Up) -> Result<LabPlan> {
+    if !(2..=MAX_NODES).contains(&up.nodes) {
+        bail!("--nodes {}: allowed is 2 to {MAX_NODES}", up.nodes);
+    }
+    if up.steps_per_epoch == 0 || up.batch == 0 || !(up.lr.is_finite() && up.lr > 0.0) {
+        bail!("--steps-per-epoch, --batch and --lr must be above zero");
+    }
+    if let Some(strategy) = &up.strategy {
+        strategy.parse::<flexcomm_domain::Strategy>().context("--strategy")?;
+    }
+    let out = match &up.out {
+        Some(out) => out.clone(),
+        None => std::env::temp_dir().join(format!("flexcomm-lab-{}", std::process::id())),
+    };
+    std::fs::create_dir_all(&out).with_context(|| format!("--out {}", out.display()))?;
+    Ok(LabPlan {
+        nodes: up.nodes,
+        schedule: load_schedule(up)?,
+        steps_per_epoch: up.steps_per_epoch,
+        seed: up.seed,
+        batch: up.batch,
+        hidden: up.hidden.clone(),
+        lr: up.lr,
+        fixed: up.strategy.clone(),
+        for_s: up.for_.map(|t| t.get()),
+        stay: !up.exit_when_done,
+        out: out.canonicalize()?,
+        uml: false,
+    })
+}
+
+fn run_up(up: Up) -> Result<()> {
+    let plan = plan(&up)?;
+    let stop = stop_flag()?;
+    println!("flexcomm lab: logs and results in {}", plan.out.display());
+    println!("page: http://{}/   REST: http://{}/api/v1/jobs/lab/decision   (Ctrl-C ends)", up.listen, up.listen);
+    let options = HostOptions { backend: up.backend, listen: up.listen };
+    flexcomm_lab::host::run(plan, options, || stop.load(Ordering::Relaxed), |line| println!("{line}"))?;
+    Ok(())
+}
+
+/// Set by Ctrl-C and SIGTERM, so that the cluster is taken down in order.
+fn stop_flag() -> Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let set = flag.clone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    std::thread::spawn(move || {
+        runtime.block_on(async {
+            let terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());
+            match terminate {
+                Ok(mut terminate) => {
+                    tokio::select! {
+                        _ = tokio::signal::ctrl_c() => {}
+                        _ = terminate.recv() => {}
+                    }
+                }
+                Err(_) => {
+                    // Without a handler for SIGTERM the kernel still takes everything down with this process.
+                    let _ = tokio::signal::ctrl_c().await;
+                }
+            }
+            set.store(true, Ordering::Relaxed);
+        });
+    });
+    Ok(flag)
+}

@@ -1,0 +1,57 @@
+//! The one binary `flexcomm` with its sub-commands.
+#![allow(clippy::print_stdout)]
+
+use clap::{Parser, Subcommand};
+
+mod agent;
+mod controller;
+mod doctor;
+mod lab;
+mod plan;
+mod probe;
+
+/// Keeps data-parallel training at the best compression ratio and collective while the network changes.
+#[derive(Parser)]
+#[command(name = "flexcomm", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// What-if: times per collective and compression ratio, the Pareto front, the choice and why.
+    Plan(plan::Args),
+    /// Measure the network to a host: echo, ping, trace, throughput.
+    Probe(probe::Args),
+    /// Run the agent of this node.
+    Agent(agent::Args),
+    /// Run the controller.
+    Controller(controller::Args),
+    /// An emulated cluster on this machine: a real network that changes, a real training job on it.
+    Lab(lab::Args),
+    /// Say what is missing on this machine, with the command that mends it.
+    Doctor(doctor::Args),
+    /// Internal: the process that puts shaped links back when the agent dies. The agent starts it by itself.
+    #[command(hide = true)]
+    TcGuardian,
+}
+
+fn main() -> std::process::ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Plan(args) => plan::run(args),
+        Command::Probe(args) => probe::run(args),
+        Command::Agent(args) => agent::run(args),
+        Command::Controller(args) => controller::run(args),
+        Command::Lab(args) => lab::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::TcGuardian => std::process::exit(flexcomm_agent::tc::guardian::main()),
+    };
+    match outcome {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("flexcomm: {error:#}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! `flexcomm plan`: what-if on the command line.
+
+mod files;
+mod table;
+
+use anyhow::{Context, Result, bail};
+use flexcomm_domain::{
+    Bandwidth, Collective, CompressionRatio, Compressor, Gain, Link, LinkMatrix, Seconds, Selection,
+};
+use flexcomm_optimizer::{
+    DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Profile, Solution, Space, policy::TimeToQuality, solve,
+};
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Most workers: the link matrix has N² entries.
+const MAX_WORKERS: u32 = 4096;
+
+/// Most values in a gradient: a hundred times the largest published models.
+const MAX_PARAMS: f64 = 1e14;
+
+/// What would each collective and compression ratio cost on this network, and which should be used?
+///
+/// Times come from the alpha-beta model of flexcomm, over the schedules that its workers run; nothing is
+/// measured. Dense training is always among the candidates: when compression does not pay, the answer says so.
+#[derive(clap::Args)]
+#[command(after_long_help = FORMATS)]
+pub struct Args {
+    /// Values in the gradient, for example 25.56M, 1.2B, 110k or 4096.
+    #[arg(long, value_name = "COUNT", allow_hyphen_values = true, value_parser = parse_count)]
+    params: u64,
+
+    /// Workers, 1 to 4096. With --links it may be left out.
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)), required_unless_present = "links")]
+    workers: Option<u32>,
+
+    /// One-way latency of every link (ns, us, ms, s), for example 1ms.
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = parse::<Seconds>, required_unless_present = "links", conflicts_with = "links")]
+    latency: Option<Seconds>,
+
+    /// Bandwidth of every link (kbit, mbit, gbit), for example 10gbit.
+    #[arg(long, value_name = "RATE", allow_hyphen_values = true, value_parser = parse::<Bandwidth>, required_unless_present = "links", conflicts_with = "links")]
+    bandwidth: Option<Bandwidth>,
+
+    /// Links that differ from pair to pair, as an N x N file (see below) in place of --latency and --bandwidth.
+    #[arg(long, value_name = "MATRIX.csv")]
+    links: Option<PathBuf>,
+
+    /// Compression ratios (kept share of values, above 0 and below 1), separated by commas. Dense is always added.
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true, value_delimiter = ',', value_parser = parse_cr, default_values_t = DEFAULT_CRS.map(Ratio))]
+    crs: Vec<Ratio>,
+
+    /// Measured gain and compression time per ratio (see below). Without it a default profile is assumed.
+    #[arg(long, value_name = "FILE")]
+    gain: Option<PathBuf>,
+
+    /// Time of a forward and backward pass.
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = parse::<Seconds>, default_value = "0s")]
+    compute: Seconds,
+
+    /// How well communication hides behind computing, 1 (not at all) to 10 (all but wholly).
+    #[arg(long, value_name = "G", allow_hyphen_values = true, value_parser = parse_overlap, default_value_t = 1.0)]
+    overlap: f64,
+
+    /// How one point of the front is chosen: time-to-quality (least step time / gain), knee or weights.
+    #[arg(long, value_name = "NAME", default_value = "time-to-quality", value_parser = parse_policy)]
+    policy: PolicyConfig,
+
+    /// Least gain that time-to-quality accepts, 0 to 1.
+    #[arg(long, value_name = "GAIN", allow_hyphen_values = true, value_parser = parse_floor)]
+    gain_floor: Option<f64>,
+
+    /// Compressor: topk, lwtopk (by allgather only) or mstopk.
+    #[arg(long, value_name = "NAME", default_value = "topk", value_parser = parse_compressor)]
+    compressor: Compressor,
+
+    /// How art-ring and art-tree choose whose indices count: star (in turn) or var (largest gradient).
+    #[arg(long, value_name = "NAME", default_value = "star", value_parser = parse::<Selection>)]
+    selection: Selection,
+
+    /// Print JSON: {"costs": [...], "front": [...], "choice": {...}, "assumed": [...]}, times in seconds.
+    #[arg(long)]
+    json: bool,
+}
+
+const FORMATS: &str = "\
+Files:
+  --gain FILE: CSV with a header line `cr,gain` or `cr,gain,t_comp_s`, one ratio per line: kept
+  share of values, gain in (0, 1], seconds to compress and decompress. Empty lines and lines
+  that begin with # are skipped.
+      cr,gain,t_comp_s
+      0.1,0.85,0.012
+      0.01,0.52,0.011
+  Between the ratios, gain and time are interpolated in log(cr), gain so that it never falls as
+  cr grows; below the smallest, gain is taken to fall in proportion to cr. Without t_comp_s the
+  default below is assumed.
+
+  --links MATRIX.csv: N lines of N cells LATENCY/BANDWIDTH, no header; line i, cell j is the link
+  from worker i to worker j. The diagonal is not used and may be - or empty.
+      -,1ms/10gbit,2ms/1gbit
+      1ms/10gbit,-,2ms/1gbit
+      2ms/1gbit,2ms/1gbit,-
+
+Default profile, assumed without --gain:
+  gain(c) = c^0.6; compressing takes 2 ns per value and 10 ns per kept value (one CPU core).
+
+Examples:
+  flexcomm plan --params 25.56M --workers 8 --latency 1ms --bandwidth 10gbit --compute 50ms
+  flexcomm plan --params 86.57M --links MATRIX.csv --gain FILE --crs 0.1,0.01,0.001 --json";
+
+/// A ratio below 1 as the command line has it.
+#[derive(Debug, Clone, Copy)]
+struct Ratio(f64);
+
+impl std::fmt::Display for Ratio {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+fn parse<T: std::str::FromStr<Err = flexcomm_domain::Invalid>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|e: flexcomm_domain::Invalid| e.to_string())
+}
+
+fn parse_count(text: &str) -> Result<u64, String> {
+    let help = || format!("{text:?} is not a count: a number, with k, M or B behind it if you like (25.56M)");
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let scale = match text[split..].trim() {
+        "" => 1.0,
+        "k" | "K" => 1e3,
+        "m" | "M" => 1e6,
+        "b" | "B" | "g" | "G" => 1e9,
+        _ => return Err(help()),
+    };
+    let count = text[..split].trim().replace('_', "").parse::<f64>().map_err(|_| help())? * scale;
+    if (1.0..=MAX_PARAMS).contains(&count.round()) {
+        Ok(count.round() as u64)
+    } else {
+        Err(format!("{text} is {count} values, allowed are 1 to {MAX_PARAMS:e}"))
+    }
+}
+
+fn parse_cr(text: &str) -> Result<Ratio, String> {
+    let value: f64 = text.trim().parse().map_err(|_| format!("{text:?} is not a number"))?;
+    let cr = CompressionRatio::new(value).map_err(|e| e.to_string())?;
+    if cr.is_dense() { Err("1 is dense, which is always a candidate: leave it out".into()) } else { Ok(Ratio(value)) }
+}
+
+fn within(text: &str, what: &str, low: f64, high: f64) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(v) if (low..=high).contains(&v) => Ok(v),
+        _ => Err(format!("{what} {text:?} is not a number from {low} to {high}")),
+    }
+}
+
+fn parse_overlap(text: &str) -> Result<f64, String> {
+    within(text, "overlap", 1.0, 10.0)
+}
+
+fn parse_floor(text: &str) -> Result<f64, String> {
+    within(text, "gain floor", 0.0, 1.0)
+}
+
+fn parse_policy(text: &str) -> Result<PolicyConfig, String> {
+    PolicyConfig::by_name(text).map_err(|e| e.to_string())
+}
+
+fn parse_compressor(text: &str) -> Result<Compressor, String> {
+    match parse::<Compressor>(text)? {
+        Compressor::None => Err("none is dense, which is always a candidate: name topk, lwtopk or mstopk".into()),
+        compressor => Ok(compressor),
+    }
+}
+
+/// Runs `flexcomm plan`.
+pub fn run(args: Args) -> Result<()> {
+    let plan = Plan::make(&args)?;
+    let text = if args.json { serde_json::to_string_pretty(&plan.json())? + "\n" } else { table::render(&plan) };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // The reader has seen enough (`flexcomm plan | head`).
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        outcome => outcome.context("failed to print the plan"),
+    }
+}
+
+/// A solved what-if and what had to be assumed.
+struct Plan {
+    problem: Problem,
+    solution: Solution,
+    policy: &'static str,
+    network: String,
+    assumed: Vec<String>,
+}
+
+impl Plan {
+    fn make(args: &Args) -> Result<Self> {
+        let (links, network) = network(args)?;
+        let mut problem = Problem::new(args.params, links);
+        problem.compute = args.compute;
+        problem.overlap = args.overlap;
+        let mut assumed = Vec::new();
+        let profile = profile(args, &mut assumed)?;
+        problem.profiles.insert(args.compressor, profile);
+        if args.compute == Seconds::ZERO {
+            assumed.push("computing takes no time: give --compute for real step times".into());
+        }
+        let config = policy(args)?;
+        let solution = solve(&problem, &space(args)?, config.policy()).context("failed to plan")?;
+        Ok(Self { problem, solution, policy: policy_name(&config), network, assumed })
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let costs = &self.solution.candidates;
+        let front: Vec<_> = self.solution.front.iter().map(|&i| cost(&costs[i])).collect();
+        let mut choice = cost(self.solution.chosen());
+        choice["why"] = self.solution.choice.why.as_str().into();
+        choice["policy"] = self.policy.into();
+        serde_json::json!({
+            "costs": costs.iter().map(cost).collect::<Vec<_>>(),
+            "front": front,
+            "choice": choice,
+            "assumed": self.assumed,
+        })
+    }
+}
+
+fn cost(e: &Evaluated) -> serde_json::Value {
+    serde_json::json!({
+        "collective": e.strategy.collective().as_str(),
+        "cr": e.strategy.cr().get(),
+        "t_comp_s": e.t_comp.get(),
+        "t_sync_s": e.t_sync.get(),
+        "t_step_s": e.t_step.get(),
+        "gain": e.gain.get(),
+    })
+}
+
+fn network(args: &Args) -> Result<(LinkMatrix, String)> {
+    if let Some(path) = &args.links {
+        let links = files::links(path)?;
+        let n = links.ranks();
+        if let Some(workers) = args.workers.filter(|w| *w as usize != n) {
+            bail!("--workers is {workers} but {} has links of {n} workers", path.display());
+        }
+        return Ok((links, format!("{n} workers, links of {}", path.display())));
+    }
+    let (Some(n), Some(alpha), Some(bandwidth)) = (args.workers, args.latency, args.bandwidth) else {
+        bail!("--workers, --latency and --bandwidth are needed, or --links");
+    };
+    let links = LinkMatrix::uniform(n as usize, Link { alpha, bandwidth })?;
+    Ok((links, format!("{n} workers, every link {alpha} and {bandwidth}")))
+}
+
+fn profile(args: &Args, assumed: &mut Vec<String>) -> Result<Profile> {
+    let prior = Profile::prior(args.params);
+    let Some(path) = &args.gain else {
+        assumed.push(
+            "gain(c) = c^0.6, compressing 2 ns per value + 10 ns per kept value: give --gain for measured ones".into(),
+        );
+        return Ok(prior);
+    };
+    let file = files::gains(path)?;
+    if file.iter().any(|row| row.t_comp_s.is_none()) {
+        assumed
+            .push("compressing takes 2 ns per value + 10 ns per kept value: give t_comp_s for measured times".into());
+    }
+    let points = file.iter().map(|row| row.point(&prior)).collect();
+    Profile::new(points).with_context(|| format!("failed to read {}", path.display()))
+}
+
+fn policy(args: &Args) -> Result<PolicyConfig> {
+    match (args.gain_floor, &args.policy) {
+        (None, config) => Ok(config.clone()),
+        (Some(gain_floor), PolicyConfig::TimeToQuality(_)) => {
+            Ok(PolicyConfig::TimeToQuality(TimeToQuality { gain_floor }))
+        }
+        (Some(_), other) => bail!("--gain-floor belongs to time-to-quality, not to {}", policy_name(other)),
+    }
+}
+
+fn policy_name(config: &PolicyConfig) -> &'static str {
+    config.policy().name()
+}
+
+fn space(args: &Args) -> Result<Space> {
+    let crs: Result<Vec<CompressionRatio>, _> = args.crs.iter().map(|r| CompressionRatio::new(r.0)).collect();
+    let crs = crs?;
+    if crs.len() > flexcomm_optimizer::space::MAX_CRS {
+        bail!("--crs lists {} ratios, at most {} are allowed", crs.len(), flexcomm_optimizer::space::MAX_CRS);
+    }
+    let collectives = Collective::ALL.to_vec();
+    Ok(Space { crs, compressors: vec![args.compressor], collectives, selection: args.selection })
+}
+
+/// A line of a gain file.
+struct GainRow {
+    cr: CompressionRatio,
+    gain: Gain,
+    t_comp_s: Option<f64>,
+}
+
+impl GainRow {
+    fn point(&self, prior: &Profile) -> flexcomm_optimizer::ProfilePoint {
+        let t_comp_s = self.t_comp_s.unwrap_or_else(|| prior.t_comp(self.cr));
+        flexcomm_optimizer::ProfilePoint { cr: self.cr, gain: self.gain, t_comp_s, weight: 1.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,89 @@
+//! `flexcomm probe ping`.
+
+use super::{Family, describe, ms, percent, print_json, seconds, stop_on_ctrl_c};
+use anyhow::Context;
+use flexcomm_domain::Seconds;
+use flexcomm_probes::edge::{PingReport, PingSettings, SocketKind, ping_many, ping_many_surge};
+use flexcomm_probes::ping::PingPlan;
+use std::net::IpAddr;
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Backend {
+    /// The kernel's receive stamps on a thread of its own: exact to microseconds also under load.
+    Kernel,
+    /// The surge-ping crate: right from about a millisecond up on an idle machine.
+    Surge,
+}
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Names or addresses of the hosts to ping, all at once.
+    #[arg(required = true, value_name = "HOST")]
+    hosts: Vec<String>,
+    /// Echoes to each host; Ctrl-C ends earlier and prints what was found so far.
+    #[arg(short, long, default_value_t = 10)]
+    count: u64,
+    /// Time between two echoes to the same host; the hosts are spread over it.
+    #[arg(short, long, default_value = "200ms")]
+    interval: Seconds,
+    /// An echo without a reply after this is lost.
+    #[arg(long, default_value = "2s")]
+    timeout: Seconds,
+    /// Bytes of payload, 16 to 1400.
+    #[arg(short, long, default_value_t = 56)]
+    size: usize,
+    /// Who does the work.
+    #[arg(long, value_enum, default_value = "kernel")]
+    backend: Backend,
+    /// Print one JSON document instead of lines.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    family: Family,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+    let targets: Vec<IpAddr> = args.hosts.iter().map(|h| args.family.resolve(h)).collect::<Result<_, _>>()?;
+    let plan = PingPlan { count: args.count, interval_s: seconds(args.interval), timeout_s: seconds(args.timeout) };
+    let settings = PingSettings { plan, payload: args.size };
+    let stop = stop_on_ctrl_c()?;
+    let report = match args.backend {
+        Backend::Kernel => ping_many(&targets, &settings, &stop, &mut |reply| {
+            if !args.json {
+                println!("{} seq={} {}", reply.target, reply.seq, ms(reply.rtt_s));
+            }
+        }),
+        Backend::Surge => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start")?;
+            runtime.block_on(ping_many_surge(&targets, &settings, &stop))
+        }
+    };
+    let report = report.context("failed to ping")?;
+    if args.json {
+        return print_json(&report);
+    }
+    print(&report);
+    Ok(())
+}
+
+fn print(report: &PingReport) {
+    for target in &report.targets {
+        let socket = if target.target.is_ipv6() { report.socket_v6 } else { report.socket_v4 };
+        let socket = match socket {
+            Some(SocketKind::Datagram) => "unprivileged ICMP socket",
+            Some(SocketKind::Raw) => "raw socket",
+            None => "no socket",
+        };
+        let loss = percent(target.loss);
+        println!(
+            "--- ping {}: {} sent, {} answered, {loss} lost, {socket}",
+            target.target, target.sent, target.answered
+        );
+        if let Some(rtt) = &target.rtt {
+            println!("{}", describe(rtt));
+        }
+        if let Some(error) = &target.error {
+            println!("failed to send: {error}");
+        }
+    }
+}

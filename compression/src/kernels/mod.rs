@@ -1,0 +1,165 @@
+//! The one pass over the whole gradient: error feedback add, energy, check for NaN and infinity, and the
+//! candidates of a selection, in one read. Chosen at run time; all kernels answer the same candidates.
+
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub(crate) use portable::energy;
+
+/// `|x|` as an integer: for finite floats, a larger magnitude is a larger key.
+pub(crate) const KEY_MASK: u32 = 0x7fff_ffff;
+
+/// Keys from here on are infinities and NaN.
+pub(crate) const NOT_FINITE: u32 = 0x7f80_0000;
+
+/// The key of a float.
+pub(crate) fn key(value: f32) -> u32 {
+    value.to_bits() & KEY_MASK
+}
+
+/// Which instructions the pass over the gradient uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kernel {
+    /// Plain Rust, for every machine.
+    Portable,
+    /// 8 values at a time.
+    Avx2,
+    /// 16 values at a time.
+    Avx512,
+}
+
+impl Kernel {
+    /// Every kernel there is, the fastest last.
+    pub const ALL: &'static [Self] = &[Self::Portable, Self::Avx2, Self::Avx512];
+
+    /// Whether this machine can run it.
+    pub fn is_available(self) -> bool {
+        match self {
+            Self::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => x86::has_avx2(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => x86::has_avx512(),
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Avx2 | Self::Avx512 => false,
+        }
+    }
+
+    /// Those that this machine can run.
+    pub fn available() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied().filter(|k| k.is_available())
+    }
+
+    /// The fastest that this machine can run.
+    pub fn best() -> Self {
+        Self::available().last().unwrap_or(Self::Portable)
+    }
+
+    /// Runs the pass. On a machine without this kernel's instructions, the portable one does.
+    pub(crate) fn feed(self, feed: Feed<'_>, found: &mut Candidates) -> Fed {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => x86::feed_avx2(feed, found),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => x86::feed_avx512(feed, found),
+            _ => portable::feed(feed, found),
+        }
+    }
+}
+
+/// Input of the pass. All three slices have one length.
+pub(crate) struct Feed<'a> {
+    pub(crate) gradient: &'a [f32],
+    pub(crate) residual: &'a [f32],
+    /// Becomes gradient + residual.
+    pub(crate) fed: &'a mut [f32],
+    /// Keys from here on are candidates; None: there are none.
+    pub(crate) floor: Option<u32>,
+}
+
+/// Output of the pass.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct Fed {
+    /// Σ x². Not a number when a value is not finite.
+    pub(crate) energy: f64,
+    /// The largest key.
+    pub(crate) max_key: u32,
+}
+
+/// Values at or above a floor, by position.
+#[derive(Debug, Default)]
+pub(crate) struct Candidates {
+    /// One entry per candidate in the first `len`; beyond that, room for whole vectors.
+    indices: Vec<u32>,
+    bits: Vec<u32>,
+    len: usize,
+    limit: usize,
+    overflowed: bool,
+}
+
+/// Room behind the limit, so that kernels may store whole vectors.
+const SLACK: usize = 16;
+
+impl Candidates {
+    /// Empties the list and makes room for `limit` candidates.
+    pub(crate) fn reset(&mut self, limit: usize) {
+        (self.len, self.limit, self.overflowed) = (0, limit, false);
+        if self.indices.len() < limit + SLACK {
+            self.indices.resize(limit + SLACK, 0);
+            self.bits.resize(limit + SLACK, 0);
+        }
+    }
+
+    /// Positions, ascending, and float bits; None when there were more than fit.
+    pub(crate) fn get(&self) -> Option<(&[u32], &[u32])> {
+        (!self.overflowed).then(|| (&self.indices[..self.len], &self.bits[..self.len]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What every kernel must answer: sums, largest key and candidates by plain loops.
+    fn check(kernel: Kernel, gradient: &[f32], residual: &[f32], floor: Option<u32>, limit: usize) {
+        let sum: Vec<f32> = gradient.iter().zip(residual).map(|(g, r)| g + r).collect();
+        let (mut fed, mut found) = (vec![9.0; sum.len()], Candidates::default());
+        found.reset(limit);
+        let out = kernel.feed(Feed { gradient, residual, fed: &mut fed, floor }, &mut found);
+        let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&fed), bits(&sum), "{kernel:?}");
+        assert_eq!(out.max_key, sum.iter().map(|x| key(*x)).max().unwrap_or(0), "{kernel:?}");
+        let energy: f64 = sum.iter().map(|x| f64::from(*x).powi(2)).sum();
+        assert!(!energy.is_finite() || (out.energy - energy).abs() <= 1e-12 * energy, "{kernel:?}");
+        let want = sum.iter().enumerate().filter(|(_, x)| floor.is_some_and(|floor| key(**x) >= floor));
+        let want: (Vec<u32>, Vec<u32>) = want.map(|(i, x)| (i as u32, x.to_bits())).unzip();
+        match found.get() {
+            Some((indices, bits)) => assert_eq!((indices, bits), (&want.0[..], &want.1[..]), "{kernel:?}"),
+            None => assert!(want.0.len() > limit, "{kernel:?} gave up at {} of {limit}", want.0.len()),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn all_kernels_answer_the_same(
+            pairs in prop::collection::vec((any::<f32>(), prop_oneof![Just(0.0f32), any::<f32>()]), 0..3000),
+            floor in prop::option::of(prop_oneof![Just(0u32), Just(KEY_MASK), Just(0x3f80_0000), 0u32..=KEY_MASK]),
+            limit in prop_oneof![0usize..100, Just(3000usize)],
+        ) {
+            // One NaN times another keeps either's bits, by the order of operands: leave NaN to the one side.
+            let clean = |x: f32| if x.is_nan() { 1.0 } else { x };
+            let (gradient, residual): (Vec<f32>, Vec<f32>) = pairs.into_iter().map(|(g, r)| (g, clean(r))).unzip();
+            for kernel in Kernel::available() {
+                check(kernel, &gradient, &residual, floor, limit);
+            }
+        }
+    }
+
+    #[test]
+    fn the_portable_kernel_is_always_there() {
+        assert_eq!(Kernel::available().next(), Some(Kernel::Portable));
+        assert!(Kernel::best().is_available());
+    }
+}

@@ -1,0 +1,80 @@
+//! Where the layers lie in the fused gradient.
+
+use std::ops::Range;
+
+/// Most values in a fused gradient: indices are u32 on the wire.
+pub const MAX_VALUES: usize = u32::MAX as usize;
+
+/// Failed to lay out a fused gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("lay out a gradient of more than {MAX_VALUES} values (layer {layer} ends beyond)")]
+pub struct LayersError {
+    /// The first layer that does not fit.
+    pub layer: usize,
+}
+
+/// The layers of a fused gradient, one after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layers {
+    /// Where each layer ends.
+    ends: Vec<usize>,
+}
+
+impl Layers {
+    /// From the layers' lengths in values. Layers may be empty, the gradient too.
+    pub fn new(lengths: &[usize]) -> Result<Self, LayersError> {
+        let mut end = 0usize;
+        let mut ends = Vec::with_capacity(lengths.len());
+        for (layer, length) in lengths.iter().enumerate() {
+            end = end.checked_add(*length).filter(|end| *end <= MAX_VALUES).ok_or(LayersError { layer })?;
+            ends.push(end);
+        }
+        Ok(Self { ends })
+    }
+
+    /// One layer of n values.
+    pub fn fused(n: usize) -> Result<Self, LayersError> {
+        Self::new(&[n])
+    }
+
+    /// n: values of all layers together.
+    pub fn values(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// How many layers.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is no layer.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Each layer's place in the fused gradient.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(self.ends.iter().copied()).map(|(start, end)| start..end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_touch_and_cover() {
+        let layers = Layers::new(&[3, 0, 5]).unwrap();
+        assert_eq!(layers.ranges().collect::<Vec<_>>(), [0..3, 3..3, 3..8]);
+        assert_eq!((layers.values(), layers.len()), (8, 3));
+        assert_eq!(Layers::new(&[]).unwrap().values(), 0);
+    }
+
+    #[test]
+    fn too_many_values_are_refused_without_overflow() {
+        assert_eq!(Layers::new(&[1, MAX_VALUES]), Err(LayersError { layer: 1 }));
+        assert_eq!(Layers::new(&[1, usize::MAX, 1]), Err(LayersError { layer: 1 }));
+        assert!(Layers::fused(MAX_VALUES).is_ok());
+    }
+}

@@ -1,0 +1,59 @@
+//! Gradient compressors with error feedback and their byte formats. No IO.
+//!
+//! One [`GradientCompressor`] per rank holds the memory (what was not sent yet) and all buffers:
+//!
+//! ```
+//! use flexcomm_compression::{Checksum, GradientCompressor, Layers, Message, Method, Part, aggregate, encode};
+//! use flexcomm_domain::{CompressionRatio, Compressor};
+//!
+//! let mut rank = GradientCompressor::new(Layers::new(&[3, 5])?);
+//! let method = Method::new(Compressor::TopK, CompressionRatio::new(0.25)?);
+//! let sent = rank.compress(method, &[0.0, 3.0, 0.5, 0.0, -4.0, 0.0, 0.25, 0.0], 1)?;
+//! assert_eq!(sent.selection.indices(), [1, 4]);
+//! let mut bytes = Vec::new();
+//! encode(Compressor::TopK, sent.selection, Part::Whole, Checksum::None, &mut bytes);
+//!
+//! let message = Message::parse(&bytes)?;
+//! let mut mean = vec![0.0; 8];
+//! aggregate(&[message], 1, &mut mean)?;
+//! assert_eq!(mean, [0.0, 3.0, 0.0, 0.0, -4.0, 0.0, 0.0, 0.0]);
+//! assert_eq!(rank.residual()[2], 0.5);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! By collective:
+//! - allgather: [`GradientCompressor::compress`], [`encode`], exchange, [`Message::parse`], [`aggregate`].
+//! - AR-Topk: the chosen rank calls [`GradientCompressor::select`] and broadcasts [`Part::Indices`], the others call
+//!   [`GradientCompressor::feed`] (all call `select` when the energy of the selection decides who is chosen);
+//!   then everybody calls [`GradientCompressor::take_at`], sums the values and [`scatter_mean`]s them.
+//! - dense: [`GradientCompressor::take_all`], sum.
+//!
+//! What a change of method does to the memory: nothing. The residual belongs to the gradient, not to the compressor:
+//! a change of CR or compressor keeps it, going dense sends gradient + residual and leaves it zero.
+//!
+//! A buffer set takes 8 bytes per value (residual and error-fed gradient), plus what a step selects and finds.
+//!
+//! Adding a compressor: a file in `select/` with its `Select`, its line in `select::of` and in [`Method::kept`], its
+//! definition in `select/naive.rs`, its code in `format/` and `FORMAT.md`; then `tests/selection.rs` (against the
+//! definition, on every kernel), `tests/memory.rs` and `tests/allocation.rs` must pass with it.
+
+mod aggregate;
+mod compressor;
+mod feedback;
+mod format;
+mod kernels;
+mod layers;
+mod select;
+mod selection;
+
+pub use aggregate::{AggregateError, aggregate, scatter_mean};
+pub use compressor::{Compressed, GradientCompressor, Method};
+pub use feedback::{CompressError, Memory};
+pub use format::{
+    Checksum, DecodeError, HEADER_BYTES, INDEX_BYTES, Message, Part, VALUE_BYTES, VERSION, dense_bytes, encode,
+    encode_dense, message_bytes,
+};
+pub use kernels::Kernel;
+pub use layers::{Layers, LayersError, MAX_VALUES};
+pub use select::naive;
+pub use selection::{Energy, Selection, SelectionError};

@@ -1,0 +1,128 @@
+//! MSTopk (Shi et al., 2021): a threshold is searched by bisection between mean |x| and max |x| in 25 rounds.
+//! Two thresholds remain: the lowest tried that at most k values reach, and the highest tried that more than k
+//! reach. All values that reach the first are taken, and the rest, up to exactly k, is a run of neighbours
+//! at a random place among those that reach only the second.
+//!
+//! As published, each round counts the values that reach its threshold, and asks whether they are more than k. They
+//! are exactly when the threshold is at most the (k+1)-th largest magnitude, so one exact cut answers all 25
+//! rounds. The selection is the same; [`super::naive::mstopk`] counts.
+
+use super::none::push_range;
+use super::topk::sampled_floor;
+use super::{Pass, Select};
+use crate::Selection;
+use crate::feedback::CompressError;
+use crate::kernels::key;
+use flexcomm_domain::CompressionRatio;
+
+/// Rounds of bisection, as published.
+const ROUNDS: u32 = 25;
+
+pub(super) struct MsTopK;
+
+impl Select for MsTopK {
+    fn select(&self, cr: CompressionRatio, pass: &mut Pass<'_>) -> Result<f64, CompressError> {
+        let n = pass.gradient.len();
+        let k = cr.keep(n);
+        let floor = if k == n { None } else { sampled_floor(pass, 0..n, k + 1) };
+        let part = pass.feed(0..n, floor)?;
+        if k == n {
+            push_range(pass, 0..n);
+            return Ok(part.energy);
+        }
+        let mean = mean_magnitude(pass.fed);
+        let max = f32::from_bits(part.max_key);
+        let search = |beyond: u32| bisect(mean, max, |threshold| key(threshold) <= beyond);
+        let Pass { scratch, selection, fed, .. } = pass;
+        // As for top-k, the few candidates of the pass serve when they hold all that is asked for.
+        if let Some((indices, bits)) = scratch.found.get().filter(|(indices, _)| floor.is_some() && indices.len() > k) {
+            let values = bits.iter().map(|b| f32::from_bits(*b));
+            let thresholds = search(scratch.cutter.cut(values.clone().map(key), bits.len(), k + 1).key);
+            if floor.is_some_and(|floor| key(thresholds.lower) >= floor) {
+                pick(selection, indices.iter().copied().zip(values), k, (thresholds, pass.seed));
+                return Ok(part.energy);
+            }
+        }
+        let thresholds = search(scratch.cutter.cut(fed.iter().map(|x| key(*x)), n, k + 1).key);
+        pick(selection, (0..).zip(fed.iter().copied()), k, (thresholds, pass.seed));
+        Ok(part.energy)
+    }
+}
+
+/// What the bisection leaves.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Thresholds {
+    /// At most k values reach it; infinite when every threshold tried was reached by more.
+    pub(super) upper: f32,
+    /// More than k values reach it; 0 when every threshold tried was reached by at most k.
+    pub(super) lower: f32,
+}
+
+/// The published search. `more_than_k(t)`: whether more than k magnitudes are t or larger.
+pub(super) fn bisect(mean: f64, max: f32, more_than_k: impl Fn(f32) -> bool) -> Thresholds {
+    let (mut left, mut right) = (0.0f64, 1.0f64);
+    let mut found = Thresholds { upper: f32::INFINITY, lower: 0.0 };
+    for _ in 0..ROUNDS {
+        let ratio = left + (right - left) / 2.0;
+        let threshold = (mean + ratio * (f64::from(max) - mean)) as f32;
+        if more_than_k(threshold) {
+            (left, found.lower) = (ratio, threshold);
+        } else {
+            (right, found.upper) = (ratio, threshold);
+        }
+    }
+    found
+}
+
+/// Mean |x|, summed in an order that every kernel and machine shares.
+pub(super) fn mean_magnitude(values: &[f32]) -> f64 {
+    const LANES: usize = 8;
+    let (groups, rest) = values.as_chunks::<LANES>();
+    let mut sums = [0.0f64; LANES];
+    for group in groups {
+        for (sum, x) in sums.iter_mut().zip(group) {
+            *sum += f64::from(x.abs());
+        }
+    }
+    let sum: f64 = sums.iter().sum::<f64>() + rest.iter().map(|x| f64::from(x.abs())).sum::<f64>();
+    sum / values.len() as f64
+}
+
+/// Where a run of `length` out of `band` places starts.
+pub(super) fn random_start(seed: u64, band: usize, length: usize) -> usize {
+    // SplitMix64's finisher: neighbouring seeds give unrelated places.
+    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^= z >> 31;
+    let places = (band - length) as u128 + 1;
+    ((u128::from(z) * places) >> 64) as usize
+}
+
+/// Takes all that reach the upper threshold, and a run of those that reach only the lower. `values` are in order
+/// of position and hold at least those that reach the lower.
+fn pick(
+    selection: &mut Selection,
+    values: impl Iterator<Item = (u32, f32)> + Clone,
+    k: usize,
+    (thresholds, seed): (Thresholds, u64),
+) {
+    let (upper, lower) = (key(thresholds.upper), key(thresholds.lower));
+    let count = |floor: u32| values.clone().filter(|(_, x)| key(*x) >= floor).count();
+    let above = count(upper);
+    let band = count(lower) - above;
+    let start = random_start(seed, band, k - above);
+    let run = start..start + (k - above);
+    let mut in_band = 0;
+    for (index, value) in values {
+        let key = key(value);
+        if key < lower {
+            continue;
+        }
+        if key >= upper || run.contains(&in_band) {
+            selection.indices.push(index);
+            selection.values.push(value);
+        }
+        in_band += usize::from(key < upper);
+    }
+}

@@ -1,0 +1,135 @@
+//! What a compressor picked.
+
+/// Failed to build a selection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SelectionError {
+    /// As many values as indices are needed.
+    #[error("select {indices} indices with {values} values")]
+    Count {
+        /// How many indices.
+        indices: usize,
+        /// How many values.
+        values: usize,
+    },
+    /// An index is not below n, or not above the one before it.
+    #[error("select index {index} at position {position}: indices must ascend and stay below {n}")]
+    Index {
+        /// Where in the list.
+        position: usize,
+        /// As given.
+        index: u32,
+        /// Values of the gradient.
+        n: usize,
+    },
+}
+
+/// Indices that ascend and lie below n, and the gradient's values there.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Selection {
+    pub(crate) n: usize,
+    pub(crate) indices: Vec<u32>,
+    pub(crate) values: Vec<f32>,
+}
+
+impl Selection {
+    /// Checks and wraps.
+    pub fn new(n: usize, indices: Vec<u32>, values: Vec<f32>) -> Result<Self, SelectionError> {
+        if indices.len() != values.len() {
+            return Err(SelectionError::Count { indices: indices.len(), values: values.len() });
+        }
+        check_indices(&indices, n)?;
+        Ok(Self { n, indices, values })
+    }
+
+    /// n: values of the gradient it was taken from.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// k.
+    pub fn len(&self) -> usize {
+        self.indices.len()
+    }
+
+    /// Whether nothing was picked.
+    pub fn is_empty(&self) -> bool {
+        self.indices.is_empty()
+    }
+
+    /// Ascending, all below n.
+    pub fn indices(&self) -> &[u32] {
+        &self.indices
+    }
+
+    /// The values at the indices.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// Starts over for a gradient of n values, keeping the buffers.
+    pub(crate) fn reset(&mut self, n: usize) {
+        self.n = n;
+        self.indices.clear();
+        self.values.clear();
+    }
+
+    /// ‖g_c‖².
+    pub(crate) fn energy(&self) -> f64 {
+        crate::kernels::energy(&self.values)
+    }
+}
+
+/// Ascending, and below n.
+pub(crate) fn check_indices(indices: &[u32], n: usize) -> Result<(), SelectionError> {
+    let ascending = |i: usize| i == 0 || indices[i - 1] < indices[i];
+    let bad = (0..indices.len()).find(|i| indices[*i] as usize >= n || !ascending(*i));
+    match bad {
+        Some(position) => Err(SelectionError::Index { position, index: indices[position], n }),
+        None => Ok(()),
+    }
+}
+
+/// Energies of one step on one rank. Sum them over ranks before dividing: gain is a ratio of means.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Energy {
+    /// ‖g_c‖²: of what was sent.
+    pub sent: f64,
+    /// ‖g_e‖²: of the error-fed gradient.
+    pub fed: f64,
+}
+
+impl Energy {
+    /// Share of the energy that was sent, 0 to 1. A gradient of zeros loses nothing: 1.
+    pub fn gain(&self) -> f64 {
+        if self.fed > 0.0 { (self.sent / self.fed).clamp(0.0, 1.0) } else { 1.0 }
+    }
+}
+
+impl std::ops::Add for Energy {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self { sent: self.sent + other.sent, fed: self.fed + other.fed }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indices_must_ascend_below_n() {
+        assert!(Selection::new(3, vec![0, 2], vec![1.0, 2.0]).is_ok());
+        for bad in [vec![0, 0], vec![2, 1], vec![1, 3]] {
+            assert!(Selection::new(3, bad, vec![1.0, 2.0]).is_err());
+        }
+        assert_eq!(Selection::new(3, vec![1], vec![]).unwrap_err(), SelectionError::Count { indices: 1, values: 0 });
+    }
+
+    #[test]
+    fn gain_is_a_share() {
+        assert_eq!(Energy { sent: 1.0, fed: 4.0 }.gain(), 0.25);
+        assert_eq!(Energy { sent: 0.0, fed: 0.0 }.gain(), 1.0);
+        assert_eq!(Energy { sent: 4.000001, fed: 4.0 }.gain(), 1.0);
+        assert_eq!((Energy { sent: 1.0, fed: 4.0 } + Energy { sent: 3.0, fed: 4.0 }).gain(), 0.5);
+    }
+}

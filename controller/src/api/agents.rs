@@ -1,0 +1,146 @@
+//! What agents call.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use flexcomm_domain::{NodeName, Timestamp};
+use flexcomm_wire::{Heartbeat, MAX_BATCH, Orders, PROTOCOL, Register, Registered, Report, ReportAck};
+use serde::Deserialize;
+use std::sync::Arc;
+
+use super::problem::{ApiError, Body, Path};
+use crate::app::App;
+use crate::limits::{MAX_INTEGER, MAX_NODES, MAX_TEXT};
+use crate::publish::publish;
+use crate::reports::{Reason, SetAside};
+use crate::store::{Incoming, News, Registration};
+
+fn again(node: &NodeName) -> ApiError {
+    ApiError::NotFound(format!("node {node} is not registered by this instance of its agent; register again"))
+}
+
+pub(super) async fn register(
+    State(app): State<Arc<App>>,
+    Body(request): Body<Register>,
+) -> Result<Json<Registered>, ApiError> {
+    check(&request)?;
+    let now = app.clock.now();
+    if let Err(age_s) = app.presence.claim(&request.node, request.instance, now) {
+        return Err(ApiError::Conflict(format!(
+            "another agent holds the name {} (heard of {age_s:.1} s ago); give this one another name, or wait until \
+             the other is silent for {} s",
+            request.node,
+            app.config.dead_after.as_secs_f64()
+        )));
+    }
+    match app.store.register(&request, now).await {
+        Ok(Registration::Done(acked_seq)) => {
+            app.wake.notify_one();
+            tracing::info!(node = %request.node, addr = %request.addr, acked_seq, "registered");
+            let heartbeat_ms = u64::try_from(app.config.heartbeat.as_millis()).unwrap_or(u64::MAX);
+            Ok(Json(Registered { heartbeat_ms, acked_seq }))
+        }
+        Ok(Registration::Full) => {
+            app.presence.forget(&request.node);
+            let remedy = "DELETE /api/v1/nodes/{node} forgets one";
+            Err(ApiError::Conflict(format!("there are {MAX_NODES} nodes already; {remedy}")))
+        }
+        Err(error) => {
+            app.presence.forget(&request.node);
+            Err(error.into())
+        }
+    }
+}
+
+fn check(request: &Register) -> Result<(), ApiError> {
+    let refuse = |detail: String| Err(ApiError::Unprocessable(detail));
+    if request.protocol != PROTOCOL {
+        return refuse(format!(
+            "the agent speaks protocol {}, this controller speaks {PROTOCOL}; run the same version on both",
+            request.protocol
+        ));
+    }
+    if request.addr.is_unspecified() || request.addr.is_multicast() {
+        return refuse(format!("addr is {}, where no peer can reach the node", request.addr));
+    }
+    Ok(())
+}
+
+pub(super) async fn heartbeat(
+    State(app): State<Arc<App>>,
+    Path(node): Path<NodeName>,
+    Body(beat): Body<Heartbeat>,
+) -> Result<StatusCode, ApiError> {
+    let known = app.presence.heartbeat(&node, &beat, app.clock.now());
+    if known { Ok(StatusCode::NO_CONTENT) } else { Err(again(&node)) }
+}
+
+/// A batch whose reports may be anything: a bad one must not hold up the good ones.
+#[derive(Deserialize)]
+pub(super) struct LooseBatch {
+    instance: u64,
+    reports: Vec<serde_json::Value>,
+}
+
+pub(super) async fn reports(
+    State(app): State<Arc<App>>,
+    Path(node): Path<NodeName>,
+    Body(batch): Body<LooseBatch>,
+) -> Result<Json<ReportAck>, ApiError> {
+    let now: Timestamp = app.clock.now();
+    let incoming = incoming(batch.reports)?;
+    if !app.presence.heard(&node, batch.instance, now) {
+        return Err(again(&node));
+    }
+    let live = app.presence.live(now);
+    let done = app.store.ingest((&node, batch.instance), incoming, &live, now).await?;
+    let Some(done) = done else { return Err(again(&node)) };
+    for news in &done.news {
+        if let News::GrantDone(id, bytes) = news {
+            app.scheduler().finished(*id, *bytes);
+        }
+    }
+    if !done.news.is_empty() {
+        app.wake.notify_one();
+    }
+    app.counters.repeated.inc_by(done.repeated);
+    if let Some(why) = &done.first_reason {
+        tracing::warn!(%node, set_aside = done.set_aside, why, "reports set aside");
+    }
+    Ok(Json(ReportAck { acked_seq: done.acked_seq, set_aside: done.set_aside, first_reason: done.first_reason }))
+}
+
+fn incoming(reports: Vec<serde_json::Value>) -> Result<Vec<Incoming>, ApiError> {
+    if reports.len() > MAX_BATCH {
+        return Err(ApiError::Unprocessable(format!("{} reports, at most {MAX_BATCH} in a batch", reports.len())));
+    }
+    let mut last = 0;
+    let mut all = Vec::with_capacity(reports.len());
+    for (index, value) in reports.into_iter().enumerate() {
+        let seq = value.get("seq").and_then(serde_json::Value::as_u64).filter(|s| *s <= MAX_INTEGER);
+        let seq = seq.filter(|s| *s > last).ok_or_else(|| {
+            let shown = value.get("seq").map_or("absent".to_owned(), ToString::to_string);
+            ApiError::Unprocessable(format!(
+                "seq of report {index} is {shown}: a whole number from 1 to {MAX_INTEGER}, above the one before it ({last})"
+            ))
+        })?;
+        last = seq;
+        let read: Result<Report, _> = serde_json::from_value(value);
+        let malformed = |e: serde_json::Error| {
+            SetAside::new(Reason::Malformed, e.to_string().chars().take(MAX_TEXT).collect::<String>())
+        };
+        all.push(Incoming { seq, body: read.map(|r| r.body).map_err(malformed) });
+    }
+    Ok(all)
+}
+
+pub(super) async fn orders(State(app): State<Arc<App>>, Path(node): Path<NodeName>) -> Result<Json<Orders>, ApiError> {
+    let mut follower = super::stream::follow(&app, &node).await?;
+    let published = follower.borrow_and_update().clone();
+    published.map(|p| Json(p.orders.clone())).ok_or_else(|| again(&node))
+}
+
+/// Publishes and follows; used by stream and polling alike.
+pub(super) async fn fresh(app: &App) -> Result<(), ApiError> {
+    Ok(publish(app).await?)
+}

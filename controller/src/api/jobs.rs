@@ -1,0 +1,197 @@
+//! Jobs, their decisions, trials and intervals.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use flexcomm_domain::{JobId, Strategy};
+use flexcomm_wire::api::{DecisionView, HistoryEntry, IntervalView, JobView, TrialView};
+use flexcomm_wire::{MAX_CANDIDATES, StrategyWire};
+use serde::Deserialize;
+use std::sync::Arc;
+
+use super::problem::{ApiError, Body, Path, Query};
+use super::views;
+use crate::app::App;
+use crate::cycle::{gather, recent_steps};
+use crate::limits::{INTERVALS, LIST_ENDED, PAGE_DEFAULT, PAGE_MOST};
+use crate::measure;
+use crate::store::{JobRow, NewTrial, ProgressRow};
+
+async fn find(app: &App, job: &JobId) -> Result<JobRow, ApiError> {
+    let row = app.store.job(job).await?;
+    row.ok_or_else(|| ApiError::NotFound(format!("job {job}: no trainer has announced it")))
+}
+
+/// `?limit=` and, for the history, `?before=` a version.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Page {
+    limit: Option<u32>,
+    before: Option<u64>,
+}
+
+impl Page {
+    fn limit(&self, default: u32) -> u32 {
+        self.limit.unwrap_or(default).clamp(1, PAGE_MOST)
+    }
+}
+
+async fn view(app: &App, row: JobRow) -> Result<JobView, ApiError> {
+    let ranks = app.store.ranks(&row.job).await?;
+    let running = row.ended.is_none();
+    let steps = if running { recent_steps(app, &row).await? } else { Vec::new() };
+    let version = app.store.decision(&row.job).await?.map(|d| d.decision.version).unwrap_or_default();
+    // Before the newest decision is in force, the steps under the one before it are what runs.
+    let measured = measure::measured(&steps, version)
+        .or_else(|| measure::measured(&steps, steps.last().map(|s| s.version).unwrap_or_default()));
+    let parts = views::JobParts {
+        ranks: &ranks,
+        live: &app.presence.live(app.clock.now()),
+        step: app.store.newest_step(&row.job).await?.unwrap_or_default(),
+        measured,
+        compute_us: measure::compute(&steps).map(|s| s.get() * 1e6),
+        board: app.boards().get(&row.job).cloned(),
+    };
+    Ok(views::job(row, &parts))
+}
+
+/// Every job that runs and the newest that ended, newest first.
+pub(super) async fn all(app: &App) -> Result<Vec<JobView>, ApiError> {
+    let mut views = Vec::new();
+    let mut ended = 0;
+    for row in app.store.jobs().await? {
+        ended += usize::from(row.ended.is_some());
+        if row.ended.is_none() || ended <= LIST_ENDED {
+            views.push(view(app, row).await?);
+        }
+    }
+    Ok(views)
+}
+
+pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<Vec<JobView>>, ApiError> {
+    Ok(Json(all(&app).await?))
+}
+
+pub(super) async fn one(State(app): State<Arc<App>>, Path(job): Path<JobId>) -> Result<Json<JobView>, ApiError> {
+    let row = find(&app, &job).await?;
+    Ok(Json(view(&app, row).await?))
+}
+
+pub(super) async fn decision(
+    State(app): State<Arc<App>>,
+    Path(job): Path<JobId>,
+) -> Result<Json<DecisionView>, ApiError> {
+    find(&app, &job).await?;
+    let row = app.store.decision(&job).await?;
+    let none = || ApiError::NotFound(format!("nothing has been decided for job {job} yet; see its report"));
+    Ok(Json(views::decision(&row.ok_or_else(none)?)))
+}
+
+pub(super) async fn history(
+    State(app): State<Arc<App>>,
+    Path(job): Path<JobId>,
+    Query(page): Query<Page>,
+) -> Result<Json<Vec<HistoryEntry>>, ApiError> {
+    find(&app, &job).await?;
+    let rows = app.store.history(&job, page.before.unwrap_or(u64::MAX), page.limit(PAGE_DEFAULT)).await?;
+    Ok(Json(rows.iter().map(|(row, seed, report)| views::history(row, *seed, report)).collect()))
+}
+
+/// The last look at the job, also when it changed nothing.
+pub(super) async fn report(
+    State(app): State<Arc<App>>,
+    Path(job): Path<JobId>,
+) -> Result<Json<serde_json::Value>, ApiError> {
+    find(&app, &job).await?;
+    let board = app.boards().get(&job).cloned().unwrap_or_default();
+    Ok(Json(serde_json::json!({ "at_us": board.at.0, "waiting": board.waiting, "report": board.report })))
+}
+
+pub(super) async fn trials(
+    State(app): State<Arc<App>>,
+    Path(job): Path<JobId>,
+    Query(page): Query<Page>,
+) -> Result<Json<Vec<TrialView>>, ApiError> {
+    find(&app, &job).await?;
+    let limit = page.limit(PAGE_DEFAULT);
+    let reports = app.store.trial_reports(&job, limit).await?;
+    let rows = app.store.trials(&job, limit).await?;
+    Ok(Json(rows.into_iter().map(|row| views::trial(row, &reports)).collect()))
+}
+
+pub(super) async fn intervals(
+    State(app): State<Arc<App>>,
+    Path(job): Path<JobId>,
+    Query(page): Query<Page>,
+) -> Result<Json<Vec<IntervalView>>, ApiError> {
+    find(&app, &job).await?;
+    let rows = app.store.intervals(&job, page.limit(INTERVALS as u32)).await?;
+    Ok(Json(rows.into_iter().map(views::interval).collect()))
+}
+
+pub(super) async fn progress(
+    State(app): State<Arc<App>>,
+    Path(job): Path<JobId>,
+    Query(page): Query<Page>,
+) -> Result<Json<Vec<ProgressRow>>, ApiError> {
+    find(&app, &job).await?;
+    Ok(Json(app.store.progress(&job, page.limit(PAGE_MOST)).await?))
+}
+
+/// Body of a request for a trial: `{}` for the default candidates.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AskTrial {
+    #[serde(default)]
+    candidates: Vec<StrategyWire>,
+}
+
+pub(super) async fn ask_trial(
+    State(app): State<Arc<App>>,
+    Path(job): Path<JobId>,
+    Body(ask): Body<AskTrial>,
+) -> Result<(StatusCode, Json<serde_json::Value>), ApiError> {
+    let row = find(&app, &job).await?;
+    if row.ended.is_some() {
+        return Err(ApiError::Conflict(format!("job {job} has ended")));
+    }
+    let given = ask.candidates.iter().map(Strategy::try_from).collect::<Result<Vec<_>, _>>();
+    let mut candidates = given.map_err(|e| ApiError::Unprocessable(e.to_string()))?;
+    if candidates.is_empty() {
+        candidates = default_candidates(&app, &row).await?;
+    }
+    if candidates.is_empty() || candidates.len() > MAX_CANDIDATES {
+        let count = candidates.len();
+        return Err(ApiError::Unprocessable(format!("{count} candidates, allowed are 1 to {MAX_CANDIDATES}")));
+    }
+    let config = &app.config.planner;
+    let new = NewTrial {
+        candidates: &candidates,
+        iterations: config.trial_iterations,
+        budget_ms: (config.trial_budget_s.get() * 1e3) as u64,
+        why: "asked for by an operator",
+    };
+    let id = app.store.ask_trial(&job, &new, app.clock.now()).await?;
+    let id = id.ok_or_else(|| ApiError::Conflict(format!("a trial of job {job} is pending already")))?;
+    app.wake.notify_one();
+    Ok((StatusCode::ACCEPTED, Json(serde_json::json!({ "id": id }))))
+}
+
+/// One candidate per compressor and ratio, by the collective that the last look found fastest for it. When
+/// there are too many, every second (third, ...) is left out.
+async fn default_candidates(app: &App, job: &JobRow) -> Result<Vec<Strategy>, ApiError> {
+    let space = gather(app, job).await?.snapshot.space();
+    let times = app.boards().get(&job.job).map(|b| b.alternatives.clone()).unwrap_or_default();
+    let time = |s: &Strategy| times.iter().find(|a| a.strategy == *s).map_or(f64::MAX, |a| a.t_sync_s);
+    let mut kept: Vec<Strategy> = Vec::new();
+    for strategy in space.strategies().into_iter().filter(|s| !s.is_dense()) {
+        let same = |k: &&mut Strategy| k.compressor() == strategy.compressor() && k.cr() == strategy.cr();
+        match kept.iter_mut().find(same) {
+            Some(other) if time(&strategy) < time(other) => *other = strategy,
+            Some(_) => {}
+            None => kept.push(strategy),
+        }
+    }
+    let skip = kept.len().div_ceil(MAX_CANDIDATES).max(1);
+    Ok(kept.into_iter().step_by(skip).collect())
+}

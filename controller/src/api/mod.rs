@@ -1,0 +1,110 @@
+//! REST under `/api/v1`, metrics, health and the page. The router is the table of contents, by audience.
+
+mod agents;
+pub mod auth;
+mod health;
+mod jobs;
+mod network;
+mod openapi;
+mod page;
+mod problem;
+mod scenario;
+mod scrape;
+mod stream;
+mod views;
+
+pub use problem::ApiError;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post, put};
+use std::sync::Arc;
+use tower_http::set_header::SetResponseHeaderLayer;
+
+use crate::app::App;
+use crate::limits::{MAX_BODY, REQUEST_TIMEOUT};
+
+/// What the page may load: only what comes from here.
+const CONTENT_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
+    connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Everything that is served.
+pub fn router(app: Arc<App>) -> Router {
+    let token = || from_fn_with_state(app.clone(), auth::require);
+
+    // Agents, with the cluster's token.
+    let agents = Router::new()
+        .route("/api/v1/agents/register", post(agents::register))
+        .route("/api/v1/agents/{node}/heartbeat", post(agents::heartbeat))
+        .route("/api/v1/agents/{node}/reports", post(agents::reports))
+        .route("/api/v1/agents/{node}/orders", get(agents::orders))
+        .route_layer(token());
+
+    // Operators and the lab, with the cluster's token.
+    let operators = Router::new()
+        .route("/api/v1/jobs/{job}/trials", post(jobs::ask_trial))
+        .route("/api/v1/scenario", put(scenario::set))
+        .route("/api/v1/scenario", delete(scenario::end))
+        .route("/api/v1/nodes/{node}", delete(network::forget))
+        .route_layer(token());
+
+    // People and tools that only look.
+    let readers = Router::new()
+        .route("/api/v1/nodes", get(network::nodes))
+        .route("/api/v1/links", get(network::links))
+        .route("/api/v1/links/{from}/{to}/history", get(network::link_history))
+        .route("/api/v1/paths", get(network::paths))
+        .route("/api/v1/coefficients", get(network::coefficients))
+        .route("/api/v1/jobs", get(jobs::list))
+        .route("/api/v1/jobs/{job}", get(jobs::one))
+        .route("/api/v1/jobs/{job}/decision", get(jobs::decision))
+        .route("/api/v1/jobs/{job}/history", get(jobs::history))
+        .route("/api/v1/jobs/{job}/report", get(jobs::report))
+        .route("/api/v1/jobs/{job}/trials", get(jobs::trials))
+        .route("/api/v1/jobs/{job}/intervals", get(jobs::intervals))
+        .route("/api/v1/jobs/{job}/progress", get(jobs::progress))
+        .route("/api/v1/scenario", get(scenario::get))
+        .route("/api/v1/set-aside", get(network::set_aside))
+        .route("/api/v1/openapi.json", get(openapi::document));
+
+    // Machines that watch over the service, and the page.
+    let watchers = Router::new()
+        .route("/metrics", get(scrape::metrics))
+        .route("/healthz", get(health::live))
+        .route("/readyz", get(health::ready))
+        .route("/", get(page::html))
+        .route("/page.css", get(page::css))
+        .route("/page.js", get(page::script))
+        .route("/charts.js", get(page::charts));
+
+    let quick = agents.merge(operators).merge(readers).merge(watchers).layer(from_fn(in_time));
+
+    // A stream takes as long as it likes.
+    let stream = Router::new().route("/api/v1/agents/{node}/stream", get(stream::orders)).route_layer(token());
+
+    quick
+        .merge(stream)
+        .method_not_allowed_fallback(|| async { ApiError::Method })
+        .fallback(|request: Request| async move {
+            ApiError::NotFound(format!("nothing is served at {}; see GET /api/v1/openapi.json", request.uri().path()))
+        })
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(header_layer(header::CONTENT_SECURITY_POLICY, CONTENT_POLICY))
+        .layer(header_layer(header::X_CONTENT_TYPE_OPTIONS, "nosniff"))
+        .layer(header_layer(header::CACHE_CONTROL, "no-store"))
+        .with_state(app)
+}
+
+fn header_layer(name: HeaderName, value: &'static str) -> SetResponseHeaderLayer<HeaderValue> {
+    SetResponseHeaderLayer::if_not_present(name, HeaderValue::from_static(value))
+}
+
+async fn in_time(request: Request, next: Next) -> Response {
+    let limit = REQUEST_TIMEOUT.as_secs();
+    tokio::time::timeout(REQUEST_TIMEOUT, next.run(request))
+        .await
+        .unwrap_or_else(|_| ApiError::Unavailable(format!("the answer took longer than {limit} s")).into_response())
+}

@@ -1,0 +1,137 @@
+//! Every error of the API as RFC 9457 problem JSON.
+
+use axum::Json;
+use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
+use axum::extract::{FromRequest, FromRequestParts};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use flexcomm_wire::api::Problem;
+
+use crate::store::StoreError;
+
+/// Why a request was refused.
+#[derive(Debug)]
+pub enum ApiError {
+    /// 400: not what the endpoint reads.
+    BadRequest(String),
+    /// 401.
+    Unauthorized(&'static str),
+    /// 404: no such thing.
+    NotFound(String),
+    /// 405.
+    Method,
+    /// 409: at odds with what is there.
+    Conflict(String),
+    /// 413.
+    TooLarge,
+    /// 415.
+    MediaType(String),
+    /// 422: well-formed, but a value makes no sense.
+    Unprocessable(String),
+    /// 503: later, please. The detail says why.
+    Unavailable(String),
+    /// 500: a fault of ours.
+    Internal(String),
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        tracing::warn!(%error, "store");
+        match error {
+            StoreError::Sql { .. } => Self::Unavailable(error.to_string()),
+            StoreError::Stored { .. } | StoreError::Fenced { .. } | StoreError::Migrate(_) => {
+                Self::Internal(error.to_string())
+            }
+        }
+    }
+}
+
+impl ApiError {
+    fn parts(self) -> (StatusCode, &'static str, &'static str, String) {
+        match self {
+            Self::BadRequest(d) => (StatusCode::BAD_REQUEST, "bad-request", "The request cannot be read", d),
+            Self::Unauthorized(d) => {
+                (StatusCode::UNAUTHORIZED, "unauthorized", "The cluster's token is needed", d.to_owned())
+            }
+            Self::NotFound(d) => (StatusCode::NOT_FOUND, "not-found", "There is no such thing", d),
+            Self::Method => (
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method-not-allowed",
+                "This address takes another method",
+                "see GET /api/v1/openapi.json".to_owned(),
+            ),
+            Self::Conflict(d) => (StatusCode::CONFLICT, "conflict", "The request is at odds with what is there", d),
+            Self::TooLarge => (
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "too-large",
+                "The body is too large",
+                format!("a body has at most {} bytes; send fewer reports at once", crate::limits::MAX_BODY),
+            ),
+            Self::MediaType(d) => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "media-type", "Not JSON", d),
+            Self::Unprocessable(d) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid", "A value is not valid", d),
+            Self::Unavailable(d) => (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "Try again in a moment", d),
+            Self::Internal(d) => (StatusCode::INTERNAL_SERVER_ERROR, "internal", "A fault of the controller", d),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let (status, kind, title, detail) = self.parts();
+        let problem = Problem {
+            kind: format!("urn:flexcomm:problem:{kind}"),
+            title: title.to_owned(),
+            status: status.as_u16(),
+            detail,
+        };
+        let mut response = (status, Json(problem)).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl From<JsonRejection> for ApiError {
+    fn from(rejection: JsonRejection) -> Self {
+        let text = rejection.body_text();
+        match rejection {
+            JsonRejection::JsonDataError(_) => Self::Unprocessable(text),
+            JsonRejection::MissingJsonContentType(_) => Self::MediaType(text),
+            other if other.status() == StatusCode::PAYLOAD_TOO_LARGE => Self::TooLarge,
+            _ => Self::BadRequest(text),
+        }
+    }
+}
+
+impl From<PathRejection> for ApiError {
+    fn from(rejection: PathRejection) -> Self {
+        Self::NotFound(rejection.body_text())
+    }
+}
+
+impl From<QueryRejection> for ApiError {
+    fn from(rejection: QueryRejection) -> Self {
+        Self::BadRequest(rejection.body_text())
+    }
+}
+
+/// `axum::Json` whose rejection is a problem.
+#[derive(FromRequest)]
+#[from_request(via(axum::Json), rejection(ApiError))]
+pub struct Body<T>(pub T);
+
+/// `axum::extract::Path` whose rejection is a problem.
+#[derive(FromRequestParts)]
+#[from_request(via(axum::extract::Path), rejection(ApiError))]
+pub struct Path<T>(pub T);
+
+/// `axum::extract::Query` whose rejection is a problem.
+#[derive(FromRequestParts)]
+#[from_request(via(axum::extract::Query), rejection(ApiError))]
+pub struct Query<T>(pub T);

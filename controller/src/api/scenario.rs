@@ -1,0 +1,78 @@
+//! What the network should look like: for the lab, and only when the configuration allows it.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use flexcomm_wire::ShapeOrder;
+use flexcomm_wire::api::{ScenarioSet, ScenarioView};
+use std::sync::Arc;
+
+use super::problem::{ApiError, Body};
+use crate::app::App;
+use crate::limits::{MAX_NODES, MAX_TEXT};
+use crate::publish::publish;
+
+fn allowed(app: &App) -> Result<(), ApiError> {
+    if app.config.scenario {
+        return Ok(());
+    }
+    let remedy = "the controller's configuration has scenario = false: it does not order agents to shape links";
+    Err(ApiError::Conflict(remedy.to_owned()))
+}
+
+fn check(set: &ScenarioSet) -> Result<(), ApiError> {
+    let order = ShapeOrder {
+        id: 0,
+        latency_us: set.latency_us,
+        jitter_us: set.jitter_us,
+        loss: set.loss,
+        bandwidth_bps: set.bandwidth_bps,
+    };
+    order.check().map_err(|e| ApiError::Unprocessable(e.to_string()))?;
+    if set.label.chars().count() > MAX_TEXT {
+        return Err(ApiError::Unprocessable(format!("the label has more than {MAX_TEXT} characters")));
+    }
+    if set.nodes.as_ref().is_some_and(|n| n.len() > MAX_NODES) {
+        return Err(ApiError::Unprocessable(format!("more than {MAX_NODES} nodes")));
+    }
+    Ok(())
+}
+
+async fn view(app: &App) -> Result<ScenarioView, ApiError> {
+    let Some(row) = app.store.scenario().await? else {
+        return Ok(ScenarioView { id: 0, set: None, in_force: Vec::new(), refused: Vec::new() });
+    };
+    let (mut in_force, mut refused) = (Vec::new(), Vec::new());
+    for report in app.store.shape_reports().await?.into_iter().filter(|r| r.id == row.id) {
+        match report.error {
+            None => in_force.push(report.node),
+            Some(why) => refused.push((report.node, why)),
+        }
+    }
+    Ok(ScenarioView { id: row.id, set: row.wanted, in_force, refused })
+}
+
+pub(super) async fn get(State(app): State<Arc<App>>) -> Result<Json<ScenarioView>, ApiError> {
+    Ok(Json(view(&app).await?))
+}
+
+pub(super) async fn set(
+    State(app): State<Arc<App>>,
+    Body(set): Body<ScenarioSet>,
+) -> Result<Json<ScenarioView>, ApiError> {
+    allowed(&app)?;
+    check(&set)?;
+    let id = app.store.put_scenario(Some(&set), app.clock.now()).await?;
+    tracing::info!(id, label = set.label, "scenario set");
+    publish(&app).await?;
+    app.wake.notify_one();
+    Ok(Json(view(&app).await?))
+}
+
+pub(super) async fn end(State(app): State<Arc<App>>) -> Result<StatusCode, ApiError> {
+    allowed(&app)?;
+    app.store.put_scenario(None, app.clock.now()).await?;
+    publish(&app).await?;
+    app.wake.notify_one();
+    Ok(StatusCode::NO_CONTENT)
+}

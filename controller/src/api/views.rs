@@ -1,0 +1,114 @@
+//! From what is stored to what the API answers. Pure.
+
+use flexcomm_domain::{Decision, Timestamp};
+use flexcomm_planner::Measured;
+use flexcomm_wire::TrialOutcome;
+use flexcomm_wire::api::{DecisionView, HistoryEntry, IntervalView, JobView, NodeView, TrialView};
+use std::collections::BTreeMap;
+
+use crate::app::Board;
+use crate::clock::rfc3339;
+use crate::presence::Seen;
+use crate::store::{DecisionRow, IntervalRow, JobRow, NodeRow, RankRow, TrialReportRow, TrialRow};
+
+pub(super) fn node(row: NodeRow, seen: Option<(Seen, bool)>, now: Timestamp) -> NodeView {
+    let (last, live, spooled) = seen.map_or((row.registered, false, 0), |(s, live)| (s.last, live, s.spooled));
+    NodeView {
+        node: row.node,
+        addr: row.addr,
+        live,
+        heartbeat_age_ms: (now.since(last).get() * 1e3) as u64,
+        may_shape: row.may_shape,
+        software: row.software,
+        spooled,
+    }
+}
+
+/// What a job's view is made of besides its row.
+pub(super) struct JobParts<'a> {
+    pub ranks: &'a [RankRow],
+    pub live: &'a [flexcomm_domain::NodeName],
+    pub step: u64,
+    pub measured: Option<Measured>,
+    pub compute_us: Option<f64>,
+    pub board: Option<Board>,
+}
+
+pub(super) fn job(row: JobRow, parts: &JobParts<'_>) -> JobView {
+    let here: BTreeMap<u32, &RankRow> = parts.ranks.iter().filter(|r| r.left.is_none()).map(|r| (r.rank, r)).collect();
+    let connected = here.values().filter(|r| parts.live.binary_search(&r.node).is_ok()).count();
+    let measured = parts.measured.as_ref();
+    let board = parts.board.as_ref();
+    JobView {
+        job: row.job,
+        world: row.world,
+        nodes: (0..row.world).map(|rank| parts.ranks.iter().find(|r| r.rank == rank).map(|r| r.node.clone())).collect(),
+        gradient_values: row.gradient_values,
+        backend: row.backend,
+        live_ranks: u32::try_from(connected).unwrap_or(u32::MAX),
+        step: parts.step,
+        loss: row.loss,
+        accuracy: row.accuracy,
+        compute_us: parts.compute_us,
+        comp_us: measured.map(|m| m.t_comp.get() * 1e6),
+        sync_us: measured.map(|m| m.t_sync.get() * 1e6),
+        step_us: measured.map(|m| m.t_step.get() * 1e6),
+        predicted_sync_us: board.and_then(|b| b.predicted_sync_us),
+        predicted_step_us: board.and_then(|b| b.predicted_step_us),
+        gain: measured.map(|m| m.gain.get()),
+    }
+}
+
+pub(super) fn decision(row: &DecisionRow) -> DecisionView {
+    let d: &Decision = &row.decision;
+    DecisionView {
+        job: d.job.clone(),
+        version: d.version.0,
+        parent: d.parent.0,
+        cr: d.strategy.cr().get(),
+        collective: d.strategy.collective().to_string(),
+        compressor: d.strategy.compressor().to_string(),
+        selection: d.strategy.selection().map(|s| s.to_string()),
+        since: rfc3339(d.decided_at),
+        since_us: d.decided_at.0,
+        applied_at_step: row.applied_at_step,
+        reason: d.reason.clone(),
+    }
+}
+
+pub(super) fn history(row: &DecisionRow, seed: u64, report: &str) -> HistoryEntry {
+    // A report that does not read back is shown as the text it is.
+    let mut report = serde_json::from_str(report).unwrap_or_else(|_| serde_json::Value::String(report.to_owned()));
+    if let Some(fields) = report.as_object_mut() {
+        fields.insert("seed".to_owned(), seed.into());
+    }
+    HistoryEntry { decision: decision(row), report }
+}
+
+pub(super) fn trial(row: TrialRow, reports: &[TrialReportRow]) -> TrialView {
+    let leader = reports.iter().find(|r| r.id == row.id && r.rank == 0);
+    let outcomes: Vec<TrialOutcome> = leader.map(|r| r.outcomes.clone()).unwrap_or_default();
+    TrialView {
+        id: row.id,
+        asked_at: rfc3339(row.asked),
+        state: row.state,
+        candidates: row.candidates.into_iter().map(Into::into).collect(),
+        outcomes,
+        aborted: row.aborted.or_else(|| leader.and_then(|r| r.aborted.clone())),
+    }
+}
+
+pub(super) fn interval(row: IntervalRow) -> IntervalView {
+    IntervalView {
+        version: row.version.0,
+        strategy: row.strategy.into(),
+        from_step: row.from_step,
+        to_step: row.to_step,
+        at_us: row.at.0,
+        predicted_sync_us: row.predicted_sync_us,
+        measured_sync_us: row.measured_sync_us,
+        predicted_step_us: row.predicted_step_us,
+        measured_step_us: row.measured_step_us,
+        settled: row.settled,
+    }
+}

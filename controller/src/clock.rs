@@ -1,0 +1,75 @@
+//! The controller's own time. Ages and versions never depend on an agent's clock.
+
+use flexcomm_domain::Timestamp;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Wall-clock time at the start, moved on by the monotonic clock: a wall clock that is set while the
+/// controller runs moves nothing.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    base: Timestamp,
+    start: Instant,
+}
+
+impl Clock {
+    /// Starts at the wall clock's time, or right after `floor`, the newest time that is stored, when the wall
+    /// clock was set back between two runs.
+    pub fn start(floor: Timestamp) -> Self {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let wall = Timestamp(u64::try_from(wall.as_micros()).unwrap_or(u64::MAX));
+        Self { base: wall.max(floor), start: Instant::now() }
+    }
+
+    /// Now.
+    pub fn now(&self) -> Timestamp {
+        let passed = u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX);
+        Timestamp(self.base.0.saturating_add(passed))
+    }
+}
+
+/// RFC 3339 in UTC with microseconds, for example `2026-11-21T08:30:00.000001Z`.
+pub fn rfc3339(at: Timestamp) -> String {
+    let (seconds, micros) = (at.0 / 1_000_000, at.0 % 1_000_000);
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    let (year, month, day) = civil(days);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{micros:06}Z", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+/// Year, month and day of a count of days since 1970-01-01, in the Gregorian calendar: a year is counted
+/// from March, so that the leap day is its last.
+fn civil(days: u64) -> (u64, u64, u64) {
+    let z = days + 719_468;
+    let (era, of_era) = (z / 146_097, z % 146_097);
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    (year_of_era + era * 400 + u64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_read_as_people_write_them() {
+        for (us, text) in [
+            (0, "1970-01-01T00:00:00.000000Z"),
+            (951_782_400_000_000, "2000-02-29T00:00:00.000000Z"),
+            (951_868_800_000_001, "2000-03-01T00:00:00.000001Z"),
+            (1_795_251_599_123_456, "2026-11-21T08:59:59.123456Z"),
+            (4_107_542_399_000_000, "2100-02-28T23:59:59.000000Z"),
+            (4_107_542_400_000_000, "2100-03-01T00:00:00.000000Z"),
+        ] {
+            assert_eq!(rfc3339(Timestamp(us)), text);
+        }
+    }
+
+    #[test]
+    fn a_clock_set_back_between_runs_does_not_go_back() {
+        let future = Timestamp(u64::MAX / 2);
+        assert!(Clock::start(future).now() >= future);
+        assert!(Clock::start(Timestamp(0)).now().0 > 1_600_000_000_000_000);
+    }
+}

@@ -1,0 +1,348 @@
+//! Configuration in two steps: [`RawConfig`] as written, [`Config`] as used.
+
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The commented sample; a test reads it and compares it with the defaults.
+pub const SAMPLE: &str = include_str!("config_sample.toml");
+
+/// As written: units in names, nothing checked yet.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawConfig {
+    /// Address and port of API and page.
+    pub listen: SocketAddr,
+    /// SQLite file.
+    pub db: PathBuf,
+    /// File with the cluster's token; made when absent.
+    pub token_file: PathBuf,
+    /// Whether the scenario may be set.
+    pub scenario: bool,
+    /// The decision loop's times.
+    #[serde(rename = "loop")]
+    pub cycle: RawLoop,
+    /// Heartbeats.
+    pub agents: RawAgents,
+    /// Probing.
+    pub probes: RawProbes,
+    /// The planner's thresholds.
+    pub planner: flexcomm_planner::Config,
+}
+
+/// `[loop]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawLoop {
+    /// Longest time between two looks at a job, ms.
+    pub tick_ms: u64,
+    /// Reports that arrive within this time are looked at together, ms.
+    pub debounce_ms: u64,
+}
+
+/// `[agents]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawAgents {
+    /// How often agents send a heartbeat, ms.
+    pub heartbeat_ms: u64,
+    /// Without a heartbeat for this long an agent counts as dead, ms.
+    pub dead_after_ms: u64,
+}
+
+/// `[probes]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawProbes {
+    /// Time between two echoes to the same peer, ms.
+    pub echo_interval_ms: u64,
+    /// Time between two traceroutes to the same peer, s; 0 = never.
+    pub trace_interval_s: u64,
+    /// Share of a node's link capacity that throughput tests may use on average.
+    pub budget_share: f64,
+    /// Least bytes of one test, both directions together.
+    pub min_bytes: u64,
+    /// Most bytes of one test, both directions together.
+    pub max_bytes: u64,
+    /// About how long a test lasts in each direction, ms.
+    pub test_ms: u64,
+    /// A pair is not tested again within this time when nothing changed, s.
+    pub retest_s: u64,
+    /// A link is suspect when latency or sync time moved by this share.
+    pub suspect_change: f64,
+}
+
+impl Default for RawConfig {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 7070)),
+            db: "flexcomm.db".into(),
+            token_file: "flexcomm.token".into(),
+            scenario: false,
+            cycle: RawLoop::default(),
+            agents: RawAgents::default(),
+            probes: RawProbes::default(),
+            planner: flexcomm_planner::Config::default(),
+        }
+    }
+}
+
+impl Default for RawLoop {
+    fn default() -> Self {
+        Self { tick_ms: 1000, debounce_ms: 100 }
+    }
+}
+
+impl Default for RawAgents {
+    fn default() -> Self {
+        Self { heartbeat_ms: 1000, dead_after_ms: 5000 }
+    }
+}
+
+impl Default for RawProbes {
+    fn default() -> Self {
+        Self {
+            echo_interval_ms: 200,
+            trace_interval_s: 60,
+            budget_share: 0.01,
+            min_bytes: 1 << 20,
+            max_bytes: 128 << 20,
+            test_ms: 200,
+            retest_s: 20,
+            suspect_change: 0.3,
+        }
+    }
+}
+
+/// Valid, with units as types.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Address and port of API and page.
+    pub listen: SocketAddr,
+    /// SQLite file.
+    pub db: PathBuf,
+    /// The cluster's token.
+    pub token: crate::api::auth::Token,
+    /// Whether the scenario may be set.
+    pub scenario: bool,
+    /// Longest time between two looks.
+    pub tick: Duration,
+    /// Reports that arrive within this time are looked at together.
+    pub debounce: Duration,
+    /// How often agents send a heartbeat.
+    pub heartbeat: Duration,
+    /// Without a heartbeat for this long an agent counts as dead.
+    pub dead_after: Duration,
+    /// Probing.
+    pub probes: RawProbes,
+    /// The planner's thresholds.
+    pub planner: flexcomm_planner::Config,
+}
+
+/// Why a configuration cannot be used. Completes "failed to read the configuration: ...".
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{path}: {source}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Not TOML, or a value of the wrong type.
+    #[error("{0}")]
+    Syntax(String),
+    /// A key that does not exist.
+    #[error("unknown key {key:?}; the nearest valid key is {nearest:?}")]
+    UnknownKey {
+        /// With its section.
+        key: String,
+        /// With its section.
+        nearest: String,
+    },
+    /// A value out of its range.
+    #[error("{key} is {value}, allowed is {allowed}")]
+    Range {
+        /// With its section.
+        key: &'static str,
+        /// As given.
+        value: String,
+        /// In words.
+        allowed: &'static str,
+    },
+    /// The planner's settings make no sense.
+    #[error(transparent)]
+    Planner(#[from] flexcomm_planner::ConfigError),
+    /// The token file cannot be read or made, or holds no token.
+    #[error("token file {path}: {why}")]
+    Token {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+}
+
+impl RawConfig {
+    /// Reads TOML; an unknown key is named with the nearest valid one.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        let table: toml::Table = text.parse().map_err(|e: toml::de::Error| ConfigError::Syntax(e.to_string()))?;
+        let given = serde_json::to_value(&table).map_err(|e| ConfigError::Syntax(e.to_string()))?;
+        let known = serde_json::to_value(Self::default()).map_err(|e| ConfigError::Syntax(e.to_string()))?;
+        unknown_key(&given, &known, "")?;
+        toml::from_str(text).map_err(|e| ConfigError::Syntax(e.to_string()))
+    }
+
+    /// Reads a file.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|source| ConfigError::File { path: path.to_owned(), source })?;
+        Self::parse(&text)
+    }
+
+    /// All keys with their values as TOML.
+    pub fn to_toml(&self) -> Result<String, ConfigError> {
+        toml::to_string(self).map_err(|e| ConfigError::Syntax(e.to_string()))
+    }
+
+    /// Checks every value and reads the token, which is made when its file does not exist.
+    pub fn validate(self) -> Result<Config, ConfigError> {
+        self.check()?;
+        let token = crate::api::auth::Token::from_file(&self.token_file)
+            .map_err(|e| ConfigError::Token { path: self.token_file.clone(), why: e.to_string() })?;
+        Ok(Config {
+            listen: self.listen,
+            db: self.db,
+            token,
+            scenario: self.scenario,
+            tick: Duration::from_millis(self.cycle.tick_ms),
+            debounce: Duration::from_millis(self.cycle.debounce_ms),
+            heartbeat: Duration::from_millis(self.agents.heartbeat_ms),
+            dead_after: Duration::from_millis(self.agents.dead_after_ms),
+            probes: self.probes,
+            planner: self.planner,
+        })
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let whole = |key, value: u64, range: std::ops::RangeInclusive<u64>, allowed| {
+            let ok = range.contains(&value);
+            if ok { Ok(()) } else { Err(ConfigError::Range { key, value: value.to_string(), allowed }) }
+        };
+        let share = |key, value: f64, range: std::ops::RangeInclusive<f64>, allowed| {
+            let ok = range.contains(&value);
+            if ok { Ok(()) } else { Err(ConfigError::Range { key, value: value.to_string(), allowed }) }
+        };
+        let (agents, probes) = (&self.agents, &self.probes);
+        whole("loop.tick_ms", self.cycle.tick_ms, 10..=60_000, "10 to 60000")?;
+        whole("loop.debounce_ms", self.cycle.debounce_ms, 0..=10_000, "0 to 10000")?;
+        whole("agents.heartbeat_ms", agents.heartbeat_ms, 50..=60_000, "50 to 60000")?;
+        if agents.dead_after_ms < 2 * agents.heartbeat_ms || agents.dead_after_ms > 3_600_000 {
+            let value = agents.dead_after_ms.to_string();
+            let allowed = "twice agents.heartbeat_ms to 3600000";
+            return Err(ConfigError::Range { key: "agents.dead_after_ms", value, allowed });
+        }
+        whole("probes.echo_interval_ms", probes.echo_interval_ms, 1..=60_000, "1 to 60000")?;
+        whole("probes.trace_interval_s", probes.trace_interval_s, 0..=86_400, "0 to 86400")?;
+        share("probes.budget_share", probes.budget_share, 0.0001..=0.5, "0.0001 to 0.5")?;
+        whole("probes.min_bytes", probes.min_bytes, 16_384..=1 << 30, "16384 to 1073741824")?;
+        whole("probes.max_bytes", probes.max_bytes, probes.min_bytes..=1 << 34, "probes.min_bytes to 17179869184")?;
+        whole("probes.test_ms", probes.test_ms, 1..=10_000, "1 to 10000")?;
+        whole("probes.retest_s", probes.retest_s, 1..=86_400, "1 to 86400")?;
+        share("probes.suspect_change", probes.suspect_change, 0.01..=10.0, "0.01 to 10")?;
+        Ok(self.planner.check()?)
+    }
+}
+
+/// A policy's keys depend on its name, so that serde checks them.
+const FREE: &str = "planner.policy";
+
+fn unknown_key(given: &serde_json::Value, known: &serde_json::Value, path: &str) -> Result<(), ConfigError> {
+    let (Some(given), Some(known)) = (given.as_object(), known.as_object()) else { return Ok(()) };
+    for (key, value) in given {
+        let full = format!("{path}{key}");
+        match known.get(key) {
+            Some(_) if full == FREE => {}
+            Some(inner) => unknown_key(value, inner, &format!("{full}."))?,
+            None => {
+                let nearest = known.keys().min_by_key(|k| distance(k, key)).cloned().unwrap_or_default();
+                return Err(ConfigError::UnknownKey { key: full, nearest: format!("{path}{nearest}") });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Edit distance (insert, delete, replace) of two short texts.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sample_is_the_default() {
+        assert_eq!(RawConfig::parse(SAMPLE).unwrap(), RawConfig::default());
+        assert_eq!(RawConfig::parse("").unwrap(), RawConfig::default());
+    }
+
+    #[test]
+    fn all_keys_can_be_printed_and_read_back() {
+        let text = RawConfig::default().to_toml().unwrap();
+        assert_eq!(RawConfig::parse(&text).unwrap(), RawConfig::default());
+    }
+
+    #[test]
+    fn typos_are_named_with_the_nearest_key() {
+        for (text, key, nearest) in [
+            ("lisen = \"127.0.0.1:1\"", "lisen", "listen"),
+            ("[planner]\ndwel_s = 3", "planner.dwel_s", "planner.dwell_s"),
+            ("[probes]\nbudget = 0.1", "probes.budget", "probes.budget_share"),
+            ("[lop]\ntick_ms = 5", "lop", "loop"),
+        ] {
+            match RawConfig::parse(text) {
+                Err(ConfigError::UnknownKey { key: k, nearest: n }) => {
+                    assert_eq!((k.as_str(), n.as_str()), (key, nearest))
+                }
+                other => panic!("{text}: {other:?}"),
+            }
+        }
+        assert!(RawConfig::parse("[planner.policy]\nname = \"knee\"\nnonsense = 1").is_err());
+    }
+
+    #[test]
+    fn values_are_checked_by_name() {
+        for (text, key) in [
+            ("[loop]\ntick_ms = 1", "loop.tick_ms"),
+            ("[agents]\ndead_after_ms = 100", "agents.dead_after_ms"),
+            ("[probes]\nbudget_share = nan", "probes.budget_share"),
+            ("[probes]\nmax_bytes = 17000", "probes.max_bytes"),
+            ("[planner]\nhysteresis = 7.0", "planner.hysteresis"),
+        ] {
+            let error = RawConfig::parse(text).unwrap().validate().unwrap_err().to_string();
+            assert!(error.starts_with(key), "{text}: {error}");
+        }
+        assert!(RawConfig::parse("listen = 5").is_err());
+    }
+
+    #[test]
+    fn distances() {
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(distance("", "ab"), 2);
+    }
+}

@@ -1,0 +1,71 @@
+//! Phase 4: trial, then decision and memory, into the store. What is stored is published at the pass's end.
+
+use flexcomm_domain::Decision;
+use flexcomm_planner::{Memory, Outcome, TrialRequest};
+
+use super::check::Checked;
+use super::{CycleError, Gathered};
+use crate::app::App;
+use crate::store::{NewDecision, NewTrial};
+
+/// What was stored.
+#[derive(Debug)]
+pub struct Applied {
+    /// The planner's answer.
+    pub outcome: Outcome,
+    /// Why its decision was not published.
+    pub refused: Option<String>,
+}
+
+/// Stores what the outcome asks for.
+pub async fn apply(app: &App, gathered: &Gathered, checked: Checked) -> Result<Applied, CycleError> {
+    let Checked { outcome, seed, refused } = checked;
+    if refused.is_none() {
+        if let Some(trial) = &outcome.trial {
+            ask(app, gathered, trial).await?;
+        }
+        match outcome.decision() {
+            Some(decision) => put(app, decision, &outcome, seed).await?,
+            None => remember(app, gathered, &outcome.memory).await?,
+        }
+    }
+    Ok(Applied { outcome, refused })
+}
+
+fn json<T: serde::Serialize>(job: &flexcomm_domain::JobId, value: &T) -> Result<String, CycleError> {
+    serde_json::to_string(value).map_err(|e| CycleError::Json { job: job.to_string(), why: e.to_string() })
+}
+
+async fn put(app: &App, decision: &Decision, outcome: &Outcome, seed: u64) -> Result<(), CycleError> {
+    let report = json(&decision.job, &outcome.report)?;
+    let memory = json(&decision.job, &outcome.memory)?;
+    app.store.put_decision(&NewDecision { decision, seed, report: &report, memory: &memory }).await?;
+    let (job, version, strategy) = (&decision.job, decision.version, decision.strategy);
+    tracing::info!(%job, %version, %strategy, reason = decision.reason, "decided");
+    Ok(())
+}
+
+/// Stores the memory when it says more than that time has passed.
+async fn remember(app: &App, gathered: &Gathered, memory: &Memory) -> Result<(), CycleError> {
+    let old = &gathered.snapshot.memory;
+    if *memory == (Memory { last_call: memory.last_call, ..old.clone() }) {
+        return Ok(());
+    }
+    let job = &gathered.job.job;
+    Ok(app.store.put_planner_memory(job, &json(job, memory)?).await?)
+}
+
+async fn ask(app: &App, gathered: &Gathered, trial: &TrialRequest) -> Result<(), CycleError> {
+    let new = NewTrial {
+        candidates: &trial.candidates,
+        iterations: trial.iterations,
+        budget_ms: (trial.budget.get() * 1e3) as u64,
+        why: &trial.why,
+    };
+    let job = &gathered.job.job;
+    match app.store.ask_trial(job, &new, gathered.now).await? {
+        Some(id) => tracing::info!(%job, id, why = trial.why, "asked for a trial"),
+        None => tracing::debug!(%job, "a trial is pending already"),
+    }
+    Ok(())
+}

@@ -1,0 +1,243 @@
+//! Phase 1: everything a decision needs, from the store.
+
+use flexcomm_domain::{Collective, Compressor, NodeName, Strategy, Timestamp};
+use flexcomm_optimizer::{CodecBytes, Profile, ProfilePoint};
+use flexcomm_planner::{InForce, Memory, Offer, Profiles, Snapshot};
+use std::collections::BTreeMap;
+
+use crate::app::App;
+use crate::limits::MEASURED_STEPS;
+use crate::links::{LinkMap, matrix, merge};
+use crate::measure::{self, WholeStep};
+use crate::store::{JobRow, RankRow, Result, TrialReportRow, TrialRow};
+
+/// Steps read back: what is measured over two decisions, and what a few seconds of telemetry bring at once.
+const LOOK_BACK: u64 = 4 * MEASURED_STEPS as u64;
+
+/// Trials whose results make the profile: candidates of older ones have been tried again since.
+const PROFILE_TRIALS: u32 = 8;
+
+/// One job at one moment.
+#[derive(Debug, Clone)]
+pub struct Gathered {
+    /// The job.
+    pub job: JobRow,
+    /// For the planner.
+    pub snapshot: Snapshot,
+    /// The newest steps.
+    pub steps: Vec<WholeStep>,
+    /// What the job waits for.
+    pub waiting: Vec<String>,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// Reads everything about one job.
+pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
+    let now = app.clock.now();
+    let ranks = app.store.ranks(&job.job).await?;
+    let mut waiting = Vec::new();
+    let links = merge(&app.store.links().await?, &app.store.link_tests().await?, now);
+    let links = placed(job, &ranks).and_then(|nodes| job_links(&links, &nodes));
+    let links = links.map_err(|why| waiting.push(why)).ok();
+    let steps = recent_steps(app, job).await?;
+    let in_force = app.store.decision(&job.job).await?;
+    let in_force = in_force.map(|row| InForce { decision: row.decision, applied_at_step: row.applied_at_step });
+    let trials = app.store.trials(&job.job, PROFILE_TRIALS).await?;
+    let reports = app.store.trial_reports(&job.job, PROFILE_TRIALS).await?;
+    let memory = app.store.planner_memory(&job.job).await?;
+    let version = in_force.as_ref().map(|f| f.decision.version).unwrap_or_default();
+    let snapshot = Snapshot {
+        backend: job.backend.clone(),
+        offer: offer(&ranks, &mut waiting),
+        links,
+        profiles: profiles(&trials, &reports),
+        coefficients: app.store.coefficients().await?,
+        compute: measure::compute(&steps),
+        measured: measure::measured(&steps, version),
+        in_force,
+        // A memory of another version of the planner is as good as none.
+        memory: memory.and_then(|text| serde_json::from_str::<Memory>(&text).ok()).unwrap_or_default(),
+        config: app.config.planner.clone(),
+        ..Snapshot::new(job.job.clone(), job.world, job.gradient_values)
+    };
+    Ok(Gathered { job: job.clone(), snapshot, steps, waiting, now })
+}
+
+/// The newest steps that every rank reported.
+pub async fn recent_steps(app: &App, job: &JobRow) -> Result<Vec<WholeStep>> {
+    let Some(newest) = app.store.newest_step(&job.job).await? else { return Ok(Vec::new()) };
+    let rows = app.store.steps(&job.job, (newest + 1).saturating_sub(LOOK_BACK), LOOK_BACK).await?;
+    Ok(measure::whole_steps(&rows, job.world))
+}
+
+/// The node of each rank, or which ranks are missing.
+fn placed(job: &JobRow, ranks: &[RankRow]) -> std::result::Result<Vec<NodeName>, String> {
+    let here: BTreeMap<u32, &NodeName> = ranks.iter().filter(|r| r.left.is_none()).map(|r| (r.rank, &r.node)).collect();
+    let missing = (0..job.world).filter(|rank| !here.contains_key(rank)).count();
+    if missing > 0 {
+        return Err(format!("{missing} of {} ranks have not said hello", job.world));
+    }
+    Ok(here.into_values().cloned().collect())
+}
+
+fn job_links(links: &LinkMap, nodes: &[NodeName]) -> std::result::Result<flexcomm_planner::Links, String> {
+    matrix(links, nodes)
+}
+
+/// What all ranks can do. Message sizes that differ between ranks count with their largest.
+fn offer(ranks: &[RankRow], waiting: &mut Vec<String>) -> Offer {
+    let here: Vec<&RankRow> = ranks.iter().filter(|r| r.left.is_none()).collect();
+    let mut codecs: BTreeMap<Compressor, CodecBytes> = BTreeMap::new();
+    for compressor in Compressor::ALL.iter().filter(|c| **c != Compressor::None) {
+        let of_rank = |rank: &&RankRow| {
+            let info = rank.codecs.iter().find(|i| i.compressor == compressor.as_str())?;
+            CodecBytes::new(info.header_bytes, info.index_bytes, info.value_bytes).ok()
+        };
+        let sizes: Option<Vec<CodecBytes>> = here.iter().map(of_rank).collect();
+        let largest = sizes.unwrap_or_default().into_iter().max_by(|a, b| a.pairs(1).total_cmp(&b.pairs(1)));
+        codecs.extend(largest.map(|bytes| (*compressor, bytes)));
+    }
+    let all_can = |c: &&Collective| here.iter().all(|r| r.collectives.iter().any(|name| name == c.as_str()));
+    let collectives: Vec<Collective> = Collective::ALL.iter().filter(all_can).copied().collect();
+    if collectives.is_empty() && !here.is_empty() {
+        waiting.push("its ranks have no collective in common that is known here".to_owned());
+    }
+    Offer { codecs, collectives }
+}
+
+/// gain and t_comp per compressor and ratio: mean over the ranks of the newest trial that ran it.
+fn profiles(trials: &[TrialRow], reports: &[TrialReportRow]) -> Profiles {
+    let ended: BTreeMap<u64, Timestamp> =
+        trials.iter().filter(|t| t.state != "pending").filter_map(|t| Some((t.id, t.ended?))).collect();
+    // (compressor, ratio's bits): (trial, sums)
+    let mut points: BTreeMap<(Compressor, u64), (u64, Sum)> = BTreeMap::new();
+    for report in reports.iter().filter(|r| ended.contains_key(&r.id)) {
+        for outcome in report.outcomes.iter().filter(|o| o.iterations > 0) {
+            let Ok(strategy) = Strategy::try_from(&outcome.strategy) else { continue };
+            if strategy.is_dense() {
+                continue;
+            }
+            let key = (strategy.compressor(), strategy.cr().get().to_bits());
+            let entry = points.entry(key).or_insert((report.id, Sum::default()));
+            if entry.0 < report.id {
+                *entry = (report.id, Sum::default());
+            }
+            entry.1.add(outcome);
+        }
+    }
+    let mut by_compressor: BTreeMap<Compressor, Vec<ProfilePoint>> = BTreeMap::new();
+    for ((compressor, _), (_, sum)) in &points {
+        by_compressor.entry(*compressor).or_default().extend(sum.point());
+    }
+    let build = |(compressor, points)| Some((compressor, Profile::new(points).ok()?));
+    let by_compressor: BTreeMap<_, _> = by_compressor.into_iter().filter_map(build).collect();
+    let newest = points.values().map(|(id, _)| id).max();
+    let measured_at = newest.and_then(|id| ended.get(id)).copied().filter(|_| !by_compressor.is_empty());
+    Profiles { by_compressor, measured_at }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Sum {
+    cr: f64,
+    gain: f64,
+    comp_us: f64,
+    weight: f64,
+}
+
+impl Sum {
+    fn add(&mut self, o: &flexcomm_wire::TrialOutcome) {
+        let weight = f64::from(o.iterations);
+        self.cr = o.strategy.cr;
+        self.gain += weight * o.gain;
+        self.comp_us += weight * o.comp_us;
+        self.weight += weight;
+    }
+
+    fn point(&self) -> Option<ProfilePoint> {
+        Some(ProfilePoint {
+            cr: flexcomm_domain::CompressionRatio::new(self.cr).ok()?,
+            gain: flexcomm_domain::Gain::new((self.gain / self.weight).min(1.0)).ok()?,
+            t_comp_s: self.comp_us / self.weight * 1e-6,
+            weight: self.weight,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flexcomm_wire::{CodecInfo, TrialOutcome};
+
+    fn rank(rank: u32, node: &str, codecs: &[(&str, f64)], collectives: &[&str]) -> RankRow {
+        let info = |(name, index): &(&str, f64)| CodecInfo {
+            compressor: (*name).to_owned(),
+            header_bytes: 0,
+            index_bytes: *index,
+            value_bytes: 4.0,
+        };
+        RankRow {
+            rank,
+            node: node.parse().unwrap(),
+            codecs: codecs.iter().map(info).collect(),
+            collectives: collectives.iter().map(|c| (*c).to_owned()).collect(),
+            seen: Timestamp(0),
+            left: None,
+        }
+    }
+
+    #[test]
+    fn the_offer_is_what_all_ranks_can() {
+        let ranks = [
+            rank(0, "a", &[("topk", 4.0), ("mstopk", 4.0), ("later-one", 1.0)], &["dense-ring", "allgather"]),
+            rank(1, "b", &[("topk", 8.0)], &["allgather", "dense-ring", "art-ring"]),
+        ];
+        let mut waiting = Vec::new();
+        let offer = offer(&ranks, &mut waiting);
+        assert_eq!(
+            offer.codecs.into_iter().map(|(c, b)| (c, b.index_bytes)).collect::<Vec<_>>(),
+            [(Compressor::TopK, 8.0)]
+        );
+        assert_eq!(offer.collectives, [Collective::DenseRing, Collective::Allgather]);
+        assert!(waiting.is_empty());
+    }
+
+    fn trial(id: u64, state: &str) -> TrialRow {
+        TrialRow {
+            id,
+            asked: Timestamp(id),
+            why: String::new(),
+            state: state.to_owned(),
+            candidates: vec![],
+            iterations: 10,
+            budget_ms: 1,
+            ended: (state != "pending").then_some(Timestamp(id * 10)),
+            aborted: None,
+        }
+    }
+
+    fn report(id: u64, rank: u32, gain: f64) -> TrialReportRow {
+        let outcome = |text: &str| TrialOutcome {
+            strategy: text.parse::<Strategy>().unwrap().into(),
+            gain,
+            comp_us: 1000.0 * gain,
+            sync_us: 1.0,
+            iterations: 10,
+        };
+        let outcomes = vec![outcome("topk@0.1/allgather"), outcome("none@1/dense-ring")];
+        TrialReportRow { id, rank, outcomes, aborted: None, received: Timestamp(0) }
+    }
+
+    #[test]
+    fn profiles_are_means_over_ranks_of_the_newest_trial() {
+        let trials = [trial(3, "pending"), trial(2, "done"), trial(1, "done")];
+        let reports = [report(1, 0, 0.9), report(2, 0, 0.4), report(2, 1, 0.6), report(3, 0, 0.1)];
+        let profiles = profiles(&trials, &reports);
+        assert_eq!(profiles.measured_at, Some(Timestamp(20)));
+        let points = profiles.by_compressor[&Compressor::TopK].points();
+        let measured = points.iter().find(|p| p.cr.get() == 0.1).unwrap();
+        assert!((measured.gain.get() - 0.5).abs() < 1e-12 && (measured.t_comp_s - 500e-6).abs() < 1e-12);
+        assert_eq!(profiles.by_compressor.len(), 1);
+        assert_eq!(super::profiles(&[], &[]), Profiles::default());
+    }
+}

@@ -1,0 +1,91 @@
+//! Phase 5: predicted against measured time, coefficients fitted to it, and the board for whoever looks.
+
+use flexcomm_domain::Timestamp;
+use flexcomm_planner::Report;
+
+use super::apply::Applied;
+use super::{CycleError, Gathered};
+use crate::app::{App, Board};
+use crate::intervals::{self, Prediction, Surroundings, UNSEEN_S};
+use crate::store::IntervalRow;
+
+/// Keeps what was seen.
+pub async fn record(app: &App, gathered: &Gathered, applied: Applied) -> Result<(), CycleError> {
+    let report = &applied.outcome.report;
+    let newest = measure(app, gathered, prediction(gathered, report)).await?;
+    fit(app, gathered).await?;
+    let refused = applied.refused.as_ref().map(|why| format!("the checker refused a decision: {why}"));
+    let in_force = report.in_force.as_ref();
+    let mut boards = app.boards();
+    let deviates = match &newest {
+        Some(interval) => deviates(interval, app.config.probes.suspect_change),
+        None => boards.get(&gathered.job.job).is_some_and(|before| before.deviates),
+    };
+    let board = Board {
+        at: gathered.now,
+        waiting: gathered.waiting.iter().cloned().chain(refused).collect(),
+        report: serde_json::to_value(report).unwrap_or_default(),
+        verdict: report.verdict.clone(),
+        predicted_sync_us: in_force.map(|a| a.t_sync_s * 1e6),
+        predicted_step_us: in_force.map(|a| a.t_step_s * 1e6),
+        alternatives: report.alternatives.clone(),
+        deviates,
+    };
+    boards.insert(gathered.job.job.clone(), board);
+    Ok(())
+}
+
+/// The strategy in force when the call was made, as the model saw it.
+fn prediction(gathered: &Gathered, report: &Report) -> Option<Prediction> {
+    let now = report.in_force.as_ref()?;
+    Some(Prediction {
+        version: gathered.snapshot.version(),
+        sync_us: now.t_sync_s * 1e6,
+        step_us: now.t_step_s * 1e6,
+        terms: now.terms,
+    })
+}
+
+/// Closes intervals; returns the newest that was closed.
+async fn measure(
+    app: &App,
+    gathered: &Gathered,
+    prediction: Option<Prediction>,
+) -> Result<Option<IntervalRow>, CycleError> {
+    let job = &gathered.job.job;
+    if gathered.steps.is_empty() {
+        return Ok(None);
+    }
+    let around = Surroundings { prediction, link_change: app.config.planner.link_change, now: gathered.now };
+    let open = app.store.open_interval(job).await?;
+    let cut = intervals::cut(open.clone(), &gathered.steps, &around);
+    if open.as_ref() != Some(&cut.open) || !cut.closed.is_empty() {
+        app.store.put_intervals(job, &cut.closed, &cut.open).await?;
+    }
+    if let Some(since) = cut.unsettled_since {
+        app.store.unsettle(job, since).await?;
+    }
+    Ok(cut.closed.into_iter().next_back())
+}
+
+fn deviates(interval: &IntervalRow, share: f64) -> bool {
+    let Some(predicted) = interval.predicted_sync_us else { return false };
+    (predicted - interval.measured_sync_us).abs() > share * predicted.min(interval.measured_sync_us)
+}
+
+/// Fits the coefficients to intervals that are old enough for a change of the network to have been seen.
+async fn fit(app: &App, gathered: &Gathered) -> Result<(), CycleError> {
+    let job = &gathered.job.job;
+    let before = Timestamp(gathered.now.0.saturating_sub((UNSEEN_S * 1e6) as u64));
+    let new = app.store.unfitted(job, before).await?;
+    if new.is_empty() {
+        return Ok(());
+    }
+    let mut book = app.store.coefficients().await?;
+    for row in &new {
+        if !book.observe(row.strategy.collective(), &gathered.job.backend, row.sample) {
+            tracing::debug!(%job, ?row, "not fitted");
+        }
+    }
+    Ok(app.store.put_fit(job, &new, &book).await?)
+}

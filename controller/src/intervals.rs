@@ -1,0 +1,230 @@
+//! Cuts the steps of a job into intervals and holds each against what was predicted for it. Pure.
+
+use flexcomm_domain::{Strategy, Timestamp, Version};
+use flexcomm_optimizer::Terms;
+
+use crate::limits::{INTERVAL_MOST_STEPS, INTERVAL_STEPS, INTERVAL_US};
+use crate::measure::{WholeStep, median};
+use crate::store::{IntervalRow, OpenInterval};
+
+/// Links count as settled this long after the last sign that they moved, in seconds: the agents' estimators
+/// need about this long to follow.
+const SETTLE_S: f64 = 3.0;
+
+/// How long a change of the network may stay unseen: what was measured in this time before it was seen is no
+/// longer called settled. In seconds.
+pub const UNSEEN_S: f64 = 5.0;
+
+/// The first steps under a decision belong to no interval: cold buffers.
+const COLD_STEPS: u64 = 2;
+
+/// What the model says of the strategy in force now.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Prediction {
+    /// The decision in force.
+    pub version: Version,
+    /// The collective.
+    pub sync_us: f64,
+    /// The step.
+    pub step_us: f64,
+    /// The model's terms.
+    pub terms: Terms,
+}
+
+/// What moved, apart from the steps.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Surroundings {
+    /// The strategy in force as the model sees it; absent without links.
+    pub prediction: Option<Prediction>,
+    /// Links count as moved when the model's terms change by this share.
+    pub link_change: f64,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// What follows from new steps.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cut {
+    /// To be stored, oldest first.
+    pub closed: Vec<IntervalRow>,
+    /// What is measured from here on.
+    pub open: OpenInterval,
+    /// Intervals closed since then are no longer called settled.
+    pub unsettled_since: Option<Timestamp>,
+}
+
+/// Closes what is full. `steps` ascend and may reach back before the open interval.
+pub fn cut(open: Option<OpenInterval>, steps: &[WholeStep], around: &Surroundings) -> Cut {
+    let first = steps.first().map_or(0, |s| s.step);
+    let version = steps.last().map_or(Version(0), |s| s.version);
+    let mut open = open.unwrap_or_else(|| begin(version, first, around, around.now));
+    if steps.last().is_some_and(|s| s.step + 1 < open.from_step) {
+        // The job started again from an earlier step.
+        open = begin(version, first, around, around.now);
+    }
+    let moved = moved(&mut open, around);
+    let mut closed = Vec::new();
+    let from = open.from_step;
+    let new: Vec<&WholeStep> = steps.iter().filter(|s| s.step >= from).collect();
+    for run in new.chunk_by(|a, b| a.version == b.version && a.strategy == b.strategy) {
+        let (head, mut rest) = (run[0], run);
+        if head.version != open.version {
+            open = begin(head.version, head.step + COLD_STEPS, around, open.moved);
+            rest = &run[run.len().min(COLD_STEPS as usize)..];
+        }
+        while let Some(length) = full_length(rest) {
+            let (full, tail) = rest.split_at(length);
+            closed.extend(close(&open, full, around.now));
+            open = begin(open.version, full[length - 1].step + 1, around, open.moved);
+            rest = tail;
+        }
+    }
+    Cut { closed, open, unsettled_since: moved }
+}
+
+/// Steps that make an interval, when there are enough.
+fn full_length(steps: &[&WholeStep]) -> Option<usize> {
+    let mut time_us = 0.0;
+    let enough = |(i, step): (usize, &&WholeStep)| {
+        time_us += step.step_us;
+        let full = time_us >= INTERVAL_US || i + 1 >= INTERVAL_MOST_STEPS;
+        (full && i + 1 >= INTERVAL_STEPS).then_some(i + 1)
+    };
+    steps.iter().enumerate().find_map(enough)
+}
+
+fn begin(version: Version, from_step: u64, around: &Surroundings, moved: Timestamp) -> OpenInterval {
+    let known = around.prediction.filter(|p| p.version == version);
+    OpenInterval {
+        version,
+        from_step,
+        began: around.now,
+        predicted_sync_us: known.map(|p| p.sync_us),
+        predicted_step_us: known.map(|p| p.step_us),
+        terms: known.map(|p| p.terms),
+        moved,
+    }
+}
+
+/// Takes note when links moved since the interval began; says since when nothing is settled.
+fn moved(open: &mut OpenInterval, around: &Surroundings) -> Option<Timestamp> {
+    let now = around.now;
+    let known = around.prediction.filter(|p| p.version == open.version)?;
+    let Some(then) = open.terms else {
+        // The links became known only now: the interval has no prediction of its own beginning.
+        open.moved = now;
+        return None;
+    };
+    let (a, b) = (then.total(), known.terms.total());
+    if (a - b).abs() <= around.link_change * a.min(b) {
+        return None;
+    }
+    let since = Timestamp(now.0.saturating_sub((UNSEEN_S * 1e6) as u64));
+    open.moved = now;
+    Some(since)
+}
+
+fn close(open: &OpenInterval, steps: &[&WholeStep], now: Timestamp) -> Option<IntervalRow> {
+    let (first, last) = (steps.first()?, steps.last()?);
+    let strategy: Strategy = last.strategy;
+    Some(IntervalRow {
+        version: open.version,
+        strategy,
+        from_step: first.step,
+        to_step: last.step,
+        at: now,
+        predicted_sync_us: open.predicted_sync_us,
+        measured_sync_us: median(steps.iter().map(|s| s.sync_us))?,
+        predicted_step_us: open.predicted_step_us,
+        measured_step_us: median(steps.iter().map(|s| s.step_us))?,
+        settled: open.terms.is_some() && first.received.since(open.moved).get() >= SETTLE_S,
+        terms: open.terms,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::tests::row;
+    use crate::measure::whole_steps;
+
+    fn at(s: u64) -> Timestamp {
+        Timestamp(100_000_000 + s * 1_000_000)
+    }
+
+    fn around(version: u64, alpha_s: f64, now: Timestamp) -> Surroundings {
+        let terms = Terms { alpha_s, beta_s: 0.0 };
+        let prediction = Prediction { version: Version(version), sync_us: alpha_s * 1e6, step_us: 200.0, terms };
+        Surroundings { prediction: Some(prediction), link_change: 0.25, now }
+    }
+
+    fn steps(range: std::ops::Range<u64>, version: u64, now: Timestamp) -> Vec<WholeStep> {
+        let rows: Vec<_> = range.map(|i| row(i, 0, version, 50.0)).collect();
+        let mut steps = whole_steps(&rows, 1);
+        steps.iter_mut().for_each(|s| (s.received, s.step_us) = (now, 1e5));
+        steps
+    }
+
+    #[test]
+    fn fast_steps_make_no_more_intervals_than_a_hundred_of_them_each() {
+        let mut fast = steps(0..250, 1, at(10));
+        fast.iter_mut().for_each(|s| s.step_us = 100.0);
+        let spans = |cut: Cut| cut.closed.iter().map(|i| (i.from_step, i.to_step)).collect::<Vec<_>>();
+        assert_eq!(spans(cut(None, &fast, &around(1, 1e-4, at(10)))), [(0, 99), (100, 199)]);
+        fast.iter_mut().for_each(|s| s.step_us = 2e4);
+        assert_eq!(spans(cut(None, &fast, &around(1, 1e-4, at(10))))[..2], [(0, 49), (50, 99)]);
+    }
+
+    #[test]
+    fn intervals_carry_the_prediction_made_before_them() {
+        let first = cut(None, &steps(0..25, 1, at(10)), &around(1, 1e-4, at(10)));
+        let spans: Vec<_> = first.closed.iter().map(|i| (i.from_step, i.to_step)).collect();
+        assert_eq!(spans, [(0, 9), (10, 19)]);
+        assert_eq!(first.open.from_step, 20);
+        // The model has learnt, the links have not moved: the next interval still bears the old prediction.
+        let mut later = around(1, 1e-4, at(12));
+        later.prediction.as_mut().unwrap().sync_us = 70.0;
+        let second = cut(Some(first.open), &steps(15..31, 1, at(12)), &later);
+        assert_eq!(second.closed.len(), 1);
+        assert_eq!(second.closed[0].predicted_sync_us, Some(100.0));
+        assert_eq!(second.open.predicted_sync_us, Some(70.0));
+        assert_eq!(second.closed[0].measured_sync_us, 50.0);
+    }
+
+    #[test]
+    fn a_new_decision_starts_a_new_interval_after_its_cold_steps() {
+        let open = cut(None, &steps(0..5, 1, at(10)), &around(1, 1e-4, at(10))).open;
+        let both = [steps(0..8, 1, at(20)), steps(8..20, 2, at(20))].concat();
+        let next = cut(Some(open), &both, &around(2, 1e-4, at(20)));
+        let spans: Vec<_> = next.closed.iter().map(|i| (i.version.0, i.from_step, i.to_step)).collect();
+        assert_eq!(spans, [(2, 10, 19)]);
+        assert!(next.closed[0].settled);
+    }
+
+    #[test]
+    fn moved_links_unsettle_what_was_measured_around_them() {
+        let open = cut(None, &steps(0..5, 1, at(10)), &around(1, 1e-4, at(10))).open;
+        let settled = cut(Some(open), &steps(0..10, 1, at(20)), &around(1, 1e-4, at(20)));
+        assert!(settled.closed[0].settled && settled.unsettled_since.is_none());
+        let moved = cut(Some(settled.open), &steps(10..20, 1, at(22)), &around(1, 2e-4, at(22)));
+        assert!(!moved.closed[0].settled);
+        assert_eq!(moved.unsettled_since, Some(at(17)));
+        let after = cut(Some(moved.open.clone()), &steps(20..30, 1, at(24)), &around(1, 2e-4, at(24)));
+        assert!(!after.closed[0].settled, "too soon");
+        let after = cut(Some(moved.open), &steps(20..30, 1, at(26)), &around(1, 2e-4, at(26)));
+        assert!(after.closed[0].settled);
+    }
+
+    #[test]
+    fn without_links_nothing_is_predicted_or_settled() {
+        let blind = Surroundings { prediction: None, ..around(0, 1.0, at(50)) };
+        let cut = cut(None, &steps(0..10, 0, at(50)), &blind);
+        assert_eq!((cut.closed[0].predicted_sync_us, cut.closed[0].settled), (None, false));
+    }
+
+    #[test]
+    fn a_job_that_starts_again_is_measured_again() {
+        let open = cut(None, &steps(100..125, 1, at(1)), &around(1, 1e-4, at(1))).open;
+        assert_eq!(cut(Some(open), &steps(0..12, 1, at(2)), &around(1, 1e-4, at(2))).closed[0].from_step, 0);
+    }
+}

@@ -1,0 +1,90 @@
+//! The service: API, store, gather-decide-check-apply-record, metrics, page.
+//!
+//! [`serve`] runs it until told to stop. The store is the truth: handlers write what agents report, the loop
+//! (`cycle`) reads it, decides and writes again, `publish` tells agents what the store says. Whatever is in
+//! memory is filled again within a second of a restart, so being killed is the normal case.
+
+pub mod api;
+mod app;
+pub mod clock;
+pub mod config;
+mod cycle;
+pub mod grants;
+mod intervals;
+mod limits;
+mod links;
+mod measure;
+pub mod metrics;
+mod presence;
+mod publish;
+mod reports;
+mod store;
+
+pub use app::App;
+pub use config::{Config, ConfigError, RawConfig};
+pub use store::StoreError;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+
+/// How long open requests may take when the process ends.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// Why the service ended. Completes "failed to ...".
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The store cannot be opened.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The address cannot be had.
+    #[error("listen on {addr}: {source}")]
+    Listen {
+        /// Which.
+        addr: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Accepting connections failed.
+    #[error("serve: {0}")]
+    Serve(std::io::Error),
+}
+
+/// Opens the store, listens, and serves until `shutdown` is ready.
+pub async fn serve(config: Config, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), ServeError> {
+    let addr = config.listen;
+    let listener = TcpListener::bind(addr).await.map_err(|source| ServeError::Listen { addr, source })?;
+    serve_on(listener, config, shutdown).await
+}
+
+/// Like [`serve`], on a socket that listens already (a port of the system's choice, in tests).
+pub async fn serve_on(
+    listener: TcpListener,
+    config: Config,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), ServeError> {
+    let app = Arc::new(App::open(config).await?);
+    let addr = listener.local_addr().map_err(ServeError::Serve)?;
+    tracing::info!(%addr, db = %app.config.db.display(), scenario = app.config.scenario, "the controller is up");
+    let cycle = tokio::spawn(cycle::run(app.clone()));
+    let stop = app.clone();
+    let mut stopping = app.stopping.subscribe();
+    let stopped = async move {
+        shutdown.await;
+        let _ = stop.stopping.send(true);
+    };
+    let server = axum::serve(listener, api::router(app.clone())).with_graceful_shutdown(stopped);
+    let late = async {
+        let _ = stopping.wait_for(|stop| *stop).await;
+        tokio::time::sleep(LAST_WORDS).await;
+    };
+    let outcome = tokio::select! {
+        served = async { server.await } => served.map_err(ServeError::Serve),
+        () = late => Ok(()),
+    };
+    let _ = app.stopping.send(true);
+    let _ = cycle.await;
+    app.store.close().await;
+    outcome
+}

@@ -1,0 +1,75 @@
+//! Every limit of the controller, with its reason.
+
+use std::time::Duration;
+
+/// Most nodes: N² links are stored and drawn.
+pub const MAX_NODES: usize = 512;
+
+/// Most jobs that are kept; the longest ended one goes first.
+pub const MAX_JOBS: usize = 1024;
+
+/// Most ranks of a job: what a link matrix may span.
+pub const MAX_WORLD: u32 = 4096;
+
+/// Largest request body: a full batch of full step reports is about 5 MB as JSON.
+pub const MAX_BODY: usize = 16 << 20;
+
+/// Longest time a request may take, streams excepted: a client that waits longer has given up.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Most order streams at once: two per node leaves room for one that reconnects before its old one is seen
+/// as dead.
+pub const MAX_STREAMS: usize = 2 * MAX_NODES;
+
+/// Comment ping on a stream: the agent notices a dead controller, proxies keep the connection.
+pub const STREAM_PING: Duration = Duration::from_secs(5);
+
+/// Steps kept per job: at 10 steps/s the newest three minutes; the planner looks at fewer than 100.
+pub const STEP_WINDOW: u64 = 2048;
+
+/// Points of loss and accuracy kept per job: one per report, so a day of one report every 20 s.
+pub const PROGRESS: u64 = 5000;
+
+/// Link estimates kept per directed link: at one a second the last 17 minutes.
+pub const LINK_HISTORY: u64 = 1024;
+
+/// Intervals kept per job.
+pub const INTERVALS: u64 = 5000;
+
+/// Decisions kept per job: reports are about 20 kB each, so 40 MB at most.
+pub const DECISIONS: u64 = 2000;
+
+/// Trials kept per job.
+pub const TRIALS: u64 = 500;
+
+/// Entries that one answer of a list holds when the query does not say, and at most.
+pub const PAGE_DEFAULT: u32 = 100;
+/// See [`PAGE_DEFAULT`].
+pub const PAGE_MOST: u32 = 5000;
+
+/// Ended jobs in the list of jobs: the page reads it every second. Older ones are still found by name.
+pub const LIST_ENDED: usize = 50;
+
+/// A job whose agents have all been silent for this long has ended.
+pub const LOST_AFTER_S: f64 = 3600.0;
+
+/// Least steps of an interval: fewer have no median.
+pub const INTERVAL_STEPS: usize = 10;
+
+/// ... and least time in microseconds, so that fast steps do not make more intervals than slow ones.
+pub const INTERVAL_US: f64 = 1e6;
+
+/// ... but never more steps than this: fewer than the loop looks back.
+pub const INTERVAL_MOST_STEPS: usize = 100;
+
+/// Steps that the measured medians span.
+pub const MEASURED_STEPS: usize = 40;
+
+/// Longest text that a report may bring (reasons, versions): more is cut.
+pub const MAX_TEXT: usize = 400;
+
+/// Longest one-way latency or duration of one step that is believed.
+pub const MAX_MEASURED_S: f64 = 3600.0;
+
+/// Largest integer that JSON readers keep exactly.
+pub const MAX_INTEGER: u64 = 1 << 53;

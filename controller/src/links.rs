@@ -1,0 +1,159 @@
+//! The link matrix as the controller sees it: agents' estimates and active tests put together. Pure.
+
+use flexcomm_domain::{Link, LinkMatrix, NodeName, Seconds, Timestamp};
+use flexcomm_planner::Links;
+use flexcomm_wire::api::LinkView;
+use std::collections::BTreeMap;
+
+use crate::store::{LinkRow, TestRow};
+
+/// How far a single active test is trusted that the agent's estimator has not seen (it ran from the other side).
+const TEST_CONFIDENCE: f64 = 0.7;
+
+/// A test counts only when it is newer by this than the estimator's newest sample: what an agent tests itself is in
+/// its next estimate a moment later.
+const CLEARLY_NEWER_MS: f64 = 2000.0;
+
+/// Between two ranks of one node: shared memory or loopback. Never the slowest link of a job that spans nodes.
+const LOCAL: (f64, f64) = (20e-6, 20e9);
+
+/// Links by (from, to).
+pub type LinkMap = BTreeMap<(NodeName, NodeName), LinkView>;
+
+/// Puts estimates and tests together: a test that the estimator cannot know of counts (it ran from the other side). Ages grow with the
+/// controller's clock since the report arrived.
+pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp) -> LinkMap {
+    let tests: BTreeMap<_, _> = tests.iter().map(|t| ((&t.src, &t.dst), t)).collect();
+    let view = |row: &LinkRow| {
+        let waited_ms = now.since(row.received).get() * 1e3;
+        let mut view = LinkView {
+            from: row.src.clone(),
+            to: row.dst.clone(),
+            latency_us: row.report.latency_us,
+            bandwidth_bps: row.report.bandwidth_bps,
+            jitter_us: row.report.jitter_us,
+            loss_out: row.report.loss_out,
+            loss_back: row.report.loss_back,
+            latency_confidence: row.report.latency_confidence,
+            bandwidth_confidence: row.report.bandwidth_confidence,
+            latency_age_ms: row.report.latency_age_ms + waited_ms,
+            bandwidth_age_ms: row.report.bandwidth_age_ms + waited_ms,
+        };
+        if let Some(test) = tests.get(&(&row.src, &row.dst)) {
+            let test_age_ms = now.since(test.received).get() * 1e3;
+            if view.bandwidth_bps.is_none() || test_age_ms + CLEARLY_NEWER_MS < view.bandwidth_age_ms {
+                view.bandwidth_bps = Some(test.bandwidth_bps);
+                view.bandwidth_age_ms = test_age_ms;
+                view.bandwidth_confidence = view.bandwidth_confidence.max(TEST_CONFIDENCE);
+            }
+        }
+        ((row.src.clone(), row.dst.clone()), view)
+    };
+    links.iter().map(view).collect()
+}
+
+/// The matrix between the ranks that run on `nodes`, or what is missing, in words.
+pub fn matrix(links: &LinkMap, nodes: &[NodeName]) -> Result<Links, String> {
+    let mut age_ms = 0.0_f64;
+    // The guard waits until both were measured since its complaint began.
+    let mut oldest_ms = 0.0_f64;
+    let mut confidence = 1.0_f64;
+    let mut missing = Vec::new();
+    let local = Link::new(LOCAL.0, LOCAL.1).map_err(|e| e.to_string())?;
+    let mut get = |from: &NodeName, to: &NodeName| {
+        let view = links.get(&(from.clone(), to.clone()));
+        let link = view.and_then(|v| Link::new(v.latency_us * 1e-6, v.bandwidth_bps?).ok());
+        match (view, link) {
+            (Some(view), Some(link)) => {
+                age_ms = age_ms.max(view.latency_age_ms.min(view.bandwidth_age_ms));
+                oldest_ms = oldest_ms.max(view.latency_age_ms).max(view.bandwidth_age_ms);
+                confidence = confidence.min(view.latency_confidence).min(view.bandwidth_confidence);
+                link
+            }
+            _ => {
+                missing.push(format!("{from} to {to}"));
+                local
+            }
+        }
+    };
+    let matrix = LinkMatrix::from_fn(nodes.len(), |from, to| match (&nodes[from], &nodes[to]) {
+        (a, b) if a == b => local,
+        (a, b) => get(a, b),
+    });
+    let matrix = matrix.map_err(|e| e.to_string())?;
+    if missing.is_empty() {
+        let age = Seconds::new(age_ms * 1e-3).map_err(|e| e.to_string())?;
+        let oldest = Seconds::new(oldest_ms * 1e-3).map_err(|e| e.to_string())?;
+        return Ok(Links { matrix, age, oldest, confidence: confidence.clamp(0.0, 1.0) });
+    }
+    missing.sort();
+    missing.dedup();
+    let more = if missing.len() > 3 { format!(" and {} more", missing.len() - 3) } else { String::new() };
+    missing.truncate(3);
+    Err(format!("no estimate of the link {}{more}", missing.join(", ")))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use flexcomm_wire::LinkReport;
+
+    pub(crate) fn node(name: &str) -> NodeName {
+        NodeName::new(name).unwrap()
+    }
+
+    pub(crate) fn row(src: &str, dst: &str, bandwidth_bps: Option<f64>, received: u64) -> LinkRow {
+        LinkRow {
+            src: node(src),
+            dst: node(dst),
+            report: LinkReport {
+                peer: node(dst),
+                latency_us: 1000.0,
+                latency_confidence: 0.9,
+                latency_age_ms: 5.0,
+                bandwidth_bps,
+                bandwidth_confidence: if bandwidth_bps.is_some() { 0.8 } else { 0.0 },
+                bandwidth_age_ms: 100.0,
+                jitter_us: 1.0,
+                loss_out: 0.0,
+                loss_back: 0.0,
+            },
+            received: Timestamp(received),
+        }
+    }
+
+    #[test]
+    fn ages_grow_and_the_newer_bandwidth_counts() {
+        let rows = [row("a", "b", Some(1e9), 1_000_000), row("b", "a", None, 1_000_000)];
+        let test = |src: &str, dst: &str, received| TestRow {
+            src: node(src),
+            dst: node(dst),
+            bandwidth_bps: 5e8,
+            received: Timestamp(received),
+            latency_us: None,
+        };
+        let map = merge(&rows, &[test("a", "b", 500_000), test("b", "a", 500_000)], Timestamp(2_000_000));
+        let ab = &map[&(node("a"), node("b"))];
+        assert_eq!((ab.latency_age_ms, ab.bandwidth_age_ms, ab.bandwidth_bps), (1005.0, 1100.0, Some(1e9)));
+        let ba = &map[&(node("b"), node("a"))];
+        assert_eq!((ba.bandwidth_age_ms, ba.bandwidth_bps), (1500.0, Some(5e8)));
+        let bandwidth = |map: LinkMap| map[&(node("a"), node("b"))].bandwidth_bps;
+        let own = merge(&rows, &[test("a", "b", 1_000_000)], Timestamp(5_000_000));
+        assert_eq!(bandwidth(own), Some(1e9), "the estimate has it in");
+        let other = merge(&rows, &[test("a", "b", 4_950_000)], Timestamp(5_000_000));
+        assert_eq!(bandwidth(other), Some(5e8));
+    }
+
+    #[test]
+    fn the_matrix_waits_for_every_link_and_says_so() {
+        let both = [row("a", "b", Some(1e9), 0), row("b", "a", Some(2e9), 0)];
+        let map = merge(&both, &[], Timestamp(0));
+        let links = matrix(&map, &[node("a"), node("a"), node("b")]).unwrap();
+        assert_eq!(links.matrix.ranks(), 3);
+        assert_eq!(links.matrix.get(2, 0).bandwidth.get(), 2e9);
+        assert_eq!(links.matrix.get(0, 1).alpha.get(), LOCAL.0);
+        assert_eq!(links.confidence, 0.8);
+        let one = merge(&both[..1], &[], Timestamp(0));
+        assert_eq!(matrix(&one, &[node("a"), node("b")]).unwrap_err(), "no estimate of the link b to a");
+    }
+}

@@ -1,0 +1,327 @@
+"use strict";
+// The page: looks once a second, shows what the API says. Everything from the API reaches the document as text.
+
+const $ = (id) => document.getElementById(id);
+const LOOK_MS = 1000;
+const INTERVALS = 400;
+const HISTORY = 40;
+// The address names the job and, to share one, a decision: #JOB or #JOB/VERSION.
+const [named, opened] = decodeURIComponent(location.hash.slice(1)).split("/");
+const state = { job: named, version: null, applied: null, open: new Set(opened ? [Number(opened)] : []), busy: false, jobs: [] };
+
+/** An element with text and elements as children; never HTML. */
+function el(tag, attributes, ...children) {
+  const node = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes || {})) {
+    if (key === "class") node.className = value;
+    else if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else node.setAttribute(key, value);
+  }
+  node.append(...children.filter((c) => c !== null && c !== undefined));
+  return node;
+}
+
+// ---- units ----
+const digits = (v, n = 3) => (v === 0 ? "0" : Number(v.toPrecision(n)).toString());
+function seconds(s) {
+  if (s === null || s === undefined) return "–";
+  const a = Math.abs(s);
+  if (a === 0) return "0";
+  if (a < 1e-3) return `${digits(s * 1e6)} µs`;
+  if (a < 1) return `${digits(s * 1e3)} ms`;
+  return `${digits(s)} s`;
+}
+const micros = (us) => (us === null || us === undefined ? "–" : seconds(us / 1e6));
+function rate(bps) {
+  if (bps === null || bps === undefined) return "–";
+  for (const [unit, size] of [["Gbit/s", 1e9], ["Mbit/s", 1e6], ["kbit/s", 1e3]]) if (bps >= size) return `${digits(bps / size)} ${unit}`;
+  return `${digits(bps)} bit/s`;
+}
+function ago(ms) {
+  if (ms < 1000) return `${Math.round(ms / 10) * 10} ms`;
+  if (ms < 120e3) return `${Math.round(ms / 1000)} s`;
+  if (ms < 7200e3) return `${Math.round(ms / 60e3)} min`;
+  return `${Math.round(ms / 3600e3)} h`;
+}
+function count(v) {
+  for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (v >= size) return `${digits(v / size)} ${unit}`;
+  return `${v}`;
+}
+const share = (v) => (v === null || v === undefined ? "–" : digits(v));
+const percent = (v) => (v === null || v === undefined ? "–" : `${digits(v * 100)} %`);
+const clock = (us) => new Date(us / 1000).toLocaleTimeString([], { hour12: false });
+const strategyWords = (s) => (s.compressor === "none" ? s.collective : `${s.compressor} over ${s.collective}${s.selection ? ` (${s.selection})` : ""}`);
+
+// ---- fetching ----
+async function get(path) {
+  const answer = await fetch(path, { cache: "no-store" });
+  if (answer.status === 404) return null;
+  if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
+  return answer.json();
+}
+
+async function look() {
+  if (state.busy || document.hidden) return;
+  state.busy = true;
+  try {
+    const [nodes, links, jobs, scenario, aside] = await Promise.all(["nodes", "links", "jobs", "scenario", "set-aside"].map((p) => get(`/api/v1/${p}`)));
+    state.jobs = jobs;
+    if (!jobs.some((j) => j.job === state.job)) choose(jobs.length ? (jobs.find((j) => j.live_ranks > 0) || jobs[0]).job : "");
+    showJobs(jobs);
+    showNodes(nodes);
+    showLinks(nodes, links);
+    showScenario(scenario);
+    showFoot(aside);
+    await showJob(jobs.find((j) => j.job === state.job));
+    connection(true);
+  } catch (error) {
+    connection(false, error);
+  } finally {
+    state.busy = false;
+  }
+}
+
+function connection(ok, error) {
+  const chip = $("link");
+  chip.className = `chip state ${ok ? "ok" : "lost"}`;
+  chip.textContent = ok ? "live" : "controller unreachable, trying again";
+  chip.title = error ? String(error) : "";
+}
+
+function choose(job) {
+  if (state.job !== job) Object.assign(state, { version: null, applied: null, open: new Set() });
+  state.job = job;
+  address();
+}
+
+function address() {
+  const open = state.open.size ? `/${Math.max(...state.open)}` : "";
+  history.replaceState(null, "", state.job ? `#${encodeURIComponent(state.job)}${open}` : "#");
+}
+
+// ---- parts ----
+function showJobs(jobs) {
+  const button = (j) => el("button", {
+    type: "button", "aria-current": String(j.job === state.job), class: j.live_ranks ? "" : "ended",
+    title: `${j.live_ranks} of ${j.world} ranks connected`, onclick: () => { choose(j.job); look(); },
+  }, j.job);
+  $("jobs").replaceChildren(...jobs.slice(0, 12).map(button));
+}
+
+function showScenario(scenario) {
+  const chip = $("scenario");
+  chip.hidden = !scenario || !scenario.set;
+  if (chip.hidden) return;
+  const { set, in_force: follow, refused } = scenario;
+  chip.textContent = `${set.label}: ${micros(set.latency_us)}, ${rate(set.bandwidth_bps)}${refused.length ? ` · ${refused.length} refused` : ""}`;
+  chip.title = [`in force on ${follow.join(", ") || "no node yet"}`, ...refused.map(([n, why]) => `${n}: ${why}`)].join("\n");
+}
+
+function showNodes(nodes) {
+  $("nodes-sub").textContent = `${nodes.filter((n) => n.live).length} of ${nodes.length} agents alive`;
+  if (!nodes.length) return $("nodes").replaceChildren(el("div", { class: "none" }, "No agent has registered yet."));
+  const row = (n) => el("tr", {},
+    el("td", {}, el("i", { class: n.live ? "dot live" : "dot" }), n.node),
+    el("td", { class: "soft" }, n.addr),
+    el("td", { class: "soft" }, `${ago(n.heartbeat_age_ms)} ago`),
+    el("td", { class: "num soft" }, n.spooled ? `${n.spooled} waiting` : ""),
+    el("td", { class: "faint num" }, n.may_shape ? "shapes its link" : ""));
+  const head = el("tr", {}, ...["Node", "Address", "Heartbeat", "", ""].map((t) => el("th", {}, t)));
+  $("nodes").replaceChildren(el("table", { class: "list" }, el("thead", {}, head), el("tbody", {}, ...nodes.map(row))));
+}
+
+/** From green for the fastest link to red for one that is 8 times slower (or the slowest, if slower still). */
+function heat(value, low, high) {
+  const span = Math.log(Math.max(high / low, 8));
+  const t = Math.max(0, 1 - Math.log(high / value) / span);
+  return `color-mix(in oklab, hsl(${(8 + 140 * t).toFixed(0)} 62% 50%) 24%, var(--card))`;
+}
+
+function showLinks(nodes, links) {
+  const names = nodes.map((n) => n.node).filter((n) => links.some((l) => l.from === n || l.to === n)).slice(0, 24);
+  if (!names.length) return $("links").replaceChildren(el("div", { class: "none" }, "No link has been measured yet. Agents report their first estimates within seconds of registering."));
+  const rates = links.map((l) => l.bandwidth_bps).filter((b) => b > 0);
+  const [low, high] = [Math.min(...rates), Math.max(...rates)];
+  const by = new Map(links.map((l) => [`${l.from}\n${l.to}`, l]));
+  const cell = (from, to) => {
+    if (from === to) return el("td", { class: "self" });
+    const l = by.get(`${from}\n${to}`);
+    if (!l) return el("td", { class: "unknown" }, "–");
+    const td = el("td", {}, el("b", {}, rate(l.bandwidth_bps)), el("span", {}, micros(l.latency_us)), el("span", { class: "faint" }, `${ago(Math.min(l.latency_age_ms, l.bandwidth_age_ms))} ago`));
+    if (l.bandwidth_bps) td.style.background = heat(l.bandwidth_bps, low, high);
+    td.title = `${from} to ${to}\nlatency ${micros(l.latency_us)} ± ${micros(l.jitter_us)}, ${ago(l.latency_age_ms)} old, confidence ${share(l.latency_confidence)}\n` +
+      `bandwidth ${rate(l.bandwidth_bps)}, ${ago(l.bandwidth_age_ms)} old, confidence ${share(l.bandwidth_confidence)}\nloss ${percent(l.loss_out)} out, ${percent(l.loss_back)} back`;
+    return td;
+  };
+  const head = el("tr", {}, el("th", {}), ...names.map((n) => el("th", { scope: "col" }, n)));
+  const rows = names.map((from) => el("tr", {}, el("th", { class: "row", scope: "row" }, from), ...names.map((to) => cell(from, to))));
+  $("links").replaceChildren(el("table", { class: "matrix" }, el("thead", {}, head), el("tbody", {}, ...rows)));
+}
+
+function showFoot(aside) {
+  const total = aside.reduce((sum, a) => sum + a.count, 0);
+  const foot = [el("a", { href: "/api/v1/openapi.json" }, "REST"), el("a", { href: "/metrics" }, "metrics")];
+  if (total) foot.push(el("span", { title: aside.map((a) => `${a.reason}: ${a.count} (${a.last_detail})`).join("\n") }, `${total} reports set aside: ${aside.map((a) => `${a.count} ${a.reason}`).join(", ")}`));
+  $("foot").replaceChildren(...foot);
+}
+
+async function showJob(job) {
+  $("empty").hidden = Boolean(job);
+  for (const id of ["job", "history-card"]) $(id).hidden = !job;
+  $("trials-head").hidden = !job;
+  if (!job) return $("trials").replaceChildren();
+  const base = `/api/v1/jobs/${encodeURIComponent(job.job)}`;
+  const parts = ["decision", `intervals?limit=${INTERVALS}`, "trials?limit=5", "report", "progress?limit=1000"];
+  const [decision, intervals, trials, report, progress] = await Promise.all(parts.map((p) => get(`${base}/${p}`)));
+  showNow(job, decision, report);
+  showTiles(job);
+  showCharts(intervals || [], progress || []);
+  showTrials(trials || []);
+  const changed = decision && (decision.version !== state.version || decision.applied_at_step !== state.applied);
+  if (changed || !decision) showHistory((decision && await get(`${base}/history?limit=${HISTORY}`)) || []);
+  if (decision) Object.assign(state, { version: decision.version, applied: decision.applied_at_step });
+}
+
+function showNow(job, decision, report) {
+  const dense = !decision || decision.cr === 1;
+  $("now-cr").textContent = decision ? (dense ? "Dense" : `CR ${share(decision.cr)}`) : "Not decided yet";
+  $("now-how").textContent = decision ? strategyWords(decision) : "dense-ring until then";
+  const where = decision && decision.applied_at_step !== null ? `from step ${decision.applied_at_step}` : "on its way to the ranks";
+  $("now-since").textContent = decision ? `since ${clock(decision.since_us)}, decision ${decision.version}, ${where}` : "";
+  const waiting = (report && report.waiting) || [];
+  $("now-why").textContent = decision ? decision.reason : waiting.join("; ");
+  const last = report && report.report;
+  $("now-look").replaceChildren(...(last && last.why ? [el("b", {}, `Last look, ${ago(Math.max(0, Date.now() - report.at_us / 1000))} ago: `), last.why] : []));
+}
+
+function showTiles(job) {
+  const off = (measured, predicted) => (measured && predicted ? `predicted ${micros(predicted)}` : "no prediction yet");
+  const tile = (name, value, note) => el("div", {}, el("dt", {}, name), el("dd", {}, value, el("span", { class: "note", title: note }, note)));
+  $("tiles").replaceChildren(
+    tile("Step", micros(job.step_us), off(job.step_us, job.predicted_step_us)),
+    tile("Collective", micros(job.sync_us), off(job.sync_us, job.predicted_sync_us)),
+    tile("Compute", micros(job.compute_us), `compression ${micros(job.comp_us)}`),
+    tile("Gain", share(job.gain), "energy of the gradient kept"),
+    tile("Ranks", `${job.live_ranks} / ${job.world}`, `${new Set(job.nodes.filter(Boolean)).size} nodes, ${job.backend}`),
+    tile("Steps", String(job.step), `${count(job.gradient_values)} values each`),
+    tile("Loss", share(job.loss), "newest"),
+    tile("Accuracy", percent(job.accuracy), "held out, newest"));
+}
+
+function keys(box, series) {
+  const head = box.previousElementSibling;
+  const old = head.querySelector(".key");
+  const key = el("span", { class: "key" }, ...series.map((s) => el("span", {}, el("i", { class: `s-${s.style}` }), s.name)));
+  if (old) old.replaceWith(key); else head.append(key);
+}
+
+function showCharts(intervals, progress) {
+  const marks = intervals.filter((v, i) => i && v.version !== intervals[i - 1].version).map((v) => ({ x: v.from_step, label: `v${v.version}` }));
+  const common = { marks, nameX: "step", formatX: (v) => String(Math.round(v)), format: seconds, empty: "Shows up after the first ten steps that every rank reported." };
+  const times = (measured, predicted) => [
+    { name: "measured", style: "measured", points: intervals.map((v) => [v.to_step, v[measured] / 1e6]) },
+    { name: "predicted", style: "predicted", dash: true, points: intervals.map((v) => [v.to_step, v[predicted] === null ? null : v[predicted] / 1e6]) },
+  ];
+  const draw = (id, series, options) => { keys($(id), series); if (!$(id).matches(":hover")) lineChart($(id), series, options); };
+  draw("chart-sync", times("measured_sync_us", "predicted_sync_us"), common);
+  draw("chart-step", times("measured_step_us", "predicted_step_us"), common);
+  draw("chart-cr", [{ name: "CR", style: "measured", steps: true, points: intervals.map((v) => [v.to_step, v.strategy.cr]) }], { ...common, log: true, format: share });
+  const loss = progress.filter((p) => p.loss !== null);
+  const accuracy = progress.filter((p) => p.accuracy !== null);
+  const training = [{ name: "loss", style: "measured", points: loss.map((p) => [p.step, p.loss]) }];
+  if (accuracy.length) training.push({ name: "accuracy", style: "third", right: true, points: accuracy.map((p) => [p.step, p.accuracy]) });
+  draw("chart-loss", training, { ...common, format: share, formatRight: percent, empty: "The trainers have reported no loss yet." });
+}
+
+/** The range of gains of each compressor. */
+function gains(outcomes) {
+  const by = new Map();
+  for (const o of outcomes) by.set(o.strategy.compressor, [...(by.get(o.strategy.compressor) || []), o]);
+  return [...by].map(([name, found]) => {
+    found.sort((a, b) => a.strategy.cr - b.strategy.cr);
+    const [low, high] = [found[0], found[found.length - 1]];
+    return `${name} ${share(low.gain)} at ${share(low.strategy.cr)}` + (found.length > 1 ? ` to ${share(high.gain)} at ${share(high.strategy.cr)}` : "");
+  }).join("; ");
+}
+
+function showTrials(trials) {
+  if (!trials.length) return $("trials").replaceChildren(el("div", { class: "none" }, "No trial has been asked for yet."));
+  const row = (t) => el("tr", {},
+    el("td", {}, `#${t.id}`), el("td", {}, el("span", { class: `tag ${t.state}` }, t.state)),
+    el("td", { class: "soft wrap" }, t.outcomes.length ? gains(t.outcomes) : `${t.candidates.length} candidates`),
+    el("td", { class: "faint", title: t.aborted || t.outcomes.map((o) => `${strategyWords(o.strategy)} at ${share(o.strategy.cr)}: gain ${share(o.gain)}, compression ${micros(o.comp_us)}, collective ${micros(o.sync_us)}`).join("\n") }, t.aborted ? "hover for why" : `${t.outcomes.length} of ${t.candidates.length} ran`));
+  const head = el("tr", {}, ...["Trial", "", "Gain", ""].map((t) => el("th", {}, t)));
+  $("trials").replaceChildren(el("table", { class: "list" }, el("thead", {}, head), el("tbody", {}, ...trials.map(row))));
+}
+
+// ---- history ----
+function facts(pairs) {
+  return el("dl", { class: "facts" }, ...pairs.filter((p) => p[1]).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+}
+
+function alternatives(report) {
+  const all = (report.alternatives || []).slice(0, 24);
+  const most = Math.max(...all.map((a) => a.t_step_s), 0);
+  const head = el("tr", {}, ...["Strategy", "CR"].map((t) => el("th", {}, t)), ...["Compression", "Collective", "Step", "Gain", "Score", ""].map((t) => el("th", { class: "num" }, t)));
+  const row = (a) => {
+    const s = a.strategy;
+    const same = JSON.stringify(s) === JSON.stringify(report.chosen);
+    const bar = el("i", {});
+    bar.style.width = `${most ? (56 * a.t_step_s) / most : 0}px`;
+    return el("tr", { class: same ? "chosen" : a.score === null || a.blocked ? "off" : "" },
+      el("td", {}, strategyWords(s)), el("td", {}, share(s.cr)),
+      el("td", { class: "num" }, seconds(a.t_comp_s)), el("td", { class: "num" }, seconds(a.t_sync_s)),
+      el("td", { class: "num bar-cell" }, seconds(a.t_step_s), bar), el("td", { class: "num" }, share(a.gain)),
+      el("td", { class: "num" }, share(a.score)),
+      el("td", {}, same ? el("span", { class: "tag" }, "chosen") : a.blocked ? "blocked" : a.on_front ? "on the front" : ""));
+  };
+  return el("div", { class: "scroll" }, el("table", { class: "list alts" }, el("thead", {}, head), el("tbody", {}, ...all.map(row))));
+}
+
+function trigger(t) {
+  const words = { first: "first decision", profile: "a trial brought a new profile", "held-back": "a better one was held back before", review: "regular review", withdrawn: "no longer offered" };
+  if (t.kind === "gain") return `gain moved from ${share(t.from)} to ${share(t.to)}`;
+  if (t.kind === "model") return `the model's step time moved from ${seconds(t.from_s)} to ${seconds(t.to_s)}`;
+  return t.what || words[t.kind] || t.kind;
+}
+
+function detail(entry) {
+  const r = entry.report || {};
+  const seen = r.seen || {};
+  const link = (l) => (l ? `${seconds(l.alpha_mean_s)} mean, ${seconds(l.alpha_worst_s)} worst; ${rate(l.bandwidth_mean_bps)} mean, ${rate(l.bandwidth_worst_bps)} worst` : "");
+  const m = seen.measured;
+  return el("div", { class: "detail" },
+    facts([
+      ["Triggered by", (r.triggers || []).map(trigger).join("; ")],
+      ["Links then", link(seen.links)],
+      ["Links at the solve before", link(seen.links_before)],
+      ["Measured under the one before", m ? `step ${seconds(m.t_step)}, collective ${seconds(m.t_sync)}, gain ${share(m.gain)} over ${m.steps} steps` : ""],
+      ["Compute", seen.compute_s ? seconds(seen.compute_s) : ""],
+      ["Policy", r.policy],
+      ["Gain and compression time", seen.profile_measured ? "from trials" : "assumed, no trial yet"],
+      ["Made from", `decision ${entry.parent}`],
+    ]),
+    alternatives(r));
+}
+
+function showHistory(entries) {
+  const item = (entry, index) => {
+    const dense = entry.cr === 1;
+    const what = el("span", { class: "what" }, el("em", {}, `v${entry.version}`), dense ? entry.collective : `${share(entry.cr)} ${entry.collective}`);
+    const step = entry.applied_at_step === null ? "not in force on every rank" : `from step ${entry.applied_at_step}`;
+    const summary = el("summary", {}, what, el("span", { class: "reason" }, entry.reason), el("span", { class: "when" }, `${clock(entry.since_us)} · ${step}`));
+    const box = el("details", {}, summary);
+    const fill = () => { if (box.open && box.children.length === 1) box.append(detail(entry)); };
+    box.addEventListener("toggle", () => { if (box.open) state.open.add(entry.version); else state.open.delete(entry.version); address(); fill(); });
+    box.open = state.open.has(entry.version);
+    fill();
+    const rollback = entry.report && entry.report.rollback;
+    return el("li", { class: `${index === 0 ? "current" : ""} ${rollback ? "rollback" : ""}` }, box);
+  };
+  const none = el("li", {}, el("span", { class: "soft" }, "Nothing has been decided yet; the last look above says what is waited for."));
+  $("history").replaceChildren(...(entries.length ? entries.map(item) : [none]));
+}
+
+look();
+setInterval(look, LOOK_MS);
+addEventListener("visibilitychange", look);

@@ -1,0 +1,112 @@
+//! Which agents are there: in memory only, since heartbeats fill it again within a second of a restart.
+
+use flexcomm_domain::{NodeName, Timestamp};
+use flexcomm_wire::Heartbeat;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// What is known of an agent.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Seen {
+    /// The process that owns the name.
+    pub instance: u64,
+    /// When it was heard of last.
+    pub last: Timestamp,
+    /// Reports waiting in its spool.
+    pub spooled: u64,
+    /// Epoch of the orders it follows.
+    pub epoch: u64,
+}
+
+/// Agents by name.
+#[derive(Debug)]
+pub struct Presence {
+    dead_after: Duration,
+    seen: Mutex<BTreeMap<NodeName, Seen>>,
+}
+
+impl Presence {
+    /// Nobody is there.
+    pub fn new(dead_after: Duration) -> Self {
+        Self { dead_after, seen: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<NodeName, Seen>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fresh(&self, seen: &Seen, now: Timestamp) -> bool {
+        now.since(seen.last).get() < self.dead_after.as_secs_f64()
+    }
+
+    /// Takes a name for an instance. Refused with the time since the owner was heard of, when that is
+    /// another instance and alive.
+    pub fn claim(&self, node: &NodeName, instance: u64, now: Timestamp) -> Result<(), f64> {
+        let mut all = self.lock();
+        match all.get(node) {
+            Some(owner) if owner.instance != instance && self.fresh(owner, now) => Err(now.since(owner.last).get()),
+            _ => {
+                all.insert(node.clone(), Seen { instance, last: now, spooled: 0, epoch: 0 });
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes note of a sign of life; false when the name is unknown or another instance's.
+    pub fn heard(&self, node: &NodeName, instance: u64, now: Timestamp) -> bool {
+        let mut all = self.lock();
+        let own = all.get_mut(node).filter(|s| s.instance == instance);
+        own.map(|seen| seen.last = now).is_some()
+    }
+
+    /// Takes note of a heartbeat; false when the name is unknown or another instance's.
+    pub fn heartbeat(&self, node: &NodeName, beat: &Heartbeat, now: Timestamp) -> bool {
+        let mut all = self.lock();
+        let own = all.get_mut(node).filter(|s| s.instance == beat.instance);
+        let note =
+            |seen: &mut Seen| *seen = Seen { last: now, spooled: beat.spooled, epoch: beat.orders_epoch, ..*seen };
+        own.map(note).is_some()
+    }
+
+    /// Forgets a name.
+    pub fn forget(&self, node: &NodeName) {
+        self.lock().remove(node);
+    }
+
+    /// What is known of one agent, and whether it is alive.
+    pub fn get(&self, node: &NodeName, now: Timestamp) -> Option<(Seen, bool)> {
+        let seen = self.lock().get(node).copied()?;
+        Some((seen, self.fresh(&seen, now)))
+    }
+
+    /// Agents that are alive.
+    pub fn live(&self, now: Timestamp) -> Vec<NodeName> {
+        self.lock().iter().filter(|(_, seen)| self.fresh(seen, now)).map(|(node, _)| node.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_one_live_owner() {
+        let presence = Presence::new(Duration::from_secs(5));
+        let node = NodeName::new("a").unwrap();
+        let at = |s: u64| Timestamp(s * 1_000_000);
+        presence.claim(&node, 1, at(0)).unwrap();
+        assert_eq!(presence.claim(&node, 2, at(4)), Err(4.0));
+        assert!(presence.heard(&node, 1, at(4)));
+        assert!(!presence.heard(&node, 2, at(4)));
+        assert!(presence.claim(&node, 2, at(8)).is_err());
+        presence.claim(&node, 1, at(8)).unwrap();
+        assert_eq!(presence.live(at(12)), std::slice::from_ref(&node));
+        presence.claim(&node, 2, at(13)).unwrap();
+        let beat = Heartbeat { instance: 1, now_us: u64::MAX, orders_epoch: 0, spooled: 3 };
+        assert!(!presence.heartbeat(&node, &beat, at(14)));
+        assert!(presence.heartbeat(&node, &Heartbeat { instance: 2, ..beat }, at(14)));
+        assert_eq!(presence.get(&node, at(14)).unwrap().0.spooled, 3);
+        assert!(presence.live(at(19)).is_empty());
+    }
+}

@@ -1,0 +1,293 @@
+//! Decisions, their reports, and the planner's memory: written together or not at all.
+
+use flexcomm_domain::{Decision, JobId, Timestamp, Version};
+use sqlx::SqliteConnection;
+
+use super::{Result, Store, StoreError, signed, sql, stored, time, unsigned};
+use crate::limits::DECISIONS;
+
+/// A stored decision.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DecisionRow {
+    /// As published.
+    pub decision: Decision,
+    /// First step under it, once every rank reported.
+    pub applied_at_step: Option<u64>,
+}
+
+/// What a cycle of the loop wants stored in one transaction.
+#[derive(Debug, Clone)]
+pub struct NewDecision<'a> {
+    /// The decision, already checked.
+    pub decision: &'a Decision,
+    /// Seed of the random numbers it was made with.
+    pub seed: u64,
+    /// The planner's report as JSON.
+    pub report: &'a str,
+    /// The planner's memory after it, as JSON.
+    pub memory: &'a str,
+}
+
+#[derive(sqlx::FromRow)]
+struct Raw {
+    job: String,
+    version: i64,
+    parent: i64,
+    strategy: String,
+    decided_us: i64,
+    reason: String,
+    applied_at_step: Option<i64>,
+}
+
+impl Raw {
+    fn row(self) -> Result<DecisionRow> {
+        let operation = "read decisions";
+        Ok(DecisionRow {
+            decision: Decision {
+                job: stored(operation, "job id", self.job.parse())?,
+                version: Version(unsigned(self.version)),
+                parent: Version(unsigned(self.parent)),
+                strategy: stored(operation, "strategy", self.strategy.parse())?,
+                decided_at: time(self.decided_us),
+                reason: self.reason,
+            },
+            applied_at_step: self.applied_at_step.map(unsigned),
+        })
+    }
+}
+
+impl Store {
+    /// The newest decision of a job.
+    pub async fn decision(&self, job: &JobId) -> Result<Option<DecisionRow>> {
+        let row: Option<Raw> = sqlx::query_as(
+            "SELECT job, version, parent, strategy, decided_us, reason, applied_at_step FROM decisions
+             WHERE job = $1 ORDER BY version DESC LIMIT 1",
+        )
+        .bind(job.as_str())
+        .fetch_optional(&self.read)
+        .await
+        .map_err(sql("read the decision in force"))?;
+        row.map(Raw::row).transpose()
+    }
+
+    /// The newest `limit` decisions older than version `before`, newest first, with seed and report.
+    pub async fn history(&self, job: &JobId, before: u64, limit: u32) -> Result<Vec<(DecisionRow, u64, String)>> {
+        #[derive(sqlx::FromRow)]
+        struct Entry {
+            #[sqlx(flatten)]
+            raw: Raw,
+            seed: i64,
+            report: String,
+        }
+        let rows: Vec<Entry> = sqlx::query_as(
+            "SELECT d.job, d.version, d.parent, d.strategy, d.decided_us, d.reason, d.applied_at_step, r.seed, r.report
+             FROM decisions d JOIN decision_reports r ON r.job = d.job AND r.version = d.version
+             WHERE d.job = $1 AND d.version < $2 ORDER BY d.version DESC LIMIT $3",
+        )
+        .bind(job.as_str())
+        .bind(signed(before.min(i64::MAX as u64)))
+        .bind(limit)
+        .fetch_all(&self.read)
+        .await
+        .map_err(sql("read the history"))?;
+        rows.into_iter().map(|e| Ok((e.raw.row()?, unsigned(e.seed), e.report))).collect()
+    }
+
+    /// How many decisions each job has had: its newest version.
+    pub async fn versions(&self) -> Result<Vec<(String, u64)>> {
+        let rows: Vec<(String, i64)> = sqlx::query_as("SELECT job, max(version) FROM decisions GROUP BY job")
+            .fetch_all(&self.read)
+            .await
+            .map_err(sql("read the versions"))?;
+        Ok(rows.into_iter().map(|(job, v)| (job, unsigned(v))).collect())
+    }
+
+    /// What the planner remembers of a job, as JSON.
+    pub async fn planner_memory(&self, job: &JobId) -> Result<Option<String>> {
+        let row: Option<(String,)> = sqlx::query_as("SELECT memory FROM planner_memory WHERE job = $1")
+            .bind(job.as_str())
+            .fetch_optional(&self.read)
+            .await
+            .map_err(sql("read the planner's memory"))?;
+        Ok(row.map(|(memory,)| memory))
+    }
+
+    /// Stores the planner's memory when nothing was decided.
+    pub async fn put_planner_memory(&self, job: &JobId, memory: &str) -> Result<()> {
+        let mut db = self.write.acquire().await.map_err(sql("store the planner's memory"))?;
+        put_memory(&mut db, job, memory).await
+    }
+
+    /// Stores a decision with its report and the memory. It must be the next version, made from the newest.
+    pub async fn put_decision(&self, new: &NewDecision<'_>) -> Result<()> {
+        let on_error = sql("store a decision");
+        let d = new.decision;
+        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        let newest = newest_version(&mut tx, &d.job).await?;
+        if d.version.0 <= newest || d.parent.0 != newest {
+            return Err(StoreError::Fenced { job: d.job.to_string(), version: d.version.0, newest });
+        }
+        sqlx::query(
+            "INSERT INTO decisions (job, version, parent, strategy, digest, decided_us, reason)
+             VALUES ($1, $2, $3, $4, $5, $6, $7)",
+        )
+        .bind(d.job.as_str())
+        .bind(signed(d.version.0))
+        .bind(signed(d.parent.0))
+        .bind(d.strategy.to_string())
+        .bind(signed(d.digest().0))
+        .bind(signed(d.decided_at.0))
+        .bind(&d.reason)
+        .execute(&mut *tx)
+        .await
+        .map_err(&on_error)?;
+        sqlx::query("INSERT INTO decision_reports (job, version, seed, report) VALUES ($1, $2, $3, $4)")
+            .bind(d.job.as_str())
+            .bind(signed(d.version.0))
+            .bind(signed(new.seed))
+            .bind(new.report)
+            .execute(&mut *tx)
+            .await
+            .map_err(&on_error)?;
+        put_memory(&mut tx, &d.job, new.memory).await?;
+        forget_old(&mut tx, &d.job, d.version.0).await?;
+        tx.commit().await.map_err(&on_error)
+    }
+}
+
+async fn put_memory(db: &mut SqliteConnection, job: &JobId, memory: &str) -> Result<()> {
+    sqlx::query("INSERT OR REPLACE INTO planner_memory (job, memory) VALUES ($1, $2)")
+        .bind(job.as_str())
+        .bind(memory)
+        .execute(db)
+        .await
+        .map_err(sql("store the planner's memory"))?;
+    Ok(())
+}
+
+async fn forget_old(db: &mut SqliteConnection, job: &JobId, newest: u64) -> Result<()> {
+    let oldest = newest.saturating_sub(DECISIONS);
+    for text in [
+        "DELETE FROM decisions WHERE job = $1 AND version <= $2",
+        "DELETE FROM decision_reports WHERE job = $1 AND version <= $2",
+        "DELETE FROM applied WHERE job = $1 AND version <= $2",
+    ] {
+        let query = sqlx::query(text).bind(job.as_str()).bind(signed(oldest));
+        query.execute(&mut *db).await.map_err(sql("forget old decisions"))?;
+    }
+    Ok(())
+}
+
+/// 0 before the first.
+pub(super) async fn newest_version(db: &mut SqliteConnection, job: &JobId) -> Result<u64> {
+    let (version,): (Option<i64>,) = sqlx::query_as("SELECT max(version) FROM decisions WHERE job = $1")
+        .bind(job.as_str())
+        .fetch_one(db)
+        .await
+        .map_err(sql("read the newest version"))?;
+    Ok(version.map_or(0, unsigned))
+}
+
+/// The digest of a stored decision's strategy.
+pub(super) async fn digest_of(db: &mut SqliteConnection, job: &JobId, version: u64) -> Result<Option<u64>> {
+    let row: Option<(i64,)> = sqlx::query_as("SELECT digest FROM decisions WHERE job = $1 AND version = $2")
+        .bind(job.as_str())
+        .bind(signed(version))
+        .fetch_optional(db)
+        .await
+        .map_err(sql("look up a decision"))?;
+    Ok(row.map(|(digest,)| unsigned(digest)))
+}
+
+/// The newest version that a rank reported as applied; 0 for none.
+pub(super) async fn newest_applied(db: &mut SqliteConnection, job: &JobId, rank: u32) -> Result<u64> {
+    let (version,): (Option<i64>,) = sqlx::query_as("SELECT max(version) FROM applied WHERE job = $1 AND rank = $2")
+        .bind(job.as_str())
+        .bind(i64::from(rank))
+        .fetch_one(db)
+        .await
+        .map_err(sql("look up what a rank applied"))?;
+    Ok(version.map_or(0, unsigned))
+}
+
+/// Stores that a rank switched; when all `world` ranks have, the decision bears its first step.
+pub(super) async fn put_applied(
+    db: &mut SqliteConnection,
+    r: &flexcomm_wire::AppliedReport,
+    world: u32,
+    now: Timestamp,
+) -> Result<()> {
+    let on_error = sql("store that a rank switched");
+    sqlx::query("INSERT OR REPLACE INTO applied (job, version, rank, step, received_us) VALUES ($1, $2, $3, $4, $5)")
+        .bind(r.job.as_str())
+        .bind(signed(r.version))
+        .bind(i64::from(r.rank))
+        .bind(signed(r.step))
+        .bind(signed(now.0))
+        .execute(&mut *db)
+        .await
+        .map_err(&on_error)?;
+    sqlx::query(
+        "UPDATE decisions SET applied_at_step = (SELECT max(step) FROM applied WHERE job = $1 AND version = $2)
+         WHERE job = $1 AND version = $2 AND applied_at_step IS NULL
+            AND (SELECT count(*) FROM applied WHERE job = $1 AND version = $2 AND rank < $3) >= $3",
+    )
+    .bind(r.job.as_str())
+    .bind(signed(r.version))
+    .bind(i64::from(world))
+    .execute(&mut *db)
+    .await
+    .map_err(&on_error)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::scratch;
+    use super::*;
+
+    fn decision(version: u64, parent: u64) -> Decision {
+        Decision {
+            job: JobId::new("j").unwrap(),
+            version: Version(version),
+            parent: Version(parent),
+            strategy: "topk@0.01/art-ring:star".parse().unwrap(),
+            decided_at: Timestamp(version),
+            reason: "because".into(),
+        }
+    }
+
+    fn new(decision: &Decision) -> NewDecision<'_> {
+        NewDecision { decision, seed: u64::MAX, report: "{\"a\":1}", memory: "{}" }
+    }
+
+    #[tokio::test]
+    async fn decisions_are_fenced_and_kept() {
+        let (store, _dir) = scratch().await;
+        let job = JobId::new("j").unwrap();
+        store.put_decision(&new(&decision(1, 0))).await.unwrap();
+        store.put_decision(&new(&decision(2, 1))).await.unwrap();
+        for (version, parent) in [(2, 1), (1, 0), (3, 1), (2, 2), (4, 3)] {
+            let refused = store.put_decision(&new(&decision(version, parent))).await;
+            assert!(matches!(refused, Err(StoreError::Fenced { newest: 2, .. })), "{version} on {parent}: {refused:?}");
+        }
+        let history = store.history(&job, u64::MAX, 10).await.unwrap();
+        let versions: Vec<u64> = history.iter().map(|(row, ..)| row.decision.version.0).collect();
+        assert_eq!(versions, [2, 1]);
+        assert_eq!(history[0].0.decision, decision(2, 1));
+        assert_eq!((history[0].1, history[0].2.as_str()), (u64::MAX, "{\"a\":1}"));
+        assert_eq!(store.decision(&job).await.unwrap().unwrap().decision.version, Version(2));
+        assert_eq!(store.planner_memory(&job).await.unwrap().unwrap(), "{}");
+    }
+
+    #[tokio::test]
+    async fn old_decisions_are_forgotten() {
+        let (store, _dir) = scratch().await;
+        for version in 1..=DECISIONS + 3 {
+            store.put_decision(&new(&decision(version, version - 1))).await.unwrap();
+        }
+        let history = store.history(&JobId::new("j").unwrap(), u64::MAX, 10_000).await.unwrap();
+        assert_eq!(history.len() as u64, DECISIONS);
+        assert_eq!(history.last().unwrap().0.decision.version, Version(4));
+    }
+}

@@ -1,0 +1,409 @@
+//! One batch of reports: stored and acknowledged in one transaction, each report once.
+
+use flexcomm_domain::{JobId, NodeName, Timestamp};
+use flexcomm_wire::{AppliedReport, JobSeen, LinkReport, ReportBody, StepsReport, ThroughputReport, TrialReport};
+use sqlx::SqliteConnection;
+
+use super::{Result, Store, decisions, jobs, json, links, scenario, signed, sql, steps as windows, trials, unsigned};
+use crate::limits::MAX_JOBS;
+use crate::reports::{self, Reason, SetAside};
+
+/// A report on its way in: its number, and what it is when it could be read.
+#[derive(Debug, Clone)]
+pub struct Incoming {
+    /// Per node, ascending.
+    pub seq: u64,
+    /// Checked, or why it is set aside.
+    pub body: std::result::Result<ReportBody, SetAside>,
+}
+
+/// What changed, for whoever looks next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum News {
+    /// A granted test has ended, after so many bytes.
+    GrantDone(u64, u64),
+    /// Something that decisions depend on.
+    Job,
+}
+
+/// What became of a batch.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Ingested {
+    /// Everything up to here is on disk or was set aside.
+    pub acked_seq: u64,
+    /// Set aside from this batch.
+    pub set_aside: u64,
+    /// The first reason.
+    pub first_reason: Option<String>,
+    /// Reports that were stored before and are dropped.
+    pub repeated: u64,
+    /// What changed.
+    pub news: Vec<News>,
+}
+
+/// Who reports, and when.
+struct Sender<'a> {
+    node: &'a NodeName,
+    live: &'a [NodeName],
+    now: Timestamp,
+}
+
+/// What became of one report.
+enum Fate {
+    Stored(Option<News>),
+    Aside(SetAside),
+}
+
+impl From<SetAside> for Fate {
+    fn from(aside: SetAside) -> Self {
+        Self::Aside(aside)
+    }
+}
+
+fn aside(reason: Reason, detail: String) -> Result<Fate> {
+    Ok(Fate::Aside(SetAside::new(reason, detail)))
+}
+
+const JOB: Result<Fate> = Ok(Fate::Stored(Some(News::Job)));
+
+impl Store {
+    /// Stores a batch of a node; `None` when the node is unknown or another instance owns its name now.
+    pub async fn ingest(
+        &self,
+        (node, instance): (&NodeName, u64),
+        batch: Vec<Incoming>,
+        live: &[NodeName],
+        now: Timestamp,
+    ) -> Result<Option<Ingested>> {
+        let on_error = sql("store reports");
+        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        let owner: Option<(i64, i64)> = sqlx::query_as("SELECT instance, acked_seq FROM nodes WHERE node = $1")
+            .bind(node.as_str())
+            .fetch_optional(&mut *tx)
+            .await
+            .map_err(&on_error)?;
+        let Some((_, acked)) = owner.filter(|(owner, _)| unsigned(*owner) == instance) else { return Ok(None) };
+        let mut done = Ingested { acked_seq: unsigned(acked), ..Ingested::default() };
+        for report in batch {
+            if report.seq <= done.acked_seq {
+                done.repeated += 1;
+                continue;
+            }
+            done.acked_seq = report.seq;
+            match take_in(&mut tx, &Sender { node, live, now }, report.body).await? {
+                Fate::Stored(news) => done.news.extend(news.filter(|n| !done.news.contains(n))),
+                Fate::Aside(aside) => {
+                    let reason = aside.reason.as_str();
+                    scenario::count_set_aside(&mut tx, reason, &aside.detail, now).await?;
+                    done.set_aside += 1;
+                    done.first_reason.get_or_insert(format!("{reason}: {}", aside.detail));
+                }
+            }
+        }
+        sqlx::query("UPDATE nodes SET acked_seq = $2 WHERE node = $1")
+            .bind(node.as_str())
+            .bind(signed(done.acked_seq))
+            .execute(&mut *tx)
+            .await
+            .map_err(&on_error)?;
+        tx.commit().await.map_err(&on_error)?;
+        Ok(Some(done))
+    }
+
+    /// Counts something that was refused outside a batch.
+    pub async fn count_set_aside(&self, aside: &SetAside, now: Timestamp) -> Result<()> {
+        let mut db = self.write.acquire().await.map_err(sql("count what was set aside"))?;
+        scenario::count_set_aside(&mut db, aside.reason.as_str(), &aside.detail, now).await
+    }
+}
+
+async fn take_in(
+    db: &mut SqliteConnection,
+    from: &Sender<'_>,
+    body: std::result::Result<ReportBody, SetAside>,
+) -> Result<Fate> {
+    let (node, now) = (from.node, from.now);
+    let body = match body.and_then(|body| reports::check(&body).map(|()| body)) {
+        Ok(body) => body,
+        Err(aside) => return Ok(aside.into()),
+    };
+    match body {
+        ReportBody::Link(r) => link(db, node, &r, now).await,
+        ReportBody::Throughput(r) => throughput(db, node, &r, now).await,
+        ReportBody::Path(r) => {
+            if let Some(unknown) = unknown_peer(db, node, &r.peer).await? {
+                return Ok(unknown.into());
+            }
+            links::put_path(db, (node, &r.peer), &json("store a path", &r.hops)?, now).await?;
+            Ok(Fate::Stored(None))
+        }
+        ReportBody::JobSeen(r) => job_seen(db, from, &r).await,
+        ReportBody::JobLeft { job, rank } => job_left(db, node, (&job, rank), now).await,
+        ReportBody::Steps(r) => steps(db, node, r, now).await,
+        ReportBody::Applied(r) => applied(db, node, &r, now).await,
+        ReportBody::Trial(r) => trial(db, node, r, now).await,
+        ReportBody::Shape(r) => {
+            scenario::put_shape(db, node, (r.id, r.error.as_deref()), now).await?;
+            Ok(Fate::Stored(None))
+        }
+    }
+}
+
+async fn unknown_peer(db: &mut SqliteConnection, node: &NodeName, peer: &NodeName) -> Result<Option<SetAside>> {
+    if node == peer {
+        return Ok(Some(SetAside::new(Reason::BadValue, format!("a link from {node} to itself"))));
+    }
+    let known: Option<(i64,)> = sqlx::query_as("SELECT 1 FROM nodes WHERE node = $1")
+        .bind(peer.as_str())
+        .fetch_optional(db)
+        .await
+        .map_err(sql("look up a node"))?;
+    Ok(known.is_none().then(|| SetAside::new(Reason::UnknownNode, format!("node {peer} never registered"))))
+}
+
+async fn link(db: &mut SqliteConnection, node: &NodeName, r: &LinkReport, now: Timestamp) -> Result<Fate> {
+    if let Some(unknown) = unknown_peer(db, node, &r.peer).await? {
+        return Ok(unknown.into());
+    }
+    links::put(db, node, r, now).await?;
+    JOB
+}
+
+async fn throughput(db: &mut SqliteConnection, node: &NodeName, r: &ThroughputReport, now: Timestamp) -> Result<Fate> {
+    if let Some(unknown) = unknown_peer(db, node, &r.peer).await? {
+        return Ok(unknown.into());
+    }
+    if let Some(bps) = r.out_bps {
+        links::put_test(db, (node, &r.peer), bps, now).await?;
+    }
+    if let Some(bps) = r.back_bps {
+        links::put_test(db, (&r.peer, node), bps, now).await?;
+    }
+    Ok(Fate::Stored(Some(News::GrantDone(r.grant, r.bytes))))
+}
+
+async fn job_seen(db: &mut SqliteConnection, from: &Sender<'_>, r: &JobSeen) -> Result<Fate> {
+    let known = jobs::known(db, &r.job).await?;
+    let same = known.as_ref().is_some_and(|k| k.world == r.world && k.gradient_values == r.gradient_values);
+    match known {
+        Some(known) if known.live > 0 && !same => {
+            if others_are_there(db, from, r).await? {
+                let detail = format!(
+                    "job {} runs with {} ranks and {} values; rank {} says {} and {}",
+                    r.job, known.world, known.gradient_values, r.rank, r.world, r.gradient_values
+                );
+                return aside(Reason::JobConflict, detail);
+            }
+            jobs::begin(db, r, from.now).await?;
+        }
+        Some(known) if known.live > 0 => {}
+        None if jobs::running(db).await? >= MAX_JOBS => {
+            return aside(Reason::Full, format!("job {}: {MAX_JOBS} jobs run already", r.job));
+        }
+        _ => jobs::begin(db, r, from.now).await?,
+    }
+    jobs::join(db, from.node, r, from.now).await?;
+    JOB
+}
+
+/// Whether a rank besides this one is there, on a node that is alive: then the job is what that one says.
+async fn others_are_there(db: &mut SqliteConnection, from: &Sender<'_>, r: &JobSeen) -> Result<bool> {
+    let here = jobs::homes(db, &r.job).await?;
+    let alive = |home: &String| from.live.iter().any(|n| n.as_str() == home);
+    Ok(here.iter().any(|(rank, home)| alive(home) && !(*rank == r.rank && home == from.node.as_str())))
+}
+
+/// The job, when it is known and this rank of it runs on this node.
+async fn at_home(
+    db: &mut SqliteConnection,
+    node: &NodeName,
+    (job, rank): (&JobId, u32),
+) -> Result<std::result::Result<jobs::Known, SetAside>> {
+    let Some(known) = jobs::known(db, job).await? else {
+        return Ok(Err(SetAside::new(Reason::UnknownJob, format!("no trainer announced job {job}"))));
+    };
+    let home = jobs::node_of(db, job, rank).await?;
+    Ok(match home {
+        Some(home) if home == node.as_str() => Ok(known),
+        Some(home) => {
+            Err(SetAside::new(Reason::UnknownRank, format!("rank {rank} of job {job} runs on {home}, not on {node}")))
+        }
+        None => Err(SetAside::new(Reason::UnknownRank, format!("rank {rank} of job {job} is not there"))),
+    })
+}
+
+async fn job_left(
+    db: &mut SqliteConnection,
+    node: &NodeName,
+    (job, rank): (&JobId, u32),
+    now: Timestamp,
+) -> Result<Fate> {
+    match at_home(db, node, (job, rank)).await? {
+        Ok(_) => {
+            jobs::leave(db, job, rank, now).await?;
+            JOB
+        }
+        Err(aside) => Ok(aside.into()),
+    }
+}
+
+async fn steps(db: &mut SqliteConnection, node: &NodeName, mut r: StepsReport, now: Timestamp) -> Result<Fate> {
+    if let Err(aside) = at_home(db, node, (&r.job, r.rank)).await? {
+        return Ok(aside.into());
+    }
+    let strategy = match reports::strategy(&r.strategy) {
+        Ok(strategy) => strategy,
+        Err(aside) => return Ok(aside.into()),
+    };
+    let newest = decisions::newest_version(db, &r.job).await?;
+    if r.version > newest {
+        let detail = format!("steps of job {} under decision {}, the newest is {newest}", r.job, r.version);
+        return aside(Reason::UnknownVersion, detail);
+    }
+    r.steps.iter_mut().for_each(|s| s.gain = s.gain.min(1.0));
+    windows::put_steps(db, &r, &strategy, now).await?;
+    JOB
+}
+
+async fn applied(db: &mut SqliteConnection, node: &NodeName, r: &AppliedReport, now: Timestamp) -> Result<Fate> {
+    let known = match at_home(db, node, (&r.job, r.rank)).await? {
+        Ok(known) => known,
+        Err(aside) => return Ok(aside.into()),
+    };
+    let (job, version) = (&r.job, r.version);
+    match decisions::digest_of(db, job, version).await? {
+        None => aside(Reason::UnknownVersion, format!("decision {version} of job {job} was never made")),
+        Some(digest) if digest != r.digest => {
+            let detail = format!("decision {version} of job {job} has digest {digest:014x}, not {:014x}", r.digest);
+            aside(Reason::Digest, detail)
+        }
+        Some(_) => {
+            let newest = decisions::newest_applied(db, job, r.rank).await?;
+            if version < newest {
+                let detail = format!("rank {} of job {job} applied {version} after {newest}", r.rank);
+                return aside(Reason::OldVersion, detail);
+            }
+            decisions::put_applied(db, r, known.world, now).await?;
+            JOB
+        }
+    }
+}
+
+async fn trial(db: &mut SqliteConnection, node: &NodeName, mut r: TrialReport, now: Timestamp) -> Result<Fate> {
+    if let Err(aside) = at_home(db, node, (&r.job, r.rank)).await? {
+        return Ok(aside.into());
+    }
+    if !trials::exists(db, &r.job, r.id).await? {
+        return aside(Reason::UnknownTrial, format!("trial {} of job {} was never asked for", r.id, r.job));
+    }
+    r.outcomes.iter_mut().for_each(|o| o.gain = o.gain.min(1.0));
+    trials::put_report(db, &r, now).await?;
+    JOB
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::scratch;
+    use super::super::{NewDecision, Registration};
+    use super::*;
+    use flexcomm_domain::{Decision, Strategy, Version};
+    use flexcomm_wire::Register;
+
+    fn node(name: &str) -> NodeName {
+        NodeName::new(name).unwrap()
+    }
+
+    fn job() -> JobId {
+        JobId::new("j").unwrap()
+    }
+
+    async fn registered(store: &Store, name: &str) {
+        let register = Register {
+            protocol: 1,
+            node: node(name),
+            instance: 1,
+            addr: "10.0.0.1".parse().unwrap(),
+            echo_port: 1,
+            throughput_port: 2,
+            may_shape: false,
+            software: String::new(),
+        };
+        assert_eq!(store.register(&register, Timestamp(0)).await.unwrap(), Registration::Done(0));
+    }
+
+    fn hello(rank: u32, world: u32) -> ReportBody {
+        ReportBody::JobSeen(JobSeen {
+            job: job(),
+            rank,
+            world,
+            gradient_values: 10,
+            backend: "x".into(),
+            codecs: vec![],
+            collectives: vec![],
+        })
+    }
+
+    async fn send(store: &Store, (name, seq): (&str, u64), body: ReportBody, live: &[&str]) -> Ingested {
+        let live: Vec<NodeName> = live.iter().map(|n| node(n)).collect();
+        let batch = vec![Incoming { seq, body: Ok(body) }];
+        store.ingest((&node(name), 1), batch, &live, Timestamp(seq)).await.unwrap().unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_report_is_stored_once_and_another_instance_is_refused() {
+        let (store, _dir) = scratch().await;
+        registered(&store, "a").await;
+        assert_eq!(send(&store, ("a", 5), hello(0, 2), &["a"]).await.acked_seq, 5);
+        let again = send(&store, ("a", 5), hello(0, 2), &["a"]).await;
+        assert_eq!((again.acked_seq, again.repeated, again.news.len()), (5, 1, 0));
+        let other = store.ingest((&node("a"), 2), vec![], &[], Timestamp(0)).await.unwrap();
+        assert_eq!(other, None);
+        assert_eq!(store.node(&node("a")).await.unwrap().unwrap().acked_seq, 5);
+    }
+
+    #[tokio::test]
+    async fn a_job_keeps_its_size_while_anybody_alive_runs_it() {
+        let (store, _dir) = scratch().await;
+        registered(&store, "a").await;
+        registered(&store, "b").await;
+        send(&store, ("a", 1), hello(0, 2), &["a", "b"]).await;
+        send(&store, ("b", 1), hello(1, 2), &["a", "b"]).await;
+        let refused = send(&store, ("b", 2), hello(1, 4), &["a", "b"]).await;
+        assert!(refused.first_reason.unwrap().starts_with("job-conflict"));
+        assert_eq!(send(&store, ("b", 3), hello(1, 4), &["b"]).await.set_aside, 0, "a is dead");
+        assert_eq!(store.job(&job()).await.unwrap().unwrap().world, 4);
+        assert_eq!(store.ranks(&job()).await.unwrap().len(), 1, "ranks of the run before are gone");
+    }
+
+    #[tokio::test]
+    async fn applied_reports_must_not_go_back() {
+        let (store, _dir) = scratch().await;
+        registered(&store, "a").await;
+        send(&store, ("a", 1), hello(0, 1), &["a"]).await;
+        let mut digest = 0;
+        for version in 1..=2 {
+            let decision = Decision {
+                job: job(),
+                version: Version(version),
+                parent: Version(version - 1),
+                strategy: Strategy::DENSE_RING,
+                decided_at: Timestamp(version),
+                reason: "r".into(),
+            };
+            digest = decision.digest().0;
+            let new = NewDecision { decision: &decision, seed: 0, report: "{}", memory: "{}" };
+            store.put_decision(&new).await.unwrap();
+        }
+        let applied =
+            |version, digest| ReportBody::Applied(AppliedReport { job: job(), rank: 0, version, digest, step: 7 });
+        let reason = |done: Ingested| done.first_reason.unwrap_or_default();
+        assert!(reason(send(&store, ("a", 2), applied(2, digest ^ 1), &[]).await).starts_with("digest"));
+        assert_eq!(reason(send(&store, ("a", 3), applied(2, digest), &[]).await), "");
+        assert_eq!(store.decision(&job()).await.unwrap().unwrap().applied_at_step, Some(7));
+        assert!(reason(send(&store, ("a", 4), applied(1, digest), &[]).await).starts_with("old-version"));
+        assert!(reason(send(&store, ("a", 5), applied(3, digest), &[]).await).starts_with("unknown-version"));
+        let counts: Vec<_> = store.set_aside().await.unwrap().into_iter().map(|r| (r.reason, r.count)).collect();
+        let expected = [("digest", 1), ("old-version", 1), ("unknown-version", 1)];
+        assert_eq!(counts, expected.map(|(reason, count)| (reason.to_owned(), count)));
+    }
+}

@@ -1,0 +1,279 @@
+//! Predicted and measured time of runs of steps, and the coefficients fitted to them.
+
+use flexcomm_domain::{JobId, Strategy, Timestamp, Version};
+use flexcomm_optimizer::{CoefficientBook, Sample, Terms};
+
+use sqlx::SqliteConnection;
+
+use super::{Result, Store, json, signed, sql, stored, time, unsigned};
+use crate::limits::INTERVALS;
+
+/// A closed interval.
+#[derive(Debug, Clone, PartialEq)]
+pub struct IntervalRow {
+    /// The decision in force.
+    pub version: Version,
+    /// What ran.
+    pub strategy: Strategy,
+    /// First step.
+    pub from_step: u64,
+    /// Last step.
+    pub to_step: u64,
+    /// When it was closed.
+    pub at: Timestamp,
+    /// Of the collective.
+    pub predicted_sync_us: Option<f64>,
+    /// Minimum over ranks per step, then the median.
+    pub measured_sync_us: f64,
+    /// Of the step.
+    pub predicted_step_us: Option<f64>,
+    /// Median.
+    pub measured_step_us: f64,
+    /// Whether links and decision had been settled since before it began.
+    pub settled: bool,
+    /// The model's terms when it began.
+    pub terms: Option<Terms>,
+}
+
+/// An interval that the coefficients are to be fitted to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Unfitted {
+    /// Row.
+    pub id: i64,
+    /// What ran.
+    pub strategy: Strategy,
+    /// Terms and time.
+    pub sample: Sample,
+}
+
+/// The interval that is being measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OpenInterval {
+    /// The decision in force.
+    pub version: Version,
+    /// Its first step.
+    pub from_step: u64,
+    /// When it began.
+    pub began: Timestamp,
+    /// Of the collective, when it began.
+    pub predicted_sync_us: Option<f64>,
+    /// Of the step, when it began.
+    pub predicted_step_us: Option<f64>,
+    /// The model's terms when it began.
+    pub terms: Option<Terms>,
+    /// The last time that decision or links moved.
+    pub moved: Timestamp,
+}
+
+#[derive(sqlx::FromRow)]
+struct Raw {
+    version: i64,
+    strategy: String,
+    from_step: i64,
+    to_step: i64,
+    at_us: i64,
+    predicted_sync_us: Option<f64>,
+    measured_sync_us: f64,
+    predicted_step_us: Option<f64>,
+    measured_step_us: f64,
+    settled: bool,
+    alpha_s: Option<f64>,
+    beta_s: Option<f64>,
+}
+
+fn terms((alpha_s, beta_s): (Option<f64>, Option<f64>)) -> Option<Terms> {
+    alpha_s.zip(beta_s).map(|(alpha_s, beta_s)| Terms { alpha_s, beta_s })
+}
+
+#[derive(sqlx::FromRow)]
+struct RawOpen {
+    version: i64,
+    from_step: i64,
+    began_us: i64,
+    predicted_sync_us: Option<f64>,
+    predicted_step_us: Option<f64>,
+    alpha_s: Option<f64>,
+    beta_s: Option<f64>,
+    moved_us: i64,
+}
+
+impl Store {
+    /// The newest `limit` intervals, newest last.
+    pub async fn intervals(&self, job: &JobId, limit: u32) -> Result<Vec<IntervalRow>> {
+        let operation = "read intervals";
+        let mut rows: Vec<Raw> = sqlx::query_as(
+            "SELECT version, strategy, from_step, to_step, at_us, predicted_sync_us, measured_sync_us,
+                predicted_step_us, measured_step_us, settled, alpha_s, beta_s FROM intervals WHERE job = $1 ORDER BY id DESC LIMIT $2",
+        )
+        .bind(job.as_str())
+        .bind(limit)
+        .fetch_all(&self.read)
+        .await
+        .map_err(sql(operation))?;
+        rows.reverse();
+        let row = |r: Raw| {
+            Ok(IntervalRow {
+                version: Version(unsigned(r.version)),
+                strategy: stored(operation, "strategy", r.strategy.parse())?,
+                from_step: unsigned(r.from_step),
+                to_step: unsigned(r.to_step),
+                at: time(r.at_us),
+                predicted_sync_us: r.predicted_sync_us,
+                measured_sync_us: r.measured_sync_us,
+                predicted_step_us: r.predicted_step_us,
+                measured_step_us: r.measured_step_us,
+                settled: r.settled,
+                terms: terms((r.alpha_s, r.beta_s)),
+            })
+        };
+        rows.into_iter().map(row).collect()
+    }
+
+    /// The interval that is being measured.
+    pub async fn open_interval(&self, job: &JobId) -> Result<Option<OpenInterval>> {
+        let row: Option<RawOpen> = sqlx::query_as(
+            "SELECT version, from_step, began_us, predicted_sync_us, predicted_step_us, alpha_s, beta_s, moved_us
+             FROM open_intervals WHERE job = $1",
+        )
+        .bind(job.as_str())
+        .fetch_optional(&self.read)
+        .await
+        .map_err(sql("read the open interval"))?;
+        Ok(row.map(|r| OpenInterval {
+            version: Version(unsigned(r.version)),
+            from_step: unsigned(r.from_step),
+            began: time(r.began_us),
+            predicted_sync_us: r.predicted_sync_us,
+            predicted_step_us: r.predicted_step_us,
+            terms: terms((r.alpha_s, r.beta_s)),
+            moved: time(r.moved_us),
+        }))
+    }
+
+    /// Closes intervals and opens the next: all or nothing.
+    pub async fn put_intervals(&self, job: &JobId, closed: &[IntervalRow], open: &OpenInterval) -> Result<()> {
+        let on_error = sql("store intervals");
+        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        for interval in closed {
+            put_closed(&mut tx, job, interval).await?;
+        }
+        put_open(&mut tx, job, open).await?;
+        sqlx::query(
+            "DELETE FROM intervals WHERE job = $1
+                AND id <= (SELECT id FROM intervals WHERE job = $1 ORDER BY id DESC LIMIT 1 OFFSET $2)",
+        )
+        .bind(job.as_str())
+        .bind(signed(INTERVALS))
+        .execute(&mut *tx)
+        .await
+        .map_err(&on_error)?;
+        tx.commit().await.map_err(&on_error)
+    }
+
+    /// Settled intervals closed before `before` that the coefficients were not fitted to, oldest first.
+    pub async fn unfitted(&self, job: &JobId, before: Timestamp) -> Result<Vec<Unfitted>> {
+        let operation = "read intervals to fit";
+        let rows: Vec<(i64, String, f64, f64, f64)> = sqlx::query_as(
+            "SELECT id, strategy, measured_sync_us, alpha_s, beta_s FROM intervals
+             WHERE job = $1 AND settled AND NOT fitted AND at_us <= $2 AND alpha_s IS NOT NULL AND beta_s IS NOT NULL
+             ORDER BY id LIMIT 256",
+        )
+        .bind(job.as_str())
+        .bind(signed(before.0))
+        .fetch_all(&self.read)
+        .await
+        .map_err(sql(operation))?;
+        let row = |(id, strategy, us, alpha_s, beta_s): (i64, String, f64, f64, f64)| {
+            let sample = Sample { terms: Terms { alpha_s, beta_s }, measured_s: us * 1e-6 };
+            Ok(Unfitted { id, strategy: stored(operation, "strategy", strategy.parse())?, sample })
+        };
+        rows.into_iter().map(row).collect()
+    }
+
+    /// Stores the coefficients and which intervals of the job they were now fitted to: all up to row `up_to`
+    /// that [`Store::unfitted`] listed.
+    pub async fn put_fit(&self, job: &JobId, fitted: &[Unfitted], book: &CoefficientBook) -> Result<()> {
+        let operation = "store the coefficients";
+        let on_error = sql(operation);
+        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        sqlx::query("INSERT OR REPLACE INTO coefficients (id, book) VALUES (1, $1)")
+            .bind(json(operation, book)?)
+            .execute(&mut *tx)
+            .await
+            .map_err(&on_error)?;
+        for row in fitted {
+            let query = sqlx::query("UPDATE intervals SET fitted = 1 WHERE job = $1 AND id = $2");
+            query.bind(job.as_str()).bind(row.id).execute(&mut *tx).await.map_err(&on_error)?;
+        }
+        tx.commit().await.map_err(&on_error)
+    }
+
+    /// What was measured since `since` is no longer called settled: the links had moved before it was seen.
+    pub async fn unsettle(&self, job: &JobId, since: Timestamp) -> Result<()> {
+        sqlx::query("UPDATE intervals SET settled = 0 WHERE job = $1 AND at_us >= $2")
+            .bind(job.as_str())
+            .bind(signed(since.0))
+            .execute(&self.write)
+            .await
+            .map_err(sql("unsettle intervals"))?;
+        Ok(())
+    }
+
+    /// The fitted coefficients; the prior before anything was measured.
+    pub async fn coefficients(&self) -> Result<CoefficientBook> {
+        let operation = "read the coefficients";
+        let row: Option<(String,)> = sqlx::query_as("SELECT book FROM coefficients WHERE id = 1")
+            .fetch_optional(&self.read)
+            .await
+            .map_err(sql(operation))?;
+        row.map_or_else(
+            || Ok(CoefficientBook::default()),
+            |(book,)| stored(operation, "book", serde_json::from_str(&book)),
+        )
+    }
+}
+
+async fn put_closed(db: &mut SqliteConnection, job: &JobId, i: &IntervalRow) -> Result<()> {
+    sqlx::query(
+        "INSERT INTO intervals (job, version, strategy, from_step, to_step, at_us, predicted_sync_us,
+            measured_sync_us, predicted_step_us, measured_step_us, settled, alpha_s, beta_s)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
+    )
+    .bind(job.as_str())
+    .bind(signed(i.version.0))
+    .bind(i.strategy.to_string())
+    .bind(signed(i.from_step))
+    .bind(signed(i.to_step))
+    .bind(signed(i.at.0))
+    .bind(i.predicted_sync_us)
+    .bind(i.measured_sync_us)
+    .bind(i.predicted_step_us)
+    .bind(i.measured_step_us)
+    .bind(i.settled)
+    .bind(i.terms.map(|t| t.alpha_s))
+    .bind(i.terms.map(|t| t.beta_s))
+    .execute(db)
+    .await
+    .map_err(sql("store an interval"))?;
+    Ok(())
+}
+
+async fn put_open(db: &mut SqliteConnection, job: &JobId, open: &OpenInterval) -> Result<()> {
+    sqlx::query(
+        "INSERT OR REPLACE INTO open_intervals (job, version, from_step, began_us, predicted_sync_us,
+            predicted_step_us, alpha_s, beta_s, moved_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+    )
+    .bind(job.as_str())
+    .bind(signed(open.version.0))
+    .bind(signed(open.from_step))
+    .bind(signed(open.began.0))
+    .bind(open.predicted_sync_us)
+    .bind(open.predicted_step_us)
+    .bind(open.terms.map(|t| t.alpha_s))
+    .bind(open.terms.map(|t| t.beta_s))
+    .bind(signed(open.moved.0))
+    .execute(db)
+    .await
+    .map_err(sql("store the open interval"))?;
+    Ok(())
+}

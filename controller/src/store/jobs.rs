@@ -1,0 +1,302 @@
+//! Jobs and their ranks.
+
+use flexcomm_domain::{JobId, NodeName, Timestamp};
+use flexcomm_wire::{CodecInfo, JobSeen};
+use sqlx::SqliteConnection;
+
+use super::{Result, Store, json, signed, sql, stored, time, unsigned};
+use crate::limits::MAX_JOBS;
+
+/// A job.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JobRow {
+    /// Its name.
+    pub job: JobId,
+    /// N.
+    pub world: u32,
+    /// Values in the fused gradient.
+    pub gradient_values: u64,
+    /// What moves the bytes.
+    pub backend: String,
+    /// When its first rank was seen.
+    pub created: Timestamp,
+    /// When its last rank left.
+    pub ended: Option<Timestamp>,
+    /// Newest training loss.
+    pub loss: Option<f64>,
+    /// Newest held-out accuracy.
+    pub accuracy: Option<f64>,
+}
+
+/// A rank of a job.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RankRow {
+    /// Its number.
+    pub rank: u32,
+    /// Where it runs.
+    pub node: NodeName,
+    /// Compressors it has.
+    pub codecs: Vec<CodecInfo>,
+    /// Collectives it can run.
+    pub collectives: Vec<String>,
+    /// When its trainer said hello.
+    pub seen: Timestamp,
+    /// When it left.
+    pub left: Option<Timestamp>,
+}
+
+#[derive(sqlx::FromRow)]
+struct RawJob {
+    job: String,
+    world: i64,
+    gradient_values: i64,
+    backend: String,
+    created_us: i64,
+    ended_us: Option<i64>,
+    loss: Option<f64>,
+    accuracy: Option<f64>,
+}
+
+impl RawJob {
+    fn row(self) -> Result<JobRow> {
+        let operation = "read the jobs";
+        Ok(JobRow {
+            job: stored(operation, "job id", self.job.parse())?,
+            world: stored(operation, "world", self.world.try_into())?,
+            gradient_values: unsigned(self.gradient_values),
+            backend: self.backend,
+            created: time(self.created_us),
+            ended: self.ended_us.map(time),
+            loss: self.loss,
+            accuracy: self.accuracy,
+        })
+    }
+}
+
+impl Store {
+    /// Ends a job whose agents have all been gone for long: its trainers can no longer say that they left.
+    pub async fn end_lost(&self, job: &JobId, now: Timestamp) -> Result<()> {
+        let on_error = sql("end a lost job");
+        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        for (rank, _) in homes(&mut tx, job).await? {
+            leave(&mut tx, job, rank, now).await?;
+        }
+        tx.commit().await.map_err(&on_error)
+    }
+
+    /// All jobs, newest first.
+    pub async fn jobs(&self) -> Result<Vec<JobRow>> {
+        let rows: Vec<RawJob> = sqlx::query_as("SELECT * FROM jobs ORDER BY created_us DESC, job")
+            .fetch_all(&self.read)
+            .await
+            .map_err(sql("read the jobs"))?;
+        rows.into_iter().map(RawJob::row).collect()
+    }
+
+    /// One job.
+    pub async fn job(&self, job: &JobId) -> Result<Option<JobRow>> {
+        let row: Option<RawJob> = sqlx::query_as("SELECT * FROM jobs WHERE job = $1")
+            .bind(job.as_str())
+            .fetch_optional(&self.read)
+            .await
+            .map_err(sql("read a job"))?;
+        row.map(RawJob::row).transpose()
+    }
+
+    /// The ranks of a job that were ever seen, by number.
+    pub async fn ranks(&self, job: &JobId) -> Result<Vec<RankRow>> {
+        let operation = "read a job's ranks";
+        type Raw = (i64, String, String, String, i64, Option<i64>);
+        let rows: Vec<Raw> = sqlx::query_as(
+            "SELECT rank, node, codecs, collectives, seen_us, left_us FROM ranks WHERE job = $1 ORDER BY rank",
+        )
+        .bind(job.as_str())
+        .fetch_all(&self.read)
+        .await
+        .map_err(sql(operation))?;
+        let row = |(rank, node, codecs, collectives, seen, left): Raw| {
+            Ok(RankRow {
+                rank: stored(operation, "rank", rank.try_into())?,
+                node: stored(operation, "node name", node.parse())?,
+                codecs: stored(operation, "codecs", serde_json::from_str(&codecs))?,
+                collectives: stored(operation, "collectives", serde_json::from_str(&collectives))?,
+                seen: time(seen),
+                left: left.map(time),
+            })
+        };
+        rows.into_iter().map(row).collect()
+    }
+}
+
+/// The job, its world and whether any rank is there.
+pub(super) struct Known {
+    pub world: u32,
+    pub gradient_values: u64,
+    pub live: u32,
+}
+
+/// Looks a job up.
+pub(super) async fn known(db: &mut SqliteConnection, job: &JobId) -> Result<Option<Known>> {
+    let row: Option<(i64, i64, i64)> = sqlx::query_as(
+        "SELECT world, gradient_values,
+            (SELECT count(*) FROM ranks WHERE ranks.job = jobs.job AND left_us IS NULL) FROM jobs WHERE job = $1",
+    )
+    .bind(job.as_str())
+    .fetch_optional(db)
+    .await
+    .map_err(sql("look up a job"))?;
+    let known = |(world, values, live): (i64, i64, i64)| Known {
+        world: world as u32,
+        gradient_values: unsigned(values),
+        live: live as u32,
+    };
+    Ok(row.map(known))
+}
+
+/// Makes a job, or makes it run again with what it is now: its old steps and ranks are gone, its decisions stay.
+pub(super) async fn begin(db: &mut SqliteConnection, seen: &JobSeen, now: Timestamp) -> Result<()> {
+    let on_error = sql("store a job");
+    for text in [
+        "DELETE FROM steps WHERE job = $1",
+        "DELETE FROM ranks WHERE job = $1",
+        "DELETE FROM open_intervals WHERE job = $1",
+        "DELETE FROM progress WHERE job = $1",
+        "UPDATE trials SET state = 'aborted', aborted = 'the job started again' WHERE job = $1 AND state = 'pending'",
+    ] {
+        sqlx::query(text).bind(seen.job.as_str()).execute(&mut *db).await.map_err(&on_error)?;
+    }
+    sqlx::query(
+        "INSERT INTO jobs (job, world, gradient_values, backend, created_us) VALUES ($1, $2, $3, $4, $5)
+         ON CONFLICT (job) DO UPDATE SET world = excluded.world, gradient_values = excluded.gradient_values,
+            backend = excluded.backend, ended_us = NULL, loss = NULL, accuracy = NULL",
+    )
+    .bind(seen.job.as_str())
+    .bind(i64::from(seen.world))
+    .bind(signed(seen.gradient_values))
+    .bind(&seen.backend)
+    .bind(signed(now.0))
+    .execute(&mut *db)
+    .await
+    .map_err(&on_error)?;
+    forget_oldest(db).await
+}
+
+/// Everything that bears the job's name.
+const FORGET: [&str; 12] = [
+    "DELETE FROM progress WHERE job = $1",
+    "DELETE FROM open_intervals WHERE job = $1",
+    "DELETE FROM steps WHERE job = $1",
+    "DELETE FROM ranks WHERE job = $1",
+    "DELETE FROM decisions WHERE job = $1",
+    "DELETE FROM decision_reports WHERE job = $1",
+    "DELETE FROM applied WHERE job = $1",
+    "DELETE FROM trials WHERE job = $1",
+    "DELETE FROM trial_reports WHERE job = $1",
+    "DELETE FROM intervals WHERE job = $1",
+    "DELETE FROM planner_memory WHERE job = $1",
+    "DELETE FROM jobs WHERE job = $1",
+];
+
+/// Beyond the limit the job that ended first goes; running jobs stay.
+async fn forget_oldest(db: &mut SqliteConnection) -> Result<()> {
+    let on_error = sql("forget an ended job");
+    let gone: Option<(String,)> = sqlx::query_as(
+        "SELECT job FROM jobs WHERE ended_us IS NOT NULL AND (SELECT count(*) FROM jobs) > $1 ORDER BY ended_us LIMIT 1",
+    )
+    .bind(MAX_JOBS as i64)
+    .fetch_optional(&mut *db)
+    .await
+    .map_err(&on_error)?;
+    if let Some((job,)) = gone {
+        for text in FORGET {
+            sqlx::query(text).bind(&job).execute(&mut *db).await.map_err(&on_error)?;
+        }
+    }
+    Ok(())
+}
+
+/// How many jobs run.
+pub(super) async fn running(db: &mut SqliteConnection) -> Result<usize> {
+    let (count,): (i64,) = sqlx::query_as("SELECT count(*) FROM jobs WHERE ended_us IS NULL")
+        .fetch_one(db)
+        .await
+        .map_err(sql("count the jobs"))?;
+    Ok(count as usize)
+}
+
+/// Stores that a rank is there.
+pub(super) async fn join(db: &mut SqliteConnection, node: &NodeName, seen: &JobSeen, now: Timestamp) -> Result<()> {
+    let operation = "store a rank";
+    sqlx::query(
+        "INSERT OR REPLACE INTO ranks (job, rank, node, codecs, collectives, seen_us, left_us)
+         VALUES ($1, $2, $3, $4, $5, $6, NULL)",
+    )
+    .bind(seen.job.as_str())
+    .bind(i64::from(seen.rank))
+    .bind(node.as_str())
+    .bind(json(operation, &seen.codecs)?)
+    .bind(json(operation, &seen.collectives)?)
+    .bind(signed(now.0))
+    .execute(&mut *db)
+    .await
+    .map_err(sql(operation))?;
+    sqlx::query("UPDATE jobs SET ended_us = NULL WHERE job = $1")
+        .bind(seen.job.as_str())
+        .execute(&mut *db)
+        .await
+        .map_err(sql(operation))?;
+    Ok(())
+}
+
+/// The ranks that are there and their nodes.
+pub(super) async fn homes(db: &mut SqliteConnection, job: &JobId) -> Result<Vec<(u32, String)>> {
+    let rows: Vec<(i64, String)> = sqlx::query_as("SELECT rank, node FROM ranks WHERE job = $1 AND left_us IS NULL")
+        .bind(job.as_str())
+        .fetch_all(db)
+        .await
+        .map_err(sql("look up a job's ranks"))?;
+    Ok(rows.into_iter().map(|(rank, node)| (rank as u32, node)).collect())
+}
+
+/// Which node a rank runs on, if it is there.
+pub(super) async fn node_of(db: &mut SqliteConnection, job: &JobId, rank: u32) -> Result<Option<String>> {
+    let row: Option<(String,)> =
+        sqlx::query_as("SELECT node FROM ranks WHERE job = $1 AND rank = $2 AND left_us IS NULL")
+            .bind(job.as_str())
+            .bind(i64::from(rank))
+            .fetch_optional(db)
+            .await
+            .map_err(sql("look up a rank"))?;
+    Ok(row.map(|(node,)| node))
+}
+
+/// Stores that a rank left; the last one ends the job.
+pub(super) async fn leave(db: &mut SqliteConnection, job: &JobId, rank: u32, now: Timestamp) -> Result<()> {
+    let on_error = sql("store that a rank left");
+    sqlx::query("UPDATE ranks SET left_us = $3 WHERE job = $1 AND rank = $2")
+        .bind(job.as_str())
+        .bind(i64::from(rank))
+        .bind(signed(now.0))
+        .execute(&mut *db)
+        .await
+        .map_err(&on_error)?;
+    sqlx::query(
+        "UPDATE jobs SET ended_us = $2
+         WHERE job = $1 AND NOT EXISTS (SELECT 1 FROM ranks WHERE job = $1 AND left_us IS NULL)",
+    )
+    .bind(job.as_str())
+    .bind(signed(now.0))
+    .execute(&mut *db)
+    .await
+    .map_err(&on_error)?;
+    sqlx::query(
+        "UPDATE trials SET state = 'aborted', aborted = 'the job ended', ended_us = $2
+         WHERE job = $1 AND state = 'pending' AND (SELECT ended_us FROM jobs WHERE job = $1) IS NOT NULL",
+    )
+    .bind(job.as_str())
+    .bind(signed(now.0))
+    .execute(&mut *db)
+    .await
+    .map_err(&on_error)?;
+    Ok(())
+}

@@ -1,0 +1,228 @@
+//! What must survive. The only folder with SQL in it.
+//!
+//! SQLite in WAL mode with `synchronous = FULL`: what a commit returned for is on disk, also when power
+//! fails. One connection writes, a few read. Every method is one transaction.
+
+mod decisions;
+mod ingest;
+mod intervals;
+mod jobs;
+mod links;
+mod nodes;
+mod scenario;
+mod steps;
+mod trials;
+
+pub use decisions::{DecisionRow, NewDecision};
+pub use ingest::{Incoming, News};
+pub use intervals::{IntervalRow, OpenInterval};
+pub use jobs::{JobRow, RankRow};
+pub use links::{LinkPoint, LinkRow, PathRow, TestRow};
+pub use nodes::{NodeRow, Registration};
+pub use scenario::SetAsideRow;
+pub use steps::{ProgressRow, StepRow};
+pub use trials::{NewTrial, TrialReportRow, TrialRow};
+
+use flexcomm_domain::Timestamp;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Connections that read: the page, the API and the loop at once.
+const READERS: u32 = 4;
+
+/// Longest wait for a connection or a lock: shorter than a request's limit, so that the client hears why.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why the store did not do something. Completes "failed to ...".
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The database refused; nothing was changed.
+    #[error("{operation}: {source}")]
+    Sql {
+        /// What was tried.
+        operation: &'static str,
+        /// What it said.
+        source: sqlx::Error,
+    },
+    /// The file is of another version, or damaged.
+    #[error("bring the database to this version: {0}")]
+    Migrate(sqlx::migrate::MigrateError),
+    /// Something stored does not read back.
+    #[error("{operation}: stored {what} is not valid: {why}")]
+    Stored {
+        /// What was tried.
+        operation: &'static str,
+        /// Which value.
+        what: &'static str,
+        /// Why it is refused.
+        why: String,
+    },
+    /// A decision whose version is not the next, or whose parent is not the newest: another writer was first.
+    #[error("store decision {version} of job {job}: the newest is {newest}")]
+    Fenced {
+        /// Which job.
+        job: String,
+        /// As offered.
+        version: u64,
+        /// As stored.
+        newest: u64,
+    },
+}
+
+/// Shorthand.
+pub type Result<T> = std::result::Result<T, StoreError>;
+
+/// The database.
+#[derive(Debug)]
+pub struct Store {
+    write: SqlitePool,
+    read: SqlitePool,
+    healthy: AtomicBool,
+}
+
+/// Adds to an SQL error what was tried.
+fn sql(operation: &'static str) -> impl Fn(sqlx::Error) -> StoreError {
+    move |source| StoreError::Sql { operation, source }
+}
+
+/// SQLite's integers are signed; the bits are kept.
+fn signed(value: u64) -> i64 {
+    value as i64
+}
+
+fn unsigned(value: i64) -> u64 {
+    value as u64
+}
+
+fn time(value: i64) -> Timestamp {
+    Timestamp(unsigned(value))
+}
+
+fn stored<T, E: std::fmt::Display>(
+    operation: &'static str,
+    what: &'static str,
+    value: std::result::Result<T, E>,
+) -> Result<T> {
+    value.map_err(|e| StoreError::Stored { operation, what, why: e.to_string() })
+}
+
+/// Writes a value of ours as JSON; such values hold nothing that JSON cannot say.
+fn json<T: serde::Serialize>(operation: &'static str, value: &T) -> Result<String> {
+    stored(operation, "value", serde_json::to_string(value))
+}
+
+impl Store {
+    /// Opens the file, makes it when absent, brings it to this version.
+    pub async fn open(path: &Path) -> Result<Self> {
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            .foreign_keys(true)
+            .busy_timeout(PATIENCE);
+        let writer = SqlitePoolOptions::new().max_connections(1).acquire_timeout(PATIENCE);
+        let write = writer.connect_with(options.clone()).await.map_err(sql("open the database"))?;
+        sqlx::migrate!("../migrations").run(&write).await.map_err(StoreError::Migrate)?;
+        let readers = SqlitePoolOptions::new().max_connections(READERS).acquire_timeout(PATIENCE);
+        let read = readers.connect_with(options.read_only(true)).await.map_err(sql("open the database to read"))?;
+        Ok(Self { write, read, healthy: AtomicBool::new(true) })
+    }
+
+    /// Closes the file in an orderly way.
+    pub async fn close(&self) {
+        self.read.close().await;
+        self.write.close().await;
+    }
+
+    /// Whether reading and writing works now: takes the write lock and lets go of it.
+    pub async fn ready(&self) -> Result<()> {
+        let operation = "write to the database";
+        let probe = async {
+            let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await?;
+            sqlx::query("UPDATE counters SET value = value WHERE name = 'orders_epoch'").execute(&mut *tx).await?;
+            tx.commit().await?;
+            sqlx::query("SELECT 1 FROM counters").fetch_optional(&self.read).await.map(|_| ())
+        };
+        let outcome = probe.await.map_err(sql(operation));
+        self.healthy.store(outcome.is_ok(), Ordering::Relaxed);
+        outcome
+    }
+
+    /// What [`Store::ready`] found the last time.
+    pub fn was_healthy(&self) -> bool {
+        self.healthy.load(Ordering::Relaxed)
+    }
+
+    /// Raises a counter by `by`, and at least to `floor`; returns its new value.
+    pub async fn raise(&self, name: &'static str, by: u64, floor: u64) -> Result<u64> {
+        let (value,): (i64,) = sqlx::query_as(
+            "INSERT INTO counters (name, value) VALUES ($1, max($2, $3))
+             ON CONFLICT (name) DO UPDATE SET value = max(value + $2, $3) RETURNING value",
+        )
+        .bind(name)
+        .bind(signed(by))
+        .bind(signed(floor))
+        .fetch_one(&self.write)
+        .await
+        .map_err(sql("raise a counter"))?;
+        Ok(unsigned(value))
+    }
+
+    /// The newest time that anything stored bears: time may not go back behind it.
+    pub async fn newest_time(&self) -> Result<Timestamp> {
+        let (value,): (Option<i64>,) = sqlx::query_as(
+            "SELECT max(t) FROM (
+                SELECT max(decided_us) AS t FROM decisions UNION ALL SELECT max(received_us) FROM links
+                UNION ALL SELECT max(asked_us) FROM trials UNION ALL SELECT max(registered_us) FROM nodes
+                UNION ALL SELECT max(at_us) FROM intervals UNION ALL SELECT max(seen_us) FROM ranks
+                UNION ALL SELECT max(received_us) FROM applied UNION ALL SELECT max(set_us) FROM scenario)",
+        )
+        .fetch_one(&self.read)
+        .await
+        .map_err(sql("read the newest time"))?;
+        Ok(value.map(time).unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A store in a folder that lives as long as the test.
+    pub(crate) async fn scratch() -> (Store, tempfile::TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("test.db")).await.unwrap();
+        (store, dir)
+    }
+
+    #[tokio::test]
+    async fn counters_survive_and_grow() {
+        let (store, dir) = scratch().await;
+        assert_eq!(store.raise("orders_epoch", 5, 0).await.unwrap(), 5);
+        assert_eq!(store.raise("orders_epoch", 2, 0).await.unwrap(), 7);
+        store.ready().await.unwrap();
+        store.close().await;
+        let again = Store::open(&dir.path().join("test.db")).await.unwrap();
+        assert_eq!(again.raise("orders_epoch", 1, 100).await.unwrap(), 100);
+        assert_eq!(again.newest_time().await.unwrap(), Timestamp(0));
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_no_database_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.db");
+        std::fs::write(&path, "this is not a database, it only has its name".repeat(100)).unwrap();
+        assert!(Store::open(&path).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_closed_database_is_an_error_and_not_ready() {
+        let (store, _dir) = scratch().await;
+        store.close().await;
+        assert!(store.ready().await.is_err());
+        assert!(!store.was_healthy());
+    }
+}

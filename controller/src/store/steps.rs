@@ -1,0 +1,201 @@
+//! The window of a job's newest steps, and loss and accuracy over all of them.
+
+use flexcomm_domain::{JobId, Strategy, Timestamp, Version};
+use flexcomm_wire::{StepRecord, StepsReport};
+use sqlx::SqliteConnection;
+
+use super::{Result, Store, json, signed, sql, stored, time, unsigned};
+use crate::limits::{PROGRESS, STEP_WINDOW};
+
+/// One step on one rank.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepRow {
+    /// Its number.
+    pub step: u64,
+    /// Which rank.
+    pub rank: u32,
+    /// The decision in force.
+    pub version: Version,
+    /// What ran.
+    pub strategy: Strategy,
+    /// When the report arrived.
+    pub received: Timestamp,
+    /// Forward and backward.
+    pub compute_us: f64,
+    /// Compress and decompress.
+    pub comp_us: f64,
+    /// From entry into the collective to its end.
+    pub sync_us: f64,
+    /// The part of it before the last rank entered, where known.
+    pub wait_us: Option<f64>,
+    /// All of it.
+    pub step_us: f64,
+    /// Energy kept.
+    pub gain: f64,
+}
+
+/// How training went at a step.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct ProgressRow {
+    /// The step.
+    pub step: u64,
+    /// When the report arrived.
+    pub at_us: u64,
+    /// Training loss.
+    pub loss: Option<f64>,
+    /// Held-out accuracy.
+    pub accuracy: Option<f64>,
+}
+
+/// A row as SQLite's JSON functions write it, in the order of the query's columns.
+#[derive(serde::Deserialize)]
+struct RawStep(i64, i64, i64, String, i64, f64, f64, f64, Option<f64>, f64, f64);
+
+impl RawStep {
+    fn row(self) -> Result<StepRow> {
+        let operation = "read steps";
+        let Self(step, rank, version, strategy, received, compute_us, comp_us, sync_us, wait_us, step_us, gain) = self;
+        Ok(StepRow {
+            step: unsigned(step),
+            rank: stored(operation, "rank", rank.try_into())?,
+            version: Version(unsigned(version)),
+            strategy: stored(operation, "strategy", strategy.parse())?,
+            received: time(received),
+            compute_us,
+            comp_us,
+            sync_us,
+            wait_us,
+            step_us,
+            gain,
+        })
+    }
+}
+
+impl Store {
+    /// Loss and accuracy over steps, the newest `limit` points, newest last.
+    pub async fn progress(&self, job: &JobId, limit: u32) -> Result<Vec<ProgressRow>> {
+        let mut rows: Vec<(i64, i64, Option<f64>, Option<f64>)> = sqlx::query_as(
+            "SELECT step, received_us, loss, accuracy FROM progress WHERE job = $1 ORDER BY step DESC LIMIT $2",
+        )
+        .bind(job.as_str())
+        .bind(limit)
+        .fetch_all(&self.read)
+        .await
+        .map_err(sql("read a job's progress"))?;
+        rows.reverse();
+        let row =
+            |(step, at, loss, accuracy)| ProgressRow { step: unsigned(step), at_us: unsigned(at), loss, accuracy };
+        Ok(rows.into_iter().map(row).collect())
+    }
+
+    /// The newest step of a job in the window.
+    pub async fn newest_step(&self, job: &JobId) -> Result<Option<u64>> {
+        let (step,): (Option<i64>,) = sqlx::query_as("SELECT max(step) FROM steps WHERE job = $1")
+            .bind(job.as_str())
+            .fetch_one(&self.read)
+            .await
+            .map_err(sql("read a job's newest step"))?;
+        Ok(step.map(unsigned))
+    }
+
+    /// Steps of a job from `from` on, ascending by step and rank, at most `steps` different ones.
+    pub async fn steps(&self, job: &JobId, from: u64, steps: u64) -> Result<Vec<StepRow>> {
+        // One row of JSON: each row of a result crosses from SQLite's thread to this one by itself, which
+        // costs far more than its content when hundreds of steps are read every second.
+        let (rows,): (String,) = sqlx::query_as(
+            "SELECT json_group_array(json_array(step, rank, version, strategy, received_us, compute_us, comp_us, sync_us,
+                wait_us, step_us, gain))
+             FROM (SELECT * FROM steps WHERE job = $1 AND step >= $2 AND step < $3 ORDER BY step, rank)",
+        )
+        .bind(job.as_str())
+        .bind(signed(from))
+        .bind(signed(from.saturating_add(steps)))
+        .fetch_one(&self.read)
+        .await
+        .map_err(sql("read steps"))?;
+        let rows: Vec<RawStep> = stored("read steps", "row", serde_json::from_str(&rows))?;
+        rows.into_iter().map(RawStep::row).collect()
+    }
+}
+
+/// Stores steps and forgets those that fell out of the window.
+pub(super) async fn put_steps(
+    db: &mut SqliteConnection,
+    r: &StepsReport,
+    strategy: &Strategy,
+    now: Timestamp,
+) -> Result<()> {
+    let on_error = sql("store steps");
+    // Steps only go forward: what this rank reported beyond them is of an earlier run of the job.
+    sqlx::query("DELETE FROM steps WHERE job = $1 AND rank = $2 AND step >= $3")
+        .bind(r.job.as_str())
+        .bind(i64::from(r.rank))
+        .bind(signed(r.steps.first().map_or(u64::MAX >> 1, |s| s.step)))
+        .execute(&mut *db)
+        .await
+        .map_err(&on_error)?;
+    sqlx::query(
+        "INSERT OR REPLACE INTO steps (job, rank, version, strategy, received_us, step, compute_us, comp_us, sync_us,
+            wait_us, step_us, bytes_sent, gain)
+         SELECT $1, $2, $3, $4, $5, value ->> 'step', value ->> 'compute_us', value ->> 'comp_us', value ->> 'sync_us',
+            value ->> 'wait_us', value ->> 'step_us', value ->> 'bytes_sent', value ->> 'gain'
+         FROM json_each($6)",
+    )
+    .bind(r.job.as_str())
+    .bind(i64::from(r.rank))
+    .bind(signed(r.version))
+    .bind(strategy.to_string())
+    .bind(signed(now.0))
+    .bind(json("store steps", &r.steps)?)
+    .execute(&mut *db)
+    .await
+    .map_err(&on_error)?;
+    put_progress(db, r, now).await?;
+    let newest = |f: fn(&StepRecord) -> Option<f64>| r.steps.iter().rev().find_map(f);
+    sqlx::query("UPDATE jobs SET loss = coalesce($2, loss), accuracy = coalesce($3, accuracy) WHERE job = $1")
+        .bind(r.job.as_str())
+        .bind(newest(|s| s.loss))
+        .bind(newest(|s| s.accuracy))
+        .execute(&mut *db)
+        .await
+        .map_err(&on_error)?;
+    sqlx::query("DELETE FROM steps WHERE job = $1 AND step <= (SELECT max(step) FROM steps WHERE job = $1) - $2")
+        .bind(r.job.as_str())
+        .bind(signed(STEP_WINDOW))
+        .execute(&mut *db)
+        .await
+        .map_err(&on_error)?;
+    Ok(())
+}
+
+/// Stores the newest loss of a report, and every accuracy: it is measured seldom.
+async fn put_progress(db: &mut SqliteConnection, r: &StepsReport, now: Timestamp) -> Result<()> {
+    let on_error = sql("store a job's progress");
+    let last = r.steps.iter().rposition(|s| s.loss.is_some());
+    let points = r.steps.iter().enumerate().filter(|(i, s)| Some(*i) == last || s.accuracy.is_some());
+    for (_, s) in points {
+        sqlx::query(
+            "INSERT INTO progress (job, step, received_us, loss, accuracy) VALUES ($1, $2, $3, $4, $5)
+             ON CONFLICT (job, step) DO UPDATE SET received_us = excluded.received_us,
+                loss = coalesce(excluded.loss, loss), accuracy = coalesce(excluded.accuracy, accuracy)",
+        )
+        .bind(r.job.as_str())
+        .bind(signed(s.step))
+        .bind(signed(now.0))
+        .bind(s.loss)
+        .bind(s.accuracy)
+        .execute(&mut *db)
+        .await
+        .map_err(&on_error)?;
+    }
+    sqlx::query(
+        "DELETE FROM progress WHERE job = $1
+            AND step <= (SELECT step FROM progress WHERE job = $1 ORDER BY step DESC LIMIT 1 OFFSET $2)",
+    )
+    .bind(r.job.as_str())
+    .bind(signed(PROGRESS))
+    .execute(&mut *db)
+    .await
+    .map_err(&on_error)?;
+    Ok(())
+}

@@ -1,0 +1,356 @@
+//! Whatever comes in: a clear problem or set aside and counted, never a 500, and nothing stored is lost.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Agent, Api, Server, TOKEN, Weather, config, problem};
+use flexcomm_domain::Strategy;
+use flexcomm_wire::api::{LinkView, NodeView, ScenarioSet, ScenarioView};
+use flexcomm_wire::{Heartbeat, Register, ReportAck, ReportBatch, ReportBody};
+use serde_json::{Value, json};
+
+const GOOD: Weather = Weather { latency_us: 100.0, bandwidth_bps: 1e9 };
+
+struct Scene {
+    server: Server,
+    api: Api,
+    a: Agent,
+    b: Agent,
+    _dir: tempfile::TempDir,
+}
+
+/// Two agents, one good link.
+async fn scene() -> Scene {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(config(dir.path())).await;
+    let api = Api::new(&server.url);
+    let (mut a, mut b) = (Agent::new("a", 0), Agent::new("b", 1));
+    assert!(a.register(&api).await.status().is_success() && b.register(&api).await.status().is_success());
+    let link = a.link("b", GOOD);
+    a.report(&api, vec![link]).await;
+    Scene { server, api, a, b, _dir: dir }
+}
+
+impl Scene {
+    async fn links(&self) -> Vec<LinkView> {
+        self.api.json("/api/v1/links").await
+    }
+
+    async fn set_aside(&self, reason: &str) -> u64 {
+        let metrics = self.api.get("/metrics").await.text().await.unwrap();
+        let line = format!("flexcomm_set_aside_total{{reason=\"{reason}\"}} ");
+        metrics.lines().find_map(|l| l.strip_prefix(&line)).unwrap().parse().unwrap()
+    }
+
+    async fn raw(&self, node: &str, body: Value) -> reqwest::Response {
+        self.api.post(&format!("/api/v1/agents/{node}/reports"), &body).await
+    }
+
+    /// Everything good is still there.
+    async fn intact(self) {
+        let links = self.links().await;
+        assert_eq!((links.len(), links[0].latency_us, links[0].bandwidth_bps), (1, 100.0, Some(1e9)));
+        self.server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn absurd_measurements_are_set_aside_and_the_others_of_the_batch_are_stored() {
+    let mut s = scene().await;
+    let mut bodies = Vec::new();
+    for bad in [-1.0, 1e300] {
+        bodies.push(s.a.link("b", Weather { latency_us: bad, ..GOOD }));
+        bodies.push(s.a.link("b", Weather { bandwidth_bps: bad, ..GOOD }));
+    }
+    // NaN and infinity are null in JSON.
+    bodies.push(s.a.link("b", Weather { latency_us: f64::NAN, ..GOOD }));
+    bodies.push(s.a.link("b", Weather { latency_us: f64::INFINITY, ..GOOD }));
+    bodies.push(s.a.link("b", GOOD));
+    let ack = s.a.report(&s.api, bodies).await;
+    assert_eq!((ack.set_aside, ack.acked_seq), (6, s.a.seq));
+    assert!(ack.first_reason.unwrap().contains("latency_us is -1"));
+    assert_eq!((s.set_aside("bad-value").await, s.set_aside("malformed").await), (4, 2));
+    let aside: Value = s.api.json("/api/v1/set-aside").await;
+    assert!(aside.as_array().unwrap().iter().any(|r| r["reason"] == "malformed" && r["count"] == 2));
+    s.intact().await;
+}
+
+#[tokio::test]
+async fn reports_of_the_unknown_are_set_aside() {
+    let mut s = scene().await;
+    let dense = (0, Strategy::DENSE_RING);
+    let bodies = vec![
+        s.a.link("nobody", GOOD),
+        s.a.link("a", GOOD),
+        s.a.steps(dense, (0, 3), 100.0),
+        s.a.applied(1, 2, 3),
+        ReportBody::JobLeft { job: common::job(), rank: 0 },
+    ];
+    let ack = s.a.report(&s.api, bodies).await;
+    assert_eq!(ack.set_aside, 5);
+    assert_eq!((s.set_aside("unknown-node").await, s.set_aside("unknown-job").await), (1, 3));
+
+    let (hello_a, hello_b) = (s.a.hello(), s.b.hello());
+    s.a.report(&s.api, vec![hello_a]).await;
+    let steps = s.b.steps(dense, (0, 3), 100.0);
+    assert_eq!(s.b.report(&s.api, vec![steps]).await.set_aside, 1, "rank 1 has not said hello");
+    s.b.report(&s.api, vec![hello_b]).await;
+    let later = s.b.steps((9, Strategy::DENSE_RING), (0, 3), 100.0);
+    let trial = flexcomm_wire::TrialOrder { id: 77, candidates: vec![], iterations: 1, budget_ms: 1 };
+    let ack = s.b.report(&s.api, vec![later, s.b.applied(9, 1, 2), s.b.trial(&trial)]).await;
+    assert_eq!(ack.set_aside, 3);
+    assert_eq!((s.set_aside("unknown-version").await, s.set_aside("unknown-trial").await), (2, 1));
+    let foreign = s.b.rank;
+    s.b.rank = 0;
+    let steps = s.b.steps(dense, (0, 3), 100.0);
+    assert_eq!(s.b.report(&s.api, vec![steps]).await.set_aside, 1, "rank 0 runs on a");
+    s.b.rank = foreign;
+    let mut other = Agent::new("b", 1).hello();
+    if let ReportBody::JobSeen(seen) = &mut other {
+        seen.world = 3;
+    }
+    assert!(s.b.report(&s.api, vec![other]).await.first_reason.unwrap().starts_with("job-conflict"));
+    s.intact().await;
+}
+
+#[tokio::test]
+async fn a_decision_that_is_older_or_another_is_set_aside() {
+    let mut s = scene().await;
+    let back = s.b.link("a", GOOD);
+    s.b.report(&s.api, vec![back]).await;
+    for agent in [&mut s.a, &mut s.b] {
+        let hello = agent.hello();
+        agent.report(&s.api, vec![hello]).await;
+    }
+    let mut step = 0;
+    // Without answers to its trials the planner decides when it has given them up: here at once.
+    let orders = loop {
+        step += 10;
+        for agent in [&mut s.a, &mut s.b] {
+            let mut bodies = vec![agent.steps((0, Strategy::DENSE_RING), (step, 10), 50_000.0)];
+            let orders = agent.orders(&s.api).await;
+            bodies.extend(orders.jobs.first().and_then(|j| j.trial.as_ref()).map(|t| agent.trial(t)));
+            agent.report(&s.api, bodies).await;
+        }
+        let orders = s.a.orders(&s.api).await;
+        if orders.jobs[0].decision.is_some() {
+            break orders;
+        }
+        assert!(step < 5000, "no decision");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    };
+    let d = orders.jobs[0].decision.clone().unwrap();
+    let (wrong, right) = (s.a.applied(d.version, d.digest ^ 1, step), s.a.applied(d.version, d.digest, step));
+    let ack = s.a.report(&s.api, vec![wrong, right, s.a.applied(0, 0, step)]).await;
+    assert_eq!((ack.set_aside, s.set_aside("digest").await), (2, 1));
+    assert!(ack.first_reason.unwrap().contains("digest"));
+    s.server.stop().await;
+}
+
+#[tokio::test]
+async fn trials_are_asked_for_one_at_a_time() {
+    let mut s = scene().await;
+    problem(s.api.post("/api/v1/jobs/j/trials", &json!({})).await, 404).await;
+    for agent in [&mut s.a, &mut s.b] {
+        let hello = agent.hello();
+        agent.report(&s.api, vec![hello]).await;
+    }
+    let bad = json!({ "candidates": [{ "compressor": "topk", "cr": 2.0, "collective": "allgather" }] });
+    problem(s.api.post("/api/v1/jobs/j/trials", &bad).await, 422).await;
+    problem(s.api.post("/api/v1/jobs/j/trials", &json!({ "candidate": [] })).await, 422).await;
+    assert_eq!(s.api.post("/api/v1/jobs/j/trials", &json!({})).await.status(), 202);
+    problem(s.api.post("/api/v1/jobs/j/trials", &json!({})).await, 409).await;
+    let order = s.b.orders(&s.api).await.jobs[0].trial.clone().unwrap();
+    assert_eq!(order.candidates.len(), 5, "one per ratio: {order:?}");
+    s.intact().await;
+}
+
+/// Another process holds the database's write lock for longer than the controller waits.
+#[tokio::test]
+async fn a_store_that_fails_is_said_and_nothing_is_lost() {
+    let mut s = scene().await;
+    let db = s._dir.path().join("test.db");
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(db);
+    let other = sqlx::SqlitePool::connect_with(options).await.unwrap();
+    let lock = other.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    problem(s.api.get("/readyz").await, 503).await;
+    let link = s.a.link("b", Weather { latency_us: 333.0, ..GOOD });
+    let batch = s.a.batch(vec![link]);
+    let refused = s.api.post("/api/v1/agents/a/reports", &batch).await;
+    assert!(refused.headers().contains_key("retry-after"));
+    problem(refused, 503).await;
+    assert_eq!(s.api.get("/healthz").await.status(), 200);
+    assert!(s.api.get("/metrics").await.text().await.unwrap().contains("flexcomm_store_ready 0\n"));
+    lock.rollback().await.unwrap();
+    assert_eq!(s.api.get("/readyz").await.status(), 200);
+    assert_eq!(s.api.post("/api/v1/agents/a/reports", &batch).await.status(), 200);
+    assert_eq!(s.links().await[0].latency_us, 333.0);
+    s.server.stop().await;
+}
+
+#[tokio::test]
+async fn clocks_that_jump_move_nothing() {
+    let mut s = scene().await;
+    for at_us in [0, u64::MAX >> 12, 5] {
+        let link = s.a.link("b", GOOD);
+        let mut batch = s.a.batch(vec![link]);
+        batch.reports[0].at_us = at_us;
+        assert_eq!(s.api.post("/api/v1/agents/a/reports", &batch).await.status(), 200);
+        let beat = Heartbeat { instance: s.a.instance, now_us: at_us, orders_epoch: 0, spooled: 0 };
+        assert_eq!(s.api.post("/api/v1/agents/a/heartbeat", &beat).await.status(), 204);
+    }
+    let links = s.links().await;
+    assert!(links[0].latency_age_ms < 60_000.0);
+    let nodes: Vec<NodeView> = s.api.json("/api/v1/nodes").await;
+    assert!(nodes[0].live && nodes[0].heartbeat_age_ms < 60_000);
+    s.intact().await;
+}
+
+#[tokio::test]
+async fn one_name_has_one_agent() {
+    let mut s = scene().await;
+    let mut second = Agent::new("a", 0);
+    second.instance = 999;
+    let refused = problem(second.register(&s.api).await, 409).await;
+    assert!(refused["detail"].as_str().unwrap().contains("another agent holds the name a"));
+    let beat = Heartbeat { instance: 999, now_us: 1, orders_epoch: 0, spooled: 0 };
+    problem(s.api.post("/api/v1/agents/a/heartbeat", &beat).await, 404).await;
+    let batch = ReportBatch { instance: 999, reports: vec![] };
+    problem(s.api.post("/api/v1/agents/a/reports", &batch).await, 404).await;
+    assert!(s.a.register(&s.api).await.status().is_success(), "the owner may register again");
+    problem(s.api.delete("/api/v1/nodes/a").await, 409).await;
+    s.intact().await;
+}
+
+#[tokio::test]
+async fn batches_that_make_no_sense_are_refused_whole() {
+    let s = scene().await;
+    let report = |seq: Value| json!({ "seq": seq, "at_us": 1, "body": { "kind": "job-left", "job": "j", "rank": 0 } });
+    for reports in [
+        json!([report(json!("x"))]),
+        json!([report(json!(0))]),
+        json!([report(json!(7)), report(json!(7))]),
+        json!([{ "at_us": 1 }]),
+        json!(5),
+    ] {
+        let body = json!({ "instance": s.a.instance, "reports": reports });
+        problem(s.raw("a", body).await, 422).await;
+    }
+    let many: Vec<Value> = (1..=513).map(|i| report(json!(i + 10))).collect();
+    problem(s.raw("a", json!({ "instance": s.a.instance, "reports": many })).await, 422).await;
+    problem(s.raw("nobody", json!({ "instance": 1, "reports": [] })).await, 404).await;
+    problem(s.raw("a%20b", json!({ "instance": 1, "reports": [] })).await, 404).await;
+    // A report of a kind that this version does not know is acknowledged, so that the agent goes on.
+    let future = json!({ "seq": 9, "at_us": 1, "body": { "kind": "from-the-future", "x": 1 } });
+    let ack: ReportAck =
+        s.raw("a", json!({ "instance": s.a.instance, "reports": [future] })).await.json().await.unwrap();
+    assert_eq!((ack.acked_seq, ack.set_aside), (9, 1));
+    let again = json!({ "seq": 9, "at_us": 1, "body": { "kind": "from-the-future", "x": 1 } });
+    let ack: ReportAck =
+        s.raw("a", json!({ "instance": s.a.instance, "reports": [again] })).await.json().await.unwrap();
+    assert_eq!((ack.acked_seq, ack.set_aside), (9, 0), "a repeated report is dropped");
+    s.intact().await;
+}
+
+#[tokio::test]
+async fn http_that_makes_no_sense_gets_a_problem() {
+    let s = scene().await;
+    let url = |path: &str| format!("{}{path}", s.api.url);
+    let client = &s.api.client;
+    problem(s.api.get("/nothing/here").await, 404).await;
+    problem(s.api.get("/api/v1/jobs/none").await, 404).await;
+    problem(s.api.get("/api/v1/jobs/none/decision").await, 404).await;
+    problem(s.api.get("/api/v1/jobs/-bad-/history").await, 404).await;
+    problem(s.api.get("/api/v1/links/a/b/history?limit=many").await, 400).await;
+    problem(s.api.delete("/api/v1/jobs").await, 405).await;
+    let post = || client.post(url("/api/v1/agents/register")).bearer_auth(TOKEN);
+    let json = "application/json";
+    problem(post().header("content-type", json).body("{\"protocol\": ").send().await.unwrap(), 400).await;
+    problem(post().header("content-type", json).body("{\"protocol\": 1e999}").send().await.unwrap(), 400).await;
+    problem(post().header("content-type", json).body("{}").send().await.unwrap(), 422).await;
+    problem(post().body("{}").send().await.unwrap(), 415).await;
+    let huge = vec![b' '; (16 << 20) + 1];
+    problem(post().header("content-type", json).body(huge).send().await.unwrap(), 413).await;
+    problem(client.post(url("/api/v1/agents/register")).body("{}").send().await.unwrap(), 401).await;
+    let forged = client.put(url("/api/v1/scenario")).bearer_auth("forged").body("{}").send().await.unwrap();
+    problem(forged, 401).await;
+    let no_token = client.get(url("/api/v1/agents/a/stream")).send().await.unwrap();
+    problem(no_token, 401).await;
+    let good = Agent::new("c", 2).registration();
+    let refused = s.api.post("/api/v1/agents/register", &Register { protocol: 99, ..good.clone() }).await;
+    let text = problem(refused, 422).await["detail"].as_str().unwrap().to_owned();
+    assert!(text.contains("99") && text.contains("speaks 1"), "{text}");
+    let refused = s.api.post("/api/v1/agents/register", &Register { addr: "0.0.0.0".parse().unwrap(), ..good }).await;
+    problem(refused, 422).await;
+    s.intact().await;
+}
+
+#[tokio::test]
+async fn scenarios_are_checked_ordered_and_reported() {
+    let mut s = scene().await;
+    let set = ScenarioSet {
+        label: "C1 epoch 13".into(),
+        latency_us: 1000.0,
+        jitter_us: 0.0,
+        loss: 0.0,
+        bandwidth_bps: 1e7,
+        nodes: None,
+    };
+    for bad in [
+        ScenarioSet { latency_us: -1.0, ..set.clone() },
+        ScenarioSet { loss: 1.0, ..set.clone() },
+        ScenarioSet { bandwidth_bps: 0.0, ..set.clone() },
+    ] {
+        problem(s.api.put("/api/v1/scenario", &bad).await, 422).await;
+    }
+    let view: ScenarioView = s.api.put("/api/v1/scenario", &set).await.json().await.unwrap();
+    let order = s.a.orders(&s.api).await.shape.unwrap();
+    assert_eq!((order.id, order.bandwidth_bps, view.in_force.len()), (view.id, 1e7, 0));
+    let report = |error: Option<&str>| {
+        ReportBody::Shape(flexcomm_wire::ShapeReport { id: view.id, error: error.map(Into::into) })
+    };
+    s.a.report(&s.api, vec![report(None)]).await;
+    s.b.report(&s.api, vec![report(Some("the kernel has no netem"))]).await;
+    let view: ScenarioView = s.api.json("/api/v1/scenario").await;
+    assert_eq!(view.in_force, [common::node("a")]);
+    assert_eq!(view.refused, [(common::node("b"), "the kernel has no netem".to_owned())]);
+    let only_b = ScenarioSet { nodes: Some(vec![common::node("b")]), ..set };
+    s.api.put("/api/v1/scenario", &only_b).await;
+    assert!(s.a.orders(&s.api).await.shape.is_none() && s.b.orders(&s.api).await.shape.is_some());
+    assert_eq!(s.api.delete("/api/v1/scenario").await.status(), 204);
+    assert!(s.b.orders(&s.api).await.shape.is_none());
+    s.intact().await;
+}
+
+#[tokio::test]
+async fn without_leave_nobody_shapes() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(flexcomm_controller::RawConfig { scenario: false, ..config(dir.path()) }).await;
+    let api = Api::new(&server.url);
+    let set = json!({ "label": "x", "latency_us": 1.0, "bandwidth_bps": 1e9 });
+    let refused = problem(api.put("/api/v1/scenario", &set).await, 409).await;
+    assert!(refused["detail"].as_str().unwrap().contains("scenario = false"));
+    problem(api.delete("/api/v1/scenario").await, 409).await;
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_page_loads_nothing_from_elsewhere() {
+    let s = scene().await;
+    let page = s.api.get("/").await;
+    let policy = page.headers()["content-security-policy"].to_str().unwrap().to_owned();
+    assert!(policy.contains("default-src 'none'") && !policy.contains("http"));
+    let mut all = page.text().await.unwrap();
+    for path in ["/page.css", "/page.js", "/charts.js"] {
+        let file = s.api.get(path).await;
+        assert_eq!(file.status(), 200);
+        all += &file.text().await.unwrap();
+    }
+    let outside = |text: &str| text.replace("http://www.w3.org/2000/svg", "").contains("://");
+    assert!(!outside(&all), "the page names another server");
+    for unsafe_sink in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
+        assert!(!all.contains(unsafe_sink), "{unsafe_sink}");
+    }
+    s.intact().await;
+}

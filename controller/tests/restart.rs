@@ -1,0 +1,243 @@
+//! The controller is killed, again and again, in the middle of reports and decisions. What it acknowledged is
+//! there, versions only grow, nothing is there twice.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Agent, Api, Weather, config};
+use flexcomm_controller::serve_on;
+use flexcomm_domain::Strategy;
+use flexcomm_wire::api::HistoryEntry;
+use flexcomm_wire::{Orders, ReportAck, ReportBatch};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Set for the child that is the server: the folder of its files.
+const FOLDER: &str = "FLEXCOMM_TEST_SERVER_FOLDER";
+
+/// How often it is killed.
+const KILLS: u32 = 24;
+
+/// Not a test of its own: with the variable set, this process is the server and does not return.
+#[tokio::test]
+async fn server_when_asked() {
+    let Ok(folder) = std::env::var(FOLDER) else { return };
+    let folder = PathBuf::from(folder);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = folder.join(format!("port-{}", std::process::id()));
+    std::fs::write(port.with_extension("new"), listener.local_addr().unwrap().port().to_string()).unwrap();
+    std::fs::rename(port.with_extension("new"), port).unwrap();
+    serve_on(listener, config(&folder).validate().unwrap(), std::future::pending()).await.unwrap();
+}
+
+struct Process(Child);
+
+impl Process {
+    async fn start(folder: &Path) -> (Self, Api) {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "server_when_asked", "--nocapture"])
+            .env(FOLDER, folder)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let file = folder.join(format!("port-{}", child.id()));
+        let process = Self(child);
+        let since = Instant::now();
+        loop {
+            if let Ok(port) = std::fs::read_to_string(&file) {
+                let api = Api::new(&format!("http://127.0.0.1:{port}"));
+                let ready = api.client.get(format!("{}/readyz", api.url)).send().await;
+                if ready.is_ok_and(|r| r.status().is_success()) {
+                    return (process, api);
+                }
+            }
+            assert!(since.elapsed() < common::PATIENCE, "the server did not come up");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// An agent as it should be: keeps a batch until it is acknowledged.
+struct Spooler {
+    agent: Agent,
+    unacked: Option<ReportBatch>,
+    acked: u64,
+    links: usize,
+}
+
+impl Spooler {
+    /// Registers when needed and sends what waits. False when the server went away.
+    async fn deliver(&mut self, api: &Api) -> bool {
+        let Some(batch) = &self.unacked else { return true };
+        let path = format!("{}/api/v1/agents/{}/reports", api.url, self.agent.name);
+        let sent = api.client.post(path).bearer_auth(common::TOKEN).json(batch).send().await;
+        let Ok(answer) = sent else { return false };
+        if answer.status() == 404 {
+            let url = format!("{}/api/v1/agents/register", api.url);
+            let body = self.agent.registration();
+            return api.client.post(url).bearer_auth(common::TOKEN).json(&body).send().await.is_ok();
+        }
+        let Ok(ack) = answer.json::<ReportAck>().await else { return false };
+        assert_eq!(ack.set_aside, 0, "{:?}", ack.first_reason);
+        assert_eq!(ack.acked_seq, self.agent.seq);
+        self.acked = ack.acked_seq;
+        self.unacked = None;
+        true
+    }
+}
+
+struct Life {
+    spoolers: [Spooler; 2],
+    step: u64,
+    version: u64,
+    strategy: Strategy,
+    trial: u64,
+    fast: bool,
+    published: BTreeMap<u64, (u64, String)>,
+    epoch: u64,
+}
+
+impl Life {
+    fn new() -> Self {
+        let spooler = |name, rank| Spooler { agent: Agent::new(name, rank), unacked: None, acked: 0, links: 0 };
+        Self {
+            spoolers: [spooler("a", 0), spooler("b", 1)],
+            step: 0,
+            version: 0,
+            strategy: Strategy::DENSE_RING,
+            trial: 0,
+            fast: true,
+            published: BTreeMap::new(),
+            epoch: 0,
+        }
+    }
+
+    /// Ten steps and what the orders say, delivered or kept. False when the server went away.
+    async fn train(&mut self, api: &Api) -> bool {
+        for spooler in &mut self.spoolers {
+            if !spooler.deliver(api).await {
+                return false;
+            }
+        }
+        if self.spoolers.iter().any(|s| s.unacked.is_some()) {
+            return true;
+        }
+        let url = format!("{}/api/v1/agents/a/orders", api.url);
+        let orders = match api.client.get(url).bearer_auth(common::TOKEN).send().await {
+            Ok(answer) if answer.status() == 404 => None,
+            Ok(answer) => match answer.json::<Orders>().await {
+                Ok(orders) => Some(orders),
+                Err(_) => return false,
+            },
+            Err(_) => return false,
+        };
+        self.follow(orders);
+        true
+    }
+
+    fn follow(&mut self, orders: Option<Orders>) {
+        let first = orders.is_none();
+        self.fast = (self.step / 200).is_multiple_of(2);
+        let bandwidth_bps = if self.fast { 25e9 } else { 5e7 };
+        let sync_us = if self.fast { 500.0 } else { 8e6 * 8e6 / bandwidth_bps };
+        let job = orders.and_then(|o| {
+            assert!(o.epoch >= self.epoch, "epoch {} after {}", o.epoch, self.epoch);
+            self.epoch = o.epoch;
+            o.jobs.into_iter().next()
+        });
+        let decision = job.as_ref().and_then(|j| j.decision.clone());
+        if let Some(d) = &decision {
+            assert!(d.version >= self.version, "version {} after {}", d.version, self.version);
+            let known = self.published.insert(d.version, (d.parent, format!("{:?}", d.strategy)));
+            let now = (d.parent, format!("{:?}", d.strategy));
+            assert!(known.is_none_or(|before| before == now), "decision {} changed", d.version);
+        }
+        let trial = job.and_then(|j| j.trial).filter(|t| t.id > self.trial);
+        let next = decision.filter(|d| d.version > self.version);
+        let (step, ran) = (self.step, (self.version, self.strategy));
+        self.step += 10;
+        for (spooler, peer) in self.spoolers.iter_mut().zip(["b", "a"]) {
+            let agent = &mut spooler.agent;
+            let mut bodies = vec![agent.hello()];
+            if !first {
+                spooler.links += 1;
+                bodies.push(agent.link(peer, Weather { latency_us: 200.0, bandwidth_bps }));
+                bodies.push(agent.steps(ran, (step, 10), sync_us));
+                bodies.extend(trial.as_ref().map(|t| agent.trial(t)));
+                bodies.extend(next.as_ref().map(|d| agent.applied(d.version, d.digest, step + 10)));
+            }
+            spooler.unacked = Some(agent.batch(bodies));
+        }
+        self.trial = trial.map_or(self.trial, |t| t.id);
+        if let Some(d) = next {
+            (self.version, self.strategy) = (d.version, Strategy::try_from(&d.strategy).unwrap());
+        }
+    }
+}
+
+#[tokio::test]
+async fn killed_again_and_again_it_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut life = Life::new();
+    let mut decisions_at_kills = Vec::new();
+    for kill in 0..KILLS {
+        let (mut process, api) = Process::start(dir.path()).await;
+        // Each life ends at another moment, some in the middle of a request.
+        let lives_on = Duration::from_millis(60 + u64::from(kill * 37 % 240));
+        let end = tokio::time::sleep(lives_on);
+        tokio::pin!(end);
+        loop {
+            tokio::select! {
+                () = &mut end => break,
+                alive = life.train(&api) => assert!(alive, "the server went away by itself"),
+            }
+        }
+        process.0.kill().unwrap();
+        drop(process);
+        decisions_at_kills.push(life.version);
+    }
+    assert!(life.version >= 2, "only {} decisions in {KILLS} lives", life.version);
+
+    let (process, api) = Process::start(dir.path()).await;
+    let since = Instant::now();
+    while life.spoolers.iter().any(|s| s.unacked.is_some()) {
+        for spooler in &mut life.spoolers {
+            spooler.deliver(&api).await;
+        }
+        assert!(since.elapsed() < common::PATIENCE);
+    }
+    let history: Vec<HistoryEntry> = api.json("/api/v1/jobs/j/history?limit=5000").await;
+    let versions: Vec<u64> = history.iter().rev().map(|h| h.decision.version).collect();
+    let expected: Vec<u64> = (1..=versions.len() as u64).collect();
+    assert_eq!(versions, expected, "versions grow by one, each is there once");
+    for entry in &history {
+        assert_eq!(entry.decision.parent + 1, entry.decision.version);
+        if let Some((parent, _)) = life.published.get(&entry.decision.version) {
+            assert_eq!(*parent, entry.decision.parent);
+        }
+    }
+    let stored = *versions.last().unwrap();
+    assert!(life.published.keys().all(|v| *v <= stored), "a decision was published that is not stored");
+    let metrics = api.get("/metrics").await.text().await.unwrap();
+    for spooler in &life.spoolers {
+        let line = format!("flexcomm_node_acked_reports_total{{node=\"{}\"}} {}\n", spooler.agent.name, spooler.acked);
+        assert!(metrics.contains(&line), "no {line} in\n{metrics}");
+        assert_eq!(spooler.acked, spooler.agent.seq);
+        let peer = if spooler.agent.rank == 0 { "b" } else { "a" };
+        let path = format!("/api/v1/links/{}/{peer}/history", spooler.agent.name);
+        let stored: Vec<serde_json::Value> = api.json(&path).await;
+        assert_eq!(stored.len(), spooler.links.min(1024), "each report is stored once");
+    }
+    drop(process);
+}

@@ -1,0 +1,169 @@
+//! A cluster's life as the API shows it: agents come, a job starts, a trial is asked for and answered, the
+//! network collapses, the decision follows and says why.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Agent, Api, Server, VALUES, Weather, config, node};
+use flexcomm_domain::{Link, LinkMatrix, Strategy, Version};
+use flexcomm_optimizer::Problem;
+use flexcomm_wire::api::{DecisionView, HistoryEntry, IntervalView, JobView, LinkView, NodeView, TrialView};
+use serde_json::Value;
+
+const FAST: Weather = Weather { latency_us: 100.0, bandwidth_bps: 25e9 };
+const SLOW: Weather = Weather { latency_us: 1000.0, bandwidth_bps: 100e6 };
+
+/// Two agents with a rank each, and trainers that follow orders.
+struct Cluster {
+    agents: [Agent; 2],
+    weather: Weather,
+    step: u64,
+    version: u64,
+    strategy: Strategy,
+    trials_answered: u64,
+}
+
+impl Cluster {
+    async fn start(api: &Api) -> Self {
+        let mut agents = [Agent::new("a", 0), Agent::new("b", 1)];
+        for agent in &mut agents {
+            assert!(agent.register(api).await.status().is_success());
+        }
+        Self { agents, weather: FAST, step: 0, version: 0, strategy: Strategy::DENSE_RING, trials_answered: 0 }
+    }
+
+    fn sync_us(&self) -> f64 {
+        let link = Link::new(self.weather.latency_us * 1e-6, self.weather.bandwidth_bps).unwrap();
+        let problem = Problem::new(VALUES, LinkMatrix::uniform(2, link).unwrap());
+        // The world is a bit slower than the model, so that there is something to fit.
+        1.2 * problem.evaluate(&self.strategy).unwrap().t_sync.get() * 1e6
+    }
+
+    /// Ten steps on each rank; then whatever the orders say.
+    async fn train(&mut self, api: &Api) {
+        let orders = self.agents[0].orders(api).await;
+        let sync_us = self.sync_us();
+        let (step, ran) = (self.step, (self.version, self.strategy));
+        self.step += 10;
+        let job = orders.jobs.first().cloned();
+        let trial = job.as_ref().and_then(|j| j.trial.clone()).filter(|t| t.id > self.trials_answered);
+        let next = job.and_then(|j| j.decision).filter(|d| d.version > self.version);
+        for (index, peer) in [(0, "b"), (1, "a")] {
+            let agent = &mut self.agents[index];
+            let mut bodies = vec![agent.link(peer, self.weather), agent.steps(ran, (step, 10), sync_us)];
+            bodies.extend(trial.as_ref().map(|t| agent.trial(t)));
+            bodies.extend(next.as_ref().map(|d| agent.applied(d.version, d.digest, step + 10)));
+            let ack = agent.report(api, bodies).await;
+            assert_eq!((ack.set_aside, ack.first_reason, ack.acked_seq), (0, None, agent.seq));
+        }
+        self.trials_answered = trial.map_or(self.trials_answered, |t| t.id);
+        if let Some(order) = next {
+            let decision = order.to_decision(&common::job()).unwrap();
+            assert_eq!(decision.parent, Version(self.version), "a decision was skipped");
+            (self.version, self.strategy) = (order.version, decision.strategy);
+        }
+    }
+
+    async fn train_until<T>(&mut self, api: &Api, what: &str, mut look: impl AsyncFnMut(&Api) -> Option<T>) -> T {
+        api.until(what, async |api| {
+            self.train(api).await;
+            look(api).await
+        })
+        .await
+    }
+}
+
+async fn decision(api: &Api) -> Option<DecisionView> {
+    let answer = api.get("/api/v1/jobs/j/decision").await;
+    if answer.status() == 404 { None } else { Some(answer.json().await.unwrap()) }
+}
+
+#[tokio::test]
+async fn the_decision_follows_the_network_and_history_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(config(dir.path())).await;
+    let api = Api::new(&server.url);
+    let mut cluster = Cluster::start(&api).await;
+
+    let nodes: Vec<NodeView> = api.json("/api/v1/nodes").await;
+    assert_eq!(nodes.iter().map(|n| n.node.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    assert!(nodes.iter().all(|n| n.live && n.may_shape));
+
+    for agent in &mut cluster.agents {
+        let hello = agent.hello();
+        agent.report(&api, vec![hello]).await;
+    }
+    let jobs: Vec<JobView> = api.json("/api/v1/jobs").await;
+    assert_eq!(jobs[0].nodes, [Some(node("a")), Some(node("b"))]);
+    assert_eq!((jobs[0].live_ranks, jobs[0].step), (2, 0));
+    api.until("waiting for links", async |api| {
+        let report: Value = api.json("/api/v1/jobs/j/report").await;
+        report["waiting"][0].as_str().filter(|w| w.contains("no estimate of the link a to b")).map(drop)
+    })
+    .await;
+
+    let trials: Vec<TrialView> = cluster
+        .train_until(&api, "a trial", async |api| {
+            let trials: Vec<TrialView> = api.json("/api/v1/jobs/j/trials").await;
+            trials.iter().any(|t| t.state == "done").then_some(trials)
+        })
+        .await;
+    assert_eq!(trials.last().unwrap().outcomes.len(), trials.last().unwrap().candidates.len());
+
+    let first = cluster.train_until(&api, "the first decision", async |api| decision(api).await).await;
+    let links: Vec<LinkView> = api.json("/api/v1/links").await;
+    assert_eq!(links.len(), 2);
+    assert_eq!(links[0].bandwidth_bps, Some(25e9));
+    let applied = cluster
+        .train_until(&api, "the first decision in force", async |api| {
+            decision(api).await.filter(|d| d.applied_at_step.is_some())
+        })
+        .await;
+    assert!(applied.version >= first.version && applied.cr > 0.9, "dense is best on a fast network: {applied:?}");
+
+    cluster.weather = SLOW;
+    let second = cluster
+        .train_until(&api, "another decision", async |api| {
+            decision(api).await.filter(|d| d.cr < 1.0 && d.applied_at_step.is_some())
+        })
+        .await;
+    assert!(second.version > applied.version && !second.reason.is_empty());
+
+    let history: Vec<HistoryEntry> = api.json("/api/v1/jobs/j/history").await;
+    let versions: Vec<u64> = history.iter().map(|h| h.decision.version).collect();
+    assert!(versions.windows(2).all(|w| w[0] == w[1] + 1), "{versions:?}");
+    let entry = history.iter().find(|h| h.decision.version == second.version).unwrap();
+    assert!(entry.report["alternatives"].as_array().unwrap().len() > 5);
+    assert!(entry.report["seen"]["links"]["bandwidth_worst_bps"].as_f64().unwrap() < 1e9);
+    assert!(entry.report["triggers"].as_array().is_some_and(|t| !t.is_empty()), "{:#}", entry.report);
+    assert!(entry.report["seed"].is_u64());
+
+    let intervals: Vec<IntervalView> = cluster
+        .train_until(&api, "measured intervals", async |api| {
+            let all: Vec<IntervalView> = api.json("/api/v1/jobs/j/intervals").await;
+            let own = all.iter().filter(|i| i.version == second.version && i.predicted_sync_us.is_some()).count();
+            (own >= 2).then_some(all)
+        })
+        .await;
+    assert!(intervals.windows(2).all(|w| w[0].at_us <= w[1].at_us && w[0].to_step < w[1].from_step));
+    let view: JobView = api.json("/api/v1/jobs/j").await;
+    assert!(view.sync_us.is_some() && view.predicted_sync_us.is_some() && view.loss.is_some());
+    let metrics = api.get("/metrics").await.text().await.unwrap();
+    for line in [
+        "flexcomm_job_predicted_seconds{job=\"j\",part=\"sync\"}",
+        "flexcomm_link_latency_seconds{from=\"a\",to=\"b\"} 0.001",
+    ] {
+        assert!(metrics.contains(line), "no {line} in\n{metrics}");
+    }
+
+    for agent in &mut cluster.agents {
+        let bye = flexcomm_wire::ReportBody::JobLeft { job: common::job(), rank: agent.rank };
+        agent.report(&api, vec![bye]).await;
+    }
+    let orders = cluster.agents[0].orders(&api).await;
+    assert!(orders.jobs.is_empty());
+    let kept: Vec<HistoryEntry> = api.json("/api/v1/jobs/j/history").await;
+    assert!(kept.len() >= history.len());
+    server.stop().await;
+}

@@ -1,0 +1,53 @@
+//! Leaf crate: the words and units of flexcomm as types that validate when built.
+//!
+//! Everything is in SI units inside (seconds, bytes, bits per second); every constructor refuses NaN,
+//! infinities and values outside its range with an [`Invalid`] that names the quantity, the value and
+//! the allowed range. All other crates depend on this one; it depends on none of them.
+
+mod decision;
+mod ids;
+mod link;
+mod strategy;
+mod time;
+mod units;
+
+pub use decision::{Decision, Digest, Version};
+pub use ids::{JobId, NodeName, Rank};
+pub use link::{Link, LinkMatrix};
+pub use strategy::{Collective, Compressor, Selection, Strategy};
+pub use time::Timestamp;
+pub use units::{Bandwidth, Bytes, CompressionRatio, Gain, Seconds};
+
+/// A value that a constructor of this crate refused.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Invalid {
+    /// A number outside its allowed range, or not a number.
+    #[error("{what} is {value}, allowed is {allowed}")]
+    Range {
+        /// Which quantity.
+        what: &'static str,
+        /// The value as given.
+        value: f64,
+        /// The allowed range in words.
+        allowed: &'static str,
+    },
+    /// A text that does not name anything known or breaks the rules for names.
+    #[error("{what} {value:?} is not valid: {allowed}")]
+    Text {
+        /// Which quantity.
+        what: &'static str,
+        /// The text as given, shortened to 80 characters.
+        value: String,
+        /// What would be accepted.
+        allowed: &'static str,
+    },
+    /// Parts that are valid alone but not together.
+    #[error("{0}")]
+    Combination(String),
+}
+
+impl Invalid {
+    pub(crate) fn text(what: &'static str, value: &str, allowed: &'static str) -> Self {
+        Self::Text { what, value: value.chars().take(80).collect(), allowed }
+    }
+}

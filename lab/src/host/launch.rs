@@ -1,0 +1,268 @@
+//! Starts the inside, relays its lines, ends it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use super::{forward, net};
+use crate::plan::{CONTROLLER_PORT, LINE, LabPlan, UML_ADDR};
+
+/// How long the inside may take to end by itself once told to stop, before it is killed.
+const STOP_GRACE: Duration = Duration::from_secs(25);
+
+/// Lines of kernel output kept to explain an inside that never came up.
+const KEPT_LINES: usize = 40;
+
+/// Why a lab could not run.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// Not root.
+    #[error("the lab makes network namespaces and tap devices: run it as root (sudo)")]
+    NotRoot,
+    /// A helper program failed.
+    #[error("`{command}` failed: {why}")]
+    Command {
+        /// What was run.
+        command: String,
+        /// What it said.
+        why: String,
+    },
+    /// No new namespace.
+    #[error("this kernel refused a new network namespace: {0}")]
+    Namespace(&'static str),
+    /// The page's address cannot be had.
+    #[error("cannot listen on {addr}: {why}; choose another with --listen")]
+    Listen {
+        /// Wanted.
+        addr: SocketAddr,
+        /// The system's words.
+        why: String,
+    },
+    /// The page would be open to the network.
+    #[error("--listen {0}: the lab is for this machine only, choose a loopback address such as 127.0.0.1:7070")]
+    NotLoopback(SocketAddr),
+    /// Neither netem nor user-mode Linux.
+    #[error(
+        "this kernel has no netem and user-mode Linux is not installed; \
+         remedy: apt-get install user-mode-linux (or a kernel with CONFIG_NET_SCH_NETEM)"
+    )]
+    NoNetem,
+    /// Asked for the kernel's own netem, and it has none.
+    #[error("--backend netns: this kernel has no netem; remedy: modprobe sch_netem, or --backend uml")]
+    NoKernelNetem,
+    /// Files.
+    #[error("{path}: {why}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// The system's words.
+        why: String,
+    },
+    /// It started but never spoke.
+    #[error("the lab's inside ended without a word of its own; its last lines were:\n{0}")]
+    Silent(String),
+    /// It spoke and failed.
+    #[error("the lab's inside failed: {0}")]
+    Inside(String),
+}
+
+/// What the inside runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Backend {
+    /// netns where the kernel has netem, else uml.
+    Auto,
+    /// Network namespaces of this kernel (needs netem).
+    Netns,
+    /// User-mode Linux: a kernel with netem in a process.
+    Uml,
+}
+
+/// The host's options.
+#[derive(Debug, Clone)]
+pub struct HostOptions {
+    /// Which kernel.
+    pub backend: Backend,
+    /// Where REST and page are reachable; loopback only.
+    pub listen: SocketAddr,
+}
+
+enum Event {
+    Line(String),
+    Closed,
+}
+
+/// Runs a lab to its end, passing each of its lines to `print`. `stop` is asked a few times a second.
+pub fn run(
+    mut plan: LabPlan,
+    options: HostOptions,
+    stop: impl Fn() -> bool,
+    mut print: impl FnMut(&str),
+) -> Result<(), HostError> {
+    if !nix::unistd::geteuid().is_root() {
+        return Err(HostError::NotRoot);
+    }
+    let listener = forward::bind(options.listen)?;
+    let (started, child) = mpsc::channel();
+    // The inside's parent-death signal is tied to the thread that starts it, so this thread stays: it
+    // carries the page's connections until the process ends.
+    std::thread::spawn(move || {
+        let ready = start(&mut plan, options.backend);
+        let target = plan_target(&plan);
+        let ok = ready.is_ok();
+        if started.send(ready).is_ok() && ok {
+            serve(listener, target);
+        }
+    });
+    let mut child = child.recv().map_err(|_| HostError::Inside("its thread ended".into()))??;
+    relay(&mut child, &stop, &mut print)
+}
+
+fn plan_target(plan: &LabPlan) -> SocketAddr {
+    let ip = if plan.uml { UML_ADDR } else { Ipv4Addr::LOCALHOST };
+    SocketAddr::new(IpAddr::V4(ip), CONTROLLER_PORT)
+}
+
+fn serve(listener: std::net::TcpListener, target: SocketAddr) {
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+    let local = tokio::task::LocalSet::new();
+    if let Err(error) = local.block_on(&runtime, forward::carry(listener, target)) {
+        tracing::warn!(%error, "the page's forwarder ended");
+    }
+}
+
+/// Enters a new network namespace with the calling thread and starts the inside there.
+fn start(plan: &mut LabPlan, backend: Backend) -> Result<Child, HostError> {
+    net::enter_new_namespace()?;
+    let netem = net::kernel_has_netem();
+    plan.uml = match backend {
+        Backend::Auto => !netem,
+        Backend::Netns if netem => false,
+        Backend::Netns => return Err(HostError::NoKernelNetem),
+        Backend::Uml => true,
+    };
+    if plan.uml {
+        if !Path::new("/usr/bin/linux.uml").exists() {
+            return Err(HostError::NoNetem);
+        }
+        net::add_tap()?;
+    }
+    let path = plan.out.join("plan.json");
+    let file_error = |why: String| HostError::File { path: path.clone(), why };
+    let text = serde_json::to_string_pretty(plan).map_err(|e| file_error(e.to_string()))?;
+    std::fs::write(&path, text).map_err(|e| file_error(e.to_string()))?;
+    let exe = std::env::current_exe().map_err(|e| file_error(e.to_string()))?;
+    let mut command = if plan.uml { uml_command(&exe, &path) } else { netns_command(&exe, &path) };
+    // A group of its own: Ctrl-C at the terminal is for this process, which then ends the inside in order.
+    command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let shown = format!("{command:?}");
+    command.spawn().map_err(|e| HostError::Command { command: shown, why: e.to_string() })
+}
+
+/// `setpriv` kills the tree when this process dies, `unshare` puts it into a PID namespace so that nothing
+/// in it can outlive it.
+fn jailed() -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child=KILL"]);
+    command
+}
+
+fn netns_command(exe: &Path, plan: &Path) -> Command {
+    let mut command = jailed();
+    command.args(["--mount", "--mount-proc"]).arg(exe).args(["lab", "inside"]).arg(plan);
+    command
+}
+
+fn uml_command(exe: &Path, plan: &Path) -> Command {
+    let mut command = jailed();
+    command.args(["linux.uml", "mem=1536M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "rw"]);
+    command.arg(format!("init={}", exe.display()));
+    command.args(["vec0:transport=tap,ifname=tap0,depth=128", "con=null", "con0=fd:0,fd:1", "quiet"]);
+    command.args(["--", "lab", "inside"]).arg(plan);
+    // Its memory is a file in TMPDIR: a tmpfs makes it memory indeed.
+    if Path::new("/dev/shm").is_dir() {
+        command.env("TMPDIR", "/dev/shm");
+    }
+    command
+}
+
+fn relay(child: &mut Child, stop: &impl Fn() -> bool, print: &mut impl FnMut(&str)) -> Result<(), HostError> {
+    let stdin = child.stdin.take();
+    let Some(stdout) = child.stdout.take() else { return Err(HostError::Inside("no output pipe".into())) };
+    let (send, events) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).split(b'\n').map_while(Result::ok) {
+            let text = String::from_utf8_lossy(&line).trim_end_matches('\r').to_owned();
+            if send.send(Event::Line(text)).is_err() {
+                return;
+            }
+        }
+        // The receiver may be gone already when the run was stopped.
+        let _ = send.send(Event::Closed);
+    });
+    let outcome = follow(&events, stdin, stop, print);
+    end(child);
+    outcome
+}
+
+/// Passes lines on until the output closes; tells the inside to stop when asked to.
+fn follow(
+    events: &mpsc::Receiver<Event>,
+    stdin: Option<ChildStdin>,
+    stop: &impl Fn() -> bool,
+    print: &mut impl FnMut(&str),
+) -> Result<(), HostError> {
+    let mut stdin = stdin;
+    let mut stopping: Option<Instant> = None;
+    let (mut kept, mut spoke, mut failure) = (Vec::<String>::new(), false, None);
+    loop {
+        match events.recv_timeout(Duration::from_millis(100)) {
+            Ok(Event::Line(line)) => match line.strip_prefix(LINE) {
+                Some(own) => {
+                    spoke = true;
+                    match own.strip_prefix("error: ") {
+                        Some(error) => failure = Some(error.replace(" | ", "\n")),
+                        None => print(own),
+                    }
+                }
+                None => {
+                    kept.push(line);
+                    let surplus = kept.len().saturating_sub(KEPT_LINES);
+                    kept.drain(..surplus);
+                }
+            },
+            Ok(Event::Closed) | Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+        }
+        if stopping.is_none() && stop() {
+            stopping = Some(Instant::now());
+            if let Some(pipe) = stdin.as_mut() {
+                // A closed pipe means that it is ending already.
+                let _ = pipe.write_all(b"stop\n").and_then(|()| pipe.flush());
+            }
+        }
+        if stopping.is_some_and(|since| since.elapsed() > STOP_GRACE) {
+            print("the inside did not end in time and is killed");
+            break;
+        }
+    }
+    drop(stdin.take());
+    match failure {
+        Some(error) => Err(HostError::Inside(error)),
+        None if !spoke => Err(HostError::Silent(kept.join("\n"))),
+        None => Ok(()),
+    }
+}
+
+fn end(child: &mut Child) {
+    // Killing `unshare` kills the PID namespace with all that is in it.
+    if let Err(error) = child.kill() {
+        tracing::debug!(%error, "the inside had ended");
+    }
+    if let Err(error) = child.wait() {
+        tracing::warn!(%error, "cannot wait for the inside");
+    }
+}

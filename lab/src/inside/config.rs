@@ -1,0 +1,48 @@
+//! The configuration files that the lab writes for controller and agents.
+
+use std::path::Path;
+
+use crate::plan::{CONTROLLER_PORT, node_addr, node_name};
+
+/// The planner's patience in the lab, where weather holds for less than a minute and not for hours: the
+/// defaults divided by three to ten. Rates are scaled down, so throughput tests need fewer bytes and a larger
+/// share to be as frequent.
+const SETTINGS: &str = "
+[loop]
+debounce_ms = 400
+
+[probes]
+budget_share = 0.08
+min_bytes = 131072
+retest_s = 10
+
+[planner]
+compressors = [\"topk\", \"lwtopk\"]
+dwell_s = 4.0
+horizon_s = 60.0
+review_s = 15.0
+max_link_age_s = 60.0
+guard_patience_s = 5.0
+trial_interval_s = 15.0
+trial_share = 0.1
+trial_timeout_s = 20.0
+block_s = 60.0
+";
+
+/// The controller's: open to the emulated network, scenario control on.
+pub(crate) fn controller(token_file: &Path) -> String {
+    format!(
+        "listen = \"0.0.0.0:{CONTROLLER_PORT}\"\ndb = \"/run/flexlab/controller.db\"\ntoken_file = {token_file:?}\n\
+         scenario = true\n{SETTINGS}"
+    )
+}
+
+/// Node `i`'s agent: may shape its one link.
+pub(crate) fn agent(i: usize, controller: &str, run: &str, token_file: &Path) -> String {
+    let name = node_name(i);
+    let addr = node_addr(i);
+    format!(
+        "node = {name:?}\ncontroller = {controller:?}\ntoken_file = {token_file:?}\nlisten = \"{addr}\"\n\
+         run_dir = \"{run}/{name}\"\nstate_dir = \"{run}/{name}/state\"\nprobe_share = 0.1\n\n[shaping]\nallow = true\ninterfaces = [\"eth0\"]\n"
+    )
+}

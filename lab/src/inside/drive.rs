@@ -1,0 +1,181 @@
+//! Starts the cluster, makes the weather follow the epochs, shows what happens, ends it.
+
+use anyhow::{Context, Result, bail};
+use flexcomm_wire::api::{DecisionView, JobView, ScenarioSet};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+use super::processes::Processes;
+use super::rest::Rest;
+use super::summary::Summary;
+use super::{say, view};
+use crate::plan::LabPlan;
+
+/// Time between two looks at the controller.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Longest the cluster may take to come up on one busy CPU.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs the whole life of the emulated cluster.
+pub(crate) async fn drive(plan: &LabPlan, mut stop: watch::Receiver<bool>) -> Result<()> {
+    let token_file = std::path::Path::new("/run/flexlab/token");
+    let token = format!("lab-{:016x}", rand::random::<u64>());
+    std::fs::write(token_file, &token).context("the cluster's token")?;
+    let mut processes = Processes::new(&plan.out)?;
+    let rest = Rest::new(&token)?;
+    let mut summary = Summary::default();
+    let outcome = tokio::select! {
+        done = live(plan, &mut processes, &rest, token_file, &mut summary) => done,
+        _ = stop.wait_for(|stopped| *stopped) => Ok(()),
+    };
+    if let Err(error) = collect(&rest, &mut summary).await {
+        say(&format!("the controller's history could not be read: {error:#}"));
+    }
+    summary.cpu(processes.cpu());
+    processes.stop().await;
+    summary.write(plan)?;
+    say(&summary.text(plan));
+    outcome
+}
+
+async fn collect(rest: &Rest, summary: &mut Summary) -> Result<()> {
+    summary.finish(rest.history().await?, rest.intervals().await?, rest.trials().await?);
+    Ok(())
+}
+
+async fn live(
+    plan: &LabPlan,
+    processes: &mut Processes,
+    rest: &Rest,
+    token_file: &std::path::Path,
+    summary: &mut Summary,
+) -> Result<()> {
+    say(&format!("{} nodes on one bridge; starting the controller", plan.nodes));
+    processes.start_controller(token_file)?;
+    wait("the controller", processes, || async { Ok(rest.ready().await) }).await?;
+    for i in 0..plan.nodes {
+        processes.start_agent(i, token_file)?;
+    }
+    wait("the agents", processes, || async { Ok(rest.live_nodes().await? == plan.nodes) }).await?;
+    say("controller and agents are up; setting the first weather");
+    let mut lab = Lab { plan, rest, summary, phase: None, epoch: None, decision: None, started: Instant::now() };
+    lab.weather(plan.schedule.first_epoch()).await?;
+    wait("the first weather", processes, || async { in_force(rest, plan.nodes).await }).await?;
+    for i in 0..plan.nodes {
+        processes.start_worker(plan, i)?;
+    }
+    say("workers started; table follows (a row an epoch)");
+    view::HEADER.iter().for_each(|line| say(line));
+    while !lab.out_of_time() && (plan.stay || !processes.training_is_over()?) {
+        processes.check()?;
+        lab.look().await?;
+        tokio::time::sleep(LOOK).await;
+    }
+    Ok(())
+}
+
+async fn in_force(rest: &Rest, nodes: usize) -> Result<bool> {
+    let Some(view) = rest.scenario().await? else { return Ok(false) };
+    if let Some((node, why)) = view.refused.first() {
+        bail!("{node} refuses to shape its link: {why}");
+    }
+    Ok(view.in_force.len() == nodes)
+}
+
+async fn wait<F, R>(what: &str, processes: &mut Processes, mut ready: F) -> Result<()>
+where
+    F: FnMut() -> R,
+    R: Future<Output = Result<bool>>,
+{
+    let since = Instant::now();
+    while !ready().await? {
+        processes.check()?;
+        if since.elapsed() > START_LIMIT {
+            bail!("{what} did not come up within {} s", START_LIMIT.as_secs());
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Ok(())
+}
+
+struct Lab<'a> {
+    plan: &'a LabPlan,
+    rest: &'a Rest,
+    summary: &'a mut Summary,
+    /// First epoch of the weather in force.
+    phase: Option<u32>,
+    /// Last epoch shown.
+    epoch: Option<u32>,
+    decision: Option<DecisionView>,
+    started: Instant,
+}
+
+impl Lab<'_> {
+    fn out_of_time(&self) -> bool {
+        self.plan.for_s.is_some_and(|limit| self.started.elapsed().as_secs_f64() >= limit)
+    }
+
+    /// Sets the weather of an epoch when it differs from the one in force.
+    async fn weather(&mut self, epoch: u32) -> Result<()> {
+        let phase = self.plan.schedule.at(epoch);
+        if self.phase == Some(phase.first_epoch) {
+            return Ok(());
+        }
+        let label = format!("{} epoch {epoch}: {}", self.plan.schedule.name(), phase.label);
+        say(&format!("-- {label}: links set to {} and {}", phase.alpha, phase.bandwidth));
+        let set = ScenarioSet {
+            label,
+            latency_us: phase.alpha.get() * 1e6,
+            jitter_us: phase.jitter.get() * 1e6,
+            loss: phase.loss,
+            bandwidth_bps: phase.bandwidth.get(),
+            nodes: None,
+        };
+        self.rest.set_scenario(&set).await?;
+        self.phase = Some(phase.first_epoch);
+        Ok(())
+    }
+
+    /// The epoch that a step belongs to, counted as the schedule counts; the last one when training is over.
+    fn epoch_of(&self, step: u64) -> u32 {
+        let done = (step / self.plan.steps_per_epoch).min(u64::from(self.plan.schedule.epochs() - 1));
+        self.plan.schedule.first_epoch() + done as u32
+    }
+
+    /// One look at the controller: new decisions, new epochs, the weather they bring.
+    async fn look(&mut self) -> Result<()> {
+        let Some(job) = self.rest.job().await? else { return Ok(()) };
+        let decision = self.rest.decision().await?;
+        let version = |d: &Option<DecisionView>| d.as_ref().map_or(0, |d| d.version);
+        if version(&decision) != version(&self.decision)
+            && let Some(d) = &decision
+        {
+            say(&view::decision(d));
+        }
+        self.decision = decision;
+        let epoch = self.epoch_of(job.step);
+        self.weather(epoch).await?;
+        if self.epoch != Some(epoch) {
+            self.epoch = Some(epoch);
+            self.show(epoch, &job).await?;
+        }
+        Ok(())
+    }
+
+    async fn show(&mut self, epoch: u32, job: &JobView) -> Result<()> {
+        let links = self.rest.links().await?;
+        let phase = self.plan.schedule.at(epoch);
+        let moment = view::Moment {
+            epoch: (epoch, self.plan.schedule.first_epoch() + self.plan.schedule.epochs() - 1),
+            set: phase.link(),
+            links: &links,
+            job,
+            decision: self.decision.as_ref(),
+        };
+        let row = view::row(&moment);
+        say(&row);
+        self.summary.row(row);
+        Ok(())
+    }
+}

@@ -1,0 +1,113 @@
+//! The live view: one row an epoch, one line an event. Pure: data in, text out.
+
+use flexcomm_domain::{Bandwidth, Link, Seconds};
+use flexcomm_wire::api::{DecisionView, JobView, LinkView};
+
+/// What was set and what is known at one moment.
+pub(crate) struct Moment<'a> {
+    /// Epoch and last epoch, counted as the schedule counts.
+    pub epoch: (u32, u32),
+    /// As set.
+    pub set: Link,
+    /// The link matrix.
+    pub links: &'a [LinkView],
+    /// The job.
+    pub job: &'a JobView,
+    /// The decision in force.
+    pub decision: Option<&'a DecisionView>,
+}
+
+/// Titles of [`row`]'s columns, two lines.
+pub(crate) const HEADER: [&str; 2] = [
+    "        alpha           bandwidth              CR      collective   t_sync            t_step",
+    "epoch   set    measured set      measured                           predicted meas.   predicted meas.   gain   loss   accuracy",
+];
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.retain(|v| v.is_finite());
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+fn short_time(seconds: f64) -> String {
+    match Seconds::new(seconds) {
+        Ok(t) if t.get() >= 1.0 => format!("{:.2}s", t.get()),
+        Ok(t) if t.get() >= 0.01 => format!("{:.1}ms", t.get() * 1e3),
+        Ok(t) => format!("{:.2}ms", t.get() * 1e3),
+        Err(_) => "?".into(),
+    }
+}
+
+fn short_rate(bps: f64) -> String {
+    match Bandwidth::new(bps) {
+        Ok(b) if b.get() >= 1e9 => format!("{:.1}Gbit", b.get() / 1e9),
+        Ok(b) if b.get() >= 1e8 => format!("{:.0}Mbit", b.get() / 1e6),
+        Ok(b) => format!("{:.1}Mbit", b.get() / 1e6),
+        Err(_) => "?".into(),
+    }
+}
+
+fn micros(value: Option<f64>) -> String {
+    value.map_or("-".into(), |us| short_time(us * 1e-6))
+}
+
+/// One row of the table.
+pub(crate) fn row(m: &Moment) -> String {
+    let alpha = median(m.links.iter().map(|l| l.latency_us * 1e-6).collect());
+    let bandwidth = median(m.links.iter().filter_map(|l| l.bandwidth_bps).collect());
+    let (cr, collective) = match m.decision {
+        Some(d) => (format!("{:.3}", d.cr), d.collective.as_str()),
+        None => ("1".into(), "dense-ring"),
+    };
+    let number = |v: Option<f64>, digits: usize| v.map_or("-".into(), |v| format!("{v:.digits$}"));
+    format!(
+        "{:>2}/{:<3}  {:<6} {:<8} {:<8} {:<12} {:<7} {:<12} {:<9} {:<7} {:<9} {:<7} {:<6} {:<6} {}",
+        m.epoch.0,
+        m.epoch.1,
+        short_time(m.set.alpha.get()),
+        alpha.map_or("-".into(), short_time),
+        short_rate(m.set.bandwidth.get()),
+        bandwidth.map_or("-".into(), short_rate),
+        cr,
+        collective,
+        micros(m.job.predicted_sync_us),
+        micros(m.job.sync_us),
+        micros(m.job.predicted_step_us),
+        micros(m.job.step_us),
+        number(m.job.gain, 3),
+        number(m.job.loss, 3),
+        m.job.accuracy.map_or("-".into(), |a| format!("{:.1}%", a * 100.0)),
+    )
+}
+
+/// One line for a new decision.
+pub(crate) fn decision(d: &DecisionView) -> String {
+    let selection = d.selection.as_ref().map(|s| format!(" ({s})")).unwrap_or_default();
+    let applied = d.applied_at_step.map_or("announced".into(), |s| format!("in force from step {s}"));
+    format!(
+        ">> decision {}: {} CR {:.4} by {}{selection}, {applied}: {}",
+        d.version, d.compressor, d.cr, d.collective, d.reason
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_rates_are_short() {
+        assert_eq!(short_time(0.001), "1.00ms");
+        assert_eq!(short_time(0.05), "50.0ms");
+        assert_eq!(short_time(1.13), "1.13s");
+        assert_eq!(short_time(f64::NAN), "?");
+        assert_eq!(short_rate(250e6), "250Mbit");
+        assert_eq!(short_rate(9.87e6), "9.9Mbit");
+        assert_eq!(short_rate(-1.0), "?");
+    }
+
+    #[test]
+    fn median_ignores_nan() {
+        assert_eq!(median(vec![f64::NAN, 3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(vec![]), None);
+    }
+}

@@ -1,0 +1,238 @@
+//! Runs the schedules of `collectives` over the mesh.
+
+use super::mesh::{Incoming, Mesh, MeshError, Outgoing, Tag};
+use super::samples::Watch;
+use flexcomm_collectives::{Chunks, GenerateError, Op, Round, Schedule, chunk_range};
+use flexcomm_collectives::{allgather, binomial_broadcast, ring_allreduce, tree_allreduce};
+use flexcomm_domain::Rank;
+use flexcomm_trainer::Agreement;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+/// Most samples kept between two reports.
+const MAX_SAMPLES: usize = 256;
+
+/// Which schedule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Ring allreduce.
+    Ring,
+    /// Tree allreduce.
+    Tree,
+    /// Allgather of equal blocks.
+    Gather,
+    /// Broadcast from a rank.
+    Broadcast(Rank),
+}
+
+/// What an exchange works on, cut into chunks.
+pub trait Buffer {
+    /// Bytes of a run of chunks.
+    fn bytes(&self, run: Chunks, chunks: u32) -> usize;
+    /// Appends them.
+    fn put(&self, run: Chunks, chunks: u32, out: &mut Vec<u8>);
+    /// Copies or adds what arrived; `bytes` has the right length.
+    fn take(&mut self, run: Chunks, chunks: u32, op: Op, bytes: &[u8]);
+}
+
+/// Values to be summed.
+pub struct Values<'a>(pub &'a mut [f32]);
+
+impl Buffer for Values<'_> {
+    fn bytes(&self, run: Chunks, chunks: u32) -> usize {
+        run.values(self.0.len(), chunks).len() * 4
+    }
+
+    fn put(&self, run: Chunks, chunks: u32, out: &mut Vec<u8>) {
+        let values = &self.0[run.values(self.0.len(), chunks)];
+        let start = out.len();
+        out.resize(start + values.len() * 4, 0);
+        for (bytes, value) in out[start..].chunks_exact_mut(4).zip(values) {
+            bytes.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+
+    fn take(&mut self, run: Chunks, chunks: u32, op: Op, bytes: &[u8]) {
+        let range = run.values(self.0.len(), chunks);
+        let arrived = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let pairs = self.0[range].iter_mut().zip(arrived);
+        match op {
+            Op::Copy => pairs.for_each(|(own, value)| *own = value),
+            Op::Reduce => pairs.for_each(|(own, value)| *own += value),
+        }
+    }
+}
+
+/// Bytes that are copied, one block of equal length per chunk.
+pub struct Blocks<'a>(pub &'a mut [u8]);
+
+impl Blocks<'_> {
+    fn range(&self, run: Chunks, chunks: u32) -> std::ops::Range<usize> {
+        let of = |chunk| chunk_range(self.0.len(), chunks, chunk);
+        of(run.first).start..of(run.first + run.count - 1).end
+    }
+}
+
+impl Buffer for Blocks<'_> {
+    fn bytes(&self, run: Chunks, chunks: u32) -> usize {
+        self.range(run, chunks).len()
+    }
+
+    fn put(&self, run: Chunks, chunks: u32, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.0[self.range(run, chunks)]);
+    }
+
+    fn take(&mut self, run: Chunks, chunks: u32, _: Op, bytes: &[u8]) {
+        let range = self.range(run, chunks);
+        self.0[range].copy_from_slice(bytes);
+    }
+}
+
+struct View {
+    chunks: u32,
+    rounds: Vec<Round>,
+}
+
+/// Runs exchanges; keeps schedules and buffers.
+pub struct Exchanger {
+    mesh: Mesh,
+    views: BTreeMap<Kind, View>,
+    spare: Vec<Vec<u8>>,
+    /// Of the step under way.
+    next_exchange: u16,
+    sync: Duration,
+    watch: Option<Watch>,
+    samples: BTreeMap<IpAddr, Vec<(u64, f64)>>,
+}
+
+/// A failed exchange.
+#[derive(Debug, thiserror::Error)]
+pub enum ExchangeError {
+    /// Between ranks.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+    /// No schedule for this many ranks.
+    #[error(transparent)]
+    Schedule(#[from] GenerateError),
+}
+
+impl Exchanger {
+    /// Over a mesh.
+    pub fn new(mesh: Mesh) -> Self {
+        Self {
+            mesh,
+            views: BTreeMap::new(),
+            spare: Vec::new(),
+            next_exchange: 0,
+            sync: Duration::ZERO,
+            watch: None,
+            samples: BTreeMap::new(),
+        }
+    }
+
+    /// The connections.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// Begins a step: exchanges are numbered anew and their time is counted anew.
+    pub fn begin_step(&mut self) {
+        self.next_exchange = 0;
+        self.sync = Duration::ZERO;
+    }
+
+    /// Time spent in exchanges since [`Exchanger::begin_step`], waiting for late ranks included.
+    pub fn sync_time(&self) -> Duration {
+        self.sync
+    }
+
+    /// The part of [`Exchanger::sync_time`] in which this rank waited for ranks that had not entered yet. Absent
+    /// when the ranks do not share a clock.
+    pub fn wait_time(&self) -> Option<Duration> {
+        Some(self.mesh.wait_time()?.min(self.sync))
+    }
+
+    /// Passive samples of links since the last call: per peer, frames' bytes and seconds.
+    ///
+    /// See [`Watch`] for what a sample is.
+    pub fn take_samples(&mut self) -> BTreeMap<IpAddr, Vec<(u64, f64)>> {
+        std::mem::take(&mut self.samples)
+    }
+
+    /// Runs a schedule on a buffer; returns when this rank is done with it.
+    pub fn run(&mut self, kind: Kind, buffer: &mut dyn Buffer, agreement: &mut Agreement) -> Result<(), ExchangeError> {
+        let started = Instant::now();
+        let exchange = self.next_exchange;
+        if exchange == 0 {
+            self.mesh.enter();
+        }
+        self.next_exchange += 1;
+        let view = match self.views.remove(&kind) {
+            Some(view) => view,
+            None => self.view(kind)?,
+        };
+        let done = view.rounds.iter().try_for_each(|round| self.round(&view, round, exchange, (buffer, agreement)));
+        self.views.insert(kind, view);
+        self.keep_sample();
+        self.sync += started.elapsed();
+        Ok(done?)
+    }
+
+    fn view(&self, kind: Kind) -> Result<View, GenerateError> {
+        // A mesh has at most MAX_WORLD ranks.
+        let n = self.mesh.world() as u32;
+        let schedule: Schedule = match kind {
+            Kind::Ring => ring_allreduce(n)?,
+            Kind::Tree => tree_allreduce(n)?,
+            Kind::Gather => allgather(n)?,
+            Kind::Broadcast(root) => binomial_broadcast(n, root)?,
+        };
+        Ok(View { chunks: schedule.chunks, rounds: schedule.for_rank(self.mesh.rank()) })
+    }
+
+    fn round(
+        &mut self,
+        view: &View,
+        round: &Round,
+        exchange: u16,
+        (buffer, agreement): (&mut dyn Buffer, &mut Agreement),
+    ) -> Result<(), MeshError> {
+        // Schedules have at most 2 * 1023 rounds.
+        let tag = Tag { exchange, round: round.index as u16 };
+        let mut sends = Vec::with_capacity(round.sends.len());
+        for send in &round.sends {
+            let mut body = self.spare.pop().unwrap_or_default();
+            body.clear();
+            buffer.put(send.chunks, view.chunks, &mut body);
+            sends.push(Outgoing::new(send.peer, tag, (agreement, self.mesh.last_entry_us()), body));
+        }
+        let mut recvs = Vec::with_capacity(round.recvs.len());
+        for recv in &round.recvs {
+            let mut body = self.spare.pop().unwrap_or_default();
+            body.resize(buffer.bytes(recv.chunks, view.chunks), 0);
+            recvs.push(Incoming::new(recv.peer, tag, body));
+        }
+        self.mesh.round(agreement, &mut sends, &mut recvs)?;
+        self.watch = match self.watch.take() {
+            None if round.index == 0 => Watch::begin(&recvs),
+            None => None,
+            Some(watch) => watch.round(sends.len(), &recvs),
+        };
+        for (recv, frame) in round.recvs.iter().zip(recvs) {
+            buffer.take(recv.chunks, view.chunks, recv.op, frame.body());
+            self.spare.push(frame.into_body());
+        }
+        self.spare.extend(sends.into_iter().map(Outgoing::into_body));
+        Ok(())
+    }
+
+    fn keep_sample(&mut self) {
+        let Some((peer, bytes, seconds)) = self.watch.take().and_then(Watch::finish) else { return };
+        let Some(addr) = self.mesh.addr(peer) else { return };
+        let samples = self.samples.entry(addr.ip()).or_default();
+        if samples.len() < MAX_SAMPLES {
+            samples.push((bytes, seconds));
+        }
+    }
+}

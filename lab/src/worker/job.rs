@@ -1,0 +1,240 @@
+//! The loop of a rank: orders, agreement, steps, trials, reports.
+
+use super::data::Images;
+use super::hashes::HashLog;
+use super::report::{LEAST_GAIN, Reporter};
+use super::state::{StepOutcome, Training};
+use anyhow::{Context, Result};
+use flexcomm_domain::{JobId, Rank, Timestamp};
+use flexcomm_trainer::{AbortCause, Agreement, Change, Measured, Offer, OrdersReader, Tick, Trial, TrialPlan};
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How long to train.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Length {
+    /// Steps of the whole job.
+    pub steps: u64,
+    /// Steps of an epoch.
+    pub steps_per_epoch: u64,
+}
+
+/// A rank at work.
+pub struct Job {
+    /// Its name.
+    pub name: JobId,
+    /// This rank.
+    pub rank: Rank,
+    /// How long.
+    pub length: Length,
+    /// Whether decisions of the orders are followed; trials always are.
+    pub follow: bool,
+    /// The agreement with the other ranks.
+    pub agreement: Agreement,
+    /// The orders; used by rank 0 only.
+    pub orders: OrdersReader,
+    /// The training.
+    pub training: Training,
+    /// Held-out images; empty on all ranks but 0.
+    pub held_out: Images,
+    /// Telemetry.
+    pub reporter: Reporter,
+    /// Parameter hashes.
+    pub hashes: HashLog,
+    /// Set when the job should end.
+    pub stop: Arc<AtomicBool>,
+    /// Where progress goes, a line an epoch; rank 0 only.
+    pub progress: Box<dyn Write + Send>,
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ended {
+    /// Steps that were done.
+    pub steps: u64,
+    /// Whether it was told to end before its time.
+    pub stopped: bool,
+    /// Last held-out accuracy, on rank 0.
+    pub accuracy: Option<f64>,
+    /// Loss of the last batch.
+    pub loss: f32,
+}
+
+#[derive(Default)]
+struct Epoch {
+    step_s: f64,
+    sync_s: f64,
+    loss: f64,
+    steps: u32,
+}
+
+impl Job {
+    /// Trains to the end, or until told to stop.
+    pub fn run(mut self) -> Result<Ended> {
+        let mut ended = Ended { steps: 0, stopped: false, accuracy: None, loss: f32::NAN };
+        let done = self.train(&mut ended);
+        // Also after an error: what was reached is worth knowing.
+        let flushed = self.hashes.flush();
+        self.reporter.finish();
+        done?;
+        flushed?;
+        Ok(ended)
+    }
+
+    fn train(&mut self, ended: &mut Ended) -> Result<()> {
+        let clock = Instant::now();
+        let mut trial: Option<Trial<Training>> = None;
+        let mut epoch = Epoch::default();
+        while self.agreement.step() < self.length.steps {
+            self.listen(trial.as_ref(), clock.elapsed());
+            let tick = self.agreement.begin();
+            let outcome = self.tick(&tick)?;
+            match (tick.trial, &mut trial) {
+                (Some(at), Some(trial)) => {
+                    if !outcome.loss.is_finite() {
+                        self.agreement.abort_trial(AbortCause::Diverged);
+                    }
+                    trial.record(&mut self.training, at, measured(&outcome))?;
+                }
+                _ => self.after_step(&tick, &outcome, &mut epoch, ended)?,
+            }
+            match self.agreement.finish() {
+                Change::None => {}
+                Change::Switched(in_force) => {
+                    tracing::info!(version = %in_force.version, strategy = %in_force.strategy,
+                        step = in_force.since_step, "in force");
+                    self.reporter.applied(&in_force);
+                }
+                Change::TrialStarts(plan) => trial = self.start_trial(plan, clock.elapsed())?,
+                Change::TrialEnds(cause) => self.end_trial(trial.take(), cause, clock.elapsed())?,
+                Change::Stop => {
+                    self.end_trial(trial.take(), Some(AbortCause::Stopped), clock.elapsed())?;
+                    ended.stopped = true;
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn tick(&mut self, tick: &Tick) -> Result<StepOutcome> {
+        let done = self.training.step(&mut self.agreement, tick);
+        done.with_context(|| format!("step {} under version {} ({})", tick.step, tick.version, tick.strategy))
+    }
+
+    /// What arrived from outside since the last tick. Never waits.
+    fn listen(&mut self, trial: Option<&Trial<Training>>, now: Duration) {
+        if self.stop.load(Ordering::Relaxed) {
+            self.agreement.request_stop();
+        }
+        if self.rank != Rank(0) {
+            return;
+        }
+        if trial.is_some_and(|t| t.over_budget(now)) {
+            self.agreement.abort_trial(AbortCause::Budget);
+        }
+        if let Some(page) = self.reporter.client().and_then(|client| client.page()) {
+            self.orders.set_path(&page);
+        }
+        let Some(news) = self.orders.poll(time_of_day()) else { return };
+        if let Some(decision) = news.decision.filter(|_| self.follow) {
+            let offer = self.agreement.offer_decision(decision.version, decision.strategy);
+            if offer == Offer::Conflict {
+                tracing::warn!(version = %decision.version, strategy = %decision.strategy,
+                    "another strategy is known under this version; it is not followed");
+            }
+        }
+        if let Some(plan) = news.trial {
+            self.agreement.offer_trial(plan);
+        }
+    }
+
+    fn after_step(&mut self, tick: &Tick, outcome: &StepOutcome, epoch: &mut Epoch, ended: &mut Ended) -> Result<()> {
+        let done = tick.step + 1;
+        let accuracy = self.end_of_epoch(done).then(|| self.training.accuracy(&self.held_out));
+        (ended.steps, ended.loss) = (done, outcome.loss);
+        ended.accuracy = accuracy.or(ended.accuracy);
+        self.reporter.step(tick, outcome, accuracy);
+        let samples = self.training.sync().exchanger().take_samples();
+        self.reporter.transfers(samples);
+        if self.hashes.wanted() {
+            self.hashes.step(tick.step, tick.version, self.training.hash())?;
+        }
+        epoch.step_s += outcome.step.as_secs_f64();
+        epoch.sync_s += outcome.cost.sync.as_secs_f64();
+        epoch.loss += f64::from(outcome.loss);
+        epoch.steps += 1;
+        if let Some(accuracy) = accuracy {
+            self.reporter.flush();
+            self.tell(tick, &std::mem::take(epoch), accuracy)?;
+        }
+        Ok(())
+    }
+
+    /// True on rank 0 after the last step of an epoch or of the job.
+    fn end_of_epoch(&self, done: u64) -> bool {
+        self.rank == Rank(0) && (done.is_multiple_of(self.length.steps_per_epoch) || done == self.length.steps)
+    }
+
+    fn tell(&mut self, tick: &Tick, epoch: &Epoch, accuracy: f64) -> Result<()> {
+        self.hashes.flush()?;
+        let steps = f64::from(epoch.steps.max(1));
+        let number = tick.step / self.length.steps_per_epoch;
+        let written = writeln!(
+            self.progress,
+            "epoch {number}: step {}, loss {:.4}, accuracy {:.1} %, {} (version {}), step {:.1} ms of which sync {:.1} ms",
+            tick.step + 1,
+            epoch.loss / steps,
+            accuracy * 100.0,
+            tick.strategy,
+            tick.version,
+            epoch.step_s / steps * 1e3,
+            epoch.sync_s / steps * 1e3,
+        )
+        .and_then(|()| self.progress.flush());
+        // A closed pipe is no reason to stop training.
+        if let Err(error) = written {
+            tracing::debug!(%error, "nobody reads the progress");
+        }
+        Ok(())
+    }
+
+    fn start_trial(&mut self, plan: TrialPlan, now: Duration) -> Result<Option<Trial<Training>>> {
+        tracing::info!(trial = plan.id, candidates = plan.candidates.len(), "live trial");
+        let trial = Trial::start(plan, &mut self.training, now).context("take the trial's snapshot")?;
+        Ok(Some(trial))
+    }
+
+    fn end_trial(&mut self, trial: Option<Trial<Training>>, cause: Option<AbortCause>, now: Duration) -> Result<()> {
+        let Some(trial) = trial else { return Ok(()) };
+        let report = trial.finish(&mut self.training, (&self.name, self.rank), cause, now);
+        let report = report.context("restore after the trial")?;
+        tracing::info!(
+            trial = report.id,
+            outcomes = report.outcomes.len(),
+            cost_us = report.cost_us,
+            aborted = report.aborted.as_deref(),
+            "live trial ended"
+        );
+        // The trial's transfers are as real as the training's.
+        let samples = self.training.sync().exchanger().take_samples();
+        self.reporter.transfers(samples);
+        self.reporter.trial(report);
+        Ok(())
+    }
+}
+
+fn measured(outcome: &StepOutcome) -> Measured {
+    let us = |d: Duration| d.as_secs_f64() * 1e6;
+    // What was exchanged after the loss stopped being a number were zeros, which no compressor loses.
+    let gain = if outcome.loss.is_finite() { outcome.cost.energy.gain() } else { 0.0 };
+    let gain = gain.clamp(LEAST_GAIN, 1.0);
+    Measured { gain, comp_us: us(outcome.cost.comp), sync_us: us(outcome.cost.sync) }
+}
+
+fn time_of_day() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,171 @@
+//! Everything that training depends on, and its snapshot.
+
+use super::data::{Images, Order};
+use super::model::{Network, Shape};
+use super::sync::{Cost, SyncError, Synchronizer};
+use flexcomm_compression::{CompressError, Memory};
+use flexcomm_trainer::{Agreement, Snapshot, Tick};
+use std::time::{Duration, Instant};
+
+/// Settings of the optimizer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sgd {
+    /// Samples per rank and step.
+    pub batch: usize,
+    /// Learning rate.
+    pub lr: f32,
+    /// Share of the last update that is kept.
+    pub momentum: f32,
+}
+
+/// A rank's training.
+///
+/// What changes from step to step is `parameters`, `velocity` and the compressor's memory. The data position
+/// and MSTopk's randomness are functions of the step, which the agreement keeps; all other fields are buffers.
+pub struct Training {
+    sgd: Sgd,
+    images: Images,
+    order: Order,
+    network: Network,
+    parameters: Vec<f32>,
+    velocity: Vec<f32>,
+    gradient: Vec<f32>,
+    mean: Vec<f32>,
+    sync: Synchronizer,
+}
+
+/// What one exchange and its update cost and showed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepOutcome {
+    /// Forward, backward and update.
+    pub compute: Duration,
+    /// The exchange.
+    pub cost: Cost,
+    /// The whole step.
+    pub step: Duration,
+    /// Mean loss of this rank's batch.
+    pub loss: f32,
+}
+
+/// A copy of what changes.
+pub struct Saved {
+    parameters: Vec<f32>,
+    velocity: Vec<f32>,
+    memory: Memory,
+}
+
+/// A step that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    /// The exchange failed.
+    #[error(transparent)]
+    Sync(#[from] SyncError),
+    /// The loss is not a number any more.
+    #[error("train on: the loss is {loss}, training has diverged (try a smaller --lr)")]
+    Diverged {
+        /// As computed.
+        loss: f32,
+    },
+}
+
+impl Training {
+    /// From parameters that are the same on every rank. `images` is this rank's shard.
+    pub fn new(shape: &Shape, sgd: Sgd, images: Images, seeds: (u64, u64), sync: Synchronizer) -> Self {
+        let (same, own) = seeds;
+        let n = shape.parameters();
+        Self {
+            sgd,
+            order: Order::new(images.len(), own),
+            images,
+            network: Network::new(shape.clone()),
+            parameters: shape.initial(same),
+            velocity: vec![0.0; n],
+            gradient: vec![0.0; n],
+            mean: vec![0.0; n],
+            sync,
+        }
+    }
+
+    /// The compressor and its connections.
+    pub fn sync(&mut self) -> &mut Synchronizer {
+        &mut self.sync
+    }
+
+    /// One batch, one exchange, one update.
+    pub fn step(&mut self, agreement: &mut Agreement, tick: &Tick) -> Result<StepOutcome, StepError> {
+        let started = Instant::now();
+        let loss = self.compute_gradient(tick);
+        if !loss.is_finite() {
+            if tick.trial.is_none() {
+                return Err(StepError::Diverged { loss });
+            }
+            // The other ranks wait for this one's part; rank 0 aborts the trial, and all of it is undone.
+            self.gradient.fill(0.0);
+        }
+        let forward = started.elapsed();
+        let cost = self.sync.run(agreement, tick, &self.gradient, &mut self.mean)?;
+        let before_update = Instant::now();
+        self.update();
+        let compute = forward + before_update.elapsed();
+        Ok(StepOutcome { compute, cost, step: started.elapsed(), loss })
+    }
+
+    fn compute_gradient(&mut self, tick: &Tick) -> f32 {
+        let turn = tick.step + tick.trial.map_or(0, |t| u64::from(t.within));
+        let batch = self.sgd.batch as u64;
+        let positions = turn * batch..(turn + 1) * batch;
+        self.network.load(&self.images, positions.map(|p| self.order.at(p)));
+        self.network.gradient(&self.parameters, &mut self.gradient)
+    }
+
+    fn update(&mut self) {
+        let Sgd { lr, momentum, .. } = self.sgd;
+        let state = self.parameters.iter_mut().zip(&mut self.velocity).zip(&self.mean);
+        for ((parameter, velocity), gradient) in state {
+            *velocity = momentum * *velocity + gradient;
+            *parameter -= lr * *velocity;
+        }
+    }
+
+    /// Share of images that are recognised, 0 to 1.
+    pub fn accuracy(&mut self, images: &Images) -> f64 {
+        /// Bounds the buffers, not the result.
+        const BATCH: usize = 250;
+        let mut correct = 0;
+        for start in (0..images.len()).step_by(BATCH) {
+            self.network.load(images, start..images.len().min(start + BATCH));
+            correct += self.network.correct(&self.parameters);
+        }
+        correct as f64 / images.len().max(1) as f64
+    }
+
+    /// A hash of all parameters' bits. Not cryptographic: it tells ranks that ran apart.
+    pub fn hash(&self) -> u64 {
+        const PRIME: u64 = 0x0000_0100_0000_01b3;
+        // Eight lanes of FNV-1a, so that hashing costs far less than a step.
+        let mut lanes: [u64; 8] = std::array::from_fn(|i| 0xcbf2_9ce4_8422_2325 ^ i as u64);
+        for values in self.parameters.chunks(8) {
+            for (lane, value) in lanes.iter_mut().zip(values) {
+                *lane = (*lane ^ u64::from(value.to_bits())).wrapping_mul(PRIME);
+            }
+        }
+        lanes.iter().fold(0, |hash: u64, lane| (hash.rotate_left(7) ^ lane).wrapping_mul(PRIME))
+    }
+}
+
+impl Snapshot for Training {
+    type Saved = Saved;
+    type Error = CompressError;
+
+    fn save(&mut self) -> Result<Saved, CompressError> {
+        let (parameters, velocity) = (self.parameters.clone(), self.velocity.clone());
+        Ok(Saved { parameters, velocity, memory: self.sync.save() })
+    }
+
+    fn restore(&mut self, saved: &Saved) -> Result<(), CompressError> {
+        self.sync.restore(&saved.memory)?;
+        self.parameters.copy_from_slice(&saved.parameters);
+        self.velocity.copy_from_slice(&saved.velocity);
+        Ok(())
+    }
+}

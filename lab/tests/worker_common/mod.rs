@@ -1,0 +1,290 @@
+//! Ranks as threads on loopback, and an agent that does what the test says.
+#![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its part; a test that cannot go on has failed")]
+
+use clap::Parser;
+use flexcomm_domain::{Decision, JobId, NodeName, Timestamp, Version};
+use flexcomm_lab::worker::{Args, Data, Ended, Images, Surroundings, train};
+use flexcomm_page::PageWriter;
+use flexcomm_wire::{DecisionOrder, FromTrainer, JobOrders, PROTOCOL, ToTrainer, TrialOrder};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// No test waits for longer than this, and none waits for it unless it fails.
+pub const DEADLINE: Duration = Duration::from_secs(120);
+
+pub const JOB: &str = "test";
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: Args,
+}
+
+/// Waits until `done` holds; fails naming `what` after [`DEADLINE`].
+pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + DEADLINE;
+    while !done() {
+        assert!(Instant::now() < end, "waited too long until {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Calls a function with each line.
+struct Watcher {
+    line: Vec<u8>,
+    watch: Box<dyn FnMut(&str) + Send>,
+}
+
+impl Write for Watcher {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.line.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        let line = std::mem::take(&mut self.line);
+        (self.watch)(std::str::from_utf8(&line).unwrap());
+        Ok(())
+    }
+}
+
+/// Ranks of one job as threads of this process.
+pub struct Ranks {
+    pub folder: tempfile::TempDir,
+    stop: Vec<Arc<AtomicBool>>,
+    threads: Vec<JoinHandle<anyhow::Result<Ended>>>,
+}
+
+impl Ranks {
+    /// Starts `world` ranks with common arguments, on a small network and made-up images.
+    pub fn start(world: usize, args: &[&str]) -> Self {
+        Self::start_with(world, |_| args.iter().map(ToString::to_string).collect(), tempfile::tempdir().unwrap())
+    }
+
+    /// With arguments of their own.
+    pub fn start_with(world: usize, args: impl Fn(usize) -> Vec<String>, folder: tempfile::TempDir) -> Self {
+        Self::start_watched(world, args, folder, Box::new(|_| {}))
+    }
+
+    /// `watch` is called by rank 0 with each line of progress, and holds the job up while it runs.
+    pub fn start_watched(
+        world: usize,
+        args: impl Fn(usize) -> Vec<String>,
+        folder: tempfile::TempDir,
+        watch: Box<dyn FnMut(&str) + Send>,
+    ) -> Self {
+        let mut watch = Some(watch);
+        let listeners: Vec<_> = (0..world).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let peers: Vec<_> = listeners.iter().map(|l| l.local_addr().unwrap().to_string()).collect();
+        let mut ranks = Self { folder, stop: Vec::new(), threads: Vec::new() };
+        for (rank, listener) in listeners.into_iter().enumerate() {
+            let log = ranks.log(rank);
+            let mut words = vec!["worker".to_owned(), format!("--rank={rank}"), format!("--peers={}", peers.join(","))];
+            words.extend([format!("--hash-log={}", log.display()), format!("--job={JOB}")]);
+            words.extend(["--hidden=12", "--batch=8", "--timeout=60s"].map(String::from));
+            words.extend(args(rank));
+            let args = Cli::try_parse_from(words).unwrap().args;
+            let stop = Arc::new(AtomicBool::new(false));
+            let held_out = if rank == 0 { Images::synthetic(200, 99) } else { Images::default() };
+            let data = Data { shard: Images::synthetic(160, 7 + rank as u64), total: 160 * world, held_out };
+            let progress: Box<dyn Write + Send> = match watch.take() {
+                Some(watch) => Box::new(Watcher { line: Vec::new(), watch }),
+                None => Box::new(std::io::sink()),
+            };
+            let surroundings = Surroundings { listener, data, stop: Arc::clone(&stop), progress };
+            ranks.stop.push(stop);
+            ranks.threads.push(std::thread::spawn(move || train(args, surroundings)));
+        }
+        ranks
+    }
+
+    pub fn log(&self, rank: usize) -> PathBuf {
+        self.folder.path().join(format!("hash-{rank}.csv"))
+    }
+
+    /// Asks one rank to stop.
+    pub fn stop(&self, rank: usize) {
+        self.stop[rank].store(true, Ordering::Relaxed);
+    }
+
+    /// Waits for all ranks; each must end well, with the same log. Answers ends and log lines.
+    pub fn join(self) -> (Vec<Ended>, Vec<String>) {
+        let (ends, folder) = self.results();
+        let ends: Vec<Ended> = ends.into_iter().map(|end| end.unwrap()).collect();
+        let logs: Vec<_> = (0..ends.len()).map(|r| read_log(&folder.path().join(format!("hash-{r}.csv")))).collect();
+        for (rank, log) in logs.iter().enumerate() {
+            let differ = logs[0].iter().zip(log).find(|(a, b)| a != b);
+            assert_eq!((differ, log.len()), (None, logs[0].len()), "ranks 0 and {rank} ran apart");
+        }
+        (ends, logs.into_iter().next().unwrap())
+    }
+
+    /// Waits for all ranks, however they end.
+    pub fn results(self) -> (Vec<anyhow::Result<Ended>>, tempfile::TempDir) {
+        wait_for("all ranks have ended", || self.threads.iter().all(JoinHandle::is_finished));
+        let ends = self.threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        (ends, self.folder)
+    }
+}
+
+/// The lines `step,version,hash` of a log.
+pub fn read_log(path: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut lines = text.lines().map(str::to_owned);
+    assert_eq!(lines.next().as_deref(), Some("step,version,hash"));
+    lines.collect()
+}
+
+/// The versions in a log, each with its first step.
+pub fn versions(log: &[String]) -> Vec<(u64, u64)> {
+    let mut seen: Vec<(u64, u64)> = Vec::new();
+    for line in log {
+        let mut fields = line.split(',').map(|field| field.parse::<u64>());
+        let (step, version) = (fields.next().unwrap().unwrap(), fields.next().unwrap().unwrap());
+        if seen.last().is_none_or(|(_, last)| *last != version) {
+            seen.push((step, version));
+        }
+    }
+    seen
+}
+
+/// An agent for one rank: welcomes it and keeps what it says; publishes what the test says.
+pub struct FakeAgent {
+    socket: PathBuf,
+    page: PageWriter,
+    heard: Arc<Mutex<Vec<FromTrainer>>>,
+    connections: Arc<Mutex<Vec<UnixStream>>>,
+    ended: Arc<AtomicBool>,
+}
+
+impl FakeAgent {
+    /// Its socket is `folder/NAME.sock`.
+    pub fn start(folder: &Path, name: &str) -> Self {
+        let socket = folder.join(format!("{name}.sock"));
+        let page_path = folder.join(format!("{name}.page"));
+        let page = PageWriter::create(&page_path).unwrap();
+        let _ = std::fs::remove_file(&socket);
+        let listener = UnixListener::bind(&socket).unwrap();
+        let agent = Self { socket, page, heard: Arc::default(), connections: Arc::default(), ended: Arc::default() };
+        let (heard, connections) = (Arc::clone(&agent.heard), Arc::clone(&agent.connections));
+        let ended = Arc::clone(&agent.ended);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                if ended.load(Ordering::SeqCst) {
+                    return;
+                }
+                connections.lock().unwrap().push(stream.try_clone().unwrap());
+                let (heard, page) = (Arc::clone(&heard), page_path.display().to_string());
+                std::thread::spawn(move || serve(stream, &heard, page));
+            }
+        });
+        agent
+    }
+
+    pub fn path(folder: &Path, name: &str) -> String {
+        folder.join(format!("{name}.sock")).display().to_string()
+    }
+
+    pub fn heard(&self) -> Vec<FromTrainer> {
+        self.heard.lock().unwrap().clone()
+    }
+
+    /// The newest step reported.
+    pub fn step(&self) -> u64 {
+        let steps = self.heard().into_iter().filter_map(|m| match m {
+            FromTrainer::Steps(report) => report.steps.last().map(|s| s.step),
+            _ => None,
+        });
+        steps.max().unwrap_or(0)
+    }
+
+    /// The versions reported as applied, with their first step.
+    pub fn applied(&self) -> Vec<(u64, u64)> {
+        let mut applied: Vec<_> = self
+            .heard()
+            .into_iter()
+            .filter_map(|m| match m {
+                FromTrainer::Applied(report) => Some((report.step, report.version)),
+                _ => None,
+            })
+            .collect();
+        applied.dedup();
+        applied
+    }
+
+    /// What it was told about trials.
+    pub fn trials(&self) -> Vec<flexcomm_wire::TrialReport> {
+        let heard = self.heard().into_iter();
+        heard.filter_map(|m| if let FromTrainer::Trial(t) = m { Some(t) } else { None }).collect()
+    }
+
+    pub fn publish(&mut self, orders: &JobOrders) {
+        self.page.beat(u64::MAX / 2);
+        self.page.publish(&serde_json::to_vec(orders).unwrap()).unwrap();
+    }
+
+    /// Something that is no JSON.
+    pub fn page_garbage(&mut self) {
+        self.page.publish(b"{\"job\": ").unwrap();
+    }
+
+    pub fn decide(&mut self, version: u64, strategy: &str) {
+        self.publish(&orders(version, strategy, None));
+    }
+
+    /// As if it had been killed: the socket breaks, the page stays as it is.
+    pub fn kill(self) {
+        drop(self);
+    }
+}
+
+impl Drop for FakeAgent {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::SeqCst);
+        // Wakes the accepting thread.
+        let _ = UnixStream::connect(&self.socket);
+        for connection in self.connections.lock().unwrap().drain(..) {
+            let _ = connection.shutdown(std::net::Shutdown::Both);
+        }
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+fn serve(stream: UnixStream, heard: &Mutex<Vec<FromTrainer>>, page: String) {
+    let mut writer = stream.try_clone().unwrap();
+    for line in BufReader::new(stream).lines().map_while(Result::ok) {
+        let message: FromTrainer = serde_json::from_str(&line).unwrap();
+        if matches!(message, FromTrainer::Hello(_)) {
+            let node = NodeName::new("n1").unwrap();
+            let welcome = ToTrainer::Welcome { protocol: PROTOCOL, node, page: page.clone() };
+            let _ = writeln!(writer, "{}", serde_json::to_string(&welcome).unwrap());
+        }
+        heard.lock().unwrap().push(message);
+    }
+}
+
+pub fn orders(version: u64, strategy: &str, trial: Option<TrialOrder>) -> JobOrders {
+    let job = JobId::new(JOB).unwrap();
+    let decision = (version > 0).then(|| {
+        DecisionOrder::from(&Decision {
+            job: job.clone(),
+            version: Version(version),
+            parent: Version(0),
+            strategy: strategy.parse().unwrap(),
+            decided_at: Timestamp(0),
+            reason: "the test says so".into(),
+        })
+    });
+    JobOrders { job, decision, trial }
+}
+
+pub fn trial(id: u64, candidates: &[&str], iterations: u32, budget_ms: u64) -> TrialOrder {
+    let candidates = candidates.iter().map(|c| c.parse::<flexcomm_domain::Strategy>().unwrap().into()).collect();
+    TrialOrder { id, candidates, iterations, budget_ms }
+}

@@ -1,0 +1,66 @@
+//! Every strategy end to end over TCP: equal parameters on all ranks at every step, and training works.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod worker_common;
+
+use worker_common::Ranks;
+
+const STRATEGIES: [&str; 12] = [
+    "none@1/dense-ring",
+    "none@1/dense-tree",
+    "topk@0.1/allgather",
+    "lwtopk@0.1/allgather",
+    "mstopk@0.1/allgather",
+    "topk@0.1/art-ring:star",
+    "topk@0.1/art-ring:var",
+    "topk@0.1/art-tree:star",
+    "topk@0.1/art-tree:var",
+    "mstopk@0.1/art-ring:star",
+    "mstopk@0.1/art-tree:var",
+    // Fewer values than ranks: some chunks are empty.
+    "topk@0.0001/art-ring:var",
+];
+
+fn train(world: usize, strategy: &str, steps: u64) -> (f64, Vec<String>) {
+    let ranks = Ranks::start(world, &[&format!("--strategy={strategy}"), &format!("--steps={steps}")]);
+    let (ends, log) = ranks.join();
+    assert_eq!(log.len() as u64, steps);
+    assert!(ends.iter().all(|end| end.steps == steps && !end.stopped));
+    (ends[0].accuracy.unwrap(), log)
+}
+
+#[test]
+fn parameters_stay_equal_for_each_strategy_and_number_of_ranks() {
+    for world in 1..=5 {
+        for strategy in STRATEGIES {
+            let (_, log) = train(world, strategy, 6);
+            let hash = |line: &str| line.rsplit(',').next().unwrap().to_owned();
+            assert_ne!(hash(&log[0]), hash(&log[5]), "{strategy} on {world} ranks: parameters do not move");
+        }
+    }
+}
+
+#[test]
+fn every_strategy_learns() {
+    for strategy in &STRATEGIES[..11] {
+        let (before, _) = train(4, strategy, 1);
+        let (after, _) = train(4, strategy, 150);
+        assert!(after > 0.8, "{strategy}: accuracy {before} after one step, {after} after 150");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bits_and_another_does_not() {
+    let run = |seed: &str| Ranks::start(3, &[seed, "--steps=10", "--strategy=mstopk@0.05/allgather"]).join().1;
+    assert_eq!(run("--seed=5"), run("--seed=5"));
+    assert_ne!(run("--seed=5"), run("--seed=6"));
+}
+
+#[test]
+fn ranks_started_differently_are_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let ranks = Ranks::start_with(2, |rank| vec![format!("--seed={rank}"), "--steps=3".into()], folder);
+    let (ends, _folder) = ranks.results();
+    let texts: Vec<_> = ends.into_iter().map(|end| format!("{:#}", end.unwrap_err())).collect();
+    assert!(texts.iter().any(|t| t.contains("started with another")), "{texts:?}");
+}

@@ -1,0 +1,168 @@
+use super::*;
+use proptest::prelude::{prop, prop_assert, prop_assert_eq, proptest};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+struct Planted {
+    fixed_s: f64,
+    a: f64,
+    b: f64,
+}
+
+impl Planted {
+    fn time(&self, t: Terms) -> f64 {
+        self.fixed_s + self.a * t.alpha_s + self.b * t.beta_s
+    }
+}
+
+/// Networks and ratios as a run meets them: alpha 1 to 50 ms, some kB to 50 MB over 0.1 to 10 Gbit/s.
+fn random_terms(rng: &mut ChaCha8Rng) -> Terms {
+    let log_uniform = |rng: &mut ChaCha8Rng, lo: f64, hi: f64| (rng.random_range(lo.ln()..hi.ln())).exp();
+    Terms { alpha_s: log_uniform(rng, 3e-3, 0.7), beta_s: log_uniform(rng, 1e-3, 1.0) }
+}
+
+fn noisy(rng: &mut ChaCha8Rng, t: f64) -> f64 {
+    // Sum of 12 uniforms: normal, sd 5 %.
+    let normal: f64 = (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0;
+    let outlier = if rng.random_bool(0.05) { rng.random_range(3.0..20.0) } else { 1.0 };
+    t * (1.0 + 0.05 * normal).max(0.1) * outlier
+}
+
+fn fitted(planted: &Planted, seed: u64, samples: usize) -> Coefficients {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut fit = Fit::default();
+    for _ in 0..samples {
+        let terms = random_terms(&mut rng);
+        let measured_s = noisy(&mut rng, planted.time(terms));
+        assert!(fit.observe(Sample { terms, measured_s }));
+    }
+    fit.coefficients()
+}
+
+#[test]
+fn planted_coefficients_are_recovered() {
+    for (seed, planted) in [
+        Planted { fixed_s: 0.0, a: 1.0, b: 1.0 },
+        Planted { fixed_s: 2e-3, a: 1.4, b: 0.8 },
+        Planted { fixed_s: 5e-3, a: 0.7, b: 2.5 },
+        Planted { fixed_s: 0.0, a: 2.3, b: 1.1 },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let found = fitted(&planted, seed as u64, 200);
+        assert!((found.a / planted.a - 1.0).abs() < 0.1, "a: {found:?}");
+        assert!((found.b / planted.b - 1.0).abs() < 0.1, "b: {found:?}");
+        assert!((found.fixed_s - planted.fixed_s).abs() < 3e-3, "fixed: {found:?}");
+        assert!(found.median_error < 0.1 && found.confidence > 0.8, "{found:?}");
+        let mut rng = ChaCha8Rng::seed_from_u64(99);
+        let mut errors: Vec<f64> = (0..200)
+            .map(|_| random_terms(&mut rng))
+            .map(|t| (found.predict(t) / planted.time(t) - 1.0).abs())
+            .collect();
+        errors.sort_by(f64::total_cmp);
+        assert!(errors[100] < 0.1, "median error on unseen samples {}", errors[100]);
+    }
+}
+
+#[test]
+fn one_sample_moves_the_prediction_and_an_outlier_does_not_move_it_back() {
+    let terms = Terms { alpha_s: 0.01, beta_s: 0.03 };
+    let mut fit = Fit::default();
+    fit.observe(Sample { terms, measured_s: 0.08 });
+    assert!((fit.coefficients().predict(terms) / 0.08 - 1.0).abs() < 0.05, "{:?}", fit.coefficients());
+    for _ in 0..9 {
+        fit.observe(Sample { terms, measured_s: 0.08 });
+    }
+    fit.observe(Sample { terms, measured_s: 4.0 });
+    fit.observe(Sample { terms, measured_s: 0.0008 });
+    assert!((fit.coefficients().predict(terms) / 0.08 - 1.0).abs() < 0.05, "{:?}", fit.coefficients());
+}
+
+#[test]
+fn a_lasting_change_is_learnt_within_the_window() {
+    let terms = Terms { alpha_s: 0.01, beta_s: 0.03 };
+    let mut fit = Fit::default();
+    (0..WINDOW).for_each(|_| assert!(fit.observe(Sample { terms, measured_s: 0.04 })));
+    (0..WINDOW).for_each(|_| assert!(fit.observe(Sample { terms, measured_s: 0.06 })));
+    assert!((fit.coefficients().predict(terms) / 0.06 - 1.0).abs() < 0.01);
+    assert_eq!(fit.samples().count(), WINDOW);
+}
+
+#[test]
+fn nonsense_is_refused_and_changes_nothing() {
+    let mut book = CoefficientBook::default();
+    let good = Terms { alpha_s: 0.01, beta_s: 0.01 };
+    for (alpha_s, beta_s, measured_s) in
+        [(f64::NAN, 0.0, 1.0), (0.0, -1.0, 1.0), (0.0, 1.0, 0.0), (0.0, 1.0, f64::INFINITY), (0.0, 1.0, -2.0)]
+    {
+        let sample = Sample { terms: Terms { alpha_s, beta_s }, measured_s };
+        assert!(!book.observe(Collective::Allgather, "tcp", sample));
+    }
+    assert_eq!(book, CoefficientBook::default());
+    for i in 0..MAX_BACKENDS {
+        assert!(book.observe(Collective::Allgather, &i.to_string(), Sample { terms: good, measured_s: 0.02 }));
+    }
+    assert!(!book.observe(Collective::Allgather, "one too many", Sample { terms: good, measured_s: 0.02 }));
+}
+
+#[test]
+fn what_was_never_measured_is_as_slow_as_the_rest() {
+    let mut book = CoefficientBook::default();
+    let terms = Terms { alpha_s: 0.01, beta_s: 0.02 };
+    for (collective, factor) in [(Collective::ArtRing, 2.0), (Collective::ArtTree, 8.0)] {
+        (0..50).for_each(|_| {
+            assert!(book.observe(collective, "tcp", Sample { terms, measured_s: factor * terms.total() }));
+        });
+    }
+    let guess = book.get(Collective::Allgather, "tcp");
+    assert!((guess.predict(terms) / terms.total() - 4.0).abs() < 0.1, "{guess:?}");
+    assert_eq!((guess.confidence, guess.samples), (0.0, 0));
+    assert_eq!(book.get(Collective::Allgather, "nccl"), Coefficients::default());
+    assert!((book.get(Collective::ArtRing, "tcp").predict(terms) / terms.total() - 2.0).abs() < 0.05);
+}
+
+#[test]
+fn the_state_survives_json_and_a_damaged_one_is_cleaned() {
+    let mut book = CoefficientBook::default();
+    for i in 1..20 {
+        let terms = Terms { alpha_s: 0.01 * f64::from(i), beta_s: 0.02 };
+        book.observe(Collective::ArtRing, "tcp", Sample { terms, measured_s: 1.5 * terms.total() });
+    }
+    let json = serde_json::to_string(&book).unwrap();
+    assert_eq!(serde_json::from_str::<CoefficientBook>(&json).unwrap(), book);
+    let damaged = r#"{"samples":[{"terms":{"alpha_s":-1.0,"beta_s":0.1},"measured_s":1.0}]}"#;
+    assert_eq!(serde_json::from_str::<Fit>(damaged).unwrap(), Fit::default());
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_seen_predictions_are_numbers_and_never_negative(
+        samples in prop::collection::vec((0.0..10.0f64, 0.0..10.0f64, 1e-7..1e3f64), 1..40),
+        alpha_s in 0.0..100.0f64, beta_s in 0.0..100.0f64,
+    ) {
+        let mut fit = Fit::default();
+        for (alpha_s, beta_s, measured_s) in samples {
+            let taken = fit.observe(Sample { terms: Terms { alpha_s, beta_s }, measured_s });
+            prop_assert!(taken);
+        }
+        let c = fit.coefficients();
+        prop_assert!(c.fixed_s >= 0.0 && c.a >= 0.0 && c.b >= 0.0, "{c:?}");
+        let t = c.predict(Terms { alpha_s, beta_s });
+        prop_assert!(t.is_finite() && t >= 0.0);
+        prop_assert!((0.0..=1.0).contains(&c.confidence));
+    }
+
+    #[test]
+    fn without_noise_the_fit_is_all_but_exact(a in 0.2..5.0f64, b in 0.2..5.0f64, seed in 0u64..1000) {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut fit = Fit::default();
+        for _ in 0..60 {
+            let terms = random_terms(&mut rng);
+            fit.observe(Sample { terms, measured_s: a * terms.alpha_s + b * terms.beta_s });
+        }
+        let c = fit.coefficients();
+        prop_assert!((c.a / a - 1.0).abs() < 0.02 && (c.b / b - 1.0).abs() < 0.02, "{c:?}");
+        prop_assert_eq!(c.samples, 60);
+    }
+}

@@ -1,0 +1,63 @@
+//! The exact solver: evaluates every candidate of a space, finds the front, and lets a policy pick.
+
+use crate::problem::Evaluator;
+use crate::{Choice, Evaluated, Policy, Problem, ProblemError, Space, pareto};
+use serde::{Deserialize, Serialize};
+
+/// A solved problem, as it goes into a decision's report.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Solution {
+    /// Every candidate, in the space's order.
+    pub candidates: Vec<Evaluated>,
+    /// Indices of those on the Pareto front.
+    pub front: Vec<usize>,
+    /// What the policy picked; its index is into `candidates`.
+    pub choice: Choice,
+}
+
+impl Solution {
+    /// The candidate that was picked.
+    pub fn chosen(&self) -> &Evaluated {
+        &self.candidates[self.choice.index]
+    }
+}
+
+/// Predicts every candidate of the space.
+pub fn evaluate_all(problem: &Problem, space: &Space) -> Result<Vec<Evaluated>, ProblemError> {
+    let evaluator = Evaluator::new(problem);
+    space.strategies().iter().map(|strategy| evaluator.evaluate(strategy)).collect()
+}
+
+/// Evaluates all candidates and picks one of the front by the policy.
+pub fn solve(problem: &Problem, space: &Space, policy: &dyn Policy) -> Result<Solution, ProblemError> {
+    let candidates = evaluate_all(problem, space)?;
+    let front = pareto::front(&candidates);
+    let choice = policy.choose(&candidates, &front, problem.compute);
+    Ok(Solution { candidates, front, choice })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::TimeToQuality;
+    use flexcomm_domain::{Link, LinkMatrix};
+
+    #[test]
+    fn the_choice_is_on_the_front_and_the_report_survives_json() {
+        let links = LinkMatrix::from_fn(6, |i, j| Link::new(1e-3 * (1 + i + j) as f64, 1e9).unwrap()).unwrap();
+        let solution = solve(&Problem::new(1_000_000, links), &Space::default(), &TimeToQuality::default()).unwrap();
+        assert_eq!(solution.candidates.len(), 17);
+        assert!(solution.front.contains(&solution.choice.index));
+        let best = solution.candidates.iter().map(Evaluated::time_per_gain).fold(f64::MAX, f64::min);
+        assert_eq!(solution.chosen().time_per_gain(), best);
+        let json = serde_json::to_string(&solution).unwrap();
+        assert_eq!(serde_json::from_str::<Solution>(&json).unwrap(), solution);
+    }
+
+    #[test]
+    fn an_impossible_problem_is_an_error() {
+        let links = LinkMatrix::uniform(2, Link::new(1e-3, 1e9).unwrap()).unwrap();
+        let error = solve(&Problem::new(0, links), &Space::default(), &TimeToQuality::default()).unwrap_err();
+        assert_eq!(error.to_string(), "failed to evaluate none@1/dense-ring: the gradient has no values");
+    }
+}

@@ -1,0 +1,30 @@
+//! Pure: how good is each choice. Cost models, fits, profiles, NSGA-II, Pareto front, policies.
+//!
+//! No IO, no clock, no ambient randomness: seeds and times are arguments. The path of a decision:
+//! [`Space`] lists the candidates, [`Problem::evaluate`] predicts each one's objectives
+//! (t_comp, t_sync, 1/gain) from link matrix, codec sizes, profiles and fitted coefficients,
+//! [`pareto::front`] drops what is dominated, and a [`policy::Policy`] picks one point.
+//! Where the space is too large to list (a ratio per bucket), [`nsga`] searches it.
+
+pub mod buckets;
+pub mod coefficients;
+pub mod cost;
+pub mod enumerate;
+pub mod nsga;
+pub mod pareto;
+pub mod policy;
+pub mod problem;
+pub mod profile;
+pub mod space;
+pub mod terms;
+pub mod wire_size;
+
+pub use buckets::{Bucket, BucketPlan, BucketProblem, PlanPoint};
+pub use coefficients::{CoefficientBook, Coefficients, Fit, Sample};
+pub use enumerate::{Solution, solve};
+pub use policy::{Choice, Policy, PolicyConfig};
+pub use problem::{Evaluated, Evaluator, Problem, ProblemError};
+pub use profile::{Profile, ProfileError, ProfilePoint};
+pub use space::{DEFAULT_CRS, Space};
+pub use terms::{Load, Paths, Terms, terms};
+pub use wire_size::{CodecBytes, dense_bytes};

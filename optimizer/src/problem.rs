@@ -1,0 +1,160 @@
+//! What a strategy would cost here and now: the objectives (t_comp, t_sync, 1/gain) and the step time.
+
+use crate::terms::Paths;
+use crate::{CodecBytes, CoefficientBook, Load, Profile, Terms};
+use flexcomm_domain::{Compressor, Gain, LinkMatrix, Seconds, Strategy};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Everything a prediction needs: a job's size, its network, and what has been measured so far.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Problem {
+    /// Values in the fused gradient.
+    pub values: u64,
+    /// Links between the job's ranks; its size is N.
+    pub links: LinkMatrix,
+    /// Forward and backward pass, per step.
+    pub compute: Seconds,
+    /// g in [1, 10]: t_step = (compute^g + (t_comp + t_sync)^g)^(1/g). 1: no overlap (AdaptDL's model).
+    pub overlap: f64,
+    /// What moves the bytes; selects the fitted coefficients.
+    pub backend: String,
+    /// Message sizes; compressors without an entry weigh as the paper charges.
+    pub codecs: BTreeMap<Compressor, CodecBytes>,
+    /// gain(c) and t_comp(c); compressors without an entry use the documented prior.
+    pub profiles: BTreeMap<Compressor, Profile>,
+    /// Fitted to measured times of this job or backend.
+    pub coefficients: CoefficientBook,
+}
+
+/// One candidate with its predicted objectives.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Evaluated {
+    /// What was evaluated.
+    pub strategy: Strategy,
+    /// Compress and decompress; 0 when dense.
+    pub t_comp: Seconds,
+    /// The collective.
+    pub t_sync: Seconds,
+    /// The whole step, with overlap.
+    pub t_step: Seconds,
+    /// Share of the gradient's energy that is kept; 1 when dense.
+    pub gain: Gain,
+    /// The model's latency and bandwidth terms behind `t_sync`, before the fitted coefficients.
+    pub terms: Terms,
+}
+
+impl Evaluated {
+    /// What the multi-objective problem minimises: (t_comp in s, t_sync in s, 1/gain).
+    pub fn objectives(&self) -> [f64; 3] {
+        [self.t_comp.get(), self.t_sync.get(), 1.0 / self.gain.get()]
+    }
+
+    /// Seconds of step per unit of gain: what `time-to-quality` minimises.
+    pub fn time_per_gain(&self) -> f64 {
+        self.t_step.get() / self.gain.get()
+    }
+}
+
+/// Why a prediction was impossible.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ProblemError {
+    /// The gradient is empty.
+    #[error("failed to evaluate {0}: the gradient has no values")]
+    Empty(Strategy),
+    /// The overlap exponent is outside [1, 10].
+    #[error("failed to evaluate {0}: overlap exponent is {1}, allowed is 1 to 10")]
+    Overlap(Strategy, f64),
+    /// The prediction left the range of a duration, for example on a matrix of absurd links.
+    #[error("failed to evaluate {0}: predicted {1} is {2} s, allowed is 0 to 31,536,000")]
+    OutOfRange(Strategy, &'static str, f64),
+}
+
+impl Problem {
+    /// A job on a network with nothing measured yet: no compute time, no overlap, the paper's message
+    /// sizes, prior profiles and coefficients.
+    pub fn new(values: u64, links: LinkMatrix) -> Self {
+        Self {
+            values,
+            links,
+            compute: Seconds::ZERO,
+            overlap: 1.0,
+            backend: String::new(),
+            codecs: BTreeMap::new(),
+            profiles: BTreeMap::new(),
+            coefficients: CoefficientBook::default(),
+        }
+    }
+
+    /// Message sizes of a compressor.
+    pub fn codec(&self, compressor: Compressor) -> CodecBytes {
+        self.codecs.get(&compressor).copied().unwrap_or(CodecBytes::PAPER)
+    }
+
+    /// Predicts one strategy's objectives. For many, build an [`Evaluator`] once.
+    pub fn evaluate(&self, strategy: &Strategy) -> Result<Evaluated, ProblemError> {
+        Evaluator::new(self).evaluate(strategy)
+    }
+}
+
+/// A problem with what all its candidates share, prepared: schedules over the links, prior profiles.
+#[derive(Debug, Clone)]
+pub struct Evaluator<'a> {
+    problem: &'a Problem,
+    paths: Paths<'a>,
+    prior: Profile,
+}
+
+impl<'a> Evaluator<'a> {
+    /// Prepares.
+    pub fn new(problem: &'a Problem) -> Self {
+        Self { problem, paths: Paths::new(&problem.links), prior: Profile::prior(problem.values) }
+    }
+
+    /// Predicts one strategy's objectives.
+    pub fn evaluate(&self, strategy: &Strategy) -> Result<Evaluated, ProblemError> {
+        let p = self.problem;
+        if p.values == 0 {
+            return Err(ProblemError::Empty(*strategy));
+        }
+        if !(1.0..=10.0).contains(&p.overlap) {
+            return Err(ProblemError::Overlap(*strategy, p.overlap));
+        }
+        let load = Load { values: p.values, codec: p.codec(strategy.compressor()) };
+        let terms = self.paths.terms(strategy, &load);
+        let t_sync = p.coefficients.get(strategy.collective(), &p.backend).predict(terms);
+        let (gain, t_comp) = self.quality(strategy);
+        let t_step = overlapped(p.compute.get(), t_comp + t_sync, p.overlap);
+        let seconds = |what, v| Seconds::new(v).map_err(|_| ProblemError::OutOfRange(*strategy, what, v));
+        Ok(Evaluated {
+            strategy: *strategy,
+            t_comp: seconds("t_comp", t_comp)?,
+            t_sync: seconds("t_sync", t_sync)?,
+            t_step: seconds("t_step", t_step)?,
+            gain,
+            terms,
+        })
+    }
+
+    fn quality(&self, strategy: &Strategy) -> (Gain, f64) {
+        if strategy.is_dense() {
+            return (Gain::FULL, 0.0);
+        }
+        let profile = self.problem.profiles.get(&strategy.compressor()).unwrap_or(&self.prior);
+        (profile.gain(strategy.cr()), profile.t_comp(strategy.cr()))
+    }
+}
+
+/// AdaptDL's overlap of two phases of `a` and `b` seconds: (a^g + b^g)^(1/g). g = 1 adds, large g tends
+/// to the longer one.
+pub fn overlapped(a: f64, b: f64, g: f64) -> f64 {
+    let longer = a.max(b);
+    if longer <= 0.0 || g == 1.0 {
+        return a + b;
+    }
+    // Scaled by the longer phase, so that tiny times do not underflow.
+    longer * ((a / longer).powf(g) + (b / longer).powf(g)).powf(1.0 / g)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,364 @@
+//! Latency and bandwidth terms of a strategy's communication: the critical path of the very schedules that
+//! workers run, over the links they really have.
+//!
+//! | strategy | phases |
+//! |---|---|
+//! | dense-ring | ring reduce-scatter + ring allgather of 4·n bytes, in N chunks |
+//! | dense-tree | binomial reduce to rank 0, binomial broadcast from it, whole messages |
+//! | allgather | recursive doubling when N is a power of two, else ring; each rank's (index, value) pairs |
+//! | art-ring, art-tree | VAR: allgather of 4 bytes; binomial broadcast of the indices from the selected rank; ring or tree allreduce of the values |
+//!
+//! Equal links and N a power of two: the closed forms of [`crate::cost`], which are exact there. Otherwise the
+//! schedules of `flexcomm_collectives` are simulated. Above [`MAX_SIMULATED_RANKS`] the closed forms over the
+//! slowest latency and the slowest bandwidth stand in: an upper bound.
+
+use crate::cost::{self, Net};
+use crate::{CodecBytes, dense_bytes};
+use flexcomm_collectives::{self as collectives, GenerateError, Schedule};
+use flexcomm_domain::{Collective, Link, LinkMatrix, Rank, Selection, Strategy};
+use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
+
+/// What travels: the size of the gradient and the codec's message sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Load {
+    /// Values in the fused gradient.
+    pub values: u64,
+    /// The compressor's message sizes.
+    pub codec: CodecBytes,
+}
+
+/// Seconds on the critical path, by cause. Their sum is the prior of t_sync; the fitted
+/// [`crate::Coefficients`] weigh them separately.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Terms {
+    /// What remains when nothing weighs anything: the latencies.
+    pub alpha_s: f64,
+    /// What the bytes add.
+    pub beta_s: f64,
+}
+
+impl Terms {
+    /// Time of the unfitted model in seconds.
+    pub fn total(self) -> f64 {
+        self.alpha_s + self.beta_s
+    }
+
+    fn then(self, next: Terms) -> Terms {
+        Terms { alpha_s: self.alpha_s + next.alpha_s, beta_s: self.beta_s + next.beta_s }
+    }
+}
+
+/// Bytes of the squared norm that VAR exchanges to select a rank.
+const VAR_BYTES: f64 = 4.0;
+
+/// Most roots whose broadcast is simulated; with more ranks, evenly spread ones stand for all.
+pub const MAX_ROOTS: usize = 8;
+
+/// Most ranks whose schedules are simulated: a ring has 2N² messages, 33,000 at 128 ranks.
+pub const MAX_SIMULATED_RANKS: usize = 128;
+
+/// Terms of one step's communication under `strategy`. Zero with one rank. To evaluate many strategies over
+/// the same links, build [`Paths`] once.
+pub fn terms(strategy: &Strategy, load: &Load, links: &LinkMatrix) -> Terms {
+    Paths::new(links).terms(strategy, load)
+}
+
+/// The schedules of every collective over one matrix of links, ready to be timed for any size of message.
+#[derive(Debug, Clone)]
+pub struct Paths<'a> {
+    model: Model<'a>,
+}
+
+#[derive(Debug, Clone)]
+enum Model<'a> {
+    Closed(Net),
+    Simulated(Box<Simulated<'a>>),
+}
+
+/// A schedule with the time it takes when nothing weighs anything.
+#[derive(Debug, Clone)]
+struct Timed {
+    schedule: Schedule,
+    alpha_s: f64,
+}
+
+#[derive(Debug, Clone)]
+struct Simulated<'a> {
+    links: &'a LinkMatrix,
+    ring: Timed,
+    tree: Timed,
+    allgather: Timed,
+    broadcasts: Vec<Timed>,
+    /// All ranks start together.
+    start: Vec<f64>,
+    /// Broadcasts timed before: art-ring and art-tree send the same indices.
+    known: RefCell<Vec<(f64, Terms)>>,
+}
+
+/// Most sizes of broadcasts that are remembered: more than a space has ratios.
+const MAX_KNOWN: usize = 128;
+
+impl<'a> Paths<'a> {
+    /// Chooses the model for these links and prepares its schedules.
+    pub fn new(links: &'a LinkMatrix) -> Self {
+        let n = links.ranks();
+        let equal = equal_links(links);
+        let exact = n.is_power_of_two() && equal.is_some();
+        let model = if exact || n > MAX_SIMULATED_RANKS {
+            Model::Closed(net(equal.unwrap_or_else(|| links.worst()), n))
+        } else {
+            // The generators refuse only sizes far beyond the limit above.
+            match Simulated::new(links, if equal.is_some() { 1 } else { MAX_ROOTS }) {
+                Ok(simulated) => Model::Simulated(Box::new(simulated)),
+                Err(_) => Model::Closed(net(links.worst(), n)),
+            }
+        };
+        Self { model }
+    }
+
+    /// Terms of one step's communication under `strategy`.
+    pub fn terms(&self, strategy: &Strategy, load: &Load) -> Terms {
+        let k = strategy.cr().keep(load.values as usize) as u64;
+        let codec = &load.codec;
+        match strategy.collective() {
+            Collective::DenseRing => self.ring(dense_bytes(load.values)),
+            Collective::DenseTree => self.tree(dense_bytes(load.values)),
+            Collective::Allgather => self.allgather(codec.pairs(k)),
+            Collective::ArtRing => self.select(strategy, codec.indices(k)).then(self.ring(codec.values(k))),
+            Collective::ArtTree => self.select(strategy, codec.indices(k)).then(self.tree(codec.values(k))),
+        }
+    }
+
+    /// AR-Topk before its allreduce: VAR's norms, then the indices from the selected rank.
+    fn select(&self, strategy: &Strategy, index_bytes: f64) -> Terms {
+        let norms = match strategy.selection() {
+            Some(Selection::Var) => self.allgather(VAR_BYTES),
+            _ => Terms::default(),
+        };
+        norms.then(self.broadcast(index_bytes))
+    }
+
+    /// Chunked ring reduce-scatter and allgather of `bytes`.
+    pub fn ring(&self, bytes: f64) -> Terms {
+        match &self.model {
+            Model::Closed(net) => split(*net, bytes, cost::ring),
+            Model::Simulated(s) => s.terms(&s.ring, bytes / s.links.ranks() as f64),
+        }
+    }
+
+    /// Binomial reduce to rank 0 and broadcast from it, of the whole message.
+    pub fn tree(&self, bytes: f64) -> Terms {
+        match &self.model {
+            Model::Closed(net) => split(*net, bytes, cost::tree),
+            Model::Simulated(s) => s.terms(&s.tree, bytes),
+        }
+    }
+
+    /// Each rank's `bytes` to every rank.
+    pub fn allgather(&self, bytes: f64) -> Terms {
+        match &self.model {
+            Model::Closed(net) => split(*net, bytes, cost::allgather),
+            Model::Simulated(s) => s.terms(&s.allgather, bytes),
+        }
+    }
+
+    /// Binomial broadcast of the whole message: the mean over its roots, since the selected rank changes.
+    pub fn broadcast(&self, bytes: f64) -> Terms {
+        match &self.model {
+            Model::Closed(net) => split(*net, bytes, cost::broadcast),
+            Model::Simulated(s) => s.broadcast(bytes),
+        }
+    }
+}
+
+impl<'a> Simulated<'a> {
+    fn new(links: &'a LinkMatrix, roots: usize) -> Result<Self, GenerateError> {
+        let n = links.ranks() as u32;
+        let roots = roots.min(links.ranks()) as u32;
+        let start = vec![0.0; links.ranks()];
+        let timed = |schedule: Schedule| {
+            let alpha_s = time(&schedule, links, &start, 0.0);
+            Timed { schedule, alpha_s }
+        };
+        Ok(Self {
+            links,
+            ring: timed(collectives::ring_allreduce(n)?),
+            tree: timed(collectives::tree_allreduce(n)?),
+            allgather: timed(collectives::allgather(n)?),
+            broadcasts: (0..roots)
+                .map(|i| collectives::binomial_broadcast(n, Rank(i * n / roots)).map(timed))
+                .collect::<Result<_, _>>()?,
+            start: start.clone(),
+            known: RefCell::default(),
+        })
+    }
+
+    fn terms(&self, timed: &Timed, chunk_bytes: f64) -> Terms {
+        let total = time(&timed.schedule, self.links, &self.start, chunk_bytes);
+        // Not max(0.0, ..), which would hide a NaN.
+        let beta_s = if total < timed.alpha_s { 0.0 } else { total - timed.alpha_s };
+        Terms { alpha_s: timed.alpha_s, beta_s }
+    }
+
+    fn broadcast(&self, bytes: f64) -> Terms {
+        let known = self.known.borrow().iter().find(|k| k.0 == bytes).map(|k| k.1);
+        known.unwrap_or_else(|| {
+            let each = self.broadcasts.iter().map(|b| self.terms(b, bytes));
+            let sum = each.fold(Terms::default(), Terms::then);
+            let roots = self.broadcasts.len() as f64;
+            let mean = Terms { alpha_s: sum.alpha_s / roots, beta_s: sum.beta_s / roots };
+            let mut known = self.known.borrow_mut();
+            if known.len() < MAX_KNOWN {
+                known.push((bytes, mean));
+            }
+            mean
+        })
+    }
+}
+
+/// NaN when the size of a chunk is not a number: the caller's range check names it.
+fn time(schedule: &Schedule, links: &LinkMatrix, start: &[f64], chunk_bytes: f64) -> f64 {
+    match collectives::simulate_after(schedule, &|_| chunk_bytes, links, start) {
+        Ok(finish) => finish.into_iter().fold(0.0, f64::max),
+        Err(_) => f64::NAN,
+    }
+}
+
+fn net(link: Link, n: usize) -> Net {
+    Net { alpha: link.alpha.get(), beta: link.bandwidth.beta(), n }
+}
+
+fn split(net: Net, bytes: f64, form: fn(Net, f64) -> f64) -> Terms {
+    let alpha_s = form(net, 0.0);
+    Terms { alpha_s, beta_s: form(Net { alpha: 0.0, ..net }, bytes) }
+}
+
+/// The link that all pairs share, if they do.
+fn equal_links(links: &LinkMatrix) -> Option<Link> {
+    let n = links.ranks();
+    let first = if n > 1 { links.get(0, 1) } else { links.get(0, 0) };
+    let pairs = (0..n).flat_map(|from| (0..n).map(move |to| (from, to))).filter(|(from, to)| from != to);
+    pairs.into_iter().all(|(from, to)| links.get(from, to) == first).then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flexcomm_domain::CompressionRatio;
+    use proptest::prelude::{Just, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
+
+    fn matrix(n: usize, links: &[(f64, f64)]) -> LinkMatrix {
+        LinkMatrix::from_fn(n, |from, to| {
+            let (alpha, bandwidth) = links[(from * n + to) % links.len()];
+            Link::new(alpha, bandwidth).unwrap()
+        })
+        .unwrap()
+    }
+
+    fn strategies() -> Vec<Strategy> {
+        [
+            "none@1/dense-ring",
+            "none@1/dense-tree",
+            "topk@0.01/allgather",
+            "topk@0.01/art-ring:star",
+            "topk@0.01/art-tree:var",
+        ]
+        .map(|s| s.parse().unwrap())
+        .to_vec()
+    }
+
+    #[test]
+    fn one_rank_pays_nothing() {
+        let links = matrix(1, &[(0.05, 1e6)]);
+        let load = Load { values: 1_000_000, codec: CodecBytes::PAPER };
+        for strategy in strategies() {
+            assert_eq!(terms(&strategy, &load, &links), Terms::default(), "{strategy}");
+        }
+    }
+
+    #[test]
+    fn a_slow_edge_slows_what_uses_it() {
+        let link = |a: f64, b: f64| Link::new(a, b).unwrap();
+        let even = LinkMatrix::uniform(4, link(1e-3, 1e9)).unwrap();
+        // 1 -> 2 is on the ring; the binomial trees rooted at 0 never use it.
+        let slow =
+            LinkMatrix::from_fn(4, |f, t| if (f, t) == (1, 2) { link(1e-3, 1e8) } else { link(1e-3, 1e9) }).unwrap();
+        let (even, slow) = (Paths::new(&even), Paths::new(&slow));
+        let ratio = slow.ring(4e6).beta_s / even.ring(4e6).beta_s;
+        assert!(ratio > 8.0, "a ring is as slow as its slowest edge, here {ratio} times");
+        assert!((slow.tree(4e6).total() - even.tree(4e6).total()).abs() < 1e-12);
+        assert!(slow.broadcast(4e6).total() > even.broadcast(4e6).total(), "rooted at 1, the edge is used");
+    }
+
+    #[test]
+    fn var_pays_for_its_norms() {
+        let links = matrix(8, &[(1e-3, 1e9)]);
+        let load = Load { values: 1_000_000, codec: CodecBytes::PAPER };
+        let star = terms(&"topk@0.01/art-ring:star".parse().unwrap(), &load, &links);
+        let var = terms(&"topk@0.01/art-ring:var".parse().unwrap(), &load, &links);
+        assert!((var.alpha_s - star.alpha_s - 3e-3).abs() < 1e-12);
+    }
+
+    #[test]
+    fn many_ranks_are_bounded_from_above() {
+        let n = MAX_SIMULATED_RANKS;
+        let uneven = |n| matrix(n, &[(1e-3, 1e9), (2e-3, 5e8), (1e-3, 2e9)]);
+        let (below, above) = (uneven(n), uneven(n + 1));
+        assert!(Paths::new(&above).ring(1e6).total() >= Paths::new(&below).ring(1e6).total());
+    }
+
+    proptest! {
+        #[test]
+        fn simulated_schedules_agree_with_the_closed_forms(
+            log in 0u32..6, alpha in 1e-6..0.2f64, bandwidth in 1e6..1e12f64, bytes in 0.0..1e9f64
+        ) {
+            let n = 1usize << log;
+            let links = matrix(n, &[(alpha, bandwidth)]);
+            let closed = Paths::new(&links);
+            let simulated = Paths { model: Model::Simulated(Box::new(Simulated::new(&links, MAX_ROOTS).unwrap())) };
+            prop_assert!(matches!(closed.model, Model::Closed(_)));
+            let all = |p: &Paths| [p.ring(bytes), p.tree(bytes), p.allgather(bytes), p.broadcast(bytes)];
+            for (c, s) in all(&closed).into_iter().zip(all(&simulated)) {
+                prop_assert!((c.alpha_s - s.alpha_s).abs() <= 1e-9 * c.alpha_s, "{c:?} {s:?}");
+                prop_assert!((c.beta_s - s.beta_s).abs() <= 1e-9 * c.total(), "{c:?} {s:?}");
+            }
+        }
+
+        #[test]
+        fn unequal_links_stay_between_the_best_and_the_worst(
+            n in 2usize..9,
+            cells in prop::collection::vec((1e-5..0.1f64, 1e7..1e11f64), 1..80),
+            values in 1u64..50_000_000,
+            c in prop_oneof![Just(0.1), Just(0.011), Just(0.001)],
+            var in any::<bool>(),
+        ) {
+            let links = matrix(n, &cells);
+            let used: Vec<Link> = (0..n * n).filter(|i| i / n != i % n).map(|i| links.get(i / n, i % n)).collect();
+            let best = Link::new(
+                used.iter().map(|l| l.alpha.get()).fold(f64::MAX, f64::min),
+                used.iter().map(|l| l.bandwidth.get()).fold(0.0, f64::max),
+            ).unwrap();
+            let (low, high) = (LinkMatrix::uniform(n, best).unwrap(), LinkMatrix::uniform(n, links.worst()).unwrap());
+            let load = Load { values, codec: CodecBytes::PAPER };
+            let cr = CompressionRatio::new(c).unwrap();
+            for s in strategies() {
+                let selection = s.selection().map(|_| if var { Selection::Var } else { Selection::Star });
+                let cr = if s.is_dense() { CompressionRatio::DENSE } else { cr };
+                let s = Strategy::new(s.compressor(), cr, s.collective(), selection).unwrap();
+                let t = terms(&s, &load, &links).total();
+                prop_assert!(t >= terms(&s, &load, &low).total() * (1.0 - 1e-9), "{s}");
+                prop_assert!(t <= terms(&s, &load, &high).total() * (1.0 + 1e-9), "{s}");
+            }
+        }
+
+        #[test]
+        fn more_bytes_never_take_less_time(cells in prop::collection::vec((1e-5..0.1f64, 1e7..1e11f64), 1..40), bytes in 0.0..1e8f64) {
+            let links = matrix(5, &cells);
+            let paths = Paths::new(&links);
+            prop_assert!(paths.ring(bytes).total() <= paths.ring(bytes * 1.5 + 1.0).total());
+            prop_assert!(paths.allgather(bytes).total() <= paths.allgather(bytes * 1.5 + 1.0).total());
+            prop_assert_eq!(paths.tree(0.0).beta_s, 0.0);
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! The checker's own arithmetic: closed forms over real bytes, as an interval.
+//!
+//! Over equal links and N a power of two the interval is a point. Otherwise it reaches from every hop over
+//! the best link to every hop over the worst, and from the whole number of tree levels below log N to the one
+//! above.
+
+use crate::Snapshot;
+use flexcomm_domain::{Collective, LinkMatrix, Selection, Strategy};
+
+/// From the least to the most, seconds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Range {
+    pub(super) low: f64,
+    pub(super) high: f64,
+}
+
+impl Range {
+    /// Whether a value lies inside, give or take rounding.
+    pub(super) fn holds(&self, value: f64) -> bool {
+        let slack = super::TOLERANCE * self.high.abs() + 1e-12;
+        value >= self.low - slack && value <= self.high + slack
+    }
+}
+
+/// How often a latency and how many bytes lie on the way.
+#[derive(Debug, Clone, Copy)]
+struct Path {
+    hops: f64,
+    bytes: f64,
+}
+
+/// The time of a strategy's communication, `fixed + a * latencies + b * bytes * beta`.
+pub(super) fn sync(s: &Snapshot, strategy: &Strategy, matrix: &LinkMatrix) -> Range {
+    if s.ranks < 2 {
+        let fixed = s.coefficients.get(strategy.collective(), &s.backend).fixed_s;
+        return Range { low: fixed.min(0.0), high: fixed.max(0.0) };
+    }
+    let (few, many) = paths(s, strategy);
+    let ((alpha_low, alpha_high), (beta_low, beta_high)) = extremes(matrix);
+    let c = s.coefficients.get(strategy.collective(), &s.backend);
+    let even = alpha_low == alpha_high && beta_low == beta_high && few.hops == many.hops && few.bytes == many.bytes;
+    if even {
+        let t = c.fixed_s + c.a * few.hops * alpha_low + c.b * few.bytes * beta_low;
+        return Range { low: t, high: t };
+    }
+    // Which hops are critical depends on the links; only the sum of both terms is bounded.
+    let low = few.hops * alpha_low + few.bytes * beta_low;
+    let high = many.hops * alpha_high + many.bytes * beta_high;
+    Range { low: c.fixed_s + c.a.min(c.b) * low, high: c.fixed_s + c.a.max(c.b) * high }
+}
+
+fn paths(s: &Snapshot, strategy: &Strategy) -> (Path, Path) {
+    let n = f64::from(s.ranks);
+    let values = s.gradient_values as f64;
+    let kept = (strategy.cr().get() * values).round().clamp(1.0, values);
+    let (header, index, value) = match s.offer.codecs.get(&strategy.compressor()) {
+        Some(codec) => (codec.header_bytes as f64, codec.index_bytes, codec.value_bytes),
+        None => (0.0, 4.0, 4.0),
+    };
+    let levels = [n.log2().floor(), n.log2().ceil()];
+    let path = |levels: f64| match strategy.collective() {
+        Collective::DenseRing => Path { hops: 2.0 * (n - 1.0), bytes: 2.0 * (n - 1.0) / n * 4.0 * values },
+        Collective::DenseTree => Path { hops: 2.0 * levels, bytes: 2.0 * levels * 4.0 * values },
+        Collective::Allgather => Path { hops: levels, bytes: (n - 1.0) * (header + kept * (index + value)) },
+        Collective::ArtRing => Path {
+            hops: levels + 2.0 * (n - 1.0),
+            bytes: levels * (header + kept * index) + 2.0 * (n - 1.0) / n * kept * value,
+        },
+        Collective::ArtTree => {
+            Path { hops: 3.0 * levels, bytes: levels * (header + kept * index) + 2.0 * levels * kept * value }
+        }
+    };
+    let [mut few, mut many] = levels.map(path);
+    let gathers = strategy.collective() == Collective::Allgather || strategy.selection() == Some(Selection::Var);
+    if gathers && few.hops != many.hops {
+        // Without a power of two an allgather goes around a ring.
+        many.hops += n - 1.0;
+    }
+    if strategy.selection() == Some(Selection::Var) {
+        // Every rank tells every other its norm, 4 bytes.
+        few = Path { hops: few.hops + levels[0], bytes: few.bytes + 4.0 * (n - 1.0) };
+        many = Path { hops: many.hops + levels[1], bytes: many.bytes + 4.0 * (n - 1.0) };
+    }
+    (few, many)
+}
+
+/// ((least, most alpha), (least, most beta)) between different ranks.
+fn extremes(matrix: &LinkMatrix) -> ((f64, f64), (f64, f64)) {
+    let n = matrix.ranks();
+    let none = (f64::INFINITY, f64::NEG_INFINITY);
+    let widen = |(low, high): (f64, f64), v: f64| (low.min(v), high.max(v));
+    let mut found = (none, none);
+    for from in 0..n {
+        for to in (0..n).filter(|to| *to != from) {
+            let link = matrix.get(from, to);
+            found = (widen(found.0, link.alpha.get()), widen(found.1, 8.0 / link.bandwidth.get()));
+        }
+    }
+    found
+}
+
+/// The step: both phases one after the other, or overlapped with exponent g.
+pub(super) fn step(compute: f64, communicate: f64, g: f64) -> f64 {
+    let (long, short) = if compute > communicate { (compute, communicate) } else { (communicate, compute) };
+    if long == 0.0 {
+        return 0.0;
+    }
+    long * (1.0 + (short / long).powf(g)).powf(1.0 / g)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flexcomm_domain::{JobId, Link};
+
+    fn time(strategy: &str, n: u32) -> Range {
+        let s = Snapshot::new(JobId::new("j").unwrap(), n, 1_000_000);
+        let matrix = LinkMatrix::uniform(n as usize, Link::new(0.001, 1e9).unwrap()).unwrap();
+        sync(&s, &strategy.parse().unwrap(), &matrix)
+    }
+
+    #[test]
+    fn closed_forms_by_hand() {
+        // M = 4 MB, beta = 8 ns/B, N = 8: Mb = 32 ms.
+        for (strategy, ms) in [
+            ("none@1/dense-ring", 14.0 + 1.75 * 32.0),
+            ("none@1/dense-tree", 6.0 + 6.0 * 32.0),
+            ("topk@0.1/allgather", 3.0 + 7.0 * 2.0 * 3.2),
+            ("topk@0.1/art-ring:star", 17.0 + (3.0 + 1.75) * 3.2),
+            ("topk@0.1/art-tree:star", 9.0 + 9.0 * 3.2),
+            ("topk@0.1/art-tree:var", 12.0 + 9.0 * 3.2 + 28.0 * 8e-6),
+        ] {
+            let t = time(strategy, 8);
+            assert_eq!(t.low, t.high, "{strategy}");
+            assert!((t.low * 1e3 - ms).abs() < 1e-9, "{strategy}: {} against {ms}", t.low * 1e3);
+        }
+        let odd = time("none@1/dense-tree", 6);
+        assert!(odd.low < odd.high);
+        assert_eq!(time("none@1/dense-ring", 1).high, 0.0);
+    }
+
+    #[test]
+    fn overlap() {
+        assert_eq!(step(3.0, 4.0, 1.0), 7.0);
+        assert_eq!(step(3.0, 4.0, 2.0), 5.0);
+        assert_eq!(step(0.0, 0.0, 2.0), 0.0);
+    }
+}

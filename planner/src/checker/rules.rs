@@ -1,0 +1,100 @@
+//! Who may follow whom, what may be chosen, when, and whether a rollback has a reason.
+
+use super::{Findings, costs};
+use crate::{Measured, Outcome, Snapshot};
+use flexcomm_domain::{Collective, Compressor, Decision, Digest, Selection, Strategy, Timestamp};
+
+/// Longest reason: it is a sentence.
+const MAX_REASON: usize = 2000;
+
+pub(super) fn identity(s: &Snapshot, d: &Decision, now: Timestamp, found: &mut Findings) {
+    let current = s.in_force.as_ref().map_or(0, |f| f.decision.version.0);
+    found.expect(d.job == s.job, "job", || format!("decision of job {} for job {}", d.job, s.job));
+    found.expect(d.parent.0 == current, "parent", || format!("parent {} but {current} is in force", d.parent));
+    found.expect(d.version.0 == d.parent.0.saturating_add(1) && d.version.0 > current, "version", || {
+        format!("version {} after parent {} and current {current}", d.version, d.parent)
+    });
+    let digest = Digest::of(&canonical(&d.strategy));
+    found.expect(d.digest() == digest, "digest", || format!("{} is not the digest of {}", d.digest(), d.strategy));
+    found.expect(d.decided_at == now, "report", || format!("decided at {} but now is {}", d.decided_at.0, now.0));
+    let sentence = (1..=MAX_REASON).contains(&d.reason.len());
+    found.expect(sentence, "report", || format!("a reason of {} characters", d.reason.len()));
+    let same = s.in_force.as_ref().is_some_and(|f| f.decision.strategy == d.strategy);
+    found.expect(!same, "no-change", || format!("{} is in force already", d.strategy));
+}
+
+/// The text that ranks hash, written from the parts.
+fn canonical(s: &Strategy) -> String {
+    let selection = match s.selection() {
+        Some(Selection::Star) => ":star",
+        Some(Selection::Var) => ":var",
+        None => "",
+    };
+    format!("{}@{}/{}{selection}", s.compressor().as_str(), s.cr().get(), s.collective().as_str())
+}
+
+pub(super) fn offered(s: &Snapshot, d: &Decision, found: &mut Findings) {
+    let x = &d.strategy;
+    let has_dense = s.offer.collectives.iter().any(|c| matches!(c, Collective::DenseRing | Collective::DenseTree));
+    // Every job can fall back to dense-ring when it names no dense collective.
+    let known = s.offer.collectives.contains(&x.collective()) || (x.is_dense() && !has_dense);
+    found.expect(known, "offered", || format!("the job cannot run {}", x.collective()));
+    if x.compressor() == Compressor::None {
+        return;
+    }
+    let codec = s.offer.codecs.contains_key(&x.compressor());
+    let enabled = s.config.compressors.as_ref().is_none_or(|only| only.contains(&x.compressor()));
+    found.expect(codec && enabled, "offered", || format!("the job has no {}, or it is not enabled", x.compressor()));
+    found.expect(s.config.crs.contains(&x.cr()), "offered", || format!("CR {} is not a candidate", x.cr()));
+    found.expect(s.ranks >= 2, "offered", || format!("{x} with a single rank"));
+}
+
+pub(super) fn timing(s: &Snapshot, outcome: &Outcome, now: Timestamp, found: &mut Findings) {
+    let Some(links) = &s.links else {
+        return found.expect(false, "links", || "decided without links".into());
+    };
+    let fresh = links.age.get() <= s.config.max_link_age_s.get() && links.confidence >= s.config.least_confidence;
+    found.expect(fresh, "links", || format!("links {} old with confidence {}", links.age, links.confidence));
+    if outcome.report.rollback {
+        return;
+    }
+    let chosen = outcome.report.chosen;
+    let blocked = s.memory.blocked.iter().any(|b| b.until > now && b.covers(&chosen));
+    found.expect(!blocked, "blocked", || format!("{chosen} was rolled back and may not return yet"));
+    let Some(current) = &s.in_force else { return };
+    let from = s.memory.dwell_from.unwrap_or(current.decision.decided_at);
+    let passed = now.0.saturating_sub(from.0) as f64 * 1e-6;
+    let dwell = s.config.dwell_s.get();
+    found.expect(passed >= dwell, "dwell", || format!("{passed} s after the last decision, least is {dwell} s"));
+}
+
+/// A rollback needs measured steps that are worse than the model or than dense.
+pub(super) fn evidence(s: &Snapshot, outcome: &Outcome, found: &mut Findings) {
+    if !outcome.report.rollback {
+        return;
+    }
+    let Some(current) = &s.in_force else {
+        return found.expect(false, "rollback", || "nothing to roll back from".into());
+    };
+    let measured = s.measured.filter(|m| m.version == current.decision.version && m.steps >= s.config.least_steps);
+    let Some(m) = measured.filter(|_| current.applied_at_step.is_some()) else {
+        return found.expect(false, "rollback", || "without enough measured steps under the decision in force".into());
+    };
+    let holds = slower_than_model(s, &current.decision.strategy, &m) || worse_than_dense(s, outcome, &m);
+    found.expect(holds, "rollback", || format!("{} per step is no reason to roll back", m.t_step));
+}
+
+fn slower_than_model(s: &Snapshot, strategy: &Strategy, m: &Measured) -> bool {
+    let Some(links) = &s.links else { return false };
+    let t_sync = costs::sync(s, strategy, &links.matrix);
+    // At the optimistic end of the model, so that no doubt remains only where links are equal.
+    let compute = s.compute.map_or(0.0, |c| c.get());
+    m.t_step.get() > costs::step(compute, t_sync.low, s.overlap) * (1.0 + s.config.guard_margin)
+}
+
+fn worse_than_dense(s: &Snapshot, outcome: &Outcome, m: &Measured) -> bool {
+    let dense = outcome.report.alternatives.iter().filter(|a| a.strategy.is_dense());
+    let seen = s.memory.seen.iter().filter(|x| x.strategy.is_dense()).map(|x| x.cost.t_step.get());
+    let fastest = dense.map(|a| a.t_step_s).chain(seen).fold(f64::INFINITY, f64::min);
+    m.t_step.get() / m.gain.get() > fastest
+}

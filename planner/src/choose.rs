@@ -1,0 +1,170 @@
+//! Whether the best candidate is worth a change: margin, cost of switching, dwell, the last one applied.
+
+use crate::memory::HeldBack;
+use crate::solve::{Costs, Priced};
+use crate::{Keep, Memory, Snapshot, Trigger, words};
+use flexcomm_domain::Timestamp;
+
+/// A change that is not made, and why.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    pub(crate) keep: Keep,
+    pub(crate) why: String,
+    /// What to look at again, if it is only a matter of time.
+    pub(crate) held_back: Option<HeldBack>,
+}
+
+impl Hold {
+    fn new(keep: Keep, why: String) -> Self {
+        Self { keep, why, held_back: None }
+    }
+}
+
+/// A change that is worth it.
+#[derive(Debug)]
+pub(crate) struct Take {
+    pub(crate) to: Priced,
+    pub(crate) why: String,
+}
+
+/// The first decision of a job: the best candidate, or dense when compression wins less than the margin.
+pub(crate) fn first(s: &Snapshot, costs: &Costs, head: &str) -> Result<Take, Hold> {
+    let best = costs.best.as_ref().ok_or_else(nothing_open)?;
+    let dense = costs.dense().unwrap_or(&costs.in_force);
+    if best.what.strategy.is_dense() || best.cost() > dense.cost() * (1.0 - s.config.hysteresis) {
+        let why = format!(
+            "{head}; {} predicted {}; no compression is better by {} or more",
+            words::strategy(&dense.strategy()),
+            dense.words(),
+            words::percent(s.config.hysteresis)
+        );
+        return Ok(Take { to: dense.clone(), why });
+    }
+    let why = sentence(s, head, best, dense, "for");
+    Ok(Take { to: best.clone(), why })
+}
+
+/// Every later decision.
+pub(crate) fn next(s: &Snapshot, m: &Memory, costs: &Costs, found: &[Trigger], now: Timestamp) -> Result<Take, Hold> {
+    let best = costs.best.as_ref().ok_or_else(nothing_open)?;
+    let current = &costs.in_force;
+    if best.strategy() == current.strategy() {
+        return Err(Hold::new(Keep::AlreadyBest, already_best(s, costs, found)));
+    }
+    let margin = margin(s, m, found);
+    if costs.offered && current.score.is_some() {
+        worth_it(s, best, current, margin)?;
+    } else if costs.offered && best.score.is_none() && best.what.gain <= current.what.gain {
+        return Err(Hold::new(Keep::AlreadyBest, "no candidate is admitted by the policy and none keeps more".into()));
+    }
+    let head = heading(found);
+    let held = |keep, what: String| {
+        let why = format!("{}, but {what}", sentence(s, &head, best, current, "for the one in force,"));
+        Err(Hold { keep, why, held_back: Some(HeldBack { margin, cause: head.clone() }) })
+    };
+    let since = m.dwell_from.map_or(0.0, |from| now.since(from).get());
+    if since < s.config.dwell_s.get() {
+        let dwell = words::time(s.config.dwell_s.get());
+        return held(Keep::Dwell, format!("that one has been chosen for {} of at least {dwell}", words::time(since)));
+    }
+    let applied = s.in_force.as_ref().is_none_or(|f| f.applied_at_step.is_some());
+    if !applied && since < s.config.apply_patience_s.get() {
+        return held(Keep::NotApplied, format!("version {} is not in force on every rank yet", s.version()));
+    }
+    Ok(Take { to: best.clone(), why: sentence(s, &head, best, current, "for the one in force,") })
+}
+
+/// What a new strategy must win, as a share.
+fn margin(s: &Snapshot, memory: &Memory, found: &[Trigger]) -> f64 {
+    if found.iter().any(Trigger::moved) {
+        return s.config.hysteresis;
+    }
+    let lasting = memory.leads.saturating_add(1) >= s.config.persistence;
+    let links = if lasting { 0.0 } else { s.config.noise_weight * memory.noise() };
+    let still = small_margin(s) + links;
+    memory.held_back.as_ref().map_or(still, |held| held.margin.min(still))
+}
+
+/// The margin without the noise of the links.
+fn small_margin(s: &Snapshot) -> f64 {
+    s.config.hysteresis + s.config.noise_weight * s.measured_now().map_or(0.0, |m| m.gain_spread)
+}
+
+/// Whether the best candidate leads by what would be enough if it lasts.
+pub(crate) fn leads(s: &Snapshot, costs: &Costs) -> bool {
+    let cost = costs.best.as_ref().map_or(f64::INFINITY, Priced::cost);
+    cost < costs.in_force.cost() * (1.0 - small_margin(s))
+}
+
+fn worth_it(s: &Snapshot, best: &Priced, current: &Priced, margin: f64) -> Result<(), Hold> {
+    let win = 1.0 - best.cost() / current.cost();
+    let names = || {
+        format!(
+            "{} predicted {}, {} better than the one in force ({})",
+            words::strategy(&best.strategy()),
+            best.words(),
+            words::percent(win),
+            current.words()
+        )
+    };
+    // A share that is no number (0/0) is no win.
+    if win.is_nan() || win <= 0.0 || win < margin {
+        let why = format!("{}: less than the {} that a change must bring", names(), words::percent(margin));
+        return Err(Hold::new(Keep::Hysteresis, why));
+    }
+    let horizon =
+        s.remaining.map_or(s.config.horizon_s, |r| if r < s.config.horizon_s { r } else { s.config.horizon_s });
+    let (saved, cost) = (win * horizon.get(), s.config.switch_cost_s.get());
+    if saved <= cost {
+        let (saved, cost, horizon) = (words::time(saved), words::time(cost), words::time(horizon.get()));
+        let why = format!("{}: it would save {saved} over the next {horizon}, a switch costs {cost}", names());
+        return Err(Hold::new(Keep::SwitchCost, why));
+    }
+    Ok(())
+}
+
+fn nothing_open() -> Hold {
+    Hold::new(Keep::AlreadyBest, "every candidate is blocked after a rollback; the one in force stays".into())
+}
+
+fn already_best(s: &Snapshot, costs: &Costs, found: &[Trigger]) -> String {
+    let current = &costs.in_force;
+    let second = costs.all.iter().find(|p| p.strategy() != current.strategy() && !p.blocked && p.score.is_some());
+    let head = format!(
+        "{}; {} stays the best by {} at {}",
+        heading(found),
+        words::strategy(&current.strategy()),
+        s.config.policy.policy().name(),
+        current.words()
+    );
+    match second {
+        Some(p) => format!("{head}, before {} at {}", words::strategy(&p.strategy()), p.words()),
+        None => head,
+    }
+}
+
+/// What moved, as the beginning of a sentence. The cause of what was held back counts only when nothing else does.
+pub(crate) fn heading(found: &[Trigger]) -> String {
+    let held = |t: &&Trigger| matches!(t, Trigger::HeldBack { .. });
+    let mut words: Vec<String> = found.iter().filter(|t| !held(t)).map(Trigger::words).collect();
+    if words.is_empty() {
+        words = found.iter().map(Trigger::words).collect();
+    }
+    if words.is_empty() { "nothing moved".into() } else { words.join(", ") }
+}
+
+fn sentence(s: &Snapshot, head: &str, best: &Priced, current: &Priced, against: &str) -> String {
+    let win = 1.0 - best.cost() / current.cost();
+    let better = if win.is_finite() && win > 0.0 {
+        format!(" ({} better by {})", words::percent(win), s.config.policy.policy().name())
+    } else {
+        String::new()
+    };
+    format!(
+        "{head}; {} predicted {} against {} {against} {}{better}",
+        words::strategy(&best.strategy()),
+        best.words(),
+        current.words(),
+        words::strategy(&current.strategy())
+    )
+}

@@ -1,0 +1,209 @@
+//! Every threshold of the planner: unit, default and reason.
+
+use flexcomm_domain::{CompressionRatio, Compressor, Seconds, Selection};
+use flexcomm_optimizer::{DEFAULT_CRS, PolicyConfig};
+use serde::{Deserialize, Serialize};
+
+/// Most candidate ratios: with three compressors and three collectives the space still enumerates in
+/// well under a millisecond.
+pub const MAX_CRS: usize = 32;
+
+/// What the planner is told by its operator. Shares are fractions (0.1 = 10 %), durations seconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// How a point of the Pareto front is picked. Default: time-to-quality, the least step time per unit of
+    /// gain: what the user waits for.
+    pub policy: PolicyConfig,
+    /// Candidate ratios besides dense. Default: the paper's 0.1 divided by 3 down to 0.001.
+    pub crs: Vec<CompressionRatio>,
+    /// Compressors that may be chosen; absent: all that the job offers.
+    pub compressors: Option<Vec<Compressor>>,
+    /// How AR-Topk picks the rank whose indices count. Default: star, which the paper found both faster and
+    /// fairer than var at N = 8.
+    pub selection: Selection,
+
+    /// Links are looked at again when latency or bandwidth (mean or worst) changed by this share. Default
+    /// 0.25: two estimates that are each 10 % off differ by 22 % at most, so noise alone never reaches it.
+    pub link_change: f64,
+    /// Changes of latency below this many seconds do not count. Default 50 µs: no collective of a
+    /// training step can feel less, and a rack's latencies jitter by that much.
+    pub latency_floor_s: Seconds,
+    /// The gain in force moved by this share since it was last taken as reference: new trials. Default 0.10,
+    /// the paper's gain threshold.
+    pub gain_change: f64,
+    /// Everything is solved again at least this often, whatever did or did not change. Default 60 s: catches
+    /// slow drift of fitted coefficients that no other trigger sees; it costs under a millisecond.
+    pub review_s: Seconds,
+
+    /// A new strategy must be predicted better by this share when links or fitted costs moved. Default 0.10:
+    /// the accuracy of the fitted model (10 % median error) is the smallest win that can be told from none.
+    pub hysteresis: f64,
+    /// When they did not move, this many times the noise of links and gain comes on top: the mean change
+    /// between two estimates in a row, and the spread of the measured gain. Default 1.5: two equals differ by
+    /// more only once in many hundred looks.
+    pub noise_weight: f64,
+    /// ... but not that of the links, when it was better each of this many times in a row
+    /// that everything was solved. Default 8: noise on the links is drawn anew each time, a real lead stays.
+    pub persistence: u32,
+    /// A strategy stays at least this long. Default 10 s: long enough to measure it, short against weather.
+    pub dwell_s: Seconds,
+    /// What a switch costs. Default 0.5 s: one step at the old pace, refilled error feedback, cold buffers.
+    pub switch_cost_s: Seconds,
+    /// How far ahead a win counts when the job does not say how long it still runs. Default 300 s: weather
+    /// rarely holds longer.
+    pub horizon_s: Seconds,
+    /// An announced decision that is not seen in force for this long no longer holds up the next. Default
+    /// 30 s: a rank whose agent is gone never reports.
+    pub apply_patience_s: Seconds,
+
+    /// Links with a confidence below this are not acted on, 0 to 1. Default 0.5.
+    pub least_confidence: f64,
+    /// Links whose newest sample is older are not acted on. Default 120 s: two missed throughput rounds.
+    pub max_link_age_s: Seconds,
+
+    /// Measured step time above predicted by this share rolls back. Default 0.5: three to five times the
+    /// model's error, so that only a real failure of the model triggers it.
+    pub guard_margin: f64,
+    /// ... and by at least this much. Default 2 ms: below it scheduling noise is larger.
+    pub guard_floor_s: Seconds,
+    /// Measured cost above that of dense by this share rolls back too. Default 0.2: twice the model's error.
+    pub guard_dense_margin: f64,
+    /// ... and both only when it has been so for this long, and every link has been measured anew since it
+    /// began. Default 10 s: when the network changes, steps show it before the probes do, and rolling back on
+    /// links of yesterday makes it worse. After `max_link_age_s` the guard no longer waits for that.
+    pub guard_patience_s: Seconds,
+    /// Medians over fewer steps than this are not used, neither by the guard nor for the gain. Default 10.
+    pub least_steps: u64,
+    /// A strategy that was rolled back is not chosen for this long; doubles each time. Default 300 s.
+    pub block_s: Seconds,
+    /// ... up to this long. Default 3600 s: the cause may be gone by then.
+    pub block_max_s: Seconds,
+
+    /// Iterations per candidate of a trial. Default 10, as in the paper.
+    pub trial_iterations: u32,
+    /// Trials are not asked for more often than this. Default 60 s.
+    pub trial_interval_s: Seconds,
+    /// ... and take at most this share of the job's time, by their predicted cost. Default 0.03.
+    pub trial_share: f64,
+    /// A trial that has not answered is given up after this long, and the first decision no longer waits
+    /// for it. Default 60 s.
+    pub trial_timeout_s: Seconds,
+    /// A profile older than this is measured again: while dense runs, no gain shows that it has aged. Default
+    /// 1800 s.
+    pub trial_review_s: Seconds,
+    /// Most time one trial may take. Default 30 s.
+    pub trial_budget_s: Seconds,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let seconds = |s: f64| Seconds::new(s).unwrap_or(Seconds::ZERO);
+        Self {
+            policy: PolicyConfig::default(),
+            crs: DEFAULT_CRS.iter().filter_map(|&c| CompressionRatio::new(c).ok()).collect(),
+            compressors: None,
+            selection: Selection::Star,
+            link_change: 0.25,
+            latency_floor_s: seconds(50e-6),
+            gain_change: 0.10,
+            review_s: seconds(60.0),
+            hysteresis: 0.10,
+            noise_weight: 1.5,
+            persistence: 8,
+            dwell_s: seconds(10.0),
+            switch_cost_s: seconds(0.5),
+            horizon_s: seconds(300.0),
+            apply_patience_s: seconds(30.0),
+            least_confidence: 0.5,
+            max_link_age_s: seconds(120.0),
+            guard_margin: 0.5,
+            guard_floor_s: seconds(0.002),
+            guard_dense_margin: 0.2,
+            guard_patience_s: seconds(10.0),
+            least_steps: 10,
+            block_s: seconds(300.0),
+            block_max_s: seconds(3600.0),
+            trial_iterations: 10,
+            trial_interval_s: seconds(60.0),
+            trial_share: 0.03,
+            trial_timeout_s: seconds(60.0),
+            trial_review_s: seconds(1800.0),
+            trial_budget_s: seconds(30.0),
+        }
+    }
+}
+
+/// A value of [`Config`] that makes no sense. Completes "failed to use the planner's config: ...".
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("planner.{key} is {value}, allowed is {allowed}")]
+pub struct ConfigError {
+    /// The key.
+    pub key: &'static str,
+    /// As given.
+    pub value: String,
+    /// What would be accepted.
+    pub allowed: &'static str,
+}
+
+impl Config {
+    /// Names the first value out of range.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let share = |key, value: f64, least: f64, most: f64, allowed| {
+            let ok = value.is_finite() && (least..=most).contains(&value);
+            if ok { Ok(()) } else { Err(ConfigError { key, value: value.to_string(), allowed }) }
+        };
+        share("link_change", self.link_change, 0.01, 10.0, "0.01 to 10")?;
+        share("gain_change", self.gain_change, 0.01, 10.0, "0.01 to 10")?;
+        share("hysteresis", self.hysteresis, 0.0, 0.9, "0 to 0.9")?;
+        share("noise_weight", self.noise_weight, 0.0, 10.0, "0 to 10")?;
+        share("least_confidence", self.least_confidence, 0.0, 1.0, "0 to 1")?;
+        share("guard_margin", self.guard_margin, 0.05, 100.0, "0.05 to 100")?;
+        share("guard_dense_margin", self.guard_dense_margin, 0.05, 100.0, "0.05 to 100")?;
+        share("least_steps", self.least_steps as f64, 1.0, 1e6, "1 to 1,000,000")?;
+        share("horizon_s", self.horizon_s.get(), 1.0, 31_536_000.0, "1 to 31,536,000")?;
+        share("review_s", self.review_s.get(), 1.0, 31_536_000.0, "1 to 31,536,000")?;
+        share("block_s", self.block_s.get(), 1.0, self.block_max_s.get(), "1 to block_max_s")?;
+        share("persistence", f64::from(self.persistence), 1.0, 1e6, "1 to 1,000,000")?;
+        share("trial_share", self.trial_share, 0.0001, 1.0, "0.0001 to 1")?;
+        share("trial_iterations", f64::from(self.trial_iterations), 1.0, 1000.0, "1 to 1000")?;
+        self.check_crs()
+    }
+
+    fn check_crs(&self) -> Result<(), ConfigError> {
+        let refuse = |value: String, allowed| Err(ConfigError { key: "crs", value, allowed });
+        if self.crs.is_empty() || self.crs.len() > MAX_CRS {
+            return refuse(format!("a list of {}", self.crs.len()), "1 to 32 ratios");
+        }
+        match self.crs.iter().find(|c| c.is_dense()) {
+            Some(dense) => refuse(dense.to_string(), "below 1: dense is always a candidate"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_valid_and_typos_are_named() {
+        Config::default().check().unwrap();
+        let typo = serde_json::from_str::<Config>("{\"dwel_s\": 3}").unwrap_err().to_string();
+        assert!(typo.contains("dwel_s") && typo.contains("dwell_s"), "{typo}");
+        assert!(serde_json::from_str::<Config>("{\"dwell_s\": -3}").is_err());
+    }
+
+    #[test]
+    fn nonsense_is_refused_by_name() {
+        for (key, config) in [
+            ("hysteresis", Config { hysteresis: f64::NAN, ..Config::default() }),
+            ("link_change", Config { link_change: 0.0, ..Config::default() }),
+            ("crs", Config { crs: vec![], ..Config::default() }),
+            ("crs", Config { crs: vec![CompressionRatio::DENSE], ..Config::default() }),
+            ("least_steps", Config { least_steps: 0, ..Config::default() }),
+        ] {
+            assert_eq!(config.check().unwrap_err().key, key);
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! One decision from beginning to end; see the crate's walk-through.
+
+use crate::choose::{self, Hold, Take};
+use crate::guard::{self, Judgement, Rollback};
+use crate::memory::{GainReference, HeldBack, LinkSummary, Seen};
+use crate::solve::{self, Costs, Priced};
+use crate::{
+    Keep, Links, Memory, Observed, Outcome, Report, Snapshot, TrialRequest, Trigger, Verdict, trial, triggers, words,
+};
+use flexcomm_domain::{Decision, Strategy, Timestamp};
+use rand::RngCore;
+
+/// Decides what a job should run from here on, and says why.
+///
+/// Pure: the same snapshot, time and state of `rng` give the same answer, byte for byte. The returned
+/// memory assumes that the decision, if there is one, is published and that the trial, if one is asked for, is
+/// ordered; a caller that does neither keeps the old memory.
+pub fn decide(snapshot: &Snapshot, now: Timestamp, rng: &mut (impl RngCore + ?Sized)) -> Outcome {
+    let mut call = Call::new(snapshot, now);
+    if let Err(error) = snapshot.check() {
+        return call.keep(Keep::InvalidSnapshot, format!("the snapshot cannot be used: {error}"));
+    }
+    trial::settle(snapshot, &mut call.memory, now);
+    let ready = call.observe();
+    call.ask_for_trial(rng);
+    match ready {
+        Ok(links) => call.conclude(links),
+        Err((keep, why)) => call.keep(keep, why),
+    }
+}
+
+/// The state of one call.
+struct Call<'a> {
+    s: &'a Snapshot,
+    now: Timestamp,
+    memory: Memory,
+    costs: Option<Costs>,
+    triggers: Vec<Trigger>,
+    trial: Option<TrialRequest>,
+    rollback: bool,
+}
+
+impl<'a> Call<'a> {
+    fn new(s: &'a Snapshot, now: Timestamp) -> Self {
+        let mut memory = s.memory.clone();
+        if memory.dwell_from.is_none() {
+            memory.dwell_from = s.in_force.as_ref().map(|f| f.decision.decided_at);
+        }
+        memory.heal(now, s.config.block_max_s);
+        Self { s, now, memory, costs: None, triggers: Vec::new(), trial: None, rollback: false }
+    }
+
+    /// Prices the candidates, takes note of what is measured, and finds what moved. An error says why
+    /// nothing can be decided on this snapshot.
+    fn observe(&mut self) -> Result<LinkSummary, (Keep, String)> {
+        let s = self.s;
+        let Some(links) = &s.links else {
+            return Err((Keep::NoLinks, "no estimate covers all links between the job's ranks yet".into()));
+        };
+        let costs = solve::price(s, &links.matrix, &self.memory, self.now);
+        self.costs =
+            Some(costs.map_err(|e| (Keep::InvalidSnapshot, format!("the candidates cannot be compared: {e}")))?);
+        trusted(s, links)?;
+        if s.compute.is_none() {
+            return Err((Keep::NoCompute, "no steps are reported yet, so the time of a step is not known".into()));
+        }
+        let summary = LinkSummary::of(&links.matrix);
+        self.memory.note_links(&summary, s.config.link_change, s.config.latency_floor_s.get());
+        self.note_measurements(summary);
+        let step_s = self.in_force_step();
+        self.triggers = triggers::find(s, &self.memory, &summary, step_s, self.now);
+        let costs = self.costs.as_ref().filter(|_| s.in_force.is_some());
+        if costs.is_some_and(|c| !c.offered) {
+            self.triggers.push(Trigger::Withdrawn);
+        }
+        if let Some(c) = costs.filter(|c| c.in_force.score.is_none()) {
+            self.triggers.push(Trigger::NotAdmitted { gain: c.in_force.what.gain.get() });
+        }
+        Ok(summary)
+    }
+
+    fn in_force_step(&self) -> f64 {
+        self.costs.as_ref().map_or(0.0, |c| c.in_force.what.t_step.get())
+    }
+
+    fn note_measurements(&mut self, links: LinkSummary) {
+        let Some(m) = self.s.measured_now().filter(|m| m.steps >= self.s.config.least_steps) else { return };
+        self.memory.remember(Seen { strategy: self.s.strategy(), cost: *m, links });
+        if self.memory.gain.is_none_or(|g| g.version != m.version) {
+            self.memory.gain = Some(GainReference { version: m.version, gain: m.gain });
+        }
+    }
+
+    /// Asks for a trial when there is reason to. Runs for every snapshot of a job that reports steps.
+    fn ask_for_trial(&mut self, rng: &mut (impl RngCore + ?Sized)) {
+        if self.s.compute.is_none() {
+            return;
+        }
+        let Some(why) = trial::wanted(self.s, &self.memory, &self.triggers, self.now, rng) else { return };
+        let Some((request, cost_s)) = trial::request(self.s, self.costs.as_ref(), why) else { return };
+        self.memory.trial.asked_at = Some(self.now);
+        self.memory.trial.cost_s = cost_s;
+        self.memory.trial.pending = true;
+        if let Some(m) = self.s.measured_now().filter(|m| m.steps >= self.s.config.least_steps) {
+            self.memory.gain = Some(GainReference { version: m.version, gain: m.gain });
+        }
+        self.trial = Some(request);
+    }
+
+    /// Guard first, then the choice.
+    fn conclude(mut self, links: LinkSummary) -> Outcome {
+        let Some(costs) = self.costs.take() else {
+            return self.keep(Keep::InvalidSnapshot, "the candidates cannot be compared".into());
+        };
+        let judgement = guard::judge(self.s, &mut self.memory, &costs, &links, self.now);
+        let result = match judgement {
+            Judgement::Roll(rollback) => Ok(self.roll_back(*rollback)),
+            Judgement::Stay(what) => self.complain(&costs, what),
+            Judgement::Fine | Judgement::Suspect => self.choose(&costs),
+        };
+        if self.triggers.iter().any(Trigger::solves) || self.memory.links.is_none() {
+            self.solved(links, &costs, result.as_ref().ok().map(|take| &take.to));
+        }
+        self.costs = Some(costs);
+        match result {
+            Ok(take) => self.change(take),
+            Err(hold) => {
+                self.memory.held_back = hold.held_back;
+                self.keep(hold.keep, hold.why)
+            }
+        }
+    }
+
+    fn roll_back(&mut self, r: Rollback) -> Take {
+        self.triggers.push(Trigger::Guard { what: r.failed.why.clone() });
+        self.rollback = true;
+        self.memory.unblock(&r.to.strategy(), self.now);
+        self.memory.block(r.failed, self.now, self.s.config.block_s, self.s.config.block_max_s);
+        let until = self.memory.blocked.last().map_or(0.0, |b| b.until.since(self.now).get());
+        Take { to: r.to, why: format!("{}; not to be tried again for {}", r.why, words::time(until)) }
+    }
+
+    /// Something is wrong but nothing known is better: the usual choice may still find a way out.
+    fn complain(&mut self, costs: &Costs, what: String) -> Result<Take, Hold> {
+        if self.memory.guard_spoke == Some(self.s.version()) {
+            return self.choose(costs);
+        }
+        self.memory.guard_spoke = Some(self.s.version());
+        self.triggers.push(Trigger::Guard { what: what.clone() });
+        self.choose(costs).map_err(|hold| Hold { keep: Keep::NothingBetter, why: what, ..hold })
+    }
+
+    fn choose(&mut self, costs: &Costs) -> Result<Take, Hold> {
+        if !self.triggers.iter().any(Trigger::solves) {
+            let why = self.nothing_moved(costs);
+            return Err(Hold { keep: Keep::NothingMoved, why, held_back: None });
+        }
+        if self.s.in_force.is_some() {
+            return choose::next(self.s, &self.memory, costs, &self.triggers, self.now);
+        }
+        let moved = self.triggers.iter().any(|t| matches!(t, Trigger::Links { .. }));
+        if self.memory.trial.pending && !trial::unmeasured(self.s).is_empty() && !moved {
+            let why = "the first decision waits for the trial that measures what compression keeps and costs".into();
+            return Err(Hold { keep: Keep::AwaitingTrial, why, held_back: None });
+        }
+        choose::first(self.s, costs, &self.first_heading())
+    }
+
+    fn first_heading(&self) -> String {
+        let links = self.s.links.as_ref().map(|l| LinkSummary::of(&l.matrix));
+        let network = links.map_or_else(String::new, |l| {
+            format!(", {} and {}", words::rate(l.bandwidth_mean_bps), words::time(l.alpha_mean_s))
+        });
+        let assumed = self.s.ranks > 1 && !trial::unmeasured(self.s).is_empty();
+        let prior = if assumed { ", gains not measured yet but assumed" } else { "" };
+        match self.s.ranks {
+            1 => "first decision for a single rank".to_owned(),
+            n => format!("first decision for {n} ranks{network}{prior}"),
+        }
+    }
+
+    fn nothing_moved(&self, costs: &Costs) -> String {
+        let stays = words::strategy(&costs.in_force.strategy());
+        let trial = match self.triggers.first() {
+            Some(gain) => format!("{}: a new trial is due before anything changes; ", gain.words()),
+            None => String::new(),
+        };
+        let share = words::percent(self.s.config.link_change);
+        format!(
+            "{trial}links and predicted times moved by less than {share}; {stays} stays at {}",
+            costs.in_force.words()
+        )
+    }
+
+    /// Remembers for what was solved.
+    fn solved(&mut self, links: LinkSummary, costs: &Costs, taken: Option<&Priced>) {
+        if self.s.in_force.is_none() && taken.is_none() {
+            // Still waiting: what moves from the first look on counts.
+            self.memory.links.get_or_insert(links);
+            return;
+        }
+        self.memory.links = Some(links);
+        self.memory.solved_at = Some(self.now);
+        let leads = taken.is_none() && choose::leads(self.s, costs);
+        self.memory.leads = if leads { self.memory.leads.saturating_add(1) } else { 0 };
+        self.memory.profile_at = self.s.profiles.measured_at;
+        self.memory.predicted_step_s = Some(taken.unwrap_or(&costs.in_force).what.t_step.get());
+    }
+
+    fn change(mut self, take: Take) -> Outcome {
+        let decision = Decision {
+            job: self.s.job.clone(),
+            version: self.s.version().next(),
+            parent: self.s.version(),
+            strategy: take.to.strategy(),
+            decided_at: self.now,
+            reason: take.why.clone(),
+        };
+        self.memory.previous = Some(self.s.strategy());
+        self.memory.dwell_from = Some(self.now);
+        let cause = || format!("{} was rolled back", words::strategy(&self.s.strategy()));
+        let margin = self.s.config.hysteresis;
+        self.memory.held_back = self.rollback.then(|| HeldBack { margin, cause: cause() });
+        let chosen = decision.strategy;
+        self.finish(Verdict::Change(decision), "change", take.why, chosen)
+    }
+
+    fn keep(self, keep: Keep, why: String) -> Outcome {
+        let chosen = self.s.strategy();
+        self.finish(Verdict::Keep(keep), keep.as_str(), why, chosen)
+    }
+
+    fn finish(self, verdict: Verdict, name: &str, why: String, chosen: Strategy) -> Outcome {
+        let costs = self.costs.as_ref();
+        let report = Report {
+            job: self.s.job.clone(),
+            at: self.now,
+            verdict: name.to_owned(),
+            why,
+            seen: self.observed(),
+            in_force: costs.map(|c| (&c.in_force).into()),
+            best: costs.and_then(|c| c.best.as_ref()).map(Into::into),
+            chosen,
+            policy: self.s.config.policy.policy().name().to_owned(),
+            alternatives: costs.map_or_else(Vec::new, |c| c.all.iter().map(Into::into).collect()),
+            front: costs.map_or_else(Vec::new, Costs::front),
+            blocked: self.memory.blocked.iter().filter(|b| self.now < b.until).cloned().collect(),
+            rollback: self.rollback,
+            trial: self.trial_words(),
+            triggers: self.triggers,
+        };
+        Outcome { verdict, report, memory: self.memory, trial: self.trial }
+    }
+
+    fn trial_words(&self) -> Option<String> {
+        match &self.trial {
+            Some(t) => Some(format!("asked for {} candidates: {}", t.candidates.len(), t.why)),
+            None => self.memory.trial.pending.then(|| "under way".to_owned()),
+        }
+    }
+
+    fn observed(&self) -> Observed {
+        let s = self.s;
+        Observed {
+            ranks: s.ranks,
+            gradient_values: s.gradient_values,
+            backend: s.backend.clone(),
+            version: s.version(),
+            links: s.links.as_ref().map(|l| LinkSummary::of(&l.matrix)),
+            links_before: s.memory.links,
+            links_age_s: s.links.as_ref().map(|l| l.age.get()),
+            links_oldest_s: s.links.as_ref().map(|l| l.oldest.get()),
+            links_confidence: s.links.as_ref().map(|l| l.confidence),
+            compute_s: s.compute.map(|c| c.get()),
+            measured: s.measured_now().copied(),
+            gain_correction: s.gain_correction(),
+            profile_measured: s.profiles.measured_at.is_some(),
+        }
+    }
+}
+
+fn trusted(s: &Snapshot, links: &Links) -> Result<(), (Keep, String)> {
+    if links.age > s.config.max_link_age_s {
+        let (age, most) = (words::time(links.age.get()), words::time(s.config.max_link_age_s.get()));
+        return Err((Keep::UntrustedLinks, format!("the newest sample of a link is {age} old, older than {most}")));
+    }
+    if links.confidence < s.config.least_confidence {
+        let (is, least) = (words::number(links.confidence), words::number(s.config.least_confidence));
+        let why = format!("the estimate of a link has confidence {is}, less than the {least} needed to act on it");
+        return Err((Keep::UntrustedLinks, why));
+    }
+    Ok(())
+}

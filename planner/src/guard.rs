@@ -1,0 +1,173 @@
+//! Rolls back by itself: measured worse than predicted, or than dense, beyond a margin.
+
+use crate::memory::{Complaint, Failed, LinkSummary, Scope};
+use crate::solve::{Costs, Priced};
+use crate::{Measured, Memory, Snapshot, words};
+use flexcomm_domain::{Strategy, Timestamp};
+
+/// What the guard says of the strategy in force.
+#[derive(Debug)]
+pub(crate) enum Judgement {
+    /// Nothing to complain of, or not enough measured.
+    Fine,
+    /// Something is wrong, but it may be the network, whose new state the links do not show yet.
+    Suspect,
+    /// Something known is better: back to it.
+    Roll(Box<Rollback>),
+    /// It is worse than it should be, but nothing known is better.
+    Stay(String),
+}
+
+/// Where to, what failed and why.
+#[derive(Debug)]
+pub(crate) struct Rollback {
+    pub(crate) to: Priced,
+    pub(crate) failed: Failed,
+    pub(crate) why: String,
+}
+
+/// A fallback with its cost, measured if it was in force on such links lately.
+struct Fallback<'a> {
+    to: &'a Priced,
+    cost: f64,
+    words: String,
+}
+
+/// Judges the strategy in force by what it was measured to cost.
+pub(crate) fn judge(
+    s: &Snapshot,
+    memory: &mut Memory,
+    costs: &Costs,
+    links: &LinkSummary,
+    now: Timestamp,
+) -> Judgement {
+    let applied = s.in_force.as_ref().is_some_and(|f| f.applied_at_step.is_some());
+    let Some(m) = s.measured_now().filter(|m| applied && m.steps >= s.config.least_steps) else {
+        // No news is no end of the complaint.
+        return Judgement::Fine;
+    };
+    let look = Look { s, memory, costs, links };
+    let complaint = look.too_slow(m).or_else(|| look.worse_than_dense(m));
+    let Some((scope, complaint)) = complaint else {
+        memory.complaint = None;
+        return Judgement::Fine;
+    };
+    let judgement = look.roll(m, scope, complaint);
+    if lasts(s, memory, now) { judgement } else { Judgement::Suspect }
+}
+
+/// Whether the complaint is old enough, and latency and bandwidth of every link were measured since it began, or
+/// so long has passed that they will not be.
+fn lasts(s: &Snapshot, memory: &mut Memory, now: Timestamp) -> bool {
+    let version = s.version();
+    let open = memory.complaint.filter(|c| c.version == version);
+    let since = open.unwrap_or(Complaint { version, since: now });
+    memory.complaint = Some(since);
+    let lasted = now.since(since.since);
+    let measured = s.links.as_ref().is_some_and(|l| l.oldest < lasted) || lasted >= s.config.max_link_age_s;
+    lasted >= s.config.guard_patience_s && measured
+}
+
+struct Look<'a> {
+    s: &'a Snapshot,
+    memory: &'a Memory,
+    costs: &'a Costs,
+    links: &'a LinkSummary,
+}
+
+impl Look<'_> {
+    /// Step and communication both take longer than predicted: a slow optimizer or loader is no complaint.
+    fn too_slow(&self, m: &Measured) -> Option<(Scope, String)> {
+        let predicted = &self.costs.in_force.what;
+        let beyond = |is: f64, was: f64| {
+            is > was * (1.0 + self.s.config.guard_margin) && is - was > self.s.config.guard_floor_s.get()
+        };
+        let step = beyond(m.t_step.get(), predicted.t_step.get());
+        let own = (m.t_comp.get() + m.t_sync.get(), predicted.t_comp.get() + predicted.t_sync.get());
+        let text = format!(
+            "{} was measured at {} per step over {} steps against {} predicted",
+            words::strategy(&predicted.strategy),
+            words::time(m.t_step.get()),
+            m.steps,
+            words::time(predicted.t_step.get())
+        );
+        (step && beyond(own.0, own.1)).then(|| (self.culprit(m), text))
+    }
+
+    fn culprit(&self, m: &Measured) -> Scope {
+        let p = &self.costs.in_force.what;
+        let (sync, comp) = (m.t_sync.get() - p.t_sync.get(), m.t_comp.get() - p.t_comp.get());
+        if p.strategy.is_dense() || sync >= comp { Scope::Collective } else { Scope::Compressor }
+    }
+
+    fn worse_than_dense(&self, m: &Measured) -> Option<(Scope, String)> {
+        let strategy = self.costs.in_force.strategy();
+        let dense = self.costs.dense().filter(|_| !strategy.is_dense())?;
+        let reference = self.cost_of(dense);
+        let ours = time_per_gain(m);
+        let limit = reference.cost * (1.0 + self.s.config.guard_dense_margin);
+        if ours <= limit || ours - reference.cost <= self.s.config.guard_floor_s.get() {
+            return None;
+        }
+        let p = &self.costs.in_force.what;
+        let lost = m.gain.get() < 0.9 * p.gain.get();
+        let text = format!(
+            "{} was measured at {} per step at gain {}, worth less than dense at {}",
+            words::strategy(&strategy),
+            words::time(m.t_step.get()),
+            words::number(m.gain.get()),
+            reference.words
+        );
+        Some((if lost { Scope::Gain } else { self.culprit(m) }, text))
+    }
+
+    fn roll(&self, m: &Measured, scope: Scope, complaint: String) -> Judgement {
+        let strategy = self.costs.in_force.strategy();
+        let ours = time_per_gain(m);
+        let known = self.costs.all.iter().filter(|p| p.what.strategy.is_dense() || self.is_previous(&p.strategy()));
+        let usable = known.filter(|p| p.strategy() != strategy).filter_map(|p| {
+            let seen = self.seen(&p.strategy()).is_some();
+            let open = !p.blocked && !scope.covers(&strategy, &p.strategy());
+            (seen || open).then(|| self.cost_of(p))
+        });
+        let best = usable.min_by(|a, b| a.cost.total_cmp(&b.cost));
+        match best.filter(|b| b.cost < ours * (1.0 - self.s.config.hysteresis)) {
+            Some(b) => {
+                let to = words::strategy(&b.to.strategy());
+                let why = format!("{complaint}; back to {to}, {}", b.words);
+                let failed = Failed { strategy, scope, why: complaint };
+                Judgement::Roll(Box::new(Rollback { to: b.to.clone(), failed, why }))
+            }
+            None => Judgement::Stay(format!("{complaint}; nothing known is better")),
+        }
+    }
+
+    fn is_previous(&self, strategy: &Strategy) -> bool {
+        self.memory.previous.as_ref() == Some(strategy)
+    }
+
+    /// Its measurement, if the links have not moved since.
+    fn seen(&self, strategy: &Strategy) -> Option<&Measured> {
+        let config = &self.s.config;
+        let seen = self.memory.seen.iter().find(|x| x.strategy == *strategy)?;
+        let moved = seen.links.moved(self.links, config.link_change, config.latency_floor_s.get());
+        (!moved).then_some(&seen.cost)
+    }
+
+    fn cost_of<'a>(&self, p: &'a Priced) -> Fallback<'a> {
+        match self.seen(&p.strategy()) {
+            Some(m) => Fallback {
+                to: p,
+                cost: time_per_gain(m),
+                words: format!("measured at {} per step", words::time(m.t_step.get())),
+            },
+            None => Fallback { to: p, cost: p.what.time_per_gain(), words: format!("predicted {}", p.words()) },
+        }
+    }
+}
+
+/// What a step's worth of full gradient took. The guard judges every policy's choice by it: a policy says what
+/// is wanted, this says whether it is slow. A gain below a policy's floor is left by the usual choice.
+fn time_per_gain(m: &Measured) -> f64 {
+    m.t_step.get() / m.gain.get()
+}

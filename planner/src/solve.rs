@@ -1,0 +1,128 @@
+//! Predicts every candidate on the links of now, and finds the policy's pick among those not blocked.
+
+use crate::{Alternative, Memory, Snapshot};
+use flexcomm_domain::{LinkMatrix, Seconds, Strategy, Timestamp};
+use flexcomm_optimizer::{Evaluated, Policy, ProblemError, Space, pareto};
+
+/// One candidate with everything that ranks it.
+#[derive(Debug, Clone)]
+pub(crate) struct Priced {
+    pub(crate) what: Evaluated,
+    /// What the policy minimises; None: not admitted.
+    pub(crate) score: Option<f64>,
+    pub(crate) on_front: bool,
+    pub(crate) blocked: bool,
+}
+
+impl Priced {
+    /// The score, infinitely bad when the policy does not admit it.
+    pub(crate) fn cost(&self) -> f64 {
+        self.score.unwrap_or(f64::INFINITY)
+    }
+
+    pub(crate) fn strategy(&self) -> Strategy {
+        self.what.strategy
+    }
+
+    /// `41 ms per step`, with the gain when something is lost.
+    pub(crate) fn words(&self) -> String {
+        let step = crate::words::time(self.what.t_step.get());
+        match self.what.gain.get() {
+            1.0 => format!("{step} per step"),
+            gain => format!("{step} per step at gain {}", crate::words::number(gain)),
+        }
+    }
+}
+
+impl From<&Priced> for Alternative {
+    fn from(p: &Priced) -> Self {
+        Self {
+            strategy: p.what.strategy,
+            t_comp_s: p.what.t_comp.get(),
+            t_sync_s: p.what.t_sync.get(),
+            t_step_s: p.what.t_step.get(),
+            gain: p.what.gain,
+            score: p.score,
+            on_front: p.on_front,
+            blocked: p.blocked,
+            terms: p.what.terms,
+        }
+    }
+}
+
+/// Every candidate, priced.
+#[derive(Debug)]
+pub(crate) struct Costs {
+    /// Best first; those that are not admitted last.
+    pub(crate) all: Vec<Priced>,
+    /// The strategy in force, which may no longer be among the candidates.
+    pub(crate) in_force: Priced,
+    /// Whether it still is.
+    pub(crate) offered: bool,
+    /// The policy's pick among the candidates that are not blocked.
+    pub(crate) best: Option<Priced>,
+}
+
+/// Prices all candidates and the strategy in force. A candidate whose time leaves the range of a duration
+/// is left out; when that is the one in force, nothing can be compared.
+pub(crate) fn price(s: &Snapshot, links: &LinkMatrix, memory: &Memory, now: Timestamp) -> Result<Costs, ProblemError> {
+    let problem = s.problem(links);
+    let policy = s.config.policy.policy();
+    let space = usable(s.space(), s.ranks);
+    let candidates: Vec<Evaluated> = space.iter().filter_map(|x| problem.evaluate(x).ok()).collect();
+    let front = pareto::front(&candidates);
+    let priced = |what: Evaluated, on_front: bool| Priced {
+        score: score(policy, &what, problem.compute),
+        blocked: memory.blocked(&what.strategy, now).is_some(),
+        on_front,
+        what,
+    };
+    let current = problem.evaluate(&s.strategy())?;
+    let offered = space.contains(&current.strategy);
+    let mut all: Vec<Priced> =
+        candidates.into_iter().enumerate().map(|(i, what)| priced(what, front.contains(&i))).collect();
+    let best = pick(policy, &all, problem.compute);
+    let in_force = match all.iter().find(|p| p.strategy() == current.strategy) {
+        Some(found) => found.clone(),
+        None => priced(current, false),
+    };
+    all.sort_by(|a, b| a.cost().total_cmp(&b.cost()));
+    Ok(Costs { all, in_force, offered, best })
+}
+
+/// With one rank nothing travels: only dense makes sense.
+fn usable(space: Space, ranks: u32) -> Vec<Strategy> {
+    space.strategies().into_iter().filter(|s| ranks > 1 || s.is_dense()).collect()
+}
+
+/// The policy's score, None when it is no number.
+fn score(policy: &dyn Policy, what: &Evaluated, compute: Seconds) -> Option<f64> {
+    policy.score(what, compute).filter(|s| s.is_finite())
+}
+
+fn pick(policy: &dyn Policy, all: &[Priced], compute: Seconds) -> Option<Priced> {
+    let open: Vec<&Priced> = all.iter().filter(|p| !p.blocked).collect();
+    if open.is_empty() {
+        return None;
+    }
+    let candidates: Vec<Evaluated> = open.iter().map(|p| p.what.clone()).collect();
+    let choice = policy.choose(&candidates, &pareto::front(&candidates), compute);
+    open.get(choice.index).map(|p| (*p).clone())
+}
+
+impl Costs {
+    /// The cheapest dense candidate that is not blocked.
+    pub(crate) fn dense(&self) -> Option<&Priced> {
+        self.all.iter().find(|p| p.what.strategy.is_dense() && !p.blocked)
+    }
+
+    /// A candidate by its strategy.
+    pub(crate) fn find(&self, strategy: &Strategy) -> Option<&Priced> {
+        self.all.iter().find(|p| p.strategy() == *strategy)
+    }
+
+    /// The strategies on the Pareto front.
+    pub(crate) fn front(&self) -> Vec<Strategy> {
+        self.all.iter().filter(|p| p.on_front).map(Priced::strategy).collect()
+    }
+}

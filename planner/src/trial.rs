@@ -1,0 +1,114 @@
+//! When to ask for a trial, and of what.
+
+use crate::solve::Costs;
+use crate::{MAX_TRIAL_CANDIDATES, Memory, Snapshot, TrialRequest, Trigger, words};
+use flexcomm_domain::{Compressor, Seconds, Strategy, Timestamp};
+use rand::{Rng, RngCore};
+
+/// Given-up trials stretch the time to the next one up to this many times.
+const MAX_BACK_OFF: u32 = 8;
+
+/// Takes note of an answer that came or of one that did not come in time.
+pub(crate) fn settle(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
+    let trial = &mut memory.trial;
+    if s.profiles.measured_at.is_some() && s.profiles.measured_at != trial.answered_at {
+        trial.answered_at = s.profiles.measured_at;
+        trial.pending = false;
+        trial.given_up = 0;
+    }
+    let asked = trial.asked_at.filter(|_| trial.pending);
+    if asked.is_some_and(|at| now.since(at) >= s.config.trial_timeout_s) {
+        trial.pending = false;
+        trial.given_up = trial.given_up.saturating_add(1);
+    }
+}
+
+/// Compressors that may be chosen and that no trial has measured.
+pub(crate) fn unmeasured(s: &Snapshot) -> Vec<Compressor> {
+    let measured = |c: &Compressor| s.profiles.by_compressor.get(c).is_some_and(|p| !p.is_assumed());
+    s.space().compressors.into_iter().filter(|c| *c != Compressor::None && !measured(c)).collect()
+}
+
+/// A request, when there is a reason, none is under way and the last is long enough ago.
+pub(crate) fn wanted(
+    s: &Snapshot,
+    memory: &Memory,
+    triggers: &[Trigger],
+    now: Timestamp,
+    rng: &mut (impl RngCore + ?Sized),
+) -> Option<String> {
+    let why = reason(s, triggers, now)?;
+    let trial = &memory.trial;
+    if trial.pending || s.ranks < 2 {
+        return None;
+    }
+    let back_off = f64::from(1 + trial.given_up.min(MAX_BACK_OFF));
+    // Jobs that started together should not stop together for their next trials.
+    let spread = if trial.given_up > 0 { rng.random_range(1.0..1.5) } else { 1.0 };
+    // A trial that never answered cost nothing, as far as anyone knows.
+    let share = if trial.given_up > 0 { 0.0 } else { trial.cost_s / s.config.trial_share };
+    let wait = (s.config.trial_interval_s.get() * back_off * spread).max(share);
+    let rested = trial.asked_at.is_none_or(|at| now.since(at).get() >= wait);
+    rested.then_some(why)
+}
+
+fn reason(s: &Snapshot, triggers: &[Trigger], now: Timestamp) -> Option<String> {
+    let unmeasured = unmeasured(s);
+    if !unmeasured.is_empty() {
+        let names: Vec<&str> = unmeasured.iter().map(|c| c.as_str()).collect();
+        return Some(format!("nothing is measured yet of {}", names.join(", ")));
+    }
+    if let Some(moved) = triggers.iter().find(|t| matches!(t, Trigger::Gain { .. })) {
+        return Some(moved.words());
+    }
+    let measured_at = s.profiles.measured_at.filter(|_| !s.space().compressors.is_empty())?;
+    let age = now.since(measured_at);
+    let old = age >= s.config.trial_review_s;
+    old.then(|| format!("the last trial was {} ago", words::time(age.get())))
+}
+
+/// The request and its predicted cost in seconds. One candidate per compressor and ratio, by the collective that
+/// is cheapest for it now, the cheapest first and no more than fit the budget: a trial on a slow network that
+/// began with the most expensive would end without a result.
+pub(crate) fn request(s: &Snapshot, costs: Option<&Costs>, why: String) -> Option<(TrialRequest, f64)> {
+    let all = candidates(s, costs);
+    let skip = all.len().div_ceil(MAX_TRIAL_CANDIDATES).max(1);
+    let iterations = f64::from(s.config.trial_iterations);
+    let cost = |x: Strategy| (costs.and_then(|c| c.find(&x)).map_or(0.0, |p| p.what.t_step.get() * iterations), x);
+    let mut priced: Vec<(f64, Strategy)> = all.into_iter().step_by(skip).map(cost).collect();
+    priced.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let most = s.config.trial_budget_s;
+    let mut total = 0.0;
+    let fits = |(i, (cost, _)): &(usize, (f64, Strategy))| {
+        total += SLACK * cost;
+        *i == 0 || SNAPSHOTS_S + total <= most.get()
+    };
+    let kept: Vec<(f64, Strategy)> = priced.into_iter().enumerate().take_while(fits).map(|(_, x)| x).collect();
+    let cost: f64 = kept.iter().map(|x| x.0).sum();
+    let candidates: Vec<Strategy> = kept.into_iter().map(|x| x.1).collect();
+    if candidates.is_empty() {
+        return None;
+    }
+    let known = costs.is_some().then_some(SNAPSHOTS_S + SLACK * cost);
+    let budget = known.and_then(|t| Seconds::new(t.min(most.get())).ok()).unwrap_or(most);
+    Some((TrialRequest { candidates, iterations: s.config.trial_iterations, budget, why }, cost))
+}
+
+/// A trial may take this many times its predicted time: beyond it the model is off.
+const SLACK: f64 = 2.0;
+/// Time allowed for snapshots and restores, seconds.
+const SNAPSHOTS_S: f64 = 1.0;
+
+fn candidates(s: &Snapshot, costs: Option<&Costs>) -> Vec<Strategy> {
+    let cost = |x: &Strategy| costs.and_then(|c| c.find(x)).map_or(0.0, |p| p.what.t_sync.get());
+    let mut kept: Vec<Strategy> = Vec::new();
+    for strategy in s.space().strategies().into_iter().filter(|x| !x.is_dense()) {
+        let same = |k: &&mut Strategy| k.compressor() == strategy.compressor() && k.cr() == strategy.cr();
+        match kept.iter_mut().find(same) {
+            Some(other) if cost(&strategy) < cost(other) => *other = strategy,
+            Some(_) => {}
+            None => kept.push(strategy),
+        }
+    }
+    kept
+}

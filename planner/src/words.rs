@@ -1,0 +1,100 @@
+//! Numbers and strategies as people read them.
+
+use crate::memory::LinkSummary;
+use flexcomm_domain::Strategy;
+
+/// Three significant digits without trailing zeros: `41`, `1.13`, `0.011`.
+pub(crate) fn number(value: f64) -> String {
+    if value == 0.0 || !value.is_finite() {
+        return format!("{value}");
+    }
+    let digits = (2 - value.abs().log10().floor() as i32).clamp(0, 12);
+    let text = format!("{value:.*}", digits as usize);
+    match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
+    }
+}
+
+/// `350 µs`, `41 ms`, `1.13 s`, `12 min`.
+pub(crate) fn time(seconds: f64) -> String {
+    match seconds {
+        s if s >= 600.0 => format!("{} min", number(s / 60.0)),
+        s if s >= 0.9995 => format!("{} s", number(s)),
+        s if s >= 0.9995e-3 => format!("{} ms", number(s * 1e3)),
+        s => format!("{} µs", number(s * 1e6)),
+    }
+}
+
+/// `250 Mbit/s`, `1.5 Gbit/s`.
+pub(crate) fn rate(bps: f64) -> String {
+    match bps {
+        b if b >= 0.9995e9 => format!("{} Gbit/s", number(b / 1e9)),
+        b if b >= 0.9995e6 => format!("{} Mbit/s", number(b / 1e6)),
+        b => format!("{} kbit/s", number(b / 1e3)),
+    }
+}
+
+/// `12 %`.
+pub(crate) fn percent(share: f64) -> String {
+    format!("{} %", number((share * 1000.0).round() / 10.0))
+}
+
+/// `topk at CR 0.011 by allgather`, `topk at CR 0.1 by art-ring (star)`, `dense by dense-ring`.
+pub(crate) fn strategy(s: &Strategy) -> String {
+    match (s.is_dense(), s.selection()) {
+        (true, _) => format!("dense by {}", s.collective()),
+        (false, Some(selection)) => format!("{} at CR {} by {} ({selection})", s.compressor(), s.cr(), s.collective()),
+        (false, None) => format!("{} at CR {} by {}", s.compressor(), s.cr(), s.collective()),
+    }
+}
+
+/// What moved most between two states of the links, if anything moved by `share`.
+pub(crate) fn links_moved(from: &LinkSummary, to: &LinkSummary, share: f64, latency_floor: f64) -> String {
+    let mut parts = Vec::new();
+    let latency = |what: &str, a: f64, b: f64| {
+        let verb = if b > a { "rose" } else { "fell" };
+        format!("{what} {verb} from {} to {}", time(a), time(b))
+    };
+    let bandwidth = |what: &str, a: f64, b: f64| {
+        let verb = if b > a { "rose" } else { "fell" };
+        format!("{what} {verb} from {} to {}", rate(a), rate(b))
+    };
+    let far = |a: f64, b: f64| crate::memory::relative(a, b) >= share;
+    let late = |a: f64, b: f64| far(a, b) && (a - b).abs() >= latency_floor;
+    if far(from.bandwidth_mean_bps, to.bandwidth_mean_bps) {
+        parts.push(bandwidth("bandwidth", from.bandwidth_mean_bps, to.bandwidth_mean_bps));
+    } else if far(from.bandwidth_worst_bps, to.bandwidth_worst_bps) {
+        parts.push(bandwidth("the slowest link's bandwidth", from.bandwidth_worst_bps, to.bandwidth_worst_bps));
+    }
+    if late(from.alpha_mean_s, to.alpha_mean_s) {
+        parts.push(latency("latency", from.alpha_mean_s, to.alpha_mean_s));
+    } else if late(from.alpha_worst_s, to.alpha_worst_s) {
+        parts.push(latency("the slowest link's latency", from.alpha_worst_s, to.alpha_worst_s));
+    }
+    parts.join(" and ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!(number(0.0), "0");
+        assert_eq!(number(0.011), "0.011");
+        assert_eq!(number(1.126), "1.13");
+        assert_eq!(number(250.04), "250");
+        assert_eq!(number(12345.6), "12346");
+        assert_eq!(time(0.041), "41 ms");
+        assert_eq!(time(1.13), "1.13 s");
+        assert_eq!(time(0.9999), "1 s");
+        assert_eq!(time(35e-5), "350 µs");
+        assert_eq!(time(720.0), "12 min");
+        assert_eq!(rate(25e9), "25 Gbit/s");
+        assert_eq!(rate(1e7), "10 Mbit/s");
+        assert_eq!(percent(0.1234), "12.3 %");
+        assert_eq!(strategy(&"topk@0.1/art-ring:star".parse().unwrap()), "topk at CR 0.1 by art-ring (star)");
+        assert_eq!(strategy(&Strategy::DENSE_RING), "dense by dense-ring");
+    }
+}

@@ -1,0 +1,135 @@
+//! The checker must refuse what is wrong: each case spoils a good outcome in one way.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Job, seconds};
+use flexcomm_domain::{Decision, Gain, JobId, Strategy, Timestamp, Version};
+use flexcomm_planner::memory::{Blocked, Scope};
+use flexcomm_planner::{Outcome, Snapshot, Verdict, check, decide};
+
+/// A second decision, made because the network became slower, with the snapshot it was made on.
+fn good() -> (Snapshot, Outcome, Timestamp) {
+    let mut job = Job::new();
+    job.call();
+    job.wait(60.0);
+    job.network(0.001, 0.25e9);
+    let outcome = decide(&job.s, job.now, &mut job.rng);
+    assert!(outcome.decision().is_some());
+    (job.s, outcome, job.now)
+}
+
+fn rules(s: &Snapshot, outcome: &Outcome, now: Timestamp) -> Vec<&'static str> {
+    check(s, outcome, now).into_iter().map(|v| v.rule).collect()
+}
+
+fn decision(outcome: &mut Outcome) -> &mut Decision {
+    match &mut outcome.verdict {
+        Verdict::Change(decision) => decision,
+        Verdict::Keep(_) => panic!("no decision"),
+    }
+}
+
+/// Decides `to` and reports it, with the numbers that belong to it.
+fn choose(outcome: &mut Outcome, to: &str) {
+    let strategy: Strategy = to.parse().unwrap();
+    decision(outcome).strategy = strategy;
+    outcome.report.chosen = strategy;
+}
+
+fn spoilt(expected: &str, spoil: impl FnOnce(&mut Snapshot, &mut Outcome)) {
+    let (mut s, mut outcome, now) = good();
+    assert_eq!(rules(&s, &outcome, now), Vec::<&str>::new());
+    spoil(&mut s, &mut outcome);
+    let found = rules(&s, &outcome, now);
+    assert!(found.contains(&expected), "{expected} expected, found {found:?}");
+}
+
+#[test]
+fn versions_and_names() {
+    spoilt("version", |_, o| decision(o).version = Version(5));
+    spoilt("version", |_, o| decision(o).version = Version(1));
+    spoilt("parent", |_, o| decision(o).parent = Version(0));
+    spoilt("job", |_, o| decision(o).job = JobId::new("other").unwrap());
+    spoilt("report", |_, o| decision(o).decided_at = Timestamp(7));
+    spoilt("report", |_, o| decision(o).reason.clear());
+    spoilt("no-change", |s, o| {
+        let current = s.strategy();
+        choose(o, &current.to_string());
+    });
+}
+
+#[test]
+fn what_the_job_cannot_run() {
+    spoilt("offered", |_, o| choose(o, "mstopk@0.01/allgather"));
+    spoilt("offered", |_, o| choose(o, "topk@0.02/allgather"));
+    spoilt("offered", |s, o| {
+        let collective = o.report.chosen.collective();
+        s.offer.collectives.retain(|c| *c != collective);
+    });
+    spoilt("offered", |s, _| s.config.compressors = Some(vec![]));
+}
+
+#[test]
+fn when_it_may_not_change() {
+    spoilt("dwell", |s, _| s.memory.dwell_from = Some(Timestamp(1_055_000_000)));
+    spoilt("links", |s, _| s.links.as_mut().unwrap().confidence = 0.2);
+    spoilt("links", |s, _| s.links.as_mut().unwrap().age = seconds(1000.0));
+    spoilt("blocked", |s, o| {
+        let blocked = Blocked {
+            strategy: o.report.chosen,
+            scope: Scope::Collective,
+            until: Timestamp(u64::MAX),
+            strikes: 1,
+            why: String::new(),
+        };
+        s.memory.blocked.push(blocked);
+    });
+    spoilt("rollback", |_, o| o.report.rollback = true);
+}
+
+#[test]
+fn numbers_that_do_not_follow() {
+    let chosen = |o: &mut Outcome, f: &dyn Fn(&mut flexcomm_planner::Alternative)| {
+        let strategy = o.report.chosen;
+        f(o.report.alternatives.iter_mut().find(|a| a.strategy == strategy).unwrap());
+    };
+    spoilt("time", |_, o| chosen(o, &|a| a.t_sync_s *= 1.001));
+    spoilt("time", |_, o| chosen(o, &|a| a.t_step_s *= 0.999));
+    spoilt("time", |_, o| chosen(o, &|a| a.gain = Gain::new(0.99).unwrap()));
+    spoilt("time", |_, o| chosen(o, &|a| a.t_comp_s = 9.0));
+    spoilt("finite", |_, o| chosen(o, &|a| a.t_comp_s = f64::NAN));
+    spoilt("time", |_, o| {
+        let strategy = o.report.chosen;
+        o.report.alternatives.retain(|a| a.strategy != strategy);
+    });
+    spoilt("time", |s, _| s.gradient_values *= 2);
+}
+
+#[test]
+fn changes_that_are_not_worth_it() {
+    // Dense takes 1.5 s per step here, compressed 0.1 s.
+    spoilt("worse", |_, o| choose(o, "none@1/dense-tree"));
+    spoilt("dense", |_, o| {
+        let strategy = o.report.chosen;
+        let dense = o.report.alternatives.iter().find(|a| a.strategy.is_dense()).unwrap().t_step_s;
+        o.report.alternatives.iter_mut().find(|a| a.strategy == strategy).unwrap().t_step_s = dense * 2.0;
+    });
+}
+
+#[test]
+fn trials_that_were_not_asked_for_properly() {
+    let mut job = Job::new();
+    job.s.profiles = Default::default();
+    let good = decide(&job.s, job.now, &mut job.rng);
+    assert!(good.trial.is_some() && check(&job.s, &good, job.now).is_empty());
+    let spoil = |f: &dyn Fn(&mut flexcomm_planner::TrialRequest)| {
+        let mut outcome = good.clone();
+        f(outcome.trial.as_mut().unwrap());
+        assert_eq!(rules(&job.s, &outcome, job.now), vec!["trial"]);
+    };
+    spoil(&|t| t.candidates.clear());
+    spoil(&|t| t.candidates = vec![t.candidates[0]; 17]);
+    spoil(&|t| t.budget = seconds(31.0));
+    spoil(&|t| t.candidates[0] = Strategy::DENSE_RING);
+}

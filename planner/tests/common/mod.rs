@@ -1,0 +1,105 @@
+//! A job whose state tests move by hand.
+#![allow(dead_code, clippy::unwrap_used, missing_docs)]
+
+use flexcomm_domain::{
+    CompressionRatio, Compressor, Gain, JobId, Link, LinkMatrix, Seconds, Strategy, Timestamp, Version,
+};
+use flexcomm_optimizer::{Profile, ProfilePoint};
+use flexcomm_planner::{InForce, Keep, Links, Measured, Outcome, Snapshot, Verdict, check, decide};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+pub fn seconds(s: f64) -> Seconds {
+    Seconds::new(s).unwrap()
+}
+
+/// A profile with gain c^exponent and a compression time of `scan` seconds.
+pub fn profile(exponent: f64, scan: f64) -> Profile {
+    let point = |c: f64| ProfilePoint {
+        cr: CompressionRatio::new(c).unwrap(),
+        gain: Gain::new(c.powf(exponent)).unwrap(),
+        t_comp_s: scan * (1.0 + c),
+        weight: 10.0,
+    };
+    Profile::new([0.1, 0.033, 0.011, 0.004, 0.001].map(point).to_vec()).unwrap()
+}
+
+pub struct Job {
+    pub s: Snapshot,
+    pub now: Timestamp,
+    pub rng: ChaCha8Rng,
+}
+
+impl Job {
+    /// ResNet50 on 8 ranks over 1 ms and 25 Gbit/s, profile measured, nothing decided.
+    pub fn new() -> Self {
+        let mut s = Snapshot::new(JobId::new("job").unwrap(), 8, 25_560_000);
+        s.compute = Some(seconds(0.025));
+        s.profiles.by_compressor.insert(Compressor::TopK, profile(0.12, 0.004));
+        s.profiles.measured_at = Some(Timestamp(1));
+        let mut job = Self { s, now: Timestamp(1_000_000_000), rng: ChaCha8Rng::seed_from_u64(1) };
+        job.network(0.001, 25e9);
+        job
+    }
+
+    pub fn network(&mut self, alpha: f64, bandwidth: f64) {
+        let link = Link::new(alpha, bandwidth).unwrap();
+        let matrix = LinkMatrix::uniform(self.s.ranks as usize, link).unwrap();
+        self.s.links = Some(Links { matrix, age: seconds(1.0), oldest: seconds(1.0), confidence: 0.9 });
+    }
+
+    pub fn wait(&mut self, s: f64) {
+        self.now = self.now.plus(seconds(s));
+    }
+
+    /// One call; the answer must pass the checker. What it decides is in force at once.
+    pub fn call(&mut self) -> Outcome {
+        let outcome = decide(&self.s, self.now, &mut self.rng);
+        let violations = check(&self.s, &outcome, self.now);
+        assert!(violations.is_empty(), "{violations:?} in {:?}", outcome.report.why);
+        self.s.memory = outcome.memory.clone();
+        if let Some(decision) = outcome.decision() {
+            self.s.in_force = Some(InForce { decision: decision.clone(), applied_at_step: Some(1) });
+            self.s.measured = None;
+        }
+        outcome
+    }
+
+    /// A call after which nothing may have changed.
+    pub fn keeps(&mut self) -> Keep {
+        match self.call().verdict {
+            Verdict::Keep(keep) => keep,
+            Verdict::Change(d) => panic!("changed to {}: {}", d.strategy, d.reason),
+        }
+    }
+
+    /// Steps under the decision in force cost this.
+    pub fn measure(&mut self, t_step: f64, t_comp: f64, t_sync: f64, gain: f64) {
+        self.s.measured = Some(Measured {
+            version: self.version(),
+            steps: 50,
+            t_step: seconds(t_step),
+            t_comp: seconds(t_comp),
+            t_sync: seconds(t_sync),
+            gain: Gain::new(gain).unwrap(),
+            gain_spread: 0.0,
+        });
+    }
+
+    /// The same measurement for longer than the guard's patience, with fresh links; then its answer.
+    pub fn suffers(&mut self, t_step: f64, t_comp: f64, t_sync: f64, gain: f64) -> Outcome {
+        self.measure(t_step, t_comp, t_sync, gain);
+        let first = self.call();
+        assert!(!first.report.rollback, "no patience: {}", first.report.why);
+        self.wait(11.0);
+        self.call()
+    }
+
+    pub fn version(&self) -> Version {
+        self.s.version()
+    }
+
+    pub fn strategy(&self) -> Strategy {
+        self.s.strategy()
+    }
+}

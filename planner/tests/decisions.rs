@@ -1,0 +1,435 @@
+//! What decide() answers in the situations of a job's life.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Job, profile, seconds};
+use flexcomm_domain::{Collective, CompressionRatio, Compressor, Strategy, Timestamp, Version};
+use flexcomm_planner::{Keep, Trigger, Verdict};
+
+#[test]
+fn the_first_decision_waits_for_what_it_needs() {
+    let mut job = Job::new();
+    let links = job.s.links.take();
+    assert_eq!(job.keeps(), Keep::NoLinks);
+    job.s.links = links;
+    let compute = job.s.compute.take();
+    assert_eq!(job.keeps(), Keep::NoCompute);
+    job.s.compute = compute;
+    let outcome = job.call();
+    let decision = outcome.decision().expect("enough is known");
+    assert_eq!((decision.version, decision.parent), (Version(1), Version(0)));
+    assert!(decision.reason.starts_with("first decision for 8 ranks, 25 Gbit/s and 1 ms; "), "{}", decision.reason);
+    assert_eq!(outcome.report.alternatives.len(), 2 + 15);
+    assert!(!outcome.report.front.is_empty());
+    assert_eq!(job.keeps(), Keep::NothingMoved);
+}
+
+#[test]
+fn a_job_without_a_profile_tries_first_and_follows_the_network_meanwhile() {
+    let mut job = Job::new();
+    job.s.profiles.by_compressor.clear();
+    job.s.profiles.measured_at = None;
+    let outcome = job.call();
+    assert_eq!(outcome.verdict, Verdict::Keep(Keep::AwaitingTrial));
+    let trial = outcome.trial.expect("a trial");
+    assert_eq!((trial.candidates.len(), trial.iterations), (5, 10));
+    assert!(trial.why.contains("topk"), "{}", trial.why);
+    job.wait(1.0);
+    let again = job.call();
+    assert!(again.trial.is_none(), "asked twice");
+    job.wait(1.0);
+    job.network(0.001, 1e9);
+    let followed = job.call();
+    assert!(followed.decision().is_some(), "{}", followed.report.why);
+    assert!(followed.report.why.contains("assumed"), "{}", followed.report.why);
+}
+
+#[test]
+fn a_trial_that_never_answers_does_not_hold_up_the_job() {
+    let mut job = Job::new();
+    job.s.profiles.by_compressor.clear();
+    job.s.profiles.measured_at = None;
+    assert_eq!(job.keeps(), Keep::AwaitingTrial);
+    job.wait(61.0);
+    assert!(job.call().decision().is_some());
+    let mut trials = 0;
+    for _ in 0..300 {
+        job.wait(1.0);
+        trials += usize::from(job.call().trial.is_some());
+    }
+    assert!((1..=4).contains(&trials), "{trials} trials in 300 s");
+}
+
+#[test]
+fn untrusted_links_are_not_acted_on() {
+    let mut job = Job::new();
+    job.call();
+    job.wait(20.0);
+    job.network(0.05, 1e8);
+    job.s.links.as_mut().unwrap().confidence = 0.1;
+    let outcome = job.call();
+    assert_eq!(outcome.verdict, Verdict::Keep(Keep::UntrustedLinks));
+    assert!(outcome.report.why.contains("confidence 0.1"), "{}", outcome.report.why);
+    job.network(0.05, 1e8);
+    job.s.links.as_mut().unwrap().age = seconds(500.0);
+    assert_eq!(job.keeps(), Keep::UntrustedLinks);
+    job.network(0.05, 1e8);
+    assert!(job.call().decision().is_some());
+}
+
+#[test]
+fn a_network_that_moves_is_followed_and_explained() {
+    let mut job = Job::new();
+    job.call();
+    let before = job.strategy();
+    job.wait(60.0);
+    job.network(0.001, 0.25e9);
+    let outcome = job.call();
+    let decision = outcome.decision().expect("the network is a hundred times slower");
+    assert_eq!(decision.version, Version(2));
+    assert!(decision.strategy.cr() < before.cr(), "{before} to {}", decision.strategy);
+    assert!(decision.reason.contains("bandwidth fell from 25 Gbit/s to 250 Mbit/s"), "{}", decision.reason);
+    // The sentence that the crate's walk-through shows.
+    let said = "bandwidth fell from 25 Gbit/s to 250 Mbit/s; topk at CR 0.001 by art-ring (star) predicted 61.5 ms per \
+                step at gain 0.437 against 536 ms per step at gain 0.582 for the one in force, topk at CR 0.011 by \
+                allgather (84.7 % better by time-to-quality)";
+    assert_eq!(decision.reason, said);
+    job.wait(60.0);
+    job.network(0.001, 25e9);
+    assert_eq!(job.call().decision().expect("back").strategy, before);
+}
+
+#[test]
+fn nothing_changes_within_the_dwell_time_and_then_it_does() {
+    let mut job = Job::new();
+    job.call();
+    job.wait(2.0);
+    job.network(0.001, 0.25e9);
+    assert_eq!(job.keeps(), Keep::Dwell);
+    job.wait(2.0);
+    assert_eq!(job.keeps(), Keep::Dwell);
+    job.wait(7.0);
+    let outcome = job.call();
+    assert!(outcome.decision().is_some(), "{}", outcome.report.why);
+    assert!(outcome.report.triggers.iter().any(|t| matches!(t, Trigger::HeldBack { .. })));
+    assert!(outcome.report.why.starts_with("bandwidth fell from 25 Gbit/s to 250 Mbit/s; "), "{}", outcome.report.why);
+}
+
+#[test]
+fn an_announced_decision_is_waited_for_but_not_for_ever() {
+    let mut job = Job::new();
+    job.call();
+    job.s.in_force.as_mut().unwrap().applied_at_step = None;
+    job.wait(15.0);
+    job.network(0.001, 0.25e9);
+    assert_eq!(job.keeps(), Keep::NotApplied);
+    job.wait(20.0);
+    assert!(job.call().decision().is_some());
+}
+
+#[test]
+fn gain_that_moves_asks_for_a_trial_and_its_profile_is_solved_for() {
+    let mut job = Job::new();
+    job.s.config.policy = "{\"name\":\"time-to-quality\",\"gain_floor\":0.05}".parse_policy();
+    job.network(0.001, 1e9);
+    job.call();
+    let chosen = job.strategy();
+    assert!(!chosen.is_dense());
+    let gain = chosen.cr().get().powf(0.12);
+    let p = job.call().report.in_force.unwrap();
+    job.wait(61.0);
+    job.measure(p.t_step_s, p.t_comp_s, p.t_sync_s, gain);
+    assert!(job.call().trial.is_none());
+    job.wait(5.0);
+    job.measure(p.t_step_s, p.t_comp_s, p.t_sync_s, gain * 0.95);
+    assert!(job.call().trial.is_none(), "5 % is no change");
+    job.measure(p.t_step_s, p.t_comp_s, p.t_sync_s, gain * 0.6);
+    let outcome = job.call();
+    let trial = outcome.trial.expect("the gain fell by 40 %");
+    assert!(trial.why.contains("gain in force moved"), "{}", trial.why);
+    job.wait(10.0);
+    // Strong compression now loses nearly everything.
+    job.s.profiles.by_compressor.insert(Compressor::TopK, profile(0.8, 0.004));
+    job.s.profiles.measured_at = Some(job.now);
+    job.measure(p.t_step_s, p.t_comp_s, p.t_sync_s, chosen.cr().get().powf(0.8));
+    let outcome = job.call();
+    let decision = outcome.decision().expect("a new profile");
+    assert!(decision.strategy.cr() > chosen.cr(), "{} after {chosen}", decision.strategy);
+    assert!(decision.reason.contains("trial"), "{}", decision.reason);
+}
+
+trait ParsePolicy {
+    fn parse_policy(&self) -> flexcomm_planner::PolicyConfig;
+}
+
+impl ParsePolicy for str {
+    fn parse_policy(&self) -> flexcomm_planner::PolicyConfig {
+        serde_json::from_str(self).unwrap()
+    }
+}
+
+#[test]
+fn gains_follow_the_measured_one_until_the_next_trial() {
+    let mut job = Job::new();
+    job.network(0.001, 1e9);
+    job.call();
+    let chosen = job.strategy();
+    let p = job.call().report.in_force.unwrap();
+    let measured = p.gain.get().powf(2.0);
+    job.measure(p.t_step_s, p.t_comp_s, p.t_sync_s, measured);
+    let report = job.call().report;
+    assert!((report.seen.gain_correction.unwrap() - 2.0).abs() < 1e-9);
+    for a in report.alternatives.iter().filter(|a| !a.strategy.is_dense()) {
+        let trial = a.strategy.cr().get().powf(0.12);
+        assert!((a.gain.get() - trial.powf(2.0)).abs() < 1e-9, "{}", a.strategy);
+    }
+    assert!(job.strategy() == chosen);
+    job.measure(p.t_step_s, p.t_comp_s, p.t_sync_s, p.gain.get() * 0.95);
+    assert_eq!(job.call().report.seen.gain_correction, None);
+}
+
+#[test]
+fn a_gain_below_the_floor_is_left_at_once() {
+    let mut job = Job::new();
+    job.network(0.001, 5e7);
+    job.call();
+    let lossy = job.strategy();
+    assert!(lossy.cr().get() < 0.01, "{lossy}");
+    let p = job.call().report.in_force.unwrap();
+    job.wait(11.0);
+    job.measure(p.t_step_s, p.t_comp_s, p.t_sync_s, 0.01);
+    let outcome = job.call();
+    let decision = outcome.decision().expect("a gain of 0.01 is below the floor of 0.05");
+    assert!(decision.strategy.cr() > lossy.cr() && !outcome.report.rollback, "{}", decision.reason);
+    assert!(decision.reason.contains("keeps 0.01 of the gradient"), "{}", decision.reason);
+}
+
+#[test]
+fn a_trial_on_a_slow_network_asks_for_what_fits_its_budget() {
+    let mut job = Job::new();
+    job.s.profiles = Default::default();
+    job.network(0.001, 2e7);
+    let trial = job.call().trial.unwrap();
+    let crs: Vec<f64> = trial.candidates.iter().map(|c| c.cr().get()).collect();
+    assert!(crs.contains(&0.001) && !crs.contains(&0.1), "{crs:?}");
+    assert!(trial.budget.get() <= 30.0);
+}
+
+#[test]
+fn where_compression_does_not_help_the_decision_is_dense() {
+    let mut job = Job::new();
+    job.s.profiles.by_compressor.insert(Compressor::TopK, profile(0.3, 0.5));
+    let outcome = job.call();
+    assert!(outcome.decision().unwrap().strategy.is_dense());
+    assert!(outcome.report.why.contains("no compression is better"), "{}", outcome.report.why);
+}
+
+#[test]
+fn a_single_rank_is_dense_and_asks_for_nothing() {
+    let mut job = Job::new();
+    job.s.ranks = 1;
+    job.s.profiles = Default::default();
+    job.network(0.001, 1e9);
+    let outcome = job.call();
+    assert_eq!(outcome.decision().unwrap().strategy, Strategy::DENSE_RING);
+    assert!(outcome.trial.is_none());
+}
+
+#[test]
+fn the_guard_rolls_back_to_dense_and_does_not_return_for_a_while() {
+    let mut job = Job::new();
+    job.network(0.001, 1e9);
+    job.call();
+    let failed = job.strategy();
+    assert!(!failed.is_dense());
+    job.wait(3.0);
+    let outcome = job.suffers(4.0, 0.004, 3.97, 0.6);
+    assert!(outcome.report.rollback, "{}", outcome.report.why);
+    let decision = outcome.decision().unwrap();
+    assert!(decision.strategy.is_dense(), "{}", decision.reason);
+    assert!(decision.reason.contains("measured at 4 s per step"), "{}", decision.reason);
+    assert!(decision.reason.contains("not to be tried again for 300 s"), "{}", decision.reason);
+    // What is better than dense and has not failed comes as soon as the dwell time is over.
+    job.wait(11.0);
+    let next = job.call();
+    assert!(!next.decision().expect("art-ring is better than dense").strategy.is_dense());
+    assert!(next.report.why.contains("was rolled back; "), "{}", next.report.why);
+    for _ in 0..25 {
+        job.wait(10.0);
+        job.call();
+        assert_ne!(job.strategy().collective(), failed.collective());
+    }
+}
+
+#[test]
+fn the_guard_stays_when_nothing_known_is_better_and_says_so_once() {
+    let mut job = Job::new();
+    job.network(0.001, 1e8);
+    job.call();
+    assert!(!job.strategy().is_dense());
+    let p = job.call().report.in_force.unwrap();
+    // Slower than predicted, yet far faster than dense, which takes 15 s here.
+    let slow = (p.t_step_s * 1.8, p.t_comp_s, p.t_sync_s + p.t_step_s * 0.8, p.gain.get());
+    let outcome = job.suffers(slow.0, slow.1, slow.2, slow.3);
+    assert_eq!(outcome.verdict, Verdict::Keep(Keep::NothingBetter), "{}", outcome.report.why);
+    assert_eq!(job.keeps(), Keep::NothingMoved);
+}
+
+#[test]
+fn steps_that_are_slow_because_the_network_changed_wait_for_the_probes() {
+    let mut job = Job::new();
+    job.call();
+    let p = job.call().report.in_force.unwrap();
+    for age in 0..30 {
+        // The probes last saw the network before it changed.
+        job.s.links.as_mut().unwrap().oldest = seconds(f64::from(age) + 5.0);
+        job.measure(p.t_step_s * 10.0, p.t_comp_s, p.t_sync_s * 10.0 + p.t_step_s, p.gain.get());
+        job.wait(1.0);
+        let outcome = job.call();
+        assert!(outcome.decision().is_none(), "{}", outcome.report.why);
+    }
+    job.network(0.001, 1e9);
+    let outcome = job.call();
+    assert!(outcome.decision().is_some() && !outcome.report.rollback, "{}", outcome.report.why);
+}
+
+#[test]
+fn a_guard_whose_links_are_never_measured_anew_acts_in_the_end() {
+    let mut job = Job::new();
+    job.network(0.001, 1e9);
+    job.call();
+    let mut rolled_back_after = None;
+    for s in 0..200u32 {
+        job.s.links.as_mut().unwrap().oldest = seconds(f64::from(s) + 5.0);
+        job.measure(4.0, 0.004, 3.97, 0.6);
+        if job.call().report.rollback {
+            rolled_back_after = Some(s);
+            break;
+        }
+        job.wait(1.0);
+    }
+    assert_eq!(rolled_back_after, Some(120), "the longest age of links that are acted on");
+}
+
+#[test]
+fn a_slow_optimizer_is_no_reason_to_roll_back() {
+    let mut job = Job::new();
+    job.network(0.001, 1e9);
+    job.call();
+    let p = job.call().report.in_force.unwrap();
+    let outcome = job.suffers(p.t_step_s * 3.0, p.t_comp_s, p.t_sync_s, p.gain.get());
+    assert!(!outcome.report.rollback, "{}", outcome.report.why);
+}
+
+#[test]
+fn returning_to_what_was_measured_better_ends_the_excursion() {
+    let mut job = Job::new();
+    job.network(0.001, 1e9);
+    job.call();
+    let compressed = job.strategy();
+    job.wait(3.0);
+    // The network is really worse than believed: everything is slow.
+    assert!(job.suffers(1.5, 0.004, 1.4, 0.6).report.rollback);
+    job.wait(3.0);
+    let back = job.suffers(9.0, 0.0, 8.9, 1.0);
+    assert!(back.report.rollback, "{}", back.report.why);
+    assert_eq!(job.strategy(), compressed);
+    job.wait(3.0);
+    job.measure(1.5, 0.004, 1.4, 0.6);
+    for _ in 0..20 {
+        job.wait(1.0);
+        job.call();
+        assert_eq!(job.strategy(), compressed, "the same network, measured: no second excursion");
+    }
+}
+
+#[test]
+fn small_wins_and_costly_switches_are_left_alone() {
+    let mut job = Job::new();
+    job.s.config.hysteresis = 0.8;
+    job.call();
+    job.wait(60.0);
+    job.network(0.001, 12e9);
+    assert!(matches!(job.keeps(), Keep::Hysteresis | Keep::AlreadyBest));
+    let mut job = Job::new();
+    job.call();
+    job.wait(60.0);
+    job.network(0.001, 0.25e9);
+    job.s.remaining = Some(seconds(0.2));
+    let outcome = job.call();
+    assert_eq!(outcome.verdict, Verdict::Keep(Keep::SwitchCost), "{}", outcome.report.why);
+    assert!(outcome.report.why.contains("a switch costs 500 ms"), "{}", outcome.report.why);
+}
+
+#[test]
+fn a_withdrawn_strategy_is_replaced() {
+    let mut job = Job::new();
+    job.network(0.001, 1e9);
+    job.call();
+    let gone = job.strategy().collective();
+    job.s.offer.collectives.retain(|c| *c != gone);
+    job.wait(20.0);
+    let outcome = job.call();
+    assert_ne!(outcome.decision().expect("must change").strategy.collective(), gone);
+    assert!(outcome.report.why.contains("no longer offered"), "{}", outcome.report.why);
+}
+
+#[test]
+fn a_clock_that_jumps_back_costs_one_dwell_time_at_most() {
+    let mut job = Job::new();
+    job.wait(100_000.0);
+    job.call();
+    job.now = Timestamp(5_000_000);
+    assert_eq!(job.keeps(), Keep::NothingMoved);
+    job.wait(11.0);
+    job.network(0.001, 0.25e9);
+    let outcome = job.call();
+    assert!(outcome.decision().is_some(), "{}", outcome.report.why);
+}
+
+#[test]
+fn lost_memory_is_no_disaster() {
+    let mut job = Job::new();
+    job.call();
+    let strategy = job.strategy();
+    job.wait(30.0);
+    job.s.memory = Default::default();
+    assert_eq!(job.keeps(), Keep::AlreadyBest);
+    assert_eq!(job.strategy(), strategy);
+    let version = job.version();
+    job.wait(30.0);
+    job.s.memory = Default::default();
+    job.network(0.001, 0.25e9);
+    assert_eq!(job.call().decision().unwrap().version, version.next());
+}
+
+#[test]
+fn snapshots_that_do_not_fit_are_named_and_change_nothing() {
+    let mut job = Job::new();
+    job.s.ranks = 4;
+    let outcome = job.call();
+    assert_eq!(outcome.verdict, Verdict::Keep(Keep::InvalidSnapshot));
+    assert!(outcome.report.why.contains("spans 8 ranks, the job has 4"), "{}", outcome.report.why);
+    let mut job = Job::new();
+    job.s.config.hysteresis = f64::NAN;
+    let outcome = job.call();
+    assert!(outcome.report.why.contains("planner.hysteresis is NaN"), "{}", outcome.report.why);
+}
+
+#[test]
+fn more_compressors_than_fit_a_trial_keep_the_whole_range() {
+    let mut job = Job::new();
+    job.s.profiles = Default::default();
+    for c in [Compressor::LwTopK, Compressor::MsTopK] {
+        job.s.offer.codecs.insert(c, flexcomm_optimizer::CodecBytes::PAPER);
+    }
+    job.s.config.crs = (1..=10).map(|i| CompressionRatio::new(0.5 / f64::from(i * i)).unwrap()).collect();
+    let trial = job.call().trial.unwrap();
+    assert!(trial.candidates.len() <= 16 && trial.candidates.len() > 8);
+    for c in [Compressor::TopK, Compressor::LwTopK, Compressor::MsTopK] {
+        assert!(trial.candidates.iter().any(|x| x.compressor() == c), "{c} is missing");
+    }
+    let lw = trial.candidates.iter().filter(|x| x.compressor() == Compressor::LwTopK);
+    assert!(lw.into_iter().all(|x| x.collective() == Collective::Allgather));
+}

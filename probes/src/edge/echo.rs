@@ -1,0 +1,362 @@
+//! Echo over UDP sockets: a responder thread and a prober thread for many peers.
+
+use super::fd::{Interest, wait};
+use super::monotonic;
+use super::udp::Stamped;
+use super::wake::{Bell, Owner};
+use crate::auth::Key;
+use crate::echo::{EchoSample, EchoSummary, LEN, Prober, ProberLimits, Received, Responder, ResponderStats};
+use crate::{ECHO_PRIORITY, ECHO_TOS, Nanos, Token};
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::mpsc;
+
+/// Packets taken from a socket before anything else gets its turn.
+const BATCH: usize = 256;
+/// Most peers of one prober.
+pub(super) const MAX_PEERS: usize = 4096;
+/// Events that wait for a reader; when it does not read, newer ones are dropped (and counted).
+const EVENT_QUEUE: usize = 4096;
+/// Shortest time between two echoes to the same peer, seconds.
+const MIN_INTERVAL_S: f64 = 0.001;
+/// The first request only fetches a cookie; the one after follows this much later at most, seconds.
+const NO_WORK_S: f64 = 3600.0;
+
+/// Why a probe's thread could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// The address cannot be bound.
+    #[error("bind {addr}: {cause}")]
+    Bind {
+        /// The address.
+        addr: SocketAddr,
+        /// The system's reason.
+        cause: io::Error,
+    },
+    /// Something else the system refused.
+    #[error("{what}: {cause}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// The system's reason.
+        cause: io::Error,
+    },
+}
+
+impl SpawnError {
+    pub(super) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |cause| Self::System { what, cause }
+    }
+}
+
+/// Nothing behind these locks can be left half-changed, so a panic elsewhere does not spoil them.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Answers echo requests until dropped.
+pub struct EchoResponder {
+    local: SocketAddr,
+    stats: Arc<Mutex<ResponderStats>>,
+    _thread: Owner,
+}
+
+impl EchoResponder {
+    /// Binds (port 0: any free one) in the calling thread's network namespace and answers on a thread of its own.
+    pub fn spawn(bind: SocketAddr, token: &Token) -> Result<Self, SpawnError> {
+        let socket = Stamped::udp(bind).map_err(|cause| SpawnError::Bind { addr: bind, cause })?;
+        socket.mark(bind.is_ipv6(), ECHO_TOS, ECHO_PRIORITY).map_err(SpawnError::system("mark the echo socket"))?;
+        let local = socket.local().map_err(SpawnError::system("read the echo socket's address"))?;
+        let stats = Arc::new(Mutex::new(ResponderStats::default()));
+        let mut responder = Responder::new(token.echo_key(), rand::random());
+        let shared = Arc::clone(&stats);
+        let thread = Owner::spawn("flexcomm-echo", move |mut bell| {
+            while respond(&socket, &mut responder, &mut bell) {
+                *lock(&shared) = responder.stats();
+            }
+        })
+        .map_err(SpawnError::system("start the echo responder's thread"))?;
+        Ok(Self { local, stats, _thread: thread })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Counts since the start.
+    pub fn stats(&self) -> ResponderStats {
+        *lock(&self.stats)
+    }
+}
+
+/// One round of waiting and answering; false when the handle is gone.
+fn respond(socket: &Stamped, responder: &mut Responder, bell: &mut Bell) -> bool {
+    use std::os::fd::AsFd;
+    let interests = [Interest { fd: socket.fd(), write: false }, Interest { fd: bell.0.as_fd(), write: false }];
+    match wait(&interests, monotonic().plus(NO_WORK_S)) {
+        Ok(ready) if ready[1] && !bell.clear() => return false,
+        Ok(_) => {}
+        Err(error) => {
+            tracing::error!(%error, "echo responder cannot wait for its socket");
+            return false;
+        }
+    }
+    let mut buffer = [0; 2048];
+    for _ in 0..BATCH {
+        match socket.receive(&mut buffer) {
+            Ok(Some(packet)) => {
+                let bytes = &buffer[..packet.len.min(buffer.len())];
+                if let Ok(answer) = responder.handle(packet.at, packet.from.ip().to_canonical(), bytes) {
+                    let bytes = answer.seal(monotonic(), responder.key());
+                    if let Err(error) = socket.send(&bytes, packet.from) {
+                        tracing::debug!(peer = %packet.from, %error, "cannot send an echo reply");
+                    }
+                }
+            }
+            Ok(None) => break,
+            // An ICMP error about an earlier reply: the peer is gone, others are not.
+            Err(error) => tracing::debug!(%error, "echo responder's socket reported"),
+        }
+    }
+    true
+}
+
+/// What a prober saw.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EchoEvent {
+    /// Which peer.
+    pub peer: SocketAddr,
+    /// The round trip; `None` when a request was given up.
+    pub sample: Option<EchoSample>,
+}
+
+/// A peer's window.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PeerSummary {
+    /// Which peer.
+    pub peer: SocketAddr,
+    /// Its window.
+    pub summary: EchoSummary,
+    /// Why the last request could not be sent, if it could not.
+    pub send_error: Option<String>,
+}
+
+/// How to probe.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EchoSettings {
+    /// Seconds between two requests to the same peer, at least 0.001.
+    pub interval_s: f64,
+    /// When a request is lost and how long the window is.
+    pub limits: ProberLimits,
+}
+
+impl Default for EchoSettings {
+    /// Ten a second: 1.3 kB/s each way, and a step of the network is seen within half a second.
+    fn default() -> Self {
+        Self { interval_s: 0.1, limits: ProberLimits::default() }
+    }
+}
+
+struct Target {
+    prober: Prober,
+    next: Nanos,
+    send_error: Option<String>,
+}
+
+struct Shared {
+    key: Key,
+    settings: EchoSettings,
+    targets: HashMap<SocketAddr, Target>,
+    sessions: HashMap<u64, SocketAddr>,
+    dropped_events: u64,
+}
+
+/// Probes many peers from one thread; the sends are spread over the interval.
+pub struct EchoProber {
+    shared: Arc<Mutex<Shared>>,
+    thread: Owner,
+}
+
+impl EchoProber {
+    /// Starts without peers, in the calling thread's network namespace. The receiver gets every sample and every
+    /// loss; who needs only windows may drop it.
+    pub fn spawn(token: &Token, settings: EchoSettings) -> Result<(Self, mpsc::Receiver<EchoEvent>), SpawnError> {
+        let sockets = Sockets::open()?;
+        let shared = Arc::new(Mutex::new(Shared {
+            key: token.echo_key(),
+            settings: EchoSettings { interval_s: settings.interval_s.max(MIN_INTERVAL_S), ..settings },
+            targets: HashMap::new(),
+            sessions: HashMap::new(),
+            dropped_events: 0,
+        }));
+        let (events, receiver) = mpsc::channel(EVENT_QUEUE);
+        let inside = Arc::clone(&shared);
+        let thread =
+            Owner::spawn("flexcomm-probe", move |mut bell| while probe(&sockets, &inside, &events, &mut bell) {})
+                .map_err(SpawnError::system("start the echo prober's thread"))?;
+        Ok((Self { shared, thread }, receiver))
+    }
+
+    /// Replaces the peers; those that stay keep their window. Beyond 4096 the rest is left out.
+    pub fn set_peers(&self, peers: &[SocketAddr]) {
+        let mut shared = lock(&self.shared);
+        let wanted: Vec<SocketAddr> = peers.iter().copied().take(MAX_PEERS).collect();
+        let Shared { key, settings, targets, sessions, .. } = &mut *shared;
+        targets.retain(|peer, _| wanted.contains(peer));
+        sessions.retain(|_, peer| targets.contains_key(peer));
+        let now = monotonic();
+        for (i, peer) in wanted.iter().enumerate() {
+            targets.entry(*peer).or_insert_with(|| {
+                let session = rand::random();
+                sessions.insert(session, *peer);
+                let next = now.plus(settings.interval_s * i as f64 / wanted.len() as f64);
+                Target { prober: Prober::new(key.clone(), session, settings.limits), next, send_error: None }
+            });
+        }
+        drop(shared);
+        self.thread.ring();
+    }
+
+    /// Seconds between two requests to the same peer from now on, at least 0.001.
+    pub fn set_interval(&self, interval_s: f64) {
+        lock(&self.shared).settings.interval_s = interval_s.max(MIN_INTERVAL_S);
+        self.thread.ring();
+    }
+
+    /// Every peer's window, as it is now.
+    pub fn summaries(&self) -> Vec<PeerSummary> {
+        let now = monotonic();
+        let mut shared = lock(&self.shared);
+        let each = shared.targets.iter_mut().map(|(peer, target)| PeerSummary {
+            peer: *peer,
+            summary: target.prober.summary(now),
+            send_error: target.send_error.clone(),
+        });
+        each.collect()
+    }
+
+    /// One peer's window.
+    pub fn summary(&self, peer: SocketAddr) -> Option<EchoSummary> {
+        lock(&self.shared).targets.get_mut(&peer).map(|target| target.prober.summary(monotonic()))
+    }
+
+    /// Events that nobody read in time.
+    pub fn dropped_events(&self) -> u64 {
+        lock(&self.shared).dropped_events
+    }
+}
+
+struct Sockets {
+    v4: Option<Stamped>,
+    v6: Option<Stamped>,
+}
+
+impl Sockets {
+    /// Both families, or the one that the system has.
+    fn open() -> Result<Self, SpawnError> {
+        let open = |v6: bool| -> io::Result<Stamped> {
+            let socket = Stamped::udp_client(v6)?;
+            socket.mark(v6, ECHO_TOS, ECHO_PRIORITY)?;
+            Ok(socket)
+        };
+        match (open(false), open(true)) {
+            (Err(cause), Err(_)) => Err(SpawnError::System { what: "open a UDP socket", cause }),
+            (v4, v6) => Ok(Self { v4: v4.ok(), v6: v6.ok() }),
+        }
+    }
+
+    fn of(&self, peer: IpAddr) -> io::Result<&Stamped> {
+        let socket = if peer.is_ipv6() { &self.v6 } else { &self.v4 };
+        socket.as_ref().ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "this system lacks the IP family"))
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Stamped> {
+        self.v4.iter().chain(&self.v6)
+    }
+}
+
+/// One round of sending what is due and taking what came; false when the handle is gone.
+fn probe(sockets: &Sockets, shared: &Mutex<Shared>, events: &mpsc::Sender<EchoEvent>, bell: &mut Bell) -> bool {
+    use std::os::fd::AsFd;
+    let until = send_due(sockets, &mut lock(shared), events);
+    let mut interests = vec![Interest { fd: bell.0.as_fd(), write: false }];
+    interests.extend(sockets.all().map(|socket| Interest { fd: socket.fd(), write: false }));
+    match wait(&interests, until) {
+        Ok(ready) if ready[0] && !bell.clear() => return false,
+        Ok(_) => {}
+        Err(error) => {
+            tracing::error!(%error, "echo prober cannot wait for its sockets");
+            return false;
+        }
+    }
+    let mut buffer = [0; 2048];
+    for socket in sockets.all() {
+        for _ in 0..BATCH {
+            match socket.receive(&mut buffer) {
+                Ok(Some(packet)) => {
+                    let bytes = &buffer[..packet.len.min(buffer.len())];
+                    take(&mut lock(shared), packet.at, bytes, events);
+                }
+                Ok(None) => break,
+                Err(error) => tracing::debug!(%error, "echo prober's socket reported"),
+            }
+        }
+    }
+    true
+}
+
+fn send_due(sockets: &Sockets, shared: &mut Shared, events: &mpsc::Sender<EchoEvent>) -> Nanos {
+    let mut until = monotonic().plus(NO_WORK_S);
+    let interval = shared.settings.interval_s;
+    let mut lost = Vec::new();
+    for (peer, target) in &mut shared.targets {
+        let now = monotonic();
+        if target.next <= now {
+            let given_up = target.prober.expire(now);
+            lost.extend((0..given_up).map(|_| EchoEvent { peer: *peer, sample: None }));
+            send_one(sockets, *peer, target);
+            // Late rounds are left out, not caught up: a burst would measure its own queue.
+            target.next = target.next.plus(interval).max(now.plus(interval / 2.0));
+        }
+        until = until.min(target.next);
+    }
+    for event in lost {
+        emit(shared, events, event);
+    }
+    until
+}
+
+fn send_one(sockets: &Sockets, peer: SocketAddr, target: &mut Target) {
+    let bytes = target.prober.send(monotonic());
+    target.prober.sent_at(monotonic());
+    let outcome = sockets.of(peer.ip()).and_then(|socket| socket.send(&bytes, peer));
+    target.send_error = outcome.err().map(|error| {
+        target.prober.unsend();
+        error.to_string()
+    });
+}
+
+fn take(shared: &mut Shared, at: Nanos, bytes: &[u8], events: &mpsc::Sender<EchoEvent>) {
+    if bytes.len() != LEN {
+        return;
+    }
+    let mut session = [0; 8];
+    session.copy_from_slice(&bytes[8..16]);
+    let Some(peer) = shared.sessions.get(&u64::from_le_bytes(session)).copied() else { return };
+    let Some(target) = shared.targets.get_mut(&peer) else { return };
+    match target.prober.receive(at, bytes) {
+        Ok(Received::Reply(sample)) => emit(shared, events, EchoEvent { peer, sample: Some(sample) }),
+        Ok(Received::Hello) => target.next = monotonic(),
+        Err(error) => tracing::debug!(%peer, %error, "an echo answer was set aside"),
+    }
+}
+
+fn emit(shared: &mut Shared, events: &mpsc::Sender<EchoEvent>, event: EchoEvent) {
+    // A closed channel means that nobody wants events; a full one that somebody is late.
+    if let Err(mpsc::error::TrySendError::Full(_)) = events.try_send(event) {
+        shared.dropped_events += 1;
+    }
+}

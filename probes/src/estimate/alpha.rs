@@ -1,0 +1,91 @@
+//! One-way latency from round trips.
+
+use super::Known;
+use super::cluster::{Rule, lowest};
+use crate::passive::Transfer;
+use crate::stats::jitter;
+use std::collections::VecDeque;
+
+/// Most round trips kept: 4 s at one a millisecond.
+const MAX_SAMPLES: usize = 4096;
+/// The newest are kept however old they are: an old latency with low confidence beats none.
+const KEEP: usize = 8;
+/// Most known transfers kept.
+const MAX_BUSY: usize = 256;
+/// 8 % of the window must agree: the idle gaps of a training step that is nine tenths communication.
+const RULE: Rule = Rule { share: 0.08, spread: 0.1, grain: 15e-6 };
+/// Support at which the number of samples no longer limits confidence.
+const FULL_SUPPORT: f64 = 8.0;
+/// Age in seconds at which confidence has fallen to 1/e.
+const CONFIDENCE_AGE_S: f64 = 15.0;
+/// Clean samples needed before they count by themselves.
+const LEAST_CLEAN: usize = 5;
+
+#[derive(Debug, Clone)]
+pub(super) struct AlphaEstimator {
+    window_s: f64,
+    samples: VecDeque<(f64, f64)>,
+    /// (start, end, upper bound of alpha).
+    busy: VecDeque<(f64, f64, Option<f64>)>,
+}
+
+impl AlphaEstimator {
+    pub(super) fn new(window_s: f64) -> Self {
+        Self { window_s: window_s.max(0.1), samples: VecDeque::new(), busy: VecDeque::new() }
+    }
+
+    pub(super) fn echo(&mut self, at: f64, rtt_s: f64) {
+        self.samples.push_back((at, rtt_s));
+        let window = self.window_s;
+        while self.samples.len() > MAX_SAMPLES
+            || self.samples.len() > KEEP && self.samples.front().is_some_and(|(t, _)| at - t > window)
+        {
+            self.samples.pop_front();
+        }
+    }
+
+    pub(super) fn transfer(&mut self, at: f64, transfer: &Transfer) {
+        self.busy.push_back((at - transfer.seconds(), at, transfer.alpha_bound()));
+        let window = self.window_s;
+        while self.busy.len() > MAX_BUSY || self.busy.front().is_some_and(|(_, end, _)| at - end > window) {
+            self.busy.pop_front();
+        }
+    }
+
+    /// Samples inside the window, else the newest few.
+    fn recent(&self, at: f64) -> Vec<(f64, f64)> {
+        let inside: Vec<(f64, f64)> = self.samples.iter().filter(|(t, _)| at - t <= self.window_s).copied().collect();
+        if inside.is_empty() { self.samples.iter().rev().take(KEEP).rev().copied().collect() } else { inside }
+    }
+
+    pub(super) fn estimate(&self, at: f64) -> Option<Known> {
+        let newest = self.samples.back()?.0;
+        let recent = self.recent(at);
+        let is_clean = |t: f64| !self.busy.iter().any(|(start, end, _)| *start <= t && t <= *end);
+        let clean: Vec<f64> = recent.iter().filter(|(t, _)| is_clean(*t)).map(|(_, rtt)| *rtt).collect();
+        let all: Vec<f64> = recent.iter().map(|(_, rtt)| *rtt).collect();
+        let mut cluster = lowest(&all, RULE)?;
+        // Queueing only adds, so the lower of both is right even where a transfer's reported time is off.
+        if let Some(quiet) =
+            lowest(&clean, RULE).filter(|quiet| clean.len() >= LEAST_CLEAN && quiet.value < cluster.value)
+        {
+            cluster = quiet;
+        }
+        let age_s = (at - newest).max(0.0);
+        let support = (cluster.support as f64 / FULL_SUPPORT).min(1.0);
+        let value = self.bound(at).map_or(cluster.value / 2.0, |bound| bound.min(cluster.value / 2.0));
+        Some(Known { value, confidence: support * (-age_s / CONFIDENCE_AGE_S).exp(), age_s })
+    }
+
+    /// The second lowest bound of recent transfers: one may be a misread clock, two agree.
+    fn bound(&self, at: f64) -> Option<f64> {
+        let recent = self.busy.iter().filter(|(_, end, _)| at - end <= self.window_s);
+        let mut bounds: Vec<f64> = recent.filter_map(|(_, _, bound)| *bound).collect();
+        bounds.sort_by(f64::total_cmp);
+        bounds.get(1).copied()
+    }
+
+    pub(super) fn jitter(&self, at: f64) -> f64 {
+        jitter(&self.recent(at).iter().map(|(_, rtt)| *rtt).collect::<Vec<f64>>())
+    }
+}

@@ -1,0 +1,202 @@
+//! alpha and beta of a link from samples that are late, queued, wrong or missing. Pure.
+//!
+//! - **alpha** is half the *lowest supported cluster* of the round trips of the last seconds: the smallest value
+//!   that enough other samples agree with. Queueing only ever adds, so the job's own bursts lift most samples but
+//!   not those that fell into its gaps; a single sample that is too low (a clock's fault) finds no support. A
+//!   real rise is believed as soon as no low cluster is left in the window (4 s by default). Samples
+//!   outside of all known transfers may form the cluster by themselves, and no passive transfer can have been
+//!   faster than the latency: its time bounds alpha from above.
+//! - **beta** is the lowest supported cluster of seconds per byte over throughput tests and passive transfers,
+//!   alpha taken off. When the newest samples agree with each other and not with the past, the past is dropped:
+//!   that is how a step of the bandwidth is followed, from passive transfers alone if need be.
+//! - Confidence is 0 (nothing or long ago) to 1 (many samples, agreeing, fresh).
+
+mod alpha;
+mod beta;
+mod cluster;
+
+use crate::passive::{BadTransfer, Transfer};
+use alpha::AlphaEstimator;
+use beta::BetaEstimator;
+use flexcomm_domain::{Bandwidth, Invalid, Seconds, Timestamp};
+
+/// How long samples count.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EstimatorConfig {
+    /// Window of round trips in seconds. Longer than a training step, so that it spans a gap; a rise of latency
+    /// is believed after this long.
+    pub alpha_window_s: f64,
+    /// Window of bandwidth samples in seconds.
+    pub beta_window_s: f64,
+    /// Samples of the past this much apart from the newest (as a share) are dropped when the newest agree.
+    pub beta_step: f64,
+}
+
+impl Default for EstimatorConfig {
+    fn default() -> Self {
+        Self { alpha_window_s: 4.0, beta_window_s: 120.0, beta_step: 0.25 }
+    }
+}
+
+/// Why a sample was set aside.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SampleError {
+    /// A round trip or a rate that is no number, negative or absurd.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// A transfer that cannot have happened.
+    #[error(transparent)]
+    Transfer(#[from] BadTransfer),
+    /// A round trip above a minute is a lost packet, not a latency.
+    #[error("round trip is {0} s, allowed is above 0 and at most {MAX_RTT_S}")]
+    RoundTrip(f64),
+}
+
+/// Longest believable round trip, seconds.
+const MAX_RTT_S: f64 = 60.0;
+
+/// Samples that were set aside, and clocks that jumped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Samples that were not possible.
+    pub refused: u64,
+    /// Times the caller's clock went back.
+    pub clock_jumps: u64,
+}
+
+/// What is known of a link at a moment.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Estimate {
+    /// One-way latency; absent before the first round trip.
+    pub alpha: Option<Seconds>,
+    /// 0 to 1.
+    pub alpha_confidence: f64,
+    /// Age of the newest round trip; absent with alpha.
+    pub alpha_age: Option<Seconds>,
+    /// 8 / beta; absent before the first sample.
+    pub bandwidth: Option<Bandwidth>,
+    /// 0 to 1.
+    pub bandwidth_confidence: f64,
+    /// Age of the newest bandwidth sample.
+    pub bandwidth_age: Option<Seconds>,
+    /// Mean absolute difference of successive round trips in the window.
+    pub jitter: Seconds,
+}
+
+/// Both estimators of one directed link. Times may come from a wall clock: when it goes back, it is taken to
+/// stand still; when it leaps ahead, samples age, confidence falls and heals with the next samples.
+#[derive(Debug, Clone)]
+pub struct LinkEstimator {
+    alpha: AlphaEstimator,
+    beta: BetaEstimator,
+    clock: Clock,
+    refused: u64,
+}
+
+/// Turns the caller's time into seconds that never go back.
+#[derive(Debug, Clone, Default)]
+struct Clock {
+    last_given: Option<Timestamp>,
+    elapsed_s: f64,
+    jumps: u64,
+}
+
+impl Clock {
+    fn read(&mut self, now: Timestamp) -> f64 {
+        if let Some(last) = self.last_given {
+            self.jumps += u64::from(now < last);
+            self.elapsed_s += now.since(last).get();
+        }
+        self.last_given = Some(now);
+        self.elapsed_s
+    }
+
+    fn peek(&self, now: Timestamp) -> f64 {
+        self.elapsed_s + self.last_given.map_or(0.0, |last| now.since(last).get())
+    }
+}
+
+impl LinkEstimator {
+    /// Knows nothing yet.
+    pub fn new(config: EstimatorConfig) -> Self {
+        Self {
+            alpha: AlphaEstimator::new(config.alpha_window_s),
+            beta: BetaEstimator::new(config.beta_window_s, config.beta_step),
+            clock: Clock::default(),
+            refused: 0,
+        }
+    }
+
+    /// A round trip of `rtt_s` seconds.
+    pub fn echo(&mut self, now: Timestamp, rtt_s: f64) -> Result<(), SampleError> {
+        if !(rtt_s > 0.0 && rtt_s <= MAX_RTT_S) {
+            self.refused += 1;
+            return Err(SampleError::RoundTrip(rtt_s));
+        }
+        let at = self.clock.read(now);
+        self.alpha.echo(at, rtt_s);
+        Ok(())
+    }
+
+    /// A throughput test found `bps` bit/s.
+    pub fn throughput(&mut self, now: Timestamp, bps: f64) -> Result<(), SampleError> {
+        let bandwidth = Bandwidth::new(bps).inspect_err(|_| self.refused += 1)?;
+        let at = self.clock.read(now);
+        self.beta.throughput(at, bandwidth.beta());
+        Ok(())
+    }
+
+    /// A real transfer of `bytes` bytes took `seconds` and ended at `now`.
+    pub fn transfer(&mut self, now: Timestamp, bytes: f64, seconds: f64) -> Result<(), SampleError> {
+        self.transfer_rounds(now, bytes, seconds, 1.0)
+    }
+
+    /// A real transfer that contained `rounds` latencies one after the other (2(N-1) for a ring's allreduce,
+    /// whose `bytes` are those that this link carried; 0 for a piece in the midst of a stream).
+    pub fn transfer_rounds(
+        &mut self,
+        now: Timestamp,
+        bytes: f64,
+        seconds: f64,
+        rounds: f64,
+    ) -> Result<(), SampleError> {
+        let transfer = Transfer::new(bytes, seconds, rounds).inspect_err(|_| self.refused += 1)?;
+        let at = self.clock.read(now);
+        self.alpha.transfer(at, &transfer);
+        self.beta.transfer(at, transfer);
+        Ok(())
+    }
+
+    /// What is known at `now`.
+    pub fn estimate(&self, now: Timestamp) -> Estimate {
+        let at = self.clock.peek(now);
+        let alpha = self.alpha.estimate(at);
+        let beta = self.beta.estimate(at, alpha.map(|a| a.value));
+        let seconds = |s: f64| Seconds::new(s.min(31_536_000.0)).ok();
+        Estimate {
+            alpha: alpha.and_then(|a| seconds(a.value)),
+            alpha_confidence: alpha.map_or(0.0, |a| a.confidence),
+            alpha_age: alpha.and_then(|a| seconds(a.age_s)),
+            bandwidth: beta.and_then(|b| Bandwidth::from_beta(b.value).ok()),
+            bandwidth_confidence: beta.map_or(0.0, |b| b.confidence),
+            bandwidth_age: beta.and_then(|b| seconds(b.age_s)),
+            jitter: seconds(self.alpha.jitter(at)).unwrap_or(Seconds::ZERO),
+        }
+    }
+
+    /// What was set aside so far.
+    pub fn faults(&self) -> Faults {
+        Faults { refused: self.refused, clock_jumps: self.clock.jumps }
+    }
+}
+
+/// One quantity with what it is worth.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Known {
+    value: f64,
+    confidence: f64,
+    age_s: f64,
+}
+
+#[cfg(test)]
+mod tests;

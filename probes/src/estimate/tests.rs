@@ -1,0 +1,250 @@
+use super::*;
+use proptest::prelude::*;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+fn at(seconds: f64) -> Timestamp {
+    Timestamp((seconds * 1e6) as u64)
+}
+
+fn within(value: f64, truth: f64, share: f64) -> bool {
+    (value / truth - 1.0).abs() <= share
+}
+
+fn alpha(estimator: &LinkEstimator, t: f64) -> f64 {
+    estimator.estimate(at(t)).alpha.unwrap().get()
+}
+
+fn bps(estimator: &LinkEstimator, t: f64) -> f64 {
+    estimator.estimate(at(t)).bandwidth.unwrap().get()
+}
+
+#[test]
+fn nothing_is_known_before_the_first_sample() {
+    let e = LinkEstimator::new(EstimatorConfig::default()).estimate(at(1.0));
+    assert_eq!((e.alpha, e.bandwidth, e.alpha_confidence, e.bandwidth_confidence), (None, None, 0.0, 0.0));
+}
+
+#[test]
+fn impossible_samples_are_refused_and_counted() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    e.echo(at(1.0), 0.002).unwrap();
+    e.throughput(at(1.0), 1e8).unwrap();
+    let before = e.estimate(at(1.0));
+    for bad in [f64::NAN, f64::INFINITY, -1.0, 0.0] {
+        assert!(e.echo(at(1.0), bad).is_err());
+        assert!(e.throughput(at(1.0), bad).is_err());
+        assert!(e.transfer(at(1.0), bad, 1.0).is_err());
+        assert!(e.transfer(at(1.0), 1.0, bad).is_err());
+    }
+    assert!(e.echo(at(1.0), 61.0).is_err());
+    assert!(e.throughput(at(1.0), 1e15).is_err());
+    assert_eq!(e.faults(), Faults { refused: 18, clock_jumps: 0 });
+    assert_eq!(e.estimate(at(1.0)), before);
+}
+
+#[test]
+fn a_clock_that_jumps_loses_nothing() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    for i in 0..20 {
+        e.echo(at(1000.0 + 0.1 * f64::from(i)), 0.002).unwrap();
+    }
+    for i in 0..20 {
+        e.echo(at(5.0 + 0.1 * f64::from(i)), 0.002).unwrap();
+    }
+    assert_eq!(e.faults().clock_jumps, 1);
+    assert!(within(alpha(&e, 7.0), 0.001, 0.01));
+    // A leap ahead ages what is known; new samples heal it.
+    assert!(e.estimate(at(9e6)).alpha_confidence < 0.01);
+    for i in 0..10 {
+        e.echo(at(9e6 + 0.1 * f64::from(i)), 0.004).unwrap();
+    }
+    assert!(within(alpha(&e, 9e6 + 1.0), 0.002, 0.01));
+    assert!(e.estimate(at(9e6 + 1.0)).alpha_confidence > 0.9);
+}
+
+/// Feeds echoes every 100 ms and transfers every 250 ms; `f` gives (rtt, bps) and noise factors.
+fn drive(e: &mut LinkEstimator, from: f64, to: f64, mut f: impl FnMut(f64) -> (f64, Option<(f64, f64)>)) {
+    let steps = ((to - from) / 0.05).round() as usize;
+    for i in 0..steps {
+        let t = from + 0.05 * i as f64;
+        let (rtt, transfer) = f(t);
+        if i % 2 == 0 {
+            e.echo(at(t), rtt).unwrap();
+        }
+        if let Some((bytes, seconds)) = transfer.filter(|_| i % 5 == 0) {
+            e.transfer(at(t), bytes, seconds).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_step_of_latency_is_followed_within_five_seconds_up_and_one_down() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    drive(&mut e, 0.0, 20.0, |_| (0.002, None));
+    assert!(within(alpha(&e, 20.0), 0.001, 0.01));
+    drive(&mut e, 20.0, 25.0, |_| (0.1, None));
+    assert!(within(alpha(&e, 25.0), 0.05, 0.01));
+    drive(&mut e, 25.0, 26.0, |_| (0.002, None));
+    assert!(within(alpha(&e, 26.0), 0.001, 0.01));
+}
+
+#[test]
+fn a_step_of_bandwidth_is_seen_from_passive_transfers_alone() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    let transfer = |bps: f64| Some((1e5, 0.001 + 1e5 * 8.0 / bps));
+    drive(&mut e, 0.0, 60.0, |_| (0.002, transfer(250e6)));
+    assert!(within(bps(&e, 60.0), 250e6, 0.05));
+    drive(&mut e, 60.0, 61.5, |_| (0.002, transfer(10e6)));
+    assert!(within(bps(&e, 61.5), 10e6, 0.05), "{}", bps(&e, 61.5));
+    drive(&mut e, 61.5, 63.0, |_| (0.002, transfer(250e6)));
+    assert!(within(bps(&e, 63.0), 250e6, 0.05));
+}
+
+#[test]
+fn a_step_of_bandwidth_is_seen_from_three_tests() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    for i in 0..10 {
+        e.throughput(at(3.0 * f64::from(i)), 250e6).unwrap();
+    }
+    for i in 10..13 {
+        e.throughput(at(3.0 * f64::from(i)), 10e6).unwrap();
+    }
+    assert!(within(bps(&e, 39.0), 10e6, 0.01));
+}
+
+#[test]
+fn a_rise_of_bandwidth_is_seen_from_three_tests_that_differ() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    for i in 0..10 {
+        e.throughput(at(3.0 * f64::from(i)), 10e6).unwrap();
+    }
+    for (i, mbit) in [(10, 193.0), (11, 115.0), (12, 240.0)] {
+        e.throughput(at(3.0 * f64::from(i)), mbit * 1e6).unwrap();
+    }
+    assert!(bps(&e, 39.0) > 100e6, "{}", bps(&e, 39.0));
+}
+
+/// A job that saturates the link for 0.8 s of every second: its queue adds up to ten times the latency. From the
+/// first full window on, the estimate is never off by more than 15 %.
+#[test]
+fn the_jobs_own_queue_is_not_the_links_latency() {
+    for (one_way, rate) in [(0.001, 250e6), (0.001, 10e6), (0.05, 10e6), (0.05, 250e6)] {
+        let mut e = LinkEstimator::new(EstimatorConfig::default());
+        let mut rng = SmallRng::seed_from_u64(7);
+        let mut worst: f64 = 0.0;
+        for second in 0..30 {
+            let from = f64::from(second);
+            drive(&mut e, from, from + 1.0, |t| {
+                let busy = t.fract() < 0.8;
+                let queue = if busy { rng.random_range(0.0..10.0) * one_way } else { 0.0 };
+                let seconds = one_way + 1e6 * 8.0 / rate * rng.random_range(1.0..1.1);
+                (2.0 * one_way + queue, Some((1e6, seconds)).filter(|_| t.fract() < 0.05))
+            });
+            if second >= 3 {
+                worst = worst.max((alpha(&e, from + 1.0) / one_way - 1.0).abs());
+            }
+        }
+        assert!(worst <= 0.15, "alpha off by {worst} at {one_way} s, {rate} bit/s");
+        assert!(within(bps(&e, 30.0), rate, 0.15), "{} at {one_way} s, {rate} bit/s", bps(&e, 30.0));
+    }
+}
+
+/// Tests that share the link with the job get half of it; the transfers in between know better.
+#[test]
+fn tests_on_a_busy_link_do_not_halve_it() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    for i in 0..40 {
+        let t = f64::from(i);
+        e.echo(at(t), 0.002).unwrap();
+        e.transfer(at(t + 0.1), 1e6, 0.001 + 1e6 * 8.0 / 100e6).unwrap();
+        if i % 3 == 0 {
+            e.throughput(at(t + 0.2), 50e6).unwrap();
+        }
+    }
+    assert!(within(bps(&e, 40.0), 100e6, 0.05));
+}
+
+#[test]
+fn a_transfer_bounds_the_latency() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    for i in 0..30 {
+        let t = 0.1 * f64::from(i);
+        e.echo(at(t), 0.2).unwrap();
+        e.transfer(at(t + 0.05), 100.0, 0.005).unwrap();
+    }
+    assert!(alpha(&e, 3.0) <= 0.005);
+}
+
+#[test]
+fn confidence_grows_with_samples_and_falls_with_age() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    e.echo(at(0.0), 0.002).unwrap();
+    e.throughput(at(0.0), 1e8).unwrap();
+    let one = e.estimate(at(0.0));
+    for i in 1..10 {
+        e.echo(at(0.1 * f64::from(i)), 0.002).unwrap();
+        e.throughput(at(0.1 * f64::from(i)), 1e8).unwrap();
+    }
+    let ten = e.estimate(at(0.9));
+    let later = e.estimate(at(60.9));
+    assert!(one.alpha_confidence < ten.alpha_confidence && one.bandwidth_confidence < ten.bandwidth_confidence);
+    assert!(later.alpha_confidence < ten.alpha_confidence && later.bandwidth_confidence < ten.bandwidth_confidence);
+    assert_eq!(later.alpha_age.unwrap().get(), 60.0);
+    assert_eq!(ten.alpha_confidence, 1.0);
+}
+
+proptest! {
+    #[test]
+    fn within_15_percent_with_30_percent_outliers(
+        seed in any::<u64>(), one_way_us in 50.0..100_000.0f64, mbit in 1.0..40_000.0f64, low in 0.0..1.0f64,
+    ) {
+        let (one_way, rate) = (one_way_us * 1e-6, mbit * 1e6);
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut e = LinkEstimator::new(EstimatorConfig::default());
+        // Exactly 3 of every 10 are outliers, in random places, high or low; the others are off by up to 3 %.
+        let outlier = move |truth: f64, rng: &mut SmallRng, i: usize, deck: &mut [bool; 10]| {
+            if i.is_multiple_of(10) {
+                *deck = [true, true, true, false, false, false, false, false, false, false];
+                for j in (1..10).rev() {
+                    deck.swap(j, rng.random_range(0..=j));
+                }
+            }
+            if !deck[i % 10] {
+                truth * rng.random_range(0.97..1.03)
+            } else if rng.random_bool(low * 0.3) {
+                truth * rng.random_range(0.01..0.8)
+            } else {
+                truth * rng.random_range(1.3..20.0)
+            }
+        };
+        let mut decks = [[false; 10]; 2];
+        for i in 0..40 {
+            let t = 0.1 * i as f64;
+            let rtt = outlier(2.0 * one_way, &mut rng, i, &mut decks[0]);
+            e.echo(at(t), rtt.min(MAX_RTT_S)).unwrap();
+            let beta = outlier(8.0 / rate, &mut rng, i, &mut decks[1]);
+            e.throughput(at(t), (8.0 / beta).max(1e3)).unwrap();
+        }
+        let found = e.estimate(at(4.0));
+        prop_assert!(within(found.alpha.unwrap().get(), one_way, 0.15), "alpha {:?}, truth {one_way}", found.alpha);
+        prop_assert!(within(found.bandwidth.unwrap().get(), rate, 0.15), "{:?}, truth {rate}", found.bandwidth);
+    }
+
+    #[test]
+    fn any_input_gives_a_valid_estimate(
+        inputs in prop::collection::vec((0u8..3, any::<u64>(), any::<f64>(), any::<f64>()), 0..100), now in any::<u64>(),
+    ) {
+        let mut e = LinkEstimator::new(EstimatorConfig::default());
+        for (kind, t, a, b) in inputs {
+            let _ = match kind {
+                0 => e.echo(Timestamp(t), a),
+                1 => e.throughput(Timestamp(t), a),
+                _ => e.transfer(Timestamp(t), a, b),
+            };
+        }
+        let found = e.estimate(Timestamp(now));
+        prop_assert!((0.0..=1.0).contains(&found.alpha_confidence));
+        prop_assert!((0.0..=1.0).contains(&found.bandwidth_confidence));
+    }
+}

@@ -1,0 +1,32 @@
+//! Network probes: echo, ping, traceroute, throughput as state machines; sockets only in [`edge`];
+//! estimators of alpha and beta.
+//!
+//! Everything outside [`edge`] is pure: packets and the time are arguments. The agent uses
+//! [`edge::EchoResponder`], [`edge::EchoProber`], [`edge::ThroughputServer`], [`edge::measure_throughput`],
+//! [`edge::trace_route`] and one [`estimate::LinkEstimator`] per peer. `docs.md` beside this crate says how
+//! echo packets are marked, so that a shaper can keep them out of the job's own queue.
+
+pub mod auth;
+pub mod echo;
+pub mod edge;
+pub mod estimate;
+mod nanos;
+pub mod passive;
+pub mod ping;
+pub mod stats;
+pub mod throughput;
+pub mod trace;
+
+pub use auth::Token;
+pub use nanos::Nanos;
+
+/// UDP port of the echo responder unless the configuration says otherwise.
+pub const ECHO_PORT: u16 = 7071;
+/// TCP port of the throughput server unless the configuration says otherwise.
+pub const THROUGHPUT_PORT: u16 = 7072;
+/// IP TOS / IPv6 traffic class of every echo packet, request and reply: DSCP 46 (expedited forwarding). A
+/// shaper that gives this class its own leaf measures the link instead of the job's queue.
+pub const ECHO_TOS: u8 = 0xb8;
+/// `SO_PRIORITY` of every echo packet: the highest that needs no capability; `pfifo_fast` and `prio` put it in
+/// their first band.
+pub const ECHO_PRIORITY: u32 = 6;

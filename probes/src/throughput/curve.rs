@@ -1,0 +1,169 @@
+//! From the arrival of bytes to the rate of the link.
+//!
+//! 1. The first part of the bytes is left out. The rest is cut into blocks of equal size; the longest tail of
+//!    blocks with like rates is the steady part, and its bytes over its time the answer.
+//! 2. On a long link a small budget ends before TCP has filled it: bytes come in bursts, one per round trip. Each
+//!    burst was still spread out by the bottleneck, so the rate inside the later part of the larger bursts is the
+//!    answer (less sure: a shaper's token bucket hides in a burst).
+
+use crate::Nanos;
+use crate::stats::median;
+use serde::{Deserialize, Serialize};
+
+/// Most points kept; beyond it every second one goes.
+const MAX_POINTS: usize = 32_768;
+/// Share of the bytes that is never counted: slow start and the bucket of a shaper.
+const FIRST_PART: f64 = 0.2;
+/// Blocks into which the rest is cut.
+const BLOCKS: usize = 16;
+/// Fewest bytes in a block: two segments of a jumbo frame, so that one packet is no block.
+const MIN_BLOCK: f64 = 4096.0;
+/// Rates in the steady part are this close to its median, as a share, for most of its blocks.
+const LIKE: f64 = 0.25;
+/// Fewest blocks in the steady part.
+const MIN_STEADY: usize = 6;
+/// A steady part over this many round trips needs no second look.
+const TRUSTED_RTTS: f64 = 4.0;
+/// Share of a burst that is left out at its begin.
+const BURST_HEAD: f64 = 0.35;
+/// Fewest bytes a burst must have.
+const MIN_BURST: f64 = 16_384.0;
+/// Fewest seconds inside bursts that say something: less is the clock's grain.
+const MIN_BURST_S: f64 = 0.001;
+/// Fewest bytes inside bursts, as a share of all: less is a leftover.
+const MIN_BURST_SHARE: f64 = 0.2;
+/// Gaps shorter than this never end a burst: the scheduler makes them.
+const MIN_GAP_S: f64 = 0.004;
+
+/// Arrivals: total bytes received at points in time.
+#[derive(Debug, Clone, Default)]
+pub struct Curve {
+    points: Vec<(Nanos, u64)>,
+    total: u64,
+}
+
+/// An estimated rate.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Rate {
+    /// Payload bit/s.
+    pub bps: f64,
+    /// Whether it was found in a steady part; otherwise inside bursts, or over all there was.
+    pub steady: bool,
+    /// Bytes over which it was taken.
+    pub used_bytes: f64,
+    /// Seconds over which it was taken.
+    pub used_s: f64,
+}
+
+impl Curve {
+    /// `bytes` more arrived at `at`. A stamp before the last one (streams are read in turn) counts as the last.
+    pub fn add(&mut self, at: Nanos, bytes: u64) {
+        self.total = self.total.saturating_add(bytes);
+        match self.points.last_mut() {
+            Some(last) if at <= last.0 => last.1 = self.total,
+            _ => self.points.push((at, self.total)),
+        }
+        if self.points.len() > MAX_POINTS {
+            let mut keep = false;
+            self.points.retain(|_| {
+                keep = !keep;
+                keep
+            });
+        }
+    }
+
+    /// Bytes that arrived.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// The best estimate so far; `rtt_s` is the round trip without queueing (0 when unknown). `None` before two
+    /// points in time.
+    pub fn rate(&self, rtt_s: f64) -> Option<Rate> {
+        let steady = self.steady();
+        if let Some(steady) = steady.filter(|s| s.used_s >= TRUSTED_RTTS * rtt_s) {
+            return Some(steady);
+        }
+        // Over a few round trips bursts can look like a steady flow: their inside decides.
+        let plain = steady.or_else(|| self.later_part())?;
+        let bursts = if rtt_s >= MIN_GAP_S { self.inside_bursts(rtt_s) } else { None };
+        Some(bursts.filter(|burst| burst.bps > plain.bps * (1.0 + LIKE / 2.0)).unwrap_or(plain))
+    }
+
+    /// Everything but the first part; everything when that leaves nothing.
+    fn later_part(&self) -> Option<Rate> {
+        let (first, last) = (self.points.first()?, self.points.last()?);
+        let start = first.1 as f64 + FIRST_PART * (last.1 - first.1) as f64;
+        let from = self.points.partition_point(|(_, total)| (*total as f64) < start);
+        self.points.get(from).and_then(|from| span(from, last)).or_else(|| span(first, last))
+    }
+
+    /// When `bytes` in total had arrived, by linear interpolation, in seconds since the first point.
+    fn time_of(&self, bytes: f64) -> f64 {
+        let origin = self.points[0].0;
+        let after = self.points.partition_point(|(_, total)| (*total as f64) < bytes);
+        if after == 0 {
+            return 0.0;
+        }
+        let Some(b) = self.points.get(after) else { return self.points[after - 1].0.since(origin) };
+        let a = self.points[after - 1];
+        let share = (bytes - a.1 as f64) / (b.1 - a.1).max(1) as f64;
+        a.0.since(origin) + share * b.0.since(a.0)
+    }
+
+    fn steady(&self) -> Option<Rate> {
+        let first = self.points.first()?.1 as f64;
+        let total = self.total as f64;
+        let start = first + FIRST_PART * (total - first);
+        let blocks = (((total - start) / MIN_BLOCK) as usize).min(BLOCKS);
+        if blocks < MIN_STEADY {
+            return None;
+        }
+        let size = (total - start) / blocks as f64;
+        let times: Vec<f64> = (0..=blocks).map(|i| self.time_of(start + size * i as f64)).collect();
+        let spans: Vec<f64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        (0..=blocks - MIN_STEADY.max(blocks / 2)).find(|skip| alike(&spans[*skip..])).and_then(|skip| {
+            let (bytes, seconds) = (size * (blocks - skip) as f64, times[blocks] - times[skip]);
+            (seconds > 0.0).then(|| Rate {
+                bps: bytes * 8.0 / seconds,
+                steady: true,
+                used_bytes: bytes,
+                used_s: seconds,
+            })
+        })
+    }
+
+    fn inside_bursts(&self, rtt_s: f64) -> Option<Rate> {
+        let gap = (rtt_s / 3.0).max(MIN_GAP_S);
+        let mut bursts: Vec<&[(Nanos, u64)]> =
+            self.points.chunk_by(|a, b| b.0.since(a.0) <= gap).filter(|burst| burst.len() > 3).collect();
+        let size = |burst: &[(Nanos, u64)]| (burst[burst.len() - 1].1 - burst[0].1) as f64;
+        let largest = bursts.iter().map(|burst| size(burst)).fold(0.0, f64::max);
+        bursts.retain(|burst| size(burst) >= (largest / 2.0).max(MIN_BURST));
+        let (mut bytes, mut seconds) = (0.0, 0.0);
+        for burst in bursts {
+            let head = burst[0].1 as f64 + BURST_HEAD * size(burst);
+            let from = burst.partition_point(|(_, total)| (*total as f64) < head).min(burst.len() - 2);
+            let tail = span(&burst[from], &burst[burst.len() - 1])?;
+            bytes += tail.used_bytes;
+            seconds += tail.used_s;
+        }
+        let enough = seconds >= MIN_BURST_S && bytes >= MIN_BURST_SHARE * self.total as f64;
+        enough.then(|| Rate { bps: bytes * 8.0 / seconds, steady: false, used_bytes: bytes, used_s: seconds })
+    }
+}
+
+fn span(first: &(Nanos, u64), last: &(Nanos, u64)) -> Option<Rate> {
+    let (used_bytes, used_s) = ((last.1 - first.1) as f64, last.0.since(first.0));
+    (used_s > 0.0).then(|| Rate { bps: used_bytes * 8.0 / used_s, steady: false, used_bytes, used_s })
+}
+
+/// Three quarters of the spans lie close to their median and the two halves take the same time: a ramp does not
+/// pass, a single stall of the scheduler with its catching up does.
+fn alike(spans: &[f64]) -> bool {
+    let Some(middle) = median(spans).filter(|middle| *middle > 0.0) else { return false };
+    let close = spans.iter().filter(|span| (*span / middle - 1.0).abs() <= LIKE).count();
+    let (a, b) = spans.split_at(spans.len() / 2);
+    let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
+    close * 4 >= spans.len() * 3 && (mean(a) / mean(b) - 1.0).abs() <= LIKE / 2.0
+}

@@ -1,0 +1,14 @@
+//! Seeded simulation that drives the real planner through weather.
+//!
+//! [`schedule`] holds the weather over epochs as data (C1, C2, or a file); [`weather`] draws random ones.
+//! [`world`] is a job on a network with hidden coefficients, drifting gains and noisy measurements; [`run`]
+//! plays a schedule on it with [`flexcomm_planner::decide`] in charge and [`flexcomm_planner::check`] on every
+//! answer. [`scenario`] reads all of that, with what is expected to come of it, from a TOML file: a new case
+//! is a new file in `sim/scenarios/`.
+
+pub mod model;
+pub mod run;
+pub mod scenario;
+pub mod schedule;
+pub mod weather;
+pub mod world;

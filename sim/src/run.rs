@@ -1,0 +1,369 @@
+//! Plays a schedule on a world with the real planner in charge, the checker on every outcome.
+
+use crate::schedule::Schedule;
+use crate::world::{BACKEND, Store, World};
+use flexcomm_domain::{Digest, JobId, LinkMatrix, Seconds, Strategy, Timestamp};
+use flexcomm_planner::{Config, InForce, Keep, Links, Outcome, Snapshot, Verdict, check, decide};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::collections::BTreeMap;
+
+/// Time between two looks of the simulated controller, seconds.
+const TICK_S: f64 = 1.0;
+/// A change of the network is in the estimates after this long, seconds.
+const LAG_S: f64 = 3.0;
+/// Estimates are renewed this often, seconds.
+const PROBE_S: f64 = 5.0;
+/// A published decision is in force after this long, seconds.
+const APPLY_S: f64 = 0.5;
+/// What a switch costs the job, seconds.
+const SWITCH_S: f64 = 0.2;
+/// Where the simulated clock starts, microseconds.
+const EPOCH_US: u64 = 1_700_000_000_000_000;
+/// Most looks of one run: a job that makes no progress ends with an error, not never.
+const MAX_TICKS: u64 = 2_000_000;
+
+/// What goes wrong in a run, besides noise. Shares are per look.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Faults {
+    /// Share of looks without step reports.
+    pub silent: f64,
+    /// Share of looks without a usable link matrix.
+    pub blind: f64,
+    /// Share of trials that never answer.
+    pub lost_trials: f64,
+    /// Share of looks before which the clock jumps back by up to an hour.
+    pub clock_jumps: f64,
+    /// Share of looks before which the planner's memory is lost.
+    pub amnesia: f64,
+}
+
+/// A collective that becomes slower than its model from some epoch on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Breakage {
+    /// From this epoch on.
+    pub epoch: u32,
+    /// Which.
+    pub collective: flexcomm_domain::Collective,
+    /// Its time is multiplied by this.
+    pub factor: f64,
+}
+
+/// Everything that defines a run; with a seed it is reproducible byte for byte.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// Job and network.
+    pub world: World,
+    /// The weather.
+    pub schedule: Schedule,
+    /// The planner's settings.
+    pub config: Config,
+    /// What the job offers.
+    pub offer: flexcomm_planner::Offer,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// What breaks.
+    pub breakages: Vec<Breakage>,
+}
+
+/// A decision with the moment it was made.
+#[derive(Debug, Clone)]
+pub struct Made {
+    /// Epoch, as the schedule counts.
+    pub epoch: u32,
+    /// Simulated seconds since the start.
+    pub at_s: f64,
+    /// The whole answer.
+    pub outcome: Outcome,
+}
+
+/// What came of a run.
+#[derive(Debug, Clone)]
+pub struct Run {
+    /// Simulated seconds to the end of the schedule.
+    pub time_s: f64,
+    /// Seconds that trials took of it.
+    pub trial_s: f64,
+    /// Every change, in order.
+    pub made: Vec<Made>,
+    /// How often the planner looked.
+    pub looks: u64,
+    /// How often nothing changed, by reason.
+    pub kept: BTreeMap<&'static str, u64>,
+    /// Broken rules, with the look they were found at; must be empty.
+    pub violations: Vec<String>,
+    /// Strategy in force at the end of each epoch.
+    pub at_epoch_end: BTreeMap<u32, Strategy>,
+    /// Digest of every answer's bytes, chained.
+    pub transcript: Digest,
+    /// One line per look at which something was weighed: epoch, time, what it came to, why.
+    pub log: Vec<String>,
+    /// Whether the run ended because it made no progress.
+    pub stuck: bool,
+}
+
+/// Plays the schedule from the first epoch to the last.
+pub fn run(setup: &Setup, seed: u64) -> Run {
+    let mut player = Player::new(setup, seed);
+    let schedule = &setup.schedule;
+    let first = schedule.first_epoch();
+    for epoch in first..first + schedule.epochs() {
+        player.epoch(epoch);
+        if player.run.stuck {
+            break;
+        }
+    }
+    player.run
+}
+
+struct Player<'a> {
+    setup: &'a Setup,
+    rng: ChaCha8Rng,
+    planner_rng: ChaCha8Rng,
+    world: World,
+    store: Store,
+    snapshot: Snapshot,
+    matrix: Option<LinkMatrix>,
+    changed_s: f64,
+    links: Option<Links>,
+    probed_s: f64,
+    in_force: Strategy,
+    /// Steps since the strategy in force was applied.
+    steps: f64,
+    applies_s: Option<f64>,
+    clock_us: u64,
+    now_s: f64,
+    done: f64,
+    total: f64,
+    run: Run,
+}
+
+impl<'a> Player<'a> {
+    fn new(setup: &'a Setup, seed: u64) -> Self {
+        let job = JobId::new("sim").unwrap_or_else(|_| unreachable!("a valid name"));
+        let mut snapshot = Snapshot::new(job, setup.world.ranks as u32, setup.world.model.values);
+        snapshot.backend = BACKEND.to_owned();
+        snapshot.config = setup.config.clone();
+        snapshot.offer = setup.offer.clone();
+        snapshot.compute = Seconds::new(setup.world.model.compute_s).ok();
+        Self {
+            setup,
+            rng: ChaCha8Rng::seed_from_u64(seed),
+            planner_rng: ChaCha8Rng::seed_from_u64(seed ^ 0x9E37_79B9_7F4A_7C15),
+            world: setup.world.clone(),
+            store: Store::default(),
+            snapshot,
+            matrix: None,
+            changed_s: 0.0,
+            links: None,
+            probed_s: f64::NEG_INFINITY,
+            in_force: Strategy::DENSE_RING,
+            steps: 0.0,
+            applies_s: None,
+            clock_us: EPOCH_US,
+            now_s: 0.0,
+            done: 0.0,
+            total: f64::from(setup.schedule.epochs()) * setup.world.model.steps_per_epoch,
+            run: Run {
+                time_s: 0.0,
+                trial_s: 0.0,
+                made: Vec::new(),
+                looks: 0,
+                kept: BTreeMap::new(),
+                violations: Vec::new(),
+                at_epoch_end: BTreeMap::new(),
+                transcript: Digest(0),
+                log: Vec::new(),
+                stuck: false,
+            },
+        }
+    }
+
+    /// Until the epoch's share of full steps is done.
+    fn epoch(&mut self, epoch: u32) {
+        let matrix = self.world.matrix(self.setup.schedule.at(epoch).link());
+        if matrix != self.matrix {
+            (self.matrix, self.changed_s) = (matrix, self.now_s);
+        }
+        self.break_things(epoch);
+        let goal = self.done + self.world.model.steps_per_epoch;
+        while self.done < goal {
+            self.tick(epoch, goal);
+            if self.run.looks >= MAX_TICKS {
+                self.run.stuck = true;
+                return;
+            }
+        }
+        self.run.at_epoch_end.insert(epoch, self.in_force);
+    }
+
+    fn break_things(&mut self, epoch: u32) {
+        for b in self.setup.breakages.iter().filter(|b| b.epoch == epoch) {
+            if let Some((fixed, a, beta)) = self.world.model.hidden.get_mut(&b.collective) {
+                (*fixed, *a, *beta) = (*fixed * b.factor, *a * b.factor, *beta * b.factor);
+            }
+        }
+    }
+
+    fn progress(&self) -> f64 {
+        self.done / self.total
+    }
+
+    fn tick(&mut self, epoch: u32, goal: f64) {
+        let Some(matrix) = self.matrix.clone() else { return };
+        self.apply();
+        let truth = self.world.truth(&self.in_force, &matrix, self.progress());
+        let rate = 1.0 / truth.per_gain();
+        let dt = TICK_S.min((goal - self.done) / rate + 1e-9);
+        self.done += dt * rate;
+        self.steps += dt / truth.t_step;
+        self.pass(dt);
+        self.observe(&matrix, &truth);
+        self.look(epoch, &matrix);
+    }
+
+    fn pass(&mut self, dt: f64) {
+        self.now_s += dt;
+        self.run.time_s = self.now_s;
+        self.clock_us += (dt * 1e6) as u64;
+    }
+
+    /// The last decision reaches the ranks.
+    fn apply(&mut self) {
+        if self.applies_s.is_some_and(|at| self.now_s >= at) {
+            self.applies_s = None;
+            let Some(current) = self.snapshot.in_force.as_mut() else { return };
+            current.applied_at_step = Some((self.now_s * 1e3) as u64);
+            if self.in_force != current.decision.strategy {
+                self.in_force = current.decision.strategy;
+                self.steps = 0.0;
+                self.pass(SWITCH_S);
+            }
+        }
+    }
+
+    /// What the agents report of this tick.
+    fn observe(&mut self, matrix: &LinkMatrix, truth: &crate::world::Truth) {
+        let known = self.now_s - self.changed_s >= LAG_S || self.links.is_none();
+        if known && (self.now_s - self.probed_s >= PROBE_S || self.probed_s < self.changed_s) {
+            self.links = self.world.estimate(matrix, &mut self.rng);
+            self.probed_s = self.now_s;
+        }
+        if let Some(links) = &mut self.links {
+            links.oldest = Seconds::new((self.now_s - self.probed_s).max(0.0)).unwrap_or(Seconds::ZERO);
+            // Latencies are probed all the time, bandwidths now and then.
+            links.age = Seconds::new(links.oldest.get().min(1.0)).unwrap_or(Seconds::ZERO);
+        }
+        self.snapshot.measured = None;
+        let version = match (&self.snapshot.in_force, self.applies_s) {
+            (Some(f), None) => f.decision.version,
+            _ => return,
+        };
+        let silent = chance(self.setup.faults.silent, &mut self.rng);
+        let measured = self.world.measure(truth, version, (self.steps as u64).min(200), &mut self.rng);
+        let Some(m) = measured.filter(|_| !silent && self.steps >= 1.0) else { return };
+        if let Some(links) = &self.links {
+            self.store.observe(&self.world, &self.in_force, &links.matrix, m.t_sync);
+        }
+        self.snapshot.measured = Some(m);
+    }
+
+    /// One look of the controller: gather, decide, check, record.
+    fn look(&mut self, epoch: u32, matrix: &LinkMatrix) {
+        let faults = self.setup.faults;
+        if chance(faults.clock_jumps, &mut self.rng) {
+            self.clock_us -= self.rng.random_range(0..3_600_000_000);
+        }
+        if chance(faults.amnesia, &mut self.rng) {
+            self.snapshot.memory = Default::default();
+        }
+        let blind = chance(faults.blind, &mut self.rng);
+        self.snapshot.links = self.links.clone().filter(|_| !blind);
+        self.snapshot.profiles = self.store.profiles.clone();
+        self.snapshot.coefficients = self.store.coefficients.clone();
+        let now = Timestamp(self.clock_us);
+        let outcome = decide(&self.snapshot, now, &mut self.planner_rng);
+        self.run.looks += 1;
+        let at = self.run.looks;
+        let broken = check(&self.snapshot, &outcome, now);
+        self.run.violations.extend(broken.iter().map(|v| format!("look {at}, epoch {epoch}: {v}")));
+        self.record(epoch, &outcome);
+        self.snapshot.memory = outcome.memory.clone();
+        self.order_trial(&outcome, matrix);
+    }
+
+    fn record(&mut self, epoch: u32, outcome: &Outcome) {
+        let text = match serde_json::to_string(outcome) {
+            Ok(text) => text,
+            Err(error) => return self.run.violations.push(format!("an answer cannot be serialised: {error}")),
+        };
+        self.run.transcript = Digest::of(&format!("{}{text}", self.run.transcript));
+        if outcome.verdict != Verdict::Keep(Keep::NothingMoved) || outcome.trial.is_some() {
+            let trial = outcome.report.trial.as_deref().map_or_else(String::new, |t| format!(" [trial {t}]"));
+            let (verdict, why) = (&outcome.report.verdict, &outcome.report.why);
+            self.run.log.push(format!("epoch {epoch:>3} {:>8.1} s {verdict}: {why}{trial}", self.now_s));
+        }
+        match &outcome.verdict {
+            Verdict::Keep(keep) => *self.run.kept.entry(keep.as_str()).or_default() += 1,
+            Verdict::Change(decision) => {
+                let before = self.snapshot.version();
+                if decision.version <= before {
+                    self.run.violations.push(format!("version {} after {before}", decision.version));
+                }
+                self.snapshot.in_force = Some(InForce { decision: decision.clone(), applied_at_step: None });
+                self.applies_s = Some(self.now_s + APPLY_S);
+                self.run.made.push(Made { epoch, at_s: self.now_s, outcome: outcome.clone() });
+            }
+        }
+    }
+
+    fn order_trial(&mut self, outcome: &Outcome, matrix: &LinkMatrix) {
+        let Some(request) = &outcome.trial else { return };
+        let (found, cost) = self.world.trial(request, matrix, self.progress(), &mut self.rng);
+        self.pass(cost);
+        self.run.trial_s += cost;
+        if !chance(self.setup.faults.lost_trials, &mut self.rng) {
+            self.store.learn(&found, Timestamp(self.clock_us));
+        }
+    }
+}
+
+fn chance(share: f64, rng: &mut ChaCha8Rng) -> bool {
+    share > 0.0 && rng.random_bool(share.min(1.0))
+}
+
+/// Seconds the schedule takes when one strategy runs all the time, without any overhead.
+pub fn fixed(setup: &Setup, strategy: &Strategy) -> f64 {
+    epochs(setup, |epoch_cost| epoch_cost(strategy))
+}
+
+/// Seconds it takes with the truly best candidate in every epoch, known in advance and switched to for free:
+/// what no planner can beat.
+pub fn oracle(setup: &Setup, candidates: &[Strategy]) -> f64 {
+    epochs(setup, |epoch_cost| candidates.iter().map(epoch_cost).fold(f64::INFINITY, f64::min))
+}
+
+/// Points per epoch at which the drifting gain is looked at.
+const SAMPLES: u32 = 4;
+
+fn epochs(setup: &Setup, cost: impl Fn(&dyn Fn(&Strategy) -> f64) -> f64) -> f64 {
+    let schedule = &setup.schedule;
+    let (first, count) = (schedule.first_epoch(), schedule.epochs());
+    let mut world = setup.world.clone();
+    let mut total = 0.0;
+    for i in 0..count {
+        for b in setup.breakages.iter().filter(|b| b.epoch == first + i) {
+            if let Some((fixed, a, beta)) = world.model.hidden.get_mut(&b.collective) {
+                (*fixed, *a, *beta) = (*fixed * b.factor, *a * b.factor, *beta * b.factor);
+            }
+        }
+        let Some(matrix) = world.matrix(schedule.at(first + i).link()) else { continue };
+        let epoch_cost = |strategy: &Strategy| {
+            let at = |k: u32| (f64::from(i) + (f64::from(k) + 0.5) / f64::from(SAMPLES)) / f64::from(count);
+            let sum: f64 = (0..SAMPLES).map(|k| world.truth(strategy, &matrix, at(k)).per_gain()).sum();
+            sum / f64::from(SAMPLES) * world.model.steps_per_epoch
+        };
+        total += cost(&epoch_cost);
+    }
+    total
+}

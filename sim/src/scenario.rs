@@ -1,0 +1,362 @@
+//! A scenario is a file: job, topology, weather over time, what goes wrong, and what is expected of it.
+
+use crate::model::Model;
+use crate::run::{Breakage, Faults, Run, Setup, fixed, oracle};
+use crate::schedule::{RawSchedule, Schedule, ScheduleError, c1, c2};
+use crate::world::{Noise, Oddity, World};
+use flexcomm_domain::{Collective, Compressor, Strategy};
+use flexcomm_planner::{Config, ConfigError, Offer};
+use serde::Deserialize;
+
+/// Most ranks of a simulated job: the links' matrix and the ring's critical path are computed every second.
+const MAX_RANKS: usize = 64;
+
+/// A scenario, checked.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    /// Its name.
+    pub name: String,
+    /// Each is one run.
+    pub seeds: Vec<u64>,
+    /// What to play.
+    pub setup: Setup,
+    /// What must come of it.
+    pub expect: Expect,
+}
+
+/// Why a scenario was refused. Completes "failed to read the scenario: ...".
+#[derive(Debug, thiserror::Error)]
+pub enum ScenarioError {
+    /// Not TOML, an unknown key, or a value of the wrong type; the text names line and key.
+    #[error("{0}")]
+    Toml(String),
+    /// The weather.
+    #[error("weather: {0}")]
+    Weather(#[from] ScheduleError),
+    /// The planner's settings.
+    #[error(transparent)]
+    Planner(#[from] ConfigError),
+    /// A value out of range.
+    #[error("{key} is {value}, allowed is {allowed}")]
+    Value {
+        /// Which key.
+        key: &'static str,
+        /// As given.
+        value: String,
+        /// What would be accepted.
+        allowed: String,
+    },
+}
+
+/// What must come of a run.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Expect {
+    /// At least this many changes, the first decision included.
+    pub least_changes: usize,
+    /// At most this many.
+    pub most_changes: Option<usize>,
+    /// At least this many rollbacks.
+    pub least_rollbacks: usize,
+    /// At most this many.
+    pub most_rollbacks: usize,
+    /// Time over that of the truly best candidate of every epoch, trials and late news included: at most this.
+    pub of_oracle: Option<f64>,
+    /// Time over that of the best single strategy: at most this.
+    pub of_best_fixed: Option<f64>,
+    /// What is in force at the end of an epoch.
+    pub at: Vec<ExpectAt>,
+}
+
+/// What is in force at the end of an epoch; what is absent is not looked at.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ExpectAt {
+    /// Which epoch, as the schedule counts.
+    pub epoch: u32,
+    /// One of these.
+    pub collectives: Option<Vec<Collective>>,
+    /// CR at most.
+    pub cr_at_most: Option<f64>,
+    /// CR at least.
+    pub cr_at_least: Option<f64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Raw {
+    name: String,
+    /// For people.
+    #[serde(default)]
+    #[allow(dead_code)]
+    about: String,
+    seeds: Vec<u64>,
+    job: RawJob,
+    weather: RawWeather,
+    #[serde(default)]
+    noise: RawNoise,
+    #[serde(default)]
+    odd_rank: Vec<RawOddity>,
+    #[serde(default, rename = "break")]
+    breakage: Vec<RawBreakage>,
+    #[serde(default)]
+    faults: RawFaults,
+    #[serde(default)]
+    planner: Config,
+    expect: Expect,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawJob {
+    model: String,
+    ranks: usize,
+    steps_per_epoch: Option<f64>,
+    compressors: Option<Vec<Compressor>>,
+    collectives: Option<Vec<Collective>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawWeather {
+    /// `c1` or `c2`; else `custom`.
+    schedule: Option<String>,
+    custom: Option<RawSchedule>,
+    rate_divisor: Option<f64>,
+    epochs: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct RawNoise {
+    links: f64,
+    gain: f64,
+    times: f64,
+}
+
+impl Default for RawNoise {
+    fn default() -> Self {
+        Self { links: 0.03, gain: 0.02, times: 0.05 }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawOddity {
+    rank: usize,
+    #[serde(default = "one")]
+    latency_factor: f64,
+    #[serde(default = "one")]
+    bandwidth_factor: f64,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawBreakage {
+    epoch: u32,
+    collective: Collective,
+    factor: f64,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct RawFaults {
+    silent: f64,
+    blind: f64,
+    lost_trials: f64,
+    clock_jumps: f64,
+    amnesia: f64,
+}
+
+impl Scenario {
+    /// Reads and checks a scenario.
+    pub fn from_toml(text: &str) -> Result<Self, ScenarioError> {
+        let raw: Raw = toml::from_str(text).map_err(|e| ScenarioError::Toml(e.to_string()))?;
+        raw.check()
+    }
+
+    /// What of the expectations does not hold; empty: all holds.
+    pub fn failures(&self, run: &Run) -> Vec<String> {
+        let mut found = run.violations.iter().take(5).map(|v| format!("violation: {v}")).collect::<Vec<_>>();
+        let mut expect = |holds: bool, what: String| {
+            if !holds {
+                found.push(what);
+            }
+        };
+        let e = &self.expect;
+        let changes = run.made.len();
+        let rollbacks = run.made.iter().filter(|m| m.outcome.report.rollback).count();
+        expect(!run.stuck, "the job made no progress".into());
+        expect(changes >= e.least_changes, format!("{changes} changes, at least {} expected", e.least_changes));
+        expect(e.most_changes.is_none_or(|m| changes <= m), format!("{changes} changes, at most {:?}", e.most_changes));
+        let allowed = e.least_rollbacks..=e.most_rollbacks.max(e.least_rollbacks);
+        expect(allowed.contains(&rollbacks), format!("{rollbacks} rollbacks, expected {allowed:?}"));
+        let (of_oracle, of_fixed) = (run.time_s / self.oracle_s(), run.time_s / self.best_fixed().1);
+        expect(e.of_oracle.is_none_or(|m| of_oracle <= m), format!("{of_oracle:.3} of the oracle's time"));
+        expect(e.of_best_fixed.is_none_or(|m| of_fixed <= m), format!("{of_fixed:.3} of the best fixed one's time"));
+        for at in &e.at {
+            match run.at_epoch_end.get(&at.epoch) {
+                Some(s) => expect(at.fits(s), format!("{s} at the end of epoch {}, expected {at:?}", at.epoch)),
+                None => expect(false, format!("epoch {} was not played", at.epoch)),
+            }
+        }
+        found
+    }
+
+    /// The candidates of the simulated job.
+    pub fn candidates(&self) -> Vec<Strategy> {
+        let job = flexcomm_domain::JobId::new("sim").ok();
+        let snapshot = job.map(|job| {
+            let mut s = flexcomm_planner::Snapshot::new(job, 2, 1);
+            (s.offer, s.config) = (self.setup.offer.clone(), self.setup.config.clone());
+            s
+        });
+        snapshot.map_or_else(Vec::new, |s| s.space().strategies())
+    }
+
+    /// The best single strategy and its time in seconds.
+    pub fn best_fixed(&self) -> (Strategy, f64) {
+        let timed = self.candidates().into_iter().map(|s| (s, fixed(&self.setup, &s)));
+        let dense = (Strategy::DENSE_RING, f64::INFINITY);
+        timed.fold(dense, |best, one| if one.1 < best.1 { one } else { best })
+    }
+
+    /// Seconds with the truly best candidate in every epoch.
+    pub fn oracle_s(&self) -> f64 {
+        oracle(&self.setup, &self.candidates())
+    }
+}
+
+impl ExpectAt {
+    fn fits(&self, s: &Strategy) -> bool {
+        self.collectives.as_ref().is_none_or(|c| c.contains(&s.collective()))
+            && self.cr_at_most.is_none_or(|c| s.cr().get() <= c)
+            && self.cr_at_least.is_none_or(|c| s.cr().get() >= c)
+    }
+}
+
+fn within(key: &'static str, value: f64, least: f64, most: f64) -> Result<f64, ScenarioError> {
+    if (least..=most).contains(&value) {
+        return Ok(value);
+    }
+    Err(ScenarioError::Value { key, value: value.to_string(), allowed: format!("{least} to {most}") })
+}
+
+impl Raw {
+    fn check(self) -> Result<Scenario, ScenarioError> {
+        let ranks = within("job.ranks", self.job.ranks as f64, 1.0, MAX_RANKS as f64)? as usize;
+        self.planner.check()?;
+        let mut model = Model::paper(&self.job.model).ok_or_else(|| ScenarioError::Value {
+            key: "job.model",
+            value: self.job.model.clone(),
+            allowed: Model::PAPERS.join(", "),
+        })?;
+        if let Some(steps) = self.job.steps_per_epoch {
+            model.steps_per_epoch = within("job.steps_per_epoch", steps, 1.0, 1e6)?;
+        }
+        let compressors = self.job.compressors.unwrap_or_else(|| vec![Compressor::TopK]);
+        let offer = Offer {
+            codecs: compressors.into_iter().map(|c| (c, World::codec())).collect(),
+            collectives: self.job.collectives.unwrap_or_else(|| Collective::ALL.to_vec()),
+        };
+        let odd = self.odd_rank.iter().map(|o| o.check(ranks)).collect::<Result<_, _>>()?;
+        let world = World { model, ranks, oddities: odd, noise: self.noise.check()? };
+        let breakages = self.breakage.iter().map(RawBreakage::check).collect::<Result<_, _>>()?;
+        let setup = Setup {
+            world,
+            schedule: self.weather.check()?,
+            config: self.planner,
+            offer,
+            faults: self.faults.check()?,
+            breakages,
+        };
+        Ok(Scenario { name: self.name, seeds: self.seeds, setup, expect: self.expect })
+    }
+}
+
+impl RawWeather {
+    fn check(self) -> Result<Schedule, ScenarioError> {
+        let schedule = match (self.schedule.as_deref(), self.custom) {
+            (Some("c1"), None) => c1(),
+            (Some("c2"), None) => c2(),
+            (None, Some(custom)) => custom.check()?,
+            (name, _) => {
+                let value = name.unwrap_or("absent").to_owned();
+                let allowed = "c1 or c2, or a [weather.custom] instead".to_owned();
+                return Err(ScenarioError::Value { key: "weather.schedule", value, allowed });
+            }
+        };
+        let scaled = self.rate_divisor.map_or(Ok(schedule.clone()), |d| schedule.scaled(d))?;
+        Ok(self.epochs.map_or(Ok(scaled.clone()), |e| scaled.stretched(e))?)
+    }
+}
+
+impl RawNoise {
+    fn check(&self) -> Result<Noise, ScenarioError> {
+        Ok(Noise {
+            links: within("noise.links", self.links, 0.0, 0.9)?,
+            gain: within("noise.gain", self.gain, 0.0, 0.9)?,
+            times: within("noise.times", self.times, 0.0, 0.9)?,
+        })
+    }
+}
+
+impl RawOddity {
+    fn check(&self, ranks: usize) -> Result<Oddity, ScenarioError> {
+        Ok(Oddity {
+            rank: within("odd_rank.rank", self.rank as f64, 0.0, ranks as f64 - 1.0)? as usize,
+            latency_factor: within("odd_rank.latency_factor", self.latency_factor, 0.001, 1000.0)?,
+            bandwidth_factor: within("odd_rank.bandwidth_factor", self.bandwidth_factor, 0.001, 1000.0)?,
+        })
+    }
+}
+
+impl RawBreakage {
+    fn check(&self) -> Result<Breakage, ScenarioError> {
+        let factor = within("break.factor", self.factor, 0.01, 1000.0)?;
+        Ok(Breakage { epoch: self.epoch, collective: self.collective, factor })
+    }
+}
+
+impl RawFaults {
+    fn check(&self) -> Result<Faults, ScenarioError> {
+        let share = |key, v| within(key, v, 0.0, 0.9);
+        Ok(Faults {
+            silent: share("faults.silent", self.silent)?,
+            blind: share("faults.blind", self.blind)?,
+            lost_trials: within("faults.lost_trials", self.lost_trials, 0.0, 1.0)?,
+            clock_jumps: share("faults.clock_jumps", self.clock_jumps)?,
+            amnesia: share("faults.amnesia", self.amnesia)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAST: &str =
+        "name = \"x\"\nseeds = [1]\n[job]\nmodel = \"resnet18\"\nranks = 8\n[weather]\nschedule = \"c1\"\n[expect]\n";
+
+    #[test]
+    fn mistakes_are_named() {
+        Scenario::from_toml(LEAST).unwrap();
+        for (from, to, named) in [
+            ("resnet18", "gpt9", "gpt9"),
+            ("ranks = 8", "ranks = 800", "job.ranks is 800"),
+            ("\"c1\"", "\"c9\"", "c9"),
+            ("[expect]", "[expect]\nmost_chnges = 3", "most_chnges"),
+            ("[expect]", "[planner]\ndwel_s = 3\n[expect]", "dwel_s"),
+            ("[expect]", "[planner]\nhysteresis = 7\n[expect]", "hysteresis is 7"),
+            ("[expect]", "[faults]\nblind = 2.0\n[expect]", "faults.blind is 2"),
+            ("[expect]", "[[odd_rank]]\nrank = 8\n[expect]", "odd_rank.rank is 8"),
+        ] {
+            let error = Scenario::from_toml(&LEAST.replace(from, to)).unwrap_err().to_string();
+            assert!(error.contains(named), "{error}");
+        }
+    }
+}

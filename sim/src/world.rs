@@ -1,0 +1,192 @@
+//! The true network and job, and the noisy view of them that a controller has.
+
+use crate::model::Model;
+use flexcomm_domain::{Collective, Compressor, Gain, Link, LinkMatrix, Seconds, Strategy, Timestamp, Version};
+use flexcomm_optimizer::{CodecBytes, CoefficientBook, Load, Profile, ProfilePoint, Sample, terms};
+use flexcomm_planner::{Links, Measured, Profiles, TrialRequest};
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+
+/// Name of the simulated backend.
+pub const BACKEND: &str = "sim";
+
+/// How far observations are off, each as the half-width of a uniform share.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Noise {
+    /// Of estimated latencies and bandwidths.
+    pub links: f64,
+    /// Of measured gains, also in trials.
+    pub gain: f64,
+    /// Of measured medians of times.
+    pub times: f64,
+}
+
+/// A rank whose links differ from the weather's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Oddity {
+    /// Which rank.
+    pub rank: usize,
+    /// Its links' latency is multiplied by this.
+    pub latency_factor: f64,
+    /// Its links' bandwidth is multiplied by this.
+    pub bandwidth_factor: f64,
+}
+
+/// The true costs of a strategy at a moment.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Truth {
+    /// Compress and decompress, seconds.
+    pub t_comp: f64,
+    /// The collective, seconds.
+    pub t_sync: f64,
+    /// The step, seconds.
+    pub t_step: f64,
+    /// Gain.
+    pub gain: f64,
+}
+
+impl Truth {
+    /// Seconds per step's worth of full gradient.
+    pub fn per_gain(&self) -> f64 {
+        self.t_step / self.gain
+    }
+}
+
+/// Job and network.
+#[derive(Debug, Clone)]
+pub struct World {
+    /// The job.
+    pub model: Model,
+    /// N.
+    pub ranks: usize,
+    /// Ranks with links of their own.
+    pub oddities: Vec<Oddity>,
+    /// Observation noise.
+    pub noise: Noise,
+}
+
+impl World {
+    /// The codec of every simulated compressor.
+    pub fn codec() -> CodecBytes {
+        CodecBytes::PAPER
+    }
+
+    /// The true links when the weather is `link`.
+    pub fn matrix(&self, link: Link) -> Option<LinkMatrix> {
+        LinkMatrix::from_fn(self.ranks, |from, to| self.odd(link, from, to)).ok()
+    }
+
+    fn odd(&self, link: Link, from: usize, to: usize) -> Link {
+        let here = self.oddities.iter().filter(|o| o.rank == from || o.rank == to);
+        here.fold(link, |l, o| {
+            Link::new(l.alpha.get() * o.latency_factor, l.bandwidth.get() * o.bandwidth_factor).unwrap_or(l)
+        })
+    }
+
+    /// What a step under `strategy` really costs and keeps.
+    pub fn truth(&self, strategy: &Strategy, matrix: &LinkMatrix, progress: f64) -> Truth {
+        let load = Load { values: self.model.values, codec: Self::codec() };
+        let path = terms(strategy, &load, matrix);
+        let (fixed, a, b) = self.model.hidden.get(&strategy.collective()).copied().unwrap_or((0.0, 1.0, 1.0));
+        let t_sync = fixed + a * path.alpha_s + b * path.beta_s;
+        let t_comp = self.model.t_comp(strategy);
+        let t_step = self.model.compute_s + t_comp + t_sync;
+        Truth { t_comp, t_sync, t_step, gain: self.model.gain(strategy, progress) }
+    }
+
+    /// A fresh estimate of the links: all off together by up to 7/10 of the noise, each by up to 3/10 more.
+    pub fn estimate(&self, matrix: &LinkMatrix, rng: &mut ChaCha8Rng) -> Option<Links> {
+        let noise = self.noise.links;
+        let (alpha, bandwidth) = (off(0.7 * noise, rng), off(0.7 * noise, rng));
+        let estimated = LinkMatrix::from_fn(self.ranks, |from, to| {
+            let l = matrix.get(from, to);
+            let alpha = l.alpha.get() * (alpha + off(0.3 * noise, rng) - 1.0);
+            let bandwidth = l.bandwidth.get() * (bandwidth + off(0.3 * noise, rng) - 1.0);
+            Link::new(alpha, bandwidth).unwrap_or(l)
+        });
+        Some(Links { matrix: estimated.ok()?, age: Seconds::ZERO, oldest: Seconds::ZERO, confidence: 0.9 })
+    }
+
+    /// What telemetry shows of `steps` steps.
+    pub fn measure(&self, t: &Truth, version: Version, steps: u64, rng: &mut ChaCha8Rng) -> Option<Measured> {
+        let noise = self.noise.times;
+        let (t_comp, t_sync) = (t.t_comp * off(noise, rng), t.t_sync * off(noise, rng));
+        let spread = if t.gain < 1.0 { self.noise.gain } else { 0.0 };
+        Some(Measured {
+            version,
+            steps,
+            t_step: Seconds::new(self.model.compute_s + t_comp + t_sync).ok()?,
+            t_comp: Seconds::new(t_comp).ok()?,
+            t_sync: Seconds::new(t_sync).ok()?,
+            gain: Gain::new((t.gain * off(spread, rng)).min(1.0)).ok()?,
+            gain_spread: spread,
+        })
+    }
+
+    /// Runs a trial: what it finds, and how long training stood still for it.
+    pub fn trial(
+        &self,
+        r: &TrialRequest,
+        matrix: &LinkMatrix,
+        progress: f64,
+        rng: &mut ChaCha8Rng,
+    ) -> (Vec<(Compressor, ProfilePoint)>, f64) {
+        let mut cost = TRIAL_OVERHEAD_S;
+        let mut found = Vec::new();
+        for strategy in &r.candidates {
+            let t = self.truth(strategy, matrix, progress);
+            cost += t.t_step * f64::from(r.iterations);
+            if cost > r.budget.get() {
+                return (found, r.budget.get());
+            }
+            let Ok(gain) = Gain::new((t.gain * off(self.noise.gain, rng)).min(1.0)) else { continue };
+            let t_comp_s = t.t_comp * off(self.noise.times, rng);
+            let weight = f64::from(r.iterations);
+            found.push((strategy.compressor(), ProfilePoint { cr: strategy.cr(), gain, t_comp_s, weight }));
+        }
+        (found, cost)
+    }
+}
+
+/// Snapshot and restore around a trial, seconds.
+const TRIAL_OVERHEAD_S: f64 = 0.3;
+
+/// 1, off by up to `half` in either direction.
+fn off(half: f64, rng: &mut ChaCha8Rng) -> f64 {
+    if half > 0.0 { 1.0 + rng.random_range(-half..=half) } else { 1.0 }
+}
+
+/// What a controller keeps of a job between two looks.
+#[derive(Debug, Clone, Default)]
+pub struct Store {
+    /// Fitted to what was measured.
+    pub coefficients: CoefficientBook,
+    /// From trials.
+    pub profiles: Profiles,
+}
+
+impl Store {
+    /// Takes in a measured collective, against the links as estimated at the time.
+    pub fn observe(&mut self, world: &World, strategy: &Strategy, links: &LinkMatrix, t_sync: Seconds) {
+        let load = Load { values: world.model.values, codec: World::codec() };
+        let sample = Sample { terms: terms(strategy, &load, links), measured_s: t_sync.get() };
+        let collective: Collective = strategy.collective();
+        self.coefficients.observe(collective, BACKEND, sample);
+    }
+
+    /// Takes in what a trial found. Ratios that were not reached keep their older points.
+    pub fn learn(&mut self, found: &[(Compressor, ProfilePoint)], at: Timestamp) {
+        for (compressor, point) in found {
+            let old = self.profiles.by_compressor.get(compressor);
+            let mut points: Vec<ProfilePoint> = old.map_or_else(Vec::new, |p| p.points().to_vec());
+            points.retain(|p| p.cr != point.cr);
+            points.push(*point);
+            if let Ok(profile) = Profile::new(points) {
+                self.profiles.by_compressor.insert(*compressor, profile);
+            }
+        }
+        if !found.is_empty() {
+            self.profiles.measured_at = Some(at);
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Thousands of decisions in random weather, with faults, the checker on every one.
+#![allow(clippy::unwrap_used)]
+
+use flexcomm_domain::Collective;
+use flexcomm_planner::{Config, Offer};
+use flexcomm_sim::model::Model;
+use flexcomm_sim::run::{Faults, Run, Setup, run};
+use flexcomm_sim::weather;
+use flexcomm_sim::world::{Noise, World};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+fn setup(seed: u64, faults: Faults, steps_per_epoch: f64) -> Setup {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let name = Model::PAPERS[rng.random_range(0..Model::PAPERS.len())];
+    let mut model = Model::paper(name).unwrap();
+    model.steps_per_epoch = steps_per_epoch;
+    let noise = Noise { links: 0.05, gain: 0.02, times: 0.05 };
+    let world = World { model, ranks: rng.random_range(2..=16), oddities: vec![], noise };
+    let offer = Offer {
+        codecs: [flexcomm_domain::Compressor::TopK].map(|c| (c, World::codec())).into(),
+        collectives: Collective::ALL.to_vec(),
+    };
+    let schedule = weather::random(12, &mut rng);
+    Setup { world, schedule, config: Config::default(), offer, faults, breakages: vec![] }
+}
+
+fn check(setup: &Setup, r: &Run) {
+    assert!(r.violations.is_empty(), "{:?}", r.violations.first());
+    assert!(!r.stuck);
+    let versions: Vec<u64> = r.made.iter().filter_map(|m| m.outcome.decision()).map(|d| d.version.0).collect();
+    let expected: Vec<u64> = (1..=versions.len() as u64).collect();
+    assert_eq!(versions, expected, "versions grow by one");
+    for two in r.made.windows(2) {
+        let dwell = setup.config.dwell_s.get();
+        // The clock of a run with faults jumps; its simulated seconds do not.
+        let calm = setup.faults.clock_jumps == 0.0 && !two[1].outcome.report.rollback;
+        assert!(!calm || two[1].at_s - two[0].at_s >= dwell - 1e-3, "{} s apart", two[1].at_s - two[0].at_s);
+    }
+}
+
+#[test]
+fn thousands_of_looks_break_no_rule() {
+    let mut looks = 0;
+    let mut changes = 0;
+    for seed in 0..16 {
+        let setup = setup(seed, Faults::default(), 20.0);
+        let r = run(&setup, seed);
+        check(&setup, &r);
+        looks += r.looks;
+        changes += r.made.len();
+        // A phase is worth a change or two, seldom more.
+        let phases = setup.schedule.phases().len();
+        assert!(r.made.len() <= 3 * phases, "{} changes over {phases} phases: {:#?}", r.made.len(), r.log);
+    }
+    assert!(looks > 3_000 && changes > 50, "{looks} looks, {changes} changes: too little was tested");
+}
+
+#[test]
+fn thousands_of_looks_with_everything_failing_break_no_rule() {
+    let faults = Faults { silent: 0.3, blind: 0.2, lost_trials: 0.5, clock_jumps: 0.02, amnesia: 0.02 };
+    let mut looks = 0;
+    for seed in 100..112 {
+        let setup = setup(seed, faults, 20.0);
+        let r = run(&setup, seed);
+        check(&setup, &r);
+        looks += r.looks;
+    }
+    assert!(looks > 2_000, "{looks} looks: too little was tested");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bytes_and_another_seed_others() {
+    let faults = Faults { silent: 0.1, blind: 0.1, lost_trials: 0.5, clock_jumps: 0.01, amnesia: 0.01 };
+    let play = |seed| run(&setup(3, faults, 10.0), seed).transcript;
+    assert_eq!(play(5), play(5));
+    assert_ne!(play(5), play(6));
+}

@@ -1,0 +1,206 @@
+//! The lab end to end, as a user runs it: real netem and htb, real agents, controller and training.
+//!
+//! Needs root and, on a kernel without netem, user-mode Linux; `./dev test` installs it.
+
+#![allow(clippy::print_stdout)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// Generous: one CPU may carry four nodes, their agents, the controller and the training.
+const LIMIT: Duration = Duration::from_secs(420);
+
+/// Labs measure times: one at a time.
+static ONE: Mutex<()> = Mutex::new(());
+
+struct Lab {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+    rest: SocketAddr,
+    out: tempfile::TempDir,
+    seen: Vec<String>,
+    since: Instant,
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        // Already ended in the good case.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn free_address() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("its address")
+}
+
+impl Lab {
+    fn start(args: &[&str]) -> Self {
+        let rest = free_address();
+        let out = tempfile::tempdir().expect("a folder for results");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_flexcomm"))
+            .args(["lab", "up", "--listen", &rest.to_string(), "--out"])
+            .arg(out.path())
+            .args(args)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("flexcomm starts");
+        let lines = BufReader::new(child.stdout.take().expect("its output"));
+        Self { child, lines, rest, out, seen: Vec::new(), since: Instant::now() }
+    }
+
+    /// Reads lines until one contains `word`; the lab must not end or exceed the limit before.
+    fn until(&mut self, word: &str) -> String {
+        loop {
+            let mut line = String::new();
+            let read = self.lines.read_line(&mut line).expect("its output");
+            print!("{line}");
+            assert!(read > 0, "the lab ended before it said {word:?}; logs:\n{}", self.logs());
+            assert!(self.since.elapsed() < LIMIT, "the lab did not say {word:?} in time; logs:\n{}", self.logs());
+            self.seen.push(line.clone());
+            if line.contains(word) {
+                return line;
+            }
+        }
+    }
+
+    /// The ends of all logs, for a failed assertion.
+    fn logs(&self) -> String {
+        let mut text = String::new();
+        for file in files(&self.out.path().join("logs")) {
+            let log = std::fs::read_to_string(&file).unwrap_or_default();
+            let tail: Vec<_> = log.lines().rev().take(8).collect();
+            text += &format!("-- {}\n{}\n", file.display(), tail.into_iter().rev().collect::<Vec<_>>().join("\n"));
+        }
+        text
+    }
+
+    fn get(&self, path: &str) -> Value {
+        let mut stream = TcpStream::connect(self.rest).expect("REST is reachable on loopback");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n").expect("a request");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("head and body");
+        assert!(head.starts_with("HTTP/1.1 200"), "GET {path}: {head}");
+        serde_json::from_str(body).unwrap_or_else(|e| panic!("GET {path}: {e}: {body}"))
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).expect("the lab runs");
+    }
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).map(|d| d.flatten().map(|e| e.path()).collect());
+    let mut files: Vec<PathBuf> = entries.unwrap_or_default();
+    files.sort();
+    files
+}
+
+/// Processes below `root`, by their parents.
+fn descendants(root: u32) -> Vec<u32> {
+    let parent_of = |pid: u32| -> Option<u32> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+    };
+    let all: Vec<u32> =
+        files(Path::new("/proc")).iter().filter_map(|p| p.file_name()?.to_str()?.parse().ok()).collect();
+    let mut found = vec![root];
+    let mut i = 0;
+    while i < found.len() {
+        let parent = found[i];
+        found.extend(all.iter().filter(|pid| parent_of(**pid) == Some(parent)));
+        i += 1;
+    }
+    found.split_off(1)
+}
+
+fn assert_gone(pids: &[u32]) {
+    let alive = |pid: &&u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        !stat.is_empty() && !stat.contains(") Z ")
+    };
+    let limit = Instant::now() + Duration::from_secs(20);
+    while pids.iter().any(|pid| alive(&pid)) {
+        assert!(Instant::now() < limit, "left running: {:?}", pids.iter().filter(alive).collect::<Vec<_>>());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Every rank wrote `step,version,hash`; all files must say the same for every step.
+fn assert_ranks_agree(logs: &Path, ranks: usize) {
+    let texts: Vec<String> = (1..=ranks)
+        .map(|i| std::fs::read_to_string(logs.join(format!("hash-n{i}.csv"))).expect("a hash log"))
+        .collect();
+    let lines = texts.iter().map(|t| t.lines().count()).min().expect("ranks");
+    assert!(lines > 50, "only {lines} steps were logged");
+    for (i, line) in texts[0].lines().take(lines).enumerate() {
+        for (rank, text) in texts.iter().enumerate() {
+            assert_eq!(text.lines().nth(i), Some(line), "rank {rank} differs from rank 0 at line {i}");
+        }
+    }
+}
+
+/// Bytes that a rank receives per value of the gradient: what a decision asks of the network. N = 4.
+fn bytes_per_value(decision: &Value) -> f64 {
+    let cr = decision["cr"].as_f64().expect("a ratio");
+    match decision["collective"].as_str().expect("a collective") {
+        "dense-ring" => 2.0 * 0.75 * 4.0,
+        "dense-tree" => 2.0 * 2.0 * 4.0,
+        "allgather" => 3.0 * 8.0 * cr,
+        "art-ring" => (2.0 * 4.0 + 2.0 * 0.75 * 4.0) * cr,
+        "art-tree" => (2.0 * 4.0 + 2.0 * 2.0 * 4.0) * cr,
+        other => panic!("unknown collective {other}"),
+    }
+}
+
+#[test]
+fn the_decision_follows_the_network() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let scenario = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/scenarios/short.toml");
+    let mut lab = Lab::start(&["--nodes", "4", "--scenario", scenario, "--steps-per-epoch", "50", "--exit-when-done"]);
+    lab.until("near and slow");
+    let before = lab.get("/api/v1/jobs/lab/decision");
+    lab.until("far and slow");
+    let after = lab.get("/api/v1/jobs/lab/decision");
+    println!("before: {before}\nafter: {after}");
+    // Training noise may have compressed hard before already; what must hold is what the slow network demands.
+    let (asked, dense) = (bytes_per_value(&after), 6.0);
+    assert!(asked < dense / 6.0, "at 4 Mbit/s a step still sends {asked} bytes per value, dense {dense}");
+    assert!(after["version"].as_u64() >= before["version"].as_u64(), "versions only grow");
+    let page = descendants(lab.child.id());
+    assert!(!page.is_empty());
+    lab.until("median error");
+    assert!(lab.child.wait().expect("it ends").success());
+    assert_gone(&page);
+    assert_ranks_agree(&lab.out.path().join("logs"), 4);
+    let summary = std::fs::read_to_string(lab.out.path().join("summary.json")).expect("a summary");
+    let summary: Value = serde_json::from_str(&summary).expect("JSON");
+    assert!(summary["decisions"].as_array().expect("decisions").len() >= 2, "at least two decisions");
+    assert!(summary["prediction_error"]["all"]["count"].as_u64() > Some(0), "no interval was predicted");
+}
+
+#[test]
+fn nothing_is_left_behind_on_any_way_out() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    for signal in [Signal::SIGINT, Signal::SIGKILL] {
+        let mut lab = Lab::start(&["--nodes", "2", "--scenario", "c1"]);
+        lab.until("workers started");
+        let all = descendants(lab.child.id());
+        assert!(!all.is_empty());
+        lab.signal(signal);
+        let status = lab.child.wait().expect("it ends");
+        assert_eq!(status.success(), signal == Signal::SIGINT, "{signal}: {status}");
+        assert_gone(&all);
+    }
+}

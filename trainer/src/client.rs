@@ -1,0 +1,405 @@
+//! The trainer's end of the agent's socket. A thread of its own connects, says hello, sends what is queued
+//! and connects again when the agent was restarted; a training step only ever puts a message into the queue.
+
+use flexcomm_wire::{AppliedReport, FromTrainer, Hello, MAX_LINE, ToTrainer};
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Most messages that wait while the agent is away; the oldest go first. About ten minutes of reports.
+pub const MAX_QUEUED: usize = 2048;
+
+/// How long one write to, or the welcome from, the agent may take before the connection is given up.
+const IO_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Between two attempts to connect.
+const RECONNECT: Duration = Duration::from_millis(300);
+
+/// Between two attempts after the agent refused the hello: someone has to change something first.
+const RECONNECT_REFUSED: Duration = Duration::from_secs(5);
+
+/// How often an idle connection is looked at.
+const IDLE: Duration = Duration::from_millis(300);
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<FromTrainer>,
+    /// Told again after each hello: a restarted agent has forgotten it.
+    applied: Option<AppliedReport>,
+    page: Option<PathBuf>,
+    connected: bool,
+    dropped: u64,
+    ending: bool,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic while the lock is held leaves plain data behind.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait(&self, timeout: Duration, until: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
+        let waited = self.wake.wait_timeout_while(self.lock(), timeout, |state| !until(state));
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+/// A connection that comes and goes; its methods never wait for the agent.
+#[derive(Debug)]
+pub struct Client {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Client {
+    /// Starts the thread. Fails only when the system cannot start one.
+    pub fn start(socket: &Path, hello: Hello) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let link = Link { socket: socket.to_owned(), hello, shared: Arc::clone(&shared), told: false };
+        let thread = std::thread::Builder::new().name("flexcomm-client".into()).spawn(move || link.run())?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Queues a message. When the queue is full the oldest one is dropped and counted.
+    pub fn send(&self, message: FromTrainer) {
+        let mut state = self.shared.lock();
+        if let FromTrainer::Applied(report) = &message {
+            state.applied = Some(report.clone());
+        }
+        if state.queue.len() >= MAX_QUEUED {
+            state.queue.pop_front();
+            state.dropped += 1;
+        }
+        state.queue.push_back(message);
+        drop(state);
+        self.shared.wake.notify_one();
+    }
+
+    /// Where the last welcome said the page is.
+    pub fn page(&self) -> Option<PathBuf> {
+        self.shared.lock().page.clone()
+    }
+
+    /// Whether the agent has welcomed this trainer and is still there, as far as is known.
+    pub fn connected(&self) -> bool {
+        self.shared.lock().connected
+    }
+
+    /// Messages dropped because the agent was away for too long, or because one was too long to send.
+    pub fn dropped(&self) -> u64 {
+        self.shared.lock().dropped
+    }
+
+    /// Says goodbye after what is queued and waits for at most `grace`.
+    pub fn finish(mut self, grace: Duration) {
+        self.send(FromTrainer::Bye);
+        self.shared.lock().ending = true;
+        self.shared.wake.notify_all();
+        let done = self.shared.wait(grace, |state| state.queue.is_empty() || !state.connected);
+        drop(done);
+        // Dropping a handle detaches the thread; it ends by itself once it sees `ending`.
+        self.thread = None;
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.shared.lock().ending = true;
+        self.shared.wake.notify_all();
+    }
+}
+
+enum End {
+    /// The agent went away or never was there.
+    Lost(std::io::Error),
+    /// It does not want this trainer.
+    Refused(String),
+    /// The client is done.
+    Ending,
+}
+
+struct Link {
+    socket: PathBuf,
+    hello: Hello,
+    shared: Arc<Shared>,
+    /// Whether the loss of the agent was logged since the last welcome.
+    told: bool,
+}
+
+impl Link {
+    fn run(mut self) {
+        loop {
+            let end = self.session();
+            self.shared.lock().connected = false;
+            self.shared.wake.notify_all();
+            let pause = match end {
+                End::Ending => return,
+                End::Lost(error) => {
+                    self.tell(&format!("no connection to the agent at {}: {error}", self.socket.display()));
+                    RECONNECT
+                }
+                End::Refused(reason) => {
+                    self.tell(&format!("the agent refuses this trainer: {reason}"));
+                    RECONNECT_REFUSED
+                }
+            };
+            let ending = self.shared.wait(pause, |state| state.ending).ending;
+            if ending {
+                return;
+            }
+        }
+    }
+
+    fn tell(&mut self, what: &str) {
+        if !self.told {
+            tracing::warn!("{what}; training goes on with the strategy in force");
+            self.told = true;
+        }
+    }
+
+    fn session(&mut self) -> End {
+        let stream = match self.connect() {
+            Ok(stream) => stream,
+            Err(end) => return end,
+        };
+        if self.told {
+            tracing::info!("the agent at {} is back", self.socket.display());
+            self.told = false;
+        }
+        match self.pump(stream) {
+            Ok(()) => End::Ending,
+            Err(error) => End::Lost(error),
+        }
+    }
+
+    fn connect(&self) -> Result<UnixStream, End> {
+        let mut stream = UnixStream::connect(&self.socket).map_err(End::Lost)?;
+        stream.set_write_timeout(Some(IO_TIMEOUT)).map_err(End::Lost)?;
+        stream.set_read_timeout(Some(IO_TIMEOUT)).map_err(End::Lost)?;
+        write_line(&mut stream, &FromTrainer::Hello(self.hello.clone())).map_err(End::Lost)?;
+        let answer = read_line(&stream).map_err(End::Lost)?;
+        match answer {
+            ToTrainer::Welcome { page, .. } => self.welcomed(&mut stream, page).map_err(End::Lost)?,
+            ToTrainer::Refused { reason } => return Err(End::Refused(reason)),
+        }
+        Ok(stream)
+    }
+
+    fn welcomed(&self, stream: &mut UnixStream, page: String) -> std::io::Result<()> {
+        let applied = {
+            let mut state = self.shared.lock();
+            state.page = Some(PathBuf::from(page));
+            state.connected = true;
+            state.applied.clone()
+        };
+        self.shared.wake.notify_all();
+        match applied {
+            Some(report) => write_line(stream, &FromTrainer::Applied(report)),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends until told to end. A message leaves the queue only once the system has taken all of it.
+    fn pump(&self, mut stream: UnixStream) -> std::io::Result<()> {
+        stream.set_read_timeout(None)?;
+        loop {
+            let (next, dropped, ending) = {
+                let state = self.shared.wait(IDLE, |state| !state.queue.is_empty() || state.ending);
+                (state.queue.front().cloned(), state.dropped, state.ending)
+            };
+            check_alive(&stream)?;
+            let Some(message) = next else {
+                if ending {
+                    return Ok(());
+                }
+                continue;
+            };
+            let written = write_line(&mut stream, &message);
+            let too_long = matches!(&written, Err(e) if e.kind() == std::io::ErrorKind::InvalidInput);
+            if !too_long {
+                written?;
+            }
+            let mut state = self.shared.lock();
+            state.dropped += u64::from(too_long);
+            // When the queue overflowed meanwhile, this very message may have been dropped from its front.
+            if state.dropped == dropped + u64::from(too_long) {
+                state.queue.pop_front();
+            }
+            drop(state);
+            self.shared.wake.notify_all();
+        }
+    }
+}
+
+/// The agent says nothing after its welcome, so anything readable is the end of the connection.
+fn check_alive(stream: &UnixStream) -> std::io::Result<()> {
+    stream.set_nonblocking(true)?;
+    let read = (&*stream).read(&mut [0; 256]);
+    stream.set_nonblocking(false)?;
+    match read {
+        Ok(0) => Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "it closed the connection")),
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn write_line(stream: &mut UnixStream, message: &FromTrainer) -> std::io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    if line.len() > MAX_LINE {
+        let text = format!("a message of {} bytes, at most {MAX_LINE} fit on a line", line.len());
+        tracing::warn!("{text}; it is dropped");
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, text));
+    }
+    stream.write_all(&line)
+}
+
+fn read_line(stream: &UnixStream) -> std::io::Result<ToTrainer> {
+    let mut line = String::new();
+    BufReader::new(stream.take(MAX_LINE as u64)).read_line(&mut line)?;
+    if line.is_empty() {
+        return Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "it closed the connection"));
+    }
+    Ok(serde_json::from_str(&line)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flexcomm_domain::{JobId, NodeName};
+    use flexcomm_wire::PROTOCOL;
+    use std::os::unix::net::UnixListener;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    fn hello() -> Hello {
+        Hello {
+            protocol: PROTOCOL,
+            job: JobId::new("j").unwrap(),
+            rank: 0,
+            world: 1,
+            gradient_values: 1,
+            backend: "lab-tcp".into(),
+            codecs: vec![],
+            collectives: vec![],
+        }
+    }
+
+    fn applied(version: u64) -> FromTrainer {
+        FromTrainer::Applied(AppliedReport { job: JobId::new("j").unwrap(), rank: 0, version, digest: 0, step: 1 })
+    }
+
+    struct Agent {
+        lines: BufReader<UnixStream>,
+    }
+
+    impl Agent {
+        fn accept(listener: &UnixListener) -> Self {
+            let (stream, _) = listener.accept().unwrap();
+            stream.set_read_timeout(Some(SOON)).unwrap();
+            let mut agent = Self { lines: BufReader::new(stream) };
+            assert!(matches!(agent.next(), Some(FromTrainer::Hello(_))));
+            agent
+        }
+
+        fn answer(&mut self, answer: &ToTrainer) {
+            let mut line = serde_json::to_vec(answer).unwrap();
+            line.push(b'\n');
+            self.lines.get_mut().write_all(&line).unwrap();
+        }
+
+        fn welcome(&mut self) {
+            let node = NodeName::new("n1").unwrap();
+            self.answer(&ToTrainer::Welcome { protocol: PROTOCOL, node, page: "/tmp/j.page".into() });
+        }
+
+        fn next(&mut self) -> Option<FromTrainer> {
+            let mut line = String::new();
+            self.lines.read_line(&mut line).unwrap();
+            (!line.is_empty()).then(|| serde_json::from_str(&line).unwrap())
+        }
+    }
+
+    #[test]
+    fn reports_survive_a_restart_of_the_agent_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent.sock");
+        let client = Client::start(&path, hello()).unwrap();
+        client.send(FromTrainer::Bye);
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut agent = Agent::accept(&listener);
+        agent.welcome();
+        assert_eq!(agent.next(), Some(FromTrainer::Bye), "queued before the agent was there");
+        client.send(applied(4));
+        assert_eq!(agent.next(), Some(applied(4)));
+        assert!(client.connected());
+        assert_eq!(client.page(), Some(PathBuf::from("/tmp/j.page")));
+
+        drop((agent, listener));
+        drop(client.shared.wait(SOON, |state| !state.connected));
+        client.send(applied(5));
+        std::fs::remove_file(&path).unwrap();
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut agent = Agent::accept(&listener);
+        agent.welcome();
+        assert_eq!(agent.next(), Some(applied(5)), "what is in force is told to a new agent first");
+        assert_eq!(agent.next(), Some(applied(5)));
+        client.finish(SOON);
+        assert_eq!(agent.next(), Some(FromTrainer::Bye));
+        assert_eq!(agent.next(), None);
+    }
+
+    #[test]
+    fn without_an_agent_the_queue_is_bounded_and_nothing_waits() {
+        let folder = tempfile::tempdir().unwrap();
+        let client = Client::start(&folder.path().join("nobody.sock"), hello()).unwrap();
+        for version in 0..MAX_QUEUED as u64 + 10 {
+            client.send(applied(version));
+        }
+        assert_eq!(client.dropped(), 10);
+        assert!(!client.connected());
+        assert_eq!(client.shared.lock().queue.front(), Some(&applied(10)));
+        client.finish(Duration::from_millis(1));
+    }
+
+    #[test]
+    fn a_refusal_is_not_a_connection() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let client = Client::start(&path, hello()).unwrap();
+        let mut agent = Agent::accept(&listener);
+        agent.answer(&ToTrainer::Refused { reason: "protocol 1, this agent speaks 2".into() });
+        assert_eq!(agent.next(), None);
+        assert!(!client.connected());
+        assert_eq!(client.page(), None);
+    }
+
+    #[test]
+    fn a_message_too_long_for_a_line_is_dropped_and_the_rest_arrives() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let client = Client::start(&path, hello()).unwrap();
+        let samples = vec![(1, 0.5); MAX_LINE / 4];
+        client.send(FromTrainer::Transfers { peer: [127, 0, 0, 1].into(), samples });
+        client.send(applied(1));
+        let mut agent = Agent::accept(&listener);
+        agent.welcome();
+        // Once before the queue, once from it.
+        assert_eq!(agent.next(), Some(applied(1)));
+        assert_eq!(agent.next(), Some(applied(1)));
+        assert_eq!(client.dropped(), 1);
+    }
+}

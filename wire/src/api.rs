@@ -1,0 +1,217 @@
+//! What the REST API under `/api/v1` answers to people and tools.
+
+use flexcomm_domain::{JobId, NodeName};
+use serde::{Deserialize, Serialize};
+
+use crate::{StrategyWire, TrialOutcome};
+
+/// RFC 9457 problem details, `application/problem+json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Problem {
+    /// `about:blank` or a stable name of the kind of problem.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Short, the same for every occurrence of the kind.
+    pub title: String,
+    /// HTTP status.
+    pub status: u16,
+    /// What was wrong with which value here, and the remedy.
+    pub detail: String,
+}
+
+/// A node, `GET /api/v1/nodes`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NodeView {
+    /// Its name.
+    pub node: NodeName,
+    /// Where its peers reach it.
+    pub addr: std::net::IpAddr,
+    /// Whether its last heartbeat is fresh.
+    pub live: bool,
+    /// Time since its last heartbeat.
+    pub heartbeat_age_ms: u64,
+    /// Whether its configuration allows shaping.
+    pub may_shape: bool,
+    /// flexcomm's version there.
+    pub software: String,
+    /// Reports waiting in its spool.
+    pub spooled: u64,
+}
+
+/// A directed link, `GET /api/v1/links`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LinkView {
+    /// From this node
+    pub from: NodeName,
+    /// to this node.
+    pub to: NodeName,
+    /// alpha.
+    pub latency_us: f64,
+    /// 8 / beta; null before the first measurement.
+    pub bandwidth_bps: Option<f64>,
+    /// Mean absolute difference of successive round trips.
+    pub jitter_us: f64,
+    /// Shares lost out and back.
+    pub loss_out: f64,
+    /// Shares lost out and back.
+    pub loss_back: f64,
+    /// 0 to 1.
+    pub latency_confidence: f64,
+    /// 0 to 1.
+    pub bandwidth_confidence: f64,
+    /// Age of the newest latency sample, at the time of the answer.
+    pub latency_age_ms: f64,
+    /// Age of the newest bandwidth sample, at the time of the answer.
+    pub bandwidth_age_ms: f64,
+}
+
+/// A job, `GET /api/v1/jobs` and `GET /api/v1/jobs/{id}`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobView {
+    /// Its name.
+    pub job: JobId,
+    /// N.
+    pub world: u32,
+    /// Node of each rank, as far as known.
+    pub nodes: Vec<Option<NodeName>>,
+    /// Values in the fused gradient.
+    pub gradient_values: u64,
+    /// What moves the bytes.
+    pub backend: String,
+    /// Ranks whose trainers are connected.
+    pub live_ranks: u32,
+    /// Newest step seen.
+    pub step: u64,
+    /// Newest training loss.
+    pub loss: Option<f64>,
+    /// Newest held-out accuracy.
+    pub accuracy: Option<f64>,
+    /// Medians over the newest steps under the decision in force.
+    pub compute_us: Option<f64>,
+    /// Compress and decompress.
+    pub comp_us: Option<f64>,
+    /// The collective proper (minimum over ranks per step, then the median).
+    pub sync_us: Option<f64>,
+    /// The whole step.
+    pub step_us: Option<f64>,
+    /// What the model predicts for the collective now.
+    pub predicted_sync_us: Option<f64>,
+    /// What the model predicts for the step now.
+    pub predicted_step_us: Option<f64>,
+    /// Mean gain over the newest steps.
+    pub gain: Option<f64>,
+}
+
+/// The decision in force, `GET /api/v1/jobs/{id}/decision`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DecisionView {
+    /// Which job.
+    pub job: JobId,
+    /// Only grows.
+    pub version: u64,
+    /// The version it replaced.
+    pub parent: u64,
+    /// Kept share of values; 1 = dense.
+    pub cr: f64,
+    /// How values travel.
+    pub collective: String,
+    /// How they are selected.
+    pub compressor: String,
+    /// `star` or `var`, for the art collectives.
+    pub selection: Option<String>,
+    /// When it was made, RFC 3339.
+    pub since: String,
+    /// The same in microseconds since the epoch.
+    pub since_us: u64,
+    /// First step under it; null until every rank has reported it.
+    pub applied_at_step: Option<u64>,
+    /// One sentence why.
+    pub reason: String,
+}
+
+/// One entry of `GET /api/v1/jobs/{id}/history`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HistoryEntry {
+    /// The decision.
+    #[serde(flatten)]
+    pub decision: DecisionView,
+    /// The planner's report: inputs, model terms, front, alternatives.
+    pub report: serde_json::Value,
+}
+
+/// One entry of `GET /api/v1/jobs/{id}/trials`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrialView {
+    /// Only grows within the job.
+    pub id: u64,
+    /// When it was asked for, RFC 3339.
+    pub asked_at: String,
+    /// `pending`, `done` or `aborted`.
+    pub state: String,
+    /// What was to be tried.
+    pub candidates: Vec<StrategyWire>,
+    /// What it found (rank 0's averages).
+    pub outcomes: Vec<TrialOutcome>,
+    /// Why it did not run all of them.
+    pub aborted: Option<String>,
+}
+
+/// `PUT /api/v1/scenario`: what every shaping agent's link should look like now (lab only).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ScenarioSet {
+    /// A label for people, for example `C1 epoch 13`.
+    pub label: String,
+    /// One-way delay on egress.
+    pub latency_us: f64,
+    /// Its standard deviation.
+    #[serde(default)]
+    pub jitter_us: f64,
+    /// Share of packets dropped.
+    #[serde(default)]
+    pub loss: f64,
+    /// Egress rate.
+    pub bandwidth_bps: f64,
+    /// Only these nodes; absent: all that may shape.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<Vec<NodeName>>,
+}
+
+/// `GET /api/v1/scenario`: what was asked for and who follows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ScenarioView {
+    /// The order's id; 0 when nothing was asked.
+    pub id: u64,
+    /// What was asked.
+    pub set: Option<ScenarioSet>,
+    /// Nodes that reported it in force.
+    pub in_force: Vec<NodeName>,
+    /// Nodes that refused, with their reason.
+    pub refused: Vec<(NodeName, String)>,
+}
+
+/// One entry of `GET /api/v1/jobs/{id}/intervals`: a run of steps under one decision, with what the model
+/// predicted for it from what was known when it began, and what was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct IntervalView {
+    /// The decision in force during all of it; 0 before the first.
+    pub version: u64,
+    /// What ran.
+    pub strategy: StrategyWire,
+    /// First and last step.
+    pub from_step: u64,
+    /// First and last step.
+    pub to_step: u64,
+    /// When its last step was stored.
+    pub at_us: u64,
+    /// The collective, predicted; null when no link was known.
+    pub predicted_sync_us: Option<f64>,
+    /// The collective proper: minimum over ranks per step, then the median.
+    pub measured_sync_us: f64,
+    /// The step, predicted.
+    pub predicted_step_us: Option<f64>,
+    /// The step: median.
+    pub measured_step_us: f64,
+    /// Whether links and decision had been settled since before it began: only such intervals say how good
+    /// the model is.
+    pub settled: bool,
+}

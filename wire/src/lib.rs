@@ -1,0 +1,34 @@
+//! What travels between controller, agent and trainer: JSON messages of protocol version [`PROTOCOL`].
+//!
+//! Field names carry their unit (`latency_us`, `bandwidth_bps`). Messages are plain data and may hold
+//! anything a peer wrote; `TryFrom` into domain types is where values are checked. Unknown fields are
+//! ignored, so that a newer peer can add some; a newer [`PROTOCOL`] is refused at registration.
+
+pub mod api;
+mod orders;
+mod reports;
+mod trainer;
+
+pub use orders::{
+    DecisionOrder, EchoPeer, JobOrders, Orders, ProbePlan, ShapeOrder, StrategyWire, ThroughputGrant, TrialOrder,
+};
+pub use reports::{
+    AppliedReport, Heartbeat, JobSeen, LinkReport, PathReport, Register, Registered, Report, ReportAck, ReportBatch,
+    ReportBody, ShapeReport, StepRecord, StepsReport, ThroughputReport, TrialOutcome, TrialReport,
+};
+pub use trainer::{CodecInfo, FromTrainer, Hello, ToTrainer};
+
+/// Version of everything in this crate. A peer with another version is refused with both numbers named.
+pub const PROTOCOL: u32 = 1;
+
+/// Most reports in one batch: bounds the controller's transaction.
+pub const MAX_BATCH: usize = 512;
+
+/// Most step records in one report: a second of steps at 4 ms each.
+pub const MAX_STEPS: usize = 256;
+
+/// Longest line on the trainer's socket, in bytes.
+pub const MAX_LINE: usize = 256 * 1024;
+
+/// Most candidates in one trial.
+pub const MAX_CANDIDATES: usize = 16;

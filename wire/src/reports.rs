@@ -1,0 +1,289 @@
+//! Agent to controller.
+
+use flexcomm_domain::{JobId, NodeName};
+use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
+
+use crate::{CodecInfo, StrategyWire};
+
+/// `POST /api/v1/agents/register`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Register {
+    /// Must equal [`crate::PROTOCOL`].
+    pub protocol: u32,
+    /// The node's name; two live agents may not share one.
+    pub node: NodeName,
+    /// Random per process start: tells a restarted agent from a second one with the same name.
+    pub instance: u64,
+    /// Where its peers reach it.
+    pub addr: IpAddr,
+    /// UDP port of its echo responder.
+    pub echo_port: u16,
+    /// TCP port of its throughput server.
+    pub throughput_port: u16,
+    /// Whether its configuration allows shaping.
+    pub may_shape: bool,
+    /// flexcomm's version, for people.
+    pub software: String,
+}
+
+/// Answer to [`Register`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Registered {
+    /// Send a heartbeat at least this often.
+    pub heartbeat_ms: u64,
+    /// Reports up to and including this sequence number are stored already (0: none).
+    pub acked_seq: u64,
+}
+
+/// `POST /api/v1/agents/{node}/heartbeat`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Heartbeat {
+    /// As registered.
+    pub instance: u64,
+    /// The agent's clock.
+    pub now_us: u64,
+    /// Epoch of the orders it follows.
+    pub orders_epoch: u64,
+    /// Reports waiting in its spool.
+    pub spooled: u64,
+}
+
+/// `POST /api/v1/agents/{node}/reports`. Stored in order, each once: `(node, seq)` is the key.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReportBatch {
+    /// As registered.
+    pub instance: u64,
+    /// Ascending by `seq`; at most [`crate::MAX_BATCH`].
+    pub reports: Vec<Report>,
+}
+
+/// Answer to [`ReportBatch`]: what is on disk now.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReportAck {
+    /// Everything up to here is stored or was set aside as invalid; never send it again.
+    pub acked_seq: u64,
+    /// How many of this batch were set aside, with the first reason.
+    pub set_aside: u64,
+    /// The first reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_reason: Option<String>,
+}
+
+/// One thing an agent observed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Per node, ascending from 1, kept in the spool across restarts of the agent.
+    pub seq: u64,
+    /// When, by the agent's clock.
+    pub at_us: u64,
+    /// What.
+    pub body: ReportBody,
+}
+
+/// The kinds of report.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum ReportBody {
+    /// The estimate of a link from this node to a peer.
+    Link(LinkReport),
+    /// The result of a granted throughput test.
+    Throughput(ThroughputReport),
+    /// The hops to a peer changed.
+    Path(PathReport),
+    /// A trainer said hello.
+    JobSeen(JobSeen),
+    /// A trainer left.
+    JobLeft {
+        /// Which job.
+        job: JobId,
+        /// Which rank.
+        rank: u32,
+    },
+    /// What training steps cost.
+    Steps(StepsReport),
+    /// A rank switched.
+    Applied(AppliedReport),
+    /// What a trial found.
+    Trial(TrialReport),
+    /// What tc now does.
+    Shape(ShapeReport),
+}
+
+/// Estimate of the directed link from the reporting node to `peer`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LinkReport {
+    /// The other end.
+    pub peer: NodeName,
+    /// alpha: one-way latency (half the robust round trip).
+    pub latency_us: f64,
+    /// 0 (a guess) to 1.
+    pub latency_confidence: f64,
+    /// Age of the newest latency sample.
+    pub latency_age_ms: f64,
+    /// 8 / beta; absent before the first measurement.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_bps: Option<f64>,
+    /// 0 to 1.
+    #[serde(default)]
+    pub bandwidth_confidence: f64,
+    /// Age of the newest bandwidth sample.
+    #[serde(default)]
+    pub bandwidth_age_ms: f64,
+    /// Mean absolute difference of successive round trips.
+    pub jitter_us: f64,
+    /// Share of echoes lost on the way out.
+    pub loss_out: f64,
+    /// Share of answers lost on the way back.
+    pub loss_back: f64,
+}
+
+/// Result of one granted throughput test.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ThroughputReport {
+    /// The grant it used.
+    pub grant: u64,
+    /// The other end.
+    pub peer: NodeName,
+    /// From this node to the peer; absent when it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out_bps: Option<f64>,
+    /// From the peer to this node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub back_bps: Option<f64>,
+    /// Bytes spent.
+    pub bytes: u64,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// The hops to a peer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PathReport {
+    /// The other end.
+    pub peer: NodeName,
+    /// Hop by hop; absent where a hop did not answer.
+    pub hops: Vec<Option<IpAddr>>,
+}
+
+/// A trainer's hello, as its agent passes it on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobSeen {
+    /// Which job.
+    pub job: JobId,
+    /// The trainer's rank.
+    pub rank: u32,
+    /// N.
+    pub world: u32,
+    /// Values in the fused gradient; M is 4 times that for fp32.
+    pub gradient_values: u64,
+    /// What moves the bytes, for example `lab-tcp`, `gloo`, `nccl`: coefficients are fitted per backend.
+    pub backend: String,
+    /// The compressors it has, with their real wire sizes.
+    pub codecs: Vec<CodecInfo>,
+    /// The collectives it can run.
+    pub collectives: Vec<String>,
+}
+
+/// What one training step cost on one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct StepRecord {
+    /// Step number within the job.
+    pub step: u64,
+    /// Forward and backward.
+    pub compute_us: f64,
+    /// Compress and decompress.
+    pub comp_us: f64,
+    /// From this rank's entry into the collective to its end, waiting for late ranks included.
+    pub sync_us: f64,
+    /// The part of `sync_us` before the last rank entered, where ranks can tell; the largest difference over
+    /// the ranks of one step is the time of the collective proper.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_us: Option<f64>,
+    /// The whole step.
+    pub step_us: f64,
+    /// Bytes this rank sent.
+    pub bytes_sent: u64,
+    /// ‖g_c‖²/‖g_e‖² of this rank's gradient; 1 when dense.
+    pub gain: f64,
+    /// Training loss, when known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
+    /// Held-out accuracy, 0 to 1, at the steps where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
+}
+
+/// A run of steps under one decision.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepsReport {
+    /// Which job.
+    pub job: JobId,
+    /// Which rank.
+    pub rank: u32,
+    /// The decision in force during all of them; 0 before the first.
+    pub version: u64,
+    /// What ran (also says what "0" was).
+    pub strategy: StrategyWire,
+    /// Ascending; at most [`crate::MAX_STEPS`].
+    pub steps: Vec<StepRecord>,
+}
+
+/// A rank switched to a decision.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AppliedReport {
+    /// Which job.
+    pub job: JobId,
+    /// Which rank.
+    pub rank: u32,
+    /// The decision.
+    pub version: u64,
+    /// Digest of its strategy.
+    pub digest: u64,
+    /// The first step under it.
+    pub step: u64,
+}
+
+/// What a trial found.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrialReport {
+    /// Which job.
+    pub job: JobId,
+    /// Which rank.
+    pub rank: u32,
+    /// Which trial.
+    pub id: u64,
+    /// One per candidate that ran, in order.
+    pub outcomes: Vec<TrialOutcome>,
+    /// Why it did not run all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aborted: Option<String>,
+    /// Snapshot, iterations and restore together.
+    pub cost_us: f64,
+}
+
+/// Averages over a candidate's iterations.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrialOutcome {
+    /// What ran.
+    pub strategy: StrategyWire,
+    /// Mean gain.
+    pub gain: f64,
+    /// Mean time to compress and decompress.
+    pub comp_us: f64,
+    /// Mean time in the collective.
+    pub sync_us: f64,
+    /// Iterations that ran.
+    pub iterations: u32,
+}
+
+/// What tc now does on the agent's interface.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ShapeReport {
+    /// The order's id.
+    pub id: u64,
+    /// Why it was refused; absent when it is in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}

@@ -1,0 +1,86 @@
+//! Trainer and agent on one node: JSON lines over a Unix socket. The orders travel the other way by the
+//! shared page, whose path the agent's welcome names.
+
+use flexcomm_domain::{JobId, NodeName};
+use serde::{Deserialize, Serialize};
+
+use crate::{AppliedReport, StepsReport, TrialReport};
+
+/// A trainer's first line.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Hello {
+    /// Must equal [`crate::PROTOCOL`].
+    pub protocol: u32,
+    /// Which job.
+    pub job: JobId,
+    /// This trainer's rank.
+    pub rank: u32,
+    /// N.
+    pub world: u32,
+    /// Values in the fused gradient.
+    pub gradient_values: u64,
+    /// What moves the bytes.
+    pub backend: String,
+    /// The compressors it has.
+    pub codecs: Vec<CodecInfo>,
+    /// The collectives it can run.
+    pub collectives: Vec<String>,
+}
+
+/// A compressor a trainer has and what its messages weigh: a message with k of n values has
+/// `header_bytes + k * (index_bytes + value_bytes)` bytes by allgather; AR-Topk broadcasts
+/// `header_bytes + k * index_bytes` and reduces `k * value_bytes`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CodecInfo {
+    /// Its name, as in a strategy.
+    pub compressor: String,
+    /// Fixed part of a message.
+    pub header_bytes: u64,
+    /// Per kept value.
+    pub index_bytes: f64,
+    /// Per kept value.
+    pub value_bytes: f64,
+}
+
+/// Trainer to agent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum FromTrainer {
+    /// First line.
+    Hello(Hello),
+    /// Step telemetry.
+    Steps(StepsReport),
+    /// A decision is in force.
+    Applied(AppliedReport),
+    /// A trial ended.
+    Trial(TrialReport),
+    /// Bytes and seconds of real transfers to a peer address: passive samples of the link.
+    Transfers {
+        /// The peer's IP address.
+        peer: std::net::IpAddr,
+        /// Per transfer: bytes, seconds.
+        samples: Vec<(u64, f64)>,
+    },
+    /// The trainer ends in an orderly way.
+    Bye,
+}
+
+/// Agent to trainer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum ToTrainer {
+    /// Answer to a valid hello.
+    Welcome {
+        /// The agent's protocol.
+        protocol: u32,
+        /// The node's name.
+        node: NodeName,
+        /// The file that holds this job's [`crate::JobOrders`] as JSON in a shared page.
+        page: String,
+    },
+    /// Answer to anything else; the connection closes after it.
+    Refused {
+        /// What was wrong with which value.
+        reason: String,
+    },
+}
