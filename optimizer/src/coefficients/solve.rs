@@ -14,8 +14,21 @@ const RIDGE_SLOPE: f64 = 0.02;
 /// Ridge of fixed / median time around 0: stronger, so that one level of times is explained by the terms.
 const RIDGE_FIXED: f64 = 0.5;
 
+/// Relative error of the terms themselves, since alpha and bandwidth are measured too. Least squares takes a scatter
+/// of the terms that the times do not follow for a proof that the times do not depend on them, and would predict at
+/// 4 Mbit/s what was measured at 100; a ridge of this error squared per sample undoes that.
+const TERMS_ERROR: f64 = 0.05;
+
+/// What a sample's worth of ridge holds fixed / median time at 0: a run at one operating point cannot tell a fixed
+/// time from the terms, and the terms are the better guess elsewhere. Far times, once there are any, outweigh it.
+const FIXED_DOUBT: f64 = 0.2;
+
 /// So many newest samples say how far the fit is off now: their median stands two outliers.
 const NEWEST: usize = 5;
+
+/// The newest samples stretch or shrink the fit at most so much: what is off by more was measured in a network
+/// whose change had not been seen yet, and counting that change twice would be worse.
+const MOST_STRETCH: f64 = 2.0;
 
 /// Weighting passes: the first ones with Huber's weights, which always lead to one minimum, the rest with
 /// Tukey's, which ignore far outliers altogether.
@@ -87,7 +100,7 @@ fn up_to_date(theta: Theta, rows: &[Row]) -> Theta {
     if ratios.len() < NEWEST {
         return theta;
     }
-    let stretch = median(ratios);
+    let stretch = median(ratios).clamp(1.0 / MOST_STRETCH, MOST_STRETCH);
     theta.map(|t| t * stretch)
 }
 
@@ -104,8 +117,8 @@ fn robust(rows: &[Row], unit: f64) -> Theta {
         let errors: Vec<f64> = errors.collect();
         let noise = (1.4826 * median(errors.iter().map(|e| e.abs()).collect())).max(LEAST_NOISE);
         let weight = if pass < HUBER_PASSES { huber } else { tukey };
-        let weigh = |((row, e), scale): ((&Row, &f64), &f64)| row.age_weight * weight(e / noise) / (scale * scale);
-        let weights: Vec<f64> = rows.iter().zip(&errors).zip(&scales).map(weigh).collect();
+        let weigh = |((row, e), scale): ((&Row, &f64), &f64)| (row.age_weight * weight(e / noise), *scale);
+        let weights: Vec<(f64, f64)> = rows.iter().zip(&errors).zip(&scales).map(weigh).collect();
         theta = non_negative(rows, &weights, factor);
     }
     theta
@@ -119,12 +132,14 @@ fn tukey(e: f64) -> f64 {
     if e.abs() >= TUKEY_K { 0.0 } else { (1.0 - (e / TUKEY_K).powi(2)).powi(2) }
 }
 
-/// Least squares with every coefficient at or above 0: the best of the eight ways to hold some at 0.
-fn non_negative(rows: &[Row], weights: &[f64], factor: f64) -> Theta {
-    let slope = RIDGE_SLOPE / (factor * factor);
-    let mut a = [[RIDGE_FIXED, 0.0, 0.0], [0.0, slope, 0.0], [0.0, 0.0, slope]];
-    let mut y = [0.0, slope * factor, slope * factor];
-    for (row, w) in rows.iter().zip(weights) {
+/// Least squares with every coefficient at or above 0: the best of the eight ways to hold some at 0. A weight is
+/// what a sample counts, and the time that its error is relative to.
+fn non_negative(rows: &[Row], weights: &[(f64, f64)], factor: f64) -> Theta {
+    let ridge = ridge(rows, weights, factor);
+    let mut a = [[ridge[0], 0.0, 0.0], [0.0, ridge[1], 0.0], [0.0, 0.0, ridge[2]]];
+    let mut y = [0.0, ridge[1] * factor, ridge[2] * factor];
+    for (row, (count, scale)) in rows.iter().zip(weights) {
+        let w = count / (scale * scale);
         for (i, xi) in row.x.iter().enumerate() {
             y[i] += w * xi * row.measured_s;
             a[i].iter_mut().zip(&row.x).for_each(|(cell, xj)| *cell += w * xi * xj);
@@ -135,6 +150,17 @@ fn non_negative(rows: &[Row], weights: &[f64], factor: f64) -> Theta {
         |t: &Theta| -> f64 { (0..3).map(|i| t[i] * ((0..3).map(|j| a[i][j] * t[j]).sum::<f64>() - 2.0 * y[i])).sum() };
     let candidates = (0u8..8).filter_map(|free| solve(&a, &y, free)).filter(|t| t.iter().all(|v| *v >= 0.0));
     candidates.min_by(|p, q| cost(p).total_cmp(&cost(q))).unwrap_or([0.0, factor, factor])
+}
+
+/// What holds fixed to 0 and a and b to the common factor.
+fn ridge(rows: &[Row], weights: &[(f64, f64)], factor: f64) -> Theta {
+    let counts: f64 = weights.iter().map(|(count, _)| count).sum();
+    let doubt = |i: usize| -> f64 {
+        let of = |(row, (count, scale)): (&Row, &(f64, f64))| count * (row.x[i] / scale).powi(2);
+        TERMS_ERROR * TERMS_ERROR * rows.iter().zip(weights).map(of).sum::<f64>()
+    };
+    let slope = RIDGE_SLOPE / (factor * factor);
+    [RIDGE_FIXED + FIXED_DOUBT * counts, slope + doubt(1), slope + doubt(2)]
 }
 
 /// Solves the equations of the coefficients whose bit is set in `free`, the others at 0.

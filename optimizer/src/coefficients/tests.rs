@@ -89,6 +89,26 @@ fn a_lasting_change_is_learnt_within_the_window() {
     assert_eq!(fit.samples().count(), WINDOW);
 }
 
+/// A job on one network: its measured bandwidth scatters, its times do not. Elsewhere the terms must still count.
+#[test]
+fn a_scatter_of_the_measured_bandwidth_does_not_hide_the_network() {
+    let mut rng = ChaCha8Rng::seed_from_u64(3);
+    let mut fit = Fit::default();
+    for _ in 0..WINDOW {
+        let terms = Terms { alpha_s: 0.006, beta_s: 0.048 * rng.random_range(0.85..1.3) };
+        fit.observe(Sample { terms, measured_s: 0.065 * rng.random_range(0.97..1.03) });
+    }
+    let c = fit.coefficients();
+    let slow = c.predict(Terms { alpha_s: 0.006, beta_s: 0.048 * 25.0 });
+    assert!((0.9..1.7).contains(&slow), "{slow} s on a network 25 times slower: {c:?}");
+    // The network did slow down, and was seen to only after five intervals: that is no law of the collective.
+    for _ in 0..5 {
+        fit.observe(Sample { terms: Terms { alpha_s: 0.006, beta_s: 0.048 }, measured_s: 1.4 });
+    }
+    let slow = fit.coefficients().predict(Terms { alpha_s: 0.006, beta_s: 0.048 * 25.0 });
+    assert!((0.9..3.5).contains(&slow), "{slow} s, counted twice: {:?}", fit.coefficients());
+}
+
 #[test]
 fn nonsense_is_refused_and_changes_nothing() {
     let mut book = CoefficientBook::default();
@@ -162,7 +182,8 @@ proptest! {
             fit.observe(Sample { terms, measured_s: a * terms.alpha_s + b * terms.beta_s });
         }
         let c = fit.coefficients();
-        prop_assert!((c.a / a - 1.0).abs() < 0.02 && (c.b / b - 1.0).abs() < 0.02, "{c:?}");
+        // The doubt about the terms draws slopes that differ 25 times a little towards each other.
+        prop_assert!((c.a / a - 1.0).abs() < 0.06 && (c.b / b - 1.0).abs() < 0.06, "{c:?}");
         prop_assert_eq!(c.samples, 60);
     }
 }
