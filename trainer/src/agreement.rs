@@ -276,7 +276,12 @@ impl Agreement {
 
     /// Starts a tick. On rank 0 this decides what the tick announces; call it before the tick's first frame.
     pub fn begin(&mut self) -> Tick {
-        if self.leads() && self.pending.is_none() {
+        self.begin_with(true)
+    }
+
+    /// As [`Self::begin`], where the frames of this tick may have no room for a plan; what is wanted then waits.
+    pub fn begin_with(&mut self, room: bool) -> Tick {
+        if room && self.leads() && self.pending.is_none() {
             self.pending = self.choose();
         }
         self.digest = self.strategy().digest();
@@ -292,6 +297,15 @@ impl Agreement {
     fn strategy(&self) -> Strategy {
         let candidate = self.trial.as_ref().and_then(|t| t.plan.candidates.get(t.candidate()));
         candidate.copied().unwrap_or(self.in_force.strategy)
+    }
+
+    /// Whether rank 0 would announce something at the next tick, had it room.
+    pub fn wants(&self) -> bool {
+        let wanted = match self.trial {
+            Some(_) => self.wanted_abort.is_some(),
+            None => self.wanted_decision.is_some() || self.wanted_trial.is_some(),
+        };
+        self.leads() && self.pending.is_none() && (self.stop_wished || wanted)
     }
 
     /// The most urgent of what is wanted. Decisions and new trials wait while a trial runs.
