@@ -7,14 +7,15 @@
 use crate::problem::ProblemError;
 use crate::terms::Paths;
 use crate::{Load, Problem, Profile, Space, pareto};
-use flexcomm_domain::{Collective, CompressionRatio, Compressor, Gain, Strategy};
+use flexcomm_domain::{Collective, CompressionRatio, Compressor, Gain, Selection, Strategy};
 use serde::{Deserialize, Serialize};
 
 /// Most buckets of a problem: DDP makes a few tens for the largest models on 25 MB buckets.
 pub const MAX_BUCKETS: usize = 60;
 
-/// Most plans that [`BucketProblem::exact_front`] lists.
-pub const MAX_ENUMERATED: usize = 200_000;
+/// Most plans that [`BucketProblem::exact_front`] lists: five ratios and three collectives over five buckets are
+/// 9,375 plans and take milliseconds; over six buckets searching is faster.
+pub const MAX_ENUMERATED: usize = 20_000;
 
 /// A bucket of the gradient.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -84,7 +85,10 @@ pub(crate) struct Cell {
 pub struct BucketProblem {
     collectives: Vec<Collective>,
     levels: Vec<CompressionRatio>,
-    buckets: usize,
+    /// Values of each bucket.
+    values: Vec<u64>,
+    compressor: Compressor,
+    selection: Selection,
     /// [collective][bucket][level], flat.
     cells: Vec<Cell>,
     dense: Vec<PlanPoint>,
@@ -105,8 +109,17 @@ impl BucketProblem {
         levels.sort_by(|a, b| a.get().total_cmp(&b.get()));
         levels.dedup();
         let table = Table { problem, buckets, paths: Paths::new(&problem.links), compressor };
-        let mut out =
-            Self { collectives: vec![], levels, buckets: buckets.len(), cells: vec![], dense: vec![], gain_floor: 0.0 };
+        let values = buckets.iter().map(|b| b.values).collect();
+        let mut out = Self {
+            collectives: vec![],
+            levels,
+            values,
+            compressor,
+            selection: space.selection,
+            cells: vec![],
+            dense: vec![],
+            gain_floor: 0.0,
+        };
         for &collective in &space.collectives {
             out.add(&table, collective, space)?;
         }
@@ -136,7 +149,7 @@ impl BucketProblem {
             return Ok(());
         };
         self.collectives.push(collective);
-        for bucket in 0..self.buckets {
+        for bucket in 0..self.buckets() {
             let row = table.row(bucket, &strategies)?;
             self.cells.extend(row);
         }
@@ -145,7 +158,19 @@ impl BucketProblem {
 
     /// Buckets.
     pub fn buckets(&self) -> usize {
-        self.buckets
+        self.values.len()
+    }
+
+    /// The plan as a strategy: its collective, and the share of all values that it keeps as ratio.
+    pub fn strategy(&self, plan: &BucketPlan) -> Strategy {
+        let kept = |(values, cr): (&u64, &CompressionRatio)| cr.keep(*values as usize) as f64;
+        let kept: f64 = self.values.iter().zip(&plan.crs).map(kept).sum();
+        let all: f64 = self.values.iter().map(|v| *v as f64).sum();
+        let selection = plan.collective.is_art().then_some(self.selection);
+        let sparse = CompressionRatio::new(kept / all)
+            .and_then(|cr| Strategy::new(self.compressor, cr, plan.collective, selection));
+        // Whole buckets that are too small to leave anything out make a sparse plan dense in all but name.
+        Strategy::dense(plan.collective).or(sparse).unwrap_or(Strategy::DENSE_RING)
     }
 
     /// Ratios by rising c.
@@ -170,7 +195,12 @@ impl BucketProblem {
 
     /// Sparse plans there are.
     pub fn size(&self) -> f64 {
-        self.collectives.len() as f64 * (self.levels.len() as f64).powi(self.buckets as i32)
+        self.collectives.len() as f64 * (self.levels.len() as f64).powi(self.buckets() as i32)
+    }
+
+    /// Whether there are few enough plans to list them all.
+    pub fn is_listable(&self) -> bool {
+        self.size() <= MAX_ENUMERATED as f64
     }
 
     /// Whether there is anything to search.
@@ -185,7 +215,7 @@ impl BucketProblem {
 
     pub(crate) fn cells_of(&self, collective: usize, bucket: usize) -> &[Cell] {
         let width = self.levels.len();
-        let at = (collective * self.buckets + bucket) * width;
+        let at = (collective * self.buckets() + bucket) * width;
         &self.cells[at..at + width]
     }
 
@@ -216,20 +246,20 @@ impl BucketProblem {
             let cells = self.cells_of(collective, bucket);
             (0..cells.len()).min_by(|&a, &b| score(&cells[a]).total_cmp(&score(&cells[b]))).unwrap_or(0)
         };
-        (0..self.buckets).map(best).collect()
+        (0..self.buckets()).map(best).collect()
     }
 
     /// The exact front over all plans, dense ones included. Refuses more than [`MAX_ENUMERATED`] plans.
     pub fn exact_front(&self) -> Result<Vec<PlanPoint>, BucketError> {
-        if self.size() > MAX_ENUMERATED as f64 {
+        if !self.is_listable() {
             return Err(BucketError::TooMany(self.size()));
         }
         let mut points = self.dense.clone();
         let width = self.levels.len();
-        let per_collective = if self.has_sparse() { width.pow(self.buckets as u32) } else { 0 };
+        let per_collective = if self.has_sparse() { width.pow(self.buckets() as u32) } else { 0 };
         for collective in 0..self.collectives.len() {
             for mut code in 0..per_collective {
-                let digits = (0..self.buckets).map(|_| {
+                let digits = (0..self.buckets()).map(|_| {
                     let digit = code % width;
                     code /= width;
                     digit

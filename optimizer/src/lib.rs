@@ -4,8 +4,9 @@
 //! [`Space`] lists the candidates, [`Problem::evaluate`] predicts each one's objectives
 //! (t_comp, t_sync, 1/gain) from link matrix, codec sizes, profiles and fitted coefficients,
 //! [`pareto::front`] drops what is dominated, and a [`policy::Policy`] picks one point.
-//! Where the space is too large to list (a ratio per bucket), [`nsga`] searches it.
+//! A ratio per bucket makes the space large: [`solve_buckets`] lists it while it can, else [`nsga`] searches it.
 
+pub mod bucket_solve;
 pub mod buckets;
 pub mod coefficients;
 pub mod cost;
@@ -19,6 +20,7 @@ pub mod space;
 pub mod terms;
 pub mod wire_size;
 
+pub use bucket_solve::{BucketSolution, Solver, solve_buckets};
 pub use buckets::{Bucket, BucketPlan, BucketProblem, PlanPoint};
 pub use coefficients::{CoefficientBook, Coefficients, Fit, Sample};
 pub use enumerate::{Solution, solve};

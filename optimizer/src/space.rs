@@ -1,6 +1,6 @@
 //! The candidates of a decision: ratios, compressors, collectives. Dense is always among them.
 
-use flexcomm_domain::{Collective, CompressionRatio, Compressor, Invalid, Selection, Strategy};
+use flexcomm_domain::{Collective, CompressionRatio, Compressor, Selection, Strategy};
 use serde::{Deserialize, Serialize};
 
 /// The paper's candidate ratios: c_high/3^i down to c_low, rounded as it prints them.
@@ -35,22 +35,6 @@ impl Default for Space {
 }
 
 impl Space {
-    /// Ratios c_high/3^i from `high` down to, and always with, `low`.
-    pub fn geometric(high: CompressionRatio, low: CompressionRatio) -> Result<Vec<CompressionRatio>, Invalid> {
-        if low > high {
-            return Err(Invalid::Combination(format!("lowest ratio {low} is above the highest, {high}")));
-        }
-        let mut crs = Vec::new();
-        let mut c = high.get();
-        // A last step that would end within a quarter of c_low is c_low itself.
-        while c > 1.25 * low.get() && crs.len() + 1 < MAX_CRS {
-            crs.push(CompressionRatio::new(c)?);
-            c /= 3.0;
-        }
-        crs.push(low);
-        Ok(crs)
-    }
-
     /// Every valid strategy once, dense first, in one fixed order. At most [`MAX_CRS`] ratios are used.
     pub fn strategies(&self) -> Vec<Strategy> {
         let mut all: Vec<Strategy> =
@@ -113,16 +97,5 @@ mod tests {
         let all = space.strategies();
         assert_eq!(all.len(), 3, "{all:?}");
         assert_eq!(all[2].collective(), Collective::Allgather);
-    }
-
-    #[test]
-    fn geometric_ratios_are_the_papers() {
-        let crs: Vec<f64> = Space::geometric(cr(0.1), cr(0.001)).unwrap().iter().map(|c| c.get()).collect();
-        assert_eq!(crs.len(), 5);
-        for (ours, papers) in crs.iter().zip(DEFAULT_CRS) {
-            assert!((ours / papers - 1.0).abs() < 0.08, "{ours} against {papers}");
-        }
-        assert!(Space::geometric(cr(0.001), cr(0.1)).is_err());
-        assert_eq!(Space::geometric(cr(0.01), cr(0.01)).unwrap(), vec![cr(0.01)]);
     }
 }

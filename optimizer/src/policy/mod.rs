@@ -128,6 +128,14 @@ impl PolicyConfig {
         }
     }
 
+    /// The least gain that it admits; 0 when it has no floor.
+    pub fn gain_floor(&self) -> f64 {
+        match self {
+            Self::TimeToQuality(p) => p.gain_floor,
+            Self::Knee(_) | Self::Weights(_) => 0.0,
+        }
+    }
+
     /// The rule.
     pub fn policy(&self) -> &dyn Policy {
         match self {

@@ -1,0 +1,186 @@
+//! A ratio per bucket, solved: every plan is listed while there are few, else NSGA-II searches; then a policy
+//! picks one point of the front.
+
+use crate::nsga::{self, NsgaError, Settings};
+use crate::problem::{ProblemError, overlapped};
+use crate::{BucketProblem, Choice, Evaluated, PlanPoint, PolicyConfig, Problem, Terms};
+use flexcomm_domain::{Gain, Seconds};
+use serde::{Deserialize, Serialize};
+
+/// Who found a front.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Solver {
+    /// Every plan was listed: the front is exact.
+    #[serde(rename = "enumeration")]
+    Enumeration,
+    /// There were too many: searched.
+    #[serde(rename = "nsga-ii")]
+    NsgaII,
+}
+
+impl Solver {
+    /// Its name in reports.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Enumeration => "enumeration",
+            Self::NsgaII => "nsga-ii",
+        }
+    }
+}
+
+/// A solved bucket problem.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BucketSolution {
+    /// How the front was found.
+    pub solver: Solver,
+    /// The front, dense plans included, by rising t_sync.
+    pub front: Vec<PlanPoint>,
+    /// Its points as candidates, in the same order; their ratio is the kept share of all values.
+    pub candidates: Vec<Evaluated>,
+    /// What the policy picked; its index is into both.
+    pub choice: Choice,
+}
+
+impl BucketSolution {
+    /// The plan that was picked.
+    pub fn chosen(&self) -> &PlanPoint {
+        &self.front[self.choice.index]
+    }
+
+    /// The plan that was picked, as a candidate.
+    pub fn evaluated(&self) -> &Evaluated {
+        &self.candidates[self.choice.index]
+    }
+}
+
+/// Solves `large`, which tabulates `problem` over its buckets. Plans below the policy's gain floor are not feasible.
+/// `seed` counts only where NSGA-II searches; the same seed gives the same solution.
+pub fn solve_buckets(
+    problem: &Problem,
+    large: BucketProblem,
+    policy: &PolicyConfig,
+    seed: u64,
+) -> Result<BucketSolution, NsgaError> {
+    let large = large.with_gain_floor(policy.gain_floor());
+    let (solver, front) = if large.is_listable() {
+        (Solver::Enumeration, large.exact_front()?)
+    } else {
+        (Solver::NsgaII, nsga::search(&large, &Settings::default(), seed)?)
+    };
+    let candidates: Result<Vec<Evaluated>, ProblemError> =
+        front.iter().map(|point| evaluate(problem, &large, point)).collect();
+    let candidates = candidates.map_err(crate::buckets::BucketError::from)?;
+    let all: Vec<usize> = (0..candidates.len()).collect();
+    let choice = policy.policy().choose(&candidates, &all, problem.compute);
+    Ok(BucketSolution { solver, front, candidates, choice })
+}
+
+/// A point of the front as a candidate. Its terms are not kept apart.
+fn evaluate(problem: &Problem, large: &BucketProblem, point: &PlanPoint) -> Result<Evaluated, ProblemError> {
+    let strategy = large.strategy(&point.plan);
+    let [t_comp, t_sync, inverse_gain] = point.objectives;
+    let t_step = overlapped(problem.compute.get(), t_comp + t_sync, problem.overlap);
+    let seconds = |what, v| Seconds::new(v).map_err(|_| ProblemError::OutOfRange(strategy, what, v));
+    Ok(Evaluated {
+        strategy,
+        t_comp: seconds("t_comp", t_comp)?,
+        t_sync: seconds("t_sync", t_sync)?,
+        t_step: seconds("t_step", t_step)?,
+        // The sum over buckets may end a rounding above 1.
+        gain: Gain::new((1.0 / inverse_gain).min(1.0)).unwrap_or(Gain::FULL),
+        terms: Terms::default(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Bucket, Profile, ProfilePoint, Space};
+    use flexcomm_domain::{CompressionRatio, Compressor, Link, LinkMatrix};
+
+    /// Large late buckets that compress well, small early ones that do not, as in a convolutional network.
+    fn buckets(n: u64) -> Vec<Bucket> {
+        let one = |i: u64| {
+            let (values, exponent) = (100_000 * (i + 1), 0.5 / (i + 1) as f64);
+            let point = |c: &CompressionRatio| ProfilePoint {
+                cr: *c,
+                gain: Gain::new(c.get().powf(exponent)).unwrap(),
+                t_comp_s: 1e-9 * values as f64,
+                weight: 1.0,
+            };
+            let profile = Profile::new(Space::default().crs.iter().map(point).collect()).unwrap();
+            Bucket { values, energy: 1.0, profile: Some(profile) }
+        };
+        (0..n).map(one).collect()
+    }
+
+    fn problem() -> Problem {
+        let mut problem = Problem::new(1, LinkMatrix::uniform(8, Link::new(1e-4, 1e9).unwrap()).unwrap());
+        problem.compute = Seconds::new(0.02).unwrap();
+        problem
+    }
+
+    fn solved(n: u64, seed: u64) -> BucketSolution {
+        let large = BucketProblem::new(&problem(), &buckets(n), &Space::default(), Compressor::TopK).unwrap();
+        solve_buckets(&problem(), large, &PolicyConfig::default(), seed).unwrap()
+    }
+
+    /// The exact optimum of time per gain without overlap, by Dinkelbach's method: for the optimum's own price of
+    /// gain, the weighted sum is zero.
+    fn optimum(n: u64) -> f64 {
+        let large = BucketProblem::new(&problem(), &buckets(n), &Space::default(), Compressor::TopK).unwrap();
+        let per_gain = |o: [f64; 3]| (problem().compute.get() + o[0] + o[1]) * o[2];
+        let dense = large.dense().iter().map(|p| per_gain(p.objectives)).fold(f64::MAX, f64::min);
+        (0..large.collectives().len()).fold(dense, |best, collective| {
+            let mut price = best;
+            for _ in 0..50 {
+                let levels = large.weighted(collective, 1.0, price);
+                price = price.min(per_gain(large.objectives(collective, levels.into_iter())));
+            }
+            best.min(price)
+        })
+    }
+
+    #[test]
+    fn few_plans_are_listed_and_many_searched() {
+        assert_eq!(solved(2, 1).solver, Solver::Enumeration);
+        assert_eq!(solved(5, 1).solver, Solver::Enumeration);
+        assert_eq!(solved(6, 1).solver, Solver::NsgaII);
+        assert_eq!(solved(12, 7), solved(12, 7));
+    }
+
+    #[test]
+    fn the_choice_is_the_optimum_of_the_policy() {
+        for n in [1, 3, 5, 8, 20, 60] {
+            let (found, best) = (solved(n, 3).evaluated().time_per_gain(), optimum(n));
+            let slack = if n <= 5 { 1e-9 } else { 0.01 };
+            assert!(found <= best * (1.0 + slack) && found >= best * (1.0 - 1e-9), "{n} buckets: {found}, best {best}");
+        }
+    }
+
+    #[test]
+    fn a_ratio_per_bucket_is_never_worse_than_one_for_all() {
+        let large = BucketProblem::new(&problem(), &buckets(20), &Space::default(), Compressor::TopK).unwrap();
+        let found = solved(20, 3);
+        for collective in 0..large.collectives().len() {
+            for level in 0..large.levels().len() {
+                let o = large.objectives(collective, std::iter::repeat_n(level, 20));
+                let uniform = (problem().compute.get() + o[0] + o[1]) * o[2];
+                assert!(found.evaluated().time_per_gain() <= uniform * (1.0 + 1e-9), "{collective} {level}");
+            }
+        }
+        let crs = &found.chosen().plan.crs;
+        assert!(crs.iter().any(|c| c != &crs[0]), "buckets that differ this much deserve different ratios: {crs:?}");
+        let kept: f64 = crs.iter().zip(buckets(20)).map(|(c, b)| c.keep(b.values as usize) as f64).sum();
+        let all: u64 = buckets(20).iter().map(|b| b.values).sum();
+        assert!((found.evaluated().strategy.cr().get() - kept / all as f64).abs() < 1e-12);
+    }
+
+    #[test]
+    fn the_floor_of_the_policy_holds() {
+        let policy = PolicyConfig::TimeToQuality(crate::policy::TimeToQuality { gain_floor: 0.9 });
+        let large = BucketProblem::new(&problem(), &buckets(20), &Space::default(), Compressor::TopK).unwrap();
+        let found = solve_buckets(&problem(), large, &policy, 3).unwrap();
+        assert!(found.candidates.iter().all(|c| c.gain.get() >= 0.9 - 1e-9), "{:?}", found.evaluated());
+    }
+}
