@@ -45,6 +45,7 @@ mod kernels;
 mod layers;
 mod select;
 mod selection;
+mod shadow;
 
 pub use aggregate::{AggregateError, aggregate, scatter_mean};
 pub use compressor::{Compressed, GradientCompressor, Method};
@@ -57,3 +58,4 @@ pub use kernels::Kernel;
 pub use layers::{Layers, LayersError, MAX_VALUES};
 pub use select::naive;
 pub use selection::{Energy, Selection, SelectionError};
+pub use shadow::{MAX_SHADOWS, SHADOW_VALUES, Shadow, ShadowGain};

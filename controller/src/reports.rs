@@ -248,6 +248,7 @@ fn trial(r: &TrialReport) -> Checked {
 fn outcome(o: &TrialOutcome) -> Checked {
     strategy(&o.strategy)?;
     gain(o.gain)?;
+    o.shadow_gain.map_or(Ok(()), gain)?;
     duration("comp_us", o.comp_us)?;
     duration("sync_us", o.sync_us)
 }

@@ -268,8 +268,13 @@ pub struct TrialReport {
 pub struct TrialOutcome {
     /// What ran.
     pub strategy: StrategyWire,
-    /// Mean gain.
+    /// Mean gain over the iterations. They start from the residual of whatever ran before, so this is not yet what
+    /// the candidate would keep in the long run.
     pub gain: f64,
+    /// Gain in a shadow trial that has run longer than this one: error feedback of its own, over a subset of the
+    /// coordinates, on every step's gradient. Absent from trainers without shadows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shadow_gain: Option<f64>,
     /// Mean time to compress and decompress.
     pub comp_us: f64,
     /// Mean time in the collective.

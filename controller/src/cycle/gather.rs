@@ -149,7 +149,7 @@ impl Sum {
     fn add(&mut self, o: &flexcomm_wire::TrialOutcome) {
         let weight = f64::from(o.iterations);
         self.cr = o.strategy.cr;
-        self.gain += weight * o.gain;
+        self.gain += weight * o.shadow_gain.unwrap_or(o.gain);
         self.comp_us += weight * o.comp_us;
         self.weight += weight;
     }
@@ -220,6 +220,7 @@ mod tests {
         let outcome = |text: &str| TrialOutcome {
             strategy: text.parse::<Strategy>().unwrap().into(),
             gain,
+            shadow_gain: None,
             comp_us: 1000.0 * gain,
             sync_us: 1.0,
             iterations: 10,

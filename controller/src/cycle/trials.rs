@@ -68,6 +68,7 @@ mod tests {
         let outcome = TrialOutcome {
             strategy: Strategy::DENSE_RING.into(),
             gain: 1.0,
+            shadow_gain: None,
             comp_us: 0.0,
             sync_us: 1.0,
             iterations: 1,

@@ -249,7 +249,7 @@ function showTrials(trials) {
   const row = (t) => el("tr", {},
     el("td", {}, `#${t.id}`), el("td", {}, el("span", { class: `tag ${t.state}` }, t.state)),
     el("td", { class: "soft wrap" }, t.outcomes.length ? gains(t.outcomes) : `${t.candidates.length} candidates`),
-    el("td", { class: "faint", title: t.aborted || t.outcomes.map((o) => `${strategyWords(o.strategy)} at ${share(o.strategy.cr)}: gain ${share(o.gain)}, compression ${micros(o.comp_us)}, collective ${micros(o.sync_us)}`).join("\n") }, t.aborted ? "hover for why" : `${t.outcomes.length} of ${t.candidates.length} ran`));
+    el("td", { class: "faint", title: t.aborted || t.outcomes.map((o) => `${strategyWords(o.strategy)} at ${share(o.strategy.cr)}: gain ${share(o.gain)}${o.shadow_gain == null ? "" : ` (in the long run ${share(o.shadow_gain)})`}, compression ${micros(o.comp_us)}, collective ${micros(o.sync_us)}`).join("\n") }, t.aborted ? "hover for why" : `${t.outcomes.length} of ${t.candidates.length} ran`));
   const head = el("tr", {}, ...["Trial", "", "Gain", ""].map((t) => el("th", {}, t)));
   $("trials").replaceChildren(el("table", { class: "list" }, el("thead", {}, head), el("tbody", {}, ...trials.map(row))));
 }

@@ -296,7 +296,10 @@ async fn trial(db: &mut SqliteConnection, node: &NodeName, mut r: TrialReport, n
     if !trials::exists(db, &r.job, r.id).await? {
         return aside(Reason::UnknownTrial, format!("trial {} of job {} was never asked for", r.id, r.job));
     }
-    r.outcomes.iter_mut().for_each(|o| o.gain = o.gain.min(1.0));
+    for outcome in &mut r.outcomes {
+        outcome.gain = outcome.gain.min(1.0);
+        outcome.shadow_gain = outcome.shadow_gain.map(|gain| gain.min(1.0));
+    }
     trials::put_report(db, &r, now).await?;
     JOB
 }

@@ -246,6 +246,7 @@ impl Agent {
         let outcome = |wire: &flexcomm_wire::StrategyWire| TrialOutcome {
             strategy: wire.clone(),
             gain: wire.cr.powf(0.1),
+            shadow_gain: None,
             comp_us: 500.0,
             sync_us: 1000.0,
             iterations: order.iterations,

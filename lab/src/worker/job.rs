@@ -3,6 +3,7 @@
 use super::data::Images;
 use super::hashes::HashLog;
 use super::report::{LEAST_GAIN, Reporter};
+use super::shadows::Shadows;
 use super::state::{StepOutcome, Training};
 use anyhow::{Context, Result};
 use flexcomm_domain::{JobId, Rank, Timestamp};
@@ -41,6 +42,8 @@ pub struct Job {
     pub held_out: Images,
     /// Telemetry.
     pub reporter: Reporter,
+    /// What other candidates would keep.
+    pub shadows: Shadows,
     /// Parameter hashes.
     pub hashes: HashLog,
     /// Set when the job should end.
@@ -157,6 +160,7 @@ impl Job {
         (ended.steps, ended.loss) = (done, outcome.loss);
         ended.accuracy = accuracy.or(ended.accuracy);
         self.reporter.step(tick, outcome, accuracy);
+        self.shadows.observe(self.training.gradient()).context("feed the shadow trials")?;
         let samples = self.training.sync().exchanger().take_samples();
         self.reporter.transfers(samples);
         if self.hashes.wanted() {
@@ -210,7 +214,8 @@ impl Job {
     fn end_trial(&mut self, trial: Option<Trial<Training>>, cause: Option<AbortCause>, now: Duration) -> Result<()> {
         let Some(trial) = trial else { return Ok(()) };
         let report = trial.finish(&mut self.training, (&self.name, self.rank), cause, now);
-        let report = report.context("restore after the trial")?;
+        let mut report = report.context("restore after the trial")?;
+        self.shadows.complete(&mut report);
         tracing::info!(
             trial = report.id,
             outcomes = report.outcomes.len(),

@@ -11,6 +11,7 @@ mod mesh;
 mod model;
 mod report;
 mod samples;
+mod shadows;
 mod state;
 mod stop;
 mod sync;
@@ -29,6 +30,7 @@ use job::{Job, Length};
 use mesh::{Mesh, MeshConfig};
 use model::{MAX_PARAMETERS, Shape};
 use report::Reporter;
+use shadows::Shadows;
 use state::{Sgd, Training};
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
@@ -167,6 +169,7 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
     let length = args.length(data.total);
     let mesh = Mesh::connect(listener, &config, Arc::clone(&stop)).context("bring the job's ranks together")?;
     let reporter = Reporter::new(args.socket.as_deref(), hello).context("start the agent's client")?;
+    let shadows = Shadows::new(&layers, args.seed)?;
     let sync = Synchronizer::new(Exchanger::new(mesh), layers, args.seed);
     let sgd = Sgd { batch: args.batch, lr: args.lr, momentum: args.momentum };
     // Data order must differ between ranks, everything else must not.
@@ -182,6 +185,7 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
         training,
         held_out: data.held_out,
         reporter,
+        shadows,
         hashes,
         stop,
         progress,

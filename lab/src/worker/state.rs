@@ -91,6 +91,11 @@ impl Training {
         &mut self.sync
     }
 
+    /// This rank's gradient of the last step, before error feedback.
+    pub fn gradient(&self) -> &[f32] {
+        &self.gradient
+    }
+
     /// One batch, one exchange, one update.
     pub fn step(&mut self, agreement: &mut Agreement, tick: &Tick) -> Result<StepOutcome, StepError> {
         let started = Instant::now();
