@@ -91,7 +91,6 @@ impl<S: Snapshot> Trial<S> {
             strategy: (*strategy).into(),
             gain: mean(sum.gain, sum),
             shadow_gain: None,
-            shadow_gain: None,
             comp_us: mean(sum.comp_us, sum),
             sync_us: mean(sum.sync_us, sum),
             iterations: sum.iterations,
