@@ -14,6 +14,7 @@
 mod alpha;
 mod beta;
 mod cluster;
+mod steps;
 
 use crate::passive::{BadTransfer, Transfer};
 use alpha::AlphaEstimator;

@@ -165,6 +165,87 @@ fn tests_on_a_busy_link_do_not_halve_it() {
     assert!(within(bps(&e, 40.0), 100e6, 0.05));
 }
 
+/// Slow start after each pause keeps the job at two thirds of a long link; tests are rarer than its transfers.
+#[test]
+fn a_job_that_never_fills_the_link_does_not_hide_it() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    let mut rng = SmallRng::seed_from_u64(3);
+    for i in 0..200 {
+        let t = 0.5 * f64::from(i);
+        e.echo(at(t), 0.1).unwrap();
+        e.transfer(at(t + 0.1), 1e7, 0.05 + 8e7 / (165e6 * rng.random_range(0.97..1.03))).unwrap();
+        if i % 20 == 0 {
+            e.throughput(at(t + 0.2), 250e6 * rng.random_range(0.95..1.02)).unwrap();
+        }
+        assert!(i <= 40 || within(bps(&e, t + 0.2), 250e6, 0.1), "{} at {t} s", bps(&e, t + 0.2));
+    }
+}
+
+/// Tests take half of the link from a job and get no more themselves, three times in a row.
+#[test]
+fn a_test_beside_a_job_is_no_fall() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    for i in 0..60 {
+        let t = f64::from(i);
+        e.echo(at(t), 0.002).unwrap();
+        let tested = i >= 30 && i % 3 == 0;
+        let share = if tested { 0.5 } else { 1.0 };
+        e.transfer(at(t + 0.3), 1e6, 0.001 + 8e6 / (100e6 * share)).unwrap();
+        if tested {
+            e.throughput(at(t + 0.4), 50e6).unwrap();
+        }
+        assert!(i < 3 || within(bps(&e, t + 0.4), 100e6, 0.1), "{} at {t} s", bps(&e, t + 0.4));
+    }
+}
+
+/// Smaller messages are slower by themselves; the link has not changed, and tests say so.
+#[test]
+fn another_kind_of_transfer_is_no_fall() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    for i in 0..40 {
+        let t = f64::from(i);
+        e.echo(at(t), 0.002).unwrap();
+        let (bytes, rate) = if i < 20 { (1e7, 240e6) } else { (1e6, 120e6) };
+        e.transfer(at(t + 0.3), bytes, 0.001 + bytes * 8.0 / rate).unwrap();
+        if i % 10 == 0 {
+            e.throughput(at(t + 0.5), 250e6).unwrap();
+        }
+    }
+    assert!(within(bps(&e, 40.0), 250e6, 0.1), "{}", bps(&e, 40.0));
+}
+
+/// One test and two transfers after it are enough, where either alone needs three.
+#[test]
+fn a_fall_seen_by_a_test_and_by_the_job_is_believed_sooner() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    let transfer = |e: &mut LinkEstimator, t: f64, rate: f64| e.transfer(at(t), 1e6, 0.001 + 8e6 / rate).unwrap();
+    for i in 0..20 {
+        e.echo(at(f64::from(i)), 0.002).unwrap();
+        transfer(&mut e, f64::from(i), 230e6);
+        if i % 5 == 0 {
+            e.throughput(at(f64::from(i)), 250e6).unwrap();
+        }
+    }
+    e.throughput(at(21.0), 100e6).unwrap();
+    transfer(&mut e, 23.0, 95e6);
+    assert!(within(bps(&e, 23.0), 250e6, 0.1));
+    transfer(&mut e, 24.0, 93e6);
+    assert!(within(bps(&e, 24.0), 97e6, 0.05), "{}", bps(&e, 24.0));
+}
+
+/// The job stays below both rates, so only tests see the fall.
+#[test]
+fn a_fall_that_the_job_does_not_feel_is_seen_by_tests() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    for i in 0..30 {
+        let t = 2.0 * f64::from(i);
+        e.echo(at(t), 0.002).unwrap();
+        e.transfer(at(t), 1e6, 0.001 + 8e6 / 40e6).unwrap();
+        e.throughput(at(t + 1.5), if i < 27 { 250e6 } else { 100e6 }).unwrap();
+    }
+    assert!(within(bps(&e, 60.0), 100e6, 0.05), "{}", bps(&e, 60.0));
+}
+
 #[test]
 fn a_transfer_bounds_the_latency() {
     let mut e = LinkEstimator::new(EstimatorConfig::default());

@@ -5,6 +5,8 @@
 //! 2. On a long link a small budget ends before TCP has filled it: bytes come in bursts, one per round trip. Each
 //!    burst was still spread out by the bottleneck, so the rate inside the later part of the larger bursts is the
 //!    answer (less sure: a shaper's token bucket hides in a burst).
+//! 3. A test that shares the link with a job gets all of it only in the job's pauses: when the fastest tenth of a
+//!    second after the first part was far faster than the answer so far, it is the answer (less sure, too).
 
 use crate::Nanos;
 use crate::stats::median;
@@ -32,6 +34,13 @@ const MIN_BURST: f64 = 16_384.0;
 const MIN_BURST_S: f64 = 0.001;
 /// Fewest bytes inside bursts, as a share of all: less is a leftover.
 const MIN_BURST_SHARE: f64 = 0.2;
+/// Shortest time over which the fastest part is sought, seconds: far above the grain of the scheduler, below a
+/// job's pause.
+const PEAK_S: f64 = 0.1;
+/// And it spans this many round trips: within one, a burst and the gap after it are not told apart.
+const PEAK_RTTS: f64 = 2.0;
+/// And this many bytes.
+const PEAK_BYTES: f64 = 100_000.0;
 /// Gaps shorter than this never end a burst: the scheduler makes them.
 const MIN_GAP_S: f64 = 0.004;
 
@@ -80,6 +89,12 @@ impl Curve {
     /// The best estimate so far; `rtt_s` is the round trip without queueing (0 when unknown). `None` before two
     /// points in time.
     pub fn rate(&self, rtt_s: f64) -> Option<Rate> {
+        let found = self.without_pauses(rtt_s)?;
+        Some(self.fastest(rtt_s).filter(|fastest| fastest.bps > found.bps * (1.0 + LIKE)).unwrap_or(found))
+    }
+
+    /// The same for a link that carries nothing else.
+    fn without_pauses(&self, rtt_s: f64) -> Option<Rate> {
         let steady = self.steady();
         if let Some(steady) = steady.filter(|s| s.used_s >= TRUSTED_RTTS * rtt_s) {
             return Some(steady);
@@ -88,6 +103,20 @@ impl Curve {
         let plain = steady.or_else(|| self.later_part())?;
         let bursts = if rtt_s >= MIN_GAP_S { self.inside_bursts(rtt_s) } else { None };
         Some(bursts.filter(|burst| burst.bps > plain.bps * (1.0 + LIKE / 2.0)).unwrap_or(plain))
+    }
+
+    /// The fastest part after the first part that is long enough.
+    fn fastest(&self, rtt_s: f64) -> Option<Rate> {
+        let (first, last) = (self.points.first()?, self.points.last()?);
+        let start = first.1 as f64 + FIRST_PART * (last.1 - first.1) as f64;
+        let later = &self.points[self.points.partition_point(|(_, total)| (*total as f64) < start)..];
+        let long = PEAK_S.max(PEAK_RTTS * rtt_s);
+        let mut end = 0;
+        let parts = later.iter().map_while(|begin| {
+            end += later[end..].iter().position(|(at, _)| at.since(begin.0) >= long)?;
+            span(begin, &later[end])
+        });
+        parts.filter(|part| part.used_bytes >= PEAK_BYTES).max_by(|a, b| a.bps.total_cmp(&b.bps))
     }
 
     /// Everything but the first part; everything when that leaves nothing.

@@ -101,6 +101,26 @@ fn a_stall_of_the_reader_does_not_count() {
     assert!((found.bps / 100e6 - 1.0).abs() < 0.05, "{found:?}");
 }
 
+/// A job takes three quarters of the link, in the midst pauses for 0.3 s, and goes on.
+#[test]
+fn the_pause_of_a_job_shows_the_whole_link() {
+    for (bps, rtt_s, steps) in [(10e6, 0.002, 3), (250e6, 0.1, 1)] {
+        let mut r = Receiving::new(Nanos(0), 10.0, rtt_s);
+        let mut at = 0.01;
+        for _ in 0..steps {
+            for (until, share) in [(0.9, 0.25), (1.2, 1.0), (1.6, 0.25)] {
+                let end = at + until;
+                while at < end {
+                    at += MSS * 8.0 / (bps * share);
+                    r.data(Nanos((at * 1e9) as u64), MSS as u64);
+                }
+            }
+        }
+        let found = r.rate().unwrap();
+        assert!((found.bps / bps - 1.0).abs() < 0.05 && !found.steady, "{found:?} at {bps} bit/s");
+    }
+}
+
 #[test]
 fn a_phase_ends_by_budget_by_word_or_by_time() {
     let mut s = Sending::new(Nanos(0), 1000, 1.0);
