@@ -27,6 +27,9 @@ pub const THROUGHPUT_PORT: u16 = 7072;
 /// IP TOS / IPv6 traffic class of every echo packet, request and reply: DSCP 46 (expedited forwarding). A
 /// shaper that gives this class its own leaf measures the link instead of the job's queue.
 pub const ECHO_TOS: u8 = 0xb8;
+/// IP TOS / IPv6 traffic class of a throughput session's handshakes and words of control: DSCP 48 (network
+/// control), as routers mark their own. The test's bytes are not marked: they queue as the job's do.
+pub const CONTROL_TOS: u8 = 0xc0;
 /// `SO_PRIORITY` of every echo packet: the highest that needs no capability; `pfifo_fast` and `prio` put it in
 /// their first band.
 pub const ECHO_PRIORITY: u32 = 6;

@@ -1,9 +1,9 @@
 //! Against the system's own tools, between two network namespaces.
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
+#![allow(clippy::unwrap_used)]
 
 mod common;
 
-use common::{A, B, B6, Pair, able, inside, sh};
+use common::{A, B, B6, Pair, able, alone, eventually, inside, sh, unless_busy};
 use flexcomm_probes::Token;
 use flexcomm_probes::edge::{
     EchoProber, EchoResponder, EchoSettings, PingSettings, ThroughputServer, measure_throughput, ping_many,
@@ -37,15 +37,11 @@ fn settings() -> PingSettings {
 /// The median of ping is within 5 % or 50 µs of the system's. Both are taken again when another process held the
 /// machine: what must hold is that they agree when nothing disturbs one of them.
 fn agree(ours: impl Fn() -> f64, system: impl Fn() -> f64) {
-    let mut seen = Vec::new();
-    for _ in 0..5 {
+    eventually(20, || {
         let (ours, system) = (ours(), system());
-        if (ours - system).abs() <= (0.05 * system).max(50e-6) {
-            return;
-        }
-        seen.push((ours, system));
-    }
-    panic!("ours and the system's median, seconds: {seen:?}");
+        let agree = (ours - system).abs() <= (0.05 * system).max(50e-6);
+        if agree { Ok(()) } else { Err(format!("our median is {ours} s, the system's {system} s")) }
+    });
 }
 
 #[test]
@@ -53,8 +49,9 @@ fn ping_agrees_with_the_systems() {
     if !able(&["ping"]) {
         return;
     }
+    let _alone = alone();
     let pair = Pair::new("ping");
-    for target in [B, B6] {
+    for target in [B, B6].into_iter().take(if pair.v6 { 2 } else { 1 }) {
         let addr: [IpAddr; 1] = [target.parse().unwrap()];
         let kernel = || {
             let report = inside(&pair.a, || ping_many(&addr, &settings(), &AtomicBool::new(false), &mut |_| {}));
@@ -78,7 +75,11 @@ fn an_unprivileged_socket_is_used_where_the_system_allows_it() {
     if !able(&[]) {
         return;
     }
+    let _alone = alone();
     let pair = Pair::new("dgram");
+    if !pair.v6 {
+        return;
+    }
     let ping = || {
         let report = inside(&pair.a, || {
             ping_many(&[B.parse().unwrap(), B6.parse().unwrap()], &settings(), &AtomicBool::new(false), &mut |_| {})
@@ -103,37 +104,39 @@ fn throughput_agrees_with_iperf3_at_a_tenth_of_its_bytes() {
     if !able(&["iperf3"]) {
         return;
     }
+    let _alone = alone();
     let pair = Pair::new("tput");
     let server: SocketAddr = format!("{B}:0").parse().unwrap();
     let server = inside(&pair.b, || ThroughputServer::spawn(server, &token()).unwrap());
     let _iperf = pair.start(&pair.b, "iperf3 -s");
     for mbit in [100, 500] {
         pair.htb(mbit);
-        let begin = Instant::now();
-        let (reference, spent) = loop {
-            // Three seconds instead of its default ten: less to undercut.
-            let out = std::process::Command::new("ip")
-                .args(["netns", "exec", &pair.a, "iperf3", "-c", B, "-t", "3", "-J"])
-                .output()
-                .unwrap();
-            if out.status.success() {
-                let end = serde_json::from_slice::<serde_json::Value>(&out.stdout).unwrap()["end"].clone();
-                let number = |sum: &str, key: &str| end[sum][key].as_f64().unwrap();
-                break (number("sum_received", "bits_per_second"), number("sum_sent", "bytes"));
-            }
-            assert!(begin.elapsed() < Duration::from_secs(20), "iperf3 did not start");
-        };
-        let plan = Plan::new(4, 64_000_000, 10.0, Direction::Both).unwrap();
-        let mut seen = Vec::new();
-        let good = (0..3).any(|_| {
-            let found = inside(&pair.a, || measure_throughput(server.local_addr(), &token(), &plan)).unwrap();
-            let close = |d: f64| (d / reference - 1.0).abs() <= 0.05;
-            let (out, back) = (found.out.unwrap(), found.back.unwrap());
-            seen.push((out.rate.bps, back.rate.bps, out.sent_bytes));
-            let cheap = out.sent_bytes as f64 <= spent / 10.0 && back.sent_bytes as f64 <= spent / 10.0;
-            close(out.rate.bps) && close(back.rate.bps) && cheap
+        eventually(8, || {
+            let (reference, spent) = iperf3(&pair);
+            let plan = Plan::new(4, 64_000_000, 10.0, Direction::Both).unwrap();
+            let found = unless_busy(|| inside(&pair.a, || measure_throughput(server.local_addr(), &token(), &plan)));
+            let good = [found.out.unwrap(), found.back.unwrap()]
+                .iter()
+                .all(|way| (way.rate.bps / reference - 1.0).abs() <= 0.05 && way.sent_bytes as f64 <= spent / 10.0);
+            if good { Ok(()) } else { Err(format!("iperf3 {reference} bit/s with {spent} bytes; ours {found:?}")) }
         });
-        assert!(good, "iperf3 {reference} bit/s with {spent} bytes; ours (out, back, bytes out): {seen:?}");
+    }
+}
+
+/// bit/s and bytes of the system's iperf3. Three seconds instead of its default ten: less to undercut.
+fn iperf3(pair: &Pair) -> (f64, f64) {
+    let begin = Instant::now();
+    loop {
+        let out = std::process::Command::new("ip")
+            .args(["netns", "exec", &pair.a, "iperf3", "-c", B, "-t", "3", "-J"])
+            .output()
+            .unwrap();
+        if out.status.success() {
+            let end = serde_json::from_slice::<serde_json::Value>(&out.stdout).unwrap()["end"].clone();
+            let number = |sum: &str, key: &str| end[sum][key].as_f64().unwrap();
+            return (number("sum_received", "bits_per_second"), number("sum_sent", "bytes"));
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "iperf3 did not start");
     }
 }
 
@@ -142,16 +145,22 @@ fn a_small_budget_is_enough_for_a_slow_link() {
     if !able(&[]) {
         return;
     }
+    let _alone = alone();
     let pair = Pair::new("slow");
     pair.htb(10);
     let server: SocketAddr = format!("{B}:0").parse().unwrap();
     let server = inside(&pair.b, || ThroughputServer::spawn(server, &token()).unwrap());
     let plan = Plan::new(4, 250_000, 5.0, Direction::Both).unwrap();
-    let found = inside(&pair.a, || measure_throughput(server.local_addr(), &token(), &plan)).unwrap();
-    assert!(found.bytes() <= 250_000);
-    for bps in [found.out_bps().unwrap(), found.back_bps().unwrap()] {
-        assert!((bps / 9.6e6 - 1.0).abs() < 0.1, "{found:?}");
-    }
+    eventually(8, || {
+        let found = unless_busy(|| inside(&pair.a, || measure_throughput(server.local_addr(), &token(), &plan)));
+        assert!(found.bytes() <= 250_000);
+        let close = |bps: f64| (bps / 9.6e6 - 1.0).abs() < 0.1;
+        if close(found.out_bps().unwrap()) && close(found.back_bps().unwrap()) {
+            Ok(())
+        } else {
+            Err(format!("{found:?}"))
+        }
+    });
 }
 
 #[test]
@@ -159,6 +168,7 @@ fn loss_is_seen_in_its_direction() {
     if !able(&[]) {
         return;
     }
+    let _alone = alone();
     let pair = Pair::new("loss");
     let responder = inside(&pair.b, || EchoResponder::spawn(format!("{B}:0").parse().unwrap(), &token()).unwrap());
     let settings = EchoSettings { interval_s: 0.002, ..EchoSettings::default() };
@@ -168,7 +178,7 @@ fn loss_is_seen_in_its_direction() {
     let until = |what: &str, done: &dyn Fn() -> bool| {
         let begin = Instant::now();
         while !done() {
-            assert!(begin.elapsed() < Duration::from_secs(20), "{what}: {:?}", prober.summaries());
+            assert!(begin.elapsed() < Duration::from_secs(60), "{what}: {:?}", prober.summaries());
             std::thread::yield_now();
         }
     };
@@ -190,7 +200,11 @@ fn a_trace_names_every_router() {
     if !able(&[]) {
         return;
     }
+    let _alone = alone();
     let (left, right) = (Pair::new("tr1"), Pair::new("tr2"));
+    if !(left.v6 && right.v6) {
+        return;
+    }
     // left.a - left.b = router = right.a - right.b, over a second pair of networks.
     let (router, far) = (&left.b, &right.b);
     sh(&format!("ip link add up0 netns {router} type veth peer name up0 netns {far}"));

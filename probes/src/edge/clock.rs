@@ -43,6 +43,11 @@ fn both() -> (Nanos, u64) {
 /// which is right unless somebody set it in these microseconds; then the moment of reading counts.
 pub(super) fn from_stamp(stamp_ns: Option<u64>) -> Nanos {
     let (now, wall) = both();
+    placed(now, wall, stamp_ns)
+}
+
+/// A wall-clock stamp on the monotonic clock, given both clocks at one moment.
+fn placed(now: Nanos, wall: u64, stamp_ns: Option<u64>) -> Nanos {
     match stamp_ns.map(|stamp| wall.wrapping_sub(stamp)) {
         Some(age) if age <= MAX_WAIT_NS => Nanos(now.0.saturating_sub(age)),
         _ => now,
@@ -53,19 +58,26 @@ pub(super) fn from_stamp(stamp_ns: Option<u64>) -> Nanos {
 mod tests {
     use super::*;
 
+    const NOW: Nanos = Nanos(7_000_000_000);
+    const WALL: u64 = 90_000_000_000;
+
     #[test]
     fn absurd_stamps_fall_back_to_now() {
-        let before = monotonic();
-        for stamp in [None, Some(0), Some(u64::MAX), Some(read(ClockId::CLOCK_REALTIME) + 1_000_000_000_000)] {
-            let at = from_stamp(stamp);
-            assert!(at >= before && at <= monotonic(), "{stamp:?}");
+        for stamp in [None, Some(0), Some(u64::MAX), Some(WALL + 1), Some(WALL - MAX_WAIT_NS - 1)] {
+            assert_eq!(placed(NOW, WALL, stamp), NOW, "{stamp:?}");
         }
     }
 
     #[test]
     fn a_stamp_moves_back_by_its_age() {
-        let stamp = read(ClockId::CLOCK_REALTIME) - 1_000_000_000;
-        let age = monotonic().since(from_stamp(Some(stamp)));
-        assert!((1.0..1.5).contains(&age), "{age}");
+        assert_eq!(placed(NOW, WALL, Some(WALL - 1_000_000_000)), Nanos(6_000_000_000));
+        assert_eq!(placed(Nanos(5), WALL, Some(WALL - 1_000_000_000)), Nanos(0));
+    }
+
+    #[test]
+    fn the_moment_of_both_clocks_lies_between_its_readings() {
+        let before = monotonic();
+        let (now, _) = both();
+        assert!(before <= now && now <= monotonic());
     }
 }

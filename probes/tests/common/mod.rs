@@ -1,22 +1,83 @@
 //! Two network namespaces joined by a veth pair, deleted when dropped.
-#![allow(dead_code, clippy::print_stdout)]
+#![allow(dead_code, clippy::print_stderr)]
 
+use flexcomm_probes::edge::MeasureError;
+use flexcomm_probes::throughput::{Refusal, ThroughputResult};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Says that a test has not run, and why. Every skipped test says it in this way.
+pub fn skipped(why: &str) {
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    eprintln!("SKIPPED {test}: {why}");
+}
+
+/// Whether the loopback interface speaks IPv6; says so when not.
+pub fn has_ipv6() -> bool {
+    let has = std::net::UdpSocket::bind("[::1]:0").is_ok();
+    if !has {
+        skipped("its IPv6 part: this machine has no IPv6 loopback");
+    }
+    has
+}
+
+/// Held by tests that compare rates or times: two of them at once measure each other.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Tries until `attempt` gives no complaint. A busy machine spoils some; all of them fail only when what is tested
+/// is wrong.
+pub fn eventually(attempts: usize, mut attempt: impl FnMut() -> Result<(), String>) {
+    let complaints: Vec<String> = (0..attempts).map_while(|_| attempt().err()).collect();
+    assert!(complaints.len() < attempts, "{}", complaints.join("\n"));
+}
+
+/// Measures again while the server is busy: a session that has just ended is taken down a little later.
+pub fn unless_busy(measure: impl Fn() -> Result<ThroughputResult, MeasureError>) -> ThroughputResult {
+    let begin = Instant::now();
+    loop {
+        match measure() {
+            Err(MeasureError::Refused(Refusal::Busy(_))) if begin.elapsed() < Duration::from_secs(30) => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            outcome => return outcome.unwrap(),
+        }
+    }
+}
 
 /// Whether namespaces can be made here; says why not.
 pub fn able(programs: &[&str]) -> bool {
     if !nix::unistd::geteuid().is_root() {
-        println!("skipped: needs root to make network namespaces");
+        skipped("needs root to make network namespaces");
         return false;
     }
     for program in ["ip", "tc"].iter().chain(programs) {
         let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).stdout(Stdio::null()).status();
         if !found.is_ok_and(|status| status.success()) {
-            println!("skipped: {program} is not installed");
+            skipped(&format!("{program} is not installed"));
             return false;
         }
     }
+    // Root without the capability, as in many containers.
+    if let Some(why) = no_namespaces() {
+        skipped(&format!("network namespaces cannot be made here ({why})"));
+        return false;
+    }
     true
+}
+
+fn no_namespaces() -> Option<String> {
+    let name = format!("fcprobe-{}-try-{:?}", std::process::id(), std::thread::current().id());
+    let name = name.replace(['(', ')'], "");
+    let made = Command::new("ip").args(["netns", "add", &name]).output().ok()?;
+    let pair =
+        Command::new("ip").args(["-n", &name, "link", "add", "try0", "type", "veth", "peer", "name", "try1"]).output();
+    let _ = Command::new("ip").args(["netns", "del", &name]).output();
+    let failed = [Some(made), pair.ok()].into_iter().flatten().find(|out| !out.status.success())?;
+    Some(String::from_utf8_lossy(&failed.stderr).trim().to_owned())
 }
 
 /// Runs a command given as words; panics with its output when it fails.
@@ -31,6 +92,8 @@ pub fn sh(line: &str) -> String {
 pub struct Pair {
     pub a: String,
     pub b: String,
+    /// Whether both ends have IPv6 addresses.
+    pub v6: bool,
 }
 
 pub const A: &str = "10.99.0.1";
@@ -41,18 +104,20 @@ pub const B6: &str = "fd99::2";
 impl Pair {
     pub fn new(tag: &str) -> Self {
         let name = |end: &str| format!("fcprobe-{}-{tag}-{end}", std::process::id());
-        let pair = Self { a: name("a"), b: name("b") };
+        let mut pair = Self { a: name("a"), b: name("b"), v6: true };
         sh(&format!("ip netns add {}", pair.a));
         sh(&format!("ip netns add {}", pair.b));
         sh(&format!("ip link add veth0 netns {} type veth peer name veth0 netns {}", pair.a, pair.b));
-        for (ns, v4, v6) in [(&pair.a, A, A6), (&pair.b, B, B6)] {
+        for (ns, v4, v6) in [(pair.a.clone(), A, A6), (pair.b.clone(), B, B6)] {
             sh(&format!("ip -n {ns} addr add {v4}/24 dev veth0"));
             // Systems without IPv6 still run the rest.
-            let _ = Command::new("ip")
-                .args(["-n", ns, "addr", "add", &format!("{v6}/64"), "dev", "veth0", "nodad"])
-                .output();
+            let add = ["-n", &ns, "addr", "add", &format!("{v6}/64"), "dev", "veth0", "nodad"];
+            pair.v6 &= Command::new("ip").args(add).output().is_ok_and(|out| out.status.success());
             sh(&format!("ip -n {ns} link set veth0 up"));
             sh(&format!("ip -n {ns} link set lo up"));
+        }
+        if !pair.v6 {
+            skipped("its IPv6 part: no IPv6 address can be set here");
         }
         pair
     }

@@ -1,5 +1,7 @@
 //! Throughput over TCP sockets: the client, and the loop that it shares with the server.
 
+mod dial;
+mod pending;
 mod server;
 
 pub use server::ThroughputServer;
@@ -7,20 +9,19 @@ pub use server::ThroughputServer;
 use super::fd::{Interest, wait};
 use super::udp::stamp_of;
 use super::{clock, monotonic, tcp};
-use crate::auth::Key;
 use crate::throughput::{
     BadFrame, DirectionResult, Frame, FrameReader, Plan, Purpose, Rate, Receiving, Refusal, Sending, TcpSummary,
-    ThroughputResult, client_proof, proves, server_proof,
+    ThroughputResult,
 };
-use crate::{Nanos, Token};
+use crate::{CONTROL_TOS, Nanos, Token};
+use dial::{connect, greet, open_streams};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recvmsg, setsockopt, sockopt::ReceiveTimestampns};
-use socket2::SockRef;
+use socket2::{SockRef, Socket};
 use std::io::{self, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 /// Longest wait for one frame of a handshake, seconds: three round trips of the worst link.
 const HANDSHAKE_S: f64 = 4.0;
@@ -67,6 +68,9 @@ pub enum MeasureError {
     /// The other side is silent.
     #[error("the other side was silent for {HANDSHAKE_S} s while {0} was awaited")]
     Silent(&'static str),
+    /// The caller ended it before there was anything to tell.
+    #[error("it was ended before the first byte")]
+    Stopped,
     /// A phase gave nothing to estimate from.
     #[error("too few bytes arrived to tell a rate")]
     Nothing,
@@ -77,16 +81,18 @@ fn io_error(what: &'static str) -> impl Fn(io::Error) -> MeasureError {
 }
 
 /// A connection that carries frames.
-struct Control {
+struct Control<'a> {
     socket: TcpStream,
     reader: FrameReader,
+    /// Ends waiting when set.
+    stop: Option<&'a AtomicBool>,
 }
 
-impl Control {
-    fn new(socket: TcpStream) -> Result<Self, MeasureError> {
+impl<'a> Control<'a> {
+    fn new(socket: TcpStream, stop: Option<&'a AtomicBool>) -> Result<Self, MeasureError> {
         socket.set_nodelay(true).map_err(io_error("set up the connection"))?;
         socket.set_nonblocking(true).map_err(io_error("set up the connection"))?;
-        Ok(Self { socket, reader: FrameReader::default() })
+        Ok(Self { socket, reader: FrameReader::default(), stop })
     }
 
     /// Frames are far smaller than any socket buffer: a write that would block means a peer that does not read.
@@ -123,7 +129,9 @@ impl Control {
             if monotonic() >= until {
                 return Err(MeasureError::Silent(awaited));
             }
-            wait(&[Interest { fd: self.socket.as_fd(), write: false }], until).map_err(io_error("wait"))?;
+            heed(self.stop)?;
+            let look = monotonic().plus(LOOK_S).min(until);
+            wait(&[Interest { fd: self.socket.as_fd(), write: false }], look).map_err(io_error("wait"))?;
         }
     }
 
@@ -136,9 +144,13 @@ impl Control {
     }
 }
 
+fn heed(stop: Option<&AtomicBool>) -> Result<(), MeasureError> {
+    if stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) { Err(MeasureError::Stopped) } else { Ok(()) }
+}
+
 /// Sends until the phase is over or `stop` is set, then says how much.
 fn send_phase(
-    control: &mut Control,
+    control: &mut Control<'_>,
     streams: &[TcpStream],
     mut phase: Sending,
     stop: &AtomicBool,
@@ -187,7 +199,7 @@ fn tcp_of(streams: &[TcpStream]) -> TcpSummary {
 
 /// Receives until the phase is over; returns the estimate and what the sender said.
 fn receive_phase(
-    control: &mut Control,
+    control: &mut Control<'_>,
     streams: &[TcpStream],
     mut phase: Receiving,
     stop: &AtomicBool,
@@ -243,8 +255,25 @@ fn read_stamped(stream: &TcpStream, buffer: &mut [u8]) -> Result<Option<(Nanos, 
     }
 }
 
+/// Lets handshakes and words of control pass the queue that the job has built, where a shaper or switch heeds the
+/// mark. Best effort: without it they only wait longer.
+fn mark_control(socket: &Socket, v6: bool) {
+    let _ = socket.set_tos_v4(u32::from(CONTROL_TOS));
+    if v6 {
+        let _ = socket.set_tclass_v6(u32::from(CONTROL_TOS));
+    }
+}
+
+/// The bytes of a test queue as the job's own do: what passes the queue would not measure it.
+fn unmark(stream: &TcpStream) {
+    let socket = SockRef::from(stream);
+    let _ = socket.set_tos_v4(0);
+    let _ = socket.set_tclass_v6(0);
+}
+
 /// Prepares a stream on either side.
 fn prepare(stream: &TcpStream, plan: &Plan) -> io::Result<()> {
+    unmark(stream);
     stream.set_nonblocking(true)?;
     setsockopt(stream, ReceiveTimestampns, &true)?;
     SockRef::from(stream).set_tcp_notsent_lowat(NOT_SENT)?;
@@ -260,7 +289,8 @@ pub fn measure_throughput(addr: SocketAddr, token: &Token, plan: &Plan) -> Resul
     measure_throughput_until(addr, token, plan, &AtomicBool::new(false))
 }
 
-/// The same, ended early with what was found so far when `stop` is set; a direction that had not begun is absent.
+/// The same, ended early with what was found so far when `stop` is set; a direction that had not begun is absent,
+/// and before the first byte the error is `Stopped`.
 pub fn measure_throughput_until(
     addr: SocketAddr,
     token: &Token,
@@ -268,25 +298,30 @@ pub fn measure_throughput_until(
     stop: &AtomicBool,
 ) -> Result<ThroughputResult, MeasureError> {
     let key = token.throughput_key();
-    let (mut control, rtt_s) = connect(addr)?;
+    let (mut control, rtt_s) = connect(addr, stop)?;
     let purpose = Purpose::Control { plan: *plan, rtt_us: (rtt_s * 1e6).min(2e6) as u32 };
     let session = greet(&mut control, &key, &purpose)?;
-    let streams = open_streams(addr, &key, session, plan)?;
+    let streams = open_streams(addr, &key, (session, plan.streams()), stop)?;
+    for stream in &streams {
+        prepare(stream, plan).map_err(io_error("set up a stream"))?;
+    }
     match control.answer(2.0 * HANDSHAKE_S, "the server's go-ahead")? {
         Frame::Ready => {}
         _ => return Err(MeasureError::OutOfTurn("the server's go-ahead")),
     }
+    // From here on there is something to tell: a stop ends the phase, not the talk about it.
+    control.stop = None;
     run_phases(&mut Client { control, streams, rtt_s }, plan, stop)
 }
 
 /// An open session as the client sees it.
-struct Client {
-    control: Control,
+struct Client<'a> {
+    control: Control<'a>,
     streams: Vec<TcpStream>,
     rtt_s: f64,
 }
 
-fn run_phases(client: &mut Client, plan: &Plan, stop: &AtomicBool) -> Result<ThroughputResult, MeasureError> {
+fn run_phases(client: &mut Client<'_>, plan: &Plan, stop: &AtomicBool) -> Result<ThroughputResult, MeasureError> {
     let Client { control, streams, rtt_s } = client;
     let (out_bytes, back_bytes) = plan.shares();
     let mut result = ThroughputResult { out: None, back: None, streams: plan.streams() };
@@ -306,7 +341,7 @@ fn run_phases(client: &mut Client, plan: &Plan, stop: &AtomicBool) -> Result<Thr
 }
 
 /// What the server found. It may have asked for a stop that crossed our last word.
-fn report(control: &mut Control, plan: &Plan) -> Result<Option<Rate>, MeasureError> {
+fn report(control: &mut Control<'_>, plan: &Plan) -> Result<Option<Rate>, MeasureError> {
     loop {
         match control.answer(plan.time_limit_s() + 2.0 * HANDSHAKE_S, "the server's report")? {
             Frame::Report(rate) => return Ok(rate),
@@ -329,42 +364,4 @@ pub async fn measure_throughput_async(
 ) -> Result<ThroughputResult, MeasureError> {
     let task = tokio::task::spawn_blocking(move || measure_throughput(addr, &token, &plan));
     task.await.map_err(|error| io_error("wait for the measuring thread")(io::Error::other(error)))?
-}
-
-/// Connects; the time it took is a round trip, the kernel's own figure a better one.
-fn connect(addr: SocketAddr) -> Result<(Control, f64), MeasureError> {
-    let socket = TcpStream::connect_timeout(&addr, Duration::from_secs_f64(HANDSHAKE_S))
-        .map_err(|cause| MeasureError::Connect { addr, cause })?;
-    let rtt_s = tcp::summary(&socket).map_or(0.0, |info| f64::from(info.min_rtt_us.min(info.rtt_us)) * 1e-6);
-    Ok((Control::new(socket)?, rtt_s))
-}
-
-/// The client's side of the handshake; returns the session.
-fn greet(control: &mut Control, key: &Key, purpose: &Purpose) -> Result<u64, MeasureError> {
-    let Frame::Challenge(challenge) = control.answer(HANDSHAKE_S, "the server's challenge")? else {
-        return Err(MeasureError::OutOfTurn("the server's challenge"));
-    };
-    let nonce: [u8; 32] = rand::random();
-    let proof = client_proof(key, &challenge, &nonce, purpose);
-    control.send(&Frame::Hello { nonce, purpose: *purpose, proof })?;
-    let Frame::Accept { session, proof } = control.answer(HANDSHAKE_S, "the server's answer")? else {
-        return Err(MeasureError::OutOfTurn("the server's answer"));
-    };
-    let proven = proves(&proof, &server_proof(key, &challenge, &nonce, session));
-    if proven { Ok(session) } else { Err(MeasureError::Impostor) }
-}
-
-/// All streams at once: one after the other would cost round trips.
-fn open_streams(addr: SocketAddr, key: &Key, session: u64, plan: &Plan) -> Result<Vec<TcpStream>, MeasureError> {
-    let open = || -> Result<TcpStream, MeasureError> {
-        let (mut control, _) = connect(addr)?;
-        greet(&mut control, key, &Purpose::Stream { session })?;
-        prepare(&control.socket, plan).map_err(io_error("set up a stream"))?;
-        Ok(control.socket)
-    };
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..plan.streams()).map(|_| scope.spawn(open)).collect();
-        let panicked = |_| io_error("open a stream")(io::Error::other("the thread panicked"));
-        threads.into_iter().map(|thread| thread.join().map_err(panicked)?).collect()
-    })
 }

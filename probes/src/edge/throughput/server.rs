@@ -1,6 +1,7 @@
 //! The server: threads for connections, one session at a time.
 
-use super::{Control, HANDSHAKE_S, MeasureError, io_error, prepare, receive_phase, send_phase};
+use super::pending::Pending;
+use super::{Control, HANDSHAKE_S, MeasureError, io_error, mark_control, prepare, receive_phase, send_phase};
 use crate::auth::Key;
 use crate::edge::echo::{SpawnError, lock};
 use crate::edge::fd::{Interest, wait};
@@ -14,13 +15,15 @@ use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Connections that may be in their handshake at once; more are closed at once.
-const MAX_PENDING: usize = 32;
+/// A connection that has not shown the token after this is closed, seconds: one round trip of the worst link.
+const GREETING_S: f64 = 2.0;
+/// Connections that the kernel holds for us: a crowd must not make others wait for TCP's second try.
+const BACKLOG: i32 = 1024;
 /// Two phases with their lingering, and the handshakes.
 const MAX_SESSION_S: f64 = 2.0 * (MAX_TIME_S + 8.0);
 
@@ -35,7 +38,7 @@ struct Slot {
 struct Server {
     key: Key,
     slot: Mutex<Option<Slot>>,
-    pending: AtomicUsize,
+    pending: Pending,
     stop: AtomicBool,
 }
 
@@ -59,12 +62,8 @@ impl ThroughputServer {
         let listener = listen(bind).map_err(|cause| SpawnError::Bind { addr: bind, cause })?;
         let local = listener.local_addr().map_err(SpawnError::system("read the listening address"))?;
         let key = token.throughput_key();
-        let server = Arc::new(Server {
-            key,
-            slot: Mutex::new(None),
-            pending: AtomicUsize::new(0),
-            stop: AtomicBool::new(false),
-        });
+        let server =
+            Arc::new(Server { key, slot: Mutex::new(None), pending: Pending::default(), stop: AtomicBool::new(false) });
         let shared = Arc::clone(&server);
         let thread = Owner::spawn("flexcomm-tput", move |mut bell| while accept(&listener, &server, &mut bell) {})
             .map_err(SpawnError::system("start the throughput server's thread"))?;
@@ -84,8 +83,10 @@ fn listen(bind: SocketAddr) -> io::Result<TcpListener> {
     }
     // A restarted agent must not wait for its old connections to time out.
     socket.set_reuse_address(true)?;
+    // Accepted connections inherit it.
+    mark_control(&socket, bind.is_ipv6());
     socket.bind(&bind.into())?;
-    socket.listen(MAX_PENDING as i32)?;
+    socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
     Ok(socket.into())
 }
@@ -114,29 +115,31 @@ fn accept(listener: &TcpListener, server: &Arc<Server>, bell: &mut Bell) -> bool
     true
 }
 
-/// Gives a connection a thread, unless too many are in their handshake.
+/// Gives a connection a place among the pending ones, and a thread.
 fn admit(server: &Arc<Server>, socket: TcpStream, peer: SocketAddr) {
-    if server.pending.fetch_add(1, Ordering::AcqRel) >= MAX_PENDING {
-        server.pending.fetch_sub(1, Ordering::AcqRel);
-        tracing::debug!(%peer, "throughput server closed a connection: too many handshakes");
-        return;
-    }
+    let place = match socket.try_clone() {
+        Ok(handle) => server.pending.enter(peer, handle),
+        Err(error) => {
+            tracing::warn!(%error, "throughput server has no descriptor left");
+            return;
+        }
+    };
     let inside = Arc::clone(server);
     let serve = move || {
-        if let Err(error) = serve(&inside, socket) {
+        if let Err(error) = serve(&inside, socket, place) {
             tracing::debug!(%peer, %error, "throughput connection ended");
         }
     };
     if let Err(error) = std::thread::Builder::new().name("flexcomm-tput-c".into()).spawn(serve) {
-        server.pending.fetch_sub(1, Ordering::AcqRel);
+        server.pending.leave(place);
         tracing::warn!(%error, "throughput server cannot start a thread");
     }
 }
 
 /// One connection from its challenge on.
-fn serve(server: &Server, socket: TcpStream) -> Result<(), MeasureError> {
+fn serve(server: &Server, socket: TcpStream, place: u64) -> Result<(), MeasureError> {
     let greeted = welcome(server, socket);
-    server.pending.fetch_sub(1, Ordering::AcqRel);
+    server.pending.leave(place);
     let Some((mut control, opened, plan, rtt_s)) = greeted? else { return Ok(()) };
     let outcome = serve_session(&mut control, opened, (&plan, rtt_s), &server.stop);
     *lock(&server.slot) = None;
@@ -147,14 +150,14 @@ struct Opened {
     streams: Receiver<TcpStream>,
 }
 
-type Session = (Control, Opened, Plan, f64);
+type Session = (Control<'static>, Opened, Plan, f64);
 
 /// The server's side of the handshake. `None`: it was a stream, and is where it belongs.
 fn welcome(server: &Server, socket: TcpStream) -> Result<Option<Session>, MeasureError> {
-    let mut control = Control::new(socket)?;
+    let mut control = Control::new(socket, None)?;
     let challenge: [u8; 32] = rand::random();
     control.send(&Frame::Challenge(challenge))?;
-    let Frame::Hello { nonce, purpose, proof } = control.next_within(HANDSHAKE_S, "the client's answer")? else {
+    let Frame::Hello { nonce, purpose, proof } = control.next_within(GREETING_S, "the client's answer")? else {
         return Err(MeasureError::OutOfTurn("the client's answer"));
     };
     if !proves(&proof, &client_proof(&server.key, &challenge, &nonce, &purpose)) {
@@ -185,7 +188,7 @@ fn welcome(server: &Server, socket: TcpStream) -> Result<Option<Session>, Measur
     }
 }
 
-fn refuse<T>(control: &mut Control, refusal: Refusal) -> Result<T, MeasureError> {
+fn refuse<T>(control: &mut Control<'_>, refusal: Refusal) -> Result<T, MeasureError> {
     control.send(&Frame::Refuse(refusal))?;
     Err(refusal.into())
 }
@@ -211,15 +214,16 @@ fn claim_stream(server: &Server, session: u64) -> Option<SyncSender<TcpStream>> 
 }
 
 fn serve_session(
-    control: &mut Control,
+    control: &mut Control<'_>,
     opened: Opened,
     (plan, rtt_s): (&Plan, f64),
     stop: &AtomicBool,
 ) -> Result<(), MeasureError> {
     let mut streams = Vec::new();
-    let until = Duration::from_secs_f64(HANDSHAKE_S);
+    let until = monotonic().plus(HANDSHAKE_S);
     for _ in 0..plan.streams() {
-        let stream = opened.streams.recv_timeout(until).map_err(|_| MeasureError::Silent("a stream"))?;
+        let left = Duration::from_secs_f64(until.since(monotonic()));
+        let stream = opened.streams.recv_timeout(left).map_err(|_| MeasureError::Silent("a stream"))?;
         prepare(&stream, plan).map_err(io_error("set up a stream"))?;
         streams.push(stream);
     }
