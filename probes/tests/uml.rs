@@ -1,25 +1,30 @@
-//! alpha and beta while a TCP flow saturates the link, on real netem and htb inside user-mode Linux: the kernels of
-//! build machines often lack netem.
+//! alpha and beta while a TCP flow saturates the link, and ping against the system's, on real netem and htb inside
+//! user-mode Linux: the kernels of build machines often lack netem.
 //!
 //! `the_estimates_hold_while_the_link_is_saturated` starts user-mode Linux on this same test binary; inside, the
 //! test `inside_user_mode_linux` does the work and its lines are checked outside.
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)]
 
 mod common;
 
-use common::{Pair, able, inside, sh};
+use common::{Pair, able, eventually, inside, sh, skipped};
 use flexcomm_domain::Timestamp;
 use flexcomm_probes::Token;
 use flexcomm_probes::edge::{
-    EchoEvent, EchoProber, EchoResponder, EchoSettings, ThroughputServer, measure_throughput, monotonic,
+    EchoEvent, EchoProber, EchoResponder, EchoSettings, MeasureError, PingSettings, ThroughputServer,
+    measure_throughput, monotonic, ping_many,
 };
 use flexcomm_probes::estimate::{EstimatorConfig, LinkEstimator};
-use flexcomm_probes::throughput::{Direction, Plan};
+use flexcomm_probes::ping::PingPlan;
+use flexcomm_probes::stats::median;
+use flexcomm_probes::throughput::{Direction, Plan, ThroughputResult};
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Set inside user-mode Linux.
@@ -27,9 +32,14 @@ const INSIDE: &str = "FLEXCOMM_PROBES_UML";
 /// (one-way seconds, Mbit/s) in the order in which the link changes.
 const POINTS: [(f64, u32); 4] = [(0.001, 250), (0.001, 10), (0.05, 10), (0.05, 250)];
 /// Longest time for the estimates to settle after a change, seconds.
-const PATIENCE_S: f64 = 25.0;
-/// Least time after a change, seconds: what held before must have left the window.
+const PATIENCE_S: f64 = 45.0;
+/// Least time after a change, seconds: what held before must have left the window of alpha.
 const SETTLE_S: f64 = 5.0;
+/// The estimates count by their median over this time, after that, seconds.
+const HOLD_S: f64 = 5.0;
+/// What tests may use after a change, in seconds of the link: the share of one per cent over five minutes, which is
+/// how far the controller lets a suspect link overdraw.
+const TESTS_S: f64 = 3.0;
 
 #[test]
 fn the_estimates_hold_while_the_link_is_saturated() {
@@ -52,23 +62,25 @@ fn the_estimates_hold_while_the_link_is_saturated() {
     sh(&format!("chmod 755 {}", script.display()));
     let memory = if std::path::Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" };
     let out = std::process::Command::new("timeout")
-        .args(["--kill-after=5", "280", "linux.uml", "mem=768M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/"])
+        .args(["--kill-after=5", "480", "linux.uml", "mem=768M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/"])
         .args(["rw", &format!("init={}", script.display()), "con=null", "con0=fd:0,fd:1", "quiet"])
         .env("TMPDIR", memory)
         .stdin(std::process::Stdio::null())
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&out.stdout).replace('\r', "");
-    for line in text.lines().filter(|line| line.contains("POINT") || line.contains("TABLE")) {
+    for line in text.lines().filter(|line| line.contains("POINT") || line.contains("TABLE") || line.contains("PING")) {
         println!("{line}");
     }
     assert_eq!(text.matches("POINT good").count(), 2 * POINTS.len(), "{text}");
+    assert_eq!(text.matches("PING good").count(), 2, "{text}");
 }
 
 /// What the job's transfers look like.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Job {
-    /// One flow without a pause; echo packets have a class of their own, as the agent's shaping gives them.
+    /// One flow without a pause; echo packets and handshakes have a class of their own, as the agent's shaping gives
+    /// them.
     Endless,
     /// Transfers with idle times between them, as training steps have; echo packets queue with the rest.
     Steps,
@@ -77,14 +89,38 @@ enum Job {
 #[test]
 fn inside_user_mode_linux() {
     if std::env::var_os(INSIDE).is_none() {
-        println!("skipped: runs inside user-mode Linux, started by the other test");
+        skipped("runs inside user-mode Linux, started by the_estimates_hold_while_the_link_is_saturated");
         return;
     }
     println!("TABLE job, set alpha ms, Mbit/s, measured alpha ms, Mbit/s, after s");
     for job in [Job::Endless, Job::Steps] {
-        let pair = Pair::new("uml");
-        let _ = follow(&pair, job);
+        follow(&Pair::new("uml"), job);
     }
+    let pair = Pair::new("ping");
+    for (i, point) in [POINTS[0], POINTS[2]].into_iter().enumerate() {
+        for ns in [&pair.a, &pair.b] {
+            shape(ns, Job::Steps, point, i == 0);
+        }
+        ping_agrees(&pair, point);
+    }
+}
+
+/// The median of ping is within 5 % or 50 µs of the system's.
+fn ping_agrees(pair: &Pair, point: (f64, u32)) {
+    let target = [common::B.parse().unwrap()];
+    let settings = PingSettings { plan: PingPlan { count: 40, interval_s: 0.02, timeout_s: 2.0 }, payload: 56 };
+    eventually(10, || {
+        let report = inside(&pair.a, || ping_many(&target, &settings, &AtomicBool::new(false), &mut |_| {})).unwrap();
+        let ours = report.targets[0].rtt.unwrap().median_s;
+        let out = pair.run(&pair.a, &format!("ping -c 40 -i 0.02 {}", common::B));
+        let times = out.lines().filter_map(|line| line.split("time=").nth(1)?.split(' ').next()?.parse::<f64>().ok());
+        let system = median(&times.collect::<Vec<f64>>()).unwrap() * 1e-3;
+        if (ours - system).abs() > (0.05 * system).max(50e-6) {
+            return Err(format!("our median is {ours} s, the system's {system} s at {point:?}"));
+        }
+        println!("PING good: netem {point:?}: median {:.3} ms, the system's {:.3} ms", ours * 1e3, system * 1e3);
+        Ok(())
+    });
 }
 
 fn shape(ns: &str, job: Job, (alpha, mbit): (f64, u32), first: bool) {
@@ -107,12 +143,16 @@ fn shape(ns: &str, job: Job, (alpha, mbit): (f64, u32), first: bool) {
         sh(&format!("tc -n {ns} qdisc {verb} dev veth0 parent 1:{id} handle {id}: netem delay {delay} limit 20000"));
     }
     if first && job == Job::Endless {
-        sh(&format!("tc -n {ns} filter add dev veth0 parent 1: protocol ip u32 match ip tos 0xb8 0xff flowid 1:30"));
+        for tos in [flexcomm_probes::ECHO_TOS, flexcomm_probes::CONTROL_TOS] {
+            sh(&format!(
+                "tc -n {ns} filter add dev veth0 parent 1: protocol ip u32 match ip tos {tos:#x} 0xff flowid 1:30"
+            ));
+        }
     }
 }
 
 /// Runs the job over all points with one estimator.
-fn follow(pair: &Pair, job: Job) -> LinkEstimator {
+fn follow(pair: &Pair, job: Job) {
     let token = Token::new("the token of the tests").unwrap();
     let any: SocketAddr = format!("{}:0", common::B).parse().unwrap();
     for ns in [&pair.a, &pair.b] {
@@ -131,34 +171,105 @@ fn follow(pair: &Pair, job: Job) -> LinkEstimator {
         }
         transfers.rate.store(u64::from(point.1) * 125_000, Ordering::Relaxed);
         let begin = monotonic();
-        let mut tests = 0u32;
-        let mut told = 0.0;
+        let mut tests = Tests { point: *point, spent_s: 0.0, next_s: 2.0, running: None };
+        let mut recent = Recent::default();
         loop {
             drain(&mut estimator, &mut echoes, &transfers.samples);
             let t = monotonic().since(begin);
-            if t > 2.0 + 3.0 * f64::from(tests) {
-                // One per cent of the link over the time between two tests, but enough to tell.
-                let plan = Plan::new(4, (u64::from(point.1) * 4_000).max(150_000), 2.0, Direction::Out).unwrap();
-                let found = inside(&pair.a, || measure_throughput(server.local_addr(), &token, &plan));
-                if let Ok(found) = found {
-                    println!("TABLE   at {t:.1} s a test found {:.1} Mbit/s", found.out_bps().unwrap() / 1e6);
-                    estimator.throughput(now(), found.out_bps().unwrap()).unwrap();
-                }
-                tests += 1;
+            let (ns, addr, token) = (pair.a.clone(), server.local_addr(), token.clone());
+            if let Some(bps) = tests.due(t, move |plan| inside(&ns, || measure_throughput(addr, &token, &plan))) {
+                estimator.throughput(now(), bps).unwrap();
             }
-            let (good, line) = judge(&estimator, job, *point);
-            if t > told + 1.0 {
-                told = t;
-                println!("TABLE   at {t:.1} s {line}");
-            }
-            if good && t > SETTLE_S || t > PATIENCE_S {
-                println!("POINT {} {job:?} {line} after {t:.1} s", if good { "good" } else { "BAD" });
+            recent.push(t, &estimator);
+            if recent.judged(t, *point, job) {
                 break;
             }
             std::thread::sleep(Duration::from_millis(100));
         }
     }
-    estimator
+}
+
+/// Throughput tests as the agents' of a link that is suspected to have changed, with the controller's budgets.
+struct Tests {
+    point: (f64, u32),
+    spent_s: f64,
+    next_s: f64,
+    /// As in the agent, everything else goes on meanwhile.
+    running: Option<JoinHandle<Result<ThroughputResult, MeasureError>>>,
+}
+
+impl Tests {
+    /// Says what a test found that has ended, and begins one when it is time.
+    fn due(
+        &mut self,
+        t: f64,
+        measure: impl FnOnce(Plan) -> Result<ThroughputResult, MeasureError> + Send + 'static,
+    ) -> Option<f64> {
+        let rate = f64::from(self.point.1) * 125_000.0;
+        if let Some(test) = self.running.take_if(|test| test.is_finished()) {
+            return self.ended(t, rate, test.join().unwrap());
+        }
+        let bytes = (rate * (20.0 * self.point.0).max(0.2)).max(500_000.0);
+        if self.running.is_none() && t >= self.next_s && self.spent_s + bytes / rate <= TESTS_S {
+            self.next_s = t + 3.0;
+            let plan = Plan::new(4, bytes as u64, 4.0, Direction::Out).unwrap();
+            self.running = Some(std::thread::spawn(move || measure(plan)));
+        }
+        None
+    }
+
+    fn ended(&mut self, t: f64, rate: f64, outcome: Result<ThroughputResult, MeasureError>) -> Option<f64> {
+        let found = match outcome {
+            Ok(found) => found,
+            Err(error) => {
+                println!("TABLE   at {t:.1} s a test failed: {error}");
+                return None;
+            }
+        };
+        self.spent_s += found.bytes() as f64 / rate;
+        let (bps, spent) = (found.out_bps()?, found.bytes() as f64 / 1e6);
+        let sure = if found.out?.rate.steady { "steady" } else { "not steady" };
+        println!("TABLE   at {t:.1} s a test found {:.1} Mbit/s ({sure}) with {spent:.2} MB", bps / 1e6);
+        Some(bps)
+    }
+}
+
+/// The estimates of the last seconds: (when, alpha, bandwidth).
+#[derive(Default)]
+struct Recent {
+    seen: VecDeque<(f64, f64, f64)>,
+    told: f64,
+}
+
+impl Recent {
+    fn push(&mut self, t: f64, estimator: &LinkEstimator) {
+        let found = estimator.estimate(now());
+        self.seen.push_back((t, found.alpha.map_or(0.0, |a| a.get()), found.bandwidth.map_or(0.0, |b| b.get())));
+        while self.seen.front().is_some_and(|(at, ..)| t - at > HOLD_S) {
+            self.seen.pop_front();
+        }
+    }
+
+    /// Whether the point is done, well or not; says so.
+    fn judged(&mut self, t: f64, (alpha, mbit): (f64, u32), job: Job) -> bool {
+        let middle = |of: fn(&(f64, f64, f64)) -> f64| median(&self.seen.iter().map(of).collect::<Vec<f64>>()).unwrap();
+        let (a, b) = (middle(|s| s.1), middle(|s| s.2 / 1e6));
+        let close = |value: f64, truth: f64| (value / truth - 1.0).abs() <= 0.15;
+        let good = close(a, alpha) && close(b, f64::from(mbit));
+        let line = format!("set {:.1} ms {mbit} Mbit/s, measured {:.3} ms {b:.2} Mbit/s", alpha * 1e3, a * 1e3);
+        if t > self.told + 1.0 {
+            self.told = t;
+            println!("TABLE   at {t:.1} s {line}");
+        }
+        let done = good && t > SETTLE_S + HOLD_S || t > PATIENCE_S;
+        if done {
+            println!(
+                "POINT {} {job:?} {line} (median of {HOLD_S} s) after {t:.1} s",
+                if good { "good" } else { "BAD" }
+            );
+        }
+        done
+    }
 }
 
 fn now() -> Timestamp {
@@ -178,17 +289,6 @@ fn drain(
     while let Ok([bytes, seconds, rounds]) = transfers.try_recv() {
         estimator.transfer_rounds(now(), bytes, seconds, rounds).unwrap();
     }
-}
-
-/// TCP that starts slowly after every pause never has 250 Mbit/s on a path of 100 ms: there the job with pauses shows
-/// only the latency.
-fn judge(estimator: &LinkEstimator, job: Job, (alpha, mbit): (f64, u32)) -> (bool, String) {
-    let filled = job == Job::Endless || alpha * f64::from(mbit) < 1.0;
-    let found = estimator.estimate(now());
-    let (a, b) = (found.alpha.map_or(0.0, |a| a.get()), found.bandwidth.map_or(0.0, |b| b.get() / 1e6));
-    let close = |value: f64, truth: f64| (value / truth - 1.0).abs() <= 0.15;
-    let line = format!("set {:.1} ms {mbit} Mbit/s, measured {:.3} ms {b:.2} Mbit/s", alpha * 1e3, a * 1e3);
-    (close(a, alpha) && (!filled || close(b, f64::from(mbit))), line)
 }
 
 /// The job's traffic from a to b. `samples` are (bytes, seconds, rounds) as the job itself sees them.
