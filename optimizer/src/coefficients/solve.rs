@@ -6,22 +6,22 @@ use std::collections::VecDeque;
 /// Weight of a sample relative to the one after it: half is forgotten in about 23 samples.
 const FORGET: f64 = 0.97;
 
-/// Ridge of a and b around one common factor, in samples' worth of relative error: a coefficient off by that
-/// factor costs as much as a fiftieth of one sample that is wholly wrong. Two samples outweigh it; it decides
-/// only what they leave open: then the whole model is stretched alike.
-const RIDGE_SLOPE: f64 = 0.02;
+/// How far from 1 a and b are likely: the closed form's shape is not always the one that runs (NCCL's tree, TCP's slow
+/// start).
+const SLOPE_SCALE: f64 = 0.3;
 
-/// Ridge of fixed / median time around 0: stronger, so that one level of times is explained by the terms.
-const RIDGE_FIXED: f64 = 0.5;
+/// How long the fixed time may well be: messages, threads and schedulers cost up to some milliseconds, whatever the
+/// network. This is what tells them from latency: a small exchange that takes 5 ms at 1 ms of latency does not take
+/// 250 at 50.
+const FIXED_SCALE_S: f64 = 3e-3;
 
-/// Relative error of the terms themselves, since alpha and bandwidth are measured too. Least squares takes a scatter
-/// of the terms that the times do not follow for a proof that the times do not depend on them, and would predict at
-/// 4 Mbit/s what was measured at 100; a ridge of this error squared per sample undoes that.
-const TERMS_ERROR: f64 = 0.05;
-
-/// What a sample's worth of ridge holds fixed / median time at 0: a run at one operating point cannot tell a fixed
-/// time from the terms, and the terms are the better guess elsewhere. Far times, once there are any, outweigh it.
-const FIXED_DOUBT: f64 = 0.2;
+/// Ridges, in samples' worth of relative error, of a coefficient that is off by its scale: at the start, and per
+/// sample. The latter since alpha and bandwidth are measured too: least squares takes a scatter of the terms that the
+/// times do not follow for a proof that the times do not depend on them, the more so the more samples there are, and
+/// would predict at 4 Mbit/s what was measured at 100.
+const RIDGE: f64 = 3e-4;
+const RIDGE_SLOPE: f64 = 1e-4;
+const RIDGE_FIXED: f64 = 3e-4;
 
 /// So many newest samples say how far the fit is off now: their median stands two outliers.
 const NEWEST: usize = 5;
@@ -39,8 +39,9 @@ const TUKEY_PASSES: usize = 6;
 const HUBER_K: f64 = 1.345;
 const TUKEY_K: f64 = 4.685;
 
-/// Least assumed relative noise: below it every sample counts fully.
-const LEAST_NOISE: f64 = 0.01;
+/// Least assumed relative noise: below it every sample counts fully. No network is more regular, and a smaller one lets
+/// Tukey's weights throw out half of the samples for what the ridges leave.
+const LEAST_NOISE: f64 = 0.05;
 
 /// Predictions below this share of the median time are not divided by: nothing is known that precisely.
 const LEAST_SHARE: f64 = 1e-3;
@@ -119,7 +120,7 @@ fn robust(rows: &[Row], unit: f64) -> Theta {
         let weight = if pass < HUBER_PASSES { huber } else { tukey };
         let weigh = |((row, e), scale): ((&Row, &f64), &f64)| (row.age_weight * weight(e / noise), *scale);
         let weights: Vec<(f64, f64)> = rows.iter().zip(&errors).zip(&scales).map(weigh).collect();
-        theta = non_negative(rows, &weights, factor);
+        theta = non_negative(rows, &weights, unit);
     }
     theta
 }
@@ -134,10 +135,10 @@ fn tukey(e: f64) -> f64 {
 
 /// Least squares with every coefficient at or above 0: the best of the eight ways to hold some at 0. A weight is
 /// what a sample counts, and the time that its error is relative to.
-fn non_negative(rows: &[Row], weights: &[(f64, f64)], factor: f64) -> Theta {
-    let ridge = ridge(rows, weights, factor);
+fn non_negative(rows: &[Row], weights: &[(f64, f64)], unit: f64) -> Theta {
+    let ridge = ridge(weights, unit);
     let mut a = [[ridge[0], 0.0, 0.0], [0.0, ridge[1], 0.0], [0.0, 0.0, ridge[2]]];
-    let mut y = [0.0, ridge[1] * factor, ridge[2] * factor];
+    let mut y = [0.0, ridge[1], ridge[2]];
     for (row, (count, scale)) in rows.iter().zip(weights) {
         let w = count / (scale * scale);
         for (i, xi) in row.x.iter().enumerate() {
@@ -149,18 +150,14 @@ fn non_negative(rows: &[Row], weights: &[(f64, f64)], factor: f64) -> Theta {
     let cost =
         |t: &Theta| -> f64 { (0..3).map(|i| t[i] * ((0..3).map(|j| a[i][j] * t[j]).sum::<f64>() - 2.0 * y[i])).sum() };
     let candidates = (0u8..8).filter_map(|free| solve(&a, &y, free)).filter(|t| t.iter().all(|v| *v >= 0.0));
-    candidates.min_by(|p, q| cost(p).total_cmp(&cost(q))).unwrap_or([0.0, factor, factor])
+    candidates.min_by(|p, q| cost(p).total_cmp(&cost(q))).unwrap_or([0.0, 1.0, 1.0])
 }
 
-/// What holds fixed to 0 and a and b to the common factor.
-fn ridge(rows: &[Row], weights: &[(f64, f64)], factor: f64) -> Theta {
+/// What holds fixed (in units of `unit` seconds) to 0, and a and b to 1.
+fn ridge(weights: &[(f64, f64)], unit: f64) -> Theta {
     let counts: f64 = weights.iter().map(|(count, _)| count).sum();
-    let doubt = |i: usize| -> f64 {
-        let of = |(row, (count, scale)): (&Row, &(f64, f64))| count * (row.x[i] / scale).powi(2);
-        TERMS_ERROR * TERMS_ERROR * rows.iter().zip(weights).map(of).sum::<f64>()
-    };
-    let slope = RIDGE_SLOPE / (factor * factor);
-    [RIDGE_FIXED + FIXED_DOUBT * counts, slope + doubt(1), slope + doubt(2)]
+    let slope = (RIDGE + RIDGE_SLOPE * counts) / (SLOPE_SCALE * SLOPE_SCALE);
+    [(RIDGE + RIDGE_FIXED * counts) * (unit / FIXED_SCALE_S).powi(2), slope, slope]
 }
 
 /// Solves the equations of the coefficients whose bit is set in `free`, the others at 0.
