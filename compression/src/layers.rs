@@ -1,5 +1,6 @@
 //! Where the layers lie in the fused gradient.
 
+use crate::codec::Shape;
 use std::ops::Range;
 
 /// Most values in a fused gradient: indices are u32 on the wire.
@@ -18,6 +19,8 @@ pub struct LayersError {
 pub struct Layers {
     /// Where each layer ends.
     ends: Vec<usize>,
+    /// Values per row of each layer as a matrix; 1 for vectors. Divides the layer's length.
+    cols: Vec<usize>,
 }
 
 impl Layers {
@@ -29,7 +32,14 @@ impl Layers {
             end = end.checked_add(*length).filter(|end| *end <= MAX_VALUES).ok_or(LayersError { layer })?;
             ends.push(end);
         }
-        Ok(Self { ends })
+        Ok(Self { ends, cols: vec![1; lengths.len()] })
+    }
+
+    /// From the layers' shapes, for methods that see matrices.
+    pub fn matrices(shapes: &[Shape]) -> Result<Self, LayersError> {
+        let length = |shape: &Shape| shape.rows.saturating_mul(shape.cols);
+        let layers = Self::new(&shapes.iter().map(length).collect::<Vec<_>>())?;
+        Ok(Self { cols: shapes.iter().map(|shape| shape.cols.max(1)).collect(), ..layers })
     }
 
     /// One layer of n values.
@@ -56,6 +66,11 @@ impl Layers {
     pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         starts.zip(self.ends.iter().copied()).map(|(start, end)| start..end)
+    }
+
+    /// Each layer's shape.
+    pub fn shapes(&self) -> impl Iterator<Item = Shape> {
+        self.ranges().zip(&self.cols).map(|(range, cols)| Shape { rows: range.len() / cols, cols: *cols })
     }
 }
 

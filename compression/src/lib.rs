@@ -37,6 +37,15 @@
 //! definition in `select/naive.rs`, its code in `format/` and `FORMAT.md`; then `tests/selection.rs` (against the
 //! definition, on every kernel), `tests/memory.rs` and `tests/allocation.rs` must pass with it.
 
+pub mod codec;
+pub mod memory;
+pub mod methods;
+pub mod momentum;
+pub mod pipeline;
+pub mod random;
+pub mod strategy;
+pub mod wire;
+
 mod aggregate;
 mod compressor;
 mod feedback;

@@ -1,6 +1,6 @@
 //! The byte format of messages. `FORMAT.md` beside this crate's manifest is the specification.
 
-mod checksum;
+pub(crate) mod checksum;
 mod decode;
 mod encode;
 

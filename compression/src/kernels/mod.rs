@@ -2,10 +2,12 @@
 //! candidates of a selection, in one read. Chosen at run time; all kernels answer the same candidates.
 
 mod portable;
+mod work;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub(crate) use portable::energy;
+pub(crate) use work::{Compensate, Work, scan, stats};
 
 /// `|x|` as an integer: for finite floats, a larger magnitude is a larger key.
 pub(crate) const KEY_MASK: u32 = 0x7fff_ffff;

@@ -25,6 +25,7 @@ pub(super) fn feed(feed: Feed<'_>, found: &mut Candidates) -> Fed {
 }
 
 /// Σ x² in eight independent sums.
+#[inline(always)]
 pub(crate) fn energy(values: &[f32]) -> f64 {
     let (groups, rest) = values.as_chunks::<8>();
     let mut sums = [0.0f64; 8];
@@ -36,7 +37,8 @@ pub(crate) fn energy(values: &[f32]) -> f64 {
     rest.iter().fold(sums.iter().sum(), |sum, x| sum + f64::from(*x) * f64::from(*x))
 }
 
-fn collect(values: &[f32], base: u32, floor: u32, found: &mut Candidates) {
+#[inline(always)]
+pub(super) fn collect(values: &[f32], base: u32, floor: u32, found: &mut Candidates) {
     for (i, group) in values.chunks(GROUP).enumerate() {
         let max = group.iter().fold(0, |max: u32, x| max.max(key(*x)));
         if max < floor {

@@ -4,7 +4,7 @@
 //! `fed`, the largest key and the candidates are the same.
 #![allow(unsafe_code)]
 
-use super::{Candidates, Fed, Feed, KEY_MASK, SLACK, portable};
+use super::{Candidates, Fed, Feed, KEY_MASK, SLACK, Work, portable};
 use std::arch::x86_64::*;
 
 /// AVX2 and FMA.
@@ -33,6 +33,35 @@ pub(super) fn feed_avx512(feed: Feed<'_>, found: &mut Candidates) -> Fed {
     }
     // SAFETY: the processor has avx512f.
     unsafe { run_avx512(feed, found) }
+}
+
+/// A loop compiled for AVX2, or as it is on processors without.
+pub(super) fn work_avx2<W: Work>(work: W) -> W::Output {
+    if !has_avx2() {
+        return work.run();
+    }
+    // SAFETY: the processor has avx2 and fma.
+    unsafe { inside_avx2(work) }
+}
+
+/// A loop compiled for AVX-512 with bytes, words and double words, or for AVX2 on processors without.
+pub(super) fn work_avx512<W: Work>(work: W) -> W::Output {
+    let rest = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq");
+    if !(has_avx512() && rest && is_x86_feature_detected!("avx512vl")) {
+        return work_avx2(work);
+    }
+    // SAFETY: the processor has all four.
+    unsafe { inside_avx512(work) }
+}
+
+#[target_feature(enable = "avx2,fma")]
+fn inside_avx2<W: Work>(work: W) -> W::Output {
+    work.run()
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn inside_avx512<W: Work>(work: W) -> W::Output {
+    work.run()
 }
 
 /// Where candidates are written. Kernels store whole vectors of up to `SLACK` lanes at `len` and then advance `len` by

@@ -1,11 +1,11 @@
 //! How values are selected: one file per compressor. All answer exactly `Method::kept` indices, ascending.
 
-mod cut;
+pub(crate) mod cut;
 mod layerwise;
 mod mstopk;
 pub mod naive;
 mod none;
-mod topk;
+pub(crate) mod topk;
 
 use crate::feedback::CompressError;
 use crate::kernels::{Candidates, Feed, Kernel, NOT_FINITE};

@@ -9,7 +9,7 @@ use super::none::push_range;
 use super::{Pass, Select};
 use crate::Selection;
 use crate::feedback::CompressError;
-use crate::kernels::key;
+use crate::kernels::{Candidates, key};
 use flexcomm_domain::CompressionRatio;
 use std::ops::Range;
 
@@ -60,7 +60,18 @@ pub(super) fn top_k_of(pass: &mut Pass<'_>, range: Range<usize>, k: usize) -> Re
 /// A key that about k values of a part reach, a few more rather than fewer, and room for them; None when that is most
 /// of them or the part is short.
 pub(super) fn sampled_floor(pass: &mut Pass<'_>, range: Range<usize>, k: usize) -> Option<u32> {
-    let n = range.len();
+    let Pass { gradient, residual, scratch, .. } = pass;
+    let at = |i: usize| gradient[range.start + i] + residual[range.start + i];
+    floor_of(at, (range.len(), k), &mut scratch.sample, &mut scratch.found)
+}
+
+/// As [`sampled_floor`], of n values that `at` answers.
+pub(crate) fn floor_of(
+    at: impl Fn(usize) -> f32,
+    (n, k): (usize, usize),
+    sample: &mut Vec<u32>,
+    found: &mut Candidates,
+) -> Option<u32> {
     if n < SAMPLED || k == n {
         return None;
     }
@@ -72,14 +83,10 @@ pub(super) fn sampled_floor(pass: &mut Pass<'_>, range: Range<usize>, k: usize) 
         return None;
     }
     let stride = n / samples;
-    let sample = &mut pass.scratch.sample;
     sample.clear();
-    sample.extend((0..samples).map(|i| {
-        let at = range.start + sampled_place(i, stride);
-        key(pass.gradient[at] + pass.residual[at])
-    }));
+    sample.extend((0..samples).map(|i| key(at(sampled_place(i, stride)))));
     let (_, floor, _) = sample.select_nth_unstable_by(rank, |a, b| b.cmp(a));
-    pass.scratch.found.reset((k.saturating_mul(SPARE) + SPARE_LEAST).min(n));
+    found.reset((k.saturating_mul(SPARE) + SPARE_LEAST).min(n));
     Some(*floor)
 }
 
@@ -91,7 +98,7 @@ fn sampled_place(i: usize, stride: usize) -> usize {
 
 /// Appends the k values that the cut admits, in order of position. Stores every value and moves on only past those
 /// that are in: near the cut a branch would be guessed wrong half of the time.
-fn push_cut(selection: &mut Selection, values: impl Iterator<Item = (u32, f32)>, k: usize, mut cut: Cut) {
+pub(crate) fn push_cut(selection: &mut Selection, values: impl Iterator<Item = (u32, f32)>, k: usize, mut cut: Cut) {
     let first = selection.indices.len();
     // One place more: after the last that is in, values are stored behind it until the end.
     selection.indices.resize(first + k + 1, 0);

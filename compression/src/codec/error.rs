@@ -1,0 +1,105 @@
+//! Failures of encoding and decoding.
+
+/// Failed to compress a tensor. No state has changed: neither the codec's nor any memory's.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+pub enum EncodeError {
+    /// NaN or infinity, in the gradient or in its sum with what was held back.
+    #[error("compress value {index} = {value}: it is not finite")]
+    NonFinite {
+        /// The first such place.
+        index: usize,
+        /// As found.
+        value: f32,
+    },
+    /// A buffer of another length than the layers add up to.
+    #[error("compress a gradient of {expected} values: {what} has {got}")]
+    Length {
+        /// Which buffer.
+        what: &'static str,
+        /// n.
+        expected: usize,
+        /// As given.
+        got: usize,
+    },
+    /// A learning rate that no residual can be scaled by.
+    #[error("compress with learning rate {0}: it must be finite and above 0")]
+    LearningRate(f64),
+    /// The rounds of a step out of order.
+    #[error("go on with round {asked}: round {next} of {rounds} is next")]
+    Round {
+        /// Asked for.
+        asked: u32,
+        /// What comes next.
+        next: u32,
+        /// How many there are.
+        rounds: u32,
+    },
+    /// The codec cannot read its own message: it is at fault.
+    #[error("read back the own message: failed to {0}")]
+    Own(#[from] ReadError),
+}
+
+/// Failed to read a message, a payload or a saved state.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+pub enum ReadError {
+    /// The bytes end too early.
+    #[error("read {wanted} bytes of {what}: {left} are left")]
+    End {
+        /// Of which field.
+        what: &'static str,
+        /// How many were wanted.
+        wanted: u64,
+        /// How many there were.
+        left: usize,
+    },
+    /// Bytes behind the end.
+    #[error("read a message: {0} bytes follow its end")]
+    Trailing(usize),
+    /// A field with a value that it cannot have.
+    #[error("read {what} = {value}: {rule}")]
+    Field {
+        /// Which field.
+        what: &'static str,
+        /// As found.
+        value: u64,
+        /// What it must be.
+        rule: &'static str,
+    },
+    /// A number that must be finite, and is not, or is outside its range.
+    #[error("read {what} = {value}: {rule}")]
+    Number {
+        /// Which field.
+        what: &'static str,
+        /// As found.
+        value: f64,
+        /// What it must be.
+        rule: &'static str,
+    },
+    /// A message for a tensor of another length.
+    #[error("read a message of a gradient of {got} values: {expected} were expected")]
+    Length {
+        /// Of the receiver.
+        expected: u64,
+        /// Of the message.
+        got: u64,
+    },
+    /// Made by another method, or with other parameters.
+    #[error("read a message of method {got}: {expected} is in force here (or with other parameters)")]
+    Strategy {
+        /// Code of the receiver's method.
+        expected: u8,
+        /// Code in the message.
+        got: u8,
+    },
+    /// It is not as it was sent.
+    #[error("read a message with checksum {got:08x}: its header says {expected:08x}")]
+    Checksum {
+        /// By the header.
+        expected: u32,
+        /// Of the bytes.
+        got: u32,
+    },
+    /// A mean over nothing.
+    #[error("aggregate 0 messages")]
+    NoMessages,
+}

@@ -1,0 +1,136 @@
+//! The interface of a compressor: what every file in `methods/` implements.
+//!
+//! A codec sees one tensor: f32 values to which memory and momentum were already applied. It does not know error
+//! feedback ([`crate::memory`]), messages ([`crate::wire::Header`]) or other tensors; [`crate::pipeline::Pipeline`]
+//! puts these together.
+
+mod error;
+mod types;
+
+pub use error::{EncodeError, ReadError};
+pub use types::{Element, Scope, Shape, Size, Stats, Travels};
+
+use crate::wire::{Reader, Writer};
+use crate::{Energy, Kernel};
+
+/// A compressor for one tensor (Q and Q^-1 of GRACE's Algorithm 1). Made by [`crate::strategy::Entry::build`].
+///
+/// Rules, which `tests/codecs` checks on every registered codec:
+/// - After the first call with a tensor nothing is allocated.
+/// - A tensor with NaN or infinity is refused before any state changes ([`Context::stats`] does it).
+/// - The same state, values and context give the same bytes, on every kernel.
+/// - Decoding accepts any bytes without panic, over-read or allocation of unchecked size, and leaves the reader
+///   right behind its payload (payloads of tensors follow one another).
+pub trait Codec: Send + std::fmt::Debug {
+    /// Appends C(x) to `out`; answers ‖C(x)‖² and ‖x‖², taken in the same pass.
+    fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError>;
+
+    /// `out += scale * C(x)`, with `target` = (scale, out). On a refusal `out` is unspecified.
+    fn decode_add(
+        &mut self,
+        from: &mut Reader<'_>,
+        context: &Context,
+        target: (f32, &mut [f32]),
+    ) -> Result<(), ReadError>;
+
+    /// As [`Self::encode`], and `x` becomes x − C(x): the update of an error feedback memory. Override it where one pass
+    /// does both. On a refusal `x` is unspecified.
+    fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
+        let start = out.len();
+        let energy = self.encode(x, context, out)?;
+        self.decode_add(&mut Reader::new(&out.bytes()[start..]), context, (-1.0, x))?;
+        Ok(energy)
+    }
+
+    /// The tensor that the ranks' messages mean together, into `out`: the mean, if nothing else is defined (Agg).
+    /// Never called for what travels as sums, where one message holds the sum.
+    fn aggregate(&mut self, from: &mut [Reader<'_>], context: &Context, out: &mut [f32]) -> Result<(), ReadError> {
+        out.fill(0.0);
+        let scale = 1.0 / from.len() as f32;
+        from.iter_mut().try_for_each(|reader| self.decode_add(reader, context, (scale, out)))
+    }
+
+    /// Bytes of one payload (of the last round, when there are several), before any values are seen.
+    fn size(&self) -> Size;
+
+    /// Exchanges per step. With more than one, `encode` is called for each with its [`Context::round`], and
+    /// [`Self::reply`] in between; only the last goes through `encode_taking` and is decoded.
+    fn rounds(&self) -> u32 {
+        1
+    }
+
+    /// Bytes of the payload of one of several rounds.
+    fn round_size(&self, _round: u32) -> Size {
+        self.size()
+    }
+
+    /// The sum of all ranks' payloads of [`Context::round`]; times `scale` it is the mean. Also called after the last.
+    fn reply(&mut self, _sum: &mut Reader<'_>, _context: &Context, _scale: f32) -> Result<(), ReadError> {
+        Ok(())
+    }
+
+    /// Whether it has a state that [`Self::reply`] must update after the last round (a warm start).
+    fn wants_reply(&self) -> bool {
+        self.rounds() > 1
+    }
+
+    /// Appends the state that outlives a step. Scratch buffers are none.
+    fn save(&self, _out: &mut Writer) {}
+
+    /// Puts a saved state back, bit for bit.
+    fn restore(&mut self, _from: &mut Reader<'_>) -> Result<(), ReadError> {
+        Ok(())
+    }
+}
+
+/// What a codec knows beside the values.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Context {
+    /// Of the job: the same on every rank.
+    pub seed: u64,
+    /// Counts up; the same on every rank.
+    pub step: u64,
+    /// Which tensor of the job; the same on every rank.
+    pub tensor: u32,
+    /// Of this process.
+    pub rank: u32,
+    /// Processes.
+    pub world: u32,
+    /// Which exchange of the step, from 0.
+    pub round: u32,
+    /// Instructions to use. No result depends on it.
+    pub kernel: Kernel,
+    /// Of the values, when a pass before has seen them.
+    pub known: Option<Stats>,
+}
+
+impl Context {
+    /// Rank 0 of 1, step 0, tensor 0, with the fastest kernel.
+    pub fn new(seed: u64) -> Self {
+        Self { seed, step: 0, tensor: 0, rank: 0, world: 1, round: 0, kernel: Kernel::best(), known: None }
+    }
+
+    /// ‖x‖² and max |x|, from the pass before or by one of its own; refuses NaN and infinity.
+    pub fn stats(&self, x: &[f32]) -> Result<Stats, EncodeError> {
+        let stats = self.known.unwrap_or_else(|| crate::kernels::stats(self.kernel, x));
+        if stats.is_finite() { Ok(stats) } else { Err(not_finite(x)) }
+    }
+
+    /// Random numbers that are the same on every rank. `purpose` tells the streams of one codec apart.
+    pub fn shared(&self, purpose: u32) -> crate::random::Stream {
+        crate::random::Stream::new(self.seed, [self.step, u64::from(self.tensor), u64::from(purpose), u64::MAX])
+    }
+
+    /// Random numbers of this rank alone.
+    pub fn own(&self, purpose: u32) -> crate::random::Stream {
+        let rank = u64::from(self.rank);
+        crate::random::Stream::new(self.seed, [self.step, u64::from(self.tensor), u64::from(purpose), rank])
+    }
+}
+
+/// The error for a tensor that is known to hold a value that is not finite.
+#[cold]
+pub(crate) fn not_finite(x: &[f32]) -> EncodeError {
+    let index = x.iter().position(|v| !v.is_finite()).unwrap_or(0);
+    EncodeError::NonFinite { index, value: x.get(index).copied().unwrap_or(f32::NAN) }
+}

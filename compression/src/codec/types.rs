@@ -1,0 +1,133 @@
+//! Small words of the interface.
+
+/// How payloads of several ranks come together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Travels {
+    /// Added up in flight by an allreduce: the payload is nothing but elements, and payloads add element by element.
+    Sums(Element),
+    /// Every rank gets every rank's payload (allgather), and each aggregates.
+    Gathers,
+    /// One rank's choice is broadcast, then values travel as sums (AR-Topk).
+    Broadcasts,
+}
+
+/// Type of the elements of a payload that adds up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Element {
+    /// IEEE 754 binary32.
+    F32,
+    /// IEEE 754 binary16.
+    F16,
+    /// The upper half of binary32.
+    Bf16,
+}
+
+impl Element {
+    /// Bytes of one.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
+/// What a codec takes as one tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Scope {
+    /// The fused gradient of all layers.
+    Bucket,
+    /// Each layer by itself, with a codec (and its state) of its own.
+    Tensor,
+}
+
+impl Scope {
+    /// As the textual form has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bucket => "bucket",
+            Self::Tensor => "tensor",
+        }
+    }
+}
+
+/// A tensor as a matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Values per column: m.
+    pub rows: usize,
+    /// Values per row: L. 1 for vectors.
+    pub cols: usize,
+}
+
+impl Shape {
+    /// A vector.
+    pub const fn vector(n: usize) -> Self {
+        Self { rows: n, cols: 1 }
+    }
+
+    /// n.
+    pub const fn values(self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// Whether there is more than one row and column.
+    pub const fn is_matrix(self) -> bool {
+        self.rows > 1 && self.cols > 1
+    }
+}
+
+/// Bytes of a payload, known before the values are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Size {
+    /// The same whatever the values are.
+    Exact(usize),
+    /// Depends on the values; never more.
+    AtMost(usize),
+}
+
+impl Size {
+    /// The number of bytes, exact or at most.
+    pub const fn most(self) -> usize {
+        match self {
+            Self::Exact(bytes) | Self::AtMost(bytes) => bytes,
+        }
+    }
+
+    /// Of two payloads one after the other.
+    pub const fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Exact(a), Self::Exact(b)) => Self::Exact(a + b),
+            _ => Self::AtMost(self.most() + other.most()),
+        }
+    }
+
+    /// Whether `bytes` is what it says.
+    pub const fn admits(self, bytes: usize) -> bool {
+        match self {
+            Self::Exact(n) => bytes == n,
+            Self::AtMost(n) => bytes <= n,
+        }
+    }
+}
+
+/// What one read of a tensor tells.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Stats {
+    /// ‖x‖². In f64, in which no sum of 2^32 squares of f32 overflows.
+    pub energy: f64,
+    /// max |x|.
+    pub max: f32,
+}
+
+impl Stats {
+    /// Whether every value is.
+    pub fn is_finite(self) -> bool {
+        self.energy.is_finite() && self.max.is_finite()
+    }
+
+    /// ‖x‖₂.
+    pub fn norm(self) -> f64 {
+        self.energy.sqrt()
+    }
+}

@@ -1,0 +1,107 @@
+//! Top-k (Aji and Heafield 2017; Alistarh et al. 2018; GRACE 3.2): the k largest by magnitude, exactly, ties to the
+//! lowest index.
+
+use super::sparse;
+use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Stats, Travels, not_finite};
+use crate::kernels::{Candidates, NOT_FINITE, key, scan};
+use crate::select::cut::Cutter;
+use crate::select::topk::{floor_of, push_cut};
+use crate::strategy::{Class, Entry, Kind, Nature, Param};
+use crate::wire::{Reader, Writer};
+use crate::{Energy, Selection};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "topk",
+    code: 64,
+    class: Class::Sparsification,
+    about: "the k largest values by magnitude",
+    source: "Alistarh et al. 2018; GRACE 3.2",
+    params: &[Param::required("k", Kind::Kept, "how many values are kept")],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+    nature: |_| Nature::Contractive(|values, n| values.kept(0, n) as f64 / n.max(1) as f64),
+    examples: &["k=0.01", "k=0.3", "k=5"],
+    build: |values, shape| Box::new(TopK::new(values.kept(0, shape.values()), shape)),
+};
+
+#[derive(Debug)]
+struct TopK {
+    n: usize,
+    k: usize,
+    selector: Selector,
+    /// Of a message that is decoded.
+    indices: Vec<u32>,
+}
+
+impl TopK {
+    fn new(k: usize, shape: Shape) -> Self {
+        Self { n: shape.values(), k, selector: Selector::default(), indices: Vec::new() }
+    }
+}
+
+impl Codec for TopK {
+    fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
+        let fed = self.selector.select(x, self.k, context)?.energy;
+        let selection = &self.selector.selection;
+        sparse::write(selection, out);
+        Ok(Energy { sent: selection.energy(), fed })
+    }
+
+    fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
+        let energy = self.encode(x, context, out)?;
+        self.selector.selection.indices().iter().for_each(|i| x[*i as usize] = 0.0);
+        Ok(energy)
+    }
+
+    fn decode_add(
+        &mut self,
+        from: &mut Reader<'_>,
+        _context: &Context,
+        target: (f32, &mut [f32]),
+    ) -> Result<(), ReadError> {
+        sparse::decode_add(from, &mut self.indices, target)
+    }
+
+    fn size(&self) -> Size {
+        sparse::size(self.n, self.k)
+    }
+}
+
+/// Selects exactly k values with buffers that it keeps.
+#[derive(Debug, Default)]
+pub(in crate::methods) struct Selector {
+    found: Candidates,
+    sample: Vec<u32>,
+    cutter: Cutter,
+    /// The last selection.
+    pub(in crate::methods) selection: Selection,
+}
+
+impl Selector {
+    /// The k largest into [`Self::selection`]; one read of a long tensor, as `select/topk.rs` explains.
+    pub(in crate::methods) fn select(&mut self, x: &[f32], k: usize, context: &Context) -> Result<Stats, EncodeError> {
+        let Self { found, sample, cutter, selection } = self;
+        selection.reset(x.len());
+        let floor = floor_of(|i| x[i], (x.len(), k), sample, found);
+        let scanned = scan(context.kernel, x, floor, found);
+        if scanned.max_key >= NOT_FINITE {
+            return Err(not_finite(x));
+        }
+        let stats = Stats { energy: scanned.energy, max: f32::from_bits(scanned.max_key) };
+        if k == x.len() {
+            selection.indices.extend(0..k as u32);
+            selection.values.extend_from_slice(x);
+            return Ok(stats);
+        }
+        let candidates = floor.and_then(|_| found.get()).filter(|(indices, _)| indices.len() >= k);
+        if let Some((indices, bits)) = candidates {
+            let values = bits.iter().map(|b| f32::from_bits(*b));
+            let cut = cutter.cut(values.clone().map(key), bits.len(), k);
+            push_cut(selection, indices.iter().copied().zip(values), k, cut);
+        } else {
+            let cut = cutter.cut(x.iter().map(|x| key(*x)), x.len(), k);
+            push_cut(selection, (0..).zip(x.iter().copied()), k, cut);
+        }
+        Ok(stats)
+    }
+}

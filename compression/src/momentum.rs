@@ -1,0 +1,69 @@
+//! Momentum inside the compressor, before the memory (BytePS): for methods whose optimiser must see momentum that was
+//! compressed. Switch the optimiser's own off.
+
+use crate::codec::ReadError;
+use crate::memory::{restore_values, save_values};
+use crate::strategy::MomentumEntry;
+use crate::strategy::params::{FACTOR, Param};
+use crate::wire::{Reader, Writer};
+
+/// Every momentum, one line each.
+pub static MOMENTA: &[MomentumEntry] = &[MomentumEntry {
+    name: "nesterov",
+    about: "m = mu m + g; compresses g + mu m",
+    params: &[Param::required("mu", FACTOR, "decay of the momentum")],
+    build: |values, n| Box::new(Nesterov::new(values.number(0) as f32, n)),
+}];
+
+/// A momentum before a memory or a codec. As a memory, it moves only when the step is sure.
+pub trait Momentum: Send + std::fmt::Debug {
+    /// `out` becomes what follows in the gradient's place.
+    fn apply(&mut self, gradient: &[f32], out: &mut [f32]);
+
+    /// The step of the last [`Self::apply`] counts.
+    fn commit(&mut self);
+
+    /// Appends the state.
+    fn save(&self, out: &mut Writer);
+
+    /// Puts a saved state back, bit for bit.
+    fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError>;
+}
+
+/// Nesterov's, as BytePS has it: m = mu m + g; p = g + mu m.
+#[derive(Debug)]
+pub struct Nesterov {
+    mu: f32,
+    momentum: Vec<f32>,
+    /// Becomes the momentum with [`Momentum::commit`].
+    next: Vec<f32>,
+}
+
+impl Nesterov {
+    fn new(mu: f32, n: usize) -> Self {
+        Self { mu, momentum: vec![0.0; n], next: vec![0.0; n] }
+    }
+}
+
+impl Momentum for Nesterov {
+    fn apply(&mut self, gradient: &[f32], out: &mut [f32]) {
+        let mu = self.mu;
+        let state = self.next.iter_mut().zip(&self.momentum);
+        for ((g, p), (next, m)) in gradient.iter().zip(out).zip(state) {
+            *next = mu * m + g;
+            *p = g + mu * *next;
+        }
+    }
+
+    fn commit(&mut self) {
+        std::mem::swap(&mut self.momentum, &mut self.next);
+    }
+
+    fn save(&self, out: &mut Writer) {
+        save_values(&self.momentum, out);
+    }
+
+    fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError> {
+        restore_values(from, &mut self.momentum)
+    }
+}

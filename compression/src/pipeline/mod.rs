@@ -1,0 +1,339 @@
+//! One rank's whole strategy for one bucket: momentum, memory, codecs, messages (GRACE, Algorithm 1, lines 5 to 13).
+//!
+//! A step: [`Pipeline::compress`], exchange, then [`Pipeline::aggregate`] of the gathered messages, or
+//! [`Pipeline::mean`] of the message that the allreduce added up ([`add_messages`]). A codec of several rounds answers
+//! [`Outcome::more`]: the summed message goes into [`Pipeline::advance`], which makes the next one.
+//!
+//! What a change does: [`Pipeline::change`] keeps momentum and memory when their kind stays. What an old memory held back
+//! goes into the new one; into a strategy without memory it is added to the next gradient. A step that is refused
+//! changes nothing.
+
+mod gradient;
+mod receive;
+mod state;
+mod sums;
+
+pub use gradient::Gradient;
+pub use state::StateError;
+pub use sums::add_messages;
+
+use crate::codec::{Codec, Context, EncodeError, Scope, Shape, Size, Stats, not_finite};
+use crate::memory::{Feeding, Memory};
+use crate::momentum::Momentum;
+use crate::strategy::{NonFinite, Strategy};
+use crate::wire::{DType, Header, MAX_PARAMETERS, Writer, write_message};
+use crate::{Energy, Kernel, Layers};
+use std::ops::Range;
+
+/// Which process and bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Member {
+    /// Of the job: the same on every rank. A strategy's `seed(...)` comes before it.
+    pub seed: u64,
+    /// Of this process.
+    pub rank: u32,
+    /// Processes.
+    pub world: u32,
+    /// Number of the bucket's first tensor within the job.
+    pub tensor: u32,
+}
+
+impl Member {
+    /// Rank 0 of 1.
+    pub const fn alone(seed: u64) -> Self {
+        Self { seed, rank: 0, world: 1, tensor: 0 }
+    }
+}
+
+/// Which step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Step {
+    /// Counts up; the same on every rank.
+    pub index: u64,
+    /// eta; finite, above 0. Memories rescale what they hold back when it changes.
+    pub learning_rate: f64,
+}
+
+/// What a round gave.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Outcome {
+    /// ‖C(x)‖² and ‖x‖² of the compensated gradient; of the last round.
+    pub energy: Energy,
+    /// Whether the sum of the messages must go into [`Pipeline::advance`].
+    pub more: bool,
+    /// Whether the gradient was not finite and counted as zeros.
+    pub skipped: bool,
+}
+
+/// A codec with its place in the bucket.
+#[derive(Debug)]
+struct Unit {
+    codec: Box<dyn Codec>,
+    range: Range<usize>,
+    tensor: u32,
+}
+
+/// The step that was begun and needs more rounds.
+#[derive(Debug, Clone, Copy)]
+struct Open {
+    step: Step,
+    stats: Stats,
+    dtype: DType,
+    round: u32,
+    skipped: bool,
+}
+
+/// Momentum, memory, codecs and buffers.
+#[derive(Debug)]
+pub struct Pipeline {
+    strategy: Strategy,
+    layers: Layers,
+    member: Member,
+    kernel: Kernel,
+    units: Vec<Unit>,
+    momentum: Option<Box<dyn Momentum>>,
+    memory: Option<Box<dyn Memory>>,
+    /// Held back by a memory that is gone; empty when there is nothing.
+    leftover: Vec<f32>,
+    /// The gradient as f32, or with momentum.
+    staged: Vec<f32>,
+    /// What the codecs compress, then what they leave.
+    fed: Vec<f32>,
+    open: Option<Open>,
+    skipped: u64,
+}
+
+impl Pipeline {
+    /// With empty memories and the fastest kernel of this machine.
+    pub fn new(strategy: &Strategy, layers: Layers, member: Member) -> Self {
+        let n = layers.values();
+        Self {
+            strategy: *strategy,
+            member,
+            kernel: Kernel::best(),
+            units: units(strategy, &layers, member),
+            momentum: strategy.momentum(n),
+            memory: strategy.memory(n),
+            leftover: Vec::new(),
+            staged: Vec::new(),
+            fed: Vec::new(),
+            open: None,
+            skipped: 0,
+            layers,
+        }
+    }
+
+    /// As [`Self::new`] with given instructions. Results are the same.
+    pub fn with_kernel(self, kernel: Kernel) -> Self {
+        Self { kernel, ..self }
+    }
+
+    /// What is in force.
+    pub fn strategy(&self) -> &Strategy {
+        &self.strategy
+    }
+
+    /// The layers it was made for.
+    pub fn layers(&self) -> &Layers {
+        &self.layers
+    }
+
+    /// How many gradients counted as zeros since the pipeline was made, or restored with its counter.
+    pub fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    /// What is held back, in units of gradients; empty without a memory.
+    pub fn held_back(&self) -> Vec<f32> {
+        let mut out = self.leftover.clone();
+        if let Some(memory) = &self.memory {
+            memory.held_back(&mut out);
+        }
+        out
+    }
+
+    /// Bytes of the last round's message, header included, before any values are seen: what a cost model charges.
+    pub fn size(&self) -> Size {
+        let header = Size::Exact(self.header(&Open::first(), 0).bytes());
+        self.units.iter().fold(header, |sum, unit| sum.and(unit.codec.size()))
+    }
+
+    /// Bytes of a round's message.
+    pub fn round_size(&self, round: u32) -> Size {
+        let header = Size::Exact(self.header(&Open::first(), 0).bytes());
+        self.units.iter().fold(header, |sum, unit| sum.and(unit.codec.round_size(round)))
+    }
+
+    /// Exchanges per step.
+    pub fn rounds(&self) -> u32 {
+        self.units.iter().map(|unit| unit.codec.rounds()).max().unwrap_or(1)
+    }
+
+    /// Another strategy from the next step on. See the module for what becomes of the memory.
+    pub fn change(&mut self, strategy: &Strategy) {
+        self.open = None;
+        let n = self.layers.values();
+        if !strategy.same_momentum(&self.strategy) {
+            self.momentum = strategy.momentum(n);
+        }
+        if !strategy.same_memory(&self.strategy) {
+            let held_back = self.held_back();
+            self.memory = strategy.memory(n);
+            self.leftover.clear();
+            match &mut self.memory {
+                Some(memory) if !held_back.is_empty() => memory.take_over(&held_back),
+                Some(_) => {}
+                None => self.leftover = held_back,
+            }
+        }
+        if !strategy.same_codec(&self.strategy) {
+            self.units = units(strategy, &self.layers, self.member);
+        }
+        self.strategy = *strategy;
+    }
+
+    /// Replaces `out` by this rank's message. With one round the step is done and the memory has moved on.
+    pub fn compress(&mut self, gradient: Gradient<'_>, step: Step, out: &mut Writer) -> Result<Outcome, EncodeError> {
+        self.open = None;
+        if !(step.learning_rate.is_finite() && step.learning_rate > 0.0) {
+            return Err(EncodeError::LearningRate(step.learning_rate));
+        }
+        let dtype = gradient.dtype();
+        let (stats, skipped) = match self.feed(gradient, step) {
+            Ok(stats) => (stats, false),
+            Err(EncodeError::NonFinite { .. }) if self.strategy.non_finite() == NonFinite::Skip => {
+                (self.feed(Gradient::Zeros, step)?, true)
+            }
+            Err(error) => return Err(error),
+        };
+        self.round(Open { step, stats, dtype, round: 0, skipped }, out)
+    }
+
+    /// The next round's message, from the sum of the messages of the round before.
+    pub fn advance(&mut self, sum: &[u8], out: &mut Writer) -> Result<Outcome, EncodeError> {
+        let rounds = self.rounds();
+        let Some(open) = self.open.filter(|open| open.round + 1 < rounds) else {
+            return Err(EncodeError::Round { asked: 0, next: 0, rounds });
+        };
+        self.reply(sum, open.step.index, open.round)?;
+        self.round(Open { round: open.round + 1, ..open }, out)
+    }
+
+    /// Fills `fed` with what the codecs see. No state changes.
+    fn feed(&mut self, gradient: Gradient<'_>, step: Step) -> Result<Stats, EncodeError> {
+        let n = self.layers.values();
+        gradient.check_length(n)?;
+        let Self { staged, fed, leftover, momentum, memory, .. } = self;
+        let mut input = gradient.as_f32(n, staged);
+        fed.resize(n, 0.0);
+        if let Some(momentum) = momentum {
+            momentum.apply(input, fed);
+            staged.resize(n, 0.0);
+            std::mem::swap(staged, fed);
+            input = staged;
+        }
+        let stats = match memory {
+            Some(memory) => {
+                memory.compensate(input, Feeding { learning_rate: step.learning_rate, kernel: self.kernel }, fed)?
+            }
+            None => {
+                fed.copy_from_slice(input);
+                fed.iter_mut().zip(leftover.iter()).for_each(|(to, held)| *to += held);
+                crate::kernels::stats(self.kernel, fed)
+            }
+        };
+        if stats.is_finite() { Ok(stats) } else { Err(not_finite(fed)) }
+    }
+
+    fn header(&self, open: &Open, round: u32) -> Header {
+        let values = self.strategy.values().all();
+        let mut parameters = [0.0; MAX_PARAMETERS];
+        parameters[..values.len()].copy_from_slice(values);
+        Header {
+            method: self.strategy.entry().code,
+            dtype: open.dtype,
+            round: round as u8,
+            n: self.layers.values() as u64,
+            count: values.len(),
+            parameters,
+            checksum: self.strategy.checksum(),
+        }
+    }
+
+    fn context(&self, step: u64, round: u32) -> Context {
+        Context {
+            seed: self.strategy.seed().unwrap_or(self.member.seed),
+            step,
+            tensor: self.member.tensor,
+            rank: self.member.rank,
+            world: self.member.world,
+            round,
+            kernel: self.kernel,
+            known: None,
+        }
+    }
+
+    /// Writes a round's message; with the last one the memory moves on.
+    fn round(&mut self, open: Open, out: &mut Writer) -> Result<Outcome, EncodeError> {
+        let header = self.header(&open, open.round);
+        let context = self.context(open.step.index, open.round);
+        let last = open.round + 1 >= self.rounds();
+        let (units, fed, takes) = (&mut self.units, &mut self.fed, self.memory.is_some());
+        // The whole bucket's numbers serve only a codec that sees the whole bucket.
+        let known = Some(open.stats).filter(|_| units.len() == 1);
+        let energy = write_message(&header, out, |out| {
+            let mut energy = Energy::default();
+            for unit in units {
+                let context = Context { tensor: unit.tensor, known, ..context };
+                let x = &mut fed[unit.range.clone()];
+                energy = energy
+                    + match last && takes {
+                        true => unit.codec.encode_taking(x, &context, out)?,
+                        false => unit.codec.encode(x, &context, out)?,
+                    };
+            }
+            Ok(energy)
+        })?;
+        self.open = Some(open);
+        if last {
+            self.settle(open);
+        }
+        Ok(Outcome { energy, more: !last, skipped: open.skipped })
+    }
+
+    /// The step is sure: everything that waited for that moves.
+    fn settle(&mut self, open: Open) {
+        self.skipped += u64::from(open.skipped);
+        if let Some(momentum) = &mut self.momentum {
+            momentum.commit();
+        }
+        if let Some(memory) = &mut self.memory {
+            let step = Feeding { learning_rate: open.step.learning_rate, kernel: self.kernel };
+            memory.update(step, &mut self.fed);
+        }
+        self.leftover.clear();
+    }
+}
+
+impl Open {
+    /// Any: for sizes, which do not depend on it.
+    fn first() -> Self {
+        let step = Step { index: 0, learning_rate: 1.0 };
+        Self { step, stats: Stats::default(), dtype: DType::F32, round: 0, skipped: false }
+    }
+}
+
+fn units(strategy: &Strategy, layers: &Layers, member: Member) -> Vec<Unit> {
+    match strategy.scope() {
+        Scope::Bucket => {
+            // One layer alone keeps its shape.
+            let n = layers.values();
+            let shape = layers.shapes().find(|shape| shape.values() == n).unwrap_or(Shape::vector(n));
+            vec![Unit { codec: strategy.codec(shape), range: 0..n, tensor: member.tensor }]
+        }
+        Scope::Tensor => {
+            let unit = |(i, (range, shape))| Unit { codec: strategy.codec(shape), range, tensor: member.tensor + i };
+            (0..).zip(layers.ranges().zip(layers.shapes())).map(unit).collect()
+        }
+    }
+}

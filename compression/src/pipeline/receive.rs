@@ -1,0 +1,90 @@
+//! Messages that arrive.
+
+use super::Pipeline;
+use crate::codec::{Context, ReadError, Travels};
+use crate::wire::{Envelope, Reader};
+
+impl Pipeline {
+    /// Replaces `out` by the tensor that one message means: Q^-1. Of a codec with several rounds, the last round's.
+    pub fn decompress(&mut self, message: &[u8], step: u64, out: &mut [f32]) -> Result<(), ReadError> {
+        self.decode(message, step, (1.0, out))
+    }
+
+    /// Replaces `out` by the mean that the sum of all ranks' messages means (Algorithm 1, lines 8 and 9), and lets codecs
+    /// with a warm start see it.
+    pub fn mean(&mut self, sum: &[u8], step: u64, out: &mut [f32]) -> Result<(), ReadError> {
+        let scale = 1.0 / self.member.world.max(1) as f32;
+        self.decode(sum, step, (scale, out))?;
+        if self.units.iter().any(|unit| unit.codec.wants_reply()) {
+            self.reply(sum, step, self.rounds() - 1)?;
+        }
+        Ok(())
+    }
+
+    /// Replaces `out` by what the ranks' messages mean together (Agg; lines 11 to 13): the mean, or what the method
+    /// defines. Give every rank the same order and all get the same bits.
+    pub fn aggregate(&mut self, messages: &[&[u8]], step: u64, out: &mut [f32]) -> Result<(), ReadError> {
+        if messages.is_empty() {
+            return Err(ReadError::NoMessages);
+        }
+        self.check_output(out)?;
+        // Not kept: pointers into messages cannot outlive them. 16 bytes per rank.
+        let mut readers = Vec::with_capacity(messages.len());
+        for message in messages {
+            readers.push(Reader::new(self.open_message(message, self.rounds() - 1)?));
+        }
+        let context = self.context(step, self.rounds() - 1);
+        for unit in &mut self.units {
+            let context = Context { tensor: unit.tensor, ..context };
+            unit.codec.aggregate(&mut readers, &context, &mut out[unit.range.clone()])?;
+        }
+        readers.into_iter().try_for_each(Reader::finish)
+    }
+
+    /// Gives codecs the sum of a round's messages.
+    pub(super) fn reply(&mut self, sum: &[u8], step: u64, round: u32) -> Result<(), ReadError> {
+        let mut from = Reader::new(self.open_message(sum, round)?);
+        let (scale, context) = (1.0 / self.member.world.max(1) as f32, self.context(step, round));
+        for unit in &mut self.units {
+            unit.codec.reply(&mut from, &Context { tensor: unit.tensor, ..context }, scale)?;
+        }
+        from.finish()
+    }
+
+    fn decode(&mut self, message: &[u8], step: u64, (scale, out): (f32, &mut [f32])) -> Result<(), ReadError> {
+        self.check_output(out)?;
+        let mut from = Reader::new(self.open_message(message, self.rounds() - 1)?);
+        let context = self.context(step, self.rounds() - 1);
+        out.fill(0.0);
+        for unit in &mut self.units {
+            let context = Context { tensor: unit.tensor, ..context };
+            unit.codec.decode_add(&mut from, &context, (scale, &mut out[unit.range.clone()]))?;
+        }
+        from.finish()
+    }
+
+    fn check_output(&self, out: &[f32]) -> Result<(), ReadError> {
+        let (expected, got) = (self.layers.values() as u64, out.len() as u64);
+        if expected == got { Ok(()) } else { Err(ReadError::Length { expected, got }) }
+    }
+
+    /// The payload of a message of the strategy in force.
+    fn open_message<'a>(&self, message: &'a [u8], round: u32) -> Result<&'a [u8], ReadError> {
+        let envelope = Envelope::parse(message)?;
+        let header = &envelope.header;
+        let (expected, got) = (self.strategy.entry().code, header.method);
+        if expected != got || header.values() != self.strategy.values().all() {
+            return Err(ReadError::Strategy { expected, got });
+        }
+        if u32::from(header.round) != round {
+            return Err(ReadError::Field { what: "round", value: u64::from(header.round), rule: "not the one due" });
+        }
+        envelope.check_length(&self.layers)?;
+        Ok(envelope.payload)
+    }
+
+    /// Whether messages add up in flight.
+    pub fn travels(&self) -> Travels {
+        self.strategy.travels()
+    }
+}

@@ -1,0 +1,89 @@
+//! What can be wrong with a strategy as written.
+
+use super::params::Param;
+
+/// Failed to read a strategy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StrategyError {
+    /// Not of the form.
+    #[error("read strategy {text:?}: at {rest:?}, expected {expected}")]
+    Syntax {
+        /// All of it.
+        text: String,
+        /// From where it went wrong.
+        rest: String,
+        /// What should be there.
+        expected: &'static str,
+    },
+    /// No such compressor, memory or other part.
+    #[error("find {what} {name:?}: there is {known}")]
+    Unknown {
+        /// Which sort.
+        what: &'static str,
+        /// As written.
+        name: String,
+        /// All there are.
+        known: String,
+    },
+    /// No such parameter.
+    #[error("set {key:?} of {of}: it takes {known}")]
+    UnknownKey {
+        /// Whose.
+        of: String,
+        /// As written.
+        key: String,
+        /// All it has.
+        known: String,
+    },
+    /// A parameter without a default.
+    #[error("build {of} without {key}: it must be given, {allowed}")]
+    Missing {
+        /// Whose.
+        of: String,
+        /// Which.
+        key: &'static str,
+        /// Its range.
+        allowed: String,
+    },
+    /// A value outside its range.
+    #[error("set {key} of {of} to {value:?}: it must be {allowed}")]
+    Range {
+        /// Whose.
+        of: String,
+        /// Which.
+        key: String,
+        /// As written.
+        value: String,
+        /// Its range.
+        allowed: String,
+    },
+    /// Given more than once.
+    #[error("set {key} of {of} twice")]
+    Twice {
+        /// Whose.
+        of: String,
+        /// Which.
+        key: String,
+    },
+}
+
+impl StrategyError {
+    pub(super) fn unknown_key(of: &str, key: &str, params: &[Param]) -> Self {
+        let names: Vec<_> = params.iter().map(|p| p.name).collect();
+        let known = if names.is_empty() { "no parameters".into() } else { names.join(", ") };
+        Self::UnknownKey { of: of.into(), key: key.into(), known }
+    }
+
+    pub(super) fn missing(of: &str, param: &Param) -> Self {
+        Self::Missing { of: of.into(), key: param.name, allowed: param.kind.to_string() }
+    }
+
+    pub(super) fn range(of: &str, param: &Param, value: &str) -> Self {
+        let (key, allowed) = (param.name.into(), param.kind.to_string());
+        Self::Range { of: of.into(), key, value: value.into(), allowed }
+    }
+
+    pub(super) fn unknown<'a>(what: &'static str, name: &str, known: impl Iterator<Item = &'a str>) -> Self {
+        Self::Unknown { what, name: name.into(), known: known.collect::<Vec<_>>().join(", ") }
+    }
+}

@@ -1,0 +1,202 @@
+//! Parameters: their names, ranges and values.
+
+use super::StrategyError;
+use crate::wire::MAX_PARAMETERS;
+use std::fmt;
+use std::ops::{Bound, RangeBounds};
+
+/// One parameter of a codec, a memory or a momentum.
+#[derive(Debug, Clone, Copy)]
+pub struct Param {
+    /// As written before `=`.
+    pub name: &'static str,
+    /// One line for `--help`.
+    pub about: &'static str,
+    /// What it may be.
+    pub kind: Kind,
+    /// None: it must be given.
+    pub default: Option<f64>,
+}
+
+impl Param {
+    /// A parameter that must be given.
+    pub const fn required(name: &'static str, kind: Kind, about: &'static str) -> Self {
+        Self { name, about, kind, default: None }
+    }
+
+    /// A parameter with a default.
+    pub const fn optional(name: &'static str, kind: Kind, default: f64, about: &'static str) -> Self {
+        Self { name, about, kind, default: Some(default) }
+    }
+}
+
+/// What a value may be. All are held as f64: a choice by its place, a switch as 0 or 1.
+#[derive(Debug, Clone, Copy)]
+pub enum Kind {
+    /// How many values are kept: a share above 0 and below 1, or a whole number from 1 on. See [`kept`].
+    Kept,
+    /// Any number in a range.
+    Number(Bound<f64>, Bound<f64>),
+    /// A whole number from .. to, both included.
+    Whole(u64, u64),
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// true or false.
+    Switch,
+}
+
+/// Above 0.
+pub const POSITIVE: Kind = Kind::Number(Bound::Excluded(0.0), Bound::Unbounded);
+
+/// Above 0 and below 1.
+pub const INSIDE_UNIT: Kind = Kind::Number(Bound::Excluded(0.0), Bound::Excluded(1.0));
+
+/// From 0, below 1.
+pub const FACTOR: Kind = Kind::Number(Bound::Included(0.0), Bound::Excluded(1.0));
+
+/// k of n values for a [`Kind::Kept`]: round(share * n) but at least 1, or the whole number but at most n.
+pub fn kept(value: f64, n: usize) -> usize {
+    let wanted = if value < 1.0 { (value * n as f64).round() } else { value };
+    (wanted as usize).clamp(1, n.max(1)).min(n)
+}
+
+impl Kind {
+    /// Reads a value as written.
+    pub(super) fn read(self, text: &str) -> Option<f64> {
+        let value = match self {
+            Self::Choice(words) => return words.iter().position(|word| *word == text).map(|at| at as f64),
+            Self::Switch => return ["false", "true"].iter().position(|word| *word == text).map(|at| at as f64),
+            _ => text.parse::<f64>().ok()?,
+        };
+        self.admits(value).then_some(value)
+    }
+
+    /// Whether a number is in range (numbers also come from headers).
+    pub fn admits(self, value: f64) -> bool {
+        let whole = value.fract() == 0.0;
+        match self {
+            Self::Kept => value > 0.0 && (value < 1.0 || whole && value <= crate::MAX_VALUES as f64),
+            Self::Number(low, high) => value.is_finite() && (low, high).contains(&value),
+            Self::Whole(low, high) => whole && (low as f64..=high as f64).contains(&value),
+            Self::Choice(words) => whole && value >= 0.0 && value < words.len() as f64,
+            Self::Switch => value == 0.0 || value == 1.0,
+        }
+    }
+
+    fn write(self, value: f64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Choice(words) => f.write_str(words.get(value as usize).copied().unwrap_or_default()),
+            Self::Switch => write!(f, "{}", value == 1.0),
+            _ => write!(f, "{value}"),
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    /// The allowed range in words.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kept => f.write_str("a share above 0 and below 1, or a whole number of values from 1 to 2^32 - 1"),
+            Self::Number(low, high) => {
+                f.write_str("a number")?;
+                match low {
+                    Bound::Included(low) => write!(f, " from {low}")?,
+                    Bound::Excluded(low) => write!(f, " above {low}")?,
+                    Bound::Unbounded => {}
+                }
+                match high {
+                    Bound::Included(high) => write!(f, " to {high}"),
+                    Bound::Excluded(high) => write!(f, " below {high}"),
+                    Bound::Unbounded => Ok(()),
+                }
+            }
+            Self::Whole(low, high) => write!(f, "a whole number from {low} to {high}"),
+            Self::Choice(words) => f.write_str(&words.join(" or ")),
+            Self::Switch => f.write_str("true or false"),
+        }
+    }
+}
+
+/// Values of all parameters, in the order of their table.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Values {
+    values: [f64; MAX_PARAMETERS],
+    count: usize,
+}
+
+impl Values {
+    /// From `key=value` pairs; what is not given takes its default.
+    pub(super) fn read(of: &str, params: &[Param], given: &[(&str, &str)]) -> Result<Self, StrategyError> {
+        let mut out = Self { values: [0.0; MAX_PARAMETERS], count: params.len() };
+        for (i, (key, _)) in given.iter().enumerate() {
+            if !params.iter().any(|p| p.name == *key) {
+                return Err(StrategyError::unknown_key(of, key, params));
+            }
+            if given[..i].iter().any(|(before, _)| before == key) {
+                return Err(StrategyError::Twice { of: of.into(), key: (*key).into() });
+            }
+        }
+        for (value, param) in out.values.iter_mut().zip(params) {
+            *value = match given.iter().find(|(key, _)| *key == param.name) {
+                Some((_, text)) => param.kind.read(text).ok_or_else(|| StrategyError::range(of, param, text))?,
+                None => param.default.ok_or_else(|| StrategyError::missing(of, param))?,
+            };
+        }
+        Ok(out)
+    }
+
+    /// From numbers, as a header has them; None when one is out of range or their count is another.
+    pub fn from_numbers(params: &[Param], numbers: &[f64]) -> Option<Self> {
+        let mut out = Self { values: [0.0; MAX_PARAMETERS], count: params.len() };
+        let fits = numbers.len() == params.len() && params.iter().zip(numbers).all(|(p, v)| p.kind.admits(*v));
+        if !fits {
+            return None;
+        }
+        out.values[..numbers.len()].copy_from_slice(numbers);
+        Some(out)
+    }
+
+    /// The number in a place of the table; 0 beyond its end.
+    pub fn number(&self, place: usize) -> f64 {
+        self.all().get(place).copied().unwrap_or(0.0)
+    }
+
+    /// As [`Self::number`], for whole numbers and choices.
+    pub fn whole(&self, place: usize) -> usize {
+        self.number(place) as usize
+    }
+
+    /// As [`Self::number`], for switches.
+    pub fn is_on(&self, place: usize) -> bool {
+        self.number(place) == 1.0
+    }
+
+    /// k of n, for [`Kind::Kept`].
+    pub fn kept(&self, place: usize, n: usize) -> usize {
+        kept(self.number(place), n)
+    }
+
+    /// All of them.
+    pub fn all(&self) -> &[f64] {
+        &self.values[..self.count]
+    }
+
+    /// `key=value` for all that differ from their default.
+    pub(super) fn write(&self, params: &[Param], first: bool, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut first = first;
+        for (param, value) in params.iter().zip(self.all()) {
+            if param.default != Some(*value) {
+                f.write_str(if first { "" } else { "," })?;
+                write!(f, "{}=", param.name)?;
+                param.kind.write(*value, f)?;
+                first = false;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether any differs from its default.
+    pub(super) fn any_given(&self, params: &[Param]) -> bool {
+        params.iter().zip(self.all()).any(|(param, value)| param.default != Some(*value))
+    }
+}

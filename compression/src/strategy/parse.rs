@@ -1,0 +1,250 @@
+//! The textual form.
+
+use super::params::{Kind, Param, Values};
+use super::{NonFinite, Strategy, StrategyError, find};
+use crate::codec::Scope;
+use crate::format::Checksum;
+use crate::memory::MEMORIES;
+use crate::momentum::MOMENTA;
+use std::str::FromStr;
+
+/// Longest text that is read.
+const MOST_BYTES: usize = 4096;
+
+/// `name(word, key=value, ...)` as written.
+struct Term<'a> {
+    name: &'a str,
+    /// The first argument when it has no key.
+    word: Option<&'a str>,
+    given: Vec<(&'a str, &'a str)>,
+}
+
+fn syntax(text: &str, rest: &str, expected: &'static str) -> StrategyError {
+    let short = |s: &str| s.chars().take(80).collect::<String>();
+    StrategyError::Syntax { text: short(text), rest: short(rest), expected }
+}
+
+/// Splits at `+` outside parentheses: exponents as in 1e+3 stand inside them.
+fn terms(text: &str) -> Result<Vec<Term<'_>>, StrategyError> {
+    let mut terms = Vec::new();
+    let mut rest = text.trim();
+    loop {
+        let end = rest.find(['(', '+']).unwrap_or(rest.len());
+        let name = rest[..end].trim();
+        if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-') {
+            return Err(syntax(text, rest, "a name"));
+        }
+        rest = &rest[end..];
+        let mut term = Term { name, word: None, given: Vec::new() };
+        if let Some(inside) = rest.strip_prefix('(') {
+            let close = inside.find(')').ok_or_else(|| syntax(text, rest, "a closing parenthesis"))?;
+            arguments(&inside[..close], &mut term).map_err(|(at, expected)| syntax(text, at, expected))?;
+            rest = inside[close + 1..].trim_start();
+        }
+        terms.push(term);
+        match rest.strip_prefix('+') {
+            Some(next) => rest = next,
+            None if rest.is_empty() => return Ok(terms),
+            None => return Err(syntax(text, rest, "+ or the end")),
+        }
+    }
+}
+
+fn arguments<'a>(text: &'a str, term: &mut Term<'a>) -> Result<(), (&'a str, &'static str)> {
+    if text.trim().is_empty() {
+        return Ok(());
+    }
+    for (i, part) in text.split(',').enumerate() {
+        match part.split_once('=') {
+            Some((key, value)) if !key.trim().is_empty() && !value.trim().is_empty() => {
+                term.given.push((key.trim(), value.trim()));
+            }
+            None if i == 0 && !part.trim().is_empty() => term.word = Some(part.trim()),
+            _ => return Err((part, "key=value")),
+        }
+    }
+    Ok(())
+}
+
+impl FromStr for Strategy {
+    type Err = StrategyError;
+
+    fn from_str(text: &str) -> Result<Self, StrategyError> {
+        if text.len() > MOST_BYTES {
+            return Err(syntax(text, text, "at most 4096 bytes"));
+        }
+        let terms = terms(text)?;
+        let (codec, parts) = terms.split_first().ok_or_else(|| syntax(text, text, "a compressor"))?;
+        let entry = find(codec.name)?;
+        no_word(codec, entry.params)?;
+        let mut strategy = Self::of(entry, Values::read(entry.name, entry.params, &codec.given)?);
+        let mut seen: Vec<&str> = Vec::new();
+        for part in parts {
+            let slot = strategy.apply(part)?;
+            if seen.contains(&slot) {
+                return Err(StrategyError::Twice { of: entry.name.into(), key: slot.into() });
+            }
+            seen.push(slot);
+        }
+        Ok(strategy)
+    }
+}
+
+/// A bare word where only keys are understood.
+fn no_word(term: &Term<'_>, params: &[Param]) -> Result<(), StrategyError> {
+    match term.word {
+        Some(word) => Err(StrategyError::unknown_key(term.name, word, params)),
+        None => Ok(()),
+    }
+}
+
+/// A part that is one word out of a few.
+struct WordPart {
+    name: &'static str,
+    words: &'static [&'static str],
+    set: fn(&mut Strategy, usize),
+}
+
+const WORD_PARTS: &[WordPart] = &[
+    WordPart { name: "scope", words: &["bucket", "tensor"], set: |s, i| s.scope = [Scope::Bucket, Scope::Tensor][i] },
+    WordPart {
+        name: "checksum",
+        words: &["none", "crc32c"],
+        set: |s, i| s.checksum = [Checksum::None, Checksum::Crc32c][i],
+    },
+    WordPart {
+        name: "nonfinite",
+        words: &["refuse", "skip"],
+        set: |s, i| s.non_finite = [NonFinite::Refuse, NonFinite::Skip][i],
+    },
+];
+
+impl Strategy {
+    /// Adds a part; answers which.
+    fn apply(&mut self, part: &Term<'_>) -> Result<&'static str, StrategyError> {
+        if part.name == "ef" {
+            return self.apply_memory(part);
+        }
+        if let Some(words) = WORD_PARTS.iter().find(|p| p.name == part.name) {
+            let (value, kind) = (part.word.unwrap_or_default(), Kind::Choice(words.words));
+            let param = Param::required(words.name, kind, "");
+            let place = kind.read(value).ok_or_else(|| StrategyError::range("the strategy", &param, value))?;
+            if let Some((key, _)) = part.given.first() {
+                return Err(StrategyError::unknown_key(words.name, key, &[]));
+            }
+            (words.set)(self, place as usize);
+            return Ok(words.name);
+        }
+        if part.name == "seed" {
+            return self.apply_seed(part);
+        }
+        let known = || {
+            let parts = WORD_PARTS.iter().map(|p| p.name);
+            ["ef", "seed"].into_iter().chain(MOMENTA.iter().map(|m| m.name)).chain(parts)
+        };
+        let momentum = MOMENTA.iter().find(|m| m.name == part.name);
+        let momentum = momentum.ok_or_else(|| StrategyError::unknown("part", part.name, known()))?;
+        no_word(part, momentum.params)?;
+        self.momentum = Some((momentum, Values::read(momentum.name, momentum.params, &part.given)?));
+        Ok("momentum")
+    }
+
+    fn apply_seed(&mut self, part: &Term<'_>) -> Result<&'static str, StrategyError> {
+        let value = part.word.unwrap_or_default();
+        let param = Param::required("seed", Kind::Whole(0, u64::MAX), "");
+        self.seed = Some(value.parse().map_err(|_| StrategyError::range("the strategy", &param, value))?);
+        match part.given.first() {
+            Some((key, _)) => Err(StrategyError::unknown_key("seed", key, &[])),
+            None => Ok("seed"),
+        }
+    }
+
+    fn apply_memory(&mut self, part: &Term<'_>) -> Result<&'static str, StrategyError> {
+        let name = part.word.unwrap_or_default();
+        let memory = MEMORIES.iter().find(|m| m.name == name);
+        let unknown = || StrategyError::unknown("error feedback", name, MEMORIES.iter().map(|m| m.name));
+        let memory = memory.ok_or_else(unknown)?;
+        self.memory = Some((memory, Values::read(&format!("ef({name})"), memory.params, &part.given)?));
+        Ok("ef")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        text.parse::<Strategy>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn texts_come_out_in_one_form() {
+        for (text, canonical) in [
+            ("topk(k=0.01)", "topk(k=0.01)"),
+            (" topk( k = 1e-2 ) + ef( vanilla ) ", "topk(k=0.01)+ef(vanilla)"),
+            (
+                "topk(k=3)+nesterov(mu=0.9)+ef(vanilla,beta=1,gamma=0.5)",
+                "topk(k=3)+ef(vanilla,gamma=0.5)+nesterov(mu=0.9)",
+            ),
+            ("onebit()", "onebit"),
+            (
+                "onebit(scaling=false)+seed(18446744073709551615)+checksum(crc32c)+nonfinite(skip)+scope(bucket)",
+                "onebit+scope(bucket)+checksum(crc32c)+nonfinite(skip)+seed(18446744073709551615)",
+            ),
+            ("onebit(scaling=true)", "onebit(scaling=true)"),
+        ] {
+            let strategy: Strategy = text.parse().unwrap_or_else(|e| panic!("{text}: {e}"));
+            assert_eq!(strategy.to_string(), canonical, "{text}");
+            assert_eq!(canonical.parse::<Strategy>().unwrap(), strategy);
+        }
+    }
+
+    #[test]
+    fn errors_name_key_value_and_range() {
+        assert_eq!(
+            error("topk"),
+            "build topk without k: it must be given, a share above 0 and below 1, or a whole number of values from 1 to 2^32 - 1"
+        );
+        for (text, parts) in [
+            ("topk(k=0)", ["k of topk", "\"0\"", "above 0 and below 1"]),
+            ("topk(k=1.5)", ["k of topk", "\"1.5\"", "whole number"]),
+            ("topk(k=nan)", ["k of topk", "\"nan\"", "above 0"]),
+            ("topk(k=inf)", ["k of topk", "\"inf\"", "above 0"]),
+            ("topk(k=-1)", ["k of topk", "\"-1\"", "above 0"]),
+            ("topk(kk=1)", ["\"kk\"", "topk", "it takes k"]),
+            ("topk(k=1,k=2)", ["k", "topk", "twice"]),
+            ("topk(0.1)", ["\"0.1\"", "topk", "it takes k"]),
+            ("topk(k=1)+ef(vanila)", ["\"vanila\"", "error feedback", "vanilla"]),
+            ("topk(k=1)+ef(vanilla,beta=0)", ["beta of ef(vanilla)", "\"0\"", "above 0"]),
+            ("topk(k=1)+nesterov", ["nesterov", "mu", "below 1"]),
+            ("topk(k=1)+nesterov(mu=1)", ["mu of nesterov", "\"1\"", "below 1"]),
+            ("topk(k=1)+scope(layer)", ["scope", "\"layer\"", "bucket or tensor"]),
+            ("topk(k=1)+ef(vanilla)+ef(vanilla)", ["ef", "topk", "twice"]),
+            ("topk(k=1)+what", ["\"what\"", "part", "nesterov"]),
+            ("topkk(k=1)", ["\"topkk\"", "compressor", "topk"]),
+            ("onebit(scaling=1)", ["scaling of onebit", "\"1\"", "true or false"]),
+        ] {
+            let error = error(text);
+            assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_of_the_form_is_refused() {
+        for text in [
+            "",
+            "+",
+            "topk(",
+            "topk(k=1",
+            "topk(k=1))",
+            "topk(k=1)ef",
+            "topk(k=1)+",
+            "topk(,)",
+            "topk(k=)",
+            "topk(=1)",
+            "t opk(k=1)",
+        ] {
+            assert!(matches!(text.parse::<Strategy>(), Err(StrategyError::Syntax { .. })), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Bits, the first one in the lowest bit of the first byte.
+
+use crate::codec::ReadError;
+
+/// Appends bits to a buffer of bytes.
+#[derive(Debug)]
+pub struct BitWriter<'a> {
+    bytes: &'a mut Vec<u8>,
+    /// Bits not written yet, from the lowest on; fewer than 64.
+    pending: u64,
+    count: u32,
+}
+
+impl<'a> BitWriter<'a> {
+    pub(super) fn new(bytes: &'a mut Vec<u8>) -> Self {
+        Self { bytes, pending: 0, count: 0 }
+    }
+
+    /// The lowest `width` bits of `value`, lowest first; width at most 64. Higher bits are ignored.
+    pub fn put(&mut self, value: u64, width: u32) {
+        let value = if width >= 64 { value } else { value & ((1 << width) - 1) };
+        self.pending |= value << self.count;
+        let filled = self.count + width;
+        if filled < 64 {
+            self.count = filled;
+            return;
+        }
+        self.bytes.extend_from_slice(&self.pending.to_le_bytes());
+        // What did not fit; a shift by 64 would be undefined.
+        self.pending = if self.count == 0 { 0 } else { value >> (64 - self.count) };
+        self.count = filled - 64;
+    }
+
+    /// `count` zeros.
+    pub fn zeros(&mut self, mut count: u32) {
+        while count > 0 {
+            let width = count.min(63);
+            self.put(0, width);
+            count -= width;
+        }
+    }
+
+    /// Pads with zeros to a whole byte.
+    pub fn finish(self) {
+        let bytes = self.count.div_ceil(8) as usize;
+        self.bytes.extend_from_slice(&self.pending.to_le_bytes()[..bytes]);
+    }
+}
+
+/// Reads what a [`BitWriter`] wrote; never beyond the end.
+#[derive(Debug, Clone)]
+pub struct BitReader<'a> {
+    bytes: &'a [u8],
+    pending: u64,
+    count: u32,
+}
+
+impl<'a> BitReader<'a> {
+    /// All of these bytes.
+    pub const fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, pending: 0, count: 0 }
+    }
+
+    /// Bits not read yet, padding included.
+    pub const fn left(&self) -> u64 {
+        self.bytes.len() as u64 * 8 + self.count as u64
+    }
+
+    /// At least 57 bits pending, or all there are.
+    fn refill(&mut self) {
+        if let Some((word, _)) = self.bytes.split_first_chunk::<8>()
+            && self.count < 64
+        {
+            let whole = (63 - self.count) / 8;
+            self.pending |= u64::from_le_bytes(*word) << self.count;
+            self.count += 8 * whole;
+            self.pending &= if self.count == 64 { u64::MAX } else { (1 << self.count) - 1 };
+            self.bytes = &self.bytes[whole as usize..];
+            return;
+        }
+        while self.count <= 56
+            && let Some((byte, rest)) = self.bytes.split_first()
+        {
+            self.pending |= u64::from(*byte) << self.count;
+            self.count += 8;
+            self.bytes = rest;
+        }
+    }
+
+    /// The next `width` bits, the first one lowest; width at most 56.
+    pub fn get(&mut self, what: &'static str, width: u32) -> Result<u64, ReadError> {
+        debug_assert!(width <= 56, "width {width}");
+        if self.count < width {
+            self.refill();
+            if self.count < width {
+                return Err(ReadError::End { what, wanted: u64::from(width).div_ceil(8), left: self.bytes.len() });
+            }
+        }
+        let value = self.pending & ((1 << width) - 1);
+        self.pending >>= width;
+        self.count -= width;
+        Ok(value)
+    }
+
+    /// How many zeros come before the next one, which is read too; more than `most` are refused.
+    pub fn zeros(&mut self, what: &'static str, most: u32) -> Result<u32, ReadError> {
+        let mut zeros = 0;
+        loop {
+            if self.count == 0 {
+                self.refill();
+            }
+            if self.count == 0 {
+                return Err(ReadError::End { what, wanted: 1, left: 0 });
+            }
+            let run = self.pending.trailing_zeros().min(self.count);
+            zeros += run;
+            if zeros > most {
+                return Err(ReadError::Field { what, value: u64::from(zeros), rule: "too many zeros in a row" });
+            }
+            if run < self.count {
+                self.pending >>= run;
+                self.pending >>= 1;
+                self.count -= run + 1;
+                return Ok(zeros);
+            }
+            (self.pending, self.count) = (0, 0);
+        }
+    }
+
+    /// Whether only padding is left: fewer than 8 bits, all 0.
+    pub fn finish(self, what: &'static str) -> Result<(), ReadError> {
+        let left = self.left();
+        if left >= 8 {
+            return Err(ReadError::Trailing((left / 8) as usize));
+        }
+        let padding = self.pending | self.bytes.first().map_or(0, |b| u64::from(*b));
+        if padding == 0 { Ok(()) } else { Err(ReadError::Field { what, value: padding, rule: "padding must be 0" }) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Writer;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn bits_come_back(items in prop::collection::vec((any::<u64>(), 0u32..=56), 0..200)) {
+            let mut out = Writer::new();
+            let mut bits = out.bits();
+            items.iter().for_each(|(value, width)| bits.put(*value, *width));
+            bits.finish();
+            let total: u64 = items.iter().map(|(_, w)| u64::from(*w)).sum();
+            prop_assert_eq!(out.len() as u64, total.div_ceil(8));
+            let mut reader = BitReader::new(out.bytes());
+            for (value, width) in &items {
+                prop_assert_eq!(reader.get("it", *width).unwrap(), value & ((1 << width) - 1));
+            }
+            reader.finish("it").unwrap();
+        }
+
+        #[test]
+        fn nothing_is_read_beyond_the_end(bytes in prop::collection::vec(any::<u8>(), 0..40), widths in prop::collection::vec(0u32..=56, 0..60)) {
+            let mut reader = BitReader::new(&bytes);
+            let mut read = 0;
+            for width in widths {
+                let fits = read + u64::from(width) <= bytes.len() as u64 * 8;
+                prop_assert_eq!(reader.get("it", width).is_ok(), fits);
+                read += if fits { u64::from(width) } else { 0 };
+                prop_assert_eq!(reader.left(), bytes.len() as u64 * 8 - read);
+            }
+        }
+
+        #[test]
+        fn runs_of_zeros(runs in prop::collection::vec(0u32..200, 1..30)) {
+            let mut out = Writer::new();
+            let mut bits = out.bits();
+            for run in &runs {
+                bits.zeros(*run);
+                bits.put(1, 1);
+            }
+            bits.finish();
+            let mut reader = BitReader::new(out.bytes());
+            for run in &runs {
+                prop_assert_eq!(reader.zeros("it", 200).unwrap(), *run);
+            }
+            prop_assert!(reader.zeros("it", 200).is_err());
+        }
+    }
+
+    #[test]
+    fn whole_words() {
+        let mut out = Writer::new();
+        let mut bits = out.bits();
+        bits.put(5, 3);
+        bits.put(u64::MAX, 64);
+        bits.put(0, 64);
+        bits.finish();
+        assert_eq!(out.len(), 17);
+        assert_eq!(out.bytes()[0], 0xfd);
+    }
+}

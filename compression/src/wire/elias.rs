@@ -1,0 +1,132 @@
+//! Elias' gamma and delta codes of whole numbers from 1 on (Elias 1975), as QSGD uses them for its levels.
+//!
+//! The bits come in the order in which the literature writes them: the number's own bits with the highest first.
+
+use super::{BitReader, BitWriter};
+use crate::codec::ReadError;
+
+/// Bits of the gamma code.
+pub const fn gamma_bits(value: u64) -> u32 {
+    2 * value.ilog2() + 1
+}
+
+/// Bits of the delta code.
+pub const fn delta_bits(value: u64) -> u32 {
+    let length = value.ilog2();
+    gamma_bits(length as u64 + 1) + length
+}
+
+/// The lowest `width` bits of `value`, highest first.
+fn put_high_first(bits: &mut BitWriter<'_>, value: u64, width: u32) {
+    if width > 0 {
+        bits.put(value.reverse_bits() >> (64 - width), width);
+    }
+}
+
+fn get_high_first(bits: &mut BitReader<'_>, what: &'static str, width: u32) -> Result<u64, ReadError> {
+    let read = bits.get(what, width)?;
+    Ok(if width == 0 { 0 } else { read.reverse_bits() >> (64 - width) })
+}
+
+/// Longest number that is read back: below 2^49, far above any level or gap.
+const MOST_BITS: u32 = 48;
+
+impl BitWriter<'_> {
+    /// Gamma: as many zeros as the number has bits after its first, then the number. From 1 to 2^49 − 1.
+    pub fn gamma(&mut self, value: u64) {
+        debug_assert!(value > 0 && value.ilog2() <= MOST_BITS, "{value}");
+        let length = value.max(1).ilog2();
+        self.zeros(length);
+        put_high_first(self, value, length + 1);
+    }
+
+    /// Delta: the gamma code of the number of bits, then the bits after the first. From 1 to 2^49 − 1.
+    pub fn delta(&mut self, value: u64) {
+        let length = value.max(1).ilog2();
+        self.gamma(u64::from(length) + 1);
+        put_high_first(self, value, length);
+    }
+}
+
+impl BitReader<'_> {
+    /// A gamma code.
+    pub fn gamma(&mut self, what: &'static str) -> Result<u64, ReadError> {
+        // The first one has been read with the zeros.
+        let length = self.zeros(what, MOST_BITS)?;
+        Ok(1 << length | get_high_first(self, what, length)?)
+    }
+
+    /// A delta code.
+    pub fn delta(&mut self, what: &'static str) -> Result<u64, ReadError> {
+        let length = self.gamma(what)? - 1;
+        if length > u64::from(MOST_BITS) {
+            return Err(ReadError::Field { what, value: length, rule: "too long a number" });
+        }
+        Ok(1 << length | get_high_first(self, what, length as u32)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Writer;
+    use proptest::prelude::*;
+
+    fn text(write: impl Fn(&mut BitWriter<'_>), width: u32) -> String {
+        let mut out = Writer::new();
+        let mut bits = out.bits();
+        write(&mut bits);
+        bits.finish();
+        let mut reader = BitReader::new(out.bytes());
+        (0..width).map(|_| if reader.get("bit", 1).unwrap() == 1 { '1' } else { '0' }).collect()
+    }
+
+    #[test]
+    fn known_values() {
+        let delta = [
+            (1, "1"),
+            (2, "0100"),
+            (3, "0101"),
+            (4, "01100"),
+            (5, "01101"),
+            (8, "00100000"),
+            (10, "00100010"),
+            (17, "001010001"),
+            (100, "00111100100"),
+        ];
+        for (value, code) in delta {
+            assert_eq!(delta_bits(value) as usize, code.len(), "{value}");
+            assert_eq!(text(|bits| bits.delta(value), delta_bits(value)), code, "{value}");
+        }
+        for (value, code) in [(1, "1"), (2, "010"), (3, "011"), (4, "00100"), (9, "0001001")] {
+            assert_eq!(text(|bits| bits.gamma(value), gamma_bits(value)), code, "{value}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn numbers_come_back(values in prop::collection::vec(prop_oneof![1u64..20, 1u64..1 << 33, Just((1 << 49) - 1)], 0..60)) {
+            let mut out = Writer::new();
+            let mut bits = out.bits();
+            for value in &values {
+                bits.gamma(*value);
+                bits.delta(*value);
+            }
+            bits.finish();
+            let mut reader = BitReader::new(out.bytes());
+            for value in &values {
+                prop_assert_eq!(reader.gamma("it").unwrap(), *value);
+                prop_assert_eq!(reader.delta("it").unwrap(), *value);
+            }
+            reader.finish("it").unwrap();
+        }
+
+        #[test]
+        fn any_bits_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+            let mut reader = BitReader::new(&bytes);
+            while reader.delta("it").is_ok() {}
+            let mut reader = BitReader::new(&bytes);
+            while reader.gamma("it").is_ok() {}
+        }
+    }
+}

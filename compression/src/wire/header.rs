@@ -1,0 +1,233 @@
+//! Version 2 of the message: a header that names method, parameters and length, then the tensors' payloads.
+
+use super::{Reader, Writer};
+use crate::codec::ReadError;
+use crate::format::{Checksum, MAGIC, checksum::crc32c};
+use crate::{Layers, MAX_VALUES};
+
+/// Version of the messages of this module. Version 1 is read by [`crate::Message`].
+pub const VERSION: u8 = 2;
+
+/// Bytes of the fixed part; the parameters follow, 8 bytes each.
+pub const HEADER_BYTES: usize = 32;
+
+/// Most parameters of a method.
+pub const MAX_PARAMETERS: usize = 12;
+
+mod at {
+    pub(super) const CHECKSUM: usize = 28;
+}
+
+/// Type of the gradient's values before compression; what a receiver makes of the decoded f32 values is its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u8)]
+pub enum DType {
+    /// IEEE 754 binary32.
+    #[default]
+    F32 = 1,
+    /// IEEE 754 binary16.
+    F16 = 2,
+    /// The upper half of binary32.
+    Bf16 = 3,
+}
+
+/// What a message says about itself.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Header {
+    /// Code of the method, see [`crate::strategy::Entry::code`].
+    pub method: u8,
+    /// Type of the gradient.
+    pub dtype: DType,
+    /// Which exchange of the step.
+    pub round: u8,
+    /// Values of the whole gradient.
+    pub n: u64,
+    /// How many of `parameters` count.
+    pub count: usize,
+    /// In the order of the method's table.
+    pub parameters: [f64; MAX_PARAMETERS],
+    /// Whether it can be checked.
+    pub checksum: Checksum,
+}
+
+impl Header {
+    /// Bytes in front of the payload.
+    pub const fn bytes(&self) -> usize {
+        HEADER_BYTES + 8 * self.count
+    }
+
+    /// The parameters that count.
+    pub fn values(&self) -> &[f64] {
+        &self.parameters[..self.count.min(MAX_PARAMETERS)]
+    }
+}
+
+/// Replaces `out` by a message whose payload `write` appends.
+pub fn write_message<E>(
+    header: &Header,
+    out: &mut Writer,
+    write: impl FnOnce(&mut Writer) -> Result<E, crate::codec::EncodeError>,
+) -> Result<E, crate::codec::EncodeError> {
+    out.clear();
+    out.raw(&MAGIC);
+    let codes = [VERSION, header.method, header.dtype as u8, header.count as u8];
+    out.raw(&codes);
+    out.u64(header.n);
+    out.u64(0);
+    out.raw(&[u8::from(header.checksum == Checksum::Crc32c), header.round, 0, 0, 0, 0, 0, 0]);
+    header.values().iter().for_each(|value| out.f64(*value));
+    let result = write(out)?;
+    let mut bytes = std::mem::take(out).into_vec();
+    let payload = (bytes.len() - header.bytes()) as u64;
+    bytes[16..24].copy_from_slice(&payload.to_le_bytes());
+    if header.checksum == Checksum::Crc32c {
+        let sum = crc32c(&[&bytes[..at::CHECKSUM], &bytes[HEADER_BYTES..]]);
+        bytes[at::CHECKSUM..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
+    }
+    *out = Writer::from_vec(bytes);
+    Ok(result)
+}
+
+/// A message whose header is checked; its payload is the codec's to check.
+#[derive(Debug, Clone, Copy)]
+pub struct Envelope<'a> {
+    /// What it says about itself.
+    pub header: Header,
+    /// The tensors' payloads, one after the other.
+    pub payload: &'a [u8],
+}
+
+impl<'a> Envelope<'a> {
+    /// Checks header, length and checksum.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, ReadError> {
+        let mut from = Reader::new(bytes);
+        let (header, length, checksum) = read_header(&mut from)?;
+        if from.left() as u64 != length {
+            let left = from.left();
+            return Err(match usize::try_from(length) {
+                Ok(length) if length < left => ReadError::Trailing(left - length),
+                _ => ReadError::End { what: "payload", wanted: length, left },
+            });
+        }
+        if header.checksum == Checksum::Crc32c {
+            let got = crc32c(&[&bytes[..at::CHECKSUM], &bytes[HEADER_BYTES..]]);
+            if got != checksum {
+                return Err(ReadError::Checksum { expected: checksum, got });
+            }
+        }
+        let payload = from.take("payload", from.left())?;
+        Ok(Self { header, payload })
+    }
+
+    /// Whether it is for a gradient of these layers.
+    pub fn check_length(&self, layers: &Layers) -> Result<(), ReadError> {
+        let expected = layers.values() as u64;
+        if self.header.n == expected { Ok(()) } else { Err(ReadError::Length { expected, got: self.header.n }) }
+    }
+}
+
+fn field<T>(what: &'static str, value: u64, rule: &'static str) -> Result<T, ReadError> {
+    Err(ReadError::Field { what, value, rule })
+}
+
+/// Header, length of the payload, checksum.
+fn read_header(from: &mut Reader<'_>) -> Result<(Header, u64, u32), ReadError> {
+    let magic = from.take("magic", 4)?;
+    if magic != MAGIC {
+        return field("magic", u64::from(u32::from_le_bytes([magic[0], magic[1], magic[2], magic[3]])), "not FXCG");
+    }
+    let version = from.u8("version")?;
+    if version != VERSION {
+        return field("version", u64::from(version), "this reader knows version 2");
+    }
+    let method = from.u8("method")?;
+    let dtype = match from.u8("dtype")? {
+        1 => DType::F32,
+        2 => DType::F16,
+        3 => DType::Bf16,
+        other => return field("dtype", u64::from(other), "1 f32, 2 f16, 3 bf16"),
+    };
+    let count = usize::from(from.u8("number of parameters")?);
+    if count > MAX_PARAMETERS {
+        return field("number of parameters", count as u64, "at most 12");
+    }
+    let n = from.u64("n")?;
+    if n > MAX_VALUES as u64 {
+        return field("n", n, "at most 2^32 - 1");
+    }
+    let length = from.u64("length of the payload")?;
+    let checksum = match from.u8("checksum kind")? {
+        0 => Checksum::None,
+        1 => Checksum::Crc32c,
+        other => return field("checksum kind", u64::from(other), "0 none, 1 CRC-32C"),
+    };
+    let round = from.u8("round")?;
+    let reserved = from.take("reserved", 2)?;
+    if reserved != [0; 2] {
+        return field("reserved", u64::from(reserved[0] | reserved[1]), "it must be 0");
+    }
+    let sum = from.u32("checksum")?;
+    if checksum == Checksum::None && sum != 0 {
+        return field("checksum", u64::from(sum), "0 without a checksum");
+    }
+    let mut parameters = [0.0; MAX_PARAMETERS];
+    for value in &mut parameters[..count] {
+        *value = from.f64("parameter")?;
+    }
+    Ok((Header { method, dtype, round, n, count, parameters, checksum }, length, sum))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn message(header: &Header, payload: &[u8]) -> Vec<u8> {
+        let mut out = Writer::from_vec(vec![1, 2, 3]);
+        write_message(header, &mut out, |out| {
+            out.raw(payload);
+            Ok(())
+        })
+        .unwrap();
+        out.into_vec()
+    }
+
+    fn header(parameters: &[f64], checksum: Checksum) -> Header {
+        let mut all = [0.0; MAX_PARAMETERS];
+        all[..parameters.len()].copy_from_slice(parameters);
+        let count = parameters.len();
+        Header { method: 7, dtype: DType::Bf16, round: 1, n: 99, count, parameters: all, checksum }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            parameters in prop::collection::vec(-1e9f64..1e9, 0..=MAX_PARAMETERS),
+            payload in prop::collection::vec(any::<u8>(), 0..100),
+            sum: bool,
+            at: prop::sample::Index,
+            bit in 0u8..8,
+        ) {
+            let header = header(&parameters, if sum { Checksum::Crc32c } else { Checksum::None });
+            let bytes = message(&header, &payload);
+            let read = Envelope::parse(&bytes).unwrap();
+            prop_assert_eq!((read.header, read.payload), (header, &payload[..]));
+            for end in 0..bytes.len() {
+                prop_assert!(Envelope::parse(&bytes[..end]).is_err());
+            }
+            let mut changed = bytes.clone();
+            changed[at.index(bytes.len())] ^= 1 << bit;
+            prop_assert!(!sum || Envelope::parse(&changed).is_err());
+            let mut longer = bytes.clone();
+            longer.push(0);
+            prop_assert_eq!(Envelope::parse(&longer).unwrap_err(), ReadError::Trailing(1));
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+            let with: Vec<u8> = [b"FXCG\x02".as_slice(), &bytes].concat();
+            let _ = Envelope::parse(&bytes);
+            let _ = Envelope::parse(&with);
+        }
+    }
+}

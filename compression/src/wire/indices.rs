@@ -1,0 +1,276 @@
+//! Sets of indices below n, ascending, in the least bytes for this k and n.
+//!
+//! Of u32, Elias-Fano and bitmap the sizes are known from k and n alone, so a cost model can charge them exactly.
+//! Gaps of one width depend on the indices; they win when these cluster.
+
+use super::{BitReader, Reader, Writer, levels_width};
+use crate::codec::ReadError;
+
+/// How a set is written. The number is its code on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum IndexCoding {
+    /// Four bytes each.
+    U32 = 1,
+    /// Elias-Fano: l = ⌊log2(n/k)⌋ low bits each, then the counts of each upper part in unary (Elias 1974, Fano 1971).
+    EliasFano = 2,
+    /// The distance to the one before less 1, each in the bits of the largest.
+    Gaps = 3,
+    /// One bit per value of the tensor.
+    Bitmap = 4,
+}
+
+impl IndexCoding {
+    /// Every one, in the order of their codes.
+    pub const ALL: [Self; 4] = [Self::U32, Self::EliasFano, Self::Gaps, Self::Bitmap];
+
+    /// The one of least size among those whose size k and n tell; of equals the first.
+    pub fn least(n: usize, k: usize) -> Self {
+        let size = |coding: &Self| coding.fixed_bytes(n, k).unwrap_or(u64::MAX);
+        [Self::U32, Self::EliasFano, Self::Bitmap].into_iter().min_by_key(size).unwrap_or(Self::U32)
+    }
+
+    /// Bytes without the code, where k and n tell them.
+    fn fixed_bytes(self, n: usize, k: usize) -> Option<u64> {
+        let (n, k) = (n as u64, k as u64);
+        match self {
+            Self::U32 => Some(4 * k),
+            Self::EliasFano => Some((k * u64::from(low_bits(n, k))).div_ceil(8) + upper_bits(n, k).div_ceil(8)),
+            Self::Bitmap => Some(n.div_ceil(8)),
+            Self::Gaps => None,
+        }
+    }
+}
+
+/// l: bits of an index that are written as they are.
+fn low_bits(n: u64, k: u64) -> u32 {
+    n.checked_div(k).map_or(0, |share| share.max(1).ilog2())
+}
+
+/// Bits of the unary part: a one per index and a zero per upper part.
+fn upper_bits(n: u64, k: u64) -> u64 {
+    if k == 0 { 0 } else { k + (n >> low_bits(n, k)) + 1 }
+}
+
+/// Bytes of a set that [`write_indices`] writes: from k and n alone.
+pub fn index_bytes(n: usize, k: usize) -> usize {
+    // n is below 2^32: it fits.
+    1 + IndexCoding::least(n, k).fixed_bytes(n, k).unwrap_or(u64::MAX) as usize
+}
+
+/// Appends k indices, ascending and below n, in [`index_bytes`] bytes.
+pub fn write_indices(indices: &[u32], n: usize, out: &mut Writer) {
+    write_as(IndexCoding::least(n, indices.len()), indices, n, out);
+}
+
+/// As [`write_indices`], in fewer bytes when the indices cluster: for methods whose size depends on values anyway.
+pub fn write_indices_least(indices: &[u32], n: usize, out: &mut Writer) {
+    let gaps = 1 + (indices.len() as u64 * u64::from(gap_width(indices))).div_ceil(8);
+    let least = IndexCoding::least(n, indices.len());
+    let better = least.fixed_bytes(n, indices.len()).is_some_and(|bytes| gaps < bytes);
+    write_as(if better { IndexCoding::Gaps } else { least }, indices, n, out);
+}
+
+/// Gaps less 1; the first counts from before 0.
+fn gaps(indices: &[u32]) -> impl Iterator<Item = u32> + '_ {
+    let before = std::iter::once(0).chain(indices.iter().map(|i| i + 1));
+    indices.iter().zip(before).map(|(index, from)| index - from)
+}
+
+fn gap_width(indices: &[u32]) -> u32 {
+    levels_width(u64::from(gaps(indices).max().unwrap_or(0)) + 1)
+}
+
+/// Appends in a given way.
+pub(crate) fn write_as(coding: IndexCoding, indices: &[u32], n: usize, out: &mut Writer) {
+    out.u8(coding as u8);
+    match coding {
+        IndexCoding::U32 => out.u32s(indices),
+        IndexCoding::Bitmap => {
+            let map = out.room(n.div_ceil(8));
+            indices.iter().for_each(|i| map[*i as usize / 8] |= 1 << (i % 8));
+        }
+        IndexCoding::Gaps => {
+            let width = gap_width(indices);
+            out.u8(width as u8);
+            let mut bits = out.bits();
+            gaps(indices).for_each(|gap| bits.put(u64::from(gap), width));
+            bits.finish();
+        }
+        IndexCoding::EliasFano => write_elias_fano(indices, n, out),
+    }
+}
+
+fn write_elias_fano(indices: &[u32], n: usize, out: &mut Writer) {
+    let (n, k) = (n as u64, indices.len() as u64);
+    let low = low_bits(n, k);
+    let mut bits = out.bits();
+    indices.iter().for_each(|i| bits.put(u64::from(*i), low));
+    bits.finish();
+    let upper = out.room(upper_bits(n, k).div_ceil(8) as usize);
+    for (position, index) in indices.iter().enumerate() {
+        // The position-th one lies behind as many zeros as its upper part says.
+        let at = (index >> low) as usize + position;
+        upper[at / 8] |= 1 << (at % 8);
+    }
+}
+
+/// Replaces `out` by k indices that a writer above wrote: ascending and below n, or refused. `out` never grows beyond
+/// what the bytes hold.
+pub fn read_indices(from: &mut Reader<'_>, n: usize, k: usize, out: &mut Vec<u32>) -> Result<(), ReadError> {
+    out.clear();
+    if k > n {
+        return Err(ReadError::Field { what: "number of indices", value: k as u64, rule: "more than values" });
+    }
+    let code = from.u8("index coding")?;
+    let coding = IndexCoding::ALL.into_iter().find(|coding| *coding as u8 == code);
+    match coding {
+        Some(IndexCoding::U32) => {
+            let (chunks, _) = from.items("indices", k as u64, 4)?.as_chunks::<4>();
+            push_all(chunks.iter().map(|bytes| Ok(u64::from(u32::from_le_bytes(*bytes)))), n, out)
+        }
+        Some(IndexCoding::Bitmap) => read_bitmap(from, n, k, out),
+        Some(IndexCoding::Gaps) => read_gaps(from, n, k, out),
+        Some(IndexCoding::EliasFano) => read_elias_fano(from, n, k, out),
+        None => Err(ReadError::Field { what: "index coding", value: u64::from(code), rule: "no such coding" }),
+    }
+}
+
+/// Indices must ascend and lie below n.
+fn push_all(
+    indices: impl Iterator<Item = Result<u64, ReadError>>,
+    n: usize,
+    out: &mut Vec<u32>,
+) -> Result<(), ReadError> {
+    let mut least = 0;
+    for index in indices {
+        let index = index?;
+        if index < least || index >= n as u64 {
+            return Err(ReadError::Field { what: "index", value: index, rule: "it must ascend and stay below n" });
+        }
+        least = index + 1;
+        out.push(index as u32);
+    }
+    Ok(())
+}
+
+fn read_bitmap(from: &mut Reader<'_>, n: usize, k: usize, out: &mut Vec<u32>) -> Result<(), ReadError> {
+    let map = from.take("bitmap", n.div_ceil(8))?;
+    let ones: u64 = map.iter().map(|byte| u64::from(byte.count_ones())).sum();
+    if ones != k as u64 {
+        return Err(ReadError::Field { what: "bitmap", value: ones, rule: "another number of ones than of values" });
+    }
+    for (at, chunk) in map.chunks(8).enumerate() {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        let mut word = u64::from_le_bytes(word);
+        while word != 0 {
+            out.push((at * 64) as u32 + word.trailing_zeros());
+            word &= word - 1;
+        }
+    }
+    match out.last() {
+        Some(last) if *last as usize >= n => {
+            Err(ReadError::Field { what: "bitmap", value: u64::from(*last), rule: "padding must be 0" })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn read_gaps(from: &mut Reader<'_>, n: usize, k: usize, out: &mut Vec<u32>) -> Result<(), ReadError> {
+    let width = u32::from(from.u8("width of gaps")?);
+    if width > 32 {
+        return Err(ReadError::Field { what: "width of gaps", value: u64::from(width), rule: "at most 32" });
+    }
+    // k is at most n, below 2^32: no overflow. Width 0 says that the first k are in: bounded by k <= n alone, which the
+    // caller compared with its own n.
+    let mut bits = from.bits("gaps", (k as u64 * u64::from(width)).div_ceil(8) as usize)?;
+    let mut next = 0;
+    let index = |bits: &mut BitReader<'_>| {
+        next += bits.get("gaps", width)? + 1;
+        Ok(next - 1)
+    };
+    let mut index = index;
+    push_all((0..k).map(|_| index(&mut bits)), n, out)?;
+    bits.finish("gaps")
+}
+
+fn read_elias_fano(from: &mut Reader<'_>, n: usize, k: usize, out: &mut Vec<u32>) -> Result<(), ReadError> {
+    let (n64, k64) = (n as u64, k as u64);
+    let low = low_bits(n64, k64);
+    let mut bits = from.bits("low bits of indices", (k64 * u64::from(low)).div_ceil(8) as usize)?;
+    let mut upper = from.bits("upper bits of indices", upper_bits(n64, k64).div_ceil(8) as usize)?;
+    let mut high = 0u64;
+    let index = || {
+        high += u64::from(upper.zeros("upper bits of indices", u32::MAX)?);
+        Ok(high << low | bits.get("low bits of indices", low)?)
+    };
+    let mut index = index;
+    push_all((0..k).map(|_| index()), n, out)?;
+    bits.finish("low bits of indices")?;
+    // Behind the last one there are zeros only.
+    match upper.zeros("upper bits of indices", u32::MAX) {
+        Ok(at) => Err(ReadError::Field { what: "upper bits of indices", value: u64::from(at), rule: "a one too many" }),
+        Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn set() -> impl Strategy<Value = (usize, Vec<u32>)> {
+        (1usize..3000, 0.0f64..1.0, any::<u64>()).prop_map(|(n, share, seed)| {
+            let stream = crate::random::Stream::new(seed, [0; 4]);
+            let share = share * share;
+            (n, (0..n as u32).filter(|i| stream.unit(u64::from(*i)) < share).collect())
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn sets_come_back((n, indices) in set()) {
+            for coding in IndexCoding::ALL {
+                let mut out = Writer::new();
+                write_as(coding, &indices, n, &mut out);
+                if let Some(bytes) = coding.fixed_bytes(n, indices.len()) {
+                    prop_assert_eq!(out.len() as u64, 1 + bytes, "{:?}", coding);
+                }
+                let mut back = vec![5];
+                let mut reader = Reader::new(out.bytes());
+                read_indices(&mut reader, n, indices.len(), &mut back).unwrap();
+                prop_assert_eq!((&back, reader.left()), (&indices, 0), "{:?}", coding);
+                for end in 0..out.len() {
+                    prop_assert!(read_indices(&mut Reader::new(&out.bytes()[..end]), n, indices.len(), &mut back).is_err());
+                }
+            }
+            let (mut exact, mut least) = (Writer::new(), Writer::new());
+            write_indices(&indices, n, &mut exact);
+            write_indices_least(&indices, n, &mut least);
+            prop_assert_eq!(exact.len(), index_bytes(n, indices.len()));
+            prop_assert!(least.len() <= exact.len());
+        }
+
+        #[test]
+        fn any_bytes_are_refused_or_a_set(bytes in prop::collection::vec(any::<u8>(), 0..60), code in 0u8..6, n in 0usize..300, k in 0usize..40) {
+            let bytes: Vec<u8> = std::iter::once(code).chain(bytes).collect();
+            let mut out = Vec::new();
+            if read_indices(&mut Reader::new(&bytes), n, k, &mut out).is_ok() {
+                prop_assert_eq!(out.len(), k);
+                prop_assert!(out.is_sorted_by(|a, b| a < b) && out.last().is_none_or(|i| (*i as usize) < n));
+            }
+        }
+    }
+
+    #[test]
+    fn the_least_changes_with_k() {
+        let n = 1_000_000;
+        assert_eq!(IndexCoding::least(n, 1), IndexCoding::U32);
+        assert_eq!(IndexCoding::least(n, n / 100), IndexCoding::EliasFano);
+        assert_eq!(IndexCoding::least(n, n / 2), IndexCoding::Bitmap);
+        // 8.6 bits per index instead of 32.
+        assert!(index_bytes(n, n / 100) < 11_000);
+        assert_eq!(index_bytes(0, 0), 1);
+    }
+}

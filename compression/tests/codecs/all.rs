@@ -1,0 +1,326 @@
+//! What every registered codec must keep, each with all of its examples. A new line in the registry is tested here
+//! without another word.
+
+use crate::allocations::allocations;
+use crate::harness::*;
+use flexcomm_compression::codec::{Context, EncodeError, Travels};
+use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
+use flexcomm_compression::random::Stream;
+use flexcomm_compression::strategy::{Nature, Strategy};
+use flexcomm_compression::wire::{Envelope, Reader, Writer};
+use flexcomm_compression::{Kernel, Layers};
+
+fn each(check: impl Fn(&Strategy)) {
+    every_strategy().iter().for_each(check);
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+#[test]
+fn the_text_round_trips() {
+    each(|strategy| {
+        for rest in ["", "+ef(vanilla)+nesterov(mu=0.9)", "+checksum(crc32c)+nonfinite(skip)+seed(7)"] {
+            let strategy = parse(&format!("{strategy}{rest}"));
+            assert_eq!(parse(&strategy.to_string()).to_string(), strategy.to_string());
+        }
+        let again = Strategy::from_numbers(strategy.entry(), strategy.values().all()).unwrap();
+        assert_eq!(again.to_string(), strategy.to_string());
+    });
+}
+
+/// Every edge tensor goes through; what is decoded is finite; the payload has the size that was charged; energies are
+/// what they say; taking leaves x − C(x).
+#[test]
+fn edge_tensors_go_through() {
+    each(|strategy| {
+        for (name, x) in edge_tensors() {
+            let label = format!("{strategy} on {name}");
+            let mut run = Run::new(strategy, shape(x.len()), 3);
+            let (measured, sent) = run.transmit(&x).unwrap_or_else(|e| panic!("{label}: failed to {e}"));
+            assert!(sent.iter().all(|v| v.is_finite()), "{label}: not finite");
+            assert!(run.codec.size().admits(run.payload.len()), "{label}: {} bytes", run.payload.len());
+            let close = |a: f64, b: f64| (a - b).abs() <= 1e-4 * a.max(b) + 1e-70;
+            assert!(close(measured.fed, energy(&x)), "{label}: fed {} is {}", measured.fed, energy(&x));
+            assert!(close(measured.sent, energy(&sent)), "{label}: sent {} is {}", measured.sent, energy(&sent));
+
+            let mut taking = Run::new(strategy, shape(x.len()), 3);
+            let mut rest = x.clone();
+            taking.take(&mut rest).unwrap();
+            assert_eq!(taking.payload, run.payload, "{label}: taking sends something else");
+            for i in 0..x.len() {
+                let want = f64::from(x[i]) - f64::from(sent[i]);
+                let slack = 1e-6 * f64::from(x[i].abs().max(sent[i].abs())) + 1e-44;
+                assert!((f64::from(rest[i]) - want).abs() <= slack, "{label}: left {} of {}", rest[i], want);
+            }
+        }
+    });
+}
+
+/// A tensor of zeros is sent as zeros where the method knows zero at all.
+#[test]
+fn zeros_stay_zeros() {
+    each(|strategy| {
+        if !matches!(strategy.nature(), Nature::Biased(_)) {
+            assert!(compressed(strategy, &[0.0; 100], 1).iter().all(|v| *v == 0.0), "{strategy}");
+        }
+    });
+}
+
+#[test]
+fn what_is_promised_holds() {
+    let tensors = [normal(60, 4), laplace(60, 5), (0..30).map(|i| i as f32 - 14.5).collect(), vec![1.0; 20]];
+    each(|strategy| {
+        for x in &tensors {
+            match strategy.nature() {
+                Nature::Exact => assert_eq!(bits(&compressed(strategy, x, 0)), bits(x), "{strategy}"),
+                Nature::Unbiased => assert_unbiased(strategy, x, 4000),
+                Nature::Contractive(delta) => {
+                    (0..20).for_each(|_| assert_contractive(strategy, x, delta, 1));
+                    for (_, x) in edge_tensors() {
+                        assert_contractive(strategy, &x, delta, 1);
+                    }
+                }
+                Nature::ContractiveInMean(delta) => assert_contractive(strategy, x, delta, 2000),
+                Nature::Biased(reason) => assert!(!reason.is_empty()),
+            }
+        }
+    });
+}
+
+/// NaN and infinity are refused by name wherever they stand, and the state is as it was.
+#[test]
+fn not_finite_is_refused() {
+    each(|strategy| {
+        for n in [1, 8, 100, 5000] {
+            for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                for at in [0, n / 2, n - 1] {
+                    let mut run = Run::new(strategy, shape(n), 9);
+                    let mut x = laplace(n, 6);
+                    run.transmit(&x).unwrap();
+                    let saved = |run: &Run| {
+                        let mut out = Writer::new();
+                        run.codec.save(&mut out);
+                        out
+                    };
+                    let before = saved(&run);
+                    x[at] = bad;
+                    run.context.round = 0;
+                    let error = run.codec.encode(&x, &run.context, &mut Writer::new()).unwrap_err();
+                    let named = matches!(error, EncodeError::NonFinite { index, value }
+                        if index == at && value.to_bits() == bad.to_bits());
+                    assert!(named, "{strategy}, n = {n}: {error}");
+                    let error = run.codec.encode_taking(&mut x, &run.context, &mut Writer::new()).unwrap_err();
+                    assert!(matches!(error, EncodeError::NonFinite { .. }), "{strategy}: {error}");
+                    assert_eq!(saved(&run), before, "{strategy}: the state moved");
+                }
+            }
+        }
+    });
+}
+
+/// Kernels, and the numbers of a pass before, change no byte.
+#[test]
+fn every_kernel_sends_the_same_bytes() {
+    each(|strategy| {
+        for (name, x) in edge_tensors() {
+            let mut reference: Option<(Writer, Vec<u32>)> = None;
+            for kernel in Kernel::available() {
+                let mut run = Run::new(strategy, shape(x.len()), 3);
+                run.context.kernel = kernel;
+                let (_, sent) = run.transmit(&x).unwrap();
+                let got = (run.payload, bits(&sent));
+                assert_eq!(reference.get_or_insert(got.clone()), &got, "{strategy} on {name} with {kernel:?}");
+                let mut run = Run::new(strategy, shape(x.len()), 3);
+                run.context.kernel = kernel;
+                run.context.known = Some(run.context.stats(&x).unwrap());
+                run.transmit(&x).unwrap();
+                assert_eq!(run.payload, got.0, "{strategy} on {name} with known numbers");
+            }
+        }
+    });
+}
+
+/// Every cut of a payload is refused, and no change of it makes the decoder panic, over-read or answer NaN.
+#[test]
+fn broken_payloads_are_refused_or_read() {
+    let stream = Stream::new(5, [0; 4]);
+    each(|strategy| {
+        for x in [vec![], vec![1.5], laplace(50, 7), normal(333, 8)] {
+            let mut run = Run::new(strategy, shape(x.len()), 3);
+            run.transmit(&x).unwrap();
+            let good = run.payload.bytes().to_vec();
+            let mut out = vec![0.0; x.len()];
+            let mut decode = |bytes: &[u8]| {
+                out.fill(0.0);
+                let mut from = Reader::new(bytes);
+                let result = run.codec.decode_add(&mut from, &run.context, (1.0, &mut out));
+                assert!(result.is_err() || out.iter().all(|v| v.is_finite()), "{strategy}: decoded to NaN");
+                result
+            };
+            for end in 0..good.len() {
+                assert!(decode(&good[..end]).is_err(), "{strategy}: a payload cut at {end} was read");
+            }
+            for i in 0..500 {
+                let mut changed = good.clone();
+                for flip in 0..=i % 3 {
+                    if !changed.is_empty() {
+                        let at = stream.below(10 * i + 2 * flip, changed.len() as u64) as usize;
+                        changed[at] ^= 1 << stream.below(10 * i + 2 * flip + 1, 8);
+                    }
+                }
+                let _ = decode(&changed);
+                let noise: Vec<u8> =
+                    (0..good.len() as u32 + 3).map(|j| stream.word(j ^ (i as u32) << 12) as u8).collect();
+                let _ = decode(&noise);
+            }
+        }
+    });
+}
+
+/// The same values, state and context give the same bytes; another seed may not change what is no random method.
+#[test]
+fn runs_repeat() {
+    each(|strategy| {
+        let x = laplace(777, 9);
+        let once = |seed| {
+            let mut run = Run::new(strategy, shape(x.len()), seed);
+            run.transmit(&x).unwrap();
+            run.payload
+        };
+        assert_eq!(once(4), once(4), "{strategy}");
+    });
+}
+
+#[test]
+fn steps_after_the_first_allocate_nothing() {
+    each(|strategy| {
+        for with in ["", "+ef(vanilla)+nesterov(mu=0.5)"] {
+            let (n, text) = (20_000, format!("{strategy}{with}"));
+            let layers = Layers::matrices(&[shape(n)]).unwrap();
+            let mut pipeline = Pipeline::new(&parse(&text), layers, Member::alone(3));
+            let gradients: Vec<Vec<f32>> = (0..6).map(|seed| laplace(n, seed)).collect();
+            let (mut out, mut mean) = (Writer::new(), vec![0.0; n]);
+            let mut step = |i: usize| {
+                let step = Step { index: i as u64, learning_rate: 0.1 };
+                let mut more = pipeline.compress(Gradient::F32(&gradients[i % 6]), step, &mut out).unwrap().more;
+                while more {
+                    let sum = out.bytes().to_vec();
+                    more = pipeline.advance(&sum, &mut out).unwrap().more;
+                }
+                pipeline.decompress(out.bytes(), i as u64, &mut mean).unwrap();
+            };
+            // Data-dependent sizes settle within a pass over all gradients.
+            (0..12).for_each(&mut step);
+            for i in 12..24 {
+                let rounds_copies = u64::from(parse(&text).codec(shape(n)).rounds() - 1);
+                let count = allocations(|| step(i));
+                assert_eq!(count, rounds_copies, "{text}, step {i}");
+            }
+        }
+    });
+}
+
+/// Two pipelines, one of which was saved and restored into a new one, go on alike to the last bit.
+#[test]
+fn saved_state_goes_on_bit_for_bit() {
+    each(|strategy| {
+        for with in ["", "+ef(vanilla)", "+ef(vanilla)+nesterov(mu=0.9)"] {
+            let (n, text) = (300, format!("{strategy}{with}"));
+            let mut first = Ranks::new(&text, n, 2);
+            let gradients = |step: u64| vec![laplace(n, step), normal(n, step)];
+            (0..5).for_each(|step| drop(first.step(&gradients(step), step)));
+            let mut second = Ranks::new(&text, n, 2);
+            for (from, to) in first.pipelines.iter().zip(&mut second.pipelines) {
+                let (mut saved, mut again) = (Writer::new(), Writer::new());
+                from.save(&mut saved);
+                to.restore(saved.bytes()).unwrap_or_else(|e| panic!("{text}: failed to {e}"));
+                to.save(&mut again);
+                assert_eq!(saved, again, "{text}");
+                for end in 0..saved.len() {
+                    assert!(
+                        Pipeline::new(to.strategy(), to.layers().clone(), Member::alone(0))
+                            .restore(&saved.bytes()[..end])
+                            .is_err()
+                    );
+                }
+            }
+            for step in 5..10 {
+                let (a, b) = (first.step(&gradients(step), step), second.step(&gradients(step), step));
+                assert_eq!(bits(&a), bits(&b), "{text}");
+                assert_eq!(first.messages, second.messages, "{text}");
+            }
+        }
+    });
+}
+
+/// What travels as sums: decoding the sum is the mean of the decoded, to rounding.
+#[test]
+fn sums_mean_what_the_parts_mean() {
+    each(|strategy| {
+        if !matches!(strategy.travels(), Travels::Sums(_)) {
+            return;
+        }
+        let (n, world) = (240, 3);
+        let mut ranks = Ranks::new(&strategy.to_string(), n, world);
+        let gradients: Vec<Vec<f32>> = (0..u64::from(world)).map(|seed| normal(n, seed)).collect();
+        let mean = ranks.step(&gradients, 0);
+        let mut sum = vec![0.0f64; n];
+        for (pipeline, message) in ranks.pipelines.iter_mut().zip(&ranks.messages) {
+            let mut one = vec![0.0; n];
+            pipeline.decompress(message.bytes(), 0, &mut one).unwrap();
+            sum.iter_mut().zip(&one).for_each(|(sum, v)| *sum += f64::from(*v) / f64::from(world));
+        }
+        let worst = sum.iter().zip(&mean).map(|(a, b)| (a - f64::from(*b)).abs()).fold(0.0, f64::max);
+        let coarse = strategy.travels() != Travels::Sums(flexcomm_compression::codec::Element::F32);
+        assert!(worst <= if coarse { 0.05 } else { 1e-5 }, "{strategy}: off by {worst}");
+    });
+}
+
+/// Messages of several layers, some empty, in either scope; the size charged is the size sent; each cut is refused.
+#[test]
+fn messages_hold_several_tensors() {
+    each(|strategy| {
+        for scope in ["bucket", "tensor"] {
+            for checksum in ["none", "crc32c"] {
+                let layers = Layers::new(&[7, 0, 1, 500, 16]).unwrap();
+                let text = format!("{strategy}+scope({scope})+checksum({checksum})+ef(vanilla)");
+                let mut pipeline = Pipeline::new(&parse(&text), layers.clone(), Member::alone(3));
+                let (gradient, mut out) = (laplace(layers.values(), 3), Writer::new());
+                let step = Step { index: 2, learning_rate: 1.0 };
+                let mut outcome = pipeline.compress(Gradient::F32(&gradient), step, &mut out).unwrap();
+                while outcome.more {
+                    let sum = out.bytes().to_vec();
+                    outcome = pipeline.advance(&sum, &mut out).unwrap();
+                }
+                assert!(pipeline.size().admits(out.len()), "{text}: {} bytes, {:?}", out.len(), pipeline.size());
+                let mut mean = vec![0.0; gradient.len()];
+                pipeline.decompress(out.bytes(), 2, &mut mean).unwrap();
+                let header = Envelope::parse(out.bytes()).unwrap().header;
+                assert_eq!((header.method, header.n), (strategy.entry().code, gradient.len() as u64));
+                for end in 0..out.len() {
+                    assert!(pipeline.decompress(&out.bytes()[..end], 2, &mut mean).is_err(), "{text} cut at {end}");
+                }
+                let held = pipeline.held_back();
+                for i in 0..gradient.len() {
+                    pipeline.decompress(out.bytes(), 2, &mut mean).unwrap();
+                    let off = (mean[i] + held[i] - gradient[i]).abs();
+                    assert!(off <= 1e-5 * gradient[i].abs().max(mean[i].abs()), "{text}: value {i} off by {off}");
+                }
+            }
+        }
+    });
+}
+
+/// Nobody's random numbers but the context's: ranks differ where the method is of its own, steps differ.
+#[test]
+fn contexts_tell_streams_apart() {
+    let context = Context::new(1);
+    assert_eq!(context.shared(0), Context { rank: 5, ..context }.shared(0));
+    assert_ne!(context.own(0), Context { rank: 5, ..context }.own(0));
+    assert_ne!(context.own(0), context.own(1));
+    assert_ne!(context.shared(0), Context { step: 1, ..context }.shared(0));
+    assert_ne!(context.shared(0), Context { tensor: 1, ..context }.shared(0));
+    assert_ne!(context.shared(0), context.own(0));
+}

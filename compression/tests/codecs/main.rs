@@ -1,0 +1,11 @@
+//! Every registered compressor through one harness (`all.rs`), and each class's own tests in its own file.
+#![allow(clippy::unwrap_used, unsafe_code)] // helpers of tests are tests; counting allocations needs unsafe
+
+mod all;
+mod allocations;
+mod harness;
+mod hybrid;
+mod low_rank;
+mod memory;
+mod quantization;
+mod sparsification;

@@ -1,0 +1,1 @@
+//! Tests of single quantization methods beyond what `all.rs` asks of every one.

@@ -1,0 +1,1 @@
+//! Tests of single sparsification methods beyond what `all.rs` asks of every one.
