@@ -62,6 +62,13 @@ struct Up {
     /// Learning rate.
     #[arg(long, default_value_t = 0.1)]
     lr: f64,
+    /// Share of the last update that is kept, 0 to below 1; the paper's runs of ResNets have 0.1 too.
+    #[arg(long, default_value_t = 0.1)]
+    momentum: f64,
+    /// Forward and backward take at least this long. The network of the lab is 1/250 of the one it stands for, and its
+    /// computation must not be: without it the weather of a whole phase passes within seconds.
+    #[arg(long, default_value = "25ms", value_name = "DURATION")]
+    least_compute: flexcomm_domain::Seconds,
     /// Seed of data order, initial parameters and planner.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -117,6 +124,9 @@ fn plan(up: &Up) -> Result<LabPlan> {
     if up.steps_per_epoch == 0 || up.batch == 0 || !(up.lr.is_finite() && up.lr > 0.0) {
         bail!("--steps-per-epoch, --batch and --lr must be above zero");
     }
+    if !(0.0..1.0).contains(&up.momentum) {
+        bail!("--momentum {}: allowed is 0 to below 1", up.momentum);
+    }
     if let Some(strategy) = &up.strategy {
         strategy.parse::<flexcomm_domain::Strategy>().context("--strategy")?;
     }
@@ -133,6 +143,8 @@ fn plan(up: &Up) -> Result<LabPlan> {
         batch: up.batch,
         hidden: up.hidden.clone(),
         lr: up.lr,
+        momentum: up.momentum,
+        least_compute_s: up.least_compute.get(),
         fixed: up.strategy.clone(),
         for_s: up.for_.map(|t| t.get()),
         stay: !up.exit_when_done,

@@ -24,6 +24,10 @@ pub struct LabPlan {
     pub hidden: Vec<usize>,
     /// Learning rate.
     pub lr: f64,
+    /// Share of the last update that is kept.
+    pub momentum: f64,
+    /// Forward and backward take at least this long, seconds.
+    pub least_compute_s: f64,
     /// A strategy to hold for the whole run instead of following decisions, for comparisons.
     pub fixed: Option<String>,
     /// End after this many seconds, finished or not.

@@ -90,6 +90,8 @@ impl Processes {
         option("batch", plan.batch.to_string());
         option("hidden", hidden.join(","));
         option("lr", plan.lr.to_string());
+        option("momentum", plan.momentum.to_string());
+        option("least-compute", format!("{}s", plan.least_compute_s));
         option("seed", plan.seed.to_string());
         option("hash-log", self.logs.join(format!("hash-{name}.csv")).display().to_string());
         if let Some(fixed) = &plan.fixed {

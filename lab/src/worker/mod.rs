@@ -97,6 +97,10 @@ pub struct Args {
     /// Share of the last update that is kept, from 0 to below 1.
     #[arg(long, default_value_t = 0.9, allow_negative_numbers = true)]
     pub momentum: f32,
+    /// Forward and backward take at least this long (25ms): a small network stands in for one whose gradient takes
+    /// longer to compute, and what is left of the time is slept.
+    #[arg(long, default_value = "0s", value_name = "DURATION")]
+    pub least_compute: Seconds,
     /// Hidden layers between 784 pixels and 10 classes; 256,128 has 235,146 parameters.
     #[arg(long, value_delimiter = ',', default_value = "256,128")]
     pub hidden: Vec<usize>,
@@ -171,7 +175,8 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
     let reporter = Reporter::new(args.socket.as_deref(), hello).context("start the agent's client")?;
     let shadows = Shadows::new(&layers, args.seed)?;
     let sync = Synchronizer::new(Exchanger::new(mesh), layers, args.seed);
-    let sgd = Sgd { batch: args.batch, lr: args.lr, momentum: args.momentum };
+    let least_compute = Duration::from_secs_f64(args.least_compute.get());
+    let sgd = Sgd { batch: args.batch, lr: args.lr, momentum: args.momentum, least_compute };
     // Data order must differ between ranks, everything else must not.
     let own_seed = args.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(args.rank) + 1);
     let training = Training::new(&shape, sgd, data.shard, (args.seed, own_seed), sync);
@@ -224,6 +229,7 @@ impl Args {
         ensure!((0.0..1.0).contains(&self.momentum), "--momentum {}: allowed is 0 to below 1", self.momentum);
         ensure!(self.steps_per_epoch != Some(0), "--steps-per-epoch 0: an epoch has at least one step");
         ensure!(self.timeout.get() >= 0.001, "--timeout {}: it must be 1ms or more", self.timeout);
+        ensure!(self.least_compute.get() <= 60.0, "--least-compute {}: it must be 60s or less", self.least_compute);
         self.shape()?;
         Ok(MeshConfig {
             rank: Rank(self.rank),

@@ -16,6 +16,8 @@ pub struct Sgd {
     pub lr: f32,
     /// Share of the last update that is kept.
     pub momentum: f32,
+    /// Forward and backward take at least this long.
+    pub least_compute: Duration,
 }
 
 /// A rank's training.
@@ -107,6 +109,7 @@ impl Training {
             // The other ranks wait for this one's part; rank 0 aborts the trial, and all of it is undone.
             self.gradient.fill(0.0);
         }
+        std::thread::sleep(self.sgd.least_compute.saturating_sub(started.elapsed()));
         let forward = started.elapsed();
         let cost = self.sync.run(agreement, tick, &self.gradient, &mut self.mean)?;
         let before_update = Instant::now();
