@@ -7,7 +7,8 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,10 +24,9 @@ static ONE: Mutex<()> = Mutex::new(());
 
 struct Lab {
     child: Child,
-    lines: BufReader<ChildStdout>,
+    lines: Receiver<String>,
     rest: SocketAddr,
     out: tempfile::TempDir,
-    seen: Vec<String>,
     since: Instant,
 }
 
@@ -54,19 +54,21 @@ impl Lab {
             .stdout(Stdio::piped())
             .spawn()
             .expect("flexcomm starts");
-        let lines = BufReader::new(child.stdout.take().expect("its output"));
-        Self { child, lines, rest, out, seen: Vec::new(), since: Instant::now() }
+        let output = BufReader::new(child.stdout.take().expect("its output"));
+        let (send, lines) = channel();
+        // A lab that falls silent must fail the test, not hang it: reading waits in a thread of its own.
+        std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| send.send(line)));
+        Self { child, lines, rest, out, since: Instant::now() }
     }
 
     /// Reads lines until one contains `word`; the lab must not end or exceed the limit before.
     fn until(&mut self, word: &str) -> String {
         loop {
-            let mut line = String::new();
-            let read = self.lines.read_line(&mut line).expect("its output");
-            print!("{line}");
-            assert!(read > 0, "the lab ended before it said {word:?}; logs:\n{}", self.logs());
-            assert!(self.since.elapsed() < LIMIT, "the lab did not say {word:?} in time; logs:\n{}", self.logs());
-            self.seen.push(line.clone());
+            let left = LIMIT.saturating_sub(self.since.elapsed());
+            let line = self.lines.recv_timeout(left);
+            let line =
+                line.unwrap_or_else(|why| panic!("the lab did not say {word:?} ({why}); logs:\n{}", self.logs()));
+            println!("{line}");
             if line.contains(word) {
                 return line;
             }
