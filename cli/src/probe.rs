@@ -16,8 +16,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// What the exit status says, at the end of every help text.
+const EXIT: &str = "Exit status: 0 when every host answered; 1 when one did not, or something else failed, with the \
+                    reason on the standard error (what was found so far is printed all the same); 2 for wrong \
+                    arguments. The first Ctrl-C ends a probe early, with what was found until then; a second one at \
+                    once, with 130.";
+
 /// Arguments of `flexcomm probe`.
 #[derive(clap::Args)]
+#[command(after_help = EXIT)]
 pub struct Args {
     #[command(subcommand)]
     probe: Probe,
@@ -27,15 +34,19 @@ pub struct Args {
 enum Probe {
     /// Latency, jitter and loss in each direction by UDP echo. Needs an agent or `flexcomm probe serve` with the
     /// same token at HOST, and no privilege.
+    #[command(after_help = EXIT)]
     Echo(echo::Args),
     /// Latency and loss by ICMP echo, many hosts at once. Needs nothing at HOST.
+    #[command(after_help = EXIT)]
     Ping(ping::Args),
     /// The hops to HOST by UDP traceroute. Needs no privilege.
+    #[command(after_help = EXIT)]
     Trace(trace::Args),
     /// Bandwidth in both directions over TCP with few bytes. Needs an agent or `flexcomm probe serve` with the same
     /// token at HOST.
+    #[command(after_help = EXIT)]
     Throughput(throughput::Args),
-    /// Answer echo and throughput probes until Ctrl-C, without an agent.
+    /// Answer echo and throughput probes until Ctrl-C or SIGTERM, without an agent.
     Serve(serve::Args),
 }
 
@@ -76,9 +87,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
-/// Address family wanted.
+/// What every probe has.
 #[derive(clap::Args)]
-struct Family {
+struct Common {
+    /// Print one JSON document instead of lines.
+    #[arg(long)]
+    json: bool,
     /// Use IPv4 only.
     #[arg(short = '4', long, conflicts_with = "ipv6")]
     ipv4: bool,
@@ -87,7 +101,7 @@ struct Family {
     ipv6: bool,
 }
 
-impl Family {
+impl Common {
     fn resolve(&self, host: &str) -> anyhow::Result<IpAddr> {
         let wanted = |addr: &SocketAddr| !(self.ipv4 && addr.is_ipv6() || self.ipv6 && addr.is_ipv4());
         let mut found = (host, 0).to_socket_addrs().with_context(|| format!("look up {host:?}"))?;
@@ -96,24 +110,33 @@ impl Family {
     }
 }
 
-/// A flag that the first Ctrl-C sets; the second one ends the process at once.
-fn stop_on_ctrl_c() -> anyhow::Result<Arc<AtomicBool>> {
+/// A flag that the first Ctrl-C or SIGTERM sets; the second one ends the process at once.
+fn stop_on_signal() -> anyhow::Result<Arc<AtomicBool>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    const WHAT: &str = "watch for Ctrl-C";
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("watch for Ctrl-C")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context(WHAT)?;
+    // Registered here and not on the thread: from now on a signal is not lost.
+    let (mut interrupt, mut terminate) = {
+        let _inside = runtime.enter();
+        (signal(SignalKind::interrupt()).context(WHAT)?, signal(SignalKind::terminate()).context(WHAT)?)
+    };
     let watch = move || {
         runtime.block_on(async {
-            for _ in 0..2 {
-                if tokio::signal::ctrl_c().await.is_err() {
-                    return;
-                }
+            loop {
+                let status = tokio::select! {
+                    Some(()) = interrupt.recv() => 130,
+                    Some(()) = terminate.recv() => 143,
+                    else => return,
+                };
                 if flag.swap(true, Ordering::Relaxed) {
-                    std::process::exit(130);
+                    std::process::exit(status);
                 }
             }
         });
     };
-    std::thread::Builder::new().name("ctrl-c".into()).spawn(watch).context("watch for Ctrl-C")?;
+    std::thread::Builder::new().name("signals".into()).spawn(watch).context(WHAT)?;
     Ok(stop)
 }
 

@@ -40,6 +40,31 @@ impl Summary {
     }
 }
 
+/// Writes a window's columns; `null` where there is nothing to say: 0 would be a claim.
+pub(crate) fn or_nulls<S: serde::Serializer>(summary: &Option<Summary>, serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Columns {
+        count: usize,
+        min_s: Option<f64>,
+        median_s: Option<f64>,
+        p95_s: Option<f64>,
+        p99_s: Option<f64>,
+        max_s: Option<f64>,
+        jitter_s: Option<f64>,
+    }
+    let column = |pick: fn(&Summary) -> f64| summary.as_ref().map(pick);
+    let columns = Columns {
+        count: summary.map_or(0, |s| s.count),
+        min_s: column(|s| s.min_s),
+        median_s: column(|s| s.median_s),
+        p95_s: column(|s| s.p95_s),
+        p99_s: column(|s| s.p99_s),
+        max_s: column(|s| s.max_s),
+        jitter_s: summary.filter(|s| s.count > 1).map(|s| s.jitter_s),
+    };
+    columns.serialize(serializer)
+}
+
 /// Mean absolute difference of successive samples; 0 for fewer than two.
 pub fn jitter(samples: &[f64]) -> f64 {
     if samples.len() < 2 {

@@ -1,6 +1,6 @@
 //! `flexcomm probe echo`.
 
-use super::{Family, TokenArgs, describe, ms, percent, print_json, seconds, stop_on_ctrl_c};
+use super::{Common, TokenArgs, describe, ms, percent, print_json, seconds, stop_on_signal};
 use anyhow::{Context, bail};
 use flexcomm_domain::Seconds;
 use flexcomm_probes::ECHO_PORT;
@@ -8,7 +8,7 @@ use flexcomm_probes::echo::{EchoSummary, ProberLimits};
 use flexcomm_probes::edge::{EchoProber, EchoSettings};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often events are looked for.
 const LOOK: Duration = Duration::from_millis(5);
@@ -29,11 +29,8 @@ pub(super) struct Args {
     /// An echo without an answer after this is lost.
     #[arg(long, default_value = "2s")]
     timeout: Seconds,
-    /// Print one JSON document instead of lines.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    family: Family,
+    common: Common,
     #[command(flatten)]
     token: TokenArgs,
 }
@@ -47,8 +44,8 @@ struct Report {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let token = args.token.read()?;
-    let target = SocketAddr::new(args.family.resolve(&args.host)?, args.port);
-    let stop = stop_on_ctrl_c()?;
+    let target = SocketAddr::new(args.common.resolve(&args.host)?, args.port);
+    let stop = stop_on_signal()?;
     let (interval_s, timeout_s) = (seconds(args.interval), seconds(args.timeout));
     if interval_s < 0.001 {
         bail!("--interval is {interval_s} s, allowed is 1ms or more");
@@ -58,13 +55,15 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let settings = EchoSettings { interval_s, limits: ProberLimits { timeout_s, window_s } };
     let (prober, mut events) = EchoProber::spawn(&token, settings).context("start probing")?;
     prober.set_peers(&[target]);
+    // Where nothing can be sent nothing is lost either; such a run ends by time.
+    let until = Instant::now() + Duration::from_secs_f64(2.0 * args.count as f64 * interval_s + timeout_s + 5.0);
     let mut seen = 0;
-    while seen < args.count && !stop.load(Ordering::Relaxed) {
+    while seen < args.count && !stop.load(Ordering::Relaxed) && Instant::now() < until {
         while let Ok(event) = events.try_recv() {
             seen += 1;
             match event.sample {
-                Some(sample) if !args.json => println!("{target} seq={} {}", sample.seq, ms(sample.rtt_s)),
-                None if !args.json => println!("{target} no answer"),
+                Some(sample) if !args.common.json => println!("{target} seq={} {}", sample.seq, ms(sample.rtt_s)),
+                None if !args.common.json => println!("{target} no answer"),
                 _ => {}
             }
         }
@@ -72,22 +71,21 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let peers = prober.summaries();
     let peer = peers.first().context("the prober lost its peer")?;
-    if args.json {
+    if args.common.json {
         print_json(&Report { target, summary: peer.summary })?;
     } else {
         print(target, &peer.summary);
     }
-    if let Some(error) = &peer.send_error {
-        bail!("failed to send to {target}: {error}");
-    }
-    if peer.summary.answered == 0 && peer.summary.sent > 0 {
-        bail!(
+    match (&peer.send_error, peer.summary.answered) {
+        (Some(error), _) => bail!("failed to send to {target}: {error}"),
+        (None, 0) if stop.load(Ordering::Relaxed) => bail!("ended before {target} answered"),
+        (None, 0) => bail!(
             "{target} did not answer: is an agent or `flexcomm probe serve` running there, with the same token, and \
              does a firewall let UDP port {} through?",
             args.port
-        );
+        ),
+        (None, _) => Ok(()),
     }
-    Ok(())
 }
 
 fn print(target: SocketAddr, s: &EchoSummary) {
@@ -95,11 +93,11 @@ fn print(target: SocketAddr, s: &EchoSummary) {
     if let Some(rtt) = &s.rtt {
         println!("{}", describe(rtt));
     }
-    if let (Some(out), Some(back)) = (s.loss_out, s.loss_back) {
-        let line = |way: &str, loss: f64, jitter: f64, queue: f64| {
+    let line = |way: &str, seen: (Option<f64>, Option<f64>, Option<f64>)| {
+        if let (Some(loss), Some(jitter), Some(queue)) = seen {
             println!("{way}: loss {}, jitter {}, {} above its least (median)", percent(loss), ms(jitter), ms(queue));
-        };
-        line("out ", out, s.jitter_out_s, s.excess_out_s);
-        line("back", back, s.jitter_back_s, s.excess_back_s);
-    }
+        }
+    };
+    line("out ", (s.loss_out, s.jitter_out_s, s.excess_out_s));
+    line("back", (s.loss_back, s.jitter_back_s, s.excess_back_s));
 }

@@ -1,11 +1,12 @@
 //! `flexcomm probe ping`.
 
-use super::{Family, describe, ms, percent, print_json, seconds, stop_on_ctrl_c};
-use anyhow::Context;
+use super::{Common, describe, ms, percent, print_json, seconds, stop_on_signal};
+use anyhow::{Context, anyhow};
 use flexcomm_domain::Seconds;
 use flexcomm_probes::edge::{PingReport, PingSettings, SocketKind, ping_many, ping_many_surge};
 use flexcomm_probes::ping::PingPlan;
 use std::net::IpAddr;
+use std::sync::atomic::Ordering;
 
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Backend {
@@ -35,21 +36,18 @@ pub(super) struct Args {
     /// Who does the work.
     #[arg(long, value_enum, default_value = "kernel")]
     backend: Backend,
-    /// Print one JSON document instead of lines.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    family: Family,
+    common: Common,
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    let targets: Vec<IpAddr> = args.hosts.iter().map(|h| args.family.resolve(h)).collect::<Result<_, _>>()?;
+    let targets: Vec<IpAddr> = args.hosts.iter().map(|h| args.common.resolve(h)).collect::<Result<_, _>>()?;
     let plan = PingPlan { count: args.count, interval_s: seconds(args.interval), timeout_s: seconds(args.timeout) };
     let settings = PingSettings { plan, payload: args.size };
-    let stop = stop_on_ctrl_c()?;
+    let stop = stop_on_signal()?;
     let report = match args.backend {
         Backend::Kernel => ping_many(&targets, &settings, &stop, &mut |reply| {
-            if !args.json {
+            if !args.common.json {
                 println!("{} seq={} {}", reply.target, reply.seq, ms(reply.rtt_s));
             }
         }),
@@ -59,11 +57,21 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         }
     };
     let report = report.context("failed to ping")?;
-    if args.json {
-        return print_json(&report);
+    if args.common.json {
+        print_json(&report)?;
+    } else {
+        print(&report);
     }
-    print(&report);
-    Ok(())
+    all_answered(&report, stop.load(Ordering::Relaxed))
+}
+
+/// An error that names those who did not answer at all.
+fn all_answered(report: &PingReport, ended: bool) -> anyhow::Result<()> {
+    let silent = report.targets.iter().filter(|target| target.answered == 0);
+    let why = |error: &Option<String>| error.as_ref().map_or(String::new(), |error| format!(" ({error})"));
+    let silent: Vec<String> = silent.map(|target| format!("{}{}", target.target, why(&target.error))).collect();
+    let lost = if ended { "ended before an answer from" } else { "no answer, 100 % lost, from" };
+    if silent.is_empty() { Ok(()) } else { Err(anyhow!("{lost} {}", silent.join(", "))) }
 }
 
 fn print(report: &PingReport) {

@@ -1,6 +1,6 @@
 //! `flexcomm probe serve`.
 
-use super::{TokenArgs, stop_on_ctrl_c};
+use super::{TokenArgs, stop_on_signal};
 use anyhow::Context;
 use flexcomm_probes::edge::{EchoResponder, ThroughputServer};
 use flexcomm_probes::{ECHO_PORT, THROUGHPUT_PORT};
@@ -25,12 +25,16 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let token = args.token.read()?;
-    let stop = stop_on_ctrl_c()?;
+    let stop = stop_on_signal()?;
     let echo = EchoResponder::spawn(SocketAddr::new(args.bind, args.echo_port), &token)
         .context("failed to start the echo responder (is an agent running here already?)")?;
     let throughput = ThroughputServer::spawn(SocketAddr::new(args.bind, args.throughput_port), &token)
         .context("failed to start the throughput server (is an agent running here already?)")?;
-    println!("echo on UDP {}, throughput on TCP {}; Ctrl-C ends", echo.local_addr(), throughput.local_addr());
+    println!(
+        "echo on UDP {}, throughput on TCP {}; Ctrl-C or SIGTERM ends",
+        echo.local_addr(),
+        throughput.local_addr()
+    );
     while !stop.load(Ordering::Relaxed) {
         std::thread::sleep(Duration::from_millis(100));
     }

@@ -1,6 +1,6 @@
 //! `flexcomm probe throughput`.
 
-use super::{Family, TokenArgs, print_json, seconds, stop_on_ctrl_c};
+use super::{Common, TokenArgs, print_json, seconds, stop_on_signal};
 use flexcomm_domain::{Bandwidth, Seconds};
 use flexcomm_probes::THROUGHPUT_PORT;
 use flexcomm_probes::edge::{MeasureError, measure_throughput_until};
@@ -40,11 +40,8 @@ pub(super) struct Args {
     /// Let the kernel pace all streams together at this rate (for example 1.2gbit), to spare the queues on the way.
     #[arg(long)]
     pace: Option<Bandwidth>,
-    /// Print one JSON document instead of lines.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    family: Family,
+    common: Common,
     #[command(flatten)]
     token: TokenArgs,
 }
@@ -71,7 +68,7 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let token = args.token.read()?;
-    let target = SocketAddr::new(args.family.resolve(&args.host)?, args.port);
+    let target = SocketAddr::new(args.common.resolve(&args.host)?, args.port);
     let direction = match args.direction {
         Way::Out => Direction::Out,
         Way::Back => Direction::Back,
@@ -79,12 +76,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let plan = Plan::new(args.streams, args.budget, seconds(args.time), direction)?;
     let plan = args.pace.map_or(plan, |bandwidth| plan.paced(bandwidth.get() as u64));
-    let stop = stop_on_ctrl_c()?;
+    let stop = stop_on_signal()?;
     let result = measure_throughput_until(target, &token, &plan, &stop).map_err(|error| {
         let remedy = remedy(&error, args.port);
         anyhow::Error::new(error).context(format!("failed to measure the throughput to {target}{remedy}"))
     })?;
-    if args.json {
+    if args.common.json {
         return print_json(&Report { target, bytes: result.bytes(), result });
     }
     for (way, found) in [("out ", &result.out), ("back", &result.back)] {

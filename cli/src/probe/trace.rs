@@ -1,10 +1,11 @@
 //! `flexcomm probe trace`.
 
-use super::{Family, ms, print_json, seconds, stop_on_ctrl_c};
-use anyhow::Context;
+use super::{Common, ms, print_json, seconds, stop_on_signal};
+use anyhow::{Context, anyhow};
 use flexcomm_domain::Seconds;
 use flexcomm_probes::edge::trace_route;
 use flexcomm_probes::trace::{Hop, TracePlan};
+use std::sync::atomic::Ordering;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -19,30 +20,30 @@ pub(super) struct Args {
     /// A probe without an answer after this is lost.
     #[arg(long, default_value = "1s")]
     timeout: Seconds,
-    /// Print one JSON document instead of lines.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    family: Family,
+    common: Common,
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    let target = args.family.resolve(&args.host)?;
+    let target = args.common.resolve(&args.host)?;
     let plan = TracePlan { max_hops: args.max_hops, queries: args.queries, timeout_s: seconds(args.timeout) };
-    let stop = stop_on_ctrl_c()?;
+    let stop = stop_on_signal()?;
     let path = trace_route(target, &plan, &stop).context("failed to trace the route")?;
-    if args.json {
-        return print_json(&path);
-    }
-    for hop in &path.hops {
-        println!("{}", line(hop));
+    if args.common.json {
+        print_json(&path)?;
+    } else {
+        path.hops.iter().for_each(|hop| println!("{}", line(hop)));
     }
     match (path.reached, path.refused_by) {
-        (true, _) => println!("--- {target} reached in {} hops", path.hops.len()),
-        (false, Some(by)) => println!("--- {by} refuses to pass packets to {target}"),
-        (false, None) => println!("--- {target} not reached: it or a firewall on the way is silent about UDP"),
+        (true, _) if args.common.json => Ok(()),
+        (true, _) => {
+            println!("--- {target} reached in {} hops", path.hops.len());
+            Ok(())
+        }
+        (false, Some(by)) => Err(anyhow!("{target} was not reached: {by} refuses to pass packets on")),
+        (false, None) if stop.load(Ordering::Relaxed) => Err(anyhow!("ended before {target} was reached")),
+        (false, None) => Err(anyhow!("{target} was not reached: it or a firewall on the way is silent about UDP")),
     }
-    Ok(())
 }
 
 fn line(hop: &Hop) -> String {

@@ -64,7 +64,7 @@ pub enum ReceiveError {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct EchoSummary {
     /// Round trips; absent when none came back.
-    #[serde(flatten)]
+    #[serde(flatten, serialize_with = "crate::stats::or_nulls")]
     pub rtt: Option<Summary>,
     /// Requests that were answered or given up.
     pub sent: u64,
@@ -76,14 +76,14 @@ pub struct EchoSummary {
     pub loss_out: Option<f64>,
     /// Share of the answers lost on the way back.
     pub loss_back: Option<f64>,
-    /// Mean absolute difference of successive times of travel, way out.
-    pub jitter_out_s: f64,
+    /// Mean absolute difference of successive times of travel, way out; absent before two answers.
+    pub jitter_out_s: Option<f64>,
     /// The same, way back.
-    pub jitter_back_s: f64,
-    /// Median of what the way out took above its own least: queueing there.
-    pub excess_out_s: f64,
+    pub jitter_back_s: Option<f64>,
+    /// Median of what the way out took above its own least: queueing there. Absent before two answers.
+    pub excess_out_s: Option<f64>,
     /// The same, way back.
-    pub excess_back_s: f64,
+    pub excess_back_s: Option<f64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -216,10 +216,10 @@ impl Prober {
             loss: if sent == 0 { 0.0 } else { given_up as f64 / sent as f64 },
             loss_out,
             loss_back,
-            jitter_out_s: jitter(&out),
-            jitter_back_s: jitter(&back),
-            excess_out_s: excess(&out),
-            excess_back_s: excess(&back),
+            jitter_out_s: compared(&out, jitter),
+            jitter_back_s: compared(&back, jitter),
+            excess_out_s: compared(&out, excess),
+            excess_back_s: compared(&back, excess),
         }
     }
 
@@ -251,6 +251,11 @@ fn answered(entry: &Entry) -> Option<EchoSample> {
         State::Answered { sample, .. } => Some(sample),
         _ => None,
     }
+}
+
+/// One answer alone says nothing about differences.
+fn compared(offsets: &[f64], of: fn(&[f64]) -> f64) -> Option<f64> {
+    (offsets.len() > 1).then(|| of(offsets))
 }
 
 fn excess(offsets: &[f64]) -> f64 {

@@ -142,8 +142,19 @@ fn queueing_shows_in_its_own_direction() {
         p.receive(Nanos(arrived + MS), &answer).unwrap();
     }
     let s = p.summary(Nanos(11 * S));
-    assert!((s.jitter_out_s - 0.01).abs() < 1e-9 && s.jitter_back_s < 1e-9, "{s:?}");
-    assert!(s.excess_out_s > 0.004 && s.excess_back_s < 1e-9, "{s:?}");
+    assert!((s.jitter_out_s.unwrap() - 0.01).abs() < 1e-9 && s.jitter_back_s.unwrap() < 1e-9, "{s:?}");
+    assert!(s.excess_out_s.unwrap() > 0.004 && s.excess_back_s.unwrap() < 1e-9, "{s:?}");
+}
+
+#[test]
+fn what_is_not_known_is_null_and_not_zero() {
+    let (mut p, _) = pair();
+    p.send(Nanos(0));
+    let summary = serde_json::to_value(p.summary(Nanos(9 * S))).unwrap();
+    assert_eq!((&summary["sent"], &summary["answered"]), (&1.into(), &0.into()));
+    for key in ["min_s", "median_s", "p95_s", "p99_s", "max_s", "jitter_s", "jitter_out_s", "excess_back_s"] {
+        assert!(summary.get(key).is_some_and(serde_json::Value::is_null), "{key} in {summary}");
+    }
 }
 
 proptest! {

@@ -64,7 +64,7 @@ pub struct PingStats {
     /// Share without an answer, 0 to 1.
     pub loss: f64,
     /// Round trips; absent when none came back.
-    #[serde(flatten)]
+    #[serde(flatten, serialize_with = "crate::stats::or_nulls")]
     pub rtt: Option<Summary>,
     /// Why the last echo could not be sent, if it could not.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -214,6 +214,7 @@ impl TraceRun {
     }
 
     /// An answer from `from` that arrived at `now` and names `port`. False when it answers nothing of this run.
+    /// Only the target itself can say that it was reached: the same words from another are a refusal (a firewall's).
     pub fn answer(&mut self, now: Nanos, port: u16, from: IpAddr, kind: Answer) -> bool {
         let Some(key) = Self::probe_of(port) else { return false };
         let Some(probe) = self.probes.get_mut(&key).filter(|probe| probe.answer.is_none()) else { return false };
@@ -222,6 +223,8 @@ impl TraceRun {
             return false;
         }
         probe.answer = Some((rtt_s, from));
+        let stranger = from.to_canonical() != self.target.to_canonical();
+        let kind = if kind == Answer::Reached && stranger { Answer::Unreachable } else { kind };
         if kind != Answer::TimeExceeded {
             self.reached |= kind == Answer::Reached;
             self.refused_by = self.refused_by.or((kind == Answer::Unreachable).then_some(from));

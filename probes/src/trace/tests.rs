@@ -63,6 +63,15 @@ fn a_refusal_is_named() {
 }
 
 #[test]
+fn a_stranger_cannot_say_that_the_target_was_reached() {
+    let mut run = TraceRun::new(Nanos(0), ip(100), TracePlan::default()).unwrap();
+    let Step::Send { port, .. } = run.step(Nanos(0)) else { panic!("nothing to send") };
+    assert!(run.answer(Nanos(1_000), port, ip(66), Answer::Reached));
+    let path = run.path();
+    assert_eq!((path.reached, path.refused_by), (false, Some(ip(66))));
+}
+
+#[test]
 fn plans_are_checked() {
     let bad = |plan| TraceRun::new(Nanos(0), ip(1), plan).is_err();
     assert!(bad(TracePlan { max_hops: 0, ..TracePlan::default() }));
