@@ -2,7 +2,7 @@
 
 use super::Known;
 use super::cluster::{Cluster, Rule, lowest};
-use super::steps::{Kind, Point, present};
+use super::steps::{Kind, Point, Rules, present};
 use crate::passive::{Transfer, theil_sen};
 use std::collections::VecDeque;
 
@@ -10,10 +10,15 @@ use std::collections::VecDeque;
 const MAX_REAL: usize = 48;
 /// Most tests kept. They have a place of their own: a busy job must not push them out.
 const MAX_TESTS: usize = 16;
+/// How long before its result a test was on the link when nobody said when it began, seconds.
+const TEST_S: f64 = 1.0;
+/// A test whose end nobody told is over after this, seconds.
+const LONGEST_TEST_S: f64 = 30.0;
 /// The newest are kept however old they are.
 const KEEP: usize = 4;
-/// A sixth must agree; the spread is that of tests on a busy machine.
-pub(super) const RULE: Rule = Rule { share: 0.17, spread: 0.25, grain: 0.0 };
+/// A sixth must agree. The spread is between that of tests on a busy machine and the wish not to count what was
+/// slowed down: the answer is the middle of it.
+pub(super) const RULE: Rule = Rule { share: 0.17, spread: 0.15, grain: 0.0 };
 /// Fewer tests than this do not outvote the transfers.
 const LEAST_TESTS: usize = 3;
 /// Support at which the number of samples no longer limits confidence.
@@ -24,7 +29,8 @@ const CONFIDENCE_AGE_S: f64 = 120.0;
 #[derive(Debug, Clone, Copy)]
 enum Sample {
     Test(f64),
-    Real(Transfer),
+    /// With the latency known at that time.
+    Real(Transfer, Option<f64>),
 }
 
 impl Sample {
@@ -38,19 +44,41 @@ pub(super) struct BetaEstimator {
     window_s: f64,
     step: f64,
     samples: VecDeque<(f64, Sample)>,
+    /// Begin and end of the last tests; the end of one that runs is far ahead.
+    tests: VecDeque<(f64, f64)>,
 }
 
 impl BetaEstimator {
     pub(super) fn new(window_s: f64, step: f64) -> Self {
-        Self { window_s: window_s.max(1.0), step: step.max(0.05), samples: VecDeque::new() }
+        Self { window_s: window_s.max(1.0), step: step.max(0.05), samples: VecDeque::new(), tests: VecDeque::new() }
+    }
+
+    /// A test begins to use the link.
+    pub(super) fn test_begins(&mut self, at: f64) {
+        self.tests.push_back((at, at + LONGEST_TEST_S));
+        if self.tests.len() > MAX_TESTS {
+            self.tests.pop_front();
+        }
+    }
+
+    /// It is over, with a result or without.
+    pub(super) fn test_ends(&mut self, at: f64) {
+        if let Some(test) = self.tests.back_mut().filter(|(_, end)| *end > at) {
+            test.1 = at;
+        }
     }
 
     pub(super) fn throughput(&mut self, at: f64, beta: f64) {
+        if self.tests.back().is_none_or(|(_, end)| *end < at) {
+            self.test_begins(at - TEST_S);
+        }
+        self.test_ends(at);
         self.push(at, Sample::Test(beta), MAX_TESTS);
     }
 
-    pub(super) fn transfer(&mut self, at: f64, transfer: Transfer) {
-        self.push(at, Sample::Real(transfer), MAX_REAL);
+    /// `alpha` is what is known of the latency now.
+    pub(super) fn transfer(&mut self, at: f64, transfer: Transfer, alpha: Option<f64>) {
+        self.push(at, Sample::Real(transfer, alpha), MAX_REAL);
     }
 
     /// At most `most` of the sample's kind stay.
@@ -74,7 +102,9 @@ impl BetaEstimator {
         let alpha = alpha.or_else(|| theil_sen(&real).map(|(_, rest)| rest.max(0.0))).unwrap_or(0.0);
         let usable = self.samples.iter().filter_map(|(at, sample)| match sample {
             Sample::Test(beta) => Some(Point { at: *at, beta: *beta, kind: Kind::Test }),
-            Sample::Real(transfer) => {
+            Sample::Real(transfer, then) => {
+                // A latency that rose since was not in it, and one that fell since was a queue: the lower counts.
+                let alpha = then.map_or(alpha, |then| then.min(alpha));
                 let kind = Kind::Real { bytes: transfer.bytes(), seconds: transfer.seconds() };
                 transfer.beta(alpha).map(|beta| Point { at: *at, beta, kind })
             }
@@ -85,7 +115,9 @@ impl BetaEstimator {
     pub(super) fn estimate(&self, at: f64, alpha: Option<f64>) -> Option<Known> {
         let points = self.points(alpha);
         let age_s = (at - points.last()?.at).max(0.0);
-        let present = &points[present(&points, self.step)..];
+        let tests: Vec<(f64, f64)> = self.tests.iter().copied().collect();
+        let rules = Rules { step: 1.0 + self.step, tests: &tests };
+        let present = &points[present(&points, rules)..];
         let (cluster, among) = believed(present)?;
         let support = (cluster.support as f64 / FULL_SUPPORT).min(1.0);
         let share = (2.0 * cluster.support as f64 / among as f64).min(1.0);
@@ -107,7 +139,7 @@ fn believed(present: &[Point]) -> Option<(Cluster, usize)> {
 
 fn as_real(sample: &Sample) -> Option<Transfer> {
     match sample {
-        Sample::Real(transfer) => Some(*transfer),
+        Sample::Real(transfer, _) => Some(*transfer),
         Sample::Test(_) => None,
     }
 }

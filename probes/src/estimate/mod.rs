@@ -7,8 +7,8 @@
 //!   outside of all known transfers may form the cluster by themselves, and no passive transfer can have been
 //!   faster than the latency: its time bounds alpha from above.
 //! - **beta** is the lowest supported cluster of seconds per byte over throughput tests and passive transfers,
-//!   alpha taken off. When the newest samples agree with each other and not with the past, the past is dropped:
-//!   that is how a step of the bandwidth is followed, from passive transfers alone if need be.
+//!   alpha taken off; tests count by themselves, too. When the newest samples show a step, the past is dropped, from
+//!   passive transfers alone if need be; `steps` tells a step from a job that does something else.
 //! - Confidence is 0 (nothing or long ago) to 1 (many samples, agreeing, fresh).
 
 mod alpha;
@@ -139,6 +139,19 @@ impl LinkEstimator {
         Ok(())
     }
 
+    /// A throughput test begins to use the link: what transfers it slows down from now on is not taken for a fall.
+    /// Without this word a test counts as having lasted a second.
+    pub fn test_begins(&mut self, now: Timestamp) {
+        let at = self.clock.read(now);
+        self.beta.test_begins(at);
+    }
+
+    /// The test is over without a result; a result says so by itself.
+    pub fn test_ends(&mut self, now: Timestamp) {
+        let at = self.clock.read(now);
+        self.beta.test_ends(at);
+    }
+
     /// A throughput test found `bps` bit/s.
     pub fn throughput(&mut self, now: Timestamp, bps: f64) -> Result<(), SampleError> {
         let bandwidth = Bandwidth::new(bps).inspect_err(|_| self.refused += 1)?;
@@ -164,7 +177,7 @@ impl LinkEstimator {
         let transfer = Transfer::new(bytes, seconds, rounds).inspect_err(|_| self.refused += 1)?;
         let at = self.clock.read(now);
         self.alpha.transfer(at, &transfer);
-        self.beta.transfer(at, transfer);
+        self.beta.transfer(at, transfer, self.alpha.estimate(at).map(|alpha| alpha.value));
         Ok(())
     }
 

@@ -25,9 +25,6 @@ const AGREE_SPREAD: f64 = 0.15;
 const ABOVE: usize = 7;
 /// A past transfer of at most this many times the bytes had no advantage of size.
 const LIKE_SIZE: f64 = 1.5;
-/// How long before its result a test may have been on the link, seconds.
-const TEST_S: f64 = 1.0;
-
 /// What a sample was.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Kind {
@@ -60,10 +57,19 @@ impl Point {
     }
 
     /// Whether one of the tests ran during this transfer.
-    fn is_disturbed(&self, points: &[Point]) -> bool {
+    fn is_disturbed(&self, tests: &[(f64, f64)]) -> bool {
         let Kind::Real { seconds, .. } = self.kind else { return false };
-        points.iter().any(|p| p.is_test() && self.at - seconds < p.at && p.at - TEST_S < self.at)
+        tests.iter().any(|(begin, end)| self.at - seconds < *end && *begin < self.at)
     }
+}
+
+/// What a step is, and when tests were on the link.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rules<'a> {
+    /// The bandwidth has changed by at least this factor.
+    pub(super) step: f64,
+    /// Begin and end of each test.
+    pub(super) tests: &'a [(f64, f64)],
 }
 
 /// Which samples may speak for a fall.
@@ -85,11 +91,11 @@ impl Witnesses {
 }
 
 /// Index of the first sample that still belongs to the present. Walks through time as it happened, so that a step
-/// that was recognised stays recognised. `step` is the share by which the bandwidth must have changed.
-pub(super) fn present(points: &[Point], step: f64) -> usize {
+/// that was recognised stays recognised.
+pub(super) fn present(points: &[Point], rules: Rules<'_>) -> usize {
     let mut start = 0;
     for end in FAR_FASTER + 1..=points.len() {
-        if let Some(cut) = cut(&points[start..end], 1.0 + step) {
+        if let Some(cut) = cut(&points[start..end], rules) {
             start += cut;
         }
     }
@@ -97,14 +103,14 @@ pub(super) fn present(points: &[Point], step: f64) -> usize {
 }
 
 /// Where the past ends within `points`, if its newest show a step.
-fn cut(points: &[Point], step: f64) -> Option<usize> {
-    rise(points, AGREEING, step)
+fn cut(points: &[Point], rules: Rules<'_>) -> Option<usize> {
+    rise(points, AGREEING, rules.step)
         .or_else(|| rise(points, FAR_FASTER, FAR))
-        .or_else(|| fall(points, Witnesses::Tests, AGREEING, step))
-        .or_else(|| fall(points, Witnesses::Transfers, AGREEING, step))
-        .or_else(|| fall(points, Witnesses::Both, AGREEING, step))
-        .or_else(|| fall(points, Witnesses::Tests, ABOVE, step))
-        .or_else(|| fall(points, Witnesses::Transfers, ABOVE, step))
+        .or_else(|| fall(points, Witnesses::Tests, AGREEING, rules))
+        .or_else(|| fall(points, Witnesses::Transfers, AGREEING, rules))
+        .or_else(|| fall(points, Witnesses::Both, AGREEING, rules))
+        .or_else(|| fall(points, Witnesses::Tests, ABOVE, rules))
+        .or_else(|| fall(points, Witnesses::Transfers, ABOVE, rules))
 }
 
 /// The newest are `times` faster than what the past supports.
@@ -116,7 +122,7 @@ fn rise(points: &[Point], count: usize, times: f64) -> Option<usize> {
 }
 
 /// The newest `count` witnesses are slower than the like of them were.
-fn fall(points: &[Point], witnesses: Witnesses, count: usize, step: f64) -> Option<usize> {
+fn fall(points: &[Point], witnesses: Witnesses, count: usize, rules: Rules<'_>) -> Option<usize> {
     let seen = |i: &usize| witnesses.has(&points[*i]);
     let newest: Vec<usize> = (0..points.len()).rev().filter(seen).take(count).collect();
     let cut = *newest.last().filter(|cut| newest.len() == count && **cut > 0)?;
@@ -125,20 +131,20 @@ fn fall(points: &[Point], witnesses: Witnesses, count: usize, step: f64) -> Opti
     if count < ABOVE && !(agree(of(true)) && agree(of(false))) {
         return None;
     }
-    let slow = |point: &Point| Some(point.beta > limit(point, past, points, step)?);
+    let slow = |point: &Point| Some(point.beta > limit(point, past, rules)?);
     if !newest.iter().all(|i| slow(&points[*i]) == Some(true)) {
         return None;
     }
     let least = newest.iter().map(|i| points[*i].beta).fold(f64::INFINITY, f64::min);
-    let contradicted = since.iter().any(|p| !witnesses.has(p) && p.beta * step < least);
+    let contradicted = since.iter().any(|p| !witnesses.has(p) && p.beta * rules.step < least);
     (!contradicted).then_some(cut)
 }
 
 /// Above this, a sample is slower than it would have been in the past.
-fn limit(point: &Point, past: &[Point], points: &[Point], step: f64) -> Option<f64> {
+fn limit(point: &Point, past: &[Point], rules: Rules<'_>) -> Option<f64> {
     match supported(past.iter().filter(|p| point.is_like(p))) {
-        Some(before) if point.is_disturbed(points) => Some(before * FAR),
-        Some(before) => Some(before * step),
+        Some(before) if point.is_disturbed(rules.tests) => Some(before * FAR),
+        Some(before) => Some(before * rules.step),
         None => supported(past.iter()).map(|before| before * FAR),
     }
 }

@@ -198,6 +198,47 @@ fn a_test_beside_a_job_is_no_fall() {
     }
 }
 
+/// What was measured while the latency was low did not contain the one of today.
+#[test]
+fn a_rise_of_latency_does_not_rewrite_the_past() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    for i in 0..400 {
+        let t = 0.1 * f64::from(i);
+        let one_way = if i < 200 { 0.001 } else { 0.05 };
+        e.echo(at(t), 2.0 * one_way).unwrap();
+        if i % 10 == 0 {
+            e.transfer_rounds(at(t), 625e3, 2.0 * one_way + 5e6 / 9.6e6, 2.0).unwrap();
+        }
+        assert!(i < 30 || bps(&e, t) < 10.2e6, "{} at {t} s", bps(&e, t));
+    }
+    assert!(within(bps(&e, 40.0), 9.6e6, 0.02), "{}", bps(&e, 40.0));
+}
+
+/// A long test on a machine that is short of processor time, beside a stream of pieces.
+#[test]
+fn a_long_test_that_was_announced_is_no_fall() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    for i in 0..80 {
+        let t = 0.25 * f64::from(i);
+        e.echo(at(t), 0.002).unwrap();
+        let testing = (40..68).contains(&i);
+        if i == 40 {
+            e.test_begins(at(t - 0.2));
+        }
+        e.transfer_rounds(at(t), 2.5e6, 20e6 / if testing { 105e6 } else { 235e6 }, 0.0).unwrap();
+        if i == 68 {
+            e.throughput(at(t), 70e6).unwrap();
+        }
+        assert!(i < 3 || within(bps(&e, t), 235e6, 0.1), "{} at {t} s", bps(&e, t));
+    }
+    // Nobody said that it was over: it does not hold for ever.
+    e.test_begins(at(20.0));
+    for i in 0..60 {
+        e.transfer_rounds(at(21.0 + f64::from(i)), 2.5e6, 20e6 / 105e6, 0.0).unwrap();
+    }
+    assert!(within(bps(&e, 81.0), 105e6, 0.1), "{}", bps(&e, 81.0));
+}
+
 /// Smaller messages are slower by themselves; the link has not changed, and tests say so.
 #[test]
 fn another_kind_of_transfer_is_no_fall() {

@@ -5,8 +5,9 @@
 //! 2. On a long link a small budget ends before TCP has filled it: bytes come in bursts, one per round trip. Each
 //!    burst was still spread out by the bottleneck, so the rate inside the later part of the larger bursts is the
 //!    answer (less sure: a shaper's token bucket hides in a burst).
-//! 3. A test that shares the link with a job gets all of it only in the job's pauses: when the fastest tenth of a
-//!    second after the first part was far faster than the answer so far, it is the answer (less sure, too).
+//! 3. A test that shares the link with a job, or whose windows do not fill a long link, gets all of it only now and
+//!    then: when the fastest tenth of a second after the first part was faster than the answer so far, it is the
+//!    answer (less sure, too). Nothing passes a bottleneck faster than its rate.
 
 use crate::Nanos;
 use crate::stats::median;
@@ -34,13 +35,13 @@ const MIN_BURST: f64 = 16_384.0;
 const MIN_BURST_S: f64 = 0.001;
 /// Fewest bytes inside bursts, as a share of all: less is a leftover.
 const MIN_BURST_SHARE: f64 = 0.2;
-/// Shortest time over which the fastest part is sought, seconds: far above the grain of the scheduler, below a
-/// job's pause.
+/// Shortest time over which the fastest part is sought, seconds: below a job's pause, and far above the grain of the
+/// scheduler and what a shaper lets pass at once after a gap (htb: 10 ms of its rate where HZ is 100).
 const PEAK_S: f64 = 0.1;
-/// And it spans this many round trips: within one, a burst and the gap after it are not told apart.
-const PEAK_RTTS: f64 = 2.0;
-/// And this many bytes.
-const PEAK_BYTES: f64 = 100_000.0;
+/// And its fewest bytes: sixteen of the largest packets that a host hands over at once.
+const PEAK_BYTES: u64 = 1_000_000;
+/// The fastest part is this much faster than a rate that is not steady before it counts: what measuring errs by.
+const PEAK_ABOVE: f64 = 0.05;
 /// Gaps shorter than this never end a burst: the scheduler makes them.
 const MIN_GAP_S: f64 = 0.004;
 
@@ -89,12 +90,14 @@ impl Curve {
     /// The best estimate so far; `rtt_s` is the round trip without queueing (0 when unknown). `None` before two
     /// points in time.
     pub fn rate(&self, rtt_s: f64) -> Option<Rate> {
-        let found = self.without_pauses(rtt_s)?;
-        Some(self.fastest(rtt_s).filter(|fastest| fastest.bps > found.bps * (1.0 + LIKE)).unwrap_or(found))
+        let found = self.of_all(rtt_s)?;
+        // What was steady is believed up to half of what steadiness allows.
+        let above = if found.steady { LIKE / 2.0 } else { PEAK_ABOVE };
+        Some(self.fastest().filter(|fastest| fastest.bps > found.bps * (1.0 + above)).unwrap_or(found))
     }
 
-    /// The same for a link that carries nothing else.
-    fn without_pauses(&self, rtt_s: f64) -> Option<Rate> {
+    /// The same, for a link that the test had to itself.
+    fn of_all(&self, rtt_s: f64) -> Option<Rate> {
         let steady = self.steady();
         if let Some(steady) = steady.filter(|s| s.used_s >= TRUSTED_RTTS * rtt_s) {
             return Some(steady);
@@ -106,17 +109,17 @@ impl Curve {
     }
 
     /// The fastest part after the first part that is long enough.
-    fn fastest(&self, rtt_s: f64) -> Option<Rate> {
+    fn fastest(&self) -> Option<Rate> {
         let (first, last) = (self.points.first()?, self.points.last()?);
         let start = first.1 as f64 + FIRST_PART * (last.1 - first.1) as f64;
         let later = &self.points[self.points.partition_point(|(_, total)| (*total as f64) < start)..];
-        let long = PEAK_S.max(PEAK_RTTS * rtt_s);
         let mut end = 0;
         let parts = later.iter().map_while(|begin| {
-            end += later[end..].iter().position(|(at, _)| at.since(begin.0) >= long)?;
+            let long = |(at, total): &(Nanos, u64)| at.since(begin.0) >= PEAK_S && total - begin.1 >= PEAK_BYTES;
+            end += later[end..].iter().position(long)?;
             span(begin, &later[end])
         });
-        parts.filter(|part| part.used_bytes >= PEAK_BYTES).max_by(|a, b| a.bps.total_cmp(&b.bps))
+        parts.max_by(|a, b| a.bps.total_cmp(&b.bps))
     }
 
     /// Everything but the first part; everything when that leaves nothing.

@@ -104,7 +104,7 @@ fn a_stall_of_the_reader_does_not_count() {
 /// A job takes three quarters of the link, in the midst pauses for 0.3 s, and goes on.
 #[test]
 fn the_pause_of_a_job_shows_the_whole_link() {
-    for (bps, rtt_s, steps) in [(10e6, 0.002, 3), (250e6, 0.1, 1)] {
+    for (bps, rtt_s, steps) in [(100e6, 0.002, 3), (250e6, 0.1, 1)] {
         let mut r = Receiving::new(Nanos(0), 10.0, rtt_s);
         let mut at = 0.01;
         for _ in 0..steps {
@@ -119,6 +119,19 @@ fn the_pause_of_a_job_shows_the_whole_link() {
         let found = r.rate().unwrap();
         assert!((found.bps / bps - 1.0).abs() < 0.05 && !found.steady, "{found:?} at {bps} bit/s");
     }
+}
+
+/// A slow link whose packets arrive in lumps of 64 kB, unevenly read: no lump is taken for the link's rate.
+#[test]
+fn lumps_on_a_slow_link_are_no_peak() {
+    let mut r = Receiving::new(Nanos(0), 10.0, 0.001);
+    for i in 0..16u32 {
+        let late = if i % 3 == 1 { 0.02 } else { 0.0 };
+        let at = f64::from(i) * 65_160.0 * 8.0 / 9.6e6 + late;
+        r.data(Nanos((at * 1e9) as u64), 65_160);
+    }
+    let found = r.rate().unwrap();
+    assert!((found.bps / 9.6e6 - 1.0).abs() < 0.1, "{found:?}");
 }
 
 #[test]
