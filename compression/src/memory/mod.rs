@@ -7,8 +7,12 @@
 //!
 //! What was held back belongs to the gradient, not to the codec: a change of parameters or of codec keeps it, bit
 //! for bit. A change of memory hands it over ([`Memory::held_back`], [`Memory::take_over`]); a strategy without
-//! memory gets it added to its first gradient. Nothing is lost.
+//! memory gets it added to its first gradient. Nothing is lost. (A momentum that a memory keeps inside, as DGC's, is
+//! no part of it: it stands for steps to come, and starts over.)
 
+mod dgc;
+mod efsign;
+mod sgc;
 mod vanilla;
 
 use crate::Kernel;
@@ -16,25 +20,33 @@ use crate::codec::{EncodeError, ReadError, Stats};
 use crate::strategy::MemoryEntry;
 use crate::wire::{Reader, Writer};
 
+pub use dgc::Dgc;
+pub use efsign::EfSign;
+pub use sgc::Sgc;
 pub use vanilla::Vanilla;
 
 /// Every memory, one line each.
-pub static MEMORIES: &[MemoryEntry] = &[vanilla::ENTRY];
+pub static MEMORIES: &[MemoryEntry] = &[vanilla::ENTRY, efsign::ENTRY, dgc::ENTRY, sgc::ENTRY];
 
 /// Error feedback around a codec.
 pub trait Memory: Send + std::fmt::Debug {
-    /// phi: `fed` becomes what the codec compresses. Nothing else changes. NaN and infinity show in the answer.
+    /// phi: `fed` becomes what the codec compresses. Nothing that lasts changes. NaN and infinity show in the answer.
     fn compensate(&mut self, gradient: &[f32], step: Feeding, fed: &mut [f32]) -> Result<Stats, EncodeError>;
 
     /// psi: `fed` holds phi − C(phi) and is swapped or copied in; its content afterwards is scratch. `step` is the same
     /// as given to the [`Self::compensate`] before.
     fn update(&mut self, step: Feeding, fed: &mut Vec<f32>);
 
-    /// What is held back, in units of gradients.
-    fn held_back(&self, out: &mut Vec<f32>);
+    /// What is held back.
+    fn held_back(&self) -> HeldBack<'_>;
 
-    /// Becomes a memory that holds this back, in units of gradients.
-    fn take_over(&mut self, held_back: &[f32]);
+    /// Becomes a memory that holds this back and nothing else. `learning_rate` is the last step's.
+    fn take_over(&mut self, held_back: HeldBack<'_>, learning_rate: f64);
+
+    /// How much of what is sent makes one unit of gradient: receivers divide by it. 1 unless phi is in other units.
+    fn unit(&self, _step: Feeding) -> f64 {
+        1.0
+    }
 
     /// Appends the state.
     fn save(&self, out: &mut Writer);
@@ -52,6 +64,40 @@ pub struct Feeding {
     pub kernel: Kernel,
 }
 
+/// What a memory holds back, in its own units.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HeldBack<'a> {
+    /// One per value of the bucket.
+    pub values: &'a [f32],
+    /// Their units.
+    pub units: Units,
+}
+
+/// Units of values: `weight` times gradients, at a learning rate. value / weight * rate is the update of the model that is
+/// owed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Units {
+    /// eta at which they were held back. None: they are gradients of whatever rate they are sent at.
+    pub learning_rate: Option<f64>,
+    /// Above 0.
+    pub weight: f64,
+}
+
+impl Units {
+    /// Gradients of any rate.
+    pub const GRADIENTS: Self = Self { learning_rate: None, weight: 1.0 };
+
+    /// Gradients at a rate.
+    pub const fn at(learning_rate: f64) -> Self {
+        Self { learning_rate: Some(learning_rate), weight: 1.0 }
+    }
+
+    /// What makes values gradients at another rate.
+    pub fn ratio(self, learning_rate: f64) -> f64 {
+        self.learning_rate.map_or(1.0, |before| before / learning_rate) / self.weight
+    }
+}
+
 /// Appends a buffer.
 pub(crate) fn save_values(values: &[f32], out: &mut Writer) {
     out.u64(values.len() as u64);
@@ -67,4 +113,29 @@ pub(crate) fn restore_values(from: &mut Reader<'_>, values: &mut [f32]) -> Resul
     let saved = from.f32s("saved value", values.len())?;
     values.iter_mut().zip(saved).for_each(|(to, value)| *to = value);
     Ok(())
+}
+
+impl Units {
+    /// Appends them; a rate of 0 is none.
+    pub(crate) fn save(self, out: &mut Writer) {
+        out.f64(self.learning_rate.unwrap_or(0.0));
+        out.f64(self.weight);
+    }
+
+    /// Reads them back.
+    pub(crate) fn restore(from: &mut Reader<'_>) -> Result<Self, ReadError> {
+        let (rate, weight) = (from.f64("learning rate")?, from.f64("weight")?);
+        if rate.is_sign_negative() || weight <= 0.0 {
+            let value = rate.min(weight);
+            return Err(ReadError::Number { what: "learning rate or weight", value, rule: "it must be above 0" });
+        }
+        Ok(Self { learning_rate: (rate > 0.0).then_some(rate), weight })
+    }
+
+    /// As [`Self::restore`], of a memory whose weight is given; answers the rate.
+    pub(crate) fn restore_rate(from: &mut Reader<'_>, weight: f64) -> Result<Option<f64>, ReadError> {
+        let units = Self::restore(from)?;
+        let other = ReadError::Number { what: "weight", value: units.weight, rule: "not this memory's" };
+        if units.weight == weight { Ok(units.learning_rate) } else { Err(other) }
+    }
 }

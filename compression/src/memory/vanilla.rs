@@ -4,7 +4,7 @@
 //! The residual stands for an update that was not made. When the learning rate falls, what was held back at the old
 //! rate must weigh more in units of gradients, to move the model as far as it would have.
 
-use super::{Feeding, Memory, restore_values, save_values};
+use super::{Feeding, HeldBack, Memory, Units, restore_values, save_values};
 use crate::codec::{EncodeError, ReadError, Stats};
 use crate::kernels::Compensate;
 use crate::strategy::MemoryEntry;
@@ -21,56 +21,49 @@ pub(super) const ENTRY: MemoryEntry = MemoryEntry {
     build: |values, n| Box::new(Vanilla::new(values, n)),
 };
 
-/// The residual and the learning rate at which it was held back.
+/// The residual and its units.
 #[derive(Debug)]
 pub struct Vanilla {
     residual: Vec<f32>,
     beta: f64,
     gamma: f64,
-    /// None before the first step.
-    learning_rate: Option<f64>,
+    units: Units,
 }
 
 impl Vanilla {
     fn new(values: &Values, n: usize) -> Self {
-        Self { residual: vec![0.0; n], beta: values.number(0), gamma: values.number(1), learning_rate: None }
+        Self { residual: vec![0.0; n], beta: values.number(0), gamma: values.number(1), units: Units::GRADIENTS }
     }
 }
 
 impl Memory for Vanilla {
     fn compensate(&mut self, gradient: &[f32], step: Feeding, fed: &mut [f32]) -> Result<Stats, EncodeError> {
-        let ratio = self.learning_rate.map_or(1.0, |before| before / step.learning_rate);
+        let ratio = self.units.ratio(step.learning_rate);
         let (beta, gamma) = ((self.beta * ratio) as f32, self.gamma as f32);
         Ok(step.kernel.run(Compensate { gradient, residual: &self.residual, fed, beta, gamma }))
     }
 
     fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {
         std::mem::swap(&mut self.residual, fed);
-        self.learning_rate = Some(step.learning_rate);
+        self.units = Units::at(step.learning_rate);
     }
 
-    fn held_back(&self, out: &mut Vec<f32>) {
-        out.clear();
-        out.extend_from_slice(&self.residual);
+    fn held_back(&self) -> HeldBack<'_> {
+        HeldBack { values: &self.residual, units: self.units }
     }
 
-    fn take_over(&mut self, held_back: &[f32]) {
-        self.residual.copy_from_slice(held_back);
+    fn take_over(&mut self, held_back: HeldBack<'_>, _learning_rate: f64) {
+        self.residual.copy_from_slice(held_back.values);
+        self.units = held_back.units;
     }
 
     fn save(&self, out: &mut Writer) {
-        // 0 is no learning rate.
-        out.f64(self.learning_rate.unwrap_or(0.0));
+        self.units.save(out);
         save_values(&self.residual, out);
     }
 
     fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError> {
-        let rate = from.f64("learning rate")?;
-        if rate < 0.0 {
-            return Err(ReadError::Number { what: "learning rate", value: rate, rule: "it must not be negative" });
-        }
-        restore_values(from, &mut self.residual)?;
-        self.learning_rate = (rate > 0.0).then_some(rate);
-        Ok(())
+        self.units = Units::restore(from)?;
+        restore_values(from, &mut self.residual)
     }
 }

@@ -18,7 +18,7 @@ pub use state::StateError;
 pub use sums::add_messages;
 
 use crate::codec::{Codec, Context, EncodeError, Scope, Shape, Size, Stats, not_finite};
-use crate::memory::{Feeding, Memory};
+use crate::memory::{Feeding, HeldBack, Memory, Units};
 use crate::momentum::Momentum;
 use crate::strategy::{NonFinite, Strategy};
 use crate::wire::{DType, Header, MAX_PARAMETERS, Writer, write_message};
@@ -95,6 +95,9 @@ pub struct Pipeline {
     memory: Option<Box<dyn Memory>>,
     /// Held back by a memory that is gone; empty when there is nothing.
     leftover: Vec<f32>,
+    leftover_units: Units,
+    /// eta of the last step that was begun.
+    learning_rate: f64,
     /// The gradient as f32, or with momentum.
     staged: Vec<f32>,
     /// What the codecs compress, then what they leave.
@@ -115,6 +118,8 @@ impl Pipeline {
             momentum: strategy.momentum(n),
             memory: strategy.memory(n),
             leftover: Vec::new(),
+            leftover_units: Units::GRADIENTS,
+            learning_rate: 1.0,
             staged: Vec::new(),
             fed: Vec::new(),
             open: None,
@@ -143,13 +148,17 @@ impl Pipeline {
         self.skipped
     }
 
-    /// What is held back, in units of gradients; empty without a memory.
+    /// What is held back, in units of gradients at the last step's learning rate; empty when nothing can be. Infinite where
+    /// these units leave f32's range.
     pub fn held_back(&self) -> Vec<f32> {
-        let mut out = self.leftover.clone();
-        if let Some(memory) = &self.memory {
-            memory.held_back(&mut out);
-        }
-        out
+        let held_back = self.owed();
+        let ratio = held_back.units.ratio(self.learning_rate) as f32;
+        held_back.values.iter().map(|value| ratio * value).collect()
+    }
+
+    fn owed(&self) -> HeldBack<'_> {
+        let leftover = HeldBack { values: &self.leftover, units: self.leftover_units };
+        self.memory.as_ref().map_or(leftover, |memory| memory.held_back())
     }
 
     /// Bytes of the last round's message, header included, before any values are seen: what a cost model charges.
@@ -177,13 +186,16 @@ impl Pipeline {
             self.momentum = strategy.momentum(n);
         }
         if !strategy.same_memory(&self.strategy) {
-            let held_back = self.held_back();
+            let owed = self.owed();
+            let (values, units) = (owed.values.to_vec(), owed.units);
             self.memory = strategy.memory(n);
-            self.leftover.clear();
             match &mut self.memory {
-                Some(memory) if !held_back.is_empty() => memory.take_over(&held_back),
+                Some(memory) if !values.is_empty() => {
+                    memory.take_over(HeldBack { values: &values, units }, self.learning_rate);
+                    self.leftover.clear();
+                }
                 Some(_) => {}
-                None => self.leftover = held_back,
+                None => (self.leftover, self.leftover_units) = (values, units),
             }
         }
         if !strategy.same_codec(&self.strategy) {
@@ -198,6 +210,7 @@ impl Pipeline {
         if !(step.learning_rate.is_finite() && step.learning_rate > 0.0) {
             return Err(EncodeError::LearningRate(step.learning_rate));
         }
+        self.learning_rate = step.learning_rate;
         let dtype = gradient.dtype();
         let (stats, skipped) = match self.feed(gradient, step) {
             Ok(stats) => (stats, false),
@@ -223,6 +236,7 @@ impl Pipeline {
     fn feed(&mut self, gradient: Gradient<'_>, step: Step) -> Result<Stats, EncodeError> {
         let n = self.layers.values();
         gradient.check_length(n)?;
+        let owed = self.leftover_units.ratio(step.learning_rate) as f32;
         let Self { staged, fed, leftover, momentum, memory, .. } = self;
         let mut input = gradient.as_f32(n, staged);
         fed.resize(n, 0.0);
@@ -238,11 +252,17 @@ impl Pipeline {
             }
             None => {
                 fed.copy_from_slice(input);
-                fed.iter_mut().zip(leftover.iter()).for_each(|(to, held)| *to += held);
+                fed.iter_mut().zip(leftover.iter()).for_each(|(to, held)| *to += owed * held);
                 crate::kernels::stats(self.kernel, fed)
             }
         };
         if stats.is_finite() { Ok(stats) } else { Err(not_finite(fed)) }
+    }
+
+    /// How much of what is sent makes one unit of gradient.
+    fn unit(&self) -> f32 {
+        let step = Feeding { learning_rate: self.learning_rate, kernel: self.kernel };
+        self.memory.as_ref().map_or(1.0, |memory| memory.unit(step) as f32)
     }
 
     fn header(&self, open: &Open, round: u32) -> Header {

@@ -5,7 +5,8 @@ use crate::codec::{Context, ReadError, Travels};
 use crate::wire::{Envelope, Reader};
 
 impl Pipeline {
-    /// Replaces `out` by the tensor that one message means: Q^-1. Of a codec with several rounds, the last round's.
+    /// Replaces `out` by the gradient that one message means: Q^-1, in units of gradients at the learning rate of the last
+    /// step. Of a codec with several rounds, the last round's.
     pub fn decompress(&mut self, message: &[u8], step: u64, out: &mut [f32]) -> Result<(), ReadError> {
         self.decode(message, step, (1.0, out))
     }
@@ -38,6 +39,7 @@ impl Pipeline {
             let context = Context { tensor: unit.tensor, ..context };
             unit.codec.aggregate(&mut readers, &context, &mut out[unit.range.clone()])?;
         }
+        self.to_gradients(out)?;
         readers.into_iter().try_for_each(Reader::finish)
     }
 
@@ -60,7 +62,24 @@ impl Pipeline {
             let context = Context { tensor: unit.tensor, ..context };
             unit.codec.decode_add(&mut from, &context, (scale, &mut out[unit.range.clone()]))?;
         }
+        self.to_gradients(out)?;
         from.finish()
+    }
+
+    /// From the units of what was sent; a value that only then leaves f32's range is refused.
+    fn to_gradients(&self, out: &mut [f32]) -> Result<(), ReadError> {
+        let unit = self.unit();
+        if unit == 1.0 {
+            return Ok(());
+        }
+        out.iter_mut().for_each(|value| *value /= unit);
+        match out.iter().find(|value| !value.is_finite()) {
+            Some(value) => {
+                let value = f64::from(*value);
+                Err(ReadError::Number { what: "value in units of gradients", value, rule: "it must be finite" })
+            }
+            None => Ok(()),
+        }
     }
 
     fn check_output(&self, out: &[f32]) -> Result<(), ReadError> {

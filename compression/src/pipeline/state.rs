@@ -2,6 +2,7 @@
 
 use super::Pipeline;
 use crate::codec::ReadError;
+use crate::memory::Units;
 use crate::wire::{Reader, Writer};
 
 const MAGIC: &[u8; 4] = b"FXCS";
@@ -37,6 +38,8 @@ impl Pipeline {
         out.u64(self.skipped);
         out.u64(self.leftover.len() as u64);
         out.f32s(&self.leftover);
+        self.leftover_units.save(out);
+        out.f64(self.learning_rate);
         if let Some(momentum) = &self.momentum {
             momentum.save(out);
         }
@@ -79,6 +82,11 @@ impl Pipeline {
         self.open = None;
         self.skipped = from.u64("skipped")?;
         self.read_leftover(&mut from)?;
+        self.learning_rate = from.f64("learning rate")?;
+        if self.learning_rate <= 0.0 {
+            let value = self.learning_rate;
+            return Err(ReadError::Number { what: "learning rate", value, rule: "it must be above 0" }.into());
+        }
         if let Some(momentum) = &mut self.momentum {
             momentum.restore(&mut from)?;
         }
@@ -98,6 +106,7 @@ impl Pipeline {
         }
         self.leftover.clear();
         self.leftover.extend(from.f32s("value left over", got as usize)?);
+        self.leftover_units = Units::restore(from)?;
         Ok(())
     }
 }

@@ -196,7 +196,8 @@ fn runs_repeat() {
 #[test]
 fn steps_after_the_first_allocate_nothing() {
     each(|strategy| {
-        for with in ["", "+ef(vanilla)+nesterov(mu=0.5)"] {
+        // The residual decays: unbiased methods whose error exceeds x (SSDM: sqrt(n) times) diverge under error feedback.
+        for with in ["", "+ef(vanilla,beta=0.001)+nesterov(mu=0.5)"] {
             let (n, text) = (20_000, format!("{strategy}{with}"));
             let layers = Layers::matrices(&[shape(n)]).unwrap();
             let mut pipeline = Pipeline::new(&parse(&text), layers, Member::alone(3));

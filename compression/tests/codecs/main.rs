@@ -5,6 +5,7 @@ mod all;
 mod allocations;
 mod harness;
 mod hybrid;
+mod known_mistakes;
 mod low_rank;
 mod memory;
 mod quantization;

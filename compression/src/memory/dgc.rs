@@ -1,0 +1,84 @@
+//! Deep gradient compression's memory (Lin et al. 2018, sections 3.1 and 3.2; GRACE 3.2): momentum correction,
+//! u = mu u + g, v = v + u, compresses v; and momentum factor masking: where v was sent, v and u start over.
+//!
+//! Switch the optimiser's momentum off: what arrives has it.
+
+use super::{Feeding, HeldBack, Memory, Units, restore_values, save_values};
+use crate::codec::{EncodeError, ReadError, Stats};
+use crate::strategy::MemoryEntry;
+use crate::strategy::params::{FACTOR, Param};
+use crate::wire::{Reader, Writer};
+
+pub(super) const ENTRY: MemoryEntry = MemoryEntry {
+    name: "dgc",
+    about: "DGC: momentum before accumulation, both masked where values were sent",
+    params: &[Param::required("mu", FACTOR, "decay of the momentum")],
+    build: |values, n| Box::new(Dgc::new(values.number(0) as f32, n)),
+};
+
+/// u and v.
+#[derive(Debug)]
+pub struct Dgc {
+    mu: f32,
+    momentum: Vec<f32>,
+    accumulated: Vec<f32>,
+    /// u of the step that is on its way.
+    next: Vec<f32>,
+    /// eta of the last step, for a memory that follows.
+    learning_rate: Option<f64>,
+}
+
+impl Dgc {
+    fn new(mu: f32, n: usize) -> Self {
+        Self { mu, momentum: vec![0.0; n], accumulated: vec![0.0; n], next: vec![0.0; n], learning_rate: None }
+    }
+}
+
+impl Memory for Dgc {
+    fn compensate(&mut self, gradient: &[f32], step: Feeding, fed: &mut [f32]) -> Result<Stats, EncodeError> {
+        let mu = self.mu;
+        let state = self.next.iter_mut().zip(&self.momentum).zip(&self.accumulated);
+        for ((g, fed), ((next, u), v)) in gradient.iter().zip(fed.iter_mut()).zip(state) {
+            *next = mu * u + g;
+            *fed = v + *next;
+        }
+        Ok(crate::kernels::stats(step.kernel, fed))
+    }
+
+    fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {
+        // What differs from the sum that the codec saw was sent, in whole or in part.
+        for ((next, v), left) in self.next.iter_mut().zip(&self.accumulated).zip(fed.iter()) {
+            if v + *next != *left {
+                *next = 0.0;
+            }
+        }
+        std::mem::swap(&mut self.momentum, &mut self.next);
+        std::mem::swap(&mut self.accumulated, fed);
+        self.learning_rate = Some(step.learning_rate);
+    }
+
+    /// v. Its parts were accumulated at the rates of their steps and are sent as gradients, as published; a memory that
+    /// follows takes the last rate for all.
+    fn held_back(&self) -> HeldBack<'_> {
+        HeldBack { values: &self.accumulated, units: Units { learning_rate: self.learning_rate, weight: 1.0 } }
+    }
+
+    fn take_over(&mut self, held_back: HeldBack<'_>, learning_rate: f64) {
+        let ratio = held_back.units.ratio(learning_rate) as f32;
+        self.accumulated.iter_mut().zip(held_back.values).for_each(|(to, value)| *to = ratio * value);
+        self.momentum.fill(0.0);
+        self.learning_rate = Some(learning_rate);
+    }
+
+    fn save(&self, out: &mut Writer) {
+        self.held_back().units.save(out);
+        save_values(&self.momentum, out);
+        save_values(&self.accumulated, out);
+    }
+
+    fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError> {
+        self.learning_rate = Units::restore_rate(from, 1.0)?;
+        restore_values(from, &mut self.momentum)?;
+        restore_values(from, &mut self.accumulated)
+    }
+}

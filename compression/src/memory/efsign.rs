@@ -1,0 +1,90 @@
+//! EFsignSGD's form (Karimireddy et al. 2019, algorithm 1): phi = e + gamma g, psi = phi − C(phi), where gamma is the
+//! learning rate and C(phi) is the update of the model itself. GRACE sets beta = 1 and gamma to the initial rate.
+//!
+//! Receivers divide by gamma, so that an optimiser that multiplies by the learning rate makes exactly the update C(phi).
+//! For codecs with C(a x) = a C(x) this is `vanilla`; for others (signs without a scale, thresholds) it is not.
+//! The first step is as all others: to leave gamma out where there is no residual yet makes it 1/gamma times too large,
+//! a known mistake.
+
+use super::{Feeding, HeldBack, Memory, Units, restore_values, save_values};
+use crate::codec::{EncodeError, ReadError, Stats};
+use crate::kernels::Compensate;
+use crate::strategy::MemoryEntry;
+use crate::strategy::params::{Kind, Param, Values};
+use crate::wire::{Reader, Writer};
+use std::ops::Bound;
+
+const NOT_NEGATIVE: Kind = Kind::Number(Bound::Included(0.0), Bound::Unbounded);
+
+pub(super) const ENTRY: MemoryEntry = MemoryEntry {
+    name: "efsign",
+    about: "EFsignSGD: compresses e + gamma g, in units of the model's update",
+    params: &[Param::optional("gamma", NOT_NEGATIVE, 0.0, "weight of the gradient; 0: each step's learning rate")],
+    build: |values, n| Box::new(EfSign::new(values, n)),
+};
+
+/// The residual, in units of what is sent.
+#[derive(Debug)]
+pub struct EfSign {
+    residual: Vec<f32>,
+    /// None: the learning rate.
+    gamma: Option<f64>,
+    units: Units,
+    /// The residual came from another memory: it is to be converted.
+    foreign: bool,
+}
+
+impl EfSign {
+    fn new(values: &Values, n: usize) -> Self {
+        let gamma = Some(values.number(0)).filter(|gamma| *gamma > 0.0);
+        Self { residual: vec![0.0; n], gamma, units: Units::GRADIENTS, foreign: false }
+    }
+}
+
+impl Memory for EfSign {
+    fn compensate(&mut self, gradient: &[f32], step: Feeding, fed: &mut [f32]) -> Result<Stats, EncodeError> {
+        let gamma = self.unit(step);
+        let beta = if self.foreign { gamma * self.units.ratio(step.learning_rate) } else { 1.0 };
+        let (beta, gamma) = (beta as f32, gamma as f32);
+        Ok(step.kernel.run(Compensate { gradient, residual: &self.residual, fed, beta, gamma }))
+    }
+
+    fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {
+        std::mem::swap(&mut self.residual, fed);
+        self.units = Units::at(step.learning_rate / self.unit(step));
+        self.foreign = false;
+    }
+
+    fn unit(&self, step: Feeding) -> f64 {
+        self.gamma.unwrap_or(step.learning_rate)
+    }
+
+    fn held_back(&self) -> HeldBack<'_> {
+        HeldBack { values: &self.residual, units: self.units }
+    }
+
+    fn take_over(&mut self, held_back: HeldBack<'_>, _learning_rate: f64) {
+        self.residual.copy_from_slice(held_back.values);
+        self.units = held_back.units;
+        self.foreign = true;
+    }
+
+    fn save(&self, out: &mut Writer) {
+        self.units.save(out);
+        out.u8(u8::from(self.foreign));
+        save_values(&self.residual, out);
+    }
+
+    fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError> {
+        self.units = Units::restore(from)?;
+        self.foreign = match from.u8("origin of the residual")? {
+            0 => false,
+            1 => true,
+            other => {
+                let value = u64::from(other);
+                return Err(ReadError::Field { what: "origin of the residual", value, rule: "0 or 1" });
+            }
+        };
+        restore_values(from, &mut self.residual)
+    }
+}

@@ -1,0 +1,87 @@
+//! Sparse gradient compression's memory, as GRACE 3.2 gives it: u' = u + epsilon g, v = alpha u + u', compresses v; what
+//! was sent starts over, as in DGC. The part alpha u stands for the momentum of what is held back.
+//!
+//! Where a codec sends a value only in part, u becomes what it left of v.
+
+use super::{Feeding, HeldBack, Memory, Units, restore_values, save_values};
+use crate::codec::{EncodeError, ReadError, Stats};
+use crate::strategy::MemoryEntry;
+use crate::strategy::params::{FACTOR, POSITIVE, Param};
+use crate::wire::{Reader, Writer};
+
+pub(super) const ENTRY: MemoryEntry = MemoryEntry {
+    name: "sgc",
+    about: "SGC: accumulates, and compresses the sum with alpha times itself before",
+    params: &[
+        Param::required("alpha", FACTOR, "weight of what was held back before"),
+        Param::optional("epsilon", POSITIVE, 1.0, "weight of the gradient"),
+    ],
+    build: |values, n| Box::new(Sgc::new([values.number(0) as f32, values.number(1) as f32], n)),
+};
+
+/// u.
+#[derive(Debug)]
+pub struct Sgc {
+    alpha: f32,
+    epsilon: f32,
+    accumulated: Vec<f32>,
+    /// u' of the step that is on its way.
+    next: Vec<f32>,
+    /// eta of the last step, for a memory that follows.
+    learning_rate: Option<f64>,
+}
+
+impl Sgc {
+    fn new([alpha, epsilon]: [f32; 2], n: usize) -> Self {
+        Self { alpha, epsilon, accumulated: vec![0.0; n], next: vec![0.0; n], learning_rate: None }
+    }
+}
+
+impl Memory for Sgc {
+    fn compensate(&mut self, gradient: &[f32], step: Feeding, fed: &mut [f32]) -> Result<Stats, EncodeError> {
+        let Self { alpha, epsilon, .. } = *self;
+        let state = self.next.iter_mut().zip(&self.accumulated);
+        for ((g, fed), (next, u)) in gradient.iter().zip(fed.iter_mut()).zip(state) {
+            *next = u + epsilon * g;
+            *fed = alpha * u + *next;
+        }
+        Ok(crate::kernels::stats(step.kernel, fed))
+    }
+
+    fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {
+        let alpha = self.alpha;
+        for ((next, u), left) in self.next.iter_mut().zip(&self.accumulated).zip(fed.iter()) {
+            if alpha * u + *next != *left {
+                *next = *left;
+            }
+        }
+        std::mem::swap(&mut self.accumulated, &mut self.next);
+        self.learning_rate = Some(step.learning_rate);
+    }
+
+    /// u, in units of epsilon times a gradient.
+    fn held_back(&self) -> HeldBack<'_> {
+        let units = Units { learning_rate: self.learning_rate, weight: f64::from(self.epsilon) };
+        HeldBack { values: &self.accumulated, units }
+    }
+
+    fn take_over(&mut self, held_back: HeldBack<'_>, learning_rate: f64) {
+        let ratio = self.epsilon * held_back.units.ratio(learning_rate) as f32;
+        self.accumulated.iter_mut().zip(held_back.values).for_each(|(to, value)| *to = ratio * value);
+        self.learning_rate = Some(learning_rate);
+    }
+
+    fn unit(&self, _step: Feeding) -> f64 {
+        f64::from(self.epsilon)
+    }
+
+    fn save(&self, out: &mut Writer) {
+        self.held_back().units.save(out);
+        save_values(&self.accumulated, out);
+    }
+
+    fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError> {
+        self.learning_rate = Units::restore_rate(from, f64::from(self.epsilon))?;
+        restore_values(from, &mut self.accumulated)
+    }
+}
