@@ -3,6 +3,7 @@
 use crate::conductor::Conductor;
 use crate::config::Config;
 use crate::controller::{ControllerError, Link, resolve};
+use crate::instance::Instance;
 use crate::metrics::Metrics;
 use crate::orders::Follower;
 use crate::probing::{Probing, ProbingError};
@@ -24,14 +25,14 @@ use tokio::task::JoinSet;
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// A folder, file or socket.
-    #[error("{operation} {path}: {source}")]
+    #[error("{operation} {path}: {why}")]
     Io {
         /// What was tried.
         operation: &'static str,
         /// On what.
         path: PathBuf,
         /// Why.
-        source: io::Error,
+        why: io::Error,
     },
     /// Another agent works in the same folder.
     #[error("use {path}: another agent that is running uses it (give each its own run_dir and state_dir)")]
@@ -72,7 +73,7 @@ impl From<ControllerError> for AgentError {
 
 fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> AgentError {
     let path = path.to_owned();
-    move |source| AgentError::Io { operation, path, source }
+    move |why| AgentError::Io { operation, path, why }
 }
 
 /// Makes a folder and locks it for the life of the returned file.
@@ -103,7 +104,9 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let (wish, wishes) = watch::channel(shaping::Wish::default());
     let follower = Follower::new(config.node.clone());
     let conductor = Conductor::new(follower, probing.wishes(), trainers.clone(), wish, metrics.clone());
-    let link = Link::new(&config, probing.ports(), conductor, reports.clone(), metrics.clone())?;
+    let number = config.state_dir.join("instance");
+    let instance = Instance::begin(number.clone()).map_err(io("write", &number))?;
+    let link = Link::new(&config, (probing.ports(), instance), conductor, reports.clone(), metrics.clone())?;
     let tc = shaping::OneInterface::new(&config, controller_address(&config).await)?;
     let socket = config.run_dir.join("agent.sock");
     let listener = trainers::bind(&socket, config.socket_mode).map_err(io("listen on", &socket))?;

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Pure: [`config`]'s checks, `orders`, `trainers/protocol`, `trainers/merge`, `spool/format`, `controller/sse`,
-//! `controller/backoff`, `probing/due`, `probing/budget`. Only [`tc`] changes qdiscs.
+//! `controller/backoff`, `probing/due`, `probing/budget` (but for its file). Only [`tc`] changes qdiscs.
 
 mod clock;
 mod conductor;
@@ -15,6 +15,7 @@ mod controller;
 mod daemon;
 pub mod doctor;
 mod files;
+mod instance;
 pub mod metrics;
 mod orders;
 mod probing;

@@ -9,8 +9,7 @@ use flexcomm_wire::{
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
-use std::time::Duration;
-use support::{Agent, Controller, Trainer, answer, config, hello, on_page, peer, wait_for};
+use support::{Agent, Controller, Trainer, answer, config, hello, on_page, own_address, peer, wait_for};
 use tokio::io::AsyncWriteExt;
 
 fn decision(version: u64, strategy: &str) -> DecisionOrder {
@@ -231,14 +230,31 @@ async fn metrics_are_served() {
     let controller = Controller::start().await;
     let folder = std::sync::Arc::new(tempfile::tempdir().unwrap());
     let mut config = config(&controller, "a", folder.path());
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    config.metrics_listen = Some(([127, 0, 0, 1], port).into());
+    let free = std::net::TcpListener::bind((own_address(), 0)).unwrap().local_addr().unwrap();
+    config.metrics_listen = Some(free);
     let agent = Agent::with(config, folder);
     controller.registered("a").await;
-    let text = reqwest::get(format!("http://127.0.0.1:{port}/metrics")).await.unwrap().text().await.unwrap();
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let get = |path: &str| client.get(format!("http://{free}{path}")).send();
+    let text = get("/metrics").await.unwrap().text().await.unwrap();
     assert!(text.contains("flexcomm_agent_registrations_total 1"), "{text}");
-    let other = reqwest::get(format!("http://127.0.0.1:{port}/other")).await.unwrap();
+    let other = get("/other").await.unwrap();
     assert_eq!(other.status(), 404);
+    agent.end().await;
+}
+
+/// Each start is another instance and names the ones before it, so that its name is free for it at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_comes_back_says_who_it_was() {
+    let controller = Controller::start().await;
+    let agent = Agent::start(&controller, "a");
+    let first = controller.registered("a").await;
+    assert!(first.previous.is_empty());
+    let (config, folder) = agent.end().await;
+    let agent = Agent::with(config, folder);
+    let second = || controller.node("a", |n| n.registers.last().cloned()).filter(|r| r.instance != first.instance);
+    let second = wait_for("another registration", second).await;
+    assert_eq!(second.previous, [first.instance]);
     agent.end().await;
 }
 
@@ -369,5 +385,5 @@ async fn passive_samples_become_a_bandwidth() {
     let known = |body| if let ReportBody::Link(link) = body { link.bandwidth_bps } else { None };
     let bps = wait_for("a bandwidth", || controller.bodies("a").into_iter().find_map(known)).await;
     assert!((bps / 1e8 - 1.0).abs() < 0.05, "{bps}");
-    tokio::time::timeout(Duration::from_secs(20), agent.end()).await.unwrap();
+    tokio::time::timeout(support::DEADLINE, agent.end()).await.unwrap();
 }

@@ -1,6 +1,5 @@
 //! `flexcomm agent`.
 
-use anyhow::Context;
 use flexcomm_agent::{Config, Overrides, SAMPLE};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -38,7 +37,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         print!("{SAMPLE}");
         return Ok(());
     }
-    let config = Config::load(args.config.as_deref(), args.overrides).context("failed to configure the agent")?;
+    let config = Config::load(args.config.as_deref(), args.overrides).map_err(|e| anyhow::anyhow!("failed to {e}"))?;
     tracing_subscriber::fmt()
         .with_max_level(config.log)
         .with_writer(std::io::stderr)
@@ -57,6 +56,6 @@ pub fn run(args: Args) -> anyhow::Result<()> {
                 _ = hangup.recv() => {}
             }
         };
-        flexcomm_agent::run(config, shutdown).await.context("the agent failed")
+        flexcomm_agent::run(config, shutdown).await.map_err(|e| anyhow::anyhow!("failed to {e}"))
     })
 }

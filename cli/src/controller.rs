@@ -1,6 +1,5 @@
 //! `flexcomm controller`.
 
-use anyhow::Context;
 use flexcomm_controller::RawConfig;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -15,7 +14,7 @@ use std::path::PathBuf;
 #[derive(clap::Args)]
 pub struct Args {
     /// Configuration file (TOML). `--print-config` prints all keys with their defaults.
-    #[arg(long, env = "FLEXCOMM_CONFIG", value_name = "FILE")]
+    #[arg(long, env = "FLEXCOMM_CONTROLLER_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     /// Address and port of API and page [default: 127.0.0.1:7070].
     #[arg(long, env = "FLEXCOMM_LISTEN", value_name = "ADDR:PORT")]
@@ -43,7 +42,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         print!("{}", flexcomm_controller::config::SAMPLE);
         return Ok(());
     }
-    let raw = merged(&args).context("failed to read the configuration")?;
+    let unread = |e: flexcomm_controller::ConfigError| anyhow::anyhow!("failed to read the configuration: {e}");
+    let raw = merged(&args).map_err(unread)?;
     if args.print_config {
         print!("{}", raw.to_toml()?);
         return Ok(());
@@ -54,7 +54,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .try_init();
-    let config = raw.validate().context("failed to read the configuration")?;
+    let config = raw.validate().map_err(unread)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(flexcomm_controller::serve(config, stopped())).map_err(|e| anyhow::anyhow!("failed to {e}"))
 }

@@ -5,19 +5,24 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, Semaphore, watch};
 
+use crate::api::auth::Token;
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::echoes::Echoes;
 use crate::grants::{Pair, Scheduler};
 use crate::metrics::Counters;
 use crate::presence::Presence;
 use crate::publish::{EPOCH_STEP, Publisher};
-use crate::store::{Result, Store};
+use crate::store::Store;
+use crate::{ConfigError, ServeError};
 
 /// Everything. What must survive is in the store; the rest is filled again within a second of a restart.
 #[derive(Debug)]
 pub struct App {
     /// As configured.
     pub config: Config,
+    /// The cluster's token.
+    pub token: Token,
     /// The controller's time.
     pub clock: Clock,
     /// What survives.
@@ -28,6 +33,8 @@ pub struct App {
     pub publisher: Publisher,
     /// Throughput tests.
     pub grants: Mutex<Scheduler>,
+    /// How often agents are told to echo and to trace.
+    pub echoes: Mutex<Echoes>,
     /// What the loop saw last, by job.
     pub board: Mutex<BTreeMap<JobId, Board>>,
     /// Counters of this process.
@@ -62,8 +69,8 @@ pub struct Board {
 }
 
 impl App {
-    /// Opens the store and takes up what is there.
-    pub async fn open(config: Config) -> Result<Self> {
+    /// Opens the store and takes up what is there. The token's file is made last of all that can fail.
+    pub async fn open(config: Config) -> Result<Self, ServeError> {
         let store = Store::open(&config.db).await?;
         let clock = Clock::start(store.newest_time().await?);
         let now = clock.now();
@@ -71,18 +78,25 @@ impl App {
         let presence = Presence::new(config.dead_after);
         for node in store.nodes().await? {
             // Owners from before the restart have the usual time to be heard of before another may take the name.
-            let _ = presence.claim(&node.node, node.instance, now);
+            let _ = presence.claim(&node.node, (node.instance, &[]), now);
         }
         let mut grants = Scheduler::new(config.probes.clone(), epoch);
         for test in store.link_tests().await? {
             grants.seed(Pair::new(&test.src, &test.dst), test.received);
         }
+        for (node, level_s) in store.probe_accounts().await? {
+            grants.restore(node, level_s, now);
+        }
+        let token = Token::read_or_make(&config.token_file)
+            .map_err(|e| ConfigError::Token { path: config.token_file.clone(), why: e.to_string() })?;
         Ok(Self {
+            token,
             clock,
             store,
             presence,
             publisher: Publisher::new(epoch),
             grants: Mutex::new(grants),
+            echoes: Mutex::new(Echoes::configured(&config.probes)),
             board: Mutex::default(),
             counters: Counters::new(),
             wake: Notify::new(),
@@ -95,6 +109,11 @@ impl App {
     /// What the loop saw last.
     pub fn boards(&self) -> MutexGuard<'_, BTreeMap<JobId, Board>> {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How often agents are told to echo and to trace.
+    pub fn echoes(&self) -> MutexGuard<'_, Echoes> {
+        self.echoes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The throughput tests.

@@ -1,5 +1,6 @@
 //! Configuration in two steps: [`RawConfig`] as written, [`Config`] as used.
 
+use flexcomm_domain::nearest;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -122,8 +123,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// SQLite file.
     pub db: PathBuf,
-    /// The cluster's token.
-    pub token: crate::api::auth::Token,
+    /// File with the cluster's token; made when the service starts and it does not exist.
+    pub token_file: PathBuf,
     /// Whether the scenario may be set.
     pub scenario: bool,
     /// Longest time between two looks.
@@ -140,30 +141,33 @@ pub struct Config {
     pub planner: flexcomm_planner::Config,
 }
 
-/// Why a configuration cannot be used. Completes "failed to read the configuration: ...".
+/// Why a configuration cannot be used. Completes "failed to read the configuration: ...". Causes stand in the text
+/// and not behind it, so that no reader of the chain prints them twice.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("{path}: {source}")]
+    #[error("{path}: {why}")]
     File {
         /// Which.
         path: PathBuf,
         /// Why.
-        source: std::io::Error,
+        why: std::io::Error,
     },
     /// Not TOML, or a value of the wrong type.
     #[error("{0}")]
     Syntax(String),
     /// A key that does not exist.
-    #[error("unknown key {key:?}; the nearest valid key is {nearest:?}")]
+    #[error("unknown key `{key}`{}", hint(.nearest, .known))]
     UnknownKey {
         /// With its section.
         key: String,
-        /// With its section.
-        nearest: String,
+        /// The nearest valid key, with its section.
+        nearest: Option<String>,
+        /// All valid keys of the section.
+        known: String,
     },
     /// A value out of its range.
-    #[error("{key} is {value}, allowed is {allowed}")]
+    #[error("`{key}` is {value}, allowed is {allowed}")]
     Range {
         /// With its section.
         key: &'static str,
@@ -185,37 +189,60 @@ pub enum ConfigError {
     },
 }
 
+fn syntax(error: impl std::fmt::Display) -> ConfigError {
+    ConfigError::Syntax(error.to_string().trim_end().to_owned())
+}
+
+fn hint(nearest: &Option<String>, known: &str) -> String {
+    match nearest {
+        Some(key) => format!(", did you mean `{key}`?"),
+        None => format!("; the keys are {known}"),
+    }
+}
+
+/// What an absent key means: TOML has no word for nothing.
+const UNSET: [(&str, &str); 1] =
+    [("planner.compressors", "[\"topk\", \"lwtopk\", \"mstopk\"]  # unset: all that the job offers")];
+
 impl RawConfig {
     /// Reads TOML; an unknown key is named with the nearest valid one.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        let table: toml::Table = text.parse().map_err(|e: toml::de::Error| ConfigError::Syntax(e.to_string()))?;
-        let given = serde_json::to_value(&table).map_err(|e| ConfigError::Syntax(e.to_string()))?;
-        let known = serde_json::to_value(Self::default()).map_err(|e| ConfigError::Syntax(e.to_string()))?;
+        let table: toml::Table = text.parse().map_err(|e: toml::de::Error| syntax(e))?;
+        let given = serde_json::to_value(&table).map_err(syntax)?;
+        let known = serde_json::to_value(Self::default()).map_err(syntax)?;
         unknown_key(&given, &known, "")?;
-        toml::from_str(text).map_err(|e| ConfigError::Syntax(e.to_string()))
+        toml::from_str(text).map_err(syntax)
     }
 
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|source| ConfigError::File { path: path.to_owned(), source })?;
+        let text = std::fs::read_to_string(path).map_err(|why| ConfigError::File { path: path.to_owned(), why })?;
         Self::parse(&text)
     }
 
-    /// All keys with their values as TOML.
+    /// All keys with their values as TOML; keys that are unset stand there as comments.
     pub fn to_toml(&self) -> Result<String, ConfigError> {
-        toml::to_string(self).map_err(|e| ConfigError::Syntax(e.to_string()))
+        let mut text = toml::to_string(self).map_err(syntax)?;
+        let all = serde_json::to_value(self).map_err(syntax)?;
+        for (key, meaning) in UNSET {
+            let (section, name) = key.split_once('.').unwrap_or(("", key));
+            let header = format!("[{section}]\n");
+            if all[section][name].is_null() {
+                text = text.replacen(&header, &format!("{header}# {name} = {meaning}\n"), 1);
+            }
+        }
+        Ok(text)
     }
 
-    /// Checks every value and reads the token, which is made when its file does not exist.
+    /// Checks every value, and the token where its file exists.
     pub fn validate(self) -> Result<Config, ConfigError> {
         self.check()?;
-        let token = crate::api::auth::Token::from_file(&self.token_file)
+        crate::api::auth::Token::read(&self.token_file)
             .map_err(|e| ConfigError::Token { path: self.token_file.clone(), why: e.to_string() })?;
         Ok(Config {
             listen: self.listen,
             db: self.db,
-            token,
+            token_file: self.token_file,
             scenario: self.scenario,
             tick: Duration::from_millis(self.cycle.tick_ms),
             debounce: Duration::from_millis(self.cycle.debounce_ms),
@@ -267,28 +294,13 @@ fn unknown_key(given: &serde_json::Value, known: &serde_json::Value, path: &str)
             Some(_) if full == FREE => {}
             Some(inner) => unknown_key(value, inner, &format!("{full}."))?,
             None => {
-                let nearest = known.keys().min_by_key(|k| distance(k, key)).cloned().unwrap_or_default();
-                return Err(ConfigError::UnknownKey { key: full, nearest: format!("{path}{nearest}") });
+                let keys: Vec<&str> = known.keys().map(String::as_str).collect();
+                let nearest = nearest(key, &keys).map(|nearest| format!("{path}{nearest}"));
+                return Err(ConfigError::UnknownKey { key: full, nearest, known: keys.join(", ") });
             }
         }
     }
     Ok(())
-}
-
-/// Edit distance (insert, delete, replace) of two short texts.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
@@ -309,20 +321,37 @@ mod tests {
 
     #[test]
     fn typos_are_named_with_the_nearest_key() {
-        for (text, key, nearest) in [
-            ("lisen = \"127.0.0.1:1\"", "lisen", "listen"),
-            ("[planner]\ndwel_s = 3", "planner.dwel_s", "planner.dwell_s"),
-            ("[probes]\nbudget = 0.1", "probes.budget", "probes.budget_share"),
-            ("[lop]\ntick_ms = 5", "lop", "loop"),
+        for (text, said) in [
+            ("lisen = \"127.0.0.1:1\"", "unknown key `lisen`, did you mean `listen`?"),
+            ("[planner]\ndwel_s = 3", "unknown key `planner.dwel_s`, did you mean `planner.dwell_s`?"),
+            ("[probes]\nbudgetshare = 0.1", "unknown key `probes.budgetshare`, did you mean `probes.budget_share`?"),
+            ("[lop]\ntick_ms = 5", "unknown key `lop`, did you mean `loop`?"),
+            ("[agents]\nxyzzy = 5", "unknown key `agents.xyzzy`; the keys are dead_after_ms, heartbeat_ms"),
         ] {
-            match RawConfig::parse(text) {
-                Err(ConfigError::UnknownKey { key: k, nearest: n }) => {
-                    assert_eq!((k.as_str(), n.as_str()), (key, nearest))
-                }
-                other => panic!("{text}: {other:?}"),
-            }
+            assert_eq!(RawConfig::parse(text).unwrap_err().to_string(), said);
         }
         assert!(RawConfig::parse("[planner.policy]\nname = \"knee\"\nnonsense = 1").is_err());
+    }
+
+    #[test]
+    fn every_unset_key_is_printed_and_its_example_is_valid() {
+        fn unset(value: &serde_json::Value, path: &str) -> Vec<String> {
+            match value {
+                serde_json::Value::Null => vec![path.to_owned()],
+                serde_json::Value::Object(fields) => {
+                    let inner =
+                        |(k, v)| unset(v, &if path.is_empty() { String::clone(k) } else { format!("{path}.{k}") });
+                    fields.iter().flat_map(inner).collect()
+                }
+                _ => vec![],
+            }
+        }
+        let all = serde_json::to_value(RawConfig::default()).unwrap();
+        assert_eq!(unset(&all, ""), UNSET.map(|(key, _)| key));
+        let text = RawConfig::default().to_toml().unwrap();
+        assert!(text.contains("\n# compressors = "), "{text}");
+        let set = RawConfig::parse(&text.replace("# compressors", "compressors")).unwrap();
+        assert!(set.planner.compressors.is_some_and(|c| c.len() == 3));
     }
 
     #[test]
@@ -335,14 +364,8 @@ mod tests {
             ("[planner]\nhysteresis = 7.0", "planner.hysteresis"),
         ] {
             let error = RawConfig::parse(text).unwrap().validate().unwrap_err().to_string();
-            assert!(error.starts_with(key), "{text}: {error}");
+            assert!(error.trim_start_matches('`').starts_with(key), "{text}: {error}");
         }
         assert!(RawConfig::parse("listen = 5").is_err());
-    }
-
-    #[test]
-    fn distances() {
-        assert_eq!(distance("kitten", "sitting"), 3);
-        assert_eq!(distance("", "ab"), 2);
     }
 }

@@ -9,6 +9,7 @@ mod app;
 pub mod clock;
 pub mod config;
 mod cycle;
+mod echoes;
 pub mod grants;
 mod intervals;
 mod limits;
@@ -38,6 +39,9 @@ pub enum ServeError {
     /// The store cannot be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The token's file cannot be made.
+    #[error("read the configuration: {0}")]
+    Config(#[from] ConfigError),
     /// The address cannot be had.
     #[error("listen on {addr}: {source}")]
     Listen {

@@ -40,12 +40,13 @@ impl Presence {
         now.since(seen.last).get() < self.dead_after.as_secs_f64()
     }
 
-    /// Takes a name for an instance. Refused with the time since the owner was heard of, when that is
-    /// another instance and alive.
-    pub fn claim(&self, node: &NodeName, instance: u64, now: Timestamp) -> Result<(), f64> {
+    /// Takes a name for an instance, which knows the instances that it was before. Refused with the time since the
+    /// owner was heard of, when that is none of them and alive.
+    pub fn claim(&self, node: &NodeName, (instance, previous): (u64, &[u64]), now: Timestamp) -> Result<(), f64> {
         let mut all = self.lock();
+        let same = |owner: &Seen| owner.instance == instance || previous.contains(&owner.instance);
         match all.get(node) {
-            Some(owner) if owner.instance != instance && self.fresh(owner, now) => Err(now.since(owner.last).get()),
+            Some(owner) if !same(owner) && self.fresh(owner, now) => Err(now.since(owner.last).get()),
             _ => {
                 all.insert(node.clone(), Seen { instance, last: now, spooled: 0, epoch: 0 });
                 Ok(())
@@ -95,18 +96,21 @@ mod tests {
         let presence = Presence::new(Duration::from_secs(5));
         let node = NodeName::new("a").unwrap();
         let at = |s: u64| Timestamp(s * 1_000_000);
-        presence.claim(&node, 1, at(0)).unwrap();
-        assert_eq!(presence.claim(&node, 2, at(4)), Err(4.0));
+        let claim = |instance, previous: &[u64], now| presence.claim(&node, (instance, previous), now);
+        claim(1, &[], at(0)).unwrap();
+        assert_eq!(claim(2, &[], at(4)), Err(4.0));
         assert!(presence.heard(&node, 1, at(4)));
         assert!(!presence.heard(&node, 2, at(4)));
-        assert!(presence.claim(&node, 2, at(8)).is_err());
-        presence.claim(&node, 1, at(8)).unwrap();
+        assert!(claim(2, &[7, 3], at(8)).is_err());
+        claim(1, &[], at(8)).unwrap();
         assert_eq!(presence.live(at(12)), std::slice::from_ref(&node));
-        presence.claim(&node, 2, at(13)).unwrap();
+        claim(2, &[], at(13)).unwrap();
         let beat = Heartbeat { instance: 1, now_us: u64::MAX, orders_epoch: 0, spooled: 3 };
         assert!(!presence.heartbeat(&node, &beat, at(14)));
         assert!(presence.heartbeat(&node, &Heartbeat { instance: 2, ..beat }, at(14)));
         assert_eq!(presence.get(&node, at(14)).unwrap().0.spooled, 3);
+        claim(3, &[1, 2], at(14)).unwrap();
+        assert!(claim(2, &[1], at(14)).is_err(), "the one that was replaced does not come back");
         assert!(presence.live(at(19)).is_empty());
     }
 }

@@ -100,9 +100,10 @@ fn probes(app: &App, node: &NodeRow, nodes: &[NodeRow], live: &[NodeName]) -> Pr
         echo_port: n.echo_port,
         throughput_port: n.throughput_port,
     };
+    let echoes = *app.echoes();
     ProbePlan {
-        echo_interval_ms: app.config.probes.echo_interval_ms,
-        trace_interval_s: app.config.probes.trace_interval_s,
+        echo_interval_ms: echoes.interval_ms,
+        trace_interval_s: echoes.trace_s,
         peers: others.map(peer).collect(),
     }
 }
@@ -114,7 +115,7 @@ fn grants(app: &App, node: &NodeRow) -> Vec<ThroughputGrant> {
 /// The orders of every running job, by node that has ranks of it.
 async fn job_orders(app: &App) -> Result<BTreeMap<NodeName, Vec<JobOrders>>> {
     let mut all: BTreeMap<NodeName, Vec<JobOrders>> = BTreeMap::new();
-    for job in app.store.jobs().await?.into_iter().filter(|j| j.ended.is_none()) {
+    for job in app.store.running_jobs().await? {
         let decision = app.store.decision(&job.job).await?;
         let trial = app.store.trials(&job.job, 1).await?.into_iter().find(|t| t.state == "pending");
         let orders = JobOrders {

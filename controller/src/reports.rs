@@ -159,6 +159,7 @@ fn link(r: &LinkReport) -> Checked {
 fn throughput(r: &ThroughputReport) -> Checked {
     integer("grant", r.grant)?;
     integer("bytes", r.bytes)?;
+    integer("out_bytes", r.out_bytes.unwrap_or_default())?;
     for (what, bps) in [("out_bps", r.out_bps), ("back_bps", r.back_bps)] {
         bps.map_or(Ok(()), |bps| bandwidth(what, bps))?;
     }

@@ -218,8 +218,54 @@ async fn one_name_has_one_agent() {
     problem(s.api.post("/api/v1/agents/a/heartbeat", &beat).await, 404).await;
     let batch = ReportBatch { instance: 999, reports: vec![] };
     problem(s.api.post("/api/v1/agents/a/reports", &batch).await, 404).await;
+    let guess = Register { previous: vec![1, 2, 3], ..second.registration() };
+    problem(s.api.post("/api/v1/agents/register", &guess).await, 409).await;
     assert!(s.a.register(&s.api).await.status().is_success(), "the owner may register again");
     problem(s.api.delete("/api/v1/nodes/a").await, 409).await;
+    s.intact().await;
+}
+
+/// Killed and started again, an agent knows which instance it was and need not wait for its own death to be seen.
+#[tokio::test]
+async fn an_agent_that_comes_back_has_its_name_at_once() {
+    let s = scene().await;
+    let again = Register { instance: 999, previous: vec![7, s.a.instance], ..s.a.registration() };
+    assert_eq!(s.api.post("/api/v1/agents/register", &again).await.status(), 200);
+    let beat = Heartbeat { instance: s.a.instance, now_us: 1, orders_epoch: 0, spooled: 0 };
+    problem(s.api.post("/api/v1/agents/a/heartbeat", &beat).await, 404).await;
+    problem(s.api.post("/api/v1/agents/register", &s.a.registration()).await, 409).await;
+    s.intact().await;
+}
+
+/// Texts and numbers that only a broken or hostile agent sends are refused by name, counted, and change nothing.
+#[tokio::test]
+async fn what_no_agent_says_is_refused_and_counted() {
+    let mut s = scene().await;
+    let refused = |api: &Api, body: Register| {
+        let (client, url) = (api.client.clone(), format!("{}/api/v1/agents/register", api.url));
+        async move { problem(client.post(url).bearer_auth(TOKEN).json(&body).send().await.unwrap(), 422).await }
+    };
+    let long = Register { software: "x".repeat(100_000), ..s.a.registration() };
+    let said = refused(&s.api, long).await["detail"].as_str().unwrap().to_owned();
+    assert!(said.contains("software has 100000 characters, allowed are 100"), "{said}");
+    refused(&s.api, Register { previous: vec![1; 17], ..s.a.registration() }).await;
+    let nodes: Vec<NodeView> = s.api.json("/api/v1/nodes").await;
+    assert_eq!(nodes[0].software, "0.1.0");
+
+    let before = s.a.seq;
+    s.a.seq = 1 << 50;
+    let link = s.a.link("b", GOOD);
+    let said = problem(s.api.post("/api/v1/agents/a/reports", &s.a.batch(vec![link])).await, 422).await;
+    assert!(said["detail"].as_str().unwrap().contains("seq jumps from 1 to "), "{said}");
+    s.a.seq = before;
+    let link = s.a.link("b", GOOD);
+    assert_eq!(s.a.report(&s.api, vec![link]).await.acked_seq, before + 1, "its own numbers still count");
+
+    problem(s.api.get("/nowhere").await, 404).await;
+    let metrics = s.api.get("/metrics").await.text().await.unwrap();
+    for line in ["{problem=\"invalid\"} 3\n", "{problem=\"not-found\"} 1\n"] {
+        assert!(metrics.contains(&format!("flexcomm_refused_requests_total{line}")), "no {line} in\n{metrics}");
+    }
     s.intact().await;
 }
 
@@ -263,7 +309,12 @@ async fn http_that_makes_no_sense_gets_a_problem() {
     problem(s.api.get("/api/v1/jobs/none/decision").await, 404).await;
     problem(s.api.get("/api/v1/jobs/-bad-/history").await, 404).await;
     problem(s.api.get("/api/v1/links/a/b/history?limit=many").await, 400).await;
-    problem(s.api.delete("/api/v1/jobs").await, 405).await;
+    let wrong = s.api.delete("/api/v1/jobs").await;
+    assert_eq!(wrong.headers()["allow"], "GET,HEAD");
+    problem(wrong, 405).await;
+    let wrong = s.api.get("/api/v1/agents/register").await;
+    assert_eq!(wrong.headers()["allow"], "POST");
+    problem(wrong, 405).await;
     let post = || client.post(url("/api/v1/agents/register")).bearer_auth(TOKEN);
     let json = "application/json";
     problem(post().header("content-type", json).body("{\"protocol\": ").send().await.unwrap(), 400).await;

@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 /// Set for the child that is the server: the folder of its files.
 const FOLDER: &str = "FLEXCOMM_TEST_SERVER_FOLDER";
 
+/// For a child that shall use another file for its token.
+const TOKEN_FILE: &str = "FLEXCOMM_TEST_TOKEN_FILE";
+
 /// How often it is killed.
 const KILLS: u32 = 24;
 
@@ -30,20 +33,28 @@ async fn server_when_asked() {
     let port = folder.join(format!("port-{}", std::process::id()));
     std::fs::write(port.with_extension("new"), listener.local_addr().unwrap().port().to_string()).unwrap();
     std::fs::rename(port.with_extension("new"), port).unwrap();
-    serve_on(listener, config(&folder).validate().unwrap(), std::future::pending()).await.unwrap();
+    let mut config = config(&folder);
+    if let Ok(token_file) = std::env::var(TOKEN_FILE) {
+        config.token_file = token_file.into();
+    }
+    if let Err(error) = serve_on(listener, config.validate().unwrap(), std::future::pending()).await {
+        std::fs::write(folder.join("error"), error.to_string()).unwrap();
+        std::process::exit(1);
+    }
 }
 
 struct Process(Child);
 
 impl Process {
+    fn command(folder: &Path) -> Command {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "server_when_asked", "--nocapture"]).env(FOLDER, folder);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    }
+
     async fn start(folder: &Path) -> (Self, Api) {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "server_when_asked", "--nocapture"])
-            .env(FOLDER, folder)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let child = Self::command(folder).spawn().unwrap();
         let file = folder.join(format!("port-{}", child.id()));
         let process = Self(child);
         let since = Instant::now();
@@ -187,14 +198,37 @@ impl Life {
 }
 
 #[tokio::test]
+async fn a_database_has_one_controller_until_that_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut first, api) = Process::start(dir.path()).await;
+    let token_file = dir.path().join("another-token");
+    let second = Process::command(dir.path()).env(TOKEN_FILE, &token_file).status().unwrap();
+    assert_eq!(second.code(), Some(1));
+    let error = std::fs::read_to_string(dir.path().join("error")).unwrap();
+    let pid = first.0.id();
+    assert!(error.contains(&format!("the controller with process {pid} works with it")), "{error}");
+    assert!(error.contains(&format!("kill {pid}")) && error.contains("--db"), "{error}");
+    assert!(!token_file.exists(), "a start that failed made a token");
+    assert_eq!(api.get("/readyz").await.status(), 200, "the first goes on");
+    first.0.kill().unwrap();
+    drop(first);
+    let (_third, api) = Process::start(dir.path()).await;
+    assert_eq!(api.get("/readyz").await.status(), 200);
+}
+
+#[tokio::test]
 async fn killed_again_and_again_it_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let mut life = Life::new();
-    let mut decisions_at_kills = Vec::new();
-    for kill in 0..KILLS {
+    let since = Instant::now();
+    // On a slow machine a life is too short for a decision: more lives.
+    for kill in 0u32.. {
+        if kill >= KILLS && (life.version >= 2 || since.elapsed() > common::PATIENCE) {
+            break;
+        }
         let (mut process, api) = Process::start(dir.path()).await;
         // Each life ends at another moment, some in the middle of a request.
-        let lives_on = Duration::from_millis(60 + u64::from(kill * 37 % 240));
+        let lives_on = Duration::from_millis(60 + u64::from(kill) * 37 % 240);
         let end = tokio::time::sleep(lives_on);
         tokio::pin!(end);
         loop {
@@ -205,7 +239,6 @@ async fn killed_again_and_again_it_loses_nothing() {
         }
         process.0.kill().unwrap();
         drop(process);
-        decisions_at_kills.push(life.version);
     }
     assert!(life.version >= 2, "only {} decisions in {KILLS} lives", life.version);
 
@@ -237,7 +270,8 @@ async fn killed_again_and_again_it_loses_nothing() {
         let peer = if spooler.agent.rank == 0 { "b" } else { "a" };
         let path = format!("/api/v1/links/{}/{peer}/history", spooler.agent.name);
         let stored: Vec<serde_json::Value> = api.json(&path).await;
-        assert_eq!(stored.len(), spooler.links.min(1024), "each report is stored once");
+        // Old ones go once a minute.
+        assert!((spooler.links.min(1024)..=spooler.links).contains(&stored.len()), "each report is stored once");
     }
     drop(process);
 }

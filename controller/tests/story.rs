@@ -79,20 +79,15 @@ async fn decision(api: &Api) -> Option<DecisionView> {
     if answer.status() == 404 { None } else { Some(answer.json().await.unwrap()) }
 }
 
-#[tokio::test]
-async fn the_decision_follows_the_network_and_history_says_why() {
-    let dir = tempfile::tempdir().unwrap();
-    let server = Server::start(config(dir.path())).await;
-    let api = Api::new(&server.url);
-    let mut cluster = Cluster::start(&api).await;
-
+/// The nodes are there, a job is announced, and its report says what it waits for.
+async fn a_job_is_announced(cluster: &mut Cluster, api: &Api) {
     let nodes: Vec<NodeView> = api.json("/api/v1/nodes").await;
     assert_eq!(nodes.iter().map(|n| n.node.as_str()).collect::<Vec<_>>(), ["a", "b"]);
     assert!(nodes.iter().all(|n| n.live && n.may_shape));
 
     for agent in &mut cluster.agents {
         let hello = agent.hello();
-        agent.report(&api, vec![hello]).await;
+        agent.report(api, vec![hello]).await;
     }
     let jobs: Vec<JobView> = api.json("/api/v1/jobs").await;
     assert_eq!(jobs[0].nodes, [Some(node("a")), Some(node("b"))]);
@@ -102,34 +97,46 @@ async fn the_decision_follows_the_network_and_history_says_why() {
         report["waiting"][0].as_str().filter(|w| w.contains("no estimate of the link a to b")).map(drop)
     })
     .await;
+}
 
+async fn a_trial_is_asked_for(cluster: &mut Cluster, api: &Api) {
     let trials: Vec<TrialView> = cluster
-        .train_until(&api, "a trial", async |api| {
+        .train_until(api, "a trial", async |api| {
             let trials: Vec<TrialView> = api.json("/api/v1/jobs/j/trials").await;
             trials.iter().any(|t| t.state == "done").then_some(trials)
         })
         .await;
     assert_eq!(trials.last().unwrap().outcomes.len(), trials.last().unwrap().candidates.len());
+}
 
-    let first = cluster.train_until(&api, "the first decision", async |api| decision(api).await).await;
+/// Dense on the fast network; returns the decision in force.
+async fn the_first_decision(cluster: &mut Cluster, api: &Api) -> DecisionView {
+    let first = cluster.train_until(api, "the first decision", async |api| decision(api).await).await;
     let links: Vec<LinkView> = api.json("/api/v1/links").await;
     assert_eq!(links.len(), 2);
     assert_eq!(links[0].bandwidth_bps, Some(25e9));
     let applied = cluster
-        .train_until(&api, "the first decision in force", async |api| {
+        .train_until(api, "the first decision in force", async |api| {
             decision(api).await.filter(|d| d.applied_at_step.is_some())
         })
         .await;
     assert!(applied.version >= first.version && applied.cr > 0.9, "dense is best on a fast network: {applied:?}");
+    applied
+}
 
+async fn the_network_collapses(cluster: &mut Cluster, api: &Api, applied: &DecisionView) -> DecisionView {
     cluster.weather = SLOW;
     let second = cluster
-        .train_until(&api, "another decision", async |api| {
+        .train_until(api, "another decision", async |api| {
             decision(api).await.filter(|d| d.cr < 1.0 && d.applied_at_step.is_some())
         })
         .await;
     assert!(second.version > applied.version && !second.reason.is_empty());
+    second
+}
 
+/// Returns how long the history is.
+async fn the_history_says_why(api: &Api, second: &DecisionView) -> usize {
     let history: Vec<HistoryEntry> = api.json("/api/v1/jobs/j/history").await;
     let versions: Vec<u64> = history.iter().map(|h| h.decision.version).collect();
     assert!(versions.windows(2).all(|w| w[0] == w[1] + 1), "{versions:?}");
@@ -138,9 +145,12 @@ async fn the_decision_follows_the_network_and_history_says_why() {
     assert!(entry.report["seen"]["links"]["bandwidth_worst_bps"].as_f64().unwrap() < 1e9);
     assert!(entry.report["triggers"].as_array().is_some_and(|t| !t.is_empty()), "{:#}", entry.report);
     assert!(entry.report["seed"].is_u64());
+    history.len()
+}
 
+async fn time_is_predicted_and_measured(cluster: &mut Cluster, api: &Api, second: &DecisionView) {
     let intervals: Vec<IntervalView> = cluster
-        .train_until(&api, "measured intervals", async |api| {
+        .train_until(api, "measured intervals", async |api| {
             let all: Vec<IntervalView> = api.json("/api/v1/jobs/j/intervals").await;
             let own = all.iter().filter(|i| i.version == second.version && i.predicted_sync_us.is_some()).count();
             (own >= 2).then_some(all)
@@ -156,6 +166,20 @@ async fn the_decision_follows_the_network_and_history_says_why() {
     ] {
         assert!(metrics.contains(line), "no {line} in\n{metrics}");
     }
+}
+
+#[tokio::test]
+async fn the_decision_follows_the_network_and_history_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(config(dir.path())).await;
+    let api = Api::new(&server.url);
+    let mut cluster = Cluster::start(&api).await;
+    a_job_is_announced(&mut cluster, &api).await;
+    a_trial_is_asked_for(&mut cluster, &api).await;
+    let applied = the_first_decision(&mut cluster, &api).await;
+    let second = the_network_collapses(&mut cluster, &api, &applied).await;
+    let decisions = the_history_says_why(&api, &second).await;
+    time_is_predicted_and_measured(&mut cluster, &api, &second).await;
 
     for agent in &mut cluster.agents {
         let bye = flexcomm_wire::ReportBody::JobLeft { job: common::job(), rank: agent.rank };
@@ -164,6 +188,6 @@ async fn the_decision_follows_the_network_and_history_says_why() {
     let orders = cluster.agents[0].orders(&api).await;
     assert!(orders.jobs.is_empty());
     let kept: Vec<HistoryEntry> = api.json("/api/v1/jobs/j/history").await;
-    assert!(kept.len() >= history.len());
+    assert!(kept.len() >= decisions);
     server.stop().await;
 }

@@ -69,6 +69,7 @@ async fn the_stream_brings_everything_at_once_and_every_change() {
         out_bps: Some(1e9),
         back_bps: Some(9e8),
         bytes: grant.budget_bytes,
+        out_bytes: None,
         error: None,
     });
     let good = Weather { latency_us: 100.0, bandwidth_bps: 1e9 };

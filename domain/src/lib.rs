@@ -7,6 +7,8 @@
 mod decision;
 mod ids;
 mod link;
+mod nearest;
+mod share;
 mod strategy;
 mod time;
 mod units;
@@ -14,6 +16,8 @@ mod units;
 pub use decision::{Decision, Digest, Version};
 pub use ids::{JobId, NodeName, Rank};
 pub use link::{Link, LinkMatrix};
+pub use nearest::nearest;
+pub use share::{ShareAccount, ShareRules};
 pub use strategy::{Collective, Compressor, Selection, Strategy};
 pub use time::Timestamp;
 pub use units::{Bandwidth, Bytes, CompressionRatio, Gain, Seconds};

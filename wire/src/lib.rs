@@ -30,5 +30,18 @@ pub const MAX_STEPS: usize = 256;
 /// Longest line on the trainer's socket, in bytes.
 pub const MAX_LINE: usize = 256 * 1024;
 
+/// Longest time that one direction of a granted throughput test may take, in seconds: what a test can cost at most.
+pub const MAX_TEST_S: f64 = 4.0;
+
+/// Most earlier instances that a registration names.
+pub const MAX_PREVIOUS: usize = 16;
+
+/// Most characters of a version's name.
+pub const MAX_SOFTWARE: usize = 100;
+
+/// Largest step from one report's number to the next: more than an agent numbers in years. What an agent drops
+/// leaves smaller gaps.
+pub const MAX_SEQ_STEP: u64 = 1 << 36;
+
 /// Most candidates in one trial.
 pub const MAX_CANDIDATES: usize = 16;

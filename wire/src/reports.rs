@@ -15,6 +15,10 @@ pub struct Register {
     pub node: NodeName,
     /// Random per process start: tells a restarted agent from a second one with the same name.
     pub instance: u64,
+    /// Instances that this agent was before, as it remembers them on disk: shows that it is the owner of the name
+    /// come back, which need not wait until the dead one has been silent for long. At most [`crate::MAX_PREVIOUS`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub previous: Vec<u64>,
     /// Where its peers reach it.
     pub addr: IpAddr,
     /// UDP port of its echo responder.
@@ -23,7 +27,7 @@ pub struct Register {
     pub throughput_port: u16,
     /// Whether its configuration allows shaping.
     pub may_shape: bool,
-    /// flexcomm's version, for people.
+    /// flexcomm's version, for people; at most [`crate::MAX_SOFTWARE`] characters.
     pub software: String,
 }
 
@@ -151,8 +155,11 @@ pub struct ThroughputReport {
     /// From the peer to this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub back_bps: Option<f64>,
-    /// Bytes spent.
+    /// Payload bytes spent, both directions together; of a test that failed, at most so many.
     pub bytes: u64,
+    /// The part of them from this node to the peer, when known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out_bytes: Option<u64>,
     /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,

@@ -1,6 +1,5 @@
 //! Configuration in two steps: as written ([`raw`]), then valid with units and defaults ([`Config`]).
 
-mod nearest;
 mod raw;
 
 use flexcomm_domain::{Invalid, NodeName, Seconds};
@@ -24,14 +23,14 @@ const MAX_SPOOL: u64 = 64 * 1024 * 1024 * 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("read {what} {path}: {source}")]
+    #[error("read {what} {path}: {why}")]
     Read {
         /// Which file it was to be.
         what: &'static str,
         /// Its path.
         path: PathBuf,
         /// Why.
-        source: std::io::Error,
+        why: std::io::Error,
     },
     /// Not TOML, or a value of another type.
     #[error("read the configuration: {text}")]
@@ -52,15 +51,18 @@ pub enum ConfigError {
         known: String,
     },
     /// A value that is not allowed.
-    #[error("use `{key}` = {value:?}: {why}")]
+    #[error("read the configuration: `{key}` is {value}, allowed is {allowed}")]
     Value {
         /// Which key.
         key: &'static str,
         /// As written; never the token.
         value: String,
         /// What would be accepted.
-        why: String,
+        allowed: String,
     },
+    /// Values that are valid alone but not together, or one that is missing.
+    #[error("read the configuration: {0}")]
+    Together(&'static str),
 }
 
 fn hint(nearest: &Option<&'static str>, known: &str) -> String {
@@ -70,8 +72,17 @@ fn hint(nearest: &Option<&'static str>, known: &str) -> String {
     }
 }
 
-fn value(key: &'static str, value: impl ToString, why: impl ToString) -> ConfigError {
-    ConfigError::Value { key, value: value.to_string().chars().take(120).collect(), why: why.to_string() }
+fn value(key: &'static str, value: impl std::fmt::Debug, allowed: impl ToString) -> ConfigError {
+    let value = format!("{value:?}").chars().take(120).collect();
+    ConfigError::Value { key, value, allowed: allowed.to_string() }
+}
+
+/// What a type of the domain would accept.
+fn allowed(why: Invalid) -> String {
+    match why {
+        Invalid::Range { allowed, .. } | Invalid::Text { allowed, .. } => allowed.to_owned(),
+        Invalid::Combination(text) => text,
+    }
 }
 
 /// What flags and the environment say; each beats the file. Used by the command line as it is.
@@ -241,7 +252,7 @@ impl Config {
 }
 
 fn read_bounded(what: &'static str, path: &std::path::Path) -> Result<String, ConfigError> {
-    let read = |source| ConfigError::Read { what, path: path.to_owned(), source };
+    let read = |why| ConfigError::Read { what, path: path.to_owned(), why };
     let length = std::fs::metadata(path).map_err(read)?.len();
     if length > MAX_FILE {
         let text = format!("{length} bytes, at most {MAX_FILE} are read");
@@ -255,7 +266,7 @@ fn node(name: Option<String>) -> Result<NodeName, ConfigError> {
         Some(name) => name,
         None => host_name(),
     };
-    NodeName::new(&name).map_err(|why| value("node", &name, why))
+    NodeName::new(&name).map_err(|why| value("node", &name, allowed(why)))
 }
 
 fn host_name() -> String {
@@ -265,7 +276,8 @@ fn host_name() -> String {
 fn controller(url: Option<String>) -> Result<reqwest::Url, ConfigError> {
     let text = url.unwrap_or_else(|| "http://127.0.0.1:7070".to_owned());
     let bad = |why: &str| value("controller", &text, why);
-    let url = reqwest::Url::parse(text.trim_end_matches('/')).map_err(|why| bad(&why.to_string()))?;
+    let example = |why| format!("an address such as http://10.0.0.1:7070 ({why})");
+    let url = reqwest::Url::parse(text.trim_end_matches('/')).map_err(|why| bad(&example(why)))?;
     if url.scheme() != "http" {
         return Err(bad("an address that begins with http:// (TLS is left to a tunnel)"));
     }
@@ -277,23 +289,21 @@ fn controller(url: Option<String>) -> Result<reqwest::Url, ConfigError> {
 
 fn token(token: Option<String>, file: Option<String>) -> Result<Secret, ConfigError> {
     let (key, text) = match (token, file) {
-        (Some(_), Some(file)) => return Err(value("token_file", file, "give `token` or `token_file`, not both")),
+        (Some(_), Some(_)) => return Err(ConfigError::Together("give `token` or `token_file`, not both")),
         (Some(token), None) => ("token", token),
         (None, Some(file)) => ("token_file", read_bounded("the token file", file.as_ref())?),
         (None, None) => {
-            return Err(value(
-                "token",
-                "",
-                "the cluster's token is needed: give --token-file, FLEXCOMM_TOKEN_FILE or `token_file`",
+            return Err(ConfigError::Together(
+                "the cluster's token is missing: give --token-file, FLEXCOMM_TOKEN_FILE or `token_file`",
             ));
         }
     };
     let text = text.trim();
     // Never the value itself: errors end in logs.
     if !(MIN_TOKEN..=MAX_TOKEN).contains(&text.len()) || !text.bytes().all(|b| b.is_ascii_graphic()) {
-        let why =
-            format!("{MIN_TOKEN} to {MAX_TOKEN} printable ASCII characters without spaces; it has {}", text.len());
-        return Err(value(key, "..", why));
+        let has = format!("a text of {} bytes that is not shown", text.len());
+        let allowed = format!("{MIN_TOKEN} to {MAX_TOKEN} printable ASCII characters without spaces");
+        return Err(ConfigError::Value { key, value: has, allowed });
     }
     Ok(Secret(text.to_owned()))
 }
@@ -343,11 +353,11 @@ fn duration(
     key: &'static str,
     text: Option<String>,
     default: &str,
-    allowed: (f64, f64),
+    bounds: (f64, f64),
 ) -> Result<Duration, ConfigError> {
     let text = text.unwrap_or_else(|| default.to_owned());
-    let seconds: Seconds = text.parse().map_err(|why: Invalid| value(key, &text, why))?;
-    range(key, seconds.get(), allowed.0, allowed.1).map(Duration::from_secs_f64)
+    let seconds: Seconds = text.parse().map_err(|why: Invalid| value(key, &text, allowed(why)))?;
+    range(key, seconds.get(), bounds.0, bounds.1).map(Duration::from_secs_f64)
 }
 
 fn level(text: Option<String>) -> Result<tracing::Level, ConfigError> {
@@ -370,8 +380,7 @@ fn shaping(raw: RawShaping) -> Result<Shaping, ConfigError> {
     }
     let allow = raw.allow.unwrap_or(false);
     if interfaces.len() > 1 || (allow && interfaces.is_empty()) {
-        let text = format!("[{}]", interfaces.join(", "));
-        return Err(value("shaping.interfaces", text, "exactly one interface when `allow = true`"));
+        return Err(value("shaping.interfaces", interfaces, "exactly one interface when `allow = true`"));
     }
     Ok(Shaping {
         allow,

@@ -1,6 +1,7 @@
 //! The configuration as written: strings and numbers, nothing checked but the names of the keys.
 
-use super::{ConfigError, nearest::nearest};
+use super::ConfigError;
+use flexcomm_domain::nearest;
 use serde::Deserialize;
 use toml::de::{DeTable, DeValue};
 

@@ -92,8 +92,18 @@ fn values_out_of_range_are_named() {
         ("[shaping]\nlease = \"1ms\"", "shaping.lease"),
     ] {
         let error = error(text);
-        assert!(error.contains(&format!("`{key}`")), "{text}: {error}");
+        assert!(error.starts_with(&format!("read the configuration: `{key}` is ")), "{text}: {error}");
     }
+}
+
+#[test]
+fn errors_read_as_sentences_and_name_a_cause_once() {
+    let said = "read the configuration: `probe_share` is 0.5, allowed is 0.0001 to 0.2";
+    assert_eq!(error("probe_share = 0.5"), said);
+    assert!(error("node = \"a b\"").starts_with("read the configuration: `node` is \"a b\", allowed is "));
+    let absent = Config::load(Some("/none.toml".as_ref()), with_token()).unwrap_err();
+    assert_eq!(absent.to_string().matches("No such file").count(), 1, "{absent}");
+    assert!(std::error::Error::source(&absent).is_none(), "a reader of the chain would print it twice");
 }
 
 #[test]

@@ -8,14 +8,15 @@ mod sse;
 use crate::clock::now_us;
 use crate::conductor::Conductor;
 use crate::config::Config;
+use crate::instance::Instance;
 use crate::metrics::Metrics;
 use crate::reports::ReportLog;
 use crate::spool::format::Record;
 use backoff::Backoff;
 use client::{CallError, Client};
 use flexcomm_wire::{Heartbeat, MAX_BATCH, PROTOCOL, Register};
+use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 use reqwest::StatusCode;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
@@ -38,7 +39,7 @@ pub(crate) struct Link {
     client: Client,
     config: Config,
     ports: (u16, u16),
-    instance: u64,
+    instance: Arc<Instance>,
     conductor: Arc<Conductor>,
     reports: Arc<ReportLog>,
     metrics: Metrics,
@@ -89,14 +90,12 @@ impl State {
 impl Link {
     pub(crate) fn new(
         config: &Config,
-        ports: (u16, u16),
+        (ports, instance): ((u16, u16), Instance),
         conductor: Arc<Conductor>,
         reports: Arc<ReportLog>,
         metrics: Metrics,
     ) -> Result<Self, CallError> {
-        let client = Client::new(config)?;
-        // JSON readers that hold every number as a double keep 53 bits.
-        let instance = rand::rng().random_range(1..1 << 53);
+        let (client, instance) = (Client::new(config)?, Arc::new(instance));
         Ok(Self { client, config: config.clone(), ports, instance, conductor, reports, metrics })
     }
 
@@ -146,7 +145,8 @@ impl Link {
         let register = Register {
             protocol: PROTOCOL,
             node: self.config.node.clone(),
-            instance: self.instance,
+            instance: self.instance.number,
+            previous: self.instance.previous.clone(),
             addr,
             echo_port: self.ports.0,
             throughput_port: self.ports.1,
@@ -154,11 +154,21 @@ impl Link {
             software: env!("CARGO_PKG_VERSION").to_owned(),
         };
         let registered = self.client.register(&register).await?;
+        self.confirm().await;
         // The disk; a moment, and nothing can be delivered before it is done.
         self.reports.registered(registered.acked_seq).map_err(|error| unreachable(error.to_string()))?;
         self.metrics.registrations_total.inc();
         self.conductor.registered();
         Ok(Duration::from_millis(registered.heartbeat_ms).clamp(HEARTBEAT.0, HEARTBEAT.1))
+    }
+
+    async fn confirm(&self) {
+        let instance = self.instance.clone();
+        match tokio::task::spawn_blocking(move || instance.confirm()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!("failed to note that this instance registered: {error}"),
+            Err(error) => tracing::warn!("failed to note that this instance registered: {error}"),
+        }
     }
 
     /// Where peers reach this node: as configured, else the address that packets to the controller leave from.
@@ -194,7 +204,7 @@ impl Link {
         loop {
             tick.tick().await;
             let beat = Heartbeat {
-                instance: self.instance,
+                instance: self.instance.number,
                 now_us: now_us(),
                 orders_epoch: self.conductor.epoch(),
                 spooled: self.reports.waiting(),
@@ -286,7 +296,7 @@ impl Link {
     async fn deliver_batch(&self, batch: &[Record]) -> Result<(), Undelivered> {
         let payloads: Vec<&[u8]> = batch.iter().map(|record| record.payload.as_slice()).collect();
         let (first, last) = (batch[0].seq, batch[batch.len() - 1].seq);
-        match self.client.reports(self.instance, &payloads).await {
+        match self.client.reports(self.instance.number, &payloads).await {
             Ok(ack) if ack.acked_seq >= first => {
                 self.metrics.reports_set_aside_total.inc_by(ack.set_aside);
                 if let Some(reason) = ack.first_reason {

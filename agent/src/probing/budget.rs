@@ -1,73 +1,134 @@
-//! This node's own limit on bytes for throughput tests, whatever the controller grants: pure.
+//! This node's own limit on bytes for throughput tests, whatever the controller grants. It outlives restarts: a test
+//! is paid with the most that it can cost, and that is on disk, before the first byte leaves.
 
-/// The account holds at most so many seconds' worth of the share: an idle night allows no burst in the morning.
-const MOST_S: f64 = 60.0;
-/// How deep it may be overdrawn, in seconds' worth: a link that changed must be measured at once, and later tests
-/// wait for it. The share holds on average.
-const DEEPEST_S: f64 = 300.0;
+use crate::files;
+use flexcomm_domain::{ShareAccount, ShareRules};
+use flexcomm_wire::MAX_TEST_S;
+use std::io;
+use std::path::PathBuf;
 
-/// An account in seconds' worth of the share of the link's capacity: unlike one in bytes it needs no conversion when
-/// the capacity changes.
-#[derive(Debug, Clone, Copy)]
+/// An account in a file of its own, in seconds' worth of the share of the link's capacity.
+#[derive(Debug, Clone)]
 pub(crate) struct Budget {
-    share: f64,
-    level_s: f64,
-    at_s: f64,
+    rules: ShareRules,
+    account: ShareAccount,
+    path: PathBuf,
 }
 
 impl Budget {
-    /// Full at first. `share` of the capacity, above 0; times are seconds of any clock that only grows.
-    pub(crate) fn new(share: f64, now_s: f64) -> Self {
-        Self { share, level_s: MOST_S, at_s: now_s }
+    /// Takes up what the file says; empty when there is none or it cannot be read. `share` of the capacity, above 0;
+    /// times are seconds of any clock that only grows.
+    pub(crate) fn open(path: PathBuf, share: f64, now_s: f64) -> Self {
+        let stored = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
+        let account = ShareAccount::restored(stored.unwrap_or(0.0), now_s);
+        Self { rules: ShareRules::new(share, MAX_TEST_S), account, path }
     }
 
-    /// Whether another test may run; if not, after how many seconds.
-    pub(crate) fn check(&mut self, now_s: f64) -> Result<(), f64> {
-        let passed = (now_s - self.at_s).max(0.0);
-        (self.level_s, self.at_s) = ((self.level_s + passed).min(MOST_S), now_s);
-        if self.level_s > -DEEPEST_S { Ok(()) } else { Err(-DEEPEST_S - self.level_s) }
-    }
-
-    /// A test spent `bytes` on a link of `capacity_bps` (either direction counts by itself, so half of it each way).
-    pub(crate) fn spend(&mut self, bytes: u64, capacity_bps: f64) {
-        if capacity_bps > 0.0 {
-            self.level_s -= bytes as f64 * 8.0 / 2.0 / (self.share * capacity_bps);
+    /// Pays for a test of `bytes` of payload in each direction with the most that it can cost; if it cannot, after
+    /// how many seconds.
+    pub(crate) fn hold(&mut self, now_s: f64, bytes: u64) -> Result<Held, f64> {
+        let most_s = self.rules.most_s(bytes as f64);
+        self.account.grow(&self.rules, now_s, 0.0);
+        if !self.account.may_pay(&self.rules, (0.0, most_s), true) {
+            return Err(self.account.wait_s(&self.rules, most_s));
         }
+        self.account.charge(most_s);
+        Ok(Held(most_s))
+    }
+
+    /// Gives back what a test did not cost. `bytes` is its payload in the direction that had more of it, and none
+    /// when that is not known.
+    pub(crate) fn settle(&mut self, held: Held, bytes: Option<u64>, capacity_bps: f64) {
+        let cost_s = match bytes {
+            Some(0) => 0.0,
+            Some(bytes) if capacity_bps > 0.0 => self.rules.cost_s(bytes as f64, capacity_bps),
+            _ => held.0,
+        };
+        self.account.charge(cost_s - held.0);
+    }
+
+    /// Brings the account to disk.
+    pub(crate) fn store(&self) -> io::Result<()> {
+        files::replace(&self.path, format!("{}\n", self.account.level_s()).as_bytes())
     }
 }
+
+/// What is held back for a test that runs, in seconds' worth.
+#[derive(Debug)]
+pub(crate) struct Held(f64);
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// More than a slow link carries in a test's time.
+    const LONG: u64 = 1 << 20;
+
     proptest! {
-        /// However often tests are asked for and however the capacity changes: the time that the tests filled the
-        /// link, in each direction, stays within the share plus the bounded debt.
+        /// However often tests are asked for, the capacity changes and the agent is killed: the time that the tests
+        /// filled the link, in each direction, stays within the share over every hour.
         #[test]
-        fn the_share_holds_on_average(tests in prop::collection::vec((0.0f64..20.0, 1u64..5_000_000, 1e6f64..1e9), 1..300)) {
-            let share = 0.01;
-            let mut budget = Budget::new(share, 0.0);
-            let (mut now, mut busy_s, mut last) = (0.0, 0.0, 0.0f64);
-            for (wait, bytes, capacity) in tests {
+        fn the_share_holds_over_restarts(
+            tests in prop::collection::vec((0.0f64..60.0, 1u64..5_000_000, 1e6f64..1e9, 0u8..3), 1..200),
+        ) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("budget");
+            let mut budget = Budget::open(path.clone(), 0.01, 0.0);
+            let (mut now, mut begun, mut busy) = (0.0, 0.0, Vec::new());
+            for (wait, bytes, capacity, end) in tests {
                 now += wait;
-                if budget.check(now).is_ok() {
-                    budget.spend(bytes, capacity);
-                    last = bytes as f64 * 4.0 / capacity;
-                    busy_s += last;
+                let Ok(held) = budget.hold(now - begun, bytes) else { continue };
+                budget.store().unwrap();
+                let seconds = (bytes as f64 * 8.0 / capacity).min(MAX_TEST_S);
+                busy.push((now, seconds));
+                match end {
+                    // Killed in the middle of the test, or right after it.
+                    0 => {}
+                    1 => {
+                        budget.settle(held, Some((seconds * capacity / 8.0) as u64), capacity);
+                        continue;
+                    }
+                    _ => {
+                        budget.settle(held, Some((seconds * capacity / 8.0) as u64), capacity);
+                        budget.store().unwrap();
+                    }
                 }
-                let allowed = share * (now + MOST_S + DEEPEST_S) + last;
-                prop_assert!(busy_s <= allowed + 1e-9, "{busy_s} s busy in {now} s");
+                budget = Budget::open(path.clone(), 0.01, 0.0);
+                begun = now;
+            }
+            for (i, (begin, _)) in busy.iter().enumerate() {
+                let hour: f64 = busy[i..].iter().take_while(|(at, _)| at - begin <= 3600.0).map(|(_, s)| s).sum();
+                prop_assert!(hour <= 36.0, "{hour} s busy in an hour");
             }
         }
     }
 
     #[test]
-    fn a_deep_debt_names_the_wait() {
-        let mut budget = Budget::new(0.01, 0.0);
-        // 4 s of a link of 1 Mbit/s in each direction are 400 s of its share.
-        budget.spend(1_000_000, 1e6);
-        assert_eq!(budget.check(0.0), Err(40.0));
-        assert_eq!(budget.check(40.5), Ok(()));
+    fn a_deep_debt_names_the_wait_and_survives() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("budget");
+        let mut budget = Budget::open(path.clone(), 0.01, 0.0);
+        // Nothing on disk: an empty account. 4 s of a link in each direction are 400 s of its share.
+        assert!(budget.hold(0.0, LONG).is_ok());
+        let wait = budget.hold(0.0, LONG).unwrap_err();
+        assert!(wait > 200.0, "{wait}");
+        budget.store().unwrap();
+        let mut later = Budget::open(path.clone(), 0.01, 0.0);
+        assert!((later.hold(0.0, LONG).unwrap_err() - wait).abs() < 1e-6);
+        let held = later.hold(wait + 1.0, LONG).unwrap();
+        later.settle(held, Some(0), 1e9);
+        assert!(later.hold(wait + 1.0, LONG).is_ok(), "a test that could not connect cost nothing");
+        std::fs::write(&path, "nonsense").unwrap();
+        assert!(Budget::open(path, 0.01, 0.0).hold(0.0, LONG).is_ok());
+    }
+
+    #[test]
+    fn what_is_unknown_costs_all_that_was_held() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut budget = Budget::open(dir.path().join("budget"), 0.01, 0.0);
+        let held = budget.hold(0.0, LONG).unwrap();
+        budget.settle(held, Some(1000), 0.0);
+        assert!(budget.hold(0.0, LONG).is_err());
     }
 }

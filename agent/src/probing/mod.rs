@@ -7,17 +7,18 @@ mod links;
 use crate::config::{Config, Secret};
 use crate::metrics::Metrics;
 use crate::reports::ReportLog;
-use budget::Budget;
+use budget::{Budget, Held};
 use flexcomm_probes::Token;
 use flexcomm_probes::edge::{
-    EchoEvent, EchoProber, EchoResponder, EchoSettings, SpawnError, ThroughputServer, measure_throughput_until,
-    trace_route,
+    EchoEvent, EchoProber, EchoResponder, EchoSettings, MeasureError, SpawnError, ThroughputServer,
+    measure_throughput_until, trace_route,
 };
 use flexcomm_probes::throughput::{Direction, Plan, ThroughputResult};
 use flexcomm_probes::trace::TracePlan;
-use flexcomm_wire::{EchoPeer, PathReport, ProbePlan, ReportBody, ThroughputGrant, ThroughputReport};
+use flexcomm_wire::{EchoPeer, MAX_TEST_S, PathReport, ProbePlan, ReportBody, ThroughputGrant, ThroughputReport};
 use links::{Links, echo_addr};
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -27,8 +28,6 @@ use tokio::sync::{mpsc, watch};
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Grants that wait for their turn; the controller gives one per node at a time.
 const MAX_WAITING: usize = 64;
-/// Longest time one direction of a test may take, in seconds.
-const MAX_DIRECTION_S: f64 = 4.0;
 /// Part of a grant's validity that is left for connecting and reporting, in seconds.
 const MARGIN_S: f64 = 0.5;
 
@@ -111,6 +110,7 @@ pub(crate) struct Probing {
     reports: Arc<ReportLog>,
     metrics: Metrics,
     share: f64,
+    budget_file: PathBuf,
     interval: Duration,
 }
 
@@ -146,6 +146,7 @@ impl Probing {
             reports,
             metrics,
             share: config.probe_share,
+            budget_file: config.state_dir.join("probe-budget"),
             interval: config.report_interval,
         })
     }
@@ -172,7 +173,7 @@ impl Probing {
             token,
             reports: reports.clone(),
             metrics: metrics.clone(),
-            budget: Budget::new(self.share, 0.0),
+            budget: Budget::open(self.budget_file, self.share, 0.0),
             began: Instant::now(),
             quit: quit.clone(),
         };
@@ -239,75 +240,126 @@ struct Tests {
     quit: Arc<AtomicBool>,
 }
 
+/// A test that brought nothing, and how many bytes it spent at most.
+struct Failed {
+    why: String,
+    bytes: u64,
+}
+
+impl Failed {
+    fn before(why: impl ToString) -> Self {
+        Self { why: why.to_string(), bytes: 0 }
+    }
+
+    /// Without a connection that knows the token nothing was sent; else anything may have been.
+    fn during(error: MeasureError, budget_bytes: u64) -> Self {
+        let none = matches!(error, MeasureError::Connect { .. } | MeasureError::Refused(_) | MeasureError::Impostor);
+        Self { why: error.to_string(), bytes: if none { 0 } else { budget_bytes } }
+    }
+}
+
 impl Tests {
     async fn run(mut self, mut grants: mpsc::Receiver<(Instant, ThroughputGrant)>) {
         while let Some((received, grant)) = grants.recv().await {
-            let outcome = match self.prepare(received, &grant) {
-                Ok((peer, plan)) => self.measure(peer, plan).await,
-                Err(why) => {
+            let report = match self.prepare(received, &grant) {
+                Ok((peer, plan, held)) => {
+                    self.store().await;
+                    let outcome = self.measure(peer, plan).await;
+                    let report = report(&grant, &outcome);
+                    self.account(held, &report);
+                    self.store().await;
+                    report
+                }
+                Err(failed) => {
                     self.metrics.grants_unused_total.inc();
-                    Err(why)
+                    report(&grant, &Err(failed))
                 }
             };
-            self.conclude(&grant, outcome);
+            self.conclude(report);
         }
     }
 
     /// Whether and how a grant is used.
-    fn prepare(&mut self, received: Instant, grant: &ThroughputGrant) -> Result<(EchoPeer, Plan), String> {
-        let peer = lock(&self.links).peer(&grant.peer).ok_or("the peer is not in the probe plan")?;
+    fn prepare(&mut self, received: Instant, grant: &ThroughputGrant) -> Result<(EchoPeer, Plan, Held), Failed> {
+        let peer = lock(&self.links).peer(&grant.peer);
+        let peer = peer.ok_or_else(|| Failed::before("the peer is not in the probe plan"))?;
         let left_s = grant.valid_ms as f64 * 1e-3 - received.elapsed().as_secs_f64() - MARGIN_S;
         if left_s <= 0.2 {
-            return Err("the grant has expired".to_owned());
+            return Err(Failed::before("the grant has expired"));
         }
-        let now_s = self.began.elapsed().as_secs_f64();
-        self.budget.check(now_s).map_err(|wait| format!("probe_share is used up for {wait:.0} s"))?;
-        let time_limit_s = (left_s / 2.0).clamp(0.1, MAX_DIRECTION_S);
-        let plan =
-            Plan::new(1, grant.budget_bytes, time_limit_s, Direction::Both).map_err(|error| error.to_string())?;
-        Ok((peer, plan))
+        let time_limit_s = (left_s / 2.0).clamp(0.1, MAX_TEST_S);
+        let plan = Plan::new(1, grant.budget_bytes, time_limit_s, Direction::Both).map_err(Failed::before)?;
+        let held = self.budget.hold(self.began.elapsed().as_secs_f64(), grant.budget_bytes / 2);
+        let held = held.map_err(|wait| Failed::before(format!("probe_share is used up for {wait:.0} s")))?;
+        Ok((peer, plan, held))
     }
 
-    async fn measure(&self, peer: EchoPeer, plan: Plan) -> Result<ThroughputResult, String> {
+    async fn measure(&self, peer: EchoPeer, plan: Plan) -> Result<ThroughputResult, Failed> {
         let (token, quit) = (self.token.clone(), self.quit.clone());
         let addr = SocketAddr::new(peer.addr, peer.throughput_port);
         let measured = tokio::task::spawn_blocking(move || measure_throughput_until(addr, &token, &plan, &quit)).await;
-        measured.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+        let measured = measured.map_err(|error| Failed { why: error.to_string(), bytes: plan.budget_bytes() })?;
+        measured.map_err(|error| Failed::during(error, plan.budget_bytes()))
     }
 
-    fn conclude(&mut self, grant: &ThroughputGrant, outcome: Result<ThroughputResult, String>) {
-        let believable = |bps: Option<f64>| bps.filter(|bps| bps.is_finite() && *bps > 0.0);
-        let mut report = ThroughputReport {
-            grant: grant.id,
-            peer: grant.peer.clone(),
-            out_bps: None,
-            back_bps: None,
-            bytes: 0,
-            error: None,
-        };
-        match outcome {
-            Ok(result) => {
-                (report.out_bps, report.back_bps) = (believable(result.out_bps()), believable(result.back_bps()));
-                report.bytes = result.bytes();
-                self.account(grant, &report);
-            }
-            Err(error) => {
+    fn conclude(&self, report: ThroughputReport) {
+        match &report.error {
+            None => self.metrics.throughput_done_total.inc(),
+            Some(error) => {
                 self.metrics.throughput_failed_total.inc();
-                tracing::debug!(peer = %grant.peer, error, "throughput test failed");
-                report.error = Some(error);
+                tracing::debug!(peer = %report.peer, error, "throughput test failed");
             }
         }
+        self.metrics.probe_bytes_total.inc_by(report.bytes);
         self.reports.push(ReportBody::Throughput(report));
     }
 
-    fn account(&mut self, grant: &ThroughputGrant, report: &ThroughputReport) {
-        self.metrics.throughput_done_total.inc();
-        self.metrics.probe_bytes_total.inc_by(report.bytes);
+    fn account(&mut self, held: Held, report: &ThroughputReport) {
         let mut links = lock(&self.links);
         if let Some(bps) = report.out_bps {
-            links.throughput(&grant.peer, bps, Instant::now());
+            links.throughput(&report.peer, bps, Instant::now());
         }
-        self.budget.spend(report.bytes, links.capacity_bps(Instant::now()));
+        let out = report.out_bytes.unwrap_or(report.bytes);
+        let dearer = match report.error {
+            Some(_) if report.bytes > 0 => None,
+            _ => Some(out.max(report.bytes - out)),
+        };
+        self.budget.settle(held, dearer, links.capacity_bps(Instant::now()));
+    }
+
+    /// Some milliseconds, and once in many seconds: the test waits for it on purpose.
+    async fn store(&self) {
+        let budget = self.budget.clone();
+        match tokio::task::spawn_blocking(move || budget.store()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!("failed to store the account of probing: {error}"),
+            Err(error) => tracing::warn!("failed to store the account of probing: {error}"),
+        }
+    }
+}
+
+fn report(grant: &ThroughputGrant, outcome: &Result<ThroughputResult, Failed>) -> ThroughputReport {
+    let believable = |bps: Option<f64>| bps.filter(|bps| bps.is_finite() && *bps > 0.0);
+    let (grant, peer) = (grant.id, grant.peer.clone());
+    match outcome {
+        Ok(result) => ThroughputReport {
+            grant,
+            peer,
+            out_bps: believable(result.out_bps()),
+            back_bps: believable(result.back_bps()),
+            bytes: result.bytes(),
+            out_bytes: Some(result.out.map_or(0, |way| way.sent_bytes)),
+            error: None,
+        },
+        Err(failed) => ThroughputReport {
+            grant,
+            peer,
+            out_bps: None,
+            back_bps: None,
+            bytes: failed.bytes,
+            out_bytes: None,
+            error: Some(failed.why.clone()),
+        },
     }
 }
 

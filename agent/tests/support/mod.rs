@@ -14,8 +14,9 @@ use flexcomm_wire::{
 };
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path as FilePath, PathBuf};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -24,7 +25,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 /// No state of a test takes longer than this to be reached.
-pub const DEADLINE: Duration = Duration::from_secs(30);
+pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Looks again until `found` has something.
 pub async fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
@@ -78,11 +79,18 @@ pub fn no_orders() -> Orders {
     Orders { epoch: 1, probes, grants: vec![], jobs: vec![], shape: None }
 }
 
+/// A loopback address that nobody else uses: a port there that is given back and taken again is still free.
+pub fn own_address() -> Ipv4Addr {
+    static COUNT: AtomicU8 = AtomicU8::new(1);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, COUNT.fetch_add(1, Ordering::Relaxed).max(1), high, low.clamp(1, 254))
+}
+
 impl Controller {
     pub async fn start() -> Self {
         let shared =
             Arc::new(Shared { mood: Mutex::default(), nodes: Mutex::default(), orders: watch::channel(no_orders()).0 });
-        let mut controller = Self { shared, addr: ([127, 0, 0, 1], 0).into(), task: None };
+        let mut controller = Self { shared, addr: (own_address(), 0).into(), task: None };
         controller.up().await;
         controller
     }

@@ -4,7 +4,10 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use flexcomm_domain::{NodeName, Timestamp};
-use flexcomm_wire::{Heartbeat, MAX_BATCH, Orders, PROTOCOL, Register, Registered, Report, ReportAck};
+use flexcomm_wire::{
+    Heartbeat, MAX_BATCH, MAX_PREVIOUS, MAX_SEQ_STEP, MAX_SOFTWARE, Orders, PROTOCOL, Register, Registered, Report,
+    ReportAck,
+};
 use serde::Deserialize;
 use std::sync::Arc;
 
@@ -13,7 +16,7 @@ use crate::app::App;
 use crate::limits::{MAX_INTEGER, MAX_NODES, MAX_TEXT};
 use crate::publish::publish;
 use crate::reports::{Reason, SetAside};
-use crate::store::{Incoming, News, Registration};
+use crate::store::{Incoming, Ingest, News, Registration};
 
 fn again(node: &NodeName) -> ApiError {
     ApiError::NotFound(format!("node {node} is not registered by this instance of its agent; register again"))
@@ -25,7 +28,7 @@ pub(super) async fn register(
 ) -> Result<Json<Registered>, ApiError> {
     check(&request)?;
     let now = app.clock.now();
-    if let Err(age_s) = app.presence.claim(&request.node, request.instance, now) {
+    if let Err(age_s) = app.presence.claim(&request.node, (request.instance, &request.previous), now) {
         return Err(ApiError::Conflict(format!(
             "another agent holds the name {} (heard of {age_s:.1} s ago); give this one another name, or wait until \
              the other is silent for {} s",
@@ -60,6 +63,13 @@ fn check(request: &Register) -> Result<(), ApiError> {
             request.protocol
         ));
     }
+    let length = request.software.chars().count();
+    if length > MAX_SOFTWARE {
+        return refuse(format!("software has {length} characters, allowed are {MAX_SOFTWARE}"));
+    }
+    if request.previous.len() > MAX_PREVIOUS {
+        return refuse(format!("{} previous instances, allowed are {MAX_PREVIOUS}", request.previous.len()));
+    }
     if request.addr.is_unspecified() || request.addr.is_multicast() {
         return refuse(format!("addr is {}, where no peer can reach the node", request.addr));
     }
@@ -93,11 +103,18 @@ pub(super) async fn reports(
         return Err(again(&node));
     }
     let live = app.presence.live(now);
-    let done = app.store.ingest((&node, batch.instance), incoming, &live, now).await?;
-    let Some(done) = done else { return Err(again(&node)) };
+    let done = match app.store.ingest((&node, batch.instance), incoming, &live, now).await? {
+        Ingest::Done(done) => done,
+        Ingest::Stranger => return Err(again(&node)),
+        Ingest::Jump { from, to } => {
+            return Err(ApiError::Unprocessable(format!(
+                "seq jumps from {from} to {to}: the next is at most {MAX_SEQ_STEP} higher; nothing was stored"
+            )));
+        }
+    };
     for news in &done.news {
-        if let News::GrantDone(id, bytes) = news {
-            app.scheduler().finished(*id, *bytes);
+        if let News::GrantDone(spent) = news {
+            app.scheduler().finished(spent);
         }
     }
     if !done.news.is_empty() {

@@ -35,13 +35,18 @@ impl Token {
         Ok(Self(blake3::hash(text.as_bytes())))
     }
 
-    /// Of a file, which is made with a random token (mode 0600) when it does not exist.
-    pub fn from_file(path: &Path) -> std::io::Result<Self> {
+    /// Of a file; `None` when it does not exist.
+    pub fn read(path: &Path) -> std::io::Result<Option<Self>> {
         match std::fs::read_to_string(path) {
-            Ok(text) => Self::new(&text),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Self::new(&make(path)?),
+            Ok(text) => Self::new(&text).map(Some),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(e),
         }
+    }
+
+    /// Of a file, which is made with a random token (mode 0600) when it does not exist.
+    pub fn read_or_make(path: &Path) -> std::io::Result<Self> {
+        Self::read(path)?.map_or_else(|| Self::new(&make(path)?), Ok)
     }
 
     /// Whether a text is this token; takes the same time wherever they differ.
@@ -66,7 +71,7 @@ pub async fn require(State(app): State<Arc<App>>, request: Request, next: Next) 
     let shown =
         request.headers().get(AUTHORIZATION).and_then(|v| v.to_str().ok()).and_then(|v| v.strip_prefix("Bearer "));
     match shown {
-        Some(shown) if app.config.token.matches(shown.trim()) => next.run(request).await,
+        Some(shown) if app.token.matches(shown.trim()) => next.run(request).await,
         Some(_) => ApiError::Unauthorized("the token is not this cluster's").into_response(),
         None => ApiError::Unauthorized("send the cluster's token as \"Authorization: Bearer TOKEN\"").into_response(),
     }
@@ -80,10 +85,11 @@ mod tests {
     fn tokens_are_made_once_and_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
-        let made = Token::from_file(&path).unwrap();
+        assert!(Token::read(&path).unwrap().is_none() && !path.exists());
+        let made = Token::read_or_make(&path).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(made.matches(&text) && !made.matches("wrong"));
-        assert!(Token::from_file(&path).unwrap().matches(&text));
+        assert!(Token::read_or_make(&path).unwrap().matches(&text));
         assert!(Token::new(" short ").is_err());
         assert_eq!(format!("{made:?}"), "Token(..)");
     }

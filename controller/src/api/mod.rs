@@ -16,7 +16,7 @@ mod views;
 pub use problem::ApiError;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -91,6 +91,7 @@ pub fn router(app: Arc<App>) -> Router {
         .fallback(|request: Request| async move {
             ApiError::NotFound(format!("nothing is served at {}; see GET /api/v1/openapi.json", request.uri().path()))
         })
+        .layer(from_fn_with_state(app.clone(), count_refused))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(header_layer(header::CONTENT_SECURITY_POLICY, CONTENT_POLICY))
         .layer(header_layer(header::X_CONTENT_TYPE_OPTIONS, "nosniff"))
@@ -100,6 +101,14 @@ pub fn router(app: Arc<App>) -> Router {
 
 fn header_layer(name: HeaderName, value: &'static str) -> SetResponseHeaderLayer<HeaderValue> {
     SetResponseHeaderLayer::if_not_present(name, HeaderValue::from_static(value))
+}
+
+async fn count_refused(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    if let Some(problem::Kind(kind)) = response.extensions().get() {
+        app.counters.refused_requests.with_label_values(&[kind]).inc();
+    }
+    response
 }
 
 async fn in_time(request: Request, next: Next) -> Response {

@@ -84,6 +84,7 @@ pub(super) async fn forget(State(app): State<Arc<App>>, Path(node): Path<NodeNam
         return Err(ApiError::NotFound(format!("node {node} never registered")));
     }
     app.presence.forget(&node);
+    app.scheduler().forget(&node);
     app.publisher.forget(&node);
     app.wake.notify_one();
     Ok(StatusCode::NO_CONTENT)

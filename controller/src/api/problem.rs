@@ -9,6 +9,13 @@ use flexcomm_wire::api::Problem;
 
 use crate::store::StoreError;
 
+/// Longest detail: what was sent may be quoted in it.
+const MAX_DETAIL: usize = 2000;
+
+/// Beside a response that is a problem: its kind, for the metric.
+#[derive(Debug, Clone, Copy)]
+pub struct Kind(pub &'static str);
+
 /// Why a request was refused.
 #[derive(Debug)]
 pub enum ApiError {
@@ -39,9 +46,11 @@ impl From<StoreError> for ApiError {
         tracing::warn!(%error, "store");
         match error {
             StoreError::Sql { .. } => Self::Unavailable(error.to_string()),
-            StoreError::Stored { .. } | StoreError::Fenced { .. } | StoreError::Migrate(_) => {
-                Self::Internal(error.to_string())
-            }
+            StoreError::Stored { .. }
+            | StoreError::Fenced { .. }
+            | StoreError::Migrate(_)
+            | StoreError::Held { .. }
+            | StoreError::Lock { .. } => Self::Internal(error.to_string()),
         }
     }
 }
@@ -78,6 +87,7 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let (status, kind, title, detail) = self.parts();
+        let detail: String = detail.chars().take(MAX_DETAIL).collect();
         let problem = Problem {
             kind: format!("urn:flexcomm:problem:{kind}"),
             title: title.to_owned(),
@@ -85,6 +95,7 @@ impl IntoResponse for ApiError {
             detail,
         };
         let mut response = (status, Json(problem)).into_response();
+        response.extensions_mut().insert(Kind(kind));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if status == StatusCode::SERVICE_UNAVAILABLE {

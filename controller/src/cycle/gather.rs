@@ -52,7 +52,7 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
         offer: offer(&ranks, &mut waiting),
         links,
         profiles: profiles(&trials, &reports),
-        coefficients: app.store.coefficients().await?,
+        coefficients: (*app.store.coefficients().await?).clone(),
         compute: measure::compute(&steps),
         measured: measure::measured(&steps, version),
         in_force,

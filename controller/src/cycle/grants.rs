@@ -6,23 +6,36 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::CycleError;
 use crate::app::App;
+use crate::echoes;
 use crate::grants::{Known, Pair};
-use crate::links::merge;
+use crate::links::{LinkMap, merge};
+use crate::store::TestRow;
 
 /// Changes of latency below this many microseconds are no sign of another network.
 const LATENCY_FLOOR_US: f64 = 100.0;
 
-/// Hands out and takes back grants.
+/// Hands out and takes back grants. What they may cost is stored before anybody can see them.
 pub async fn tick(app: &App) -> Result<(), CycleError> {
     let now = app.clock.now();
     let live = app.presence.live(now);
     let tests = app.store.link_tests().await?;
     let links = merge(&app.store.links().await?, &tests, now);
-    let deviating = deviating(app).await?;
+    let known = known(app, &links, &tests, &deviating(app).await?);
+    let echoes = echoes::plan(&app.config.probes, &live, &known);
+    *app.echoes() = echoes;
+    let moved = {
+        let mut scheduler = app.scheduler();
+        scheduler.tick(now, &live, &known, echoes.elsewhere);
+        scheduler.to_store()
+    };
+    Ok(app.store.put_probe_accounts(&moved, now).await?)
+}
+
+/// What the links look like, by pair of nodes.
+fn known(app: &App, links: &LinkMap, tests: &[TestRow], deviating: &BTreeSet<Pair>) -> BTreeMap<Pair, Known> {
     let at_test: BTreeMap<_, f64> = tests.iter().filter_map(|t| Some(((&t.src, &t.dst), t.latency_us?))).collect();
-    let mut scheduler = app.scheduler();
     let mut known: BTreeMap<Pair, Known> = BTreeMap::new();
-    for ((from, to), link) in &links {
+    for ((from, to), link) in links {
         let pair = Pair::new(from, to);
         let then = at_test.get(&(from, to));
         let moved = then.is_some_and(|then| latency_moved(link, *then, app.config.probes.suspect_change));
@@ -33,8 +46,7 @@ pub async fn tick(app: &App) -> Result<(), CycleError> {
         entry.latency_s = entry.latency_s.max(link.latency_us * 1e-6);
         entry.suspect |= moved || off;
     }
-    scheduler.tick(now, &live, &known);
-    Ok(())
+    known
 }
 
 fn latency_moved(link: &LinkView, then_us: f64, share: f64) -> bool {

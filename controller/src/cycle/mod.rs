@@ -24,6 +24,9 @@ use crate::store::{JobRow, StoreError};
 /// Jobs that are worked on at once: solving is a matter of a core, storing one of a single writer.
 const JOBS_AT_ONCE: usize = 4;
 
+/// Windows of old data are cut this often.
+const TRIM_EVERY: std::time::Duration = std::time::Duration::from_secs(60);
+
 /// Why a pass over a job ended early. Completes "failed to ...".
 #[derive(Debug, thiserror::Error)]
 pub enum CycleError {
@@ -53,9 +56,17 @@ pub async fn run(app: Arc<App>) {
     let mut stopping = app.stopping.subscribe();
     let mut tick = tokio::time::interval(app.config.tick);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut trim = tokio::time::interval(TRIM_EVERY);
+    trim.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let woken = tokio::select! {
             _ = tick.tick() => false,
+            _ = trim.tick() => {
+                if let Err(error) = app.store.trim().await {
+                    tracing::warn!(%error, "old data was not forgotten; tried again later");
+                }
+                continue;
+            }
             () = app.wake.notified() => true,
             _ = stopping.changed() => return,
         };
@@ -85,7 +96,7 @@ async fn lost(app: &App, job: &JobRow) -> Result<bool, CycleError> {
 
 /// One pass over everything.
 pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
-    let jobs: Vec<JobRow> = app.store.jobs().await?.into_iter().filter(|j| j.ended.is_none()).collect();
+    let jobs = app.store.running_jobs().await?;
     app.boards().retain(|job, _| jobs.iter().any(|j| j.job == *job));
     let each = futures_util::stream::iter(jobs).map(|job| one_job(app, job));
     let failed: Vec<CycleError> =
@@ -109,4 +120,117 @@ async fn one_job(app: &Arc<App>, job: JobRow) -> Result<(), CycleError> {
     }
     let applied = apply::apply(app, &gathered, checked).await?;
     record::record(app, &gathered, applied).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RawConfig;
+    use crate::store::Incoming;
+    use flexcomm_domain::{JobId, NodeName, Strategy};
+    use flexcomm_wire::{JobSeen, LinkReport, Register, ReportBody, StepRecord, StepsReport};
+
+    fn node(name: &str) -> NodeName {
+        NodeName::new(name).unwrap()
+    }
+
+    fn job() -> JobId {
+        JobId::new("j").unwrap()
+    }
+
+    async fn app(dir: &std::path::Path) -> Arc<App> {
+        let raw = RawConfig { db: dir.join("db"), token_file: dir.join("token"), ..RawConfig::default() };
+        Arc::new(App::open(raw.validate().unwrap()).await.unwrap())
+    }
+
+    fn hello(rank: u32) -> ReportBody {
+        ReportBody::JobSeen(JobSeen {
+            job: job(),
+            rank,
+            world: 2,
+            gradient_values: 1_000_000,
+            backend: "x".into(),
+            codecs: vec![],
+            collectives: vec!["dense-ring".into(), "dense-tree".into()],
+        })
+    }
+
+    fn link(peer: &str) -> ReportBody {
+        ReportBody::Link(LinkReport {
+            peer: node(peer),
+            latency_us: 100.0,
+            latency_confidence: 0.9,
+            latency_age_ms: 1.0,
+            bandwidth_bps: Some(1e9),
+            bandwidth_confidence: 0.9,
+            bandwidth_age_ms: 1.0,
+            jitter_us: 1.0,
+            loss_out: 0.0,
+            loss_back: 0.0,
+        })
+    }
+
+    fn steps(rank: u32, from: u64) -> ReportBody {
+        let record = |step| StepRecord {
+            step,
+            compute_us: 1e5,
+            comp_us: 0.0,
+            sync_us: 2e5,
+            wait_us: None,
+            step_us: 3e5,
+            bytes_sent: 1,
+            gain: 1.0,
+            loss: None,
+            accuracy: None,
+        };
+        let steps = (from..from + 10).map(record).collect();
+        ReportBody::Steps(StepsReport { job: job(), rank, version: 0, strategy: Strategy::DENSE_RING.into(), steps })
+    }
+
+    async fn report(app: &App, name: &str, seq: u64, body: ReportBody) {
+        let (live, now) = ([node("a"), node("b")], app.clock.now());
+        let batch = vec![Incoming { seq, body: Ok(body) }];
+        app.store.ingest((&node(name), 1), batch, &live, now).await.unwrap();
+    }
+
+    /// Two nodes with a rank each.
+    async fn running_job(app: &App) {
+        for name in ["a", "b"] {
+            let register = Register {
+                protocol: flexcomm_wire::PROTOCOL,
+                node: node(name),
+                instance: 1,
+                previous: vec![],
+                addr: [10, 0, 0, 1].into(),
+                echo_port: 1,
+                throughput_port: 2,
+                may_shape: false,
+                software: String::new(),
+            };
+            app.store.register(&register, app.clock.now()).await.unwrap();
+            app.presence.claim(&node(name), (1, &[]), app.clock.now()).unwrap();
+        }
+        for (rank, (name, peer)) in [("a", "b"), ("b", "a")].into_iter().enumerate() {
+            report(app, name, 1, link(peer)).await;
+            report(app, name, 2, hello(rank as u32)).await;
+        }
+    }
+
+    /// The cost model is fitted to new intervals, and to nothing when there are none: many passes without news read
+    /// it back once, and that only because the process is new.
+    #[tokio::test]
+    async fn passes_without_news_fit_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let app = app(dir.path()).await;
+        running_job(&app).await;
+        for round in 0..20 {
+            for (rank, name) in ["a", "b"].into_iter().enumerate() {
+                report(&app, name, 3 + round, steps(rank as u32, 10 * round)).await;
+            }
+            pass(&app).await.unwrap();
+        }
+        assert!(app.boards().contains_key(&job()), "the job was looked at");
+        assert!(!app.store.intervals(&job(), 100).await.unwrap().is_empty());
+        assert_eq!((app.store.book_reads(), app.counters.fitted.get()), (1, 0), "none is old enough to be fitted to");
+    }
 }

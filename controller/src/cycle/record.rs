@@ -81,7 +81,8 @@ async fn fit(app: &App, gathered: &Gathered) -> Result<(), CycleError> {
     if new.is_empty() {
         return Ok(());
     }
-    let mut book = app.store.coefficients().await?;
+    let mut book = (*app.store.coefficients().await?).clone();
+    app.counters.fitted.inc_by(new.len() as u64);
     for row in &new {
         if !book.observe(row.strategy.collective(), &gathered.job.backend, row.sample) {
             tracing::debug!(%job, ?row, "not fitted");

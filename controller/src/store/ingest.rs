@@ -1,10 +1,13 @@
 //! One batch of reports: stored and acknowledged in one transaction, each report once.
 
 use flexcomm_domain::{JobId, NodeName, Timestamp};
-use flexcomm_wire::{AppliedReport, JobSeen, LinkReport, ReportBody, StepsReport, ThroughputReport, TrialReport};
+use flexcomm_wire::{
+    AppliedReport, JobSeen, LinkReport, MAX_SEQ_STEP, ReportBody, StepsReport, ThroughputReport, TrialReport,
+};
 use sqlx::SqliteConnection;
 
 use super::{Result, Store, decisions, jobs, json, links, scenario, signed, sql, steps as windows, trials, unsigned};
+use crate::grants::Spent;
 use crate::limits::MAX_JOBS;
 use crate::reports::{self, Reason, SetAside};
 
@@ -18,10 +21,10 @@ pub struct Incoming {
 }
 
 /// What changed, for whoever looks next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum News {
-    /// A granted test has ended, after so many bytes.
-    GrantDone(u64, u64),
+    /// A granted test has ended.
+    GrantDone(Spent),
     /// Something that decisions depend on.
     Job,
 }
@@ -39,6 +42,23 @@ pub struct Ingested {
     pub repeated: u64,
     /// What changed.
     pub news: Vec<News>,
+}
+
+/// Whether a batch was taken in.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Ingest {
+    /// Stored or set aside, report by report.
+    Done(Ingested),
+    /// The node is unknown, or another instance owns its name now.
+    Stranger,
+    /// The numbers make a step that no agent makes: nothing was stored, so that later reports are not taken for
+    /// repeated ones.
+    Jump {
+        /// The number before.
+        from: u64,
+        /// The number after.
+        to: u64,
+    },
 }
 
 /// Who reports, and when.
@@ -67,14 +87,14 @@ fn aside(reason: Reason, detail: String) -> Result<Fate> {
 const JOB: Result<Fate> = Ok(Fate::Stored(Some(News::Job)));
 
 impl Store {
-    /// Stores a batch of a node; `None` when the node is unknown or another instance owns its name now.
+    /// Stores a batch of a node, whole or not at all.
     pub async fn ingest(
         &self,
         (node, instance): (&NodeName, u64),
         batch: Vec<Incoming>,
         live: &[NodeName],
         now: Timestamp,
-    ) -> Result<Option<Ingested>> {
+    ) -> Result<Ingest> {
         let on_error = sql("store reports");
         let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
         let owner: Option<(i64, i64)> = sqlx::query_as("SELECT instance, acked_seq FROM nodes WHERE node = $1")
@@ -82,12 +102,17 @@ impl Store {
             .fetch_optional(&mut *tx)
             .await
             .map_err(&on_error)?;
-        let Some((_, acked)) = owner.filter(|(owner, _)| unsigned(*owner) == instance) else { return Ok(None) };
+        let Some((_, acked)) = owner.filter(|(owner, _)| unsigned(*owner) == instance) else {
+            return Ok(Ingest::Stranger);
+        };
         let mut done = Ingested { acked_seq: unsigned(acked), ..Ingested::default() };
         for report in batch {
             if report.seq <= done.acked_seq {
                 done.repeated += 1;
                 continue;
+            }
+            if report.seq - done.acked_seq > MAX_SEQ_STEP {
+                return Ok(Ingest::Jump { from: done.acked_seq, to: report.seq });
             }
             done.acked_seq = report.seq;
             match take_in(&mut tx, &Sender { node, live, now }, report.body).await? {
@@ -107,7 +132,7 @@ impl Store {
             .await
             .map_err(&on_error)?;
         tx.commit().await.map_err(&on_error)?;
-        Ok(Some(done))
+        Ok(Ingest::Done(done))
     }
 
     /// Counts something that was refused outside a batch.
@@ -179,7 +204,7 @@ async fn throughput(db: &mut SqliteConnection, node: &NodeName, r: &ThroughputRe
     if let Some(bps) = r.back_bps {
         links::put_test(db, (&r.peer, node), bps, now).await?;
     }
-    Ok(Fate::Stored(Some(News::GrantDone(r.grant, r.bytes))))
+    Ok(Fate::Stored(Some(News::GrantDone(r.into()))))
 }
 
 async fn job_seen(db: &mut SqliteConnection, from: &Sender<'_>, r: &JobSeen) -> Result<Fate> {
@@ -325,6 +350,7 @@ mod tests {
             protocol: 1,
             node: node(name),
             instance: 1,
+            previous: vec![],
             addr: "10.0.0.1".parse().unwrap(),
             echo_port: 1,
             throughput_port: 2,
@@ -349,7 +375,10 @@ mod tests {
     async fn send(store: &Store, (name, seq): (&str, u64), body: ReportBody, live: &[&str]) -> Ingested {
         let live: Vec<NodeName> = live.iter().map(|n| node(n)).collect();
         let batch = vec![Incoming { seq, body: Ok(body) }];
-        store.ingest((&node(name), 1), batch, &live, Timestamp(seq)).await.unwrap().unwrap()
+        match store.ingest((&node(name), 1), batch, &live, Timestamp(seq)).await.unwrap() {
+            Ingest::Done(done) => done,
+            other => panic!("{other:?}"),
+        }
     }
 
     #[tokio::test]
@@ -360,7 +389,10 @@ mod tests {
         let again = send(&store, ("a", 5), hello(0, 2), &["a"]).await;
         assert_eq!((again.acked_seq, again.repeated, again.news.len()), (5, 1, 0));
         let other = store.ingest((&node("a"), 2), vec![], &[], Timestamp(0)).await.unwrap();
-        assert_eq!(other, None);
+        assert_eq!(other, Ingest::Stranger);
+        let reports = [6, 7 + MAX_SEQ_STEP].map(|seq| Incoming { seq, body: Ok(hello(0, 2)) });
+        let jump = store.ingest((&node("a"), 1), reports.to_vec(), &[], Timestamp(0)).await.unwrap();
+        assert_eq!(jump, Ingest::Jump { from: 6, to: 7 + MAX_SEQ_STEP });
         assert_eq!(store.node(&node("a")).await.unwrap().unwrap().acked_seq, 5);
     }
 

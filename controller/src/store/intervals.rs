@@ -4,9 +4,21 @@ use flexcomm_domain::{JobId, Strategy, Timestamp, Version};
 use flexcomm_optimizer::{CoefficientBook, Sample, Terms};
 
 use sqlx::SqliteConnection;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use super::{Result, Store, json, signed, sql, stored, time, unsigned};
-use crate::limits::INTERVALS;
+
+pub(super) const NEWEST: &str =
+    "SELECT version, strategy, from_step, to_step, at_us, predicted_sync_us, measured_sync_us,
+    predicted_step_us, measured_step_us, settled, alpha_s, beta_s FROM intervals
+    WHERE job = $1 ORDER BY id DESC LIMIT $2";
+
+pub(super) const UNFITTED: &str = "SELECT id, strategy, measured_sync_us, alpha_s, beta_s FROM intervals
+    WHERE job = $1 AND settled AND NOT fitted AND at_us <= $2 AND alpha_s IS NOT NULL AND beta_s IS NOT NULL
+    ORDER BY id LIMIT 256";
+
+pub(super) const UNSETTLE: &str = "UPDATE intervals SET settled = 0 WHERE job = $1 AND at_us >= $2";
 
 /// A closed interval.
 #[derive(Debug, Clone, PartialEq)]
@@ -101,15 +113,8 @@ impl Store {
     /// The newest `limit` intervals, newest last.
     pub async fn intervals(&self, job: &JobId, limit: u32) -> Result<Vec<IntervalRow>> {
         let operation = "read intervals";
-        let mut rows: Vec<Raw> = sqlx::query_as(
-            "SELECT version, strategy, from_step, to_step, at_us, predicted_sync_us, measured_sync_us,
-                predicted_step_us, measured_step_us, settled, alpha_s, beta_s FROM intervals WHERE job = $1 ORDER BY id DESC LIMIT $2",
-        )
-        .bind(job.as_str())
-        .bind(limit)
-        .fetch_all(&self.read)
-        .await
-        .map_err(sql(operation))?;
+        let query = sqlx::query_as(NEWEST).bind(job.as_str()).bind(limit);
+        let mut rows: Vec<Raw> = query.fetch_all(&self.read).await.map_err(sql(operation))?;
         rows.reverse();
         let row = |r: Raw| {
             Ok(IntervalRow {
@@ -158,31 +163,14 @@ impl Store {
             put_closed(&mut tx, job, interval).await?;
         }
         put_open(&mut tx, job, open).await?;
-        sqlx::query(
-            "DELETE FROM intervals WHERE job = $1
-                AND id <= (SELECT id FROM intervals WHERE job = $1 ORDER BY id DESC LIMIT 1 OFFSET $2)",
-        )
-        .bind(job.as_str())
-        .bind(signed(INTERVALS))
-        .execute(&mut *tx)
-        .await
-        .map_err(&on_error)?;
         tx.commit().await.map_err(&on_error)
     }
 
     /// Settled intervals closed before `before` that the coefficients were not fitted to, oldest first.
     pub async fn unfitted(&self, job: &JobId, before: Timestamp) -> Result<Vec<Unfitted>> {
         let operation = "read intervals to fit";
-        let rows: Vec<(i64, String, f64, f64, f64)> = sqlx::query_as(
-            "SELECT id, strategy, measured_sync_us, alpha_s, beta_s FROM intervals
-             WHERE job = $1 AND settled AND NOT fitted AND at_us <= $2 AND alpha_s IS NOT NULL AND beta_s IS NOT NULL
-             ORDER BY id LIMIT 256",
-        )
-        .bind(job.as_str())
-        .bind(signed(before.0))
-        .fetch_all(&self.read)
-        .await
-        .map_err(sql(operation))?;
+        let query = sqlx::query_as(UNFITTED).bind(job.as_str()).bind(signed(before.0));
+        let rows: Vec<(i64, String, f64, f64, f64)> = query.fetch_all(&self.read).await.map_err(sql(operation))?;
         let row = |(id, strategy, us, alpha_s, beta_s): (i64, String, f64, f64, f64)| {
             let sample = Sample { terms: Terms { alpha_s, beta_s }, measured_s: us * 1e-6 };
             Ok(Unfitted { id, strategy: stored(operation, "strategy", strategy.parse())?, sample })
@@ -205,12 +193,18 @@ impl Store {
             let query = sqlx::query("UPDATE intervals SET fitted = 1 WHERE job = $1 AND id = $2");
             query.bind(job.as_str()).bind(row.id).execute(&mut *tx).await.map_err(&on_error)?;
         }
-        tx.commit().await.map_err(&on_error)
+        tx.commit().await.map_err(&on_error)?;
+        self.keep_book(Arc::new(book.clone()));
+        Ok(())
+    }
+
+    fn keep_book(&self, book: Arc<CoefficientBook>) {
+        *self.book.lock().unwrap_or_else(PoisonError::into_inner) = Some(book);
     }
 
     /// What was measured since `since` is no longer called settled: the links had moved before it was seen.
     pub async fn unsettle(&self, job: &JobId, since: Timestamp) -> Result<()> {
-        sqlx::query("UPDATE intervals SET settled = 0 WHERE job = $1 AND at_us >= $2")
+        sqlx::query(UNSETTLE)
             .bind(job.as_str())
             .bind(signed(since.0))
             .execute(&self.write)
@@ -219,17 +213,33 @@ impl Store {
         Ok(())
     }
 
-    /// The fitted coefficients; the prior before anything was measured.
-    pub async fn coefficients(&self) -> Result<CoefficientBook> {
+    /// The fitted coefficients; the prior before anything was measured. Read back from disk once: this process is
+    /// the only one that writes them.
+    pub async fn coefficients(&self) -> Result<Arc<CoefficientBook>> {
+        let kept = self.book.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(book) = kept {
+            return Ok(book);
+        }
         let operation = "read the coefficients";
+        // On the connection that writes: nobody stores newer ones in between.
+        let mut db = self.write.acquire().await.map_err(sql(operation))?;
         let row: Option<(String,)> = sqlx::query_as("SELECT book FROM coefficients WHERE id = 1")
-            .fetch_optional(&self.read)
+            .fetch_optional(&mut *db)
             .await
             .map_err(sql(operation))?;
-        row.map_or_else(
-            || Ok(CoefficientBook::default()),
-            |(book,)| stored(operation, "book", serde_json::from_str(&book)),
-        )
+        let book = match row {
+            Some((text,)) => stored(operation, "book", serde_json::from_str(&text))?,
+            None => CoefficientBook::default(),
+        };
+        self.book_reads.fetch_add(1, Ordering::Relaxed);
+        let mut kept = self.book.lock().unwrap_or_else(PoisonError::into_inner);
+        // What was stored in between is newer.
+        Ok(kept.get_or_insert_with(|| Arc::new(book)).clone())
+    }
+
+    /// How often the coefficients were read back, and so fitted anew to all they were fitted to.
+    pub fn book_reads(&self) -> u64 {
+        self.book_reads.load(Ordering::Relaxed)
     }
 }
 
@@ -276,4 +286,29 @@ async fn put_open(db: &mut SqliteConnection, job: &JobId, open: &OpenInterval) -
     .await
     .map_err(sql("store the open interval"))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::scratch;
+    use super::*;
+    use flexcomm_domain::Collective;
+
+    #[tokio::test]
+    async fn coefficients_are_read_back_once_and_what_is_stored_is_what_is_kept() {
+        let (store, dir) = scratch().await;
+        assert_eq!(*store.coefficients().await.unwrap(), CoefficientBook::default());
+        let mut book = CoefficientBook::default();
+        let terms = Terms { alpha_s: 1e-3, beta_s: 2e-3 };
+        for i in 0..20 {
+            let sample = Sample { terms, measured_s: 4e-3 + f64::from(i) * 1e-5 };
+            assert!(book.observe(Collective::DenseRing, "x", sample));
+            store.put_fit(&JobId::new("j").unwrap(), &[], &book).await.unwrap();
+            assert_eq!(*store.coefficients().await.unwrap(), book);
+        }
+        assert_eq!(store.book_reads(), 1);
+        store.close().await;
+        let again = Store::open(&dir.path().join("test.db")).await.unwrap();
+        assert_eq!(*again.coefficients().await.unwrap(), book);
+    }
 }

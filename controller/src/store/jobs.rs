@@ -7,6 +7,8 @@ use sqlx::SqliteConnection;
 use super::{Result, Store, json, signed, sql, stored, time, unsigned};
 use crate::limits::MAX_JOBS;
 
+pub(super) const RUNNING: &str = "SELECT * FROM jobs WHERE ended_us IS NULL ORDER BY created_us DESC";
+
 /// A job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobRow {
@@ -90,6 +92,13 @@ impl Store {
             .fetch_all(&self.read)
             .await
             .map_err(sql("read the jobs"))?;
+        rows.into_iter().map(RawJob::row).collect()
+    }
+
+    /// The jobs that run, newest first.
+    pub async fn running_jobs(&self) -> Result<Vec<JobRow>> {
+        let rows: Vec<RawJob> =
+            sqlx::query_as(RUNNING).fetch_all(&self.read).await.map_err(sql("read the jobs that run"))?;
         rows.into_iter().map(RawJob::row).collect()
     }
 

@@ -5,7 +5,9 @@ use flexcomm_wire::LinkReport;
 use sqlx::SqliteConnection;
 
 use super::{Result, Store, signed, sql, stored, time};
-use crate::limits::LINK_HISTORY;
+
+pub(super) const HISTORY: &str = "SELECT received_us, latency_us, bandwidth_bps FROM link_history
+    WHERE src = $1 AND dst = $2 ORDER BY id DESC LIMIT $3";
 
 /// The newest estimate of a directed link, with the controller's time of arrival.
 #[derive(Debug, Clone, PartialEq)]
@@ -131,16 +133,13 @@ impl Store {
 
     /// Past estimates of one link, oldest first, the newest `limit` of them.
     pub async fn link_history(&self, src: &NodeName, dst: &NodeName, limit: u32) -> Result<Vec<LinkPoint>> {
-        let mut rows: Vec<(i64, f64, Option<f64>)> = sqlx::query_as(
-            "SELECT received_us, latency_us, bandwidth_bps FROM link_history
-             WHERE src = $1 AND dst = $2 ORDER BY id DESC LIMIT $3",
-        )
-        .bind(src.as_str())
-        .bind(dst.as_str())
-        .bind(limit)
-        .fetch_all(&self.read)
-        .await
-        .map_err(sql("read a link's history"))?;
+        let mut rows: Vec<(i64, f64, Option<f64>)> = sqlx::query_as(HISTORY)
+            .bind(src.as_str())
+            .bind(dst.as_str())
+            .bind(limit)
+            .fetch_all(&self.read)
+            .await
+            .map_err(sql("read a link's history"))?;
         rows.reverse();
         let point = |(at, latency_us, bandwidth_bps)| LinkPoint { at_us: time(at).0, latency_us, bandwidth_bps };
         Ok(rows.into_iter().map(point).collect())
@@ -163,6 +162,43 @@ impl Store {
             })
         };
         rows.into_iter().map(row).collect()
+    }
+}
+
+impl Store {
+    /// What each node may still spend on throughput tests, in seconds' worth. Of nodes that were forgotten only
+    /// debts are kept.
+    pub async fn probe_accounts(&self) -> Result<Vec<(NodeName, f64)>> {
+        let operation = "read the accounts of probing";
+        sqlx::query("DELETE FROM probe_accounts WHERE level_s >= 0 AND node NOT IN (SELECT node FROM nodes)")
+            .execute(&self.write)
+            .await
+            .map_err(sql(operation))?;
+        let rows: Vec<(String, f64)> = sqlx::query_as("SELECT node, level_s FROM probe_accounts")
+            .fetch_all(&self.write)
+            .await
+            .map_err(sql(operation))?;
+        let row = |(node, level_s): (String, f64)| Ok((stored(operation, "node name", node.parse())?, level_s));
+        rows.into_iter().map(row).collect()
+    }
+
+    /// Stores what moved, all or nothing.
+    pub async fn put_probe_accounts(&self, moved: &[(NodeName, f64)], now: Timestamp) -> Result<()> {
+        if moved.is_empty() {
+            return Ok(());
+        }
+        let on_error = sql("store the accounts of probing");
+        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        for (node, level_s) in moved {
+            sqlx::query("INSERT OR REPLACE INTO probe_accounts (node, level_s, stored_us) VALUES ($1, $2, $3)")
+                .bind(node.as_str())
+                .bind(level_s)
+                .bind(signed(now.0))
+                .execute(&mut *tx)
+                .await
+                .map_err(&on_error)?;
+        }
+        tx.commit().await.map_err(&on_error)
     }
 }
 
@@ -197,16 +233,6 @@ pub(super) async fn put(db: &mut SqliteConnection, src: &NodeName, r: &LinkRepor
     .bind(signed(now.0))
     .bind(r.latency_us)
     .bind(r.bandwidth_bps)
-    .execute(&mut *db)
-    .await
-    .map_err(&on_error)?;
-    sqlx::query(
-        "DELETE FROM link_history WHERE src = $1 AND dst = $2 AND id <= (
-            SELECT id FROM link_history WHERE src = $1 AND dst = $2 ORDER BY id DESC LIMIT 1 OFFSET $3)",
-    )
-    .bind(src.as_str())
-    .bind(r.peer.as_str())
-    .bind(signed(LINK_HISTORY))
     .execute(&mut *db)
     .await
     .map_err(&on_error)?;

@@ -8,13 +8,15 @@ mod ingest;
 mod intervals;
 mod jobs;
 mod links;
+mod lock;
 mod nodes;
 mod scenario;
 mod steps;
 mod trials;
+mod trim;
 
 pub use decisions::{DecisionRow, NewDecision};
-pub use ingest::{Incoming, News};
+pub use ingest::{Incoming, Ingest, News};
 pub use intervals::{IntervalRow, OpenInterval};
 pub use jobs::{JobRow, RankRow};
 pub use links::{LinkPoint, LinkRow, PathRow, TestRow};
@@ -24,9 +26,12 @@ pub use steps::{ProgressRow, StepRow};
 pub use trials::{NewTrial, TrialReportRow, TrialRow};
 
 use flexcomm_domain::Timestamp;
+use flexcomm_optimizer::CoefficientBook;
+use lock::Lock;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Connections that read: the page, the API and the loop at once.
@@ -45,6 +50,25 @@ pub enum StoreError {
         operation: &'static str,
         /// What it said.
         source: sqlx::Error,
+    },
+    /// Another controller works with the same file.
+    #[error(
+        "open the database {db}: the controller with process {pid} works with it; stop that one (kill {pid}), or give \
+         this one a file of its own (--db FILE)"
+    )]
+    Held {
+        /// Which file.
+        db: PathBuf,
+        /// Of the other controller.
+        pid: String,
+    },
+    /// The lock beside the database cannot be made.
+    #[error("lock {path}: {source}")]
+    Lock {
+        /// The lock's file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
     },
     /// The file is of another version, or damaged.
     #[error("bring the database to this version: {0}")]
@@ -80,6 +104,10 @@ pub struct Store {
     write: SqlitePool,
     read: SqlitePool,
     healthy: AtomicBool,
+    /// Read back once: reading it fits every curve anew.
+    book: Mutex<Option<Arc<CoefficientBook>>>,
+    book_reads: AtomicU64,
+    lock: Mutex<Option<Lock>>,
 }
 
 /// Adds to an SQL error what was tried.
@@ -114,8 +142,9 @@ fn json<T: serde::Serialize>(operation: &'static str, value: &T) -> Result<Strin
 }
 
 impl Store {
-    /// Opens the file, makes it when absent, brings it to this version.
+    /// Opens the file, makes it when absent, brings it to this version. No other process may have it open.
     pub async fn open(path: &Path) -> Result<Self> {
+        let lock = Mutex::new(Some(Lock::take(path)?));
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(true)
@@ -128,13 +157,18 @@ impl Store {
         sqlx::migrate!("../migrations").run(&write).await.map_err(StoreError::Migrate)?;
         let readers = SqlitePoolOptions::new().max_connections(READERS).acquire_timeout(PATIENCE);
         let read = readers.connect_with(options.read_only(true)).await.map_err(sql("open the database to read"))?;
-        Ok(Self { write, read, healthy: AtomicBool::new(true) })
+        let (book, book_reads) = Default::default();
+        Ok(Self { write, read, healthy: AtomicBool::new(true), book, book_reads, lock })
     }
 
     /// Closes the file in an orderly way.
     pub async fn close(&self) {
         self.read.close().await;
         self.write.close().await;
+        let lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(lock) = lock {
+            lock.release();
+        }
     }
 
     /// Whether reading and writing works now: takes the write lock and lets go of it.

@@ -5,7 +5,22 @@ use flexcomm_wire::{StepRecord, StepsReport};
 use sqlx::SqliteConnection;
 
 use super::{Result, Store, json, signed, sql, stored, time, unsigned};
-use crate::limits::{PROGRESS, STEP_WINDOW};
+use crate::limits::STEP_WINDOW;
+
+pub(super) const PROGRESS_POINTS: &str =
+    "SELECT step, received_us, loss, accuracy FROM progress WHERE job = $1 ORDER BY step DESC LIMIT $2";
+
+pub(super) const NEWEST_STEP: &str = "SELECT max(step) FROM steps WHERE job = $1";
+
+/// One row of JSON: each row of a result crosses from SQLite's thread to this one by itself, which costs far more
+/// than its content when hundreds of steps are read every second.
+pub(super) const STEPS: &str =
+    "SELECT json_group_array(json_array(step, rank, version, strategy, received_us, compute_us,
+        comp_us, sync_us, wait_us, step_us, gain))
+    FROM (SELECT * FROM steps WHERE job = $1 AND step >= $2 AND step < $3 ORDER BY step, rank)";
+
+pub(super) const FORGET_STEPS: &str =
+    "DELETE FROM steps WHERE job = $1 AND step <= (SELECT max(step) FROM steps WHERE job = $1) - $2";
 
 /// One step on one rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,14 +89,12 @@ impl RawStep {
 impl Store {
     /// Loss and accuracy over steps, the newest `limit` points, newest last.
     pub async fn progress(&self, job: &JobId, limit: u32) -> Result<Vec<ProgressRow>> {
-        let mut rows: Vec<(i64, i64, Option<f64>, Option<f64>)> = sqlx::query_as(
-            "SELECT step, received_us, loss, accuracy FROM progress WHERE job = $1 ORDER BY step DESC LIMIT $2",
-        )
-        .bind(job.as_str())
-        .bind(limit)
-        .fetch_all(&self.read)
-        .await
-        .map_err(sql("read a job's progress"))?;
+        let mut rows: Vec<(i64, i64, Option<f64>, Option<f64>)> = sqlx::query_as(PROGRESS_POINTS)
+            .bind(job.as_str())
+            .bind(limit)
+            .fetch_all(&self.read)
+            .await
+            .map_err(sql("read a job's progress"))?;
         rows.reverse();
         let row =
             |(step, at, loss, accuracy)| ProgressRow { step: unsigned(step), at_us: unsigned(at), loss, accuracy };
@@ -90,7 +103,7 @@ impl Store {
 
     /// The newest step of a job in the window.
     pub async fn newest_step(&self, job: &JobId) -> Result<Option<u64>> {
-        let (step,): (Option<i64>,) = sqlx::query_as("SELECT max(step) FROM steps WHERE job = $1")
+        let (step,): (Option<i64>,) = sqlx::query_as(NEWEST_STEP)
             .bind(job.as_str())
             .fetch_one(&self.read)
             .await
@@ -100,19 +113,13 @@ impl Store {
 
     /// Steps of a job from `from` on, ascending by step and rank, at most `steps` different ones.
     pub async fn steps(&self, job: &JobId, from: u64, steps: u64) -> Result<Vec<StepRow>> {
-        // One row of JSON: each row of a result crosses from SQLite's thread to this one by itself, which
-        // costs far more than its content when hundreds of steps are read every second.
-        let (rows,): (String,) = sqlx::query_as(
-            "SELECT json_group_array(json_array(step, rank, version, strategy, received_us, compute_us, comp_us, sync_us,
-                wait_us, step_us, gain))
-             FROM (SELECT * FROM steps WHERE job = $1 AND step >= $2 AND step < $3 ORDER BY step, rank)",
-        )
-        .bind(job.as_str())
-        .bind(signed(from))
-        .bind(signed(from.saturating_add(steps)))
-        .fetch_one(&self.read)
-        .await
-        .map_err(sql("read steps"))?;
+        let (rows,): (String,) = sqlx::query_as(STEPS)
+            .bind(job.as_str())
+            .bind(signed(from))
+            .bind(signed(from.saturating_add(steps)))
+            .fetch_one(&self.read)
+            .await
+            .map_err(sql("read steps"))?;
         let rows: Vec<RawStep> = stored("read steps", "row", serde_json::from_str(&rows))?;
         rows.into_iter().map(RawStep::row).collect()
     }
@@ -159,7 +166,7 @@ pub(super) async fn put_steps(
         .execute(&mut *db)
         .await
         .map_err(&on_error)?;
-    sqlx::query("DELETE FROM steps WHERE job = $1 AND step <= (SELECT max(step) FROM steps WHERE job = $1) - $2")
+    sqlx::query(FORGET_STEPS)
         .bind(r.job.as_str())
         .bind(signed(STEP_WINDOW))
         .execute(&mut *db)
@@ -188,14 +195,5 @@ async fn put_progress(db: &mut SqliteConnection, r: &StepsReport, now: Timestamp
         .await
         .map_err(&on_error)?;
     }
-    sqlx::query(
-        "DELETE FROM progress WHERE job = $1
-            AND step <= (SELECT step FROM progress WHERE job = $1 ORDER BY step DESC LIMIT 1 OFFSET $2)",
-    )
-    .bind(r.job.as_str())
-    .bind(signed(PROGRESS))
-    .execute(&mut *db)
-    .await
-    .map_err(&on_error)?;
     Ok(())
 }

@@ -18,13 +18,15 @@ use tokio::sync::oneshot;
 pub const TOKEN: &str = "a-token-for-tests";
 
 /// Longest any test waits for something to happen.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 pub fn config(dir: &Path) -> RawConfig {
     let token_file = dir.join("token");
     std::fs::write(&token_file, TOKEN).unwrap();
     let s = |v| Seconds::new(v).unwrap();
     let mut config = RawConfig { db: dir.join("test.db"), token_file, scenario: true, ..RawConfig::default() };
+    // A machine that stalls for seconds does not make agents of a test die.
+    config.agents.dead_after_ms = 600_000;
     config.cycle.tick_ms = 50;
     config.cycle.debounce_ms = 5;
     config.planner.dwell_s = s(0.05);
@@ -50,6 +52,12 @@ impl Server {
             serve_on(listener, config, stopped).await.unwrap();
         });
         Self { url, stop: Some(stop), task }
+    }
+
+    /// Waits until the store is there.
+    pub async fn ready(self) -> Self {
+        assert_eq!(Api::new(&self.url).get("/readyz").await.status(), 200);
+        self
     }
 
     pub async fn stop(mut self) {
@@ -153,6 +161,7 @@ impl Agent {
             protocol: PROTOCOL,
             node: self.name.clone(),
             instance: self.instance,
+            previous: vec![],
             addr: format!("10.0.0.{}", self.rank + 1).parse().unwrap(),
             echo_port: 7071,
             throughput_port: 7072,

@@ -1,10 +1,10 @@
-//! "did you mean": the known word nearest to a misspelt one.
+//! "Did you mean": the known word nearest to a misspelt one, for keys of configurations.
 
 /// Longest text compared: a key that is longer is no typo of ours, and the distance is quadratic.
 const MAX_TEXT: usize = 64;
 
 /// The known word with the least edit distance, when that is small for the word's length.
-pub(crate) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     if word.chars().count() > MAX_TEXT {
         return None;
     }

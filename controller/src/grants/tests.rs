@@ -1,0 +1,305 @@
+#![allow(clippy::print_stdout)]
+
+use super::*;
+use crate::echoes;
+use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+fn names(n: usize) -> Vec<NodeName> {
+    (0..n).map(|i| NodeName::new(&format!("n{i}")).unwrap()).collect()
+}
+
+fn all(live: &[NodeName], link: Known) -> BTreeMap<Pair, Known> {
+    let pairs = live.iter().enumerate().flat_map(|(i, a)| live[i + 1..].iter().map(move |b| Pair::new(a, b)));
+    pairs.map(|p| (p, link)).collect()
+}
+
+fn at(ms: u64) -> Timestamp {
+    Timestamp(1_000_000_000 + ms * 1000)
+}
+
+fn link(bps: f64) -> Known {
+    Known { bandwidth_bps: Some(bps), latency_s: 0.001, suspect: false }
+}
+
+fn scheduler() -> Scheduler {
+    Scheduler::new(RawProbes::default(), 0)
+}
+
+/// What a test of a grant spends when the link has `bps`: it ends after its time.
+fn spent(grant: &ThroughputGrant, bps: f64) -> Spent {
+    let bytes = (grant.budget_bytes / 2).min((bps / 8.0 * MAX_TEST_S) as u64);
+    Spent { grant: grant.id, ways: [(bytes, Some(bps)); 2] }
+}
+
+fn end_all(s: &mut Scheduler, bps: f64) {
+    for active in s.active.clone() {
+        s.finished(&spent(&active.grant, bps));
+    }
+}
+
+fn assert_matching(s: &Scheduler) -> Result<(), proptest::test_runner::TestCaseError> {
+    let mut ends: Vec<&NodeName> = s.active.iter().flat_map(|a| [&a.from, &a.grant.peer]).collect();
+    let all = ends.len();
+    ends.sort();
+    ends.dedup();
+    prop_assert_eq!(ends.len(), all, "a node is in two tests");
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn no_node_is_in_two_tests_and_every_pair_is_visited(n in 2usize..7, bps in 1e7..1e11f64, finish in 1usize..5) {
+        let live = names(n);
+        let known = all(&live, link(bps));
+        let mut s = scheduler();
+        let mut visits = BTreeMap::new();
+        for second in 0..10_800 {
+            let before: BTreeSet<u64> = s.active.iter().map(|a| a.grant.id).collect();
+            s.tick(at(second * 1000), &live, &known, 0.0);
+            assert_matching(&s)?;
+            for a in s.active.iter().filter(|a| !before.contains(&a.grant.id)) {
+                *visits.entry(Pair::new(&a.from, &a.grant.peer)).or_insert(0u64) += 1;
+            }
+            let done: Vec<Spent> = s.active.iter().take(finish).map(|a| spent(&a.grant, bps)).collect();
+            done.iter().for_each(|spent| s.finished(spent));
+        }
+        prop_assert_eq!(visits.len(), n * (n - 1) / 2, "a pair was never tested");
+        let (least, most) = (visits.values().min().unwrap(), visits.values().max().unwrap());
+        // The oldest pair that is free goes first: with an odd number of nodes some wait for two rounds.
+        prop_assert!(*most <= 2 * least + 4, "{visits:?}");
+    }
+}
+
+/// Nodes with one NIC each behind a switch, agents and a controller that come and go.
+struct World {
+    scheduler: Scheduler,
+    nodes: Vec<NodeName>,
+    bps: f64,
+    known: BTreeMap<Pair, Known>,
+    /// Second until which a node is silent.
+    silent: BTreeMap<NodeName, u64>,
+    disk: BTreeMap<NodeName, f64>,
+    /// Bits that each node sent and received per second, the larger of both.
+    wire: BTreeMap<NodeName, Vec<f64>>,
+    tests: u64,
+    random: ChaCha8Rng,
+}
+
+/// TCP's headers and acknowledgements, and frames.
+const WIRE: f64 = 1538.0 / 1448.0 + 0.03;
+
+impl World {
+    fn new(nodes: usize, bps: f64, seed: u64) -> Self {
+        Self {
+            scheduler: Scheduler::new(RawProbes::default(), 1),
+            nodes: names(nodes),
+            bps,
+            known: BTreeMap::new(),
+            silent: BTreeMap::new(),
+            disk: BTreeMap::new(),
+            wire: BTreeMap::new(),
+            tests: 0,
+            random: ChaCha8Rng::seed_from_u64(seed),
+        }
+    }
+
+    fn carry(&mut self, node: &NodeName, second: u64, bits: f64) {
+        let of_node = self.wire.entry(node.clone()).or_default();
+        of_node.resize(of_node.len().max(second as usize + 1), 0.0);
+        of_node[second as usize] += bits;
+    }
+
+    fn live(&self, second: u64) -> Vec<NodeName> {
+        self.nodes.iter().filter(|n| self.silent.get(*n).is_none_or(|until| *until <= second)).cloned().collect()
+    }
+
+    fn second(&mut self, second: u64) {
+        if self.random.random_bool(0.002) {
+            self.restart(second);
+        }
+        for node in self.nodes.clone() {
+            if self.random.random_bool(0.004) {
+                let until = second + self.random.random_range(1..120);
+                self.silent.insert(node, until);
+            }
+        }
+        let live = self.live(second);
+        let echoes = echoes::plan(&self.scheduler.config, &live, &self.known);
+        for node in &live {
+            // Requests and answers to every other node: 88 bytes in UDP in IPv4 in a frame.
+            let packets = 2.0 * (live.len() - 1) as f64 / (echoes.interval_ms as f64 * 1e-3);
+            self.carry(node, second, packets * f64::from(88 + 8 + 20 + 38) * 8.0);
+        }
+        let before: BTreeSet<u64> = self.scheduler.active.iter().map(|a| a.grant.id).collect();
+        self.scheduler.tick(at(second * 1000), &live, &self.known, echoes.elsewhere);
+        self.disk.extend(self.scheduler.to_store());
+        let begun: Vec<Active> =
+            self.scheduler.active.iter().filter(|a| !before.contains(&a.grant.id)).cloned().collect();
+        begun.into_iter().for_each(|active| self.test(&active, second));
+    }
+
+    /// The controller is killed: only what is on disk is left.
+    fn restart(&mut self, second: u64) {
+        let next = self.scheduler.next_id + 1000;
+        self.scheduler = Scheduler::new(RawProbes::default(), next);
+        for (node, level_s) in &self.disk {
+            self.scheduler.restore(node.clone(), *level_s, at(second * 1000));
+        }
+    }
+
+    /// Some fail in the middle, some reports are lost, some links look changed afterwards.
+    fn test(&mut self, active: &Active, second: u64) {
+        self.tests += 1;
+        let done = spent(&active.grant, self.bps);
+        let part = if self.random.random_bool(0.1) { self.random.random_range(0.0..1.0) } else { 1.0 };
+        let bits = part * done.ways[0].0 as f64 * 8.0 * WIRE;
+        for node in [&active.from, &active.grant.peer] {
+            self.carry(node, second, bits);
+        }
+        let pair = Pair::new(&active.from, &active.grant.peer);
+        if part < 1.0 {
+            self.scheduler.finished(&Spent { ways: [(active.grant.budget_bytes / 2, None); 2], ..done });
+        } else if self.random.random_bool(0.95) {
+            self.scheduler.finished(&done);
+            // A short test does not see all of a fast link.
+            let seen = self.bps * self.random.random_range(0.2..1.0);
+            self.known.insert(pair, Known { suspect: self.random.random_bool(0.3), ..link(seen) });
+        }
+    }
+
+    /// The largest share of its capacity that any node used in any hour.
+    fn most_in_an_hour(&self) -> f64 {
+        let of_node = |bits: &Vec<f64>| {
+            let mut sum = 0.0;
+            let rolling = bits.iter().enumerate().map(|(i, new)| {
+                sum += new - if i >= 3600 { bits[i - 3600] } else { 0.0 };
+                sum
+            });
+            rolling.fold(0.0, f64::max)
+        };
+        self.wire.values().map(of_node).fold(0.0, f64::max) / (3600.0 * self.bps)
+    }
+}
+
+/// The default budget: in every hour, from the first on, no NIC carries more than 1 % of its capacity for probes,
+/// headers and echoes included, whatever restarts, fails, is silent or looks changed.
+#[test]
+fn every_nic_carries_less_than_a_percent_in_every_hour() {
+    for (i, bps) in [1e6, 1e7, 1e8, 1e9, 1e10].into_iter().enumerate() {
+        for nodes in [2, 4, 9] {
+            let mut world = World::new(nodes, bps, i as u64 * 10 + nodes as u64);
+            (0..3 * 3600).for_each(|second| world.second(second));
+            let most = world.most_in_an_hour();
+            println!("{nodes} nodes at {bps:e} bit/s: {:.3} % in the worst hour, {} tests", most * 100.0, world.tests);
+            assert!(most <= 0.01, "{nodes} nodes at {bps} bit/s: {:.3} %", most * 100.0);
+            assert!(world.tests > 10, "{nodes} nodes at {bps} bit/s: {} tests", world.tests);
+            let pairs = nodes * (nodes - 1) / 2;
+            assert!(bps < 1e7 || world.known.len() == pairs, "{nodes} nodes at {bps} bit/s: a pair was never tested");
+        }
+    }
+}
+
+#[test]
+fn first_measurements_do_not_wait_for_a_budget_and_rough_ones_are_followed_up() {
+    let live = names(4);
+    let mut s = scheduler();
+    let mut tested = BTreeSet::new();
+    for second in 0..8 {
+        s.tick(at(second * 1000), &live, &BTreeMap::new(), 0.0);
+        tested.extend(s.active.iter().map(|a| Pair::new(&a.from, &a.grant.peer)));
+        end_all(&mut s, 1e8);
+    }
+    assert_eq!(tested.len(), 6, "{tested:?}");
+    let known = all(&live, link(1e9));
+    s.tick(at(12_000), &live, &known, 0.0);
+    assert_eq!(s.active.len(), 2, "256 kB say little about 1 Gbit/s");
+    assert!(s.active.iter().all(|a| a.grant.budget_bytes == 50_000_000), "{:?}", s.active);
+}
+
+#[test]
+fn suspect_links_go_first_and_soon_and_debt_is_bounded() {
+    let live = names(4);
+    let mut known = all(&live, link(1e9));
+    let mut s = scheduler();
+    known.keys().cloned().collect::<Vec<_>>().into_iter().for_each(|p| s.seed(p, at(0)));
+    s.tick(at(3000), &live, &known, 0.0);
+    assert!(s.active.is_empty(), "nothing is due");
+    let pair = Pair::new(&live[2], &live[3]);
+    known.get_mut(&pair).unwrap().suspect = true;
+    s.tick(at(4000), &live, &known, 0.0);
+    assert_eq!(s.active.len(), 1);
+    assert_eq!(Pair::new(&s.active[0].from, &s.active[0].grant.peer), pair);
+    let mut tests = 0;
+    for second in 5..3600 {
+        end_all(&mut s, 1e9);
+        s.tick(at(second * 1000), &live, &known, 0.0);
+        tests += s.active.iter().filter(|a| Pair::new(&a.from, &a.grant.peer) == pair).count();
+    }
+    // 0.2 s each way, 22 s' worth with headers: an hour has 3600, less the reserve.
+    assert!((100..=164).contains(&tests), "a suspect link is tested as often as the budget allows: {tests}");
+}
+
+#[test]
+fn grants_of_the_dead_expire_and_turns_are_taken() {
+    let live = names(2);
+    let mut s = Scheduler::new(RawProbes::default(), 41);
+    let tick = |s: &mut Scheduler, ms, live: &[NodeName]| s.tick(at(ms), live, &BTreeMap::new(), 0.0);
+    tick(&mut s, 0, &live);
+    assert_eq!(s.of(&live[0])[0].id, 42);
+    assert_eq!(s.of(&live[0])[0].peer, live[1]);
+    tick(&mut s, 1000, &live[..1]);
+    assert!(s.of(&live[0]).is_empty());
+    tick(&mut s, 2000, &live);
+    assert!(s.of(&live[1]).is_empty(), "a node that was silent for a moment has been tested all the same");
+    tick(&mut s, 10_000, &live);
+    tick(&mut s, 24_999, &live);
+    assert_eq!(s.of(&live[1]).len(), 1);
+    tick(&mut s, 25_000, &live);
+    assert!(s.of(&live[1]).is_empty() && s.of(&live[0])[0].peer == live[1]);
+}
+
+#[test]
+fn debts_survive_silence_and_restarts_and_late_reports_are_settled() {
+    let live = names(2);
+    let mut s = scheduler();
+    let level = |s: &Scheduler, node: &NodeName| s.accounts[node].account.level_s();
+    s.tick(at(0), &live, &BTreeMap::new(), 0.0);
+    let grant = s.of(&live[0])[0].clone();
+    let held = level(&s, &live[0]);
+    assert!((-60.0..-50.0).contains(&held), "256 kB at 1 Mbit/s, both ends: {held}");
+    let stored: BTreeMap<NodeName, f64> = s.to_store().into_iter().collect();
+    assert_eq!(stored[&live[1]], held);
+    assert!(s.to_store().is_empty(), "nothing moved");
+    s.tick(at(5000), &live[..1], &BTreeMap::new(), 0.0);
+    assert!(level(&s, &live[1]) < held + 5.0, "silence pays no debt");
+    s.finished(&spent(&grant, 1e8));
+    assert!(level(&s, &live[0]) > 55.0, "the report came late, but it came");
+    let mut later = scheduler();
+    later.restore(live[0].clone(), stored[&live[0]], at(10_000));
+    later.tick(at(10_000), &live, &BTreeMap::new(), 0.0);
+    assert!(level(&later, &live[0]) < 2.0 * held + 60.0, "a restart pays no debt");
+}
+
+#[test]
+fn what_a_test_cost_is_read_from_its_dearer_direction() {
+    let s = scheduler();
+    let cost = |ways| s.spent_s(&Spent { grant: 1, ways }, 77.0);
+    assert_eq!(cost([(0, None), (0, None)]), 0.0);
+    assert_eq!(cost([(1, None), (0, None)]), 77.0);
+    let slow_back = cost([(125_000, Some(1e9)), (125_000, Some(1e6))]);
+    assert!((slow_back - 110.0).abs() < 1e-9, "{slow_back}");
+    assert_eq!(cost([(1 << 40, Some(1.0)), (0, None)]), 800.0, "nonsense is bounded");
+    let report = |out_bytes| ThroughputReport {
+        grant: 1,
+        peer: names(1)[0].clone(),
+        out_bps: None,
+        back_bps: None,
+        bytes: 10,
+        out_bytes,
+        error: None,
+    };
+    assert_eq!(Spent::from(&report(Some(99))).ways.map(|w| w.0), [10, 0]);
+    assert_eq!(Spent::from(&report(None)).ways.map(|w| w.0), [5, 5]);
+}
