@@ -257,6 +257,16 @@ impl Agreement {
         Offer::Taken
     }
 
+    /// Takes a trial back that was offered and not announced yet: this job cannot run it.
+    pub fn withdraw_trial(&mut self) {
+        self.wanted_trial = None;
+    }
+
+    /// Iterations per candidate of the running trial.
+    pub fn trial_iterations(&self) -> Option<u32> {
+        self.trial.as_ref().map(|t| t.plan.iterations)
+    }
+
     /// Ends the running trial early, on all ranks alike. Only rank 0's word counts, and only during a trial.
     pub fn abort_trial(&mut self, cause: AbortCause) -> Offer {
         if !self.leads() {

@@ -17,6 +17,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("sim", &["domain", "optimizer", "planner"]),
     ("probes", &["domain"]),
     ("trainer", &["domain", "wire", "page"]),
+    ("engine", &["domain", "compression", "trainer"]),
+    ("python", &["domain", "wire", "trainer", "compression", "engine"]),
     ("agent", &["domain", "wire", "page", "probes"]),
     ("controller", &["domain", "wire", "optimizer", "planner"]),
     ("lab", &["domain", "wire", "page", "trainer", "compression", "collectives", "optimizer", "sim"]),

@@ -30,6 +30,7 @@ const UNSAFE: &[&str] = &[
     "compression/tests/",
     "probes/src/edge/",
     "agent/src/tc/",
+    "python/src/memory.rs",
     "xtask/src/",
 ];
 

@@ -1,0 +1,76 @@
+//! What can go wrong with a bucket.
+
+use flexcomm_compression::{AggregateError, CompressError, DecodeError, LayersError};
+use flexcomm_trainer::RidingError;
+
+/// Failed to exchange a bucket. Unless it says otherwise, every rank fails in the same exchange.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// Ranks ran apart.
+    #[error(transparent)]
+    Riding(#[from] RidingError),
+    /// On this rank; the other ranks hear of it by the status.
+    #[error(transparent)]
+    Compress(#[from] CompressError),
+    /// More values than an index can name.
+    #[error(transparent)]
+    Layers(#[from] LayersError),
+    /// A rank's message is not one.
+    #[error("read the compressed bucket of rank {rank}: {source}")]
+    Decode {
+        /// Whose.
+        rank: usize,
+        /// What was wrong.
+        source: DecodeError,
+    },
+    /// A rank's message does not fit this bucket.
+    #[error("read the compressed bucket of rank {rank}: it keeps {got} of {n} values, expected {expected} of {own}")]
+    Size {
+        /// Whose.
+        rank: usize,
+        /// Values kept.
+        got: usize,
+        /// Of how many.
+        n: u64,
+        /// Values that should be kept.
+        expected: usize,
+        /// Of how many.
+        own: usize,
+    },
+    /// Messages do not add up.
+    #[error(transparent)]
+    Aggregate(#[from] AggregateError),
+    /// A rank said that it could not do its part.
+    #[error("exchange bucket {bucket}: {who} could not do its part{why}")]
+    PeerFailed {
+        /// Which bucket.
+        bucket: u32,
+        /// Which rank, or how many.
+        who: String,
+        /// This rank's own reason, if it is the one.
+        why: String,
+    },
+    /// A buffer of another length than the exchange needs.
+    #[error("exchange bucket {bucket}: {what} has {got} elements, expected {expected}")]
+    Buffer {
+        /// Which bucket.
+        bucket: u32,
+        /// Which buffer.
+        what: &'static str,
+        /// As given.
+        got: usize,
+        /// As needed.
+        expected: usize,
+    },
+    /// Calls in another order than an exchange has.
+    #[error("exchange bucket {bucket}: {what}")]
+    Order {
+        /// Which bucket.
+        bucket: u32,
+        /// What is missing.
+        what: &'static str,
+    },
+    /// A state that does not belong to this model.
+    #[error("load held-back gradients: {0}")]
+    State(String),
+}

@@ -1,0 +1,210 @@
+//! All buckets of a model. Residuals belong to parameters.
+
+use crate::auto::AutoSelection;
+use crate::bucket::{Bucket, Param};
+use crate::error::EngineError;
+use flexcomm_compression::Memory;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A bucket that an exchange in flight may hold.
+pub type Shared = Arc<Mutex<Bucket>>;
+
+/// A copy of everything that a step changes, for trials.
+#[derive(Debug, Default)]
+pub struct Saved {
+    memories: Vec<Memory>,
+    auto: Option<AutoSelection>,
+}
+
+/// The buckets in their present layout.
+#[derive(Debug, Default)]
+pub struct Store {
+    buckets: Vec<Shared>,
+    /// What was held back of parameters that are in no bucket now.
+    stash: BTreeMap<u32, Vec<f32>>,
+}
+
+/// The bucket, also after a panic elsewhere: an exchange that ended in one is not settled.
+pub fn lock(bucket: &Shared) -> MutexGuard<'_, Bucket> {
+    bucket.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Store {
+    /// The bucket at `index` now holds these parameters. Buckets from `index` on whose layout differs are
+    /// dissolved; what they held back waits for its parameters.
+    pub fn layout(&mut self, index: usize, params: Vec<Param>) -> Result<(), EngineError> {
+        if self.buckets.get(index).is_some_and(|b| lock(b).params() == params) {
+            return Ok(());
+        }
+        if index > self.buckets.len() {
+            let what = "buckets come in order, one is missing before it";
+            return Err(EngineError::Order { bucket: index as u32, what });
+        }
+        for bucket in self.buckets.drain(index..) {
+            put(&mut self.stash, &lock(&bucket));
+        }
+        let residual = self.gather(&params)?;
+        self.buckets.push(Arc::new(Mutex::new(Bucket::new(index as u32, params, residual)?)));
+        Ok(())
+    }
+
+    fn gather(&mut self, params: &[Param]) -> Result<Option<Vec<f32>>, EngineError> {
+        if !params.iter().any(|p| self.stash.contains_key(&p.id)) {
+            return Ok(None);
+        }
+        let mut residual = Vec::with_capacity(params.iter().map(|p| p.len).sum());
+        for param in params {
+            match self.stash.remove(&param.id) {
+                Some(values) if values.len() == param.len => residual.extend(values),
+                Some(values) => {
+                    let text = format!("parameter {} has {} values, saved are {}", param.id, param.len, values.len());
+                    return Err(EngineError::State(text));
+                }
+                None => residual.resize(residual.len() + param.len, 0.0),
+            }
+        }
+        Ok(Some(residual))
+    }
+
+    /// The bucket at `index`.
+    pub fn bucket(&self, index: usize) -> Result<Shared, EngineError> {
+        let missing = EngineError::Order { bucket: index as u32, what: "its layout is not known" };
+        self.buckets.get(index).cloned().ok_or(missing)
+    }
+
+    /// All buckets.
+    pub fn buckets(&self) -> &[Shared] {
+        &self.buckets
+    }
+
+    /// What is held back, by parameter; parameters of which nothing is are left out.
+    pub fn export(&self) -> BTreeMap<u32, Vec<f32>> {
+        let mut out = self.stash.clone();
+        self.buckets.iter().for_each(|bucket| put(&mut out, &lock(bucket)));
+        out
+    }
+
+    /// Replaces what is held back. `lengths` are all parameters of the model.
+    pub fn import(&mut self, state: BTreeMap<u32, Vec<f32>>, lengths: &[Param]) -> Result<(), EngineError> {
+        for (id, values) in &state {
+            let known = lengths.iter().find(|p| p.id == *id);
+            let Some(param) = known.filter(|p| p.len == values.len()) else {
+                let text = format!("parameter {id} with {} values is not of this model", values.len());
+                return Err(EngineError::State(text));
+            };
+            if let Some(at) = values.iter().position(|v| !v.is_finite()) {
+                return Err(EngineError::State(format!("value {at} of parameter {} is not finite", param.id)));
+            }
+        }
+        self.stash = state;
+        for bucket in &self.buckets {
+            let params = lock(bucket).params().to_vec();
+            let values: usize = params.iter().map(|p| p.len).sum();
+            let mut residual = Vec::with_capacity(values);
+            for param in params {
+                let from = self.stash.remove(&param.id).unwrap_or_else(|| vec![0.0; param.len]);
+                residual.extend(from);
+            }
+            lock(bucket).set_residual(Memory::from_values(residual))?;
+        }
+        Ok(())
+    }
+
+    /// Copies what a step changes into buffers that are kept.
+    pub fn save_into(&self, auto: &AutoSelection, saved: &mut Saved) {
+        saved.memories.resize_with(self.buckets.len(), Memory::default);
+        self.buckets.iter().zip(&mut saved.memories).for_each(|(b, m)| lock(b).save_into(m));
+        saved.auto = Some(auto.clone());
+    }
+
+    /// Puts it back, bit for bit.
+    pub fn restore(&self, auto: &mut AutoSelection, saved: &Saved) -> Result<(), EngineError> {
+        if saved.memories.len() != self.buckets.len() {
+            return Err(EngineError::State("the buckets changed since it was taken".into()));
+        }
+        for (bucket, memory) in self.buckets.iter().zip(&saved.memories) {
+            lock(bucket).set_residual(memory.clone())?;
+        }
+        if let Some(saved) = &saved.auto {
+            auto.clone_from(saved);
+        }
+        Ok(())
+    }
+}
+
+fn put(stash: &mut BTreeMap<u32, Vec<f32>>, bucket: &Bucket) {
+    if !bucket.holds_back() {
+        return;
+    }
+    let mut rest = bucket.residual();
+    for param in bucket.params() {
+        let (own, after) = rest.split_at(param.len);
+        stash.insert(param.id, own.to_vec());
+        rest = after;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn params(list: &[(u32, usize)]) -> Vec<Param> {
+        list.iter().map(|(id, len)| Param { id: *id, len: *len }).collect()
+    }
+
+    fn hold(store: &Store, bucket: usize, values: &[f32]) {
+        lock(&store.bucket(bucket).unwrap()).set_residual(Memory::from_values(values.to_vec())).unwrap();
+    }
+
+    #[test]
+    fn residuals_move_with_their_parameters() {
+        let mut store = Store::default();
+        store.layout(0, params(&[(0, 2), (1, 1), (2, 3)])).unwrap();
+        hold(&store, 0, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let before = store.export();
+        // Rebuilt: two buckets, reverse order.
+        store.layout(0, params(&[(2, 3)])).unwrap();
+        store.layout(1, params(&[(1, 1), (0, 2)])).unwrap();
+        assert_eq!(lock(&store.bucket(0).unwrap()).residual(), [4.0, 5.0, 6.0]);
+        assert_eq!(lock(&store.bucket(1).unwrap()).residual(), [3.0, 1.0, 2.0]);
+        assert_eq!(store.export(), before);
+        assert!(store.layout(3, params(&[(9, 1)])).is_err());
+        assert!(store.bucket(2).is_err());
+    }
+
+    #[test]
+    fn states_are_checked_before_anything_changes() {
+        let mut store = Store::default();
+        let model = params(&[(0, 2), (1, 1)]);
+        store.layout(0, model.clone()).unwrap();
+        hold(&store, 0, &[1.0, 2.0, 3.0]);
+        let good = store.export();
+        for bad in [(0, vec![1.0]), (7, vec![1.0]), (1, vec![f32::NAN])] {
+            assert!(store.import([bad].into(), &model).is_err());
+            assert_eq!(store.export(), good);
+        }
+        store.import([(1, vec![9.0])].into(), &model).unwrap();
+        assert_eq!(lock(&store.bucket(0).unwrap()).residual(), [0.0, 0.0, 9.0]);
+        // Before any bucket is known it waits.
+        let mut early = Store::default();
+        early.import(good.clone(), &model).unwrap();
+        early.layout(0, params(&[(1, 1), (0, 2)])).unwrap();
+        assert_eq!(early.export(), good);
+    }
+
+    #[test]
+    fn trials_leave_no_trace() {
+        let mut store = Store::default();
+        store.layout(0, params(&[(0, 2)])).unwrap();
+        hold(&store, 0, &[0.1, -0.0]);
+        let (mut auto, mut saved) = (AutoSelection::new(2), Saved::default());
+        store.save_into(&auto, &mut saved);
+        let kept = auto.clone();
+        hold(&store, 0, &[7.0, 8.0]);
+        auto.observe(1, 2.0, 3.0);
+        store.restore(&mut auto, &saved).unwrap();
+        let bits: Vec<u32> = lock(&store.bucket(0).unwrap()).residual().iter().map(|v| v.to_bits()).collect();
+        assert_eq!((bits, auto), (vec![0.1f32.to_bits(), (-0.0f32).to_bits()], kept));
+    }
+}

@@ -1,0 +1,13 @@
+"""flexcomm for PyTorch's DistributedDataParallel.
+
+    session = flexcomm.torch.attach(ddp_model, optimizer)
+
+registers a communication hook, connects to the node's agent and follows its decisions; ``torchrun`` as before.
+"""
+
+from flexcomm._core import FlexcommError
+from flexcomm.torch._hook import CommHook, NotFiniteError
+from flexcomm.torch._session import Session, attach
+from flexcomm.torch._trials import Snapshot
+
+__all__ = ["CommHook", "FlexcommError", "NotFiniteError", "Session", "Snapshot", "attach"]

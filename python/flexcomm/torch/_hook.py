@@ -1,0 +1,267 @@
+"""The communication hook: which collectives run for a bucket, in which order, the same on every rank."""
+
+import functools
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+
+from flexcomm._core import Core, FlexcommError
+
+DENSE, FLUSH, GATHER, ART = range(4)
+
+#: Element types that travel compressed; buckets of others are exchanged as they are.
+COMPRESSIBLE = (torch.float32,)
+
+#: Largest world in which a word's sums are exact in an element type.
+MOST_RANKS = {torch.bfloat16: 256, torch.float16: 2048}
+
+
+class NotFiniteError(FlexcommError):
+    """A gradient has NaN or infinite values. Raised on every rank at the same step."""
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.numel()
+
+
+class CommHook:
+    """A DDP communication hook that follows flexcomm's decisions.
+
+    ``flexcomm.torch.attach`` makes and registers one. To register it yourself (Lightning's
+    ``DDPStrategy(ddp_comm_hook=...)``, Accelerate's prepared model), make it from a session that was attached with
+    ``register=False``: ``ddp_model.register_comm_hook(None, session.hook)``.
+
+    Parameters
+    ----------
+    core:
+        This rank's core.
+    group:
+        Process group whose ranks exchange gradients; none is the default group.
+    ids:
+        Number of every parameter, by ``id(parameter)``.
+    half:
+        Element type in which dense buckets travel before the first decision; none = their own.
+    words:
+        Whether dense buckets carry the control word: some rank may have something to announce.
+    propagate:
+        Whether a gradient that is not finite becomes NaN on all ranks (as GradScaler expects); otherwise
+        :class:`NotFiniteError` is raised on all ranks.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        group: dist.ProcessGroup | None,
+        ids: dict[int, int],
+        *,
+        half: torch.dtype | None,
+        words: bool,
+        propagate: bool,
+        began: Callable[[], None],
+        not_finite: Callable[[], None],
+    ) -> None:
+        # DDP looks for these on the hook; an instance has none.
+        self.__name__ = self.__qualname__ = "flexcomm_hook"
+        self._core = core
+        self._group = group
+        self._world = dist.get_world_size(group)
+        self._rank = dist.get_rank(group)
+        self._ids = ids
+        self._half = half
+        self._words = words
+        self._propagate = propagate
+        self._began = began
+        self._not_finite = not_finite
+        self._pending: list[tuple[dist.Work, Callable[[], torch.Tensor]]] = []
+        self._futures: list[torch.futures.Future[torch.Tensor]] = []
+        self._layouts: dict[int, list[int]] = {}
+        self._buffers: dict[tuple[int, str], torch.Tensor] = {}
+
+    def __call__(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """What DDP calls for every bucket of a synchronised backward pass."""
+        index, buffer = bucket.index(), bucket.buffer()
+        if index == 0:
+            # Left over only when the pass before ended in an exception.
+            self._pending.clear()
+            self._futures.clear()
+            self._began()
+        if buffer.layout != torch.strided:
+            # The same on all ranks: they hold the same model.
+            raise FlexcommError(
+                "failed to exchange a sparse gradient: flexcomm needs dense ones; "
+                "make the model's Embedding layers with sparse=False"
+            )
+        self._know(index, bucket)
+        ours = buffer.dtype in COMPRESSIBLE and buffer.device.type == "cpu" and buffer.is_contiguous()
+        n = buffer.numel()
+        kind, size, kept, elements, leader = self._core.enter(index, buffer.data_ptr() if ours else 0, n)
+        if kind == GATHER:
+            self._gather(index, buffer, size)
+        elif kind == ART:
+            self._art(index, buffer, (size, kept, elements, leader))
+        elif kind == FLUSH:
+            self._flush(index, buffer, size)
+        else:
+            if not ours:
+                self._explain(buffer)
+            self._dense(index, buffer, size if index == 0 and self._words else 0)
+        devices = None if buffer.device.type == "cpu" else [buffer.device]
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        self._futures.append(future)
+        if bucket.is_last():
+            self._arrive()
+        return future
+
+    def _arrive(self) -> None:
+        """Waits for all buckets of this pass, in order, and hands their results to DDP.
+
+        Here rather than in callbacks of the collectives: those run on the backend's threads, which cannot take the
+        interpreter lock any more when the script ends (the process aborts then), and lose the type of an exception.
+        Collectives of earlier buckets still run while backward computes later ones.
+        """
+        pending, self._pending = self._pending, []
+        futures, self._futures = self._futures, []
+        for future, (work, then) in zip(futures, pending, strict=True):
+            work.wait()
+            future.set_result(then())
+
+    def _explain(self, buffer: torch.Tensor) -> None:
+        strategy = self._core.state()[2]
+        if not strategy.startswith("none@"):
+            self._core.instead(
+                f"{strategy} needs float32 gradients on the CPU; buckets of {buffer.dtype} on {buffer.device.type} "
+                "are exchanged as they are, on all ranks"
+            )
+
+    def _know(self, index: int, bucket: dist.GradBucket) -> None:
+        ids = [id(p) for p in bucket.parameters()]
+        if self._layouts.get(index) == ids:
+            return
+        try:
+            numbers = [self._ids[i] for i in ids]
+        except KeyError:
+            raise FlexcommError(
+                "failed to exchange a bucket: it has parameters that the model did not have when flexcomm was "
+                "attached; attach after the model is complete"
+            ) from None
+        # Later buckets are laid out anew in the core too.
+        self._layouts = {i: known for i, known in self._layouts.items() if i < index}
+        self._layouts[index] = ids
+        self._core.layout(index, numbers)
+
+    def _buffer(self, index: int, what: str, size: int, dtype: torch.dtype, device: Any = "cpu") -> torch.Tensor:
+        """A buffer that is kept from step to step."""
+        known = self._buffers.get((index, what))
+        if known is None or known.numel() != size or known.dtype != dtype or known.device.type != str(device):
+            known = torch.empty(size, dtype=dtype, device=device)
+            self._buffers[index, what] = known
+        return known
+
+    def _sum(self, payload: torch.Tensor, then: Callable[[], torch.Tensor]) -> None:
+        self._core.launched(payload.numel() * payload.element_size(), False)
+        self._pending.append((dist.all_reduce(payload, group=self._group, async_op=True), then))
+
+    def _half_now(self) -> torch.dtype | None:
+        if self._half is None:
+            return None
+        _, version, _, iteration, _, _ = self._core.state()
+        return self._half if version == 0 and iteration < 0 else None
+
+    def _dense(self, index: int, buffer: torch.Tensor, bits: int) -> None:
+        half = self._half_now()
+        dtype = half or buffer.dtype
+        if not bits and half is None:
+            # In place, without any copy; divided first, as DDP does it.
+            buffer.div_(self._world)
+
+            def plain() -> torch.Tensor:
+                self._core.landed()
+                return buffer
+
+            self._sum(buffer, plain)
+            return
+        n = buffer.numel()
+        payload = self._buffer(index, "dense", n + bits, dtype, buffer.device.type)
+        values = payload[:n]
+        if half is None:
+            torch.div(buffer, self._world, out=values)
+        else:
+            values.copy_(buffer).div_(self._world)
+        word = torch.empty(bits, dtype=torch.float32)
+        if bits:
+            self._core.word(index, n, word.data_ptr(), bits)
+            payload[n:].copy_(word)
+
+        def arrived() -> torch.Tensor:
+            self._core.landed()
+            if bits:
+                word.copy_(payload[n:])
+                self._core.hear(index, n, word.data_ptr(), bits)
+            return values if half is None else buffer.copy_(values)
+
+        self._sum(payload, arrived)
+
+    def _flush(self, index: int, buffer: torch.Tensor, bits: int) -> None:
+        n = buffer.numel()
+        payload = self._buffer(index, "dense", n + bits, torch.float32)
+        self._core.flush(index, _span(buffer), _span(payload))
+
+        def arrived() -> torch.Tensor:
+            self._judge(self._core.flushed(index, n, _span(payload)))
+            return payload[:n]
+
+        self._sum(payload, arrived)
+
+    def _gather(self, index: int, buffer: torch.Tensor, size: int) -> None:
+        block = self._buffer(index, "block", size, torch.uint8)
+        blocks = self._buffer(index, "blocks", size * self._world, torch.uint8)
+        self._core.pack(index, _span(buffer), _span(block))
+        self._core.launched(size, True)
+        work = dist.all_gather_into_tensor(blocks, block, group=self._group, async_op=True)
+
+        def arrived() -> torch.Tensor:
+            self._judge(self._core.unpack(index, _span(blocks), _span(buffer)))
+            return buffer
+
+        self._pending.append((work, arrived))
+
+    def _art(self, index: int, buffer: torch.Tensor, plan: tuple[int, int, int, int]) -> None:
+        size, kept, elements, leader = plan
+        n, side_bytes = buffer.numel(), self._core.SIDE_BYTES
+        side = self._buffer(index, "side", side_bytes if leader < 0 else 0, torch.uint8)
+        self._core.choose(index, _span(buffer), leader, _span(side))
+        if leader < 0:
+            sides = self._buffer(index, "sides", side_bytes * self._world, torch.uint8)
+            self._core.launched(side_bytes, True)
+            dist.all_gather_into_tensor(sides, side, group=self._group)
+            leader = self._core.leader(index, n, _span(sides))
+        indices = self._buffer(index, "indices", size, torch.uint8)
+        if leader == self._rank:
+            self._core.indices(index, n, _span(indices))
+        self._core.launched(size // 2, False)
+        dist.broadcast(indices, src=_global_rank(self._group, leader), group=self._group)
+        payload = self._buffer(index, "values", kept + elements, torch.float32)
+        self._core.take(index, (leader, n), _span(indices), _span(payload))
+
+        def arrived() -> torch.Tensor:
+            self._judge(self._core.scatter(index, leader, _span(payload), _span(buffer)))
+            return buffer
+
+        self._sum(payload, arrived)
+
+    def _judge(self, finite: bool) -> None:
+        if finite:
+            return
+        self._not_finite()
+        if not self._propagate:
+            raise NotFiniteError(
+                "failed to exchange gradients: some rank's gradient has NaN or infinite values; nothing was applied. "
+                "Lower the learning rate, clip gradients, or attach with on_nonfinite='propagate' when a GradScaler "
+                "handles them"
+            )
+
+
+@functools.lru_cache(maxsize=1024)
+def _global_rank(group: dist.ProcessGroup | None, rank: int) -> int:
+    return rank if group is None else dist.get_global_rank(group, rank)

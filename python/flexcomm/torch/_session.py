@@ -1,0 +1,387 @@
+"""``attach``: from a DDP model to a session that follows decisions."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import logging
+import os
+import weakref
+from typing import Any, Callable, Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from flexcomm import _core
+from flexcomm._core import Core, FlexcommError
+from flexcomm.torch import _state, _trials
+from flexcomm.torch._hook import MOST_RANKS, CommHook
+
+logger = logging.getLogger("flexcomm")
+
+#: Strategies that a user may name besides COMPRESSOR@CR/COLLECTIVE[:SELECTION].
+_HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_DENSE = "none@1/dense-ring"
+
+#: What torch.distributed runs here. Gloo's allreduce is a ring and its broadcast a tree, without a choice; NCCL
+#: chooses by itself. Tree strategies would not be what their name says, so they are not offered.
+_COLLECTIVES = ["dense-ring", "allgather", "art-ring"]
+
+SWITCHED, TRIAL_STARTS, CANDIDATE, TRIAL_ENDS = 1, 2, 3, 4
+
+
+def attach(
+    model: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    scheduler: Any = None,
+    scaler: Any = None,
+    extra: Sequence[Any] = (),
+    generators: Sequence[torch.Generator] = (),
+    strategy: str | None = None,
+    initial: str = "dense",
+    selection: str = "decision",
+    group: dist.ProcessGroup | None = None,
+    job: str | None = None,
+    socket: str | None = None,
+    on_nonfinite: str = "auto",
+    shadow_share: float = 0.25,
+    seed: int = 0,
+    register: bool = True,
+) -> "Session":
+    """Registers flexcomm's communication hook on ``model`` and connects to this node's agent.
+
+    Call it on every rank with the same settings, after the model is wrapped and before the first backward pass; it
+    compares model and settings over the ranks and raises the same error on all of them when they differ.
+
+    Parameters
+    ----------
+    model:
+        The wrapped model.
+    optimizer, scheduler, scaler, extra, generators:
+        What a live trial must put back besides the model: ``extra`` are objects with ``state_dict`` and
+        ``load_state_dict`` (a stateful data loader, an average of weights), ``generators`` private random generators.
+        The optimizer also tells flexcomm when a step ends.
+    strategy:
+        Holds one strategy for the whole run instead of following decisions: ``"dense"``, ``"fp16"``, ``"bf16"`` or
+        ``COMPRESSOR@CR/COLLECTIVE[:SELECTION]``, for example ``"topk@0.01/allgather"``.
+    initial:
+        What runs before the first decision, written as ``strategy``.
+    selection:
+        Who leads AR-Topk: ``"decision"``, ``"star"`` (turns), ``"var"`` (most energy) or ``"auto"`` (by measured
+        skew and staleness).
+    group:
+        The process group of the model, if it is not the default one.
+    job:
+        The job's name; otherwise ``FLEXCOMM_JOB``, or ``"default"``.
+    socket:
+        The agent's Unix socket; otherwise ``FLEXCOMM_SOCKET``. Without either the run is not steered.
+    on_nonfinite:
+        What a NaN or infinite gradient does when compressing: ``"raise"`` on all ranks, ``"propagate"`` NaN to all
+        ranks as dense DDP does, ``"auto"``: propagate when ``scaler`` is given. Held-back gradients stay as they were.
+    shadow_share:
+        Share of the coordinates that shadow trials look at, in (0, 1].
+    seed:
+        Of MSTopk and of shadow trials.
+    register:
+        False: the caller registers ``session.hook`` itself.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise _wrong_model(model)
+    return Session(
+        model,
+        _trials.Parts(weakref.ref(model), optimizer, scheduler, scaler, tuple(extra), tuple(generators)),
+        fixed=strategy,
+        initial=strategy or initial,
+        selection=selection,
+        group=group if group is not None else _group_of(model),
+        job=job or os.environ.get("FLEXCOMM_JOB") or "default",
+        socket=socket or os.environ.get("FLEXCOMM_SOCKET") or None,
+        propagate=_propagates(on_nonfinite, scaler),
+        shadow_share=shadow_share,
+        seed=seed,
+        register=register,
+    )
+
+
+def _wrong_model(model: Any) -> FlexcommError:
+    name = type(model).__name__
+    if "FullyShardedDataParallel" in name or "FSDP" in name:
+        return FlexcommError(
+            f"failed to attach to {name}: FSDP reduces shards, for which flexcomm has no error feedback. "
+            "Use DistributedDataParallel, or run FSDP without flexcomm"
+        )
+    return FlexcommError(
+        f"failed to attach to {name}: wrap the model in torch.nn.parallel.DistributedDataParallel first"
+    )
+
+
+def _propagates(on_nonfinite: str, scaler: Any) -> bool:
+    choices = {"raise": False, "propagate": True, "auto": scaler is not None}
+    if on_nonfinite not in choices:
+        raise ValueError(f"on_nonfinite is {on_nonfinite!r}, allowed are {', '.join(choices)}")
+    return choices[on_nonfinite]
+
+
+def _group_of(model: DistributedDataParallel) -> dist.ProcessGroup | None:
+    own = model.process_group
+    return None if own is dist.group.WORLD else own
+
+
+def _strategy(text: str) -> tuple[str, torch.dtype | None]:
+    """The core's text, and the element type of dense buckets."""
+    if text in _HALVES:
+        return _DENSE, _HALVES[text]
+    if text == "dense":
+        return _DENSE, None
+    return _core.parse_strategy(text)[0], None
+
+
+def _check_layers(model: torch.nn.Module) -> None:
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+            raise FlexcommError(
+                f"failed to attach: {name} makes sparse gradients, which cannot be compressed; "
+                "make it with sparse=False"
+            )
+
+
+def _compare(mine: dict[str, Any], group: dist.ProcessGroup | None) -> list[dict[str, Any]]:
+    """Every rank's settings; the same error on every rank when they differ."""
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    for rank, other in enumerate(everyone):
+        for key, value in other["same"].items():
+            first = everyone[0]["same"].get(key)
+            if value != first:
+                raise FlexcommError(
+                    f"failed to attach: {key} differs between ranks: {first!r} on rank 0, {value!r} on rank {rank}; "
+                    "start all ranks with the same script, model and flexcomm version"
+                )
+    return everyone
+
+
+class Session:
+    """What ``attach`` returns: one rank's side of one model's training."""
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        parts: "_trials.Parts",
+        *,
+        fixed: str | None,
+        initial: str,
+        selection: str,
+        group: dist.ProcessGroup | None,
+        job: str,
+        socket: str | None,
+        propagate: bool,
+        shadow_share: float,
+        seed: int,
+        register: bool,
+    ) -> None:
+        _check_layers(model)
+        self._parts = parts
+        self._group = group
+        self._world, self._rank = dist.get_world_size(group), dist.get_rank(group)
+        self._named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
+        sizes = [p.numel() for _, p in self._named]
+        text, half = _strategy(initial)
+        if half is not None and self._world > MOST_RANKS[half]:
+            raise FlexcommError(f"failed to attach: {initial} carries at most {MOST_RANKS[half]} ranks, here are {self._world}")
+        same = {
+            "the flexcomm version": f"{_core.VERSION} (protocol {_core.PROTOCOL})",
+            "the model": _fingerprint(self._named),
+            "the strategy": f"{text} {half} {'held' if fixed else 'followed'}",
+            "the selection": selection,
+            "on_nonfinite": propagate,
+            "the seed": seed,
+            "the job": job,
+        }
+        everyone = _compare({"same": same, "socket": socket is not None}, group)
+        steered = everyone[0]["socket"]
+        self._core = Core(
+            job, self._rank, self._world, sizes, strategy=text, first_step=0, selection=selection, seed=seed,
+            shadow_share=shadow_share,
+        )
+        self._core.behave(fixed is None, False)
+        self._fixed = fixed
+        self._live = False
+        self._loss: float | None = None
+        self._looping = False
+        self._trial: _trials.Trial | None = None
+        self._in_step = False
+        hook = CommHook(
+            self._core, group, {id(p): i for i, (_, p) in enumerate(self._named)},
+            half=half, words=steered, propagate=propagate, began=self._begin, not_finite=self._not_finite,
+        )
+        # The model owns the hook, the hook owns the session, the session owns neither: a cycle through DDP's C++ side
+        # would keep the process group's threads alive into the interpreter's end, which aborts there.
+        self._hook = weakref.ref(hook) if register else (lambda: hook)
+        if register:
+            model.register_comm_hook(None, hook)
+        self._connect(socket, sum(sizes), steered)
+        if parts.optimizer is not None:
+            _on_step(parts.optimizer, self)
+
+    def _connect(self, socket: str | None, values: int, steered: bool) -> None:
+        if socket is not None:
+            self._core.connect(socket, values, f"torch-{dist.get_backend(self._group)}", _COLLECTIVES)
+        elif self._rank == 0:
+            what = f"holding {self._fixed}" if self._fixed else "training dense"
+            logger.warning(
+                "no agent: neither the argument socket nor FLEXCOMM_SOCKET names one; %s, nothing is steered", what
+            )
+        if socket is None and steered and self._rank != 0:
+            logger.info("no agent on this rank: it follows rank 0, and reports nothing")
+        if socket is not None:
+            ref = weakref.ref(self)
+            atexit.register(lambda: (lambda s: s and s.close())(ref()))
+
+    @property
+    def hook(self) -> CommHook:
+        """The communication hook, to register it oneself."""
+        hook = self._hook()
+        if hook is None:
+            raise FlexcommError("failed to find the hook: the model that it was registered on is gone")
+        return hook
+
+    # Steps
+
+    def _begin(self) -> None:
+        """On the first bucket of a synchronised backward pass."""
+        if self._in_step:
+            # Nobody said that the step before has ended: no optimizer was given, or it was skipped.
+            self._end_step(within_loop=False)
+        self._core.begin()
+        self._in_step = True
+
+    def _stepped(self) -> None:
+        """After the optimizer's step."""
+        if not self._looping:
+            self._end_step(within_loop=False)
+
+    def _end_step(self, within_loop: bool) -> int:
+        if not self._in_step:
+            return 0
+        self._in_step = False
+        loss, self._loss = self._loss, None
+        change = self._core.finish(loss)
+        for level, text in _core.take_log():
+            logger.log(level, "%s", text)
+        if change in (TRIAL_STARTS, CANDIDATE, TRIAL_ENDS) and not within_loop:
+            # Only reached when the loop was left in the middle of a trial.
+            self._leave_trial(change)
+        return change
+
+    def _leave_trial(self, change: int) -> None:
+        if change == TRIAL_STARTS:
+            self._trial = _trials.Trial(self._parts, self._core)
+        elif self._trial is not None:
+            self._trial.restore()
+            if change == TRIAL_ENDS:
+                self._trial = None
+
+    def _not_finite(self) -> None:
+        self._core.abort_trial()
+
+    def report_loss(self, loss: float) -> None:
+        """Passes this step's loss on to the agent; call it before the step ends."""
+        self._loss = float(loss)
+        if self._loss != self._loss or self._loss in (float("inf"), float("-inf")):
+            self._core.abort_trial()
+
+    # Trials
+
+    @property
+    def in_trial(self) -> bool:
+        """Whether the step under way is a trial's and will be undone: keep it out of averages and logs."""
+        return self._trial is not None
+
+    def batches(
+        self, loader: Iterable[Any], train_step: Callable[[Any], Any] | None = None
+    ) -> Iterator[Any]:
+        """Iterates over ``loader`` and runs live trials between its batches.
+
+        A trial replays the batches that come next, then puts everything back, and training goes through the same
+        batches as if nothing had happened. Use it on every rank. The body of the loop runs during trials too
+        (``in_trial`` tells); with ``train_step``, which does forward, backward and optimizer step for a batch, trials
+        run it unseen by the loop's body. The body must call it as well.
+        """
+        self._live = True
+        self._core.behave(self._fixed is None, True)
+        self._looping = True
+        try:
+            yield from _trials.replay(self, self._parts, self._core, iter(loader), train_step)
+        finally:
+            self._end_step(within_loop=False)
+            self._looping = False
+
+    def shadow(self, strategies: Sequence[str]) -> None:
+        """Begins shadow trials: gains of these strategies on this rank's gradients, without touching training."""
+        self._core.shadow([_core.parse_strategy(s)[0] for s in strategies])
+
+    def shadow_gains(self) -> dict[str, float]:
+        """Gain (share of the gradient's energy that would be sent, 0 to 1) of every shadow so far."""
+        return {strategy: gain for strategy, gain, steps in self._core.shadow_gains() if steps}
+
+    # State
+
+    @property
+    def step(self) -> int:
+        """Synchronised backward passes so far; trials do not count."""
+        return self._core.state()[0]
+
+    @property
+    def version(self) -> int:
+        """Version of the decision in force; 0 before the first."""
+        return self._core.state()[1]
+
+    @property
+    def strategy(self) -> str:
+        """The strategy in force, canonical text."""
+        return self._core.state()[2]
+
+    @property
+    def connected(self) -> bool:
+        """Whether this rank's agent is there."""
+        return self._core.state()[4]
+
+    def state_dict(self, consolidate: bool = False) -> dict[str, Any]:
+        """What this rank holds back, by parameter name.
+
+        Rank-local: save one per rank. With ``consolidate`` (call it on all ranks) the mean over ranks, the same on
+        every rank, which may be loaded on any number of ranks.
+        """
+        return _state.save(self._core, self._named, (self._rank, self._world, self._group), consolidate)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Loads what :meth:`state_dict` saved.
+
+        The same number of ranks: each rank its own. Another number: only a consolidated one, so that the gradient
+        that is still to be applied stays the same; anything else is refused.
+        """
+        _state.load(self._core, self._named, (self._rank, self._world), state)
+
+    def close(self) -> None:
+        """Hands the last reports to the agent. Training may go on; nothing is reported any more."""
+        self._core.close()
+
+
+def _on_step(optimizer: torch.optim.Optimizer, session: Session) -> None:
+    ref = weakref.ref(session)
+
+    def stepped(*_: Any) -> None:
+        living = ref()
+        if living is not None:
+            living._stepped()
+
+    optimizer.register_step_post_hook(stepped)
+
+
+def _fingerprint(named: list[tuple[str, torch.nn.Parameter]]) -> str:
+    """Names, shapes, types and devices of all parameters, as a short text for people and a hash."""
+    lines = "\n".join(f"{n} {tuple(p.shape)} {p.dtype} {p.device.type}" for n, p in named)
+    digest = hashlib.sha256(lines.encode()).hexdigest()[:12]
+    return f"{len(named)} parameters with {sum(p.numel() for _, p in named)} values ({digest})"

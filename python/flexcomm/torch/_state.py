@@ -1,0 +1,49 @@
+"""Checkpoints of what is held back, keyed by parameter name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from flexcomm._core import Core, FlexcommError
+
+#: Version of the checkpoint's layout.
+FORMAT = 1
+
+Named = list[tuple[str, torch.nn.Parameter]]
+
+
+def save(core: Core, named: Named, who: tuple[int, int, Any], consolidate: bool) -> dict[str, Any]:
+    """The state of this rank, or the mean over all ranks."""
+    rank, world, group = who
+    held = {
+        named[number][0]: torch.frombuffer(bytearray(values), dtype=torch.float32)
+        for number, values in core.held_back().items()
+    }
+    if consolidate:
+        # Every rank goes through all parameters: another rank may hold back what this one does not.
+        for name, parameter in named:
+            total = held.get(name, torch.zeros(parameter.numel()))
+            dist.all_reduce(total, group=group)
+            held[name] = total.div_(world)
+    return {"format": FORMAT, "world": world, "rank": -1 if consolidate else rank, "held_back": held}
+
+
+def load(core: Core, named: Named, who: tuple[int, int], state: dict[str, Any]) -> None:
+    """Checks all of it, then replaces what is held back."""
+    rank, world = who
+    if state.get("format") != FORMAT:
+        raise FlexcommError(f"failed to load flexcomm's state: format {state.get('format')!r}, this version reads {FORMAT}")
+    if state["rank"] >= 0 and (state["world"], state["rank"]) != (world, rank):
+        raise FlexcommError(
+            f"failed to load flexcomm's state: it is of rank {state['rank']} of {state['world']}, this is rank {rank} "
+            f"of {world}; load each rank's own, or save with state_dict(consolidate=True) to change the number of ranks"
+        )
+    numbers = {name: i for i, (name, _) in enumerate(named)}
+    unknown = [name for name in state["held_back"] if name not in numbers]
+    if unknown:
+        raise FlexcommError(f"failed to load flexcomm's state: the model has no parameter {unknown[0]!r}")
+    tensors = [(numbers[n], t.detach().to("cpu", torch.float32).contiguous()) for n, t in state["held_back"].items()]
+    core.hold_back([(i, t.data_ptr(), t.numel()) for i, t in tensors])

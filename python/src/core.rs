@@ -1,0 +1,211 @@
+//! The class that Python sees: settings, steps, trials, state.
+
+use crate::guard::{Failure, guard};
+use crate::memory::Span;
+use crate::session::{Leadership, Session};
+use flexcomm_compression::{HEADER_BYTES, INDEX_BYTES, VALUE_BYTES};
+use flexcomm_domain::{Collective, Compressor, JobId, Rank, Strategy};
+use flexcomm_engine::Param;
+use flexcomm_trainer::{AbortCause, Client};
+use flexcomm_wire::{CodecInfo, Hello, PROTOCOL};
+use pyo3::prelude::*;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// One rank's side of one attached model. All methods may be called from any thread.
+#[pyclass(frozen)]
+pub struct Core {
+    session: Mutex<Session>,
+    /// All parameters: id and values.
+    model: Vec<Param>,
+}
+
+impl Core {
+    /// The session, also after a panic elsewhere: it then reports what does not fit as an error.
+    pub fn lock(&self) -> MutexGuard<'_, Session> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn hello(session: &Session, values: u64, backend: String, collectives: Vec<String>) -> Hello {
+    let codec = |compressor: &Compressor| {
+        let dense = *compressor == Compressor::None;
+        CodecInfo {
+            compressor: compressor.to_string(),
+            header_bytes: if dense { 0 } else { HEADER_BYTES as u64 },
+            index_bytes: if dense { 0.0 } else { INDEX_BYTES as f64 },
+            value_bytes: VALUE_BYTES as f64,
+        }
+    };
+    Hello {
+        protocol: PROTOCOL,
+        job: session.job.clone(),
+        rank: session.rank.0,
+        world: session.world,
+        gradient_values: values,
+        backend,
+        codecs: Compressor::ALL.iter().map(codec).collect(),
+        collectives,
+    }
+}
+
+#[pymethods]
+impl Core {
+    /// `model` lists the values of every parameter; its place in the list is the parameter's id.
+    #[new]
+    #[pyo3(signature = (job, rank, world, model, *, strategy, first_step, selection, seed, shadow_share))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn new(
+        job: &str,
+        rank: u32,
+        world: u32,
+        model: Vec<usize>,
+        strategy: &str,
+        first_step: u64,
+        selection: &str,
+        seed: u64,
+        shadow_share: f64,
+    ) -> PyResult<Self> {
+        let job = JobId::new(job).map_err(Failure::input)?;
+        let strategy: Strategy = strategy.parse().map_err(Failure::input)?;
+        let leadership: Leadership = selection.parse()?;
+        if world == 0 || rank >= world {
+            return Err(Failure::input(format!("rank {rank} is none of {world} ranks")).into());
+        }
+        if !(shadow_share > 0.0 && shadow_share <= 1.0) {
+            return Err(Failure::input(format!("shadow_share is {shadow_share}, allowed is above 0, at most 1")).into());
+        }
+        let mut session = Session::new((job, Rank(rank), world), (strategy, first_step), leadership, seed);
+        session.shadow_share = shadow_share;
+        let model = model.into_iter().enumerate().map(|(id, len)| Param { id: id as u32, len }).collect();
+        Ok(Self { session: Mutex::new(session), model })
+    }
+
+    /// Starts the client of the agent behind `socket`. `collectives` are those that this backend can run.
+    fn connect(&self, socket: PathBuf, values: u64, backend: String, collectives: Vec<String>) -> PyResult<()> {
+        let mut session = self.lock();
+        if let Some(bad) = collectives.iter().find(|c| c.parse::<Collective>().is_err()) {
+            return Err(Failure::input(format!("collective {bad:?} is not known")).into());
+        }
+        let hello = hello(&session, values, backend, collectives);
+        session.reporter.connect(Client::start(&socket, hello)?);
+        Ok(())
+    }
+
+    /// Whether decisions are followed, and whether this rank can run live trials.
+    fn behave(&self, follow: bool, live: bool) {
+        let mut session = self.lock();
+        session.follow = follow;
+        session.riding.set_live(live);
+    }
+
+    /// Starts a step, before its first bucket.
+    fn begin(&self, py: Python<'_>) -> PyResult<()> {
+        guard(py, || {
+            self.lock().begin();
+            Ok(())
+        })
+    }
+
+    /// The bucket at `index` holds the parameters with these ids.
+    fn layout(&self, py: Python<'_>, index: usize, ids: Vec<u32>) -> PyResult<()> {
+        guard(py, || {
+            let unknown =
+                |id: &u32| Failure::Run(format!("failed to lay out bucket {index}: parameter {id} is not known"));
+            let find = |id: &u32| self.model.get(*id as usize).copied().ok_or_else(|| unknown(id));
+            let params = ids.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+            Ok(self.lock().store.layout(index, params)?)
+        })
+    }
+
+    /// Ends a step, after the optimizer. Answers what to do: 0 nothing, 1 another decision is in force, 2 take a
+    /// snapshot (a trial starts), 3 restore (the next candidate), 4 restore (the trial is over).
+    #[pyo3(signature = (loss=None))]
+    fn finish(&self, py: Python<'_>, loss: Option<f64>) -> PyResult<u8> {
+        guard(py, || Ok(self.lock().finish(loss)? as u8))
+    }
+
+    /// Ends the running trial early, on all ranks; only rank 0's word counts.
+    fn abort_trial(&self) {
+        self.lock().riding.agreement().abort_trial(AbortCause::Diverged);
+    }
+
+    /// Copies what a step changes here; one copy is kept.
+    fn save(&self, py: Python<'_>) -> PyResult<()> {
+        guard(py, || {
+            let session = &mut *self.lock();
+            session.store.save_into(&session.auto, &mut session.saved);
+            Ok(())
+        })
+    }
+
+    /// Puts the copy back, bit for bit.
+    fn restore(&self, py: Python<'_>) -> PyResult<()> {
+        guard(py, || {
+            let session = &mut *self.lock();
+            Ok(session.store.restore(&mut session.auto, &session.saved)?)
+        })
+    }
+
+    /// What is held back, by parameter id, as float32 in native byte order.
+    fn held_back(&self, py: Python<'_>) -> PyResult<BTreeMap<u32, Vec<u8>>> {
+        guard(py, || {
+            let bytes = |values: Vec<f32>| values.iter().flat_map(|v| v.to_ne_bytes()).collect();
+            Ok(self.lock().store.export().into_iter().map(|(id, values)| (id, bytes(values))).collect())
+        })
+    }
+
+    /// Replaces what is held back: id, address and length of float32 values.
+    fn hold_back(&self, py: Python<'_>, state: Vec<(u32, usize, usize)>) -> PyResult<()> {
+        guard(py, || {
+            let take =
+                |(id, address, len)| Ok((id, Span::new::<f32>("a saved parameter", address, len)?.floats().to_vec()));
+            let state = state.into_iter().map(take).collect::<Result<BTreeMap<_, _>, Failure>>()?;
+            Ok(self.lock().store.import(state, &self.model)?)
+        })
+    }
+
+    /// Begins shadow trials of these strategies with the next step.
+    fn shadow(&self, strategies: Vec<String>) -> PyResult<()> {
+        let parse = |text: &String| text.parse::<Strategy>().map_err(Failure::input);
+        let strategies = strategies.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+        if let Some(bad) = strategies.iter().find(|s| s.is_dense() || s.collective().is_art()) {
+            return Err(Failure::input(format!("{bad} has no shadow: only compressors over allgather have")).into());
+        }
+        self.lock().watch_all(strategies);
+        Ok(())
+    }
+
+    /// Shadow gains so far: strategy, gain, steps.
+    fn shadow_gains(&self) -> Vec<(String, f64, u64)> {
+        let session = self.lock();
+        let Some((shadow, strategies)) = &session.shadow else { return Vec::new() };
+        let gains = shadow.gains();
+        strategies.iter().zip(gains).map(|(s, g)| (s.to_string(), g.gain, g.steps)).collect()
+    }
+
+    /// Step, version, strategy, iteration of a trial (or -1), connected to an agent, steps of this process.
+    fn state(&self) -> (u64, u64, String, i64, bool, u64) {
+        let session = self.lock();
+        let agreement = session.riding.look();
+        let in_force = agreement.in_force();
+        let iteration = agreement.word().iteration.map_or(-1, i64::from);
+        let connected = session.reporter.client().is_some_and(Client::connected);
+        (agreement.step(), in_force.version.0, in_force.strategy.to_string(), iteration, connected, session.steps())
+    }
+
+    /// Mode (star or var), skew and staleness of the automatic choice of leaders.
+    fn auto(&self) -> (String, f64, u64) {
+        let session = self.lock();
+        (session.auto.mode().to_string(), session.auto.skew(), session.auto.staleness())
+    }
+
+    /// Hands the last reports to the agent and says goodbye.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        guard(py, || {
+            self.lock().reporter.finish();
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,350 @@
+//! The part of `Core` that the hook calls for every bucket. The session is locked for moments only; the work on a
+//! bucket's values holds that bucket alone, so that the end of one bucket's collective and the next bucket's
+//! compression run side by side.
+
+use crate::core::Core;
+use crate::guard::{Failure, guard};
+use crate::memory::Span;
+use flexcomm_compression::{Method, Part};
+use flexcomm_domain::Rank;
+use flexcomm_engine::{INDEX_HEAD, Leader, Ran, Shared, energies, lock};
+use flexcomm_trainer::{HEAD_BYTES, Status};
+use pyo3::prelude::*;
+use std::time::Instant;
+
+/// Elements that AR-Topk's sum carries besides values and word: ‖g_e‖ and ‖g_e‖².
+const NORMS: usize = 2;
+
+/// How a bucket is exchanged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Dense = 0,
+    Flush = 1,
+    Gather = 2,
+    Art = 3,
+}
+
+/// A bucket with what its exchange needs to know.
+struct Turn {
+    bucket: Shared,
+    method: Method,
+    seed: u64,
+}
+
+impl Core {
+    fn turn(&self, index: usize) -> Result<Turn, Failure> {
+        let session = self.lock();
+        let tick = session.now()?;
+        let (bucket, seed) = (session.store.bucket(index)?, session.seed_of(&tick));
+        Ok(Turn { bucket, method: Method::from(&tick.strategy), seed })
+    }
+
+    fn bucket(&self, index: usize) -> Result<Shared, Failure> {
+        Ok(self.lock().store.bucket(index)?)
+    }
+
+    /// Bytes that a rank of a ring sends of a message that all sum or gather.
+    fn ring_share(&self, bytes: usize, gathered: bool) -> f64 {
+        let world = f64::from(self.lock().world);
+        let times = if gathered { 1.0 } else { 2.0 / world };
+        bytes as f64 * (world - 1.0) * times
+    }
+}
+
+#[pymethods]
+impl Core {
+    /// Begins a bucket with `n` values at `gradient` (0: not float32 on the CPU, then it is exchanged as it is).
+    /// Answers how: (0, word elements) dense; (1, word elements) dense with what was held back; (2, block bytes)
+    /// allgather; (3, index bytes, k, word elements, leader or -1) AR-Topk, -1 meaning the rank with the most energy.
+    fn enter(
+        &self,
+        py: Python<'_>,
+        index: usize,
+        gradient: usize,
+        n: usize,
+    ) -> PyResult<(u8, usize, usize, usize, i64)> {
+        guard(py, || {
+            let values = Span::new::<f32>("the bucket", gradient, if gradient == 0 { 0 } else { n })?;
+            let mut session = self.lock();
+            let tick = session.now()?;
+            let shared = session.store.bucket(index)?;
+            let mut bucket = lock(&shared);
+            if bucket.values() != n {
+                return Err(Failure::Run(format!(
+                    "failed to enter bucket {index}: {n} values, known are {}",
+                    bucket.values()
+                )));
+            }
+            let settled = bucket.enter() > 0 && session.warm();
+            let number = index as u32;
+            let bits = session.riding.bits(number);
+            let fallback = gradient == 0 || !settled;
+            session.meter.faithful &= !fallback || tick.strategy.is_dense() && settled;
+            let method = Method::from(&tick.strategy);
+            let (message, kept) = (bucket.message_bytes(method, Part::Whole), bucket.kept(method));
+            let index_bytes = HEAD_BYTES + bucket.message_bytes(method, Part::Indices);
+            let holds_back = bucket.holds_back();
+            drop(bucket);
+            if gradient != 0 && settled {
+                session.observe(index, values.floats())?;
+            }
+            if fallback || n == 0 {
+                return Ok((Kind::Dense as u8, bits, 0, 0, 0));
+            }
+            if tick.strategy.is_dense() {
+                let kind = if holds_back { Kind::Flush } else { Kind::Dense };
+                return Ok((kind as u8, bits, 0, 0, 0));
+            }
+            if !tick.strategy.collective().is_art() {
+                return Ok((Kind::Gather as u8, session.riding.bytes(number) + message, 0, 0, 0));
+            }
+            let leader = match session.leader(&tick) {
+                Leader::Rank(rank) => i64::from(rank),
+                Leader::Largest => -1,
+            };
+            Ok((Kind::Art as u8, index_bytes, kept, bits + NORMS, leader))
+        })
+    }
+
+    /// A collective starts in which a message of so many bytes is summed (or gathered) by all.
+    fn launched(&self, bytes: usize, gathered: bool) {
+        let share = self.ring_share(bytes, gathered);
+        self.lock().meter.launched(share);
+    }
+
+    /// A dense bucket has arrived.
+    fn landed(&self) {
+        let mut session = self.lock();
+        session.meter.landed(false);
+        session.meter.done(flexcomm_compression::Energy::default());
+    }
+
+    /// Writes the word of a dense bucket: zeros and ones.
+    fn word(&self, index: u32, n: usize, word: usize, len: usize) -> PyResult<()> {
+        let word = Span::new::<f32>("the word", word, len)?.floats_mut();
+        Ok(self.lock().riding.write_bits(index, n, Status::default(), word).map_err(Failure::from)?)
+    }
+
+    /// Takes in the sums of a dense bucket's word.
+    fn hear(&self, index: u32, n: usize, word: usize, len: usize) -> PyResult<()> {
+        let sums = Span::new::<f32>("the word", word, len)?.floats();
+        self.lock().riding.hear_bits(index, n, sums).map_err(Failure::from)?;
+        Ok(())
+    }
+
+    /// Dense with what was held back: the payload becomes (gradient + residual) / N and the word.
+    fn flush(&self, py: Python<'_>, index: usize, gradient: (usize, usize), payload: (usize, usize)) -> PyResult<()> {
+        guard(py, || {
+            let began = Instant::now();
+            let gradient = Span::new::<f32>("the bucket", gradient.0, gradient.1)?.floats();
+            let payload = Span::new::<f32>("the payload", payload.0, payload.1)?.floats_mut();
+            let (values, word) = split(index, payload, gradient.len())?;
+            let world = self.lock().world as usize;
+            let status = lock(&self.bucket(index)?).flush(gradient, world, values);
+            let mut session = self.lock();
+            session.riding.write_bits(index as u32, gradient.len(), status, word)?;
+            session.meter.hook_work(began);
+            Ok(())
+        })
+    }
+
+    /// The other half of `flush`, after the sum. Answers whether the result is finite.
+    fn flushed(&self, py: Python<'_>, index: usize, n: usize, payload: (usize, usize)) -> PyResult<bool> {
+        guard(py, || {
+            self.lock().meter.landed(false);
+            let payload = Span::new::<f32>("the payload", payload.0, payload.1)?.floats_mut();
+            let (values, word) = split(index, payload, n)?;
+            let heard = self.lock().riding.hear_bits(index as u32, n, word)?;
+            let bucket = self.bucket(index)?;
+            let ran = lock(&bucket).flushed(&heard, values)?;
+            self.lock().meter.done(lock(&bucket).energy());
+            Ok(ran == Ran::Good)
+        })
+    }
+
+    /// Allgather: writes this rank's block, word first. Never fails for the gradient's sake: that is said in the block.
+    fn pack(&self, py: Python<'_>, index: usize, gradient: (usize, usize), block: (usize, usize)) -> PyResult<()> {
+        guard(py, || {
+            let began = Instant::now();
+            let gradient = Span::new::<f32>("the bucket", gradient.0, gradient.1)?.floats();
+            let block = Span::new::<u8>("the block", block.0, block.1)?.bytes_mut();
+            let turn = self.turn(index)?;
+            let head = self.lock().riding.bytes(index as u32).min(block.len());
+            let (word, message) = block.split_at_mut(head);
+            let status = lock(&turn.bucket).pack(turn.method, gradient, turn.seed, message);
+            let mut session = self.lock();
+            session.riding.write_bytes(index as u32, gradient.len(), status, word)?;
+            session.meter.hook_work(began);
+            Ok(())
+        })
+    }
+
+    /// Allgather: `out` becomes the mean of all blocks. Answers whether it is finite.
+    fn unpack(&self, py: Python<'_>, index: usize, blocks: (usize, usize), out: (usize, usize)) -> PyResult<bool> {
+        guard(py, || {
+            self.lock().meter.landed(false);
+            let began = Instant::now();
+            let blocks = Span::new::<u8>("the blocks", blocks.0, blocks.1)?.bytes();
+            let out = Span::new::<f32>("the bucket", out.0, out.1)?.floats_mut();
+            let turn = self.turn(index)?;
+            let (head, world) = {
+                let session = self.lock();
+                (session.riding.bytes(index as u32), session.world as usize)
+            };
+            let length = blocks.len() / world;
+            let parts: Vec<(&[u8], &[u8])> =
+                blocks.chunks_exact(length.max(1)).map(|b| b.split_at(head.min(b.len()))).collect();
+            let heard = self.lock().riding.hear_bytes(index as u32, out.len(), parts.iter().map(|p| p.0))?;
+            let messages: Vec<&[u8]> = parts.iter().map(|p| p.1).collect();
+            let mut bucket = lock(&turn.bucket);
+            let ran = bucket.unpack(&heard, turn.method, &messages, out)?;
+            let energy = bucket.energy();
+            drop(bucket);
+            let mut session = self.lock();
+            session.meter.other_work(began);
+            session.meter.done(energy);
+            Ok(ran == Ran::Good)
+        })
+    }
+
+    /// AR-Topk: error feedback and, where this rank may lead, its selection. `side` takes VAR's side message.
+    fn choose(
+        &self,
+        py: Python<'_>,
+        index: usize,
+        gradient: (usize, usize),
+        leader: i64,
+        side: (usize, usize),
+    ) -> PyResult<()> {
+        guard(py, || {
+            let began = Instant::now();
+            let gradient = Span::new::<f32>("the bucket", gradient.0, gradient.1)?.floats();
+            let side = Span::new::<u8>("the side message", side.0, side.1)?.bytes_mut();
+            let turn = self.turn(index)?;
+            let may_lead = leader < 0 || leader == i64::from(self.lock().rank.0);
+            let mut bucket = lock(&turn.bucket);
+            let status = bucket.choose(turn.method, gradient, turn.seed, may_lead);
+            let weight = bucket.weight();
+            drop(bucket);
+            let mut session = self.lock();
+            if side.len() == INDEX_HEAD {
+                side[..HEAD_BYTES].copy_from_slice(&session.riding.head(index as u32, gradient.len(), status));
+                side[HEAD_BYTES..].copy_from_slice(&weight.to_le_bytes());
+            }
+            session.meter.hook_work(began);
+            Ok(())
+        })
+    }
+
+    /// AR-Topk under VAR: the rank with the most energy, from all side messages.
+    fn leader(&self, index: u32, n: usize, sides: (usize, usize)) -> PyResult<usize> {
+        let sides = Span::new::<u8>("the side messages", sides.0, sides.1)?.bytes();
+        let mut session = self.lock();
+        session.meter.landed(true);
+        session.riding.compare_heads(index, n, sides.chunks_exact(INDEX_HEAD)).map_err(Failure::from)?;
+        Ok(energies(sides))
+    }
+
+    /// AR-Topk: the leader's message.
+    fn indices(&self, py: Python<'_>, index: usize, n: usize, message: (usize, usize)) -> PyResult<()> {
+        guard(py, || {
+            let message = Span::new::<u8>("the indices", message.0, message.1)?.bytes_mut();
+            let (head, body) = message.split_at_mut(HEAD_BYTES.min(message.len()));
+            let status = lock(&self.bucket(index)?).write_indices(body);
+            head.copy_from_slice(&self.lock().riding.head(index as u32, n, status));
+            Ok(())
+        })
+    }
+
+    /// AR-Topk: the payload becomes this rank's values at the leader's indices, its norms and the word.
+    fn take(
+        &self,
+        py: Python<'_>,
+        index: usize,
+        leader_and_values: (usize, usize),
+        message: (usize, usize),
+        payload: (usize, usize),
+    ) -> PyResult<()> {
+        guard(py, || {
+            self.lock().meter.landed(true);
+            let began = Instant::now();
+            let (leader, n) = leader_and_values;
+            let message = Span::new::<u8>("the indices", message.0, message.1)?.bytes();
+            let payload = Span::new::<f32>("the payload", payload.0, payload.1)?.floats_mut();
+            let turn = self.turn(index)?;
+            let (head, body) = message.split_at(HEAD_BYTES.min(message.len()));
+            let riding_bits = {
+                let session = self.lock();
+                session.riding.compare_heads(index as u32, n, std::iter::once(head))?;
+                session.riding.bits(index as u32)
+            };
+            let leader_good = head.get(4).is_some_and(|status| status & 3 == 0);
+            let k = payload.len().saturating_sub(riding_bits + NORMS);
+            let (values, rest) = split(index, payload, k)?;
+            let mut bucket = lock(&turn.bucket);
+            let status = bucket.take(turn.method, (leader, leader_good), body, values);
+            let norm = bucket.norm();
+            drop(bucket);
+            rest[0] = norm as f32;
+            rest[1] = (norm * norm) as f32;
+            let mut session = self.lock();
+            session.riding.write_bits(index as u32, n, status, &mut rest[NORMS..])?;
+            session.meter.hook_work(began);
+            Ok(())
+        })
+    }
+
+    /// AR-Topk: `out` becomes the mean at the leader's indices, zero elsewhere. Answers whether it is finite.
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        index: usize,
+        leader: usize,
+        payload: (usize, usize),
+        out: (usize, usize),
+    ) -> PyResult<bool> {
+        guard(py, || {
+            self.lock().meter.landed(false);
+            let began = Instant::now();
+            let payload = Span::new::<f32>("the payload", payload.0, payload.1)?.floats_mut();
+            let out = Span::new::<f32>("the bucket", out.0, out.1)?.floats_mut();
+            let turn = self.turn(index)?;
+            let mut session = self.lock();
+            let world = session.world as usize;
+            let k = payload.len().saturating_sub(session.riding.bits(index as u32) + NORMS);
+            let (values, rest) = split(index, payload, k)?;
+            let heard = session.riding.hear_bits(index as u32, out.len(), &rest[NORMS..])?;
+            if index == 0 && heard.good() {
+                session.auto.observe(leader as u32, f64::from(rest[0]), f64::from(rest[1]));
+            }
+            drop(session);
+            let mut bucket = lock(&turn.bucket);
+            let ran = bucket.scatter(&heard, values, world, out)?;
+            let energy = bucket.energy();
+            drop(bucket);
+            let mut session = self.lock();
+            session.meter.other_work(began);
+            session.meter.done(energy);
+            Ok(ran == Ran::Good)
+        })
+    }
+
+    /// Bytes of VAR's side message.
+    #[classattr]
+    const SIDE_BYTES: usize = INDEX_HEAD;
+
+    /// Says once that something else runs than what was decided.
+    fn instead(&self, what: String) {
+        let mut session = self.lock();
+        // All ranks do the same; one line is enough.
+        if session.rank == Rank(0) {
+            session.instead(what);
+        }
+    }
+}
+
+fn split(index: usize, payload: &mut [f32], at: usize) -> Result<(&mut [f32], &mut [f32]), Failure> {
+    let len = payload.len();
+    let text = || Failure::Run(format!("failed to exchange bucket {index}: a payload of {len} is too short for {at}"));
+    payload.split_at_mut_checked(at).ok_or_else(text)
+}

@@ -1,0 +1,59 @@
+//! Rust's log lines, for Python's `logging`: gathered here, fetched by the package once a step.
+
+use std::collections::VecDeque;
+use std::fmt::Write;
+use std::sync::{Mutex, Once, PoisonError};
+use tracing::field::{Field, Visit};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+
+/// Most lines that wait; the oldest go first.
+const MAX_LINES: usize = 256;
+
+static LINES: Mutex<VecDeque<(u8, String)>> = Mutex::new(VecDeque::new());
+
+struct Gather;
+
+#[derive(Default)]
+struct Text(String, String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        // Writing to a String does not fail.
+        let _ = match field.name() {
+            "message" => write!(self.0, "{value:?}"),
+            name => write!(self.1, " {name}={value:?}"),
+        };
+    }
+}
+
+impl<S: tracing::Subscriber> Layer<S> for Gather {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        // Python's numbers.
+        let level = match *event.metadata().level() {
+            tracing::Level::ERROR => 40,
+            tracing::Level::WARN => 30,
+            tracing::Level::INFO => 20,
+            _ => return,
+        };
+        let mut text = Text::default();
+        event.record(&mut text);
+        let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.len() >= MAX_LINES {
+            lines.pop_front();
+        }
+        lines.push_back((level, text.0 + &text.1));
+    }
+}
+
+/// Begins gathering; once a process, unless the process has a subscriber of its own.
+pub fn begin() {
+    static BEGUN: Once = Once::new();
+    BEGUN.call_once(|| {
+        let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry().with(Gather));
+    });
+}
+
+/// What has gathered: Python's level and the text.
+pub fn take() -> Vec<(u8, String)> {
+    LINES.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
+}

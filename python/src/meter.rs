@@ -1,0 +1,123 @@
+//! What a step cost on this rank.
+
+use flexcomm_compression::Energy;
+use std::time::{Duration, Instant};
+
+/// A step's times so far.
+#[derive(Debug, Clone, Copy)]
+pub struct Meter {
+    /// End of the step before.
+    began: Instant,
+    comp: Duration,
+    /// Within the hook, so that backward waited for it.
+    in_hook: Duration,
+    sync: Duration,
+    blocked: Duration,
+    in_flight: u32,
+    flight_began: Instant,
+    last_launch: Instant,
+    last_done: Instant,
+    bytes: f64,
+    energy: Energy,
+    /// Whether every bucket ran what the strategy says.
+    pub faithful: bool,
+}
+
+/// What a step cost.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Costs {
+    /// Forward, backward and update.
+    pub compute: Duration,
+    /// Compress and decompress.
+    pub comp: Duration,
+    /// At least one collective of this rank under way.
+    pub sync: Duration,
+    /// From the end of the step before.
+    pub step: Duration,
+    /// Bytes this rank sent.
+    pub bytes: u64,
+    /// Of this rank's gradient.
+    pub energy: Energy,
+    /// Whether every bucket ran what the strategy says.
+    pub faithful: bool,
+}
+
+impl Meter {
+    /// From `now` on.
+    pub fn new(now: Instant) -> Self {
+        Self {
+            began: now,
+            comp: Duration::ZERO,
+            in_hook: Duration::ZERO,
+            sync: Duration::ZERO,
+            blocked: Duration::ZERO,
+            in_flight: 0,
+            flight_began: now,
+            last_launch: now,
+            last_done: now,
+            bytes: 0.0,
+            energy: Energy::default(),
+            faithful: true,
+        }
+    }
+
+    /// Work within the hook that began at `from`.
+    pub fn hook_work(&mut self, from: Instant) {
+        let spent = from.elapsed();
+        self.comp += spent;
+        self.in_hook += spent;
+    }
+
+    /// Work after a collective.
+    pub fn other_work(&mut self, from: Instant) {
+        self.comp += from.elapsed();
+    }
+
+    /// A collective starts in which this rank sends so many bytes.
+    pub fn launched(&mut self, bytes: f64) {
+        self.last_launch = Instant::now();
+        if self.in_flight == 0 {
+            self.flight_began = self.last_launch;
+        }
+        self.in_flight += 1;
+        self.bytes += bytes;
+    }
+
+    /// A collective has ended, for which the hook waited or not.
+    pub fn landed(&mut self, hook_waited: bool) {
+        let now = Instant::now();
+        self.in_flight = self.in_flight.saturating_sub(1);
+        if self.in_flight == 0 {
+            self.sync += now - self.flight_began;
+        }
+        if hook_waited {
+            self.blocked += now - self.last_launch;
+        }
+    }
+
+    /// A bucket's result is there.
+    pub fn done(&mut self, energy: Energy) {
+        self.last_done = Instant::now();
+        self.energy = self.energy + energy;
+    }
+
+    /// Ends the step, and begins the next.
+    pub fn finish(&mut self) -> Costs {
+        let now = Instant::now();
+        let step = now - self.began;
+        // What backward waited for after it had handed over its last bucket.
+        let tail = self.last_done.saturating_duration_since(self.last_launch);
+        let compute = step.saturating_sub(self.in_hook + self.blocked + tail);
+        let costs = Costs {
+            compute,
+            comp: self.comp,
+            sync: self.sync,
+            step,
+            bytes: self.bytes as u64,
+            energy: self.energy,
+            faithful: self.faithful,
+        };
+        *self = Self::new(now);
+        costs
+    }
+}

@@ -1,0 +1,111 @@
+//! Telemetry: gathers steps, and hands them to the agent's client a few at a time.
+
+use crate::meter::Costs;
+use flexcomm_domain::{JobId, Rank, Strategy, Version};
+use flexcomm_trainer::{Client, InForce};
+use flexcomm_wire::{AppliedReport, FromTrainer, MAX_STEPS, StepRecord, StepsReport};
+use std::time::{Duration, Instant};
+
+/// Steps wait for at most this long before they are handed on.
+const FLUSH: Duration = Duration::from_millis(200);
+
+/// How long the end of the job waits for the agent to take the last reports.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Least gain in a report: gain is a share above 0, and a rank whose own part was empty still reports.
+pub const LEAST_GAIN: f64 = 1e-9;
+
+/// A rank's reports. Without an agent they go nowhere.
+#[derive(Debug)]
+pub struct Reporter {
+    client: Option<Client>,
+    job: JobId,
+    rank: Rank,
+    pending: Vec<StepRecord>,
+    running: Option<(Version, Strategy)>,
+    last_flush: Instant,
+}
+
+impl Reporter {
+    /// Towards nobody yet.
+    pub fn new(job: JobId, rank: Rank) -> Self {
+        Self { client: None, job, rank, pending: Vec::new(), running: None, last_flush: Instant::now() }
+    }
+
+    /// From now on to this agent.
+    pub fn connect(&mut self, client: Client) {
+        self.client = Some(client);
+    }
+
+    /// The agent's client.
+    pub fn client(&self) -> Option<&Client> {
+        self.client.as_ref()
+    }
+
+    /// Sends one message.
+    pub fn send(&self, message: FromTrainer) {
+        if let Some(client) = &self.client {
+            client.send(message);
+        }
+    }
+
+    /// Takes in a step that ran this strategy.
+    pub fn step(&mut self, (step, version, strategy): (u64, Version, Strategy), costs: &Costs, loss: Option<f64>) {
+        if self.client.is_none() {
+            return;
+        }
+        let running = Some((version, strategy));
+        if self.running != running || self.pending.len() >= MAX_STEPS {
+            self.flush();
+            self.running = running;
+        }
+        let us = |d: Duration| d.as_secs_f64() * 1e6;
+        self.pending.push(StepRecord {
+            step,
+            compute_us: us(costs.compute),
+            comp_us: us(costs.comp),
+            sync_us: us(costs.sync),
+            wait_us: None,
+            step_us: us(costs.step),
+            bytes_sent: costs.bytes,
+            gain: costs.energy.gain().clamp(LEAST_GAIN, 1.0),
+            loss: loss.filter(|l| l.is_finite()),
+            accuracy: None,
+        });
+        if self.last_flush.elapsed() >= FLUSH {
+            self.flush();
+        }
+    }
+
+    /// Hands on what has gathered.
+    pub fn flush(&mut self) {
+        self.last_flush = Instant::now();
+        let steps = std::mem::take(&mut self.pending);
+        if let Some((version, strategy)) = self.running
+            && !steps.is_empty()
+        {
+            let (job, rank, strategy) = (self.job.clone(), self.rank.0, strategy.into());
+            self.send(FromTrainer::Steps(StepsReport { job, rank, version: version.0, strategy, steps }));
+        }
+    }
+
+    /// A decision is in force.
+    pub fn applied(&mut self, in_force: &InForce) {
+        self.flush();
+        self.send(FromTrainer::Applied(AppliedReport {
+            job: self.job.clone(),
+            rank: self.rank.0,
+            version: in_force.version.0,
+            digest: in_force.strategy.digest().0,
+            step: in_force.since_step,
+        }));
+    }
+
+    /// Says goodbye, without waiting for long.
+    pub fn finish(&mut self) {
+        self.flush();
+        if let Some(client) = self.client.take() {
+            client.finish(LAST_WORDS);
+        }
+    }
+}

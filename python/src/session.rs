@@ -1,0 +1,343 @@
+//! What a rank knows between buckets: the agreement, the orders, the trial, the meter.
+
+use crate::guard::Failure;
+use crate::meter::{Costs, Meter};
+use crate::report::{LEAST_GAIN, Reporter};
+use flexcomm_compression::Method;
+use flexcomm_domain::{JobId, Rank, Selection, Strategy, Timestamp};
+use flexcomm_engine::{AutoSelection, Leader, Saved, Shadow, Store, lock};
+use flexcomm_trainer::{
+    AbortCause, Agreement, Change, Measured, Offer, OrdersReader, Riding, Snapshot, Tick, Trial, TrialPlan,
+};
+use flexcomm_wire::{FromTrainer, TrialReport};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Steps in which nothing is compressed: DDP rebuilds its buckets after the first, with static graph after the
+/// second, and the order of parameters changes with it.
+const WARM_UP: u64 = 3;
+
+/// Steps that a shadow trial goes on after it was ordered: five of the paper's live trials.
+const SHADOW_STEPS: u64 = 50;
+
+/// Who chooses the leader of AR-Topk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leadership {
+    /// The decision.
+    Decision,
+    /// The user.
+    Fixed(Selection),
+    /// Measured skew and staleness.
+    Auto,
+}
+
+impl std::str::FromStr for Leadership {
+    type Err = Failure;
+    fn from_str(text: &str) -> Result<Self, Failure> {
+        match text {
+            "decision" => Ok(Self::Decision),
+            "auto" => Ok(Self::Auto),
+            "star" => Ok(Self::Fixed(Selection::Star)),
+            "var" => Ok(Self::Fixed(Selection::Var)),
+            _ => Err(Failure::input(format!("selection {text:?} is not one of decision, star, var, auto"))),
+        }
+    }
+}
+
+/// The snapshot is Python's business; the trial here only keeps the averages.
+#[derive(Debug)]
+pub struct Elsewhere;
+
+impl Snapshot for Elsewhere {
+    type Saved = ();
+    type Error = std::convert::Infallible;
+    fn save(&mut self) -> Result<(), Self::Error> {
+        Ok(())
+    }
+    fn restore(&mut self, (): &()) -> Result<(), Self::Error> {
+        Ok(())
+    }
+}
+
+/// What the end of a step asks of Python.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing.
+    Train = 0,
+    /// Another decision is in force.
+    Switched = 1,
+    /// Take a snapshot; the next step is a trial's first.
+    TrialStarts = 2,
+    /// Restore; the next candidate starts.
+    Candidate = 3,
+    /// Restore; the trial is over.
+    TrialEnds = 4,
+}
+
+/// Everything but the buckets' contents.
+pub struct Session {
+    pub job: JobId,
+    pub rank: Rank,
+    pub world: u32,
+    pub riding: Riding,
+    pub leadership: Leadership,
+    pub auto: AutoSelection,
+    pub store: Store,
+    pub saved: Saved,
+    pub reporter: Reporter,
+    pub meter: Meter,
+    pub shadow: Option<(Shadow, Vec<Strategy>)>,
+    pub shadow_share: f64,
+    pub seed: u64,
+    pub follow: bool,
+    pub tick: Option<Tick>,
+    orders: OrdersReader,
+    trial: Option<Trial<Elsewhere>>,
+    clock: Instant,
+    steps: u64,
+    unknown: Option<String>,
+    /// What the shadows of the trial before found, for the report of this one.
+    past: Vec<(Strategy, f64)>,
+}
+
+impl Session {
+    pub fn new(who: (JobId, Rank, u32), initial: (Strategy, u64), leadership: Leadership, seed: u64) -> Self {
+        let (job, rank, world) = who;
+        let agreement = Agreement::new(rank, initial.0, initial.1);
+        let now = Instant::now();
+        Self {
+            orders: OrdersReader::new(job.clone()),
+            reporter: Reporter::new(job.clone(), rank),
+            riding: Riding::new(agreement, rank, world),
+            auto: AutoSelection::new(world),
+            job,
+            rank,
+            world,
+            leadership,
+            store: Store::default(),
+            saved: Saved::default(),
+            meter: Meter::new(now),
+            shadow: None,
+            shadow_share: 0.25,
+            seed,
+            follow: true,
+            tick: None,
+            trial: None,
+            clock: now,
+            steps: 0,
+            unknown: None,
+            past: Vec::new(),
+        }
+    }
+
+    /// Starts a step, on its first bucket. Never waits.
+    pub fn begin(&mut self) {
+        self.listen();
+        self.tick = Some(self.riding.begin());
+    }
+
+    /// The step under way.
+    pub fn now(&self) -> Result<Tick, Failure> {
+        self.tick.ok_or_else(|| Failure::Run("failed to exchange a bucket: no step has begun".into()))
+    }
+
+    /// Whether buckets may be compressed yet, by how many steps came before this one.
+    pub fn warm(&self) -> bool {
+        self.steps >= WARM_UP
+    }
+
+    /// Steps of this process.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// A number that differs between steps, and goes on from the step's within a trial.
+    pub fn turn(tick: &Tick) -> u64 {
+        tick.step + tick.trial.map_or(0, |t| u64::from(t.within))
+    }
+
+    /// MSTopk's only randomness.
+    pub fn seed_of(&self, tick: &Tick) -> u64 {
+        // Odd multipliers keep different steps and ranks apart.
+        let rank = u64::from(self.rank.0).wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
+        self.seed ^ Self::turn(tick).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ rank
+    }
+
+    /// Who leads AR-Topk in this step: the same on all ranks.
+    pub fn leader(&self, tick: &Tick) -> Leader {
+        let turn = Self::turn(tick);
+        let star = Leader::Rank((turn % u64::from(self.world)) as u32);
+        let selection = match self.leadership {
+            Leadership::Auto => return self.auto.leader(turn),
+            Leadership::Fixed(selection) => Some(selection),
+            Leadership::Decision => tick.strategy.selection(),
+        };
+        if selection == Some(Selection::Var) { Leader::Largest } else { star }
+    }
+
+    /// What arrived from outside; only rank 0's copy of the orders counts.
+    fn listen(&mut self) {
+        if self.rank != Rank(0) {
+            return;
+        }
+        if self.trial.as_ref().is_some_and(|t| t.over_budget(self.clock.elapsed())) {
+            self.riding.agreement().abort_trial(AbortCause::Budget);
+        }
+        if let Some(page) = self.reporter.client().and_then(|client| client.page()) {
+            self.orders.set_path(&page);
+        }
+        let Some(news) = self.orders.poll(time_of_day()) else { return };
+        if let Some(decision) = news.decision.filter(|_| self.follow) {
+            let offer = self.riding.agreement().offer_decision(decision.version, decision.strategy);
+            if offer == Offer::Conflict {
+                tracing::warn!(version = %decision.version, strategy = %decision.strategy,
+                    "another strategy is known under this version; it is not followed");
+            }
+        }
+        if let Some(plan) = news.trial {
+            self.offer_trial(plan);
+        }
+    }
+
+    fn offer_trial(&mut self, plan: TrialPlan) {
+        if self.riding.live_everywhere() {
+            self.riding.agreement().offer_trial(plan);
+            return;
+        }
+        // Ids only grow, so each is answered once.
+        let seen = plan.clone();
+        if self.riding.agreement().offer_trial(plan) == Offer::Taken {
+            self.riding.agreement().withdraw_trial();
+            self.watch(&seen);
+            let why = "this job cannot run live trials: its training loop does not use Session.batches() on every rank";
+            tracing::warn!(trial = seen.id, "{why}; only shadow gains are measured");
+            self.reporter.send(FromTrainer::Trial(TrialReport {
+                job: self.job.clone(),
+                rank: self.rank.0,
+                id: seen.id,
+                outcomes: Vec::new(),
+                aborted: Some(why.into()),
+                cost_us: 0.0,
+            }));
+        }
+    }
+
+    /// Shadows of a trial's candidates, beginning with the next step.
+    fn watch(&mut self, plan: &TrialPlan) {
+        let followed = |s: &&Strategy| !s.is_dense() && !s.collective().is_art();
+        let strategies: Vec<Strategy> = plan.candidates.iter().filter(followed).copied().collect();
+        self.watch_all(strategies);
+    }
+
+    /// Shadows of these strategies, beginning with the next step.
+    pub fn watch_all(&mut self, strategies: Vec<Strategy>) {
+        let methods: Vec<Method> = strategies.iter().map(Method::from).collect();
+        self.shadow = Some((Shadow::new(&methods, self.shadow_share, self.seed), strategies));
+    }
+
+    /// What the shadows have found so far.
+    fn shadow_gains(&self) -> Vec<(Strategy, f64)> {
+        let Some((shadow, strategies)) = &self.shadow else { return Vec::new() };
+        let gains = strategies.iter().zip(shadow.gains());
+        gains.filter(|(_, gain)| gain.steps > 0).map(|(strategy, gain)| (*strategy, gain.gain)).collect()
+    }
+
+    /// Shows a bucket's gradient to the shadows. A shadow that fails is dropped: training is not its business.
+    pub fn observe(&mut self, bucket: usize, gradient: &[f32]) -> Result<(), Failure> {
+        let in_trial = self.tick.is_some_and(|t| t.trial.is_some());
+        let Some((shadow, _)) = self.shadow.as_mut().filter(|(s, _)| s.steps() < SHADOW_STEPS && !in_trial) else {
+            return Ok(());
+        };
+        let shared = self.store.bucket(bucket)?;
+        let bucket_now = lock(&shared);
+        let layers: Vec<usize> = bucket_now.params().iter().map(|p| p.len).collect();
+        if let Err(error) = shadow.observe(bucket, &layers, bucket_now.residual(), gradient) {
+            tracing::warn!(%error, "the shadow trial is dropped");
+            drop(bucket_now);
+            self.shadow = None;
+        }
+        Ok(())
+    }
+
+    /// Ends a step, after its last bucket and the optimizer.
+    pub fn finish(&mut self, loss: Option<f64>) -> Result<Next, Failure> {
+        let Some(tick) = self.tick.take() else { return Ok(Next::Train) };
+        let costs = self.meter.finish();
+        if let Some((shadow, _)) = self.shadow.as_mut().filter(|_| tick.trial.is_none()) {
+            shadow.end_step();
+        }
+        self.steps += 1;
+        let mut next = Next::Train;
+        match tick.trial {
+            Some(at) => {
+                if let Some(trial) = &mut self.trial {
+                    let Ok(()) = trial.record(&mut Elsewhere, at, measured(&costs));
+                    let of = self.riding.look().trial_iterations().unwrap_or(1);
+                    next = if at.within + 1 == of { Next::Candidate } else { Next::Train };
+                }
+            }
+            None if costs.faithful => {
+                self.reporter.step((tick.step, tick.version, tick.strategy), &costs, loss);
+            }
+            None => {}
+        }
+        Ok(self.change(next))
+    }
+
+    fn change(&mut self, next: Next) -> Next {
+        match self.riding.finish() {
+            Change::None => next,
+            Change::Switched(in_force) => {
+                tracing::info!(version = %in_force.version, strategy = %in_force.strategy,
+                    step = in_force.since_step, "in force");
+                self.reporter.applied(&in_force);
+                Next::Switched
+            }
+            Change::TrialStarts(plan) => {
+                self.past = self.shadow_gains();
+                self.watch(&plan);
+                let Ok(trial) = Trial::start(plan, &mut Elsewhere, self.clock.elapsed());
+                self.trial = Some(trial);
+                Next::TrialStarts
+            }
+            Change::TrialEnds(cause) => self.end_trial(cause),
+            Change::Stop => self.end_trial(Some(AbortCause::Stopped)),
+        }
+    }
+
+    fn end_trial(&mut self, cause: Option<AbortCause>) -> Next {
+        let Some(trial) = self.trial.take() else { return Next::Train };
+        let Ok(mut report) = trial.finish(&mut Elsewhere, (&self.job, self.rank), cause, self.clock.elapsed());
+        tracing::info!(
+            trial = report.id,
+            outcomes = report.outcomes.len(),
+            cost_us = report.cost_us,
+            aborted = report.aborted.as_deref(),
+            "live trial ended"
+        );
+        for (strategy, gain) in &self.past {
+            let wire = (*strategy).into();
+            let same = report.outcomes.iter_mut().filter(|o| o.strategy == wire);
+            same.for_each(|o| o.shadow_gain = Some(gain.max(LEAST_GAIN)));
+        }
+        self.reporter.send(FromTrainer::Trial(report));
+        Next::TrialEnds
+    }
+
+    /// Says once per kind of strategy that something else runs instead.
+    pub fn instead(&mut self, what: String) {
+        if self.unknown.as_deref() != Some(&what) {
+            tracing::warn!("{what}");
+            self.unknown = Some(what);
+        }
+    }
+}
+
+fn measured(costs: &Costs) -> Measured {
+    let us = |d: Duration| d.as_secs_f64() * 1e6;
+    Measured { gain: costs.energy.gain().clamp(LEAST_GAIN, 1.0), comp_us: us(costs.comp), sync_us: us(costs.sync) }
+}
+
+fn time_of_day() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,44 @@
+"""Runs scripts under torchrun. Starting it takes seconds, so each script goes through all its settings in one start and
+writes what it saw as JSON, one file per rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+RANKS = pathlib.Path(__file__).parent / "ranks"
+
+
+class Outcome:
+    def __init__(self, code: int, text: str, folder: pathlib.Path) -> None:
+        self.code = code
+        self.text = text
+        self.folder = folder
+
+    def ranks(self) -> list[dict]:
+        """What each rank wrote, in rank order."""
+        return [json.loads(p.read_text()) for p in sorted(self.folder.glob("rank*.json"))]
+
+
+def torchrun(script: str, folder: pathlib.Path, ranks: int = 4, timeout: float = 240, **env: str) -> Outcome:
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks),
+        "--master-addr", "127.0.0.1", "--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
+        str(RANKS / script), str(folder),
+    ]
+    full = {k: v for k, v in os.environ.items() if not k.startswith("FLEXCOMM_")}
+    full |= {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"} | env
+    # A hang is a failure, not a wait: the limit is far above what the script needs.
+    done = subprocess.run(command, env=full, capture_output=True, text=True, timeout=timeout)
+    return Outcome(done.returncode, done.stdout + done.stderr, folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    # Short: a Unix socket's path has at most 107 characters.
+    return tmp_path_factory.mktemp("r")

@@ -1,0 +1,203 @@
+"""What ranks do when decisions come late, twice, backwards or not at all, and agents die."""
+
+import time
+
+import torch
+from common import FOLDER, Lines, batch, ddp, everywhere, network, parameters_hash, ranks, same
+from fake_agent import FakeAgent, decision, trial
+
+import flexcomm.torch
+
+GATHER, STAR, VAR, LW = "topk@0.1/allgather", "topk@0.05/art-ring:star", "topk@0.05/art-ring:var", "lwtopk@0.1/allgather"
+
+
+class Run:
+    """One job on all ranks; every step compares parameters, version and strategy over the ranks."""
+
+    def __init__(self, name, rank, agents, **options):
+        self.rank, self.step = rank, 0
+        self.agent = FakeAgent(FOLDER, f"{name}{rank}") if agents(rank) else None
+        if self.agent:
+            self.agent.start()
+        self.model = ddp(network())
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
+        socket = str(self.agent.path) if self.agent else None
+        self.session = flexcomm.torch.attach(self.model, self.optimizer, socket=socket, **options)
+        self.equal, self.versions = True, []
+        # Orders are read from the page that the welcome names.
+        if self.agent:
+            self.agent.wait_for("hello")
+
+    def train(self, steps, until=None):
+        for _ in range(steps):
+            x, y = batch(self.step, self.rank)
+            self.optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(self.model(x), y).backward()
+            self.optimizer.step()
+            self.step += 1
+            state = (parameters_hash(self.model.module), self.session.version, self.session.strategy, self.session.step)
+            self.equal &= same(state)
+            if not self.versions or self.versions[-1] != self.session.version:
+                self.versions.append(self.session.version)
+            if until is not None and all(everywhere(until())):
+                return
+
+    def end(self):
+        self.session.close()
+        return {
+            "equal": self.equal, "versions": self.versions, "strategy": self.session.strategy, "steps": self.session.step,
+            "asked": self.step,
+        }
+
+
+def late(rank):
+    """The decision reaches the ranks' agents at different times."""
+    run = Run("late", rank, lambda r: True)
+    for turn in range(4):
+        # Rank 0's agent hears of it third.
+        if turn == (rank + 2) % 4:
+            run.agent.publish(decision=decision(1, GATHER))
+        run.train(4)
+    run.train(200, lambda: run.session.version == 1)
+    run.agent.publish(decision=decision(2, STAR))
+    run.train(200, lambda: run.session.version == 2)
+    run.train(5)
+    run.agent.publish(decision=decision(3, "none@1/dense-ring"))
+    run.train(200, lambda: run.session.version == 3)
+    run.train(5)
+    out = run.end()
+    out["applied"] = [m["version"] for m in run.agent.of_kind("applied")] if run.agent.wait_for("bye") else None
+    steps = [m for m in run.agent.of_kind("steps")]
+    out["reported"] = sorted({(m["version"], m["strategy"]["collective"]) for m in steps})
+    records = [s for m in steps for s in m["steps"]]
+    out["sane"] = all(
+        s["step_us"] > 0 and 0 <= s["comp_us"] <= s["step_us"] and 0 < s["gain"] <= 1 and s["sync_us"] <= s["step_us"]
+        and s["compute_us"] <= s["step_us"] and s["bytes_sent"] > 0
+        for s in records
+    )
+    out["records"] = len(records)
+    return out
+
+
+def dead(rank, whose):
+    """One rank has no agent at all: its socket is named and nobody listens."""
+    run = Run(f"dead{whose}", rank, lambda r: r != whose)
+    if run.agent is None:
+        # As the environment would name it on a node whose agent has died.
+        run.session._core.connect(str(FOLDER / "nobody.sock"), 1, "torch-gloo", [])
+    else:
+        run.agent.publish(decision=decision(1, GATHER))
+    run.train(30 if whose == 0 else 200, (lambda: run.session.version == 1) if whose else None)
+    return run.end()
+
+
+def restarted(rank):
+    """Rank 0's agent is killed and started again; the controller is away meanwhile."""
+    run = Run("again", rank, lambda r: r == 0)
+    if rank == 0:
+        run.agent.publish(decision=decision(1, GATHER))
+    run.train(200, lambda: run.session.version == 1)
+    if rank == 0:
+        run.agent.kill()
+    run.train(20)
+    away = run.session.version, run.session.strategy
+    if rank == 0:
+        run.agent.start()
+        run.agent.wait_for("hello", 2)
+        run.agent.publish(decision=decision(2, LW))
+    run.train(400, lambda: run.session.version == 2)
+    out = run.end() | {"away": away}
+    if rank == 0:
+        run.agent.wait_for("bye")
+        out["told again"] = [m["version"] for m in run.agent.of_kind("applied")]
+    return out
+
+
+def silent(rank):
+    """The controller goes away: no orders for a while, and the page stays as it is. Time is not what is waited for
+    anywhere, so a thousand steps stand for a minute."""
+    run = Run("silent", rank, lambda r: True)
+    if rank == 0:
+        run.agent.publish(decision=decision(1, STAR))
+    run.train(200, lambda: run.session.version == 1)
+    for step in range(1000):
+        x, y = batch(step, rank)
+        run.optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(run.model(x), y).backward()
+        run.optimizer.step()
+    run.train(3)
+    if rank == 0:
+        run.agent.publish(decision=decision(2, GATHER))
+    run.train(200, lambda: run.session.version == 2)
+    return run.end()
+
+
+def backwards(rank):
+    """Versions arrive twice, backwards, and once more with another strategy."""
+    run = Run("back", rank, lambda r: r == 0)
+    for version, strategy in [(5, GATHER), (5, GATHER), (4, STAR), (5, STAR), (1, LW), (6, VAR), (6, VAR), (5, GATHER)]:
+        if rank == 0:
+            run.agent.publish(decision=decision(version, strategy))
+        run.train(6)
+    return run.end()
+
+
+def foreign(rank, lines):
+    """An agent of another protocol, and orders that are not valid: said, and nothing changes on any rank."""
+    run = Run("foreign", rank, lambda r: r == 0)
+    if rank == 0:
+        lines.take()
+        for bad in [decision(3, "sorcery@0.1/allgather"), decision(3, GATHER) | {"digest": 7}]:
+            run.agent.publish(decision=bad)
+            time.sleep(0.05)
+        run.train(1)
+    else:
+        run.train(1)
+    for raw in [b"not json", b'{"job": "other", "decision": null}']:
+        if rank == 0:
+            run.agent.publish(raw=raw)
+        run.train(3)
+    if rank == 0:
+        run.agent.publish(decision=decision(4, "topk@0.1/art-tree:star"))
+    run.train(200, lambda: run.session.version == 4)
+    out = run.end() | {"lines": lines.take()}
+    refused = FakeAgent(FOLDER, f"refuses{rank}", refuse="protocol 1, this agent speaks 2").start()
+    model = ddp(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    session = flexcomm.torch.attach(model, optimizer, socket=str(refused.path))
+    refused.wait_for("hello")
+    for step in range(20):
+        x, y = batch(step, rank)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    out["refused"] = {"steps": session.step, "connected": session.connected, "equal": same(parameters_hash(model))}
+    end = time.monotonic() + 10
+    said = []
+    while not any("protocol" in line for line in said) and time.monotonic() < end:
+        said += [text for _, text in flexcomm._core.take_log()] + lines.take()
+        time.sleep(0.05)
+    out["refused"]["lines"] = said
+    return out
+
+
+def shadowed(rank):
+    """A trial is ordered and the loop cannot run it: it is answered, and only shadows watch."""
+    run = Run("shadow", rank, lambda r: True)
+    run.train(5)
+    run.agent.publish(trial=trial(1, [GATHER, "topk@0.01/allgather", STAR]))
+    run.train(300, lambda: rank != 0 or len(run.session.shadow_gains()) == 2 and bool(run.agent.of_kind("trial")))
+    run.train(5)
+    return run.end() | {"gains": run.session.shadow_gains(), "trials": run.agent.of_kind("trial")}
+
+
+with ranks() as (rank, world, seen):
+    lines = Lines()
+    seen["late"] = late(rank)
+    seen["dead 2"] = dead(rank, 2)
+    seen["dead 0"] = dead(rank, 0)
+    seen["restarted"] = restarted(rank)
+    seen["silent"] = silent(rank)
+    seen["backwards"] = backwards(rank)
+    seen["foreign"] = foreign(rank, lines)
+    seen["shadowed"] = shadowed(rank)

@@ -1,0 +1,151 @@
+"""Input that cannot be trained on: the same clear error on every rank at the same step, or a fallback on all."""
+
+import torch
+import torch.distributed as dist
+from common import Lines, batch, ddp, everywhere, network, parameters_hash, ranks, same
+from fake_agent import FakeAgent
+from torch.nn.parallel import DistributedDataParallel
+
+import flexcomm.torch
+from flexcomm import _core
+
+GATHER = "topk@0.1/allgather"
+
+
+def error_of(run):
+    """Type, text and step of what `run` raises."""
+    steps = []
+    try:
+        run(steps)
+    except Exception as error:
+        return type(error).__name__, str(error), len(steps)
+    return None, "", len(steps)
+
+
+def nan(rank, strategy, **options):
+    """Rank 2's gradient is NaN in the seventh step."""
+    model = ddp(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = flexcomm.torch.attach(model, optimizer, strategy=strategy, **options)
+    held = []
+
+    def run(steps):
+        for step in range(12):
+            x, y = batch(step, rank)
+            if step == 7 and rank == 2:
+                x[0, 0] = float("nan")
+            before = {k: v for k, v in session._core.held_back().items()}
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            if step == 7:
+                held.append(before == session._core.held_back())
+                held.append(all(p.grad.isnan().all().item() for p in model.parameters()))
+                # What GradScaler would do.
+                optimizer.zero_grad()
+            optimizer.step()
+            steps.append(step)
+
+    return error_of(run) + (held, same(parameters_hash(model)))
+
+
+def sparse(rank):
+    class Words(torch.nn.Module):
+        def __init__(self, sparse):
+            super().__init__()
+            self.words = torch.nn.Embedding(50, 8, sparse=sparse)
+
+        def forward(self, x):
+            return self.words(x).sum()
+
+    attached = error_of(lambda _: flexcomm.torch.attach(DistributedDataParallel(Words(True))))
+
+    def later(steps):
+        # The layer becomes sparse after attaching.
+        model = DistributedDataParallel(Words(False), gradient_as_bucket_view=False)
+        flexcomm.torch.attach(model, strategy=GATHER)
+        for step in range(6):
+            model.zero_grad()
+            model(torch.randint(0, 50, (4,))).backward()
+            steps.append(step)
+
+    return attached, error_of(later)
+
+
+def types(rank, dtype):
+    """Parameters of another element type: exchanged as they are, on all ranks, and said once."""
+    lines = Lines()
+    model = ddp(network().to(dtype))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    session = flexcomm.torch.attach(model, optimizer, strategy=GATHER)
+    equal = True
+    for step in range(10):
+        x, y = batch(step, rank)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x.to(dtype)), y).backward()
+        optimizer.step()
+        equal &= same(session.step)
+    held = session._core.held_back()
+    return {"equal": equal, "held": len(held), "lines": [x for x in lines.take() if "as they are" in x]}
+
+
+class Bare(torch.nn.Module):
+    """Looks like a wrapped model whose ranks were not compared; DDP itself would refuse other shapes."""
+
+
+def models(rank):
+    def shapes(_):
+        sizes = (20, 120, 120, 2) if rank != 3 else (20, 120, 119, 2)
+        model = network(sizes)
+        # DDP compares shapes when it is made, but not names; flexcomm is attached to what DDP lets through.
+        inner = torch.nn.ModuleDict({"a" if rank == 3 else "b": network()})
+        del model
+        flexcomm.torch.attach(DistributedDataParallel(inner))
+
+    def settings(_):
+        flexcomm.torch.attach(ddp(network()), strategy=GATHER if rank else "dense")
+
+    return error_of(shapes), error_of(settings)
+
+
+def arguments(rank):
+    model = ddp(network())
+    return {
+        "strategy": error_of(lambda _: flexcomm.torch.attach(model, strategy="sorcery@0.1/allgather")),
+        "selection": error_of(lambda _: flexcomm.torch.attach(model, selection="best")),
+        "nonfinite": error_of(lambda _: flexcomm.torch.attach(model, on_nonfinite="ignore")),
+        "unwrapped": error_of(lambda _: flexcomm.torch.attach(network())),
+        "scheduler": error_of(lambda _: flexcomm.torch.attach(model, scheduler=object())),
+        "job": error_of(lambda _: flexcomm.torch.attach(model, job="no spaces")),
+    }
+
+
+def fsdp(rank):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return error_of(lambda _: flexcomm.torch.attach(FullyShardedDataParallel.__new__(FullyShardedDataParallel)))
+
+
+def broken(rank):
+    """The core is called with nonsense: exceptions, never a crash."""
+    core = _core.Core("j", 0, 1, [4], strategy="none@1/dense-ring", first_step=0, selection="star", seed=0, shadow_share=1.0)
+    core.begin()
+    out = [error_of(lambda _: core.enter(0, 0, 4))]
+    core.layout(0, [0])
+    out.append(error_of(lambda _: core.enter(0, 3, 4)))
+    out.append(error_of(lambda _: core.enter(0, 0, 5)))
+    out.append(error_of(lambda _: core.layout(1, [7])))
+    out.append(error_of(lambda _: core.restore()))
+    return out
+
+
+with ranks() as (rank, world, seen):
+    for strategy in (GATHER, "topk@0.1/art-ring:star", "topk@0.1/art-ring:var"):
+        seen[f"nan {strategy}"] = nan(rank, strategy)
+        seen[f"propagate {strategy}"] = nan(rank, strategy, on_nonfinite="propagate")
+    seen["sparse"] = sparse(rank)
+    seen["bf16"] = types(rank, torch.bfloat16)
+    seen["float64"] = types(rank, torch.float64)
+    seen["models"] = models(rank)
+    seen["arguments"] = arguments(rank)
+    seen["fsdp"] = fsdp(rank)
+    seen["broken"] = broken(rank)

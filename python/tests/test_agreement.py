@@ -1,0 +1,71 @@
+"""All ranks change at the same step, whatever happens to agents and decisions."""
+
+import pytest
+from conftest import torchrun
+
+ALL = ["late", "dead 2", "dead 0", "restarted", "silent", "backwards", "foreign", "shadowed"]
+
+
+@pytest.fixture(scope="module")
+def seen(folder):
+    done = torchrun("agreement.py", folder)
+    assert done.code == 0, done.text
+    return done.ranks()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_parameters_version_and_strategy_are_equal_at_every_step(seen, name):
+    for rank in seen:
+        assert rank[name]["equal"]
+        assert rank[name]["versions"] == seen[0][name]["versions"] == sorted(set(rank[name]["versions"]))
+
+
+def test_a_decision_that_reaches_agents_at_different_times(seen):
+    for rank in seen:
+        assert rank["late"]["versions"] == [0, 1, 2, 3]
+        assert rank["late"]["applied"] == [1, 2, 3]
+        assert rank["late"]["sane"] and rank["late"]["records"] > 10
+        # Steps before the buckets settled ran dense under any decision, and are not reported.
+        assert [1, "allgather"] in rank["late"]["reported"] and [2, "art-ring"] in rank["late"]["reported"]
+
+
+def test_one_ranks_agent_is_dead(seen):
+    for rank in seen:
+        assert rank["dead 2"]["versions"] == [0, 1]
+        # Without rank 0's there is nobody to follow: training goes on as it began.
+        assert rank["dead 0"]["versions"] == [0] and rank["dead 0"]["steps"] == rank["dead 0"]["asked"]
+
+
+def test_the_agent_is_killed_and_restarted(seen):
+    for rank in seen:
+        assert rank["restarted"]["away"] == [1, "topk@0.1/allgather"]
+        assert rank["restarted"]["versions"] == [0, 1, 2]
+    assert 1 in seen[0]["restarted"]["told again"][1:], "a new agent is told what is in force"
+
+
+def test_the_controller_is_away(seen):
+    for rank in seen:
+        assert rank["silent"]["versions"] == [0, 1, 2] and rank["silent"]["steps"] > 1000
+
+
+def test_versions_twice_and_backwards(seen):
+    for rank in seen:
+        assert rank["backwards"]["versions"] == [0, 5, 6]
+        assert rank["backwards"]["strategy"] == "topk@0.05/art-ring:var"
+
+
+def test_unknown_compressors_forged_digests_and_other_protocols(seen):
+    for rank in seen:
+        assert rank["foreign"]["versions"] == [0, 4]
+        refused = rank["foreign"]["refused"]
+        assert refused["equal"] and refused["steps"] == 20 and not refused["connected"]
+        assert any("protocol 1, this agent speaks 2" in line for line in refused["lines"])
+    said = "\n".join(seen[0]["foreign"]["lines"])
+    assert "digest" in said and "other" in said
+
+
+def test_a_trial_that_the_loop_cannot_run(seen):
+    gains = seen[0]["shadowed"]["gains"]
+    assert gains["topk@0.1/allgather"] > gains["topk@0.01/allgather"] > 0
+    (report,) = seen[0]["shadowed"]["trials"]
+    assert report["outcomes"] == [] and "batches()" in report["aborted"]

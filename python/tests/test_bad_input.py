@@ -1,0 +1,71 @@
+"""Bad input ends in the same clear error on every rank at the same step, or in a fallback on all of them."""
+
+import pytest
+from conftest import torchrun
+
+STRATEGIES = ["topk@0.1/allgather", "topk@0.1/art-ring:star", "topk@0.1/art-ring:var"]
+
+
+@pytest.fixture(scope="module")
+def seen(folder):
+    done = torchrun("bad.py", folder)
+    assert done.code == 0, done.text
+    return done.ranks()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_nan_on_one_rank_is_an_error_on_all_at_the_same_step(seen, strategy):
+    for rank in seen:
+        kind, text, steps, _, equal = rank[f"nan {strategy}"]
+        assert kind == "NotFiniteError" and "NaN" in text and "GradScaler" in text
+        assert steps == 7 and equal
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_nan_can_propagate_and_leaves_what_was_held_back(seen, strategy):
+    for rank in seen:
+        kind, text, steps, (unchanged, all_nan), equal = rank[f"propagate {strategy}"]
+        assert (kind, steps, all_nan, equal) == (None, 12, True, True), text
+        # AR-Topk has taken values before it knows; the difference is a rounding.
+        assert unchanged or "art" in strategy
+
+
+def test_sparse_gradients(seen):
+    for rank in seen:
+        attached, later = rank["sparse"]
+        assert attached[0] == "FlexcommError" and "words" in attached[1] and "sparse=False" in attached[1]
+        assert later == [None, "", 6]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "float64"])
+def test_other_element_types_fall_back_on_all_ranks_and_it_is_said(seen, dtype):
+    assert len(seen[0][dtype]["lines"]) == 1
+    for rank in seen:
+        assert rank[dtype]["equal"] and rank[dtype]["held"] == 0
+
+
+def test_ranks_with_different_models_or_settings(seen):
+    for rank in seen:
+        for kind, text, _ in rank["models"]:
+            assert kind == "FlexcommError" and "differs between ranks" in text
+        assert "the model" in rank["models"][0][1] and "rank 3" in rank["models"][0][1]
+        assert "the strategy" in rank["models"][1][1] and "rank 1" in rank["models"][1][1]
+
+
+def test_arguments_are_refused_with_the_remedy(seen):
+    expected = {
+        "strategy": "compressor", "selection": "star", "nonfinite": "propagate", "unwrapped": "DistributedDataParallel",
+        "scheduler": "state_dict", "job": "characters",
+    }
+    for rank in seen:
+        for name, word in expected.items():
+            kind, text, _ = rank["arguments"][name]
+            assert kind in ("ValueError", "FlexcommError") and word in text, (name, kind, text)
+
+
+def test_fsdp_is_a_clear_error(seen):
+    assert all(rank["fsdp"][0] == "FlexcommError" and "FSDP" in rank["fsdp"][1] for rank in seen)
+
+
+def test_the_core_never_crashes(seen):
+    assert all(kind in ("FlexcommError", "ValueError") for rank in seen for kind, _, _ in rank["broken"])

@@ -1,0 +1,25 @@
+"""Checkpoints, and their rule for another number of ranks."""
+
+import pytest
+from conftest import torchrun
+
+
+@pytest.fixture(scope="module")
+def seen(folder):
+    done = torchrun("state.py", folder, ranks=2)
+    assert done.code == 0, done.text
+    return done.ranks()
+
+
+@pytest.mark.parametrize("what", [
+    "names", "same", "kept while buckets settle", "mean", "consolidated", "unchanged", "handed out", "dense",
+])
+def test_what_is_held_back_survives(seen, what):
+    assert all(rank[what] for rank in seen)
+
+
+def test_states_of_others_are_refused_with_the_remedy(seen):
+    words = ["consolidate=True", "consolidate=True", "format", "nobody", "is not of this model", "finite"]
+    for rank in seen:
+        for text, word in zip(rank["refused"], words, strict=True):
+            assert text is not None and word in text, (text, word)

@@ -1,0 +1,53 @@
+"""Methods and ways of using DDP, four ranks."""
+
+import pytest
+from conftest import torchrun
+
+METHODS = [
+    "dense", "fp16", "bf16", "topk@0.1/allgather", "topk@0.01/allgather", "lwtopk@0.1/allgather",
+    "mstopk@0.1/allgather", "topk@0.1/art-ring:star", "topk@0.1/art-ring:var", "mstopk@0.1/art-ring:star",
+]
+WAYS = ["auto", "view", "dense view", "one bucket", "static", "unused", "accumulate", "amp", "scaler"]
+
+
+@pytest.fixture(scope="module")
+def seen(folder):
+    done = torchrun("training.py", folder)
+    assert done.code == 0, done.text
+    return done.ranks()
+
+
+@pytest.mark.parametrize("name", METHODS + WAYS)
+def test_ranks_stay_equal_and_learn(seen, name):
+    for rank in seen:
+        assert rank[name]["equal"], f"parameters differ between ranks under {name}"
+        # Each of its two branches learns in every other step only.
+        share = 0.95 if name == "unused" else 0.8
+        assert rank[name]["last"] < share * rank[name]["first"], rank[name]
+        assert rank[name]["steps"] == 40
+
+
+def test_dense_is_plain_ddp_bit_for_bit(seen):
+    for name in ("dense", "dense view"):
+        assert seen[0][name]["hash"] == seen[0]["plain"]["hash"]
+
+
+@pytest.mark.parametrize("name", METHODS[3:] + WAYS)
+def test_compressing_holds_back_and_differs_from_dense(seen, name):
+    if name == "dense view":
+        return
+    parameters = 20 * 120 + 120 + 120 * 120 + 120 + 120 * 2 + 2
+    expected = 2 * parameters if name == "unused" else parameters
+    assert all(rank[name]["held_back"] == expected for rank in seen)
+    assert seen[0][name]["hash"] != seen[0]["plain"]["hash"]
+
+
+def test_auto_goes_to_star_when_ranks_are_alike(seen):
+    assert all(rank["auto"]["auto"] == seen[0]["auto"]["auto"] for rank in seen)
+    assert seen[0]["auto"]["auto"][0] in ("star", "var")
+
+
+def test_two_models_and_a_group(seen):
+    for rank in seen:
+        assert rank["two models"]["equal"]
+    assert [seen[r].get("group") for r in range(4)] == [None, [True, True], None, [True, True]]

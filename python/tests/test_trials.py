@@ -1,0 +1,33 @@
+"""Live trials are bit-identical, shadow trials come near them."""
+
+import pytest
+from conftest import torchrun
+
+
+@pytest.fixture(scope="module")
+def seen(folder):
+    done = torchrun("trials.py", folder, ranks=2)
+    assert done.code == 0, done.text
+    return done.ranks()
+
+
+@pytest.mark.parametrize("name", ["loop", "step"])
+def test_200_steps_with_three_trials_are_200_steps_without(seen, name):
+    for rank in seen:
+        with_trials, without = rank[name]
+        assert len(without["hashes"]) == len(with_trials["hashes"]) >= 200
+        first = next((i for i, (a, b) in enumerate(zip(with_trials["hashes"], without["hashes"])) if a != b), None)
+        assert first is None, f"the first step that differs: {first}"
+        assert without["reports"] == [] and with_trials["equal"]
+        assert [(number, counts) for number, counts, _ in with_trials["reports"]] == [(30, [4] * 5), (79, [4] * 2), (150, [4] * 2)]
+        assert with_trials["sane"]
+        # The loop's body saw the trials' 36 iterations, or none of them when they ran train_step.
+        assert with_trials["in_trial"] == (36 if name == "loop" else 0)
+    dense = seen[0][name][0]["reports"][0][2]
+    assert dense[0] == 1.0 and dense[1] > dense[2]
+
+
+def test_shadow_gains_are_within_5_percent_of_live_gains(seen):
+    for rank in seen:
+        for live, shadow in zip(rank["gains"]["live"], rank["gains"]["shadow"], strict=True):
+            assert shadow is not None and abs(shadow / live - 1) < 0.05, rank["gains"]
