@@ -29,13 +29,13 @@ pub(super) const ENTRY: Entry = Entry {
 };
 
 #[derive(Debug)]
-struct OneBit {
+pub(super) struct OneBit {
     n: usize,
     scaling: bool,
 }
 
 impl OneBit {
-    fn new(scaling: bool, shape: Shape) -> Self {
+    pub(super) fn new(scaling: bool, shape: Shape) -> Self {
         Self { n: shape.values(), scaling }
     }
 }
@@ -79,17 +79,17 @@ impl Codec for OneBit {
 }
 
 /// Packs signs and adds up, in one read.
-struct Signs<'a> {
-    x: &'a [f32],
-    bits: &'a mut [u8],
+pub(super) struct Signs<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) bits: &'a mut [u8],
 }
 
 /// Σ |x|, Σ x² and the largest key.
 #[derive(Default)]
-struct Sums {
+pub(super) struct Sums {
     magnitude: f64,
-    energy: f64,
-    max_key: u32,
+    pub(super) energy: f64,
+    pub(super) max_key: u32,
 }
 
 impl Work for Signs<'_> {
@@ -123,10 +123,10 @@ impl Work for Signs<'_> {
 }
 
 /// Adds ±value.
-struct AddSigns<'a> {
-    bits: &'a [u8],
-    value: f32,
-    out: &'a mut [f32],
+pub(super) struct AddSigns<'a> {
+    pub(super) bits: &'a [u8],
+    pub(super) value: f32,
+    pub(super) out: &'a mut [f32],
 }
 
 impl Work for AddSigns<'_> {

@@ -1,0 +1,58 @@
+//! Time of each quantizer against a plain copy of the same bytes, on one thread:
+//! `cargo run --release -p flexcomm-compression --example quantizers [n] [name]`.
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
+
+use flexcomm_compression::codec::{Context, Shape};
+use flexcomm_compression::random::Stream;
+use flexcomm_compression::strategy::{Class, Strategy};
+use flexcomm_compression::wire::{Reader, Writer};
+use flexcomm_compression::{Kernel, methods};
+use std::hint::black_box;
+use std::time::Instant;
+
+/// Least seconds of some runs.
+fn time(mut work: impl FnMut()) -> f64 {
+    work();
+    let mut least = f64::MAX;
+    for _ in 0..5 {
+        let start = Instant::now();
+        work();
+        least = least.min(start.elapsed().as_secs_f64());
+    }
+    least
+}
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let n: usize = arguments.next().map_or(25_000_000, |n| n.parse().unwrap());
+    let only = arguments.next().unwrap_or_default();
+    let stream = Stream::new(1, [0; 4]);
+    let laplace = |i| {
+        let u = stream.uniform(i) - 0.5;
+        -u.signum() * (1.0 - 2.0 * u.abs()).max(f32::MIN_POSITIVE).ln() * 1e-3
+    };
+    let x: Vec<f32> = (0..n as u32).map(laplace).collect();
+    let mut to = vec![0.0f32; n];
+    let gigabytes = 4.0 * n as f64 / 1e9;
+    let copy = time(|| black_box(&mut to).copy_from_slice(black_box(&x)));
+    println!("n = {n}, {:?}, copy {:.1} GB/s", Kernel::best(), gigabytes / copy);
+    println!("{:38} {:>9} {:>14} {:>16}", "method", "bits", "compress/copy", "decode+sum/copy");
+    for entry in methods::all().filter(|e| e.class == Class::Quantization && e.name.contains(&only)) {
+        for example in entry.examples {
+            let strategy: Strategy = format!("{}({example})", entry.name).parse().unwrap();
+            let side = n.isqrt();
+            let shape = if n.is_multiple_of(side) { Shape { rows: n / side, cols: side } } else { Shape::vector(n) };
+            let (mut codec, context, mut out) = (strategy.codec(shape), Context::new(1), Writer::new());
+            let encode = time(|| {
+                out.clear();
+                codec.encode(black_box(&x), &context, &mut out).unwrap();
+            });
+            to.fill(0.0);
+            let decode = time(|| {
+                codec.decode_add(&mut Reader::new(out.bytes()), &context, (0.5, black_box(&mut to))).unwrap();
+            });
+            let bits = 8.0 * out.len() as f64 / n as f64;
+            println!("{:38} {bits:9.3} {:14.2} {:16.2}", strategy.to_string(), encode / copy, decode / copy);
+        }
+    }
+}

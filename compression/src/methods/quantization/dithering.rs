@@ -1,0 +1,112 @@
+//! Linear and natural dithering (BytePS; Horváth et al. 2019): |x| / norm is rounded at random to one of the two levels
+//! next to it, so that the mean is x.
+//!
+//! `linear`: levels 0, 1/k, …, 1 (as QSGD). `natural`: levels 0, 2^(1−k), …, 1/2, 1. The norm is max |x| or ‖x‖₂ of the
+//! tensor. Random numbers come from the counter, not from BytePS's generator.
+//!
+//! Payload: the norm, f32; k ± number of the level as `levels(⌈log2(2k+1)⌉)`.
+
+use super::levels::{Bucketed, Rule, Scheme, l2, max};
+use super::linear::{Divide, chance};
+use super::qsgd::{MOST_LEVELS, Uniform};
+use crate::Kernel;
+use crate::codec::{Scope, Stats, Travels};
+use crate::random::Stream;
+use crate::strategy::params::{Kind, Param};
+use crate::strategy::{Class, Entry, Nature};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "dithering",
+    code: 28,
+    class: Class::Quantization,
+    about: "rounds at random to k levels of a norm, equal or powers of two",
+    source: "BytePS, gradient compression design, dithering; Horváth et al. 2019, Natural Compression, section 4",
+    params: &[
+        Param::required("k", Kind::Whole(1, MOST_LEVELS), "levels above 0"),
+        Param::optional("partition", Kind::Choice(&["linear", "natural"]), 0.0, "equal levels, or powers of two"),
+        Param::optional("normalize", Kind::Choice(&["max", "l2"]), 0.0, "which norm is level 1"),
+    ],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+    nature: |_| Nature::Unbiased,
+    examples: &[
+        "k=4",
+        "k=7,normalize=l2",
+        "k=3,partition=natural",
+        "k=15,partition=natural,normalize=l2",
+        "k=127,partition=natural",
+    ],
+    build: |values, shape| {
+        let (k, n, euclidean) = (values.whole(0) as u32, shape.values(), values.whole(2) == 1);
+        match values.whole(1) {
+            0 => Box::new(Bucketed::new(Uniform { s: k, euclidean }, n, 0)),
+            _ => Box::new(Bucketed::new(Powers { k, euclidean }, n, 0)),
+        }
+    },
+};
+
+/// Powers of two below a norm.
+#[derive(Debug, Clone, Copy)]
+struct Powers {
+    k: u32,
+    euclidean: bool,
+}
+
+impl Scheme for Powers {
+    type Rule = Natural;
+
+    fn levels(&self) -> u64 {
+        2 * u64::from(self.k) + 1
+    }
+
+    fn norm(&self, _x: &[f32], stats: Stats, _kernel: Kernel) -> f32 {
+        if self.euclidean { l2(stats) } else { max(stats) }
+    }
+
+    fn step(&self, norm: f32) -> f32 {
+        norm
+    }
+
+    fn most(&self) -> f32 {
+        1.0
+    }
+
+    fn rule(&self, norm: f32, random: Stream) -> Natural {
+        // Exponent bits of the lowest level, 2^(1−k).
+        let lowest = 128 - self.k as i32;
+        Natural { divide: Divide::by(norm), k: self.k as i32, lowest, to_lowest: 2f32.powi(self.k as i32 - 1), random }
+    }
+}
+
+/// Rounds t in [0, 1] to 0 or a power of two from 2^(1−k) to 1.
+#[derive(Debug, Clone, Copy)]
+struct Natural {
+    divide: Divide,
+    k: i32,
+    lowest: i32,
+    to_lowest: f32,
+    random: Stream,
+}
+
+impl Rule for Natural {
+    #[inline(always)]
+    fn code(self, x: f32, i: u32) -> u8 {
+        let t = self.divide.quotient(x.abs()).min(1.0);
+        // Adding random bits below the exponent carries into it with the chance that the mantissa says.
+        let exponent = ((t.to_bits() + (self.random.word(i) >> 9)) >> 23) as i32;
+        let below = t * self.to_lowest;
+        let level = match below < 1.0 {
+            true => i32::from(chance(self.random, i) < below),
+            false => exponent - self.lowest + 1,
+        };
+        (self.k + if x < 0.0 { -level } else { level }) as u8
+    }
+
+    #[inline(always)]
+    fn relative(self, code: u8) -> f32 {
+        let level = i32::from(code) - self.k;
+        let bits = ((self.lowest + level.abs() - 1) as u32) << 23;
+        let magnitude = if level == 0 { 0 } else { bits };
+        f32::from_bits(magnitude | (level as u32 & 0x8000_0000))
+    }
+}

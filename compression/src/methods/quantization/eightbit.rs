@@ -1,0 +1,191 @@
+//! 8-bit approximations (Dettmers 2016): |x| / max |x| becomes the nearest of 128 magnitudes, with a sign, in a byte.
+//!
+//! - `type=dynamic` (dynamic tree): behind the sign, z zeros say the exponent 10^-z, a set bit ends them, and what is left
+//!   numbers the 2^(6−z) equal parts of [0.1, 1]; a part stands for its middle. Exponents go from 0 to 6.
+//! - `type=static` (1-3-4): 3 bits of exponent 10^-e, e from 0 to 7, and 4 bits that number 16 parts of [0.1, 1]. Its smallest
+//!   code stands for 0 here, which the definition leaves out.
+//!
+//! All bits 0 is 0. The sign bit alone, which would be −0, is 1, as in the author's library (its dynamic map adds
+//! 0 and 1); −1 goes to the largest negative code.
+//!
+//! Payload: max |x|, f32; n bytes.
+
+use super::levels::{max, multiplier};
+use crate::Energy;
+use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Travels};
+use crate::strategy::params::{Kind, Param};
+use crate::strategy::{Class, Entry, Nature};
+use crate::wire::{Reader, Writer};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "eightbit",
+    code: 19,
+    class: Class::Quantization,
+    about: "8-bit floats relative to max |x|: dynamic tree or 1-3-4",
+    source: "Dettmers 2016, 8-Bit Approximations for Parallelism in Deep Learning, section 2; GRACE, section 3.1",
+    params: &[Param::optional("type", Kind::Choice(&["dynamic", "static"]), 0.0, "how bits are shared out")],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+    // No error exceeds |x|, since 0 is a code; the largest value's is below 3 %.
+    nature: |_| Nature::Contractive(|_, n| 0.999 / n.max(1) as f64),
+    examples: &["", "type=static"],
+    build: |values, shape| Box::new(EightBit::new(values.whole(0) == 0, shape.values())),
+};
+
+#[derive(Debug)]
+struct EightBit {
+    n: usize,
+    /// What each byte stands for, in units of max |x|.
+    values: Box<[f32; 256]>,
+    /// Between code i and i + 1 of the magnitudes; the last is between code 127 and 1.
+    bounds: [f32; 128],
+    /// By the upper bits of |x| / max |x|: the code of the least number with these.
+    guesses: Box<[u8; CELLS]>,
+}
+
+/// Numbers that share the exponent and 7 bits of the mantissa: narrower than any code but the lowest two.
+const CELL_BITS: u32 = 16;
+
+/// Up to 1.0.
+const CELLS: usize = (0x3f80_0000 >> CELL_BITS) + 1;
+
+/// Code of 1.
+const ONE: u8 = 0x80;
+
+/// Magnitude number `code` of the dynamic tree.
+fn dynamic(code: u32) -> f64 {
+    if code == 0 {
+        return 0.0;
+    }
+    let bits = code.ilog2();
+    middle(code - (1 << bits), 1 << bits) * 10f64.powi(bits as i32 - 6)
+}
+
+/// Magnitude number `code` of 1-3-4.
+fn fixed(code: u32) -> f64 {
+    if code == 0 { 0.0 } else { middle(code & 15, 16) * 10f64.powi((code >> 4) as i32 - 7) }
+}
+
+/// Of part i of `parts` equal parts of [0.1, 1].
+fn middle(i: u32, parts: u32) -> f64 {
+    0.1 + 0.9 * (f64::from(i) + 0.5) / f64::from(parts)
+}
+
+impl EightBit {
+    fn new(tree: bool, n: usize) -> Self {
+        let magnitude = if tree { dynamic } else { fixed };
+        let mut values = Box::new([0.0; 256]);
+        for code in 0..128 {
+            let value = magnitude(code as u32) as f32;
+            (values[code], values[code + 128]) = (value, -value);
+        }
+        values[usize::from(ONE)] = 1.0;
+        let mut bounds = [0.0; 128];
+        for (code, bound) in bounds.iter_mut().enumerate() {
+            let above = if code == 127 { 1.0 } else { values[code + 1] };
+            *bound = (values[code] + above) / 2.0;
+        }
+        let mut guesses = Box::new([0; CELLS]);
+        for (cell, guess) in guesses.iter_mut().enumerate() {
+            let least = f32::from_bits((cell as u32) << CELL_BITS);
+            *guess = bounds.iter().take_while(|bound| least >= **bound).count() as u8;
+        }
+        Self { n, values, bounds, guesses }
+    }
+
+    /// The nearest code of x = t max |x|.
+    fn code(&self, t: f32) -> u8 {
+        let magnitude = t.abs().min(1.0);
+        let mut code = self.guesses[(magnitude.to_bits() >> CELL_BITS) as usize];
+        while code < 128 && magnitude >= self.bounds[usize::from(code)] {
+            code += 1;
+        }
+        match code {
+            // The sign of 1 does not fit: −1 is its neighbour.
+            128 if t < 0.0 => 0xff,
+            128 => ONE,
+            0 => 0,
+            code => code | if t < 0.0 { 0x80 } else { 0 },
+        }
+    }
+}
+
+impl Codec for EightBit {
+    fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
+        let stats = context.stats(x)?;
+        let norm = max(stats);
+        out.f32(norm);
+        let divisor = if norm > 0.0 { norm } else { 1.0 };
+        let mut sums = [0.0f64; 4];
+        for (x, room) in x.chunks(4).zip(out.room(x.len()).chunks_mut(4)) {
+            for ((x, to), sum) in x.iter().zip(room).zip(&mut sums) {
+                *to = self.code(x / divisor);
+                let value = f64::from(self.values[usize::from(*to)]);
+                *sum += value * value;
+            }
+        }
+        let norm = f64::from(norm);
+        Ok(Energy { sent: sums.iter().sum::<f64>() * norm * norm, fed: stats.energy })
+    }
+
+    fn decode_add(
+        &mut self,
+        from: &mut Reader<'_>,
+        _context: &Context,
+        (scale, out): (f32, &mut [f32]),
+    ) -> Result<(), ReadError> {
+        let norm = from.f32("norm")?;
+        let step = multiplier(scale, (norm, norm), 1.0)?;
+        let codes = from.take("codes", out.len())?;
+        for (to, code) in out.iter_mut().zip(codes) {
+            *to += self.values[usize::from(*code)] * step;
+        }
+        Ok(())
+    }
+
+    fn size(&self) -> Size {
+        Size::Exact(4 + self.n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Against the plain definition: the magnitudes with the least distance.
+    #[test]
+    fn codes_are_the_nearest() {
+        for tree in [true, false] {
+            let codec = EightBit::new(tree, 1);
+            let mut magnitudes: Vec<f32> = codec.values[..128].to_vec();
+            magnitudes.push(1.0);
+            assert!(magnitudes.is_sorted());
+            for i in 0..200_000u32 {
+                // From 1e-9 to 1 in equal ratios.
+                let t = (10f64.powf(-9.0 * f64::from(i) / 200_000.0) as f32).min(1.0);
+                let distance = |m: f32| (f64::from(m) - f64::from(t)).abs();
+                let best = magnitudes.iter().map(|m| distance(*m)).fold(f64::MAX, f64::min);
+                let got = codec.values[usize::from(codec.code(t))];
+                // Bounds are rounded to f32.
+                assert!(distance(got) <= best + 1e-7 * f64::from(t), "{t} became {got}");
+                let below = codec.values[usize::from(codec.code(-t))];
+                assert!(below == -got || got == 1.0 && below == -codec.values[127], "{below}");
+            }
+        }
+    }
+
+    /// The published dynamic map: middles of 2^i parts of [0.1, 1], times 10^(i−6), i from 0 to 6.
+    #[test]
+    fn known_values() {
+        let tree = EightBit::new(true, 1);
+        for (code, value) in
+            [(0, 0.0), (1, 0.55e-6), (2, 3.25e-6), (3, 7.75e-6), (64, 0.107_031_25), (127, 0.992_968_75)]
+        {
+            assert!((tree.values[code] - value).abs() <= 1e-6 * value, "{code}: {}", tree.values[code]);
+        }
+        let fixed = EightBit::new(false, 1);
+        for (code, value) in [(0, 0.0), (1, 1.843_75e-8), (0x70, 0.128_125), (0x7f, 0.971_875)] {
+            assert!((fixed.values[code] - value).abs() <= 1e-6 * value, "{code}: {}", fixed.values[code]);
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! signSGD with majority vote (Bernstein et al. 2018 and 2019): each rank sends the sign of each value; together they mean
+//! the sign of the sum of signs. It decides between +1 and −1 only: the learning rate is to be chosen for that.
+//!
+//! Payload: signs.
+
+use super::signs;
+use crate::Energy;
+use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Travels};
+use crate::strategy::{Class, Entry, Nature};
+use crate::wire::{Reader, Writer, packed_bytes};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "signsgd",
+    code: 21,
+    class: Class::Quantization,
+    about: "signs; ranks decide by majority vote",
+    source: "Bernstein et al. 2018, signSGD, algorithm 1; majority vote: Bernstein et al. 2019, algorithm 1",
+    params: &[],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+    nature: |_| Nature::Biased("a sign says nothing of the magnitude"),
+    examples: &[""],
+    build: |_, shape| Box::new(SignSgd { n: shape.values() }),
+};
+
+#[derive(Debug)]
+struct SignSgd {
+    n: usize,
+}
+
+impl Codec for SignSgd {
+    fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
+        signs::encode(x, context, out)
+    }
+
+    fn decode_add(
+        &mut self,
+        from: &mut Reader<'_>,
+        context: &Context,
+        target: (f32, &mut [f32]),
+    ) -> Result<(), ReadError> {
+        signs::decode_add(from, context, target)
+    }
+
+    fn aggregate(&mut self, from: &mut [Reader<'_>], context: &Context, out: &mut [f32]) -> Result<(), ReadError> {
+        signs::majority(from, context, out)
+    }
+
+    fn size(&self) -> Size {
+        Size::Exact(packed_bytes(self.n, 1))
+    }
+}

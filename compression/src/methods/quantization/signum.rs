@@ -1,0 +1,85 @@
+//! SIGNUM (Bernstein et al. 2019): each rank keeps a momentum z = (1 − delta) g + delta z from z = 0 on and sends sign(z);
+//! together they mean the sign of the sum of signs. With delta = 0 it is signSGD. The weight decay of its algorithm
+//! belongs to the optimiser.
+//!
+//! Payload: signs. State: z.
+
+use super::signs;
+use crate::Energy;
+use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Travels};
+use crate::kernels::Work;
+use crate::memory::{restore_values, save_values};
+use crate::strategy::params::{FACTOR, Param};
+use crate::strategy::{Class, Entry, Nature};
+use crate::wire::{Reader, Writer, packed_bytes};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "signum",
+    code: 22,
+    class: Class::Quantization,
+    about: "signs of a momentum; ranks decide by majority vote",
+    source: "Bernstein et al. 2019, signSGD with Majority Vote, algorithm 1; GRACE, section 3.1",
+    params: &[Param::optional("delta", FACTOR, 0.9, "decay of the momentum")],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+    nature: |_| Nature::Biased("a sign says nothing of the magnitude, and it is the momentum's"),
+    examples: &["", "delta=0", "delta=0.5"],
+    build: |values, shape| Box::new(Signum { delta: values.number(0) as f32, momentum: vec![0.0; shape.values()] }),
+};
+
+#[derive(Debug)]
+struct Signum {
+    delta: f32,
+    momentum: Vec<f32>,
+}
+
+impl Codec for Signum {
+    fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
+        let fed = context.stats(x)?.energy;
+        context.kernel.run(Decay { x, momentum: &mut self.momentum, delta: self.delta });
+        let sent = signs::encode(&self.momentum, context, out)?.sent;
+        Ok(Energy { sent, fed })
+    }
+
+    fn decode_add(
+        &mut self,
+        from: &mut Reader<'_>,
+        context: &Context,
+        target: (f32, &mut [f32]),
+    ) -> Result<(), ReadError> {
+        signs::decode_add(from, context, target)
+    }
+
+    fn aggregate(&mut self, from: &mut [Reader<'_>], context: &Context, out: &mut [f32]) -> Result<(), ReadError> {
+        signs::majority(from, context, out)
+    }
+
+    fn size(&self) -> Size {
+        Size::Exact(packed_bytes(self.momentum.len(), 1))
+    }
+
+    fn save(&self, out: &mut Writer) {
+        save_values(&self.momentum, out);
+    }
+
+    fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError> {
+        restore_values(from, &mut self.momentum)
+    }
+}
+
+/// `momentum = (1 − delta) x + delta momentum`: between the two, and so finite.
+struct Decay<'a> {
+    x: &'a [f32],
+    momentum: &'a mut [f32],
+    delta: f32,
+}
+
+impl Work for Decay<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let fresh = 1.0 - self.delta;
+        self.momentum.iter_mut().zip(self.x).for_each(|(z, x)| *z = fresh * x + self.delta * *z);
+    }
+}

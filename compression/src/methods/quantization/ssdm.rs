@@ -1,0 +1,73 @@
+//! SSDM's stochastic sign (Safaryan and Richtárik 2021): +1 with chance 1/2 + x / (2 ‖x‖₂), else −1, times ‖x‖₂ of the
+//! tensor, so that the mean is x. (Marsit's text leaves the second 2 out; its appendix, with E sign = x / ‖x‖, needs it.)
+//!
+//! Payload: ‖x‖₂, f32; signs. A tensor of zeros has norm 0, and zeros are what is decoded.
+
+use super::levels::{Bucketed, Rule, Scheme, l2};
+use super::linear::Divide;
+use crate::Kernel;
+use crate::codec::{Scope, Stats, Travels};
+use crate::random::Stream;
+use crate::strategy::{Class, Entry, Nature};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "ssdm",
+    code: 24,
+    class: Class::Quantization,
+    about: "a sign at random, times the Euclidean norm",
+    source: "Safaryan and Richtárik 2021, Stochastic Sign Descent Methods, definition of the stochastic sign",
+    params: &[],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+    nature: |_| Nature::Unbiased,
+    examples: &[""],
+    build: |_, shape| Box::new(Bucketed::new(StochasticSign, shape.values(), 0)),
+};
+
+#[derive(Debug, Clone, Copy)]
+struct StochasticSign;
+
+impl Scheme for StochasticSign {
+    type Rule = Draw;
+
+    fn levels(&self) -> u64 {
+        2
+    }
+
+    fn norm(&self, _x: &[f32], stats: Stats, _kernel: Kernel) -> f32 {
+        // A residual x − C(x) of the other sign must be finite. Beyond that norm a sign is sure.
+        l2(stats).min(f32::MAX / 2.0)
+    }
+
+    fn step(&self, norm: f32) -> f32 {
+        norm
+    }
+
+    fn most(&self) -> f32 {
+        1.0
+    }
+
+    fn rule(&self, norm: f32, random: Stream) -> Draw {
+        Draw { divide: Divide::by(norm), random }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Draw {
+    divide: Divide,
+    random: Stream,
+}
+
+impl Rule for Draw {
+    #[inline(always)]
+    fn code(self, x: f32, i: u32) -> u8 {
+        // A number in [−1, 1): below t with chance (1 + t) / 2. Rounding may reach 1; at t = 1 the sign must be sure.
+        let drawn = (self.random.word(i) as i32 as f32 * (1.0 / 2_147_483_648.0)).min(0.999_999_9);
+        u8::from(drawn >= self.divide.quotient(x))
+    }
+
+    #[inline(always)]
+    fn relative(self, code: u8) -> f32 {
+        1.0 - 2.0 * f32::from(code)
+    }
+}

@@ -1,0 +1,93 @@
+//! TernGrad (Wen et al. 2017): max |x| sign(x) b with b = 1 at a chance of |x| / max |x|, else 0 (equation 2), per layer
+//! (section 4, layer-wise ternarizing).
+//!
+//! Without clipping it is unbiased. `clip=c` first brings values beyond c standard deviations to ±cσ (section 4,
+//! gradient clipping; the paper takes c = 2.5): the variance falls, but the mean of what is sent is then the clipped
+//! value, not x. That bias is a known mistake of implementations that clip unasked.
+//!
+//! Payload: max |x| after clipping, f32; −1, 0, 1 as 0, 1, 2 in `levels(2)`.
+
+use super::levels::{Bucketed, LARGEST_NORM, Scheme, max};
+use super::linear::Linear;
+use crate::Kernel;
+use crate::codec::{Scope, Stats, Travels};
+use crate::kernels::Work;
+use crate::random::Stream;
+use crate::strategy::params::{Kind, Param};
+use crate::strategy::{Class, Entry, Nature};
+use std::ops::Bound;
+
+const NOT_NEGATIVE: Kind = Kind::Number(Bound::Included(0.0), Bound::Unbounded);
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "terngrad",
+    code: 29,
+    class: Class::Quantization,
+    about: "-1, 0 or 1 at random, times max |x|",
+    source: "Wen et al. 2017, TernGrad, equations 2 and 3; clipping: section 4",
+    params: &[Param::optional("clip", NOT_NEGATIVE, 0.0, "clips to so many standard deviations; 0: not at all")],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+    nature: |values| match values.number(0) > 0.0 {
+        true => Nature::Biased("what is clipped is sent as the clipped value"),
+        false => Nature::Unbiased,
+    },
+    examples: &["", "clip=2.5", "clip=0.5"],
+    build: |values, shape| Box::new(Bucketed::new(Ternary { clip: values.number(0) }, shape.values(), 0)),
+};
+
+#[derive(Debug, Clone, Copy)]
+struct Ternary {
+    clip: f64,
+}
+
+impl Scheme for Ternary {
+    type Rule = Linear;
+
+    fn levels(&self) -> u64 {
+        3
+    }
+
+    fn norm(&self, x: &[f32], stats: Stats, kernel: Kernel) -> f32 {
+        if self.clip == 0.0 || x.is_empty() {
+            return max(stats);
+        }
+        let n = x.len() as f64;
+        let mean = kernel.run(Sum(x)) / n;
+        let deviation = (stats.energy / n - mean * mean).max(0.0).sqrt();
+        // A constant tensor has no deviation: nothing of it stands out.
+        match deviation > 0.0 {
+            true => max(stats).min((self.clip * deviation).min(LARGEST_NORM) as f32),
+            false => max(stats),
+        }
+    }
+
+    fn step(&self, norm: f32) -> f32 {
+        norm
+    }
+
+    fn most(&self) -> f32 {
+        1.0
+    }
+
+    fn rule(&self, norm: f32, random: Stream) -> Linear {
+        Linear::symmetric(norm, 1, random)
+    }
+}
+
+/// Σ x in eight sums.
+struct Sum<'a>(&'a [f32]);
+
+impl Work for Sum<'_> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run(self) -> f64 {
+        let (groups, rest) = self.0.as_chunks::<8>();
+        let mut sums = [0.0f64; 8];
+        for group in groups {
+            sums.iter_mut().zip(group).for_each(|(sum, x)| *sum += f64::from(*x));
+        }
+        sums.iter().sum::<f64>() + rest.iter().map(|x| f64::from(*x)).sum::<f64>()
+    }
+}

@@ -1,0 +1,144 @@
+//! Methods that round to levels at random.
+
+use super::*;
+use flexcomm_compression::wire::{delta_bits, gamma_bits};
+
+/// The definition's chances, for values whose quotients are exact.
+#[test]
+fn chances_are_those_of_the_definitions() {
+    // ‖(3, 4)‖ = 5 and s = 2: 3 is 1.2 steps of 2.5.
+    assert_drawn("qsgd(s=2,bucket=0)", &[3.0, 4.0], &[(2.5, 0.8), (5.0, 0.2)]);
+    assert_drawn("qsgd(s=2,bucket=0)", &[-3.0, 4.0], &[(-5.0, 0.2), (-2.5, 0.8)]);
+    assert_drawn("qsgd(s=2,bucket=0,coding=gamma)", &[-3.0, 4.0], &[(-5.0, 0.2), (-2.5, 0.8)]);
+    // Buckets of one value have their own norm.
+    assert_drawn("qsgd(s=2,bucket=1)", &[3.0, 4.0], &[(3.0, 1.0)]);
+    assert_drawn("qsgd(s=4,norm=max)", &[3.0, -8.0], &[(2.0, 0.5), (4.0, 0.5)]);
+    assert_drawn("dithering(k=2,normalize=l2)", &[3.0, 4.0], &[(2.5, 0.8), (5.0, 0.2)]);
+    assert_drawn("dithering(k=4)", &[3.0, -8.0], &[(2.0, 0.5), (4.0, 0.5)]);
+    // Levels 0, 1/4, 1/2 and 1 of 8: 3 lies between 2 and 4, 7 between 4 and 8, 0.5 between 0 and 2.
+    assert_drawn("dithering(k=3,partition=natural)", &[3.0, -8.0], &[(2.0, 0.5), (4.0, 0.5)]);
+    assert_drawn("dithering(k=3,partition=natural)", &[-7.0, -8.0], &[(-8.0, 0.75), (-4.0, 0.25)]);
+    assert_drawn("dithering(k=3,partition=natural)", &[0.5, -8.0], &[(0.0, 0.75), (2.0, 0.25)]);
+    assert_drawn("terngrad", &[1.0, 4.0], &[(0.0, 0.75), (4.0, 0.25)]);
+    assert_drawn("terngrad", &[-1.0, 4.0], &[(-4.0, 0.25), (0.0, 0.75)]);
+    // w = 3: steps of 6 / 3 from −8 to 6.
+    assert_drawn("lpcsvrg(bits=3)", &[-1.5, 6.0], &[(-2.0, 0.75), (0.0, 0.25)]);
+    assert_drawn("natural", &[5.0], &[(4.0, 0.75), (8.0, 0.25)]);
+    assert_drawn("natural", &[-0.75], &[(-1.0, 0.5), (-0.5, 0.5)]);
+    assert_drawn("natural", &[f32::MIN_POSITIVE / 4.0], &[(0.0, 0.75), (f32::MIN_POSITIVE, 0.25)]);
+}
+
+/// SSDM by enumeration: all signs of three values, each at the product of its chances.
+#[test]
+fn ssdm_draws_each_pattern_as_often_as_defined() {
+    const COUNT: u64 = 40_000;
+    let x = [1.0f32, -2.0, 2.0];
+    let mut seen = [0.0; 8];
+    for seed in 0..COUNT {
+        let signs = compressed(&parse("ssdm"), &x, seed);
+        assert!(signs.iter().all(|v| v.abs() == 3.0), "{signs:?}");
+        seen[(0..3).map(|i| usize::from(signs[i] > 0.0) << i).sum::<usize>()] += 1.0 / COUNT as f64;
+    }
+    for (pattern, share) in seen.iter().enumerate() {
+        let plus = |i: usize| 0.5 + f64::from(x[i]) / 6.0;
+        let chance: f64 = (0..3).map(|i| if pattern >> i & 1 == 1 { plus(i) } else { 1.0 - plus(i) }).product();
+        let sigma = (chance * (1.0 - chance) / COUNT as f64).sqrt();
+        assert!((share - chance).abs() <= 6.0 * sigma, "{pattern:03b}: {share} instead of {chance}");
+    }
+    // A value alone has no choice.
+    assert_drawn("ssdm", &[0.25], &[(0.25, 1.0)]);
+    assert_drawn("ssdm", &[-0.25], &[(-0.25, 1.0)]);
+}
+
+/// A norm of 0 divides nothing: no NaN, alone or beside others.
+#[test]
+fn buckets_of_zeros_stay_zero() {
+    for text in ["qsgd(s=4,bucket=4)", "qsgd(s=4,bucket=4,norm=max)", "qsgd(s=4,bucket=4,coding=delta)"] {
+        let sent = compressed(&parse(text), &[0.0, 0.0, -0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0], 1);
+        assert_eq!(sent[..4], [0.0; 4], "{text}");
+        assert!(sent.iter().all(|v| v.is_finite()) && sent[8] == 0.0, "{text}");
+    }
+    for text in ["ssdm", "terngrad", "terngrad(clip=2.5)", "dithering(k=3)", "lpcsvrg(bits=4)", "eightbit", "minmax8"] {
+        assert_eq!(compressed(&parse(text), &[0.0; 50], 1), [0.0; 50], "{text}");
+    }
+}
+
+/// Without clipping TernGrad's mean is x even for one large value among many; with it, it is the clipped value.
+#[test]
+fn terngrad_is_biased_only_where_it_is_told_to_clip() {
+    let mut x = vec![0.5f32; 100];
+    x.iter_mut().skip(1).step_by(2).for_each(|v| *v = -0.5);
+    x[0] = 40.0;
+    assert_drawn("terngrad", &x, &[(40.0, 1.0)]);
+    let (n, mean) = (100.0, x.iter().sum::<f32>() / 100.0);
+    let sigma = (x.iter().map(|v| (v - mean).powi(2)).sum::<f32>() / n).sqrt();
+    let sent = compressed(&parse("terngrad(clip=2.5)"), &x, 3)[0];
+    assert!((sent - 2.5 * sigma).abs() < 1e-4 * sent && sent < 15.0, "{sent}, sigma {sigma}");
+}
+
+/// ⌈log2(2s+1)⌉ bits per QSGD level and 2 per ternary value, with a norm per bucket.
+#[test]
+fn payloads_are_packed() {
+    let x = laplace(1000, 1);
+    for (s, bits) in [(1, 2), (2, 3), (3, 3), (4, 4), (7, 4), (8, 5), (15, 5), (31, 6), (63, 7), (64, 8), (127, 8)] {
+        assert_eq!(payload(&format!("qsgd(s={s},bucket=100)"), &x, 1).len(), 40 + 1000 * bits / 8, "s = {s}");
+        assert_eq!(payload(&format!("dithering(k={s})"), &x, 1).len(), 4 + 1000 * bits / 8, "k = {s}");
+    }
+    assert_eq!(payload("terngrad", &x, 1).len(), 4 + 250);
+    assert_eq!(payload("ssdm", &x, 1).len(), 4 + 125);
+    assert_eq!(payload("natural", &x, 1).len(), 125 + 1000);
+    assert_eq!(payload("lpcsvrg(bits=5)", &x, 1).len(), 4 + 625);
+}
+
+/// Elias' codes carry the same levels as the fixed width, in as many bits as the codes have.
+#[test]
+fn elias_coding_changes_the_bytes_only() {
+    for (coding, code) in [("gamma", gamma_bits as fn(u64) -> u32), ("delta", delta_bits)] {
+        for (s, bucket) in [(1, 0), (4, 64), (127, 7)] {
+            let x = laplace(1500, 3);
+            let text = format!("qsgd(s={s},bucket={bucket}");
+            let plain = compressed(&parse(&format!("{text})")), &x, 5);
+            let strategy = parse(&format!("{text},coding={coding})"));
+            let mut run = Run::new(&strategy, shape(1500), 5);
+            assert_eq!(run.transmit(&x).unwrap().1, plain, "{strategy}");
+            let bucket = if bucket == 0 { x.len() } else { bucket };
+            let norms = x.len().div_ceil(bucket);
+            let (mut bits, mut before) = (0, 0);
+            for (i, value) in plain.iter().enumerate().filter(|(_, v)| **v != 0.0) {
+                let start = i / bucket * bucket;
+                let at = start..x.len().min(start + bucket);
+                let level = (f64::from(value.abs()) * f64::from(s) / energy(&x[at]).sqrt()).round() as u64;
+                bits += code(i as u64 + 1 - before) + 1 + code(level);
+                before = i as u64 + 1;
+            }
+            bits += code(1501 - before);
+            assert_eq!(run.payload.len(), 4 * norms + 4 + bits.div_ceil(8) as usize, "{strategy}");
+        }
+    }
+    // Of sparse levels, far less than the fixed width.
+    let x = laplace(100_000, 4);
+    let sizes = ["packed", "gamma"].map(|coding| payload(&format!("qsgd(s=1,bucket=0,coding={coding})"), &x, 1).len());
+    assert!(5 * sizes[1] < sizes[0], "{sizes:?}");
+}
+
+/// E ‖C(x) − x‖² ≤ ‖x‖² / 8 (theorem 1), to 6 standard errors over many values.
+#[test]
+fn natural_compression_has_its_variance() {
+    let x = normal(200_000, 9);
+    let error = distance(&x, &compressed(&parse("natural"), &x, 1));
+    assert!(error <= 0.125 * energy(&x) && error >= 0.05 * energy(&x), "{}", error / energy(&x));
+}
+
+/// The variance that QSGD promises: min(n / s², √n / s) ‖x‖² (lemma 3.1).
+#[test]
+fn qsgd_has_its_variance() {
+    let x = normal(1000, 9);
+    for s in [1.0f64, 4.0, 32.0, 127.0] {
+        let mean = (0..50)
+            .map(|seed| distance(&x, &compressed(&parse(&format!("qsgd(s={s},bucket=0)")), &x, seed)))
+            .sum::<f64>()
+            / 50.0;
+        let bound = (1000.0 / (s * s)).min(1000f64.sqrt() / s) * energy(&x);
+        assert!(mean <= bound && mean > 0.0, "s = {s}: {mean} of {bound}");
+    }
+}
