@@ -6,8 +6,14 @@ seconds=${1:-600}
 for target in fuzz_targets/*.rs; do
     name=$(basename "$target" .rs)
     [ "$name" = shared ] && continue
-    mkdir -p "corpus/$name" "seeds/$name"
+    mkdir -p "corpus/$name"
+    seeds=seeds/$name
+    case $name in
+    message_v1) seeds=../tests/golden ;;
+    message_v2) seeds=../tests/golden/v2 ;;
+    esac
+    [ -d "$seeds" ] || seeds=
     echo "== $name, $seconds s"
-    cargo +nightly fuzz run --fuzz-dir . "$name" "corpus/$name" "seeds/$name" -- \
+    cargo +nightly fuzz run --fuzz-dir . "$name" "corpus/$name" $seeds -- \
         -max_total_time="$seconds" -max_len=4096 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1
 done

@@ -33,9 +33,28 @@
 //!
 //! A buffer set takes 8 bytes per value (residual and error-fed gradient), plus what a step selects and finds.
 //!
-//! Adding a compressor: a file in `select/` with its `Select`, its line in `select::of` and in [`Method::kept`], its
-//! definition in `select/naive.rs`, its code in `format/` and `FORMAT.md`; then `tests/selection.rs` (against the
-//! definition, on every kernel), `tests/memory.rs` and `tests/allocation.rs` must pass with it.
+//! Every compressor of the literature goes through one interface ([`codec`]), named by a text ([`strategy`]), with memory
+//! and momentum around it ([`memory`], [`momentum`]) in a [`pipeline`]:
+//!
+//! ```
+//! use flexcomm_compression::Layers;
+//! use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
+//! use flexcomm_compression::wire::Writer;
+//!
+//! let strategy = "topk(k=2)+ef(vanilla)".parse()?;
+//! let mut rank = Pipeline::new(&strategy, Layers::new(&[3, 5])?, Member::alone(1));
+//! let gradient = [0.0, 3.0, 0.5, 0.0, -4.0, 0.0, 0.25, 0.0];
+//! let mut message = Writer::new();
+//! let outcome = rank.compress(Gradient::F32(&gradient), Step { index: 0, learning_rate: 0.1 }, &mut message)?;
+//! assert!(outcome.energy.gain() > 0.98 && !outcome.more);
+//! let mut mean = [0.0; 8];
+//! rank.aggregate(&[message.bytes()], 0, &mut mean)?;
+//! assert_eq!(mean, [0.0, 3.0, 0.0, 0.0, -4.0, 0.0, 0.0, 0.0]);
+//! assert_eq!(rank.held_back()[2], 0.5);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! `docs/adding.md` says how to add one.
 
 pub mod codec;
 pub mod memory;

@@ -14,12 +14,15 @@ pub fn strategies() -> &'static [Strategy] {
     })
 }
 
-/// The strategy that two bytes name: the first the codec, the second the layers (0 to 63 values each, up to three).
+/// Code and example of the strategy, the lengths of up to three layers (below 128), how many they are, and the rest.
 pub fn split(data: &[u8]) -> Option<(Strategy, Vec<usize>, &[u8])> {
-    let ([which, a, b, c], rest) = data.split_first_chunk::<4>()?;
-    let strategies = strategies();
-    let strategy = strategies[usize::from(*which) % strategies.len()];
-    let lengths = [a, b, c].map(|n| usize::from(*n) % 64);
-    let used = 1 + usize::from(*which >> 6) % 3;
-    Some((strategy, lengths[..used].to_vec(), rest))
+    let ([code, example, a, b, c, used], rest) = data.split_first_chunk::<6>()?;
+    let named: Vec<_> = strategies().iter().filter(|s| s.entry().code == *code).collect();
+    let strategy = match named.len() {
+        // A code that is free stands for any.
+        0 => strategies()[usize::from(*code) * 7 % strategies().len()],
+        count => *named[usize::from(*example) % count],
+    };
+    let lengths = [a, b, c].map(|n| usize::from(*n) % 128);
+    Some((strategy, lengths[..1 + usize::from(*used) % 3].to_vec(), rest))
 }

@@ -3,6 +3,7 @@
 
 mod all;
 mod allocations;
+mod golden;
 mod harness;
 mod hybrid;
 mod known_mistakes;
