@@ -203,8 +203,12 @@ pub struct IntervalView {
     pub to_step: u64,
     /// When its last step was stored.
     pub at_us: u64,
-    /// The collective, predicted; null when no link was known.
+    /// The collective, predicted: by the model, corrected by the strategy's own newest intervals; null when no link
+    /// was known.
     pub predicted_sync_us: Option<f64>,
+    /// The collective, predicted by the model alone.
+    #[serde(default)]
+    pub model_sync_us: Option<f64>,
     /// The collective proper: minimum over ranks per step, then the median.
     pub measured_sync_us: f64,
     /// The step, predicted.

@@ -19,8 +19,9 @@ const PROBE: u32 = 0xfcff_0000;
 
 /// The controller's class: far above any rate we shape to, so nothing waits there.
 const CONTROL_RATE: u64 = 125_000_000_000;
-/// The echo class is assured a 16th of the link; it needs far less, and its burst is not spent by bulk traffic.
-const ECHO_SHARE: u64 = 16;
+/// The echo class is assured a 64th of the link: enough for its packets at every rate we shape to, and no more, since
+/// what it is assured bulk traffic was seen not to borrow in full.
+const ECHO_SHARE: u64 = 64;
 /// A class may send this long at its rate at once: above the timer's lateness, below what a measurement sees.
 const BURST_S: f64 = 0.002;
 /// Least burst in bytes: one full Ethernet frame with its VLAN tags.

@@ -108,6 +108,7 @@ pub(super) fn interval(row: IntervalRow) -> IntervalView {
         predicted_sync_us: row.predicted_sync_us,
         measured_sync_us: row.measured_sync_us,
         predicted_step_us: row.predicted_step_us,
+        model_sync_us: row.model_sync_us,
         measured_step_us: row.measured_step_us,
         settled: row.settled,
     }

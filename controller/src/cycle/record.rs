@@ -6,16 +6,16 @@ use flexcomm_planner::Report;
 use super::apply::Applied;
 use super::{CycleError, Gathered};
 use crate::app::{App, Board};
-use crate::intervals::{self, Prediction, Surroundings, UNSEEN_S};
+use crate::intervals::{self, NEWEST, Prediction, Surroundings, UNSEEN_S};
 use crate::store::IntervalRow;
 
 /// Keeps what was seen.
 pub async fn record(app: &App, gathered: &Gathered, applied: Applied) -> Result<(), CycleError> {
     let report = &applied.outcome.report;
-    let newest = measure(app, gathered, prediction(gathered, report)).await?;
+    let prediction = prediction(app, gathered, report).await?;
+    let newest = measure(app, gathered, prediction).await?;
     fit(app, gathered).await?;
     let refused = applied.refused.as_ref().map(|why| format!("the checker refused a decision: {why}"));
-    let in_force = report.in_force.as_ref();
     let mut boards = app.boards();
     let deviates = match &newest {
         Some(interval) => deviates(interval, app.config.probes.suspect_change),
@@ -26,8 +26,8 @@ pub async fn record(app: &App, gathered: &Gathered, applied: Applied) -> Result<
         waiting: gathered.waiting.iter().cloned().chain(refused).collect(),
         report: serde_json::to_value(report).unwrap_or_default(),
         verdict: report.verdict.clone(),
-        predicted_sync_us: in_force.map(|a| a.t_sync_s * 1e6),
-        predicted_step_us: in_force.map(|a| a.t_step_s * 1e6),
+        predicted_sync_us: prediction.map(|p| p.sync_us),
+        predicted_step_us: prediction.map(|p| p.step_us),
         alternatives: report.alternatives.clone(),
         deviates,
     };
@@ -35,15 +35,19 @@ pub async fn record(app: &App, gathered: &Gathered, applied: Applied) -> Result<
     Ok(())
 }
 
-/// The strategy in force when the call was made, as the model saw it.
-fn prediction(gathered: &Gathered, report: &Report) -> Option<Prediction> {
-    let now = report.in_force.as_ref()?;
-    Some(Prediction {
+/// The strategy in force when the call was made, as the model and its own newest intervals see it.
+async fn prediction(app: &App, gathered: &Gathered, report: &Report) -> Result<Option<Prediction>, CycleError> {
+    let Some(now) = report.in_force.as_ref() else { return Ok(None) };
+    let modelled = Prediction {
         version: gathered.snapshot.version(),
         sync_us: now.t_sync_s * 1e6,
         step_us: now.t_step_s * 1e6,
+        model_sync_us: now.t_sync_s * 1e6,
         terms: now.terms,
-    })
+    };
+    let newest = app.store.intervals(&gathered.job.job, NEWEST as u32).await?;
+    let coefficients = gathered.snapshot.coefficients.get(now.strategy.collective(), &gathered.job.backend);
+    Ok(Some(modelled.corrected(&newest, &coefficients, app.config.planner.link_change)))
 }
 
 /// Closes intervals; returns the newest that was closed.

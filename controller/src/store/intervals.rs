@@ -11,7 +11,7 @@ use super::{Result, Store, json, signed, sql, stored, time, unsigned};
 
 pub(super) const NEWEST: &str =
     "SELECT version, strategy, from_step, to_step, at_us, predicted_sync_us, measured_sync_us,
-    predicted_step_us, measured_step_us, settled, alpha_s, beta_s FROM intervals
+    predicted_step_us, measured_step_us, settled, alpha_s, beta_s, model_sync_us FROM intervals
     WHERE job = $1 ORDER BY id DESC LIMIT $2";
 
 pub(super) const UNFITTED: &str = "SELECT id, strategy, measured_sync_us, alpha_s, beta_s FROM intervals
@@ -45,6 +45,8 @@ pub struct IntervalRow {
     pub settled: bool,
     /// The model's terms when it began.
     pub terms: Option<Terms>,
+    /// Of the collective, by the model alone.
+    pub model_sync_us: Option<f64>,
 }
 
 /// An interval that the coefficients are to be fitted to.
@@ -73,6 +75,8 @@ pub struct OpenInterval {
     pub predicted_step_us: Option<f64>,
     /// The model's terms when it began.
     pub terms: Option<Terms>,
+    /// Of the collective, when it began, by the model alone.
+    pub model_sync_us: Option<f64>,
     /// The last time that decision or links moved.
     pub moved: Timestamp,
 }
@@ -91,6 +95,7 @@ struct Raw {
     settled: bool,
     alpha_s: Option<f64>,
     beta_s: Option<f64>,
+    model_sync_us: Option<f64>,
 }
 
 fn terms((alpha_s, beta_s): (Option<f64>, Option<f64>)) -> Option<Terms> {
@@ -106,6 +111,7 @@ struct RawOpen {
     predicted_step_us: Option<f64>,
     alpha_s: Option<f64>,
     beta_s: Option<f64>,
+    model_sync_us: Option<f64>,
     moved_us: i64,
 }
 
@@ -129,6 +135,7 @@ impl Store {
                 measured_step_us: r.measured_step_us,
                 settled: r.settled,
                 terms: terms((r.alpha_s, r.beta_s)),
+                model_sync_us: r.model_sync_us,
             })
         };
         rows.into_iter().map(row).collect()
@@ -137,8 +144,8 @@ impl Store {
     /// The interval that is being measured.
     pub async fn open_interval(&self, job: &JobId) -> Result<Option<OpenInterval>> {
         let row: Option<RawOpen> = sqlx::query_as(
-            "SELECT version, from_step, began_us, predicted_sync_us, predicted_step_us, alpha_s, beta_s, moved_us
-             FROM open_intervals WHERE job = $1",
+            "SELECT version, from_step, began_us, predicted_sync_us, predicted_step_us, alpha_s, beta_s,
+             model_sync_us, moved_us FROM open_intervals WHERE job = $1",
         )
         .bind(job.as_str())
         .fetch_optional(&self.read)
@@ -151,6 +158,7 @@ impl Store {
             predicted_sync_us: r.predicted_sync_us,
             predicted_step_us: r.predicted_step_us,
             terms: terms((r.alpha_s, r.beta_s)),
+            model_sync_us: r.model_sync_us,
             moved: time(r.moved_us),
         }))
     }
@@ -246,8 +254,8 @@ impl Store {
 async fn put_closed(db: &mut SqliteConnection, job: &JobId, i: &IntervalRow) -> Result<()> {
     sqlx::query(
         "INSERT INTO intervals (job, version, strategy, from_step, to_step, at_us, predicted_sync_us,
-            measured_sync_us, predicted_step_us, measured_step_us, settled, alpha_s, beta_s)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
+            measured_sync_us, predicted_step_us, measured_step_us, settled, alpha_s, beta_s, model_sync_us)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
     )
     .bind(job.as_str())
     .bind(signed(i.version.0))
@@ -262,6 +270,7 @@ async fn put_closed(db: &mut SqliteConnection, job: &JobId, i: &IntervalRow) -> 
     .bind(i.settled)
     .bind(i.terms.map(|t| t.alpha_s))
     .bind(i.terms.map(|t| t.beta_s))
+    .bind(i.model_sync_us)
     .execute(db)
     .await
     .map_err(sql("store an interval"))?;
@@ -271,7 +280,8 @@ async fn put_closed(db: &mut SqliteConnection, job: &JobId, i: &IntervalRow) -> 
 async fn put_open(db: &mut SqliteConnection, job: &JobId, open: &OpenInterval) -> Result<()> {
     sqlx::query(
         "INSERT OR REPLACE INTO open_intervals (job, version, from_step, began_us, predicted_sync_us,
-            predicted_step_us, alpha_s, beta_s, moved_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            predicted_step_us, alpha_s, beta_s, model_sync_us, moved_us)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
     )
     .bind(job.as_str())
     .bind(signed(open.version.0))
@@ -281,6 +291,7 @@ async fn put_open(db: &mut SqliteConnection, job: &JobId, open: &OpenInterval) -
     .bind(open.predicted_step_us)
     .bind(open.terms.map(|t| t.alpha_s))
     .bind(open.terms.map(|t| t.beta_s))
+    .bind(open.model_sync_us)
     .bind(signed(open.moved.0))
     .execute(db)
     .await

@@ -28,10 +28,13 @@ pub(crate) struct PredictionError {
     pub p95: f64,
 }
 
-/// `None` without an interval that has a prediction.
-pub(crate) fn prediction_error<'a>(intervals: impl IntoIterator<Item = &'a IntervalView>) -> Option<PredictionError> {
+/// `None` without an interval that has a prediction by `of`.
+pub(crate) fn prediction_error<'a>(
+    intervals: impl IntoIterator<Item = &'a IntervalView>,
+    of: fn(&IntervalView) -> Option<f64>,
+) -> Option<PredictionError> {
     let relative = |i: &IntervalView| {
-        let predicted = i.predicted_sync_us.filter(|_| i.measured_sync_us > 0.0)?;
+        let predicted = of(i).filter(|_| i.measured_sync_us > 0.0)?;
         Some((predicted - i.measured_sync_us).abs() / i.measured_sync_us)
     };
     let mut errors: Vec<f64> = intervals.into_iter().filter_map(relative).collect();
@@ -67,13 +70,16 @@ impl Summary {
         self.intervals = intervals;
     }
 
-    fn error_of_all(&self) -> Option<PredictionError> {
-        prediction_error(&self.intervals)
-    }
-
-    /// Without intervals in which the links had just moved, as far as the controller found out by itself.
-    fn error_of_settled(&self) -> Option<PredictionError> {
-        prediction_error(self.intervals.iter().filter(|i| i.settled))
+    /// Which intervals, by what prediction, and how far it was off.
+    fn errors(&self) -> [(&'static str, Option<PredictionError>); 3] {
+        let settled = || self.intervals.iter().filter(|i| i.settled);
+        [
+            ("all intervals", prediction_error(&self.intervals, |i| i.predicted_sync_us)),
+            // Without those in which the links had just moved, as far as the controller found out by itself.
+            ("settled intervals", prediction_error(settled(), |i| i.predicted_sync_us)),
+            // Not corrected by what the strategy in force was just seen to take.
+            ("all intervals, by the cost model alone", prediction_error(&self.intervals, |i| i.model_sync_us)),
+        ]
     }
 
     /// The closing words.
@@ -83,15 +89,15 @@ impl Summary {
             text += &format!("  {}\n", view::decision(&entry.decision).trim_start_matches(">> "));
         }
         text += "t_sync predicted against measured:\n";
-        for (which, error) in [("all", self.error_of_all()), ("settled", self.error_of_settled())] {
+        for (which, error) in self.errors() {
             text += &match error {
                 Some(e) => format!(
-                    "  {which} intervals ({}): median error {:.1} %, p95 {:.1} %\n",
+                    "  {which} ({}): median error {:.1} %, p95 {:.1} %\n",
                     e.count,
                     e.median * 100.0,
                     e.p95 * 100.0
                 ),
-                None => format!("  {which} intervals: none with a prediction\n"),
+                None => format!("  {which}: none with a prediction\n"),
             };
         }
         text += &format!("logs, history and summary: {}", plan.out.display());
@@ -101,9 +107,10 @@ impl Summary {
     /// Writes `summary.json`.
     pub(crate) fn write(&self, plan: &LabPlan) -> Result<()> {
         let path = plan.out.join("summary.json");
+        let [all, settled, model] = self.errors().map(|(_, error)| error);
         let body = serde_json::json!({
             "plan": plan,
-            "prediction_error": { "all": self.error_of_all(), "settled": self.error_of_settled() },
+            "prediction_error": { "all": all, "settled": settled, "model_alone": model },
             "rows": self.rows,
             "decisions": self.decisions,
             "intervals": self.intervals,
@@ -127,6 +134,7 @@ mod tests {
             to_step: 9,
             at_us: 0,
             predicted_sync_us: predicted,
+            model_sync_us: predicted.map(|us| 2.0 * us),
             measured_sync_us: measured,
             predicted_step_us: None,
             measured_step_us: measured,
@@ -136,16 +144,17 @@ mod tests {
 
     #[test]
     fn errors_are_relative_to_what_was_measured() {
-        assert_eq!(prediction_error(&[interval(None, 1.0, true)]), None);
+        assert_eq!(prediction_error(&[interval(None, 1.0, true)], |i| i.predicted_sync_us), None);
         let some = [
             interval(Some(110.0), 100.0, true),
             interval(Some(95.0), 100.0, true),
             interval(Some(400.0), 100.0, false),
         ];
         let summary = Summary { intervals: some.to_vec(), ..Summary::default() };
-        let (all, settled) = (summary.error_of_all().unwrap(), summary.error_of_settled().unwrap());
+        let [all, settled, model] = summary.errors().map(|(_, error)| error.unwrap());
         assert_eq!((all.count, settled.count), (3, 2));
         assert!((all.median - 0.1).abs() < 1e-9 && (all.p95 - 3.0).abs() < 1e-9);
         assert!((settled.p95 - 0.1).abs() < 1e-9);
+        assert!((model.median - 1.2).abs() < 1e-9);
     }
 }
