@@ -1,6 +1,7 @@
 //! A ratio per bucket, solved: every plan is listed while there are few, else NSGA-II searches; then a policy
 //! picks one point of the front.
 
+use crate::buckets::BucketError;
 use crate::nsga::{self, NsgaError, Settings};
 use crate::problem::{ProblemError, overlapped};
 use crate::{BucketProblem, Choice, Evaluated, PlanPoint, PolicyConfig, Problem, Terms};
@@ -67,15 +68,23 @@ pub fn solve_buckets(
     } else {
         (Solver::NsgaII, nsga::search(&large, &Settings::default(), seed)?)
     };
-    let candidates: Result<Vec<Evaluated>, ProblemError> =
-        front.iter().map(|point| evaluate(problem, &large, point)).collect();
-    let candidates = candidates.map_err(crate::buckets::BucketError::from)?;
+    let candidates = evaluate_plans(problem, &large, &front)?;
     let all: Vec<usize> = (0..candidates.len()).collect();
     let choice = policy.policy().choose(&candidates, &all, problem.compute);
     Ok(BucketSolution { solver, front, candidates, choice })
 }
 
-/// A point of the front as a candidate. Its terms are not kept apart.
+/// Plans as candidates: with the time of the whole step, and the kept share of all values as ratio.
+pub fn evaluate_plans(
+    problem: &Problem,
+    large: &BucketProblem,
+    points: &[PlanPoint],
+) -> Result<Vec<Evaluated>, BucketError> {
+    let candidates: Result<Vec<Evaluated>, ProblemError> = points.iter().map(|p| evaluate(problem, large, p)).collect();
+    Ok(candidates?)
+}
+
+/// Latency and bandwidth terms are not kept apart.
 fn evaluate(problem: &Problem, large: &BucketProblem, point: &PlanPoint) -> Result<Evaluated, ProblemError> {
     let strategy = large.strategy(&point.plan);
     let [t_comp, t_sync, inverse_gain] = point.objectives;

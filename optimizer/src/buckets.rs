@@ -238,6 +238,14 @@ impl BucketProblem {
         PlanPoint { plan, objectives: self.objectives(collective, levels.iter().copied()) }
     }
 
+    /// The dense plans, then those with one ratio for all buckets, by collective and rising ratio.
+    pub fn uniform(&self) -> Vec<PlanPoint> {
+        let width = self.levels.len();
+        let each = (0..self.collectives.len()).flat_map(|c| (0..width).map(move |level| (c, level)));
+        let sparse = each.map(|(c, level)| self.point(c, &vec![level; self.buckets()]));
+        self.dense.iter().cloned().chain(sparse).collect()
+    }
+
     /// The plan of least t_comp·comp + t_sync - price·kept, exact, as levels. `comp` weighs seconds of
     /// compressing against seconds of communicating; `price` is what the whole energy is worth, in seconds.
     pub fn weighted(&self, collective: usize, comp: f64, price: f64) -> Vec<usize> {

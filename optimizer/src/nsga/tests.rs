@@ -3,6 +3,7 @@ use crate::buckets::{Bucket, BucketPlan};
 use crate::{Problem, Profile, ProfilePoint, Space, pareto};
 use flexcomm_domain::{CompressionRatio, Compressor, Gain, Link, LinkMatrix};
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
+use proptest::test_runner::RngSeed;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -127,7 +128,8 @@ fn only_dense_where_nothing_sparse_is_enabled() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    // A search finds what it finds with high probability, not always: the same cases every time.
+    #![proptest_config(ProptestConfig { cases: 24, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
     #[test]
     fn weighted_sums_are_exact(seed in 0u64..1000, comp in 0.0..3.0f64, price in 1e-3..10.0f64) {
         let problem = random_problem(3, seed);
