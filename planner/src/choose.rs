@@ -51,7 +51,7 @@ pub(crate) fn next(s: &Snapshot, m: &Memory, costs: &Costs, found: &[Trigger], n
     if best.strategy() == current.strategy() {
         return Err(Hold::new(Keep::AlreadyBest, already_best(s, costs, found)));
     }
-    let margin = margin(s, m, found);
+    let margin = margin(s, m, found, best);
     if costs.offered && current.score.is_some() {
         worth_it(s, best, current, margin)?;
     } else if costs.offered && best.score.is_none() && best.what.gain <= current.what.gain {
@@ -75,25 +75,31 @@ pub(crate) fn next(s: &Snapshot, m: &Memory, costs: &Costs, found: &[Trigger], n
 }
 
 /// What a new strategy must win, as a share.
-fn margin(s: &Snapshot, memory: &Memory, found: &[Trigger]) -> f64 {
+fn margin(s: &Snapshot, memory: &Memory, found: &[Trigger], best: &Priced) -> f64 {
     if found.iter().any(Trigger::moved) {
-        return s.config.hysteresis;
+        return hysteresis(s, best);
     }
     let lasting = memory.leads.saturating_add(1) >= s.config.persistence;
     let links = if lasting { 0.0 } else { s.config.noise_weight * memory.noise() };
-    let still = small_margin(s) + links;
+    let still = small_margin(s, best) + links;
     memory.held_back.as_ref().map_or(still, |held| held.margin.min(still))
 }
 
+/// The least win that can be told from none: smaller when only the ratio changes.
+fn hysteresis(s: &Snapshot, best: &Priced) -> f64 {
+    let (current, new) = (s.strategy(), best.strategy());
+    let only_ratio = current.compressor() == new.compressor() && current.collective() == new.collective();
+    if only_ratio { s.config.hysteresis_ratio.min(s.config.hysteresis) } else { s.config.hysteresis }
+}
+
 /// The margin without the noise of the links.
-fn small_margin(s: &Snapshot) -> f64 {
-    s.config.hysteresis + s.config.noise_weight * s.measured_now().map_or(0.0, |m| m.gain_spread)
+fn small_margin(s: &Snapshot, best: &Priced) -> f64 {
+    hysteresis(s, best) + s.config.noise_weight * s.measured_now().map_or(0.0, |m| m.gain_spread)
 }
 
 /// Whether the best candidate leads by what would be enough if it lasts.
 pub(crate) fn leads(s: &Snapshot, costs: &Costs) -> bool {
-    let cost = costs.best.as_ref().map_or(f64::INFINITY, Priced::cost);
-    cost < costs.in_force.cost() * (1.0 - small_margin(s))
+    costs.best.as_ref().is_some_and(|best| best.cost() < costs.in_force.cost() * (1.0 - small_margin(s, best)))
 }
 
 fn worth_it(s: &Snapshot, best: &Priced, current: &Priced, margin: f64) -> Result<(), Hold> {

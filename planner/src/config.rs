@@ -39,6 +39,9 @@ pub struct Config {
     /// A new strategy must be predicted better by this share when links or fitted costs moved. Default 0.10:
     /// the accuracy of the fitted model (10 % median error) is the smallest win that can be told from none.
     pub hysteresis: f64,
+    /// ... and by this share when only the ratio changes: what is wrong with links, fit and compressor is wrong on both
+    /// sides of the comparison. Default 0.04.
+    pub hysteresis_ratio: f64,
     /// When they did not move, this many times the noise of links and gain comes on top: the mean change
     /// between two estimates in a row, and the spread of the measured gain. Default 1.5: two equals differ by
     /// more only once in many hundred looks.
@@ -75,6 +78,9 @@ pub struct Config {
     pub guard_patience_s: Seconds,
     /// Medians over fewer steps than this are not used, neither by the guard nor for the gain. Default 10.
     pub least_steps: u64,
+    /// A gain in force is believed after 1/CR steps, when the residual has settled, but after so many at most. Default
+    /// 250: smaller ratios settle later still, but by then most of it has happened.
+    pub settle_steps: u64,
     /// A strategy that was rolled back is not chosen for this long; doubles each time. Default 300 s.
     pub block_s: Seconds,
     /// ... up to this long. Default 3600 s: the cause may be gone by then.
@@ -84,14 +90,17 @@ pub struct Config {
     pub trial_iterations: u32,
     /// Trials are not asked for more often than this. Default 60 s.
     pub trial_interval_s: Seconds,
-    /// ... and take at most this share of the job's time, by their predicted cost. Default 0.03.
+    /// ... and take at most this share of the job's time, by their predicted cost. Default 0.015:
+    /// between trials predictions follow the gain in force.
     pub trial_share: f64,
     /// A trial that has not answered is given up after this long, and the first decision no longer waits
     /// for it. Default 60 s.
     pub trial_timeout_s: Seconds,
-    /// A profile older than this is measured again: while dense runs, no gain shows that it has aged. Default
-    /// 1800 s.
+    /// A profile older than this is measured again. Default 1800 s.
     pub trial_review_s: Seconds,
+    /// ... while dense runs, older than this, if compressing would win provided that it lost nothing: no gain in force
+    /// shows that the profile has aged. Default 120 s: gains rise fast at the start of training.
+    pub trial_review_dense_s: Seconds,
     /// Most time one trial may take. Default 30 s.
     pub trial_budget_s: Seconds,
 }
@@ -109,6 +118,7 @@ impl Default for Config {
             gain_change: 0.10,
             review_s: seconds(60.0),
             hysteresis: 0.10,
+            hysteresis_ratio: 0.04,
             noise_weight: 1.5,
             persistence: 8,
             dwell_s: seconds(10.0),
@@ -122,13 +132,15 @@ impl Default for Config {
             guard_dense_margin: 0.2,
             guard_patience_s: seconds(10.0),
             least_steps: 10,
+            settle_steps: 250,
             block_s: seconds(300.0),
             block_max_s: seconds(3600.0),
             trial_iterations: 10,
             trial_interval_s: seconds(60.0),
-            trial_share: 0.03,
+            trial_share: 0.015,
             trial_timeout_s: seconds(60.0),
             trial_review_s: seconds(1800.0),
+            trial_review_dense_s: seconds(120.0),
             trial_budget_s: seconds(30.0),
         }
     }
@@ -156,11 +168,13 @@ impl Config {
         share("link_change", self.link_change, 0.01, 10.0, "0.01 to 10")?;
         share("gain_change", self.gain_change, 0.01, 10.0, "0.01 to 10")?;
         share("hysteresis", self.hysteresis, 0.0, 0.9, "0 to 0.9")?;
+        share("hysteresis_ratio", self.hysteresis_ratio, 0.0, 0.9, "0 to 0.9")?;
         share("noise_weight", self.noise_weight, 0.0, 10.0, "0 to 10")?;
         share("least_confidence", self.least_confidence, 0.0, 1.0, "0 to 1")?;
         share("guard_margin", self.guard_margin, 0.05, 100.0, "0.05 to 100")?;
         share("guard_dense_margin", self.guard_dense_margin, 0.05, 100.0, "0.05 to 100")?;
         share("least_steps", self.least_steps as f64, 1.0, 1e6, "1 to 1,000,000")?;
+        share("settle_steps", self.settle_steps as f64, 0.0, 1e6, "0 to 1,000,000")?;
         share("horizon_s", self.horizon_s.get(), 1.0, 31_536_000.0, "1 to 31,536,000")?;
         share("review_s", self.review_s.get(), 1.0, 31_536_000.0, "1 to 31,536,000")?;
         share("block_s", self.block_s.get(), 1.0, self.block_max_s.get(), "1 to block_max_s")?;

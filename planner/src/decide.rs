@@ -5,7 +5,8 @@ use crate::guard::{self, Judgement, Rollback};
 use crate::memory::{GainReference, HeldBack, LinkSummary, Seen};
 use crate::solve::{self, Costs, Priced};
 use crate::{
-    Keep, Links, Memory, Observed, Outcome, Report, Snapshot, TrialRequest, Trigger, Verdict, trial, triggers, words,
+    BucketReport, Keep, Links, Memory, Observed, Outcome, Report, Snapshot, TrialRequest, Trigger, Verdict, buckets,
+    gains, trial, triggers, words,
 };
 use flexcomm_domain::{Decision, Strategy, Timestamp};
 use rand::RngCore;
@@ -24,7 +25,10 @@ pub fn decide(snapshot: &Snapshot, now: Timestamp, rng: &mut (impl RngCore + ?Si
     let ready = call.observe();
     call.ask_for_trial(rng);
     match ready {
-        Ok(links) => call.conclude(links),
+        Ok(links) => {
+            call.solve_buckets(rng);
+            call.conclude(links)
+        }
         Err((keep, why)) => call.keep(keep, why),
     }
 }
@@ -38,6 +42,7 @@ struct Call<'a> {
     triggers: Vec<Trigger>,
     trial: Option<TrialRequest>,
     rollback: bool,
+    buckets: Option<BucketReport>,
 }
 
 impl<'a> Call<'a> {
@@ -47,7 +52,7 @@ impl<'a> Call<'a> {
             memory.dwell_from = s.in_force.as_ref().map(|f| f.decision.decided_at);
         }
         memory.heal(now, s.config.block_max_s);
-        Self { s, now, memory, costs: None, triggers: Vec::new(), trial: None, rollback: false }
+        Self { s, now, memory, costs: None, triggers: Vec::new(), trial: None, rollback: false, buckets: None }
     }
 
     /// Prices the candidates, takes note of what is measured, and finds what moved. An error says why
@@ -57,6 +62,7 @@ impl<'a> Call<'a> {
         let Some(links) = &s.links else {
             return Err((Keep::NoLinks, "no estimate covers all links between the job's ranks yet".into()));
         };
+        gains::note(s, &mut self.memory, self.now);
         let costs = solve::price(s, &links.matrix, &self.memory, self.now);
         self.costs =
             Some(costs.map_err(|e| (Keep::InvalidSnapshot, format!("the candidates cannot be compared: {e}")))?);
@@ -86,7 +92,8 @@ impl<'a> Call<'a> {
     fn note_measurements(&mut self, links: LinkSummary) {
         let Some(m) = self.s.measured_now().filter(|m| m.steps >= self.s.config.least_steps) else { return };
         self.memory.remember(Seen { strategy: self.s.strategy(), cost: *m, links });
-        if self.memory.gain.is_none_or(|g| g.version != m.version) {
+        let settled = gains::settled(self.s, &self.memory, self.now).is_some();
+        if settled && self.memory.gain.is_none_or(|g| g.version != m.version) {
             self.memory.gain = Some(GainReference { version: m.version, gain: m.gain });
         }
     }
@@ -96,15 +103,22 @@ impl<'a> Call<'a> {
         if self.s.compute.is_none() {
             return;
         }
-        let Some(why) = trial::wanted(self.s, &self.memory, &self.triggers, self.now, rng) else { return };
+        let look = trial::Look { s: self.s, memory: &self.memory, costs: self.costs.as_ref(), now: self.now };
+        let Some(why) = look.wanted(&self.triggers, rng) else { return };
         let Some((request, cost_s)) = trial::request(self.s, self.costs.as_ref(), why) else { return };
         self.memory.trial.asked_at = Some(self.now);
         self.memory.trial.cost_s = cost_s;
         self.memory.trial.pending = true;
-        if let Some(m) = self.s.measured_now().filter(|m| m.steps >= self.s.config.least_steps) {
+        if let Some(m) = gains::settled(self.s, &self.memory, self.now) {
             self.memory.gain = Some(GainReference { version: m.version, gain: m.gain });
         }
         self.trial = Some(request);
+    }
+
+    /// With several buckets: a ratio for each, whenever everything is solved again.
+    fn solve_buckets(&mut self, rng: &mut (impl RngCore + ?Sized)) {
+        let Some(costs) = self.costs.as_ref().filter(|_| self.triggers.iter().any(Trigger::solves)) else { return };
+        self.buckets = buckets::solve(self.s, costs, rng);
     }
 
     /// Guard first, then the choice.
@@ -247,6 +261,7 @@ impl<'a> Call<'a> {
             blocked: self.memory.blocked.iter().filter(|b| self.now < b.until).cloned().collect(),
             rollback: self.rollback,
             trial: self.trial_words(),
+            buckets: self.buckets,
             triggers: self.triggers,
         };
         Outcome { verdict, report, memory: self.memory, trial: self.trial }
@@ -273,7 +288,7 @@ impl<'a> Call<'a> {
             links_confidence: s.links.as_ref().map(|l| l.confidence),
             compute_s: s.compute.map(|c| c.get()),
             measured: s.measured_now().copied(),
-            gain_correction: s.gain_correction(),
+            gain_correction: self.costs.as_ref().and_then(|c| c.gain_power),
             profile_measured: s.profiles.measured_at.is_some(),
         }
     }

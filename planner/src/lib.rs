@@ -14,8 +14,8 @@
 //!    returned. Steps show the change first: the guard sees half a second per step against 40 ms predicted, and
 //!    waits, because no link has been measured anew since.
 //! 2. **Price** (`solve.rs`). The optimizer predicts every candidate on the links of now: t_comp, t_sync, t_step
-//!    and gain. When the measured gain has left the trial's, the profile follows it until the next trial
-//!    ([`Snapshot::gain_correction`]).
+//!    and gain. Trials begin with a fresh residual and flatter small ratios: where settled steps kept less, or have
+//!    drifted since, the profile follows them (`gains.rs`).
 //! 3. **Trust**. Links too old or too uncertain: nothing is decided, the report says which and why.
 //! 4. **Triggers** (`triggers.rs`). The mean bandwidth moved by more than 25 %, so it is time to solve again.
 //!    Others are: the first decision, a new profile, predicted times that moved though the links did not, a
@@ -51,10 +51,12 @@
 //! A variant of [`Trigger`] with its words, a line in `triggers::find`, a case in `tests/decisions.rs`, and a
 //! scenario in `sim/scenarios/` in which it matters.
 
+mod buckets;
 pub mod checker;
 mod choose;
 mod config;
 mod decide;
+mod gains;
 mod guard;
 pub mod memory;
 mod report;
@@ -67,9 +69,9 @@ mod words;
 pub use checker::{Violation, check};
 pub use config::{Config, ConfigError, MAX_CRS};
 pub use decide::decide;
-pub use flexcomm_optimizer::PolicyConfig;
+pub use flexcomm_optimizer::{Bucket, PolicyConfig, Solver};
 pub use memory::Memory;
-pub use report::{Alternative, Keep, Observed, Outcome, Report, TrialRequest, Verdict};
+pub use report::{Alternative, BucketReport, Keep, Observed, Outcome, Report, TrialRequest, Verdict};
 pub use snapshot::{InForce, Links, Measured, Offer, Profiles, Snapshot, SnapshotError};
 pub use triggers::Trigger;
 

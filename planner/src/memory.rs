@@ -1,12 +1,15 @@
 //! What the planner remembers from one call to the next. The caller stores it and hands it back unread.
 
-use flexcomm_domain::{Gain, LinkMatrix, Seconds, Strategy, Timestamp, Version};
+use flexcomm_domain::{CompressionRatio, Compressor, Gain, LinkMatrix, Seconds, Strategy, Timestamp, Version};
 use serde::{Deserialize, Serialize};
 
 /// Most strategies whose measured times are remembered: the ones tried lately, not a history.
 pub const MAX_SEEN: usize = 16;
 /// Most strategies that are blocked at once; the block that ends first is dropped.
 pub const MAX_BLOCKED: usize = 16;
+
+/// Most ratios of which it is remembered how far trials flattered them.
+pub const MAX_BIASES: usize = 16;
 
 /// Noise of the links' estimates that is assumed until it is seen: that of two estimates each 10 % off.
 const ASSUMED_NOISE: f64 = 0.1;
@@ -33,6 +36,8 @@ pub struct Memory {
     pub predicted_step_s: Option<f64>,
     /// The gain that changes are measured against.
     pub gain: Option<GainReference>,
+    /// How far trials flattered the ratios that were in force.
+    pub bias: Vec<Bias>,
     /// When the profile that was last solved with was measured.
     pub profile_at: Option<Timestamp>,
     /// A better strategy was found but held back (dwell, not yet applied), or the guard has just rolled back:
@@ -117,6 +122,19 @@ pub struct GainReference {
     pub version: Version,
     /// The gain.
     pub gain: Gain,
+}
+
+/// How far a trial flattered a ratio: its settled steps keep the trial's gain to this power.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Bias {
+    /// With which compressor.
+    pub compressor: Compressor,
+    /// At which ratio.
+    pub cr: CompressionRatio,
+    /// Above 1: the trial flattered.
+    pub power: f64,
+    /// Which profile it is against.
+    pub profile_at: Option<Timestamp>,
 }
 
 /// A change that is due when the strategy in force has settled.
@@ -275,6 +293,19 @@ impl Memory {
     /// The noise of the links' estimates, assumed while nothing is known.
     pub(crate) fn noise(&self) -> f64 {
         self.link_noise.unwrap_or(ASSUMED_NOISE)
+    }
+
+    /// Remembers how far a trial flattered; once per ratio and profile. The newest profile counts.
+    pub(crate) fn note_bias(&mut self, new: Bias) {
+        let same = |b: &Bias| b.compressor == new.compressor && b.cr == new.cr;
+        if self.bias.iter().any(|b| same(b) && b.profile_at == new.profile_at) {
+            return;
+        }
+        self.bias.retain(|b| !same(b));
+        if self.bias.len() >= MAX_BIASES {
+            self.bias.remove(0);
+        }
+        self.bias.push(new);
     }
 
     /// Remembers what the strategy in force costs; the newest measurement of a strategy counts.

@@ -2,8 +2,10 @@
 
 use crate::memory::{Blocked, LinkSummary};
 use crate::{Measured, Trigger};
-use flexcomm_domain::{Decision, Gain, JobId, Seconds, Strategy, Timestamp, Version};
-use flexcomm_optimizer::Terms;
+use flexcomm_domain::{
+    Collective, CompressionRatio, Compressor, Decision, Gain, JobId, Seconds, Strategy, Timestamp, Version,
+};
+use flexcomm_optimizer::{Solver, Terms};
 use serde::{Deserialize, Serialize};
 
 /// What [`crate::decide`] answers.
@@ -135,6 +137,37 @@ pub struct Report {
     pub rollback: bool,
     /// The trial that is asked for or awaited, in words.
     pub trial: Option<String>,
+    /// With several buckets, and when everything was solved: the best ratio for each. Advice so far, since a decision
+    /// has one ratio.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub buckets: Option<BucketReport>,
+}
+
+/// A ratio per bucket, with what it would cost if each bucket is sent by itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BucketReport {
+    /// How it was found.
+    pub solver: Solver,
+    /// Seed of the search; without effect where every plan was listed.
+    pub seed: u64,
+    /// Points of the front.
+    pub front: usize,
+    /// What the values are selected by; `none` when dense.
+    pub compressor: Compressor,
+    /// How they travel.
+    pub collective: Collective,
+    /// A ratio per bucket, in the snapshot's order.
+    pub crs: Vec<CompressionRatio>,
+    /// Compress and decompress, seconds.
+    pub t_comp_s: f64,
+    /// The collectives of all buckets one after the other, seconds.
+    pub t_sync_s: f64,
+    /// The whole step, seconds.
+    pub t_step_s: f64,
+    /// Predicted gain of the whole gradient.
+    pub gain: Gain,
+    /// What the policy minimises; absent when it does not admit the plan.
+    pub score: Option<f64>,
 }
 
 /// The inputs in short.
@@ -162,7 +195,8 @@ pub struct Observed {
     pub compute_s: Option<f64>,
     /// What the steps under the decision in force cost.
     pub measured: Option<Measured>,
-    /// Predicted gains are those of the last trial to this power, because the gain in force has moved since.
+    /// The gain predicted for the strategy in force is that of the last trial to this power, because settled steps
+    /// keep more or less than the trial said; other ratios follow it.
     pub gain_correction: Option<f64>,
     /// Whether gain and compression time come from trials (else from the prior).
     pub profile_measured: bool,

@@ -2,18 +2,12 @@
 
 use crate::{Config, Memory};
 use flexcomm_domain::{
-    Collective, CompressionRatio, Compressor, Decision, Gain, JobId, LinkMatrix, Seconds, Strategy, Timestamp, Version,
+    Collective, Compressor, Decision, Gain, JobId, LinkMatrix, Seconds, Strategy, Timestamp, Version,
 };
-use flexcomm_optimizer::{CodecBytes, CoefficientBook, Problem, Profile, Space};
+use flexcomm_optimizer::buckets::MAX_BUCKETS;
+use flexcomm_optimizer::{Bucket, CodecBytes, CoefficientBook, Problem, Profile, Space};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-
-/// Bounds of the correction of gains: beyond them something else is wrong.
-const LEAST_CORRECTION: f64 = 0.1;
-const MOST_CORRECTION: f64 = 10.0;
-
-/// Where profiles are compared as a whole: the middle of the usual candidates.
-const TYPICAL_CR: f64 = 0.01;
 
 /// The state of one job and of its network at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -24,6 +18,11 @@ pub struct Snapshot {
     pub ranks: u32,
     /// Values in the fused gradient; M is 4 times that in bytes.
     pub gradient_values: u64,
+    /// The buckets that the gradient is sent in, in their order, with a profile of their own where one is measured;
+    /// empty or one: the gradient is fused. With several a ratio for each is solved for as well and reported
+    /// ([`crate::Report::buckets`]); the decision has one ratio, since trainers take one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub buckets: Vec<Bucket>,
     /// What moves the bytes; selects the fitted coefficients.
     pub backend: String,
     /// Exponent of the overlap of computation and communication, 1 (none) to 10; see [`Problem::overlap`].
@@ -154,6 +153,7 @@ impl Snapshot {
             job,
             ranks,
             gradient_values,
+            buckets: Vec::new(),
             backend: String::new(),
             overlap: 1.0,
             offer: Offer {
@@ -196,6 +196,7 @@ impl Snapshot {
         range("number of ranks", f64::from(self.ranks), self.ranks >= 1, "1 or more")?;
         range("number of gradient values", self.gradient_values as f64, self.gradient_values >= 1, "1 or more")?;
         range("overlap exponent", self.overlap, (1.0..=10.0).contains(&self.overlap), "1 to 10")?;
+        self.check_buckets()?;
         if let Some(links) = &self.links {
             if links.matrix.ranks() != self.ranks as usize {
                 return Err(SnapshotError::Matrix { matrix: links.matrix.ranks(), ranks: self.ranks });
@@ -214,6 +215,24 @@ impl Snapshot {
         }
     }
 
+    fn check_buckets(&self) -> Result<(), SnapshotError> {
+        let refuse = |what, value, allowed| Err(SnapshotError::Range { what, value, allowed });
+        if self.buckets.is_empty() {
+            return Ok(());
+        }
+        if self.buckets.len() > MAX_BUCKETS {
+            return refuse("number of buckets", self.buckets.len() as f64, "at most 60");
+        }
+        if let Some(bad) = self.buckets.iter().find(|b| !(b.energy.is_finite() && b.energy > 0.0)) {
+            return refuse("energy of a bucket", bad.energy, "above 0");
+        }
+        let values = self.buckets.iter().fold(0u64, |sum, b| sum.saturating_add(b.values));
+        if values != self.gradient_values || self.buckets.iter().any(|b| b.values == 0) {
+            return refuse("sum of the buckets' values", values as f64, "that of the gradient, none of them empty");
+        }
+        Ok(())
+    }
+
     /// The candidates: what the job offers and the settings allow.
     pub fn space(&self) -> Space {
         let enabled = |c: &Compressor| self.config.compressors.as_ref().is_none_or(|only| only.contains(c));
@@ -225,51 +244,8 @@ impl Snapshot {
         }
     }
 
-    /// The exponent that brings the profile's gain at the ratio in force to the measured one, when they differ by
-    /// the threshold of the gain: gain^exponent leaves 0 and 1 and the order of ratios as they are, so that what
-    /// one ratio shows tells of the others until the next trial measures them.
-    pub fn gain_correction(&self) -> Option<f64> {
-        let strategy = self.strategy();
-        let measured = self.measured_now().filter(|m| m.steps >= self.config.least_steps)?.gain.get();
-        let profile = self.profiles.by_compressor.get(&strategy.compressor())?;
-        let predicted = profile.gain(strategy.cr()).get();
-        let apart = crate::memory::relative(predicted, measured) >= self.config.gain_change;
-        let inside = predicted < 1.0 && measured < 1.0;
-        (apart && inside).then(|| (measured.ln() / predicted.ln()).clamp(LEAST_CORRECTION, MOST_CORRECTION))
-    }
-
-    /// The measured profiles, corrected by what the steps of the compressor in force show: gains fall or rise with
-    /// the state of training and of the residual, which all compressors share. A compressor that no trial has
-    /// measured takes the weakest measured one: what is only assumed must never look better than
-    /// what is known.
-    fn profiles_now(&self) -> BTreeMap<Compressor, Profile> {
-        let mut profiles = self.corrected_profiles();
-        let Ok(typical) = CompressionRatio::new(TYPICAL_CR) else { return profiles };
-        let gain = |p: &&Profile| p.gain(typical).get();
-        let weakest = profiles.values().min_by(|a, b| gain(a).total_cmp(&gain(b))).cloned();
-        if let Some(weakest) = weakest {
-            for compressor in self.offer.codecs.keys() {
-                profiles.entry(*compressor).or_insert_with(|| weakest.clone());
-            }
-        }
-        profiles
-    }
-
-    fn corrected_profiles(&self) -> BTreeMap<Compressor, Profile> {
-        let mut profiles = self.profiles.by_compressor.clone();
-        let Some(exponent) = self.gain_correction() else { return profiles };
-        for profile in profiles.values_mut() {
-            let mut points = profile.points().to_vec();
-            for point in &mut points {
-                point.gain = Gain::new(point.gain.get().powf(exponent)).unwrap_or(point.gain);
-            }
-            *profile = Profile::new(points).unwrap_or_else(|_| profile.clone());
-        }
-        profiles
-    }
-
-    /// The optimizer's problem on these links. An unknown compute time counts as 0.
-    pub fn problem(&self, links: &LinkMatrix) -> Problem {
+    /// The optimizer's problem on these links, with these profiles. An unknown compute time counts as 0.
+    pub fn problem(&self, links: &LinkMatrix, profiles: BTreeMap<Compressor, Profile>) -> Problem {
         Problem {
             values: self.gradient_values,
             links: links.clone(),
@@ -277,7 +253,7 @@ impl Snapshot {
             overlap: self.overlap,
             backend: self.backend.clone(),
             codecs: self.offer.codecs.clone(),
-            profiles: self.profiles_now(),
+            profiles,
             coefficients: self.coefficients.clone(),
         }
     }

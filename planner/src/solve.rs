@@ -1,8 +1,9 @@
 //! Predicts every candidate on the links of now, and finds the policy's pick among those not blocked.
 
+use crate::gains::{self, Powers};
 use crate::{Alternative, Memory, Snapshot};
 use flexcomm_domain::{LinkMatrix, Seconds, Strategy, Timestamp};
-use flexcomm_optimizer::{Evaluated, Policy, ProblemError, Space, pareto};
+use flexcomm_optimizer::{Evaluated, Policy, Problem, ProblemError, Space, pareto};
 
 /// One candidate with everything that ranks it.
 #[derive(Debug, Clone)]
@@ -61,12 +62,17 @@ pub(crate) struct Costs {
     pub(crate) offered: bool,
     /// The policy's pick among the candidates that are not blocked.
     pub(crate) best: Option<Priced>,
+    /// The power that trials' gains are taken to at the ratio in force, when it is not 1.
+    pub(crate) gain_power: Option<f64>,
+    /// What was priced.
+    pub(crate) problem: Problem,
 }
 
 /// Prices all candidates and the strategy in force. A candidate whose time leaves the range of a duration
 /// is left out; when that is the one in force, nothing can be compared.
 pub(crate) fn price(s: &Snapshot, links: &LinkMatrix, memory: &Memory, now: Timestamp) -> Result<Costs, ProblemError> {
-    let problem = s.problem(links);
+    let powers = Powers::new(s, memory, now);
+    let problem = s.problem(links, gains::profiles(s, &powers));
     let policy = s.config.policy.policy();
     let space = usable(s.space(), s.ranks);
     let candidates: Vec<Evaluated> = space.iter().filter_map(|x| problem.evaluate(x).ok()).collect();
@@ -87,7 +93,7 @@ pub(crate) fn price(s: &Snapshot, links: &LinkMatrix, memory: &Memory, now: Time
         None => priced(current, false),
     };
     all.sort_by(|a, b| a.cost().total_cmp(&b.cost()));
-    Ok(Costs { all, in_force, offered, best })
+    Ok(Costs { all, in_force, offered, best, gain_power: powers.shown(s), problem })
 }
 
 /// With one rank nothing travels: only dense makes sense.

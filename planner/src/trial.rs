@@ -29,42 +29,58 @@ pub(crate) fn unmeasured(s: &Snapshot) -> Vec<Compressor> {
     s.space().compressors.into_iter().filter(|c| *c != Compressor::None && !measured(c)).collect()
 }
 
-/// A request, when there is a reason, none is under way and the last is long enough ago.
-pub(crate) fn wanted(
-    s: &Snapshot,
-    memory: &Memory,
-    triggers: &[Trigger],
-    now: Timestamp,
-    rng: &mut (impl RngCore + ?Sized),
-) -> Option<String> {
-    let why = reason(s, triggers, now)?;
-    let trial = &memory.trial;
-    if trial.pending || s.ranks < 2 {
-        return None;
-    }
-    let back_off = f64::from(1 + trial.given_up.min(MAX_BACK_OFF));
-    // Jobs that started together should not stop together for their next trials.
-    let spread = if trial.given_up > 0 { rng.random_range(1.0..1.5) } else { 1.0 };
-    // A trial that never answered cost nothing, as far as anyone knows.
-    let share = if trial.given_up > 0 { 0.0 } else { trial.cost_s / s.config.trial_share };
-    let wait = (s.config.trial_interval_s.get() * back_off * spread).max(share);
-    let rested = trial.asked_at.is_none_or(|at| now.since(at).get() >= wait);
-    rested.then_some(why)
+/// What a trial is decided on.
+pub(crate) struct Look<'a> {
+    pub(crate) s: &'a Snapshot,
+    pub(crate) memory: &'a Memory,
+    pub(crate) costs: Option<&'a Costs>,
+    pub(crate) now: Timestamp,
 }
 
-fn reason(s: &Snapshot, triggers: &[Trigger], now: Timestamp) -> Option<String> {
-    let unmeasured = unmeasured(s);
-    if !unmeasured.is_empty() {
-        let names: Vec<&str> = unmeasured.iter().map(|c| c.as_str()).collect();
-        return Some(format!("nothing is measured yet of {}", names.join(", ")));
+impl Look<'_> {
+    /// Why a trial should run now: there is a reason, none is under way and the last is long enough ago.
+    pub(crate) fn wanted(&self, triggers: &[Trigger], rng: &mut (impl RngCore + ?Sized)) -> Option<String> {
+        let why = self.reason(triggers)?;
+        let (s, trial) = (self.s, &self.memory.trial);
+        if trial.pending || s.ranks < 2 {
+            return None;
+        }
+        let back_off = f64::from(1 + trial.given_up.min(MAX_BACK_OFF));
+        // Jobs that started together should not stop together for their next trials.
+        let spread = if trial.given_up > 0 { rng.random_range(1.0..1.5) } else { 1.0 };
+        // A trial that never answered cost nothing, as far as anyone knows.
+        let share = if trial.given_up > 0 { 0.0 } else { trial.cost_s / s.config.trial_share };
+        let wait = (s.config.trial_interval_s.get() * back_off * spread).max(share);
+        let rested = trial.asked_at.is_none_or(|at| self.now.since(at).get() >= wait);
+        rested.then_some(why)
     }
-    if let Some(moved) = triggers.iter().find(|t| matches!(t, Trigger::Gain { .. })) {
-        return Some(moved.words());
+
+    fn reason(&self, triggers: &[Trigger]) -> Option<String> {
+        let s = self.s;
+        let unmeasured = unmeasured(s);
+        if !unmeasured.is_empty() {
+            let names: Vec<&str> = unmeasured.iter().map(|c| c.as_str()).collect();
+            return Some(format!("nothing is measured yet of {}", names.join(", ")));
+        }
+        if let Some(moved) = triggers.iter().find(|t| matches!(t, Trigger::Gain { .. })) {
+            return Some(moved.words());
+        }
+        let measured_at = s.profiles.measured_at.filter(|_| !s.space().compressors.is_empty())?;
+        let age = self.now.since(measured_at);
+        if age >= s.config.trial_review_s {
+            return Some(format!("the last trial was {} ago", words::time(age.get())));
+        }
+        let blind = s.in_force.is_some() && age >= s.config.trial_review_dense_s && self.compressing_could_win();
+        let age = words::time(age.get());
+        blind.then(|| format!("the last trial was {age} ago and no gain in force shows whether it still holds"))
     }
-    let measured_at = s.profiles.measured_at.filter(|_| !s.space().compressors.is_empty())?;
-    let age = now.since(measured_at);
-    let old = age >= s.config.trial_review_s;
-    old.then(|| format!("the last trial was {} ago", words::time(age.get())))
+
+    /// Whether dense runs and a candidate would be better by the margin if it lost nothing.
+    fn compressing_could_win(&self) -> bool {
+        let Some(costs) = self.costs.filter(|_| self.s.strategy().is_dense()) else { return false };
+        let dense = costs.in_force.what.t_step.get() * (1.0 - self.s.config.hysteresis);
+        costs.all.iter().any(|p| !p.blocked && !p.strategy().is_dense() && p.what.t_step.get() < dense)
+    }
 }
 
 /// The request and its predicted cost in seconds. One candidate per compressor and ratio, by the collective that

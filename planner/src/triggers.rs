@@ -113,7 +113,7 @@ pub(crate) fn find(s: &Snapshot, memory: &Memory, links: &LinkSummary, step_s: f
     if memory.solved_at.is_some() && s.profiles.measured_at != memory.profile_at {
         found.push(Trigger::Profile);
     }
-    found.extend(gain(s, memory));
+    found.extend(gain(s, memory, now));
     if let Some(held) = &memory.held_back {
         found.push(Trigger::HeldBack { cause: held.cause.clone() });
     }
@@ -125,8 +125,8 @@ pub(crate) fn find(s: &Snapshot, memory: &Memory, links: &LinkSummary, step_s: f
 }
 
 /// The gain in force against its reference, once enough steps are measured.
-fn gain(s: &Snapshot, memory: &Memory) -> Option<Trigger> {
-    let measured = s.measured_now().filter(|m| m.steps >= s.config.least_steps)?;
+fn gain(s: &Snapshot, memory: &Memory, now: Timestamp) -> Option<Trigger> {
+    let measured = crate::gains::settled(s, memory, now)?;
     let reference = memory.gain.filter(|g| g.version == measured.version)?;
     let (from, to) = (reference.gain.get(), measured.gain.get());
     (relative(from, to) >= s.config.gain_change).then_some(Trigger::Gain { from, to })

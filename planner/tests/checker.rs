@@ -107,6 +107,26 @@ fn numbers_that_do_not_follow() {
 }
 
 #[test]
+fn plans_of_buckets_that_do_not_follow() {
+    let mut job = Job::new();
+    let bucket = |values| flexcomm_planner::Bucket { values, energy: values as f64, profile: None };
+    job.s.buckets = vec![bucket(5_560_000), bucket(20_000_000)];
+    let good = decide(&job.s, job.now, &mut job.rng);
+    assert!(good.report.buckets.is_some() && check(&job.s, &good, job.now).is_empty());
+    let spoil = |expected: &str, f: &dyn Fn(&mut flexcomm_planner::BucketReport)| {
+        let mut outcome = good.clone();
+        f(outcome.report.buckets.as_mut().unwrap());
+        let found = rules(&job.s, &outcome, job.now);
+        assert!(found.contains(&expected), "{expected} expected, found {found:?}");
+    };
+    spoil("buckets", &|b| b.crs.truncate(1));
+    spoil("buckets", &|b| b.crs[0] = flexcomm_domain::CompressionRatio::new(0.02).unwrap());
+    spoil("time", &|b| b.t_sync_s *= 1.001);
+    spoil("time", &|b| b.t_step_s *= 0.999);
+    spoil("offered", &|b| b.compressor = flexcomm_domain::Compressor::MsTopK);
+}
+
+#[test]
 fn changes_that_are_not_worth_it() {
     // Dense takes 1.5 s per step here, compressed 0.1 s.
     spoilt("worse", |_, o| choose(o, "none@1/dense-tree"));

@@ -6,8 +6,10 @@ mod common;
 use common::{Job, profile, seconds};
 use flexcomm_domain::{Compressor, Timestamp};
 use flexcomm_planner::{Outcome, PolicyConfig, Snapshot, decide};
-use proptest::prelude::{Just, Strategy as _, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
-use proptest::test_runner::TestCaseError;
+use proptest::prelude::{
+    Just, ProptestConfig, Strategy as _, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest,
+};
+use proptest::test_runner::{RngSeed, TestCaseError};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -97,6 +99,9 @@ fn policies() -> impl proptest::strategy::Strategy<Value = PolicyConfig> {
 }
 
 proptest! {
+    // That noise never flaps is a matter of probability: the same cases every time.
+    #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
+
     /// `Job::call` also runs the checker on each answer.
     #[test]
     fn any_life_of_a_job(policy in policies(), events in prop::collection::vec(event(), 1..60)) {

@@ -2,7 +2,7 @@
 
 use crate::schedule::Schedule;
 use crate::world::{BACKEND, Store, World};
-use flexcomm_domain::{Digest, JobId, LinkMatrix, Seconds, Strategy, Timestamp};
+use flexcomm_domain::{Digest, JobId, LinkMatrix, Seconds, Strategy, Timestamp, Version};
 use flexcomm_planner::{Config, InForce, Keep, Links, Outcome, Snapshot, Verdict, check, decide};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -257,10 +257,12 @@ impl<'a> Player<'a> {
         self.snapshot.measured = None;
         let version = match (&self.snapshot.in_force, self.applies_s) {
             (Some(f), None) => f.decision.version,
-            _ => return,
+            // Before the first decision the job runs dense, and reports it.
+            (None, _) => Version(0),
+            (Some(_), Some(_)) => return,
         };
         let silent = chance(self.setup.faults.silent, &mut self.rng);
-        let measured = self.world.measure(truth, version, (self.steps as u64).min(200), &mut self.rng);
+        let measured = self.world.measure((&self.in_force, truth), version, self.steps as u64, &mut self.rng);
         let Some(m) = measured.filter(|_| !silent && self.steps >= 1.0) else { return };
         if let Some(links) = &self.links {
             self.store.observe(&self.world, &self.in_force, &links.matrix, m.t_sync);

@@ -132,11 +132,12 @@ struct RawNoise {
     links: f64,
     gain: f64,
     times: f64,
+    fresh: f64,
 }
 
 impl Default for RawNoise {
     fn default() -> Self {
-        Self { links: 0.03, gain: 0.02, times: 0.05 }
+        Self { links: 0.03, gain: 0.02, times: 0.05, fresh: 0.0 }
     }
 }
 
@@ -301,6 +302,7 @@ impl RawNoise {
             links: within("noise.links", self.links, 0.0, 0.9)?,
             gain: within("noise.gain", self.gain, 0.0, 0.9)?,
             times: within("noise.times", self.times, 0.0, 0.9)?,
+            fresh: within("noise.fresh", self.fresh, 0.0, 0.9)?,
         })
     }
 }

@@ -19,6 +19,9 @@ pub struct Noise {
     pub gain: f64,
     /// Of measured medians of times.
     pub times: f64,
+    /// How much a fresh residual flatters: gain(c) then shows as gain^(1 - fresh·log10(1/c)/3), in trials wholly, in
+    /// force less and less over the first 1/c steps. 0: not at all.
+    pub fresh: f64,
 }
 
 /// A rank whose links differ from the weather's.
@@ -107,20 +110,33 @@ impl World {
         Some(Links { matrix: estimated.ok()?, age: Seconds::ZERO, oldest: Seconds::ZERO, confidence: 0.9 })
     }
 
-    /// What telemetry shows of `steps` steps.
-    pub fn measure(&self, t: &Truth, version: Version, steps: u64, rng: &mut ChaCha8Rng) -> Option<Measured> {
+    /// What telemetry shows of `strategy` when `steps` steps have run under it.
+    pub fn measure(
+        &self,
+        (strategy, t): (&Strategy, &Truth),
+        version: Version,
+        steps: u64,
+        rng: &mut ChaCha8Rng,
+    ) -> Option<Measured> {
         let noise = self.noise.times;
         let (t_comp, t_sync) = (t.t_comp * off(noise, rng), t.t_sync * off(noise, rng));
         let spread = if t.gain < 1.0 { self.noise.gain } else { 0.0 };
         Some(Measured {
             version,
-            steps,
+            steps: steps.min(MEASURED_STEPS),
             t_step: Seconds::new(self.model.compute_s + t_comp + t_sync).ok()?,
             t_comp: Seconds::new(t_comp).ok()?,
             t_sync: Seconds::new(t_sync).ok()?,
-            gain: Gain::new((t.gain * off(spread, rng)).min(1.0)).ok()?,
+            gain: Gain::new((self.flattered(strategy, t.gain, steps) * off(spread, rng)).min(1.0)).ok()?,
             gain_spread: spread,
         })
+    }
+
+    /// The gain that `steps` steps after a fresh start show.
+    fn flattered(&self, strategy: &Strategy, gain: f64, steps: u64) -> f64 {
+        let c = strategy.cr().get();
+        let fresh = self.noise.fresh * -c.log10() / 3.0 * (-(steps as f64) * c).exp();
+        gain.powf(1.0 - fresh)
     }
 
     /// Runs a trial: what it finds, and how long training stood still for it.
@@ -139,7 +155,8 @@ impl World {
             if cost > r.budget.get() {
                 return (found, r.budget.get());
             }
-            let Ok(gain) = Gain::new((t.gain * off(self.noise.gain, rng)).min(1.0)) else { continue };
+            let gain = self.flattered(strategy, t.gain, 0);
+            let Ok(gain) = Gain::new((gain * off(self.noise.gain, rng)).min(1.0)) else { continue };
             let t_comp_s = t.t_comp * off(self.noise.times, rng);
             let weight = f64::from(r.iterations);
             found.push((strategy.compressor(), ProfilePoint { cr: strategy.cr(), gain, t_comp_s, weight }));
@@ -147,6 +164,9 @@ impl World {
         (found, cost)
     }
 }
+
+/// Steps behind a median of telemetry, at most.
+const MEASURED_STEPS: u64 = 40;
 
 /// Snapshot and restore around a trial, seconds.
 const TRIAL_OVERHEAD_S: f64 = 0.3;

@@ -1,8 +1,9 @@
 //! Whether the report's numbers are numbers, follow from the inputs, and justify the change.
 
 use super::{Findings, TOLERANCE, costs};
-use crate::{Alternative, MAX_TRIAL_CANDIDATES, Measured, Outcome, PolicyConfig, Snapshot};
-use flexcomm_domain::Decision;
+use crate::{Alternative, MAX_TRIAL_CANDIDATES, Outcome, PolicyConfig, Snapshot};
+use flexcomm_domain::{Collective, CompressionRatio, Compressor, Decision, Strategy};
+use flexcomm_optimizer::ProfilePoint;
 
 pub(super) fn finite(outcome: &Outcome, found: &mut Findings) {
     let r = &outcome.report;
@@ -48,13 +49,13 @@ pub(super) fn times(s: &Snapshot, outcome: &Outcome, d: &Decision, found: &mut F
         found.expect((a.t_step_s - step).abs() <= TOLERANCE * step + 1e-12, "time", || {
             format!("{}: t_step {} s, recomputed {step} s", a.strategy, a.t_step_s)
         });
-        profile(s, a, found);
+        profile(s, outcome, a, found);
     }
 }
 
 /// Compression time and gain against the measured points: equal where the ratio was measured and the
 /// points rise as they must, else between the extremes.
-fn profile(s: &Snapshot, a: &Alternative, found: &mut Findings) {
+fn profile(s: &Snapshot, outcome: &Outcome, a: &Alternative, found: &mut Findings) {
     let (t, gain) = (a.t_comp_s, a.gain.get());
     if a.strategy.is_dense() {
         return found.expect(t == 0.0 && gain == 1.0, "time", || format!("dense takes {t} s and keeps {gain}"));
@@ -65,30 +66,62 @@ fn profile(s: &Snapshot, a: &Alternative, found: &mut Findings) {
     let most = points.iter().map(|p| p.t_comp_s).fold(0.0, f64::max);
     let between = t >= least * (1.0 - TOLERANCE) && t <= most * (1.0 + TOLERANCE);
     found.expect(between, "time", || format!("{}: t_comp {t} s, measured {least} to {most} s", a.strategy));
-    let rising = points.windows(2).all(|w| w[0].gain <= w[1].gain);
-    let exact = points.iter().find(|p| p.cr == a.strategy.cr()).filter(|_| rising);
-    if let Some(p) = exact {
-        let expected = corrected(s, p.gain.get());
+    let expected: Vec<f64> = points.iter().map(|p| corrected(s, outcome, a, p)).collect();
+    let rising = expected.windows(2).all(|w| w[0] <= w[1]);
+    let exact = points.iter().position(|p| p.cr == a.strategy.cr()).filter(|_| rising);
+    if let Some(expected) = exact.map(|i| expected[i]) {
         let same = (expected - gain).abs() <= TOLERANCE;
         found.expect(same, "time", || format!("{}: gain {gain}, expected {expected}", a.strategy));
     }
 }
 
-/// A trial's gain, to the power by which the gain in force has left what the trial said of it.
-fn corrected(s: &Snapshot, gain: f64) -> f64 {
-    let Some(current) = s.in_force.as_ref().map(|f| &f.decision) else { return gain };
-    let fits = |m: &&Measured| m.version == current.version && m.steps >= s.config.least_steps;
-    let (Some(m), Some(profile)) =
-        (s.measured.as_ref().filter(fits), s.profiles.by_compressor.get(&current.strategy.compressor()))
-    else {
-        return gain;
-    };
-    let (said, is) = (profile.gain(current.strategy.cr()).get(), m.gain.get());
-    let apart = said.max(is) / said.min(is) - 1.0 >= s.config.gain_change;
-    if !apart || said >= 1.0 || is >= 1.0 {
-        return gain;
+/// A trial's gain at a point, to the power that the remembered biases and the gain in force demand.
+fn corrected(s: &Snapshot, outcome: &Outcome, a: &Alternative, p: &ProfilePoint) -> f64 {
+    let current = s.in_force.as_ref().map_or(Strategy::DENSE_RING, |f| f.decision.strategy);
+    let in_force = outcome.report.seen.gain_correction.unwrap_or(1.0);
+    let own = book(outcome, a.strategy.compressor());
+    let known = if own.is_empty() { book(outcome, current.compressor()) } else { own };
+    let drift = in_force / at(&book(outcome, current.compressor()), current.cr().get().ln());
+    p.gain.get().powf((at(&known, p.cr.get().ln()) * drift).clamp(0.1, 10.0))
+}
+
+/// (ln CR, power) as remembered of a compressor, by rising ratio.
+fn book(outcome: &Outcome, compressor: Compressor) -> Vec<(f64, f64)> {
+    let of = outcome.memory.bias.iter().filter(|b| b.compressor == compressor);
+    // At dense there is no residual and nothing to flatter.
+    let mut known: Vec<(f64, f64)> = of.map(|b| (b.cr.get().ln(), b.power)).collect();
+    if !known.is_empty() {
+        known.push((0.0, 1.0));
     }
-    gain.powf((is.ln() / said.ln()).clamp(0.1, 10.0))
+    known.sort_by(|a, b| a.0.total_cmp(&b.0));
+    known
+}
+
+/// A broken line through points of rising x, flat beyond its ends; 1 without points.
+fn at(points: &[(f64, f64)], x: f64) -> f64 {
+    let after = points.partition_point(|p| p.0 < x);
+    match (after.checked_sub(1).map(|i| points[i]), points.get(after)) {
+        (None, None) => 1.0,
+        (Some((_, y)), None) => y,
+        (None, Some((_, y))) => *y,
+        (Some((x0, y0)), Some((x1, y1))) => y0 + (y1 - y0) * (x - x0) / (x1 - x0),
+    }
+}
+
+/// The power claimed for the ratio in force must be what its settled steps show of the trial, or what was remembered.
+pub(super) fn power(s: &Snapshot, outcome: &Outcome, found: &mut Findings) {
+    let (Some(claimed), Some(current)) = (outcome.report.seen.gain_correction, &s.in_force) else { return };
+    let strategy = current.decision.strategy;
+    let Some(profile) = s.profiles.by_compressor.get(&strategy.compressor()) else {
+        return found.expect(false, "time", || format!("a power of {claimed} without a profile"));
+    };
+    let said = profile.gain(strategy.cr()).get();
+    let measured = s.measured.filter(|m| m.version == current.decision.version && m.steps >= s.config.least_steps);
+    let shown = measured.map(|m| (m.gain.get().ln() / said.ln()).clamp(0.1, 10.0));
+    let close = |a: f64, b: f64| (a - b).abs() <= TOLERANCE * b.abs() + 1e-12;
+    let remembered = at(&book(outcome, strategy.compressor()), strategy.cr().get().ln());
+    let holds = shown.is_some_and(|shown| close(claimed, shown)) || close(claimed, remembered);
+    found.expect(holds, "time", || format!("gains are taken to the power {claimed}, shown is {shown:?}"));
 }
 
 /// A change must not be worse than what it replaces, nor than dense.
@@ -111,5 +144,38 @@ pub(super) fn worth(s: &Snapshot, outcome: &Outcome, d: &Decision, found: &mut F
     let per_gain = |a: &Alternative| a.t_step_s / a.gain.get();
     found.expect(per_gain(chosen) < per_gain(before), "worse", || {
         format!("{} s per unit of gain, the one in force {} s", per_gain(chosen), per_gain(before))
+    });
+}
+
+/// A plan of buckets: one ratio each, all of them candidates, by what the job offers, with times that follow.
+pub(super) fn buckets(s: &Snapshot, outcome: &Outcome, found: &mut Findings) {
+    let Some(b) = &outcome.report.buckets else { return };
+    let Some(links) = &s.links else {
+        return found.expect(false, "links", || "a plan of buckets without links".into());
+    };
+    found.expect(b.crs.len() == s.buckets.len(), "buckets", || {
+        format!("{} ratios for {}", b.crs.len(), s.buckets.len())
+    });
+    let dense = matches!(b.collective, Collective::DenseRing | Collective::DenseTree);
+    let known = |c: &CompressionRatio| if dense { c.get() == 1.0 } else { s.config.crs.contains(c) };
+    found.expect(b.crs.iter().all(known), "buckets", || format!("ratios {:?} by {}", b.crs, b.collective));
+    let offered = dense || s.offer.collectives.contains(&b.collective) && s.offer.codecs.contains_key(&b.compressor);
+    found.expect(offered, "offered", || format!("the job cannot run {} by {}", b.compressor, b.collective));
+    let selection = matches!(b.collective, Collective::ArtRing | Collective::ArtTree).then_some(s.config.selection);
+    let compressor = if dense { Compressor::None } else { b.compressor };
+    let mut sum = costs::Range { low: 0.0, high: 0.0 };
+    for (bucket, cr) in s.buckets.iter().zip(&b.crs) {
+        let Ok(strategy) = Strategy::new(compressor, *cr, b.collective, selection) else {
+            return found.expect(false, "buckets", || format!("{compressor} at {cr} by {}", b.collective));
+        };
+        let t = costs::sync_of(s, &strategy, bucket.values, &links.matrix);
+        sum = costs::Range { low: sum.low + t.low, high: sum.high + t.high };
+    }
+    found.expect(sum.holds(b.t_sync_s), "time", || {
+        format!("buckets: t_sync {} s, recomputed {} to {} s", b.t_sync_s, sum.low, sum.high)
+    });
+    let step = costs::step(s.compute.map_or(0.0, |c| c.get()), b.t_comp_s + b.t_sync_s, s.overlap);
+    found.expect((b.t_step_s - step).abs() <= TOLERANCE * step + 1e-12, "time", || {
+        format!("buckets: t_step {} s, recomputed {step} s", b.t_step_s)
     });
 }

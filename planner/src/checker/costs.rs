@@ -31,11 +31,16 @@ struct Path {
 
 /// The time of a strategy's communication, `fixed + a * latencies + b * bytes * beta`.
 pub(super) fn sync(s: &Snapshot, strategy: &Strategy, matrix: &LinkMatrix) -> Range {
+    sync_of(s, strategy, s.gradient_values, matrix)
+}
+
+/// The same for so many values of the gradient.
+pub(super) fn sync_of(s: &Snapshot, strategy: &Strategy, values: u64, matrix: &LinkMatrix) -> Range {
     if s.ranks < 2 {
         let fixed = s.coefficients.get(strategy.collective(), &s.backend).fixed_s;
         return Range { low: fixed.min(0.0), high: fixed.max(0.0) };
     }
-    let (few, many) = paths(s, strategy);
+    let (few, many) = paths(s, strategy, values as f64);
     let ((alpha_low, alpha_high), (beta_low, beta_high)) = extremes(matrix);
     let c = s.coefficients.get(strategy.collective(), &s.backend);
     let even = alpha_low == alpha_high && beta_low == beta_high && few.hops == many.hops && few.bytes == many.bytes;
@@ -49,9 +54,8 @@ pub(super) fn sync(s: &Snapshot, strategy: &Strategy, matrix: &LinkMatrix) -> Ra
     Range { low: c.fixed_s + c.a.min(c.b) * low, high: c.fixed_s + c.a.max(c.b) * high }
 }
 
-fn paths(s: &Snapshot, strategy: &Strategy) -> (Path, Path) {
+fn paths(s: &Snapshot, strategy: &Strategy, values: f64) -> (Path, Path) {
     let n = f64::from(s.ranks);
-    let values = s.gradient_values as f64;
     let kept = (strategy.cr().get() * values).round().clamp(1.0, values);
     let (header, index, value) = match s.offer.codecs.get(&strategy.compressor()) {
         Some(codec) => (codec.header_bytes as f64, codec.index_bytes, codec.value_bytes),

@@ -18,7 +18,7 @@ const TOLERANCE: f64 = 1e-6;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Violation {
     /// Name of the rule, for metrics: `version`, `parent`, `job`, `digest`, `offered`, `dwell`, `blocked`,
-    /// `rollback`, `no-change`, `time`, `finite`, `dense`, `worse`, `links`, `report`, `trial`.
+    /// `rollback`, `no-change`, `time`, `finite`, `dense`, `worse`, `links`, `report`, `trial`, `buckets`.
     pub rule: &'static str,
     /// What was found, with numbers.
     pub what: String,
@@ -35,6 +35,8 @@ pub fn check(snapshot: &Snapshot, outcome: &Outcome, now: Timestamp) -> Vec<Viol
     let mut found = Findings::default();
     claims::finite(outcome, &mut found);
     claims::trial(snapshot, outcome, &mut found);
+    claims::power(snapshot, outcome, &mut found);
+    claims::buckets(snapshot, outcome, &mut found);
     if let Verdict::Change(decision) = &outcome.verdict {
         rules::identity(snapshot, decision, now, &mut found);
         rules::offered(snapshot, decision, &mut found);

@@ -1,0 +1,56 @@
+//! The larger problem: a ratio for each bucket of the gradient.
+
+use crate::solve::Costs;
+use crate::{BucketReport, Snapshot};
+use flexcomm_domain::{Compressor, Gain};
+use flexcomm_optimizer::{Bucket, BucketProblem, BucketSolution, Profile, ProfilePoint, Space, solve_buckets};
+use rand::RngCore;
+
+/// The best plan over all compressors that may be chosen; absent for a fused gradient, for a single rank, or when
+/// nothing can be predicted. What is blocked after a rollback is not left out: this is advice.
+pub(crate) fn solve(s: &Snapshot, costs: &Costs, rng: &mut (impl RngCore + ?Sized)) -> Option<BucketReport> {
+    if s.buckets.len() < 2 || s.ranks < 2 {
+        return None;
+    }
+    let (space, seed) = (s.space(), rng.next_u64());
+    let score = |x: &BucketSolution| s.config.policy.policy().score(x.evaluated(), costs.problem.compute);
+    let solved = space.compressors.iter().filter_map(|c| Some((*c, one(s, costs, (*c, &space), seed)?)));
+    let priced = solved.map(|(c, x)| (score(&x).filter(|v| v.is_finite()), c, x));
+    let cost = |p: &(Option<f64>, Compressor, BucketSolution)| p.0.unwrap_or(f64::INFINITY);
+    let (score, compressor, best) = priced.min_by(|a, b| cost(a).total_cmp(&cost(b)))?;
+    Some(report(score, compressor, &best, seed))
+}
+
+fn one(s: &Snapshot, costs: &Costs, (compressor, space): (Compressor, &Space), seed: u64) -> Option<BucketSolution> {
+    let whole = costs.problem.profiles.get(&compressor);
+    let buckets: Vec<Bucket> = s.buckets.iter().map(|b| with_profile(b, whole, s.gradient_values)).collect();
+    let large = BucketProblem::new(&costs.problem, &buckets, space, compressor).ok()?;
+    solve_buckets(&costs.problem, large, &s.config.policy, seed).ok()
+}
+
+/// A bucket that no trial has looked at keeps what the whole gradient keeps, and takes its share of the time.
+fn with_profile(bucket: &Bucket, whole: Option<&Profile>, all: u64) -> Bucket {
+    let share = bucket.values as f64 / all as f64;
+    let scaled = whole.and_then(|profile| {
+        let point = |p: &ProfilePoint| ProfilePoint { t_comp_s: p.t_comp_s * share, ..*p };
+        Profile::new(profile.points().iter().map(point).collect()).ok()
+    });
+    Bucket { profile: bucket.profile.clone().or(scaled), ..bucket.clone() }
+}
+
+fn report(score: Option<f64>, compressor: Compressor, best: &BucketSolution, seed: u64) -> BucketReport {
+    let (plan, what) = (&best.chosen().plan, best.evaluated());
+    BucketReport {
+        solver: best.solver,
+        seed,
+        front: best.front.len(),
+        compressor: if plan.collective.is_dense() { Compressor::None } else { compressor },
+        collective: plan.collective,
+        crs: plan.crs.clone(),
+        t_comp_s: what.t_comp.get(),
+        t_sync_s: what.t_sync.get(),
+        t_step_s: what.t_step.get(),
+        gain: if plan.collective.is_dense() { Gain::FULL } else { what.gain },
+        score,
+    }
+}

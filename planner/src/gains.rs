@@ -1,0 +1,135 @@
+//! What each ratio keeps: the gains of trials, brought to what the steps in force show.
+//!
+//! A trial begins with a fresh residual of error feedback, and so does a strategy that was just changed to: for the
+//! first 1/CR steps or so a small ratio seems to keep more than it will. So a gain in force counts only when its
+//! residual has settled, or when it is below what is predicted: it can only fall from there. And of every ratio that
+//! was in force under a trial's profile the planner remembers by which power the trial flattered it
+//! ([`crate::memory::Bias`]); powers leave 0, 1 and the order of ratios as they are, and between ratios they are
+//! interpolated, so that what one ratio showed tells of the others.
+
+use crate::memory::{Bias, relative};
+use crate::{Measured, Memory, Snapshot};
+use flexcomm_domain::{CompressionRatio, Compressor, Gain, Timestamp};
+use flexcomm_optimizer::Profile;
+use std::collections::BTreeMap;
+
+/// Bounds of a power: beyond them something else is wrong.
+const LEAST_POWER: f64 = 0.1;
+const MOST_POWER: f64 = 10.0;
+
+/// Where profiles are compared as a whole: the middle of the usual candidates.
+const TYPICAL_CR: f64 = 0.01;
+
+/// The measurements in force, when there are enough steps and their residual has settled.
+pub(crate) fn settled<'a>(s: &'a Snapshot, memory: &Memory, now: Timestamp) -> Option<&'a Measured> {
+    let m = enough(s)?;
+    let strategy = s.strategy();
+    let least = if strategy.is_dense() { 0.0 } else { (1.0 / strategy.cr().get()).min(s.config.settle_steps as f64) };
+    let since = memory.dwell_from.map_or(f64::INFINITY, |from| now.since(from).get());
+    (since >= least * m.t_step.get()).then_some(m)
+}
+
+fn enough(s: &Snapshot) -> Option<&Measured> {
+    s.measured_now().filter(|m| m.steps >= s.config.least_steps)
+}
+
+/// The power between two gains below 1.
+fn power(of: f64, is: f64) -> Option<f64> {
+    (of < 1.0 && is < 1.0).then(|| (is.ln() / of.ln()).clamp(LEAST_POWER, MOST_POWER))
+}
+
+/// The power that brings the trial's gain at the ratio in force to the measured one; 1 when they agree up to the
+/// threshold of the gain. None: nothing that counts is measured.
+fn power_in_force(s: &Snapshot, memory: &Memory, now: Timestamp) -> Option<f64> {
+    let strategy = s.strategy();
+    let is = enough(s)?.gain.get();
+    let said = s.profiles.by_compressor.get(&strategy.compressor())?.gain(strategy.cr()).get();
+    if settled(s, memory, now).is_none() && is >= said {
+        return None;
+    }
+    if relative(said, is) < s.config.gain_change { Some(1.0) } else { power(said, is) }
+}
+
+/// Remembers how far the trial flattered the ratio in force: by what its first settled steps under the profile show.
+/// A fresh residual never makes a gain look too small; what shows that, and what moves later under the same profile is drift, which all ratios share.
+pub(crate) fn note(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
+    if settled(s, memory, now).is_none() {
+        return;
+    }
+    let Some(power) = power_in_force(s, memory, now).map(|p| p.max(1.0)) else { return };
+    let (strategy, profile_at) = (s.strategy(), s.profiles.measured_at);
+    memory.note_bias(Bias { compressor: strategy.compressor(), cr: strategy.cr(), power, profile_at });
+}
+
+/// Powers for every ratio.
+pub(crate) struct Powers<'a> {
+    memory: &'a Memory,
+    /// Of the compressor in force, by which others without their own are judged.
+    in_force: Compressor,
+    drift: f64,
+}
+
+impl<'a> Powers<'a> {
+    pub(crate) fn new(s: &Snapshot, memory: &'a Memory, now: Timestamp) -> Self {
+        let strategy = s.strategy();
+        let mut powers = Self { memory, in_force: strategy.compressor(), drift: 1.0 };
+        if let Some(power) = power_in_force(s, memory, now) {
+            powers.drift = power / powers.bias(strategy.compressor(), strategy.cr());
+        }
+        powers
+    }
+
+    /// Remembered powers, interpolated in log CR: towards dense they fall to 1, where there is no residual, and below
+    /// the smallest ratio they are held.
+    fn bias(&self, compressor: Compressor, c: CompressionRatio) -> f64 {
+        let of = |wanted: Compressor| self.memory.bias.iter().filter(move |b| b.compressor == wanted);
+        let whose = if of(compressor).next().is_some() { compressor } else { self.in_force };
+        let below = of(whose).filter(|b| b.cr <= c).max_by(|a, b| a.cr.get().total_cmp(&b.cr.get()));
+        let above = of(whose).filter(|b| b.cr >= c).min_by(|a, b| a.cr.get().total_cmp(&b.cr.get()));
+        let high = above.map_or((0.0, 1.0), |b| (b.cr.get().ln(), b.power));
+        let Some(low) = below else { return high.1 };
+        let (from, to) = (low.cr.get().ln(), high.0);
+        if from >= to { low.power } else { low.power + (c.get().ln() - from) / (to - from) * (high.1 - low.power) }
+    }
+
+    /// The power for a trial's gain at this ratio.
+    pub(crate) fn at(&self, compressor: Compressor, c: CompressionRatio) -> f64 {
+        (self.bias(compressor, c) * self.drift).clamp(LEAST_POWER, MOST_POWER)
+    }
+
+    /// At the ratio in force, when it is not 1.
+    pub(crate) fn shown(&self, s: &Snapshot) -> Option<f64> {
+        let strategy = s.strategy();
+        s.profiles.by_compressor.get(&strategy.compressor())?;
+        let power = self.at(strategy.compressor(), strategy.cr());
+        ((power - 1.0).abs() > 1e-12).then_some(power)
+    }
+}
+
+/// The profiles to decide by. A compressor that no trial has measured takes the weakest measured one: what is only
+/// assumed must never look better than what is known.
+pub(crate) fn profiles(s: &Snapshot, powers: &Powers<'_>) -> BTreeMap<Compressor, Profile> {
+    let corrected =
+        |(compressor, profile): (&Compressor, &Profile)| (*compressor, corrected(*compressor, profile, powers));
+    let mut profiles: BTreeMap<Compressor, Profile> = s.profiles.by_compressor.iter().map(corrected).collect();
+    let Ok(typical) = CompressionRatio::new(TYPICAL_CR) else { return profiles };
+    let gain = |p: &&Profile| p.gain(typical).get();
+    let weakest = profiles.values().min_by(|a, b| gain(a).total_cmp(&gain(b))).cloned();
+    if let Some(weakest) = weakest {
+        for compressor in s.offer.codecs.keys() {
+            profiles.entry(*compressor).or_insert_with(|| weakest.clone());
+        }
+    }
+    profiles
+}
+
+fn corrected(compressor: Compressor, profile: &Profile, powers: &Powers<'_>) -> Profile {
+    let mut points = profile.points().to_vec();
+    let mut moved = false;
+    for point in &mut points {
+        let power = powers.at(compressor, point.cr);
+        moved |= power != 1.0;
+        point.gain = Gain::new(point.gain.get().powf(power)).unwrap_or(point.gain);
+    }
+    if moved { Profile::new(points).unwrap_or_else(|_| profile.clone()) } else { profile.clone() }
+}
