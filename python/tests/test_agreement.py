@@ -3,7 +3,7 @@
 import pytest
 from conftest import torchrun
 
-ALL = ["late", "dead 2", "dead 0", "restarted", "silent", "backwards", "foreign", "shadowed"]
+ALL = ["late", "dead 2", "dead 0", "restarted", "silent", "backwards", "foreign", "shadowed", "halves"]
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +69,8 @@ def test_a_trial_that_the_loop_cannot_run(seen):
     assert gains["topk@0.1/allgather"] > gains["topk@0.01/allgather"] > 0
     (report,) = seen[0]["shadowed"]["trials"]
     assert report["outcomes"] == [] and "batches()" in report["aborted"]
+
+
+def test_half_precision_before_the_first_decision(seen):
+    for rank in seen:
+        assert rank["halves"]["versions"] == [0, 1] and rank["halves"]["reported"] == [1]

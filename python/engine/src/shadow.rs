@@ -19,7 +19,7 @@ use rand_chacha::ChaCha8Rng;
 const WHOLE_LAYER: usize = 4096;
 
 /// Least values that a subset should keep: the energy of so few large ones is known to a few percent.
-const LEAST_KEPT: f64 = 256.0;
+const LEAST_KEPT: f64 = 1024.0;
 
 /// A candidate's gain.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -158,8 +158,8 @@ class CommHook:
             self._buffers[index, what] = known
         return known
 
-    def _sum(self, payload: torch.Tensor, then: Callable[[], torch.Tensor]) -> None:
-        self._core.launched(payload.numel() * payload.element_size(), False)
+    def _sum(self, payload: torch.Tensor, then: Callable[[], torch.Tensor], faithful: bool = True) -> None:
+        self._core.launched(payload.numel() * payload.element_size(), False, faithful)
         self._pending.append((dist.all_reduce(payload, group=self._group, async_op=True), then))
 
     def _half_now(self) -> torch.dtype | None:
@@ -200,7 +200,7 @@ class CommHook:
                 self._core.hear(index, n, word.data_ptr(), bits)
             return values if half is None else buffer.copy_(values)
 
-        self._sum(payload, arrived)
+        self._sum(payload, arrived, faithful=half is None)
 
     def _flush(self, index: int, buffer: torch.Tensor, bits: int) -> None:
         n = buffer.numel()

@@ -191,6 +191,18 @@ def shadowed(rank):
     return run.end() | {"gains": run.session.shadow_gains(), "trials": run.agent.of_kind("trial")}
 
 
+def halves(rank):
+    """Half precision until the first decision; its steps are not reported as dense ones."""
+    run = Run("half", rank, lambda r: True, initial="bf16")
+    run.train(8)
+    run.agent.publish(decision=decision(1, GATHER))
+    run.train(200, lambda: run.session.version == 1)
+    run.train(3)
+    out = run.end()
+    run.agent.wait_for("bye")
+    return out | {"reported": sorted({m["version"] for m in run.agent.of_kind("steps")})}
+
+
 with ranks() as (rank, world, seen):
     lines = Lines()
     seen["late"] = late(rank)
@@ -201,3 +213,4 @@ with ranks() as (rank, world, seen):
     seen["backwards"] = backwards(rank)
     seen["foreign"] = foreign(rank, lines)
     seen["shadowed"] = shadowed(rank)
+    seen["halves"] = halves(rank)
