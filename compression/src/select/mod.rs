@@ -2,7 +2,7 @@
 
 pub(crate) mod cut;
 mod layerwise;
-mod mstopk;
+pub(crate) mod mstopk;
 pub mod naive;
 mod none;
 pub(crate) mod topk;

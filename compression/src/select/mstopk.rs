@@ -51,15 +51,15 @@ impl Select for MsTopK {
 
 /// What the bisection leaves.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Thresholds {
+pub(crate) struct Thresholds {
     /// At most k values reach it; infinite when every threshold tried was reached by more.
-    pub(super) upper: f32,
+    pub(crate) upper: f32,
     /// More than k values reach it; 0 when every threshold tried was reached by at most k.
-    pub(super) lower: f32,
+    pub(crate) lower: f32,
 }
 
 /// The published search. `more_than_k(t)`: whether more than k magnitudes are t or larger.
-pub(super) fn bisect(mean: f64, max: f32, more_than_k: impl Fn(f32) -> bool) -> Thresholds {
+pub(crate) fn bisect(mean: f64, max: f32, more_than_k: impl Fn(f32) -> bool) -> Thresholds {
     let (mut left, mut right) = (0.0f64, 1.0f64);
     let mut found = Thresholds { upper: f32::INFINITY, lower: 0.0 };
     for _ in 0..ROUNDS {
@@ -75,7 +75,7 @@ pub(super) fn bisect(mean: f64, max: f32, more_than_k: impl Fn(f32) -> bool) -> 
 }
 
 /// Mean |x|, summed in an order that every kernel and machine shares.
-pub(super) fn mean_magnitude(values: &[f32]) -> f64 {
+pub(crate) fn mean_magnitude(values: &[f32]) -> f64 {
     const LANES: usize = 8;
     let (groups, rest) = values.as_chunks::<LANES>();
     let mut sums = [0.0f64; LANES];
@@ -101,7 +101,7 @@ pub(super) fn random_start(seed: u64, band: usize, length: usize) -> usize {
 
 /// Takes all that reach the upper threshold, and a run of those that reach only the lower. `values` are in order
 /// of position and hold at least those that reach the lower.
-fn pick(
+pub(crate) fn pick(
     selection: &mut Selection,
     values: impl Iterator<Item = (u32, f32)> + Clone,
     k: usize,

@@ -50,6 +50,11 @@ impl Writer {
         self.bytes.truncate(len);
     }
 
+    /// Makes room for so many bytes more, so that payloads whose size varies from step to step allocate once.
+    pub fn reserve(&mut self, bytes: usize) {
+        self.bytes.reserve(bytes);
+    }
+
     /// One byte.
     pub fn u8(&mut self, value: u8) {
         self.bytes.push(value);

@@ -1,12 +1,19 @@
-//! The payload that sparse methods share: k (4 bytes), a set of k indices, k values of 4 bytes in their order.
+//! What methods that send some values as they are share: the payload of k (4 bytes), a set of k indices and k values of
+//! 4 bytes in their order; and a codec around a rule that chooses them.
 
-use crate::Selection;
-use crate::codec::{ReadError, Size};
-use crate::wire::{Reader, Writer, index_bytes, read_indices, write_indices};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Stats};
+use crate::kernels::Work;
+use crate::wire::{Reader, Writer, index_bytes, read_indices, write_indices, write_indices_least};
+use crate::{Energy, Selection};
 
 /// Bytes of a payload with k of n values.
 pub(super) fn size(n: usize, k: usize) -> Size {
     Size::Exact(4 + index_bytes(n, k) + 4 * k)
+}
+
+/// Bytes of a set of at most k indices: [`index_bytes`] grows with k but for the rounding of its parts.
+pub(in crate::methods) fn most_index_bytes(n: usize, k: usize) -> usize {
+    index_bytes(n, k) + 1
 }
 
 /// Appends a selection.
@@ -27,4 +34,136 @@ pub(super) fn decode_add(
     let values = from.f32s("value", k)?;
     indices.iter().zip(values).for_each(|(i, value)| out[*i as usize] += scale * value);
     Ok(())
+}
+
+/// A rule that chooses values.
+pub(super) trait Choose: Send + std::fmt::Debug {
+    /// Whether the number of values is always [`Self::most`], and the payload's size thereby known.
+    const FIXED: bool;
+
+    /// How many values at most.
+    fn most(&self) -> usize;
+
+    /// Fills `selection`, which is empty, with indices and values of `x`; refuses what is not finite.
+    fn choose(&mut self, x: &[f32], context: &Context, selection: &mut Selection) -> Result<Stats, EncodeError>;
+
+    /// `x` is now what was left of it.
+    fn left(&mut self, _x: &[f32]) {}
+
+    /// As [`Codec::save`].
+    fn save(&self, _out: &mut Writer) {}
+
+    /// As [`Codec::restore`].
+    fn restore(&mut self, _from: &mut Reader<'_>) -> Result<(), ReadError> {
+        Ok(())
+    }
+}
+
+/// Sends the values that a rule chooses, as they are.
+#[derive(Debug)]
+pub(super) struct Sparse<C> {
+    n: usize,
+    rule: C,
+    selection: Selection,
+    /// Of a message that is decoded.
+    indices: Vec<u32>,
+}
+
+impl<C: Choose> Sparse<C> {
+    pub(super) fn new(n: usize, rule: C) -> Self {
+        // Room that is not written to costs nothing; how much is used changes from step to step.
+        let most = rule.most();
+        let (indices, values) = (Vec::with_capacity(most + 1), Vec::with_capacity(most + 1));
+        Self { n, rule, selection: Selection { n, indices, values }, indices: Vec::with_capacity(most) }
+    }
+}
+
+impl<C: Choose> Codec for Sparse<C> {
+    fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
+        out.reserve(self.size().most());
+        let Self { rule, selection, .. } = self;
+        selection.reset(x.len());
+        let fed = rule.choose(x, context, selection)?.energy;
+        if C::FIXED {
+            write(selection, out);
+        } else {
+            out.u32(selection.len() as u32);
+            write_indices_least(selection.indices(), x.len(), out);
+            out.f32s(selection.values());
+        }
+        Ok(Energy { sent: selection.energy(), fed })
+    }
+
+    fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
+        let energy = self.encode(x, context, out)?;
+        self.selection.indices().iter().for_each(|i| x[*i as usize] = 0.0);
+        self.rule.left(x);
+        Ok(energy)
+    }
+
+    fn decode_add(
+        &mut self,
+        from: &mut Reader<'_>,
+        _context: &Context,
+        target: (f32, &mut [f32]),
+    ) -> Result<(), ReadError> {
+        decode_add(from, &mut self.indices, target)
+    }
+
+    fn size(&self) -> Size {
+        let most = self.rule.most();
+        match C::FIXED {
+            true => size(self.n, most),
+            false => Size::AtMost(4 + most_index_bytes(self.n, most) + 4 * most),
+        }
+    }
+
+    fn save(&self, out: &mut Writer) {
+        self.rule.save(out);
+    }
+
+    fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError> {
+        self.rule.restore(from)
+    }
+}
+
+/// Appends the values that a test of index and value admits, in one read.
+pub(in crate::methods) struct Pick<'a, F> {
+    pub(in crate::methods) x: &'a [f32],
+    pub(in crate::methods) selection: &'a mut Selection,
+    pub(in crate::methods) admits: F,
+}
+
+/// Values that are looked at together: without a branch per value.
+const GROUP: usize = 16;
+
+impl<F: Fn(u32, f32) -> bool> Work for Pick<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { x, selection, admits } = self;
+        let (groups, rest) = x.as_chunks::<GROUP>();
+        // Positions fit u32: Layers sees to it.
+        let mut base = 0u32;
+        for group in groups {
+            let mut hits = 0u32;
+            for (lane, value) in group.iter().enumerate() {
+                hits |= u32::from(admits(base + lane as u32, *value)) << lane;
+            }
+            while hits != 0 {
+                let lane = hits.trailing_zeros();
+                hits &= hits - 1;
+                selection.indices.push(base + lane);
+                selection.values.push(group[lane as usize % GROUP]);
+            }
+            base += GROUP as u32;
+        }
+        for (index, value) in (base..).zip(rest) {
+            if admits(index, *value) {
+                selection.indices.push(index);
+                selection.values.push(*value);
+            }
+        }
+    }
 }

@@ -25,7 +25,7 @@ pub(super) const ENTRY: Entry = Entry {
 };
 
 #[derive(Debug)]
-struct TopK {
+pub(super) struct TopK {
     n: usize,
     k: usize,
     selector: Selector,
@@ -34,7 +34,7 @@ struct TopK {
 }
 
 impl TopK {
-    fn new(k: usize, shape: Shape) -> Self {
+    pub(super) fn new(k: usize, shape: Shape) -> Self {
         Self { n: shape.values(), k, selector: Selector::default(), indices: Vec::new() }
     }
 }

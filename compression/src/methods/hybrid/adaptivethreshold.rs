@@ -1,0 +1,139 @@
+//! Adaptive threshold (Dryden et al. 2016, "Communication quantization for data-parallel training of deep neural networks";
+//! GRACE 3.3): of the positive and of the negative values the same share is sent, the largest ones; of each only where it
+//! is, and for all of a sign one mean.
+//!
+//! The two thresholds are estimated from a sample for each gradient. Zeros are never sent.
+
+use super::super::sparsification::sparse::Pick;
+use super::signed;
+use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Travels};
+use crate::strategy::params::{INSIDE_UNIT, Values};
+use crate::strategy::{Class, Entry, Kind, Nature, Param};
+use crate::wire::{Reader, Writer};
+use crate::{Energy, Selection};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "adaptivethreshold",
+    code: 114,
+    class: Class::Hybrid,
+    about: "where the largest of the positive and of the negative values are, and one mean for each",
+    source: "Dryden et al. 2016, section III; GRACE 3.3 and 4.3",
+    params: &[
+        Param::required("k", Kind::Kept, "about how many values are sent; the same share of each sign"),
+        Param::optional("sample", INSIDE_UNIT, 0.01, "share of values that the thresholds are estimated from"),
+    ],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+    // A mean is never farther from what it stands for than zero is; there may be nothing to send.
+    nature: |_| Nature::Contractive(|_, _| 0.0),
+    examples: &["k=0.01", "k=0.3,sample=0.2", "k=5"],
+    build: |values, shape| Box::new(AdaptiveThreshold::new(values, shape)),
+};
+
+/// Fewer are no estimate: shorter tensors are looked at whole.
+const LEAST_SAMPLES: usize = 1024;
+
+#[derive(Debug)]
+struct AdaptiveThreshold {
+    n: usize,
+    /// k/n.
+    share: f64,
+    samples: usize,
+    sample: [Vec<f32>; 2],
+    selection: Selection,
+    /// Of the positive values that are sent, and of the magnitudes of the negative ones.
+    means: [f32; 2],
+    /// Of a message that is decoded.
+    indices: Vec<u32>,
+    negative: Vec<u8>,
+}
+
+impl AdaptiveThreshold {
+    fn new(values: &Values, shape: Shape) -> Self {
+        let n = shape.values();
+        let share = values.kept(0, n) as f64 / n.max(1) as f64;
+        let samples = ((n as f64 * values.number(1)).ceil() as usize).max(LEAST_SAMPLES).min(n);
+        // Room for a sample of one sign.
+        let sample = [Vec::with_capacity(samples), Vec::with_capacity(samples)];
+        let (selection, means, indices, negative) = Default::default();
+        Self { n, share, samples, sample, selection, means, indices, negative }
+    }
+
+    /// For each sign the magnitude that the share of its sample reaches; infinity where it has none.
+    fn thresholds(&mut self, x: &[f32], context: &Context) -> [f32; 2] {
+        let (n, samples, stream) = (x.len(), self.samples, context.own(0));
+        self.sample.iter_mut().for_each(Vec::clear);
+        for i in 0..samples {
+            let random = || ((u64::from(stream.word(i as u32)) * n as u64) >> 32) as usize;
+            let value = x[if samples < n { random() } else { i }];
+            if value != 0.0 {
+                self.sample[usize::from(value < 0.0)].push(value.abs());
+            }
+        }
+        let share = self.share;
+        self.sample.each_mut().map(|sample| {
+            if sample.is_empty() {
+                return f32::INFINITY;
+            }
+            let rank = ((sample.len() as f64 * share).round() as usize).clamp(1, sample.len()) - 1;
+            *sample.select_nth_unstable_by(rank, |a, b| b.total_cmp(a)).1
+        })
+    }
+
+    /// Counts and means of each sign among what is sent.
+    fn take_means(&mut self) -> [usize; 2] {
+        let (mut sums, mut counts) = ([0.0f64; 2], [0usize; 2]);
+        for value in self.selection.values() {
+            let side = usize::from(*value < 0.0);
+            sums[side] += f64::from(value.abs());
+            counts[side] += 1;
+        }
+        self.means = [0, 1].map(|side| (sums[side] / counts[side].max(1) as f64) as f32);
+        counts
+    }
+}
+
+impl Codec for AdaptiveThreshold {
+    fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
+        let stats = context.stats(x)?;
+        out.reserve(self.size().most());
+        let [positive, negative] = self.thresholds(x, context);
+        let selection = &mut self.selection;
+        selection.reset(x.len());
+        // Thresholds are above 0: zeros stay below both.
+        context.kernel.run(Pick { x, selection, admits: |_, x| (x >= positive) | (x <= -negative) });
+        let counts = self.take_means();
+        signed::write(&self.selection, out);
+        self.means.iter().for_each(|mean| out.f32(*mean));
+        let energy = |side: usize| counts[side] as f64 * f64::from(self.means[side]).powi(2);
+        Ok(Energy { sent: energy(0) + energy(1), fed: stats.energy })
+    }
+
+    fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
+        let energy = self.encode(x, context, out)?;
+        let [positive, negative] = self.means;
+        for (i, value) in self.selection.indices().iter().zip(self.selection.values()) {
+            x[*i as usize] -= if *value < 0.0 { -negative } else { positive };
+        }
+        Ok(energy)
+    }
+
+    fn decode_add(
+        &mut self,
+        from: &mut Reader<'_>,
+        _context: &Context,
+        (scale, out): (f32, &mut [f32]),
+    ) -> Result<(), ReadError> {
+        let Self { indices, negative, .. } = self;
+        signed::read(from, out.len(), (indices, negative))?;
+        let means = [from.scale("mean of the positive")?, -from.scale("mean of the negative")?];
+        for (i, negative) in indices.iter().zip(negative) {
+            out[*i as usize] += scale * means[usize::from(*negative)];
+        }
+        Ok(())
+    }
+
+    fn size(&self) -> Size {
+        Size::AtMost(signed::most_bytes(self.n) + 8)
+    }
+}

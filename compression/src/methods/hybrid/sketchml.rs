@@ -1,0 +1,283 @@
+//! SketchML (Jiang et al. 2018, "SketchML: accelerating distributed machine learning with data sketches", section 3; GRACE
+//! 3.3): of the values that are not 0 the indices are sent, and for each the number of its bucket between quantiles; positive
+//! and negative values apart.
+//!
+//! Quantiles are those of a sample of magnitudes, with the largest magnitude as the last; a bucket stands for the mean of
+//! its two ends. With `rows` above 0 the bucket numbers go through a MinMaxSketch: each is inserted into `rows` hash tables
+//! that keep the least number, and the largest over tables is what is read. Collisions thereby make magnitudes smaller,
+//! never larger, and never flip a sign. Buckets are cut into `groups`, each with its own indices and tables, which bounds
+//! by how much. With 0 rows the numbers are packed as they are.
+//!
+//! The paper codes indices as differences in one to four bytes; here they are a set in its least coding (gaps included).
+
+use super::super::sparsification::sparse::most_index_bytes;
+use crate::Energy;
+use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Travels};
+use crate::random::Stream;
+use crate::strategy::params::Values;
+use crate::strategy::{Class, Entry, Kind, Nature, Param};
+use crate::wire::{Reader, Writer, levels_width, pack, packed_bytes, read_indices, unpack, write_indices_least};
+use std::ops::Bound;
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "sketchml",
+    code: 115,
+    class: Class::Hybrid,
+    about: "indices of what is not 0, and the numbers of their quantile buckets through a MinMaxSketch",
+    source: "Jiang et al. 2018, section 3; GRACE 3.3",
+    params: &[
+        Param::optional("buckets", Kind::Whole(2, 256), 128.0, "quantile buckets of each sign"),
+        Param::optional("rows", Kind::Whole(0, MOST_ROWS as u64), 2.0, "hash tables of the sketch; 0: no sketch"),
+        Param::optional(
+            "columns",
+            Kind::Number(Bound::Excluded(0.0), Bound::Included(1.0)),
+            0.2,
+            "places of a table per value that it holds",
+        ),
+        Param::optional("groups", Kind::Whole(1, 16), 8.0, "parts that the buckets are cut into"),
+    ],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+    nature: |_| Nature::Biased("a bucket's middle is not its mean, and collisions in the sketch make values smaller"),
+    examples: &["", "rows=0", "buckets=17,rows=3,columns=0.5,groups=4", "buckets=2,rows=1,groups=1"],
+    build: |values, shape| Box::new(SketchMl::new(values, shape)),
+};
+
+const MOST_ROWS: usize = 8;
+
+/// Magnitudes that quantiles are taken from.
+const SAMPLES: usize = 32_768;
+
+#[derive(Debug)]
+struct SketchMl {
+    n: usize,
+    buckets: usize,
+    rows: usize,
+    columns: f64,
+    groups: usize,
+    /// Magnitudes of either sign.
+    sample: [Vec<f32>; 2],
+    /// The inner ends of the buckets of either sign, ascending.
+    ends: [Vec<f32>; 2],
+    /// What each bucket of either sign stands for.
+    middles: [Vec<f32>; 2],
+    /// Per value: 0 for zero, else 1 + bucket + buckets if negative.
+    codes: Vec<u16>,
+    /// Of one sign and group.
+    indices: Vec<u32>,
+    levels: Vec<u8>,
+    table: Vec<u8>,
+}
+
+impl SketchMl {
+    fn new(values: &Values, shape: Shape) -> Self {
+        let (n, buckets, groups) = (shape.values(), values.whole(0), values.whole(3).min(values.whole(0)));
+        let [room, half] = [n, SAMPLES.min(n)];
+        Self {
+            n,
+            buckets,
+            rows: values.whole(1),
+            columns: values.number(2),
+            groups,
+            sample: [Vec::with_capacity(half), Vec::with_capacity(half)],
+            ends: [vec![0.0; buckets - 1], vec![0.0; buckets - 1]],
+            middles: [vec![0.0; buckets], vec![0.0; buckets]],
+            codes: Vec::with_capacity(n),
+            indices: Vec::with_capacity(room),
+            levels: Vec::with_capacity(room),
+            table: Vec::with_capacity(values.whole(1) * (room + 1)),
+        }
+    }
+
+    /// Buckets of a group.
+    fn width(&self) -> usize {
+        self.buckets.div_ceil(self.groups)
+    }
+
+    /// Places of each table for k values.
+    fn places(&self, k: usize) -> usize {
+        ((k as f64 * self.columns).ceil() as usize).clamp(1, k.max(1))
+    }
+
+    /// Samples magnitudes; answers the largest of either sign.
+    fn sample(&mut self, x: &[f32], context: &Context) -> [f32; 2] {
+        let (n, stream) = (x.len(), context.own(0));
+        self.sample.iter_mut().for_each(Vec::clear);
+        for i in 0..SAMPLES.min(n) {
+            let random = || ((u64::from(stream.word(i as u32)) * n as u64) >> 32) as usize;
+            let value = x[if n > SAMPLES { random() } else { i }];
+            if value != 0.0 {
+                self.sample[usize::from(value < 0.0)].push(value.abs());
+            }
+        }
+        let lowest = x.iter().fold(0.0f32, |low, x| low.min(*x));
+        [x.iter().fold(0.0f32, |high, x| high.max(*x)), -lowest]
+    }
+
+    /// Ends and middles of the buckets.
+    fn quantiles(&mut self, largest: [f32; 2]) {
+        let buckets = self.buckets;
+        for (side, largest) in largest.into_iter().enumerate() {
+            let sample = &mut self.sample[side];
+            sample.sort_unstable_by(f32::total_cmp);
+            let quantile = |j: usize| match sample.len() {
+                // What the sample has missed is one bucket.
+                0 => largest,
+                _ if j == buckets => largest,
+                len => sample[j * (len - 1) / buckets],
+            };
+            self.ends[side].iter_mut().zip(1..).for_each(|(end, j)| *end = quantile(j));
+            // Halves first: the sum of two huge values is none.
+            let middle = |j: usize| 0.5 * quantile(j) + 0.5 * quantile(j + 1);
+            self.middles[side].iter_mut().enumerate().for_each(|(j, to)| *to = middle(j));
+        }
+    }
+
+    fn classify(&mut self, x: &[f32]) {
+        let Self { ends, codes, buckets, .. } = self;
+        codes.clear();
+        codes.extend(x.iter().map(|x| {
+            let side = usize::from(*x < 0.0);
+            let bucket = ends[side].partition_point(|end| *end <= x.abs());
+            if *x == 0.0 { 0 } else { (1 + bucket + side * *buckets) as u16 }
+        }));
+    }
+
+    /// One sign's group: k, indices, then tables or levels. Answers the energy that a reader sees.
+    fn write_group(&mut self, (side, group): (usize, usize), context: &Context, out: &mut Writer) -> f64 {
+        let first = group * self.width();
+        let last = (first + self.width()).min(self.buckets);
+        let codes = (1 + side * self.buckets + first) as u16..(1 + side * self.buckets + last) as u16;
+        self.indices.clear();
+        self.levels.clear();
+        for (i, code) in (0..).zip(&self.codes) {
+            if codes.contains(code) {
+                self.indices.push(i);
+                self.levels.push((code - codes.start) as u8);
+            }
+        }
+        out.u32(self.indices.len() as u32);
+        write_indices_least(&self.indices, self.n, out);
+        self.sketch(context, out);
+        let middles = &self.middles[side];
+        self.levels.iter().map(|level| f64::from(middles[first + usize::from(*level)]).powi(2)).sum()
+    }
+
+    /// Writes the levels, or their tables; then `levels` is what a reader gets back.
+    fn sketch(&mut self, context: &Context, out: &mut Writer) {
+        let bits = levels_width(self.width() as u64);
+        if bits == 0 {
+            return;
+        }
+        if self.rows == 0 {
+            return pack(&self.levels, bits, out);
+        }
+        let (places, most) = (self.places(self.indices.len()), self.width() as u8 - 1);
+        let streams: [Stream; MOST_ROWS] = std::array::from_fn(|row| context.shared(row as u32));
+        self.table.clear();
+        self.table.resize(self.rows * places, most);
+        for (stream, table) in streams.iter().zip(self.table.chunks_mut(places)) {
+            for (index, level) in self.indices.iter().zip(&self.levels) {
+                let at = &mut table[place(*stream, *index, places)];
+                *at = (*at).min(*level);
+            }
+        }
+        pack(&self.table, bits, out);
+        self.query(&streams, places);
+    }
+
+    /// `levels` of the indices, from the tables: the largest over rows.
+    fn query(&mut self, streams: &[Stream], places: usize) {
+        let Self { indices, levels, table, .. } = self;
+        levels.clear();
+        levels.extend(indices.iter().map(|index| {
+            let found =
+                streams.iter().zip(table.chunks(places)).map(|(stream, row)| row[place(*stream, *index, places)]);
+            found.max().unwrap_or(0)
+        }));
+    }
+
+    /// The other side of [`Self::write_group`]: indices and levels.
+    fn read_group(&mut self, from: &mut Reader<'_>, context: &Context, n: usize) -> Result<(), ReadError> {
+        let k = from.u32("number of values")? as usize;
+        read_indices(from, n, k, &mut self.indices)?;
+        let bits = levels_width(self.width() as u64);
+        self.levels.clear();
+        self.levels.resize(k, 0);
+        if bits == 0 {
+            return Ok(());
+        }
+        if self.rows == 0 {
+            return unpack(from, "bucket", bits, &mut self.levels);
+        }
+        let places = self.places(k);
+        self.table.clear();
+        self.table.resize(self.rows * places, 0);
+        unpack(from, "table of buckets", bits, &mut self.table)?;
+        let streams: [Stream; MOST_ROWS] = std::array::from_fn(|row| context.shared(row as u32));
+        self.query(&streams, places);
+        Ok(())
+    }
+}
+
+#[inline(always)]
+fn place(stream: Stream, index: u32, places: usize) -> usize {
+    ((u64::from(stream.word(index)) * places as u64) >> 32) as usize
+}
+
+impl Codec for SketchMl {
+    fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
+        let stats = context.stats(x)?;
+        out.reserve(self.size().most());
+        let largest = self.sample(x, context);
+        self.quantiles(largest);
+        self.classify(x);
+        let mut sent = 0.0;
+        for side in 0..2 {
+            self.middles[side].iter().for_each(|middle| out.f32(*middle));
+            for group in 0..self.groups {
+                sent += self.write_group((side, group), context, out);
+            }
+        }
+        Ok(Energy { sent, fed: stats.energy })
+    }
+
+    fn decode_add(
+        &mut self,
+        from: &mut Reader<'_>,
+        context: &Context,
+        (scale, out): (f32, &mut [f32]),
+    ) -> Result<(), ReadError> {
+        for (side, sign) in [1.0, -1.0].into_iter().enumerate() {
+            for j in 0..self.buckets {
+                self.middles[side][j] = from.scale("middle of a bucket")?;
+            }
+            for group in 0..self.groups {
+                self.read_group(from, context, out.len())?;
+                let first = group * self.width();
+                for (i, level) in self.indices.iter().zip(&self.levels) {
+                    let bucket = (first + usize::from(*level)).min(self.buckets - 1);
+                    let sum = out[*i as usize] + scale * sign * self.middles[side][bucket];
+                    // A message that no encoder writes may name a value in several groups: it stays finite.
+                    if !sum.is_finite() {
+                        return Err(ReadError::Number {
+                            what: "value",
+                            value: f64::from(sum),
+                            rule: "it must be finite",
+                        });
+                    }
+                    out[*i as usize] = sum;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn size(&self) -> Size {
+        // Every value is in one group at most; a set costs no more than its bitmap.
+        let bits = levels_width(self.width() as u64);
+        let places = if self.rows == 0 { self.n } else { self.rows * (self.n + 2 * self.groups) };
+        let sets = 2 * self.groups * (4 + most_index_bytes(self.n, self.n) + 1);
+        Size::AtMost(8 * self.buckets + sets + packed_bytes(places, bits))
+    }
+}

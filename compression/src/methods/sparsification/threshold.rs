@@ -1,0 +1,47 @@
+//! Threshold-v (Dutta et al. 2020; GRACE 3.2): every value whose magnitude is larger than v. How many these are depends on
+//! the values; with a threshold that none exceeds, nothing is sent.
+
+use super::sparse::{Choose, Pick, Sparse};
+use crate::Selection;
+use crate::codec::{Context, EncodeError, Scope, Stats, Travels};
+use crate::kernels::key;
+use crate::strategy::params::POSITIVE;
+use crate::strategy::{Class, Entry, Nature, Param};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "threshold",
+    code: 66,
+    class: Class::Sparsification,
+    about: "all values with a magnitude above v",
+    source: "Dutta et al. 2020, \"On the discrepancy between the theoretical analysis and practical implementations of compressed communication\"; GRACE 3.2",
+    params: &[Param::required("v", POSITIVE, "magnitude above which values are sent")],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+    // What is sent is exact; there may be nothing to send.
+    nature: |_| Nature::Contractive(|_, _| 0.0),
+    examples: &["v=0.5", "v=3", "v=1000000"],
+    build: |values, shape| {
+        Box::new(Sparse::new(shape.values(), Above { n: shape.values(), v: values.number(0) as f32 }))
+    },
+};
+
+#[derive(Debug)]
+struct Above {
+    n: usize,
+    v: f32,
+}
+
+impl Choose for Above {
+    const FIXED: bool = false;
+
+    fn most(&self) -> usize {
+        self.n
+    }
+
+    fn choose(&mut self, x: &[f32], context: &Context, selection: &mut Selection) -> Result<Stats, EncodeError> {
+        let stats = context.stats(x)?;
+        let v = key(self.v);
+        context.kernel.run(Pick { x, selection, admits: |_, x| key(x) > v });
+        Ok(stats)
+    }
+}

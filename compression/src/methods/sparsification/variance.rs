@@ -1,0 +1,98 @@
+//! Variance-based sparsification (Tsuzuku et al. 2018, "Variance-based gradient compression for efficient distributed deep
+//! learning", algorithm 1; GRACE 3.2): a value is sent once its accumulated gradient r stands out of its noise,
+//! r² > alpha v, with v the accumulated squares; then r and v start over, and what is not sent has its v multiplied by
+//! zeta.
+//!
+//! r is what error feedback accumulates: use it with `ef(vanilla)`. The paper takes v over the single samples of a
+//! mini-batch. A gradient that reaches a compressor is their mean, so here a step's gradient counts as one sample (a
+//! mini-batch of 1 in the paper's terms): v grows by (x − what was left before)².
+
+use super::sparse::{Choose, Sparse};
+use crate::Selection;
+use crate::codec::{Context, EncodeError, ReadError, Scope, Stats, Travels};
+use crate::memory::{restore_values, save_values};
+use crate::strategy::params::POSITIVE;
+use crate::strategy::{Class, Entry, Kind, Nature, Param, Values};
+use crate::wire::{Reader, Writer};
+use std::ops::Bound;
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "variance",
+    code: 73,
+    class: Class::Sparsification,
+    about: "values whose accumulated gradient stands out of its noise",
+    source: "Tsuzuku et al. 2018, algorithm 1 (a step's gradient as one sample); GRACE 3.2",
+    params: &[
+        Param::optional("alpha", POSITIVE, 1.0, "a value is sent when r^2 > alpha v"),
+        Param::optional(
+            "zeta",
+            Kind::Number(Bound::Excluded(0.0), Bound::Included(1.0)),
+            0.999,
+            "decay of v where nothing was sent",
+        ),
+    ],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+    // What is sent is exact; there may be nothing to send.
+    nature: |_| Nature::Contractive(|_, _| 0.0),
+    examples: &["alpha=0.5", "alpha=1.5,zeta=0.9", ""],
+    build: |values, shape| Box::new(Sparse::new(shape.values(), Variance::new(values, shape.values()))),
+};
+
+#[derive(Debug)]
+struct Variance {
+    alpha: f32,
+    zeta: f32,
+    /// v.
+    squares: Vec<f32>,
+    /// r after the step before.
+    left: Vec<f32>,
+}
+
+impl Variance {
+    fn new(values: &Values, n: usize) -> Self {
+        let (alpha, zeta) = (values.number(0) as f32, values.number(1) as f32);
+        Self { alpha, zeta, squares: vec![0.0; n], left: vec![0.0; n] }
+    }
+}
+
+impl Choose for Variance {
+    const FIXED: bool = false;
+
+    fn most(&self) -> usize {
+        self.squares.len()
+    }
+
+    fn choose(&mut self, x: &[f32], context: &Context, selection: &mut Selection) -> Result<Stats, EncodeError> {
+        let stats = context.stats(x)?;
+        let Self { alpha, zeta, squares, left } = self;
+        for (i, ((x, v), left)) in x.iter().zip(squares).zip(left).enumerate() {
+            let gradient = x - *left;
+            // Squares of huge values stay finite, so that a saved state is.
+            let sum = (*v + gradient * gradient).min(f32::MAX);
+            let sent = x * x > *alpha * sum;
+            *v = if sent { 0.0 } else { *zeta * sum };
+            // Without error feedback nothing is left over; with it, `left` says what is.
+            *left = 0.0;
+            if sent {
+                selection.indices.push(i as u32);
+                selection.values.push(*x);
+            }
+        }
+        Ok(stats)
+    }
+
+    fn left(&mut self, x: &[f32]) {
+        self.left.copy_from_slice(x);
+    }
+
+    fn save(&self, out: &mut Writer) {
+        save_values(&self.squares, out);
+        save_values(&self.left, out);
+    }
+
+    fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError> {
+        restore_values(from, &mut self.squares)?;
+        restore_values(from, &mut self.left)
+    }
+}
