@@ -93,19 +93,19 @@ impl Rule for Natural {
     fn code(self, x: f32, i: u32) -> u8 {
         let t = self.divide.quotient(x.abs()).min(1.0);
         // Adding random bits below the exponent carries into it with the chance that the mantissa says.
-        let exponent = ((t.to_bits() + (self.random.word(i) >> 9)) >> 23) as i32;
+        let exponent = (t.to_bits().wrapping_add(self.random.word(i) >> 9) >> 23) as i32;
         let below = t * self.to_lowest;
         let level = match below < 1.0 {
             true => i32::from(chance(self.random, i) < below),
-            false => exponent - self.lowest + 1,
+            false => exponent.wrapping_sub(self.lowest).wrapping_add(1),
         };
-        (self.k + if x < 0.0 { -level } else { level }) as u8
+        self.k.wrapping_add(if x < 0.0 { level.wrapping_neg() } else { level }) as u8
     }
 
     #[inline(always)]
     fn relative(self, code: u8) -> f32 {
-        let level = i32::from(code) - self.k;
-        let bits = ((self.lowest + level.abs() - 1) as u32) << 23;
+        let level = i32::from(code).wrapping_sub(self.k);
+        let bits = (self.lowest.wrapping_add(level.wrapping_abs()).wrapping_sub(1) as u32) << 23;
         let magnitude = if level == 0 { 0 } else { bits };
         f32::from_bits(magnitude | (level as u32 & 0x8000_0000))
     }

@@ -72,12 +72,13 @@ impl Rule for Linear {
         let over = i32::from(nearest > steps);
         let part = steps - (nearest - over as f32);
         let up = i32::from(chance(self.random, i) < part);
-        let level = (shifted.to_bits() & 0xff) as i32 - over + up;
-        (self.offset + if x < 0.0 { -level } else { level }) as u8
+        // Wrapping: a check for overflow, as debug builds have it, would keep the loop from becoming vectors.
+        let level = ((shifted.to_bits() & 0xff) as i32).wrapping_sub(over).wrapping_add(up);
+        self.offset.wrapping_add(if x < 0.0 { level.wrapping_neg() } else { level }) as u8
     }
 
     #[inline(always)]
     fn relative(self, code: u8) -> f32 {
-        (i32::from(code) - self.offset) as f32
+        i32::from(code).wrapping_sub(self.offset) as f32
     }
 }

@@ -89,8 +89,8 @@ impl Work for Round<'_> {
             }
             let (mut negative, mut rounded) = (0, [0u8; 8]);
             for lane in 0..8 {
-                let random = self.random.word((8 * g + lane) as u32) >> 9;
-                let exponent = (((bits[lane] & 0x7fff_ffff) + random) >> 23).min(254);
+                let random = self.random.word((8 * g) as u32 | lane as u32) >> 9;
+                let exponent = ((bits[lane] & 0x7fff_ffff).wrapping_add(random) >> 23).min(254);
                 // Padding is 0 and has no sign.
                 negative |= ((bits[lane] >> 31) as u8) << lane;
                 rounded[lane] = exponent as u8;
