@@ -11,7 +11,9 @@ use flexcomm_compression::{Energy, Layers, methods};
 pub(crate) fn every_strategy() -> Vec<Strategy> {
     let only = std::env::var("FLEXCOMM_CODECS").ok();
     let wanted = |name: &str| only.as_ref().is_none_or(|only| only.split_whitespace().any(|one| one == name));
-    let texts = methods::all().filter(|entry| wanted(entry.name)).flat_map(|entry| entry.examples.iter().map(|args| format!("{}({args})", entry.name)));
+    let texts = methods::all()
+        .filter(|entry| wanted(entry.name))
+        .flat_map(|entry| entry.examples.iter().map(|args| format!("{}({args})", entry.name)));
     texts.map(|text| parse(&text)).collect()
 }
 
