@@ -1,15 +1,13 @@
 //! `flexcomm plan`: what-if on the command line.
 
+mod buckets;
 mod files;
+mod gains;
 mod table;
 
 use anyhow::{Context, Result, bail};
-use flexcomm_domain::{
-    Bandwidth, Collective, CompressionRatio, Compressor, Gain, Link, LinkMatrix, Seconds, Selection,
-};
-use flexcomm_optimizer::{
-    DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Profile, Solution, Space, policy::TimeToQuality, solve,
-};
+use flexcomm_domain::{Bandwidth, Collective, CompressionRatio, Compressor, Link, LinkMatrix, Seconds, Selection};
+use flexcomm_optimizer::{DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Space, policy::TimeToQuality, solve};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -26,9 +24,9 @@ const MAX_PARAMS: f64 = 1e14;
 #[derive(clap::Args)]
 #[command(after_long_help = FORMATS)]
 pub struct Args {
-    /// Values in the gradient, for example 25.56M, 1.2B, 110k or 4096.
-    #[arg(long, value_name = "COUNT", allow_hyphen_values = true, value_parser = parse_count)]
-    params: u64,
+    /// Values in the gradient, for example 25.56M, 1.2B, 110k or 4096. With a file of buckets it may be left out.
+    #[arg(long, value_name = "COUNT", allow_hyphen_values = true, value_parser = parse_count, required_unless_present = "buckets")]
+    params: Option<u64>,
 
     /// Workers, 1 to 4096. With --links it may be left out.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)), required_unless_present = "links")]
@@ -54,6 +52,14 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     gain: Option<PathBuf>,
 
+    /// A ratio per bucket: so many equal buckets (1 to 60), or a file of them (see below).
+    #[arg(long, value_name = "N|FILE.csv", allow_hyphen_values = true)]
+    buckets: Option<String>,
+
+    /// Seed of the search over buckets; the same seed gives the same plan.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "buckets")]
+    seed: u64,
+
     /// Time of a forward and backward pass.
     #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = parse::<Seconds>, default_value = "0s")]
     compute: Seconds,
@@ -78,7 +84,8 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "star", value_parser = parse::<Selection>)]
     selection: Selection,
 
-    /// Print JSON: {"costs": [...], "front": [...], "choice": {...}, "assumed": [...]}, times in seconds.
+    /// Print JSON: {"costs": [...], "front": [...], "choice": {...}, "assumed": [...]}, times in seconds; with
+    /// --buckets also "solver", and "bucket_crs" in the choice and in each point of the front.
     #[arg(long)]
     json: bool,
 }
@@ -101,12 +108,22 @@ Files:
       1ms/10gbit,-,2ms/1gbit
       2ms/1gbit,2ms/1gbit,-
 
+  --buckets FILE.csv: CSV with a header line `bucket,params`, then any of `energy` and
+  `gain_exponent`, one bucket per line: its name, its values, its share of the gradient's energy
+  in any unit (default: its values), and g where gain(c) = c^g (default: the profile above).
+      bucket,params,energy,gain_exponent
+      conv1,9408,3.1,0.5
+      fc,2049000,0.4,0.1
+  Each bucket is sent by itself. Up to 20,000 plans (a ratio per bucket, a collective for all) are
+  listed, which is exact; more are searched by NSGA-II.
+
 Default profile, assumed without --gain:
   gain(c) = c^0.6; compressing takes 2 ns per value and 10 ns per kept value (one CPU core).
 
 Examples:
   flexcomm plan --params 25.56M --workers 8 --latency 1ms --bandwidth 10gbit --compute 50ms
-  flexcomm plan --params 86.57M --links MATRIX.csv --gain FILE --crs 0.1,0.01,0.001 --json";
+  flexcomm plan --params 86.57M --links MATRIX.csv --gain FILE --crs 0.1,0.01,0.001 --json
+  flexcomm plan --params 86.57M --buckets 20 --workers 8 --latency 1ms --bandwidth 1gbit";
 
 /// A ratio below 1 as the command line has it.
 #[derive(Debug, Clone, Copy)]
@@ -124,19 +141,19 @@ fn parse<T: std::str::FromStr<Err = flexcomm_domain::Invalid>>(text: &str) -> Re
 
 fn parse_count(text: &str) -> Result<u64, String> {
     let help = || format!("{text:?} is not a count: a number, with k, M or B behind it if you like (25.56M)");
-    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-    let scale = match text[split..].trim() {
-        "" => 1.0,
-        "k" | "K" => 1e3,
-        "m" | "M" => 1e6,
-        "b" | "B" | "g" | "G" => 1e9,
-        _ => return Err(help()),
+    let (number, scale) = match text.trim().char_indices().next_back() {
+        Some((at, 'k' | 'K')) => (&text.trim()[..at], 1e3),
+        Some((at, 'm' | 'M')) => (&text.trim()[..at], 1e6),
+        Some((at, 'b' | 'B' | 'g' | 'G')) => (&text.trim()[..at], 1e9),
+        _ => (text.trim(), 1.0),
     };
-    let count = text[..split].trim().replace('_', "").parse::<f64>().map_err(|_| help())? * scale;
+    let count = number.trim().replace('_', "").parse::<f64>().map_err(|_| help())? * scale;
     if (1.0..=MAX_PARAMS).contains(&count.round()) {
         Ok(count.round() as u64)
-    } else {
+    } else if count.abs() < MAX_PARAMS {
         Err(format!("{text} is {count} values, allowed are 1 to {MAX_PARAMS:e}"))
+    } else {
+        Err(format!("{text} is {count:e} values, allowed are 1 to {MAX_PARAMS:e}"))
     }
 }
 
@@ -186,7 +203,14 @@ pub fn run(args: Args) -> Result<()> {
 /// A solved what-if and what had to be assumed.
 struct Plan {
     problem: Problem,
-    solution: Solution,
+    /// Every candidate; with buckets, those with one ratio for all of them.
+    costs: Vec<Row>,
+    /// Positions in `costs` of the front and of the choice. Empty and absent with buckets, whose plans are others.
+    marked: (Vec<usize>, Option<usize>),
+    front: Vec<Row>,
+    choice: Row,
+    why: String,
+    buckets: Option<buckets::Searched>,
     policy: &'static str,
     network: String,
     assumed: Vec<String>,
@@ -195,44 +219,130 @@ struct Plan {
 impl Plan {
     fn make(args: &Args) -> Result<Self> {
         let (links, network) = network(args)?;
-        let mut problem = Problem::new(args.params, links);
+        let buckets = args.buckets.as_deref().map(|text| buckets::read(text, args.params)).transpose()?;
+        let Some(values) = buckets.as_ref().map(buckets::Buckets::values).or(args.params) else {
+            bail!("--params is needed, or --buckets with a file");
+        };
+        let mut problem = Problem::new(values, links);
         problem.compute = args.compute;
         problem.overlap = args.overlap;
         let mut assumed = Vec::new();
-        let profile = profile(args, &mut assumed)?;
-        problem.profiles.insert(args.compressor, profile);
+        problem.profiles.insert(args.compressor, gains::profile(args, values, &mut assumed)?);
         if args.compute == Seconds::ZERO {
             assumed.push("computing takes no time: give --compute for real step times".into());
         }
-        let config = policy(args)?;
-        let solution = solve(&problem, &space(args)?, config.policy()).context("failed to plan")?;
-        Ok(Self { problem, solution, policy: policy_name(&config), network, assumed })
+        if problem.links.ranks() == 1 {
+            assumed.push("one worker has nobody to send to: only dense is listed".into());
+        }
+        let (config, space) = (policy(args)?, space(args, problem.links.ranks())?);
+        let plan = Self::empty(problem, config.policy().name(), network, assumed);
+        match buckets {
+            None => plan.one(&space, &config),
+            Some(buckets) => plan.each(args, &buckets, &space, &config),
+        }
+    }
+
+    fn empty(problem: Problem, policy: &'static str, network: String, assumed: Vec<String>) -> Self {
+        Self {
+            problem,
+            costs: Vec::new(),
+            marked: (Vec::new(), None),
+            front: Vec::new(),
+            choice: Row::default(),
+            why: String::new(),
+            buckets: None,
+            policy,
+            network,
+            assumed,
+        }
+    }
+
+    /// One ratio for the whole gradient.
+    fn one(mut self, space: &Space, config: &PolicyConfig) -> Result<Self> {
+        let solution = solve(&self.problem, space, config.policy()).context("failed to plan")?;
+        self.costs = solution.candidates.iter().map(Row::from).collect();
+        self.front = solution.front.iter().map(|&i| Row::from(&solution.candidates[i])).collect();
+        self.choice = Row::from(solution.chosen());
+        self.marked = (solution.front, Some(solution.choice.index));
+        self.why = solution.choice.why;
+        Ok(self)
+    }
+
+    /// A ratio for each bucket.
+    fn each(mut self, args: &Args, buckets: &buckets::Buckets, space: &Space, config: &PolicyConfig) -> Result<Self> {
+        let searched = buckets::solve(&self.problem, buckets, (args, space), config)?;
+        self.assumed.extend(searched.assumed());
+        self.costs = searched.uniform.clone();
+        self.front = searched.solution.candidates.iter().zip(&searched.solution.front).map(Row::of_plan).collect();
+        self.choice = self.front[searched.solution.choice.index].clone();
+        self.why = searched.solution.choice.why.clone();
+        self.buckets = Some(searched);
+        Ok(self)
     }
 
     fn json(&self) -> serde_json::Value {
-        let costs = &self.solution.candidates;
-        let front: Vec<_> = self.solution.front.iter().map(|&i| cost(&costs[i])).collect();
-        let mut choice = cost(self.solution.chosen());
-        choice["why"] = self.solution.choice.why.as_str().into();
+        let mut choice = self.choice.json();
+        choice["why"] = self.why.as_str().into();
         choice["policy"] = self.policy.into();
-        serde_json::json!({
-            "costs": costs.iter().map(cost).collect::<Vec<_>>(),
-            "front": front,
+        let mut json = serde_json::json!({
+            "costs": self.costs.iter().map(Row::json).collect::<Vec<_>>(),
+            "front": self.front.iter().map(Row::json).collect::<Vec<_>>(),
             "choice": choice,
             "assumed": self.assumed,
-        })
+        });
+        if let Some(searched) = &self.buckets {
+            json["solver"] = searched.json();
+        }
+        json
     }
 }
 
-fn cost(e: &Evaluated) -> serde_json::Value {
-    serde_json::json!({
-        "collective": e.strategy.collective().as_str(),
-        "cr": e.strategy.cr().get(),
-        "t_comp_s": e.t_comp.get(),
-        "t_sync_s": e.t_sync.get(),
-        "t_step_s": e.t_step.get(),
-        "gain": e.gain.get(),
-    })
+/// A candidate as it is shown.
+#[derive(Debug, Clone, Default)]
+struct Row {
+    collective: &'static str,
+    cr: f64,
+    t_comp_s: f64,
+    t_sync_s: f64,
+    t_step_s: f64,
+    gain: f64,
+    /// With buckets, each one's ratio.
+    bucket_crs: Option<Vec<f64>>,
+}
+
+impl From<&Evaluated> for Row {
+    fn from(e: &Evaluated) -> Self {
+        Self {
+            collective: e.strategy.collective().as_str(),
+            cr: e.strategy.cr().get(),
+            t_comp_s: e.t_comp.get(),
+            t_sync_s: e.t_sync.get(),
+            t_step_s: e.t_step.get(),
+            gain: e.gain.get(),
+            bucket_crs: None,
+        }
+    }
+}
+
+impl Row {
+    fn of_plan((e, point): (&Evaluated, &flexcomm_optimizer::PlanPoint)) -> Self {
+        Self { bucket_crs: Some(point.plan.crs.iter().map(|c| c.get()).collect()), ..Self::from(e) }
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let mut json = serde_json::json!({
+            "collective": self.collective,
+            "cr": self.cr,
+            "t_comp_s": self.t_comp_s,
+            "t_sync_s": self.t_sync_s,
+            "t_step_s": self.t_step_s,
+            "gain": self.gain,
+        });
+        if let Some(crs) = &self.bucket_crs {
+            json["bucket_crs"] = serde_json::json!(crs);
+        }
+        json
+    }
 }
 
 fn network(args: &Args) -> Result<(LinkMatrix, String)> {
@@ -251,59 +361,24 @@ fn network(args: &Args) -> Result<(LinkMatrix, String)> {
     Ok((links, format!("{n} workers, every link {alpha} and {bandwidth}")))
 }
 
-fn profile(args: &Args, assumed: &mut Vec<String>) -> Result<Profile> {
-    let prior = Profile::prior(args.params);
-    let Some(path) = &args.gain else {
-        assumed.push(
-            "gain(c) = c^0.6, compressing 2 ns per value + 10 ns per kept value: give --gain for measured ones".into(),
-        );
-        return Ok(prior);
-    };
-    let file = files::gains(path)?;
-    if file.iter().any(|row| row.t_comp_s.is_none()) {
-        assumed
-            .push("compressing takes 2 ns per value + 10 ns per kept value: give t_comp_s for measured times".into());
-    }
-    let points = file.iter().map(|row| row.point(&prior)).collect();
-    Profile::new(points).with_context(|| format!("failed to read {}", path.display()))
-}
-
 fn policy(args: &Args) -> Result<PolicyConfig> {
     match (args.gain_floor, &args.policy) {
         (None, config) => Ok(config.clone()),
         (Some(gain_floor), PolicyConfig::TimeToQuality(_)) => {
             Ok(PolicyConfig::TimeToQuality(TimeToQuality { gain_floor }))
         }
-        (Some(_), other) => bail!("--gain-floor belongs to time-to-quality, not to {}", policy_name(other)),
+        (Some(_), other) => bail!("--gain-floor belongs to time-to-quality, not to {}", other.policy().name()),
     }
 }
 
-fn policy_name(config: &PolicyConfig) -> &'static str {
-    config.policy().name()
-}
-
-fn space(args: &Args) -> Result<Space> {
+fn space(args: &Args, ranks: usize) -> Result<Space> {
     let crs: Result<Vec<CompressionRatio>, _> = args.crs.iter().map(|r| CompressionRatio::new(r.0)).collect();
-    let crs = crs?;
+    let crs = if ranks == 1 { Vec::new() } else { crs? };
     if crs.len() > flexcomm_optimizer::space::MAX_CRS {
         bail!("--crs lists {} ratios, at most {} are allowed", crs.len(), flexcomm_optimizer::space::MAX_CRS);
     }
     let collectives = Collective::ALL.to_vec();
     Ok(Space { crs, compressors: vec![args.compressor], collectives, selection: args.selection })
-}
-
-/// A line of a gain file.
-struct GainRow {
-    cr: CompressionRatio,
-    gain: Gain,
-    t_comp_s: Option<f64>,
-}
-
-impl GainRow {
-    fn point(&self, prior: &Profile) -> flexcomm_optimizer::ProfilePoint {
-        let t_comp_s = self.t_comp_s.unwrap_or_else(|| prior.t_comp(self.cr));
-        flexcomm_optimizer::ProfilePoint { cr: self.cr, gain: self.gain, t_comp_s, weight: 1.0 }
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The files that `flexcomm plan` reads. Errors name file, line and value.
 
-use super::GainRow;
+use super::gains::GainRow;
 use anyhow::{Context, Result, bail, ensure};
 use flexcomm_domain::{CompressionRatio, Gain, Link, LinkMatrix, Seconds};
 use std::path::Path;
@@ -62,6 +62,57 @@ fn gain_row(line: &str, timed: bool) -> Result<GainRow> {
         cr: CompressionRatio::new(number("cr", cells[0])?)?,
         gain: Gain::new(number("gain", cells[1])?)?,
         t_comp_s,
+    })
+}
+
+/// A line of a bucket file.
+pub(super) struct BucketRow {
+    pub(super) name: String,
+    pub(super) values: u64,
+    pub(super) energy: Option<f64>,
+    pub(super) gain_exponent: Option<f64>,
+}
+
+pub(super) fn buckets(path: &Path) -> Result<Vec<BucketRow>> {
+    parse_buckets(&read(path)?).with_context(|| format!("failed to read {}", path.display()))
+}
+
+pub(super) fn parse_buckets(text: &str) -> Result<Vec<BucketRow>> {
+    const HEADER: &str = "bucket,params[,energy][,gain_exponent]";
+    let mut lines = lines(text);
+    let (number, header) = lines.next().with_context(|| format!("it is empty; expected a header line {HEADER}"))?;
+    let columns: Vec<&str> = header.split(',').map(str::trim).collect();
+    let (known, rest) = columns.split_at(columns.len().min(2));
+    let fits = known == ["bucket", "params"]
+        && matches!(
+            rest,
+            [] | ["energy"] | ["gain_exponent"] | ["energy", "gain_exponent"] | ["gain_exponent", "energy"]
+        );
+    ensure!(fits, "line {number}: header is {header:?}, expected {HEADER}");
+    let rows = lines.map(|(n, line)| bucket_row(line, &columns).with_context(|| format!("line {n}")));
+    let rows = rows.collect::<Result<Vec<BucketRow>>>()?;
+    let most = flexcomm_optimizer::buckets::MAX_BUCKETS;
+    ensure!((1..=most).contains(&rows.len()), "it has {} buckets, allowed are 1 to {most}", rows.len());
+    Ok(rows)
+}
+
+fn bucket_row(line: &str, columns: &[&str]) -> Result<BucketRow> {
+    let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+    ensure!(cells.len() == columns.len(), "{line:?} has {} cells, expected {}", cells.len(), columns.len());
+    let optional = |name: &str, least: f64, most: f64| {
+        let Some(cell) = columns.iter().position(|c| *c == name).map(|i| cells[i]).filter(|c| !c.is_empty()) else {
+            return Ok(None);
+        };
+        match cell.parse::<f64>() {
+            Ok(v) if v >= least && v <= most => Ok(Some(v)),
+            _ => bail!("{name} {cell:?} is not a number from {least} to {most}"),
+        }
+    };
+    Ok(BucketRow {
+        name: cells[0].to_owned(),
+        values: super::parse_count(cells[1]).map_err(anyhow::Error::msg).context("params")?,
+        energy: optional("energy", 1e-30, 1e30)?,
+        gain_exponent: optional("gain_exponent", 0.0, 10.0)?,
     })
 }
 

@@ -1,8 +1,7 @@
-//! The answer of `flexcomm plan` for people.
+//! The answer of `flexcomm plan` for people. All times of a table are in milliseconds.
 
-use super::Plan;
-use flexcomm_domain::Seconds;
-use flexcomm_optimizer::Evaluated;
+use super::buckets::Searched;
+use super::{Plan, Row};
 use std::fmt::Write;
 
 pub(super) fn render(plan: &Plan) -> String {
@@ -18,38 +17,70 @@ fn write(plan: &Plan, out: &mut String) -> std::fmt::Result {
     for assumption in &plan.assumed {
         writeln!(out, "Assumed: {assumption}.")?;
     }
-    let solution = &plan.solution;
-    writeln!(out, "\n  {HEAD}")?;
-    for (i, candidate) in solution.candidates.iter().enumerate() {
-        let front = solution.front.contains(&i);
-        let mark = if i == solution.choice.index { ">" } else { " " };
-        writeln!(out, "{mark} {}{}", row(candidate), if front { "  *" } else { "" })?;
+    if plan.buckets.is_some() {
+        writeln!(out, "\nOne ratio for all buckets:")?;
     }
-    writeln!(out, "\n* on the Pareto front of (t_comp, t_sync, 1/gain); > the choice.")?;
-    let front: Vec<String> = solution.front.iter().map(|&i| solution.candidates[i].strategy.to_string()).collect();
-    writeln!(out, "Front: {}.", front.join(", "))?;
-    let chosen = solution.chosen();
-    writeln!(out, "\nChoice: {} at CR {}.", chosen.strategy.collective(), chosen.strategy.cr())?;
-    writeln!(out, "Why: {}.", solution.choice.why)?;
-    if chosen.strategy.is_dense() {
+    writeln!(out, "\n  {HEAD}")?;
+    let (front, chosen) = &plan.marked;
+    for (i, candidate) in plan.costs.iter().enumerate() {
+        let mark = if Some(i) == *chosen { ">" } else { " " };
+        writeln!(out, "{mark} {}{}", row(candidate), if front.contains(&i) { "  *" } else { "" })?;
+    }
+    match &plan.buckets {
+        None => write_front(plan, out)?,
+        Some(searched) => write_buckets(plan, searched, out)?,
+    }
+    writeln!(out, "Why: {}.", plan.why)?;
+    if plan.choice.cr == 1.0 {
         writeln!(out, "Dense is best here: compression would not pay.")?;
     }
     Ok(())
 }
 
-const HEAD: &str = "collective       CR       t_comp       t_sync       t_step    gain  t_step/gain";
+fn write_front(plan: &Plan, out: &mut String) -> std::fmt::Result {
+    writeln!(out, "\n* on the Pareto front of (t_comp, t_sync, 1/gain); > the choice.")?;
+    let front: Vec<String> = plan.front.iter().map(|r| format!("{} at {}", r.collective, r.cr)).collect();
+    writeln!(out, "Front: {}.", front.join(", "))?;
+    writeln!(out, "\nChoice: {} at CR {}.", plan.choice.collective, plan.choice.cr)
+}
 
-fn row(e: &Evaluated) -> String {
+fn write_buckets(plan: &Plan, searched: &Searched, out: &mut String) -> std::fmt::Result {
+    let ms = searched.took.as_secs_f64() * 1e3;
+    writeln!(
+        out,
+        "\nA ratio per bucket, by {} ({}): {ms:.1} ms, front of {} plans.",
+        searched.solution.solver.as_str(),
+        searched.why(),
+        plan.front.len()
+    )?;
+    writeln!(out, "\n  {HEAD}\n> {}", row(&plan.choice))?;
+    writeln!(out, "\n  {:<24} {:>14} {:>8}", "bucket", "values", "CR")?;
+    let crs = plan.choice.bucket_crs.iter().flatten();
+    for ((name, values), cr) in searched.names.iter().zip(&searched.values).zip(crs) {
+        writeln!(out, "  {name:<24} {values:>14} {cr:>8}")?;
+    }
+    let cr = plan.choice.cr;
+    writeln!(out, "\nChoice: {}, {} of all values kept.", plan.choice.collective, percent(cr))
+}
+
+const HEAD: &str = "collective        CR    t_comp ms    t_sync ms    t_step ms    gain  ms per gain";
+
+fn row(r: &Row) -> String {
+    let ms = |s: f64| format!("{:.3}", s * 1e3);
     format!(
-        "{:<11} {:>7} {:>12} {:>12} {:>12} {:>7.4} {:>12}",
-        e.strategy.collective(),
-        e.strategy.cr().get(),
-        e.t_comp.to_string(),
-        e.t_sync.to_string(),
-        e.t_step.to_string(),
-        e.gain.get(),
-        Seconds::new(e.time_per_gain()).map_or_else(|_| "-".to_owned(), |s| s.to_string()),
+        "{:<11} {:>8} {:>12} {:>12} {:>12} {:>7.4} {:>12}",
+        r.collective,
+        (r.cr * 1e6).round() / 1e6,
+        ms(r.t_comp_s),
+        ms(r.t_sync_s),
+        ms(r.t_step_s),
+        r.gain,
+        ms(r.t_step_s / r.gain),
     )
+}
+
+fn percent(share: f64) -> String {
+    format!("{} %", (share * 1e6).round() / 1e4)
 }
 
 fn bytes(count: f64) -> String {

@@ -1,0 +1,229 @@
+//! `flexcomm plan` as users start it: text, JSON, and what it says to bad input.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::process::{Command, Output};
+
+const NETWORK: [&str; 6] = ["--workers", "8", "--latency", "1ms", "--bandwidth", "10gbit"];
+
+fn run(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_flexcomm")).arg("plan").args(args).output().unwrap()
+}
+
+fn on_network(args: &[&str]) -> Output {
+    run(&[&NETWORK[..], args].concat())
+}
+
+fn text(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn json(output: &Output) -> serde_json::Value {
+    serde_json::from_str(&text(output)).unwrap()
+}
+
+fn file(name: &str, content: &str) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    std::fs::write(&path, content).unwrap();
+    let path = path.to_str().unwrap().to_owned();
+    (folder, path)
+}
+
+/// Refused, with a status that is not 0, nothing on standard output, and these words.
+fn refused(args: &[&str], words: &[&str]) {
+    let output = run(args);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && output.stdout.is_empty(), "{args:?} was accepted");
+    assert!(words.iter().all(|w| said.contains(w)), "{args:?} {words:?}: {said}");
+    assert!(said.len() < 1500 && !said.contains("panicked"), "{said}");
+}
+
+fn refused_on_network(args: &[&str], words: &[&str]) {
+    refused(&[&NETWORK[..], args].concat(), words);
+}
+
+#[test]
+fn json_is_as_documented() {
+    let answer = json(&on_network(&["--params", "25.56M", "--crs", "0.1,0.01,0.001", "--compute", "50ms", "--json"]));
+    let keys = |v: &serde_json::Value| v.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys(&answer), ["assumed", "choice", "costs", "front"]);
+    let costs = answer["costs"].as_array().unwrap();
+    assert_eq!(costs.len(), 2 + 3 * 3);
+    for point in costs.iter().chain(answer["front"].as_array().unwrap()) {
+        assert_eq!(keys(point), ["collective", "cr", "gain", "t_comp_s", "t_step_s", "t_sync_s"]);
+        let known = ["dense-ring", "dense-tree", "allgather", "art-ring", "art-tree"];
+        assert!(known.contains(&point["collective"].as_str().unwrap()), "{point}");
+    }
+    let choice = &answer["choice"];
+    assert!(choice["why"].as_str().unwrap().contains("time-to-quality"));
+    assert!(costs.iter().any(|c| c["collective"] == choice["collective"] && c["cr"] == choice["cr"]));
+    assert_eq!(choice.get("bucket_crs"), None);
+    // Equation (4a) by hand: 17 latencies and 4.75 times 10.224 MB at 0.8 ns per byte.
+    let art_ring = costs.iter().find(|c| c["collective"] == "art-ring" && c["cr"] == 0.1).unwrap();
+    assert!((art_ring["t_sync_s"].as_f64().unwrap() - 0.0558512).abs() < 1e-9, "{art_ring}");
+}
+
+#[test]
+fn people_read_one_unit_per_column_and_when_dense_is_best() {
+    let slow = text(&run(&["--params", "60M", "--workers", "8", "--latency", "50ms", "--bandwidth", "100mbit"]));
+    assert!(slow.contains("t_sync ms"), "{slow}");
+    let rows: Vec<&str> = slow.lines().filter(|l| l.contains("dense-") || l.contains("allgather ")).collect();
+    let times = rows.iter().filter(|l| l.starts_with(['>', ' '])).map(|l| l.split_whitespace().collect::<Vec<_>>());
+    for cells in times.filter(|c| c.len() >= 7) {
+        let first = usize::from(cells[0] == ">") + 2;
+        assert!(cells[first..first + 5].iter().all(|c| c.parse::<f64>().is_ok()), "{cells:?}");
+    }
+    assert!(slow.contains("Choice: ") && slow.contains("Front: ") && !slow.contains("Dense is best"), "{slow}");
+    let fast = text(&run(&["--params", "1M", "--workers", "2", "--latency", "1us", "--bandwidth", "400gbit"]));
+    assert!(fast.contains("Dense is best here: compression would not pay."), "{fast}");
+}
+
+#[test]
+fn one_worker_is_dense_and_only_that_is_listed() {
+    let args = ["--params", "1M", "--workers", "1", "--latency", "1ms", "--bandwidth", "1gbit", "--json"];
+    let answer = json(&run(&args));
+    let costs = answer["costs"].as_array().unwrap();
+    assert!(costs.iter().all(|c| c["cr"] == 1.0 && c["t_sync_s"] == 0.0) && costs.len() == 2, "{costs:?}");
+    assert!(answer["assumed"].to_string().contains("one worker has nobody to send to"));
+    assert_eq!(json(&run(&[&args[..], &["--buckets", "4"]].concat()))["choice"]["cr"], 1.0);
+}
+
+#[test]
+fn few_buckets_are_enumerated_and_many_searched_by_nsga_ii_with_a_seed() {
+    let base = ["--params", "25.56M", "--compute", "50ms", "--json"];
+    let solved = |buckets: &str, seed: &str| {
+        let mut answer = json(&on_network(&[&base[..], &["--buckets", buckets, "--seed", seed]].concat()));
+        answer["solver"]["seconds"].as_f64().unwrap();
+        answer["solver"]["seconds"] = 0.into();
+        answer
+    };
+    let few = solved("3", "1");
+    assert_eq!(few["solver"]["name"], "enumeration");
+    assert!(few["solver"]["why"].as_str().unwrap().contains("375 plans are few enough"), "{}", few["solver"]);
+    let many = solved("24", "7");
+    assert_eq!(many["solver"]["name"], "nsga-ii");
+    assert_eq!(many["choice"]["bucket_crs"].as_array().unwrap().len(), 24);
+    assert_eq!(many["solver"]["front"], many["front"].as_array().unwrap().len());
+    assert!(many["front"].as_array().unwrap().iter().all(|p| p["bucket_crs"].as_array().unwrap().len() == 24));
+    assert_eq!(many["costs"].as_array().unwrap().len(), 2 + 15);
+    assert_eq!(many, solved("24", "7"), "the same seed gives the same plan");
+}
+
+#[test]
+fn buckets_that_lose_more_keep_more() {
+    let rows: String = (0..20).map(|i| format!("layer{i},1M,{}\n", if i < 5 { "10,0.6" } else { "1,0.05" })).collect();
+    let (_folder, path) = file("buckets.csv", &format!("bucket,params,energy,gain_exponent\n{rows}"));
+    let args = ["--buckets", &path, "--compute", "20ms"];
+    let answer = json(&on_network(&[&args[..], &["--json"]].concat()));
+    let crs: Vec<f64> =
+        answer["choice"]["bucket_crs"].as_array().unwrap().iter().map(|c| c.as_f64().unwrap()).collect();
+    let mean = |crs: &[f64]| crs.iter().map(|c| c.ln()).sum::<f64>() / crs.len() as f64;
+    assert!(mean(&crs[..5]) > mean(&crs[5..]), "{crs:?}");
+    let overall = crs.iter().sum::<f64>() / 20.0;
+    assert!((answer["choice"]["cr"].as_f64().unwrap() - overall).abs() < 1e-6);
+    // Never worse than the best with one ratio for all.
+    let per_gain = |v: &serde_json::Value| v["t_step_s"].as_f64().unwrap() / v["gain"].as_f64().unwrap();
+    let uniform = answer["costs"].as_array().unwrap().iter().map(per_gain).fold(f64::MAX, f64::min);
+    assert!(per_gain(&answer["choice"]) <= uniform * (1.0 + 1e-9));
+    let shown = text(&on_network(&args));
+    for words in ["layer19", "by nsga-ii (", "are more than the 20000 that are listed", " ms, front of ", "Choice: "] {
+        assert!(shown.contains(words), "{words:?}: {shown}");
+    }
+}
+
+#[test]
+fn gains_that_contradict_themselves_are_used_and_told() {
+    let (_folder, path) = file("gain.csv", "cr,gain\n0.1,0.5\n0.01,0.7\n0.001,0.2\n");
+    let answer = json(&on_network(&["--params", "1M", "--crs", "0.1,0.01", "--gain", &path, "--json"]));
+    let told = answer["assumed"].to_string();
+    assert!(told.contains("gain falls from 0.7 at CR 0.01 to 0.5 at CR 0.1"), "{told}");
+    assert!(told.contains("0.6000 and 0.6000 are used"), "{told}");
+    let (_folder, twice) = file("gain.csv", "cr,gain\n0.1,0.5\n0.1,0.7\n1,0.9\n");
+    let told = json(&on_network(&["--params", "1M", "--gain", &twice, "--json"]))["assumed"].to_string();
+    assert!(told.contains("CR 0.1 comes twice") && told.contains("dense keeps everything, not 0.9"), "{told}");
+    let (_folder, fine) = file("gain.csv", "cr,gain,t_comp_s\n0.1,0.7,0.001\n0.01,0.5,0.001\n");
+    let answer = json(&on_network(&["--params", "1M", "--compute", "1ms", "--gain", &fine, "--json"]));
+    assert_eq!(answer["assumed"], serde_json::json!([]));
+}
+
+#[test]
+fn bad_numbers_are_refused_by_name() {
+    for (params, words) in [
+        ("1e300", &["1e300 is 1e300 values, allowed are 1 to 1e14"][..]),
+        ("NaN", &["NaN", "allowed are 1 to 1e14"]),
+        ("-5", &["-5 is -5 values"]),
+        ("0", &["0 values"]),
+        ("inf", &["inf"]),
+        ("25X", &["\"25X\" is not a count"]),
+        ("", &["is not a count"]),
+    ] {
+        refused_on_network(&["--params", params], words);
+    }
+    for (flag, value, words) in [
+        ("--crs", "0.1,1.5", "compression ratio is 1.5, allowed is above 0, at most 1"),
+        ("--crs", "0", "compression ratio is 0"),
+        ("--crs", "-0.1", "compression ratio is -0.1"),
+        ("--crs", "NaN", "compression ratio is NaN"),
+        ("--crs", "1", "1 is dense, which is always a candidate"),
+        ("--compute", "-1ms", "-1ms"),
+        ("--compute", "nans", "nans"),
+        ("--overlap", "0.5", "overlap"),
+        ("--gain-floor", "2", "gain floor"),
+        ("--policy", "best", "best"),
+        ("--buckets", "0", "--buckets is 0, allowed are 1 to 60"),
+        ("--buckets", "61", "--buckets is 61"),
+        ("--buckets", "-3", "--buckets is -3"),
+        ("--buckets", "2.5", "--buckets is 2.5"),
+        ("--buckets", "NaN", "--buckets is NaN"),
+        ("--buckets", "/nonexistent/b.csv", "failed to read /nonexistent/b.csv"),
+    ] {
+        refused_on_network(&["--params", "1M", flag, value], &[words]);
+    }
+    let network = |n, alpha, rate| ["--params", "1M", "--workers", n, "--latency", alpha, "--bandwidth", rate];
+    refused(&network("0", "1ms", "1gbit"), &["0 is not in 1..=4096"]);
+    refused(&network("-8", "1ms", "1gbit"), &["-8"]);
+    refused(&network("5000", "1ms", "1gbit"), &["4096"]);
+    refused(&network("8", "-1ms", "1gbit"), &["-1ms"]);
+    refused(&network("8", "1", "1gbit"), &["a number with a unit"]);
+    refused(&network("8", "1ms", "0gbit"), &["bandwidth in bit/s is 0"]);
+    refused(&network("8", "1ms", "nangbit"), &["nangbit"]);
+    refused(&NETWORK, &["--params"]);
+    refused_on_network(&["--buckets", "4"], &["--params"]);
+}
+
+#[test]
+fn bad_files_are_refused_with_line_and_value() {
+    for (flag, content, words) in [
+        ("--gain", "", &["it is empty"][..]),
+        ("--gain", "cr,gain\n0.1,0.8\n\n0.01,NaN\n", &["line 4", "gain is NaN"]),
+        ("--gain", "cr,gain\n0.1,-0.8\n", &["line 2", "gain is -0.8"]),
+        ("--gain", "cr,gain\n1.5,0.8\n", &["line 2", "compression ratio is 1.5"]),
+        ("--gain", "cr,gain,t_comp_s\n0.1,0.8,-1\n", &["line 2", "-1"]),
+        ("--buckets", "bucket,size\na,1\n", &["line 1", "expected bucket,params"]),
+        ("--buckets", "bucket,params\na,1k\nb,0\n", &["line 3", "0 values"]),
+        ("--buckets", "bucket,params,energy\na,1k,NaN\n", &["line 2", "energy \"NaN\""]),
+        ("--buckets", "bucket,params,gain_exponent\na,1k,-2\n", &["line 2", "gain_exponent \"-2\""]),
+        ("--buckets", "bucket,params\na,1k,3\n", &["line 2", "3 cells, expected 2"]),
+        ("--buckets", "bucket,params\n", &["0 buckets"]),
+        ("--buckets", "bucket,params\na,1k\n", &["--params is 1000000 but the buckets", "1000 values"]),
+    ] {
+        let (_folder, path) = file("input.csv", content);
+        refused_on_network(&["--params", "1M", flag, &path], &[words, &["input.csv"]].concat());
+    }
+    for (content, words) in [
+        ("-,1ms/1gbit\n", &["line 1", "2 cells, expected 1"][..]),
+        ("-,1ms/1gbit\n1ms/1gbit,-\n1ms/1gbit,1ms/1gbit\n", &["line 1", "2 cells, expected 3"]),
+        ("-,1ms/1gbit\n-1ms/1gbit,-\n", &["line 2, cell 1", "-1ms/1gbit"]),
+        ("-,1ms/nan\n1ms/1gbit,-\n", &["line 1, cell 2"]),
+        ("", &["it is empty"]),
+    ] {
+        let (_folder, path) = file("links.csv", content);
+        refused(&["--params", "1M", "--links", &path], &[words, &["links.csv"]].concat());
+    }
+    let (_folder, square) = file("links.csv", "-,1ms/1gbit\n1ms/1gbit,-\n");
+    refused(&["--params", "1M", "--workers", "3", "--links", &square], &["--workers is 3", "links of 2 workers"]);
+    let not_text = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(not_text.path(), [0xff, 0xfe, 0x00]).unwrap();
+    refused(&["--params", "1M", "--links", not_text.path().to_str().unwrap()], &["failed to read", "UTF-8"]);
+}
