@@ -1,0 +1,268 @@
+//! Spectral ATOMO (Wang et al. 2018): atoms of the singular value decomposition, kept at random, so that the mean is M.
+//!
+//! M = Σ σ_i u_i v_iᵀ; atom i is sent with probability p_i, divided by p_i. Algorithm 1 gives the p of least variance for a
+//! budget s = Σ p_i: p_i = min(1, s σ_i / Σ σ_j) with what the largest leave over spread on the others.
+//!
+//! The decomposition is that of the smaller Gram matrix in f64. For the tall case MᵀM = V Λ Vᵀ, atom i is (M v_i) v_iᵀ,
+//! which needs no division by σ_i; wide matrices alike from M Mᵀ. Its cost grows with min(m, L)²·n: this is the slowest of
+//! all compressors by its definition. Singular values below about 1e-8 of the largest count as zero.
+//!
+//! Payload: one byte, 1 for values as they are (f32; vectors, matrices with too large values for f32 once divided, and
+//! budgets of full rank), 0 for atoms: their count, u32; then each: m values, L values, f32; the atom is their outer product.
+
+use super::eigen::Eigen;
+use super::matrix::{AddProduct, Strides, Times, Transposed, dot64};
+use crate::Energy;
+use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Travels};
+use crate::kernels::Work;
+use crate::strategy::params::POSITIVE;
+use crate::strategy::{Class, Entry, Nature, Param};
+use crate::wire::{Reader, Writer};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "atomo",
+    code: 146,
+    class: Class::LowRank,
+    about: "singular vectors of each layer at random, unbiased",
+    source: "Wang et al. 2018, \"ATOMO\", algorithm 1 and section 4 (spectral-ATOMO); GRACE 3.4",
+    params: &[Param::required("budget", POSITIVE, "how many atoms are sent in the mean")],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+    nature: |_| Nature::Unbiased,
+    examples: &["budget=3", "budget=0.7", "budget=1000"],
+    build: |values, shape| Box::new(Atomo::new(values.number(0), shape)),
+};
+
+const ATOMS: u8 = 0;
+const AS_IT_IS: u8 = 1;
+
+#[derive(Debug)]
+struct Atomo {
+    shape: Shape,
+    budget: f64,
+    eigen: Eigen,
+    sigma: Vec<f64>,
+    chances: Vec<f64>,
+    left: Vec<f32>,
+    right: Vec<f32>,
+}
+
+impl Atomo {
+    fn new(budget: f64, shape: Shape) -> Self {
+        let (eigen, sigma, chances, left, right) = Default::default();
+        Self { shape, budget, eigen, sigma, chances, left, right }
+    }
+
+    /// The smaller side: how many atoms there are.
+    fn atoms(&self) -> usize {
+        self.shape.rows.min(self.shape.cols)
+    }
+
+    fn always_whole(&self) -> bool {
+        !self.shape.is_matrix() || self.budget >= self.atoms() as f64
+    }
+
+    /// Singular values into `sigma`, from the largest on.
+    fn decompose(&mut self, x: &[f32], context: &Context) {
+        let (k, cols) = (self.atoms(), self.shape.cols);
+        let gram = self.eigen.reset(k);
+        match self.shape.rows >= cols {
+            true => context.kernel.run(TallGram { matrix: x, cols, gram }),
+            false => context.kernel.run(WideGram { matrix: x, cols, gram }),
+        }
+        self.eigen.solve(context.kernel);
+        let Eigen { values, order, .. } = &self.eigen;
+        self.sigma.clear();
+        self.sigma.extend(order.iter().map(|i| values[*i as usize].max(0.0).sqrt()));
+    }
+
+    /// Atom i over p, as two vectors.
+    fn make_atom(&mut self, i: usize, x: &[f32], context: &Context) {
+        let Self { shape: Shape { rows, cols }, eigen, chances, left, right, .. } = self;
+        let (rows, cols, tall) = (*rows, *cols, *rows >= *cols);
+        left.resize(rows, 0.0);
+        right.resize(cols, 0.0);
+        // The unit vector goes with entries around 1, the other without the factor: no entry leaves f32's range.
+        let spread = (eigen.values.len() as f64).sqrt();
+        let unit: &mut [f32] = if tall { right } else { left };
+        unit.iter_mut().zip(eigen.vector(i)).for_each(|(to, v)| *to = (v / spread / chances[i]) as f32);
+        let strides = Strides::vectors(rows);
+        match tall {
+            true => context.kernel.run(Times { matrix: x, cols, right, to: left, strides }),
+            false => context.kernel.run(Transposed { matrix: x, cols, left, to: right }),
+        }
+        let unit: &mut [f32] = if tall { right } else { left };
+        unit.iter_mut().zip(eigen.vector(i)).for_each(|(to, v)| *to = (v * spread) as f32);
+    }
+
+    fn encode_whole(x: &[f32], fed: f64, out: &mut Writer) -> Energy {
+        out.u8(AS_IT_IS);
+        out.f32s(x);
+        Energy { sent: fed, fed }
+    }
+
+    /// Whether an atom over its probability might leave f32: then nothing is left out.
+    fn too_large(&self) -> bool {
+        let sum: f64 = self.sigma.iter().sum();
+        sum / self.budget.min(1.0) * self.atoms() as f64 > f64::from(f32::MAX)
+    }
+}
+
+/// Algorithm 1: probabilities for values in descending order, of sum `budget`, or fewer values than that.
+fn probabilities(sigma: &[f64], budget: f64, out: &mut Vec<f64>) {
+    out.clear();
+    let (mut left, mut sum) = (budget, sigma.iter().rev().sum::<f64>());
+    for (i, value) in sigma.iter().enumerate() {
+        if *value * left <= sum || sum <= 0.0 {
+            let share = if sum > 0.0 { left / sum } else { 0.0 };
+            out.extend(sigma[i..].iter().map(|value| (value * share).clamp(0.0, 1.0)));
+            return;
+        }
+        out.push(1.0);
+        left -= 1.0;
+        // Again from the least on: a difference would leave rounding of the largest.
+        sum = sigma[i + 1..].iter().rev().sum();
+    }
+}
+
+impl Codec for Atomo {
+    fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
+        let fed = context.stats(x)?.energy;
+        if self.always_whole() {
+            return Ok(Self::encode_whole(x, fed, out));
+        }
+        self.decompose(x, context);
+        if self.too_large() {
+            return Ok(Self::encode_whole(x, fed, out));
+        }
+        let (sigma, chances) = (&self.sigma, &mut self.chances);
+        probabilities(sigma, self.budget, chances);
+        let stream = context.own(0);
+        let drawn = |chances: &[f64], i: usize| stream.unit(i as u64) < chances[i];
+        let count = (0..chances.len()).filter(|i| drawn(chances, *i)).count();
+        out.u8(ATOMS);
+        out.u32(count as u32);
+        let mut sent = 0.0;
+        for i in 0..self.chances.len() {
+            if drawn(&self.chances, i) {
+                self.make_atom(i, x, context);
+                out.f32s(&self.left);
+                out.f32s(&self.right);
+                // Atoms are orthogonal to each other.
+                sent += dot64(&self.left, &self.left) * dot64(&self.right, &self.right);
+            }
+        }
+        Ok(Energy { sent, fed })
+    }
+
+    fn decode_add(
+        &mut self,
+        from: &mut Reader<'_>,
+        context: &Context,
+        (scale, out): (f32, &mut [f32]),
+    ) -> Result<(), ReadError> {
+        let kind = from.u8("kind")?;
+        if kind == AS_IT_IS {
+            let values = from.f32s("values", out.len())?;
+            out.iter_mut().zip(values).for_each(|(out, value)| *out += scale * value);
+            return Ok(());
+        }
+        let count = from.u32("atoms")?;
+        if kind != ATOMS || self.always_whole() || count as usize > self.atoms() {
+            let value = u64::from(count);
+            return Err(ReadError::Field { what: "atoms", value, rule: "a matrix has no more than its smaller side" });
+        }
+        let Self { shape: Shape { rows, cols }, left, right, .. } = self;
+        left.clear();
+        right.clear();
+        for _ in 0..count {
+            left.extend(from.f32s("left vector", *rows)?);
+            right.extend(from.f32s("right vector", *cols)?);
+        }
+        let (cols, strides) = (*cols, Strides::vectors(*rows));
+        match context.kernel.run(AddProduct { left, strides, right, cols, scale, out }) {
+            true => Ok(()),
+            false => Err(ReadError::Number { what: "value", value: f64::INFINITY, rule: "it must be finite" }),
+        }
+    }
+
+    fn size(&self) -> Size {
+        let whole = 1 + 4 * self.shape.values();
+        match self.always_whole() {
+            true => Size::Exact(whole),
+            false => Size::AtMost(whole.max(5 + 4 * self.atoms() * (self.shape.rows + self.shape.cols))),
+        }
+    }
+}
+
+/// `gram = MᵀM`.
+struct TallGram<'a> {
+    matrix: &'a [f32],
+    cols: usize,
+    gram: &'a mut [f64],
+}
+
+impl Work for TallGram<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let cols = self.cols;
+        for row in self.matrix.chunks_exact(cols) {
+            for (j, to) in self.gram.chunks_exact_mut(cols).enumerate() {
+                let factor = f64::from(row[j]);
+                to.iter_mut().zip(row).for_each(|(to, x)| *to += factor * f64::from(*x));
+            }
+        }
+    }
+}
+
+/// `gram = M Mᵀ`.
+struct WideGram<'a> {
+    matrix: &'a [f32],
+    cols: usize,
+    gram: &'a mut [f64],
+}
+
+impl Work for WideGram<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let rows = self.matrix.len() / self.cols;
+        for (i, a) in self.matrix.chunks_exact(self.cols).enumerate() {
+            for (j, b) in self.matrix.chunks_exact(self.cols).enumerate().take(i + 1) {
+                let mut sums = [0.0f64; 16];
+                for (a, b) in a.chunks(16).zip(b.chunks(16)) {
+                    for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+                        *sum += f64::from(*a) * f64::from(*b);
+                    }
+                }
+                let sum = sums.iter().sum();
+                self.gram[i * rows + j] = sum;
+                self.gram[j * rows + i] = sum;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand: the largest is sure, the others share what is left of the budget.
+    #[test]
+    fn probabilities_by_hand() {
+        let mut p = Vec::new();
+        probabilities(&[4.0, 2.0, 1.0, 1.0], 1.0, &mut p);
+        assert_eq!(p, [0.5, 0.25, 0.125, 0.125]);
+        probabilities(&[8.0, 2.0, 1.0, 1.0], 2.0, &mut p);
+        assert_eq!(p, [1.0, 0.5, 0.25, 0.25]);
+        probabilities(&[3.0, 3.0, 0.0], 2.0, &mut p);
+        assert_eq!(p, [1.0, 1.0, 0.0]);
+        probabilities(&[0.0, 0.0], 1.0, &mut p);
+        assert_eq!(p, [0.0, 0.0]);
+        probabilities(&[5.0, 1.0], 7.0, &mut p);
+        assert_eq!(p, [1.0, 1.0]);
+    }
+}
