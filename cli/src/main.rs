@@ -4,6 +4,7 @@
 use clap::{Parser, Subcommand};
 
 mod agent;
+mod bench;
 mod controller;
 mod doctor;
 mod lab;
@@ -32,6 +33,8 @@ enum Command {
     Lab(lab::Args),
     /// Say what is missing on this machine, with the command that mends it.
     Doctor(doctor::Args),
+    /// Measure this machine.
+    Bench(bench::Args),
     /// Internal: the process that puts shaped links back when the agent dies. The agent starts it by itself.
     #[command(hide = true)]
     TcGuardian,
@@ -45,6 +48,7 @@ fn main() -> std::process::ExitCode {
         Command::Controller(args) => controller::run(args),
         Command::Lab(args) => lab::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Bench(args) => bench::run(args),
         Command::TcGuardian => std::process::exit(flexcomm_agent::tc::guardian::main()),
     };
     match outcome {

@@ -1,0 +1,31 @@
+//! `flexcomm bench`: what this machine does.
+
+mod compressors;
+mod data;
+mod measure;
+mod plot;
+mod table;
+mod torch;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+/// Arguments of `flexcomm bench`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Bench,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// Time every compressor on this machine against a plain copy of the same bytes, and against torch.topk.
+    Compressors(compressors::Args),
+}
+
+/// Runs `flexcomm bench`.
+pub fn run(args: Args) -> Result<()> {
+    match args.command {
+        Bench::Compressors(args) => compressors::run(args),
+    }
+}
