@@ -176,6 +176,10 @@ fn gamma(moments: Moments, share: f64) -> f64 {
     let (mean, share) = (moments.sum / nonzero, share * moments.count as f64 / nonzero);
     let s = mean.ln() - moments.logs / nonzero;
     let shape = (3.0 - s + ((s - 3.0).powi(2) + 24.0 * s).sqrt()) / (12.0 * s);
+    // Values that are all alike have no spread: s is 0 or, rounded, below it, and no shape fits.
+    if !(shape > 0.0 && shape.is_finite()) {
+        return f64::NAN;
+    }
     let scale = mean / shape;
     -scale * (share.ln() + ln_gamma(shape))
 }
@@ -294,6 +298,20 @@ mod tests {
             let close = |a: f64, b: f64| (a - b).abs() < 1e-9 * b.abs();
             assert!(close(moments.sum, want(&|v| v - 0.25)) && close(moments.squares, want(&|v| (v - 0.25).powi(2))));
             assert!(close(moments.logs, want(&f64::ln)) && moments.nonzero == 20_003);
+        }
+    }
+
+    /// Rounding takes the spread of equal values below 0, where the gamma fit has no shape.
+    #[test]
+    fn equal_values_have_a_threshold() {
+        for value in [1e-37f32, 3e-20, 0.1, 0.7, 3.3, 1e9, 1e30] {
+            for n in [1, 3, 7, 100, 1001] {
+                let moments = Moments::of(Kernel::Portable, &vec![value; n], 0.0);
+                for fit in [Fit::Exponential, Fit::Gamma, Fit::Pareto] {
+                    let eta = threshold(moments, fit, 0.01);
+                    assert!(eta.is_finite() && eta >= 0.0, "{fit:?} of {n} times {value}: {eta}");
+                }
+            }
         }
     }
 
