@@ -94,9 +94,9 @@ fn the_tree_is_what_tc_shows_and_changes_in_place() {
         assert_eq!((&root["kind"], &root["handle"]), (&"htb".into(), &"fc01:".into()));
         assert_eq!(root["options"]["default"], "0x10");
         let bulk = class_line(&net, "fc01:10");
-        assert!(bulk.contains("prio 1") && bulk.contains("rate 93750Kbit ceil 100Mbit"), "{bulk}");
+        assert!(bulk.contains("prio 1") && bulk.contains("rate 98437Kbit ceil 100Mbit"), "{bulk}");
         let echo = class_line(&net, "fc01:30");
-        assert!(echo.contains("prio 0") && echo.contains("rate 6250Kbit ceil 100Mbit"), "{echo}");
+        assert!(echo.contains("prio 0") && echo.contains("rate 1562Kbit ceil 100Mbit"), "{echo}");
         assert!(class_line(&net, "fc01:20").contains("rate 1Tbit ceil 1Tbit"));
         let filters = net.tc(&["filter", "show", "dev", "v0"]);
         assert!(filters.contains("flowid fc01:20") && filters.contains("flowid fc01:30"), "{filters}");

@@ -62,6 +62,8 @@ pub struct Board {
     pub predicted_sync_us: Option<f64>,
     /// The step under the decision in force, predicted for now.
     pub predicted_step_us: Option<f64>,
+    /// The newest trial that the coefficients were fitted to; 0 before the first.
+    pub fitted_trial: u64,
     /// The least step time among the alternatives over the one in force; absent before the first solve.
     pub alternatives: Vec<flexcomm_planner::Alternative>,
     /// Whether measured and predicted time of the collective differ by more than the suspect threshold.

@@ -13,7 +13,11 @@ const SETTLE_S: f64 = 3.0;
 
 /// How long a change of the network may stay unseen: what was measured in this time before it was seen is no
 /// longer called settled. In seconds.
-pub const UNSEEN_S: f64 = 5.0;
+const UNSEEN_S: f64 = 5.0;
+
+/// Coefficients are fitted to intervals that are this old, in seconds: what a change of the network spoils is often
+/// known by then, and what is not the fit's bounds absorb.
+pub const FIT_AFTER_S: f64 = 1.0;
 
 /// The first steps under a decision belong to no interval: cold buffers.
 const COLD_STEPS: u64 = 2;

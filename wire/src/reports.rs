@@ -284,7 +284,7 @@ pub struct TrialOutcome {
     pub shadow_gain: Option<f64>,
     /// Mean time to compress and decompress.
     pub comp_us: f64,
-    /// Mean time in the collective.
+    /// Mean time in the collective, without waiting for late ranks where the rank can tell.
     pub sync_us: f64,
     /// Iterations that ran.
     pub iterations: u32,

@@ -26,10 +26,21 @@ pub struct Gathered {
     pub snapshot: Snapshot,
     /// The newest steps.
     pub steps: Vec<WholeStep>,
+    /// What collectives took in the newest trial that has ended.
+    pub trial: Option<EndedTrial>,
     /// What the job waits for.
     pub waiting: Vec<String>,
     /// Now.
     pub now: Timestamp,
+}
+
+/// The collectives' times of a trial.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EndedTrial {
+    /// Its id; ids grow.
+    pub id: u64,
+    /// Of each strategy that ran: seconds until the last rank was done.
+    pub sync_s: Vec<(Strategy, f64)>,
 }
 
 /// Reads everything about one job.
@@ -61,7 +72,8 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
         config: app.config.planner.clone(),
         ..Snapshot::new(job.job.clone(), job.world, job.gradient_values)
     };
-    Ok(Gathered { job: job.clone(), snapshot, steps, waiting, now })
+    let trial = ended(&trials, &reports);
+    Ok(Gathered { job: job.clone(), snapshot, steps, trial, waiting, now })
 }
 
 /// The newest steps that every rank reported.
@@ -104,6 +116,20 @@ fn offer(ranks: &[RankRow], waiting: &mut Vec<String>) -> Offer {
         waiting.push("its ranks have no collective in common that is known here".to_owned());
     }
     Offer { codecs, collectives }
+}
+
+fn ended(trials: &[TrialRow], reports: &[TrialReportRow]) -> Option<EndedTrial> {
+    let id = trials.iter().filter(|t| t.state != "pending").map(|t| t.id).max()?;
+    let mut sync_s: Vec<(Strategy, f64)> = Vec::new();
+    for outcome in reports.iter().filter(|r| r.id == id).flat_map(|r| &r.outcomes).filter(|o| o.iterations > 0) {
+        let Ok(strategy) = Strategy::try_from(&outcome.strategy) else { continue };
+        let seconds = outcome.sync_us * 1e-6;
+        match sync_s.iter_mut().find(|(known, _)| *known == strategy) {
+            Some((_, longest)) => *longest = longest.max(seconds),
+            None => sync_s.push((strategy, seconds)),
+        }
+    }
+    Some(EndedTrial { id, sync_s })
 }
 
 /// gain and t_comp per compressor and ratio: mean over the ranks of the newest trial that ran it.
@@ -227,6 +253,16 @@ mod tests {
         };
         let outcomes = vec![outcome("topk@0.1/allgather"), outcome("none@1/dense-ring")];
         TrialReportRow { id, rank, outcomes, aborted: None, received: Timestamp(0) }
+    }
+
+    #[test]
+    fn a_trials_collectives_take_as_long_as_their_last_rank() {
+        let mut reports = [report(2, 0, 0.4), report(2, 1, 0.6), report(1, 0, 0.9), report(3, 0, 0.1)];
+        reports[1].outcomes[0].sync_us = 2500.0;
+        let found = ended(&[trial(3, "pending"), trial(2, "done"), trial(1, "done")], &reports).unwrap();
+        let topk = "topk@0.1/allgather".parse().unwrap();
+        assert_eq!((found.id, found.sync_s), (2, vec![(topk, 2.5e-3), (Strategy::DENSE_RING, 1e-6)]));
+        assert_eq!(ended(&[trial(3, "pending")], &reports), None);
     }
 
     #[test]

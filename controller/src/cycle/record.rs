@@ -1,12 +1,13 @@
 //! Phase 5: predicted against measured time, coefficients fitted to it, and the board for whoever looks.
 
 use flexcomm_domain::Timestamp;
+use flexcomm_optimizer::Sample;
 use flexcomm_planner::Report;
 
 use super::apply::Applied;
 use super::{CycleError, Gathered};
 use crate::app::{App, Board};
-use crate::intervals::{self, NEWEST, Prediction, Surroundings, UNSEEN_S};
+use crate::intervals::{self, FIT_AFTER_S, NEWEST, Prediction, Surroundings};
 use crate::store::IntervalRow;
 
 /// Keeps what was seen.
@@ -15,6 +16,7 @@ pub async fn record(app: &App, gathered: &Gathered, applied: Applied) -> Result<
     let prediction = prediction(app, gathered, report).await?;
     let newest = measure(app, gathered, prediction).await?;
     fit(app, gathered).await?;
+    let fitted_trial = fit_trial(app, gathered, report).await?;
     let refused = applied.refused.as_ref().map(|why| format!("the checker refused a decision: {why}"));
     let mut boards = app.boards();
     let deviates = match &newest {
@@ -29,6 +31,7 @@ pub async fn record(app: &App, gathered: &Gathered, applied: Applied) -> Result<
         predicted_sync_us: prediction.map(|p| p.sync_us),
         predicted_step_us: prediction.map(|p| p.step_us),
         alternatives: report.alternatives.clone(),
+        fitted_trial,
         deviates,
     };
     boards.insert(gathered.job.job.clone(), board);
@@ -80,7 +83,7 @@ fn deviates(interval: &IntervalRow, share: f64) -> bool {
 /// Fits the coefficients to intervals that are old enough for a change of the network to have been seen.
 async fn fit(app: &App, gathered: &Gathered) -> Result<(), CycleError> {
     let job = &gathered.job.job;
-    let before = Timestamp(gathered.now.0.saturating_sub((UNSEEN_S * 1e6) as u64));
+    let before = Timestamp(gathered.now.0.saturating_sub((FIT_AFTER_S * 1e6) as u64));
     let new = app.store.unfitted(job, before).await?;
     if new.is_empty() {
         return Ok(());
@@ -93,4 +96,25 @@ async fn fit(app: &App, gathered: &Gathered) -> Result<(), CycleError> {
         }
     }
     Ok(app.store.put_fit(job, &new, &book).await?)
+}
+
+/// Fits the coefficients to a trial that has just ended: it ran collectives that the job does not. Answers the newest
+/// trial that is taken care of; one that ended before this process began is.
+async fn fit_trial(app: &App, gathered: &Gathered, report: &Report) -> Result<u64, CycleError> {
+    let job = &gathered.job.job;
+    let Some(trial) = &gathered.trial else { return Ok(0) };
+    let known = app.boards().get(job).map(|board| board.fitted_trial);
+    if known.is_none_or(|id| id >= trial.id) {
+        return Ok(trial.id);
+    }
+    let mut book = (*app.store.coefficients().await?).clone();
+    for (strategy, measured_s) in &trial.sync_s {
+        let Some(priced) = report.alternatives.iter().find(|a| a.strategy == *strategy) else { continue };
+        let sample = Sample { terms: priced.terms, measured_s: *measured_s };
+        if book.observe(strategy.collective(), &gathered.job.backend, sample) {
+            app.counters.fitted.inc();
+        }
+    }
+    app.store.put_fit(job, &[], &book).await?;
+    Ok(trial.id)
 }

@@ -236,7 +236,9 @@ fn measured(outcome: &StepOutcome) -> Measured {
     // What was exchanged after the loss stopped being a number were zeros, which no compressor loses.
     let gain = if outcome.loss.is_finite() { outcome.cost.energy.gain() } else { 0.0 };
     let gain = gain.clamp(LEAST_GAIN, 1.0);
-    Measured { gain, comp_us: us(outcome.cost.comp), sync_us: us(outcome.cost.sync) }
+    // Waiting for late ranks is not the collective.
+    let sync = outcome.cost.sync.saturating_sub(outcome.cost.wait.unwrap_or_default());
+    Measured { gain, comp_us: us(outcome.cost.comp), sync_us: us(sync) }
 }
 
 fn time_of_day() -> Timestamp {
