@@ -3,7 +3,7 @@
 //! A report that fails is set aside with a [`Reason`], counted and acknowledged, so that the agent does not
 //! send it for ever; the others of its batch are stored.
 
-use flexcomm_domain::{Bandwidth, Seconds, Strategy};
+use flexcomm_domain::{Bandwidth, Collective, Seconds, Strategy};
 use flexcomm_optimizer::CodecBytes;
 use flexcomm_wire::{
     JobSeen, LinkReport, MAX_STEPS, PathReport, ReportBody, ShapeReport, StepRecord, StepsReport, StrategyWire,
@@ -192,7 +192,13 @@ fn job_seen(r: &JobSeen) -> Checked {
         integer("header_bytes", codec.header_bytes)?;
         CodecBytes::new(codec.header_bytes, codec.index_bytes, codec.value_bytes).map_err(|e| bad(e.to_string()))?;
     }
-    r.collectives.iter().try_for_each(|c| text("collective", c))
+    r.collectives.iter().try_for_each(|c| text("collective", c))?;
+    // Names that are not known come from a newer trainer; without one that is known nothing could ever be decided.
+    if r.collectives.iter().any(|c| Collective::ALL.iter().any(|known| known.as_str() == c)) {
+        return Ok(());
+    }
+    let known = Collective::ALL.iter().map(|known| known.as_str()).collect::<Vec<_>>().join(", ");
+    Err(bad(format!("no collective of job {} is known here; known are {known}", r.job)))
 }
 
 /// What ran, checked.
@@ -339,6 +345,28 @@ mod tests {
         assert!(check(&ReportBody::Steps(report.clone())).unwrap_err().detail.contains("ascend"));
         report.steps.clear();
         assert!(check(&ReportBody::Steps(report)).is_err());
+    }
+
+    #[test]
+    fn a_job_without_a_known_collective_is_set_aside() {
+        let seen = |collectives: &[&str]| {
+            ReportBody::JobSeen(JobSeen {
+                job: JobId::new("j").unwrap(),
+                rank: 0,
+                world: 2,
+                gradient_values: 1000,
+                backend: "gloo".into(),
+                codecs: vec![],
+                collectives: collectives.iter().map(|c| (*c).to_owned()).collect(),
+            })
+        };
+        assert_eq!(check(&seen(&["dense-ring"])), Ok(()));
+        assert_eq!(check(&seen(&["of-tomorrow", "allgather"])), Ok(()), "a newer trainer knows more");
+        for none in [&[][..], &["of-tomorrow", "Dense-Ring"]] {
+            let refused = check(&seen(none)).unwrap_err();
+            assert_eq!(refused.reason, Reason::BadValue);
+            assert!(refused.detail.contains("job j") && refused.detail.contains("dense-ring"), "{}", refused.detail);
+        }
     }
 
     #[test]

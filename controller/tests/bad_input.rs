@@ -309,6 +309,11 @@ async fn http_that_makes_no_sense_gets_a_problem() {
     problem(s.api.get("/api/v1/jobs/none/decision").await, 404).await;
     problem(s.api.get("/api/v1/jobs/-bad-/history").await, 404).await;
     problem(s.api.get("/api/v1/links/a/b/history?limit=many").await, 400).await;
+    let unknown = problem(s.api.get("/api/v1/links/a/nobody/history").await, 404).await;
+    assert!(unknown["detail"].as_str().unwrap().contains("nobody"), "{unknown}");
+    problem(s.api.get("/api/v1/links/nobody/a/history").await, 404).await;
+    let known: Vec<Value> = s.api.json("/api/v1/links/b/a/history").await;
+    assert!(known.is_empty(), "known nodes, nothing measured yet");
     let wrong = s.api.delete("/api/v1/jobs").await;
     assert_eq!(wrong.headers()["allow"], "GET,HEAD");
     problem(wrong, 405).await;
@@ -371,6 +376,31 @@ async fn scenarios_are_checked_ordered_and_reported() {
     assert!(s.a.orders(&s.api).await.shape.is_none() && s.b.orders(&s.api).await.shape.is_some());
     assert_eq!(s.api.delete("/api/v1/scenario").await.status(), 204);
     assert!(s.b.orders(&s.api).await.shape.is_none());
+    s.intact().await;
+}
+
+#[tokio::test]
+async fn a_scenario_that_nobody_can_follow_is_refused() {
+    let s = scene().await;
+    let set = json!({ "label": "x", "latency_us": 1.0, "bandwidth_bps": 1e9 });
+    let with = |key: &str, value: Value| {
+        let mut set = set.clone();
+        set[key] = value;
+        set
+    };
+    let typo = problem(s.api.put("/api/v1/scenario", &with("lantency", json!(3))).await, 422).await;
+    assert!(typo["detail"].as_str().unwrap().contains("lantency"), "{typo}");
+    let unknown = with("nodes", json!(["a", "nobody", "noone"]));
+    let unknown = problem(s.api.put("/api/v1/scenario", &unknown).await, 422).await;
+    assert!(unknown["detail"].as_str().unwrap().ends_with("never registered: nobody, noone"), "{unknown}");
+    let unwilling = Register { may_shape: false, ..s.a.registration() };
+    assert!(s.api.post("/api/v1/agents/register", &unwilling).await.status().is_success());
+    let refused = problem(s.api.put("/api/v1/scenario", &with("nodes", json!(["a"]))).await, 409).await;
+    assert!(refused["detail"].as_str().unwrap().contains("[shaping]"), "{refused}");
+    problem(s.api.put("/api/v1/scenario", &with("nodes", json!([]))).await, 409).await;
+    let view: ScenarioView = s.api.json("/api/v1/scenario").await;
+    assert_eq!(view.set, None, "what was refused is not kept");
+    assert_eq!(s.api.put("/api/v1/scenario", &set).await.status(), 200, "b may shape");
     s.intact().await;
 }
 

@@ -158,6 +158,7 @@ pub struct TrialView {
 
 /// `PUT /api/v1/scenario`: what every shaping agent's link should look like now (lab only).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ScenarioSet {
     /// A label for people, for example `C1 epoch 13`.
     pub label: String,

@@ -52,6 +52,11 @@ pub(super) async fn link_history(
     Path((from, to)): Path<(NodeName, NodeName)>,
     Query(page): Query<Limit>,
 ) -> Result<Json<Vec<LinkPoint>>, ApiError> {
+    for node in [&from, &to] {
+        if app.store.node(node).await?.is_none() {
+            return Err(ApiError::NotFound(format!("node {node} never registered")));
+        }
+    }
     Ok(Json(app.store.link_history(&from, &to, page.limit.unwrap_or(PAGE_MOST).clamp(1, PAGE_MOST)).await?))
 }
 

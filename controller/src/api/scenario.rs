@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use flexcomm_domain::NodeName;
 use flexcomm_wire::ShapeOrder;
 use flexcomm_wire::api::{ScenarioSet, ScenarioView};
 use std::sync::Arc;
@@ -38,6 +39,23 @@ fn check(set: &ScenarioSet) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Whether anybody is there to follow: every node that is named is known, and one of those asked may shape.
+async fn followed(app: &App, set: &ScenarioSet) -> Result<(), ApiError> {
+    let known = app.store.nodes().await?;
+    let named = |node: &NodeName| set.nodes.as_ref().is_none_or(|nodes| nodes.contains(node));
+    let unknown: Vec<&str> =
+        set.nodes.iter().flatten().filter(|n| known.iter().all(|k| k.node != **n)).map(NodeName::as_str).collect();
+    if !unknown.is_empty() {
+        return Err(ApiError::Unprocessable(format!("nodes that never registered: {}", unknown.join(", "))));
+    }
+    if known.iter().any(|k| k.may_shape && named(&k.node)) {
+        return Ok(());
+    }
+    let whom = if set.nodes.is_some() { "none of these nodes" } else { "no registered node" };
+    let remedy = "an agent's configuration needs allow = true in [shaping]";
+    Err(ApiError::Conflict(format!("{whom} may shape its links: {remedy}")))
+}
+
 async fn view(app: &App) -> Result<ScenarioView, ApiError> {
     let Some(row) = app.store.scenario().await? else {
         return Ok(ScenarioView { id: 0, set: None, in_force: Vec::new(), refused: Vec::new() });
@@ -62,6 +80,7 @@ pub(super) async fn set(
 ) -> Result<Json<ScenarioView>, ApiError> {
     allowed(&app)?;
     check(&set)?;
+    followed(&app, &set).await?;
     let id = app.store.put_scenario(Some(&set), app.clock.now()).await?;
     tracing::info!(id, label = set.label, "scenario set");
     publish(&app).await?;

@@ -368,7 +368,7 @@ mod tests {
             gradient_values: 10,
             backend: "x".into(),
             codecs: vec![],
-            collectives: vec![],
+            collectives: vec!["dense-ring".into()],
         })
     }
 
