@@ -253,7 +253,8 @@ impl RawConfig {
         })
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
+    /// Names the first value out of range; touches no file.
+    pub fn check(&self) -> Result<(), ConfigError> {
         let whole = |key, value: u64, range: std::ops::RangeInclusive<u64>, allowed| {
             let ok = range.contains(&value);
             if ok { Ok(()) } else { Err(ConfigError::Range { key, value: value.to_string(), allowed }) }
@@ -311,6 +312,33 @@ mod tests {
     fn the_sample_is_the_default() {
         assert_eq!(RawConfig::parse(SAMPLE).unwrap(), RawConfig::default());
         assert_eq!(RawConfig::parse("").unwrap(), RawConfig::default());
+    }
+
+    /// `key =` at the start of a line or behind `# `, by section.
+    fn named_in(sample: &str) -> std::collections::BTreeSet<String> {
+        let mut section = String::new();
+        let mut names = std::collections::BTreeSet::new();
+        for line in sample.lines().map(str::trim) {
+            if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
+                section = format!("{name}.");
+            }
+            let written = line.strip_prefix("# ").unwrap_or(line);
+            if let Some((name, _)) = written.split_once(" = ").filter(|(n, _)| !n.contains([' ', '`'])) {
+                names.insert(format!("{section}{name}"));
+            }
+        }
+        names
+    }
+
+    #[test]
+    fn the_sample_names_every_key() {
+        fn keys(value: &serde_json::Value, path: &str) -> Vec<String> {
+            let Some(fields) = value.as_object() else { return vec![path.to_owned()] };
+            let full = |key: &String| if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            fields.iter().flat_map(|(key, value)| keys(value, &full(key))).collect()
+        }
+        let all = serde_json::to_value(RawConfig::default()).unwrap();
+        assert_eq!(named_in(SAMPLE), keys(&all, "").into_iter().collect());
     }
 
     #[test]
