@@ -3,6 +3,23 @@
 
 use clap::{Parser, Subcommand};
 
+/// An argument that its parser could not judge alone: told as the parser tells its own, by exit status 2.
+#[derive(Debug)]
+struct BadArgument(String);
+
+impl std::fmt::Display for BadArgument {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BadArgument {}
+
+/// Returns a [`BadArgument`] with this text.
+macro_rules! bad_argument {
+    ($($text:tt)*) => { return Err(crate::BadArgument(format!($($text)*)).into()) };
+}
+
 mod agent;
 mod bench;
 mod controller;
@@ -55,7 +72,7 @@ fn main() -> std::process::ExitCode {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("flexcomm: {error:#}");
-            std::process::ExitCode::FAILURE
+            if error.is::<BadArgument>() { 2.into() } else { std::process::ExitCode::FAILURE }
         }
     }
 }

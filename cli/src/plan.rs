@@ -5,7 +5,7 @@ mod files;
 mod gains;
 mod table;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use flexcomm_domain::{Bandwidth, Collective, CompressionRatio, Compressor, Link, LinkMatrix, Seconds, Selection};
 use flexcomm_optimizer::{DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Space, policy::TimeToQuality, solve};
 use std::io::Write;
@@ -85,7 +85,8 @@ pub struct Args {
     selection: Selection,
 
     /// Print JSON: {"costs": [...], "front": [...], "choice": {...}, "assumed": [...]}, times in seconds; with
-    /// --buckets also "solver", and "bucket_crs" in the choice and in each point of the front.
+    /// --buckets also "solver", and "bucket_crs" in the choice and in each point of the front. "break_even_gain" is
+    /// the gain above which time-to-quality would prefer the row to dense; above 1 there is none.
     #[arg(long)]
     json: bool,
 }
@@ -114,7 +115,7 @@ Files:
       bucket,params,energy,gain_exponent
       conv1,9408,3.1,0.5
       fc,2049000,0.4,0.1
-  Each bucket is sent by itself. Up to 20,000 plans (a ratio per bucket, a collective for all) are
+  Buckets are sent one after the other, so each pays its latency. Up to 20,000 plans (a ratio per bucket, a collective for all) are
   listed, which is exact; more are searched by NSGA-II.
 
 Default profile, assumed without --gain:
@@ -214,6 +215,8 @@ struct Plan {
     policy: &'static str,
     network: String,
     assumed: Vec<String>,
+    /// Whether any gain is the default profile's.
+    gain_assumed: bool,
 }
 
 impl Plan {
@@ -221,7 +224,7 @@ impl Plan {
         let (links, network) = network(args)?;
         let buckets = args.buckets.as_deref().map(|text| buckets::read(text, args.params)).transpose()?;
         let Some(values) = buckets.as_ref().map(buckets::Buckets::values).or(args.params) else {
-            bail!("--params is needed, or --buckets with a file");
+            bad_argument!("--params is needed, or --buckets with a file");
         };
         let mut problem = Problem::new(values, links);
         problem.compute = args.compute;
@@ -235,10 +238,22 @@ impl Plan {
             assumed.push("one worker has nobody to send to: only dense is listed".into());
         }
         let (config, space) = (policy(args)?, space(args, problem.links.ranks())?);
-        let plan = Self::empty(problem, config.policy().name(), network, assumed);
-        match buckets {
-            None => plan.one(&space, &config),
-            Some(buckets) => plan.each(args, &buckets, &space, &config),
+        let mut plan = Self::empty(problem, config.policy().name(), network, assumed);
+        plan.gain_assumed = args.gain.is_none() && buckets.as_ref().is_none_or(buckets::Buckets::lacks_gain);
+        let mut plan = match buckets {
+            None => plan.one(&space, &config)?,
+            Some(buckets) => plan.each(args, &buckets, &space, &config)?,
+        };
+        plan.break_even();
+        Ok(plan)
+    }
+
+    /// Dense keeps all gain, so t_step/gain is below its own from the gain t_step/t_step(dense) on: above 1, never.
+    fn break_even(&mut self) {
+        let dense = self.costs.iter().filter(|r| r.cr == 1.0).map(|r| r.t_step_s).fold(f64::INFINITY, f64::min);
+        let comparable = dense.is_finite() && dense > 0.0;
+        for row in self.costs.iter_mut().chain(&mut self.front).chain([&mut self.choice]) {
+            row.break_even_gain = comparable.then(|| row.t_step_s / dense);
         }
     }
 
@@ -254,6 +269,7 @@ impl Plan {
             policy,
             network,
             assumed,
+            gain_assumed: false,
         }
     }
 
@@ -306,6 +322,9 @@ struct Row {
     t_sync_s: f64,
     t_step_s: f64,
     gain: f64,
+    /// Least gain at which t_step/gain would be below the best dense one's; above 1 there is none. Absent where dense
+    /// takes no time.
+    break_even_gain: Option<f64>,
     /// With buckets, each one's ratio.
     bucket_crs: Option<Vec<f64>>,
 }
@@ -319,6 +338,7 @@ impl From<&Evaluated> for Row {
             t_sync_s: e.t_sync.get(),
             t_step_s: e.t_step.get(),
             gain: e.gain.get(),
+            break_even_gain: None,
             bucket_crs: None,
         }
     }
@@ -337,6 +357,7 @@ impl Row {
             "t_sync_s": self.t_sync_s,
             "t_step_s": self.t_step_s,
             "gain": self.gain,
+            "break_even_gain": self.break_even_gain,
         });
         if let Some(crs) = &self.bucket_crs {
             json["bucket_crs"] = serde_json::json!(crs);
@@ -350,12 +371,12 @@ fn network(args: &Args) -> Result<(LinkMatrix, String)> {
         let links = files::links(path)?;
         let n = links.ranks();
         if let Some(workers) = args.workers.filter(|w| *w as usize != n) {
-            bail!("--workers is {workers} but {} has links of {n} workers", path.display());
+            bad_argument!("--workers is {workers} but {} has links of {n} workers", path.display());
         }
         return Ok((links, format!("{n} workers, links of {}", path.display())));
     }
     let (Some(n), Some(alpha), Some(bandwidth)) = (args.workers, args.latency, args.bandwidth) else {
-        bail!("--workers, --latency and --bandwidth are needed, or --links");
+        bad_argument!("--workers, --latency and --bandwidth are needed, or --links");
     };
     let links = LinkMatrix::uniform(n as usize, Link { alpha, bandwidth })?;
     Ok((links, format!("{n} workers, every link {alpha} and {bandwidth}")))
@@ -367,7 +388,7 @@ fn policy(args: &Args) -> Result<PolicyConfig> {
         (Some(gain_floor), PolicyConfig::TimeToQuality(_)) => {
             Ok(PolicyConfig::TimeToQuality(TimeToQuality { gain_floor }))
         }
-        (Some(_), other) => bail!("--gain-floor belongs to time-to-quality, not to {}", other.policy().name()),
+        (Some(_), other) => bad_argument!("--gain-floor belongs to time-to-quality, not to {}", other.policy().name()),
     }
 }
 
@@ -375,7 +396,7 @@ fn space(args: &Args, ranks: usize) -> Result<Space> {
     let crs: Result<Vec<CompressionRatio>, _> = args.crs.iter().map(|r| CompressionRatio::new(r.0)).collect();
     let crs = if ranks == 1 { Vec::new() } else { crs? };
     if crs.len() > flexcomm_optimizer::space::MAX_CRS {
-        bail!("--crs lists {} ratios, at most {} are allowed", crs.len(), flexcomm_optimizer::space::MAX_CRS);
+        bad_argument!("--crs lists {} ratios, at most {} are allowed", crs.len(), flexcomm_optimizer::space::MAX_CRS);
     }
     let collectives = Collective::ALL.to_vec();
     Ok(Space { crs, compressors: vec![args.compressor], collectives, selection: args.selection })

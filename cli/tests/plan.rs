@@ -51,7 +51,7 @@ fn json_is_as_documented() {
     let costs = answer["costs"].as_array().unwrap();
     assert_eq!(costs.len(), 2 + 3 * 3);
     for point in costs.iter().chain(answer["front"].as_array().unwrap()) {
-        assert_eq!(keys(point), ["collective", "cr", "gain", "t_comp_s", "t_step_s", "t_sync_s"]);
+        assert_eq!(keys(point), ["break_even_gain", "collective", "cr", "gain", "t_comp_s", "t_step_s", "t_sync_s"]);
         let known = ["dense-ring", "dense-tree", "allgather", "art-ring", "art-tree"];
         assert!(known.contains(&point["collective"].as_str().unwrap()), "{point}");
     }
@@ -74,9 +74,44 @@ fn people_read_one_unit_per_column_and_when_dense_is_best() {
         let first = usize::from(cells[0] == ">") + 2;
         assert!(cells[first..first + 5].iter().all(|c| c.parse::<f64>().is_ok()), "{cells:?}");
     }
-    assert!(slow.contains("Choice: ") && slow.contains("Front: ") && !slow.contains("Dense is best"), "{slow}");
+    assert!(slow.contains("Choice: ") && slow.contains("Front: ") && !slow.contains("ense is best"), "{slow}");
     let fast = text(&run(&["--params", "1M", "--workers", "2", "--latency", "1us", "--bandwidth", "400gbit"]));
-    assert!(fast.contains("Dense is best here: compression would not pay."), "{fast}");
+    assert!(fast.contains("Dense is best here at any gain: compression would not pay."), "{fast}");
+    assert!(fast.contains("At no gain would CR 0.1") && !fast.contains("Break-even"), "{fast}");
+    let assumed = text(&on_network(&["--params", "25M"]));
+    assert!(assumed.contains("Under the assumed gain c^0.6 dense is best here"), "{assumed}");
+    assert!(assumed.contains("Break-even") && !assumed.contains("would not pay"), "{assumed}");
+}
+
+/// Just above its break-even gain a ratio is chosen, just below it is not.
+#[test]
+fn a_gain_above_the_break_even_beats_dense() {
+    let base = ["--params", "25.56M", "--compute", "50ms", "--crs", "0.1"];
+    let answer = json(&on_network(&[&base[..], &["--json"]].concat()));
+    let costs = answer["costs"].as_array().unwrap();
+    let least = |rows: &dyn Fn(&&serde_json::Value) -> bool, key: &str| {
+        costs.iter().filter(rows).map(|c| c[key].as_f64().unwrap()).fold(f64::MAX, f64::min)
+    };
+    let even = least(&|c| c["cr"] == 0.1, "break_even_gain");
+    let times = least(&|c| c["cr"] == 0.1, "t_step_s") / least(&|c| c["cr"] == 1.0, "t_step_s");
+    assert!((even - times).abs() < 1e-12 && even < 0.99, "{even} {times}");
+    assert_eq!(least(&|c| c["cr"] == 1.0, "break_even_gain"), 1.0);
+    for (factor, chosen, words) in [(1.001, 0.1, "(given: "), (0.999, 1.0, "Dense is best here: compression")] {
+        let (_folder, path) = file("gain.csv", &format!("cr,gain\n0.1,{}\n", even * factor));
+        let args = [&base[..], &["--gain", &path]].concat();
+        assert_eq!(json(&on_network(&[&args[..], &["--json"]].concat()))["choice"]["cr"], chosen, "{even} x {factor}");
+        let shown = text(&on_network(&args));
+        assert!(shown.contains(words) && !shown.contains("the assumed gain"), "{shown}");
+    }
+}
+
+#[test]
+fn equal_neighbours_are_one_line_and_pay_their_latency_each() {
+    let fast = ["--params", "60M", "--workers", "2", "--latency", "1us", "--bandwidth", "400gbit", "--buckets", "60"];
+    let shown = text(&run(&fast));
+    let line = shown.lines().find(|l| l.trim_start().starts_with("1-60 ")).unwrap_or_else(|| panic!("{shown}"));
+    assert_eq!(line.split_whitespace().collect::<Vec<_>>(), ["1-60", "60000000", "dense"]);
+    assert!(shown.contains("one after the other, so each pays its latency") && shown.lines().count() < 50, "{shown}");
 }
 
 #[test]
@@ -179,6 +214,8 @@ fn bad_numbers_are_refused_by_name() {
         ("--buckets", "/nonexistent/b.csv", "failed to read /nonexistent/b.csv"),
     ] {
         refused_on_network(&["--params", "1M", flag, value], &[words]);
+        let status = on_network(&["--params", "1M", flag, value]).status.code();
+        assert_eq!(status, Some(if value.starts_with('/') { 1 } else { 2 }), "{flag} {value}");
     }
     let network = |n, alpha, rate| ["--params", "1M", "--workers", n, "--latency", alpha, "--bandwidth", rate];
     refused(&network("0", "1ms", "1gbit"), &["0 is not in 1..=4096"]);

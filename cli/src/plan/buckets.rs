@@ -1,7 +1,7 @@
 //! A ratio per bucket: reads the buckets, solves the larger problem, and says by what solver and why.
 
 use super::{Args, Row, files};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use flexcomm_optimizer::buckets::{MAX_BUCKETS, MAX_ENUMERATED};
 use flexcomm_optimizer::{
     Bucket, BucketProblem, BucketSolution, PolicyConfig, Problem, Profile, ProfilePoint, Solver, Space, evaluate_plans,
@@ -16,6 +16,11 @@ pub(super) struct Buckets(Vec<files::BucketRow>);
 impl Buckets {
     pub(super) fn values(&self) -> u64 {
         self.0.iter().map(|b| b.values).sum()
+    }
+
+    /// Whether some gain is not the file's own.
+    pub(super) fn lacks_gain(&self) -> bool {
+        self.0.iter().any(|b| b.gain_exponent.is_none())
     }
 }
 
@@ -38,14 +43,18 @@ pub(super) fn read(text: &str, params: Option<u64>) -> Result<Buckets> {
         let buckets = Buckets(files::buckets(Path::new(text))?);
         let values = buckets.values();
         if let Some(params) = params.filter(|p| *p != values) {
-            bail!("--params is {params} but the buckets of {text} have {values} values");
+            bad_argument!("--params is {params} but the buckets of {text} have {values} values");
         }
         return Ok(buckets);
     };
     let fits = count.fract() == 0.0 && (1.0..=MAX_BUCKETS as f64).contains(&count);
-    ensure!(fits, "--buckets is {text}, allowed are 1 to {MAX_BUCKETS}, or a file");
-    let (params, count) = (params.context("--buckets N needs --params")?, count as u64);
-    ensure!(count <= params, "--buckets is {count}, more than the {params} values of --params");
+    if !fits {
+        bad_argument!("--buckets is {text}, allowed are 1 to {MAX_BUCKETS}, or a file");
+    }
+    let (Some(params), count) = (params, count as u64) else { bad_argument!("--buckets N needs --params") };
+    if count > params {
+        bad_argument!("--buckets is {count}, more than the {params} values of --params");
+    }
     let one = |i: u64| files::BucketRow {
         name: (i + 1).to_string(),
         values: params / count + u64::from(i < params % count),

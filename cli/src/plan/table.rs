@@ -31,8 +31,51 @@ fn write(plan: &Plan, out: &mut String) -> std::fmt::Result {
         Some(searched) => write_buckets(plan, searched, out)?,
     }
     writeln!(out, "Why: {}.", plan.why)?;
-    if plan.choice.cr == 1.0 {
-        writeln!(out, "Dense is best here: compression would not pay.")?;
+    write_break_even(plan, out)?;
+    match (plan.choice.cr == 1.0, plan.gain_assumed) {
+        (true, _) if !could_beat_dense(plan) => {
+            writeln!(out, "Dense is best here at any gain: compression would not pay.")
+        }
+        (true, true) => writeln!(
+            out,
+            "Under the assumed gain c^0.6 dense is best here; measured gains (--gain) above the break-even would \
+             change that."
+        ),
+        (true, false) => writeln!(out, "Dense is best here: compression would not pay."),
+        (false, true) => writeln!(out, "This holds under the assumed gain c^0.6; give --gain for measured ones."),
+        (false, false) => Ok(()),
+    }
+}
+
+fn could_beat_dense(plan: &Plan) -> bool {
+    plan.costs.iter().any(|r| r.cr < 1.0 && r.break_even_gain.is_some_and(|gain| gain < 1.0))
+}
+
+/// For each ratio its fastest collective, which has the least break-even gain.
+fn write_break_even(plan: &Plan, out: &mut String) -> std::fmt::Result {
+    let mut best: Vec<(f64, &Row)> = Vec::new();
+    for row in plan.costs.iter().filter(|r| r.cr < 1.0) {
+        let Some(gain) = row.break_even_gain else { continue };
+        match best.iter_mut().find(|(_, b)| b.cr == row.cr) {
+            Some(known) if gain < known.0 => *known = (gain, row),
+            Some(_) => {}
+            None => best.push((gain, row)),
+        }
+    }
+    if best.is_empty() {
+        return Ok(());
+    }
+    let (can, never): (Vec<_>, Vec<_>) = best.into_iter().partition(|(gain, _)| *gain < 1.0);
+    if !can.is_empty() {
+        writeln!(out, "Break-even, the gain above which time to quality is less than dense's:")?;
+    }
+    for (needed, row) in can {
+        let now = if plan.gain_assumed { "assumed" } else { "given" };
+        writeln!(out, "  CR {:<8} {:<11} {needed:.4} ({now}: {:.4})", row.cr, row.collective, row.gain)?;
+    }
+    if !never.is_empty() {
+        let crs: Vec<String> = never.iter().map(|(_, row)| row.cr.to_string()).collect();
+        writeln!(out, "At no gain would CR {} beat dense: a step takes longer.", crs.join(", "))?;
     }
     Ok(())
 }
@@ -54,13 +97,30 @@ fn write_buckets(plan: &Plan, searched: &Searched, out: &mut String) -> std::fmt
         plan.front.len()
     )?;
     writeln!(out, "\n  {HEAD}\n> {}", row(&plan.choice))?;
-    writeln!(out, "\n  {:<24} {:>14} {:>8}", "bucket", "values", "CR")?;
-    let crs = plan.choice.bucket_crs.iter().flatten();
-    for ((name, values), cr) in searched.names.iter().zip(&searched.values).zip(crs) {
+    writeln!(out, "\n  Buckets are sent one after the other, so each pays its latency.")?;
+    writeln!(out, "\n  {:<24} {:>14} {:>8}", "buckets", "values", "CR")?;
+    let crs: Vec<f64> = plan.choice.bucket_crs.iter().flatten().copied().collect();
+    let mut at = 0;
+    for run in crs.chunk_by(|a, b| a == b) {
+        let (name, values) = run_of(searched, at..at + run.len());
+        let cr = if run[0] == 1.0 { "dense".into() } else { run[0].to_string() };
         writeln!(out, "  {name:<24} {values:>14} {cr:>8}")?;
+        at += run.len();
     }
     let cr = plan.choice.cr;
     writeln!(out, "\nChoice: {}, {} of all values kept.", plan.choice.collective, percent(cr))
+}
+
+/// Neighbours with one ratio: the name of the first and of the last, and all their values.
+fn run_of(searched: &Searched, run: std::ops::Range<usize>) -> (String, u64) {
+    let (names, values) = (&searched.names[run.clone()], searched.values[run].iter().sum());
+    let name = match names {
+        [one] => one.clone(),
+        [first, .., last] if first.parse::<u64>().is_ok() => format!("{first}-{last}"),
+        [first, .., last] => format!("{first} to {last} ({})", names.len()),
+        [] => String::new(),
+    };
+    (name, values)
 }
 
 const HEAD: &str = "collective        CR    t_comp ms    t_sync ms    t_step ms    gain  ms per gain";

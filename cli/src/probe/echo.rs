@@ -48,11 +48,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let stop = stop_on_signal()?;
     let (interval_s, timeout_s) = (seconds(args.interval), seconds(args.timeout));
     if interval_s < 0.001 {
-        bail!("--interval is {interval_s} s, allowed is 1ms or more");
+        bad_argument!("--interval is {interval_s} s, allowed is 1ms or more");
     }
     // The window holds the whole run (its newest 4096 echoes).
     let window_s = args.count as f64 * interval_s + 10.0 * timeout_s;
-    let settings = EchoSettings { interval_s, limits: ProberLimits { timeout_s, window_s } };
+    let settings = EchoSettings { interval_s, limits: ProberLimits { timeout_s, window_s }, count: Some(args.count) };
     let (prober, mut events) = EchoProber::spawn(&token, settings).context("start probing")?;
     prober.set_peers(&[target]);
     // Where nothing can be sent nothing is lost either; such a run ends by time.

@@ -1,7 +1,7 @@
 //! `flexcomm probe ping`.
 
 use super::{Common, describe, ms, percent, print_json, seconds, stop_on_signal};
-use anyhow::{Context, anyhow};
+use anyhow::{Context, bail};
 use flexcomm_domain::Seconds;
 use flexcomm_probes::edge::{PingReport, PingSettings, SocketKind, ping_many, ping_many_surge};
 use flexcomm_probes::ping::PingPlan;
@@ -41,7 +41,10 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    let targets: Vec<IpAddr> = args.hosts.iter().map(|h| args.common.resolve(h)).collect::<Result<_, _>>()?;
+    let (targets, unknown) = resolve(args);
+    if targets.is_empty() {
+        bail!("{}", unknown.join("; "));
+    }
     let plan = PingPlan { count: args.count, interval_s: seconds(args.interval), timeout_s: seconds(args.timeout) };
     let settings = PingSettings { plan, payload: args.size };
     let stop = stop_on_signal()?;
@@ -62,16 +65,31 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     } else {
         print(&report);
     }
-    all_answered(&report, stop.load(Ordering::Relaxed))
+    all_answered(&report, stop.load(Ordering::Relaxed), unknown)
 }
 
-/// An error that names those who did not answer at all.
-fn all_answered(report: &PingReport, ended: bool) -> anyhow::Result<()> {
+/// The addresses of the hosts, and what is wrong with the names of the others, which keep nobody from being pinged.
+fn resolve(args: &Args) -> (Vec<IpAddr>, Vec<String>) {
+    let (mut targets, mut unknown) = (Vec::new(), Vec::new());
+    for host in &args.hosts {
+        match args.common.resolve(host) {
+            Ok(target) => targets.push(target),
+            Err(error) => unknown.push(format!("{error:#}")),
+        }
+    }
+    (targets, unknown)
+}
+
+/// An error that names those who did not answer at all, after those without an address.
+fn all_answered(report: &PingReport, ended: bool, mut wrong: Vec<String>) -> anyhow::Result<()> {
     let silent = report.targets.iter().filter(|target| target.answered == 0);
     let why = |error: &Option<String>| error.as_ref().map_or(String::new(), |error| format!(" ({error})"));
     let silent: Vec<String> = silent.map(|target| format!("{}{}", target.target, why(&target.error))).collect();
     let lost = if ended { "ended before an answer from" } else { "no answer, 100 % lost, from" };
-    if silent.is_empty() { Ok(()) } else { Err(anyhow!("{lost} {}", silent.join(", "))) }
+    if !silent.is_empty() {
+        wrong.push(format!("{lost} {}", silent.join(", ")));
+    }
+    if wrong.is_empty() { Ok(()) } else { bail!("{}", wrong.join("; ")) }
 }
 
 fn print(report: &PingReport) {

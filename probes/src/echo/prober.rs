@@ -28,7 +28,7 @@ impl Default for ProberLimits {
 /// One round trip.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct EchoSample {
-    /// Its number.
+    /// Its number, from 1; requests that only fetched a cookie are not counted.
     pub seq: u64,
     /// Seconds from sending to the kernel's receive stamp, without the time the responder held it.
     pub rtt_s: f64,
@@ -166,6 +166,7 @@ impl Prober {
             return Ok(Received::Hello);
         };
         let sample = sample_of(entry, now, arrived_ns, hold_ns);
+        let sample = EchoSample { seq: sample.seq.saturating_sub(self.epoch), ..sample };
         if sample.rtt_s <= 0.0 {
             // No clock can have seen that: the answer arrived, but says nothing about time.
             entry.state = State::Hello;

@@ -151,18 +151,22 @@ pub struct EchoSettings {
     pub interval_s: f64,
     /// When a request is lost and how long the window is.
     pub limits: ProberLimits,
+    /// Requests to each peer, those that only fetched a cookie not counted; `None` for ever.
+    pub count: Option<u64>,
 }
 
 impl Default for EchoSettings {
     /// Ten a second: 1.3 kB/s each way, and a step of the network is seen within half a second.
     fn default() -> Self {
-        Self { interval_s: 0.1, limits: ProberLimits::default() }
+        Self { interval_s: 0.1, limits: ProberLimits::default(), count: None }
     }
 }
 
 struct Target {
     prober: Prober,
     next: Nanos,
+    /// Requests still to be sent.
+    left: Option<u64>,
     send_error: Option<String>,
 }
 
@@ -213,7 +217,8 @@ impl EchoProber {
                 let session = rand::random();
                 sessions.insert(session, *peer);
                 let next = now.plus(settings.interval_s * i as f64 / wanted.len() as f64);
-                Target { prober: Prober::new(key.clone(), session, settings.limits), next, send_error: None }
+                let prober = Prober::new(key.clone(), session, settings.limits);
+                Target { prober, next, left: settings.count, send_error: None }
             });
         }
         drop(shared);
@@ -317,7 +322,9 @@ fn send_due(sockets: &Sockets, shared: &mut Shared, events: &mpsc::Sender<EchoEv
         if target.next <= now {
             let given_up = target.prober.expire(now);
             lost.extend((0..given_up).map(|_| EchoEvent { peer: *peer, sample: None }));
-            send_one(sockets, *peer, target);
+            if target.left != Some(0) {
+                send_one(sockets, *peer, target);
+            }
             // Late rounds are left out, not caught up: a burst would measure its own queue.
             target.next = target.next.plus(interval).max(now.plus(interval / 2.0));
         }
@@ -333,6 +340,7 @@ fn send_one(sockets: &Sockets, peer: SocketAddr, target: &mut Target) {
     let bytes = target.prober.send(monotonic());
     target.prober.sent_at(monotonic());
     let outcome = sockets.of(peer.ip()).and_then(|socket| socket.send(&bytes, peer));
+    target.left = target.left.map(|left| left - u64::from(outcome.is_ok()));
     target.send_error = outcome.err().map(|error| {
         target.prober.unsend();
         error.to_string()
@@ -349,7 +357,10 @@ fn take(shared: &mut Shared, at: Nanos, bytes: &[u8], events: &mpsc::Sender<Echo
     let Some(target) = shared.targets.get_mut(&peer) else { return };
     match target.prober.receive(at, bytes) {
         Ok(Received::Reply(sample)) => emit(shared, events, EchoEvent { peer, sample: Some(sample) }),
-        Ok(Received::Hello) => target.next = monotonic(),
+        Ok(Received::Hello) => {
+            target.left = target.left.map(|left| left + 1);
+            target.next = monotonic();
+        }
         Err(error) => tracing::debug!(%peer, %error, "an echo answer was set aside"),
     }
 }
