@@ -39,6 +39,8 @@ metrics! {
     counter registrations_total,
     /// Tries to reach the controller that failed.
     counter controller_errors_total,
+    /// Tries that the controller answered with a refusal: wrong token, a name that is taken, another protocol.
+    counter controller_refusals_total,
     /// Times the stream of orders was opened.
     counter stream_connects_total,
     /// Times orders were polled because the stream was down.

@@ -123,13 +123,37 @@ async fn decisions_reach_the_page_and_only_forward() {
     agent.end().await;
 }
 
+/// What the agent shows under /metrics once `seen` likes it.
+async fn scraped(listen: std::net::SocketAddr, seen: impl Fn(&str) -> bool) -> String {
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let began = std::time::Instant::now();
+    loop {
+        if let Ok(answer) = client.get(format!("http://{listen}/metrics")).send().await {
+            let text = answer.text().await.unwrap();
+            if seen(&text) {
+                return text;
+            }
+        }
+        assert!(began.elapsed() < support::DEADLINE, "never seen");
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_registration_is_tried_again() {
+async fn a_refused_registration_is_told_from_absence_and_tried_again() {
     let controller = Controller::start().await;
     controller.mood(|mood| mood.refuse_register = Some(409));
-    let agent = Agent::start(&controller, "a");
+    let folder = std::sync::Arc::new(tempfile::tempdir().unwrap());
+    let listen = std::net::SocketAddr::from((own_address(), 7073));
+    let config = flexcomm_agent::Config { metrics_listen: Some(listen), ..config(&controller, "a", folder.path()) };
+    let agent = Agent::with(config, folder);
     let mut trainer = Trainer::join(&agent, "j", 0).await;
     trainer.steps(0..10).await;
+    let refused = |text: &str| {
+        text.contains("\nflexcomm_agent_controller_refusals_total ") && !text.contains("_refusals_total 0\n")
+    };
+    let text = scraped(listen, refused).await;
+    assert!(text.contains("\nflexcomm_agent_controller_errors_total 0\n"), "it answers, so it is not away: {text}");
     controller.mood(|mood| mood.refuse_register = None);
     wait_for("steps", || (controller.steps("a").len() == 10).then_some(())).await;
     assert!(controller.registered("a").await.echo_port != 0);

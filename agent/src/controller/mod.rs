@@ -60,6 +60,23 @@ fn lost(error: CallError) -> Lost {
     }
 }
 
+/// What a controller that is there holds against this agent, with the remedy. Waiting does not mend it: a wrong token,
+/// a name that another agent holds, a protocol of another version.
+fn refusal(error: &CallError) -> Option<String> {
+    let CallError::Refused { status, detail, .. } = error else { return None };
+    let passing = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS];
+    if !status.is_client_error() || passing.contains(status) {
+        return None;
+    }
+    let remedy = match *status {
+        StatusCode::UNAUTHORIZED => " (check --token-file)",
+        StatusCode::CONFLICT => " (check --node)",
+        StatusCode::NOT_FOUND => " (check --controller)",
+        _ => "",
+    };
+    Some(format!("{status}: {detail}{remedy}"))
+}
+
 /// Logs a state once, however often it is seen.
 #[derive(Default)]
 struct State {
@@ -80,10 +97,14 @@ impl State {
             CallError::Garbled { .. } => "garbled".to_owned(),
             CallError::Refused { status, .. } => status.to_string(),
         };
-        if self.said.as_ref() != Some(&kind) {
-            tracing::warn!("the controller is away, reports are kept and tries go on: failed to {error}");
-            self.said = Some(kind);
+        if self.said.as_ref() == Some(&kind) {
+            return;
         }
+        match refusal(error) {
+            Some(why) => tracing::error!("the controller refuses this agent, reports are kept and tries go on: {why}"),
+            None => tracing::warn!("the controller is away, reports are kept and tries go on: failed to {error}"),
+        }
+        self.said = Some(kind);
     }
 }
 
@@ -132,7 +153,10 @@ impl Link {
                 }
                 Err(error) => error,
             };
-            self.metrics.controller_errors_total.inc();
+            match refusal(&error) {
+                Some(_) => self.metrics.controller_refusals_total.inc(),
+                None => self.metrics.controller_errors_total.inc(),
+            }
             self.conductor.controller_away();
             state.down(&error);
             tokio::time::sleep(backoff.next(&mut rng)).await;
@@ -346,4 +370,26 @@ pub(crate) fn resolve(controller: &reqwest::Url) -> Result<SocketAddr, String> {
     let port = controller.port_or_known_default().unwrap_or(80);
     let mut found = (host, port).to_socket_addrs().map_err(|error| format!("look up {host}: {error}"))?;
     found.next().ok_or_else(|| format!("look up {host}: it has no address"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_told_from_absence_with_its_remedy() {
+        let what = "register";
+        let refused = |status: u16| {
+            let status = StatusCode::from_u16(status).unwrap();
+            refusal(&CallError::Refused { what, status, detail: "because".to_owned() })
+        };
+        assert_eq!(refused(401).unwrap(), "401 Unauthorized: because (check --token-file)");
+        assert_eq!(refused(409).unwrap(), "409 Conflict: because (check --node)");
+        assert_eq!(refused(422).unwrap(), "422 Unprocessable Entity: because");
+        for away in [408, 429, 500, 502, 503] {
+            assert_eq!(refused(away), None, "{away}");
+        }
+        assert_eq!(refusal(&CallError::Unreachable { what, why: "no route".to_owned() }), None);
+        assert_eq!(refusal(&CallError::Garbled { what, why: "not JSON".to_owned() }), None);
+    }
 }
