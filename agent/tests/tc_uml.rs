@@ -37,11 +37,11 @@ fn real_netem_in_user_mode_linux() {
     }
     let Some(linux) = ["/usr/bin/linux.uml", "/usr/bin/linux"].into_iter().find(|p| std::path::Path::new(p).exists())
     else {
-        println!("SKIPPED: no user-mode Linux here (`apt-get install user-mode-linux`); netem is not tested");
+        tc_common::skipped("no user-mode Linux here (`apt-get install user-mode-linux`); netem is not tested");
         return;
     };
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIPPED: user-mode Linux mounts the root file system as root; netem is not tested");
+        tc_common::skipped("user-mode Linux mounts the root file system as root; netem is not tested");
         return;
     }
     let said = boot(linux);

@@ -32,11 +32,17 @@ pub fn sh(program: &str, args: &[&str]) -> String {
     text(&output.stdout)
 }
 
+/// Says what a test lacks to run. With `FLEXCOMM_NO_SKIP=1`, as under `./dev test`, that is a failure.
+pub fn skipped(why: &str) {
+    assert!(std::env::var_os("FLEXCOMM_NO_SKIP").is_none_or(|v| v != "1"), "may not be skipped here: {why}");
+    println!("SKIPPED: {why}");
+}
+
 /// Whether this machine lets us make namespaces; says why not otherwise.
 pub fn can_make_namespaces() -> bool {
     let fine = nix::unistd::geteuid().is_root() && Command::new("tc").arg("-V").output().is_ok();
     if !fine {
-        println!("SKIPPED: needs root and iproute2");
+        skipped("needs root and iproute2");
     }
     fine
 }
