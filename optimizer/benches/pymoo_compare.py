@@ -9,6 +9,7 @@ Per seed: pymoo runs population 100 x 100 generations; the hypervolume of its re
 time is what a whole search takes that reaches it, of at least one generation after its first population of
 exact solutions of weighted sums. Beside it: that first population alone, the same operators from a random first
 population, and our 100 generations. Both sides see the same tables and the same reference point.
+The exit status is 1 when the mean over the seeds is below 50 times sooner.
 """
 import json
 import subprocess
@@ -24,6 +25,7 @@ from pymoo.indicators.hv import HV
 from pymoo.optimize import minimize
 
 SEEDS = range(1, 8)
+LEAST = 50  # times sooner than pymoo, the mean over the seeds
 
 
 class Buckets(Problem):
@@ -87,6 +89,8 @@ def main():
     if random_ratios:
         print(f"from a random start, reached by {len(random_ratios)} of {len(ratios)}: "
               f"{np.mean(random_ratios):.1f} times sooner")
+    if np.mean(ratios) < LEAST:
+        sys.exit(f"the mean is {np.mean(ratios):.1f} times sooner, promised are {LEAST}")
 
 
 if __name__ == "__main__":
