@@ -45,6 +45,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let unread = |e: flexcomm_controller::ConfigError| anyhow::anyhow!("failed to read the configuration: {e}");
     let raw = merged(&args).map_err(unread)?;
     if args.print_config {
+        raw.check().map_err(unread)?;
         print!("{}", raw.to_toml()?);
         return Ok(());
     }

@@ -1,0 +1,39 @@
+//! `--print-config` and `--print-sample-config` of the controller as users call them.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::process::{Command, Output};
+
+fn controller(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_flexcomm")).arg("controller").args(args).output().unwrap()
+}
+
+fn written(text: &[u8]) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("controller.toml");
+    std::fs::write(&path, text).unwrap();
+    let path = path.to_str().unwrap().to_owned();
+    (folder, path)
+}
+
+#[test]
+fn the_sample_prints_as_the_default() {
+    let sample = controller(&["--print-sample-config"]);
+    assert!(sample.status.success());
+    let (_folder, path) = written(&sample.stdout);
+    let (of_sample, default) = (controller(&["--config", &path, "--print-config"]), controller(&["--print-config"]));
+    assert!(of_sample.status.success() && !default.stdout.is_empty(), "{of_sample:?}");
+    assert_eq!(of_sample.stdout, default.stdout);
+}
+
+#[test]
+fn a_configuration_that_cannot_be_used_is_not_printed() {
+    for (text, said) in [
+        ("[planner]\nhysteresis = -1.0", "planner.hysteresis is -1, allowed is 0 to 0.9"),
+        ("[loop]\ntick_ms = 1", "`loop.tick_ms` is 1, allowed is 10 to 60000"),
+    ] {
+        let (_folder, path) = written(text.as_bytes());
+        let refused = controller(&["--config", &path, "--print-config"]);
+        assert!(!refused.status.success() && refused.stdout.is_empty(), "{refused:?}");
+        assert!(String::from_utf8_lossy(&refused.stderr).contains(said), "{refused:?}");
+    }
+}
