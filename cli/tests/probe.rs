@@ -122,7 +122,7 @@ fn a_host_that_does_not_answer_is_an_error_and_nulls() {
     assert_eq!(echo.status.code(), Some(1));
     assert!(stderr(&echo).contains("did not answer"), "{echo:?}");
     let found = json(&echo);
-    assert_eq!((&found["answered"], &found["loss"]), (&0.into(), &1.0.into()));
+    assert_eq!((&found["sent"], &found["answered"], &found["loss"]), (&2.into(), &0.into(), &1.0.into()));
     for key in ["median_s", "jitter_s", "jitter_out_s", "jitter_back_s", "loss_out"] {
         assert!(found.get(key).is_some_and(Value::is_null), "{key} in {found}");
     }
