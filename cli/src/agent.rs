@@ -27,6 +27,9 @@ pub struct Args {
     /// Print a commented configuration with every key and its default, and end.
     #[arg(long)]
     print_sample_config: bool,
+    /// Print the configuration as it would be used, without the token, as TOML, and end.
+    #[arg(long)]
+    print_config: bool,
     #[command(flatten)]
     overrides: Overrides,
 }
@@ -38,6 +41,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         return Ok(());
     }
     let config = Config::load(args.config.as_deref(), args.overrides).map_err(|e| anyhow::anyhow!("failed to {e}"))?;
+    if args.print_config {
+        print!("{}", config.to_toml().map_err(|e| anyhow::anyhow!("failed to {e}"))?);
+        return Ok(());
+    }
     tracing_subscriber::fmt()
         .with_max_level(config.log)
         .with_writer(std::io::stderr)

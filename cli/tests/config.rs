@@ -1,10 +1,14 @@
-//! `--print-config` and `--print-sample-config` of the controller as users call them.
+//! `--print-config` and `--print-sample-config` of controller and agent as users call them.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::process::{Command, Output};
 
+fn flexcomm(command: &str, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_flexcomm")).arg(command).args(args).output().unwrap()
+}
+
 fn controller(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_flexcomm")).arg("controller").args(args).output().unwrap()
+    flexcomm("controller", args)
 }
 
 fn written(text: &[u8]) -> (tempfile::TempDir, String) {
@@ -36,4 +40,14 @@ fn a_configuration_that_cannot_be_used_is_not_printed() {
         assert!(!refused.status.success() && refused.stdout.is_empty(), "{refused:?}");
         assert!(String::from_utf8_lossy(&refused.stderr).contains(said), "{refused:?}");
     }
+}
+
+#[test]
+fn an_agents_configuration_is_printed_without_its_token() {
+    let printed = flexcomm("agent", &["--node", "a", "--token", "a-test-token", "--print-config"]);
+    let text = String::from_utf8(printed.stdout).unwrap();
+    assert!(text.contains("node = \"a\"\n") && text.contains("echo_port = 7071\n"), "{text}");
+    assert!(!text.contains("a-test-token"), "{text}");
+    let refused = flexcomm("agent", &["--node", "a", "--token", "a-test-token", "--echo-port", "0", "--print-config"]);
+    assert!(!refused.status.success() && refused.stdout.is_empty(), "{refused:?}");
 }

@@ -225,6 +225,13 @@ impl Config {
         Self::check(raw)
     }
 
+    /// Every key that is set, as TOML; of the token only that it is there.
+    pub fn to_toml(&self) -> Result<String, ConfigError> {
+        let text =
+            toml::to_string(&Raw::from(self)).map_err(|error| ConfigError::Syntax { text: error.to_string() })?;
+        Ok(format!("# The token is given and not shown.\n{text}"))
+    }
+
     fn check(raw: Raw) -> Result<Self, ConfigError> {
         let port = |key, port: Option<u16>, default| match port {
             Some(0) => Err(value(key, 0, "a port from 1 to 65535")),

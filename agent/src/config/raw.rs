@@ -1,12 +1,12 @@
 //! The configuration as written: strings and numbers, nothing checked but the names of the keys.
 
-use super::ConfigError;
+use super::{Config, ConfigError};
 use flexcomm_domain::nearest;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use toml::de::{DeTable, DeValue};
 
 /// The file as written.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Raw {
     pub(crate) node: Option<String>,
@@ -29,7 +29,7 @@ pub(crate) struct Raw {
 }
 
 /// The `[shaping]` section as written.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RawShaping {
     pub(crate) allow: Option<bool>,
@@ -73,6 +73,39 @@ impl Raw {
             refuse_unknown(text, shaping, SHAPING_KEYS)?;
         }
         toml::from_str(text).map_err(syntax)
+    }
+}
+
+/// Every key as it is used; the token stays out.
+impl From<&Config> for Raw {
+    fn from(config: &Config) -> Self {
+        let seconds = |time: std::time::Duration| Some(format!("{}s", time.as_secs_f64()));
+        let path = |path: &std::path::Path| Some(path.to_string_lossy().into_owned());
+        Self {
+            node: Some(config.node.to_string()),
+            controller: Some(config.controller.as_str().trim_end_matches('/').to_owned()),
+            token: None,
+            token_file: None,
+            listen: Some(config.listen.to_string()),
+            advertise: config.advertise.map(|addr| addr.to_string()),
+            echo_port: Some(config.echo_port),
+            throughput_port: Some(config.throughput_port),
+            run_dir: path(&config.run_dir),
+            socket_mode: Some(format!("{:04o}", config.socket_mode)),
+            state_dir: path(&config.state_dir),
+            probe_share: Some(config.probe_share),
+            spool_limit_bytes: Some(config.spool_limit),
+            report_interval: seconds(config.report_interval),
+            log: Some(config.log.to_string().to_lowercase()),
+            metrics_listen: config.metrics_listen.map(|addr| addr.to_string()),
+            shaping: Some(RawShaping {
+                allow: Some(config.shaping.allow),
+                interfaces: Some(config.shaping.interface.iter().cloned().collect()),
+                allow_default_route: Some(config.shaping.allow_default_route),
+                lease: seconds(config.shaping.lease),
+                controller_away: seconds(config.shaping.controller_away),
+            }),
+        }
     }
 }
 

@@ -125,3 +125,14 @@ fn overrides_beat_the_file() {
     assert_eq!((config.node.as_str(), config.echo_port, config.throughput_port), ("flag", 9, 8));
     assert_eq!(config.token.reveal(), "a-test-token");
 }
+
+#[test]
+fn what_is_printed_reads_back_the_same_and_hides_the_token() {
+    let more = "node = \"a\"\nadvertise = \"10.0.0.1\"\nmetrics_listen = \"127.0.0.1:7073\"\nreport_interval = \"250ms\"\n\
+        socket_mode = \"0600\"\nlog = \"debug\"\n[shaping]\nallow = true\ninterfaces = [\"eth1\"]\nlease = \"3s\"\n";
+    for config in [parse("node = \"b\"").unwrap(), parse(more).unwrap()] {
+        let text = config.to_toml().unwrap();
+        assert!(!text.contains("a-test-token"), "{text}");
+        assert_eq!(format!("{:?}", parse(&text).unwrap()), format!("{config:?}"), "{text}");
+    }
+}
