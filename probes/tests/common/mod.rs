@@ -1,5 +1,5 @@
 //! Two network namespaces joined by a veth pair, deleted when dropped.
-#![allow(dead_code, clippy::print_stderr)]
+#![allow(dead_code, clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used)]
 
 use flexcomm_probes::edge::MeasureError;
 use flexcomm_probes::throughput::{Refusal, ThroughputResult};
@@ -7,9 +7,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Says that a test has not run, and why. Every skipped test says it in this way.
+/// Says that a test has not run, and why. Every skipped test says it in this way. With `FLEXCOMM_NO_SKIP=1`, as under
+/// `./dev test`, that is a failure.
 pub fn skipped(why: &str) {
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    assert!(std::env::var_os("FLEXCOMM_NO_SKIP").is_none_or(|v| v != "1"), "{test} may not be skipped here: {why}");
     eprintln!("SKIPPED {test}: {why}");
 }
 
@@ -28,11 +30,31 @@ pub fn alone() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Tries until `attempt` gives no complaint. A busy machine spoils some; all of them fail only when what is tested
-/// is wrong.
-pub fn eventually(attempts: usize, mut attempt: impl FnMut() -> Result<(), String>) {
-    let complaints: Vec<String> = (0..attempts).map_while(|_| attempt().err()).collect();
-    assert!(complaints.len() < attempts, "{}", complaints.join("\n"));
+/// How often a comparison is made. Always so often: a busy machine spoils some of them, the median stands.
+pub const PAIRS: usize = 9;
+
+/// Measures [`PAIRS`] times and returns the median of each column; prints all of them. Errors are signed, so what
+/// is always too much or too little is seen, and what load does to either side is not.
+pub fn medians<const N: usize>(what: &str, mut measure: impl FnMut() -> [f64; N]) -> [f64; N] {
+    let rows: Vec<[f64; N]> = (0..PAIRS).map(|_| measure()).collect();
+    let middle = |i| flexcomm_probes::stats::median(&rows.iter().map(|row| row[i]).collect::<Vec<f64>>()).unwrap();
+    let middle: [f64; N] = std::array::from_fn(middle);
+    println!("{what}: {rows:.5?}, median {middle:.5?}");
+    middle
+}
+
+/// The error of a median ping in units of what is allowed: 5 % of the system's, or 50 us where that is more.
+pub fn ping_error(ours: f64, system: f64) -> f64 {
+    (ours - system) / (0.05 * system).max(50e-6)
+}
+
+/// Both at the same time, so that whatever else runs here meets both.
+pub fn side_by_side<A: Send, B>(one: impl FnOnce() -> A + Send, other: impl FnOnce() -> B) -> (A, B) {
+    std::thread::scope(|scope| {
+        let one = scope.spawn(one);
+        let other = other();
+        (one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), other)
+    })
 }
 
 /// Measures again while the server is busy: a session that has just ended is taken down a little later.
