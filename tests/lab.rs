@@ -17,7 +17,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 /// Generous: one CPU may carry four nodes, their agents, the controller and the training.
-const LIMIT: Duration = Duration::from_secs(420);
+const LIMIT: Duration = Duration::from_secs(900);
 
 /// Labs measure times: one at a time.
 static ONE: Mutex<()> = Mutex::new(());
@@ -170,7 +170,7 @@ fn bytes_per_value(decision: &Value) -> f64 {
 fn the_decision_follows_the_network() {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let scenario = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/scenarios/short.toml");
-    let mut lab = Lab::start(&["--nodes", "4", "--scenario", scenario, "--steps-per-epoch", "50", "--exit-when-done"]);
+    let mut lab = Lab::start(&["--nodes", "4", "--scenario", scenario, "--steps-per-epoch", "30", "--exit-when-done"]);
     lab.until("near and slow");
     let before = lab.get("/api/v1/jobs/lab/decision");
     lab.until("far and slow");
@@ -188,7 +188,13 @@ fn the_decision_follows_the_network() {
     assert_ranks_agree(&lab.out.path().join("logs"), 4);
     let summary = std::fs::read_to_string(lab.out.path().join("summary.json")).expect("a summary");
     let summary: Value = serde_json::from_str(&summary).expect("JSON");
-    assert!(summary["decisions"].as_array().expect("decisions").len() >= 2, "at least two decisions");
+    let decisions = summary["decisions"].as_array().expect("decisions");
+    assert!(decisions.len() >= 2, "at least two decisions");
+    let moved = |d: &&Value| {
+        let reason = d["reason"].as_str().expect("a reason");
+        ["bandwidth fell", "latency rose", "was measured at"].iter().any(|word| reason.contains(word))
+    };
+    assert!(decisions.iter().any(|d| moved(&d)), "no decision was about the network: {decisions:#?}");
     assert!(summary["prediction_error"]["all"]["count"].as_u64() > Some(0), "no interval was predicted");
 }
 

@@ -72,22 +72,6 @@ impl Links {
         }
     }
 
-    /// A throughput test towards the peer begins: what it slows down is no fall of the link.
-    pub(crate) fn test_begins(&mut self, node: &NodeName, now: Instant) {
-        let at = self.at(now);
-        if let Some(link) = self.links.get_mut(node) {
-            link.estimator.test_begins(at);
-        }
-    }
-
-    /// A throughput test towards the peer ended without a finding.
-    pub(crate) fn test_ends(&mut self, node: &NodeName, now: Instant) {
-        let at = self.at(now);
-        if let Some(link) = self.links.get_mut(node) {
-            link.estimator.test_ends(at);
-        }
-    }
-
     /// A throughput test's finding, towards the peer.
     pub(crate) fn throughput(&mut self, node: &NodeName, bps: f64, now: Instant) {
         let at = self.at(now);

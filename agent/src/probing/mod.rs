@@ -28,9 +28,6 @@ use tokio::sync::{mpsc, watch};
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Grants that wait for their turn; the controller gives one per node at a time.
 const MAX_WAITING: usize = 64;
-/// Streams of a throughput test: one alone gets a share of a link that the job fills, and on a long fat one its window
-/// does not open within the budget.
-const STREAMS: u8 = 4;
 /// Part of a grant's validity that is left for connecting and reporting, in seconds.
 const MARGIN_S: f64 = 0.5;
 
@@ -267,7 +264,6 @@ impl Tests {
             let report = match self.prepare(received, &grant) {
                 Ok((peer, plan, held)) => {
                     self.store().await;
-                    lock(&self.links).test_begins(&grant.peer, Instant::now());
                     let outcome = self.measure(peer, plan).await;
                     let report = report(&grant, &outcome);
                     self.account(held, &report);
@@ -292,7 +288,7 @@ impl Tests {
             return Err(Failed::before("the grant has expired"));
         }
         let time_limit_s = (left_s / 2.0).clamp(0.1, MAX_TEST_S);
-        let plan = Plan::new(STREAMS, grant.budget_bytes, time_limit_s, Direction::Both).map_err(Failed::before)?;
+        let plan = Plan::new(1, grant.budget_bytes, time_limit_s, Direction::Both).map_err(Failed::before)?;
         let held = self.budget.hold(self.began.elapsed().as_secs_f64(), grant.budget_bytes / 2);
         let held = held.map_err(|wait| Failed::before(format!("probe_share is used up for {wait:.0} s")))?;
         Ok((peer, plan, held))
@@ -320,9 +316,8 @@ impl Tests {
 
     fn account(&mut self, held: Held, report: &ThroughputReport) {
         let mut links = lock(&self.links);
-        match report.out_bps {
-            Some(bps) => links.throughput(&report.peer, bps, Instant::now()),
-            None => links.test_ends(&report.peer, Instant::now()),
+        if let Some(bps) = report.out_bps {
+            links.throughput(&report.peer, bps, Instant::now());
         }
         let out = report.out_bytes.unwrap_or(report.bytes);
         let dearer = match report.error {

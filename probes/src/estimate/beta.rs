@@ -68,17 +68,32 @@ impl BetaEstimator {
         }
     }
 
-    pub(super) fn throughput(&mut self, at: f64, beta: f64) {
+    /// `alpha` is what is known of the latency now.
+    pub(super) fn throughput(&mut self, at: f64, beta: f64, alpha: Option<f64>) {
         if self.tests.back().is_none_or(|(_, end)| *end < at) {
             self.test_begins(at - TEST_S);
         }
         self.test_ends(at);
         self.push(at, Sample::Test(beta), MAX_TESTS);
+        self.forget_past(at, alpha);
     }
 
     /// `alpha` is what is known of the latency now.
     pub(super) fn transfer(&mut self, at: f64, transfer: Transfer, alpha: Option<f64>) {
         self.push(at, Sample::Real(transfer, alpha), MAX_REAL);
+        self.forget_past(at, alpha);
+    }
+
+    /// Drops what a step of the bandwidth made the past. It would be judged again with every sample, and the ones that
+    /// bore witness to the step leave the window before the past does: the link would seem to be as it was before.
+    fn forget_past(&mut self, now: f64, alpha: Option<f64>) {
+        let points = self.points(alpha);
+        let tests: Vec<(f64, f64)> = self.tests.iter().copied().collect();
+        let rules = Rules { step: 1.0 + self.step, tests: &tests };
+        let since = points.get(present(&points, rules)).map_or(now, |point| point.at);
+        while self.samples.front().is_some_and(|(at, _)| *at < since) {
+            self.samples.pop_front();
+        }
     }
 
     /// At most `most` of the sample's kind stay.

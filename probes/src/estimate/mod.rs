@@ -156,7 +156,7 @@ impl LinkEstimator {
     pub fn throughput(&mut self, now: Timestamp, bps: f64) -> Result<(), SampleError> {
         let bandwidth = Bandwidth::new(bps).inspect_err(|_| self.refused += 1)?;
         let at = self.clock.read(now);
-        self.beta.throughput(at, bandwidth.beta());
+        self.beta.throughput(at, bandwidth.beta(), self.alpha.estimate(at).map(|alpha| alpha.value));
         Ok(())
     }
 

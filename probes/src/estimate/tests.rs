@@ -113,6 +113,29 @@ fn a_step_of_bandwidth_is_seen_from_three_tests() {
     assert!(within(bps(&e, 39.0), 10e6, 0.01));
 }
 
+/// What was seen once stays seen: later transfers on the slow link scatter so much that no three of them agree, and the
+/// three that did have left the window long before the fast past.
+#[test]
+fn a_fall_that_was_believed_is_not_taken_back() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    let mut rng = SmallRng::seed_from_u64(5);
+    for i in 0..20 {
+        e.echo(at(f64::from(i)), 0.002).unwrap();
+        e.throughput(at(f64::from(i)), 95e6).unwrap();
+        e.transfer(at(f64::from(i) + 0.5), 1.3e5, 0.001 + 1.3e5 * 8.0 / 70e6).unwrap();
+    }
+    for i in 0..3 {
+        e.transfer(at(21.0 + f64::from(i)), 1.3e5, 0.001 + 1.3e5 * 8.0 / 3.2e6).unwrap();
+    }
+    assert!(within(bps(&e, 24.0), 3.2e6, 0.05), "{}", bps(&e, 24.0));
+    for i in 0..200 {
+        let t = 24.0 + 0.3 * f64::from(i);
+        let rate = 3e6 * 1.3f64.powi([0, 2, 4][i as usize % 3]) * rng.random_range(0.97..1.03);
+        e.transfer(at(t), 1.3e5, 0.001 + 1.3e5 * 8.0 / rate).unwrap();
+        assert!(bps(&e, t) < 12e6, "{} after {i} more", bps(&e, t));
+    }
+}
+
 #[test]
 fn a_rise_of_bandwidth_is_seen_from_three_tests_that_differ() {
     let mut e = LinkEstimator::new(EstimatorConfig::default());
