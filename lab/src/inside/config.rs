@@ -6,13 +6,13 @@ use crate::plan::{CONTROLLER_PORT, node_addr, node_name};
 
 /// The planner's patience in the lab, where weather holds for less than a minute and not for hours: the
 /// defaults divided by three to ten. Rates are scaled down, so throughput tests need fewer bytes and a larger
-/// share to be as frequent.
+/// share to be as frequent: a test that a saturated link of 4 Mbit/s lets fail is charged whole seconds.
 const SETTINGS: &str = "
 [loop]
 debounce_ms = 400
 
 [probes]
-budget_share = 0.08
+budget_share = 0.3
 min_bytes = 131072
 retest_s = 10
 
@@ -43,6 +43,6 @@ pub(crate) fn agent(i: usize, controller: &str, run: &str, token_file: &Path) ->
     let addr = node_addr(i);
     format!(
         "node = {name:?}\ncontroller = {controller:?}\ntoken_file = {token_file:?}\nlisten = \"{addr}\"\n\
-         run_dir = \"{run}/{name}\"\nstate_dir = \"{run}/{name}/state\"\nprobe_share = 0.1\n\n[shaping]\nallow = true\ninterfaces = [\"eth0\"]\n"
+         run_dir = \"{run}/{name}\"\nstate_dir = \"{run}/{name}/state\"\nprobe_share = 0.35\n\n[shaping]\nallow = true\ninterfaces = [\"eth0\"]\n"
     )
 }
