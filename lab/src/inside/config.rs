@@ -22,6 +22,7 @@ dwell_s = 4.0
 horizon_s = 60.0
 review_s = 15.0
 max_link_age_s = 60.0
+least_confidence = 0.15
 guard_patience_s = 5.0
 trial_interval_s = 15.0
 trial_share = 0.1
