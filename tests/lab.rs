@@ -177,9 +177,6 @@ fn the_decision_follows_the_network() {
     lab.until("far and slow");
     let after = lab.get("/api/v1/jobs/lab/decision");
     println!("before: {before}\nafter: {after}");
-    // Which ratio and collective are best depends on the gradients of the hour; that much less must travel does not.
-    let (asked, dense) = (bytes_per_value(&after), 6.0);
-    assert!(asked < dense / 2.0, "at 4 Mbit/s a step still sends {asked} bytes per value, dense {dense}");
     assert!(after["version"].as_u64() >= before["version"].as_u64(), "versions only grow");
     let page = descendants(lab.child.id());
     assert!(!page.is_empty());
@@ -195,7 +192,10 @@ fn the_decision_follows_the_network() {
         let reason = d["reason"].as_str().expect("a reason");
         ["bandwidth fell", "latency rose", "was measured at"].iter().any(|word| reason.contains(word))
     };
-    assert!(decisions.iter().any(|d| moved(&d)), "no decision was about the network: {decisions:#?}");
+    // Which ratio and collective are best depends on the gradients of the hour; that much less must travel over a slow
+    // network does not. A dense ring's 6 bytes per value take 1.2 s there.
+    let follows = |d: &Value| moved(&d) && bytes_per_value(d) < 3.0;
+    assert!(decisions.iter().any(follows), "no decision followed the network: {decisions:#?}");
     assert!(summary["prediction_error"]["all"]["count"].as_u64() > Some(0), "no interval was predicted");
 }
 
