@@ -17,6 +17,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("sim", &["domain", "optimizer", "planner"]),
     ("probes", &["domain"]),
     ("trainer", &["domain", "wire", "page"]),
+    ("nccl-tuner", &[]),
     ("engine", &["domain", "compression", "trainer"]),
     ("python", &["domain", "wire", "trainer", "compression", "engine"]),
     ("agent", &["domain", "wire", "page", "probes"]),
