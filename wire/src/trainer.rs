@@ -54,11 +54,12 @@ pub enum FromTrainer {
     Applied(AppliedReport),
     /// A trial ended.
     Trial(TrialReport),
-    /// Bytes and seconds of real transfers to a peer address: passive samples of the link.
+    /// Bytes and seconds of pieces of real streams between here and a peer's address, timed from the end of the piece
+    /// before, so that no latency is in them: passive samples of the link.
     Transfers {
         /// The peer's IP address.
         peer: std::net::IpAddr,
-        /// Per transfer: bytes, seconds.
+        /// Per piece: bytes, seconds.
         samples: Vec<(u64, f64)>,
     },
     /// The trainer ends in an orderly way.

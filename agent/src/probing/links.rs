@@ -82,12 +82,13 @@ impl Links {
         }
     }
 
-    /// Real transfers. Returns how many were taken in; the others are impossible or from nobody we know.
+    /// Pieces of real streams. Returns how many were taken in; the others are impossible or from nobody we know.
     pub(crate) fn transfers(&mut self, peer: IpAddr, samples: &[(u64, f64)], now: Instant) -> usize {
         let at = self.at(now);
         let Some(link) = self.by_addr(peer) else { return 0 };
-        let taken =
-            samples.iter().filter(|(bytes, seconds)| link.estimator.transfer(at, *bytes as f64, *seconds).is_ok());
+        let taken = samples
+            .iter()
+            .filter(|(bytes, seconds)| link.estimator.transfer_rounds(at, *bytes as f64, *seconds, 0.0).is_ok());
         taken.count()
     }
 

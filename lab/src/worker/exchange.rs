@@ -1,7 +1,6 @@
 //! Runs the schedules of `collectives` over the mesh.
 
 use super::mesh::{Incoming, Mesh, MeshError, Outgoing, Tag};
-use super::samples::Watch;
 use flexcomm_collectives::{Chunks, GenerateError, Op, Round, Schedule, chunk_range};
 use flexcomm_collectives::{allgather, binomial_broadcast, ring_allreduce, tree_allreduce};
 use flexcomm_domain::Rank;
@@ -102,7 +101,6 @@ pub struct Exchanger {
     /// Of the step under way.
     next_exchange: u16,
     sync: Duration,
-    watch: Option<Watch>,
     samples: BTreeMap<IpAddr, Vec<(u64, f64)>>,
 }
 
@@ -126,7 +124,6 @@ impl Exchanger {
             spare: Vec::new(),
             next_exchange: 0,
             sync: Duration::ZERO,
-            watch: None,
             samples: BTreeMap::new(),
         }
     }
@@ -153,9 +150,8 @@ impl Exchanger {
         Some(self.mesh.wait_time()?.min(self.sync))
     }
 
-    /// Passive samples of links since the last call: per peer, frames' bytes and seconds.
-    ///
-    /// See [`Watch`] for what a sample is.
+    /// Passive samples of links since the last call: per peer, bytes and seconds of a piece of a stream, see the mesh's
+    /// `Piece`.
     pub fn take_samples(&mut self) -> BTreeMap<IpAddr, Vec<(u64, f64)>> {
         std::mem::take(&mut self.samples)
     }
@@ -174,7 +170,6 @@ impl Exchanger {
         };
         let done = view.rounds.iter().try_for_each(|round| self.round(&view, round, exchange, (buffer, agreement)));
         self.views.insert(kind, view);
-        self.keep_sample();
         self.sync += started.elapsed();
         Ok(done?)
     }
@@ -214,11 +209,7 @@ impl Exchanger {
             recvs.push(Incoming::new(recv.peer, tag, body));
         }
         self.mesh.round(agreement, &mut sends, &mut recvs)?;
-        self.watch = match self.watch.take() {
-            None if round.index == 0 => Watch::begin(&recvs),
-            None => None,
-            Some(watch) => watch.round(sends.len(), &recvs),
-        };
+        self.keep_sample(&sends, &recvs);
         for (recv, frame) in round.recvs.iter().zip(recvs) {
             buffer.take(recv.chunks, view.chunks, recv.op, frame.body());
             self.spare.push(frame.into_body());
@@ -227,12 +218,13 @@ impl Exchanger {
         Ok(())
     }
 
-    fn keep_sample(&mut self) {
-        let Some((peer, bytes, seconds)) = self.watch.take().and_then(Watch::finish) else { return };
-        let Some(addr) = self.mesh.addr(peer) else { return };
+    /// A round in which everybody sends to one and receives from one: nothing shares the link that was seen.
+    fn keep_sample(&mut self, sends: &[Outgoing], recvs: &[Incoming]) {
+        let ([_], [frame]) = (sends, recvs) else { return };
+        let Some((piece, addr)) = frame.piece().zip(self.mesh.addr(frame.peer)) else { return };
         let samples = self.samples.entry(addr.ip()).or_default();
         if samples.len() < MAX_SAMPLES {
-            samples.push((bytes, seconds));
+            samples.push((piece.bytes, piece.seconds));
         }
     }
 }

@@ -10,7 +10,6 @@ mod job;
 mod mesh;
 mod model;
 mod report;
-mod samples;
 mod shadows;
 mod state;
 mod stop;

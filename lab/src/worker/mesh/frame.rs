@@ -11,6 +11,7 @@
 //!
 //! A goodbye is a head of `FLXE` and the number of the rank to blame.
 
+use super::piece::{Piece, PieceWatch};
 use super::{MeshError, accept};
 use flexcomm_domain::Rank;
 use flexcomm_trainer::{Agreement, ControlWord, WORD_BASE};
@@ -111,14 +112,14 @@ pub struct Incoming {
     body: Vec<u8>,
     /// Of the stage's buffer.
     got: usize,
-    arrived: Option<(Instant, Instant)>,
+    piece: PieceWatch,
 }
 
 impl Incoming {
     /// `body` has exactly the length that must arrive.
     pub fn new(peer: Rank, tag: Tag, body: Vec<u8>) -> Self {
         let (head, plan) = ([0; FRAME_HEAD], Vec::new());
-        Self { peer, tag, stage: Stage::Head, head, plan, body, got: 0, arrived: None }
+        Self { peer, tag, stage: Stage::Head, head, plan, body, got: 0, piece: PieceWatch::default() }
     }
 
     /// The payload.
@@ -131,11 +132,6 @@ impl Incoming {
         &self.body
     }
 
-    /// Bytes of the whole frame.
-    pub fn frame_bytes(&self) -> usize {
-        FRAME_HEAD + self.plan.len() + self.body.len()
-    }
-
     /// When the last rank that the sender knew of entered the step's exchange, by the sender's clock, in µs.
     pub fn last_entry_us(&self) -> u64 {
         let mut bytes = [0; 8];
@@ -143,9 +139,14 @@ impl Incoming {
         u64::from_le_bytes(bytes)
     }
 
-    /// When its first and its last bytes were read.
-    pub fn arrived(&self) -> Option<(Instant, Instant)> {
-        self.arrived
+    /// What its arrival says about the link, if it was an even stream.
+    pub fn piece(&self) -> Option<Piece> {
+        self.piece.piece().filter(|_| self.done())
+    }
+
+    /// There is nothing more to read for now.
+    pub(super) fn drained(&mut self) {
+        self.piece.drained(Instant::now());
     }
 
     pub(super) fn done(&self) -> bool {
@@ -164,8 +165,7 @@ impl Incoming {
     /// `n` bytes were read into the space.
     pub(super) fn advance(&mut self, n: usize, agreement: &mut Agreement) -> Result<(), MeshError> {
         self.got += n;
-        let now = Instant::now();
-        self.arrived = Some((self.arrived.map_or(now, |(first, _)| first), now));
+        self.piece.read(n, Instant::now());
         // A stage whose buffer is empty is passed through at once.
         while !self.done() && self.space().is_empty() {
             self.got = 0;

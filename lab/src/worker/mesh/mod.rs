@@ -7,6 +7,7 @@
 mod clock;
 mod connect;
 mod frame;
+mod piece;
 
 pub use frame::{FRAME_HEAD, Incoming, Outgoing, Tag};
 
@@ -308,7 +309,10 @@ impl Mesh {
                     moved = true;
                     frame.advance(n, agreement)?;
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    frame.drained();
+                    break;
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(peer.lost(&error.to_string())),
             }
