@@ -26,6 +26,16 @@ const OVERDUE: usize = 1024;
 /// A suspect link is not tested again within this time, in seconds: a test and its report need a second.
 const SUSPECT_RETEST_S: f64 = 3.0;
 
+/// So many tests in a row are as dense as that: an estimator needs three to believe a change, and one may fail. Then
+/// each waits twice as long as the one before, since the tests themselves slow the job down that is the suspicion.
+const SUSPECT_TESTS: u32 = 4;
+
+/// Most doublings: about every three minutes.
+const SUSPECT_DOUBLINGS: u32 = 6;
+
+/// A link that is not suspect this long after its last test is as good as one that never was, in seconds.
+const TRUST_AFTER_S: f64 = 20.0;
+
 /// A link without a measurement whose test failed is tried again after this time, in seconds.
 const FAILED_RETEST_S: f64 = 10.0;
 
@@ -102,6 +112,8 @@ struct Past {
     count: u64,
     /// Of the last test; none when it was before the start.
     bytes: Option<u64>,
+    /// Tests for suspicion, since the link began to be suspect.
+    suspected: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -206,6 +218,7 @@ impl Scheduler {
     pub fn tick(&mut self, now: Timestamp, live: &[NodeName], known: &BTreeMap<Pair, Known>, elsewhere: f64) {
         self.end_overdue(now, &live.iter().collect());
         self.grow(now, live, elsewhere);
+        self.trust(now, known);
         let busy = self.active.iter().flat_map(|a| [a.from.clone(), a.grant.peer.clone()]);
         let mut taken: BTreeSet<NodeName> = busy.collect();
         for (pair, link) in self.due(now, live, known) {
@@ -216,7 +229,7 @@ impl Scheduler {
             let bytes = self.budget(&link);
             let cost = self.cost_s(bytes, &link);
             if self.may_pay(&pair, cost, &link) {
-                self.grant(pair, (bytes, cost.1), now);
+                self.grant((pair, &link), (bytes, cost.1), now);
             }
         }
     }
@@ -262,10 +275,21 @@ impl Scheduler {
     fn wait_s(&self, last: &Past, link: &Known) -> f64 {
         let rough = last.bytes.is_some_and(|bytes| bytes.saturating_mul(ROUGH) < self.budget(link));
         match link {
-            Known { suspect: true, .. } => SUSPECT_RETEST_S,
+            Known { suspect: true, .. } => suspect_wait_s(last.suspected),
             Known { bandwidth_bps: None, .. } => FAILED_RETEST_S,
             _ if rough => SUSPECT_RETEST_S,
             _ => self.config.retest_s as f64,
+        }
+    }
+
+    /// Suspicions that are over for a while are forgotten. Not at once: a test that slows the job down makes it suspect
+    /// again.
+    fn trust(&mut self, now: Timestamp, known: &BTreeMap<Pair, Known>) {
+        for (pair, past) in &mut self.past {
+            let suspect = known.get(pair).is_some_and(|link| link.suspect);
+            if !suspect && now.since(past.at).get() >= TRUST_AFTER_S {
+                past.suspected = 0;
+            }
         }
     }
 
@@ -290,7 +314,7 @@ impl Scheduler {
         can(&pair.0) && can(&pair.1)
     }
 
-    fn grant(&mut self, pair: Pair, (bytes, held_s): (u64, f64), now: Timestamp) {
+    fn grant(&mut self, (pair, link): (Pair, &Known), (bytes, held_s): (u64, f64), now: Timestamp) {
         for node in [&pair.0, &pair.1] {
             if let Some(entry) = self.accounts.get_mut(node) {
                 entry.account.charge(held_s);
@@ -299,11 +323,16 @@ impl Scheduler {
         let past = self.past.entry(pair.clone()).or_default();
         // Both ends take turns, so that both learn.
         let (from, peer) = if past.count.is_multiple_of(2) { (pair.0, pair.1) } else { (pair.1, pair.0) };
-        *past = Past { at: now, count: past.count + 1, bytes: Some(bytes) };
+        let suspected = past.suspected.saturating_add(u32::from(link.suspect));
+        *past = Past { at: now, count: past.count + 1, bytes: Some(bytes), suspected };
         self.next_id += 1;
         let grant = ThroughputGrant { id: self.next_id, peer, budget_bytes: bytes, valid_ms: VALID_MS };
         self.active.push(Active { grant, from, since: now, held_s });
     }
+}
+
+fn suspect_wait_s(tests: u32) -> f64 {
+    SUSPECT_RETEST_S * f64::from(1_u32 << tests.saturating_sub(SUSPECT_TESTS - 1).min(SUSPECT_DOUBLINGS))
 }
 
 #[cfg(test)]

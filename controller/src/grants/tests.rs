@@ -231,14 +231,18 @@ fn suspect_links_go_first_and_soon_and_debt_is_bounded() {
     s.tick(at(4000), &live, &known, 0.0);
     assert_eq!(s.active.len(), 1);
     assert_eq!(Pair::new(&s.active[0].from, &s.active[0].grant.peer), pair);
-    let mut tests = 0;
+    let mut tests: Vec<u64> = Vec::new();
     for second in 5..3600 {
         end_all(&mut s, 1e9);
         s.tick(at(second * 1000), &live, &known, 0.0);
-        tests += s.active.iter().filter(|a| Pair::new(&a.from, &a.grant.peer) == pair).count();
+        tests.extend(s.active.iter().filter(|a| Pair::new(&a.from, &a.grant.peer) == pair).map(|_| second));
     }
-    // 0.2 s each way, 22 s' worth with headers: an hour has 3600, less the reserve.
-    assert!((100..=164).contains(&tests), "a suspect link is tested as often as the budget allows: {tests}");
+    let soon = tests.iter().filter(|second| **second < 60).count();
+    assert!((2..=6).contains(&soon), "as soon as the budget allows: {tests:?}");
+    assert!((20..=30).contains(&tests.len()), "and ever more seldom while that explains nothing: {tests:?}");
+    known.get_mut(&pair).unwrap().suspect = false;
+    s.tick(at(3_700_000), &live, &known, 0.0);
+    assert_eq!(s.past[&pair].suspected, 0, "trusted again");
 }
 
 #[test]
