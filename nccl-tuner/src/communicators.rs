@@ -1,6 +1,7 @@
 //! NCCL's communicators that this plugin was asked to tune. NCCL keeps the handle that [`open`] gives; a handle is a
 //! number and never an address, so that one that is unknown is found out and not followed.
 
+use crate::algorithm::Algorithm;
 use crate::preference::{COUNTERS, Preference};
 use crate::table::Outcome;
 use std::collections::BTreeMap;
@@ -36,31 +37,28 @@ pub struct Communicator<L> {
     pub facts: Facts,
     /// As NCCL passed it.
     pub logger: L,
-    /// Which line about a preference came last, see [`Communicator::line`].
-    last: AtomicU8,
+    /// What was said about preferences, see [`Communicator::is_news`].
+    told: AtomicU8,
 }
 
 impl<L> Communicator<L> {
     /// A communicator about which nothing was said yet.
     pub fn new(facts: Facts, logger: L) -> Self {
-        Self { facts, logger, last: AtomicU8::new(0) }
+        Self { facts, logger, told: AtomicU8::new(0) }
     }
 
-    /// Counts what became of a preference, and says it once: again only when the preferred shape or the outcome
-    /// changes on this communicator.
+    /// Counts what became of a preference, and says each kind of outcome once until another shape is preferred.
     pub fn line(&self, preference: Preference, outcome: Outcome) -> Option<(Level, String)> {
         let Preference { algorithm, step } = preference;
         let (counter, kind) = match outcome {
-            Outcome::Steered { .. } => (&COUNTERS.steered, 1),
-            Outcome::Same => (&COUNTERS.same, 1),
-            Outcome::Offloaded => (&COUNTERS.left, 2),
-            Outcome::Forbidden => (&COUNTERS.left, 3),
-            Outcome::Unusable(_) => (&COUNTERS.left, 4),
+            Outcome::Steered { .. } => (&COUNTERS.steered, 0),
+            Outcome::Same => (&COUNTERS.same, 0),
+            Outcome::Offloaded => (&COUNTERS.left, 1),
+            Outcome::Forbidden => (&COUNTERS.left, 2),
+            Outcome::Unusable(_) => (&COUNTERS.left, 3),
         };
         counter.fetch_add(1, Ordering::Relaxed);
-        // Two small numbers that differ between any two lines; 0 before the first.
-        let this = kind * 2 + algorithm.number() as u8;
-        if self.last.swap(this, Ordering::Relaxed) == this {
+        if !self.is_news(algorithm, kind) {
             return None;
         }
         let stands = "NCCL's own choice stands";
@@ -80,6 +78,15 @@ impl<L> Communicator<L> {
             ),
             Outcome::Unusable(error) => (Level::Warn, format!("failed to prefer {algorithm}: {error}; {stands}")),
         })
+    }
+
+    /// Whether this kind (0 to 3) was not said yet since the preferred shape changed: the lowest two bits are the shape
+    /// and 1, one bit for each kind above. Buckets of one step may have different outcomes, by their size.
+    fn is_news(&self, algorithm: Algorithm, kind: u8) -> bool {
+        let (shape, bit) = (algorithm.number() as u8 + 1, 4 << kind);
+        let add = |told: u8| if told & 3 == shape { told | bit } else { shape | bit };
+        let told = self.told.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |told| Some(add(told)));
+        told.is_ok_and(|before| before != add(before))
     }
 }
 
@@ -131,7 +138,6 @@ impl<L> Default for Registry<L> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::Algorithm;
     use crate::table::TableError;
 
     fn communicator(ranks: usize) -> Communicator<()> {
@@ -165,6 +171,9 @@ mod tests {
         assert_eq!(level, Level::Warn);
         assert!(text.contains("NCCL_ALGO") && text.contains("stands"), "{text}");
         assert_eq!(say(tree, Outcome::Forbidden), None);
+        // Buckets of different sizes take turns within every step.
+        assert!(say(tree, Outcome::Offloaded).is_some());
+        assert_eq!((say(tree, Outcome::Forbidden), say(tree, Outcome::Offloaded)), (None, None));
         let missing = say(tree, Outcome::Unusable(TableError::Missing)).unwrap();
         assert!(missing.contains("failed to prefer tree") && missing.contains("no cost table"), "{missing}");
     }
