@@ -10,6 +10,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("domain", &[]),
     ("wire", &["domain"]),
     ("page", &[]),
+    ("gpu-kernels", &[]),
     ("collectives", &["domain"]),
     ("compression", &["domain"]),
     ("optimizer", &["domain", "collectives"]),

@@ -28,6 +28,8 @@ const UNSAFE: &[&str] = &[
     "page/src/",
     "compression/src/kernels/x86/",
     "compression/tests/",
+    "gpu-kernels/src/device/",
+    "gpu-kernels/tests/kernels/",
     "probes/src/edge/",
     "agent/src/tc/",
     "python/src/memory.rs",

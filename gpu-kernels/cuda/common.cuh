@@ -1,0 +1,93 @@
+// Types and words that NVRTC and the tests' emulator (tests/emulator) share. Nothing here needs CUDA's headers.
+#ifndef FLEXCOMM_COMMON
+#define FLEXCOMM_COMMON
+
+#ifdef FLEXCOMM_EMULATOR
+#include "emulator.hpp"
+#else
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+// Memory of a block.
+#define SHARED(type, name, count) __shared__ type name[count]
+// Between two looks at what another block will write.
+#define SPIN()
+#endif
+
+#define THREADS 256
+#define WARPS (THREADS / 32)
+#define FULL 0xffffffffu
+// Blocks whose partial sums there is room for.
+#define MOST_BLOCKS 4096
+
+// |x| as a number: for finite floats, a larger magnitude is a larger key. Keys from NOT_FINITE on are infinities and NaN.
+#define KEY_MASK 0x7fffffffu
+#define NOT_FINITE 0x7f800000u
+
+__device__ __forceinline__ u32 bits_of(float x) { return __float_as_uint(x); }
+__device__ __forceinline__ float float_of(u32 bits) { return __uint_as_float(bits); }
+__device__ __forceinline__ u32 key_of(float x) { return bits_of(x) & KEY_MASK; }
+
+// Half precision, by its bits.
+struct f16 { u16 bits; };
+struct bf16 { u16 bits; };
+
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ float widen(bf16 x) { return float_of((u32)x.bits << 16); }
+__device__ __forceinline__ float widen(f16 x) {
+#ifdef FLEXCOMM_EMULATOR
+  return emulator::half_to_float(x.bits);
+#else
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#endif
+}
+
+// To nearest, ties to even. Only for finite values.
+__device__ __forceinline__ bf16 to_bf16(float x) {
+  u32 bits = bits_of(x);
+  bf16 half;
+  half.bits = (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+  return half;
+}
+__device__ __forceinline__ f16 to_f16(float x) {
+  f16 half;
+#ifdef FLEXCOMM_EMULATOR
+  half.bits = emulator::float_to_half(x);
+#else
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half.bits) : "f"(x));
+#endif
+  return half;
+}
+
+// Four values in one load.
+template <typename T> struct alignas(4 * sizeof(T)) Four { T v[4]; };
+
+// Four from place 4 * group on; beyond n, zeros.
+template <typename T> __device__ __forceinline__ Four<float> load_four(const T* from, u32 group, u32 n) {
+  Four<float> out;
+  if (4 * group + 4 <= n) {
+    Four<T> four = reinterpret_cast<const Four<T>*>(from)[group];
+    for (int c = 0; c < 4; c++) out.v[c] = widen(four.v[c]);
+    return out;
+  }
+  for (u32 c = 0; c < 4; c++) out.v[c] = 4 * group + c < n ? widen(from[4 * group + c]) : 0.0f;
+  return out;
+}
+
+__device__ __forceinline__ void store_four(float* to, u32 group, u32 n, Four<float> four) {
+  if (4 * group + 4 <= n) {
+    reinterpret_cast<Four<float>*>(to)[group] = four;
+    return;
+  }
+  for (u32 c = 0; c < 4; c++)
+    if (4 * group + c < n) to[4 * group + c] = four.v[c];
+}
+
+// What another block wrote, not what a cache remembers.
+template <typename T> __device__ __forceinline__ T fresh(const T* from) { return *(const volatile T*)from; }
+
+#endif

@@ -1,0 +1,80 @@
+//! Error feedback: what every call begins with.
+
+use crate::workspace::{check, check_apart, check_count};
+use crate::{LaunchError, Span};
+
+/// Type of a gradient's values. The memory, and all arithmetic, is f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// IEEE 754 binary32.
+    F32,
+    /// IEEE 754 binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl DType {
+    /// Of one value.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    /// Which of three kernels.
+    pub(crate) const fn of(self, kernels: [&'static str; 3]) -> &'static str {
+        match self {
+            Self::F32 => kernels[0],
+            Self::F16 => kernels[1],
+            Self::Bf16 => kernels[2],
+        }
+    }
+}
+
+/// A step's gradient and memory: g_e = beta m + gamma g.
+///
+/// Two buffers of f32 take turns: `memory` is what the last step held back and is only read, `fed` becomes g_e and, once
+/// what is sent is taken out of it, the memory of the next step. A captured graph fixes addresses: capture two, one
+/// for each order of the buffers.
+#[derive(Debug, Clone, Copy)]
+pub struct Feed {
+    /// Values.
+    pub n: u64,
+    /// Of the gradient.
+    pub dtype: DType,
+    /// n values of that type.
+    pub gradient: Span,
+    /// n f32, or [`Span::NONE`] for a strategy without a memory (a memory that holds nothing yet is n zeros).
+    pub memory: Span,
+    /// n f32, apart from the others.
+    pub fed: Span,
+    /// Weight of the memory: 1, unless it decays or the learning rate changed.
+    pub beta: f32,
+    /// Weight of the gradient.
+    pub gamma: f32,
+}
+
+/// What vector loads need.
+pub(crate) const ALIGN: u64 = 16;
+
+impl Feed {
+    pub(crate) fn check(&self) -> Result<u32, LaunchError> {
+        let n = check_count(self.n)?;
+        check(("the gradient", self.gradient, self.dtype.bytes() * self.n), ALIGN)?;
+        check(("fed", self.fed, 4 * self.n), ALIGN)?;
+        check_apart(("fed", self.fed), ("the gradient", self.gradient))?;
+        if !self.memory.is_none() {
+            check(("the memory", self.memory, 4 * self.n), ALIGN)?;
+            check_apart(("fed", self.fed), ("the memory", self.memory))?;
+        }
+        for (what, value) in [("beta", self.beta), ("gamma", self.gamma)] {
+            if !value.is_finite() {
+                let rule = "it must be finite";
+                return Err(LaunchError::Parameter { what, value: f64::from(value), rule });
+            }
+        }
+        Ok(n)
+    }
+}

@@ -1,0 +1,23 @@
+//! The compressors of `flexcomm-compression` as CUDA kernels.
+//!
+//! Sources are CUDA C++ files in `cuda/`, compiled by NVRTC when [`Gpu::load`] first meets a device and kept on disk
+//! ([`Cache`]). Nothing of CUDA is needed to build: the driver and NVRTC are loaded at run time, and what is missing is
+//! a [`LoadError`] that names it and its remedy. The caller's answer to such an error is the CPU path.
+
+mod arch;
+mod cache;
+mod device;
+mod error;
+mod feed;
+mod select;
+pub mod source;
+mod workspace;
+
+pub use arch::Arch;
+pub use cache::Cache;
+pub use device::{Compiled, Device, Gpu, Nvrtc, Span, THREADS, in_environment};
+pub use error::{CacheError, LaunchError, LoadError, Version};
+pub use feed::{DType, Feed};
+pub use select::{Form, Selected, pack, payload_room, topk};
+pub use source::Module;
+pub use workspace::{MOST_VALUES, OUTCOME_BYTES, Outcome, STRUCTURES, workspace_bytes};

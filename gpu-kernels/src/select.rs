@@ -1,0 +1,150 @@
+//! Methods that send some values as they are: exact top-k, and how a selection is packed.
+
+use crate::feed::{ALIGN, Feed};
+use crate::workspace::{MOST_BLOCKS, TILE, Workspace, check, check_count};
+use crate::{Device, LaunchError, Span, THREADS};
+
+/// Where a selection goes: indices that ascend, and the error-fed values there. These are also the payload of version 1
+/// of the format (k u32, then k f32).
+#[derive(Debug, Clone, Copy)]
+pub struct Selected {
+    /// `room` u32.
+    pub indices: Span,
+    /// `room` f32.
+    pub values: Span,
+    /// Most values that are selected.
+    pub room: u64,
+}
+
+impl Selected {
+    fn check(&self) -> Result<u32, LaunchError> {
+        let room = check_count(self.room)?;
+        check(("the indices", self.indices, 4 * self.room), ALIGN)?;
+        check(("the values", self.values, 4 * self.room), ALIGN)?;
+        Ok(room)
+    }
+}
+
+/// How a selection is packed into a payload of version 2.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Form {
+    /// Whether the number of values goes in front.
+    pub counted: bool,
+    /// Whether the coding may depend on the indices: for methods whose number of values varies.
+    pub gaps: bool,
+}
+
+impl Form {
+    /// Of top-k, LWTopk, MSTopk and random-k with indices of its own.
+    pub const FIXED: Self = Self { counted: true, gaps: false };
+    /// Of methods with a threshold.
+    pub const VARYING: Self = Self { counted: true, gaps: true };
+}
+
+/// Blocks for `groups` threads' worth of work: as many as fill the device, and no idle ones.
+pub(crate) fn blocks(device: &impl Device, groups: u64) -> u32 {
+    let most = u64::from(device.blocks().clamp(1, MOST_BLOCKS));
+    groups.div_ceil(u64::from(THREADS)).clamp(1, most) as u32
+}
+
+/// Error feedback, exactly the k largest by magnitude (ties to the lowest index), and the memory's update. Five launches
+/// that nothing waits for, all of which a CUDA graph can capture. The outcome is at the front of the workspace.
+pub fn topk(device: &impl Device, feed: &Feed, (k, to): (u64, &Selected), workspace: Span) -> Result<(), LaunchError> {
+    let n = feed.check()?;
+    let parts = Workspace::new(workspace, feed.n)?;
+    let room = to.check()?;
+    if k > feed.n || k > to.room || (k == 0) != (feed.n == 0) {
+        return Err(LaunchError::Parameter { what: "k", value: k as f64, rule: "from 1 to n, and room for it" });
+    }
+    device.zero(parts.zeroed)?;
+    begin(device, feed, (n, k as u32), &parts)?;
+    settle(device, feed, n, &parts)?;
+    take(device, feed, (n, room, to), &parts)
+}
+
+/// Reads gradient and memory, and cuts by the first digit.
+pub(crate) fn begin(
+    device: &impl Device,
+    feed: &Feed,
+    (n, k): (u32, u32),
+    parts: &Workspace,
+) -> Result<(), LaunchError> {
+    let arguments = [
+        feed.gradient.address(),
+        feed.memory.address(),
+        feed.fed.address(),
+        u64::from(n),
+        u64::from(feed.beta.to_bits()),
+        u64::from(feed.gamma.to_bits()),
+        u64::from(k),
+        parts.state.address(),
+        parts.outcome.address(),
+        parts.partials.address(),
+    ];
+    let kernel = feed.dtype.of(["feed_f32", "feed_f16", "feed_bf16"]);
+    device.launch(kernel, blocks(device, feed.n.div_ceil(4)), &arguments)
+}
+
+/// Cuts by the other digits.
+pub(crate) fn settle(device: &impl Device, feed: &Feed, n: u32, parts: &Workspace) -> Result<(), LaunchError> {
+    let arguments = [
+        feed.fed.address(),
+        u64::from(n),
+        parts.state.address(),
+        parts.outcome.address(),
+        parts.list.address(),
+        parts.room_of_list().min(u64::from(u32::MAX)),
+    ];
+    device.launch("cut_second", blocks(device, feed.n.div_ceil(4)), &arguments)?;
+    device.launch("cut_third", blocks(device, feed.n), &arguments)
+}
+
+/// Takes what the state says out of `fed`.
+pub(crate) fn take(
+    device: &impl Device,
+    feed: &Feed,
+    (n, room, to): (u32, u32, &Selected),
+    parts: &Workspace,
+) -> Result<(), LaunchError> {
+    let arguments = [
+        feed.fed.address(),
+        feed.memory.address(),
+        u64::from(n),
+        parts.state.address(),
+        parts.outcome.address(),
+        parts.tiles.address(),
+        parts.sums.address(),
+        to.indices.address(),
+        to.values.address(),
+        u64::from(room),
+    ];
+    let tiles = feed.n.div_ceil(TILE).clamp(1, u64::from(device.blocks().clamp(1, MOST_BLOCKS)));
+    device.launch("take", tiles as u32, &arguments)
+}
+
+/// Most bytes of a payload with at most k of n values, rounded up to whole words, which the kernels write.
+pub fn payload_room(n: u64, k: u64) -> u64 {
+    // No coding of indices that is written takes more than a u32 each.
+    (4 + 1 + 4 * k.min(n) + 4 * k.min(n)).next_multiple_of(4) + 4
+}
+
+/// Packs what the last call with this workspace selected as a payload of version 2. Its length is in the outcome.
+pub fn pack(
+    device: &impl Device,
+    (from, n): (&Selected, u64),
+    (payload, form): (Span, Form),
+    workspace: Span,
+) -> Result<(), LaunchError> {
+    let (count, parts) = (check_count(n)?, Workspace::new(workspace, n)?);
+    from.check()?;
+    check(("the payload", payload, payload_room(n, from.room)), ALIGN)?;
+    let (state, outcome) = (parts.state.address(), parts.outcome.address());
+    let grid = blocks(device, 2 * from.room);
+    let (counted, gaps) = (u64::from(form.counted), u64::from(form.gaps));
+    if form.gaps {
+        device.launch("gaps", grid, &[from.indices.address(), state, outcome])?;
+    }
+    device.launch("clear", grid, &[payload.address(), u64::from(count), state, outcome, counted, gaps])?;
+    let (indices, values) = (from.indices.address(), from.values.address());
+    device.launch("pack", grid, &[indices, values, u64::from(count), payload.address(), state, outcome, counted, gaps])
+}

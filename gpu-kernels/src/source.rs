@@ -1,0 +1,47 @@
+//! The CUDA C++ files, part of the binary.
+
+/// A file that becomes one module on the device, with what it includes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Module {
+    /// Its file's name.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+    /// Every kernel that it has.
+    pub kernels: &'static [&'static str],
+}
+
+macro_rules! file {
+    ($name:literal) => {
+        include_str!(concat!("../cuda/", $name))
+    };
+}
+
+/// Name and text of what modules include.
+pub const HEADERS: &[(&str, &str)] =
+    &[("common.cuh", file!("common.cuh")), ("block.cuh", file!("block.cuh")), ("state.cuh", file!("state.cuh"))];
+
+/// Every module.
+pub const MODULES: &[Module] = &[SELECT];
+
+/// Error feedback, exact cuts, compaction and packing of what is selected.
+pub const SELECT: Module = Module {
+    name: "select.cu",
+    text: file!("select.cu"),
+    kernels: &["feed_f32", "feed_f16", "feed_bf16", "cut_second", "cut_third", "take", "gaps", "clear", "pack"],
+};
+
+/// Options that both NVRTC and the cache's key take. No contraction to fused multiply-add: the CPU side rounds every
+/// product, and payloads must be the same bits.
+pub const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"];
+
+/// What a module and its headers are, in one number: part of the cache's key.
+pub fn digest(module: &Module) -> String {
+    let mut hash = blake3::Hasher::new();
+    let headers = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
+    for part in [module.name, module.text].into_iter().chain(headers).chain(OPTIONS.iter().copied()) {
+        hash.update(&(part.len() as u64).to_le_bytes());
+        hash.update(part.as_bytes());
+    }
+    hash.finalize().to_hex()[..32].to_owned()
+}

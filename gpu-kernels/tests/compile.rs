@@ -1,0 +1,87 @@
+//! Every kernel compiles with a real NVRTC, for every architecture that we name. No GPU or driver is needed for that.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+use flexcomm_gpu_kernels::{Arch, Cache, LoadError, Module, Nvrtc, in_environment, source};
+use std::path::{Path, PathBuf};
+
+/// The one that is named or found, else the wheel in a venv that `./dev test` makes, else torch's in the venv of the
+/// Python tests.
+fn nvrtc() -> Option<Nvrtc> {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
+    let venvs: Vec<PathBuf> =
+        ["venv-nvrtc", "venv-python"].iter().flat_map(|venv| in_environment(&target.join(venv))).collect();
+    let found = Nvrtc::find().or_else(|_| Nvrtc::first_of(&venvs));
+    if let Err(why) = &found {
+        let get = "python3 -m venv target/venv-nvrtc && target/venv-nvrtc/bin/pip install nvidia-cuda-nvrtc==13.5.37";
+        assert!(
+            std::env::var_os("FLEXCOMM_NO_SKIP").is_none_or(|v| v != "1"),
+            "compiling kernels may not be skipped here: failed to {why}. Get it by: {get}"
+        );
+        eprintln!("SKIPPED compiling kernels: failed to {why}. Get it by: {get}");
+    }
+    found.ok()
+}
+
+#[test]
+fn every_kernel_compiles_for_every_architecture() {
+    let Some(nvrtc) = nvrtc() else { return };
+    for arch in Arch::TESTED {
+        for module in source::MODULES {
+            let compiled = nvrtc.compile(module, arch).unwrap();
+            assert_eq!(compiled.cubin[..4], *b"\x7fELF", "{} for {}", module.name, arch.sm());
+            for kernel in module.kernels {
+                assert!(compiled.ptx.contains(&format!(".visible .entry {kernel}(")), "{kernel} in {}", module.name);
+                let name = format!(".text.{kernel}\0");
+                let code = compiled.cubin.windows(name.len()).any(|bytes| bytes == name.as_bytes());
+                assert!(code, "{kernel} has no code for {}", arch.sm());
+            }
+            let entries = compiled.ptx.matches(".visible .entry ").count();
+            assert_eq!(entries, module.kernels.len(), "{}: every kernel is named in source.rs", module.name);
+            assert!(!compiled.ptx.contains("fma.rn.f32"), "{}: a product that is not rounded", module.name);
+            println!("{} {}: {} bytes of cubin", module.name, arch.sm(), compiled.cubin.len());
+        }
+    }
+    println!("NVRTC {} at {}", nvrtc.version(), nvrtc.path());
+}
+
+#[test]
+fn errors_of_the_compiler_are_passed_on() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let broken =
+        Module { name: "broken.cu", text: "#include \"common.cuh\"\nint f() { return nothing; }", kernels: &[] };
+    let error = nvrtc.compile(&broken, Arch::new(9, 0)).unwrap_err().to_string();
+    assert!(error.contains("compile broken.cu for sm_90") && error.contains("\"nothing\" is undefined"), "{error}");
+    for (arch, word) in [(Arch::new(7, 0), "sm_75 or newer"), (Arch::new(99, 0), "newer nvidia-cuda-nvrtc")] {
+        let error = nvrtc.compile(&source::MODULES[0], arch).unwrap_err();
+        assert!(matches!(error, LoadError::Arch { .. }) && error.to_string().contains(word), "{error}");
+    }
+}
+
+#[test]
+fn what_is_no_nvrtc_is_named_with_the_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = Nvrtc::first_of(&[folder.path().join("libnvrtc.so.13")]).unwrap_err();
+    assert!(matches!(&missing, LoadError::NoNvrtc { tried } if tried.contains("libnvrtc.so.13")), "{missing}");
+    assert!(missing.to_string().contains("pip install nvidia-cuda-nvrtc"), "{missing}");
+    let file = folder.path().join("libnvrtc.so.12");
+    std::fs::write(&file, "no library").unwrap();
+    let bad = Nvrtc::first_of(&[file]).unwrap_err();
+    assert!(matches!(bad, LoadError::BadNvrtc { .. }), "{bad}");
+    // A library of another kind: its functions are missing.
+    let other = Nvrtc::first_of(&[PathBuf::from("libc.so.6")]).unwrap_err().to_string();
+    assert!(other.contains("use libc.so.6 as NVRTC") && other.contains("nvrtcVersion"), "{other}");
+}
+
+#[test]
+fn the_key_of_the_cache_tells_modules_architectures_and_compilers_apart() {
+    let cache = Cache::at("x");
+    let version = |major, minor| flexcomm_gpu_kernels::Version { major, minor };
+    let module = &source::MODULES[0];
+    let digest = source::digest(module);
+    let other = source::digest(&Module { text: "other", ..*module });
+    let base = cache.path(module.name, (&digest, "sm_90"), version(13, 2));
+    assert_eq!(base, cache.path(module.name, (&source::digest(module), "sm_90"), version(13, 2)));
+    assert_ne!(base, cache.path(module.name, (&other, "sm_90"), version(13, 2)));
+    assert_ne!(base, cache.path(module.name, (&digest, "sm_80"), version(13, 2)));
+    assert_ne!(base, cache.path(module.name, (&digest, "sm_90"), version(13, 5)));
+}

@@ -1,0 +1,22 @@
+//! Gradients that break things.
+
+use flexcomm_compression::random::Stream;
+
+/// Lengths around warps, blocks and tiles.
+pub const LENGTHS: [usize; 14] = [0, 1, 3, 31, 32, 33, 255, 1023, 1025, 4095, 4096, 4097, 10_000, 70_001];
+
+/// A name and n values.
+pub fn gradients(n: usize) -> Vec<(&'static str, Vec<f32>)> {
+    let stream = Stream::new(n as u64, [0; 4]);
+    let make = |f: &dyn Fn(u32) -> f32| (0..n as u32).map(f).collect::<Vec<f32>>();
+    let sign = |i| if stream.word(i) & 1 == 0 { 1.0f32 } else { -1.0 };
+    vec![
+        ("heavy tails", make(&|i| sign(i) * (stream.uniform(i) * 4.0 - 2.0).powi(9))),
+        ("ties", make(&|i| sign(i) * (stream.word(i) >> 8 & 7) as f32 * 0.25)),
+        ("all alike", vec![0.75; n]),
+        ("zeros", make(&|i| if i % 2 == 0 { 0.0 } else { -0.0 })),
+        ("denormals", make(&|i| f32::from_bits(stream.word(i) >> 8 & 0x000f_ffff | (i & 1) << 31))),
+        ("one bin", make(&|i| f32::from_bits(0x3f80_0000 | stream.word(i) & 0x000f_ffff))),
+        ("all magnitudes", make(&|i| f32::from_bits(stream.word(i) & 0xbfff_ffff))),
+    ]
+}

@@ -1,0 +1,6 @@
+//! The kernels against the CPU side, without a GPU: their source runs on an emulator that draws the order of threads.
+#![allow(clippy::unwrap_used, clippy::print_stdout, unsafe_code)]
+
+mod data;
+mod emulated;
+mod topk;
