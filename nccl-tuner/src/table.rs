@@ -3,7 +3,8 @@
 //!
 //! A preference writes one entry: the cheapest protocol of the preferred algorithm becomes free (0). All others stay,
 //! so that NCCL's choice of protocol by size is kept. Entries are never made negative: NCCL 2.22 to 2.30 skips
-//! negative entries when it looks for the cheapest, newer ones do not, and would take them first.
+//! negative entries when it looks for the cheapest, its later cost model (`src/tuning/tuning.cc`) does not, and would
+//! take them first.
 
 use crate::algorithm::{Algorithm, COLLNET_CHAIN, COLLNET_DIRECT, NVLS};
 

@@ -6,10 +6,10 @@
 //! | 3 | 2.22, 2.23 | a cost table instead of two results |
 //! | 4 | 2.24 to 2.27 | `regBuff` |
 //! | 5 | 2.28, 2.29 | `init` has another order and three arguments more; `destroy` is called `finalize` |
-//! | 6 | 2.30 | `getChunkSize`, which may be null |
-//! | 7 | in NCCL's repository, not released | constants for one more generation of GPUs |
+//! | 6 | 2.30.3 to 2.32.3 | `getChunkSize`, which may be null |
+//! | 7 | 2.32.6 | constants for one more generation of GPUs |
 //!
-//! NCCL looks for the newest that it knows first. Constants and NVLink domains pass as opaque pointers: this plugin
+//! NCCL looks for the newest that it knows first, down to 2 (the binaries of 2.30.7 and 2.32.3 name 2 to 6). Constants and NVLink domains pass as opaque pointers: this plugin
 //! neither reads nor changes them, so it does not depend on their layout.
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
