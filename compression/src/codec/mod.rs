@@ -10,6 +10,7 @@ mod types;
 pub use error::{EncodeError, ReadError};
 pub use types::{Element, Scope, Shape, Size, Stats, Travels};
 
+pub use crate::select::sieve::Sieve;
 use crate::wire::{Reader, Writer};
 use crate::{Energy, Kernel};
 
@@ -33,6 +34,17 @@ pub trait Codec: Send + std::fmt::Debug {
         target: (f32, &mut [f32]),
     ) -> Result<(), ReadError>;
 
+    /// `out = scale * C(x)`. Override it where one pass does both.
+    fn decode(
+        &mut self,
+        from: &mut Reader<'_>,
+        context: &Context,
+        (scale, out): (f32, &mut [f32]),
+    ) -> Result<(), ReadError> {
+        out.fill(0.0);
+        self.decode_add(from, context, (scale, out))
+    }
+
     /// As [`Self::encode`], and `x` becomes x − C(x): the update of an error feedback memory. Override it where one pass
     /// does both. On a refusal `x` is unspecified.
     fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
@@ -42,12 +54,19 @@ pub trait Codec: Send + std::fmt::Debug {
         Ok(energy)
     }
 
+    /// What the next tensor's k largest are to be looked for with, so that the pass that makes it can collect them. A codec
+    /// that lends it works the same without.
+    fn sieve(&mut self) -> Option<&mut Sieve> {
+        None
+    }
+
     /// The tensor that the ranks' messages mean together, into `out`: the mean, if nothing else is defined (Agg).
     /// Never called for what travels as sums, where one message holds the sum.
     fn aggregate(&mut self, from: &mut [Reader<'_>], context: &Context, out: &mut [f32]) -> Result<(), ReadError> {
-        out.fill(0.0);
         let scale = 1.0 / from.len() as f32;
-        from.iter_mut().try_for_each(|reader| self.decode_add(reader, context, (scale, out)))
+        let Some((first, others)) = from.split_first_mut() else { return Err(ReadError::NoMessages) };
+        self.decode(first, context, (scale, out))?;
+        others.iter_mut().try_for_each(|reader| self.decode_add(reader, context, (scale, out)))
     }
 
     /// Bytes of one payload (of the last round, when there are several), before any values are seen.

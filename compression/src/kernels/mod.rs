@@ -1,13 +1,16 @@
 //! The one pass over the whole gradient: error feedback add, energy, check for NaN and infinity, and the
-//! candidates of a selection, in one read. Chosen at run time; all kernels answer the same candidates.
+//! candidates of a selection, in one read. Chosen at run time; all kernels answer the same bits.
 
 mod portable;
+mod signs;
 mod work;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub(crate) use portable::energy;
-pub(crate) use work::{Compensate, Work, scan, stats};
+pub(crate) use work::Work;
+
+use crate::codec::Stats;
 
 /// `|x|` as an integer: for finite floats, a larger magnitude is a larger key.
 pub(crate) const KEY_MASK: u32 = 0x7fff_ffff;
@@ -70,14 +73,21 @@ impl Kernel {
     }
 }
 
-/// Input of the pass. All three slices have one length.
+/// Input of the pass. All slices have one length.
 pub(crate) struct Feed<'a> {
     pub(crate) gradient: &'a [f32],
-    pub(crate) residual: &'a [f32],
-    /// Becomes gradient + residual.
-    pub(crate) fed: &'a mut [f32],
+    /// None: the gradient is looked at as it is.
+    pub(crate) added: Option<Added<'a>>,
     /// Keys from here on are candidates; None: there are none.
     pub(crate) floor: Option<u32>,
+}
+
+/// What is added to the gradient before it is looked at: `fed = beta * residual + gamma * gradient` (GRACE, equation 5).
+pub(crate) struct Added<'a> {
+    pub(crate) residual: &'a [f32],
+    pub(crate) beta: f32,
+    pub(crate) gamma: f32,
+    pub(crate) fed: &'a mut [f32],
 }
 
 /// Output of the pass.
@@ -87,6 +97,23 @@ pub(crate) struct Fed {
     pub(crate) energy: f64,
     /// The largest key.
     pub(crate) max_key: u32,
+}
+
+impl Fed {
+    /// In the words of codecs.
+    pub(crate) fn stats(self) -> Stats {
+        Stats { energy: self.energy, max: f32::from_bits(self.max_key) }
+    }
+}
+
+/// ‖x‖² and max |x| in one read. NaN and infinity show in both.
+pub(crate) fn stats(kernel: Kernel, x: &[f32]) -> Stats {
+    scan(kernel, x, None, &mut Candidates::default()).stats()
+}
+
+/// [`stats`], and the candidates from a floor on.
+pub(crate) fn scan(kernel: Kernel, x: &[f32], floor: Option<u32>, found: &mut Candidates) -> Fed {
+    kernel.feed(Feed { gradient: x, added: None, floor }, found)
 }
 
 /// Values at or above a floor, by position.
@@ -126,15 +153,39 @@ mod tests {
 
     /// What every kernel must answer: sums, largest key and candidates by plain loops.
     fn check(kernel: Kernel, gradient: &[f32], residual: &[f32], floor: Option<u32>, limit: usize) {
-        let sum: Vec<f32> = gradient.iter().zip(residual).map(|(g, r)| g + r).collect();
-        let (mut fed, mut found) = (vec![9.0; sum.len()], Candidates::default());
-        found.reset(limit);
-        let out = kernel.feed(Feed { gradient, residual, fed: &mut fed, floor }, &mut found);
-        let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        assert_eq!(bits(&fed), bits(&sum), "{kernel:?}");
+        for (beta, gamma) in [(1.0, 1.0), (0.75, 3.0)] {
+            let sum: Vec<f32> = gradient.iter().zip(residual).map(|(g, r)| beta * r + gamma * g).collect();
+            let (mut fed, mut found) = (vec![9.0; sum.len()], Candidates::default());
+            found.reset(limit);
+            let added = Added { residual, beta, gamma, fed: &mut fed };
+            let out = kernel.feed(Feed { gradient, added: Some(added), floor }, &mut found);
+            let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&fed), bits(&sum), "{kernel:?}");
+            check_found(kernel, (&sum, floor, limit), (out, &found));
+            found.reset(limit);
+            let out = scan(kernel, &sum, floor, &mut found);
+            check_found(kernel, (&sum, floor, limit), (out, &found));
+        }
+    }
+
+    fn check_found(
+        kernel: Kernel,
+        (sum, floor, limit): (&[f32], Option<u32>, usize),
+        (out, found): (Fed, &Candidates),
+    ) {
         assert_eq!(out.max_key, sum.iter().map(|x| key(*x)).max().unwrap_or(0), "{kernel:?}");
-        let energy: f64 = sum.iter().map(|x| f64::from(*x).powi(2)).sum();
-        assert!(!energy.is_finite() || (out.energy - energy).abs() <= 1e-12 * energy, "{kernel:?}");
+        // By block, value i of it into sum i modulo 8, and what is no whole eight behind them.
+        let block = |block: &[f32]| {
+            let (mut sums, whole) = ([0.0f64; 8], block.len() / 8 * 8);
+            block[..whole].iter().enumerate().for_each(|(i, x)| sums[i % 8] += f64::from(*x).powi(2));
+            block[whole..].iter().fold(sums.iter().sum::<f64>(), |sum, x| sum + f64::from(*x).powi(2))
+        };
+        let energy: f64 = sum.chunks(1024).fold(0.0, |sum, values| sum + block(values));
+        assert!(
+            out.energy == energy || (out.energy.is_nan() && energy.is_nan()),
+            "{kernel:?}: {} {energy}",
+            out.energy
+        );
         let want = sum.iter().enumerate().filter(|(_, x)| floor.is_some_and(|floor| key(**x) >= floor));
         let want: (Vec<u32>, Vec<u32>) = want.map(|(i, x)| (i as u32, x.to_bits())).unzip();
         match found.get() {
@@ -155,6 +206,19 @@ mod tests {
             let (gradient, residual): (Vec<f32>, Vec<f32>) = pairs.into_iter().map(|(g, r)| (g, clean(r))).unzip();
             for kernel in Kernel::available() {
                 check(kernel, &gradient, &residual, floor, limit);
+            }
+        }
+    }
+
+    /// So long that it is written past the caches, and at every alignment.
+    #[test]
+    fn long_gradients_are_fed_the_same() {
+        let n = (1 << 22) + 1030;
+        let gradient: Vec<f32> = (0..n as u32).map(|i| (i.wrapping_mul(0x9e37_79b9) as i32 >> 8) as f32).collect();
+        let residual: Vec<f32> = gradient.iter().rev().map(|x| 0.3 * x).collect();
+        for kernel in Kernel::available() {
+            for skip in [0, 1, 4] {
+                check(kernel, &gradient[skip..], &residual[skip..], Some(0x4afe_0000), n);
             }
         }
     }

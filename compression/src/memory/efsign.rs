@@ -7,8 +7,8 @@
 //! a known mistake.
 
 use super::{Feeding, HeldBack, Memory, Units, restore_values, save_values};
-use crate::codec::{EncodeError, ReadError, Stats};
-use crate::kernels::Compensate;
+use crate::codec::{EncodeError, ReadError, Sieve, Stats};
+use crate::kernels::{Added, Candidates, Feed};
 use crate::strategy::MemoryEntry;
 use crate::strategy::params::{Kind, Param, Values};
 use crate::wire::{Reader, Writer};
@@ -41,12 +41,27 @@ impl EfSign {
     }
 }
 
-impl Memory for EfSign {
-    fn compensate(&mut self, gradient: &[f32], step: Feeding, fed: &mut [f32]) -> Result<Stats, EncodeError> {
+impl EfSign {
+    fn added<'a>(&'a self, step: Feeding, fed: &'a mut [f32]) -> Added<'a> {
         let gamma = self.unit(step);
         let beta = if self.foreign { gamma * self.units.ratio(step.learning_rate) } else { 1.0 };
-        let (beta, gamma) = (beta as f32, gamma as f32);
-        Ok(step.kernel.run(Compensate { gradient, residual: &self.residual, fed, beta, gamma }))
+        Added { residual: &self.residual, beta: beta as f32, gamma: gamma as f32, fed }
+    }
+}
+
+impl Memory for EfSign {
+    fn compensate(&mut self, gradient: &[f32], step: Feeding, fed: &mut [f32]) -> Result<Stats, EncodeError> {
+        let added = Some(self.added(step, fed));
+        Ok(step.kernel.feed(Feed { gradient, added, floor: None }, &mut Candidates::default()).stats())
+    }
+
+    fn compensate_sieving(
+        &mut self,
+        gradient: &[f32],
+        step: Feeding,
+        (fed, sieve): (&mut [f32], &mut Sieve),
+    ) -> Result<Stats, EncodeError> {
+        Ok(sieve.feed(step.kernel, gradient, self.added(step, fed)))
     }
 
     fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {

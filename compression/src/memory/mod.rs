@@ -16,7 +16,7 @@ mod sgc;
 mod vanilla;
 
 use crate::Kernel;
-use crate::codec::{EncodeError, ReadError, Stats};
+use crate::codec::{EncodeError, ReadError, Sieve, Stats};
 use crate::strategy::MemoryEntry;
 use crate::wire::{Reader, Writer};
 
@@ -32,6 +32,16 @@ pub static MEMORIES: &[MemoryEntry] = &[vanilla::ENTRY, efsign::ENTRY, dgc::ENTR
 pub trait Memory: Send + std::fmt::Debug {
     /// phi: `fed` becomes what the codec compresses. Nothing that lasts changes. NaN and infinity show in the answer.
     fn compensate(&mut self, gradient: &[f32], step: Feeding, fed: &mut [f32]) -> Result<Stats, EncodeError>;
+
+    /// As [`Self::compensate`], and the sieve collects what it looks for where one pass does both.
+    fn compensate_sieving(
+        &mut self,
+        gradient: &[f32],
+        step: Feeding,
+        (fed, _): (&mut [f32], &mut Sieve),
+    ) -> Result<Stats, EncodeError> {
+        self.compensate(gradient, step, fed)
+    }
 
     /// psi: `fed` holds phi − C(phi) and is swapped or copied in; its content afterwards is scratch. `step` is the same
     /// as given to the [`Self::compensate`] before.

@@ -5,8 +5,8 @@
 //! rate must weigh more in units of gradients, to move the model as far as it would have.
 
 use super::{Feeding, HeldBack, Memory, Units, restore_values, save_values};
-use crate::codec::{EncodeError, ReadError, Stats};
-use crate::kernels::Compensate;
+use crate::codec::{EncodeError, ReadError, Sieve, Stats};
+use crate::kernels::{Added, Candidates, Feed};
 use crate::strategy::MemoryEntry;
 use crate::strategy::params::{POSITIVE, Param, Values};
 use crate::wire::{Reader, Writer};
@@ -34,13 +34,26 @@ impl Vanilla {
     fn new(values: &Values, n: usize) -> Self {
         Self { residual: vec![0.0; n], beta: values.number(0), gamma: values.number(1), units: Units::GRADIENTS }
     }
+
+    fn added<'a>(&'a self, step: Feeding, fed: &'a mut [f32]) -> Added<'a> {
+        let ratio = self.units.ratio(step.learning_rate);
+        Added { residual: &self.residual, beta: (self.beta * ratio) as f32, gamma: self.gamma as f32, fed }
+    }
 }
 
 impl Memory for Vanilla {
     fn compensate(&mut self, gradient: &[f32], step: Feeding, fed: &mut [f32]) -> Result<Stats, EncodeError> {
-        let ratio = self.units.ratio(step.learning_rate);
-        let (beta, gamma) = ((self.beta * ratio) as f32, self.gamma as f32);
-        Ok(step.kernel.run(Compensate { gradient, residual: &self.residual, fed, beta, gamma }))
+        let added = Some(self.added(step, fed));
+        Ok(step.kernel.feed(Feed { gradient, added, floor: None }, &mut Candidates::default()).stats())
+    }
+
+    fn compensate_sieving(
+        &mut self,
+        gradient: &[f32],
+        step: Feeding,
+        (fed, sieve): (&mut [f32], &mut Sieve),
+    ) -> Result<Stats, EncodeError> {
+        Ok(sieve.feed(step.kernel, gradient, self.added(step, fed)))
     }
 
     fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {

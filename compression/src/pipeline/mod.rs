@@ -11,17 +11,18 @@
 mod gradient;
 mod receive;
 mod state;
+mod step;
 mod sums;
 
 pub use gradient::Gradient;
 pub use state::StateError;
 pub use sums::add_messages;
 
-use crate::codec::{Codec, Context, EncodeError, Scope, Shape, Size, Stats, not_finite};
+use crate::codec::{Codec, Context, EncodeError, Scope, Shape, Size, Stats};
 use crate::memory::{Feeding, HeldBack, Memory, Units};
 use crate::momentum::Momentum;
 use crate::strategy::{NonFinite, Strategy};
-use crate::wire::{DType, Header, MAX_PARAMETERS, Writer, write_message};
+use crate::wire::{DType, Header, MAX_PARAMETERS, Writer};
 use crate::{Energy, Kernel, Layers};
 use std::ops::Range;
 
@@ -77,7 +78,8 @@ struct Unit {
 #[derive(Debug, Clone, Copy)]
 struct Open {
     step: Step,
-    stats: Stats,
+    /// Of what the only codec sees.
+    known: Option<Stats>,
     dtype: DType,
     round: u32,
     skipped: bool,
@@ -102,6 +104,8 @@ pub struct Pipeline {
     staged: Vec<f32>,
     /// What the codecs compress, then what they leave.
     fed: Vec<f32>,
+    /// Of each codec's values, when they are the caller's.
+    seen: Vec<Stats>,
     open: Option<Open>,
     skipped: u64,
 }
@@ -122,6 +126,7 @@ impl Pipeline {
             learning_rate: 1.0,
             staged: Vec::new(),
             fed: Vec::new(),
+            seen: Vec::new(),
             open: None,
             skipped: 0,
             layers,
@@ -211,15 +216,13 @@ impl Pipeline {
             return Err(EncodeError::LearningRate(step.learning_rate));
         }
         self.learning_rate = step.learning_rate;
-        let dtype = gradient.dtype();
-        let (stats, skipped) = match self.feed(gradient, step) {
-            Ok(stats) => (stats, false),
+        let open = Open { step, known: None, dtype: gradient.dtype(), round: 0, skipped: false };
+        match self.begin(gradient, open, out) {
             Err(EncodeError::NonFinite { .. }) if self.strategy.non_finite() == NonFinite::Skip => {
-                (self.feed(Gradient::Zeros, step)?, true)
+                self.begin(Gradient::Zeros, Open { skipped: true, ..open }, out)
             }
-            Err(error) => return Err(error),
-        };
-        self.round(Open { step, stats, dtype, round: 0, skipped }, out)
+            outcome => outcome,
+        }
     }
 
     /// The next round's message, from the sum of the messages of the round before.
@@ -230,33 +233,6 @@ impl Pipeline {
         };
         self.reply(sum, open.step.index, open.round)?;
         self.round(Open { round: open.round + 1, ..open }, out)
-    }
-
-    /// Fills `fed` with what the codecs see. No state changes.
-    fn feed(&mut self, gradient: Gradient<'_>, step: Step) -> Result<Stats, EncodeError> {
-        let n = self.layers.values();
-        gradient.check_length(n)?;
-        let owed = self.leftover_units.ratio(step.learning_rate) as f32;
-        let Self { staged, fed, leftover, momentum, memory, .. } = self;
-        let mut input = gradient.as_f32(n, staged);
-        fed.resize(n, 0.0);
-        if let Some(momentum) = momentum {
-            momentum.apply(input, fed);
-            staged.resize(n, 0.0);
-            std::mem::swap(staged, fed);
-            input = staged;
-        }
-        let stats = match memory {
-            Some(memory) => {
-                memory.compensate(input, Feeding { learning_rate: step.learning_rate, kernel: self.kernel }, fed)?
-            }
-            None => {
-                fed.copy_from_slice(input);
-                fed.iter_mut().zip(leftover.iter()).for_each(|(to, held)| *to += owed * held);
-                crate::kernels::stats(self.kernel, fed)
-            }
-        };
-        if stats.is_finite() { Ok(stats) } else { Err(not_finite(fed)) }
     }
 
     /// How much of what is sent makes one unit of gradient.
@@ -292,54 +268,13 @@ impl Pipeline {
             known: None,
         }
     }
-
-    /// Writes a round's message; with the last one the memory moves on.
-    fn round(&mut self, open: Open, out: &mut Writer) -> Result<Outcome, EncodeError> {
-        let header = self.header(&open, open.round);
-        let context = self.context(open.step.index, open.round);
-        let last = open.round + 1 >= self.rounds();
-        let (units, fed, takes) = (&mut self.units, &mut self.fed, self.memory.is_some());
-        // The whole bucket's numbers serve only a codec that sees the whole bucket.
-        let known = Some(open.stats).filter(|_| units.len() == 1);
-        let energy = write_message(&header, out, |out| {
-            let mut energy = Energy::default();
-            for unit in units {
-                let context = Context { tensor: unit.tensor, known, ..context };
-                let x = &mut fed[unit.range.clone()];
-                energy = energy
-                    + match last && takes {
-                        true => unit.codec.encode_taking(x, &context, out)?,
-                        false => unit.codec.encode(x, &context, out)?,
-                    };
-            }
-            Ok(energy)
-        })?;
-        self.open = Some(open);
-        if last {
-            self.settle(open);
-        }
-        Ok(Outcome { energy, more: !last, skipped: open.skipped })
-    }
-
-    /// The step is sure: everything that waited for that moves.
-    fn settle(&mut self, open: Open) {
-        self.skipped += u64::from(open.skipped);
-        if let Some(momentum) = &mut self.momentum {
-            momentum.commit();
-        }
-        if let Some(memory) = &mut self.memory {
-            let step = Feeding { learning_rate: open.step.learning_rate, kernel: self.kernel };
-            memory.update(step, &mut self.fed);
-        }
-        self.leftover.clear();
-    }
 }
 
 impl Open {
     /// Any: for sizes, which do not depend on it.
     fn first() -> Self {
         let step = Step { index: 0, learning_rate: 1.0 };
-        Self { step, stats: Stats::default(), dtype: DType::F32, round: 0, skipped: false }
+        Self { step, known: None, dtype: DType::F32, round: 0, skipped: false }
     }
 }
 

@@ -57,10 +57,9 @@ impl Pipeline {
         self.check_output(out)?;
         let mut from = Reader::new(self.open_message(message, self.rounds() - 1)?);
         let context = self.context(step, self.rounds() - 1);
-        out.fill(0.0);
         for unit in &mut self.units {
             let context = Context { tensor: unit.tensor, ..context };
-            unit.codec.decode_add(&mut from, &context, (scale, &mut out[unit.range.clone()]))?;
+            unit.codec.decode(&mut from, &context, (scale, &mut out[unit.range.clone()]))?;
         }
         self.to_gradients(out)?;
         from.finish()

@@ -5,10 +5,11 @@ mod layerwise;
 pub(crate) mod mstopk;
 pub mod naive;
 mod none;
+pub(crate) mod sieve;
 pub(crate) mod topk;
 
 use crate::feedback::CompressError;
-use crate::kernels::{Candidates, Feed, Kernel, NOT_FINITE};
+use crate::kernels::{Added, Candidates, Feed, Kernel, NOT_FINITE};
 use crate::{Layers, Selection};
 use flexcomm_domain::{CompressionRatio, Compressor};
 use std::ops::Range;
@@ -65,12 +66,9 @@ impl Pass<'_> {
 
     /// Error feedback over a part; keys from `floor` on become candidates in `scratch.found`, by position in the part.
     pub(crate) fn feed(&mut self, range: Range<usize>, floor: Option<u32>) -> Result<Part, CompressError> {
-        let feed = Feed {
-            gradient: &self.gradient[range.clone()],
-            residual: &self.residual[range.clone()],
-            fed: &mut self.fed[range.clone()],
-            floor,
-        };
+        let (residual, fed) = (&self.residual[range.clone()], &mut self.fed[range.clone()]);
+        let added = Some(Added { residual, beta: 1.0, gamma: 1.0, fed });
+        let feed = Feed { gradient: &self.gradient[range.clone()], added, floor };
         let fed = self.kernel.feed(feed, &mut self.scratch.found);
         if fed.max_key >= NOT_FINITE {
             return Err(self.not_finite(range));

@@ -104,6 +104,11 @@ impl Writer {
         &mut self.bytes[start..]
     }
 
+    /// Four bytes at `at`, which were written before.
+    pub fn set_f32(&mut self, at: usize, value: f32) {
+        self.bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+
     /// Bits from here on; [`BitWriter::finish`] pads to a whole byte.
     pub fn bits(&mut self) -> BitWriter<'_> {
         BitWriter::new(&mut self.bytes)

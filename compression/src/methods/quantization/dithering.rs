@@ -6,8 +6,8 @@
 //!
 //! Payload: the norm, f32; k ± number of the level as `levels(⌈log2(2k+1)⌉)`.
 
-use super::levels::{Bucketed, Rule, Scheme, l2, max};
-use super::linear::{Divide, chance};
+use super::levels::{Bucketed, Rule, Scheme, each, l2, max};
+use super::linear::{Divide, chance, smaller};
 use super::qsgd::{MOST_LEVELS, Uniform};
 use crate::Kernel;
 use crate::codec::{Scope, Stats, Travels};
@@ -88,18 +88,28 @@ struct Natural {
     random: Stream,
 }
 
-impl Rule for Natural {
+impl Natural {
     #[inline(always)]
-    fn code(self, x: f32, i: u32) -> u8 {
-        let t = self.divide.quotient(x.abs()).min(1.0);
+    fn level<const PLAIN: bool>(self, x: f32, word: u32) -> u8 {
+        let t = smaller(self.divide.quotient::<PLAIN>(x.abs()), 1.0);
         // Adding random bits below the exponent carries into it with the chance that the mantissa says.
-        let exponent = (t.to_bits().wrapping_add(self.random.word(i) >> 9) >> 23) as i32;
+        let exponent = (t.to_bits().wrapping_add(word >> 9) >> 23) as i32;
         let below = t * self.to_lowest;
         let level = match below < 1.0 {
-            true => i32::from(chance(self.random, i) < below),
+            true => i32::from(chance(word) < below),
             false => exponent.wrapping_sub(self.lowest).wrapping_add(1),
         };
         self.k.wrapping_add(if x < 0.0 { level.wrapping_neg() } else { level }) as u8
+    }
+}
+
+impl Rule for Natural {
+    #[inline(always)]
+    fn codes(self, x: &[f32], first: u32, codes: &mut [u8]) {
+        match self.divide.is_plain() {
+            true => each(x, first, (codes, self.random), |x, word| self.level::<true>(x, word)),
+            false => each(x, first, (codes, self.random), |x, word| self.level::<false>(x, word)),
+        }
     }
 
     #[inline(always)]

@@ -9,7 +9,8 @@
 //! Payload: tags as `levels(2)` (0: nothing, 1: 8 bits, 2: 16 bits, 3: 32 bits); then all bytes, all u16, all f32, each in order
 //! of the values. The highest bit of each is the sign.
 
-use super::levels::{BLOCK, Pack, Unpack};
+use super::levels::BLOCK;
+use super::packing::{Pack, Unpack};
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Travels};
 use crate::kernels::Work;

@@ -3,10 +3,11 @@
 //! Payload: a norm (f32) per bucket, then `levels(w)` of all codes. Work goes in blocks whose codes stay in the
 //! first-level cache; each loop is compiled for every kernel.
 
+use super::packing::{Pack, Unpack};
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Stats, not_finite};
 use crate::kernels::{Kernel, Work, stats};
-use crate::random::Stream;
+use crate::random::{Counter, Stream};
 use crate::wire::{Reader, Writer, levels_width, packed_bytes};
 use std::fmt::Debug;
 
@@ -28,11 +29,17 @@ pub(super) fn max(stats: Stats) -> f32 {
 
 /// How one value becomes a code, and what a code means. Mark all `#[inline(always)]`.
 pub(super) trait Rule: Copy {
-    /// The code of value number i of the tensor.
-    fn code(self, x: f32, i: u32) -> u8;
+    /// The codes of values; the first is number `first` of the tensor.
+    fn codes(self, x: &[f32], first: u32, codes: &mut [u8]);
 
     /// What it stands for, in steps ([`Scheme::step`]).
     fn relative(self, code: u8) -> f32;
+
+    /// Σ relative² of at most [`BLOCK`] codes. Whole numbers are better added as such: their sums become vectors.
+    #[inline(always)]
+    fn squares(self, codes: &[u8]) -> f64 {
+        squares(self, codes)
+    }
 }
 
 /// A quantizer with one norm per bucket.
@@ -63,13 +70,15 @@ pub(super) struct Bucketed<S> {
     /// Values per norm.
     bucket: usize,
     codes: Box<[u8; BLOCK]>,
+    /// A block's, before they are appended: room in the message would have to be zeroed first.
+    packed: Box<[u8; BLOCK]>,
 }
 
 impl<S: Scheme> Bucketed<S> {
     /// With a bucket of 0 values, the tensor is one bucket.
     pub(super) fn new(scheme: S, n: usize, bucket: usize) -> Self {
         let bucket = if bucket == 0 { n.max(1) } else { bucket };
-        Self { scheme, n, bucket, codes: Box::new([0; BLOCK]) }
+        Self { scheme, n, bucket, codes: Box::new([0; BLOCK]), packed: Box::new([0; BLOCK]) }
     }
 
     fn width(&self) -> u32 {
@@ -93,24 +102,27 @@ impl<S: Scheme> Bucketed<S> {
         }
     }
 
-    fn fill(&mut self, x: &[f32], context: &Context, room: &mut [u8]) -> Result<Energy, EncodeError> {
-        let (norms, packed) = room.split_at_mut(self.norm_bytes());
-        let (mut norms, width, random) = (norms.as_chunks_mut::<4>().0.iter_mut(), self.width(), context.own(0));
+    fn fill(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
+        let (width, random, mut norm_at) = (self.width(), context.own(0), out.len());
+        out.reserve(self.norm_bytes() + packed_bytes(x.len(), width));
+        out.room(self.norm_bytes());
         let (mut energy, mut step, mut rule) = (Energy::default(), 0.0, self.scheme.rule(0.0, random));
-        let rooms = packed.chunks_mut(packed_bytes(BLOCK, width));
-        for ((i, block), room) in x.chunks(BLOCK).enumerate().zip(rooms) {
+        for (i, block) in x.chunks(BLOCK).enumerate() {
             for (from, to) in pieces(i * BLOCK, block.len(), self.bucket) {
                 let at = i * BLOCK + from;
                 if at.is_multiple_of(self.bucket) {
                     let (norm, fed) = self.open(x, at, context)?;
-                    norms.next().into_iter().for_each(|bytes| *bytes = norm.to_le_bytes());
+                    out.set_f32(norm_at, norm);
+                    norm_at += 4;
                     energy.fed += fed;
                     (step, rule) = (f64::from(self.scheme.step(norm)), self.scheme.rule(norm, random));
                 }
                 let (x, codes) = (&block[from..to], &mut self.codes[from..to]);
                 energy.sent += step * step * context.kernel.run(Codes { rule, x, first: at as u32, codes });
             }
-            context.kernel.run(Pack { codes: &self.codes[..block.len()], width, out: room });
+            let packed = &mut self.packed[..packed_bytes(block.len(), width)];
+            context.kernel.run(Pack { codes: &self.codes[..block.len()], width, out: packed });
+            out.raw(packed);
         }
         Ok(energy)
     }
@@ -128,15 +140,31 @@ fn pieces(start: usize, len: usize, bucket: usize) -> impl Iterator<Item = (usiz
 
 impl<S: Scheme> Codec for Bucketed<S> {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
-        let (start, bytes) = (out.len(), self.norm_bytes() + packed_bytes(x.len(), self.width()));
-        let result = self.fill(x, context, out.room(bytes));
-        if result.is_err() {
-            out.truncate(start);
-        }
-        result
+        let start = out.len();
+        self.fill(x, context, out).inspect_err(|_| out.truncate(start))
     }
 
     fn decode_add(
+        &mut self,
+        from: &mut Reader<'_>,
+        context: &Context,
+        target: (f32, &mut [f32]),
+    ) -> Result<(), ReadError> {
+        self.read::<false>(from, context, target)
+    }
+
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: (f32, &mut [f32])) -> Result<(), ReadError> {
+        self.read::<true>(from, context, target)
+    }
+
+    fn size(&self) -> Size {
+        Size::Exact(self.norm_bytes() + packed_bytes(self.n, self.width()))
+    }
+}
+
+impl<S: Scheme> Bucketed<S> {
+    /// FRESH: `out` starts from zeros, block by block, while they are in the first-level cache.
+    fn read<const FRESH: bool>(
         &mut self,
         from: &mut Reader<'_>,
         context: &Context,
@@ -146,27 +174,27 @@ impl<S: Scheme> Codec for Bucketed<S> {
         let mut norms = from.f32s("norm", out.len().div_ceil(self.bucket))?;
         let packed = from.take("levels", packed_bytes(out.len(), width))?;
         check_padding("levels", packed, out.len() * width as usize)?;
-        let (mut step, mut rule) = (0.0, self.scheme.rule(0.0, context.own(0)));
+        let random = context.own(0);
+        let (mut step, mut rule) = (0.0, self.scheme.rule(0.0, random));
         let rooms = packed.chunks(packed_bytes(BLOCK, width));
         for ((i, block), packed) in out.chunks_mut(BLOCK).enumerate().zip(rooms) {
             let codes = &mut self.codes[..block.len()];
             let most = context.kernel.run(Unpack { packed, width, codes });
             check_level(most, self.scheme.levels())?;
+            if FRESH {
+                block.fill(0.0);
+            }
             for (from, to) in pieces(i * BLOCK, block.len(), self.bucket) {
                 if (i * BLOCK + from).is_multiple_of(self.bucket)
                     && let Some(norm) = norms.next()
                 {
                     step = multiplier(scale, (norm, self.scheme.step(norm)), self.scheme.most())?;
-                    rule = self.scheme.rule(norm, context.own(0));
+                    rule = self.scheme.rule(norm, random);
                 }
                 context.kernel.run(Add { rule, codes: &codes[from..to], step, out: &mut block[from..to] });
             }
         }
         Ok(())
-    }
-
-    fn size(&self) -> Size {
-        Size::Exact(self.norm_bytes() + packed_bytes(self.n, self.width()))
     }
 }
 
@@ -207,19 +235,38 @@ impl<R: Rule> Work for Codes<'_, R> {
 
     #[inline(always)]
     fn run(self) -> f64 {
-        let (rule, first) = (self.rule, self.first);
-        for (j, (x, code)) in self.x.iter().zip(self.codes.iter_mut()).enumerate() {
-            *code = rule.code(*x, first.wrapping_add(j as u32));
-        }
-        squares(rule, self.codes)
+        self.rule.codes(self.x, self.first, self.codes);
+        self.rule.squares(self.codes)
     }
 }
 
-/// In 32 sums of at most 128 squares each: whole relative values are added without rounding.
+/// The codes of values by a function of one and its random number; the first is number `first` of the tensor.
+#[inline(always)]
+pub(super) fn each(
+    mut x: &[f32],
+    mut first: u32,
+    (mut codes, random): (&mut [u8], Stream),
+    code: impl Fn(f32, u32) -> u8,
+) {
+    while !x.is_empty() {
+        let reach = Counter::reach(first).min(x.len());
+        let (now, later) = x.split_at(reach);
+        let (to, rest) = codes.split_at_mut(reach);
+        let mut counter = Counter::new(first);
+        for (x, to) in now.iter().zip(to) {
+            *to = code(*x, random.word_of(counter));
+            counter = counter.next();
+        }
+        (x, codes, first) = (later, rest, first.wrapping_add(reach as u32));
+    }
+}
+
+/// In so many sums that compilers keep the loop over them, which becomes vectors, and do not unroll it.
 #[inline(always)]
 fn squares<R: Rule>(rule: R, codes: &[u8]) -> f64 {
-    let mut lanes = [0.0f32; 32];
-    let (groups, rest) = codes.as_chunks::<32>();
+    const LANES: usize = 256;
+    let mut lanes = [0.0f32; LANES];
+    let (groups, rest) = codes.as_chunks::<LANES>();
     for group in groups {
         for (lane, code) in lanes.iter_mut().zip(group) {
             let value = rule.relative(*code);
@@ -252,132 +299,12 @@ impl<R: Rule> Work for Add<'_, R> {
     }
 }
 
-/// Packs codes below 2^width, 8 at a time in one word.
-pub(super) struct Pack<'a> {
-    pub(super) codes: &'a [u8],
-    pub(super) width: u32,
-    pub(super) out: &'a mut [u8],
-}
-
-/// Calls a function with the width as a constant.
-macro_rules! by_width {
-    ($width:expr, $function:ident($($argument:expr),*)) => {
-        match $width {
-            1 => $function::<1>($($argument),*),
-            2 => $function::<2>($($argument),*),
-            3 => $function::<3>($($argument),*),
-            4 => $function::<4>($($argument),*),
-            5 => $function::<5>($($argument),*),
-            6 => $function::<6>($($argument),*),
-            7 => $function::<7>($($argument),*),
-            _ => $function::<8>($($argument),*),
-        }
-    };
-}
-
-impl Work for Pack<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        by_width!(self.width, pack(self.codes, self.out));
-    }
-}
-
-#[inline(always)]
-fn pack<const W: usize>(codes: &[u8], out: &mut [u8]) {
-    let (groups, rest) = codes.as_chunks::<8>();
-    let (rooms, last) = out.as_chunks_mut::<W>();
-    for (group, room) in groups.iter().zip(rooms.iter_mut()) {
-        let word = merge::<W>(u64::from_le_bytes(*group)).to_le_bytes();
-        room.copy_from_slice(&word[..W]);
-    }
-    if !rest.is_empty() {
-        let mut group = [0; 8];
-        group[..rest.len()].copy_from_slice(rest);
-        let word = merge::<W>(u64::from_le_bytes(group)).to_le_bytes();
-        // The last group may fill a whole room, when its bits do.
-        let room = rooms.get_mut(groups.len()).map_or(last, |room| &mut room[..]);
-        room.copy_from_slice(&word[..room.len()]);
-    }
-}
-
-/// The low W bits of 8 bytes, side by side: neighbours in three rounds.
-#[inline(always)]
-fn merge<const W: usize>(x: u64) -> u64 {
-    let pairs = x & 0x00ff_00ff_00ff_00ff | (x & 0xff00_ff00_ff00_ff00) >> (8 - W);
-    let fours = pairs & 0x0000_ffff_0000_ffff | (pairs & 0xffff_0000_ffff_0000) >> (16 - 2 * W);
-    fours & 0xffff_ffff | fours >> 32 << (4 * W)
-}
-
-/// The inverse of [`Pack`]; answers the largest code.
-pub(super) struct Unpack<'a> {
-    pub(super) packed: &'a [u8],
-    pub(super) width: u32,
-    pub(super) codes: &'a mut [u8],
-}
-
-impl Work for Unpack<'_> {
-    type Output = u8;
-
-    #[inline(always)]
-    fn run(self) -> u8 {
-        by_width!(self.width, unpack(self.packed, self.codes));
-        self.codes.iter().fold(0, |most, code| most.max(*code))
-    }
-}
-
-#[inline(always)]
-fn unpack<const W: usize>(packed: &[u8], codes: &mut [u8]) {
-    let (groups, rest) = codes.as_chunks_mut::<8>();
-    for (group, from) in groups.iter_mut().zip(packed.chunks_exact(W)) {
-        let mut word = [0; 8];
-        word[..W].copy_from_slice(from);
-        *group = spread::<W>(u64::from_le_bytes(word)).to_le_bytes();
-    }
-    if !rest.is_empty() {
-        let from = &packed[groups.len() * W..];
-        let mut word = [0; 8];
-        word[..from.len()].copy_from_slice(from);
-        let group = spread::<W>(u64::from_le_bytes(word)).to_le_bytes();
-        rest.copy_from_slice(&group[..rest.len()]);
-    }
-}
-
-/// One shift per lane: a single instruction for all 8.
-#[inline(always)]
-fn spread<const W: usize>(x: u64) -> u64 {
-    let mut group = [0; 8];
-    for (lane, code) in group.iter_mut().enumerate() {
-        *code = (x >> (lane * W)) as u8 & (u8::MAX >> (8 - W));
-    }
-    u64::from_le_bytes(group)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire;
     use proptest::prelude::*;
 
     proptest! {
-        /// The same bytes as the plain loops of `wire`, on every kernel.
-        #[test]
-        fn packing_is_that_of_the_format(width in 1u32..=8, values in prop::collection::vec(any::<u8>(), 0..200)) {
-            let codes: Vec<u8> = values.iter().map(|v| (u32::from(*v) & ((1 << width) - 1)) as u8).collect();
-            let mut want = Writer::new();
-            wire::pack(&codes, width, &mut want);
-            for kernel in Kernel::available() {
-                let mut out = vec![0; want.len()];
-                kernel.run(Pack { codes: &codes, width, out: &mut out });
-                prop_assert_eq!(&out[..], want.bytes());
-                let mut back = vec![9; codes.len()];
-                let most = kernel.run(Unpack { packed: &out, width, codes: &mut back });
-                prop_assert_eq!(most, codes.iter().copied().max().unwrap_or(0));
-                prop_assert_eq!(&back, &codes);
-            }
-        }
-
         #[test]
         fn pieces_cover_a_block(start in 0usize..50, len in 0usize..60, bucket in 1usize..20) {
             let mut next = 0;

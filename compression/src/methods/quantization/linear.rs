@@ -1,7 +1,7 @@
 //! Stochastic rounding to whole multiples of a step, without bias: what QSGD, TernGrad, LPC-SVRG and linear dithering
 //! do, each with a step of its own.
 
-use super::levels::Rule;
+use super::levels::{Rule, each};
 use crate::random::Stream;
 
 /// Division by a number as two products, of which neither overflows nor loses bits where the quotient matters.
@@ -24,16 +24,28 @@ impl Divide {
         Self { first, second: (1.0 / (f64::from(step) * f64::from(first))) as f32 }
     }
 
+    /// Whether the first product changes nothing: so for all steps but the smallest and the largest.
+    pub(super) fn is_plain(self) -> bool {
+        self.first == 1.0
+    }
+
+    /// PLAIN: [`Self::is_plain`] was asked.
     #[inline(always)]
-    pub(super) fn quotient(self, x: f32) -> f32 {
-        x * self.first * self.second
+    pub(super) fn quotient<const PLAIN: bool>(self, x: f32) -> f32 {
+        if PLAIN { x * self.second } else { x * self.first * self.second }
     }
 }
 
-/// A number in [0, 1], whose chance to be below p is p, to 2^-31.
+/// Of two that are no NaN, for which `f32::min` would take two instructions more.
 #[inline(always)]
-pub(super) fn chance(random: Stream, i: u32) -> f32 {
-    (random.word(i) >> 1) as i32 as f32 * (1.0 / 2_147_483_648.0)
+pub(super) fn smaller(a: f32, b: f32) -> f32 {
+    if a < b { a } else { b }
+}
+
+/// Of a random word, a number in [0, 1], whose chance to be below p is p, to 2^-31.
+#[inline(always)]
+pub(super) fn chance(word: u32) -> f32 {
+    (word >> 1) as i32 as f32 * (1.0 / 2_147_483_648.0)
 }
 
 /// x becomes l steps with l = ⌊x/step⌋ or one more, in the mean x/step; its code is offset + l. Beyond `low` steps below
@@ -60,25 +72,40 @@ impl Linear {
     }
 }
 
+impl Linear {
+    /// PLAIN: the division is, and both sides are clipped alike.
+    #[inline(always)]
+    fn level<const PLAIN: bool>(self, x: f32, word: u32) -> u8 {
+        // Adding 1.5 * 2^23 leaves a whole number in the low bits.
+        const WHOLE: f32 = 12_582_912.0;
+        let limit = if PLAIN || x >= 0.0 { self.high } else { self.low };
+        let steps = smaller(self.divide.quotient::<PLAIN>(x.abs()), limit);
+        let below = steps.floor();
+        let level = if chance(word) < steps - below { below + 1.0 } else { below };
+        let signed = f32::from_bits(level.to_bits() | x.to_bits() & 0x8000_0000);
+        // Cut off to 8 bits.
+        (signed + (WHOLE + self.offset as f32)).to_bits() as u8
+    }
+}
+
 impl Rule for Linear {
     #[inline(always)]
-    fn code(self, x: f32, i: u32) -> u8 {
-        // Adding 2^23 leaves the nearest whole number in the low bits, on every processor.
-        const WHOLE: f32 = 8_388_608.0;
-        let limit = if x < 0.0 { self.low } else { self.high };
-        let steps = self.divide.quotient(x.abs()).min(limit);
-        let shifted = steps + WHOLE;
-        let nearest = shifted - WHOLE;
-        let over = i32::from(nearest > steps);
-        let part = steps - (nearest - over as f32);
-        let up = i32::from(chance(self.random, i) < part);
-        // Wrapping: a check for overflow, as debug builds have it, would keep the loop from becoming vectors.
-        let level = ((shifted.to_bits() & 0xff) as i32).wrapping_sub(over).wrapping_add(up);
-        self.offset.wrapping_add(if x < 0.0 { level.wrapping_neg() } else { level }) as u8
+    fn codes(self, x: &[f32], first: u32, codes: &mut [u8]) {
+        match self.divide.is_plain() && self.low == self.high {
+            true => each(x, first, (codes, self.random), |x, word| self.level::<true>(x, word)),
+            false => each(x, first, (codes, self.random), |x, word| self.level::<false>(x, word)),
+        }
     }
 
     #[inline(always)]
     fn relative(self, code: u8) -> f32 {
         i32::from(code).wrapping_sub(self.offset) as f32
+    }
+
+    #[inline(always)]
+    fn squares(self, codes: &[u8]) -> f64 {
+        // At most 4096 squares of at most 2^14: no overflow.
+        let level = |code: &u8| i32::from(code.wrapping_sub(self.offset as u8) as i8);
+        f64::from(codes.iter().map(level).fold(0i32, |sum, level| sum.wrapping_add(level.wrapping_mul(level))))
     }
 }

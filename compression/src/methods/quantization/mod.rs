@@ -12,6 +12,7 @@ mod minmax8;
 mod natural;
 mod onebit;
 mod onebitsgd;
+mod packing;
 mod qsgd;
 mod signs;
 mod signsgd;

@@ -7,7 +7,8 @@
 //!
 //! Payload: signs; n exponents of binary32 (biased by 127; 0 means 0, at most 254) in a byte each.
 
-use super::levels::check_padding;
+use super::levels::{BLOCK, check_padding, each};
+use super::packing::Pack;
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Travels};
 use crate::kernels::Work;
@@ -79,29 +80,33 @@ impl Work for Round<'_> {
 
     #[inline(always)]
     fn run(self) -> f64 {
-        let mut sums = [0.0f64; 8];
-        let groups = self.x.chunks(8).zip(self.signs).zip(self.exponents.chunks_mut(8));
-        for (g, ((x, sign), exponents)) in groups.enumerate() {
-            let mut bits = [0u32; 8];
-            match x.first_chunk::<8>() {
-                Some(whole) => bits = whole.map(f32::to_bits),
-                None => bits.iter_mut().zip(x).for_each(|(to, x)| *to = x.to_bits()),
-            }
-            let (mut negative, mut rounded) = (0, [0u8; 8]);
-            for lane in 0..8 {
-                let random = self.random.word((8 * g) as u32 | lane as u32) >> 9;
-                let exponent = ((bits[lane] & 0x7fff_ffff).wrapping_add(random) >> 23).min(254);
-                // Padding is 0 and has no sign.
-                negative |= ((bits[lane] >> 31) as u8) << lane;
-                rounded[lane] = exponent as u8;
-                let value = f64::from(f32::from_bits(exponent << 23));
-                sums[lane] += if bits[lane] & 0x7fff_ffff == 0 { 0.0 } else { value * value };
-            }
-            *sign = negative;
-            exponents.copy_from_slice(&rounded[..exponents.len()]);
+        let (mut negative, mut energy) = ([0; BLOCK], 0.0);
+        let blocks = self.x.chunks(BLOCK).zip(self.signs.chunks_mut(BLOCK / 8)).zip(self.exponents.chunks_mut(BLOCK));
+        for (i, ((x, signs), exponents)) in blocks.enumerate() {
+            let first = (i * BLOCK) as u32;
+            each(x, first, (&mut exponents[..], self.random), |x, word| {
+                ((x.to_bits() & 0x7fff_ffff).wrapping_add(word >> 9) >> 23).min(254) as u8
+            });
+            let negative = &mut negative[..x.len()];
+            negative.iter_mut().zip(x).for_each(|(bit, x)| *bit = (x.to_bits() >> 31) as u8);
+            Pack { codes: negative, width: 1, out: signs }.run();
+            energy += squares(exponents);
         }
-        sums.iter().sum()
+        energy
     }
+}
+
+/// Σ 4^(exponent − 127), in so many sums that compilers keep the loop over them, which becomes vectors.
+#[inline(always)]
+fn squares(exponents: &[u8]) -> f64 {
+    let mut sums = [0.0f64; 64];
+    for group in exponents.chunks(64) {
+        for (sum, exponent) in sums.iter_mut().zip(group) {
+            let bits = (2 * u64::from(*exponent) + 769) << 52;
+            *sum += if *exponent == 0 { 0.0 } else { f64::from_bits(bits) };
+        }
+    }
+    sums.iter().sum()
 }
 
 /// The largest byte.
@@ -128,12 +133,20 @@ impl Work for Add<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let groups = self.out.chunks_mut(8).zip(self.signs).zip(self.exponents.chunks(8));
-        for ((out, sign), exponents) in groups {
+        let scale = self.scale;
+        let value = |sign: u8, lane: usize, exponent: u8| {
+            f32::from_bits(u32::from(exponent) << 23 | u32::from(sign) >> lane << 31) * scale
+        };
+        let (groups, rest) = self.out.as_chunks_mut::<8>();
+        let (exponents, last) = self.exponents.as_chunks::<8>();
+        for ((out, sign), exponents) in groups.iter_mut().zip(self.signs).zip(exponents) {
             for (lane, (to, exponent)) in out.iter_mut().zip(exponents).enumerate() {
-                let sign = u32::from(sign >> lane & 1) << 31;
-                *to += f32::from_bits(u32::from(*exponent) << 23 | sign) * self.scale;
+                *to += value(*sign, lane, *exponent);
             }
+        }
+        let sign = self.signs.last().copied().unwrap_or(0);
+        for (lane, (to, exponent)) in rest.iter_mut().zip(last).enumerate() {
+            *to += value(sign, lane, *exponent);
         }
     }
 }

@@ -9,7 +9,8 @@
 //! Payload: per column (or once) the mean of the values below the threshold, then that of the others, f32 each, 0 for
 //! an empty side; n bits, set for values below the threshold.
 
-use super::levels::{BLOCK, Pack, Unpack, check_padding};
+use super::levels::{BLOCK, check_padding};
+use super::packing::{Pack, Unpack};
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Travels};
 use crate::kernels::Work;

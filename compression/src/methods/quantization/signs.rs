@@ -4,7 +4,6 @@
 //! equal on both sides also mean +1. Leaving either undefined is a known mistake.
 
 use super::levels::{BLOCK, check_padding};
-use super::onebit::{AddSigns, Signs};
 use crate::Energy;
 use crate::codec::{Context, EncodeError, ReadError, not_finite};
 use crate::kernels::{NOT_FINITE, Work};
@@ -13,25 +12,57 @@ use crate::wire::{Reader, Writer, packed_bytes};
 /// Appends signs; refuses what is not finite.
 pub(super) fn encode(x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
     let start = out.len();
-    let sums = context.kernel.run(Signs { x, bits: out.room(packed_bytes(x.len(), 1)) });
+    let sums = context.kernel.signs(x, out.room(packed_bytes(x.len(), 1)));
     if sums.max_key >= NOT_FINITE {
         out.truncate(start);
         return Err(not_finite(x));
     }
-    Ok(Energy { sent: x.len() as f64, fed: sums.energy })
+    Ok(Energy { sent: x.len() as f64, fed: sums.energy() })
 }
 
-/// `out += scale * ±1`.
-pub(super) fn decode_add(
-    from: &mut Reader<'_>,
-    context: &Context,
-    (value, out): (f32, &mut [f32]),
-) -> Result<(), ReadError> {
-    let bits = from.take("signs", packed_bytes(out.len(), 1))?;
-    check_padding("signs", bits, out.len())?;
-    context.kernel.run(AddSigns { bits, value, out });
-    Ok(())
+/// The bits of n signs.
+pub(super) fn read<'a>(from: &mut Reader<'a>, n: usize) -> Result<&'a [u8], ReadError> {
+    let bits = from.take("signs", packed_bytes(n, 1))?;
+    check_padding("signs", bits, n)?;
+    Ok(bits)
 }
+
+/// `out += ±value`, or, where it is FRESH, `out = ±value`: from zeros, block by block, while they are in the first-level
+/// cache.
+pub(super) fn add<const FRESH: bool>(bits: &[u8], context: &Context, (value, out): (f32, &mut [f32])) {
+    for (block, bits) in out.chunks_mut(BLOCK).zip(bits.chunks(BLOCK / 8)) {
+        if FRESH {
+            block.fill(0.0);
+        }
+        context.kernel.add_signs(bits, value, block);
+    }
+}
+
+/// Of a codec whose payload is signs: decoding.
+macro_rules! decode_signs {
+    () => {
+        fn decode_add(
+            &mut self,
+            from: &mut Reader<'_>,
+            context: &Context,
+            (scale, out): (f32, &mut [f32]),
+        ) -> Result<(), ReadError> {
+            signs::add::<false>(signs::read(from, out.len())?, context, (scale, out));
+            Ok(())
+        }
+
+        fn decode(
+            &mut self,
+            from: &mut Reader<'_>,
+            context: &Context,
+            (scale, out): (f32, &mut [f32]),
+        ) -> Result<(), ReadError> {
+            signs::add::<true>(signs::read(from, out.len())?, context, (scale, out));
+            Ok(())
+        }
+    };
+}
+pub(super) use decode_signs;
 
 /// The sign that most ranks sent, value by value, as ±1.
 pub(super) fn majority(from: &mut [Reader<'_>], context: &Context, out: &mut [f32]) -> Result<(), ReadError> {
@@ -41,9 +72,7 @@ pub(super) fn majority(from: &mut [Reader<'_>], context: &Context, out: &mut [f3
         let negatives = &mut negatives[..block.len()];
         negatives.fill(0);
         for reader in from.iter_mut() {
-            let bits = reader.take("signs", packed_bytes(block.len(), 1))?;
-            check_padding("signs", bits, block.len())?;
-            context.kernel.run(Count { bits, negatives });
+            context.kernel.run(Count { bits: read(reader, block.len())?, negatives });
         }
         for (to, count) in block.iter_mut().zip(negatives) {
             *to = if *count > ranks - *count { -1.0 } else { 1.0 };
@@ -63,10 +92,13 @@ impl Work for Count<'_> {
 
     #[inline(always)]
     fn run(self) {
-        for (group, byte) in self.negatives.chunks_mut(8).zip(self.bits) {
+        let (groups, rest) = self.negatives.as_chunks_mut::<8>();
+        for (group, byte) in groups.iter_mut().zip(self.bits) {
             for (lane, count) in group.iter_mut().enumerate() {
-                *count += u32::from(byte >> lane & 1);
+                *count += u32::from(*byte) >> lane & 1;
             }
         }
+        let last = u32::from(self.bits.last().copied().unwrap_or(0));
+        rest.iter_mut().enumerate().for_each(|(lane, count)| *count += last >> lane & 1);
     }
 }

@@ -33,14 +33,7 @@ impl Codec for SignSgd {
         signs::encode(x, context, out)
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        target: (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
-        signs::decode_add(from, context, target)
-    }
+    signs::decode_signs!();
 
     fn aggregate(&mut self, from: &mut [Reader<'_>], context: &Context, out: &mut [f32]) -> Result<(), ReadError> {
         signs::majority(from, context, out)

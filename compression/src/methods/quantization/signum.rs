@@ -41,14 +41,7 @@ impl Codec for Signum {
         Ok(Energy { sent, fed })
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        target: (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
-        signs::decode_add(from, context, target)
-    }
+    signs::decode_signs!();
 
     fn aggregate(&mut self, from: &mut [Reader<'_>], context: &Context, out: &mut [f32]) -> Result<(), ReadError> {
         signs::majority(from, context, out)

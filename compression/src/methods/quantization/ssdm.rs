@@ -3,8 +3,8 @@
 //!
 //! Payload: ‖x‖₂, f32; signs. A tensor of zeros has norm 0, and zeros are what is decoded.
 
-use super::levels::{Bucketed, Rule, Scheme, l2};
-use super::linear::Divide;
+use super::levels::{Bucketed, Rule, Scheme, each, l2};
+use super::linear::{Divide, smaller};
 use crate::Kernel;
 use crate::codec::{Scope, Stats, Travels};
 use crate::random::Stream;
@@ -58,16 +58,31 @@ struct Draw {
     random: Stream,
 }
 
+impl Draw {
+    #[inline(always)]
+    fn sign<const PLAIN: bool>(self, x: f32, word: u32) -> u8 {
+        // A number in [−1, 1): below t with chance (1 + t) / 2. Rounding may reach 1; at t = 1 the sign must be sure.
+        let drawn = smaller(word as i32 as f32 * (1.0 / 2_147_483_648.0), 0.999_999_9);
+        u8::from(drawn >= self.divide.quotient::<PLAIN>(x))
+    }
+}
+
 impl Rule for Draw {
     #[inline(always)]
-    fn code(self, x: f32, i: u32) -> u8 {
-        // A number in [−1, 1): below t with chance (1 + t) / 2. Rounding may reach 1; at t = 1 the sign must be sure.
-        let drawn = (self.random.word(i) as i32 as f32 * (1.0 / 2_147_483_648.0)).min(0.999_999_9);
-        u8::from(drawn >= self.divide.quotient(x))
+    fn codes(self, x: &[f32], first: u32, codes: &mut [u8]) {
+        match self.divide.is_plain() {
+            true => each(x, first, (codes, self.random), |x, word| self.sign::<true>(x, word)),
+            false => each(x, first, (codes, self.random), |x, word| self.sign::<false>(x, word)),
+        }
     }
 
     #[inline(always)]
     fn relative(self, code: u8) -> f32 {
         1.0 - 2.0 * f32::from(code)
+    }
+
+    #[inline(always)]
+    fn squares(self, codes: &[u8]) -> f64 {
+        codes.len() as f64
     }
 }

@@ -2,10 +2,10 @@
 //! lowest index.
 
 use super::sparse;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Stats, Travels, not_finite};
-use crate::kernels::{Candidates, NOT_FINITE, key, scan};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Sieve, Size, Stats, Travels, not_finite};
+use crate::kernels::key;
 use crate::select::cut::Cutter;
-use crate::select::topk::{floor_of, push_cut};
+use crate::select::topk::push_cut;
 use crate::strategy::{Class, Entry, Kind, Nature, Param};
 use crate::wire::{Reader, Writer};
 use crate::{Energy, Selection};
@@ -53,6 +53,10 @@ impl Codec for TopK {
         Ok(energy)
     }
 
+    fn sieve(&mut self) -> Option<&mut Sieve> {
+        Some(self.selector.sieve.want(self.k))
+    }
+
     fn decode_add(
         &mut self,
         from: &mut Reader<'_>,
@@ -70,31 +74,28 @@ impl Codec for TopK {
 /// Selects exactly k values with buffers that it keeps.
 #[derive(Debug, Default)]
 pub(in crate::methods) struct Selector {
-    found: Candidates,
-    sample: Vec<u32>,
+    sieve: Sieve,
     cutter: Cutter,
     /// The last selection.
     pub(in crate::methods) selection: Selection,
 }
 
 impl Selector {
-    /// The k largest into [`Self::selection`]; one read of a long tensor, as `select/topk.rs` explains.
+    /// The k largest into [`Self::selection`]; one read of a long tensor, as `select/topk.rs` explains, or none at all, when the
+    /// pass that made it has looked.
     pub(in crate::methods) fn select(&mut self, x: &[f32], k: usize, context: &Context) -> Result<Stats, EncodeError> {
-        let Self { found, sample, cutter, selection } = self;
+        let Self { sieve, cutter, selection } = self;
         selection.reset(x.len());
-        let floor = floor_of(|i| x[i], (x.len(), k), sample, found);
-        let scanned = scan(context.kernel, x, floor, found);
-        if scanned.max_key >= NOT_FINITE {
+        let stats = sieve.scan(context.kernel, x, (k, context.known));
+        if !stats.is_finite() {
             return Err(not_finite(x));
         }
-        let stats = Stats { energy: scanned.energy, max: f32::from_bits(scanned.max_key) };
         if k == x.len() {
             selection.indices.extend(0..k as u32);
             selection.values.extend_from_slice(x);
             return Ok(stats);
         }
-        let candidates = floor.and_then(|_| found.get()).filter(|(indices, _)| indices.len() >= k);
-        if let Some((indices, bits)) = candidates {
+        if let Some((indices, bits)) = sieve.found(k) {
             let values = bits.iter().map(|b| f32::from_bits(*b));
             let cut = cutter.cut(values.clone().map(key), bits.len(), k);
             push_cut(selection, indices.iter().copied().zip(values), k, cut);

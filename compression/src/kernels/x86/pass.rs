@@ -1,0 +1,288 @@
+//! The pass over a gradient.
+
+use super::super::portable::{self, BLOCK};
+use super::super::{Added, Candidates, Fed, Feed, KEY_MASK, SLACK};
+use std::arch::x86_64::*;
+
+/// From here on what is written goes past the caches: it would push out what is read, and be gone itself before it is
+/// needed. Three buffers of 16 MiB fill the last level of most processors.
+const STREAMED: usize = 1 << 22;
+
+/// What becomes of the values of a pass.
+const READ: u8 = 0;
+const STORE: u8 = 1;
+const STREAM: u8 = 2;
+
+/// Where candidates are written. Kernels store whole vectors of up to `SLACK` lanes at `len` and then advance `len` by
+/// the candidates among them.
+struct Sink<'a> {
+    indices: &'a mut [u32],
+    bits: &'a mut [u32],
+    len: usize,
+    overflowed: bool,
+}
+
+impl<'a> Sink<'a> {
+    fn new(found: &'a mut Candidates) -> Self {
+        let end = found.limit + SLACK;
+        let (indices, bits) = (&mut found.indices, &mut found.bits);
+        // With less room than promised (no reset yet), nothing can be stored: every vector overflows.
+        let room = indices.len().min(bits.len()).min(end);
+        Self { indices: &mut indices[..room], bits: &mut bits[..room], len: found.len, overflowed: found.overflowed }
+    }
+
+    /// Room for `lanes` at `len`; without it the list counts as overflowed.
+    #[inline(always)]
+    fn slots(&mut self, lanes: usize) -> Option<(*mut u32, *mut u32)> {
+        let range = self.len..self.len + lanes;
+        match (self.indices.get_mut(range.clone()), self.bits.get_mut(range)) {
+            (Some(indices), Some(bits)) if !self.overflowed => Some((indices.as_mut_ptr(), bits.as_mut_ptr())),
+            _ => {
+                self.overflowed = true;
+                None
+            }
+        }
+    }
+}
+
+/// Slices of a pass, of one length or, when it only reads, two of them empty.
+struct Buffers<'a> {
+    gradient: &'a [f32],
+    residual: &'a [f32],
+    fed: &'a mut [f32],
+    weights: (f32, f32),
+    /// No key reaches u32::MAX: without a floor there are no candidates.
+    floor: u32,
+}
+
+impl<'a> Buffers<'a> {
+    fn new(feed: Feed<'a>) -> (Self, u8) {
+        let Feed { gradient, added, floor } = feed;
+        let floor = floor.unwrap_or(u32::MAX);
+        let Some(Added { residual, beta, gamma, fed }) = added else {
+            return (Self { gradient, residual: &[], fed: &mut [], weights: (0.0, 1.0), floor }, READ);
+        };
+        let n = gradient.len();
+        assert!(residual.len() == n && fed.len() == n, "slices of one length");
+        // Stores past the caches must be aligned to 16 bytes.
+        let streams = n >= STREAMED && fed.as_ptr().addr().is_multiple_of(16);
+        (Self { gradient, residual, fed, weights: (beta, gamma), floor }, if streams { STREAM } else { STORE })
+    }
+
+    /// The values from `done` on, of which fewer than a vector are left, and the block's sums, go into the answer.
+    fn finish(self, done: usize, (sums, found): ([f64; 8], &mut Candidates), mut out: Fed) -> Fed {
+        let rest = self.gradient.len() - done;
+        let (mut values, (beta, gamma)) = ([0.0; 16], self.weights);
+        let values = &mut values[..rest];
+        values.copy_from_slice(&self.gradient[done..]);
+        if !self.residual.is_empty() {
+            values.iter_mut().zip(&self.residual[done..]).for_each(|(value, r)| *value = beta * r + gamma * *value);
+            self.fed[done..].copy_from_slice(values);
+        }
+        out.energy += portable::energy_on(sums, values);
+        out.max_key = values.iter().fold(out.max_key, |max, x| max.max(super::super::key(*x)));
+        if self.floor <= KEY_MASK {
+            portable::collect(values, done as u32, self.floor, found);
+        }
+        out
+    }
+}
+
+#[target_feature(enable = "avx512f")]
+pub(super) fn avx512(feed: Feed<'_>, found: &mut Candidates) -> Fed {
+    let (buffers, mode) = Buffers::new(feed);
+    match mode {
+        READ => run_avx512::<READ>(buffers, found),
+        STORE => run_avx512::<STORE>(buffers, found),
+        _ => run_avx512::<STREAM>(buffers, found),
+    }
+}
+
+#[target_feature(enable = "avx512f")]
+fn run_avx512<const MODE: u8>(buffers: Buffers<'_>, found: &mut Candidates) -> Fed {
+    const LANES: usize = 16;
+    let whole = buffers.gradient.len() / LANES * LANES;
+    assert!(MODE == READ || (buffers.residual.len() >= whole && buffers.fed.len() >= whole));
+    let (beta, gamma) = (_mm512_set1_ps(buffers.weights.0), _mm512_set1_ps(buffers.weights.1));
+    let (mask, floor) = (_mm512_set1_epi32(KEY_MASK as i32), _mm512_set1_epi32(buffers.floor as i32));
+    let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    let (mut energy, mut sums, mut max) = (0.0, [0.0f64; 8], _mm512_setzero_si512());
+    let mut sink = Sink::new(found);
+    for start in (0..whole).step_by(BLOCK) {
+        let end = whole.min(start + BLOCK);
+        let mut squares = _mm512_setzero_pd();
+        for at in (start..end).step_by(LANES) {
+            // SAFETY: at + LANES <= whole, which is within the slices that are used (asserted above).
+            let value = unsafe {
+                let mut value = _mm512_loadu_ps(buffers.gradient.as_ptr().add(at));
+                if MODE != READ {
+                    let held = _mm512_loadu_ps(buffers.residual.as_ptr().add(at));
+                    value = _mm512_add_ps(_mm512_mul_ps(beta, held), _mm512_mul_ps(gamma, value));
+                    let to = buffers.fed.as_mut_ptr().add(at);
+                    if MODE == STREAM { stream512(to, value) } else { _mm512_storeu_ps(to, value) }
+                }
+                value
+            };
+            // The lower eight before the upper: each lane adds in the order of positions.
+            let low = _mm512_cvtps_pd(_mm512_castps512_ps256(value));
+            let high = _mm512_cvtps_pd(_mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(value))));
+            squares = _mm512_add_pd(squares, _mm512_mul_pd(low, low));
+            squares = _mm512_add_pd(squares, _mm512_mul_pd(high, high));
+            let bits = _mm512_castps_si512(value);
+            let key = _mm512_and_si512(bits, mask);
+            max = _mm512_max_epu32(max, key);
+            let hits = _mm512_cmpge_epu32_mask(key, floor);
+            if hits != 0
+                && let Some((indices, values)) = sink.slots(LANES)
+            {
+                let index = _mm512_add_epi32(lane, _mm512_set1_epi32(at as i32));
+                // Compressing in a register and storing all lanes is far faster than a compressing store on some processors.
+                // SAFETY: `slots` answered room for LANES values at each.
+                unsafe {
+                    _mm512_storeu_si512(indices.cast(), _mm512_maskz_compress_epi32(hits, index));
+                    _mm512_storeu_si512(values.cast(), _mm512_maskz_compress_epi32(hits, bits));
+                }
+                sink.len += hits.count_ones() as usize;
+            }
+        }
+        // SAFETY: an array of the size of the vector.
+        unsafe { _mm512_storeu_pd(sums.as_mut_ptr(), squares) };
+        if end - start == BLOCK {
+            energy += sums.iter().sum::<f64>();
+            sums = [0.0; 8];
+        }
+    }
+    if MODE == STREAM {
+        _mm_sfence();
+    }
+    (found.len, found.overflowed) = (sink.len, sink.overflowed);
+    let max_key = _mm512_reduce_max_epu32(max);
+    buffers.finish(whole, (sums, found), Fed { energy, max_key })
+}
+
+/// Stores past the caches.
+///
+/// # Safety
+/// `to` is aligned to 16 bytes, and 16 values may be written there.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn stream512(to: *mut f32, values: __m512) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        _mm_stream_ps(to, _mm512_castps512_ps128(values));
+        _mm_stream_ps(to.add(4), _mm512_extractf32x4_ps::<1>(values));
+        _mm_stream_ps(to.add(8), _mm512_extractf32x4_ps::<2>(values));
+        _mm_stream_ps(to.add(12), _mm512_extractf32x4_ps::<3>(values));
+    }
+}
+
+/// `PACK[hits]`: the lanes of the set bits first.
+static PACK: [[u32; 8]; 256] = {
+    let mut table = [[0; 8]; 256];
+    let mut hits = 0;
+    while hits < 256 {
+        let (mut lane, mut to) = (0, 0);
+        while lane < 8 {
+            if hits >> lane & 1 == 1 {
+                table[hits][to] = lane as u32;
+                to += 1;
+            }
+            lane += 1;
+        }
+        hits += 1;
+    }
+    table
+};
+
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn avx2(feed: Feed<'_>, found: &mut Candidates) -> Fed {
+    let (buffers, mode) = Buffers::new(feed);
+    match mode {
+        READ => run_avx2::<READ>(buffers, found),
+        STORE => run_avx2::<STORE>(buffers, found),
+        _ => run_avx2::<STREAM>(buffers, found),
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+fn run_avx2<const MODE: u8>(buffers: Buffers<'_>, found: &mut Candidates) -> Fed {
+    const LANES: usize = 8;
+    let whole = buffers.gradient.len() / LANES * LANES;
+    assert!(MODE == READ || (buffers.residual.len() >= whole && buffers.fed.len() >= whole));
+    let (beta, gamma) = (_mm256_set1_ps(buffers.weights.0), _mm256_set1_ps(buffers.weights.1));
+    let mask = _mm256_set1_epi32(KEY_MASK as i32);
+    // Keys have 31 bits, so signed comparison serves; one below the floor turns "greater" into "at least".
+    let below = _mm256_set1_epi32(if buffers.floor > KEY_MASK { i32::MAX } else { buffers.floor as i32 - 1 });
+    let lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    let (mut energy, mut sums, mut max) = (0.0, [0.0f64; 8], _mm256_setzero_si256());
+    let mut sink = Sink::new(found);
+    for start in (0..whole).step_by(BLOCK) {
+        let end = whole.min(start + BLOCK);
+        let (mut low_squares, mut high_squares) = (_mm256_setzero_pd(), _mm256_setzero_pd());
+        for at in (start..end).step_by(LANES) {
+            // SAFETY: at + LANES <= whole, which is within the slices that are used (asserted above).
+            let value = unsafe {
+                let mut value = _mm256_loadu_ps(buffers.gradient.as_ptr().add(at));
+                if MODE != READ {
+                    let held = _mm256_loadu_ps(buffers.residual.as_ptr().add(at));
+                    value = _mm256_add_ps(_mm256_mul_ps(beta, held), _mm256_mul_ps(gamma, value));
+                    let to = buffers.fed.as_mut_ptr().add(at);
+                    if MODE == STREAM { stream256(to, value) } else { _mm256_storeu_ps(to, value) }
+                }
+                value
+            };
+            let low = _mm256_cvtps_pd(_mm256_castps256_ps128(value));
+            let high = _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(value));
+            low_squares = _mm256_fmadd_pd(low, low, low_squares);
+            high_squares = _mm256_fmadd_pd(high, high, high_squares);
+            let bits = _mm256_castps_si256(value);
+            let key = _mm256_and_si256(bits, mask);
+            max = _mm256_max_epu32(max, key);
+            let hits = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(key, below))) as usize;
+            if hits != 0
+                && let Some((indices, values)) = sink.slots(LANES)
+            {
+                let index = _mm256_add_epi32(lane, _mm256_set1_epi32(at as i32));
+                // SAFETY: an entry of PACK has 8 lanes, and `slots` answered room for LANES values at each.
+                unsafe {
+                    let order = _mm256_loadu_si256(PACK[hits].as_ptr().cast());
+                    _mm256_storeu_si256(indices.cast(), _mm256_permutevar8x32_epi32(index, order));
+                    _mm256_storeu_si256(values.cast(), _mm256_permutevar8x32_epi32(bits, order));
+                }
+                sink.len += hits.count_ones() as usize;
+            }
+        }
+        // SAFETY: the array has the size of both vectors.
+        unsafe {
+            _mm256_storeu_pd(sums.as_mut_ptr(), low_squares);
+            _mm256_storeu_pd(sums[4..].as_mut_ptr(), high_squares);
+        }
+        if end - start == BLOCK {
+            energy += sums.iter().sum::<f64>();
+            sums = [0.0; 8];
+        }
+    }
+    if MODE == STREAM {
+        _mm_sfence();
+    }
+    (found.len, found.overflowed) = (sink.len, sink.overflowed);
+    let mut keys = [0u32; 8];
+    // SAFETY: the array has the size of the vector.
+    unsafe { _mm256_storeu_si256(keys.as_mut_ptr().cast(), max) };
+    let max_key = keys.into_iter().fold(0, u32::max);
+    buffers.finish(whole, (sums, found), Fed { energy, max_key })
+}
+
+/// As [`stream512`], of 8 values.
+///
+/// # Safety
+/// `to` is aligned to 16 bytes, and 8 values may be written there.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn stream256(to: *mut f32, values: __m256) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        _mm_stream_ps(to, _mm256_castps256_ps128(values));
+        _mm_stream_ps(to.add(4), _mm256_extractf128_ps::<1>(values));
+    }
+}

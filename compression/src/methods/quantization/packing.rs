@@ -1,0 +1,132 @@
+//! Codes of w bits packed without gaps, as [`crate::wire::pack`] writes them, compiled for every kernel.
+
+use crate::kernels::Work;
+
+/// Packs codes below 2^width, 8 at a time in one word.
+pub(super) struct Pack<'a> {
+    pub(super) codes: &'a [u8],
+    pub(super) width: u32,
+    pub(super) out: &'a mut [u8],
+}
+
+/// Calls a function with the width as a constant.
+macro_rules! by_width {
+    ($width:expr, $function:ident($($argument:expr),*)) => {
+        match $width {
+            1 => $function::<1>($($argument),*),
+            2 => $function::<2>($($argument),*),
+            3 => $function::<3>($($argument),*),
+            4 => $function::<4>($($argument),*),
+            5 => $function::<5>($($argument),*),
+            6 => $function::<6>($($argument),*),
+            7 => $function::<7>($($argument),*),
+            _ => $function::<8>($($argument),*),
+        }
+    };
+}
+
+impl Work for Pack<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        by_width!(self.width, pack(self.codes, self.out));
+    }
+}
+
+#[inline(always)]
+fn pack<const W: usize>(codes: &[u8], out: &mut [u8]) {
+    let (groups, rest) = codes.as_chunks::<8>();
+    let (rooms, last) = out.as_chunks_mut::<W>();
+    for (group, room) in groups.iter().zip(rooms.iter_mut()) {
+        let word = merge::<W>(u64::from_le_bytes(*group)).to_le_bytes();
+        room.copy_from_slice(&word[..W]);
+    }
+    if !rest.is_empty() {
+        let mut group = [0; 8];
+        group[..rest.len()].copy_from_slice(rest);
+        let word = merge::<W>(u64::from_le_bytes(group)).to_le_bytes();
+        // The last group may fill a whole room, when its bits do.
+        let room = rooms.get_mut(groups.len()).map_or(last, |room| &mut room[..]);
+        room.copy_from_slice(&word[..room.len()]);
+    }
+}
+
+/// The low W bits of 8 bytes, side by side: neighbours in three rounds.
+#[inline(always)]
+fn merge<const W: usize>(x: u64) -> u64 {
+    let pairs = x & 0x00ff_00ff_00ff_00ff | (x & 0xff00_ff00_ff00_ff00) >> (8 - W);
+    let fours = pairs & 0x0000_ffff_0000_ffff | (pairs & 0xffff_0000_ffff_0000) >> (16 - 2 * W);
+    fours & 0xffff_ffff | fours >> 32 << (4 * W)
+}
+
+/// The inverse of [`Pack`]; answers the largest code.
+pub(super) struct Unpack<'a> {
+    pub(super) packed: &'a [u8],
+    pub(super) width: u32,
+    pub(super) codes: &'a mut [u8],
+}
+
+impl Work for Unpack<'_> {
+    type Output = u8;
+
+    #[inline(always)]
+    fn run(self) -> u8 {
+        by_width!(self.width, unpack(self.packed, self.codes));
+        self.codes.iter().fold(0, |most, code| most.max(*code))
+    }
+}
+
+#[inline(always)]
+fn unpack<const W: usize>(packed: &[u8], codes: &mut [u8]) {
+    let (groups, rest) = codes.as_chunks_mut::<8>();
+    for (group, from) in groups.iter_mut().zip(packed.chunks_exact(W)) {
+        let mut word = [0; 8];
+        word[..W].copy_from_slice(from);
+        *group = spread::<W>(u64::from_le_bytes(word)).to_le_bytes();
+    }
+    if !rest.is_empty() {
+        let from = &packed[groups.len() * W..];
+        let mut word = [0; 8];
+        word[..from.len()].copy_from_slice(from);
+        let group = spread::<W>(u64::from_le_bytes(word)).to_le_bytes();
+        rest.copy_from_slice(&group[..rest.len()]);
+    }
+}
+
+/// One shift per lane: a single instruction for all 8.
+#[inline(always)]
+fn spread<const W: usize>(x: u64) -> u64 {
+    let mut group = [0; 8];
+    for (lane, code) in group.iter_mut().enumerate() {
+        *code = (x >> (lane * W)) as u8 & (u8::MAX >> (8 - W));
+    }
+    u64::from_le_bytes(group)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Kernel;
+    use crate::wire::{self, Writer};
+    use proptest::prelude::*;
+
+    proptest! {
+        /// The same bytes as the plain loops of `wire`, on every kernel.
+        #[test]
+        fn packing_is_that_of_the_format(width in 1u32..=8, values in prop::collection::vec(any::<u8>(), 0..200)) {
+            let codes: Vec<u8> = values.iter().map(|v| (u32::from(*v) & ((1 << width) - 1)) as u8).collect();
+            let mut want = Writer::new();
+            wire::pack(&codes, width, &mut want);
+            for kernel in Kernel::available() {
+                let mut out = vec![0; want.len()];
+                kernel.run(Pack { codes: &codes, width, out: &mut out });
+                prop_assert_eq!(&out[..], want.bytes());
+                let mut back = vec![9; codes.len()];
+                let most = kernel.run(Unpack { packed: &out, width, codes: &mut back });
+                prop_assert_eq!(most, codes.iter().copied().max().unwrap_or(0));
+                prop_assert_eq!(&back, &codes);
+            }
+        }
+    }
+}

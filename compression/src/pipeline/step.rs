@@ -1,0 +1,126 @@
+//! A step from the gradient to the message.
+
+use super::{Gradient, Open, Outcome, Pipeline, Step};
+use crate::Energy;
+use crate::codec::{Context, EncodeError, Stats, not_finite};
+use crate::memory::Feeding;
+use crate::wire::{Writer, write_message};
+
+impl Pipeline {
+    /// The first round. A gradient that nothing is added to is read where it lies.
+    pub(super) fn begin(
+        &mut self,
+        gradient: Gradient<'_>,
+        open: Open,
+        out: &mut Writer,
+    ) -> Result<Outcome, EncodeError> {
+        let n = self.layers.values();
+        gradient.check_length(n)?;
+        let added = self.momentum.is_some() || self.memory.is_some() || !self.leftover.is_empty();
+        if added || self.rounds() > 1 {
+            let stats = self.feed(gradient, open.step)?;
+            // The whole bucket's numbers serve only a codec that sees the whole bucket.
+            let known = Some(stats).filter(|_| self.units.len() == 1);
+            return self.round(Open { known, ..open }, out);
+        }
+        let mut staged = std::mem::take(&mut self.staged);
+        let sent = self.send(gradient.as_f32(n, &mut staged), &open, out);
+        self.staged = staged;
+        let energy = sent?;
+        self.settle(open);
+        Ok(Outcome { energy, more: false, skipped: open.skipped })
+    }
+
+    /// Writes the only round's message of values that are the caller's.
+    fn send(&mut self, x: &[f32], open: &Open, out: &mut Writer) -> Result<Energy, EncodeError> {
+        let (header, context) = (self.header(open, 0), self.context(open.step.index, 0));
+        let Self { units, seen, .. } = self;
+        seen.clear();
+        if let [_, _, ..] = &units[..] {
+            // One codec's refusal must not come after another's state has moved.
+            seen.extend(units.iter().map(|unit| crate::kernels::stats(context.kernel, &x[unit.range.clone()])));
+            if !seen.iter().all(|stats| stats.is_finite()) {
+                return Err(not_finite(x));
+            }
+        }
+        write_message(&header, out, |out| {
+            let mut energy = Energy::default();
+            for (i, unit) in units.iter_mut().enumerate() {
+                let context = Context { tensor: unit.tensor, known: seen.get(i).copied(), ..context };
+                energy = energy + unit.codec.encode(&x[unit.range.clone()], &context, out)?;
+            }
+            Ok(energy)
+        })
+    }
+
+    /// Fills `fed` with what the codecs see. No state changes.
+    fn feed(&mut self, gradient: Gradient<'_>, step: Step) -> Result<Stats, EncodeError> {
+        let n = self.layers.values();
+        let owed = self.leftover_units.ratio(step.learning_rate) as f32;
+        let Self { staged, fed, leftover, momentum, memory, units, kernel, .. } = self;
+        let mut input = gradient.as_f32(n, staged);
+        fed.resize(n, 0.0);
+        if let Some(momentum) = momentum {
+            momentum.apply(input, fed);
+            staged.resize(n, 0.0);
+            std::mem::swap(staged, fed);
+            input = staged;
+        }
+        let stats = match memory {
+            Some(memory) => {
+                let step = Feeding { learning_rate: step.learning_rate, kernel: *kernel };
+                // Only a codec that sees the whole bucket can use what one pass over it finds.
+                let sieve = if let [unit] = &mut units[..] { unit.codec.sieve() } else { None };
+                match sieve {
+                    Some(sieve) => memory.compensate_sieving(input, step, (fed, sieve))?,
+                    None => memory.compensate(input, step, fed)?,
+                }
+            }
+            None => {
+                fed.copy_from_slice(input);
+                fed.iter_mut().zip(leftover.iter()).for_each(|(to, held)| *to += owed * held);
+                crate::kernels::stats(*kernel, fed)
+            }
+        };
+        if stats.is_finite() { Ok(stats) } else { Err(not_finite(fed)) }
+    }
+
+    /// Writes a round's message; with the last one the memory moves on.
+    pub(super) fn round(&mut self, open: Open, out: &mut Writer) -> Result<Outcome, EncodeError> {
+        let header = self.header(&open, open.round);
+        let context = self.context(open.step.index, open.round);
+        let last = open.round + 1 >= self.rounds();
+        let (units, fed, takes) = (&mut self.units, &mut self.fed, self.memory.is_some());
+        let energy = write_message(&header, out, |out| {
+            let mut energy = Energy::default();
+            for unit in units {
+                let context = Context { tensor: unit.tensor, known: open.known, ..context };
+                let x = &mut fed[unit.range.clone()];
+                energy = energy
+                    + match last && takes {
+                        true => unit.codec.encode_taking(x, &context, out)?,
+                        false => unit.codec.encode(x, &context, out)?,
+                    };
+            }
+            Ok(energy)
+        })?;
+        self.open = Some(open);
+        if last {
+            self.settle(open);
+        }
+        Ok(Outcome { energy, more: !last, skipped: open.skipped })
+    }
+
+    /// The step is sure: everything that waited for that moves.
+    fn settle(&mut self, open: Open) {
+        self.skipped += u64::from(open.skipped);
+        if let Some(momentum) = &mut self.momentum {
+            momentum.commit();
+        }
+        if let Some(memory) = &mut self.memory {
+            let step = Feeding { learning_rate: open.step.learning_rate, kernel: self.kernel };
+            memory.update(step, &mut self.fed);
+        }
+        self.leftover.clear();
+    }
+}
