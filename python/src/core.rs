@@ -3,9 +3,10 @@
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
 use crate::session::{Leadership, Session};
+use crate::texts::Text;
 use flexcomm_compression::{HEADER_BYTES, INDEX_BYTES, VALUE_BYTES};
 use flexcomm_domain::{Collective, Compressor, JobId, Rank, Strategy};
-use flexcomm_engine::Param;
+use flexcomm_engine::{Param, PipeState};
 use flexcomm_trainer::{AbortCause, Client};
 use flexcomm_wire::{CodecInfo, Hello, PROTOCOL};
 use pyo3::prelude::*;
@@ -17,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[pyclass(frozen)]
 pub struct Core {
     session: Mutex<Session>,
-    /// All parameters: id and values.
+    /// All parameters.
     model: Vec<Param>,
 }
 
@@ -52,20 +53,22 @@ fn hello(session: &Session, values: u64, backend: String, collectives: Vec<Strin
 
 #[pymethods]
 impl Core {
-    /// `model` lists the values of every parameter; its place in the list is the parameter's id.
+    /// `model` lists values and values per row of every parameter; its place in the list is the parameter's id. `text`
+    /// names a strategy that runs until the first decision instead of `strategy`.
     #[new]
-    #[pyo3(signature = (job, rank, world, model, *, strategy, first_step, selection, seed, shadow_share))]
+    #[pyo3(signature = (job, rank, world, model, *, strategy, first_step, selection, seed, shadow_share, text=None))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         job: &str,
         rank: u32,
         world: u32,
-        model: Vec<usize>,
+        model: Vec<(usize, usize)>,
         strategy: &str,
         first_step: u64,
         selection: &str,
         seed: u64,
         shadow_share: f64,
+        text: Option<&str>,
     ) -> PyResult<Self> {
         let job = JobId::new(job).map_err(Failure::input)?;
         let strategy: Strategy = strategy.parse().map_err(Failure::input)?;
@@ -78,7 +81,11 @@ impl Core {
         }
         let mut session = Session::new((job, Rank(rank), world), (strategy, first_step), leadership, seed);
         session.shadow_share = shadow_share;
-        let model = model.into_iter().enumerate().map(|(id, len)| Param { id: id as u32, len }).collect();
+        session.text = text.map(Text::read).transpose()?;
+        if let Some((len, cols)) = model.iter().find(|(len, cols)| *cols == 0 || !len.is_multiple_of(*cols)) {
+            return Err(Failure::input(format!("a parameter of {len} values has no rows of {cols}")).into());
+        }
+        let model = model.into_iter().enumerate().map(|(id, (len, cols))| Param { id: id as u32, len, cols }).collect();
         Ok(Self { session: Mutex::new(session), model })
     }
 
@@ -156,13 +163,31 @@ impl Core {
         })
     }
 
-    /// Replaces what is held back: id, address and length of float32 values.
-    fn hold_back(&self, py: Python<'_>, state: Vec<(u32, usize, usize)>) -> PyResult<()> {
+    /// Replaces what is held back: id, address and length of float32 values; and the pipelines of a text: its text,
+    /// the step that comes next, parameters' ids and bytes by bucket. Answers whether the pipelines go on: they do
+    /// under the same text. Changes nothing when any of it does not fit.
+    #[pyo3(signature = (state, text=None))]
+    fn hold_back(
+        &self,
+        py: Python<'_>,
+        state: Vec<(u32, usize, usize)>,
+        text: Option<(String, u64, Vec<PipeState>)>,
+    ) -> PyResult<bool> {
         guard(py, || {
             let take =
                 |(id, address, len)| Ok((id, Span::new::<f32>("a saved parameter", address, len)?.floats().to_vec()));
             let state = state.into_iter().map(take).collect::<Result<BTreeMap<_, _>, Failure>>()?;
-            Ok(self.lock().store.import(state, &self.model)?)
+            let session = &mut *self.lock();
+            let text = text.filter(|(text, _, _)| session.text.as_ref().is_some_and(|own| own.text == *text));
+            if let Some((_, _, pipes)) = &text {
+                session.try_pipes(&self.model, pipes)?;
+            }
+            session.store.import(state, &self.model)?;
+            let goes_on = text.is_some();
+            if let Some((_, step, pipes)) = text {
+                session.await_pipes(step, pipes);
+            }
+            Ok(goes_on)
         })
     }
 
@@ -192,7 +217,9 @@ impl Core {
         let in_force = agreement.in_force();
         let iteration = agreement.word().iteration.map_or(-1, i64::from);
         let connected = session.reporter.client().is_some_and(Client::connected);
-        (agreement.step(), in_force.version.0, in_force.strategy.to_string(), iteration, connected, session.steps())
+        let text = session.text.as_ref().filter(|_| in_force.version.0 == 0 && iteration < 0);
+        let strategy = text.map_or_else(|| in_force.strategy.to_string(), |text| text.text.clone());
+        (agreement.step(), in_force.version.0, strategy, iteration, connected, session.steps())
     }
 
     /// Mode (star or var), skew and staleness of the automatic choice of leaders.

@@ -22,6 +22,7 @@ enum Kind {
     Flush = 1,
     Gather = 2,
     Art = 3,
+    Text = 4,
 }
 
 /// A bucket with what its exchange needs to know.
@@ -55,7 +56,8 @@ impl Core {
 impl Core {
     /// Begins a bucket with `n` values at `gradient` (0: not float32 on the CPU, then it is exchanged as it is).
     /// Answers how: (0, word elements) dense; (1, word elements) dense with what was held back; (2, block bytes)
-    /// allgather; (3, index bytes, k, word elements, leader or -1) AR-Topk, -1 meaning the rank with the most energy.
+    /// allgather; (3, index bytes, k, word elements, leader or -1) AR-Topk, -1 meaning the rank with the most energy;
+    /// (4) a strategy that a text names, see `speak`.
     fn enter(
         &self,
         py: Python<'_>,
@@ -79,6 +81,11 @@ impl Core {
             let number = index as u32;
             let bits = session.riding.bits(number);
             let fallback = gradient == 0 || !settled;
+            let text = session.text_of(&tick).is_some();
+            if !text && tick.trial.is_none() {
+                // A decision has replaced the text: what its pipeline holds back is the next strategy's.
+                bucket.unpipe()?;
+            }
             session.meter.faithful &= !fallback || tick.strategy.is_dense() && settled;
             let method = Method::from(&tick.strategy);
             let (message, kept) = (bucket.message_bytes(method, Part::Whole), bucket.kept(method));
@@ -90,6 +97,9 @@ impl Core {
             }
             if fallback || n == 0 {
                 return Ok((Kind::Dense as u8, bits, 0, 0, 0));
+            }
+            if text {
+                return Ok((Kind::Text as u8, 0, 0, 0, 0));
             }
             if tick.strategy.is_dense() {
                 let kind = if holds_back { Kind::Flush } else { Kind::Dense };

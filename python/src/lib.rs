@@ -10,6 +10,7 @@ mod memory;
 mod meter;
 mod report;
 mod session;
+mod texts;
 
 use pyo3::prelude::*;
 
@@ -34,6 +35,28 @@ mod _core {
     fn parse_strategy(text: &str) -> PyResult<(String, u64)> {
         let strategy: flexcomm_domain::Strategy = text.parse().map_err(guard::Failure::input)?;
         Ok((strategy.to_string(), strategy.digest().0))
+    }
+
+    /// The canonical text of a compressor with its parameters, memory and momentum (`topk(k=0.01)+ef(vanilla)`), and the
+    /// type whose elements add up in flight (empty: messages are gathered).
+    #[pyfunction]
+    fn parse_text(text: &str) -> PyResult<(String, &'static str)> {
+        let text = texts::Text::read(text)?;
+        Ok((text.text.clone(), text.element()))
+    }
+
+    /// BytePS's map of strings as such a text.
+    #[pyfunction]
+    fn parse_byteps(map: std::collections::BTreeMap<String, String>) -> PyResult<String> {
+        let map = map.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        let read = flexcomm_compression::strategy::Strategy::from_byteps(map);
+        Ok(read.map_err(|error| guard::Failure::input(format!("failed to {error}")))?.to_string())
+    }
+
+    /// Every compressor: name, what it does, its parameters (name, what they may be, what they do), arguments to try.
+    #[pyfunction]
+    fn compressors() -> Vec<texts::Described> {
+        texts::compressors()
     }
 
     /// Log lines since the last call: Python's level and the text.

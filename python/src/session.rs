@@ -3,6 +3,7 @@
 use crate::guard::Failure;
 use crate::meter::{Costs, Meter};
 use crate::report::{LEAST_GAIN, Reporter};
+use crate::texts::Text;
 use flexcomm_compression::Method;
 use flexcomm_domain::{JobId, Rank, Selection, Strategy, Timestamp};
 use flexcomm_engine::{AutoSelection, Leader, Saved, Shadow, Store, lock};
@@ -90,6 +91,8 @@ pub struct Session {
     pub seed: u64,
     pub follow: bool,
     pub tick: Option<Tick>,
+    /// What runs until the first decision, when a text names it.
+    pub text: Option<Text>,
     orders: OrdersReader,
     trial: Option<Trial<Elsewhere>>,
     clock: Instant,
@@ -121,6 +124,7 @@ impl Session {
             seed,
             follow: true,
             tick: None,
+            text: None,
             trial: None,
             clock: now,
             steps: 0,

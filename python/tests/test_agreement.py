@@ -3,7 +3,7 @@
 import pytest
 from conftest import torchrun
 
-ALL = ["late", "dead 2", "dead 0", "restarted", "silent", "backwards", "foreign", "shadowed", "halves"]
+ALL = ["late", "dead 2", "dead 0", "restarted", "silent", "backwards", "foreign", "shadowed", "halves", "sum text", "gather text"]
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +74,12 @@ def test_a_trial_that_the_loop_cannot_run(seen):
 def test_half_precision_before_the_first_decision(seen):
     for rank in seen:
         assert rank["halves"]["versions"] == [0, 1] and rank["halves"]["reported"] == [1]
+
+
+@pytest.mark.parametrize("name", ["sum text", "gather text"])
+def test_a_decision_takes_over_from_a_strategy_that_a_text_names(seen, name):
+    for rank in seen:
+        assert rank[name]["versions"] == [0, 1, 2] and rank[name]["reported"] == [1, 2]
+        assert rank[name]["named"].endswith("+ef(vanilla)") and rank[name]["under"] == "topk@0.1/allgather"
+        before, after, dense = rank[name]["held"]
+        assert before > 0 and after > 0 and dense == 0 and not rank[name]["text"]

@@ -5,6 +5,7 @@
 //! was sent leave the memory.
 
 use crate::error::EngineError;
+use crate::piped::Piped;
 use flexcomm_compression::{
     Checksum, CompressError, Energy, GradientCompressor, Layers, Memory, Message, Method, Part, aggregate, encode,
     message_bytes, scatter_mean,
@@ -21,6 +22,8 @@ pub struct Param {
     pub id: u32,
     /// Values.
     pub len: usize,
+    /// Values per row where it is a matrix, 1 where it is a vector; divides `len`.
+    pub cols: usize,
 }
 
 /// How an exchange ended, the same on every rank.
@@ -62,6 +65,8 @@ pub struct Bucket {
     values: Vec<f32>,
     scratch: Vec<u8>,
     saved: Memory,
+    /// Under a strategy that is named by a text.
+    piped: Option<Box<Piped>>,
 }
 
 impl Bucket {
@@ -90,6 +95,7 @@ impl Bucket {
             values,
             scratch,
             saved,
+            piped: None,
         })
     }
 
@@ -103,17 +109,63 @@ impl Bucket {
         self.compressor.layers().values()
     }
 
-    /// Whether something may be held back.
+    /// Whether the residual may hold something back.
     pub fn holds_back(&self) -> bool {
         self.holds_back
     }
 
-    /// What is held back.
+    /// What is held back, whatever holds it.
+    pub fn held_back(&self) -> Vec<f32> {
+        let mut held = self.residual().to_vec();
+        if let Some(piped) = &self.piped {
+            held.iter_mut().zip(piped.held_back()).for_each(|(to, value)| *to += value);
+        }
+        held
+    }
+
+    /// The pipeline of a strategy that is named by a text; `make` makes it of what is held back, which it takes over.
+    pub fn piped(
+        &mut self,
+        make: impl FnOnce(u32, &[Param], &[f32]) -> Result<Piped, EngineError>,
+    ) -> Result<&mut Piped, EngineError> {
+        let piped = match self.piped.take() {
+            Some(piped) => piped,
+            None => {
+                let piped = Box::new(make(self.index, &self.params, self.compressor.residual())?);
+                self.compressor.restore(&Memory::from_values(vec![0.0; self.values()]))?;
+                self.holds_back = false;
+                piped
+            }
+        };
+        Ok(self.piped.insert(piped))
+    }
+
+    /// The pipeline, where there is one.
+    pub fn pipe(&mut self) -> Option<&mut Piped> {
+        self.piped.as_deref_mut()
+    }
+
+    /// Forgets the pipeline and what it holds back.
+    pub fn drop_pipe(&mut self) {
+        self.piped = None;
+    }
+
+    /// Another kind of strategy is in force: what the pipeline holds back goes into this bucket's residual.
+    pub fn unpipe(&mut self) -> Result<(), EngineError> {
+        if self.piped.is_none() {
+            return Ok(());
+        }
+        let held = self.held_back();
+        self.piped = None;
+        Ok(self.set_residual(Memory::from_values(held))?)
+    }
+
+    /// What the residual holds back.
     pub fn residual(&self) -> &[f32] {
         self.compressor.residual()
     }
 
-    /// Replaces what is held back.
+    /// Replaces what the residual holds back.
     pub fn set_residual(&mut self, residual: Memory) -> Result<(), CompressError> {
         self.state = Exchange::Idle;
         self.holds_back = residual.values().iter().any(|v| *v != 0.0);
@@ -244,12 +296,7 @@ impl Bucket {
         }
         self.put_back(out)?;
         if heard.failed > 0 {
-            let who = match heard.first_failed {
-                Some(rank) => format!("rank {rank}"),
-                None => format!("{} of the ranks", heard.failed),
-            };
-            let why = if self.fault.is_empty() { String::new() } else { format!(": {}", self.fault) };
-            return Err(EngineError::PeerFailed { bucket: self.index, who, why });
+            return Err(EngineError::peer(self.index, heard, &self.fault));
         }
         out.fill(f32::NAN);
         Ok(Some(Ran::NotFinite))
@@ -394,7 +441,7 @@ mod tests {
     }
 
     fn bucket() -> Bucket {
-        Bucket::new(0, vec![Param { id: 0, len: 4 }, Param { id: 1, len: 4 }], None).unwrap()
+        Bucket::new(0, vec![Param { id: 0, len: 4, cols: 1 }, Param { id: 1, len: 4, cols: 1 }], None).unwrap()
     }
 
     fn gradient(seed: u32) -> Vec<f32> {

@@ -1,7 +1,8 @@
 //! What can go wrong with a bucket.
 
+use flexcomm_compression::codec::ReadError;
 use flexcomm_compression::{AggregateError, CompressError, DecodeError, LayersError};
-use flexcomm_trainer::RidingError;
+use flexcomm_trainer::{Heard, RidingError};
 
 /// Failed to exchange a bucket. Unless it says otherwise, every rank fails in the same exchange.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +63,24 @@ pub enum EngineError {
         /// As needed.
         expected: usize,
     },
+    /// A rank's size is longer than the method's longest message.
+    #[error("read the size of rank {rank}'s message: {got} bytes, the longest has {most}")]
+    Long {
+        /// Whose.
+        rank: usize,
+        /// As read.
+        got: u64,
+        /// Bound of the method here.
+        most: u64,
+    },
+    /// The messages of a strategy that was named by a text cannot be read.
+    #[error("exchange bucket {bucket}: failed to {source}")]
+    Text {
+        /// Which bucket.
+        bucket: u32,
+        /// What was wrong.
+        source: ReadError,
+    },
     /// Calls in another order than an exchange has.
     #[error("exchange bucket {bucket}: {what}")]
     Order {
@@ -73,4 +92,16 @@ pub enum EngineError {
     /// A state that does not belong to this model.
     #[error("load held-back gradients: {0}")]
     State(String),
+}
+
+impl EngineError {
+    /// Of what all ranks said; `fault` is this rank's own reason, empty when it is not the one.
+    pub(crate) fn peer(bucket: u32, heard: &Heard, fault: &str) -> Self {
+        let who = match heard.first_failed {
+            Some(rank) => format!("rank {rank}"),
+            None => format!("{} of the ranks", heard.failed),
+        };
+        let why = if fault.is_empty() { String::new() } else { format!(": {fault}") };
+        Self::PeerFailed { bucket, who, why }
+    }
 }

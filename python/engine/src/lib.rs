@@ -8,11 +8,13 @@
 mod auto;
 mod bucket;
 mod error;
+mod piped;
 mod shadow;
 mod store;
 
 pub use auto::{AutoSelection, Leader};
 pub use bucket::{Bucket, Exchange, INDEX_HEAD, Param, Ran, energies};
 pub use error::EngineError;
+pub use piped::{How, Piped, Turn, layers};
 pub use shadow::{Shadow, ShadowGain};
-pub use store::{Saved, Shared, Store, lock};
+pub use store::{PipeState, Saved, Shared, Store, lock};

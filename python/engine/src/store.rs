@@ -23,7 +23,12 @@ pub struct Store {
     buckets: Vec<Shared>,
     /// What was held back of parameters that are in no bucket now.
     stash: BTreeMap<u32, Vec<f32>>,
+    /// Saved pipelines that wait for their buckets, by the bucket's parameters.
+    states: Vec<PipeState>,
 }
+
+/// A saved pipeline: its bucket's parameters in order, and what [`Piped::state`] gave.
+pub type PipeState = (Vec<u32>, Vec<u8>);
 
 /// The bucket, also after a panic elsewhere: an exchange that ended in one is not settled.
 pub fn lock(bucket: &Shared) -> MutexGuard<'_, Bucket> {
@@ -106,9 +111,43 @@ impl Store {
                 let from = self.stash.remove(&param.id).unwrap_or_else(|| vec![0.0; param.len]);
                 residual.extend(from);
             }
-            lock(bucket).set_residual(Memory::from_values(residual))?;
+            let mut bucket = lock(bucket);
+            bucket.drop_pipe();
+            bucket.set_residual(Memory::from_values(residual))?;
         }
+        self.states.clear();
         Ok(())
+    }
+
+    /// How many parameters the buckets before this one have.
+    pub fn params_before(&self, index: usize) -> usize {
+        self.buckets.iter().take(index).map(|bucket| lock(bucket).params().len()).sum()
+    }
+
+    /// The pipelines as they are now; of buckets that have none yet, what waits for them.
+    pub fn pipes(&self) -> Vec<PipeState> {
+        let ids = |bucket: &Bucket| bucket.params().iter().map(|p| p.id).collect::<Vec<_>>();
+        let mut out = self.states.clone();
+        for bucket in &self.buckets {
+            let mut bucket = lock(bucket);
+            let ids = ids(&bucket);
+            if let Some(pipe) = bucket.pipe() {
+                out.push((ids, pipe.state()));
+            }
+        }
+        out
+    }
+
+    /// Pipelines to go on with, after [`Self::import`].
+    pub fn await_pipes(&mut self, states: Vec<PipeState>) {
+        self.states = states;
+    }
+
+    /// The saved pipeline of a bucket with these parameters.
+    pub fn take_state(&mut self, params: &[Param]) -> Option<Vec<u8>> {
+        let same = |(ids, _): &PipeState| ids.iter().eq(params.iter().map(|p| &p.id));
+        let place = self.states.iter().position(same)?;
+        Some(self.states.swap_remove(place).1)
     }
 
     /// Copies what a step changes into buffers that are kept.
@@ -134,10 +173,11 @@ impl Store {
 }
 
 fn put(stash: &mut BTreeMap<u32, Vec<f32>>, bucket: &Bucket) {
-    if !bucket.holds_back() {
+    let held = bucket.held_back();
+    if !bucket.holds_back() && held.iter().all(|value| *value == 0.0) {
         return;
     }
-    let mut rest = bucket.residual();
+    let mut rest = &held[..];
     for param in bucket.params() {
         let (own, after) = rest.split_at(param.len);
         stash.insert(param.id, own.to_vec());
@@ -150,7 +190,7 @@ mod tests {
     use super::*;
 
     fn params(list: &[(u32, usize)]) -> Vec<Param> {
-        list.iter().map(|(id, len)| Param { id: *id, len: *len }).collect()
+        list.iter().map(|(id, len)| Param { id: *id, len: *len, cols: 1 }).collect()
     }
 
     fn hold(store: &Store, bucket: usize, values: &[f32]) {

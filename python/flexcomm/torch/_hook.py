@@ -8,7 +8,11 @@ import torch.distributed as dist
 
 from flexcomm._core import Core, FlexcommError
 
-DENSE, FLUSH, GATHER, ART = range(4)
+DENSE, FLUSH, GATHER, ART, TEXT = range(5)
+
+#: What a turn of a strategy named by a text sums; 0 gathers bytes, OVER is no collective: all ranks refuse.
+SUMS = {1: torch.float32, 2: torch.float16, 3: torch.bfloat16}
+OVER = 4
 
 #: Element types that travel compressed; buckets of others are exchanged as they are.
 COMPRESSIBLE = (torch.float32,)
@@ -23,6 +27,10 @@ class NotFiniteError(FlexcommError):
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.numel()
+
+
+def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
 
 class CommHook:
@@ -47,6 +55,8 @@ class CommHook:
     propagate:
         Whether a gradient that is not finite becomes NaN on all ranks (as GradScaler expects); otherwise
         :class:`NotFiniteError` is raised on all ranks.
+    rate:
+        The learning rate of the step under way, for memories that rescale what they hold back when it changes.
     """
 
     def __init__(
@@ -60,6 +70,7 @@ class CommHook:
         propagate: bool,
         began: Callable[[], None],
         not_finite: Callable[[], None],
+        rate: Callable[[], float],
     ) -> None:
         # DDP looks for these on the hook; an instance has none.
         self.__name__ = self.__qualname__ = "flexcomm_hook"
@@ -73,7 +84,8 @@ class CommHook:
         self._propagate = propagate
         self._began = began
         self._not_finite = not_finite
-        self._pending: list[tuple[dist.Work, Callable[[], torch.Tensor]]] = []
+        self._rate = rate
+        self._pending: list[tuple[dist.Work | None, Callable[[], torch.Tensor]]] = []
         self._futures: list[torch.futures.Future[torch.Tensor]] = []
         self._layouts: dict[int, list[int]] = {}
         self._buffers: dict[tuple[int, str], torch.Tensor] = {}
@@ -102,6 +114,8 @@ class CommHook:
             self._art(index, buffer, (size, kept, elements, leader))
         elif kind == FLUSH:
             self._flush(index, buffer, size)
+        elif kind == TEXT:
+            self._text(index, buffer)
         else:
             if not ours:
                 self._explain(buffer)
@@ -122,9 +136,17 @@ class CommHook:
         """
         pending, self._pending = self._pending, []
         futures, self._futures = self._futures, []
+        refused: Exception | None = None
         for future, (work, then) in zip(futures, pending, strict=True):
-            work.wait()
-            future.set_result(then())
+            try:
+                if work is not None:
+                    work.wait()
+                future.set_result(then())
+            except Exception as error:
+                # The other buckets end too: what they hold back must be put back, and none is left under way.
+                refused = refused or error
+        if refused is not None:
+            raise refused
 
     def _explain(self, buffer: torch.Tensor) -> None:
         strategy = self._core.state()[2]
@@ -249,6 +271,45 @@ class CommHook:
             return buffer
 
         self._sum(payload, arrived)
+
+    def _text(self, index: int, buffer: torch.Tensor) -> None:
+        """A strategy named by a text: one collective per turn, of which only the last runs beside backward."""
+        n = buffer.numel()
+        how, size, last = self._core.speak(index, _span(buffer), self._rate())
+        turn = 0
+        while how != OVER:
+            dtype = SUMS.get(how, torch.uint8)
+            sent = arrived = self._sized(index, f"turn {turn}", size, dtype)
+            self._core.say(index, n, _bytes(sent))
+            if how in SUMS:
+                work = dist.all_reduce(sent, group=self._group, async_op=True)
+            elif size > 0:
+                arrived = self._sized(index, f"turn {turn} of all", size * self._world, dtype)
+                work = dist.all_gather_into_tensor(arrived, sent, group=self._group, async_op=True)
+            else:
+                work = None
+            if last:
+                break
+            work.wait()
+            how, size, last = self._core.listen(index, n, _bytes(arrived))
+            turn += 1
+        else:
+            work, arrived = None, torch.empty(0, dtype=torch.uint8)
+
+        def concluded() -> torch.Tensor:
+            self._judge(self._core.conclude(index, _bytes(arrived), _span(buffer)))
+            return buffer
+
+        self._pending.append((work, concluded))
+
+    def _sized(self, index: int, what: str, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """As :meth:`_buffer`, for sizes that change from step to step: room is only ever added."""
+        known = self._buffers.get((index, what))
+        room = 0 if known is None or known.dtype != dtype else known.numel()
+        if room < size:
+            # An eighth more, so that slowly growing messages do not ask every step.
+            room = size + size // 8
+        return self._buffer(index, what, room, dtype)[:size]
 
     def _judge(self, finite: bool) -> None:
         if finite:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import hashlib
 import logging
+import math
 import os
 import weakref
-from typing import Any, Callable, Iterable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -39,8 +41,8 @@ def attach(
     scaler: Any = None,
     extra: Sequence[Any] = (),
     generators: Sequence[torch.Generator] = (),
-    strategy: str | None = None,
-    initial: str = "dense",
+    strategy: str | Mapping[str, str] | None = None,
+    initial: str | Mapping[str, str] = "dense",
     selection: str = "decision",
     group: dist.ProcessGroup | None = None,
     job: str | None = None,
@@ -64,8 +66,11 @@ def attach(
         ``load_state_dict`` (a stateful data loader, an average of weights), ``generators`` private random generators.
         The optimizer also tells flexcomm when a step ends.
     strategy:
-        Holds one strategy for the whole run instead of following decisions: ``"dense"``, ``"fp16"``, ``"bf16"`` or
-        ``COMPRESSOR@CR/COLLECTIVE[:SELECTION]``, for example ``"topk@0.01/allgather"``.
+        Holds one strategy for the whole run instead of following decisions: ``"dense"``, ``"fp16"``, ``"bf16"``;
+        ``COMPRESSOR@CR/COLLECTIVE[:SELECTION]``, for example ``"topk@0.01/allgather"``; or any compressor of
+        :func:`compressors` with its parameters, memory and momentum, for example ``"qsgd(s=16)"`` or
+        ``"topk(k=0.01)+ef(vanilla)+nesterov(mu=0.9)"``; or BytePS's map of strings. Texts of the last two kinds
+        compress with error feedback only where ``ef(...)`` says so.
     initial:
         What runs before the first decision, written as ``strategy``.
     selection:
@@ -92,8 +97,8 @@ def attach(
     return Session(
         model,
         _trials.Parts(weakref.ref(model), optimizer, scheduler, scaler, tuple(extra), tuple(generators)),
-        fixed=strategy,
-        initial=strategy or initial,
+        fixed=strategy is not None,
+        initial=initial if strategy is None else strategy,
         selection=selection,
         group=group if group is not None else _group_of(model),
         job=job or os.environ.get("FLEXCOMM_JOB") or "default",
@@ -129,13 +134,61 @@ def _group_of(model: DistributedDataParallel) -> dist.ProcessGroup | None:
     return None if own is dist.group.WORLD else own
 
 
-def _strategy(text: str) -> tuple[str, torch.dtype | None]:
-    """The core's text, and the element type of dense buckets."""
-    if text in _HALVES:
-        return _DENSE, _HALVES[text]
-    if text == "dense":
-        return _DENSE, None
-    return _core.parse_strategy(text)[0], None
+@dataclasses.dataclass(frozen=True)
+class _Named:
+    """A strategy as the user named it."""
+
+    #: The core's strategy, dense where `text` names another kind.
+    strategy: str
+    #: Element type of what adds up, where it is not float32.
+    half: torch.dtype | None
+    #: A compressor with its parameters, memory and momentum.
+    text: str | None
+    #: In canonical form.
+    name: str
+
+
+def _strategy(named: str | Mapping[str, str]) -> _Named:
+    """Reads any of the forms that ``attach`` takes."""
+    if not isinstance(named, str):
+        named = _core.parse_byteps({str(key): str(value) for key, value in named.items()})
+    elif named in _HALVES:
+        return _Named(_DENSE, _HALVES[named], None, named)
+    elif named == "dense":
+        return _Named(_DENSE, None, None, named)
+    elif "@" in named:
+        strategy = _core.parse_strategy(named)[0]
+        return _Named(strategy, None, None, strategy)
+    text, element = _core.parse_text(named)
+    return _Named(_DENSE, {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(element), text, text)
+
+
+def _agree_on(named: str | Mapping[str, str], group: dist.ProcessGroup | None) -> _Named:
+    """As :func:`_strategy`; a text that any rank cannot read, or cannot run, is an error on all of them."""
+    own, error = None, None
+    try:
+        own = _strategy(named)
+        world = dist.get_world_size(group)
+        if own.half is not None and world > MOST_RANKS[own.half]:
+            error = f"{own.name} carries at most {MOST_RANKS[own.half]} ranks, here are {world}"
+    except (ValueError, TypeError) as refused:
+        error = str(refused)
+    errors: list[str | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(errors, error, group=group)
+    for rank, refusal in enumerate(errors):
+        if refusal is not None:
+            raise ValueError(f"failed to attach: rank {rank} cannot run its strategy: {refusal}")
+    assert own is not None
+    return own
+
+
+def compressors() -> dict[str, str]:
+    """Every compressor that ``attach`` takes as ``strategy``: by name, what it does and which parameters it has."""
+    out = {}
+    for name, about, parameters, _ in _core.compressors():
+        lines = [f"{key}: {what} ({allowed})" for key, allowed, what in parameters]
+        out[name] = "\n    ".join([about, *lines])
+    return out
 
 
 def _check_layers(model: torch.nn.Module) -> None:
@@ -170,8 +223,8 @@ class Session:
         model: DistributedDataParallel,
         parts: "_trials.Parts",
         *,
-        fixed: str | None,
-        initial: str,
+        fixed: bool,
+        initial: str | Mapping[str, str],
         selection: str,
         group: dist.ProcessGroup | None,
         job: str,
@@ -187,13 +240,11 @@ class Session:
         self._world, self._rank = dist.get_world_size(group), dist.get_rank(group)
         self._named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
         sizes = [p.numel() for _, p in self._named]
-        text, half = _strategy(initial)
-        if half is not None and self._world > MOST_RANKS[half]:
-            raise FlexcommError(f"failed to attach: {initial} carries at most {MOST_RANKS[half]} ranks, here are {self._world}")
+        named = _agree_on(initial, group)
         same = {
             "the flexcomm version": f"{_core.VERSION} (protocol {_core.PROTOCOL})",
             "the model": _fingerprint(self._named),
-            "the strategy": f"{text} {half} {'held' if fixed else 'followed'}",
+            "the strategy": f"{named.name}, {'held' if fixed else 'followed'}",
             "the selection": selection,
             "on_nonfinite": propagate,
             "the seed": seed,
@@ -202,11 +253,13 @@ class Session:
         everyone = _compare({"same": same, "socket": socket is not None}, group)
         steered = everyone[0]["socket"]
         self._core = Core(
-            job, self._rank, self._world, sizes, strategy=text, first_step=0, selection=selection, seed=seed,
-            shadow_share=shadow_share,
+            job, self._rank, self._world, [(p.numel(), _columns(p)) for _, p in self._named],
+            strategy=named.strategy, first_step=0, selection=selection, seed=seed, shadow_share=shadow_share,
+            text=named.text,
         )
-        self._core.behave(fixed is None, False)
-        self._fixed = fixed
+        self._core.behave(not fixed, False)
+        self._fixed = named.name if fixed else None
+        self._last_rate = 1.0
         self._live = False
         self._loss: float | None = None
         self._looping = False
@@ -214,7 +267,8 @@ class Session:
         self._in_step = False
         hook = CommHook(
             self._core, group, {id(p): i for i, (_, p) in enumerate(self._named)},
-            half=half, words=steered, propagate=propagate, began=self._begin, not_finite=self._not_finite,
+            half=None if named.text else named.half, words=steered, propagate=propagate, began=self._begin,
+            not_finite=self._not_finite, rate=self._rate,
         )
         # The model owns the hook, the hook owns the session, the session owns neither: a cycle through DDP's C++ side
         # would keep the process group's threads alive into the interpreter's end, which aborts there.
@@ -256,6 +310,14 @@ class Session:
             self._end_step(within_loop=False)
         self._core.begin()
         self._in_step = True
+
+    def _rate(self) -> float:
+        """The learning rate of the optimizer's first group; the last one above 0 while it is 0 (a warm-up's start)."""
+        groups = self._parts.optimizer.param_groups if self._parts.optimizer is not None else []
+        rate = float(groups[0].get("lr", 1.0)) if groups else 1.0
+        if math.isfinite(rate) and rate > 0:
+            self._last_rate = rate
+        return self._last_rate
 
     def _stepped(self) -> None:
         """After the optimizer's step."""
@@ -349,7 +411,8 @@ class Session:
         return self._core.state()[4]
 
     def state_dict(self, consolidate: bool = False) -> dict[str, Any]:
-        """What this rank holds back, by parameter name.
+        """What this rank holds back, by parameter name; under a strategy that a text names also the state of its
+        memory, momentum and codecs, and the step.
 
         Rank-local: save one per rank. With ``consolidate`` (call it on all ranks) the mean over ranks, the same on
         every rank, which may be loaded on any number of ranks.
@@ -378,6 +441,13 @@ def _on_step(optimizer: torch.optim.Optimizer, session: Session) -> None:
             living._stepped()
 
     optimizer.register_step_post_hook(stepped)
+
+
+def _columns(parameter: torch.nn.Parameter) -> int:
+    """Values per row of a parameter as a matrix, as PowerSGD has it: one row per output; 1 for vectors."""
+    if parameter.dim() < 2 or parameter.numel() == 0:
+        return 1
+    return parameter.numel() // parameter.shape[0]
 
 
 def _fingerprint(named: list[tuple[str, torch.nn.Parameter]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -9,8 +10,11 @@ import torch.distributed as dist
 
 from flexcomm._core import Core, FlexcommError
 
-#: Version of the checkpoint's layout.
-FORMAT = 1
+logger = logging.getLogger("flexcomm")
+
+#: Version of the checkpoint's layout. 1 had no "text".
+FORMAT = 2
+_READ = (1, 2)
 
 Named = list[tuple[str, torch.nn.Parameter]]
 
@@ -28,22 +32,42 @@ def save(core: Core, named: Named, who: tuple[int, int, Any], consolidate: bool)
             total = held.get(name, torch.zeros(parameter.numel()))
             dist.all_reduce(total, group=group)
             held[name] = total.div_(world)
-    return {"format": FORMAT, "world": world, "rank": -1 if consolidate else rank, "held_back": held}
+    state = {"format": FORMAT, "world": world, "rank": -1 if consolidate else rank, "held_back": held}
+    text = None if consolidate else core.text_state()
+    if text is not None:
+        buckets = [
+            ([named[i][0] for i in ids], torch.frombuffer(bytearray(saved), dtype=torch.uint8)) for ids, saved in text[2]
+        ]
+        state["text"] = {"strategy": text[0], "step": text[1], "buckets": buckets}
+    return state
 
 
 def load(core: Core, named: Named, who: tuple[int, int], state: dict[str, Any]) -> None:
     """Checks all of it, then replaces what is held back."""
     rank, world = who
-    if state.get("format") != FORMAT:
-        raise FlexcommError(f"failed to load flexcomm's state: format {state.get('format')!r}, this version reads {FORMAT}")
+    if state.get("format") not in _READ:
+        raise FlexcommError(
+            f"failed to load flexcomm's state: format {state.get('format')!r}, this version reads 1 and {FORMAT}"
+        )
     if state["rank"] >= 0 and (state["world"], state["rank"]) != (world, rank):
         raise FlexcommError(
             f"failed to load flexcomm's state: it is of rank {state['rank']} of {state['world']}, this is rank {rank} "
             f"of {world}; load each rank's own, or save with state_dict(consolidate=True) to change the number of ranks"
         )
     numbers = {name: i for i, (name, _) in enumerate(named)}
+    text = state.get("text")
     unknown = [name for name in state["held_back"] if name not in numbers]
+    unknown += [name for names, _ in text["buckets"] for name in names if name not in numbers] if text else []
     if unknown:
         raise FlexcommError(f"failed to load flexcomm's state: the model has no parameter {unknown[0]!r}")
     tensors = [(numbers[n], t.detach().to("cpu", torch.float32).contiguous()) for n, t in state["held_back"].items()]
-    core.hold_back([(i, t.data_ptr(), t.numel()) for i, t in tensors])
+    saved = None
+    if text:
+        buckets = [([numbers[n] for n in names], bits.numpy().tobytes()) for names, bits in text["buckets"]]
+        saved = text["strategy"], text["step"], buckets
+    goes_on = core.hold_back([(i, t.data_ptr(), t.numel()) for i, t in tensors], saved)
+    if saved and not goes_on:
+        logger.warning(
+            "the state is of strategy %s, another is in force: what was held back goes on, momenta and warm starts begin "
+            "anew", saved[0]
+        )

@@ -203,6 +203,27 @@ def halves(rank):
     return out | {"reported": sorted({m["version"] for m in run.agent.of_kind("steps")})}
 
 
+def texts(rank, name, text):
+    """A strategy named by a text until the first decision, which takes over what was held back."""
+    run = Run(name, rank, lambda r: True, initial=text)
+    run.train(8)
+    named, before = run.session.strategy, run.session.state_dict()["held_back"]
+    run.agent.publish(decision=decision(1, GATHER))
+    run.train(200, lambda: run.session.version == 1)
+    run.train(3)
+    under, after = run.session.strategy, run.session.state_dict()
+    run.agent.publish(decision=decision(2, "none@1/dense-ring"))
+    run.train(200, lambda: run.session.version == 2)
+    run.train(1)
+    out = run.end()
+    run.agent.wait_for("bye")
+    held = [sum(v.abs().sum().item() for v in state.values()) for state in (before, after["held_back"], run.session.state_dict()["held_back"])]
+    return out | {
+        "named": named, "under": under, "held": held, "text": "text" in after,
+        "reported": sorted({m["version"] for m in run.agent.of_kind("steps")}),
+    }
+
+
 with ranks() as (rank, world, seen):
     lines = Lines()
     seen["late"] = late(rank)
@@ -214,3 +235,5 @@ with ranks() as (rank, world, seen):
     seen["foreign"] = foreign(rank, lines)
     seen["shadowed"] = shadowed(rank)
     seen["halves"] = halves(rank)
+    seen["sum text"] = texts(rank, "sum", "powersgd(rank=2)+ef(vanilla)")
+    seen["gather text"] = texts(rank, "gat", "qsgd(s=4,coding=gamma)+ef(vanilla)")

@@ -127,7 +127,7 @@ def fsdp(rank):
 
 def broken(rank):
     """The core is called with nonsense: exceptions, never a crash."""
-    core = _core.Core("j", 0, 1, [4], strategy="none@1/dense-ring", first_step=0, selection="star", seed=0, shadow_share=1.0)
+    core = _core.Core("j", 0, 1, [(4, 1)], strategy="none@1/dense-ring", first_step=0, selection="star", seed=0, shadow_share=1.0)
     core.begin()
     out = [error_of(lambda _: core.enter(0, 0, 4))]
     core.layout(0, [0])

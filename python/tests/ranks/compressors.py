@@ -1,0 +1,202 @@
+"""Every compressor under its text: the same parameters on all ranks at every step, NaN and checkpoints as elsewhere."""
+
+import gzip
+import os
+import pathlib
+
+import numpy as np
+import torch
+from common import FOLDER, batch, ddp, everywhere, network, parameters_hash, ranks, same
+
+import flexcomm.torch
+from flexcomm import _core
+
+STEPS, SIZES = 8, (20, 48, 40, 2)
+
+#: With memories, momentum, scopes and other options around them.
+AROUND = [
+    "topk(k=0.05)+ef(vanilla)",
+    "topk(k=0.05)+ef(vanilla,beta=0.9)+nesterov(mu=0.5)",
+    "dgc(k=0.05)+ef(dgc,mu=0.5)",
+    "onebit(scaling=true)+ef(efsign)",
+    "qsgd(s=4)+ef(vanilla)+scope(bucket)",
+    "qsgd(s=64,coding=gamma)+checksum(crc32c)+seed(3)",
+    "powersgd(rank=2)+ef(vanilla)",
+    "fp16+ef(vanilla)",
+    "artopk(k=0.1,choose=var,slots=2)+ef(vanilla)",
+    "randomk(k=0.1)+ef(vanilla)",
+    "threshold(v=1000000)+ef(vanilla)",
+]
+
+
+#: Instead of the library's examples, which are made for larger values: here they would send nothing.
+INSTEAD = {"threshold": "v=0.02", "hardthreshold": "tau=0.02"}
+
+
+def text(name, arguments):
+    arguments = INSTEAD.get(name, arguments)
+    # The names alone of the half precisions mean DDP's own allreduce in that type.
+    return f"{name}({arguments})" if arguments else f"{name}+checksum(none)"
+
+
+def start(strategy, **options):
+    model = ddp(network(SIZES), bucket_cap_mb=0.006)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    return model, optimizer, flexcomm.torch.attach(model, optimizer, strategy=strategy, **options)
+
+
+def backward(model, optimizer, step, rank, bad=False):
+    x, y = batch(step, rank)
+    if bad:
+        x[0, 0] = float("nan")
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+
+
+def train(rank, strategy):
+    model, optimizer, session = start(strategy)
+    equal, finite = True, True
+    for step in range(STEPS):
+        # The learning rate changes: memories rescale what they hold back.
+        optimizer.param_groups[0]["lr"] = 0.02 if step < 6 else 0.01
+        backward(model, optimizer, step, rank)
+        finite &= all(bool(p.grad.isfinite().all()) for p in model.parameters())
+        optimizer.step()
+        equal &= same(parameters_hash(model.module))
+    return {"equal": equal, "finite": finite, "strategy": session.strategy, "hash": parameters_hash(model.module)}
+
+
+def nan(rank, world, strategy, **options):
+    """The last rank's gradient is NaN in step 6."""
+    model, optimizer, session = start(strategy, **options)
+    error, kept, all_nan = None, False, False
+    for step in range(STEPS):
+        bad = step == 6
+        before = session._core.text_state()[2] if bad else None
+        try:
+            backward(model, optimizer, step, rank, bad and rank == world - 1)
+        except flexcomm.FlexcommError as raised:
+            error = type(raised).__name__
+        if bad:
+            kept = before == session._core.text_state()[2]
+            all_nan = all(p.grad is not None and bool(p.grad.isnan().all()) for p in model.parameters())
+            optimizer.zero_grad()
+        if error is not None:
+            # DDP itself cannot go on after an exception in backward.
+            break
+        optimizer.step()
+    return {"error": error, "kept": kept, "nan": all_nan, "equal": same(parameters_hash(model.module))}
+
+
+def resumed(rank, strategy):
+    """Saved after 8 steps and loaded into another run: 3 dense steps, then as the first would have gone on."""
+    model, optimizer, session = start(strategy)
+    for step in range(STEPS):
+        backward(model, optimizer, step, rank)
+        optimizer.step()
+    torch.save(session.state_dict(), FOLDER / f"text{rank}.pt")
+    saved = torch.load(FOLDER / f"text{rank}.pt")
+    mean = session.state_dict(consolidate=True)
+    gradients = []
+    other, other_optimizer, loaded = start(strategy)
+    for step in range(4):
+        backward(other, other_optimizer, step, rank)
+    loaded.load_state_dict(saved)
+    for each in (model, other):
+        each.load_state_dict(model.state_dict())
+    for each, each_optimizer in ((model, optimizer), (other, other_optimizer)):
+        backward(each, each_optimizer, 99, rank)
+        gradients.append([p.grad.clone() for p in each.parameters()])
+    same_bits = all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    after = [s._core.text_state()[2] for s in (session, loaded)]
+    # On another number of ranks: only the mean of what was held back.
+    third, third_optimizer, third_session = start(strategy)
+    third_session.load_state_dict(dict(mean, world=99))
+    held = third_session.state_dict()["held_back"]
+    means = all(torch.equal(held[n], v) for n, v in mean["held_back"].items() if bool(v.any()))
+    for step in range(STEPS):
+        backward(third, third_optimizer, step, rank)
+        third_optimizer.step()
+    broken = dict(saved, text=dict(saved["text"], buckets=[(n, b[:-3]) for n, b in saved["text"]["buckets"]]))
+    try:
+        loaded.load_state_dict(broken)
+        refused = ""
+    except flexcomm.FlexcommError as error:
+        refused = str(error)
+    unchanged = loaded._core.text_state()[2] == after[1]
+    return {
+        "bits": same_bits, "states": after[0] == after[1], "mean": means, "refused": refused, "unchanged": unchanged,
+        "equal": same(parameters_hash(third.module)),
+    }
+
+
+def refusal(strategy, **options):
+    try:
+        start(strategy, **options)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return None, ""
+
+
+def pictures(name, count):
+    """The example's data set, its first `count` images as vectors."""
+    folder = pathlib.Path(os.environ.get("FASHION_MNIST", "/usr/share/datasets/fashion-mnist"))
+    with gzip.open(folder / f"{name}-images-idx3-ubyte.gz") as file:
+        images = np.frombuffer(file.read(16 + 784 * count), np.uint8, offset=16).reshape(count, 784)
+    with gzip.open(folder / f"{name}-labels-idx1-ubyte.gz") as file:
+        labels = np.frombuffer(file.read(8 + count), np.uint8, offset=8)
+    return torch.from_numpy(images / np.float32(255) - np.float32(0.3)), torch.from_numpy(labels.astype(np.int64))
+
+
+def learn(rank, world, strategy):
+    """Accuracy after 250 steps on other images, in percent."""
+    (x, y), (held_out, answers) = pictures("train", 12_000), pictures("t10k", 4_000)
+    model = ddp(network((784, 64, 10)), bucket_cap_mb=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    flexcomm.torch.attach(model, optimizer, strategy=strategy)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
+    for step in range(250):
+        own = order[(step * world + rank) * 16 % len(x):][:16]
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x[own]), y[own]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        right = (model.module(held_out).argmax(1) == answers).float().mean().item()
+    return {"accuracy": 100 * right, "equal": same(parameters_hash(model.module))}
+
+
+with ranks() as (rank, world, seen):
+    entries = _core.compressors()
+    texts = [text(name, arguments) for name, _, _, examples in entries for arguments in examples[:1]] + AROUND
+    seen["names"] = [name for name, _, _, _ in entries]
+    seen["plain"] = train(rank, "dense")
+    seen["trained"] = {t: train(rank, t) for t in texts}
+    byteps = {
+        "byteps_compressor_type": "topk", "byteps_compressor_k": "3", "byteps_ef_type": "vanilla",
+        "byteps_momentum_type": "nesterov", "byteps_momentum_mu": "0.9",
+    }
+    seen["byteps"] = train(rank, byteps)
+    several = ["topk(k=0.1)+ef(vanilla)+nesterov(mu=0.9)", "qsgd(s=4,coding=gamma)", "powersgd(rank=1)+ef(vanilla)", "fp16+ef(vanilla)"]
+    seen["nan"] = {t: nan(rank, world, t) for t in several}
+    seen["propagate"] = {t: nan(rank, world, t, on_nonfinite="propagate") for t in several}
+    seen["skip"] = nan(rank, world, "topk(k=0.1)+ef(vanilla)+nonfinite(skip)")
+    stateful = ["topk(k=0.1)+ef(vanilla)+nesterov(mu=0.9)", "dgc(k=0.05)+ef(dgc,mu=0.5)", "powersgd(rank=1)+ef(vanilla)",
+                "gradiveq(d=2,slice=8,every=3)", "signum", "randomk(k=0.2)+ef(vanilla)"]
+    seen["resumed"] = {t: resumed(rank, t) for t in stateful}
+    one = "qsgd(s=0)" if rank == 1 else "qsgd(s=4)"
+    seen["refused"] = {
+        "name": refusal("qsgdd(s=4)"), "key": refusal("qsgd(levels=4)"), "value": refusal("qsgd(s=0)"),
+        "memory": refusal("qsgd(s=4)+ef(vanila)"), "missing": refusal("topk"), "one rank": refusal(one),
+        "sum": refusal("fp16+checksum(crc32c)"), "byteps": refusal({"byteps_compressor_type": "topk", "byteps_compressor_k": "0"}),
+        "different": refusal("qsgd(s=4)" if rank else "qsgd(s=8)"),
+    }
+    other = ddp(network(SIZES).to(torch.float64))
+    flexcomm.torch.attach(other, strategy="qsgd(s=4)")
+    for step in range(5):
+        x, y = batch(step, rank)
+        torch.nn.functional.cross_entropy(other(x.double()), y).backward()
+    seen["float64"] = same(other.module[0].weight.grad.sum().item())
+    learned = ["dense", "qsgd(s=16)", "topk(k=0.01)+ef(vanilla)", "topk(k=0.01)", "powersgd(rank=2)+ef(vanilla)",
+               "onebit(scaling=true)+ef(vanilla)", "natural", "threelc+ef(vanilla)"]
+    if pathlib.Path(os.environ.get("FASHION_MNIST", "/usr/share/datasets/fashion-mnist")).exists():
+        seen["learned"] = {t: learn(rank, world, t) for t in learned}
