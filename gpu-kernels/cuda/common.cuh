@@ -62,6 +62,8 @@ __device__ __forceinline__ f16 to_f16(float x) {
 #endif
   return half;
 }
+__device__ __forceinline__ void narrow(float x, f16* to) { *to = to_f16(x); }
+__device__ __forceinline__ void narrow(float x, bf16* to) { *to = to_bf16(x); }
 
 // Four values in one load.
 template <typename T> struct alignas(4 * sizeof(T)) Four { T v[4]; };

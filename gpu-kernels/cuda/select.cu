@@ -1,8 +1,7 @@
 // Error feedback, the exact k-th largest key by digits of 11, 10 and 10 bits (never a full sort), compaction in order of
 // position with ties to the lowest index, the memory's update and the energies: four launches, of which one reads gradient
 // and memory and writes their sum, the second and the last read that sum, and the third reads the few keys still in play.
-#include "block.cuh"
-#include "state.cuh"
+#include "feed.cuh"
 
 // The cut for the k largest after the first digit; by the last block.
 __device__ void cut_first(State* s, u32 k) {
@@ -12,33 +11,6 @@ __device__ void cut_first(State* s, u32 k) {
   s->prefix = bin.bin;
   s->rest = k - bin.above;
   s->count = bin.count;
-}
-
-__device__ void finish_feed(State* s, Outcome* o, const double* energy) {
-  double fed = sum_of(energy, gridDim.x);
-  if (threadIdx.x != 0) return;
-  u32 most = fresh(&s->max_key);
-  o->fed = fed;
-  o->sent = 0.0;
-  o->bytes = 0;
-  o->kept = 0;
-  o->over = 0;
-  o->refused = most >= NOT_FINITE ? 1u : 0u;
-  o->max = float_of(most);
-}
-
-// fed = beta * memory + gamma * gradient, rounded like the CPU side; without a memory, gamma * gradient.
-template <typename T>
-__device__ __forceinline__ Four<float> fed_four(const T* gradient, const float* memory, u32 i, u32 n, float beta,
-                                                float gamma) {
-  Four<float> g = load_four(gradient, i, n);
-  if (memory == 0) {
-    for (int c = 0; c < 4; c++) g.v[c] = gamma * g.v[c];
-    return g;
-  }
-  Four<float> m = load_four(memory, i, n);
-  for (int c = 0; c < 4; c++) g.v[c] = beta * m.v[c] + gamma * g.v[c];
-  return g;
 }
 
 template <typename T>
@@ -74,7 +46,8 @@ __device__ __forceinline__ void feed(const T* gradient, const float* memory, flo
     atomicMax(&s->max_key, most);
   }
   if (!last_block(s->done + 0)) return;
-  finish_feed(s, o, p->energy);
+  double sum = sum_of(p->energy, gridDim.x);
+  if (threadIdx.x == 0) begin_outcome(s, o, sum);
   cut_first(s, k);
 }
 
@@ -201,7 +174,7 @@ __device__ __forceinline__ u32 from_band(u32 b, u32 start, u32 length) {
 // A gradient that was refused leaves the memory as it was, and a message that means zeros.
 __device__ void give_up(float* fed, const float* memory, u32 n, const State* s, Outcome* o, u32* indices, float* values,
                         u32 room) {
-  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) fed[i] = memory ? memory[i] : 0.0f;
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) fed[i] = before(memory, i);
   u32 k = s->k < room ? s->k : room;
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < k; i += gridDim.x * THREADS) {
     indices[i] = i;
@@ -258,8 +231,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) take(float* fed, const flo
 #pragma unroll
     for (u32 row = 0; row < ROWS; row++) {
       if (own[row] == 0) continue;
-      u32 before = counts[row * WARPS + warp()] + inclusive[row] - own[row];
-      u32 a = above + (before >> 16), b = band + (before & 0xffffu);
+      u32 earlier_here = counts[row * WARPS + warp()] + inclusive[row] - own[row];
+      u32 a = above + (earlier_here >> 16), b = band + (earlier_here & 0xffffu);
       u32 i = (tile * ROWS + row) * THREADS + threadIdx.x;
       for (u32 c = 0; c < 4; c++) {
         u32 key = key_of(x[row].v[c]);

@@ -60,14 +60,12 @@ pub struct Feed {
 pub(crate) const ALIGN: u64 = 16;
 
 impl Feed {
-    pub(crate) fn check(&self) -> Result<u32, LaunchError> {
+    /// Of gradient and memory; answers n.
+    pub(crate) fn check_inputs(&self) -> Result<u32, LaunchError> {
         let n = check_count(self.n)?;
         check(("the gradient", self.gradient, self.dtype.bytes() * self.n), ALIGN)?;
-        check(("fed", self.fed, 4 * self.n), ALIGN)?;
-        check_apart(("fed", self.fed), ("the gradient", self.gradient))?;
         if !self.memory.is_none() {
             check(("the memory", self.memory, 4 * self.n), ALIGN)?;
-            check_apart(("fed", self.fed), ("the memory", self.memory))?;
         }
         for (what, value) in [("beta", self.beta), ("gamma", self.gamma)] {
             if !value.is_finite() {
@@ -75,6 +73,14 @@ impl Feed {
                 return Err(LaunchError::Parameter { what, value: f64::from(value), rule });
             }
         }
+        Ok(n)
+    }
+
+    pub(crate) fn check(&self) -> Result<u32, LaunchError> {
+        let n = self.check_inputs()?;
+        check(("fed", self.fed, 4 * self.n), ALIGN)?;
+        check_apart(("fed", self.fed), ("the gradient", self.gradient))?;
+        check_apart(("fed", self.fed), ("the memory", self.memory))?;
         Ok(n)
     }
 }

@@ -18,17 +18,55 @@ macro_rules! file {
 }
 
 /// Name and text of what modules include.
-pub const HEADERS: &[(&str, &str)] =
-    &[("common.cuh", file!("common.cuh")), ("block.cuh", file!("block.cuh")), ("state.cuh", file!("state.cuh"))];
+pub const HEADERS: &[(&str, &str)] = &[
+    ("common.cuh", file!("common.cuh")),
+    ("block.cuh", file!("block.cuh")),
+    ("state.cuh", file!("state.cuh")),
+    ("feed.cuh", file!("feed.cuh")),
+    ("rules.cuh", file!("rules.cuh")),
+];
 
 /// Every module.
-pub const MODULES: &[Module] = &[SELECT];
+pub const MODULES: &[Module] = &[SELECT, GAINS, QUANTIZE];
 
 /// Error feedback, exact cuts, compaction and packing of what is selected.
 pub const SELECT: Module = Module {
     name: "select.cu",
     text: file!("select.cu"),
-    kernels: &["feed_f32", "feed_f16", "feed_bf16", "cut_second", "cut_third", "take", "gaps", "clear", "pack"],
+    kernels: &["cut_second", "cut_third", "take", "gaps", "clear", "pack", "feed_f32", "feed_f16", "feed_bf16"],
+};
+
+/// Gains of all candidate ratios in one read.
+pub const GAINS: Module =
+    Module { name: "gains.cu", text: file!("gains.cu"), kernels: &["gains_f32", "gains_f16", "gains_bf16"] };
+
+/// Quantizers and their inverses, and the majority vote.
+pub const QUANTIZE: Module = Module {
+    name: "quantize.cu",
+    text: file!("quantize.cu"),
+    kernels: &[
+        "norms",
+        "signs",
+        "add_signs",
+        "majority",
+        "natural",
+        "add_natural",
+        "eightbit",
+        "add_eightbit",
+        "cast_f16",
+        "cast_bf16",
+        "add_f16",
+        "add_bf16",
+        "stats_f32",
+        "stats_f16",
+        "stats_bf16",
+        "quantize_linear",
+        "quantize_powers",
+        "quantize_draw",
+        "dequantize_linear",
+        "dequantize_powers",
+        "dequantize_draw",
+    ],
 };
 
 /// Options that both NVRTC and the cache's key take. No contraction to fused multiply-add: the CPU side rounds every

@@ -5,7 +5,7 @@ use crate::{LaunchError, Span};
 /// Bytes of `Outcome` in `cuda/state.cuh`.
 pub const OUTCOME_BYTES: u64 = 48;
 /// Bytes of `State`.
-pub const STATE_BYTES: u64 = 16_512;
+pub const STATE_BYTES: u64 = 32_896;
 /// Bytes of `Partials`.
 pub const PARTIALS_BYTES: u64 = 4 * 8 * MOST_BLOCKS as u64;
 /// Blocks that `Partials` has room for.

@@ -73,6 +73,7 @@ impl Span {
 
     /// Whether the two share a byte.
     pub(crate) fn overlaps(self, other: Self) -> bool {
-        self.address < other.address + other.bytes && other.address < self.address + self.bytes
+        let apart = self.address + self.bytes <= other.address || other.address + other.bytes <= self.address;
+        !(self.is_none() || other.is_none() || apart)
     }
 }

@@ -141,7 +141,8 @@ impl Nvrtc {
         });
         if let Err(error) = compiled {
             let log = self.output(program, ("nvrtcGetProgramLogSize", "nvrtcGetProgramLog"))?;
-            let log = format!("{error}\n{}", String::from_utf8_lossy(&log).trim_end_matches('\0'));
+            let log = String::from_utf8_lossy(&log).trim_end_matches('\0').to_owned();
+            let log = if log.is_empty() { error.to_string() } else { log };
             return Err(LoadError::Compile { module: module.name, arch: arch.sm(), log });
         }
         let ptx = self.output(program, ("nvrtcGetPTXSize", "nvrtcGetPTX"))?;

@@ -3,4 +3,6 @@
 
 mod data;
 mod emulated;
+mod gains;
+mod quantize;
 mod topk;

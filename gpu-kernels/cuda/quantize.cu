@@ -1,0 +1,394 @@
+// Quantizers: one pass adds the memory and takes norms, the second writes codes and takes what they stand for out of the
+// error-fed gradient, which becomes the memory. Payloads are those of compression/FORMAT.md.
+//
+// A gradient that is refused leaves the memory as it was; its payload means zeros where the method can say so (norm 0),
+// else the host must look at the outcome before it uses a message.
+#include "feed.cuh"
+#include "rules.cuh"
+
+// The norm that is sent, of the whole tensor.
+#define NORM_NONE 0u
+#define NORM_MAX 1u
+#define NORM_L2 2u
+#define NORM_CLIPPED 3u  // max |x| or `clip` standard deviations
+#define NORM_MEAN 4u     // mean |x|
+#define NORM_ONE 5u
+#define NORM_HALF_L2 6u  // |x| at most half of the largest float
+
+#define LARGEST_NORM 3.4e38
+
+__device__ __forceinline__ float max_norm(float most) { return fminf(most, (float)LARGEST_NORM); }
+
+__device__ __forceinline__ float l2_norm(double energy, float most) {
+  double norm = sqrt(energy);
+  return fmaxf((float)(norm < LARGEST_NORM ? norm : LARGEST_NORM), max_norm(most));
+}
+
+__device__ float norm_of(u32 kind, double clip, u32 n, double energy, double sum, double magnitude, float most) {
+  if (kind == NORM_ONE) return 1.0f;
+  if (kind == NORM_MAX || (kind == NORM_CLIPPED && n == 0)) return max_norm(most);
+  if (kind == NORM_L2) return l2_norm(energy, most);
+  if (kind == NORM_HALF_L2) return fminf(l2_norm(energy, most), 3.40282346638528859812e38f / 2.0f);
+  if (kind == NORM_MEAN) return (float)(magnitude / (double)(n == 0 ? 1 : n));
+  if (kind != NORM_CLIPPED) return 0.0f;
+  double mean = sum / (double)n, variance = energy / (double)n - mean * mean;
+  double deviation = sqrt(variance > 0.0 ? variance : 0.0), bound = clip * deviation;
+  if (deviation <= 0.0) return max_norm(most);
+  return fminf(max_norm(most), (float)(bound < LARGEST_NORM ? bound : LARGEST_NORM));
+}
+
+template <typename T>
+__device__ __forceinline__ void stats(const T* gradient, const float* memory, float* fed, u32 n, float beta, float gamma,
+                                      u32 kind, double clip, float* norm_to, State* s, Outcome* o, Partials* p) {
+  double energy = 0.0, sum = 0.0, magnitude = 0.0;
+  u32 most = 0;
+  const u32 groups = n / 4 + (n % 4 != 0);
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < groups; i += gridDim.x * THREADS) {
+    Four<float> x = fed_four(gradient, memory, i, n, beta, gamma);
+    store_four(fed, i, n, x);
+    for (u32 c = 0; c < 4; c++) {
+      if (4 * i + c >= n) break;
+      u32 key = key_of(x.v[c]);
+      most = key > most ? key : most;
+      double wide = (double)x.v[c];
+      energy += wide * wide;
+      if (kind == NORM_CLIPPED) sum += wide;
+      if (kind == NORM_MEAN) magnitude += fabs(wide);
+    }
+  }
+  energy = block_sum(energy);
+  sum = block_sum(sum);
+  magnitude = block_sum(magnitude);
+  most = block_max(most);
+  if (threadIdx.x == 0) {
+    p->energy[blockIdx.x] = energy;
+    p->sum[blockIdx.x] = sum;
+    p->magnitude[blockIdx.x] = magnitude;
+    atomicMax(&s->max_key, most);
+  }
+  if (!last_block(s->done)) return;
+  energy = sum_of(p->energy, gridDim.x);
+  sum = sum_of(p->sum, gridDim.x);
+  magnitude = sum_of(p->magnitude, gridDim.x);
+  if (threadIdx.x != 0) return;
+  begin_outcome(s, o, energy);
+  float norm = o->refused ? 0.0f : norm_of(kind, clip, n, energy, sum, magnitude, o->max);
+  o->norm = norm;
+  if (norm_to != 0) *norm_to = norm;
+}
+
+#define STATS(name, type)                                                                                              \
+  extern "C" __global__ void __launch_bounds__(THREADS)                                                                \
+      name(const type* gradient, const float* memory, float* fed, u32 n, float beta, float gamma, u32 kind, double clip, \
+           float* norm_to, State* s, Outcome* o, Partials* p) {                                                        \
+    stats(gradient, memory, fed, n, beta, gamma, kind, clip, norm_to, s, o, p);                                        \
+  }
+STATS(stats_f32, float)
+STATS(stats_f16, f16)
+STATS(stats_bf16, bf16)
+
+// A norm per bucket. Eight lanes add up a bucket as eight sums over each 1024 values, in the CPU side's order: the square
+// root of the same sum is the same float.
+extern "C" __global__ void __launch_bounds__(THREADS) norms(const float* fed, u32 n, u32 bucket, u32 kind, float* to,
+                                                            const Outcome* o) {
+  const u32 buckets = n / bucket + (n % bucket != 0), part = lane() & 7u;
+  const u32 per_grid = gridDim.x * THREADS / 8;
+  for (u32 first = (blockIdx.x * THREADS + threadIdx.x - lane()) / 8; first < buckets; first += per_grid) {
+    // All lanes go through all chunks together; those behind the end add nothing.
+    const u32 b = first + lane() / 8;
+    const u64 begin = (u64)b * bucket, end = begin + bucket < n ? begin + bucket : n;
+    double energy = 0.0;
+    u32 most = 0;
+    for (u32 at = 0; at < bucket; at += 1024) {
+      const u64 from = begin + at, to = from + 1024 < end ? from + 1024 : end;
+      const u32 length = from < to ? (u32)(to - from) : 0, whole = length / 8 * 8;
+      double own = 0.0, rest = 0.0;
+      for (u32 i = part; i < whole; i += 8) {
+        float x = fed[from + i];
+        own += (double)x * (double)x;
+        most = key_of(x) > most ? key_of(x) : most;
+      }
+      if (whole + part < length) {
+        float x = fed[from + whole + part];
+        rest = (double)x * (double)x;
+        most = key_of(x) > most ? key_of(x) : most;
+      }
+      double sum = 0.0;
+      for (u32 j = 0; j < 8; j++) sum += __shfl_sync(FULL, own, (lane() & 24u) + j);
+      for (u32 j = 0; j < 8; j++) sum += __shfl_sync(FULL, rest, (lane() & 24u) + j);
+      energy += sum;
+    }
+    for (u32 d = 4; d > 0; d /= 2) {
+      u32 other = __shfl_xor_sync(FULL, most, d);
+      most = other > most ? other : most;
+    }
+    if (part != 0 || b >= buckets) continue;
+    float norm = kind == NORM_L2 ? l2_norm(energy, float_of(most)) : max_norm(float_of(most));
+    to[b] = o->refused ? 0.0f : norm;
+  }
+}
+
+// The last block adds up what was sent.
+__device__ __forceinline__ void finish(double sent, u64 bytes, State* s, Outcome* o, Partials* p) {
+  sent = block_sum(sent);
+  if (threadIdx.x == 0) p->extra[blockIdx.x] = sent;
+  if (!last_block(s->done + 1)) return;
+  sent = sum_of(p->extra, gridDim.x);
+  if (threadIdx.x != 0) return;
+  o->sent = sent;
+  o->bytes = bytes;
+}
+
+// Codes of `width` bits, eight per thread, packed in the block's memory so that words go out side by side.
+template <typename Rule>
+__device__ __forceinline__ void quantize(float* fed, const float* memory, u32 n, u32* payload, u32 bucket, u32 width,
+                                         const Scheme& scheme, State* s, Outcome* o, Partials* p) {
+  SHARED(u32, stage, 2 * THREADS);
+  const bool refused = o->refused != 0;
+  const u32 buckets = n == 0 ? 0 : (n - 1) / bucket + 1, bundles = n / 8 + (n % 8 != 0);
+  const float* norms = reinterpret_cast<const float*>(payload);
+  u32* packed = payload + buckets;
+  double sent = 0.0;
+  for (u32 first = blockIdx.x * THREADS; first < bundles; first += gridDim.x * THREADS) {
+    const u32 bundle = first + threadIdx.x;
+    u64 word = 0;
+    u32 open = 0xffffffffu;
+    float step = 0.0f;
+    Rule rule = Rule::of(0.0f, scheme);
+    for (u32 half = 0; half < 2; half++) {
+      const u32 group = 2 * bundle + half;
+      if (bundle >= bundles || 4 * group >= n) break;
+      Four<float> x = refused ? Four<float>() : load_four(fed, group, n);
+      for (u32 c = 0; c < 4; c++) {
+        const u32 i = 4 * group + c;
+        if (i >= n) break;
+        // Where buckets are whole bundles, all eight lie in one.
+        if (open == 0xffffffffu || bucket % 8 != 0) {
+          const u32 b = i / bucket;
+          if (b != open) {
+            open = b;
+            step = norms[b] / (float)scheme.divide;
+            rule = Rule::of(step, scheme);
+          }
+        }
+        u32 code = refused ? Rule::zero(scheme) : rule.code(x.v[c], i);
+        word |= (u64)code << ((4 * half + c) * width);
+        float relative = rule.relative(code);
+        double value = (double)step * (double)relative;
+        sent += value * value;
+        x.v[c] = refused ? before(memory, i) : x.v[c] + relative * -step;
+      }
+      store_four(fed, group, n, x);
+    }
+    __syncthreads();
+    u8* bytes = reinterpret_cast<u8*>(stage);
+    for (u32 j = 0; j < width; j++) bytes[threadIdx.x * width + j] = (u8)(word >> (8 * j));
+    __syncthreads();
+    // This round's values, in bytes.
+    const u32 values = n - 8 * first < 8 * THREADS ? n - 8 * first : 8 * THREADS;
+    const u32 length = (values * width + 7) / 8, words = length / 4;
+    u32* to = packed + (u64)first * width / 4;
+    for (u32 i = threadIdx.x; i < words; i += THREADS) to[i] = stage[i];
+    const u32 rest = 4 * words + threadIdx.x;
+    if (rest < length) reinterpret_cast<u8*>(to)[rest] = bytes[rest];
+  }
+  finish(sent, 4ull * buckets + ((u64)n * width + 7) / 8, s, o, p);
+}
+
+#define QUANTIZE(name, rule)                                                                                           \
+  extern "C" __global__ void __launch_bounds__(THREADS)                                                                \
+      name(float* fed, const float* memory, u32 n, u32* payload, u32 bucket, u32 width, u32 levels, u32 divide, u32 a,  \
+           u32 b, u32 c, State* s, Outcome* o, Partials* p) {                                                          \
+    quantize<rule>(fed, memory, n, payload, bucket, width, Scheme{levels, divide, Stream{a, b, c}}, s, o, p);          \
+  }
+QUANTIZE(quantize_linear, Linear)
+QUANTIZE(quantize_powers, Powers)
+QUANTIZE(quantize_draw, Draw)
+
+// out += scale * what the codes stand for.
+template <typename Rule>
+__device__ __forceinline__ void dequantize(float* out, u32 n, const u8* payload, u32 bucket, u32 width,
+                                           const Scheme& scheme, float scale) {
+  const u32 buckets = n == 0 ? 0 : (n - 1) / bucket + 1;
+  const u8* packed = payload + 4 * (u64)buckets;
+  const float* norms = reinterpret_cast<const float*>(payload);
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
+    const u64 at = (u64)i * width;
+    u32 bits = packed[at / 8];
+    if (at % 8 + width > 8) bits |= (u32)packed[at / 8 + 1] << 8;
+    u32 code = bits >> (at % 8) & ((1u << width) - 1);
+    float step = scale * (norms[i / bucket] / (float)scheme.divide);
+    out[i] += Rule::of(0.0f, scheme).relative(code) * step;
+  }
+}
+
+#define DEQUANTIZE(name, rule)                                                                                         \
+  extern "C" __global__ void __launch_bounds__(THREADS)                                                                \
+      name(float* out, u32 n, const u8* payload, u32 bucket, u32 width, u32 levels, u32 divide, float scale) {         \
+    dequantize<rule>(out, n, payload, bucket, width, Scheme{levels, divide, Stream{0, 0, 0}}, scale);                  \
+  }
+DEQUANTIZE(dequantize_linear, Linear)
+DEQUANTIZE(dequantize_powers, Powers)
+DEQUANTIZE(dequantize_draw, Draw)
+
+// A warp works on 1024 values at a time, 32 in a row: `each(i, inside)` answers a row's bit of every lane, and the words of
+// the 32 ballots go out side by side.
+template <typename F> __device__ __forceinline__ void ballots(u32 n, u8* bits, F each) {
+  const u32 stretches = n / 1024 + (n % 1024 != 0), warps = gridDim.x * WARPS;
+  for (u32 stretch = blockIdx.x * WARPS + warp(); stretch < stretches; stretch += warps) {
+    u32 own = 0;
+#pragma unroll 8
+    for (u32 row = 0; row < 32; row++) {
+      const u32 i = 1024 * stretch + 32 * row + lane();
+      bool bit = each(i, i < n);
+      u32 word = __ballot_sync(FULL, bit && i < n);
+      if (lane() == row) own = word;
+    }
+    const u64 at = 128 * (u64)stretch + 4 * lane(), end = ((u64)n + 7) / 8;
+    if (at + 4 <= end) *reinterpret_cast<u32*>(bits + at) = own;
+    else
+      for (u32 j = 0; j < 4; j++)
+        if (at + j < end) bits[at + j] = (u8)(own >> (8 * j));
+  }
+}
+
+// Signs, times the norm of the outcome; with `scaled`, that follows in four bytes.
+extern "C" __global__ void __launch_bounds__(THREADS) signs(float* fed, const float* memory, u32 n, u8* payload,
+                                                            u32 scaled, State* s, Outcome* o, Partials* p) {
+  const bool refused = o->refused != 0;
+  const float norm = o->norm;
+  ballots(n, payload, [=](u32 i, bool inside) {
+    if (!inside) return false;
+    if (refused) {
+      fed[i] = before(memory, i);
+      return false;
+    }
+    float x = fed[i];
+    bool negative = x < 0.0f;
+    fed[i] = x + (negative ? norm : -norm);
+    return negative;
+  });
+  const u64 end = ((u64)n + 7) / 8;
+  if (blockIdx.x == 0 && threadIdx.x < 4 && scaled) payload[end + threadIdx.x] = (u8)(bits_of(norm) >> (8 * threadIdx.x));
+  // Every sign is sent with the same magnitude.
+  double sent = blockIdx.x == 0 && threadIdx.x == 0 ? (double)n * (double)norm * (double)norm : 0.0;
+  finish(sent, end + (scaled ? 4 : 0), s, o, p);
+}
+
+// out += scale * signs (times the scale behind them).
+extern "C" __global__ void __launch_bounds__(THREADS) add_signs(float* out, u32 n, const u8* payload, u32 scaled,
+                                                                float scale) {
+  u32 own = 0;
+  for (u32 j = 0; scaled && j < 4; j++) own |= (u32)payload[((u64)n + 7) / 8 + j] << (8 * j);
+  const float value = scale * (scaled ? float_of(own) : 1.0f);
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS)
+    out[i] += payload[i / 8] >> (i % 8) & 1 ? -value : value;
+}
+
+// The sign that most ranks sent; equal votes mean +1. Rank r's signs begin at r * stride.
+extern "C" __global__ void __launch_bounds__(THREADS) majority(float* out, u32 n, const u8* payloads, u64 stride,
+                                                               u32 ranks) {
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
+    u32 negative = 0;
+    for (u32 r = 0; r < ranks; r++) negative += payloads[r * stride + i / 8] >> (i % 8) & 1u;
+    out[i] = negative > ranks - negative ? -1.0f : 1.0f;
+  }
+}
+
+// Natural compression: signs, then exponents.
+extern "C" __global__ void __launch_bounds__(THREADS) natural(float* fed, const float* memory, u32 n, u8* payload, u32 a,
+                                                              u32 b, u32 c, State* s, Outcome* o, Partials* p) {
+  const bool refused = o->refused != 0;
+  const Stream random = {a, b, c};
+  u8* exponents = payload + ((u64)n + 7) / 8;
+  double sent = 0.0;
+  ballots(n, payload, [=, &sent](u32 i, bool inside) {
+    if (!inside) return false;
+    float x = refused ? 0.0f : fed[i];
+    u32 key = key_of(x), exponent = (key + (random.word(i) >> 9)) >> 23;
+    exponent = key == 0 ? 0 : exponent < 254 ? exponent : 254;
+    bool negative = bits_of(x) >> 31 == 1;
+    exponents[i] = (u8)exponent;
+    float value = float_of(exponent << 23 | (negative ? 0x80000000u : 0));
+    sent += (double)value * (double)value;
+    fed[i] = refused ? before(memory, i) : x + value * -1.0f;
+    return negative;
+  });
+  finish(sent, ((u64)n + 7) / 8 + n, s, o, p);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) add_natural(float* out, u32 n, const u8* payload, float scale) {
+  const u8* exponents = payload + ((u64)n + 7) / 8;
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
+    u32 sign = (u32)(payload[i / 8] >> (i % 8) & 1) << 31;
+    out[i] += float_of((u32)exponents[i] << 23 | sign) * scale;
+  }
+}
+
+// 8-bit floats relative to the norm, which lies in front.
+extern "C" __global__ void __launch_bounds__(THREADS) eightbit(float* fed, const float* memory, u32 n, u8* payload,
+                                                               u32 fixed, State* s, Outcome* o, Partials* p) {
+  SHARED(EightBit, table, 1);
+  table->fill(fixed);
+  __syncthreads();
+  const bool refused = o->refused != 0;
+  const float norm = o->norm, divisor = norm > 0.0f ? norm : 1.0f;
+  u8* codes = payload + 4;
+  double sent = 0.0;
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
+    float x = refused ? 0.0f : fed[i];
+    u32 code = table->code(x / divisor);
+    float value = table->value(code);
+    codes[i] = (u8)code;
+    sent += (double)value * (double)value;
+    fed[i] = refused ? before(memory, i) : x + value * -norm;
+  }
+  finish(sent * (double)norm * (double)norm, 4 + (u64)n, s, o, p);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) add_eightbit(float* out, u32 n, const u8* payload, u32 fixed,
+                                                                   float scale) {
+  SHARED(EightBit, table, 1);
+  table->fill(fixed);
+  __syncthreads();
+  const float step = scale * *reinterpret_cast<const float*>(payload);
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS)
+    out[i] += table->value(payload[4 + i]) * step;
+}
+
+// Half precision, clipped to a bound under which the ranks' sum stays finite.
+template <typename T>
+__device__ __forceinline__ void cast(float* fed, const float* memory, u32 n, T* payload, float limit, State* s,
+                                     Outcome* o, Partials* p) {
+  const bool refused = o->refused != 0;
+  double sent = 0.0;
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
+    float x = refused ? 0.0f : fed[i], clipped = x < -limit ? -limit : x > limit ? limit : x;
+    T half;
+    narrow(clipped, &half);
+    payload[i] = half;
+    float value = widen(half);
+    sent += (double)value * (double)value;
+    fed[i] = refused ? before(memory, i) : x + value * -1.0f;
+  }
+  finish(sent, 2 * (u64)n, s, o, p);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) cast_f16(float* fed, const float* memory, u32 n, f16* payload,
+                                                               float limit, State* s, Outcome* o, Partials* p) {
+  cast(fed, memory, n, payload, limit, s, o, p);
+}
+extern "C" __global__ void __launch_bounds__(THREADS) cast_bf16(float* fed, const float* memory, u32 n, bf16* payload,
+                                                                float limit, State* s, Outcome* o, Partials* p) {
+  cast(fed, memory, n, payload, limit, s, o, p);
+}
+
+template <typename T> __device__ __forceinline__ void add_cast(float* out, u32 n, const T* payload, float scale) {
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) out[i] += widen(payload[i]) * scale;
+}
+extern "C" __global__ void __launch_bounds__(THREADS) add_f16(float* out, u32 n, const f16* payload, float scale) {
+  add_cast(out, n, payload, scale);
+}
+extern "C" __global__ void __launch_bounds__(THREADS) add_bf16(float* out, u32 n, const bf16* payload, float scale) {
+  add_cast(out, n, payload, scale);
+}

@@ -1,0 +1,148 @@
+// How one value becomes a code: the rules of compression/src/methods/quantization, and its random numbers.
+#ifndef FLEXCOMM_RULES
+#define FLEXCOMM_RULES
+#include "common.cuh"
+
+// Number i of a stream (compression/src/random).
+struct Stream {
+  u32 a, b, c;
+
+  static __device__ __forceinline__ u32 mix(u32 x) {
+    x = (x ^ x >> 16) * 0x7feb352du;
+    x = (x ^ x >> 15) * 0x846ca68bu;
+    return x ^ x >> 16;
+  }
+  __device__ __forceinline__ u32 word(u32 i) const {
+    return mix((mix((i * 0x9e3779b9u) ^ a) + b) ^ (i << 16 | i >> 16)) ^ c;
+  }
+  // In [0, 1], below p with chance p.
+  __device__ __forceinline__ float chance(u32 i) const { return (float)(int)(word(i) >> 1) * (1.0f / 2147483648.0f); }
+};
+
+// Division by a number as two products.
+struct Divide {
+  float first, second;
+
+  static __device__ __forceinline__ Divide by(float step) {
+    Divide out = {0.0f, 0.0f};
+    if (step == 0.0f) return out;
+    const float small = 8.077935669463160887416100508073e-28f;  // 2^-90
+    const float large = 1.2379400392853802748991242240e27f;     // 2^90
+    out.first = step < small ? 1.2676506002282294014967032054e30f : step > large ? 7.8886090522101180541e-31f : 1.0f;
+    out.second = (float)(1.0 / ((double)step * (double)out.first));
+    return out;
+  }
+  __device__ __forceinline__ float of(float x) const { return x * first * second; }
+};
+
+// What a rule is made of.
+struct Scheme {
+  u32 levels;  // s or k: above 0
+  u32 divide;  // the step is norm / divide
+  Stream random;
+};
+
+// Whole multiples of a step: QSGD, TernGrad, linear dithering.
+struct Linear {
+  Divide divide;
+  float most;
+  int offset;
+  Stream random;
+
+  static __device__ __forceinline__ Linear of(float step, const Scheme& scheme) {
+    return {Divide::by(step), (float)scheme.levels, (int)scheme.levels, scheme.random};
+  }
+  static __device__ __forceinline__ u32 zero(const Scheme& scheme) { return scheme.levels; }
+  __device__ __forceinline__ u32 code(float x, u32 i) const {
+    const float whole = 8388608.0f;
+    float steps = fminf(divide.of(fabsf(x)), most);
+    float shifted = steps + whole, nearest = shifted - whole;
+    int over = nearest > steps ? 1 : 0;
+    float part = steps - (nearest - (float)over);
+    int up = random.chance(i) < part ? 1 : 0;
+    int level = (int)(bits_of(shifted) & 0xffu) - over + up;
+    return (u32)(offset + (x < 0.0f ? -level : level)) & 0xffu;
+  }
+  __device__ __forceinline__ float relative(u32 code) const { return (float)((int)code - offset); }
+};
+
+// Powers of two below a norm: natural dithering.
+struct Powers {
+  Divide divide;
+  int k, lowest;
+  float to_lowest;
+  Stream random;
+
+  static __device__ __forceinline__ Powers of(float step, const Scheme& scheme) {
+    int k = (int)scheme.levels;
+    return {Divide::by(step), k, 128 - k, float_of((u32)(126 + k) << 23), scheme.random};
+  }
+  static __device__ __forceinline__ u32 zero(const Scheme& scheme) { return scheme.levels; }
+  __device__ __forceinline__ u32 code(float x, u32 i) const {
+    float t = fminf(divide.of(fabsf(x)), 1.0f);
+    int exponent = (int)((bits_of(t) + (random.word(i) >> 9)) >> 23);
+    float below = t * to_lowest;
+    int level = below < 1.0f ? (random.chance(i) < below ? 1 : 0) : exponent - lowest + 1;
+    return (u32)(k + (x < 0.0f ? -level : level)) & 0xffu;
+  }
+  __device__ __forceinline__ float relative(u32 code) const {
+    int level = (int)code - k, magnitude = level < 0 ? -level : level;
+    u32 bits = level == 0 ? 0 : (u32)(lowest + magnitude - 1) << 23;
+    return float_of(bits | ((u32)level & 0x80000000u));
+  }
+};
+
+// A sign at random: SSDM.
+struct Draw {
+  Divide divide;
+  Stream random;
+
+  static __device__ __forceinline__ Draw of(float step, const Scheme& scheme) {
+    return {Divide::by(step), scheme.random};
+  }
+  static __device__ __forceinline__ u32 zero(const Scheme&) { return 0; }
+  __device__ __forceinline__ u32 code(float x, u32 i) const {
+    float drawn = fminf((float)(int)random.word(i) * (1.0f / 2147483648.0f), 0.9999999f);
+    return drawn >= divide.of(x) ? 1u : 0u;
+  }
+  __device__ __forceinline__ float relative(u32 code) const { return 1.0f - 2.0f * (float)code; }
+};
+
+// The 128 magnitudes of 8-bit floats and what lies between them, made by the threads of a block.
+struct EightBit {
+  float values[128];
+  float bounds[128];  // between code i and i + 1; the last between code 127 and 1
+
+  static __device__ double middle(u32 i, u32 parts) { return 0.1 + 0.9 * ((double)i + 0.5) / (double)parts; }
+  static __device__ float magnitude(u32 code, u32 fixed) {
+    const double tens[8] = {1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0};
+    if (code == 0) return 0.0f;
+    if (code == 128) return 1.0f;
+    if (fixed) return (float)(middle(code & 15, 16) * tens[code >> 4]);
+    u32 bits = 31 - __clz(code);
+    return (float)(middle(code - (1u << bits), 1u << bits) * tens[bits + 1]);
+  }
+  __device__ void fill(u32 fixed) {
+    if (threadIdx.x < 128) {
+      u32 code = threadIdx.x;
+      values[code] = magnitude(code, fixed);
+      bounds[code] = (magnitude(code, fixed) + magnitude(code + 1, fixed)) / 2.0f;
+    }
+  }
+  // The nearest code of t.
+  __device__ __forceinline__ u32 code(float t) const {
+    float m = fminf(fabsf(t), 1.0f);
+    u32 code = 0;
+    for (u32 step = 64; step > 0; step /= 2)
+      if (m >= bounds[code + step - 1]) code += step;
+    if (m >= bounds[127]) return t < 0.0f ? 0xffu : 0x80u;
+    return code == 0 ? 0 : code | (t < 0.0f ? 0x80u : 0);
+  }
+  __device__ __forceinline__ float value(u32 code) const {
+    if (code == 0x80u) return 1.0f;
+    float magnitude = values[code & 127u];
+    return code & 0x80u ? -magnitude : magnitude;
+  }
+};
+
+#endif

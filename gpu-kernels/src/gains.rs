@@ -1,0 +1,45 @@
+//! Gains of all candidate ratios at the price of one read: what five trials cost before.
+
+use crate::feed::{ALIGN, Feed};
+use crate::select::blocks;
+use crate::workspace::{Workspace, check, check_count};
+use crate::{Device, LaunchError, Span};
+
+/// Most candidates of one call.
+pub const MOST_CANDIDATES: u64 = 4096;
+
+/// For each of `count` candidates k (u32 each at `ks`) the gain of top-k with error feedback and by how much it may be off,
+/// two f64 each at `to`. Gradient and memory are read once and nothing else is written; `feed.fed` may be
+/// [`Span::NONE`]. A gradient that is not finite has gain 0, off by up to 1.
+pub fn gains(
+    device: &impl Device,
+    feed: &Feed,
+    (ks, count, to): (Span, u64, Span),
+    workspace: Span,
+) -> Result<(), LaunchError> {
+    let n = feed.check_inputs()?;
+    if count > MOST_CANDIDATES {
+        let rule = "at most 4096";
+        return Err(LaunchError::Parameter { what: "candidates", value: count as f64, rule });
+    }
+    check(("the candidates", ks, 4 * count), ALIGN)?;
+    check(("the gains", to, 16 * count), ALIGN)?;
+    let parts = Workspace::new(workspace, feed.n)?;
+    let count = check_count(count)?;
+    device.zero(parts.zeroed)?;
+    let arguments = [
+        feed.gradient.address(),
+        feed.memory.address(),
+        u64::from(n),
+        u64::from(feed.beta.to_bits()),
+        u64::from(feed.gamma.to_bits()),
+        ks.address(),
+        u64::from(count),
+        to.address(),
+        parts.state.address(),
+        parts.outcome.address(),
+        parts.partials.address(),
+    ];
+    let kernel = feed.dtype.of(["gains_f32", "gains_f16", "gains_bf16"]);
+    device.launch(kernel, blocks(device, feed.n.div_ceil(4)), &arguments)
+}

@@ -1,0 +1,328 @@
+//! Quantizers: payloads of `compression/FORMAT.md`, byte for byte.
+//!
+//! Norms of whole tensors are rounded from sums in f64 whose order is not the CPU side's: about one in 10^8 of ‖x‖₂, mean |x|
+//! and clipping bounds is the neighbouring f32. Norms of buckets and largest magnitudes are the same always.
+
+use crate::feed::{ALIGN, Feed};
+use crate::random::Random;
+use crate::select::blocks;
+use crate::workspace::{Workspace, check, check_apart, check_count};
+use crate::{Device, LaunchError, Span};
+
+/// Which norm a level is a part of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Norm {
+    /// ‖x‖₂.
+    L2,
+    /// max |x|.
+    Max,
+}
+
+/// A quantizer and its parameters, as in the strategies' text.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Quantizer {
+    /// `signsgd`, `signum`, `onebit(scaling=false)`: signs. A refused gradient cannot say so in the payload.
+    Signs,
+    /// `onebit(scaling=true)`, `efsignsgd`: signs and mean |x|.
+    ScaledSigns,
+    /// `ssdm`.
+    Ssdm,
+    /// `qsgd`, packed; a bucket of 0 is the whole tensor.
+    Qsgd {
+        /// Levels above 0, to 127.
+        s: u32,
+        /// Values per norm.
+        bucket: u32,
+        /// Of a bucket.
+        norm: Norm,
+    },
+    /// `dithering`.
+    Dithering {
+        /// Levels above 0, to 127.
+        k: u32,
+        /// Levels are powers of two, not equal parts.
+        natural: bool,
+        /// Of the tensor.
+        norm: Norm,
+    },
+    /// `terngrad`; a clip of 0 does not clip.
+    TernGrad {
+        /// In standard deviations.
+        clip: f64,
+    },
+    /// `natural`.
+    Natural,
+    /// `eightbit`.
+    EightBit {
+        /// `type=static`, not the dynamic tree.
+        fixed: bool,
+    },
+    /// `fp16`, for sums over so many ranks.
+    F16 {
+        /// Ranks.
+        world: u32,
+    },
+    /// `bf16`.
+    Bf16 {
+        /// Ranks.
+        world: u32,
+    },
+}
+
+/// Kinds of norms in `cuda/quantize.cu`.
+mod kind {
+    pub(super) const NONE: u64 = 0;
+    pub(super) const MAX: u64 = 1;
+    pub(super) const L2: u64 = 2;
+    pub(super) const CLIPPED: u64 = 3;
+    pub(super) const MEAN: u64 = 4;
+    pub(super) const ONE: u64 = 5;
+    pub(super) const HALF_L2: u64 = 6;
+}
+
+/// What the codes of a method are made of.
+#[derive(Debug, Clone, Copy)]
+struct Codes {
+    kernels: [&'static str; 2],
+    bucket: u64,
+    width: u64,
+    levels: u64,
+    divide: u64,
+}
+
+/// Bits for `levels` different numbers.
+fn width(levels: u64) -> u64 {
+    u64::from(u64::BITS - (levels - 1).leading_zeros())
+}
+
+const LINEAR: [&str; 2] = ["quantize_linear", "dequantize_linear"];
+const POWERS: [&str; 2] = ["quantize_powers", "dequantize_powers"];
+const DRAW: [&str; 2] = ["quantize_draw", "dequantize_draw"];
+
+impl Quantizer {
+    fn codes(self, n: u64) -> Option<Codes> {
+        let whole = n.max(1);
+        let linear = |bucket, s: u32| {
+            let levels = u64::from(s);
+            Codes { kernels: LINEAR, bucket, width: width(2 * levels + 1), levels, divide: levels }
+        };
+        match self {
+            Self::Qsgd { s, bucket: 0, .. } => Some(linear(whole, s)),
+            Self::Qsgd { s, bucket, .. } => Some(linear(u64::from(bucket), s)),
+            Self::Dithering { k, natural: false, .. } => Some(linear(whole, k)),
+            Self::Dithering { k, .. } => Some(Codes { kernels: POWERS, divide: 1, ..linear(whole, k) }),
+            Self::TernGrad { .. } => Some(linear(whole, 1)),
+            Self::Ssdm => Some(Codes { kernels: DRAW, bucket: whole, width: 1, levels: 1, divide: 1 }),
+            _ => None,
+        }
+    }
+
+    fn norm(self) -> (u64, f64) {
+        let of = |norm| if norm == Norm::L2 { kind::L2 } else { kind::MAX };
+        match self {
+            Self::Signs => (kind::ONE, 0.0),
+            Self::ScaledSigns => (kind::MEAN, 0.0),
+            Self::Ssdm => (kind::HALF_L2, 0.0),
+            Self::Qsgd { norm, .. } | Self::Dithering { norm, .. } => (of(norm), 0.0),
+            Self::TernGrad { clip } if clip > 0.0 => (kind::CLIPPED, clip),
+            Self::TernGrad { .. } | Self::EightBit { .. } => (kind::MAX, 0.0),
+            Self::Natural | Self::F16 { .. } | Self::Bf16 { .. } => (kind::NONE, 0.0),
+        }
+    }
+
+    /// Bytes of a payload of n values.
+    pub fn payload_bytes(self, n: u64) -> u64 {
+        let signs = n.div_ceil(8);
+        match (self.codes(n), self) {
+            (Some(codes), _) => 4 * n.div_ceil(codes.bucket) + (n * codes.width).div_ceil(8),
+            (None, Self::ScaledSigns) => signs + 4,
+            (None, Self::Natural) => signs + n,
+            (None, Self::EightBit { .. }) => 4 + n,
+            (None, Self::F16 { .. } | Self::Bf16 { .. }) => 2 * n,
+            (None, _) => signs,
+        }
+    }
+
+    fn check(self) -> Result<(), LaunchError> {
+        let levels = match self {
+            Self::Qsgd { s, .. } => s,
+            Self::Dithering { k, .. } => k,
+            _ => 1,
+        };
+        if !(1..=127).contains(&levels) {
+            return Err(LaunchError::Parameter { what: "levels", value: f64::from(levels), rule: "from 1 to 127" });
+        }
+        match self {
+            Self::TernGrad { clip } if !(clip >= 0.0 && clip.is_finite()) => {
+                Err(LaunchError::Parameter { what: "clip", value: clip, rule: "finite, and not negative" })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The largest magnitude of which `world` may be added up in half precision, all roundings upwards.
+fn limit((most, rounding): (f64, f64), world: u32) -> f32 {
+    let ranks = f64::from(world);
+    if world <= 1 { most as f32 } else { (most / ranks * (1.0 + rounding).powf(-ranks)) as f32 }
+}
+
+/// Largest finite value, and largest relative error of a sum.
+const F16: (f64, f64) = (65_504.0, 1.0 / 2048.0);
+const BF16: (f64, f64) = (338_953_138_925_153_547_590_470_800_371_487_866_880.0, 1.0 / 256.0);
+
+/// Error feedback, the payload, and what it stands for taken out of the memory. Two launches, three where buckets have norms
+/// of their own; nothing waits, and a CUDA graph can capture them (with a step's random numbers fixed in it).
+pub fn quantize(
+    device: &impl Device,
+    feed: &Feed,
+    (method, random): (Quantizer, Random),
+    payload: Span,
+    workspace: Span,
+) -> Result<(), LaunchError> {
+    let n = feed.check()?;
+    method.check()?;
+    check(("the payload", payload, method.payload_bytes(feed.n)), ALIGN)?;
+    for (what, span) in [("the gradient", feed.gradient), ("the memory", feed.memory), ("fed", feed.fed)] {
+        check_apart(("the payload", payload), (what, span))?;
+    }
+    let call = Call { parts: Workspace::new(workspace, feed.n)?, n: u64::from(n), payload: payload.address() };
+    device.zero(call.parts.zeroed)?;
+    call.stats(device, feed, method)?;
+    match method.codes(feed.n) {
+        Some(codes) => call.codes(device, feed, (method, codes, random)),
+        None => call.other(device, feed, (method, random)),
+    }
+}
+
+/// What all launches of a call share.
+struct Call {
+    parts: Workspace,
+    n: u64,
+    payload: u64,
+}
+
+impl Call {
+    fn ends(&self) -> [u64; 3] {
+        [self.parts.state.address(), self.parts.outcome.address(), self.parts.partials.address()]
+    }
+
+    fn stats(&self, device: &impl Device, feed: &Feed, method: Quantizer) -> Result<(), LaunchError> {
+        let (kind, clip) = method.norm();
+        // A tensor of one bucket has its norm in front; EightBit's lies there too.
+        let in_front = match method.codes(feed.n) {
+            Some(codes) => codes.bucket >= self.n && self.n > 0,
+            None => matches!(method, Quantizer::EightBit { .. }),
+        };
+        let [state, outcome, partials] = self.ends();
+        let arguments = [
+            feed.gradient.address(),
+            feed.memory.address(),
+            feed.fed.address(),
+            self.n,
+            u64::from(feed.beta.to_bits()),
+            u64::from(feed.gamma.to_bits()),
+            kind,
+            clip.to_bits(),
+            if in_front { self.payload } else { 0 },
+            state,
+            outcome,
+            partials,
+        ];
+        let kernel = feed.dtype.of(["stats_f32", "stats_f16", "stats_bf16"]);
+        device.launch(kernel, blocks(device, feed.n.div_ceil(4)), &arguments)
+    }
+
+    fn codes(
+        &self,
+        device: &impl Device,
+        feed: &Feed,
+        (method, codes, random): (Quantizer, Codes, Random),
+    ) -> Result<(), LaunchError> {
+        let [state, outcome, partials] = self.ends();
+        let fed = feed.fed.address();
+        if codes.bucket < self.n {
+            let lanes = 8 * self.n.div_ceil(codes.bucket);
+            let arguments = [fed, self.n, codes.bucket, method.norm().0, self.payload, outcome];
+            device.launch("norms", blocks(device, lanes), &arguments)?;
+        }
+        let [a, b, c, _] = random.key(0).map(u64::from);
+        let Codes { bucket, width, levels, divide, .. } = codes;
+        let memory = feed.memory.address();
+        let arguments =
+            [fed, memory, self.n, self.payload, bucket, width, levels, divide, a, b, c, state, outcome, partials];
+        device.launch(codes.kernels[0], blocks(device, self.n.div_ceil(8)), &arguments)
+    }
+
+    fn other(
+        &self,
+        device: &impl Device,
+        feed: &Feed,
+        (method, random): (Quantizer, Random),
+    ) -> Result<(), LaunchError> {
+        let [state, outcome, partials] = self.ends();
+        let [a, b, c, _] = random.key(0).map(u64::from);
+        let ends = [state, outcome, partials];
+        let (kernel, middle): (_, &[u64]) = match method {
+            Quantizer::Natural => ("natural", &[a, b, c]),
+            Quantizer::EightBit { fixed } => ("eightbit", &[u64::from(fixed)]),
+            Quantizer::F16 { world } => ("cast_f16", &[u64::from(limit(F16, world).to_bits())]),
+            Quantizer::Bf16 { world } => ("cast_bf16", &[u64::from(limit(BF16, world).to_bits())]),
+            Quantizer::ScaledSigns => ("signs", &[1]),
+            _ => ("signs", &[0]),
+        };
+        let front = [feed.fed.address(), feed.memory.address(), self.n, self.payload];
+        let mut arguments = [0; 10];
+        let all = front.iter().chain(middle).chain(&ends);
+        let count = arguments.iter_mut().zip(all).map(|(to, from)| *to = *from).count();
+        device.launch(kernel, blocks(device, self.n), &arguments[..count])
+    }
+}
+
+/// `out += scale * C(x)` of a payload of this method, which is not checked: its bytes came through `Reader` checks on the
+/// CPU side, or from a rank that is trusted. No payload makes a kernel read beyond `payload_bytes`.
+pub fn add(
+    device: &impl Device,
+    (method, n): (Quantizer, u64),
+    payload: Span,
+    (scale, out): (f32, Span),
+) -> Result<(), LaunchError> {
+    let count = u64::from(check_count(n)?);
+    method.check()?;
+    check(("the payload", payload, method.payload_bytes(n)), ALIGN)?;
+    check(("out", out, 4 * n), ALIGN)?;
+    check_apart(("out", out), ("the payload", payload))?;
+    let (to, from, scale) = (out.address(), payload.address(), u64::from(scale.to_bits()));
+    let launch = |kernel, arguments: &[u64]| device.launch(kernel, blocks(device, n), arguments);
+    if let Some(codes) = method.codes(n) {
+        let Codes { kernels, bucket, width, levels, divide } = codes;
+        return launch(kernels[1], &[to, count, from, bucket, width, levels, divide, scale]);
+    }
+    match method {
+        Quantizer::Natural => launch("add_natural", &[to, count, from, scale]),
+        Quantizer::EightBit { fixed } => launch("add_eightbit", &[to, count, from, u64::from(fixed), scale]),
+        Quantizer::F16 { .. } => launch("add_f16", &[to, count, from, scale]),
+        Quantizer::Bf16 { .. } => launch("add_bf16", &[to, count, from, scale]),
+        _ => launch("add_signs", &[to, count, from, u64::from(method == Quantizer::ScaledSigns), scale]),
+    }
+}
+
+/// ±1 by the vote of `ranks` payloads of signs, of which rank r's begins at r * stride; equal votes mean +1.
+pub fn majority(
+    device: &impl Device,
+    n: u64,
+    (payloads, stride, ranks): (Span, u64, u32),
+    out: Span,
+) -> Result<(), LaunchError> {
+    let count = check_count(n)?;
+    let last = u64::from(ranks.saturating_sub(1)).saturating_mul(stride);
+    if ranks == 0 || stride < n.div_ceil(8) {
+        let rule = "at least 1 rank, and a stride of at least n/8 bytes";
+        return Err(LaunchError::Parameter { what: "stride", value: stride as f64, rule });
+    }
+    check(("the payloads", payloads, last.saturating_add(n.div_ceil(8))), 1)?;
+    check(("out", out, 4 * n), ALIGN)?;
+    check_apart(("out", out), ("the payloads", payloads))?;
+    let arguments = [out.address(), u64::from(count), payloads.address(), stride, u64::from(ranks)];
+    device.launch("majority", blocks(device, n), &arguments)
+}

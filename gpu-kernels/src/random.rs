@@ -1,0 +1,66 @@
+//! The key of the CPU side's random numbers (`flexcomm_compression::random`): number i of a stream is a function of
+//! (seed, step, tensor, purpose, rank, i), so a kernel needs nothing but the key.
+
+/// What tells a rank's stream apart from every other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Random {
+    /// Of the job.
+    pub seed: u64,
+    /// Counts up.
+    pub step: u64,
+    /// Which tensor of the job.
+    pub tensor: u32,
+    /// Of this process; none for numbers that all ranks share.
+    pub rank: Option<u32>,
+}
+
+impl Random {
+    /// The stream's key. `purpose` tells the streams of one method apart.
+    pub(crate) fn key(self, purpose: u32) -> [u32; 4] {
+        let rank = self.rank.map_or(u64::MAX, u64::from);
+        let words = [self.step, u64::from(self.tensor), u64::from(purpose), rank];
+        let mut state = [0u32; 4];
+        let mut key = halves(self.seed);
+        for pair in words.as_chunks::<2>().0 {
+            let ([a, b], [c, d]) = (halves(pair[0]), halves(pair[1]));
+            let counter = [a ^ state[0], b ^ state[1], c ^ state[2], d ^ state[3]];
+            state = philox(counter, key);
+            key = [key[0] ^ state[1], key[1] ^ state[3]];
+        }
+        state
+    }
+}
+
+fn halves(word: u64) -> [u32; 2] {
+    [word as u32, (word >> 32) as u32]
+}
+
+/// Philox 4x32 with 10 rounds (Salmon et al. 2011).
+pub(crate) fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    for _ in 0..10 {
+        let [a_low, a] = halves(u64::from(counter[0]) * 0xd251_1f53);
+        let [b_low, b] = halves(u64::from(counter[2]) * 0xcd9e_8d57);
+        counter = [b ^ counter[1] ^ key[0], b_low, a ^ counter[3] ^ key[1], a_low];
+        key = [key[0].wrapping_add(0x9e37_79b9), key[1].wrapping_add(0xbb67_ae85)];
+    }
+    counter
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flexcomm_compression::codec::Context;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Three words of the key make number i; the fourth shows in blocks.
+        #[test]
+        fn keys_are_those_of_the_cpu_side(seed: u64, step: u64, tensor: u32, rank: u32, purpose: u32, i: u32) {
+            let context = Context { step, tensor, rank, ..Context::new(seed) };
+            for (rank, stream) in [(Some(rank), context.own(purpose)), (None, context.shared(purpose))] {
+                let key = Random { seed, step, tensor, rank }.key(purpose);
+                prop_assert_eq!(philox([i, 0, key[2], key[3]], [key[0], key[1]]), stream.block(u64::from(i)));
+            }
+        }
+    }
+}

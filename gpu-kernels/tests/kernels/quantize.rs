@@ -1,0 +1,196 @@
+//! Quantizers: payload, memory, energies and decoding against `compression`.
+
+use crate::data::{LENGTHS, gradients};
+use crate::emulated::{Emulated, Memory};
+use flexcomm_compression::Layers;
+use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
+use flexcomm_compression::wire::Writer;
+use flexcomm_gpu_kernels::{DType, Feed, Norm, Quantizer, Random, Span, add, majority, quantize, workspace_bytes};
+use half::{bf16, f16};
+
+const SEED: u64 = 99;
+
+fn methods() -> Vec<(Quantizer, &'static str)> {
+    let qsgd = |s, bucket, norm| Quantizer::Qsgd { s, bucket, norm };
+    let dithering = |k, natural, norm| Quantizer::Dithering { k, natural, norm };
+    vec![
+        (Quantizer::Signs, "signsgd"),
+        (Quantizer::Signs, "onebit(scaling=false)"),
+        (Quantizer::ScaledSigns, "onebit(scaling=true)"),
+        (Quantizer::ScaledSigns, "efsignsgd"),
+        (Quantizer::Ssdm, "ssdm"),
+        (qsgd(4, 512, Norm::L2), "qsgd(s=4)"),
+        (qsgd(1, 0, Norm::L2), "qsgd(s=1,bucket=0)"),
+        (qsgd(127, 512, Norm::Max), "qsgd(s=127,norm=max)"),
+        (qsgd(15, 7, Norm::Max), "qsgd(s=15,bucket=7,norm=max)"),
+        (qsgd(60, 3000, Norm::L2), "qsgd(s=60,bucket=3000)"),
+        (dithering(4, false, Norm::Max), "dithering(k=4)"),
+        (dithering(7, false, Norm::L2), "dithering(k=7,normalize=l2)"),
+        (dithering(3, true, Norm::Max), "dithering(k=3,partition=natural)"),
+        (dithering(127, true, Norm::L2), "dithering(k=127,partition=natural,normalize=l2)"),
+        (Quantizer::TernGrad { clip: 0.0 }, "terngrad"),
+        (Quantizer::TernGrad { clip: 2.5 }, "terngrad(clip=2.5)"),
+        (Quantizer::Natural, "natural"),
+        (Quantizer::EightBit { fixed: false }, "eightbit"),
+        (Quantizer::EightBit { fixed: true }, "eightbit(type=static)"),
+        (Quantizer::F16 { world: 1 }, "fp16"),
+        (Quantizer::Bf16 { world: 1 }, "bf16"),
+    ]
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+fn feed((n, dtype): (usize, DType), gradient: &Memory, memory: Span, fed: &Memory) -> Feed {
+    Feed { n: n as u64, dtype, gradient: gradient.span(), memory, fed: fed.span(), beta: 1.0, gamma: 1.0 }
+}
+
+/// Two steps with error feedback, and the first one's message decoded.
+fn check(
+    device: &Emulated,
+    (method, name): (Quantizer, &str),
+    (dtype, source): (DType, &Memory),
+    cpu: Gradient<'_>,
+    n: usize,
+) {
+    let strategy = format!("{name}+ef(vanilla)").parse().unwrap();
+    let mut rank = Pipeline::new(&strategy, Layers::fused(n).unwrap(), Member::alone(SEED));
+    let mut memory = Memory::of(&vec![0.0f32; n]);
+    for step in 0..2 {
+        let mut message = Writer::new();
+        let want = rank.compress(cpu, Step { index: step, learning_rate: 0.1 }, &mut message).unwrap();
+        let header = 32 + 8 * usize::from(message.bytes()[7]);
+        let (fed, payload) = (Memory::new(4 * n as u64), Memory::new(method.payload_bytes(n as u64)));
+        let workspace = Memory::new(workspace_bytes(n as u64));
+        let random = Random { seed: SEED, step, tensor: 0, rank: Some(0) };
+        let feed = feed((n, dtype), source, memory.span(), &fed);
+        quantize(device, &feed, (method, random), payload.span(), workspace.span()).unwrap();
+        assert_eq!(payload.bytes(), message.bytes()[header..], "{name} of {n}, step {step}");
+        assert_eq!(bits(&fed.f32s()), bits(&rank.held_back().to_vec()), "{name} of {n}, step {step}");
+        let outcome = workspace.outcome();
+        assert_eq!((outcome.bytes, outcome.refused), (payload.span().bytes(), false));
+        let close = |a: f64, b: f64| (a - b).abs() <= 1e-6 * b.abs() + 1e-300;
+        assert!((outcome.fed - want.energy.fed).abs() <= 1e-12 * want.energy.fed, "{name}: {outcome:?}");
+        assert!(close(outcome.sent, want.energy.sent), "{name} of {n}: {outcome:?}, {want:?}");
+        let (out, mut mean) = (Memory::of(&vec![0.0f32; n]), vec![0.0; n]);
+        add(device, (method, n as u64), payload.span(), (1.0, out.span())).unwrap();
+        if !name.starts_with("signsgd") {
+            rank.aggregate(&[message.bytes()], step, &mut mean).unwrap();
+            assert_eq!(bits(&out.f32s()), bits(&mean), "{name} of {n}");
+        }
+        memory = fed;
+    }
+}
+
+#[test]
+fn two_steps_are_the_cpus_bit_for_bit() {
+    for (at, n) in LENGTHS.into_iter().enumerate().filter(|(_, n)| *n < 20_000) {
+        for (what, gradient) in gradients(n) {
+            // Squares of the largest magnitudes are not what is looked at here.
+            println!("{what} of {n}");
+            for method in methods() {
+                let Some(device) = Emulated::new(at as u64) else { return };
+                check(&device, method, (DType::F32, &Memory::of(&gradient)), Gradient::F32(&gradient), n);
+            }
+        }
+    }
+}
+
+#[test]
+fn halves_are_widened_as_on_the_cpu() {
+    let n = 3001;
+    for (at, (_, gradient)) in gradients(n).into_iter().enumerate() {
+        let Some(device) = Emulated::new(at as u64) else { return };
+        let small: Vec<u16> = gradient.iter().map(|x| f16::from_f32(x.clamp(-65504.0, 65504.0)).to_bits()).collect();
+        let brain: Vec<u16> = gradient.iter().map(|x| bf16::from_f32(*x * 0.5).to_bits()).collect();
+        for method in methods() {
+            check(&device, method, (DType::F16, &Memory::of(&small)), Gradient::F16(&small), n);
+            check(&device, method, (DType::Bf16, &Memory::of(&brain)), Gradient::Bf16(&brain), n);
+        }
+    }
+}
+
+/// Every pattern of a half, and every f32 next to the middle between two halves.
+#[test]
+fn halves_are_rounded_as_on_the_cpu() {
+    let middles = (0..=0x7bffu16).flat_map(|i| {
+        let (low, high) = (f16::from_bits(i).to_f32(), f16::from_bits(i + 1).to_f32().min(65504.0));
+        let middle = (low + high) / 2.0;
+        [low, middle, f32::from_bits(middle.to_bits().wrapping_sub(1)), f32::from_bits(middle.to_bits() + 1)]
+    });
+    let gradient: Vec<f32> = middles.flat_map(|x| [x.max(0.0), -x]).collect();
+    for world in [1, 3, 1000] {
+        let Some(device) = Emulated::new(3) else { return };
+        for (method, name) in [(Quantizer::F16 { world }, "fp16"), (Quantizer::Bf16 { world }, "bf16")] {
+            let strategy = format!("{name}+ef(vanilla)").parse().unwrap();
+            let member = Member { world, ..Member::alone(SEED) };
+            let mut rank = Pipeline::new(&strategy, Layers::fused(gradient.len()).unwrap(), member);
+            let mut message = Writer::new();
+            rank.compress(Gradient::F32(&gradient), Step { index: 0, learning_rate: 0.1 }, &mut message).unwrap();
+            let (source, n) = (Memory::of(&gradient), gradient.len());
+            let (fed, payload) = (Memory::new(4 * n as u64), Memory::new(2 * n as u64));
+            let (workspace, zeros) = (Memory::new(workspace_bytes(n as u64)), Memory::of(&vec![0.0f32; n]));
+            let random = Random { seed: SEED, step: 0, tensor: 0, rank: Some(0) };
+            let feed = feed((n, DType::F32), &source, zeros.span(), &fed);
+            quantize(&device, &feed, (method, random), payload.span(), workspace.span()).unwrap();
+            assert!(payload.bytes() == message.bytes()[32..], "{name} for {world}");
+            assert_eq!(bits(&fed.f32s()), bits(&rank.held_back().to_vec()));
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_leaves_the_memory_and_sends_zeros() {
+    let n = 2500;
+    let (_, before) = gradients(n).swap_remove(0);
+    let mut gradient = before.clone();
+    gradient[2222] = f32::NAN;
+    for (at, (method, name)) in methods().into_iter().enumerate() {
+        let Some(device) = Emulated::new(at as u64) else { return };
+        let (source, memory, fed) = (Memory::of(&gradient), Memory::of(&before), Memory::new(4 * n as u64));
+        let (payload, workspace) =
+            (Memory::new(method.payload_bytes(n as u64)), Memory::new(workspace_bytes(n as u64)));
+        let random = Random { seed: SEED, step: 0, tensor: 0, rank: Some(0) };
+        let feed = feed((n, DType::F32), &source, memory.span(), &fed);
+        quantize(&device, &feed, (method, random), payload.span(), workspace.span()).unwrap();
+        assert!(workspace.outcome().refused, "{name}");
+        assert_eq!(fed.bytes(), memory.bytes(), "{name}");
+        if method == Quantizer::Signs {
+            continue;
+        }
+        let out = Memory::of(&vec![0.0f32; n]);
+        add(&device, (method, n as u64), payload.span(), (1.0, out.span())).unwrap();
+        assert!(out.f32s().iter().all(|x| *x == 0.0), "{name}");
+    }
+}
+
+#[test]
+fn votes_are_the_cpus() {
+    for (at, n) in LENGTHS.into_iter().enumerate() {
+        for ranks in [1usize, 2, 5] {
+            let Some(device) = Emulated::new(at as u64) else { return };
+            let strategy = "signsgd".parse().unwrap();
+            let messages: Vec<Vec<u8>> = (0..ranks)
+                .map(|r| {
+                    let (_, gradient) = gradients(n).swap_remove(r);
+                    let mut rank = Pipeline::new(&strategy, Layers::fused(n).unwrap(), Member::alone(1));
+                    let mut message = Writer::new();
+                    let step = Step { index: 0, learning_rate: 0.1 };
+                    rank.compress(Gradient::F32(&gradient), step, &mut message).unwrap();
+                    message.bytes().to_vec()
+                })
+                .collect();
+            let mut want = vec![0.0; n];
+            let mut rank = Pipeline::new(&strategy, Layers::fused(n).unwrap(), Member::alone(1));
+            rank.aggregate(&messages.iter().map(Vec::as_slice).collect::<Vec<_>>(), 0, &mut want).unwrap();
+            // Messages as they were gathered: the votes lie behind the headers.
+            let (stride, all) = (messages[0].len() as u64, Memory::of(&messages.concat()));
+            // SAFETY: a part of the buffer above.
+            let votes = unsafe { Span::new(all.span().address() + 32, all.span().bytes() - 32) };
+            let out = Memory::new(4 * n as u64);
+            majority(&device, n as u64, (votes, stride, ranks as u32), out.span()).unwrap();
+            assert_eq!(out.f32s(), want);
+        }
+    }
+}
