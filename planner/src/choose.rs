@@ -71,6 +71,10 @@ pub(crate) fn next(s: &Snapshot, m: &Memory, costs: &Costs, found: &[Trigger], n
     if !applied && since < s.config.apply_patience_s.get() {
         return held(Keep::NotApplied, format!("version {} is not in force on every rank yet", s.version()));
     }
+    if let Some(ago) = m.unsteady(&s.config, now) {
+        let (ago, settle) = (words::time(ago.get()), words::time(s.config.links_settle_s.get()));
+        return held(Keep::LinksMoving, format!("links moved {ago} ago and have to be steady for {settle} first"));
+    }
     Ok(Take { to: best.clone(), why: sentence(s, &head, best, current, "for the one in force,") })
 }
 

@@ -49,6 +49,9 @@ pub struct Config {
     /// ... but not that of the links, when it was better each of this many times in a row
     /// that everything was solved. Default 8: noise on the links is drawn anew each time, a real lead stays.
     pub persistence: u32,
+    /// Links must be steady for this long before a change, unless they go on moving for five times as long. Default 2 s:
+    /// estimates follow a change of the network one after the other, and half of them show a network that never was.
+    pub links_settle_s: Seconds,
     /// A strategy stays at least this long. Default 10 s: long enough to measure it, short against weather.
     pub dwell_s: Seconds,
     /// What a switch costs. Default 0.5 s: one step at the old pace, refilled error feedback, cold buffers.
@@ -121,6 +124,7 @@ impl Default for Config {
             hysteresis_ratio: 0.04,
             noise_weight: 1.5,
             persistence: 8,
+            links_settle_s: seconds(2.0),
             dwell_s: seconds(10.0),
             switch_cost_s: seconds(0.5),
             horizon_s: seconds(300.0),
@@ -175,6 +179,7 @@ impl Config {
         share("guard_dense_margin", self.guard_dense_margin, 0.05, 100.0, "0.05 to 100")?;
         share("least_steps", self.least_steps as f64, 1.0, 1e6, "1 to 1,000,000")?;
         share("settle_steps", self.settle_steps as f64, 0.0, 1e6, "0 to 1,000,000")?;
+        share("links_settle_s", self.links_settle_s.get(), 0.0, 3600.0, "0 to 3600")?;
         share("horizon_s", self.horizon_s.get(), 1.0, 31_536_000.0, "1 to 31,536,000")?;
         share("review_s", self.review_s.get(), 1.0, 31_536_000.0, "1 to 31,536,000")?;
         share("block_s", self.block_s.get(), 1.0, self.block_max_s.get(), "1 to block_max_s")?;

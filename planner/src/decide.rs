@@ -71,7 +71,7 @@ impl<'a> Call<'a> {
             return Err((Keep::NoCompute, "no steps are reported yet, so the time of a step is not known".into()));
         }
         let summary = LinkSummary::of(&links.matrix);
-        self.memory.note_links(&summary, s.config.link_change, s.config.latency_floor_s.get());
+        self.memory.note_links(&summary, &s.config, self.now);
         self.note_measurements(summary);
         let step_s = self.in_force_step();
         self.triggers = triggers::find(s, &self.memory, &summary, step_s, self.now);
@@ -132,7 +132,9 @@ impl<'a> Call<'a> {
             Judgement::Stay(what) => self.complain(&costs, what),
             Judgement::Fine | Judgement::Suspect => self.choose(&costs),
         };
-        if self.triggers.iter().any(Trigger::solves) || self.memory.links.is_none() {
+        // While links move nothing counts as solved: the reason names the network from which it all began.
+        let moving = result.as_ref().is_err_and(|hold| hold.keep == Keep::LinksMoving);
+        if !moving && self.triggers.iter().any(Trigger::solves) || self.memory.links.is_none() {
             self.solved(links, &costs, result.as_ref().ok().map(|take| &take.to));
         }
         self.costs = Some(costs);

@@ -1,5 +1,6 @@
 //! What the planner remembers from one call to the next. The caller stores it and hands it back unread.
 
+use crate::Config;
 use flexcomm_domain::{CompressionRatio, Compressor, Gain, LinkMatrix, Seconds, Strategy, Timestamp, Version};
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +14,9 @@ pub const MAX_BIASES: usize = 16;
 
 /// Noise of the links' estimates that is assumed until it is seen: that of two estimates each 10 % off.
 const ASSUMED_NOISE: f64 = 0.1;
+/// Links that move for so many times the time that they should be steady for do so for good.
+const UNSTEADY_AT_MOST: f64 = 5.0;
+
 /// Weight of the newest difference in the mean: some thirty looks count.
 const NOISE_MEMORY: f64 = 1.0 / 16.0;
 
@@ -30,6 +34,8 @@ pub struct Memory {
     pub links: Option<LinkSummary>,
     /// The links at the last look.
     pub last_links: Option<LinkSummary>,
+    /// While the links move from one look to the next.
+    pub moving: Option<Moving>,
     /// How much two estimates of the same links differ in the mean, as a share; absent before the second.
     pub link_noise: Option<f64>,
     /// The predicted step time of the strategy in force when last solved, seconds.
@@ -57,6 +63,15 @@ pub struct Memory {
     pub seen: Vec<Seen>,
     /// Strategies not to return to for a while.
     pub blocked: Vec<Blocked>,
+}
+
+/// A change of the network in the making: estimates of its links follow it one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moving {
+    /// The first look at which links had moved.
+    pub since: Timestamp,
+    /// The last one.
+    pub until: Timestamp,
 }
 
 /// Mean and worst of the links between a job's ranks.
@@ -243,6 +258,9 @@ impl Memory {
         cap(&mut self.dwell_from);
         cap(&mut self.solved_at);
         cap(&mut self.trial.asked_at);
+        if let Some(moving) = &mut self.moving {
+            *moving = Moving { since: moving.since.min(now), until: moving.until.min(now) };
+        }
         if let Some(complaint) = &mut self.complaint {
             complaint.since = complaint.since.min(now);
         }
@@ -279,15 +297,29 @@ impl Memory {
         }
     }
 
-    /// Learns how noisy the links' estimates are from looks between which they did not move.
-    pub(crate) fn note_links(&mut self, links: &LinkSummary, share: f64, latency_floor: f64) {
-        let before = self.last_links.replace(*links);
-        let Some(before) = before.filter(|b| b != links && !b.moved(links, share, latency_floor)) else { return };
+    /// Takes note of whether the links move, and learns how noisy their estimates are when they do not.
+    pub(crate) fn note_links(&mut self, links: &LinkSummary, config: &Config, now: Timestamp) {
+        let (share, latency_floor) = (config.link_change, config.latency_floor_s.get());
+        let Some(before) = self.last_links.replace(*links).filter(|b| b != links) else { return };
+        if before.moved(links, share, latency_floor) {
+            let open = self.moving.filter(|m| now.since(m.until) < config.links_settle_s);
+            self.moving = Some(Moving { since: open.map_or(now, |m| m.since), until: now });
+            return;
+        }
         let bandwidth = relative(before.bandwidth_mean_bps, links.bandwidth_mean_bps);
         let late = (before.alpha_mean_s - links.alpha_mean_s).abs() >= latency_floor;
         let latency = if late { relative(before.alpha_mean_s, links.alpha_mean_s) } else { 0.0 };
         let noise = self.link_noise.unwrap_or(ASSUMED_NOISE);
         self.link_noise = Some(noise + (bandwidth.max(latency) - noise) * NOISE_MEMORY);
+    }
+
+    /// How long ago the links moved last, while they are not steady for long enough to act on. A network that never
+    /// is steady is acted on all the same.
+    pub(crate) fn unsteady(&self, config: &Config, now: Timestamp) -> Option<Seconds> {
+        let moving = self.moving?;
+        let (ago, settle) = (now.since(moving.until), config.links_settle_s);
+        let patient = now.since(moving.since).get() < UNSTEADY_AT_MOST * settle.get();
+        (ago < settle && patient).then_some(ago)
     }
 
     /// The noise of the links' estimates, assumed while nothing is known.

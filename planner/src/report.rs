@@ -67,6 +67,8 @@ pub enum Keep {
     Dwell,
     /// A better one exists; the newest decision is not in force on every rank yet.
     NotApplied,
+    /// A better one exists; the links were still moving a moment ago.
+    LinksMoving,
     /// It is slower than predicted, but nothing known is better.
     NothingBetter,
 }
@@ -86,6 +88,7 @@ impl Keep {
             Self::SwitchCost => "switch-cost",
             Self::Dwell => "dwell",
             Self::NotApplied => "not-applied",
+            Self::LinksMoving => "links-moving",
             Self::NothingBetter => "nothing-better",
         }
     }

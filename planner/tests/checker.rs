@@ -5,7 +5,7 @@ mod common;
 
 use common::{Job, seconds};
 use flexcomm_domain::{Decision, Gain, JobId, Strategy, Timestamp, Version};
-use flexcomm_planner::memory::{Blocked, Scope};
+use flexcomm_planner::memory::{Blocked, Moving, Scope};
 use flexcomm_planner::{Outcome, Snapshot, Verdict, check, decide};
 
 /// A second decision, made because the network became slower, with the snapshot it was made on.
@@ -73,6 +73,10 @@ fn what_the_job_cannot_run() {
 #[test]
 fn when_it_may_not_change() {
     spoilt("dwell", |s, _| s.memory.dwell_from = Some(Timestamp(1_055_000_000)));
+    spoilt("steady", |s, o| {
+        s.config.links_settle_s = seconds(2.0);
+        o.memory.moving = Some(Moving { since: Timestamp(1_057_000_000), until: Timestamp(1_059_000_000) });
+    });
     spoilt("links", |s, _| s.links.as_mut().unwrap().confidence = 0.2);
     spoilt("links", |s, _| s.links.as_mut().unwrap().age = seconds(1000.0));
     spoilt("blocked", |s, o| {

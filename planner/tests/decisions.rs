@@ -116,6 +116,33 @@ fn nothing_changes_within_the_dwell_time_and_then_it_does() {
     assert!(outcome.report.why.starts_with("bandwidth fell from 25 Gbit/s to 250 Mbit/s; "), "{}", outcome.report.why);
 }
 
+/// Estimates follow a change of the network link by link: what stands in between is no network to decide for.
+#[test]
+fn links_that_are_moving_are_waited_for_but_not_for_ever() {
+    let mut job = Job::new();
+    job.s.config.links_settle_s = seconds(2.0);
+    job.call();
+    job.wait(60.0);
+    for bandwidth in [5e9, 1e9, 0.25e9] {
+        job.network(0.001, bandwidth);
+        let outcome = job.call();
+        assert_eq!(outcome.verdict, Verdict::Keep(Keep::LinksMoving), "{}", outcome.report.why);
+        job.wait(1.5);
+    }
+    job.wait(0.6);
+    let outcome = job.call();
+    assert!(outcome.decision().is_some(), "{}", outcome.report.why);
+    assert!(outcome.report.why.starts_with("bandwidth fell from 25 Gbit/s to 250 Mbit/s; "), "{}", outcome.report.why);
+    let mut waited = 0.0;
+    job.wait(60.0);
+    while waited < 20.0 && job.call().decision().is_none() {
+        job.network(0.001, if job.s.links.as_ref().unwrap().matrix.worst().bandwidth.get() > 1e9 { 1e8 } else { 25e9 });
+        job.wait(1.0);
+        waited += 1.0;
+    }
+    assert!((10.0..14.0).contains(&waited), "a network that never is steady: {waited} s");
+}
+
 #[test]
 fn an_announced_decision_is_waited_for_but_not_for_ever() {
     let mut job = Job::new();

@@ -39,6 +39,8 @@ pub struct Gathered {
 pub struct EndedTrial {
     /// Its id; ids grow.
     pub id: u64,
+    /// When it was asked for.
+    pub asked: Timestamp,
     /// Of each strategy that ran: seconds until the last rank was done.
     pub sync_s: Vec<(Strategy, f64)>,
 }
@@ -119,7 +121,7 @@ fn offer(ranks: &[RankRow], waiting: &mut Vec<String>) -> Offer {
 }
 
 fn ended(trials: &[TrialRow], reports: &[TrialReportRow]) -> Option<EndedTrial> {
-    let id = trials.iter().filter(|t| t.state != "pending").map(|t| t.id).max()?;
+    let TrialRow { id, asked, .. } = *trials.iter().filter(|t| t.state != "pending").max_by_key(|t| t.id)?;
     let mut sync_s: Vec<(Strategy, f64)> = Vec::new();
     for outcome in reports.iter().filter(|r| r.id == id).flat_map(|r| &r.outcomes).filter(|o| o.iterations > 0) {
         let Ok(strategy) = Strategy::try_from(&outcome.strategy) else { continue };
@@ -129,7 +131,7 @@ fn ended(trials: &[TrialRow], reports: &[TrialReportRow]) -> Option<EndedTrial> 
             None => sync_s.push((strategy, seconds)),
         }
     }
-    Some(EndedTrial { id, sync_s })
+    Some(EndedTrial { id, asked, sync_s })
 }
 
 /// gain and t_comp per compressor and ratio: mean over the ranks of the newest trial that ran it.

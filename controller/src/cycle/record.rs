@@ -2,7 +2,7 @@
 
 use flexcomm_domain::Timestamp;
 use flexcomm_optimizer::Sample;
-use flexcomm_planner::Report;
+use flexcomm_planner::{Outcome, Report};
 
 use super::apply::Applied;
 use super::{CycleError, Gathered};
@@ -16,7 +16,7 @@ pub async fn record(app: &App, gathered: &Gathered, applied: Applied) -> Result<
     let prediction = prediction(app, gathered, report).await?;
     let newest = measure(app, gathered, prediction).await?;
     fit(app, gathered).await?;
-    let fitted_trial = fit_trial(app, gathered, report).await?;
+    let fitted_trial = fit_trial(app, gathered, &applied.outcome).await?;
     let refused = applied.refused.as_ref().map(|why| format!("the checker refused a decision: {why}"));
     let mut boards = app.boards();
     let deviates = match &newest {
@@ -99,17 +99,19 @@ async fn fit(app: &App, gathered: &Gathered) -> Result<(), CycleError> {
 }
 
 /// Fits the coefficients to a trial that has just ended: it ran collectives that the job does not. Answers the newest
-/// trial that is taken care of; one that ended before this process began is.
-async fn fit_trial(app: &App, gathered: &Gathered, report: &Report) -> Result<u64, CycleError> {
+/// trial that is taken care of; one that ended before this process began is, and so is one during which the links moved:
+/// it ran on other links than those that are known now.
+async fn fit_trial(app: &App, gathered: &Gathered, outcome: &Outcome) -> Result<u64, CycleError> {
     let job = &gathered.job.job;
     let Some(trial) = &gathered.trial else { return Ok(0) };
     let known = app.boards().get(job).map(|board| board.fitted_trial);
-    if known.is_none_or(|id| id >= trial.id) {
+    let moved = outcome.memory.moving.is_some_and(|moving| moving.until >= trial.asked);
+    if moved || known.is_none_or(|id| id >= trial.id) {
         return Ok(trial.id);
     }
     let mut book = (*app.store.coefficients().await?).clone();
     for (strategy, measured_s) in &trial.sync_s {
-        let Some(priced) = report.alternatives.iter().find(|a| a.strategy == *strategy) else { continue };
+        let Some(priced) = outcome.report.alternatives.iter().find(|a| a.strategy == *strategy) else { continue };
         let sample = Sample { terms: priced.terms, measured_s: *measured_s };
         if book.observe(strategy.collective(), &gathered.job.backend, sample) {
             app.counters.fitted.inc();

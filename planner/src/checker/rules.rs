@@ -66,6 +66,11 @@ pub(super) fn timing(s: &Snapshot, outcome: &Outcome, now: Timestamp, found: &mu
     let passed = now.0.saturating_sub(from.0) as f64 * 1e-6;
     let dwell = s.config.dwell_s.get();
     found.expect(passed >= dwell, "dwell", || format!("{passed} s after the last decision, least is {dwell} s"));
+    let Some(moving) = &outcome.memory.moving else { return };
+    let since = |then: Timestamp| now.0.saturating_sub(then.0) as f64 * 1e-6;
+    let (ago, settle) = (since(moving.until), s.config.links_settle_s.get());
+    let steady = ago >= settle || since(moving.since) >= 5.0 * settle;
+    found.expect(steady, "steady", || format!("links moved {ago} s ago, least is {settle} s"));
 }
 
 /// A rollback needs measured steps that are worse than the model or than dense.
