@@ -19,6 +19,10 @@ const AGREEING: usize = 3;
 const FAR_FASTER: usize = 2;
 /// Nor do a test beside it, or another kind of transfer, slow one down that much.
 const FAR: f64 = 2.5;
+/// Tests that are so many times slower than those before need to agree less: a job that shares the link takes a part of
+/// it that changes, but not almost all.
+const FAR_SLOWER: f64 = 6.0;
+const FAR_SPREAD: f64 = 0.5;
 /// They agree when the largest of a kind is at most this much above the smallest.
 const AGREE_SPREAD: f64 = 0.15;
 /// So many newest samples all above the past end it even when they do not agree with each other.
@@ -106,6 +110,7 @@ pub(super) fn present(points: &[Point], rules: Rules<'_>) -> usize {
 fn cut(points: &[Point], rules: Rules<'_>) -> Option<usize> {
     rise(points, AGREEING, rules.step)
         .or_else(|| rise(points, FAR_FASTER, FAR))
+        .or_else(|| fall(points, Witnesses::Tests, AGREEING, Rules { step: FAR_SLOWER, ..rules }))
         .or_else(|| fall(points, Witnesses::Tests, AGREEING, rules))
         .or_else(|| fall(points, Witnesses::Transfers, AGREEING, rules))
         .or_else(|| fall(points, Witnesses::Both, AGREEING, rules))
@@ -128,7 +133,8 @@ fn fall(points: &[Point], witnesses: Witnesses, count: usize, rules: Rules<'_>) 
     let cut = *newest.last().filter(|cut| newest.len() == count && **cut > 0)?;
     let (past, since) = points.split_at(cut);
     let of = |test: bool| newest.iter().map(|i| &points[*i]).filter(move |p| p.is_test() == test);
-    if count < ABOVE && !(agree(of(true)) && agree(of(false))) {
+    let spread = if rules.step < FAR_SLOWER { AGREE_SPREAD } else { FAR_SPREAD };
+    if count < ABOVE && !(agree(of(true), spread) && agree(of(false), spread)) {
         return None;
     }
     let slow = |point: &Point| Some(point.beta > limit(point, past, rules)?);
@@ -153,8 +159,8 @@ fn supported<'a>(points: impl Iterator<Item = &'a Point>) -> Option<f64> {
     lowest(&points.map(|p| p.beta).collect::<Vec<f64>>(), RULE).map(|found| found.value)
 }
 
-fn agree<'a>(points: impl Iterator<Item = &'a Point>) -> bool {
+fn agree<'a>(points: impl Iterator<Item = &'a Point>, spread: f64) -> bool {
     let (low, high) =
         points.fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), p| (low.min(p.beta), high.max(p.beta)));
-    high <= low * (1.0 + AGREE_SPREAD)
+    high <= low * (1.0 + spread)
 }

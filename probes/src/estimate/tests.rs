@@ -113,6 +113,22 @@ fn a_step_of_bandwidth_is_seen_from_three_tests() {
     assert!(within(bps(&e, 39.0), 10e6, 0.01));
 }
 
+/// A link that carries no passive traffic, saturated by others of its node: tests find a 25th of what they found, each
+/// another part of it.
+#[test]
+fn a_far_fall_is_seen_from_three_tests_that_hardly_agree() {
+    let mut link = LinkEstimator::new(EstimatorConfig::default());
+    for i in 0..8 {
+        link.echo(at(f64::from(i)), 0.002).unwrap();
+        link.throughput(at(f64::from(i)), 90e6).unwrap();
+    }
+    for (i, bps) in [3.6e6, 2.9e6, 2.6e6].into_iter().enumerate() {
+        link.throughput(at(10.0 + i as f64), bps).unwrap();
+    }
+    let bps = link.estimate(at(13.0)).bandwidth.unwrap().get();
+    assert!((2.5e6..3.7e6).contains(&bps), "{bps}");
+}
+
 /// What was seen once stays seen: later transfers on the slow link scatter so much that no three of them agree, and the
 /// three that did have left the window long before the fast past.
 #[test]
