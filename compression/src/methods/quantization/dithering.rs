@@ -7,7 +7,7 @@
 //! Payload: the norm, f32; k ± number of the level as `levels(⌈log2(2k+1)⌉)`.
 
 use super::levels::{Bucketed, Rule, Scheme, each, l2, max};
-use super::linear::{Divide, chance, smaller};
+use super::linear::{Divide, happens, smaller};
 use super::qsgd::{MOST_LEVELS, Uniform};
 use crate::Kernel;
 use crate::codec::{Scope, Stats, Travels};
@@ -96,7 +96,7 @@ impl Natural {
         let exponent = (t.to_bits().wrapping_add(word >> 9) >> 23) as i32;
         let below = t * self.to_lowest;
         let level = match below < 1.0 {
-            true => i32::from(chance(word) < below),
+            true => i32::from(happens(below, word)),
             false => exponent.wrapping_sub(self.lowest).wrapping_add(1),
         };
         self.k.wrapping_add(if x < 0.0 { level.wrapping_neg() } else { level }) as u8

@@ -42,10 +42,11 @@ pub(super) fn smaller(a: f32, b: f32) -> f32 {
     if a < b { a } else { b }
 }
 
-/// Of a random word, a number in [0, 1], whose chance to be below p is p, to 2^-31.
+/// Whether something of this chance, below 1, happens, by a random word: a number in [0, 1] of 24 bits is below it.
 #[inline(always)]
-pub(super) fn chance(word: u32) -> f32 {
-    (word >> 1) as i32 as f32 * (1.0 / 2_147_483_648.0)
+pub(super) fn happens(chance: f32, word: u32) -> bool {
+    // Times 2^31 on both sides, which rounds neither: the product is not what the comparison waits for.
+    ((word >> 1) as i32 as f32) < chance * 2_147_483_648.0
 }
 
 /// x becomes l steps with l = ⌊x/step⌋ or one more, in the mean x/step; its code is offset + l. Beyond `low` steps below
@@ -81,7 +82,7 @@ impl Linear {
         let limit = if PLAIN || x >= 0.0 { self.high } else { self.low };
         let steps = smaller(self.divide.quotient::<PLAIN>(x.abs()), limit);
         let below = steps.floor();
-        let level = if chance(word) < steps - below { below + 1.0 } else { below };
+        let level = if happens(steps - below, word) { below + 1.0 } else { below };
         let signed = f32::from_bits(level.to_bits() | x.to_bits() & 0x8000_0000);
         // Cut off to 8 bits.
         (signed + (WHOLE + self.offset as f32)).to_bits() as u8

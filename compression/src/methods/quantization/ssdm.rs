@@ -62,8 +62,9 @@ impl Draw {
     #[inline(always)]
     fn sign<const PLAIN: bool>(self, x: f32, word: u32) -> u8 {
         // A number in [−1, 1): below t with chance (1 + t) / 2. Rounding may reach 1; at t = 1 the sign must be sure.
-        let drawn = smaller(word as i32 as f32 * (1.0 / 2_147_483_648.0), 0.999_999_9);
-        u8::from(drawn >= self.divide.quotient::<PLAIN>(x))
+        // Times 2^31 on both sides, which rounds neither: the product is not what the comparison waits for.
+        let drawn = smaller(word as i32 as f32, 0.999_999_9 * 2_147_483_648.0);
+        u8::from(drawn >= self.divide.quotient::<PLAIN>(x) * 2_147_483_648.0)
     }
 }
 
