@@ -9,5 +9,6 @@ mod hybrid;
 mod known_mistakes;
 mod low_rank;
 mod memory;
+mod passes;
 mod quantization;
 mod sparsification;

@@ -1,0 +1,83 @@
+//! What is done in one pass is what several would do.
+
+use crate::harness::*;
+use flexcomm_compression::codec::EncodeError;
+use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
+use flexcomm_compression::wire::{Reader, Writer};
+use flexcomm_compression::{Kernel, Layers};
+
+fn pipeline(text: &str, lengths: &[usize]) -> Pipeline {
+    Pipeline::new(&parse(text), Layers::new(lengths).unwrap(), Member::alone(3))
+}
+
+fn step(index: u64) -> Step {
+    Step { index, learning_rate: 0.1 }
+}
+
+fn saved(rank: &Pipeline) -> Writer {
+    let mut out = Writer::new();
+    rank.save(&mut out);
+    out
+}
+
+/// Candidates that the memory's pass collects give the message of a top-k that reads the sum itself.
+#[test]
+fn top_k_in_the_pass_of_the_memory() {
+    for (n, k) in [(20_000, "0.01"), (20_000, "0.9"), (5000, "1"), (100, "0.1")] {
+        for kernel in Kernel::available() {
+            let mut fed = pipeline(&format!("topk(k={k})+ef(vanilla)"), &[n]).with_kernel(kernel);
+            let mut plain = pipeline(&format!("topk(k={k})"), &[n]).with_kernel(kernel);
+            let (mut one, mut other) = (Writer::new(), Writer::new());
+            for index in 0..5 {
+                let gradient = laplace(n, index);
+                let sum: Vec<f32> = fed.held_back().iter().zip(&gradient).map(|(held, g)| held + g).collect();
+                let a = fed.compress(Gradient::F32(&gradient), step(index), &mut one).unwrap();
+                let b = plain.compress(Gradient::F32(&sum), step(index), &mut other).unwrap();
+                assert_eq!((&one, a.energy), (&other, b.energy), "k = {k} of {n}, step {index}, {kernel:?}");
+            }
+        }
+    }
+}
+
+/// Without anything to add, too, a refused gradient moves no codec, whichever tensor it is refused for.
+#[test]
+fn gradients_that_are_read_where_they_lie() {
+    for codec in every_strategy() {
+        for scope in ["bucket", "tensor"] {
+            let text = format!("{codec}+scope({scope})");
+            let mut rank = pipeline(&text, &[30, 20]);
+            let mut out = Writer::new();
+            rank.compress(Gradient::F32(&normal(50, 1)), step(0), &mut out).unwrap();
+            let mut bad = normal(50, 2);
+            bad[41] = f32::NAN;
+            let before = saved(&rank);
+            let error = rank.compress(Gradient::F32(&bad), step(1), &mut out).unwrap_err();
+            assert!(matches!(error, EncodeError::NonFinite { index: 41, .. }), "{text}: {error}");
+            assert_eq!(saved(&rank), before, "{text}");
+            let mut skipping = pipeline(&format!("{text}+nonfinite(skip)"), &[30, 20]);
+            let mut zeros = pipeline(&text, &[30, 20]);
+            let mut twin = Writer::new();
+            assert!(skipping.compress(Gradient::F32(&bad), step(0), &mut out).unwrap().skipped, "{text}");
+            zeros.compress(Gradient::Zeros, step(0), &mut twin).unwrap();
+            assert_eq!(out, twin, "{text}: skipped is not zeros");
+        }
+    }
+}
+
+/// Decoding into what held something else gives the bits of adding to zeros.
+#[test]
+fn decoding_forgets_what_was_there() {
+    for strategy in every_strategy() {
+        for n in [1, 100, 5003] {
+            let mut run = Run::new(&strategy, shape(n), 5);
+            if run.transmit(&laplace(n, 7)).is_err() || run.codec.rounds() > 1 {
+                continue;
+            }
+            let (mut fresh, mut added) = (vec![f32::NAN; n], vec![0.0; n]);
+            run.codec.decode(&mut Reader::new(run.payload.bytes()), &run.context, (0.3, &mut fresh)).unwrap();
+            run.codec.decode_add(&mut Reader::new(run.payload.bytes()), &run.context, (0.3, &mut added)).unwrap();
+            let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&fresh), bits(&added), "{strategy}, n = {n}");
+        }
+    }
+}
