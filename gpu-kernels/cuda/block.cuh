@@ -52,7 +52,8 @@ __device__ __forceinline__ u32 block_max(u32 value) {
   return most;
 }
 
-// Whether this block is the last of the grid to come here; it then sees what all others wrote before.
+// Whether this block is the last of the grid to come here; it then sees what all others wrote before. The counter is
+// left at zero, for the next kernel.
 __device__ __forceinline__ bool last_block(u32* done) {
   SHARED(u32, last, 1);
   __threadfence();
@@ -60,7 +61,10 @@ __device__ __forceinline__ bool last_block(u32* done) {
   if (threadIdx.x == 0) last[0] = atomicAdd(done, 1u) == gridDim.x - 1 ? 1u : 0u;
   __syncthreads();
   bool is = last[0] == 1u;
-  if (is) __threadfence();
+  if (is) {
+    __threadfence();
+    if (threadIdx.x == 0) *done = 0;
+  }
   return is;
 }
 

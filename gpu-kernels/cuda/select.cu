@@ -71,15 +71,17 @@ __device__ __forceinline__ void list_key(State* s, u32* list, u32 key, bool in_p
   if (in_play) list[at + __popc(mask & ((1u << lane()) - 1u))] = key;
 }
 
-// The second digit. The keys in play go to the list when it has room for them all.
+// The second digit. The keys in play go to the list when it has room for them all. With partial sums given, mean |x|
+// too.
 extern "C" __global__ void __launch_bounds__(THREADS) cut_second(const float* fed, u32 n, State* s, const Outcome* o,
-                                                                 u32* list, u32 room) {
+                                                                 u32* list, u32 room, Partials* p) {
   SHARED(u32, bins, 1024);
   if (o->refused || s->settled) return;
   for (u32 i = threadIdx.x; i < 1024; i += THREADS) bins[i] = 0;
   __syncthreads();
   const u32 prefix = s->prefix, groups = n / 4 + (n % 4 != 0);
   const bool fits = s->count <= room;
+  double magnitude = 0.0;
   for (u32 first = blockIdx.x * THREADS; first < groups; first += gridDim.x * THREADS) {
     u32 i = first + threadIdx.x;
     Four<float> x = {};
@@ -88,18 +90,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) cut_second(const float* fe
       u32 key = key_of(x.v[c]);
       bool in_play = i < groups && 4 * i + c < n && key >> 20 == prefix;
       if (in_play) atomicAdd(bins + (key >> 10 & 1023u), 1u);
+      if (p != 0) magnitude += (double)float_of(key);
       if (fits) list_key(s, list, key, in_play);
     }
   }
   __syncthreads();
   for (u32 i = threadIdx.x; i < 1024; i += THREADS)
     if (bins[i] != 0) atomicAdd(s->second + i, bins[i]);
+  if (p != 0) {
+    magnitude = block_sum(magnitude);
+    if (threadIdx.x == 0) p->magnitude[blockIdx.x] = magnitude;
+  }
   if (!last_block(s->done + 1)) return;
+  if (p != 0) magnitude = sum_of(p->magnitude, gridDim.x);
   const u32 rank = s->rest;
   Bin bin = find_bin(s->second, 1024, rank);
   if (threadIdx.x != 0) return;
   s->prefix = prefix << 10 | bin.bin;
   s->rest = rank - bin.above;
+  s->mean = magnitude / (double)n;
 }
 
 // The third digit, of the list or of all; then the cut is known.

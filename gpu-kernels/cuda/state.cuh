@@ -31,14 +31,15 @@ struct State {
   u32 count;         // how many they are
   u32 listed;        // of these, how many are in the list
   u32 gap;           // the largest distance between indices, less 1
-  u32 kept_before;
+  u32 above;         // keys above the band
   // What is selected: keys from hi on, and of those from lo on, by position, numbers start to start + length.
   u32 hi, lo, start, length;
-  u32 samples;       // values looked at
+  u32 band;          // keys in it
   u32 k;
   u32 settled;       // 1: hi and lo are known, no further cuts
   float threshold;
-  double shape[4];
+  double mean;       // of |g_e|
+  double spare[3];
 };
 
 // Sums of one block.
@@ -47,6 +48,7 @@ struct Partials {
   double sum[MOST_BLOCKS];
   double magnitude[MOST_BLOCKS];
   double extra[MOST_BLOCKS];
+  double more[MOST_BLOCKS];
 };
 
 #endif

@@ -17,7 +17,7 @@ pub struct Selected {
 }
 
 impl Selected {
-    fn check(&self) -> Result<u32, LaunchError> {
+    pub(crate) fn check(&self) -> Result<u32, LaunchError> {
         let room = check_count(self.room)?;
         check(("the indices", self.indices, 4 * self.room), ALIGN)?;
         check(("the values", self.values, 4 * self.room), ALIGN)?;
@@ -58,7 +58,7 @@ pub fn topk(device: &impl Device, feed: &Feed, (k, to): (u64, &Selected), worksp
     }
     device.zero(parts.zeroed)?;
     begin(device, feed, (n, k as u32), &parts)?;
-    settle(device, feed, n, &parts)?;
+    settle(device, feed, n, &parts, false)?;
     take(device, feed, (n, room, to), &parts)
 }
 
@@ -85,18 +85,25 @@ pub(crate) fn begin(
     device.launch(kernel, blocks(device, feed.n.div_ceil(4)), &arguments)
 }
 
-/// Cuts by the other digits.
-pub(crate) fn settle(device: &impl Device, feed: &Feed, n: u32, parts: &Workspace) -> Result<(), LaunchError> {
+/// Cuts by the other digits; with `mean`, mean |g_e| is found on the way.
+pub(crate) fn settle(
+    device: &impl Device,
+    feed: &Feed,
+    n: u32,
+    parts: &Workspace,
+    mean: bool,
+) -> Result<(), LaunchError> {
     let arguments = [
         feed.fed.address(),
         u64::from(n),
         parts.state.address(),
         parts.outcome.address(),
         parts.list.address(),
-        parts.room_of_list().min(u64::from(u32::MAX)),
+        parts.room_of_list(),
+        if mean { parts.partials.address() } else { 0 },
     ];
     device.launch("cut_second", blocks(device, feed.n.div_ceil(4)), &arguments)?;
-    device.launch("cut_third", blocks(device, feed.n), &arguments)
+    device.launch("cut_third", blocks(device, feed.n), &arguments[..6])
 }
 
 /// Takes what the state says out of `fed`.

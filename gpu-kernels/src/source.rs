@@ -27,7 +27,7 @@ pub const HEADERS: &[(&str, &str)] = &[
 ];
 
 /// Every module.
-pub const MODULES: &[Module] = &[SELECT, GAINS, QUANTIZE];
+pub const MODULES: &[Module] = &[SELECT, GAINS, QUANTIZE, THRESHOLD, INDICES];
 
 /// Error feedback, exact cuts, compaction and packing of what is selected.
 pub const SELECT: Module = Module {
@@ -67,6 +67,20 @@ pub const QUANTIZE: Module = Module {
         "dequantize_powers",
         "dequantize_draw",
     ],
+};
+
+/// Thresholds of MSTopk, DGC and SIDCo.
+pub const THRESHOLD: Module = Module {
+    name: "threshold.cu",
+    text: file!("threshold.cu"),
+    kernels: &["settle_at", "bisect", "count_band", "sample", "reach", "fit_stage"],
+};
+
+/// Gather and scatter, and sets of indices at random.
+pub const INDICES: Module = Module {
+    name: "indices.cu",
+    text: file!("indices.cu"),
+    kernels: &["gather", "keep", "scatter", "draw_first", "draw_set", "count_set", "scan_set", "list_set"],
 };
 
 /// Options that both NVRTC and the cache's key take. No contraction to fused multiply-add: the CPU side rounds every

@@ -7,7 +7,7 @@ pub const OUTCOME_BYTES: u64 = 48;
 /// Bytes of `State`.
 pub const STATE_BYTES: u64 = 32_896;
 /// Bytes of `Partials`.
-pub const PARTIALS_BYTES: u64 = 4 * 8 * MOST_BLOCKS as u64;
+pub const PARTIALS_BYTES: u64 = 5 * 8 * MOST_BLOCKS as u64;
 /// Blocks that `Partials` has room for.
 pub const MOST_BLOCKS: u32 = 4096;
 /// Values that a block compacts at a time.
@@ -72,11 +72,13 @@ impl Outcome {
 pub(crate) struct Workspace {
     pub(crate) outcome: Span,
     pub(crate) state: Span,
+    /// Of a sample's cut.
+    pub(crate) sampled: Span,
     pub(crate) tiles: Span,
     pub(crate) partials: Span,
     pub(crate) sums: Span,
     pub(crate) list: Span,
-    /// State and tiles: zero when a call starts.
+    /// States and tiles: zero when a call starts.
     pub(crate) zeroed: Span,
 }
 
@@ -89,12 +91,12 @@ fn listed(n: u64) -> u64 {
     n / 8 + 1024
 }
 
-fn sizes(n: u64) -> [u64; 6] {
+fn sizes(n: u64) -> [u64; 7] {
     let tiles = 8 * n.div_ceil(TILE);
-    [OUTCOME_BYTES, STATE_BYTES, tiles, PARTIALS_BYTES, tiles, 4 * listed(n)].map(padded)
+    [OUTCOME_BYTES, STATE_BYTES, STATE_BYTES, tiles, PARTIALS_BYTES, tiles, 4 * listed(n)].map(padded)
 }
 
-/// Bytes of workspace that every call with n values is content with: about n/2 and 150 KiB.
+/// Bytes of workspace that every call with n values is content with: about n/2 and 250 KiB.
 pub fn workspace_bytes(n: u64) -> u64 {
     sizes(n).iter().sum()
 }
@@ -103,12 +105,12 @@ impl Workspace {
     pub(crate) fn new(span: Span, n: u64) -> Result<Self, LaunchError> {
         check(("the workspace", span, workspace_bytes(n)), ALIGN)?;
         let mut at = 0;
-        let [outcome, state, tiles, partials, sums, list] = sizes(n).map(|bytes| {
+        let [outcome, state, sampled, tiles, partials, sums, list] = sizes(n).map(|bytes| {
             at += bytes;
             span.part(at - bytes, bytes)
         });
-        let zeroed = span.part(padded(OUTCOME_BYTES), state.bytes() + tiles.bytes());
-        Ok(Self { outcome, state, tiles, partials, sums, list, zeroed })
+        let zeroed = span.part(padded(OUTCOME_BYTES), state.bytes() + sampled.bytes() + tiles.bytes());
+        Ok(Self { outcome, state, sampled, tiles, partials, sums, list, zeroed })
     }
 
     pub(crate) fn room_of_list(&self) -> u64 {

@@ -1,8 +1,10 @@
 // Every module in one translation unit, and a line per kernel.
 #pragma once
 #include "gains.cu"
+#include "indices.cu"
 #include "quantize.cu"
 #include "select.cu"
+#include "threshold.cu"
 
 #define KERNELS \
   KERNEL(cut_second) \
@@ -37,4 +39,18 @@
   KERNEL(quantize_draw) \
   KERNEL(dequantize_linear) \
   KERNEL(dequantize_powers) \
-  KERNEL(dequantize_draw)
+  KERNEL(dequantize_draw) \
+  KERNEL(settle_at) \
+  KERNEL(bisect) \
+  KERNEL(count_band) \
+  KERNEL(sample) \
+  KERNEL(reach) \
+  KERNEL(fit_stage) \
+  KERNEL(gather) \
+  KERNEL(keep) \
+  KERNEL(scatter) \
+  KERNEL(draw_first) \
+  KERNEL(draw_set) \
+  KERNEL(count_set) \
+  KERNEL(scan_set) \
+  KERNEL(list_set)

@@ -4,5 +4,7 @@
 mod data;
 mod emulated;
 mod gains;
+mod indices;
 mod quantize;
+mod threshold;
 mod topk;

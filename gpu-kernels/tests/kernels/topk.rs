@@ -48,12 +48,12 @@ impl Step1 {
     }
 }
 
-fn bits(values: &[f32]) -> Vec<u32> {
+pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
 /// The payload that the CPU side writes for the strategy, and what it holds back, after two steps of this gradient.
-fn reference(strategy: &str, gradient: Gradient<'_>, n: usize) -> [(Vec<u8>, Vec<f32>, f64, f64); 2] {
+pub fn reference(strategy: &str, gradient: Gradient<'_>, n: usize) -> [(Vec<u8>, Vec<f32>, f64, f64); 2] {
     let strategy = strategy.parse().unwrap();
     let mut rank = Pipeline::new(&strategy, Layers::fused(n).unwrap(), Member::alone(1));
     [0, 1].map(|index| {

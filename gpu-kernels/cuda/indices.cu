@@ -1,0 +1,134 @@
+// Values at indices that are known already: AR-Topk's gather and scatter, and random-k, whose indices come from the counter.
+#include "feed.cuh"
+
+// Takes the values at k indices, times a factor, out of fed. An index beyond n takes nothing and is reported.
+extern "C" __global__ void __launch_bounds__(THREADS) gather(float* fed, u32 n, const u32* indices, u32 k, float factor,
+                                                             float* values, State* s, Outcome* o, Partials* p) {
+  const float most = 3.40282346638528859812e38f;
+  double sent = 0.0;
+  for (u32 j = blockIdx.x * THREADS + threadIdx.x; j < k; j += gridDim.x * THREADS) {
+    u32 i = indices[j];
+    float value = 0.0f;
+    if (i < n) {
+      float x = o->refused ? 0.0f : fed[i], scaled = x * factor;
+      value = scaled > most ? most : scaled < -most ? -most : scaled;
+      if (!o->refused) fed[i] = x - value;
+    } else {
+      o->over = 1;
+    }
+    values[j] = value;
+    sent += (double)value * (double)value;
+  }
+  sent = block_sum(sent);
+  if (threadIdx.x == 0) p->extra[blockIdx.x] = sent;
+  if (!last_block(s->done + 6)) return;
+  sent = sum_of(p->extra, gridDim.x);
+  if (threadIdx.x != 0) return;
+  o->sent = sent;
+  o->kept = k;
+  o->bytes = 4 * (u64)k;
+}
+
+// Puts the memory back where a gradient was refused.
+extern "C" __global__ void __launch_bounds__(THREADS) keep(float* fed, const float* memory, u32 n, const Outcome* o) {
+  if (!o->refused) return;
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) fed[i] = before(memory, i);
+}
+
+// out += scale * values at indices, which are all different. An index beyond n is left out.
+extern "C" __global__ void __launch_bounds__(THREADS) scatter(float* out, u32 n, const u32* indices, const float* values,
+                                                              u32 k, float scale) {
+  for (u32 j = blockIdx.x * THREADS + threadIdx.x; j < k; j += gridDim.x * THREADS)
+    if (indices[j] < n) out[indices[j]] += scale * values[j];
+}
+
+// Floyd's algorithm (Bentley and Floyd 1987) in parallel. Draw d of `few` picks a place up to last(d) = n - few + d; if that
+// is taken, last(d) itself. A place is taken by the first draw that picks it, and last(g) also by draw g when its own
+// pick was taken. So all that must be known is which draw picked a place first.
+struct Draws {
+  u32 n, few;
+  u32 key[4];
+
+  __device__ __forceinline__ u32 last(u32 draw) const { return n - few + draw; }
+
+  // Number `draw` of the stream below last + 1, by Philox 4x32 with 10 rounds.
+  __device__ __forceinline__ u32 pick(u32 draw) const {
+    u32 c0 = draw, c1 = 0, c2 = key[2], c3 = key[3], k0 = key[0], k1 = key[1];
+    for (u32 round = 0; round < 10; round++) {
+      u64 a = (u64)c0 * 0xd2511f53u, b = (u64)c2 * 0xcd9e8d57u;
+      c0 = (u32)(b >> 32) ^ c1 ^ k0;
+      c1 = (u32)b;
+      c2 = (u32)(a >> 32) ^ c3 ^ k1;
+      c3 = (u32)a;
+      k0 += 0x9e3779b9u;
+      k1 += 0xbb67ae85u;
+    }
+    return (u32)__umul64hi((u64)c0 << 32 | c1, (u64)last(draw) + 1);
+  }
+};
+
+// Which draw picked a place first: few - draw, so that zero means none.
+extern "C" __global__ void __launch_bounds__(THREADS) draw_first(u32* first, u32 n, u32 few, u32 a, u32 b, u32 c, u32 d) {
+  const Draws draws = {n, few, {a, b, c, d}};
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < few; i += gridDim.x * THREADS)
+    atomicMax(first + draws.pick(i), few - i);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) draw_set(const u32* first, u32* set, u32 n, u32 few, u32 a, u32 b,
+                                                               u32 c, u32 d) {
+  const Draws draws = {n, few, {a, b, c, d}};
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < few; i += gridDim.x * THREADS) {
+    bool taken = false;
+    u32 at = draws.pick(i);
+    for (u32 draw = i, place = at;;) {
+      taken = few - first[place] < draw;
+      // Picked first by this draw; a place at the end may be another draw's last.
+      if (taken || place < n - few || place - (n - few) == draw) break;
+      draw = place - (n - few);
+      place = draws.pick(draw);
+    }
+    if (taken) at = draws.last(i);
+    atomicOr(set + at / 32, 1u << (at % 32));
+  }
+}
+
+// Members per block of 8192, then their places: the set in order. With `flip`, what is not in it.
+__device__ __forceinline__ u32 members(const u32* set, u32 n, u32 flip, u32 word) {
+  if ((u64)word * 32 >= n) return 0;
+  u32 inside = n - word * 32 < 32 ? (1u << (n - word * 32)) - 1 : FULL;
+  return (set[word] ^ (flip ? FULL : 0)) & inside;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) count_set(const u32* set, u32 n, u32 flip, u32* counts) {
+  const u32 words = n / 32 + (n % 32 != 0), tiles = words / THREADS + (words % THREADS != 0);
+  for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    u32 own = (u32)__popc(members(set, n, flip, tile * THREADS + threadIdx.x)), scanned = block_scan(own);
+    if (threadIdx.x == THREADS - 1) counts[tile] = scanned;
+  }
+}
+
+// By one block: sums of all tiles before.
+extern "C" __global__ void __launch_bounds__(THREADS) scan_set(u32* counts, u32 tiles) {
+  SHARED(u32, total, 1);
+  u32 before = 0;
+  for (u32 first = 0; first < tiles; first += THREADS) {
+    const u32 i = first + threadIdx.x;
+    u32 own = i < tiles ? counts[i] : 0, scanned = block_scan(own);
+    if (i < tiles) counts[i] = before + scanned - own;
+    if (threadIdx.x == THREADS - 1) total[0] = scanned;
+    __syncthreads();
+    before += total[0];
+    __syncthreads();
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) list_set(const u32* set, u32 n, u32 flip, const u32* counts,
+                                                               u32* indices, u32 room) {
+  const u32 words = n / 32 + (n % 32 != 0), tiles = words / THREADS + (words % THREADS != 0);
+  for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const u32 word = tile * THREADS + threadIdx.x;
+    u32 bits = members(set, n, flip, word), own = (u32)__popc(bits), at = counts[tile] + block_scan(own) - own;
+    for (; bits != 0; bits &= bits - 1, at++)
+      if (at < room) indices[at] = word * 32 + __ffs(bits) - 1;
+  }
+}

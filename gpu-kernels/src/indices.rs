@@ -1,0 +1,126 @@
+//! Values at indices that are known: what AR-Topk exchanges, and random-k.
+
+use crate::feed::{ALIGN, Feed};
+use crate::random::Random;
+use crate::select::blocks;
+use crate::workspace::{Workspace, check, check_apart, check_count};
+use crate::{Device, LaunchError, Span};
+
+/// k indices (u32, all different) and as many values (f32) on the device.
+#[derive(Debug, Clone, Copy)]
+pub struct At {
+    /// How many.
+    pub k: u64,
+    /// Where.
+    pub indices: Span,
+    /// What.
+    pub values: Span,
+}
+
+impl At {
+    fn check(&self) -> Result<u64, LaunchError> {
+        check(("the indices", self.indices, 4 * self.k), ALIGN)?;
+        check(("the values", self.values, 4 * self.k), ALIGN)?;
+        check_count(self.k).map(u64::from)
+    }
+}
+
+/// Error feedback alone, for a rank whose own selection is not needed; [`gather`] then takes.
+pub fn feed(device: &impl Device, feed: &Feed, workspace: Span) -> Result<(), LaunchError> {
+    let n = feed.check()?;
+    let parts = Workspace::new(workspace, feed.n)?;
+    device.zero(parts.zeroed)?;
+    let arguments = [
+        feed.gradient.address(),
+        feed.memory.address(),
+        feed.fed.address(),
+        u64::from(n),
+        u64::from(feed.beta.to_bits()),
+        u64::from(feed.gamma.to_bits()),
+        0,
+        0,
+        0,
+        parts.state.address(),
+        parts.outcome.address(),
+        parts.partials.address(),
+    ];
+    let kernel = feed.dtype.of(["stats_f32", "stats_f16", "stats_bf16"]);
+    device.launch(kernel, blocks(device, feed.n.div_ceil(4)), &arguments)
+}
+
+/// Takes `factor` times the values at the indices out of what was fed by [`feed`] with this workspace. Indices that lie
+/// beyond n take nothing; the outcome's `over` then says so.
+pub fn gather(device: &impl Device, feed: &Feed, (at, factor): (&At, f32), workspace: Span) -> Result<(), LaunchError> {
+    let n = u64::from(feed.check()?);
+    let (parts, k) = (Workspace::new(workspace, feed.n)?, at.check()?);
+    check_apart(("fed", feed.fed), ("the values", at.values))?;
+    if !factor.is_finite() {
+        return Err(LaunchError::Parameter { what: "factor", value: f64::from(factor), rule: "it must be finite" });
+    }
+    let (fed, outcome) = (feed.fed.address(), parts.outcome.address());
+    device.launch("keep", blocks(device, n), &[fed, feed.memory.address(), n, outcome])?;
+    let arguments = [
+        fed,
+        n,
+        at.indices.address(),
+        k,
+        u64::from(factor.to_bits()),
+        at.values.address(),
+        parts.state.address(),
+        outcome,
+        parts.partials.address(),
+    ];
+    device.launch("gather", blocks(device, k), &arguments)
+}
+
+/// `out += scale * values` at the indices; those beyond n are left out.
+pub fn scatter(device: &impl Device, at: &At, (n, out): (u64, Span), scale: f32) -> Result<(), LaunchError> {
+    let (k, count) = (at.check()?, check_count(n)?);
+    check(("out", out, 4 * n), ALIGN)?;
+    check_apart(("out", out), ("the values", at.values))?;
+    let (indices, values) = (at.indices.address(), at.values.address());
+    let arguments = [out.address(), u64::from(count), indices, values, k, u64::from(scale.to_bits())];
+    device.launch("scatter", blocks(device, k), &arguments)
+}
+
+/// Places per count of [`subset`].
+const SET_TILE: u64 = 8192;
+
+/// Bytes of scratch memory that [`subset`] needs for sets of n: a number and a bit per value, and some counts.
+pub fn subset_scratch(n: u64) -> u64 {
+    let [first, set, counts] = subset_parts(n);
+    first + set + counts
+}
+
+fn subset_parts(n: u64) -> [u64; 3] {
+    let padded = |bytes: u64| bytes.next_multiple_of(256);
+    [padded(4 * n), padded(4 * n.div_ceil(32)), padded(4 * n.div_ceil(SET_TILE))]
+}
+
+/// k of n indices at random, ascending, to `indices`: the set that random-k draws on the CPU side.
+pub fn subset(
+    device: &impl Device,
+    (n, k, random): (u64, u64, Random),
+    (scratch, indices): (Span, Span),
+) -> Result<(), LaunchError> {
+    let count = u64::from(check_count(n)?);
+    if k > n {
+        return Err(LaunchError::Parameter { what: "k", value: k as f64, rule: "at most n" });
+    }
+    check(("the scratch memory", scratch, subset_scratch(n)), 256)?;
+    check(("the indices", indices, 4 * k), ALIGN)?;
+    check_apart(("the indices", indices), ("the scratch memory", scratch))?;
+    let [first, set, _] = subset_parts(n);
+    let (set, counts) = (scratch.address() + first, scratch.address() + first + set);
+    let (few, first) = (k.min(n - k), scratch.address());
+    // Of sets larger than half, those left out are drawn.
+    let flip = u64::from(few != k);
+    device.zero(scratch.part(0, subset_scratch(n)))?;
+    let [a, b, c, d] = random.key(0).map(u64::from);
+    device.launch("draw_first", blocks(device, few), &[first, count, few, a, b, c, d])?;
+    device.launch("draw_set", blocks(device, few), &[first, set, count, few, a, b, c, d])?;
+    let grid = blocks(device, n.div_ceil(32));
+    device.launch("count_set", grid, &[set, count, flip, counts])?;
+    device.launch("scan_set", 1, &[counts, n.div_ceil(SET_TILE)])?;
+    device.launch("list_set", grid, &[set, count, flip, counts, indices.address(), k])
+}

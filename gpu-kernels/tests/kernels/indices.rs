@@ -1,0 +1,120 @@
+//! AR-Topk's gather and scatter, and random-k, against `compression`.
+
+use crate::data::{LENGTHS, gradients};
+use crate::emulated::{Emulated, Memory};
+use crate::topk::{Step1, bits, reference};
+use flexcomm_compression::pipeline::Gradient;
+use flexcomm_compression::{GradientCompressor, Layers, Method, naive, scatter_mean};
+use flexcomm_domain::{CompressionRatio, Compressor};
+use flexcomm_gpu_kernels::{At, DType, Feed, Random, Span, feed, gather, scatter, subset, subset_scratch};
+
+struct Run {
+    step: Step1,
+    feed: Feed,
+}
+
+fn fed(device: &Emulated, gradient: &Memory, memory: &Memory, k: u64) -> Run {
+    let n = gradient.span().bytes() / 4;
+    let step = Step1::new(n, k);
+    let given = step.feed((n, DType::F32), gradient, Some(memory));
+    feed(device, &given, step.workspace.span()).unwrap();
+    Run { step, feed: given }
+}
+
+#[test]
+fn random_k_is_the_cpus() {
+    for (at, n) in LENGTHS.into_iter().enumerate() {
+        let (_, gradient) = gradients(n).swap_remove(0);
+        let source = Memory::of(&gradient);
+        for k in [2, n / 10, n / 2, n - n / 8, n].into_iter().filter(|k| *k <= n && (*k > 1 || n == 0)) {
+            let Some(device) = Emulated::new(at as u64) else { return };
+            for scaled in [false, true] {
+                let strategy = format!("randomk(k={},scaled={scaled})+ef(vanilla)", k.max(2));
+                let factor = if scaled && k > 0 { (n as f64 / k as f64) as f32 } else { 1.0 };
+                let mut memory = Memory::of(&vec![0.0f32; n]);
+                let want = reference(&strategy, Gradient::F32(&gradient), n);
+                for (index, (payload, held_back, energy, sent)) in want.into_iter().enumerate() {
+                    let Run { step, feed } = fed(&device, &source, &memory, k as u64);
+                    let random = Random { seed: 1, step: index as u64, tensor: 0, rank: None };
+                    let scratch = Memory::new(subset_scratch(n as u64));
+                    let call = (n as u64, k as u64, random);
+                    subset(&device, call, (scratch.span(), step.indices.span())).unwrap();
+                    assert!(step.indices.u32s().is_sorted_by(|a, b| a < b));
+                    let at = At { k: k as u64, indices: step.indices.span(), values: step.values.span() };
+                    gather(&device, &feed, (&at, factor), step.workspace.span()).unwrap();
+                    assert_eq!(step.values.bytes(), payload, "{k} of {n}");
+                    assert_eq!(bits(&step.fed.f32s()), bits(&held_back));
+                    let outcome = step.outcome();
+                    assert!(
+                        (outcome.fed - energy).abs() <= 1e-12 * energy && (outcome.sent - sent).abs() <= 1e-12 * sent
+                    );
+                    memory = step.fed;
+                }
+            }
+        }
+    }
+}
+
+/// One rank's indices, everybody's values, and their mean.
+#[test]
+fn ar_topk_takes_and_scatters_as_on_the_cpu() {
+    for (at, n) in LENGTHS.into_iter().enumerate().filter(|(_, n)| *n > 0) {
+        let Some(device) = Emulated::new(at as u64) else { return };
+        let all = gradients(n);
+        let (chosen, own) = (&all[0].1, &all[1].1);
+        let k = n.div_ceil(7);
+        let indices = naive::topk(chosen, k);
+        let mut rank = GradientCompressor::new(Layers::fused(n).unwrap());
+        // A memory that is not empty.
+        let method = Method::new(Compressor::TopK, CompressionRatio::new(0.5).unwrap());
+        rank.compress(method, own, 0).unwrap();
+        let memory = Memory::of(rank.residual());
+        let mut values = Vec::new();
+        rank.feed(own).unwrap();
+        let energy = rank.take_at(&indices, &mut values).unwrap();
+
+        let Run { step, feed } = fed(&device, &Memory::of(own), &memory, k as u64);
+        let given = Memory::of(&indices);
+        let at = At { k: k as u64, indices: given.span(), values: step.values.span() };
+        gather(&device, &feed, (&at, 1.0), step.workspace.span()).unwrap();
+        assert_eq!(bits(&step.values.f32s()), bits(&values));
+        assert_eq!(bits(&step.fed.f32s()), bits(rank.residual()));
+        assert!((step.outcome().gain() - energy.gain()).abs() < 1e-12);
+
+        // Halves and quarters are exact: so is the mean over two ranks.
+        let (out, mut want) = (Memory::of(&vec![0.0f32; n]), vec![0.0; n]);
+        scatter(&device, &at, (n as u64, out.span()), 0.5).unwrap();
+        scatter_mean(&indices, &values, 2, &mut want).unwrap();
+        assert_eq!(out.f32s(), want);
+    }
+}
+
+/// Indices come from another machine.
+#[test]
+fn indices_beyond_the_end_touch_nothing() {
+    let Some(device) = Emulated::new(1) else { return };
+    let source = Memory::of(&[1.0f32, 2.0, 3.0]);
+    let Run { step, feed } = fed(&device, &source, &Memory::of(&[0.0f32; 3]), 3);
+    let given = Memory::of(&[1u32, 3, u32::MAX]);
+    let at = At { k: 3, indices: given.span(), values: step.values.span() };
+    gather(&device, &feed, (&at, 1.0), step.workspace.span()).unwrap();
+    assert_eq!((step.values.f32s(), step.fed.f32s()), (vec![2.0, 0.0, 0.0], vec![1.0, 0.0, 3.0]));
+    assert!(step.outcome().over);
+    let out = Memory::of(&[0.0f32; 3]);
+    scatter(&device, &At { values: given.span(), ..at }, (3, out.span()), 1.0).unwrap();
+    assert_eq!(out.f32s()[0], 0.0);
+}
+
+#[test]
+fn what_is_not_finite_leaves_the_memory_and_gathers_zeros() {
+    let Some(device) = Emulated::new(2) else { return };
+    let (source, memory) = (Memory::of(&[1.0f32, f32::NAN, 3.0]), Memory::of(&[4.0f32, 5.0, 6.0]));
+    let Run { step, feed } = fed(&device, &source, &memory, 2);
+    let given = Memory::of(&[0u32, 1]);
+    let at = At { k: 2, indices: given.span(), values: step.values.span() };
+    gather(&device, &feed, (&at, 1.0), step.workspace.span()).unwrap();
+    assert_eq!((step.values.f32s(), step.fed.f32s()), (vec![0.0, 0.0], vec![4.0, 5.0, 6.0]));
+    assert!(step.outcome().refused);
+    let none = Feed { n: 0, gradient: Span::NONE, memory: Span::NONE, fed: Span::NONE, ..feed };
+    assert!(flexcomm_gpu_kernels::feed(&device, &none, step.workspace.span()).is_ok());
+}
