@@ -33,7 +33,7 @@ const SUSPECT_TESTS: u32 = 4;
 /// Most doublings: about every three minutes.
 const SUSPECT_DOUBLINGS: u32 = 6;
 
-/// A link that is not suspect this long after its last test is as good as one that never was, in seconds.
+/// A link that has not been suspect for this long is as good as one that never was, in seconds.
 const TRUST_AFTER_S: f64 = 20.0;
 
 /// A link without a measurement whose test failed is tried again after this time, in seconds.
@@ -114,6 +114,8 @@ struct Past {
     bytes: Option<u64>,
     /// Tests for suspicion, since the link began to be suspect.
     suspected: u32,
+    /// When it was suspect last.
+    suspect_at: Timestamp,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -286,8 +288,9 @@ impl Scheduler {
     /// again.
     fn trust(&mut self, now: Timestamp, known: &BTreeMap<Pair, Known>) {
         for (pair, past) in &mut self.past {
-            let suspect = known.get(pair).is_some_and(|link| link.suspect);
-            if !suspect && now.since(past.at).get() >= TRUST_AFTER_S {
+            if known.get(pair).is_some_and(|link| link.suspect) {
+                past.suspect_at = now;
+            } else if now.since(past.suspect_at).get() >= TRUST_AFTER_S {
                 past.suspected = 0;
             }
         }
@@ -321,10 +324,12 @@ impl Scheduler {
             }
         }
         let past = self.past.entry(pair.clone()).or_default();
+        past.count += 1;
+        past.at = now;
+        past.bytes = Some(bytes);
+        past.suspected = past.suspected.saturating_add(u32::from(link.suspect));
         // Both ends take turns, so that both learn.
-        let (from, peer) = if past.count.is_multiple_of(2) { (pair.0, pair.1) } else { (pair.1, pair.0) };
-        let suspected = past.suspected.saturating_add(u32::from(link.suspect));
-        *past = Past { at: now, count: past.count + 1, bytes: Some(bytes), suspected };
+        let (from, peer) = if past.count.is_multiple_of(2) { (pair.1, pair.0) } else { (pair.0, pair.1) };
         self.next_id += 1;
         let grant = ThroughputGrant { id: self.next_id, peer, budget_bytes: bytes, valid_ms: VALID_MS };
         self.active.push(Active { grant, from, since: now, held_s });
