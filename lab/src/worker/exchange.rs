@@ -209,7 +209,7 @@ impl Exchanger {
             recvs.push(Incoming::new(recv.peer, tag, body));
         }
         self.mesh.round(agreement, &mut sends, &mut recvs)?;
-        self.keep_sample(&sends, &recvs);
+        self.keep_sample(&recvs);
         for (recv, frame) in round.recvs.iter().zip(recvs) {
             buffer.take(recv.chunks, view.chunks, recv.op, frame.body());
             self.spare.push(frame.into_body());
@@ -218,9 +218,10 @@ impl Exchanger {
         Ok(())
     }
 
-    /// A round in which everybody sends to one and receives from one: nothing shares the link that was seen.
-    fn keep_sample(&mut self, sends: &[Outgoing], recvs: &[Incoming]) {
-        let ([_], [frame]) = (sends, recvs) else { return };
+    /// In the rounds of every schedule a rank sends to one other at most: where it also receives from one only, nothing
+    /// of the job shares the link that was seen.
+    fn keep_sample(&mut self, recvs: &[Incoming]) {
+        let [frame] = recvs else { return };
         let Some((piece, addr)) = frame.piece().zip(self.mesh.addr(frame.peer)) else { return };
         let samples = self.samples.entry(addr.ip()).or_default();
         if samples.len() < MAX_SAMPLES {
