@@ -45,13 +45,14 @@ impl Sums {
 }
 
 impl Kernel {
-    /// Packs signs, a set bit for x < 0, and adds up, in one read. `bits` has ⌈n/8⌉ bytes.
-    pub(crate) fn signs(self, x: &[f32], bits: &mut [u8]) -> Sums {
+    /// Packs signs, a set bit for x < 0, and adds up, in one read. `bits` has ⌈n/8⌉ bytes. Without MAGNITUDES
+    /// [`Sums::magnitude`] is not to be asked.
+    pub(crate) fn signs<const MAGNITUDES: bool>(self, x: &[f32], bits: &mut [u8]) -> Sums {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => super::x86::signs_avx2(x, bits),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::signs_avx512(x, bits),
+            Self::Avx512 => super::x86::signs_avx512::<MAGNITUDES>(x, bits),
             _ => {
                 let mut sums = Sums::default();
                 sums.add(x, bits);
@@ -117,7 +118,11 @@ mod tests {
             let number = |sum: f64| if sum.is_nan() { None } else { Some(sum.to_bits()) };
             for kernel in Kernel::available() {
                 let mut bits = vec![0xaa; bytes.len()];
-                let sums = kernel.signs(&x, &mut bits);
+                let energy = kernel.signs::<false>(&x, &mut bits).energy();
+                prop_assert_eq!(number(energy), number(want.energy()));
+                prop_assert_eq!(&bits, &bytes, "{:?}", kernel);
+                bits.fill(0x55);
+                let sums = kernel.signs::<true>(&x, &mut bits);
                 prop_assert_eq!(&bits, &bytes, "{:?}", kernel);
                 prop_assert_eq!(sums.max_key, want.max_key);
                 prop_assert_eq!(number(sums.energy()), number(want.energy()));

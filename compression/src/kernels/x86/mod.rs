@@ -49,11 +49,11 @@ pub(super) fn signs_avx2(x: &[f32], bits: &mut [u8]) -> Sums {
 }
 
 /// Signs with AVX-512, or portably on processors without.
-pub(super) fn signs_avx512(x: &[f32], bits: &mut [u8]) -> Sums {
+pub(super) fn signs_avx512<const MAGNITUDES: bool>(x: &[f32], bits: &mut [u8]) -> Sums {
     let mut sums = Sums::default();
     let done = match has_avx512() {
         // SAFETY: the processor has avx512f.
-        true => unsafe { signs::avx512(x, bits, &mut sums) },
+        true => unsafe { signs::avx512::<MAGNITUDES>(x, bits, &mut sums) },
         false => 0,
     };
     sums.add(&x[done..], &mut bits[done / 8..]);

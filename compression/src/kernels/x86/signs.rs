@@ -5,7 +5,7 @@ use super::super::signs::Sums;
 use std::arch::x86_64::*;
 
 #[target_feature(enable = "avx512f")]
-pub(super) fn avx512(x: &[f32], bits: &mut [u8], sums: &mut Sums) -> usize {
+pub(super) fn avx512<const MAGNITUDES: bool>(x: &[f32], bits: &mut [u8], sums: &mut Sums) -> usize {
     let (groups, _) = x.as_chunks::<16>();
     let (mut magnitudes, mut squares) = (_mm512_setzero_pd(), _mm512_setzero_pd());
     let (mask, mut max) = (_mm512_set1_epi32(KEY_MASK as i32), _mm512_setzero_si512());
@@ -18,7 +18,9 @@ pub(super) fn avx512(x: &[f32], bits: &mut [u8], sums: &mut Sums) -> usize {
         let low = _mm512_cvtps_pd(_mm256_castsi256_ps(_mm512_castsi512_si256(keys)));
         let high = _mm512_cvtps_pd(_mm256_castsi256_ps(_mm512_extracti64x4_epi64::<1>(keys)));
         // The lower eight before the upper: each lane adds in the order of positions.
-        magnitudes = _mm512_add_pd(_mm512_add_pd(magnitudes, low), high);
+        if MAGNITUDES {
+            magnitudes = _mm512_add_pd(_mm512_add_pd(magnitudes, low), high);
+        }
         squares = _mm512_add_pd(squares, _mm512_mul_pd(low, low));
         squares = _mm512_add_pd(squares, _mm512_mul_pd(high, high));
     }

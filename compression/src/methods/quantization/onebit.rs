@@ -50,7 +50,10 @@ impl Codec for OneBit {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let start = out.len();
         let bits = out.room(packed_bytes(x.len(), 1));
-        let sums = context.kernel.signs(x, bits);
+        let sums = match self.scaling {
+            true => context.kernel.signs::<true>(x, bits),
+            false => context.kernel.signs::<false>(x, bits),
+        };
         if sums.max_key >= NOT_FINITE {
             out.truncate(start);
             return Err(not_finite(x));

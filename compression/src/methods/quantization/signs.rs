@@ -12,7 +12,7 @@ use crate::wire::{Reader, Writer, packed_bytes};
 /// Appends signs; refuses what is not finite.
 pub(super) fn encode(x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
     let start = out.len();
-    let sums = context.kernel.signs(x, out.room(packed_bytes(x.len(), 1)));
+    let sums = context.kernel.signs::<false>(x, out.room(packed_bytes(x.len(), 1)));
     if sums.max_key >= NOT_FINITE {
         out.truncate(start);
         return Err(not_finite(x));
@@ -74,9 +74,7 @@ pub(super) fn majority(from: &mut [Reader<'_>], context: &Context, out: &mut [f3
         for reader in from.iter_mut() {
             context.kernel.run(Count { bits: read(reader, block.len())?, negatives });
         }
-        for (to, count) in block.iter_mut().zip(negatives) {
-            *to = if *count > ranks - *count { -1.0 } else { 1.0 };
-        }
+        context.kernel.run(Vote { negatives, ranks, out: block });
     }
     Ok(())
 }
@@ -100,5 +98,23 @@ impl Work for Count<'_> {
         }
         let last = u32::from(self.bits.last().copied().unwrap_or(0));
         rest.iter_mut().enumerate().for_each(|(lane, count)| *count += last >> lane & 1);
+    }
+}
+
+/// What most ranks voted for.
+struct Vote<'a> {
+    negatives: &'a [u32],
+    ranks: u32,
+    out: &'a mut [f32],
+}
+
+impl Work for Vote<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (to, count) in self.out.iter_mut().zip(self.negatives) {
+            *to = if *count > self.ranks.wrapping_sub(*count) { -1.0 } else { 1.0 };
+        }
     }
 }
