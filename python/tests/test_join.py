@@ -1,0 +1,33 @@
+"""Uneven inputs with `ddp.join()`, three ranks of which the first runs out of batches."""
+
+import pytest
+from conftest import torchrun
+
+NAMES = [
+    "dense", "topk@0.1/allgather", "topk@0.1/art-ring:var", "topk@0.1/art-ring:star", "qsgd(s=4,coding=gamma)",
+    "powersgd(rank=1)+ef(vanilla)", "early",
+]
+
+
+@pytest.fixture(scope="module")
+def seen(folder):
+    done = torchrun("join.py", folder, ranks=3)
+    assert done.code == 0, done.text
+    return done.ranks()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_that_have_run_out_stay_in_step(seen, name):
+    first, second, third = (rank[name] for rank in seen)
+    short = len(first["hashes"]) - 4
+    assert short == (1 if name == "early" else 7) and len(second["hashes"]) == len(third["hashes"]) == 18
+    # The same parameters on all that still train, at every step; and on all ranks after the join.
+    assert second["hashes"] == third["hashes"]
+    assert first["hashes"][:short] == second["hashes"][:short] and first["hashes"][-4:] == second["hashes"][-4:]
+    assert len(set(second["hashes"])) == 18
+    assert all(rank[name]["together"] and rank[name]["steps"] == 18 for rank in seen)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(("topk", "power"))])
+def test_what_is_held_back_is_not_lost(seen, name):
+    assert all(rank[name]["held"] > 0 for rank in seen)
