@@ -54,7 +54,8 @@ def backward(model, optimizer, step, rank, bad=False):
 
 
 def train(rank, strategy):
-    model, optimizer, session = start(strategy)
+    """Without a strategy: plain DDP."""
+    model, optimizer, session = start(strategy or "dense", register=strategy is not None)
     equal, finite = True, True
     for step in range(STEPS):
         # The learning rate changes: memories rescale what they hold back.
@@ -169,7 +170,7 @@ with ranks() as (rank, world, seen):
     entries = _core.compressors()
     texts = [text(name, arguments) for name, _, _, examples in entries for arguments in examples[:1]] + AROUND
     seen["names"] = [name for name, _, _, _ in entries]
-    seen["plain"] = train(rank, "dense")
+    seen["ddp"], seen["plain"] = train(rank, None), train(rank, "dense")
     seen["trained"] = {t: train(rank, t) for t in texts}
     byteps = {
         "byteps_compressor_type": "topk", "byteps_compressor_k": "3", "byteps_ef_type": "vanilla",
