@@ -136,6 +136,14 @@ pub enum LaunchError {
         /// For this call.
         need: u64,
     },
+    /// Freed, or of another device or the host.
+    #[error("launch with {what}: the driver knows no memory of this device at {at:#x}; was it freed?")]
+    NotDevice {
+        /// Which buffer.
+        what: &'static str,
+        /// The address.
+        at: u64,
+    },
     /// Two buffers that must not share memory do.
     #[error("launch with {0} and {1} in the same memory: they must not overlap")]
     Overlap(&'static str, &'static str),

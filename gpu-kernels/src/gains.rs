@@ -1,7 +1,7 @@
 //! Gains of all candidate ratios at the price of one read: what five trials cost before.
 
+use crate::device::start;
 use crate::feed::{ALIGN, Feed};
-use crate::select::blocks;
 use crate::workspace::{Workspace, check, check_count};
 use crate::{Device, LaunchError, Span};
 
@@ -41,5 +41,5 @@ pub fn gains(
         parts.partials.address(),
     ];
     let kernel = feed.dtype.of(["gains_f32", "gains_f16", "gains_bf16"]);
-    device.launch(kernel, blocks(device, feed.n.div_ceil(4)), &arguments)
+    start(device, kernel, feed.n.div_ceil(4), &arguments)
 }

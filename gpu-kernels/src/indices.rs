@@ -1,8 +1,8 @@
 //! Values at indices that are known: what AR-Topk exchanges, and random-k.
 
+use crate::device::start;
 use crate::feed::{ALIGN, Feed};
 use crate::random::Random;
-use crate::select::blocks;
 use crate::workspace::{Workspace, check, check_apart, check_count};
 use crate::{Device, LaunchError, Span};
 
@@ -45,7 +45,7 @@ pub fn feed(device: &impl Device, feed: &Feed, workspace: Span) -> Result<(), La
         parts.partials.address(),
     ];
     let kernel = feed.dtype.of(["stats_f32", "stats_f16", "stats_bf16"]);
-    device.launch(kernel, blocks(device, feed.n.div_ceil(4)), &arguments)
+    start(device, kernel, feed.n.div_ceil(4), &arguments)
 }
 
 /// Takes `factor` times the values at the indices out of what was fed by [`feed`] with this workspace. Indices that lie
@@ -58,7 +58,7 @@ pub fn gather(device: &impl Device, feed: &Feed, (at, factor): (&At, f32), works
         return Err(LaunchError::Parameter { what: "factor", value: f64::from(factor), rule: "it must be finite" });
     }
     let (fed, outcome) = (feed.fed.address(), parts.outcome.address());
-    device.launch("keep", blocks(device, n), &[fed, feed.memory.address(), n, outcome])?;
+    start(device, "keep", n, &[fed, feed.memory.address(), n, outcome])?;
     let arguments = [
         fed,
         n,
@@ -70,7 +70,7 @@ pub fn gather(device: &impl Device, feed: &Feed, (at, factor): (&At, f32), works
         outcome,
         parts.partials.address(),
     ];
-    device.launch("gather", blocks(device, k), &arguments)
+    start(device, "gather", k, &arguments)
 }
 
 /// `out += scale * values` at the indices; those beyond n are left out.
@@ -80,7 +80,7 @@ pub fn scatter(device: &impl Device, at: &At, (n, out): (u64, Span), scale: f32)
     check_apart(("out", out), ("the values", at.values))?;
     let (indices, values) = (at.indices.address(), at.values.address());
     let arguments = [out.address(), u64::from(count), indices, values, k, u64::from(scale.to_bits())];
-    device.launch("scatter", blocks(device, k), &arguments)
+    start(device, "scatter", k, &arguments)
 }
 
 /// Places per count of [`subset`].
@@ -117,10 +117,10 @@ pub fn subset(
     let flip = u64::from(few != k);
     device.zero(scratch.part(0, subset_scratch(n)))?;
     let [a, b, c, d] = random.key(0).map(u64::from);
-    device.launch("draw_first", blocks(device, few), &[first, count, few, a, b, c, d])?;
-    device.launch("draw_set", blocks(device, few), &[first, set, count, few, a, b, c, d])?;
-    let grid = blocks(device, n.div_ceil(32));
-    device.launch("count_set", grid, &[set, count, flip, counts])?;
+    start(device, "draw_first", few, &[first, count, few, a, b, c, d])?;
+    start(device, "draw_set", few, &[first, set, count, few, a, b, c, d])?;
+    let words = n.div_ceil(32);
+    start(device, "count_set", words, &[set, count, flip, counts])?;
     device.launch("scan_set", 1, &[counts, n.div_ceil(SET_TILE)])?;
-    device.launch("list_set", grid, &[set, count, flip, counts, indices.address(), k])
+    start(device, "list_set", words, &[set, count, flip, counts, indices.address(), k])
 }

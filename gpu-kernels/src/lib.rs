@@ -5,6 +5,7 @@
 //! a [`LoadError`] that names it and its remedy. The caller's answer to such an error is the CPU path.
 
 mod arch;
+pub mod bench;
 mod cache;
 mod device;
 mod error;
@@ -20,7 +21,9 @@ mod workspace;
 
 pub use arch::Arch;
 pub use cache::Cache;
-pub use device::{Compiled, Device, Gpu, Nvrtc, Span, THREADS, in_environment};
+pub use device::{
+    Allocation, Compiled, Device, Gpu, MemoryError, Nvrtc, OnStream, Span, Stream, THREADS, in_environment,
+};
 pub use error::{CacheError, LaunchError, LoadError, Version};
 pub use feed::{DType, Feed};
 pub use gains::{MOST_CANDIDATES, gains};

@@ -3,9 +3,9 @@
 //! Norms of whole tensors are rounded from sums in f64 whose order is not the CPU side's: about one in 10^8 of ‖x‖₂, mean |x|
 //! and clipping bounds is the neighbouring f32. Norms of buckets and largest magnitudes are the same always.
 
+use crate::device::start;
 use crate::feed::{ALIGN, Feed};
 use crate::random::Random;
-use crate::select::blocks;
 use crate::workspace::{Workspace, check, check_apart, check_count};
 use crate::{Device, LaunchError, Span};
 
@@ -230,7 +230,7 @@ impl Call {
             partials,
         ];
         let kernel = feed.dtype.of(["stats_f32", "stats_f16", "stats_bf16"]);
-        device.launch(kernel, blocks(device, feed.n.div_ceil(4)), &arguments)
+        start(device, kernel, feed.n.div_ceil(4), &arguments)
     }
 
     fn codes(
@@ -244,14 +244,14 @@ impl Call {
         if codes.bucket < self.n {
             let lanes = 8 * self.n.div_ceil(codes.bucket);
             let arguments = [fed, self.n, codes.bucket, method.norm().0, self.payload, outcome];
-            device.launch("norms", blocks(device, lanes), &arguments)?;
+            start(device, "norms", lanes, &arguments)?;
         }
         let [a, b, c, _] = random.key(0).map(u64::from);
         let Codes { bucket, width, levels, divide, .. } = codes;
         let memory = feed.memory.address();
         let arguments =
             [fed, memory, self.n, self.payload, bucket, width, levels, divide, a, b, c, state, outcome, partials];
-        device.launch(codes.kernels[0], blocks(device, self.n.div_ceil(8)), &arguments)
+        start(device, codes.kernels[0], self.n.div_ceil(8), &arguments)
     }
 
     fn other(
@@ -275,7 +275,7 @@ impl Call {
         let mut arguments = [0; 10];
         let all = front.iter().chain(middle).chain(&ends);
         let count = arguments.iter_mut().zip(all).map(|(to, from)| *to = *from).count();
-        device.launch(kernel, blocks(device, self.n), &arguments[..count])
+        start(device, kernel, self.n, &arguments[..count])
     }
 }
 
@@ -293,7 +293,7 @@ pub fn add(
     check(("out", out, 4 * n), ALIGN)?;
     check_apart(("out", out), ("the payload", payload))?;
     let (to, from, scale) = (out.address(), payload.address(), u64::from(scale.to_bits()));
-    let launch = |kernel, arguments: &[u64]| device.launch(kernel, blocks(device, n), arguments);
+    let launch = |kernel, arguments: &[u64]| start(device, kernel, n, arguments);
     if let Some(codes) = method.codes(n) {
         let Codes { kernels, bucket, width, levels, divide } = codes;
         return launch(kernels[1], &[to, count, from, bucket, width, levels, divide, scale]);
@@ -324,5 +324,5 @@ pub fn majority(
     check(("out", out, 4 * n), ALIGN)?;
     check_apart(("out", out), ("the payloads", payloads))?;
     let arguments = [out.address(), u64::from(count), payloads.address(), stride, u64::from(ranks)];
-    device.launch("majority", blocks(device, n), &arguments)
+    start(device, "majority", n, &arguments)
 }

@@ -1,7 +1,8 @@
 //! Methods that send some values as they are: exact top-k, and how a selection is packed.
 
+use crate::device::start;
 use crate::feed::{ALIGN, Feed};
-use crate::workspace::{MOST_BLOCKS, TILE, Workspace, check, check_count};
+use crate::workspace::{TILE, Workspace, check, check_count};
 use crate::{Device, LaunchError, Span, THREADS};
 
 /// Where a selection goes: indices that ascend, and the error-fed values there. These are also the payload of version 1
@@ -41,12 +42,6 @@ impl Form {
     pub const VARYING: Self = Self { counted: true, gaps: true };
 }
 
-/// Blocks for `groups` threads' worth of work: as many as fill the device, and no idle ones.
-pub(crate) fn blocks(device: &impl Device, groups: u64) -> u32 {
-    let most = u64::from(device.blocks().clamp(1, MOST_BLOCKS));
-    groups.div_ceil(u64::from(THREADS)).clamp(1, most) as u32
-}
-
 /// Error feedback, exactly the k largest by magnitude (ties to the lowest index), and the memory's update. Five launches
 /// that nothing waits for, all of which a CUDA graph can capture. The outcome is at the front of the workspace.
 pub fn topk(device: &impl Device, feed: &Feed, (k, to): (u64, &Selected), workspace: Span) -> Result<(), LaunchError> {
@@ -82,7 +77,7 @@ pub(crate) fn begin(
         parts.partials.address(),
     ];
     let kernel = feed.dtype.of(["feed_f32", "feed_f16", "feed_bf16"]);
-    device.launch(kernel, blocks(device, feed.n.div_ceil(4)), &arguments)
+    start(device, kernel, feed.n.div_ceil(4), &arguments)
 }
 
 /// Cuts by the other digits; with `mean`, mean |g_e| is found on the way.
@@ -102,8 +97,8 @@ pub(crate) fn settle(
         parts.room_of_list(),
         if mean { parts.partials.address() } else { 0 },
     ];
-    device.launch("cut_second", blocks(device, feed.n.div_ceil(4)), &arguments)?;
-    device.launch("cut_third", blocks(device, feed.n), &arguments[..6])
+    start(device, "cut_second", feed.n.div_ceil(4), &arguments)?;
+    start(device, "cut_third", feed.n, &arguments[..6])
 }
 
 /// Takes what the state says out of `fed`.
@@ -125,8 +120,8 @@ pub(crate) fn take(
         to.values.address(),
         u64::from(room),
     ];
-    let tiles = feed.n.div_ceil(TILE).clamp(1, u64::from(device.blocks().clamp(1, MOST_BLOCKS)));
-    device.launch("take", tiles as u32, &arguments)
+    let threads = u64::from(THREADS) * feed.n.div_ceil(TILE);
+    start(device, "take", threads, &arguments)
 }
 
 /// Most bytes of a payload with at most k of n values, rounded up to whole words, which the kernels write.
@@ -146,12 +141,17 @@ pub fn pack(
     from.check()?;
     check(("the payload", payload, payload_room(n, from.room)), ALIGN)?;
     let (state, outcome) = (parts.state.address(), parts.outcome.address());
-    let grid = blocks(device, 2 * from.room);
+    let threads = 2 * from.room;
     let (counted, gaps) = (u64::from(form.counted), u64::from(form.gaps));
     if form.gaps {
-        device.launch("gaps", grid, &[from.indices.address(), state, outcome])?;
+        start(device, "gaps", threads, &[from.indices.address(), state, outcome])?;
     }
-    device.launch("clear", grid, &[payload.address(), u64::from(count), state, outcome, counted, gaps])?;
+    start(device, "clear", threads, &[payload.address(), u64::from(count), state, outcome, counted, gaps])?;
     let (indices, values) = (from.indices.address(), from.values.address());
-    device.launch("pack", grid, &[indices, values, u64::from(count), payload.address(), state, outcome, counted, gaps])
+    start(
+        device,
+        "pack",
+        threads,
+        &[indices, values, u64::from(count), payload.address(), state, outcome, counted, gaps],
+    )
 }

@@ -1,8 +1,9 @@
 //! Methods with a threshold, and how each finds it: launches that leave in the workspace which keys are selected.
 
+use crate::device::start;
 use crate::feed::Feed;
 use crate::random::{Random, philox};
-use crate::select::{Selected, begin, blocks, settle, take};
+use crate::select::{Selected, begin, settle, take};
 use crate::workspace::Workspace;
 use crate::{Device, LaunchError, Span};
 
@@ -128,8 +129,8 @@ impl<D: Device> Call<'_, D> {
         Ok(self.n)
     }
 
-    fn grid(&self) -> u32 {
-        blocks(self.device, self.feed.n.div_ceil(4))
+    fn groups(&self) -> u64 {
+        self.feed.n.div_ceil(4)
     }
 
     fn above(&self, v: f32) -> Result<u32, LaunchError> {
@@ -153,7 +154,7 @@ impl<D: Device> Call<'_, D> {
         let [a, b, ..] = philox([0, 0, key[2], key[3]], [key[0], key[1]]);
         let seed = u64::from(a) << 32 | u64::from(b);
         let arguments = [fed, u64::from(n), k, seed, state, outcome];
-        self.device.launch("count_band", self.grid(), &arguments)?;
+        start(self.device, "count_band", self.groups(), &arguments)?;
         Ok(kept)
     }
 
@@ -170,11 +171,11 @@ impl<D: Device> Call<'_, D> {
         let (fed, list) = (feed.fed.address(), parts.list.address());
         let (state, sampled, outcome) = (parts.state.address(), parts.sampled.address(), parts.outcome.address());
         let arguments = [fed, feed.n, samples, rank, a, b, c, list, sampled, outcome];
-        device.launch("sample", blocks(device, samples), &arguments)?;
+        start(device, "sample", samples, &arguments)?;
         // The sample is short: its keys are looked through again, without a list.
-        device.launch("cut_second", blocks(device, samples), &[list, samples, sampled, outcome, 0, 0, 0])?;
-        device.launch("cut_third", blocks(device, samples), &[list, samples, sampled, outcome, 0, 0])?;
-        device.launch("reach", self.grid(), &[fed, feed.n, most, sampled, state, outcome])?;
+        start(device, "cut_second", samples, &[list, samples, sampled, outcome, 0, 0, 0])?;
+        start(device, "cut_third", samples, &[list, samples, sampled, outcome, 0, 0])?;
+        start(device, "reach", self.groups(), &[fed, feed.n, most, sampled, state, outcome])?;
         settle(device, feed, n, parts, false)?;
         Ok(most as u32)
     }
@@ -203,7 +204,7 @@ impl<D: Device> Call<'_, D> {
                 parts.outcome.address(),
                 parts.partials.address(),
             ];
-            self.device.launch("fit_stage", self.grid(), &arguments)?;
+            start(self.device, "fit_stage", self.groups(), &arguments)?;
         }
         Ok(self.n)
     }

@@ -16,8 +16,8 @@ pub struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
     modules: Vec<sys::CUmodule>,
-    functions: HashMap<&'static str, sys::CUfunction>,
-    blocks: u32,
+    functions: HashMap<&'static str, Function>,
+    multiprocessors: u32,
     arch: Arch,
 }
 
@@ -25,6 +25,13 @@ pub struct Gpu {
 unsafe impl Send for Gpu {}
 // SAFETY: as above; nothing is changed after loading.
 unsafe impl Sync for Gpu {}
+
+/// A kernel, and how many of its blocks run at the same time.
+#[derive(Debug, Clone, Copy)]
+struct Function {
+    handle: sys::CUfunction,
+    blocks: u32,
+}
 
 /// A [`Gpu`] and a stream.
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +44,7 @@ fn driver(call: &'static str) -> impl Fn(result::DriverError) -> LoadError {
     move |error| LoadError::Driver { call, code: code(error) }
 }
 
-fn code(error: result::DriverError) -> String {
+pub(super) fn code(error: result::DriverError) -> String {
     match error.error_name() {
         Ok(name) => name.to_string_lossy().into_owned(),
         Err(_) => format!("{:?}", error.0),
@@ -105,10 +112,8 @@ impl Gpu {
         // SAFETY: released when this is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(driver("open the device's context"))?;
         let (modules, functions) = (Vec::new(), HashMap::new());
-        let mut gpu = Self { device, context, modules, functions, blocks: 0, arch };
-        let count = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        // Turing holds 1024 threads per multiprocessor, the others twice as many.
-        gpu.blocks = count * if arch == Arch::new(7, 5) { 4 } else { 8 };
+        let mut gpu = Self { device, context, modules, functions, multiprocessors: 0, arch };
+        gpu.multiprocessors = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         for module in source::MODULES {
             gpu.add(module, &cubin(module, arch, &nvrtc, cache)?)?;
         }
@@ -125,13 +130,25 @@ impl Gpu {
             // SAFETY: the module was loaded above.
             let function = self.within(|| unsafe { result::module::get_function(loaded, name) });
             let missing = |error| LoadError::NoKernel { kernel, module: module.name, code: code(error) };
-            self.functions.insert(kernel, function.map_err(missing)?);
+            let function = self.measured(function.map_err(missing)?)?;
+            self.functions.insert(kernel, function);
         }
         Ok(())
     }
 
+    /// What registers and shared memory leave room for.
+    fn measured(&self, handle: sys::CUfunction) -> Result<Function, LoadError> {
+        // SAFETY: the function was answered by the driver.
+        let fit = || unsafe { result::occupancy::max_active_block_per_multiprocessor(handle, THREADS as i32, 0) };
+        let each = self.within(fit).map_err(driver("ask how many blocks fit a multiprocessor"))?;
+        Ok(Function { handle, blocks: self.multiprocessors * each.unsigned_abs() })
+    }
+
     /// Does something in the device's context, and puts back the one that was current: it says which device is PyTorch's.
-    fn within<T>(&self, what: impl FnOnce() -> Result<T, result::DriverError>) -> Result<T, result::DriverError> {
+    pub(super) fn within<T>(
+        &self,
+        what: impl FnOnce() -> Result<T, result::DriverError>,
+    ) -> Result<T, result::DriverError> {
         let before = result::ctx::get_current()?;
         if before == Some(self.context) {
             return what();
@@ -144,9 +161,32 @@ impl Gpu {
         done
     }
 
+    pub(super) fn handle(&self) -> sys::CUdevice {
+        self.device
+    }
+
     /// Of the device.
     pub fn arch(&self) -> Arch {
         self.arch
+    }
+
+    /// Refuses memory that the driver does not know as this device's: freed (as far as the allocator gave it back), of another
+    /// device, or of the host. Costs microseconds: ask when buffers change, not at every step.
+    pub fn check_memory(&self, what: &'static str, span: Span) -> Result<(), LaunchError> {
+        use sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL;
+        if span.is_none() {
+            return Ok(());
+        }
+        for at in [span.address(), span.address() + span.bytes() - 1] {
+            let mut ordinal = -1i32;
+            let to = std::ptr::from_mut(&mut ordinal).cast();
+            // SAFETY: the driver writes one number, and only looks the address up.
+            let known = self.within(|| unsafe { sys::cuPointerGetAttribute(to, ORDINAL, at) }.result());
+            if known.is_err() || ordinal != self.device {
+                return Err(LaunchError::NotDevice { what, at });
+            }
+        }
+        Ok(())
     }
 
     /// Launches go to this stream: PyTorch's `torch.cuda.current_stream().cuda_stream`; 0 is the default stream.
@@ -181,8 +221,9 @@ impl Device for OnStream<'_> {
         let (grid, block) = ((blocks, 1, 1), (THREADS, 1, 1));
         // SAFETY: every argument is a word whose low bytes are the parameter (the devices are little endian, as are the
         // machines with them); spans are vouched for by their maker.
-        let launched =
-            self.gpu.within(|| unsafe { result::launch_kernel(*function, grid, block, 0, self.stream, &mut pointers) });
+        let launched = self
+            .gpu
+            .within(|| unsafe { result::launch_kernel(function.handle, grid, block, 0, self.stream, &mut pointers) });
         launched.map_err(|error| failed(code(error)))
     }
 
@@ -194,8 +235,8 @@ impl Device for OnStream<'_> {
         zeroed.map_err(failed)
     }
 
-    fn blocks(&self) -> u32 {
-        self.gpu.blocks
+    fn blocks(&self, kernel: &'static str) -> u32 {
+        self.gpu.functions.get(kernel).map_or(1, |function| function.blocks)
     }
 }
 
@@ -216,7 +257,7 @@ mod tests {
     #[test]
     fn loading_answers_or_says_why_not() {
         match Gpu::load(0, None) {
-            Ok(gpu) => assert!(gpu.blocks > 0 && !gpu.functions.is_empty()),
+            Ok(gpu) => assert!(!gpu.functions.is_empty() && gpu.functions.values().all(|function| function.blocks > 0)),
             Err(error) => {
                 // SAFETY: as in `check_driver`.
                 let present = unsafe { sys::is_culib_present() };

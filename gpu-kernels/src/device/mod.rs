@@ -4,12 +4,15 @@
 #![allow(unsafe_code)]
 
 mod gpu;
+mod memory;
 mod nvrtc;
 
-pub use gpu::Gpu;
+pub use gpu::{Gpu, OnStream};
+pub use memory::{Allocation, MemoryError, Stream};
 pub use nvrtc::{Compiled, Nvrtc, in_environment};
 
 use crate::LaunchError;
+use crate::workspace::MOST_BLOCKS;
 
 /// Runs kernels, one after the other, in the order of calls. Nothing waits for them.
 pub trait Device {
@@ -20,8 +23,21 @@ pub trait Device {
     /// Sets memory to zero.
     fn zero(&self, span: Span) -> Result<(), LaunchError>;
 
-    /// Blocks that fill the device.
-    fn blocks(&self) -> u32;
+    /// Blocks of a kernel that run at the same time: with more, some would begin when others end, and half of the device
+    /// would wait for these.
+    fn blocks(&self, kernel: &'static str) -> u32;
+}
+
+/// Launches a kernel with blocks for so many threads' worth of work: no more than run at the same time, and no idle ones.
+pub(crate) fn start(
+    device: &impl Device,
+    kernel: &'static str,
+    threads: u64,
+    arguments: &[u64],
+) -> Result<(), LaunchError> {
+    let most = u64::from(device.blocks(kernel).clamp(1, MOST_BLOCKS));
+    let blocks = threads.div_ceil(u64::from(THREADS)).clamp(1, most);
+    device.launch(kernel, blocks as u32, arguments)
 }
 
 /// Threads per block of every kernel.

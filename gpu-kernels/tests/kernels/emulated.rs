@@ -1,6 +1,7 @@
-//! The kernels' own source on a CPU: see `tests/emulator/emulator.hpp`. Host code is the same as for a GPU.
+//! The kernels' own source on a CPU: see `tests/emulator/emulator.hpp`. Host code is the same as for a GPU; with
+//! `FLEXCOMM_TEST_GPU=1` everything here runs on one instead (for compute-sanitizer too).
 
-use flexcomm_gpu_kernels::{Device, LaunchError, Outcome, Span, THREADS, source};
+use flexcomm_gpu_kernels::{Allocation, Device, Gpu, LaunchError, Outcome, Span, THREADS, source};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::process::Command;
@@ -46,36 +47,68 @@ fn build() -> Result<Emulator, String> {
     Ok(Emulator { library, turn: Mutex::new(()) })
 }
 
-/// A device of the emulator; `seed` decides who goes first, wherever CUDA does not say it.
+/// With `FLEXCOMM_TEST_GPU=1` the same tests run on the first GPU.
+fn gpu() -> Option<&'static Gpu> {
+    static ONE: OnceLock<Option<Gpu>> = OnceLock::new();
+    let asked = || std::env::var_os("FLEXCOMM_TEST_GPU").is_some_and(|v| v == "1");
+    ONE.get_or_init(|| asked().then(|| Gpu::load(0, None).unwrap_or_else(|why| panic!("failed to {why}")))).as_ref()
+}
+
+/// A device of the emulator; `seed` decides who goes first, wherever CUDA does not say it. Or a GPU.
 pub struct Emulated {
-    emulator: &'static Emulator,
+    on: On,
     seed: u64,
     blocks: u32,
+}
+
+enum On {
+    Emulator(&'static Emulator),
+    Gpu(&'static Gpu),
 }
 
 impl Emulated {
     pub fn new(seed: u64) -> Option<Self> {
         // From one block alone to more than run at a time.
-        emulator().map(|emulator| Self { emulator, seed, blocks: [1, 3, 7, 16][seed as usize % 4] })
+        let blocks = [1, 3, 7, 16][seed as usize % 4];
+        let on = match gpu() {
+            Some(gpu) => On::Gpu(gpu),
+            None => On::Emulator(emulator()?),
+        };
+        Some(Self { on, seed, blocks })
     }
+}
 
-    fn run(&self, kernel: &str, (blocks, threads): (u32, u32), arguments: &[u64]) -> c_int {
-        let _turn = self.emulator.turn.lock().unwrap_or_else(PoisonError::into_inner);
+impl Emulator {
+    fn run(&self, kernel: &str, (blocks, seed): (u32, u64), arguments: &[u64]) -> c_int {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let name = CString::new(kernel).unwrap();
         let mut pointers: Vec<*mut c_void> =
             arguments.iter().map(|a| std::ptr::from_ref(a).cast_mut().cast()).collect();
-        let resident = 1 + (self.seed % 3) as u32;
+        let resident = 1 + (seed % 3) as u32;
         // SAFETY: the signature is that of emulator.cpp; addresses are of buffers that outlive the call.
         unsafe {
-            let emulate = self.emulator.library.get::<Emulate>(b"emulate").unwrap();
-            emulate(name.as_ptr(), blocks, threads, pointers.as_mut_ptr(), arguments.len() as u32, self.seed, resident)
+            let emulate = self.library.get::<Emulate>(b"emulate").unwrap();
+            emulate(name.as_ptr(), blocks, THREADS, pointers.as_mut_ptr(), arguments.len() as u32, seed, resident)
         }
     }
 }
 
+/// Waits, so that what a kernel does wrong is found at its launch.
+fn finish(gpu: &Gpu, kernel: &'static str) -> Result<(), LaunchError> {
+    gpu.wait().map_err(|why| LaunchError::Driver { kernel, code: why.to_string() })
+}
+
 impl Device for Emulated {
     fn launch(&self, kernel: &'static str, blocks: u32, arguments: &[u64]) -> Result<(), LaunchError> {
-        match self.run(kernel, (blocks, THREADS), arguments) {
+        let emulator = match &self.on {
+            On::Emulator(emulator) => emulator,
+            On::Gpu(gpu) => {
+                // SAFETY: the default stream is always there.
+                unsafe { gpu.on(0) }.launch(kernel, blocks, arguments)?;
+                return finish(gpu, kernel);
+            }
+        };
+        match emulator.run(kernel, (blocks, self.seed), arguments) {
             0 => Ok(()),
             1 => Err(LaunchError::Driver { kernel, code: "no such kernel".into() }),
             _ => Err(LaunchError::Driver { kernel, code: "another number of arguments".into() }),
@@ -83,20 +116,29 @@ impl Device for Emulated {
     }
 
     fn zero(&self, span: Span) -> Result<(), LaunchError> {
+        if let On::Gpu(gpu) = self.on {
+            // SAFETY: the default stream is always there.
+            unsafe { gpu.on(0) }.zero(span)?;
+            return finish(gpu, "memset");
+        }
         // SAFETY: spans of these tests are parts of buffers that live.
         unsafe { std::ptr::write_bytes(span.address() as *mut u8, 0, span.bytes() as usize) };
         Ok(())
     }
 
-    fn blocks(&self) -> u32 {
+    fn blocks(&self, _kernel: &'static str) -> u32 {
         self.blocks
     }
 }
 
-/// Memory of the "device" between guards that nobody may touch. What it holds at first is garbage.
+/// Memory of the device between guards that nobody may touch. What it holds at first is garbage.
 pub struct Memory {
     words: Vec<u64>,
+    /// Where it begins in `words`, in bytes, and how long it is.
+    at: usize,
     bytes: usize,
+    /// On a GPU: guards and all.
+    there: Option<Allocation<'static>>,
 }
 
 const GUARD: usize = 64;
@@ -104,39 +146,55 @@ const GARBAGE: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 
 impl Memory {
     pub fn new(bytes: u64) -> Self {
-        let bytes = bytes as usize;
-        // Room to begin at a multiple of 256.
-        Self { words: vec![GARBAGE; bytes.div_ceil(8) + 2 * GUARD + 32], bytes }
+        Self::filled(&[], bytes as usize)
     }
 
     pub fn of<T: Copy>(values: &[T]) -> Self {
-        let mut memory = Self::new(size_of_val(values) as u64);
-        let to = memory.start().cast_mut().cast::<T>();
-        // SAFETY: there is room for just these.
-        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), to, values.len()) };
-        memory.words[0] = GARBAGE;
+        // SAFETY: plain numbers, read as bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
+        Self::filled(bytes, bytes.len())
+    }
+
+    fn filled(content: &[u8], bytes: usize) -> Self {
+        // Room to begin at a multiple of 256, as memory of a GPU does.
+        let mut words = vec![GARBAGE; bytes.div_ceil(8) + 2 * GUARD + 32];
+        let start = words[GUARD..].as_ptr().cast::<u8>();
+        let at = 8 * GUARD + if gpu().is_some() { 0 } else { start.align_offset(256) };
+        let there = gpu().map(|gpu| gpu.allocate(8 * words.len() as u64).unwrap());
+        // SAFETY: there is room behind `at`.
+        unsafe {
+            let to = words.as_mut_ptr().cast::<u8>().add(at);
+            std::ptr::copy_nonoverlapping(content.as_ptr(), to, content.len());
+        }
+        let memory = Self { words, at, bytes, there };
+        if let Some(there) = &memory.there {
+            there.write(memory.here()).unwrap();
+        }
         memory
     }
 
-    fn start(&self) -> *const u8 {
-        let first = self.words[GUARD..].as_ptr().cast::<u8>();
-        first.wrapping_add(first.align_offset(256))
+    /// All words as bytes.
+    fn here(&self) -> &[u8] {
+        // SAFETY: all of the vector.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast::<u8>(), 8 * self.words.len()) }
     }
 
     pub fn span(&self) -> Span {
-        // SAFETY: emulated kernels run while this is borrowed by the test.
-        unsafe { Span::new(self.start() as u64, self.bytes as u64) }
+        let base = self.there.as_ref().map_or(self.words.as_ptr() as u64, |there| there.span().address());
+        // SAFETY: kernels run while this is borrowed by the test.
+        unsafe { Span::new(base + self.at as u64, self.bytes as u64) }
     }
 
     /// What it holds; checks the guards.
     pub fn bytes(&self) -> Vec<u8> {
-        let base = self.words.as_ptr().cast::<u8>();
-        let at = self.start() as usize - base as usize;
-        // SAFETY: all of the vector.
-        let all = unsafe { std::slice::from_raw_parts(base, 8 * self.words.len()) };
-        assert!(all[..at].iter().all(|b| *b == 0xa5), "written in front of the buffer");
-        assert!(all[at + self.bytes..].iter().all(|b| *b == 0xa5), "written behind the buffer");
-        all[at..at + self.bytes].to_vec()
+        let mut all = self.here().to_vec();
+        if let Some(there) = &self.there {
+            there.read(&mut all).unwrap();
+        }
+        let end = self.at + self.bytes;
+        assert!(all[..self.at].iter().all(|b| *b == 0xa5), "written in front of the buffer");
+        assert!(all[end..].iter().all(|b| *b == 0xa5), "written behind the buffer");
+        all[self.at..end].to_vec()
     }
 
     pub fn f32s(&self) -> Vec<f32> {
@@ -154,14 +212,14 @@ impl Memory {
 
 #[test]
 fn the_emulator_has_every_kernel_and_the_sizes_that_the_host_lays_out() {
-    let Some(device) = Emulated::new(0) else { return };
+    let Some(emulator) = emulator() else { return };
     for kernel in source::MODULES.iter().flat_map(|module| module.kernels) {
-        assert_eq!(device.run(kernel, (1, THREADS), &[0; 0]), 2, "{kernel} is not in emulator/kernels.hpp");
+        assert_eq!(emulator.run(kernel, (1, 0), &[]), 2, "{kernel} is not in emulator/kernels.hpp");
     }
     let mut sizes = [0u64; 5];
     // SAFETY: the signature is that of emulator.cpp.
     unsafe {
-        let of = device.emulator.library.get::<unsafe extern "C" fn(*mut u64)>(b"emulator_sizes").unwrap();
+        let of = emulator.library.get::<unsafe extern "C" fn(*mut u64)>(b"emulator_sizes").unwrap();
         of(sizes.as_mut_ptr());
     }
     assert_eq!(sizes, flexcomm_gpu_kernels::STRUCTURES);

@@ -205,7 +205,7 @@ fn bad_calls_are_refused_before_anything_is_launched() {
         fn zero(&self, _: Span) -> Result<(), LaunchError> {
             panic!("memory was cleared")
         }
-        fn blocks(&self) -> u32 {
+        fn blocks(&self, _kernel: &'static str) -> u32 {
             1
         }
     }

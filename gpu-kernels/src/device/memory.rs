@@ -1,0 +1,195 @@
+//! Memory and clocks of the device's own, for benchmarks and tests: a training process lends its memory instead.
+
+use super::gpu::code;
+use super::{Gpu, OnStream, Span};
+use cudarc::driver::{result, sys};
+
+/// Failed to prepare or time work on the device.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum MemoryError {
+    /// More than the device has.
+    #[error(
+        "allocate {bytes} bytes on the device: {free} are free; measure fewer values, or stop what else uses the GPU"
+    )]
+    Full {
+        /// Asked for.
+        bytes: u64,
+        /// What the driver says.
+        free: u64,
+    },
+    /// The driver refused.
+    #[error("{call}: the CUDA driver says {code}")]
+    Driver {
+        /// What was asked of it.
+        call: &'static str,
+        /// Its error's name.
+        code: String,
+    },
+    /// A buffer of another length.
+    #[error("copy {got} bytes to or from a buffer of {expected} on the device")]
+    Length {
+        /// Of the buffer.
+        expected: u64,
+        /// As given.
+        got: u64,
+    },
+}
+
+fn failed(call: &'static str) -> impl Fn(result::DriverError) -> MemoryError {
+    move |error| MemoryError::Driver { call, code: code(error) }
+}
+
+/// Memory on the device, freed when dropped. All of its calls wait for the device.
+#[derive(Debug)]
+pub struct Allocation<'a> {
+    gpu: &'a Gpu,
+    span: Span,
+}
+
+impl Gpu {
+    /// Memory with any content.
+    pub fn allocate(&self, bytes: u64) -> Result<Allocation<'_>, MemoryError> {
+        // The driver refuses 0.
+        let size = bytes.max(1) as usize;
+        // SAFETY: freed once, by the allocation.
+        match self.within(|| unsafe { result::malloc_sync(size) }) {
+            // SAFETY: it is allocated and nobody else has it.
+            Ok(address) => Ok(Allocation { gpu: self, span: unsafe { Span::new(address, bytes) } }),
+            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                let (free, _) = self.within(result::mem_get_info).map_err(failed("ask for free memory"))?;
+                Err(MemoryError::Full { bytes, free: free as u64 })
+            }
+            Err(error) => Err(failed("allocate memory on the device")(error)),
+        }
+    }
+
+    /// Waits for all work of the device.
+    pub fn wait(&self) -> Result<(), MemoryError> {
+        self.within(result::ctx::synchronize).map_err(failed("wait for the device"))
+    }
+
+    /// A stream of its own, which ends with what is answered.
+    pub fn stream(&self) -> Result<Stream<'_>, MemoryError> {
+        let kind = result::stream::StreamKind::NonBlocking;
+        let handle = self.within(|| result::stream::create(kind)).map_err(failed("make a stream"))?;
+        Ok(Stream { gpu: self, handle })
+    }
+
+    /// The device's name.
+    pub fn name(&self) -> Result<String, MemoryError> {
+        result::device::get_name(self.handle()).map_err(failed("ask for the device's name"))
+    }
+}
+
+impl Allocation<'_> {
+    /// To lend to kernels while this lives.
+    pub fn span(&self) -> Span {
+        self.span
+    }
+
+    fn check(&self, got: usize) -> Result<(), MemoryError> {
+        let expected = self.span.bytes();
+        if got as u64 == expected { Ok(()) } else { Err(MemoryError::Length { expected, got: got as u64 }) }
+    }
+
+    /// Fills all of it.
+    pub fn write(&self, bytes: &[u8]) -> Result<(), MemoryError> {
+        self.check(bytes.len())?;
+        // SAFETY: as long as the buffer.
+        let copied = self.gpu.within(|| unsafe { result::memcpy_htod_sync(self.span.address(), bytes) });
+        copied.map_err(failed("copy to the device"))
+    }
+
+    /// Reads all of it.
+    pub fn read(&self, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        self.check(bytes.len())?;
+        // SAFETY: as long as the buffer.
+        let copied = self.gpu.within(|| unsafe { result::memcpy_dtoh_sync(bytes, self.span.address()) });
+        copied.map_err(failed("copy from the device"))
+    }
+}
+
+impl Drop for Allocation<'_> {
+    fn drop(&mut self) {
+        // SAFETY: allocated by this, freed once; freeing waits for the device.
+        let _ = self.gpu.within(|| unsafe { result::free_sync(self.span.address()) });
+    }
+}
+
+/// A stream that this process made.
+#[derive(Debug)]
+pub struct Stream<'a> {
+    gpu: &'a Gpu,
+    handle: sys::CUstream,
+}
+
+impl Stream<'_> {
+    /// To launch on.
+    pub fn device(&self) -> OnStream<'_> {
+        // SAFETY: it is of this device, and lives as long as what is answered.
+        unsafe { self.gpu.on(self.handle as u64) }
+    }
+
+    /// Queues a copy within the device of `from`'s length; lengths must be equal.
+    pub fn copy(&self, to: Span, from: Span) -> Result<(), MemoryError> {
+        if to.bytes() != from.bytes() {
+            return Err(MemoryError::Length { expected: to.bytes(), got: from.bytes() });
+        }
+        let bytes = from.bytes() as usize;
+        let (to, from) = (to.address(), from.address());
+        // SAFETY: both spans are vouched for by their makers, and equally long.
+        let copied = self.gpu.within(|| unsafe { result::memcpy_dtod_async(to, from, bytes, self.handle) });
+        copied.map_err(failed("copy within the device"))
+    }
+
+    /// Seconds that the device takes for what `work` queues on this stream, by events around it.
+    pub fn seconds<E: From<MemoryError>>(&self, work: impl FnOnce(&OnStream<'_>) -> Result<(), E>) -> Result<f64, E> {
+        let (begin, end) = (Event::new(self.gpu)?, Event::new(self.gpu)?);
+        begin.record(self.handle)?;
+        work(&self.device())?;
+        end.record(self.handle)?;
+        Ok(end.since(&begin)?)
+    }
+}
+
+impl Drop for Stream<'_> {
+    fn drop(&mut self) {
+        // SAFETY: made by this, destroyed once.
+        let _ = self.gpu.within(|| unsafe { result::stream::destroy(self.handle) });
+    }
+}
+
+/// A point in a stream.
+struct Event<'a> {
+    gpu: &'a Gpu,
+    handle: sys::CUevent,
+}
+
+impl<'a> Event<'a> {
+    fn new(gpu: &'a Gpu) -> Result<Self, MemoryError> {
+        let made = gpu.within(|| result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT));
+        Ok(Self { gpu, handle: made.map_err(failed("make an event"))? })
+    }
+
+    fn record(&self, stream: sys::CUstream) -> Result<(), MemoryError> {
+        // SAFETY: both live.
+        let recorded = self.gpu.within(|| unsafe { result::event::record(self.handle, stream) });
+        recorded.map_err(failed("record an event"))
+    }
+
+    fn since(&self, before: &Self) -> Result<f64, MemoryError> {
+        // SAFETY: both were recorded.
+        let elapsed = self.gpu.within(|| unsafe {
+            result::event::synchronize(self.handle)?;
+            result::event::elapsed(before.handle, self.handle)
+        });
+        Ok(f64::from(elapsed.map_err(failed("read an event"))?) * 1e-3)
+    }
+}
+
+impl Drop for Event<'_> {
+    fn drop(&mut self) {
+        // SAFETY: made by this, destroyed once.
+        let _ = self.gpu.within(|| unsafe { result::event::destroy(self.handle) });
+    }
+}
