@@ -82,8 +82,8 @@ __device__ __forceinline__ void gains(const T* gradient, const float* memory, u3
   energy = sum_of(p->energy, gridDim.x);
   if (threadIdx.x == 0) begin_outcome(s, o, energy);
 
-  // By bin, from the top: counts and energies of all bins above.
-  SHARED(double, above, 2048);
+  // By bin, from the top: counts and energies of all bins above, where this block's own were (they are in s by now).
+  double* above = reinterpret_cast<double*>(squares);
   const u32 each = 2048 / THREADS, top = 2048 - threadIdx.x * each;
   u32 own = 0;
   double own_energy = 0.0;

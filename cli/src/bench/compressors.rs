@@ -88,7 +88,7 @@ fn split_methods(text: &str) -> Result<Methods, String> {
     }
 }
 
-fn read_n(text: &str) -> Result<usize, String> {
+pub(super) fn read_n(text: &str) -> Result<usize, String> {
     let n: f64 = text.parse().map_err(|e| format!("{e}"))?;
     let whole = n.fract() == 0.0 && (1.0..=4e9).contains(&n);
     if whole { Ok(n as usize) } else { Err("allowed is a whole number of values from 1 to 4e9, as 1e6".into()) }

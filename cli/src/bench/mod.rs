@@ -2,6 +2,7 @@
 
 mod compressors;
 mod data;
+mod gpu;
 mod measure;
 mod plot;
 mod table;
@@ -21,11 +22,14 @@ pub struct Args {
 enum Bench {
     /// Time every compressor on this machine against a plain copy of the same bytes, and against torch.topk.
     Compressors(compressors::Args),
+    /// Time the kernels on a GPU against a copy within it.
+    Gpu(gpu::Args),
 }
 
 /// Runs `flexcomm bench`.
 pub fn run(args: Args) -> Result<()> {
     match args.command {
         Bench::Compressors(args) => compressors::run(args),
+        Bench::Gpu(args) => gpu::run(&args),
     }
 }
