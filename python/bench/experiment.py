@@ -1,0 +1,261 @@
+"""The experiment that decides: one training under fixed strategies and under flexcomm while the network changes.
+
+    python bench/experiment.py --schedule c1 --out target/experiment        # as root
+
+Boots user-mode Linux (Debian: user-mode-linux, iproute2) with one network namespace per rank, real htb and netem, and
+runs `experiment_rank.py` in each: every setting goes through the same schedule with the same seeds and data. Writes
+results.json, table.md and accuracy.svg. Settings: plain DDP, PyTorch's fp16 and PowerSGD hooks, LWTopk over allgather and
+STAR-Topk at three ratios, and flexcomm with a controller and an agent per node.
+
+Bandwidths are the paper's divided by --divisor; latencies are the paper's. All nodes share one CPU and one kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+HUB, NET, MODULES = "10.77.0.254", "10.77.0", ("bridge", "veth", "sch_htb", "sch_netem")
+
+#: The paper's schedules: epochs, one-way delay in seconds, bits per second. C2's moderate weather is ours.
+GOOD, MODERATE, BAD = (0.001, 25e9), (0.010, 10e9), (0.050, 1e9)
+SCHEDULES = {
+    "c1": [(12, 0.001, 25e9), (12, 0.001, 1e9), (12, 0.050, 1e9), (14, 0.050, 25e9)],
+    "c2": [(12, *GOOD), (8, *MODERATE), (8, *BAD), (8, *MODERATE), (14, *GOOD)],
+}
+FIXED = [
+    "dense", "fp16_compress_hook", "powerSGD_hook", *(f"lwtopk@{c}/allgather" for c in (0.1, 0.01, 0.001)),
+    *(f"topk@{c}/art-ring:star" for c in (0.1, 0.01, 0.001)),
+]
+
+INIT = """#!/bin/bash
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t tmpfs run /run; mkdir -p /run/netns /run/tmp /run/r/lib
+export TMPDIR=/run/tmp
+ln -s /usr/lib/uml/modules /run/r/lib/modules
+{python} -P {script} --inside {plan} > {out}/inside.log 2>&1
+poweroff -f || echo o > /proc/sysrq-trigger
+"""
+
+PLANNER = """
+[loop]
+debounce_ms = 400
+[probes]
+budget_share = 0.3
+min_bytes = 131072
+retest_s = 10
+[planner]
+compressors = ["topk", "lwtopk"]
+dwell_s = 4.0
+horizon_s = 60.0
+review_s = 15.0
+max_link_age_s = 60.0
+least_confidence = 0.15
+trial_interval_s = 15.0
+trial_share = 0.1
+"""
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedule", choices=SCHEDULES, default="c1")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--steps-per-epoch", type=int, default=6)
+    parser.add_argument("--divisor", type=float, default=250.0, help="of the paper's bandwidths")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--settings", nargs="*", default=[*FIXED, "flexcomm"])
+    parser.add_argument("--target", type=float, default=75.0, help="accuracy to reach, percent")
+    parser.add_argument("--binary", default=str(HERE.parents[1] / "target" / "release" / "flexcomm"))
+    parser.add_argument("--timeout", type=float, default=4 * 3600.0, help="seconds for everything")
+    parser.add_argument("--out", default="target/experiment")
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# Outside
+
+
+def outside(plan: dict[str, Any]) -> None:
+    out = pathlib.Path(plan["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    for old in out.glob("result*.json"):
+        old.unlink()
+    (out / "plan.json").write_text(json.dumps(plan, indent=1))
+    init = out / "init.sh"
+    init.write_text(INIT.format(python=sys.executable, script=__file__, plan=out / "plan.json", out=out))
+    init.chmod(0o755)
+    command = [
+        "setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child=KILL", "linux.uml", "mem=6G",
+        "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "rw", f"init={init}", "con=null", "con0=fd:0,fd:1", "quiet",
+    ]
+    environment = os.environ | ({"TMPDIR": "/dev/shm"} if os.path.isdir("/dev/shm") else {})
+    try:
+        subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, timeout=plan["timeout"], check=False)
+    except subprocess.TimeoutExpired:
+        print(f"stopped after {plan['timeout']:.0f} s; what has ended by then is in the table", file=sys.stderr)
+    results = [json.loads(p.read_text()) for p in sorted(out.glob("result*.json"))]
+    if not results:
+        raise SystemExit(f"no setting has ended; see {out}/inside.log and {out}/rank*.log")
+    (out / "results.json").write_text(json.dumps(results))
+    (out / "table.md").write_text(table(plan, results))
+    (out / "accuracy.svg").write_text(plot(results))
+    print((out / "table.md").read_text())
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def table(plan: dict[str, Any], results: list[dict[str, Any]]) -> str:
+    """One line per setting, means over seeds."""
+    phases = SCHEDULES[plan["schedule"]]
+    heads = [f"phase {i + 1}, ms per step" for i in range(len(phases))]
+    lines = [
+        f"{plan['schedule']}, {plan['ranks']} ranks, bandwidths / {plan['divisor']:g}, {plan['steps_per_epoch']} steps per "
+        f"epoch; target {plan['target']:g} %",
+        "",
+        "| setting | seeds | s to target | final accuracy % | s in all | MB sent per rank | " + " | ".join(heads) + " | decisions |",
+        "|---" * (7 + len(phases)) + "|",
+    ]
+    for setting in plan["settings"]:
+        runs = [r for r in results if r["setting"] == setting]
+        if not runs:
+            lines.append(f"| {setting} | 0 |" + " not run |" * (5 + len(phases)))
+            continue
+        reached = [next((t for t, a in r["accuracy"] if a >= plan["target"]), None) for r in runs]
+        when = "never" if None in reached else f"{mean(reached):.1f}"
+        cells = [
+            str(len(runs)), when, f"{mean([r['accuracy'][-1][1] for r in runs]):.2f}", f"{mean([r['seconds'] for r in runs]):.1f}",
+            f"{mean([r['bytes'] for r in runs]) / 1e6:.1f}",
+            *(f"{mean([r['phase_ms'][i] for r in runs]):.0f}" for i in range(len(phases))),
+            str(max(len(r["decisions"]) for r in runs)),
+        ]
+        lines.append(f"| {setting} | " + " | ".join(cells) + " |")
+    for run in (r for r in results if r["decisions"]):
+        lines += ["", f"{run['setting']}, seed {run['seed']}: " + "; ".join(f"step {s}: {d}" for s, d in run["decisions"])]
+    return "\n".join(lines) + "\n"
+
+
+def plot(results: list[dict[str, Any]]) -> str:
+    """Accuracy over seconds, one line per run."""
+    most = max(r["seconds"] for r in results) or 1.0
+    names = list(dict.fromkeys(r["setting"] for r in results))
+    colour = {n: f"hsl({360 * i // max(len(names), 1)},70%,{30 if n == 'flexcomm' else 50}%)" for i, n in enumerate(names)}
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 560" font-family="sans-serif" font-size="13">',
+             '<rect width="1000" height="560" fill="white"/><path d="M60 20V500H780" fill="none" stroke="black"/>']
+    for percent in range(0, 101, 20):
+        parts.append(f'<text x="25" y="{504 - 4.8 * percent:.0f}">{percent} %</text>')
+    for i in range(6):
+        parts.append(f'<text x="{50 + 144 * i}" y="520">{most * i / 5:.0f} s</text>')
+    for run in results:
+        points = " ".join(f"{60 + 720 * t / most:.1f},{500 - 4.8 * a:.1f}" for t, a in run["accuracy"])
+        width = 3 if run["setting"] == "flexcomm" else 1.2
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour[run["setting"]]}" stroke-width="{width}"/>')
+    for i, name in enumerate(names):
+        parts.append(f'<text x="795" y="{40 + 20 * i}" fill="{colour[name]}">{name}</text>')
+    return "\n".join([*parts, "</svg>"])
+
+
+# Inside
+
+
+def sh(line: str) -> None:
+    done = subprocess.run(line.split(), capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{line}: {done.stderr.strip()}")
+
+
+def build(ranks: int) -> None:
+    for module in MODULES:
+        sh(f"modprobe -d /run/r {module}")
+    sh("ip link set lo up")
+    sh("ip link add br0 type bridge")
+    sh(f"ip addr add {HUB}/24 dev br0")
+    sh("ip link set br0 up")
+    for i in range(1, ranks + 1):
+        sh(f"ip netns add n{i}")
+        sh(f"ip link add p{i} type veth peer name eth0 netns n{i}")
+        sh(f"ip link set p{i} master br0 up")
+        for line in ("link set lo up", "link set eth0 gso_max_segs 4", f"addr add {NET}.{i}/24 dev eth0", "link set eth0 up"):
+            sh(f"ip -n n{i} {line}")
+        sh(f"tc -n n{i} qdisc add dev eth0 root handle 1: htb default 10")
+        sh(f"tc -n n{i} class add dev eth0 parent 1: classid 1:10 htb rate 1gbit quantum 60000")
+        sh(f"tc -n n{i} qdisc add dev eth0 parent 1:10 handle 10: netem delay 100us limit 100000")
+
+
+def start(name: str, command: list[str], out: pathlib.Path, node: int = 0, **environment: str) -> subprocess.Popen[bytes]:
+    inside = ["ip", "netns", "exec", f"n{node}"] if node else []
+    log = (out / f"{name}.log").open("ab")
+    return subprocess.Popen([*inside, *command], stdout=log, stderr=log, env=os.environ | environment)
+
+
+def control_plane(plan: dict[str, Any], out: pathlib.Path) -> list[subprocess.Popen[bytes]]:
+    """A controller in the hub and an agent on every node."""
+    run = pathlib.Path("/run/x")
+    run.mkdir()
+    token = run / "token"
+    token.write_text("experiment-0123456789abcdef")
+    token.chmod(0o600)
+    (run / "controller.toml").write_text(
+        f'listen = "0.0.0.0:7070"\ndb = "{run}/controller.db"\ntoken_file = "{token}"\n{PLANNER}'
+    )
+    started = [start("controller", [plan["binary"], "controller", "--config", f"{run}/controller.toml"], out)]
+    for i in range(1, plan["ranks"] + 1):
+        (run / f"n{i}.toml").write_text(
+            f'node = "n{i}"\ncontroller = "http://{HUB}:7070"\ntoken_file = "{token}"\nlisten = "{NET}.{i}"\n'
+            f'run_dir = "{run}/n{i}"\nstate_dir = "{run}/n{i}/state"\nprobe_share = 0.2\n'
+        )
+        started.append(start(f"agent{i}", [plan["binary"], "agent", "--config", f"{run}/n{i}.toml"], out, i))
+    time.sleep(5)
+    return started
+
+
+def train(plan: dict[str, Any], settings: list[str], out: pathlib.Path) -> None:
+    """All ranks once through these settings."""
+    (out / "settings.json").write_text(json.dumps(settings))
+    ranks = [
+        start(
+            f"rank{i}", [sys.executable, "-P", str(HERE / "experiment_rank.py"), str(out)], out, i, RANK=str(i - 1),
+            WORLD_SIZE=str(plan["ranks"]), MASTER_ADDR=f"{NET}.1", MASTER_PORT="29500", GLOO_SOCKET_IFNAME="eth0",
+            OMP_NUM_THREADS="1", FLEXCOMM_SOCKET=f"/run/x/n{i}/agent.sock" if "flexcomm" in settings else "",
+        )
+        for i in range(1, plan["ranks"] + 1)
+    ]
+    for rank in ranks:
+        rank.wait()
+
+
+def inside(plan: dict[str, Any]) -> None:
+    out = pathlib.Path(plan["out"])
+    build(plan["ranks"])
+    fixed = [s for s in plan["settings"] if s != "flexcomm"]
+    if fixed:
+        train(plan, fixed, out)
+    if "flexcomm" in plan["settings"]:
+        # Only now: their probes would take bandwidth from the fixed settings.
+        daemons = control_plane(plan, out)
+        train(plan, ["flexcomm"], out)
+        for daemon in reversed(daemons):
+            daemon.send_signal(signal.SIGTERM)
+            daemon.wait(10)
+
+
+def main() -> None:
+    given = arguments()
+    if given.inside:
+        inside(json.loads(pathlib.Path(given.inside).read_text()))
+        return
+    plan = vars(given) | {"out": str(pathlib.Path(given.out).resolve()), "phases": SCHEDULES[given.schedule]}
+    outside(plan)
+
+
+if __name__ == "__main__":
+    main()
