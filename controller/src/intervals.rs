@@ -1,7 +1,7 @@
 //! Cuts the steps of a job into intervals and holds each against what was predicted for it. Pure.
 
 use flexcomm_domain::{Strategy, Timestamp, Version};
-use flexcomm_optimizer::{Coefficients, Terms};
+use flexcomm_optimizer::{Coefficients, Sample, Terms};
 
 use crate::limits::{INTERVAL_MOST_STEPS, INTERVAL_STEPS, INTERVAL_US};
 use crate::measure::{WholeStep, median};
@@ -13,11 +13,27 @@ const SETTLE_S: f64 = 3.0;
 
 /// How long a change of the network may stay unseen: what was measured in this time before it was seen is no
 /// longer called settled. In seconds.
-const UNSEEN_S: f64 = 5.0;
+const UNSEEN_S: f64 = 10.0;
 
-/// Coefficients are fitted to intervals that are this old, in seconds: what a change of the network spoils is often
-/// known by then, and what is not the fit's bounds absorb.
+/// Coefficients are fitted to intervals that are this old, in seconds.
 pub const FIT_AFTER_S: f64 = 1.0;
+
+/// ... and to one that takes a fitted collective by surprise when it is this old, in seconds: most often the network has
+/// changed, links will show it, and then it is no longer called settled.
+const SURPRISE_AFTER_S: f64 = 8.0;
+
+/// An interval is a surprise when it took so many times longer or shorter than predicted.
+const SURPRISE: f64 = 1.4;
+
+/// A fit to fewer samples is surprised by nothing.
+const EXPERIENCE: usize = 5;
+
+/// Whether coefficients may be fitted to an interval that was closed at `at`.
+pub fn ripe(coefficients: &Coefficients, at: Timestamp, sample: &Sample, now: Timestamp) -> bool {
+    let ratio = sample.measured_s / coefficients.predict(sample.terms);
+    let expected = (1.0 / SURPRISE..=SURPRISE).contains(&ratio) || coefficients.samples < EXPERIENCE;
+    now.since(at).get() >= if expected { FIT_AFTER_S } else { SURPRISE_AFTER_S }
+}
 
 /// The first steps under a decision belong to no interval: cold buffers.
 const COLD_STEPS: u64 = 2;
@@ -183,6 +199,19 @@ mod tests {
         Timestamp(100_000_000 + s * 1_000_000)
     }
 
+    #[test]
+    fn a_surprise_is_fitted_to_when_no_change_of_the_network_explained_it() {
+        let terms = Terms { alpha_s: 0.01, beta_s: 0.01 };
+        let known = Coefficients { samples: 20, ..Coefficients::default() };
+        let sample = |measured_s| Sample { terms, measured_s };
+        assert!(ripe(&known, at(0), &sample(0.022), at(2)) && !ripe(&known, at(0), &sample(0.022), at(0)));
+        for surprise in [0.3, 0.002] {
+            assert!(!ripe(&known, at(0), &sample(surprise), at(7)));
+            assert!(ripe(&known, at(0), &sample(surprise), at(8)));
+            assert!(ripe(&Coefficients::default(), at(0), &sample(surprise), at(1)), "nothing is known yet");
+        }
+    }
+
     fn around(version: u64, alpha_s: f64, now: Timestamp) -> Surroundings {
         let terms = Terms { alpha_s, beta_s: 0.0 };
         let prediction = Prediction {
@@ -245,7 +274,7 @@ mod tests {
         assert!(settled.closed[0].settled && settled.unsettled_since.is_none());
         let moved = cut(Some(settled.open), &steps(10..20, 1, at(22)), &around(1, 2e-4, at(22)));
         assert!(!moved.closed[0].settled);
-        assert_eq!(moved.unsettled_since, Some(at(17)));
+        assert_eq!(moved.unsettled_since, Some(at(12)));
         let after = cut(Some(moved.open.clone()), &steps(20..30, 1, at(24)), &around(1, 2e-4, at(24)));
         assert!(!after.closed[0].settled, "too soon");
         let after = cut(Some(moved.open), &steps(20..30, 1, at(26)), &around(1, 2e-4, at(26)));

@@ -14,7 +14,7 @@ pub(super) const NEWEST: &str =
     predicted_step_us, measured_step_us, settled, alpha_s, beta_s, model_sync_us FROM intervals
     WHERE job = $1 ORDER BY id DESC LIMIT $2";
 
-pub(super) const UNFITTED: &str = "SELECT id, strategy, measured_sync_us, alpha_s, beta_s FROM intervals
+pub(super) const UNFITTED: &str = "SELECT id, strategy, at_us, measured_sync_us, alpha_s, beta_s FROM intervals
     WHERE job = $1 AND settled AND NOT fitted AND at_us <= $2 AND alpha_s IS NOT NULL AND beta_s IS NOT NULL
     ORDER BY id LIMIT 256";
 
@@ -56,6 +56,8 @@ pub struct Unfitted {
     pub id: i64,
     /// What ran.
     pub strategy: Strategy,
+    /// When it was closed.
+    pub at: Timestamp,
     /// Terms and time.
     pub sample: Sample,
 }
@@ -178,10 +180,10 @@ impl Store {
     pub async fn unfitted(&self, job: &JobId, before: Timestamp) -> Result<Vec<Unfitted>> {
         let operation = "read intervals to fit";
         let query = sqlx::query_as(UNFITTED).bind(job.as_str()).bind(signed(before.0));
-        let rows: Vec<(i64, String, f64, f64, f64)> = query.fetch_all(&self.read).await.map_err(sql(operation))?;
-        let row = |(id, strategy, us, alpha_s, beta_s): (i64, String, f64, f64, f64)| {
+        let rows: Vec<(i64, String, i64, f64, f64, f64)> = query.fetch_all(&self.read).await.map_err(sql(operation))?;
+        let row = |(id, strategy, at_us, us, alpha_s, beta_s): (i64, String, i64, f64, f64, f64)| {
             let sample = Sample { terms: Terms { alpha_s, beta_s }, measured_s: us * 1e-6 };
-            Ok(Unfitted { id, strategy: stored(operation, "strategy", strategy.parse())?, sample })
+            Ok(Unfitted { id, strategy: stored(operation, "strategy", strategy.parse())?, at: time(at_us), sample })
         };
         rows.into_iter().map(row).collect()
     }
