@@ -55,7 +55,7 @@ impl Core {
 #[pymethods]
 impl Core {
     /// Begins a bucket with `n` values at `gradient` (0: not float32 on the CPU, then it is exchanged as it is).
-    /// Answers how: (0, word elements) dense; (1, word elements) dense with what was held back; (2, block bytes)
+    /// Answers how: (0, word elements, whether the word rides in this step) dense; (1, word elements) dense with what was held back; (2, block bytes)
     /// allgather; (3, index bytes, k, word elements, leader or -1) AR-Topk, -1 meaning the rank with the most energy;
     /// (4) a strategy that a text names, see `speak`.
     fn enter(
@@ -95,15 +95,16 @@ impl Core {
             if gradient != 0 && settled {
                 session.observe(index, values.floats())?;
             }
+            let carries = usize::from(session.carries(&tick, bits));
             if fallback || n == 0 {
-                return Ok((Kind::Dense as u8, bits, 0, 0, 0));
+                return Ok((Kind::Dense as u8, bits, carries, 0, 0));
             }
             if text {
                 return Ok((Kind::Text as u8, 0, 0, 0, 0));
             }
             if tick.strategy.is_dense() {
                 let kind = if holds_back { Kind::Flush } else { Kind::Dense };
-                return Ok((kind as u8, bits, 0, 0, 0));
+                return Ok((kind as u8, bits, carries, 0, 0));
             }
             if !tick.strategy.collective().is_art() {
                 return Ok((Kind::Gather as u8, session.riding.bytes(number) + message, 0, 0, 0));

@@ -8,7 +8,7 @@ use flexcomm_compression::Method;
 use flexcomm_domain::{JobId, Rank, Selection, Strategy, Timestamp};
 use flexcomm_engine::{AutoSelection, Leader, Saved, Shadow, Store, lock};
 use flexcomm_trainer::{
-    AbortCause, Agreement, Change, Measured, Offer, OrdersReader, Riding, Snapshot, Tick, Trial, TrialPlan,
+    AbortCause, Agreement, Change, Measured, Offer, OrdersReader, Riding, Snapshot, Tick, Trial, TrialPlan, WORD_BITS,
 };
 use flexcomm_wire::{FromTrainer, TrialReport};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -16,6 +16,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Steps in which nothing is compressed: DDP rebuilds its buckets after the first, with static graph after the
 /// second, and the order of parameters changes with it.
 const WARM_UP: u64 = 3;
+
+/// Dense buckets carry the control word in every so many steps: it costs a copy of the first bucket. A decision waits at
+/// most for as long.
+const WORD_EVERY: u64 = 8;
 
 /// Steps that a shadow trial goes on after it was ordered: five of the paper's live trials.
 const SHADOW_STEPS: u64 = 50;
@@ -147,6 +151,12 @@ impl Session {
     /// Whether buckets may be compressed yet, by how many steps came before this one.
     pub fn warm(&self) -> bool {
         self.steps >= WARM_UP
+    }
+
+    /// Whether the word rides on this step's dense buckets: the same on all ranks. Always where there is room for a plan,
+    /// and within trials.
+    pub fn carries(&self, tick: &Tick, bits: usize) -> bool {
+        tick.trial.is_some() || bits > WORD_BITS || tick.step.is_multiple_of(WORD_EVERY)
     }
 
     /// Steps of this process.

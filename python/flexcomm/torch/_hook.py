@@ -119,7 +119,7 @@ class CommHook:
         else:
             if not ours:
                 self._explain(buffer)
-            self._dense(index, buffer, size if index == 0 and self._words else 0)
+            self._dense(index, buffer, size if index == 0 and self._words and kept else 0)
         devices = None if buffer.device.type == "cpu" else [buffer.device]
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         self._futures.append(future)
