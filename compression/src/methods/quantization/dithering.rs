@@ -6,7 +6,7 @@
 //!
 //! Payload: the norm, f32; k ± number of the level as `levels(⌈log2(2k+1)⌉)`.
 
-use super::levels::{Bucketed, Rule, Scheme, each, l2, max};
+use super::levels::{Bucketed, Rule, Scheme, Words, each, l2, max};
 use super::linear::{Divide, happens, smaller};
 use super::qsgd::{MOST_LEVELS, Uniform};
 use crate::Kernel;
@@ -105,10 +105,10 @@ impl Natural {
 
 impl Rule for Natural {
     #[inline(always)]
-    fn codes(self, x: &[f32], first: u32, codes: &mut [u8]) {
+    fn codes(self, x: &[f32], first: u32, to: (&mut [u8], &mut Words)) {
         match self.divide.is_plain() {
-            true => each(x, first, (codes, self.random), |x, word| self.level::<true>(x, word)),
-            false => each(x, first, (codes, self.random), |x, word| self.level::<false>(x, word)),
+            true => each(x, first, (to, self.random), |x, word| self.level::<true>(x, word)),
+            false => each(x, first, (to, self.random), |x, word| self.level::<false>(x, word)),
         }
     }
 

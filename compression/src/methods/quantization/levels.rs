@@ -29,8 +29,8 @@ pub(super) fn max(stats: Stats) -> f32 {
 
 /// How one value becomes a code, and what a code means. Mark all `#[inline(always)]`.
 pub(super) trait Rule: Copy {
-    /// The codes of values; the first is number `first` of the tensor.
-    fn codes(self, x: &[f32], first: u32, codes: &mut [u8]);
+    /// The codes of values, by [`each`]; the first is number `first` of the tensor.
+    fn codes(self, x: &[f32], first: u32, to: (&mut [u8], &mut Words));
 
     /// What it stands for, in steps ([`Scheme::step`]).
     fn relative(self, code: u8) -> f32;
@@ -70,6 +70,7 @@ pub(super) struct Bucketed<S> {
     /// Values per norm.
     bucket: usize,
     codes: Box<[u8; BLOCK]>,
+    words: Box<Words>,
     /// A block's, before they are appended: room in the message would have to be zeroed first.
     packed: Box<[u8; BLOCK]>,
 }
@@ -78,7 +79,7 @@ impl<S: Scheme> Bucketed<S> {
     /// With a bucket of 0 values, the tensor is one bucket.
     pub(super) fn new(scheme: S, n: usize, bucket: usize) -> Self {
         let bucket = if bucket == 0 { n.max(1) } else { bucket };
-        Self { scheme, n, bucket, codes: Box::new([0; BLOCK]), packed: Box::new([0; BLOCK]) }
+        Self { scheme, n, bucket, codes: Box::new([0; BLOCK]), words: Box::new(NO_WORDS), packed: Box::new([0; BLOCK]) }
     }
 
     fn width(&self) -> u32 {
@@ -118,7 +119,9 @@ impl<S: Scheme> Bucketed<S> {
                     (step, rule) = (f64::from(self.scheme.step(norm)), self.scheme.rule(norm, random));
                 }
                 let (x, codes) = (&block[from..to], &mut self.codes[from..to]);
-                energy.sent += step * step * context.kernel.run(Codes { rule, x, first: at as u32, codes });
+                energy.sent += step
+                    * step
+                    * context.kernel.run(Codes { rule, x, first: at as u32, codes, words: &mut self.words });
             }
             let packed = &mut self.packed[..packed_bytes(block.len(), width)];
             context.kernel.run(Pack { codes: &self.codes[..block.len()], width, out: packed });
@@ -228,6 +231,7 @@ pub(super) struct Codes<'a, R> {
     /// Number of the first value in the tensor.
     pub(super) first: u32,
     pub(super) codes: &'a mut [u8],
+    pub(super) words: &'a mut Words,
 }
 
 impl<R: Rule> Work for Codes<'_, R> {
@@ -235,10 +239,16 @@ impl<R: Rule> Work for Codes<'_, R> {
 
     #[inline(always)]
     fn run(self) -> f64 {
-        self.rule.codes(self.x, self.first, self.codes);
+        self.rule.codes(self.x, self.first, (&mut *self.codes, self.words));
         self.rule.squares(self.codes)
     }
 }
+
+/// Random words that were drawn: a buffer that is kept, since clearing one would cost as much as some values.
+pub(super) type Words = [u32; 512];
+
+/// Before any was drawn.
+pub(super) const NO_WORDS: Words = [0; 512];
 
 /// The codes of values by a function of one and its random number; the first is number `first` of the tensor.
 ///
@@ -248,10 +258,9 @@ impl<R: Rule> Work for Codes<'_, R> {
 pub(super) fn each(
     mut x: &[f32],
     mut first: u32,
-    (mut codes, random): (&mut [u8], Stream),
+    ((mut codes, words), random): ((&mut [u8], &mut Words), Stream),
     code: impl Fn(f32, u32) -> u8,
 ) {
-    let mut words = [0; 256];
     while !x.is_empty() {
         let count = Counter::reach(first).min(x.len()).min(words.len());
         let mut counter = Counter::new(first);
@@ -261,7 +270,7 @@ pub(super) fn each(
         }
         let (now, later) = x.split_at(count);
         let (to, rest) = codes.split_at_mut(count);
-        for ((x, word), to) in now.iter().zip(&words).zip(to) {
+        for ((x, word), to) in now.iter().zip(&*words).zip(to) {
             *to = code(*x, *word);
         }
         (x, codes, first) = (later, rest, first.wrapping_add(count as u32));

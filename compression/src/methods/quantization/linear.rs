@@ -1,7 +1,7 @@
 //! Stochastic rounding to whole multiples of a step, without bias: what QSGD, TernGrad, LPC-SVRG and linear dithering
 //! do, each with a step of its own.
 
-use super::levels::{Rule, each};
+use super::levels::{Rule, Words, each};
 use crate::random::Stream;
 
 /// Division by a number as two products, of which neither overflows nor loses bits where the quotient matters.
@@ -91,10 +91,10 @@ impl Linear {
 
 impl Rule for Linear {
     #[inline(always)]
-    fn codes(self, x: &[f32], first: u32, codes: &mut [u8]) {
+    fn codes(self, x: &[f32], first: u32, to: (&mut [u8], &mut Words)) {
         match self.divide.is_plain() && self.low == self.high {
-            true => each(x, first, (codes, self.random), |x, word| self.level::<true>(x, word)),
-            false => each(x, first, (codes, self.random), |x, word| self.level::<false>(x, word)),
+            true => each(x, first, (to, self.random), |x, word| self.level::<true>(x, word)),
+            false => each(x, first, (to, self.random), |x, word| self.level::<false>(x, word)),
         }
     }
 

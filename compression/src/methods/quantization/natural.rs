@@ -7,7 +7,7 @@
 //!
 //! Payload: signs; n exponents of binary32 (biased by 127; 0 means 0, at most 254) in a byte each.
 
-use super::levels::{BLOCK, check_padding, each};
+use super::levels::{BLOCK, NO_WORDS, check_padding, each};
 use super::packing::Pack;
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Travels};
@@ -80,11 +80,11 @@ impl Work for Round<'_> {
 
     #[inline(always)]
     fn run(self) -> f64 {
-        let (mut negative, mut energy) = ([0; BLOCK], 0.0);
+        let (mut negative, mut words, mut energy) = ([0; BLOCK], NO_WORDS, 0.0);
         let blocks = self.x.chunks(BLOCK).zip(self.signs.chunks_mut(BLOCK / 8)).zip(self.exponents.chunks_mut(BLOCK));
         for (i, ((x, signs), exponents)) in blocks.enumerate() {
             let first = (i * BLOCK) as u32;
-            each(x, first, (&mut exponents[..], self.random), |x, word| {
+            each(x, first, ((&mut *exponents, &mut words), self.random), |x, word| {
                 ((x.to_bits() & 0x7fff_ffff).wrapping_add(word >> 9) >> 23).min(254) as u8
             });
             let negative = &mut negative[..x.len()];

@@ -9,7 +9,7 @@
 //! norms; bytes of what follows, u32; per value that is not 0 its distance from the one before (the first counts from
 //! −1) in Elias' code, a sign bit, |l| in Elias' code; at last the distance to n.
 
-use super::levels::{BLOCK, Bucketed, Codes, Scheme, l2, max, multiplier};
+use super::levels::{BLOCK, Bucketed, Codes, NO_WORDS, Scheme, l2, max, multiplier};
 use super::linear::Linear;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Stats, Travels};
 use crate::random::Stream;
@@ -113,7 +113,7 @@ impl Sparse {
     /// Appends norms to `out` and codes to `bits`.
     fn fill(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         self.bits.clear();
-        let (mut energy, mut codes) = (Energy::default(), [0; BLOCK]);
+        let (mut energy, mut codes, mut words) = (Energy::default(), [0; BLOCK], NO_WORDS);
         let (mut bits, mut before, random) = (self.bits.bits(), 0, context.own(0));
         for at in (0..x.len()).step_by(self.bucket) {
             let (norm, fed) = self.buckets.open(x, at, context)?;
@@ -122,7 +122,8 @@ impl Sparse {
             energy.fed += fed;
             for (i, x) in x[at..x.len().min(at + self.bucket)].chunks(BLOCK).enumerate() {
                 let (first, codes) = (at + i * BLOCK, &mut codes[..x.len()]);
-                energy.sent += step * step * context.kernel.run(Codes { rule, x, first: first as u32, codes });
+                energy.sent +=
+                    step * step * context.kernel.run(Codes { rule, x, first: first as u32, codes, words: &mut words });
                 for (i, code) in codes.iter().enumerate().filter(|(_, code)| u32::from(**code) != self.scheme.s) {
                     let (place, level) = ((first + i) as u64 + 1, i64::from(*code) - i64::from(self.scheme.s));
                     put(&mut bits, self.delta, place - before);

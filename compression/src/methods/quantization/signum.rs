@@ -4,6 +4,7 @@
 //!
 //! Payload: signs. State: z.
 
+use super::levels::BLOCK;
 use super::signs;
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Travels};
@@ -36,9 +37,14 @@ struct Signum {
 impl Codec for Signum {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let fed = context.stats(x)?.energy;
-        context.kernel.run(Decay { x, momentum: &mut self.momentum, delta: self.delta });
-        let sent = signs::encode(&self.momentum, context, out)?.sent;
-        Ok(Energy { sent, fed })
+        let room = out.room(packed_bytes(x.len(), 1));
+        // Block by block: what has just been written is still in the first-level cache when its signs are packed.
+        let blocks = x.chunks(BLOCK).zip(self.momentum.chunks_mut(BLOCK)).zip(room.chunks_mut(BLOCK / 8));
+        for ((x, momentum), bits) in blocks {
+            context.kernel.run(Decay { x, momentum, delta: self.delta });
+            context.kernel.signs::<false>(momentum, bits);
+        }
+        Ok(Energy { sent: x.len() as f64, fed })
     }
 
     signs::decode_signs!();

@@ -3,7 +3,7 @@
 //!
 //! Payload: ‖x‖₂, f32; signs. A tensor of zeros has norm 0, and zeros are what is decoded.
 
-use super::levels::{Bucketed, Rule, Scheme, each, l2};
+use super::levels::{Bucketed, Rule, Scheme, Words, each, l2};
 use super::linear::{Divide, smaller};
 use crate::Kernel;
 use crate::codec::{Scope, Stats, Travels};
@@ -70,10 +70,10 @@ impl Draw {
 
 impl Rule for Draw {
     #[inline(always)]
-    fn codes(self, x: &[f32], first: u32, codes: &mut [u8]) {
+    fn codes(self, x: &[f32], first: u32, to: (&mut [u8], &mut Words)) {
         match self.divide.is_plain() {
-            true => each(x, first, (codes, self.random), |x, word| self.sign::<true>(x, word)),
-            false => each(x, first, (codes, self.random), |x, word| self.sign::<false>(x, word)),
+            true => each(x, first, (to, self.random), |x, word| self.sign::<true>(x, word)),
+            false => each(x, first, (to, self.random), |x, word| self.sign::<false>(x, word)),
         }
     }
 
