@@ -10,6 +10,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// What the lab does not have from production, said before anybody believes its pace.
+const IMPATIENT: &str = "the lab is impatient, since its weather lasts a minute and its links are thin: probes may take \
+    30 % of a link (default 1 %), a decision stays 4 s at least (default 10 s), links are acted on at a confidence of \
+    0.15 (default 0.5); all in lab/src/inside/config.rs";
+
 /// Arguments of `flexcomm lab`.
 #[derive(clap::Args)]
 pub struct Args {
@@ -23,6 +28,9 @@ enum Lab {
     ///
     /// Needs root. On a kernel without netem it runs inside user-mode Linux by itself. Everything it makes
     /// (namespaces, devices, processes) is gone when it ends, whichever way it ends.
+    ///
+    /// The planner is less patient than by default and probes may take 30 % of a link, not 1 %: links are scaled down,
+    /// tests are not, and weather lasts a minute.
     Up(Box<Up>),
     /// One training process (rank) of a data-parallel job, as the lab runs on each of its nodes.
     Worker(Box<flexcomm_lab::worker::Args>),
@@ -157,6 +165,7 @@ fn run_up(up: Up) -> Result<()> {
     let plan = plan(&up)?;
     let stop = stop_flag()?;
     println!("flexcomm lab: logs and results in {}", plan.out.display());
+    println!("{IMPATIENT}");
     println!("page: http://{}/   REST: http://{}/api/v1/jobs/lab/decision   (Ctrl-C ends)", up.listen, up.listen);
     let options = HostOptions { backend: up.backend, listen: up.listen };
     flexcomm_lab::host::run(plan, options, || stop.load(Ordering::Relaxed), |line| println!("{line}"))?;

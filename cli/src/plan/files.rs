@@ -3,6 +3,7 @@
 use super::gains::GainRow;
 use anyhow::{Context, Result, bail, ensure};
 use flexcomm_domain::{CompressionRatio, Gain, Link, LinkMatrix, Seconds};
+use std::io::Read;
 use std::path::Path;
 
 /// Largest file that is read: a matrix of 4096 workers at 20 characters per cell has 336 MB; what people write
@@ -14,9 +15,11 @@ const MAX_RANKS: usize = 4096;
 
 fn read(path: &Path) -> Result<String> {
     let what = || format!("failed to read {}", path.display());
-    let size = std::fs::metadata(path).with_context(what)?.len();
-    ensure!(size <= MAX_BYTES, "failed to read {}: it has {size} bytes, at most {MAX_BYTES} are read", path.display());
-    let text = std::fs::read_to_string(path).with_context(what)?;
+    let mut text = String::new();
+    // Not the size that the file claims: a pipe or a device has none.
+    let size = std::fs::File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text));
+    let size = size.with_context(what)? as u64;
+    ensure!(size <= MAX_BYTES, "failed to read {}: it has more than {MAX_BYTES} bytes", path.display());
     Ok(text.trim_start_matches('\u{feff}').to_owned())
 }
 

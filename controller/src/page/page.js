@@ -147,7 +147,7 @@ function showLinks(nodes, links) {
     if (from === to) return el("td", { class: "self" });
     const l = by.get(`${from}\n${to}`);
     if (!l) return el("td", { class: "unknown" }, "–");
-    const td = el("td", {}, el("b", {}, rate(l.bandwidth_bps)), el("span", {}, micros(l.latency_us)), el("span", { class: "faint" }, `${ago(Math.min(l.latency_age_ms, l.bandwidth_age_ms))} ago`));
+    const td = el("td", {}, el("b", {}, rate(l.bandwidth_bps)), el("span", {}, micros(l.latency_us)), el("span", { class: "faint" }, l.bandwidth_bps ? `${ago(l.bandwidth_age_ms)} ago` : ""));
     if (l.bandwidth_bps) td.style.background = heat(l.bandwidth_bps, low, high);
     td.title = `${from} to ${to}\nlatency ${micros(l.latency_us)} ± ${micros(l.jitter_us)}, ${ago(l.latency_age_ms)} old, confidence ${share(l.latency_confidence)}\n` +
       `bandwidth ${rate(l.bandwidth_bps)}, ${ago(l.bandwidth_age_ms)} old, confidence ${share(l.bandwidth_confidence)}\nloss ${percent(l.loss_out)} out, ${percent(l.loss_back)} back`;
