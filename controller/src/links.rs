@@ -14,6 +14,10 @@ const TEST_CONFIDENCE: f64 = 0.7;
 /// its next estimate a moment later.
 const CLEARLY_NEWER_MS: f64 = 2000.0;
 
+/// Two tests in a row, by whichever end, that are so many times slower than an estimate outweigh it: its agent made half
+/// of the tests at most, and needs three to believe a fall. A job that shares the link takes a part of it, not almost all.
+const FAR_SLOWER: f64 = 6.0;
+
 /// Between two ranks of one node: shared memory or loopback. Never the slowest link of a job that spans nodes.
 const LOCAL: (f64, f64) = (20e-6, 20e9);
 
@@ -45,11 +49,21 @@ pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp) -> LinkMap {
                 view.bandwidth_bps = Some(test.bandwidth_bps);
                 view.bandwidth_age_ms = test_age_ms;
                 view.bandwidth_confidence = view.bandwidth_confidence.max(TEST_CONFIDENCE);
+            } else if let Some(slow) = far_slower(test, view.bandwidth_bps) {
+                view.bandwidth_bps = Some(slow);
+                view.bandwidth_age_ms = test_age_ms;
+                view.bandwidth_confidence = view.bandwidth_confidence.min(TEST_CONFIDENCE);
             }
         }
         ((row.src.clone(), row.dst.clone()), view)
     };
     links.iter().map(view).collect()
+}
+
+/// The faster of the last two tests, when both are far slower than the estimate.
+fn far_slower(test: &TestRow, estimate_bps: Option<f64>) -> Option<f64> {
+    let fastest = test.bandwidth_bps.max(test.previous_bps?);
+    (fastest * FAR_SLOWER < estimate_bps?).then_some(fastest)
 }
 
 /// The matrix between the ranks that run on `nodes`, or what is missing, in words.
@@ -129,6 +143,7 @@ pub(crate) mod tests {
             src: node(src),
             dst: node(dst),
             bandwidth_bps: 5e8,
+            previous_bps: None,
             received: Timestamp(received),
             latency_us: None,
         };
@@ -142,6 +157,20 @@ pub(crate) mod tests {
         assert_eq!(bandwidth(own), Some(1e9), "the estimate has it in");
         let other = merge(&rows, &[test("a", "b", 4_950_000)], Timestamp(5_000_000));
         assert_eq!(bandwidth(other), Some(5e8));
+    }
+
+    #[test]
+    fn two_far_slower_tests_outweigh_an_estimate_and_one_does_not() {
+        let rows = [row("a", "b", Some(9.5e7), 1_000_000)];
+        let shown = |bandwidth_bps, previous_bps| {
+            let (src, dst) = (node("a"), node("b"));
+            let test = TestRow { src, dst, bandwidth_bps, previous_bps, received: Timestamp(0), latency_us: None };
+            merge(&rows, &[test], Timestamp(1_500_000))[&(node("a"), node("b"))].bandwidth_bps
+        };
+        assert_eq!(shown(3.6e6, Some(2.9e6)), Some(3.6e6));
+        assert_eq!(shown(3.6e6, None), Some(9.5e7));
+        assert_eq!(shown(3.6e6, Some(9.2e7)), Some(9.5e7));
+        assert_eq!(shown(3e7, Some(3e7)), Some(9.5e7), "a job may take two thirds of the link from a test");
     }
 
     #[test]

@@ -382,6 +382,30 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_last_two_tests_of_a_link_are_known_whoever_made_them() {
+        let (store, _dir) = scratch().await;
+        for name in ["a", "b"] {
+            registered(&store, name).await;
+        }
+        let test = |peer: &str, out, back| {
+            ReportBody::Throughput(ThroughputReport {
+                grant: 1,
+                peer: node(peer),
+                out_bps: Some(out),
+                back_bps: Some(back),
+                bytes: 200_000,
+                out_bytes: Some(100_000),
+                error: None,
+            })
+        };
+        send(&store, ("a", 1), test("b", 9e7, 8e7), &["a", "b"]).await;
+        send(&store, ("b", 1), test("a", 3e6, 4e6), &["a", "b"]).await;
+        let tests = store.link_tests().await.unwrap();
+        let last_two: Vec<_> = tests.iter().map(|t| (t.bandwidth_bps, t.previous_bps)).collect();
+        assert_eq!(last_two, [(4e6, Some(9e7)), (3e6, Some(8e7))], "a to b, b to a");
+    }
+
+    #[tokio::test]
     async fn a_report_is_stored_once_and_another_instance_is_refused() {
         let (store, _dir) = scratch().await;
         registered(&store, "a").await;

@@ -31,6 +31,8 @@ pub struct TestRow {
     pub dst: NodeName,
     /// As measured, bit/s.
     pub bandwidth_bps: f64,
+    /// The same of the test before, bit/s.
+    pub previous_bps: Option<f64>,
     /// When the report arrived.
     pub received: Timestamp,
     /// The estimated latency at that time.
@@ -101,6 +103,30 @@ impl Raw {
     }
 }
 
+#[derive(sqlx::FromRow)]
+struct RawTest {
+    src: String,
+    dst: String,
+    bandwidth_bps: f64,
+    previous_bps: Option<f64>,
+    received_us: i64,
+    latency_us: Option<f64>,
+}
+
+impl RawTest {
+    fn row(self) -> Result<TestRow> {
+        let operation = "read the tests of links";
+        Ok(TestRow {
+            src: stored(operation, "node name", self.src.parse())?,
+            dst: stored(operation, "node name", self.dst.parse())?,
+            bandwidth_bps: self.bandwidth_bps,
+            previous_bps: self.previous_bps,
+            received: time(self.received_us),
+            latency_us: self.latency_us,
+        })
+    }
+}
+
 impl Store {
     /// The newest estimate of every link.
     pub async fn links(&self) -> Result<Vec<LinkRow>> {
@@ -114,21 +140,10 @@ impl Store {
     /// The newest active test of every link that was tested.
     pub async fn link_tests(&self) -> Result<Vec<TestRow>> {
         let operation = "read the tests of links";
-        let rows: Vec<(String, String, f64, i64, Option<f64>)> =
-            sqlx::query_as("SELECT src, dst, bandwidth_bps, received_us, latency_us FROM link_tests ORDER BY src, dst")
-                .fetch_all(&self.read)
-                .await
-                .map_err(sql(operation))?;
-        let row = |(src, dst, bandwidth_bps, at, latency_us): (String, String, f64, i64, Option<f64>)| {
-            Ok(TestRow {
-                src: stored(operation, "node name", src.parse())?,
-                dst: stored(operation, "node name", dst.parse())?,
-                bandwidth_bps,
-                received: time(at),
-                latency_us,
-            })
-        };
-        rows.into_iter().map(row).collect()
+        let query =
+            "SELECT src, dst, bandwidth_bps, previous_bps, received_us, latency_us FROM link_tests ORDER BY src, dst";
+        let rows: Vec<RawTest> = sqlx::query_as(query).fetch_all(&self.read).await.map_err(sql(operation))?;
+        rows.into_iter().map(RawTest::row).collect()
     }
 
     /// Past estimates of one link, oldest first, the newest `limit` of them.
@@ -247,8 +262,9 @@ pub(super) async fn put_test(
     now: Timestamp,
 ) -> Result<()> {
     sqlx::query(
-        "INSERT OR REPLACE INTO link_tests (src, dst, bandwidth_bps, received_us, latency_us)
-         VALUES ($1, $2, $3, $4, (SELECT latency_us FROM links WHERE src = $1 AND dst = $2))",
+        "INSERT OR REPLACE INTO link_tests (src, dst, bandwidth_bps, received_us, latency_us, previous_bps)
+         VALUES ($1, $2, $3, $4, (SELECT latency_us FROM links WHERE src = $1 AND dst = $2),
+            (SELECT bandwidth_bps FROM link_tests WHERE src = $1 AND dst = $2))",
     )
     .bind(src.as_str())
     .bind(dst.as_str())
