@@ -2,6 +2,10 @@
 //! this test binary run again with a role in its environment.
 #![allow(dead_code, clippy::print_stdout, clippy::unwrap_used, missing_docs)]
 
+#[path = "../../../tests/skipped.rs"]
+mod skipped;
+pub use skipped::skipped;
+
 use flexcomm_agent::tc::{self, GuardianCommand, Shape, Shaper, TcConfig};
 use flexcomm_domain::{Bandwidth, Seconds};
 use nix::unistd::Pid;
@@ -30,12 +34,6 @@ pub fn sh(program: &str, args: &[&str]) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{program} {args:?}: {}", text(&output.stderr));
     text(&output.stdout)
-}
-
-/// Says what a test lacks to run. With `FLEXCOMM_NO_SKIP=1`, as under `./dev test`, that is a failure.
-pub fn skipped(why: &str) {
-    assert!(std::env::var_os("FLEXCOMM_NO_SKIP").is_none_or(|v| v != "1"), "may not be skipped here: {why}");
-    println!("SKIPPED: {why}");
 }
 
 /// Whether this machine lets us make namespaces; says why not otherwise.

@@ -1,6 +1,10 @@
 //! The C host program (`tests/host`) as a process of its own that answers commands.
 #![allow(dead_code, clippy::print_stderr, clippy::unwrap_used)]
 
+#[path = "../../../tests/skipped.rs"]
+mod skipped;
+pub use skipped::skipped;
+
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -15,13 +19,6 @@ pub const RING: i32 = 1;
 
 /// LL, LL128, Simple of tree and ring; the other five algorithms are not allowed. NCCL takes ring with LL128.
 pub const COSTS: &str = "90 50 40 80 30 35 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1";
-
-/// With `FLEXCOMM_NO_SKIP=1`, as under `./dev test`, that is a failure.
-pub fn skipped(why: &str) {
-    let test = std::thread::current().name().unwrap_or("a test").to_owned();
-    assert!(std::env::var_os("FLEXCOMM_NO_SKIP").is_none_or(|v| v != "1"), "{test} may not be skipped here: {why}");
-    eprintln!("SKIPPED {test}: {why}");
-}
 
 /// A folder with the plugin under its name and the host program.
 pub struct Built {

@@ -1,19 +1,15 @@
 //! Two network namespaces joined by a veth pair, deleted when dropped.
 #![allow(dead_code, clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used)]
 
+#[path = "../../../tests/skipped.rs"]
+mod skipped;
+pub use skipped::skipped;
+
 use flexcomm_probes::edge::MeasureError;
 use flexcomm_probes::throughput::{Refusal, ThroughputResult};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Says that a test has not run, and why. Every skipped test says it in this way. With `FLEXCOMM_NO_SKIP=1`, as under
-/// `./dev test`, that is a failure.
-pub fn skipped(why: &str) {
-    let test = std::thread::current().name().unwrap_or("a test").to_owned();
-    assert!(std::env::var_os("FLEXCOMM_NO_SKIP").is_none_or(|v| v != "1"), "{test} may not be skipped here: {why}");
-    eprintln!("SKIPPED {test}: {why}");
-}
 
 /// Says that a test's IPv6 part did not run. Not a skip that could be forbidden: no package brings IPv6 to a machine.
 fn without_ipv6(why: &str) {
