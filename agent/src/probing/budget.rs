@@ -36,12 +36,11 @@ impl Budget {
         Ok(Held(most_s))
     }
 
-    /// Gives back what a test did not cost. `bytes` is its payload in the direction that had more of it, and none
-    /// when that is not known.
-    pub(crate) fn settle(&mut self, held: Held, bytes: Option<u64>, capacity_bps: f64) {
+    /// Gives back what a test did not cost. `bytes` is its payload in the direction that had more of it.
+    pub(crate) fn settle(&mut self, held: Held, bytes: u64, capacity_bps: f64) {
         let cost_s = match bytes {
-            Some(0) => 0.0,
-            Some(bytes) if capacity_bps > 0.0 => self.rules.cost_s(bytes as f64, capacity_bps),
+            0 => 0.0,
+            _ if capacity_bps > 0.0 => self.rules.cost_s(bytes as f64, capacity_bps),
             _ => held.0,
         };
         self.account.charge(cost_s - held.0);
@@ -86,11 +85,11 @@ mod tests {
                     // Killed in the middle of the test, or right after it.
                     0 => {}
                     1 => {
-                        budget.settle(held, Some((seconds * capacity / 8.0) as u64), capacity);
+                        budget.settle(held, (seconds * capacity / 8.0) as u64, capacity);
                         continue;
                     }
                     _ => {
-                        budget.settle(held, Some((seconds * capacity / 8.0) as u64), capacity);
+                        budget.settle(held, (seconds * capacity / 8.0) as u64, capacity);
                         budget.store().unwrap();
                     }
                 }
@@ -117,7 +116,7 @@ mod tests {
         let mut later = Budget::open(path.clone(), 0.01, 0.0);
         assert!((later.hold(0.0, LONG).unwrap_err() - wait).abs() < 1e-6);
         let held = later.hold(wait + 1.0, LONG).unwrap();
-        later.settle(held, Some(0), 1e9);
+        later.settle(held, 0, 1e9);
         assert!(later.hold(wait + 1.0, LONG).is_ok(), "a test that could not connect cost nothing");
         std::fs::write(&path, "nonsense").unwrap();
         assert!(Budget::open(path, 0.01, 0.0).hold(0.0, LONG).is_ok());
@@ -128,7 +127,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut budget = Budget::open(dir.path().join("budget"), 0.01, 0.0);
         let held = budget.hold(0.0, LONG).unwrap();
-        budget.settle(held, Some(1000), 0.0);
+        budget.settle(held, 1000, 0.0);
         assert!(budget.hold(0.0, LONG).is_err());
     }
 }

@@ -321,7 +321,7 @@ impl Tests {
         }
         let out = report.out_bytes.unwrap_or(report.bytes);
         // A test that failed counts with all that it may have sent.
-        let dearer = Some(out.max(report.bytes.saturating_sub(out)));
+        let dearer = out.max(report.bytes.saturating_sub(out));
         self.budget.settle(held, dearer, links.capacity_bps(Instant::now()));
     }
 

@@ -84,18 +84,16 @@ fn deviates(interval: &IntervalRow, share: f64) -> bool {
 async fn fit(app: &App, gathered: &Gathered) -> Result<(), CycleError> {
     let job = &gathered.job.job;
     let before = Timestamp(gathered.now.0.saturating_sub((FIT_AFTER_S * 1e6) as u64));
+    let known = app.store.coefficients().await?;
     let mut new = app.store.unfitted(job, before).await?;
-    if new.is_empty() {
-        return Ok(());
-    }
-    let mut book = (*app.store.coefficients().await?).clone();
     new.retain(|row| {
-        let known = book.get(row.strategy.collective(), &gathered.job.backend);
-        intervals::ripe(&known, row.at, &row.sample, gathered.now)
+        let fitted = known.get(row.strategy.collective(), &gathered.job.backend);
+        intervals::ripe(&fitted, row.at, &row.sample, gathered.now)
     });
     if new.is_empty() {
         return Ok(());
     }
+    let mut book = (*known).clone();
     app.counters.fitted.inc_by(new.len() as u64);
     for row in &new {
         if !book.observe(row.strategy.collective(), &gathered.job.backend, row.sample) {
