@@ -10,11 +10,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What the lab does not have from production, said before anybody believes its pace.
-const IMPATIENT: &str = "the lab is impatient, since its weather lasts a minute and its links are thin: probes may take \
-    30 % of a link (default 1 %), a decision stays 4 s at least (default 10 s), links are acted on at a confidence of \
-    0.15 (default 0.5); all in lab/src/inside/config.rs";
-
 /// Arguments of `flexcomm lab`.
 #[derive(clap::Args)]
 pub struct Args {
@@ -165,7 +160,7 @@ fn run_up(up: Up) -> Result<()> {
     let plan = plan(&up)?;
     let stop = stop_flag()?;
     println!("flexcomm lab: logs and results in {}", plan.out.display());
-    println!("{IMPATIENT}");
+    println!("{}", flexcomm_lab::inside::IMPATIENT);
     println!("page: http://{}/   REST: http://{}/api/v1/jobs/lab/decision   (Ctrl-C ends)", up.listen, up.listen);
     let options = HostOptions { backend: up.backend, listen: up.listen };
     flexcomm_lab::host::run(plan, options, || stop.load(Ordering::Relaxed), |line| println!("{line}"))?;

@@ -12,6 +12,8 @@ mod summary;
 mod system;
 mod view;
 
+pub use config::IMPATIENT;
+
 use anyhow::{Context, Result};
 use std::io::{BufRead, Write};
 use std::path::Path;
