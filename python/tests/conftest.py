@@ -29,6 +29,8 @@ def torchrun(script: str, folder: pathlib.Path, ranks: int = 4, timeout: float =
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks),
         "--master-addr", "127.0.0.1", "--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
+        # Else it leaves a folder per start beside the system's temporary files.
+        "--log-dir", str(folder / "torchrun"),
         str(RANKS / script), str(folder),
     ]
     full = {k: v for k, v in os.environ.items() if not k.startswith("FLEXCOMM_")}
