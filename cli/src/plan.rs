@@ -230,7 +230,7 @@ impl Plan {
         problem.compute = args.compute;
         problem.overlap = args.overlap;
         let mut assumed = Vec::new();
-        problem.profiles.insert(args.compressor, gains::profile(args, values, &mut assumed)?);
+        problem.profiles.insert(args.compressor.into(), gains::profile(args, values, &mut assumed)?);
         if args.compute == Seconds::ZERO {
             assumed.push("computing takes no time: give --compute for real step times".into());
         }
@@ -238,6 +238,9 @@ impl Plan {
             assumed.push("one worker has nobody to send to: only dense is listed".into());
         }
         let (config, space) = (policy(args)?, space(args, problem.links.ranks())?);
+        if space.collectives.iter().any(|c| c.is_art()) {
+            assumed.push("art-ring and art-tree keep what each rank for itself would keep: in a run they keep less".into());
+        }
         let mut plan = Self::empty(problem, config.policy().name(), network, assumed);
         plan.gain_assumed = args.gain.is_none() && buckets.as_ref().is_none_or(buckets::Buckets::lacks_gain);
         let mut plan = match buckets {

@@ -185,6 +185,11 @@ impl Strategy {
         self.selection
     }
 
+    /// Who selects values, by what: what a gain belongs to.
+    pub const fn selector(&self) -> Selector {
+        Selector { compressor: self.compressor, selection: self.selection }
+    }
+
     /// Whether nothing is compressed.
     pub const fn is_dense(&self) -> bool {
         self.collective.is_dense()
@@ -224,9 +229,64 @@ impl FromStr for Strategy {
     }
 }
 
+/// A way of selecting values: each rank for itself, or under AR-Topk one rank for all. What the others lose by that
+/// is not small (Algorithm 1 keeps every rank's own values at one rank's indices), so a gain belongs to a selector and
+/// not to a compressor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Selector {
+    /// By what.
+    pub compressor: Compressor,
+    /// How the rank that selects for all is found; None: each selects for itself.
+    pub selection: Option<Selection>,
+}
+
+impl From<Compressor> for Selector {
+    /// Each rank selects for itself.
+    fn from(compressor: Compressor) -> Self {
+        Self { compressor, selection: None }
+    }
+}
+
+impl fmt::Display for Selector {
+    /// `topk`, `topk:star`; read back by [`FromStr`].
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.selection {
+            None => self.compressor.fmt(f),
+            Some(selection) => write!(f, "{}:{selection}", self.compressor),
+        }
+    }
+}
+
+impl FromStr for Selector {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let (compressor, selection) = match text.split_once(':') {
+            Some((compressor, selection)) => (compressor, Some(selection.parse()?)),
+            None => (text, None),
+        };
+        Ok(Self { compressor: compressor.parse()?, selection })
+    }
+}
+
+impl TryFrom<String> for Selector {
+    type Error = Invalid;
+
+    fn try_from(text: String) -> Result<Self, Invalid> {
+        text.parse()
+    }
+}
+
+impl From<Selector> for String {
+    fn from(selector: Selector) -> Self {
+        selector.to_string()
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Collective, CompressionRatio, Compressor, Selection, Strategy};
+    use super::{Collective, CompressionRatio, Compressor, Selection, Selector, Strategy};
     use proptest::prelude::{prop_assert_eq, proptest};
 
     #[test]
@@ -261,6 +321,8 @@ mod tests {
             let back: Strategy = serde_json::from_str(&json).unwrap();
             prop_assert_eq!(back, strategy);
             prop_assert_eq!(back.digest(), strategy.digest());
+            let selector = strategy.selector();
+            prop_assert_eq!(selector.to_string().parse::<Selector>().unwrap(), selector);
         }
     }
 }

@@ -11,7 +11,7 @@ use std::hint::black_box;
 fn problem(links: LinkMatrix) -> Problem {
     let mut problem = Problem::new(25_560_000, links);
     problem.compute = Seconds::new(0.05).expect("a valid duration");
-    problem.profiles.insert(Compressor::TopK, Profile::prior(problem.values));
+    problem.profiles.insert(Compressor::TopK.into(), Profile::prior(problem.values));
     problem
 }
 

@@ -2,7 +2,7 @@
 
 use crate::terms::Paths;
 use crate::{CodecBytes, CoefficientBook, Load, Profile, Terms};
-use flexcomm_domain::{Compressor, Gain, LinkMatrix, Seconds, Strategy};
+use flexcomm_domain::{Compressor, Gain, LinkMatrix, Seconds, Selector, Strategy};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -21,8 +21,9 @@ pub struct Problem {
     pub backend: String,
     /// Message sizes; compressors without an entry weigh as the paper charges.
     pub codecs: BTreeMap<Compressor, CodecBytes>,
-    /// gain(c) and t_comp(c); compressors without an entry use the documented prior.
-    pub profiles: BTreeMap<Compressor, Profile>,
+    /// gain(c) and t_comp(c). A selector for all ranks without an entry is taken to keep what its compressor keeps
+    /// when each selects for itself, as the paper does; anything else without one uses the documented prior.
+    pub profiles: BTreeMap<Selector, Profile>,
     /// Fitted to measured times of this job or backend.
     pub coefficients: CoefficientBook,
 }
@@ -140,7 +141,8 @@ impl<'a> Evaluator<'a> {
         if strategy.is_dense() {
             return (Gain::FULL, 0.0);
         }
-        let profile = self.problem.profiles.get(&strategy.compressor()).unwrap_or(&self.prior);
+        let known = |selector: Selector| self.problem.profiles.get(&selector);
+        let profile = known(strategy.selector()).or_else(|| known(strategy.compressor().into())).unwrap_or(&self.prior);
         (profile.gain(strategy.cr()), profile.t_comp(strategy.cr()))
     }
 }

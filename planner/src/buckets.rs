@@ -22,7 +22,7 @@ pub(crate) fn solve(s: &Snapshot, costs: &Costs, rng: &mut (impl RngCore + ?Size
 }
 
 fn one(s: &Snapshot, costs: &Costs, (compressor, space): (Compressor, &Space), seed: u64) -> Option<BucketSolution> {
-    let whole = costs.problem.profiles.get(&compressor);
+    let whole = costs.problem.profiles.get(&compressor.into());
     let buckets: Vec<Bucket> = s.buckets.iter().map(|b| with_profile(b, whole, s.gradient_values)).collect();
     let large = BucketProblem::new(&costs.problem, &buckets, space, compressor).ok()?;
     solve_buckets(&costs.problem, large, &s.config.policy, seed).ok()

@@ -5,12 +5,13 @@
 //! residual has settled, or when it is below what is predicted: it can only fall from there. And of every ratio that
 //! was in force under a trial's profile the planner remembers by which power the trial flattered it
 //! ([`crate::memory::Bias`]); powers leave 0, 1 and the order of ratios as they are, and between ratios they are
-//! interpolated, so that what one ratio showed tells of the others.
+//! interpolated, so that what one ratio showed tells of the others. One rank that selects for all is another way of
+//! selecting, with gains of its own.
 
 use crate::memory::{Bias, relative};
 use crate::{Measured, Memory, Snapshot};
-use flexcomm_domain::{CompressionRatio, Compressor, Gain, Timestamp};
-use flexcomm_optimizer::Profile;
+use flexcomm_domain::{CompressionRatio, Gain, Selector, Timestamp};
+use flexcomm_optimizer::{Profile, ProfilePoint};
 use std::collections::BTreeMap;
 
 /// Bounds of a power: beyond them something else is wrong.
@@ -43,7 +44,7 @@ fn power(of: f64, is: f64) -> Option<f64> {
 fn power_in_force(s: &Snapshot, memory: &Memory, now: Timestamp) -> Option<f64> {
     let strategy = s.strategy();
     let is = enough(s)?.gain.get();
-    let said = s.profiles.by_compressor.get(&strategy.compressor())?.gain(strategy.cr()).get();
+    let said = s.profiles.by_selector.get(&strategy.selector())?.gain(strategy.cr()).get();
     if settled(s, memory, now).is_none() && is >= said {
         return None;
     }
@@ -58,32 +59,32 @@ pub(crate) fn note(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
     }
     let Some(power) = power_in_force(s, memory, now).map(|p| p.max(1.0)) else { return };
     let (strategy, profile_at) = (s.strategy(), s.profiles.measured_at);
-    memory.note_bias(Bias { compressor: strategy.compressor(), cr: strategy.cr(), power, profile_at });
+    memory.note_bias(Bias { selector: strategy.selector(), cr: strategy.cr(), power, profile_at });
 }
 
 /// Powers for every ratio.
 pub(crate) struct Powers<'a> {
     memory: &'a Memory,
-    /// Of the compressor in force, by which others without their own are judged.
-    in_force: Compressor,
+    /// The one in force, by which others without their own are judged.
+    in_force: Selector,
     drift: f64,
 }
 
 impl<'a> Powers<'a> {
     pub(crate) fn new(s: &Snapshot, memory: &'a Memory, now: Timestamp) -> Self {
         let strategy = s.strategy();
-        let mut powers = Self { memory, in_force: strategy.compressor(), drift: 1.0 };
+        let mut powers = Self { memory, in_force: strategy.selector(), drift: 1.0 };
         if let Some(power) = power_in_force(s, memory, now) {
-            powers.drift = power / powers.bias(strategy.compressor(), strategy.cr());
+            powers.drift = power / powers.bias(strategy.selector(), strategy.cr());
         }
         powers
     }
 
     /// Remembered powers, interpolated in log CR: towards dense they fall to 1, where there is no residual, and below
     /// the smallest ratio they are held.
-    fn bias(&self, compressor: Compressor, c: CompressionRatio) -> f64 {
-        let of = |wanted: Compressor| self.memory.bias.iter().filter(move |b| b.compressor == wanted);
-        let whose = if of(compressor).next().is_some() { compressor } else { self.in_force };
+    fn bias(&self, selector: Selector, c: CompressionRatio) -> f64 {
+        let of = |wanted: Selector| self.memory.bias.iter().filter(move |b| b.selector == wanted);
+        let whose = if of(selector).next().is_some() { selector } else { self.in_force };
         let below = of(whose).filter(|b| b.cr <= c).max_by(|a, b| a.cr.get().total_cmp(&b.cr.get()));
         let above = of(whose).filter(|b| b.cr >= c).min_by(|a, b| a.cr.get().total_cmp(&b.cr.get()));
         let high = above.map_or((0.0, 1.0), |b| (b.cr.get().ln(), b.power));
@@ -93,41 +94,58 @@ impl<'a> Powers<'a> {
     }
 
     /// The power for a trial's gain at this ratio.
-    pub(crate) fn at(&self, compressor: Compressor, c: CompressionRatio) -> f64 {
-        (self.bias(compressor, c) * self.drift).clamp(LEAST_POWER, MOST_POWER)
+    pub(crate) fn at(&self, selector: Selector, c: CompressionRatio) -> f64 {
+        (self.bias(selector, c) * self.drift).clamp(LEAST_POWER, MOST_POWER)
     }
 
     /// At the ratio in force, when it is not 1.
     pub(crate) fn shown(&self, s: &Snapshot) -> Option<f64> {
         let strategy = s.strategy();
-        s.profiles.by_compressor.get(&strategy.compressor())?;
-        let power = self.at(strategy.compressor(), strategy.cr());
+        s.profiles.by_selector.get(&strategy.selector())?;
+        let power = self.at(strategy.selector(), strategy.cr());
         ((power - 1.0).abs() > 1e-12).then_some(power)
     }
 }
 
-/// The profiles to decide by. A compressor that no trial has measured takes the weakest measured one: what is only
-/// assumed must never look better than what is known.
-pub(crate) fn profiles(s: &Snapshot, powers: &Powers<'_>) -> BTreeMap<Compressor, Profile> {
-    let corrected =
-        |(compressor, profile): (&Compressor, &Profile)| (*compressor, corrected(*compressor, profile, powers));
-    let mut profiles: BTreeMap<Compressor, Profile> = s.profiles.by_compressor.iter().map(corrected).collect();
-    let Ok(typical) = CompressionRatio::new(TYPICAL_CR) else { return profiles };
-    let gain = |p: &&Profile| p.gain(typical).get();
-    let weakest = profiles.values().min_by(|a, b| gain(a).total_cmp(&gain(b))).cloned();
-    if let Some(weakest) = weakest {
-        for compressor in s.offer.codecs.keys() {
-            profiles.entry(*compressor).or_insert_with(|| weakest.clone());
-        }
+/// The profiles to decide by. What is only assumed must never look better than what is known: a compressor that no
+/// trial has measured takes the weakest measured one, and one rank that selects for all takes [`selected_by_one`].
+pub(crate) fn profiles(s: &Snapshot, powers: &Powers<'_>) -> BTreeMap<Selector, Profile> {
+    let measured = &s.profiles.by_selector;
+    let mut profiles: BTreeMap<Selector, Profile> =
+        measured.iter().map(|(selector, profile)| (*selector, corrected(*selector, profile, powers))).collect();
+    let Some(weakest) = weakest(&profiles) else { return profiles };
+    for compressor in s.offer.codecs.keys() {
+        let own = profiles.entry((*compressor).into()).or_insert_with(|| weakest.clone()).clone();
+        let for_all = Selector { compressor: *compressor, selection: Some(s.config.selection) };
+        profiles.entry(for_all).or_insert_with(|| selected_by_one(&own, s.ranks));
     }
     profiles
 }
 
-fn corrected(compressor: Compressor, profile: &Profile, powers: &Powers<'_>) -> Profile {
+/// Of the profiles of ranks that select for themselves, else of all.
+fn weakest(profiles: &BTreeMap<Selector, Profile>) -> Option<Profile> {
+    let typical = CompressionRatio::new(TYPICAL_CR).ok()?;
+    let gain = |p: &(&Selector, &Profile)| (p.0.selection.is_some(), p.1.gain(typical).get());
+    let by = |a: &(bool, f64), b: &(bool, f64)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1));
+    profiles.iter().min_by(|a, b| by(&gain(a), &gain(b))).map(|(_, profile)| profile.clone())
+}
+
+/// What is left at least when one of `ranks` selects for all: its own gain on its turn, and on the others' turns what
+/// any c of the coordinates keep.
+fn selected_by_one(own: &Profile, ranks: u32) -> Profile {
+    let turn = 1.0 / f64::from(ranks.max(1));
+    let least = |p: &ProfilePoint| {
+        let gain = turn * p.gain.get() + (1.0 - turn) * p.cr.get().min(p.gain.get());
+        ProfilePoint { gain: Gain::new(gain).unwrap_or(p.gain), ..*p }
+    };
+    Profile::new(own.points().iter().map(least).collect()).unwrap_or_else(|_| own.clone())
+}
+
+fn corrected(selector: Selector, profile: &Profile, powers: &Powers<'_>) -> Profile {
     let mut points = profile.points().to_vec();
     let mut moved = false;
     for point in &mut points {
-        let power = powers.at(compressor, point.cr);
+        let power = powers.at(selector, point.cr);
         moved |= power != 1.0;
         point.gain = Gain::new(point.gain.get().powf(power)).unwrap_or(point.gain);
     }

@@ -1,7 +1,7 @@
 //! What the planner remembers from one call to the next. The caller stores it and hands it back unread.
 
 use crate::Config;
-use flexcomm_domain::{CompressionRatio, Compressor, Gain, LinkMatrix, Seconds, Strategy, Timestamp, Version};
+use flexcomm_domain::{CompressionRatio, Gain, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version};
 use serde::{Deserialize, Serialize};
 
 /// Most strategies whose measured times are remembered: the ones tried lately, not a history.
@@ -142,8 +142,8 @@ pub struct GainReference {
 /// How far a trial flattered a ratio: its settled steps keep the trial's gain to this power.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Bias {
-    /// With which compressor.
-    pub compressor: Compressor,
+    /// Of which selector.
+    pub selector: Selector,
     /// At which ratio.
     pub cr: CompressionRatio,
     /// Above 1: the trial flattered.
@@ -329,7 +329,7 @@ impl Memory {
 
     /// Remembers how far a trial flattered; once per ratio and profile. The newest profile counts.
     pub(crate) fn note_bias(&mut self, new: Bias) {
-        let same = |b: &Bias| b.compressor == new.compressor && b.cr == new.cr;
+        let same = |b: &Bias| b.selector == new.selector && b.cr == new.cr;
         if self.bias.iter().any(|b| same(b) && b.profile_at == new.profile_at) {
             return;
         }

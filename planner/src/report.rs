@@ -97,7 +97,7 @@ impl Keep {
 /// A trial that the caller should order: snapshot, run each candidate, restore.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrialRequest {
-    /// One per compressor and ratio, by the collective that is cheapest for it; at most [`crate::MAX_TRIAL_CANDIDATES`].
+    /// One per selector and ratio, by the collective that is cheapest for it; at most [`crate::MAX_TRIAL_CANDIDATES`].
     pub candidates: Vec<Strategy>,
     /// Iterations per candidate.
     pub iterations: u32,

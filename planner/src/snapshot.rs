@@ -2,7 +2,7 @@
 
 use crate::{Config, Memory};
 use flexcomm_domain::{
-    Collective, Compressor, Decision, Gain, JobId, LinkMatrix, Seconds, Strategy, Timestamp, Version,
+    Collective, Compressor, Decision, Gain, JobId, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version,
 };
 use flexcomm_optimizer::buckets::MAX_BUCKETS;
 use flexcomm_optimizer::{Bucket, CodecBytes, CoefficientBook, Problem, Profile, Space};
@@ -73,11 +73,11 @@ pub struct Links {
     pub confidence: f64,
 }
 
-/// Profiles per compressor. Compressors without one are predicted by the optimizer's prior.
+/// Profiles per selector. Without any, the optimizer's prior predicts.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Profiles {
     /// As measured by trials.
-    pub by_compressor: BTreeMap<Compressor, Profile>,
+    pub by_selector: BTreeMap<Selector, Profile>,
     /// When the newest trial ended; absent while nothing is measured. A new time means a new profile.
     pub measured_at: Option<Timestamp>,
 }
@@ -245,7 +245,7 @@ impl Snapshot {
     }
 
     /// The optimizer's problem on these links, with these profiles. An unknown compute time counts as 0.
-    pub fn problem(&self, links: &LinkMatrix, profiles: BTreeMap<Compressor, Profile>) -> Problem {
+    pub fn problem(&self, links: &LinkMatrix, profiles: BTreeMap<Selector, Profile>) -> Problem {
         Problem {
             values: self.gradient_values,
             links: links.clone(),

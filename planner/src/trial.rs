@@ -2,8 +2,9 @@
 
 use crate::solve::Costs;
 use crate::{MAX_TRIAL_CANDIDATES, Memory, Snapshot, TrialRequest, Trigger, words};
-use flexcomm_domain::{Compressor, Seconds, Strategy, Timestamp};
+use flexcomm_domain::{Seconds, Selector, Strategy, Timestamp};
 use rand::{Rng, RngCore};
+use std::collections::BTreeSet;
 
 /// Given-up trials stretch the time to the next one up to this many times.
 const MAX_BACK_OFF: u32 = 8;
@@ -23,10 +24,11 @@ pub(crate) fn settle(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
     }
 }
 
-/// Compressors that may be chosen and that no trial has measured.
-pub(crate) fn unmeasured(s: &Snapshot) -> Vec<Compressor> {
-    let measured = |c: &Compressor| s.profiles.by_compressor.get(c).is_some_and(|p| !p.is_assumed());
-    s.space().compressors.into_iter().filter(|c| *c != Compressor::None && !measured(c)).collect()
+/// Ways of selecting that may be chosen and that no trial has measured.
+pub(crate) fn unmeasured(s: &Snapshot) -> BTreeSet<Selector> {
+    let measured = |x: &Selector| s.profiles.by_selector.get(x).is_some_and(|p| !p.is_assumed());
+    let may_be_chosen = s.space().strategies().into_iter().filter(|x| !x.is_dense()).map(|x| x.selector());
+    may_be_chosen.filter(|x| !measured(x)).collect()
 }
 
 /// What a trial is decided on.
@@ -59,7 +61,7 @@ impl Look<'_> {
         let s = self.s;
         let unmeasured = unmeasured(s);
         if !unmeasured.is_empty() {
-            let names: Vec<&str> = unmeasured.iter().map(|c| c.as_str()).collect();
+            let names: Vec<String> = unmeasured.iter().map(ToString::to_string).collect();
             return Some(format!("nothing is measured yet of {}", names.join(", ")));
         }
         if let Some(moved) = triggers.iter().find(|t| matches!(t, Trigger::Gain { .. })) {
@@ -83,16 +85,18 @@ impl Look<'_> {
     }
 }
 
-/// The request and its predicted cost in seconds. One candidate per compressor and ratio, by the collective that
-/// is cheapest for it now, the cheapest first and no more than fit the budget: a trial on a slow network that
-/// began with the most expensive would end without a result.
+/// The request and its predicted cost in seconds. One candidate per selector and ratio, by the collective that
+/// is cheapest for it now, of what is not measured yet first, then the cheapest, and no more than fit the budget: a trial
+/// on a slow network that began with the most expensive would end without a result.
 pub(crate) fn request(s: &Snapshot, costs: Option<&Costs>, why: String) -> Option<(TrialRequest, f64)> {
     let all = candidates(s, costs);
     let skip = all.len().div_ceil(MAX_TRIAL_CANDIDATES).max(1);
     let iterations = f64::from(s.config.trial_iterations);
     let cost = |x: Strategy| (costs.and_then(|c| c.find(&x)).map_or(0.0, |p| p.what.t_step.get() * iterations), x);
     let mut priced: Vec<(f64, Strategy)> = all.into_iter().step_by(skip).map(cost).collect();
-    priced.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let new = unmeasured(s);
+    let known = |x: &Strategy| !new.contains(&x.selector());
+    priced.sort_by(|a, b| known(&a.1).cmp(&known(&b.1)).then(a.0.total_cmp(&b.0)));
     let most = s.config.trial_budget_s;
     let mut total = 0.0;
     let fits = |(i, (cost, _)): &(usize, (f64, Strategy))| {
@@ -119,7 +123,7 @@ fn candidates(s: &Snapshot, costs: Option<&Costs>) -> Vec<Strategy> {
     let cost = |x: &Strategy| costs.and_then(|c| c.find(x)).map_or(0.0, |p| p.what.t_sync.get());
     let mut kept: Vec<Strategy> = Vec::new();
     for strategy in s.space().strategies().into_iter().filter(|x| !x.is_dense()) {
-        let same = |k: &&mut Strategy| k.compressor() == strategy.compressor() && k.cr() == strategy.cr();
+        let same = |k: &&mut Strategy| k.selector() == strategy.selector() && k.cr() == strategy.cr();
         match kept.iter_mut().find(same) {
             Some(other) if cost(&strategy) < cost(other) => *other = strategy,
             Some(_) => {}

@@ -3,8 +3,8 @@
 
 mod common;
 
-use common::{Job, profile, seconds};
-use flexcomm_domain::{Collective, CompressionRatio, Compressor, Strategy, Timestamp, Version};
+use common::{Job, learn, profile, seconds};
+use flexcomm_domain::{Collective, CompressionRatio, Compressor, Selector, Strategy, Timestamp, Version};
 use flexcomm_planner::{Keep, Trigger, Verdict};
 
 #[test]
@@ -28,12 +28,13 @@ fn the_first_decision_waits_for_what_it_needs() {
 #[test]
 fn a_job_without_a_profile_tries_first_and_follows_the_network_meanwhile() {
     let mut job = Job::new();
-    job.s.profiles.by_compressor.clear();
+    job.s.profiles.by_selector.clear();
     job.s.profiles.measured_at = None;
     let outcome = job.call();
     assert_eq!(outcome.verdict, Verdict::Keep(Keep::AwaitingTrial));
     let trial = outcome.trial.expect("a trial");
-    assert_eq!((trial.candidates.len(), trial.iterations), (5, 10));
+    // Each rank for itself, and one for all.
+    assert_eq!((trial.candidates.len(), trial.iterations), (10, 10));
     assert!(trial.why.contains("topk"), "{}", trial.why);
     job.wait(1.0);
     let again = job.call();
@@ -46,9 +47,32 @@ fn a_job_without_a_profile_tries_first_and_follows_the_network_meanwhile() {
 }
 
 #[test]
+fn what_one_rank_that_selects_for_all_keeps_is_known_apart_and_never_assumed_to_be_more() {
+    let gains = |job: &mut Job| {
+        let report = job.call().report;
+        let gain = |strategy: &str| {
+            let found = report.alternatives.iter().find(|a| a.strategy.to_string() == strategy);
+            found.expect("an alternative").gain.get()
+        };
+        (gain("topk@0.1/allgather"), gain("topk@0.1/art-ring:star"), report)
+    };
+    let mut job = Job::new();
+    let for_all: Selector = "topk:star".parse().unwrap();
+    job.s.profiles.by_selector.insert(for_all, profile(0.4, 0.004));
+    let (own, shared, _) = gains(&mut job);
+    assert!((own - 0.1f64.powf(0.12)).abs() < 1e-9 && (shared - 0.1f64.powf(0.4)).abs() < 1e-9);
+
+    let mut job = Job::new();
+    job.s.profiles.by_selector.remove(&for_all);
+    let (own, shared, report) = gains(&mut job);
+    assert!((shared - (own / 8.0 + 0.1 * 7.0 / 8.0)).abs() < 1e-9, "{shared}, for itself {own}");
+    assert!(report.trial.expect("a trial").contains("topk:star"));
+}
+
+#[test]
 fn a_trial_that_never_answers_does_not_hold_up_the_job() {
     let mut job = Job::new();
-    job.s.profiles.by_compressor.clear();
+    job.s.profiles.by_selector.clear();
     job.s.profiles.measured_at = None;
     assert_eq!(job.keeps(), Keep::AwaitingTrial);
     job.wait(61.0);
@@ -177,7 +201,7 @@ fn gain_that_moves_asks_for_a_trial_and_its_profile_is_solved_for() {
     assert!(trial.why.contains("gain in force moved"), "{}", trial.why);
     job.wait(10.0);
     // Strong compression now loses nearly everything.
-    job.s.profiles.by_compressor.insert(Compressor::TopK, profile(0.8, 0.004));
+    learn(&mut job.s, profile(0.8, 0.004));
     job.s.profiles.measured_at = Some(job.now);
     job.measure(p.t_step_s, p.t_comp_s, p.t_sync_s, chosen.cr().get().powf(0.8));
     let outcome = job.call();
@@ -273,7 +297,7 @@ fn while_dense_runs_an_old_profile_is_measured_again_only_where_compressing_coul
     let trials = |bandwidth| {
         let mut job = Job::new();
         // So lossy that dense is best, whatever the network.
-        job.s.profiles.by_compressor.insert(Compressor::TopK, profile(1.5, 0.001));
+        learn(&mut job.s, profile(1.5, 0.001));
         job.s.profiles.measured_at = Some(job.now);
         job.network(0.0001, bandwidth);
         job.call();
@@ -360,7 +384,7 @@ fn a_trial_on_a_slow_network_asks_for_what_fits_its_budget() {
 #[test]
 fn where_compression_does_not_help_the_decision_is_dense() {
     let mut job = Job::new();
-    job.s.profiles.by_compressor.insert(Compressor::TopK, profile(0.3, 0.5));
+    learn(&mut job.s, profile(0.3, 0.5));
     let outcome = job.call();
     assert!(outcome.decision().unwrap().strategy.is_dense());
     assert!(outcome.report.why.contains("no compression is better"), "{}", outcome.report.why);

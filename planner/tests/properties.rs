@@ -3,8 +3,8 @@
 
 mod common;
 
-use common::{Job, profile, seconds};
-use flexcomm_domain::{Compressor, Timestamp};
+use common::{Job, learn, profile, seconds};
+use flexcomm_domain::Timestamp;
 use flexcomm_planner::{Outcome, PolicyConfig, Snapshot, decide};
 use proptest::prelude::{
     Just, ProptestConfig, Strategy as _, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest,
@@ -54,7 +54,7 @@ fn happen(job: &mut Job, event: &Event) {
             job.measure(compute + 0.1 * slower, 0.01 * slower, 0.09 * slower, gain);
         }
         Event::Profile { exponent, scan } => {
-            job.s.profiles.by_compressor.insert(Compressor::TopK, profile(exponent, scan));
+            learn(&mut job.s, profile(exponent, scan));
             job.s.profiles.measured_at = Some(job.now);
         }
         Event::Compute(s) => job.s.compute = Some(seconds(s)),
@@ -160,7 +160,7 @@ proptest! {
             let mut off = || 1.0 + rng.random_range(-0.1..=0.1);
             job.network(10f64.powf(alpha) * off(), 10f64.powf(bandwidth) * off());
             if look % 60 == 0 {
-                job.s.profiles.by_compressor.insert(Compressor::TopK, noisy_profile(exponent, &mut off));
+                learn(&mut job.s, noisy_profile(exponent, &mut off));
                 job.s.profiles.measured_at = Some(job.now);
             }
             if let Some(p) = job.call().report.in_force.filter(|_| !job.strategy().is_dense()) {

@@ -101,7 +101,9 @@ impl Model {
     /// True gain.
     pub fn gain(&self, strategy: &Strategy, progress: f64) -> f64 {
         let layerwise = if strategy.compressor() == Compressor::LwTopK { 1.2 } else { 1.0 };
-        gain(strategy.cr(), layerwise * self.gain.exponent(progress))
+        // One rank selects for all: not by what is large in the others.
+        let for_all = if strategy.selection().is_some() { 1.3 } else { 1.0 };
+        gain(strategy.cr(), layerwise * for_all * self.gain.exponent(progress))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The true network and job, and the noisy view of them that a controller has.
 
 use crate::model::Model;
-use flexcomm_domain::{Collective, Compressor, Gain, Link, LinkMatrix, Seconds, Strategy, Timestamp, Version};
+use flexcomm_domain::{Collective, Gain, Link, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version};
 use flexcomm_optimizer::{CodecBytes, CoefficientBook, Load, Profile, ProfilePoint, Sample, terms};
 use flexcomm_planner::{Links, Measured, Profiles, TrialRequest};
 use rand::Rng;
@@ -146,7 +146,7 @@ impl World {
         matrix: &LinkMatrix,
         progress: f64,
         rng: &mut ChaCha8Rng,
-    ) -> (Vec<(Compressor, ProfilePoint)>, f64) {
+    ) -> (Vec<(Selector, ProfilePoint)>, f64) {
         let mut cost = TRIAL_OVERHEAD_S;
         let mut found = Vec::new();
         for strategy in &r.candidates {
@@ -159,7 +159,7 @@ impl World {
             let Ok(gain) = Gain::new((gain * off(self.noise.gain, rng)).min(1.0)) else { continue };
             let t_comp_s = t.t_comp * off(self.noise.times, rng);
             let weight = f64::from(r.iterations);
-            found.push((strategy.compressor(), ProfilePoint { cr: strategy.cr(), gain, t_comp_s, weight }));
+            found.push((strategy.selector(), ProfilePoint { cr: strategy.cr(), gain, t_comp_s, weight }));
         }
         (found, cost)
     }
@@ -195,14 +195,14 @@ impl Store {
     }
 
     /// Takes in what a trial found. Ratios that were not reached keep their older points.
-    pub fn learn(&mut self, found: &[(Compressor, ProfilePoint)], at: Timestamp) {
-        for (compressor, point) in found {
-            let old = self.profiles.by_compressor.get(compressor);
+    pub fn learn(&mut self, found: &[(Selector, ProfilePoint)], at: Timestamp) {
+        for (selector, point) in found {
+            let old = self.profiles.by_selector.get(selector);
             let mut points: Vec<ProfilePoint> = old.map_or_else(Vec::new, |p| p.points().to_vec());
             points.retain(|p| p.cr != point.cr);
             points.push(*point);
             if let Ok(profile) = Profile::new(points) {
-                self.profiles.by_compressor.insert(*compressor, profile);
+                self.profiles.by_selector.insert(*selector, profile);
             }
         }
         if !found.is_empty() {

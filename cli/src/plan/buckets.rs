@@ -70,7 +70,7 @@ pub(super) fn solve(
     (args, space): (&Args, &Space),
     policy: &PolicyConfig,
 ) -> Result<Searched> {
-    let whole = problem.profiles.get(&args.compressor);
+    let whole = problem.profiles.get(&args.compressor.into());
     let posed: Result<Vec<Bucket>> = buckets.0.iter().map(|row| bucket(row, problem.values, whole, space)).collect();
     let began = Instant::now();
     let large = BucketProblem::new(problem, &posed?, space, args.compressor).context("failed to plan")?;

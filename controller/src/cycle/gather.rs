@@ -1,6 +1,6 @@
 //! Phase 1: everything a decision needs, from the store.
 
-use flexcomm_domain::{Collective, Compressor, NodeName, Strategy, Timestamp};
+use flexcomm_domain::{Collective, CompressionRatio, Compressor, Gain, NodeName, Selector, Strategy, Timestamp};
 use flexcomm_optimizer::{CodecBytes, Profile, ProfilePoint};
 use flexcomm_planner::{InForce, Memory, Offer, Profiles, Snapshot};
 use std::collections::BTreeMap;
@@ -134,19 +134,19 @@ fn ended(trials: &[TrialRow], reports: &[TrialReportRow]) -> Option<EndedTrial> 
     Some(EndedTrial { id, asked, sync_s })
 }
 
-/// gain and t_comp per compressor and ratio: mean over the ranks of the newest trial that ran it.
+/// gain and t_comp per selector and ratio: mean over the ranks of the newest trial that ran it.
 fn profiles(trials: &[TrialRow], reports: &[TrialReportRow]) -> Profiles {
     let ended: BTreeMap<u64, Timestamp> =
         trials.iter().filter(|t| t.state != "pending").filter_map(|t| Some((t.id, t.ended?))).collect();
-    // (compressor, ratio's bits): (trial, sums)
-    let mut points: BTreeMap<(Compressor, u64), (u64, Sum)> = BTreeMap::new();
+    // (selector, ratio's bits): (trial, sums)
+    let mut points: BTreeMap<(Selector, u64), (u64, Sum)> = BTreeMap::new();
     for report in reports.iter().filter(|r| ended.contains_key(&r.id)) {
         for outcome in report.outcomes.iter().filter(|o| o.iterations > 0) {
             let Ok(strategy) = Strategy::try_from(&outcome.strategy) else { continue };
             if strategy.is_dense() {
                 continue;
             }
-            let key = (strategy.compressor(), strategy.cr().get().to_bits());
+            let key = (strategy.selector(), strategy.cr().get().to_bits());
             let entry = points.entry(key).or_insert((report.id, Sum::default()));
             if entry.0 < report.id {
                 *entry = (report.id, Sum::default());
@@ -154,21 +154,29 @@ fn profiles(trials: &[TrialRow], reports: &[TrialReportRow]) -> Profiles {
             entry.1.add(outcome);
         }
     }
-    let mut by_compressor: BTreeMap<Compressor, Vec<ProfilePoint>> = BTreeMap::new();
-    for ((compressor, _), (_, sum)) in &points {
-        by_compressor.entry(*compressor).or_default().extend(sum.point());
+    let mut by_selector: BTreeMap<Selector, Vec<ProfilePoint>> = BTreeMap::new();
+    for ((selector, ratio), (_, sum)) in &points {
+        let flattered = match selector.selection {
+            None => 1.0,
+            Some(_) => points.get(&(selector.compressor.into(), *ratio)).map_or(1.0, |(_, own)| own.flattered()),
+        };
+        by_selector.entry(*selector).or_default().extend(sum.point(selector, flattered));
     }
-    let build = |(compressor, points)| Some((compressor, Profile::new(points).ok()?));
-    let by_compressor: BTreeMap<_, _> = by_compressor.into_iter().filter_map(build).collect();
+    let build = |(selector, points)| Some((selector, Profile::new(points).ok()?));
+    let by_selector: BTreeMap<_, _> = by_selector.into_iter().filter_map(build).collect();
     let newest = points.values().map(|(id, _)| id).max();
-    let measured_at = newest.and_then(|id| ended.get(id)).copied().filter(|_| !by_compressor.is_empty());
-    Profiles { by_compressor, measured_at }
+    let measured_at = newest.and_then(|id| ended.get(id)).copied().filter(|_| !by_selector.is_empty());
+    Profiles { by_selector, measured_at }
 }
 
+/// Of one selector and ratio, weighed by the iterations.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sum {
     cr: f64,
-    gain: f64,
+    /// In the trial itself.
+    live: f64,
+    /// In the shadow where there is one, of a rank that selects for itself; else in the trial.
+    own: f64,
     comp_us: f64,
     weight: f64,
 }
@@ -177,15 +185,28 @@ impl Sum {
     fn add(&mut self, o: &flexcomm_wire::TrialOutcome) {
         let weight = f64::from(o.iterations);
         self.cr = o.strategy.cr;
-        self.gain += weight * o.shadow_gain.unwrap_or(o.gain);
+        self.live += weight * o.gain;
+        self.own += weight * o.shadow_gain.unwrap_or(o.gain);
         self.comp_us += weight * o.comp_us;
         self.weight += weight;
     }
 
-    fn point(&self) -> Option<ProfilePoint> {
+    /// The power by which the trial's gain is brought to the shadow's, which has run for longer.
+    fn flattered(&self) -> f64 {
+        let (live, own) = (self.live / self.weight, self.own / self.weight);
+        if live < 1.0 && own < 1.0 { (own.ln() / live.ln()).max(1.0) } else { 1.0 }
+    }
+
+    /// Shadows select for themselves. One rank that selects for all is known from the trial alone, which flatters it
+    /// as it flatters the others.
+    fn point(&self, selector: &Selector, flattered: f64) -> Option<ProfilePoint> {
+        let gain = match selector.selection {
+            None => self.own / self.weight,
+            Some(_) => (self.live / self.weight).powf(flattered),
+        };
         Some(ProfilePoint {
-            cr: flexcomm_domain::CompressionRatio::new(self.cr).ok()?,
-            gain: flexcomm_domain::Gain::new((self.gain / self.weight).min(1.0)).ok()?,
+            cr: CompressionRatio::new(self.cr).ok()?,
+            gain: Gain::new(gain.min(1.0)).ok()?,
             t_comp_s: self.comp_us / self.weight * 1e-6,
             weight: self.weight,
         })
@@ -268,15 +289,33 @@ mod tests {
     }
 
     #[test]
+    fn one_rank_that_selects_for_all_has_a_profile_of_its_own() {
+        let mut reports = [report(1, 0, 0.64)];
+        let mut for_all = reports[0].outcomes[0].clone();
+        for_all.strategy = "topk@0.1/art-ring:star".parse::<Strategy>().unwrap().into();
+        (for_all.gain, for_all.shadow_gain) = (0.5, Some(0.8 * 0.8 * 0.64));
+        reports[0].outcomes[0].shadow_gain = Some(0.64 * 0.64);
+        reports[0].outcomes.push(for_all);
+        let profiles = profiles(&[trial(1, "done")], &reports);
+        let gain = |selector: &str| {
+            let profile: &Profile = &profiles.by_selector[&selector.parse().unwrap()];
+            profile.points().iter().find(|p| p.cr.get() == 0.1).unwrap().gain.get()
+        };
+        // The shadow says that the trial flatters by a power of two.
+        assert!((gain("topk") - 0.64 * 0.64).abs() < 1e-12 && (gain("topk:star") - 0.25).abs() < 1e-12);
+        assert_eq!(profiles.by_selector.len(), 2);
+    }
+
+    #[test]
     fn profiles_are_means_over_ranks_of_the_newest_trial() {
         let trials = [trial(3, "pending"), trial(2, "done"), trial(1, "done")];
         let reports = [report(1, 0, 0.9), report(2, 0, 0.4), report(2, 1, 0.6), report(3, 0, 0.1)];
         let profiles = profiles(&trials, &reports);
         assert_eq!(profiles.measured_at, Some(Timestamp(20)));
-        let points = profiles.by_compressor[&Compressor::TopK].points();
+        let points = profiles.by_selector[&Compressor::TopK.into()].points();
         let measured = points.iter().find(|p| p.cr.get() == 0.1).unwrap();
         assert!((measured.gain.get() - 0.5).abs() < 1e-12 && (measured.t_comp_s - 500e-6).abs() < 1e-12);
-        assert_eq!(profiles.by_compressor.len(), 1);
+        assert_eq!(profiles.by_selector.len(), 1);
         assert_eq!(super::profiles(&[], &[]), Profiles::default());
     }
 }

@@ -76,7 +76,7 @@ fn codecs_coefficients_and_profiles_count() {
 
     let cr = CompressionRatio::new(0.01).unwrap();
     let point = ProfilePoint { cr, gain: Gain::new(0.4).unwrap(), t_comp_s: 0.007, weight: 1.0 };
-    with.profiles.insert(Compressor::TopK, Profile::new(vec![point]).unwrap());
+    with.profiles.insert(Compressor::TopK.into(), Profile::new(vec![point]).unwrap());
     let profiled = with.evaluate(&strategy).unwrap();
     assert_eq!((profiled.gain.get(), profiled.t_comp.get()), (0.4, 0.007));
 }
@@ -99,7 +99,7 @@ fn impossible_problems_are_named() {
 #[test]
 fn a_problem_survives_json() {
     let mut p = problem(4);
-    p.profiles.insert(Compressor::TopK, Profile::prior(1000));
+    p.profiles.insert(Compressor::TopK.into(), Profile::prior(1000));
     p.coefficients.observe(
         Collective::ArtRing,
         "tcp",

@@ -2,7 +2,7 @@
 
 use super::{Findings, TOLERANCE, costs};
 use crate::{Alternative, MAX_TRIAL_CANDIDATES, Outcome, PolicyConfig, Snapshot};
-use flexcomm_domain::{Collective, CompressionRatio, Compressor, Decision, Strategy};
+use flexcomm_domain::{Collective, CompressionRatio, Compressor, Decision, Selector, Strategy};
 use flexcomm_optimizer::ProfilePoint;
 
 pub(super) fn finite(outcome: &Outcome, found: &mut Findings) {
@@ -60,7 +60,7 @@ fn profile(s: &Snapshot, outcome: &Outcome, a: &Alternative, found: &mut Finding
     if a.strategy.is_dense() {
         return found.expect(t == 0.0 && gain == 1.0, "time", || format!("dense takes {t} s and keeps {gain}"));
     }
-    let Some(profile) = s.profiles.by_compressor.get(&a.strategy.compressor()) else { return };
+    let Some(profile) = s.profiles.by_selector.get(&a.strategy.selector()) else { return };
     let points = profile.points();
     let least = points.iter().map(|p| p.t_comp_s).fold(f64::INFINITY, f64::min);
     let most = points.iter().map(|p| p.t_comp_s).fold(0.0, f64::max);
@@ -79,15 +79,15 @@ fn profile(s: &Snapshot, outcome: &Outcome, a: &Alternative, found: &mut Finding
 fn corrected(s: &Snapshot, outcome: &Outcome, a: &Alternative, p: &ProfilePoint) -> f64 {
     let current = s.in_force.as_ref().map_or(Strategy::DENSE_RING, |f| f.decision.strategy);
     let in_force = outcome.report.seen.gain_correction.unwrap_or(1.0);
-    let own = book(outcome, a.strategy.compressor());
-    let known = if own.is_empty() { book(outcome, current.compressor()) } else { own };
-    let drift = in_force / at(&book(outcome, current.compressor()), current.cr().get().ln());
+    let own = book(outcome, a.strategy.selector());
+    let known = if own.is_empty() { book(outcome, current.selector()) } else { own };
+    let drift = in_force / at(&book(outcome, current.selector()), current.cr().get().ln());
     p.gain.get().powf((at(&known, p.cr.get().ln()) * drift).clamp(0.1, 10.0))
 }
 
-/// (ln CR, power) as remembered of a compressor, by rising ratio.
-fn book(outcome: &Outcome, compressor: Compressor) -> Vec<(f64, f64)> {
-    let of = outcome.memory.bias.iter().filter(|b| b.compressor == compressor);
+/// (ln CR, power) as remembered of a selector, by rising ratio.
+fn book(outcome: &Outcome, selector: Selector) -> Vec<(f64, f64)> {
+    let of = outcome.memory.bias.iter().filter(|b| b.selector == selector);
     // At dense there is no residual and nothing to flatter.
     let mut known: Vec<(f64, f64)> = of.map(|b| (b.cr.get().ln(), b.power)).collect();
     if !known.is_empty() {
@@ -112,14 +112,14 @@ fn at(points: &[(f64, f64)], x: f64) -> f64 {
 pub(super) fn power(s: &Snapshot, outcome: &Outcome, found: &mut Findings) {
     let (Some(claimed), Some(current)) = (outcome.report.seen.gain_correction, &s.in_force) else { return };
     let strategy = current.decision.strategy;
-    let Some(profile) = s.profiles.by_compressor.get(&strategy.compressor()) else {
+    let Some(profile) = s.profiles.by_selector.get(&strategy.selector()) else {
         return found.expect(false, "time", || format!("a power of {claimed} without a profile"));
     };
     let said = profile.gain(strategy.cr()).get();
     let measured = s.measured.filter(|m| m.version == current.decision.version && m.steps >= s.config.least_steps);
     let shown = measured.map(|m| (m.gain.get().ln() / said.ln()).clamp(0.1, 10.0));
     let close = |a: f64, b: f64| (a - b).abs() <= TOLERANCE * b.abs() + 1e-12;
-    let remembered = at(&book(outcome, strategy.compressor()), strategy.cr().get().ln());
+    let remembered = at(&book(outcome, strategy.selector()), strategy.cr().get().ln());
     let holds = shown.is_some_and(|shown| close(claimed, shown)) || close(claimed, remembered);
     found.expect(holds, "time", || format!("gains are taken to the power {claimed}, shown is {shown:?}"));
 }

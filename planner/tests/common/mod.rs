@@ -1,9 +1,7 @@
 //! A job whose state tests move by hand.
 #![allow(dead_code, clippy::unwrap_used, missing_docs)]
 
-use flexcomm_domain::{
-    CompressionRatio, Compressor, Gain, JobId, Link, LinkMatrix, Seconds, Strategy, Timestamp, Version,
-};
+use flexcomm_domain::{CompressionRatio, Gain, JobId, Link, LinkMatrix, Seconds, Strategy, Timestamp, Version};
 use flexcomm_optimizer::{Profile, ProfilePoint};
 use flexcomm_planner::{InForce, Keep, Links, Measured, Outcome, Snapshot, Verdict, check, decide};
 use rand::SeedableRng;
@@ -24,6 +22,13 @@ pub fn profile(exponent: f64, scan: f64) -> Profile {
     Profile::new([0.1, 0.033, 0.011, 0.004, 0.001].map(point).to_vec()).unwrap()
 }
 
+/// A trial measured top-k, whoever selects.
+pub fn learn(s: &mut Snapshot, profile: Profile) {
+    for selector in ["topk", "topk:star"] {
+        s.profiles.by_selector.insert(selector.parse().unwrap(), profile.clone());
+    }
+}
+
 pub struct Job {
     pub s: Snapshot,
     pub now: Timestamp,
@@ -37,7 +42,7 @@ impl Job {
         s.compute = Some(seconds(0.025));
         // What a test says of the network is so from then on.
         s.config.links_settle_s = seconds(0.0);
-        s.profiles.by_compressor.insert(Compressor::TopK, profile(0.12, 0.004));
+        learn(&mut s, profile(0.12, 0.004));
         s.profiles.measured_at = Some(Timestamp(1));
         let mut job = Self { s, now: Timestamp(1_000_000_000), rng: ChaCha8Rng::seed_from_u64(1) };
         job.network(0.001, 25e9);
