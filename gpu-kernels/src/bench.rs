@@ -1,8 +1,8 @@
 //! Times of the kernels on a GPU, by events, beside a copy within the device in the same run: what `flexcomm bench gpu` shows.
 
 use crate::{
-    Allocation, Cache, DType, Feed, Fit, Gpu, LaunchError, LoadError, MemoryError, Norm, OnStream, Quantizer, Random,
-    Selected, Span, Stream, Threshold, gains, quantize, threshold, topk, workspace_bytes,
+    Allocation, Cache, DType, Device, Feed, Fit, Gpu, LaunchError, LoadError, MemoryError, Norm, OnStream, Quantizer,
+    Random, Selected, Span, Stream, Threshold, gains, quantize, threshold, topk, workspace_bytes,
 };
 
 /// Failed to measure.
@@ -211,7 +211,7 @@ impl Bench {
 
 fn copy(stream: &Stream<'_>, buffers: &Buffers<'_>) -> Result<f64, BenchError> {
     let (to, from) = (buffers.fed.span(), buffers.gradient.span());
-    stream.seconds(|_| Ok(stream.copy(to, from)?))
+    stream.seconds(|device| Ok(device.copy(to, from)?))
 }
 
 #[cfg(test)]

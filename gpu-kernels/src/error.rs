@@ -63,6 +63,23 @@ pub enum LoadError {
         /// What failed.
         why: String,
     },
+    /// cuBLAS was not found.
+    #[error(
+        "find cuBLAS (looked at {tried}), which PowerSGD needs: `pip install nvidia-cublas` into the environment that runs \
+         this, or set FLEXCOMM_CUBLAS to libcublas.so or its folder; PowerSGD takes the CPU path until then"
+    )]
+    NoBlas {
+        /// Where it was looked for.
+        tried: String,
+    },
+    /// cuBLAS was found but is no library that can be used.
+    #[error("use {path} as cuBLAS: {why}; install another build of nvidia-cublas, or point FLEXCOMM_CUBLAS to one")]
+    BadBlas {
+        /// The library.
+        path: String,
+        /// What failed.
+        why: String,
+    },
     /// The sources do not compile: a fault of this program.
     #[error("compile {module} for {arch}: {log}")]
     Compile {
@@ -108,6 +125,18 @@ pub struct CacheError {
     pub path: PathBuf,
     /// What failed.
     pub why: std::io::Error,
+}
+
+/// Failed to begin with cuBLAS on a device.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "begin with cuBLAS of {path}: {why}; does its version fit the driver (`nvidia-smi`), and is there free memory?"
+)]
+pub struct BlasError {
+    /// The library.
+    pub path: String,
+    /// What failed.
+    pub why: String,
 }
 
 /// Failed to launch. Nothing was launched, unless the driver says so.
@@ -156,6 +185,20 @@ pub enum LaunchError {
         value: f64,
         /// What it must be.
         rule: &'static str,
+    },
+    /// cuBLAS refused.
+    #[error("multiply matrices: {code}")]
+    Blas {
+        /// Its function and status.
+        code: String,
+    },
+    /// Two buffers that a copy needs equally long are not.
+    #[error("copy {from} bytes to {to}: lengths must be equal")]
+    Lengths {
+        /// Of the source.
+        from: u64,
+        /// Of the target.
+        to: u64,
     },
     /// The driver refused.
     #[error("launch {kernel}: the CUDA driver says {code}")]

@@ -12,9 +12,12 @@ mod error;
 mod feed;
 mod gains;
 mod indices;
+pub mod low_rank;
+pub mod marsit;
 mod quantize;
 mod random;
 mod select;
+pub mod snapshot;
 pub mod source;
 mod threshold;
 mod workspace;
@@ -22,12 +25,14 @@ mod workspace;
 pub use arch::Arch;
 pub use cache::Cache;
 pub use device::{
-    Allocation, Compiled, Device, Gpu, MemoryError, Nvrtc, OnStream, Span, Stream, THREADS, in_environment,
+    Allocation, BLAS_WORKSPACE, Blas, BlasOnStream, Compiled, Cublas, Device, Gpu, MemoryError, Nvrtc, OnStream,
+    Pinned, Span, Stream, THREADS, in_environment,
 };
-pub use error::{CacheError, LaunchError, LoadError, Version};
+pub use error::{BlasError, CacheError, LaunchError, LoadError, Version};
 pub use feed::{DType, Feed};
 pub use gains::{MOST_CANDIDATES, gains};
 pub use indices::{At, feed, gather, scatter, subset, subset_scratch};
+pub use low_rank::{Gemm, Sgemm};
 pub use quantize::{Norm, Quantizer, add, majority, quantize};
 pub use random::Random;
 pub use select::{Form, Selected, pack, payload_room, topk};

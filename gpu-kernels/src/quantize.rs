@@ -23,6 +23,8 @@ pub enum Norm {
 pub enum Quantizer {
     /// `signsgd`, `signum`, `onebit(scaling=false)`: signs. A refused gradient cannot say so in the payload.
     Signs,
+    /// Signs that leave what was fed as it is: Marsit's.
+    SignsAlone,
     /// `onebit(scaling=true)`, `efsignsgd`: signs and mean |x|.
     ScaledSigns,
     /// `ssdm`.
@@ -126,7 +128,7 @@ impl Quantizer {
             Self::Qsgd { norm, .. } | Self::Dithering { norm, .. } => (of(norm), 0.0),
             Self::TernGrad { clip } if clip > 0.0 => (kind::CLIPPED, clip),
             Self::TernGrad { .. } | Self::EightBit { .. } => (kind::MAX, 0.0),
-            Self::Natural | Self::F16 { .. } | Self::Bf16 { .. } => (kind::NONE, 0.0),
+            Self::SignsAlone | Self::Natural | Self::F16 { .. } | Self::Bf16 { .. } => (kind::NONE, 0.0),
         }
     }
 
@@ -193,6 +195,22 @@ pub fn quantize(
         Some(codes) => call.codes(device, feed, (method, codes, random)),
         None => call.other(device, feed, (method, random)),
     }
+}
+
+/// Error feedback and its sign bits, with nothing taken out: signs times a norm of 0.
+pub(crate) fn signs_alone(
+    device: &impl Device,
+    feed: &Feed,
+    payload: Span,
+    workspace: Span,
+) -> Result<(), LaunchError> {
+    quantize(
+        device,
+        feed,
+        (Quantizer::SignsAlone, Random { seed: 0, step: 0, tensor: 0, rank: None }),
+        payload,
+        workspace,
+    )
 }
 
 /// What all launches of a call share.

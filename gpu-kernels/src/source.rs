@@ -27,7 +27,7 @@ pub const HEADERS: &[(&str, &str)] = &[
 ];
 
 /// Every module.
-pub const MODULES: &[Module] = &[SELECT, GAINS, QUANTIZE, THRESHOLD, INDICES];
+pub const MODULES: &[Module] = &[SELECT, GAINS, QUANTIZE, THRESHOLD, INDICES, LOW_RANK, MARSIT];
 
 /// Error feedback, exact cuts, compaction and packing of what is selected.
 pub const SELECT: Module = Module {
@@ -82,6 +82,16 @@ pub const INDICES: Module = Module {
     text: file!("indices.cu"),
     kernels: &["gather", "keep", "scatter", "draw_first", "draw_set", "count_set", "scan_set", "list_set"],
 };
+
+/// PowerSGD between its products.
+pub const LOW_RANK: Module = Module {
+    name: "lowrank.cu",
+    text: file!("lowrank.cu"),
+    kernels: &["power_right", "power_send", "power_whole", "power_left", "power_add", "power_any", "power_warm"],
+};
+
+/// Marsit's operator.
+pub const MARSIT: Module = Module { name: "marsit.cu", text: file!("marsit.cu"), kernels: &["marsit"] };
 
 /// Options that both NVRTC and the cache's key take. No contraction to fused multiply-add: the CPU side rounds every
 /// product, and payloads must be the same bits.

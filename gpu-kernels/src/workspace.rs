@@ -134,6 +134,12 @@ pub(crate) fn check_count(n: u64) -> Result<u32, LaunchError> {
     if n <= MOST_VALUES { Ok(n as u32) } else { Err(LaunchError::TooLong(n)) }
 }
 
+/// Refuses a copy between buffers of different lengths.
+pub(crate) fn check_lengths(to: Span, from: Span) -> Result<(), LaunchError> {
+    let (to, from) = (to.bytes(), from.bytes());
+    if to == from { Ok(()) } else { Err(LaunchError::Lengths { from, to }) }
+}
+
 /// Refuses a memory that is read while another is written.
 pub(crate) fn check_apart(a: (&'static str, Span), b: (&'static str, Span)) -> Result<(), LaunchError> {
     if a.1.overlaps(b.1) { Err(LaunchError::Overlap(a.0, b.0)) } else { Ok(()) }

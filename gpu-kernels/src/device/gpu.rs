@@ -2,6 +2,7 @@
 
 use super::{Device, MOST_ARGUMENTS, Nvrtc, Span, THREADS};
 use crate::error::{LaunchError, LoadError, Version};
+use crate::workspace::check_lengths;
 use crate::{Arch, Cache, Module, source};
 use cudarc::driver::{result, sys};
 use std::collections::HashMap;
@@ -198,6 +199,12 @@ impl Gpu {
     }
 }
 
+impl OnStream<'_> {
+    pub(super) fn handle(&self) -> *mut c_void {
+        self.stream.cast()
+    }
+}
+
 impl Drop for Gpu {
     fn drop(&mut self) {
         // Nothing can be done about a failure here: the process ends, or the driver is gone already.
@@ -233,6 +240,15 @@ impl Device for OnStream<'_> {
         // SAFETY: the span is vouched for by its maker.
         let zeroed = self.gpu.within(|| unsafe { sys::cuMemsetD8Async(at, 0, bytes, self.stream) }.result());
         zeroed.map_err(failed)
+    }
+
+    fn copy(&self, to: Span, from: Span) -> Result<(), LaunchError> {
+        check_lengths(to, from)?;
+        let failed = |error| LaunchError::Driver { kernel: "memcpy", code: code(error) };
+        let (to, from, bytes) = (to.address(), from.address(), from.bytes() as usize);
+        // SAFETY: both spans are vouched for by their makers and equally long; one address space says where each lies.
+        let copied = self.gpu.within(|| unsafe { sys::cuMemcpyAsync(to, from, bytes, self.stream) }.result());
+        copied.map_err(failed)
     }
 
     fn blocks(&self, kernel: &'static str) -> u32 {

@@ -2,6 +2,7 @@
 
 use super::gpu::code;
 use super::{Gpu, OnStream, Span};
+use crate::snapshot::Free;
 use cudarc::driver::{result, sys};
 
 /// Failed to prepare or time work on the device.
@@ -81,6 +82,59 @@ impl Gpu {
     }
 }
 
+/// Memory of the host that the device copies to and from by itself; freed when dropped.
+#[derive(Debug)]
+pub struct Pinned<'a> {
+    gpu: &'a Gpu,
+    span: Span,
+}
+
+impl Gpu {
+    /// Pinned memory of the host, with any content.
+    pub fn pin(&self, bytes: u64) -> Result<Pinned<'_>, MemoryError> {
+        let mut at = std::ptr::null_mut();
+        // SAFETY: the driver writes one pointer; what is there is freed once, by what is answered.
+        let made = self.within(|| unsafe { sys::cuMemAllocHost_v2(&mut at, bytes.max(1) as usize) }.result());
+        made.map_err(failed("pin memory of the host"))?;
+        // SAFETY: it is allocated and nobody else has it; one address space holds it and the device's memory.
+        Ok(Pinned { gpu: self, span: unsafe { Span::new(at as u64, bytes) } })
+    }
+
+    /// What a snapshot may take of the device and of the host now: all but a reserve for the trial itself, and half of what
+    /// the host has available, since pinned memory cannot be swapped. Memory that PyTorch keeps for later does not count
+    /// as free: `torch.cuda.empty_cache()` first.
+    pub fn free(&self) -> Result<Free, MemoryError> {
+        let (free, whole) = self.within(result::mem_get_info).map_err(failed("ask for free memory"))?;
+        Ok(Free { device: (free as u64).saturating_sub(whole as u64 / RESERVE), host: available() / 2 })
+    }
+}
+
+/// One part in so many of the device stays free for what a trial allocates.
+const RESERVE: u64 = 16;
+
+/// Of the host, by Linux's own estimate; 0 where it does not say.
+fn available() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kilobytes = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    kilobytes.unwrap_or(0) * 1024
+}
+
+impl Pinned<'_> {
+    /// To lend to copies while this lives.
+    pub fn span(&self) -> Span {
+        self.span
+    }
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        let at = self.span.address() as *mut std::ffi::c_void;
+        // SAFETY: allocated by this, freed once; copies that use it hold the span's maker to wait for them.
+        let _ = self.gpu.within(|| unsafe { sys::cuMemFreeHost(at) }.result());
+    }
+}
+
 impl Allocation<'_> {
     /// To lend to kernels while this lives.
     pub fn span(&self) -> Span {
@@ -128,18 +182,6 @@ impl Stream<'_> {
     pub fn device(&self) -> OnStream<'_> {
         // SAFETY: it is of this device, and lives as long as what is answered.
         unsafe { self.gpu.on(self.handle as u64) }
-    }
-
-    /// Queues a copy within the device of `from`'s length; lengths must be equal.
-    pub fn copy(&self, to: Span, from: Span) -> Result<(), MemoryError> {
-        if to.bytes() != from.bytes() {
-            return Err(MemoryError::Length { expected: to.bytes(), got: from.bytes() });
-        }
-        let bytes = from.bytes() as usize;
-        let (to, from) = (to.address(), from.address());
-        // SAFETY: both spans are vouched for by their makers, and equally long.
-        let copied = self.gpu.within(|| unsafe { result::memcpy_dtod_async(to, from, bytes, self.handle) });
-        copied.map_err(failed("copy within the device"))
     }
 
     /// Seconds that the device takes for what `work` queues on this stream, by events around it.

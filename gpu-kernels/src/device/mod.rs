@@ -3,12 +3,15 @@
 
 #![allow(unsafe_code)]
 
+mod blas;
 mod gpu;
+mod library;
 mod memory;
 mod nvrtc;
 
+pub use blas::{BLAS_WORKSPACE, Blas, BlasOnStream, Cublas};
 pub use gpu::{Gpu, OnStream};
-pub use memory::{Allocation, MemoryError, Stream};
+pub use memory::{Allocation, MemoryError, Pinned, Stream};
 pub use nvrtc::{Compiled, Nvrtc, in_environment};
 
 use crate::LaunchError;
@@ -22,6 +25,9 @@ pub trait Device {
 
     /// Sets memory to zero.
     fn zero(&self, span: Span) -> Result<(), LaunchError>;
+
+    /// Copies as many bytes as both have, within the device or between it and pinned memory of the host.
+    fn copy(&self, to: Span, from: Span) -> Result<(), LaunchError>;
 
     /// Blocks of a kernel that run at the same time: with more, some would begin when others end, and half of the device
     /// would wait for these.
@@ -82,7 +88,7 @@ impl Span {
     }
 
     /// The part from `at` on, `bytes` long; within this one, or nothing.
-    pub(crate) fn part(self, at: u64, bytes: u64) -> Self {
+    pub fn part(self, at: u64, bytes: u64) -> Self {
         let inside = at.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         if inside { Self { address: self.address + at, bytes } } else { Self::NONE }
     }

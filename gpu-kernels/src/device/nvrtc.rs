@@ -1,6 +1,7 @@
 //! NVRTC, by its C interface. Loaded when asked for and not before, and looked for where `pip` puts it, which no dynamic
 //! linker does. `unsafe` is for the calls into it: signatures are those of `nvrtc.h`, unchanged since CUDA 11.
 
+use super::library::{self, Place};
 use crate::error::{LoadError, Version};
 use crate::{Arch, Module, source};
 use libloading::Library;
@@ -28,42 +29,29 @@ pub struct Compiled {
     pub cubin: Vec<u8>,
 }
 
-/// The library's names, newest first.
-const NAMES: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.12"];
-
-/// Where wheels of NVIDIA put libraries below `site-packages`.
-const WHEELS: [&str; 2] = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"];
+/// Where it may be.
+const PLACE: Place = Place {
+    variable: "FLEXCOMM_NVRTC",
+    names: &["libnvrtc.so.13", "libnvrtc.so.12"],
+    wheels: &["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"],
+};
 
 impl Nvrtc {
     /// From `FLEXCOMM_NVRTC` (the library or its folder) and nowhere else where that is set; else from the Python
     /// environment in force, from CUDA's own folder, and wherever the dynamic linker looks (which finds the one that
     /// torch has loaded into this process).
     pub fn find() -> Result<Self, LoadError> {
-        let named = std::env::var_os("FLEXCOMM_NVRTC").map(PathBuf::from);
-        let roots = ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(std::env::var_os).map(PathBuf::from);
-        let candidates = match named {
-            Some(path) if path.is_dir() => NAMES.map(|name| path.join(name)).to_vec(),
-            Some(path) => vec![path],
-            None => roots.flat_map(|root| in_environment(&root)).chain(elsewhere()).collect(),
-        };
-        Self::first_of(&candidates)
+        Self::first_of(&PLACE.candidates())
     }
 
     /// The first of these that exists; a name without a folder is left to the dynamic linker.
     pub fn first_of(candidates: &[PathBuf]) -> Result<Self, LoadError> {
-        let linked = |path: &Path| path.parent().is_none_or(|parent| parent.as_os_str().is_empty());
-        for path in candidates {
-            // SAFETY: loading NVRTC runs its initialisers, which only set up its own state.
-            match unsafe { Library::new(path) } {
-                Ok(library) => return Self::new(library, path),
-                Err(error) if !linked(path) && path.exists() => {
-                    return Err(LoadError::BadNvrtc { path: path.display().to_string(), why: error.to_string() });
-                }
-                Err(_) => {}
-            }
+        let bad = |path: &Path, why| LoadError::BadNvrtc { path: path.display().to_string(), why };
+        match library::first_of(candidates) {
+            Ok(Some((library, path))) => Self::new(library, path),
+            Ok(None) => Err(LoadError::NoNvrtc { tried: library::listed(candidates) }),
+            Err((path, why)) => Err(bad(path, why)),
         }
-        let tried: Vec<_> = candidates.iter().map(|path| path.display().to_string()).collect();
-        Err(LoadError::NoNvrtc { tried: tried.join(", ") })
     }
 
     fn new(library: Library, path: &Path) -> Result<Self, LoadError> {
@@ -186,21 +174,7 @@ impl Nvrtc {
 
 /// Where a Python environment would have it.
 pub fn in_environment(root: &Path) -> Vec<PathBuf> {
-    let pythons = std::fs::read_dir(root.join("lib")).into_iter().flatten().flatten();
-    let pythons = pythons.filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"));
-    let mut found: Vec<PathBuf> = pythons
-        .flat_map(|python| WHEELS.map(|wheel| python.path().join("site-packages").join(wheel)))
-        .flat_map(|folder| NAMES.map(|name| folder.join(name)))
-        .filter(|path| path.exists())
-        .collect();
-    found.sort();
-    found
-}
-
-fn elsewhere() -> Vec<PathBuf> {
-    let toolkit = std::env::var_os("CUDA_HOME").map_or_else(|| PathBuf::from("/usr/local/cuda"), PathBuf::from);
-    let toolkit = NAMES.map(|name| toolkit.join("lib64").join(name));
-    NAMES.map(PathBuf::from).into_iter().chain(toolkit).collect()
+    PLACE.in_environment(root)
 }
 
 /// Texts and names of ours hold no NUL.

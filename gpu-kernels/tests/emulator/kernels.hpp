@@ -2,6 +2,8 @@
 #pragma once
 #include "gains.cu"
 #include "indices.cu"
+#include "lowrank.cu"
+#include "marsit.cu"
 #include "quantize.cu"
 #include "select.cu"
 #include "threshold.cu"
@@ -53,4 +55,12 @@
   KERNEL(draw_set) \
   KERNEL(count_set) \
   KERNEL(scan_set) \
-  KERNEL(list_set)
+  KERNEL(list_set) \
+  KERNEL(marsit) \
+  KERNEL(power_right) \
+  KERNEL(power_send) \
+  KERNEL(power_left) \
+  KERNEL(power_whole) \
+  KERNEL(power_add) \
+  KERNEL(power_any) \
+  KERNEL(power_warm)

@@ -4,7 +4,9 @@
 #[path = "../../../tests/skipped.rs"]
 mod skipped;
 
-use flexcomm_gpu_kernels::{Allocation, Device, Gpu, LaunchError, Outcome, Span, THREADS, source};
+use flexcomm_gpu_kernels::{
+    Allocation, Blas, Cublas, Device, Gemm, Gpu, LaunchError, Outcome, Sgemm, Span, THREADS, source,
+};
 use skipped::skipped;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -128,8 +130,64 @@ impl Device for Emulated {
         Ok(())
     }
 
+    fn copy(&self, to: Span, from: Span) -> Result<(), LaunchError> {
+        if let On::Gpu(gpu) = self.on {
+            // SAFETY: the default stream is always there.
+            unsafe { gpu.on(0) }.copy(to, from)?;
+            return finish(gpu, "memcpy");
+        }
+        if to.bytes() != from.bytes() {
+            return Err(LaunchError::Lengths { from: from.bytes(), to: to.bytes() });
+        }
+        // SAFETY: spans of these tests are parts of buffers that live.
+        unsafe { std::ptr::copy(from.address() as *const u8, to.address() as *mut u8, from.bytes() as usize) };
+        Ok(())
+    }
+
     fn blocks(&self, _kernel: &'static str) -> u32 {
         self.blocks
+    }
+}
+
+/// cuBLAS on the GPU of these tests.
+fn blas() -> &'static Blas<'static> {
+    static ONE: OnceLock<Blas<'static>> = OnceLock::new();
+    let gpu = gpu().expect("a GPU");
+    ONE.get_or_init(|| {
+        let cublas = Cublas::find().unwrap_or_else(|why| panic!("failed to {why}"));
+        gpu.blas(cublas).unwrap_or_else(|why| panic!("failed to {why}"))
+    })
+}
+
+/// On a GPU cuBLAS; else a stand-in for it that does what BLAS says of sgemm, summed up in f64.
+impl Gemm for Emulated {
+    fn sgemm(&self, call: &Sgemm) -> Result<(), LaunchError> {
+        if let On::Gpu(gpu) = self.on {
+            // SAFETY: the default stream is always there.
+            unsafe { blas().on(0, Span::NONE) }.sgemm(call)?;
+            return finish(gpu, "sgemm");
+        }
+        let [m, n, k] = [call.m, call.n, call.k].map(|number| number as usize);
+        let values = |(span, _): (Span, u32)| {
+            let count = span.bytes() as usize / 4;
+            // SAFETY: spans of these tests are parts of buffers that live.
+            unsafe { std::slice::from_raw_parts(span.address() as *const f32, count) }
+        };
+        let at = |(of, transposed): ((Span, u32), bool), row: usize, column: usize| {
+            let (row, column) = if transposed { (column, row) } else { (row, column) };
+            assert!(row < of.1 as usize, "a row beyond the distance between columns");
+            f64::from(values(of)[row + column * of.1 as usize])
+        };
+        let [a, b] = [(call.a, call.transposed[0]), (call.b, call.transposed[1])];
+        assert!(m <= call.to.1 as usize);
+        for (row, column) in (0..n).flat_map(|column| (0..m).map(move |row| (row, column))) {
+            let sum: f64 = (0..k).map(|i| at(a, row, i) * at(b, i, column)).sum();
+            let to = (call.to.0.address() as *mut f32).wrapping_add(row + column * call.to.1 as usize);
+            assert!(4 * (row + column * call.to.1 as usize) < call.to.0.bytes() as usize);
+            // SAFETY: within the span, checked above.
+            unsafe { to.write(sum as f32) };
+        }
+        Ok(())
     }
 }
 

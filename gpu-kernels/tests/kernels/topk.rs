@@ -205,6 +205,9 @@ fn bad_calls_are_refused_before_anything_is_launched() {
         fn zero(&self, _: Span) -> Result<(), LaunchError> {
             panic!("memory was cleared")
         }
+        fn copy(&self, _: Span, _: Span) -> Result<(), LaunchError> {
+            panic!("memory was copied")
+        }
         fn blocks(&self, _kernel: &'static str) -> u32 {
             1
         }

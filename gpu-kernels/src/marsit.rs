@@ -1,0 +1,56 @@
+//! Marsit (Wu et al. 2022, "Marsit: a multi-hop all-reduce framework by sign bits", algorithm 1): one bit per value on every
+//! hop of a ring, without compressing again what was compressed.
+//!
+//! A step of worker m of M, whose compensation c is the memory of the [`Feed`]:
+//! 1. [`signs`]: g + c into `fed`, and its sign bits (bit 1 means negative, as everywhere).
+//! 2. Hop h = 1 to M - 1 of the reduction: the segment that arrives holds the bits of h workers; [`combine`] with the own
+//!    segment makes it that of h + 1, and it is sent on. Then segments are gathered as they are.
+//! 3. The update is eta times the agreed signs: `add(device, (Quantizer::Signs, n), bits, (eta, out))`; the compensation of
+//!    the next step is what that leaves: the same with `(-eta, fed)`.
+//!
+//! Every K steps gradients are exchanged whole instead, and the compensation becomes zeros.
+
+use crate::device::start;
+use crate::feed::Feed;
+use crate::quantize::signs_alone;
+use crate::random::Random;
+use crate::workspace::{check, check_apart, check_count};
+use crate::{Device, LaunchError, Span};
+
+/// Error feedback and sign bits, n/8 bytes, of what was fed, which stays whole. A gradient that is refused (see the outcome)
+/// leaves the memory and is sent as positive signs.
+pub fn signs(device: &impl Device, feed: &Feed, payload: Span, workspace: Span) -> Result<(), LaunchError> {
+    signs_alone(device, feed, payload, workspace)
+}
+
+/// A stretch of n sign bits of a tensor.
+#[derive(Debug, Clone, Copy)]
+pub struct Segment {
+    /// Bits.
+    pub n: u64,
+    /// Number of the first in the tensor.
+    pub first: u64,
+}
+
+/// `received ⊙ own` into `received`, which holds the bits of `workers` - 1 workers before and of `workers` after. Random
+/// numbers are of this step and rank.
+pub fn combine(
+    device: &impl Device,
+    (segment, workers): (Segment, u32),
+    (received, own): (Span, Span),
+    random: Random,
+) -> Result<(), LaunchError> {
+    let n = u64::from(check_count(segment.n)?);
+    check_count(segment.first.saturating_add(n))?;
+    if workers < 2 {
+        let (what, rule) = ("workers", "at least 2: the one before and this one");
+        return Err(LaunchError::Parameter { what, value: f64::from(workers), rule });
+    }
+    check(("the received bits", received, n.div_ceil(8)), 4)?;
+    check(("the own bits", own, n.div_ceil(8)), 4)?;
+    check_apart(("the received bits", received), ("the own bits", own))?;
+    let [a, b, c, _] = random.key(0).map(u64::from);
+    let below = (1u64 << 32).div_ceil(u64::from(workers));
+    let arguments = [received.address(), own.address(), n, segment.first, below, a, b, c];
+    start(device, "marsit", n.div_ceil(32), &arguments)
+}
