@@ -3,7 +3,7 @@
 //
 // A gradient that is refused leaves the memory as it was; its payload means zeros where the method can say so (norm 0),
 // else the host must look at the outcome before it uses a message.
-#include "feed.cuh"
+#include "codes.cuh"
 #include "rules.cuh"
 
 // The norm that is sent, of the whole tensor.
@@ -14,6 +14,10 @@
 #define NORM_MEAN 4u     // mean |x|
 #define NORM_ONE 5u
 #define NORM_HALF_L2 6u  // |x| at most half of the largest float
+#define NORM_SHARE 7u    // `clip` times max |x|, at most half of the largest float
+// Not one number but two, at the front of the payload.
+#define NORM_SIDES 8u  // means of the values below `clip` and of the others
+#define NORM_RANGE 9u  // min and max
 
 #define LARGEST_NORM 3.4e38
 
@@ -29,6 +33,10 @@ __device__ float norm_of(u32 kind, double clip, u32 n, double energy, double sum
   if (kind == NORM_MAX || (kind == NORM_CLIPPED && n == 0)) return max_norm(most);
   if (kind == NORM_L2) return l2_norm(energy, most);
   if (kind == NORM_HALF_L2) return fminf(l2_norm(energy, most), 3.40282346638528859812e38f / 2.0f);
+  if (kind == NORM_SHARE) {
+    const double share = (double)max_norm(most) * clip, half = 3.40282346638528859812e38 / 2.0;
+    return (float)(share < half ? share : half);
+  }
   if (kind == NORM_MEAN) return (float)(magnitude / (double)(n == 0 ? 1 : n));
   if (kind != NORM_CLIPPED) return 0.0f;
   double mean = sum / (double)n, variance = energy / (double)n - mean * mean;
@@ -37,11 +45,34 @@ __device__ float norm_of(u32 kind, double clip, u32 n, double energy, double sum
   return fminf(max_norm(most), (float)(bound < LARGEST_NORM ? bound : LARGEST_NORM));
 }
 
+// Floats as numbers of the same order.
+__device__ __forceinline__ u32 place_of(float x) { return bits_of(x) ^ (bits_of(x) >> 31 ? FULL : 0x80000000u); }
+__device__ __forceinline__ float at_place(u32 place) {
+  return float_of(place ^ (place >> 31 ? 0x80000000u : FULL));
+}
+
+__device__ __forceinline__ float mean_of(double sum, double count) { return count == 0.0 ? 0.0f : (float)(sum / count); }
+
+// Both numbers of a payload that has two; those of nothing, or of what is refused, are zeros.
+__device__ void put_pair(u32 kind, double threshold, u32 n, double below, double others, double count, const State* s,
+                         const Outcome* o, float* to) {
+  to[0] = to[1] = 0.0f;
+  if (o->refused || n == 0) return;
+  if (kind == NORM_SIDES) {
+    to[0] = mean_of(below, count);
+    to[1] = mean_of(others, (double)n - count);
+    return;
+  }
+  // Adding 0 makes -0 to 0.
+  to[0] = at_place(~fresh(&s->above)) + 0.0f;
+  to[1] = at_place(fresh(&s->band)) + 0.0f;
+}
+
 template <typename T>
 __device__ __forceinline__ void stats(const T* gradient, const float* memory, float* fed, u32 n, float beta, float gamma,
                                       u32 kind, double clip, float* norm_to, State* s, Outcome* o, Partials* p) {
-  double energy = 0.0, sum = 0.0, magnitude = 0.0;
-  u32 most = 0;
+  double energy = 0.0, sum = 0.0, magnitude = 0.0, count = 0.0;
+  u32 most = 0, highest = 0, not_lowest = 0;
   const u32 groups = n / 4 + (n % 4 != 0);
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < groups; i += gridDim.x * THREADS) {
     Four<float> x = fed_four(gradient, memory, i, n, beta, gamma);
@@ -54,13 +85,34 @@ __device__ __forceinline__ void stats(const T* gradient, const float* memory, fl
       energy += wide * wide;
       if (kind == NORM_CLIPPED) sum += wide;
       if (kind == NORM_MEAN) magnitude += fabs(wide);
+      if (kind == NORM_SIDES) {
+        const bool below = x.v[c] < (float)clip;
+        sum += below ? wide : 0.0;
+        magnitude += below ? 0.0 : wide;
+        count += below ? 1.0 : 0.0;
+      }
+      if (kind == NORM_RANGE) {
+        const u32 place = place_of(x.v[c]);
+        highest = place > highest ? place : highest;
+        not_lowest = ~place > not_lowest ? ~place : not_lowest;
+      }
     }
   }
   energy = block_sum(energy);
   sum = block_sum(sum);
   magnitude = block_sum(magnitude);
   most = block_max(most);
+  if (kind == NORM_SIDES) count = block_sum(count);
+  if (kind == NORM_RANGE) {
+    highest = block_max(highest);
+    not_lowest = block_max(not_lowest);
+  }
   if (threadIdx.x == 0) {
+    if (kind == NORM_SIDES) p->more[blockIdx.x] = count;
+    if (kind == NORM_RANGE) {
+      atomicMax(&s->band, highest);
+      atomicMax(&s->above, not_lowest);
+    }
     p->energy[blockIdx.x] = energy;
     p->sum[blockIdx.x] = sum;
     p->magnitude[blockIdx.x] = magnitude;
@@ -70,8 +122,10 @@ __device__ __forceinline__ void stats(const T* gradient, const float* memory, fl
   energy = sum_of(p->energy, gridDim.x);
   sum = sum_of(p->sum, gridDim.x);
   magnitude = sum_of(p->magnitude, gridDim.x);
+  if (kind == NORM_SIDES) count = sum_of(p->more, gridDim.x);
   if (threadIdx.x != 0) return;
   begin_outcome(s, o, energy);
+  if (kind >= NORM_SIDES) return put_pair(kind, clip, n, sum, magnitude, count, s, o, norm_to);
   float norm = o->refused ? 0.0f : norm_of(kind, clip, n, energy, sum, magnitude, o->max);
   o->norm = norm;
   if (norm_to != 0) *norm_to = norm;
@@ -126,17 +180,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) norms(const float* fed, u3
     float norm = kind == NORM_L2 ? l2_norm(energy, float_of(most)) : max_norm(float_of(most));
     to[b] = o->refused ? 0.0f : norm;
   }
-}
-
-// The last block adds up what was sent.
-__device__ __forceinline__ void finish(double sent, u64 bytes, State* s, Outcome* o, Partials* p) {
-  sent = block_sum(sent);
-  if (threadIdx.x == 0) p->extra[blockIdx.x] = sent;
-  if (!last_block(s->done + 1)) return;
-  sent = sum_of(p->extra, gridDim.x);
-  if (threadIdx.x != 0) return;
-  o->sent = sent;
-  o->bytes = bytes;
 }
 
 // Codes of `width` bits, eight per thread, packed in the block's memory so that words go out side by side.
@@ -204,6 +247,7 @@ __device__ __forceinline__ void quantize(float* fed, const float* memory, u32 n,
 QUANTIZE(quantize_linear, Linear)
 QUANTIZE(quantize_powers, Powers)
 QUANTIZE(quantize_draw, Draw)
+QUANTIZE(quantize_grid, Grid)
 
 // out += scale * what the codes stand for.
 template <typename Rule>
@@ -230,27 +274,7 @@ __device__ __forceinline__ void dequantize(float* out, u32 n, const u8* payload,
 DEQUANTIZE(dequantize_linear, Linear)
 DEQUANTIZE(dequantize_powers, Powers)
 DEQUANTIZE(dequantize_draw, Draw)
-
-// A warp works on 1024 values at a time, 32 in a row: `each(i, inside)` answers a row's bit of every lane, and the words of
-// the 32 ballots go out side by side.
-template <typename F> __device__ __forceinline__ void ballots(u32 n, u8* bits, F each) {
-  const u32 stretches = n / 1024 + (n % 1024 != 0), warps = gridDim.x * WARPS;
-  for (u32 stretch = blockIdx.x * WARPS + warp(); stretch < stretches; stretch += warps) {
-    u32 own = 0;
-#pragma unroll 8
-    for (u32 row = 0; row < 32; row++) {
-      const u32 i = 1024 * stretch + 32 * row + lane();
-      bool bit = each(i, i < n);
-      u32 word = __ballot_sync(FULL, bit && i < n);
-      if (lane() == row) own = word;
-    }
-    const u64 at = 128 * (u64)stretch + 4 * lane(), end = ((u64)n + 7) / 8;
-    if (at + 4 <= end) *reinterpret_cast<u32*>(bits + at) = own;
-    else
-      for (u32 j = 0; j < 4; j++)
-        if (at + j < end) bits[at + j] = (u8)(own >> (8 * j));
-  }
-}
+DEQUANTIZE(dequantize_grid, Grid)
 
 // Signs, times the norm of the outcome; with `scaled`, that follows in four bytes.
 extern "C" __global__ void __launch_bounds__(THREADS) signs(float* fed, const float* memory, u32 n, u8* payload,

@@ -66,6 +66,28 @@ struct Linear {
   __device__ __forceinline__ float relative(u32 code) const { return (float)((int)code - offset); }
 };
 
+// Whole multiples of a step, 2^(w-1) below 0 and one fewer above: LPC-SVRG. `levels` is 2^(w-1).
+struct Grid {
+  Divide divide;
+  int half;
+  Stream random;
+
+  static __device__ __forceinline__ Grid of(float step, const Scheme& scheme) {
+    return {Divide::by(step), (int)scheme.levels, scheme.random};
+  }
+  static __device__ __forceinline__ u32 zero(const Scheme& scheme) { return scheme.levels; }
+  __device__ __forceinline__ u32 code(float x, u32 i) const {
+    const float whole = 8388608.0f, most = (float)(x >= 0.0f ? half - 1 : half);
+    float steps = fminf(divide.of(fabsf(x)), most);
+    float shifted = steps + whole, nearest = shifted - whole;
+    int over = nearest > steps ? 1 : 0;
+    float part = steps - (nearest - (float)over);
+    int level = (int)(bits_of(shifted) & 0xffu) - over + (random.chance(i) < part ? 1 : 0);
+    return (u32)(half + (x < 0.0f ? -level : level)) & 0xffu;
+  }
+  __device__ __forceinline__ float relative(u32 code) const { return (float)((int)code - half); }
+};
+
 // Powers of two below a norm: natural dithering.
 struct Powers {
   Divide divide;

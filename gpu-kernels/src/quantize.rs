@@ -6,6 +6,7 @@
 use crate::device::start;
 use crate::feed::{ALIGN, Feed};
 use crate::random::Random;
+use crate::ranges;
 use crate::workspace::{Workspace, check, check_apart, check_count};
 use crate::{Device, LaunchError, Span};
 
@@ -52,6 +53,27 @@ pub enum Quantizer {
         /// In standard deviations.
         clip: f64,
     },
+    /// `lpcsvrg`.
+    LpcSvrg {
+        /// Of a value, from 2 to 8.
+        bits: u32,
+        /// Share of max |x| that the grid reaches, above 0 and up to 1.
+        lambda: f64,
+    },
+    /// `onebitsgd`.
+    OneBitSgd {
+        /// Values below it are one side.
+        threshold: f32,
+        /// `per=column`: columns of the layer's matrix, by rows; 1 for `per=tensor`.
+        columns: u32,
+    },
+    /// `minmax8`.
+    MinMax8,
+    /// `inceptionn`. Its payload's length depends on the values: it is in the outcome.
+    Inceptionn {
+        /// Errors stay below 2^-bound; from 1 to 14.
+        bound: u32,
+    },
     /// `natural`.
     Natural,
     /// `eightbit`.
@@ -80,6 +102,9 @@ mod kind {
     pub(super) const MEAN: u64 = 4;
     pub(super) const ONE: u64 = 5;
     pub(super) const HALF_L2: u64 = 6;
+    pub(super) const SHARE: u64 = 7;
+    pub(super) const SIDES: u64 = 8;
+    pub(super) const RANGE: u64 = 9;
 }
 
 /// What the codes of a method are made of.
@@ -99,6 +124,7 @@ fn width(levels: u64) -> u64 {
 
 const LINEAR: [&str; 2] = ["quantize_linear", "dequantize_linear"];
 const POWERS: [&str; 2] = ["quantize_powers", "dequantize_powers"];
+const GRID: [&str; 2] = ["quantize_grid", "dequantize_grid"];
 const DRAW: [&str; 2] = ["quantize_draw", "dequantize_draw"];
 
 impl Quantizer {
@@ -115,6 +141,10 @@ impl Quantizer {
             Self::Dithering { k, .. } => Some(Codes { kernels: POWERS, divide: 1, ..linear(whole, k) }),
             Self::TernGrad { .. } => Some(linear(whole, 1)),
             Self::Ssdm => Some(Codes { kernels: DRAW, bucket: whole, width: 1, levels: 1, divide: 1 }),
+            Self::LpcSvrg { bits, .. } => {
+                let half = 1 << bits.saturating_sub(1).min(7);
+                Some(Codes { kernels: GRID, bucket: whole, width: u64::from(bits), levels: half, divide: half - 1 })
+            }
             _ => None,
         }
     }
@@ -126,13 +156,17 @@ impl Quantizer {
             Self::ScaledSigns => (kind::MEAN, 0.0),
             Self::Ssdm => (kind::HALF_L2, 0.0),
             Self::Qsgd { norm, .. } | Self::Dithering { norm, .. } => (of(norm), 0.0),
+            Self::LpcSvrg { lambda, .. } => (kind::SHARE, lambda),
+            Self::OneBitSgd { threshold, columns: 1 } => (kind::SIDES, f64::from(threshold)),
+            Self::MinMax8 => (kind::RANGE, 0.0),
+            Self::OneBitSgd { .. } | Self::Inceptionn { .. } => (kind::NONE, 0.0),
             Self::TernGrad { clip } if clip > 0.0 => (kind::CLIPPED, clip),
             Self::TernGrad { .. } | Self::EightBit { .. } => (kind::MAX, 0.0),
             Self::SignsAlone | Self::Natural | Self::F16 { .. } | Self::Bf16 { .. } => (kind::NONE, 0.0),
         }
     }
 
-    /// Bytes of a payload of n values.
+    /// Bytes of a payload of n values; for `inceptionn` the most that they can be.
     pub fn payload_bytes(self, n: u64) -> u64 {
         let signs = n.div_ceil(8);
         match (self.codes(n), self) {
@@ -140,12 +174,15 @@ impl Quantizer {
             (None, Self::ScaledSigns) => signs + 4,
             (None, Self::Natural) => signs + n,
             (None, Self::EightBit { .. }) => 4 + n,
+            (None, Self::MinMax8) => 8 + n,
+            (None, Self::OneBitSgd { columns, .. }) => 8 * u64::from(columns) + signs,
+            (None, Self::Inceptionn { .. }) => n.div_ceil(4) + 4 * n,
             (None, Self::F16 { .. } | Self::Bf16 { .. }) => 2 * n,
             (None, _) => signs,
         }
     }
 
-    fn check(self) -> Result<(), LaunchError> {
+    pub(crate) fn check(self, n: u64) -> Result<(), LaunchError> {
         let levels = match self {
             Self::Qsgd { s, .. } => s,
             Self::Dithering { k, .. } => k,
@@ -154,9 +191,23 @@ impl Quantizer {
         if !(1..=127).contains(&levels) {
             return Err(LaunchError::Parameter { what: "levels", value: f64::from(levels), rule: "from 1 to 127" });
         }
+        let refuse = |what, value, rule| Err(LaunchError::Parameter { what, value, rule });
         match self {
             Self::TernGrad { clip } if !(clip >= 0.0 && clip.is_finite()) => {
-                Err(LaunchError::Parameter { what: "clip", value: clip, rule: "finite, and not negative" })
+                refuse("clip", clip, "finite, and not negative")
+            }
+            Self::LpcSvrg { bits, .. } if !(2..=8).contains(&bits) => refuse("bits", f64::from(bits), "from 2 to 8"),
+            Self::LpcSvrg { lambda, .. } if !(lambda > 0.0 && lambda <= 1.0) => {
+                refuse("lambda", lambda, "above 0, and at most 1")
+            }
+            Self::OneBitSgd { threshold, .. } if !threshold.is_finite() => {
+                refuse("threshold", f64::from(threshold), "it must be finite")
+            }
+            Self::OneBitSgd { columns, .. } if columns == 0 || !n.is_multiple_of(u64::from(columns)) => {
+                refuse("columns", f64::from(columns), "at least 1, and a divisor of n")
+            }
+            Self::Inceptionn { bound } if !(1..=14).contains(&bound) => {
+                refuse("bound", f64::from(bound), "from 1 to 14")
             }
             _ => Ok(()),
         }
@@ -183,7 +234,7 @@ pub fn quantize(
     workspace: Span,
 ) -> Result<(), LaunchError> {
     let n = feed.check()?;
-    method.check()?;
+    method.check(feed.n)?;
     check(("the payload", payload, method.payload_bytes(feed.n)), ALIGN)?;
     for (what, span) in [("the gradient", feed.gradient), ("the memory", feed.memory), ("fed", feed.fed)] {
         check_apart(("the payload", payload), (what, span))?;
@@ -214,14 +265,14 @@ pub(crate) fn signs_alone(
 }
 
 /// What all launches of a call share.
-struct Call {
-    parts: Workspace,
-    n: u64,
-    payload: u64,
+pub(crate) struct Call {
+    pub(crate) parts: Workspace,
+    pub(crate) n: u64,
+    pub(crate) payload: u64,
 }
 
 impl Call {
-    fn ends(&self) -> [u64; 3] {
+    pub(crate) fn ends(&self) -> [u64; 3] {
         [self.parts.state.address(), self.parts.outcome.address(), self.parts.partials.address()]
     }
 
@@ -230,7 +281,10 @@ impl Call {
         // A tensor of one bucket has its norm in front; EightBit's lies there too.
         let in_front = match method.codes(feed.n) {
             Some(codes) => codes.bucket >= self.n && self.n > 0,
-            None => matches!(method, Quantizer::EightBit { .. }),
+            None => match method {
+                Quantizer::OneBitSgd { columns, .. } => columns == 1,
+                _ => matches!(method, Quantizer::EightBit { .. } | Quantizer::MinMax8),
+            },
         };
         let [state, outcome, partials] = self.ends();
         let arguments = [
@@ -281,6 +335,14 @@ impl Call {
         let [state, outcome, partials] = self.ends();
         let [a, b, c, _] = random.key(0).map(u64::from);
         let ends = [state, outcome, partials];
+        match method {
+            Quantizer::OneBitSgd { threshold, columns } => {
+                return ranges::sides(device, feed, (threshold, columns), self);
+            }
+            Quantizer::MinMax8 => return ranges::minmax(device, feed, self),
+            Quantizer::Inceptionn { bound } => return ranges::inceptionn(device, feed, bound, self),
+            _ => {}
+        }
         let (kernel, middle): (_, &[u64]) = match method {
             Quantizer::Natural => ("natural", &[a, b, c]),
             Quantizer::EightBit { fixed } => ("eightbit", &[u64::from(fixed)]),
@@ -306,7 +368,7 @@ pub fn add(
     (scale, out): (f32, Span),
 ) -> Result<(), LaunchError> {
     let count = u64::from(check_count(n)?);
-    method.check()?;
+    method.check(n)?;
     check(("the payload", payload, method.payload_bytes(n)), ALIGN)?;
     check(("out", out, 4 * n), ALIGN)?;
     check_apart(("out", out), ("the payload", payload))?;
@@ -317,6 +379,12 @@ pub fn add(
         return launch(kernels[1], &[to, count, from, bucket, width, levels, divide, scale]);
     }
     match method {
+        Quantizer::OneBitSgd { columns, .. } => launch("add_sides", &[to, count, from, u64::from(columns), scale]),
+        Quantizer::MinMax8 => launch("add_minmax", &[to, count, from, scale]),
+        Quantizer::Inceptionn { .. } => {
+            let rule = "its payload has values of several sizes: add_sized reads it";
+            Err(LaunchError::Parameter { what: "method", value: 0.0, rule })
+        }
         Quantizer::Natural => launch("add_natural", &[to, count, from, scale]),
         Quantizer::EightBit { fixed } => launch("add_eightbit", &[to, count, from, u64::from(fixed), scale]),
         Quantizer::F16 { .. } => launch("add_f16", &[to, count, from, scale]),

@@ -23,11 +23,12 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("block.cuh", file!("block.cuh")),
     ("state.cuh", file!("state.cuh")),
     ("feed.cuh", file!("feed.cuh")),
+    ("codes.cuh", file!("codes.cuh")),
     ("rules.cuh", file!("rules.cuh")),
 ];
 
 /// Every module.
-pub const MODULES: &[Module] = &[SELECT, GAINS, QUANTIZE, THRESHOLD, INDICES, LOW_RANK, MARSIT];
+pub const MODULES: &[Module] = &[SELECT, GAINS, QUANTIZE, THRESHOLD, INDICES, LOW_RANK, MARSIT, RANGES];
 
 /// Error feedback, exact cuts, compaction and packing of what is selected.
 pub const SELECT: Module = Module {
@@ -63,9 +64,11 @@ pub const QUANTIZE: Module = Module {
         "quantize_linear",
         "quantize_powers",
         "quantize_draw",
+        "quantize_grid",
         "dequantize_linear",
         "dequantize_powers",
         "dequantize_draw",
+        "dequantize_grid",
     ],
 };
 
@@ -92,6 +95,23 @@ pub const LOW_RANK: Module = Module {
 
 /// Marsit's operator.
 pub const MARSIT: Module = Module { name: "marsit.cu", text: file!("marsit.cu"), kernels: &["marsit"] };
+
+/// 1-bit SGD, min-max 8-bit, INCEPTIONN.
+pub const RANGES: Module = Module {
+    name: "ranges.cu",
+    text: file!("ranges.cu"),
+    kernels: &[
+        "side_columns",
+        "sides",
+        "add_sides",
+        "minmax",
+        "add_minmax",
+        "count_sizes",
+        "scan_sizes",
+        "put_sizes",
+        "add_sizes",
+    ],
+};
 
 /// Options that both NVRTC and the cache's key take. No contraction to fused multiply-add: the CPU side rounds every
 /// product, and payloads must be the same bits.

@@ -5,6 +5,7 @@
 #include "lowrank.cu"
 #include "marsit.cu"
 #include "quantize.cu"
+#include "ranges.cu"
 #include "select.cu"
 #include "threshold.cu"
 
@@ -56,6 +57,17 @@
   KERNEL(count_set) \
   KERNEL(scan_set) \
   KERNEL(list_set) \
+  KERNEL(side_columns) \
+  KERNEL(sides) \
+  KERNEL(add_sides) \
+  KERNEL(minmax) \
+  KERNEL(add_minmax) \
+  KERNEL(count_sizes) \
+  KERNEL(scan_sizes) \
+  KERNEL(put_sizes) \
+  KERNEL(add_sizes) \
+  KERNEL(quantize_grid) \
+  KERNEL(dequantize_grid) \
   KERNEL(marsit) \
   KERNEL(power_right) \
   KERNEL(power_send) \

@@ -3,9 +3,12 @@
 use crate::data::{LENGTHS, gradients};
 use crate::emulated::{Emulated, Memory};
 use flexcomm_compression::Layers;
+use flexcomm_compression::codec::Shape;
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::Writer;
-use flexcomm_gpu_kernels::{DType, Feed, Norm, Quantizer, Random, Span, add, majority, quantize, workspace_bytes};
+use flexcomm_gpu_kernels::{
+    DType, Feed, Norm, Quantizer, Random, Span, add, add_sized, majority, quantize, workspace_bytes,
+};
 use half::{bf16, f16};
 
 const SEED: u64 = 99;
@@ -30,6 +33,15 @@ fn methods() -> Vec<(Quantizer, &'static str)> {
         (dithering(127, true, Norm::L2), "dithering(k=127,partition=natural,normalize=l2)"),
         (Quantizer::TernGrad { clip: 0.0 }, "terngrad"),
         (Quantizer::TernGrad { clip: 2.5 }, "terngrad(clip=2.5)"),
+        (Quantizer::LpcSvrg { bits: 2, lambda: 1.0 }, "lpcsvrg(bits=2)"),
+        (Quantizer::LpcSvrg { bits: 5, lambda: 0.5 }, "lpcsvrg(bits=5,lambda=0.5)"),
+        (Quantizer::LpcSvrg { bits: 8, lambda: 1.0 }, "lpcsvrg(bits=8)"),
+        (Quantizer::OneBitSgd { threshold: 0.0, columns: 1 }, "onebitsgd"),
+        (Quantizer::OneBitSgd { threshold: -0.25, columns: 1 }, "onebitsgd(threshold=-0.25)"),
+        (Quantizer::MinMax8, "minmax8"),
+        (Quantizer::Inceptionn { bound: 10 }, "inceptionn"),
+        (Quantizer::Inceptionn { bound: 1 }, "inceptionn(bound=1)"),
+        (Quantizer::Inceptionn { bound: 14 }, "inceptionn(bound=14)"),
         (Quantizer::Natural, "natural"),
         (Quantizer::EightBit { fixed: false }, "eightbit"),
         (Quantizer::EightBit { fixed: true }, "eightbit(type=static)"),
@@ -44,6 +56,18 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 fn feed((n, dtype): (usize, DType), gradient: &Memory, memory: Span, fed: &Memory) -> Feed {
     Feed { n: n as u64, dtype, gradient: gradient.span(), memory, fed: fed.span(), beta: 1.0, gamma: 1.0 }
+}
+
+fn decode(device: &Emulated, (method, n): (Quantizer, usize), payload: Span, out: &Memory) {
+    let Quantizer::Inceptionn { bound } = method else {
+        return add(device, (method, n as u64), payload, (1.0, out.span())).unwrap();
+    };
+    let workspace = Memory::new(workspace_bytes(n as u64));
+    add_sized(device, (bound, n as u64), payload, (1.0, out.span(), workspace.span())).unwrap();
+    // One byte less than it says: nothing.
+    let (short, zeros) = (payload.part(0, payload.bytes().saturating_sub(1)), Memory::of(&vec![0.0f32; n]));
+    let called = add_sized(device, (bound, n as u64), short, (1.0, zeros.span(), workspace.span()));
+    assert!(n == 0 || called.is_err() || zeros.f32s().iter().all(|x| *x == 0.0));
 }
 
 /// Two steps with error feedback, and the first one's message decoded.
@@ -66,15 +90,16 @@ fn check(
         let random = Random { seed: SEED, step, tensor: 0, rank: Some(0) };
         let feed = feed((n, dtype), source, memory.span(), &fed);
         quantize(device, &feed, (method, random), payload.span(), workspace.span()).unwrap();
-        assert_eq!(payload.bytes(), message.bytes()[header..], "{name} of {n}, step {step}");
+        let sent = message.bytes().len() - header;
+        assert_eq!(payload.bytes()[..sent], message.bytes()[header..], "{name} of {n}, step {step}");
         assert_eq!(bits(&fed.f32s()), bits(&rank.held_back().to_vec()), "{name} of {n}, step {step}");
         let outcome = workspace.outcome();
-        assert_eq!((outcome.bytes, outcome.refused), (payload.span().bytes(), false));
+        assert_eq!((outcome.bytes, outcome.refused), (sent as u64, false), "{name} of {n}");
         let close = |a: f64, b: f64| (a - b).abs() <= 1e-6 * b.abs() + 1e-300;
         assert!((outcome.fed - want.energy.fed).abs() <= 1e-12 * want.energy.fed, "{name}: {outcome:?}");
         assert!(close(outcome.sent, want.energy.sent), "{name} of {n}: {outcome:?}, {want:?}");
         let (out, mut mean) = (Memory::of(&vec![0.0f32; n]), vec![0.0; n]);
-        add(device, (method, n as u64), payload.span(), (1.0, out.span())).unwrap();
+        decode(device, (method, n), payload.span().part(0, sent as u64), &out);
         if !name.starts_with("signsgd") {
             rank.aggregate(&[message.bytes()], step, &mut mean).unwrap();
             assert_eq!(bits(&out.f32s()), bits(&mean), "{name} of {n}");
@@ -93,6 +118,33 @@ fn two_steps_are_the_cpus_bit_for_bit() {
                 let Some(device) = Emulated::new(at as u64) else { return };
                 check(&device, method, (DType::F32, &Memory::of(&gradient)), Gradient::F32(&gradient), n);
             }
+        }
+    }
+}
+
+/// Means of columns are sums in the CPU's order.
+#[test]
+fn columns_have_means_of_their_own() {
+    for (at, (rows, cols)) in [(1usize, 7usize), (300, 33), (5, 1000), (40, 256)].into_iter().enumerate() {
+        let Some(device) = Emulated::new(at as u64) else { return };
+        for (what, gradient) in gradients(rows * cols) {
+            let strategy = "onebitsgd(per=column)+ef(vanilla)".parse().unwrap();
+            let layers = Layers::matrices(&[Shape { rows, cols }]).unwrap();
+            let mut rank = Pipeline::new(&strategy, layers, Member::alone(SEED));
+            let mut message = Writer::new();
+            let step = Step { index: 0, learning_rate: 0.1 };
+            rank.compress(Gradient::F32(&gradient), step, &mut message).unwrap();
+            let header = 32 + 8 * usize::from(message.bytes()[7]);
+            let n = rows * cols;
+            let method = Quantizer::OneBitSgd { threshold: 0.0, columns: cols as u32 };
+            let (source, zeros) = (Memory::of(&gradient), Memory::of(&vec![0.0f32; n]));
+            let (fed, payload) = (Memory::new(4 * n as u64), Memory::new(method.payload_bytes(n as u64)));
+            let workspace = Memory::new(workspace_bytes(n as u64));
+            let random = Random { seed: SEED, step: 0, tensor: 0, rank: Some(0) };
+            let feed = feed((n, DType::F32), &source, zeros.span(), &fed);
+            quantize(&device, &feed, (method, random), payload.span(), workspace.span()).unwrap();
+            assert_eq!(payload.bytes(), message.bytes()[header..], "{what}: {rows} x {cols}");
+            assert_eq!(bits(&fed.f32s()), bits(&rank.held_back().to_vec()), "{what}: {rows} x {cols}");
         }
     }
 }
@@ -160,7 +212,7 @@ fn what_is_not_finite_leaves_the_memory_and_sends_zeros() {
             continue;
         }
         let out = Memory::of(&vec![0.0f32; n]);
-        add(&device, (method, n as u64), payload.span(), (1.0, out.span())).unwrap();
+        decode(&device, (method, n), payload.span(), &out);
         assert!(out.f32s().iter().all(|x| *x == 0.0), "{name}");
     }
 }
