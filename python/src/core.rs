@@ -2,6 +2,7 @@
 
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
+use crate::report::LEAST_GAIN;
 use crate::session::{Leadership, Session};
 use crate::texts::Text;
 use flexcomm_compression::{HEADER_BYTES, INDEX_BYTES, VALUE_BYTES};
@@ -220,6 +221,24 @@ impl Core {
         let text = session.text.as_ref().filter(|_| in_force.version.0 == 0 && iteration < 0);
         let strategy = text.map_or_else(|| in_force.strategy.to_string(), |text| text.text.clone());
         (agreement.step(), in_force.version.0, strategy, iteration, connected, session.steps())
+    }
+
+    /// What the step under way runs, for collectives whose shape the backend can be told: whether the ranks agreed on
+    /// it (a decision, or a trial's candidate), the strategy, and a number for the log.
+    fn tick(&self) -> PyResult<(bool, String, u64)> {
+        let tick = self.lock().now()?;
+        let agreed = tick.version.0 > 0 || tick.trial.is_some();
+        Ok((agreed, tick.strategy.to_string(), Session::turn(&tick)))
+    }
+
+    /// What the step before cost on this rank, whatever ran: seconds of forward and backward, of compressing, of its
+    /// collectives, of all of it; bytes sent; the share of the gradient's energy that was sent.
+    fn costs(&self) -> Option<(f64, f64, f64, f64, u64, f64)> {
+        self.lock().last.map(|costs| {
+            let [compute, comp, sync, step] =
+                [costs.compute, costs.comp, costs.sync, costs.step].map(|part| part.as_secs_f64());
+            (compute, comp, sync, step, costs.bytes, costs.energy.gain().clamp(LEAST_GAIN, 1.0))
+        })
     }
 
     /// Mode (star or var), skew and staleness of the automatic choice of leaders.

@@ -102,6 +102,8 @@ pub struct Session {
     clock: Instant,
     steps: u64,
     unknown: Option<String>,
+    /// What the step before cost, whatever ran.
+    pub last: Option<Costs>,
     /// What the shadows of the trial before found, for the report of this one.
     past: Vec<(Strategy, f64)>,
 }
@@ -133,6 +135,7 @@ impl Session {
             clock: now,
             steps: 0,
             unknown: None,
+            last: None,
             past: Vec::new(),
         }
     }
@@ -276,6 +279,7 @@ impl Session {
     pub fn finish(&mut self, loss: Option<f64>) -> Result<Next, Failure> {
         let Some(tick) = self.tick.take() else { return Ok(Next::Train) };
         let costs = self.meter.finish();
+        self.last = Some(costs);
         if let Some((shadow, _)) = self.shadow.as_mut().filter(|_| tick.trial.is_none()) {
             shadow.end_step();
         }

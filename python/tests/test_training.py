@@ -7,7 +7,7 @@ METHODS = [
     "dense", "fp16", "bf16", "topk@0.1/allgather", "topk@0.01/allgather", "lwtopk@0.1/allgather",
     "mstopk@0.1/allgather", "topk@0.1/art-ring:star", "topk@0.1/art-ring:var", "mstopk@0.1/art-ring:star",
 ]
-WAYS = ["auto", "view", "dense view", "one bucket", "static", "unused", "accumulate", "amp", "scaler"]
+WAYS = ["auto", "view", "dense hooked", "dense hooked view", "one bucket", "static", "unused", "accumulate", "amp", "scaler"]
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +29,20 @@ def test_ranks_stay_equal_and_learn(seen, name):
 
 
 def test_dense_is_plain_ddp_bit_for_bit(seen):
-    for name in ("dense", "dense view"):
+    for name in ("dense", "dense hooked", "dense hooked view"):
         assert seen[0][name]["hash"] == seen[0]["plain"]["hash"]
+
+
+def test_ranks_may_take_the_hook_in_at_different_steps(seen):
+    for rank in seen:
+        late = rank["late hook"]
+        assert late["hash"] == rank["plain"]["hash"] and late["steps"] == 40
+        assert 0 < late["gain"] <= 1 and late["costs"] > 0
 
 
 @pytest.mark.parametrize("name", METHODS[3:] + WAYS)
 def test_compressing_holds_back_and_differs_from_dense(seen, name):
-    if name == "dense view":
+    if name.startswith("dense"):
         return
     parameters = 20 * 120 + 120 + 120 * 120 + 120 + 120 * 2 + 2
     expected = 2 * parameters if name == "unused" else parameters

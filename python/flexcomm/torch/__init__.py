@@ -7,7 +7,7 @@ registers a communication hook, connects to the node's agent and follows its dec
 
 from flexcomm._core import FlexcommError
 from flexcomm.torch._hook import CommHook, NotFiniteError
-from flexcomm.torch._session import Session, attach, compressors
+from flexcomm.torch._session import Costs, Session, attach, compressors
 from flexcomm.torch._trials import Snapshot
 
-__all__ = ["CommHook", "FlexcommError", "NotFiniteError", "Session", "Snapshot", "attach", "compressors"]
+__all__ = ["CommHook", "Costs", "FlexcommError", "NotFiniteError", "Session", "Snapshot", "attach", "compressors"]

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from flexcomm._core import Core, FlexcommError
+from flexcomm.torch._tuner import Tuner
 
 DENSE, FLUSH, GATHER, ART, TEXT = range(5)
 
@@ -57,6 +58,8 @@ class CommHook:
         :class:`NotFiniteError` is raised on all ranks.
     rate:
         The learning rate of the step under way, for memories that rescale what they hold back when it changes.
+    tuner:
+        NCCL's tuner plugin, where every rank has it: allreduces then take the shape that the ranks agreed on.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class CommHook:
         began: Callable[[], None],
         not_finite: Callable[[], None],
         rate: Callable[[], float],
+        tuner: Tuner | None = None,
     ) -> None:
         # DDP looks for these on the hook; an instance has none.
         self.__name__ = self.__qualname__ = "flexcomm_hook"
@@ -85,6 +89,7 @@ class CommHook:
         self._began = began
         self._not_finite = not_finite
         self._rate = rate
+        self._tuner = tuner
         self._pending: list[tuple[dist.Work | None, Callable[[], torch.Tensor]]] = []
         self._futures: list[torch.futures.Future[torch.Tensor]] = []
         self._layouts: dict[int, list[int]] = {}
@@ -182,7 +187,14 @@ class CommHook:
 
     def _sum(self, payload: torch.Tensor, then: Callable[[], torch.Tensor], faithful: bool = True) -> None:
         self._core.launched(payload.numel() * payload.element_size(), False, faithful)
-        self._pending.append((dist.all_reduce(payload, group=self._group, async_op=True), then))
+        self._pending.append((self._all_reduce(payload), then))
+
+    def _all_reduce(self, payload: torch.Tensor) -> dist.Work:
+        if self._tuner is None:
+            return dist.all_reduce(payload, group=self._group, async_op=True)
+        agreed, strategy, step = self._core.tick()
+        with self._tuner.around(strategy if agreed else None, step):
+            return dist.all_reduce(payload, group=self._group, async_op=True)
 
     def _half_now(self) -> torch.dtype | None:
         if self._half is None:
@@ -282,7 +294,7 @@ class CommHook:
             sent = arrived = self._sized(index, f"turn {turn}", size, dtype)
             self._core.say(index, n, _bytes(sent))
             if how in SUMS:
-                work = dist.all_reduce(sent, group=self._group, async_op=True)
+                work = self._all_reduce(sent)
             elif size > 0:
                 arrived = self._sized(index, f"turn {turn} of all", size * self._world, dtype)
                 work = dist.all_gather_into_tensor(arrived, sent, group=self._group, async_op=True)

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm import _core
 from flexcomm._core import Core, FlexcommError
-from flexcomm.torch import _state, _trials
+from flexcomm.torch import _state, _trials, _tuner
 from flexcomm.torch._hook import MOST_RANKS, CommHook
 
 logger = logging.getLogger("flexcomm")
@@ -29,6 +29,9 @@ _DENSE = "none@1/dense-ring"
 #: What torch.distributed runs here. Gloo's allreduce is a ring and its broadcast a tree, without a choice; NCCL
 #: chooses by itself. Tree strategies would not be what their name says, so they are not offered.
 _COLLECTIVES = ["dense-ring", "allgather", "art-ring"]
+
+#: Offered too where every rank can tell NCCL which shape to take. Compression does not run on its tensors yet.
+_TREE = "dense-tree"
 
 SWITCHED, TRIAL_STARTS, CANDIDATE, TRIAL_ENDS = 1, 2, 3, 4
 
@@ -215,6 +218,45 @@ def _compare(mine: dict[str, Any], group: dist.ProcessGroup | None) -> list[dict
     return everyone
 
 
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """One step on one rank."""
+
+    #: Seconds of forward, backward and update.
+    compute: float
+    #: Seconds of compressing and decompressing.
+    compress: float
+    #: Seconds in which at least one of this rank's collectives was under way.
+    sync: float
+    #: Seconds of the whole step.
+    step: float
+    #: Bytes that this rank sent, by the ring's count.
+    sent: int
+    #: Share of the gradient's energy that was sent, above 0 to 1; 1 when dense.
+    gain: float
+
+
+def _nccl_moves(group: dist.ProcessGroup | None, named: list[tuple[str, torch.nn.Parameter]]) -> bool:
+    """Whether the gradients' allreduces are NCCL's. The same on all ranks: their models are."""
+    return "nccl" in dist.get_backend_config(group) and all(p.device.type == "cuda" for _, p in named)
+
+
+def _find_tuner(
+    group: dist.ProcessGroup | None, named: list[tuple[str, torch.nn.Parameter]]
+) -> "_tuner.Tuner | None":
+    """NCCL's tuner plugin, where every rank has it and NCCL listens to it."""
+    if not named or not _nccl_moves(group, named):
+        return None
+    one = torch.ones(1, device=named[0][1].device)
+
+    def gather(mine: bool) -> list[bool]:
+        answers: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(answers, mine, group=group)
+        return answers
+
+    return _tuner.agree(lambda: dist.all_reduce(one, group=group), gather)
+
+
 class Session:
     """What ``attach`` returns: one rank's side of one model's training."""
 
@@ -259,6 +301,7 @@ class Session:
         )
         self._core.behave(not fixed, False)
         self._fixed = named.name if fixed else None
+        tuner = _find_tuner(group, self._named)
         self._last_rate = 1.0
         self._live = False
         self._loss: float | None = None
@@ -268,20 +311,24 @@ class Session:
         hook = CommHook(
             self._core, group, {id(p): i for i, (_, p) in enumerate(self._named)},
             half=None if named.text else named.half, words=steered, propagate=propagate, began=self._begin,
-            not_finite=self._not_finite, rate=self._rate,
+            not_finite=self._not_finite, rate=self._rate, tuner=tuner,
         )
         # The model owns the hook, the hook owns the session, the session owns neither: a cycle through DDP's C++ side
         # would keep the process group's threads alive into the interpreter's end, which aborts there.
-        self._hook = weakref.ref(hook) if register else (lambda: hook)
-        if register:
-            model.register_comm_hook(None, hook)
-        self._connect(socket, sum(sizes), steered)
+        self._hook: Callable[[], CommHook | None] = lambda: hook
+        # Dense and steered by nobody is what DDP does by itself, with the very collectives that the hook would run, and
+        # without the hook's pass over the gradient. So each rank may take the hook in whenever it needs it.
+        plain = named.name == "dense" and not steered and socket is None and parts.optimizer is not None
+        self._plain = register and plain
+        if register and not plain:
+            self._take_over()
+        self._connect(socket, sum(sizes), steered, _COLLECTIVES + ([_TREE] if tuner is not None else []))
         if parts.optimizer is not None:
             _on_step(parts.optimizer, self)
 
-    def _connect(self, socket: str | None, values: int, steered: bool) -> None:
+    def _connect(self, socket: str | None, values: int, steered: bool, collectives: list[str]) -> None:
         if socket is not None:
-            self._core.connect(socket, values, f"torch-{dist.get_backend(self._group)}", _COLLECTIVES)
+            self._core.connect(socket, values, f"torch-{dist.get_backend(self._group)}", collectives)
         elif self._rank == 0:
             what = f"holding {self._fixed}" if self._fixed else "training dense"
             logger.warning(
@@ -292,6 +339,15 @@ class Session:
         if socket is not None:
             ref = weakref.ref(self)
             atexit.register(lambda: (lambda s: s and s.close())(ref()))
+
+    def _take_over(self) -> None:
+        """Registers the hook, between two steps."""
+        model, hook = self._parts.model(), self.hook
+        if model is None:
+            raise FlexcommError("failed to register the hook: the model is gone")
+        self._plain = False
+        self._hook = weakref.ref(hook)
+        model.register_comm_hook(None, hook)
 
     @property
     def hook(self) -> CommHook:
@@ -321,6 +377,9 @@ class Session:
 
     def _stepped(self) -> None:
         """After the optimizer's step."""
+        if self._plain and not self._in_step:
+            # No hook saw its first bucket.
+            self._begin()
         if not self._looping:
             self._end_step(within_loop=False)
 
@@ -382,6 +441,8 @@ class Session:
 
     def shadow(self, strategies: Sequence[str]) -> None:
         """Begins shadow trials: gains of these strategies on this rank's gradients, without touching training."""
+        if self._plain:
+            self._take_over()
         self._core.shadow([_core.parse_strategy(s)[0] for s in strategies])
 
     def shadow_gains(self) -> dict[str, float]:
@@ -392,8 +453,16 @@ class Session:
 
     @property
     def step(self) -> int:
-        """Synchronised backward passes so far; trials do not count."""
+        """Synchronised backward passes so far; trials do not count. Where DDP runs by itself (dense without an agent) the
+        optimizer's steps."""
         return self._core.state()[0]
+
+    @property
+    def costs(self) -> "Costs | None":
+        """What the step before cost on this rank, whatever strategy ran; none before the first, and while DDP runs by
+        itself (dense without an agent)."""
+        found = None if self._plain else self._core.costs()
+        return None if found is None else Costs(*found)
 
     @property
     def version(self) -> int:
@@ -425,6 +494,9 @@ class Session:
         The same number of ranks: each rank its own. Another number: only a consolidated one, so that the gradient
         that is still to be applied stays the same; anything else is refused.
         """
+        if self._plain:
+            # What it holds back goes out with the next gradients.
+            self._take_over()
         _state.load(self._core, self._named, (self._rank, self._world), state)
 
     def close(self) -> None:

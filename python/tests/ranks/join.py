@@ -6,10 +6,12 @@ from common import batch, ddp, network, parameters_hash, ranks, same
 import flexcomm.torch
 
 
-def train(rank, strategy, short):
+def train(rank, strategy, short, hooked=False):
     model = ddp(network((20, 48, 40, 2)), bucket_cap_mb=0.006)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    session = flexcomm.torch.attach(model, optimizer, strategy=strategy)
+    session = flexcomm.torch.attach(model, optimizer, strategy=strategy, register=not hooked)
+    if hooked:
+        model.register_comm_hook(None, session.hook)
     hashes = []
 
     def step(number):
@@ -34,5 +36,6 @@ with ranks() as (rank, world, seen):
     for strategy in ["dense", "topk@0.1/allgather", "topk@0.1/art-ring:var", "topk@0.1/art-ring:star", "qsgd(s=4,coding=gamma)",
                      "powersgd(rank=1)+ef(vanilla)"]:
         seen[strategy] = train(rank, strategy, 7)
+    seen["dense hooked"] = train(rank, "dense", 7, hooked=True)
     # Before DDP has rebuilt its buckets, and before anything is compressed.
     seen["early"] = train(rank, "topk@0.1/allgather", 1)

@@ -11,10 +11,15 @@ import flexcomm.torch
 STEPS = 40
 
 
-def train(rank, model, strategy, *, group=None, given=None, accumulate=1, scaler=None, autocast=False, **options):
+def train(rank, model, strategy, *, group=None, given=None, accumulate=1, scaler=None, autocast=False, hooked=False, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if strategy is not None:
-        session = flexcomm.torch.attach(model, optimizer, strategy=strategy, group=given, scaler=scaler, **options)
+        session = flexcomm.torch.attach(
+            model, optimizer, strategy=strategy, group=given, scaler=scaler, register=not hooked, **options
+        )
+        if hooked:
+            # Dense without an agent would leave DDP alone.
+            model.register_comm_hook(None, session.hook)
     losses, equal = [], True
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -63,13 +68,30 @@ with ranks() as (rank, world, seen):
     star, gather = "topk@0.1/art-ring:star", "topk@0.1/allgather"
     seen["auto"] = train(rank, ddp(network()), star, selection="auto")
     seen["view"] = train(rank, ddp(network(), gradient_as_bucket_view=True), gather)
-    seen["dense view"] = train(rank, ddp(network(), gradient_as_bucket_view=True), "dense")
+    for name, options in {"dense hooked": {}, "dense hooked view": {"gradient_as_bucket_view": True}}.items():
+        seen[name] = train(rank, ddp(network(), **options), "dense", hooked=True)
     seen["one bucket"] = train(rank, ddp(network(), bucket_cap_mb=1000), gather)
     seen["static"] = train(rank, ddp(network(), static_graph=True), gather)
     seen["unused"] = train(rank, ddp(Unused(), find_unused_parameters=True), gather)
     seen["accumulate"] = train(rank, ddp(network()), gather, accumulate=3)
     seen["amp"] = train(rank, ddp(network()), gather, autocast=True)
     seen["scaler"] = train(rank, ddp(network()), gather, scaler=torch.amp.GradScaler("cpu", init_scale=256.0))
+
+    # DDP by itself until somebody wants to know: ranks take the hook in at different steps, and nothing changes.
+    model = ddp(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = flexcomm.torch.attach(model, optimizer)
+    for step in range(STEPS):
+        if step == 5 + 3 * rank:
+            session.shadow([gather])
+        x, y = batch(step, rank)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    gains = session.shadow_gains()
+    seen["late hook"] = {
+        "hash": parameters_hash(model.module), "steps": session.step, "gain": gains.get(gather), "costs": session.costs.sent,
+    }
 
     # Two models side by side, with settings of their own.
     a, b = ddp(network(seed=5)), ddp(network(seed=6))
