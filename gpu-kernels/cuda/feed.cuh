@@ -18,6 +18,38 @@ __device__ __forceinline__ Four<float> fed_four(const T* gradient, const float* 
   return g;
 }
 
+// Every value of a tensor once, by all blocks: `load` answers the four of a group, `each` takes one.
+template <typename Load, typename Each>
+__device__ __forceinline__ void each_value(u32 n, Load load, Each each) {
+  const u32 groups = n / 4 + (n % 4 != 0);
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < groups; i += gridDim.x * THREADS) {
+    const Four<float> x = load(i);
+    for (u32 c = 0; c < 4; c++) {
+      if (4 * i + c >= n) break;
+      each(x.v[c]);
+    }
+  }
+}
+
+// Every value of an error-fed gradient, which goes to `fed` where that is given.
+template <typename T, typename Each>
+__device__ __forceinline__ void each_fed(const T* gradient, const float* memory, float* fed, u32 n, float beta, float gamma,
+                                         Each each) {
+  each_value(
+      n,
+      [=](u32 i) {
+        Four<float> x = fed_four(gradient, memory, i, n, beta, gamma);
+        if (fed != 0) store_four(fed, i, n, x);
+        return x;
+      },
+      each);
+}
+
+// Every value of one that was fed before.
+template <typename Each> __device__ __forceinline__ void each_of(const float* fed, u32 n, Each each) {
+  each_value(n, [=](u32 i) { return load_four(fed, i, n); }, each);
+}
+
 // By one thread of the last block.
 __device__ __forceinline__ void begin_outcome(const State* s, Outcome* o, double fed) {
   u32 most = fresh(&s->max_key);

@@ -55,18 +55,13 @@ __device__ __forceinline__ void gains(const T* gradient, const float* memory, u3
   __syncthreads();
   u32 most = 0;
   double energy = 0.0;
-  const u32 groups = n / 4 + (n % 4 != 0);
-  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < groups; i += gridDim.x * THREADS) {
-    Four<float> x = fed_four(gradient, memory, i, n, beta, gamma);
-    for (u32 c = 0; c < 4; c++) {
-      if (4 * i + c >= n) break;
-      u32 key = key_of(x.v[c]);
-      most = key > most ? key : most;
-      energy += (double)x.v[c] * (double)x.v[c];
-      atomicAdd(bins + (key >> 20), 1u);
-      atomicAdd(squares + (key >> 20), square_of(key));
-    }
-  }
+  each_fed(gradient, memory, (float*)0, n, beta, gamma, [&](float x) {
+    const u32 key = key_of(x);
+    most = key > most ? key : most;
+    energy += (double)x * (double)x;
+    atomicAdd(bins + (key >> 20), 1u);
+    atomicAdd(squares + (key >> 20), square_of(key));
+  });
   most = block_max(most);
   energy = block_sum(energy);
   if (threadIdx.x == 0) {

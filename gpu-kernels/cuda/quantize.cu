@@ -73,31 +73,25 @@ __device__ __forceinline__ void stats(const T* gradient, const float* memory, fl
                                       u32 kind, double clip, float* norm_to, State* s, Outcome* o, Partials* p) {
   double energy = 0.0, sum = 0.0, magnitude = 0.0, count = 0.0;
   u32 most = 0, highest = 0, not_lowest = 0;
-  const u32 groups = n / 4 + (n % 4 != 0);
-  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < groups; i += gridDim.x * THREADS) {
-    Four<float> x = fed_four(gradient, memory, i, n, beta, gamma);
-    store_four(fed, i, n, x);
-    for (u32 c = 0; c < 4; c++) {
-      if (4 * i + c >= n) break;
-      u32 key = key_of(x.v[c]);
-      most = key > most ? key : most;
-      double wide = (double)x.v[c];
-      energy += wide * wide;
-      if (kind == NORM_CLIPPED) sum += wide;
-      if (kind == NORM_MEAN) magnitude += fabs(wide);
-      if (kind == NORM_SIDES) {
-        const bool below = x.v[c] < (float)clip;
-        sum += below ? wide : 0.0;
-        magnitude += below ? 0.0 : wide;
-        count += below ? 1.0 : 0.0;
-      }
-      if (kind == NORM_RANGE) {
-        const u32 place = place_of(x.v[c]);
-        highest = place > highest ? place : highest;
-        not_lowest = ~place > not_lowest ? ~place : not_lowest;
-      }
+  each_fed(gradient, memory, fed, n, beta, gamma, [&](float x) {
+    const u32 key = key_of(x);
+    const double wide = (double)x;
+    most = key > most ? key : most;
+    energy += wide * wide;
+    if (kind == NORM_CLIPPED) sum += wide;
+    if (kind == NORM_MEAN) magnitude += fabs(wide);
+    if (kind == NORM_SIDES) {
+      const bool below = x < (float)clip;
+      sum += below ? wide : 0.0;
+      magnitude += below ? 0.0 : wide;
+      count += below ? 1.0 : 0.0;
     }
-  }
+    if (kind == NORM_RANGE) {
+      const u32 place = place_of(x);
+      highest = place > highest ? place : highest;
+      not_lowest = ~place > not_lowest ? ~place : not_lowest;
+    }
+  });
   energy = block_sum(energy);
   sum = block_sum(sum);
   magnitude = block_sum(magnitude);

@@ -23,18 +23,12 @@ __device__ __forceinline__ void feed(const T* gradient, const float* memory, flo
   u32* own = bins + (warp() & 1u) * 2048;
   double energy = 0.0;
   u32 most = 0;
-  const u32 groups = n / 4 + (n % 4 != 0);
-  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < groups; i += gridDim.x * THREADS) {
-    Four<float> x = fed_four(gradient, memory, i, n, beta, gamma);
-    store_four(fed, i, n, x);
-    for (u32 c = 0; c < 4; c++) {
-      if (4 * i + c >= n) break;
-      u32 key = key_of(x.v[c]);
-      energy += (double)x.v[c] * (double)x.v[c];
-      most = key > most ? key : most;
-      atomicAdd(own + (key >> 20), 1u);
-    }
-  }
+  each_fed(gradient, memory, fed, n, beta, gamma, [&](float x) {
+    const u32 key = key_of(x);
+    energy += (double)x * (double)x;
+    most = key > most ? key : most;
+    atomicAdd(own + (key >> 20), 1u);
+  });
   energy = block_sum(energy);
   most = block_max(most);
   for (u32 i = threadIdx.x; i < 2048; i += THREADS) {
@@ -280,7 +274,8 @@ struct Layout {
 
 __device__ __forceinline__ u32 bits_for(u32 value) { return value == 0 ? 0 : 32 - __clz(value); }
 
-__device__ Layout layout_of(const State* s, const Outcome* o, u32 n, u32 counted, u32 gaps) {
+// Behind the indices: `led` by the outcome's norm, `bits` for each value.
+__device__ Layout layout_of(const State* s, const Outcome* o, u32 n, u32 counted, u32 gaps, u32 led, u32 bits) {
   Layout at = {};
   const u64 k = o->kept;
   at.k = o->kept;
@@ -295,7 +290,7 @@ __device__ Layout layout_of(const State* s, const Outcome* o, u32 n, u32 counted
   at.lows = (counted ? 4 : 0) + 1;
   at.uppers = at.lows + lows;
   at.values = at.lows + size;
-  at.end = at.values + 4 * k;
+  at.end = at.values + (led ? 4 : 0) + (k * bits + 7) / 8;
   return at;
 }
 
@@ -312,8 +307,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) gaps(const u32* indices, S
 
 // Zeros where the payload will be: parts that share a word are merged into it.
 extern "C" __global__ void __launch_bounds__(THREADS) clear(u32* payload, u32 n, const State* s, Outcome* o, u32 counted,
-                                                            u32 with_gaps) {
-  Layout at = layout_of(s, o, n, counted, with_gaps);
+                                                            u32 with_gaps, u32 led, u32 bits) {
+  Layout at = layout_of(s, o, n, counted, with_gaps, led, bits);
   const u64 words = (at.end + 3) / 4;
   for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < words; i += (u64)gridDim.x * THREADS) payload[i] = 0;
   if (blockIdx.x == 0 && threadIdx.x == 0) o->bytes = at.end;
@@ -350,15 +345,21 @@ template <typename F> __device__ __forceinline__ u32 levels_word(u64 i, u32 k, u
 
 // The payload of a selection: k (if counted), the set of indices in its coding, values.
 extern "C" __global__ void __launch_bounds__(THREADS) pack(const u32* indices, const float* values, u32 n, u32* payload,
-                                                           const State* s, const Outcome* o, u32 counted, u32 with_gaps) {
-  const Layout at = layout_of(s, o, n, counted, with_gaps);
+                                                           const State* s, const Outcome* o, u32 counted, u32 with_gaps,
+                                                           u32 led, u32 bits) {
+  const Layout at = layout_of(s, o, n, counted, with_gaps, led, bits);
   const u32 k = at.k, first = blockIdx.x * THREADS + threadIdx.x, stride = gridDim.x * THREADS;
   if (first == 0) {
     u64 begin = at.lows - 1;
     atomicOr(payload + begin / 4, at.code << (8 * (begin % 4)));
     if (counted) atomicOr(payload, k);
   }
-  put_words(payload, at.values, at.end, [=](u64 i) { return bits_of(values[i]); });
+  if (led) put_words(payload, at.values, at.values + 4, [=](u64) { return bits_of(o->norm); });
+  const u64 values_at = at.values + (led ? 4 : 0);
+  if (bits == 32) put_words(payload, values_at, at.end, [=](u64 i) { return bits_of(values[i]); });
+  else
+    put_words(payload, values_at, at.end,
+              [=](u64 i) { return levels_word(i, k, bits, [=](u32 j) { return (u64)bits_of(values[j]); }); });
   if (at.code == 1) put_words(payload, at.lows, at.values, [=](u64 i) { return indices[i]; });
   if (at.code == 2) {
     const u32 low = at.low;

@@ -48,23 +48,14 @@ __device__ __forceinline__ u32 random_start(u64 seed, u32 band, u32 length) {
 
 // Keys from hi on, and from lo on below that; by the last block, in s->above and s->band.
 __device__ __forceinline__ bool count_keys(const float* fed, u32 n, u32 hi, u32 lo, State* s) {
-  double above = 0.0, band = 0.0;
-  const u32 groups = n / 4 + (n % 4 != 0);
-  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < groups; i += gridDim.x * THREADS) {
-    Four<float> x = load_four(fed, i, n);
-    u32 here = 0, in_band = 0;
-    for (u32 c = 0; c < 4; c++) {
-      u32 key = key_of(x.v[c]);
-      if (4 * i + c >= n) continue;
-      here += key >= hi ? 1 : 0;
-      in_band += key < hi && key >= lo ? 1 : 0;
-    }
-    above += (double)here;
-    band += (double)in_band;
-  }
+  u32 here = 0, in_band = 0;
+  each_of(fed, n, [&](float x) {
+    const u32 key = key_of(x);
+    here += key >= hi ? 1 : 0;
+    in_band += key < hi && key >= lo ? 1 : 0;
+  });
   // Whole numbers: no order matters.
-  above = block_sum(above);
-  band = block_sum(band);
+  const double above = block_sum((double)here), band = block_sum((double)in_band);
   if (threadIdx.x == 0) {
     atomicAdd(&s->above, (u32)above);
     atomicAdd(&s->band, (u32)band);
@@ -168,27 +159,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) fit_stage(const float* fed
   double product = 1.0;
   int exponents = 0;
   u32 factors = 0;
-  const u32 groups = n / 4 + (n % 4 != 0);
-  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < groups; i += gridDim.x * THREADS) {
-    Four<float> x = load_four(fed, i, n);
-    for (u32 c = 0; c < 4; c++) {
-      u32 key = key_of(x.v[c]);
-      if (4 * i + c >= n || key < from) continue;
-      double wide = (double)float_of(key) - shift;
-      m.count += 1.0;
-      m.sum += wide;
-      m.squares += wide * wide;
-      if (fit != FIT_GAMMA || key < 0x800000u) continue;
-      m.nonzero += 1.0;
-      exponents += (int)(key >> 23) - 127;
-      product *= (double)float_of((key & 0x7fffffu) | 0x3f800000u);
-    }
-    if (++factors % 128 == 0) {
-      m.logs += log(product) + (double)exponents * 0.6931471805599453;
-      product = 1.0;
-      exponents = 0;
-    }
-  }
+  each_of(fed, n, [&](float x) {
+    const u32 key = key_of(x);
+    if (key < from) return;
+    const double wide = (double)float_of(key) - shift;
+    m.count += 1.0;
+    m.sum += wide;
+    m.squares += wide * wide;
+    if (fit != FIT_GAMMA || key < 0x800000u) return;
+    m.nonzero += 1.0;
+    exponents += (int)(key >> 23) - 127;
+    product *= (double)float_of((key & 0x7fffffu) | 0x3f800000u);
+    if (++factors % 512 != 0) return;
+    m.logs += log(product) + (double)exponents * 0.6931471805599453;
+    product = 1.0;
+    exponents = 0;
+  });
   m.logs += log(product) + (double)exponents * 0.6931471805599453;
   m = {block_sum(m.count), block_sum(m.sum), block_sum(m.squares), block_sum(m.nonzero), block_sum(m.logs)};
   if (threadIdx.x == 0) {

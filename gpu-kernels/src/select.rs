@@ -33,13 +33,38 @@ pub struct Form {
     pub counted: bool,
     /// Whether the coding may depend on the indices: for methods whose number of values varies.
     pub gaps: bool,
+    /// What follows the indices.
+    pub tail: Tail,
+}
+
+/// What is packed of each value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tail {
+    /// As it is.
+    Values,
+    /// Its code, which stands in its place ([`crate::hybrid`]).
+    Codes {
+        /// Whether the outcome's norm goes in front.
+        led: bool,
+        /// Of each code.
+        bits: u32,
+    },
+}
+
+impl Tail {
+    fn words(self) -> [u64; 2] {
+        match self {
+            Self::Values => [0, 32],
+            Self::Codes { led, bits } => [u64::from(led), u64::from(bits)],
+        }
+    }
 }
 
 impl Form {
     /// Of top-k, LWTopk, MSTopk and random-k with indices of its own.
-    pub const FIXED: Self = Self { counted: true, gaps: false };
+    pub const FIXED: Self = Self { counted: true, gaps: false, tail: Tail::Values };
     /// Of methods with a threshold.
-    pub const VARYING: Self = Self { counted: true, gaps: true };
+    pub const VARYING: Self = Self { counted: true, gaps: true, tail: Tail::Values };
 }
 
 /// Error feedback, exactly the k largest by magnitude (ties to the lowest index), and the memory's update. Five launches
@@ -127,7 +152,7 @@ pub(crate) fn take(
 /// Most bytes of a payload with at most k of n values, rounded up to whole words, which the kernels write.
 pub fn payload_room(n: u64, k: u64) -> u64 {
     // No coding of indices that is written takes more than a u32 each.
-    (4 + 1 + 4 * k.min(n) + 4 * k.min(n)).next_multiple_of(4) + 4
+    (4 + 1 + 4 * k.min(n) + 4 + 4 * k.min(n)).next_multiple_of(4) + 4
 }
 
 /// Packs what the last call with this workspace selected as a payload of version 2. Its length is in the outcome.
@@ -142,16 +167,13 @@ pub fn pack(
     check(("the payload", payload, payload_room(n, from.room)), ALIGN)?;
     let (state, outcome) = (parts.state.address(), parts.outcome.address());
     let threads = 2 * from.room;
-    let (counted, gaps) = (u64::from(form.counted), u64::from(form.gaps));
+    let (counted, gaps, [led, bits]) = (u64::from(form.counted), u64::from(form.gaps), form.tail.words());
     if form.gaps {
         start(device, "gaps", threads, &[from.indices.address(), state, outcome])?;
     }
-    start(device, "clear", threads, &[payload.address(), u64::from(count), state, outcome, counted, gaps])?;
+    let cleared = [payload.address(), u64::from(count), state, outcome, counted, gaps, led, bits];
+    start(device, "clear", threads, &cleared)?;
     let (indices, values) = (from.indices.address(), from.values.address());
-    start(
-        device,
-        "pack",
-        threads,
-        &[indices, values, u64::from(count), payload.address(), state, outcome, counted, gaps],
-    )
+    let packed = [indices, values, u64::from(count), payload.address(), state, outcome, counted, gaps, led, bits];
+    start(device, "pack", threads, &packed)
 }

@@ -28,7 +28,7 @@ pub const HEADERS: &[(&str, &str)] = &[
 ];
 
 /// Every module.
-pub const MODULES: &[Module] = &[SELECT, GAINS, QUANTIZE, THRESHOLD, INDICES, LOW_RANK, MARSIT, RANGES];
+pub const MODULES: &[Module] = &[SELECT, GAINS, QUANTIZE, THRESHOLD, INDICES, LOW_RANK, MARSIT, RANGES, HYBRIDS];
 
 /// Error feedback, exact cuts, compaction and packing of what is selected.
 pub const SELECT: Module = Module {
@@ -112,6 +112,10 @@ pub const RANGES: Module = Module {
         "add_sizes",
     ],
 };
+
+/// Strom's hard threshold and Qsparse, after a selection.
+pub const HYBRIDS: Module =
+    Module { name: "hybrids.cu", text: file!("hybrids.cu"), kernels: &["list_norm", "list_levels", "list_signs"] };
 
 /// Options that both NVRTC and the cache's key take. No contraction to fused multiply-add: the CPU side rounds every
 /// product, and payloads must be the same bits.

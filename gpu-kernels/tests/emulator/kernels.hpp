@@ -1,6 +1,7 @@
 // Every module in one translation unit, and a line per kernel.
 #pragma once
 #include "gains.cu"
+#include "hybrids.cu"
 #include "indices.cu"
 #include "lowrank.cu"
 #include "marsit.cu"
@@ -68,6 +69,9 @@
   KERNEL(add_sizes) \
   KERNEL(quantize_grid) \
   KERNEL(dequantize_grid) \
+  KERNEL(list_norm) \
+  KERNEL(list_levels) \
+  KERNEL(list_signs) \
   KERNEL(marsit) \
   KERNEL(power_right) \
   KERNEL(power_send) \

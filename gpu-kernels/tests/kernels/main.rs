@@ -4,6 +4,7 @@
 mod data;
 mod emulated;
 mod gains;
+mod hybrid;
 mod indices;
 mod low_rank;
 mod marsit;

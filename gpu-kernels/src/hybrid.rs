@@ -1,0 +1,89 @@
+//! Methods that select and send what is selected in few bits. Each ends with a list of indices and codes, which
+//! [`crate::pack`] packs in the form that it answers.
+
+use crate::device::start;
+use crate::feed::Feed;
+use crate::random::Random;
+use crate::select::{Form, Selected, Tail, topk};
+use crate::threshold::{Threshold, threshold};
+use crate::workspace::Workspace;
+use crate::{Device, LaunchError, Span};
+
+/// `hardthreshold` (Strom 2015): ±tau for every magnitude above tau.
+pub fn hard_threshold(
+    device: &impl Device,
+    feed: &Feed,
+    (tau, to): (f32, &Selected),
+    workspace: Span,
+) -> Result<Form, LaunchError> {
+    if !(tau > 0.0 && tau.is_finite()) {
+        return Err(LaunchError::Parameter { what: "tau", value: f64::from(tau), rule: "above 0, and finite" });
+    }
+    threshold(device, feed, (Threshold::Above { v: tau }, to), workspace)?;
+    signs(device, (feed, to), (false, tau), &Workspace::new(workspace, feed.n)?)?;
+    Ok(Form { counted: true, gaps: true, tail: Tail::Codes { led: false, bits: 1 } })
+}
+
+/// What Qsparse makes of the k largest.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Qsparse {
+    /// `quantize=levels`.
+    Levels {
+        /// s, from 1 to 127.
+        s: u32,
+        /// `scaled`: divided by 1 + beta.
+        scaled: bool,
+        /// Of this step and rank.
+        random: Random,
+    },
+    /// `quantize=sign`: signs and the mean magnitude.
+    Signs,
+}
+
+/// Bound on the quantiser's relative variance (QSGD, lemma 3.1).
+fn beta(k: u64, s: u32) -> f64 {
+    let (k, s) = (k as f64, f64::from(s));
+    (k / (s * s)).min(k.sqrt() / s)
+}
+
+/// `qsparse(select=top)` (Basu et al. 2019): the k largest, quantized.
+pub fn qsparse(
+    device: &impl Device,
+    feed: &Feed,
+    (k, method, to): (u64, Qsparse, &Selected),
+    workspace: Span,
+) -> Result<Form, LaunchError> {
+    if let Qsparse::Levels { s, .. } = method
+        && !(1..=127).contains(&s)
+    {
+        return Err(LaunchError::Parameter { what: "s", value: f64::from(s), rule: "from 1 to 127" });
+    }
+    topk(device, feed, (k, to), workspace)?;
+    let parts = Workspace::new(workspace, feed.n)?;
+    let [state, outcome, partials] = [parts.state, parts.outcome, parts.partials].map(Span::address);
+    let mean = u64::from(method == Qsparse::Signs);
+    start(device, "list_norm", k, &[to.values.address(), mean, state, outcome, partials])?;
+    let form = |bits| Form { counted: false, gaps: false, tail: Tail::Codes { led: true, bits } };
+    let Qsparse::Levels { s, scaled, random } = method else {
+        signs(device, (feed, to), (true, 0.0), &parts)?;
+        return Ok(form(1));
+    };
+    let divisor = if scaled { 1.0 + beta(k, s) } else { 1.0 };
+    let [a, b, c, _] = random.key(1).map(u64::from);
+    let (fed, indices, values) = (feed.fed.address(), to.indices.address(), to.values.address());
+    let arguments = [fed, indices, values, u64::from(s), divisor.to_bits(), a, b, c, state, outcome, partials];
+    start(device, "list_levels", k, &arguments)?;
+    Ok(form(u32::BITS - (2 * s).leading_zeros()))
+}
+
+fn signs(
+    device: &impl Device,
+    (feed, to): (&Feed, &Selected),
+    (by_norm, tau): (bool, f32),
+    parts: &Workspace,
+) -> Result<(), LaunchError> {
+    let [state, outcome, partials] = [parts.state, parts.outcome, parts.partials].map(Span::address);
+    let (fed, indices, values) = (feed.fed.address(), to.indices.address(), to.values.address());
+    let arguments = [fed, indices, values, u64::from(by_norm), u64::from(tau.to_bits()), state, outcome, partials];
+    start(device, "list_signs", to.room, &arguments)
+}

@@ -1,0 +1,97 @@
+//! Strom's hard threshold and Qsparse against `compression`.
+
+use crate::data::{LENGTHS, gradients};
+use crate::emulated::{Emulated, Memory};
+use crate::topk::{Step1, bits, reference};
+use flexcomm_compression::pipeline::Gradient;
+use flexcomm_gpu_kernels::hybrid::{Qsparse, hard_threshold, qsparse};
+use flexcomm_gpu_kernels::{DType, Feed, Form, LaunchError, Random, Selected, Span, pack};
+
+/// Two steps with error feedback.
+fn check(
+    device: &Emulated,
+    strategy: &str,
+    gradient: &[f32],
+    call: impl Fn(&Feed, &Selected, Span, u64) -> Result<Form, LaunchError>,
+) {
+    let n = gradient.len();
+    let source = Memory::of(gradient);
+    let mut memory = Memory::of(&vec![0.0f32; n]);
+    let want = reference(&format!("{strategy}+ef(vanilla)"), Gradient::F32(gradient), n);
+    for (index, (payload, held_back, fed, sent)) in want.into_iter().enumerate() {
+        let step = Step1::new(n as u64, n as u64);
+        let (feed, to) = (step.feed((n as u64, DType::F32), &source, Some(&memory)), step.to(n as u64));
+        let form = call(&feed, &to, step.workspace.span(), index as u64).unwrap();
+        pack(device, (&to, n as u64), (step.payload.span(), form), step.workspace.span()).unwrap();
+        assert_eq!(step.payload(), payload, "{strategy} of {n}, step {index}");
+        assert_eq!(bits(&step.fed.f32s()), bits(&held_back), "{strategy} of {n}, step {index}");
+        let outcome = step.outcome();
+        assert!((outcome.fed - fed).abs() <= 1e-12 * fed, "{strategy}: {outcome:?}");
+        assert!((outcome.sent - sent).abs() <= 1e-6 * sent + 1e-300, "{strategy} of {n}: {outcome:?}, {sent}");
+        memory = step.fed;
+    }
+}
+
+#[test]
+fn hard_thresholds_are_the_cpus() {
+    for (at, n) in LENGTHS.into_iter().enumerate() {
+        for (_, gradient) in gradients(n) {
+            let Some(device) = Emulated::new(at as u64) else { return };
+            for tau in [0.25f32, 0.5, 3.0, 1e6] {
+                check(&device, &format!("hardthreshold(tau={tau})"), &gradient, |feed, to, workspace, _| {
+                    hard_threshold(&device, feed, (tau, to), workspace)
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn qsparse_is_the_cpus() {
+    for (at, n) in LENGTHS.into_iter().enumerate().filter(|(_, n)| *n > 30) {
+        for (what, gradient) in gradients(n) {
+            let Some(device) = Emulated::new(at as u64) else { return };
+            for k in [2, n / 20 + 2, n / 3] {
+                println!("{what}, {k} of {n}");
+                let k64 = k as u64;
+                for (s, scaled) in [(15, true), (3, false), (127, true)] {
+                    let text = format!("qsparse(k={k},s={s},scaled={scaled})");
+                    check(&device, &text, &gradient, |feed, to, workspace, step| {
+                        let random = Random { seed: 1, step, tensor: 0, rank: Some(0) };
+                        qsparse(&device, feed, (k64, Qsparse::Levels { s, scaled, random }, to), workspace)
+                    });
+                }
+                let text = format!("qsparse(k={k},quantize=sign)");
+                check(&device, &text, &gradient, |feed, to, workspace, _| {
+                    qsparse(&device, feed, (k64, Qsparse::Signs, to), workspace)
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_leaves_the_memory_and_means_zeros() {
+    let n = 3000;
+    let (_, before) = gradients(n).swap_remove(0);
+    let mut gradient = before.clone();
+    gradient[1234] = f32::INFINITY;
+    let Some(device) = Emulated::new(2) else { return };
+    let (source, memory) = (Memory::of(&gradient), Memory::of(&before));
+    for which in 0..3 {
+        let step = Step1::new(n as u64, n as u64);
+        let (feed, to) = (step.feed((n as u64, DType::F32), &source, Some(&memory)), step.to(n as u64));
+        let random = Random { seed: 1, step: 0, tensor: 0, rank: Some(0) };
+        let workspace = step.workspace.span();
+        let form = match which {
+            0 => hard_threshold(&device, &feed, (0.5, &to), workspace),
+            1 => qsparse(&device, &feed, (50, Qsparse::Signs, &to), workspace),
+            _ => qsparse(&device, &feed, (50, Qsparse::Levels { s: 4, scaled: true, random }, &to), workspace),
+        };
+        pack(&device, (&to, n as u64), (step.payload.span(), form.unwrap()), workspace).unwrap();
+        let outcome = step.outcome();
+        assert!(outcome.refused && outcome.norm == 0.0, "{outcome:?}");
+        assert_eq!(outcome.kept, if which == 0 { 0 } else { 50 });
+        assert_eq!(step.fed.bytes(), memory.bytes());
+    }
+}
