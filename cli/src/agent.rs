@@ -40,9 +40,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         print!("{SAMPLE}");
         return Ok(());
     }
-    let config = Config::load(args.config.as_deref(), args.overrides).map_err(|e| anyhow::anyhow!("failed to {e}"))?;
+    let unread = |e: flexcomm_agent::ConfigError| anyhow::anyhow!("failed to read the configuration: {e}");
+    let config = Config::load(args.config.as_deref(), args.overrides).map_err(unread)?;
     if args.print_config {
-        print!("{}", config.to_toml().map_err(|e| anyhow::anyhow!("failed to {e}"))?);
+        print!("{}", config.to_toml().map_err(unread)?);
         return Ok(());
     }
     tracing_subscriber::fmt()

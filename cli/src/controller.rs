@@ -42,7 +42,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         print!("{}", flexcomm_controller::config::SAMPLE);
         return Ok(());
     }
-    let unread = |e: flexcomm_controller::ConfigError| anyhow::anyhow!("failed to read the configuration: {e}");
+    let unread = |e: flexcomm_controller::ConfigError| {
+        // No flag has a range, so that a value out of its range stands in the file.
+        let e = args.config.iter().fold(e, |e, path| e.inside(path));
+        anyhow::anyhow!("failed to read the configuration: {e}")
+    };
     let raw = merged(&args).map_err(unread)?;
     if args.print_config {
         raw.check().map_err(unread)?;

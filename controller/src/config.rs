@@ -153,6 +153,14 @@ pub enum ConfigError {
         /// Why.
         why: std::io::Error,
     },
+    /// One of the others, in a file.
+    #[error("{path}: {why}")]
+    Inside {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong in it.
+        why: Box<ConfigError>,
+    },
     /// Not TOML, or a value of the wrong type.
     #[error("{0}")]
     Syntax(String),
@@ -189,6 +197,16 @@ pub enum ConfigError {
     },
 }
 
+impl ConfigError {
+    /// Says that the values come from this file; what names a file of its own is left as it is.
+    pub fn inside(self, path: &Path) -> Self {
+        match self {
+            Self::File { .. } | Self::Inside { .. } | Self::Token { .. } => self,
+            why => Self::Inside { path: path.to_owned(), why: Box::new(why) },
+        }
+    }
+}
+
 fn syntax(error: impl std::fmt::Display) -> ConfigError {
     ConfigError::Syntax(error.to_string().trim_end().to_owned())
 }
@@ -217,7 +235,7 @@ impl RawConfig {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|why| ConfigError::File { path: path.to_owned(), why })?;
-        Self::parse(&text)
+        Self::parse(&text).map_err(|why| why.inside(path))
     }
 
     /// All keys with their values as TOML; keys that are unset stand there as comments.
@@ -359,6 +377,20 @@ mod tests {
             assert_eq!(RawConfig::parse(text).unwrap_err().to_string(), said);
         }
         assert!(RawConfig::parse("[planner.policy]\nname = \"knee\"\nnonsense = 1").is_err());
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_file_is_named_with_it_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c.toml");
+        for text in ["lisen = 1", "not toml", "[loop]\ntick_ms = \"x\""] {
+            std::fs::write(&path, text).unwrap();
+            let error = RawConfig::read(&path).unwrap_err().inside(&path).to_string();
+            assert!(error.starts_with(&format!("{}: ", path.display())), "{error}");
+            assert_eq!(error.matches("c.toml").count(), 1, "{error}");
+        }
+        let absent = RawConfig::read(Path::new("/none.toml")).unwrap_err().inside(&path).to_string();
+        assert!(absent.starts_with("/none.toml: No such file"), "{absent}");
     }
 
     #[test]

@@ -19,11 +19,19 @@ const MIN_SPOOL: u64 = 64 * 1024;
 /// Largest spool: more than a year of telemetry of one rank.
 const MAX_SPOOL: u64 = 64 * 1024 * 1024 * 1024;
 
-/// Why there is no valid configuration.
+/// Why there is no valid configuration. Completes "failed to read the configuration: ...".
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
+    /// One of the others, and the file or the flag that it comes from.
+    #[error("{place}: {why}")]
+    Placed {
+        /// A path, or the names of flag and variable.
+        place: String,
+        /// What is wrong there.
+        why: Box<ConfigError>,
+    },
     /// The file cannot be read.
-    #[error("read {what} {path}: {why}")]
+    #[error("{what} {path}: {why}")]
     Read {
         /// Which file it was to be.
         what: &'static str,
@@ -33,13 +41,13 @@ pub enum ConfigError {
         why: std::io::Error,
     },
     /// Not TOML, or a value of another type.
-    #[error("read the configuration: {text}")]
+    #[error("{text}")]
     Syntax {
         /// The parser's words, with line and column.
         text: String,
     },
     /// A key that does not exist.
-    #[error("read the configuration: line {line}: unknown key `{key}`{}", hint(.nearest, .known))]
+    #[error("line {line}: unknown key `{key}`{}", hint(.nearest, .known))]
     UnknownKey {
         /// From 1.
         line: usize,
@@ -51,7 +59,7 @@ pub enum ConfigError {
         known: String,
     },
     /// A value that is not allowed.
-    #[error("read the configuration: `{key}` is {value}, allowed is {allowed}")]
+    #[error("`{key}` is {value}, allowed is {allowed}")]
     Value {
         /// Which key.
         key: &'static str,
@@ -61,8 +69,19 @@ pub enum ConfigError {
         allowed: String,
     },
     /// Values that are valid alone but not together, or one that is missing.
-    #[error("read the configuration: {0}")]
+    #[error("{0}")]
     Together(&'static str),
+}
+
+impl ConfigError {
+    /// The key whose value it is about.
+    fn key(&self) -> Option<&'static str> {
+        match self {
+            Self::Value { key, .. } => Some(key),
+            Self::Read { .. } => Some("token_file"),
+            _ => None,
+        }
+    }
 }
 
 fn hint(nearest: &Option<&'static str>, known: &str) -> String {
@@ -127,6 +146,31 @@ pub struct Overrides {
 }
 
 impl Overrides {
+    /// How a key is spelled on the command line and in the environment, when it is given there.
+    fn spelled(&self, key: &str) -> Option<String> {
+        macro_rules! given {
+            ($($name:ident),+) => { [$((stringify!($name), self.$name.is_some())),+] };
+        }
+        let given = given![
+            node,
+            controller,
+            token,
+            token_file,
+            listen,
+            advertise,
+            echo_port,
+            throughput_port,
+            run_dir,
+            state_dir,
+            log,
+            metrics_listen
+        ];
+        given.iter().find(|(name, given)| *name == key && *given)?;
+        let command = <Self as clap::Args>::augment_args(clap::Command::new("agent"));
+        let arg = command.get_arguments().find(|arg| arg.get_id() == key)?;
+        Some(format!("--{} or {}", arg.get_long()?, arg.get_env()?.to_string_lossy()))
+    }
+
     fn over(self, raw: &mut Raw) {
         // A token given one way replaces a token given the other way in the file.
         if self.token.is_some() || self.token_file.is_some() {
@@ -211,11 +255,16 @@ pub struct Shaping {
 impl Config {
     /// Reads the file, when there is one, lets the overrides win and checks the whole.
     pub fn load(file: Option<&std::path::Path>, overrides: Overrides) -> Result<Self, ConfigError> {
-        let text = match file {
-            Some(path) => read_bounded("the configuration", path)?,
-            None => String::new(),
-        };
-        Self::parse(&text, overrides)
+        let text = file.map_or_else(|| Ok(String::new()), |path| read_bounded("the file", path))?;
+        let spelled = overrides.clone();
+        Self::parse(&text, overrides).map_err(|why| {
+            let given = why.key().and_then(|key| spelled.spelled(key));
+            let place = given.or_else(|| file.map(|path| path.display().to_string()));
+            match place {
+                Some(place) => ConfigError::Placed { place, why: Box::new(why) },
+                None => why,
+            }
+        })
     }
 
     /// The same from a text.

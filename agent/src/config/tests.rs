@@ -53,9 +53,9 @@ fn k_not_file(line: &str) -> bool {
 #[test]
 fn typos_are_named_with_line_and_nearest_key() {
     let text = error("node = \"a\"\n\ncontoller = \"http://x\"\n");
-    assert_eq!(text, "read the configuration: line 3: unknown key `contoller`, did you mean `controller`?");
+    assert_eq!(text, "line 3: unknown key `contoller`, did you mean `controller`?");
     let text = error("[shaping]\nalow = true\n");
-    assert_eq!(text, "read the configuration: line 2: unknown key `alow`, did you mean `allow`?");
+    assert_eq!(text, "line 2: unknown key `alow`, did you mean `allow`?");
     assert!(error("[shapping]\n").contains("did you mean `shaping`?"));
     assert!(error("xyzzyplugh = 1").contains("the keys are node, controller"));
 }
@@ -92,15 +92,15 @@ fn values_out_of_range_are_named() {
         ("[shaping]\nlease = \"1ms\"", "shaping.lease"),
     ] {
         let error = error(text);
-        assert!(error.starts_with(&format!("read the configuration: `{key}` is ")), "{text}: {error}");
+        assert!(error.starts_with(&format!("`{key}` is ")), "{text}: {error}");
     }
 }
 
 #[test]
 fn errors_read_as_sentences_and_name_a_cause_once() {
-    let said = "read the configuration: `probe_share` is 0.5, allowed is 0.0001 to 0.2";
+    let said = "`probe_share` is 0.5, allowed is 0.0001 to 0.2";
     assert_eq!(error("probe_share = 0.5"), said);
-    assert!(error("node = \"a b\"").starts_with("read the configuration: `node` is \"a b\", allowed is "));
+    assert!(error("node = \"a b\"").starts_with("`node` is \"a b\", allowed is "));
     let absent = Config::load(Some("/none.toml".as_ref()), with_token()).unwrap_err();
     assert_eq!(absent.to_string().matches("No such file").count(), 1, "{absent}");
     assert!(std::error::Error::source(&absent).is_none(), "a reader of the chain would print it twice");
@@ -135,4 +135,28 @@ fn what_is_printed_reads_back_the_same_and_hides_the_token() {
         assert!(!text.contains("a-test-token"), "{text}");
         assert_eq!(format!("{:?}", parse(&text).unwrap()), format!("{config:?}"), "{text}");
     }
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_file_or_flag() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("agent.toml");
+    let said = |text: &str, overrides: Overrides| {
+        std::fs::write(&path, text).unwrap();
+        Config::load(Some(&path), overrides).unwrap_err().to_string()
+    };
+    let file = path.display();
+    let typo = said("nod = \"a\"", with_token());
+    assert_eq!(typo, format!("{file}: line 1: unknown key `nod`, did you mean `node`?"));
+    for text in ["probe_share = 0.5", "a\nb", "echo_port = \"x\"", "token = \"a\"\ntoken_file = \"b\""] {
+        let error = said(text, if text.contains("token") { Overrides::default() } else { with_token() });
+        assert!(error.starts_with(&format!("{file}: ")), "{error}");
+    }
+    let flag = said("echo_port = 1", Overrides { echo_port: Some(0), ..with_token() });
+    assert!(flag.starts_with("--echo-port or FLEXCOMM_ECHO_PORT: `echo_port` is 0"), "{flag}");
+    let listen = Config::load(None, Overrides { listen: Some("x".into()), ..with_token() }).unwrap_err().to_string();
+    assert!(listen.starts_with("--listen or FLEXCOMM_AGENT_LISTEN: `listen` is \"x\""), "{listen}");
+    let token = said("token_file = \"/none/token\"", Overrides::default());
+    assert!(token.starts_with(&format!("{file}: the token file /none/token: No such file")), "{token}");
+    assert!(said("", Overrides::default()).contains("--token-file"));
 }

@@ -48,7 +48,7 @@ impl From<StoreError> for ApiError {
             StoreError::Sql { .. } => Self::Unavailable(error.to_string()),
             StoreError::Stored { .. }
             | StoreError::Fenced { .. }
-            | StoreError::Migrate(_)
+            | StoreError::Unusable { .. }
             | StoreError::Held { .. }
             | StoreError::Lock { .. } => Self::Internal(error.to_string()),
         }

@@ -5,9 +5,19 @@ const $ = (id) => document.getElementById(id);
 const LOOK_MS = 1000;
 const INTERVALS = 400;
 const HISTORY = 40;
-// The address names the job and, to share one, a decision: #JOB or #JOB/VERSION.
-const [named, opened] = decodeURIComponent(location.hash.slice(1)).split("/");
-const state = { job: named, version: null, applied: null, open: new Set(opened ? [Number(opened)] : []), busy: false, jobs: [] };
+const state = { ...addressed(), version: null, applied: null, busy: false, jobs: [] };
+
+/** The address names the job and, to share one, a decision: #JOB or #JOB/VERSION, with a name's own slashes encoded. */
+function addressed() {
+  const [job, version] = location.hash.slice(1).split("/");
+  const open = new Set(/^[1-9][0-9]{0,15}$/.test(version) ? [Number(version)] : []);
+  try {
+    return { job: decodeURIComponent(job), open };
+  } catch {
+    // Not an address that this page wrote; it names no job.
+    return { job: "", open: new Set() };
+  }
+}
 
 /** An element with text and elements as children; never HTML. */
 function el(tag, attributes, ...children) {
@@ -201,7 +211,7 @@ function showTiles(job) {
     tile("Step", micros(job.step_us), off(job.step_us, job.predicted_step_us)),
     tile("Collective", micros(job.sync_us), off(job.sync_us, job.predicted_sync_us)),
     tile("Compute", micros(job.compute_us), `compression ${micros(job.comp_us)}`),
-    tile("Gain", share(job.gain), "energy of the gradient kept"),
+    tile("Gain", share(job.gain), "gradient energy kept"),
     tile("Ranks", `${job.live_ranks} / ${job.world}`, `${new Set(job.nodes.filter(Boolean)).size} nodes, ${job.backend}`),
     tile("Steps", String(job.step), `${count(job.gradient_values)} values each`),
     tile("Loss", share(job.loss), "newest"),
@@ -324,4 +334,6 @@ function showHistory(entries) {
 
 look();
 setInterval(look, LOOK_MS);
+// replaceState, by which the page writes its own address, does not come here.
+addEventListener("hashchange", () => { Object.assign(state, addressed(), { version: null, applied: null }); look(); });
 addEventListener("visibilitychange", look);

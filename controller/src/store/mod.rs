@@ -10,6 +10,7 @@ mod jobs;
 mod links;
 mod lock;
 mod nodes;
+mod open;
 mod scenario;
 mod steps;
 mod trials;
@@ -28,7 +29,7 @@ pub use trials::{NewTrial, TrialReportRow, TrialRow};
 use flexcomm_domain::Timestamp;
 use flexcomm_optimizer::CoefficientBook;
 use lock::Lock;
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::sqlite::SqlitePool;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -63,16 +64,23 @@ pub enum StoreError {
         pid: String,
     },
     /// The lock beside the database cannot be made.
-    #[error("lock {path}: {source}")]
+    #[error("lock {path}: {source}; the database's folder must be there and writable (--db FILE)")]
     Lock {
         /// The lock's file.
         path: PathBuf,
         /// Why.
         source: std::io::Error,
     },
-    /// The file is of another version, or damaged.
-    #[error("bring the database to this version: {0}")]
-    Migrate(sqlx::migrate::MigrateError),
+    /// The file is damaged, of another version, or out of reach.
+    #[error("open the database {db}: {why}; {remedy}")]
+    Unusable {
+        /// Which file.
+        db: PathBuf,
+        /// What is wrong with it.
+        why: String,
+        /// What helps.
+        remedy: String,
+    },
     /// Something stored does not read back.
     #[error("{operation}: stored {what} is not valid: {why}")]
     Stored {
@@ -145,18 +153,7 @@ impl Store {
     /// Opens the file, makes it when absent, brings it to this version. No other process may have it open.
     pub async fn open(path: &Path) -> Result<Self> {
         let lock = Mutex::new(Some(Lock::take(path)?));
-        let options = SqliteConnectOptions::new()
-            .filename(path)
-            .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal)
-            .synchronous(SqliteSynchronous::Full)
-            .foreign_keys(true)
-            .busy_timeout(PATIENCE);
-        let writer = SqlitePoolOptions::new().max_connections(1).acquire_timeout(PATIENCE);
-        let write = writer.connect_with(options.clone()).await.map_err(sql("open the database"))?;
-        sqlx::migrate!("../migrations").run(&write).await.map_err(StoreError::Migrate)?;
-        let readers = SqlitePoolOptions::new().max_connections(READERS).acquire_timeout(PATIENCE);
-        let read = readers.connect_with(options.read_only(true)).await.map_err(sql("open the database to read"))?;
+        let (write, read) = open::open(path).await?;
         let (book, book_reads) = Default::default();
         Ok(Self { write, read, healthy: AtomicBool::new(true), book, book_reads, lock })
     }
@@ -242,14 +239,6 @@ pub(crate) mod tests {
         let again = Store::open(&dir.path().join("test.db")).await.unwrap();
         assert_eq!(again.raise("orders_epoch", 1, 100).await.unwrap(), 100);
         assert_eq!(again.newest_time().await.unwrap(), Timestamp(0));
-    }
-
-    #[tokio::test]
-    async fn a_file_that_is_no_database_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("x.db");
-        std::fs::write(&path, "this is not a database, it only has its name".repeat(100)).unwrap();
-        assert!(Store::open(&path).await.is_err());
     }
 
     #[tokio::test]
