@@ -26,7 +26,7 @@ pub struct Args {
     #[arg(long, env = "FLEXCOMM_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// Let PUT /api/v1/scenario order agents to shape their links. For a lab, never for a real cluster.
-    #[arg(long, env = "FLEXCOMM_SCENARIO")]
+    #[arg(long, env = "FLEXCOMM_SCENARIO", value_parser = clap::builder::BoolishValueParser::new())]
     scenario: bool,
     /// Print the commented sample of a configuration file and stop.
     #[arg(long)]

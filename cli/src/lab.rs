@@ -133,11 +133,6 @@ fn plan(up: &Up) -> Result<LabPlan> {
     if let Some(strategy) = &up.strategy {
         strategy.parse::<flexcomm_domain::Strategy>().context("--strategy")?;
     }
-    let out = match &up.out {
-        Some(out) => out.clone(),
-        None => std::env::temp_dir().join(format!("flexcomm-lab-{}", std::process::id())),
-    };
-    std::fs::create_dir_all(&out).with_context(|| format!("--out {}", out.display()))?;
     Ok(LabPlan {
         nodes: up.nodes,
         schedule: load_schedule(up)?,
@@ -151,19 +146,40 @@ fn plan(up: &Up) -> Result<LabPlan> {
         fixed: up.strategy.clone(),
         for_s: up.for_.map(|t| t.get()),
         stay: !up.exit_when_done,
-        out: out.canonicalize()?,
+        out: up.out.clone().unwrap_or_default(),
         uml: false,
     })
 }
 
+/// A new folder below the system's temporary folder; one that stands there already may be anybody's.
+fn new_folder() -> Result<PathBuf> {
+    let base = std::env::temp_dir().join(format!("flexcomm-lab-{}", std::process::id()));
+    for i in 1.. {
+        let path = if i == 1 { base.clone() } else { base.with_extension(i.to_string()) };
+        match std::fs::create_dir(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            outcome => return outcome.map(|()| path.clone()).with_context(|| path.display().to_string()),
+        }
+    }
+    bail!("no free name for a folder beside {}", base.display())
+}
+
+/// Checks everything, then makes the folder, then tells where things are: what is refused leaves nothing behind.
 fn run_up(up: Up) -> Result<()> {
-    let plan = plan(&up)?;
+    let mut plan = plan(&up)?;
     let stop = stop_flag()?;
+    let lab = flexcomm_lab::host::prepare(HostOptions { backend: up.backend, listen: up.listen })?;
+    let out = match up.out {
+        None => new_folder()?,
+        Some(out) => {
+            std::fs::create_dir_all(&out).map(|()| out.clone()).with_context(|| format!("--out {}", out.display()))?
+        }
+    };
+    plan.out = out.canonicalize()?;
     println!("flexcomm lab: logs and results in {}", plan.out.display());
     println!("{}", flexcomm_lab::inside::IMPATIENT);
     println!("page: http://{}/   REST: http://{}/api/v1/jobs/lab/decision   (Ctrl-C ends)", up.listen, up.listen);
-    let options = HostOptions { backend: up.backend, listen: up.listen };
-    flexcomm_lab::host::run(plan, options, || stop.load(Ordering::Relaxed), |line| println!("{line}"))?;
+    lab.run(plan, || stop.load(Ordering::Relaxed), |line| println!("{line}"))?;
     Ok(())
 }
 

@@ -24,6 +24,7 @@ mod agent;
 mod bench;
 mod controller;
 mod doctor;
+mod environment;
 mod lab;
 mod plan;
 mod probe;
@@ -58,7 +59,12 @@ enum Command {
 }
 
 fn main() -> std::process::ExitCode {
-    let outcome = match Cli::parse().command {
+    let command = Cli::parse().command;
+    if matches!(command, Command::Agent(_) | Command::Controller(_) | Command::Probe(_)) {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        environment::complaints(names).iter().for_each(|line| eprintln!("flexcomm: {line}"));
+    }
+    let outcome = match command {
         Command::Plan(args) => plan::run(args),
         Command::Probe(args) => probe::run(args),
         Command::Agent(args) => agent::run(args),

@@ -17,6 +17,9 @@ const MAX_WORKERS: u32 = 4096;
 /// Most values in a gradient: a hundred times the largest published models.
 const MAX_PARAMS: f64 = 1e14;
 
+/// Least ratio: a hundred thousand values of the largest gradient.
+const LEAST_CR: f64 = 1e-9;
+
 /// What would each collective and compression ratio cost on this network, and which should be used?
 ///
 /// Times come from the alpha-beta model of flexcomm, over the schedules that its workers run; nothing is
@@ -44,7 +47,7 @@ pub struct Args {
     #[arg(long, value_name = "MATRIX.csv")]
     links: Option<PathBuf>,
 
-    /// Compression ratios (kept share of values, above 0 and below 1), separated by commas. Dense is always added.
+    /// Compression ratios (kept share of values, 1e-9 to below 1), separated by commas. Dense is always added.
     #[arg(long, value_name = "LIST", allow_hyphen_values = true, value_delimiter = ',', value_parser = parse_cr, default_values_t = DEFAULT_CRS.map(Ratio))]
     crs: Vec<Ratio>,
 
@@ -161,6 +164,9 @@ fn parse_count(text: &str) -> Result<u64, String> {
 fn parse_cr(text: &str) -> Result<Ratio, String> {
     let value: f64 = text.trim().parse().map_err(|_| format!("{text:?} is not a number"))?;
     let cr = CompressionRatio::new(value).map_err(|e| e.to_string())?;
+    if value < LEAST_CR {
+        return Err(format!("compression ratio is {value:e}, allowed is {LEAST_CR:e} to below 1"));
+    }
     if cr.is_dense() { Err("1 is dense, which is always a candidate: leave it out".into()) } else { Ok(Ratio(value)) }
 }
 

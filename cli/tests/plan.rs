@@ -202,6 +202,8 @@ fn bad_numbers_are_refused_by_name() {
         ("--crs", "-0.1", "compression ratio is -0.1"),
         ("--crs", "NaN", "compression ratio is NaN"),
         ("--crs", "1", "1 is dense, which is always a candidate"),
+        ("--crs", "0.1,1e-300", "compression ratio is 1e-300, allowed is 1e-9 to below 1"),
+        ("--compute", "1e300s", "duration in seconds is 1e300, allowed is 0 to 31,536,000"),
         ("--compute", "-1ms", "-1ms"),
         ("--compute", "nans", "nans"),
         ("--overlap", "0.5", "overlap"),
@@ -226,6 +228,7 @@ fn bad_numbers_are_refused_by_name() {
     refused(&network("8", "1", "1gbit"), &["a number with a unit"]);
     refused(&network("8", "1ms", "0gbit"), &["bandwidth in bit/s is 0"]);
     refused(&network("8", "1ms", "nangbit"), &["nangbit"]);
+    refused(&network("8", "1ms", "1e-300bit"), &["bandwidth in bit/s is 1e-300, allowed is 1e3 to 1e14"]);
     refused(&NETWORK, &["--params"]);
     refused_on_network(&["--buckets", "4"], &["--params"]);
 }

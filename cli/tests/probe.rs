@@ -71,7 +71,7 @@ impl Drop for Running {
 
 /// `flexcomm probe serve` on free ports: UDP, TCP.
 fn serve() -> (Running, String, String) {
-    let mut server = Running::start(&["serve", "--bind", "127.0.0.1", "--echo-port", "0", "--throughput-port", "0"]);
+    let mut server = Running::start(&["serve", "--listen", "127.0.0.1", "--echo-port", "0", "--throughput-port", "0"]);
     let line = server.line();
     let port = |after: &str| {
         let rest = line.split(after).nth(1).unwrap_or_else(|| panic!("{line}"));

@@ -26,7 +26,7 @@ pub use units::{Bandwidth, Bytes, CompressionRatio, Gain, Seconds};
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Invalid {
     /// A number outside its allowed range, or not a number.
-    #[error("{what} is {value}, allowed is {allowed}")]
+    #[error("{what} is {}, allowed is {allowed}", short(*.value))]
     Range {
         /// Which quantity.
         what: &'static str,
@@ -48,6 +48,12 @@ pub enum Invalid {
     /// Parts that are valid alone but not together.
     #[error("{0}")]
     Combination(String),
+}
+
+/// A number of any size in a few characters: nobody counts 300 zeros.
+fn short(value: f64) -> String {
+    let plain = value == 0.0 || !value.is_finite() || (1e-6..1e12).contains(&value.abs());
+    if plain { value.to_string() } else { format!("{value:e}") }
 }
 
 impl Invalid {

@@ -11,8 +11,8 @@ use std::time::Duration;
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Address to listen on; `::` serves IPv6 and IPv4.
-    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::UNSPECIFIED))]
-    bind: IpAddr,
+    #[arg(long, alias = "bind", value_name = "ADDR", default_value_t = IpAddr::V4(Ipv4Addr::UNSPECIFIED))]
+    listen: IpAddr,
     /// UDP port of the echo responder; 0 takes any free one.
     #[arg(long, default_value_t = ECHO_PORT)]
     echo_port: u16,
@@ -26,9 +26,9 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let token = args.token.read()?;
     let stop = stop_on_signal()?;
-    let echo = EchoResponder::spawn(SocketAddr::new(args.bind, args.echo_port), &token)
+    let echo = EchoResponder::spawn(SocketAddr::new(args.listen, args.echo_port), &token)
         .context("failed to start the echo responder (is an agent running here already?)")?;
-    let throughput = ThroughputServer::spawn(SocketAddr::new(args.bind, args.throughput_port), &token)
+    let throughput = ThroughputServer::spawn(SocketAddr::new(args.listen, args.throughput_port), &token)
         .context("failed to start the throughput server (is an agent running here already?)")?;
     println!(
         "echo on UDP {}, throughput on TCP {}; Ctrl-C or SIGTERM ends",

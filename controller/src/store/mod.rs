@@ -152,6 +152,7 @@ fn json<T: serde::Serialize>(operation: &'static str, value: &T) -> Result<Strin
 impl Store {
     /// Opens the file, makes it when absent, brings it to this version. No other process may have it open.
     pub async fn open(path: &Path) -> Result<Self> {
+        open::refuse_folder(path)?;
         let lock = Mutex::new(Some(Lock::take(path)?));
         let (write, read) = open::open(path).await?;
         let (book, book_reads) = Default::default();

@@ -30,6 +30,12 @@ pub(super) async fn open(path: &Path) -> Result<(SqlitePool, SqlitePool)> {
     Ok((write, read))
 }
 
+/// Before a lock is put beside it.
+pub(super) fn refuse_folder(path: &Path) -> Result<()> {
+    let remedy = || "name the file in it (--db FILE)".to_owned();
+    if path.is_dir() { Err(unusable(path, "it is a folder".into(), remedy())) } else { Ok(()) }
+}
+
 /// Looks at every page: damage in the midst of a file would otherwise show up days later, in a decision.
 async fn check(path: &Path, pool: &SqlitePool) -> Result<()> {
     let found: std::result::Result<String, sqlx::Error> =
@@ -47,20 +53,22 @@ fn unusable(path: &Path, why: String, remedy: String) -> StoreError {
 
 /// Cause and remedy of what sqlite answered.
 fn explain(path: &Path, error: &sqlx::Error) -> StoreError {
-    let code = match error {
-        sqlx::Error::Database(inner) => inner.code().and_then(|code| code.parse::<i32>().ok()),
-        _ => None,
+    let (code, said) = match error {
+        sqlx::Error::Database(inner) => {
+            (inner.code().and_then(|code| code.parse::<i32>().ok()), inner.message().to_owned())
+        }
+        _ => (None, error.to_string()),
     };
     // The low byte is the cause, the rest says more about it.
     match code.map(|code| code & 0xff) {
         Some(NOT_A_DATABASE) => unusable(path, "it is no SQLite database, or damaged".into(), damaged(path)),
-        Some(CORRUPT) => unusable(path, format!("it is damaged ({error})"), damaged(path)),
+        Some(CORRUPT) => unusable(path, format!("it is damaged ({said})"), damaged(path)),
         Some(CANNOT_OPEN | READ_ONLY) => {
-            let remedy = "it must be a file, and this user must be able to write it and the folder that it is in";
-            unusable(path, error.to_string(), remedy.into())
+            let remedy = "this user must be able to write it and the folder that it is in";
+            unusable(path, said, remedy.into())
         }
-        Some(FULL) => unusable(path, error.to_string(), "make room on its disk".into()),
-        _ => unusable(path, error.to_string(), "nothing in it was changed".into()),
+        Some(FULL) => unusable(path, said, "make room on its disk".into()),
+        _ => unusable(path, said, "nothing in it was changed".into()),
     }
 }
 
@@ -68,9 +76,9 @@ fn explain(path: &Path, error: &sqlx::Error) -> StoreError {
 fn damaged(path: &Path) -> String {
     let path = path.display();
     format!(
-        "nothing in it was changed; restore a backup, or keep it aside (for f in {path} {path}-wal {path}-shm; do mv $f \
-         $f.damaged; done) and start again: agents and jobs come back by themselves, decisions and what was learned from \
-         trials do not; `sqlite3 {path}.damaged .recover` saves what can be read"
+        "nothing in it was changed; restore a backup, or move it aside (mv {path} {path}.damaged, likewise {path}-wal \
+         and {path}-shm where they are) and start again: agents and jobs come back by themselves, past decisions and \
+         what trials found do not; `sqlite3 {path}.damaged .recover` saves what can be read"
     )
 }
 
@@ -141,6 +149,7 @@ mod tests {
         let error = Store::open(&path).await.unwrap_err().to_string();
         assert!(error.contains("another version of flexcomm") && error.contains("--db"), "{error}");
         let error = Store::open(folder.path()).await.unwrap_err().to_string();
-        assert!(error.contains("it must be a file"), "{error}");
+        assert!(error.contains("it is a folder; name the file in it"), "{error}");
+        assert!(!folder.path().with_extension("lock").exists());
     }
 }

@@ -95,30 +95,48 @@ enum Event {
     Closed,
 }
 
-/// Runs a lab to its end, passing each of its lines to `print`. `stop` is asked a few times a second.
-pub fn run(
-    mut plan: LabPlan,
-    options: HostOptions,
-    stop: impl Fn() -> bool,
-    mut print: impl FnMut(&str),
-) -> Result<(), HostError> {
+/// A lab that nothing stands against any more, before it has made anything that lasts. Dropping it leaves nothing.
+pub struct Ready {
+    plans: mpsc::Sender<LabPlan>,
+    started: mpsc::Receiver<Result<Child, HostError>>,
+}
+
+/// Checks all that can refuse a lab: root, the page's address, a kernel that can carry the network.
+pub fn prepare(options: HostOptions) -> Result<Ready, HostError> {
     if !nix::unistd::geteuid().is_root() {
         return Err(HostError::NotRoot);
     }
     let listener = forward::bind(options.listen)?;
-    let (started, child) = mpsc::channel();
+    let (plans, planned) = mpsc::channel();
+    let (send, started) = mpsc::channel();
+    let (checked, network) = mpsc::channel();
     // The inside's parent-death signal is tied to the thread that starts it, so this thread stays: it
     // carries the page's connections until the process ends.
     std::thread::spawn(move || {
-        let ready = start(&mut plan, options.backend);
-        let target = plan_target(&plan);
+        let uml = match carrier(options.backend) {
+            Ok(uml) => checked.send(Ok(())).map(|()| uml),
+            Err(error) => return drop(checked.send(Err(error))),
+        };
+        let (Ok(uml), Ok(plan)) = (uml, planned.recv()) else { return };
+        let plan = LabPlan { uml, ..plan };
+        let ready = start(&plan);
         let ok = ready.is_ok();
-        if started.send(ready).is_ok() && ok {
-            serve(listener, target);
+        if send.send(ready).is_ok() && ok {
+            serve(listener, plan_target(&plan));
         }
     });
-    let mut child = child.recv().map_err(|_| HostError::Inside("its thread ended".into()))??;
-    relay(&mut child, &stop, &mut print)
+    network.recv().map_err(|_| HostError::Inside("its thread ended".into()))??;
+    Ok(Ready { plans, started })
+}
+
+impl Ready {
+    /// Runs a lab to its end, passing each of its lines to `print`. `stop` is asked a few times a second.
+    pub fn run(self, plan: LabPlan, stop: impl Fn() -> bool, mut print: impl FnMut(&str)) -> Result<(), HostError> {
+        let ended = || HostError::Inside("its thread ended".into());
+        self.plans.send(plan).map_err(|_| ended())?;
+        let mut child = self.started.recv().map_err(|_| ended())??;
+        relay(&mut child, &stop, &mut print)
+    }
 }
 
 fn plan_target(plan: &LabPlan) -> SocketAddr {
@@ -134,22 +152,27 @@ fn serve(listener: std::net::TcpListener, target: SocketAddr) {
     }
 }
 
-/// Enters a new network namespace with the calling thread and starts the inside there.
-fn start(plan: &mut LabPlan, backend: Backend) -> Result<Child, HostError> {
+/// Enters a new network namespace with the calling thread; true when user-mode Linux must carry the network.
+fn carrier(backend: Backend) -> Result<bool, HostError> {
     net::enter_new_namespace()?;
     let netem = net::kernel_has_netem();
-    plan.uml = match backend {
+    let uml = match backend {
         Backend::Auto => !netem,
         Backend::Netns if netem => false,
         Backend::Netns => return Err(HostError::NoKernelNetem),
         Backend::Uml => true,
     };
-    if plan.uml {
+    if uml {
         if !Path::new("/usr/bin/linux.uml").exists() {
             return Err(HostError::NoNetem);
         }
         net::add_tap()?;
     }
+    Ok(uml)
+}
+
+/// Starts the inside from the thread that entered its namespace.
+fn start(plan: &LabPlan) -> Result<Child, HostError> {
     let path = plan.out.join("plan.json");
     let file_error = |why: String| HostError::File { path: path.clone(), why };
     let text = serde_json::to_string_pretty(plan).map_err(|e| file_error(e.to_string()))?;

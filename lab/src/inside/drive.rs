@@ -1,6 +1,7 @@
 //! Starts the cluster, makes the weather follow the epochs, shows what happens, ends it.
 
 use anyhow::{Context, Result, bail};
+use flexcomm_domain::Link;
 use flexcomm_wire::api::{DecisionView, JobView, ScenarioSet};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -59,20 +60,24 @@ async fn live(
     }
     wait("the agents", processes, || async { Ok(rest.live_nodes().await? == plan.nodes) }).await?;
     say("controller and agents are up; setting the first weather");
-    let mut lab = Lab { plan, rest, summary, phase: None, epoch: None, decision: None, started: Instant::now() };
+    let mut lab =
+        Lab { plan, rest, summary, weather: None, shown: 0, decision: None, job: None, started: Instant::now() };
     lab.weather(plan.schedule.first_epoch()).await?;
     wait("the first weather", processes, || async { in_force(rest, plan.nodes).await }).await?;
     for i in 0..plan.nodes {
         processes.start_worker(plan, i)?;
     }
-    say("workers started; table follows (a row an epoch)");
+    say(
+        "workers started; table follows (a row at the end of every epoch; in parentheses: measured before the links were set)",
+    );
     view::HEADER.iter().for_each(|line| say(line));
     while !lab.out_of_time() && (plan.stay || !processes.training_is_over()?) {
         processes.check()?;
         lab.look().await?;
         tokio::time::sleep(LOOK).await;
     }
-    Ok(())
+    // The last steps were reported while nobody looked.
+    lab.look().await
 }
 
 async fn in_force(rest: &Rest, nodes: usize) -> Result<bool> {
@@ -103,12 +108,22 @@ struct Lab<'a> {
     plan: &'a LabPlan,
     rest: &'a Rest,
     summary: &'a mut Summary,
-    /// First epoch of the weather in force.
-    phase: Option<u32>,
-    /// Last epoch shown.
-    epoch: Option<u32>,
+    /// In force.
+    weather: Option<Weather>,
+    /// How many epochs have a row.
+    shown: u32,
     decision: Option<DecisionView>,
+    /// As last seen while it ran.
+    job: Option<JobView>,
     started: Instant,
+}
+
+/// What the links were set to.
+struct Weather {
+    /// First epoch of its phase.
+    first_epoch: u32,
+    link: Link,
+    since: Instant,
 }
 
 impl Lab<'_> {
@@ -119,7 +134,8 @@ impl Lab<'_> {
     /// Sets the weather of an epoch when it differs from the one in force.
     async fn weather(&mut self, epoch: u32) -> Result<()> {
         let phase = self.plan.schedule.at(epoch);
-        if self.phase == Some(phase.first_epoch) {
+        let first_epoch = phase.first_epoch;
+        if self.weather.as_ref().is_some_and(|w| w.first_epoch == first_epoch) {
             return Ok(());
         }
         let label = format!("{} epoch {epoch}: {}", self.plan.schedule.name(), phase.label);
@@ -133,7 +149,7 @@ impl Lab<'_> {
             nodes: None,
         };
         self.rest.set_scenario(&set).await?;
-        self.phase = Some(phase.first_epoch);
+        self.weather = Some(Weather { first_epoch, link: phase.link(), since: Instant::now() });
         Ok(())
     }
 
@@ -143,9 +159,17 @@ impl Lab<'_> {
         self.plan.schedule.first_epoch() + done as u32
     }
 
-    /// One look at the controller: new decisions, new epochs, the weather they bring.
+    /// One look at the controller: new decisions, epochs that ended, the weather of the next.
     async fn look(&mut self) -> Result<()> {
         let Some(job) = self.rest.job().await? else { return Ok(()) };
+        let job = match &self.job {
+            // A job whose ranks have left has no times any more; the end of its last epoch had.
+            Some(last) if job.live_ranks == 0 => {
+                JobView { step: job.step, loss: job.loss, accuracy: job.accuracy, ..last.clone() }
+            }
+            _ => job,
+        };
+        self.job = Some(job.clone());
         let decision = self.rest.decision().await?;
         let version = |d: &Option<DecisionView>| d.as_ref().map_or(0, |d| d.version);
         if version(&decision) != version(&self.decision)
@@ -154,21 +178,22 @@ impl Lab<'_> {
             say(&view::decision(d));
         }
         self.decision = decision;
-        let epoch = self.epoch_of(job.step);
-        self.weather(epoch).await?;
-        if self.epoch != Some(epoch) {
-            self.epoch = Some(epoch);
-            self.show(epoch, &job).await?;
+        // What an epoch's row says was measured under that epoch's weather: the row first, then the next weather.
+        let ended = ((job.step + 1) / self.plan.steps_per_epoch).min(u64::from(self.plan.schedule.epochs())) as u32;
+        if ended > self.shown {
+            self.shown = ended;
+            self.show(self.plan.schedule.first_epoch() + ended - 1, &job).await?;
         }
-        Ok(())
+        self.weather(self.epoch_of(job.step)).await
     }
 
     async fn show(&mut self, epoch: u32, job: &JobView) -> Result<()> {
         let links = self.rest.links().await?;
-        let phase = self.plan.schedule.at(epoch);
+        let Some(weather) = &self.weather else { return Ok(()) };
         let moment = view::Moment {
             epoch: (epoch, self.plan.schedule.first_epoch() + self.plan.schedule.epochs() - 1),
-            set: phase.link(),
+            set: weather.link,
+            set_for: weather.since.elapsed(),
             links: &links,
             job,
             decision: self.decision.as_ref(),

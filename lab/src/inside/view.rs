@@ -9,6 +9,8 @@ pub(crate) struct Moment<'a> {
     pub epoch: (u32, u32),
     /// As set.
     pub set: Link,
+    /// How long ago; what is older was measured on another network.
+    pub set_for: std::time::Duration,
     /// The link matrix.
     pub links: &'a [LinkView],
     /// The job.
@@ -51,10 +53,21 @@ fn micros(value: Option<f64>) -> String {
     value.map_or("-".into(), |us| short_time(us * 1e-6))
 }
 
+/// Median of (age in ms, value) that are younger than `set_for`, or, in parentheses, of the older ones.
+fn measured(all: impl Iterator<Item = (f64, f64)>, set_for: std::time::Duration, show: fn(f64) -> String) -> String {
+    let (new, old): (Vec<_>, Vec<_>) = all.partition(|(age_ms, _)| *age_ms < set_for.as_secs_f64() * 1e3);
+    let middle = |of: Vec<(f64, f64)>| median(of.into_iter().map(|(_, value)| value).collect());
+    match (middle(new), middle(old)) {
+        (Some(value), _) => show(value),
+        (None, Some(value)) => format!("({})", show(value)),
+        (None, None) => "-".into(),
+    }
+}
+
 /// One row of the table.
 pub(crate) fn row(m: &Moment) -> String {
-    let alpha = median(m.links.iter().map(|l| l.latency_us * 1e-6).collect());
-    let bandwidth = median(m.links.iter().filter_map(|l| l.bandwidth_bps).collect());
+    let alpha = m.links.iter().map(|l| (l.latency_age_ms, l.latency_us * 1e-6));
+    let bandwidth = m.links.iter().filter_map(|l| Some((l.bandwidth_age_ms, l.bandwidth_bps?)));
     let (cr, collective) = match m.decision {
         Some(d) => (format!("{:.3}", d.cr), d.collective.as_str()),
         None => ("1".into(), "dense-ring"),
@@ -65,9 +78,9 @@ pub(crate) fn row(m: &Moment) -> String {
         m.epoch.0,
         m.epoch.1,
         short_time(m.set.alpha.get()),
-        alpha.map_or("-".into(), short_time),
+        measured(alpha, m.set_for, short_time),
         short_rate(m.set.bandwidth.get()),
-        bandwidth.map_or("-".into(), short_rate),
+        measured(bandwidth, m.set_for, short_rate),
         cr,
         collective,
         micros(m.job.predicted_sync_us),
@@ -103,6 +116,16 @@ mod tests {
         assert_eq!(short_rate(250e6), "250Mbit");
         assert_eq!(short_rate(9.87e6), "9.9Mbit");
         assert_eq!(short_rate(-1.0), "?");
+    }
+
+    #[test]
+    fn what_was_measured_before_the_links_were_set_stands_in_parentheses() {
+        let seen = |ages: &[(f64, f64)]| measured(ages.iter().copied(), std::time::Duration::from_secs(2), short_time);
+        assert_eq!(seen(&[(100.0, 0.001), (200.0, 0.003), (300.0, 0.002)]), "2.00ms");
+        assert_eq!(seen(&[(2500.0, 0.001), (200.0, 0.05)]), "50.0ms");
+        assert_eq!(seen(&[(2500.0, 0.001), (9e9, 0.001)]), "(1.00ms)");
+        assert_eq!(seen(&[(1.0, f64::NAN)]), "-");
+        assert_eq!(seen(&[]), "-");
     }
 
     #[test]
