@@ -196,7 +196,40 @@ fn the_decision_follows_the_network() {
     // network does not. A dense ring's 6 bytes per value take 1.2 s there.
     let follows = |d: &Value| moved(&d) && bytes_per_value(d) < 3.0;
     assert!(decisions.iter().any(follows), "no decision followed the network: {decisions:#?}");
-    assert!(summary["prediction_error"]["all"]["count"].as_u64() > Some(0), "no interval was predicted");
+    assert_kept(&summary);
+}
+
+/// What users are promised, with room for two busy cores: on a quiet machine the errors are a tenth of this. A bound that
+/// is reached means that predictions are of no use, or that decisions flap.
+fn assert_kept(summary: &Value) {
+    /// Changes of the network in `short.toml`.
+    const CHANGES: usize = 2;
+    let decisions = summary["decisions"].as_array().expect("decisions").len();
+    let error = |which: &str| {
+        let error = &summary["prediction_error"][which];
+        (error["count"].as_u64().unwrap_or(0), error["median"].as_f64().unwrap_or(f64::NAN))
+    };
+    let (count, model) = error("all");
+    let (_, recent) = error("recent");
+    let late = late_error(summary);
+    println!(
+        "{decisions} decisions, {count} intervals; median error {model:.3} by model, {recent:.3} by the past, {late:.3} late"
+    );
+    assert!(decisions <= 2 + 5 * CHANGES, "{decisions} decisions for {CHANGES} changes of the network");
+    assert!(count >= 20, "only {count} intervals were predicted");
+    assert!(model <= 0.5, "median error of the cost model {model}");
+    assert!(late <= 0.3, "median error after the network had come to rest {late}");
+}
+
+/// Median error of the prediction in force over the run's last 100 steps, two epochs or more after the last change.
+fn late_error(summary: &Value) -> f64 {
+    let intervals = summary["intervals"].as_array().expect("intervals");
+    let last = intervals.iter().filter_map(|i| i["to_step"].as_u64()).max().expect("steps");
+    let late = intervals.iter().filter(|i| i["from_step"].as_u64() > Some(last.saturating_sub(100)));
+    let error = |i: &Value| Some((i["predicted_sync_us"].as_f64()? / i["measured_sync_us"].as_f64()? - 1.0).abs());
+    let mut errors: Vec<f64> = late.filter_map(error).collect();
+    errors.sort_by(f64::total_cmp);
+    errors.get(errors.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 #[test]

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use flexcomm_lab::host::{Backend, HostOptions};
 use flexcomm_lab::plan::{LabPlan, MAX_NODES};
+use flexcomm_lab::worker::TrainingSettings;
 use flexcomm_sim::schedule::{self, Schedule};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -106,8 +107,8 @@ pub fn run(args: Args) -> Result<()> {
 
 fn load_schedule(up: &Up) -> Result<Schedule> {
     let schedule = match up.scenario.as_str() {
-        "c1" => schedule::c1().scaled(up.rate_divisor)?,
-        "c2" => schedule::c2().scaled(up.rate_divisor)?,
+        "c1" => schedule::c1().scaled(up.rate_divisor).context("--rate-divisor")?,
+        "c2" => schedule::c2().scaled(up.rate_divisor).context("--rate-divisor")?,
         file => {
             let text = std::fs::read_to_string(file)
                 .with_context(|| format!("--scenario {file}: neither c1 nor c2 nor a file that can be read"))?;
@@ -115,7 +116,7 @@ fn load_schedule(up: &Up) -> Result<Schedule> {
         }
     };
     match up.epochs {
-        Some(epochs) => Ok(schedule.stretched(epochs)?),
+        Some(epochs) => schedule.stretched(epochs).context("--epochs"),
         None => Ok(schedule),
     }
 }
@@ -124,12 +125,15 @@ fn plan(up: &Up) -> Result<LabPlan> {
     if !(2..=MAX_NODES).contains(&up.nodes) {
         bail!("--nodes {}: allowed is 2 to {MAX_NODES}", up.nodes);
     }
-    if up.steps_per_epoch == 0 || up.batch == 0 || !(up.lr.is_finite() && up.lr > 0.0) {
-        bail!("--steps-per-epoch, --batch and --lr must be above zero");
-    }
-    if !(0.0..1.0).contains(&up.momentum) {
-        bail!("--momentum {}: allowed is 0 to below 1", up.momentum);
-    }
+    let training = TrainingSettings {
+        batch: up.batch,
+        lr: up.lr,
+        momentum: up.momentum,
+        steps_per_epoch: Some(up.steps_per_epoch),
+        least_compute: up.least_compute,
+        hidden: &up.hidden,
+    };
+    training.check()?;
     if let Some(strategy) = &up.strategy {
         strategy.parse::<flexcomm_domain::Strategy>().context("--strategy")?;
     }
@@ -166,7 +170,7 @@ fn new_folder() -> Result<PathBuf> {
 
 /// Checks everything, then makes the folder, then tells where things are: what is refused leaves nothing behind.
 fn run_up(up: Up) -> Result<()> {
-    let mut plan = plan(&up)?;
+    let mut plan = plan(&up).map_err(|why| crate::BadArgument(format!("{why:#}")))?;
     let stop = stop_flag()?;
     let lab = flexcomm_lab::host::prepare(HostOptions { backend: up.backend, listen: up.listen })?;
     let out = match up.out {

@@ -42,6 +42,9 @@ use sync::Synchronizer;
 /// Largest batch: bounds the buffers to 50 MB of pixels.
 const MAX_BATCH: usize = 16_384;
 
+/// Largest learning rate; training has diverged long before.
+const MAX_RATE: f64 = 1000.0;
+
 /// Longest job.
 const MAX_STEPS: u64 = 1 << 40;
 
@@ -164,7 +167,7 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
     let config = args.checked()?;
     let Surroundings { listener, data, stop, progress } = surroundings;
     ensure!(!data.shard.is_empty(), "there are fewer images than ranks");
-    let shape = args.shape()?;
+    let shape = args.training().shape()?;
     let (rank, world) = (Rank(args.rank), args.peers.len());
     let layers = Layers::new(&shape.tensors())?;
     let hashes = hashes::HashLog::new(args.hash_log.as_deref())?;
@@ -197,10 +200,51 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
     job.run()
 }
 
-impl Args {
+/// What worker and lab are told about the training alike.
+#[derive(Debug, Clone, Copy)]
+pub struct TrainingSettings<'a> {
+    /// Samples per rank and step.
+    pub batch: usize,
+    /// Learning rate.
+    pub lr: f64,
+    /// Share of the last update that is kept.
+    pub momentum: f64,
+    /// Absent: one pass over the images.
+    pub steps_per_epoch: Option<u64>,
+    /// Forward and backward take at least this long.
+    pub least_compute: Seconds,
+    /// Hidden layers.
+    pub hidden: &'a [usize],
+}
+
+impl TrainingSettings<'_> {
+    /// Names the first option that cannot be used, with what is allowed.
+    pub fn check(&self) -> Result<()> {
+        ensure!((1..=MAX_BATCH).contains(&self.batch), "--batch {}: allowed are 1 to {MAX_BATCH}", self.batch);
+        let lr = self.lr > 0.0 && self.lr <= MAX_RATE;
+        ensure!(lr, "--lr {:e}: allowed is above 0, at most {MAX_RATE}", self.lr);
+        ensure!((0.0..1.0).contains(&self.momentum), "--momentum {}: allowed is 0 to below 1", self.momentum);
+        ensure!(self.steps_per_epoch != Some(0), "--steps-per-epoch 0: an epoch has at least one step");
+        ensure!(self.least_compute.get() <= 60.0, "--least-compute {}: it must be 60s or less", self.least_compute);
+        self.shape().map(|_| ())
+    }
+
     fn shape(&self) -> Result<Shape> {
         let help = || format!("--hidden {:?}: layers must not be empty, at most {MAX_PARAMETERS} values", self.hidden);
-        Shape::new(&self.hidden).with_context(help)
+        Shape::new(self.hidden).with_context(help)
+    }
+}
+
+impl Args {
+    fn training(&self) -> TrainingSettings<'_> {
+        TrainingSettings {
+            batch: self.batch,
+            lr: f64::from(self.lr),
+            momentum: f64::from(self.momentum),
+            steps_per_epoch: self.steps_per_epoch,
+            least_compute: self.least_compute,
+            hidden: &self.hidden,
+        }
     }
 
     /// The same on every rank, although shards may differ by an image.
@@ -223,13 +267,8 @@ impl Args {
                 bail!("--peers: ranks {j} and {i} have the same address {addr}");
             }
         }
-        ensure!((1..=MAX_BATCH).contains(&self.batch), "--batch {}: allowed are 1 to {MAX_BATCH}", self.batch);
-        ensure!(self.lr.is_finite() && self.lr > 0.0, "--lr {}: it must be above 0", self.lr);
-        ensure!((0.0..1.0).contains(&self.momentum), "--momentum {}: allowed is 0 to below 1", self.momentum);
-        ensure!(self.steps_per_epoch != Some(0), "--steps-per-epoch 0: an epoch has at least one step");
         ensure!(self.timeout.get() >= 0.001, "--timeout {}: it must be 1ms or more", self.timeout);
-        ensure!(self.least_compute.get() <= 60.0, "--least-compute {}: it must be 60s or less", self.least_compute);
-        self.shape()?;
+        self.training().check()?;
         Ok(MeshConfig {
             rank: Rank(self.rank),
             peers: self.peers.clone(),
