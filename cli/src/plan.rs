@@ -245,7 +245,9 @@ impl Plan {
         }
         let (config, space) = (policy(args)?, space(args, problem.links.ranks())?);
         if space.collectives.iter().any(|c| c.is_art()) {
-            assumed.push("art-ring and art-tree keep what each rank for itself would keep: in a run they keep less".into());
+            assumed.push(
+                "art-ring and art-tree keep what each rank for itself would keep: in a run they keep less".into(),
+            );
         }
         let mut plan = Self::empty(problem, config.policy().name(), network, assumed);
         plan.gain_assumed = args.gain.is_none() && buckets.as_ref().is_none_or(buckets::Buckets::lacks_gain);
