@@ -2,12 +2,15 @@
 //! candidates of a selection, in one read. Chosen at run time; all kernels answer the same bits.
 
 mod portable;
+mod rounding;
 mod signs;
 mod work;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub(crate) use portable::energy;
+pub(crate) use rounding::{Rounded, Rounding, Squares, Words};
+pub(crate) use signs::Decayed;
 pub(crate) use work::Work;
 
 use crate::codec::Stats;
@@ -109,6 +112,21 @@ impl Fed {
 /// ‖x‖² and max |x| in one read. NaN and infinity show in both.
 pub(crate) fn stats(kernel: Kernel, x: &[f32]) -> Stats {
     scan(kernel, x, None, &mut Candidates::default()).stats()
+}
+
+/// [`stats`] of each of two parts of `len` values that follow one another.
+pub(crate) fn stats_of_two(kernel: Kernel, x: &[f32], len: usize) -> [Stats; 2] {
+    let (first, second) = x.split_at(len);
+    #[cfg(target_arch = "x86_64")]
+    if kernel == Kernel::Avx512
+        && len.is_multiple_of(16)
+        && len <= portable::BLOCK
+        && second.len() == len
+        && let Some(seen) = x86::stats_of_two_avx512(x, len)
+    {
+        return seen.map(Fed::stats);
+    }
+    [first, second].map(|x| stats(kernel, x))
 }
 
 /// [`stats`], and the candidates from a floor on.

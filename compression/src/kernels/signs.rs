@@ -1,10 +1,15 @@
 //! Signs in one bit each: packed with the sums that scales and gains need, and added.
 
-use super::{Kernel, Work, key};
+use super::portable::BLOCK;
+use super::{Fed, Kernel, Work, key};
 
-/// Σ |x| and Σ x² in eight sums each, whatever the kernel, and the largest key.
+/// Σ |x| and Σ x², block by block in eight sums each, whatever the kernel, and the largest key.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sums {
+    /// Of blocks that are closed.
+    pub(super) magnitude: f64,
+    pub(super) energy: f64,
+    /// Of the last block, while it is short.
     pub(super) magnitudes: [f64; 8],
     pub(super) squares: [f64; 8],
     /// NaN and infinity show in it.
@@ -14,16 +19,31 @@ pub(crate) struct Sums {
 impl Sums {
     /// Σ |x|.
     pub(crate) fn magnitude(&self) -> f64 {
-        self.magnitudes.iter().sum()
+        self.magnitude + self.magnitudes.iter().sum::<f64>()
     }
 
     /// Σ x².
     pub(crate) fn energy(&self) -> f64 {
-        self.squares.iter().sum()
+        self.energy + self.squares.iter().sum::<f64>()
     }
 
-    /// Goes on with `x`, whose first value is the first of eight.
+    /// The block is whole.
+    pub(super) fn close(&mut self) {
+        (self.magnitude, self.energy) = (self.magnitude(), self.energy());
+        (self.magnitudes, self.squares) = ([0.0; 8], [0.0; 8]);
+    }
+
+    /// Goes on with `x`, whose first value is the first of a block, or of eight that end within one.
     pub(super) fn add(&mut self, x: &[f32], bits: &mut [u8]) {
+        for (block, bits) in x.chunks(BLOCK).zip(bits.chunks_mut(BLOCK / 8)) {
+            self.add_block(block, bits);
+            if block.len() == BLOCK {
+                self.close();
+            }
+        }
+    }
+
+    fn add_block(&mut self, x: &[f32], bits: &mut [u8]) {
         for (chunk, byte) in x.chunks(8).zip(bits) {
             let mut group = [0.0; 8];
             // A whole chunk is copied with one load.
@@ -61,6 +81,29 @@ impl Kernel {
         }
     }
 
+    /// A momentum's next values and their signs, past what it was; answers Σ x² and the largest key of what came in.
+    pub(crate) fn decayed_signs(self, decayed: Decayed<'_>) -> Fed {
+        let Decayed { x, momentum, next, bits, delta } = decayed;
+        let mut fed = Fed::default();
+        let done = match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => {
+                let decayed = Decayed { x, momentum, next: &mut *next, bits: &mut *bits, delta };
+                super::x86::decayed_signs_avx512(decayed, &mut fed)
+            }
+            _ => 0,
+        };
+        let values = x[done..].chunks(BLOCK).zip(momentum[done..].chunks(BLOCK)).zip(next[done..].chunks_mut(BLOCK));
+        for (((x, momentum), next), bits) in values.zip(bits[done / 8..].chunks_mut(BLOCK / 8)) {
+            let sums = self.signs::<false>(x, bits);
+            self.run(Decay { x, momentum, next: &mut *next, delta });
+            self.signs::<false>(next, bits);
+            fed.energy += sums.energy();
+            fed.max_key = fed.max_key.max(sums.max_key);
+        }
+        fed
+    }
+
     /// `out += value`, or −value where the bit is set.
     pub(crate) fn add_signs(self, bits: &[u8], value: f32, out: &mut [f32]) {
         let done = match self {
@@ -69,6 +112,34 @@ impl Kernel {
             _ => 0,
         };
         self.run(AddSigns { bits: &bits[done / 8..], value, out: &mut out[done..] });
+    }
+}
+
+/// `next = (1 − delta) x + delta momentum`, and a set bit where that is below 0. Slices of one length, ⌈n/8⌉ bytes.
+pub(crate) struct Decayed<'a> {
+    pub(crate) x: &'a [f32],
+    pub(crate) momentum: &'a [f32],
+    pub(crate) next: &'a mut [f32],
+    pub(crate) bits: &'a mut [u8],
+    pub(crate) delta: f32,
+}
+
+/// The values of [`Decayed`].
+struct Decay<'a> {
+    x: &'a [f32],
+    momentum: &'a [f32],
+    next: &'a mut [f32],
+    delta: f32,
+}
+
+impl Work for Decay<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let fresh = 1.0 - self.delta;
+        let pairs = self.x.iter().zip(self.momentum);
+        self.next.iter_mut().zip(pairs).for_each(|(to, (x, z))| *to = fresh * x + self.delta * z);
     }
 }
 
@@ -103,35 +174,68 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// By definition one value after the other: value i of a block of 1024 into sums i modulo 8.
+    fn check(x: &[f32]) -> Result<(), TestCaseError> {
+        let (mut magnitude, mut energy, mut bytes) = (0.0f64, 0.0f64, vec![0u8; x.len().div_ceil(8)]);
+        for block in x.chunks(1024) {
+            let (mut magnitudes, mut squares) = ([0.0f64; 8], [0.0f64; 8]);
+            for (i, value) in block.iter().enumerate() {
+                magnitudes[i % 8] += f64::from(value.abs());
+                squares[i % 8] += f64::from(*value) * f64::from(*value);
+            }
+            magnitude += magnitudes.iter().sum::<f64>();
+            energy += squares.iter().sum::<f64>();
+        }
+        x.iter().enumerate().for_each(|(i, value)| bytes[i / 8] |= u8::from(*value < 0.0) << (i % 8));
+        let max_key = x.iter().map(|x| key(*x)).max().unwrap_or(0);
+        let number = |sum: f64| if sum.is_nan() { None } else { Some(sum.to_bits()) };
+        for kernel in Kernel::available() {
+            let mut bits = vec![0xaa; bytes.len()];
+            prop_assert_eq!(number(kernel.signs::<false>(x, &mut bits).energy()), number(energy));
+            prop_assert_eq!(&bits, &bytes, "{:?}", kernel);
+            bits.fill(0x55);
+            let sums = kernel.signs::<true>(x, &mut bits);
+            prop_assert_eq!(&bits, &bytes, "{:?}", kernel);
+            prop_assert_eq!(sums.max_key, max_key);
+            prop_assert_eq!(number(sums.energy()), number(energy));
+            prop_assert_eq!(number(sums.magnitude()), number(magnitude));
+            let mut out = vec![1.0f32; x.len()];
+            kernel.add_signs(&bits, 0.25, &mut out);
+            let want: Vec<f32> = x.iter().map(|x| if *x < 0.0 { 0.75 } else { 1.25 }).collect();
+            prop_assert_eq!(out, want);
+            check_decayed(kernel, x, (number(energy), max_key))?;
+        }
+        Ok(())
+    }
+
+    fn check_decayed(kernel: Kernel, x: &[f32], (energy, max_key): (Option<u64>, u32)) -> Result<(), TestCaseError> {
+        let momentum: Vec<f32> = x.iter().rev().map(|x| if x.is_finite() { 0.5 * x } else { 1.0 }).collect();
+        let want: Vec<f32> = x.iter().zip(&momentum).map(|(x, z)| (1.0 - 0.9) * x + 0.9 * z).collect();
+        let (mut next, mut bits) = (vec![7.0; x.len()], vec![0xaa; x.len().div_ceil(8)]);
+        let decayed = Decayed { x, momentum: &momentum, next: &mut next, bits: &mut bits, delta: 0.9 };
+        let fed = kernel.decayed_signs(decayed);
+        prop_assert_eq!(fed.max_key, max_key);
+        prop_assert_eq!(if fed.energy.is_nan() { None } else { Some(fed.energy.to_bits()) }, energy);
+        for (i, (got, want)) in next.iter().zip(&want).enumerate() {
+            prop_assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{i}: {got} {want}");
+            prop_assert_eq!(bits[i / 8] >> (i % 8) & 1 == 1, *want < 0.0);
+        }
+        Ok(())
+    }
+
     proptest! {
-        /// All kernels answer the same bits, by definition those of one value after the other.
         #[test]
         fn all_kernels_pack_the_same(x in prop::collection::vec(any::<f32>(), 0..200)) {
-            let mut want = Sums::default();
-            let mut bytes = vec![0u8; x.len().div_ceil(8)];
-            for (i, value) in x.iter().enumerate() {
-                want.magnitudes[i % 8] += f64::from(value.abs());
-                want.squares[i % 8] += f64::from(*value) * f64::from(*value);
-                want.max_key = want.max_key.max(key(*value));
-                bytes[i / 8] |= u8::from(*value < 0.0) << (i % 8);
-            }
-            let number = |sum: f64| if sum.is_nan() { None } else { Some(sum.to_bits()) };
-            for kernel in Kernel::available() {
-                let mut bits = vec![0xaa; bytes.len()];
-                let energy = kernel.signs::<false>(&x, &mut bits).energy();
-                prop_assert_eq!(number(energy), number(want.energy()));
-                prop_assert_eq!(&bits, &bytes, "{:?}", kernel);
-                bits.fill(0x55);
-                let sums = kernel.signs::<true>(&x, &mut bits);
-                prop_assert_eq!(&bits, &bytes, "{:?}", kernel);
-                prop_assert_eq!(sums.max_key, want.max_key);
-                prop_assert_eq!(number(sums.energy()), number(want.energy()));
-                prop_assert_eq!(number(sums.magnitude()), number(want.magnitude()));
-                let mut out = vec![1.0f32; x.len()];
-                kernel.add_signs(&bits, 0.25, &mut out);
-                let want: Vec<f32> = x.iter().map(|x| if *x < 0.0 { 0.75 } else { 1.25 }).collect();
-                prop_assert_eq!(out, want);
-            }
+            check(&x)?;
+        }
+    }
+
+    /// Several blocks, and some that are no pair; the last so long that what is written goes past the caches.
+    #[test]
+    fn long_tensors_are_packed_the_same() {
+        for n in [1023, 1024, 2048, 3079, 5120, (1 << 22) + 1300] {
+            let x: Vec<f32> = (0..n as u32).map(|i| (i.wrapping_mul(0x9e37_79b9) as i32 >> 8) as f32 * 1e-3).collect();
+            check(&x).unwrap();
         }
     }
 }

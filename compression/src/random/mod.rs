@@ -47,6 +47,11 @@ impl Stream {
         mix(mix(i.spread ^ self.key[0]).wrapping_add(self.key[1]) ^ i.turned) ^ self.key[2]
     }
 
+    /// What [`Self::word`] mixes in, for kernels that draw several at once.
+    pub(crate) fn keys(self) -> [u32; 4] {
+        self.key
+    }
+
     /// Number i in [0, 1), with 24 bits: every f32 k/2^24 is equally likely.
     #[inline(always)]
     pub fn uniform(self, i: u32) -> f32 {
@@ -80,7 +85,8 @@ pub(crate) struct Counter {
 }
 
 impl Counter {
-    const SPREAD: u32 = 0x9e37_79b9;
+    /// How far apart the first halves of neighbours are.
+    pub(crate) const SPREAD: u32 = 0x9e37_79b9;
 
     /// At number i.
     #[inline(always)]

@@ -109,6 +109,11 @@ impl Writer {
         self.bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
     }
 
+    /// Bytes from `at` on, which were written before.
+    pub fn set(&mut self, at: usize, bytes: &[u8]) {
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
     /// Bits from here on; [`BitWriter::finish`] pads to a whole byte.
     pub fn bits(&mut self) -> BitWriter<'_> {
         BitWriter::new(&mut self.bytes)

@@ -2,10 +2,13 @@
 //! loops, bit for bit.
 #![allow(unsafe_code)]
 
+mod pack;
 mod pass;
+mod rounding;
 mod signs;
 
-use super::signs::Sums;
+use super::rounding::{Rounded, Rounding, Squares};
+use super::signs::{Decayed, Sums};
 use super::{Candidates, Fed, Feed, Work, portable};
 
 /// AVX2 and FMA.
@@ -16,6 +19,17 @@ pub(super) fn has_avx2() -> bool {
 /// AVX-512 Foundation.
 pub(super) fn has_avx512() -> bool {
     is_x86_feature_detected!("avx512f")
+}
+
+/// AVX-512 with bytes, words and double words, in all lengths.
+fn has_avx512_words() -> bool {
+    let rest = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq");
+    has_avx512() && rest && is_x86_feature_detected!("avx512vl")
+}
+
+/// [`has_avx512_words`] and permutations of bytes.
+fn has_avx512_bytes() -> bool {
+    has_avx512_words() && is_x86_feature_detected!("avx512vbmi")
 }
 
 /// The pass with AVX2, or the portable one on processors without.
@@ -60,12 +74,65 @@ pub(super) fn signs_avx512<const MAGNITUDES: bool>(x: &[f32], bits: &mut [u8]) -
     sums
 }
 
+/// A momentum's next values and their signs, of whole blocks; on processors without AVX-512 of none.
+pub(super) fn decayed_signs_avx512(decayed: Decayed<'_>, fed: &mut Fed) -> usize {
+    let n = decayed.x.len();
+    assert!(decayed.momentum.len() == n && decayed.next.len() == n, "slices of one length");
+    match has_avx512() {
+        // SAFETY: the processor has avx512f.
+        true => unsafe { signs::decayed_avx512(decayed, fed) },
+        false => 0,
+    }
+}
+
+/// Statistics of two parts of `len` values, a multiple of 16, where vectors do both at once.
+pub(super) fn stats_of_two_avx512(x: &[f32], len: usize) -> Option<[Fed; 2]> {
+    // SAFETY: the processor has avx512f.
+    has_avx512().then(|| unsafe { pass::two(x, len) })
+}
+
 /// Adds ±value where whole vectors of values are left, and answers to how many; on processors without AVX-512 to none.
 pub(super) fn add_signs_avx512(bits: &[u8], value: f32, out: &mut [f32]) -> usize {
     match has_avx512() {
         // SAFETY: the processor has avx512f.
         true => unsafe { signs::add_avx512(bits, value, out) },
         false => 0,
+    }
+}
+
+/// Rounds the first values; none on processors without these vectors.
+pub(super) fn round_avx512(rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> usize {
+    match has_avx512_words() {
+        // SAFETY: the processor has all four.
+        true => unsafe { rounding::round(rounding, values, squares) },
+        false => 0,
+    }
+}
+
+/// Rounds the first values to powers of two; none on processors without these vectors.
+pub(super) fn round_to_powers_avx512(values: Rounded<'_>, signs: &mut [u8], squares: (f32, &mut Squares)) -> usize {
+    match has_avx512_words() {
+        // SAFETY: the processor has all four.
+        true => unsafe { rounding::to_powers(values, signs, squares) },
+        false => 0,
+    }
+}
+
+/// Packs the first codes; none on processors without these vectors.
+pub(super) fn pack_avx512(codes: &[u8], width: u32, out: &mut [u8]) -> usize {
+    match has_avx512_bytes() {
+        // SAFETY: the processor has avx512f, avx512bw and avx512vbmi.
+        true => unsafe { pack::pack(codes, width, out) },
+        false => 0,
+    }
+}
+
+/// Unpacks the first codes; none on processors without these vectors.
+pub(super) fn unpack_avx512(packed: &[u8], width: u32, codes: &mut [u8]) -> (usize, u8) {
+    match has_avx512_bytes() {
+        // SAFETY: the processor has avx512f, avx512bw and avx512vbmi.
+        true => unsafe { pack::unpack(packed, width, codes) },
+        false => (0, 0),
     }
 }
 
@@ -80,8 +147,7 @@ pub(super) fn work_avx2<W: Work>(work: W) -> W::Output {
 
 /// A loop compiled for AVX-512 with bytes, words and double words, or for AVX2 on processors without.
 pub(super) fn work_avx512<W: Work>(work: W) -> W::Output {
-    let rest = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq");
-    if !(has_avx512() && rest && is_x86_feature_detected!("avx512vl")) {
+    if !has_avx512_words() {
         return work_avx2(work);
     }
     // SAFETY: the processor has all four.

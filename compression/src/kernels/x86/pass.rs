@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 /// From here on what is written goes past the caches: it would push out what is read, and be gone itself before it is
 /// needed. Three buffers of 16 MiB fill the last level of most processors.
-const STREAMED: usize = 1 << 22;
+pub(super) const STREAMED: usize = 1 << 22;
 
 /// What becomes of the values of a pass.
 const READ: u8 = 0;
@@ -106,9 +106,13 @@ fn run_avx512<const MODE: u8>(buffers: Buffers<'_>, found: &mut Candidates) -> F
     let (beta, gamma) = (_mm512_set1_ps(buffers.weights.0), _mm512_set1_ps(buffers.weights.1));
     let (mask, floor) = (_mm512_set1_epi32(KEY_MASK as i32), _mm512_set1_epi32(buffers.floor as i32));
     let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    let (mut energy, mut sums, mut max) = (0.0, [0.0f64; 8], _mm512_setzero_si512());
+    let (mut energy, mut sums, mut max, mut from) = (0.0, [0.0f64; 8], _mm512_setzero_si512(), 0);
+    if MODE == READ && buffers.floor > KEY_MASK {
+        let seen = pairs(buffers.gradient, BLOCK, |of| energy += of);
+        (max, from) = (_mm512_set1_epi32(seen as i32), buffers.gradient.len() / (2 * BLOCK) * (2 * BLOCK));
+    }
     let mut sink = Sink::new(found);
-    for start in (0..whole).step_by(BLOCK) {
+    for start in (from..whole).step_by(BLOCK) {
         let end = whole.min(start + BLOCK);
         let mut squares = _mm512_setzero_pd();
         for at in (start..end).step_by(LANES) {
@@ -123,11 +127,7 @@ fn run_avx512<const MODE: u8>(buffers: Buffers<'_>, found: &mut Candidates) -> F
                 }
                 value
             };
-            // The lower eight before the upper: each lane adds in the order of positions.
-            let low = _mm512_cvtps_pd(_mm512_castps512_ps256(value));
-            let high = _mm512_cvtps_pd(_mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(value))));
-            squares = _mm512_add_pd(squares, _mm512_mul_pd(low, low));
-            squares = _mm512_add_pd(squares, _mm512_mul_pd(high, high));
+            squares = add_squares(squares, value);
             let bits = _mm512_castps_si512(value);
             let key = _mm512_and_si512(bits, mask);
             max = _mm512_max_epu32(max, key);
@@ -160,13 +160,83 @@ fn run_avx512<const MODE: u8>(buffers: Buffers<'_>, found: &mut Candidates) -> F
     buffers.finish(whole, (sums, found), Fed { energy, max_key })
 }
 
+/// Adds 16 squares to eight sums, the lower eight before the upper: each adds in the order of positions.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn add_squares(squares: __m512d, value: __m512) -> __m512d {
+    let low = _mm512_cvtps_pd(_mm512_castps512_ps256(value));
+    let high = _mm512_cvtps_pd(_mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(value))));
+    // Squares are exact in f64: it does not matter whether they are added in one instruction.
+    _mm512_fmadd_pd(high, high, _mm512_fmadd_pd(low, low, squares))
+}
+
+/// How many values ahead of two blocks that are read side by side the next are asked for, in the order of memory: processors
+/// guess it from one stream but not from two.
+pub(super) const AHEAD: usize = 4096;
+
+/// Hands over energies of parts of `len` values, a multiple of 16, in order, as far as there are pairs of them; answers the
+/// largest key. Of two at once the sums wait for each other half as long.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn pairs(x: &[f32], len: usize, mut each: impl FnMut(f64)) -> u32 {
+    assert!(len.is_multiple_of(16), "whole vectors");
+    let (mask, mut max) = (_mm512_set1_epi32(KEY_MASK as i32), _mm512_setzero_si512());
+    for pair in x.chunks_exact(2 * len) {
+        let mut squares = [_mm512_setzero_pd(); 2];
+        for at in (0..len).step_by(16) {
+            for (half, squares) in squares.iter_mut().enumerate() {
+                let ahead = pair.as_ptr().wrapping_add(AHEAD + 2 * at + 16 * half);
+                // A hint, which may point anywhere.
+                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                // SAFETY: at + 16 <= len, and the pair has twice as many values.
+                let value = unsafe { _mm512_loadu_ps(pair.as_ptr().add(half * len + at)) };
+                max = _mm512_max_epu32(max, _mm512_and_si512(_mm512_castps_si512(value), mask));
+                *squares = add_squares(*squares, value);
+            }
+        }
+        squares.into_iter().for_each(|squares| each(sum(squares)));
+    }
+    _mm512_reduce_max_epu32(max)
+}
+
+/// Of two parts of at most a block.
+#[target_feature(enable = "avx512f")]
+pub(super) fn two(x: &[f32], len: usize) -> [Fed; 2] {
+    let (mut seen, mut part) = ([Fed::default(); 2], 0);
+    // The key that it answers is the larger of both: each has its own below.
+    pairs(&x[..2 * len], len, |energy| {
+        seen[part].energy = energy;
+        part += 1;
+    });
+    for (part, seen) in x.chunks_exact(len).zip(&mut seen) {
+        let mut max = _mm512_setzero_si512();
+        for group in part.as_chunks::<16>().0 {
+            // SAFETY: a group has 16 values.
+            let bits = unsafe { _mm512_loadu_si512(group.as_ptr().cast()) };
+            max = _mm512_max_epu32(max, _mm512_and_si512(bits, _mm512_set1_epi32(KEY_MASK as i32)));
+        }
+        seen.max_key = _mm512_reduce_max_epu32(max);
+    }
+    seen
+}
+
+/// Of eight, one after the other.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn sum(squares: __m512d) -> f64 {
+    let mut sums = [0.0f64; 8];
+    // SAFETY: an array of the size of the vector.
+    unsafe { _mm512_storeu_pd(sums.as_mut_ptr(), squares) };
+    sums.iter().sum()
+}
+
 /// Stores past the caches.
 ///
 /// # Safety
 /// `to` is aligned to 16 bytes, and 16 values may be written there.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn stream512(to: *mut f32, values: __m512) {
+pub(super) unsafe fn stream512(to: *mut f32, values: __m512) {
     // SAFETY: by the caller's promise.
     unsafe {
         _mm_stream_ps(to, _mm512_castps512_ps128(values));

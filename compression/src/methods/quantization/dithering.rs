@@ -11,6 +11,7 @@ use super::linear::{Divide, happens, smaller};
 use super::qsgd::{MOST_LEVELS, Uniform};
 use crate::Kernel;
 use crate::codec::{Scope, Stats, Travels};
+use crate::kernels::Rounding;
 use crate::random::Stream;
 use crate::strategy::params::{Kind, Param};
 use crate::strategy::{Class, Entry, Nature};
@@ -118,5 +119,10 @@ impl Rule for Natural {
         let bits = (self.lowest.wrapping_add(level.wrapping_abs()).wrapping_sub(1) as u32) << 23;
         let magnitude = if level == 0 { 0 } else { bits };
         f32::from_bits(magnitude | (level as u32 & 0x8000_0000))
+    }
+
+    fn rounding(self) -> Option<Rounding> {
+        let Self { divide, k, to_lowest, .. } = self;
+        divide.plain().map(|scale| Rounding::Powers { scale, k, to_lowest })
     }
 }

@@ -6,7 +6,8 @@
 use super::packing::{Pack, Unpack};
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Stats, not_finite};
-use crate::kernels::{Kernel, Work, stats};
+pub(super) use crate::kernels::Words;
+use crate::kernels::{Kernel, Rounded, Rounding, Squares, Work, stats, stats_of_two};
 use crate::random::{Counter, Stream};
 use crate::wire::{Reader, Writer, levels_width, packed_bytes};
 use std::fmt::Debug;
@@ -35,11 +36,8 @@ pub(super) trait Rule: Copy {
     /// What it stands for, in steps ([`Scheme::step`]).
     fn relative(self, code: u8) -> f32;
 
-    /// Σ relative² of at most [`BLOCK`] codes. Whole numbers are better added as such: their sums become vectors.
-    #[inline(always)]
-    fn squares(self, codes: &[u8]) -> f64 {
-        squares(self, codes)
-    }
+    /// The same for kernels that round at once, where they can.
+    fn rounding(self) -> Option<Rounding>;
 }
 
 /// A quantizer with one norm per bucket.
@@ -90,12 +88,23 @@ impl<S: Scheme> Bucketed<S> {
         4 * self.n.div_ceil(self.bucket)
     }
 
-    /// Norm and ‖x‖² of the bucket that starts at `at`.
-    pub(super) fn open(&self, x: &[f32], at: usize, context: &Context) -> Result<(f32, f64), EncodeError> {
-        let values = &x[at..x.len().min(at + self.bucket)];
-        let stats = match values.len() == x.len() {
-            true => context.stats(x)?,
-            false => stats(context.kernel, values),
+    /// Norm and ‖x‖² of the bucket that starts at `at`. Two buckets are looked at at once.
+    pub(super) fn open(
+        &self,
+        x: &[f32],
+        at: usize,
+        (context, next): (&Context, &mut Option<Stats>),
+    ) -> Result<(f32, f64), EncodeError> {
+        let (values, looked) = (&x[at..x.len().min(at + self.bucket)], next.take());
+        let stats = match (values.len() == x.len(), looked, x.get(at..at + 2 * self.bucket)) {
+            (true, ..) => context.stats(x)?,
+            (_, Some(looked), _) => looked,
+            (.., Some(two)) => {
+                let [this, other] = stats_of_two(context.kernel, two, self.bucket);
+                *next = Some(other);
+                this
+            }
+            (.., None) => stats(context.kernel, values),
         };
         match stats.is_finite() {
             true => Ok((self.scheme.norm(values, stats, context.kernel), stats.energy)),
@@ -108,23 +117,23 @@ impl<S: Scheme> Bucketed<S> {
         out.reserve(self.norm_bytes() + packed_bytes(x.len(), width));
         out.room(self.norm_bytes());
         let (mut energy, mut step, mut rule) = (Energy::default(), 0.0, self.scheme.rule(0.0, random));
+        let mut next = None;
         for (i, block) in x.chunks(BLOCK).enumerate() {
             for (from, to) in pieces(i * BLOCK, block.len(), self.bucket) {
                 let at = i * BLOCK + from;
                 if at.is_multiple_of(self.bucket) {
-                    let (norm, fed) = self.open(x, at, context)?;
+                    let (norm, fed) = self.open(x, at, (context, &mut next))?;
                     out.set_f32(norm_at, norm);
                     norm_at += 4;
                     energy.fed += fed;
                     (step, rule) = (f64::from(self.scheme.step(norm)), self.scheme.rule(norm, random));
                 }
                 let (x, codes) = (&block[from..to], &mut self.codes[from..to]);
-                energy.sent += step
-                    * step
-                    * context.kernel.run(Codes { rule, x, first: at as u32, codes, words: &mut self.words });
+                let codes = Codes { rule, random, x, first: at as u32, codes, words: &mut self.words };
+                energy.sent += step * step * codes.on(context.kernel);
             }
             let packed = &mut self.packed[..packed_bytes(block.len(), width)];
-            context.kernel.run(Pack { codes: &self.codes[..block.len()], width, out: packed });
+            Pack { codes: &self.codes[..block.len()], width, out: packed }.on(context.kernel);
             out.raw(packed);
         }
         Ok(energy)
@@ -182,7 +191,7 @@ impl<S: Scheme> Bucketed<S> {
         let rooms = packed.chunks(packed_bytes(BLOCK, width));
         for ((i, block), packed) in out.chunks_mut(BLOCK).enumerate().zip(rooms) {
             let codes = &mut self.codes[..block.len()];
-            let most = context.kernel.run(Unpack { packed, width, codes });
+            let most = Unpack { packed, width, codes }.on(context.kernel);
             check_level(most, self.scheme.levels())?;
             if FRESH {
                 block.fill(0.0);
@@ -227,6 +236,8 @@ pub(super) fn check_padding(what: &'static str, bytes: &[u8], bits: usize) -> Re
 /// Codes of values, and Σ relative².
 pub(super) struct Codes<'a, R> {
     pub(super) rule: R,
+    /// The rule's.
+    pub(super) random: Stream,
     pub(super) x: &'a [f32],
     /// Number of the first value in the tensor.
     pub(super) first: u32,
@@ -234,18 +245,61 @@ pub(super) struct Codes<'a, R> {
     pub(super) words: &'a mut Words,
 }
 
-impl<R: Rule> Work for Codes<'_, R> {
-    type Output = f64;
-
-    #[inline(always)]
-    fn run(self) -> f64 {
-        self.rule.codes(self.x, self.first, (&mut *self.codes, self.words));
-        self.rule.squares(self.codes)
+impl<R: Rule> Codes<'_, R> {
+    /// At once as far as the kernel can, and the rest one after the other.
+    pub(super) fn on(self, kernel: Kernel) -> f64 {
+        let Self { rule, random, x, first, codes, words } = self;
+        let mut squares = [0.0; 64];
+        let done = rule.rounding().map_or(0, |rounding| {
+            kernel.round(rounding, Rounded { random, x, first, codes: &mut *codes, words: &mut *words }, &mut squares)
+        });
+        if done < x.len() {
+            let (x, codes) = (&x[done..], &mut codes[done..]);
+            kernel.run(Rest { rule, x, first: first.wrapping_add(done as u32), codes, words, squares: &mut squares });
+        }
+        total(&squares)
     }
 }
 
-/// Random words that were drawn: a buffer that is kept, since clearing one would cost as much as some values.
-pub(super) type Words = [u32; 512];
+/// What is left of [`Codes`].
+struct Rest<'a, R> {
+    rule: R,
+    x: &'a [f32],
+    first: u32,
+    codes: &'a mut [u8],
+    words: &'a mut Words,
+    squares: &'a mut Squares,
+}
+
+impl<R: Rule> Work for Rest<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { rule, x, first, codes, words, squares } = self;
+        rule.codes(x, first, (&mut *codes, words));
+        add_squares(codes, squares, |code| rule.relative(code));
+    }
+}
+
+/// Adds the square of what each code means, i modulo 64 to sum i.
+#[inline(always)]
+pub(super) fn add_squares(codes: &[u8], squares: &mut Squares, value: impl Fn(u8) -> f32) {
+    // A copy of their own, so that the loop keeps them in registers.
+    let mut sums = *squares;
+    for group in codes.chunks(sums.len()) {
+        for (sum, code) in sums.iter_mut().zip(group) {
+            let value = value(*code);
+            *sum += value * value;
+        }
+    }
+    *squares = sums;
+}
+
+/// Their sum. Of whole numbers it is exact, whatever the order: at most 4096 squares of at most 2^14.
+pub(super) fn total(squares: &Squares) -> f64 {
+    squares.iter().map(|sum| f64::from(*sum)).sum()
+}
 
 /// Before any was drawn.
 pub(super) const NO_WORDS: Words = [0; 512];
@@ -275,25 +329,6 @@ pub(super) fn each(
         }
         (x, codes, first) = (later, rest, first.wrapping_add(count as u32));
     }
-}
-
-/// In so many sums that compilers keep the loop over them, which becomes vectors, and do not unroll it.
-#[inline(always)]
-fn squares<R: Rule>(rule: R, codes: &[u8]) -> f64 {
-    const LANES: usize = 256;
-    let mut lanes = [0.0f32; LANES];
-    let (groups, rest) = codes.as_chunks::<LANES>();
-    for group in groups {
-        for (lane, code) in lanes.iter_mut().zip(group) {
-            let value = rule.relative(*code);
-            *lane += value * value;
-        }
-    }
-    for (lane, code) in lanes.iter_mut().zip(rest) {
-        let value = rule.relative(*code);
-        *lane += value * value;
-    }
-    lanes.iter().map(|lane| f64::from(*lane)).sum()
 }
 
 /// `out += relative * step`.

@@ -2,6 +2,7 @@
 //! do, each with a step of its own.
 
 use super::levels::{Rule, Words, each};
+use crate::kernels::Rounding;
 use crate::random::Stream;
 
 /// Division by a number as two products, of which neither overflows nor loses bits where the quotient matters.
@@ -27,6 +28,11 @@ impl Divide {
     /// Whether the first product changes nothing: so for all steps but the smallest and the largest.
     pub(super) fn is_plain(self) -> bool {
         self.first == 1.0
+    }
+
+    /// What alone it multiplies with, if it is plain.
+    pub(super) fn plain(self) -> Option<f32> {
+        self.is_plain().then_some(self.second)
     }
 
     /// PLAIN: [`Self::is_plain`] was asked.
@@ -103,10 +109,8 @@ impl Rule for Linear {
         i32::from(code).wrapping_sub(self.offset) as f32
     }
 
-    #[inline(always)]
-    fn squares(self, codes: &[u8]) -> f64 {
-        // At most 4096 squares of at most 2^14: no overflow.
-        let level = |code: &u8| i32::from(code.wrapping_sub(self.offset as u8) as i8);
-        f64::from(codes.iter().map(level).fold(0i32, |sum, level| sum.wrapping_add(level.wrapping_mul(level))))
+    fn rounding(self) -> Option<Rounding> {
+        let Self { divide, low, high, offset, .. } = self;
+        divide.plain().map(|scale| Rounding::Steps { scale, low, high, offset })
     }
 }

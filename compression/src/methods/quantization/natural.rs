@@ -7,14 +7,13 @@
 //!
 //! Payload: signs; n exponents of binary32 (biased by 127; 0 means 0, at most 254) in a byte each.
 
-use super::levels::{BLOCK, NO_WORDS, check_padding, each};
+use super::levels::{BLOCK, NO_WORDS, Words, add_squares, check_padding, each, total};
 use super::packing::Pack;
-use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Travels};
-use crate::kernels::Work;
-use crate::random::Stream;
+use crate::kernels::{Rounded, Squares, Work};
 use crate::strategy::{Class, Entry, Nature};
 use crate::wire::{Reader, Writer, packed_bytes};
+use crate::{Energy, Kernel};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "natural",
@@ -27,21 +26,41 @@ pub(super) const ENTRY: Entry = Entry {
     scope: Scope::Bucket,
     nature: |_| Nature::Unbiased,
     examples: &[""],
-    build: |_, shape| Box::new(Natural { n: shape.values() }),
+    build: |_, shape| Box::new(Natural::new(shape.values())),
 };
 
 #[derive(Debug)]
 struct Natural {
     n: usize,
+    words: Box<Words>,
+    /// A block's.
+    exponents: Box<[u8; BLOCK]>,
+}
+
+impl Natural {
+    fn new(n: usize) -> Self {
+        Self { n, words: Box::new(NO_WORDS), exponents: Box::new([0; BLOCK]) }
+    }
 }
 
 impl Codec for Natural {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
-        let fed = context.stats(x)?.energy;
-        let signs = packed_bytes(x.len(), 1);
-        let (signs, exponents) = out.room(signs + x.len()).split_at_mut(signs);
-        let sent = context.kernel.run(Round { x, random: context.own(0), signs, exponents });
-        Ok(Energy { sent, fed })
+        let stats = context.stats(x)?;
+        let (scale, random, mut sent) = (scale(stats.max), context.own(0), 0.0);
+        let (mut at, mut signs) = (out.len(), [0; BLOCK / 8]);
+        out.reserve(self.size().most());
+        out.room(packed_bytes(x.len(), 1));
+        for (i, x) in x.chunks(BLOCK).enumerate() {
+            let (signs, exponents) = (&mut signs[..packed_bytes(x.len(), 1)], &mut self.exponents[..x.len()]);
+            let values = Rounded { random, x, first: (i * BLOCK) as u32, codes: exponents, words: &mut self.words };
+            sent += block(values, signs, (context.kernel, scale));
+            // What is appended needs no room that is zeroed first.
+            out.set(at, signs);
+            out.raw(exponents);
+            at += signs.len();
+        }
+        let unit = 1.0 / f64::from(scale);
+        Ok(Energy { sent: sent * unit * unit, fed: stats.energy })
     }
 
     fn decode_add(
@@ -67,46 +86,46 @@ impl Codec for Natural {
     }
 }
 
-/// Signs and exponents; answers ‖C(x)‖².
+/// A power of two that brings values of at most `max` to about 2^60: squares of what matters stay within f32.
+fn scale(max: f32) -> f32 {
+    let exponent = (max.to_bits() >> 23) as i32 - 127;
+    2f32.powi((60 - exponent).min(127))
+}
+
+/// Signs and exponents of a block: at once as far as the kernel can, and the rest one after the other; answers Σ (scale C(x))².
+fn block(mut values: Rounded<'_>, signs: &mut [u8], (kernel, scale): (Kernel, f32)) -> f64 {
+    let mut squares = [0.0; 64];
+    let done = kernel.round_to_powers(values.part(0), signs, (scale, &mut squares));
+    if done < values.x.len() {
+        let values = values.part(done);
+        kernel.run(Round { values, signs: &mut signs[done / 8..], scale, squares: &mut squares });
+    }
+    total(&squares)
+}
+
+/// Signs and exponents, and squares of what these stand for times `scale`.
 struct Round<'a> {
-    x: &'a [f32],
-    random: Stream,
+    values: Rounded<'a>,
     signs: &'a mut [u8],
-    exponents: &'a mut [u8],
+    scale: f32,
+    squares: &'a mut Squares,
 }
 
 impl Work for Round<'_> {
-    type Output = f64;
+    type Output = ();
 
     #[inline(always)]
-    fn run(self) -> f64 {
-        let (mut negative, mut words, mut energy) = ([0; BLOCK], NO_WORDS, 0.0);
-        let blocks = self.x.chunks(BLOCK).zip(self.signs.chunks_mut(BLOCK / 8)).zip(self.exponents.chunks_mut(BLOCK));
-        for (i, ((x, signs), exponents)) in blocks.enumerate() {
-            let first = (i * BLOCK) as u32;
-            each(x, first, ((&mut *exponents, &mut words), self.random), |x, word| {
-                ((x.to_bits() & 0x7fff_ffff).wrapping_add(word >> 9) >> 23).min(254) as u8
-            });
-            let negative = &mut negative[..x.len()];
-            negative.iter_mut().zip(x).for_each(|(bit, x)| *bit = (x.to_bits() >> 31) as u8);
-            Pack { codes: negative, width: 1, out: signs }.run();
-            energy += squares(exponents);
-        }
-        energy
+    fn run(self) {
+        let Rounded { random, x, first, codes: exponents, words } = self.values;
+        each(x, first, ((&mut *exponents, words), random), |x, word| {
+            ((x.to_bits() & 0x7fff_ffff).wrapping_add(word >> 9) >> 23).min(254) as u8
+        });
+        add_squares(exponents, self.squares, |exponent| f32::from_bits(u32::from(exponent) << 23) * self.scale);
+        let mut negative = [0; BLOCK];
+        let negative = &mut negative[..x.len()];
+        negative.iter_mut().zip(x).for_each(|(bit, x)| *bit = (x.to_bits() >> 31) as u8);
+        Pack { codes: negative, width: 1, out: self.signs }.run();
     }
-}
-
-/// Σ 4^(exponent − 127), in so many sums that compilers keep the loop over them, which becomes vectors.
-#[inline(always)]
-fn squares(exponents: &[u8]) -> f64 {
-    let mut sums = [0.0f64; 64];
-    for group in exponents.chunks(64) {
-        for (sum, exponent) in sums.iter_mut().zip(group) {
-            let bits = (2 * u64::from(*exponent) + 769) << 52;
-            *sum += if *exponent == 0 { 0.0 } else { f64::from_bits(bits) };
-        }
-    }
-    sums.iter().sum()
 }
 
 /// The largest byte.

@@ -1,5 +1,6 @@
 //! Codes of w bits packed without gaps, as [`crate::wire::pack`] writes them, compiled for every kernel.
 
+use crate::Kernel;
 use crate::kernels::Work;
 
 /// Packs codes below 2^width, 8 at a time in one word.
@@ -7,6 +8,17 @@ pub(super) struct Pack<'a> {
     pub(super) codes: &'a [u8],
     pub(super) width: u32,
     pub(super) out: &'a mut [u8],
+}
+
+impl Pack<'_> {
+    /// At once as far as the kernel can, then 8 by 8.
+    pub(super) fn on(self, kernel: Kernel) {
+        let Self { codes, width, out } = self;
+        let done = kernel.pack_first(codes, width, out);
+        if done < codes.len() {
+            kernel.run(Pack { codes: &codes[done..], width, out: &mut out[done / 8 * width as usize..] });
+        }
+    }
 }
 
 /// Calls a function with the width as a constant.
@@ -77,6 +89,19 @@ impl Work for Unpack<'_> {
     }
 }
 
+impl Unpack<'_> {
+    /// At once as far as the kernel can, then 8 by 8.
+    pub(super) fn on(self, kernel: Kernel) -> u8 {
+        let Self { packed, width, codes } = self;
+        let (done, most) = kernel.unpack_first(packed, width, codes);
+        if done == codes.len() {
+            return most;
+        }
+        let rest = Unpack { packed: &packed[done / 8 * width as usize..], width, codes: &mut codes[done..] };
+        most.max(kernel.run(rest))
+    }
+}
+
 #[inline(always)]
 fn unpack<const W: usize>(packed: &[u8], codes: &mut [u8]) {
     let (groups, rest) = codes.as_chunks_mut::<8>();
@@ -114,16 +139,16 @@ mod tests {
     proptest! {
         /// The same bytes as the plain loops of `wire`, on every kernel.
         #[test]
-        fn packing_is_that_of_the_format(width in 1u32..=8, values in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn packing_is_that_of_the_format(width in 1u32..=8, values in prop::collection::vec(any::<u8>(), 0..500)) {
             let codes: Vec<u8> = values.iter().map(|v| (u32::from(*v) & ((1 << width) - 1)) as u8).collect();
             let mut want = Writer::new();
             wire::pack(&codes, width, &mut want);
             for kernel in Kernel::available() {
                 let mut out = vec![0; want.len()];
-                kernel.run(Pack { codes: &codes, width, out: &mut out });
+                Pack { codes: &codes, width, out: &mut out }.on(kernel);
                 prop_assert_eq!(&out[..], want.bytes());
                 let mut back = vec![9; codes.len()];
-                let most = kernel.run(Unpack { packed: &out, width, codes: &mut back });
+                let most = Unpack { packed: &out, width, codes: &mut back }.on(kernel);
                 prop_assert_eq!(most, codes.iter().copied().max().unwrap_or(0));
                 prop_assert_eq!(&back, &codes);
             }

@@ -114,16 +114,16 @@ impl Sparse {
     fn fill(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         self.bits.clear();
         let (mut energy, mut codes, mut words) = (Energy::default(), [0; BLOCK], NO_WORDS);
-        let (mut bits, mut before, random) = (self.bits.bits(), 0, context.own(0));
+        let (mut bits, mut before, mut next, random) = (self.bits.bits(), 0, None, context.own(0));
         for at in (0..x.len()).step_by(self.bucket) {
-            let (norm, fed) = self.buckets.open(x, at, context)?;
+            let (norm, fed) = self.buckets.open(x, at, (context, &mut next))?;
             out.f32(norm);
             let (rule, step) = (self.scheme.rule(norm, random), f64::from(self.scheme.step(norm)));
             energy.fed += fed;
             for (i, x) in x[at..x.len().min(at + self.bucket)].chunks(BLOCK).enumerate() {
                 let (first, codes) = (at + i * BLOCK, &mut codes[..x.len()]);
-                energy.sent +=
-                    step * step * context.kernel.run(Codes { rule, x, first: first as u32, codes, words: &mut words });
+                let all = Codes { rule, random, x, first: first as u32, codes: &mut *codes, words: &mut words };
+                energy.sent += step * step * all.on(context.kernel);
                 for (i, code) in codes.iter().enumerate().filter(|(_, code)| u32::from(**code) != self.scheme.s) {
                     let (place, level) = ((first + i) as u64 + 1, i64::from(*code) - i64::from(self.scheme.s));
                     put(&mut bits, self.delta, place - before);

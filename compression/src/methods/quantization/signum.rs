@@ -4,11 +4,10 @@
 //!
 //! Payload: signs. State: z.
 
-use super::levels::BLOCK;
 use super::signs;
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Travels};
-use crate::kernels::Work;
+use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Travels, not_finite};
+use crate::kernels::Decayed;
 use crate::memory::{restore_values, save_values};
 use crate::strategy::params::{FACTOR, Param};
 use crate::strategy::{Class, Entry, Nature};
@@ -25,26 +24,31 @@ pub(super) const ENTRY: Entry = Entry {
     scope: Scope::Bucket,
     nature: |_| Nature::Biased("a sign says nothing of the magnitude, and it is the momentum's"),
     examples: &["", "delta=0", "delta=0.5"],
-    build: |values, shape| Box::new(Signum { delta: values.number(0) as f32, momentum: vec![0.0; shape.values()] }),
+    build: |values, shape| {
+        let zeros = vec![0.0; shape.values()];
+        Box::new(Signum { delta: values.number(0) as f32, next: zeros.clone(), momentum: zeros })
+    },
 };
 
 #[derive(Debug)]
 struct Signum {
     delta: f32,
     momentum: Vec<f32>,
+    /// Written in the one pass that also finds out whether a gradient is refused, which changes nothing.
+    next: Vec<f32>,
 }
 
 impl Codec for Signum {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
-        let fed = context.stats(x)?.energy;
-        let room = out.room(packed_bytes(x.len(), 1));
-        // Block by block: what has just been written is still in the first-level cache when its signs are packed.
-        let blocks = x.chunks(BLOCK).zip(self.momentum.chunks_mut(BLOCK)).zip(room.chunks_mut(BLOCK / 8));
-        for ((x, momentum), bits) in blocks {
-            context.kernel.run(Decay { x, momentum, delta: self.delta });
-            context.kernel.signs::<false>(momentum, bits);
+        let (start, Self { delta, momentum, next, .. }) = (out.len(), &mut *self);
+        let bits = out.room(packed_bytes(x.len(), 1));
+        let stats = context.kernel.decayed_signs(Decayed { x, momentum, next, bits, delta: *delta }).stats();
+        if !stats.is_finite() {
+            out.truncate(start);
+            return Err(not_finite(x));
         }
-        Ok(Energy { sent: x.len() as f64, fed })
+        std::mem::swap(momentum, next);
+        Ok(Energy { sent: x.len() as f64, fed: stats.energy })
     }
 
     signs::decode_signs!();
@@ -63,22 +67,5 @@ impl Codec for Signum {
 
     fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError> {
         restore_values(from, &mut self.momentum)
-    }
-}
-
-/// `momentum = (1 − delta) x + delta momentum`: between the two, and so finite.
-struct Decay<'a> {
-    x: &'a [f32],
-    momentum: &'a mut [f32],
-    delta: f32,
-}
-
-impl Work for Decay<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let fresh = 1.0 - self.delta;
-        self.momentum.iter_mut().zip(self.x).for_each(|(z, x)| *z = fresh * x + self.delta * *z);
     }
 }

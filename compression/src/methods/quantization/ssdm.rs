@@ -7,6 +7,7 @@ use super::levels::{Bucketed, Rule, Scheme, Words, each, l2};
 use super::linear::{Divide, smaller};
 use crate::Kernel;
 use crate::codec::{Scope, Stats, Travels};
+use crate::kernels::Rounding;
 use crate::random::Stream;
 use crate::strategy::{Class, Entry, Nature};
 
@@ -82,8 +83,7 @@ impl Rule for Draw {
         1.0 - 2.0 * f32::from(code)
     }
 
-    #[inline(always)]
-    fn squares(self, codes: &[u8]) -> f64 {
-        codes.len() as f64
+    fn rounding(self) -> Option<Rounding> {
+        self.divide.plain().map(|scale| Rounding::Signs { scale })
     }
 }

@@ -1,0 +1,106 @@
+//! Rounding at random that kernels with vectors do at once: words drawn, levels, codes and squares, all in vectors. By definition it is what the rules of `methods/quantization` do with one value after the other; they do
+//! what is left.
+
+use super::Kernel;
+use crate::random::Stream;
+
+/// Sums of squares side by side: value i of a piece is added to sum i modulo 64.
+pub(crate) type Squares = [f32; 64];
+
+/// A rule of `methods/quantization` with a division that one product does.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Rounding {
+    /// To whole steps: from −low to high of them. A code is offset + steps.
+    Steps {
+        /// Steps per unit.
+        scale: f32,
+        low: f32,
+        high: f32,
+        offset: i32,
+    },
+    /// To 0 and powers of two of a norm, ± levels above k.
+    Powers {
+        /// Norms per unit.
+        scale: f32,
+        k: i32,
+        /// 2^(k−1): what makes the lowest level 1.
+        to_lowest: f32,
+    },
+    /// To ±1: a code is 1 for −1.
+    Signs {
+        /// Norms per unit.
+        scale: f32,
+    },
+}
+
+/// Values, the number of the first in the tensor, where their codes go, and room for words.
+pub(crate) struct Rounded<'a> {
+    pub(crate) random: Stream,
+    pub(crate) x: &'a [f32],
+    pub(crate) first: u32,
+    pub(crate) codes: &'a mut [u8],
+    pub(crate) words: &'a mut Words,
+}
+
+/// Random words that were drawn: a buffer that is kept, since clearing one would cost as much as some values.
+pub(crate) type Words = [u32; 512];
+
+impl Rounded<'_> {
+    /// The values from `done` on.
+    pub(crate) fn part(&mut self, done: usize) -> Rounded<'_> {
+        let Self { random, x, first, codes, words } = self;
+        let first = first.wrapping_add(done as u32);
+        Rounded { random: *random, x: &x[done..], first, codes: &mut codes[done..], words }
+    }
+}
+
+impl Kernel {
+    /// Codes of the first values and their squares in steps or norms; answers of how many, a multiple of 64. None where this kernel
+    /// has no such vectors.
+    pub(crate) fn round(self, rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => super::x86::round_avx512(rounding, values, squares),
+            _ => {
+                let _ = (rounding, values, squares);
+                0
+            }
+        }
+    }
+
+    /// Natural compression (`natural.rs`) of the first values: exponents into [`Rounded::codes`], signs, and squares of what they
+    /// stand for times `scale`; answers of how many, a multiple of 64.
+    pub(crate) fn round_to_powers(
+        self,
+        values: Rounded<'_>,
+        signs: &mut [u8],
+        (scale, squares): (f32, &mut Squares),
+    ) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => super::x86::round_to_powers_avx512(values, signs, (scale, squares)),
+            _ => {
+                let _ = (values, signs, scale, squares);
+                0
+            }
+        }
+    }
+
+    /// Packs the first codes below 2^width; answers how many, a multiple of 64.
+    pub(crate) fn pack_first(self, codes: &[u8], width: u32, out: &mut [u8]) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => super::x86::pack_avx512(codes, width, out),
+            _ => 0,
+        }
+    }
+
+    /// Unpacks the first codes; answers how many, a multiple of 64, and the largest.
+    pub(crate) fn unpack_first(self, packed: &[u8], width: u32, codes: &mut [u8]) -> (usize, u8) {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => super::x86::unpack_avx512(packed, width, codes),
+            _ => (0, 0),
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Codes of w bits, 64 at a time: their w bits side by side are 8 w bytes.
+
+use std::arch::x86_64::*;
+
+/// Codes in one vector.
+const LANES: usize = 64;
+
+/// Bytes of the first 8 w of a vector.
+fn first_bytes(width: usize) -> u64 {
+    u64::MAX >> (64 - 8 * width)
+}
+
+/// `TABLE[8 w * i + j]`: for packing, byte j of word i of 8 bytes, of which w count.
+fn pack_order(width: usize) -> [u8; LANES] {
+    std::array::from_fn(|to| if to < 8 * width { (to / width * 8 + to % width) as u8 } else { 0 })
+}
+
+/// For unpacking: the w bytes of group i into word i; what lies above them is cut off later.
+fn unpack_order(width: usize) -> [u8; LANES] {
+    std::array::from_fn(|to| if to % 8 < width { (to / 8 * width + to % 8) as u8 } else { 0 })
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn vector(bytes: &[u8; LANES]) -> __m512i {
+    // SAFETY: 64 bytes.
+    unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+}
+
+/// Packs whole vectors; answers how many codes.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+pub(super) fn pack(codes: &[u8], width: u32, out: &mut [u8]) -> usize {
+    let w = width as usize;
+    let (groups, _) = codes.as_chunks::<LANES>();
+    let (order, mask) = (vector(&pack_order(w)), first_bytes(w));
+    // Pairs, fours and eights: the upper half's bits move down to the lower half's.
+    let pairs = _mm512_set1_epi16(1 | (1 << w.min(7)) << 8);
+    let fours = _mm512_set1_epi32(1 | (1 << (2 * w.min(7))) << 16);
+    let down = _mm_cvtsi32_si128(32 - 4 * width as i32);
+    let upper = _mm512_set1_epi64(-1 << (4 * w));
+    for (group, to) in groups.iter().zip(out.chunks_exact_mut(8 * w)) {
+        let mut bits = vector(group);
+        if w < 8 {
+            // Weights are below 2^8 and codes below 2^7: the one as unsigned bytes, the other as signed.
+            bits = _mm512_madd_epi16(_mm512_maddubs_epi16(pairs, bits), fours);
+            // Where the mask is set the shifted bits, else those that lie right.
+            bits = _mm512_ternarylogic_epi64::<0xca>(upper, _mm512_srl_epi64(bits, down), bits);
+            bits = _mm512_permutexvar_epi8(order, bits);
+        }
+        // SAFETY: the mask has 8 w bits, and as many bytes are there.
+        unsafe { _mm512_mask_storeu_epi8(to.as_mut_ptr().cast(), mask, bits) };
+    }
+    LANES * groups.len()
+}
+
+/// Unpacks whole vectors; answers how many codes, and the largest.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+pub(super) fn unpack(packed: &[u8], width: u32, codes: &mut [u8]) -> (usize, u8) {
+    let w = width as usize;
+    let (groups, _) = codes.as_chunks_mut::<LANES>();
+    let (order, mask) = (vector(&unpack_order(w)), first_bytes(w));
+    // Where in its word each code begins.
+    let places = vector(&std::array::from_fn(|lane| (lane % 8 * w) as u8));
+    let code = _mm512_set1_epi8((u8::MAX >> (8 - w)) as i8);
+    let mut most = _mm512_setzero_si512();
+    for (group, from) in groups.iter_mut().zip(packed.chunks_exact(8 * w)) {
+        // SAFETY: the mask has 8 w bits, and as many bytes are there.
+        let bits = unsafe { _mm512_maskz_loadu_epi8(mask, from.as_ptr().cast()) };
+        let bits = _mm512_multishift_epi64_epi8(places, _mm512_permutexvar_epi8(order, bits));
+        let bits = _mm512_and_si512(bits, code);
+        most = _mm512_max_epu8(most, bits);
+        // SAFETY: a group has 64 bytes.
+        unsafe { _mm512_storeu_si512(group.as_mut_ptr().cast(), bits) };
+    }
+    let mut largest = [0u8; LANES];
+    // SAFETY: an array of the size of the vector.
+    unsafe { _mm512_storeu_si512(largest.as_mut_ptr().cast(), most) };
+    (LANES * groups.len(), largest.into_iter().fold(0, u8::max))
+}
