@@ -1,9 +1,13 @@
 """What the hook and the telemetry cost: torchrun --nproc-per-node 2 bench/overhead.py
 
-Four jobs train the same network in turns of a few steps: plain DDP, flexcomm dense without an agent, with an agent
-(control word and telemetry), and top-k at 0.01. Prints medians of the step time and the differences.
+The same network is trained by plain DDP (twice: their difference is this machine's noise), by DDP with torch's own
+`allreduce_hook`, by flexcomm dense without an agent (DDP by itself; and with the hook all the same), with an agent in a
+process of its own (control word and telemetry), and with top-k at 0.01, in turns of a few steps. Prints medians of the step time, and the median over turns of the
+ratio to plain DDP's turn beside it, in which slow drifts of the machine cancel.
 """
 
+import multiprocessing
+import os
 import pathlib
 import statistics
 import sys
@@ -15,28 +19,58 @@ sys.argv = sys.argv[:1] + [tempfile.mkdtemp()]
 
 import torch
 import torch.distributed as dist
-from common import ddp
+from common import ddp, network
 from fake_agent import FakeAgent
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import flexcomm.torch
 
-ROUNDS, STEPS = 30, 5
+TURNS, STEPS = int(os.environ.get("TURNS", "80")), 5
+
+#: Values of a layer's row and layers: 2.6 million parameters.
+SIZES = (512, 1024, 1024, 1024, 10)
+
+JOBS = {
+    "plain": "plain DDP",
+    "again": "plain DDP again",
+    "torch": "torch's allreduce_hook",
+    "none": "flexcomm dense, no agent",
+    "hook": "the same with its hook",
+    "agent": "flexcomm dense, agent",
+    "topk": "flexcomm topk 0.01",
+}
+
+
+def serve(folder, name):
+    FakeAgent(folder, name).start()
+    time.sleep(3600)
+
+
+def agent(rank):
+    """An agent in a process of its own, as it is in earnest: its socket."""
+    folder = pathlib.Path(tempfile.mkdtemp())
+    multiprocessing.get_context("spawn").Process(target=serve, args=(folder, f"a{rank}"), daemon=True).start()
+    socket = folder / f"a{rank}.sock"
+    while not socket.exists():
+        time.sleep(0.01)
+    return str(socket)
 
 
 def job(kind, rank):
-    torch.manual_seed(0)
-    sizes = (512, 1024, 1024, 1024, 10)
-    layers = [m for a, b in zip(sizes, sizes[1:]) for m in (torch.nn.Linear(a, b), torch.nn.ReLU())]
-    model = ddp(torch.nn.Sequential(*layers[:-1]), bucket_cap_mb=25)
+    # DDP's own buckets.
+    model = ddp(network(SIZES), bucket_cap_mb=None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    agent = None
-    if kind == "agent":
-        agent = FakeAgent(pathlib.Path(tempfile.mkdtemp()), f"a{rank}").start()
     session = None
-    if kind != "plain":
+    if kind == "torch":
+        model.register_comm_hook(None, default_hooks.allreduce_hook)
+    elif kind == "hook":
+        session = flexcomm.torch.attach(model, optimizer, register=False)
+        model.register_comm_hook(None, session.hook)
+    elif kind in ("none", "agent", "topk"):
         strategy = "topk@0.01/allgather" if kind == "topk" else None
-        session = flexcomm.torch.attach(model, optimizer, strategy=strategy, socket=str(agent.path) if agent else None)
-    x, y = torch.randn(64, 512), torch.randint(0, 10, (64,))
+        socket = agent(rank) if kind == "agent" else None
+        session = flexcomm.torch.attach(model, optimizer, strategy=strategy, socket=socket)
+    x, y = torch.randn(64, SIZES[0]), torch.randint(0, SIZES[-1], (64,))
 
     def step():
         optimizer.zero_grad()
@@ -47,9 +81,8 @@ def job(kind, rank):
 
 
 def telemetry_alone(session):
-    """Microseconds per step of what a step does besides its collectives: begin, word, finish, report."""
+    """Microseconds per step of what a step does besides its collectives: begin, finish, report."""
     core = session._core
-    word = torch.empty(36)
     session._end_step(within_loop=False)
     began = time.perf_counter()
     for _ in range(2000):
@@ -57,39 +90,44 @@ def telemetry_alone(session):
         core.launched(1 << 20, False)
         core.landed()
         core.finish(0.5)
-    del word
     return (time.perf_counter() - began) / 2000 * 1e6
 
 
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    jobs = {kind: job(kind, rank) for kind in ("plain", "none", "agent", "topk")}
-    times = {kind: [] for kind in jobs}
-    for number in range(ROUNDS):
-        for kind, (step, _) in jobs.items():
+    jobs = {kind: job(kind, rank) for kind in JOBS}
+    steps = {kind: [] for kind in jobs}
+    turns = {kind: [] for kind in jobs}
+    for number in range(TURNS):
+        # Now forwards, now backwards: nobody always comes after the same one.
+        for kind in list(jobs)[:: 1 if number % 2 else -1]:
             dist.barrier()
+            times = []
             for _ in range(STEPS):
                 began = time.perf_counter()
-                step()
-                if number >= 2:
-                    times[kind].append(time.perf_counter() - began)
+                jobs[kind][0]()
+                times.append(time.perf_counter() - began)
+            if number >= 2:
+                # The first step finds another job's tensors in the caches.
+                steps[kind] += times[1:]
+                turns[kind].append(sum(times[1:]))
+    plain = statistics.median(steps["plain"])
     if rank == 0:
-        plain = statistics.median(times["plain"])
-        for kind, label in [
-            ("plain", "plain DDP"), ("none", "flexcomm dense, no agent"), ("agent", "flexcomm dense, agent"),
-            ("topk", "flexcomm topk 0.01"),
-        ]:
-            median = statistics.median(times[kind])
-            print(f"{label:26} {median * 1e3:7.2f} ms per step  {(median / plain - 1) * 100:+6.2f} %")
+        print(f"{'':26} {'ms per step':>12} {'median':>9} {'by turns':>9}")
+        for kind, label in JOBS.items():
+            median = statistics.median(steps[kind])
+            paired = statistics.median(a / b for a, b in zip(turns[kind], turns["plain"]))
+            print(f"{label:26} {median * 1e3:12.2f} {(median / plain - 1) * 100:+8.2f} % {(paired - 1) * 100:+8.2f} %")
     alone = telemetry_alone(jobs["agent"][1])
     if rank == 0:
-        print(f"{'begin, finish, report':26} {alone:7.1f} us per step  {alone / plain * 1e-4:6.3f} % of a plain step")
+        print(f"{'begin, finish, report':26} {alone:9.1f} us per step, {alone / plain * 1e-4:.3f} % of a plain step")
         sys.stdout.flush()
     dist.barrier()
-    import os
-
+    for child in multiprocessing.active_children():
+        child.kill()
     os._exit(0)
 
 
-main()
+if __name__ == "__main__":
+    main()
