@@ -1,8 +1,12 @@
 //! Times of the kernels on a GPU, by events, beside a copy within the device in the same run: what `flexcomm bench gpu` shows.
 
+use crate::device::Device;
+use crate::hybrid::{self, Qsparse};
+use crate::low_rank::{self, Factors, LowRank};
 use crate::{
-    Allocation, Cache, DType, Device, Feed, Fit, Gpu, LaunchError, LoadError, MemoryError, Norm, OnStream, Quantizer,
-    Random, Selected, Span, Stream, Threshold, gains, quantize, threshold, topk, workspace_bytes,
+    Allocation, At, BLAS_WORKSPACE, Blas, BlasError, Cache, Cublas, DType, Feed, Fit, Gpu, LaunchError, LoadError,
+    MemoryError, Norm, OUTCOME_BYTES, OnStream, Outcome, Quantizer, Random, Selected, Span, Stream, Threshold, add,
+    add_sized, feed, gains, gather, quantize, scatter, subset, subset_scratch, threshold, topk, workspace_bytes,
 };
 
 /// Failed to measure.
@@ -17,6 +21,9 @@ pub enum BenchError {
     /// A call.
     #[error(transparent)]
     Launch(#[from] LaunchError),
+    /// cuBLAS.
+    #[error(transparent)]
+    Blas(#[from] BlasError),
 }
 
 /// One method at one size.
@@ -32,136 +39,17 @@ pub struct Row {
     pub bytes: u64,
     /// Their rate over that of the copy: 1 is as fast as memory allows.
     pub of_copy: f64,
+    /// One rank's payload; none where nothing is sent.
+    pub bytes_out: Option<u64>,
+    /// Share of the energy that is sent.
+    pub gain: Option<f64>,
+    /// To add the payload into a gradient, the median in seconds.
+    pub decompress: Option<f64>,
 }
 
-/// A method for k values.
-type OfK = fn(u64) -> Threshold;
+mod work;
 
-/// What is measured.
-#[derive(Debug, Clone, Copy)]
-enum Work {
-    TopK(f64),
-    Gains,
-    Quantize(Quantizer),
-    Threshold(OfK),
-}
-
-/// Every step uses the same numbers: their cost does not depend on them.
-const RANDOM: Random = Random { seed: 1, step: 0, tensor: 0, rank: Some(0) };
-
-/// The ratios whose gains one pass answers.
-const CANDIDATES: [f64; 5] = [0.1, 0.033, 0.011, 0.004, 0.001];
-
-fn works() -> Vec<(String, Work)> {
-    let topk = [0.1, 0.01, 0.001].map(|c| (format!("topk(k={c})"), Work::TopK(c)));
-    let quantizers = [
-        ("signsgd", Quantizer::Signs),
-        ("efsignsgd", Quantizer::ScaledSigns),
-        ("ssdm", Quantizer::Ssdm),
-        ("terngrad", Quantizer::TernGrad { clip: 0.0 }),
-        ("qsgd(s=4)", Quantizer::Qsgd { s: 4, bucket: 512, norm: Norm::L2 }),
-        ("dithering(k=4)", Quantizer::Dithering { k: 4, natural: false, norm: Norm::Max }),
-        ("natural", Quantizer::Natural),
-        ("eightbit", Quantizer::EightBit { fixed: false }),
-        ("fp16", Quantizer::F16 { world: 8 }),
-        ("bf16", Quantizer::Bf16 { world: 8 }),
-    ];
-    let thresholds: [(&str, OfK); 3] = [
-        ("mstopk(k=0.01)", |k| Threshold::MsTopK { k, random: RANDOM }),
-        ("dgc(k=0.01)", |k| Threshold::Dgc { k, sample: 0.01, most: 1.3, random: RANDOM }),
-        ("sidco(k=0.01)", |k| Threshold::Sidco { k, fit: Fit::Exponential, first: 0.25, stages: 3 }),
-    ];
-    let named = |(name, work): (&str, Work)| (name.to_owned(), work);
-    let quantizers = quantizers.map(|(name, method)| named((name, Work::Quantize(method))));
-    let thresholds = thresholds.map(|(name, method)| named((name, Work::Threshold(method))));
-    let gains = [named(("gains of 5 ratios", Work::Gains))];
-    topk.into_iter().chain(gains).chain(quantizers).chain(thresholds).collect()
-}
-
-/// k for a share of n.
-fn kept(n: u64, share: f64) -> u64 {
-    ((n as f64 * share) as u64).clamp(1.min(n), n)
-}
-
-impl Work {
-    /// Gradient and memory are read and the new memory written; then the message.
-    fn bytes(self, n: u64) -> u64 {
-        match self {
-            Self::TopK(share) => 12 * n + 8 * kept(n, share),
-            Self::Gains => 8 * n,
-            Self::Quantize(method) => 12 * n + method.payload_bytes(n),
-            Self::Threshold(_) => 12 * n + 8 * kept(n, 0.01),
-        }
-    }
-}
-
-/// Memory on the device for one size.
-struct Buffers<'a> {
-    n: u64,
-    gradient: Allocation<'a>,
-    memory: Allocation<'a>,
-    fed: Allocation<'a>,
-    payload: Allocation<'a>,
-    indices: Allocation<'a>,
-    values: Allocation<'a>,
-    candidates: Allocation<'a>,
-    workspace: Allocation<'a>,
-}
-
-impl<'a> Buffers<'a> {
-    fn new(gpu: &'a Gpu, values: &[f32]) -> Result<Self, MemoryError> {
-        let n = values.len() as u64;
-        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let full = || gpu.allocate(4 * n);
-        let buffers = Self {
-            n,
-            gradient: full()?,
-            memory: full()?,
-            fed: full()?,
-            payload: gpu.allocate(4 * n + 4096)?,
-            indices: full()?,
-            values: full()?,
-            candidates: gpu.allocate(4096)?,
-            workspace: gpu.allocate(workspace_bytes(n))?,
-        };
-        buffers.gradient.write(&bytes)?;
-        // What was held back looks like the gradient, turned around.
-        let turned: Vec<u8> = values.iter().rev().flat_map(|x| (0.5 * x).to_le_bytes()).collect();
-        buffers.memory.write(&turned)?;
-        let mut candidates: Vec<u8> =
-            CANDIDATES.iter().flat_map(|share| (kept(n, *share) as u32).to_le_bytes()).collect();
-        candidates.resize(4096, 0);
-        buffers.candidates.write(&candidates)?;
-        Ok(buffers)
-    }
-
-    fn feed(&self) -> Feed {
-        let [gradient, memory, fed] = [&self.gradient, &self.memory, &self.fed].map(Allocation::span);
-        Feed { n: self.n, dtype: DType::F32, gradient, memory, fed, beta: 1.0, gamma: 1.0 }
-    }
-
-    fn run(&self, work: Work, device: &OnStream<'_>) -> Result<(), LaunchError> {
-        let (feed, workspace) = (self.feed(), self.workspace.span());
-        let to = |room| Selected { indices: self.indices.span(), values: self.values.span(), room };
-        match work {
-            Work::TopK(share) => {
-                let k = kept(self.n, share);
-                topk(device, &feed, (k, &to(k)), workspace)
-            }
-            Work::Gains => {
-                let ks = self.candidates.span();
-                gains(device, &feed, (ks, CANDIDATES.len() as u64, self.gains()), workspace)
-            }
-            Work::Quantize(method) => quantize(device, &feed, (method, RANDOM), self.payload.span(), workspace),
-            Work::Threshold(method) => threshold(device, &feed, (method(kept(self.n, 0.01)), &to(self.n)), workspace),
-        }
-    }
-
-    /// Behind the candidates.
-    fn gains(&self) -> Span {
-        self.candidates.span().part(1024, 16 * CANDIDATES.len() as u64)
-    }
-}
+use work::{Buffers, RANDOM, works};
 
 /// Before the first is counted: clocks rise, modules load.
 const WARM_UP: usize = 3;
@@ -193,17 +81,33 @@ impl Bench {
         Ok(format!("{} ({})", self.gpu.name()?, self.gpu.arch().sm()))
     }
 
-    /// Every method on this gradient, and first a copy of as many values, at 8 bytes each.
-    pub fn rows(&self, values: &[f32]) -> Result<Vec<Row>, BenchError> {
+    /// cuBLAS, which PowerSGD's rows need; or why there is none.
+    pub fn blas(&self) -> Result<Blas<'_>, BenchError> {
+        Ok(self.gpu.blas(Cublas::find()?)?)
+    }
+
+    /// Every method on this gradient, and first a copy of as many values, at 8 bytes each. Without cuBLAS, without PowerSGD.
+    pub fn rows(&self, values: &[f32], blas: Option<&Blas<'_>>) -> Result<Vec<Row>, BenchError> {
         let (buffers, stream) = (Buffers::new(&self.gpu, values)?, self.gpu.stream()?);
         let n = buffers.n;
         let copy = median(|| copy(&stream, &buffers))?;
         let rate = 8.0 * n as f64 / copy;
-        let mut rows = vec![Row { method: "copy".into(), n, seconds: copy, bytes: 8 * n, of_copy: 1.0 }];
+        let none = (None, None, None);
+        let row = |method: String, seconds: f64, bytes: u64, (bytes_out, gain, decompress)| {
+            let of_copy = bytes as f64 / seconds / rate;
+            Row { method, n, seconds, bytes, of_copy, bytes_out, gain, decompress }
+        };
+        let mut rows = vec![row("copy".into(), copy, 8 * n, none)];
         for (method, work) in works() {
-            let once = || stream.seconds(|device| buffers.run(work, device).map_err(BenchError::from));
-            let (seconds, bytes) = (median(once)?, work.bytes(n));
-            rows.push(Row { method, n, seconds, bytes, of_copy: bytes as f64 / seconds / rate });
+            let seconds = median(|| stream.seconds(|device| buffers.run(work, device).map_err(BenchError::from)))?;
+            let sent = buffers.sent(work, &stream)?;
+            rows.push(row(method, seconds, work.bytes(n), sent));
+        }
+        if let Some((power, blas)) = Power::of(&self.gpu, n)?.zip(blas) {
+            let seconds = median(|| stream.seconds(|_| power.run(&buffers, blas, &stream).map_err(BenchError::from)))?;
+            let outcome = buffers.outcome(&stream)?;
+            let sent = (Some(outcome.bytes), Some(outcome.gain()), Some(power.decompress(&buffers, &stream)?));
+            rows.push(row(format!("powersgd(rank={RANK})"), seconds, 28 * n, sent));
         }
         Ok(rows)
     }
@@ -214,8 +118,55 @@ fn copy(stream: &Stream<'_>, buffers: &Buffers<'_>) -> Result<f64, BenchError> {
     stream.seconds(|device| Ok(device.copy(to, from)?))
 }
 
+/// Columns of PowerSGD's factors.
+const RANK: u64 = 4;
+
+/// A gradient as one matrix, as near to a square as its length allows, and the factors' memory.
+struct Power<'a> {
+    layer: LowRank,
+    values: u64,
+    memory: [Allocation<'a>; 3],
+    sent: [Allocation<'a>; 2],
+    workspace: Allocation<'a>,
+}
+
+impl<'a> Power<'a> {
+    fn of(gpu: &'a Gpu, n: u64) -> Result<Option<Self>, BenchError> {
+        let rows = (n as f64).sqrt() as u64;
+        let cols = n.checked_div(rows).unwrap_or(0);
+        let Some(layer) = LowRank::new(rows, cols, RANK)? else { return Ok(None) };
+        let [warm, left, scratch] = layer.bytes();
+        let memory = [gpu.allocate(warm)?, gpu.allocate(left)?, gpu.allocate(scratch)?];
+        memory[0].write(&vec![0; warm as usize])?;
+        let [p, q] = layer.counts();
+        let sent = [gpu.allocate(4 * p)?, gpu.allocate(4 * q)?];
+        Ok(Some(Self { layer, values: rows * cols, memory, sent, workspace: gpu.allocate(BLAS_WORKSPACE)? }))
+    }
+
+    /// Both rounds of one rank alone.
+    fn run(&self, buffers: &Buffers<'_>, blas: &Blas<'_>, stream: &Stream<'_>) -> Result<(), LaunchError> {
+        let device = stream.blas(blas, self.workspace.span());
+        let [warm, left, scratch] = self.memory.each_ref().map(Allocation::span);
+        let [p, q] = self.sent.each_ref().map(Allocation::span);
+        let (factors, feed) = (Factors { warm, left, scratch }, buffers.feed());
+        let step = low_rank::Step { n: buffers.n, workspace: buffers.workspace.span() };
+        let matrix = feed.fed.part(0, 4 * self.values);
+        low_rank::begin(&device, &feed, step.workspace)?;
+        low_rank::left(&device, (self.layer, RANDOM), (matrix, &factors, p), &step)?;
+        low_rank::right(&device, (self.layer, p, 1.0), (matrix, &factors, q), &step)?;
+        low_rank::keep_warm(&device, (self.layer, q, 1.0), warm, &step)
+    }
+
+    fn decompress(&self, buffers: &Buffers<'_>, stream: &Stream<'_>) -> Result<f64, BenchError> {
+        let (left, right) = (self.memory[1].span(), self.sent[1].span());
+        let out = buffers.values.span();
+        median(|| stream.seconds(|device| Ok(low_rank::add(device, (self.layer, left, right), (1.0, out))?)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::work::{Work, kept};
     use super::*;
 
     #[test]
@@ -233,9 +184,13 @@ mod tests {
         match Bench::new(0) {
             Ok(bench) => {
                 let values: Vec<f32> = (0..100_000).map(|i| (i % 997) as f32 - 498.0).collect();
-                let rows = bench.rows(&values).unwrap();
-                assert_eq!(rows.len(), works().len() + 1);
+                let blas = bench.blas().ok();
+                let rows = bench.rows(&values, blas.as_ref()).unwrap();
+                assert_eq!(rows.len(), works().len() + 1 + usize::from(blas.is_some()));
                 assert!(rows.iter().all(|row| row.seconds > 0.0 && row.of_copy > 0.0), "{rows:?}");
+                let sent = rows.iter().filter(|row| row.bytes_out.is_some());
+                assert!(sent.clone().count() >= works().len() - 1);
+                assert!(sent.clone().all(|row| row.gain.is_some() && row.decompress.is_some()), "{rows:?}");
             }
             Err(error) => {
                 let text = error.to_string();

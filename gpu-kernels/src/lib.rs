@@ -6,6 +6,7 @@
 
 mod arch;
 pub mod bench;
+pub mod bucket;
 mod cache;
 mod device;
 mod error;

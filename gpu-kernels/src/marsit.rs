@@ -23,7 +23,7 @@ pub fn signs(device: &impl Device, feed: &Feed, payload: Span, workspace: Span) 
     signs_alone(device, feed, payload, workspace)
 }
 
-/// A stretch of n sign bits of a tensor.
+/// A stretch of n sign bits of a tensor. Segments begin at multiples of 32 values, so that their bits begin at whole words.
 #[derive(Debug, Clone, Copy)]
 pub struct Segment {
     /// Bits.

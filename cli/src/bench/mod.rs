@@ -3,6 +3,7 @@
 mod compressors;
 mod data;
 mod gpu;
+mod gpu_torch;
 mod measure;
 mod plot;
 mod table;

@@ -1,7 +1,7 @@
 //! Memory and clocks of the device's own, for benchmarks and tests: a training process lends its memory instead.
 
 use super::gpu::code;
-use super::{Gpu, OnStream, Span};
+use super::{Blas, BlasOnStream, Gpu, OnStream, Span};
 use crate::snapshot::Free;
 use cudarc::driver::{result, sys};
 
@@ -184,6 +184,12 @@ impl Stream<'_> {
         unsafe { self.gpu.on(self.handle as u64) }
     }
 
+    /// To launch and to multiply on.
+    pub fn blas<'b>(&'b self, blas: &'b Blas<'b>, workspace: Span) -> BlasOnStream<'b> {
+        // SAFETY: as above.
+        unsafe { blas.on(self.handle as u64, workspace) }
+    }
+
     /// Seconds that the device takes for what `work` queues on this stream, by events around it.
     pub fn seconds<E: From<MemoryError>>(&self, work: impl FnOnce(&OnStream<'_>) -> Result<(), E>) -> Result<f64, E> {
         let (begin, end) = (Event::new(self.gpu)?, Event::new(self.gpu)?);
@@ -233,5 +239,62 @@ impl Drop for Event<'_> {
     fn drop(&mut self) {
         // SAFETY: made by this, destroyed once.
         let _ = self.gpu.within(|| unsafe { result::event::destroy(self.handle) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LoadError;
+    use crate::device::Device;
+    use crate::snapshot::{Plan, SnapshotError};
+
+    /// With a GPU: every bit back from device memory and from pinned memory of the host, and a refusal of what is more than
+    /// there is. Without, nothing is loaded.
+    #[test]
+    fn snapshots_come_back_from_device_and_host() {
+        let gpu = match Gpu::load(0, None) {
+            Ok(gpu) => gpu,
+            Err(error) => return assert!(!matches!(error, LoadError::Compile { .. }), "{error}"),
+        };
+        let sizes = [1000u64, 3, 70_000];
+        let tensors = sizes.map(|bytes| gpu.allocate(bytes).unwrap());
+        let content = |salt: u8| sizes.map(|bytes| (0..bytes).map(|i| i as u8 ^ salt).collect::<Vec<u8>>());
+        let write = |salt| tensors.iter().zip(content(salt)).for_each(|(to, bytes)| to.write(&bytes).unwrap());
+        let spans = tensors.each_ref().map(Allocation::span);
+        let check = || {
+            gpu.wait().unwrap();
+            for (tensor, want) in tensors.iter().zip(content(1)) {
+                let mut got = vec![0; want.len()];
+                tensor.read(&mut got).unwrap();
+                assert_eq!(got, want);
+            }
+        };
+        let stream = gpu.stream().unwrap();
+        // All on the device, then most of it on the host.
+        let snapshot = gpu.snapshot(&sizes).unwrap();
+        write(1);
+        snapshot.save(&stream.device(), &spans).unwrap();
+        gpu.wait().unwrap();
+        write(2);
+        snapshot.restore(&stream.device(), &spans).unwrap();
+        check();
+        let plan = Plan::new(&sizes, Free { device: 2048, host: 1 << 20 }).unwrap();
+        let kept = (gpu.allocate(plan.needs().device).unwrap(), gpu.pin(plan.needs().host).unwrap());
+        plan.save(&stream.device(), &spans, (kept.0.span(), kept.1.span())).unwrap();
+        gpu.wait().unwrap();
+        write(3);
+        plan.restore(&stream.device(), &spans, (kept.0.span(), kept.1.span())).unwrap();
+        check();
+        let uneven = stream.device().copy(spans[0], spans[1]);
+        assert!(uneven.is_err());
+        let error = gpu.snapshot(&[1 << 50]).unwrap_err();
+        assert!(matches!(error, SnapshotError::DoesNotFit { .. }), "{error}");
+    }
+
+    /// Linux says what it has.
+    #[test]
+    fn the_hosts_memory_is_known() {
+        assert!(!cfg!(target_os = "linux") || available() > 1 << 20);
     }
 }

@@ -2,8 +2,14 @@
 
 use flexcomm_compression::random::Stream;
 
+/// Those to test: all, or, with `FLEXCOMM_TEST_SHORT=1`, a few, where each access is checked by a sanitizer.
+pub fn lengths() -> Vec<usize> {
+    let short = std::env::var_os("FLEXCOMM_TEST_SHORT").is_some_and(|value| value == "1");
+    if short { vec![0, 33, 1025, 4097] } else { LENGTHS.to_vec() }
+}
+
 /// Lengths around warps, blocks and tiles.
-pub const LENGTHS: [usize; 14] = [0, 1, 3, 31, 32, 33, 255, 1023, 1025, 4095, 4096, 4097, 10_000, 70_001];
+const LENGTHS: [usize; 14] = [0, 1, 3, 31, 32, 33, 255, 1023, 1025, 4095, 4096, 4097, 10_000, 70_001];
 
 /// A name and n values.
 pub fn gradients(n: usize) -> Vec<(&'static str, Vec<f32>)> {

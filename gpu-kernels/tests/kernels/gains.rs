@@ -1,6 +1,6 @@
 //! Gains of candidates from one histogram, against selections.
 
-use crate::data::{LENGTHS, gradients};
+use crate::data::{gradients, lengths};
 use crate::emulated::{Emulated, Memory};
 use flexcomm_compression::naive;
 use flexcomm_gpu_kernels::{DType, Feed, Span, gains, workspace_bytes};
@@ -36,7 +36,7 @@ fn run(device: &Emulated, gradient: &[f32], ks: &[u32]) -> Vec<(f64, f64)> {
 
 #[test]
 fn every_candidate_is_within_its_own_bound() {
-    for (at, n) in LENGTHS.into_iter().enumerate().filter(|(_, n)| *n > 0) {
+    for (at, n) in lengths().into_iter().enumerate().filter(|(_, n)| *n > 0) {
         for (what, gradient) in gradients(n) {
             let Some(device) = Emulated::new(at as u64) else { return };
             let ks: Vec<u32> = SHARES.iter().map(|share| ((n as f64 * share) as u32).max(1)).collect();

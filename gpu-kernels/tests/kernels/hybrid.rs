@@ -1,6 +1,6 @@
 //! Strom's hard threshold and Qsparse against `compression`.
 
-use crate::data::{LENGTHS, gradients};
+use crate::data::{gradients, lengths};
 use crate::emulated::{Emulated, Memory};
 use crate::topk::{Step1, bits, reference};
 use flexcomm_compression::pipeline::Gradient;
@@ -34,7 +34,7 @@ fn check(
 
 #[test]
 fn hard_thresholds_are_the_cpus() {
-    for (at, n) in LENGTHS.into_iter().enumerate() {
+    for (at, n) in lengths().into_iter().enumerate() {
         for (_, gradient) in gradients(n) {
             let Some(device) = Emulated::new(at as u64) else { return };
             for tau in [0.25f32, 0.5, 3.0, 1e6] {
@@ -48,7 +48,7 @@ fn hard_thresholds_are_the_cpus() {
 
 #[test]
 fn qsparse_is_the_cpus() {
-    for (at, n) in LENGTHS.into_iter().enumerate().filter(|(_, n)| *n > 30) {
+    for (at, n) in lengths().into_iter().enumerate().filter(|(_, n)| *n > 30) {
         for (what, gradient) in gradients(n) {
             let Some(device) = Emulated::new(at as u64) else { return };
             for k in [2, n / 20 + 2, n / 3] {

@@ -1,6 +1,6 @@
 //! AR-Topk's gather and scatter, and random-k, against `compression`.
 
-use crate::data::{LENGTHS, gradients};
+use crate::data::{gradients, lengths};
 use crate::emulated::{Emulated, Memory};
 use crate::topk::{Step1, bits, reference};
 use flexcomm_compression::pipeline::Gradient;
@@ -23,7 +23,7 @@ fn fed(device: &Emulated, gradient: &Memory, memory: &Memory, k: u64) -> Run {
 
 #[test]
 fn random_k_is_the_cpus() {
-    for (at, n) in LENGTHS.into_iter().enumerate() {
+    for (at, n) in lengths().into_iter().enumerate() {
         let (_, gradient) = gradients(n).swap_remove(0);
         let source = Memory::of(&gradient);
         for k in [2, n / 10, n / 2, n - n / 8, n].into_iter().filter(|k| *k <= n && (*k > 1 || n == 0)) {
@@ -58,7 +58,7 @@ fn random_k_is_the_cpus() {
 /// One rank's indices, everybody's values, and their mean.
 #[test]
 fn ar_topk_takes_and_scatters_as_on_the_cpu() {
-    for (at, n) in LENGTHS.into_iter().enumerate().filter(|(_, n)| *n > 0) {
+    for (at, n) in lengths().into_iter().enumerate().filter(|(_, n)| *n > 0) {
         let Some(device) = Emulated::new(at as u64) else { return };
         let all = gradients(n);
         let (chosen, own) = (&all[0].1, &all[1].1);

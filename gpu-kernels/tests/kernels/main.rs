@@ -1,6 +1,7 @@
 //! The kernels against the CPU side, without a GPU: their source runs on an emulator that draws the order of threads.
 #![allow(clippy::unwrap_used, clippy::print_stdout, unsafe_code)]
 
+mod bucket;
 mod data;
 mod emulated;
 mod gains;

@@ -1,6 +1,6 @@
 //! Marsit's operator against equation 2 as it is written, and what it is for: the mean.
 
-use crate::data::LENGTHS;
+use crate::data::lengths;
 use crate::emulated::{Emulated, Memory};
 use flexcomm_compression::random::Stream;
 use flexcomm_gpu_kernels::marsit::{Segment, combine, signs};
@@ -41,7 +41,7 @@ fn reference((received, own): (&[u8], &[u8]), (n, first): (usize, usize), worker
 
 #[test]
 fn every_bit_is_that_of_the_definition() {
-    for (at, n) in LENGTHS.into_iter().enumerate() {
+    for (at, n) in lengths().into_iter().enumerate() {
         for workers in [2u32, 3, 7, 1000] {
             let Some(device) = Emulated::new(at as u64) else { return };
             let (received, own, first) = (bits(n, 1, 0.5), bits(n, 2, 0.4), 96 * at);

@@ -1,6 +1,6 @@
 //! Quantizers: payload, memory, energies and decoding against `compression`.
 
-use crate::data::{LENGTHS, gradients};
+use crate::data::{gradients, lengths};
 use crate::emulated::{Emulated, Memory};
 use flexcomm_compression::Layers;
 use flexcomm_compression::codec::Shape;
@@ -110,7 +110,7 @@ fn check(
 
 #[test]
 fn two_steps_are_the_cpus_bit_for_bit() {
-    for (at, n) in LENGTHS.into_iter().enumerate().filter(|(_, n)| *n < 20_000) {
+    for (at, n) in lengths().into_iter().enumerate().filter(|(_, n)| *n < 20_000) {
         for (what, gradient) in gradients(n) {
             // Squares of the largest magnitudes are not what is looked at here.
             println!("{what} of {n}");
@@ -219,7 +219,7 @@ fn what_is_not_finite_leaves_the_memory_and_sends_zeros() {
 
 #[test]
 fn votes_are_the_cpus() {
-    for (at, n) in LENGTHS.into_iter().enumerate() {
+    for (at, n) in lengths().into_iter().enumerate() {
         for ranks in [1usize, 2, 5] {
             let Some(device) = Emulated::new(at as u64) else { return };
             let strategy = "signsgd".parse().unwrap();

@@ -1,6 +1,6 @@
 //! MSTopk, DGC, SIDCo and plain thresholds against `compression`.
 
-use crate::data::{LENGTHS, gradients};
+use crate::data::{gradients, lengths};
 use crate::emulated::{Emulated, Memory};
 use crate::topk::{Step1, bits, reference};
 use flexcomm_compression::Layers;
@@ -39,7 +39,7 @@ fn check(device: &Emulated, strategy: &str, form: Form, gradient: &[f32], method
 
 #[test]
 fn mstopk_is_the_cpus() {
-    for (at, n) in LENGTHS.into_iter().enumerate() {
+    for (at, n) in lengths().into_iter().enumerate() {
         for (what, gradient) in gradients(n) {
             let Some(device) = Emulated::new(at as u64) else { return };
             for k in [n.min(1), n / 100, n / 3, n].into_iter().filter(|k| *k > 0 || n == 0) {
@@ -53,7 +53,7 @@ fn mstopk_is_the_cpus() {
 
 #[test]
 fn dgc_is_the_cpus() {
-    for (at, n) in LENGTHS.into_iter().enumerate() {
+    for (at, n) in lengths().into_iter().enumerate() {
         for (what, gradient) in gradients(n) {
             let Some(device) = Emulated::new(at as u64) else { return };
             for (k, sample, most) in [(n.min(2), 0.01, 1.3), (n / 50, 0.05, 1.0), (n / 5, 0.01, 4.0), (n, 0.02, 2.0)] {
@@ -71,7 +71,7 @@ fn dgc_is_the_cpus() {
 
 #[test]
 fn thresholds_are_the_cpus() {
-    for (at, n) in LENGTHS.into_iter().enumerate() {
+    for (at, n) in lengths().into_iter().enumerate() {
         for (_, gradient) in gradients(n) {
             let Some(device) = Emulated::new(at as u64) else { return };
             for v in [0.25, 0.5, 3.0, 1e6] {

@@ -1,6 +1,6 @@
 //! Exact top-k: selection, memory, energies and payload against `compression`.
 
-use crate::data::{LENGTHS, gradients};
+use crate::data::{gradients, lengths};
 use crate::emulated::{Emulated, Memory};
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::Writer;
@@ -87,7 +87,7 @@ fn check_two_steps(device: &Emulated, k: usize, (dtype, gradient): (DType, &Memo
 
 #[test]
 fn two_steps_are_the_cpus_bit_for_bit() {
-    for (at, n) in LENGTHS.into_iter().enumerate() {
+    for (at, n) in lengths().into_iter().enumerate() {
         for (what, gradient) in gradients(n) {
             let Some(device) = Emulated::new(at as u64) else { return };
             for k in [n.min(1), n / 100, n / 3, n - n.min(1), n].into_iter().filter(|k| *k > 0 || n == 0) {

@@ -1,0 +1,214 @@
+//! What is measured, and the memory for it.
+
+use super::*;
+
+/// A method for k values.
+type OfK = fn(u64) -> Threshold;
+
+/// What is measured.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Work {
+    TopK(f64),
+    RandomK(f64),
+    Gains,
+    Quantize(Quantizer),
+    Threshold(OfK),
+    HardThreshold(f32),
+    Qsparse(Qsparse),
+}
+
+/// Every step uses the same numbers: their cost does not depend on them.
+pub(super) const RANDOM: Random = Random { seed: 1, step: 0, tensor: 0, rank: Some(0) };
+
+/// The ratios whose gains one pass answers.
+const CANDIDATES: [f64; 5] = [0.1, 0.033, 0.011, 0.004, 0.001];
+
+/// Of methods that have one row.
+const SHARE: f64 = 0.01;
+
+/// Every method that has kernels, as strategies name it.
+pub(super) fn works() -> Vec<(String, Work)> {
+    let topk = [0.1, 0.01, 0.001].map(|c| (format!("topk(k={c})"), Work::TopK(c)));
+    let qsgd = Quantizer::Qsgd { s: 4, bucket: 512, norm: Norm::L2 };
+    let dithering = |natural| Quantizer::Dithering { k: 4, natural, norm: Norm::Max };
+    let quantizers = [
+        ("signsgd", Quantizer::Signs),
+        ("efsignsgd", Quantizer::ScaledSigns),
+        ("onebitsgd", Quantizer::OneBitSgd { threshold: 0.0, columns: 1 }),
+        ("ssdm", Quantizer::Ssdm),
+        ("terngrad", Quantizer::TernGrad { clip: 0.0 }),
+        ("qsgd(s=4)", qsgd),
+        ("lpcsvrg(bits=4)", Quantizer::LpcSvrg { bits: 4, lambda: 1.0 }),
+        ("dithering(k=4)", dithering(false)),
+        ("dithering(k=4,partition=natural)", dithering(true)),
+        ("natural", Quantizer::Natural),
+        ("eightbit", Quantizer::EightBit { fixed: false }),
+        ("minmax8", Quantizer::MinMax8),
+        ("inceptionn", Quantizer::Inceptionn { bound: 10 }),
+        ("fp16", Quantizer::F16 { world: 8 }),
+        ("bf16", Quantizer::Bf16 { world: 8 }),
+    ];
+    let thresholds: [(&str, OfK); 3] = [
+        ("mstopk(k=0.01)", |k| Threshold::MsTopK { k, random: RANDOM }),
+        ("dgc(k=0.01)", |k| Threshold::Dgc { k, sample: 0.01, most: 1.3, random: RANDOM }),
+        ("sidco(k=0.01)", |k| Threshold::Sidco { k, fit: Fit::Exponential, first: 0.25, stages: 3 }),
+    ];
+    let others = [
+        ("gains of 5 ratios", Work::Gains),
+        ("randomk(k=0.01)", Work::RandomK(SHARE)),
+        // Of values of about 1e-3.
+        ("hardthreshold(tau=0.0025)", Work::HardThreshold(0.0025)),
+        ("qsparse(k=0.01)", Work::Qsparse(Qsparse::Levels { s: 15, scaled: true, random: RANDOM })),
+        ("qsparse(k=0.01,quantize=sign)", Work::Qsparse(Qsparse::Signs)),
+    ];
+    let named = |(name, work): (&str, Work)| (name.to_owned(), work);
+    let quantizers = quantizers.map(|(name, method)| named((name, Work::Quantize(method))));
+    let thresholds = thresholds.map(|(name, method)| named((name, Work::Threshold(method))));
+    topk.into_iter().chain(others.map(named)).chain(quantizers).chain(thresholds).collect()
+}
+
+/// k for a share of n.
+pub(super) fn kept(n: u64, share: f64) -> u64 {
+    ((n as f64 * share) as u64).clamp(1.min(n), n)
+}
+
+impl Work {
+    /// Gradient and memory are read and the new memory written; then the message.
+    pub(super) fn bytes(self, n: u64) -> u64 {
+        match self {
+            Self::TopK(share) | Self::RandomK(share) => 12 * n + 8 * kept(n, share),
+            Self::Gains => 8 * n,
+            Self::Quantize(method) => 12 * n + method.payload_bytes(n),
+            Self::Threshold(_) | Self::Qsparse(_) | Self::HardThreshold(_) => 12 * n + 8 * kept(n, SHARE),
+        }
+    }
+}
+
+/// Bytes that are sent, gain, seconds to decompress.
+type Sent = (Option<u64>, Option<f64>, Option<f64>);
+
+/// Memory on the device for one size.
+pub(super) struct Buffers<'a> {
+    pub(super) n: u64,
+    pub(super) gradient: Allocation<'a>,
+    memory: Allocation<'a>,
+    pub(super) fed: Allocation<'a>,
+    payload: Allocation<'a>,
+    indices: Allocation<'a>,
+    pub(super) values: Allocation<'a>,
+    candidates: Allocation<'a>,
+    scratch: Allocation<'a>,
+    outcome: Allocation<'a>,
+    pub(super) workspace: Allocation<'a>,
+}
+
+impl<'a> Buffers<'a> {
+    pub(super) fn new(gpu: &'a Gpu, values: &[f32]) -> Result<Self, MemoryError> {
+        let n = values.len() as u64;
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let full = || gpu.allocate(4 * n);
+        let buffers = Self {
+            n,
+            gradient: full()?,
+            memory: full()?,
+            fed: full()?,
+            payload: gpu.allocate(5 * n + 4096)?,
+            indices: full()?,
+            values: full()?,
+            candidates: gpu.allocate(4096)?,
+            scratch: gpu.allocate(subset_scratch(n))?,
+            outcome: gpu.allocate(OUTCOME_BYTES)?,
+            workspace: gpu.allocate(workspace_bytes(n))?,
+        };
+        buffers.gradient.write(&bytes)?;
+        // What was held back looks like the gradient, turned around.
+        let turned: Vec<u8> = values.iter().rev().flat_map(|x| (0.5 * x).to_le_bytes()).collect();
+        buffers.memory.write(&turned)?;
+        let mut candidates: Vec<u8> =
+            CANDIDATES.iter().flat_map(|share| (kept(n, *share) as u32).to_le_bytes()).collect();
+        candidates.resize(4096, 0);
+        buffers.candidates.write(&candidates)?;
+        Ok(buffers)
+    }
+
+    pub(super) fn feed(&self) -> Feed {
+        let [gradient, memory, fed] = [&self.gradient, &self.memory, &self.fed].map(Allocation::span);
+        Feed { n: self.n, dtype: DType::F32, gradient, memory, fed, beta: 1.0, gamma: 1.0 }
+    }
+
+    fn to(&self, room: u64) -> Selected {
+        Selected { indices: self.indices.span(), values: self.values.span(), room }
+    }
+
+    fn at(&self, k: u64) -> At {
+        At { k, indices: self.indices.span(), values: self.values.span() }
+    }
+
+    /// What compresses: selections are left as lists, which is version 1 of the format.
+    pub(super) fn run(&self, work: Work, device: &OnStream<'_>) -> Result<(), LaunchError> {
+        let (n, call, workspace) = (self.n, self.feed(), self.workspace.span());
+        let k = kept(n, SHARE);
+        match work {
+            Work::TopK(share) => {
+                let k = kept(n, share);
+                topk(device, &call, (k, &self.to(k)), workspace)
+            }
+            Work::RandomK(share) => {
+                let (k, shared) = (kept(n, share), Random { rank: None, ..RANDOM });
+                subset(device, (n, k, shared), (self.scratch.span(), self.indices.span()))?;
+                feed(device, &call, workspace)?;
+                gather(device, &call, (&self.at(k), 1.0), workspace)
+            }
+            Work::Gains => {
+                let ks = self.candidates.span();
+                gains(device, &call, (ks, CANDIDATES.len() as u64, self.gains()), workspace)
+            }
+            Work::Quantize(method) => quantize(device, &call, (method, RANDOM), self.payload.span(), workspace),
+            Work::Threshold(method) => threshold(device, &call, (method(k), &self.to(n)), workspace),
+            Work::HardThreshold(tau) => hybrid::hard_threshold(device, &call, (tau, &self.to(n)), workspace).map(drop),
+            Work::Qsparse(method) => hybrid::qsparse(device, &call, (k, method, &self.to(k)), workspace).map(drop),
+        }
+    }
+
+    /// Of what ran last.
+    pub(super) fn outcome(&self, stream: &Stream<'_>) -> Result<Outcome, BenchError> {
+        stream.seconds::<BenchError>(|device| {
+            Ok(device.copy(self.outcome.span(), self.workspace.span().part(0, OUTCOME_BYTES))?)
+        })?;
+        let mut bytes = [0; OUTCOME_BYTES as usize];
+        self.outcome.read(&mut bytes)?;
+        Ok(Outcome::read(&bytes))
+    }
+
+    /// Of what ran last: it is decompressed into memory that it does not use.
+    pub(super) fn sent(&self, work: Work, stream: &Stream<'_>) -> Result<Sent, BenchError> {
+        let outcome = self.outcome(stream)?;
+        let n = self.n;
+        let time =
+            |of: &dyn Fn(&OnStream<'_>) -> Result<(), LaunchError>| median(|| stream.seconds(|device| Ok(of(device)?)));
+        let (bytes, seconds) = match work {
+            Work::Gains => return Ok((None, None, None)),
+            Work::Quantize(Quantizer::Inceptionn { bound }) => {
+                let (payload, out) = (self.payload.span().part(0, outcome.bytes), self.values.span());
+                // Its own workspace: the outcome was read.
+                let to = (1.0, out, self.workspace.span());
+                (outcome.bytes, time(&|device| add_sized(device, (bound, n), payload, to))?)
+            }
+            Work::Quantize(method) => {
+                let (payload, out) = (self.payload.span(), self.values.span());
+                (outcome.bytes, time(&|device| add(device, (method, n), payload, (1.0, out)))?)
+            }
+            _ => {
+                let at = self.at(u64::from(outcome.kept));
+                let out = self.payload.span();
+                (8 * u64::from(outcome.kept), time(&|device| scatter(device, &at, (n, out), 1.0))?)
+            }
+        };
+        Ok((Some(bytes), Some(outcome.gain()), Some(seconds)))
+    }
+
+    /// Behind the candidates.
+    fn gains(&self) -> Span {
+        self.candidates.span().part(1024, 16 * CANDIDATES.len() as u64)
+    }
+}

@@ -1,0 +1,140 @@
+//! A bucket of gradients of a training process, step by step: what an engine calls for a tensor on the device. All memory
+//! is one piece that the caller lends for the bucket's life (of PyTorch, `torch.empty(bytes, dtype=torch.uint8,
+//! device="cuda")`), so that PyTorch's allocator knows of it; a step takes (address, dtype, n) of the gradient and the
+//! stream, launches, and waits for nothing.
+//!
+//! Payloads are those of version 2 of the format; the header in front of them is the host's
+//! (`flexcomm_compression::wire`). What is held back stays on the device and goes on into the next step, whatever its
+//! method.
+
+use crate::hybrid::{self, Qsparse};
+use crate::select::{Form, Selected, pack, payload_room};
+use crate::workspace::{check, check_count, workspace_bytes};
+use crate::{
+    DType, Device, Feed, LaunchError, OUTCOME_BYTES, Quantizer, Random, Span, Threshold, quantize, threshold, topk,
+};
+
+/// What a step does, with the random numbers of this step and rank where it has any.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Method {
+    /// The k largest.
+    TopK(u64),
+    /// What a threshold selects.
+    Threshold(Threshold),
+    /// `hardthreshold` with this tau.
+    HardThreshold(f32),
+    /// k values, quantized.
+    Qsparse(u64, Qsparse),
+    /// Every value, in few bits.
+    Quantize(Quantizer, Random),
+}
+
+impl Method {
+    /// Most values that are selected of n.
+    fn most(self, n: u64) -> u64 {
+        let most = match self {
+            Self::TopK(k) | Self::Qsparse(k, _) | Self::Threshold(Threshold::MsTopK { k, .. }) => k,
+            Self::Threshold(Threshold::Dgc { k, most, .. }) => ((k as f64 * most) as u64).max(k),
+            Self::Threshold(_) | Self::HardThreshold(_) => n,
+            Self::Quantize(..) => 0,
+        };
+        most.min(n)
+    }
+
+    /// Bytes of its payload at most.
+    pub fn payload_bytes(self, n: u64) -> u64 {
+        match self {
+            Self::Quantize(quantizer, _) => quantizer.payload_bytes(n),
+            _ => payload_room(n, self.most(n)),
+        }
+    }
+}
+
+/// A step's gradient: n values on the device.
+#[derive(Debug, Clone, Copy)]
+pub struct Gradient {
+    /// Where they are.
+    pub at: Span,
+    /// What they are.
+    pub dtype: DType,
+    /// Weights of the memory and of the gradient: 1 and 1 for `ef(vanilla)`.
+    pub weights: (f32, f32),
+}
+
+/// A bucket and its memory.
+#[derive(Debug)]
+pub struct Bucket {
+    n: u64,
+    /// What the last step held back, and what the next one will.
+    memory: [Span; 2],
+    indices: Span,
+    values: Span,
+    payload: Span,
+    workspace: Span,
+}
+
+const ALIGN: u64 = 256;
+
+fn sizes(n: u64, methods: &[Method]) -> [u64; 6] {
+    let most = |of: &dyn Fn(Method) -> u64| methods.iter().map(|method| of(*method)).max().unwrap_or(0);
+    let (list, payload) = (4 * most(&|method| method.most(n)), most(&|method| method.payload_bytes(n)));
+    [4 * n, 4 * n, list, list, payload, workspace_bytes(n)].map(|bytes| bytes.next_multiple_of(ALIGN))
+}
+
+impl Bucket {
+    /// Bytes to lend for n values and any of these methods.
+    pub fn bytes(n: u64, methods: &[Method]) -> Result<u64, LaunchError> {
+        check_count(n)?;
+        Ok(sizes(n, methods).iter().sum())
+    }
+
+    /// With nothing held back: clears the memory on the device's stream.
+    pub fn new(device: &impl Device, (n, methods): (u64, &[Method]), lent: Span) -> Result<Self, LaunchError> {
+        check(("the bucket's memory", lent, Self::bytes(n, methods)?), ALIGN)?;
+        let mut at = 0;
+        let [first, second, indices, values, payload, workspace] = sizes(n, methods).map(|bytes| {
+            at += bytes;
+            lent.part(at - bytes, bytes)
+        });
+        device.zero(first)?;
+        Ok(Self { n, memory: [first, second], indices, values, payload, workspace })
+    }
+
+    /// What is held back, n f32: for checkpoints, and to fill when one is restored.
+    pub fn held_back(&self) -> Span {
+        self.memory[0].part(0, 4 * self.n)
+    }
+
+    /// [`crate::Outcome`] of the last step, to copy back when it is wanted.
+    pub fn outcome(&self) -> Span {
+        self.workspace.part(0, OUTCOME_BYTES)
+    }
+
+    /// Launches a step: its payload will be in what is answered, whose length is the outcome's `bytes`. Where it fails
+    /// nothing of the bucket has changed that counts: the memory is that of the step before.
+    pub fn step(&mut self, device: &impl Device, gradient: Gradient, method: Method) -> Result<Span, LaunchError> {
+        let (n, [memory, fed], (beta, gamma)) = (self.n, self.memory, gradient.weights);
+        let [memory, fed] = [memory, fed].map(|span| span.part(0, 4 * n));
+        let feed = Feed { n, dtype: gradient.dtype, gradient: gradient.at, memory, fed, beta, gamma };
+        check(("the payload", self.payload, method.payload_bytes(n)), ALIGN)?;
+        let (room, workspace) = (method.most(n), self.workspace);
+        let to = Selected { indices: self.indices, values: self.values, room };
+        let form = match method {
+            Method::TopK(k) => topk(device, &feed, (k, &to), workspace).map(|()| Some(Form::FIXED)),
+            Method::Threshold(how) => {
+                let form = if matches!(how, Threshold::MsTopK { .. }) { Form::FIXED } else { Form::VARYING };
+                threshold(device, &feed, (how, &to), workspace).map(|()| Some(form))
+            }
+            Method::HardThreshold(tau) => hybrid::hard_threshold(device, &feed, (tau, &to), workspace).map(Some),
+            Method::Qsparse(k, how) => hybrid::qsparse(device, &feed, (k, how, &to), workspace).map(Some),
+            Method::Quantize(quantizer, random) => {
+                quantize(device, &feed, (quantizer, random), self.payload, workspace).map(|()| None)
+            }
+        }?;
+        if let Some(form) = form {
+            pack(device, (&to, n), (self.payload, form), workspace)?;
+        }
+        self.memory.swap(0, 1);
+        Ok(self.payload.part(0, method.payload_bytes(n)))
+    }
+}
