@@ -86,6 +86,18 @@ impl Kernel {
         }
     }
 
+    /// `out += scale * ±2^(exponent − 127)` of the first values; answers how many, a multiple of 8.
+    pub(crate) fn add_powers(self, exponents: &[u8], signs: &[u8], target: (f32, &mut [f32])) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => super::x86::add_powers_avx512(exponents, signs, target),
+            _ => {
+                let _ = (exponents, signs, target);
+                0
+            }
+        }
+    }
+
     /// Packs the first codes below 2^width; answers how many, a multiple of 64.
     pub(crate) fn pack_first(self, codes: &[u8], width: u32, out: &mut [u8]) -> usize {
         match self {

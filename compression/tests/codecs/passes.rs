@@ -3,6 +3,7 @@
 use crate::harness::*;
 use flexcomm_compression::codec::EncodeError;
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
+use flexcomm_compression::strategy::Class;
 use flexcomm_compression::wire::{Reader, Writer};
 use flexcomm_compression::{Kernel, Layers};
 
@@ -78,6 +79,26 @@ fn decoding_forgets_what_was_there() {
             run.codec.decode_add(&mut Reader::new(run.payload.bytes()), &run.context, (0.3, &mut added)).unwrap();
             let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             assert_eq!(bits(&fresh), bits(&added), "{strategy}, n = {n}");
+        }
+    }
+}
+
+/// Long enough for vectors, pieces, blocks and what is left behind each; across a multiple of 2^16, where counters carry; and
+/// scaled so that divisions take two products. Energies too are the same bits.
+#[test]
+fn kernels_agree_on_long_tensors() {
+    for strategy in every_strategy().into_iter().filter(|s| s.entry().class == Class::Quantization) {
+        for (n, scale) in [(63, 1.0), (600, 1.0), (5003, 1.0), (5003, 1e-36), (5003, 1e30), (70_001, 1.0)] {
+            let x: Vec<f32> = laplace(n, 9).into_iter().map(|x| scale * x).collect();
+            let mut reference = None;
+            for kernel in Kernel::available() {
+                let mut run = Run::new(&strategy, shape(n), 7);
+                run.context.kernel = kernel;
+                let (energy, sent) = run.transmit(&x).unwrap();
+                let sent: Vec<u32> = sent.iter().map(|value| value.to_bits()).collect();
+                let got = (run.payload, energy.fed.to_bits(), energy.sent.to_bits(), sent);
+                assert!(reference.get_or_insert(got.clone()) == &got, "{strategy}, n = {n}, {kernel:?}");
+            }
         }
     }
 }

@@ -118,6 +118,15 @@ pub(super) fn round_to_powers_avx512(values: Rounded<'_>, signs: &mut [u8], squa
     }
 }
 
+/// Adds the first powers of two; none on processors without these vectors.
+pub(super) fn add_powers_avx512(exponents: &[u8], signs: &[u8], target: (f32, &mut [f32])) -> usize {
+    match has_avx512_words() {
+        // SAFETY: the processor has all four.
+        true => unsafe { rounding::add_powers(exponents, signs, target) },
+        false => 0,
+    }
+}
+
 /// Packs the first codes; none on processors without these vectors.
 pub(super) fn pack_avx512(codes: &[u8], width: u32, out: &mut [u8]) -> usize {
     match has_avx512_bytes() {

@@ -369,3 +369,21 @@ fn natural<'a>(
     }
     sums.store(squares);
 }
+
+/// `out += scale * ±2^(exponent − 127)`, 16 at a time; answers how many values.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn add_powers(exponents: &[u8], signs: &[u8], (scale, out): (f32, &mut [f32])) -> usize {
+    let (scale, minus) = (_mm512_set1_ps(scale), _mm512_set1_epi32(i32::MIN));
+    let (groups, _) = out.as_chunks_mut::<16>();
+    let values = exponents.as_chunks::<16>().0.iter().zip(signs.as_chunks::<2>().0);
+    for (to, (exponents, signs)) in groups.iter_mut().zip(values) {
+        // SAFETY: 16 bytes and 16 values.
+        let (exponents, held) = unsafe { (_mm_loadu_si128(exponents.as_ptr().cast()), _mm512_loadu_ps(to.as_ptr())) };
+        let bits = _mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(exponents));
+        let bits = _mm512_mask_or_epi32(bits, u16::from_le_bytes(*signs), bits, minus);
+        let sum = _mm512_add_ps(held, _mm512_mul_ps(_mm512_castsi512_ps(bits), scale));
+        // SAFETY: 16 values.
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), sum) };
+    }
+    16 * groups.len()
+}
