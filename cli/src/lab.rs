@@ -180,9 +180,14 @@ fn run_up(up: Up) -> Result<()> {
         }
     };
     plan.out = out.canonicalize()?;
+    // For as long as this process lives: two labs would write into each other's logs.
+    let held = std::fs::File::open(&plan.out).with_context(|| format!("--out {}", out.display()))?;
+    if let Err(std::fs::TryLockError::WouldBlock) = held.try_lock() {
+        bad_argument!("--out {}: a lab that is running writes there, choose another", out.display());
+    }
     println!("flexcomm lab: logs and results in {}", plan.out.display());
     println!("{}", flexcomm_lab::inside::IMPATIENT);
-    println!("page: http://{}/   REST: http://{}/api/v1/jobs/lab/decision   (Ctrl-C ends)", up.listen, up.listen);
+    println!("page: http://{}/   REST: http://{}/api/v1/jobs/lab/decision   (Ctrl-C ends)", lab.listen, lab.listen);
     lab.run(plan, || stop.load(Ordering::Relaxed), |line| println!("{line}"))?;
     Ok(())
 }

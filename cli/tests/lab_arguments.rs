@@ -47,3 +47,14 @@ fn an_address_that_cannot_be_had_leaves_nothing() {
         assert!(said.contains(if root { words } else { "root" }), "{listen}: {said}");
     }
 }
+
+#[test]
+fn a_folder_that_a_lab_writes_to_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let held = std::fs::File::open(folder.path()).unwrap();
+    held.lock().unwrap();
+    let (_, said) = refused(&["--listen", "127.0.0.1:0", "--out", folder.path().to_str().unwrap()]);
+    let root = nix::unistd::geteuid().is_root();
+    assert!(said.contains(if root { "a lab that is running writes there" } else { "root" }), "{said}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}

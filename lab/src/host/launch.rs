@@ -97,6 +97,8 @@ enum Event {
 
 /// A lab that nothing stands against any more, before it has made anything that lasts. Dropping it leaves nothing.
 pub struct Ready {
+    /// Where page and REST will be.
+    pub listen: SocketAddr,
     plans: mpsc::Sender<LabPlan>,
     started: mpsc::Receiver<Result<Child, HostError>>,
 }
@@ -107,6 +109,7 @@ pub fn prepare(options: HostOptions) -> Result<Ready, HostError> {
         return Err(HostError::NotRoot);
     }
     let listener = forward::bind(options.listen)?;
+    let listen = listener.local_addr().unwrap_or(options.listen);
     let (plans, planned) = mpsc::channel();
     let (send, started) = mpsc::channel();
     let (checked, network) = mpsc::channel();
@@ -126,7 +129,7 @@ pub fn prepare(options: HostOptions) -> Result<Ready, HostError> {
         }
     });
     network.recv().map_err(|_| HostError::Inside("its thread ended".into()))??;
-    Ok(Ready { plans, started })
+    Ok(Ready { listen, plans, started })
 }
 
 impl Ready {

@@ -30,7 +30,10 @@ pub(crate) async fn drive(plan: &LabPlan, mut stop: watch::Receiver<bool>) -> Re
         done = live(plan, &mut processes, &rest, token_file, &mut summary) => done,
         _ = stop.wait_for(|stopped| *stopped) => Ok(()),
     };
-    if let Err(error) = collect(&rest, &mut summary).await {
+    // One that was told to stop while it started has no history.
+    if rest.ready().await
+        && let Err(error) = collect(&rest, &mut summary).await
+    {
         say(&format!("the controller's history could not be read: {error:#}"));
     }
     summary.cpu(processes.cpu());

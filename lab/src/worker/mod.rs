@@ -42,9 +42,6 @@ use sync::Synchronizer;
 /// Largest batch: bounds the buffers to 50 MB of pixels.
 const MAX_BATCH: usize = 16_384;
 
-/// Largest learning rate; training has diverged long before.
-const MAX_RATE: f64 = 1000.0;
-
 /// Longest job.
 const MAX_STEPS: u64 = 1 << 40;
 
@@ -221,8 +218,8 @@ impl TrainingSettings<'_> {
     /// Names the first option that cannot be used, with what is allowed.
     pub fn check(&self) -> Result<()> {
         ensure!((1..=MAX_BATCH).contains(&self.batch), "--batch {}: allowed are 1 to {MAX_BATCH}", self.batch);
-        let lr = self.lr > 0.0 && self.lr <= MAX_RATE;
-        ensure!(lr, "--lr {:e}: allowed is above 0, at most {MAX_RATE}", self.lr);
+        let lr = self.lr > 0.0 && self.lr <= f64::from(f32::MAX);
+        ensure!(lr, "--lr {:e}: allowed is above 0, at most {:.1e}", self.lr, f32::MAX);
         ensure!((0.0..1.0).contains(&self.momentum), "--momentum {}: allowed is 0 to below 1", self.momentum);
         ensure!(self.steps_per_epoch != Some(0), "--steps-per-epoch 0: an epoch has at least one step");
         ensure!(self.least_compute.get() <= 60.0, "--least-compute {}: it must be 60s or less", self.least_compute);
