@@ -4,7 +4,7 @@
 
 Boots user-mode Linux (Debian: user-mode-linux, iproute2) with one network namespace per rank, real htb and netem, and
 runs `experiment_rank.py` in each: every setting goes through the same schedule with the same seeds and data. Writes
-results.json, table.md and accuracy.svg. Settings: plain DDP, PyTorch's fp16 and PowerSGD hooks, LWTopk over allgather and
+results.json, table.md and accuracy.svg; with --resume it keeps what ran before with the same arguments. Settings: plain DDP, PyTorch's fp16 and PowerSGD hooks, LWTopk over allgather and
 STAR-Topk at three ratios, and flexcomm with a controller and an agent per node.
 
 Bandwidths are the paper's divided by --divisor; latencies are the paper's. All nodes share one CPU and one kernel.
@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -59,9 +60,18 @@ horizon_s = 60.0
 review_s = 15.0
 max_link_age_s = 60.0
 least_confidence = 0.15
+guard_patience_s = 5.0
 trial_interval_s = 15.0
 trial_share = 0.1
+trial_timeout_s = 20.0
+block_s = 60.0
 """
+
+#: Seconds for agents to know all links before the training starts, and for them to be sure of them.
+KNOWN_WITHIN, SURE_WITHIN = 180.0, 60.0
+
+#: From this confidence on controllers act on a link by default.
+SURE = 0.5
 
 
 def arguments() -> argparse.Namespace:
@@ -76,6 +86,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--binary", default=str(HERE.parents[1] / "target" / "release" / "flexcomm"))
     parser.add_argument("--timeout", type=float, default=4 * 3600.0, help="seconds for everything")
     parser.add_argument("--out", default="target/experiment")
+    parser.add_argument("--resume", action="store_true", help="run only settings and seeds that have no result in --out")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -83,11 +94,38 @@ def arguments() -> argparse.Namespace:
 # Outside
 
 
+def what_counts(plan: dict[str, Any]) -> dict[str, Any]:
+    """What two runs must share for their results to stand in one table."""
+    return {key: plan[key] for key in ("phases", "ranks", "steps_per_epoch", "divisor")}
+
+
+def keep_or_drop(plan: dict[str, Any], out: pathlib.Path) -> None:
+    """Earlier results: kept to go on from, when they are of the same experiment; else gone."""
+    if plan["resume"] and (out / "plan.json").exists():
+        before = json.loads((out / "plan.json").read_text())
+        # JSON has lists where Python has tuples.
+        now = json.loads(json.dumps(what_counts(plan)))
+        if what_counts(before) != now:
+            raise SystemExit(f"failed to resume: {out} holds another experiment: {what_counts(before)}, asked for {now}")
+        return
+    for old in (*out.glob("result*.json"), *out.glob("*.log")):
+        old.unlink()
+
+
+def result_file(out: pathlib.Path, setting: str, seed: int) -> pathlib.Path:
+    return out / f"result-{setting.replace('/', '_')}-{seed}.json"
+
+
+def missing(plan: dict[str, Any], settings: list[str]) -> list[tuple[str, int]]:
+    """Settings and seeds that have no result yet."""
+    out = pathlib.Path(plan["out"])
+    return [(s, seed) for seed in range(plan["seeds"]) for s in settings if not result_file(out, s, seed).exists()]
+
+
 def outside(plan: dict[str, Any]) -> None:
     out = pathlib.Path(plan["out"])
     out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("result*.json"):
-        old.unlink()
+    keep_or_drop(plan, out)
     (out / "plan.json").write_text(json.dumps(plan, indent=1))
     init = out / "init.sh"
     init.write_text(INIT.format(python=sys.executable, script=__file__, plan=out / "plan.json", out=out))
@@ -173,7 +211,8 @@ def sh(line: str) -> None:
         raise RuntimeError(f"{line}: {done.stderr.strip()}")
 
 
-def build(ranks: int) -> None:
+def build(ranks: int, latency_s: float, bits_per_s: float) -> None:
+    """One namespace per rank behind a bridge, each with its link as it is when the training starts."""
     for module in MODULES:
         sh(f"modprobe -d /run/r {module}")
     sh("ip link set lo up")
@@ -187,8 +226,8 @@ def build(ranks: int) -> None:
         for line in ("link set lo up", "link set eth0 gso_max_segs 4", f"addr add {NET}.{i}/24 dev eth0", "link set eth0 up"):
             sh(f"ip -n n{i} {line}")
         sh(f"tc -n n{i} qdisc add dev eth0 root handle 1: htb default 10")
-        sh(f"tc -n n{i} class add dev eth0 parent 1: classid 1:10 htb rate 1gbit quantum 60000")
-        sh(f"tc -n n{i} qdisc add dev eth0 parent 1:10 handle 10: netem delay 100us limit 100000")
+        sh(f"tc -n n{i} class add dev eth0 parent 1: classid 1:10 htb rate {bits_per_s:.0f}bit quantum 60000")
+        sh(f"tc -n n{i} qdisc add dev eth0 parent 1:10 handle 10: netem delay {latency_s * 1e6:.0f}us limit 100000")
 
 
 def start(name: str, command: list[str], out: pathlib.Path, node: int = 0, **environment: str) -> subprocess.Popen[bytes]:
@@ -214,35 +253,66 @@ def control_plane(plan: dict[str, Any], out: pathlib.Path) -> list[subprocess.Po
             f'run_dir = "{run}/n{i}"\nstate_dir = "{run}/n{i}/state"\nprobe_share = 0.2\n'
         )
         started.append(start(f"agent{i}", [plan["binary"], "agent", "--config", f"{run}/n{i}.toml"], out, i))
-    time.sleep(5)
     return started
 
 
-def train(plan: dict[str, Any], settings: list[str], out: pathlib.Path) -> None:
-    """All ranks once through these settings."""
-    (out / "settings.json").write_text(json.dumps(settings))
-    ranks = [
-        start(
-            f"rank{i}", [sys.executable, "-P", str(HERE / "experiment_rank.py"), str(out)], out, i, RANK=str(i - 1),
-            WORLD_SIZE=str(plan["ranks"]), MASTER_ADDR=f"{NET}.1", MASTER_PORT="29500", GLOO_SOCKET_IFNAME="eth0",
-            OMP_NUM_THREADS="1", FLEXCOMM_SOCKET=f"/run/x/n{i}/agent.sock" if "flexcomm" in settings else "",
-        )
-        for i in range(1, plan["ranks"] + 1)
-    ]
-    for rank in ranks:
-        rank.wait()
+def ask(what: str) -> Any:
+    """What the controller answers; nothing while it is not up."""
+    try:
+        with urllib.request.urlopen(f"http://{HUB}:7070/api/v1/{what}", timeout=5) as answer:
+            return json.load(answer)
+    except OSError:
+        return []
+
+
+def wait_for_links(ranks: int, out: pathlib.Path, daemons: list[subprocess.Popen[bytes]]) -> None:
+    """Until latency and bandwidth of every link are known, and for a while until they are sure: the first decision should
+    not be made from guesses, and probes should not measure the ranks' start instead of the links."""
+    directed, began = ranks * (ranks - 1), time.monotonic()
+    while True:
+        known = [link for link in ask("links") if link["bandwidth_bps"] is not None]
+        waited = time.monotonic() - began
+        sure = all(link["bandwidth_confidence"] >= SURE for link in known)
+        if len(known) >= directed and (sure or waited > SURE_WITHIN):
+            (out / "links.json").write_text(json.dumps(known, indent=1))
+            return
+        if any(daemon.poll() is not None for daemon in daemons):
+            raise RuntimeError(f"controller or an agent has ended; see {out}/controller.log and {out}/agent*.log")
+        if waited > KNOWN_WITHIN:
+            raise RuntimeError(f"agents know {len(known)} of {directed} links after {KNOWN_WITHIN:.0f} s: {known}")
+        time.sleep(0.5)
+
+
+def train(plan: dict[str, Any], runs: list[tuple[str, int]], out: pathlib.Path) -> None:
+    """All ranks once through these settings and seeds."""
+    flexcomm = any(setting == "flexcomm" for setting, _ in runs)
+    (out / "runs.json").write_text(json.dumps(runs))
+    ranks = start(
+        "ranks", [sys.executable, "-P", str(HERE / "experiment_rank.py"), str(out)], out, WORLD_SIZE=str(plan["ranks"]),
+        MASTER_ADDR=f"{NET}.1", MASTER_PORT="29500", GLOO_SOCKET_IFNAME="eth0", OMP_NUM_THREADS="1",
+        FLEXCOMM_RUN="/run/x" if flexcomm else "",
+        # A page that is given back and taken again costs far more here than in an ordinary kernel.
+        MALLOC_MMAP_THRESHOLD_=str(1 << 30), MALLOC_TRIM_THRESHOLD_=str(1 << 30),
+    )
+    if ranks.wait() != 0:
+        raise RuntimeError(f"the ranks have failed; see {out}/ranks.log and {out}/rank*.log")
 
 
 def inside(plan: dict[str, Any]) -> None:
     out = pathlib.Path(plan["out"])
-    build(plan["ranks"])
-    fixed = [s for s in plan["settings"] if s != "flexcomm"]
+    _, latency, rate = plan["phases"][0]
+    build(plan["ranks"], latency, rate / plan["divisor"])
+    fixed = missing(plan, [s for s in plan["settings"] if s != "flexcomm"])
     if fixed:
         train(plan, fixed, out)
-    if "flexcomm" in plan["settings"]:
+    steered = missing(plan, [s for s in plan["settings"] if s == "flexcomm"])
+    if steered:
         # Only now: their probes would take bandwidth from the fixed settings.
         daemons = control_plane(plan, out)
-        train(plan, ["flexcomm"], out)
+        wait_for_links(plan["ranks"], out, daemons)
+        train(plan, steered, out)
+        for what in ("history", "intervals", "trials"):
+            (out / f"{what}.json").write_text(json.dumps(ask(f"jobs/default/{what}"), indent=1))
         for daemon in reversed(daemons):
             daemon.send_signal(signal.SIGTERM)
             daemon.wait(10)
