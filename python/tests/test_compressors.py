@@ -26,6 +26,18 @@ def test_every_compressor_keeps_ranks_equal(seen):
             assert out["strategy"].split("(")[0].split("+")[0] == text.split("(")[0].split("+")[0]
 
 
+def test_what_a_step_cost_is_known_under_every_text(seen):
+    for rank in seen:
+        for text, out in rank["trained"].items():
+            costs = out["costs"]
+            parts = [costs[part] for part in ("compute", "compress", "sync")]
+            assert all(0 < part <= costs["step"] for part in parts), (text, costs)
+            assert costs["sent"] > 0 and 0 < costs["gain"] <= 1, (text, costs)
+        # One value in twenty against nearly all of the energy.
+        sparse, fine = (rank["trained"][text]["costs"] for text in ("topk(k=0.05)+ef(vanilla)", "qsgd(s=64,coding=gamma)+checksum(crc32c)+seed(3)"))
+        assert sparse["sent"] < 0.6 * fine["sent"] and sparse["gain"] < fine["gain"], (sparse, fine)
+
+
 def test_compressing_differs_from_dense(seen):
     dense = seen[0]["plain"]["hash"]
     # Three ranks: a third is not exact, and still the bits are DDP's.

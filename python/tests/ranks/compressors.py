@@ -1,5 +1,6 @@
 """Every compressor under its text: the same parameters on all ranks at every step, NaN and checkpoints as elsewhere."""
 
+import dataclasses
 import gzip
 import os
 import pathlib
@@ -55,7 +56,10 @@ def backward(model, optimizer, step, rank, bad=False):
 
 def train(rank, strategy):
     """Without a strategy: plain DDP."""
-    model, optimizer, session = start(strategy or "dense", register=strategy is not None)
+    model, optimizer, session = start(strategy or "dense", register=strategy not in (None, "dense"))
+    if strategy == "dense":
+        # Without an agent it would leave DDP alone.
+        model.register_comm_hook(None, session.hook)
     equal, finite = True, True
     for step in range(STEPS):
         # The learning rate changes: memories rescale what they hold back.
@@ -64,7 +68,10 @@ def train(rank, strategy):
         finite &= all(bool(p.grad.isfinite().all()) for p in model.parameters())
         optimizer.step()
         equal &= same(parameters_hash(model.module))
-    return {"equal": equal, "finite": finite, "strategy": session.strategy, "hash": parameters_hash(model.module)}
+    costs = dataclasses.asdict(session.costs) if strategy is not None else None
+    return {
+        "equal": equal, "finite": finite, "strategy": session.strategy, "hash": parameters_hash(model.module), "costs": costs,
+    }
 
 
 def nan(rank, world, strategy, **options):
