@@ -266,6 +266,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) take(float* fed, const flo
   o->over = kept > room ? 1u : 0u;
 }
 
+// Instead of whether k is counted: indices that everybody knows, and only what follows them.
+#define NO_SET 2u
+
 // The coding of k indices below n (compression/FORMAT.md, "Sets of indices"), and where its parts begin in the payload.
 struct Layout {
   u32 k, code, low, width;
@@ -279,6 +282,10 @@ __device__ Layout layout_of(const State* s, const Outcome* o, u32 n, u32 counted
   Layout at = {};
   const u64 k = o->kept;
   at.k = o->kept;
+  if (counted == NO_SET) {
+    at.end = (led ? 4 : 0) + (k * bits + 7) / 8;
+    return at;
+  }
   at.low = k == 0 ? 0 : bits_for((u32)(n / k)) - 1;
   const u64 lows = (k * at.low + 7) / 8, uppers = k == 0 ? 0 : (k + (n >> at.low) + 1 + 7) / 8;
   u64 size = 4 * k;
@@ -349,7 +356,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack(const u32* indices, c
                                                            u32 led, u32 bits) {
   const Layout at = layout_of(s, o, n, counted, with_gaps, led, bits);
   const u32 k = at.k, first = blockIdx.x * THREADS + threadIdx.x, stride = gridDim.x * THREADS;
-  if (first == 0) {
+  if (first == 0 && counted != NO_SET) {
     u64 begin = at.lows - 1;
     atomicOr(payload + begin / 4, at.code << (8 * (begin % 4)));
     if (counted) atomicOr(payload, k);

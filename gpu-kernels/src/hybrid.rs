@@ -3,8 +3,9 @@
 
 use crate::device::start;
 use crate::feed::Feed;
+use crate::indices::{self, At, gather, subset};
 use crate::random::Random;
-use crate::select::{Form, Selected, Tail, topk};
+use crate::select::{Form, Selected, Set, Tail, topk};
 use crate::threshold::{Threshold, threshold};
 use crate::workspace::Workspace;
 use crate::{Device, LaunchError, Span};
@@ -21,7 +22,7 @@ pub fn hard_threshold(
     }
     threshold(device, feed, (Threshold::Above { v: tau }, to), workspace)?;
     signs(device, (feed, to), (false, tau), &Workspace::new(workspace, feed.n)?)?;
-    Ok(Form { counted: true, gaps: true, tail: Tail::Codes { led: false, bits: 1 } })
+    Ok(Form { set: Set::Counted, gaps: true, tail: Tail::Codes { led: false, bits: 1 } })
 }
 
 /// What Qsparse makes of the k largest.
@@ -53,27 +54,61 @@ pub fn qsparse(
     (k, method, to): (u64, Qsparse, &Selected),
     workspace: Span,
 ) -> Result<Form, LaunchError> {
-    if let Qsparse::Levels { s, .. } = method
-        && !(1..=127).contains(&s)
-    {
-        return Err(LaunchError::Parameter { what: "s", value: f64::from(s), rule: "from 1 to 127" });
-    }
+    check_levels(method)?;
     topk(device, feed, (k, to), workspace)?;
     let parts = Workspace::new(workspace, feed.n)?;
+    let bits = quantized(device, (feed, to), (k, method), &parts)?;
+    Ok(Form { set: Set::Bare, gaps: false, tail: Tail::Codes { led: true, bits } })
+}
+
+/// `qsparse(select=random)`: k values at indices that all ranks draw (`shared` is the step's, without a rank). `scratch` has
+/// [`crate::subset_scratch`] bytes.
+pub fn qsparse_random(
+    device: &impl Device,
+    feed: &Feed,
+    (k, method, shared): (u64, Qsparse, Random),
+    (to, scratch, workspace): (&Selected, Span, Span),
+) -> Result<Form, LaunchError> {
+    check_levels(method)?;
+    if k > to.room {
+        return Err(LaunchError::Parameter { what: "k", value: k as f64, rule: "there must be room for it" });
+    }
+    subset(device, (feed.n, k, Random { rank: None, ..shared }), (scratch, to.indices))?;
+    indices::feed(device, feed, workspace)?;
+    gather(device, feed, (&At { k, indices: to.indices, values: to.values }, 1.0), workspace)?;
+    let bits = quantized(device, (feed, to), (k, method), &Workspace::new(workspace, feed.n)?)?;
+    Ok(Form { set: Set::Known, gaps: false, tail: Tail::Codes { led: true, bits } })
+}
+
+fn check_levels(method: Qsparse) -> Result<(), LaunchError> {
+    match method {
+        Qsparse::Levels { s, .. } if !(1..=127).contains(&s) => {
+            Err(LaunchError::Parameter { what: "s", value: f64::from(s), rule: "from 1 to 127" })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The list becomes codes; answers their bits.
+fn quantized(
+    device: &impl Device,
+    (feed, to): (&Feed, &Selected),
+    (k, method): (u64, Qsparse),
+    parts: &Workspace,
+) -> Result<u32, LaunchError> {
     let [state, outcome, partials] = [parts.state, parts.outcome, parts.partials].map(Span::address);
     let mean = u64::from(method == Qsparse::Signs);
     start(device, "list_norm", k, &[to.values.address(), mean, state, outcome, partials])?;
-    let form = |bits| Form { counted: false, gaps: false, tail: Tail::Codes { led: true, bits } };
     let Qsparse::Levels { s, scaled, random } = method else {
-        signs(device, (feed, to), (true, 0.0), &parts)?;
-        return Ok(form(1));
+        signs(device, (feed, to), (true, 0.0), parts)?;
+        return Ok(1);
     };
     let divisor = if scaled { 1.0 + beta(k, s) } else { 1.0 };
     let [a, b, c, _] = random.key(1).map(u64::from);
     let (fed, indices, values) = (feed.fed.address(), to.indices.address(), to.values.address());
     let arguments = [fed, indices, values, u64::from(s), divisor.to_bits(), a, b, c, state, outcome, partials];
     start(device, "list_levels", k, &arguments)?;
-    Ok(form(u32::BITS - (2 * s).leading_zeros()))
+    Ok(u32::BITS - (2 * s).leading_zeros())
 }
 
 fn signs(

@@ -22,6 +22,7 @@ mod ranges;
 mod select;
 pub mod snapshot;
 pub mod source;
+pub mod three_lc;
 mod threshold;
 mod workspace;
 
@@ -39,7 +40,7 @@ pub use low_rank::{Gemm, Sgemm};
 pub use quantize::{Norm, Quantizer, add, majority, quantize};
 pub use random::Random;
 pub use ranges::add_sized;
-pub use select::{Form, Selected, Tail, pack, payload_room, topk};
+pub use select::{Form, Selected, Set, Tail, pack, payload_room, topk};
 pub use source::Module;
 pub use threshold::{Fit, Threshold, threshold};
 pub use workspace::{MOST_VALUES, OUTCOME_BYTES, Outcome, STRUCTURES, workspace_bytes};

@@ -26,11 +26,22 @@ impl Selected {
     }
 }
 
+/// What is packed of the indices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Set {
+    /// Nothing: everybody draws them.
+    Known,
+    /// They alone, for methods that select a fixed number.
+    Bare,
+    /// How many they are, in front of them.
+    Counted,
+}
+
 /// How a selection is packed into a payload of version 2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Form {
-    /// Whether the number of values goes in front.
-    pub counted: bool,
+    /// What comes first.
+    pub set: Set,
     /// Whether the coding may depend on the indices: for methods whose number of values varies.
     pub gaps: bool,
     /// What follows the indices.
@@ -51,6 +62,16 @@ pub enum Tail {
     },
 }
 
+impl Set {
+    fn word(self) -> u64 {
+        match self {
+            Self::Bare => 0,
+            Self::Counted => 1,
+            Self::Known => 2,
+        }
+    }
+}
+
 impl Tail {
     fn words(self) -> [u64; 2] {
         match self {
@@ -62,9 +83,9 @@ impl Tail {
 
 impl Form {
     /// Of top-k, LWTopk, MSTopk and random-k with indices of its own.
-    pub const FIXED: Self = Self { counted: true, gaps: false, tail: Tail::Values };
+    pub const FIXED: Self = Self { set: Set::Counted, gaps: false, tail: Tail::Values };
     /// Of methods with a threshold.
-    pub const VARYING: Self = Self { counted: true, gaps: true, tail: Tail::Values };
+    pub const VARYING: Self = Self { set: Set::Counted, gaps: true, tail: Tail::Values };
 }
 
 /// Error feedback, exactly the k largest by magnitude (ties to the lowest index), and the memory's update. Five launches
@@ -167,7 +188,7 @@ pub fn pack(
     check(("the payload", payload, payload_room(n, from.room)), ALIGN)?;
     let (state, outcome) = (parts.state.address(), parts.outcome.address());
     let threads = 2 * from.room;
-    let (counted, gaps, [led, bits]) = (u64::from(form.counted), u64::from(form.gaps), form.tail.words());
+    let (counted, gaps, [led, bits]) = (form.set.word(), u64::from(form.gaps), form.tail.words());
     if form.gaps {
         start(device, "gaps", threads, &[from.indices.address(), state, outcome])?;
     }

@@ -28,7 +28,8 @@ pub const HEADERS: &[(&str, &str)] = &[
 ];
 
 /// Every module.
-pub const MODULES: &[Module] = &[SELECT, GAINS, QUANTIZE, THRESHOLD, INDICES, LOW_RANK, MARSIT, RANGES, HYBRIDS];
+pub const MODULES: &[Module] =
+    &[SELECT, GAINS, QUANTIZE, THRESHOLD, INDICES, LOW_RANK, MARSIT, RANGES, HYBRIDS, THREE_LC];
 
 /// Error feedback, exact cuts, compaction and packing of what is selected.
 pub const SELECT: Module = Module {
@@ -116,6 +117,13 @@ pub const RANGES: Module = Module {
 /// Strom's hard threshold and Qsparse, after a selection.
 pub const HYBRIDS: Module =
     Module { name: "hybrids.cu", text: file!("hybrids.cu"), kernels: &["list_norm", "list_levels", "list_signs"] };
+
+/// 3LC.
+pub const THREE_LC: Module = Module {
+    name: "threelc.cu",
+    text: file!("threelc.cu"),
+    kernels: &["quartic", "scan_last", "count_runs", "scan_runs", "put_runs", "count_codes", "add_runs"],
+};
 
 /// Options that both NVRTC and the cache's key take. No contraction to fused multiply-add: the CPU side rounds every
 /// product, and payloads must be the same bits.

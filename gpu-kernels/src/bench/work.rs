@@ -1,6 +1,7 @@
 //! What is measured, and the memory for it.
 
 use super::*;
+use crate::three_lc;
 
 /// A method for k values.
 type OfK = fn(u64) -> Threshold;
@@ -15,6 +16,7 @@ pub(super) enum Work {
     Threshold(OfK),
     HardThreshold(f32),
     Qsparse(Qsparse),
+    ThreeLc(f64),
 }
 
 /// Every step uses the same numbers: their cost does not depend on them.
@@ -60,6 +62,7 @@ pub(super) fn works() -> Vec<(String, Work)> {
         ("hardthreshold(tau=0.0025)", Work::HardThreshold(0.0025)),
         ("qsparse(k=0.01)", Work::Qsparse(Qsparse::Levels { s: 15, scaled: true, random: RANDOM })),
         ("qsparse(k=0.01,quantize=sign)", Work::Qsparse(Qsparse::Signs)),
+        ("threelc(s=1)", Work::ThreeLc(1.0)),
     ];
     let named = |(name, work): (&str, Work)| (name.to_owned(), work);
     let quantizers = quantizers.map(|(name, method)| named((name, Work::Quantize(method))));
@@ -79,6 +82,7 @@ impl Work {
             Self::TopK(share) | Self::RandomK(share) => 12 * n + 8 * kept(n, share),
             Self::Gains => 8 * n,
             Self::Quantize(method) => 12 * n + method.payload_bytes(n),
+            Self::ThreeLc(_) => 12 * n + three_lc::payload_bytes(n),
             Self::Threshold(_) | Self::Qsparse(_) | Self::HardThreshold(_) => 12 * n + 8 * kept(n, SHARE),
         }
     }
@@ -166,6 +170,7 @@ impl<'a> Buffers<'a> {
             Work::Quantize(method) => quantize(device, &call, (method, RANDOM), self.payload.span(), workspace),
             Work::Threshold(method) => threshold(device, &call, (method(k), &self.to(n)), workspace),
             Work::HardThreshold(tau) => hybrid::hard_threshold(device, &call, (tau, &self.to(n)), workspace).map(drop),
+            Work::ThreeLc(s) => three_lc::compress(device, &call, (s, self.payload.span()), workspace),
             Work::Qsparse(method) => hybrid::qsparse(device, &call, (k, method, &self.to(k)), workspace).map(drop),
         }
     }
@@ -193,6 +198,11 @@ impl<'a> Buffers<'a> {
                 // Its own workspace: the outcome was read.
                 let to = (1.0, out, self.workspace.span());
                 (outcome.bytes, time(&|device| add_sized(device, (bound, n), payload, to))?)
+            }
+            Work::ThreeLc(_) => {
+                let (payload, out) = (self.payload.span().part(0, outcome.bytes), self.values.span());
+                let workspace = self.workspace.span();
+                (outcome.bytes, time(&|device| three_lc::add(device, (payload, n), (1.0, out), workspace))?)
             }
             Work::Quantize(method) => {
                 let (payload, out) = (self.payload.span(), self.values.span());

@@ -8,6 +8,7 @@
 #include "quantize.cu"
 #include "ranges.cu"
 #include "select.cu"
+#include "threelc.cu"
 #include "threshold.cu"
 
 #define KERNELS \
@@ -72,6 +73,13 @@
   KERNEL(list_norm) \
   KERNEL(list_levels) \
   KERNEL(list_signs) \
+  KERNEL(quartic) \
+  KERNEL(scan_last) \
+  KERNEL(count_runs) \
+  KERNEL(scan_runs) \
+  KERNEL(put_runs) \
+  KERNEL(count_codes) \
+  KERNEL(add_runs) \
   KERNEL(marsit) \
   KERNEL(power_right) \
   KERNEL(power_send) \

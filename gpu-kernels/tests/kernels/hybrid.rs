@@ -4,8 +4,8 @@ use crate::data::{gradients, lengths};
 use crate::emulated::{Emulated, Memory};
 use crate::topk::{Step1, bits, reference};
 use flexcomm_compression::pipeline::Gradient;
-use flexcomm_gpu_kernels::hybrid::{Qsparse, hard_threshold, qsparse};
-use flexcomm_gpu_kernels::{DType, Feed, Form, LaunchError, Random, Selected, Span, pack};
+use flexcomm_gpu_kernels::hybrid::{Qsparse, hard_threshold, qsparse, qsparse_random};
+use flexcomm_gpu_kernels::{DType, Feed, Form, LaunchError, Random, Selected, Span, pack, subset_scratch};
 
 /// Two steps with error feedback.
 fn check(
@@ -65,6 +65,26 @@ fn qsparse_is_the_cpus() {
                 check(&device, &text, &gradient, |feed, to, workspace, _| {
                     qsparse(&device, feed, (k64, Qsparse::Signs, to), workspace)
                 });
+            }
+        }
+    }
+}
+
+#[test]
+fn qsparse_with_random_indices_is_the_cpus() {
+    for (at, n) in lengths().into_iter().enumerate().filter(|(_, n)| *n > 30) {
+        for (_, gradient) in gradients(n) {
+            let Some(device) = Emulated::new(at as u64) else { return };
+            for k in [2, n / 20 + 2, n - n / 3] {
+                let scratch = Memory::new(subset_scratch(n as u64));
+                for (text, s) in [("s=15", Some(15)), ("s=2", Some(2)), ("quantize=sign", None)] {
+                    let text = format!("qsparse(k={k},select=random,{text})");
+                    check(&device, &text, &gradient, |feed, to, workspace, step| {
+                        let random = Random { seed: 1, step, tensor: 0, rank: Some(0) };
+                        let method = s.map_or(Qsparse::Signs, |s| Qsparse::Levels { s, scaled: true, random });
+                        qsparse_random(&device, feed, (k as u64, method, random), (to, scratch.span(), workspace))
+                    });
+                }
             }
         }
     }

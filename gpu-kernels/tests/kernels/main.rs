@@ -11,5 +11,6 @@ mod low_rank;
 mod marsit;
 mod quantize;
 mod snapshot;
+mod three_lc;
 mod threshold;
 mod topk;

@@ -1,0 +1,66 @@
+//! 3LC (Lim et al. 2019): three values, five to a byte, runs of zeros in one byte each.
+
+use crate::device::start;
+use crate::feed::{ALIGN, Feed};
+use crate::indices;
+use crate::workspace::{Workspace, check, check_apart, check_count};
+use crate::{Device, LaunchError, Span};
+
+/// Bytes that a block works on at a time.
+const TILE: u64 = 1024;
+
+/// Most bytes of a payload of n values.
+pub fn payload_bytes(n: u64) -> u64 {
+    4 + n.div_ceil(5)
+}
+
+/// Error feedback and the payload, whose length is in the outcome; `s` is the sparsity multiplier, from 1 to below 2.
+pub fn compress(
+    device: &impl Device,
+    feed: &Feed,
+    (s, payload): (f64, Span),
+    workspace: Span,
+) -> Result<(), LaunchError> {
+    if !(1.0..2.0).contains(&s) {
+        return Err(LaunchError::Parameter { what: "s", value: s, rule: "from 1 to below 2" });
+    }
+    check(("the payload", payload, payload_bytes(feed.n)), ALIGN)?;
+    for (what, span) in [("the gradient", feed.gradient), ("the memory", feed.memory), ("fed", feed.fed)] {
+        check_apart(("the payload", payload), (what, span))?;
+    }
+    indices::feed(device, feed, workspace)?;
+    let (n, parts, count) = (feed.n, Workspace::new(workspace, feed.n)?, feed.n.div_ceil(5));
+    // What is listed elsewhere has room for more bytes than these.
+    let (bytes, tiles, sums) = (parts.list.address(), parts.tiles.address(), parts.sums.address());
+    let [state, outcome, partials] = [parts.state, parts.outcome, parts.partials].map(Span::address);
+    let (fed, memory, tile_count) = (feed.fed.address(), feed.memory.address(), count.div_ceil(TILE));
+    start(device, "quartic", count, &[fed, memory, n, s.to_bits(), bytes, tiles, state, outcome, partials])?;
+    device.launch("scan_last", 1, &[tiles, tile_count])?;
+    start(device, "count_runs", count, &[bytes, n, tiles, sums])?;
+    device.launch("scan_runs", 1, &[sums, tile_count, outcome])?;
+    start(device, "put_runs", count, &[bytes, n, tiles, sums, s.to_bits(), payload.address(), outcome])
+}
+
+/// `out += scale * C(x)` of a payload of exactly its length. What says another number of values than n adds nothing.
+pub fn add(
+    device: &impl Device,
+    (payload, n): (Span, u64),
+    (scale, out): (f32, Span),
+    workspace: Span,
+) -> Result<(), LaunchError> {
+    check_count(n)?;
+    check(("the payload", payload, 4), 1)?;
+    check(("out", out, 4 * n), ALIGN)?;
+    check_apart(("out", out), ("the payload", payload))?;
+    let codes = payload.bytes() - 4;
+    if codes > n.div_ceil(5) {
+        let rule = "at most a byte for every five values, and 4";
+        return Err(LaunchError::Parameter { what: "bytes of the payload", value: payload.bytes() as f64, rule });
+    }
+    let parts = Workspace::new(workspace, n)?;
+    let (from, sums, outcome) = (payload.address(), parts.sums.address(), parts.outcome.address());
+    start(device, "count_codes", codes, &[from, codes, sums])?;
+    device.launch("scan_runs", 1, &[sums, codes.div_ceil(TILE), outcome])?;
+    let scale = u64::from(scale.to_bits());
+    start(device, "add_runs", codes, &[out.address(), n, from, codes, sums, outcome, scale])
+}
