@@ -1,7 +1,8 @@
 //! What collectives really take: per (collective, backend) coefficients fitted to measured times.
 //!
 //! t = fixed + a * alpha_term + b * beta_term, never negative, with the unfitted model (fixed = 0, a = 1,
-//! b = 1) as prior. Fitted by iteratively reweighted least squares in relative error over a bounded window:
+//! b = 1) as prior, which also holds for what is beyond the largest bandwidth term measured if b is less: a token
+//! bucket lets short messages pass at once, and that says nothing of long ones. Fitted by iteratively reweighted least squares in relative error over a bounded window:
 //! Huber weights first, then Tukey's, blunt outliers; ridge terms hold to the prior what the data does not
 //! show; older samples weigh less.
 
@@ -47,6 +48,8 @@ pub struct Coefficients {
     pub a: f64,
     /// Weight of the bandwidth term.
     pub b: f64,
+    /// The largest bandwidth term among the samples, in seconds. What is beyond it weighs at least 1.
+    pub beta_seen_s: f64,
     /// 0: nothing measured, the prior; towards 1: many samples that the fit explains.
     pub confidence: f64,
     /// Median of |predicted - measured| / measured over the window; 0 without samples.
@@ -58,7 +61,7 @@ pub struct Coefficients {
 impl Default for Coefficients {
     /// The prior: the model as it is.
     fn default() -> Self {
-        Self { fixed_s: 0.0, a: 1.0, b: 1.0, confidence: 0.0, median_error: 0.0, samples: 0 }
+        Self { fixed_s: 0.0, a: 1.0, b: 1.0, beta_seen_s: 0.0, confidence: 0.0, median_error: 0.0, samples: 0 }
     }
 }
 
@@ -68,7 +71,8 @@ impl Coefficients {
         if terms == Terms::default() {
             return 0.0;
         }
-        self.fixed_s + self.a * terms.alpha_s + self.b * terms.beta_s
+        let beyond = (terms.beta_s - self.beta_seen_s).max(0.0);
+        self.fixed_s + self.a * terms.alpha_s + self.b * (terms.beta_s - beyond) + self.b.max(1.0) * beyond
     }
 }
 

@@ -85,33 +85,51 @@ impl Look<'_> {
     }
 }
 
-/// The request and its predicted cost in seconds. One candidate per selector and ratio, by the collective that
-/// is cheapest for it now, of what is not measured yet first, then the cheapest, and no more than fit the budget: a trial
-/// on a slow network that began with the most expensive would end without a result.
+/// The request and its predicted cost in seconds: what is [`worth`] asking for and fits the budget, or else the cheapest.
 pub(crate) fn request(s: &Snapshot, costs: Option<&Costs>, why: String) -> Option<(TrialRequest, f64)> {
+    let iterations = f64::from(s.config.trial_iterations);
+    let cost = |x: &Strategy| costs.and_then(|c| c.find(x)).map_or(0.0, |p| p.what.t_step.get() * iterations);
+    let (worth, most) = (worth(s, costs), s.config.trial_budget_s);
+    let mut total = 0.0;
+    let mut candidates: Vec<Strategy> = Vec::new();
+    for strategy in &worth {
+        let with = total + cost(strategy);
+        if SNAPSHOTS_S + SLACK * with <= most.get() {
+            total = with;
+            candidates.push(*strategy);
+        }
+    }
+    if candidates.is_empty() {
+        let cheapest = worth.into_iter().min_by(|a, b| cost(a).total_cmp(&cost(b)))?;
+        total = cost(&cheapest);
+        candidates.push(cheapest);
+    }
+    let known = costs.is_some().then_some(SNAPSHOTS_S + SLACK * total);
+    let budget = known.and_then(|t| Seconds::new(t.min(most.get())).ok()).unwrap_or(most);
+    Some((TrialRequest { candidates, iterations: s.config.trial_iterations, budget, why }, total))
+}
+
+/// One candidate per selector and ratio, by the collective that is cheapest for it now: of what is not measured yet
+/// first, and in turns the cheapest and what looks best. Gains at ratios above the measured ones are well known, since
+/// dense loses nothing, those below are not, so the range must be spanned; and a collective that has only sent short
+/// messages says little of the long ones that may be chosen.
+fn worth(s: &Snapshot, costs: Option<&Costs>) -> Vec<Strategy> {
     let all = candidates(s, costs);
     let skip = all.len().div_ceil(MAX_TRIAL_CANDIDATES).max(1);
-    let iterations = f64::from(s.config.trial_iterations);
-    let cost = |x: Strategy| (costs.and_then(|c| c.find(&x)).map_or(0.0, |p| p.what.t_step.get() * iterations), x);
-    let mut priced: Vec<(f64, Strategy)> = all.into_iter().step_by(skip).map(cost).collect();
+    let mut cheapest: Vec<Strategy> = all.into_iter().step_by(skip).collect();
     let new = unmeasured(s);
     let known = |x: &Strategy| !new.contains(&x.selector());
-    priced.sort_by(|a, b| known(&a.1).cmp(&known(&b.1)).then(a.0.total_cmp(&b.0)));
-    let most = s.config.trial_budget_s;
-    let mut total = 0.0;
-    let fits = |(i, (cost, _)): &(usize, (f64, Strategy))| {
-        total += SLACK * cost;
-        *i == 0 || SNAPSHOTS_S + total <= most.get()
-    };
-    let kept: Vec<(f64, Strategy)> = priced.into_iter().enumerate().take_while(fits).map(|(_, x)| x).collect();
-    let cost: f64 = kept.iter().map(|x| x.0).sum();
-    let candidates: Vec<Strategy> = kept.into_iter().map(|x| x.1).collect();
-    if candidates.is_empty() {
-        return None;
+    let time = |x: &Strategy| costs.and_then(|c| c.find(x)).map_or(0.0, |p| p.what.t_step.get());
+    cheapest.sort_by(|a, b| known(a).cmp(&known(b)).then(time(a).total_cmp(&time(b))));
+    let mut best = cheapest.clone();
+    best.sort_by_cached_key(|x| (known(x), costs.and_then(|c| c.all.iter().position(|p| p.strategy() == *x))));
+    let mut worth: Vec<Strategy> = Vec::new();
+    for next in cheapest.into_iter().zip(best).flat_map(|(a, b)| [a, b]) {
+        if !worth.contains(&next) {
+            worth.push(next);
+        }
     }
-    let known = costs.is_some().then_some(SNAPSHOTS_S + SLACK * cost);
-    let budget = known.and_then(|t| Seconds::new(t.min(most.get())).ok()).unwrap_or(most);
-    Some((TrialRequest { candidates, iterations: s.config.trial_iterations, budget, why }, cost))
+    worth
 }
 
 /// A trial may take this many times its predicted time: beyond it the model is off.

@@ -70,6 +70,7 @@ pub(super) async fn coefficients(State(app): State<Arc<App>>) -> Result<Json<ser
         let c = fit.coefficients();
         serde_json::json!({
             "backend": backend, "collective": collective, "fixed_s": c.fixed_s, "a": c.a, "b": c.b,
+            "beta_seen_s": c.beta_seen_s,
             "confidence": c.confidence, "median_error": c.median_error, "samples": c.samples,
         })
     };

@@ -86,6 +86,7 @@ pub(super) fn fit(samples: &VecDeque<Sample>) -> Coefficients {
         fixed_s: theta[0] * unit,
         a: theta[1],
         b: theta[2],
+        beta_seen_s: samples.iter().map(|s| s.terms.beta_s).fold(0.0, f64::max),
         confidence: n / (n + HALF_CONFIDENCE) / (1.0 + (median_error / HALF_ERROR).powi(2)),
         median_error,
         samples: samples.len(),

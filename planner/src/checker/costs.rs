@@ -6,6 +6,7 @@
 
 use crate::Snapshot;
 use flexcomm_domain::{Collective, LinkMatrix, Selection, Strategy};
+use flexcomm_optimizer::Coefficients;
 
 /// From the least to the most, seconds.
 #[derive(Debug, Clone, Copy)]
@@ -45,13 +46,19 @@ pub(super) fn sync_of(s: &Snapshot, strategy: &Strategy, values: u64, matrix: &L
     let c = s.coefficients.get(strategy.collective(), &s.backend);
     let even = alpha_low == alpha_high && beta_low == beta_high && few.hops == many.hops && few.bytes == many.bytes;
     if even {
-        let t = c.fixed_s + c.a * few.hops * alpha_low + c.b * few.bytes * beta_low;
+        let t = c.fixed_s + c.a * few.hops * alpha_low + bandwidth(&c, few.bytes * beta_low);
         return Range { low: t, high: t };
     }
     // Which hops are critical depends on the links; only the sum of both terms is bounded.
     let low = few.hops * alpha_low + few.bytes * beta_low;
     let high = many.hops * alpha_high + many.bytes * beta_high;
-    Range { low: c.fixed_s + c.a.min(c.b) * low, high: c.fixed_s + c.a.max(c.b) * high }
+    let most = if high > c.beta_seen_s { c.b.max(1.0) } else { c.b };
+    Range { low: c.fixed_s + c.a.min(c.b) * low, high: c.fixed_s + c.a.max(most) * high }
+}
+
+/// The bandwidth term as weighed: what is longer than all that was measured counts in full.
+fn bandwidth(c: &Coefficients, term: f64) -> f64 {
+    if term <= c.beta_seen_s || c.b >= 1.0 { c.b * term } else { c.b * c.beta_seen_s + term - c.beta_seen_s }
 }
 
 fn paths(s: &Snapshot, strategy: &Strategy, values: f64) -> (Path, Path) {
