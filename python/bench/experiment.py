@@ -63,7 +63,7 @@ least_confidence = 0.15
 guard_patience_s = 5.0
 trial_interval_s = 15.0
 trial_share = 0.1
-trial_timeout_s = 20.0
+trial_timeout_s = 90.0
 block_s = 60.0
 """
 
