@@ -23,7 +23,8 @@ Columns:
   decompress    time to decompress and add into a gradient, over the same copy
   ratio to torch  time to compress over that of torch.topk (k = 1 % of n) on the same data; - without torch
 
-Threads each compress an equal part of the gradient. Parts are matrices, as near to squares as n allows.
+Times are the middle of at least 7 repetitions (as far as --patience allows) of a copy, compressing and decompressing in
+turns. Threads each compress an equal part of the gradient. Parts are matrices, as near to squares as n allows.
 
 Examples:
   flexcomm bench compressors                                     every method at 1e6 and 2.5e7 values

@@ -1,4 +1,4 @@
-//! Times of one compressor.
+//! Times of one compressor, and of a plain copy: in turns, on buffers that were written before, and the middle of several.
 
 use super::data::{DType, Distribution};
 use anyhow::{Result, anyhow};
@@ -9,10 +9,15 @@ use flexcomm_compression::wire::Writer;
 use flexcomm_compression::{Energy, Layers};
 use serde::Serialize;
 use std::hint::black_box;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Most repetitions after the first; the least time counts.
-const REPEATS: usize = 7;
+/// Repetitions whose middle counts, after one that only warms up: at least so many where patience lasts,
+const LEAST_REPEATS: usize = 7;
+/// and more until so much time is spent,
+const SPEND: Duration = Duration::from_millis(300);
+/// but no more than these.
+const MOST_REPEATS: usize = 201;
 
 /// What is the same for all methods.
 #[derive(Debug, Clone, Copy)]
@@ -67,8 +72,10 @@ struct Part<'a> {
     dtype: DType,
     pipeline: Pipeline,
     out: Writer,
+    /// What is decompressed into; an fp32 gradient is also copied there.
     mean: Vec<f32>,
-    copy: Vec<u8>,
+    /// What a 16-bit gradient is copied into.
+    copied: Vec<u16>,
     step: u64,
 }
 
@@ -82,85 +89,129 @@ struct Took {
     energy: Energy,
 }
 
+/// Where threads wait for each other, so that all copy, compress or decompress at once.
+struct Lines {
+    arrived: [AtomicUsize; 3],
+    threads: usize,
+}
+
+impl Lines {
+    fn new(threads: usize) -> Self {
+        Self { arrived: Default::default(), threads }
+    }
+
+    /// Waits at a line for all threads. It does not sleep: waking up takes as long as a small copy.
+    fn wait(&self, line: usize) {
+        self.arrived[line].fetch_add(1, Ordering::AcqRel);
+        while self.arrived[line].load(Ordering::Acquire) < self.threads {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Takes a thread that panics past all lines, so that the others need not wait for it.
+struct Passing<'a>(&'a Lines);
+
+impl Drop for Passing<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.arrived.iter().for_each(|line| _ = line.fetch_add(self.0.threads, Ordering::AcqRel));
+        }
+    }
+}
+
 /// The most nearly square matrix of n values.
 fn shape(n: usize) -> Shape {
     let cols = (1..=n.isqrt()).rev().find(|cols| n.is_multiple_of(*cols)).unwrap_or(1);
     Shape { rows: n / cols, cols }
 }
 
+/// Runs, and answers seconds too.
+fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
+    let start = Instant::now();
+    let out = work();
+    (start.elapsed().as_secs_f64(), out)
+}
+
 impl<'a> Part<'a> {
     fn new(strategy: &Strategy, gradient: &'a [f32], dtype: DType) -> Result<Self> {
         let layers = Layers::matrices(&[shape(gradient.len())])?;
+        let halves = dtype.halves(gradient);
         Ok(Self {
             gradient,
-            halves: dtype.halves(gradient),
             dtype,
             pipeline: Pipeline::new(strategy, layers, Member::alone(1)),
             out: Writer::new(),
             mean: vec![0.0; gradient.len()],
-            copy: vec![0; gradient.len() * dtype.bytes()],
+            copied: vec![0; halves.len()],
+            halves,
             step: 0,
         })
     }
 
     /// A plain copy of the gradient's bytes.
     fn copy(&mut self) -> f64 {
-        let start = Instant::now();
-        match self.dtype {
-            DType::Fp32 => copy_bytes(black_box(self.gradient), &mut self.mean),
-            DType::Fp16 | DType::Bf16 => {
-                let (to, _) = self.copy.as_chunks_mut::<2>();
-                to.iter_mut().zip(black_box(&self.halves)).for_each(|(to, from)| *to = from.to_le_bytes());
-                black_box(to);
-            }
-        }
-        start.elapsed().as_secs_f64()
+        let (seconds, ()) = timed(|| match self.dtype {
+            DType::Fp32 => copy(self.gradient, &mut self.mean),
+            DType::Fp16 | DType::Bf16 => copy(&self.halves, &mut self.copied),
+        });
+        seconds
     }
 
     /// All exchanges of one step, alone in the world: what is sent is also the sum.
-    fn step(&mut self) -> Result<Took> {
-        let mut took = Took { copy: self.copy(), ..Took::default() };
+    fn compress(&mut self) -> Result<(f64, usize, Energy)> {
         let step = Step { index: self.step, learning_rate: 0.1 };
         let gradient = match self.dtype {
             DType::Fp32 => Gradient::F32(black_box(self.gradient)),
             DType::Fp16 => Gradient::F16(black_box(&self.halves)),
             DType::Bf16 => Gradient::Bf16(black_box(&self.halves)),
         };
-        let start = Instant::now();
-        let mut outcome: Outcome = self.pipeline.compress(gradient, step, &mut self.out)?;
-        took.compress += start.elapsed().as_secs_f64();
-        took.bytes += self.out.len();
+        let (mut seconds, outcome) = timed(|| self.pipeline.compress(gradient, step, &mut self.out));
+        let (mut outcome, mut bytes): (Outcome, usize) = (outcome?, self.out.len());
         while outcome.more {
             let sum = self.out.bytes().to_vec();
-            let start = Instant::now();
-            outcome = self.pipeline.advance(&sum, &mut self.out)?;
-            took.compress += start.elapsed().as_secs_f64();
-            took.bytes += self.out.len();
+            let (more, next) = timed(|| self.pipeline.advance(&sum, &mut self.out));
+            (seconds, outcome, bytes) = (seconds + more, next?, bytes + self.out.len());
         }
-        took.energy = outcome.energy;
-        let start = Instant::now();
-        match self.pipeline.travels() {
-            Travels::Sums(_) => self.pipeline.mean(self.out.bytes(), self.step, &mut self.mean)?,
-            _ => self.pipeline.aggregate(&[self.out.bytes()], self.step, &mut self.mean)?,
-        }
-        took.decompress = start.elapsed().as_secs_f64();
+        Ok((seconds, bytes, outcome.energy))
+    }
+
+    fn decompress(&mut self) -> Result<f64> {
+        let (seconds, done) = timed(|| match self.pipeline.travels() {
+            Travels::Sums(_) => self.pipeline.mean(self.out.bytes(), self.step, &mut self.mean),
+            _ => self.pipeline.aggregate(&[self.out.bytes()], self.step, &mut self.mean),
+        });
         black_box(&self.mean);
         self.step += 1;
-        Ok(took)
+        done.map(|()| seconds).map_err(Into::into)
+    }
+
+    /// Copies, compresses and decompresses. It passes every line whatever fails: the others wait there.
+    fn step(&mut self, lines: &Lines) -> Result<Took> {
+        let _passing = Passing(lines);
+        lines.wait(0);
+        let copy = self.copy();
+        lines.wait(1);
+        let compressed = self.compress();
+        lines.wait(2);
+        let decompressed = self.decompress();
+        let (compress, bytes, energy) = compressed?;
+        Ok(Took { compress, decompress: decompressed?, copy, bytes, energy })
     }
 }
 
-fn copy_bytes(from: &[f32], to: &mut [f32]) {
-    to.copy_from_slice(from);
+fn copy<T: Copy>(from: &[T], to: &mut [T]) {
+    to.copy_from_slice(black_box(from));
     black_box(to);
 }
 
 /// All parts at once; times are those of the slowest.
 fn together(parts: &mut [Part<'_>]) -> Result<Took> {
+    let lines = Lines::new(parts.len());
     let all: Vec<Result<Took>> = match parts {
-        [one] => vec![one.step()],
+        [one] => vec![one.step(&lines)],
         several => std::thread::scope(|scope| {
-            let threads: Vec<_> = several.iter_mut().map(|part| scope.spawn(|| part.step())).collect();
+            let threads: Vec<_> = several.iter_mut().map(|part| scope.spawn(|| part.step(&lines))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(anyhow!("a thread died")))).collect()
         }),
     };
@@ -176,23 +227,24 @@ fn together(parts: &mut [Part<'_>]) -> Result<Took> {
     })
 }
 
-/// The least times over some steps, after one that fills buffers and, where the method learns, teaches it.
-fn least(parts: &mut [Part<'_>], patience: Duration) -> Result<Took> {
+/// The middle times of some steps, after one that fills buffers and, where the method learns, teaches it. Of a method that
+/// takes longer than patience that one counts.
+fn middle(parts: &mut [Part<'_>], patience: Duration) -> Result<Took> {
     let begun = Instant::now();
-    let mut least = together(parts)?;
-    for _ in 0..REPEATS {
-        if begun.elapsed() >= patience {
-            break;
-        }
-        let took = together(parts)?;
-        least = Took {
-            compress: least.compress.min(took.compress),
-            decompress: least.decompress.min(took.decompress),
-            copy: least.copy.min(took.copy),
-            ..took
-        };
+    let warm = together(parts)?;
+    let mut all = Vec::new();
+    while begun.elapsed() < patience
+        && (all.len() < LEAST_REPEATS || (all.len() < MOST_REPEATS && begun.elapsed() < SPEND))
+    {
+        all.push(together(parts)?);
     }
-    Ok(least)
+    let Some(last) = all.last().copied() else { return Ok(warm) };
+    let median = |of: fn(&Took) -> f64| {
+        let mut times: Vec<f64> = all.iter().map(of).collect();
+        *times.select_nth_unstable_by(all.len() / 2, f64::total_cmp).1
+    };
+    let (compress, decompress) = (median(|took| took.compress), median(|took| took.decompress));
+    Ok(Took { compress, decompress, copy: median(|took| took.copy), ..last })
 }
 
 /// Measures one strategy.
@@ -200,7 +252,7 @@ pub fn row(strategy: &Strategy, case: &Case<'_>, distribution: Distribution, tor
     let n = case.gradient.len();
     let parts = case.gradient.chunks(n.div_ceil(case.threads));
     let mut parts = parts.map(|part| Part::new(strategy, part, case.dtype)).collect::<Result<Vec<_>>>()?;
-    let took = least(&mut parts, case.patience)?;
+    let took = middle(&mut parts, case.patience)?;
     let per = |seconds: f64| seconds / took.copy.max(1e-9);
     Ok(Row {
         method: strategy.to_string(),
