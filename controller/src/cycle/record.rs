@@ -75,9 +75,12 @@ async fn measure(
     Ok(cut.closed.into_iter().next_back())
 }
 
+/// Whether the collective takes another time than predicted. Than the model says, too: what is corrected by the newest
+/// intervals follows a change at once, with the links still as they were.
 fn deviates(interval: &IntervalRow, share: f64) -> bool {
-    let Some(predicted) = interval.predicted_sync_us else { return false };
-    (predicted - interval.measured_sync_us).abs() > share * predicted.min(interval.measured_sync_us)
+    let measured = interval.measured_sync_us;
+    let off = |predicted: f64| (predicted - measured).abs() > share * predicted.min(measured);
+    interval.predicted_sync_us.into_iter().chain(interval.model_sync_us).any(off)
 }
 
 /// Fits the coefficients to intervals that are old enough for a change of the network to have been seen.
