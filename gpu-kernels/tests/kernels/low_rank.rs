@@ -248,6 +248,7 @@ fn what_is_not_finite_sends_zeros_and_leaves_the_memory() {
     let mut process = Process::new(shape, 2);
     let held: Vec<f32> = gradient(shape, 3);
     process.memory = Memory::of(&held);
+    process.factors[0] = Memory::of(&gradient(Shape { rows: 2, cols: 30 }, 6));
     let mut broken = gradient(shape, 4);
     broken[100] = f32::NAN;
     process.begin(&device, &Memory::of(&broken));
