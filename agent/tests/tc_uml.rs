@@ -72,6 +72,7 @@ fn boot(linux: &str) -> String {
     let mut child = Command::new(linux)
         .args(["mem=512M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "rw"])
         .arg(format!("init={}", init.display()))
+        .arg(format!("uml_dir={}/uml/", folder.path().display()))
         .args(["con=null", "con0=fd:0,fd:1", "quiet"])
         .env("TMPDIR", memory)
         .stdin(Stdio::null())

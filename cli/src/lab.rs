@@ -25,7 +25,7 @@ enum Lab {
     /// Needs root. On a kernel without netem it runs inside user-mode Linux by itself. Everything it makes
     /// (namespaces, devices, processes) is gone when it ends, whichever way it ends.
     ///
-    /// The planner is less patient than by default and probes may take 30 % of a link, not 1 %: links are scaled down,
+    /// The planner is less patient than by default and probes may take 20 % of a link, not 1 %: links are scaled down,
     /// tests are not, and weather lasts a minute.
     Up(Box<Up>),
     /// One training process (rank) of a data-parallel job, as the lab runs on each of its nodes.

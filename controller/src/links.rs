@@ -18,6 +18,13 @@ const CLEARLY_NEWER_MS: f64 = 2000.0;
 /// of the tests at most, and needs three to believe a fall. A job that shares the link takes a part of it, not almost all.
 const FAR_SLOWER: f64 = 6.0;
 
+/// An estimate that the newest test contradicts by that much is trusted no more than this.
+const DOUBTED: f64 = 0.4;
+
+/// Below this a latency costs a step nothing, and a job that saturates the link disturbs its measurement the most: how
+/// sure it is does not matter.
+const NEGLIGIBLE_LATENCY_US: f64 = 50.0;
+
 /// Between two ranks of one node: shared memory or loopback. Never the slowest link of a job that spans nodes.
 const LOCAL: (f64, f64) = (20e-6, 20e9);
 
@@ -53,11 +60,18 @@ pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp) -> LinkMap {
                 view.bandwidth_bps = Some(slow);
                 view.bandwidth_age_ms = test_age_ms;
                 view.bandwidth_confidence = view.bandwidth_confidence.min(TEST_CONFIDENCE);
+            } else if contradicted(test, &view) {
+                view.bandwidth_confidence = view.bandwidth_confidence.min(DOUBTED);
             }
         }
         ((row.src.clone(), row.dst.clone()), view)
     };
     links.iter().map(view).collect()
+}
+
+/// Whether the newest test is far slower than the estimate: the link has fallen, or the job took almost all of it.
+pub fn contradicted(test: &TestRow, link: &LinkView) -> bool {
+    link.bandwidth_bps.is_some_and(|estimate| test.bandwidth_bps * FAR_SLOWER < estimate)
 }
 
 /// The faster of the last two tests, when both are far slower than the estimate.
@@ -81,7 +95,10 @@ pub fn matrix(links: &LinkMap, nodes: &[NodeName]) -> Result<Links, String> {
             (Some(view), Some(link)) => {
                 age_ms = age_ms.max(view.latency_age_ms.min(view.bandwidth_age_ms));
                 oldest_ms = oldest_ms.max(view.latency_age_ms).max(view.bandwidth_age_ms);
-                confidence = confidence.min(view.latency_confidence).min(view.bandwidth_confidence);
+                confidence = confidence.min(view.bandwidth_confidence);
+                if view.latency_us >= NEGLIGIBLE_LATENCY_US {
+                    confidence = confidence.min(view.latency_confidence);
+                }
                 link
             }
             _ => {
@@ -170,6 +187,11 @@ pub(crate) mod tests {
         assert_eq!(shown(3.6e6, Some(2.9e6)), Some(3.6e6));
         assert_eq!(shown(3.6e6, None), Some(9.5e7));
         assert_eq!(shown(3.6e6, Some(9.2e7)), Some(9.5e7));
+        let (src, dst) = (node("a"), node("b"));
+        let bandwidth_bps = 3.6e6;
+        let test = TestRow { src, dst, bandwidth_bps, previous_bps: None, received: Timestamp(0), latency_us: None };
+        let doubted = &merge(&rows, &[test.clone()], Timestamp(1_500_000))[&(node("a"), node("b"))];
+        assert!(contradicted(&test, doubted) && doubted.bandwidth_confidence <= DOUBTED);
         assert_eq!(shown(3e7, Some(3e7)), Some(9.5e7), "a job may take two thirds of the link from a test");
     }
 

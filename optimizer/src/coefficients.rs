@@ -2,9 +2,9 @@
 //!
 //! t = fixed + a * alpha_term + b * beta_term, never negative, with the unfitted model (fixed = 0, a = 1,
 //! b = 1) as prior, which also holds for what is beyond the largest bandwidth term measured if b is less: a token
-//! bucket lets short messages pass at once, and that says nothing of long ones. Fitted by iteratively reweighted least squares in relative error over a bounded window:
-//! Huber weights first, then Tukey's, blunt outliers; ridge terms hold to the prior what the data does not
-//! show; older samples weigh less.
+//! bucket lets short messages pass at once, and that says nothing of long ones. Fitted by iteratively reweighted
+//! least squares in relative error over a bounded window: Huber weights first, then Tukey's, blunt outliers; ridge
+//! terms hold to the prior what the data does not show; older samples weigh less.
 
 mod solve;
 

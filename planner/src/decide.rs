@@ -91,7 +91,11 @@ impl<'a> Call<'a> {
 
     fn note_measurements(&mut self, links: LinkSummary) {
         let Some(m) = self.s.measured_now().filter(|m| m.steps >= self.s.config.least_steps) else { return };
-        self.memory.remember(Seen { strategy: self.s.strategy(), cost: *m, links });
+        // Steps of the network before would be remembered as this one's.
+        let window_s = m.steps as f64 * m.t_step.get().max(self.in_force_step());
+        if self.memory.moving.is_none_or(|moving| self.now.since(moving.until).get() >= window_s) {
+            self.memory.remember(Seen { strategy: self.s.strategy(), cost: *m, links });
+        }
         let settled = gains::settled(self.s, &self.memory, self.now).is_some();
         if settled && self.memory.gain.is_none_or(|g| g.version != m.version) {
             self.memory.gain = Some(GainReference { version: m.version, gain: m.gain });

@@ -94,10 +94,16 @@ impl Look<'_> {
         (step && beyond(own.0, own.1)).then(|| (self.culprit(m), text))
     }
 
+    /// What took longer than predicted; if nothing did, too much is lost for what it takes.
     fn culprit(&self, m: &Measured) -> Scope {
         let p = &self.costs.in_force.what;
         let (sync, comp) = (m.t_sync.get() - p.t_sync.get(), m.t_comp.get() - p.t_comp.get());
-        if p.strategy.is_dense() || sync >= comp { Scope::Collective } else { Scope::Compressor }
+        match sync.max(comp) > 0.0 {
+            _ if p.strategy.is_dense() => Scope::Collective,
+            false => Scope::Gain,
+            true if sync >= comp => Scope::Collective,
+            true => Scope::Compressor,
+        }
     }
 
     fn worse_than_dense(&self, m: &Measured) -> Option<(Scope, String)> {
@@ -112,7 +118,7 @@ impl Look<'_> {
         let p = &self.costs.in_force.what;
         let lost = m.gain.get() < 0.9 * p.gain.get();
         let text = format!(
-            "{} was measured at {} per step at gain {}, worth less than dense at {}",
+            "{} was measured at {} per step at gain {}, worth less than dense, {}",
             words::strategy(&strategy),
             words::time(m.t_step.get()),
             words::number(m.gain.get()),

@@ -600,3 +600,26 @@ fn more_compressors_than_fit_a_trial_keep_the_whole_range() {
     let lw = trial.candidates.iter().filter(|x| x.compressor() == Compressor::LwTopK);
     assert!(lw.into_iter().all(|x| x.collective() == Collective::Allgather));
 }
+
+/// The newest steps' median is still that of the network before when the links have just moved.
+#[test]
+fn what_steps_took_before_the_links_moved_is_not_remembered_of_the_links_after() {
+    let mut job = Job::new();
+    job.call();
+    let p = job.call().report.in_force.unwrap();
+    job.wait(60.0);
+    job.measure(p.t_step_s, p.t_comp_s, p.t_sync_s, p.gain.get());
+    let of_links = |job: &mut Job| {
+        let strategy = job.strategy();
+        let memory = job.call().memory;
+        memory.seen.iter().find(|x| x.strategy == strategy).map(|x| x.links.bandwidth_mean_bps)
+    };
+    let fast = of_links(&mut job).expect("remembered");
+    job.wait(1.0);
+    job.network(0.001, 1e7);
+    job.s.config.dwell_s = seconds(1000.0);
+    assert_eq!(of_links(&mut job), Some(fast));
+    job.wait(3600.0);
+    job.network(0.001, 1.01e7);
+    assert!(of_links(&mut job).unwrap() < fast / 100.0);
+}

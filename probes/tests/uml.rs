@@ -64,6 +64,7 @@ fn the_estimates_hold_while_the_link_is_saturated() {
     let out = std::process::Command::new("timeout")
         .args(["--kill-after=5", "480", "linux.uml", "mem=768M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/"])
         .args(["rw", &format!("init={}", script.display()), "con=null", "con0=fd:0,fd:1", "quiet"])
+        .arg(format!("uml_dir={}/uml/", folder.path().display()))
         .env("TMPDIR", memory)
         .stdin(std::process::Stdio::null())
         .output()

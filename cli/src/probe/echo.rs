@@ -50,6 +50,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     if interval_s < 0.001 {
         bad_argument!("--interval is {interval_s} s, allowed is 1ms or more");
     }
+    if timeout_s < 0.001 {
+        bad_argument!("--timeout is {timeout_s} s, allowed is 1ms or more");
+    }
     // The window holds the whole run (its newest 4096 echoes).
     let window_s = args.count as f64 * interval_s + 10.0 * timeout_s;
     let settings = EchoSettings { interval_s, limits: ProberLimits { timeout_s, window_s }, count: Some(args.count) };

@@ -37,7 +37,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     match (path.reached, path.refused_by) {
         (true, _) if args.common.json => Ok(()),
         (true, _) => {
-            println!("--- {target} reached in {} hops", path.hops.len());
+            println!("--- {target} reached in {} hop{}", path.hops.len(), if path.hops.len() == 1 { "" } else { "s" });
             Ok(())
         }
         (false, Some(by)) => Err(anyhow!("{target} was not reached: {by} refuses to pass packets on")),

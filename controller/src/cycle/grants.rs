@@ -8,7 +8,7 @@ use super::CycleError;
 use crate::app::App;
 use crate::echoes;
 use crate::grants::{Known, Pair};
-use crate::links::{LinkMap, merge};
+use crate::links::{LinkMap, contradicted, merge};
 use crate::store::TestRow;
 
 /// Changes of latency below this many microseconds are no sign of another network.
@@ -33,12 +33,14 @@ pub async fn tick(app: &App) -> Result<(), CycleError> {
 
 /// What the links look like, by pair of nodes.
 fn known(app: &App, links: &LinkMap, tests: &[TestRow], deviating: &BTreeSet<Pair>) -> BTreeMap<Pair, Known> {
-    let at_test: BTreeMap<_, f64> = tests.iter().filter_map(|t| Some(((&t.src, &t.dst), t.latency_us?))).collect();
+    let tests: BTreeMap<_, &TestRow> = tests.iter().map(|t| ((&t.src, &t.dst), t)).collect();
     let mut known: BTreeMap<Pair, Known> = BTreeMap::new();
     for ((from, to), link) in links {
         let pair = Pair::new(from, to);
-        let then = at_test.get(&(from, to));
-        let moved = then.is_some_and(|then| latency_moved(link, *then, app.config.probes.suspect_change));
+        let test = tests.get(&(from, to));
+        let then = test.and_then(|test| test.latency_us);
+        let moved = then.is_some_and(|then| latency_moved(link, then, app.config.probes.suspect_change))
+            || test.is_some_and(|test| contradicted(test, link));
         let off = deviating.contains(&pair);
         let entry = known.entry(pair).or_default();
         let both = entry.bandwidth_bps.into_iter().chain(link.bandwidth_bps);

@@ -136,10 +136,19 @@ impl Ready {
     /// Runs a lab to its end, passing each of its lines to `print`. `stop` is asked a few times a second.
     pub fn run(self, plan: LabPlan, stop: impl Fn() -> bool, mut print: impl FnMut(&str)) -> Result<(), HostError> {
         let ended = || HostError::Inside("its thread ended".into());
+        let uml = uml_folder(&plan);
         self.plans.send(plan).map_err(|_| ended())?;
         let mut child = self.started.recv().map_err(|_| ended())??;
-        relay(&mut child, &stop, &mut print)
+        let outcome = relay(&mut child, &stop, &mut print);
+        // Not there without user-mode Linux.
+        let _ = std::fs::remove_dir_all(uml);
+        outcome
     }
+}
+
+/// Where user-mode Linux keeps its console's socket; by default it leaves one in the home folder at every start.
+fn uml_folder(plan: &LabPlan) -> PathBuf {
+    plan.out.join("uml")
 }
 
 fn plan_target(plan: &LabPlan) -> SocketAddr {
@@ -181,7 +190,7 @@ fn start(plan: &LabPlan) -> Result<Child, HostError> {
     let text = serde_json::to_string_pretty(plan).map_err(|e| file_error(e.to_string()))?;
     std::fs::write(&path, text).map_err(|e| file_error(e.to_string()))?;
     let exe = std::env::current_exe().map_err(|e| file_error(e.to_string()))?;
-    let mut command = if plan.uml { uml_command(&exe, &path) } else { netns_command(&exe, &path) };
+    let mut command = if plan.uml { uml_command(&exe, &path, &uml_folder(plan)) } else { netns_command(&exe, &path) };
     // A group of its own: Ctrl-C at the terminal is for this process, which then ends the inside in order.
     command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let shown = format!("{command:?}");
@@ -202,10 +211,10 @@ fn netns_command(exe: &Path, plan: &Path) -> Command {
     command
 }
 
-fn uml_command(exe: &Path, plan: &Path) -> Command {
+fn uml_command(exe: &Path, plan: &Path, folder: &Path) -> Command {
     let mut command = jailed();
     command.args(["linux.uml", "mem=1536M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "rw"]);
-    command.arg(format!("init={}", exe.display()));
+    command.arg(format!("init={}", exe.display())).arg(format!("uml_dir={}/", folder.display()));
     command.args(["vec0:transport=tap,ifname=tap0,depth=128", "con=null", "con0=fd:0,fd:1", "quiet"]);
     command.args(["--", "lab", "inside"]).arg(plan);
     // Its memory is a file in TMPDIR: a tmpfs makes it memory indeed.
