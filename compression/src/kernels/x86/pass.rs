@@ -107,7 +107,8 @@ fn run_avx512<const MODE: u8>(buffers: Buffers<'_>, found: &mut Candidates) -> F
     let (mask, floor) = (_mm512_set1_epi32(KEY_MASK as i32), _mm512_set1_epi32(buffers.floor as i32));
     let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     let (mut energy, mut sums, mut max, mut from) = (0.0, [0.0f64; 8], _mm512_setzero_si512(), 0);
-    if MODE == READ && buffers.floor > KEY_MASK {
+    // What comes from memory comes fastest in one stream.
+    if MODE == READ && buffers.floor > KEY_MASK && whole < STREAMED {
         let seen = pairs(buffers.gradient, BLOCK, |of| energy += of);
         (max, from) = (_mm512_set1_epi32(seen as i32), buffers.gradient.len() / (2 * BLOCK) * (2 * BLOCK));
     }
