@@ -243,10 +243,11 @@ function showCharts(intervals, progress) {
   draw("chart-loss", training, { ...common, format: share, formatRight: percent, empty: "The trainers have reported no loss yet." });
 }
 
-/** The range of gains of each compressor. */
+/** The range of gains of each compressor, of one rank that selects for all apart from ranks that select for themselves. */
 function gains(outcomes) {
   const by = new Map();
-  for (const o of outcomes) by.set(o.strategy.compressor, [...(by.get(o.strategy.compressor) || []), o]);
+  const selector = ({ compressor, selection }) => (selection ? `${compressor}:${selection}` : compressor);
+  for (const o of outcomes) by.set(selector(o.strategy), [...(by.get(selector(o.strategy)) || []), o]);
   return [...by].map(([name, found]) => {
     found.sort((a, b) => a.strategy.cr - b.strategy.cr);
     const [low, high] = [found[0], found[found.length - 1]];
