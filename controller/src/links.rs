@@ -190,7 +190,7 @@ pub(crate) mod tests {
         let (src, dst) = (node("a"), node("b"));
         let bandwidth_bps = 3.6e6;
         let test = TestRow { src, dst, bandwidth_bps, previous_bps: None, received: Timestamp(0), latency_us: None };
-        let doubted = &merge(&rows, &[test.clone()], Timestamp(1_500_000))[&(node("a"), node("b"))];
+        let doubted = &merge(&rows, std::slice::from_ref(&test), Timestamp(1_500_000))[&(node("a"), node("b"))];
         assert!(contradicted(&test, doubted) && doubted.bandwidth_confidence <= DOUBTED);
         assert_eq!(shown(3e7, Some(3e7)), Some(9.5e7), "a job may take two thirds of the link from a test");
     }
