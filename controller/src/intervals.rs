@@ -56,6 +56,10 @@ pub struct Prediction {
 /// Newest intervals of the strategy in force that say what it takes.
 pub const NEWEST: usize = 5;
 
+/// What intervals took against the model is a property of the strategy up to this factor; beyond it they had a change of
+/// the network in them that the model had not seen yet, and it must not be counted twice.
+const MOST_FACTOR: f64 = 2.0;
+
 impl Prediction {
     /// Corrected by what the strategy's own newest intervals took against the model: while links count as unmoved
     /// (the model's word for now is within `link_change` of its words for then) they take what they took, scatter
@@ -71,7 +75,8 @@ impl Prediction {
         let Some((taken, said)) = taken.zip(said) else { return self };
         let moved = self.model_sync_us / said;
         let unmoved = moved <= 1.0 + link_change && moved >= 1.0 / (1.0 + link_change);
-        let sync_us = if unmoved { taken } else { taken * moved };
+        let own_factor = (taken / said).clamp(1.0 / MOST_FACTOR, MOST_FACTOR);
+        let sync_us = if unmoved { taken } else { self.model_sync_us * own_factor };
         Self { sync_us, step_us: self.step_us + sync_us - self.sync_us, ..self }
     }
 }
@@ -319,6 +324,13 @@ mod tests {
         // Intervals of another decision say nothing.
         assert_eq!(corrected(&scattered[..1], 1e-4), now(1e-4));
         assert_eq!(corrected(&[], 1e-4), now(1e-4));
+        // They took a hundred times as long as modelled since the network had changed, and now the model knows it.
+        let late: Vec<IntervalRow> = scattered
+            .iter()
+            .map(|row| IntervalRow { measured_sync_us: 100.0 * row.measured_sync_us, ..row.clone() })
+            .collect();
+        let p = corrected(&late, 1e-1);
+        assert!((p.sync_us / p.model_sync_us - MOST_FACTOR).abs() < 1e-9, "{p:?}");
     }
 
     #[test]
