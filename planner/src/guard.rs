@@ -98,11 +98,14 @@ impl Look<'_> {
     fn culprit(&self, m: &Measured) -> Scope {
         let p = &self.costs.in_force.what;
         let (sync, comp) = (m.t_sync.get() - p.t_sync.get(), m.t_comp.get() - p.t_comp.get());
-        match sync.max(comp) > 0.0 {
-            _ if p.strategy.is_dense() => Scope::Collective,
-            false => Scope::Gain,
-            true if sync >= comp => Scope::Collective,
-            true => Scope::Compressor,
+        if p.strategy.is_dense() {
+            Scope::Collective
+        } else if sync.max(comp) <= 0.0 {
+            Scope::Gain
+        } else if sync >= comp {
+            Scope::Collective
+        } else {
+            Scope::Compressor
         }
     }
 

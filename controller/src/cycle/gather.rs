@@ -156,11 +156,14 @@ fn profiles(trials: &[TrialRow], reports: &[TrialReportRow]) -> Profiles {
     }
     let mut by_selector: BTreeMap<Selector, Vec<ProfilePoint>> = BTreeMap::new();
     for ((selector, ratio), (_, sum)) in &points {
-        let flattered = match selector.selection {
-            None => 1.0,
-            Some(_) => points.get(&(selector.compressor.into(), *ratio)).map_or(1.0, |(_, own)| own.flattered()),
+        // Shadows select for themselves. One rank that selects for all is known from the trial alone, which flatters it
+        // as it flatters the others.
+        let own = || points.get(&(selector.compressor.into(), *ratio));
+        let gain = match selector.selection {
+            None => sum.own(),
+            Some(_) => sum.live().powf(own().map_or(1.0, |(_, own)| own.flattered())),
         };
-        by_selector.entry(*selector).or_default().extend(sum.point(selector, flattered));
+        by_selector.entry(*selector).or_default().extend(sum.point(gain));
     }
     let build = |(selector, points)| Some((selector, Profile::new(points).ok()?));
     let by_selector: BTreeMap<_, _> = by_selector.into_iter().filter_map(build).collect();
@@ -173,9 +176,7 @@ fn profiles(trials: &[TrialRow], reports: &[TrialReportRow]) -> Profiles {
 #[derive(Debug, Clone, Copy, Default)]
 struct Sum {
     cr: f64,
-    /// In the trial itself.
     live: f64,
-    /// In the shadow where there is one, of a rank that selects for itself; else in the trial.
     own: f64,
     comp_us: f64,
     weight: f64,
@@ -191,19 +192,23 @@ impl Sum {
         self.weight += weight;
     }
 
+    /// Mean gain in the trial itself.
+    fn live(&self) -> f64 {
+        self.live / self.weight
+    }
+
+    /// Mean gain in the shadow where there is one, of a rank that selects for itself; else in the trial.
+    fn own(&self) -> f64 {
+        self.own / self.weight
+    }
+
     /// The power by which the trial's gain is brought to the shadow's, which has run for longer.
     fn flattered(&self) -> f64 {
-        let (live, own) = (self.live / self.weight, self.own / self.weight);
+        let (live, own) = (self.live(), self.own());
         if live < 1.0 && own < 1.0 { (own.ln() / live.ln()).max(1.0) } else { 1.0 }
     }
 
-    /// Shadows select for themselves. One rank that selects for all is known from the trial alone, which flatters it
-    /// as it flatters the others.
-    fn point(&self, selector: &Selector, flattered: f64) -> Option<ProfilePoint> {
-        let gain = match selector.selection {
-            None => self.own / self.weight,
-            Some(_) => (self.live / self.weight).powf(flattered),
-        };
+    fn point(&self, gain: f64) -> Option<ProfilePoint> {
         Some(ProfilePoint {
             cr: CompressionRatio::new(self.cr).ok()?,
             gain: Gain::new(gain.min(1.0)).ok()?,
