@@ -75,6 +75,16 @@ __device__ __forceinline__ double sum_of(const double* partials, u32 count) {
   return block_sum(sum);
 }
 
+// The sum over all blocks, always added in the same order: true, and with the sum, in one thread of the last of them, which
+// goes on with it; false everywhere else.
+__device__ __forceinline__ bool last_sum(double* sum, double* partials, u32* done) {
+  *sum = block_sum(*sum);
+  if (threadIdx.x == 0) partials[blockIdx.x] = *sum;
+  if (!last_block(done)) return false;
+  *sum = sum_of(partials, gridDim.x);
+  return threadIdx.x == 0;
+}
+
 // Where the rank-th largest lies, ranks from 1: its bin, how many lie in the bins above, how many in it.
 struct Bin { u32 bin, above, count; };
 

@@ -5,11 +5,7 @@
 
 // The last block adds up what was sent.
 __device__ __forceinline__ void finish(double sent, u64 bytes, State* s, Outcome* o, Partials* p) {
-  sent = block_sum(sent);
-  if (threadIdx.x == 0) p->extra[blockIdx.x] = sent;
-  if (!last_block(s->done + 1)) return;
-  sent = sum_of(p->extra, gridDim.x);
-  if (threadIdx.x != 0) return;
+  if (!last_sum(&sent, p->extra, s->done + 1)) return;
   o->sent = sent;
   o->bytes = bytes;
 }

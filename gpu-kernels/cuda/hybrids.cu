@@ -14,11 +14,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) list_norm(const float* val
     const double wide = (double)values[j];
     sum += mean ? fabs(wide) : wide * wide;
   }
-  sum = block_sum(sum);
-  if (threadIdx.x == 0) p->sum[blockIdx.x] = sum;
-  if (!last_block(s->done + 1)) return;
-  sum = sum_of(p->sum, gridDim.x);
-  if (threadIdx.x != 0) return;
+  if (!last_sum(&sum, p->sum, s->done + 1)) return;
   const double norm = mean ? sum / (double)(k == 0 ? 1 : k) : sqrt(sum);
   o->norm = o->refused ? 0.0f : (float)(norm < LARGEST ? norm : LARGEST);
 }

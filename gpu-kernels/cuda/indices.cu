@@ -19,11 +19,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gather(float* fed, u32 n, 
     values[j] = value;
     sent += (double)value * (double)value;
   }
-  sent = block_sum(sent);
-  if (threadIdx.x == 0) p->extra[blockIdx.x] = sent;
-  if (!last_block(s->done + 6)) return;
-  sent = sum_of(p->extra, gridDim.x);
-  if (threadIdx.x != 0) return;
+  if (!last_sum(&sent, p->extra, s->done + 6)) return;
   o->sent = sent;
   o->kept = k;
   o->bytes = 4 * (u64)k;

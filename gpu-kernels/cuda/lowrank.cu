@@ -49,11 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) power_right(const float* w
 
 // A layer's part of what is sent, added to the layers' before. By all blocks.
 __device__ __forceinline__ void add_sent(double sent, u64 bytes, State* s, Outcome* o, Partials* p) {
-  sent = block_sum(sent);
-  if (threadIdx.x == 0) p->extra[blockIdx.x] = sent;
-  if (!last_block(s->done + 1)) return;
-  sent = sum_of(p->extra, gridDim.x);
-  if (threadIdx.x != 0) return;
+  if (!last_sum(&sent, p->extra, s->done + 1)) return;
   o->sent += sent;
   o->bytes += bytes;
 }

@@ -194,37 +194,46 @@ __device__ __forceinline__ Places places_of(u32 n, u32 tags, u64 two, u32 wholes
           wholes + 4 * ((u64)wholes_before + wide - own.wholes)};
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) put_sizes(float* fed, const float* memory, u32 n, u8* payload,
-                                                                u32 bound, u32 skipped, const u64* tiles,
-                                                                const double* wholes, State* s, Outcome* o, Partials* p) {
-  const Sizes sizes = {bound, skipped};
-  const bool refused = o->refused != 0;
+// Every value with its tag, and where the next of its kind lies.
+template <typename Each>
+__device__ __forceinline__ void each_tagged(u32 n, const u8* payload, const u64* tiles, const double* wholes, const State* s,
+                                            Each each) {
   const u32 words = n / EACH + (n % EACH != 0), tile_count = words / THREADS + (words % THREADS != 0);
-  double sent = 0.0;
   for (u32 tile = blockIdx.x; tile < tile_count; tile += gridDim.x) {
     const u32 word = tile * THREADS + threadIdx.x;
     const u32 tags = word < words ? load_tags(payload, n, word) : 0;
     Places at = places_of(n, tags, tiles[tile], (u32)wholes[tile], s);
     for (u32 c = 0; c < EACH; c++) {
-      const u32 i = EACH * word + c, tag = tags >> (2 * c) & 3u;
+      const u32 i = EACH * word + c;
       if (word >= words || i >= n) break;
-      if (refused) fed[i] = before(memory, i);
-      if (tag == 0) continue;
-      const float x = fed[i], scale = sizes.scale(tag);
-      const u32 sign = bits_of(x) >> 31, whole = tag == 3 ? 0 : (u32)(fabsf(x) * scale);
-      float value = tag == 3 ? x : (float)whole / scale;
-      if (tag != 3 && sign) value = -value;
-      if (tag == 1) payload[at.eights++] = (u8)(whole | sign << 7);
-      if (tag == 2) {
-        const u32 half = whole | sign << 15;
-        for (u32 j = 0; j < 2; j++) payload[at.sixteens++] = (u8)(half >> (8 * j));
-      }
-      if (tag == 3)
-        for (u32 j = 0; j < 4; j++) payload[at.wholes++] = (u8)(bits_of(x) >> (8 * j));
-      sent += (double)value * (double)value;
-      fed[i] = x + value * -1.0f;
+      each(i, tags >> (2 * c) & 3u, at);
     }
   }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) put_sizes(float* fed, const float* memory, u32 n, u8* payload,
+                                                                u32 bound, u32 skipped, const u64* tiles,
+                                                                const double* wholes, State* s, Outcome* o, Partials* p) {
+  const Sizes sizes = {bound, skipped};
+  const bool refused = o->refused != 0;
+  double sent = 0.0;
+  each_tagged(n, payload, tiles, wholes, s, [=, &sent](u32 i, u32 tag, Places& at) {
+    if (refused) fed[i] = before(memory, i);
+    if (tag == 0) return;
+    const float x = fed[i], scale = sizes.scale(tag);
+    const u32 sign = bits_of(x) >> 31, whole = tag == 3 ? 0 : (u32)(fabsf(x) * scale);
+    float value = tag == 3 ? x : (float)whole / scale;
+    if (tag != 3 && sign) value = -value;
+    if (tag == 1) payload[at.eights++] = (u8)(whole | sign << 7);
+    if (tag == 2) {
+      const u32 half = whole | sign << 15;
+      for (u32 j = 0; j < 2; j++) payload[at.sixteens++] = (u8)(half >> (8 * j));
+    }
+    if (tag == 3)
+      for (u32 j = 0; j < 4; j++) payload[at.wholes++] = (u8)(bits_of(x) >> (8 * j));
+    sent += (double)value * (double)value;
+    fed[i] = x + value * -1.0f;
+  });
   finish(sent, ((u64)n + 3) / 4 + s->above + 2 * (u64)s->band + 4 * (u64)s->listed, s, o, p);
 }
 
@@ -234,22 +243,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) add_sizes(float* out, u32 
   const Sizes sizes = {bound, skipped};
   // A payload that says more than it holds means zeros.
   if (((u64)n + 3) / 4 + s->above + 2 * (u64)s->band + 4 * (u64)s->listed > room) return;
-  const u32 words = n / EACH + (n % EACH != 0), tile_count = words / THREADS + (words % THREADS != 0);
-  for (u32 tile = blockIdx.x; tile < tile_count; tile += gridDim.x) {
-    const u32 word = tile * THREADS + threadIdx.x;
-    const u32 tags = word < words ? load_tags(payload, n, word) : 0;
-    Places at = places_of(n, tags, tiles[tile], (u32)wholes[tile], s);
-    for (u32 c = 0; c < EACH; c++) {
-      const u32 i = EACH * word + c, tag = tags >> (2 * c) & 3u;
-      if (word >= words || i >= n) break;
-      if (tag == 0) continue;
-      u64& from = tag == 1 ? at.eights : tag == 2 ? at.sixteens : at.wholes;
-      const u32 bytes = tag == 3 ? 4 : tag;
-      u32 bits = 0;
-      for (u32 j = 0; j < bytes; j++) bits |= (u32)payload[from++] << (8 * j);
-      const u32 sign = tag == 3 ? 0 : bits >> (8 * bytes - 1);
-      float value = tag == 3 ? float_of(bits) : (float)(bits & ((1u << (8 * bytes - 1)) - 1)) / sizes.scale(tag);
-      out[i] += (sign ? -value : value) * by;
-    }
-  }
+  each_tagged(n, payload, tiles, wholes, s, [=](u32 i, u32 tag, Places& at) {
+    if (tag == 0) return;
+    u64& from = tag == 1 ? at.eights : tag == 2 ? at.sixteens : at.wholes;
+    const u32 bytes = tag == 3 ? 4 : tag;
+    u32 bits = 0;
+    for (u32 j = 0; j < bytes; j++) bits |= (u32)payload[from++] << (8 * j);
+    const u32 sign = tag == 3 ? 0 : bits >> (8 * bytes - 1);
+    float value = tag == 3 ? float_of(bits) : (float)(bits & ((1u << (8 * bytes - 1)) - 1)) / sizes.scale(tag);
+    out[i] += (sign ? -value : value) * by;
+  });
 }

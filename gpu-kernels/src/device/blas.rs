@@ -6,7 +6,7 @@ use super::{Device, Gpu, OnStream, Span};
 use crate::error::{BlasError, LaunchError, LoadError, Version};
 use crate::low_rank::{Gemm, Sgemm};
 use libloading::Library;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -113,17 +113,8 @@ impl Cublas {
         let function = unsafe { self.library.get::<F>(name.as_bytes()) }.map_err(|error| format!("{name}: {error}"))?;
         match with(*function) {
             0 => Ok(()),
-            status => Err(format!("{name} says {}", self.status_name(status))),
-        }
-    }
-
-    fn status_name(&self, status: Status) -> String {
-        type Name = unsafe extern "C" fn(Status) -> *const c_char;
-        // SAFETY: as above; it answers a string that is never freed.
-        unsafe {
-            match self.library.get::<Name>(b"cublasGetStatusName") {
-                Ok(name) => CStr::from_ptr(name(status)).to_string_lossy().into_owned(),
-                Err(_) => format!("status {status}"),
+            status => {
+                Err(format!("{name} says {}", library::status_name(&self.library, c"cublasGetStatusName", status)))
             }
         }
     }

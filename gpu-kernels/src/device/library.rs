@@ -1,6 +1,7 @@
 //! Libraries of CUDA that are looked for where `pip` puts them, which no dynamic linker does.
 
 use libloading::Library;
+use std::ffi::{CStr, c_char, c_int};
 use std::path::{Path, PathBuf};
 
 /// Where a library may be.
@@ -63,6 +64,19 @@ pub(super) fn first_of(candidates: &[PathBuf]) -> Result<Option<(Library, &Path)
         }
     }
     Ok(None)
+}
+
+/// A status in the library's own words, by its function `named`: one that takes the status and answers a string that is
+/// never freed.
+pub(super) fn status_name(library: &Library, named: &CStr, status: c_int) -> String {
+    type Name = unsafe extern "C" fn(c_int) -> *const c_char;
+    // SAFETY: both functions that are asked for here (cuBLAS' and NVRTC's) have this signature in their headers.
+    unsafe {
+        match library.get::<Name>(named.to_bytes_with_nul()) {
+            Ok(name) => CStr::from_ptr(name(status)).to_string_lossy().into_owned(),
+            Err(_) => format!("status {status}"),
+        }
+    }
 }
 
 /// For people.

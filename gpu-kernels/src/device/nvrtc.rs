@@ -5,7 +5,7 @@ use super::library::{self, Place};
 use crate::error::{LoadError, Version};
 use crate::{Arch, Module, source};
 use libloading::Library;
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CString, c_char, c_int};
 use std::path::{Path, PathBuf};
 
 type Program = *mut std::ffi::c_void;
@@ -156,17 +156,8 @@ impl Nvrtc {
             unsafe { self.library.get::<F>(name.as_bytes()) }.map_err(|error| bad(format!("{name}: {error}")))?;
         match with(*function) {
             0 => Ok(()),
-            status => Err(bad(format!("{name} says {}", self.status_name(status)))),
-        }
-    }
-
-    fn status_name(&self, status: Status) -> String {
-        type Name = unsafe extern "C" fn(Status) -> *const c_char;
-        // SAFETY: as above; it answers a string that is never freed.
-        unsafe {
-            match self.library.get::<Name>(b"nvrtcGetErrorString") {
-                Ok(name) => CStr::from_ptr(name(status)).to_string_lossy().into_owned(),
-                Err(_) => format!("status {status}"),
+            status => {
+                Err(bad(format!("{name} says {}", library::status_name(&self.library, c"nvrtcGetErrorString", status))))
             }
         }
     }
