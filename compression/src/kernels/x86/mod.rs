@@ -16,20 +16,17 @@ pub(super) fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
 }
 
-/// AVX-512 Foundation.
+/// AVX-512 with bytes, words and double words, in all lengths, and what every processor with these has: counts of bits.
 pub(super) fn has_avx512() -> bool {
-    is_x86_feature_detected!("avx512f")
+    let words = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq");
+    let counts =
+        is_x86_feature_detected!("popcnt") && is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("bmi2");
+    is_x86_feature_detected!("avx512f") && words && is_x86_feature_detected!("avx512vl") && counts
 }
 
-/// AVX-512 with bytes, words and double words, in all lengths.
-fn has_avx512_words() -> bool {
-    let rest = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq");
-    has_avx512() && rest && is_x86_feature_detected!("avx512vl")
-}
-
-/// [`has_avx512_words`] and permutations of bytes.
+/// [`has_avx512`] and permutations of bytes.
 fn has_avx512_bytes() -> bool {
-    has_avx512_words() && is_x86_feature_detected!("avx512vbmi")
+    has_avx512() && is_x86_feature_detected!("avx512vbmi")
 }
 
 /// The pass with AVX2, or the portable one on processors without.
@@ -46,7 +43,7 @@ pub(super) fn feed_avx512(feed: Feed<'_>, found: &mut Candidates) -> Fed {
     if !has_avx512() {
         return portable::feed(feed, found);
     }
-    // SAFETY: the processor has avx512f.
+    // SAFETY: the processor has these.
     unsafe { pass::avx512(feed, found) }
 }
 
@@ -66,7 +63,7 @@ pub(super) fn signs_avx2(x: &[f32], bits: &mut [u8]) -> Sums {
 pub(super) fn signs_avx512<const MAGNITUDES: bool>(x: &[f32], bits: &mut [u8]) -> Sums {
     let mut sums = Sums::default();
     let done = match has_avx512() {
-        // SAFETY: the processor has avx512f.
+        // SAFETY: the processor has these.
         true => unsafe { signs::avx512::<MAGNITUDES>(x, bits, &mut sums) },
         false => 0,
     };
@@ -79,7 +76,7 @@ pub(super) fn decayed_signs_avx512(decayed: Decayed<'_>, fed: &mut Fed) -> usize
     let n = decayed.x.len();
     assert!(decayed.momentum.len() == n && decayed.next.len() == n, "slices of one length");
     match has_avx512() {
-        // SAFETY: the processor has avx512f.
+        // SAFETY: the processor has these.
         true => unsafe { signs::decayed_avx512(decayed, fed) },
         false => 0,
     }
@@ -87,14 +84,14 @@ pub(super) fn decayed_signs_avx512(decayed: Decayed<'_>, fed: &mut Fed) -> usize
 
 /// Statistics of two parts of `len` values, a multiple of 16, where vectors do both at once.
 pub(super) fn stats_of_two_avx512(x: &[f32], len: usize) -> Option<[Fed; 2]> {
-    // SAFETY: the processor has avx512f.
+    // SAFETY: the processor has these.
     has_avx512().then(|| unsafe { pass::two(x, len) })
 }
 
 /// Adds ±value where whole vectors of values are left, and answers to how many; on processors without AVX-512 to none.
 pub(super) fn add_signs_avx512(bits: &[u8], value: f32, out: &mut [f32]) -> usize {
     match has_avx512() {
-        // SAFETY: the processor has avx512f.
+        // SAFETY: the processor has these.
         true => unsafe { signs::add_avx512(bits, value, out) },
         false => 0,
     }
@@ -102,8 +99,8 @@ pub(super) fn add_signs_avx512(bits: &[u8], value: f32, out: &mut [f32]) -> usiz
 
 /// Rounds the first values; none on processors without these vectors.
 pub(super) fn round_avx512(rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> usize {
-    match has_avx512_words() {
-        // SAFETY: the processor has all four.
+    match has_avx512() {
+        // SAFETY: the processor has these.
         true => unsafe { rounding::round(rounding, values, squares) },
         false => 0,
     }
@@ -111,8 +108,8 @@ pub(super) fn round_avx512(rounding: Rounding, values: Rounded<'_>, squares: &mu
 
 /// Rounds the first values to powers of two; none on processors without these vectors.
 pub(super) fn round_to_powers_avx512(values: Rounded<'_>, signs: &mut [u8], squares: (f32, &mut Squares)) -> usize {
-    match has_avx512_words() {
-        // SAFETY: the processor has all four.
+    match has_avx512() {
+        // SAFETY: the processor has these.
         true => unsafe { rounding::to_powers(values, signs, squares) },
         false => 0,
     }
@@ -120,8 +117,8 @@ pub(super) fn round_to_powers_avx512(values: Rounded<'_>, signs: &mut [u8], squa
 
 /// Adds the first powers of two; none on processors without these vectors.
 pub(super) fn add_powers_avx512(exponents: &[u8], signs: &[u8], target: (f32, &mut [f32])) -> usize {
-    match has_avx512_words() {
-        // SAFETY: the processor has all four.
+    match has_avx512() {
+        // SAFETY: the processor has these.
         true => unsafe { rounding::add_powers(exponents, signs, target) },
         false => 0,
     }
@@ -130,7 +127,7 @@ pub(super) fn add_powers_avx512(exponents: &[u8], signs: &[u8], target: (f32, &m
 /// Packs the first codes; none on processors without these vectors.
 pub(super) fn pack_avx512(codes: &[u8], width: u32, out: &mut [u8]) -> usize {
     match has_avx512_bytes() {
-        // SAFETY: the processor has avx512f, avx512bw and avx512vbmi.
+        // SAFETY: the processor has these and avx512vbmi.
         true => unsafe { pack::pack(codes, width, out) },
         false => 0,
     }
@@ -139,7 +136,7 @@ pub(super) fn pack_avx512(codes: &[u8], width: u32, out: &mut [u8]) -> usize {
 /// Unpacks the first codes; none on processors without these vectors.
 pub(super) fn unpack_avx512(packed: &[u8], width: u32, codes: &mut [u8]) -> (usize, u8) {
     match has_avx512_bytes() {
-        // SAFETY: the processor has avx512f, avx512bw and avx512vbmi.
+        // SAFETY: the processor has these and avx512vbmi.
         true => unsafe { pack::unpack(packed, width, codes) },
         false => (0, 0),
     }
@@ -156,10 +153,10 @@ pub(super) fn work_avx2<W: Work>(work: W) -> W::Output {
 
 /// A loop compiled for AVX-512 with bytes, words and double words, or for AVX2 on processors without.
 pub(super) fn work_avx512<W: Work>(work: W) -> W::Output {
-    if !has_avx512_words() {
+    if !has_avx512() {
         return work_avx2(work);
     }
-    // SAFETY: the processor has all four.
+    // SAFETY: the processor has these.
     unsafe { inside_avx512(work) }
 }
 

@@ -3,6 +3,7 @@
 use super::super::portable::{self, BLOCK};
 use super::super::{Added, Candidates, Fed, Feed, KEY_MASK, SLACK};
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 /// From here on what is written goes past the caches: it would push out what is read, and be gone itself before it is
 /// needed. Three buffers of 16 MiB fill the last level of most processors.
@@ -88,7 +89,7 @@ impl<'a> Buffers<'a> {
     }
 }
 
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,popcnt,bmi1,bmi2")]
 pub(super) fn avx512(feed: Feed<'_>, found: &mut Candidates) -> Fed {
     let (buffers, mode) = Buffers::new(feed);
     match mode {
@@ -98,67 +99,138 @@ pub(super) fn avx512(feed: Feed<'_>, found: &mut Candidates) -> Fed {
     }
 }
 
-#[target_feature(enable = "avx512f")]
-fn run_avx512<const MODE: u8>(buffers: Buffers<'_>, found: &mut Candidates) -> Fed {
-    const LANES: usize = 16;
+#[target_feature(enable = "avx512f,avx512bw,popcnt,bmi1,bmi2")]
+fn run_avx512<const MODE: u8>(mut buffers: Buffers<'_>, found: &mut Candidates) -> Fed {
     let whole = buffers.gradient.len() / LANES * LANES;
     assert!(MODE == READ || (buffers.residual.len() >= whole && buffers.fed.len() >= whole));
-    let (beta, gamma) = (_mm512_set1_ps(buffers.weights.0), _mm512_set1_ps(buffers.weights.1));
-    let (mask, floor) = (_mm512_set1_epi32(KEY_MASK as i32), _mm512_set1_epi32(buffers.floor as i32));
-    let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    let (mut energy, mut sums, mut max, mut from) = (0.0, [0.0f64; 8], _mm512_setzero_si512(), 0);
+    let (mut seen, mut sink, mut from) = (Seen::new(), Sink::new(found), 0);
     // What comes from memory comes fastest in one stream.
     if MODE == READ && buffers.floor > KEY_MASK && whole < STREAMED {
-        let seen = pairs(buffers.gradient, BLOCK, |of| energy += of);
-        (max, from) = (_mm512_set1_epi32(seen as i32), buffers.gradient.len() / (2 * BLOCK) * (2 * BLOCK));
+        let max = pairs(buffers.gradient, BLOCK, |of| seen.energy += of);
+        (seen.max, from) = (_mm512_set1_epi32(max as i32), buffers.gradient.len() / (2 * BLOCK) * (2 * BLOCK));
     }
-    let mut sink = Sink::new(found);
     for start in (from..whole).step_by(BLOCK) {
-        let end = whole.min(start + BLOCK);
-        let mut squares = _mm512_setzero_pd();
-        for at in (start..end).step_by(LANES) {
-            // SAFETY: at + LANES <= whole, which is within the slices that are used (asserted above).
-            let value = unsafe {
-                let mut value = _mm512_loadu_ps(buffers.gradient.as_ptr().add(at));
-                if MODE != READ {
-                    let held = _mm512_loadu_ps(buffers.residual.as_ptr().add(at));
-                    value = _mm512_add_ps(_mm512_mul_ps(beta, held), _mm512_mul_ps(gamma, value));
-                    let to = buffers.fed.as_mut_ptr().add(at);
-                    if MODE == STREAM { stream512(to, value) } else { _mm512_storeu_ps(to, value) }
-                }
-                value
-            };
-            squares = add_squares(squares, value);
-            let bits = _mm512_castps_si512(value);
-            let key = _mm512_and_si512(bits, mask);
-            max = _mm512_max_epu32(max, key);
-            let hits = _mm512_cmpge_epu32_mask(key, floor);
-            if hits != 0
-                && let Some((indices, values)) = sink.slots(LANES)
-            {
-                let index = _mm512_add_epi32(lane, _mm512_set1_epi32(at as i32));
-                // Compressing in a register and storing all lanes is far faster than a compressing store on some processors.
-                // SAFETY: `slots` answered room for LANES values at each.
-                unsafe {
-                    _mm512_storeu_si512(indices.cast(), _mm512_maskz_compress_epi32(hits, index));
-                    _mm512_storeu_si512(values.cast(), _mm512_maskz_compress_epi32(hits, bits));
-                }
-                sink.len += hits.count_ones() as usize;
-            }
-        }
-        // SAFETY: an array of the size of the vector.
-        unsafe { _mm512_storeu_pd(sums.as_mut_ptr(), squares) };
-        if end - start == BLOCK {
-            energy += sums.iter().sum::<f64>();
-            sums = [0.0; 8];
-        }
+        let mut hits = [0; BLOCK / LANES];
+        look::<MODE>(&mut buffers, start..whole.min(start + BLOCK), &mut seen, &mut hits);
+        keep::<MODE>(&buffers, start, &hits, &mut sink);
     }
     if MODE == STREAM {
         _mm_sfence();
     }
     (found.len, found.overflowed) = (sink.len, sink.overflowed);
-    let max_key = _mm512_reduce_max_epu32(max);
-    buffers.finish(whole, (sums, found), Fed { energy, max_key })
+    let out = Fed { energy: seen.energy, max_key: _mm512_reduce_max_epu32(seen.max) };
+    buffers.finish(whole, (seen.sums, found), out)
+}
+
+/// Values per vector.
+const LANES: usize = 16;
+
+/// What the values so far add up to.
+struct Seen {
+    /// Of whole blocks.
+    energy: f64,
+    /// Of the last block, while it is short.
+    sums: [f64; 8],
+    max: __m512i,
+}
+
+impl Seen {
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn new() -> Self {
+        Self { energy: 0.0, sums: [0.0; 8], max: _mm512_setzero_si512() }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn add(&mut self, squares: __m512d, len: usize) {
+        // SAFETY: an array of the size of the vector.
+        unsafe { _mm512_storeu_pd(self.sums.as_mut_ptr(), squares) };
+        if len == BLOCK {
+            self.energy += self.sums.iter().sum::<f64>();
+            self.sums = [0.0; 8];
+        }
+    }
+}
+
+/// The values that are looked at from `at` on.
+///
+/// # Safety
+/// at + 16 <= the length of the slices.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn values_at<const MODE: u8>(buffers: &Buffers<'_>, at: usize) -> __m512 {
+    let (beta, gamma) = (_mm512_set1_ps(buffers.weights.0), _mm512_set1_ps(buffers.weights.1));
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let value = _mm512_loadu_ps(buffers.gradient.as_ptr().add(at));
+        if MODE == READ {
+            return value;
+        }
+        let held = _mm512_loadu_ps(buffers.residual.as_ptr().add(at));
+        _mm512_add_ps(_mm512_mul_ps(beta, held), _mm512_mul_ps(gamma, value))
+    }
+}
+
+/// Feeds and adds up whole vectors, at most a block; a bit of `hits` for each value that reaches the floor.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn look<const MODE: u8>(
+    buffers: &mut Buffers<'_>,
+    range: Range<usize>,
+    seen: &mut Seen,
+    hits: &mut [u16; BLOCK / LANES],
+) {
+    let (mask, floor) = (_mm512_set1_epi32(KEY_MASK as i32), _mm512_set1_epi32(buffers.floor as i32));
+    let (mut squares, mut max, len) = (_mm512_setzero_pd(), seen.max, range.len());
+    for (at, hits) in range.step_by(LANES).zip(hits) {
+        // SAFETY: the caller has these values in every slice that is used; past the caches they are aligned.
+        let value = unsafe {
+            let value = values_at::<MODE>(buffers, at);
+            let to = buffers.fed.as_mut_ptr().wrapping_add(at);
+            match MODE {
+                READ => {}
+                STORE => _mm512_storeu_ps(to, value),
+                _ => stream512(to, value),
+            }
+            value
+        };
+        squares = add_squares(squares, value);
+        let key = _mm512_and_si512(_mm512_castps_si512(value), mask);
+        max = _mm512_max_epu32(max, key);
+        *hits = _mm512_cmpge_epu32_mask(key, floor);
+    }
+    seen.max = max;
+    seen.add(squares, len);
+}
+
+/// Keeps a block's values that reached the floor. Apart from looking: there a branch would be guessed wrong every few
+/// vectors.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,popcnt,bmi1,bmi2")]
+fn keep<const MODE: u8>(buffers: &Buffers<'_>, start: usize, hits: &[u16; BLOCK / LANES], sink: &mut Sink<'_>) {
+    let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    let [low, high] = [0, BLOCK / LANES / 2].map(|from| {
+        // SAFETY: 32 numbers of 16 bits from there on.
+        let hits = unsafe { _mm512_loadu_si512(hits[from..from + 32].as_ptr().cast()) };
+        u64::from(_mm512_test_epi16_mask(hits, hits))
+    });
+    let mut vectors = low | high << 32;
+    while vectors != 0 {
+        let vector = vectors.trailing_zeros() as usize;
+        vectors &= vectors - 1;
+        let (at, hits) = (start + LANES * vector, hits[vector % (BLOCK / LANES)]);
+        let Some((indices, bits)) = sink.slots(LANES) else { return };
+        let index = _mm512_add_epi32(lane, _mm512_set1_epi32(at as i32));
+        // Compressing in a register and storing all lanes is far faster than a compressing store on some processors.
+        // SAFETY: these values were looked at, and `slots` answered room for LANES values at each.
+        unsafe {
+            let values = _mm512_castps_si512(values_at::<MODE>(buffers, at));
+            _mm512_storeu_si512(indices.cast(), _mm512_maskz_compress_epi32(hits, index));
+            _mm512_storeu_si512(bits.cast(), _mm512_maskz_compress_epi32(hits, values));
+        }
+        sink.len += hits.count_ones() as usize;
+    }
 }
 
 /// Adds 16 squares to eight sums, the lower eight before the upper: each adds in the order of positions.
