@@ -7,7 +7,7 @@ use crate::stats::{median, nearest_rank};
 pub(super) struct Rule {
     /// Share of the samples that must agree.
     pub(super) share: f64,
-    /// Values this much above the lowest one (as a share) still belong to the cluster once it is found.
+    /// Values this much above the lowest one (as a share) still support the cluster once it is found.
     pub(super) spread: f64,
     /// Values this much above belong in any case: the clock's and the scheduler's grain.
     pub(super) grain: f64,
@@ -16,9 +16,9 @@ pub(super) struct Rule {
 /// A cluster that was found.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Cluster {
-    /// Its median.
+    /// The median of its floor: of the values as near to the lowest as those are that found it.
     pub(super) value: f64,
-    /// How many samples it has.
+    /// How many samples agree with it.
     pub(super) support: usize,
 }
 
@@ -37,14 +37,17 @@ pub(super) fn lowest(values: &[f64], rule: Rule) -> Option<Cluster> {
     if sorted.len() < LEAST_SUPPORT {
         return median(&sorted).map(|value| Cluster { value, support: sorted.len() });
     }
-    let start = WIDTHS.iter().find_map(|width| first_supported(&sorted, need, *width, rule.grain));
-    let Some(start) = start else {
+    let found = WIDTHS.into_iter().find_map(|width| Some((first_supported(&sorted, need, width, rule.grain)?, width)));
+    let Some((start, width)) = found else {
         return nearest_rank(&sorted, FALLBACK_QUANTILE).map(|value| Cluster { value, support: LEAST_SUPPORT });
     };
-    let top = sorted[start] * (1.0 + rule.spread) + rule.grain;
-    let end = sorted.partition_point(|v| *v <= top);
-    let cluster = &sorted[start..end];
-    median(cluster).map(|value| Cluster { value, support: cluster.len() })
+    let within = |spread: f64| {
+        let top = sorted[start] * (1.0 + spread) + rule.grain;
+        &sorted[start..sorted.partition_point(|v| *v <= top)]
+    };
+    // What is slower than a sharp floor but agrees with it was slowed down a little: it is a witness, not the value.
+    let value = median(within(width.min(rule.spread)))?;
+    Some(Cluster { value, support: within(rule.spread).len() })
 }
 
 fn first_supported(sorted: &[f64], need: usize, width: f64, grain: f64) -> Option<usize> {
@@ -66,6 +69,16 @@ mod tests {
         let found = lowest(&values, RULE).unwrap();
         assert!((found.value - 1.0045).abs() < 1e-9, "{found:?}");
         assert_eq!(found.support, 10);
+    }
+
+    /// A floor of 10 with many samples that were slowed down a little: they do not move it, and they count as support.
+    #[test]
+    fn a_sharp_floor_is_the_value_of_a_wide_cluster() {
+        let mut values: Vec<f64> = (0..10).map(|i| 1.0 + 0.004 * f64::from(i)).collect();
+        values.extend((0..40).map(|i| 1.06 + 0.0009 * f64::from(i)));
+        let found = lowest(&values, RULE).unwrap();
+        assert!((found.value - 1.018).abs() < 1e-9, "{found:?}");
+        assert_eq!(found.support, 50);
     }
 
     #[test]
