@@ -71,13 +71,19 @@ pub struct Args {
     #[arg(long, value_name = "G", allow_hyphen_values = true, value_parser = parse_overlap, default_value_t = 1.0)]
     overlap: f64,
 
-    /// How one point of the front is chosen: time-to-quality (least step time / gain), knee or weights.
+    /// How one point of the front is chosen: time-to-quality (least time for the progress of a dense step), knee or
+    /// weights.
     #[arg(long, value_name = "NAME", default_value = "time-to-quality", value_parser = parse_policy)]
     policy: PolicyConfig,
 
     /// Least gain that time-to-quality accepts, 0 to 1.
     #[arg(long, value_name = "GAIN", allow_hyphen_values = true, value_parser = parse_floor)]
     gain_floor: Option<f64>,
+
+    /// Share of the work that error feedback does not make up for, 0 to 1: by time-to-quality the progress of a dense
+    /// step takes 1 - SHARE + SHARE / gain steps. 1: what is not sent is lost. Default 0.1.
+    #[arg(long, value_name = "SHARE", allow_hyphen_values = true, value_parser = parse_uncompensated)]
+    uncompensated: Option<f64>,
 
     /// Compressor: topk, lwtopk (by allgather only) or mstopk.
     #[arg(long, value_name = "NAME", default_value = "topk", value_parser = parse_compressor)]
@@ -88,8 +94,8 @@ pub struct Args {
     selection: Selection,
 
     /// Print JSON: {"costs": [...], "front": [...], "choice": {...}, "assumed": [...]}, times in seconds; with
-    /// --buckets also "solver", and "bucket_crs" in the choice and in each point of the front. "break_even_gain" is
-    /// the gain above which time-to-quality would prefer the row to dense; above 1 there is none.
+    /// --buckets also "solver", and "bucket_crs" in the choice and in each point of the front. "t_quality_s" is
+    /// the time for the progress of a dense step, "break_even_gain" the gain above which time-to-quality would prefer the row to dense; null where there is none.
     #[arg(long)]
     json: bool,
 }
@@ -181,6 +187,10 @@ fn parse_overlap(text: &str) -> Result<f64, String> {
     within(text, "overlap", 1.0, 10.0)
 }
 
+fn parse_uncompensated(text: &str) -> Result<f64, String> {
+    within(text, "uncompensated share", 0.0, 1.0)
+}
+
 fn parse_floor(text: &str) -> Result<f64, String> {
     within(text, "gain floor", 0.0, 1.0)
 }
@@ -255,16 +265,15 @@ impl Plan {
             None => plan.one(&space, &config)?,
             Some(buckets) => plan.each(args, &buckets, &space, &config)?,
         };
-        plan.break_even();
+        plan.compare_with_dense(&config.time_to_quality());
         Ok(plan)
     }
 
-    /// Dense keeps all gain, so t_step/gain is below its own from the gain t_step/t_step(dense) on: above 1, never.
-    fn break_even(&mut self) {
-        let dense = self.costs.iter().filter(|r| r.cr == 1.0).map(|r| r.t_step_s).fold(f64::INFINITY, f64::min);
-        let comparable = dense.is_finite() && dense > 0.0;
+    fn compare_with_dense(&mut self, policy: &TimeToQuality) {
+        let dense = self.costs.iter().filter(|r| r.cr == 1.0).map(|r| r.t_step_s).min_by(f64::total_cmp);
         for row in self.costs.iter_mut().chain(&mut self.front).chain([&mut self.choice]) {
-            row.break_even_gain = comparable.then(|| row.t_step_s / dense);
+            row.break_even_gain = dense.and_then(|dense| policy.break_even(row.t_step_s, dense));
+            row.t_quality_s = policy.seconds(row.t_step_s, row.gain);
         }
     }
 
@@ -333,8 +342,9 @@ struct Row {
     t_sync_s: f64,
     t_step_s: f64,
     gain: f64,
-    /// Least gain at which t_step/gain would be below the best dense one's; above 1 there is none. Absent where dense
-    /// takes no time.
+    /// For the progress of a dense step.
+    t_quality_s: f64,
+    /// Least gain at which time to quality would be that of the best dense one; absent where there is none.
     break_even_gain: Option<f64>,
     /// With buckets, each one's ratio.
     bucket_crs: Option<Vec<f64>>,
@@ -349,6 +359,7 @@ impl From<&Evaluated> for Row {
             t_sync_s: e.t_sync.get(),
             t_step_s: e.t_step.get(),
             gain: e.gain.get(),
+            t_quality_s: e.t_step.get(),
             break_even_gain: None,
             bucket_crs: None,
         }
@@ -368,6 +379,7 @@ impl Row {
             "t_sync_s": self.t_sync_s,
             "t_step_s": self.t_step_s,
             "gain": self.gain,
+            "t_quality_s": self.t_quality_s,
             "break_even_gain": self.break_even_gain,
         });
         if let Some(crs) = &self.bucket_crs {
@@ -394,12 +406,16 @@ fn network(args: &Args) -> Result<(LinkMatrix, String)> {
 }
 
 fn policy(args: &Args) -> Result<PolicyConfig> {
-    match (args.gain_floor, &args.policy) {
+    match (args.gain_floor.or(args.uncompensated), &args.policy) {
         (None, config) => Ok(config.clone()),
-        (Some(gain_floor), PolicyConfig::TimeToQuality(_)) => {
-            Ok(PolicyConfig::TimeToQuality(TimeToQuality { gain_floor }))
-        }
-        (Some(_), other) => bad_argument!("--gain-floor belongs to time-to-quality, not to {}", other.policy().name()),
+        (Some(_), PolicyConfig::TimeToQuality(default)) => Ok(PolicyConfig::TimeToQuality(TimeToQuality {
+            gain_floor: args.gain_floor.unwrap_or(default.gain_floor),
+            uncompensated: args.uncompensated.unwrap_or(default.uncompensated),
+        })),
+        (Some(_), other) => bad_argument!(
+            "--gain-floor and --uncompensated belong to time-to-quality, not to {}",
+            other.policy().name()
+        ),
     }
 }
 

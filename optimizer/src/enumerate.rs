@@ -45,11 +45,13 @@ mod tests {
     #[test]
     fn the_choice_is_on_the_front_and_the_report_survives_json() {
         let links = LinkMatrix::from_fn(6, |i, j| Link::new(1e-3 * (1 + i + j) as f64, 1e9).unwrap()).unwrap();
-        let solution = solve(&Problem::new(1_000_000, links), &Space::default(), &TimeToQuality::default()).unwrap();
+        let policy = TimeToQuality::default();
+        let solution = solve(&Problem::new(1_000_000, links), &Space::default(), &policy).unwrap();
         assert_eq!(solution.candidates.len(), 17);
         assert!(solution.front.contains(&solution.choice.index));
-        let best = solution.candidates.iter().map(Evaluated::time_per_gain).fold(f64::MAX, f64::min);
-        assert_eq!(solution.chosen().time_per_gain(), best);
+        let best =
+            solution.candidates.iter().map(|c| policy.seconds(c.t_step.get(), c.gain.get())).fold(f64::MAX, f64::min);
+        assert_eq!(solution.choice.score, best);
         let json = serde_json::to_string(&solution).unwrap();
         assert_eq!(serde_json::from_str::<Solution>(&json).unwrap(), solution);
     }

@@ -50,11 +50,6 @@ impl Evaluated {
     pub fn objectives(&self) -> [f64; 3] {
         [self.t_comp.get(), self.t_sync.get(), 1.0 / self.gain.get()]
     }
-
-    /// Seconds of step per unit of gain: what `time-to-quality` minimises.
-    pub fn time_per_gain(&self) -> f64 {
-        self.t_step.get() / self.gain.get()
-    }
 }
 
 /// Why a prediction was impossible.

@@ -12,8 +12,8 @@ pub const MAX_CRS: usize = 32;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// How a point of the Pareto front is picked. Default: time-to-quality, the least step time per unit of
-    /// gain: what the user waits for.
+    /// How a point of the Pareto front is picked. Default: time-to-quality, the least time for the
+    /// progress of a dense step: what the user waits for.
     pub policy: PolicyConfig,
     /// Candidate ratios besides dense. Default: the paper's 0.1 divided by 3 down to 0.001.
     pub crs: Vec<CompressionRatio>,
@@ -186,6 +186,10 @@ impl Config {
         share("persistence", f64::from(self.persistence), 1.0, 1e6, "1 to 1,000,000")?;
         share("trial_share", self.trial_share, 0.0001, 1.0, "0.0001 to 1")?;
         share("trial_iterations", f64::from(self.trial_iterations), 1.0, 1000.0, "1 to 1000")?;
+        if let PolicyConfig::TimeToQuality(policy) = &self.policy {
+            share("policy.gain_floor", policy.gain_floor, 0.0, 1.0, "0 to 1")?;
+            share("policy.uncompensated", policy.uncompensated, 0.0, 1.0, "0 to 1")?;
+        }
         self.check_crs()
     }
 
@@ -204,6 +208,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flexcomm_optimizer::policy::TimeToQuality;
 
     #[test]
     fn defaults_are_valid_and_typos_are_named() {
@@ -215,11 +220,15 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_by_name() {
+        let lost =
+            |uncompensated| PolicyConfig::TimeToQuality(TimeToQuality { uncompensated, ..TimeToQuality::default() });
         for (key, config) in [
             ("hysteresis", Config { hysteresis: f64::NAN, ..Config::default() }),
             ("link_change", Config { link_change: 0.0, ..Config::default() }),
             ("crs", Config { crs: vec![], ..Config::default() }),
             ("crs", Config { crs: vec![CompressionRatio::DENSE], ..Config::default() }),
+            ("policy.uncompensated", Config { policy: lost(1.5), ..Config::default() }),
+            ("policy.uncompensated", Config { policy: lost(f64::NAN), ..Config::default() }),
             ("least_steps", Config { least_steps: 0, ..Config::default() }),
         ] {
             assert_eq!(config.check().unwrap_err().key, key);

@@ -113,7 +113,7 @@ impl Look<'_> {
         let strategy = self.costs.in_force.strategy();
         let dense = self.costs.dense().filter(|_| !strategy.is_dense())?;
         let reference = self.cost_of(dense);
-        let ours = time_per_gain(m);
+        let ours = self.worth(m);
         let limit = reference.cost * (1.0 + self.s.config.guard_dense_margin);
         if ours <= limit || ours - reference.cost <= self.s.config.guard_floor_s.get() {
             return None;
@@ -132,7 +132,7 @@ impl Look<'_> {
 
     fn roll(&self, m: &Measured, scope: Scope, complaint: String) -> Judgement {
         let strategy = self.costs.in_force.strategy();
-        let ours = time_per_gain(m);
+        let ours = self.worth(m);
         let known = self.costs.all.iter().filter(|p| p.what.strategy.is_dense() || self.is_previous(&p.strategy()));
         let usable = known.filter(|p| p.strategy() != strategy).filter_map(|p| {
             let seen = self.seen(&p.strategy()).is_some();
@@ -167,16 +167,19 @@ impl Look<'_> {
         match self.seen(&p.strategy()) {
             Some(m) => Fallback {
                 to: p,
-                cost: time_per_gain(m),
+                cost: self.worth(m),
                 words: format!("measured at {} per step", words::time(m.t_step.get())),
             },
-            None => Fallback { to: p, cost: p.what.time_per_gain(), words: format!("predicted {}", p.words()) },
+            None => {
+                let cost = self.s.config.policy.time_to_quality().seconds(p.what.t_step.get(), p.what.gain.get());
+                Fallback { to: p, cost, words: format!("predicted {}", p.words()) }
+            }
         }
     }
-}
 
-/// What a step's worth of full gradient took. The guard judges every policy's choice by it: a policy says what
-/// is wanted, this says whether it is slow. A gain below a policy's floor is left by the usual choice.
-fn time_per_gain(m: &Measured) -> f64 {
-    m.t_step.get() / m.gain.get()
+    /// What the progress of a dense step took. The guard judges every policy's choice by it: a policy says what
+    /// is wanted, this says whether it is slow. A gain below a policy's floor is left by the usual choice.
+    fn worth(&self, m: &Measured) -> f64 {
+        self.s.config.policy.time_to_quality().seconds(m.t_step.get(), m.gain.get())
+    }
 }

@@ -246,7 +246,9 @@ def control_plane(plan: dict[str, Any], out: pathlib.Path) -> list[subprocess.Po
     (run / "controller.toml").write_text(
         f'listen = "0.0.0.0:7070"\ndb = "{run}/controller.db"\ntoken_file = "{token}"\n{PLANNER}'
     )
-    started = [start("controller", [plan["binary"], "controller", "--config", f"{run}/controller.toml"], out)]
+    command = [plan["binary"], "controller", "--config", f"{run}/controller.toml"]
+    # At this level the log says of every look why nothing changed.
+    started = [start("controller", command, out, RUST_LOG="info,flexcomm_controller=debug")]
     for i in range(1, plan["ranks"] + 1):
         (run / f"n{i}.toml").write_text(
             f'node = "n{i}"\ncontroller = "http://{HUB}:7070"\ntoken_file = "{token}"\nlisten = "{NET}.{i}"\n'

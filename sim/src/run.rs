@@ -213,7 +213,7 @@ impl<'a> Player<'a> {
         let Some(matrix) = self.matrix.clone() else { return };
         self.apply();
         let truth = self.world.truth(&self.in_force, &matrix, self.progress());
-        let rate = 1.0 / truth.per_gain();
+        let rate = 1.0 / truth.for_dense_step();
         let dt = TICK_S.min((goal - self.done) / rate + 1e-9);
         self.done += dt * rate;
         self.steps += dt / truth.t_step;
@@ -362,7 +362,7 @@ fn epochs(setup: &Setup, cost: impl Fn(&dyn Fn(&Strategy) -> f64) -> f64) -> f64
         let Some(matrix) = world.matrix(schedule.at(first + i).link()) else { continue };
         let epoch_cost = |strategy: &Strategy| {
             let at = |k: u32| (f64::from(i) + (f64::from(k) + 0.5) / f64::from(SAMPLES)) / f64::from(count);
-            let sum: f64 = (0..SAMPLES).map(|k| world.truth(strategy, &matrix, at(k)).per_gain()).sum();
+            let sum: f64 = (0..SAMPLES).map(|k| world.truth(strategy, &matrix, at(k)).for_dense_step()).sum();
             sum / f64::from(SAMPLES) * world.model.steps_per_epoch
         };
         total += cost(&epoch_cost);

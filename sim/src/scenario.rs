@@ -265,7 +265,9 @@ impl Raw {
             collectives: self.job.collectives.unwrap_or_else(|| Collective::ALL.to_vec()),
         };
         let odd = self.odd_rank.iter().map(|o| o.check(ranks)).collect::<Result<_, _>>()?;
-        let world = World { model, ranks, oddities: odd, noise: self.noise.check()? };
+        // What is lost is what the planner assumes.
+        let uncompensated = self.planner.policy.time_to_quality().uncompensated;
+        let world = World { model, ranks, oddities: odd, noise: self.noise.check()?, uncompensated };
         let breakages = self.breakage.iter().map(RawBreakage::check).collect::<Result<_, _>>()?;
         let setup = Setup {
             world,

@@ -46,12 +46,14 @@ pub struct Truth {
     pub t_step: f64,
     /// Gain.
     pub gain: f64,
+    /// Share of the work that error feedback does not make up for.
+    pub uncompensated: f64,
 }
 
 impl Truth {
-    /// Seconds per step's worth of full gradient.
-    pub fn per_gain(&self) -> f64 {
-        self.t_step / self.gain
+    /// Seconds for the progress of a dense step.
+    pub fn for_dense_step(&self) -> f64 {
+        self.t_step * (1.0 - self.uncompensated + self.uncompensated / self.gain)
     }
 }
 
@@ -66,6 +68,8 @@ pub struct World {
     pub oddities: Vec<Oddity>,
     /// Observation noise.
     pub noise: Noise,
+    /// Share of the work that error feedback does not make up for, 0 to 1.
+    pub uncompensated: f64,
 }
 
 impl World {
@@ -94,7 +98,8 @@ impl World {
         let t_sync = fixed + a * path.alpha_s + b * path.beta_s;
         let t_comp = self.model.t_comp(strategy);
         let t_step = self.model.compute_s + t_comp + t_sync;
-        Truth { t_comp, t_sync, t_step, gain: self.model.gain(strategy, progress) }
+        let gain = self.model.gain(strategy, progress);
+        Truth { t_comp, t_sync, t_step, gain, uncompensated: self.uncompensated }
     }
 
     /// A fresh estimate of the links: all off together by up to 7/10 of the noise, each by up to 3/10 more.

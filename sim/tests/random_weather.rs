@@ -16,7 +16,13 @@ fn setup(seed: u64, faults: Faults, steps_per_epoch: f64) -> Setup {
     let mut model = Model::paper(name).unwrap();
     model.steps_per_epoch = steps_per_epoch;
     let noise = Noise { links: 0.05, gain: 0.02, times: 0.05, fresh: 0.0 };
-    let world = World { model, ranks: rng.random_range(2..=16), oddities: vec![], noise };
+    let world = World {
+        model,
+        ranks: rng.random_range(2..=16),
+        oddities: vec![],
+        noise,
+        uncompensated: rng.random_range(0.02..=1.0),
+    };
     let offer = Offer {
         codecs: [flexcomm_domain::Compressor::TopK].map(|c| (c, World::codec())).into(),
         collectives: Collective::ALL.to_vec(),

@@ -55,7 +55,7 @@ fn could_beat_dense(plan: &Plan) -> bool {
 fn write_break_even(plan: &Plan, out: &mut String) -> std::fmt::Result {
     let mut best: Vec<(f64, &Row)> = Vec::new();
     for row in plan.costs.iter().filter(|r| r.cr < 1.0) {
-        let Some(gain) = row.break_even_gain else { continue };
+        let gain = row.break_even_gain.unwrap_or(f64::INFINITY);
         match best.iter_mut().find(|(_, b)| b.cr == row.cr) {
             Some(known) if gain < known.0 => *known = (gain, row),
             Some(_) => {}
@@ -123,7 +123,7 @@ fn run_of(searched: &Searched, run: std::ops::Range<usize>) -> (String, u64) {
     (name, values)
 }
 
-const HEAD: &str = "collective        CR    t_comp ms    t_sync ms    t_step ms    gain  ms per gain";
+const HEAD: &str = "collective        CR    t_comp ms    t_sync ms    t_step ms    gain  quality ms";
 
 fn row(r: &Row) -> String {
     let ms = |s: f64| format!("{:.3}", s * 1e3);
@@ -135,7 +135,7 @@ fn row(r: &Row) -> String {
         ms(r.t_sync_s),
         ms(r.t_step_s),
         r.gain,
-        ms(r.t_step_s / r.gain),
+        ms(r.t_quality_s),
     )
 }
 

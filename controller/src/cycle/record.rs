@@ -17,6 +17,7 @@ pub async fn record(app: &App, gathered: &Gathered, applied: Applied) -> Result<
     let newest = measure(app, gathered, prediction).await?;
     fit(app, gathered).await?;
     let fitted_trial = fit_trial(app, gathered, &applied.outcome).await?;
+    tracing::debug!(job = %gathered.job.job, verdict = report.verdict, why = report.why, "looked");
     let refused = applied.refused.as_ref().map(|why| format!("the checker refused a decision: {why}"));
     let mut boards = app.boards();
     let deviates = match &newest {

@@ -35,7 +35,7 @@ pub trait Policy: std::fmt::Debug {
     /// `compute` is the step's forward and backward time.
     fn score(&self, candidate: &Evaluated, compute: Seconds) -> Option<f64>;
 
-    /// How the score reads in a sentence, for example `0.120 s of step per unit of gain`.
+    /// How the score reads in a sentence, for example `0.120 ms for the progress of a dense step`.
     fn describe(&self, score: f64) -> String;
 
     /// Picks the least score among the candidates on `front` (indices into `candidates`). Ties and equal
@@ -100,7 +100,7 @@ fn explain(name: &str, candidates: &[Evaluated], index: usize, score: &str) -> S
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum PolicyConfig {
-    /// Least t_step/gain, gain at or above a floor.
+    /// Least time for the progress of a dense step, gain at or above a floor.
     TimeToQuality(TimeToQuality),
     /// Closest to the ideal point in fixed units.
     Knee(Knee),
@@ -133,6 +133,14 @@ impl PolicyConfig {
         match self {
             Self::TimeToQuality(p) => p.gain_floor,
             Self::Knee(_) | Self::Weights(_) => 0.0,
+        }
+    }
+
+    /// How time and gain weigh against each other, whatever else the policy wants: its own rule, else the default one.
+    pub fn time_to_quality(&self) -> TimeToQuality {
+        match self {
+            Self::TimeToQuality(p) => *p,
+            Self::Knee(_) | Self::Weights(_) => TimeToQuality::default(),
         }
     }
 

@@ -24,6 +24,9 @@ fn solve(millions: f64, compute_s: f64, net: (f64, f64), config: &PolicyConfig) 
     enumerate::solve(&problem, &Space::default(), config.policy()).unwrap()
 }
 
+/// Without error feedback: what is not sent is lost.
+const LOST: TimeToQuality = TimeToQuality { gain_floor: 0.05, uncompensated: 1.0 };
+
 const FAST: (f64, f64) = (1e-3, 25e9);
 const SLOW: (f64, f64) = (50e-3, 1e9);
 /// High latency, high bandwidth.
@@ -44,8 +47,15 @@ fn latencies(collective: Collective) -> u32 {
 fn the_choice_follows_the_network() {
     // From FAST to SLOW alpha/beta doubles, 3.1 to 6.25 MB. By (5a) to (5c) that moves the choice away from
     // rings towards trees and allgather, and so does the smaller M·c of a smaller ratio.
-    for name in PolicyConfig::NAMES {
-        let config = PolicyConfig::by_name(name).unwrap();
+    for (name, config, least) in [
+        // Without error feedback's help ratios matter most.
+        ("time-to-quality", PolicyConfig::TimeToQuality(LOST), 3),
+        // With it the small ratios are best on both, and those travel cheapest by allgather on both.
+        ("time-to-quality", PolicyConfig::default(), 0),
+        // The smallest model sends so little that allgather is cheapest on both.
+        ("knee", PolicyConfig::by_name("knee").unwrap(), 1),
+        ("weights", PolicyConfig::by_name("weights").unwrap(), 1),
+    ] {
         let mut moved = 0;
         for (model, millions, compute) in MODELS {
             let (fast, slow) = (solve(millions, compute, FAST, &config), solve(millions, compute, SLOW, &config));
@@ -54,8 +64,6 @@ fn the_choice_follows_the_network() {
             assert!(latencies(s.collective()) <= latencies(f.collective()), "{name}, {model}: {f}, then {s}");
             moved += usize::from(s.collective() != f.collective());
         }
-        // The smallest model sends so little that allgather is cheapest on both.
-        let least = if config == PolicyConfig::default() { 3 } else { 1 };
         assert!(moved >= least, "{name}: the collective moved for {moved} of 4 models");
     }
 }
@@ -87,10 +95,10 @@ fn dense_is_chosen_and_said_where_compression_does_not_pay() {
 
 #[test]
 fn the_floor_is_a_floor() {
-    let config = PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: 0.5 });
+    let config = PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: 0.5, ..TimeToQuality::default() });
     let solution = solve(86.57, 0.06, SLOW, &config);
     assert!(solution.chosen().gain.get() >= 0.5);
-    let unreachable = PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: 2.0 });
+    let unreachable = PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: 2.0, ..TimeToQuality::default() });
     let solution = solve(86.57, 0.06, SLOW, &unreachable);
     assert!(solution.chosen().strategy.is_dense(), "nothing is eligible: the safe choice");
     assert!(solution.choice.why.contains("no candidate is eligible"));
@@ -118,16 +126,30 @@ fn scores_are_in_fixed_units() {
     assert_eq!(Knee { unit_s: 0.3 }.score(&c, seconds(0.1)), Some(17f64.sqrt()), "as configured");
     let weights = Weights { comp: 1.0, sync: 2.0, inverse_gain_s: 0.5 };
     assert_eq!(weights.score(&c, Seconds::ZERO), Some(2.0 * 0.3 + 0.5 * 4.0));
-    assert_eq!(TimeToQuality::default().score(&c, Seconds::ZERO), Some(0.3 / 0.2));
+    assert_eq!(LOST.score(&c, Seconds::ZERO), Some(0.3 * (1.0 / 0.2)), "without error feedback: time per gain");
+    assert_eq!(TimeToQuality::default().score(&c, Seconds::ZERO), Some(0.3 * (0.9 + 0.1 / 0.2)));
+}
+
+#[test]
+fn at_the_break_even_gain_both_are_worth_the_same() {
+    for uncompensated in [0.02, 0.1, 0.5, 1.0] {
+        let policy = TimeToQuality { uncompensated, ..TimeToQuality::default() };
+        for t in [0.01, 0.05, 0.0999] {
+            let worth = policy.seconds(t, policy.break_even(t, 0.1).unwrap());
+            assert!((worth / 0.1 - 1.0).abs() < 1e-12, "{uncompensated}, {t}: {worth}");
+        }
+        assert!((policy.break_even(0.1, 0.1).unwrap() - 1.0).abs() < 1e-12);
+        assert_eq!(policy.break_even(0.11, 0.1), None, "slower than dense is never better");
+        assert_eq!(policy.break_even(0.0, 0.0), None);
+    }
 }
 
 #[test]
 fn ties_are_settled_one_way() {
     let a = candidate("topk@0.1/allgather", 0.05, 0.5);
     let b = candidate("topk@0.2/allgather", 0.1, 1.0);
-    let ttq = TimeToQuality::default();
     for order in [[a.clone(), b.clone()], [b, a]] {
-        let choice = ttq.choose(&order, &[0, 1], Seconds::ZERO);
+        let choice = LOST.choose(&order, &[0, 1], Seconds::ZERO);
         assert_eq!(order[choice.index].gain, Gain::FULL, "equal scores: the higher gain");
     }
 }
@@ -184,7 +206,7 @@ proptest! {
         let configs = [
             PolicyConfig::Weights(Weights { comp, sync, inverse_gain_s: gain_s }),
             PolicyConfig::Knee(Knee { unit_s: unit }),
-            PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: floor }),
+            PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: floor, uncompensated: unit }),
         ];
         for config in configs {
             let choice = config.policy().choose(&all, &front, Seconds::ZERO);
@@ -196,7 +218,7 @@ proptest! {
     #[test]
     fn slower_links_never_lead_to_a_larger_ratio(millions in 5.0..100.0f64, factor in 1.0..50.0f64) {
         // Only bandwidth moves here; everything is eligible.
-        let config = PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: 0.0 });
+        let config = PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: 0.0, ..TimeToQuality::default() });
         let before = solve(millions, 0.05, (1e-4, 25e9), &config);
         let after = solve(millions, 0.05, (1e-4, 25e9 / factor), &config);
         prop_assert!(after.chosen().gain <= before.chosen().gain, "{:?} {:?}", before.choice, after.choice);

@@ -141,9 +141,10 @@ pub(super) fn worth(s: &Snapshot, outcome: &Outcome, d: &Decision, found: &mut F
     if before.gain.get() < policy.gain_floor {
         return;
     }
-    let per_gain = |a: &Alternative| a.t_step_s / a.gain.get();
-    found.expect(per_gain(chosen) < per_gain(before), "worse", || {
-        format!("{} s per unit of gain, the one in force {} s", per_gain(chosen), per_gain(before))
+    let lost = policy.uncompensated;
+    let worth = |a: &Alternative| a.t_step_s * (1.0 + lost * (1.0 / a.gain.get() - 1.0));
+    found.expect(worth(chosen) < worth(before), "worse", || {
+        format!("{} s for a dense step's progress, the one in force {} s", worth(chosen), worth(before))
     });
 }
 

@@ -1,7 +1,7 @@
 //! Who may follow whom, what may be chosen, when, and whether a rollback has a reason.
 
 use super::{Findings, costs};
-use crate::{Measured, Outcome, Snapshot};
+use crate::{Measured, Outcome, PolicyConfig, Snapshot};
 use flexcomm_domain::{Collective, Compressor, Decision, Digest, Selection, Strategy, Timestamp};
 
 /// Longest reason: it is a sentence.
@@ -101,5 +101,10 @@ fn worse_than_dense(s: &Snapshot, outcome: &Outcome, m: &Measured) -> bool {
     let dense = outcome.report.alternatives.iter().filter(|a| a.strategy.is_dense());
     let seen = s.memory.seen.iter().filter(|x| x.strategy.is_dense()).map(|x| x.cost.t_step.get());
     let fastest = dense.map(|a| a.t_step_s).chain(seen).fold(f64::INFINITY, f64::min);
-    m.t_step.get() / m.gain.get() > fastest
+    let lost = match &s.config.policy {
+        PolicyConfig::TimeToQuality(policy) => policy.uncompensated,
+        // At most everything: other policies do not say how much.
+        PolicyConfig::Knee(_) | PolicyConfig::Weights(_) => 1.0,
+    };
+    m.t_step.get() * (1.0 + lost * (1.0 / m.gain.get() - 1.0)) > fastest
 }

@@ -2,8 +2,9 @@
 #![allow(dead_code, clippy::unwrap_used, missing_docs)]
 
 use flexcomm_domain::{CompressionRatio, Gain, JobId, Link, LinkMatrix, Seconds, Strategy, Timestamp, Version};
+use flexcomm_optimizer::policy::TimeToQuality;
 use flexcomm_optimizer::{Profile, ProfilePoint};
-use flexcomm_planner::{InForce, Keep, Links, Measured, Outcome, Snapshot, Verdict, check, decide};
+use flexcomm_planner::{InForce, Keep, Links, Measured, Outcome, PolicyConfig, Snapshot, Verdict, check, decide};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
@@ -42,6 +43,9 @@ impl Job {
         s.compute = Some(seconds(0.025));
         // What a test says of the network is so from then on.
         s.config.links_settle_s = seconds(0.0);
+        // Without error feedback's help ratios matter most, and what is best depends on the network.
+        let lost = TimeToQuality { uncompensated: 1.0, ..TimeToQuality::default() };
+        s.config.policy = PolicyConfig::TimeToQuality(lost);
         learn(&mut s, profile(0.12, 0.004));
         s.profiles.measured_at = Some(Timestamp(1));
         let mut job = Self { s, now: Timestamp(1_000_000_000), rng: ChaCha8Rng::seed_from_u64(1) };
