@@ -3,6 +3,8 @@
 
 use flexcomm_controller::{RawConfig, serve_on};
 use flexcomm_domain::{JobId, NodeName, Seconds, Strategy};
+use flexcomm_optimizer::PolicyConfig;
+use flexcomm_optimizer::policy::TimeToQuality;
 use flexcomm_wire::{
     AppliedReport, CodecInfo, JobSeen, LinkReport, Orders, PROTOCOL, Register, Report, ReportAck, ReportBatch,
     ReportBody, StepRecord, StepsReport, TrialOrder, TrialOutcome, TrialReport,
@@ -29,6 +31,9 @@ pub fn config(dir: &Path) -> RawConfig {
     config.agents.dead_after_ms = 600_000;
     config.cycle.tick_ms = 50;
     config.cycle.debounce_ms = 5;
+    // What is not sent is lost: then dense is best on a fast network.
+    let lost = TimeToQuality { uncompensated: 1.0, ..TimeToQuality::default() };
+    config.planner.policy = PolicyConfig::TimeToQuality(lost);
     config.planner.dwell_s = s(0.05);
     config.planner.switch_cost_s = s(0.01);
     config.planner.trial_interval_s = s(0.2);
