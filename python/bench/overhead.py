@@ -1,9 +1,11 @@
 """What the hook and the telemetry cost: torchrun --nproc-per-node 2 bench/overhead.py
 
 The same network is trained by plain DDP (twice: their difference is this machine's noise), by DDP with torch's own
-`allreduce_hook`, by flexcomm dense without an agent (DDP by itself; and with the hook all the same), with an agent in a
-process of its own (control word and telemetry), and with top-k at 0.01, in turns of a few steps. Prints medians of the step time, and the median over turns of the
-ratio to plain DDP's turn beside it, in which slow drifts of the machine cancel.
+`allreduce_hook`, by flexcomm dense without an agent (DDP by itself), with an agent in a process of its own (control word
+and telemetry below DDP; and with the hook, as it is after a decision for something else than dense), and with top-k at
+0.01, in turns of a few steps. Prints medians of the step time, and the median over turns of the ratio to plain DDP's turn
+beside it, in which slow drifts of the machine cancel, with its standard error. BUCKET_MB sets DDP's bucket_cap_mb, TURNS
+the turns, JOBS some of the jobs.
 """
 
 import multiprocessing
@@ -25,7 +27,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import flexcomm.torch
 
-TURNS, STEPS = int(os.environ.get("TURNS", "80")), 5
+TURNS, STEPS = int(os.environ.get("TURNS", "80")), int(os.environ.get("STEPS", "5"))
+BUCKET_MB = float(os.environ["BUCKET_MB"]) if "BUCKET_MB" in os.environ else None
 
 #: Values of a layer's row and layers: 2.6 million parameters.
 SIZES = (512, 1024, 1024, 1024, 10)
@@ -35,10 +38,12 @@ JOBS = {
     "again": "plain DDP again",
     "torch": "torch's allreduce_hook",
     "none": "flexcomm dense, no agent",
-    "hook": "the same with its hook",
     "agent": "flexcomm dense, agent",
+    "hook": "the same with its hook",
     "topk": "flexcomm topk 0.01",
 }
+if "JOBS" in os.environ:
+    JOBS = {kind: JOBS[kind] for kind in ["plain", "agent", *os.environ["JOBS"].split()]}
 
 
 def serve(folder, name):
@@ -57,19 +62,17 @@ def agent(rank):
 
 
 def job(kind, rank):
-    # DDP's own buckets.
-    model = ddp(network(SIZES), bucket_cap_mb=None)
+    model = ddp(network(SIZES), bucket_cap_mb=BUCKET_MB)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     session = None
     if kind == "torch":
         model.register_comm_hook(None, default_hooks.allreduce_hook)
-    elif kind == "hook":
-        session = flexcomm.torch.attach(model, optimizer, register=False)
-        model.register_comm_hook(None, session.hook)
-    elif kind in ("none", "agent", "topk"):
+    elif kind in ("none", "agent", "hook", "topk"):
         strategy = "topk@0.01/allgather" if kind == "topk" else None
-        socket = agent(rank) if kind == "agent" else None
-        session = flexcomm.torch.attach(model, optimizer, strategy=strategy, socket=socket)
+        socket = agent(rank) if kind in ("agent", "hook") else None
+        session = flexcomm.torch.attach(model, optimizer, strategy=strategy, socket=socket, register=kind != "hook")
+        if kind == "hook":
+            model.register_comm_hook(None, session.hook)
     x, y = torch.randn(64, SIZES[0]), torch.randint(0, SIZES[-1], (64,))
 
     def step():
@@ -114,11 +117,16 @@ def main():
                 turns[kind].append(sum(times[1:]))
     plain = statistics.median(steps["plain"])
     if rank == 0:
-        print(f"{'':26} {'ms per step':>12} {'median':>9} {'by turns':>9}")
+        print(f"{'':26} {'ms per step':>12} {'median':>9} {'by turns':>18}")
         for kind, label in JOBS.items():
             median = statistics.median(steps[kind])
-            paired = statistics.median(a / b for a, b in zip(turns[kind], turns["plain"]))
-            print(f"{label:26} {median * 1e3:12.2f} {(median / plain - 1) * 100:+8.2f} % {(paired - 1) * 100:+8.2f} %")
+            low, paired, high = statistics.quantiles((a / b for a, b in zip(turns[kind], turns["plain"])), n=4)
+            # Of a median of about normal values: 1.25 deviations over the root of their number; quartiles are 1.35 apart.
+            error = 1.25 * (high - low) / 1.35 / len(turns[kind]) ** 0.5
+            print(
+                f"{label:26} {median * 1e3:12.2f} {(median / plain - 1) * 100:+8.2f} % {(paired - 1) * 100:+8.2f} %"
+                f" +- {error * 100:.2f}"
+            )
     alone = telemetry_alone(jobs["agent"][1])
     if rank == 0:
         print(f"{'begin, finish, report':26} {alone:9.1f} us per step, {alone / plain * 1e-4:.3f} % of a plain step")

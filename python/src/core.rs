@@ -134,6 +134,16 @@ impl Core {
         guard(py, || Ok(self.lock().finish(loss)? as u8))
     }
 
+    /// Whether the next step needs the hook, where DDP has exchanged dense buckets by itself.
+    fn wants_hook(&self) -> bool {
+        self.lock().wants_hook()
+    }
+
+    /// Whether a plan takes force when this step ends.
+    fn turns(&self) -> bool {
+        self.lock().riding.look().word().plan.is_some()
+    }
+
     /// Ends the running trial early, on all ranks; only rank 0's word counts.
     fn abort_trial(&self) {
         self.lock().riding.agreement().abort_trial(AbortCause::Diverged);

@@ -77,7 +77,8 @@ impl Core {
                     bucket.values()
                 )));
             }
-            let settled = bucket.enter() > 0 && session.warm();
+            let passed = session.hooked(index, n);
+            let settled = (bucket.enter() > 0 || passed) && session.warm();
             let number = index as u32;
             let bits = session.riding.bits(number);
             let fallback = gradient == 0 || !settled;
@@ -115,6 +116,14 @@ impl Core {
             };
             Ok((Kind::Art as u8, index_bytes, kept, bits + NORMS, leader))
         })
+    }
+
+    /// A bucket of `n` values that DDP exchanges by itself, dense and without the hook: elements of the word that rides
+    /// on it, 0 for none.
+    fn pass_by(&self, index: usize, n: usize) -> PyResult<usize> {
+        let mut session = self.lock();
+        let tick = session.now()?;
+        Ok(session.pass(&tick, index, n))
     }
 
     /// A collective starts in which a message of so many bytes is summed (or gathered) by all. `faithful`: it is what

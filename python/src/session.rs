@@ -97,6 +97,10 @@ pub struct Session {
     pub tick: Option<Tick>,
     /// What runs until the first decision, when a text names it.
     pub text: Option<Text>,
+    /// Values of the buckets that DDP exchanged by itself in the newest step that it did, see [`Session::pass`].
+    passed: Vec<usize>,
+    /// Whether the hook has seen a bucket of the step under way.
+    hooked: bool,
     orders: OrdersReader,
     trial: Option<Trial<Elsewhere>>,
     clock: Instant,
@@ -131,6 +135,8 @@ impl Session {
             follow: true,
             tick: None,
             text: None,
+            passed: Vec::new(),
+            hooked: false,
             trial: None,
             clock: now,
             steps: 0,
@@ -160,6 +166,32 @@ impl Session {
     /// and within trials.
     pub fn carries(&self, tick: &Tick, bits: usize) -> bool {
         tick.trial.is_some() || bits > WORD_BITS || tick.step.is_multiple_of(WORD_EVERY)
+    }
+
+    /// A bucket that DDP exchanges by itself, dense and without the hook. Answers the elements of the word that rides on
+    /// it, 0 when none does: what the hook would send.
+    pub fn pass(&mut self, tick: &Tick, index: usize, n: usize) -> usize {
+        if index == 0 {
+            self.passed.clear();
+        }
+        self.passed.push(n);
+        self.meter.faithful &= self.warm() && tick.strategy.is_dense();
+        let bits = self.riding.bits(index as u32);
+        if index == 0 && self.carries(tick, bits) { bits } else { 0 }
+    }
+
+    /// The hook sees a bucket. Answers whether DDP exchanged one like it by itself in the step before: some ranks take
+    /// the hook in earlier than others, and all must find a bucket settled in the same step.
+    pub fn hooked(&mut self, index: usize, n: usize) -> bool {
+        self.hooked = true;
+        self.passed.get(index) == Some(&n)
+    }
+
+    /// Whether the next step needs the hook: DDP by itself is dense, and shows nothing to a shadow.
+    pub fn wants_hook(&self) -> bool {
+        let agreement = self.riding.look();
+        let dense = agreement.in_force().strategy.is_dense() && agreement.word().iteration.is_none();
+        !dense || self.shadow.is_some()
     }
 
     /// Steps of this process.
@@ -284,6 +316,9 @@ impl Session {
             shadow.end_step();
         }
         self.steps += 1;
+        if std::mem::take(&mut self.hooked) {
+            self.passed.clear();
+        }
         let mut next = Next::Train;
         match tick.trial {
             Some(at) => {

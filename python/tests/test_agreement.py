@@ -3,7 +3,7 @@
 import pytest
 from conftest import torchrun
 
-ALL = ["late", "dead 2", "dead 0", "restarted", "silent", "backwards", "foreign", "shadowed", "halves", "sum text", "gather text"]
+ALL = ["late", "dead 2", "dead 0", "restarted", "silent", "backwards", "below", "foreign", "shadowed", "halves", "sum text", "gather text"]
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +52,15 @@ def test_versions_twice_and_backwards(seen):
     for rank in seen:
         assert rank["backwards"]["versions"] == [0, 5, 6]
         assert rank["backwards"]["strategy"] == "topk@0.05/art-ring:var"
+
+
+def test_ddp_has_no_hook_while_dense(seen):
+    for number, rank in enumerate(seen):
+        rank = rank["below"]
+        assert rank["bits"] and not rank["early"]
+        # One rank needs it for a shadow, and the others go on without.
+        assert rank["shadow"] == rank["dense"] == (number == 1)
+        assert rank["late"] and rank["versions"] == [0, 1, 2] and rank["strategy"] == "topk@0.1/allgather"
 
 
 def test_unknown_compressors_forged_digests_and_other_protocols(seen):

@@ -5,7 +5,7 @@ from conftest import torchrun
 
 NAMES = [
     "dense", "dense hooked", "topk@0.1/allgather", "topk@0.1/art-ring:var", "topk@0.1/art-ring:star", "qsgd(s=4,coding=gamma)",
-    "powersgd(rank=1)+ef(vanilla)", "early",
+    "powersgd(rank=1)+ef(vanilla)", "decided", "steered", "early",
 ]
 
 
@@ -20,16 +20,19 @@ def seen(folder):
 def test_ranks_that_have_run_out_stay_in_step(seen, name):
     first, second, third = (rank[name] for rank in seen)
     short = len(first["hashes"]) - 4
-    assert short == (1 if name == "early" else 7) and len(second["hashes"]) == len(third["hashes"]) == 18
+    assert short == {"early": 1, "decided": 5, "steered": 6}.get(name, 7) and len(second["hashes"]) == len(third["hashes"]) == 18
     # The same parameters on all that still train, at every step; and on all ranks after the join.
     assert second["hashes"] == third["hashes"]
     assert first["hashes"][:short] == second["hashes"][:short] and first["hashes"][-4:] == second["hashes"][-4:]
     assert len(set(second["hashes"])) == 18
+    if name in ("decided", "steered"):
+        assert [rank[name]["version"] for rank in seen] == [1, 1, 1]
+        assert [rank[name]["hook"] for rank in seen] == [int(name == "decided")] * 3
     # DDP by itself: a rank's steps are its own.
     steps = [11, 18, 18] if name == "dense" else [18, 18, 18]
     assert [rank[name]["steps"] for rank in seen] == steps and all(rank[name]["together"] for rank in seen)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(("topk", "power"))])
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(("topk", "power", "decided"))])
 def test_what_is_held_back_is_not_lost(seen, name):
     assert all(rank[name]["held"] > 0 for rank in seen)

@@ -78,7 +78,8 @@ class CommHook:
     ) -> None:
         # DDP looks for these on the hook; an instance has none.
         self.__name__ = self.__qualname__ = "flexcomm_hook"
-        self._core = core
+        self.core = self._core = core
+        self.tuner = tuner
         self._group = group
         self._world = dist.get_world_size(group)
         self._rank = dist.get_rank(group)
@@ -131,6 +132,47 @@ class CommHook:
         if bucket.is_last():
             self._arrive()
         return future
+
+    def beside(
+        self, index: int, buffer: torch.Tensor, last: bool, all_reduce: Callable[[torch.Tensor], dist.Work]
+    ) -> dist.Work:
+        """A bucket that DDP exchanges by itself, divided by the number of ranks already.
+
+        Sends what the hook would send in a dense step: ranks with and without the hook go together.
+        """
+        if index == 0:
+            self._pending.clear()
+            self._futures.clear()
+            self._began()
+        n = buffer.numel()
+        bits = self._core.pass_by(index, n)
+        word, payload = None, buffer
+        if bits and self._words:
+            payload = self._buffer(index, "dense", n + bits, buffer.dtype, buffer.device.type)
+            payload[:n].copy_(buffer)
+            word = self._write_word(index, payload, n)
+        self._core.launched(payload.numel() * payload.element_size(), False)
+        work = all_reduce(payload)
+        self._pending.append((work, functools.partial(self._dense_arrived, index, payload, n, word)))
+        if last:
+            pending, self._pending = self._pending, []
+            for launched, then in pending:
+                launched.wait()
+                then()
+        return work
+
+    def _write_word(self, index: int, payload: torch.Tensor, n: int) -> torch.Tensor:
+        word = torch.empty(payload.numel() - n, dtype=torch.float32)
+        self._core.word(index, n, word.data_ptr(), word.numel())
+        payload[n:].copy_(word)
+        return word
+
+    def _dense_arrived(self, index: int, payload: torch.Tensor, n: int, word: torch.Tensor | None) -> torch.Tensor:
+        self._core.landed()
+        if word is not None:
+            word.copy_(payload[n:])
+            self._core.hear(index, n, word.data_ptr(), word.numel())
+        return payload[:n]
 
     def _arrive(self) -> None:
         """Waits for all buckets of this pass, in order, and hands their results to DDP.
@@ -208,12 +250,7 @@ class CommHook:
         if not bits and half is None:
             # In place, without any copy. Multiplied first, as DDP does it: the same bits, and half the time of dividing.
             buffer.mul_(1.0 / self._world)
-
-            def plain() -> torch.Tensor:
-                self._core.landed()
-                return buffer
-
-            self._sum(buffer, plain)
+            self._sum(buffer, functools.partial(self._dense_arrived, index, buffer, buffer.numel(), None))
             return
         n = buffer.numel()
         payload = self._buffer(index, "dense", n + bits, dtype, buffer.device.type)
@@ -222,16 +259,10 @@ class CommHook:
             torch.mul(buffer, 1.0 / self._world, out=values)
         else:
             values.copy_(buffer).div_(self._world)
-        word = torch.empty(bits, dtype=torch.float32)
-        if bits:
-            self._core.word(index, n, word.data_ptr(), bits)
-            payload[n:].copy_(word)
+        word = self._write_word(index, payload, n) if bits else None
 
         def arrived() -> torch.Tensor:
-            self._core.landed()
-            if bits:
-                word.copy_(payload[n:])
-                self._core.hear(index, n, word.data_ptr(), bits)
+            self._dense_arrived(index, payload, n, word)
             return values if half is None else buffer.copy_(values)
 
         self._sum(payload, arrived, faithful=half is None)

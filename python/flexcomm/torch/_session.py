@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm import _core
 from flexcomm._core import Core, FlexcommError
-from flexcomm.torch import _state, _trials, _tuner
+from flexcomm.torch import _below, _state, _trials, _tuner
 from flexcomm.torch._hook import MOST_RANKS, CommHook
 
 logger = logging.getLogger("flexcomm")
@@ -318,9 +318,14 @@ class Session:
         self._hook: Callable[[], CommHook | None] = lambda: hook
         # Dense and steered by nobody is what DDP does by itself, with the very collectives that the hook would run, and
         # without the hook's pass over the gradient. So each rank may take the hook in whenever it needs it.
-        plain = named.name == "dense" and not steered and socket is None and parts.optimizer is not None
-        self._plain = register and plain
-        if register and not plain:
+        alone = register and named.name == "dense" and parts.optimizer is not None
+        self._plain = alone and not steered and socket is None
+        # Somebody steers: DDP is dense by itself too, and the word rides below it, until something else is decided.
+        self._below = alone and not self._plain and _below.fits(model, hook)
+        if self._below:
+            self._hook = weakref.ref(hook)
+            _below.place(model, hook, _bucketed(model, self._named), self._end_between)
+        elif register and not self._plain:
             self._take_over()
         self._connect(socket, sum(sizes), steered, _COLLECTIVES + ([_TREE] if tuner is not None else []))
         if parts.optimizer is not None:
@@ -345,7 +350,8 @@ class Session:
         model, hook = self._parts.model(), self.hook
         if model is None:
             raise FlexcommError("failed to register the hook: the model is gone")
-        self._plain = False
+        self._plain = self._below = False
+        _below.remove(model)
         self._hook = weakref.ref(hook)
         model.register_comm_hook(None, hook)
 
@@ -389,12 +395,17 @@ class Session:
         self._in_step = False
         loss, self._loss = self._loss, None
         change = self._core.finish(loss)
+        if self._below and self._core.wants_hook() and torch._C._current_graph_task_id() < 0:
+            self._take_over()
         for level, text in _core.take_log():
             logger.log(level, "%s", text)
         if change in (TRIAL_STARTS, CANDIDATE, TRIAL_ENDS) and not within_loop:
             # Only reached when the loop was left in the middle of a trial.
             self._leave_trial(change)
         return change
+
+    def _end_between(self) -> None:
+        self._end_step(within_loop=False)
 
     def _leave_trial(self, change: int) -> None:
         if change == TRIAL_STARTS:
@@ -441,7 +452,7 @@ class Session:
 
     def shadow(self, strategies: Sequence[str]) -> None:
         """Begins shadow trials: gains of these strategies on this rank's gradients, without touching training."""
-        if self._plain:
+        if self._plain or self._below:
             self._take_over()
         self._core.shadow([_core.parse_strategy(s)[0] for s in strategies])
 
@@ -494,7 +505,7 @@ class Session:
         The same number of ranks: each rank its own. Another number: only a consolidated one, so that the gradient
         that is still to be applied stays the same; anything else is refused.
         """
-        if self._plain:
+        if self._plain or self._below:
             # What it holds back goes out with the next gradients.
             self._take_over()
         _state.load(self._core, self._named, (self._rank, self._world), state)
@@ -513,6 +524,12 @@ def _on_step(optimizer: torch.optim.Optimizer, session: Session) -> None:
             living._stepped()
 
     optimizer.register_step_post_hook(stepped)
+
+
+def _bucketed(model: DistributedDataParallel, named: list[tuple[str, torch.nn.Parameter]]) -> int:
+    """Values of all of DDP's buckets."""
+    ignored = getattr(model, "parameters_to_ignore", ())
+    return sum(p.numel() for n, p in named if n not in ignored)
 
 
 def _columns(parameter: torch.nn.Parameter) -> int:

@@ -142,6 +142,47 @@ def backwards(rank):
     return run.end()
 
 
+def hooked(run):
+    """Whether DDP has flexcomm's hook."""
+    return len(run.model._comm_hooks) == 1
+
+
+def below(rank):
+    """While dense, DDP needs no hook, and gives what it gives without flexcomm; ranks may take the hook in at different
+    times, and leave out the optimizer's step."""
+    run = Run("below", rank, lambda r: True)
+    plain = ddp(network())
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
+    for step in range(20):
+        x, y = batch(step, rank)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(plain(x), y).backward()
+        optimizer.step()
+    run.train(20)
+    seen = {"bits": parameters_hash(plain.module) == parameters_hash(run.model.module), "early": hooked(run)}
+    if rank == 1:
+        run.session.shadow([GATHER])
+    run.train(10)
+    seen["shadow"] = hooked(run)
+    run.agent.publish(decision=decision(1, "none@1/dense-ring"))
+    run.train(200, lambda: run.session.version == 1)
+    run.train(3)
+    seen["dense"] = hooked(run)
+    run.agent.publish(decision=decision(2, GATHER))
+    # Every rank leaves out the optimizer's step at another time, so that in no step all of them say when it ends; and
+    # from here on every rank has parameters of its own.
+    seen["equal"] = run.equal
+    for step in range(40):
+        x, y = batch(run.step, rank)
+        run.optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(run.model(x), y).backward()
+        if step % 4 != rank:
+            run.optimizer.step()
+        run.step += 1
+    run.train(20)
+    return run.end() | seen | {"late": hooked(run)}
+
+
 def foreign(rank, lines):
     """An agent of another protocol, and orders that are not valid: said, and nothing changes on any rank."""
     run = Run("foreign", rank, lambda r: r == 0)
@@ -232,6 +273,7 @@ with ranks() as (rank, world, seen):
     seen["restarted"] = restarted(rank)
     seen["silent"] = silent(rank)
     seen["backwards"] = backwards(rank)
+    seen["below"] = below(rank)
     seen["foreign"] = foreign(rank, lines)
     seen["shadowed"] = shadowed(rank)
     seen["halves"] = halves(rank)

@@ -1,15 +1,20 @@
 """Uneven inputs: ranks that have run out of batches go on under `ddp.join()`, and training goes on afterwards."""
 
 import torch
-from common import batch, ddp, network, parameters_hash, ranks, same
+from common import FOLDER, batch, ddp, network, parameters_hash, ranks, same
+from fake_agent import FakeAgent, decision
 
 import flexcomm.torch
 
 
-def train(rank, strategy, short, hooked=False):
+def train(rank, strategy, short, hooked=False, steered=None):
     model = ddp(network((20, 48, 40, 2)), bucket_cap_mb=0.006)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    session = flexcomm.torch.attach(model, optimizer, strategy=strategy, register=not hooked)
+    agent = FakeAgent(FOLDER, f"{short}{rank}").start() if steered and rank == 0 else None
+    socket = agent and str(agent.path)
+    session = flexcomm.torch.attach(model, optimizer, strategy=strategy, register=not hooked, socket=socket)
+    if agent is not None:
+        agent.wait_for("hello")
     if hooked:
         model.register_comm_hook(None, session.hook)
     hashes = []
@@ -20,6 +25,9 @@ def train(rank, strategy, short, hooked=False):
         torch.nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
         hashes.append(parameters_hash(model.module))
+        if agent is not None and number == short - 1:
+            # It comes while this rank gives zeros.
+            agent.publish(decision=decision(1, steered))
 
     # Rank 0 runs out first, after `short` batches; the others' last batches come while it gives zeros, and what it holds back.
     with model.join():
@@ -29,7 +37,8 @@ def train(rank, strategy, short, hooked=False):
     for number in range(14, 18):
         step(number)
     held = sum(v.abs().sum().item() for v in session.state_dict()["held_back"].values())
-    return {"hashes": hashes, "steps": session._core.state()[5], "before": steps, "together": together, "held": held}
+    return {"hashes": hashes, "steps": session._core.state()[5], "before": steps, "together": together, "held": held,
+            "version": session.version, "hook": len(model._comm_hooks)}
 
 
 with ranks() as (rank, world, seen):
@@ -37,5 +46,8 @@ with ranks() as (rank, world, seen):
                      "powersgd(rank=1)+ef(vanilla)"]:
         seen[strategy] = train(rank, strategy, 7)
     seen["dense hooked"] = train(rank, "dense", 7, hooked=True)
+    # DDP is dense by itself, and a rank that has run out takes in the hook.
+    seen["decided"] = train(rank, None, 5, steered="topk@0.1/allgather")
+    seen["steered"] = train(rank, None, 6, steered="none@1/dense-ring")
     # Before DDP has rebuilt its buckets, and before anything is compressed.
     seen["early"] = train(rank, "topk@0.1/allgather", 1)

@@ -1,0 +1,128 @@
+"""Below DDP instead of in front of it: while the ranks are dense, DDP runs without a communication hook.
+
+Without a hook DDP divides by the number of ranks while it copies a gradient into its bucket; with any hook, torch's own
+included, that is a pass over memory of its own. So the reducer is given a process group that hands every allreduce on, takes
+its time, and lets the control word ride on the first bucket, exactly as the hook does: to the other ranks both look the same.
+The hook is registered at the end of the step after which something else than dense runs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from flexcomm._core import Core
+from flexcomm.torch._hook import CommHook
+
+#: Where the model keeps its group: a process group written in Python lives for as long as its Python object.
+_KEPT = "_flexcomm_below"
+
+
+def fits(model: DistributedDataParallel, hook: CommHook) -> bool:
+    """Whether DDP's reducer can be given a group of ours. One that has a hook already asks no group for allreduces."""
+    own_way = model._comm_hooks or getattr(model, "mixed_precision", None) is not None or hook.tuner is not None
+    return not own_way and hasattr(model.reducer, "_update_process_group")
+
+
+def place(model: DistributedDataParallel, hook: CommHook, values: int, end: Callable[[], None]) -> None:
+    """Puts a group of ours below the model's reducer.
+
+    Parameters
+    ----------
+    values:
+        Of all buckets together.
+    end:
+        Ends the step under way.
+    """
+    below = _Below(model.process_group, hook, values, end)
+    below.watch(model)
+    setattr(model, _KEPT, below)
+    model.reducer._update_process_group(below)
+
+
+def remove(model: DistributedDataParallel) -> None:
+    """Gives the reducer its own group back, between two steps."""
+    below = getattr(model, _KEPT, None)
+    if below is not None:
+        model.reducer._update_process_group(model.process_group)
+        below.unwatch()
+        delattr(model, _KEPT)
+
+
+def _nothing() -> None:
+    return None
+
+
+class _OnForward:
+    """Before the model's forward pass. Copies of the model, pickled ones too, are nobody's."""
+
+    def __init__(self, below: "_Below | None" = None) -> None:
+        self._below = _nothing if below is None else weakref.ref(below)
+
+    def __reduce__(self) -> Any:
+        return _OnForward, ()
+
+    def __call__(self, *_: Any) -> None:
+        below = self._below()
+        if below is not None:
+            below.forward()
+
+
+class _Below(dist.ProcessGroup):
+    """The model's group as its reducer sees it."""
+
+    def __init__(self, group: dist.ProcessGroup, hook: CommHook, values: int, end: Callable[[], None]) -> None:
+        super().__init__(group.rank(), group.size())
+        self._inner = group
+        self._hook = hook
+        self._values = values
+        self._end = end
+        #: Buckets and values of the pass under way.
+        self._index = self._seen = 0
+        self._watched: Any = None
+
+    def __reduce__(self) -> Any:
+        # A pickled model has no process group; without this it could not be pickled at all.
+        return _nothing, ()
+
+    def watch(self, model: DistributedDataParallel) -> None:
+        self._watched = model.register_forward_pre_hook(_OnForward(self))
+
+    def unwatch(self) -> None:
+        self._watched.remove()
+
+    def forward(self) -> None:
+        """A pass begins."""
+        # Not 0 only when the pass before ended in an exception.
+        whole = self._index == 0
+        self._index = self._seen = 0
+        if whole and self._hook.core.turns():
+            # The optimizer's step was left out, perhaps on this rank only: the others are in the next step already.
+            self._end()
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return self._inner.name()
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+        opts = dist.AllreduceOptions() if opts is None else opts
+        bucket = tensors[0]
+        if not bucket.is_floating_point() or bucket.layout != torch.strided:
+            # Which parameters were used.
+            return self._inner.allreduce(tensors, opts)
+        index, self._index = self._index, self._index + 1
+        self._seen += bucket.numel()
+        last = self._seen >= self._values
+        if last:
+            self._index = self._seen = 0
+        work = self._hook.beside(index, bucket, last, lambda payload: self._inner.allreduce([payload], opts))
+        if last and torch._C._current_graph_task_id() < 0:
+            # No backward pass: under `join()`, of a rank that has run out of batches and has no optimizer's step.
+            self._end()
+        return work
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
+        return self._inner.broadcast(tensors, opts)
