@@ -6,7 +6,7 @@ use crate::passive::Transfer;
 use crate::stats::jitter;
 use std::collections::VecDeque;
 
-/// Most round trips kept: 4 s at one a millisecond.
+/// Most round trips kept: 16 s at one every four milliseconds.
 const MAX_SAMPLES: usize = 4096;
 /// The newest are kept however old they are: an old latency with low confidence beats none.
 const KEEP: usize = 8;
@@ -14,6 +14,12 @@ const KEEP: usize = 8;
 const MAX_BUSY: usize = 256;
 /// 8 % of the window must agree: the idle gaps of a training step that is nine tenths communication.
 const RULE: Rule = Rule { share: 0.08, spread: 0.1, grain: 15e-6 };
+/// A rise of which fewer samples of the window are sure may be a queue, which scatters: it is believed only when no
+/// lower cluster is left in [`PATIENCE`] windows.
+const SURE: f64 = 0.5;
+const PATIENCE: f64 = 4.0;
+/// In that time fewer must agree: the gaps between the steps of a job that all but fills the link.
+const PATIENT_RULE: Rule = Rule { share: 0.04, ..RULE };
 /// Support at which the number of samples no longer limits confidence.
 const FULL_SUPPORT: f64 = 8.0;
 /// Age in seconds at which confidence has fallen to 1/e.
@@ -36,7 +42,7 @@ impl AlphaEstimator {
 
     pub(super) fn echo(&mut self, at: f64, rtt_s: f64) {
         self.samples.push_back((at, rtt_s));
-        let window = self.window_s;
+        let window = PATIENCE * self.window_s;
         while self.samples.len() > MAX_SAMPLES
             || self.samples.len() > KEEP && self.samples.front().is_some_and(|(t, _)| at - t > window)
         {
@@ -65,11 +71,17 @@ impl AlphaEstimator {
         let clean: Vec<f64> = recent.iter().filter(|(t, _)| is_clean(*t)).map(|(_, rtt)| *rtt).collect();
         let all: Vec<f64> = recent.iter().map(|(_, rtt)| *rtt).collect();
         let mut cluster = lowest(&all, RULE)?;
+        let mut sure = cluster.support as f64 / all.len() as f64;
         // Queueing only adds, so the lower of both is right even where a transfer's reported time is off.
         if let Some(quiet) =
-            lowest(&clean, RULE).filter(|quiet| clean.len() >= LEAST_CLEAN && quiet.value < cluster.value)
+            lowest(&clean, RULE).filter(|quiet| clean.len() >= LEAST_CLEAN && quiet.value <= cluster.value)
         {
             cluster = quiet;
+            sure = sure.max(cluster.support as f64 / clean.len() as f64);
+        }
+        if sure < SURE {
+            let all: Vec<f64> = self.samples.iter().map(|(_, rtt)| *rtt).collect();
+            cluster = lowest(&all, PATIENT_RULE).filter(|before| before.value < cluster.value).unwrap_or(cluster);
         }
         let age_s = (at - newest).max(0.0);
         let support = (cluster.support as f64 / FULL_SUPPORT).min(1.0);

@@ -89,6 +89,32 @@ fn a_step_of_latency_is_followed_within_five_seconds_up_and_one_down() {
     assert!(within(alpha(&e, 26.0), 0.001, 0.01));
 }
 
+/// A job whose transfers nobody reports fills the link for 1.9 of every 2 seconds: one echo in twenty finds no queue.
+/// What rises under it is believed all the same once no echo finds the old latency.
+#[test]
+fn a_queue_that_scatters_is_no_rise_and_a_rise_under_it_is_seen_later() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    let mut rng = SmallRng::seed_from_u64(3);
+    let queued = |one_way: f64| {
+        move |t: f64, rng: &mut SmallRng| {
+            let queue = if t.rem_euclid(2.0) < 0.1 { 0.0 } else { rng.random_range(0.02..0.16) };
+            (2.0 * one_way + queue, None)
+        }
+    };
+    drive(&mut e, 0.0, 20.0, |_| (0.002, None));
+    let (near, far) = (queued(0.001), queued(0.05));
+    for second in 20..60 {
+        drive(&mut e, f64::from(second), f64::from(second + 1), |t| near(t, &mut rng));
+        assert!(
+            within(alpha(&e, f64::from(second + 1)), 0.001, 0.15),
+            "{} after {second} s",
+            alpha(&e, f64::from(second))
+        );
+    }
+    drive(&mut e, 60.0, 82.0, |t| far(t, &mut rng));
+    assert!(within(alpha(&e, 82.0), 0.05, 0.15), "{}", alpha(&e, 82.0));
+}
+
 #[test]
 fn a_step_of_bandwidth_is_seen_from_passive_transfers_alone() {
     let mut e = LinkEstimator::new(EstimatorConfig::default());
