@@ -3,7 +3,7 @@
 //! Of u32, Elias-Fano and bitmap the sizes are known from k and n alone, so a cost model can charge them exactly.
 //! Gaps of one width depend on the indices; they win when these cluster.
 
-use super::{BitReader, Reader, Writer, levels_width};
+use super::{BitReader, Reader, Writer, levels_width, pack};
 use crate::codec::ReadError;
 
 /// How a set is written. The number is its code on the wire.
@@ -104,14 +104,44 @@ pub(crate) fn write_as(coding: IndexCoding, indices: &[u32], n: usize, out: &mut
 fn write_elias_fano(indices: &[u32], n: usize, out: &mut Writer) {
     let (n, k) = (n as u64, indices.len() as u64);
     let low = low_bits(n, k);
-    let mut bits = out.bits();
-    indices.iter().for_each(|i| bits.put(u64::from(*i), low));
-    bits.finish();
+    write_low_bits(indices, low, out);
     let upper = out.room(upper_bits(n, k).div_ceil(8) as usize);
+    let (mut word, mut held) = (0, 0u64);
     for (position, index) in indices.iter().enumerate() {
         // The position-th one lies behind as many zeros as its upper part says.
         let at = (index >> low) as usize + position;
-        upper[at / 8] |= 1 << (at % 8);
+        if at / 64 != word {
+            put_word(upper, word, held);
+            (word, held) = (at / 64, 0);
+        }
+        held |= 1 << (at % 64);
+    }
+    put_word(upper, word, held);
+}
+
+/// Bits from 64 `word` on; those beyond the end are zeros.
+fn put_word(bytes: &mut [u8], word: usize, bits: u64) {
+    let room = bytes.get_mut(8 * word..).unwrap_or_default();
+    room.iter_mut().zip(bits.to_le_bytes()).for_each(|(to, byte)| *to = byte);
+}
+
+/// The lowest bits of each index: up to 8 packed as codes, more one index after the other.
+fn write_low_bits(indices: &[u32], low: u32, out: &mut Writer) {
+    match low {
+        0 => {}
+        1..=8 => {
+            let mut codes = [0; 512];
+            for block in indices.chunks(codes.len()) {
+                let codes = &mut codes[..block.len()];
+                codes.iter_mut().zip(block).for_each(|(code, index)| *code = (index & ((1 << low) - 1)) as u8);
+                pack(codes, low, out);
+            }
+        }
+        _ => {
+            let mut bits = out.bits();
+            indices.iter().for_each(|i| bits.put(u64::from(*i), low));
+            bits.finish();
+        }
     }
 }
 
