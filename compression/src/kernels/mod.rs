@@ -1,6 +1,7 @@
 //! The one pass over the whole gradient: error feedback add, energy, check for NaN and infinity, and the
 //! candidates of a selection, in one read. Chosen at run time; all kernels answer the same bits.
 
+mod admit;
 mod portable;
 mod rounding;
 mod signs;
@@ -8,6 +9,7 @@ mod work;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+pub(crate) use admit::{Admitting, ROOM};
 pub(crate) use portable::energy;
 pub(crate) use rounding::{Rounded, Rounding, Squares, Words};
 pub(crate) use signs::Decayed;

@@ -1,14 +1,20 @@
-//! The exact k-th largest key. Counting the top digit leaves the keys of one bin in play; when these are few they are
-//! ranked by selection, else the next digit is counted. Never a full sort, and no more than three counting reads
-//! whatever the data.
+//! The exact k-th largest key. Counting the bins that the range of keys is divided into leaves the keys of one bin in play;
+//! when these are few they are ranked by selection, else that bin is divided. Never a full sort, and no more than three
+//! counting reads whatever the data.
 
-/// Keys have 31 bits: one digit of 11 and two of 10.
-const DIGITS: [(u32, u32); 3] = [(20, 11), (10, 10), (0, 10)];
+use crate::kernels::KEY_MASK;
+use std::ops::RangeInclusive;
 
-/// Bins of the widest digit.
-const BINS: usize = 1 << 11;
+/// Every key: 31 bits, which three divisions count out.
+pub(crate) const ANY_KEY: RangeInclusive<u32> = 0..=KEY_MASK;
 
-/// Histograms side by side: equal digits in a row do not wait for each other's store.
+/// Bins of a range are at most two to this power.
+const BIN_BITS: u32 = 11;
+
+/// Most bins.
+const BINS: usize = 1 << BIN_BITS;
+
+/// Histograms side by side: equal bins in a row do not wait for each other's store.
 const LANES: usize = 4;
 
 /// Up to here ranking is cheaper than clearing and adding up histograms.
@@ -22,15 +28,6 @@ const GATHERED: usize = 65_536;
 pub(crate) struct Cut {
     pub(crate) key: u32,
     pub(crate) ties: usize,
-}
-
-impl Cut {
-    /// Whether the next key in order of position is in.
-    pub(crate) fn admits(&mut self, key: u32) -> bool {
-        let tie = (key == self.key) & (self.ties > 0);
-        self.ties -= usize::from(tie);
-        (key > self.key) | tie
-    }
 }
 
 /// Buffers for cutting.
@@ -47,33 +44,41 @@ impl Default for Cutter {
 }
 
 impl Cutter {
-    /// The cut for the k largest of `n` keys. k from 1 to n, n below 2^32.
-    pub(crate) fn cut(&mut self, keys: impl Iterator<Item = u32> + Clone, n: usize, k: usize) -> Cut {
+    /// The cut for the k largest of `n` keys, which lie within a range: the closer it fits, the fewer share a bin. k from 1 to
+    /// n, n below 2^32.
+    pub(crate) fn cut(
+        &mut self,
+        keys: impl Iterator<Item = u32> + Clone,
+        within: RangeInclusive<u32>,
+        (n, k): (usize, usize),
+    ) -> Cut {
         if n <= FEW {
             return self.rank(keys, n, k, |_| true);
         }
-        // Keys whose bits above the current digit are `prefix` are still in play; `rest` of them are in.
-        let (mut prefix, mut known, mut rest) = (0u32, 0u32, k);
-        for (shift, width) in DIGITS {
-            let mask = (1u32 << width) - 1;
-            let in_play = keys.clone().filter(move |key| key & known == prefix);
-            let (bin, above, count) = self.count(in_play.map(|key| key >> shift & mask), mask, rest);
+        // Keys from `low` on, up to `span` above it, are still in play; `rest` of them are in.
+        let (mut low, mut span, mut rest) = (*within.start(), within.end() - within.start(), k);
+        loop {
+            let shift = (u32::BITS - span.leading_zeros()).saturating_sub(BIN_BITS);
+            let above_low = keys.clone().map(move |key| key.wrapping_sub(low)).filter(move |above| *above <= span);
+            let (bin, above, count) = self.count(above_low.map(|key| key >> shift), span >> shift, rest);
             rest -= above;
-            prefix |= bin << shift;
-            known |= mask << shift;
+            low += bin << shift;
+            span = (span - (bin << shift)).min((1 << shift) - 1);
+            if span == 0 {
+                return Cut { key: low, ties: rest };
+            }
             if count <= GATHERED {
-                return self.rank(keys, count, rest, |key| key & known == prefix);
+                return self.rank(keys, count, rest, |key| key.wrapping_sub(low) <= span);
             }
         }
-        Cut { key: prefix, ties: rest }
     }
 
-    /// The bin in which the `rank`-th largest digit lies, how many lie above that bin, and how many in it.
-    fn count(&mut self, digits: impl Iterator<Item = u32>, highest: u32, rank: usize) -> (u32, usize, usize) {
+    /// The bin in which the `rank`-th largest lies, how many lie above that bin, and how many in it.
+    fn count(&mut self, bins: impl Iterator<Item = u32>, highest: u32, rank: usize) -> (u32, usize, usize) {
         self.histogram.fill(0);
         let mut lane = 0;
-        digits.for_each(|digit| {
-            self.histogram[lane + digit as usize] += 1;
+        bins.for_each(|bin| {
+            self.histogram[lane + bin as usize] += 1;
             lane = (lane + BINS) % (LANES * BINS);
         });
         let of =
@@ -115,11 +120,12 @@ mod tests {
     fn check(mut keys: Vec<u32>, k: usize) {
         let mut cutter = Cutter::default();
         let capacity = cutter.gathered.capacity();
-        let cut = cutter.cut(keys.iter().copied(), keys.len(), k);
+        let cuts = [ANY_KEY, keys.iter().copied().min().unwrap()..=keys.iter().copied().max().unwrap()]
+            .map(|within| cutter.cut(keys.iter().copied(), within, (keys.len(), k)));
         assert_eq!(cutter.gathered.capacity(), capacity, "it allocated");
         keys.sort_unstable_by(|a, b| b.cmp(a));
         let ties = keys[..k].iter().filter(|x| **x == keys[k - 1]).count();
-        assert_eq!(cut, Cut { key: keys[k - 1], ties }, "k = {k} of {}", keys.len());
+        assert_eq!(cuts, [Cut { key: keys[k - 1], ties }; 2], "k = {k} of {}", keys.len());
     }
 
     proptest! {
@@ -133,9 +139,9 @@ mod tests {
         }
     }
 
-    /// So many keys in one bin of every digit that all three are counted.
+    /// So many keys in one bin that it is divided again.
     #[test]
-    fn crowded_bins_take_all_digits() {
+    fn crowded_bins_are_divided() {
         let n = 3 * GATHERED;
         for spread in [1u32, 2, 3, 700, 5000, 1 << 21] {
             let keys: Vec<u32> = (0..n as u32).map(|i| 0x3f80_0000 + i.wrapping_mul(0x9e37_79b1) % spread).collect();

@@ -7,6 +7,7 @@
 //! are exactly when the threshold is at most the (k+1)-th largest magnitude, so one exact cut answers all 25
 //! rounds. The selection is the same; [`super::naive::mstopk`] counts.
 
+use super::cut::ANY_KEY;
 use super::none::push_range;
 use super::topk::sampled_floor;
 use super::{Pass, Select};
@@ -37,13 +38,13 @@ impl Select for MsTopK {
         // As for top-k, the few candidates of the pass serve when they hold all that is asked for.
         if let Some((indices, bits)) = scratch.found.get().filter(|(indices, _)| floor.is_some() && indices.len() > k) {
             let values = bits.iter().map(|b| f32::from_bits(*b));
-            let thresholds = search(scratch.cutter.cut(values.clone().map(key), bits.len(), k + 1).key);
+            let thresholds = search(scratch.cutter.cut(values.clone().map(key), ANY_KEY, (bits.len(), k + 1)).key);
             if floor.is_some_and(|floor| key(thresholds.lower) >= floor) {
                 pick(selection, indices.iter().copied().zip(values), k, (thresholds, pass.seed));
                 return Ok(part.energy);
             }
         }
-        let thresholds = search(scratch.cutter.cut(fed.iter().map(|x| key(*x)), n, k + 1).key);
+        let thresholds = search(scratch.cutter.cut(fed.iter().map(|x| key(*x)), ANY_KEY, (n, k + 1)).key);
         pick(selection, (0..).zip(fed.iter().copied()), k, (thresholds, pass.seed));
         Ok(part.energy)
     }

@@ -3,34 +3,49 @@
 use crate::Kernel;
 use crate::codec::Stats;
 use crate::kernels::{Added, Candidates, Fed, Feed, scan};
-use crate::select::topk::floor_of;
+use crate::select::topk::{floor_of, room};
 
-/// The values that reach a sampled floor. A codec that selects the k largest lends it to the memory
-/// ([`crate::memory::Memory::compensate_sieving`]).
+/// The values that reach a floor, a little below the last tensor's cut or, when that is unknown or misled, sampled. A codec
+/// that selects the k largest lends it to the memory ([`crate::memory::Memory::compensate_sieving`]).
 #[derive(Debug, Default)]
 pub struct Sieve {
     k: usize,
     sample: Vec<u32>,
     found: Candidates,
     floor: Option<u32>,
+    guess: Option<Guess>,
     /// Filled by the memory, for the tensor that comes next.
     filled: bool,
+}
+
+/// What one tensor tells of the next: gradients change little from step to step, and what error feedback adds less.
+#[derive(Debug, Clone, Copy)]
+struct Guess {
+    /// The k-th largest key.
+    cut: u32,
+    /// How far below it to begin: so far that an eighth to a half of k is found beyond k.
+    gap: u32,
 }
 
 impl Sieve {
     /// For about k values; forgets what was found.
     pub(crate) fn want(&mut self, k: usize) -> &mut Self {
+        self.guess = self.guess.filter(|_| k == self.k);
         (self.k, self.filled) = (k, false);
         self
     }
 
     /// One pass: `fed` becomes what the codec compresses, and what reaches the floor is collected.
     pub(crate) fn feed(&mut self, kernel: Kernel, gradient: &[f32], added: Added<'_>) -> Stats {
-        let Added { residual, beta, gamma, .. } = added;
-        self.sample(gradient.len(), |i| beta * residual[i] + gamma * gradient[i]);
-        let fed = kernel.feed(Feed { gradient, added: Some(added), floor: self.floor }, &mut self.found);
+        let Added { residual, beta, gamma, fed } = added;
+        let guessed = self.aim(gradient.len(), |i| beta * residual[i] + gamma * gradient[i]);
+        let added = Some(Added { residual, beta, gamma, fed: &mut *fed });
+        let seen = kernel.feed(Feed { gradient, added, floor: self.floor }, &mut self.found);
+        if guessed {
+            self.look_again(kernel, fed);
+        }
         self.filled = true;
-        fed.stats()
+        seen.stats()
     }
 
     /// As [`Self::feed`], of a tensor that is there, unless a memory has made it and knows.
@@ -39,15 +54,55 @@ impl Sieve {
         if let Some(stats) = known.filter(|_| filled) {
             return stats;
         }
-        self.want(k).sample(x.len(), |i| x[i]);
+        let guessed = self.want(k).aim(x.len(), |i| x[i]);
         let seen: Fed = scan(kernel, x, self.floor, &mut self.found);
+        if guessed {
+            self.look_again(kernel, x);
+        }
         seen.stats()
+    }
+
+    /// The k-th largest of what was found has this key: the next tensor's is looked for near it.
+    pub(crate) fn learn(&mut self, cut: u32) {
+        let count = self.found.get().map_or(0, |(indices, _)| indices.len());
+        let gap = match self.guess {
+            Some(Guess { gap, .. }) if count > self.k + self.k / 2 => gap - gap / 8,
+            Some(Guess { gap, .. }) if count < self.k + self.k / 8 => gap + gap / 8 + 1,
+            Some(Guess { gap, .. }) => gap,
+            None => self.floor.map_or(0, |floor| cut.saturating_sub(floor)),
+        };
+        self.guess = Some(Guess { cut, gap });
+    }
+
+    /// What the found ones reach; None when nothing was looked for.
+    pub(crate) fn floor(&self) -> Option<u32> {
+        self.floor
     }
 
     /// Positions, ascending, and float bits of what reaches the floor; None when that is fewer than `least`, or too many
     /// to keep.
     pub(crate) fn found(&self, least: usize) -> Option<(&[u32], &[u32])> {
         self.floor.and_then(|_| self.found.get()).filter(|(indices, _)| indices.len() >= least)
+    }
+
+    /// Sets the floor; answers whether it is a guess.
+    fn aim(&mut self, n: usize, at: impl Fn(usize) -> f32) -> bool {
+        let Some(Guess { cut, gap }) = self.guess else {
+            self.sample(n, at);
+            return false;
+        };
+        self.floor = Some(cut.saturating_sub(gap));
+        self.found.reset(room(n, self.k));
+        true
+    }
+
+    /// When the guess misled, reads the tensor once more with a sampled floor.
+    fn look_again(&mut self, kernel: Kernel, x: &[f32]) {
+        if self.found(self.k).is_none() {
+            self.guess = None;
+            self.sample(x.len(), |i| x[i]);
+            scan(kernel, x, self.floor, &mut self.found);
+        }
     }
 
     fn sample(&mut self, n: usize, at: impl Fn(usize) -> f32) {

@@ -4,14 +4,14 @@
 //! gradient collects everything from the floor on, and the exact cut is made among those few. When the sample misled
 //! (too few or far too many candidates), the cut is made over all values; the answer is the same.
 
-use super::cut::Cut;
+use super::cut::{Cut, Cutter};
 use super::none::push_range;
-use super::{Pass, Select};
-use crate::Selection;
+use super::{Part, Pass, Select};
 use crate::feedback::CompressError;
-use crate::kernels::{Candidates, key};
+use crate::kernels::{Admitting, Candidates, KEY_MASK, ROOM, Work, key};
+use crate::{Kernel, Selection};
 use flexcomm_domain::CompressionRatio;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 /// From here on a sample pays.
 const SAMPLED: usize = 4096;
@@ -20,6 +20,9 @@ const SAMPLED: usize = 4096;
 const SAMPLE_EVERY: usize = 128;
 const SAMPLE_LEAST: usize = 1024;
 const SAMPLE_MOST: usize = 32_768;
+
+/// Samples side by side: what a value costs is the way to its line of the cache, which its neighbours share.
+const TOGETHER: usize = 4;
 
 /// Candidates beyond this multiple of k (plus a constant for small k) mean that the sample misled.
 const SPARE: usize = 4;
@@ -37,24 +40,65 @@ impl Select for TopK {
 /// Feeds a part and appends its k largest values to the selection; answers the part's energy.
 pub(super) fn top_k_of(pass: &mut Pass<'_>, range: Range<usize>, k: usize) -> Result<f64, CompressError> {
     let floor = sampled_floor(pass, range.clone(), k);
-    let energy = pass.feed(range.clone(), floor)?.energy;
+    let Part { energy, max_key } = pass.feed(range.clone(), floor)?;
     if k == range.len() {
         push_range(pass, range);
         return Ok(energy);
     }
-    let Pass { scratch, selection, fed, .. } = pass;
+    let Pass { kernel, scratch, selection, fed, .. } = pass;
     let base = range.start as u32;
-    let candidates = floor.and_then(|_| scratch.found.get()).filter(|(indices, _)| indices.len() >= k);
-    if let Some((indices, bits)) = candidates {
-        let values = bits.iter().map(|b| f32::from_bits(*b));
-        let cut = scratch.cutter.cut(values.clone().map(key), bits.len(), k);
-        push_cut(selection, indices.iter().map(|i| base + i).zip(values), k, cut);
+    let candidates = scratch.found.get().filter(|(indices, _)| indices.len() >= k);
+    if let Some((floor, found)) = floor.zip(candidates) {
+        let cut = cut_found(*kernel, &mut scratch.cutter, found.1, (floor..=max_key, k));
+        let first = selection.indices.len();
+        push_found(*kernel, selection, found, (k, cut));
+        selection.indices[first..].iter_mut().for_each(|index| *index += base);
     } else {
         let part = &fed[range.clone()];
-        let cut = scratch.cutter.cut(part.iter().map(|x| key(*x)), part.len(), k);
+        let cut = scratch.cutter.cut(part.iter().map(|x| key(*x)), 0..=max_key, (part.len(), k));
         push_cut(selection, (base..).zip(part.iter().copied()), k, cut);
     }
     Ok(energy)
+}
+
+/// Up to so many candidates, which then stay in the second-level cache, are counted again and again.
+const COUNTED: usize = 32_768;
+
+/// The cut for the k largest of candidates, given by float bits, whose keys lie within a range.
+pub(crate) fn cut_found(
+    kernel: Kernel,
+    cutter: &mut Cutter,
+    bits: &[u32],
+    (within, k): (RangeInclusive<u32>, usize),
+) -> Cut {
+    if bits.len() > COUNTED {
+        return cutter.cut(bits.iter().map(|bits| bits & KEY_MASK), within, (bits.len(), k));
+    }
+    let count = |least| kernel.run(Reach { bits, least }) as usize;
+    let (mut low, mut high) = within.into_inner();
+    while low < high {
+        let middle = high - (high - low) / 2;
+        match count(middle) >= k {
+            true => low = middle,
+            false => high = middle - 1,
+        }
+    }
+    Cut { key: low, ties: k - count(low + 1) }
+}
+
+/// How many keys reach a least one.
+struct Reach<'a> {
+    bits: &'a [u32],
+    least: u32,
+}
+
+impl Work for Reach<'_> {
+    type Output = u32;
+
+    #[inline(always)]
+    fn run(self) -> u32 {
+        self.bits.iter().map(|bits| u32::from(bits & KEY_MASK >= self.least)).sum()
+    }
 }
 
 /// A key that about k values of a part reach, a few more rather than fewer, and room for them; None when that is most
@@ -75,48 +119,58 @@ pub(crate) fn floor_of(
     if n < SAMPLED || k == n {
         return None;
     }
-    let samples = (n / SAMPLE_EVERY).clamp(SAMPLE_LEAST, SAMPLE_MOST);
+    let samples = (n / SAMPLE_EVERY).clamp(SAMPLE_LEAST, SAMPLE_MOST) / TOGETHER * TOGETHER;
     let expected = samples as f64 * (k as f64 / n as f64);
     // Four standard deviations of the count, and some for small counts.
     let rank = (expected + 4.0 * expected.sqrt() + 8.0) as usize;
     if rank >= samples {
         return None;
     }
-    let stride = n / samples;
+    let stride = n / samples * TOGETHER;
     sample.clear();
-    sample.extend((0..samples).map(|i| key(at(sampled_place(i, stride)))));
+    for i in 0..samples / TOGETHER {
+        let place = sampled_place(i, stride);
+        sample.extend_from_slice(&std::array::from_fn::<u32, TOGETHER, _>(|j| key(at(place + j))));
+    }
     let (_, floor, _) = sample.select_nth_unstable_by(rank, |a, b| b.cmp(a));
-    found.reset((k.saturating_mul(SPARE) + SPARE_LEAST).min(n));
+    found.reset(room(n, k));
     Some(*floor)
+}
+
+/// For how many candidates there is room.
+pub(crate) fn room(n: usize, k: usize) -> usize {
+    (k.saturating_mul(SPARE) + SPARE_LEAST).min(n)
 }
 
 /// Where the i-th stride is looked at: anywhere in it, so that a period in the data does not meet one in the sample.
 fn sampled_place(i: usize, stride: usize) -> usize {
     let jitter = (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    i * stride + ((jitter * stride as u64) >> 32) as usize
+    i * stride + ((jitter * (stride - TOGETHER + 1) as u64) >> 32) as usize
 }
 
-/// Appends the k values that the cut admits, in order of position. Stores every value and moves on only past those
-/// that are in: near the cut a branch would be guessed wrong half of the time.
-pub(crate) fn push_cut(selection: &mut Selection, values: impl Iterator<Item = (u32, f32)>, k: usize, mut cut: Cut) {
-    let first = selection.indices.len();
-    // One place more: after the last that is in, values are stored behind it until the end.
-    selection.indices.resize(first + k + 1, 0);
-    selection.values.resize(first + k + 1, 0.0);
-    let (indices, kept) = (&mut selection.indices[first..], &mut selection.values[first..]);
-    let mut count = 0;
-    for (index, value) in values {
-        indices[count] = index;
-        kept[count] = value;
-        count += usize::from(cut.admits(key(value)));
-    }
-    selection.indices.truncate(first + k);
-    selection.values.truncate(first + k);
+/// Appends the k values that the cut admits, in order of position.
+pub(crate) fn push_cut(selection: &mut Selection, values: impl Iterator<Item = (u32, f32)>, k: usize, cut: Cut) {
+    push(selection, k, cut, |to| values.for_each(|(index, value)| to.next(index, value)));
+}
+
+/// As [`push_cut`], of candidates.
+pub(crate) fn push_found(kernel: Kernel, selection: &mut Selection, found: (&[u32], &[u32]), (k, cut): (usize, Cut)) {
+    push(selection, k, cut, |to| kernel.admit(found, to));
+}
+
+fn push(selection: &mut Selection, k: usize, Cut { key, ties }: Cut, admit: impl FnOnce(&mut Admitting<'_>)) {
+    let Selection { indices, values, .. } = selection;
+    let first = indices.len();
+    indices.resize(first + k + ROOM, 0);
+    values.resize(first + k + ROOM, 0.0);
+    admit(&mut Admitting { key, ties, indices: &mut indices[first..], values: &mut values[first..], len: 0 });
+    indices.truncate(first + k);
+    values.truncate(first + k);
 }
 
 #[cfg(test)]
 mod tests {
-    use super::sampled_place;
+    use super::{TOGETHER, sampled_place};
     use crate::{GradientCompressor, Kernel, Layers, Method, naive};
     use flexcomm_domain::{CompressionRatio, Compressor};
 
@@ -125,7 +179,10 @@ mod tests {
     fn a_sample_that_misleads_changes_nothing() {
         let (n, samples) = (40_000, 1024);
         let mut gradient: Vec<f32> = (0..n).map(|i| 1.0 + (i * 7919 % n) as f32 * 1e-4).collect();
-        (0..samples).for_each(|i| gradient[sampled_place(i, n / samples)] = 1e3 + i as f32);
+        (0..samples).for_each(|i| {
+            let place = sampled_place(i / TOGETHER, n / samples * TOGETHER) + i % TOGETHER;
+            gradient[place] = 1e3 + i as f32;
+        });
         let cr = CompressionRatio::new(0.1).unwrap();
         for kernel in Kernel::available() {
             let mut rank = GradientCompressor::with_kernel(Layers::fused(n).unwrap(), kernel);

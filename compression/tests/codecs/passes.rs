@@ -5,7 +5,7 @@ use flexcomm_compression::codec::EncodeError;
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::strategy::Class;
 use flexcomm_compression::wire::{Reader, Writer};
-use flexcomm_compression::{Kernel, Layers};
+use flexcomm_compression::{Kernel, Layers, naive};
 
 fn pipeline(text: &str, lengths: &[usize]) -> Pipeline {
     Pipeline::new(&parse(text), Layers::new(lengths).unwrap(), Member::alone(3))
@@ -36,6 +36,36 @@ fn top_k_in_the_pass_of_the_memory() {
                 let b = plain.compress(Gradient::F32(&sum), step(index), &mut other).unwrap();
                 assert_eq!((&one, a.energy), (&other, b.energy), "k = {k} of {n}, step {index}, {kernel:?}");
             }
+        }
+    }
+}
+
+/// What one step teaches of the next never changes what is selected: not when the scale leaps, or nearly all is equal, or zero.
+#[test]
+fn top_k_of_gradients_that_change() {
+    let (n, text) = (30_000, "topk(k=0.02)");
+    for kernel in Kernel::available() {
+        let mut fed = pipeline(&format!("{text}+ef(vanilla)"), &[n]).with_kernel(kernel);
+        let mut long = pipeline(text, &[n]).with_kernel(kernel);
+        let scales = [1.0, 1.0, 1.1, 1e-3, 1e-3, 1e4, 0.0, 1.0, 0.97, 1.03, 1e-30, 1e-30];
+        let mut out = [(); 3].map(|()| Writer::new());
+        for (index, scale) in (0u64..).zip(scales) {
+            let mut gradient: Vec<f32> = laplace(n, index).into_iter().map(|x| scale * x).collect();
+            if index % 4 == 3 {
+                gradient[700..].fill(scale);
+            }
+            let sum: Vec<f32> = fed.held_back().iter().zip(&gradient).map(|(held, g)| held + g).collect();
+            fed.compress(Gradient::F32(&gradient), step(index), &mut out[0]).unwrap();
+            // One that has learned from the steps before, and one that has not.
+            long.compress(Gradient::F32(&sum), step(index), &mut out[1]).unwrap();
+            let mut fresh = pipeline(text, &[n]).with_kernel(kernel);
+            fresh.compress(Gradient::F32(&sum), step(index), &mut out[2]).unwrap();
+            let mut kept = vec![0.0; n];
+            fresh.decompress(out[2].bytes(), index, &mut kept).unwrap();
+            let mut want = vec![0.0; n];
+            naive::topk(&sum, n / 50).into_iter().for_each(|i| want[i as usize] = sum[i as usize]);
+            assert_eq!(kept, want, "step {index}, {kernel:?}");
+            assert!(out[0] == out[2] && out[1] == out[2], "step {index}, {kernel:?}");
         }
     }
 }

@@ -2,11 +2,13 @@
 //! loops, bit for bit.
 #![allow(unsafe_code)]
 
+mod admit;
 mod pack;
 mod pass;
 mod rounding;
 mod signs;
 
+use super::admit::Admitting;
 use super::rounding::{Rounded, Rounding, Squares};
 use super::signs::{Decayed, Sums};
 use super::{Candidates, Fed, Feed, Work, portable};
@@ -45,6 +47,15 @@ pub(super) fn feed_avx512(feed: Feed<'_>, found: &mut Candidates) -> Fed {
     }
     // SAFETY: the processor has these.
     unsafe { pass::avx512(feed, found) }
+}
+
+/// Admits of the first candidates; of none on processors without AVX-512.
+pub(super) fn admit_avx512(found: (&[u32], &[u32]), to: &mut Admitting<'_>) -> usize {
+    match has_avx512() {
+        // SAFETY: the processor has these.
+        true => unsafe { admit::admit(found, to) },
+        false => 0,
+    }
 }
 
 /// Signs with AVX2, or portably on processors without.

@@ -225,7 +225,12 @@ fn keep<const MODE: u8>(buffers: &Buffers<'_>, start: usize, hits: &[u16; BLOCK 
         // Compressing in a register and storing all lanes is far faster than a compressing store on some processors.
         // SAFETY: these values were looked at, and `slots` answered room for LANES values at each.
         unsafe {
-            let values = _mm512_castps_si512(values_at::<MODE>(buffers, at));
+            // What was stored is near; what went past the caches is not.
+            let values = match MODE {
+                STORE => _mm512_loadu_ps(buffers.fed.as_ptr().add(at)),
+                _ => values_at::<MODE>(buffers, at),
+            };
+            let values = _mm512_castps_si512(values);
             _mm512_storeu_si512(indices.cast(), _mm512_maskz_compress_epi32(hits, index));
             _mm512_storeu_si512(bits.cast(), _mm512_maskz_compress_epi32(hits, values));
         }

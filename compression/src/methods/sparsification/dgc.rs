@@ -6,7 +6,7 @@ use super::sparse::{Choose, Sparse};
 use crate::Selection;
 use crate::codec::{Context, EncodeError, Scope, Stats, Travels, not_finite};
 use crate::kernels::{Candidates, NOT_FINITE, key, scan};
-use crate::select::cut::Cutter;
+use crate::select::cut::{ANY_KEY, Cutter};
 use crate::select::topk::push_cut;
 use crate::strategy::params::INSIDE_UNIT;
 use crate::strategy::{Class, Entry, Kind, Nature, Param, Values};
@@ -112,7 +112,7 @@ impl Choose for Sampled {
             }
             // More than k reach the threshold, so the k largest of these are the k largest of all.
             None => {
-                let cut = self.cutter.cut(x.iter().map(|x| key(*x)), x.len(), self.k);
+                let cut = self.cutter.cut(x.iter().map(|x| key(*x)), ANY_KEY, (x.len(), self.k));
                 push_cut(selection, (0..).zip(x.iter().copied()), self.k, cut);
             }
         }

@@ -7,7 +7,7 @@ use super::sparse::{Choose, Sparse};
 use crate::Selection;
 use crate::codec::{Context, EncodeError, Scope, Stats, Travels, not_finite};
 use crate::kernels::{Candidates, NOT_FINITE, key, scan};
-use crate::select::cut::Cutter;
+use crate::select::cut::{ANY_KEY, Cutter};
 use crate::select::mstopk::{bisect, mean_magnitude, pick};
 use crate::select::topk::floor_of;
 use crate::strategy::{Class, Entry, Kind, Nature, Param};
@@ -69,13 +69,13 @@ impl Choose for MsTopK {
         // The few candidates serve when they hold all that reaches the lower threshold.
         if let Some((indices, bits)) = found.get().filter(|(indices, _)| floor.is_some() && indices.len() > k) {
             let values = bits.iter().map(|b| f32::from_bits(*b));
-            let thresholds = search(cutter.cut(values.clone().map(key), bits.len(), k + 1).key);
+            let thresholds = search(cutter.cut(values.clone().map(key), ANY_KEY, (bits.len(), k + 1)).key);
             if floor.is_some_and(|floor| key(thresholds.lower) >= floor) {
                 pick(selection, indices.iter().copied().zip(values), k, (thresholds, seed));
                 return Ok(stats);
             }
         }
-        let thresholds = search(cutter.cut(x.iter().map(|x| key(*x)), n, k + 1).key);
+        let thresholds = search(cutter.cut(x.iter().map(|x| key(*x)), ANY_KEY, (n, k + 1)).key);
         pick(selection, (0..).zip(x.iter().copied()), k, (thresholds, seed));
         Ok(stats)
     }

@@ -5,7 +5,7 @@ use super::sparse;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Sieve, Size, Stats, Travels, not_finite};
 use crate::kernels::key;
 use crate::select::cut::Cutter;
-use crate::select::topk::push_cut;
+use crate::select::topk::{cut_found, push_cut, push_found};
 use crate::strategy::{Class, Entry, Kind, Nature, Param};
 use crate::wire::{Reader, Writer};
 use crate::{Energy, Selection};
@@ -95,12 +95,13 @@ impl Selector {
             selection.values.extend_from_slice(x);
             return Ok(stats);
         }
-        if let Some((indices, bits)) = sieve.found(k) {
-            let values = bits.iter().map(|b| f32::from_bits(*b));
-            let cut = cutter.cut(values.clone().map(key), bits.len(), k);
-            push_cut(selection, indices.iter().copied().zip(values), k, cut);
+        let highest = key(stats.max);
+        if let Some((floor, found)) = sieve.floor().zip(sieve.found(k)) {
+            let cut = cut_found(context.kernel, cutter, found.1, (floor..=highest, k));
+            push_found(context.kernel, selection, found, (k, cut));
+            sieve.learn(cut.key);
         } else {
-            let cut = cutter.cut(x.iter().map(|x| key(*x)), x.len(), k);
+            let cut = cutter.cut(x.iter().map(|x| key(*x)), 0..=highest, (x.len(), k));
             push_cut(selection, (0..).zip(x.iter().copied()), k, cut);
         }
         Ok(stats)
