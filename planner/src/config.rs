@@ -63,7 +63,8 @@ pub struct Config {
     /// 30 s: a rank whose agent is gone never reports.
     pub apply_patience_s: Seconds,
 
-    /// Links with a confidence below this are not acted on, 0 to 1. Default 0.5.
+    /// Links with a confidence below this are not acted on, 0 to 1, but for a first decision after a trial within
+    /// `max_link_age_s`. Default 0.5.
     pub least_confidence: f64,
     /// Links whose newest sample is older are not acted on. Default 120 s: two missed throughput rounds.
     pub max_link_age_s: Seconds,

@@ -66,7 +66,7 @@ impl<'a> Call<'a> {
         let costs = solve::price(s, &links.matrix, &self.memory, self.now);
         self.costs =
             Some(costs.map_err(|e| (Keep::InvalidSnapshot, format!("the candidates cannot be compared: {e}")))?);
-        trusted(s, links)?;
+        trusted(s, links, self.now)?;
         if s.compute.is_none() {
             return Err((Keep::NoCompute, "no steps are reported yet, so the time of a step is not known".into()));
         }
@@ -300,12 +300,15 @@ impl<'a> Call<'a> {
     }
 }
 
-fn trusted(s: &Snapshot, links: &Links) -> Result<(), (Keep, String)> {
+/// Whether the links are known well enough to act on. A first decision may also rest on a fresh trial: its measured times
+/// are what the predictions were fitted to, whatever the estimates of the links are worth.
+fn trusted(s: &Snapshot, links: &Links, now: Timestamp) -> Result<(), (Keep, String)> {
     if links.age > s.config.max_link_age_s {
         let (age, most) = (words::time(links.age.get()), words::time(s.config.max_link_age_s.get()));
         return Err((Keep::UntrustedLinks, format!("the newest sample of a link is {age} old, older than {most}")));
     }
-    if links.confidence < s.config.least_confidence {
+    let tried = s.profiles.measured_at.filter(|at| s.in_force.is_none() && now.since(*at) <= s.config.max_link_age_s);
+    if links.confidence < s.config.least_confidence && tried.is_none() {
         let (is, least) = (words::number(links.confidence), words::number(s.config.least_confidence));
         let why = format!("the estimate of a link has confidence {is}, less than the {least} needed to act on it");
         return Err((Keep::UntrustedLinks, why));

@@ -102,6 +102,18 @@ fn untrusted_links_are_not_acted_on() {
     assert!(job.call().decision().is_some());
 }
 
+/// A job that fills its links leaves tests little to find out, but a trial has just measured what its candidates take.
+#[test]
+fn a_first_decision_rests_on_a_fresh_trial_when_links_are_not_trusted() {
+    let mut job = Job::new();
+    job.s.links.as_mut().unwrap().confidence = 0.1;
+    job.s.profiles.measured_at = Some(job.now);
+    let mut waited = Job { s: job.s.clone(), ..Job::new() };
+    assert!(job.call().decision().is_some());
+    waited.wait(200.0);
+    assert_eq!(waited.keeps(), Keep::UntrustedLinks);
+}
+
 #[test]
 fn a_network_that_moves_is_followed_and_explained() {
     let mut job = Job::new();

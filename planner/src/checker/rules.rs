@@ -53,7 +53,10 @@ pub(super) fn timing(s: &Snapshot, outcome: &Outcome, now: Timestamp, found: &mu
     let Some(links) = &s.links else {
         return found.expect(false, "links", || "decided without links".into());
     };
-    let fresh = links.age.get() <= s.config.max_link_age_s.get() && links.confidence >= s.config.least_confidence;
+    let most = s.config.max_link_age_s.get();
+    let tried = s.profiles.measured_at.map_or(f64::INFINITY, |at| now.since(at).get());
+    let sure = links.confidence >= s.config.least_confidence || s.in_force.is_none() && tried <= most;
+    let fresh = links.age.get() <= most && sure;
     found.expect(fresh, "links", || format!("links {} old with confidence {}", links.age, links.confidence));
     if outcome.report.rollback {
         return;
