@@ -104,14 +104,14 @@ impl Kernel {
         fed
     }
 
-    /// `out += value`, or −value where the bit is set.
-    pub(crate) fn add_signs(self, bits: &[u8], value: f32, out: &mut [f32]) {
+    /// `out += value`, or −value where the bit is set; where it is FRESH, to zeros instead of what `out` holds.
+    pub(crate) fn add_signs<const FRESH: bool>(self, bits: &[u8], value: f32, out: &mut [f32]) {
         let done = match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::add_signs_avx512(bits, value, out),
+            Self::Avx512 => super::x86::add_signs_avx512::<FRESH>(bits, value, out),
             _ => 0,
         };
-        self.run(AddSigns { bits: &bits[done / 8..], value, out: &mut out[done..] });
+        self.run(AddSigns::<FRESH> { bits: &bits[done / 8..], value, out: &mut out[done..] });
     }
 }
 
@@ -143,29 +143,29 @@ impl Work for Decay<'_> {
     }
 }
 
-/// `out += value`, or −value where the bit is set.
-struct AddSigns<'a> {
+/// [`Kernel::add_signs`].
+struct AddSigns<'a, const FRESH: bool> {
     bits: &'a [u8],
     value: f32,
     out: &'a mut [f32],
 }
 
-impl Work for AddSigns<'_> {
+impl<const FRESH: bool> Work for AddSigns<'_, FRESH> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
         let value = self.value.to_bits();
+        let add = |to: &mut f32, byte: u8, lane: usize| {
+            let held = if FRESH { 0.0 } else { *to };
+            *to = held + f32::from_bits(value ^ u32::from(byte) >> lane << 31);
+        };
         let (groups, rest) = self.out.as_chunks_mut::<8>();
         for (group, byte) in groups.iter_mut().zip(self.bits) {
-            for (lane, to) in group.iter_mut().enumerate() {
-                *to += f32::from_bits(value ^ u32::from(*byte) >> lane << 31);
-            }
+            group.iter_mut().enumerate().for_each(|(lane, to)| add(to, *byte, lane));
         }
-        let last = self.bits.last().copied().unwrap_or(0);
-        for (lane, to) in rest.iter_mut().enumerate() {
-            *to += f32::from_bits(value ^ u32::from(last) >> lane << 31);
-        }
+        let last = self.bits.get(groups.len()).copied().unwrap_or(0);
+        rest.iter_mut().enumerate().for_each(|(lane, to)| add(to, last, lane));
     }
 }
 
@@ -200,9 +200,14 @@ mod tests {
             prop_assert_eq!(number(sums.energy()), number(energy));
             prop_assert_eq!(number(sums.magnitude()), number(magnitude));
             let mut out = vec![1.0f32; x.len()];
-            kernel.add_signs(&bits, 0.25, &mut out);
+            kernel.add_signs::<false>(&bits, 0.25, &mut out);
             let want: Vec<f32> = x.iter().map(|x| if *x < 0.0 { 0.75 } else { 1.25 }).collect();
-            prop_assert_eq!(out, want);
+            prop_assert_eq!(&out, &want);
+            kernel.add_signs::<true>(&bits, 0.25, &mut out);
+            let want: Vec<f32> = x.iter().map(|x| if *x < 0.0 { -0.25 } else { 0.25 }).collect();
+            prop_assert_eq!(&out, &want);
+            kernel.add_signs::<true>(&bits, 0.0, &mut out);
+            prop_assert!(out.iter().all(|to| to.to_bits() == 0), "0 - 0 is 0");
             check_decayed(kernel, x, (number(energy), max_key))?;
         }
         Ok(())

@@ -27,15 +27,9 @@ pub(super) fn read<'a>(from: &mut Reader<'a>, n: usize) -> Result<&'a [u8], Read
     Ok(bits)
 }
 
-/// `out += ±value`, or, where it is FRESH, `out = ±value`: from zeros, block by block, while they are in the first-level
-/// cache.
+/// `out += ±value`, or, where it is FRESH, `out = ±value` as if added to zeros.
 pub(super) fn add<const FRESH: bool>(bits: &[u8], context: &Context, (value, out): (f32, &mut [f32])) {
-    for (block, bits) in out.chunks_mut(BLOCK).zip(bits.chunks(BLOCK / 8)) {
-        if FRESH {
-            block.fill(0.0);
-        }
-        context.kernel.add_signs(bits, value, block);
-    }
+    context.kernel.add_signs::<FRESH>(bits, value, out);
 }
 
 /// Of a codec whose payload is signs: decoding.
@@ -66,46 +60,43 @@ pub(super) use decode_signs;
 
 /// The sign that most ranks sent, value by value, as ±1.
 pub(super) fn majority(from: &mut [Reader<'_>], context: &Context, out: &mut [f32]) -> Result<(), ReadError> {
-    let ranks = from.len() as u32;
-    let mut negatives = [0; BLOCK];
+    let (ranks, mut tally) = (from.len() as u32, Tally { planes: [[0; WORDS]; PLANES], used: 0 });
     for block in out.chunks_mut(BLOCK) {
-        let negatives = &mut negatives[..block.len()];
-        negatives.fill(0);
+        tally.clear();
         for reader in from.iter_mut() {
-            context.kernel.run(Count { bits: read(reader, block.len())?, negatives });
+            context.kernel.run(Vote { bits: read(reader, block.len())?, tally: &mut tally });
         }
-        context.kernel.run(Vote { negatives, ranks, out: block });
+        let mut bits = [0; BLOCK / 8];
+        context.kernel.run(Count { tally: &tally, more_than: ranks / 2, bits: &mut bits });
+        context.kernel.add_signs::<true>(&bits, 1.0, block);
     }
     Ok(())
 }
 
-/// Adds one rank's votes. In 32 bits: counts of 8 bits overflow above 127 ranks, a known mistake.
-struct Count<'a> {
-    bits: &'a [u8],
-    negatives: &'a mut [u32],
+/// Words of a block's bits.
+const WORDS: usize = BLOCK / 64;
+
+/// Bits of a count. Counts of 8 bits overflow above 255 ranks, a known mistake.
+const PLANES: usize = 32;
+
+/// How many ranks sent a negative sign: bit i of each value's count in plane i.
+struct Tally {
+    planes: [[u64; WORDS]; PLANES],
+    /// Planes that may hold other than zeros.
+    used: usize,
 }
 
-impl Work for Count<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let (groups, rest) = self.negatives.as_chunks_mut::<8>();
-        for (group, byte) in groups.iter_mut().zip(self.bits) {
-            for (lane, count) in group.iter_mut().enumerate() {
-                *count += u32::from(*byte) >> lane & 1;
-            }
-        }
-        let last = u32::from(self.bits.last().copied().unwrap_or(0));
-        rest.iter_mut().enumerate().for_each(|(lane, count)| *count += last >> lane & 1);
+impl Tally {
+    fn clear(&mut self) {
+        self.planes[..self.used].fill([0; WORDS]);
+        self.used = 0;
     }
 }
 
-/// What most ranks voted for.
+/// Adds one rank's votes, all of a word's at once.
 struct Vote<'a> {
-    negatives: &'a [u32],
-    ranks: u32,
-    out: &'a mut [f32],
+    bits: &'a [u8],
+    tally: &'a mut Tally,
 }
 
 impl Work for Vote<'_> {
@@ -113,8 +104,77 @@ impl Work for Vote<'_> {
 
     #[inline(always)]
     fn run(self) {
-        for (to, count) in self.out.iter_mut().zip(self.negatives) {
-            *to = if *count > self.ranks.wrapping_sub(*count) { -1.0 } else { 1.0 };
+        let mut bytes = [0; BLOCK / 8];
+        bytes[..self.bits.len()].copy_from_slice(self.bits);
+        let mut carries: [u64; WORDS] = std::array::from_fn(|i| u64::from_le_bytes(bytes.as_chunks().0[i]));
+        let Tally { planes, used } = self.tally;
+        for plane in &mut planes[..*used] {
+            for (sum, carry) in plane.iter_mut().zip(&mut carries) {
+                (*sum, *carry) = (*sum ^ *carry, *sum & *carry);
+            }
+        }
+        if *used < PLANES && carries.iter().any(|carry| *carry != 0) {
+            planes[*used] = carries;
+            *used += 1;
+        }
+    }
+}
+
+/// A set bit for each value whose count is larger.
+struct Count<'a> {
+    tally: &'a Tally,
+    more_than: u32,
+    bits: &'a mut [u8; BLOCK / 8],
+}
+
+impl Work for Count<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        // From the lowest bit up: a higher one overrules what those below say.
+        let mut more = [0; WORDS];
+        for (bit, plane) in self.tally.planes[..self.tally.used].iter().enumerate() {
+            match self.more_than >> bit & 1 {
+                0 => more.iter_mut().zip(plane).for_each(|(more, count)| *more |= count),
+                _ => more.iter_mut().zip(plane).for_each(|(more, count)| *more &= count),
+            }
+        }
+        if self.more_than.checked_shr(self.tally.used as u32).unwrap_or(0) != 0 {
+            more = [0; WORDS];
+        }
+        self.bits.as_chunks_mut().0.iter_mut().zip(more).for_each(|(to, more)| *to = more.to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Kernel;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Each value's votes counted one by one, with any number of ranks that agree more or less.
+        #[test]
+        fn most_ranks_decide(n in 1usize..100, ranks in 1usize..300, long: bool, share in 0.0f64..1.0, seed: u64) {
+            let n = if long { n + BLOCK } else { n };
+            let stream = crate::random::Stream::new(seed, [0; 4]);
+            let negative = |rank: usize, i: usize| stream.unit((rank * n + i) as u64) < share;
+            let messages: Vec<Vec<u8>> = (0..ranks)
+                .map(|rank| {
+                    let mut bits = vec![0u8; n.div_ceil(8)];
+                    (0..n).for_each(|i| bits[i / 8] |= u8::from(negative(rank, i)) << (i % 8));
+                    bits
+                })
+                .collect();
+            let votes = |i: usize| (0..ranks).filter(|rank| negative(*rank, i)).count();
+            let want: Vec<f32> = (0..n).map(|i| if 2 * votes(i) > ranks { -1.0 } else { 1.0 }).collect();
+            for kernel in Kernel::available() {
+                let mut from: Vec<Reader<'_>> = messages.iter().map(|bits| Reader::new(bits)).collect();
+                let mut out = vec![7.0; n];
+                majority(&mut from, &Context { kernel, ..Context::new(1) }, &mut out).unwrap();
+                prop_assert_eq!(&out, &want, "{:?}", kernel);
+            }
         }
     }
 }
