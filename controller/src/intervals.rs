@@ -1,6 +1,6 @@
 //! Cuts the steps of a job into intervals and holds each against what was predicted for it. Pure.
 
-use flexcomm_domain::{Strategy, Timestamp, Version};
+use flexcomm_domain::{Timestamp, Version};
 use flexcomm_optimizer::{Coefficients, Sample, Terms};
 
 use crate::limits::{INTERVAL_MOST_STEPS, INTERVAL_STEPS, INTERVAL_US};
@@ -116,7 +116,7 @@ pub fn cut(open: Option<OpenInterval>, steps: &[WholeStep], around: &Surrounding
     let mut closed = Vec::new();
     let from = open.from_step;
     let new: Vec<&WholeStep> = steps.iter().filter(|s| s.step >= from).collect();
-    for run in new.chunk_by(|a, b| a.version == b.version && a.strategy == b.strategy) {
+    for run in new.chunk_by(|a, b| a.version == b.version && a.ran == b.ran) {
         let (head, mut rest) = (run[0], run);
         if head.version != open.version {
             open = begin(head.version, head.step + COLD_STEPS, around, open.moved);
@@ -177,20 +177,26 @@ fn moved(open: &mut OpenInterval, around: &Surroundings) -> Option<Timestamp> {
 
 fn close(open: &OpenInterval, steps: &[&WholeStep], now: Timestamp) -> Option<IntervalRow> {
     let (first, last) = (steps.first()?, steps.last()?);
-    let strategy: Strategy = last.strategy;
+    let of = |f: fn(&WholeStep) -> f64| median(steps.iter().map(|s| f(s)));
+    // What a text names no model can price: what was predicted was predicted for something else.
+    let priced = last.ran.strategy().is_some();
+    let terms = open.terms.filter(|_| priced);
     Some(IntervalRow {
         version: open.version,
-        strategy,
+        ran: last.ran.clone(),
         from_step: first.step,
         to_step: last.step,
         at: now,
-        predicted_sync_us: open.predicted_sync_us,
-        measured_sync_us: median(steps.iter().map(|s| s.sync_us))?,
-        predicted_step_us: open.predicted_step_us,
-        measured_step_us: median(steps.iter().map(|s| s.step_us))?,
-        settled: open.terms.is_some() && first.received.since(open.moved).get() >= SETTLE_S,
-        terms: open.terms,
-        model_sync_us: open.model_sync_us,
+        predicted_sync_us: open.predicted_sync_us.filter(|_| priced),
+        measured_sync_us: of(|s| s.sync_us)?,
+        predicted_step_us: open.predicted_step_us.filter(|_| priced),
+        measured_step_us: of(|s| s.step_us)?,
+        comp_us: of(|s| s.comp_us),
+        bytes_sent: of(|s| s.bytes_sent),
+        gain: of(|s| s.gain),
+        settled: terms.is_some() && first.received.since(open.moved).get() >= SETTLE_S,
+        terms,
+        model_sync_us: open.model_sync_us.filter(|_| priced),
     })
 }
 
@@ -263,6 +269,22 @@ mod tests {
     }
 
     #[test]
+    fn what_a_text_names_is_measured_and_never_priced() {
+        let text = flexcomm_wire::Ran::text("qsgd(s=16)", flexcomm_domain::Collective::Allgather).unwrap();
+        let mut all = steps(0..20, 0, at(30));
+        all[..10].iter_mut().for_each(|s| s.ran = text.clone());
+        let around = around(0, 1e-4, at(30));
+        // The links are known for long.
+        let open = cut(None, &all[..1], &Surroundings { now: at(10), ..around }).open;
+        let closed = cut(Some(open), &all, &around).closed;
+        assert_eq!(closed.iter().map(|i| i.ran == text).collect::<Vec<_>>(), [true, false]);
+        let priced =
+            |i: &IntervalRow| [i.terms.is_some(), i.predicted_step_us.is_some(), i.model_sync_us.is_some(), i.settled];
+        assert_eq!((priced(&closed[0]), priced(&closed[1])), ([false; 4], [true; 4]));
+        assert_eq!((closed[0].comp_us, closed[0].bytes_sent, closed[0].gain), (Some(10.0), Some(1000.0), Some(1.0)));
+    }
+
+    #[test]
     fn a_new_decision_starts_a_new_interval_after_its_cold_steps() {
         let open = cut(None, &steps(0..5, 1, at(10)), &around(1, 1e-4, at(10))).open;
         let both = [steps(0..8, 1, at(20)), steps(8..20, 2, at(20))].concat();
@@ -297,7 +319,10 @@ mod tests {
     fn a_strategys_own_intervals_correct_its_prediction() {
         let row = |version: u64, alpha_s: f64, measured_sync_us: f64| IntervalRow {
             version: Version(version),
-            strategy: Strategy::DENSE_RING,
+            ran: flexcomm_domain::Strategy::DENSE_RING.into(),
+            comp_us: None,
+            bytes_sent: None,
+            gain: None,
             from_step: 0,
             to_step: 9,
             at: at(1),

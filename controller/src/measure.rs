@@ -1,7 +1,8 @@
 //! What steps cost: one figure per step from what its ranks reported, medians over steps. Pure.
 
-use flexcomm_domain::{Gain, Seconds, Strategy, Timestamp, Version};
+use flexcomm_domain::{Gain, Seconds, Timestamp, Version};
 use flexcomm_planner::Measured;
+use flexcomm_wire::Ran;
 
 use crate::limits::MEASURED_STEPS;
 use crate::store::StepRow;
@@ -17,7 +18,7 @@ pub struct WholeStep {
     /// The decision in force.
     pub version: Version,
     /// What ran.
-    pub strategy: Strategy,
+    pub ran: Ran,
     /// When its last report arrived.
     pub received: Timestamp,
     /// The collective proper, from the last rank's entry to the last rank's end. Where ranks cannot tell when
@@ -31,6 +32,8 @@ pub struct WholeStep {
     pub step_us: f64,
     /// Mean over ranks.
     pub gain: f64,
+    /// Mean over ranks.
+    pub bytes_sent: f64,
 }
 
 /// Steps that all `world` ranks reported under one decision, ascending.
@@ -46,17 +49,18 @@ fn whole(ranks: &[StepRow], world: u32) -> Option<WholeStep> {
         Some(_) => ranks.iter().map(proper).fold(0.0, f64::max),
         None => last.sync_us,
     };
-    let one_decision = ranks.iter().all(|r| r.version == last.version && r.strategy == last.strategy);
+    let one_decision = ranks.iter().all(|r| r.version == last.version && r.ran == last.ran);
     (ranks.len() == world as usize && one_decision).then(|| WholeStep {
         step: last.step,
         version: last.version,
-        strategy: last.strategy,
+        ran: last.ran.clone(),
         received: ranks.iter().map(|r| r.received).max().unwrap_or_default(),
         sync_us,
         compute_us: (last.step_us - last.comp_us - last.sync_us).max(0.0),
         comp_us: last.comp_us,
         step_us: ranks.iter().map(|r| r.step_us).sum::<f64>() / ranks.len() as f64,
         gain: ranks.iter().map(|r| r.gain).sum::<f64>() / ranks.len() as f64,
+        bytes_sent: ranks.iter().map(|r| r.bytes_sent as f64).sum::<f64>() / ranks.len() as f64,
     })
 }
 
@@ -108,7 +112,7 @@ pub(crate) mod tests {
             step,
             rank,
             version: Version(version),
-            strategy: Strategy::DENSE_RING,
+            ran: flexcomm_domain::Strategy::DENSE_RING.into(),
             received: Timestamp(step),
             compute_us: 100.0,
             comp_us: 10.0,
@@ -116,6 +120,7 @@ pub(crate) mod tests {
             wait_us: None,
             step_us: 120.0 + sync_us,
             gain: 1.0 - f64::from(rank) / 10.0,
+            bytes_sent: 1000,
         }
     }
 

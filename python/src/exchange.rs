@@ -87,7 +87,7 @@ impl Core {
                 // A decision has replaced the text: what its pipeline holds back is the next strategy's.
                 bucket.unpipe()?;
             }
-            session.meter.faithful &= !fallback || tick.strategy.is_dense() && settled;
+            session.meter.faithful &= !fallback || tick.strategy.is_dense() && settled && !text;
             let method = Method::from(&tick.strategy);
             let (message, kept) = (bucket.message_bytes(method, Part::Whole), bucket.kept(method));
             let index_bytes = HEAD_BYTES + bucket.message_bytes(method, Part::Indices);

@@ -1,9 +1,9 @@
 //! Telemetry: gathers steps, and hands them to the agent's client a few at a time.
 
 use crate::meter::Costs;
-use flexcomm_domain::{JobId, Rank, Strategy, Version};
+use flexcomm_domain::{JobId, Rank, Version};
 use flexcomm_trainer::{Client, InForce};
-use flexcomm_wire::{AppliedReport, FromTrainer, MAX_STEPS, StepRecord, StepsReport};
+use flexcomm_wire::{AppliedReport, FromTrainer, MAX_STEPS, Ran, StepRecord, StepsReport};
 use std::time::{Duration, Instant};
 
 /// Steps wait for at most this long before they are handed on.
@@ -22,7 +22,7 @@ pub struct Reporter {
     job: JobId,
     rank: Rank,
     pending: Vec<StepRecord>,
-    running: Option<(Version, Strategy)>,
+    running: Option<(Version, Ran)>,
     last_flush: Instant,
 }
 
@@ -50,11 +50,11 @@ impl Reporter {
     }
 
     /// Takes in a step that ran this strategy.
-    pub fn step(&mut self, (step, version, strategy): (u64, Version, Strategy), costs: &Costs, loss: Option<f64>) {
+    pub fn step(&mut self, (step, version, ran): (u64, Version, Ran), costs: &Costs, loss: Option<f64>) {
         if self.client.is_none() {
             return;
         }
-        let running = Some((version, strategy));
+        let running = Some((version, ran));
         if self.running != running || self.pending.len() >= MAX_STEPS {
             self.flush();
             self.running = running;
@@ -81,11 +81,11 @@ impl Reporter {
     pub fn flush(&mut self) {
         self.last_flush = Instant::now();
         let steps = std::mem::take(&mut self.pending);
-        if let Some((version, strategy)) = self.running
+        if let Some((version, ran)) = &self.running
             && !steps.is_empty()
         {
-            let (job, rank, strategy) = (self.job.clone(), self.rank.0, strategy.into());
-            self.send(FromTrainer::Steps(StepsReport { job, rank, version: version.0, strategy, steps }));
+            let (job, rank, version, (strategy, text)) = (self.job.clone(), self.rank.0, version.0, ran.to_wire());
+            self.send(FromTrainer::Steps(StepsReport { job, rank, version, strategy, text, steps }));
         }
     }
 

@@ -10,7 +10,7 @@ use flexcomm_engine::{AutoSelection, Leader, Saved, Shadow, Store, lock};
 use flexcomm_trainer::{
     AbortCause, Agreement, Change, Measured, Offer, OrdersReader, Riding, Snapshot, Tick, Trial, TrialPlan, WORD_BITS,
 };
-use flexcomm_wire::{FromTrainer, TrialReport};
+use flexcomm_wire::{FromTrainer, Ran, TrialReport};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Steps in which nothing is compressed: DDP rebuilds its buckets after the first, with static graph after the
@@ -329,7 +329,8 @@ impl Session {
                 }
             }
             None if costs.faithful => {
-                self.reporter.step((tick.step, tick.version, tick.strategy), &costs, loss);
+                let ran = self.text_of(&tick).map_or(Ran::Strategy(tick.strategy), |text| text.ran.clone());
+                self.reporter.step((tick.step, tick.version, ran), &costs, loss);
             }
             None => {}
         }

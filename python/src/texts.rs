@@ -10,8 +10,10 @@ use flexcomm_compression::codec::{Element, Travels};
 use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_compression::strategy::Strategy;
 use flexcomm_compression::wire::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+use flexcomm_domain::Collective;
 use flexcomm_engine::{How, Param, PipeState, Piped, Ran, Shared, Turn, layers, lock};
 use flexcomm_trainer::{Heard, Status, Tick};
+use flexcomm_wire::{MAX_STRATEGY_TEXT, Ran as Reported};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -28,6 +30,8 @@ const OVER: u8 = 4;
 pub struct Text {
     pub strategy: Strategy,
     pub text: String,
+    /// The same in reports. One that is too long for them is cut: it is for people.
+    pub ran: Reported,
     /// Added to the agreement's step: a loaded checkpoint goes on where it was.
     pub offset: u64,
 }
@@ -45,7 +49,13 @@ impl Text {
                 "failed to run {}: torch.distributed has no broadcast that depends on the values",
                 strategy.entry().name
             ))),
-            _ => Ok(Self { strategy, text: strategy.to_string(), offset: 0 }),
+            travels => {
+                let text = strategy.to_string();
+                let collective = if travels == Travels::Gathers { Collective::Allgather } else { Collective::DenseRing };
+                let shown: String = text.chars().take(MAX_STRATEGY_TEXT).collect();
+                let ran = Reported::text(&shown, collective).map_err(Failure::input)?;
+                Ok(Self { strategy, text, ran, offset: 0 })
+            }
         }
     }
 
@@ -312,8 +322,6 @@ impl Core {
             let share = share(session.world, need, gathered);
             session.meter.hook_work(began);
             session.meter.launched(share);
-            // The controller's cost model does not know this strategy: its steps are not reported as another's.
-            session.meter.faithful = false;
             Ok(())
         })
     }

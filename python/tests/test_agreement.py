@@ -88,7 +88,11 @@ def test_half_precision_before_the_first_decision(seen):
 @pytest.mark.parametrize("name", ["sum text", "gather text"])
 def test_a_decision_takes_over_from_a_strategy_that_a_text_names(seen, name):
     for rank in seen:
-        assert rank[name]["versions"] == [0, 1, 2] and rank[name]["reported"] == [1, 2]
+        assert rank[name]["versions"] == [0, 1, 2] and rank[name]["reported"] == [0, 1, 2]
+        # An agent that knows no texts refuses the compressor; dense steps of the warm-up are nobody's.
+        assert rank[name]["texts"] == [[0, rank[name]["named"]], [1, ""], [2, ""]]
+        assert rank[name]["as"] == [["text", "dense-ring" if name == "sum text" else "allgather"]]
+        assert rank[name]["costs"] and all(all(c) for c in rank[name]["costs"])
         assert rank[name]["named"].endswith("+ef(vanilla)") and rank[name]["under"] == "topk@0.1/allgather"
         before, after, dense = rank[name]["held"]
         assert before > 0 and after > 0 and dense == 0 and not rank[name]["text"]

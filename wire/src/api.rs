@@ -198,6 +198,10 @@ pub struct IntervalView {
     pub version: u64,
     /// What ran.
     pub strategy: StrategyWire,
+    /// What ran, when `strategy` cannot say it, see [`crate::StepsReport::text`]: nothing was predicted for it, and the
+    /// cost model is not fitted to it.
+    #[serde(default)]
+    pub text: Option<String>,
     /// First and last step.
     pub from_step: u64,
     /// First and last step.
@@ -212,6 +216,15 @@ pub struct IntervalView {
     pub model_sync_us: Option<f64>,
     /// The collective proper: minimum over ranks per step, then the median.
     pub measured_sync_us: f64,
+    /// Compress and decompress, of the rank that came last: median over steps.
+    #[serde(default)]
+    pub measured_comp_us: Option<f64>,
+    /// Bytes that a rank sent per step: mean over ranks, median over steps.
+    #[serde(default)]
+    pub bytes_sent: Option<f64>,
+    /// Share of the gradient's energy that was sent: mean over ranks, median over steps.
+    #[serde(default)]
+    pub gain: Option<f64>,
     /// The step, predicted.
     pub predicted_step_us: Option<f64>,
     /// The step: median.

@@ -6,12 +6,14 @@
 
 pub mod api;
 mod orders;
+mod ran;
 mod reports;
 mod trainer;
 
 pub use orders::{
     DecisionOrder, EchoPeer, JobOrders, Orders, ProbePlan, ShapeOrder, StrategyWire, ThroughputGrant, TrialOrder,
 };
+pub use ran::{MAX_STRATEGY_TEXT, Ran, TEXT_COMPRESSOR};
 pub use reports::{
     AppliedReport, Heartbeat, JobSeen, LinkReport, PathReport, Register, Registered, Report, ReportAck, ReportBatch,
     ReportBody, ShapeReport, StepRecord, StepsReport, ThroughputReport, TrialOutcome, TrialReport,

@@ -144,7 +144,7 @@ fn check_steps(report: &StepsReport) -> Result<(), String> {
     if report.version > MAX_INTEGER {
         return Err(format!("version {} is above 2^53", report.version));
     }
-    Strategy::try_from(&report.strategy).map_err(|error| error.to_string())?;
+    report.ran().map_err(|error| error.to_string())?;
     report.steps.iter().try_for_each(check_step)
 }
 
@@ -237,7 +237,14 @@ pub(crate) mod tests {
         };
         change(&mut step);
         let strategy = flexcomm_domain::Strategy::DENSE_RING.into();
-        FromTrainer::Steps(StepsReport { job: "j".parse().unwrap(), rank: 1, version: 0, strategy, steps: vec![step] })
+        FromTrainer::Steps(StepsReport {
+            job: "j".parse().unwrap(),
+            rank: 1,
+            version: 0,
+            strategy,
+            text: None,
+            steps: vec![step],
+        })
     }
 
     #[test]
@@ -284,6 +291,23 @@ pub(crate) mod tests {
             assert!(matches!(session.line(&line(&steps(change))), Ok(Event::SetAside(_))));
         }
         assert!(matches!(session.line(&line(&steps(|_| {}))), Ok(Event::Report(_))));
+    }
+
+    #[test]
+    fn a_strategy_may_be_named_by_a_text_and_then_by_nothing_else() {
+        let text = |compressor: &str, text: &str| {
+            let mut message = steps(|_| {});
+            if let FromTrainer::Steps(report) = &mut message {
+                report.strategy.compressor = compressor.into();
+                report.text = Some(text.into());
+            }
+            joined().line(&line(&message)).unwrap()
+        };
+        assert!(matches!(text("text", "qsgd(s=16)+ef(vanilla)"), Event::Report(_)));
+        for (compressor, named) in [("none", "qsgd"), ("text", ""), ("text", "two\nlines"), ("text", &"x".repeat(257))]
+        {
+            assert!(matches!(text(compressor, named), Event::SetAside(_)), "{compressor} {named}");
+        }
     }
 
     #[test]

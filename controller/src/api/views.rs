@@ -99,14 +99,19 @@ pub(super) fn trial(row: TrialRow, reports: &[TrialReportRow]) -> TrialView {
 }
 
 pub(super) fn interval(row: IntervalRow) -> IntervalView {
+    let (strategy, text) = row.ran.to_wire();
     IntervalView {
         version: row.version.0,
-        strategy: row.strategy.into(),
+        strategy,
+        text,
         from_step: row.from_step,
         to_step: row.to_step,
         at_us: row.at.0,
         predicted_sync_us: row.predicted_sync_us,
         measured_sync_us: row.measured_sync_us,
+        measured_comp_us: row.comp_us,
+        bytes_sent: row.bytes_sent,
+        gain: row.gain,
         predicted_step_us: row.predicted_step_us,
         model_sync_us: row.model_sync_us,
         measured_step_us: row.measured_step_us,

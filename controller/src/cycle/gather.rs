@@ -60,6 +60,8 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     let reports = app.store.trial_reports(&job.job, PROFILE_TRIALS).await?;
     let memory = app.store.planner_memory(&job.job).await?;
     let version = in_force.as_ref().map(|f| f.decision.version).unwrap_or_default();
+    // Steps of what no model knows say what training costs apart from its collectives, and nothing of a decision.
+    let known: Vec<WholeStep> = steps.iter().filter(|s| s.ran.strategy().is_some()).cloned().collect();
     let snapshot = Snapshot {
         backend: job.backend.clone(),
         offer: offer(&ranks, &mut waiting),
@@ -67,7 +69,7 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
         profiles: profiles(&trials, &reports),
         coefficients: (*app.store.coefficients().await?).clone(),
         compute: measure::compute(&steps),
-        measured: measure::measured(&steps, version),
+        measured: measure::measured(&known, version),
         in_force,
         // A memory of another version of the planner is as good as none.
         memory: memory.and_then(|text| serde_json::from_str::<Memory>(&text).ok()).unwrap_or_default(),

@@ -184,7 +184,8 @@ mod tests {
             accuracy: None,
         };
         let steps = (from..from + 10).map(record).collect();
-        ReportBody::Steps(StepsReport { job: job(), rank, version: 0, strategy: Strategy::DENSE_RING.into(), steps })
+        let strategy = Strategy::DENSE_RING.into();
+        ReportBody::Steps(StepsReport { job: job(), rank, version: 0, strategy, text: None, steps })
     }
 
     async fn report(app: &App, name: &str, seq: u64, body: ReportBody) {

@@ -61,6 +61,8 @@ const share = (v) => (v === null || v === undefined ? "–" : digits(v));
 const percent = (v) => (v === null || v === undefined ? "–" : `${digits(v * 100)} %`);
 const clock = (us) => new Date(us / 1000).toLocaleTimeString([], { hour12: false });
 const strategyWords = (s) => (s.compressor === "none" ? s.collective : `${s.compressor} over ${s.collective}${s.selection ? ` (${s.selection})` : ""}`);
+/** What an interval's steps ran: a strategy, or what a user named by a text. */
+const ranWords = (v) => (v.text ? `${v.text} over ${v.strategy.collective}` : strategyWords(v.strategy));
 
 // ---- fetching ----
 async function get(path) {
@@ -183,8 +185,9 @@ async function showJob(job) {
   const base = `/api/v1/jobs/${encodeURIComponent(job.job)}`;
   const parts = ["decision", `intervals?limit=${INTERVALS}`, "trials?limit=5", "report", "progress?limit=1000"];
   const [decision, intervals, trials, report, progress] = await Promise.all(parts.map((p) => get(`${base}/${p}`)));
-  showNow(job, decision, report);
-  showTiles(job);
+  const newest = (intervals || []).at(-1);
+  showNow(decision, report, newest);
+  showTiles(job, newest);
   showCharts(intervals || [], progress || []);
   showTrials(trials || []);
   const changed = decision && (decision.version !== state.version || decision.applied_at_step !== state.applied);
@@ -192,10 +195,10 @@ async function showJob(job) {
   if (decision) Object.assign(state, { version: decision.version, applied: decision.applied_at_step });
 }
 
-function showNow(job, decision, report) {
+function showNow(decision, report, newest) {
   const dense = !decision || decision.cr === 1;
   $("now-cr").textContent = decision ? (dense ? "Dense" : `CR ${share(decision.cr)}`) : "Not decided yet";
-  $("now-how").textContent = decision ? strategyWords(decision) : "dense-ring until then";
+  $("now-how").textContent = newest && newest.text ? ranWords(newest) : decision ? strategyWords(decision) : "dense-ring until then";
   const where = decision && decision.applied_at_step !== null ? `from step ${decision.applied_at_step}` : "on its way to the ranks";
   $("now-since").textContent = decision ? `since ${clock(decision.since_us)}, decision ${decision.version}, ${where}` : "";
   const waiting = (report && report.waiting) || [];
@@ -204,7 +207,7 @@ function showNow(job, decision, report) {
   $("now-look").replaceChildren(...(last && last.why ? [el("b", {}, `Last look, ${ago(Math.max(0, Date.now() - report.at_us / 1000))} ago: `), last.why] : []));
 }
 
-function showTiles(job) {
+function showTiles(job, newest) {
   const off = (measured, predicted) => (measured && predicted ? `predicted ${micros(predicted)}` : "no prediction yet");
   const tile = (name, value, note) => el("div", {}, el("dt", {}, name), el("dd", {}, value, el("span", { class: "note", title: note }, note)));
   $("tiles").replaceChildren(
@@ -212,6 +215,7 @@ function showTiles(job) {
     tile("Collective", micros(job.sync_us), off(job.sync_us, job.predicted_sync_us)),
     tile("Compute", micros(job.compute_us), `compression ${micros(job.comp_us)}`),
     tile("Gain", share(job.gain), "gradient energy kept"),
+    tile("Sent", newest && newest.bytes_sent !== null ? `${count(Math.round(newest.bytes_sent))}B` : "–", newest ? `per rank and step, ${ranWords(newest)}` : "per rank and step"),
     tile("Ranks", `${job.live_ranks} / ${job.world}`, `${new Set(job.nodes.filter(Boolean)).size} nodes, ${job.backend}`),
     tile("Steps", String(job.step), `${count(job.gradient_values)} values each`),
     tile("Loss", share(job.loss), "newest"),
@@ -235,7 +239,7 @@ function showCharts(intervals, progress) {
   const draw = (id, series, options) => { keys($(id), series); if (!$(id).matches(":hover")) lineChart($(id), series, options); };
   draw("chart-sync", times("measured_sync_us", "predicted_sync_us"), common);
   draw("chart-step", times("measured_step_us", "predicted_step_us"), common);
-  draw("chart-cr", [{ name: "CR", style: "measured", steps: true, points: intervals.map((v) => [v.to_step, v.strategy.cr]) }], { ...common, log: true, format: share });
+  draw("chart-cr", [{ name: "CR", style: "measured", steps: true, points: intervals.map((v) => [v.to_step, v.text ? null : v.strategy.cr]) }], { ...common, log: true, format: share });
   const loss = progress.filter((p) => p.loss !== null);
   const accuracy = progress.filter((p) => p.accuracy !== null);
   const training = [{ name: "loss", style: "measured", points: loss.map((p) => [p.step, p.loss]) }];

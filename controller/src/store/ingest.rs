@@ -276,8 +276,8 @@ async fn steps(db: &mut SqliteConnection, node: &NodeName, mut r: StepsReport, n
     if let Err(aside) = at_home(db, node, (&r.job, r.rank)).await? {
         return Ok(aside.into());
     }
-    let strategy = match reports::strategy(&r.strategy) {
-        Ok(strategy) => strategy,
+    let ran = match reports::ran(&r) {
+        Ok(ran) => ran,
         Err(aside) => return Ok(aside.into()),
     };
     let newest = decisions::newest_version(db, &r.job).await?;
@@ -286,7 +286,7 @@ async fn steps(db: &mut SqliteConnection, node: &NodeName, mut r: StepsReport, n
         return aside(Reason::UnknownVersion, detail);
     }
     r.steps.iter_mut().for_each(|s| s.gain = s.gain.min(1.0));
-    windows::put_steps(db, &r, &strategy, now).await?;
+    windows::put_steps(db, &r, &ran, now).await?;
     JOB
 }
 

@@ -2,6 +2,7 @@
 
 use flexcomm_domain::{JobId, Strategy, Timestamp, Version};
 use flexcomm_optimizer::{CoefficientBook, Sample, Terms};
+use flexcomm_wire::Ran;
 
 use sqlx::SqliteConnection;
 use std::sync::atomic::Ordering;
@@ -11,7 +12,8 @@ use super::{Result, Store, json, signed, sql, stored, time, unsigned};
 
 pub(super) const NEWEST: &str =
     "SELECT version, strategy, from_step, to_step, at_us, predicted_sync_us, measured_sync_us,
-    predicted_step_us, measured_step_us, settled, alpha_s, beta_s, model_sync_us FROM intervals
+    predicted_step_us, measured_step_us, settled, alpha_s, beta_s, model_sync_us,
+    comp_us, bytes_sent, gain FROM intervals
     WHERE job = $1 ORDER BY id DESC LIMIT $2";
 
 pub(super) const UNFITTED: &str = "SELECT id, strategy, at_us, measured_sync_us, alpha_s, beta_s FROM intervals
@@ -26,7 +28,7 @@ pub struct IntervalRow {
     /// The decision in force.
     pub version: Version,
     /// What ran.
-    pub strategy: Strategy,
+    pub ran: Ran,
     /// First step.
     pub from_step: u64,
     /// Last step.
@@ -41,6 +43,12 @@ pub struct IntervalRow {
     pub predicted_step_us: Option<f64>,
     /// Median.
     pub measured_step_us: f64,
+    /// Compress and decompress: median.
+    pub comp_us: Option<f64>,
+    /// Bytes that a rank sent per step: median.
+    pub bytes_sent: Option<f64>,
+    /// Median.
+    pub gain: Option<f64>,
     /// Whether links and decision had been settled since before it began.
     pub settled: bool,
     /// The model's terms when it began.
@@ -98,6 +106,9 @@ struct Raw {
     alpha_s: Option<f64>,
     beta_s: Option<f64>,
     model_sync_us: Option<f64>,
+    comp_us: Option<f64>,
+    bytes_sent: Option<f64>,
+    gain: Option<f64>,
 }
 
 fn terms((alpha_s, beta_s): (Option<f64>, Option<f64>)) -> Option<Terms> {
@@ -127,7 +138,7 @@ impl Store {
         let row = |r: Raw| {
             Ok(IntervalRow {
                 version: Version(unsigned(r.version)),
-                strategy: stored(operation, "strategy", r.strategy.parse())?,
+                ran: stored(operation, "strategy", r.strategy.parse())?,
                 from_step: unsigned(r.from_step),
                 to_step: unsigned(r.to_step),
                 at: time(r.at_us),
@@ -135,6 +146,9 @@ impl Store {
                 measured_sync_us: r.measured_sync_us,
                 predicted_step_us: r.predicted_step_us,
                 measured_step_us: r.measured_step_us,
+                comp_us: r.comp_us,
+                bytes_sent: r.bytes_sent,
+                gain: r.gain,
                 settled: r.settled,
                 terms: terms((r.alpha_s, r.beta_s)),
                 model_sync_us: r.model_sync_us,
@@ -256,12 +270,13 @@ impl Store {
 async fn put_closed(db: &mut SqliteConnection, job: &JobId, i: &IntervalRow) -> Result<()> {
     sqlx::query(
         "INSERT INTO intervals (job, version, strategy, from_step, to_step, at_us, predicted_sync_us,
-            measured_sync_us, predicted_step_us, measured_step_us, settled, alpha_s, beta_s, model_sync_us)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
+            measured_sync_us, predicted_step_us, measured_step_us, settled, alpha_s, beta_s, model_sync_us,
+            comp_us, bytes_sent, gain)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)",
     )
     .bind(job.as_str())
     .bind(signed(i.version.0))
-    .bind(i.strategy.to_string())
+    .bind(i.ran.to_string())
     .bind(signed(i.from_step))
     .bind(signed(i.to_step))
     .bind(signed(i.at.0))
@@ -273,6 +288,9 @@ async fn put_closed(db: &mut SqliteConnection, job: &JobId, i: &IntervalRow) -> 
     .bind(i.terms.map(|t| t.alpha_s))
     .bind(i.terms.map(|t| t.beta_s))
     .bind(i.model_sync_us)
+    .bind(i.comp_us)
+    .bind(i.bytes_sent)
+    .bind(i.gain)
     .execute(db)
     .await
     .map_err(sql("store an interval"))?;

@@ -1,7 +1,7 @@
 //! The window of a job's newest steps, and loss and accuracy over all of them.
 
-use flexcomm_domain::{JobId, Strategy, Timestamp, Version};
-use flexcomm_wire::{StepRecord, StepsReport};
+use flexcomm_domain::{JobId, Timestamp, Version};
+use flexcomm_wire::{Ran, StepRecord, StepsReport};
 use sqlx::SqliteConnection;
 
 use super::{Result, Store, json, signed, sql, stored, time, unsigned};
@@ -16,7 +16,7 @@ pub(super) const NEWEST_STEP: &str = "SELECT max(step) FROM steps WHERE job = $1
 /// than its content when hundreds of steps are read every second.
 pub(super) const STEPS: &str =
     "SELECT json_group_array(json_array(step, rank, version, strategy, received_us, compute_us,
-        comp_us, sync_us, wait_us, step_us, gain))
+        comp_us, sync_us, wait_us, step_us, gain, bytes_sent))
     FROM (SELECT * FROM steps WHERE job = $1 AND step >= $2 AND step < $3 ORDER BY step, rank)";
 
 pub(super) const FORGET_STEPS: &str =
@@ -32,7 +32,7 @@ pub struct StepRow {
     /// The decision in force.
     pub version: Version,
     /// What ran.
-    pub strategy: Strategy,
+    pub ran: Ran,
     /// When the report arrived.
     pub received: Timestamp,
     /// Forward and backward.
@@ -47,6 +47,8 @@ pub struct StepRow {
     pub step_us: f64,
     /// Energy kept.
     pub gain: f64,
+    /// By this rank.
+    pub bytes_sent: u64,
 }
 
 /// How training went at a step.
@@ -64,17 +66,18 @@ pub struct ProgressRow {
 
 /// A row as SQLite's JSON functions write it, in the order of the query's columns.
 #[derive(serde::Deserialize)]
-struct RawStep(i64, i64, i64, String, i64, f64, f64, f64, Option<f64>, f64, f64);
+struct RawStep(i64, i64, i64, String, i64, f64, f64, f64, Option<f64>, f64, f64, i64);
 
 impl RawStep {
     fn row(self) -> Result<StepRow> {
         let operation = "read steps";
-        let Self(step, rank, version, strategy, received, compute_us, comp_us, sync_us, wait_us, step_us, gain) = self;
+        let Self(step, rank, version, strategy, received, compute_us, comp_us, sync_us, wait_us, step_us, gain, bytes) =
+            self;
         Ok(StepRow {
             step: unsigned(step),
             rank: stored(operation, "rank", rank.try_into())?,
             version: Version(unsigned(version)),
-            strategy: stored(operation, "strategy", strategy.parse())?,
+            ran: stored(operation, "strategy", strategy.parse())?,
             received: time(received),
             compute_us,
             comp_us,
@@ -82,6 +85,7 @@ impl RawStep {
             wait_us,
             step_us,
             gain,
+            bytes_sent: unsigned(bytes),
         })
     }
 }
@@ -126,12 +130,7 @@ impl Store {
 }
 
 /// Stores steps and forgets those that fell out of the window.
-pub(super) async fn put_steps(
-    db: &mut SqliteConnection,
-    r: &StepsReport,
-    strategy: &Strategy,
-    now: Timestamp,
-) -> Result<()> {
+pub(super) async fn put_steps(db: &mut SqliteConnection, r: &StepsReport, ran: &Ran, now: Timestamp) -> Result<()> {
     let on_error = sql("store steps");
     // Steps only go forward: what this rank reported beyond them is of an earlier run of the job.
     sqlx::query("DELETE FROM steps WHERE job = $1 AND rank = $2 AND step >= $3")
@@ -151,7 +150,7 @@ pub(super) async fn put_steps(
     .bind(r.job.as_str())
     .bind(i64::from(r.rank))
     .bind(signed(r.version))
-    .bind(strategy.to_string())
+    .bind(ran.to_string())
     .bind(signed(now.0))
     .bind(json("store steps", &r.steps)?)
     .execute(&mut *db)

@@ -252,7 +252,8 @@ impl Agent {
             accuracy: None,
         };
         let steps = (from..from + count).map(record).collect();
-        ReportBody::Steps(StepsReport { job: job(), rank: self.rank, version, strategy: strategy.into(), steps })
+        let strategy = strategy.into();
+        ReportBody::Steps(StepsReport { job: job(), rank: self.rank, version, strategy, text: None, steps })
     }
 
     /// Gain falls slowly as less is kept, so that compression pays on a slow network.

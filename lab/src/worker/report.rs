@@ -110,7 +110,7 @@ impl Reporter {
             && !steps.is_empty()
         {
             let (job, rank, strategy) = (self.job.clone(), self.rank.0, strategy.into());
-            self.send(FromTrainer::Steps(StepsReport { job, rank, version: version.0, strategy, steps }));
+            self.send(FromTrainer::Steps(StepsReport { job, rank, version: version.0, strategy, text: None, steps }));
         }
     }
 

@@ -258,10 +258,14 @@ def texts(rank, name, text):
     run.train(1)
     out = run.end()
     run.agent.wait_for("bye")
+    reports = run.agent.of_kind("steps")
     held = [sum(v.abs().sum().item() for v in state.values()) for state in (before, after["held_back"], run.session.state_dict()["held_back"])]
     return out | {
         "named": named, "under": under, "held": held, "text": "text" in after,
-        "reported": sorted({m["version"] for m in run.agent.of_kind("steps")}),
+        "reported": sorted({m["version"] for m in reports}),
+        "texts": sorted({(m["version"], m.get("text", "")) for m in reports}),
+        "as": sorted({(m["strategy"]["compressor"], m["strategy"]["collective"]) for m in reports if "text" in m}),
+        "costs": [(s["comp_us"] > 0, s["bytes_sent"] > 0, 0 < s["gain"] <= 1) for m in reports if "text" in m for s in m["steps"]],
     }
 
 
