@@ -38,6 +38,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) scatter(float* out, u32 n,
     if (indices[j] < n) out[indices[j]] += scale * values[j];
 }
 
+// out += values / world at indices, which are all different: divided as on the CPU side, so that ranks which add up here and
+// there have the same bits. An index beyond n is left out.
+extern "C" __global__ void __launch_bounds__(THREADS) add_mean(float* out, u32 n, const u32* indices, const float* values,
+                                                               u32 k, float world) {
+  for (u32 j = blockIdx.x * THREADS + threadIdx.x; j < k; j += gridDim.x * THREADS)
+    if (indices[j] < n) out[indices[j]] += values[j] / world;
+}
+
+// Says in a byte of a message that the gradient was refused.
+extern "C" __global__ void __launch_bounds__(THREADS) mark(u8* at, u32 bits, const Outcome* o) {
+  if (threadIdx.x == 0 && o->refused) *at = (u8)(*at | bits);
+}
+
 // Floyd's algorithm (Bentley and Floyd 1987) in parallel. Draw d of `few` picks a place up to last(d) = n - few + d; if that
 // is taken, last(d) itself. A place is taken by the first draw that picks it, and last(g) also by draw g when its own
 // pick was taken. So all that must be known is which draw picked a place first.

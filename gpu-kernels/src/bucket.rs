@@ -8,6 +8,7 @@
 //! method.
 
 use crate::hybrid::{self, Qsparse};
+use crate::indices;
 use crate::select::{Form, Selected, pack, payload_room};
 use crate::workspace::{check, check_count, workspace_bytes};
 use crate::{
@@ -110,12 +111,48 @@ impl Bucket {
         self.workspace.part(0, OUTCOME_BYTES)
     }
 
+    fn feed(&self, gradient: &Gradient) -> Feed {
+        let (n, (beta, gamma)) = (self.n, gradient.weights);
+        let [memory, fed] = self.memory.map(|span| span.part(0, 4 * n));
+        Feed { n, dtype: gradient.dtype, gradient: gradient.at, memory, fed, beta, gamma }
+    }
+
+    /// As [`Self::step`] for methods that send values as they are. They go to lists of the caller and are not packed: with
+    /// the values right behind the indices that is a message of version 1 without its header, and the bucket needs no
+    /// room for lists (it may be made for no methods at all).
+    pub fn select(
+        &mut self,
+        device: &impl Device,
+        gradient: Gradient,
+        (method, to): (Method, &Selected),
+    ) -> Result<(), LaunchError> {
+        let feed = self.feed(&gradient);
+        match method {
+            Method::TopK(k) => topk(device, &feed, (k, to), self.workspace),
+            Method::Threshold(how) => threshold(device, &feed, (how, to), self.workspace),
+            _ => {
+                let rule = "only top-k and thresholds send values as they are";
+                Err(LaunchError::Parameter { what: "method", value: 0.0, rule })
+            }
+        }?;
+        self.memory.swap(0, 1);
+        Ok(())
+    }
+
+    /// After a step that does not count (some rank could not do its part): what is held back is as before it. Once a step.
+    pub fn put_back(&mut self) {
+        self.memory.swap(0, 1);
+    }
+
+    /// Sets `bits` of a byte where the last step refused its gradient: its message then says so itself.
+    pub fn mark(&self, device: &impl Device, at: Span, bits: u8) -> Result<(), LaunchError> {
+        indices::mark(device, (at, bits), self.outcome())
+    }
+
     /// Launches a step: its payload will be in what is answered, whose length is the outcome's `bytes`. Where it fails
     /// nothing of the bucket has changed that counts: the memory is that of the step before.
     pub fn step(&mut self, device: &impl Device, gradient: Gradient, method: Method) -> Result<Span, LaunchError> {
-        let (n, [memory, fed], (beta, gamma)) = (self.n, self.memory, gradient.weights);
-        let [memory, fed] = [memory, fed].map(|span| span.part(0, 4 * n));
-        let feed = Feed { n, dtype: gradient.dtype, gradient: gradient.at, memory, fed, beta, gamma };
+        let (n, feed) = (self.n, self.feed(&gradient));
         check(("the payload", self.payload, method.payload_bytes(n)), ALIGN)?;
         let (room, workspace) = (method.most(n), self.workspace);
         let to = Selected { indices: self.indices, values: self.values, room };

@@ -58,6 +58,8 @@ pub struct Feed {
 
 /// What vector loads need.
 pub(crate) const ALIGN: u64 = 16;
+/// Of lists, which are read and written word by word.
+pub(crate) const WORD: u64 = 4;
 
 impl Feed {
     /// Of gradient and memory; answers n.

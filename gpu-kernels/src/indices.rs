@@ -1,7 +1,7 @@
 //! Values at indices that are known: what AR-Topk exchanges, and random-k.
 
 use crate::device::start;
-use crate::feed::{ALIGN, Feed};
+use crate::feed::{ALIGN, Feed, WORD};
 use crate::random::Random;
 use crate::workspace::{Workspace, check, check_apart, check_count};
 use crate::{Device, LaunchError, Span};
@@ -19,8 +19,8 @@ pub struct At {
 
 impl At {
     fn check(&self) -> Result<u64, LaunchError> {
-        check(("the indices", self.indices, 4 * self.k), ALIGN)?;
-        check(("the values", self.values, 4 * self.k), ALIGN)?;
+        check(("the indices", self.indices, 4 * self.k), WORD)?;
+        check(("the values", self.values, 4 * self.k), WORD)?;
         check_count(self.k).map(u64::from)
     }
 }
@@ -74,13 +74,34 @@ pub fn gather(device: &impl Device, feed: &Feed, (at, factor): (&At, f32), works
 }
 
 /// `out += scale * values` at the indices; those beyond n are left out.
-pub fn scatter(device: &impl Device, at: &At, (n, out): (u64, Span), scale: f32) -> Result<(), LaunchError> {
+pub fn scatter(device: &impl Device, at: &At, to: (u64, Span), scale: f32) -> Result<(), LaunchError> {
+    spread(device, "scatter", at, (to, scale))
+}
+
+/// `out += values / world` at the indices: of every rank's message in turn, a mean with the CPU side's bits.
+pub fn add_mean(device: &impl Device, at: &At, to: (u64, Span), world: u32) -> Result<(), LaunchError> {
+    spread(device, "add_mean", at, (to, world as f32))
+}
+
+fn spread(
+    device: &impl Device,
+    kernel: &'static str,
+    at: &At,
+    ((n, out), by): ((u64, Span), f32),
+) -> Result<(), LaunchError> {
     let (k, count) = (at.check()?, check_count(n)?);
     check(("out", out, 4 * n), ALIGN)?;
     check_apart(("out", out), ("the values", at.values))?;
     let (indices, values) = (at.indices.address(), at.values.address());
-    let arguments = [out.address(), u64::from(count), indices, values, k, u64::from(scale.to_bits())];
-    start(device, "scatter", k, &arguments)
+    let arguments = [out.address(), u64::from(count), indices, values, k, u64::from(by.to_bits())];
+    start(device, kernel, k, &arguments)
+}
+
+/// Sets bits of a byte where the last call with this workspace refused its gradient: a message then says so itself, and
+/// nobody waits for the outcome.
+pub(crate) fn mark(device: &impl Device, (at, bits): (Span, u8), outcome: Span) -> Result<(), LaunchError> {
+    check(("the byte", at, 1), 1)?;
+    device.launch("mark", 1, &[at.address(), u64::from(bits), outcome.address()])
 }
 
 /// Places per count of [`subset`].

@@ -29,13 +29,13 @@ mod workspace;
 pub use arch::Arch;
 pub use cache::Cache;
 pub use device::{
-    Allocation, BLAS_WORKSPACE, Blas, BlasOnStream, Compiled, Cublas, Device, Gpu, MemoryError, Nvrtc, OnStream,
-    Pinned, Span, Stream, THREADS, in_environment,
+    Allocation, BLAS_WORKSPACE, Blas, BlasOnStream, Compiled, Copies, Cublas, Device, Gpu, MemoryError, Nvrtc,
+    OnStream, Pinned, Span, Stream, THREADS, in_environment,
 };
 pub use error::{BlasError, CacheError, LaunchError, LoadError, Version};
 pub use feed::{DType, Feed};
 pub use gains::{MOST_CANDIDATES, gains};
-pub use indices::{At, feed, gather, scatter, subset, subset_scratch};
+pub use indices::{At, add_mean, feed, gather, scatter, subset, subset_scratch};
 pub use low_rank::{Gemm, Sgemm};
 pub use quantize::{Norm, Quantizer, add, majority, quantize};
 pub use random::Random;

@@ -1,7 +1,7 @@
 //! Methods that send some values as they are: exact top-k, and how a selection is packed.
 
 use crate::device::start;
-use crate::feed::{ALIGN, Feed};
+use crate::feed::{ALIGN, Feed, WORD};
 use crate::workspace::{TILE, Workspace, check, check_count};
 use crate::{Device, LaunchError, Span, THREADS};
 
@@ -20,8 +20,8 @@ pub struct Selected {
 impl Selected {
     pub(crate) fn check(&self) -> Result<u32, LaunchError> {
         let room = check_count(self.room)?;
-        check(("the indices", self.indices, 4 * self.room), ALIGN)?;
-        check(("the values", self.values, 4 * self.room), ALIGN)?;
+        check(("the indices", self.indices, 4 * self.room), WORD)?;
+        check(("the values", self.values, 4 * self.room), WORD)?;
         Ok(room)
     }
 }

@@ -84,7 +84,18 @@ pub const THRESHOLD: Module = Module {
 pub const INDICES: Module = Module {
     name: "indices.cu",
     text: file!("indices.cu"),
-    kernels: &["gather", "keep", "scatter", "draw_first", "draw_set", "count_set", "scan_set", "list_set"],
+    kernels: &[
+        "gather",
+        "keep",
+        "scatter",
+        "add_mean",
+        "mark",
+        "draw_first",
+        "draw_set",
+        "count_set",
+        "scan_set",
+        "list_set",
+    ],
 };
 
 /// PowerSGD between its products.

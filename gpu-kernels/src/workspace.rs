@@ -140,6 +140,12 @@ pub(crate) fn check_lengths(to: Span, from: Span) -> Result<(), LaunchError> {
     if to == from { Ok(()) } else { Err(LaunchError::Lengths { from, to }) }
 }
 
+/// Refuses a copy between a buffer and memory of the host of another length.
+pub(crate) fn check_as_long(span: Span, host: usize) -> Result<(), LaunchError> {
+    let (to, from) = (span.bytes(), host as u64);
+    if to == from { Ok(()) } else { Err(LaunchError::Lengths { from, to }) }
+}
+
 /// Refuses a memory that is read while another is written.
 pub(crate) fn check_apart(a: (&'static str, Span), b: (&'static str, Span)) -> Result<(), LaunchError> {
     if a.1.overlaps(b.1) { Err(LaunchError::Overlap(a.0, b.0)) } else { Ok(()) }

@@ -22,6 +22,12 @@ use flexcomm_domain::Rank;
 /// Bytes of the word in front of every gathered block: check, status, zeros.
 pub const HEAD_BYTES: usize = 8;
 
+/// Where in these bytes the status is, and which of its bits says that a gradient was not finite: for those who learn that
+/// after the word was written.
+pub const STATUS_AT: usize = 4;
+/// See [`STATUS_AT`].
+pub const NOT_FINITE: u8 = 2;
+
 /// Elements of the word behind every summed payload.
 pub const WORD_BITS: usize = CHECK_BITS + STATUS_BITS;
 
@@ -46,11 +52,14 @@ pub struct Status {
 
 impl Status {
     fn to_byte(self) -> u8 {
-        u8::from(self.failed) | u8::from(self.not_finite) << 1 | u8::from(self.room) << 2 | u8::from(self.live) << 3
+        u8::from(self.failed)
+            | if self.not_finite { NOT_FINITE } else { 0 }
+            | u8::from(self.room) << 2
+            | u8::from(self.live) << 3
     }
 
     fn from_byte(byte: u8) -> Self {
-        Self { failed: byte & 1 != 0, not_finite: byte & 2 != 0, room: byte & 4 != 0, live: byte & 8 != 0 }
+        Self { failed: byte & 1 != 0, not_finite: byte & NOT_FINITE != 0, room: byte & 4 != 0, live: byte & 8 != 0 }
     }
 }
 
@@ -251,7 +260,7 @@ impl Riding {
         self.expect(bucket, out.len(), self.bytes(bucket))?;
         out[..HEAD_BYTES].fill(0);
         out[..4].copy_from_slice(&self.check(bucket, length).to_le_bytes());
-        out[4] = self.status(bucket, own).to_byte();
+        out[STATUS_AT] = self.status(bucket, own).to_byte();
         if self.has_room(bucket) {
             out[HEAD_BYTES..].copy_from_slice(&self.plan_bytes());
         }
@@ -272,7 +281,7 @@ impl Riding {
             if word[..4] != check {
                 return Err(self.apart(format!("rank {rank}"), bucket));
             }
-            let (status, rank) = (Status::from_byte(word[4]), rank as u32);
+            let (status, rank) = (Status::from_byte(word[STATUS_AT]), rank as u32);
             heard.failed += u32::from(status.failed);
             heard.not_finite += u32::from(status.not_finite);
             heard.first_failed = heard.first_failed.or(status.failed.then_some(rank));
@@ -310,7 +319,7 @@ impl Riding {
     pub fn head(&self, bucket: u32, length: usize, own: Status) -> [u8; HEAD_BYTES] {
         let mut head = [0; HEAD_BYTES];
         head[..4].copy_from_slice(&self.check(bucket, length).to_le_bytes());
-        head[4] = own.to_byte();
+        head[STATUS_AT] = own.to_byte();
         head
     }
 

@@ -1,8 +1,8 @@
 //! A GPU, by the driver. `unsafe` is for calls into it; every one is documented in the CUDA driver API.
 
-use super::{Device, MOST_ARGUMENTS, Nvrtc, Span, THREADS};
+use super::{Copies, Device, MOST_ARGUMENTS, Nvrtc, Span, THREADS};
 use crate::error::{LaunchError, LoadError, Version};
-use crate::workspace::check_lengths;
+use crate::workspace::{check_as_long, check_lengths};
 use crate::{Arch, Cache, Module, source};
 use cudarc::driver::{result, sys};
 use std::collections::HashMap;
@@ -253,6 +253,27 @@ impl Device for OnStream<'_> {
 
     fn blocks(&self, kernel: &'static str) -> u32 {
         self.gpu.functions.get(kernel).map_or(1, |function| function.blocks)
+    }
+}
+
+impl Copies for OnStream<'_> {
+    fn upload(&self, to: Span, bytes: &[u8]) -> Result<(), LaunchError> {
+        check_as_long(to, bytes.len())?;
+        let failed = |error| LaunchError::Driver { kernel: "memcpy to the device", code: code(error) };
+        // SAFETY: equally long; from memory that is not pinned the driver has copied when it returns.
+        let copied = self.gpu.within(|| unsafe { result::memcpy_htod_async(to.address(), bytes, self.stream) });
+        copied.map_err(failed)
+    }
+
+    fn download(&self, from: Span, to: &mut [u8]) -> Result<(), LaunchError> {
+        check_as_long(from, to.len())?;
+        let failed = |error| LaunchError::Driver { kernel: "memcpy from the device", code: code(error) };
+        // SAFETY: equally long, and nobody looks at it before the stream was waited for.
+        let copied = self.gpu.within(|| unsafe {
+            result::memcpy_dtoh_async(to, from.address(), self.stream)?;
+            result::stream::synchronize(self.stream)
+        });
+        copied.map_err(failed)
     }
 }
 

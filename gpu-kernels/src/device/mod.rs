@@ -34,6 +34,15 @@ pub trait Device {
     fn blocks(&self, kernel: &'static str) -> u32;
 }
 
+/// A device to which a process hands what it has in its own memory.
+pub trait Copies: Device {
+    /// Copies to the device, after what was launched before. The bytes are read before this returns; nothing waits.
+    fn upload(&self, to: Span, bytes: &[u8]) -> Result<(), LaunchError>;
+
+    /// Copies from the device: waits for all that was launched before.
+    fn download(&self, from: Span, to: &mut [u8]) -> Result<(), LaunchError>;
+}
+
 /// Launches a kernel with blocks for so many threads' worth of work: no more than run at the same time, and no idle ones.
 pub(crate) fn start(
     device: &impl Device,

@@ -54,6 +54,8 @@
   KERNEL(gather) \
   KERNEL(keep) \
   KERNEL(scatter) \
+  KERNEL(add_mean) \
+  KERNEL(mark) \
   KERNEL(draw_first) \
   KERNEL(draw_set) \
   KERNEL(count_set) \

@@ -2,12 +2,17 @@
 
 use crate::data::gradients;
 use crate::emulated::{Emulated, Memory};
-use flexcomm_compression::Layers;
 use flexcomm_compression::pipeline::{Gradient as CpuGradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::Writer;
+use flexcomm_compression::{
+    Checksum, GradientCompressor, Layers, Message, Method as CpuMethod, Part, aggregate, encode,
+};
+use flexcomm_domain::{CompressionRatio, Compressor};
 use flexcomm_gpu_kernels::bucket::{Bucket, Gradient, Method};
 use flexcomm_gpu_kernels::hybrid::Qsparse;
-use flexcomm_gpu_kernels::{DType, Device, LaunchError, Norm, Outcome, Quantizer, Random, Span, Threshold};
+use flexcomm_gpu_kernels::{
+    At, DType, Device, LaunchError, Norm, Outcome, Quantizer, Random, Selected, Span, Threshold, add_mean,
+};
 use half::bf16;
 
 const SEED: u64 = 12;
@@ -97,4 +102,74 @@ fn what_fails_leaves_the_memory_of_the_step_before() {
     assert!(bucket.step(&device, few, Method::TopK(10)).is_err());
     assert_eq!((bucket.held_back(), read(&device, bucket.held_back())), before);
     assert!(matches!(Bucket::bytes(1 << 31, &methods), Err(LaunchError::TooLong(_))));
+}
+
+/// Messages of version 1 are made in the caller's block, at any word, and their mean is the CPU's; a step that does not count
+/// leaves what was held back.
+#[test]
+fn selected_values_are_messages_and_add_up_to_the_cpus_mean() {
+    let (n, world) = (3001usize, 3u32);
+    let Some(device) = Emulated::new(n as u64) else { return };
+    let method = CpuMethod::new(Compressor::TopK, CompressionRatio::new(0.05).unwrap());
+    let k = method.kept(&Layers::fused(n).unwrap()) as u64;
+    let front = 40;
+    let (mut sent, mut messages) = (Memory::of(&[0u8; 0]), Vec::new());
+    let blocks: Vec<Memory> = (0..world).map(|_| Memory::of(&vec![0u8; front + 8 * k as usize])).collect();
+    for (rank, block) in blocks.iter().enumerate() {
+        let lent = Memory::new(Bucket::bytes(n as u64, &[]).unwrap());
+        let mut bucket = Bucket::new(&device, (n as u64, &[]), lent.span()).unwrap();
+        let mut cpu = GradientCompressor::new(Layers::fused(n).unwrap());
+        let lists = block.span().part(front as u64, 8 * k);
+        let to = Selected { indices: lists.part(0, 4 * k), values: lists.part(4 * k, 4 * k), room: k };
+        for step in 0..3 {
+            let (_, values) = gradients(n).swap_remove((rank + step) % 2);
+            let source = Memory::of(&values);
+            let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
+            let before = read(&device, bucket.held_back());
+            bucket.select(&device, gradient, (Method::TopK(k), &to)).unwrap();
+            bucket.put_back();
+            assert_eq!(read(&device, bucket.held_back()), before);
+            bucket.select(&device, gradient, (Method::TopK(k), &to)).unwrap();
+            bucket.mark(&device, block.span().part(4, 1), 2).unwrap();
+            let picked = cpu.compress(method, &values, 0).unwrap();
+            let mut message = Vec::new();
+            encode(Compressor::TopK, picked.selection, Part::Whole, Checksum::None, &mut message);
+            assert_eq!(block.bytes()[front..], message[32..]);
+            let held: Vec<u8> = cpu.residual().iter().flat_map(|x| x.to_le_bytes()).collect();
+            assert_eq!(read(&device, bucket.held_back()), held);
+            sent = Memory::of(&message);
+        }
+        assert_eq!(block.bytes()[4], 0);
+        messages.push(sent.bytes());
+    }
+    let out = Memory::of(&vec![0f32; n]);
+    for block in &blocks {
+        let lists = block.span().part(front as u64, 8 * k);
+        let at = At { k, indices: lists.part(0, 4 * k), values: lists.part(4 * k, 4 * k) };
+        add_mean(&device, &at, (n as u64, out.span()), world).unwrap();
+    }
+    let parsed: Vec<Message<'_>> = messages.iter().map(|m| Message::parse(m).unwrap()).collect();
+    let mut want = vec![0f32; n];
+    aggregate(&parsed, world as usize, &mut want).unwrap();
+    assert_eq!(
+        out.f32s().iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
+        want.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn a_refused_gradient_says_so_in_its_message() {
+    let Some(device) = Emulated::new(2) else { return };
+    let lent = Memory::new(Bucket::bytes(100, &[]).unwrap());
+    let mut bucket = Bucket::new(&device, (100, &[]), lent.span()).unwrap();
+    let (block, mut values) = (Memory::of(&[1u8; 48]), vec![1f32; 100]);
+    let to = Selected { indices: block.span().part(8, 20), values: block.span().part(28, 20), room: 5 };
+    values[7] = f32::NAN;
+    let source = Memory::of(&values);
+    let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
+    bucket.select(&device, gradient, (Method::TopK(5), &to)).unwrap();
+    bucket.mark(&device, block.span().part(4, 1), 2).unwrap();
+    assert_eq!(block.bytes()[..8], [1, 1, 1, 1, 3, 1, 1, 1]);
+    let packed = bucket.select(&device, gradient, (Method::Quantize(Quantizer::Signs, random(0)), &to)).unwrap_err();
+    assert!(packed.to_string().contains("send values as they are"), "{packed}");
 }
