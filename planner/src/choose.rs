@@ -1,9 +1,10 @@
 //! Whether the best candidate is worth a change: margin, cost of switching, dwell, the last one applied.
 
-use crate::memory::HeldBack;
+use crate::memory::{HeldBack, LinkSummary};
 use crate::solve::{Costs, Priced};
 use crate::{Keep, Memory, Snapshot, Trigger, words};
-use flexcomm_domain::Timestamp;
+use flexcomm_domain::{Link, LinkMatrix, Timestamp};
+use flexcomm_optimizer::{Load, terms};
 
 /// A change that is not made, and why.
 #[derive(Debug)]
@@ -75,7 +76,32 @@ pub(crate) fn next(s: &Snapshot, m: &Memory, costs: &Costs, found: &[Trigger], n
         let (ago, settle) = (words::time(ago.get()), words::time(s.config.links_settle_s.get()));
         return held(Keep::LinksMoving, format!("links moved {ago} ago and have to be steady for {settle} first"));
     }
+    if rests_on_the_past(s, m, costs, now) {
+        return held(Keep::LinksMoving, "it sends more, and not every link has been measured since they fell".into());
+    }
     Ok(Take { to: best.clone(), why: sentence(s, &head, best, current, "for the one in force,") })
+}
+
+/// Whether bandwidth fell, not every link has been measured since, and the best candidate would send more than the one
+/// in force: it may look cheap only because its own links are still known as they were.
+fn rests_on_the_past(s: &Snapshot, m: &Memory, costs: &Costs, now: Timestamp) -> bool {
+    let (Some(links), Some(before), Some(moving), Some(best)) = (&s.links, m.links, m.moving, &costs.best) else {
+        return false;
+    };
+    let is = LinkSummary::of(&links.matrix);
+    let fell = is.bandwidth_mean_bps < before.bandwidth_mean_bps * (1.0 - s.config.link_change);
+    let since = now.since(moving.since);
+    let measured = links.oldest < since || since >= s.config.max_link_age_s;
+    fell && !measured && busy_s(costs, &is, best) > busy_s(costs, &is, &costs.in_force)
+}
+
+/// Seconds for which a strategy's bytes would keep links busy that are all as the mean is.
+fn busy_s(costs: &Costs, links: &LinkSummary, p: &Priced) -> f64 {
+    let (problem, strategy) = (&costs.problem, p.strategy());
+    let mean = Link::new(links.alpha_mean_s, links.bandwidth_mean_bps);
+    let equal = mean.and_then(|link| LinkMatrix::uniform(problem.links.ranks(), link));
+    let load = Load { values: problem.values, codec: problem.codec(strategy.compressor()) };
+    equal.map_or(0.0, |links| terms(&strategy, &load, &links).beta_s)
 }
 
 /// What a new strategy must win, as a share.

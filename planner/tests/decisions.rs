@@ -4,7 +4,9 @@
 mod common;
 
 use common::{Job, learn, profile, seconds};
-use flexcomm_domain::{Collective, CompressionRatio, Compressor, Selector, Strategy, Timestamp, Version};
+use flexcomm_domain::{
+    Collective, CompressionRatio, Compressor, Link, LinkMatrix, Selector, Strategy, Timestamp, Version,
+};
 use flexcomm_planner::{Keep, Trigger, Verdict};
 
 #[test]
@@ -100,6 +102,33 @@ fn untrusted_links_are_not_acted_on() {
     assert_eq!(job.keeps(), Keep::UntrustedLinks);
     job.network(0.05, 1e8);
     assert!(job.call().decision().is_some());
+}
+
+/// Four ranks whose ring is known as it was while all other links have fallen: a dense ring looks cheap and is not.
+#[test]
+fn what_sends_more_waits_until_every_link_is_measured_after_a_fall() {
+    let mut job = Job::new();
+    job.s.ranks = 4;
+    job.network(0.001, 1e8);
+    job.call();
+    let before = job.strategy();
+    assert!(!before.is_dense());
+    job.wait(60.0);
+    job.call();
+    let ring = |i: usize, j: usize| j == (i + 1) % 4;
+    let partly = |i, j| Link::new(0.001, if ring(i, j) { 25e9 } else { 4e6 }).unwrap();
+    job.wait(5.0);
+    job.s.links.as_mut().unwrap().matrix = LinkMatrix::from_fn(4, partly).unwrap();
+    job.s.links.as_mut().unwrap().oldest = seconds(4.0);
+    let outcome = job.call();
+    assert!(outcome.report.best.as_ref().unwrap().strategy.cr() > before.cr(), "{:?}", outcome.report.best);
+    assert_eq!(outcome.verdict, Verdict::Keep(Keep::LinksMoving), "{}", outcome.report.why);
+    job.wait(3.0);
+    assert_eq!(job.keeps(), Keep::LinksMoving);
+    // Now everything is measured since, and it is true.
+    job.s.links.as_mut().unwrap().oldest = seconds(1.0);
+    let outcome = job.call();
+    assert!(outcome.decision().is_some_and(|d| d.strategy.cr() > before.cr()), "{}", outcome.report.why);
 }
 
 /// A job that fills its links leaves tests little to find out, but a trial has just measured what its candidates take.
