@@ -51,7 +51,8 @@ impl Text {
             ))),
             travels => {
                 let text = strategy.to_string();
-                let collective = if travels == Travels::Gathers { Collective::Allgather } else { Collective::DenseRing };
+                let collective =
+                    if travels == Travels::Gathers { Collective::Allgather } else { Collective::DenseRing };
                 let shown: String = text.chars().take(MAX_STRATEGY_TEXT).collect();
                 let ran = Reported::text(&shown, collective).map_err(Failure::input)?;
                 Ok(Self { strategy, text, ran, offset: 0 })
