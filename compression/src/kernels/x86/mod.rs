@@ -12,6 +12,7 @@ use super::admit::Admitting;
 use super::rounding::{Rounded, Rounding, Squares};
 use super::signs::{Decayed, Sums};
 use super::{Candidates, Fed, Feed, Work, portable};
+use std::sync::LazyLock;
 
 /// AVX2 and FMA.
 pub(super) fn has_avx2() -> bool {
@@ -20,16 +21,21 @@ pub(super) fn has_avx2() -> bool {
 
 /// AVX-512 with bytes, words and double words, in all lengths, and what every processor with these has: counts of bits.
 pub(super) fn has_avx512() -> bool {
-    let words = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq");
-    let counts =
-        is_x86_feature_detected!("popcnt") && is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("bmi2");
-    is_x86_feature_detected!("avx512f") && words && is_x86_feature_detected!("avx512vl") && counts
+    *AVX512
 }
 
 /// [`has_avx512`] and permutations of bytes.
 fn has_avx512_bytes() -> bool {
-    has_avx512() && is_x86_feature_detected!("avx512vbmi")
+    *AVX512 && is_x86_feature_detected!("avx512vbmi")
 }
+
+/// Asked for every few hundred values: one look instead of seven.
+static AVX512: LazyLock<bool> = LazyLock::new(|| {
+    let lengths = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl");
+    let words = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq");
+    let bits = is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("bmi2");
+    lengths && words && bits && is_x86_feature_detected!("popcnt")
+});
 
 /// The pass with AVX2, or the portable one on processors without.
 pub(super) fn feed_avx2(feed: Feed<'_>, found: &mut Candidates) -> Fed {

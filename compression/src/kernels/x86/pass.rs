@@ -106,8 +106,12 @@ fn run_avx512<const MODE: u8>(mut buffers: Buffers<'_>, found: &mut Candidates) 
     let (mut seen, mut sink, mut from) = (Seen::new(), Sink::new(found), 0);
     // What comes from memory comes fastest in one stream.
     if MODE == READ && buffers.floor > KEY_MASK && whole < STREAMED {
-        let max = pairs(buffers.gradient, BLOCK, |of| seen.energy += of);
-        (seen.max, from) = (_mm512_set1_epi32(max as i32), buffers.gradient.len() / (2 * BLOCK) * (2 * BLOCK));
+        let mut max_key = 0;
+        pairs(buffers.gradient, BLOCK, |part| {
+            seen.energy += part.energy;
+            max_key = part.max_key.max(max_key);
+        });
+        (seen.max, from) = (_mm512_set1_epi32(max_key as i32), whole / (2 * BLOCK) * (2 * BLOCK));
     }
     for start in (from..whole).step_by(BLOCK) {
         let mut hits = [0; BLOCK / LANES];
@@ -252,49 +256,39 @@ pub(super) fn add_squares(squares: __m512d, value: __m512) -> __m512d {
 /// guess it from one stream but not from two.
 pub(super) const AHEAD: usize = 4096;
 
-/// Hands over energies of parts of `len` values, a multiple of 16, in order, as far as there are pairs of them; answers the
-/// largest key. Of two at once the sums wait for each other half as long.
+/// Hands over what parts of `len` values, a multiple of 16, add up to, in order, as far as there are pairs of them. Of two at
+/// once the sums wait for each other half as long.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn pairs(x: &[f32], len: usize, mut each: impl FnMut(f64)) -> u32 {
+fn pairs(x: &[f32], len: usize, mut each: impl FnMut(Fed)) {
     assert!(len.is_multiple_of(16), "whole vectors");
-    let (mask, mut max) = (_mm512_set1_epi32(KEY_MASK as i32), _mm512_setzero_si512());
+    let mask = _mm512_set1_epi32(KEY_MASK as i32);
     for pair in x.chunks_exact(2 * len) {
-        let mut squares = [_mm512_setzero_pd(); 2];
+        let (mut squares, mut max) = ([_mm512_setzero_pd(); 2], [_mm512_setzero_si512(); 2]);
         for at in (0..len).step_by(16) {
-            for (half, squares) in squares.iter_mut().enumerate() {
+            for half in 0..2 {
                 let ahead = pair.as_ptr().wrapping_add(AHEAD + 2 * at + 16 * half);
                 // A hint, which may point anywhere.
                 _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
                 // SAFETY: at + 16 <= len, and the pair has twice as many values.
                 let value = unsafe { _mm512_loadu_ps(pair.as_ptr().add(half * len + at)) };
-                max = _mm512_max_epu32(max, _mm512_and_si512(_mm512_castps_si512(value), mask));
-                *squares = add_squares(*squares, value);
+                max[half] = _mm512_max_epu32(max[half], _mm512_and_si512(_mm512_castps_si512(value), mask));
+                squares[half] = add_squares(squares[half], value);
             }
         }
-        squares.into_iter().for_each(|squares| each(sum(squares)));
+        let seen = squares.into_iter().zip(max);
+        seen.for_each(|(squares, max)| each(Fed { energy: sum(squares), max_key: _mm512_reduce_max_epu32(max) }));
     }
-    _mm512_reduce_max_epu32(max)
 }
 
 /// Of two parts of at most a block.
 #[target_feature(enable = "avx512f")]
 pub(super) fn two(x: &[f32], len: usize) -> [Fed; 2] {
     let (mut seen, mut part) = ([Fed::default(); 2], 0);
-    // The key that it answers is the larger of both: each has its own below.
-    pairs(&x[..2 * len], len, |energy| {
-        seen[part].energy = energy;
+    pairs(&x[..2 * len], len, |fed| {
+        seen[part] = fed;
         part += 1;
     });
-    for (part, seen) in x.chunks_exact(len).zip(&mut seen) {
-        let mut max = _mm512_setzero_si512();
-        for group in part.as_chunks::<16>().0 {
-            // SAFETY: a group has 16 values.
-            let bits = unsafe { _mm512_loadu_si512(group.as_ptr().cast()) };
-            max = _mm512_max_epu32(max, _mm512_and_si512(bits, _mm512_set1_epi32(KEY_MASK as i32)));
-        }
-        seen.max_key = _mm512_reduce_max_epu32(max);
-    }
     seen
 }
 

@@ -5,6 +5,7 @@
 
 use super::super::KEY_MASK;
 use super::super::rounding::{Rounded, Rounding, Squares};
+use super::pass::AHEAD;
 use crate::random::{Counter, Stream};
 use std::arch::x86_64::*;
 
@@ -58,11 +59,14 @@ impl Draws {
         _mm512_ternarylogic_epi32::<XOR3>(x, _mm512_srli_epi32::<16>(x), self.third_key)
     }
 
-    /// The next of whole groups.
+    /// The next of whole groups, for values whose successors are asked for meanwhile: memory has nothing else to do.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn fill(&mut self, words: &mut [[u32; VALUES]]) {
-        for to in words.as_flattened_mut().as_chunks_mut::<16>().0 {
+    fn fill(&mut self, words: &mut [[u32; VALUES]], x: &[[f32; VALUES]]) {
+        let words = words.as_flattened_mut().as_chunks_mut::<16>().0;
+        for (to, x) in words.iter_mut().zip(x.as_flattened().as_chunks::<16>().0) {
+            // A hint, which may point anywhere.
+            _mm_prefetch::<_MM_HINT_T0>(x.as_ptr().wrapping_add(AHEAD).cast());
             // SAFETY: 16 words.
             unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), self.next()) };
         }
@@ -211,7 +215,7 @@ fn pieces(values: Rounded<'_>, mut each: impl FnMut(Piece<'_>)) -> usize {
     let ((groups, _), (codes, _), (words, _)) = (x.as_chunks(), codes.as_chunks_mut(), words.as_chunks_mut());
     for (x, codes) in groups.chunks(words.len()).zip(codes.chunks_mut(words.len())) {
         let words = &mut words[..x.len()];
-        draws.fill(words);
+        draws.fill(words, x);
         each(Piece { x, words, codes });
     }
     VALUES * groups.len()
