@@ -153,8 +153,7 @@ impl Core {
     fn save(&self, py: Python<'_>) -> PyResult<()> {
         guard(py, || {
             let session = &mut *self.lock();
-            session.store.save_into(&session.auto, &mut session.saved);
-            Ok(())
+            Ok(session.store.save_into(&session.auto, &mut session.saved)?)
         })
     }
 
@@ -170,7 +169,7 @@ impl Core {
     fn held_back(&self, py: Python<'_>) -> PyResult<BTreeMap<u32, Vec<u8>>> {
         guard(py, || {
             let bytes = |values: Vec<f32>| values.iter().flat_map(|v| v.to_ne_bytes()).collect();
-            Ok(self.lock().store.export().into_iter().map(|(id, values)| (id, bytes(values))).collect())
+            Ok(self.lock().store.export()?.into_iter().map(|(id, values)| (id, bytes(values))).collect())
         })
     }
 

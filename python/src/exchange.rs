@@ -5,7 +5,7 @@
 use crate::core::Core;
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
-use flexcomm_compression::{Method, Part};
+use flexcomm_compression::{HEADER_BYTES, Method, Part};
 use flexcomm_domain::Rank;
 use flexcomm_engine::{INDEX_HEAD, Leader, Ran, Shared, energies, lock};
 use flexcomm_trainer::{HEAD_BYTES, Status};
@@ -54,16 +54,19 @@ impl Core {
 
 #[pymethods]
 impl Core {
-    /// Begins a bucket with `n` values at `gradient` (0: not float32 on the CPU, then it is exchanged as it is).
-    /// Answers how: (0, word elements, whether the word rides in this step) dense; (1, word elements) dense with what was held back; (2, block bytes)
-    /// allgather; (3, index bytes, k, word elements, leader or -1) AR-Topk, -1 meaning the rank with the most energy;
+    /// Begins a bucket with `n` values at `gradient` (0: not float32 on the CPU, then it is exchanged as it is, unless it
+    /// can be compressed `elsewhere`: on its device, or in a copy).
+    /// Answers how: (0, word elements, whether the word rides in this step) dense; (1, word elements) dense with what was held back; (2, block bytes,
+    /// bytes of word and header) allgather; (3, index bytes, k, word elements, leader or -1) AR-Topk, -1 meaning the rank with the most energy;
     /// (4) a strategy that a text names, see `speak`.
+    #[pyo3(signature = (index, gradient, n, elsewhere=false))]
     fn enter(
         &self,
         py: Python<'_>,
         index: usize,
         gradient: usize,
         n: usize,
+        elsewhere: bool,
     ) -> PyResult<(u8, usize, usize, usize, i64)> {
         guard(py, || {
             let values = Span::new::<f32>("the bucket", gradient, if gradient == 0 { 0 } else { n })?;
@@ -81,7 +84,11 @@ impl Core {
             let settled = (bucket.enter() > 0 || passed) && session.warm();
             let number = index as u32;
             let bits = session.riding.bits(number);
-            let fallback = gradient == 0 || !settled;
+            let fallback = gradient == 0 && !elsewhere || !settled;
+            if gradient != 0 {
+                // What is on the host looks at what is held back too.
+                bucket.come_home()?;
+            }
             let text = session.text_of(&tick).is_some();
             if !text && tick.trial.is_none() {
                 // A decision has replaced the text: what its pipeline holds back is the next strategy's.
@@ -108,7 +115,8 @@ impl Core {
                 return Ok((kind as u8, bits, carries, 0, 0));
             }
             if !tick.strategy.collective().is_art() {
-                return Ok((Kind::Gather as u8, session.riding.bytes(number) + message, 0, 0, 0));
+                let word = session.riding.bytes(number);
+                return Ok((Kind::Gather as u8, word + message, word + HEADER_BYTES, 0, 0));
             }
             let leader = match session.leader(&tick) {
                 Leader::Rank(rank) => i64::from(rank),

@@ -3,6 +3,7 @@
 //! shadow trials are here, without the interpreter lock.
 
 mod core;
+mod device;
 mod exchange;
 mod guard;
 mod log;

@@ -290,12 +290,16 @@ impl Session {
         gains.filter(|(_, gain)| gain.steps > 0).map(|(strategy, gain)| (*strategy, gain.gain)).collect()
     }
 
+    /// Whether the shadows look at gradients in the step that begins or is under way.
+    pub fn watches(&self) -> bool {
+        let in_trial = self.tick.is_some_and(|t| t.trial.is_some());
+        self.shadow.as_ref().is_some_and(|(shadow, _)| shadow.steps() < SHADOW_STEPS && !in_trial)
+    }
+
     /// Shows a bucket's gradient to the shadows. A shadow that fails is dropped: training is not its business.
     pub fn observe(&mut self, bucket: usize, gradient: &[f32]) -> Result<(), Failure> {
-        let in_trial = self.tick.is_some_and(|t| t.trial.is_some());
-        let Some((shadow, _)) = self.shadow.as_mut().filter(|(s, _)| s.steps() < SHADOW_STEPS && !in_trial) else {
-            return Ok(());
-        };
+        let watches = self.watches();
+        let Some((shadow, _)) = self.shadow.as_mut().filter(|_| watches) else { return Ok(()) };
         let shared = self.store.bucket(bucket)?;
         let bucket_now = lock(&shared);
         let layers: Vec<usize> = bucket_now.params().iter().map(|p| p.len).collect();

@@ -36,6 +36,7 @@ const UNSAFE: &[&str] = &[
     "probes/src/edge/",
     "agent/src/tc/",
     "python/src/memory.rs",
+    "python/src/device.rs",
     "nccl-tuner/src/boundary/",
     "xtask/src/",
 ];

@@ -4,8 +4,13 @@
 //! travels with it, so that no rank is left waiting. The second half knows what all ranks said; only then does what
 //! was sent leave the memory.
 
+mod device;
+
+pub use device::{Answers, Home, OnHost, kernels};
+
 use crate::error::EngineError;
 use crate::piped::Piped;
+use device::Resident;
 use flexcomm_compression::{
     Checksum, CompressError, Energy, GradientCompressor, Layers, Memory, Message, Method, Part, aggregate, encode,
     message_bytes, scatter_mean,
@@ -67,6 +72,8 @@ pub struct Bucket {
     saved: Memory,
     /// Under a strategy that is named by a text.
     piped: Option<Box<Piped>>,
+    /// While what is held back lies on a device; the compressor's residual is then out of date.
+    resident: Option<Resident>,
 }
 
 impl Bucket {
@@ -96,6 +103,7 @@ impl Bucket {
             scratch,
             saved,
             piped: None,
+            resident: None,
         })
     }
 
@@ -114,7 +122,7 @@ impl Bucket {
         self.holds_back
     }
 
-    /// What is held back, whatever holds it.
+    /// What is held back, whatever holds it on the host: see [`Self::come_home`].
     pub fn held_back(&self) -> Vec<f32> {
         let mut held = self.residual().to_vec();
         if let Some(piped) = &self.piped {
@@ -131,6 +139,7 @@ impl Bucket {
         let piped = match self.piped.take() {
             Some(piped) => piped,
             None => {
+                self.come_home()?;
                 let piped = Box::new(make(self.index, &self.params, self.compressor.residual())?);
                 self.compressor.restore(&Memory::from_values(vec![0.0; self.values()]))?;
                 self.holds_back = false;
@@ -160,7 +169,7 @@ impl Bucket {
         Ok(self.set_residual(Memory::from_values(held))?)
     }
 
-    /// What the residual holds back.
+    /// What the residual holds back on the host: see [`Self::come_home`].
     pub fn residual(&self) -> &[f32] {
         self.compressor.residual()
     }
@@ -168,11 +177,12 @@ impl Bucket {
     /// Replaces what the residual holds back.
     pub fn set_residual(&mut self, residual: Memory) -> Result<(), CompressError> {
         self.state = Exchange::Idle;
+        self.resident = None;
         self.holds_back = residual.values().iter().any(|v| *v != 0.0);
         self.compressor.restore(&residual)
     }
 
-    /// Copies what is held back.
+    /// Copies what is held back on the host: see [`Self::come_home`].
     pub fn save_into(&self, memory: &mut Memory) {
         self.compressor.save_into(memory);
     }
@@ -180,6 +190,7 @@ impl Bucket {
     /// Counts a step with this layout; answers how many came before it.
     pub fn enter(&mut self) -> u64 {
         self.state = Exchange::Idle;
+        self.abandon_on_device();
         self.energy = Energy::default();
         let before = self.age;
         self.age += 1;
@@ -208,7 +219,7 @@ impl Bucket {
 
     fn begin(&mut self, run: impl FnOnce(&mut Self) -> Result<(), EngineError>) -> Status {
         self.fault.clear();
-        self.status = match run(self) {
+        self.status = match self.come_home().and_then(|()| run(self)) {
             Ok(()) => Status::default(),
             Err(EngineError::Compress(error @ CompressError::NonFinite { .. })) => {
                 self.fault = error.to_string();
@@ -390,8 +401,8 @@ impl Bucket {
     /// Dense with what was held back, first half: `out` becomes (gradient + residual) / `world`, and the plain
     /// gradient when that is not finite, so that the sum is not finite either.
     pub fn flush(&mut self, gradient: &[f32], world: usize, out: &mut [f32]) -> Status {
-        self.compressor.save_into(&mut self.saved);
         let status = self.begin(|own| {
+            own.compressor.save_into(&mut own.saved);
             own.energy = own.compressor.take_all(gradient, out)?;
             own.state = Exchange::Flushed;
             Ok(())

@@ -2,6 +2,7 @@
 
 use flexcomm_compression::codec::ReadError;
 use flexcomm_compression::{AggregateError, CompressError, DecodeError, LayersError};
+use flexcomm_gpu_kernels::LaunchError;
 use flexcomm_trainer::{Heard, RidingError};
 
 /// Failed to exchange a bucket. Unless it says otherwise, every rank fails in the same exchange.
@@ -81,6 +82,15 @@ pub enum EngineError {
         /// What was wrong.
         source: ReadError,
     },
+    /// A rank's message has another header than this rank's.
+    #[error("read the compressed bucket of rank {rank}: its header says another method, n or k than this rank's")]
+    Header {
+        /// Whose.
+        rank: usize,
+    },
+    /// On the device.
+    #[error("exchange a bucket on the device: failed to {0}")]
+    Device(#[from] LaunchError),
     /// Calls in another order than an exchange has.
     #[error("exchange bucket {bucket}: {what}")]
     Order {

@@ -13,7 +13,7 @@ mod shadow;
 mod store;
 
 pub use auto::{AutoSelection, Leader};
-pub use bucket::{Bucket, Exchange, INDEX_HEAD, Param, Ran, energies};
+pub use bucket::{Answers, Bucket, Exchange, Home, INDEX_HEAD, OnHost, Param, Ran, energies, kernels};
 pub use error::EngineError;
 pub use piped::{How, Piped, Turn, layers};
 pub use shadow::{Shadow, ShadowGain};

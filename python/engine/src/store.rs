@@ -46,12 +46,19 @@ impl Store {
             let what = "buckets come in order, one is missing before it";
             return Err(EngineError::Order { bucket: index as u32, what });
         }
+        // All of them first: what cannot be fetched must not be lost by halves.
+        self.come_home(index)?;
         for bucket in self.buckets.drain(index..) {
             put(&mut self.stash, &lock(&bucket));
         }
         let residual = self.gather(&params)?;
         self.buckets.push(Arc::new(Mutex::new(Bucket::new(index as u32, params, residual)?)));
         Ok(())
+    }
+
+    /// What buckets from `index` on hold back lies on the host afterwards.
+    fn come_home(&self, index: usize) -> Result<(), EngineError> {
+        self.buckets[index..].iter().try_for_each(|bucket| lock(bucket).come_home())
     }
 
     fn gather(&mut self, params: &[Param]) -> Result<Option<Vec<f32>>, EngineError> {
@@ -84,10 +91,11 @@ impl Store {
     }
 
     /// What is held back, by parameter; parameters of which nothing is are left out.
-    pub fn export(&self) -> BTreeMap<u32, Vec<f32>> {
+    pub fn export(&self) -> Result<BTreeMap<u32, Vec<f32>>, EngineError> {
+        self.come_home(0)?;
         let mut out = self.stash.clone();
         self.buckets.iter().for_each(|bucket| put(&mut out, &lock(bucket)));
-        out
+        Ok(out)
     }
 
     /// Replaces what is held back. `lengths` are all parameters of the model.
@@ -151,10 +159,12 @@ impl Store {
     }
 
     /// Copies what a step changes into buffers that are kept.
-    pub fn save_into(&self, auto: &AutoSelection, saved: &mut Saved) {
+    pub fn save_into(&self, auto: &AutoSelection, saved: &mut Saved) -> Result<(), EngineError> {
+        self.come_home(0)?;
         saved.memories.resize_with(self.buckets.len(), Memory::default);
         self.buckets.iter().zip(&mut saved.memories).for_each(|(b, m)| lock(b).save_into(m));
         saved.auto = Some(auto.clone());
+        Ok(())
     }
 
     /// Puts it back, bit for bit.
@@ -202,13 +212,13 @@ mod tests {
         let mut store = Store::default();
         store.layout(0, params(&[(0, 2), (1, 1), (2, 3)])).unwrap();
         hold(&store, 0, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
-        let before = store.export();
+        let before = store.export().unwrap();
         // Rebuilt: two buckets, reverse order.
         store.layout(0, params(&[(2, 3)])).unwrap();
         store.layout(1, params(&[(1, 1), (0, 2)])).unwrap();
         assert_eq!(lock(&store.bucket(0).unwrap()).residual(), [4.0, 5.0, 6.0]);
         assert_eq!(lock(&store.bucket(1).unwrap()).residual(), [3.0, 1.0, 2.0]);
-        assert_eq!(store.export(), before);
+        assert_eq!(store.export().unwrap(), before);
         assert!(store.layout(3, params(&[(9, 1)])).is_err());
         assert!(store.bucket(2).is_err());
     }
@@ -219,10 +229,10 @@ mod tests {
         let model = params(&[(0, 2), (1, 1)]);
         store.layout(0, model.clone()).unwrap();
         hold(&store, 0, &[1.0, 2.0, 3.0]);
-        let good = store.export();
+        let good = store.export().unwrap();
         for bad in [(0, vec![1.0]), (7, vec![1.0]), (1, vec![f32::NAN])] {
             assert!(store.import([bad].into(), &model).is_err());
-            assert_eq!(store.export(), good);
+            assert_eq!(store.export().unwrap(), good);
         }
         store.import([(1, vec![9.0])].into(), &model).unwrap();
         assert_eq!(lock(&store.bucket(0).unwrap()).residual(), [0.0, 0.0, 9.0]);
@@ -230,7 +240,7 @@ mod tests {
         let mut early = Store::default();
         early.import(good.clone(), &model).unwrap();
         early.layout(0, params(&[(1, 1), (0, 2)])).unwrap();
-        assert_eq!(early.export(), good);
+        assert_eq!(early.export().unwrap(), good);
     }
 
     #[test]
@@ -239,7 +249,7 @@ mod tests {
         store.layout(0, params(&[(0, 2)])).unwrap();
         hold(&store, 0, &[0.1, -0.0]);
         let (mut auto, mut saved) = (AutoSelection::new(2), Saved::default());
-        store.save_into(&auto, &mut saved);
+        store.save_into(&auto, &mut saved).unwrap();
         let kept = auto.clone();
         hold(&store, 0, &[7.0, 8.0]);
         auto.observe(1, 2.0, 3.0);

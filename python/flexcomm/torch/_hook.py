@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from flexcomm._core import Core, FlexcommError
+from flexcomm.torch import _device
 from flexcomm.torch._tuner import Tuner
 
 DENSE, FLUSH, GATHER, ART, TEXT = range(5)
@@ -15,7 +16,8 @@ DENSE, FLUSH, GATHER, ART, TEXT = range(5)
 SUMS = {1: torch.float32, 2: torch.float16, 3: torch.bfloat16}
 OVER = 4
 
-#: Element types that travel compressed; buckets of others are exchanged as they are.
+#: Element types that travel compressed from the host, see :data:`_device.TYPES` for CUDA's; buckets of others are exchanged
+#: as they are.
 COMPRESSIBLE = (torch.float32,)
 
 #: Largest world in which a word's sums are exact in an element type.
@@ -94,6 +96,8 @@ class CommHook:
         self._pending: list[tuple[dist.Work | None, Callable[[], torch.Tensor]]] = []
         self._futures: list[torch.futures.Future[torch.Tensor]] = []
         self._layouts: dict[int, list[int]] = {}
+        self._device = _device.Device(core, group)
+        self._wire = _device.wire(group)
         self._buffers: dict[tuple[int, str], torch.Tensor] = {}
 
     def __call__(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -111,27 +115,55 @@ class CommHook:
                 "make the model's Embedding layers with sparse=False"
             )
         self._know(index, bucket)
-        ours = buffer.dtype in COMPRESSIBLE and buffer.device.type == "cpu" and buffer.is_contiguous()
-        n = buffer.numel()
-        kind, size, kept, elements, leader = self._core.enter(index, buffer.data_ptr() if ours else 0, n)
-        if kind == GATHER:
-            self._gather(index, buffer, size)
-        elif kind == ART:
-            self._art(index, buffer, (size, kept, elements, leader))
-        elif kind == FLUSH:
-            self._flush(index, buffer, size)
-        elif kind == TEXT:
-            self._text(index, buffer)
-        else:
-            if not ours:
+        elsewhere = self._device.takes(buffer)
+        on_host = buffer.device.type == "cpu" and not elsewhere
+        ours = on_host and buffer.dtype in COMPRESSIBLE and buffer.is_contiguous()
+        look = self._device.host(buffer, index) if elsewhere and self._core.watching() else buffer
+        address = look.data_ptr() if ours or look is not buffer else 0
+        plan = self._core.enter(index, address, buffer.numel(), elsewhere)
+        kind, size, carries = plan[:3]
+        if kind == DENSE:
+            if not ours and not elsewhere:
                 self._explain(buffer)
-            self._dense(index, buffer, size if index == 0 and self._words and kept else 0)
+            self._dense(index, buffer, size if index == 0 and self._words and carries else 0)
+        elif elsewhere:
+            self._elsewhere(index, buffer, plan)
+        else:
+            self._compressed(index, buffer, plan)
         devices = None if buffer.device.type == "cpu" else [buffer.device]
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         self._futures.append(future)
         if bucket.is_last():
             self._arrive()
         return future
+
+    def _compressed(self, index: int, buffer: torch.Tensor, plan: tuple[int, int, int, int, int]) -> None:
+        """A bucket of float32 on the host."""
+        kind, size, kept, elements, leader = plan
+        if kind == GATHER:
+            self._gather(index, buffer, size)
+        elif kind == ART:
+            self._art(index, buffer, (size, kept, elements, leader))
+        elif kind == FLUSH:
+            self._flush(index, buffer, size)
+        else:
+            self._text(index, buffer)
+
+    def _elsewhere(self, index: int, buffer: torch.Tensor, plan: tuple[int, int, int, int, int]) -> None:
+        """A bucket on a GPU: by kernels there, else in a copy on the host."""
+        kind, size, front = plan[:3]
+        whys = {ART: "AR-Topk has no kernels here yet", TEXT: "strategies that a text names have no kernels here yet"}
+        why = whys.get(kind, "")
+        if kind == GATHER:
+            why, work, judged = self._device.gather(index, buffer, (size, front))
+            if judged is not None:
+                self._pending.append((work, judged))
+                return
+        if why:
+            self._device.tell(buffer, self._core.tick()[1] if kind != TEXT else self._core.state()[2], why)
+        self._compressed(index, self._device.host(buffer, index), plan)
+        work, then = self._pending.pop()
+        self._pending.append((work, lambda: buffer.copy_(then())))
 
     def beside(
         self, index: int, buffer: torch.Tensor, last: bool, all_reduce: Callable[[torch.Tensor], dist.Work]
@@ -184,11 +216,20 @@ class CommHook:
         pending, self._pending = self._pending, []
         futures, self._futures = self._futures, []
         refused: Exception | None = None
-        for future, (work, then) in zip(futures, pending, strict=True):
+        results: list[Any] = []
+        for work, then in pending:
             try:
                 if work is not None:
                     work.wait()
-                future.set_result(then())
+                results.append(then())
+            except Exception as error:
+                results.append(error)
+        self._device.waits()
+        for future, result in zip(futures, results, strict=True):
+            try:
+                if isinstance(result, Exception):
+                    raise result
+                future.set_result(self._judged(*result()) if callable(result) else result)
             except Exception as error:
                 # The other buckets end too: what they hold back must be put back, and none is left under way.
                 refused = refused or error
@@ -232,11 +273,23 @@ class CommHook:
         self._pending.append((self._all_reduce(payload), then))
 
     def _all_reduce(self, payload: torch.Tensor) -> dist.Work:
+        there = self._there(payload)
         if self._tuner is None:
-            return dist.all_reduce(payload, group=self._group, async_op=True)
-        agreed, strategy, step = self._core.tick()
-        with self._tuner.around(strategy if agreed else None, step):
-            return dist.all_reduce(payload, group=self._group, async_op=True)
+            work = dist.all_reduce(there, group=self._group, async_op=True)
+        else:
+            agreed, strategy, step = self._core.tick()
+            with self._tuner.around(strategy if agreed else None, step):
+                work = dist.all_reduce(there, group=self._group, async_op=True)
+        return work if there is payload else _device.Carried(work, payload, there)
+
+    def _all_gather(self, arrived: torch.Tensor, sent: torch.Tensor) -> dist.Work:
+        there = self._there(arrived)
+        work = dist.all_gather_into_tensor(there, self._there(sent), group=self._group, async_op=True)
+        return work if there is arrived else _device.Carried(work, arrived, there)
+
+    def _there(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What can travel: a copy where the backend takes no tensors of the host."""
+        return tensor if self._wire is None or tensor.device.type != "cpu" else tensor.to(self._wire, copy=True)
 
     def _half_now(self) -> torch.dtype | None:
         if self._half is None:
@@ -283,7 +336,7 @@ class CommHook:
         blocks = self._buffer(index, "blocks", size * self._world, torch.uint8)
         self._core.pack(index, _span(buffer), _span(block))
         self._core.launched(size, True)
-        work = dist.all_gather_into_tensor(blocks, block, group=self._group, async_op=True)
+        work = self._all_gather(blocks, block)
 
         def arrived() -> torch.Tensor:
             self._judge(self._core.unpack(index, _span(blocks), _span(buffer)))
@@ -299,13 +352,16 @@ class CommHook:
         if leader < 0:
             sides = self._buffer(index, "sides", side_bytes * self._world, torch.uint8)
             self._core.launched(side_bytes, True)
-            dist.all_gather_into_tensor(sides, side, group=self._group)
+            self._all_gather(sides, side).wait()
             leader = self._core.leader(index, n, _span(sides))
         indices = self._buffer(index, "indices", size, torch.uint8)
         if leader == self._rank:
             self._core.indices(index, n, _span(indices))
         self._core.launched(size // 2, False)
-        dist.broadcast(indices, src=_global_rank(self._group, leader), group=self._group)
+        there = self._there(indices)
+        dist.broadcast(there, src=_global_rank(self._group, leader), group=self._group)
+        if there is not indices:
+            indices.copy_(there)
         payload = self._buffer(index, "values", kept + elements, torch.float32)
         self._core.take(index, (leader, n), _span(indices), _span(payload))
 
@@ -328,7 +384,7 @@ class CommHook:
                 work = self._all_reduce(sent)
             elif size > 0:
                 arrived = self._sized(index, f"turn {turn} of all", size * self._world, dtype)
-                work = dist.all_gather_into_tensor(arrived, sent, group=self._group, async_op=True)
+                work = self._all_gather(arrived, sent)
             else:
                 work = None
             if last:
@@ -353,6 +409,10 @@ class CommHook:
             # An eighth more, so that slowly growing messages do not ask every step.
             room = size + size // 8
         return self._buffer(index, what, room, dtype)[:size]
+
+    def _judged(self, finite: bool, buffer: torch.Tensor) -> torch.Tensor:
+        self._judge(finite)
+        return buffer
 
     def _judge(self, finite: bool) -> None:
         if finite:

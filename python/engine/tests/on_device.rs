@@ -1,0 +1,321 @@
+//! Buckets on a device (the kernels' emulator) and on the host side by side: the same messages, means and memories.
+
+#![allow(clippy::unwrap_used)]
+
+#[allow(dead_code, unsafe_code)]
+#[path = "../../../gpu-kernels/tests/kernels/emulated.rs"]
+mod emulated;
+
+use emulated::{Emulated, Memory};
+use flexcomm_compression::{HEADER_BYTES, Method, Part};
+use flexcomm_domain::{CompressionRatio, Compressor, Rank, Strategy};
+use flexcomm_engine::{Answers, Bucket, EngineError, Home, OnHost, Param, Ran, Store, kernels, lock};
+use flexcomm_gpu_kernels::bucket::{Gradient, Method as Kernels};
+use flexcomm_gpu_kernels::{Copies, DType, LaunchError, OUTCOME_BYTES, Span};
+use flexcomm_trainer::{Agreement, HEAD_BYTES, Heard, Riding, Status};
+
+const PARAMS: [Param; 2] = [Param { id: 0, len: 2000, cols: 1 }, Param { id: 1, len: 501, cols: 1 }];
+const N: usize = 2501;
+const WORLD: u32 = 3;
+
+/// Memory of the emulator, lent to a bucket.
+struct Lent {
+    device: Emulated,
+    _memory: Memory,
+}
+
+impl std::fmt::Debug for Lent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Lent")
+    }
+}
+
+impl Home for Lent {
+    fn fetch(&self, from: Span, to: &mut [u8]) -> Result<(), LaunchError> {
+        self.device.download(from, to)
+    }
+}
+
+fn gradient(rank: u64, step: u64) -> Vec<f32> {
+    let wave = |i: u64| ((i * 37 + rank * 59 + step * 101) % 997) as f32 / 500.0 - 1.0;
+    (0..N as u64).map(|i| wave(i) * wave(i / 3)).collect()
+}
+
+fn topk(cr: f64) -> Method {
+    Method::new(Compressor::TopK, CompressionRatio::new(cr).unwrap())
+}
+
+/// One rank, which may change sides at any step.
+struct OneRank {
+    rank: u64,
+    bucket: Bucket,
+    riding: Riding,
+}
+
+/// A gradient, and on a device its type.
+type Source = (Vec<f32>, Option<DType>);
+
+/// What a rank gives to the allgather, and where its gradient is.
+struct Given {
+    block: Vec<u8>,
+    gradient: Vec<f32>,
+    on_device: Option<DType>,
+}
+
+impl OneRank {
+    fn new(rank: u32) -> Self {
+        let strategy: Strategy = "topk@0.1/allgather".parse().unwrap();
+        let riding = Riding::new(Agreement::new(Rank(rank), strategy, 0), Rank(rank), WORLD);
+        Self { rank: u64::from(rank), bucket: Bucket::new(0, PARAMS.to_vec(), None).unwrap(), riding }
+    }
+
+    fn word(&self, status: Status) -> Vec<u8> {
+        let mut word = vec![0; self.riding.bytes(0)];
+        self.riding.write_bytes(0, N, status, &mut word).unwrap();
+        word
+    }
+
+    fn settle(&mut self, seed: u64) {
+        if !self.bucket.is_resident() {
+            let (device, memory) = (Emulated::new(seed).unwrap(), Memory::new(self.bucket.lent_bytes().unwrap()));
+            let span = memory.span();
+            let home = Lent { device: Emulated::new(seed).unwrap(), _memory: memory };
+            self.bucket.reside(&device, (Box::new(home), span)).unwrap();
+        }
+    }
+
+    fn give(&mut self, step: u64, method: Method, given: Source) -> Given {
+        self.riding.begin();
+        self.bucket.enter();
+        let (gradient, on_device) = given;
+        let bytes = self.bucket.message_bytes(method, Part::Whole);
+        let seed = step * 3 + self.rank;
+        let block = match on_device {
+            None => {
+                let mut message = vec![0; bytes];
+                let status = self.bucket.pack(method, &gradient, seed, &mut message);
+                [self.word(status), message].concat()
+            }
+            Some(dtype) => {
+                self.settle(seed);
+                let device = Emulated::new(seed).unwrap();
+                let source = match dtype {
+                    DType::F32 => Memory::of(&gradient),
+                    _ => Memory::of(&gradient.iter().map(|x| (x.to_bits() >> 16) as u16).collect::<Vec<_>>()),
+                };
+                let word = self.word(Status::default());
+                let block = Memory::of(&vec![0xeeu8; word.len() + bytes]);
+                let at = Gradient { at: source.span(), dtype, weights: (1.0, 1.0) };
+                self.bucket.pack_on(&device, (method, seed), at, (block.span(), &word)).unwrap();
+                block.bytes()
+            }
+        };
+        Given { block, gradient, on_device }
+    }
+
+    fn take(&mut self, method: Method, blocks: &[Vec<u8>], given: Given) -> (Result<Ran, EngineError>, Vec<f32>) {
+        let heard = self.riding.hear_bytes(0, N, blocks.iter().map(|b| &b[..HEAD_BYTES])).unwrap();
+        let mut out = given.gradient;
+        if given.on_device.is_none() {
+            let messages: Vec<&[u8]> = blocks.iter().map(|b| &b[HEAD_BYTES..]).collect();
+            return (self.bucket.unpack(&heard, method, &messages, &mut out), out);
+        }
+        let device = Emulated::new(self.rank + 1).unwrap();
+        let (all, to) = (Memory::of(&blocks.concat()), Memory::of(&out));
+        self.bucket.add_on(&device, (method, WORLD, HEAD_BYTES), (all.span(), to.span())).unwrap();
+        let headers: Vec<&[u8]> = blocks.iter().map(|b| &b[HEAD_BYTES..HEAD_BYTES + HEADER_BYTES]).collect();
+        let mut outcome = [0; OUTCOME_BYTES as usize];
+        device.download(self.bucket.outcome_on_device().unwrap(), &mut outcome).unwrap();
+        let ran = self.bucket.judge(Answers { heard: &heard, headers: &headers, outcome: &outcome });
+        (ran, to.f32s())
+    }
+
+    /// What is held back, wherever it lies, without moving it for good.
+    fn held(&mut self, seed: u64) -> Vec<u32> {
+        let resident = self.bucket.is_resident();
+        self.bucket.come_home().unwrap();
+        let held = self.bucket.residual().iter().map(|x| x.to_bits()).collect();
+        if resident {
+            self.settle(seed);
+        }
+        held
+    }
+}
+
+type Step = Vec<(Result<Ran, EngineError>, Vec<f32>)>;
+
+fn step(ranks: &mut [OneRank], index: u64, (method, given): (Method, Vec<Source>)) -> Step {
+    let given: Vec<Given> = ranks.iter_mut().zip(given).map(|(rank, given)| rank.give(index, method, given)).collect();
+    let blocks: Vec<Vec<u8>> = given.iter().map(|given| given.block.clone()).collect();
+    let done = ranks.iter_mut().zip(given).map(|(rank, given)| rank.take(method, &blocks, given)).collect();
+    ranks.iter_mut().for_each(|rank| drop(rank.riding.finish()));
+    done
+}
+
+fn all() -> Vec<OneRank> {
+    (0..WORLD).map(OneRank::new).collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+/// One rank stays on the host, one on the device, one changes; k changes, and one gradient is infinite.
+#[test]
+fn ranks_on_either_side_have_the_bits_of_the_host() {
+    if Emulated::new(0).is_none() {
+        return;
+    }
+    let (mut mixed, mut host) = (all(), all());
+    for index in 0..8 {
+        let method = topk([0.1, 0.01][index as usize / 3 % 2]);
+        let changing = (index % 3 != 0).then_some(DType::F32);
+        let sides = [None, Some(DType::F32), changing];
+        let mut gradients: Vec<Vec<f32>> = (0..3).map(|rank| gradient(rank, index)).collect();
+        if index == 4 {
+            gradients[1][77] = f32::INFINITY;
+        }
+        if index == 5 {
+            gradients[0][3] = f32::NAN;
+        }
+        let on = |sides: &[Option<DType>; 3]| gradients.iter().cloned().zip(*sides).collect::<Vec<_>>();
+        let got = step(&mut mixed, index, (method, on(&sides)));
+        let want = step(&mut host, index, (method, on(&[None; 3])));
+        for (rank, ((got, mean), (want, same))) in got.iter().zip(&want).enumerate() {
+            let (got, want) = (*got.as_ref().unwrap(), *want.as_ref().unwrap());
+            assert_eq!(got, want, "rank {rank}, step {index}");
+            assert_eq!(got == Ran::NotFinite, index == 4 || index == 5);
+            assert!(got != Ran::Good || bits(mean) == bits(same), "rank {rank}, step {index}");
+        }
+        for (a, b) in mixed.iter_mut().zip(&mut host) {
+            assert_eq!(a.held(index), b.held(index), "rank {}, step {index}", a.rank);
+            let [a, b] = [a.bucket.energy(), b.bucket.energy()];
+            assert!((a.gain() - b.gain()).abs() < 1e-9, "{a:?} {b:?}");
+        }
+    }
+}
+
+/// The mean goes on from a bf16 gradient and under MSTopk, whose random numbers are each side's own.
+#[test]
+fn halves_and_mstopk_are_the_same_on_all_ranks() {
+    if Emulated::new(0).is_none() {
+        return;
+    }
+    let mut ranks = all();
+    let mstopk = Method::new(Compressor::MsTopK, CompressionRatio::new(0.05).unwrap());
+    for index in 0..4 {
+        let method = if index % 2 == 0 { mstopk } else { topk(0.05) };
+        let sides = [Some(DType::Bf16), Some(DType::F32), None];
+        let given = (0..3).map(|rank| gradient(rank, index)).zip(sides).collect();
+        let done = step(&mut ranks, index, (method, given));
+        assert!(done.iter().all(|(ran, _)| matches!(ran, Ok(Ran::Good))), "{done:?}");
+        assert!(done.iter().all(|(_, mean)| bits(mean) == bits(&done[0].1)), "step {index}");
+        let k = method.kept(&flexcomm_compression::Layers::fused(N).unwrap());
+        assert!(ranks[0].held(index).iter().filter(|bits| **bits << 1 == 0).count() >= k);
+    }
+}
+
+#[test]
+fn a_message_that_is_never_judged_or_foreign_does_not_count() {
+    let Some(device) = Emulated::new(1) else { return };
+    let mut ranks = all();
+    let method = topk(0.1);
+    let both = |index: u64| (0..3).map(|rank| (gradient(rank, index), Some(DType::F32))).collect::<Vec<_>>();
+    step(&mut ranks, 0, (method, both(0)));
+    let before = ranks[0].held(0);
+    // An exception came between the halves: the next step begins with what was held back before.
+    ranks[0].give(1, method, both(1).swap_remove(0));
+    ranks[0].riding.finish();
+    assert_eq!(ranks[0].held(1), before);
+    // A message of another k, as of a rank that runs something else.
+    let given: Vec<Given> = ranks.iter_mut().zip(both(2)).map(|(rank, given)| rank.give(2, method, given)).collect();
+    let other = given[0].block.clone();
+    let mut header = other[HEAD_BYTES..HEAD_BYTES + HEADER_BYTES].to_vec();
+    header[16] ^= 1;
+    let outcome = [0; OUTCOME_BYTES as usize];
+    let good = Heard::default();
+    let said = Answers { heard: &good, headers: &[&header], outcome: &outcome };
+    let error = ranks[0].bucket.judge(said).unwrap_err().to_string();
+    assert!(error.contains("rank 0") && error.contains("another method, n or k"), "{error}");
+    assert_eq!(ranks[0].held(2), before);
+    let again = ranks[0].bucket.judge(said).unwrap_err().to_string();
+    assert!(again.contains("no message was made"), "{again}");
+    // Another rank failed: an error here too, and nothing is lost.
+    ranks[0].give(3, method, both(3).swap_remove(0));
+    let failed = Heard { failed: 1, first_failed: Some(2), ..good };
+    let error = ranks[0].bucket.judge(Answers { heard: &failed, headers: &[], outcome: &outcome }).unwrap_err();
+    assert!(error.to_string().contains("rank 2 could not do its part"), "{error}");
+    assert_eq!(ranks[0].held(3), before);
+    // Without memory there, or where a word leaves no room for whole words behind it, the host does it.
+    let source = Memory::of(&gradient(0, 4));
+    let block = Memory::of(&vec![0u8; 4096]);
+    let at = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
+    let odd = ranks[0].bucket.pack_on(&device, (method, 0), at, (block.span(), &[0; 9])).unwrap_err();
+    assert_eq!(odd, OnHost::Place);
+    let short = ranks[0].bucket.pack_on(&device, (method, 0), at, (block.span().part(0, 64), &[0; 8])).unwrap_err();
+    assert!(short.to_string().contains("failed to launch with the indices of 0 bytes"), "{short}");
+    ranks[0].bucket.come_home().unwrap();
+    let absent = ranks[0].bucket.pack_on(&device, (method, 0), at, (block.span(), &[0; 8])).unwrap_err();
+    assert_eq!(absent, OnHost::Absent);
+    assert_eq!(ranks[0].held(4), before);
+}
+
+/// Whatever the host does with a bucket (a flush, checkpoints, trials, new layouts) begins with fetching.
+#[test]
+fn what_is_held_back_comes_home_when_the_host_needs_it() {
+    if Emulated::new(0).is_none() {
+        return;
+    }
+    let method = topk(0.1);
+    let mut store = Store::default();
+    store.layout(0, PARAMS.to_vec()).unwrap();
+    let mut one = OneRank::new(0);
+    let source = gradient(0, 0);
+    let mut compressed = |store: &Store| {
+        std::mem::swap(&mut one.bucket, &mut lock(&store.bucket(0).unwrap()));
+        let given = one.give(0, method, (source.clone(), Some(DType::F32)));
+        let block = given.block.clone();
+        // Alone in the world as far as the bucket knows: one block three times.
+        let blocks = vec![block; 3];
+        let ran = one.take(method, &blocks, given).0;
+        one.riding.finish();
+        assert!(matches!(ran, Ok(Ran::Good)), "{ran:?}");
+        std::mem::swap(&mut one.bucket, &mut lock(&store.bucket(0).unwrap()));
+        assert!(lock(&store.bucket(0).unwrap()).is_resident());
+    };
+    compressed(&store);
+    let held = store.export().unwrap();
+    assert!(!lock(&store.bucket(0).unwrap()).is_resident());
+    assert_eq!((held[&0].len(), held[&1].len()), (2000, 501));
+    assert!(held.values().flatten().any(|value| *value != 0.0));
+    let (mut auto, mut saved) = (flexcomm_engine::AutoSelection::new(3), flexcomm_engine::Saved::default());
+    compressed(&store);
+    store.save_into(&auto, &mut saved).unwrap();
+    let before = store.export().unwrap();
+    compressed(&store);
+    store.restore(&mut auto, &saved).unwrap();
+    assert_eq!(store.export().unwrap(), before);
+    compressed(&store);
+    let after = {
+        store.layout(0, vec![PARAMS[1], PARAMS[0]]).unwrap();
+        store.export().unwrap()
+    };
+    assert_eq!(after.keys().collect::<Vec<_>>(), [&0, &1]);
+    assert_ne!(after, before, "a step more");
+    store.layout(0, PARAMS.to_vec()).unwrap();
+    compressed(&store);
+    let mut out = vec![0.0; N];
+    let bucket = store.bucket(0).unwrap();
+    assert_eq!(lock(&bucket).flush(&vec![0.0; N], 1, &mut out), Status::default());
+    assert!(out.iter().any(|value| *value != 0.0), "what was held back goes out");
+}
+
+#[test]
+fn methods_without_kernels_are_named() {
+    let of = |compressor| Method::new(compressor, CompressionRatio::new(0.1).unwrap());
+    assert_eq!(kernels(of(Compressor::TopK), (2, 7), 0), Ok(Kernels::TopK(7)));
+    assert_eq!(kernels(of(Compressor::LwTopK), (1, 7), 0), Ok(Kernels::TopK(7)));
+    assert!(matches!(kernels(of(Compressor::MsTopK), (2, 7), 5), Ok(Kernels::Threshold(_))));
+    let why = kernels(of(Compressor::LwTopK), (2, 7), 0).unwrap_err().to_string();
+    assert!(why.contains("lwtopk of several layers in one bucket has no kernels yet"), "{why}");
+}

@@ -1,0 +1,198 @@
+"""Buckets on a GPU: compressed there by kernels where that can be, else in a copy on the host.
+
+The bytes of a message are the same either way, so every rank chooses for itself, in every step; only the collectives must
+be the same on all ranks, and these depend on the backend alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import pathlib
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+
+from flexcomm._core import Core
+
+logger = logging.getLogger("flexcomm")
+
+#: Element types that kernels take.
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+#: Of memory that is lent to a bucket.
+_ALIGN = 256
+
+_OUTCOME_BYTES = 48
+
+
+class Cuda:
+    """What is asked of torch about CUDA."""
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether kernels could work on it."""
+        return tensor.device.type == "cuda"
+
+    def place(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """The device's number, and torch's current stream there."""
+        device = tensor.device.index or 0
+        return device, torch.cuda.current_stream(device).cuda_stream
+
+    def wait(self, tensor: torch.Tensor) -> None:
+        """Until the current stream has done what was launched."""
+        torch.cuda.current_stream(tensor.device).synchronize()
+
+    def pinned(self, size: int) -> torch.Tensor:
+        """Memory of the host that copies from the device need not wait for."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
+@functools.cache
+def _point_at_nvrtc() -> None:
+    """The compiler that torch's wheel came with: outside of an activated environment nobody else finds it."""
+    if os.environ.get("FLEXCOMM_NVRTC"):
+        return
+    packages = pathlib.Path(torch.__file__).parent.parent
+    for folder in ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"):
+        if any((packages / folder).glob("libnvrtc.so.*")):
+            os.environ["FLEXCOMM_NVRTC"] = str(packages / folder)
+            return
+
+
+class Carried:
+    """A collective on copies, where the backend takes no tensors of the host."""
+
+    def __init__(self, work: dist.Work, here: torch.Tensor, there: torch.Tensor) -> None:
+        self._work, self._here, self._there = work, here, there
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._here.copy_(self._there)
+
+
+def wire(group: dist.ProcessGroup | None) -> torch.device | None:
+    """Where tensors of the host must be copied to before they can travel; none where they travel as they are."""
+    backends = str(dist.get_backend_config(group))
+    return None if "cpu:" in backends else torch.device("cuda")
+
+
+class Device:
+    """The side of the hook that knows devices."""
+
+    def __init__(self, core: Core, group: dist.ProcessGroup | None, cuda: Cuda | None = None) -> None:
+        self._core = core
+        self._group = group
+        self._world = dist.get_world_size(group)
+        self._cuda = cuda or Cuda()
+        self._nccl = "cuda:nccl" in str(dist.get_backend_config(group))
+        self._buffers: dict[tuple[int, str], torch.Tensor] = {}
+        self._told: set[str] = set()
+        self._waits: torch.Tensor | None = None
+
+    def takes(self, buffer: torch.Tensor) -> bool:
+        """Whether a bucket can be compressed although it is not float32 on the host: the same on all ranks."""
+        return self._cuda.has(buffer) and buffer.dtype in TYPES and buffer.is_contiguous()
+
+    def host(self, buffer: torch.Tensor, index: int) -> torch.Tensor:
+        """A copy in float32 on the host, in memory that is kept."""
+        copy = self._kept(index, "host", buffer.numel(), torch.float32, "cpu")
+        return copy.copy_(buffer)
+
+    def tell(self, buffer: torch.Tensor, strategy: str, why: str) -> None:
+        """Says once that the host compresses, and why."""
+        line = f"{strategy}: buckets on {buffer.device.type} are compressed on the host: {why}"
+        if line not in self._told:
+            self._told.add(line)
+            logger.warning("%s", line)
+
+    def waits(self) -> None:
+        """Waits, once for all buckets of a step, for what was launched since the last time."""
+        waits, self._waits = self._waits, None
+        if waits is not None:
+            self._cuda.wait(waits)
+
+    def _kept(self, index: int, what: str, size: int, dtype: torch.dtype, device: Any) -> torch.Tensor:
+        known = self._buffers.get((index, what))
+        if known is None or known.numel() != size or known.dtype != dtype:
+            known = torch.empty(size, dtype=dtype, device=device)
+            self._buffers[index, what] = known
+        return known
+
+    def _ready(self, index: int, buffer: torch.Tensor) -> tuple[str, tuple[int, int], int]:
+        """Why the host must do it (else empty), the place, and the address of the bucket's outcome."""
+        why = "a shadow trial looks at gradients on the host" if self._core.watching() else ""
+        if why:
+            return why, (0, 0), 0
+        _point_at_nvrtc()
+        place = self._cuda.place(buffer)
+        why, need, outcome = self._core.on_device(index, place)
+        if not why and need:
+            lent = self._lent(index, need, buffer.device)
+            why, _, outcome = self._core.on_device(index, place, (lent, lent.data_ptr(), need))
+        return why, place, outcome
+
+    def _lent(self, index: int, need: int, device: torch.device) -> torch.Tensor:
+        """Memory for a bucket, which the core keeps too for as long as the bucket lies in it."""
+        known = self._buffers.get((index, "lent"))
+        if known is None or known.numel() != need or known.device != device:
+            whole = torch.empty(need + _ALIGN, dtype=torch.uint8, device=device)
+            skip = -whole.data_ptr() % _ALIGN
+            known = self._buffers[index, "lent"] = whole[skip : skip + need]
+        return known
+
+    def gather(
+        self, index: int, buffer: torch.Tensor, sizes: tuple[int, int]
+    ) -> tuple[str, dist.Work | None, Callable[[], Any] | None]:
+        """Launches compression and allgather of a bucket on the device: why that cannot be, or the collective and what
+        comes after it. ``sizes`` are bytes of a block, and of the word and header at its beginning."""
+        size, front = sizes
+        why, place, outcome = self._ready(index, buffer)
+        if why:
+            return why, None, None
+        n, name = buffer.numel(), str(buffer.dtype).removeprefix("torch.")
+        block = self._kept(index, "block", size, torch.uint8, buffer.device)
+        why = self._core.pack_on(index, place, (buffer.data_ptr(), n, name), (block.data_ptr(), size))
+        if why:
+            return why, None, None
+        blocks = self._kept(index, "blocks", size * self._world, torch.uint8, buffer.device)
+        self._core.launched(size, True)
+        if self._nccl:
+            work = dist.all_gather_into_tensor(blocks, block, group=self._group, async_op=True)
+            here = None
+        else:
+            # Waits for the kernels: this backend reads memory of the host.
+            sent = self._kept(index, "sent", size, torch.uint8, "cpu").copy_(block)
+            here = self._kept(index, "arrived", size * self._world, torch.uint8, "cpu")
+            work = dist.all_gather_into_tensor(here, sent, group=self._group, async_op=True)
+        lent = self._buffers[index, "lent"]
+        at = outcome - lent.data_ptr()
+
+        def arrived() -> Callable[[], tuple[bool, torch.Tensor]]:
+            if here is not None:
+                blocks.copy_(here)
+            own = buffer.dtype == torch.float32
+            mean = buffer if own else self._kept(index, "mean", n, torch.float32, buffer.device)
+            self._core.add_on(index, place, (blocks.data_ptr(), size * self._world), mean.data_ptr())
+            if not own:
+                buffer.copy_(mean)
+            heads = self._pinned(index, "heads", front * self._world)
+            heads.view(self._world, front).copy_(blocks.view(self._world, size)[:, :front], non_blocking=True)
+            told = self._pinned(index, "outcome", _OUTCOME_BYTES)
+            told.copy_(lent[at : at + _OUTCOME_BYTES], non_blocking=True)
+            self._waits = buffer
+
+            def judged() -> tuple[bool, torch.Tensor]:
+                finite = self._core.judge(index, n, (heads.data_ptr(), heads.numel()), (told.data_ptr(), told.numel()))
+                return finite, buffer if finite else buffer.fill_(float("nan"))
+
+            return judged
+
+        return "", work, arrived
+
+    def _pinned(self, index: int, what: str, size: int) -> torch.Tensor:
+        known = self._buffers.get((index, what))
+        if known is None or known.numel() != size:
+            known = self._buffers[index, what] = self._cuda.pinned(size)
+        return known

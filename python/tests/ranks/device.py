@@ -1,0 +1,125 @@
+"""Buckets that lie on a GPU as far as the hook can tell: tensors of the host beside a stand-in for the driver, whose device
+has the host's memory. Without the stand-in: what the hook does where there is no driver."""
+
+import ctypes
+import os
+
+import torch
+from common import Lines, batch, ddp, network, parameters_hash, ranks, same
+
+import flexcomm.torch
+from flexcomm.torch import _device
+
+STEPS, STREAM = 12, 0x5EED
+TOPK = "topk@0.05/allgather"
+LINES = Lines()
+
+
+class Pretended(_device.Cuda):
+    """Every tensor is on the device, whose current stream is STREAM."""
+
+    waited = 0
+
+    def has(self, tensor):
+        return True
+
+    def place(self, tensor):
+        return 0, STREAM
+
+    def wait(self, tensor):
+        self.waited += 1
+
+    def pinned(self, size):
+        return torch.empty(size, dtype=torch.uint8)
+
+
+def bits(model):
+    return parameters_hash(model.module.float())
+
+
+def train(rank, strategy, *, pretend=True, dtype=torch.float32, events={}, **options):
+    """`events` happen before the step that they are named by."""
+    model = ddp(network((20, 48, 40, 2)).to(dtype), bucket_cap_mb=0.006)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    session = flexcomm.torch.attach(model, optimizer, strategy=strategy, **options)
+    cuda = Pretended()
+    if pretend:
+        session.hook._device = _device.Device(session._core, None, cuda)
+    before, LINES.lines = launches(STREAM), []
+    error, kept = None, False
+    for step in range(STEPS):
+        if step in events:
+            events[step](session)
+        x, y = batch(step, rank)
+        if step == options.get("bad", 9) and "on_nonfinite" in options and rank == 1:
+            x[0, 0] = float("nan")
+        optimizer.zero_grad()
+        held = session.state_dict()["held_back"] if "on_nonfinite" in options and step == 9 else None
+        try:
+            torch.nn.functional.cross_entropy(model(x.to(dtype)).float(), y).backward()
+        except flexcomm.FlexcommError as raised:
+            error = type(raised).__name__
+        if held is not None:
+            after = session.state_dict()["held_back"]
+            kept = all(torch.equal(after[name], values) for name, values in held.items()) and after.keys() == held.keys()
+            nan = all(bool(p.grad.isnan().all()) for p in model.parameters())
+            return {"error": error, "kept": kept, "nan": nan, "launched": launches(STREAM) - before}
+        optimizer.step()
+    costs = session.costs
+    return {
+        "hash": bits(model), "equal": same(bits(model)), "launched": launches(STREAM) - before, "waited": cuda.waited,
+        "lines": LINES.take(), "gain": costs.gain, "sent": costs.sent,
+    }
+
+
+def driver():
+    """The stand-in, if this process has it."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
+DRIVER = driver()
+
+
+def launches(stream):
+    if DRIVER is None:
+        return 0
+    DRIVER.standin_launches.restype = ctypes.c_uint64
+    return DRIVER.standin_launches(ctypes.c_uint64(stream))
+
+
+def refuse(kernel):
+    return lambda session: DRIVER.standin_refuse(kernel.encode())
+
+
+def checkpoint(session):
+    session.load_state_dict(session.state_dict())
+
+
+with ranks() as (rank, world, seen):
+    seen["host"] = train(rank, TOPK, pretend=False)
+    seen["device"] = train(rank, TOPK)
+    if DRIVER is not None:
+        seen["mixed"] = train(rank, TOPK, pretend=rank != 0)
+        seen["checkpoint"] = train(rank, TOPK, events={6: checkpoint, 9: checkpoint})
+        seen["shadow"] = train(rank, TOPK, events={7: lambda session: session.shadow(["topk@0.01/allgather"])})
+        failing = {6: refuse("cut_third"), 9: refuse("")} if rank == 1 else {}
+        seen["refused"] = train(rank, TOPK, events=failing)
+        for dtype in (torch.bfloat16, torch.float16):
+            name = str(dtype).removeprefix("torch.")
+            seen[f"{name} device"] = train(rank, TOPK, dtype=dtype)
+            seen[f"{name} host"] = train(rank, TOPK, dtype=dtype, events={0: refuse("cut_second"), 11: refuse("")})
+            refuse("")(None)
+        seen["mstopk"] = train(rank, "mstopk@0.05/allgather")
+        seen["raise"] = train(rank, TOPK, on_nonfinite="raise")
+        seen["propagate"] = train(rank, TOPK, on_nonfinite="propagate")
+    others = ("lwtopk@0.05/allgather", "topk@0.05/art-ring:var", "topk@0.05/art-ring:star", "qsgd(s=4)+ef(vanilla)")
+    seen["others"] = {text: (train(rank, text, pretend=False), train(rank, text)) for text in others}
+    # As under NCCL alone: what lies on the host travels as a copy.
+    wire, _device.wire = _device.wire, lambda group: torch.device("cpu")
+    seen["carried"] = {text: train(rank, text, pretend=False) for text in others}
+    _device.wire = wire
+    seen["driver"] = DRIVER is not None
+    seen["nvrtc"] = os.environ.get("FLEXCOMM_NVRTC", "")

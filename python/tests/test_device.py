@@ -1,0 +1,118 @@
+"""Buckets on a GPU, without one: which path is taken and why, and the whole path over a stand-in for the CUDA driver that
+runs the kernels' own source (gpu-kernels/tests/emulator/driver.cpp)."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import torchrun
+
+KERNELS = pathlib.Path(__file__).parents[2] / "gpu-kernels"
+
+
+@pytest.fixture(scope="module")
+def standin(tmp_path_factory):
+    """A folder with a libcuda.so.1, and the environment in which the kernels load: compiled once for all ranks."""
+    if shutil.which("g++") is None or not KERNELS.exists():
+        assert os.environ.get("FLEXCOMM_NO_SKIP") != "1", "there is no g++"
+        pytest.skip("there is no g++, or no gpu-kernels/, to build a stand-in for the driver from")
+    folder = tmp_path_factory.mktemp("driver")
+    source = KERNELS / "tests/emulator"
+    flags = "-std=c++17 -O2 -ffp-contract=off -fno-strict-aliasing -shared -fPIC -DFLEXCOMM_EMULATOR".split()
+    subprocess.run(
+        ["g++", *flags, "-I", KERNELS / "cuda", "-I", source, source / "driver.cpp", "-o", folder / "libcuda.so.1"],
+        check=True,
+    )
+    return {"LD_LIBRARY_PATH": str(folder), "FLEXCOMM_KERNEL_CACHE": str(folder / "kernels")}
+
+
+def why(**env):
+    """What a process of its own says of the kernels."""
+    code = "import sys, flexcomm.torch._device as d; d._point_at_nvrtc(); print(d.Core.kernels(int(sys.argv[1])))"
+    full = {k: v for k, v in os.environ.items() if not k.startswith("FLEXCOMM_")} | {"STANDIN_COMPILES": "1"} | env
+    ordinal = full.pop("ORDINAL", "0")
+    done = subprocess.run([sys.executable, "-P", "-c", code, ordinal], env=full, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_why_there_are_no_kernels(standin, tmp_path):
+    assert why(**standin) == ""
+    # The second time from the cache: with a compiler that is none.
+    assert "libcuda.so.1" in why(LD_LIBRARY_PATH=str(tmp_path)) or os.path.exists("/dev/nvidia0")
+    assert "too old" in (old := why(**standin, STANDIN_VERSION="12040")) and "12.4" in old
+    assert "CUDA device 1" in why(**standin, ORDINAL="1")
+    assert why(**standin, FLEXCOMM_GPU_KERNELS="0") == "FLEXCOMM_GPU_KERNELS is 0"
+    assert "find NVRTC" in why(**standin, FLEXCOMM_NVRTC=str(tmp_path / "nothing.so"))
+
+
+@pytest.fixture(scope="module")
+def seen(folder, standin):
+    assert why(**standin) == ""
+    done = torchrun("device.py", folder, ranks=3, **standin)
+    assert done.code == 0, done.text
+    return done.ranks()
+
+
+def test_the_device_has_the_bits_of_the_host(seen):
+    for rank, own in enumerate(seen):
+        assert own["driver"]
+        want = own["host"]
+        assert want["equal"] and want["launched"] == 0 and want["waited"] == 0 and not want["lines"]
+        for name in ("device", "mixed", "checkpoint", "shadow", "refused"):
+            got = own[name]
+            assert got["hash"] == want["hash"], (name, got, want)
+            assert abs(got["gain"] - want["gain"]) < 1e-6 and got["sent"] == want["sent"], (name, got, want)
+        device = own["device"]
+        # On the caller's stream; one wait in each of the nine steps that compress, whatever the number of buckets.
+        # Five launches to select, of which one correction of the word, and one for each of three messages.
+        assert device["launched"] % (9 * 8) == 0 and device["launched"] > 9 * 8, device
+        assert device["waited"] == 9 and not device["lines"], device
+        assert (own["mixed"]["launched"] == 0) == (rank == 0)
+        assert own["checkpoint"]["launched"] == device["launched"]
+
+
+def test_the_host_steps_in_and_says_why(seen):
+    for rank, own in enumerate(seen):
+        (line,) = own["shadow"]["lines"]
+        assert "topk@0.05/allgather" in line and "compressed on the host: a shadow trial looks" in line
+        assert 0 < own["shadow"]["launched"] < own["device"]["launched"]
+        lines = own["refused"]["lines"]
+        if rank == 1:
+            (line,) = lines
+            assert "failed to launch cut_third: the CUDA driver says CUDA_ERROR_LAUNCH_FAILED" in line
+        assert rank == 1 or not lines, lines
+        for text, (host, device) in own["others"].items():
+            assert host["hash"] == device["hash"] and device["equal"] and device["launched"] == 0, text
+            assert len(device["lines"]) == 1 and "kernels" in device["lines"][0], device["lines"]
+            assert own["carried"][text]["hash"] == host["hash"], text
+
+
+def test_halves_and_mstopk_are_equal_on_all_ranks(seen):
+    for own in seen:
+        assert own["mstopk"]["equal"] and own["mstopk"]["launched"] > 9 * 8 and not own["mstopk"]["lines"]
+        for name in ("bfloat16", "float16"):
+            device, host = own[f"{name} device"], own[f"{name} host"]
+            assert device["equal"] and device["launched"] > 9 * 7 and not device["lines"]
+            assert device["hash"] == host["hash"]
+
+
+def test_a_gradient_that_is_not_finite_is_heard_of_everywhere(seen):
+    for own in seen:
+        assert own["raise"]["error"] == "NotFiniteError" and own["raise"]["kept"] and own["raise"]["launched"] > 0
+        assert own["propagate"]["error"] is None and own["propagate"]["kept"] and own["propagate"]["nan"]
+
+
+def test_without_a_driver_the_host_compresses(tmp_path):
+    if os.path.exists("/dev/nvidia0"):
+        pytest.skip("there is a GPU here")
+    done = torchrun("device.py", tmp_path, ranks=2)
+    assert done.code == 0, done.text
+    for own in done.ranks():
+        assert not own["driver"]
+        assert own["host"]["hash"] == own["device"]["hash"] and own["device"]["equal"]
+        (line,) = own["device"]["lines"]
+        assert "compressed on the host: failed to load the CUDA driver: there is no libcuda.so.1 here" in line
