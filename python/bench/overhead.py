@@ -4,7 +4,8 @@ The same network is trained by plain DDP (twice: their difference is this machin
 `allreduce_hook`, by flexcomm dense without an agent (DDP by itself), with an agent in a process of its own (control word
 and telemetry below DDP; and with the hook, as it is after a decision for something else than dense), and with top-k at
 0.01, in turns of a few steps. Prints medians of the step time, and the median over turns of the ratio to plain DDP's turn
-beside it, in which slow drifts of the machine cancel, with its standard error. BUCKET_MB sets DDP's bucket_cap_mb, TURNS
+beside it, in which slow drifts of the machine cancel, with its standard error; and the same of the processor's time, of all
+of a rank's threads, which another user of the machine disturbs less. BUCKET_MB sets DDP's bucket_cap_mb, TURNS
 the turns, JOBS some of the jobs.
 """
 
@@ -96,37 +97,44 @@ def telemetry_alone(session):
     return (time.perf_counter() - began) / 2000 * 1e6
 
 
+def paired(ours, theirs):
+    """Median ratio of turns side by side, in percent above 1, with its standard error."""
+    low, median, high = statistics.quantiles((a / b for a, b in zip(ours, theirs)), n=4)
+    # Of a median of about normal values: 1.25 deviations over the root of their number; quartiles are 1.35 apart.
+    error = 1.25 * (high - low) / 1.35 / len(ours) ** 0.5
+    return f"{(median - 1) * 100:+8.2f} % +- {error * 100:4.2f}"
+
+
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     jobs = {kind: job(kind, rank) for kind in JOBS}
     steps = {kind: [] for kind in jobs}
     turns = {kind: [] for kind in jobs}
+    busy = {kind: [] for kind in jobs}
     for number in range(TURNS):
         # Now forwards, now backwards: nobody always comes after the same one.
         for kind in list(jobs)[:: 1 if number % 2 else -1]:
             dist.barrier()
             times = []
-            for _ in range(STEPS):
+            for count in range(STEPS):
+                if count == 1:
+                    # The first step finds another job's tensors in the caches.
+                    cpu = time.process_time()
                 began = time.perf_counter()
                 jobs[kind][0]()
                 times.append(time.perf_counter() - began)
             if number >= 2:
-                # The first step finds another job's tensors in the caches.
+                busy[kind].append(time.process_time() - cpu)
                 steps[kind] += times[1:]
                 turns[kind].append(sum(times[1:]))
     plain = statistics.median(steps["plain"])
     if rank == 0:
-        print(f"{'':26} {'ms per step':>12} {'median':>9} {'by turns':>18}")
+        print(f"{'':26} {'ms per step':>12} {'median':>9} {'by turns':>18} {'processor':>18}")
         for kind, label in JOBS.items():
             median = statistics.median(steps[kind])
-            low, paired, high = statistics.quantiles((a / b for a, b in zip(turns[kind], turns["plain"])), n=4)
-            # Of a median of about normal values: 1.25 deviations over the root of their number; quartiles are 1.35 apart.
-            error = 1.25 * (high - low) / 1.35 / len(turns[kind]) ** 0.5
-            print(
-                f"{label:26} {median * 1e3:12.2f} {(median / plain - 1) * 100:+8.2f} % {(paired - 1) * 100:+8.2f} %"
-                f" +- {error * 100:.2f}"
-            )
+            wall, cpu = paired(turns[kind], turns["plain"]), paired(busy[kind], busy["plain"])
+            print(f"{label:26} {median * 1e3:12.2f} {(median / plain - 1) * 100:+8.2f} % {wall} {cpu}")
     alone = telemetry_alone(jobs["agent"][1])
     if rank == 0:
         print(f"{'begin, finish, report':26} {alone:9.1f} us per step, {alone / plain * 1e-4:.3f} % of a plain step")
