@@ -11,7 +11,7 @@ mod x86;
 
 pub(crate) use admit::{Admitting, ROOM};
 pub(crate) use portable::energy;
-pub(crate) use rounding::{Rounded, Rounding, Squares, Words};
+pub(crate) use rounding::{Rounded, Rounding, Squares, TABLED, Words};
 pub(crate) use signs::Decayed;
 pub(crate) use work::Work;
 

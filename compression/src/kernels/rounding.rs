@@ -42,6 +42,9 @@ pub(crate) struct Rounded<'a> {
     pub(crate) words: &'a mut Words,
 }
 
+/// How many values vectors can look up at once.
+pub(crate) const TABLED: usize = 32;
+
 /// Random words that were drawn: a buffer that is kept, since clearing one would cost as much as some values.
 pub(crate) type Words = [u32; 512];
 
@@ -93,6 +96,18 @@ impl Kernel {
             Self::Avx512 => super::x86::add_powers_avx512(exponents, signs, target),
             _ => {
                 let _ = (exponents, signs, target);
+                0
+            }
+        }
+    }
+
+    /// `out += values[code]`, where it is FRESH to zeros, of the first codes, all below [`TABLED`]; answers of how many.
+    pub(crate) fn add_codes<const FRESH: bool>(self, codes: &[u8], values: &[f32; TABLED], out: &mut [f32]) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => super::x86::add_codes_avx512::<FRESH>(codes, values, out),
+            _ => {
+                let _ = (codes, values, out);
                 0
             }
         }

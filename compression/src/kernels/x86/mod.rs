@@ -9,7 +9,7 @@ mod rounding;
 mod signs;
 
 use super::admit::Admitting;
-use super::rounding::{Rounded, Rounding, Squares};
+use super::rounding::{Rounded, Rounding, Squares, TABLED};
 use super::signs::{Decayed, Sums};
 use super::{Candidates, Fed, Feed, Work, portable};
 use std::sync::LazyLock;
@@ -137,6 +137,15 @@ pub(super) fn add_powers_avx512(exponents: &[u8], signs: &[u8], target: (f32, &m
     match has_avx512() {
         // SAFETY: the processor has these.
         true => unsafe { rounding::add_powers(exponents, signs, target) },
+        false => 0,
+    }
+}
+
+/// Adds what the first codes mean; none on processors without AVX-512.
+pub(super) fn add_codes_avx512<const FRESH: bool>(codes: &[u8], values: &[f32; TABLED], out: &mut [f32]) -> usize {
+    match has_avx512() {
+        // SAFETY: the processor has these.
+        true => unsafe { rounding::add_codes::<FRESH>(codes, values, out) },
         false => 0,
     }
 }

@@ -4,7 +4,7 @@
 //! of instructions is as long as both.
 
 use super::super::KEY_MASK;
-use super::super::rounding::{Rounded, Rounding, Squares};
+use super::super::rounding::{Rounded, Rounding, Squares, TABLED};
 use super::pass::AHEAD;
 use crate::random::{Counter, Stream};
 use std::arch::x86_64::*;
@@ -390,4 +390,22 @@ pub(super) fn add_powers(exponents: &[u8], signs: &[u8], (scale, out): (f32, &mu
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), sum) };
     }
     16 * groups.len()
+}
+
+/// `out += values[code]`, or, where it is FRESH, `out = 0 + values[code]`, 16 at a time; answers how many values.
+#[target_feature(enable = "avx512f")]
+pub(super) fn add_codes<const FRESH: bool>(codes: &[u8], values: &[f32; TABLED], out: &mut [f32]) -> usize {
+    let (groups, _) = out.as_chunks_mut::<16>();
+    // SAFETY: twice 16 values.
+    let (low, high) = unsafe { (_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values.as_ptr().add(16))) };
+    for (to, codes) in groups.iter_mut().zip(codes.as_chunks::<16>().0) {
+        // SAFETY: 16 bytes and 16 values.
+        unsafe {
+            let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.as_ptr().cast()));
+            let held = if FRESH { _mm512_setzero_ps() } else { _mm512_loadu_ps(to.as_ptr()) };
+            let sum = _mm512_add_ps(held, _mm512_permutex2var_ps(low, codes, high));
+            _mm512_storeu_ps(to.as_mut_ptr(), sum);
+        }
+    }
+    16 * groups.len().min(codes.len() / 16)
 }

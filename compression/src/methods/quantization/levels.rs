@@ -7,7 +7,7 @@ use super::packing::{Pack, Unpack};
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Stats, not_finite};
 pub(super) use crate::kernels::Words;
-use crate::kernels::{Kernel, Rounded, Rounding, Squares, Work, stats, stats_of_two};
+use crate::kernels::{Kernel, Rounded, Rounding, Squares, TABLED, Work, stats, stats_of_two};
 use crate::random::{Counter, Stream};
 use crate::wire::{Reader, Writer, levels_width, packed_bytes};
 use std::fmt::Debug;
@@ -175,7 +175,7 @@ impl<S: Scheme> Codec for Bucketed<S> {
 }
 
 impl<S: Scheme> Bucketed<S> {
-    /// FRESH: `out` starts from zeros, block by block, while they are in the first-level cache.
+    /// FRESH: to zeros instead of what `out` holds.
     fn read<const FRESH: bool>(
         &mut self,
         from: &mut Reader<'_>,
@@ -187,23 +187,24 @@ impl<S: Scheme> Bucketed<S> {
         let packed = from.take("levels", packed_bytes(out.len(), width))?;
         check_padding("levels", packed, out.len() * width as usize)?;
         let random = context.own(0);
-        let (mut step, mut rule) = (0.0, self.scheme.rule(0.0, random));
+        let (mut step, mut rule, mut table) = (0.0, self.scheme.rule(0.0, random), None);
         let rooms = packed.chunks(packed_bytes(BLOCK, width));
         for ((i, block), packed) in out.chunks_mut(BLOCK).enumerate().zip(rooms) {
             let codes = &mut self.codes[..block.len()];
             let most = Unpack { packed, width, codes }.on(context.kernel);
             check_level(most, self.scheme.levels())?;
-            if FRESH {
-                block.fill(0.0);
-            }
             for (from, to) in pieces(i * BLOCK, block.len(), self.bucket) {
                 if (i * BLOCK + from).is_multiple_of(self.bucket)
                     && let Some(norm) = norms.next()
                 {
                     step = multiplier(scale, (norm, self.scheme.step(norm)), self.scheme.most())?;
                     rule = self.scheme.rule(norm, random);
+                    let value = |code| rule.relative(code as u8) * step;
+                    table = (self.scheme.levels() <= TABLED as u64).then(|| std::array::from_fn(value));
                 }
-                context.kernel.run(Add { rule, codes: &codes[from..to], step, out: &mut block[from..to] });
+                let (codes, out) = (&codes[from..to], &mut block[from..to]);
+                let done = table.map_or(0, |table| context.kernel.add_codes::<FRESH>(codes, &table, out));
+                context.kernel.run(Add::<FRESH, _> { rule, codes: &codes[done..], step, out: &mut out[done..] });
             }
         }
         Ok(())
@@ -336,21 +337,22 @@ pub(super) fn each(
     }
 }
 
-/// `out += relative * step`.
-pub(super) struct Add<'a, R> {
-    pub(super) rule: R,
-    pub(super) codes: &'a [u8],
-    pub(super) step: f32,
-    pub(super) out: &'a mut [f32],
+/// `out += relative * step`; where it is FRESH, to zeros.
+struct Add<'a, const FRESH: bool, R> {
+    rule: R,
+    codes: &'a [u8],
+    step: f32,
+    out: &'a mut [f32],
 }
 
-impl<R: Rule> Work for Add<'_, R> {
+impl<const FRESH: bool, R: Rule> Work for Add<'_, FRESH, R> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
         for (to, code) in self.out.iter_mut().zip(self.codes) {
-            *to += self.rule.relative(*code) * self.step;
+            let held = if FRESH { 0.0 } else { *to };
+            *to = held + self.rule.relative(*code) * self.step;
         }
     }
 }
