@@ -3,8 +3,7 @@
 use crate::memory::{HeldBack, LinkSummary};
 use crate::solve::{Costs, Priced};
 use crate::{Keep, Memory, Snapshot, Trigger, words};
-use flexcomm_domain::{Link, LinkMatrix, Timestamp};
-use flexcomm_optimizer::{Load, terms};
+use flexcomm_domain::Timestamp;
 
 /// A change that is not made, and why.
 #[derive(Debug)]
@@ -92,16 +91,7 @@ fn rests_on_the_past(s: &Snapshot, m: &Memory, costs: &Costs, now: Timestamp) ->
     let fell = is.bandwidth_mean_bps < before.bandwidth_mean_bps * (1.0 - s.config.link_change);
     let since = now.since(moving.since);
     let measured = links.oldest < since || since >= s.config.max_link_age_s;
-    fell && !measured && busy_s(costs, &is, best) > busy_s(costs, &is, &costs.in_force)
-}
-
-/// Seconds for which a strategy's bytes would keep links busy that are all as the mean is.
-fn busy_s(costs: &Costs, links: &LinkSummary, p: &Priced) -> f64 {
-    let (problem, strategy) = (&costs.problem, p.strategy());
-    let mean = Link::new(links.alpha_mean_s, links.bandwidth_mean_bps);
-    let equal = mean.and_then(|link| LinkMatrix::uniform(problem.links.ranks(), link));
-    let load = Load { values: problem.values, codec: problem.codec(strategy.compressor()) };
-    equal.map_or(0.0, |links| terms(&strategy, &load, &links).beta_s)
+    fell && !measured && costs.sends_more(best)
 }
 
 /// What a new strategy must win, as a share.

@@ -24,6 +24,8 @@ pub(crate) struct Rollback {
     pub(crate) to: Priced,
     pub(crate) failed: Failed,
     pub(crate) why: String,
+    /// Whether its cost was measured on such links.
+    pub(crate) measured: bool,
 }
 
 /// A fallback with its cost, measured if it was in force on such links lately.
@@ -31,6 +33,7 @@ struct Fallback<'a> {
     to: &'a Priced,
     cost: f64,
     words: String,
+    measured: bool,
 }
 
 /// Judges the strategy in force by what it was measured to cost.
@@ -53,19 +56,24 @@ pub(crate) fn judge(
         return Judgement::Fine;
     };
     let judgement = look.roll(m, scope, complaint);
-    if lasts(s, memory, now) { judgement } else { Judgement::Suspect }
+    let doubtful = matches!(&judgement, Judgement::Roll(r) if !r.measured && costs.sends_more(&r.to));
+    if lasts(s, memory, now, if doubtful { DOUBT } else { 1.0 }) { judgement } else { Judgement::Suspect }
 }
+
+/// A fallback that sends more and was not measured on these links has so many times the patience: if it is the network
+/// that has just become slower, that one is worse still, and estimates of links that a job fills follow late.
+const DOUBT: f64 = 3.0;
 
 /// Whether the complaint is old enough, and latency and bandwidth of every link were measured since it began, or
 /// so long has passed that they will not be.
-fn lasts(s: &Snapshot, memory: &mut Memory, now: Timestamp) -> bool {
+fn lasts(s: &Snapshot, memory: &mut Memory, now: Timestamp, doubt: f64) -> bool {
     let version = s.version();
     let open = memory.complaint.filter(|c| c.version == version);
     let since = open.unwrap_or(Complaint { version, since: now });
     memory.complaint = Some(since);
     let lasted = now.since(since.since);
     let measured = s.links.as_ref().is_some_and(|l| l.oldest < lasted) || lasted >= s.config.max_link_age_s;
-    lasted >= s.config.guard_patience_s && measured
+    lasted.get() >= doubt * s.config.guard_patience_s.get() && measured
 }
 
 struct Look<'a> {
@@ -145,7 +153,7 @@ impl Look<'_> {
                 let to = words::strategy(&b.to.strategy());
                 let why = format!("{complaint}; back to {to}, {}", b.words);
                 let failed = Failed { strategy, scope, why: complaint };
-                Judgement::Roll(Box::new(Rollback { to: b.to.clone(), failed, why }))
+                Judgement::Roll(Box::new(Rollback { to: b.to.clone(), failed, why, measured: b.measured }))
             }
             None => Judgement::Stay(format!("{complaint}; nothing known is better")),
         }
@@ -169,10 +177,11 @@ impl Look<'_> {
                 to: p,
                 cost: self.worth(m),
                 words: format!("measured at {} per step", words::time(m.t_step.get())),
+                measured: true,
             },
             None => {
                 let cost = self.s.config.policy.time_to_quality().seconds(p.what.t_step.get(), p.what.gain.get());
-                Fallback { to: p, cost, words: format!("predicted {}", p.words()) }
+                Fallback { to: p, cost, words: format!("predicted {}", p.words()), measured: false }
             }
         }
     }

@@ -1,9 +1,10 @@
 //! Predicts every candidate on the links of now, and finds the policy's pick among those not blocked.
 
 use crate::gains::{self, Powers};
+use crate::memory::LinkSummary;
 use crate::{Alternative, Memory, Snapshot};
-use flexcomm_domain::{LinkMatrix, Seconds, Strategy, Timestamp};
-use flexcomm_optimizer::{Evaluated, Policy, Problem, ProblemError, Space, pareto};
+use flexcomm_domain::{Link, LinkMatrix, Seconds, Strategy, Timestamp};
+use flexcomm_optimizer::{Evaluated, Load, Policy, Problem, ProblemError, Space, pareto, terms};
 
 /// One candidate with everything that ranks it.
 #[derive(Debug, Clone)]
@@ -125,6 +126,20 @@ impl Costs {
     /// A candidate by its strategy.
     pub(crate) fn find(&self, strategy: &Strategy) -> Option<&Priced> {
         self.all.iter().find(|p| p.strategy() == *strategy)
+    }
+
+    /// Whether a candidate would keep links that are all as the mean is busy for longer than the strategy in force.
+    pub(crate) fn sends_more(&self, p: &Priced) -> bool {
+        let links = LinkSummary::of(&self.problem.links);
+        let mean = Link::new(links.alpha_mean_s, links.bandwidth_mean_bps);
+        let Ok(equal) = mean.and_then(|link| LinkMatrix::uniform(self.problem.links.ranks(), link)) else {
+            return false;
+        };
+        let busy_s = |strategy: Strategy| {
+            let load = Load { values: self.problem.values, codec: self.problem.codec(strategy.compressor()) };
+            terms(&strategy, &load, &equal).beta_s
+        };
+        busy_s(p.strategy()) > busy_s(self.in_force.strategy())
     }
 
     /// The strategies on the Pareto front.

@@ -450,7 +450,7 @@ fn the_guard_rolls_back_to_dense_and_does_not_return_for_a_while() {
     let failed = job.strategy();
     assert!(!failed.is_dense());
     job.wait(3.0);
-    let outcome = job.suffers(4.0, 0.004, 3.97, 0.6);
+    let outcome = job.suffers_in_doubt(4.0, 0.004, 3.97, 0.6);
     assert!(outcome.report.rollback, "{}", outcome.report.why);
     let decision = outcome.decision().unwrap();
     assert!(decision.strategy.is_dense(), "{}", decision.reason);
@@ -536,7 +536,7 @@ fn returning_to_what_was_measured_better_ends_the_excursion() {
     let compressed = job.strategy();
     job.wait(3.0);
     // The network is really worse than believed: everything is slow.
-    assert!(job.suffers(1.5, 0.004, 1.4, 0.6).report.rollback);
+    assert!(job.suffers_in_doubt(1.5, 0.004, 1.4, 0.6).report.rollback);
     job.wait(3.0);
     let back = job.suffers(9.0, 0.0, 8.9, 1.0);
     assert!(back.report.rollback, "{}", back.report.why);
