@@ -272,7 +272,8 @@ impl Plan {
     fn compare_with_dense(&mut self, policy: &TimeToQuality) {
         let dense = self.costs.iter().filter(|r| r.cr == 1.0).map(|r| r.t_step_s).min_by(f64::total_cmp);
         for row in self.costs.iter_mut().chain(&mut self.front).chain([&mut self.choice]) {
-            row.break_even_gain = dense.and_then(|dense| policy.break_even(row.t_step_s, dense));
+            let even = dense.and_then(|dense| policy.break_even(row.t_step_s, dense));
+            row.break_even_gain = even.map(|gain| gain.max(policy.gain_floor));
             row.t_quality_s = policy.seconds(row.t_step_s, row.gain);
         }
     }

@@ -84,11 +84,12 @@ pub(crate) fn next(s: &Snapshot, m: &Memory, costs: &Costs, found: &[Trigger], n
 /// Whether bandwidth fell, not every link has been measured since, and the best candidate would send more than the one
 /// in force: it may look cheap only because its own links are still known as they were.
 fn rests_on_the_past(s: &Snapshot, m: &Memory, costs: &Costs, now: Timestamp) -> bool {
-    let (Some(links), Some(before), Some(moving), Some(best)) = (&s.links, m.links, m.moving, &costs.best) else {
-        return false;
-    };
-    let is = LinkSummary::of(&links.matrix);
-    let fell = is.bandwidth_mean_bps < before.bandwidth_mean_bps * (1.0 - s.config.link_change);
+    let (Some(links), Some(moving), Some(best)) = (&s.links, m.moving, &costs.best) else { return false };
+    let (is, least) = (LinkSummary::of(&links.matrix), 1.0 + s.config.link_change);
+    let fell = [moving.from, m.links].into_iter().flatten().any(|before| {
+        before.bandwidth_mean_bps >= is.bandwidth_mean_bps * least
+            || before.bandwidth_worst_bps >= is.bandwidth_worst_bps * least
+    });
     let since = now.since(moving.since);
     let measured = links.oldest < since || since >= s.config.max_link_age_s;
     fell && !measured && costs.sends_more(best)

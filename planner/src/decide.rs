@@ -29,6 +29,7 @@ pub fn decide(snapshot: &Snapshot, now: Timestamp, rng: &mut (impl RngCore + ?Si
             call.solve_buckets(rng);
             call.conclude(links)
         }
+        Err((Keep::UntrustedLinks, why)) => call.only_guard(why),
         Err((keep, why)) => call.keep(keep, why),
     }
 }
@@ -66,11 +67,14 @@ impl<'a> Call<'a> {
         let costs = solve::price(s, &links.matrix, &self.memory, self.now);
         self.costs =
             Some(costs.map_err(|e| (Keep::InvalidSnapshot, format!("the candidates cannot be compared: {e}")))?);
-        trusted(s, links, self.now)?;
+        let summary = LinkSummary::of(&links.matrix);
+        if let Err(why) = trusted(s, links, self.now) {
+            self.note_measurements(summary);
+            return Err((Keep::UntrustedLinks, why));
+        }
         if s.compute.is_none() {
             return Err((Keep::NoCompute, "no steps are reported yet, so the time of a step is not known".into()));
         }
-        let summary = LinkSummary::of(&links.matrix);
         self.memory.note_links(&summary, &s.config, self.now);
         self.note_measurements(summary);
         let step_s = self.in_force_step();
@@ -123,6 +127,21 @@ impl<'a> Call<'a> {
     fn solve_buckets(&mut self, rng: &mut (impl RngCore + ?Sized)) {
         let Some(costs) = self.costs.as_ref().filter(|_| self.triggers.iter().any(Trigger::solves)) else { return };
         self.buckets = buckets::solve(self.s, costs, rng);
+    }
+
+    /// On links that cannot be trusted nothing is chosen, but what is measured to be worse than what was measured before
+    /// is left all the same.
+    fn only_guard(mut self, why: String) -> Outcome {
+        let judged = self.costs.as_ref().zip(self.s.links.as_ref()).map(|(costs, links)| {
+            guard::judge(self.s, &mut self.memory, costs, &LinkSummary::of(&links.matrix), self.now)
+        });
+        match judged {
+            Some(Judgement::Roll(rollback)) => {
+                let take = self.roll_back(*rollback);
+                self.change(take)
+            }
+            _ => self.keep(Keep::UntrustedLinks, why),
+        }
     }
 
     /// Guard first, then the choice.
@@ -302,16 +321,15 @@ impl<'a> Call<'a> {
 
 /// Whether the links are known well enough to act on. A first decision may also rest on a fresh trial: its measured times
 /// are what the predictions were fitted to, whatever the estimates of the links are worth.
-fn trusted(s: &Snapshot, links: &Links, now: Timestamp) -> Result<(), (Keep, String)> {
+fn trusted(s: &Snapshot, links: &Links, now: Timestamp) -> Result<(), String> {
     if links.age > s.config.max_link_age_s {
         let (age, most) = (words::time(links.age.get()), words::time(s.config.max_link_age_s.get()));
-        return Err((Keep::UntrustedLinks, format!("the newest sample of a link is {age} old, older than {most}")));
+        return Err(format!("the newest sample of a link is {age} old, older than {most}"));
     }
     let tried = s.profiles.measured_at.filter(|at| s.in_force.is_none() && now.since(*at) <= s.config.max_link_age_s);
     if links.confidence < s.config.least_confidence && tried.is_none() {
         let (is, least) = (words::number(links.confidence), words::number(s.config.least_confidence));
-        let why = format!("the estimate of a link has confidence {is}, less than the {least} needed to act on it");
-        return Err((Keep::UntrustedLinks, why));
+        return Err(format!("the estimate of a link has confidence {is}, less than the {least} needed to act on it"));
     }
     Ok(())
 }

@@ -24,8 +24,6 @@ pub(crate) struct Rollback {
     pub(crate) to: Priced,
     pub(crate) failed: Failed,
     pub(crate) why: String,
-    /// Whether its cost was measured on such links.
-    pub(crate) measured: bool,
 }
 
 /// A fallback with its cost, measured if it was in force on such links lately.
@@ -33,7 +31,6 @@ struct Fallback<'a> {
     to: &'a Priced,
     cost: f64,
     words: String,
-    measured: bool,
 }
 
 /// Judges the strategy in force by what it was measured to cost.
@@ -56,12 +53,12 @@ pub(crate) fn judge(
         return Judgement::Fine;
     };
     let judgement = look.roll(m, scope, complaint);
-    let doubtful = matches!(&judgement, Judgement::Roll(r) if !r.measured && costs.sends_more(&r.to));
+    let doubtful = matches!(&judgement, Judgement::Roll(r) if costs.sends_more(&r.to));
     if lasts(s, memory, now, if doubtful { DOUBT } else { 1.0 }) { judgement } else { Judgement::Suspect }
 }
 
-/// A fallback that sends more and was not measured on these links has so many times the patience: if it is the network
-/// that has just become slower, that one is worse still, and estimates of links that a job fills follow late.
+/// A fallback that sends more has so many times the patience: if it is the network that has just become slower, that one
+/// is worse still, whatever it took before, and estimates of links that a job fills follow late.
 const DOUBT: f64 = 3.0;
 
 /// Whether the complaint is old enough, and latency and bandwidth of every link were measured since it began, or
@@ -142,9 +139,11 @@ impl Look<'_> {
         let strategy = self.costs.in_force.strategy();
         let ours = self.worth(m);
         let known = self.costs.all.iter().filter(|p| p.what.strategy.is_dense() || self.is_previous(&p.strategy()));
+        // What is predicted on links that cannot be trusted is nothing to go back to.
+        let sure = self.s.links.as_ref().is_some_and(|l| l.confidence >= self.s.config.least_confidence);
         let usable = known.filter(|p| p.strategy() != strategy).filter_map(|p| {
             let seen = self.seen(&p.strategy()).is_some();
-            let open = !p.blocked && !scope.covers(&strategy, &p.strategy());
+            let open = sure && !p.blocked && !scope.covers(&strategy, &p.strategy());
             (seen || open).then(|| self.cost_of(p))
         });
         let best = usable.min_by(|a, b| a.cost.total_cmp(&b.cost));
@@ -153,7 +152,7 @@ impl Look<'_> {
                 let to = words::strategy(&b.to.strategy());
                 let why = format!("{complaint}; back to {to}, {}", b.words);
                 let failed = Failed { strategy, scope, why: complaint };
-                Judgement::Roll(Box::new(Rollback { to: b.to.clone(), failed, why, measured: b.measured }))
+                Judgement::Roll(Box::new(Rollback { to: b.to.clone(), failed, why }))
             }
             None => Judgement::Stay(format!("{complaint}; nothing known is better")),
         }
@@ -177,11 +176,10 @@ impl Look<'_> {
                 to: p,
                 cost: self.worth(m),
                 words: format!("measured at {} per step", words::time(m.t_step.get())),
-                measured: true,
             },
             None => {
                 let cost = self.s.config.policy.time_to_quality().seconds(p.what.t_step.get(), p.what.gain.get());
-                Fallback { to: p, cost, words: format!("predicted {}", p.words()), measured: false }
+                Fallback { to: p, cost, words: format!("predicted {}", p.words()) }
             }
         }
     }

@@ -66,12 +66,15 @@ pub struct Memory {
 }
 
 /// A change of the network in the making: estimates of its links follow it one after the other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Moving {
     /// The first look at which links had moved.
     pub since: Timestamp,
     /// The last one.
     pub until: Timestamp,
+    /// The links before it; absent in what older versions remembered.
+    #[serde(default)]
+    pub from: Option<LinkSummary>,
 }
 
 /// Mean and worst of the links between a job's ranks.
@@ -259,7 +262,7 @@ impl Memory {
         cap(&mut self.solved_at);
         cap(&mut self.trial.asked_at);
         if let Some(moving) = &mut self.moving {
-            *moving = Moving { since: moving.since.min(now), until: moving.until.min(now) };
+            *moving = Moving { since: moving.since.min(now), until: moving.until.min(now), ..*moving };
         }
         if let Some(complaint) = &mut self.complaint {
             complaint.since = complaint.since.min(now);
@@ -303,7 +306,8 @@ impl Memory {
         let Some(before) = self.last_links.replace(*links).filter(|b| b != links) else { return };
         if before.moved(links, share, latency_floor) {
             let open = self.moving.filter(|m| now.since(m.until) < config.links_settle_s);
-            self.moving = Some(Moving { since: open.map_or(now, |m| m.since), until: now });
+            let new = Moving { since: now, until: now, from: Some(before) };
+            self.moving = Some(Moving { until: now, ..open.unwrap_or(new) });
             return;
         }
         let bandwidth = relative(before.bandwidth_mean_bps, links.bandwidth_mean_bps);

@@ -75,7 +75,7 @@ fn when_it_may_not_change() {
     spoilt("dwell", |s, _| s.memory.dwell_from = Some(Timestamp(1_055_000_000)));
     spoilt("steady", |s, o| {
         s.config.links_settle_s = seconds(2.0);
-        o.memory.moving = Some(Moving { since: Timestamp(1_057_000_000), until: Timestamp(1_059_000_000) });
+        o.memory.moving = Some(Moving { since: Timestamp(1_057_000_000), until: Timestamp(1_059_000_000), from: None });
     });
     spoilt("links", |s, _| s.links.as_mut().unwrap().confidence = 0.2);
     spoilt("links", |s, _| s.links.as_mut().unwrap().age = seconds(1000.0));

@@ -5,9 +5,10 @@ mod common;
 
 use common::{Job, learn, profile, seconds};
 use flexcomm_domain::{
-    Collective, CompressionRatio, Compressor, Link, LinkMatrix, Selector, Strategy, Timestamp, Version,
+    Collective, CompressionRatio, Compressor, Gain, Link, LinkMatrix, Selector, Strategy, Timestamp, Version,
 };
-use flexcomm_planner::{Keep, Trigger, Verdict};
+use flexcomm_planner::memory::{LinkSummary, Seen};
+use flexcomm_planner::{Keep, Measured, Trigger, Verdict};
 
 #[test]
 fn the_first_decision_waits_for_what_it_needs() {
@@ -139,6 +140,17 @@ fn a_first_decision_rests_on_a_fresh_trial_when_links_are_not_trusted() {
     job.s.profiles.measured_at = Some(job.now);
     let mut waited = Job { s: job.s.clone(), ..Job::new() };
     assert!(job.call().decision().is_some());
+    // It is left when it is measured to be worse than dense was, trusted or not.
+    let compressed = job.strategy();
+    assert!(!compressed.is_dense());
+    job.s.memory.seen = vec![];
+    assert_eq!(job.suffers(9.0, 0.0, 8.9, 0.6).verdict, Verdict::Keep(Keep::UntrustedLinks), "only predicted");
+    let links = LinkSummary::of(&job.s.links.as_ref().unwrap().matrix);
+    let cost = Measured { version: Version(0), gain: Gain::FULL, t_step: seconds(1.0), ..job.s.measured.unwrap() };
+    job.s.memory.seen.push(Seen { strategy: Strategy::DENSE_RING, cost, links });
+    job.wait(30.0);
+    let outcome = job.call();
+    assert!(outcome.report.rollback && job.strategy().is_dense(), "{}", outcome.report.why);
     waited.wait(200.0);
     assert_eq!(waited.keeps(), Keep::UntrustedLinks);
 }

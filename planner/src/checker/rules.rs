@@ -57,7 +57,9 @@ pub(super) fn timing(s: &Snapshot, outcome: &Outcome, now: Timestamp, found: &mu
     let tried = s.profiles.measured_at.map_or(f64::INFINITY, |at| now.since(at).get());
     let sure = links.confidence >= s.config.least_confidence || s.in_force.is_none() && tried <= most;
     let fresh = links.age.get() <= most && sure;
-    found.expect(fresh, "links", || format!("links {} old with confidence {}", links.age, links.confidence));
+    found.expect(fresh || outcome.report.rollback, "links", || {
+        format!("links {} old with confidence {}", links.age, links.confidence)
+    });
     if outcome.report.rollback {
         return;
     }
@@ -106,8 +108,8 @@ fn worse_than_dense(s: &Snapshot, outcome: &Outcome, m: &Measured) -> bool {
     let fastest = dense.map(|a| a.t_step_s).chain(seen).fold(f64::INFINITY, f64::min);
     let lost = match &s.config.policy {
         PolicyConfig::TimeToQuality(policy) => policy.uncompensated,
-        // At most everything: other policies do not say how much.
-        PolicyConfig::Knee(_) | PolicyConfig::Weights(_) => 1.0,
+        // What the guard holds against policies that do not say how much.
+        PolicyConfig::Knee(_) | PolicyConfig::Weights(_) => 0.1,
     };
     m.t_step.get() * (1.0 + lost * (1.0 / m.gain.get() - 1.0)) > fastest
 }

@@ -106,7 +106,7 @@ impl Job {
         self.call()
     }
 
-    /// As [`Self::suffers`] where the way back sends more and was not measured on such links: three times the patience.
+    /// As [`Self::suffers`] where the way back sends more: three times the patience.
     pub fn suffers_in_doubt(&mut self, t_step: f64, t_comp: f64, t_sync: f64, gain: f64) -> Outcome {
         let early = self.suffers(t_step, t_comp, t_sync, gain);
         assert!(!early.report.rollback, "little patience: {}", early.report.why);

@@ -65,7 +65,7 @@ impl AlphaEstimator {
     }
 
     pub(super) fn estimate(&self, at: f64) -> Option<Known> {
-        let newest = self.samples.back()?.0;
+        let mut newest = self.samples.back()?.0;
         let recent = self.recent(at);
         let is_clean = |t: f64| !self.busy.iter().any(|(start, end, _)| *start <= t && t <= *end);
         let clean: Vec<f64> = recent.iter().filter(|(t, _)| is_clean(*t)).map(|(_, rtt)| *rtt).collect();
@@ -81,12 +81,21 @@ impl AlphaEstimator {
         }
         if sure < SURE {
             let all: Vec<f64> = self.samples.iter().map(|(_, rtt)| *rtt).collect();
-            cluster = lowest(&all, PATIENT_RULE).filter(|before| before.value < cluster.value).unwrap_or(cluster);
+            if let Some(before) = lowest(&all, PATIENT_RULE).filter(|before| before.value < cluster.value) {
+                cluster = before;
+                newest = self.newest_near(cluster.value)?;
+            }
         }
         let age_s = (at - newest).max(0.0);
         let support = (cluster.support as f64 / FULL_SUPPORT).min(1.0);
         let value = self.bound(at).map_or(cluster.value / 2.0, |bound| bound.min(cluster.value / 2.0));
         Some(Known { value, confidence: support * (-age_s / CONFIDENCE_AGE_S).exp(), age_s })
+    }
+
+    /// When a round trip of about this value, or a shorter one, was seen last.
+    fn newest_near(&self, rtt_s: f64) -> Option<f64> {
+        let most = rtt_s * (1.0 + PATIENT_RULE.spread) + PATIENT_RULE.grain;
+        self.samples.iter().rev().find(|(_, rtt)| *rtt <= most).map(|(at, _)| *at)
     }
 
     /// The second lowest bound of recent transfers: one may be a misread clock, two agree.

@@ -196,5 +196,5 @@ pub(super) fn add_avx512<const FRESH: bool>(bits: &[u8], value: f32, out: &mut [
             _mm512_storeu_ps(group.as_mut_ptr(), sum);
         }
     }
-    16 * groups.len()
+    16 * groups.len().min(bits.len() / 2)
 }
