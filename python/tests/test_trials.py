@@ -27,6 +27,14 @@ def test_200_steps_with_three_trials_are_200_steps_without(seen, name):
     assert dense[0] == 1.0 and dense[1] > dense[2]
 
 
+def test_validation_of_one_rank_in_the_loop_takes_no_trial_away(seen):
+    for rank in seen:
+        with_trials, without = rank["evaluated"]
+        assert with_trials["hashes"] == without["hashes"] == seen[0]["evaluated"][1]["hashes"]
+        assert [(number, counts) for number, counts, _ in with_trials["reports"]] == [(30, [4] * 5), (79, [4] * 2), (150, [4] * 2)]
+        assert with_trials["in_trial"] == 36 and with_trials["equal"]
+
+
 def test_shadow_gains_are_within_5_percent_of_live_gains(seen):
     for rank in seen:
         for live, shadow in zip(rank["gains"]["live"], rank["gains"]["shadow"], strict=True):

@@ -15,30 +15,40 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from flexcomm._core import Core
+from flexcomm._core import Core, FlexcommError
 from flexcomm.torch._hook import CommHook
 
 #: Where the model keeps its group: a process group written in Python lives for as long as its Python object.
 _KEPT = "_flexcomm_below"
 
 
-def fits(model: DistributedDataParallel, hook: CommHook) -> bool:
+def fits(model: DistributedDataParallel) -> bool:
     """Whether DDP's reducer can be given a group of ours. One that has a hook already asks no group for allreduces."""
-    own_way = model._comm_hooks or getattr(model, "mixed_precision", None) is not None or hook.tuner is not None
-    return not own_way and hasattr(model.reducer, "_update_process_group")
+    own_way = model._comm_hooks or getattr(model, "mixed_precision", None) is not None
+    return not own_way and hasattr(model.reducer, "_update_process_group") and values(model) is not None
 
 
-def place(model: DistributedDataParallel, hook: CommHook, values: int, end: Callable[[], None]) -> None:
-    """Puts a group of ours below the model's reducer.
+def values(model: DistributedDataParallel) -> int | None:
+    """Values of all of DDP's buckets together, by which the last one is known; none where they cannot be known: a
+    parameter was frozen or thawed since DDP was made, or is complex, or torch does not tell."""
+    try:
+        parameters, _ = model._build_params_for_reducer()
+        told = model._get_ddp_logging_data()
+        made = told["num_parameter_tensors"], told["total_parameter_size_bytes"]
+    except (AttributeError, AssertionError, KeyError, RuntimeError):
+        return None
+    now = len(parameters), sum(p.numel() * p.element_size() for p in parameters)
+    if made != now or not all(p.is_floating_point() for p in parameters):
+        return None
+    return sum(p.numel() for p in parameters)
 
-    Parameters
-    ----------
-    values:
-        Of all buckets together.
-    end:
-        Ends the step under way.
-    """
-    below = _Below(model.process_group, hook, values, end)
+
+def place(model: DistributedDataParallel, hook: CommHook, end: Callable[[], None]) -> None:
+    """Puts a group of ours below the model's reducer, which :func:`fits`. ``end`` ends the step under way."""
+    total = values(model)
+    if total is None:
+        raise FlexcommError("failed to go below DDP: the values of its buckets are not known")
+    below = _Below(model.process_group, hook, total, end)
     below.watch(model)
     setattr(model, _KEPT, below)
     model.reducer._update_process_group(below)
@@ -66,9 +76,10 @@ class _OnForward:
     def __reduce__(self) -> Any:
         return _OnForward, ()
 
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, model: DistributedDataParallel, *_: Any) -> None:
         below = self._below()
-        if below is not None:
+        # Validation and the like is no training pass: no backward pass that exchanges gradients comes after it.
+        if below is not None and torch.is_grad_enabled() and model.require_backward_grad_sync:
             below.forward()
 
 
@@ -110,7 +121,7 @@ class _Below(dist.ProcessGroup):
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
         opts = dist.AllreduceOptions() if opts is None else opts
         bucket = tensors[0]
-        if not bucket.is_floating_point() or bucket.layout != torch.strided:
+        if bucket.dtype == torch.int32 or bucket.layout != torch.strided:
             # Which parameters were used.
             return self._inner.allreduce(tensors, opts)
         index, self._index = self._index, self._index + 1

@@ -321,10 +321,10 @@ class Session:
         alone = register and named.name == "dense" and parts.optimizer is not None
         self._plain = alone and not steered and socket is None
         # Somebody steers: DDP is dense by itself too, and the word rides below it, until something else is decided.
-        self._below = alone and not self._plain and _below.fits(model, hook)
+        self._below = alone and not self._plain and tuner is None and _below.fits(model)
         if self._below:
             self._hook = weakref.ref(hook)
-            _below.place(model, hook, _bucketed(model, self._named), self._end_between)
+            _below.place(model, hook, self._end_between)
         elif register and not self._plain:
             self._take_over()
         self._connect(socket, sum(sizes), steered, _COLLECTIVES + ([_TREE] if tuner is not None else []))
@@ -405,7 +405,9 @@ class Session:
         return change
 
     def _end_between(self) -> None:
-        self._end_step(within_loop=False)
+        # The loop over `batches()` ends its steps itself: it must see that a trial starts.
+        if not self._looping:
+            self._end_step(within_loop=False)
 
     def _leave_trial(self, change: int) -> None:
         if change == TRIAL_STARTS:
@@ -441,6 +443,9 @@ class Session:
         (``in_trial`` tells); with ``train_step``, which does forward, backward and optimizer step for a batch, trials
         run it unseen by the loop's body. The body must call it as well.
         """
+        if self._below:
+            # A snapshot needs the buckets, which only the hook tells the core.
+            self._take_over()
         self._live = True
         self._core.behave(self._fixed is None, True)
         self._looping = True
@@ -524,12 +529,6 @@ def _on_step(optimizer: torch.optim.Optimizer, session: Session) -> None:
             living._stepped()
 
     optimizer.register_step_post_hook(stepped)
-
-
-def _bucketed(model: DistributedDataParallel, named: list[tuple[str, torch.nn.Parameter]]) -> int:
-    """Values of all of DDP's buckets."""
-    ignored = getattr(model, "parameters_to_ignore", ())
-    return sum(p.numel() for n, p in named if n not in ignored)
 
 
 def _columns(parameter: torch.nn.Parameter) -> int:

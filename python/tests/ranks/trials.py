@@ -1,7 +1,7 @@
 """Live trials leave no trace; shadow gains are near live gains."""
 
 import torch
-from common import FOLDER, Lines, ddp, everywhere, parameters_hash, ranks, same
+from common import FOLDER, Lines, ddp, everywhere, network, parameters_hash, ranks, same
 from fake_agent import FakeAgent, trial
 
 import flexcomm.torch
@@ -38,10 +38,11 @@ class Noisy(torch.utils.data.Dataset):
         return self.x[i] + 0.1 * torch.randn(20), self.y[i]
 
 
-def train(rank, name, strategy, trials, with_step, scaled):
-    """200 steps in ten epochs of twenty; trials are ordered after steps 30, 79 and 150."""
+def train(rank, name, strategy, trials, with_step, scaled, evaluated=False):
+    """200 steps in ten epochs of twenty; trials are ordered after steps 30, 79 and 150. `evaluated`: rank 0 validates in the
+    loop's body, so the network has no buffers that would be broadcast."""
     agent = FakeAgent(FOLDER, f"{name}{rank}").start()
-    model = ddp(Net())
+    model = ddp(network() if evaluated else Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 50, 0.5)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=20) if scaled else None
@@ -69,6 +70,11 @@ def train(rank, name, strategy, trials, with_step, scaled):
     while done < 200:
         for batch in session.batches(loader, train_step=step if with_step else None):
             step(batch)
+            if evaluated and rank == 0:
+                with torch.no_grad():
+                    model(batch[0])
+                # An average of weights whose author forgot no_grad.
+                model(batch[0])
             if session.in_trial:
                 in_trial += 1
                 continue
@@ -124,5 +130,6 @@ with ranks() as (rank, world, seen):
         ("step", "topk@0.05/art-ring:var", True, True),
     ]:
         seen[name] = [train(rank, f"{name}{i}", strategy, trials, with_step, scaled) for i, trials in enumerate((True, False))]
+    seen["evaluated"] = [train(rank, f"eval{i}", None, trials, False, False, True) for i, trials in enumerate((True, False))]
     seen["lines"] = lines.take()
     seen["gains"] = gains(rank, float(__import__("os").environ.get("SHARE", "0.25")))
