@@ -23,3 +23,11 @@ def test_states_of_others_are_refused_with_the_remedy(seen):
     for rank in seen:
         for text, word in zip(rank["refused"], words, strict=True):
             assert text is not None and word in text, (text, word)
+
+
+def test_ddp_is_gone_below_only_where_the_values_of_its_buckets_are_known(seen):
+    assert all(rank["fits"] == [True, True, False, False, False] for rank in seen)
+
+
+def test_an_attached_model_can_be_copied_and_pickled(seen):
+    assert all(rank["copies"] == [True] * 3 for rank in seen)

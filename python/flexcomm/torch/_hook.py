@@ -28,6 +28,17 @@ class NotFiniteError(FlexcommError):
     """A gradient has NaN or infinite values. Raised on every rank at the same step."""
 
 
+class _Nobodys:
+    """In copies of a model, pickled ones too, at the place of the hook."""
+
+    def __call__(self, *_: Any) -> Any:
+        raise FlexcommError("failed to exchange a bucket: this hook is a copy; attach to the model that was copied")
+
+
+def _nobodys() -> _Nobodys:
+    return _Nobodys()
+
+
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.numel()
 
@@ -99,6 +110,10 @@ class CommHook:
         self._device = _device.Device(core, group)
         self._wire = _device.wire(group)
         self._buffers: dict[tuple[int, str], torch.Tensor] = {}
+
+    def __reduce__(self) -> Any:
+        # With the model that it is registered on. A copy's reducer is made anew, without hooks.
+        return _nobodys, ()
 
     def __call__(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """What DDP calls for every bucket of a synchronised backward pass."""

@@ -1,9 +1,13 @@
 """Checkpoints of what is held back."""
 
+import copy
+
 import torch
 from common import FOLDER, batch, ddp, everywhere, network, parameters_hash, ranks
+from fake_agent import FakeAgent
 
 import flexcomm.torch
+from flexcomm.torch import _below
 
 GATHER = "topk@0.05/allgather"
 
@@ -26,7 +30,47 @@ def total(state):
     return {name: values.double().sum().item() for name, values in state["held_back"].items()}
 
 
+def copies(rank, how):
+    """Parameters of copies of an attached model are its own, and a copy trains."""
+    model = ddp(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    agent = FakeAgent(FOLDER, f"{how[0]}{rank}").start()
+    strategy = GATHER if how == "hooked" else None
+    session = flexcomm.torch.attach(model, optimizer, strategy=strategy, socket=str(agent.path))
+    if how == "taken over":
+        session._take_over()
+    train(rank, range(3), model, optimizer)
+    file = FOLDER / f"{how[0]}{rank}.pt"
+    torch.save(model, file)
+    made = [copy.deepcopy(model), torch.load(file, weights_only=False)]
+    same = [parameters_hash(m.module) == parameters_hash(model.module) for m in made]
+    for each in made:
+        train(rank, range(3, 5), each, torch.optim.SGD(each.parameters(), lr=0.05))
+    train(rank, range(3, 5), model, optimizer)
+    same += [len(set(everywhere(parameters_hash(m.module)))) == 1 for m in (model, *made)]
+    session.close()
+    return all(same) and len(model._comm_hooks) == int(how != "below")
+
+
+def unknown_to_ddp():
+    """Where DDP can be gone below."""
+    class Complex(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.turn = torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+
+    frozen, thawed, part = ddp(network()), network(), network()
+    frozen.module[0].bias.requires_grad_(False)
+    thawed[0].bias.requires_grad_(False)
+    thawed = ddp(thawed)
+    thawed.module[0].bias.requires_grad_(True)
+    part[0].bias.requires_grad_(False)
+    return [_below.fits(m) for m in (ddp(network()), ddp(part), frozen, thawed, ddp(Complex()))]
+
+
 with ranks() as (rank, world, seen):
+    seen["copies"] = [copies(rank, name) for name in ("below", "hooked", "taken over")]
+    seen["fits"] = unknown_to_ddp()
     model, optimizer, session = start()
     train(rank, range(12), model, optimizer)
     own, mean = session.state_dict(), session.state_dict(consolidate=True)
