@@ -31,3 +31,7 @@ def test_ddp_is_gone_below_only_where_the_values_of_its_buckets_are_known(seen):
 
 def test_an_attached_model_can_be_copied_and_pickled(seen):
     assert all(rank["copies"] == [True] * 3 for rank in seen)
+
+
+def test_a_model_can_be_attached_again(seen):
+    assert all(rank["twice"] == [[4, 4], 1, True] for rank in seen)

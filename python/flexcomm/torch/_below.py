@@ -48,6 +48,8 @@ def place(model: DistributedDataParallel, hook: CommHook, end: Callable[[], None
     total = values(model)
     if total is None:
         raise FlexcommError("failed to go below DDP: the values of its buckets are not known")
+    # An earlier session's, if the model was attached before.
+    remove(model)
     below = _Below(model.process_group, hook, total, end)
     below.watch(model)
     setattr(model, _KEPT, below)

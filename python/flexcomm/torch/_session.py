@@ -203,6 +203,17 @@ def _check_layers(model: torch.nn.Module) -> None:
             )
 
 
+def _check_words(named: list[tuple[str, torch.nn.Parameter]], world: int) -> None:
+    """The control word is summed in the element type of the bucket that it rides on. The same on all ranks."""
+    for name, parameter in named:
+        most = MOST_RANKS.get(parameter.dtype)
+        if most is not None and world > most:
+            raise FlexcommError(
+                f"failed to attach: {name} is {parameter.dtype}, in which at most {most} ranks can agree, here are {world}; "
+                "run without an agent (no socket, no FLEXCOMM_SOCKET), or keep parameters in float32 and use autocast"
+            )
+
+
 def _compare(mine: dict[str, Any], group: dist.ProcessGroup | None) -> list[dict[str, Any]]:
     """Every rank's settings; the same error on every rank when they differ."""
     everyone: list[Any] = [None] * dist.get_world_size(group)
@@ -283,6 +294,7 @@ class Session:
         self._named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
         sizes = [p.numel() for _, p in self._named]
         named = _agree_on(initial, group)
+        fits = _below.fits(model)
         same = {
             "the flexcomm version": f"{_core.VERSION} (protocol {_core.PROTOCOL})",
             "the model": _fingerprint(self._named),
@@ -291,9 +303,13 @@ class Session:
             "on_nonfinite": propagate,
             "the seed": seed,
             "the job": job,
+            "a communication hook on the model": bool(model._comm_hooks),
+            "whether DDP can be gone below": fits,
         }
         everyone = _compare({"same": same, "socket": socket is not None}, group)
         steered = everyone[0]["socket"]
+        if steered:
+            _check_words(self._named, self._world)
         self._core = Core(
             job, self._rank, self._world, [(p.numel(), _columns(p)) for _, p in self._named],
             strategy=named.strategy, first_step=0, selection=selection, seed=seed, shadow_share=shadow_share,
@@ -321,7 +337,7 @@ class Session:
         alone = register and named.name == "dense" and parts.optimizer is not None
         self._plain = alone and not steered and socket is None
         # Somebody steers: DDP is dense by itself too, and the word rides below it, until something else is decided.
-        self._below = alone and not self._plain and tuner is None and _below.fits(model)
+        self._below = alone and not self._plain and tuner is None and fits
         if self._below:
             self._hook = weakref.ref(hook)
             _below.place(model, hook, self._end_between)

@@ -52,6 +52,20 @@ def copies(rank, how):
     return all(same) and len(model._comm_hooks) == int(how != "below")
 
 
+def twice(rank):
+    """A model that was attached before counts its steps once."""
+    model = ddp(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    steps = []
+    for turn in range(2):
+        agent = FakeAgent(FOLDER, f"w{turn}{rank}").start()
+        session = flexcomm.torch.attach(model, optimizer, socket=str(agent.path))
+        train(rank, range(4), model, optimizer)
+        session.close()
+        steps.append(session.step)
+    return steps, len(model._forward_pre_hooks), len(set(everywhere(parameters_hash(model.module)))) == 1
+
+
 def unknown_to_ddp():
     """Where DDP can be gone below."""
     class Complex(torch.nn.Module):
@@ -70,6 +84,7 @@ def unknown_to_ddp():
 
 with ranks() as (rank, world, seen):
     seen["copies"] = [copies(rank, name) for name in ("below", "hooked", "taken over")]
+    seen["twice"] = twice(rank)
     seen["fits"] = unknown_to_ddp()
     model, optimizer, session = start()
     train(rank, range(12), model, optimizer)
