@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from flexcomm._core import Core, FlexcommError
+from flexcomm.torch import _device
 
 logger = logging.getLogger("flexcomm")
 
@@ -28,10 +29,12 @@ def save(core: Core, named: Named, who: tuple[int, int, Any], consolidate: bool)
     }
     if consolidate:
         # Every rank goes through all parameters: another rank may hold back what this one does not.
+        wire = _device.wire(group)
         for name, parameter in named:
             total = held.get(name, torch.zeros(parameter.numel()))
-            dist.all_reduce(total, group=group)
-            held[name] = total.div_(world)
+            there = total if wire is None else total.to(wire)
+            dist.all_reduce(there, group=group)
+            held[name] = there.div_(world).cpu()
     state = {"format": FORMAT, "world": world, "rank": -1 if consolidate else rank, "held_back": held}
     text = None if consolidate else core.text_state()
     if text is not None:
