@@ -131,7 +131,7 @@ impl Core {
     fn pass_by(&self, index: usize, n: usize) -> PyResult<usize> {
         let mut session = self.lock();
         let tick = session.now()?;
-        Ok(session.pass(&tick, index, n))
+        Ok(session.pass(&tick, index, n)?)
     }
 
     /// A collective starts in which a message of so many bytes is summed (or gathered) by all. `faithful`: it is what

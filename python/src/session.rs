@@ -170,14 +170,24 @@ impl Session {
 
     /// A bucket that DDP exchanges by itself, dense and without the hook. Answers the elements of the word that rides on
     /// it, 0 when none does: what the hook would send.
-    pub fn pass(&mut self, tick: &Tick, index: usize, n: usize) -> usize {
+    ///
+    /// # Errors
+    /// The agreed strategy compresses: ranks with the hook would do that now, and wait for this one for ever.
+    pub fn pass(&mut self, tick: &Tick, index: usize, n: usize) -> Result<usize, Failure> {
+        if self.warm() && !tick.strategy.is_dense() {
+            let (strategy, step) = (tick.strategy, tick.step);
+            return Err(Failure::Run(format!(
+                "failed to exchange bucket {index} of step {step}: the ranks agreed on {strategy}, but DDP still runs \
+                 without the hook here; let each batch have one synchronised backward pass, with no_sync() for others"
+            )));
+        }
         if index == 0 {
             self.passed.clear();
         }
         self.passed.push(n);
         self.meter.faithful &= self.warm() && tick.strategy.is_dense();
         let bits = self.riding.bits(index as u32);
-        if index == 0 && self.carries(tick, bits) { bits } else { 0 }
+        Ok(if index == 0 && self.carries(tick, bits) { bits } else { 0 })
     }
 
     /// The hook sees a bucket. Answers whether DDP exchanged one like it by itself in the step before: some ranks take

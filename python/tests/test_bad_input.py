@@ -1,7 +1,11 @@
 """Bad input ends in the same clear error on every rank at the same step, or in a fallback on all of them."""
 
 import pytest
+import torch
 from conftest import torchrun
+
+from flexcomm import FlexcommError
+from flexcomm.torch import _session
 
 STRATEGIES = ["topk@0.1/allgather", "topk@0.1/art-ring:star", "topk@0.1/art-ring:var"]
 
@@ -69,3 +73,18 @@ def test_fsdp_is_a_clear_error(seen):
 
 def test_the_core_never_crashes(seen):
     assert all(kind in ("FlexcommError", "ValueError") for rank in seen for kind, _, _ in rank["broken"])
+
+
+def test_a_bucket_without_the_hook_is_an_error_where_others_compress(seen):
+    for rank in seen:
+        kind, text, answered = rank["passed by"]
+        assert kind == "FlexcommError" and "topk@0.1/allgather" in text and answered == 3
+
+
+@pytest.mark.parametrize("dtype, most", [(torch.bfloat16, 256), (torch.float16, 2048)])
+def test_more_ranks_than_an_element_type_can_count_are_refused(dtype, most):
+    named = list(torch.nn.Linear(2, 2).to(dtype).named_parameters())
+    _session._check_words(named, most)
+    _session._check_words(list(torch.nn.Linear(2, 2).named_parameters()), 10 * most)
+    with pytest.raises(FlexcommError, match="float32"):
+        _session._check_words(named, most + 1)

@@ -138,7 +138,22 @@ def broken(rank):
     return out
 
 
+def passed_by():
+    """DDP exchanges a bucket without the hook although the ranks agreed to compress: answers until it is too late, and then."""
+    core = _core.Core("j", 0, 1, [(4, 1)], strategy=GATHER, first_step=0, selection="star", seed=0, shadow_share=1.0)
+    answers = []
+
+    def run(_):
+        while len(answers) < 10:
+            core.begin()
+            answers.append(core.pass_by(0, 4))
+            core.finish(None)
+
+    return error_of(run)[:2] + (len(answers),)
+
+
 with ranks() as (rank, world, seen):
+    seen["passed by"] = passed_by()
     for strategy in (GATHER, "topk@0.1/art-ring:star", "topk@0.1/art-ring:var"):
         seen[f"nan {strategy}"] = nan(rank, strategy)
         seen[f"propagate {strategy}"] = nan(rank, strategy, on_nonfinite="propagate")
