@@ -107,6 +107,13 @@ class Device:
             self._told.add(line)
             logger.warning("%s", line)
 
+    def _warn_unreported(self) -> None:
+        """Says once, when kernels take their first bucket under an agent, that its guard goes without these steps."""
+        line = "steps that GPU kernels work on are not reported: the controller's guard cannot roll this strategy back"
+        if line not in self._told and self._core.state()[4]:
+            self._told.add(line)
+            logger.warning("%s", line)
+
     def waits(self) -> None:
         """Waits, once for all buckets of a step, for what was launched since the last time."""
         waits, self._waits = self._waits, None
@@ -156,6 +163,7 @@ class Device:
         why = self._core.pack_on(index, place, (buffer.data_ptr(), n, name), (block.data_ptr(), size))
         if why:
             return why, None, None
+        self._warn_unreported()
         blocks = self._kept(index, "blocks", size * self._world, torch.uint8, buffer.device)
         self._core.launched(size, True)
         if self._nccl:
