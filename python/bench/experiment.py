@@ -142,7 +142,7 @@ def outside(plan: dict[str, Any]) -> None:
         subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, timeout=plan["timeout"], check=False)
     except subprocess.TimeoutExpired:
         print(f"stopped after {plan['timeout']:.0f} s; what has ended by then is in the table", file=sys.stderr)
-    results = [json.loads(p.read_text()) for p in sorted(out.glob("result*.json"))]
+    results = [json.loads(p.read_text()) for p in sorted(out.glob("result-*.json"))]
     if not results:
         raise SystemExit(f"no setting has ended; see {out}/inside.log and {out}/rank*.log")
     (out / "results.json").write_text(json.dumps(results))
