@@ -95,7 +95,8 @@ pub struct Args {
 
     /// Print JSON: {"costs": [...], "front": [...], "choice": {...}, "assumed": [...]}, times in seconds; with
     /// --buckets also "solver", and "bucket_crs" in the choice and in each point of the front. "t_quality_s" is
-    /// the time for the progress of a dense step, "break_even_gain" the gain above which time-to-quality would prefer the row to dense; null where there is none.
+    /// the time for the progress of a dense step, "break_even_gain" the gain above which time-to-quality would prefer
+    /// the row to dense; null where there is none.
     #[arg(long)]
     json: bool,
 }

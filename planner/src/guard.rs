@@ -3,7 +3,7 @@
 use crate::memory::{Complaint, Failed, LinkSummary, Scope};
 use crate::solve::{Costs, Priced};
 use crate::{Measured, Memory, Snapshot, words};
-use flexcomm_domain::{Strategy, Timestamp};
+use flexcomm_domain::{Gain, Seconds, Strategy, Timestamp};
 
 /// What the guard says of the strategy in force.
 #[derive(Debug)]
@@ -118,7 +118,7 @@ impl Look<'_> {
         let strategy = self.costs.in_force.strategy();
         let dense = self.costs.dense().filter(|_| !strategy.is_dense())?;
         let reference = self.cost_of(dense);
-        let ours = self.worth(m);
+        let ours = self.worth(m.t_step, m.gain);
         let limit = reference.cost * (1.0 + self.s.config.guard_dense_margin);
         if ours <= limit || ours - reference.cost <= self.s.config.guard_floor_s.get() {
             return None;
@@ -137,7 +137,7 @@ impl Look<'_> {
 
     fn roll(&self, m: &Measured, scope: Scope, complaint: String) -> Judgement {
         let strategy = self.costs.in_force.strategy();
-        let ours = self.worth(m);
+        let ours = self.worth(m.t_step, m.gain);
         let known = self.costs.all.iter().filter(|p| p.what.strategy.is_dense() || self.is_previous(&p.strategy()));
         // What is predicted on links that cannot be trusted is nothing to go back to.
         let sure = self.s.links.as_ref().is_some_and(|l| l.confidence >= self.s.config.least_confidence);
@@ -174,19 +174,19 @@ impl Look<'_> {
         match self.seen(&p.strategy()) {
             Some(m) => Fallback {
                 to: p,
-                cost: self.worth(m),
+                cost: self.worth(m.t_step, m.gain),
                 words: format!("measured at {} per step", words::time(m.t_step.get())),
             },
             None => {
-                let cost = self.s.config.policy.time_to_quality().seconds(p.what.t_step.get(), p.what.gain.get());
+                let cost = self.worth(p.what.t_step, p.what.gain);
                 Fallback { to: p, cost, words: format!("predicted {}", p.words()) }
             }
         }
     }
 
-    /// What the progress of a dense step took. The guard judges every policy's choice by it: a policy says what
+    /// What the progress of a dense step takes, in seconds. The guard judges every policy's choice by it: a policy says what
     /// is wanted, this says whether it is slow. A gain below a policy's floor is left by the usual choice.
-    fn worth(&self, m: &Measured) -> f64 {
-        self.s.config.policy.time_to_quality().seconds(m.t_step.get(), m.gain.get())
+    fn worth(&self, t_step: Seconds, gain: Gain) -> f64 {
+        self.s.config.policy.time_to_quality().seconds(t_step.get(), gain.get())
     }
 }

@@ -141,8 +141,7 @@ pub(super) fn worth(s: &Snapshot, outcome: &Outcome, d: &Decision, found: &mut F
     if before.gain.get() < policy.gain_floor {
         return;
     }
-    let lost = policy.uncompensated;
-    let worth = |a: &Alternative| a.t_step_s * (1.0 + lost * (1.0 / a.gain.get() - 1.0));
+    let worth = |a: &Alternative| costs::worth(a.t_step_s, a.gain.get(), policy.uncompensated);
     found.expect(worth(chosen) < worth(before), "worse", || {
         format!("{} s for a dense step's progress, the one in force {} s", worth(chosen), worth(before))
     });

@@ -110,6 +110,11 @@ fn extremes(matrix: &LinkMatrix) -> ((f64, f64), (f64, f64)) {
     found
 }
 
+/// Seconds for the progress of a dense step when the share `lost` of what a step does not keep is not made up for.
+pub(super) fn worth(t_step_s: f64, gain: f64, lost: f64) -> f64 {
+    t_step_s * (1.0 + lost * (1.0 / gain - 1.0))
+}
+
 /// The step: both phases one after the other, or overlapped with exponent g.
 pub(super) fn step(compute: f64, communicate: f64, g: f64) -> f64 {
     let (long, short) = if compute > communicate { (compute, communicate) } else { (communicate, compute) };

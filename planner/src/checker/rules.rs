@@ -111,5 +111,5 @@ fn worse_than_dense(s: &Snapshot, outcome: &Outcome, m: &Measured) -> bool {
         // What the guard holds against policies that do not say how much.
         PolicyConfig::Knee(_) | PolicyConfig::Weights(_) => 0.1,
     };
-    m.t_step.get() * (1.0 + lost * (1.0 / m.gain.get() - 1.0)) > fastest
+    costs::worth(m.t_step.get(), m.gain.get(), lost) > fastest
 }
