@@ -8,6 +8,7 @@
 mod auto;
 mod bucket;
 mod error;
+mod late;
 mod piped;
 mod shadow;
 mod store;
@@ -15,6 +16,7 @@ mod store;
 pub use auto::{AutoSelection, Leader};
 pub use bucket::{Answers, Bucket, Exchange, Home, INDEX_HEAD, OnHost, Param, Ran, energies, kernels};
 pub use error::EngineError;
+pub use late::Late;
 pub use piped::{How, Piped, Turn, layers};
 pub use shadow::{Shadow, ShadowGain};
 pub use store::{PipeState, Saved, Shared, Store, lock};

@@ -13,16 +13,32 @@ pub type Shared = Arc<Mutex<Bucket>>;
 /// A copy of everything that a step changes, for trials.
 #[derive(Debug, Default)]
 pub struct Saved {
-    memories: Vec<Memory>,
+    /// The buckets of then: none before the first backward pass with the hook.
+    buckets: Vec<(Vec<Param>, Memory)>,
+    stash: Held,
     auto: Option<AutoSelection>,
 }
+
+impl Saved {
+    /// What was held back of every parameter, wherever it lay.
+    fn by_parameter(&self) -> Held {
+        let mut out = self.stash.clone();
+        for (params, memory) in &self.buckets {
+            split(&mut out, params, memory.values());
+        }
+        out
+    }
+}
+
+/// Values that are held back, by parameter.
+type Held = BTreeMap<u32, Vec<f32>>;
 
 /// The buckets in their present layout.
 #[derive(Debug, Default)]
 pub struct Store {
     buckets: Vec<Shared>,
     /// What was held back of parameters that are in no bucket now.
-    stash: BTreeMap<u32, Vec<f32>>,
+    stash: Held,
     /// Saved pipelines that wait for their buckets, by the bucket's parameters.
     states: Vec<PipeState>,
 }
@@ -91,7 +107,7 @@ impl Store {
     }
 
     /// What is held back, by parameter; parameters of which nothing is are left out.
-    pub fn export(&self) -> Result<BTreeMap<u32, Vec<f32>>, EngineError> {
+    pub fn export(&self) -> Result<Held, EngineError> {
         self.come_home(0)?;
         let mut out = self.stash.clone();
         self.buckets.iter().for_each(|bucket| put(&mut out, &lock(bucket)));
@@ -99,7 +115,7 @@ impl Store {
     }
 
     /// Replaces what is held back. `lengths` are all parameters of the model.
-    pub fn import(&mut self, state: BTreeMap<u32, Vec<f32>>, lengths: &[Param]) -> Result<(), EngineError> {
+    pub fn import(&mut self, state: Held, lengths: &[Param]) -> Result<(), EngineError> {
         for (id, values) in &state {
             let known = lengths.iter().find(|p| p.id == *id);
             let Some(param) = known.filter(|p| p.len == values.len()) else {
@@ -110,20 +126,21 @@ impl Store {
                 return Err(EngineError::State(format!("value {at} of parameter {} is not finite", param.id)));
             }
         }
-        self.stash = state;
+        self.buckets.iter().for_each(|bucket| lock(bucket).drop_pipe());
+        self.replace(state)?;
+        self.states.clear();
+        Ok(())
+    }
+
+    /// Every parameter now holds back this; one that is not named, nothing.
+    fn replace(&mut self, mut held: Held) -> Result<(), EngineError> {
         for bucket in &self.buckets {
-            let params = lock(bucket).params().to_vec();
-            let values: usize = params.iter().map(|p| p.len).sum();
-            let mut residual = Vec::with_capacity(values);
-            for param in params {
-                let from = self.stash.remove(&param.id).unwrap_or_else(|| vec![0.0; param.len]);
-                residual.extend(from);
-            }
             let mut bucket = lock(bucket);
-            bucket.drop_pipe();
+            let of = |p: &Param| held.remove(&p.id).unwrap_or_else(|| vec![0.0; p.len]);
+            let residual: Vec<f32> = bucket.params().iter().flat_map(of).collect();
             bucket.set_residual(Memory::from_values(residual))?;
         }
-        self.states.clear();
+        self.stash = held;
         Ok(())
     }
 
@@ -161,36 +178,51 @@ impl Store {
     /// Copies what a step changes into buffers that are kept.
     pub fn save_into(&self, auto: &AutoSelection, saved: &mut Saved) -> Result<(), EngineError> {
         self.come_home(0)?;
-        saved.memories.resize_with(self.buckets.len(), Memory::default);
-        self.buckets.iter().zip(&mut saved.memories).for_each(|(b, m)| lock(b).save_into(m));
+        saved.buckets.resize_with(self.buckets.len(), Default::default);
+        for (bucket, (params, memory)) in self.buckets.iter().zip(&mut saved.buckets) {
+            let bucket = lock(bucket);
+            bucket.params().clone_into(params);
+            bucket.save_into(memory);
+        }
+        saved.stash.clone_from(&self.stash);
         saved.auto = Some(auto.clone());
         Ok(())
     }
 
-    /// Puts it back, bit for bit.
-    pub fn restore(&self, auto: &mut AutoSelection, saved: &Saved) -> Result<(), EngineError> {
-        if saved.memories.len() != self.buckets.len() {
-            return Err(EngineError::State("the buckets changed since it was taken".into()));
+    /// Puts it back, bit for bit, and may do so again. Where the buckets are others than then, or there were none, each
+    /// parameter has what was held back of it then: nothing, if nothing was.
+    pub fn restore(&mut self, auto: &mut AutoSelection, saved: &Saved) -> Result<(), EngineError> {
+        let Some(auto_then) = &saved.auto else {
+            return Err(EngineError::State("nothing was saved".into()));
+        };
+        let known = self.buckets.iter().zip(&saved.buckets).all(|(b, (params, _))| lock(b).params() == params);
+        if known && self.buckets.len() == saved.buckets.len() {
+            for (bucket, (_, memory)) in self.buckets.iter().zip(&saved.buckets) {
+                lock(bucket).set_residual(memory.clone())?;
+            }
+            self.stash.clone_from(&saved.stash);
+        } else {
+            self.replace(saved.by_parameter())?;
         }
-        for (bucket, memory) in self.buckets.iter().zip(&saved.memories) {
-            lock(bucket).set_residual(memory.clone())?;
-        }
-        if let Some(saved) = &saved.auto {
-            auto.clone_from(saved);
-        }
+        auto.clone_from(auto_then);
         Ok(())
     }
 }
 
-fn put(stash: &mut BTreeMap<u32, Vec<f32>>, bucket: &Bucket) {
+fn put(stash: &mut Held, bucket: &Bucket) {
     let held = bucket.held_back();
     if !bucket.holds_back() && held.iter().all(|value| *value == 0.0) {
         return;
     }
-    let mut rest = &held[..];
-    for param in bucket.params() {
+    split(stash, bucket.params(), &held);
+}
+
+/// A bucket's values, parameter by parameter.
+fn split(out: &mut Held, params: &[Param], values: &[f32]) {
+    let mut rest = values;
+    for param in params {
         let (own, after) = rest.split_at(param.len);
-        stash.insert(param.id, own.to_vec());
+        out.insert(param.id, own.to_vec());
         rest = after;
     }
 }
@@ -256,5 +288,60 @@ mod tests {
         store.restore(&mut auto, &saved).unwrap();
         let bits: Vec<u32> = lock(&store.bucket(0).unwrap()).residual().iter().map(|v| v.to_bits()).collect();
         assert_eq!((bits, auto), (vec![0.1f32.to_bits(), (-0.0f32).to_bits()], kept));
+    }
+    fn bits(store: &Store) -> Vec<Vec<u32>> {
+        store.buckets().iter().map(|b| lock(b).residual().iter().map(|v| v.to_bits()).collect()).collect()
+    }
+
+    #[test]
+    fn buckets_that_did_not_exist_then_hold_nothing_back_after_a_trial() {
+        let (mut store, mut saved) = (Store::default(), Saved::default());
+        let mut auto = AutoSelection::new(2);
+        assert!(store.restore(&mut auto, &saved).is_err());
+        store.save_into(&auto, &mut saved).unwrap();
+        store.layout(0, params(&[(0, 2)])).unwrap();
+        store.layout(1, params(&[(1, 1)])).unwrap();
+        // Once for every candidate.
+        for _ in 0..2 {
+            hold(&store, 0, &[7.0, 8.0]);
+            hold(&store, 1, &[f32::MIN_POSITIVE]);
+            store.restore(&mut auto, &saved).unwrap();
+            assert_eq!(bits(&store), [vec![0, 0], vec![0]]);
+            assert!(store.export().unwrap().is_empty() && !lock(&store.bucket(0).unwrap()).holds_back());
+        }
+    }
+
+    #[test]
+    fn what_waited_for_its_bucket_then_is_there_after_a_trial() {
+        let (mut store, mut saved) = (Store::default(), Saved::default());
+        let mut auto = AutoSelection::new(2);
+        let model = params(&[(0, 2), (1, 1), (2, 1)]);
+        let loaded: Held = [(0, vec![1.0, -0.0]), (2, vec![5.0])].into();
+        store.import(loaded.clone(), &model).unwrap();
+        store.save_into(&auto, &mut saved).unwrap();
+        store.layout(0, params(&[(1, 1), (0, 2)])).unwrap();
+        hold(&store, 0, &[9.0, 9.0, 9.0]);
+        for _ in 0..2 {
+            store.restore(&mut auto, &saved).unwrap();
+            assert_eq!(bits(&store), [vec![0, 1.0f32.to_bits(), (-0.0f32).to_bits()]]);
+            // The rest waits on.
+            assert_eq!(store.export().unwrap()[&2], [5.0]);
+        }
+    }
+
+    #[test]
+    fn buckets_laid_out_anew_since_then_are_restored_by_parameter() {
+        let (mut store, mut saved) = (Store::default(), Saved::default());
+        let mut auto = AutoSelection::new(2);
+        store.layout(0, params(&[(0, 2), (1, 1)])).unwrap();
+        hold(&store, 0, &[1.0, 2.0, 3.0]);
+        store.save_into(&auto, &mut saved).unwrap();
+        let then = store.export().unwrap();
+        // As many buckets as then, of as many values.
+        store.layout(0, params(&[(1, 1), (0, 2)])).unwrap();
+        hold(&store, 0, &[0.0, 0.0, 9.0]);
+        store.restore(&mut auto, &saved).unwrap();
+        assert_eq!(lock(&store.bucket(0).unwrap()).residual(), [3.0, 1.0, 2.0]);
+        assert_eq!(store.export().unwrap(), then);
     }
 }
