@@ -9,11 +9,12 @@ use flexcomm_compression::{HEADER_BYTES, INDEX_BYTES, VALUE_BYTES};
 use flexcomm_domain::{Collective, Compressor, JobId, Rank, Strategy};
 use flexcomm_engine::{Param, PipeState};
 use flexcomm_trainer::{AbortCause, Client};
-use flexcomm_wire::{CodecInfo, Hello, PROTOCOL};
+use flexcomm_wire::{CodecInfo, Hello, PROTOCOL, Ran};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// One rank's side of one attached model. All methods may be called from any thread.
 #[pyclass(frozen)]
@@ -55,9 +56,10 @@ fn hello(session: &Session, values: u64, backend: String, collectives: Vec<Strin
 #[pymethods]
 impl Core {
     /// `model` lists values and values per row of every parameter; its place in the list is the parameter's id. `text`
-    /// names a strategy that runs until the first decision instead of `strategy`.
+    /// names a strategy that runs until the first decision instead of `strategy`, `half` the type ("fp16", "bf16") in which
+    /// dense buckets travel until then.
     #[new]
-    #[pyo3(signature = (job, rank, world, model, *, strategy, first_step, selection, seed, shadow_share, text=None))]
+    #[pyo3(signature = (job, rank, world, model, *, strategy, first_step, selection, seed, shadow_share, text=None, half=None))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         job: &str,
@@ -70,6 +72,7 @@ impl Core {
         seed: u64,
         shadow_share: f64,
         text: Option<&str>,
+        half: Option<&str>,
     ) -> PyResult<Self> {
         let job = JobId::new(job).map_err(Failure::input)?;
         let strategy: Strategy = strategy.parse().map_err(Failure::input)?;
@@ -83,6 +86,7 @@ impl Core {
         let mut session = Session::new((job, Rank(rank), world), (strategy, first_step), leadership, seed);
         session.shadow_share = shadow_share;
         session.text = text.map(Text::read).transpose()?;
+        session.half = half.map(|name| Ran::text(name, Collective::DenseRing)).transpose().map_err(Failure::input)?;
         if let Some((len, cols)) = model.iter().find(|(len, cols)| *cols == 0 || !len.is_multiple_of(*cols)) {
             return Err(Failure::input(format!("a parameter of {len} values has no rows of {cols}")).into());
         }
@@ -128,10 +132,27 @@ impl Core {
     }
 
     /// Ends a step, after the optimizer. Answers what to do: 0 nothing, 1 another decision is in force, 2 take a
-    /// snapshot (a trial starts), 3 restore (the next candidate), 4 restore (the trial is over).
-    #[pyo3(signature = (loss=None))]
-    fn finish(&self, py: Python<'_>, loss: Option<f64>) -> PyResult<u8> {
-        guard(py, || Ok(self.lock().finish(loss)? as u8))
+    /// snapshot (a trial starts), 3 restore (the next candidate), 4 restore (the trial is over). With a `ticket` a device
+    /// has the step's times: `told` brings them later, and until then nothing that came after it is reported.
+    #[pyo3(signature = (loss=None, ticket=None))]
+    fn finish(&self, py: Python<'_>, loss: Option<f64>, ticket: Option<u64>) -> PyResult<u8> {
+        guard(py, || Ok(self.lock().finish(loss, ticket)? as u8))
+    }
+
+    /// The seconds of computing, compressing, collectives and all of a step that ended with this ticket; none: they will
+    /// never be known, and the step is not reported.
+    #[pyo3(signature = (ticket, times=None))]
+    fn told(&self, ticket: u64, times: Option<[f64; 4]>) {
+        let duration = |seconds: f64| Duration::try_from_secs_f64(seconds).ok();
+        let times = times.and_then(|[compute, comp, sync, step]| {
+            Some([duration(compute)?, duration(comp)?, duration(sync)?, duration(step)?])
+        });
+        self.lock().told(ticket, times);
+    }
+
+    /// Seconds that the caller itself has compressed: before a collective, where backward waited for it, or after one.
+    fn worked(&self, seconds: f64, in_hook: bool) {
+        self.lock().meter.worked(Duration::try_from_secs_f64(seconds).unwrap_or_default(), in_hook);
     }
 
     /// Whether the next step needs the hook, where DDP has exchanged dense buckets by itself.
@@ -240,7 +261,7 @@ impl Core {
         Ok((agreed, tick.strategy.to_string(), Session::turn(&tick)))
     }
 
-    /// What the step before cost on this rank, whatever ran: seconds of forward and backward, of compressing, of its
+    /// What the newest step cost on this rank whose times are known, whatever ran: seconds of forward and backward, of compressing, of its
     /// collectives, of all of it; bytes sent; the share of the gradient's energy that was sent.
     fn costs(&self) -> Option<(f64, f64, f64, f64, u64, f64)> {
         self.lock().last.map(|costs| {
@@ -259,7 +280,7 @@ impl Core {
     /// Hands the last reports to the agent and says goodbye.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         guard(py, || {
-            self.lock().reporter.finish();
+            self.lock().last_words();
             Ok(())
         })
     }

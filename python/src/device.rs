@@ -176,10 +176,7 @@ impl Core {
             let mut word = vec![0; self.lock().riding.bytes(index as u32)];
             self.lock().riding.write_bytes(index as u32, n as usize, Status::default(), &mut word)?;
             let packed = lock(&turn.bucket).pack_on(&device, (turn.method, turn.seed), at, (span(block), &word));
-            let mut session = self.lock();
-            session.meter.hook_work(began);
-            // The host's clock does not tell the device's work from its collectives: such a step is not reported.
-            session.meter.faithful = false;
+            self.lock().meter.hook_work(began);
             Ok(packed.err().map(|why| why.to_string()).unwrap_or_default())
         })
     }

@@ -134,14 +134,10 @@ impl Core {
         Ok(session.pass(&tick, index, n)?)
     }
 
-    /// A collective starts in which a message of so many bytes is summed (or gathered) by all. `faithful`: it is what
-    /// the strategy says; other steps are not reported, their times would be taken for the strategy's.
-    #[pyo3(signature = (bytes, gathered, faithful=true))]
-    fn launched(&self, bytes: usize, gathered: bool, faithful: bool) {
+    /// A collective starts in which a message of so many bytes is summed (or gathered) by all.
+    fn launched(&self, bytes: usize, gathered: bool) {
         let share = self.ring_share(bytes, gathered);
-        let mut session = self.lock();
-        session.meter.launched(share);
-        session.meter.faithful &= faithful;
+        self.lock().meter.launched(share);
     }
 
     /// A dense bucket has arrived.

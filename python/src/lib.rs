@@ -6,6 +6,7 @@ mod core;
 mod device;
 mod exchange;
 mod guard;
+mod late;
 mod log;
 mod memory;
 mod meter;

@@ -63,14 +63,18 @@ impl Meter {
 
     /// Work within the hook that began at `from`.
     pub fn hook_work(&mut self, from: Instant) {
-        let spent = from.elapsed();
-        self.comp += spent;
-        self.in_hook += spent;
+        self.worked(from.elapsed(), true);
     }
 
     /// Work after a collective.
     pub fn other_work(&mut self, from: Instant) {
-        self.comp += from.elapsed();
+        self.worked(from.elapsed(), false);
+    }
+
+    /// Work of so long, within the hook or after a collective.
+    pub fn worked(&mut self, spent: Duration, in_hook: bool) {
+        self.comp += spent;
+        self.in_hook += if in_hook { spent } else { Duration::ZERO };
     }
 
     /// A collective starts in which this rank sends so many bytes.

@@ -1,17 +1,18 @@
 //! What a rank knows between buckets: the agreement, the orders, the trial, the meter.
 
 use crate::guard::Failure;
+use crate::late::{Ended, Said};
 use crate::meter::{Costs, Meter};
-use crate::report::{LEAST_GAIN, Reporter};
+use crate::report::Reporter;
 use crate::texts::Text;
 use flexcomm_compression::Method;
 use flexcomm_domain::{JobId, Rank, Selection, Strategy, Timestamp};
-use flexcomm_engine::{AutoSelection, Leader, Saved, Shadow, Store, lock};
+use flexcomm_engine::{AutoSelection, Late, Leader, Saved, Shadow, Store, lock};
 use flexcomm_trainer::{
-    AbortCause, Agreement, Change, Measured, Offer, OrdersReader, Riding, Snapshot, Tick, Trial, TrialPlan, WORD_BITS,
+    AbortCause, Agreement, Change, Offer, OrdersReader, Riding, Snapshot, Tick, Trial, TrialPlan, WORD_BITS,
 };
 use flexcomm_wire::{FromTrainer, Ran, TrialReport};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Steps in which nothing is compressed: DDP rebuilds its buckets after the first, with static graph after the
 /// second, and the order of parameters changes with it.
@@ -97,16 +98,19 @@ pub struct Session {
     pub tick: Option<Tick>,
     /// What runs until the first decision, when a text names it.
     pub text: Option<Text>,
+    /// Type in which dense buckets travel until the first decision, where it is not their own.
+    pub half: Option<Ran>,
+    pub late: Late<Said>,
     /// Values of the buckets that DDP exchanged by itself in the newest step that it did, see [`Session::pass`].
     passed: Vec<usize>,
     /// Whether the hook has seen a bucket of the step under way.
     hooked: bool,
     orders: OrdersReader,
-    trial: Option<Trial<Elsewhere>>,
+    pub trial: Option<Trial<Elsewhere>>,
     clock: Instant,
     steps: u64,
     unknown: Option<String>,
-    /// What the step before cost, whatever ran.
+    /// What the newest step cost whose times are known, whatever ran.
     pub last: Option<Costs>,
     /// What the shadows of the trial before found, for the report of this one.
     past: Vec<(Strategy, f64)>,
@@ -135,6 +139,8 @@ impl Session {
             follow: true,
             tick: None,
             text: None,
+            half: None,
+            late: Late::default(),
             passed: Vec::new(),
             hooked: false,
             trial: None,
@@ -202,6 +208,13 @@ impl Session {
         let agreement = self.riding.look();
         let dense = agreement.in_force().strategy.is_dense() && agreement.word().iteration.is_none();
         !dense || self.shadow.is_some()
+    }
+
+    /// What this tick runs, for its report.
+    fn ran(&self, tick: &Tick) -> Ran {
+        let own = tick.trial.is_none() && tick.version.0 == 0;
+        let half = self.half.as_ref().filter(|_| own).cloned();
+        half.unwrap_or_else(|| self.text_of(tick).map_or(Ran::Strategy(tick.strategy), |text| text.ran.clone()))
     }
 
     /// Steps of this process.
@@ -321,11 +334,11 @@ impl Session {
         Ok(())
     }
 
-    /// Ends a step, after its last bucket and the optimizer.
-    pub fn finish(&mut self, loss: Option<f64>) -> Result<Next, Failure> {
+    /// Ends a step, after its last bucket and the optimizer. With a `ticket` its times are a device's to tell, see
+    /// [`Session::told`]: the host's clock only saw how they were launched.
+    pub fn finish(&mut self, loss: Option<f64>, ticket: Option<u64>) -> Result<Next, Failure> {
         let Some(tick) = self.tick.take() else { return Ok(Next::Train) };
         let costs = self.meter.finish();
-        self.last = Some(costs);
         if let Some((shadow, _)) = self.shadow.as_mut().filter(|_| tick.trial.is_none()) {
             shadow.end_step();
         }
@@ -335,18 +348,16 @@ impl Session {
         }
         let mut next = Next::Train;
         match tick.trial {
-            Some(at) => {
-                if let Some(trial) = &mut self.trial {
-                    let Ok(()) = trial.record(&mut Elsewhere, at, measured(&costs));
-                    let of = self.riding.look().trial_iterations().unwrap_or(1);
-                    next = if at.within + 1 == of { Next::Candidate } else { Next::Train };
-                }
+            Some(at) if self.trial.is_some() => {
+                self.say(ticket, Said::Iteration(costs, at));
+                let of = self.riding.look().trial_iterations().unwrap_or(1);
+                next = if at.within + 1 == of { Next::Candidate } else { Next::Train };
             }
-            None if costs.faithful => {
-                let ran = self.text_of(&tick).map_or(Ran::Strategy(tick.strategy), |text| text.ran.clone());
-                self.reporter.step((tick.step, tick.version, ran), &costs, loss);
+            Some(_) => self.say(ticket, Said::Step(costs, None)),
+            None => {
+                let step = costs.faithful.then(|| ((tick.step, tick.version, self.ran(&tick)), loss));
+                self.say(ticket, Said::Step(costs, step));
             }
-            None => {}
         }
         Ok(self.change(next))
     }
@@ -357,7 +368,7 @@ impl Session {
             Change::Switched(in_force) => {
                 tracing::info!(version = %in_force.version, strategy = %in_force.strategy,
                     step = in_force.since_step, "in force");
-                self.reporter.applied(&in_force);
+                self.say(None, Said::Applied(in_force));
                 Next::Switched
             }
             Change::TrialStarts(plan) => {
@@ -374,20 +385,8 @@ impl Session {
 
     fn end_trial(&mut self, cause: Option<AbortCause>) -> Next {
         let Some(trial) = self.trial.take() else { return Next::Train };
-        let Ok(mut report) = trial.finish(&mut Elsewhere, (&self.job, self.rank), cause, self.clock.elapsed());
-        tracing::info!(
-            trial = report.id,
-            outcomes = report.outcomes.len(),
-            cost_us = report.cost_us,
-            aborted = report.aborted.as_deref(),
-            "live trial ended"
-        );
-        for (strategy, gain) in &self.past {
-            let wire = (*strategy).into();
-            let same = report.outcomes.iter_mut().filter(|o| o.strategy == wire);
-            same.for_each(|o| o.shadow_gain = Some(gain.max(LEAST_GAIN)));
-        }
-        self.reporter.send(FromTrainer::Trial(report));
+        let (at, shadows) = (self.clock.elapsed(), std::mem::take(&mut self.past));
+        self.say(None, Said::Ended(Box::new(Ended { trial, cause, at, shadows })));
         Next::TrialEnds
     }
 
@@ -398,11 +397,6 @@ impl Session {
             self.unknown = Some(what);
         }
     }
-}
-
-fn measured(costs: &Costs) -> Measured {
-    let us = |d: Duration| d.as_secs_f64() * 1e6;
-    Measured { gain: costs.energy.gain().clamp(LEAST_GAIN, 1.0), comp_us: us(costs.comp), sync_us: us(costs.sync) }
 }
 
 fn time_of_day() -> Timestamp {

@@ -82,7 +82,9 @@ def test_a_trial_that_the_loop_cannot_run(seen):
 
 def test_half_precision_before_the_first_decision(seen):
     for rank in seen:
-        assert rank["halves"]["versions"] == [0, 1] and rank["halves"]["reported"] == [1]
+        halves = rank["halves"]
+        assert halves["versions"] == [0, 1] and halves["reported"] == [[0, "text", "bf16"], [1, "topk", None]]
+        assert halves["comp"] > 0 and halves["before"] == list(range(3, halves["before"][-1] + 1))
 
 
 @pytest.mark.parametrize("name", ["sum text", "gather text"])

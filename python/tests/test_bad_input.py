@@ -34,6 +34,15 @@ def test_a_nan_can_propagate_and_leaves_what_was_held_back(seen, strategy):
         assert unchanged or "art" in strategy
 
 
+def test_two_backward_passes_in_one_batch_are_refused_on_all_ranks_at_once(seen):
+    for rank in seen:
+        for once, error in rank["twice"]:
+            assert once == [None, "", 6, 7, True]
+            kind, text, batches = error
+            assert kind == "FlexcommError" and "no_sync()" in text and "second synchronised backward pass" in text, error
+            assert batches == 4
+
+
 def test_sparse_gradients(seen):
     for rank in seen:
         attached, later = rank["sparse"]

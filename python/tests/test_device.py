@@ -75,6 +75,34 @@ def test_the_device_has_the_bits_of_the_host(seen):
         assert own["checkpoint"]["launched"] == device["launched"]
 
 
+def check_reports(own, lag):
+    """Every step once the buckets have settled, in order, but for the last ones, whose times come too late; by the device's
+    clock if it lags, else by the host's."""
+    assert own["slower"] > 10 if lag > 1 else own["slower"] < 2, own["slower"]
+    steps = own["steps"]
+    numbers = [step for _, _, step in steps]
+    assert numbers == list(range(3, numbers[-1] + 1)), numbers
+    assert own["at"] - lag <= numbers[-1] < own["at"], (numbers[-1], own["at"])
+    assert own["sane"] and own["synchronised"] == 0 and own["equal"], own
+    assert all(part >= 0 for part in own["costs"]) and own["costs"][4] > 0
+
+
+def test_steps_that_a_device_did_are_reported_late_and_in_order(seen):
+    for own in seen:
+        check_reports(own["reported host"], 1)
+        check_reports(own["reported below"], 16)
+        got = own["reported"]
+        check_reports(got, 16)
+        # Nothing of version 1 before it was said to be in force, and nothing of version 0 after that.
+        assert [kind for kind, _ in got["order"]].count("applied") == 1
+        at = got["order"].index(["applied", 1])
+        assert {version for _, version in got["order"][:at]} == {0} and {version for _, version in got["order"][at:]} == {1}
+        assert {(version, compressor) for version, compressor, _ in got["steps"]} == {(0, "none"), (1, "topk")}
+        # Used again: far fewer are made than recorded.
+        assert 0 < got["made"] < got["recorded"] / 2, got
+        assert not any("not reported" in line for line in got["lines"]), got["lines"]
+
+
 def test_the_host_steps_in_and_says_why(seen):
     for rank, own in enumerate(seen):
         (line,) = own["shadow"]["lines"]

@@ -27,12 +27,23 @@ def test_200_steps_with_three_trials_are_200_steps_without(seen, name):
     assert dense[0] == 1.0 and dense[1] > dense[2]
 
 
-def test_validation_of_one_rank_in_the_loop_takes_no_trial_away(seen):
+def test_trials_that_begin_from_below_ddp_leave_no_trace(seen):
+    # With a validation by one rank in the loop's body, which must take no trial away.
     for rank in seen:
         with_trials, without = rank["evaluated"]
         assert with_trials["hashes"] == without["hashes"] == seen[0]["evaluated"][1]["hashes"]
         assert [(number, counts) for number, counts, _ in with_trials["reports"]] == [(30, [4] * 5), (79, [4] * 2), (150, [4] * 2)]
-        assert with_trials["in_trial"] == 36 and with_trials["equal"]
+        assert with_trials["in_trial"] == 36 and with_trials["equal"] and with_trials["sane"]
+        # DDP has no hook as long as nothing but dense ran, and takes it in for the first trial.
+        assert set(without["hooked"]) == {0} and set(with_trials["hooked"][:30]) == {0} and with_trials["hooked"][-1] == 1
+
+
+def test_a_trial_goes_on_in_the_next_loop_when_its_loop_was_left(seen):
+    for rank in seen:
+        with_trials, without = rank["left"]
+        assert with_trials["left"] and with_trials["hashes"] == without["hashes"] and with_trials["equal"]
+        # All iterations ran: the third of the first trial ended outside of any loop.
+        assert [(number, counts) for number, counts, _ in with_trials["reports"]] == [(30, [4] * 5), (79, [4] * 2), (150, [4] * 2)]
 
 
 def test_shadow_gains_are_within_5_percent_of_live_gains(seen):

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from flexcomm._core import Core
+from flexcomm.torch._clock import Clock, Mark
 
 logger = logging.getLogger("flexcomm")
 
@@ -30,6 +31,9 @@ _OUTCOME_BYTES = 48
 
 class Cuda:
     """What is asked of torch about CUDA."""
+
+    def __init__(self) -> None:
+        self._sides: dict[torch.device, torch.cuda.Stream] = {}
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Whether kernels could work on it."""
@@ -47,6 +51,29 @@ class Cuda:
     def pinned(self, size: int) -> torch.Tensor:
         """Memory of the host that copies from the device need not wait for."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def event(self) -> torch.cuda.Event:
+        """One that tells the time."""
+        return torch.cuda.Event(enable_timing=True)
+
+    def record(self, event: torch.cuda.Event, device: torch.device) -> None:
+        """It happens when the current stream has done what was launched."""
+        event.record(torch.cuda.current_stream(device))
+
+    def record_after(self, event: torch.cuda.Event, work: dist.Work, device: torch.device) -> None:
+        """It happens when the collective has ended: on a stream of its own, so that the current one goes on."""
+        side = self._sides.get(device)
+        if side is None:
+            side = self._sides[device] = torch.cuda.Stream(device)
+        with torch.cuda.stream(side):
+            work.wait()
+            event.record(side)
+
+
+def _waits_block() -> bool:
+    """Whether NCCL was told that a wait for a collective holds the host, and not only the stream."""
+    names = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+    return any(os.environ.get(name, "0").lower() in ("1", "true", "yes", "y") for name in names)
 
 
 @functools.cache
@@ -87,6 +114,8 @@ class Device:
         self._world = dist.get_world_size(group)
         self._cuda = cuda or Cuda()
         self._nccl = "cuda:nccl" in str(dist.get_backend_config(group))
+        self._by_stream = self._nccl and not _waits_block()
+        self.clock = Clock(self._cuda, core.told)
         self._buffers: dict[tuple[int, str], torch.Tensor] = {}
         self._told: set[str] = set()
         self._waits: torch.Tensor | None = None
@@ -107,12 +136,14 @@ class Device:
             self._told.add(line)
             logger.warning("%s", line)
 
-    def _warn_unreported(self) -> None:
-        """Says once, when kernels take their first bucket under an agent, that its guard goes without these steps."""
-        line = "steps that GPU kernels work on are not reported: the controller's guard cannot roll this strategy back"
-        if line not in self._told and self._core.state()[4]:
-            self._told.add(line)
-            logger.warning("%s", line)
+    def on_gpu(self, buffer: torch.Tensor) -> bool:
+        """Whether the host's clock cannot tell what is done to it."""
+        return self._cuda.has(buffer)
+
+    def under_way(self, mark: Mark | None, work: dist.Work | None) -> None:
+        """A collective was launched. Where waiting is the streams' business its end is waited for beside them."""
+        if self._by_stream and work is not None and not isinstance(work, Carried):
+            self.clock.under_way(mark, work)
 
     def waits(self) -> None:
         """Waits, once for all buckets of a step, for what was launched since the last time."""
@@ -150,7 +181,7 @@ class Device:
         return known
 
     def gather(
-        self, index: int, buffer: torch.Tensor, sizes: tuple[int, int]
+        self, index: int, buffer: torch.Tensor, sizes: tuple[int, int], mark: Mark | None = None
     ) -> tuple[str, dist.Work | None, Callable[[], Any] | None]:
         """Launches compression and allgather of a bucket on the device: why that cannot be, or the collective and what
         comes after it. ``sizes`` are bytes of a block, and of the word and header at its beginning."""
@@ -163,15 +194,16 @@ class Device:
         why = self._core.pack_on(index, place, (buffer.data_ptr(), n, name), (block.data_ptr(), size))
         if why:
             return why, None, None
-        self._warn_unreported()
         blocks = self._kept(index, "blocks", size * self._world, torch.uint8, buffer.device)
         self._core.launched(size, True)
         if self._nccl:
+            self.clock.launch(mark)
             work = dist.all_gather_into_tensor(blocks, block, group=self._group, async_op=True)
             here = None
         else:
             # Waits for the kernels: this backend reads memory of the host.
             sent = self._kept(index, "sent", size, torch.uint8, "cpu").copy_(block)
+            self.clock.launch(mark)
             here = self._kept(index, "arrived", size * self._world, torch.uint8, "cpu")
             work = dist.all_gather_into_tensor(here, sent, group=self._group, async_op=True)
         lent = self._buffers[index, "lent"]

@@ -1,6 +1,7 @@
 """The communication hook: which collectives run for a bucket, in which order, the same on every rank."""
 
 import functools
+import time
 from typing import Any, Callable
 
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 
 from flexcomm._core import Core, FlexcommError
 from flexcomm.torch import _device
+from flexcomm.torch._clock import Clock, Mark
 from flexcomm.torch._tuner import Tuner
 
 DENSE, FLUSH, GATHER, ART, TEXT = range(5)
@@ -108,6 +110,9 @@ class CommHook:
         self._futures: list[torch.futures.Future[torch.Tensor]] = []
         self._layouts: dict[int, list[int]] = {}
         self._device = _device.Device(core, group)
+        # Events of the bucket under way, and of all buckets of the pass; none of buckets that the host's clock can tell.
+        self._mark: Mark | None = None
+        self._marks: list[Mark | None] = []
         self._wire = _device.wire(group)
         self._buffers: dict[tuple[int, str], torch.Tensor] = {}
 
@@ -120,8 +125,7 @@ class CommHook:
         index, buffer = bucket.index(), bucket.buffer()
         if index == 0:
             # Left over only when the pass before ended in an exception.
-            self._pending.clear()
-            self._futures.clear()
+            self._forget()
             self._began()
         if buffer.layout != torch.strided:
             # The same on all ranks: they hold the same model.
@@ -137,6 +141,7 @@ class CommHook:
         address = look.data_ptr() if ours or look is not buffer else 0
         plan = self._core.enter(index, address, buffer.numel(), elsewhere)
         kind, size, carries = plan[:3]
+        self._mark = self._marked(kind, buffer)
         if kind == DENSE:
             if not ours and not elsewhere:
                 self._explain(buffer)
@@ -145,12 +150,31 @@ class CommHook:
             self._elsewhere(index, buffer, plan)
         else:
             self._compressed(index, buffer, plan)
+        self._device.under_way(self._mark, self._pending[-1][0])
+        self._marks.append(self._mark)
         devices = None if buffer.device.type == "cpu" else [buffer.device]
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         self._futures.append(future)
         if bucket.is_last():
             self._arrive()
         return future
+
+    @property
+    def clock(self) -> Clock:
+        """Of what runs on a GPU."""
+        return self._device.clock
+
+    def _forget(self) -> None:
+        """What a pass that ended in an exception has left over."""
+        self._pending.clear()
+        self._futures.clear()
+        self._marks.clear()
+
+    def _marked(self, kind: int, buffer: torch.Tensor) -> Mark | None:
+        """Events of a bucket on a GPU. Where several collectives run in turn, each waited for, the host's clock is right."""
+        if kind not in (DENSE, FLUSH, GATHER) or not self._device.on_gpu(buffer):
+            return None
+        return self._device.clock.enter(buffer, kind != DENSE or self._half_now() is not None)
 
     def _compressed(self, index: int, buffer: torch.Tensor, plan: tuple[int, int, int, int, int]) -> None:
         """A bucket of float32 on the host."""
@@ -170,7 +194,7 @@ class CommHook:
         whys = {ART: "AR-Topk has no kernels here yet", TEXT: "strategies that a text names have no kernels here yet"}
         why = whys.get(kind, "")
         if kind == GATHER:
-            why, work, judged = self._device.gather(index, buffer, (size, front))
+            why, work, judged = self._device.gather(index, buffer, (size, front), self._mark)
             if judged is not None:
                 self._pending.append((work, judged))
                 return
@@ -188,10 +212,10 @@ class CommHook:
         Sends what the hook would send in a dense step: ranks with and without the hook go together.
         """
         if index == 0:
-            self._pending.clear()
-            self._futures.clear()
+            self._forget()
             self._began()
         n = buffer.numel()
+        self._mark = self._device.clock.enter(buffer, False) if self._device.on_gpu(buffer) else None
         bits = self._core.pass_by(index, n)
         word, payload = None, buffer
         if bits and self._words:
@@ -199,13 +223,19 @@ class CommHook:
             payload[:n].copy_(buffer)
             word = self._write_word(index, payload, n)
         self._core.launched(payload.numel() * payload.element_size(), False)
+        self._device.clock.launch(self._mark)
         work = all_reduce(payload)
+        self._device.under_way(self._mark, work)
         self._pending.append((work, functools.partial(self._dense_arrived, index, payload, n, word)))
+        self._marks.append(self._mark)
         if last:
             pending, self._pending = self._pending, []
-            for launched, then in pending:
+            marks, self._marks = self._marks, []
+            for (launched, then), mark in zip(pending, marks, strict=True):
                 launched.wait()
+                self._device.clock.arrived(mark)
                 then()
+            self._device.clock.done(self._mark, True)
         return work
 
     def _write_word(self, index: int, payload: torch.Tensor, n: int) -> torch.Tensor:
@@ -230,13 +260,16 @@ class CommHook:
         """
         pending, self._pending = self._pending, []
         futures, self._futures = self._futures, []
+        marks, self._marks = self._marks, []
         refused: Exception | None = None
         results: list[Any] = []
-        for work, then in pending:
+        for (work, then), mark in zip(pending, marks, strict=True):
             try:
                 if work is not None:
                     work.wait()
+                self._device.clock.arrived(mark)
                 results.append(then())
+                self._device.clock.done(mark, mark is marks[-1])
             except Exception as error:
                 results.append(error)
         self._device.waits()
@@ -283,12 +316,13 @@ class CommHook:
             self._buffers[index, what] = known
         return known
 
-    def _sum(self, payload: torch.Tensor, then: Callable[[], torch.Tensor], faithful: bool = True) -> None:
-        self._core.launched(payload.numel() * payload.element_size(), False, faithful)
+    def _sum(self, payload: torch.Tensor, then: Callable[[], torch.Tensor]) -> None:
+        self._core.launched(payload.numel() * payload.element_size(), False)
         self._pending.append((self._all_reduce(payload), then))
 
     def _all_reduce(self, payload: torch.Tensor) -> dist.Work:
         there = self._there(payload)
+        self._device.clock.launch(self._mark)
         if self._tuner is None:
             work = dist.all_reduce(there, group=self._group, async_op=True)
         else:
@@ -299,6 +333,7 @@ class CommHook:
 
     def _all_gather(self, arrived: torch.Tensor, sent: torch.Tensor) -> dist.Work:
         there = self._there(arrived)
+        self._device.clock.launch(self._mark)
         work = dist.all_gather_into_tensor(there, self._there(sent), group=self._group, async_op=True)
         return work if there is arrived else _device.Carried(work, arrived, there)
 
@@ -313,6 +348,7 @@ class CommHook:
         return self._half if version == 0 and iteration < 0 else None
 
     def _dense(self, index: int, buffer: torch.Tensor, bits: int) -> None:
+        began = time.perf_counter()
         half = self._half_now()
         dtype = half or buffer.dtype
         if not bits and half is None:
@@ -327,13 +363,19 @@ class CommHook:
             torch.mul(buffer, 1.0 / self._world, out=values)
         else:
             values.copy_(buffer).div_(self._world)
+            self._core.worked(time.perf_counter() - began, True)
         word = self._write_word(index, payload, n) if bits else None
 
         def arrived() -> torch.Tensor:
             self._dense_arrived(index, payload, n, word)
-            return values if half is None else buffer.copy_(values)
+            if half is None:
+                return values
+            began = time.perf_counter()
+            buffer.copy_(values)
+            self._core.worked(time.perf_counter() - began, False)
+            return buffer
 
-        self._sum(payload, arrived, faithful=half is None)
+        self._sum(payload, arrived)
 
     def _flush(self, index: int, buffer: torch.Tensor, bits: int) -> None:
         n = buffer.numel()

@@ -313,13 +313,12 @@ class Session:
         self._core = Core(
             job, self._rank, self._world, [(p.numel(), _columns(p)) for _, p in self._named],
             strategy=named.strategy, first_step=0, selection=selection, seed=seed, shadow_share=shadow_share,
-            text=named.text,
+            text=named.text, half=named.name if named.half is not None and named.text is None else None,
         )
         self._core.behave(not fixed, False)
         self._fixed = named.name if fixed else None
         tuner = _find_tuner(group, self._named)
         self._last_rate = 1.0
-        self._live = False
         self._loss: float | None = None
         self._looping = False
         self._trial: _trials.Trial | None = None
@@ -383,6 +382,13 @@ class Session:
 
     def _begin(self) -> None:
         """On the first bucket of a synchronised backward pass."""
+        if self._in_step and self._looping:
+            # On all ranks: they run the same loop, and so does what follows for a trial, which replays whole batches.
+            raise FlexcommError(
+                "failed to begin a step: this is the second synchronised backward pass in one batch of batches(), whose "
+                "trials could not tell which pass to replay from. Put no_sync() around the forward and backward of all "
+                "but the batch's last pass, add the losses up before one backward(), or iterate over the loader itself"
+            )
         if self._in_step:
             # Nobody said that the step before has ended: no optimizer was given, or it was skipped.
             self._end_step(within_loop=False)
@@ -410,7 +416,10 @@ class Session:
             return 0
         self._in_step = False
         loss, self._loss = self._loss, None
-        change = self._core.finish(loss)
+        hook = self._hook()
+        change = self._core.finish(loss, None if hook is None else hook.clock.end())
+        if hook is not None:
+            hook.clock.poll()
         if self._below and self._core.wants_hook() and torch._C._current_graph_task_id() < 0:
             self._take_over()
         for level, text in _core.take_log():
@@ -459,10 +468,8 @@ class Session:
         (``in_trial`` tells); with ``train_step``, which does forward, backward and optimizer step for a batch, trials
         run it unseen by the loop's body. The body must call it as well.
         """
-        if self._below:
-            # A snapshot needs the buckets, which only the hook tells the core.
-            self._take_over()
-        self._live = True
+        # Of a pass before the loop: its batches begin with steps of their own.
+        self._end_step(within_loop=False)
         self._core.behave(self._fixed is None, True)
         self._looping = True
         try:
@@ -491,8 +498,9 @@ class Session:
 
     @property
     def costs(self) -> "Costs | None":
-        """What the step before cost on this rank, whatever strategy ran; none before the first, and while DDP runs by
-        itself (dense without an agent)."""
+        """What the newest step cost on this rank whose times are known, whatever strategy ran; none before the first, and
+        while DDP runs by itself (dense without an agent). Of steps that a GPU did the times are known a step or two
+        late."""
         found = None if self._plain else self._core.costs()
         return None if found is None else Costs(*found)
 
@@ -532,7 +540,11 @@ class Session:
         _state.load(self._core, self._named, (self._rank, self._world), state)
 
     def close(self) -> None:
-        """Hands the last reports to the agent. Training may go on; nothing is reported any more."""
+        """Hands the last reports to the agent; steps whose times a GPU has yet to tell are left out. Training may go on;
+        nothing is reported any more."""
+        hook = self._hook()
+        if hook is not None:
+            hook.clock.poll()
         self._core.close()
 
 

@@ -182,6 +182,10 @@ class _Held:
         self._batches.append((batch, before, Random(self._generators)))
         return True
 
+    def any(self) -> bool:
+        """Whether there is a batch for a trial that has none to fall back on."""
+        return bool(self._batches) or self._fetch()
+
     def next(self) -> tuple[bool, Any]:
         """The next batch for training, and whether there is one."""
         if not self._batches:
@@ -219,6 +223,9 @@ def replay(
 ) -> Iterator[Any]:
     """Yields training batches; runs a trial where the agreement says so."""
     held = _Held(source, parts.generators)
+    if session.in_trial and held.any():
+        # The loop before was left in the middle of it.
+        yield from _run(session, (parts, core), held, (None, train_step))
     while True:
         there, batch = held.next()
         if not there:
@@ -235,7 +242,7 @@ def _run(
     last, train_step = step
     if parts.missing():
         logger.info("a live trial does not put back what was not given to attach: %s", ", ".join(parts.missing()))
-    session._trial = trial = Trial(parts, core)
+    session._trial = trial = session._trial or Trial(parts, core)
     position = 0
     try:
         while True:

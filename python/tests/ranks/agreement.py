@@ -233,7 +233,7 @@ def shadowed(rank):
 
 
 def halves(rank):
-    """Half precision until the first decision; its steps are not reported as dense ones."""
+    """Half precision until the first decision; its steps are reported by its name, not as dense ones."""
     run = Run("half", rank, lambda r: True, initial="bf16")
     run.train(8)
     run.agent.publish(decision=decision(1, GATHER))
@@ -241,7 +241,12 @@ def halves(rank):
     run.train(3)
     out = run.end()
     run.agent.wait_for("bye")
-    return out | {"reported": sorted({m["version"] for m in run.agent.of_kind("steps")})}
+    reports = run.agent.of_kind("steps")
+    before = [s for m in reports if m["version"] == 0 for s in m["steps"]]
+    return out | {
+        "reported": sorted({(m["version"], m["strategy"]["compressor"], m.get("text")) for m in reports}),
+        "comp": min(s["comp_us"] for s in before), "before": [s["step"] for s in before],
+    }
 
 
 def texts(rank, name, text):

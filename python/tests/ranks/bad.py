@@ -1,8 +1,10 @@
 """Input that cannot be trained on: the same clear error on every rank at the same step, or a fallback on all."""
 
+import contextlib
+
 import torch
 import torch.distributed as dist
-from common import Lines, batch, ddp, everywhere, network, parameters_hash, ranks, same
+from common import FOLDER, Lines, batch, ddp, everywhere, network, parameters_hash, ranks, same
 from fake_agent import FakeAgent
 from torch.nn.parallel import DistributedDataParallel
 
@@ -152,6 +154,28 @@ def passed_by():
     return error_of(run)[:2] + (len(answers),)
 
 
+def twice(rank, strategy):
+    """Two synchronised backward passes in one batch of `batches()`, below DDP and with the hook; with no_sync() it is one."""
+    agent = FakeAgent(FOLDER, f"t{strategy is None:d}{rank}").start()
+    model = ddp(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = flexcomm.torch.attach(model, optimizer, strategy=strategy, socket=str(agent.path))
+
+    def run(steps, once):
+        # A pass before the loop, whose optimizer's step was left out, is none of its first batch's.
+        model(batch(99, rank)[0]).sum().backward()
+        for number, (x, y) in enumerate(session.batches([batch(step, rank) for step in range(6)])):
+            optimizer.zero_grad()
+            with model.no_sync() if once or number < 4 else contextlib.nullcontext():
+                torch.nn.functional.cross_entropy(model(x), y).backward()
+            torch.nn.functional.cross_entropy(model(-x), y).backward()
+            optimizer.step()
+            steps.append(number)
+
+    once = error_of(lambda steps: run(steps, True)) + (session.step, same(parameters_hash(model)))
+    return once, error_of(lambda steps: run(steps, False))
+
+
 with ranks() as (rank, world, seen):
     seen["passed by"] = passed_by()
     for strategy in (GATHER, "topk@0.1/art-ring:star", "topk@0.1/art-ring:var"):
@@ -164,3 +188,4 @@ with ranks() as (rank, world, seen):
     seen["arguments"] = arguments(rank)
     seen["fsdp"] = fsdp(rank)
     seen["broken"] = broken(rank)
+    seen["twice"] = [twice(rank, strategy) for strategy in (None, GATHER)]

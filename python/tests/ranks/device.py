@@ -3,9 +3,11 @@ has the host's memory. Without the stand-in: what the hook does where there is n
 
 import ctypes
 import os
+import time
 
 import torch
-from common import Lines, batch, ddp, network, parameters_hash, ranks, same
+from common import FOLDER, Lines, batch, ddp, network, parameters_hash, ranks, same
+from fake_agent import FakeAgent, decision
 
 import flexcomm.torch
 from flexcomm.torch import _device
@@ -15,10 +17,44 @@ TOPK = "topk@0.05/allgather"
 LINES = Lines()
 
 
-class Pretended(_device.Cuda):
-    """Every tensor is on the device, whose current stream is STREAM."""
+class Event:
+    """Has happened when so many more were recorded as the device lags behind."""
 
-    waited = 0
+    synchronised = 0
+
+    def __init__(self, cuda):
+        self.cuda, self.at, self.number = cuda, None, None
+
+    def query(self):
+        return self.number + self.cuda.lag <= self.cuda.recorded
+
+    def elapsed_time(self, other):
+        if not (self.query() and other.query()):
+            raise RuntimeError("device not ready")
+        return (other.at - self.at) * 1e3 * self.cuda.SLOWER
+
+    def synchronize(self):
+        Event.synchronised += 1
+
+    wait = synchronize
+
+
+class Pretended(_device.Cuda):
+    """Every tensor is on the device, whose current stream is STREAM; its clock is told from the host's."""
+
+    SLOWER = 100
+    waited = recorded = made = lag = 0
+
+    def event(self):
+        self.made += 1
+        return Event(self)
+
+    def record(self, event, device):
+        self.recorded += 1
+        event.at, event.number = time.perf_counter(), self.recorded
+
+    def record_after(self, event, work, device):
+        raise AssertionError("this backend's waits hold the host")
 
     def has(self, tensor):
         return True
@@ -72,6 +108,45 @@ def train(rank, strategy, *, pretend=True, dtype=torch.float32, events={}, **opt
     }
 
 
+def reported(rank, name, *, options={}, steps=60, decide=None, pretend=True):
+    """What an agent hears of a run whose times come late."""
+    agent = FakeAgent(FOLDER, f"{name}{rank}").start()
+    model = ddp(network((20, 48, 40, 2)), bucket_cap_mb=0.006)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    session = flexcomm.torch.attach(model, optimizer, socket=str(agent.path), **options)
+    cuda = Pretended()
+    cuda.lag = 40
+    if pretend:
+        session.hook._device = _device.Device(session._core, None, cuda)
+    agent.wait_for("hello")
+    began = time.perf_counter()
+    for step in range(steps):
+        if step == 20 and decide and rank == 0:
+            agent.publish(decision=decision(1, decide))
+        x, y = batch(step, rank)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    wall = time.perf_counter() - began
+    costs = session.costs
+    session.close()
+    agent.wait_for("bye")
+    order = [(m["kind"], m["version"]) for m in agent.heard if m["kind"] in ("steps", "applied")]
+    records = [(m["version"], m["strategy"]["compressor"], r) for m in agent.of_kind("steps") for r in m["steps"]]
+    sane = all(
+        0 < r["sync_us"] <= r["step_us"] and 0 < r["compute_us"] <= r["step_us"] and r["step_us"] < 600e6
+        and r["bytes_sent"] > 0 and 0 < r["gain"] <= 1 and (r["comp_us"] > 0) == (compressor == "topk")
+        for _, compressor, r in records
+    )
+    return {
+        "order": order, "steps": [(version, compressor, r["step"]) for version, compressor, r in records], "sane": sane,
+        "synchronised": Event.synchronised, "made": cuda.made, "recorded": cuda.recorded,
+        "costs": [costs.compute, costs.compress, costs.sync, costs.step, costs.sent],
+        "lines": LINES.take(), "equal": same(parameters_hash(model.module)), "at": session.step,
+        "slower": sum(r["step_us"] for _, _, r in records) * 1e-6 / wall,
+    }
+
+
 def driver():
     """The stand-in, if this process has it."""
     try:
@@ -101,6 +176,10 @@ def checkpoint(session):
 with ranks() as (rank, world, seen):
     seen["host"] = train(rank, TOPK, pretend=False)
     seen["device"] = train(rank, TOPK)
+    # Below DDP until a decision, without any driver; and then by whatever compresses here.
+    seen["reported below"] = reported(rank, "rb")
+    seen["reported"] = reported(rank, "rd", decide=TOPK)
+    seen["reported host"] = reported(rank, "rh", decide=TOPK, pretend=False)
     if DRIVER is not None:
         seen["mixed"] = train(rank, TOPK, pretend=rank != 0)
         seen["checkpoint"] = train(rank, TOPK, events={6: checkpoint, 9: checkpoint})

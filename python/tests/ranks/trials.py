@@ -38,9 +38,10 @@ class Noisy(torch.utils.data.Dataset):
         return self.x[i] + 0.1 * torch.randn(20), self.y[i]
 
 
-def train(rank, name, strategy, trials, with_step, scaled, evaluated=False):
+def train(rank, name, strategy, trials, with_step, scaled, evaluated=False, leaves=None):
     """200 steps in ten epochs of twenty; trials are ordered after steps 30, 79 and 150. `evaluated`: rank 0 validates in the
-    loop's body, so the network has no buffers that would be broadcast."""
+    loop's body, so the network has no buffers that would be broadcast. `leaves`: the loop is left after so many steps; below
+    0, in the third iteration of the first trial."""
     agent = FakeAgent(FOLDER, f"{name}{rank}").start()
     model = ddp(network() if evaluated else Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -52,7 +53,7 @@ def train(rank, name, strategy, trials, with_step, scaled, evaluated=False):
     agent.wait_for("hello")
     torch.manual_seed(100 + rank)
     loader = torch.utils.data.DataLoader(Noisy(rank), batch_size=16, shuffle=True)
-    done, hashes, in_trial = 0, [], 0
+    done, hashes, in_trial, hooked = 0, [], 0, []
     orders = {30: CANDIDATES, 79: CANDIDATES[1:3], 150: CANDIDATES[:2]} if trials else {}
 
     def step(batch):
@@ -67,6 +68,7 @@ def train(rank, name, strategy, trials, with_step, scaled, evaluated=False):
             optimizer.step()
         scheduler.step()
 
+    left = None
     while done < 200:
         for batch in session.batches(loader, train_step=step if with_step else None):
             step(batch)
@@ -77,17 +79,23 @@ def train(rank, name, strategy, trials, with_step, scaled, evaluated=False):
                 model(batch[0])
             if session.in_trial:
                 in_trial += 1
+                if in_trial == 3 and leaves == -1:
+                    left = done
+                    break
                 continue
             done += 1
+            hooked.append(len(model._comm_hooks))
             momenta = [s["momentum_buffer"].sum().item() for s in optimizer.state.values()]
             hashes.append((parameters_hash(model.module), sum(momenta), optimizer.param_groups[0]["lr"], session.step))
             if done in orders and rank == 0:
                 agent.publish(trial=trial(done, orders[done]))
+            if done == leaves:
+                break
     session.close()
     agent.wait_for("bye")
     reports = [(t["id"], [o["iterations"] for o in t["outcomes"]], [o["gain"] for o in t["outcomes"]]) for t in agent.of_kind("trial")]
     sane = all(o["sync_us"] > 0 and 0 < o["gain"] <= 1 for t in agent.of_kind("trial") for o in t["outcomes"])
-    return {"hashes": hashes, "reports": reports, "in_trial": in_trial, "sane": sane, "equal": same([p.sum().item() for p in model.parameters()].__str__())}
+    return {"hashes": hashes, "reports": reports, "in_trial": in_trial, "sane": sane, "hooked": hooked, "left": left, "equal": same([p.sum().item() for p in model.parameters()].__str__())}
 
 
 def gains(rank, share):
@@ -131,5 +139,7 @@ with ranks() as (rank, world, seen):
     ]:
         seen[name] = [train(rank, f"{name}{i}", strategy, trials, with_step, scaled) for i, trials in enumerate((True, False))]
     seen["evaluated"] = [train(rank, f"eval{i}", None, trials, False, False, True) for i, trials in enumerate((True, False))]
+    first = train(rank, "left1", "mstopk@0.05/allgather", True, False, False, leaves=-1)
+    seen["left"] = [first, train(rank, "left0", "mstopk@0.05/allgather", False, False, False, leaves=first["left"])]
     seen["lines"] = lines.take()
     seen["gains"] = gains(rank, float(__import__("os").environ.get("SHARE", "0.25")))

@@ -1,0 +1,118 @@
+//! What a session reports, in order, although a GPU tells its steps' times a step or two late.
+
+use crate::meter::Costs;
+use crate::report::LEAST_GAIN;
+use crate::session::{Elsewhere, Session};
+use flexcomm_domain::{Strategy, Version};
+use flexcomm_trainer::{AbortCause, InForce, Measured, Trial, TrialTick};
+use flexcomm_wire::{FromTrainer, Ran};
+use std::time::Duration;
+
+/// A trial that is over, but for iterations whose times are not known yet.
+pub struct Ended {
+    pub trial: Trial<Elsewhere>,
+    pub cause: Option<AbortCause>,
+    pub at: Duration,
+    /// What the shadows of the trial before found.
+    pub shadows: Vec<(Strategy, f64)>,
+}
+
+/// What is said when its turn comes.
+pub enum Said {
+    /// A step that trained, what ran in it, its loss. None: it ran something else than agreed, and is nobody's.
+    Step(Costs, Option<((u64, Version, Ran), Option<f64>)>),
+    /// A trial's iteration.
+    Iteration(Costs, TrialTick),
+    /// A decision is in force.
+    Applied(InForce),
+    /// Boxed: rare, and large beside the others.
+    Ended(Box<Ended>),
+}
+
+/// Compute, compression, collectives and the whole step, by the device's clock.
+pub type Times = [Duration; 4];
+
+impl Said {
+    fn complete(&mut self, times: Times) {
+        if let Self::Step(costs, _) | Self::Iteration(costs, _) = self {
+            [costs.compute, costs.comp, costs.sync, costs.step] = times;
+        }
+    }
+}
+
+impl Session {
+    /// Says it after all that waits; once `ticket` is told, where a device has its times.
+    pub fn say(&mut self, ticket: Option<u64>, said: Said) {
+        self.late.push(ticket, said);
+        self.say_on();
+    }
+
+    /// The times of a step are known, or will never be.
+    pub fn told(&mut self, ticket: u64, times: Option<Times>) {
+        match times {
+            Some(times) => _ = self.late.tell(ticket, |said| said.complete(times)),
+            None => self.late.forget(ticket),
+        }
+        self.say_on();
+    }
+
+    /// The end of the job: what is not known now goes unsaid.
+    pub fn last_words(&mut self) {
+        self.late.forget_all();
+        self.say_on();
+        self.reporter.finish();
+    }
+
+    fn say_on(&mut self) {
+        while let Some(said) = self.late.pop() {
+            match said {
+                Said::Step(costs, step) => {
+                    self.last = Some(costs);
+                    if let Some((what, loss)) = step {
+                        self.reporter.step(what, &costs, loss);
+                    }
+                }
+                Said::Iteration(costs, at) => {
+                    self.last = Some(costs);
+                    self.record(&costs, at);
+                }
+                Said::Applied(in_force) => self.reporter.applied(&in_force),
+                Said::Ended(ended) => self.report_trial(*ended),
+            }
+        }
+    }
+
+    /// Of the oldest trial that is not reported: iterations come before their trial's end.
+    fn record(&mut self, costs: &Costs, at: TrialTick) {
+        let ended = self.late.iter_mut().find_map(|said| match said {
+            Said::Ended(ended) => Some(&mut ended.trial),
+            _ => None,
+        });
+        if let Some(trial) = ended.or(self.trial.as_mut()) {
+            let Ok(()) = trial.record(&mut Elsewhere, at, measured(costs));
+        }
+    }
+
+    fn report_trial(&mut self, ended: Ended) {
+        let who = (&self.job, self.rank);
+        let Ok(mut report) = ended.trial.finish(&mut Elsewhere, who, ended.cause, ended.at);
+        tracing::info!(
+            trial = report.id,
+            outcomes = report.outcomes.len(),
+            cost_us = report.cost_us,
+            aborted = report.aborted.as_deref(),
+            "live trial ended"
+        );
+        for (strategy, gain) in &ended.shadows {
+            let wire = (*strategy).into();
+            let same = report.outcomes.iter_mut().filter(|o| o.strategy == wire);
+            same.for_each(|o| o.shadow_gain = Some(gain.max(LEAST_GAIN)));
+        }
+        self.reporter.send(FromTrainer::Trial(report));
+    }
+}
+
+fn measured(costs: &Costs) -> Measured {
+    let us = |d: Duration| d.as_secs_f64() * 1e6;
+    Measured { gain: costs.energy.gain().clamp(LEAST_GAIN, 1.0), comp_us: us(costs.comp), sync_us: us(costs.sync) }
+}
