@@ -10,6 +10,7 @@ pub mod auth;
 pub mod echo;
 pub mod edge;
 pub mod estimate;
+pub mod flows;
 mod nanos;
 pub mod passive;
 pub mod ping;

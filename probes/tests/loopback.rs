@@ -255,3 +255,28 @@ fn surge_ping_is_there_by_name() {
         Err(error) => panic!("{error}"),
     }
 }
+
+#[test]
+fn the_kernel_counts_what_a_connection_has_sent() {
+    use flexcomm_probes::edge::FlowSocket;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let there = listener.local_addr().unwrap();
+    let mut sender = std::net::TcpStream::connect(there).unwrap();
+    let mut receiver = listener.accept().unwrap().0;
+    let mut socket = FlowSocket::open().unwrap();
+    let mut mine = || {
+        let flows = socket.flows(|_, peer, port| (peer, port) == (there.ip(), there.port())).unwrap();
+        assert_eq!(flows.len(), 1, "the sender's end and no other: {flows:?}");
+        flows[0]
+    };
+    let before = mine();
+    std::io::Write::write_all(&mut sender, &[7; 100_000]).unwrap();
+    std::io::Read::read_exact(&mut receiver, &mut vec![0; 100_000]).unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while mine().acked - before.acked < 100_000 {
+        assert!(std::time::Instant::now() < deadline, "{:?}", mine());
+    }
+    let after = mine();
+    assert_eq!((after.id, after.acked - before.acked, after.peer), (before.id, 100_000, there.ip()));
+    assert!(after.rtt_s > 0.0 && after.path_s > 0.0, "{after:?}");
+}

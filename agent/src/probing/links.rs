@@ -1,12 +1,13 @@
 //! What is known of the links to the peers.
 
 use super::due::due;
+use super::flows::Way;
 use flexcomm_domain::{NodeName, Timestamp};
 use flexcomm_probes::edge::PeerSummary;
 use flexcomm_probes::estimate::{Estimate, EstimatorConfig, LinkEstimator};
 use flexcomm_probes::trace::PathWatch;
 use flexcomm_wire::{EchoPeer, LinkReport};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -53,6 +54,21 @@ impl Links {
 
     pub(crate) fn peer(&self, node: &NodeName) -> Option<EchoPeer> {
         self.links.get(node).map(|link| link.peer.clone())
+    }
+
+    /// What is known of the way to each peer's address; addresses of several peers are left out.
+    pub(crate) fn ways(&self, now: Instant) -> BTreeMap<IpAddr, Way> {
+        let (at, mut ways, mut shared) = (self.at(now), BTreeMap::new(), BTreeSet::new());
+        for link in self.links.values() {
+            let addr = link.peer.addr.to_canonical();
+            let round_trip_s = link.estimator.estimate(at).alpha.map_or(0.0, |alpha| 2.0 * alpha.get());
+            let way = Way { round_trip_s, throughput_port: link.peer.throughput_port };
+            if ways.insert(addr, way).is_some() {
+                shared.insert(addr);
+            }
+        }
+        ways.retain(|addr, _| !shared.contains(addr));
+        ways
     }
 
     /// The node behind an address; none when it is not a peer's or that of several.
@@ -154,6 +170,19 @@ mod tests {
 
     fn peer(name: &str, last: u8) -> EchoPeer {
         EchoPeer { node: name.parse().unwrap(), addr: [10, 0, 0, last].into(), echo_port: 7071, throughput_port: 7072 }
+    }
+
+    #[test]
+    fn the_way_to_an_address_is_known_when_it_is_one_peers() {
+        let began = Instant::now();
+        let mut links = Links::new(began);
+        links.set_peers(&[peer("b", 1), peer("c", 2), peer("d", 2)]);
+        let now = began + Duration::from_secs(1);
+        (0..20).for_each(|_| links.echo("10.0.0.1:7071".parse().unwrap(), 0.004, now));
+        let ways = links.ways(now);
+        assert_eq!(ways.keys().copied().collect::<Vec<IpAddr>>(), vec![IpAddr::from([10, 0, 0, 1])]);
+        let way = ways[&IpAddr::from([10, 0, 0, 1])];
+        assert!((way.round_trip_s - 0.004).abs() < 1e-4 && way.throughput_port == 7072, "{way:?}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod budget;
 mod due;
+mod flows;
 mod links;
 
 use crate::config::{Config, Secret};
@@ -178,6 +179,10 @@ impl Probing {
             quit: quit.clone(),
         };
         let tests = tokio::spawn(tests.run(grants));
+        let (passive, own_port) =
+            (Passive { links: links.clone(), metrics: metrics.clone() }, server.local_addr().port());
+        let flows = quit.clone();
+        let flows = tokio::task::spawn_blocking(move || flows::watch(&passive, own_port, &flows));
         let traces = tokio::spawn(trace(links.clone(), plan.clone(), reports.clone(), metrics.clone(), quit.clone()));
         let mut echo = Echo { links, prober, plan, reports, interval: self.interval };
         echo.follow();
@@ -203,6 +208,7 @@ impl Probing {
         quit.store(true, Ordering::Relaxed);
         tests.abort();
         traces.abort();
+        let _ = flows.await;
         drop((responder, server));
     }
 }
