@@ -103,6 +103,21 @@ def test_steps_that_a_device_did_are_reported_late_and_in_order(seen):
         assert not any("not reported" in line for line in got["lines"]), got["lines"]
 
 
+def test_a_trials_iterations_are_told_late_and_its_report_waits_for_them(seen):
+    for own in seen:
+        own = own["tried"]
+        (report,) = own["trials"]
+        assert own["in trial"] == 12 and own["at its end"] == 0 and own["equal"]
+        assert [outcome["iterations"] for outcome in report["outcomes"]] == [4, 4, 4]
+        dense, topk, art = report["outcomes"]
+        assert dense["comp_us"] == 0 and topk["comp_us"] > 0 and dense["gain"] == 1 and 0 < topk["gain"] < 1
+        # By the device's clock, which lags; and by the host's, where the host takes turns with its collectives.
+        assert 4 * (dense["sync_us"] + topk["sync_us"]) > report["cost_us"] > 4 * art["sync_us"] > 0
+        # Steps before and after it in order, and none twice.
+        steps = [step for _, steps in own["heard"] for step in steps]
+        assert steps == list(range(3, steps[-1] + 1)) and steps[-1] > 20, own["heard"]
+
+
 def test_the_host_steps_in_and_says_why(seen):
     for rank, own in enumerate(seen):
         (line,) = own["shadow"]["lines"]

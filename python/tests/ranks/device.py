@@ -7,7 +7,7 @@ import time
 
 import torch
 from common import FOLDER, Lines, batch, ddp, network, parameters_hash, ranks, same
-from fake_agent import FakeAgent, decision
+from fake_agent import FakeAgent, decision, trial
 
 import flexcomm.torch
 from flexcomm.torch import _device
@@ -147,6 +147,35 @@ def reported(rank, name, *, options={}, steps=60, decide=None, pretend=True):
     }
 
 
+def tried(rank):
+    """A live trial, begun below DDP, whose iterations' times come after it has ended."""
+    agent = FakeAgent(FOLDER, f"tr{rank}").start()
+    model = ddp(network((20, 48, 40, 2)), bucket_cap_mb=0.006)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    session = flexcomm.torch.attach(model, optimizer, socket=str(agent.path))
+    cuda = Pretended()
+    cuda.lag = 60
+    session.hook._device = _device.Device(session._core, None, cuda)
+    agent.wait_for("hello")
+    done, reports, early = 0, [], None
+    for x, y in session.batches([batch(step, rank) for step in range(60)]):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        reports.append((session.in_trial, len(agent.of_kind("trial"))))
+        if not session.in_trial:
+            done += 1
+            if done == 16 and rank == 0:
+                agent.publish(trial=trial(1, ["none@1/dense-ring", TOPK, "topk@0.05/art-ring:star"]))
+    session.close()
+    agent.wait_for("bye")
+    heard = [(m["kind"], [s["step"] for s in m.get("steps", [])]) for m in agent.heard if m["kind"] in ("steps", "trial")]
+    return {
+        "heard": heard, "trials": agent.of_kind("trial"), "in trial": sum(inside for inside, _ in reports),
+        "at its end": [count for inside, count in reports if inside][-1], "equal": same(parameters_hash(model)),
+    }
+
+
 def driver():
     """The stand-in, if this process has it."""
     try:
@@ -179,6 +208,7 @@ with ranks() as (rank, world, seen):
     # Below DDP until a decision, without any driver; and then by whatever compresses here.
     seen["reported below"] = reported(rank, "rb")
     seen["reported"] = reported(rank, "rd", decide=TOPK)
+    seen["tried"] = tried(rank)
     seen["reported host"] = reported(rank, "rh", decide=TOPK, pretend=False)
     if DRIVER is not None:
         seen["mixed"] = train(rank, TOPK, pretend=rank != 0)
