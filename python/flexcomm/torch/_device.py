@@ -61,7 +61,11 @@ class Cuda:
         event.record(torch.cuda.current_stream(device))
 
     def record_after(self, event: torch.cuda.Event, work: dist.Work, device: torch.device) -> None:
-        """It happens when the collective has ended: on a stream of its own, so that the current one goes on."""
+        """It happens when the collective has ended: on a stream of its own, so that the current one goes on.
+
+        The first wait makes torch let go of the collective's tensors; all of them are kept from step to step by DDP or by
+        the hook, so nothing else gets their memory before the current stream has waited too.
+        """
         side = self._sides.get(device)
         if side is None:
             side = self._sides[device] = torch.cuda.Stream(device)
