@@ -354,3 +354,19 @@ fn memories_are_restored() {
         assert!(other.restore(&state).unwrap_err().to_string().contains("topk(k=0.1)"));
     }
 }
+
+/// Found by fuzzing: GradiVeQ took the step of a basis that was not there, and forgot it.
+#[test]
+fn a_state_with_one_other_byte_is_refused_or_kept() {
+    for text in ["gradiveq(d=16,slice=128)", "gradiveq(d=16,slice=128)+ef(vanilla)"] {
+        let state = saved(&pipeline(text, 12));
+        for at in 0..state.len() {
+            let mut other = state.clone();
+            other[at] ^= 9;
+            let mut rank = pipeline(text, 12);
+            if rank.restore(&other).is_ok() {
+                assert_eq!(saved(&rank), other, "{text}: byte {at}");
+            }
+        }
+    }
+}

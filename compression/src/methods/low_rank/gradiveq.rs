@@ -227,6 +227,10 @@ impl Codec for GradiVeQ {
             let (what, value) = ("length of the basis", len as u64);
             return Err(ReadError::Field { what, value, rule: "it must be 0 or (d + 1) * slice" });
         }
+        if len == 0 && learned != 0 {
+            let what = "step of the basis";
+            return Err(ReadError::Field { what, value: learned, rule: "it must be 0 when there is no basis" });
+        }
         let values = from.f32s("basis", len)?;
         self.basis.clear();
         self.basis.extend(values);
