@@ -1,5 +1,6 @@
 //! Time of each quantizer against a plain copy of the same bytes, on one thread:
-//! `cargo run --release -p flexcomm-compression --example quantizers [n] [name]`.
+//! `cargo run --release -p flexcomm-compression --example quantizers [n] [name]`. With `known`, norm and energy of the tensor
+//! are given, as from a pass before: what is left is rounding and packing. What the times are made of: `SPEED.md`.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
 use flexcomm_compression::codec::{Context, Shape};
@@ -35,24 +36,31 @@ fn main() {
     let mut to = vec![0.0f32; n];
     let gigabytes = 4.0 * n as f64 / 1e9;
     let copy = time(|| black_box(&mut to).copy_from_slice(black_box(&x)));
+    let looked = time(|| _ = black_box(Context::new(1).stats(black_box(&x)).unwrap()));
     println!("n = {n}, {:?}, copy {:.1} GB/s", Kernel::best(), gigabytes / copy);
-    println!("{:38} {:>9} {:>14} {:>16}", "method", "bits", "compress/copy", "decode+sum/copy");
+    let per_16 = |seconds: f64| seconds * 1.6e10 / n as f64;
+    println!("per 16 values: copy {:.2} ns, norm and energy alone {:.2} ns", per_16(copy), per_16(looked));
+    println!("{:46} {:>9} {:>14} {:>11} {:>16}", "method", "bits", "compress/copy", "known/copy", "decode+sum/copy");
     for entry in methods::all().filter(|e| e.class == Class::Quantization && e.name.contains(&only)) {
         for example in entry.examples {
             let strategy: Strategy = format!("{}({example})", entry.name).parse().unwrap();
             let side = n.isqrt();
             let shape = if n.is_multiple_of(side) { Shape { rows: n / side, cols: side } } else { Shape::vector(n) };
             let (mut codec, context, mut out) = (strategy.codec(shape), Context::new(1), Writer::new());
-            let encode = time(|| {
-                out.clear();
-                codec.encode(black_box(&x), &context, &mut out).unwrap();
+            let known = Context { known: Some(context.stats(&x).unwrap()), ..Context::new(1) };
+            let [encode, rest] = [&context, &known].map(|context| {
+                time(|| {
+                    out.clear();
+                    codec.encode(black_box(&x), context, &mut out).unwrap();
+                })
             });
             to.fill(0.0);
             let decode = time(|| {
                 codec.decode_add(&mut Reader::new(out.bytes()), &context, (0.5, black_box(&mut to))).unwrap();
             });
             let bits = 8.0 * out.len() as f64 / n as f64;
-            println!("{:38} {bits:9.3} {:14.2} {:16.2}", strategy.to_string(), encode / copy, decode / copy);
+            let [encode, rest, decode] = [encode, rest, decode].map(|seconds| seconds / copy);
+            println!("{:46} {bits:9.3} {encode:14.2} {rest:11.2} {decode:16.2}", strategy.to_string());
         }
     }
 }

@@ -15,8 +15,11 @@ struct Stream {
   __device__ __forceinline__ u32 word(u32 i) const {
     return mix((mix((i * 0x9e3779b9u) ^ a) + b) ^ (i << 16 | i >> 16)) ^ c;
   }
-  // In [0, 1], below p with chance p.
-  __device__ __forceinline__ float chance(u32 i) const { return (float)(int)(word(i) >> 1) * (1.0f / 2147483648.0f); }
+  // Number i of those that come two from a word: numbers i and i + 16 of each 32, the second with its halves swapped.
+  __device__ __forceinline__ u32 twin(u32 i) const {
+    const u32 both = word(i >> 5 << 4 | (i & 15u));
+    return i & 16u ? both << 16 | both >> 16 : both;
+  }
 };
 
 // Division by a number as two products.
@@ -32,6 +35,8 @@ struct Divide {
     out.second = (float)(1.0 / ((double)step * (double)out.first));
     return out;
   }
+  // So many parts in each of what is divided by.
+  __device__ __forceinline__ Divide in_parts(float parts) const { return {first, second * parts}; }
   __device__ __forceinline__ float of(float x) const { return x * first * second; }
 };
 
@@ -42,26 +47,29 @@ struct Scheme {
   Stream random;
 };
 
+// x in whole steps of 2^bits parts, of which at most -low and high count: cut to parts, a number of parts below a step is
+// added, and whole steps are what is left.
+__device__ __forceinline__ int steps_of(float parts, float low, float high, u32 bits, u32 word) {
+  const int drawn = (int)(word >> (32 - bits));
+  return ((int)fmaxf(fminf(parts, high), low) + drawn) >> bits;
+}
+
 // Whole multiples of a step: QSGD, TernGrad, linear dithering.
 struct Linear {
   Divide divide;
   float most;
+  u32 bits;
   int offset;
   Stream random;
 
   static __device__ __forceinline__ Linear of(float step, const Scheme& scheme) {
-    return {Divide::by(step), (float)scheme.levels, (int)scheme.levels, scheme.random};
+    const u32 bits = (u32)__clz(scheme.levels) - 1;
+    const float parts = (float)(1u << bits);
+    return {Divide::by(step).in_parts(parts), (float)scheme.levels * parts, bits, (int)scheme.levels, scheme.random};
   }
   static __device__ __forceinline__ u32 zero(const Scheme& scheme) { return scheme.levels; }
   __device__ __forceinline__ u32 code(float x, u32 i) const {
-    const float whole = 8388608.0f;
-    float steps = fminf(divide.of(fabsf(x)), most);
-    float shifted = steps + whole, nearest = shifted - whole;
-    int over = nearest > steps ? 1 : 0;
-    float part = steps - (nearest - (float)over);
-    int up = random.chance(i) < part ? 1 : 0;
-    int level = (int)(bits_of(shifted) & 0xffu) - over + up;
-    return (u32)(offset + (x < 0.0f ? -level : level)) & 0xffu;
+    return (u32)(offset + steps_of(divide.of(x), -most, most, bits, random.twin(i))) & 0xffu;
   }
   __device__ __forceinline__ float relative(u32 code) const { return (float)((int)code - offset); }
 };
@@ -69,21 +77,20 @@ struct Linear {
 // Whole multiples of a step, 2^(w-1) below 0 and one fewer above: LPC-SVRG. `levels` is 2^(w-1).
 struct Grid {
   Divide divide;
+  float low, high;
+  u32 bits;
   int half;
   Stream random;
 
   static __device__ __forceinline__ Grid of(float step, const Scheme& scheme) {
-    return {Divide::by(step), (int)scheme.levels, scheme.random};
+    const u32 half = scheme.levels, bits = (u32)__clz(half - 1) - 1;
+    const float parts = (float)(1u << bits);
+    const Divide divide = Divide::by(step).in_parts(parts);
+    return {divide, (float)half * -parts, (float)(half - 1) * parts, bits, (int)half, scheme.random};
   }
   static __device__ __forceinline__ u32 zero(const Scheme& scheme) { return scheme.levels; }
   __device__ __forceinline__ u32 code(float x, u32 i) const {
-    const float whole = 8388608.0f, most = (float)(x >= 0.0f ? half - 1 : half);
-    float steps = fminf(divide.of(fabsf(x)), most);
-    float shifted = steps + whole, nearest = shifted - whole;
-    int over = nearest > steps ? 1 : 0;
-    float part = steps - (nearest - (float)over);
-    int level = (int)(bits_of(shifted) & 0xffu) - over + (random.chance(i) < part ? 1 : 0);
-    return (u32)(half + (x < 0.0f ? -level : level)) & 0xffu;
+    return (u32)(half + steps_of(divide.of(x), low, high, bits, random.twin(i))) & 0xffu;
   }
   __device__ __forceinline__ float relative(u32 code) const { return (float)((int)code - half); }
 };
@@ -92,19 +99,18 @@ struct Grid {
 struct Powers {
   Divide divide;
   int k, lowest;
-  float to_lowest;
+  float twice;  // 2^k: what makes the lowest level 2
   Stream random;
 
   static __device__ __forceinline__ Powers of(float step, const Scheme& scheme) {
     int k = (int)scheme.levels;
-    return {Divide::by(step), k, 128 - k, float_of((u32)(126 + k) << 23), scheme.random};
+    return {Divide::by(step), k, 128 - k, float_of((u32)(127 + k) << 23), scheme.random};
   }
   static __device__ __forceinline__ u32 zero(const Scheme& scheme) { return scheme.levels; }
   __device__ __forceinline__ u32 code(float x, u32 i) const {
-    float t = fminf(divide.of(fabsf(x)), 1.0f);
-    int exponent = (int)((bits_of(t) + (random.word(i) >> 9)) >> 23);
-    float below = t * to_lowest;
-    int level = below < 1.0f ? (random.chance(i) < below ? 1 : 0) : exponent - lowest + 1;
+    // Twice what counts lowest levels; below 2, where random bits carry into no exponent, 1 more than what counts them.
+    float y = fminf(divide.of(fabsf(x)), 1.0f) * twice;
+    int level = (int)((bits_of(fmaxf(y, y * 0.5f + 1.0f)) + (random.twin(i) >> 9)) >> 23) - 127;
     return (u32)(k + (x < 0.0f ? -level : level)) & 0xffu;
   }
   __device__ __forceinline__ float relative(u32 code) const {
@@ -120,11 +126,11 @@ struct Draw {
   Stream random;
 
   static __device__ __forceinline__ Draw of(float step, const Scheme& scheme) {
-    return {Divide::by(step), scheme.random};
+    return {Divide::by(step).in_parts(2147483648.0f), scheme.random};
   }
   static __device__ __forceinline__ u32 zero(const Scheme&) { return 0; }
   __device__ __forceinline__ u32 code(float x, u32 i) const {
-    float drawn = fminf((float)(int)random.word(i) * (1.0f / 2147483648.0f), 0.9999999f);
+    float drawn = fminf((float)(int)random.twin(i), 0.9999999f * 2147483648.0f);
     return drawn >= divide.of(x) ? 1u : 0u;
   }
   __device__ __forceinline__ float relative(u32 code) const { return 1.0f - 2.0f * (float)code; }

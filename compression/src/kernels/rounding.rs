@@ -1,5 +1,5 @@
-//! Rounding at random that kernels with vectors do at once: words drawn, levels, codes and squares, all in vectors. By definition it is what the rules of `methods/quantization` do with one value after the other; they do
-//! what is left.
+//! Rounding at random that kernels with vectors do at once: words drawn, levels, codes and squares, all in vectors. By
+//! definition it is what the rules of `methods/quantization` do with one value after the other; they do what is left.
 
 use super::Kernel;
 use crate::random::Stream;
@@ -12,10 +12,12 @@ pub(crate) type Squares = [f32; 64];
 pub(crate) enum Rounding {
     /// To whole steps: from −low to high of them. A code is offset + steps.
     Steps {
-        /// Steps per unit.
+        /// Parts of a step per unit, 2^bits in each step.
         scale: f32,
+        /// In parts.
         low: f32,
         high: f32,
+        bits: u32,
         offset: i32,
     },
     /// To 0 and powers of two of a norm, ± levels above k.
@@ -23,12 +25,10 @@ pub(crate) enum Rounding {
         /// Norms per unit.
         scale: f32,
         k: i32,
-        /// 2^(k−1): what makes the lowest level 1.
-        to_lowest: f32,
     },
     /// To ±1: a code is 1 for −1.
     Signs {
-        /// Norms per unit.
+        /// 2^-31 of a norm per unit.
         scale: f32,
     },
 }
@@ -45,8 +45,32 @@ pub(crate) struct Rounded<'a> {
 /// How many values vectors can look up at once.
 pub(crate) const TABLED: usize = 32;
 
-/// Random words that were drawn: a buffer that is kept, since clearing one would cost as much as some values.
-pub(crate) type Words = [u32; 512];
+/// Random words that were drawn: a buffer that is kept, since clearing one would cost as much as some values. Vectors of it
+/// lie in one line of the cache each.
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct Words([[u32; 32]; 16]);
+
+impl Words {
+    /// Before any was drawn.
+    pub(crate) const NONE: Self = Self([[0; 32]; 16]);
+
+    /// How many there is room for, of those from number `first` on.
+    #[inline(always)]
+    pub(crate) fn room(first: u32) -> usize {
+        512 - first as usize % 32
+    }
+
+    /// Words of numbers from `first` on, at least `count` of them, drawn by a function that fills groups of 32 from group
+    /// `first` / 32 on. At most [`Self::room`].
+    #[inline(always)]
+    pub(crate) fn draw(&mut self, first: u32, count: usize, fill: impl FnOnce(u32, &mut [[u32; 32]])) -> &[u32] {
+        let skipped = first as usize % 32;
+        let groups = &mut self.0[..(skipped + count).div_ceil(32)];
+        fill(first / 32, groups);
+        &groups.as_flattened()[skipped..]
+    }
+}
 
 impl Rounded<'_> {
     /// The values from `done` on.

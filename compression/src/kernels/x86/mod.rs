@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 mod admit;
+mod draws;
 mod pack;
 mod pass;
 mod rounding;
@@ -105,7 +106,8 @@ pub(super) fn stats_of_two_avx512(x: &[f32], len: usize) -> Option<[Fed; 2]> {
     has_avx512().then(|| unsafe { pass::two(x, len) })
 }
 
-/// Adds ±value, if FRESH to zeros, where whole vectors of values are left, and answers to how many; on processors without AVX-512 to none.
+/// Adds ±value, if FRESH to zeros, where whole vectors of values are left, and answers to how many; on processors without
+/// AVX-512 to none.
 pub(super) fn add_signs_avx512<const FRESH: bool>(bits: &[u8], value: f32, out: &mut [f32]) -> usize {
     match has_avx512() {
         // SAFETY: the processor has these.

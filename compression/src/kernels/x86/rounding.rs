@@ -4,83 +4,18 @@
 //! of instructions is as long as both.
 
 use super::super::KEY_MASK;
-use super::super::rounding::{Rounded, Rounding, Squares, TABLED};
-use super::pass::AHEAD;
-use crate::random::{Counter, Stream};
+use super::super::rounding::{Rounded, Rounding, Squares, TABLED, Words};
+use super::draws::{Draws, draw};
 use std::arch::x86_64::*;
 
 /// Values whose codes fill one vector.
 const VALUES: usize = 64;
 
-/// 2^31: what makes a chance comparable with a word without its lowest bit.
+/// 2^31: what makes a chance comparable with a word.
 const CHANCES: f32 = 2_147_483_648.0;
 
 /// The bits of powers of two.
 const EXPONENT: i32 = 0x7f80_0000;
-
-/// [`Stream::word`] of neighbours between two multiples of 2^16.
-struct Draws {
-    spread: __m512i,
-    turned: __m512i,
-    first_key: __m512i,
-    second_key: __m512i,
-    third_key: __m512i,
-}
-
-impl Draws {
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    fn new(random: Stream, first: u32) -> Self {
-        let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        let number = _mm512_add_epi32(_mm512_set1_epi32(first as i32), lane);
-        let key = random.keys().map(|word| word as i32);
-        Self {
-            spread: _mm512_mullo_epi32(number, _mm512_set1_epi32(Counter::SPREAD as i32)),
-            turned: _mm512_rol_epi32::<16>(number),
-            // x ^ k and its upper half moved down, in one.
-            first_key: _mm512_set1_epi32(key[0] ^ (random.keys()[0] >> 16) as i32),
-            second_key: _mm512_set1_epi32(key[1]),
-            third_key: _mm512_set1_epi32(key[2]),
-        }
-    }
-
-    /// The next 16.
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    fn next(&mut self) -> __m512i {
-        const XOR3: i32 = 0x96;
-        let x = _mm512_ternarylogic_epi32::<XOR3>(self.spread, _mm512_srli_epi32::<16>(self.spread), self.first_key);
-        let x = mix(x);
-        let x = _mm512_xor_si512(x, _mm512_srli_epi32::<16>(x));
-        let x = _mm512_xor_si512(_mm512_add_epi32(x, self.second_key), self.turned);
-        let x = mix(_mm512_xor_si512(x, _mm512_srli_epi32::<16>(x)));
-        self.spread = _mm512_add_epi32(self.spread, _mm512_set1_epi32(Counter::SPREAD.wrapping_mul(16) as i32));
-        self.turned = _mm512_add_epi32(self.turned, _mm512_set1_epi32(16 << 16));
-        _mm512_ternarylogic_epi32::<XOR3>(x, _mm512_srli_epi32::<16>(x), self.third_key)
-    }
-
-    /// The next of whole groups, for values whose successors are asked for meanwhile: memory has nothing else to do.
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    fn fill(&mut self, words: &mut [[u32; VALUES]], x: &[[f32; VALUES]]) {
-        let words = words.as_flattened_mut().as_chunks_mut::<16>().0;
-        for (to, x) in words.iter_mut().zip(x.as_flattened().as_chunks::<16>().0) {
-            // A hint, which may point anywhere.
-            _mm_prefetch::<_MM_HINT_T0>(x.as_ptr().wrapping_add(AHEAD).cast());
-            // SAFETY: 16 words.
-            unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), self.next()) };
-        }
-    }
-}
-
-/// The middle of `random::mix`: what comes before and after is shared with its neighbours.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn mix(x: __m512i) -> __m512i {
-    let x = _mm512_mullo_epi32(x, _mm512_set1_epi32(0x7feb_352d));
-    let x = _mm512_xor_si512(x, _mm512_srli_epi32::<15>(x));
-    _mm512_mullo_epi32(x, _mm512_set1_epi32(0x846c_a68b_u32 as i32))
-}
 
 /// Sums of squares in four vectors.
 struct Sums([__m512; 4]);
@@ -98,6 +33,20 @@ impl Sums {
     #[target_feature(enable = "avx512f")]
     fn add(&mut self, part: usize, value: __m512) {
         self.0[part] = _mm512_add_ps(self.0[part], _mm512_mul_ps(value, value));
+    }
+
+    /// As [`Self::add`], of a value whose square is exact, neither too large nor too small for an f32.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn add_exact(&mut self, part: usize, value: __m512) {
+        self.0[part] = _mm512_fmadd_ps(value, value, self.0[part]);
+    }
+
+    /// Of a power of two, which rounds nothing.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn times(&mut self, factor: f32) {
+        self.0 = self.0.map(|sum| _mm512_mul_ps(sum, _mm512_set1_ps(factor)));
     }
 
     #[inline]
@@ -146,14 +95,6 @@ fn in_order(bytes: __m512i) -> __m512i {
     _mm512_permutexvar_epi32(order, bytes)
 }
 
-/// Numbers from −128 to 127 as bytes.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-fn bytes(parts: [__m512i; 4]) -> __m512i {
-    let [low, high] = halves(parts);
-    in_order(_mm512_packs_epi16(low, high))
-}
-
 /// Numbers from 0 to 255 as bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
@@ -165,13 +106,6 @@ fn unsigned_bytes(parts: [__m512i; 4]) -> __m512i {
 /// Four masks as one.
 fn joined(masks: [u16; 4]) -> u64 {
     masks.into_iter().rev().fold(0, |all, mask| all << 16 | u64::from(mask))
-}
-
-/// A number in [0, 2^31] of 24 bits.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn drawn(word: __m512i) -> __m512 {
-    _mm512_cvtepi32_ps(_mm512_srli_epi32::<1>(word))
 }
 
 /// Where the sign bit is set.
@@ -202,35 +136,37 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// Calls with piece after piece whose words are drawn; answers how many values these are. Beyond a multiple of 2^16 the counter
-/// would start anew, which no caller with a long tensor needs.
+/// Calls with piece after piece whose words are drawn; answers how many values these are.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn pieces(values: Rounded<'_>, mut each: impl FnMut(Piece<'_>)) -> usize {
     let Rounded { random, x, first, codes, words } = values;
-    if Counter::reach(first) < x.len() {
-        return 0;
+    let ((mut groups, _), (mut codes, _)) = (x.as_chunks::<VALUES>(), codes.as_chunks_mut::<VALUES>());
+    let all = groups.len();
+    while !groups.is_empty() {
+        let first = first.wrapping_add((VALUES * (all - groups.len())) as u32);
+        let count = (Words::room(first) / VALUES).min(groups.len());
+        let fill = |group, to: &mut [[u32; 32]]| draw(Draws::new(random, group), to, groups.as_ptr().cast());
+        let words = words.draw(first, VALUES * count, fill);
+        let ((x, later), (to, rest)) = (groups.split_at(count), codes.split_at_mut(count));
+        each(Piece { x, words: words.as_chunks().0, codes: to });
+        (groups, codes) = (later, rest);
     }
-    let mut draws = Draws::new(random, first);
-    let ((groups, _), (codes, _), (words, _)) = (x.as_chunks(), codes.as_chunks_mut(), words.as_chunks_mut());
-    for (x, codes) in groups.chunks(words.len()).zip(codes.chunks_mut(words.len())) {
-        let words = &mut words[..x.len()];
-        draws.fill(words, x);
-        each(Piece { x, words, codes });
-    }
-    VALUES * groups.len()
+    VALUES * all
 }
 
 /// Codes of whole groups of 64 values; answers how many values.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) fn round(rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> usize {
     pieces(values, |piece| match rounding {
-        Rounding::Steps { scale, low: 1.0, high: 1.0, offset: 1 } => ternary(scale, piece, squares),
-        Rounding::Steps { scale, low, high, offset } if low == high => {
-            steps::<true>((scale, low, high, offset), piece, squares)
+        Rounding::Steps { scale, low, high, bits, offset } if low == high => {
+            steps::<true>((scale, low, high), (bits, offset), (piece, squares))
         }
-        Rounding::Steps { scale, low, high, offset } => steps::<false>((scale, low, high, offset), piece, squares),
-        Rounding::Powers { scale, k, to_lowest } => powers((scale, k, to_lowest), piece, squares),
+        Rounding::Steps { scale, low, high, bits, offset } => {
+            steps::<false>((scale, low, high), (bits, offset), (piece, squares))
+        }
+        Rounding::Powers { scale, k } if k <= SUMMED => powers::<true>((scale, k), piece, squares),
+        Rounding::Powers { scale, k } => powers::<false>((scale, k), piece, squares),
         Rounding::Signs { scale } => signs(scale, piece, squares),
     })
 }
@@ -245,99 +181,89 @@ pub(super) fn to_powers(values: Rounded<'_>, bits: &mut [u8], (scale, squares): 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn steps<const SYMMETRIC: bool>(
-    (scale, low, high, offset): (f32, f32, f32, i32),
-    piece: Piece<'_>,
-    squares: &mut Squares,
+    (scale, low, high): (f32, f32, f32),
+    (bits, offset): (u32, i32),
+    (piece, squares): (Piece<'_>, &mut Squares),
 ) {
-    let mut sums = Sums::new(squares);
-    let (scale, low, high) = (_mm512_set1_ps(scale), _mm512_set1_ps(low), _mm512_set1_ps(high));
-    let (chances, one, sign) = (_mm512_set1_ps(CHANCES), _mm512_set1_ps(1.0), _mm512_set1_epi32(i32::MIN));
+    let (scale, low, high) = (_mm512_set1_ps(scale), _mm512_set1_ps(-low), _mm512_set1_ps(high));
+    let (unused, bits) = (_mm512_set1_epi32(32 - bits as i32), _mm512_set1_epi32(bits as i32));
     let offset = _mm512_set1_epi8(offset as u8 as i8);
+    let mut sums = [_mm512_setzero_si512(); 2];
     for (group, words, to) in piece.groups() {
         let mut levels = [_mm512_setzero_si512(); 4];
         for (part, level) in levels.iter_mut().enumerate() {
-            let (x, word) = (load(group, part), load_words(words, part));
-            let limit = if SYMMETRIC { high } else { _mm512_mask_blend_ps(negative(x), high, low) };
-            let steps = magnitude_up_to(_mm512_mul_ps(x, scale), limit);
-            let below = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(steps);
-            let chance = _mm512_mul_ps(_mm512_sub_ps(steps, below), chances);
-            let up = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(drawn(word), chance);
-            let rounded = _mm512_mask_add_ps(below, up, below, one);
-            sums.add(part, rounded);
-            // The sign of x: bits of the one or, under the mask, of the other.
-            let signed = _mm512_ternarylogic_epi32::<0xf8>(_mm512_castps_si512(rounded), _mm512_castps_si512(x), sign);
-            *level = _mm512_cvtps_epi32(_mm512_castsi512_ps(signed));
+            let parts = _mm512_mul_ps(load(group, part), scale);
+            // The smaller magnitude, with the sign of x.
+            let parts = match SYMMETRIC {
+                true => _mm512_range_ps::<0b0010>(parts, high),
+                false => _mm512_max_ps(_mm512_min_ps(parts, high), low),
+            };
+            let drawn = _mm512_srlv_epi32(load_words(words, part), unused);
+            *level = _mm512_srav_epi32(_mm512_add_epi32(_mm512_cvttps_epi32(parts), drawn), bits);
         }
-        store(to, _mm512_add_epi8(bytes(levels), offset));
+        let halves = halves(levels);
+        for (sum, half) in sums.iter_mut().zip(halves) {
+            *sum = _mm512_add_epi32(*sum, _mm512_madd_epi16(half, half));
+        }
+        store(to, _mm512_add_epi8(in_order(_mm512_packs_epi16(halves[0], halves[1])), offset));
     }
-    sums.store(squares);
+    // Whole numbers below 2^24: no matter in which sum, nor in which order.
+    let mut sent = Sums::new(squares);
+    sent.0[0] = _mm512_add_ps(sent.0[0], _mm512_cvtepi32_ps(_mm512_add_epi32(sums[0], sums[1])));
+    sent.store(squares);
 }
 
-/// [`steps`] to −1, 0 and 1: whether one is all that is to be found out.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn ternary(scale: f32, piece: Piece<'_>, squares: &mut Squares) {
-    let (scale, limit, chances) = (_mm512_set1_ps(scale), _mm512_set1_ps(1.0), _mm512_set1_ps(CHANCES));
-    // Drawn numbers are rounded, up to 2^31, but what reaches the limit is one for sure.
-    let largest = _mm512_set1_ps(CHANCES.next_down());
-    let mut ones = 0;
-    for (group, words, to) in piece.groups() {
-        let (mut up, mut down) = ([0; 4], [0; 4]);
-        for part in 0..4 {
-            let (x, word) = (load(group, part), load_words(words, part));
-            let chance = _mm512_mul_ps(magnitude_up_to(_mm512_mul_ps(x, scale), limit), chances);
-            up[part] = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(_mm512_min_ps(drawn(word), largest), chance);
-            down[part] = negative(x);
-        }
-        let (is_one, is_negative) = (joined(up), joined(down));
-        ones += is_one.count_ones();
-        let plus = _mm512_mask_mov_epi8(_mm512_set1_epi8(1), is_one & !is_negative, _mm512_set1_epi8(2));
-        store(to, _mm512_mask_mov_epi8(plus, is_one & is_negative, _mm512_setzero_si512()));
-    }
-    // A whole number: no matter in which sum.
-    squares[0] += ones as f32;
-}
+/// Up to so many powers of two, squares of the lowest level's multiples can be added up.
+const SUMMED: i32 = 50;
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn powers((scale, k, to_lowest): (f32, i32, f32), piece: Piece<'_>, squares: &mut Squares) {
+fn powers<const SMALL: bool>((scale, k): (f32, i32), piece: Piece<'_>, squares: &mut Squares) {
+    // Squares of lowest levels, and what makes them squares of norms.
+    let unit = if SMALL { 2f32.powi(-2 * k) } else { 1.0 };
     let mut sums = Sums::new(squares);
-    let (scale, one, chances) = (_mm512_set1_ps(scale), _mm512_set1_ps(1.0), _mm512_set1_ps(CHANCES));
-    let (to_lowest, offset) = (_mm512_set1_ps(to_lowest), _mm512_set1_epi8(k as i8));
-    // Exponents from 128 − k on are levels from 1 on.
-    let (before, first) = (_mm512_set1_epi32(127 - k), _mm512_set1_epi32(1));
-    let lowest = _mm512_castsi512_ps(_mm512_set1_epi32((128 - k) << 23));
-    let exponents = _mm512_castsi512_ps(_mm512_set1_epi32(EXPONENT));
+    sums.times(1.0 / unit);
+    let (scale, one, twice) = (_mm512_set1_ps(scale), _mm512_set1_ps(1.0), _mm512_set1_ps(2f32.powi(k)));
+    let (exponents, to_norms) = (_mm512_set1_epi32(EXPONENT), _mm512_set1_epi32(k << 23));
+    // What is below 2 carries into no level.
+    let (half, first) = (_mm512_set1_ps(0.5), _mm512_set1_epi32(128 << 23));
+    let (before, offset) = (_mm512_set1_epi8(127), _mm512_set1_epi8(k as i8));
     for (group, words, to) in piece.groups() {
-        let mut levels = [_mm512_setzero_si512(); 4];
+        let (mut levels, mut minus) = ([_mm512_setzero_si512(); 4], [0; 4]);
         for (part, level) in levels.iter_mut().enumerate() {
-            let (x, word) = (load(group, part), load_words(words, part));
-            let t = magnitude_up_to(_mm512_mul_ps(x, scale), one);
-            let carried = _mm512_add_epi32(_mm512_castps_si512(t), _mm512_srli_epi32::<9>(word));
-            let below = _mm512_mul_ps(t, to_lowest);
-            let is_power = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(below, one);
-            let chance = _mm512_mul_ps(below, chances);
-            let is_lowest = _mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(!is_power, drawn(word), chance);
-            let magnitude = _mm512_maskz_and_ps(is_power, _mm512_castsi512_ps(carried), exponents);
-            sums.add(part, _mm512_mask_mov_ps(magnitude, is_lowest, lowest));
-            let above = _mm512_maskz_sub_epi32(is_power, _mm512_srli_epi32::<23>(carried), before);
-            let above = _mm512_mask_mov_epi32(above, is_lowest, first);
-            *level = _mm512_mask_sub_epi32(above, negative(x), _mm512_setzero_si512(), above);
+            let x = load(group, part);
+            minus[part] = negative(x);
+            let y = _mm512_mul_ps(magnitude_up_to(_mm512_mul_ps(x, scale), one), twice);
+            // Half of y is exact: fused or not, the sum is rounded once.
+            let y = _mm512_castps_si512(_mm512_max_ps(y, _mm512_fmadd_ps(y, half, one)));
+            let carried = _mm512_add_epi32(y, _mm512_srli_epi32::<9>(load_words(words, part)));
+            let is_level = _mm512_cmpge_epi32_mask(carried, first);
+            let power = _mm512_maskz_and_epi32(is_level, carried, exponents);
+            if SMALL {
+                sums.add_exact(part, _mm512_castsi512_ps(power));
+            } else {
+                let power = _mm512_maskz_sub_epi32(is_level, power, to_norms);
+                sums.add(part, _mm512_castsi512_ps(power));
+            }
+            *level = _mm512_srli_epi32::<23>(carried);
         }
-        store(to, _mm512_add_epi8(bytes(levels), offset));
+        let level = _mm512_sub_epi8(unsigned_bytes(levels), before);
+        let signed = _mm512_mask_sub_epi8(level, joined(minus), _mm512_setzero_si512(), level);
+        store(to, _mm512_add_epi8(signed, offset));
     }
+    sums.times(unit);
     sums.store(squares);
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn signs(scale: f32, piece: Piece<'_>, squares: &mut Squares) {
-    let (scale, chances) = (_mm512_set1_ps(scale), _mm512_set1_ps(CHANCES));
+    let scale = _mm512_set1_ps(scale);
     let (largest, piece_len) = (_mm512_set1_ps(0.999_999_9 * CHANCES), piece.x.len());
     for (group, words, to) in piece.groups() {
         let mut minus = [0; 4];
         for (part, minus) in minus.iter_mut().enumerate() {
-            let chance = _mm512_mul_ps(_mm512_mul_ps(load(group, part), scale), chances);
+            let chance = _mm512_mul_ps(load(group, part), scale);
             let drawn = _mm512_min_ps(_mm512_cvtepi32_ps(load_words(words, part)), largest);
             *minus = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(drawn, chance);
         }

@@ -7,7 +7,7 @@
 //! Payload: the norm, f32; k ± number of the level as `levels(⌈log2(2k+1)⌉)`.
 
 use super::levels::{Bucketed, Rule, Scheme, Words, each, l2, max};
-use super::linear::{Divide, happens, smaller};
+use super::linear::{Divide, larger, smaller};
 use super::qsgd::{MOST_LEVELS, Uniform};
 use crate::Kernel;
 use crate::codec::{Scope, Stats, Travels};
@@ -73,9 +73,9 @@ impl Scheme for Powers {
     }
 
     fn rule(&self, norm: f32, random: Stream) -> Natural {
+        let k = self.k as i32;
         // Exponent bits of the lowest level, 2^(1−k).
-        let lowest = 128 - self.k as i32;
-        Natural { divide: Divide::by(norm), k: self.k as i32, lowest, to_lowest: 2f32.powi(self.k as i32 - 1), random }
+        Natural { divide: Divide::by(norm), k, lowest: 128 - k, twice: 2f32.powi(k), random }
     }
 }
 
@@ -85,21 +85,20 @@ struct Natural {
     divide: Divide,
     k: i32,
     lowest: i32,
-    to_lowest: f32,
+    /// 2^k: what makes the lowest level 2.
+    twice: f32,
     random: Stream,
 }
 
 impl Natural {
     #[inline(always)]
     fn level<const PLAIN: bool>(self, x: f32, word: u32) -> u8 {
-        let t = smaller(self.divide.quotient::<PLAIN>(x.abs()), 1.0);
-        // Adding random bits below the exponent carries into it with the chance that the mantissa says.
-        let exponent = (t.to_bits().wrapping_add(word >> 9) >> 23) as i32;
-        let below = t * self.to_lowest;
-        let level = match below < 1.0 {
-            true => i32::from(happens(below, word)),
-            false => exponent.wrapping_sub(self.lowest).wrapping_add(1),
-        };
+        // Twice y, which counts lowest levels. From 1 on, adding random bits below the exponent carries into it with the
+        // chance that the mantissa says; below 1, where the levels are 0 and 1, 1 + y has such a mantissa. It is the larger
+        // there, and 2 y above; rounded by at most 2^-24, and its exponent is that of level 0.
+        let y = smaller(self.divide.quotient::<PLAIN>(x.abs()), 1.0) * self.twice;
+        let carried = larger(y, y * 0.5 + 1.0).to_bits().wrapping_add(word >> 9);
+        let level = (carried >> 23) as i32 - 127;
         self.k.wrapping_add(if x < 0.0 { level.wrapping_neg() } else { level }) as u8
     }
 }
@@ -122,7 +121,7 @@ impl Rule for Natural {
     }
 
     fn rounding(self) -> Option<Rounding> {
-        let Self { divide, k, to_lowest, .. } = self;
-        divide.plain().map(|scale| Rounding::Powers { scale, k, to_lowest })
+        let Self { divide, k, .. } = self;
+        divide.plain().map(|scale| Rounding::Powers { scale, k })
     }
 }

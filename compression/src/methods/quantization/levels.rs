@@ -8,7 +8,7 @@ use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Stats, not_finite};
 pub(super) use crate::kernels::Words;
 use crate::kernels::{Kernel, Rounded, Rounding, Squares, TABLED, Work, stats, stats_of_two};
-use crate::random::{Counter, Stream};
+use crate::random::Stream;
 use crate::wire::{Reader, Writer, levels_width, packed_bytes};
 use std::fmt::Debug;
 
@@ -77,7 +77,14 @@ impl<S: Scheme> Bucketed<S> {
     /// With a bucket of 0 values, the tensor is one bucket.
     pub(super) fn new(scheme: S, n: usize, bucket: usize) -> Self {
         let bucket = if bucket == 0 { n.max(1) } else { bucket };
-        Self { scheme, n, bucket, codes: Box::new([0; BLOCK]), words: Box::new(NO_WORDS), packed: Box::new([0; BLOCK]) }
+        Self {
+            scheme,
+            n,
+            bucket,
+            codes: Box::new([0; BLOCK]),
+            words: Box::new(Words::NONE),
+            packed: Box::new([0; BLOCK]),
+        }
     }
 
     fn width(&self) -> u32 {
@@ -297,8 +304,8 @@ pub(super) fn add_squares(codes: &[u8], squares: &mut Squares, value: impl Fn(u8
     *squares = sums;
 }
 
-/// Their sum, i modulo 8 first: a chain of 64 would take as long as rounding some values. Of whole numbers it is exact, whatever
-/// the order: at most 4096 squares of at most 2^14.
+/// Their sum, i modulo 8 first: a chain of 64 would take as long as rounding some values. Of whole numbers it is exact,
+/// whatever the order: at most 4096 squares of at most 2^14.
 pub(super) fn total(squares: &Squares) -> f64 {
     let mut sums = [0.0; 8];
     for group in squares.as_chunks::<8>().0 {
@@ -306,9 +313,6 @@ pub(super) fn total(squares: &Squares) -> f64 {
     }
     sums.iter().sum()
 }
-
-/// Before any was drawn.
-pub(super) const NO_WORDS: Words = [0; 512];
 
 /// The codes of values by a function of one and its random number; the first is number `first` of the tensor.
 ///
@@ -322,15 +326,11 @@ pub(super) fn each(
     code: impl Fn(f32, u32) -> u8,
 ) {
     while !x.is_empty() {
-        let count = Counter::reach(first).min(x.len()).min(words.len());
-        let mut counter = Counter::new(first);
-        for word in &mut words[..count] {
-            *word = random.word_of(counter);
-            counter = counter.next();
-        }
+        let count = Words::room(first).min(x.len());
+        let drawn = words.draw(first, count, |group, to| random.twins(group, to));
         let (now, later) = x.split_at(count);
         let (to, rest) = codes.split_at_mut(count);
-        for ((x, word), to) in now.iter().zip(&*words).zip(to) {
+        for ((x, word), to) in now.iter().zip(drawn).zip(to) {
             *to = code(*x, *word);
         }
         (x, codes, first) = (later, rest, first.wrapping_add(count as u32));

@@ -25,6 +25,11 @@ impl Divide {
         Self { first, second: (1.0 / (f64::from(step) * f64::from(first))) as f32 }
     }
 
+    /// So many parts in each of what is divided by.
+    pub(super) fn in_parts(self, parts: f32) -> Self {
+        Self { second: self.second * parts, ..self }
+    }
+
     /// Whether the first product changes nothing: so for all steps but the smallest and the largest.
     pub(super) fn is_plain(self) -> bool {
         self.first == 1.0
@@ -48,20 +53,24 @@ pub(super) fn smaller(a: f32, b: f32) -> f32 {
     if a < b { a } else { b }
 }
 
-/// Whether something of this chance, below 1, happens, by a random word: a number in [0, 1] of 24 bits is below it.
+/// The larger, likewise.
 #[inline(always)]
-pub(super) fn happens(chance: f32, word: u32) -> bool {
-    // Times 2^31 on both sides, which rounds neither: the product is not what the comparison waits for.
-    ((word >> 1) as i32 as f32) < chance * 2_147_483_648.0
+pub(super) fn larger(a: f32, b: f32) -> f32 {
+    if a > b { a } else { b }
 }
 
 /// x becomes l steps with l = ⌊x/step⌋ or one more, in the mean x/step; its code is offset + l. Beyond `low` steps below
 /// and `high` steps above 0 it is clipped.
+///
+/// A step has 2^bits parts. x is cut to whole parts, a number from 0 to 2^bits − 1 is drawn and added, and whole steps are
+/// what is left: x/step in the mean, but for what was cut off, less than 2^-24 of a step (bits >= 24).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Linear {
     divide: Divide,
+    /// In parts.
     low: f32,
     high: f32,
+    bits: u32,
     offset: i32,
     random: Stream,
 }
@@ -69,36 +78,35 @@ pub(super) struct Linear {
 impl Linear {
     /// Levels −s to s, codes 0 to 2s.
     pub(super) fn symmetric(step: f32, s: u32, random: Stream) -> Self {
-        Self { divide: Divide::by(step), low: s as f32, high: s as f32, offset: s as i32, random }
+        Self::new(step, (s, s), random)
     }
 
     /// Levels −2^(w−1) to 2^(w−1) − 1, codes 0 to 2^w − 1.
     pub(super) fn of_bits(step: f32, w: u32, random: Stream) -> Self {
-        let half = 1 << (w - 1);
-        Self { divide: Divide::by(step), low: half as f32, high: (half - 1) as f32, offset: half, random }
+        Self::new(step, (1 << (w - 1), (1 << (w - 1)) - 1), random)
     }
-}
 
-impl Linear {
-    /// PLAIN: the division is, and both sides are clipped alike.
+    /// From −low to high, which is at most 127, and low at most one more.
+    fn new(step: f32, (low, high): (u32, u32), random: Stream) -> Self {
+        // All parts of all levels, and one step of them more, as an i32.
+        let bits = high.leading_zeros() - 1;
+        let parts = (1u32 << bits) as f32;
+        let (divide, offset) = (Divide::by(step).in_parts(parts), low as i32);
+        Self { divide, low: low as f32 * parts, high: high as f32 * parts, bits, offset, random }
+    }
+
     #[inline(always)]
     fn level<const PLAIN: bool>(self, x: f32, word: u32) -> u8 {
-        // Adding 1.5 * 2^23 leaves a whole number in the low bits.
-        const WHOLE: f32 = 12_582_912.0;
-        let limit = if PLAIN || x >= 0.0 { self.high } else { self.low };
-        let steps = smaller(self.divide.quotient::<PLAIN>(x.abs()), limit);
-        let below = steps.floor();
-        let level = if happens(steps - below, word) { below + 1.0 } else { below };
-        let signed = f32::from_bits(level.to_bits() | x.to_bits() & 0x8000_0000);
-        // Cut off to 8 bits.
-        (signed + (WHOLE + self.offset as f32)).to_bits() as u8
+        let parts = larger(smaller(self.divide.quotient::<PLAIN>(x), self.high), -self.low) as i32;
+        let drawn = (word >> (32 - self.bits)) as i32;
+        (parts.wrapping_add(drawn) >> self.bits).wrapping_add(self.offset) as u8
     }
 }
 
 impl Rule for Linear {
     #[inline(always)]
     fn codes(self, x: &[f32], first: u32, to: (&mut [u8], &mut Words)) {
-        match self.divide.is_plain() && self.low == self.high {
+        match self.divide.is_plain() {
             true => each(x, first, (to, self.random), |x, word| self.level::<true>(x, word)),
             false => each(x, first, (to, self.random), |x, word| self.level::<false>(x, word)),
         }
@@ -110,7 +118,7 @@ impl Rule for Linear {
     }
 
     fn rounding(self) -> Option<Rounding> {
-        let Self { divide, low, high, offset, .. } = self;
-        divide.plain().map(|scale| Rounding::Steps { scale, low, high, offset })
+        let Self { divide, low, high, bits, offset, .. } = self;
+        divide.plain().map(|scale| Rounding::Steps { scale, low, high, bits, offset })
     }
 }

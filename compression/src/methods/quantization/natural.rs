@@ -7,7 +7,7 @@
 //!
 //! Payload: signs; n exponents of binary32 (biased by 127; 0 means 0, at most 254) in a byte each.
 
-use super::levels::{BLOCK, NO_WORDS, Words, add_squares, check_padding, each, total};
+use super::levels::{BLOCK, Words, add_squares, check_padding, each, total};
 use super::packing::Pack;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Travels};
 use crate::kernels::{Rounded, Squares, Work};
@@ -39,7 +39,7 @@ struct Natural {
 
 impl Natural {
     fn new(n: usize) -> Self {
-        Self { n, words: Box::new(NO_WORDS), exponents: Box::new([0; BLOCK]) }
+        Self { n, words: Box::new(Words::NONE), exponents: Box::new([0; BLOCK]) }
     }
 }
 

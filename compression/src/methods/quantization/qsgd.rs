@@ -9,7 +9,7 @@
 //! norms; bytes of what follows, u32; per value that is not 0 its distance from the one before (the first counts from
 //! −1) in Elias' code, a sign bit, |l| in Elias' code; at last the distance to n.
 
-use super::levels::{BLOCK, Bucketed, Codes, NO_WORDS, Scheme, l2, max, multiplier};
+use super::levels::{BLOCK, Bucketed, Codes, Scheme, Words, l2, max, multiplier};
 use super::linear::Linear;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Stats, Travels};
 use crate::random::Stream;
@@ -112,8 +112,7 @@ impl Sparse {
 
     /// Appends norms to `out` and codes to `bits`.
     fn fill(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
-        self.bits.clear();
-        let (mut energy, mut codes, mut words) = (Energy::default(), [0; BLOCK], NO_WORDS);
+        let (mut energy, mut codes, mut words) = (Energy::default(), [0; BLOCK], Words::NONE);
         let (mut bits, mut before, mut next, random) = (self.bits.bits(), 0, None, context.own(0));
         for at in (0..x.len()).step_by(self.bucket) {
             let (norm, fed) = self.buckets.open(x, at, (context, &mut next))?;
@@ -149,7 +148,11 @@ fn get(bits: &mut BitReader<'_>, delta: bool, what: &'static str) -> Result<u64,
 
 impl Codec for Sparse {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
-        let start = out.len();
+        let (start, most) = (out.len(), self.size().most());
+        // Their length hangs on what is drawn: no step may be the first to find too little room.
+        self.bits.clear();
+        self.bits.reserve(most);
+        out.reserve(most);
         let energy = self.fill(x, context, out).inspect_err(|_| out.truncate(start))?;
         out.u32(self.bits.len() as u32);
         out.raw(self.bits.bytes());

@@ -49,9 +49,12 @@ impl Scheme for StochasticSign {
     }
 
     fn rule(&self, norm: f32, random: Stream) -> Draw {
-        Draw { divide: Divide::by(norm), random }
+        Draw { divide: Divide::by(norm).in_parts(WHOLE), random }
     }
 }
+
+/// Parts of a norm.
+const WHOLE: f32 = 2_147_483_648.0;
 
 #[derive(Debug, Clone, Copy)]
 struct Draw {
@@ -63,9 +66,8 @@ impl Draw {
     #[inline(always)]
     fn sign<const PLAIN: bool>(self, x: f32, word: u32) -> u8 {
         // A number in [−1, 1): below t with chance (1 + t) / 2. Rounding may reach 1; at t = 1 the sign must be sure.
-        // Times 2^31 on both sides, which rounds neither: the product is not what the comparison waits for.
-        let drawn = smaller(word as i32 as f32, 0.999_999_9 * 2_147_483_648.0);
-        u8::from(drawn >= self.divide.quotient::<PLAIN>(x) * 2_147_483_648.0)
+        // All of it times 2^31.
+        u8::from(smaller(word as i32 as f32, 0.999_999_9 * WHOLE) >= self.divide.quotient::<PLAIN>(x))
     }
 }
 
