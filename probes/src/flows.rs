@@ -8,13 +8,12 @@
 //! machine shared the way, and packets queued (round trips longer than the path's).
 
 use crate::Nanos;
+use crate::passive::STREAM_S;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// A stream in which nothing was acknowledged for so long has ended, seconds.
 const ENDED_S: f64 = 0.025;
-/// A piece is at least so long: shorter ones are a handful of looks.
-const LEAST_S: f64 = 0.04;
 /// And at most: then the next begins.
 const MOST_S: f64 = 0.2;
 /// And at least so many bytes.
@@ -35,6 +34,8 @@ pub struct Flow {
     pub id: u64,
     /// The other end.
     pub peer: IpAddr,
+    /// Whether it is the job's, to a node whose link is measured. Others are company: they take a part of the way out.
+    pub job: bool,
     /// Bytes that the other end has acknowledged since the connection began.
     pub acked: u64,
     /// Smoothed round trip, seconds: the queue is in it.
@@ -58,7 +59,8 @@ pub struct Piece {
 #[derive(Debug, Clone, Copy, Default)]
 struct Progress {
     bytes: u64,
-    queued: bool,
+    /// Of these, bytes of connections with a queue.
+    queued: u64,
 }
 
 /// A stream to one peer while it lasts.
@@ -86,7 +88,7 @@ impl Stream {
         self.sure = self.newest;
         self.newest = (now, self.newest.1 + progress.bytes);
         self.looks += 1;
-        self.queued += u32::from(progress.queued);
+        self.queued += u32::from(2 * progress.queued >= progress.bytes);
     }
 
     fn length_s(&self) -> f64 {
@@ -96,7 +98,7 @@ impl Stream {
     /// What it shows, if the link was what held it up.
     fn piece(&self, peer: IpAddr) -> Option<Piece> {
         let (seconds, bytes) = (self.length_s(), self.sure.1);
-        let enough = seconds >= LEAST_S && bytes >= LEAST_BYTES;
+        let enough = seconds >= STREAM_S && bytes >= LEAST_BYTES;
         let even = self.longest_pause_s <= LONGEST_PAUSE * seconds;
         let queued = f64::from(self.queued) >= QUEUED_LOOKS * f64::from(self.looks);
         let alone = self.newest.1 as f64 >= ALONE * self.everything as f64;
@@ -117,10 +119,9 @@ impl FlowWatch {
         !self.streams.is_empty()
     }
 
-    /// The connections to peers as they are at `now`; returns the pieces that ended.
+    /// The connections as they are at `now`; returns the pieces that ended.
     pub fn look(&mut self, now: Nanos, flows: &[Flow]) -> Vec<Piece> {
-        let progress = self.progress(flows);
-        let everything: u64 = progress.values().map(|p| p.bytes).sum();
+        let (progress, everything) = self.progress(flows);
         self.before = flows.iter().map(|flow| (flow.id, *flow)).collect();
         let mut pieces = self.end_silent(now);
         for stream in self.streams.values_mut() {
@@ -131,7 +132,7 @@ impl FlowWatch {
             if stream.begun < now {
                 stream.grow(now, progress);
             }
-            if stream.length_s() >= MOST_S {
+            if stream.length_s() >= MOST_S && stream.sure.1 >= LEAST_BYTES {
                 pieces.extend(stream.piece(peer));
                 *stream = Stream::begin(now);
             }
@@ -152,20 +153,20 @@ impl FlowWatch {
         pieces
     }
 
-    /// What was acknowledged since the last look, per peer; peers with nothing are left out.
-    fn progress(&self, flows: &[Flow]) -> BTreeMap<IpAddr, Progress> {
+    /// What was acknowledged since the last look: of the job per peer (peers with nothing are left out), and of all.
+    fn progress(&self, flows: &[Flow]) -> (BTreeMap<IpAddr, Progress>, u64) {
         let mut progress: BTreeMap<IpAddr, Progress> = BTreeMap::new();
+        let mut everything = 0;
         for flow in flows {
-            let Some(before) = self.before.get(&flow.id) else { continue };
-            let bytes = flow.acked.saturating_sub(before.acked);
-            if bytes == 0 {
-                continue;
+            let bytes = self.before.get(&flow.id).map_or(0, |before| flow.acked.saturating_sub(before.acked));
+            everything += bytes;
+            if bytes > 0 && flow.job {
+                let of_peer = progress.entry(flow.peer).or_default();
+                of_peer.bytes += bytes;
+                of_peer.queued += if flow.rtt_s >= QUEUED * flow.path_s { bytes } else { 0 };
             }
-            let of_peer = progress.entry(flow.peer).or_default();
-            of_peer.bytes += bytes;
-            of_peer.queued |= flow.rtt_s >= QUEUED * flow.path_s;
         }
-        progress
+        (progress, everything)
     }
 }
 

@@ -53,6 +53,11 @@ impl Transfer {
         self.seconds
     }
 
+    /// Whether it is a piece of a stream and long enough for its size to be no advantage.
+    pub fn is_stream(&self) -> bool {
+        self.rounds == 0.0 && self.seconds >= STREAM_S
+    }
+
     /// No latency can be above this: nothing is faster than the link. `None` when it contains none.
     pub fn alpha_bound(&self) -> Option<f64> {
         (self.rounds > 0.0).then(|| self.seconds / self.rounds)
@@ -65,6 +70,9 @@ impl Transfer {
         (rest > LEAST_SHARE * self.seconds).then(|| rest / self.bytes)
     }
 }
+
+/// A piece of a stream lasts this long or longer, seconds: a burst of a few packets may be faster than the link.
+pub const STREAM_S: f64 = 0.04;
 
 /// Share of a transfer's time that must be the bytes' own.
 const LEAST_SHARE: f64 = 0.4;

@@ -265,9 +265,12 @@ fn the_kernel_counts_what_a_connection_has_sent() {
     let mut receiver = listener.accept().unwrap().0;
     let mut socket = FlowSocket::open().unwrap();
     let mut mine = || {
-        let flows = socket.flows(|_, peer, port| (peer, port) == (there.ip(), there.port())).unwrap();
-        assert_eq!(flows.len(), 1, "the sender's end and no other: {flows:?}");
-        flows[0]
+        let mut listed = socket.list(|ends| (ends.peer, ends.there) == (there.ip(), there.port())).unwrap();
+        listed.retain(|l| l.flow.job);
+        assert_eq!(listed.len(), 1, "the sender's end and no other: {listed:?}");
+        let again = socket.look(&listed).unwrap();
+        assert_eq!((again.len(), again[0].id, again[0].job), (1, listed[0].flow.id, true), "{again:?}");
+        again[0]
     };
     let before = mine();
     std::io::Write::write_all(&mut sender, &[7; 100_000]).unwrap();
@@ -279,4 +282,14 @@ fn the_kernel_counts_what_a_connection_has_sent() {
     let after = mine();
     assert_eq!((after.id, after.acked - before.acked, after.peer), (before.id, 100_000, there.ip()));
     assert!(after.rtt_s > 0.0 && after.path_s > 0.0, "{after:?}");
+    let mut socket = FlowSocket::open().unwrap();
+    let mut listed = socket.list(|_| true).unwrap();
+    listed.retain(|l| l.flow.id == after.id);
+    drop((sender, receiver));
+    let begun = Instant::now();
+    // The end that closed first stays a while, without counters.
+    while !socket.look(&listed).unwrap().is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(120), "a connection that is gone is left out");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }

@@ -359,9 +359,13 @@ impl Watched {
         std::thread::spawn(move || {
             let mut watch = FlowWatch::default();
             while !stopped.load(Ordering::Relaxed) {
-                let flows = socket.flows(|_, there, port| there == peer && port != tests).unwrap();
-                watch.look(monotonic(), &flows).into_iter().for_each(|piece| sender.send(piece).unwrap_or(()));
-                std::thread::sleep(Duration::from_millis(10));
+                // Once a second, as the agent: the job's connection is there from the begin, tests come and go.
+                let listed = socket.list(|ends| ends.peer == peer && ends.there != tests).unwrap();
+                for _ in 0..100 {
+                    let flows = socket.look(&listed).unwrap();
+                    watch.look(monotonic(), &flows).into_iter().for_each(|piece| sender.send(piece).unwrap_or(()));
+                    std::thread::sleep(Duration::from_millis(10));
+                }
             }
         });
         Self { pieces, rates: Vec::new(), stop }

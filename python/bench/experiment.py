@@ -64,9 +64,9 @@ guard_patience_s = 5.0
 trial_interval_s = 15.0
 trial_share = 0.1
 trial_timeout_s = 90.0
-# Phases last seconds here: half the paper's iterations, and not a third of a phase for a trial.
-trial_iterations = 5
-trial_budget_s = 6.0
+# Phases last seconds here: a fifth of the paper's iterations, and not a third of a phase for a trial.
+trial_iterations = 2
+trial_budget_s = 2.5
 block_s = 60.0
 """
 

@@ -61,7 +61,7 @@ impl Links {
         let (at, mut ways, mut shared) = (self.at(now), BTreeMap::new(), BTreeSet::new());
         for link in self.links.values() {
             let addr = link.peer.addr.to_canonical();
-            let round_trip_s = link.estimator.estimate(at).alpha.map_or(0.0, |alpha| 2.0 * alpha.get());
+            let round_trip_s = link.estimator.alpha(at).map_or(0.0, |alpha| 2.0 * alpha);
             let way = Way { round_trip_s, throughput_port: link.peer.throughput_port };
             if ways.insert(addr, way).is_some() {
                 shared.insert(addr);
@@ -85,6 +85,22 @@ impl Links {
             && let Err(error) = link.estimator.echo(at, rtt_s)
         {
             tracing::debug!(peer = %link.peer.node, "echo set aside: {error}");
+        }
+    }
+
+    /// A throughput test begins to share the link with the job.
+    pub(crate) fn test_begins(&mut self, node: &NodeName, now: Instant) {
+        let at = self.at(now);
+        if let Some(link) = self.links.get_mut(node) {
+            link.estimator.test_begins(at);
+        }
+    }
+
+    /// It is over, with a finding or without.
+    pub(crate) fn test_ends(&mut self, node: &NodeName, now: Instant) {
+        let at = self.at(now);
+        if let Some(link) = self.links.get_mut(node) {
+            link.estimator.test_ends(at);
         }
     }
 

@@ -20,7 +20,7 @@ use flexcomm_wire::{EchoPeer, MAX_TEST_S, PathReport, ProbePlan, ReportBody, Thr
 use links::{Links, echo_addr};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
@@ -169,6 +169,7 @@ impl Probing {
     pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
         let Self { links, responder, server, prober, mut events, plan, grants, token, reports, metrics, .. } = self;
         let quit = Arc::new(AtomicBool::new(false));
+        let quits = flows::QuitOnDrop(quit.clone());
         let tests = Tests {
             links: links.clone(),
             token,
@@ -205,7 +206,7 @@ impl Probing {
                 },
             }
         }
-        quit.store(true, Ordering::Relaxed);
+        drop(quits);
         tests.abort();
         traces.abort();
         let _ = flows.await;
@@ -301,6 +302,14 @@ impl Tests {
     }
 
     async fn measure(&self, peer: EchoPeer, plan: Plan) -> Result<ThroughputResult, Failed> {
+        lock(&self.links).test_begins(&peer.node, Instant::now());
+        let node = peer.node.clone();
+        let measured = self.measured(peer, plan).await;
+        lock(&self.links).test_ends(&node, Instant::now());
+        measured
+    }
+
+    async fn measured(&self, peer: EchoPeer, plan: Plan) -> Result<ThroughputResult, Failed> {
         let (token, quit) = (self.token.clone(), self.quit.clone());
         let addr = SocketAddr::new(peer.addr, peer.throughput_port);
         let measured = tokio::task::spawn_blocking(move || measure_throughput_until(addr, &token, &plan, &quit)).await;

@@ -16,7 +16,7 @@ mod wake;
 
 pub use clock::monotonic;
 pub use echo::{EchoEvent, EchoProber, EchoResponder, EchoSettings, PeerSummary, SpawnError};
-pub use flows::FlowSocket;
+pub use flows::{Ends, FlowSocket, Listed};
 pub use ping::{PingBackend, PingError, PingReport, PingSettings, SocketKind, ping_many, ping_many_surge};
 pub use throughput::{
     MeasureError, ThroughputServer, measure_throughput, measure_throughput_async, measure_throughput_until,

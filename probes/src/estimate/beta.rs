@@ -120,7 +120,8 @@ impl BetaEstimator {
             Sample::Real(transfer, then) => {
                 // A latency that rose since was not in it, and one that fell since was a queue: the lower counts.
                 let alpha = then.map_or(alpha, |then| then.min(alpha));
-                let kind = Kind::Real { bytes: transfer.bytes(), seconds: transfer.seconds() };
+                let (bytes, seconds) = (transfer.bytes(), transfer.seconds());
+                let kind = if transfer.is_stream() { Kind::Stream { seconds } } else { Kind::Real { bytes, seconds } };
                 transfer.beta(alpha).map(|beta| Point { at: *at, beta, kind })
             }
         });

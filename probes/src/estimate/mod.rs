@@ -182,6 +182,11 @@ impl LinkEstimator {
         Ok(())
     }
 
+    /// Seconds of one way at `now`, where they are known.
+    pub fn alpha(&self, now: Timestamp) -> Option<f64> {
+        self.alpha.estimate(self.clock.peek(now)).map(|alpha| alpha.value)
+    }
+
     /// What is known at `now`.
     pub fn estimate(&self, now: Timestamp) -> Estimate {
         let at = self.clock.peek(now);

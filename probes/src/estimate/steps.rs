@@ -4,8 +4,9 @@
 //! that are faster than all that was supported before, of whatever kind. A **fall** must be told from a job that
 //! does something else and from a test that had to share the link:
 //!
-//! - like is compared with like: tests with tests, transfers with transfers that had no advantage of size. A job
-//!   that never filled the link has not slowed down when it goes on as before;
+//! - like is compared with like: tests with tests, transfers with transfers that had no advantage of size (pieces of
+//!   streams, which contain no latency, have none). A job that never filled the link has not slowed down when it goes
+//!   on as before;
 //! - three newest must agree (or seven all be slower). They may be of both kinds;
 //! - a faster sample of the other kind since then contradicts;
 //! - a transfer during which a test ran is a witness only when it was slower than sharing explains.
@@ -36,6 +37,8 @@ pub(super) enum Kind {
     Test,
     /// A transfer of the job.
     Real { bytes: f64, seconds: f64 },
+    /// A piece of a stream of the job.
+    Stream { seconds: f64 },
 }
 
 /// A sample: when it ended, seconds per byte.
@@ -54,7 +57,7 @@ impl Point {
     /// Whether `past` says what this one should have been.
     fn is_like(&self, past: &Point) -> bool {
         match (self.kind, past.kind) {
-            (Kind::Test, Kind::Test) => true,
+            (Kind::Test, Kind::Test) | (Kind::Stream { .. }, Kind::Stream { .. }) => true,
             (Kind::Real { bytes, .. }, Kind::Real { bytes: before, .. }) => before <= bytes * LIKE_SIZE,
             _ => false,
         }
@@ -62,7 +65,7 @@ impl Point {
 
     /// Whether one of the tests ran during this transfer.
     fn is_disturbed(&self, tests: &[(f64, f64)]) -> bool {
-        let Kind::Real { seconds, .. } = self.kind else { return false };
+        let (Kind::Real { seconds, .. } | Kind::Stream { seconds }) = self.kind else { return false };
         tests.iter().any(|(begin, end)| self.at - seconds < *end && *begin < self.at)
     }
 }

@@ -127,6 +127,18 @@ fn a_step_of_bandwidth_is_seen_from_passive_transfers_alone() {
     assert!(within(bps(&e, 63.0), 250e6, 0.05));
 }
 
+/// Pieces are cut by time: before a fall they had more bytes, which was no advantage.
+#[test]
+fn a_fall_of_any_size_is_seen_from_pieces_of_streams() {
+    for factor in [1.6, 2.0, 2.4, 4.0, 25.0] {
+        let mut e = LinkEstimator::new(EstimatorConfig::default());
+        let mut piece = |t: f64, bps: f64| e.transfer_rounds(at(t), 0.2 * bps / 8.0, 0.2, 0.0).unwrap();
+        (0..40).for_each(|i| piece(0.3 * f64::from(i), 100e6));
+        (40..44).for_each(|i| piece(0.3 * f64::from(i), 100e6 / factor));
+        assert!(within(bps(&e, 13.2), 100e6 / factor, 0.05), "{factor}: {}", bps(&e, 13.2));
+    }
+}
+
 #[test]
 fn a_step_of_bandwidth_is_seen_from_three_tests() {
     let mut e = LinkEstimator::new(EstimatorConfig::default());

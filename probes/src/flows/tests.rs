@@ -9,7 +9,7 @@ fn to(last: u8) -> IpAddr {
 
 /// A connection with a queue.
 fn flow(id: u64, acked: u64) -> Flow {
-    Flow { id, peer: to(id as u8), acked, rtt_s: 0.004, path_s: 0.002 }
+    Flow { id, peer: to(id as u8), job: true, acked, rtt_s: 0.004, path_s: 0.002 }
 }
 
 /// Looks every 10 ms at what `at` says there is after so many looks.
@@ -49,7 +49,7 @@ fn a_stream_that_ends_within_a_look_shows_its_rate() {
 fn what_the_link_did_not_hold_up_says_nothing() {
     assert_eq!(stream(|_, flow| flow.rtt_s = 0.0021), vec![], "no queue: the sender had no more to send");
     assert_eq!(stream(|i, flow| flow.acked = 600_000 * (i / 10) as u64), vec![], "a window's worth every round trip");
-    assert_eq!(stream(|i, flow| flow.acked = 1000 * i as u64), vec![], "too little");
+    assert_eq!(stream(|i, flow| flow.acked = 100 * i as u64), vec![], "too little");
     assert_eq!(watched(3, |i| vec![flow(1, 1_000_000 * i as u64)]), vec![], "too short");
 }
 
@@ -64,6 +64,19 @@ fn connections_to_one_peer_are_one_stream_and_other_peers_are_company() {
     assert!((pieces[0].bytes as f64 / pieces[0].seconds / 12.5e6 - 1.0).abs() < 1e-6);
     let company = |i: usize| vec![flow(1, 62_500 * i as u64), flow(2, 62_500 * i as u64)];
     assert_eq!(watched(100, company), vec![], "two links share the way out: neither shows its own rate");
+    let upload = |i: usize| {
+        let upload = Flow { job: false, ..flow(2, 62_500 * i as u64) };
+        vec![flow(1, 62_500 * i as u64), upload]
+    };
+    assert_eq!(watched(100, upload), vec![], "an upload takes half of the way out");
+}
+
+/// 0.8 Mbit/s: 32 KiB take a third of a second.
+#[test]
+fn a_thin_link_takes_longer_pieces() {
+    let pieces = stream(|i, flow| flow.acked = 1000 * i as u64);
+    assert_eq!(pieces.len(), 2, "{pieces:?}");
+    assert!((pieces[0].bytes as f64 / pieces[0].seconds / 1e5 - 1.0).abs() < 1e-6, "{pieces:?}");
 }
 
 #[test]
@@ -85,10 +98,10 @@ proptest! {
         for (step, flows) in looks {
             now += step;
             let flows: Vec<Flow> = flows.into_iter().map(|(id, peer, acked, rtt_s, path_s)| {
-                Flow { id, peer: to(peer), acked: acked >> 20, rtt_s, path_s }
+                Flow { id, peer: to(peer), job: peer < 3, acked: acked >> 20, rtt_s, path_s }
             }).collect();
             for piece in watch.look(Nanos(now), &flows) {
-                prop_assert!(piece.seconds >= LEAST_S && piece.bytes >= LEAST_BYTES);
+                prop_assert!(piece.seconds >= STREAM_S && piece.bytes >= LEAST_BYTES);
             }
         }
     }
