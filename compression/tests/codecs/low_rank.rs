@@ -232,3 +232,30 @@ fn gradiveq_loses_less_than_coordinates_do() {
         }
     }
 }
+
+/// Slices that are too few teach no basis: such layers travel as they are, on all ranks. Where slices have nothing in
+/// common, no layer's error exceeds the layer.
+#[test]
+fn gradiveq_never_loses_more_than_the_layer() {
+    let dense: [(&str, &[usize]); 3] = [
+        ("d=16,slice=128", &[100, 127, 300, 512, 600, 1100, 2175]),
+        ("d=1,slice=64", &[200, 640, 8063]),
+        ("d=2", &[5120]),
+    ];
+    let compressed: [(&str, &[usize]); 2] =
+        [("d=16,slice=128", &[2176, 2300, 20_000]), ("d=1,slice=64", &[8064, 12_900])];
+    for (cases, small) in [(&dense[..], false), (&compressed[..], true)] {
+        for (args, n) in cases.iter().flat_map(|(args, all)| all.iter().map(|n| (*args, *n))) {
+            let mut ranks = Ranks::with_layers(&format!("gradiveq({args})"), &Layers::fused(n).unwrap(), 2);
+            for step in 0..6 {
+                let gradients = [normal(n, 2 * step), normal(n, 2 * step + 1)];
+                let want: Vec<f32> = gradients[0].iter().zip(&gradients[1]).map(|(a, b)| (a + b) / 2.0).collect();
+                let error = relative_error(&want, &ranks.step(&gradients, step));
+                let most = if small && step > 0 { 1.0 } else { 1e-6 };
+                assert!(error <= most, "{args}, n = {n}, step {step}: {error}");
+                let shrunk = ranks.messages[0].len() < 4 * n;
+                assert_eq!(shrunk, small && step > 0, "{args}, n = {n}, step {step}");
+            }
+        }
+    }
+}

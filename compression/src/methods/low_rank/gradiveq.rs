@@ -6,7 +6,9 @@
 //! layer's slices and over time), and then `every` steps that send c = Uᵀ(g − μ); decompressed U c + μ.
 //! U has columns of norm √K here and c is divided by √K, so that no value of c leaves the range of those in the gradient.
 //!
-//! Tensors that would not become smaller are always sent as they are.
+//! Tensors that would not become smaller are always sent as they are, and those of too few whole slices to learn from: W must
+//! be more than d, since fewer span no d directions, and at least 2 (K − d) / d. Of slices that have nothing in common, a mean over W
+//! and any d directions leave (1 − d/K)(1 + 1/W) of the energy: at most 1 − d/(2K) from there on.
 //!
 //! Payload, f32: as it is: n values. Compressed: 1 (the sum counts messages, for μ), then d values per slice; the last
 //! slice is filled up with zeros. Which of the two it is follows from the step's number, the same on all ranks.
@@ -54,6 +56,9 @@ struct GradiVeQ {
     /// U √K · μ per component, and the last slice.
     along: Vec<f64>,
     tail: Vec<f64>,
+    /// Of learning: the mean slice, and one slice around it.
+    middle: Vec<f64>,
+    moved: Vec<f64>,
     eigen: Eigen,
 }
 
@@ -61,7 +66,7 @@ impl GradiVeQ {
     fn new(values: &Values, shape: Shape) -> Self {
         let (kept, slice, every) = (values.whole(0), values.whole(1), values.whole(2) as u64);
         let (basis, forward, shift, buffer, eigen) = Default::default();
-        let (along, tail) = Default::default();
+        let (along, tail, middle, moved) = Default::default();
         Self {
             n: shape.values(),
             slice,
@@ -74,6 +79,8 @@ impl GradiVeQ {
             values: buffer,
             along,
             tail,
+            middle,
+            moved,
             eigen,
         }
     }
@@ -86,13 +93,16 @@ impl GradiVeQ {
         1 + self.slices() * self.kept
     }
 
+    /// Whether it is never compressed: by the tensor's length and the parameters, so that all ranks agree.
     fn never(&self) -> bool {
-        self.compressed_count() >= self.n
+        let (whole, kept) = (self.n / self.slice, self.kept);
+        let teaches = whole > kept && whole * kept >= 2 * self.slice.saturating_sub(kept);
+        !teaches || self.compressed_count() >= self.n
     }
 
     /// Whether this step is compressed: it is one of the `every` that follow the one that was learned from.
     fn compresses(&self, context: &Context) -> bool {
-        self.learned.is_some_and(|at| context.step > at && context.step - at <= self.every)
+        !self.never() && self.learned.is_some_and(|at| context.step > at && context.step - at <= self.every)
     }
 
     fn count(&self, context: &Context) -> usize {
@@ -118,18 +128,21 @@ impl GradiVeQ {
     fn learn(&mut self, gradient: &[f32], kernel: Kernel) {
         let k = self.slice;
         let whole = gradient.len() / k;
-        let mut mean = vec![0.0f64; k];
+        let Self { middle: mean, moved, eigen, .. } = self;
+        mean.clear();
+        mean.resize(k, 0.0);
+        moved.resize(k, 0.0);
         for slice in gradient.chunks_exact(k) {
             mean.iter_mut().zip(slice).for_each(|(mean, x)| *mean += f64::from(*x) / whole as f64);
         }
-        kernel.run(Covariance { slices: gradient, mean: &mean, to: self.eigen.reset(k) });
-        self.eigen.solve(kernel);
+        kernel.run(Covariance { slices: gradient, mean, moved, to: eigen.reset(k) });
+        eigen.solve(kernel);
         let norm = (k as f64).sqrt();
         self.basis.clear();
         for rank in 0..self.kept {
             self.basis.extend(self.eigen.vector(rank).iter().map(|v| (v * norm) as f32));
         }
-        self.basis.extend(mean.iter().map(|v| *v as f32));
+        self.basis.extend(self.middle.iter().map(|v| *v as f32));
         self.prepare(kernel);
     }
 
@@ -272,6 +285,7 @@ impl GradiVeQ {
 struct Covariance<'a> {
     slices: &'a [f32],
     mean: &'a [f64],
+    moved: &'a mut [f64],
     to: &'a mut [f64],
 }
 
@@ -280,14 +294,13 @@ impl Work for Covariance<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let k = self.mean.len();
-        let mut moved = vec![0.0f64; k];
+        let (k, moved) = (self.mean.len(), self.moved);
         for slice in self.slices.chunks_exact(k) {
             for ((to, x), mean) in moved.iter_mut().zip(slice).zip(self.mean) {
                 *to = f64::from(*x) - mean;
             }
-            for (row, factor) in self.to.chunks_exact_mut(k).zip(&moved) {
-                row.iter_mut().zip(&moved).for_each(|(to, x)| *to += factor * x);
+            for (row, factor) in self.to.chunks_exact_mut(k).zip(&*moved) {
+                row.iter_mut().zip(&*moved).for_each(|(to, x)| *to += factor * x);
             }
         }
     }
