@@ -1,6 +1,8 @@
 //! BytePS's map of strings: the keys of its code, and those of its design text where they differ.
 
 use super::{Strategy, StrategyError};
+use crate::memory::MEMORIES;
+use crate::momentum::MOMENTA;
 
 /// A key and what it sets.
 enum Sets {
@@ -72,18 +74,18 @@ impl Parts {
     fn set(&mut self, key: &str, sets: &Sets, value: &str) -> Result<(), StrategyError> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if value.is_empty() || !value.chars().all(plain) {
-            let allowed = "a word or a number".into();
-            return Err(StrategyError::Range {
-                of: "BytePS's map".into(),
-                key: key.into(),
-                value: value.into(),
-                allowed,
-            });
+            return Err(refused(key, value, "a word or a number".into()));
         }
         match sets {
             Sets::Codec => once(&mut self.codec, key, value),
-            Sets::Memory => once(&mut self.memory, key, value),
-            Sets::Momentum => once(&mut self.momentum, key, value),
+            Sets::Memory => {
+                named(key, value, MEMORIES.iter().map(|memory| memory.name))?;
+                once(&mut self.memory, key, value)
+            }
+            Sets::Momentum => {
+                named(key, value, MOMENTA.iter().map(|momentum| momentum.name))?;
+                once(&mut self.momentum, key, value)
+            }
             Sets::Seed => once(&mut self.seed, key, value),
             Sets::MomentumParam(name) => {
                 self.momentum_params.push(format!("{name}={value}"));
@@ -116,6 +118,16 @@ impl Parts {
     }
 }
 
+/// Refuses words that mean something elsewhere in the textual form.
+fn named<'a>(key: &str, value: &str, names: impl Iterator<Item = &'a str>) -> Result<(), StrategyError> {
+    let names: Vec<&str> = names.collect();
+    if names.contains(&value) { Ok(()) } else { Err(refused(key, value, names.join(" or "))) }
+}
+
+fn refused(key: &str, value: &str, allowed: String) -> StrategyError {
+    StrategyError::Range { of: "BytePS's map".into(), key: key.into(), value: value.into(), allowed }
+}
+
 fn once(slot: &mut Option<String>, key: &str, value: &str) -> Result<(), StrategyError> {
     match slot.replace(value.into()) {
         Some(_) => Err(StrategyError::Twice { of: "BytePS's map".into(), key: key.into() }),
@@ -128,12 +140,7 @@ impl Translate {
         let Words(words) = self else { return Ok(value) };
         let found = words.iter().find(|(theirs, _)| *theirs == value).map(|(_, ours)| *ours);
         let allowed = || words.iter().map(|(theirs, _)| *theirs).collect::<Vec<_>>().join(" or ");
-        found.ok_or_else(|| StrategyError::Range {
-            of: "BytePS's map".into(),
-            key: key.into(),
-            value: value.into(),
-            allowed: allowed(),
-        })
+        found.ok_or_else(|| refused(key, value, allowed()))
     }
 }
 
@@ -168,6 +175,13 @@ mod tests {
         assert!(error(&[topk, ("byteps_compressor_k", "0")]).contains("\"0\""));
         assert!(error(&[topk, ("byteps_compressor_kk", "1")]).contains("\"byteps_compressor_kk\""));
         assert!(error(&[topk, ("byteps_compressor_k", "1)+ef(vanilla")]).contains("word or a number"));
+        for (key, known) in [("byteps_momentum_type", "nesterov"), ("byteps_ef_type", "vanilla")] {
+            for value in ["checksum", "ef", "no"] {
+                let error = error(&[topk, ("byteps_compressor_k", "1"), (key, value)]);
+                let named = [key, &format!("{value:?}"), known].iter().all(|part| error.contains(*part));
+                assert!(named, "{error}");
+            }
+        }
         let both = [
             topk,
             ("byteps_compressor_k", "1"),

@@ -33,7 +33,8 @@ impl Param {
 /// What a value may be. All are held as f64: a choice by its place, a switch as 0 or 1.
 #[derive(Debug, Clone, Copy)]
 pub enum Kind {
-    /// How many values are kept: a share above 0 and below 1, or a whole number from 1 on. See [`kept`].
+    /// How many values are kept: a share above 0 and below 1, or a whole number from 1 on, where a number above n keeps all n
+    /// (one strategy serves buckets of any length). See [`kept`].
     Kept,
     /// Any number in a range.
     Number(Bound<f64>, Bound<f64>),
