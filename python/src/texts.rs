@@ -273,7 +273,8 @@ fn hear<'a>(
 #[pymethods]
 impl Core {
     /// Compresses a bucket: how its first turn travels (0 gathered, 1 to 3 summed as float32, float16, bfloat16), its
-    /// elements (bytes of what is gathered), and whether it is the last. `rate` is the learning rate, 1 if not above 0.
+    /// elements (bytes of what is gathered), and whether it is the last. `rate` is the learning rate; while it is not above
+    /// 0 the last one that was counts.
     fn speak(&self, py: Python<'_>, index: usize, gradient: (usize, usize), rate: f64) -> PyResult<(u8, usize, bool)> {
         guard(py, || {
             let began = Instant::now();
@@ -284,8 +285,7 @@ impl Core {
                 session.prepare(&turns)?;
                 turns
             };
-            let learning_rate = if rate.is_finite() && rate > 0.0 { rate } else { 1.0 };
-            let step = Step { index: turns.step, learning_rate };
+            let step = Step { index: turns.step, learning_rate: rate };
             let turn = turns.with(|pipe| pipe.begin(gradient, step))?;
             let mut session = self.lock();
             session.meter.hook_work(began);

@@ -62,6 +62,13 @@ def test_a_nan_on_one_rank_is_an_error_on_all_and_changes_no_state(seen):
         assert rank["skip"]["error"] is None and not rank["skip"]["nan"] and rank["skip"]["equal"]
 
 
+def test_a_warm_up_from_0_blows_nothing_up(seen):
+    for rank in seen:
+        for text, pairs in rank["warm"].items():
+            for warmed, steady in pairs:
+                assert 0 < warmed < 1.05 * steady < 1.2 * warmed, (text, pairs)
+
+
 def test_checkpoints_go_on_bit_for_bit(seen):
     for rank in seen:
         for text, out in rank["resumed"].items():

@@ -7,7 +7,7 @@
 //! a known mistake.
 
 use super::{Feeding, HeldBack, Memory, Units, restore_values, save_values};
-use crate::codec::{EncodeError, ReadError, Sieve, Stats};
+use crate::codec::{Carried, EncodeError, ReadError, Sieve, Stats};
 use crate::kernels::{Added, Candidates, Feed};
 use crate::strategy::MemoryEntry;
 use crate::strategy::params::{Kind, Param, Values};
@@ -42,10 +42,12 @@ impl EfSign {
 }
 
 impl EfSign {
+    fn weight(&self, step: Feeding) -> f32 {
+        if self.foreign { (self.unit(step) * self.units.ratio(step.learning_rate)) as f32 } else { 1.0 }
+    }
+
     fn added<'a>(&'a self, step: Feeding, fed: &'a mut [f32]) -> Added<'a> {
-        let gamma = self.unit(step);
-        let beta = if self.foreign { gamma * self.units.ratio(step.learning_rate) } else { 1.0 };
-        Added { residual: &self.residual, beta: beta as f32, gamma: gamma as f32, fed }
+        Added { residual: &self.residual, beta: self.weight(step), gamma: self.unit(step) as f32, fed }
     }
 }
 
@@ -62,6 +64,10 @@ impl Memory for EfSign {
         (fed, sieve): (&mut [f32], &mut Sieve),
     ) -> Result<Stats, EncodeError> {
         Ok(sieve.feed(step.kernel, gradient, self.added(step, fed)))
+    }
+
+    fn carried(&self, step: Feeding) -> Carried {
+        Carried::scaled(self.weight(step))
     }
 
     fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {
@@ -81,6 +87,12 @@ impl Memory for EfSign {
     fn take_over(&mut self, held_back: HeldBack<'_>, _learning_rate: f64) {
         self.residual.copy_from_slice(held_back.values);
         self.units = held_back.units;
+        self.foreign = true;
+    }
+
+    fn rebase(&mut self, ratio: f64) {
+        self.units = self.units.rebased(ratio);
+        // Its unit may be the rate itself.
         self.foreign = true;
     }
 

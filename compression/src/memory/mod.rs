@@ -16,7 +16,7 @@ mod sgc;
 mod vanilla;
 
 use crate::Kernel;
-use crate::codec::{EncodeError, ReadError, Sieve, Stats};
+use crate::codec::{Carried, EncodeError, ReadError, Sieve, Stats};
 use crate::strategy::MemoryEntry;
 use crate::wire::{Reader, Writer};
 
@@ -43,6 +43,11 @@ pub trait Memory: Send + std::fmt::Debug {
         self.compensate(gradient, step, fed)
     }
 
+    /// How much of [`Self::held_back`] is in what [`Self::compensate`] writes.
+    fn carried(&self, _step: Feeding) -> Carried {
+        Carried::WHOLE
+    }
+
     /// psi: `fed` holds phi − C(phi) and is swapped or copied in; its content afterwards is scratch. `step` is the same
     /// as given to the [`Self::compensate`] before.
     fn update(&mut self, step: Feeding, fed: &mut Vec<f32>);
@@ -52,6 +57,10 @@ pub trait Memory: Send + std::fmt::Debug {
 
     /// Becomes a memory that holds this back and nothing else. `learning_rate` is the last step's.
     fn take_over(&mut self, held_back: HeldBack<'_>, learning_rate: f64);
+
+    /// What is held back counts as held back at `ratio` times the rate: its weight in gradients stays as the rate changes.
+    /// Memories whose weights no rate changes have nothing to do.
+    fn rebase(&mut self, _ratio: f64) {}
 
     /// How much of what is sent makes one unit of gradient: receivers divide by it. 1 unless phi is in other units.
     fn unit(&self, _step: Feeding) -> f64 {
@@ -100,6 +109,11 @@ impl Units {
     /// Gradients at a rate.
     pub const fn at(learning_rate: f64) -> Self {
         Self { learning_rate: Some(learning_rate), weight: 1.0 }
+    }
+
+    /// As held back at `ratio` times the rate.
+    pub fn rebased(self, ratio: f64) -> Self {
+        Self { learning_rate: self.learning_rate.map(|before| before * ratio), ..self }
     }
 
     /// What makes values gradients at another rate.

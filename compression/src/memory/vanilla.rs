@@ -5,7 +5,7 @@
 //! rate must weigh more in units of gradients, to move the model as far as it would have.
 
 use super::{Feeding, HeldBack, Memory, Units, restore_values, save_values};
-use crate::codec::{EncodeError, ReadError, Sieve, Stats};
+use crate::codec::{Carried, EncodeError, ReadError, Sieve, Stats};
 use crate::kernels::{Added, Candidates, Feed};
 use crate::strategy::MemoryEntry;
 use crate::strategy::params::{POSITIVE, Param, Values};
@@ -35,9 +35,12 @@ impl Vanilla {
         Self { residual: vec![0.0; n], beta: values.number(0), gamma: values.number(1), units: Units::GRADIENTS }
     }
 
+    fn weight(&self, step: Feeding) -> f32 {
+        (self.beta * self.units.ratio(step.learning_rate)) as f32
+    }
+
     fn added<'a>(&'a self, step: Feeding, fed: &'a mut [f32]) -> Added<'a> {
-        let ratio = self.units.ratio(step.learning_rate);
-        Added { residual: &self.residual, beta: (self.beta * ratio) as f32, gamma: self.gamma as f32, fed }
+        Added { residual: &self.residual, beta: self.weight(step), gamma: self.gamma as f32, fed }
     }
 }
 
@@ -56,6 +59,10 @@ impl Memory for Vanilla {
         Ok(sieve.feed(step.kernel, gradient, self.added(step, fed)))
     }
 
+    fn carried(&self, step: Feeding) -> Carried {
+        Carried::scaled(self.weight(step))
+    }
+
     fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {
         std::mem::swap(&mut self.residual, fed);
         self.units = Units::at(step.learning_rate);
@@ -68,6 +75,10 @@ impl Memory for Vanilla {
     fn take_over(&mut self, held_back: HeldBack<'_>, _learning_rate: f64) {
         self.residual.copy_from_slice(held_back.values);
         self.units = held_back.units;
+    }
+
+    fn rebase(&mut self, ratio: f64) {
+        self.units = self.units.rebased(ratio);
     }
 
     fn save(&self, out: &mut Writer) {

@@ -22,7 +22,7 @@ use crate::codec::{Codec, Context, EncodeError, Scope, Shape, Size, Stats};
 use crate::memory::{Feeding, HeldBack, Memory, Units};
 use crate::momentum::Momentum;
 use crate::strategy::{NonFinite, Strategy};
-use crate::wire::{DType, Header, MAX_PARAMETERS, Writer};
+use crate::wire::{DType, Header, MAX_PARAMETERS, Reader, Writer};
 use crate::{Energy, Kernel, Layers};
 use std::ops::Range;
 
@@ -106,6 +106,8 @@ pub struct Pipeline {
     fed: Vec<f32>,
     /// Of each codec's values, when they are the caller's.
     seen: Vec<Stats>,
+    /// Room for the messages of an aggregation; empty.
+    readers: Vec<Reader<'static>>,
     open: Option<Open>,
     skipped: u64,
 }
@@ -127,6 +129,7 @@ impl Pipeline {
             staged: Vec::new(),
             fed: Vec::new(),
             seen: Vec::new(),
+            readers: Vec::new(),
             open: None,
             skipped: 0,
             layers,
@@ -161,18 +164,33 @@ impl Pipeline {
         held_back.values.iter().map(|value| ratio * value).collect()
     }
 
+    /// eta of the last step that was begun; 1 before the first.
+    pub fn learning_rate(&self) -> f64 {
+        self.learning_rate
+    }
+
+    /// Goes on as if the steps so far had been at this rate (finite, above 0): nothing is rescaled at the next step at it.
+    /// For steps at a rate that was only assumed.
+    pub fn rebase(&mut self, learning_rate: f64) {
+        let ratio = learning_rate / self.learning_rate;
+        self.leftover_units = self.leftover_units.rebased(ratio);
+        if let Some(memory) = &mut self.memory {
+            memory.rebase(ratio);
+        }
+        self.learning_rate = learning_rate;
+    }
+
     fn owed(&self) -> HeldBack<'_> {
         let leftover = HeldBack { values: &self.leftover, units: self.leftover_units };
         self.memory.as_ref().map_or(leftover, |memory| memory.held_back())
     }
 
-    /// Bytes of the last round's message, header included, before any values are seen: what a cost model charges.
+    /// Bytes of a step's messages of all rounds, headers included, before any values are seen: what a cost model charges.
     pub fn size(&self) -> Size {
-        let header = Size::Exact(self.header(&Open::first(), 0).bytes());
-        self.units.iter().fold(header, |sum, unit| sum.and(unit.codec.size()))
+        (0..self.rounds()).map(|round| self.round_size(round)).fold(Size::Exact(0), Size::and)
     }
 
-    /// Bytes of a round's message.
+    /// Bytes of a round's message, header included.
     pub fn round_size(&self, round: u32) -> Size {
         let header = Size::Exact(self.header(&Open::first(), 0).bytes());
         self.units.iter().fold(header, |sum, unit| sum.and(unit.codec.round_size(round)))

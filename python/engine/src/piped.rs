@@ -26,6 +26,10 @@ const SIZE_BYTES: usize = 8;
 /// Sends nothing and holds everything back: what makes a memory out of values, in any memory's own units.
 const HOLDER: &str = "threshold(v=100000000000000000000000000000000000000)+ef(vanilla)";
 
+/// Stands for a learning rate as long as none above 0 was given: a warm-up's start at 0. Nobody sets exactly this one, so a
+/// saved state tells too that its rate is none.
+const NO_RATE: f64 = 1.0 + f64::EPSILON;
+
 /// How a turn's payload travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
@@ -95,13 +99,15 @@ impl Piped {
     /// For the bucket at `index` with these layers; nothing is held back.
     pub fn new(index: u32, strategy: &Strategy, layers: Layers, member: Member) -> Self {
         let (before, message, sum, fault) = Default::default();
+        let mut pipeline = Pipeline::new(strategy, layers, member);
+        pipeline.rebase(NO_RATE);
         Self {
             index,
-            pipeline: Pipeline::new(strategy, layers, member),
+            pipeline,
             before,
             message,
             sum,
-            step: Step { index: 0, learning_rate: 1.0 },
+            step: Step { index: 0, learning_rate: NO_RATE },
             phase: Phase::Idle,
             turn: Turn::OVER,
             status: Status::default(),
@@ -183,8 +189,23 @@ impl Piped {
         self.message.clear();
     }
 
-    /// Compresses; answers the first turn. Never fails: what is wrong goes into [`Self::status`].
+    /// The rate to compress at. While `rate` is not above 0 the last one that was, so that nothing is rescaled; and at the
+    /// first that is nothing either: what was held back before it was held back at no rate.
+    fn rate(&mut self, rate: f64) -> f64 {
+        let known = self.pipeline.learning_rate();
+        if !(rate.is_finite() && rate > 0.0) {
+            return known;
+        }
+        if known == NO_RATE {
+            self.pipeline.rebase(rate);
+        }
+        rate
+    }
+
+    /// Compresses; answers the first turn. Never fails: what is wrong goes into [`Self::status`]. The step's learning rate
+    /// may be 0, or anything else that is none: then the last one stays in force.
     pub fn begin(&mut self, gradient: &[f32], step: Step) -> Turn {
+        let step = Step { learning_rate: self.rate(step.learning_rate), ..step };
         self.fault.clear();
         self.status = Status::default();
         self.energy = Energy::default();
@@ -394,7 +415,10 @@ mod tests {
 
     /// One step on all ranks; every rank's result.
     fn step(ranks: &mut [Piped], index: u64, gradients: &[Vec<f32>]) -> Vec<(Result<Ran, String>, Vec<f32>)> {
-        let at = Step { index, learning_rate: 0.1 };
+        step_at(ranks, Step { index, learning_rate: 0.1 }, gradients)
+    }
+
+    fn step_at(ranks: &mut [Piped], at: Step, gradients: &[Vec<f32>]) -> Vec<(Result<Ran, String>, Vec<f32>)> {
         let mut turns: Vec<Turn> = ranks.iter_mut().zip(gradients).map(|(r, g)| r.begin(g, at)).collect();
         loop {
             let turn = turns[0];
@@ -488,6 +512,62 @@ mod tests {
         for text in ["topk(k=0.1)+ef(vanilla)", "topk(k=0.1)+ef(dgc,mu=0.9)", "topk(k=0.1)"] {
             let moved = Piped::holding(0, &text.parse().unwrap(), parts(), &held).unwrap();
             assert_eq!(moved.held_back(), held, "{text}");
+        }
+    }
+
+    const MEMORIES: [&str; 5] = ["vanilla", "efsign", "efsign,gamma=0.5", "dgc,mu=0.9", "sgc,alpha=0.5,epsilon=0.5"];
+
+    /// After a step at `rate`, of a rank alone that sends a value in ten.
+    fn held_after(own: &mut Vec<Piped>, (index, rate): (u64, f64), gradient: Vec<f32>) -> Vec<f32> {
+        let done = step_at(own, Step { index, learning_rate: rate }, &[gradient]);
+        assert_eq!(done[0].0, Ok(Ran::Good));
+        own[0].held_back()
+    }
+
+    fn close(a: &[f32], b: &[f32]) -> bool {
+        a.len() == b.len() && !a.is_empty() && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs().max(1.0))
+    }
+
+    #[test]
+    fn a_first_rate_above_0_rescales_nothing_and_a_rate_of_0_keeps_the_last() {
+        for memory in MEMORIES {
+            let text = format!("topk(k=0.1)+ef({memory})");
+            let run = |rates: [f64; 4]| {
+                let mut own = ranks(&text, 1);
+                let mut held = Vec::new();
+                for (index, rate) in (0..).zip(rates) {
+                    held.push(held_after(&mut own, (index, rate), gradient(index, 0)));
+                }
+                held
+            };
+            let constant = run([1e-5; 4]);
+            for rates in [[0.0, 0.0, 1e-5, 1e-5], [0.0, f64::NAN, 1e-5, 0.0], [1e-5, 0.0, -1.0, 1e-5]] {
+                let held = run(rates);
+                assert!(held.iter().zip(&constant).all(|(a, b)| close(a, b)), "{memory} at {rates:?}");
+            }
+            let falls = run([1e-5, 0.0, 1e-6, 1e-6]);
+            let rescales = !memory.starts_with("dgc") && !memory.starts_with("sgc") && !memory.contains("gamma");
+            assert_eq!(!close(&falls[3], &constant[3]), rescales, "{memory}");
+        }
+    }
+
+    #[test]
+    fn what_moves_over_or_was_saved_without_a_rate_is_not_rescaled_by_the_first() {
+        let parts = || (layers(&PARAMS).unwrap(), Member::alone(7));
+        for memory in MEMORIES {
+            let strategy: Strategy = format!("topk(k=0.1)+ef({memory})").parse().unwrap();
+            let values = gradient(9, 0);
+            let run = |rate: f64| {
+                let mut own = vec![Piped::holding(0, &strategy, parts(), &values).unwrap()];
+                held_after(&mut own, (0, rate), gradient(1, 0))
+            };
+            assert!(close(&run(1e-5), &run(1.0)), "{memory}");
+            let mut own = ranks(&strategy.to_string(), 1);
+            held_after(&mut own, (0, 0.0), gradient(0, 0));
+            let mut again = vec![Piped::restored(0, &strategy, parts(), &own[0].state()).unwrap()];
+            let (own, again) = (&mut own, &mut again);
+            let wants = held_after(own, (1, 1.0), gradient(1, 0));
+            assert!(close(&held_after(again, (1, 1e-5), gradient(1, 0)), &wants), "{memory}");
         }
     }
 }

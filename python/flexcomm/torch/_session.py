@@ -6,7 +6,6 @@ import atexit
 import dataclasses
 import hashlib
 import logging
-import math
 import os
 import weakref
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
@@ -318,7 +317,6 @@ class Session:
         self._core.behave(not fixed, False)
         self._fixed = named.name if fixed else None
         tuner = _find_tuner(group, self._named)
-        self._last_rate = 1.0
         self._loss: float | None = None
         self._looping = False
         self._trial: _trials.Trial | None = None
@@ -387,7 +385,9 @@ class Session:
             raise FlexcommError(
                 "failed to begin a step: this is the second synchronised backward pass in one batch of batches(), whose "
                 "trials could not tell which pass to replay from. Put no_sync() around the forward and backward of all "
-                "but the batch's last pass, add the losses up before one backward(), or iterate over the loader itself"
+                "but the batch's last pass, add the losses up before one backward(), or iterate over the loader itself. After "
+                "a break out of the loop the iterator of batches() is open as long as anything refers to it: close() it, or "
+                "del the name, before training outside of the loop"
             )
         if self._in_step:
             # Nobody said that the step before has ended: no optimizer was given, or it was skipped.
@@ -396,12 +396,10 @@ class Session:
         self._in_step = True
 
     def _rate(self) -> float:
-        """The learning rate of the optimizer's first group; the last one above 0 while it is 0 (a warm-up's start)."""
+        """The learning rate of the optimizer's first group; 0 where there is none. While it is 0 (a warm-up's start) the core
+        rescales nothing, and the first rate above 0 is what later ones are compared with."""
         groups = self._parts.optimizer.param_groups if self._parts.optimizer is not None else []
-        rate = float(groups[0].get("lr", 1.0)) if groups else 1.0
-        if math.isfinite(rate) and rate > 0:
-            self._last_rate = rate
-        return self._last_rate
+        return float(groups[0].get("lr", 0.0)) if groups else 0.0
 
     def _stepped(self) -> None:
         """After the optimizer's step."""

@@ -138,6 +138,30 @@ def resumed(rank, strategy):
     }
 
 
+def warmed_up(rank, strategy, rates, loads=None):
+    """Norm of what is held back after these learning rates, one per step."""
+    model, optimizer, session = start(strategy)
+    if loads is not None:
+        session.load_state_dict(dict(loads, world=99))
+    for step, rate in enumerate(rates):
+        optimizer.param_groups[0]["lr"] = rate
+        backward(model, optimizer, step, rank)
+        optimizer.step()
+    return sum(float(values.norm()) ** 2 for values in session.state_dict()["held_back"].values()) ** 0.5
+
+
+def warm(rank, strategy):
+    """A warm-up whose first rate, after two compressing steps at 0, is tiny; beside one that was there from the beginning.
+    And both from a loaded state, which was held back at a large rate."""
+    model, optimizer, session = start(strategy)
+    for step in range(STEPS):
+        backward(model, optimizer, step, rank)
+        optimizer.step()
+    mean = session.state_dict(consolidate=True)
+    runs = [[0.0] * 5 + [1e-5], [1e-5] * 6]
+    return [[warmed_up(rank, strategy, rates, loads) for rates in runs] for loads in (None, mean)]
+
+
 def refusal(strategy, **options):
     try:
         start(strategy, **options)
@@ -191,6 +215,7 @@ with ranks() as (rank, world, seen):
     stateful = ["topk(k=0.1)+ef(vanilla)+nesterov(mu=0.9)", "dgc(k=0.05)+ef(dgc,mu=0.5)", "powersgd(rank=1)+ef(vanilla)",
                 "gradiveq(d=2,slice=8,every=3)", "signum", "randomk(k=0.2)+ef(vanilla)"]
     seen["resumed"] = {t: resumed(rank, t) for t in stateful}
+    seen["warm"] = {t: warm(rank, t) for t in ("topk(k=0.05)+ef(vanilla)", "topk(k=0.05)+ef(efsign)")}
     one = "qsgd(s=0)" if rank == 1 else "qsgd(s=4)"
     seen["refused"] = {
         "name": refusal("qsgdd(s=4)"), "key": refusal("qsgd(levels=4)"), "value": refusal("qsgd(s=0)"),
