@@ -8,7 +8,7 @@ mod error;
 mod types;
 
 pub use error::{EncodeError, ReadError};
-pub use types::{Element, Scope, Shape, Size, Stats, Travels};
+pub use types::{Carried, Element, Scope, Shape, Size, Stats, Travels};
 
 pub use crate::select::sieve::Sieve;
 use crate::wire::{Reader, Writer};
@@ -53,6 +53,10 @@ pub trait Codec: Send + std::fmt::Debug {
         self.decode_add(&mut Reader::new(&out.bytes()[start..]), context, (-1.0, x))?;
         Ok(energy)
     }
+
+    /// What was held back and is in the tensor that is encoded next, for codecs that tell it from the step's own gradient.
+    /// Not called where nothing was added. It is no state: [`Self::encode`] uses it up.
+    fn carried(&mut self, _held_back: &[f32], _share: Carried) {}
 
     /// What the next tensor's k largest are to be looked for with, so that the pass that makes it can collect them. A codec
     /// that lends it works the same without.

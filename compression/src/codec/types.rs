@@ -111,6 +111,25 @@ impl Size {
     }
 }
 
+/// How much of what a memory held back is in the tensor that it fed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Carried {
+    /// x = `weight` * held back + what this step added.
+    pub weight: f32,
+    /// Where nothing is sent, `kept` * held back + what this step added is held back next.
+    pub kept: f32,
+}
+
+impl Carried {
+    /// As it is.
+    pub const WHOLE: Self = Self { weight: 1.0, kept: 1.0 };
+
+    /// Times `weight`.
+    pub const fn scaled(weight: f32) -> Self {
+        Self { weight, kept: weight }
+    }
+}
+
 /// What one read of a tensor tells.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Stats {

@@ -4,7 +4,7 @@
 //! Where a codec sends a value only in part, u becomes what it left of v.
 
 use super::{Feeding, HeldBack, Memory, Units, restore_values, save_values};
-use crate::codec::{EncodeError, ReadError, Stats};
+use crate::codec::{Carried, EncodeError, ReadError, Stats};
 use crate::strategy::MemoryEntry;
 use crate::strategy::params::{FACTOR, POSITIVE, Param};
 use crate::wire::{Reader, Writer};
@@ -46,6 +46,10 @@ impl Memory for Sgc {
             *fed = alpha * u + *next;
         }
         Ok(crate::kernels::stats(step.kernel, fed))
+    }
+
+    fn carried(&self, _step: Feeding) -> Carried {
+        Carried { weight: 1.0 + self.alpha, kept: 1.0 }
     }
 
     fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {

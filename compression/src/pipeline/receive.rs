@@ -29,18 +29,28 @@ impl Pipeline {
             return Err(ReadError::NoMessages);
         }
         self.check_output(out)?;
-        // Not kept: pointers into messages cannot outlive them. 16 bytes per rank.
-        let mut readers = Vec::with_capacity(messages.len());
+        let mut readers = emptied(std::mem::take(&mut self.readers));
+        let result = self.aggregate_into(messages, step, (&mut readers, out));
+        self.readers = emptied(readers);
+        result
+    }
+
+    fn aggregate_into<'a>(
+        &mut self,
+        messages: &[&'a [u8]],
+        step: u64,
+        (readers, out): (&mut Vec<Reader<'a>>, &mut [f32]),
+    ) -> Result<(), ReadError> {
         for message in messages {
             readers.push(Reader::new(self.open_message(message, self.rounds() - 1)?));
         }
         let context = self.context(step, self.rounds() - 1);
         for unit in &mut self.units {
             let context = Context { tensor: unit.tensor, ..context };
-            unit.codec.aggregate(&mut readers, &context, &mut out[unit.range.clone()])?;
+            unit.codec.aggregate(readers, &context, &mut out[unit.range.clone()])?;
         }
         self.to_gradients(out)?;
-        readers.into_iter().try_for_each(Reader::finish)
+        readers.iter().try_for_each(|reader| reader.finish())
     }
 
     /// Gives codecs the sum of a round's messages.
@@ -105,4 +115,10 @@ impl Pipeline {
     pub fn travels(&self) -> Travels {
         self.strategy.travels()
     }
+}
+
+/// The same room for readers of other messages: collecting in place keeps the allocation.
+fn emptied<'a>(mut readers: Vec<Reader<'_>>) -> Vec<Reader<'a>> {
+    readers.clear();
+    readers.into_iter().map(|_| Reader::new(&[])).collect()
 }

@@ -2,7 +2,7 @@
 
 use super::{Gradient, Open, Outcome, Pipeline, Step};
 use crate::Energy;
-use crate::codec::{Context, EncodeError, Stats, not_finite};
+use crate::codec::{Carried, Context, EncodeError, Stats, not_finite};
 use crate::memory::Feeding;
 use crate::wire::{Writer, write_message};
 
@@ -82,7 +82,26 @@ impl Pipeline {
                 crate::kernels::stats(*kernel, fed)
             }
         };
-        if stats.is_finite() { Ok(stats) } else { Err(not_finite(fed)) }
+        if !stats.is_finite() {
+            return Err(not_finite(fed));
+        }
+        self.tell_carried(step);
+        Ok(stats)
+    }
+
+    /// Tells codecs what of their tensors is not this step's.
+    fn tell_carried(&mut self, step: Step) {
+        let owed = self.leftover_units.ratio(step.learning_rate) as f32;
+        let Self { units, memory, leftover, kernel, .. } = self;
+        let (held, share) = match memory {
+            Some(memory) => {
+                let step = Feeding { learning_rate: step.learning_rate, kernel: *kernel };
+                (memory.held_back().values, memory.carried(step))
+            }
+            None if leftover.is_empty() => return,
+            None => (&leftover[..], Carried::scaled(owed)),
+        };
+        units.iter_mut().for_each(|unit| unit.codec.carried(&held[unit.range.clone()], share));
     }
 
     /// Writes a round's message; with the last one the memory moves on.

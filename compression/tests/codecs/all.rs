@@ -212,6 +212,10 @@ fn steps_after_the_first_allocate_nothing() {
                     more = pipeline.advance(&sum, &mut out).unwrap().more;
                 }
                 pipeline.decompress(out.bytes(), i as u64, &mut mean).unwrap();
+                match pipeline.travels() {
+                    Travels::Sums(_) => pipeline.mean(out.bytes(), i as u64, &mut mean).unwrap(),
+                    _ => pipeline.aggregate(&[out.bytes(); 3], i as u64, &mut mean).unwrap(),
+                }
             };
             // Data-dependent sizes settle within a pass over all gradients.
             (0..12).for_each(&mut step);
@@ -280,7 +284,7 @@ fn sums_mean_what_the_parts_mean() {
     });
 }
 
-/// Messages of several layers, some empty, in either scope; the size charged is the size sent; each cut is refused.
+/// Messages of several layers, some empty, in either scope; the size charged is what all rounds sent; each cut is refused.
 #[test]
 fn messages_hold_several_tensors() {
     each(|strategy| {
@@ -292,11 +296,15 @@ fn messages_hold_several_tensors() {
                 let (gradient, mut out) = (laplace(layers.values(), 3), Writer::new());
                 let step = Step { index: 2, learning_rate: 1.0 };
                 let mut outcome = pipeline.compress(Gradient::F32(&gradient), step, &mut out).unwrap();
+                let (mut sent, mut round) = (out.len(), 0);
                 while outcome.more {
+                    assert!(pipeline.round_size(round).admits(out.len()), "{text}: {} bytes, round {round}", out.len());
                     let sum = out.bytes().to_vec();
                     outcome = pipeline.advance(&sum, &mut out).unwrap();
+                    (sent, round) = (sent + out.len(), round + 1);
                 }
-                assert!(pipeline.size().admits(out.len()), "{text}: {} bytes, {:?}", out.len(), pipeline.size());
+                assert!(pipeline.round_size(round).admits(out.len()), "{text}: {} bytes, round {round}", out.len());
+                assert!(pipeline.size().admits(sent), "{text}: {sent} bytes, {:?}", pipeline.size());
                 let mut mean = vec![0.0; gradient.len()];
                 pipeline.decompress(out.bytes(), 2, &mut mean).unwrap();
                 let header = Envelope::parse(out.bytes()).unwrap().header;

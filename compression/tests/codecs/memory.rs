@@ -370,3 +370,110 @@ fn a_state_with_one_other_byte_is_refused_or_kept() {
         }
     }
 }
+
+/// What a memory makes of a residual and a gradient: x = weight r + gamma g is compressed, kept r + gamma g is held back.
+struct Phi {
+    weight: f32,
+    kept: f32,
+    gamma: f32,
+}
+
+/// Algorithm 1 of Tsuzuku et al. on the residual of a memory: one step, against what was sent in units of gradients.
+fn assert_variance(phi: &Phi, gradient: &[f32], sent: &[f32], (r, v): (&mut [f32], &mut [f32]), label: &str) -> usize {
+    let (alpha, zeta) = (1.5f32, 0.9f32);
+    let mut count = 0;
+    for i in 0..gradient.len() {
+        let g = phi.gamma * gradient[i];
+        let x = phi.weight * r[i] + g;
+        let noise = alpha * (phi.weight * phi.weight * v[i] + g * g);
+        // Rounding may decide where the two are equal.
+        let doubtful = (x * x - noise).abs() < 1e-3 * noise;
+        let there = sent[i] != 0.0;
+        assert!(doubtful || (x * x > noise) == there, "{label}, value {i}: sent {} of {x}, v {}", sent[i], v[i]);
+        count += usize::from(there);
+        if there {
+            (r[i], v[i]) = (0.0, 0.0);
+        } else {
+            (r[i], v[i]) = (phi.kept * r[i] + g, zeta * (phi.kept * phi.kept * v[i] + g * g));
+        }
+    }
+    count
+}
+
+/// A step's gradient is what the memory added, whatever it did to what was there: rates that change, a beta, other units.
+#[test]
+fn variance_sees_gradients_through_every_memory() {
+    let rates = |step: u64| if step < 15 { 0.1 } else { 0.001 };
+    type Define = fn(f32, f32) -> Phi;
+    let phis: [(&str, Define); 5] = [
+        ("vanilla", |ratio, _| Phi { weight: ratio, kept: ratio, gamma: 1.0 }),
+        ("vanilla,beta=0.7", |ratio, _| Phi { weight: 0.7 * ratio, kept: 0.7 * ratio, gamma: 1.0 }),
+        ("efsign", |_, rate| Phi { weight: 1.0, kept: 1.0, gamma: rate }),
+        ("dgc,mu=0", |_, _| Phi { weight: 1.0, kept: 1.0, gamma: 1.0 }),
+        ("sgc,alpha=0.5,epsilon=2", |_, _| Phi { weight: 1.5, kept: 1.0, gamma: 2.0 }),
+    ];
+    for (memory, phi) in phis {
+        let mut rank = pipeline(&format!("variance(alpha=1.5,zeta=0.9)+ef({memory})"), 60);
+        let (mut r, mut v) = (vec![0.0; 60], vec![0.0; 60]);
+        let mut sent = 0;
+        for index in 0..40 {
+            let ratio = if index == 15 { 100.0 } else { 1.0 };
+            let rate = rates(index);
+            let gradient: Vec<f32> = (0..).zip(normal(60, index)).map(|(i, g)| g + i as f32 * 0.03).collect();
+            let got = step(&mut rank, &gradient, index, rate);
+            let label = format!("{memory}, step {index}");
+            sent += assert_variance(&phi(ratio, rate as f32), &gradient, &got, (&mut r, &mut v), &label);
+        }
+        assert!(sent > 60 && sent < 40 * 60, "{memory}: {sent}");
+    }
+}
+
+/// A fall of the rate moves no decision: residual and noise change units together.
+#[test]
+fn variance_does_not_starve_when_the_rate_falls() {
+    let run = |fall: f64| -> Vec<usize> {
+        let mut rank = pipeline("variance+ef(vanilla)", 60);
+        let send = |index| {
+            let rate = if index < 20 { 0.125 } else { 0.125 / fall };
+            // Gradients grow as the rate falls: the updates that they ask for stay.
+            let gradient: Vec<f32> = normal(60, index).iter().map(|g| (0.125 / rate) as f32 * (g + 0.5)).collect();
+            step(&mut rank, &gradient, index, rate).iter().filter(|v| **v != 0.0).count()
+        };
+        (0..40).map(send).collect()
+    };
+    assert_eq!(run(128.0), run(1.0));
+    assert!(run(128.0)[20..].iter().sum::<usize>() > 60);
+}
+
+/// What another strategy held back is no gradient of this step: with a memory that took it over, and without one.
+#[test]
+fn variance_takes_no_inherited_residual_for_noise() {
+    for (before, after) in [
+        ("topk(k=1)+ef(vanilla)", "variance(alpha=1.5,zeta=0.9)+ef(vanilla)"),
+        ("topk(k=1)+ef(efsign)", "variance(alpha=1.5,zeta=0.9)+ef(vanilla)"),
+        ("topk(k=1)+ef(vanilla)", "variance(alpha=1.5,zeta=0.9)"),
+    ] {
+        let mut rank = pipeline(before, 60);
+        let gradient = |index| -> Vec<f32> { normal(60, index).iter().map(|g| g + 1.0).collect() };
+        (0..8).for_each(|index| drop(step(&mut rank, &gradient(index), index, 0.1)));
+        let (mut r, mut v) = (rank.held_back(), vec![0.0; 60]);
+        rank.change(&parse(after));
+        let has_memory = after.contains("ef(");
+        let (mut sent, mut ratio) = (0, 2.0);
+        for index in 8..12 {
+            let got = step(&mut rank, &gradient(index), index, 0.05);
+            let phi = Phi { weight: ratio, kept: ratio, gamma: 1.0 };
+            let label = format!("{before} to {after}, step {index}");
+            let count = assert_variance(&phi, &gradient(index), &got, (&mut r, &mut v), &label);
+            if index == 8 {
+                sent = count;
+            }
+            if !has_memory {
+                r.fill(0.0);
+            }
+            ratio = 1.0;
+        }
+        // What was held back stands out at once.
+        assert!(sent > 40, "{after}: {sent}");
+    }
+}

@@ -1,7 +1,7 @@
 //! What methods that send some values as they are share: the payload of k (4 bytes), a set of k indices and k values of
 //! 4 bytes in their order; and a codec around a rule that chooses them.
 
-use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Stats};
+use crate::codec::{Carried, Codec, Context, EncodeError, ReadError, Size, Stats};
 use crate::kernels::Work;
 use crate::wire::{Reader, Writer, index_bytes, read_indices, write_indices, write_indices_least};
 use crate::{Energy, Selection};
@@ -47,8 +47,8 @@ pub(super) trait Choose: Send + std::fmt::Debug {
     /// Fills `selection`, which is empty, with indices and values of `x`; refuses what is not finite.
     fn choose(&mut self, x: &[f32], context: &Context, selection: &mut Selection) -> Result<Stats, EncodeError>;
 
-    /// `x` is now what was left of it.
-    fn left(&mut self, _x: &[f32]) {}
+    /// As [`Codec::carried`].
+    fn carried(&mut self, _held_back: &[f32], _share: Carried) {}
 
     /// As [`Codec::save`].
     fn save(&self, _out: &mut Writer) {}
@@ -97,7 +97,6 @@ impl<C: Choose> Codec for Sparse<C> {
     fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let energy = self.encode(x, context, out)?;
         self.selection.indices().iter().for_each(|i| x[*i as usize] = 0.0);
-        self.rule.left(x);
         Ok(energy)
     }
 
@@ -108,6 +107,10 @@ impl<C: Choose> Codec for Sparse<C> {
         target: (f32, &mut [f32]),
     ) -> Result<(), ReadError> {
         decode_add(from, &mut self.indices, target)
+    }
+
+    fn carried(&mut self, held_back: &[f32], share: Carried) {
+        self.rule.carried(held_back, share);
     }
 
     fn size(&self) -> Size {

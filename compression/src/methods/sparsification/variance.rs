@@ -5,11 +5,13 @@
 //!
 //! r is what error feedback accumulates: use it with `ef(vanilla)`. The paper takes v over the single samples of a
 //! mini-batch. A gradient that reaches a compressor is their mean, so here a step's gradient counts as one sample (a
-//! mini-batch of 1 in the paper's terms): v grows by (x − what was left before)².
+//! mini-batch of 1 in the paper's terms): v grows by (x − what the memory added)². Where the memory scales what it held back, as
+//! when the learning rate changes, v scales with its square: r and v stay in the same units. What another strategy held back has
+//! no noise on record.
 
 use super::sparse::{Choose, Sparse};
 use crate::Selection;
-use crate::codec::{Context, EncodeError, ReadError, Scope, Stats, Travels};
+use crate::codec::{Carried, Context, EncodeError, ReadError, Scope, Stats, Travels};
 use crate::memory::{restore_values, save_values};
 use crate::strategy::params::POSITIVE;
 use crate::strategy::{Class, Entry, Kind, Nature, Param, Values};
@@ -45,14 +47,15 @@ struct Variance {
     zeta: f32,
     /// v.
     squares: Vec<f32>,
-    /// r after the step before.
-    left: Vec<f32>,
+    /// What the memory put into the tensor to come; zeros but between [`Choose::carried`] and [`Choose::choose`].
+    added: Vec<f32>,
+    share: Carried,
 }
 
 impl Variance {
     fn new(values: &Values, n: usize) -> Self {
         let (alpha, zeta) = (values.number(0) as f32, values.number(1) as f32);
-        Self { alpha, zeta, squares: vec![0.0; n], left: vec![0.0; n] }
+        Self { alpha, zeta, squares: vec![0.0; n], added: vec![0.0; n], share: Carried::WHOLE }
     }
 }
 
@@ -65,34 +68,41 @@ impl Choose for Variance {
 
     fn choose(&mut self, x: &[f32], context: &Context, selection: &mut Selection) -> Result<Stats, EncodeError> {
         let stats = context.stats(x)?;
-        let Self { alpha, zeta, squares, left } = self;
-        for (i, ((x, v), left)) in x.iter().zip(squares).zip(left).enumerate() {
-            let gradient = x - *left;
-            // Squares of huge values stay finite, so that a saved state is.
-            let sum = (*v + gradient * gradient).min(f32::MAX);
-            let sent = x * x > *alpha * sum;
-            *v = if sent { 0.0 } else { *zeta * sum };
-            // Without error feedback nothing is left over; with it, `left` says what is.
-            *left = 0.0;
+        let Self { alpha, zeta, squares, added, share } = self;
+        let (weight, kept) = (square(share.weight), square(share.kept));
+        for (i, ((x, v), added)) in x.iter().zip(squares).zip(added).enumerate() {
+            let new = (x - *added) * (x - *added);
+            let sent = x * x > *alpha * noise(weight, *v, new);
+            *v = if sent { 0.0 } else { *zeta * noise(kept, *v, new) };
+            *added = 0.0;
             if sent {
                 selection.indices.push(i as u32);
                 selection.values.push(*x);
             }
         }
+        self.share = Carried::WHOLE;
         Ok(stats)
     }
 
-    fn left(&mut self, x: &[f32]) {
-        self.left.copy_from_slice(x);
+    fn carried(&mut self, held_back: &[f32], share: Carried) {
+        self.added.iter_mut().zip(held_back).for_each(|(to, held)| *to = share.weight * held);
+        self.share = share;
     }
 
     fn save(&self, out: &mut Writer) {
         save_values(&self.squares, out);
-        save_values(&self.left, out);
     }
 
     fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError> {
-        restore_values(from, &mut self.squares)?;
-        restore_values(from, &mut self.left)
+        restore_values(from, &mut self.squares)
     }
+}
+
+fn square(factor: f32) -> f64 {
+    f64::from(factor).powi(2)
+}
+
+/// v in new units and a sample more. Squares of huge values stay finite, so that a saved state is.
+fn noise(factor: f64, v: f32, new: f32) -> f32 {
+    ((factor * f64::from(v)) as f32 + new).min(f32::MAX)
 }
