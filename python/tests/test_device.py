@@ -134,6 +134,17 @@ def test_the_host_steps_in_and_says_why(seen):
             assert own["carried"][text]["hash"] == host["hash"], text
 
 
+def test_a_rank_without_kernels_sends_by_the_backend_of_the_others(seen):
+    for rank, own in enumerate(seen):
+        for text, got in own["two backends"].items():
+            assert got["by host"] == 0 and got["hash"] == seen[0]["two backends"][text]["hash"], (text, got)
+        topk = own["two backends"]["topk@0.05/allgather"]
+        assert topk["hash"] == own["host"]["hash"]
+        assert any("cut_third" in line for line in topk["lines"]) == (rank == 1), topk["lines"]
+        # The kernels' collectives; the copies' are waited for on the current stream.
+        assert topk["beside"] > 0
+
+
 def test_halves_and_mstopk_are_equal_on_all_ranks(seen):
     for own in seen:
         assert own["mstopk"]["equal"] and own["mstopk"]["launched"] > 9 * 8 and not own["mstopk"]["lines"]

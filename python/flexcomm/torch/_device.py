@@ -104,7 +104,8 @@ class Carried:
 
 
 def wire(group: dist.ProcessGroup | None) -> torch.device | None:
-    """Where tensors of the host must be copied to before they can travel; none where they travel as they are."""
+    """Where tensors of the host must be copied to before they can travel; none where they travel as they are. Of a bucket's
+    see :meth:`Device.wire`."""
     backends = str(dist.get_backend_config(group))
     return None if "cpu:" in backends else torch.device("cuda")
 
@@ -144,8 +145,17 @@ class Device:
         """Whether the host's clock cannot tell what is done to it."""
         return self._cuda.has(buffer)
 
+    def wire(self, buffer: torch.Tensor, wire: torch.device | None) -> torch.device | None:
+        """Where the host's tensors of a bucket are copied to before they travel; none where they travel as they are.
+
+        With a backend per device (``cpu:gloo,cuda:nccl``) a copy on the host could travel by itself, but would by another
+        backend than the same message of a rank whose kernels work: the two would wait for each other for ever.
+        """
+        return buffer.device if self._nccl and self._cuda.has(buffer) else wire
+
     def under_way(self, mark: Mark | None, work: dist.Work | None) -> None:
-        """A collective was launched. Where waiting is the streams' business its end is waited for beside them."""
+        """A collective was launched. Where waiting is the streams' business its end is waited for beside them. A bucket with
+        a mark is on a device, and then so are the collective's tensors (:meth:`wire`): no such wait holds the host."""
         if self._by_stream and work is not None and not isinstance(work, Carried):
             self.clock.under_way(mark, work)
 

@@ -113,7 +113,8 @@ class CommHook:
         # Events of the bucket under way, and of all buckets of the pass; none of buckets that the host's clock can tell.
         self._mark: Mark | None = None
         self._marks: list[Mark | None] = []
-        self._wire = _device.wire(group)
+        # Where the host's tensors must go to travel: by the backends, and of the bucket under way.
+        self._wire = self._via = _device.wire(group)
         self._buffers: dict[tuple[int, str], torch.Tensor] = {}
 
     def __reduce__(self) -> Any:
@@ -142,6 +143,7 @@ class CommHook:
         plan = self._core.enter(index, address, buffer.numel(), elsewhere)
         kind, size, carries = plan[:3]
         self._mark = self._marked(kind, buffer)
+        self._via = self._device.wire(buffer, self._wire)
         if kind == DENSE:
             if not ours and not elsewhere:
                 self._explain(buffer)
@@ -338,8 +340,8 @@ class CommHook:
         return work if there is arrived else _device.Carried(work, arrived, there)
 
     def _there(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What can travel: a copy where the backend takes no tensors of the host."""
-        return tensor if self._wire is None or tensor.device.type != "cpu" else tensor.to(self._wire, copy=True)
+        """What can travel: a copy where the bucket's backend takes no tensors of the host."""
+        return tensor if self._via is None or tensor.device.type != "cpu" else tensor.to(self._via, copy=True)
 
     def _half_now(self) -> torch.dtype | None:
         if self._half is None:
