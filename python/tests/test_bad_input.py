@@ -39,7 +39,7 @@ def test_two_backward_passes_in_one_batch_are_refused_on_all_ranks_at_once(seen)
         for once, error in rank["twice"]:
             assert once == [None, "", 6, 7, True]
             kind, text, batches = error
-            assert kind == "FlexcommError" and "no_sync()" in text and "second synchronised backward pass" in text, error
+            assert kind == "FlexcommError" and "no_sync()" in text and "second synchronised backward pass" in text and "close() it" in text, error
             assert batches == 4
 
 
