@@ -518,7 +518,7 @@ mod tests {
     const MEMORIES: [&str; 5] = ["vanilla", "efsign", "efsign,gamma=0.5", "dgc,mu=0.9", "sgc,alpha=0.5,epsilon=0.5"];
 
     /// After a step at `rate`, of a rank alone that sends a value in ten.
-    fn held_after(own: &mut Vec<Piped>, (index, rate): (u64, f64), gradient: Vec<f32>) -> Vec<f32> {
+    fn held_after(own: &mut [Piped], (index, rate): (u64, f64), gradient: Vec<f32>) -> Vec<f32> {
         let done = step_at(own, Step { index, learning_rate: rate }, &[gradient]);
         assert_eq!(done[0].0, Ok(Ran::Good));
         own[0].held_back()
