@@ -96,7 +96,7 @@ impl Links {
         }
     }
 
-    /// It is over, with a finding or without.
+    /// It is over without a finding; [`Self::throughput`] says so by itself.
     pub(crate) fn test_ends(&mut self, node: &NodeName, now: Instant) {
         let at = self.at(now);
         if let Some(link) = self.links.get_mut(node) {

@@ -167,6 +167,7 @@ impl Probing {
 
     /// Probes until `stop`.
     pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
+        let (passive, (_, own_port)) = (self.passive(), self.ports());
         let Self { links, responder, server, prober, mut events, plan, grants, token, reports, metrics, .. } = self;
         let quit = Arc::new(AtomicBool::new(false));
         let quits = flows::QuitOnDrop(quit.clone());
@@ -180,8 +181,6 @@ impl Probing {
             quit: quit.clone(),
         };
         let tests = tokio::spawn(tests.run(grants));
-        let (passive, own_port) =
-            (Passive { links: links.clone(), metrics: metrics.clone() }, server.local_addr().port());
         let flows = quit.clone();
         let flows = tokio::task::spawn_blocking(move || flows::watch(&passive, own_port, &flows));
         let traces = tokio::spawn(trace(links.clone(), plan.clone(), reports.clone(), metrics.clone(), quit.clone()));
@@ -303,13 +302,6 @@ impl Tests {
 
     async fn measure(&self, peer: EchoPeer, plan: Plan) -> Result<ThroughputResult, Failed> {
         lock(&self.links).test_begins(&peer.node, Instant::now());
-        let node = peer.node.clone();
-        let measured = self.measured(peer, plan).await;
-        lock(&self.links).test_ends(&node, Instant::now());
-        measured
-    }
-
-    async fn measured(&self, peer: EchoPeer, plan: Plan) -> Result<ThroughputResult, Failed> {
         let (token, quit) = (self.token.clone(), self.quit.clone());
         let addr = SocketAddr::new(peer.addr, peer.throughput_port);
         let measured = tokio::task::spawn_blocking(move || measure_throughput_until(addr, &token, &plan, &quit)).await;
@@ -331,8 +323,9 @@ impl Tests {
 
     fn account(&mut self, held: Held, report: &ThroughputReport) {
         let mut links = lock(&self.links);
-        if let Some(bps) = report.out_bps {
-            links.throughput(&report.peer, bps, Instant::now());
+        match report.out_bps {
+            Some(bps) => links.throughput(&report.peer, bps, Instant::now()),
+            None => links.test_ends(&report.peer, Instant::now()),
         }
         let out = report.out_bytes.unwrap_or(report.bytes);
         // A test that failed counts with all that it may have sent.
