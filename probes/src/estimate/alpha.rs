@@ -1,7 +1,7 @@
 //! One-way latency from round trips.
 
 use super::Known;
-use super::cluster::{Rule, lowest};
+use super::cluster::{Rule, ends_sharply, lowest};
 use crate::passive::Transfer;
 use crate::stats::jitter;
 use std::collections::VecDeque;
@@ -14,12 +14,14 @@ const KEEP: usize = 8;
 const MAX_BUSY: usize = 256;
 /// 8 % of the window must agree: the idle gaps of a training step that is nine tenths communication.
 const RULE: Rule = Rule { share: 0.08, spread: 0.1, grain: 15e-6 };
-/// A rise of which fewer samples of the window are sure may be a queue, which scatters: it is believed only when no
-/// lower cluster is left in [`PATIENCE`] windows.
+/// A rise of which fewer samples of the window are sure, and whose floor is not sharp, may be a queue, which scatters:
+/// it is believed only when no lower cluster is left in [`PATIENCE`] windows.
 const SURE: f64 = 0.5;
 const PATIENCE: f64 = 4.0;
 /// In that time fewer must agree: the gaps between the steps of a job that all but fills the link.
 const PATIENT_RULE: Rule = Rule { share: 0.04, ..RULE };
+/// As near to the floor lie the round trips that met no queue.
+const SHARP: Rule = Rule { spread: 0.01, ..RULE };
 /// Support at which the number of samples no longer limits confidence.
 const FULL_SUPPORT: f64 = 8.0;
 /// Age in seconds at which confidence has fallen to 1/e.
@@ -79,7 +81,7 @@ impl AlphaEstimator {
             cluster = quiet;
             sure = sure.max(cluster.support as f64 / clean.len() as f64);
         }
-        if sure < SURE {
+        if sure < SURE && !ends_sharply(&all, SHARP) {
             let all: Vec<f64> = self.samples.iter().map(|(_, rtt)| *rtt).collect();
             if let Some(before) = lowest(&all, PATIENT_RULE).filter(|before| before.value < cluster.value) {
                 cluster = before;

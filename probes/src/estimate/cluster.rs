@@ -24,6 +24,8 @@ pub(super) struct Cluster {
 
 /// Fewer samples than this support nothing.
 const LEAST_SUPPORT: usize = 3;
+/// Fewer than this are no sharp end: four of a queue's scattered values fall together once in some hours.
+const LEAST_SHARP: usize = 5;
 /// Tried from narrow to wide: a sharp floor is found sharply, a noisy one still is found.
 const WIDTHS: [f64; 4] = [0.05, 0.1, 0.2, 0.4];
 /// Where no cluster exists at all.
@@ -48,6 +50,17 @@ pub(super) fn lowest(values: &[f64], rule: Rule) -> Option<Cluster> {
     // What is slower than a sharp floor but agrees with it was slowed down a little: it is a witness, not the value.
     let value = median(within(width.min(rule.spread)))?;
     Some(Cluster { value, support: within(rule.spread).len() })
+}
+
+/// Whether the lowest values end as sharply as a wire's latency does: enough of them lie within the rule's spread above
+/// the second lowest. A queue scatters there. The lowest alone may be a clock's fault.
+pub(super) fn ends_sharply(values: &[f64], rule: Rule) -> bool {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let Some(floor) = sorted.get(1) else { return false };
+    let need = ((rule.share * sorted.len() as f64).ceil() as usize).max(LEAST_SHARP);
+    let top = floor * (1.0 + rule.spread) + rule.grain;
+    sorted.partition_point(|v| *v <= top) >= need
 }
 
 fn first_supported(sorted: &[f64], need: usize, width: f64, grain: f64) -> Option<usize> {

@@ -4,7 +4,7 @@
 //!   that enough other samples agree with. Queueing only ever adds, so the job's own bursts lift most samples but
 //!   not those that fell into its gaps; a single sample that is too low (a clock's fault) finds no support. A
 //!   real rise is believed as soon as no low cluster is left in the window (4 s by default), or in four of them where
-//!   samples scatter as in a queue. Samples
+//!   samples scatter as in a queue and have no sharp floor. Samples
 //!   outside of all known transfers may form the cluster by themselves, and no passive transfer can have been
 //!   faster than the latency: its time bounds alpha from above.
 //! - **beta** is the lowest supported cluster of seconds per byte over throughput tests and passive transfers,

@@ -115,6 +115,27 @@ fn a_queue_that_scatters_is_no_rise_and_a_rise_under_it_is_seen_later() {
     assert!(within(alpha(&e, 82.0), 0.05, 0.15), "{}", alpha(&e, 82.0));
 }
 
+/// A job fills the link for three quarters of every second, so that most echoes meet a queue; the others lie together.
+#[test]
+fn a_rise_with_a_sharp_floor_under_a_queue_is_believed_within_a_window() {
+    for seed in 0..50 {
+        let mut e = LinkEstimator::new(EstimatorConfig::default());
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut step = |one_way: f64, t: f64| {
+            let queue =
+                if t.rem_euclid(1.0) < 0.25 { rng.random_range(0.0..1e-4) } else { rng.random_range(0.02..0.16) };
+            (2.0 * one_way + queue, None)
+        };
+        drive(&mut e, 0.0, 20.0, |t| step(0.001, t));
+        drive(&mut e, 20.0, 24.5, |t| step(0.05, t));
+        for half in 49..80 {
+            let now = f64::from(half) / 2.0;
+            assert!(within(alpha(&e, now), 0.05, 0.02), "seed {seed}: {} at {now} s", alpha(&e, now));
+            drive(&mut e, now, now + 0.5, |t| step(0.05, t));
+        }
+    }
+}
+
 #[test]
 fn a_step_of_bandwidth_is_seen_from_passive_transfers_alone() {
     let mut e = LinkEstimator::new(EstimatorConfig::default());
