@@ -32,6 +32,10 @@ pub struct Config {
     /// The gain in force moved by this share since it was last taken as reference: new trials. Default 0.10,
     /// the paper's gain threshold.
     pub gain_change: f64,
+    /// What is not in force must keep more than the policy's gain floor by this share, of the odds gain/(1 - gain); what
+    /// is in force stays until it falls below the floor. Default 0.25: a trial and the steps that are each 10 % off
+    /// differ by 22 % at most, so noise alone never leads to a ratio and back.
+    pub gain_floor_margin: f64,
     /// Everything is solved again at least this often, whatever did or did not change. Default 60 s: catches
     /// slow drift of fitted coefficients that no other trigger sees; it costs under a millisecond.
     pub review_s: Seconds,
@@ -121,6 +125,7 @@ impl Default for Config {
             link_change: 0.25,
             latency_floor_s: seconds(50e-6),
             gain_change: 0.10,
+            gain_floor_margin: 0.25,
             review_s: seconds(60.0),
             hysteresis: 0.10,
             hysteresis_ratio: 0.04,
@@ -173,6 +178,7 @@ impl Config {
         };
         share("link_change", self.link_change, 0.01, 10.0, "0.01 to 10")?;
         share("gain_change", self.gain_change, 0.01, 10.0, "0.01 to 10")?;
+        share("gain_floor_margin", self.gain_floor_margin, 0.0, 10.0, "0 to 10")?;
         share("hysteresis", self.hysteresis, 0.0, 0.9, "0 to 0.9")?;
         share("hysteresis_ratio", self.hysteresis_ratio, 0.0, 0.9, "0 to 0.9")?;
         share("noise_weight", self.noise_weight, 0.0, 10.0, "0 to 10")?;
@@ -226,6 +232,7 @@ mod tests {
             |uncompensated| PolicyConfig::TimeToQuality(TimeToQuality { uncompensated, ..TimeToQuality::default() });
         for (key, config) in [
             ("hysteresis", Config { hysteresis: f64::NAN, ..Config::default() }),
+            ("gain_floor_margin", Config { gain_floor_margin: f64::NAN, ..Config::default() }),
             ("link_change", Config { link_change: 0.0, ..Config::default() }),
             ("crs", Config { crs: vec![], ..Config::default() }),
             ("crs", Config { crs: vec![CompressionRatio::DENSE], ..Config::default() }),

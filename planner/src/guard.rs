@@ -138,7 +138,8 @@ impl Look<'_> {
     fn roll(&self, m: &Measured, scope: Scope, complaint: String) -> Judgement {
         let strategy = self.costs.in_force.strategy();
         let ours = self.worth(m.t_step, m.gain);
-        let known = self.costs.all.iter().filter(|p| p.what.strategy.is_dense() || self.is_previous(&p.strategy()));
+        let previous = |p: &Priced| p.score.is_some() && self.is_previous(&p.strategy());
+        let known = self.costs.all.iter().filter(|p| p.what.strategy.is_dense() || previous(p));
         // What is predicted on links that cannot be trusted is nothing to go back to.
         let sure = self.s.links.as_ref().is_some_and(|l| l.confidence >= self.s.config.least_confidence);
         let usable = known.filter(|p| p.strategy() != strategy).filter_map(|p| {
@@ -185,7 +186,8 @@ impl Look<'_> {
     }
 
     /// What the progress of a dense step takes, in seconds. The guard judges every policy's choice by it: a policy says what
-    /// is wanted, this says whether it is slow. A gain below a policy's floor is left by the usual choice.
+    /// is wanted, this says whether it is slow. A gain below a policy's floor is left by the usual choice, and nothing
+    /// is rolled back to that the policy would leave at once.
     fn worth(&self, t_step: Seconds, gain: Gain) -> f64 {
         self.s.config.policy.time_to_quality().seconds(t_step.get(), gain.get())
     }

@@ -26,7 +26,8 @@
 //!    than the guard's patience, on links measured since: roll back to dense or to the strategy before, whichever
 //!    is known to be better, and block what failed for a while, longer each time. Nothing known is better: it
 //!    says so once and stays.
-//! 6. **Choose** (`choose.rs`). The policy picks a point of the front among what is not blocked. It must win by
+//! 6. **Choose** (`choose.rs`). The policy picks a point of the front among what is not blocked and clears its floor of
+//!    the gain by a margin, which what is in force need not (`floor.rs`). It must win by
 //!    the hysteresis (more when only noise can have moved it), save more over the horizon than the switch costs,
 //!    and come after the dwell time, when the last decision is in force everywhere. Here it does: version 2,
 //!    "bandwidth fell from 25 Gbit/s to 250 Mbit/s; topk at CR 0.001 by art-ring (star) predicted 61.5 ms per step
@@ -43,7 +44,8 @@
 //!
 //! Versions grow by one. Between two changes lies the dwell time, except for a rollback. Except for a rollback, or
 //! when the strategy in force is no longer offered or admitted, a change scores better by the policy than what it
-//! replaces. A clock that jumps back costs one dwell time at most. Memory that was lost costs a margin or a block,
+//! replaces. A gain about as large as the policy's floor is left once and not taken again before it has risen by a
+//! margin (`floor.rs`), however noisy it is. A clock that jumps back costs one dwell time at most. Memory that was lost costs a margin or a block,
 //! never a wrong decision. `tests/properties.rs` holds all of this.
 //!
 //! # Adding a trigger
@@ -56,6 +58,7 @@ pub mod checker;
 mod choose;
 mod config;
 mod decide;
+mod floor;
 mod gains;
 mod guard;
 pub mod memory;

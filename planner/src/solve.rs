@@ -2,7 +2,7 @@
 
 use crate::gains::{self, Powers};
 use crate::memory::LinkSummary;
-use crate::{Alternative, Memory, Snapshot};
+use crate::{Alternative, Memory, Snapshot, floor};
 use flexcomm_domain::{Link, LinkMatrix, Seconds, Strategy, Timestamp};
 use flexcomm_optimizer::{Evaluated, Load, Policy, Problem, ProblemError, Space, pareto, terms};
 
@@ -10,7 +10,7 @@ use flexcomm_optimizer::{Evaluated, Load, Policy, Problem, ProblemError, Space, 
 #[derive(Debug, Clone)]
 pub(crate) struct Priced {
     pub(crate) what: Evaluated,
-    /// What the policy minimises; None: not admitted.
+    /// What the policy minimises; None: not admitted, or not anew ([`floor`]).
     pub(crate) score: Option<f64>,
     pub(crate) on_front: bool,
     pub(crate) blocked: bool,
@@ -79,7 +79,7 @@ pub(crate) fn price(s: &Snapshot, links: &LinkMatrix, memory: &Memory, now: Time
     let candidates: Vec<Evaluated> = space.iter().filter_map(|x| problem.evaluate(x).ok()).collect();
     let front = pareto::front(&candidates);
     let priced = |what: Evaluated, on_front: bool| Priced {
-        score: score(policy, &what, problem.compute),
+        score: score(s, &what),
         blocked: memory.blocked(&what.strategy, now).is_some(),
         on_front,
         what,
@@ -102,15 +102,26 @@ fn usable(space: Space, ranks: u32) -> Vec<Strategy> {
     space.strategies().into_iter().filter(|s| ranks > 1 || s.is_dense()).collect()
 }
 
-/// The policy's score, None when it is no number.
-fn score(policy: &dyn Policy, what: &Evaluated, compute: Seconds) -> Option<f64> {
-    policy.score(what, compute).filter(|s| s.is_finite())
+/// The policy's score, None when it is no number or what is not in force does not clear the floor. What keeps the same
+/// share by another collective is not new.
+fn score(s: &Snapshot, what: &Evaluated) -> Option<f64> {
+    let (current, new) = (s.strategy(), what.strategy);
+    let in_force = current.selector() == new.selector() && current.cr() == new.cr();
+    let noise = s.config.noise_weight * s.measured_now().map_or(0.0, |m| m.gain_spread);
+    let least = floor::entry(s.config.policy.gain_floor(), s.config.gain_floor_margin + noise);
+    let admitted = in_force || what.gain.get() >= least;
+    let score = s.config.policy.policy().score(what, s.compute.unwrap_or(Seconds::ZERO));
+    score.filter(|score| score.is_finite() && admitted)
 }
 
+/// Of what is admitted and open; where nothing is, the policy knows what is safe.
 fn pick(policy: &dyn Policy, all: &[Priced], compute: Seconds) -> Option<Priced> {
-    let open: Vec<&Priced> = all.iter().filter(|p| !p.blocked).collect();
+    let mut open: Vec<&Priced> = all.iter().filter(|p| !p.blocked).collect();
     if open.is_empty() {
         return None;
+    }
+    if open.iter().any(|p| p.score.is_some()) {
+        open.retain(|p| p.score.is_some());
     }
     let candidates: Vec<Evaluated> = open.iter().map(|p| p.what.clone()).collect();
     let choice = policy.choose(&candidates, &pareto::front(&candidates), compute);

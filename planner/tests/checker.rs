@@ -5,8 +5,9 @@ mod common;
 
 use common::{Job, seconds};
 use flexcomm_domain::{Decision, Gain, JobId, Strategy, Timestamp, Version};
+use flexcomm_optimizer::policy::TimeToQuality;
 use flexcomm_planner::memory::{Blocked, Moving, Scope};
-use flexcomm_planner::{Outcome, Snapshot, Verdict, check, decide};
+use flexcomm_planner::{Outcome, PolicyConfig, Snapshot, Verdict, check, decide};
 
 /// A second decision, made because the network became slower, with the snapshot it was made on.
 fn good() -> (Snapshot, Outcome, Timestamp) {
@@ -139,6 +140,13 @@ fn changes_that_are_not_worth_it() {
         let dense = o.report.alternatives.iter().find(|a| a.strategy.is_dense()).unwrap().t_step_s;
         o.report.alternatives.iter_mut().find(|a| a.strategy == strategy).unwrap().t_step_s = dense * 2.0;
     });
+    // Chosen anew at a gain of 0.44: a floor of 0.43 is too near.
+    for (floor, expected) in [(0.43, true), (0.38, false), (0.5, true)] {
+        let (mut s, outcome, now) = good();
+        s.config.policy = PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: floor, uncompensated: 1.0 });
+        let found = rules(&s, &outcome, now);
+        assert_eq!(found.contains(&"floor"), expected, "{floor}: {found:?}");
+    }
 }
 
 #[test]

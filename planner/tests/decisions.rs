@@ -8,7 +8,7 @@ use flexcomm_domain::{
     Collective, CompressionRatio, Compressor, Gain, Link, LinkMatrix, Selector, Strategy, Timestamp, Version,
 };
 use flexcomm_planner::memory::{LinkSummary, Seen};
-use flexcomm_planner::{Keep, Measured, Trigger, Verdict};
+use flexcomm_planner::{Keep, Measured, PolicyConfig, Trigger, Verdict};
 
 #[test]
 fn the_first_decision_waits_for_what_it_needs() {
@@ -421,6 +421,74 @@ fn a_gain_below_the_floor_is_left_at_once() {
     let decision = outcome.decision().expect("a gain of 0.01 is below the floor of 0.05");
     assert!(decision.strategy.cr() > lossy.cr() && !outcome.report.rollback, "{}", decision.reason);
     assert!(decision.reason.contains("keeps 0.01 of the gradient"), "{}", decision.reason);
+}
+
+/// Steps keep `gain` at the ratio in force; what that says of the others follows. The answer of a regular review.
+fn keeping(job: &mut Job, gain: f64) -> flexcomm_planner::Outcome {
+    let p = job.call().report.in_force.unwrap();
+    job.measure(p.t_step_s, p.t_comp_s, p.t_sync_s, gain);
+    job.wait(61.0);
+    job.call()
+}
+
+/// On a network where the smallest ratio is the best that the floor admits.
+fn at_the_floor(exponent: f64) -> Job {
+    let mut job = Job::new();
+    job.s.config.policy = PolicyConfig::default();
+    job.network(0.001, 5e7);
+    learn(&mut job.s, profile(exponent, 0.004));
+    job
+}
+
+#[test]
+fn what_is_not_in_force_must_clear_the_floor_by_the_margin() {
+    // 0.001^0.42 is 0.055, a tenth above the floor.
+    let mut job = at_the_floor(0.42);
+    job.call();
+    assert_eq!(job.strategy().cr().get(), 0.004, "0.055 is too near to be chosen");
+    let mut job = at_the_floor(0.39);
+    job.call();
+    assert_eq!(job.strategy().cr().get(), 0.001, "0.068 is not");
+    assert!(keeping(&mut job, 0.055).decision().is_none(), "and 0.055 may stay");
+    let left = keeping(&mut job, 0.049);
+    assert!(left.decision().is_some_and(|d| d.strategy.cr().get() == 0.004), "{}", left.report.why);
+    // The ratio that was left would keep 0.055 again.
+    let stays = keeping(&mut job, 0.004f64.powf(0.42));
+    assert!(stays.decision().is_none(), "{}", stays.report.why);
+    let of_smallest = |o: &flexcomm_planner::Outcome| {
+        let found = o.report.alternatives.iter().find(|a| a.strategy.cr().get() == 0.001);
+        found.map(|a| (a.gain.get() > 0.05, a.score))
+    };
+    assert_eq!(of_smallest(&stays), Some((true, None)));
+    let back = keeping(&mut job, 0.004f64.powf(0.35));
+    assert!(back.decision().is_some_and(|d| d.strategy.cr().get() == 0.001), "{}", back.report.why);
+}
+
+#[test]
+fn at_the_floor_another_collective_is_no_new_gain() {
+    let mut job = at_the_floor(0.39);
+    job.s.offer.collectives.retain(|c| matches!(c, Collective::DenseRing | Collective::ArtRing | Collective::ArtTree));
+    job.call();
+    let ring = job.strategy();
+    assert_eq!((ring.collective(), ring.cr().get()), (Collective::ArtRing, 0.001));
+    assert!(keeping(&mut job, 0.055).decision().is_none());
+    job.network(0.03, 5e7);
+    let moved = job.call();
+    let to = moved.decision().expect("a tree pays latency less often").strategy;
+    assert_eq!((to.collective(), to.cr()), (Collective::ArtTree, ring.cr()));
+}
+
+#[test]
+fn the_guard_does_not_go_back_to_what_was_left_for_its_gain() {
+    let mut job = at_the_floor(0.39);
+    job.call();
+    assert!(keeping(&mut job, 0.049).decision().is_some());
+    let p = job.call().report.in_force.unwrap();
+    let gain = p.gain.get();
+    let outcome = job.suffers_in_doubt(4.0 * p.t_step_s, p.t_comp_s, 4.0 * p.t_sync_s, gain);
+    let went = outcome.decision().map(|d| d.strategy);
+    assert!(!outcome.report.rollback || went.is_some_and(|s| s.is_dense()), "{}", outcome.report.why);
+    assert_ne!(job.strategy().cr().get(), 0.001);
 }
 
 #[test]

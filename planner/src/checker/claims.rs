@@ -147,6 +147,23 @@ pub(super) fn worth(s: &Snapshot, outcome: &Outcome, d: &Decision, found: &mut F
     });
 }
 
+/// What is chosen anew keeps more than the floor by the margin, of the odds, as long as something else does.
+pub(super) fn floor(s: &Snapshot, outcome: &Outcome, d: &Decision, found: &mut Findings) {
+    let PolicyConfig::TimeToQuality(policy) = &s.config.policy else { return };
+    let r = &outcome.report;
+    let current = s.in_force.as_ref().map(|f| f.decision.strategy);
+    let is_kept = current.is_some_and(|c| c.selector() == d.strategy.selector() && c.cr() == d.strategy.cr());
+    let factor = if is_kept { 1.0 } else { 1.0 + s.config.gain_floor_margin };
+    let clears = |a: &Alternative| {
+        let (gain, least) = (a.gain.get(), policy.gain_floor);
+        gain * (1.0 - least) >= factor * least * (1.0 - gain) * (1.0 - TOLERANCE)
+    };
+    let chosen = r.alternatives.iter().find(|a| a.strategy == d.strategy);
+    let otherwise = r.alternatives.iter().any(|a| !a.blocked && clears(a));
+    let holds = !otherwise || chosen.is_some_and(clears);
+    found.expect(holds, "floor", || format!("{} is too near to the floor of {}", d.strategy, policy.gain_floor));
+}
+
 /// A plan of buckets: one ratio each, all of them candidates, by what the job offers, with times that follow.
 pub(super) fn buckets(s: &Snapshot, outcome: &Outcome, found: &mut Findings) {
     let Some(b) = &outcome.report.buckets else { return };

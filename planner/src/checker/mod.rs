@@ -18,7 +18,7 @@ const TOLERANCE: f64 = 1e-6;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Violation {
     /// Name of the rule, for metrics: `version`, `parent`, `job`, `digest`, `offered`, `dwell`, `blocked`,
-    /// `rollback`, `no-change`, `time`, `finite`, `dense`, `worse`, `links`, `report`, `trial`, `buckets`.
+    /// `rollback`, `no-change`, `time`, `finite`, `dense`, `worse`, `links`, `report`, `trial`, `buckets`, `steady`, `floor`.
     pub rule: &'static str,
     /// What was found, with numbers.
     pub what: String,
@@ -44,6 +44,7 @@ pub fn check(snapshot: &Snapshot, outcome: &Outcome, now: Timestamp) -> Vec<Viol
         rules::evidence(snapshot, outcome, &mut found);
         claims::times(snapshot, outcome, decision, &mut found);
         claims::worth(snapshot, outcome, decision, &mut found);
+        claims::floor(snapshot, outcome, decision, &mut found);
     }
     found.0
 }
