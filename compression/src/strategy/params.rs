@@ -33,8 +33,9 @@ impl Param {
 /// What a value may be. All are held as f64: a choice by its place, a switch as 0 or 1.
 #[derive(Debug, Clone, Copy)]
 pub enum Kind {
-    /// How many values are kept: a share above 0 and below 1, or a whole number from 1 on, where a number above n keeps all n
-    /// (one strategy serves buckets of any length). See [`kept`].
+    /// How many values are kept: a share above 0 and below 1, or a number of them from 1 on, where a number above n keeps all
+    /// n (one strategy serves buckets of any length). A number is written in digits alone: `1` is one value, while `1.0` could
+    /// as well be the share that is all of them, and is refused. See [`kept`].
     Kept,
     /// Any number in a range.
     Number(Bound<f64>, Bound<f64>),
@@ -69,7 +70,9 @@ impl Kind {
             Self::Switch => return ["false", "true"].iter().position(|word| *word == text).map(|at| at as f64),
             _ => text.parse::<f64>().ok()?,
         };
-        self.admits(value).then_some(value)
+        let counted = text.bytes().all(|c| c.is_ascii_digit());
+        let clear = counted || value < 1.0 || !matches!(self, Self::Kept);
+        (clear && self.admits(value)).then_some(value)
     }
 
     /// Whether a number is in range (numbers also come from headers).
@@ -97,7 +100,9 @@ impl fmt::Display for Kind {
     /// The allowed range in words.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Kept => f.write_str("a share above 0 and below 1, or a whole number of values from 1 to 2^32 - 1"),
+            Self::Kept => f.write_str(
+                "a share above 0 and below 1, or a whole number of values from 1 to 2^32 - 1 in digits alone (1.0 would be either)",
+            ),
             Self::Number(low, high) => {
                 f.write_str("a number")?;
                 match low {

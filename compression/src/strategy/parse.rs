@@ -203,11 +203,17 @@ mod tests {
     fn errors_name_key_value_and_range() {
         assert_eq!(
             error("topk"),
-            "build topk without k: it must be given, a share above 0 and below 1, or a whole number of values from 1 to 2^32 - 1"
+            "build topk without k: it must be given, a share above 0 and below 1, or a whole number of values from 1 to \
+             2^32 - 1 in digits alone (1.0 would be either)"
         );
         for (text, parts) in [
             ("topk(k=0)", ["k of topk", "\"0\"", "above 0 and below 1"]),
             ("topk(k=1.5)", ["k of topk", "\"1.5\"", "whole number"]),
+            ("topk(k=1.0)", ["k of topk", "\"1.0\"", "1.0 would be either"]),
+            ("topk(k=1e0)", ["k of topk", "\"1e0\"", "digits alone"]),
+            ("topk(k=0.99999999999999999)", ["k of topk", "\"0.99999999999999999\"", "below 1"]),
+            ("topk(k=2.0)", ["k of topk", "\"2.0\"", "digits alone"]),
+            ("sketched(k=3,columns=1.0)", ["columns of sketched", "\"1.0\"", "digits alone"]),
             ("topk(k=nan)", ["k of topk", "\"nan\"", "above 0"]),
             ("topk(k=inf)", ["k of topk", "\"inf\"", "above 0"]),
             ("topk(k=-1)", ["k of topk", "\"-1\"", "above 0"]),
@@ -227,6 +233,14 @@ mod tests {
             let error = error(text);
             assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
         }
+    }
+
+    /// 1 in digits is one value, whatever the tensor's length; a share may come near to 1 but never is.
+    #[test]
+    fn one_is_one_value() {
+        let k = |text: &str, n| text.parse::<Strategy>().unwrap().values().kept(0, n);
+        assert_eq!((k("topk(k=1)", 1000), k("topk(k=001)", 1000), k("topk(k=0.999)", 1000)), (1, 1, 999));
+        assert_eq!((k("topk(k=1e-3)", 1000), k("topk(k=5000)", 1000), k("topk(k=0.0001)", 1000)), (1, 1000, 1));
     }
 
     #[test]
