@@ -1,22 +1,29 @@
-//! BytePS's map of strings: the keys of its code, and those of its design text where they differ.
+//! BytePS's map of strings: the keys of its users' scripts (`compressor`, `k`, ...), those of its core (`byteps_compressor_type`,
+//! `byteps_compressor_k`, ...), and for error feedback that of its design text as well.
+//!
+//! A setting is given once, whichever spelling is taken. Values are those of Python or C++: `True`, `true` and `1` switch on. A
+//! setting that the compressor does not have is refused, but for `scaling` switched off, which asks for nothing: scripts give
+//! it with every compressor. `mu` has no short key in BytePS, whose plugins take it from the optimiser; here it is `mu`.
 
 use super::{Strategy, StrategyError};
 use crate::memory::MEMORIES;
 use crate::momentum::MOMENTA;
 
-/// A key and what it sets.
-enum Sets {
-    /// The compressor.
+/// A setting and where it goes.
+struct Setting {
+    /// Spellings; the first is the users'.
+    keys: &'static [&'static str],
+    part: Part,
+    /// Name of the parameter within the part; empty for the part's own name.
+    param: &'static str,
+    values: Translate,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
     Codec,
-    /// A parameter of the compressor.
-    Param(&'static str, Translate),
-    /// The kind of error feedback.
     Memory,
-    /// The kind of momentum.
     Momentum,
-    /// A parameter of the momentum.
-    MomentumParam(&'static str),
-    /// The seed of all randomness.
     Seed,
 }
 
@@ -31,90 +38,144 @@ use Translate::{Same, Words};
 
 const SWITCH: Translate =
     Words(&[("true", "true"), ("True", "true"), ("1", "true"), ("false", "false"), ("False", "false"), ("0", "false")]);
+const PARTITION: Translate = Words(&[("0", "linear"), ("1", "natural"), ("linear", "linear"), ("natural", "natural")]);
+const NORMALIZE: Translate = Words(&[("0", "max"), ("1", "l2"), ("max", "max"), ("l2", "l2")]);
 
-const KEYS: &[(&str, Sets)] = &[
-    ("byteps_compressor_type", Sets::Codec),
-    ("byteps_compressor_k", Sets::Param("k", Same)),
-    ("byteps_compressor_onebit_scaling", Sets::Param("scaling", SWITCH)),
-    ("byteps_dithering_partition", Sets::Param("partition", Words(&[("0", "linear"), ("1", "natural")]))),
-    ("byteps_dithering_normalize", Sets::Param("normalize", Words(&[("0", "max"), ("1", "l2")]))),
-    ("byteps_seed", Sets::Seed),
-    ("byteps_ef_type", Sets::Memory),
-    ("byteps_error_feedback_type", Sets::Memory),
-    ("byteps_momentum_type", Sets::Momentum),
-    ("byteps_momentum_mu", Sets::MomentumParam("mu")),
+const fn setting(keys: &'static [&'static str], part: Part, param: &'static str, values: Translate) -> Setting {
+    Setting { keys, part, param, values }
+}
+
+const SETTINGS: &[Setting] = &[
+    setting(&["compressor", "byteps_compressor_type"], Part::Codec, "", Same),
+    setting(&["k", "byteps_compressor_k"], Part::Codec, "k", Same),
+    setting(&["scaling", "byteps_compressor_onebit_scaling"], Part::Codec, "scaling", SWITCH),
+    setting(&["partition", "byteps_dithering_partition"], Part::Codec, "partition", PARTITION),
+    setting(&["normalize", "byteps_dithering_normalize"], Part::Codec, "normalize", NORMALIZE),
+    setting(&["ef", "byteps_ef_type", "byteps_error_feedback_type"], Part::Memory, "", Same),
+    setting(&["momentum", "byteps_momentum_type"], Part::Momentum, "", Same),
+    setting(&["mu", "byteps_momentum_mu"], Part::Momentum, "mu", Same),
+    setting(&["seed", "byteps_seed"], Part::Seed, "", Same),
 ];
 
+const MAP: &str = "BytePS's map";
+
 impl Strategy {
-    /// From BytePS's map. A key that it does not know, a value out of range and a missing k are refused; a key that is
-    /// given in both spellings too.
+    /// From BytePS's map. A key that it does not know, a value out of range and a missing k are refused, by the key as it was
+    /// given; so is a setting that is given twice.
     pub fn from_byteps<'a>(map: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, StrategyError> {
-        let mut text = Parts::default();
+        let mut given = Map::default();
         for (key, value) in map {
-            let known = || StrategyError::unknown("BytePS key", key, KEYS.iter().map(|(key, _)| *key));
-            let (_, sets) = KEYS.iter().find(|(known, _)| *known == key).ok_or_else(known)?;
-            text.set(key, sets, value)?;
+            given.set(key, value)?;
         }
-        text.write()?.parse()
+        given.read()
     }
 }
 
-/// The textual form in parts.
-#[derive(Default)]
-struct Parts {
-    codec: Option<String>,
-    params: Vec<String>,
-    memory: Option<String>,
-    momentum: Option<String>,
-    momentum_params: Vec<String>,
-    seed: Option<String>,
+/// A setting as given.
+struct Given<'a> {
+    setting: &'static Setting,
+    key: &'a str,
+    /// In our words.
+    value: &'a str,
 }
 
-impl Parts {
-    fn set(&mut self, key: &str, sets: &Sets, value: &str) -> Result<(), StrategyError> {
+#[derive(Default)]
+struct Map<'a> {
+    given: Vec<Given<'a>>,
+}
+
+impl<'a> Map<'a> {
+    fn set(&mut self, key: &'a str, value: &'a str) -> Result<(), StrategyError> {
+        let known = || SETTINGS.iter().flat_map(|setting| setting.keys).copied();
+        let setting = SETTINGS.iter().find(|setting| setting.keys.contains(&key));
+        let setting = setting.ok_or_else(|| StrategyError::unknown("BytePS key", key, known()))?;
+        // What means something in the textual form cannot be smuggled in.
         let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if value.is_empty() || !value.chars().all(plain) {
             return Err(refused(key, value, "a word or a number".into()));
         }
-        match sets {
-            Sets::Codec => once(&mut self.codec, key, value),
-            Sets::Memory => {
-                named(key, value, MEMORIES.iter().map(|memory| memory.name))?;
-                once(&mut self.memory, key, value)
-            }
-            Sets::Momentum => {
-                named(key, value, MOMENTA.iter().map(|momentum| momentum.name))?;
-                once(&mut self.momentum, key, value)
-            }
-            Sets::Seed => once(&mut self.seed, key, value),
-            Sets::MomentumParam(name) => {
-                self.momentum_params.push(format!("{name}={value}"));
-                Ok(())
-            }
-            Sets::Param(name, translate) => {
-                self.params.push(format!("{name}={}", translate.value(key, value)?));
-                Ok(())
-            }
+        if let Some(before) = self.given.iter().find(|given| std::ptr::eq(given.setting, setting)) {
+            let key = if before.key == key { key.into() } else { format!("{} (also as {key})", before.key) };
+            return Err(StrategyError::Twice { of: MAP.into(), key });
         }
+        match (setting.part, setting.param) {
+            (Part::Memory, "") => named(key, value, MEMORIES.iter().map(|memory| memory.name))?,
+            (Part::Momentum, "") => named(key, value, MOMENTA.iter().map(|momentum| momentum.name))?,
+            _ => {}
+        }
+        self.given.push(Given { setting, key, value: setting.values.of(key, value)? });
+        Ok(())
     }
 
-    fn write(self) -> Result<String, StrategyError> {
-        let missing =
-            |key: &'static str, of: &str| StrategyError::Missing { of: of.into(), key, allowed: "a name".into() };
-        let codec = self.codec.ok_or_else(|| missing("byteps_compressor_type", "a strategy"))?;
-        let mut text = format!("{codec}({})", self.params.join(","));
-        if let Some(memory) = self.memory {
+    fn read(self) -> Result<Strategy, StrategyError> {
+        let codec = self.name_of(Part::Codec).ok_or_else(|| self.missing("compressor", "a strategy", "a name"))?;
+        // Switched off where there is nothing to switch: nothing is asked for.
+        let takes = |given: &Given<'_>| {
+            let off = given.setting.param == "scaling" && given.value == "false";
+            !off || super::find(codec).is_ok_and(|entry| entry.params.iter().any(|param| param.name == "scaling"))
+        };
+        let mut text = self.part(codec, Part::Codec, takes);
+        if let Some(memory) = self.name_of(Part::Memory) {
             text += &format!("+ef({memory})");
         }
-        match self.momentum {
-            Some(momentum) => text += &format!("+{momentum}({})", self.momentum_params.join(",")),
-            None if !self.momentum_params.is_empty() => return Err(missing("byteps_momentum_type", "a momentum")),
+        match self.name_of(Part::Momentum) {
+            Some(momentum) => text += &format!("+{}", self.part(momentum, Part::Momentum, |_| true)),
+            None if self.given.iter().any(|given| given.setting.part == Part::Momentum) => {
+                return Err(self.missing("momentum", "a momentum", "a name"));
+            }
             None => {}
         }
-        if let Some(seed) = self.seed {
+        if let Some(seed) = self.name_of(Part::Seed) {
             text += &format!("+seed({seed})");
         }
-        Ok(text)
+        text.parse().map_err(|error| self.in_their_words(error))
+    }
+
+    fn name_of(&self, part: Part) -> Option<&'a str> {
+        let own = |given: &&Given<'_>| given.setting.part == part && given.setting.param.is_empty();
+        self.given.iter().find(own).map(|given| given.value)
+    }
+
+    fn part(&self, name: &str, part: Part, takes: impl Fn(&Given<'_>) -> bool) -> String {
+        let params = self.given.iter().filter(|given| given.setting.part == part && !given.setting.param.is_empty());
+        let params: Vec<String> = params
+            .filter(|given| takes(given))
+            .map(|given| format!("{}={}", given.setting.param, given.value))
+            .collect();
+        format!("{name}({})", params.join(","))
+    }
+
+    /// The spelling of a setting that goes with the others': the core's where the compressor has its key.
+    fn spelled(&self, setting: &'static Setting) -> &'static str {
+        let core = self.given.first().is_some_and(|given| given.key.starts_with("byteps_"));
+        setting.keys[usize::from(core).min(setting.keys.len() - 1)]
+    }
+
+    fn missing(&self, first: &str, of: &str, allowed: &str) -> StrategyError {
+        let setting = SETTINGS.iter().find(|setting| setting.keys[0] == first).unwrap_or(&SETTINGS[0]);
+        StrategyError::Missing { of: of.into(), key: self.spelled(setting), allowed: allowed.into() }
+    }
+
+    /// Names the key as it was given, or as it would have been.
+    fn in_their_words(&self, error: StrategyError) -> StrategyError {
+        let setting_of = |name: &str| SETTINGS.iter().find(|setting| setting.param == name || setting.keys[0] == name);
+        let given_as =
+            |name: &str| self.given.iter().find(|given| given.setting.keys[0] == name).map(|given| given.key);
+        match error {
+            StrategyError::Missing { of, key, allowed } => {
+                let key = setting_of(key).map_or(key, |setting| self.spelled(setting));
+                StrategyError::Missing { of, key, allowed }
+            }
+            StrategyError::Range { of, key, value, allowed } => {
+                let key = given_as(&key).map_or(key, str::to_owned);
+                StrategyError::Range { of, key, value, allowed }
+            }
+            StrategyError::UnknownKey { of, key, known } => {
+                let key = given_as(&key).map_or(key, str::to_owned);
+                StrategyError::UnknownKey { of, key, known }
+            }
+            other => other,
+        }
     }
 }
 
@@ -125,18 +186,11 @@ fn named<'a>(key: &str, value: &str, names: impl Iterator<Item = &'a str>) -> Re
 }
 
 fn refused(key: &str, value: &str, allowed: String) -> StrategyError {
-    StrategyError::Range { of: "BytePS's map".into(), key: key.into(), value: value.into(), allowed }
-}
-
-fn once(slot: &mut Option<String>, key: &str, value: &str) -> Result<(), StrategyError> {
-    match slot.replace(value.into()) {
-        Some(_) => Err(StrategyError::Twice { of: "BytePS's map".into(), key: key.into() }),
-        None => Ok(()),
-    }
+    StrategyError::Range { of: MAP.into(), key: key.into(), value: value.into(), allowed }
 }
 
 impl Translate {
-    fn value<'a>(&self, key: &str, value: &'a str) -> Result<&'a str, StrategyError> {
+    fn of<'a>(&self, key: &str, value: &'a str) -> Result<&'a str, StrategyError> {
         let Words(words) = self else { return Ok(value) };
         let found = words.iter().find(|(theirs, _)| *theirs == value).map(|(_, ours)| *ours);
         let allowed = || words.iter().map(|(theirs, _)| *theirs).collect::<Vec<_>>().join(" or ");
@@ -148,54 +202,107 @@ impl Translate {
 mod tests {
     use super::*;
 
-    #[test]
-    fn both_spellings_are_read() {
-        for ef in ["byteps_ef_type", "byteps_error_feedback_type"] {
-            let map = [
-                ("byteps_compressor_type", "topk"),
-                ("byteps_compressor_k", "3"),
-                (ef, "vanilla"),
-                ("byteps_momentum_type", "nesterov"),
-                ("byteps_momentum_mu", "0.9"),
-            ];
-            let strategy = Strategy::from_byteps(map).unwrap();
-            assert_eq!(strategy.to_string(), "topk(k=3)+ef(vanilla)+nesterov(mu=0.9)");
-        }
-        let map = [("byteps_compressor_type", "onebit"), ("byteps_compressor_onebit_scaling", "True")];
-        assert_eq!(Strategy::from_byteps(map).unwrap(), "onebit(scaling=true)".parse().unwrap());
+    fn read(map: &[(&str, &str)]) -> String {
+        Strategy::from_byteps(map.iter().copied()).unwrap_or_else(|e| panic!("{map:?}: failed to {e}")).to_string()
     }
 
+    fn error(map: &[(&str, &str)]) -> String {
+        Strategy::from_byteps(map.iter().copied()).unwrap_err().to_string()
+    }
+
+    /// The map of the design text's script, with its keys: all five are always there.
     #[test]
-    fn errors_name_key_and_value() {
-        let error =
-            |map: &[(&'static str, &'static str)]| Strategy::from_byteps(map.iter().copied()).unwrap_err().to_string();
-        let topk = ("byteps_compressor_type", "topk");
-        assert!(error(&[]).contains("byteps_compressor_type"));
-        assert!(error(&[topk]).contains("without k"));
-        assert!(error(&[topk, ("byteps_compressor_k", "0")]).contains("\"0\""));
-        assert!(error(&[topk, ("byteps_compressor_kk", "1")]).contains("\"byteps_compressor_kk\""));
-        assert!(error(&[topk, ("byteps_compressor_k", "1)+ef(vanilla")]).contains("word or a number"));
-        for (key, known) in [("byteps_momentum_type", "nesterov"), ("byteps_ef_type", "vanilla")] {
-            for value in ["checksum", "ef", "no"] {
-                let error = error(&[topk, ("byteps_compressor_k", "1"), (key, value)]);
-                let named = [key, &format!("{value:?}"), known].iter().all(|part| error.contains(*part));
-                assert!(named, "{error}");
-            }
-        }
-        let both = [
-            topk,
-            ("byteps_compressor_k", "1"),
-            ("byteps_ef_type", "vanilla"),
+    fn the_keys_of_the_design_text_are_read() {
+        let script = |compressor, scaling| {
+            [
+                ("compressor", compressor),
+                ("ef", "vanilla"),
+                ("momentum", "nesterov"),
+                ("scaling", scaling),
+                ("mu", "0.9"),
+            ]
+        };
+        let with_k = |compressor, k| [&script(compressor, "False")[..], &[("k", k), ("seed", "2020")]].concat();
+        assert_eq!(read(&with_k("topk", "3")), "topk(k=3)+ef(vanilla)+nesterov(mu=0.9)+seed(2020)");
+        assert_eq!(read(&with_k("randomk", "8")), "randomk(k=8)+ef(vanilla)+nesterov(mu=0.9)+seed(2020)");
+        assert_eq!(read(&with_k("dithering", "4")), "dithering(k=4)+ef(vanilla)+nesterov(mu=0.9)+seed(2020)");
+        assert_eq!(read(&script("onebit", "True")), "onebit(scaling=true)+ef(vanilla)+nesterov(mu=0.9)");
+        // Scaling is off if nothing is said of it.
+        assert_eq!(read(&[("compressor", "onebit")]), "onebit");
+        assert_eq!(
+            read(&[("compressor", "dithering"), ("k", "7"), ("partition", "natural"), ("normalize", "l2")]),
+            "dithering(k=7,partition=natural,normalize=l2)"
+        );
+    }
+
+    /// The dictionary that the design text shows for its core, and the keys of the core's code.
+    #[test]
+    fn the_keys_of_the_core_are_read() {
+        let shown = [
+            ("byteps_compressor_type", "topk"),
+            ("byteps_compressor_k", "3"),
             ("byteps_error_feedback_type", "vanilla"),
         ];
-        assert!(error(&both).contains("twice"));
-        assert!(
-            error(&[topk, ("byteps_compressor_k", "1"), ("byteps_momentum_mu", "0.9")])
-                .contains("byteps_momentum_type")
-        );
-        assert!(
-            error(&[("byteps_compressor_type", "onebit"), ("byteps_compressor_onebit_scaling", "maybe")])
-                .contains("\"maybe\"")
-        );
+        assert_eq!(read(&shown), "topk(k=3)+ef(vanilla)");
+        let map = [
+            ("byteps_compressor_type", "topk"),
+            ("byteps_compressor_k", "3"),
+            ("byteps_ef_type", "vanilla"),
+            ("byteps_momentum_type", "nesterov"),
+            ("byteps_momentum_mu", "0.9"),
+            ("byteps_seed", "7"),
+        ];
+        assert_eq!(read(&map), "topk(k=3)+ef(vanilla)+nesterov(mu=0.9)+seed(7)");
+        let map = [("byteps_compressor_type", "onebit"), ("byteps_compressor_onebit_scaling", "1")];
+        assert_eq!(read(&map), "onebit(scaling=true)");
+        let map = [
+            ("byteps_compressor_type", "dithering"),
+            ("byteps_compressor_k", "4"),
+            ("byteps_dithering_partition", "1"),
+        ];
+        assert_eq!(read(&map), "dithering(k=4,partition=natural)");
+    }
+
+    /// Key as given, value, and what is allowed.
+    #[test]
+    fn errors_name_key_value_and_range() {
+        let (topk, core) = (("compressor", "topk"), ("byteps_compressor_type", "topk"));
+        let cases: &[(&[(&str, &str)], &[&str])] = &[
+            (&[], &["without compressor", "a name"]),
+            (&[("byteps_compressor_k", "1")], &["without byteps_compressor_type"]),
+            (&[("compressor", "topq"), ("k", "1")], &["compressor \"topq\"", "topk"]),
+            (&[topk], &["topk without k", "above 0 and below 1"]),
+            (&[core], &["topk without byteps_compressor_k", "above 0 and below 1"]),
+            (&[topk, ("k", "0")], &["set k of topk to \"0\"", "above 0 and below 1"]),
+            (&[topk, ("k", "1.0")], &["set k of topk to \"1.0\"", "1.0 would be either"]),
+            (&[core, ("byteps_compressor_k", "-3")], &["set byteps_compressor_k of topk to \"-3\"", "from 1 to"]),
+            (&[("compressor", "dithering"), ("k", "0.5")], &["set k of dithering to \"0.5\"", "whole number from 1"]),
+            (&[("compressor", "onebit"), ("k", "3")], &["set \"k\" of onebit", "it takes scaling"]),
+            (&[topk, ("k", "1"), ("scaling", "True")], &["set \"scaling\" of topk", "it takes k"]),
+            (&[("compressor", "onebit"), ("scaling", "maybe")], &["scaling", "\"maybe\"", "true or True"]),
+            (&[topk, ("kk", "1")], &["BytePS key \"kk\"", "compressor", "byteps_compressor_type", "seed"]),
+            (&[topk, ("k", "1)+ef(vanilla")], &["set k", "a word or a number"]),
+            (&[topk, ("k", "")], &["set k", "\"\"", "a word or a number"]),
+            (&[topk, ("k", "1"), ("ef", "dgc,mu=0")], &["set ef", "a word or a number"]),
+            (&[topk, ("k", "1"), ("seed", "x")], &["set seed", "\"x\"", "whole number from 0"]),
+            (&[topk, ("k", "1"), ("mu", "0.9")], &["without momentum"]),
+            (&[topk, ("k", "1"), ("momentum", "nesterov")], &["nesterov without mu", "below 1"]),
+            (&[topk, ("k", "1"), ("momentum", "nesterov"), ("mu", "1")], &["set mu of nesterov to \"1\"", "below 1"]),
+            (&[topk, core, ("k", "1")], &["set compressor (also as byteps_compressor_type) of BytePS's map twice"]),
+            (&[core, ("byteps_ef_type", "vanilla"), ("byteps_error_feedback_type", "vanilla")], &["twice"]),
+        ];
+        for (map, parts) in cases {
+            let error = error(map);
+            assert!(parts.iter().all(|part| error.contains(part)), "{map:?}: {error}");
+        }
+        for (key, known) in [("momentum", "nesterov"), ("ef", "vanilla")] {
+            for key in [key.to_owned(), format!("byteps_{key}_type")] {
+                for value in ["checksum", "ef", "no"] {
+                    let error = error(&[topk, ("k", "1"), (&key, value)]);
+                    let named = [&key, &format!("{value:?}"), known].iter().all(|part| error.contains(*part));
+                    assert!(named, "{error}");
+                }
+            }
+        }
     }
 }
