@@ -68,6 +68,11 @@ __device__ __forceinline__ void narrow(float x, bf16* to) { *to = to_bf16(x); }
 // Four values in one load.
 template <typename T> struct alignas(4 * sizeof(T)) Four { T v[4]; };
 
+// A tensor of another's part may begin at any of its values. The same for all threads.
+template <typename T> __device__ __forceinline__ bool takes_fours(const T* from) {
+  return reinterpret_cast<u64>(from) % sizeof(Four<T>) == 0;
+}
+
 // Four from place 4 * group on; beyond n, zeros.
 template <typename T> __device__ __forceinline__ Four<float> load_four(const T* from, u32 group, u32 n) {
   Four<float> out;
@@ -76,6 +81,14 @@ template <typename T> __device__ __forceinline__ Four<float> load_four(const T* 
     for (int c = 0; c < 4; c++) out.v[c] = widen(four.v[c]);
     return out;
   }
+  for (u32 c = 0; c < 4; c++) out.v[c] = 4 * group + c < n ? widen(from[4 * group + c]) : 0.0f;
+  return out;
+}
+
+// As load_four, of a tensor that may begin at any value.
+template <typename T> __device__ __forceinline__ Four<float> load_any_four(const T* from, u32 group, u32 n) {
+  if (takes_fours(from)) return load_four(from, group, n);
+  Four<float> out;
   for (u32 c = 0; c < 4; c++) out.v[c] = 4 * group + c < n ? widen(from[4 * group + c]) : 0.0f;
   return out;
 }

@@ -8,7 +8,7 @@
 template <typename T>
 __device__ __forceinline__ Four<float> fed_four(const T* gradient, const float* memory, u32 i, u32 n, float beta,
                                                 float gamma) {
-  Four<float> g = load_four(gradient, i, n);
+  Four<float> g = load_any_four(gradient, i, n);
   if (memory == 0) {
     for (int c = 0; c < 4; c++) g.v[c] = gamma * g.v[c];
     return g;

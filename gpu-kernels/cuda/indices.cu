@@ -31,6 +31,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) keep(float* fed, const flo
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) fed[i] = before(memory, i);
 }
 
+// Puts values back where a selection has taken them. One that was refused has taken nothing.
+extern "C" __global__ void __launch_bounds__(THREADS) put(float* fed, u32 n, const u32* indices, const float* values, u32 k,
+                                                          const Outcome* o) {
+  if (o->refused) return;
+  for (u32 j = blockIdx.x * THREADS + threadIdx.x; j < k; j += gridDim.x * THREADS)
+    if (indices[j] < n) fed[indices[j]] = values[j];
+}
+
 // out += scale * values at indices, which are all different. An index beyond n is left out.
 extern "C" __global__ void __launch_bounds__(THREADS) scatter(float* out, u32 n, const u32* indices, const float* values,
                                                               u32 k, float scale) {

@@ -5,8 +5,8 @@ use crate::hybrid::{self, Qsparse};
 use crate::low_rank::{self, Factors, LowRank};
 use crate::{
     Allocation, At, BLAS_WORKSPACE, Blas, BlasError, Cache, Cublas, DType, Feed, Fit, Gpu, LaunchError, LoadError,
-    MemoryError, Norm, OUTCOME_BYTES, OnStream, Outcome, Quantizer, Random, Selected, Span, Stream, Threshold, add,
-    add_sized, feed, gains, gather, quantize, scatter, subset, subset_scratch, threshold, topk, workspace_bytes,
+    MemoryError, Norm, OUTCOME_BYTES, OnStream, Outcome, Quantizer, Random, RandomK, Selected, Span, Stream, Threshold,
+    add, add_sized, feed, gains, gather, quantize, random_k, scatter, subset_scratch, threshold, topk, workspace_bytes,
 };
 
 /// Failed to measure.

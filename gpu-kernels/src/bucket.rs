@@ -7,12 +7,21 @@
 //! (`flexcomm_compression::wire`). What is held back stays on the device and goes on into the next step, whatever its
 //! method.
 
+mod agreed;
+mod layers;
+mod low_rank;
+
+pub use layers::Layers;
+pub use low_rank::{LowRanks, Product};
+
 use crate::hybrid::{self, Qsparse};
-use crate::indices;
+use crate::indices::{self, At, subset_scratch};
+use crate::random::RandomK;
 use crate::select::{Form, Selected, pack, payload_room};
 use crate::workspace::{check, check_count, workspace_bytes};
 use crate::{
-    DType, Device, Feed, LaunchError, OUTCOME_BYTES, Quantizer, Random, Span, Threshold, quantize, threshold, topk,
+    DType, Device, Feed, LaunchError, OUTCOME_BYTES, Quantizer, Random, Span, Threshold, quantize, three_lc, threshold,
+    topk,
 };
 
 /// What a step does, with the random numbers of this step and rank where it has any.
@@ -26,6 +35,12 @@ pub enum Method {
     HardThreshold(f32),
     /// k values, quantized.
     Qsparse(u64, Qsparse),
+    /// k values at indices that all ranks draw, quantized.
+    QsparseRandom(u64, Qsparse, Random),
+    /// k values at random. With indices that all ranks draw the payload is nothing but values, which add up in flight.
+    RandomK(RandomK),
+    /// 3LC with this sparsity multiplier.
+    ThreeLc(f64),
     /// Every value, in few bits.
     Quantize(Quantizer, Random),
 }
@@ -34,18 +49,29 @@ impl Method {
     /// Most values that are selected of n.
     fn most(self, n: u64) -> u64 {
         let most = match self {
-            Self::TopK(k) | Self::Qsparse(k, _) | Self::Threshold(Threshold::MsTopK { k, .. }) => k,
+            Self::TopK(k) | Self::Qsparse(k, _) | Self::QsparseRandom(k, ..) => k,
+            Self::Threshold(Threshold::MsTopK { k, .. }) | Self::RandomK(RandomK { k, .. }) => k,
             Self::Threshold(Threshold::Dgc { k, most, .. }) => ((k as f64 * most) as u64).max(k),
             Self::Threshold(_) | Self::HardThreshold(_) => n,
-            Self::Quantize(..) => 0,
+            Self::Quantize(..) | Self::ThreeLc(_) => 0,
         };
         most.min(n)
+    }
+
+    /// Of memory to draw indices in.
+    fn scratch_bytes(self, n: u64) -> u64 {
+        match self {
+            Self::RandomK(_) | Self::QsparseRandom(..) => subset_scratch(n),
+            _ => 0,
+        }
     }
 
     /// Bytes of its payload at most.
     pub fn payload_bytes(self, n: u64) -> u64 {
         match self {
             Self::Quantize(quantizer, _) => quantizer.payload_bytes(n),
+            Self::ThreeLc(_) => three_lc::payload_bytes(n),
+            Self::RandomK(how) if how.is_shared() => 4 * how.k,
             _ => payload_room(n, self.most(n)),
         }
     }
@@ -68,18 +94,51 @@ pub struct Bucket {
     n: u64,
     /// What the last step held back, and what the next one will.
     memory: [Span; 2],
+    payload: Span,
+    room: Room,
+    /// What was fed and not taken yet, between the exchanges of a step that has several.
+    open: Option<Feed>,
+}
+
+/// Memory that only lasts for a step.
+#[derive(Debug, Clone, Copy)]
+struct Room {
     indices: Span,
     values: Span,
-    payload: Span,
     workspace: Span,
+    scratch: Span,
 }
 
 const ALIGN: u64 = 256;
 
-fn sizes(n: u64, methods: &[Method]) -> [u64; 6] {
-    let most = |of: &dyn Fn(Method) -> u64| methods.iter().map(|method| of(*method)).max().unwrap_or(0);
-    let (list, payload) = (4 * most(&|method| method.most(n)), most(&|method| method.payload_bytes(n)));
-    [4 * n, 4 * n, list, list, payload, workspace_bytes(n)].map(|bytes| bytes.next_multiple_of(ALIGN))
+impl Room {
+    /// Of lists, workspace and scratch, for n values and any of these methods.
+    fn sizes(n: u64, methods: &[Method]) -> [u64; 4] {
+        let most = |of: &dyn Fn(Method) -> u64| methods.iter().map(|method| of(*method)).max().unwrap_or(0);
+        let list = 4 * most(&|method| method.most(n));
+        let scratch = most(&|method| method.scratch_bytes(n));
+        [list, list, workspace_bytes(n), scratch].map(|bytes| bytes.next_multiple_of(ALIGN))
+    }
+
+    fn new(spans: [Span; 4]) -> Self {
+        let [indices, values, workspace, scratch] = spans;
+        Self { indices, values, workspace, scratch }
+    }
+}
+
+fn sizes(n: u64, methods: &[Method]) -> [u64; 7] {
+    let payload = methods.iter().map(|method| method.payload_bytes(n)).max().unwrap_or(0);
+    let [first, second, third, fourth] = Room::sizes(n, methods);
+    [4 * n, 4 * n, payload, first, second, third, fourth].map(|bytes| bytes.next_multiple_of(ALIGN))
+}
+
+/// Parts of these sizes, one after the other.
+fn split<const N: usize>(lent: Span, sizes: [u64; N]) -> [Span; N] {
+    let mut at = 0;
+    sizes.map(|bytes| {
+        at += bytes;
+        lent.part(at - bytes, bytes)
+    })
 }
 
 impl Bucket {
@@ -92,13 +151,10 @@ impl Bucket {
     /// With nothing held back: clears the memory on the device's stream.
     pub fn new(device: &impl Device, (n, methods): (u64, &[Method]), lent: Span) -> Result<Self, LaunchError> {
         check(("the bucket's memory", lent, Self::bytes(n, methods)?), ALIGN)?;
-        let mut at = 0;
-        let [first, second, indices, values, payload, workspace] = sizes(n, methods).map(|bytes| {
-            at += bytes;
-            lent.part(at - bytes, bytes)
-        });
+        let [first, second, payload, indices, values, workspace, scratch] = split(lent, sizes(n, methods));
         device.zero(first)?;
-        Ok(Self { n, memory: [first, second], indices, values, payload, workspace })
+        let room = Room::new([indices, values, workspace, scratch]);
+        Ok(Self { n, memory: [first, second], payload, room, open: None })
     }
 
     /// What is held back, n f32: for checkpoints, and to fill when one is restored.
@@ -108,7 +164,7 @@ impl Bucket {
 
     /// [`crate::Outcome`] of the last step, to copy back when it is wanted.
     pub fn outcome(&self) -> Span {
-        self.workspace.part(0, OUTCOME_BYTES)
+        self.room.workspace.part(0, OUTCOME_BYTES)
     }
 
     fn feed(&self, gradient: &Gradient) -> Feed {
@@ -127,9 +183,10 @@ impl Bucket {
         (method, to): (Method, &Selected),
     ) -> Result<(), LaunchError> {
         let feed = self.feed(&gradient);
+        self.open = None;
         match method {
-            Method::TopK(k) => topk(device, &feed, (k, to), self.workspace),
-            Method::Threshold(how) => threshold(device, &feed, (how, to), self.workspace),
+            Method::TopK(k) => topk(device, &feed, (k, to), self.room.workspace),
+            Method::Threshold(how) => threshold(device, &feed, (how, to), self.room.workspace),
             _ => {
                 let rule = "only top-k and thresholds send values as they are";
                 Err(LaunchError::Parameter { what: "method", value: 0.0, rule })
@@ -152,26 +209,54 @@ impl Bucket {
     /// Launches a step: its payload will be in what is answered, whose length is the outcome's `bytes`. Where it fails
     /// nothing of the bucket has changed that counts: the memory is that of the step before.
     pub fn step(&mut self, device: &impl Device, gradient: Gradient, method: Method) -> Result<Span, LaunchError> {
-        let (n, feed) = (self.n, self.feed(&gradient));
-        check(("the payload", self.payload, method.payload_bytes(n)), ALIGN)?;
-        let (room, workspace) = (method.most(n), self.workspace);
-        let to = Selected { indices: self.indices, values: self.values, room };
+        let payload = self.compress(device, &self.feed(&gradient), method)?;
+        self.open = None;
+        self.memory.swap(0, 1);
+        Ok(payload)
+    }
+
+    /// As [`Self::step`] for a strategy without error feedback: nothing is added to the gradient, and what is held back stays
+    /// as it is.
+    pub fn step_alone(
+        &mut self,
+        device: &impl Device,
+        gradient: Gradient,
+        method: Method,
+    ) -> Result<Span, LaunchError> {
+        self.open = None;
+        self.compress(device, &Feed { memory: Span::NONE, ..self.feed(&gradient) }, method)
+    }
+
+    fn compress(&self, device: &impl Device, feed: &Feed, method: Method) -> Result<Span, LaunchError> {
+        let (n, payload) = (self.n, self.payload);
+        check(("the payload", payload, method.payload_bytes(n)), ALIGN)?;
+        let Room { indices, values, workspace, scratch } = self.room;
+        let to = Selected { indices, values, room: method.most(n) };
         let form = match method {
-            Method::TopK(k) => topk(device, &feed, (k, &to), workspace).map(|()| Some(Form::FIXED)),
+            Method::TopK(k) => topk(device, feed, (k, &to), workspace).map(|()| Some(Form::FIXED)),
             Method::Threshold(how) => {
                 let form = if matches!(how, Threshold::MsTopK { .. }) { Form::FIXED } else { Form::VARYING };
-                threshold(device, &feed, (how, &to), workspace).map(|()| Some(form))
+                threshold(device, feed, (how, &to), workspace).map(|()| Some(form))
             }
-            Method::HardThreshold(tau) => hybrid::hard_threshold(device, &feed, (tau, &to), workspace).map(Some),
-            Method::Qsparse(k, how) => hybrid::qsparse(device, &feed, (k, how, &to), workspace).map(Some),
+            Method::HardThreshold(tau) => hybrid::hard_threshold(device, feed, (tau, &to), workspace).map(Some),
+            Method::Qsparse(k, how) => hybrid::qsparse(device, feed, (k, how, &to), workspace).map(Some),
+            Method::QsparseRandom(k, how, shared) => {
+                hybrid::qsparse_random(device, feed, (k, how, shared), (&to, scratch, workspace)).map(Some)
+            }
+            Method::RandomK(how) => {
+                let values = if how.is_shared() { payload } else { values };
+                let at = At { k: how.k, indices, values: values.part(0, 4 * how.k) };
+                indices::random_k(device, feed, (how, &at), (scratch, workspace))?;
+                Ok((!how.is_shared()).then_some(Form::FIXED))
+            }
             Method::Quantize(quantizer, random) => {
-                quantize(device, &feed, (quantizer, random), self.payload, workspace).map(|()| None)
+                quantize(device, feed, (quantizer, random), payload, workspace).map(|()| None)
             }
+            Method::ThreeLc(s) => three_lc::compress(device, feed, (s, payload), workspace).map(|()| None),
         }?;
         if let Some(form) = form {
-            pack(device, (&to, n), (self.payload, form), workspace)?;
+            pack(device, (&to, n), (payload, form), workspace)?;
         }
-        self.memory.swap(0, 1);
-        Ok(self.payload.part(0, method.payload_bytes(n)))
+        Ok(payload.part(0, method.payload_bytes(n)))
     }
 }

@@ -186,6 +186,9 @@ pub enum LaunchError {
         /// What it must be.
         rule: &'static str,
     },
+    /// Half of a step without the half before it.
+    #[error("launch {0}: nothing was fed before it")]
+    Order(&'static str),
     /// cuBLAS refused.
     #[error("multiply matrices: {code}")]
     Blas {

@@ -44,7 +44,7 @@ pub struct Feed {
     pub n: u64,
     /// Of the gradient.
     pub dtype: DType,
-    /// n values of that type.
+    /// n values of that type, at any place of a tensor; from a multiple of 16 bytes on it is read fastest.
     pub gradient: Span,
     /// n f32, or [`Span::NONE`] for a strategy without a memory (a memory that holds nothing yet is n zeros).
     pub memory: Span,
@@ -65,7 +65,8 @@ impl Feed {
     /// Of gradient and memory; answers n.
     pub(crate) fn check_inputs(&self) -> Result<u32, LaunchError> {
         let n = check_count(self.n)?;
-        check(("the gradient", self.gradient, self.dtype.bytes() * self.n), ALIGN)?;
+        // It may be part of another tensor: kernels look at where it begins.
+        check(("the gradient", self.gradient, self.dtype.bytes() * self.n), self.dtype.bytes())?;
         if !self.memory.is_none() {
             check(("the memory", self.memory, 4 * self.n), ALIGN)?;
         }

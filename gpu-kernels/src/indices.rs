@@ -2,7 +2,7 @@
 
 use crate::device::start;
 use crate::feed::{ALIGN, Feed, WORD};
-use crate::random::Random;
+use crate::random::{Random, RandomK};
 use crate::workspace::{Workspace, check, check_apart, check_count};
 use crate::{Device, LaunchError, Span};
 
@@ -73,6 +73,28 @@ pub fn gather(device: &impl Device, feed: &Feed, (at, factor): (&At, f32), works
     start(device, "gather", k, &arguments)
 }
 
+/// Error feedback, k indices at random to the list, and the values there, taken out of what was fed. `scratch` has
+/// [`subset_scratch`] bytes.
+pub fn random_k(
+    device: &impl Device,
+    fed: &Feed,
+    (how, at): (RandomK, &At),
+    (scratch, workspace): (Span, Span),
+) -> Result<(), LaunchError> {
+    subset(device, (fed.n, how.k, how.random), (scratch, at.indices))?;
+    feed(device, fed, workspace)?;
+    gather(device, fed, (at, how.factor(fed.n)), workspace)
+}
+
+/// Puts values where [`crate::topk`] has taken them: what was fed is then whole again. Where the gradient was refused nothing was
+/// taken.
+pub(crate) fn put(device: &impl Device, feed: &Feed, at: &At, workspace: Span) -> Result<(), LaunchError> {
+    let n = u64::from(feed.check()?);
+    let (parts, k) = (Workspace::new(workspace, feed.n)?, at.check()?);
+    let arguments = [feed.fed.address(), n, at.indices.address(), at.values.address(), k, parts.outcome.address()];
+    start(device, "put", k, &arguments)
+}
+
 /// `out += scale * values` at the indices; those beyond n are left out.
 pub fn scatter(device: &impl Device, at: &At, to: (u64, Span), scale: f32) -> Result<(), LaunchError> {
     spread(device, "scatter", at, (to, scale))
@@ -90,7 +112,7 @@ fn spread(
     ((n, out), by): ((u64, Span), f32),
 ) -> Result<(), LaunchError> {
     let (k, count) = (at.check()?, check_count(n)?);
-    check(("out", out, 4 * n), ALIGN)?;
+    check(("out", out, 4 * n), WORD)?;
     check_apart(("out", out), ("the values", at.values))?;
     let (indices, values) = (at.indices.address(), at.values.address());
     let arguments = [out.address(), u64::from(count), indices, values, k, u64::from(by.to_bits())];

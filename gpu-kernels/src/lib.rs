@@ -35,10 +35,10 @@ pub use device::{
 pub use error::{BlasError, CacheError, LaunchError, LoadError, Version};
 pub use feed::{DType, Feed};
 pub use gains::{MOST_CANDIDATES, gains};
-pub use indices::{At, add_mean, feed, gather, scatter, subset, subset_scratch};
+pub use indices::{At, add_mean, feed, gather, random_k, scatter, subset, subset_scratch};
 pub use low_rank::{Gemm, Sgemm};
 pub use quantize::{Norm, Quantizer, add, majority, quantize};
-pub use random::Random;
+pub use random::{Random, RandomK};
 pub use ranges::add_sized;
 pub use select::{Form, Selected, Set, Tail, pack, payload_room, topk};
 pub use source::Module;

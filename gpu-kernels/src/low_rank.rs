@@ -220,3 +220,13 @@ pub fn add(
     let arguments = [out.address(), rows, cols, left.address(), right.address(), rank, scale];
     start(device, "power_add", rows * cols, &arguments)
 }
+
+/// The same of a layer that was sent as it is ([`whole`]).
+pub fn add_whole(device: &impl Device, (values, n): (Span, u64), (scale, out): (f32, Span)) -> Result<(), LaunchError> {
+    let count = u64::from(check_count(n)?);
+    check(("the layer", values, 4 * n), ALIGN)?;
+    check(("out", out, 4 * n), ALIGN)?;
+    check_apart(("out", out), ("the layer", values))?;
+    let arguments = [out.address(), count, values.address(), u64::from(scale.to_bits())];
+    start(device, "power_add_whole", count, &arguments)
+}

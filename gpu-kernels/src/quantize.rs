@@ -4,7 +4,7 @@
 //! and clipping bounds is the neighbouring f32. Norms of buckets and largest magnitudes are the same always.
 
 use crate::device::start;
-use crate::feed::{ALIGN, Feed};
+use crate::feed::{ALIGN, Feed, WORD};
 use crate::random::Random;
 use crate::ranges;
 use crate::workspace::{Workspace, check, check_apart, check_count};
@@ -370,7 +370,7 @@ pub fn add(
     let count = u64::from(check_count(n)?);
     method.check(n)?;
     check(("the payload", payload, method.payload_bytes(n)), ALIGN)?;
-    check(("out", out, 4 * n), ALIGN)?;
+    check(("out", out, 4 * n), WORD)?;
     check_apart(("out", out), ("the payload", payload))?;
     let (to, from, scale) = (out.address(), payload.address(), u64::from(scale.to_bits()));
     let launch = |kernel, arguments: &[u64]| start(device, kernel, n, arguments);
@@ -407,7 +407,7 @@ pub fn majority(
         return Err(LaunchError::Parameter { what: "stride", value: stride as f64, rule });
     }
     check(("the payloads", payloads, last.saturating_add(n.div_ceil(8))), 1)?;
-    check(("out", out, 4 * n), ALIGN)?;
+    check(("out", out, 4 * n), WORD)?;
     check_apart(("out", out), ("the payloads", payloads))?;
     let arguments = [out.address(), u64::from(count), payloads.address(), stride, u64::from(ranks)];
     start(device, "majority", n, &arguments)

@@ -14,6 +14,29 @@ pub struct Random {
     pub rank: Option<u32>,
 }
 
+/// `randomk`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RandomK {
+    /// How many values.
+    pub k: u64,
+    /// Whether they are multiplied by n/k: unbiased.
+    pub scaled: bool,
+    /// Of this step; without a rank all ranks draw the same indices.
+    pub random: Random,
+}
+
+impl RandomK {
+    /// Whether all ranks draw the same indices, which then do not travel.
+    pub fn is_shared(&self) -> bool {
+        self.random.rank.is_none()
+    }
+
+    /// What values are multiplied by.
+    pub(crate) fn factor(&self, n: u64) -> f32 {
+        if self.scaled && self.k > 0 { (n as f64 / self.k as f64) as f32 } else { 1.0 }
+    }
+}
+
 impl Random {
     /// The stream's key. `purpose` tells the streams of one method apart.
     pub(crate) fn key(self, purpose: u32) -> [u32; 4] {

@@ -1,7 +1,7 @@
 //! 1-bit SGD, min-max 8-bit and INCEPTIONN: payloads with more than a norm and codes.
 
 use crate::device::start;
-use crate::feed::{ALIGN, Feed};
+use crate::feed::{self, Feed};
 use crate::quantize::Call;
 use crate::workspace::{Workspace, check, check_apart, check_count};
 use crate::{Device, LaunchError, Quantizer, Span};
@@ -68,7 +68,7 @@ pub fn add_sized(
     let count_of = u64::from(check_count(n)?);
     Quantizer::Inceptionn { bound }.check(n)?;
     check(("the payload", payload, n.div_ceil(4)), 1)?;
-    check(("out", out, 4 * n), ALIGN)?;
+    check(("out", out, 4 * n), feed::WORD)?;
     check_apart(("out", out), ("the payload", payload))?;
     let call = Call { parts: Workspace::new(workspace, n)?, n: count_of, payload: payload.address() };
     device.zero(call.parts.zeroed)?;

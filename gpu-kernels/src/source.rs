@@ -87,6 +87,7 @@ pub const INDICES: Module = Module {
     kernels: &[
         "gather",
         "keep",
+        "put",
         "scatter",
         "add_mean",
         "mark",
@@ -102,7 +103,16 @@ pub const INDICES: Module = Module {
 pub const LOW_RANK: Module = Module {
     name: "lowrank.cu",
     text: file!("lowrank.cu"),
-    kernels: &["power_right", "power_send", "power_whole", "power_left", "power_add", "power_any", "power_warm"],
+    kernels: &[
+        "power_right",
+        "power_send",
+        "power_whole",
+        "power_left",
+        "power_add",
+        "power_add_whole",
+        "power_any",
+        "power_warm",
+    ],
 };
 
 /// Marsit's operator.

@@ -1,7 +1,7 @@
 //! 3LC (Lim et al. 2019): three values, five to a byte, runs of zeros in one byte each.
 
 use crate::device::start;
-use crate::feed::{ALIGN, Feed};
+use crate::feed::{ALIGN, Feed, WORD};
 use crate::indices;
 use crate::workspace::{Workspace, check, check_apart, check_count};
 use crate::{Device, LaunchError, Span};
@@ -50,7 +50,7 @@ pub fn add(
 ) -> Result<(), LaunchError> {
     check_count(n)?;
     check(("the payload", payload, 4), 1)?;
-    check(("out", out, 4 * n), ALIGN)?;
+    check(("out", out, 4 * n), WORD)?;
     check_apart(("out", out), ("the payload", payload))?;
     let codes = payload.bytes() - 4;
     if codes > n.div_ceil(5) {

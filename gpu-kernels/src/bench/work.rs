@@ -11,6 +11,7 @@ type OfK = fn(u64) -> Threshold;
 pub(super) enum Work {
     TopK(f64),
     RandomK(f64),
+    Agreed(f64),
     Gains,
     Quantize(Quantizer),
     Threshold(OfK),
@@ -58,6 +59,8 @@ pub(super) fn works() -> Vec<(String, Work)> {
     let others = [
         ("gains of 5 ratios", Work::Gains),
         ("randomk(k=0.01)", Work::RandomK(SHARE)),
+        // Of a rank that does not lead: error feedback, and values at indices that lie there already.
+        ("artopk(k=0.01)", Work::Agreed(SHARE)),
         // Of values of about 1e-3.
         ("hardthreshold(tau=0.0025)", Work::HardThreshold(0.0025)),
         ("qsparse(k=0.01)", Work::Qsparse(Qsparse::Levels { s: 15, scaled: true, random: RANDOM })),
@@ -79,7 +82,7 @@ impl Work {
     /// Gradient and memory are read and the new memory written; then the message.
     pub(super) fn bytes(self, n: u64) -> u64 {
         match self {
-            Self::TopK(share) | Self::RandomK(share) => 12 * n + 8 * kept(n, share),
+            Self::TopK(share) | Self::RandomK(share) | Self::Agreed(share) => 12 * n + 8 * kept(n, share),
             Self::Gains => 8 * n,
             Self::Quantize(method) => 12 * n + method.payload_bytes(n),
             Self::ThreeLc(_) => 12 * n + three_lc::payload_bytes(n),
@@ -158,10 +161,14 @@ impl<'a> Buffers<'a> {
                 topk(device, &call, (k, &self.to(k)), workspace)
             }
             Work::RandomK(share) => {
-                let (k, shared) = (kept(n, share), Random { rank: None, ..RANDOM });
-                subset(device, (n, k, shared), (self.scratch.span(), self.indices.span()))?;
+                let (k, random) = (kept(n, share), Random { rank: None, ..RANDOM });
+                let how = RandomK { k, scaled: false, random };
+                random_k(device, &call, (how, &self.at(k)), (self.scratch.span(), workspace))
+            }
+            // The indices are random-k's, whose row is the one before.
+            Work::Agreed(share) => {
                 feed(device, &call, workspace)?;
-                gather(device, &call, (&self.at(k), 1.0), workspace)
+                gather(device, &call, (&self.at(kept(n, share)), 1.0), workspace)
             }
             Work::Gains => {
                 let ks = self.candidates.span();

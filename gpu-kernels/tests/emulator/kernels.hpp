@@ -53,6 +53,7 @@
   KERNEL(fit_stage) \
   KERNEL(gather) \
   KERNEL(keep) \
+  KERNEL(put) \
   KERNEL(scatter) \
   KERNEL(add_mean) \
   KERNEL(mark) \
@@ -88,5 +89,6 @@
   KERNEL(power_left) \
   KERNEL(power_whole) \
   KERNEL(power_add) \
+  KERNEL(power_add_whole) \
   KERNEL(power_any) \
   KERNEL(power_warm)

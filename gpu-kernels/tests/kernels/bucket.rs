@@ -11,7 +11,8 @@ use flexcomm_domain::{CompressionRatio, Compressor};
 use flexcomm_gpu_kernels::bucket::{Bucket, Gradient, Method};
 use flexcomm_gpu_kernels::hybrid::Qsparse;
 use flexcomm_gpu_kernels::{
-    At, DType, Device, LaunchError, Norm, Outcome, Quantizer, Random, Selected, Span, Threshold, add_mean,
+    At, Copies, DType, Device, LaunchError, Norm, Outcome, Quantizer, Random, RandomK, Selected, Span, Threshold,
+    add_mean,
 };
 use half::bf16;
 
@@ -21,8 +22,9 @@ fn random(step: u64) -> Random {
     Random { seed: SEED, step, tensor: 0, rank: Some(0) }
 }
 
-fn methods(step: u64) -> Vec<(&'static str, Method)> {
+pub fn methods(step: u64) -> Vec<(&'static str, Method)> {
     let random = random(step);
+    let (shared, levels) = (Random { rank: None, ..random }, Qsparse::Levels { s: 15, scaled: true, random });
     vec![
         ("topk(k=70)", Method::TopK(70)),
         ("signsgd", Method::Quantize(Quantizer::Signs, random)),
@@ -33,11 +35,16 @@ fn methods(step: u64) -> Vec<(&'static str, Method)> {
         ("inceptionn", Method::Quantize(Quantizer::Inceptionn { bound: 10 }, random)),
         ("threshold(v=0.5)", Method::Threshold(Threshold::Above { v: 0.5 })),
         ("dgc(k=30)", Method::Threshold(Threshold::Dgc { k: 30, sample: 0.01, most: 1.3, random })),
+        ("randomk(k=66)", Method::RandomK(RandomK { k: 66, scaled: false, random: shared })),
+        ("threelc(s=1.75)", Method::ThreeLc(1.75)),
+        ("randomk(k=2900,scaled=true)", Method::RandomK(RandomK { k: 2900, scaled: true, random: shared })),
+        ("randomk(k=33,shared=false)", Method::RandomK(RandomK { k: 33, scaled: false, random })),
+        ("qsparse(k=44,select=random)", Method::QsparseRandom(44, levels, shared)),
     ]
 }
 
 /// What lies there, through a copy of its own.
-fn read(device: &Emulated, from: Span) -> Vec<u8> {
+pub fn read(device: &Emulated, from: Span) -> Vec<u8> {
     let to = Memory::new(from.bytes());
     device.copy(to.span(), from).unwrap();
     to.bytes()
@@ -54,8 +61,8 @@ fn what_is_held_back_goes_on_through_every_method() {
         let mut cpu = Pipeline::new(&first, Layers::fused(n).unwrap(), Member::alone(SEED));
         let (_, values) = gradients(n).swap_remove(0);
         let halves: Vec<u16> = values.iter().map(|x| bf16::from_f32(*x).to_bits()).collect();
-        for index in 0..18u64 {
-            let (name, method) = methods(index)[index as usize % 9];
+        for index in 0..28u64 {
+            let (name, method) = methods(index)[index as usize % 14];
             let mut message = Writer::new();
             let step = Step { index, learning_rate: 0.1 };
             cpu.change(&format!("{name}+ef(vanilla)").parse().unwrap());
@@ -76,6 +83,127 @@ fn what_is_held_back_goes_on_through_every_method() {
         }
         // Guards around what was lent.
         drop(lent.bytes());
+    }
+}
+
+/// Without error feedback nothing is added, what is held back stays, and zeros keep their signs.
+#[test]
+fn a_strategy_without_a_memory_sends_the_gradient_alone() {
+    let n = 3001usize;
+    let Some(device) = Emulated::new(5) else { return };
+    let all: Vec<Method> = methods(0).into_iter().map(|(_, method)| method).collect();
+    let lent = Memory::new(Bucket::bytes(n as u64, &all).unwrap());
+    let mut bucket = Bucket::new(&device, (n as u64, &all), lent.span()).unwrap();
+    let held = gradients(n).swap_remove(0).1.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    device.upload(bucket.held_back(), &held).unwrap();
+    for (index, (name, method)) in (0..).zip(methods(0)).map(|(i, _)| (i as u64, methods(i as u64).swap_remove(i))) {
+        let mut values = gradients(n).swap_remove(index as usize % 2).1;
+        values[..9].fill(-0.0);
+        let mut cpu = Pipeline::new(&name.parse().unwrap(), Layers::fused(n).unwrap(), Member::alone(SEED));
+        let mut message = Writer::new();
+        cpu.compress(CpuGradient::F32(&values), Step { index, learning_rate: 0.1 }, &mut message).unwrap();
+        let source = Memory::of(&values);
+        let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
+        let payload = bucket.step_alone(&device, gradient, method).unwrap();
+        let outcome = Outcome::read(read(&device, bucket.outcome())[..].try_into().unwrap());
+        let header = 32 + 8 * usize::from(message.bytes()[7]);
+        assert_eq!(read(&device, payload.part(0, outcome.bytes)), message.bytes()[header..], "{name}");
+        assert_eq!(read(&device, bucket.held_back()), held, "{name}");
+    }
+    drop(lent.bytes());
+}
+
+/// AR-Topk, whose leader changes and bids change hands: values, memories and energies are the CPU's, bit for bit; a step
+/// that does not count leaves what was held back.
+#[test]
+fn agreed_indices_take_what_the_cpu_takes() {
+    let (n, world) = (3001usize, 3usize);
+    let Some(device) = Emulated::new(n as u64) else { return };
+    let method = CpuMethod::new(Compressor::TopK, CompressionRatio::new(0.05).unwrap());
+    let k = method.kept(&Layers::fused(n).unwrap()) as u64;
+    let lent: Vec<Memory> = (0..world).map(|_| Memory::new(Bucket::bytes(n as u64, &[]).unwrap())).collect();
+    let mut ranks: Vec<Bucket> =
+        lent.iter().map(|lent| Bucket::new(&device, (n as u64, &[]), lent.span()).unwrap()).collect();
+    let mut cpus: Vec<GradientCompressor> =
+        (0..world).map(|_| GradientCompressor::new(Layers::fused(n).unwrap())).collect();
+    for step in 0..6usize {
+        let leader = step % world;
+        // In half of the steps all ranks select, as when they bid.
+        let bid = step % 2 == 0;
+        let lists: Vec<Memory> = (0..world).map(|_| Memory::new(8 * k)).collect();
+        let mut gradients: Vec<Vec<f32>> =
+            (0..world).map(|rank| gradients(n).swap_remove((rank + step) % 2).1).collect();
+        // Values that nobody takes keep the sign of zero.
+        gradients.iter_mut().for_each(|gradient| gradient[40..50].fill(-0.0));
+        let mut chosen = Vec::new();
+        for rank in 0..world {
+            let source = Memory::of(&gradients[rank]);
+            let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
+            let lists = lists[rank].span();
+            let to = Selected { indices: lists.part(0, 4 * k), values: lists.part(4 * k, 4 * k), room: k };
+            if bid || rank == leader {
+                let before = read(&device, ranks[rank].held_back());
+                ranks[rank].choose(&device, gradient, (k, &to)).unwrap();
+                assert_eq!(read(&device, ranks[rank].held_back()), before, "nothing counts as sent");
+                let picked = cpus[rank].select(method, &gradients[rank], 0).unwrap();
+                let outcome = Outcome::read(read(&device, ranks[rank].outcome())[..].try_into().unwrap());
+                assert!((outcome.sent - picked.energy.sent).abs() <= 1e-12 * picked.energy.sent);
+                if rank == leader {
+                    chosen = picked.selection.indices().to_vec();
+                    let bytes: Vec<u8> = chosen.iter().flat_map(|i| i.to_le_bytes()).collect();
+                    assert_eq!(read(&device, to.indices), bytes);
+                }
+            } else {
+                ranks[rank].feed_alone(&device, gradient).unwrap();
+                cpus[rank].feed(&gradients[rank]).unwrap();
+            }
+        }
+        let agreed = Memory::of(&chosen);
+        for rank in 0..world {
+            let values = Memory::new(4 * k);
+            let before = read(&device, ranks[rank].held_back());
+            ranks[rank].take_at(&device, &At { k, indices: agreed.span(), values: values.span() }).unwrap();
+            let mut want = Vec::new();
+            let energy = cpus[rank].take_at(&chosen, &mut want).unwrap();
+            assert_eq!(values.u32s(), want.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), "rank {rank}, step {step}");
+            let held: Vec<u8> = cpus[rank].residual().iter().flat_map(|x| x.to_le_bytes()).collect();
+            assert_eq!(read(&device, ranks[rank].held_back()), held, "rank {rank}, step {step}");
+            let outcome = Outcome::read(read(&device, ranks[rank].outcome())[..].try_into().unwrap());
+            let close = |a: f64, b: f64| (a - b).abs() <= 1e-12 * b;
+            assert!(close(outcome.sent, energy.sent) && close(outcome.fed, energy.fed), "{outcome:?} {energy:?}");
+            ranks[rank].put_back();
+            assert_eq!(read(&device, ranks[rank].held_back()), before);
+            ranks[rank].put_back();
+            let again = ranks[rank].take_at(&device, &At { k, indices: agreed.span(), values: values.span() });
+            assert_eq!(again, Err(LaunchError::Order("gather")));
+        }
+    }
+    lent.iter().for_each(|lent| drop(lent.bytes()));
+}
+
+/// One that was refused takes part with zeros and keeps what it held back, whether it was to lead or not.
+#[test]
+fn a_refused_gradient_takes_zeros_at_agreed_indices() {
+    let Some(device) = Emulated::new(2) else { return };
+    let n = 1000u64;
+    let lent = Memory::new(Bucket::bytes(n, &[]).unwrap());
+    let mut bucket = Bucket::new(&device, (n, &[]), lent.span()).unwrap();
+    let (_, mut values) = gradients(n as usize).swap_remove(0);
+    let held: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    device.upload(bucket.held_back(), &held).unwrap();
+    values[999] = f32::INFINITY;
+    let (source, lists, taken) = (Memory::of(&values), Memory::new(80), Memory::new(12));
+    let agreed = Memory::of(&[5u32, 6, 999]);
+    let to = Selected { indices: lists.span().part(0, 40), values: lists.span().part(40, 40), room: 10 };
+    let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
+    for lead in [true, false] {
+        match lead {
+            true => bucket.choose(&device, gradient, (10, &to)).unwrap(),
+            false => bucket.feed_alone(&device, gradient).unwrap(),
+        }
+        bucket.take_at(&device, &At { k: 3, indices: agreed.span(), values: taken.span() }).unwrap();
+        assert_eq!((taken.f32s(), read(&device, bucket.held_back())), (vec![0.0; 3], held.clone()));
+        assert!(Outcome::read(read(&device, bucket.outcome())[..].try_into().unwrap()).refused);
     }
 }
 

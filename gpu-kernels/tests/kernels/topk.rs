@@ -230,8 +230,10 @@ fn bad_calls_are_refused_before_anything_is_launched() {
     let text = |error: LaunchError| error.to_string();
     let long = Feed { n: 1 << 31, ..good };
     assert_eq!(call(long, 1, to, workspace), LaunchError::TooLong(1 << 31));
-    let odd = Feed { gradient: span(0x1_0004, 4 * n), ..good };
-    assert!(text(call(odd, 1, to, workspace)).contains("the gradient at 0x10004: it must be aligned to 16 bytes"));
+    let odd = Feed { gradient: span(0x1_0002, 4 * n), ..good };
+    assert!(text(call(odd, 1, to, workspace)).contains("the gradient at 0x10002: it must be aligned to 4 bytes"));
+    let odd = Feed { memory: span(0x2_0004, 4 * n), ..good };
+    assert!(text(call(odd, 1, to, workspace)).contains("the memory at 0x20004: it must be aligned to 16 bytes"));
     let short = Feed { memory: span(0x2_0000, 4 * n - 1), ..good };
     assert!(text(call(short, 1, to, workspace)).contains("the memory of 3999 bytes: 4000 are needed"));
     let same = Feed { fed: good.memory, ..good };

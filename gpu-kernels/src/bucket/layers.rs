@@ -1,0 +1,158 @@
+//! The layers of a bucket, each compressed by itself in one step on the whole bucket's gradient: for methods whose scope is the
+//! tensor. A bucket that is compressed as one is one layer.
+
+use super::{ALIGN, Bucket, Gradient, Method, Room};
+use crate::workspace::{check, check_count};
+use crate::{Device, LaunchError, OUTCOME_BYTES, Span};
+
+/// Distance between outcomes.
+const OUTCOME: u64 = 64;
+
+/// One of them.
+#[derive(Debug, Clone, Copy)]
+struct Layer {
+    /// Place of its first value in the bucket.
+    at: u64,
+    n: u64,
+    memory: [Span; 2],
+    payload: Span,
+    outcome: Span,
+}
+
+/// Layers with their memories. Payloads and outcomes lie on the device until the next step.
+#[derive(Debug)]
+pub struct Layers {
+    layers: Vec<Layer>,
+    room: Room,
+    payloads: Span,
+    outcomes: Span,
+}
+
+/// Of memories, payloads and outcomes, then of what all share.
+fn sizes(lengths: &[u64], methods: &[Method]) -> [u64; 7] {
+    let pairs = || lengths.iter().zip(methods);
+    let padded = |bytes: u64| bytes.next_multiple_of(ALIGN);
+    let memory: u64 = lengths.iter().map(|n| padded(4 * n)).sum();
+    let payloads = pairs().map(|(n, method)| padded(method.payload_bytes(*n))).sum();
+    let outcomes = padded(OUTCOME * lengths.len() as u64);
+    let mut room = [0; 4];
+    for (n, method) in pairs() {
+        room.iter_mut().zip(Room::sizes(*n, &[*method])).for_each(|(most, bytes)| *most = bytes.max(*most));
+    }
+    let [indices, values, workspace, scratch] = room;
+    [2 * memory, payloads, outcomes, indices, values, workspace, scratch]
+}
+
+fn check_all(lengths: &[u64], methods: &[Method]) -> Result<(), LaunchError> {
+    check_count(lengths.iter().fold(0, |sum: u64, n| sum.saturating_add(*n)))?;
+    if methods.len() == lengths.len() {
+        return Ok(());
+    }
+    let rule = "one for each layer";
+    Err(LaunchError::Parameter { what: "number of methods", value: methods.len() as f64, rule })
+}
+
+impl Layers {
+    /// Bytes to lend for layers of these lengths, each with its method (whose random numbers do not count).
+    pub fn bytes(lengths: &[u64], methods: &[Method]) -> Result<u64, LaunchError> {
+        check_all(lengths, methods)?;
+        Ok(sizes(lengths, methods).iter().sum())
+    }
+
+    /// With nothing held back: clears the memories on the device's stream.
+    pub fn new(device: &impl Device, (lengths, methods): (&[u64], &[Method]), lent: Span) -> Result<Self, LaunchError> {
+        check(("the bucket's memory", lent, Self::bytes(lengths, methods)?), ALIGN)?;
+        let [memories, payloads, outcomes, indices, values, workspace, scratch] =
+            super::split(lent, sizes(lengths, methods));
+        device.zero(memories)?;
+        let (mut at, mut memory, mut payload) = (0, 0, 0);
+        let mut next = |(n, method): (&u64, &Method)| {
+            let (bytes, room) = ((4 * n).next_multiple_of(ALIGN), method.payload_bytes(*n).next_multiple_of(ALIGN));
+            let spans = [memories.part(memory, bytes), memories.part(memory + bytes, bytes)];
+            let layer = Layer { at, n: *n, memory: spans, payload: payloads.part(payload, room), outcome: Span::NONE };
+            (at, memory, payload) = (at + n, memory + 2 * bytes, payload + room);
+            layer
+        };
+        let mut layers: Vec<Layer> = lengths.iter().zip(methods).map(&mut next).collect();
+        let place = |i: usize| outcomes.part(OUTCOME * i as u64, OUTCOME_BYTES);
+        layers.iter_mut().enumerate().for_each(|(i, layer)| layer.outcome = place(i));
+        Ok(Self { layers, room: Room::new([indices, values, workspace, scratch]), payloads, outcomes })
+    }
+
+    /// What a layer holds back, f32: for checkpoints, and to fill when one is restored.
+    pub fn held_back(&self) -> impl Iterator<Item = Span> + '_ {
+        self.layers.iter().map(|layer| layer.memory[0].part(0, 4 * layer.n))
+    }
+
+    /// All payloads, to fetch them at once; where each begins, and how long it may be, is in [`Self::places`].
+    pub fn payloads(&self) -> Span {
+        self.payloads
+    }
+
+    /// Of each payload, within [`Self::payloads`].
+    pub fn places(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.layers.iter().map(|layer| (layer.payload.address() - self.payloads.address(), layer.payload.bytes()))
+    }
+
+    /// [`crate::Outcome`]s of the last step's layers, to fetch at once: one every [`Self::OUTCOME`] bytes.
+    pub fn outcomes(&self) -> Span {
+        self.outcomes
+    }
+
+    /// See [`Self::outcomes`].
+    pub const OUTCOME: u64 = OUTCOME;
+
+    /// A part of the step's memory that is free between steps, for [`crate::add_sized`] and its like.
+    pub fn workspace(&self) -> Span {
+        self.room.workspace
+    }
+
+    /// The k indices that the last step of a single layer has drawn or selected.
+    pub fn indices(&self, k: u64) -> Span {
+        self.room.indices.part(0, 4 * k)
+    }
+
+    /// Launches a step: every layer's part of `gradient` by its method, with error feedback if `keeps`. Where one fails all
+    /// memories are those of the step before.
+    pub fn step(
+        &mut self,
+        device: &impl Device,
+        (gradient, keeps): (Gradient, bool),
+        methods: &[Method],
+    ) -> Result<(), LaunchError> {
+        if methods.len() != self.layers.len() {
+            let rule = "one for each layer";
+            return Err(LaunchError::Parameter { what: "number of methods", value: methods.len() as f64, rule });
+        }
+        for (layer, method) in self.layers.iter().zip(methods) {
+            let size = gradient.dtype.bytes();
+            let at = gradient.at.part(size * layer.at, size * layer.n);
+            self.one(device, layer, (Gradient { at, ..gradient }, keeps), *method)?;
+        }
+        if keeps {
+            self.put_back();
+        }
+        Ok(())
+    }
+
+    fn one(
+        &self,
+        device: &impl Device,
+        layer: &Layer,
+        (gradient, keeps): (Gradient, bool),
+        method: Method,
+    ) -> Result<(), LaunchError> {
+        let Layer { n, memory, payload, .. } = *layer;
+        let mut bucket = Bucket { n, memory, payload, room: self.room, open: None };
+        match keeps {
+            true => bucket.step(device, gradient, method)?,
+            false => bucket.step_alone(device, gradient, method)?,
+        };
+        device.copy(layer.outcome, bucket.outcome())
+    }
+
+    /// After a step with error feedback that does not count: what is held back is as before it. Once a step.
+    pub fn put_back(&mut self) {
+        self.layers.iter_mut().for_each(|layer| layer.memory.swap(0, 1));
+    }
+}
