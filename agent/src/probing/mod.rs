@@ -412,3 +412,6 @@ async fn trace(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
