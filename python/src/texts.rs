@@ -45,10 +45,6 @@ impl Text {
                 "failed to set checksum of {} to \"crc32c\": it must be none, its messages add up in flight",
                 strategy.entry().name
             ))),
-            Travels::Broadcasts => Err(Failure::input(format!(
-                "failed to run {}: torch.distributed has no broadcast that depends on the values",
-                strategy.entry().name
-            ))),
             travels => {
                 let text = strategy.to_string();
                 let collective =
@@ -66,7 +62,7 @@ impl Text {
             Travels::Sums(Element::F32) => "float32",
             Travels::Sums(Element::F16) => "float16",
             Travels::Sums(Element::Bf16) => "bfloat16",
-            Travels::Gathers | Travels::Broadcasts => "",
+            Travels::Gathers => "",
         }
     }
 

@@ -1,14 +1,13 @@
 //! Small words of the interface.
 
-/// How payloads of several ranks come together.
+/// How payloads of several ranks come together. AR-Topk's broadcast of one rank's indices is a sum too, to which the others
+/// give zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Travels {
     /// Added up in flight by an allreduce: the payload is nothing but elements, and payloads add element by element.
     Sums(Element),
-    /// Every rank gets every rank's payload (allgather), and each aggregates.
+    /// Not in flight: every rank gets every rank's payload (an allgather, or a broadcast from each), and each aggregates.
     Gathers,
-    /// One rank's choice is broadcast, then values travel as sums (AR-Topk).
-    Broadcasts,
 }
 
 /// Type of the elements of a payload that adds up.

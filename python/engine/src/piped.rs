@@ -217,7 +217,7 @@ impl Piped {
         }
         self.turn = match self.pipeline.travels() {
             Travels::Sums(element) => self.sum_turn(element, 0),
-            Travels::Gathers | Travels::Broadcasts => self.gather_turn(),
+            Travels::Gathers => self.gather_turn(),
         };
         self.turn
     }
