@@ -23,6 +23,7 @@ fuzz_target!(|data: &[u8]| {
         count: values.len(),
         parameters,
         checksum: flexcomm_compression::Checksum::None,
+        common: None,
     };
     let mut message = Writer::new();
     write_message(&header, &mut message, |out| {

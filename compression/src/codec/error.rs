@@ -91,6 +91,37 @@ pub enum ReadError {
         /// Code in the message.
         got: u8,
     },
+    /// Cut into other tensors.
+    #[error("read a message of scope {got}: {expected} is in force here")]
+    Scope {
+        /// Of the receiver.
+        expected: &'static str,
+        /// Of the message.
+        got: &'static str,
+    },
+    /// Of another step, by a method whose ranks must be in the same one.
+    #[error(
+        "read a message of step {got} modulo 64: step {expected} is due, and this method needs the same on every rank"
+    )]
+    Step {
+        /// Of the receiver.
+        expected: u64,
+        /// Of the message, modulo 64.
+        got: u8,
+    },
+    /// Of another seed, by a method whose ranks must draw the same numbers.
+    #[error(
+        "read a message drawn by another seed (or for another step or tensor): here it is seed {seed}, step {step}, tensor \
+         {tensor}, and this method needs the same on every rank"
+    )]
+    Draws {
+        /// Of the receiver.
+        seed: u64,
+        /// Of the receiver.
+        step: u64,
+        /// Of the receiver.
+        tensor: u32,
+    },
     /// It is not as it was sent.
     #[error("read a message with checksum {got:08x}: its header says {expected:08x}")]
     Checksum {

@@ -92,6 +92,12 @@ pub trait Codec: Send + std::fmt::Debug {
         Ok(())
     }
 
+    /// Whether all ranks must encode and decode with one seed and step: they draw the same numbers, take turns by step, or
+    /// exchange several times. Receivers then refuse messages of others.
+    fn draws_together(&self) -> bool {
+        self.rounds() > 1
+    }
+
     /// Whether it has a state that [`Self::reply`] must update after the last round (a warm start).
     fn wants_reply(&self) -> bool {
         self.rounds() > 1

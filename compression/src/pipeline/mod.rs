@@ -7,6 +7,9 @@
 //! What a change does: [`Pipeline::change`] keeps momentum and memory when their kind stays. What an old memory held back
 //! goes into the new one; into a strategy without memory it is added to the next gradient. A step that is refused
 //! changes nothing.
+//!
+//! Receivers refuse messages of another strategy, length, round or scope, and where ranks must draw alike
+//! ([`Codec::draws_together`]) those of another step or seed.
 
 mod gradient;
 mod receive;
@@ -22,7 +25,7 @@ use crate::codec::{Codec, Context, EncodeError, Scope, Shape, Size, Stats};
 use crate::memory::{Feeding, HeldBack, Memory, Units};
 use crate::momentum::Momentum;
 use crate::strategy::{NonFinite, Strategy};
-use crate::wire::{DType, Header, MAX_PARAMETERS, Reader, Writer};
+use crate::wire::{Common, DType, Header, MAX_PARAMETERS, Reader, Writer};
 use crate::{Energy, Kernel, Layers};
 use std::ops::Range;
 
@@ -271,7 +274,15 @@ impl Pipeline {
             count: values.len(),
             parameters,
             checksum: self.strategy.checksum(),
+            common: Some(self.common(open.step.index)),
         }
+    }
+
+    /// What a step's messages of all ranks have in common.
+    fn common(&self, step: u64) -> Common {
+        // No codec draws for a purpose this large.
+        let draw = (self.context(step, 0).shared(u32::MAX).word(0) >> 24) as u8;
+        Common { scope: self.strategy.scope(), step: (step % 64) as u8, draw }
     }
 
     fn context(&self, step: u64, round: u32) -> Context {

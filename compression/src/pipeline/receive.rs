@@ -2,7 +2,7 @@
 
 use super::Pipeline;
 use crate::codec::{Context, ReadError, Travels};
-use crate::wire::{Envelope, Reader};
+use crate::wire::{Common, Envelope, Reader};
 
 impl Pipeline {
     /// Replaces `out` by the gradient that one message means: Q^-1, in units of gradients at the learning rate of the last
@@ -42,7 +42,7 @@ impl Pipeline {
         (readers, out): (&mut Vec<Reader<'a>>, &mut [f32]),
     ) -> Result<(), ReadError> {
         for message in messages {
-            readers.push(Reader::new(self.open_message(message, self.rounds() - 1)?));
+            readers.push(Reader::new(self.open_message(message, step, self.rounds() - 1)?));
         }
         let context = self.context(step, self.rounds() - 1);
         for unit in &mut self.units {
@@ -55,7 +55,7 @@ impl Pipeline {
 
     /// Gives codecs the sum of a round's messages.
     pub(super) fn reply(&mut self, sum: &[u8], step: u64, round: u32) -> Result<(), ReadError> {
-        let mut from = Reader::new(self.open_message(sum, round)?);
+        let mut from = Reader::new(self.open_message(sum, step, round)?);
         let (scale, context) = (1.0 / self.member.world.max(1) as f32, self.context(step, round));
         for unit in &mut self.units {
             unit.codec.reply(&mut from, &Context { tensor: unit.tensor, ..context }, scale)?;
@@ -65,7 +65,7 @@ impl Pipeline {
 
     fn decode(&mut self, message: &[u8], step: u64, (scale, out): (f32, &mut [f32])) -> Result<(), ReadError> {
         self.check_output(out)?;
-        let mut from = Reader::new(self.open_message(message, self.rounds() - 1)?);
+        let mut from = Reader::new(self.open_message(message, step, self.rounds() - 1)?);
         let context = self.context(step, self.rounds() - 1);
         for unit in &mut self.units {
             let context = Context { tensor: unit.tensor, ..context };
@@ -96,8 +96,8 @@ impl Pipeline {
         if expected == got { Ok(()) } else { Err(ReadError::Length { expected, got }) }
     }
 
-    /// The payload of a message of the strategy in force.
-    fn open_message<'a>(&self, message: &'a [u8], round: u32) -> Result<&'a [u8], ReadError> {
+    /// The payload of a message of the strategy in force, made in this step.
+    fn open_message<'a>(&self, message: &'a [u8], step: u64, round: u32) -> Result<&'a [u8], ReadError> {
         let envelope = Envelope::parse(message)?;
         let header = &envelope.header;
         let (expected, got) = (self.strategy.entry().code, header.method);
@@ -108,7 +108,23 @@ impl Pipeline {
             return Err(ReadError::Field { what: "round", value: u64::from(header.round), rule: "not the one due" });
         }
         envelope.check_length(&self.layers)?;
+        header.common.map_or(Ok(()), |common| self.check_common(common, step))?;
         Ok(envelope.payload)
+    }
+
+    fn check_common(&self, got: Common, step: u64) -> Result<(), ReadError> {
+        let here = self.common(step);
+        if got.scope != here.scope {
+            return Err(ReadError::Scope { expected: here.scope.name(), got: got.scope.name() });
+        }
+        match self.units.iter().any(|unit| unit.codec.draws_together()) {
+            true if got.step != here.step => Err(ReadError::Step { expected: step, got: got.step }),
+            true if got.draw != here.draw => {
+                let Context { seed, tensor, .. } = self.context(step, 0);
+                Err(ReadError::Draws { seed, step, tensor })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether messages add up in flight.

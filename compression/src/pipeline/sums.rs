@@ -1,7 +1,7 @@
 //! What an allreduce does to messages that travel as sums.
 
 use crate::codec::{Element, ReadError};
-use crate::wire::{DType, Envelope, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+use crate::wire::{Common, DType, Envelope, Header, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 /// Elements converted at a time.
 const BLOCK: usize = 256;
@@ -14,9 +14,11 @@ pub fn add_messages(element: Element, sum: &mut [u8], other: &[u8]) -> Result<()
         return Err(ReadError::Field { what: "checksum kind", value: 1, rule: "sums travel without" });
     }
     let (expected, got) = (mine.header.method, theirs.header.method);
-    if mine.header != (crate::wire::Header { dtype: mine.header.dtype, ..theirs.header }) {
+    let Header { dtype, common, .. } = mine.header;
+    if mine.header != (Header { dtype, common, ..theirs.header }) {
         return Err(ReadError::Strategy { expected, got });
     }
+    check_common(common, theirs.header.common)?;
     if mine.payload.len() != theirs.payload.len() || !mine.payload.len().is_multiple_of(element.bytes()) {
         let (expected, got) = (mine.payload.len() as u64, theirs.payload.len() as u64);
         return Err(ReadError::Length { expected, got });
@@ -24,6 +26,25 @@ pub fn add_messages(element: Element, sum: &mut [u8], other: &[u8]) -> Result<()
     let start = mine.header.bytes();
     add_elements(element, &mut sum[start..], theirs.payload);
     Ok(())
+}
+
+/// Parts of a sum that say it are of one scope, step and seed.
+fn check_common(mine: Option<Common>, theirs: Option<Common>) -> Result<(), ReadError> {
+    let Some((mine, theirs)) = mine.zip(theirs) else { return Ok(()) };
+    if mine.scope != theirs.scope {
+        return Err(ReadError::Scope { expected: mine.scope.name(), got: theirs.scope.name() });
+    }
+    if mine.step != theirs.step {
+        return Err(ReadError::Step { expected: mine.step.into(), got: theirs.step });
+    }
+    match mine.draw == theirs.draw {
+        true => Ok(()),
+        false => Err(ReadError::Field {
+            what: "draw by seed, step and tensor",
+            value: theirs.draw.into(),
+            rule: "all parts of a sum have the same",
+        }),
+    }
 }
 
 fn add_elements(element: Element, sum: &mut [u8], other: &[u8]) {

@@ -263,11 +263,14 @@ mod tests {
         assert_eq!(read(&map), "dithering(k=4,partition=natural)");
     }
 
+    /// A map, and what its error says.
+    type Case<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str]);
+
     /// Key as given, value, and what is allowed.
     #[test]
     fn errors_name_key_value_and_range() {
         let (topk, core) = (("compressor", "topk"), ("byteps_compressor_type", "topk"));
-        let cases: &[(&[(&str, &str)], &[&str])] = &[
+        let cases: &[Case<'_>] = &[
             (&[], &["without compressor", "a name"]),
             (&[("byteps_compressor_k", "1")], &["without byteps_compressor_type"]),
             (&[("compressor", "topq"), ("k", "1")], &["compressor \"topq\"", "topk"]),

@@ -1,7 +1,7 @@
 //! Version 2 of the message: a header that names method, parameters and length, then the tensors' payloads.
 
 use super::{Reader, Writer};
-use crate::codec::ReadError;
+use crate::codec::{ReadError, Scope};
 use crate::format::{Checksum, MAGIC, checksum::crc32c};
 use crate::{Layers, MAX_VALUES};
 
@@ -31,6 +31,39 @@ pub enum DType {
     Bf16 = 3,
 }
 
+/// What all ranks must have in common for a message to mean the same to them. Two bytes: they tell a receiver that is out
+/// of step, not one that is malicious.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Common {
+    /// What counts as one tensor.
+    pub scope: Scope,
+    /// The step's number modulo 64.
+    pub step: u8,
+    /// A byte drawn by seed, step and tensor: other seeds show in all but one of 256 messages.
+    pub draw: u8,
+}
+
+impl Common {
+    const SAID: u8 = 0x80;
+    const PER_TENSOR: u8 = 0x40;
+
+    fn bytes(common: Option<Self>) -> [u8; 2] {
+        common.map_or([0; 2], |Self { scope, step, draw }| {
+            let scope = if scope == Scope::Tensor { Self::PER_TENSOR } else { 0 };
+            [Self::SAID | scope | step & 0x3f, draw]
+        })
+    }
+
+    fn read([first, draw]: [u8; 2]) -> Result<Option<Self>, ReadError> {
+        if first & Self::SAID == 0 {
+            let value = u64::from(first | draw);
+            return if value == 0 { Ok(None) } else { field("scope and step", value, "bit 7 of the first, or both 0") };
+        }
+        let scope = if first & Self::PER_TENSOR != 0 { Scope::Tensor } else { Scope::Bucket };
+        Ok(Some(Self { scope, step: first & 0x3f, draw }))
+    }
+}
+
 /// What a message says about itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Header {
@@ -48,6 +81,8 @@ pub struct Header {
     pub parameters: [f64; MAX_PARAMETERS],
     /// Whether it can be checked.
     pub checksum: Checksum,
+    /// None: the sender did not say.
+    pub common: Option<Common>,
 }
 
 impl Header {
@@ -74,7 +109,8 @@ pub fn write_message<E>(
     out.raw(&codes);
     out.u64(header.n);
     out.u64(0);
-    out.raw(&[u8::from(header.checksum == Checksum::Crc32c), header.round, 0, 0, 0, 0, 0, 0]);
+    let [first, second] = Common::bytes(header.common);
+    out.raw(&[u8::from(header.checksum == Checksum::Crc32c), header.round, first, second, 0, 0, 0, 0]);
     header.values().iter().for_each(|value| out.f64(*value));
     let result = write(out)?;
     let mut bytes = std::mem::take(out).into_vec();
@@ -162,10 +198,7 @@ fn read_header(from: &mut Reader<'_>) -> Result<(Header, u64, u32), ReadError> {
         other => return field("checksum kind", u64::from(other), "0 none, 1 CRC-32C"),
     };
     let round = from.u8("round")?;
-    let reserved = from.take("reserved", 2)?;
-    if reserved != [0; 2] {
-        return field("reserved", u64::from(reserved[0] | reserved[1]), "it must be 0");
-    }
+    let common = Common::read([from.u8("scope and step")?, from.u8("draw")?])?;
     let sum = from.u32("checksum")?;
     if checksum == Checksum::None && sum != 0 {
         return field("checksum", u64::from(sum), "0 without a checksum");
@@ -174,7 +207,7 @@ fn read_header(from: &mut Reader<'_>) -> Result<(Header, u64, u32), ReadError> {
     for value in &mut parameters[..count] {
         *value = from.f64("parameter")?;
     }
-    Ok((Header { method, dtype, round, n, count, parameters, checksum }, length, sum))
+    Ok((Header { method, dtype, round, n, count, parameters, checksum, common }, length, sum))
 }
 
 #[cfg(test)]
@@ -196,7 +229,8 @@ mod tests {
         let mut all = [0.0; MAX_PARAMETERS];
         all[..parameters.len()].copy_from_slice(parameters);
         let count = parameters.len();
-        Header { method: 7, dtype: DType::Bf16, round: 1, n: 99, count, parameters: all, checksum }
+        let common = None;
+        Header { method: 7, dtype: DType::Bf16, round: 1, n: 99, count, parameters: all, checksum, common }
     }
 
     proptest! {
@@ -207,8 +241,10 @@ mod tests {
             sum: bool,
             at: prop::sample::Index,
             bit in 0u8..8,
+            common in prop::option::of((prop::sample::select(&[Scope::Bucket, Scope::Tensor][..]), 0u8..64, any::<u8>())),
         ) {
-            let header = header(&parameters, if sum { Checksum::Crc32c } else { Checksum::None });
+            let common = common.map(|(scope, step, draw)| Common { scope, step, draw });
+            let header = Header { common, ..header(&parameters, if sum { Checksum::Crc32c } else { Checksum::None }) };
             let bytes = message(&header, &payload);
             let read = Envelope::parse(&bytes).unwrap();
             prop_assert_eq!((read.header, read.payload), (header, &payload[..]));

@@ -177,6 +177,10 @@ impl Codec for Qsparse {
         Ok(())
     }
 
+    fn draws_together(&self) -> bool {
+        self.random
+    }
+
     fn size(&self) -> Size {
         let width = if self.sign { 1 } else { levels_width(2 * self.levels as u64 + 1) };
         let indices = if self.random { 0 } else { index_bytes(self.n, self.k) };

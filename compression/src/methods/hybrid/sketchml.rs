@@ -273,6 +273,10 @@ impl Codec for SketchMl {
         Ok(())
     }
 
+    fn draws_together(&self) -> bool {
+        self.rows > 0
+    }
+
     fn size(&self) -> Size {
         // Every value is in one group at most; a set costs no more than its bitmap.
         let bits = levels_width(self.width() as u64);

@@ -205,6 +205,11 @@ impl Codec for GradiVeQ {
         if self.add(context.kernel, (scale, messages), out) { Ok(()) } else { Err(not_finite()) }
     }
 
+    /// Steps are learned from or compressed by their number.
+    fn draws_together(&self) -> bool {
+        true
+    }
+
     fn size(&self) -> Size {
         if self.never() { Size::Exact(4 * self.n) } else { Size::AtMost(4 * self.n) }
     }

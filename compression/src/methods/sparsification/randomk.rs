@@ -102,6 +102,10 @@ impl Codec for RandomK {
         Ok(())
     }
 
+    fn draws_together(&self) -> bool {
+        self.shared
+    }
+
     fn size(&self) -> Size {
         match self.shared {
             true => Size::Exact(4 * self.k),
