@@ -155,6 +155,28 @@ fn atomo_sends_whole_atoms() {
     assert!((f64::from(counts[1]) - 1000.0).abs() < 6.0 * sigma, "{counts:?}");
 }
 
+/// Whatever the budget: no message is longer than the matrix with its one byte, and none than what was charged.
+#[test]
+fn atomo_sends_no_more_than_the_matrix() {
+    let mut atoms = 0;
+    for shape in [SHAPE, Shape { rows: 7, cols: 90 }, Shape { rows: 4, cols: 4 }, Shape::vector(50)] {
+        let (x, whole) = (laplace(shape.values(), 6), 1 + 4 * shape.values());
+        for budget in [0.3f64, 1.0, 1.5, 2.0, 3.7, 6.0, 12.5, 23.9, 24.0, 39.0, 1000.0] {
+            let strategy = parse(&format!("atomo(budget={budget})"));
+            for seed in 0..20 {
+                let mut run = Run::new(&strategy, shape, seed);
+                run.transmit(&x).unwrap();
+                let sent = run.payload.len();
+                assert!(sent <= whole && run.codec.size().admits(sent), "{strategy} of {shape:?}: {sent} bytes");
+                let most = 5 + 4 * (budget.ceil() as usize) * (shape.rows + shape.cols);
+                assert!(sent == whole || sent <= most, "{strategy} of {shape:?}: {sent} bytes");
+                atoms += usize::from(sent != whole);
+            }
+        }
+    }
+    assert!(atoms > 200, "{atoms}");
+}
+
 /// A full budget is the matrix; the mean of a smaller one too, tall and wide.
 #[test]
 fn atomo_is_unbiased_on_long_matrices() {

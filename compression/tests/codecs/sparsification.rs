@@ -228,6 +228,44 @@ fn sketches_find_what_is_large_in_the_sum() {
     assert_eq!(indices(&flat).len(), 50);
 }
 
+/// A sketch as large as the gradient is not made: the gradient goes as it is, and both rounds together are never more.
+#[test]
+fn sketched_sends_no_more_than_the_gradient() {
+    for (args, n) in [
+        ("k=0.01,columns=0.2", 500),
+        ("k=0.3,columns=0.2", 100),
+        ("k=0.01,columns=0.198", 1000),
+        ("k=9,columns=300,rows=4", 1000),
+        ("k=0.9,rows=1", 64),
+        ("k=1,rows=15", 13),
+        ("k=0.01", 1),
+        ("k=0.01", 0),
+    ] {
+        let x = laplace(n, 3);
+        let strategy = parse(&format!("sketched({args})"));
+        let mut codec = strategy.codec(Shape::vector(n));
+        let charged: usize = (0..2).map(|round| codec.round_size(round).most()).sum();
+        let (rows, columns, k) =
+            (strategy.values().whole(1), strategy.values().kept(2, n), strategy.values().kept(0, n));
+        let dense = rows * columns + k >= n;
+        assert_eq!(charged, 4 * if dense { n } else { rows * columns + k }, "{args}, n = {n}");
+        let (mut context, mut bytes) = (Context::new(1), 0);
+        for round in 0..2 {
+            let mut out = flexcomm_compression::wire::Writer::new();
+            context.round = round;
+            codec.encode(&x, &context, &mut out).unwrap();
+            codec.reply(&mut Reader::new(out.bytes()), &context, 1.0).unwrap();
+            bytes += out.len();
+            if round == 1 {
+                let mut sent = vec![0.0; n];
+                codec.decode(&mut Reader::new(out.bytes()), &context, (1.0, &mut sent)).unwrap();
+                assert!(if dense { sent == x } else { indices(&sent).len() <= k }, "{args}, n = {n}");
+            }
+        }
+        assert_eq!(bytes, charged, "{args}, n = {n}");
+    }
+}
+
 #[test]
 fn artopk_takes_turns_and_var_takes_the_loudest() {
     let mut gradients = vec![vec![0.1f32; 8]; 3];

@@ -3,6 +3,11 @@
 //! M = Σ σ_i u_i v_iᵀ; atom i is sent with probability p_i, divided by p_i. Algorithm 1 gives the p of least variance for a
 //! budget s = Σ p_i: p_i = min(1, s σ_i / Σ σ_j) with what the largest leave over spread on the others.
 //!
+//! Atoms are drawn together, by one uniform number that cuts the sums of p at whole steps (systematic sampling; Madow and
+//! Madow 1944): each has its p_i, which with orthogonal atoms is all that mean and variance depend on, and ⌊s⌋ or ⌈s⌉ are
+//! sent. Drawn one by one there may be any number, and messages longer than the matrix; a budget whose ⌈s⌉ atoms are not
+//! shorter than the matrix sends the matrix.
+//!
 //! The decomposition is that of the smaller Gram matrix in f64. For the tall case MᵀM = V Λ Vᵀ, atom i is (M v_i) v_iᵀ,
 //! which needs no division by σ_i; wide matrices alike from M Mᵀ. Its cost grows with min(m, L)²·n: this is the slowest of
 //! all compressors by its definition. Singular values below about 1e-8 of the largest count as zero.
@@ -43,14 +48,15 @@ struct Atomo {
     eigen: Eigen,
     sigma: Vec<f64>,
     chances: Vec<f64>,
+    drawn: Vec<usize>,
     left: Vec<f32>,
     right: Vec<f32>,
 }
 
 impl Atomo {
     fn new(budget: f64, shape: Shape) -> Self {
-        let (eigen, sigma, chances, left, right) = Default::default();
-        Self { shape, budget, eigen, sigma, chances, left, right }
+        let (eigen, sigma, chances, drawn, left, right) = Default::default();
+        Self { shape, budget, eigen, sigma, chances, drawn, left, right }
     }
 
     /// The smaller side: how many atoms there are.
@@ -58,8 +64,23 @@ impl Atomo {
         self.shape.rows.min(self.shape.cols)
     }
 
+    /// How many atoms are sent at most.
+    fn most(&self) -> usize {
+        (self.budget.ceil().min(self.atoms() as f64)) as usize
+    }
+
+    /// Bytes of a payload of so many atoms.
+    fn bytes(&self, atoms: usize) -> usize {
+        5 + 4 * atoms * (self.shape.rows + self.shape.cols)
+    }
+
+    /// Bytes of a payload of all values.
+    fn whole_bytes(&self) -> usize {
+        1 + 4 * self.shape.values()
+    }
+
     fn always_whole(&self) -> bool {
-        !self.shape.is_matrix() || self.budget >= self.atoms() as f64
+        !self.shape.is_matrix() || self.bytes(self.most()) >= self.whole_bytes()
     }
 
     /// Singular values into `sigma`, from the largest on.
@@ -125,6 +146,25 @@ fn probabilities(sigma: &[f64], budget: f64, out: &mut Vec<f64>) {
     }
 }
 
+/// Indices i with their chances: those where the sum of chances so far, shifted by a uniform number, reaches a whole one.
+/// What is sure is taken apart, so that no rounding of sums can miss it; nor do they draw more than `most`.
+fn draw(chances: &[f64], (uniform, most): (f64, usize), drawn: &mut Vec<usize>) {
+    drawn.clear();
+    let mut sum = uniform;
+    for (i, chance) in chances.iter().enumerate() {
+        if *chance < 1.0 {
+            let before = sum.floor();
+            sum += chance;
+            if sum.floor() == before {
+                continue;
+            }
+        }
+        if drawn.len() < most {
+            drawn.push(i);
+        }
+    }
+}
+
 impl Codec for Atomo {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let fed = context.stats(x)?.energy;
@@ -137,20 +177,17 @@ impl Codec for Atomo {
         }
         let (sigma, chances) = (&self.sigma, &mut self.chances);
         probabilities(sigma, self.budget, chances);
-        let stream = context.own(0);
-        let drawn = |chances: &[f64], i: usize| stream.unit(i as u64) < chances[i];
-        let count = (0..chances.len()).filter(|i| drawn(chances, *i)).count();
+        let most = self.budget.ceil().min(sigma.len() as f64) as usize;
+        draw(chances, (context.own(0).unit(0), most), &mut self.drawn);
         out.u8(ATOMS);
-        out.u32(count as u32);
+        out.u32(self.drawn.len() as u32);
         let mut sent = 0.0;
-        for i in 0..self.chances.len() {
-            if drawn(&self.chances, i) {
-                self.make_atom(i, x, context);
-                out.f32s(&self.left);
-                out.f32s(&self.right);
-                // Atoms are orthogonal to each other.
-                sent += dot64(&self.left, &self.left) * dot64(&self.right, &self.right);
-            }
+        for at in 0..self.drawn.len() {
+            self.make_atom(self.drawn[at], x, context);
+            out.f32s(&self.left);
+            out.f32s(&self.right);
+            // Atoms are orthogonal to each other.
+            sent += dot64(&self.left, &self.left) * dot64(&self.right, &self.right);
         }
         Ok(Energy { sent, fed })
     }
@@ -187,10 +224,10 @@ impl Codec for Atomo {
     }
 
     fn size(&self) -> Size {
-        let whole = 1 + 4 * self.shape.values();
         match self.always_whole() {
-            true => Size::Exact(whole),
-            false => Size::AtMost(whole.max(5 + 4 * self.atoms() * (self.shape.rows + self.shape.cols))),
+            true => Size::Exact(self.whole_bytes()),
+            // Too large values go as they are.
+            false => Size::AtMost(self.whole_bytes()),
         }
     }
 }
@@ -249,6 +286,26 @@ impl Work for WideGram<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Over all uniform numbers on a fine grid: each index as often as its chance says, and ⌊s⌋ or ⌈s⌉ of them each time.
+    #[test]
+    fn drawing_together_keeps_every_chance() {
+        const GRID: usize = 10_000;
+        for chances in [&[1.0, 0.5, 0.25, 0.25][..], &[0.9, 0.6, 0.3, 0.1, 0.1, 0.7], &[0.2, 0.1], &[1.0, 1.0], &[]] {
+            let s: f64 = chances.iter().sum();
+            let (least, most) = ((s + 1e-9).floor() as usize, (s - 1e-9).ceil().max(0.0) as usize);
+            let (mut counts, mut drawn) = (vec![0usize; chances.len()], Vec::new());
+            for at in 0..GRID {
+                draw(chances, ((at as f64 + 0.5) / GRID as f64, most), &mut drawn);
+                assert!((least..=most).contains(&drawn.len()), "{} of {s}", drawn.len());
+                assert!(drawn.is_sorted_by(|a, b| a < b));
+                drawn.iter().for_each(|i| counts[*i] += 1);
+            }
+            for (count, chance) in counts.iter().zip(chances) {
+                assert!((*count as f64 / GRID as f64 - chance).abs() < 3.0 / GRID as f64, "{counts:?} of {chances:?}");
+            }
+        }
+    }
 
     /// By hand: the largest is sure, the others share what is left of the budget.
     #[test]

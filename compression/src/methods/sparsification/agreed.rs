@@ -18,6 +18,11 @@ impl Agreed {
         Self { n, k, indices: Vec::with_capacity(k), values: Vec::with_capacity(k) }
     }
 
+    /// On every index, without an exchange before.
+    pub(super) fn on_all(n: usize) -> Self {
+        Self { indices: (0..n as u32).collect(), ..Self::new(n, n) }
+    }
+
     /// Appends the values of `x`; answers their energy. `round` of `rounds` is the last.
     pub(super) fn encode(&mut self, x: &[f32], rounds: u32, out: &mut Writer) -> Result<f64, EncodeError> {
         if self.indices.len() != self.k {

@@ -7,6 +7,9 @@
 //!
 //! Round 0: rows x columns sums, f32. Value i goes to one column of each row, with a sign, both by hash: the same on every
 //! rank, new in every step. Its estimate is the median over rows. Round 1: k values.
+//!
+//! A sketch that saves nothing, rows x columns + k >= n, is not made: round 0 is empty and round 1 carries all n values. So no
+//! step sends more than the dense gradient.
 
 use super::agreed::Agreed;
 use super::subset::Subset;
@@ -34,9 +37,14 @@ pub(super) const ENTRY: Entry = Entry {
     scope: Scope::Bucket,
     // What is sent is exact; that it is large holds with high probability only.
     nature: |_| Nature::Contractive(|_, _| 0.0),
-    examples: &["k=0.01,columns=0.2", "k=7,rows=4,columns=0.1,recover=heavymix", "k=0.3,rows=1"],
+    examples: &["k=0.01,columns=0.1", "k=7,rows=4,columns=0.1,recover=heavymix", "k=0.3,rows=1", "k=0.3,columns=0.2"],
     build: |values, shape| Box::new(Sketched::new(values, shape)),
 };
+
+/// Whether a sketch and k values are fewer than the n values themselves.
+fn saves(n: usize, (rows, columns, k): (usize, usize, usize)) -> bool {
+    rows * columns + k < n
+}
 
 const MOST_ROWS: usize = 15;
 
@@ -59,13 +67,25 @@ impl Sketched {
     fn new(values: &Values, shape: Shape) -> Self {
         let n = shape.values();
         let (rows, columns) = (values.whole(1), values.kept(2, n));
-        let (table, sum) = (vec![0.0; rows * columns], vec![0.0; rows * columns]);
+        let k = values.kept(0, n);
         let (selector, subset, heavymix) = (Selector::default(), Subset::default(), values.whole(3) == 1);
-        let agreed = Agreed::new(n, values.kept(0, n));
+        if !saves(n, (rows, columns, k)) {
+            let (table, sum, estimates, agreed) = (Vec::new(), Vec::new(), Vec::new(), Agreed::on_all(n));
+            return Self { rows, columns, heavymix, table, sum, estimates, selector, subset, agreed };
+        }
+        let (table, sum) = (vec![0.0; rows * columns], vec![0.0; rows * columns]);
+        let agreed = Agreed::new(n, k);
         Self { rows, columns, heavymix, table, sum, estimates: vec![0.0; n], selector, subset, agreed }
     }
 
+    fn is_dense(&self) -> bool {
+        self.table.is_empty()
+    }
+
     fn write_sketch(&mut self, x: &[f32], context: &Context, out: &mut Writer) {
+        if self.is_dense() {
+            return;
+        }
         self.table.fill(0.0);
         for (row, table) in self.table.chunks_mut(self.columns.max(1)).enumerate() {
             let stream = context.shared(row as u32);
@@ -83,9 +103,6 @@ impl Sketched {
         let Self { rows, columns, sum, estimates, .. } = self;
         let streams: [Stream; MOST_ROWS] = std::array::from_fn(|row| context.shared(row as u32));
         context.kernel.run(Estimate { streams: &streams[..*rows], columns: *columns, sum, estimates });
-        if self.agreed.n == 0 {
-            return Ok(());
-        }
         if self.heavymix && self.mix(context) {
             return Ok(());
         }
@@ -212,6 +229,9 @@ impl Codec for Sketched {
     fn reply(&mut self, sum: &mut Reader<'_>, context: &Context, _scale: f32) -> Result<(), ReadError> {
         if context.round > 0 {
             return sum.f32s("value", self.agreed.k).map(|_| ());
+        }
+        if self.is_dense() {
+            return Ok(());
         }
         let sums = sum.f32s("sum of a sketch", self.sum.len())?;
         self.sum.iter_mut().zip(sums).for_each(|(to, sum)| *to = sum);
