@@ -5,7 +5,7 @@
 
 use flexcomm_compression::codec::{Context, Shape};
 use flexcomm_compression::random::Stream;
-use flexcomm_compression::strategy::{Class, Strategy};
+use flexcomm_compression::strategy::{Class, Entry, Strategy};
 use flexcomm_compression::wire::{Reader, Writer};
 use flexcomm_compression::{Kernel, methods};
 use std::hint::black_box;
@@ -41,7 +41,8 @@ fn main() {
     let per_16 = |seconds: f64| seconds * 1.6e10 / n as f64;
     println!("per 16 values: copy {:.2} ns, norm and energy alone {:.2} ns", per_16(copy), per_16(looked));
     println!("{:46} {:>9} {:>14} {:>11} {:>16}", "method", "bits", "compress/copy", "known/copy", "decode+sum/copy");
-    for entry in methods::all().filter(|e| e.class == Class::Quantization && e.name.contains(&only)) {
+    let measured = |e: &&Entry| (e.class == Class::Quantization || e.name == "threelc") && e.name.contains(&only);
+    for entry in methods::all().filter(measured) {
         for example in entry.examples {
             let strategy: Strategy = format!("{}({example})", entry.name).parse().unwrap();
             let side = n.isqrt();

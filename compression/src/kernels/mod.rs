@@ -2,17 +2,27 @@
 //! candidates of a selection, in one read. Chosen at run time; all kernels answer the same bits.
 
 mod admit;
+mod halves;
+mod nearest;
 mod portable;
 mod rounding;
+mod sides;
 mod signs;
+mod tables;
+mod ternary;
 mod work;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub(crate) use admit::{Admitting, ROOM};
+pub(crate) use halves::{Half, NARROWED};
+pub(crate) use nearest::{Even, Lines};
 pub(crate) use portable::energy;
-pub(crate) use rounding::{Rounded, Rounding, Squares, TABLED, Words};
+pub(crate) use rounding::{Rounded, Rounding, Squares, TABLED, Words, total};
+pub(crate) use sides::Columns;
 pub(crate) use signs::Decayed;
+pub(crate) use tables::Table;
+pub(crate) use ternary::{FIVE_ZEROS, WORTH};
 pub(crate) use work::Work;
 
 use crate::codec::Stats;

@@ -106,12 +106,17 @@ impl Kernel {
 
     /// `out += value`, or −value where the bit is set; where it is FRESH, to zeros instead of what `out` holds.
     pub(crate) fn add_signs<const FRESH: bool>(self, bits: &[u8], value: f32, out: &mut [f32]) {
+        self.add_sides::<FRESH>(bits, [value, -value], out);
+    }
+
+    /// `out +=` the first value, or the second where the bit is set.
+    pub(crate) fn add_sides<const FRESH: bool>(self, bits: &[u8], values: [f32; 2], out: &mut [f32]) {
         let done = match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::add_signs_avx512::<FRESH>(bits, value, out),
+            Self::Avx512 => super::x86::add_sides_avx512::<FRESH>(bits, values, out),
             _ => 0,
         };
-        self.run(AddSigns::<FRESH> { bits: &bits[done / 8..], value, out: &mut out[done..] });
+        self.run(AddSides::<FRESH> { bits: &bits[done / 8..], values, out: &mut out[done..] });
     }
 }
 
@@ -143,22 +148,23 @@ impl Work for Decay<'_> {
     }
 }
 
-/// [`Kernel::add_signs`].
-struct AddSigns<'a, const FRESH: bool> {
+/// [`Kernel::add_sides`].
+struct AddSides<'a, const FRESH: bool> {
     bits: &'a [u8],
-    value: f32,
+    values: [f32; 2],
     out: &'a mut [f32],
 }
 
-impl<const FRESH: bool> Work for AddSigns<'_, FRESH> {
+impl<const FRESH: bool> Work for AddSides<'_, FRESH> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let value = self.value.to_bits();
+        let [clear, set] = self.values.map(f32::to_bits);
         let add = |to: &mut f32, byte: u8, lane: usize| {
             let held = if FRESH { 0.0 } else { *to };
-            *to = held + f32::from_bits(value ^ u32::from(byte) >> lane << 31);
+            let is_set = (u32::from(byte) >> lane & 1).wrapping_neg();
+            *to = held + f32::from_bits(clear ^ (clear ^ set) & is_set);
         };
         let (groups, rest) = self.out.as_chunks_mut::<8>();
         for (group, byte) in groups.iter_mut().zip(self.bits) {

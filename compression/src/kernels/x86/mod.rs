@@ -4,14 +4,22 @@
 
 mod admit;
 mod draws;
+mod halves;
+mod nearest;
 mod pack;
 mod pass;
 mod rounding;
+mod sides;
 mod signs;
+mod tables;
+mod ternary;
 
 use super::admit::Admitting;
+use super::nearest::{Even, Lines};
 use super::rounding::{Rounded, Rounding, Squares, TABLED};
+use super::sides::{Columns, Sides};
 use super::signs::{Decayed, Sums};
+use super::tables::Table;
 use super::{Candidates, Fed, Feed, Work, portable};
 use std::sync::LazyLock;
 
@@ -106,13 +114,38 @@ pub(super) fn stats_of_two_avx512(x: &[f32], len: usize) -> Option<[Fed; 2]> {
     has_avx512().then(|| unsafe { pass::two(x, len) })
 }
 
-/// Adds ±value, if FRESH to zeros, where whole vectors of values are left, and answers to how many; on processors without
+/// Adds either value, if FRESH to zeros, where whole vectors of values are left, and answers to how many; on processors without
 /// AVX-512 to none.
-pub(super) fn add_signs_avx512<const FRESH: bool>(bits: &[u8], value: f32, out: &mut [f32]) -> usize {
+pub(super) fn add_sides_avx512<const FRESH: bool>(bits: &[u8], values: [f32; 2], out: &mut [f32]) -> usize {
     match has_avx512() {
         // SAFETY: the processor has these.
-        true => unsafe { signs::add_avx512::<FRESH>(bits, value, out) },
+        true => unsafe { signs::add_avx512::<FRESH>(bits, values, out) },
         false => 0,
+    }
+}
+
+/// Halves of the first values; of none on processors without these vectors.
+pub(super) fn narrow_avx512<const F16: bool>(
+    x: (&[f32], f32),
+    to: &mut [[u8; 2]],
+    squares: (&mut Squares, &mut Squares),
+) -> usize {
+    match has_avx512() {
+        // SAFETY: the processor has these.
+        true => unsafe { halves::narrow::<F16>(x, to, squares) },
+        false => 0,
+    }
+}
+
+/// Adds the first halves; none on processors without these vectors.
+pub(super) fn widen_avx512<const FRESH: bool, const F16: bool>(
+    from: &[[u8; 2]],
+    target: (f32, &mut [f32]),
+) -> (usize, u32) {
+    match has_avx512() {
+        // SAFETY: the processor has these.
+        true => unsafe { halves::widen::<FRESH, F16>(from, target) },
+        false => (0, 0),
     }
 }
 
@@ -149,6 +182,78 @@ pub(super) fn add_codes_avx512<const FRESH: bool>(codes: &[u8], values: &[f32; T
         // SAFETY: the processor has these.
         true => unsafe { rounding::add_codes::<FRESH>(codes, values, out) },
         false => 0,
+    }
+}
+
+/// Adds what the first codes mean; none on processors without these vectors.
+pub(super) fn add_meanings_avx512<const FRESH: bool>(codes: &[u8], table: &Table, out: &mut [f32]) -> usize {
+    match has_avx512_bytes() {
+        // SAFETY: the processor has these and avx512vbmi.
+        true => unsafe { tables::add::<FRESH>(codes, table, out) },
+        false => 0,
+    }
+}
+
+/// Adds up what the first codes mean; none on processors without these vectors.
+pub(super) fn sum_of_meanings_avx512(codes: &[u8], table: &Table, sums: &mut Squares) -> usize {
+    match has_avx512_bytes() {
+        // SAFETY: the processor has these and avx512vbmi.
+        true => unsafe { tables::sum(codes, table, sums) },
+        false => 0,
+    }
+}
+
+/// Nearest codes of the first values; of none on processors without AVX-512.
+pub(super) fn even_codes_avx512(even: Even, x: &[f32], codes: &mut [u8], exact: impl Fn(f32) -> u8) -> usize {
+    match has_avx512() {
+        // SAFETY: the processor has these.
+        true => unsafe { nearest::even_codes(even, x, codes, exact) },
+        false => 0,
+    }
+}
+
+/// Nearest codes of the first values; of none on processors without AVX-512.
+pub(super) fn line_codes_avx512(lines: &Lines, x: &[f32], codes: &mut [u8], exact: impl Fn(f32) -> u8) -> usize {
+    match has_avx512() {
+        // SAFETY: the processor has these.
+        true => unsafe { nearest::line_codes(lines, x, codes, exact) },
+        false => 0,
+    }
+}
+
+/// Both sides of the first values; of none on processors without AVX-512.
+pub(super) fn sides_avx512(x: &[f32], threshold: f32, bits: &mut [u8], sides: &mut Sides) -> usize {
+    match has_avx512() {
+        // SAFETY: the processor has these.
+        true => unsafe { sides::sides(x, threshold, bits, sides) },
+        false => 0,
+    }
+}
+
+/// Both sides of the first columns; of none on processors without AVX-512.
+pub(super) fn sides_of_columns_avx512(x: &[f32], threshold: f32, columns: &mut Columns) -> usize {
+    match has_avx512() {
+        // SAFETY: the processor has these.
+        true => unsafe { sides::sides_of_columns(x, threshold, columns) },
+        false => 0,
+    }
+}
+
+/// Adds either value of each column, unless the processor has no AVX-512; answers whether.
+pub(super) fn add_columns_avx512<const FRESH: bool>(bits: &[u8], values: [&[f32]; 2], out: &mut [f32]) -> bool {
+    if has_avx512() {
+        // SAFETY: the processor has these.
+        unsafe { sides::add_columns::<FRESH>(bits, values, out) }
+    }
+    has_avx512()
+}
+
+/// The first bytes of ternary values; none on processors without AVX-512.
+pub(super) fn quartic_avx512(x: &[f32], half: f32, to: (&mut [u8], &mut [u64])) -> (usize, u64) {
+    match has_avx512() {
+        // SAFETY: the processor has these.
+        true => unsafe { ternary::quartic(x, half, to) },
+        false => (0, 0),
     }
 }
 

@@ -18,12 +18,12 @@ const CHANCES: f32 = 2_147_483_648.0;
 const EXPONENT: i32 = 0x7f80_0000;
 
 /// Sums of squares in four vectors.
-struct Sums([__m512; 4]);
+pub(super) struct Sums(pub(super) [__m512; 4]);
 
 impl Sums {
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn new(squares: &Squares) -> Self {
+    pub(super) fn new(squares: &Squares) -> Self {
         // SAFETY: 64 values, of which four times 16 are loaded.
         unsafe { Self([0, 16, 32, 48].map(|at| _mm512_loadu_ps(squares.as_ptr().add(at)))) }
     }
@@ -31,14 +31,14 @@ impl Sums {
     /// The square is rounded before it is added, as everywhere.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn add(&mut self, part: usize, value: __m512) {
+    pub(super) fn add(&mut self, part: usize, value: __m512) {
         self.0[part] = _mm512_add_ps(self.0[part], _mm512_mul_ps(value, value));
     }
 
     /// As [`Self::add`], of a value whose square is exact, neither too large nor too small for an f32.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn add_exact(&mut self, part: usize, value: __m512) {
+    pub(super) fn add_exact(&mut self, part: usize, value: __m512) {
         self.0[part] = _mm512_fmadd_ps(value, value, self.0[part]);
     }
 
@@ -51,7 +51,7 @@ impl Sums {
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn store(self, squares: &mut Squares) {
+    pub(super) fn store(self, squares: &mut Squares) {
         for (sum, to) in self.0.into_iter().zip(squares.as_chunks_mut::<16>().0) {
             // SAFETY: 16 values.
             unsafe { _mm512_storeu_ps(to.as_mut_ptr(), sum) };
@@ -61,7 +61,7 @@ impl Sums {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn load(group: &[f32; VALUES], part: usize) -> __m512 {
+pub(super) fn load(group: &[f32; VALUES], part: usize) -> __m512 {
     // SAFETY: as_chunks of 64 values has four of 16.
     unsafe { _mm512_loadu_ps(group.as_chunks::<16>().0[part].as_ptr()) }
 }
@@ -75,7 +75,7 @@ fn load_words(group: &[u32; VALUES], part: usize) -> __m512i {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn store(to: &mut [u8; VALUES], codes: __m512i) {
+pub(super) fn store(to: &mut [u8; VALUES], codes: __m512i) {
     // SAFETY: 64 bytes.
     unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), codes) }
 }
@@ -90,7 +90,7 @@ fn halves(parts: [__m512i; 4]) -> [__m512i; 2] {
 /// Packing works within quarters of a vector: part j of quarter i belongs to quarter j, part i.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn in_order(bytes: __m512i) -> __m512i {
+pub(super) fn in_order(bytes: __m512i) -> __m512i {
     let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     _mm512_permutexvar_epi32(order, bytes)
 }
@@ -98,20 +98,20 @@ fn in_order(bytes: __m512i) -> __m512i {
 /// Numbers from 0 to 255 as bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn unsigned_bytes(parts: [__m512i; 4]) -> __m512i {
+pub(super) fn unsigned_bytes(parts: [__m512i; 4]) -> __m512i {
     let [low, high] = halves(parts);
     in_order(_mm512_packus_epi16(low, high))
 }
 
 /// Four masks as one.
-fn joined(masks: [u16; 4]) -> u64 {
+pub(super) fn joined(masks: [u16; 4]) -> u64 {
     masks.into_iter().rev().fold(0, |all, mask| all << 16 | u64::from(mask))
 }
 
 /// Where the sign bit is set.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
-fn negative(x: __m512) -> __mmask16 {
+pub(super) fn negative(x: __m512) -> __mmask16 {
     _mm512_movepi32_mask(_mm512_castps_si512(x))
 }
 

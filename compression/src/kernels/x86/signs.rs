@@ -181,18 +181,15 @@ fn avx2_block(x: &[f32], bits: &mut [u8], sums: &mut Sums) {
 }
 
 #[target_feature(enable = "avx512f")]
-pub(super) fn add_avx512<const FRESH: bool>(bits: &[u8], value: f32, out: &mut [f32]) -> usize {
-    let (plus, minus) = match FRESH {
-        // Of zeros both give +0.
-        true => (_mm512_set1_ps(0.0 + value), _mm512_set1_ps(0.0 - value)),
-        false => (_mm512_set1_ps(value), _mm512_set1_ps(-value)),
-    };
+pub(super) fn add_avx512<const FRESH: bool>(bits: &[u8], values: [f32; 2], out: &mut [f32]) -> usize {
+    // Of zeros, −0 gives +0.
+    let [clear, set] = values.map(|value| _mm512_set1_ps(if FRESH { 0.0 + value } else { value }));
     let (groups, _) = out.as_chunks_mut::<16>();
     for (group, bits) in groups.iter_mut().zip(bits.as_chunks::<2>().0) {
-        let signed = _mm512_mask_blend_ps(u16::from_le_bytes(*bits), plus, minus);
+        let value = _mm512_mask_blend_ps(u16::from_le_bytes(*bits), clear, set);
         // SAFETY: a group has 16 values.
         unsafe {
-            let sum = if FRESH { signed } else { _mm512_add_ps(_mm512_loadu_ps(group.as_ptr()), signed) };
+            let sum = if FRESH { value } else { _mm512_add_ps(_mm512_loadu_ps(group.as_ptr()), value) };
             _mm512_storeu_ps(group.as_mut_ptr(), sum);
         }
     }

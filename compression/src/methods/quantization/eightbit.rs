@@ -10,12 +10,14 @@
 //!
 //! Payload: max |x|, f32; n bytes.
 
-use super::levels::{max, multiplier};
-use crate::Energy;
+use super::levels::{BLOCK, max, multiplier};
 use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Travels};
+use crate::kernels::{Lines, Table, key};
 use crate::strategy::params::{Kind, Param};
 use crate::strategy::{Class, Entry, Nature};
 use crate::wire::{Reader, Writer};
+use crate::{Energy, Kernel};
+use std::ops::RangeInclusive;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "eightbit",
@@ -41,7 +43,22 @@ struct EightBit {
     bounds: [f32; 128],
     /// By the upper bits of |x| / max |x|: the code of the least number with these.
     guesses: Box<[u8; CELLS]>,
+    /// Codes whose bounds are evenly spaced.
+    runs: &'static [RangeInclusive<u8>],
+    table: Box<Table>,
+    /// A block's, before they are appended: room in the message would have to be zeroed first.
+    codes: Vec<u8>,
 }
+
+/// Of the dynamic tree: one for each exponent.
+const TREE: &[RangeInclusive<u8>] = &[0..=0, 1..=1, 2..=3, 4..=7, 8..=15, 16..=31, 32..=63, 64..=127, 128..=128];
+
+/// Of 1-3-4: one for each exponent; of the lowest, two codes differ.
+const FIXED: &[RangeInclusive<u8>] =
+    &[0..=0, 1..=1, 2..=15, 16..=31, 32..=47, 48..=63, 64..=79, 80..=95, 96..=111, 112..=127, 128..=128];
+
+/// From so many values on it pays to draw lines.
+const LINED: usize = 4096;
 
 /// Numbers that share the exponent and 7 bits of the mantissa: narrower than any code but the lowest two.
 const CELL_BITS: u32 = 16;
@@ -90,7 +107,8 @@ impl EightBit {
             let least = f32::from_bits((cell as u32) << CELL_BITS);
             *guess = bounds.iter().take_while(|bound| least >= **bound).count() as u8;
         }
-        Self { n, values, bounds, guesses }
+        let runs = if tree { TREE } else { FIXED };
+        Self { n, values, bounds, guesses, runs, table: Box::new(Table::ZEROS), codes: vec![0; BLOCK] }
     }
 
     /// The nearest code of x = t max |x|.
@@ -110,37 +128,85 @@ impl EightBit {
     }
 }
 
-impl Codec for EightBit {
-    fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
-        let stats = context.stats(x)?;
-        let norm = max(stats);
-        out.f32(norm);
-        let divisor = if norm > 0.0 { norm } else { 1.0 };
-        let mut sums = [0.0f64; 4];
-        for (x, room) in x.chunks(4).zip(out.room(x.len()).chunks_mut(4)) {
-            for ((x, to), sum) in x.iter().zip(room).zip(&mut sums) {
-                *to = self.code(x / divisor);
-                let value = f64::from(self.values[usize::from(*to)]);
-                *sum += value * value;
-            }
+impl EightBit {
+    /// What vectors need for values divided by a largest one, where f32 has room for it.
+    fn lines(&self, divisor: f32) -> Option<Lines> {
+        let mut keys = [0; 16];
+        for (to, run) in keys.iter_mut().zip(self.runs).skip(1) {
+            *to = self.first_key(*run.start(), divisor);
         }
-        let norm = f64::from(norm);
-        Ok(Energy { sent: sums.iter().sum::<f64>() * norm * norm, fed: stats.energy })
+        let bound = |code: u8| f64::from(self.bounds[usize::from(code)]) * f64::from(divisor);
+        (1e-25..1e25).contains(&divisor).then(|| Lines::new(self.runs, &keys[..self.runs.len()], bound)).flatten()
     }
 
-    fn decode_add(
+    /// Of the least magnitude that has at least this code, which is above 0.
+    fn first_key(&self, code: u8, divisor: f32) -> u32 {
+        let bound = self.bounds[usize::from(code) - 1];
+        let reaches = |key: u32| f32::from_bits(key) / divisor >= bound;
+        let mut key = key(bound * divisor);
+        while reaches(key) {
+            key -= 1;
+        }
+        while !reaches(key) {
+            key += 1;
+        }
+        key
+    }
+
+    /// Appends codes; answers the sum of squares of what they stand for.
+    fn append(&mut self, x: &[f32], (divisor, kernel): (f32, Kernel), out: &mut Writer) -> f64 {
+        let lines = if x.len() >= LINED { self.lines(divisor) } else { None };
+        let (mut codes, mut squares) = (std::mem::take(&mut self.codes), 0.0);
+        self.table.fill(|code| self.values[usize::from(code)].powi(2));
+        for x in x.chunks(BLOCK) {
+            let (codes, exact) = (&mut codes[..x.len()], |x: f32| self.code(x / divisor));
+            let done = lines.as_ref().map_or(0, |lines| kernel.line_codes(lines, x, codes, exact));
+            codes[done..].iter_mut().zip(&x[done..]).for_each(|(to, x)| *to = exact(*x));
+            squares += kernel.sum_of_meanings(codes, &self.table);
+            out.raw(codes);
+        }
+        self.codes = codes;
+        squares
+    }
+
+    /// FRESH: to zeros instead of what `out` holds.
+    fn read<const FRESH: bool>(
         &mut self,
         from: &mut Reader<'_>,
-        _context: &Context,
+        context: &Context,
         (scale, out): (f32, &mut [f32]),
     ) -> Result<(), ReadError> {
         let norm = from.f32("norm")?;
         let step = multiplier(scale, (norm, norm), 1.0)?;
         let codes = from.take("codes", out.len())?;
-        for (to, code) in out.iter_mut().zip(codes) {
-            *to += self.values[usize::from(*code)] * step;
-        }
+        self.table.fill(|code| self.values[usize::from(code)] * step);
+        context.kernel.add_meanings::<FRESH>(codes, &self.table, out);
         Ok(())
+    }
+}
+
+impl Codec for EightBit {
+    fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
+        let stats = context.stats(x)?;
+        let norm = max(stats);
+        out.reserve(self.size().most());
+        out.f32(norm);
+        let squares = self.append(x, (if norm > 0.0 { norm } else { 1.0 }, context.kernel), out);
+        let norm = f64::from(norm);
+        Ok(Energy { sent: squares * norm * norm, fed: stats.energy })
+    }
+
+    fn decode_add(
+        &mut self,
+        from: &mut Reader<'_>,
+        context: &Context,
+        target: (f32, &mut [f32]),
+    ) -> Result<(), ReadError> {
+        self.read::<false>(from, context, target)
+    }
+
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: (f32, &mut [f32])) -> Result<(), ReadError> {
+        self.read::<true>(from, context, target)
     }
 
     fn size(&self) -> Size {
@@ -170,6 +236,32 @@ mod tests {
                 assert!(distance(got) <= best + 1e-7 * f64::from(t), "{t} became {got}");
                 let below = codec.values[usize::from(codec.code(-t))];
                 assert!(below == -got || got == 1.0 && below == -codec.values[127], "{below}");
+            }
+        }
+    }
+
+    /// Every kernel against the definition, one value after the other: next to every bound, with either sign, and all over.
+    #[test]
+    fn lines_are_the_definition() {
+        for (tree, divisor) in
+            [true, false].into_iter().flat_map(|t| [1.0f32, 0.37, 6.5e-22, 9.9e18, 1.999_999_9].map(|d| (t, d)))
+        {
+            let mut codec = EightBit::new(tree, 1);
+            let near = codec.bounds.iter().flat_map(|bound| {
+                let x = bound * divisor;
+                [x.next_down().next_down(), x.next_down(), x, x.next_up(), x.next_up().next_up()]
+            });
+            let all = (0..60_000).map(|i| divisor * 10f64.powf(-9.5 * f64::from(i) / 60_000.0) as f32);
+            let filled =
+                near.flat_map(|x| [x; 64]).chain(all).chain([0.0, f32::MIN_POSITIVE, 1e-45]).map(|x| x.min(divisor));
+            let x: Vec<f32> = filled.enumerate().map(|(i, x)| if i % 3 == 0 { -x } else { x }).collect();
+            assert!(codec.lines(divisor).is_some(), "{divisor}");
+            let want: Vec<u8> = x.iter().map(|x| codec.code(x / divisor)).collect();
+            for kernel in Kernel::available() {
+                let mut out = Writer::new();
+                codec.append(&x, (divisor, kernel), &mut out);
+                let differs = out.bytes().iter().zip(&want).position(|(got, want)| got != want);
+                assert_eq!(differs.map(|i| (x[i], out.bytes()[i], want[i])), None, "{kernel:?} {divisor}");
             }
         }
     }

@@ -7,6 +7,7 @@ use super::packing::{Pack, Unpack};
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Stats, not_finite};
 pub(super) use crate::kernels::Words;
+pub(super) use crate::kernels::total;
 use crate::kernels::{Kernel, Rounded, Rounding, Squares, TABLED, Work, stats, stats_of_two};
 use crate::random::Stream;
 use crate::wire::{Reader, Writer, levels_width, packed_bytes};
@@ -302,16 +303,6 @@ pub(super) fn add_squares(codes: &[u8], squares: &mut Squares, value: impl Fn(u8
         }
     }
     *squares = sums;
-}
-
-/// Their sum, i modulo 8 first: a chain of 64 would take as long as rounding some values. Of whole numbers it is exact,
-/// whatever the order: at most 4096 squares of at most 2^14.
-pub(super) fn total(squares: &Squares) -> f64 {
-    let mut sums = [0.0; 8];
-    for group in squares.as_chunks::<8>().0 {
-        sums.iter_mut().zip(group).for_each(|(sum, square)| *sum += f64::from(*square));
-    }
-    sums.iter().sum()
 }
 
 /// The codes of values by a function of one and its random number; the first is number `first` of the tensor.

@@ -8,9 +8,10 @@
 //!
 //! Payload: min, f32; max, f32; n bytes, grid points from the lowest on.
 
+use super::levels::BLOCK;
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Travels};
-use crate::kernels::Work;
+use crate::kernels::{Even, Kernel, Table, Work};
 use crate::strategy::{Class, Entry, Nature};
 use crate::wire::{Reader, Writer};
 
@@ -26,12 +27,17 @@ pub(super) const ENTRY: Entry = Entry {
     // Every error is at most |x| and at most one step, and the largest |x| is at least 127.5 steps.
     nature: |_| Nature::Contractive(|_, n| 0.99 / n.max(1) as f64),
     examples: &[""],
-    build: |_, Shape { rows, cols }| Box::new(MinMax { n: rows * cols }),
+    build: |_, Shape { rows, cols }| {
+        Box::new(MinMax { n: rows * cols, table: Box::new(Table::ZEROS), codes: Box::new([0; BLOCK]) })
+    },
 };
 
 #[derive(Debug)]
 struct MinMax {
     n: usize,
+    table: Box<Table>,
+    /// A block's, before they are appended: room in the message would have to be zeroed first.
+    codes: Box<[u8; BLOCK]>,
 }
 
 /// The grid of a tensor, in f64: values far from 0 in a narrow range have large u.
@@ -60,7 +66,13 @@ impl Grid {
         (nearest - self.lowest).clamp(0.0, 255.0) as u8
     }
 
-    #[inline(always)]
+    /// At once as far as the kernel can.
+    fn codes(self, x: &[f32], codes: &mut [u8], kernel: Kernel) {
+        let even = Even::new(self.inverse, self.lowest);
+        let done = even.map_or(0, |even| kernel.even_codes(even, x, codes, |x| self.code(x)));
+        kernel.run(Round { grid: self, x: &x[done..], codes: &mut codes[done..] });
+    }
+
     fn value(self, code: u8) -> f32 {
         // With step 0 both ends of the clamp are the value.
         ((f64::from(code) + self.lowest) * self.step).clamp(self.min, self.max) as f32
@@ -71,13 +83,43 @@ impl Codec for MinMax {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let fed = context.stats(x)?.energy;
         let (min, max) = context.kernel.run(Range(x));
+        out.reserve(self.size().most());
         out.f32(min);
         out.f32(max);
-        let sent = context.kernel.run(Round { grid: Grid::new(min, max), x, codes: out.room(x.len()) });
-        Ok(Energy { sent, fed })
+        let (grid, mut squares) = (Grid::new(min, max), 0.0);
+        let largest = f64::from(max.max(-min));
+        let unit = if largest > 0.0 { 1.0 / largest } else { 0.0 };
+        self.table.fill(|code| (f64::from(grid.value(code)) * unit).powi(2) as f32);
+        for x in x.chunks(BLOCK) {
+            let codes = &mut self.codes[..x.len()];
+            grid.codes(x, codes, context.kernel);
+            squares += context.kernel.sum_of_meanings(codes, &self.table);
+            out.raw(codes);
+        }
+        Ok(Energy { sent: squares * largest * largest, fed })
     }
 
     fn decode_add(
+        &mut self,
+        from: &mut Reader<'_>,
+        context: &Context,
+        target: (f32, &mut [f32]),
+    ) -> Result<(), ReadError> {
+        self.read::<false>(from, context, target)
+    }
+
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: (f32, &mut [f32])) -> Result<(), ReadError> {
+        self.read::<true>(from, context, target)
+    }
+
+    fn size(&self) -> Size {
+        Size::Exact(8 + self.n)
+    }
+}
+
+impl MinMax {
+    /// FRESH: to zeros instead of what `out` holds.
+    fn read<const FRESH: bool>(
         &mut self,
         from: &mut Reader<'_>,
         context: &Context,
@@ -88,13 +130,10 @@ impl Codec for MinMax {
             let value = f64::from(min);
             return Err(ReadError::Number { what: "min", value, rule: "it must not exceed max, both in range" });
         }
-        let codes = from.take("codes", out.len())?;
-        context.kernel.run(Add { grid: Grid::new(min, max), codes, scale, out });
+        let (codes, grid) = (from.take("codes", out.len())?, Grid::new(min, max));
+        self.table.fill(|code| grid.value(code) * scale);
+        context.kernel.add_meanings::<FRESH>(codes, &self.table, out);
         Ok(())
-    }
-
-    fn size(&self) -> Size {
-        Size::Exact(8 + self.n)
     }
 }
 
@@ -107,18 +146,21 @@ impl Work for Range<'_> {
     #[inline(always)]
     fn run(self) -> (f32, f32) {
         let Some(first) = self.0.first() else { return (0.0, 0.0) };
-        let (mut low, mut high) = ([*first; 16], [*first; 16]);
-        for group in self.0.chunks(16) {
+        let (mut low, mut high) = ([*first; 64], [*first; 64]);
+        let (groups, rest) = self.0.as_chunks::<64>();
+        for group in groups {
             for ((low, high), x) in low.iter_mut().zip(&mut high).zip(group) {
                 *low = if *x < *low { *x } else { *low };
                 *high = if *x > *high { *x } else { *high };
             }
         }
+        let (low, high) = (low.iter().chain(rest), high.iter().chain(rest));
         // Adding 0 makes −0 to 0: which of the two zeros is met first must not show.
-        (low.into_iter().fold(*first, f32::min) + 0.0, high.into_iter().fold(*first, f32::max) + 0.0)
+        (low.copied().fold(*first, f32::min) + 0.0, high.copied().fold(*first, f32::max) + 0.0)
     }
 }
 
+/// The codes that kernels leave.
 struct Round<'a> {
     grid: Grid,
     x: &'a [f32],
@@ -126,36 +168,48 @@ struct Round<'a> {
 }
 
 impl Work for Round<'_> {
-    type Output = f64;
-
-    #[inline(always)]
-    fn run(self) -> f64 {
-        let mut sums = [0.0f64; 8];
-        for (x, codes) in self.x.chunks(8).zip(self.codes.chunks_mut(8)) {
-            for ((x, code), sum) in x.iter().zip(codes).zip(&mut sums) {
-                *code = self.grid.code(*x);
-                let value = f64::from(self.grid.value(*code));
-                *sum += value * value;
-            }
-        }
-        sums.iter().sum()
-    }
-}
-
-struct Add<'a> {
-    grid: Grid,
-    codes: &'a [u8],
-    scale: f32,
-    out: &'a mut [f32],
-}
-
-impl Work for Add<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        for (to, code) in self.out.iter_mut().zip(self.codes) {
-            *to += self.grid.value(*code) * self.scale;
+        self.codes.iter_mut().zip(self.x).for_each(|(code, x)| *code = self.grid.code(*x));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Every kernel against the definition, one value after the other; values next to the middle between two points among them.
+    fn check(x: &[f32]) {
+        let (min, max) = Kernel::Portable.run(Range(x));
+        let grid = Grid::new(min, max);
+        let want: Vec<u8> = x.iter().map(|x| grid.code(*x)).collect();
+        for kernel in Kernel::available() {
+            let mut codes = vec![7; x.len()];
+            grid.codes(x, &mut codes, kernel);
+            assert_eq!(codes, want, "{kernel:?}, from {min} to {max}");
+        }
+    }
+
+    #[test]
+    fn middles_are_decided_as_defined() {
+        for (min, max) in [(-1.0f32, 1.0f32), (-0.3, 0.7), (-1e-20, 3e-20), (0.0, 255.0), (-255.0, 0.0), (-1e-9, 5e15)]
+        {
+            let step = (f64::from(max) - f64::from(min)) / 255.0;
+            let middles = (-260..260).map(|i| (step * (f64::from(i) + 0.5)) as f32);
+            let near =
+                middles.flat_map(|x| [x.next_down().next_down(), x.next_down(), x, x.next_up(), x.next_up().next_up()]);
+            let inside = near.filter(|x| (min..=max).contains(x));
+            check(&[min, max].into_iter().chain(inside).collect::<Vec<_>>());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn kernels_agree(x in prop::collection::vec(-1.0f32..1.0, 1..400), scale in prop_oneof![Just(1.0f32), Just(1e-38), Just(1e38)], shift in prop_oneof![Just(0.0f32), Just(0.9f32), Just(5.0)]) {
+            check(&x.iter().map(|x| (x + shift).min(3.0) * scale).collect::<Vec<_>>());
         }
     }
 }
