@@ -81,18 +81,23 @@ pub(crate) fn next(s: &Snapshot, m: &Memory, costs: &Costs, found: &[Trigger], n
     Ok(Take { to: best.clone(), why: sentence(s, &head, best, current, "for the one in force,") })
 }
 
-/// Whether bandwidth fell, not every link has been measured since, and the best candidate would send more than the one
-/// in force: it may look cheap only because its own links are still known as they were.
-fn rests_on_the_past(s: &Snapshot, m: &Memory, costs: &Costs, now: Timestamp) -> bool {
-    let (Some(links), Some(moving), Some(best)) = (&s.links, m.moving, &costs.best) else { return false };
+/// Whether bandwidth fell and not every link has been measured since.
+pub(crate) fn fell_unmeasured(s: &Snapshot, m: &Memory, now: Timestamp) -> bool {
+    let (Some(links), Some(moving)) = (&s.links, m.moving) else { return false };
     let (is, least) = (LinkSummary::of(&links.matrix), 1.0 + s.config.link_change);
     let fell = [moving.from, m.links].into_iter().flatten().any(|before| {
         before.bandwidth_mean_bps >= is.bandwidth_mean_bps * least
             || before.bandwidth_worst_bps >= is.bandwidth_worst_bps * least
     });
-    let since = now.since(moving.since);
-    let measured = links.oldest < since || since >= s.config.max_link_age_s;
-    fell && !measured && costs.sends_more(best)
+    fell && links.oldest >= now.since(moving.since)
+}
+
+/// Whether the best candidate would send more than the one in force on links some of which may still be known as they
+/// were before they fell: it may look cheap only because of that. For so long at most as a link may go unmeasured:
+/// links that go on falling and rising are never all measured since.
+fn rests_on_the_past(s: &Snapshot, m: &Memory, costs: &Costs, now: Timestamp) -> bool {
+    let waits = m.fallen_since.is_some_and(|since| now.since(since) < s.config.max_link_age_s);
+    waits && costs.best.as_ref().is_some_and(|best| costs.sends_more(best))
 }
 
 /// What a new strategy must win, as a share.

@@ -76,6 +76,8 @@ impl<'a> Call<'a> {
             return Err((Keep::NoCompute, "no steps are reported yet, so the time of a step is not known".into()));
         }
         self.memory.note_links(&summary, &s.config, self.now);
+        let fallen = choose::fell_unmeasured(s, &self.memory, self.now);
+        self.memory.fallen_since = fallen.then(|| self.memory.fallen_since.unwrap_or(self.now));
         self.note_measurements(summary);
         let step_s = self.in_force_step();
         self.triggers = triggers::find(s, &self.memory, &summary, step_s, self.now);

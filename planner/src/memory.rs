@@ -36,6 +36,8 @@ pub struct Memory {
     pub last_links: Option<LinkSummary>,
     /// While the links move from one look to the next.
     pub moving: Option<Moving>,
+    /// Since when bandwidth has been lower than it was and not every link measured since, at every look.
+    pub fallen_since: Option<Timestamp>,
     /// How much two estimates of the same links differ in the mean, as a share; absent before the second.
     pub link_noise: Option<f64>,
     /// The predicted step time of the strategy in force when last solved, seconds.
@@ -260,6 +262,7 @@ impl Memory {
         let cap = |at: &mut Option<Timestamp>| *at = at.map(|t| t.min(now));
         cap(&mut self.dwell_from);
         cap(&mut self.solved_at);
+        cap(&mut self.fallen_since);
         cap(&mut self.trial.asked_at);
         if let Some(moving) = &mut self.moving {
             *moving = Moving { since: moving.since.min(now), until: moving.until.min(now), ..*moving };

@@ -132,6 +132,34 @@ fn what_sends_more_waits_until_every_link_is_measured_after_a_fall() {
     assert!(outcome.decision().is_some_and(|d| d.strategy.cr() > before.cr()), "{}", outcome.report.why);
 }
 
+/// Links that go on falling and rising below what they once were: there is always one not measured since.
+#[test]
+fn what_sends_more_does_not_wait_for_ever_on_links_that_flap() {
+    let mut job = at_the_floor(0.39);
+    job.s.config.links_settle_s = seconds(2.0);
+    job.call();
+    job.wait(60.0);
+    let before = job.strategy();
+    let mut waited = None;
+    for look in 0..60u32 {
+        job.wait(5.0);
+        job.network(0.001, if look % 4 < 2 { 1e7 } else { 5e6 });
+        job.s.links.as_mut().unwrap().oldest = seconds(30.0);
+        let p = job.s.in_force.as_ref().map(|f| f.decision.strategy.cr().get().powf(0.44)).unwrap();
+        job.measure(0.2, 0.01, 0.1, p);
+        let outcome = job.call();
+        if let Some(d) = outcome.decision() {
+            assert!(d.strategy.cr() > before.cr(), "its gain is below the floor: {}", d.reason);
+            waited = Some(5.0 * f64::from(look));
+            break;
+        }
+        assert_eq!(outcome.verdict, Verdict::Keep(Keep::LinksMoving), "{}", outcome.report.why);
+    }
+    let waited = waited.expect("the hold never ends");
+    let most = job.s.config.max_link_age_s.get();
+    assert!((most - 20.0..most + 20.0).contains(&waited), "after {waited} s");
+}
+
 /// A job that fills its links leaves tests little to find out, but a trial has just measured what its candidates take.
 #[test]
 fn a_first_decision_rests_on_a_fresh_trial_when_links_are_not_trusted() {
