@@ -3,6 +3,8 @@
 
 mod all;
 mod allocations;
+mod documented;
+mod draws;
 mod golden;
 mod harness;
 mod hybrid;

@@ -4,7 +4,7 @@
 //!
 //! The two thresholds are estimated from a sample for each gradient. Zeros are never sent.
 
-use super::super::sparsification::sparse::Pick;
+use super::super::sparsification::sparse::{Pick, selection_of};
 use super::signed;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Travels};
 use crate::strategy::params::{INSIDE_UNIT, Values};
@@ -55,7 +55,8 @@ impl AdaptiveThreshold {
         let samples = ((n as f64 * values.number(1)).ceil() as usize).max(LEAST_SAMPLES).min(n);
         // Room for a sample of one sign.
         let sample = [Vec::with_capacity(samples), Vec::with_capacity(samples)];
-        let (selection, means, indices, negative) = Default::default();
+        let (selection, means) = (selection_of(n, n), [0.0; 2]);
+        let (indices, negative) = (Vec::with_capacity(n), Vec::with_capacity(n));
         Self { n, share, samples, sample, selection, means, indices, negative }
     }
 

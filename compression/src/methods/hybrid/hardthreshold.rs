@@ -4,7 +4,7 @@
 //! Strom packs each value into 32 bits, 31 for the index; here indices are a set in its least coding, and signs have a
 //! bit each.
 
-use super::super::sparsification::sparse::Pick;
+use super::super::sparsification::sparse::{Pick, selection_of};
 use super::signed;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Travels};
 use crate::kernels::key;
@@ -42,8 +42,9 @@ impl HardThreshold {
     fn new(tau: f64, shape: Shape) -> Self {
         // Numbers beyond f32's on either side become its last ones.
         let tau = (tau.min(f64::from(f32::MAX)) as f32).max(f32::from_bits(1));
-        let (selection, indices, negative) = Default::default();
-        Self { n: shape.values(), tau, selection, indices, negative }
+        let n = shape.values();
+        let (selection, indices, negative) = (selection_of(n, n), Vec::with_capacity(n), Vec::with_capacity(n));
+        Self { n, tau, selection, indices, negative }
     }
 }
 

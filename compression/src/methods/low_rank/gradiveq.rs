@@ -66,7 +66,8 @@ impl GradiVeQ {
     fn new(values: &Values, shape: Shape) -> Self {
         let (kept, slice, every) = (values.whole(0), values.whole(1), values.whole(2) as u64);
         let (basis, forward, shift, buffer, eigen) = Default::default();
-        let (along, tail, middle, moved) = Default::default();
+        let (along, tail) = (Vec::with_capacity(kept), Vec::with_capacity(slice));
+        let (middle, moved) = Default::default();
         Self {
             n: shape.values(),
             slice,

@@ -30,7 +30,11 @@ pub(super) const ENTRY: Entry = Entry {
     // A tensor below the bound is sent as zeros.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["", "bound=1", "bound=14"],
-    build: |values, shape| Box::new(Inceptionn { n: shape.values(), bound: values.whole(0) as u32, rest: Vec::new() }),
+    build: |values, shape| {
+        let (n, bound) = (shape.values(), values.whole(0) as u32);
+        // Room that is not written to costs nothing; how much is used changes from step to step.
+        Box::new(Inceptionn { n, bound, rest: Vec::with_capacity(BYTES[3] * n) })
+    },
 };
 
 #[derive(Debug)]
@@ -74,6 +78,7 @@ impl Inceptionn {
 impl Codec for Inceptionn {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let fed = context.stats(x)?.energy;
+        out.reserve(self.size().most());
         let (mut tags, mut counts, bound, skipped) = ([0; BLOCK], [0; 4], self.bound, self.skipped());
         let room = out.room(packed_bytes(x.len(), 2));
         for (x, out) in x.chunks(BLOCK).zip(room.chunks_mut(BLOCK / 4)) {

@@ -46,7 +46,8 @@ struct Adaptive {
 impl Adaptive {
     fn new(values: &Values, shape: Shape) -> Self {
         let n = shape.values();
-        let (sure, chance, indices) = Default::default();
+        let (sure, chance) = (sparse::selection_of(n, n), sparse::selection_of(n, n));
+        let indices = Vec::with_capacity(n);
         Self { n, k: values.kept(0, n), rounds: values.whole(1), sure, chance, indices }
     }
 

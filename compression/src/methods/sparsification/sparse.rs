@@ -59,6 +59,12 @@ pub(super) trait Choose: Send + std::fmt::Debug {
     }
 }
 
+/// With room for `most` of n values, and for one that [`Pick`] writes ahead. Room that is not written to costs nothing; how much
+/// is used changes from step to step.
+pub(in crate::methods) fn selection_of(n: usize, most: usize) -> Selection {
+    Selection { n, indices: Vec::with_capacity(most + 1), values: Vec::with_capacity(most + 1) }
+}
+
 /// Sends the values that a rule chooses, as they are.
 #[derive(Debug)]
 pub(super) struct Sparse<C> {
@@ -71,10 +77,8 @@ pub(super) struct Sparse<C> {
 
 impl<C: Choose> Sparse<C> {
     pub(super) fn new(n: usize, rule: C) -> Self {
-        // Room that is not written to costs nothing; how much is used changes from step to step.
         let most = rule.most();
-        let (indices, values) = (Vec::with_capacity(most + 1), Vec::with_capacity(most + 1));
-        Self { n, rule, selection: Selection { n, indices, values }, indices: Vec::with_capacity(most) }
+        Self { n, rule, selection: selection_of(n, most), indices: Vec::with_capacity(most) }
     }
 }
 
