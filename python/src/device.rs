@@ -7,7 +7,7 @@ use crate::core::Core;
 use crate::guard::{Failure, guard};
 use crate::memory;
 use flexcomm_compression::{HEADER_BYTES, Method};
-use flexcomm_engine::{Answers, Home, OnHost, Ran, Shared, kernels, lock};
+use flexcomm_engine::{Answers, Home, OnHost, Ran, Shared, chooses, kernels, lock};
 use flexcomm_gpu_kernels::bucket::Gradient;
 use flexcomm_gpu_kernels::{Cache, Copies, DType, Gpu, LaunchError, OUTCOME_BYTES, OnStream, Span};
 use flexcomm_trainer::Status;
@@ -34,14 +34,14 @@ fn gpu(ordinal: u32) -> Result<&'static Gpu, String> {
 }
 
 /// A device's number and a stream of it.
-type Place = (u32, u64);
+pub(crate) type Place = (u32, u64);
 
-fn on((ordinal, stream): Place) -> Result<OnStream<'static>, String> {
+pub(crate) fn on((ordinal, stream): Place) -> Result<OnStream<'static>, String> {
     // SAFETY: the hook passes torch's current stream of this device, which torch never destroys.
     gpu(ordinal).map(|gpu| unsafe { gpu.on(stream) })
 }
 
-fn dtype(name: &str) -> Result<DType, Failure> {
+pub(crate) fn dtype(name: &str) -> Result<DType, Failure> {
     match name {
         "float32" => Ok(DType::F32),
         "float16" => Ok(DType::F16),
@@ -51,7 +51,7 @@ fn dtype(name: &str) -> Result<DType, Failure> {
 }
 
 /// Memory of a tensor.
-fn span((address, bytes): (u64, u64)) -> Span {
+pub(crate) fn span((address, bytes): (u64, u64)) -> Span {
     // SAFETY: the hook passes `data_ptr()` and bytes of contiguous tensors on the device, which it keeps until the stream
     // has done what was launched (torch's allocator gives memory of a stream only to what comes later on it).
     unsafe { Span::new(address, bytes) }
@@ -62,6 +62,13 @@ fn span((address, bytes): (u64, u64)) -> Span {
 struct Lent {
     gpu: &'static Gpu,
     _tensor: Py<PyAny>,
+}
+
+/// A tensor that is lent, if it is memory that kernels can use.
+pub(crate) fn lend((ordinal, (tensor, address, bytes)): (u32, Memory)) -> Result<(Box<dyn Home>, Span), String> {
+    let (gpu, memory) = (gpu(ordinal)?, span((address, bytes)));
+    gpu.check_memory("the memory that was lent", memory).map_err(|error| format!("failed to {error}"))?;
+    Ok((Box::new(Lent { gpu, _tensor: tensor }), memory))
 }
 
 impl Home for Lent {
@@ -84,9 +91,6 @@ impl Core {
     fn gathered(&self, index: usize) -> Result<Result<Turn, OnHost>, Failure> {
         let session = self.lock();
         let tick = session.now()?;
-        if tick.strategy.collective().is_art() {
-            return Ok(Err(OnHost::Exchange(tick.strategy)));
-        }
         let (bucket, method) = (session.store.bucket(index)?, Method::from(&tick.strategy));
         Ok(Ok(Turn { bucket, method, seed: session.seed_of(&tick) }))
     }
@@ -97,22 +101,23 @@ impl Core {
             Err(why) => return Ok(Err(why.to_string())),
         };
         let mut bucket = lock(&turn.bucket);
+        let strategy = self.lock().now()?.strategy;
         let shape = (bucket.params().len(), bucket.kept(turn.method));
-        if let Err(why) = kernels(turn.method, shape, 0) {
+        let has = match strategy.collective().is_art() {
+            true => chooses(&strategy),
+            false => kernels(turn.method, shape, 0).map(drop),
+        };
+        if let Err(why) = has {
             return Ok(Err(why.to_string()));
         }
-        let (device, gpu) = match (on(place), gpu(place.0)) {
-            (Ok(device), Ok(gpu)) => (device, gpu),
-            (Err(why), _) | (_, Err(why)) => return Ok(Err(why)),
+        let device = match on(place) {
+            Ok(device) => device,
+            Err(why) => return Ok(Err(why)),
         };
         if !bucket.is_resident() {
-            let Some((tensor, address, bytes)) = lent else { return Ok(Ok((bucket.lent_bytes()?, 0))) };
-            let memory = span((address, bytes));
-            let known = gpu.check_memory("the memory that was lent", memory);
-            let moved = known.map_err(|error| format!("failed to {error}")).and_then(|()| {
-                let home = Box::new(Lent { gpu, _tensor: tensor });
-                bucket.reside(&device, (home, memory)).map_err(|error| format!("failed to {error}"))
-            });
+            let Some(lent) = lent else { return Ok(Ok((bucket.lent_bytes()?, 0))) };
+            let moved = lend((place.0, lent))
+                .and_then(|home| bucket.reside(&device, home).map_err(|error| format!("failed to {error}")));
             if let Err(why) = moved {
                 return Ok(Err(why));
             }
@@ -122,7 +127,7 @@ impl Core {
 }
 
 /// A tensor of bytes, where it lies and how long it is.
-type Memory = (Py<PyAny>, u64, u64);
+pub(crate) type Memory = (Py<PyAny>, u64, u64);
 
 #[pymethods]
 impl Core {
@@ -137,7 +142,7 @@ impl Core {
         self.lock().watches()
     }
 
-    /// Makes the device ready for a bucket that is gathered: why that cannot be (else empty), bytes of device memory
+    /// Makes the device ready for a bucket that is compressed there: why that cannot be (else empty), bytes of device memory
     /// (aligned to 256) to lend it in a second call, and once it has them the address of its outcome.
     #[pyo3(signature = (index, place, lent=None))]
     fn on_device(

@@ -7,8 +7,8 @@ use crate::guard::{Failure, guard};
 use crate::memory::Span;
 use flexcomm_compression::{HEADER_BYTES, Method, Part};
 use flexcomm_domain::Rank;
-use flexcomm_engine::{INDEX_HEAD, Leader, Ran, Shared, energies, lock};
-use flexcomm_trainer::{HEAD_BYTES, Status};
+use flexcomm_engine::{Bucket, EngineError, INDEX_HEAD, Leader, Ran, Shared, energies, lock};
+use flexcomm_trainer::{HEAD_BYTES, Heard, Status};
 use pyo3::prelude::*;
 use std::time::Instant;
 
@@ -26,14 +26,14 @@ enum Kind {
 }
 
 /// A bucket with what its exchange needs to know.
-struct Turn {
-    bucket: Shared,
-    method: Method,
+pub(crate) struct Turn {
+    pub(crate) bucket: Shared,
+    pub(crate) method: Method,
     seed: u64,
 }
 
 impl Core {
-    fn turn(&self, index: usize) -> Result<Turn, Failure> {
+    pub(crate) fn turn(&self, index: usize) -> Result<Turn, Failure> {
         let session = self.lock();
         let tick = session.now()?;
         let (bucket, seed) = (session.store.bucket(index)?, session.seed_of(&tick));
@@ -42,6 +42,77 @@ impl Core {
 
     fn bucket(&self, index: usize) -> Result<Shared, Failure> {
         Ok(self.lock().store.bucket(index)?)
+    }
+
+    /// AR-Topk under VAR: this rank's word, and what its selection weighs. `side` is empty where a rank leads by turns.
+    pub(crate) fn bid(&self, (index, n): (usize, usize), (status, weight): (Status, f64), side: &mut [u8]) {
+        if side.len() == INDEX_HEAD {
+            side[..HEAD_BYTES].copy_from_slice(&self.lock().riding.head(index as u32, n, status));
+            side[HEAD_BYTES..].copy_from_slice(&weight.to_le_bytes());
+        }
+    }
+
+    /// AR-Topk: fills the payload with what `take` takes at the leader's indices, norms and word.
+    pub(crate) fn taken(
+        &self,
+        index: usize,
+        (leader, n): (usize, usize),
+        message: &[u8],
+        payload: &mut [f32],
+        take: impl FnOnce(&mut Bucket, &Turn, (usize, bool), &[u8], &mut [f32]) -> Status,
+    ) -> Result<(), Failure> {
+        self.lock().meter.landed(true);
+        let began = Instant::now();
+        let turn = self.turn(index)?;
+        let (head, body) = message.split_at(HEAD_BYTES.min(message.len()));
+        let riding_bits = {
+            let session = self.lock();
+            session.riding.compare_heads(index as u32, n, std::iter::once(head))?;
+            session.riding.bits(index as u32)
+        };
+        let leader_good = head.get(4).is_some_and(|status| status & 3 == 0);
+        let k = payload.len().saturating_sub(riding_bits + NORMS);
+        let (values, rest) = split(index, payload, k)?;
+        let mut bucket = lock(&turn.bucket);
+        let status = take(&mut bucket, &turn, (leader, leader_good), body, values);
+        let norm = bucket.norm();
+        drop(bucket);
+        rest[0] = norm as f32;
+        rest[1] = (norm * norm) as f32;
+        let mut session = self.lock();
+        session.riding.write_bits(index as u32, n, status, &mut rest[NORMS..])?;
+        session.meter.hook_work(began);
+        Ok(())
+    }
+
+    /// AR-Topk: `scatter` makes the mean of the sums in the payload.
+    pub(crate) fn scattered(
+        &self,
+        index: usize,
+        (leader, n): (usize, usize),
+        payload: &mut [f32],
+        scatter: impl FnOnce(&mut Bucket, &Heard, &[f32], usize) -> Result<Ran, EngineError>,
+    ) -> Result<bool, Failure> {
+        self.lock().meter.landed(false);
+        let began = Instant::now();
+        let turn = self.turn(index)?;
+        let mut session = self.lock();
+        let world = session.world as usize;
+        let k = payload.len().saturating_sub(session.riding.bits(index as u32) + NORMS);
+        let (values, rest) = split(index, payload, k)?;
+        let heard = session.riding.hear_bits(index as u32, n, &rest[NORMS..])?;
+        if index == 0 && heard.good() {
+            session.auto.observe(leader as u32, f64::from(rest[0]), f64::from(rest[1]));
+        }
+        drop(session);
+        let mut bucket = lock(&turn.bucket);
+        let ran = scatter(&mut bucket, &heard, values, world)?;
+        let energy = bucket.energy();
+        drop(bucket);
+        let mut session = self.lock();
+        session.meter.other_work(began);
+        session.meter.done(energy);
+        Ok(ran == Ran::Good)
     }
 
     /// Bytes that a rank of a ring sends of a message that all sum or gather.
@@ -254,12 +325,8 @@ impl Core {
             let status = bucket.choose(turn.method, gradient, turn.seed, may_lead);
             let weight = bucket.weight();
             drop(bucket);
-            let mut session = self.lock();
-            if side.len() == INDEX_HEAD {
-                side[..HEAD_BYTES].copy_from_slice(&session.riding.head(index as u32, gradient.len(), status));
-                side[HEAD_BYTES..].copy_from_slice(&weight.to_le_bytes());
-            }
-            session.meter.hook_work(began);
+            self.bid((index, gradient.len()), (status, weight), side);
+            self.lock().meter.hook_work(began);
             Ok(())
         })
     }
@@ -294,31 +361,11 @@ impl Core {
         payload: (usize, usize),
     ) -> PyResult<()> {
         guard(py, || {
-            self.lock().meter.landed(true);
-            let began = Instant::now();
-            let (leader, n) = leader_and_values;
             let message = Span::new::<u8>("the indices", message.0, message.1)?.bytes();
             let payload = Span::new::<f32>("the payload", payload.0, payload.1)?.floats_mut();
-            let turn = self.turn(index)?;
-            let (head, body) = message.split_at(HEAD_BYTES.min(message.len()));
-            let riding_bits = {
-                let session = self.lock();
-                session.riding.compare_heads(index as u32, n, std::iter::once(head))?;
-                session.riding.bits(index as u32)
-            };
-            let leader_good = head.get(4).is_some_and(|status| status & 3 == 0);
-            let k = payload.len().saturating_sub(riding_bits + NORMS);
-            let (values, rest) = split(index, payload, k)?;
-            let mut bucket = lock(&turn.bucket);
-            let status = bucket.take(turn.method, (leader, leader_good), body, values);
-            let norm = bucket.norm();
-            drop(bucket);
-            rest[0] = norm as f32;
-            rest[1] = (norm * norm) as f32;
-            let mut session = self.lock();
-            session.riding.write_bits(index as u32, n, status, &mut rest[NORMS..])?;
-            session.meter.hook_work(began);
-            Ok(())
+            self.taken(index, leader_and_values, message, payload, |bucket, turn, leader, body, values| {
+                bucket.take(turn.method, leader, body, values)
+            })
         })
     }
 
@@ -332,28 +379,11 @@ impl Core {
         out: (usize, usize),
     ) -> PyResult<bool> {
         guard(py, || {
-            self.lock().meter.landed(false);
-            let began = Instant::now();
             let payload = Span::new::<f32>("the payload", payload.0, payload.1)?.floats_mut();
             let out = Span::new::<f32>("the bucket", out.0, out.1)?.floats_mut();
-            let turn = self.turn(index)?;
-            let mut session = self.lock();
-            let world = session.world as usize;
-            let k = payload.len().saturating_sub(session.riding.bits(index as u32) + NORMS);
-            let (values, rest) = split(index, payload, k)?;
-            let heard = session.riding.hear_bits(index as u32, out.len(), &rest[NORMS..])?;
-            if index == 0 && heard.good() {
-                session.auto.observe(leader as u32, f64::from(rest[0]), f64::from(rest[1]));
-            }
-            drop(session);
-            let mut bucket = lock(&turn.bucket);
-            let ran = bucket.scatter(&heard, values, world, out)?;
-            let energy = bucket.energy();
-            drop(bucket);
-            let mut session = self.lock();
-            session.meter.other_work(began);
-            session.meter.done(energy);
-            Ok(ran == Ran::Good)
+            self.scattered(index, (leader, out.len()), payload, |bucket, heard, sums, world| {
+                bucket.scatter(heard, sums, world, out)
+            })
         })
     }
 

@@ -2,6 +2,7 @@
 //! lengths of tensors and runs the collectives; error feedback, payloads, the agreement, orders, telemetry and
 //! shadow trials are here, without the interpreter lock.
 
+mod agreed;
 mod core;
 mod device;
 mod exchange;
@@ -13,6 +14,7 @@ mod meter;
 mod report;
 mod session;
 mod texts;
+mod texts_on;
 
 use pyo3::prelude::*;
 

@@ -11,7 +11,7 @@ use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_compression::strategy::Strategy;
 use flexcomm_compression::wire::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use flexcomm_domain::Collective;
-use flexcomm_engine::{How, Param, PipeState, Piped, Ran, Shared, Turn, layers, lock};
+use flexcomm_engine::{EngineError, How, Param, PipeState, Piped, Ran, Shared, Turn, layers, lock};
 use flexcomm_trainer::{Heard, Status, Tick};
 use flexcomm_wire::{MAX_STRATEGY_TEXT, Ran as Reported};
 use pyo3::prelude::*;
@@ -96,16 +96,16 @@ pub fn compressors() -> Vec<Described> {
 }
 
 /// A bucket under the text, with what its exchange needs to know.
-struct Turns {
-    bucket: Shared,
+pub(crate) struct Turns {
+    pub(crate) bucket: Shared,
     index: usize,
     text: Text,
-    step: u64,
+    pub(crate) step: u64,
 }
 
 impl Turns {
     /// Runs with the bucket's pipeline.
-    fn with<T>(&self, run: impl FnOnce(&mut Piped) -> T) -> Result<T, Failure> {
+    pub(crate) fn with<T>(&self, run: impl FnOnce(&mut Piped) -> T) -> Result<T, Failure> {
         let missing = || Failure::Run(format!("failed to exchange bucket {}: it has not begun", self.index));
         lock(&self.bucket).pipe().map(run).ok_or_else(missing)
     }
@@ -122,7 +122,7 @@ impl Session {
         self.text.as_ref().filter(|_| tick.trial.is_none() && tick.version.0 == 0)
     }
 
-    fn turns(&self, index: usize) -> Result<Turns, Failure> {
+    pub(crate) fn turns(&self, index: usize) -> Result<Turns, Failure> {
         let tick = self.now()?;
         let none = || Failure::Run(format!("failed to exchange bucket {index}: no text names a strategy"));
         let text = self.text_of(&tick).ok_or_else(none)?.clone();
@@ -156,14 +156,19 @@ impl Session {
         self.store.await_pipes(pipes);
     }
 
+    /// This rank, as the pipeline of a bucket knows it.
+    pub(crate) fn member(&self, index: usize) -> Member {
+        let (rank, world) = (self.rank.0, self.world);
+        Member { seed: self.seed, rank, world, tensor: self.store.params_before(index) as u32 }
+    }
+
     /// Makes the bucket's pipeline, unless it is there: of its saved state, or of what is held back.
-    fn prepare(&mut self, turns: &Turns) -> Result<(), Failure> {
+    pub(crate) fn prepare(&mut self, turns: &Turns) -> Result<(), Failure> {
         let mut bucket = lock(&turns.bucket);
         if bucket.pipe().is_some() {
             return Ok(());
         }
-        let (rank, world) = (self.rank.0, self.world);
-        let member = Member { seed: self.seed, rank, world, tensor: self.store.params_before(turns.index) as u32 };
+        let member = self.member(turns.index);
         let saved = self.store.take_state(bucket.params());
         let strategy = &turns.text.strategy;
         bucket.piped(|index, params, held| {
@@ -196,7 +201,7 @@ fn word_bytes(session: &Session, index: usize, turn: &Turn) -> usize {
 }
 
 /// How, elements (bytes of what is gathered), whether it is the last.
-fn described(session: &Session, index: usize, turn: &Turn) -> (u8, usize, bool) {
+pub(crate) fn described(session: &Session, index: usize, turn: &Turn) -> (u8, usize, bool) {
     let bytes = turn.bytes + word_bytes(session, index, turn);
     let (how, each) = match turn.how {
         How::Gather => (GATHER, 1),
@@ -263,6 +268,32 @@ fn hear<'a>(
             let heard = session.riding.hear_bytes(number, tag, blocks.iter().map(|block| block.0))?;
             Ok((Some(heard), payloads))
         }
+    }
+}
+
+impl Core {
+    /// After the last turn of a bucket of n values: `end` makes the mean of what arrived. Answers whether it is finite.
+    pub(crate) fn concluded(
+        &self,
+        (index, n): (usize, usize),
+        arrived: &[u8],
+        end: impl FnOnce(&mut Piped, Option<&Heard>, &[&[u8]]) -> Result<Ran, EngineError>,
+    ) -> Result<bool, Failure> {
+        let began = Instant::now();
+        let turns = self.lock().turns(index)?;
+        let (turn, tag) = turns.turn(n)?;
+        let (heard, parts) = {
+            let mut session = self.lock();
+            if turn.how != How::Over {
+                session.meter.landed(false);
+            }
+            hear(&mut session, (index, tag), &turn, arrived)?
+        };
+        let (ran, energy) = turns.with(|pipe| (end(pipe, heard.as_ref(), &parts), pipe.energy()))?;
+        let mut session = self.lock();
+        session.meter.other_work(began);
+        session.meter.done(energy);
+        Ok(ran? == Ran::Good)
     }
 }
 
@@ -351,23 +382,9 @@ impl Core {
     /// After the last turn: `out` becomes the mean gradient. Answers whether it is finite.
     fn conclude(&self, py: Python<'_>, index: usize, arrived: (usize, usize), out: (usize, usize)) -> PyResult<bool> {
         guard(py, || {
-            let began = Instant::now();
             let arrived = Span::new::<u8>("what arrived", arrived.0, arrived.1)?.bytes();
             let out = Span::new::<f32>("the bucket", out.0, out.1)?.floats_mut();
-            let turns = self.lock().turns(index)?;
-            let (turn, tag) = turns.turn(out.len())?;
-            let (heard, parts) = {
-                let mut session = self.lock();
-                if turn.how != How::Over {
-                    session.meter.landed(false);
-                }
-                hear(&mut session, (index, tag), &turn, arrived)?
-            };
-            let (ran, energy) = turns.with(|pipe| (pipe.end(heard.as_ref(), &parts, out), pipe.energy()))?;
-            let mut session = self.lock();
-            session.meter.other_work(began);
-            session.meter.done(energy);
-            Ok(ran? == Ran::Good)
+            self.concluded((index, out.len()), arrived, |pipe, heard, parts| pipe.end(heard, parts, out))
         })
     }
 
@@ -378,7 +395,7 @@ impl Core {
             let session = self.lock();
             let (step, version) = (session.next_step(), session.riding.look().in_force().version.0);
             let Some(text) = session.text.as_ref().filter(|_| version == 0) else { return Ok(None) };
-            Ok(Some((text.text.clone(), step.wrapping_add(text.offset), session.store.pipes())))
+            Ok(Some((text.text.clone(), step.wrapping_add(text.offset), session.store.pipes()?)))
         })
     }
 }

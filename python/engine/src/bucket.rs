@@ -6,7 +6,7 @@
 
 mod device;
 
-pub use device::{Answers, Home, OnHost, kernels};
+pub use device::{Answers, Home, OnHost, chooses, kernels};
 
 use crate::error::EngineError;
 use crate::piped::Piped;
@@ -164,6 +164,7 @@ impl Bucket {
         if self.piped.is_none() {
             return Ok(());
         }
+        self.come_home()?;
         let held = self.held_back();
         self.piped = None;
         Ok(self.set_residual(Memory::from_values(held))?)

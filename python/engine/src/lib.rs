@@ -14,7 +14,7 @@ mod shadow;
 mod store;
 
 pub use auto::{AutoSelection, Leader};
-pub use bucket::{Answers, Bucket, Exchange, Home, INDEX_HEAD, OnHost, Param, Ran, energies, kernels};
+pub use bucket::{Answers, Bucket, Exchange, Home, INDEX_HEAD, OnHost, Param, Ran, chooses, energies, kernels};
 pub use error::EngineError;
 pub use late::Late;
 pub use piped::{How, Piped, Turn, layers};

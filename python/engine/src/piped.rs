@@ -11,6 +11,9 @@
 //! As everywhere in this crate an exchange is a transaction: a rank that cannot do its part takes part with a status,
 //! and when any rank did, every rank puts its pipeline back.
 
+mod on_device;
+mod plan;
+
 use crate::bucket::{Param, Ran};
 use crate::error::EngineError;
 use flexcomm_compression::codec::{Element, EncodeError, ReadError, Shape, Size, Travels};
@@ -19,6 +22,7 @@ use flexcomm_compression::strategy::Strategy;
 use flexcomm_compression::wire::{Envelope, Writer};
 use flexcomm_compression::{Energy, Layers, LayersError};
 use flexcomm_trainer::{Heard, Status};
+use on_device::OnDevice;
 
 /// Bytes of a size on the wire.
 const SIZE_BYTES: usize = 8;
@@ -87,6 +91,8 @@ pub struct Piped {
     fault: String,
     energy: Energy,
     restored: bool,
+    /// While what is held back lies there; the pipeline's memory is then out of date.
+    device: Option<OnDevice>,
 }
 
 /// The layers of a bucket, as matrices where they are.
@@ -114,6 +120,7 @@ impl Piped {
             fault,
             energy: Energy::default(),
             restored: false,
+            device: None,
         }
     }
 
@@ -145,7 +152,7 @@ impl Piped {
         Ok(own)
     }
 
-    /// Everything that outlives a step, for a checkpoint.
+    /// Everything that outlives a step, for a checkpoint, whatever holds it on the host: see [`Self::come_home`].
     pub fn state(&self) -> Vec<u8> {
         let mut out = Writer::new();
         self.pipeline.save(&mut out);
@@ -157,7 +164,7 @@ impl Piped {
         self.restored
     }
 
-    /// What is held back, in units of gradients; empty when nothing can be.
+    /// What is held back on the host, in units of gradients; empty when nothing can be. See [`Self::come_home`].
     pub fn held_back(&self) -> Vec<f32> {
         self.pipeline.held_back()
     }
@@ -206,20 +213,36 @@ impl Piped {
     /// may be 0, or anything else that is none: then the last one stays in force.
     pub fn begin(&mut self, gradient: &[f32], step: Step) -> Turn {
         let step = Step { learning_rate: self.rate(step.learning_rate), ..step };
+        self.abandon_on_device();
         self.fault.clear();
         self.status = Status::default();
         self.energy = Energy::default();
         self.step = step;
+        match self.come_home() {
+            Ok(()) => self.compress(gradient),
+            Err(error) => {
+                self.fault = error.to_string();
+                self.status = Status { failed: true, ..Status::default() };
+                self.message.clear();
+            }
+        }
+        self.turn = self.first_turn();
+        self.turn
+    }
+
+    fn compress(&mut self, gradient: &[f32]) {
         self.pipeline.save(&mut self.before);
-        match self.pipeline.compress(Gradient::F32(gradient), step, &mut self.message) {
+        match self.pipeline.compress(Gradient::F32(gradient), self.step, &mut self.message) {
             Ok(outcome) => self.energy = outcome.energy,
             Err(error) => self.excuse(&error),
         }
-        self.turn = match self.pipeline.travels() {
+    }
+
+    fn first_turn(&mut self) -> Turn {
+        match self.pipeline.travels() {
             Travels::Sums(element) => self.sum_turn(element, 0),
             Travels::Gathers => self.gather_turn(),
-        };
-        self.turn
+        }
     }
 
     fn gather_turn(&mut self) -> Turn {
@@ -327,6 +350,10 @@ impl Piped {
     fn put_back(&mut self) -> Result<(), EngineError> {
         self.phase = Phase::Idle;
         self.energy = Energy::default();
+        if self.device.is_some() {
+            self.abandon_on_device();
+            return Ok(());
+        }
         self.pipeline.restore(self.before.bytes()).map_err(|e| EngineError::State(format!("failed to {e}")))
     }
 

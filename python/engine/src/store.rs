@@ -150,7 +150,8 @@ impl Store {
     }
 
     /// The pipelines as they are now; of buckets that have none yet, what waits for them.
-    pub fn pipes(&self) -> Vec<PipeState> {
+    pub fn pipes(&self) -> Result<Vec<PipeState>, EngineError> {
+        self.come_home(0)?;
         let ids = |bucket: &Bucket| bucket.params().iter().map(|p| p.id).collect::<Vec<_>>();
         let mut out = self.states.clone();
         for bucket in &self.buckets {
@@ -160,7 +161,7 @@ impl Store {
                 out.push((ids, pipe.state()));
             }
         }
-        out
+        Ok(out)
     }
 
     /// Pipelines to go on with, after [`Self::import`].

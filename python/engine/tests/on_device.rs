@@ -260,6 +260,159 @@ fn a_message_that_is_never_judged_or_foreign_does_not_count() {
     assert_eq!(ranks[0].held(4), before);
 }
 
+/// One rank of an AR-Topk step, on either side.
+struct Turned {
+    lists: Memory,
+    source: Memory,
+    gradient: Vec<f32>,
+    on_device: bool,
+}
+
+impl OneRank {
+    fn choose(
+        &mut self,
+        method: Method,
+        (step, may_lead): (u64, bool),
+        (gradient, on_device): (Vec<f32>, bool),
+    ) -> Turned {
+        self.riding.begin();
+        self.bucket.enter();
+        let lists = Memory::new(self.bucket.list_bytes(method));
+        let source = Memory::of(&gradient);
+        if on_device {
+            self.settle(step);
+            let given = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
+            let device = Emulated::new(step).unwrap();
+            self.bucket.choose_on(&device, (method, may_lead), given, lists.span()).unwrap();
+        } else {
+            self.bucket.choose(method, &gradient, step, may_lead);
+        }
+        Turned { lists, source, gradient, on_device }
+    }
+
+    fn take_at(
+        &mut self,
+        method: Method,
+        leader: (usize, bool),
+        message: &[u8],
+        turned: &Turned,
+    ) -> (Status, Vec<f32>) {
+        let mut values = vec![0.0; self.bucket.kept(method)];
+        let status = match turned.on_device {
+            true => {
+                let device = Emulated::new(self.rank).unwrap();
+                self.bucket.take_on(&device, (method, leader), message, (turned.lists.span(), &mut values))
+            }
+            false => self.bucket.take(method, leader, message, &mut values),
+        };
+        (status, values)
+    }
+
+    fn scatter(&mut self, heard: &Heard, sums: &[f32], turned: &Turned) -> (Result<Ran, EngineError>, Vec<f32>) {
+        self.riding.finish();
+        if turned.on_device {
+            let device = Emulated::new(self.rank).unwrap();
+            let out = (turned.lists.span(), turned.source.span());
+            let ran = self.bucket.scatter_on(&device, (heard, sums, WORLD), out);
+            return (ran, turned.source.f32s());
+        }
+        let mut out = turned.gradient.clone();
+        (self.bucket.scatter(heard, sums, WORLD as usize, &mut out), out)
+    }
+}
+
+/// A step of all ranks; which of them work on the device, and whose gradient is broken.
+fn agreed_step(ranks: &mut [OneRank], step: u64, (method, sides): (Method, [bool; 3]), broken: Option<usize>) -> Step {
+    let leader = step as usize % ranks.len();
+    let bid = step.is_multiple_of(2);
+    let mut turned = Vec::new();
+    for (number, rank) in ranks.iter_mut().enumerate() {
+        let mut gradient = gradient(rank.rank, step);
+        if broken == Some(number) {
+            gradient[5] = f32::NAN;
+        }
+        turned.push(rank.choose(method, (step, bid || number == leader), (gradient, sides[number])));
+    }
+    let mut message = vec![0; ranks[leader].bucket.message_bytes(method, Part::Indices)];
+    let leads = ranks[leader].bucket.write_indices(&mut message) == Status::default();
+    let mut sums = vec![0.0; ranks[leader].bucket.kept(method)];
+    let mut heard = Heard::default();
+    for (rank, turned) in ranks.iter_mut().zip(&turned) {
+        let (status, values) = rank.take_at(method, (leader, leads), &message, turned);
+        heard.not_finite += u32::from(status.not_finite);
+        heard.failed += u32::from(status.failed);
+        sums.iter_mut().zip(&values).for_each(|(sum, value)| *sum += value);
+    }
+    ranks.iter_mut().zip(&turned).map(|(rank, turned)| rank.scatter(&heard, &sums, turned)).collect()
+}
+
+/// AR-Topk: leaders and bids change hands, each rank works where it likes, k changes, gradients of the leader and of another
+/// rank are not finite: means, memories, weights and norms have the bits of the host.
+#[test]
+fn agreed_indices_have_the_bits_of_the_host_on_either_side() {
+    if Emulated::new(0).is_none() {
+        return;
+    }
+    let (mut mixed, mut host) = (all(), all());
+    for step in 0..9u64 {
+        let method = topk([0.1, 0.01][step as usize / 4 % 2]);
+        let broken = [(4, 1), (7, 0)].iter().find(|(at, _)| *at == step).map(|(_, rank)| *rank);
+        let got = agreed_step(&mut mixed, step, (method, [false, true, step % 3 != 0]), broken);
+        let want = agreed_step(&mut host, step, (method, [false; 3]), broken);
+        for (rank, ((got, mean), (want, same))) in got.iter().zip(&want).enumerate() {
+            let (got, want) = (*got.as_ref().unwrap(), *want.as_ref().unwrap());
+            assert_eq!(got, want, "rank {rank}, step {step}");
+            assert_eq!(got == Ran::NotFinite, broken.is_some());
+            assert!(got != Ran::Good || bits(mean) == bits(same), "rank {rank}, step {step}");
+        }
+        for (a, b) in mixed.iter_mut().zip(&mut host) {
+            let close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b.abs();
+            assert!(close(a.bucket.norm(), b.bucket.norm()), "rank {}, step {step}", a.rank);
+            assert!(close(a.bucket.energy().sent, b.bucket.energy().sent), "rank {}, step {step}", a.rank);
+            if broken.is_none() {
+                assert_eq!(a.held(step), b.held(step), "rank {}, step {step}", a.rank);
+            }
+        }
+        // The host's way back adds and takes away again, and rounds: go on from the same.
+        if broken.is_some() {
+            for (a, b) in mixed.iter_mut().zip(&mut host) {
+                let here: Vec<f32> = a.held(step).into_iter().map(f32::from_bits).collect();
+                let there: Vec<f32> = b.held(step).into_iter().map(f32::from_bits).collect();
+                assert!(here.iter().zip(&there).all(|(a, b)| (a - b).abs() < 1e-5), "rank {}", a.rank);
+                b.bucket.set_residual(flexcomm_compression::Memory::from_values(here)).unwrap();
+            }
+        }
+    }
+}
+
+/// A leader's message that is none, or a step that another rank could not do, fails on all ranks and changes nothing.
+#[test]
+fn agreed_indices_that_are_none_change_nothing() {
+    if Emulated::new(0).is_none() {
+        return;
+    }
+    let (mut ranks, method) = (all(), topk(0.1));
+    agreed_step(&mut ranks, 0, (method, [true; 3]), None);
+    let before: Vec<_> = ranks.iter_mut().map(|rank| rank.held(0)).collect();
+    let turned = ranks[1].choose(method, (1, true), (gradient(1, 1), true));
+    let (status, values) = ranks[1].take_at(method, (2, true), &[1, 2, 3], &turned);
+    assert!(status.failed && values.iter().all(|value| *value == 0.0));
+    let failed = Heard { failed: 1, ..Heard::default() };
+    let sums = vec![0.0; values.len()];
+    let (ran, _) = ranks[1].scatter(&failed, &sums, &turned);
+    assert!(ran.unwrap_err().to_string().contains("could not do its part"));
+    assert_eq!(ranks[1].held(1), before[1]);
+    // Given up after the values were taken.
+    let turned = ranks[1].choose(method, (2, true), (gradient(1, 2), true));
+    let mut message = vec![0; ranks[1].bucket.message_bytes(method, Part::Indices)];
+    ranks[1].bucket.write_indices(&mut message);
+    assert_eq!(ranks[1].take_at(method, (1, true), &message, &turned).0, Status::default());
+    ranks[1].riding.finish();
+    assert_eq!(ranks[1].held(2), before[1]);
+    let why = flexcomm_engine::chooses(&"mstopk@0.1/art-ring:star".parse().unwrap()).unwrap_err().to_string();
+    assert!(why.contains("by top-k alone"), "{why}");
+}
+
 /// Whatever the host does with a bucket (a flush, checkpoints, trials, new layouts) begins with fetching.
 #[test]
 fn what_is_held_back_comes_home_when_the_host_needs_it() {

@@ -28,6 +28,8 @@ _ALIGN = 256
 
 _OUTCOME_BYTES = 48
 
+WATCHING = "a shadow trial looks at gradients on the host"
+
 
 class Cuda:
     """What is asked of torch about CUDA."""
@@ -110,6 +112,66 @@ def wire(group: dist.ProcessGroup | None) -> torch.device | None:
     return None if "cpu:" in backends else torch.device("cuda")
 
 
+class Agreed:
+    """AR-Topk of one bucket in one step, whose values stay on the device but for those that travel."""
+
+    def __init__(self, core: Core, index: int, buffer: torch.Tensor, place: tuple[int, int], lists: torch.Tensor) -> None:
+        self._core, self._index, self._buffer = core, index, buffer
+        self._lists = lists
+        self._at = place, (lists.data_ptr(), lists.numel())
+
+    def choose(self, leader: int, side: tuple[int, int]) -> str:
+        """Error feedback and, where this rank may lead, its selection; why that cannot be, else nothing."""
+        buffer = self._buffer
+        gradient = buffer.data_ptr(), buffer.numel(), _name(buffer)
+        return self._core.choose_on(self._index, self._at, gradient, leader, side)
+
+    def take(self, leader: int, indices: tuple[int, int], payload: tuple[int, int]) -> None:
+        """The payload becomes this rank's values at the leader's indices, norms and word."""
+        self._core.take_on(self._index, self._at, (leader, self._buffer.numel()), indices, payload)
+
+    def scatter(self, leader: int, payload: tuple[int, int]) -> bool:
+        """The bucket becomes the mean; answers whether it is finite."""
+        return _into(self._buffer, lambda out: self._core.scatter_on(self._index, self._at, leader, payload, out))
+
+
+class Spoken:
+    """A strategy that a text names, of one bucket in one step on the device; its messages travel from the host."""
+
+    def __init__(self, core: Core, index: int, buffer: torch.Tensor, place: tuple[int, int]) -> None:
+        self._core, self._index, self._buffer, self._place = core, index, buffer, place
+        #: How the first turn travels, its elements, whether it is the last.
+        self.first = (0, 0, True)
+
+    def speak(self, rate: float) -> str:
+        """Compresses; why that cannot be, else nothing."""
+        buffer = self._buffer
+        gradient = buffer.data_ptr(), buffer.numel(), _name(buffer)
+        why, *turn = self._core.speak_on(self._index, self._place, gradient, rate)
+        self.first = turn[0], turn[1], turn[2]
+        return why
+
+    def conclude(self, arrived: tuple[int, int]) -> bool:
+        """The bucket becomes the mean; answers whether it is finite."""
+        return _into(self._buffer, lambda out: self._core.conclude_on(self._index, self._place, arrived, out))
+
+
+def _into(buffer: torch.Tensor, write: Callable[[tuple[int, int]], bool]) -> bool:
+    """What `write` writes as float32 becomes the buffer's; NaN where it says that it is not finite."""
+    own = buffer.dtype == torch.float32
+    mean = buffer if own else torch.empty(buffer.numel(), dtype=torch.float32, device=buffer.device)
+    finite = write((mean.data_ptr(), mean.numel()))
+    if not finite:
+        buffer.fill_(float("nan"))
+    elif not own:
+        buffer.copy_(mean)
+    return finite
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 class Device:
     """The side of the hook that knows devices."""
 
@@ -174,7 +236,7 @@ class Device:
 
     def _ready(self, index: int, buffer: torch.Tensor) -> tuple[str, tuple[int, int], int]:
         """Why the host must do it (else empty), the place, and the address of the bucket's outcome."""
-        why = "a shadow trial looks at gradients on the host" if self._core.watching() else ""
+        why = WATCHING if self._core.watching() else ""
         if why:
             return why, (0, 0), 0
         _point_at_nvrtc()
@@ -203,7 +265,7 @@ class Device:
         why, place, outcome = self._ready(index, buffer)
         if why:
             return why, None, None
-        n, name = buffer.numel(), str(buffer.dtype).removeprefix("torch.")
+        n, name = buffer.numel(), _name(buffer)
         block = self._kept(index, "block", size, torch.uint8, buffer.device)
         why = self._core.pack_on(index, place, (buffer.data_ptr(), n, name), (block.data_ptr(), size))
         if why:
@@ -244,6 +306,30 @@ class Device:
             return judged
 
         return "", work, arrived
+
+    def speak(self, index: int, buffer: torch.Tensor, rate: float) -> tuple[str, Spoken | None]:
+        """A text's first half on the device; why that cannot be, or what the others go on with."""
+        if self._core.watching():
+            return WATCHING, None
+        _point_at_nvrtc()
+        place = self._cuda.place(buffer)
+        why, need = self._core.text_on_device(index, place)
+        if not why and need:
+            lent = self._lent(index, need, buffer.device)
+            why, _ = self._core.text_on_device(index, place, (lent, lent.data_ptr(), need))
+        spoken = Spoken(self._core, index, buffer, place)
+        why = why or spoken.speak(rate)
+        return why, None if why else spoken
+
+    def choose(self, index: int, buffer: torch.Tensor, leader: int, side: tuple[int, int]) -> tuple[str, Agreed | None]:
+        """AR-Topk's first half on the device; why that cannot be, or what the other halves go on with."""
+        why, place, _ = self._ready(index, buffer)
+        if why:
+            return why, None
+        lists = self._kept(index, "lists", self._core.list_bytes(index), torch.uint8, buffer.device)
+        agreed = Agreed(self._core, index, buffer, place, lists)
+        why = agreed.choose(leader, side)
+        return why, None if why else agreed
 
     def _pinned(self, index: int, what: str, size: int) -> torch.Tensor:
         known = self._buffers.get((index, what))

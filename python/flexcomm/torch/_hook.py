@@ -193,12 +193,22 @@ class CommHook:
     def _elsewhere(self, index: int, buffer: torch.Tensor, plan: tuple[int, int, int, int, int]) -> None:
         """A bucket on a GPU: by kernels there, else in a copy on the host."""
         kind, size, front = plan[:3]
-        whys = {ART: "AR-Topk has no kernels here yet", TEXT: "strategies that a text names have no kernels here yet"}
-        why = whys.get(kind, "")
+        why = ""
         if kind == GATHER:
             why, work, judged = self._device.gather(index, buffer, (size, front), self._mark)
             if judged is not None:
                 self._pending.append((work, judged))
+                return
+        if kind == ART:
+            leader = plan[4]
+            why, agreed = self._device.choose(index, buffer, leader, _span(self._side(index, leader)))
+            if agreed is not None:
+                self._art(index, buffer, plan[1:], agreed)
+                return
+        if kind == TEXT:
+            why, spoken = self._device.speak(index, buffer, self._rate())
+            if spoken is not None:
+                self._text(index, buffer, spoken)
                 return
         if why:
             self._device.tell(buffer, self._core.tick()[1] if kind != TEXT else self._core.state()[2], why)
@@ -403,11 +413,19 @@ class CommHook:
 
         self._pending.append((work, arrived))
 
-    def _art(self, index: int, buffer: torch.Tensor, plan: tuple[int, int, int, int]) -> None:
+    def _side(self, index: int, leader: int) -> torch.Tensor:
+        """Room for VAR's side message."""
+        return self._buffer(index, "side", self._core.SIDE_BYTES if leader < 0 else 0, torch.uint8)
+
+    def _art(
+        self, index: int, buffer: torch.Tensor, plan: tuple[int, int, int, int], agreed: _device.Agreed | None = None
+    ) -> None:
+        """AR-Topk; with `agreed` the bucket lies on a device and has chosen already."""
         size, kept, elements, leader = plan
         n, side_bytes = buffer.numel(), self._core.SIDE_BYTES
-        side = self._buffer(index, "side", side_bytes if leader < 0 else 0, torch.uint8)
-        self._core.choose(index, _span(buffer), leader, _span(side))
+        side = self._side(index, leader)
+        if agreed is None:
+            self._core.choose(index, _span(buffer), leader, _span(side))
         if leader < 0:
             sides = self._buffer(index, "sides", side_bytes * self._world, torch.uint8)
             self._core.launched(side_bytes, True)
@@ -422,18 +440,25 @@ class CommHook:
         if there is not indices:
             indices.copy_(there)
         payload = self._buffer(index, "values", kept + elements, torch.float32)
-        self._core.take(index, (leader, n), _span(indices), _span(payload))
+        if agreed is None:
+            self._core.take(index, (leader, n), _span(indices), _span(payload))
+        else:
+            agreed.take(leader, _span(indices), _span(payload))
 
         def arrived() -> torch.Tensor:
-            self._judge(self._core.scatter(index, leader, _span(payload), _span(buffer)))
+            if agreed is None:
+                self._judge(self._core.scatter(index, leader, _span(payload), _span(buffer)))
+            else:
+                self._judge(agreed.scatter(leader, _span(payload)))
             return buffer
 
         self._sum(payload, arrived)
 
-    def _text(self, index: int, buffer: torch.Tensor) -> None:
-        """A strategy named by a text: one collective per turn, of which only the last runs beside backward."""
+    def _text(self, index: int, buffer: torch.Tensor, spoken: _device.Spoken | None = None) -> None:
+        """A strategy named by a text: one collective per turn, of which only the last runs beside backward. With `spoken` the
+        bucket lies on a device and has been compressed there."""
         n = buffer.numel()
-        how, size, last = self._core.speak(index, _span(buffer), self._rate())
+        how, size, last = self._core.speak(index, _span(buffer), self._rate()) if spoken is None else spoken.first
         turn = 0
         while how != OVER:
             dtype = SUMS.get(how, torch.uint8)
@@ -455,7 +480,10 @@ class CommHook:
             work, arrived = None, torch.empty(0, dtype=torch.uint8)
 
         def concluded() -> torch.Tensor:
-            self._judge(self._core.conclude(index, _bytes(arrived), _span(buffer)))
+            if spoken is None:
+                self._judge(self._core.conclude(index, _bytes(arrived), _span(buffer)))
+            else:
+                self._judge(spoken.conclude(_bytes(arrived)))
             return buffer
 
         self._pending.append((work, concluded))

@@ -298,8 +298,16 @@ with ranks() as (rank, world, seen):
     seen["two backends"] = {text: two_backends(rank, text, failing) for text in (TOPK, "topk@0.05/art-ring:var", "qsgd(s=4)")}
     if DRIVER is not None:
         refuse("")(None)
-    others = ("lwtopk@0.05/allgather", "topk@0.05/art-ring:var", "topk@0.05/art-ring:star", "qsgd(s=4)+ef(vanilla)")
+    others = (
+        "lwtopk@0.05/allgather", "topk@0.05/art-ring:var", "topk@0.05/art-ring:star", "qsgd(s=4)+ef(vanilla)",
+        "topk(k=0.05)+ef(vanilla)", "randomk(k=0.05)+ef(vanilla)", "threelc(s=1)+ef(vanilla)", "signum",
+    )
     seen["others"] = {text: (train(rank, text, pretend=False), train(rank, text)) for text in others}
+    text = "qsgd(s=4)+ef(vanilla)"
+    seen["text checkpoint"] = train(rank, text, events={6: checkpoint, 9: checkpoint})
+    seen["text mixed"] = train(rank, text, pretend=rank != 0)
+    for dtype in (torch.bfloat16, torch.float16):
+        seen[f"text {dtype}"] = [train(rank, what, dtype=dtype) for what in (text, "topk@0.05/art-ring:var")]
     # As under NCCL alone: what lies on the host travels as a copy.
     wire, _device.wire = _device.wire, lambda group: torch.device("cpu")
     seen["carried"] = {text: train(rank, text, pretend=False) for text in others}

@@ -5,7 +5,7 @@
 //! Nothing here waits for the device but [`Bucket::come_home`]. So this rank's word is written before anybody knows
 //! whether its gradient is finite; a kernel corrects the word.
 
-use super::{Bucket, Ran};
+use super::{Bucket, Exchange, Ran};
 use crate::error::EngineError;
 use flexcomm_compression::{Checksum, Energy, HEADER_BYTES, Memory, Method, Part, Selection, encode};
 use flexcomm_domain::{CompressionRatio, Compressor, Strategy};
@@ -13,17 +13,20 @@ use flexcomm_gpu_kernels::bucket as gpu;
 use flexcomm_gpu_kernels::{
     At, Copies, LaunchError, OUTCOME_BYTES, Outcome, Random, Selected, Span, Threshold, add_mean,
 };
-use flexcomm_trainer::{Heard, NOT_FINITE, STATUS_AT};
+use flexcomm_trainer::{Heard, NOT_FINITE, STATUS_AT, Status};
 
 /// Why a bucket that lies on a device is compressed on the host.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum OnHost {
-    /// AR-Topk.
-    #[error("{0} is exchanged through the host: its leader's indices are not made by kernels yet")]
+    /// AR-Topk of another selection than top-k.
+    #[error("{0} is exchanged through the host: kernels choose a leader's indices by top-k alone")]
     Exchange(Strategy),
     /// A compressor without kernels that fit a whole bucket.
     #[error("{0} of several layers in one bucket has no kernels yet")]
     Layers(Compressor),
+    /// A text whose parts have no kernels that fit together.
+    #[error("{0} has no kernels yet for all of its parts")]
+    Text(String),
     /// Not even an empty memory.
     #[error("it has no memory on the device")]
     Absent,
@@ -33,6 +36,14 @@ pub enum OnHost {
     /// The driver refused, or the memory is none that kernels can use.
     #[error("failed to {0}")]
     Launch(#[from] LaunchError),
+}
+
+/// Whether kernels choose the indices of an AR-Topk strategy.
+pub fn chooses(strategy: &Strategy) -> Result<(), OnHost> {
+    match Method::from(strategy).compressor {
+        Compressor::TopK => Ok(()),
+        _ => Err(OnHost::Exchange(*strategy)),
+    }
 }
 
 /// The kernels of a method that is gathered, for a bucket of so many layers. `seed` is MSTopk's only randomness.
@@ -83,6 +94,33 @@ fn lists(block: Span, front: usize, k: u64) -> (Span, Span) {
     (lists.part(0, 4 * k), lists.part(4 * k, 4 * k))
 }
 
+/// Indices, then values.
+fn pair(lists: Span, k: u64) -> At {
+    At { k, indices: lists.part(0, 4 * k), values: lists.part(4 * k, 4 * k) }
+}
+
+/// Waits.
+fn fetch_outcome(device: &impl Copies, from: Span) -> Result<Outcome, LaunchError> {
+    let mut bytes = [0; OUTCOME_BYTES as usize];
+    device.download(from, &mut bytes)?;
+    Ok(Outcome::read(&bytes))
+}
+
+fn fetch_indices(device: &impl Copies, from: Span, to: &mut Vec<u32>) -> Result<(), LaunchError> {
+    let mut bytes = vec![0; from.bytes() as usize];
+    device.download(from, &mut bytes)?;
+    to.clear();
+    to.extend(bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)));
+    Ok(())
+}
+
+fn fetch_values(device: &impl Copies, from: Span, to: &mut [f32]) -> Result<(), LaunchError> {
+    let mut bytes = vec![0; from.bytes() as usize];
+    device.download(from, &mut bytes)?;
+    to.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(to, bytes)| *to = f32::from_le_bytes(*bytes));
+    Ok(())
+}
+
 impl Bucket {
     /// Bytes of device memory that it needs lent there, aligned to 256.
     pub fn lent_bytes(&self) -> Result<u64, LaunchError> {
@@ -110,6 +148,9 @@ impl Bucket {
     /// Moves what is held back to the host: for everything that no kernel does. Waits for the device.
     pub fn come_home(&mut self) -> Result<(), EngineError> {
         self.abandon_on_device();
+        if let Some(piped) = &mut self.piped {
+            piped.come_home()?;
+        }
         let Some(resident) = &self.resident else { return Ok(()) };
         let mut bytes = vec![0; 4 * self.values()];
         resident.home.fetch(resident.bucket.held_back(), &mut bytes)?;
@@ -121,6 +162,9 @@ impl Bucket {
 
     /// A message that was made and never judged (an exception came in between) does not count.
     pub(super) fn abandon_on_device(&mut self) {
+        if let Some(piped) = &mut self.piped {
+            piped.abandon_on_device();
+        }
         if let Some(resident) = self.resident.as_mut().filter(|resident| resident.under_way) {
             resident.under_way = false;
             resident.bucket.put_back();
@@ -173,6 +217,119 @@ impl Bucket {
             return Err(error.into());
         }
         Ok(())
+    }
+
+    /// AR-Topk, first half, as [`Self::choose`]: error feedback on the device and, where this rank may lead, its selection, whose
+    /// indices are fetched: here the host waits. `lists` has [`Self::list_bytes`].
+    pub fn choose_on(
+        &mut self,
+        device: &impl Copies,
+        (method, may_lead): (Method, bool),
+        gradient: gpu::Gradient,
+        lists: Span,
+    ) -> Result<Status, OnHost> {
+        let (n, k) = (self.values(), self.kept(method));
+        let Some(resident) = &mut self.resident else { return Err(OnHost::Absent) };
+        let at = pair(lists, k as u64);
+        match may_lead {
+            true => {
+                let to = Selected { indices: at.indices, values: at.values, room: k as u64 };
+                resident.bucket.choose(device, gradient, (k as u64, &to))?;
+            }
+            false => resident.bucket.feed_alone(device, gradient)?,
+        }
+        let outcome = fetch_outcome(device, resident.bucket.outcome())?;
+        if may_lead && !outcome.refused {
+            fetch_indices(device, at.indices, &mut self.indices)?;
+            let selection = Selection::new(n, self.indices.clone(), vec![0.0; k]).unwrap_or_default();
+            encode(method.compressor, &selection, Part::Indices, Checksum::None, &mut self.scratch);
+        }
+        self.fault.clear();
+        self.state = Exchange::Selected;
+        self.energy = Energy { sent: if may_lead { outcome.sent } else { 0.0 }, fed: outcome.fed };
+        self.status = Status { not_finite: outcome.refused, ..Status::default() };
+        Ok(self.status)
+    }
+
+    /// Bytes on the device for the lists of AR-Topk.
+    pub fn list_bytes(&self, method: Method) -> u64 {
+        8 * self.kept(method) as u64
+    }
+
+    /// AR-Topk, as [`Self::take`], of what [`Self::choose_on`] fed.
+    pub fn take_on(
+        &mut self,
+        device: &impl Copies,
+        (method, leader): (Method, (usize, bool)),
+        message: &[u8],
+        (lists, values): (Span, &mut [f32]),
+    ) -> Status {
+        values.fill(0.0);
+        if self.status != Status::default() || !leader.1 {
+            return self.status;
+        }
+        if let Err(error) = self.take_lists(device, (method, leader.0), message, (lists, values)) {
+            self.status = self.failed(&error);
+            values.fill(0.0);
+        }
+        self.status
+    }
+
+    fn take_lists(
+        &mut self,
+        device: &impl Copies,
+        (method, leader): (Method, usize),
+        message: &[u8],
+        (lists, values): (Span, &mut [f32]),
+    ) -> Result<(), EngineError> {
+        let mut indices = std::mem::take(&mut self.indices);
+        self.parse(leader, message, method)?.indices_into(&mut indices);
+        self.indices = indices;
+        let (got, expected) = (values.len(), self.indices.len());
+        if got != expected {
+            return Err(EngineError::Buffer { bucket: self.index, what: "the values", got, expected });
+        }
+        let at = pair(lists, expected as u64);
+        let bytes: Vec<u8> = self.indices.iter().flat_map(|index| index.to_le_bytes()).collect();
+        device.upload(at.indices, &bytes)?;
+        let resident = self.on_device()?;
+        resident.bucket.take_at(device, &at)?;
+        resident.under_way = true;
+        let outcome = fetch_outcome(device, self.on_device()?.bucket.outcome())?;
+        fetch_values(device, at.values, values)?;
+        self.energy = Energy { sent: outcome.sent, fed: outcome.fed };
+        self.state = Exchange::Taken;
+        self.holds_back = true;
+        Ok(())
+    }
+
+    /// AR-Topk, last, as [`Self::scatter`]: `out` (f32, on the device) becomes the mean at the indices that were taken. Where some
+    /// rank's gradient was not finite, `out` is not written.
+    pub fn scatter_on(
+        &mut self,
+        device: &impl Copies,
+        (heard, sums, world): (&Heard, &[f32], u32),
+        (lists, out): (Span, Span),
+    ) -> Result<Ran, EngineError> {
+        let state = std::mem::replace(&mut self.state, Exchange::Idle);
+        if !heard.good() {
+            self.abandon_on_device();
+            self.energy = Energy::default();
+            return match heard.failed {
+                0 => Ok(Ran::NotFinite),
+                _ => Err(EngineError::peer(self.index, heard, &self.fault)),
+            };
+        }
+        if state != Exchange::Taken {
+            return Err(EngineError::Order { bucket: self.index, what: "no values were taken" });
+        }
+        let (n, at) = (self.values() as u64, pair(lists, sums.len() as u64));
+        let bytes: Vec<u8> = sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
+        device.upload(at.values, &bytes)?;
+        device.zero(out)?;
+        add_mean(device, &at, (n, out), world)?;
+        self.on_device()?.under_way = false;
+        Ok(Ran::Good)
     }
 
     /// [`Outcome`] of the last message, to copy back with all ranks' words.

@@ -1,0 +1,274 @@
+//! Strategies that texts name, of buckets on a device (the kernels' emulator) and on the host side by side: the same parts of
+//! every turn, the same means, the same memories; ranks change sides as they like.
+
+#![allow(clippy::unwrap_used)]
+
+#[allow(dead_code, unsafe_code)]
+#[path = "../../../gpu-kernels/tests/kernels/emulated.rs"]
+mod emulated;
+
+use emulated::{Emulated, Memory};
+use flexcomm_compression::codec::Element;
+use flexcomm_compression::pipeline::{Member, Step};
+use flexcomm_compression::strategy::Strategy;
+use flexcomm_compression::wire::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+use flexcomm_engine::{Home, How, Param, Piped, Ran, Turn, layers};
+use flexcomm_gpu_kernels::bucket::Gradient;
+use flexcomm_gpu_kernels::{Copies, DType, LaunchError, Span};
+use flexcomm_trainer::{Heard, Status};
+
+const PARAMS: [Param; 3] =
+    [Param { id: 0, len: 1201, cols: 1 }, Param { id: 1, len: 5, cols: 1 }, Param { id: 2, len: 1000, cols: 8 }];
+const N: usize = 2206;
+const WORLD: u32 = 3;
+
+struct Lent {
+    device: Emulated,
+    _memory: Memory,
+}
+
+impl std::fmt::Debug for Lent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Lent")
+    }
+}
+
+impl Home for Lent {
+    fn fetch(&self, from: Span, to: &mut [u8]) -> Result<(), LaunchError> {
+        self.device.download(from, to)
+    }
+}
+
+fn member(rank: u32) -> Member {
+    Member { seed: 7, rank, world: WORLD, tensor: 3 }
+}
+
+fn device(seed: u64) -> Emulated {
+    Emulated::new(seed).unwrap()
+}
+
+fn settle(piped: &mut Piped, rank: u32) {
+    if piped.is_resident() {
+        return;
+    }
+    let memory = Memory::new(piped.lent_bytes(member(rank)).unwrap());
+    let span = memory.span();
+    let home = Lent { device: device(1), _memory: memory };
+    piped.reside(&device(2), member(rank), (Box::new(home), span)).unwrap();
+}
+
+fn gradient(step: u64, rank: u64) -> Vec<f32> {
+    let wave = |i: u64| ((i * 37 + rank * 59 + step * 101) % 997) as f32 / 500.0 - 1.0;
+    (0..N as u64).map(|i| wave(i) * wave(i / 3)).collect()
+}
+
+/// What torch.distributed would do with the ranks' parts.
+fn carry(turn: Turn, parts: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let How::Sum(element) = turn.how else { return parts.to_vec() };
+    let halves = |part: &[u8]| part.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b)).collect::<Vec<u16>>();
+    let widened = |part: &[u8], widen: fn(&[u16], &mut [f32])| {
+        let mut out = vec![0.0; part.len() / 2];
+        widen(&halves(part), &mut out);
+        out
+    };
+    let wide = |part: &Vec<u8>| -> Vec<f32> {
+        match element {
+            Element::F32 => part.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+            Element::F16 => widened(part, f16_to_f32),
+            Element::Bf16 => widened(part, bf16_to_f32),
+        }
+    };
+    let mut sum = wide(&parts[0]);
+    for part in &parts[1..] {
+        sum.iter_mut().zip(wide(part)).for_each(|(sum, value)| *sum += value);
+    }
+    let mut narrow = vec![0; sum.len()];
+    match element {
+        Element::F32 => return vec![sum.iter().flat_map(|value| value.to_le_bytes()).collect()],
+        Element::F16 => f32_to_f16(&sum, &mut narrow),
+        Element::Bf16 => f32_to_bf16(&sum, &mut narrow),
+    }
+    vec![narrow.iter().flat_map(|value| value.to_le_bytes()).collect()]
+}
+
+fn heard(ranks: &[Piped]) -> Heard {
+    let count = |which: fn(Status) -> bool| ranks.iter().filter(|r| which(r.status())).count() as u32;
+    let none = Heard { failed: 0, first_failed: None, not_finite: 0, first_not_finite: None };
+    Heard { failed: count(|s| s.failed), not_finite: count(|s| s.not_finite), ..none }
+}
+
+/// Parts of every turn, and every rank's result.
+type Seen = (Vec<Vec<Vec<u8>>>, Vec<(Ran, Vec<f32>)>);
+
+fn step(ranks: &mut [Piped], at: Step, (gradients, sides): (&[Vec<f32>], [bool; 3])) -> Seen {
+    let sources: Vec<Memory> = gradients.iter().map(|gradient| Memory::of(gradient)).collect();
+    let mut turns = Vec::new();
+    for (rank, piped) in ranks.iter_mut().enumerate() {
+        turns.push(if sides[rank] {
+            settle(piped, rank as u32);
+            let given = Gradient { at: sources[rank].span(), dtype: DType::F32, weights: (1.0, 1.0) };
+            piped.begin_on(&device(at.index + rank as u64), given, at).unwrap()
+        } else {
+            piped.begin(&gradients[rank], at)
+        });
+    }
+    let mut said = Vec::new();
+    loop {
+        let turn = turns[0];
+        assert!(turns.iter().all(|t| *t == turn), "{turns:?}");
+        let mut parts = vec![vec![1; turn.bytes]; ranks.len()];
+        ranks.iter_mut().zip(&mut parts).for_each(|(r, p)| r.write(p));
+        let arrived = carry(turn, &parts);
+        said.push(parts);
+        let (views, heard) = (arrived.iter().map(Vec::as_slice).collect::<Vec<_>>(), heard(ranks));
+        if turn.last {
+            let word = turn.word.then_some(&heard);
+            let end = |(rank, piped): (usize, &mut Piped)| {
+                if sides[rank] {
+                    let ran = piped.end_on(&device(rank as u64), (word, &views), sources[rank].span()).unwrap();
+                    return (ran, sources[rank].f32s());
+                }
+                let mut out = gradients[rank].clone();
+                (piped.end(word, &views, &mut out).unwrap(), out)
+            };
+            return (said, ranks.iter_mut().enumerate().map(end).collect());
+        }
+        turns = ranks.iter_mut().map(|r| r.next(&heard, &views).unwrap()).collect();
+    }
+}
+
+fn all(text: &str) -> Vec<Piped> {
+    let strategy: Strategy = text.parse().unwrap();
+    (0..WORLD).map(|rank| Piped::new(0, &strategy, layers(&PARAMS).unwrap(), member(rank))).collect()
+}
+
+/// Bits; of zeros any sign, since adding has one and writing the other.
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| if *x == 0.0 { 0 } else { x.to_bits() }).collect()
+}
+
+fn held(piped: &mut Piped, rank: u32) -> Vec<u32> {
+    let resident = piped.is_resident();
+    piped.come_home().unwrap();
+    let held = bits(&piped.held_back());
+    if resident {
+        settle(piped, rank);
+    }
+    held
+}
+
+/// Every method, with a memory and without, the learning rate changing, one gradient that is not finite.
+const TEXTS: [&str; 31] = [
+    "topk(k=0.05)+ef(vanilla)",
+    "topk(k=40)",
+    "lwtopk(k=0.05)+ef(vanilla)",
+    "mstopk(k=0.05)+ef(vanilla)",
+    "dgc(k=0.1)+ef(vanilla)",
+    "sgc(k=0.1)",
+    "threshold(v=0.6)+ef(vanilla)",
+    "hardthreshold(tau=0.5)+ef(vanilla)",
+    "randomk(k=0.05)+ef(vanilla)",
+    "randomk(k=0.05,scaled=true)+seed(5)",
+    "randomk(k=0.05,shared=false)+ef(vanilla)+scope(tensor)",
+    "qsparse(k=0.05)+ef(vanilla)",
+    "qsparse(k=0.05,select=random)",
+    "threelc(s=1.5)+ef(vanilla)+scope(bucket)",
+    "threelc(s=1)+ef(vanilla)",
+    "signsgd",
+    "efsignsgd+ef(vanilla)",
+    "onebit(scaling=true)",
+    "onebit",
+    "ssdm",
+    "qsgd(s=4)+ef(vanilla)",
+    "qsgd(s=100,bucket=0,norm=max)",
+    "dithering(k=4)+ef(vanilla)",
+    "terngrad",
+    "lpcsvrg(bits=4)",
+    "onebitsgd(per=column)+ef(vanilla)",
+    "minmax8",
+    "inceptionn+ef(vanilla)",
+    "natural",
+    "eightbit+ef(vanilla)",
+    "fp16+ef(vanilla)",
+];
+
+fn compare(text: &str) {
+    let (mut mixed, mut host) = (all(text), all(text));
+    for index in 0..5u64 {
+        let rate = [0.1, 0.1, 0.05, 0.0, 0.1][index as usize];
+        let at = Step { index, learning_rate: rate };
+        let mut gradients: Vec<Vec<f32>> = (0..3).map(|rank| gradient(index, rank)).collect();
+        if index == 3 {
+            gradients[1][2000] = f32::NAN;
+        }
+        let sides = [false, true, index % 2 == 0];
+        let (said, got) = step(&mut mixed, at, (&gradients, sides));
+        let (want, same) = step(&mut host, at, (&gradients, [false; 3]));
+        assert_eq!(index == 3, got[0].0 == Ran::NotFinite, "{text}");
+        if index != 3 {
+            assert!(said == want, "{text}, step {index}: other messages");
+        }
+        for (rank, ((ran, mean), (wanted, out))) in got.iter().zip(&same).enumerate() {
+            assert_eq!(ran, wanted, "{text}, step {index}, rank {rank}");
+            assert!(*ran != Ran::Good || bits(mean) == bits(out), "{text}, step {index}, rank {rank}: another mean");
+        }
+        for (rank, (a, b)) in (0..).zip(mixed.iter_mut().zip(&mut host)) {
+            assert!(held(a, rank) == held(b, rank), "{text}, step {index}, rank {rank}: another memory");
+            let [a, b] = [a.energy(), b.energy()];
+            assert!((a.gain() - b.gain()).abs() < 1e-6, "{text}: {a:?} {b:?}");
+        }
+    }
+}
+
+#[test]
+fn texts_have_the_messages_means_and_memories_of_the_host() {
+    if Emulated::new(0).is_none() {
+        return;
+    }
+    TEXTS.iter().for_each(|text| compare(text));
+}
+
+#[test]
+fn what_has_no_kernels_says_so() {
+    let texts = [
+        "powersgd(rank=2)+ef(vanilla)",
+        "topk(k=0.1)+ef(dgc,mu=0.9)",
+        "topk(k=0.1)+ef(vanilla)+nesterov(mu=0.9)",
+        "topk(k=0.1)+nonfinite(skip)",
+        "qsgd(s=4,coding=gamma)",
+        "signum",
+        "randomk(k=0.1)+scope(tensor)",
+        "topk(k=0.1)+checksum(crc32c)",
+    ];
+    for text in texts {
+        let ranks = all(text);
+        let why = ranks[0].lent_bytes(member(0)).unwrap_err().to_string();
+        assert!(why.contains("has no kernels yet") && why.contains(text.split('(').next().unwrap()), "{why}");
+    }
+}
+
+/// Given up between the halves, and a state for a checkpoint.
+#[test]
+fn a_step_that_is_never_judged_does_not_count_and_states_have_what_lies_on_the_device() {
+    if Emulated::new(0).is_none() {
+        return;
+    }
+    let text = "topk(k=0.05)+ef(vanilla)";
+    let (mut ranks, mut host) = (all(text), all(text));
+    let gradients: Vec<Vec<f32>> = (0..3).map(|rank| gradient(0, rank)).collect();
+    let at = Step { index: 0, learning_rate: 0.1 };
+    step(&mut ranks, at, (&gradients, [true; 3]));
+    step(&mut host, at, (&gradients, [false; 3]));
+    let source = Memory::of(&gradients[0]);
+    let given = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
+    ranks[0].begin_on(&device(4), given, Step { index: 1, learning_rate: 0.3 }).unwrap();
+    ranks[0].come_home().unwrap();
+    assert!(ranks[0].state() == host[0].state(), "the state of the host, to the bit");
+    let short = Gradient { at: source.span().part(0, 64), ..given };
+    let absent = ranks[0].begin_on(&device(4), given, at).unwrap_err().to_string();
+    assert!(absent.contains("no memory on the device"), "{absent}");
+    settle(&mut ranks[0], 0);
+    let why = ranks[0].begin_on(&device(4), short, Step { index: 1, learning_rate: 0.1 }).unwrap_err().to_string();
+    assert!(why.contains("the gradient of"), "{why}");
+    assert!(held(&mut ranks[0], 0) == held(&mut host[0], 0));
+}
