@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
-use tempfile::TempDir;
+use tempfile::NamedTempFile;
 
 /// All versions of the interface.
 pub const VERSIONS: [u32; 6] = [2, 3, 4, 5, 6, 7];
@@ -20,18 +20,34 @@ pub const RING: i32 = 1;
 /// LL, LL128, Simple of tree and ring; the other five algorithms are not allowed. NCCL takes ring with LL128.
 pub const COSTS: &str = "90 50 40 80 30 35 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1";
 
-/// A folder with the plugin under its name and the host program.
+/// A folder with the plugin under its name and the host program: one for each test program, below cargo's own for
+/// tests, which the next run takes over.
 pub struct Built {
-    folder: TempDir,
+    folder: PathBuf,
 }
 
 impl Built {
+    /// With the plugin in it.
+    fn new() -> Self {
+        let built = Self { folder: Path::new(env!("CARGO_TARGET_TMPDIR")).join(env!("CARGO_CRATE_NAME")) };
+        std::fs::create_dir_all(&built.folder).unwrap();
+        built.put(&built.plugin(), |path| _ = std::fs::copy(built_plugin(), path).unwrap());
+        built
+    }
+
+    /// Makes a file elsewhere and moves it into its place: another run may use the one that is there.
+    fn put(&self, file: &Path, make: impl FnOnce(&Path)) {
+        let new = NamedTempFile::new_in(&self.folder).unwrap().into_temp_path();
+        make(&new);
+        new.persist(file).unwrap();
+    }
+
     pub fn plugin(&self) -> PathBuf {
-        self.folder.path().join("libnccl-tuner-flexcomm.so")
+        self.folder.join("libnccl-tuner-flexcomm.so")
     }
 
     fn host(&self) -> PathBuf {
-        self.folder.path().join("host")
+        self.folder.join("host")
     }
 }
 
@@ -59,9 +75,7 @@ pub fn built_alone() -> Option<Built> {
     if !there("python3") || !there("nm") {
         return None;
     }
-    let built = Built { folder: tempfile::tempdir().unwrap() };
-    std::fs::copy(built_plugin(), built.plugin()).unwrap();
-    Some(built)
+    Some(Built::new())
 }
 
 fn build() -> Option<Built> {
@@ -69,13 +83,14 @@ fn build() -> Option<Built> {
     if !Command::new(&compiler).arg("--version").output().is_ok_and(|out| out.status.success()) {
         return None;
     }
-    let built = Built { folder: tempfile::tempdir().unwrap() };
-    std::fs::copy(built_plugin(), built.plugin()).unwrap();
+    let built = Built::new();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/host/host.c");
     let flags = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"];
-    let mut command = Command::new(&compiler);
-    let out = command.args(flags).arg(source).arg("-o").arg(built.host()).arg("-ldl").output().unwrap();
-    assert!(out.status.success(), "the host program does not compile: {}", String::from_utf8_lossy(&out.stderr));
+    built.put(&built.host(), |path| {
+        let mut command = Command::new(&compiler);
+        let out = command.args(flags).arg(source).arg("-o").arg(path).arg("-ldl").output().unwrap();
+        assert!(out.status.success(), "the host program does not compile: {}", String::from_utf8_lossy(&out.stderr));
+    });
     Some(built)
 }
 
@@ -91,7 +106,7 @@ impl Host {
     pub fn start(built: &Built, settings: &[(&str, &str)]) -> Self {
         let mut command = Command::new(built.host());
         command.env_remove("NCCL_ALGO").env_remove("NCCL_PROTO");
-        command.env("LD_LIBRARY_PATH", built.folder.path()).envs(settings.iter().copied());
+        command.env("LD_LIBRARY_PATH", &built.folder).envs(settings.iter().copied());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let to = child.stdin.take();
         let from = BufReader::new(child.stdout.take().unwrap());
