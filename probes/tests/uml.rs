@@ -335,26 +335,30 @@ impl Recent {
     }
 }
 
+/// Ends a thread when it goes.
+#[derive(Default)]
+struct StopOnDrop(Arc<AtomicBool>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// What the kernel counts of the job's own connection, as the agent watches it.
 struct Watched {
     pieces: Receiver<Piece>,
     /// Mbit/s of the pieces since the last change.
     rates: Vec<f64>,
-    stop: Arc<AtomicBool>,
-}
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
+    _stop: StopOnDrop,
 }
 
 impl Watched {
     fn start(pair: &Pair, peer: std::net::IpAddr, tests: u16) -> Self {
         let mut socket = inside(&pair.a, || FlowSocket::open().unwrap());
         let (sender, pieces) = channel();
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
+        let stop = StopOnDrop::default();
+        let stopped = Arc::clone(&stop.0);
         std::thread::spawn(move || {
             let mut watch = FlowWatch::default();
             while !stopped.load(Ordering::Relaxed) {
@@ -367,7 +371,7 @@ impl Watched {
                 }
             }
         });
-        Self { pieces, rates: Vec::new(), stop }
+        Self { pieces, rates: Vec::new(), _stop: stop }
     }
 
     fn drain(&mut self, estimator: &mut LinkEstimator) {
@@ -421,23 +425,17 @@ fn drain(estimator: &mut LinkEstimator, echoes: &mut tokio::sync::mpsc::Receiver
 struct Flow {
     /// The link's bytes per second, so that the job's transfers last a sensible time.
     rate: Arc<AtomicU64>,
-    stop: Arc<AtomicBool>,
-}
-
-impl Drop for Flow {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
+    stop: StopOnDrop,
 }
 
 impl Flow {
     fn start(pair: &Pair, job: Job, any: SocketAddr) -> Self {
         let listener = inside(&pair.b, || TcpListener::bind(any).unwrap());
         let addr = listener.local_addr().unwrap();
-        let flow = Self { rate: Arc::new((31_250_000).into()), stop: Arc::new(AtomicBool::new(false)) };
+        let flow = Self { rate: Arc::new((31_250_000).into()), stop: StopOnDrop::default() };
         std::thread::spawn(move || receive(&listener.accept().unwrap().0, job));
         let socket = inside(&pair.a, || TcpStream::connect(addr).unwrap());
-        let (rate, stop) = (Arc::clone(&flow.rate), Arc::clone(&flow.stop));
+        let (rate, stop) = (Arc::clone(&flow.rate), Arc::clone(&flow.stop.0));
         std::thread::spawn(move || send(socket, job, &rate, &stop));
         flow
     }

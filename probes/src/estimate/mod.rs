@@ -219,4 +219,6 @@ struct Known {
 }
 
 #[cfg(test)]
+mod flaps;
+#[cfg(test)]
 mod tests;
