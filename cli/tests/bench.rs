@@ -1,12 +1,14 @@
 //! `flexcomm bench compressors` as users start it.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flexcomm"));
-    command.args(["bench", "compressors"]).args(args);
+    command.args(["bench", "compressors"]).args(args).env_remove("FLEXCOMM_PYTHON");
     command
 }
 
@@ -17,6 +19,15 @@ fn bench(args: &[&str]) -> Output {
 fn rows(output: &Output) -> Vec<serde_json::Value> {
     assert!(output.status.success(), "{output:?}");
     serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// A program that is no python, but answers as one with torch does: every torch.topk takes a quarter of a second.
+fn python(folder: &std::path::Path) -> String {
+    let file = folder.join("python");
+    let script = "#!/bin/sh\ncase $2 in 'import torch') exit 0 ;; esac\necho $3 > \"$(dirname \"$0\")/threads\"\ncat > /dev/null\necho 0.25\n";
+    std::fs::write(&file, script).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+    file.to_str().unwrap().to_owned()
 }
 
 #[test]
@@ -38,6 +49,31 @@ fn every_method_has_a_row() {
     }
 }
 
+/// Methods whose threshold has the unit of the values, or whose noise depends on their course, send about 1 % in the table,
+/// and say that they were made to.
+#[test]
+fn thresholds_come_from_the_values() {
+    let methods = "threshold,hardthreshold,variance,sketched,topk";
+    let args = ["--methods", methods, "--n", "1e5"];
+    let rows = rows(&bench(&[&args[..], &["--json"]].concat()));
+    assert_eq!(rows.len(), 15);
+    for row in &rows {
+        let method = row["method"].as_str().unwrap();
+        let fitted = ["threshold", "hardthreshold", "variance"].iter().any(|name| method.starts_with(name));
+        assert_eq!(row["fitted"], fitted, "{row}");
+        assert!(!method.starts_with("variance") || method.ends_with("+ef(vanilla)"), "{row}");
+        // Values at 4 bytes and indices at about one; signs alone where a threshold stands for the value; a sketch of 5 %.
+        let bytes = row["bytes_out"].as_f64().unwrap();
+        let each = if method.starts_with("hardthreshold") { 1.15 } else { 5.0 };
+        let least = if method.starts_with("sketched") { 6.0 * 4.0 } else { each };
+        assert!((0.4..2.5).contains(&(bytes / (1000.0 * least))), "{row}");
+        assert!(row["gain"].as_f64().unwrap() > 0.001, "{row}");
+    }
+    let text = String::from_utf8(bench(&args).stdout).unwrap();
+    assert!(text.contains("threshold(v=0.00") && text.contains("+ef(vanilla)* "), "{text}");
+    assert!(text.ends_with("* parameters chosen from these values, so that about 1 % of them are sent\n"), "{text}");
+}
+
 #[test]
 fn strategies_threads_types_and_a_plot() {
     let folder = tempfile::tempdir().unwrap();
@@ -50,38 +86,116 @@ fn strategies_threads_types_and_a_plot() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(text.lines().count(), 5, "{text}");
     assert!(text.contains("topk(k=0.1)+ef(vanilla)") && text.contains("bf16"), "{text}");
+    // One width for all, the header's too.
+    let ends: Vec<_> = text.lines().map(str::len).collect();
+    assert!(ends.iter().all(|end| *end == ends[0]), "{text}");
     let svg = std::fs::read_to_string(file).unwrap();
     assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
     assert_eq!(svg.matches("fill=\"#4878a8\"").count(), 4);
 }
 
+/// Before anything is measured: at sizes that would take minutes.
 #[test]
-fn what_is_wrong_is_named() {
+fn what_is_wrong_is_named_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let (png, lost) = (folder.path().join("a.png"), folder.path().join("nowhere/a.svg"));
+    let (png, lost) = (png.to_str().unwrap(), lost.to_str().unwrap());
     for (args, word) in [
         (&["--methods", "topq"][..], "topq"),
         (&["--methods", "topk(k=2.5)"], "k"),
+        (&["--methods", "topk(k=1.0)"], "1.0"),
         (&["--n", "0"], "--n"),
         (&["--python", "/nowhere/python"], "/nowhere/python"),
+        (&["--n", "1e8", "--plot", png], "must end in .svg"),
+        (&["--n", "1e8", "--plot", lost], "nowhere/a.svg"),
     ] {
+        let begun = Instant::now();
         let output = bench(args);
         assert!(!output.status.success());
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(text.contains(word), "{text}");
+        assert!(output.stdout.is_empty() && begun.elapsed() < Duration::from_secs(60), "{args:?} was measured");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was drawn");
+}
+
+/// The time of torch.topk is that which its Python says, on as many threads, whether it is named by option or environment.
+#[test]
+fn ratio_to_torch_is_of_the_python_that_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let named = python(folder.path());
+    let args = ["--methods", "topk,signsgd", "--n", "5e3", "--distributions", "normal", "--threads", "2", "--json"];
+    let mut by_option = command(&[&args[..], &["--python", &named]].concat());
+    let mut by_environment = command(&args);
+    by_environment.env("FLEXCOMM_PYTHON", &named);
+    for command in [&mut by_option, &mut by_environment] {
+        for row in rows(&command.output().unwrap()) {
+            let (ratio, seconds) = (row["ratio_to_torch"].as_f64().unwrap(), row["compress_s"].as_f64().unwrap());
+            assert!((ratio - seconds / 0.25).abs() <= 1e-9 * ratio, "{row}");
+        }
+        let threads = folder.path().join("threads");
+        assert_eq!(std::fs::read_to_string(&threads).unwrap(), "2\n");
+        std::fs::remove_file(threads).unwrap();
     }
 }
 
-/// Ctrl-C: what is done is shown, and the status is success.
+/// A method that does not end in time is ended: its row says so, larger sizes of it are not tried, others have their rows.
 #[test]
-fn ctrl_c_shows_what_is_done() {
-    let mut child = command(&["--n", "1e6", "--json", "--patience", "1s"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-    lines.by_ref().find(|line| line.starts_with("[3/")).unwrap();
+fn slow_methods_do_not_hold_the_table() {
+    // Its singular values take minutes at this size.
+    let methods = "onebit,atomo(budget=1),signsgd";
+    let args =
+        ["--methods", methods, "--n", "9e6,1e7", "--distributions", "laplace", "--limit", "5s", "--patience", "1ms"];
+    let begun = Instant::now();
+    let rows = rows(&bench(&[&args[..], &["--json"]].concat()));
+    assert!(begun.elapsed() < Duration::from_secs(300), "{:?}", begun.elapsed());
+    assert_eq!(rows.len(), 6);
+    for (i, row) in rows.iter().enumerate() {
+        let slow = row["method"].as_str().unwrap().starts_with("atomo");
+        assert_eq!(row["n"].as_u64().unwrap(), if i < 3 { 9_000_000 } else { 10_000_000 }, "{row}");
+        assert_eq!(row["skipped"].is_string(), slow, "{row}");
+        for key in ["gb_per_s", "bytes_out", "gain", "ratio_to_copy", "ratio_to_torch"] {
+            assert!(row.get(key).is_some(), "{key} of {row}");
+            assert!(key == "ratio_to_torch" || row[key].is_null() == slow, "{key} of {row}");
+        }
+    }
+    let reason = |i: usize| rows.iter().filter(|row| row["skipped"].is_string()).nth(i).unwrap()["skipped"].to_string();
+    assert_eq!(reason(0), "\"one step takes more than 5 s (--limit)\"");
+    assert_eq!(reason(1), "\"one step of n = 9000000 took more than 5 s (--limit)\"");
+}
+
+fn interrupt(child: &std::process::Child) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), nix::sys::signal::Signal::SIGINT).unwrap();
-    assert!(lines.any(|line| line.starts_with("ended before all was done")));
-    let rows = rows(&child.wait_with_output().unwrap());
-    assert!(rows.len() >= 2 && rows.len() < 3 * flexcomm_compression::methods::all().count());
+}
+
+/// Rows come one by one, into a pipe too. Ctrl-C in the middle of a long step: what is done is shown, and the status is
+/// success.
+#[test]
+fn rows_come_as_they_are_measured_and_ctrl_c_keeps_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let plot = folder.path().join("plot.svg");
+    let methods = "onebit,signsgd,atomo(budget=1),topk";
+    for json in [false, true] {
+        let mut command =
+            command(&["--methods", methods, "--n", "9e6", "--distributions", "normal", "--patience", "1ms"]);
+        command.args(["--limit", "1000s", "--plot", plot.to_str().unwrap()]);
+        command.args(json.then_some("--json")).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut text = String::new();
+        // The header or the bracket, and two rows, while the third is measured for minutes.
+        (0..3).for_each(|_| assert!(out.read_line(&mut text).unwrap() > 0));
+        assert!(child.try_wait().unwrap().is_none(), "{text}");
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        lines.by_ref().find(|line| line.starts_with("[3/4]")).unwrap();
+        interrupt(&child);
+        assert!(lines.any(|line| line.starts_with("ended before all was done: 2 rows of 4")));
+        out.read_to_string(&mut text).unwrap();
+        assert!(child.wait().unwrap().success());
+        assert!(text.contains("onebit") && text.contains("signsgd") && !text.contains("atomo"), "{text}");
+        if json {
+            assert_eq!(serde_json::from_str::<Vec<serde_json::Value>>(&text).unwrap().len(), 2);
+        }
+        assert_eq!(std::fs::read_to_string(&plot).unwrap().matches("fill=\"#4878a8\"").count(), 2);
+    }
 }

@@ -1,12 +1,15 @@
 //! `flexcomm bench compressors`.
 
 use super::data::{DType, Distribution};
-use super::measure::{self, Case};
-use super::{plot, table, torch};
+use super::fitted;
+use super::output::{Output, Skipped};
+use super::plot::Plot;
+use super::torch;
+use super::worker::{Asked, Event, Job, Worker};
 use anyhow::{Context, Result, bail};
 use flexcomm_compression::methods;
 use flexcomm_compression::strategy::Strategy;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,14 +20,24 @@ use std::time::Duration;
 #[command(after_help = "\
 Columns:
   GB/s in       bytes of the gradient over the time to compress it
-  bytes out     one rank's message, of all exchanges together
+  bytes out     one rank's message, of all exchanges together, in the mean of the steps
   gain          share of the gradient's energy that is sent, ||C(x)||^2 / ||x||^2
-  ratio to copy time to compress over the time of a plain copy of the same bytes, by as many threads, in this run
+  to copy       time to compress over the time of a plain copy of the same bytes, by as many threads, in this run
   decompress    time to decompress and add into a gradient, over the same copy
-  ratio to torch  time to compress over that of torch.topk (k = 1 % of n) on the same data; - without torch
+  to torch      time to compress over that of torch.topk alone (k = 1 % of n, magnitudes made before) on the same data and
+                as many threads; - (null in --json) without torch
 
-Times are the middle of at least 7 repetitions (as far as --patience allows) of a copy, compressing and decompressing in
-turns. Threads each compress an equal part of the gradient. Parts are matrices, as near to squares as n allows.
+A row appears as soon as it is measured. Times are the middle of at least 7 repetitions (as far as --patience allows) of a
+copy, compressing and decompressing in turns, each step on other values. Threads each compress an equal part of the gradient.
+Parts are matrices, as near to squares as n allows. What measures is a process of its own: a method that does not end one step
+within --limit is ended, and its row says so; larger sizes of it are not tried. No time is ever estimated.
+
+Ctrl-C ends the run at once; rows so far, the end of the JSON and the plot are written.
+
+--json writes one array, each row on a line of its own as soon as it is measured. A row that was skipped has a text `skipped`
+and null in place of numbers.
+
+torch is looked for in --python, else $FLEXCOMM_PYTHON, else python3 of PATH.
 
 Examples:
   flexcomm bench compressors                                     every method at 1e6 and 2.5e7 values
@@ -32,7 +45,8 @@ Examples:
   flexcomm bench compressors --methods 'topk(k=0.001)+ef(vanilla)' --distributions recorded
   flexcomm bench compressors --json --plot compressors.svg       for scripts and eyes")]
 pub struct Args {
-    /// Names, or whole strategies with parameters; a name alone takes its first example's parameters [default: every one].
+    /// Names, or whole strategies with parameters. A name alone takes its first example's parameters; threshold,
+    /// hardthreshold and variance take one that sends about 1 % of these values (marked *), sketched k = 1 % [default: every one].
     #[arg(long, value_name = "A,B", value_parser = split_methods)]
     methods: Option<Methods>,
     /// Values of the gradient, several by commas.
@@ -50,11 +64,11 @@ pub struct Args {
     /// Begin no further repetition of one method and size after this long.
     #[arg(long, default_value = "2s", value_name = "DURATION")]
     patience: flexcomm_domain::Seconds,
-    /// Leave out methods at sizes that would take longer than this for one run (spectral methods grow with n^1.5 to n^2).
+    /// End a method at a size after this long, if it has no row by then (spectral methods grow with n^1.5 to n^2).
     #[arg(long, default_value = "60s", value_name = "DURATION")]
     limit: flexcomm_domain::Seconds,
     /// A Python with torch [default: python3 of PATH, if it has torch].
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "FLEXCOMM_PYTHON")]
     python: Option<PathBuf>,
     /// One JSON array of rows instead of the table.
     #[arg(long)]
@@ -95,86 +109,154 @@ pub(super) fn read_n(text: &str) -> Result<usize, String> {
     if whole { Ok(n as usize) } else { Err("allowed is a whole number of values from 1 to 4e9, as 1e6".into()) }
 }
 
-/// A name alone becomes its first example.
-fn strategy(text: &str) -> Result<Strategy> {
+/// A name alone becomes its first example, or waits for the values that its parameters are chosen from.
+fn asked(text: &str) -> Result<Asked> {
+    if fitted::is_fitted(text) {
+        return Ok(Asked::Fitted(text.to_owned()));
+    }
     let entry = methods::all().find(|entry| entry.name == text);
-    let whole = entry.map_or(text.to_owned(), |entry| format!("{}({})", entry.name, entry.examples[0]));
-    whole.parse().with_context(|| format!("--methods {text}"))
+    let whole = match entry {
+        Some(entry) => format!("{}({})", entry.name, fitted::example(entry)),
+        None => text.to_owned(),
+    };
+    let strategy: Strategy = whole.parse().with_context(|| format!("--methods {text}"))?;
+    Ok(Asked::Strategy(strategy.to_string()))
 }
 
-fn strategies(args: &Args) -> Result<Vec<Strategy>> {
+fn all_asked(args: &Args) -> Result<Vec<Asked>> {
     match &args.methods {
-        Some(Methods(texts)) => texts.iter().map(|text| strategy(text)).collect(),
-        None => methods::all().map(|entry| strategy(entry.name)).collect(),
+        Some(Methods(texts)) => texts.iter().map(|text| asked(text)).collect(),
+        None => methods::all().map(|entry| asked(entry.name)).collect(),
     }
 }
 
 /// Runs `flexcomm bench compressors`.
 pub fn run(args: Args) -> Result<()> {
-    let strategies = strategies(&args)?;
-    let stop = stop_flag()?;
+    let methods = all_asked(&args)?;
+    let plot = args.plot.clone().map(Plot::new).transpose()?;
     let python = torch::find(args.python.as_deref())?;
     if python.is_none() {
         eprintln!("torch: none found (--python FILE names a Python that has it); its column stays empty");
     }
-    let (mut rows, mut slow) = (Vec::new(), BTreeMap::new());
-    let all = strategies.len() * args.n.len() * args.distributions.len();
-    let mut done = 0;
-    'all: for &n in &args.n {
-        for &distribution in &args.distributions {
-            let gradient = distribution.values(n, args.dtype);
-            let torch = python.as_deref().and_then(|python| torch::topk_seconds(python, &gradient, &stop));
-            let case = Case {
-                gradient: &gradient,
-                dtype: args.dtype,
-                threads: usize::from(args.threads),
-                patience: Duration::from_secs_f64(args.patience.get()),
-            };
-            for strategy in &strategies {
-                done += 1;
-                if stop.load(Ordering::Relaxed) {
-                    break 'all;
+    let all = methods.len() * args.n.len() * args.distributions.len();
+    let output = Output::new(args.json, &methods, plot, all)?;
+    let mut run = Run { args, methods, python, output, slow: BTreeMap::new(), stop: stop_flag()? };
+    run.cases()?;
+    run.output.finish(run.stop.load(Ordering::Relaxed))
+}
+
+struct Run {
+    args: Args,
+    methods: Vec<Asked>,
+    python: Option<PathBuf>,
+    output: Output,
+    /// Methods that did not end in time, and at how many values.
+    slow: BTreeMap<Asked, usize>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Run {
+    fn cases(&mut self) -> Result<()> {
+        for n in self.args.n.clone() {
+            for distribution in self.args.distributions.clone() {
+                if self.stop.load(Ordering::Relaxed) {
+                    return Ok(());
                 }
-                let text = strategy.to_string();
-                if let Some(&(before, seconds)) = slow.get(&text) {
-                    let expected: f64 = seconds * (n as f64 / before as f64).powi(2);
-                    if expected > args.limit.get() {
-                        eprintln!(
-                            "[{done}/{all}] {text}, n = {n}: left out, about {expected:.0} s for one run (--limit)"
-                        );
-                        continue;
-                    }
+                self.case(n, distribution)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All methods on the same values: one process, and another one after each that had to be ended.
+    fn case(&mut self, n: usize, distribution: Distribution) -> Result<()> {
+        let mut job = Job {
+            methods: self.methods.iter().cloned().collect(),
+            n,
+            distribution,
+            dtype: self.args.dtype,
+            threads: self.args.threads.into(),
+            patience_s: self.args.patience.get(),
+            python: self.python.clone(),
+            torch_s: None,
+        };
+        self.leave_out_slow(&mut job)?;
+        while !job.methods.is_empty() && !self.stop.load(Ordering::Relaxed) {
+            self.drive(&mut job)?;
+        }
+        Ok(())
+    }
+
+    fn leave_out_slow(&mut self, job: &mut Job) -> Result<()> {
+        let (n, mut kept) = (job.n, VecDeque::new());
+        for method in std::mem::take(&mut job.methods) {
+            match self.slow.get(&method) {
+                Some(before) if n >= *before => {
+                    let reason = format!("one step of n = {before} took more than {} (--limit)", self.limit());
+                    self.output.skip(&skipped(job, &method, reason))?;
                 }
-                eprintln!("[{done}/{all}] {text}, n = {n}, {}", distribution.name());
-                let row = measure::row(strategy, &case, distribution, torch).with_context(|| text.clone())?;
-                slow.insert(text, (n, row.compress_s));
-                rows.push(row);
+                _ => kept.push_back(method),
+            }
+        }
+        job.methods = kept;
+        Ok(())
+    }
+
+    /// One process, until all methods are measured or it ends; what is done leaves the job.
+    fn drive(&mut self, job: &mut Job) -> Result<()> {
+        let limit = Duration::from_secs_f64(self.args.limit.get());
+        let mut worker = Worker::start(job)?;
+        loop {
+            match worker.next(limit, &self.stop) {
+                Event::Progress(text) => self.output.progress(&text),
+                Event::Torch(seconds) => {
+                    // Another process need not measure it again.
+                    (job.torch_s, job.python) = (seconds, None);
+                }
+                Event::Begun(method) => {
+                    self.output.begin(&format!("{method}, n = {}, {}", job.n, job.distribution.name()))
+                }
+                Event::Row(row) => {
+                    job.methods.pop_front();
+                    self.output.row(*row)?;
+                }
+                Event::Late => {
+                    let reason = format!("one step takes more than {} (--limit)", self.limit());
+                    self.give_up(job, reason)?;
+                    return Ok(());
+                }
+                Event::Failed(reason) => {
+                    self.give_up(job, reason)?;
+                    return Ok(());
+                }
+                Event::Stopped => {
+                    self.stop.store(true, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Event::Done if job.methods.is_empty() => return Ok(()),
+                Event::Done => bail!("the process that measures ended before {}", job.methods[0].label()),
             }
         }
     }
-    report(&args, &rows)?;
-    if stop.load(Ordering::Relaxed) {
-        eprintln!("ended before all was done: {} rows of {all}", rows.len());
+
+    /// The method that runs has no row.
+    fn give_up(&mut self, job: &mut Job, reason: String) -> Result<()> {
+        let Some(method) = job.methods.pop_front() else { bail!("failed to begin to measure: {reason}") };
+        self.output.skip(&skipped(job, &method, reason))?;
+        self.slow.insert(method, job.n);
+        Ok(())
     }
-    Ok(())
+
+    fn limit(&self) -> String {
+        format!("{} s", self.args.limit.get())
+    }
 }
 
-fn report(args: &Args, rows: &[measure::Row]) -> Result<()> {
-    match args.json {
-        true => println!("{}", serde_json::to_string_pretty(rows)?),
-        false => print!("{}", table::text(rows)),
-    }
-    if let Some(file) = &args.plot {
-        if rows.is_empty() {
-            bail!("--plot {}: nothing was measured", file.display());
-        }
-        std::fs::write(file, plot::svg(rows)).with_context(|| format!("--plot {}", file.display()))?;
-        eprintln!("plot: {}", file.display());
-    }
-    Ok(())
+fn skipped(job: &Job, method: &Asked, reason: String) -> Skipped {
+    Skipped::new((method.label(), job.n), (job.dtype, job.distribution), reason)
 }
 
-/// Set by Ctrl-C: the method that runs is finished, and what there is is shown. A second one ends at once.
+/// Set by Ctrl-C: what there is is shown. A second one ends at once.
 fn stop_flag() -> Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     let set = flag.clone();
@@ -183,7 +265,6 @@ fn stop_flag() -> Result<Arc<AtomicBool>> {
         runtime.block_on(async {
             if tokio::signal::ctrl_c().await.is_ok() {
                 set.store(true, Ordering::Relaxed);
-                eprintln!("ending after this method; Ctrl-C again ends at once");
             }
             if tokio::signal::ctrl_c().await.is_ok() {
                 std::process::exit(130);

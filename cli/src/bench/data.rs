@@ -7,7 +7,7 @@ use flexcomm_compression::wire::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f1
 static RECORDED: &[u8] = include_bytes!("../../../compression/benches/data/mlp-gradient.f16");
 
 /// Where values come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 pub enum Distribution {
     /// Normal, of standard deviation 0.001.
     Normal,
@@ -19,7 +19,7 @@ pub enum Distribution {
 }
 
 /// Type of the gradient before compression.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 pub enum DType {
     /// Four bytes.
     Fp32,

@@ -7,7 +7,7 @@ use flexcomm_compression::pipeline::{Gradient, Member, Outcome, Pipeline, Step};
 use flexcomm_compression::strategy::Strategy;
 use flexcomm_compression::wire::Writer;
 use flexcomm_compression::{Energy, Layers};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -19,11 +19,27 @@ const SPEND: Duration = Duration::from_millis(300);
 /// but no more than these.
 const MOST_REPEATS: usize = 201;
 
+/// Steps that a method whose decisions wait for several gradients gets before any counts.
+pub const LESSONS: usize = 12;
+
+/// Step by step a gradient begins elsewhere in the values: another one each time, and the same bytes in the caches. Values that
+/// a gradient needs beyond its own.
+pub const MORE: usize = SHIFT * SHIFTS;
+/// A line of 64 bytes, for 16-bit values too.
+const SHIFT: usize = 32;
+const SHIFTS: usize = 31;
+
+/// The n values of a step, of n + [`MORE`].
+pub fn shifted<T>(values: &[T], n: usize, step: u64) -> &[T] {
+    let from = SHIFT * (step as usize * 7 % SHIFTS);
+    &values[from..from + n]
+}
+
 /// What is the same for all methods.
 #[derive(Debug, Clone, Copy)]
 pub struct Case<'a> {
-    /// As the method sees it.
-    pub gradient: &'a [f32],
+    /// As the method sees them, [`MORE`] than the gradient has.
+    pub values: &'a [f32],
     /// As it is given.
     pub dtype: DType,
     /// Each with an equal part.
@@ -33,19 +49,19 @@ pub struct Case<'a> {
 }
 
 /// One line of the table; the names of `--json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Row {
     /// The strategy with its parameters.
     pub method: String,
     /// Values.
     pub n: usize,
     /// Of the gradient.
-    pub dtype: &'static str,
+    pub dtype: String,
     /// Of the values.
-    pub distribution: &'static str,
+    pub distribution: String,
     /// 1e9 bytes of the gradient per second of compressing.
     pub gb_per_s: f64,
-    /// Of one rank, all exchanges together.
+    /// Of one rank, all exchanges together, in the mean of the steps.
     pub bytes_out: usize,
     /// ‖C(x)‖² / ‖x‖²; above 1 for unbiased methods, which scale up what they send.
     pub gain: f64,
@@ -63,11 +79,15 @@ pub struct Row {
     pub copy_s: f64,
     /// How many worked.
     pub threads: usize,
+    /// Whether parameters were chosen from the values, so that about 1 % of them are sent.
+    pub fitted: bool,
 }
 
 /// One thread's part.
 struct Part<'a> {
-    gradient: &'a [f32],
+    n: usize,
+    /// [`MORE`] than n.
+    values: &'a [f32],
     halves: Vec<u16>,
     dtype: DType,
     pipeline: Pipeline,
@@ -134,16 +154,18 @@ fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
 }
 
 impl<'a> Part<'a> {
-    fn new(strategy: &Strategy, gradient: &'a [f32], dtype: DType) -> Result<Self> {
-        let layers = Layers::matrices(&[shape(gradient.len())])?;
-        let halves = dtype.halves(gradient);
+    fn new(strategy: &Strategy, values: &'a [f32], dtype: DType) -> Result<Self> {
+        let n = values.len() - MORE;
+        let layers = Layers::matrices(&[shape(n)])?;
+        let halves = dtype.halves(values);
         Ok(Self {
-            gradient,
+            n,
+            values,
             dtype,
             pipeline: Pipeline::new(strategy, layers, Member::alone(1)),
             out: Writer::new(),
-            mean: vec![0.0; gradient.len()],
-            copied: vec![0; halves.len()],
+            mean: vec![0.0; n],
+            copied: vec![0; if halves.is_empty() { 0 } else { n }],
             halves,
             step: 0,
         })
@@ -152,8 +174,8 @@ impl<'a> Part<'a> {
     /// A plain copy of the gradient's bytes.
     fn copy(&mut self) -> f64 {
         let (seconds, ()) = timed(|| match self.dtype {
-            DType::Fp32 => copy(self.gradient, &mut self.mean),
-            DType::Fp16 | DType::Bf16 => copy(&self.halves, &mut self.copied),
+            DType::Fp32 => copy(shifted(self.values, self.n, self.step), &mut self.mean),
+            DType::Fp16 | DType::Bf16 => copy(shifted(&self.halves, self.n, self.step), &mut self.copied),
         });
         seconds
     }
@@ -162,9 +184,9 @@ impl<'a> Part<'a> {
     fn compress(&mut self) -> Result<(f64, usize, Energy)> {
         let step = Step { index: self.step, learning_rate: 0.1 };
         let gradient = match self.dtype {
-            DType::Fp32 => Gradient::F32(black_box(self.gradient)),
-            DType::Fp16 => Gradient::F16(black_box(&self.halves)),
-            DType::Bf16 => Gradient::Bf16(black_box(&self.halves)),
+            DType::Fp32 => Gradient::F32(black_box(shifted(self.values, self.n, self.step))),
+            DType::Fp16 => Gradient::F16(black_box(shifted(&self.halves, self.n, self.step))),
+            DType::Bf16 => Gradient::Bf16(black_box(shifted(&self.halves, self.n, self.step))),
         };
         let (mut seconds, outcome) = timed(|| self.pipeline.compress(gradient, step, &mut self.out));
         let (mut outcome, mut bytes): (Outcome, usize) = (outcome?, self.out.len());
@@ -227,9 +249,12 @@ fn together(parts: &mut [Part<'_>]) -> Result<Took> {
     })
 }
 
-/// The middle times of some steps, after one that fills buffers and, where the method learns, teaches it. Of a method that
-/// takes longer than patience that one counts.
-fn middle(parts: &mut [Part<'_>], patience: Duration) -> Result<Took> {
+/// The middle times of some steps, after those that fill buffers and, where the method learns, teach it: one, or
+/// [`LESSONS`]. Of a method that takes longer than patience the last of these counts.
+fn middle(parts: &mut [Part<'_>], (lessons, patience): (usize, Duration)) -> Result<Took> {
+    for _ in 1..lessons {
+        together(parts)?;
+    }
     let begun = Instant::now();
     let warm = together(parts)?;
     let mut all = Vec::new();
@@ -238,36 +263,45 @@ fn middle(parts: &mut [Part<'_>], patience: Duration) -> Result<Took> {
     {
         all.push(together(parts)?);
     }
-    let Some(last) = all.last().copied() else { return Ok(warm) };
+    if all.is_empty() {
+        return Ok(warm);
+    }
     let median = |of: fn(&Took) -> f64| {
         let mut times: Vec<f64> = all.iter().map(of).collect();
         *times.select_nth_unstable_by(all.len() / 2, f64::total_cmp).1
     };
     let (compress, decompress) = (median(|took| took.compress), median(|took| took.decompress));
-    Ok(Took { compress, decompress, copy: median(|took| took.copy), ..last })
+    // Of some methods sizes and energies differ from step to step: these are means.
+    let bytes = all.iter().map(|took| took.bytes).sum::<usize>().div_ceil(all.len());
+    let energy = all.iter().fold(Energy::default(), |sum, took| sum + took.energy);
+    Ok(Took { compress, decompress, copy: median(|took| took.copy), bytes, energy })
 }
 
 /// Measures one strategy.
-pub fn row(strategy: &Strategy, case: &Case<'_>, distribution: Distribution, torch: Option<f64>) -> Result<Row> {
-    let n = case.gradient.len();
-    let parts = case.gradient.chunks(n.div_ceil(case.threads));
-    let mut parts = parts.map(|part| Part::new(strategy, part, case.dtype)).collect::<Result<Vec<_>>>()?;
-    let took = middle(&mut parts, case.patience)?;
+pub fn row(strategy: &Strategy, case: &Case<'_>, distribution: Distribution) -> Result<Row> {
+    let n = case.values.len() - MORE;
+    let each = n.div_ceil(case.threads);
+    let ends = (0..n).step_by(each).map(|from| (from, n.min(from + each)));
+    let part = |(from, to): (usize, usize)| Part::new(strategy, &case.values[from..to + MORE], case.dtype);
+    let mut parts = ends.map(part).collect::<Result<Vec<_>>>()?;
+    let lessons = if strategy.entry().name == "variance" { LESSONS } else { 1 };
+    let took = middle(&mut parts, (lessons, case.patience))?;
     let per = |seconds: f64| seconds / took.copy.max(1e-9);
     Ok(Row {
         method: strategy.to_string(),
         n,
-        dtype: case.dtype.name(),
-        distribution: distribution.name(),
+        dtype: case.dtype.name().into(),
+        distribution: distribution.name().into(),
         gb_per_s: (n * case.dtype.bytes()) as f64 / took.compress.max(1e-9) / 1e9,
         bytes_out: took.bytes,
         gain: if took.energy.fed > 0.0 { took.energy.sent / took.energy.fed } else { 1.0 },
         ratio_to_copy: per(took.compress),
-        ratio_to_torch: torch.map(|torch| took.compress / torch.max(1e-9)),
+        ratio_to_torch: None,
         decompress_ratio_to_copy: per(took.decompress),
         compress_s: took.compress,
         decompress_s: took.decompress,
         copy_s: took.copy,
         threads: parts.len(),
+        fitted: false,
     })
 }

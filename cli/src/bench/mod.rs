@@ -2,12 +2,14 @@
 
 mod compressors;
 mod data;
+mod fitted;
 mod gpu;
 mod gpu_torch;
 mod measure;
+mod output;
 mod plot;
-mod table;
 mod torch;
+mod worker;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -25,6 +27,9 @@ enum Bench {
     Compressors(compressors::Args),
     /// Time the kernels on a GPU against a copy within it.
     Gpu(gpu::Args),
+    /// The process in which `compressors` measures.
+    #[command(hide = true)]
+    MeasureCompressors,
 }
 
 /// Runs `flexcomm bench`.
@@ -32,5 +37,6 @@ pub fn run(args: Args) -> Result<()> {
     match args.command {
         Bench::Compressors(args) => compressors::run(args),
         Bench::Gpu(args) => gpu::run(&args),
+        Bench::MeasureCompressors => worker::run(),
     }
 }

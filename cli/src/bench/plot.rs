@@ -1,13 +1,54 @@
 //! Rows as SVG: one bar per row, on a logarithmic axis.
 
 use super::measure::Row;
+use anyhow::{Context, Result, bail};
 use std::fmt::Write;
+use std::path::{Path, PathBuf};
 
 const LINE: usize = 16;
 const LEFT: usize = 470;
 const WIDTH: f64 = 500.0;
 /// Least and largest ratio on the axis, as powers of ten.
 const AXIS: (f64, f64) = (-1.0, 3.0);
+
+/// A file that can be written, as was checked before anything is measured.
+pub struct Plot {
+    file: PathBuf,
+    /// Nothing was there before: what stays empty goes again.
+    new: bool,
+}
+
+impl Plot {
+    /// Refuses other formats than SVG, and files that cannot be written.
+    pub fn new(file: PathBuf) -> Result<Self> {
+        if !file.extension().is_some_and(|name| name.eq_ignore_ascii_case("svg")) {
+            bail!("--plot {}: only SVG is drawn, the file's name must end in .svg", file.display());
+        }
+        let new = !file.exists();
+        let opened = std::fs::OpenOptions::new().create(true).append(true).open(&file);
+        opened.with_context(|| format!("--plot {}", file.display()))?;
+        Ok(Self { file, new })
+    }
+
+    /// Its name.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Replaces it by these rows.
+    pub fn draw(&self, rows: &[Row]) -> Result<()> {
+        std::fs::write(&self.file, svg(rows)).with_context(|| format!("--plot {}", self.file.display()))
+    }
+}
+
+impl Drop for Plot {
+    fn drop(&mut self) {
+        if self.new && std::fs::metadata(&self.file).is_ok_and(|file| file.len() == 0) {
+            // An empty file that stays behind does no harm.
+            let _ = std::fs::remove_file(&self.file);
+        }
+    }
+}
 
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
@@ -20,7 +61,7 @@ fn place(ratio: f64) -> f64 {
 }
 
 /// The drawing: time to compress over that of a copy.
-pub fn svg(rows: &[Row]) -> String {
+fn svg(rows: &[Row]) -> String {
     let height = (rows.len() + 4) * LINE;
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1040\" height=\"{height}\" font-family=\"sans-serif\" \

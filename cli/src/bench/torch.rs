@@ -4,16 +4,17 @@ use anyhow::{Context, Result, bail};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Reads fp32 from its input, answers the least seconds of torch.topk of the magnitudes, k = 1 %.
+/// Reads fp32 from its input, answers the least seconds of torch.topk of the magnitudes, k = 1 %, on so many threads. The
+/// magnitudes are made before the clock runs.
 const SCRIPT: &str = "
 import sys, time, torch
-x = torch.frombuffer(bytearray(sys.stdin.buffer.read()), dtype=torch.float32)
+torch.set_num_threads(int(sys.argv[1]))
+x = torch.frombuffer(bytearray(sys.stdin.buffer.read()), dtype=torch.float32).abs()
 k, least = max(1, x.numel() // 100), float('inf')
 for _ in range(4):
     start = time.perf_counter()
-    torch.topk(x.abs(), k)
+    torch.topk(x, k)
     least = min(least, time.perf_counter() - start)
 print(least)
 ";
@@ -31,17 +32,11 @@ pub fn find(named: Option<&Path>) -> Result<Option<PathBuf>> {
     }
 }
 
-/// None where it fails, with the reason on stderr: the compressors are what is measured.
-pub fn topk_seconds(python: &Path, gradient: &[f32], stop: &AtomicBool) -> Option<f64> {
-    if stop.load(Ordering::Relaxed) {
-        return None;
-    }
-    eprintln!("torch.topk, n = {}", gradient.len());
-    measure(python, gradient).map_err(|error| eprintln!("torch.topk: {error:#}; its column stays empty")).ok()
-}
-
-fn measure(python: &Path, gradient: &[f32]) -> Result<f64> {
-    let mut child = Command::new(python).args(["-c", SCRIPT]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+/// Seconds of torch.topk alone.
+pub fn topk_seconds(python: &Path, gradient: &[f32], threads: usize) -> Result<f64> {
+    let mut command = Command::new(python);
+    command.args(["-c", SCRIPT, &threads.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn()?;
     let bytes: Vec<u8> = gradient.iter().flat_map(|value| value.to_le_bytes()).collect();
     let mut input = child.stdin.take().context("no pipe to python")?;
     input.write_all(&bytes)?;

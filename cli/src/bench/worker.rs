@@ -1,0 +1,217 @@
+//! The process that measures: it can be ended in the middle of a step.
+//!
+//! It is this binary with a hidden sub-command. It reads a [`Job`] from its input and answers lines of JSON.
+
+use super::data::{DType, Distribution};
+use super::measure::{self, Case, Row};
+use super::{fitted, torch};
+use anyhow::{Context, Result, anyhow};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// How often Ctrl-C is looked for.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// SIGINT: a terminal sends it to both processes.
+const INTERRUPTED: i32 = 2;
+
+/// A method of the table.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Asked {
+    /// In the textual form.
+    Strategy(String),
+    /// A name whose parameters are chosen from the values.
+    Fitted(String),
+}
+
+impl Asked {
+    /// What is known of its text before there are values.
+    pub fn label(&self) -> String {
+        match self {
+            Self::Strategy(text) => text.clone(),
+            Self::Fitted(name) => format!("{name}*"),
+        }
+    }
+}
+
+/// What one process measures.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Job {
+    /// In this order.
+    pub methods: VecDeque<Asked>,
+    /// Values.
+    pub n: usize,
+    /// Of the values.
+    pub distribution: Distribution,
+    /// Of the gradient.
+    pub dtype: DType,
+    /// Each with an equal part.
+    pub threads: usize,
+    /// No repetition begins later.
+    pub patience_s: f64,
+    /// With torch that is still to be timed.
+    pub python: Option<PathBuf>,
+    /// Of torch.topk, where it is known.
+    pub torch_s: Option<f64>,
+}
+
+/// A line of the process.
+#[derive(Debug, Serialize, Deserialize)]
+enum Said {
+    Progress(String),
+    Torch(Option<f64>),
+    Begun(String),
+    Row(Box<Row>),
+    Failed(String),
+}
+
+/// What comes next from the process.
+#[derive(Debug)]
+pub enum Event {
+    /// It prepares.
+    Progress(String),
+    /// torch.topk was timed; None where it failed.
+    Torch(Option<f64>),
+    /// A method is measured from now on.
+    Begun(String),
+    /// And was.
+    Row(Box<Row>),
+    /// It was not: for this reason.
+    Failed(String),
+    /// It took longer than the limit; the process is ended.
+    Late,
+    /// Ctrl-C; the process is ended.
+    Stopped,
+    /// The process ended well.
+    Done,
+}
+
+/// A process that measures. Dropping it ends it.
+pub struct Worker {
+    child: Child,
+    lines: Receiver<String>,
+    /// Since when a method is measured.
+    begun: Option<Instant>,
+}
+
+impl Worker {
+    /// Starts it on a job.
+    pub fn start(job: &Job) -> Result<Self> {
+        let program = std::env::current_exe().context("failed to find this program's file")?;
+        let mut command = Command::new(program);
+        command.args(["bench", "measure-compressors"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().context("failed to start the process that measures")?;
+        let (to, lines) = channel();
+        let output = BufReader::new(child.stdout.take().context("no pipe from the process that measures")?);
+        std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| to.send(line)));
+        let mut input = child.stdin.take().context("no pipe to the process that measures")?;
+        input.write_all(&serde_json::to_vec(job)?).context("failed to hand over what to measure")?;
+        Ok(Self { child, lines, begun: None })
+    }
+
+    /// Waits for what comes next, at most until a method has taken `limit` or `stop` is set.
+    pub fn next(&mut self, limit: Duration, stop: &AtomicBool) -> Event {
+        loop {
+            match self.lines.recv_timeout(LOOK) {
+                Ok(line) => return self.read(&line),
+                Err(RecvTimeoutError::Disconnected) => return self.ended(),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if stop.load(Ordering::Relaxed) {
+                return Event::Stopped;
+            }
+            if self.begun.is_some_and(|begun| begun.elapsed() > limit) {
+                return Event::Late;
+            }
+        }
+    }
+
+    fn read(&mut self, line: &str) -> Event {
+        let said = serde_json::from_str(line);
+        self.begun = matches!(said, Ok(Said::Begun(_))).then(Instant::now);
+        match said {
+            Ok(Said::Progress(text)) => Event::Progress(text),
+            Ok(Said::Torch(seconds)) => Event::Torch(seconds),
+            Ok(Said::Begun(method)) => Event::Begun(method),
+            Ok(Said::Row(row)) => Event::Row(row),
+            Ok(Said::Failed(reason)) => Event::Failed(reason),
+            Err(error) => Event::Failed(format!("failed to read its row: {error}")),
+        }
+    }
+
+    fn ended(&mut self) -> Event {
+        match self.child.wait() {
+            Ok(status) if status.success() => Event::Done,
+            Ok(status) if status.signal() == Some(INTERRUPTED) => Event::Stopped,
+            Ok(status) => Event::Failed(format!("the process that measured it ended with {status}")),
+            Err(error) => Event::Failed(format!("the process that measured it is lost: {error}")),
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn say(said: &Said) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer(&mut out, said)?;
+    out.write_all(b"\n")?;
+    Ok(out.flush()?)
+}
+
+/// Runs the process that measures.
+pub fn run() -> Result<()> {
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text)?;
+    let job: Job = serde_json::from_str(&text).context("failed to read what to measure")?;
+    say(&Said::Progress(format!("making {} values, {}", job.n, job.distribution.name())))?;
+    let values = job.distribution.values(job.n + measure::MORE, job.dtype);
+    let torch_s = match &job.python {
+        Some(python) => time_torch(python, &values[..job.n], job.threads)?,
+        None => job.torch_s,
+    };
+    let patience = Duration::from_secs_f64(job.patience_s);
+    let case = Case { values: &values, dtype: job.dtype, threads: job.threads, patience };
+    for method in &job.methods {
+        say(&Said::Begun(method.label()))?;
+        let said = match measured(method, &case, (job.distribution, torch_s)) {
+            Ok(row) => Said::Row(Box::new(row)),
+            Err(error) => Said::Failed(format!("failed: {error:#}")),
+        };
+        say(&said)?;
+        if matches!(said, Said::Failed(_)) {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+fn time_torch(python: &std::path::Path, values: &[f32], threads: usize) -> Result<Option<f64>> {
+    say(&Said::Progress(format!("torch.topk, n = {}", values.len())))?;
+    let seconds = torch::topk_seconds(python, values, threads);
+    let known = seconds.map_err(|error| eprintln!("torch.topk: {error:#}; its column stays empty")).ok();
+    say(&Said::Torch(known))?;
+    Ok(known)
+}
+
+fn measured(method: &Asked, case: &Case<'_>, (distribution, torch_s): (Distribution, Option<f64>)) -> Result<Row> {
+    let (text, fitted) = match method {
+        Asked::Strategy(text) => (text.clone(), false),
+        Asked::Fitted(name) => (fitted::text(name, case.values)?, true),
+    };
+    let strategy = text.parse().map_err(|error| anyhow!("failed to {error}"))?;
+    let row = measure::row(&strategy, case, distribution)?;
+    Ok(Row { fitted, ratio_to_torch: torch_s.map(|torch| row.compress_s / torch.max(1e-9)), ..row })
+}
