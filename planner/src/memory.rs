@@ -210,7 +210,8 @@ pub enum Scope {
     Collective,
     /// Compressing took too long: every strategy with the same compressor is blocked.
     Compressor,
-    /// Too much was lost: the same compressor is blocked at this ratio and at every smaller one.
+    /// Too much was lost: the same compressor is blocked at this ratio and at every smaller one; if one rank selected for
+    /// all, only that way of selecting.
     Gain,
 }
 
@@ -250,7 +251,10 @@ impl Scope {
         match self {
             Self::Collective => failed.collective() == other.collective(),
             Self::Compressor => failed.compressor() == other.compressor(),
-            Self::Gain => failed.compressor() == other.compressor() && other.cr() <= failed.cr(),
+            Self::Gain => {
+                let keeps_no_more = failed.selection().is_none() || failed.selection() == other.selection();
+                failed.compressor() == other.compressor() && other.cr() <= failed.cr() && keeps_no_more
+            }
         }
     }
 }
@@ -365,6 +369,20 @@ mod tests {
 
     fn seconds(s: f64) -> Seconds {
         Seconds::new(s).unwrap()
+    }
+
+    /// One rank that selects for all keeps less than each for itself, never more.
+    #[test]
+    fn what_loses_too_much_says_nothing_of_ways_of_selecting_that_keep_more() {
+        let covers = |failed: &str, other: &str| {
+            let of = |text: &str| text.parse::<Strategy>().unwrap();
+            Scope::Gain.covers(&of(failed), &of(other))
+        };
+        assert!(covers("topk@0.01/allgather", "topk@0.01/art-ring:star"));
+        assert!(covers("topk@0.01/art-ring:star", "topk@0.004/art-tree:star"));
+        assert!(!covers("topk@0.01/art-ring:star", "topk@0.01/allgather"));
+        assert!(!covers("topk@0.01/art-ring:star", "topk@0.01/art-ring:var"));
+        assert!(!covers("topk@0.01/allgather", "topk@0.1/allgather"));
     }
 
     #[test]
