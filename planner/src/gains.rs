@@ -6,7 +6,8 @@
 //! was in force under a trial's profile the planner remembers by which power the trial flattered it
 //! ([`crate::memory::Bias`]); powers leave 0, 1 and the order of ratios as they are, and between ratios they are
 //! interpolated, so that what one ratio showed tells of the others. One rank that selects for all is another way of
-//! selecting, with gains of its own.
+//! selecting, with gains of its own. Gains of shadow trials are of residuals that have grown: what was remembered of a
+//! trial's flattery is forgotten when they come.
 
 use crate::memory::{Bias, relative};
 use crate::{Measured, Memory, Snapshot};
@@ -54,6 +55,10 @@ fn power_in_force(s: &Snapshot, memory: &Memory, now: Timestamp) -> Option<f64> 
 /// Remembers how far the trial flattered the ratio in force: by what its first settled steps under the profile show.
 /// A fresh residual never makes a gain look too small; what shows that, and what moves later under the same profile is drift, which all ratios share.
 pub(crate) fn note(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
+    if s.profiles.long_run {
+        // What a short trial flattered is not to be taken off a second time.
+        memory.bias.retain(|b| b.profile_at == s.profiles.measured_at);
+    }
     if settled(s, memory, now).is_none() {
         return;
     }

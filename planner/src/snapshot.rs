@@ -78,8 +78,12 @@ pub struct Links {
 pub struct Profiles {
     /// As measured by trials.
     pub by_selector: BTreeMap<Selector, Profile>,
-    /// When the newest trial ended; absent while nothing is measured. A new time means a new profile.
+    /// When the newest trial ended or its shadows told of it; absent while nothing is measured. A new time means a new
+    /// profile.
     pub measured_at: Option<Timestamp>,
+    /// Whether its gains are of residuals that have grown (shadow trials), not of a live trial's few iterations.
+    #[serde(default)]
+    pub long_run: bool,
 }
 
 /// The newest decision and how far it has got.

@@ -113,7 +113,8 @@ pub(crate) fn find(s: &Snapshot, memory: &Memory, links: &LinkSummary, step_s: f
     if memory.solved_at.is_some() && s.profiles.measured_at != memory.profile_at {
         found.push(Trigger::Profile);
     }
-    found.extend(gain(s, memory, now));
+    // Gains of the long run move together as training goes on, and the one in force shows by how much.
+    found.extend(gain(s, memory, now).filter(|_| !s.profiles.long_run));
     if let Some(held) = &memory.held_back {
         found.push(Trigger::HeldBack { cause: held.cause.clone() });
     }

@@ -1,10 +1,11 @@
 //! Phase 1: everything a decision needs, from the store.
 
-use flexcomm_domain::{Collective, CompressionRatio, Compressor, Gain, NodeName, Selector, Strategy, Timestamp};
-use flexcomm_optimizer::{CodecBytes, Profile, ProfilePoint};
-use flexcomm_planner::{InForce, Memory, Offer, Profiles, Snapshot};
+use flexcomm_domain::{Collective, Compressor, NodeName, Strategy, Timestamp};
+use flexcomm_optimizer::CodecBytes;
+use flexcomm_planner::{InForce, Memory, Offer, Snapshot};
 use std::collections::BTreeMap;
 
+use super::profiles::profiles;
 use crate::app::App;
 use crate::limits::MEASURED_STEPS;
 use crate::links::{LinkMap, matrix, merge};
@@ -66,7 +67,7 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
         backend: job.backend.clone(),
         offer: offer(&ranks, &mut waiting),
         links,
-        profiles: profiles(&trials, &reports),
+        profiles: profiles(&trials, &reports, job.gradient_values),
         coefficients: (*app.store.coefficients().await?).clone(),
         compute: measure::compute(&steps),
         measured: measure::measured(&known, version),
@@ -136,92 +137,8 @@ fn ended(trials: &[TrialRow], reports: &[TrialReportRow]) -> Option<EndedTrial> 
     Some(EndedTrial { id, asked, sync_s })
 }
 
-/// gain and t_comp per selector and ratio: mean over the ranks of the newest trial that ran it.
-fn profiles(trials: &[TrialRow], reports: &[TrialReportRow]) -> Profiles {
-    let ended: BTreeMap<u64, Timestamp> =
-        trials.iter().filter(|t| t.state != "pending").filter_map(|t| Some((t.id, t.ended?))).collect();
-    // (selector, ratio's bits): (trial, sums)
-    let mut points: BTreeMap<(Selector, u64), (u64, Sum)> = BTreeMap::new();
-    for report in reports.iter().filter(|r| ended.contains_key(&r.id)) {
-        for outcome in report.outcomes.iter().filter(|o| o.iterations > 0) {
-            let Ok(strategy) = Strategy::try_from(&outcome.strategy) else { continue };
-            if strategy.is_dense() {
-                continue;
-            }
-            let key = (strategy.selector(), strategy.cr().get().to_bits());
-            let entry = points.entry(key).or_insert((report.id, Sum::default()));
-            if entry.0 < report.id {
-                *entry = (report.id, Sum::default());
-            }
-            entry.1.add(outcome);
-        }
-    }
-    let mut by_selector: BTreeMap<Selector, Vec<ProfilePoint>> = BTreeMap::new();
-    for ((selector, ratio), (_, sum)) in &points {
-        // Shadows select for themselves. One rank that selects for all is known from the trial alone, which flatters it
-        // as it flatters the others.
-        let own = || points.get(&(selector.compressor.into(), *ratio));
-        let gain = match selector.selection {
-            None => sum.own(),
-            Some(_) => sum.live().powf(own().map_or(1.0, |(_, own)| own.flattered())),
-        };
-        by_selector.entry(*selector).or_default().extend(sum.point(gain));
-    }
-    let build = |(selector, points)| Some((selector, Profile::new(points).ok()?));
-    let by_selector: BTreeMap<_, _> = by_selector.into_iter().filter_map(build).collect();
-    let newest = points.values().map(|(id, _)| id).max();
-    let measured_at = newest.and_then(|id| ended.get(id)).copied().filter(|_| !by_selector.is_empty());
-    Profiles { by_selector, measured_at }
-}
-
-/// Of one selector and ratio, weighed by the iterations.
-#[derive(Debug, Clone, Copy, Default)]
-struct Sum {
-    cr: f64,
-    live: f64,
-    own: f64,
-    comp_us: f64,
-    weight: f64,
-}
-
-impl Sum {
-    fn add(&mut self, o: &flexcomm_wire::TrialOutcome) {
-        let weight = f64::from(o.iterations);
-        self.cr = o.strategy.cr;
-        self.live += weight * o.gain;
-        self.own += weight * o.shadow_gain.unwrap_or(o.gain);
-        self.comp_us += weight * o.comp_us;
-        self.weight += weight;
-    }
-
-    /// Mean gain in the trial itself.
-    fn live(&self) -> f64 {
-        self.live / self.weight
-    }
-
-    /// Mean gain in the shadow where there is one, of a rank that selects for itself; else in the trial.
-    fn own(&self) -> f64 {
-        self.own / self.weight
-    }
-
-    /// The power by which the trial's gain is brought to the shadow's, which has run for longer.
-    fn flattered(&self) -> f64 {
-        let (live, own) = (self.live(), self.own());
-        if live < 1.0 && own < 1.0 { (own.ln() / live.ln()).max(1.0) } else { 1.0 }
-    }
-
-    fn point(&self, gain: f64) -> Option<ProfilePoint> {
-        Some(ProfilePoint {
-            cr: CompressionRatio::new(self.cr).ok()?,
-            gain: Gain::new(gain.min(1.0)).ok()?,
-            t_comp_s: self.comp_us / self.weight * 1e-6,
-            weight: self.weight,
-        })
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use flexcomm_wire::{CodecInfo, TrialOutcome};
 
@@ -258,7 +175,7 @@ mod tests {
         assert!(waiting.is_empty());
     }
 
-    fn trial(id: u64, state: &str) -> TrialRow {
+    pub fn trial(id: u64, state: &str) -> TrialRow {
         TrialRow {
             id,
             asked: Timestamp(id),
@@ -272,7 +189,7 @@ mod tests {
         }
     }
 
-    fn report(id: u64, rank: u32, gain: f64) -> TrialReportRow {
+    pub fn report(id: u64, rank: u32, gain: f64) -> TrialReportRow {
         let outcome = |text: &str| TrialOutcome {
             strategy: text.parse::<Strategy>().unwrap().into(),
             gain,
@@ -293,36 +210,5 @@ mod tests {
         let topk = "topk@0.1/allgather".parse().unwrap();
         assert_eq!((found.id, found.sync_s), (2, vec![(topk, 2.5e-3), (Strategy::DENSE_RING, 1e-6)]));
         assert_eq!(ended(&[trial(3, "pending")], &reports), None);
-    }
-
-    #[test]
-    fn one_rank_that_selects_for_all_has_a_profile_of_its_own() {
-        let mut reports = [report(1, 0, 0.64)];
-        let mut for_all = reports[0].outcomes[0].clone();
-        for_all.strategy = "topk@0.1/art-ring:star".parse::<Strategy>().unwrap().into();
-        (for_all.gain, for_all.shadow_gain) = (0.5, Some(0.8 * 0.8 * 0.64));
-        reports[0].outcomes[0].shadow_gain = Some(0.64 * 0.64);
-        reports[0].outcomes.push(for_all);
-        let profiles = profiles(&[trial(1, "done")], &reports);
-        let gain = |selector: &str| {
-            let profile: &Profile = &profiles.by_selector[&selector.parse().unwrap()];
-            profile.points().iter().find(|p| p.cr.get() == 0.1).unwrap().gain.get()
-        };
-        // The shadow says that the trial flatters by a power of two.
-        assert!((gain("topk") - 0.64 * 0.64).abs() < 1e-12 && (gain("topk:star") - 0.25).abs() < 1e-12);
-        assert_eq!(profiles.by_selector.len(), 2);
-    }
-
-    #[test]
-    fn profiles_are_means_over_ranks_of_the_newest_trial() {
-        let trials = [trial(3, "pending"), trial(2, "done"), trial(1, "done")];
-        let reports = [report(1, 0, 0.9), report(2, 0, 0.4), report(2, 1, 0.6), report(3, 0, 0.1)];
-        let profiles = profiles(&trials, &reports);
-        assert_eq!(profiles.measured_at, Some(Timestamp(20)));
-        let points = profiles.by_selector[&Compressor::TopK.into()].points();
-        let measured = points.iter().find(|p| p.cr.get() == 0.1).unwrap();
-        assert!((measured.gain.get() - 0.5).abs() < 1e-12 && (measured.t_comp_s - 500e-6).abs() < 1e-12);
-        assert_eq!(profiles.by_selector.len(), 1);
-        assert_eq!(super::profiles(&[], &[]), Profiles::default());
     }
 }

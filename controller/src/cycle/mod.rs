@@ -8,6 +8,7 @@ mod check;
 mod decide;
 mod gather;
 mod grants;
+mod profiles;
 mod record;
 mod trials;
 

@@ -1,0 +1,198 @@
+//! What trials and shadows tell of each ratio.
+
+use flexcomm_domain::{CompressionRatio, Gain, Selector, Strategy, Timestamp};
+use flexcomm_optimizer::{Profile, ProfilePoint};
+use flexcomm_planner::Profiles;
+use std::collections::BTreeMap;
+
+use crate::store::{TrialReportRow, TrialRow};
+
+/// gain and t_comp per selector and ratio: means over the ranks, of the newest trial that ran it live and of the newest
+/// whose shadows saw it. A gradient has `values` values.
+pub fn profiles(trials: &[TrialRow], reports: &[TrialReportRow], values: u64) -> Profiles {
+    let ended: BTreeMap<u64, Timestamp> =
+        trials.iter().filter(|t| t.state != "pending").filter_map(|t| Some((t.id, t.ended?))).collect();
+    let of_ended = || reports.iter().filter(|r| ended.contains_key(&r.id));
+    let mut points: BTreeMap<(Selector, u64), Point> = BTreeMap::new();
+    for (id, outcome) in of_ended().flat_map(|r| r.outcomes.iter().map(|o| (r.id, o))) {
+        let Ok(strategy) = Strategy::try_from(&outcome.strategy) else { continue };
+        if !strategy.is_dense() {
+            points.entry((strategy.selector(), strategy.cr().get().to_bits())).or_default().add(id, outcome);
+        }
+    }
+    let by_selector = by_selector(&points, values);
+    let newest = points.values().flat_map(|p| [p.live.id, p.shadow.id]).max();
+    // Shadows tell what they saw after their trial has ended; rank 0 speaks for all.
+    let told = of_ended().filter(|r| r.rank == 0 && Some(r.id) == newest).map(|r| r.received).max();
+    let measured_at = newest.and_then(|id| ended.get(&id)).copied().max(told).filter(|_| !by_selector.is_empty());
+    let long_run = points.values().any(|p| Some(p.shadow.id) == newest && p.shadow.weight > 0.0);
+    Profiles { by_selector, measured_at, long_run }
+}
+
+fn by_selector(points: &BTreeMap<(Selector, u64), Point>, values: u64) -> BTreeMap<Selector, Profile> {
+    let mut of_selector: BTreeMap<Selector, Vec<ProfilePoint>> = BTreeMap::new();
+    let mut unpriced: Vec<(Selector, ProfilePoint)> = Vec::new();
+    for ((selector, ratio), point) in points {
+        // Shadows select for themselves. One rank that selects for all is known from the trial alone, which flatters it
+        // as it flatters the others.
+        let own = || points.get(&(selector.compressor.into(), *ratio));
+        let gain = match selector.selection {
+            None => point.own(),
+            Some(_) => point.live.gain().map(|live| live.powf(own().map_or(1.0, Point::flattered))),
+        };
+        let Some(priced) = gain.and_then(|gain| point.at(f64::from_bits(*ratio), gain)) else { continue };
+        if point.live.weight > 0.0 {
+            of_selector.entry(*selector).or_default().push(priced);
+        } else {
+            unpriced.push((*selector, priced));
+        }
+    }
+    // What only had a shadow takes as long as its neighbours that ran, or as is assumed of what never did.
+    let timed: BTreeMap<Selector, Profile> =
+        of_selector.iter().filter_map(|(s, p)| Some((*s, Profile::new(p.clone()).ok()?))).collect();
+    let prior = Profile::prior(values);
+    for (selector, mut point) in unpriced {
+        point.t_comp_s = timed.get(&selector).unwrap_or(&prior).t_comp(point.cr);
+        of_selector.entry(selector).or_default().push(point);
+    }
+    of_selector.into_iter().filter_map(|(selector, points)| Some((selector, Profile::new(points).ok()?))).collect()
+}
+
+/// Of one selector and ratio.
+#[derive(Debug, Clone, Copy, Default)]
+struct Point {
+    live: Sum,
+    shadow: Sum,
+}
+
+impl Point {
+    fn add(&mut self, id: u64, o: &flexcomm_wire::TrialOutcome) {
+        if o.iterations > 0 {
+            self.live.add(id, (o.gain, o.comp_us), f64::from(o.iterations));
+        }
+        if let Some(gain) = o.shadow_gain {
+            self.shadow.add(id, (gain, 0.0), 1.0);
+        }
+    }
+
+    /// Gain of a rank that selects for itself: in the shadow, unless a newer trial ran it without one.
+    fn own(&self) -> Option<f64> {
+        if self.shadow.id >= self.live.id { self.shadow.gain().or(self.live.gain()) } else { self.live.gain() }
+    }
+
+    /// The power by which the trial's gain is brought to the shadow's, which has run for longer.
+    fn flattered(&self) -> f64 {
+        let (Some(live), Some(own)) = (self.live.gain(), self.own()) else { return 1.0 };
+        if live < 1.0 && own < 1.0 { (own.ln() / live.ln()).max(1.0) } else { 1.0 }
+    }
+
+    fn at(&self, ratio: f64, gain: f64) -> Option<ProfilePoint> {
+        Some(ProfilePoint {
+            cr: CompressionRatio::new(ratio).ok()?,
+            gain: Gain::new(gain.min(1.0)).ok()?,
+            t_comp_s: self.live.comp_us() * 1e-6,
+            weight: if self.live.weight > 0.0 { self.live.weight } else { self.shadow.weight },
+        })
+    }
+}
+
+/// Means over the ranks of one trial, by weight.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sum {
+    id: u64,
+    gain: f64,
+    comp_us: f64,
+    weight: f64,
+}
+
+impl Sum {
+    /// Only the newest trial counts.
+    fn add(&mut self, id: u64, (gain, comp_us): (f64, f64), weight: f64) {
+        if id < self.id {
+            return;
+        }
+        if id > self.id {
+            *self = Self { id, ..Self::default() };
+        }
+        self.gain += weight * gain;
+        self.comp_us += weight * comp_us;
+        self.weight += weight;
+    }
+
+    fn gain(&self) -> Option<f64> {
+        (self.weight > 0.0).then(|| self.gain / self.weight)
+    }
+
+    fn comp_us(&self) -> f64 {
+        if self.weight > 0.0 { self.comp_us / self.weight } else { 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cycle::gather::tests::{report, trial};
+    use flexcomm_domain::Compressor;
+
+    #[test]
+    fn one_rank_that_selects_for_all_has_a_profile_of_its_own() {
+        let mut reports = [report(1, 0, 0.64)];
+        let mut for_all = reports[0].outcomes[0].clone();
+        for_all.strategy = "topk@0.1/art-ring:star".parse::<Strategy>().unwrap().into();
+        (for_all.gain, for_all.shadow_gain) = (0.5, Some(0.8 * 0.8 * 0.64));
+        reports[0].outcomes[0].shadow_gain = Some(0.64 * 0.64);
+        reports[0].outcomes.push(for_all);
+        let profiles = profiles(&[trial(1, "done")], &reports, 1_000);
+        let gain = |selector: &str| {
+            let profile: &Profile = &profiles.by_selector[&selector.parse().unwrap()];
+            profile.points().iter().find(|p| p.cr.get() == 0.1).unwrap().gain.get()
+        };
+        // The shadow says that the trial flatters by a power of two.
+        assert!((gain("topk") - 0.64 * 0.64).abs() < 1e-12 && (gain("topk:star") - 0.25).abs() < 1e-12);
+        assert_eq!(profiles.by_selector.len(), 2);
+    }
+
+    #[test]
+    fn profiles_are_means_over_ranks_of_the_newest_trial() {
+        let trials = [trial(3, "pending"), trial(2, "done"), trial(1, "done")];
+        let reports = [report(1, 0, 0.9), report(2, 0, 0.4), report(2, 1, 0.6), report(3, 0, 0.1)];
+        let profiles = profiles(&trials, &reports, 1_000);
+        assert_eq!(profiles.measured_at, Some(Timestamp(20)));
+        let points = profiles.by_selector[&Compressor::TopK.into()].points();
+        let measured = points.iter().find(|p| p.cr.get() == 0.1).unwrap();
+        assert!((measured.gain.get() - 0.5).abs() < 1e-12 && (measured.t_comp_s - 500e-6).abs() < 1e-12);
+        assert_eq!(profiles.by_selector.len(), 1);
+        assert_eq!(super::profiles(&[], &[], 1_000), Profiles::default());
+    }
+
+    /// A job whose loop cannot run trials has shadows alone: of what would take how long only the prior is known.
+    #[test]
+    fn shadows_alone_make_a_profile() {
+        let mut told = report(1, 0, 0.3);
+        (told.received, told.aborted) = (Timestamp(70), Some("its loop does not use batches()".into()));
+        told.outcomes.truncate(1);
+        (told.outcomes[0].shadow_gain, told.outcomes[0].iterations, told.outcomes[0].comp_us) = (Some(0.3), 0, 0.0);
+        let profiles = profiles(&[trial(1, "aborted")], &[told], 1_000_000);
+        assert_eq!((profiles.measured_at, profiles.long_run), (Some(Timestamp(70)), true));
+        let topk = &profiles.by_selector[&Compressor::TopK.into()];
+        let cr = CompressionRatio::new(0.1).unwrap();
+        assert!((topk.gain(cr).get() - 0.3).abs() < 1e-12 && !topk.is_assumed());
+        assert!((topk.t_comp(cr) / Profile::prior(1_000_000).t_comp(cr) - 1.0).abs() < 1e-9);
+    }
+
+    /// A trial stopped for its budget: the shadows of what did not run tell its gain, and the ones that ran how long
+    /// it takes.
+    #[test]
+    fn shadows_go_on_where_a_trial_stopped_and_older_trials_do_not_come_back() {
+        let mut newer = report(2, 0, 0.6);
+        newer.outcomes[0].shadow_gain = Some(0.4);
+        newer.outcomes[1] = newer.outcomes[0].clone();
+        newer.outcomes[1].strategy = "topk@0.001/allgather".parse::<Strategy>().unwrap().into();
+        (newer.outcomes[1].shadow_gain, newer.outcomes[1].iterations) = (Some(0.02), 0);
+        let profiles = profiles(&[trial(2, "done"), trial(1, "done")], &[newer, report(1, 0, 0.9)], 1_000);
+        let topk = &profiles.by_selector[&Compressor::TopK.into()];
+        let known: Vec<(f64, f64, f64)> =
+            topk.points().iter().map(|p| (p.cr.get(), p.gain.get(), p.t_comp_s)).collect();
+        assert_eq!(known, [(0.001, 0.02, 600e-6), (0.1, 0.4, 600e-6)]);
+    }
+}

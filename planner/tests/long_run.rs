@@ -1,0 +1,50 @@
+//! Gains of shadow trials: residuals that have grown.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use common::{Job, learn, profile};
+use flexcomm_domain::Timestamp;
+
+/// In force under a live trial's profile that keeps far less than it said.
+fn flattered() -> Job {
+    let mut job = Job::new();
+    job.call();
+    let said = job.s.profiles.by_selector[&job.strategy().selector()].gain(job.strategy().cr()).get();
+    job.wait(600.0);
+    job.measure(0.03, 0.004, 0.002, said * said);
+    job.call();
+    assert!(!job.s.memory.bias.is_empty());
+    job
+}
+
+#[test]
+fn what_a_trial_flattered_is_not_taken_off_twice() {
+    let mut job = flattered();
+    // The shadows say what the steps in force have shown.
+    learn(&mut job.s, profile(0.24, 0.004));
+    job.s.profiles.measured_at = Some(Timestamp(2));
+    job.s.profiles.long_run = true;
+    let measured = job.s.measured.take();
+    job.call();
+    assert!(job.s.memory.bias.is_empty(), "{:?}", job.s.memory.bias);
+    job.s.measured = measured;
+    job.call();
+    assert!(job.s.memory.bias.iter().all(|b| (b.power - 1.0).abs() < 0.1), "{:?}", job.s.memory.bias);
+}
+
+#[test]
+fn a_gain_that_drifts_asks_for_no_trial_once_shadows_have_spoken() {
+    for long_run in [false, true] {
+        let mut job = Job::new();
+        job.s.profiles.long_run = long_run;
+        job.call();
+        let said = job.s.profiles.by_selector[&job.strategy().selector()].gain(job.strategy().cr()).get();
+        job.wait(100.0);
+        job.measure(0.03, 0.004, 0.002, said);
+        job.call();
+        job.wait(100.0);
+        job.measure(0.03, 0.004, 0.002, said * 0.7);
+        assert_eq!(job.call().trial.is_some(), !long_run);
+    }
+}
