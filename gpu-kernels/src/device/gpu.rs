@@ -220,6 +220,12 @@ impl Drop for Gpu {
 impl Device for OnStream<'_> {
     fn launch(&self, kernel: &'static str, blocks: u32, arguments: &[u64]) -> Result<(), LaunchError> {
         let failed = |code| LaunchError::Driver { kernel, code };
+        if arguments.len() > MOST_ARGUMENTS {
+            return Err(failed(format!(
+                "nothing: {} arguments, of which there is room for {MOST_ARGUMENTS}",
+                arguments.len()
+            )));
+        }
         let function = self.gpu.functions.get(kernel).ok_or_else(|| failed("it has no such kernel".into()))?;
         let mut pointers = [std::ptr::null_mut::<c_void>(); MOST_ARGUMENTS];
         for (pointer, argument) in pointers.iter_mut().zip(arguments) {
@@ -235,6 +241,10 @@ impl Device for OnStream<'_> {
     }
 
     fn zero(&self, span: Span) -> Result<(), LaunchError> {
+        if span.is_none() {
+            // What the driver says to nothing at no address is not documented.
+            return Ok(());
+        }
         let failed = |error| LaunchError::Driver { kernel: "memset", code: code(error) };
         let (at, bytes) = (span.address(), span.bytes() as usize);
         // SAFETY: the span is vouched for by its maker.
@@ -244,6 +254,9 @@ impl Device for OnStream<'_> {
 
     fn copy(&self, to: Span, from: Span) -> Result<(), LaunchError> {
         check_lengths(to, from)?;
+        if to.is_none() {
+            return Ok(());
+        }
         let failed = |error| LaunchError::Driver { kernel: "memcpy", code: code(error) };
         let (to, from, bytes) = (to.address(), from.address(), from.bytes() as usize);
         // SAFETY: both spans are vouched for by their makers and equally long; one address space says where each lies.
@@ -259,6 +272,9 @@ impl Device for OnStream<'_> {
 impl Copies for OnStream<'_> {
     fn upload(&self, to: Span, bytes: &[u8]) -> Result<(), LaunchError> {
         check_as_long(to, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
         let failed = |error| LaunchError::Driver { kernel: "memcpy to the device", code: code(error) };
         // SAFETY: equally long; from memory that is not pinned the driver has copied when it returns.
         let copied = self.gpu.within(|| unsafe { result::memcpy_htod_async(to.address(), bytes, self.stream) });
@@ -267,6 +283,9 @@ impl Copies for OnStream<'_> {
 
     fn download(&self, from: Span, to: &mut [u8]) -> Result<(), LaunchError> {
         check_as_long(from, to.len())?;
+        if to.is_empty() {
+            return Ok(());
+        }
         let failed = |error| LaunchError::Driver { kernel: "memcpy from the device", code: code(error) };
         // SAFETY: equally long, and nobody looks at it before the stream was waited for.
         let copied = self.gpu.within(|| unsafe {

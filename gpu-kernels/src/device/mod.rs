@@ -36,7 +36,8 @@ pub trait Device {
 
 /// A device to which a process hands what it has in its own memory.
 pub trait Copies: Device {
-    /// Copies to the device, after what was launched before. The bytes are read before this returns; nothing waits.
+    /// Copies to the device, after what was launched before. The bytes are read before this returns. A few of them wait for
+    /// nothing; of many the driver may wait until there is room to put them aside. No CUDA graph captures this.
     fn upload(&self, to: Span, bytes: &[u8]) -> Result<(), LaunchError>;
 
     /// Copies from the device: waits for all that was launched before.

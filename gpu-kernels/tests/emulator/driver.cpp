@@ -67,16 +67,21 @@ API cuLaunchKernel(void* function, unsigned grid, unsigned, unsigned, unsigned t
   const u64 seen = ++launches[reinterpret_cast<u64>(stream)];
   return emulate(kernel->first.c_str(), grid, threads, arguments, kernel->second.parameters, seen, 2) == 0 ? SUCCESS : INVALID;
 }
+// Strict: what a driver says to copies of nothing is not documented.
 API cuMemsetD8Async(u64 at, unsigned char value, size_t bytes, void*) {
+  if (bytes == 0) return INVALID;
   return std::memset(reinterpret_cast<void*>(at), value, bytes), SUCCESS;
 }
 API cuMemcpyAsync(u64 to, u64 from, size_t bytes, void*) {
+  if (bytes == 0) return INVALID;
   return std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes), SUCCESS;
 }
 API cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void*) {
+  if (bytes == 0) return INVALID;
   return std::memcpy(reinterpret_cast<void*>(to), from, bytes), SUCCESS;
 }
 API cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void*) {
+  if (bytes == 0) return INVALID;
   return std::memcpy(to, reinterpret_cast<void*>(from), bytes), SUCCESS;
 }
 API cuStreamSynchronize(void*) { return SUCCESS; }

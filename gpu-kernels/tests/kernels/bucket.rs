@@ -22,7 +22,7 @@ fn random(step: u64) -> Random {
     Random { seed: SEED, step, tensor: 0, rank: Some(0) }
 }
 
-pub fn methods(step: u64) -> Vec<(&'static str, Method)> {
+fn methods(step: u64) -> Vec<(&'static str, Method)> {
     let random = random(step);
     let (shared, levels) = (Random { rank: None, ..random }, Qsparse::Levels { s: 15, scaled: true, random });
     vec![

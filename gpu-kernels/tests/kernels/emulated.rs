@@ -41,8 +41,10 @@ fn build() -> Result<Emulator, String> {
     let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("emulator-{}.so", std::process::id()));
     let flags =
         "-std=c++17 -O2 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas -Werror -shared -fPIC";
+    // A GPU faults at a misaligned access, where this machine would go on: trap.
+    let strict = "-fsanitize=alignment -fsanitize-undefined-trap-on-error";
     let mut compiler = Command::new("g++");
-    compiler.args(flags.split(' ')).arg("-DFLEXCOMM_EMULATOR");
+    compiler.args(flags.split(' ')).args(strict.split(' ')).arg("-DFLEXCOMM_EMULATOR");
     compiler.arg("-I").arg(root.join("cuda")).arg("-I").arg(root.join("tests/emulator"));
     compiler.arg(root.join("tests/emulator/emulator.cpp")).arg("-o").arg(&to);
     let output = compiler.output().map_err(|why| format!("there is no g++ ({why}): apt-get install g++"))?;

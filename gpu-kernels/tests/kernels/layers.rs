@@ -1,7 +1,7 @@
 //! A bucket of several layers, at any places, against the CPU side's pipeline: methods whose scope is the tensor, and
 //! PowerSGD over two exchanges.
 
-use crate::bucket::{methods, read};
+use crate::bucket::read;
 use crate::data::gradients;
 use crate::emulated::{Emulated, Memory};
 use flexcomm_compression::codec::{Element, Shape};

@@ -283,10 +283,22 @@ impl OnDevice {
         }
         let (mut bytes, mut energy) = (head, Energy::default());
         let header = bytes.len();
+        let (all, used) = (self.layers.payloads(), outcomes.iter().map(|outcome| outcome.bytes).sum::<u64>());
+        // One copy, unless most of it would be gaps.
+        let mut whole = vec![0; if all.bytes() <= 2 * used + 65_536 { all.bytes() as usize } else { 0 }];
+        if !whole.is_empty() {
+            device.download(all, &mut whole)?;
+        }
         for (outcome, (at, room)) in outcomes.iter().zip(self.layers.places()) {
-            let (start, length) = (bytes.len(), outcome.bytes.min(room));
-            bytes.resize(start + length as usize, 0);
-            device.download(self.layers.payloads().part(at, length), &mut bytes[start..])?;
+            let length = outcome.bytes.min(room);
+            match whole.get(at as usize..(at + length) as usize) {
+                Some(payload) => bytes.extend_from_slice(payload),
+                None => {
+                    let start = bytes.len();
+                    bytes.resize(start + length as usize, 0);
+                    device.download(all.part(at, length), &mut bytes[start..])?;
+                }
+            }
             energy = energy + Energy { sent: outcome.sent, fed: outcome.fed };
         }
         let length = (bytes.len() - header) as u64;

@@ -1,0 +1,95 @@
+"""The Python package on a real GPU: two ranks share it, over Gloo, and every strategy trains with kernels and without; their
+parameters must have the same bits. One line per strategy; exit 1 if any differs.
+
+    python3 -m torch.distributed.run --nproc-per-node 2 package.py [cuda|cpu]
+
+`cpu` only shows that this script runs: no kernels work there.
+"""
+
+import logging
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import flexcomm.torch
+
+STRATEGIES = (
+    "topk@0.05/allgather", "mstopk@0.05/allgather", "topk@0.05/art-ring:star", "topk@0.05/art-ring:var",
+    "topk(k=0.05)+ef(vanilla)", "lwtopk(k=0.05)+ef(vanilla)", "dgc(k=0.05)+ef(vanilla)", "threshold(v=0.001)+ef(vanilla)",
+    "randomk(k=0.05)+ef(vanilla)", "randomk(k=0.05,shared=false)+ef(vanilla)", "qsparse(k=0.05)+ef(vanilla)",
+    "hardthreshold(tau=0.01)+ef(vanilla)", "threelc(s=1)+ef(vanilla)", "threelc(s=1.5)+ef(vanilla)+scope(bucket)",
+    "signsgd", "efsignsgd+ef(vanilla)", "qsgd(s=4)+ef(vanilla)", "terngrad", "natural", "dithering(k=4)+ef(vanilla)",
+    "eightbit+ef(vanilla)", "minmax8", "inceptionn+ef(vanilla)", "onebitsgd+ef(vanilla)", "fp16+ef(vanilla)",
+    "powersgd(rank=2)+ef(vanilla)",
+)
+STEPS = 12
+#: Random numbers of these are each side's own, or norms are sums in another order: ranks must agree, the sides need not.
+LOOSE = ("mstopk@", "qsgd", "terngrad", "efsignsgd", "onebitsgd", "natural", "dithering", "dgc", "qsparse")
+
+
+class Lines(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def train(strategy: str, device: torch.device, kernels: bool) -> tuple[torch.Tensor, list[str]]:
+    os.environ["FLEXCOMM_GPU_KERNELS"] = "1" if kernels else "0"
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(40, 301), torch.nn.Tanh(), torch.nn.Linear(301, 77), torch.nn.Tanh(), torch.nn.Linear(77, 10)]
+    ids = [device.index] if device.type == "cuda" else None
+    model = DistributedDataParallel(torch.nn.Sequential(*layers).to(device), device_ids=ids)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    lines = Lines()
+    logging.getLogger("flexcomm").addHandler(lines)
+    session = flexcomm.torch.attach(model, optimizer, strategy=strategy)
+    for step in range(STEPS):
+        generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+        x = torch.randn(32, 40, generator=generator).to(device)
+        y = torch.randint(0, 10, (32,), generator=generator).to(device)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    session.close()
+    logging.getLogger("flexcomm").removeHandler(lines)
+    return torch.cat([p.detach().flatten().cpu() for p in model.parameters()]), lines.lines
+
+
+def same_on_all(values: torch.Tensor) -> bool:
+    everybody = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybody, values)
+    return all(torch.equal(values.view(torch.int32), other.view(torch.int32)) for other in everybody)
+
+
+def main() -> int:
+    dist.init_process_group("gloo")
+    kind = sys.argv[1] if len(sys.argv) > 1 else "cuda"
+    device = torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu")
+    if kind == "cuda":
+        # Deterministic products: the two runs are compared bit by bit.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    failed = 0
+    for strategy in STRATEGIES:
+        host, _ = train(strategy, device, False)
+        got, lines = train(strategy, device, True)
+        equal = torch.equal(host.view(torch.int32), got.view(torch.int32))
+        near = float((host - got).norm() / host.norm())
+        good = same_on_all(got) and (equal or strategy.startswith(LOOSE) and near < 0.05) and bool(got.isfinite().all())
+        failed += not good
+        if dist.get_rank() == 0:
+            why = next((line for line in lines if "on the host" in line), "")
+            word = "ok" if good else "FAILED"
+            print(f"{word:6} {strategy:48} {'same bits' if equal else f'differs by {near:.2e}'} {why}", flush=True)
+    dist.destroy_process_group()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
