@@ -2,7 +2,7 @@
 
 use crate::meter::Costs;
 use crate::report::LEAST_GAIN;
-use crate::session::{Elsewhere, Session};
+use crate::session::{Elsewhere, Session, lend};
 use flexcomm_domain::{Strategy, Version};
 use flexcomm_trainer::{AbortCause, InForce, Measured, Trial, TrialTick};
 use flexcomm_wire::{FromTrainer, Ran};
@@ -103,11 +103,11 @@ impl Session {
             aborted = report.aborted.as_deref(),
             "live trial ended"
         );
-        for (strategy, gain) in &ended.shadows {
-            let wire = (*strategy).into();
-            let same = report.outcomes.iter_mut().filter(|o| o.strategy == wire);
-            same.for_each(|o| o.shadow_gain = Some(gain.max(LEAST_GAIN)));
-        }
+        let ran = report.outcomes.len();
+        lend(&mut report, &ended.shadows);
+        // What only had a shadow in the trial before is not this one's.
+        report.outcomes.truncate(ran);
+        self.owed = Some(report.clone());
         self.reporter.send(FromTrainer::Trial(report));
     }
 }

@@ -3,7 +3,7 @@
 use crate::guard::Failure;
 use crate::late::{Ended, Said};
 use crate::meter::{Costs, Meter};
-use crate::report::Reporter;
+use crate::report::{LEAST_GAIN, Reporter};
 use crate::texts::Text;
 use flexcomm_compression::Method;
 use flexcomm_domain::{JobId, Rank, Selection, Strategy, Timestamp};
@@ -11,7 +11,7 @@ use flexcomm_engine::{AutoSelection, Late, Leader, Saved, Shadow, Store, lock};
 use flexcomm_trainer::{
     AbortCause, Agreement, Change, Offer, OrdersReader, Riding, Snapshot, Tick, Trial, TrialPlan, WORD_BITS,
 };
-use flexcomm_wire::{FromTrainer, Ran, TrialReport};
+use flexcomm_wire::{FromTrainer, Ran, StrategyWire, TrialOutcome, TrialReport};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Steps in which nothing is compressed: DDP rebuilds its buckets after the first, with static graph after the
@@ -24,6 +24,9 @@ const WORD_EVERY: u64 = 8;
 
 /// Steps that a shadow trial goes on after it was ordered: five of the paper's live trials.
 const SHADOW_STEPS: u64 = 50;
+
+/// When they are spoken of: early, since somebody waits for them, and at their end.
+const SHADOWS_TELL: [u64; 2] = [20, SHADOW_STEPS];
 
 /// Who chooses the leader of AR-Topk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,6 +117,8 @@ pub struct Session {
     pub last: Option<Costs>,
     /// What the shadows of the trial before found, for the report of this one.
     past: Vec<(Strategy, f64)>,
+    /// The newest trial's report, which its shadows complete.
+    pub owed: Option<TrialReport>,
 }
 
 impl Session {
@@ -149,6 +154,7 @@ impl Session {
             unknown: None,
             last: None,
             past: Vec::new(),
+            owed: None,
         }
     }
 
@@ -279,25 +285,33 @@ impl Session {
         let seen = plan.clone();
         if self.riding.agreement().offer_trial(plan) == Offer::Taken {
             self.riding.agreement().withdraw_trial();
-            self.watch(&seen);
+            self.go_on_watching(&seen);
             let why = "this job cannot run live trials: its training loop does not use Session.batches() on every rank";
-            tracing::warn!(trial = seen.id, "{why}; only shadow gains are measured");
-            self.reporter.send(FromTrainer::Trial(TrialReport {
+            self.instead(format!("{why}; only shadow gains are measured"));
+            let report = TrialReport {
                 job: self.job.clone(),
                 rank: self.rank.0,
                 id: seen.id,
                 outcomes: Vec::new(),
                 aborted: Some(why.into()),
                 cost_us: 0.0,
-            }));
+            };
+            self.owed = Some(report.clone());
+            self.reporter.send(FromTrainer::Trial(report));
         }
     }
 
     /// Shadows of a trial's candidates, beginning with the next step.
     fn watch(&mut self, plan: &TrialPlan) {
-        let followed = |s: &&Strategy| !s.is_dense() && !s.collective().is_art();
-        let strategies: Vec<Strategy> = plan.candidates.iter().filter(followed).copied().collect();
-        self.watch_all(strategies);
+        self.watch_all(followed(plan));
+    }
+
+    /// The same, but shadows of just these that are under way are not begun anew: who asks often would never be told.
+    fn go_on_watching(&mut self, plan: &TrialPlan) {
+        let under_way = |(shadow, of): &(Shadow, Vec<Strategy>)| shadow.steps() < SHADOW_STEPS && *of == followed(plan);
+        if !self.shadow.as_ref().is_some_and(under_way) {
+            self.watch(plan);
+        }
     }
 
     /// Shadows of these strategies, beginning with the next step.
@@ -310,7 +324,14 @@ impl Session {
     fn shadow_gains(&self) -> Vec<(Strategy, f64)> {
         let Some((shadow, strategies)) = &self.shadow else { return Vec::new() };
         let gains = strategies.iter().zip(shadow.gains());
-        gains.filter(|(_, gain)| gain.steps > 0).map(|(strategy, gain)| (*strategy, gain.gain)).collect()
+        gains.filter(|(_, gain)| gain.steps > 0).map(|(strategy, gain)| (*strategy, gain.recent)).collect()
+    }
+
+    /// Sends the newest trial's report again, with what its shadows show by now.
+    fn tell_shadows(&mut self) {
+        let Some(mut report) = self.owed.clone() else { return };
+        lend(&mut report, &self.shadow_gains());
+        self.reporter.send(FromTrainer::Trial(report));
     }
 
     /// Whether the shadows look at gradients in the step that begins or is under way.
@@ -340,7 +361,11 @@ impl Session {
         let Some(tick) = self.tick.take() else { return Ok(Next::Train) };
         let costs = self.meter.finish();
         if let Some((shadow, _)) = self.shadow.as_mut().filter(|_| tick.trial.is_none()) {
+            let before = shadow.steps();
             shadow.end_step();
+            if shadow.steps() > before && SHADOWS_TELL.contains(&shadow.steps()) {
+                self.tell_shadows();
+            }
         }
         self.steps += 1;
         if std::mem::take(&mut self.hooked) {
@@ -395,6 +420,30 @@ impl Session {
         if self.unknown.as_deref() != Some(&what) {
             tracing::warn!("{what}");
             self.unknown = Some(what);
+        }
+    }
+}
+
+/// Candidates of a trial that have shadows.
+fn followed(plan: &TrialPlan) -> Vec<Strategy> {
+    let followed = |s: &&Strategy| !s.is_dense() && !s.collective().is_art();
+    plan.candidates.iter().filter(followed).copied().collect()
+}
+
+/// Adds to a trial's report what shadows found: to the candidates that ran, and of those that only had a shadow.
+pub fn lend(report: &mut TrialReport, shadows: &[(Strategy, f64)]) {
+    for (strategy, gain) in shadows {
+        let (strategy, gain) = (StrategyWire::from(*strategy), gain.clamp(LEAST_GAIN, 1.0));
+        match report.outcomes.iter_mut().find(|o| o.strategy == strategy) {
+            Some(outcome) => outcome.shadow_gain = Some(gain),
+            None => report.outcomes.push(TrialOutcome {
+                strategy,
+                gain,
+                shadow_gain: Some(gain),
+                comp_us: 0.0,
+                sync_us: 0.0,
+                iterations: 0,
+            }),
         }
     }
 }

@@ -76,8 +76,13 @@ def test_unknown_compressors_forged_digests_and_other_protocols(seen):
 def test_a_trial_that_the_loop_cannot_run(seen):
     gains = seen[0]["shadowed"]["gains"]
     assert gains["topk@0.1/allgather"] > gains["topk@0.01/allgather"] > 0
-    (report,) = seen[0]["shadowed"]["trials"]
-    assert report["outcomes"] == [] and "batches()" in report["aborted"]
+    reports = seen[0]["shadowed"]["trials"]
+    assert [(r["id"], len(r["outcomes"])) for r in reports] == [(1, 0), (2, 0), (2, 2), (2, 2)]
+    for report in reports:
+        assert "batches()" in report["aborted"]
+        for outcome in report["outcomes"]:
+            assert outcome["iterations"] == 0 and 0 < outcome["shadow_gain"] == outcome["gain"] < 1
+    assert seen[0]["shadowed"]["lines"].count("cannot run live trials") == 1
 
 
 def test_half_precision_before_the_first_decision(seen):

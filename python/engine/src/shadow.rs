@@ -21,11 +21,16 @@ const WHOLE_LAYER: usize = 4096;
 /// Least values that a subset should keep: the energy of so few large ones is known to a few percent.
 const LEAST_KEPT: f64 = 1024.0;
 
+/// Steps that [`ShadowGain::recent`] remembers: weights fall to 1/e over them.
+const RECENT_STEPS: f64 = 10.0;
+
 /// A candidate's gain.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ShadowGain {
     /// ‖g_c‖² over ‖g_e‖² of all buckets together, averaged over the steps that have ended, as live trials do it.
     pub gain: f64,
+    /// The same, but of the newest steps most: what a residual that has grown leaves to be kept.
+    pub recent: f64,
     /// Steps that have ended.
     pub steps: u64,
 }
@@ -47,6 +52,8 @@ struct Candidate {
     energy: Energy,
     /// Sum over the steps that have ended.
     gains: f64,
+    /// Energies of the steps that have ended, the newest first in weight.
+    recent: Energy,
     steps: u64,
 }
 
@@ -55,6 +62,8 @@ impl Candidate {
     fn end_step(&mut self) {
         if self.energy.fed > 0.0 {
             self.gains += self.energy.gain();
+            let keep = (-1.0 / RECENT_STEPS).exp();
+            self.recent = Energy { sent: keep * self.recent.sent, fed: keep * self.recent.fed } + self.energy;
             self.steps += 1;
         }
         self.energy = Energy::default();
@@ -73,8 +82,14 @@ pub struct Shadow {
 impl Shadow {
     /// `share` of each bucket's coordinates, in (0, 1].
     pub fn new(methods: &[Method], share: f64, seed: u64) -> Self {
-        let candidate =
-            |m: &Method| Candidate { method: *m, parts: vec![], energy: Energy::default(), gains: 0.0, steps: 0 };
+        let candidate = |m: &Method| Candidate {
+            method: *m,
+            parts: vec![],
+            energy: Energy::default(),
+            gains: 0.0,
+            recent: Energy::default(),
+            steps: 0,
+        };
         let candidates = methods.iter().map(candidate).collect();
         Self { candidates, share: share.clamp(0.0, 1.0), seed, scratch: Vec::new() }
     }
@@ -124,8 +139,11 @@ impl Shadow {
 
     /// One per candidate, in order.
     pub fn gains(&self) -> Vec<ShadowGain> {
-        let mean = |c: &Candidate| if c.steps > 0 { c.gains / c.steps as f64 } else { 1.0 };
-        self.candidates.iter().map(|c| ShadowGain { gain: mean(c), steps: c.steps }).collect()
+        let of = |c: &Candidate| match c.steps {
+            0 => ShadowGain { gain: 1.0, recent: 1.0, steps: 0 },
+            steps => ShadowGain { gain: c.gains / steps as f64, recent: c.recent.gain(), steps },
+        };
+        self.candidates.iter().map(of).collect()
     }
 }
 
@@ -205,6 +223,25 @@ mod tests {
                 assert_eq!(gain.steps, 10);
             }
         }
+    }
+
+    /// The residual of a small ratio grows for many steps, and what is kept of the error-fed gradient falls.
+    #[test]
+    fn the_recent_gain_is_that_of_the_grown_residual() {
+        let method = Method::new(Compressor::TopK, CompressionRatio::new(0.01).unwrap());
+        let mut shadow = Shadow::new(&[method], 1.0, 1);
+        let mut real = GradientCompressor::new(Layers::fused(20_000).unwrap());
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let mut last = 0.0;
+        for step in 0..60 {
+            let gradient = gradient(&[20_000], &mut rng);
+            shadow.observe(0, &[20_000], &[0.0; 20_000], &gradient).unwrap();
+            shadow.end_step();
+            last = real.compress(method, &gradient, step).unwrap().energy.gain();
+        }
+        let seen = shadow.gains()[0];
+        assert!((seen.recent / last - 1.0).abs() < 0.05, "{seen:?} for {last}");
+        assert!(seen.gain > 1.1 * last, "{seen:?} for {last}");
     }
 
     #[test]

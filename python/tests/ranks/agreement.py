@@ -222,14 +222,19 @@ def foreign(rank, lines):
     return out
 
 
-def shadowed(rank):
-    """A trial is ordered and the loop cannot run it: it is answered, and only shadows watch."""
+def shadowed(rank, lines):
+    """A trial is ordered and the loop cannot run it: it is answered, and only shadows watch, and tell twice."""
     run = Run("shadow", rank, lambda r: True)
+    lines.take()
     run.train(5)
     run.agent.publish(trial=trial(1, [GATHER, "topk@0.01/allgather", STAR]))
-    run.train(300, lambda: rank != 0 or len(run.session.shadow_gains()) == 2 and bool(run.agent.of_kind("trial")))
-    run.train(5)
-    return run.end() | {"gains": run.session.shadow_gains(), "trials": run.agent.of_kind("trial")}
+    run.train(10)
+    # Asked again: shadows of the same candidates go on.
+    run.agent.publish(trial=trial(2, [GATHER, "topk@0.01/allgather", STAR]))
+    run.train(300, lambda: rank != 0 or len(run.agent.of_kind("trial")) == 4)
+    return run.end() | {
+        "gains": run.session.shadow_gains(), "trials": run.agent.of_kind("trial"), "lines": "\n".join(lines.take()),
+    }
 
 
 def halves(rank):
@@ -284,7 +289,7 @@ with ranks() as (rank, world, seen):
     seen["backwards"] = backwards(rank)
     seen["below"] = below(rank)
     seen["foreign"] = foreign(rank, lines)
-    seen["shadowed"] = shadowed(rank)
+    seen["shadowed"] = shadowed(rank, lines)
     seen["halves"] = halves(rank)
     seen["sum text"] = texts(rank, "sum", "powersgd(rank=2)+ef(vanilla)")
     seen["gather text"] = texts(rank, "gat", "qsgd(s=4,coding=gamma)+ef(vanilla)")
