@@ -316,8 +316,9 @@ def inside(plan: dict[str, Any]) -> None:
         daemons = control_plane(plan, out)
         wait_for_links(plan["ranks"], out, daemons)
         train(plan, steered, out)
-        for what in ("history", "intervals", "trials"):
-            (out / f"{what}.json").write_text(json.dumps(ask(f"jobs/default/{what}"), indent=1))
+        for seed in range(plan["seeds"]):
+            for what in ("history", "intervals", "trials"):
+                (out / f"{what}-{seed}.json").write_text(json.dumps(ask(f"jobs/seed-{seed}/{what}"), indent=1))
         for daemon in reversed(daemons):
             daemon.send_signal(signal.SIGTERM)
             daemon.wait(10)

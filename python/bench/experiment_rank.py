@@ -66,7 +66,7 @@ def sent_bytes() -> int:
     return int(line.split(":")[1].split()[8])
 
 
-def prepare(setting: str, model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> Any:
+def prepare(setting: str, seed: int, model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> Any:
     if setting == "fp16_compress_hook":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif setting == "powerSGD_hook":
@@ -74,7 +74,8 @@ def prepare(setting: str, model: DistributedDataParallel, optimizer: torch.optim
             powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=3), powerSGD_hook.powerSGD_hook
         )
     elif setting == "flexcomm":
-        return flexcomm.torch.attach(model, optimizer)
+        # A job of its own: the controller would go on with what it knows of the seed before.
+        return flexcomm.torch.attach(model, optimizer, job=f"seed-{seed}")
     elif setting != "dense":
         return flexcomm.torch.attach(model, optimizer, strategy=setting)
     return None
@@ -88,7 +89,7 @@ class Run:
         self.x, self.y, self.held_out, self.answers = data
         self.model = DistributedDataParallel(network(seed))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.1)
-        self.session = prepare(setting, self.model, self.optimizer)
+        self.session = prepare(setting, seed, self.model, self.optimizer)
         self.order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(seed))
         self.number, self.seconds = 0, 0.0
         self.accuracy: list[tuple[float, float]] = []

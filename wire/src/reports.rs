@@ -256,7 +256,7 @@ pub struct AppliedReport {
     pub step: u64,
 }
 
-/// What a trial found.
+/// What a trial found. It comes again when shadow trials have found more; the newest of a rank counts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrialReport {
     /// Which job.
@@ -265,7 +265,7 @@ pub struct TrialReport {
     pub rank: u32,
     /// Which trial.
     pub id: u64,
-    /// One per candidate that ran, in order.
+    /// One per candidate that ran, in order, then one per candidate that only had a shadow.
     pub outcomes: Vec<TrialOutcome>,
     /// Why it did not run all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -280,17 +280,17 @@ pub struct TrialOutcome {
     /// What ran.
     pub strategy: StrategyWire,
     /// Mean gain over the iterations. They start from the residual of whatever ran before, so this is not yet what
-    /// the candidate would keep in the long run.
+    /// the candidate would keep in the long run. The shadow's where none ran.
     pub gain: f64,
     /// Gain in a shadow trial that has run longer than this one: error feedback of its own, over a subset of the
     /// coordinates, on every step's gradient. Absent from trainers without shadows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow_gain: Option<f64>,
-    /// Mean time to compress and decompress.
+    /// Mean time to compress and decompress; 0 where no iteration ran.
     pub comp_us: f64,
-    /// Mean time in the collective, without waiting for late ranks where the rank can tell.
+    /// Mean time in the collective, without waiting for late ranks where the rank can tell; 0 where no iteration ran.
     pub sync_us: f64,
-    /// Iterations that ran.
+    /// Iterations that ran; 0: only a shadow saw it.
     pub iterations: u32,
 }
 
