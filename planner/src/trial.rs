@@ -59,9 +59,9 @@ impl Look<'_> {
 
     fn reason(&self, triggers: &[Trigger]) -> Option<String> {
         let s = self.s;
-        let unmeasured = unmeasured(s);
-        if !unmeasured.is_empty() {
-            let names: Vec<String> = unmeasured.iter().map(ToString::to_string).collect();
+        let due = self.unmeasured_and_affordable();
+        if !due.is_empty() {
+            let names: Vec<String> = due.iter().map(ToString::to_string).collect();
             return Some(format!("nothing is measured yet of {}", names.join(", ")));
         }
         if let Some(moved) = triggers.iter().find(|t| matches!(t, Trigger::Gain { .. })) {
@@ -77,6 +77,17 @@ impl Look<'_> {
         blind.then(|| format!("the last trial was {age} ago and no gain in force shows whether it still holds"))
     }
 
+    /// Of the unmeasured, those of which a trial could measure something now. The first trial is worth it in any case.
+    fn unmeasured_and_affordable(&self) -> BTreeSet<Selector> {
+        let unmeasured = unmeasured(self.s);
+        if self.s.profiles.measured_at.is_none() {
+            return unmeasured;
+        }
+        let candidates = candidates(self.s, self.costs);
+        let fits = |x: &Strategy| within_budget(self.s, cost(self.s, self.costs, x));
+        unmeasured.into_iter().filter(|of| candidates.iter().any(|x| x.selector() == *of && fits(x))).collect()
+    }
+
     /// Whether dense runs and a candidate would be better by the margin if it lost nothing.
     fn compressing_could_win(&self) -> bool {
         let Some(costs) = self.costs.filter(|_| self.s.strategy().is_dense()) else { return false };
@@ -87,14 +98,13 @@ impl Look<'_> {
 
 /// The request and its predicted cost in seconds: what is [`worth`] asking for and fits the budget, or else the cheapest.
 pub(crate) fn request(s: &Snapshot, costs: Option<&Costs>, why: String) -> Option<(TrialRequest, f64)> {
-    let iterations = f64::from(s.config.trial_iterations);
-    let cost = |x: &Strategy| costs.and_then(|c| c.find(x)).map_or(0.0, |p| p.what.t_step.get() * iterations);
+    let cost = |x: &Strategy| cost(s, costs, x);
     let (worth, most) = (worth(s, costs), s.config.trial_budget_s);
     let mut total = 0.0;
     let mut candidates: Vec<Strategy> = Vec::new();
     for strategy in &worth {
         let with = total + cost(strategy);
-        if SNAPSHOTS_S + SLACK * with <= most.get() {
+        if within_budget(s, with) {
             total = with;
             candidates.push(*strategy);
         }
@@ -107,6 +117,16 @@ pub(crate) fn request(s: &Snapshot, costs: Option<&Costs>, why: String) -> Optio
     let known = costs.is_some().then_some(SNAPSHOTS_S + SLACK * total);
     let budget = known.and_then(|t| Seconds::new(t.min(most.get())).ok()).unwrap_or(most);
     Some((TrialRequest { candidates, iterations: s.config.trial_iterations, budget, why }, total))
+}
+
+/// Predicted seconds of a candidate's iterations.
+fn cost(s: &Snapshot, costs: Option<&Costs>, x: &Strategy) -> f64 {
+    let iterations = f64::from(s.config.trial_iterations);
+    costs.and_then(|c| c.find(x)).map_or(0.0, |p| p.what.t_step.get() * iterations)
+}
+
+fn within_budget(s: &Snapshot, iterations_s: f64) -> bool {
+    SNAPSHOTS_S + SLACK * iterations_s <= s.config.trial_budget_s.get()
 }
 
 /// One candidate per selector and ratio, by the collective that is cheapest for it now: of what is not measured yet

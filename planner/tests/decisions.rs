@@ -530,6 +530,23 @@ fn a_trial_on_a_slow_network_asks_for_what_fits_its_budget() {
     assert!(trial.budget.get() <= 30.0);
 }
 
+/// Asked again and again, it would try others instead each time.
+#[test]
+fn what_no_trial_can_afford_now_is_not_asked_for() {
+    let star = "topk:star".parse().unwrap();
+    let mut job = Job::new();
+    job.s.profiles.by_selector.remove(&star);
+    job.s.config.trial_budget_s = seconds(3.0);
+    job.network(0.5, 2e7);
+    for _ in 0..3 {
+        assert_eq!(job.call().trial, None);
+        job.wait(100.0);
+    }
+    job.network(0.001, 25e9);
+    let trial = job.call().trial.unwrap();
+    assert!(trial.candidates.iter().any(|c| c.selector() == star), "{trial:?}");
+}
+
 #[test]
 fn where_compression_does_not_help_the_decision_is_dense() {
     let mut job = Job::new();
