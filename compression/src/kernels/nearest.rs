@@ -27,7 +27,7 @@ impl Even {
 /// code 128, of the largest, has room for no such bit: of values below 0 it is 255.
 #[derive(Debug, Clone)]
 pub(crate) struct Lines {
-    /// Of keys, counted from the least that has a code other than 0.
+    /// Of keys: that of the largest with code 0. What is below it has code 0 too.
     pub(super) first_octave: i32,
     /// By octave: the key from which on the next line holds, and the line before.
     pub(super) starts: [i32; 32],
@@ -45,7 +45,8 @@ impl Lines {
     /// From runs of codes, the least key of each run, and an upper bound of each code's values, evenly spaced within a run. None
     /// where two runs begin in one octave.
     pub(crate) fn new(runs: &[RangeInclusive<u8>], keys: &[u32], bound: impl Fn(u8) -> f64) -> Option<Self> {
-        let first_octave = keys.get(1)? >> 23;
+        // Smaller ones are taken for this octave: code 0 must hold some of it, also where code 1 begins with an octave.
+        let first_octave = keys.get(1)?.saturating_sub(1) >> 23;
         let mut made = Self {
             first_octave: first_octave as i32,
             starts: [i32::MAX; 32],

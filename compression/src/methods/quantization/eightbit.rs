@@ -243,17 +243,18 @@ mod tests {
     /// Every kernel against the definition, one value after the other: next to every bound, with either sign, and all over.
     #[test]
     fn lines_are_the_definition() {
-        for (tree, divisor) in
-            [true, false].into_iter().flat_map(|t| [1.0f32, 0.37, 6.5e-22, 9.9e18, 1.999_999_9].map(|d| (t, d)))
-        {
+        // With the last three the least value of code 1 is a power of two: of the tree, of the tree, of 1-3-4.
+        let divisors = [1.0f32, 0.37, 6.5e-22, 9.9e18, 1.999_999_9, 0.866_976_7, 1.733_953_4, 0.808_198_57];
+        for (tree, divisor) in [true, false].into_iter().flat_map(|tree| divisors.map(|divisor| (tree, divisor))) {
             let mut codec = EightBit::new(tree, 1);
             let near = codec.bounds.iter().flat_map(|bound| {
                 let x = bound * divisor;
                 [x.next_down().next_down(), x.next_down(), x, x.next_up(), x.next_up().next_up()]
             });
             let all = (0..60_000).map(|i| divisor * 10f64.powf(-9.5 * f64::from(i) / 60_000.0) as f32);
-            let filled =
-                near.flat_map(|x| [x; 64]).chain(all).chain([0.0, f32::MIN_POSITIVE, 1e-45]).map(|x| x.min(divisor));
+            // Whole groups of one value: doubt about another one must not hide what vectors make of it.
+            let groups = near.chain([0.0, f32::MIN_POSITIVE, 1e-45, 1e-9 * divisor]).flat_map(|x| [x; 64]);
+            let filled = groups.chain(all).map(|x| x.min(divisor));
             let x: Vec<f32> = filled.enumerate().map(|(i, x)| if i % 3 == 0 { -x } else { x }).collect();
             assert!(codec.lines(divisor).is_some(), "{divisor}");
             let want: Vec<u8> = x.iter().map(|x| codec.code(x / divisor)).collect();
@@ -262,6 +263,23 @@ mod tests {
                 codec.append(&x, (divisor, kernel), &mut out);
                 let differs = out.bytes().iter().zip(&want).position(|(got, want)| got != want);
                 assert_eq!(differs.map(|i| (x[i], out.bytes()[i], want[i])), None, "{kernel:?} {divisor}");
+            }
+        }
+    }
+
+    /// Where the least value of code 1 is a power of two, what is below it has an octave of its own.
+    #[test]
+    fn zeros_stay_zeros() {
+        for (tree, divisor) in [(true, 0.866_976_7f32), (true, 1.733_953_4), (false, 0.808_198_57)] {
+            let mut codec = EightBit::new(tree, 8192);
+            assert!(codec.first_key(1, divisor).trailing_zeros() >= 23, "{divisor}");
+            let mut x = vec![0.0; 8192];
+            x[0] = divisor;
+            for kernel in Kernel::available() {
+                let mut out = Writer::new();
+                codec.append(&x, (divisor, kernel), &mut out);
+                assert_eq!(out.bytes()[0], ONE, "{kernel:?} {divisor}");
+                assert!(out.bytes()[1..].iter().all(|code| *code == 0), "{kernel:?} {divisor}");
             }
         }
     }
