@@ -328,7 +328,7 @@ fn trusted(s: &Snapshot, links: &Links, now: Timestamp) -> Result<(), String> {
         let (age, most) = (words::time(links.age.get()), words::time(s.config.max_link_age_s.get()));
         return Err(format!("the newest sample of a link is {age} old, older than {most}"));
     }
-    let tried = s.profiles.measured_at.filter(|at| s.in_force.is_none() && now.since(*at) <= s.config.max_link_age_s);
+    let tried = s.profiles.tried_at.filter(|at| s.in_force.is_none() && now.since(*at) <= s.config.max_link_age_s);
     if links.confidence < s.config.least_confidence && tried.is_none() {
         let (is, least) = (words::number(links.confidence), words::number(s.config.least_confidence));
         return Err(format!("the estimate of a link has confidence {is}, less than the {least} needed to act on it"));

@@ -6,8 +6,8 @@
 //! was in force under a trial's profile the planner remembers by which power the trial flattered it
 //! ([`crate::memory::Bias`]); powers leave 0, 1 and the order of ratios as they are, and between ratios they are
 //! interpolated, so that what one ratio showed tells of the others. One rank that selects for all is another way of
-//! selecting, with gains of its own. Gains of shadow trials are of residuals that have grown: what was remembered of a
-//! trial's flattery is forgotten when they come.
+//! selecting, with gains of its own. Gains of shadow trials are of residuals that have grown for some steps: powers are
+//! then taken anew, from what the settled steps had shown.
 
 use crate::memory::{Bias, relative};
 use crate::{Measured, Memory, Snapshot};
@@ -55,16 +55,25 @@ fn power_in_force(s: &Snapshot, memory: &Memory, now: Timestamp) -> Option<f64> 
 /// Remembers how far the trial flattered the ratio in force: by what its first settled steps under the profile show.
 /// A fresh residual never makes a gain look too small; what shows that, and what moves later under the same profile is drift, which all ratios share.
 pub(crate) fn note(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
+    let profile_at = s.profiles.measured_at;
     if s.profiles.long_run {
-        // What a short trial flattered is not to be taken off a second time.
-        memory.bias.retain(|b| b.profile_at == s.profiles.measured_at);
+        memory.bias.iter_mut().filter(|b| b.profile_at != profile_at).for_each(|b| rebase(b, s));
     }
-    if settled(s, memory, now).is_none() {
-        return;
-    }
+    let Some(m) = settled(s, memory, now) else { return };
     let Some(power) = power_in_force(s, memory, now).map(|p| p.max(1.0)) else { return };
-    let (strategy, profile_at) = (s.strategy(), s.profiles.measured_at);
-    memory.note_bias(Bias { selector: strategy.selector(), cr: strategy.cr(), power, profile_at });
+    let (selector, cr) = (s.strategy().selector(), s.strategy().cr());
+    if !memory.bias.iter().any(|b| (b.selector, b.cr, b.profile_at) == (selector, cr, profile_at)) {
+        // This one's power has the drift until now in it, so the others' must have theirs.
+        memory.bias.iter_mut().filter(|b| b.profile_at == profile_at).for_each(|b| rebase(b, s));
+    }
+    memory.note_bias(Bias { selector, cr, power, shown: m.gain, profile_at });
+}
+
+/// Takes the power from what the ratio's steps showed last. Against gains of the long run: what a short trial flattered is
+/// not to be taken off a second time, but shadows of some steps still flatter ratios whose residuals take longer to grow.
+fn rebase(bias: &mut Bias, s: &Snapshot) {
+    let Some(profile) = s.profiles.by_selector.get(&bias.selector) else { return };
+    bias.power = power(profile.gain(bias.cr).get(), bias.shown.get()).map_or(1.0, |p| p.max(1.0));
 }
 
 /// Powers for every ratio.

@@ -153,6 +153,8 @@ pub struct Bias {
     pub cr: CompressionRatio,
     /// Above 1: the trial flattered.
     pub power: f64,
+    /// What the settled steps kept last.
+    pub shown: Gain,
     /// Which profile it is against.
     pub profile_at: Option<Timestamp>,
 }
@@ -338,10 +340,11 @@ impl Memory {
         self.link_noise.unwrap_or(ASSUMED_NOISE)
     }
 
-    /// Remembers how far a trial flattered; once per ratio and profile. The newest profile counts.
+    /// Remembers how far a trial flattered; once per ratio and profile. The newest profile counts, and what was shown last.
     pub(crate) fn note_bias(&mut self, new: Bias) {
         let same = |b: &Bias| b.selector == new.selector && b.cr == new.cr;
-        if self.bias.iter().any(|b| same(b) && b.profile_at == new.profile_at) {
+        if let Some(known) = self.bias.iter_mut().find(|b| same(b) && b.profile_at == new.profile_at) {
+            known.shown = new.shown;
             return;
         }
         self.bias.retain(|b| !same(b));

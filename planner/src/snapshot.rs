@@ -81,6 +81,9 @@ pub struct Profiles {
     /// When the newest trial ended or its shadows told of it; absent while nothing is measured. A new time means a new
     /// profile.
     pub measured_at: Option<Timestamp>,
+    /// When the newest trial ended that ran something live and timed it; absent where shadows alone were asked.
+    #[serde(default)]
+    pub tried_at: Option<Timestamp>,
     /// Whether its gains are of residuals that have grown (shadow trials), not of a live trial's few iterations.
     #[serde(default)]
     pub long_run: bool,

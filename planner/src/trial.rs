@@ -77,12 +77,14 @@ impl Look<'_> {
         blind.then(|| format!("the last trial was {age} ago and no gain in force shows whether it still holds"))
     }
 
-    /// Of the unmeasured, those of which a trial could measure something now. The first trial is worth it in any case.
+    /// Of the unmeasured, those of which a trial could measure something now. The first trial is worth it in any case;
+    /// where only shadows answered it, none can run live, and one rank that selects for all has no shadow.
     fn unmeasured_and_affordable(&self) -> BTreeSet<Selector> {
-        let unmeasured = unmeasured(self.s);
+        let mut unmeasured = unmeasured(self.s);
         if self.s.profiles.measured_at.is_none() {
             return unmeasured;
         }
+        unmeasured.retain(|x| self.s.profiles.tried_at.is_some() || x.selection.is_none());
         let candidates = candidates(self.s, self.costs);
         let fits = |x: &Strategy| within_budget(self.s, cost(self.s, self.costs, x));
         unmeasured.into_iter().filter(|of| candidates.iter().any(|x| x.selector() == *of && fits(x))).collect()

@@ -165,7 +165,7 @@ fn what_sends_more_does_not_wait_for_ever_on_links_that_flap() {
 fn a_first_decision_rests_on_a_fresh_trial_when_links_are_not_trusted() {
     let mut job = Job::new();
     job.s.links.as_mut().unwrap().confidence = 0.1;
-    job.s.profiles.measured_at = Some(job.now);
+    (job.s.profiles.measured_at, job.s.profiles.tried_at) = (Some(job.now), Some(job.now));
     let mut waited = Job { s: job.s.clone(), ..Job::new() };
     assert!(job.call().decision().is_some());
     // It is left when it is measured to be worse than dense was, trusted or not.
@@ -283,7 +283,7 @@ fn gain_that_moves_asks_for_a_trial_and_its_profile_is_solved_for() {
     job.wait(10.0);
     // Strong compression now loses nearly everything.
     learn(&mut job.s, profile(0.8, 0.004));
-    job.s.profiles.measured_at = Some(job.now);
+    (job.s.profiles.measured_at, job.s.profiles.tried_at) = (Some(job.now), Some(job.now));
     job.measure(p.t_step_s, p.t_comp_s, p.t_sync_s, chosen.cr().get().powf(0.8));
     let outcome = job.call();
     let decision = outcome.decision().expect("a new profile");

@@ -211,7 +211,7 @@ impl Store {
             }
         }
         if !found.is_empty() {
-            self.profiles.measured_at = Some(at);
+            (self.profiles.measured_at, self.profiles.tried_at) = (Some(at), Some(at));
         }
     }
 }

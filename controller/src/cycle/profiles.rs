@@ -25,8 +25,9 @@ pub fn profiles(trials: &[TrialRow], reports: &[TrialReportRow], values: u64) ->
     // Shadows tell what they saw after their trial has ended; rank 0 speaks for all.
     let told = of_ended().filter(|r| r.rank == 0 && Some(r.id) == newest).map(|r| r.received).max();
     let measured_at = newest.and_then(|id| ended.get(&id)).copied().max(told).filter(|_| !by_selector.is_empty());
-    let long_run = points.values().any(|p| Some(p.shadow.id) == newest && p.shadow.weight > 0.0);
-    Profiles { by_selector, measured_at, long_run }
+    let tried_at = points.values().map(|p| p.live.id).max().and_then(|id| ended.get(&id)).copied();
+    let long_run = points.values().any(|p| p.shadow.weight > 0.0);
+    Profiles { by_selector, measured_at, tried_at, long_run }
 }
 
 fn by_selector(points: &BTreeMap<(Selector, u64), Point>, values: u64) -> BTreeMap<Selector, Profile> {
@@ -75,9 +76,10 @@ impl Point {
         }
     }
 
-    /// Gain of a rank that selects for itself: in the shadow, unless a newer trial ran it without one.
+    /// Gain of a rank that selects for itself: in the newest shadow where there is one. That of a newer trial flatters, and
+    /// its shadows will tell soon.
     fn own(&self) -> Option<f64> {
-        if self.shadow.id >= self.live.id { self.shadow.gain().or(self.live.gain()) } else { self.live.gain() }
+        self.shadow.gain().or(self.live.gain())
     }
 
     /// The power by which the trial's gain is brought to the shadow's, which has run for longer.
@@ -174,6 +176,7 @@ mod tests {
         (told.outcomes[0].shadow_gain, told.outcomes[0].iterations, told.outcomes[0].comp_us) = (Some(0.3), 0, 0.0);
         let profiles = profiles(&[trial(1, "aborted")], &[told], 1_000_000);
         assert_eq!((profiles.measured_at, profiles.long_run), (Some(Timestamp(70)), true));
+        assert_eq!(profiles.tried_at, None);
         let topk = &profiles.by_selector[&Compressor::TopK.into()];
         let cr = CompressionRatio::new(0.1).unwrap();
         assert!((topk.gain(cr).get() - 0.3).abs() < 1e-12 && !topk.is_assumed());

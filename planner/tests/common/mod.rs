@@ -47,7 +47,7 @@ impl Job {
         let lost = TimeToQuality { uncompensated: 1.0, ..TimeToQuality::default() };
         s.config.policy = PolicyConfig::TimeToQuality(lost);
         learn(&mut s, profile(0.12, 0.004));
-        s.profiles.measured_at = Some(Timestamp(1));
+        (s.profiles.measured_at, s.profiles.tried_at) = (Some(Timestamp(1)), Some(Timestamp(1)));
         let mut job = Self { s, now: Timestamp(1_000_000_000), rng: ChaCha8Rng::seed_from_u64(1) };
         job.network(0.001, 25e9);
         job
