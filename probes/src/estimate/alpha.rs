@@ -81,11 +81,15 @@ impl AlphaEstimator {
             cluster = quiet;
             sure = sure.max(cluster.support as f64 / clean.len() as f64);
         }
-        if sure < SURE && !ends_sharply(&all, SHARP) {
+        if sure < SURE {
+            let sharp = ends_sharply(&all, SHARP);
             let all: Vec<f64> = self.samples.iter().map(|(_, rtt)| *rtt).collect();
             if let Some(before) = lowest(&all, PATIENT_RULE).filter(|before| before.value < cluster.value) {
-                cluster = before;
-                newest = self.newest_near(cluster.value)?;
+                let seen = self.newest_near(before.value)?;
+                // A queue may stay at one level, too; but under a queue some echo still finds the old latency.
+                if !(sharp && at - seen > self.window_s) {
+                    (cluster, newest) = (before, seen);
+                }
             }
         }
         let age_s = (at - newest).max(0.0);

@@ -136,6 +136,20 @@ fn a_rise_with_a_sharp_floor_under_a_queue_is_believed_within_a_window() {
     }
 }
 
+/// Streams limited by their windows keep a queue at one level for each number of them: its floor is sharp, too. An echo
+/// every three seconds finds none.
+#[test]
+fn a_queue_of_two_levels_is_no_rise() {
+    let mut e = LinkEstimator::new(EstimatorConfig::default());
+    for i in 0..600 {
+        let level = if i % 3 == 0 { 0.02 } else { 0.04 };
+        let queue = if i < 100 || i % 15 == 0 { 0.0 } else { level };
+        let t = 0.2 * f64::from(i);
+        e.echo(at(t), 0.002 + queue).unwrap();
+        assert!(within(alpha(&e, t), 0.001, 0.1), "{} at {t} s", alpha(&e, t));
+    }
+}
+
 #[test]
 fn a_step_of_bandwidth_is_seen_from_passive_transfers_alone() {
     let mut e = LinkEstimator::new(EstimatorConfig::default());
