@@ -1,9 +1,11 @@
 //! `flexcomm bench compressors` as users start it.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 fn command(args: &[&str]) -> Command {
@@ -154,18 +156,125 @@ fn slow_methods_do_not_hold_the_table() {
         let slow = row["method"].as_str().unwrap().starts_with("atomo");
         assert_eq!(row["n"].as_u64().unwrap(), if i < 3 { 9_000_000 } else { 10_000_000 }, "{row}");
         assert_eq!(row["skipped"].is_string(), slow, "{row}");
-        for key in ["gb_per_s", "bytes_out", "gain", "ratio_to_copy", "ratio_to_torch"] {
-            assert!(row.get(key).is_some(), "{key} of {row}");
-            assert!(key == "ratio_to_torch" || row[key].is_null() == slow, "{key} of {row}");
+        for key in ["gb_per_s", "bytes_out", "gain", "ratio_to_copy", "compress_s", "threads"] {
+            assert_eq!(row[key].is_null(), slow, "{key} of {row}");
         }
     }
     let reason = |i: usize| rows.iter().filter(|row| row["skipped"].is_string()).nth(i).unwrap()["skipped"].to_string();
-    assert_eq!(reason(0), "\"one step takes more than 5 s (--limit)\"");
-    assert_eq!(reason(1), "\"one step of n = 9000000 took more than 5 s (--limit)\"");
+    assert_eq!(reason(0), "\"no row after 5 s (--limit)\"");
+    assert_eq!(reason(1), "\"no row after 5 s of n = 9000000 (--limit)\"");
 }
 
-fn interrupt(child: &std::process::Child) {
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), nix::sys::signal::Signal::SIGINT).unwrap();
+fn send(signal: Signal, process: u32) {
+    nix::sys::signal::kill(Pid::from_raw(process as i32), signal).unwrap();
+}
+
+/// The process that measures, once its n-th method has begun.
+fn measuring(parent: &Child, errors: &mut impl Iterator<Item = String>, begun: &str) -> u32 {
+    errors.find(|line| line.starts_with(begun)).unwrap();
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.id())).unwrap();
+    children.trim().parse().unwrap()
+}
+
+fn errors(child: &mut Child) -> impl Iterator<Item = String> + use<> {
+    BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap)
+}
+
+/// Gone, or a zombie that nobody has asked for.
+fn is_gone(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"));
+    stat.map_or(true, |stat| stat.rsplit(')').next().unwrap().trim_start().starts_with('Z'))
+}
+
+/// However the command ends, what measures ends with it, in the middle of a step too.
+#[test]
+fn nothing_is_measured_for_a_command_that_was_ended() {
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let mut command = command(&["--methods", "atomo(budget=1)", "--n", "9e6", "--distributions", "normal"]);
+        let mut child =
+            command.args(["--limit", "1000s"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut errors = errors(&mut child);
+        let process = measuring(&child, &mut errors, "[1/1]");
+        assert!(!is_gone(process));
+        send(signal, child.id());
+        assert!(!child.wait().unwrap().success());
+        let begun = Instant::now();
+        while !is_gone(process) && begun.elapsed() < Duration::from_secs(30) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let gone = is_gone(process);
+        if !gone {
+            send(Signal::SIGKILL, process);
+        }
+        assert!(gone, "{signal}: {process} went on");
+    }
+}
+
+/// A process that ends before any method has begun says nothing about methods: the rest of the case is skipped at once, other
+/// cases are measured.
+#[test]
+fn a_case_that_fails_is_no_methods_fault() {
+    // Values of 4 GB do not fit.
+    let script = "ulimit -v 3000000; ulimit -c 0; exec \"$0\" \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_flexcomm"), "bench", "compressors", "--json", "--patience", "1ms"]);
+    command.args(["--methods", "onebit,signsgd", "--n", "1e9,1.1e9,1e4", "--distributions", "normal"]);
+    let output = command.env_remove("FLEXCOMM_PYTHON").output().unwrap();
+    let (rows, errors) = (rows(&output), String::from_utf8(output.stderr).unwrap());
+    assert_eq!(rows.len(), 6);
+    for (i, row) in rows.iter().enumerate() {
+        let skipped = row["skipped"].as_str().unwrap_or_default();
+        assert_eq!(skipped.starts_with("nothing of this size and values was measured: "), i < 4, "{row}");
+        assert_eq!(row["gain"].is_null(), i < 4, "{row}");
+    }
+    for n in ["1000000000", "1100000000", "10000"] {
+        assert_eq!(errors.matches(&format!("making {n} values")).count(), 1, "{errors}");
+    }
+}
+
+/// Only methods that had no row in time are left out at larger sizes; not those that failed.
+#[test]
+fn methods_that_fail_are_tried_again_at_other_sizes() {
+    let mut command = command(&["--methods", "atomo(budget=1),onebit", "--n", "9e6,1e7", "--distributions", "normal"]);
+    command.args(["--limit", "10s", "--patience", "1ms", "--json"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut errors = errors(&mut child);
+    send(Signal::SIGKILL, measuring(&child, &mut errors, "[1/4]"));
+    errors.by_ref().find(|line| line.starts_with("[2/4]")).unwrap();
+    errors.for_each(drop);
+    let rows = rows(&child.wait_with_output().unwrap());
+    let reason = |i: usize| rows[i]["skipped"].as_str().unwrap_or_default();
+    assert!(reason(0).contains("signal: 9"), "{}", reason(0));
+    assert_eq!([reason(1), reason(2), reason(3)], ["", "no row after 10 s (--limit)", ""]);
+}
+
+/// What reads rows need not know whether they were measured.
+#[test]
+fn skipped_rows_have_the_keys_of_measured_ones() {
+    let args = ["--n", "9e6", "--distributions", "normal", "--patience", "1ms", "--limit", "1ms", "--json"];
+    let skipped = rows(&bench(&[&args[..], &["--methods", "variance,atomo(budget=1)"]].concat()));
+    let measured =
+        rows(&bench(&["--n", "1e3", "--distributions", "normal", "--methods", "variance,atomo(budget=1)", "--json"]));
+    let keys = |row: &serde_json::Value| row.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    let named = ["method", "n", "dtype", "distribution", "fitted", "skipped"];
+    for (skipped, measured) in skipped.iter().zip(&measured) {
+        assert_eq!(keys(skipped), keys(measured));
+        assert!(skipped["skipped"].is_string() && measured["skipped"].is_null(), "{skipped} {measured}");
+        let nulls = keys(skipped).into_iter().filter(|key| skipped[key].is_null());
+        assert!(nulls.eq(keys(skipped).into_iter().filter(|key| !named.contains(&key.as_str()))), "{skipped}");
+        assert_eq!(skipped["fitted"], measured["fitted"]);
+    }
+    assert_eq!(skipped[0]["method"], "variance");
+    assert_eq!(skipped[1]["method"], measured[1]["method"]);
+}
+
+/// Where the help is wrapped by hand, it is not wrapped again.
+#[test]
+fn help_fits_its_lines() {
+    let text = String::from_utf8(bench(&["--help"]).stdout).unwrap();
+    let own = &text[text.find("Columns:").unwrap()..];
+    let wide: Vec<_> = own.lines().filter(|line| line.len() > 95).collect();
+    assert!(wide.is_empty(), "{wide:#?}");
 }
 
 /// Rows come one by one, into a pipe too. Ctrl-C in the middle of a long step: what is done is shown, and the status is
@@ -188,7 +297,7 @@ fn rows_come_as_they_are_measured_and_ctrl_c_keeps_them() {
         assert!(child.try_wait().unwrap().is_none(), "{text}");
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
         lines.by_ref().find(|line| line.starts_with("[3/4]")).unwrap();
-        interrupt(&child);
+        send(Signal::SIGINT, child.id());
         assert!(lines.any(|line| line.starts_with("ended before all was done: 2 rows of 4")));
         out.read_to_string(&mut text).unwrap();
         assert!(child.wait().unwrap().success());

@@ -22,28 +22,35 @@ Columns:
   GB/s in       bytes of the gradient over the time to compress it
   bytes out     one rank's message, of all exchanges together, in the mean of the steps
   gain          share of the gradient's energy that is sent, ||C(x)||^2 / ||x||^2
-  to copy       time to compress over the time of a plain copy of the same bytes, by as many threads, in this run
+  to copy       time to compress over the time of a plain copy of the same bytes, by as many
+                threads, in this run
   decompress    time to decompress and add into a gradient, over the same copy
-  to torch      time to compress over that of torch.topk alone (k = 1 % of n, magnitudes made before) on the same data and
-                as many threads; - (null in --json) without torch
+  to torch      time to compress over that of torch.topk alone (k = 1 % of n, magnitudes made
+                before) on the same data and as many threads; - (null in --json) without torch
 
-A row appears as soon as it is measured. Times are the middle of at least 7 repetitions (as far as --patience allows) of a
-copy, compressing and decompressing in turns, each step on other values. Threads each compress an equal part of the gradient.
-Parts are matrices, as near to squares as n allows. What measures is a process of its own: a method that does not end one step
-within --limit is ended, and its row says so; larger sizes of it are not tried. No time is ever estimated.
+A row appears as soon as it is measured. Times are the middle of at least 7 repetitions (as
+far as --patience allows) of a copy, compressing and decompressing in turns, each step on other
+values. Threads each compress an equal part of the gradient. Parts are matrices, as near to
+squares as n allows. What measures is a process of its own: a method that has no row after
+--limit is ended, and its row says so; larger sizes of it are not tried. No time is ever
+estimated.
 
 Ctrl-C ends the run at once; rows so far, the end of the JSON and the plot are written.
 
---json writes one array, each row on a line of its own as soon as it is measured. A row that was skipped has a text `skipped`
-and null in place of numbers.
+--json writes one array, each row on a line of its own as soon as it is measured. All rows have
+the same keys. `skipped` says why a row was not measured: it has null in place of numbers. Of
+others it is null.
 
 torch is looked for in --python, else $FLEXCOMM_PYTHON, else python3 of PATH.
 
 Examples:
-  flexcomm bench compressors                                     every method at 1e6 and 2.5e7 values
-  flexcomm bench compressors --methods topk,onebit --n 1e6       two of them, quickly
+  flexcomm bench compressors
+      every method at 1e6 and 2.5e7 values
+  flexcomm bench compressors --methods topk,onebit --n 1e6
+      two of them, quickly
   flexcomm bench compressors --methods 'topk(k=0.001)+ef(vanilla)' --distributions recorded
-  flexcomm bench compressors --json --plot compressors.svg       for scripts and eyes")]
+  flexcomm bench compressors --json --plot compressors.svg
+      for scripts and eyes")]
 pub struct Args {
     /// Names, or whole strategies with parameters. A name alone takes its first example's parameters; threshold,
     /// hardthreshold and variance take one that sends about 1 % of these values (marked *), sketched k = 1 % [default: every one].
@@ -64,7 +71,7 @@ pub struct Args {
     /// Begin no further repetition of one method and size after this long.
     #[arg(long, default_value = "2s", value_name = "DURATION")]
     patience: flexcomm_domain::Seconds,
-    /// End a method at a size after this long, if it has no row by then (spectral methods grow with n^1.5 to n^2).
+    /// End a method that has no row after this long at a size (spectral methods grow with n^1.5 to n^2).
     #[arg(long, default_value = "60s", value_name = "DURATION")]
     limit: flexcomm_domain::Seconds,
     /// A Python with torch [default: python3 of PATH, if it has torch].
@@ -150,7 +157,7 @@ struct Run {
     methods: Vec<Asked>,
     python: Option<PathBuf>,
     output: Output,
-    /// Methods that did not end in time, and at how many values.
+    /// Methods that had no row in time, and at how many values.
     slow: BTreeMap<Asked, usize>,
     stop: Arc<AtomicBool>,
 }
@@ -192,7 +199,7 @@ impl Run {
         for method in std::mem::take(&mut job.methods) {
             match self.slow.get(&method) {
                 Some(before) if n >= *before => {
-                    let reason = format!("one step of n = {before} took more than {} (--limit)", self.limit());
+                    let reason = format!("no row after {} of n = {before} (--limit)", self.limit());
                     self.output.skip(&skipped(job, &method, reason))?;
                 }
                 _ => kept.push_back(method),
@@ -205,7 +212,7 @@ impl Run {
     /// One process, until all methods are measured or it ends; what is done leaves the job.
     fn drive(&mut self, job: &mut Job) -> Result<()> {
         let limit = Duration::from_secs_f64(self.args.limit.get());
-        let mut worker = Worker::start(job)?;
+        let (mut worker, mut begun) = (Worker::start(job)?, false);
         loop {
             match worker.next(limit, &self.stop) {
                 Event::Progress(text) => self.output.progress(&text),
@@ -214,21 +221,17 @@ impl Run {
                     (job.torch_s, job.python) = (seconds, None);
                 }
                 Event::Begun(method) => {
-                    self.output.begin(&format!("{method}, n = {}, {}", job.n, job.distribution.name()))
+                    begun = true;
+                    self.output.begin(&format!("{method}, n = {}, {}", job.n, job.distribution.name()));
                 }
                 Event::Row(row) => {
+                    begun = false;
                     job.methods.pop_front();
                     self.output.row(*row)?;
                 }
-                Event::Late => {
-                    let reason = format!("one step takes more than {} (--limit)", self.limit());
-                    self.give_up(job, reason)?;
-                    return Ok(());
-                }
-                Event::Failed(reason) => {
-                    self.give_up(job, reason)?;
-                    return Ok(());
-                }
+                Event::Late => return self.give_up_slow(job),
+                Event::Failed(reason) if begun => return self.give_up(job, reason).map(|_| ()),
+                Event::Failed(reason) => return self.give_up_case(job, &reason),
                 Event::Stopped => {
                     self.stop.store(true, Ordering::Relaxed);
                     return Ok(());
@@ -240,10 +243,24 @@ impl Run {
     }
 
     /// The method that runs has no row.
-    fn give_up(&mut self, job: &mut Job, reason: String) -> Result<()> {
+    fn give_up(&mut self, job: &mut Job, reason: String) -> Result<Asked> {
         let Some(method) = job.methods.pop_front() else { bail!("failed to begin to measure: {reason}") };
         self.output.skip(&skipped(job, &method, reason))?;
+        Ok(method)
+    }
+
+    /// The method that runs takes too long, and would take longer at larger sizes.
+    fn give_up_slow(&mut self, job: &mut Job) -> Result<()> {
+        let method = self.give_up(job, format!("no row after {} (--limit)", self.limit()))?;
         self.slow.insert(method, job.n);
+        Ok(())
+    }
+
+    /// No method runs: none is at fault, and each would fail alike.
+    fn give_up_case(&mut self, job: &mut Job, reason: &str) -> Result<()> {
+        while !job.methods.is_empty() {
+            self.give_up(job, format!("nothing of this size and values was measured: {reason}"))?;
+        }
         Ok(())
     }
 
@@ -253,7 +270,7 @@ impl Run {
 }
 
 fn skipped(job: &Job, method: &Asked, reason: String) -> Skipped {
-    Skipped::new((method.label(), job.n), (job.dtype, job.distribution), reason)
+    Skipped::new((method, job.n), (job.dtype, job.distribution), reason)
 }
 
 /// Set by Ctrl-C: what there is is shown. A second one ends at once.

@@ -11,28 +11,59 @@ use std::io::{IsTerminal, Write};
 /// Room for the parameters that are chosen only when there are values.
 const FITTED_WIDTH: usize = "variance(alpha=12.34)+ef(vanilla)*".len();
 
-/// A line without numbers. The fields of [`Row`] are there, and null.
+/// A line with numbers.
+#[derive(Serialize)]
+struct Measured<'a> {
+    #[serde(flatten)]
+    row: &'a Row,
+    /// Null.
+    skipped: (),
+}
+
+/// A line without numbers. The fields of [`Measured`] are there, and null.
 #[derive(Debug, Clone, Serialize)]
 pub struct Skipped {
+    #[serde(skip)]
+    label: String,
     method: String,
     n: usize,
     dtype: &'static str,
     distribution: &'static str,
+    fitted: bool,
+    #[serde(flatten)]
+    numbers: NoNumbers,
+    /// Why.
+    skipped: String,
+}
+
+/// Of a [`Row`].
+#[derive(Debug, Clone, Default, Serialize)]
+struct NoNumbers {
     gb_per_s: (),
     bytes_out: (),
     gain: (),
     ratio_to_copy: (),
     ratio_to_torch: (),
-    /// Why.
-    skipped: String,
+    decompress_ratio_to_copy: (),
+    compress_s: (),
+    decompress_s: (),
+    copy_s: (),
+    threads: (),
 }
 
 impl Skipped {
     /// Of a method at a size.
-    pub fn new((method, n): (String, usize), (dtype, distribution): (DType, Distribution), reason: String) -> Self {
-        let (gb_per_s, bytes_out, gain, ratio_to_copy, ratio_to_torch) = Default::default();
-        let (dtype, distribution, skipped) = (dtype.name(), distribution.name(), reason);
-        Self { method, n, dtype, distribution, gb_per_s, bytes_out, gain, ratio_to_copy, ratio_to_torch, skipped }
+    pub fn new((method, n): (&Asked, usize), (dtype, distribution): (DType, Distribution), reason: String) -> Self {
+        Self {
+            label: method.label(),
+            method: method.text().to_owned(),
+            n,
+            dtype: dtype.name(),
+            distribution: distribution.name(),
+            fitted: matches!(method, Asked::Fitted(_)),
+            numbers: NoNumbers::default(),
+            skipped: reason,
+        }
     }
 }
 
@@ -44,6 +75,8 @@ pub struct Output {
     plot: Option<Plot>,
     rows: Vec<Row>,
     skipped: usize,
+    /// Whether a method has a *.
+    starred: bool,
     /// Rows of a whole run.
     all: usize,
     /// Progress on a terminal is one line that each next one takes.
@@ -59,7 +92,7 @@ impl Output {
         });
         let width = width.chain([6]).max().unwrap_or(6);
         let terminal = std::io::stderr().is_terminal();
-        let output = Self { json, width, plot, rows: Vec::new(), skipped: 0, all, terminal };
+        let output = Self { json, width, plot, rows: Vec::new(), skipped: 0, starred: false, all, terminal };
         match json {
             true => write_out("[\n")?,
             false => write_out(&output.head())?,
@@ -102,17 +135,19 @@ impl Output {
 
     /// A method was measured.
     pub fn row(&mut self, row: Row) -> Result<()> {
-        self.line(&row_text(&row, self.width), &row)?;
+        self.line(&row_text(&row, self.width), &Measured { row: &row, skipped: () })?;
+        self.starred |= row.fitted;
         self.rows.push(row);
         self.plot.as_ref().map_or(Ok(()), |plot| plot.draw(&self.rows))
     }
 
     /// A method was not measured.
     pub fn skip(&mut self, row: &Skipped) -> Result<()> {
-        let (width, Skipped { method, n, dtype, distribution, skipped, .. }) = (self.width, row);
-        let text = format!("{method:width$} {n:>10} {dtype:5} {distribution:>9}  skipped: {skipped}\n");
+        let (width, Skipped { label, n, dtype, distribution, skipped, .. }) = (self.width, row);
+        let text = format!("{label:width$} {n:>10} {dtype:5} {distribution:>9}  skipped: {skipped}\n");
         self.line(&text, row)?;
         self.skipped += 1;
+        self.starred |= row.fitted;
         Ok(())
     }
 
@@ -123,7 +158,7 @@ impl Output {
         }
         match self.json {
             true => write_out("]\n")?,
-            false if self.rows.iter().any(|row| row.fitted) => {
+            false if self.starred => {
                 write_out("* parameters chosen from these values, so that about 1 % of them are sent\n")?;
             }
             false => {}

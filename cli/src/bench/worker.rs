@@ -1,6 +1,7 @@
 //! The process that measures: it can be ended in the middle of a step.
 //!
-//! It is this binary with a hidden sub-command. It reads a [`Job`] from its input and answers lines of JSON.
+//! It is this binary with a hidden sub-command. It reads a [`Job`] from its input, one line, and answers lines of JSON. The
+//! input stays open as long as the process that asked lives: at its end this one ends too, however the other was ended.
 
 use super::data::{DType, Distribution};
 use super::measure::{self, Case, Row};
@@ -8,10 +9,10 @@ use super::{fitted, torch};
 use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -32,7 +33,14 @@ pub enum Asked {
 }
 
 impl Asked {
-    /// What is known of its text before there are values.
+    /// As far as it is known before there are values.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Strategy(text) | Self::Fitted(text) => text,
+        }
+    }
+
+    /// As in the table.
     pub fn label(&self) -> String {
         match self {
             Self::Strategy(text) => text.clone(),
@@ -83,9 +91,9 @@ pub enum Event {
     Begun(String),
     /// And was.
     Row(Box<Row>),
-    /// It was not: for this reason.
+    /// It was not, for this reason, or where none had begun, nothing can be.
     Failed(String),
-    /// It took longer than the limit; the process is ended.
+    /// It had no row at the limit; the process is to be ended.
     Late,
     /// Ctrl-C; the process is ended.
     Stopped,
@@ -96,6 +104,8 @@ pub enum Event {
 /// A process that measures. Dropping it ends it.
 pub struct Worker {
     child: Child,
+    /// Open as long as the process is to run: not the child's own, which waiting for it would close.
+    _input: ChildStdin,
     lines: Receiver<String>,
     /// Since when a method is measured.
     begun: Option<Instant>,
@@ -112,14 +122,16 @@ impl Worker {
         let output = BufReader::new(child.stdout.take().context("no pipe from the process that measures")?);
         std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| to.send(line)));
         let mut input = child.stdin.take().context("no pipe to the process that measures")?;
-        input.write_all(&serde_json::to_vec(job)?).context("failed to hand over what to measure")?;
-        Ok(Self { child, lines, begun: None })
+        let line = format!("{}\n", serde_json::to_string(job)?);
+        input.write_all(line.as_bytes()).context("failed to hand over what to measure")?;
+        Ok(Self { child, _input: input, lines, begun: None })
     }
 
     /// Waits for what comes next, at most until a method has taken `limit` or `stop` is set.
     pub fn next(&mut self, limit: Duration, stop: &AtomicBool) -> Event {
         loop {
-            match self.lines.recv_timeout(LOOK) {
+            let left = self.begun.map_or(LOOK, |begun| limit.saturating_sub(begun.elapsed()));
+            match self.lines.recv_timeout(left.min(LOOK)) {
                 Ok(line) => return self.read(&line),
                 Err(RecvTimeoutError::Disconnected) => return self.ended(),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -127,7 +139,7 @@ impl Worker {
             if stop.load(Ordering::Relaxed) {
                 return Event::Stopped;
             }
-            if self.begun.is_some_and(|begun| begun.elapsed() > limit) {
+            if self.begun.is_some_and(|begun| begun.elapsed() >= limit) {
                 return Event::Late;
             }
         }
@@ -173,9 +185,10 @@ fn say(said: &Said) -> Result<()> {
 
 /// Runs the process that measures.
 pub fn run() -> Result<()> {
-    let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text)?;
-    let job: Job = serde_json::from_str(&text).context("failed to read what to measure")?;
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line)?;
+    let job: Job = serde_json::from_str(&line).context("failed to read what to measure")?;
+    std::thread::spawn(end_with_input);
     say(&Said::Progress(format!("making {} values, {}", job.n, job.distribution.name())))?;
     let values = job.distribution.values(job.n + measure::MORE, job.dtype);
     let torch_s = match &job.python {
@@ -196,6 +209,13 @@ pub fn run() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A signal may leave the process that asked no time to end this one.
+fn end_with_input() {
+    // An error is an end too.
+    let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+    std::process::exit(1);
 }
 
 fn time_torch(python: &std::path::Path, values: &[f32], threads: usize) -> Result<Option<f64>> {
