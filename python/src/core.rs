@@ -229,7 +229,10 @@ impl Core {
         if let Some(bad) = strategies.iter().find(|s| s.is_dense() || s.collective().is_art()) {
             return Err(Failure::input(format!("{bad} has no shadow: only compressors over allgather have")).into());
         }
-        self.lock().watch_all(strategies);
+        let mut session = self.lock();
+        // These are not the newest trial's, and its report is not theirs to complete.
+        session.owed = None;
+        session.watch_all(strategies);
         Ok(())
     }
 

@@ -100,8 +100,9 @@ impl Core {
             Ok(turn) => turn,
             Err(why) => return Ok(Err(why.to_string())),
         };
-        let mut bucket = lock(&turn.bucket);
+        // The session first, as everywhere: whoever holds a bucket and waits for the session blocks who does it that way.
         let strategy = self.lock().now()?.strategy;
+        let mut bucket = lock(&turn.bucket);
         let shape = (bucket.params().len(), bucket.kept(turn.method));
         let has = match strategy.collective().is_art() {
             true => chooses(&strategy),

@@ -2,8 +2,8 @@
 
 use crate::meter::Costs;
 use crate::report::LEAST_GAIN;
-use crate::session::{Elsewhere, Session, lend};
-use flexcomm_domain::{Strategy, Version};
+use crate::session::{Elsewhere, Session};
+use flexcomm_domain::Version;
 use flexcomm_trainer::{AbortCause, InForce, Measured, Trial, TrialTick};
 use flexcomm_wire::{FromTrainer, Ran};
 use std::time::Duration;
@@ -13,8 +13,6 @@ pub struct Ended {
     pub trial: Trial<Elsewhere>,
     pub cause: Option<AbortCause>,
     pub at: Duration,
-    /// What the shadows of the trial before found.
-    pub shadows: Vec<(Strategy, f64)>,
 }
 
 /// What is said when its turn comes.
@@ -95,7 +93,7 @@ impl Session {
 
     fn report_trial(&mut self, ended: Ended) {
         let who = (&self.job, self.rank);
-        let Ok(mut report) = ended.trial.finish(&mut Elsewhere, who, ended.cause, ended.at);
+        let Ok(report) = ended.trial.finish(&mut Elsewhere, who, ended.cause, ended.at);
         tracing::info!(
             trial = report.id,
             outcomes = report.outcomes.len(),
@@ -103,10 +101,6 @@ impl Session {
             aborted = report.aborted.as_deref(),
             "live trial ended"
         );
-        let ran = report.outcomes.len();
-        lend(&mut report, &ended.shadows);
-        // What only had a shadow in the trial before is not this one's.
-        report.outcomes.truncate(ran);
         self.owed = Some(report.clone());
         self.reporter.send(FromTrainer::Trial(report));
     }

@@ -115,8 +115,6 @@ pub struct Session {
     unknown: Option<String>,
     /// What the newest step cost whose times are known, whatever ran.
     pub last: Option<Costs>,
-    /// What the shadows of the trial before found, for the report of this one.
-    past: Vec<(Strategy, f64)>,
     /// The newest trial's report, which its shadows complete.
     pub owed: Option<TrialReport>,
 }
@@ -153,7 +151,6 @@ impl Session {
             steps: 0,
             unknown: None,
             last: None,
-            past: Vec::new(),
             owed: None,
         }
     }
@@ -213,7 +210,7 @@ impl Session {
     pub fn wants_hook(&self) -> bool {
         let agreement = self.riding.look();
         let dense = agreement.in_force().strategy.is_dense() && agreement.word().iteration.is_none();
-        !dense || self.shadow.is_some()
+        !dense || self.shadow.as_ref().is_some_and(|(shadow, _)| shadow.steps() < SHADOW_STEPS)
     }
 
     /// What this tick runs, for its report.
@@ -308,7 +305,10 @@ impl Session {
 
     /// The same, but shadows of just these that are under way are not begun anew: who asks often would never be told.
     fn go_on_watching(&mut self, plan: &TrialPlan) {
-        let under_way = |(shadow, of): &(Shadow, Vec<Strategy>)| shadow.steps() < SHADOW_STEPS && *of == followed(plan);
+        let asked = followed(plan);
+        let under_way = |(shadow, of): &(Shadow, Vec<Strategy>)| {
+            shadow.steps() < SHADOW_STEPS && asked.iter().all(|s| of.contains(s))
+        };
         if !self.shadow.as_ref().is_some_and(under_way) {
             self.watch(plan);
         }
@@ -316,6 +316,11 @@ impl Session {
 
     /// Shadows of these strategies, beginning with the next step.
     pub fn watch_all(&mut self, strategies: Vec<Strategy>) {
+        if strategies.is_empty() {
+            // Shadows of nothing would never be at their end.
+            self.shadow = None;
+            return;
+        }
         let methods: Vec<Method> = strategies.iter().map(Method::from).collect();
         self.shadow = Some((Shadow::new(&methods, self.shadow_share, self.seed), strategies));
     }
@@ -363,7 +368,11 @@ impl Session {
         if let Some((shadow, _)) = self.shadow.as_mut().filter(|_| tick.trial.is_none()) {
             let before = shadow.steps();
             shadow.end_step();
-            if shadow.steps() > before && SHADOWS_TELL.contains(&shadow.steps()) {
+            let told = shadow.steps() > before && SHADOWS_TELL.contains(&shadow.steps());
+            if shadow.steps() >= SHADOW_STEPS {
+                shadow.rest();
+            }
+            if told {
                 self.tell_shadows();
             }
         }
@@ -397,7 +406,6 @@ impl Session {
                 Next::Switched
             }
             Change::TrialStarts(plan) => {
-                self.past = self.shadow_gains();
                 self.watch(&plan);
                 let Ok(trial) = Trial::start(plan, &mut Elsewhere, self.clock.elapsed());
                 self.trial = Some(trial);
@@ -410,8 +418,8 @@ impl Session {
 
     fn end_trial(&mut self, cause: Option<AbortCause>) -> Next {
         let Some(trial) = self.trial.take() else { return Next::Train };
-        let (at, shadows) = (self.clock.elapsed(), std::mem::take(&mut self.past));
-        self.say(None, Said::Ended(Box::new(Ended { trial, cause, at, shadows })));
+        let at = self.clock.elapsed();
+        self.say(None, Said::Ended(Box::new(Ended { trial, cause, at })));
         Next::TrialEnds
     }
 
@@ -431,7 +439,7 @@ fn followed(plan: &TrialPlan) -> Vec<Strategy> {
 }
 
 /// Adds to a trial's report what shadows found: to the candidates that ran, and of those that only had a shadow.
-pub fn lend(report: &mut TrialReport, shadows: &[(Strategy, f64)]) {
+fn lend(report: &mut TrialReport, shadows: &[(Strategy, f64)]) {
     for (strategy, gain) in shadows {
         let (strategy, gain) = (StrategyWire::from(*strategy), gain.clamp(LEAST_GAIN, 1.0));
         match report.outcomes.iter_mut().find(|o| o.strategy == strategy) {

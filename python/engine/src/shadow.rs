@@ -132,6 +132,12 @@ impl Shadow {
         self.candidates.iter_mut().for_each(Candidate::end_step);
     }
 
+    /// No step follows: gives back all memory but the gains.
+    pub fn rest(&mut self) {
+        self.candidates.iter_mut().for_each(|c| c.parts = Vec::new());
+        self.scratch = Vec::new();
+    }
+
     /// Steps that have ended.
     pub fn steps(&self) -> u64 {
         self.candidates.first().map_or(0, |c| c.steps)

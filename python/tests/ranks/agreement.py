@@ -228,7 +228,7 @@ def shadowed(rank, lines):
     lines.take()
     run.train(5)
     run.agent.publish(trial=trial(1, [GATHER, "topk@0.01/allgather", STAR]))
-    run.train(10)
+    run.train(200, lambda: rank != 0 or bool(run.agent.of_kind("trial")))
     # Asked again: shadows of the same candidates go on.
     run.agent.publish(trial=trial(2, [GATHER, "topk@0.01/allgather", STAR]))
     run.train(300, lambda: rank != 0 or len(run.agent.of_kind("trial")) == 4)
