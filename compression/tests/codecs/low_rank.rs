@@ -177,6 +177,29 @@ fn atomo_sends_no_more_than_the_matrix() {
     assert!(atoms > 200, "{atoms}");
 }
 
+/// Once there were as many atoms as a uniform number each let through, also where these are longer than the matrix: such
+/// messages are read as ever, to the last atom that a matrix can have.
+#[test]
+fn atomo_reads_more_atoms_than_it_sends() {
+    let read = |shape: Shape, count: u32| {
+        let mut codec = parse("atomo(budget=3)").codec(shape);
+        let mut payload = [&[0], &count.to_le_bytes()[..]].concat();
+        for atom in 0..count {
+            let (left, right) = (vec![1.0f32; shape.rows], vec![(atom + 1) as f32; shape.cols]);
+            left.iter().chain(&right).for_each(|value| payload.extend(value.to_le_bytes()));
+        }
+        let mut out = vec![0.0; shape.values()];
+        let (mut from, context) = (Reader::new(&payload), flexcomm_compression::codec::Context::new(1));
+        codec.decode_add(&mut from, &context, (1.0, &mut out)).map(|()| (out, from.left()))
+    };
+    let square = Shape { rows: 4, cols: 4 };
+    for (count, sum) in [(0, 0.0), (3, 6.0), (4, 10.0)] {
+        assert_eq!(read(square, count).unwrap(), (vec![sum; 16], 0), "{count}");
+    }
+    assert!(read(square, 5).is_err());
+    assert!(read(Shape::vector(50), 1).is_err());
+}
+
 /// A full budget is the matrix; the mean of a smaller one too, tall and wide.
 #[test]
 fn atomo_is_unbiased_on_long_matrices() {
