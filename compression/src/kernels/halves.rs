@@ -27,6 +27,14 @@ pub(crate) const NARROWED: usize = 4096;
 /// Sums of squares in f32 that did not overflow, nor lose much below: others are taken again in f64.
 const TRUSTED: std::ops::Range<f64> = 1e-24..1e38;
 
+impl Narrowed {
+    /// Whether sums in f32 say it well enough of these values. Zeros are common where gradients are sparse.
+    fn is_trusted(self, x: &[f32]) -> bool {
+        let zeros = || self.fed == 0.0 && x.iter().fold(0, |bits, x| bits | key(*x)) == 0;
+        TRUSTED.contains(&self.fed) && TRUSTED.contains(&self.sent) || zeros()
+    }
+}
+
 /// Bits of the half nearest to a value of at most the largest half.
 #[inline(always)]
 fn narrow<const F16: bool>(x: f32) -> u16 {
@@ -73,11 +81,8 @@ impl Kernel {
         };
         let squares = (&mut fed, &mut sent);
         self.run(Narrow::<F16> { x: &x[done..], limit, to: &mut to[done..], squares });
-        let (fed, sent) = (total(&fed), total(&sent));
-        if TRUSTED.contains(&fed) && TRUSTED.contains(&sent) {
-            return Narrowed { fed, sent };
-        }
-        squares_in_f64::<F16>(x, to)
+        let narrowed = Narrowed { fed: total(&fed), sent: total(&sent) };
+        if narrowed.is_trusted(x) { narrowed } else { squares_in_f64::<F16>(x, to) }
     }
 
     /// `out += scale * half`, where it is FRESH to zeros; answers the largest key of what was added.
@@ -222,6 +227,18 @@ mod tests {
             let x: Vec<f32> = x.into_iter().map(|x| scale * x).collect();
             LARGEST.into_iter().for_each(|half| check(&x, half));
         }
+    }
+
+    /// Zeros are not taken again; what only underflows is.
+    #[test]
+    fn zeros_are_trusted() {
+        let nothing = Narrowed::default();
+        assert!(nothing.is_trusted(&[0.0, -0.0]) && nothing.is_trusted(&[]));
+        assert!(!nothing.is_trusted(&[0.0, 1e-30]) && !nothing.is_trusted(&[-1e-45]));
+        assert!(
+            !Narrowed { fed: 1.0, sent: 0.0 }.is_trusted(&[1.0]) && Narrowed { fed: 1.0, sent: 1.0 }.is_trusted(&[1.0])
+        );
+        assert!(!Narrowed { fed: f64::NAN, sent: f64::NAN }.is_trusted(&[f32::NAN]));
     }
 
     #[test]
