@@ -3,7 +3,7 @@
 use flexcomm_compression::codec::{Codec, Context, EncodeError, Shape, Travels};
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step, add_messages};
 use flexcomm_compression::random::Stream;
-use flexcomm_compression::strategy::{Class, Nature, Strategy, params::Values};
+use flexcomm_compression::strategy::{Nature, Strategy, params::Values};
 use flexcomm_compression::wire::{Reader, Writer};
 use flexcomm_compression::{Energy, Layers, methods};
 
@@ -164,8 +164,8 @@ pub(crate) fn assert_unbiased(strategy: &Strategy, x: &[f32], draws: u32) {
         error += off * off;
         variance += spread;
     }
-    // Of atoms all values follow few draws: 6 standard deviations of a single one.
-    let factor = if strategy.entry().class == Class::LowRank { 36.0 } else { 2.0 };
+    // Their ratio is 1 in the mean. Of atoms all values follow few draws, so that it scatters: with these seeds up to 3.9.
+    let factor = if strategy.entry().name == "atomo" { 4.5 } else { 2.0 };
     assert!(error <= factor * variance + (1e-4 * norm).powi(2), "{strategy}: error {error}, variance {variance}");
 }
 
