@@ -2,39 +2,19 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[allow(dead_code, unsafe_code)]
-#[path = "../../../gpu-kernels/tests/kernels/emulated.rs"]
-mod emulated;
+mod lent;
 
-use emulated::{Emulated, Memory};
 use flexcomm_compression::{HEADER_BYTES, Method, Part};
 use flexcomm_domain::{CompressionRatio, Compressor, Rank, Strategy};
-use flexcomm_engine::{Answers, Bucket, EngineError, Home, OnHost, Param, Ran, Store, kernels, lock};
+use flexcomm_engine::{Answers, Bucket, EngineError, OnHost, Param, Ran, Store, kernels, lock};
 use flexcomm_gpu_kernels::bucket::{Gradient, Method as Kernels};
-use flexcomm_gpu_kernels::{Copies, DType, LaunchError, OUTCOME_BYTES, Span};
+use flexcomm_gpu_kernels::{Copies, DType, OUTCOME_BYTES};
 use flexcomm_trainer::{Agreement, HEAD_BYTES, Heard, Riding, Status};
+use lent::{Emulated, Lent, Memory};
 
 const PARAMS: [Param; 2] = [Param { id: 0, len: 2000, cols: 1 }, Param { id: 1, len: 501, cols: 1 }];
 const N: usize = 2501;
 const WORLD: u32 = 3;
-
-/// Memory of the emulator, lent to a bucket.
-struct Lent {
-    device: Emulated,
-    _memory: Memory,
-}
-
-impl std::fmt::Debug for Lent {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Lent")
-    }
-}
-
-impl Home for Lent {
-    fn fetch(&self, from: Span, to: &mut [u8]) -> Result<(), LaunchError> {
-        self.device.download(from, to)
-    }
-}
 
 fn gradient(rank: u64, step: u64) -> Vec<f32> {
     let wave = |i: u64| ((i * 37 + rank * 59 + step * 101) % 997) as f32 / 500.0 - 1.0;

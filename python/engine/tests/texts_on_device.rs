@@ -3,41 +3,22 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[allow(dead_code, unsafe_code)]
-#[path = "../../../gpu-kernels/tests/kernels/emulated.rs"]
-mod emulated;
+mod lent;
 
-use emulated::{Emulated, Memory};
 use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_compression::strategy::Strategy;
 use flexcomm_compression::wire::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
-use flexcomm_engine::{Home, How, Param, Piped, Ran, Turn, layers};
+use flexcomm_engine::{How, Param, Piped, Ran, Turn, layers};
+use flexcomm_gpu_kernels::DType;
 use flexcomm_gpu_kernels::bucket::Gradient;
-use flexcomm_gpu_kernels::{Copies, DType, LaunchError, Span};
 use flexcomm_trainer::{Heard, Status};
+use lent::{Emulated, Lent, Memory};
 
 const PARAMS: [Param; 3] =
     [Param { id: 0, len: 1201, cols: 1 }, Param { id: 1, len: 5, cols: 1 }, Param { id: 2, len: 1000, cols: 8 }];
 const N: usize = 2206;
 const WORLD: u32 = 3;
-
-struct Lent {
-    device: Emulated,
-    _memory: Memory,
-}
-
-impl std::fmt::Debug for Lent {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Lent")
-    }
-}
-
-impl Home for Lent {
-    fn fetch(&self, from: Span, to: &mut [u8]) -> Result<(), LaunchError> {
-        self.device.download(from, to)
-    }
-}
 
 fn member(rank: u32) -> Member {
     Member { seed: 7, rank, world: WORLD, tensor: 3 }
