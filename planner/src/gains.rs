@@ -62,10 +62,12 @@ pub(crate) fn note(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
     let Some(m) = settled(s, memory, now) else { return };
     let Some(power) = power_in_force(s, memory, now).map(|p| p.max(1.0)) else { return };
     let (selector, cr) = (s.strategy().selector(), s.strategy().cr());
-    if !memory.bias.iter().any(|b| (b.selector, b.cr, b.profile_at) == (selector, cr, profile_at)) {
-        // This one's power has the drift until now in it, so the others' must have theirs.
-        memory.bias.iter_mut().filter(|b| b.profile_at == profile_at).for_each(|b| rebase(b, s));
+    if let Some(known) = memory.known_bias((selector, cr, profile_at)) {
+        known.shown = m.gain;
+        return;
     }
+    // This one's power has the drift until now in it, so the others' must have theirs.
+    memory.bias.iter_mut().filter(|b| b.profile_at == profile_at).for_each(|b| rebase(b, s));
     memory.note_bias(Bias { selector, cr, power, shown: m.gain, profile_at });
 }
 

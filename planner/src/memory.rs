@@ -340,13 +340,14 @@ impl Memory {
         self.link_noise.unwrap_or(ASSUMED_NOISE)
     }
 
-    /// Remembers how far a trial flattered; once per ratio and profile. The newest profile counts, and what was shown last.
+    /// How far the trial of this profile flattered the ratio, where that is known.
+    pub(crate) fn known_bias(&mut self, of: (Selector, CompressionRatio, Option<Timestamp>)) -> Option<&mut Bias> {
+        self.bias.iter_mut().find(|b| (b.selector, b.cr, b.profile_at) == of)
+    }
+
+    /// Remembers how far a trial flattered, instead of what an earlier one did.
     pub(crate) fn note_bias(&mut self, new: Bias) {
         let same = |b: &Bias| b.selector == new.selector && b.cr == new.cr;
-        if let Some(known) = self.bias.iter_mut().find(|b| same(b) && b.profile_at == new.profile_at) {
-            known.shown = new.shown;
-            return;
-        }
         self.bias.retain(|b| !same(b));
         if self.bias.len() >= MAX_BIASES {
             self.bias.remove(0);
