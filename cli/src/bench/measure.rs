@@ -12,12 +12,15 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Repetitions whose middle counts, after one that only warms up: at least so many where patience lasts,
+/// Repetitions whose middle counts: at least so many where patience lasts,
 const LEAST_REPEATS: usize = 7;
 /// and more until so much time is spent,
 const SPEND: Duration = Duration::from_millis(300);
 /// but no more than these.
 const MOST_REPEATS: usize = 201;
+
+/// Patiences that a first step takes which is not repeated.
+const SLOW: f64 = 10.0;
 
 /// Steps that a method whose decisions wait for several gradients gets before any counts.
 pub const LESSONS: usize = 12;
@@ -249,22 +252,24 @@ fn together(parts: &mut [Part<'_>]) -> Result<Took> {
     })
 }
 
-/// The middle times of some steps, after those that fill buffers and, where the method learns, teach it: one, or
-/// [`LESSONS`]. Of a method that takes longer than patience the last of these counts.
+/// The middle times of some steps, after those that teach the method and those that fill buffers: two, since many methods keep
+/// a pair that they swap, and memory that is new costs more than the work. Of a method to which that is nothing, the last of its
+/// lessons counts.
 fn middle(parts: &mut [Part<'_>], (lessons, patience): (usize, Duration)) -> Result<Took> {
     for _ in 1..lessons {
         together(parts)?;
     }
+    let (seconds, first) = timed(|| together(parts));
+    if seconds > SLOW * patience.as_secs_f64() {
+        return first;
+    }
+    first.and_then(|_| together(parts))?;
     let begun = Instant::now();
-    let warm = together(parts)?;
-    let mut all = Vec::new();
+    let mut all = vec![together(parts)?];
     while begun.elapsed() < patience
         && (all.len() < LEAST_REPEATS || (all.len() < MOST_REPEATS && begun.elapsed() < SPEND))
     {
         all.push(together(parts)?);
-    }
-    if all.is_empty() {
-        return Ok(warm);
     }
     let median = |of: fn(&Took) -> f64| {
         let mut times: Vec<f64> = all.iter().map(of).collect();
