@@ -83,14 +83,16 @@ pub struct Config {
     /// ... and both only when it has been so for this long, and every link has been measured anew since it
     /// began. Default 10 s: when the network changes, steps show it before the probes do, and rolling back on
     /// links of yesterday makes it worse. After `max_link_age_s` the guard no longer waits for that. Three
-    /// times as long where the way back sends more.
+    /// times as long where the way back sends more. Nor does it act while links move (`links_settle_s`).
     pub guard_patience_s: Seconds,
     /// Medians over fewer steps than this are not used, neither by the guard nor for the gain. Default 10.
     pub least_steps: u64,
     /// A gain in force is believed after 1/CR steps, when the residual has settled, but after so many at most. Default
     /// 250: smaller ratios settle later still, but by then most of it has happened.
     pub settle_steps: u64,
-    /// A strategy that was rolled back is not chosen for this long; doubles each time. Default 300 s.
+    /// A strategy that was rolled back is not chosen for this long, doubled for each earlier time, or until the links
+    /// have moved by a factor of two. One time is forgotten when, after the end of a block, as long again has passed without
+    /// another. Default 300 s.
     pub block_s: Seconds,
     /// ... up to this long. Default 3600 s: the cause may be gone by then.
     pub block_max_s: Seconds,

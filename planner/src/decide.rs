@@ -1,5 +1,6 @@
 //! One decision from beginning to end; see the crate's walk-through.
 
+use crate::blocks::Moved;
 use crate::choose::{self, Hold, Take};
 use crate::guard::{self, Judgement, Rollback};
 use crate::memory::{GainReference, HeldBack, LinkSummary, Seen};
@@ -52,7 +53,7 @@ impl<'a> Call<'a> {
         if memory.dwell_from.is_none() {
             memory.dwell_from = s.in_force.as_ref().map(|f| f.decision.decided_at);
         }
-        memory.heal(now, s.config.block_max_s);
+        memory.heal(now, &s.config);
         Self { s, now, memory, costs: None, triggers: Vec::new(), trial: None, rollback: false, buckets: None }
     }
 
@@ -64,9 +65,7 @@ impl<'a> Call<'a> {
             return Err((Keep::NoLinks, "no estimate covers all links between the job's ranks yet".into()));
         };
         gains::note(s, &mut self.memory, self.now);
-        let costs = solve::price(s, &links.matrix, &self.memory, self.now);
-        self.costs =
-            Some(costs.map_err(|e| (Keep::InvalidSnapshot, format!("the candidates cannot be compared: {e}")))?);
+        self.price(links)?;
         let summary = LinkSummary::of(&links.matrix);
         if let Err(why) = trusted(s, links, self.now) {
             self.note_measurements(summary);
@@ -78,9 +77,11 @@ impl<'a> Call<'a> {
         self.memory.note_links(&summary, &s.config, self.now);
         let fallen = choose::fell_unmeasured(s, &self.memory, self.now);
         self.memory.fallen_since = fallen.then(|| self.memory.fallen_since.unwrap_or(self.now));
+        let ended = self.review_blocks(links, &summary)?;
         self.note_measurements(summary);
         let step_s = self.in_force_step();
         self.triggers = triggers::find(s, &self.memory, &summary, step_s, self.now);
+        self.triggers.extend(ended);
         let costs = self.costs.as_ref().filter(|_| s.in_force.is_some());
         if costs.is_some_and(|c| !c.offered) {
             self.triggers.push(Trigger::Withdrawn);
@@ -89,6 +90,25 @@ impl<'a> Call<'a> {
             self.triggers.push(Trigger::NotAdmitted { gain: c.in_force.what.gain.get() });
         }
         Ok(summary)
+    }
+
+    fn price(&mut self, links: &Links) -> Result<(), (Keep, String)> {
+        let costs = solve::price(self.s, &links.matrix, &self.memory, self.now);
+        let costs = costs.map_err(|e| (Keep::InvalidSnapshot, format!("the candidates cannot be compared: {e}")))?;
+        self.costs = Some(costs);
+        Ok(())
+    }
+
+    /// Ends blocks that rest on other links than these.
+    fn review_blocks(&mut self, links: &Links, summary: &LinkSummary) -> Result<Option<Trigger>, (Keep, String)> {
+        let Some(costs) = &self.costs else { return Ok(None) };
+        let (s, moved) = (self.s, Moved { links: summary, config: &self.s.config, now: self.now });
+        let ended = self.memory.review_blocks(&moved, s.version(), |memory, blocked, evidence| {
+            guard::acquits(&guard::Look { s, memory, costs, links: summary }, blocked, evidence)
+        });
+        let Some(what) = ended.words() else { return Ok(None) };
+        self.price(links)?;
+        Ok(Some(Trigger::Unblocked { what }))
     }
 
     fn in_force_step(&self) -> f64 {
@@ -176,7 +196,7 @@ impl<'a> Call<'a> {
         self.triggers.push(Trigger::Guard { what: r.failed.why.clone() });
         self.rollback = true;
         self.memory.unblock(&r.to.strategy(), self.now);
-        self.memory.block(r.failed, self.now, self.s.config.block_s, self.s.config.block_max_s);
+        self.memory.block(r.failed, self.now, &self.s.config);
         let until = self.memory.blocked.last().map_or(0.0, |b| b.until.since(self.now).get());
         Take { to: r.to, why: format!("{}; not to be tried again for {}", r.why, words::time(until)) }
     }

@@ -1,9 +1,16 @@
 //! Rolls back by itself: measured worse than predicted, or than dense, beyond a margin.
+//!
+//! Steps show a change of the network before probes do. So a complaint waits until every link has been measured since
+//! it began, and until links that are moving are steady. It does not wait for a second measurement: the controller tests
+//! links that disagree with steps as often as its budget allows, but an estimator that takes a fall for an outlier at
+//! first may do so for any time. A strategy that is blamed meanwhile is acquitted when the links show it ([`acquits`]).
 
-use crate::memory::{Complaint, Failed, LinkSummary, Scope};
+use crate::blocks::{Blocked, Evidence, Failed, Scope};
+use crate::memory::{Complaint, LinkSummary};
 use crate::solve::{Costs, Priced};
 use crate::{Measured, Memory, Snapshot, words};
 use flexcomm_domain::{Gain, Seconds, Strategy, Timestamp};
+use flexcomm_optimizer::Evaluated;
 
 /// What the guard says of the strategy in force.
 #[derive(Debug)]
@@ -47,14 +54,23 @@ pub(crate) fn judge(
         return Judgement::Fine;
     };
     let look = Look { s, memory, costs, links };
-    let complaint = look.too_slow(m).or_else(|| look.worse_than_dense(m));
+    let complaint = look.complaint(m, &costs.in_force.what);
     let Some((scope, complaint)) = complaint else {
         memory.complaint = None;
         return Judgement::Fine;
     };
     let judgement = look.roll(m, scope, complaint);
+    let unsteady = memory.unsteady(&s.config, now).is_some();
     let doubtful = matches!(&judgement, Judgement::Roll(r) if costs.sends_more(&r.to));
-    if lasts(s, memory, now, if doubtful { DOUBT } else { 1.0 }) { judgement } else { Judgement::Suspect }
+    let due = lasts(s, memory, now, if doubtful { DOUBT } else { 1.0 }) && !unsteady;
+    if due { judgement } else { Judgement::Suspect }
+}
+
+/// Whether there would have been no complaint on the links of now: they explain what was measured before they were known.
+/// No links explain what compressing takes.
+pub(crate) fn acquits(look: &Look<'_>, blocked: &Blocked, evidence: &Evidence) -> bool {
+    let predicted = look.costs.problem.evaluate(&blocked.strategy);
+    blocked.scope != Scope::Compressor && predicted.is_ok_and(|p| look.complaint(&evidence.measured, &p).is_none())
 }
 
 /// A fallback that sends more has so many times the patience: if it is the network that has just become slower, that one
@@ -73,17 +89,21 @@ fn lasts(s: &Snapshot, memory: &mut Memory, now: Timestamp, doubt: f64) -> bool 
     lasted.get() >= doubt * s.config.guard_patience_s.get() && measured
 }
 
-struct Look<'a> {
-    s: &'a Snapshot,
-    memory: &'a Memory,
-    costs: &'a Costs,
-    links: &'a LinkSummary,
+/// What measured steps are compared with.
+pub(crate) struct Look<'a> {
+    pub(crate) s: &'a Snapshot,
+    pub(crate) memory: &'a Memory,
+    pub(crate) costs: &'a Costs,
+    pub(crate) links: &'a LinkSummary,
 }
 
 impl Look<'_> {
+    fn complaint(&self, m: &Measured, predicted: &Evaluated) -> Option<(Scope, String)> {
+        self.too_slow(m, predicted).or_else(|| self.worse_than_dense(m, predicted))
+    }
+
     /// Step and communication both take longer than predicted: a slow optimizer or loader is no complaint.
-    fn too_slow(&self, m: &Measured) -> Option<(Scope, String)> {
-        let predicted = &self.costs.in_force.what;
+    fn too_slow(&self, m: &Measured, predicted: &Evaluated) -> Option<(Scope, String)> {
         let beyond = |is: f64, was: f64| {
             is > was * (1.0 + self.s.config.guard_margin) && is - was > self.s.config.guard_floor_s.get()
         };
@@ -96,26 +116,11 @@ impl Look<'_> {
             m.steps,
             words::time(predicted.t_step.get())
         );
-        (step && beyond(own.0, own.1)).then(|| (self.culprit(m), text))
+        (step && beyond(own.0, own.1)).then(|| (culprit(m, predicted), text))
     }
 
-    /// What took longer than predicted; if nothing did, too much is lost for what it takes.
-    fn culprit(&self, m: &Measured) -> Scope {
-        let p = &self.costs.in_force.what;
-        let (sync, comp) = (m.t_sync.get() - p.t_sync.get(), m.t_comp.get() - p.t_comp.get());
-        if p.strategy.is_dense() {
-            Scope::Collective
-        } else if sync.max(comp) <= 0.0 {
-            Scope::Gain
-        } else if sync >= comp {
-            Scope::Collective
-        } else {
-            Scope::Compressor
-        }
-    }
-
-    fn worse_than_dense(&self, m: &Measured) -> Option<(Scope, String)> {
-        let strategy = self.costs.in_force.strategy();
+    fn worse_than_dense(&self, m: &Measured, p: &Evaluated) -> Option<(Scope, String)> {
+        let strategy = p.strategy;
         let dense = self.costs.dense().filter(|_| !strategy.is_dense())?;
         let reference = self.cost_of(dense);
         let ours = self.worth(m.t_step, m.gain);
@@ -123,7 +128,6 @@ impl Look<'_> {
         if ours <= limit || ours - reference.cost <= self.s.config.guard_floor_s.get() {
             return None;
         }
-        let p = &self.costs.in_force.what;
         let lost = m.gain.get() < 0.9 * p.gain.get();
         let text = format!(
             "{} was measured at {} per step at gain {}, worth less than dense, {}",
@@ -132,27 +136,34 @@ impl Look<'_> {
             words::number(m.gain.get()),
             reference.words
         );
-        Some((if lost { Scope::Gain } else { self.culprit(m) }, text))
+        Some((if lost { Scope::Gain } else { culprit(m, p) }, text))
     }
 
     fn roll(&self, m: &Measured, scope: Scope, complaint: String) -> Judgement {
         let strategy = self.costs.in_force.strategy();
         let ours = self.worth(m.t_step, m.gain);
         let previous = |p: &Priced| p.score.is_some() && self.is_previous(&p.strategy());
+        let open = |p: &Priced| !p.blocked && !scope.covers(&strategy, &p.strategy());
         let known = self.costs.all.iter().filter(|p| p.what.strategy.is_dense() || previous(p));
         // What is predicted on links that cannot be trusted is nothing to go back to.
         let sure = self.s.links.as_ref().is_some_and(|l| l.confidence >= self.s.config.least_confidence);
         let usable = known.filter(|p| p.strategy() != strategy).filter_map(|p| {
             let seen = self.seen(&p.strategy()).is_some();
-            let open = sure && !p.blocked && !scope.covers(&strategy, &p.strategy());
-            (seen || open).then(|| self.cost_of(p))
+            (seen || sure && open(p)).then(|| self.cost_of(p))
         });
-        let best = usable.min_by(|a, b| a.cost.total_cmp(&b.cost));
-        match best.filter(|b| b.cost < ours * (1.0 - self.s.config.hysteresis)) {
+        let better = |b: &Fallback<'_>| b.cost < ours * (1.0 - self.s.config.hysteresis);
+        let best = usable.min_by(|a, b| a.cost.total_cmp(&b.cost)).filter(better);
+        // Once something is left, it is left for the best that remains. That one alone is no reason to leave: a model that
+        // has just been found wrong predicts it.
+        let remains = best.as_ref().filter(|_| sure).and_then(|_| self.costs.pick(self.s, open));
+        let remains = remains.as_ref().map(|p| self.cost_of(p));
+        match best.into_iter().chain(remains).min_by(|a, b| a.cost.total_cmp(&b.cost)) {
             Some(b) => {
-                let to = words::strategy(&b.to.strategy());
-                let why = format!("{complaint}; back to {to}, {}", b.words);
-                let failed = Failed { strategy, scope, why: complaint };
+                let to = b.to.strategy();
+                let back = if to.is_dense() || self.is_previous(&to) { "back" } else { "on" };
+                let why = format!("{complaint}; {back} to {}, {}", words::strategy(&to), b.words);
+                let evidence = Evidence { links: *self.links, measured: *m };
+                let failed = Failed { strategy, scope, why: complaint, evidence };
                 Judgement::Roll(Box::new(Rollback { to: b.to.clone(), failed, why }))
             }
             None => Judgement::Stay(format!("{complaint}; nothing known is better")),
@@ -190,5 +201,19 @@ impl Look<'_> {
     /// is rolled back to that the policy would leave at once.
     fn worth(&self, t_step: Seconds, gain: Gain) -> f64 {
         self.s.config.policy.time_to_quality().seconds(t_step.get(), gain.get())
+    }
+}
+
+/// What took longer than predicted; if nothing did, too much is lost for what it takes.
+fn culprit(m: &Measured, p: &Evaluated) -> Scope {
+    let (sync, comp) = (m.t_sync.get() - p.t_sync.get(), m.t_comp.get() - p.t_comp.get());
+    if p.strategy.is_dense() {
+        Scope::Collective
+    } else if sync.max(comp) <= 0.0 {
+        Scope::Gain
+    } else if sync >= comp {
+        Scope::Collective
+    } else {
+        Scope::Compressor
     }
 }

@@ -16,16 +16,18 @@
 //! 2. **Price** (`solve.rs`). The optimizer predicts every candidate on the links of now: t_comp, t_sync, t_step
 //!    and gain. Trials begin with a fresh residual and flatter small ratios: where settled steps kept less, or have
 //!    drifted since, the profile follows them (`gains.rs`).
-//! 3. **Trust**. Links too old or too uncertain: nothing is decided, the report says which and why.
+//! 3. **Trust**. Links too old or too uncertain: nothing is decided, the report says which and why. Else blocks that
+//!    rest on other links than these end (`blocks.rs`).
 //! 4. **Triggers** (`triggers.rs`). The mean bandwidth moved by more than 25 %, so it is time to solve again.
 //!    Others are: the first decision, a new profile, predicted times that moved though the links did not, a
-//!    change held back before, a strategy no longer offered or admitted, a regular review. A gain that moved
-//!    by 10 % or more asks for a **trial** (`trial.rs`), whose profile is the trigger then. Nothing of that: the
-//!    answer is `nothing-moved`, with all predicted times all the same.
+//!    change held back before, a strategy no longer offered or admitted, a block that the links have ended, a regular
+//!    review. A gain that moved by 10 % or more asks for a **trial** (`trial.rs`), whose profile is the trigger then.
+//!    Nothing of that: the answer is `nothing-moved`, with all predicted times all the same.
 //! 5. **Guard** (`guard.rs`). Steps measured worse than predicted, or than dense, beyond a margin, for longer
-//!    than the guard's patience, on links measured since: roll back to dense or to the strategy before, whichever
-//!    is known to be better, and block what failed for a while, longer each time. Nothing known is better: it
-//!    says so once and stays.
+//!    than the guard's patience, on links measured since that do not move: where dense or the strategy before is known to
+//!    be better, it is left for the best that remains, and what failed is blocked for a while, longer each time. Nothing
+//!    known is better: the guard says so once and stays. A block ends early when the links have moved by a factor
+//!    of two. When they explain soon after what the steps took, it was the network and no strike (`blocks.rs`).
 //! 6. **Choose** (`choose.rs`). The policy picks a point of the front among what is not blocked and clears its floor of
 //!    the gain by a margin, which what is in force need not (`floor.rs`). It must win by
 //!    the hysteresis (more when only noise can have moved it), save more over the horizon than the switch costs,
@@ -42,10 +44,11 @@
 //!
 //! # What may be relied on
 //!
-//! Versions grow by one. Between two changes lies the dwell time, except for a rollback. Except for a rollback, or
-//! when the strategy in force is no longer offered or admitted, a change scores better by the policy than what it
-//! replaces. A gain about as large as the policy's floor is left once and not taken again before it has risen by a
-//! margin (`floor.rs`), however noisy it is. A clock that jumps back costs one dwell time at most. Memory that was lost costs a margin or a block,
+//! Versions grow by one. Between two changes lies the dwell time, except for a rollback, and after one whose reason the
+//! links have explained. No block outlives the network that it was made on. Except for a rollback, or when the strategy
+//! in force is no longer offered or admitted, a change scores better by the policy than what it replaces. A gain about as
+//! large as the policy's floor is left once and not taken again before it has risen by a margin (`floor.rs`), however
+//! noisy it is. A clock that jumps back costs one dwell time at most. Memory that was lost costs a margin or a block,
 //! never a wrong decision. `tests/properties.rs` holds all of this.
 //!
 //! # Adding a trigger
@@ -53,6 +56,7 @@
 //! A variant of [`Trigger`] with its words, a line in `triggers::find`, a case in `tests/decisions.rs`, and a
 //! scenario in `sim/scenarios/` in which it matters.
 
+mod blocks;
 mod buckets;
 pub mod checker;
 mod choose;

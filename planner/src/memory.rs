@@ -1,13 +1,12 @@
 //! What the planner remembers from one call to the next. The caller stores it and hands it back unread.
 
 use crate::Config;
+pub use crate::blocks::{Blocked, Evidence, MAX_BLOCKED, Scope};
 use flexcomm_domain::{CompressionRatio, Gain, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version};
 use serde::{Deserialize, Serialize};
 
 /// Most strategies whose measured times are remembered: the ones tried lately, not a history.
 pub const MAX_SEEN: usize = 16;
-/// Most strategies that are blocked at once; the block that ends first is dropped.
-pub const MAX_BLOCKED: usize = 16;
 
 /// Most ratios of which it is remembered how far trials flattered them.
 pub const MAX_BIASES: usize = 16;
@@ -65,6 +64,8 @@ pub struct Memory {
     pub seen: Vec<Seen>,
     /// Strategies not to return to for a while.
     pub blocked: Vec<Blocked>,
+    /// The decision of a rollback whose reason the links explain: it need not stay for the dwell time.
+    pub annulled: Option<Version>,
 }
 
 /// A change of the network in the making: estimates of its links follow it one after the other.
@@ -187,7 +188,7 @@ pub struct TrialMemory {
     pub cost_s: f64,
     /// Whether its answer is still awaited.
     pub pending: bool,
-    /// When the newest answer that was seen ended.
+    /// When the trial of the newest answer that was seen ended.
     pub answered_at: Option<Timestamp>,
     /// How many were given up one after the other.
     pub given_up: u32,
@@ -204,67 +205,10 @@ pub struct Seen {
     pub links: LinkSummary,
 }
 
-/// Which part of a strategy failed: what else is not to be trusted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Scope {
-    /// Communication took too long: every strategy over the same collective is blocked.
-    Collective,
-    /// Compressing took too long: every strategy with the same compressor is blocked.
-    Compressor,
-    /// Too much was lost: the same compressor is blocked at this ratio and at every smaller one; if one rank selected for
-    /// all, only that way of selecting.
-    Gain,
-}
-
-/// What the guard found wrong.
-#[derive(Debug, Clone)]
-pub(crate) struct Failed {
-    pub(crate) strategy: Strategy,
-    pub(crate) scope: Scope,
-    pub(crate) why: String,
-}
-
-/// A strategy that was rolled back.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Blocked {
-    /// Which.
-    pub strategy: Strategy,
-    /// What it shares with others that are blocked with it.
-    pub scope: Scope,
-    /// Not chosen before this.
-    pub until: Timestamp,
-    /// How many times it was rolled back.
-    pub strikes: u32,
-    /// What was measured, in words.
-    pub why: String,
-}
-
-impl Blocked {
-    /// Whether this block means that strategy, too.
-    pub fn covers(&self, other: &Strategy) -> bool {
-        self.scope.covers(&self.strategy, other)
-    }
-}
-
-impl Scope {
-    /// Whether what is wrong with `failed` is wrong with `other`, too.
-    pub(crate) fn covers(self, failed: &Strategy, other: &Strategy) -> bool {
-        match self {
-            Self::Collective => failed.collective() == other.collective(),
-            Self::Compressor => failed.compressor() == other.compressor(),
-            Self::Gain => {
-                let keeps_no_more = failed.selection().is_none() || failed.selection() == other.selection();
-                failed.compressor() == other.compressor() && other.cr() <= failed.cr() && keeps_no_more
-            }
-        }
-    }
-}
-
 impl Memory {
     /// Brings every remembered time to the present: after a clock that jumped back, nothing lies in the future
     /// but blocks, and those by no more than their longest time.
-    pub(crate) fn heal(&mut self, now: Timestamp, block_max: Seconds) {
+    pub(crate) fn heal(&mut self, now: Timestamp, config: &Config) {
         let cap = |at: &mut Option<Timestamp>| *at = at.map(|t| t.min(now));
         cap(&mut self.dwell_from);
         cap(&mut self.solved_at);
@@ -276,37 +220,8 @@ impl Memory {
         if let Some(complaint) = &mut self.complaint {
             complaint.since = complaint.since.min(now);
         }
-        for blocked in &mut self.blocked {
-            blocked.until = blocked.until.min(now.plus(block_max));
-        }
+        self.heal_blocks(now, config);
         self.last_call = now;
-    }
-
-    /// The block that is in force for a strategy.
-    pub fn blocked(&self, strategy: &Strategy, now: Timestamp) -> Option<&Blocked> {
-        self.blocked.iter().find(|b| b.covers(strategy) && now < b.until)
-    }
-
-    /// Blocks a strategy and its kin for `first`, doubled each time up to `most`.
-    pub(crate) fn block(&mut self, failed: Failed, now: Timestamp, first: Seconds, most: Seconds) {
-        let same = |b: &Blocked| b.scope == failed.scope && b.covers(&failed.strategy);
-        let strikes = self.blocked.iter().find(|b| same(b)).map_or(0, |b| b.strikes) + 1;
-        self.blocked.retain(|b| !same(b));
-        if self.blocked.len() >= MAX_BLOCKED {
-            let first = self.blocked.iter().map(|b| b.until).min();
-            self.blocked.retain(|b| Some(b.until) != first);
-        }
-        let length = (first.get() * f64::from(strikes.min(20) - 1).exp2()).min(most.get());
-        let until = now.plus(Seconds::new(length).unwrap_or(most));
-        let Failed { strategy, scope, why } = failed;
-        self.blocked.push(Blocked { strategy, scope, until, strikes, why });
-    }
-
-    /// Ends the blocks on a strategy, keeping count of how often it failed.
-    pub(crate) fn unblock(&mut self, strategy: &Strategy, now: Timestamp) {
-        for blocked in self.blocked.iter_mut().filter(|b| b.covers(strategy)) {
-            blocked.until = blocked.until.min(now);
-        }
     }
 
     /// Takes note of whether the links move, and learns how noisy their estimates are when they do not.
@@ -371,52 +286,11 @@ mod tests {
     use flexcomm_domain::Link;
     use proptest::prelude::{prop_assert, proptest};
 
-    fn seconds(s: f64) -> Seconds {
-        Seconds::new(s).unwrap()
-    }
-
-    /// One rank that selects for all keeps less than each for itself, never more.
-    #[test]
-    fn what_loses_too_much_says_nothing_of_ways_of_selecting_that_keep_more() {
-        let covers = |failed: &str, other: &str| {
-            let of = |text: &str| text.parse::<Strategy>().unwrap();
-            Scope::Gain.covers(&of(failed), &of(other))
-        };
-        assert!(covers("topk@0.01/allgather", "topk@0.01/art-ring:star"));
-        assert!(covers("topk@0.01/art-ring:star", "topk@0.004/art-tree:star"));
-        assert!(!covers("topk@0.01/art-ring:star", "topk@0.01/allgather"));
-        assert!(!covers("topk@0.01/art-ring:star", "topk@0.01/art-ring:var"));
-        assert!(!covers("topk@0.01/allgather", "topk@0.1/allgather"));
-    }
-
-    #[test]
-    fn blocks_double_and_end() {
-        let mut memory = Memory::default();
-        let strategy: Strategy = "topk@0.01/allgather".parse().unwrap();
-        let failed = Failed { strategy, scope: Scope::Collective, why: "slow".into() };
-        let length = |m: &Memory| m.blocked[0].until.since(Timestamp(0)).get();
-        for expected in [10.0, 20.0, 25.0] {
-            memory.block(failed.clone(), Timestamp(0), seconds(10.0), seconds(25.0));
-            assert_eq!(length(&memory), expected);
-        }
-        let kin: Strategy = "mstopk@0.1/allgather".parse().unwrap();
-        let other: Strategy = "topk@0.01/art-ring:star".parse().unwrap();
-        assert!(memory.blocked(&strategy, Timestamp(24_999_999)).is_some());
-        assert!(memory.blocked(&strategy, Timestamp(25_000_000)).is_none());
-        assert!(memory.blocked(&kin, Timestamp(0)).is_some());
-        assert!(memory.blocked(&other, Timestamp(0)).is_none());
-        memory.unblock(&kin, Timestamp(3));
-        assert!(memory.blocked(&strategy, Timestamp(3)).is_none());
-    }
-
     #[test]
     fn a_clock_that_jumped_back_leaves_nothing_in_the_future() {
         let mut memory = Memory { dwell_from: Some(Timestamp(9_000_000)), ..Memory::default() };
-        let failed = Failed { strategy: Strategy::DENSE_RING, scope: Scope::Collective, why: String::new() };
-        memory.block(failed, Timestamp(9_000_000), seconds(5.0), seconds(20.0));
-        memory.heal(Timestamp(1_000_000), seconds(20.0));
+        memory.heal(Timestamp(1_000_000), &Config::default());
         assert_eq!(memory.dwell_from, Some(Timestamp(1_000_000)));
-        assert!(memory.blocked[0].until <= Timestamp(21_000_000));
     }
 
     proptest! {

@@ -84,6 +84,10 @@ pub struct Profiles {
     /// When the newest trial ended that ran something live and timed it; absent where shadows alone were asked.
     #[serde(default)]
     pub tried_at: Option<Timestamp>,
+    /// When the newest trial ended that told of anything, live or by shadows. Its shadows tell more later, also while a newer
+    /// one runs; that is no answer of the newer one.
+    #[serde(default)]
+    pub ended_at: Option<Timestamp>,
     /// Whether its gains are of residuals that have grown (shadow trials), not of a live trial's few iterations.
     #[serde(default)]
     pub long_run: bool,

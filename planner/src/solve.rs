@@ -4,7 +4,7 @@ use crate::gains::{self, Powers};
 use crate::memory::LinkSummary;
 use crate::{Alternative, Memory, Snapshot, floor};
 use flexcomm_domain::{Link, LinkMatrix, Seconds, Strategy, Timestamp};
-use flexcomm_optimizer::{Evaluated, Load, Policy, Problem, ProblemError, Space, pareto, terms};
+use flexcomm_optimizer::{Evaluated, Load, Problem, ProblemError, Space, pareto, terms};
 
 /// One candidate with everything that ranks it.
 #[derive(Debug, Clone)]
@@ -74,7 +74,6 @@ pub(crate) struct Costs {
 pub(crate) fn price(s: &Snapshot, links: &LinkMatrix, memory: &Memory, now: Timestamp) -> Result<Costs, ProblemError> {
     let powers = Powers::new(s, memory, now);
     let problem = s.problem(links, gains::profiles(s, &powers));
-    let policy = s.config.policy.policy();
     let space = usable(s.space(), s.ranks);
     let candidates: Vec<Evaluated> = space.iter().filter_map(|x| problem.evaluate(x).ok()).collect();
     let front = pareto::front(&candidates);
@@ -88,7 +87,7 @@ pub(crate) fn price(s: &Snapshot, links: &LinkMatrix, memory: &Memory, now: Time
     let offered = space.contains(&current.strategy);
     let mut all: Vec<Priced> =
         candidates.into_iter().enumerate().map(|(i, what)| priced(what, front.contains(&i))).collect();
-    let best = pick(policy, &all, problem.compute);
+    let best = pick(s, &all, |p| !p.blocked);
     let in_force = match all.iter().find(|p| p.strategy() == current.strategy) {
         Some(found) => found.clone(),
         None => priced(current, false),
@@ -115,8 +114,8 @@ fn score(s: &Snapshot, what: &Evaluated) -> Option<f64> {
 }
 
 /// Of what is admitted and open; where nothing is, the policy knows what is safe.
-fn pick(policy: &dyn Policy, all: &[Priced], compute: Seconds) -> Option<Priced> {
-    let mut open: Vec<&Priced> = all.iter().filter(|p| !p.blocked).collect();
+fn pick(s: &Snapshot, all: &[Priced], open: impl Fn(&Priced) -> bool) -> Option<Priced> {
+    let mut open: Vec<&Priced> = all.iter().filter(|p| open(p)).collect();
     if open.is_empty() {
         return None;
     }
@@ -124,7 +123,8 @@ fn pick(policy: &dyn Policy, all: &[Priced], compute: Seconds) -> Option<Priced>
         open.retain(|p| p.score.is_some());
     }
     let candidates: Vec<Evaluated> = open.iter().map(|p| p.what.clone()).collect();
-    let choice = policy.choose(&candidates, &pareto::front(&candidates), compute);
+    let compute = s.compute.unwrap_or(Seconds::ZERO);
+    let choice = s.config.policy.policy().choose(&candidates, &pareto::front(&candidates), compute);
     open.get(choice.index).map(|p| (*p).clone())
 }
 
@@ -132,6 +132,11 @@ impl Costs {
     /// The cheapest dense candidate that is not blocked.
     pub(crate) fn dense(&self) -> Option<&Priced> {
         self.all.iter().find(|p| p.what.strategy.is_dense() && !p.blocked)
+    }
+
+    /// The policy's pick of some of the candidates.
+    pub(crate) fn pick(&self, s: &Snapshot, open: impl Fn(&Priced) -> bool) -> Option<Priced> {
+        pick(s, &self.all, open)
     }
 
     /// A candidate by its strategy.

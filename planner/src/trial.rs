@@ -12,8 +12,9 @@ const MAX_BACK_OFF: u32 = 8;
 /// Takes note of an answer that came or of one that did not come in time.
 pub(crate) fn settle(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
     let trial = &mut memory.trial;
-    if s.profiles.measured_at.is_some() && s.profiles.measured_at != trial.answered_at {
-        trial.answered_at = s.profiles.measured_at;
+    let ended = s.profiles.ended_at.filter(|at| trial.asked_at.is_none_or(|asked| *at >= asked));
+    if ended.is_some() && ended != trial.answered_at {
+        trial.answered_at = ended;
         trial.pending = false;
         trial.given_up = 0;
     }

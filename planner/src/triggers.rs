@@ -51,6 +51,11 @@ pub enum Trigger {
         /// In words with numbers.
         what: String,
     },
+    /// What was rolled back may be tried again before its time: the links have moved since.
+    Unblocked {
+        /// Which and why, in words.
+        what: String,
+    },
     /// Nothing moved, but it has been a while.
     Review,
 }
@@ -65,7 +70,12 @@ impl Trigger {
     pub fn moved(&self) -> bool {
         matches!(
             self,
-            Self::First | Self::Links { .. } | Self::Model { .. } | Self::Withdrawn | Self::NotAdmitted { .. }
+            Self::First
+                | Self::Links { .. }
+                | Self::Model { .. }
+                | Self::Withdrawn
+                | Self::NotAdmitted { .. }
+                | Self::Unblocked { .. }
         )
     }
 
@@ -73,7 +83,7 @@ impl Trigger {
     pub fn words(&self) -> String {
         match self {
             Self::First => "first decision".into(),
-            Self::Links { what } | Self::Guard { what } => what.clone(),
+            Self::Links { what } | Self::Guard { what } | Self::Unblocked { what } => what.clone(),
             Self::Gain { from, to } => {
                 format!("the gain in force moved from {} to {}", words::number(*from), words::number(*to))
             }

@@ -4,10 +4,10 @@
 mod common;
 
 use common::{Job, seconds};
-use flexcomm_domain::{Decision, Gain, JobId, Strategy, Timestamp, Version};
+use flexcomm_domain::{Decision, Gain, JobId, Link, LinkMatrix, Strategy, Timestamp, Version};
 use flexcomm_optimizer::policy::TimeToQuality;
-use flexcomm_planner::memory::{Blocked, Moving, Scope};
-use flexcomm_planner::{Outcome, PolicyConfig, Snapshot, Verdict, check, decide};
+use flexcomm_planner::memory::{Blocked, Evidence, LinkSummary, Moving, Scope};
+use flexcomm_planner::{Measured, Outcome, PolicyConfig, Snapshot, Verdict, check, decide};
 
 /// A second decision, made because the network became slower, with the snapshot it was made on.
 fn good() -> (Snapshot, Outcome, Timestamp) {
@@ -85,12 +85,51 @@ fn when_it_may_not_change() {
             strategy: o.report.chosen,
             scope: Scope::Collective,
             until: Timestamp(u64::MAX),
+            at: Timestamp(0),
             strikes: 1,
             why: String::new(),
+            evidence: None,
         };
         s.memory.blocked.push(blocked);
     });
     spoilt("rollback", |_, o| o.report.rollback = true);
+}
+
+/// Good outcomes are of 0.25 Gbit/s at second 1060; the block was made when bandwidth was so many times as high.
+#[test]
+fn blocks_and_their_dwell_time_end_only_on_links_that_moved() {
+    let found = |at: u64, factor: f64| {
+        let (mut s, outcome, now) = good();
+        let at = Timestamp(at * 1_000_000);
+        s.memory.dwell_from = Some(at);
+        let link = Link::new(0.001, 0.25e9 * factor).unwrap();
+        let links = LinkSummary::of(&LinkMatrix::uniform(8, link).unwrap());
+        let measured = Measured {
+            version: s.version(),
+            steps: 50,
+            t_step: seconds(1.0),
+            t_comp: seconds(0.0),
+            t_sync: seconds(1.0),
+            gain: Gain::FULL,
+            gain_spread: 0.0,
+        };
+        s.memory.blocked.push(Blocked {
+            strategy: outcome.report.chosen,
+            scope: Scope::Collective,
+            at,
+            until: Timestamp(u64::MAX),
+            strikes: 1,
+            why: String::new(),
+            evidence: Some(Evidence { links, measured }),
+        });
+        rules(&s, &outcome, now)
+    };
+    for factor in [1.3, 1.0 / 1.3, 25.0] {
+        assert_eq!(found(1055, factor), Vec::<&str>::new(), "{factor}");
+    }
+    assert_eq!(found(1055, 1.2), ["blocked", "dwell"]);
+    assert_eq!(found(900, 1.9), ["blocked"], "too late to explain anything");
+    assert_eq!(found(900, 1.0 / 2.1), Vec::<&str>::new());
 }
 
 #[test]

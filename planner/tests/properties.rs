@@ -5,7 +5,7 @@ mod common;
 
 use common::{Job, learn, profile, seconds};
 use flexcomm_domain::Timestamp;
-use flexcomm_planner::{Outcome, PolicyConfig, Snapshot, decide};
+use flexcomm_planner::{Keep, Outcome, PolicyConfig, Snapshot, Verdict, decide};
 use proptest::prelude::{
     Just, ProptestConfig, Strategy as _, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest,
 };
@@ -55,7 +55,7 @@ fn happen(job: &mut Job, event: &Event) {
         }
         Event::Profile { exponent, scan } => {
             learn(&mut job.s, profile(exponent, scan));
-            job.s.profiles.measured_at = Some(job.now);
+            (job.s.profiles.measured_at, job.s.profiles.ended_at) = (Some(job.now), Some(job.now));
         }
         Event::Compute(s) => job.s.compute = Some(seconds(s)),
         Event::NotApplied => {
@@ -83,13 +83,33 @@ fn holds(before: &Snapshot, outcome: &Outcome, now: Timestamp) -> Result<(), Tes
     if before.in_force.is_none() || outcome.report.rollback {
         return Ok(());
     }
-    if let Some(from) = before.memory.dwell_from {
+    let annulled = outcome.memory.annulled == Some(before.version());
+    if let Some(from) = before.memory.dwell_from.filter(|_| !annulled) {
         prop_assert!(now.since(from) >= before.config.dwell_s, "changed within the dwell time");
     }
     let current = outcome.report.in_force.as_ref().and_then(|a| a.score);
     let chosen = outcome.report.alternatives.iter().find(|a| a.strategy == decision.strategy).and_then(|a| a.score);
     if let (Some(current), Some(chosen)) = (current, chosen) {
         prop_assert!(chosen < current, "{chosen} is no better than {current}: {}", decision.reason);
+    }
+    Ok(())
+}
+
+/// On links that are acted on no block is in force that was made on links twice or half as fast. All links are equal.
+fn blocks_hold(before: &Snapshot, outcome: &Outcome, now: Timestamp) -> Result<(), TestCaseError> {
+    let blind = [Keep::NoLinks, Keep::UntrustedLinks, Keep::NoCompute, Keep::InvalidSnapshot];
+    let Some(links) = before.links.as_ref().filter(|_| !blind.iter().any(|k| outcome.verdict == Verdict::Keep(*k)))
+    else {
+        return Ok(());
+    };
+    let link = links.matrix.get(0, 1);
+    for b in outcome.memory.blocked.iter().filter(|b| now < b.until) {
+        let Some(made_on) = b.evidence.map(|e| e.links) else { continue };
+        let factor = |a: f64, b: f64| a.max(b) / a.min(b);
+        let late = factor(made_on.alpha_mean_s, link.alpha.get()) > 2.0 + 1e-9
+            && (made_on.alpha_mean_s - link.alpha.get()).abs() > 51e-6;
+        let moved = late || factor(made_on.bandwidth_worst_bps, link.bandwidth.get()) > 2.0 + 1e-9;
+        prop_assert!(!moved || outcome.report.rollback, "{b:?} on {link:?}");
     }
     Ok(())
 }
@@ -112,6 +132,7 @@ proptest! {
             let before = job.s.clone();
             let outcome = job.call();
             holds(&before, &outcome, job.now)?;
+            blocks_hold(&before, &outcome, job.now)?;
             let text = serde_json::to_string(&outcome).unwrap();
             let back: Outcome = serde_json::from_str(&text).unwrap();
             prop_assert_eq!(back, outcome, "an answer changes when it is stored and read back");

@@ -10,8 +10,6 @@ use std::collections::BTreeMap;
 
 /// Time between two looks of the simulated controller, seconds.
 const TICK_S: f64 = 1.0;
-/// A change of the network is in the estimates after this long, seconds.
-const LAG_S: f64 = 3.0;
 /// Estimates are renewed this often, seconds.
 const PROBE_S: f64 = 5.0;
 /// A published decision is in force after this long, seconds.
@@ -38,6 +36,21 @@ pub struct Faults {
     pub amnesia: f64,
 }
 
+/// How changes of the network reach the estimates.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Probes {
+    /// They are in them after this long, seconds.
+    pub lag_s: f64,
+    /// Whether links are measured meanwhile, too, and not believed, so that estimates are fresh and wrong.
+    pub disbelieved: bool,
+}
+
+impl Default for Probes {
+    fn default() -> Self {
+        Self { lag_s: 3.0, disbelieved: false }
+    }
+}
+
 /// A collective that becomes slower than its model from some epoch on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Breakage {
@@ -60,6 +73,8 @@ pub struct Setup {
     pub config: Config,
     /// What the job offers.
     pub offer: flexcomm_planner::Offer,
+    /// How the network is seen.
+    pub probes: Probes,
     /// What goes wrong.
     pub faults: Faults,
     /// What breaks.
@@ -124,6 +139,8 @@ struct Player<'a> {
     store: Store,
     snapshot: Snapshot,
     matrix: Option<LinkMatrix>,
+    /// The network as estimated, without noise.
+    believed: Option<LinkMatrix>,
     changed_s: f64,
     links: Option<Links>,
     probed_s: f64,
@@ -154,6 +171,7 @@ impl<'a> Player<'a> {
             store: Store::default(),
             snapshot,
             matrix: None,
+            believed: None,
             changed_s: 0.0,
             links: None,
             probed_s: f64::NEG_INFINITY,
@@ -244,9 +262,15 @@ impl<'a> Player<'a> {
 
     /// What the agents report of this tick.
     fn observe(&mut self, matrix: &LinkMatrix, truth: &crate::world::Truth) {
-        let known = self.now_s - self.changed_s >= LAG_S || self.links.is_none();
-        if known && (self.now_s - self.probed_s >= PROBE_S || self.probed_s < self.changed_s) {
-            self.links = self.world.estimate(matrix, &mut self.rng);
+        let Probes { lag_s, disbelieved } = self.setup.probes;
+        let known = self.now_s - self.changed_s >= lag_s || self.links.is_none();
+        let news = known && self.believed.as_ref() != Some(matrix);
+        if news {
+            self.believed = Some(matrix.clone());
+        }
+        let again = self.now_s - self.probed_s >= PROBE_S && (known || disbelieved);
+        if let Some(believed) = self.believed.as_ref().filter(|_| again || news) {
+            self.links = self.world.estimate(believed, &mut self.rng);
             self.probed_s = self.now_s;
         }
         if let Some(links) = &mut self.links {
@@ -264,7 +288,8 @@ impl<'a> Player<'a> {
         let silent = chance(self.setup.faults.silent, &mut self.rng);
         let measured = self.world.measure((&self.in_force, truth), version, self.steps as u64, &mut self.rng);
         let Some(m) = measured.filter(|_| !silent && self.steps >= 1.0) else { return };
-        if let Some(links) = &self.links {
+        // A controller fits what surprises it only when the links have had time to explain it.
+        if let Some(links) = self.links.as_ref().filter(|_| known || !disbelieved) {
             self.store.observe(&self.world, &self.in_force, &links.matrix, m.t_sync);
         }
         self.snapshot.measured = Some(m);

@@ -1,7 +1,7 @@
 //! A scenario is a file: job, topology, weather over time, what goes wrong, and what is expected of it.
 
 use crate::model::Model;
-use crate::run::{Breakage, Faults, Run, Setup, fixed, oracle};
+use crate::run::{Breakage, Faults, Probes, Run, Setup, fixed, oracle};
 use crate::schedule::{RawSchedule, Schedule, ScheduleError, c1, c2};
 use crate::world::{Noise, Oddity, World};
 use flexcomm_domain::{Collective, Compressor, Strategy};
@@ -97,6 +97,8 @@ struct Raw {
     noise: RawNoise,
     #[serde(default)]
     odd_rank: Vec<RawOddity>,
+    #[serde(default)]
+    probes: RawProbes,
     #[serde(default, rename = "break")]
     breakage: Vec<RawBreakage>,
     #[serde(default)]
@@ -138,6 +140,20 @@ struct RawNoise {
 impl Default for RawNoise {
     fn default() -> Self {
         Self { links: 0.03, gain: 0.02, times: 0.05, fresh: 0.0 }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct RawProbes {
+    lag_s: f64,
+    disbelieved: bool,
+}
+
+impl Default for RawProbes {
+    fn default() -> Self {
+        let Probes { lag_s, disbelieved } = Probes::default();
+        Self { lag_s, disbelieved }
     }
 }
 
@@ -274,6 +290,10 @@ impl Raw {
             schedule: self.weather.check()?,
             config: self.planner,
             offer,
+            probes: Probes {
+                lag_s: within("probes.lag_s", self.probes.lag_s, 0.0, 3600.0)?,
+                disbelieved: self.probes.disbelieved,
+            },
             faults: self.faults.check()?,
             breakages,
         };

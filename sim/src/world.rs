@@ -211,7 +211,8 @@ impl Store {
             }
         }
         if !found.is_empty() {
-            (self.profiles.measured_at, self.profiles.tried_at) = (Some(at), Some(at));
+            let p = &mut self.profiles;
+            (p.measured_at, p.tried_at, p.ended_at) = (Some(at), Some(at), Some(at));
         }
     }
 }

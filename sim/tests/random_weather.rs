@@ -4,7 +4,7 @@
 use flexcomm_domain::Collective;
 use flexcomm_planner::{Config, Offer};
 use flexcomm_sim::model::Model;
-use flexcomm_sim::run::{Faults, Run, Setup, run};
+use flexcomm_sim::run::{Faults, Probes, Run, Setup, run};
 use flexcomm_sim::weather;
 use flexcomm_sim::world::{Noise, World};
 use rand::{Rng, SeedableRng};
@@ -28,7 +28,7 @@ fn setup(seed: u64, faults: Faults, steps_per_epoch: f64) -> Setup {
         collectives: Collective::ALL.to_vec(),
     };
     let schedule = weather::random(12, &mut rng);
-    Setup { world, schedule, config: Config::default(), offer, faults, breakages: vec![] }
+    Setup { world, schedule, config: Config::default(), offer, probes: Probes::default(), faults, breakages: vec![] }
 }
 
 fn check(setup: &Setup, r: &Run) {
@@ -40,7 +40,9 @@ fn check(setup: &Setup, r: &Run) {
     for two in r.made.windows(2) {
         let dwell = setup.config.dwell_s.get();
         // The clock of a run with faults jumps; its simulated seconds do not.
-        let calm = setup.faults.clock_jumps == 0.0 && !two[1].outcome.report.rollback;
+        let before = two[0].outcome.decision().map(|d| d.version);
+        let annulled = two[0].outcome.report.rollback && two[1].outcome.memory.annulled == before;
+        let calm = setup.faults.clock_jumps == 0.0 && !two[1].outcome.report.rollback && !annulled;
         assert!(!calm || two[1].at_s - two[0].at_s >= dwell - 1e-3, "{} s apart", two[1].at_s - two[0].at_s);
     }
 }

@@ -24,10 +24,11 @@ pub fn profiles(trials: &[TrialRow], reports: &[TrialReportRow], values: u64) ->
     let newest = points.values().flat_map(|p| [p.live.id, p.shadow.id]).max();
     // Shadows tell what they saw after their trial has ended; rank 0 speaks for all.
     let told = of_ended().filter(|r| r.rank == 0 && Some(r.id) == newest).map(|r| r.received).max();
-    let measured_at = newest.and_then(|id| ended.get(&id)).copied().max(told).filter(|_| !by_selector.is_empty());
+    let ended_at = newest.and_then(|id| ended.get(&id)).copied().filter(|_| !by_selector.is_empty());
+    let measured_at = ended_at.max(told).filter(|_| !by_selector.is_empty());
     let tried_at = points.values().map(|p| p.live.id).max().and_then(|id| ended.get(&id)).copied();
     let long_run = points.values().any(|p| p.shadow.weight > 0.0);
-    Profiles { by_selector, measured_at, tried_at, long_run }
+    Profiles { by_selector, measured_at, tried_at, ended_at, long_run }
 }
 
 fn by_selector(points: &BTreeMap<(Selector, u64), Point>, values: u64) -> BTreeMap<Selector, Profile> {
@@ -176,7 +177,7 @@ mod tests {
         (told.outcomes[0].shadow_gain, told.outcomes[0].iterations, told.outcomes[0].comp_us) = (Some(0.3), 0, 0.0);
         let profiles = profiles(&[trial(1, "aborted")], &[told], 1_000_000);
         assert_eq!((profiles.measured_at, profiles.long_run), (Some(Timestamp(70)), true));
-        assert_eq!(profiles.tried_at, None);
+        assert_eq!((profiles.tried_at, profiles.ended_at), (None, Some(Timestamp(10))));
         let topk = &profiles.by_selector[&Compressor::TopK.into()];
         let cr = CompressionRatio::new(0.1).unwrap();
         assert!((topk.gain(cr).get() - 0.3).abs() < 1e-12 && !topk.is_assumed());

@@ -95,6 +95,17 @@ fn paths(s: &Snapshot, strategy: &Strategy, values: f64) -> (Path, Path) {
     (few, many)
 }
 
+/// (mean alpha, mean beta) and [`extremes`] between different ranks.
+pub(super) fn middle_and_extremes(matrix: &LinkMatrix) -> ((f64, f64), (f64, f64), (f64, f64)) {
+    let n = matrix.ranks();
+    let between = (0..n).flat_map(|from| (0..n).map(move |to| (from, to))).filter(|(from, to)| from != to);
+    let links: Vec<(f64, f64)> =
+        between.map(|(from, to)| matrix.get(from, to)).map(|l| (l.alpha.get(), 8.0 / l.bandwidth.get())).collect();
+    let mean = |of: fn(&(f64, f64)) -> f64| links.iter().map(of).sum::<f64>() / links.len() as f64;
+    let (alpha, beta) = extremes(matrix);
+    ((mean(|l| l.0), mean(|l| l.1)), alpha, beta)
+}
+
 /// ((least, most alpha), (least, most beta)) between different ranks.
 fn extremes(matrix: &LinkMatrix) -> ((f64, f64), (f64, f64)) {
     let n = matrix.ranks();

@@ -1,6 +1,7 @@
 //! Who may follow whom, what may be chosen, when, and whether a rollback has a reason.
 
-use super::{Findings, costs};
+use super::{Findings, TOLERANCE, costs};
+use crate::memory::Blocked;
 use crate::{Measured, Outcome, PolicyConfig, Snapshot};
 use flexcomm_domain::{Collective, Compressor, Decision, Digest, Selection, Strategy, Timestamp};
 
@@ -64,18 +65,38 @@ pub(super) fn timing(s: &Snapshot, outcome: &Outcome, now: Timestamp, found: &mu
         return;
     }
     let chosen = outcome.report.chosen;
-    let blocked = s.memory.blocked.iter().any(|b| b.until > now && b.covers(&chosen));
+    let may_end = |b: &&Blocked| moved_since(s, b, now);
+    let blocked = s.memory.blocked.iter().any(|b| b.until > now && b.covers(&chosen) && !may_end(&b));
     found.expect(!blocked, "blocked", || format!("{chosen} was rolled back and may not return yet"));
     let Some(current) = &s.in_force else { return };
     let from = s.memory.dwell_from.unwrap_or(current.decision.decided_at);
     let passed = now.0.saturating_sub(from.0) as f64 * 1e-6;
     let dwell = s.config.dwell_s.get();
-    found.expect(passed >= dwell, "dwell", || format!("{passed} s after the last decision, least is {dwell} s"));
+    let last = s.memory.blocked.iter().find(|b| b.at == from);
+    let annulled = s.memory.annulled == Some(current.decision.version) || last.as_ref().is_some_and(may_end);
+    found.expect(passed >= dwell || annulled, "dwell", || {
+        format!("{passed} s after the last decision, least is {dwell} s")
+    });
     let Some(moving) = &outcome.memory.moving else { return };
     let since = |then: Timestamp| now.0.saturating_sub(then.0) as f64 * 1e-6;
     let (ago, settle) = (since(moving.until), s.config.links_settle_s.get());
     let steady = ago >= settle || since(moving.since) >= 5.0 * settle;
     found.expect(steady, "steady", || format!("links moved {ago} s ago, least is {settle} s"));
+}
+
+/// Whether the links have moved since a strategy was rolled back, so that its block may end before its time: by a factor of
+/// two, or by what counts as a change for as long as news of the links may come late.
+fn moved_since(s: &Snapshot, b: &Blocked, now: Timestamp) -> bool {
+    let (Some(before), Some(links)) = (b.evidence.map(|e| e.links), &s.links) else { return false };
+    let late = now.0.saturating_sub(b.at.0) as f64 * 1e-6 <= s.config.max_link_age_s.get();
+    let least = if late { (1.0 + s.config.link_change).min(2.0) } else { 2.0 } * (1.0 - TOLERANCE);
+    let factor = |a: f64, b: f64| a.max(b) / a.min(b);
+    let latency = |a: f64, b: f64| factor(a, b) >= least && (a - b).abs() >= s.config.latency_floor_s.get();
+    let ((alpha, beta), (_, worst_alpha), (_, worst_beta)) = costs::middle_and_extremes(&links.matrix);
+    latency(before.alpha_mean_s, alpha)
+        || latency(before.alpha_worst_s, worst_alpha)
+        || factor(8.0 / before.bandwidth_mean_bps, beta) >= least
+        || factor(8.0 / before.bandwidth_worst_bps, worst_beta) >= least
 }
 
 /// A rollback needs measured steps that are worse than the model or than dense.

@@ -59,6 +59,21 @@ impl Job {
         self.s.links = Some(Links { matrix, age: seconds(1.0), oldest: seconds(1.0), confidence: 0.9 });
     }
 
+    /// A trial ends now and tells what it measured.
+    pub fn answer(&mut self, profile: Profile) {
+        learn(&mut self.s, profile);
+        let p = &mut self.s.profiles;
+        (p.measured_at, p.tried_at, p.ended_at) = (Some(self.now), Some(self.now), Some(self.now));
+    }
+
+    /// What a step under the strategy in force really takes on such links: (t_step, t_comp, t_sync, gain).
+    pub fn truth(&self, alpha: f64, bandwidth: f64) -> (f64, f64, f64, f64) {
+        let mut other = Self { s: self.s.clone(), now: self.now, rng: self.rng.clone() };
+        other.network(alpha, bandwidth);
+        let a = decide(&other.s, other.now, &mut other.rng).report.in_force.unwrap();
+        (a.t_step_s, a.t_comp_s, a.t_sync_s, a.gain.get())
+    }
+
     pub fn wait(&mut self, s: f64) {
         self.now = self.now.plus(seconds(s));
     }
