@@ -288,6 +288,16 @@ def wait_for_links(ranks: int, out: pathlib.Path, daemons: list[subprocess.Popen
         time.sleep(0.5)
 
 
+def processor_seconds(daemons: list[subprocess.Popen[bytes]]) -> dict[str, float]:
+    """What each has used so far, by the end of its command line."""
+    used: dict[str, float] = {}
+    for daemon in daemons:
+        # Behind the name, which may hold anything but a closing bracket: user and system time are the 12th and 13th.
+        fields = pathlib.Path(f"/proc/{daemon.pid}/stat").read_text().rpartition(")")[2].split()
+        used[pathlib.Path(str(daemon.args[-1])).stem] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return used
+
+
 def train(plan: dict[str, Any], runs: list[tuple[str, int]], out: pathlib.Path) -> None:
     """All ranks once through these settings and seeds."""
     flexcomm = any(setting == "flexcomm" for setting, _ in runs)
@@ -315,7 +325,10 @@ def inside(plan: dict[str, Any]) -> None:
         # Only now: their probes would take bandwidth from the fixed settings.
         daemons = control_plane(plan, out)
         wait_for_links(plan["ranks"], out, daemons)
+        before, began = processor_seconds(daemons), time.monotonic()
         train(plan, steered, out)
+        used = {name: t - before[name] for name, t in processor_seconds(daemons).items()}
+        (out / "processor.json").write_text(json.dumps({"seconds": time.monotonic() - began, **used}, indent=1))
         for seed in range(plan["seeds"]):
             for what in ("history", "intervals", "trials"):
                 (out / f"{what}-{seed}.json").write_text(json.dumps(ask(f"jobs/seed-{seed}/{what}"), indent=1))

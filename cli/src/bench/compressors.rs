@@ -21,10 +21,12 @@ use std::time::Duration;
 Columns:
   GB/s in       bytes of the gradient over the time to compress it
   bytes out     one rank's message, of all exchanges together, in the mean of the steps
-  gain          share of the gradient's energy that is sent, ||C(x)||^2 / ||x||^2
+  gain          ||C(x)||^2 / ||x||^2: the share of the gradient's energy that is sent; above 1
+                for unbiased methods, whose noise is sent too
   to copy       time to compress over the time of a plain copy of the same bytes, by as many
                 threads, in this run
-  decompress    time to decompress and add into a gradient, over the same copy
+  decompress    time to decompress and add up two messages, per message, over the same copy; of
+                methods whose messages travel as a sum, time to decompress that sum
   to torch      time to compress over that of torch.topk alone (k = 1 % of n, magnitudes made
                 before) on the same data and as many threads; - (null in --json) without torch
 
@@ -35,7 +37,8 @@ squares as n allows. What measures is a process of its own: a method that has no
 --limit is ended, and its row says so; larger sizes of it are not tried. No time is ever
 estimated.
 
-Ctrl-C ends the run at once; rows so far, the end of the JSON and the plot are written.
+Ctrl-C ends the run at once; rows so far, the end of the JSON and the plot are written, and the
+status is 130.
 
 --json writes one array, each row on a line of its own as soon as it is measured. All rows have
 the same keys. `skipped` says why a row was not measured: it has null in place of numbers. Of
@@ -53,7 +56,8 @@ Examples:
       for scripts and eyes")]
 pub struct Args {
     /// Names, or whole strategies with parameters. A name alone takes its first example's parameters; threshold,
-    /// hardthreshold and variance take one that sends about 1 % of these values (marked *), sketched k = 1 % [default: every one].
+    /// hardthreshold and variance take one that sends about 1 % of these values (marked *), sketched k = 1 % [default: every one,
+    /// and top-k with error feedback].
     #[arg(long, value_name = "A,B", value_parser = split_methods)]
     methods: Option<Methods>,
     /// Values of the gradient, several by commas.
@@ -85,6 +89,12 @@ pub struct Args {
     plot: Option<PathBuf>,
 }
 
+/// What training runs most: selection with error feedback, of which a table of names alone would have no row.
+const FED_BACK: &str = "topk(k=0.01)+ef(vanilla)";
+
+/// Exit status after Ctrl-C, as shells have it.
+const INTERRUPTED: i32 = 130;
+
 /// Strategies' texts.
 #[derive(Debug, Clone)]
 struct Methods(Vec<String>);
@@ -104,6 +114,7 @@ fn split_methods(text: &str) -> Result<Methods, String> {
             _ => {}
         }
     }
+    let parts: Vec<_> = parts.iter().map(|part| part.trim().to_owned()).collect();
     match parts.iter().any(String::is_empty) {
         true => Err("an empty name".into()),
         false => Ok(Methods(parts)),
@@ -111,9 +122,9 @@ fn split_methods(text: &str) -> Result<Methods, String> {
 }
 
 pub(super) fn read_n(text: &str) -> Result<usize, String> {
-    let n: f64 = text.parse().map_err(|e| format!("{e}"))?;
-    let whole = n.fract() == 0.0 && (1.0..=4e9).contains(&n);
-    if whole { Ok(n as usize) } else { Err("allowed is a whole number of values from 1 to 4e9, as 1e6".into()) }
+    let whole = |n: &f64| n.fract() == 0.0 && (1.0..=4e9).contains(n);
+    let n = text.trim().parse().ok().filter(whole);
+    n.map(|n| n as usize).ok_or_else(|| "allowed is a whole number of values from 1 to 4e9, as 1e6".into())
 }
 
 /// A name alone becomes its first example, or waits for the values that its parameters are chosen from.
@@ -133,13 +144,16 @@ fn asked(text: &str) -> Result<Asked> {
 fn all_asked(args: &Args) -> Result<Vec<Asked>> {
     match &args.methods {
         Some(Methods(texts)) => texts.iter().map(|text| asked(text)).collect(),
-        None => methods::all().map(|entry| asked(entry.name)).collect(),
+        None => methods::all().map(|entry| entry.name).chain([FED_BACK]).map(asked).collect(),
     }
 }
 
 /// Runs `flexcomm bench compressors`.
 pub fn run(args: Args) -> Result<()> {
     let methods = all_asked(&args)?;
+    if args.limit.get() <= 0.0 {
+        bail!("--limit 0s leaves no method any time: allowed is any longer time");
+    }
     let plot = args.plot.clone().map(Plot::new).transpose()?;
     let python = torch::find(args.python.as_deref())?;
     if python.is_none() {
@@ -149,7 +163,12 @@ pub fn run(args: Args) -> Result<()> {
     let output = Output::new(args.json, &methods, plot, all)?;
     let mut run = Run { args, methods, python, output, slow: BTreeMap::new(), stop: stop_flag()? };
     run.cases()?;
-    run.output.finish(run.stop.load(Ordering::Relaxed))
+    let stopped = run.stop.load(Ordering::Relaxed);
+    run.output.finish(stopped)?;
+    if stopped {
+        std::process::exit(INTERRUPTED);
+    }
+    Ok(())
 }
 
 struct Run {
@@ -284,7 +303,7 @@ fn stop_flag() -> Result<Arc<AtomicBool>> {
                 set.store(true, Ordering::Relaxed);
             }
             if tokio::signal::ctrl_c().await.is_ok() {
-                std::process::exit(130);
+                std::process::exit(INTERRUPTED);
             }
         });
     });

@@ -183,17 +183,22 @@ fn write_out(text: &str) -> Result<()> {
     Ok(out.flush()?)
 }
 
+/// In seven places: signs alone have thousands of times the energy of small gradients.
+fn gain_text(gain: f64) -> String {
+    if gain < 100.0 { format!("{gain:.4}") } else { format!("{gain:.1e}") }
+}
+
 fn row_text(row: &Row, width: usize) -> String {
     let torch = row.ratio_to_torch.map_or("-".to_owned(), |ratio| format!("{ratio:.3}"));
     let method = format!("{}{}", row.method, if row.fitted { "*" } else { "" });
     format!(
-        "{method:width$} {:>10} {:5} {:>9} {:>8.2} {:>11} {:>7.4} {:>8.2} {:>10.2} {torch:>8}\n",
+        "{method:width$} {:>10} {:5} {:>9} {:>8.2} {:>11} {:>7} {:>8.2} {:>10.2} {torch:>8}\n",
         row.n,
         row.dtype,
         row.distribution,
         row.gb_per_s,
         row.bytes_out,
-        row.gain,
+        gain_text(row.gain),
         row.ratio_to_copy,
         row.decompress_ratio_to_copy
     )
