@@ -58,8 +58,8 @@ pub trait Codec: Send + std::fmt::Debug {
     /// Not called where nothing was added. It is no state: [`Self::encode`] uses it up.
     fn carried(&mut self, _held_back: &[f32], _share: Carried) {}
 
-    /// What the next tensor's k largest are to be looked for with, so that the pass that makes it can collect them. A codec
-    /// that lends it works the same without.
+    /// What the next tensor's k largest are to be looked for with, so that the pass that makes it can collect them; empty. A
+    /// codec that lends it works the same without.
     fn sieve(&mut self) -> Option<&mut Sieve> {
         None
     }

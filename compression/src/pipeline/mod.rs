@@ -101,7 +101,7 @@ pub struct Pipeline {
     /// Held back by a memory that is gone; empty when there is nothing.
     leftover: Vec<f32>,
     leftover_units: Units,
-    /// eta of the last step that was begun.
+    /// eta of the last step that was done.
     learning_rate: f64,
     /// The gradient as f32, or with momentum.
     staged: Vec<f32>,
@@ -167,7 +167,7 @@ impl Pipeline {
         held_back.values.iter().map(|value| ratio * value).collect()
     }
 
-    /// eta of the last step that was begun; 1 before the first.
+    /// eta of the last step that was done; 1 before the first.
     pub fn learning_rate(&self) -> f64 {
         self.learning_rate
     }
@@ -236,7 +236,6 @@ impl Pipeline {
         if !(step.learning_rate.is_finite() && step.learning_rate > 0.0) {
             return Err(EncodeError::LearningRate(step.learning_rate));
         }
-        self.learning_rate = step.learning_rate;
         let open = Open { step, known: None, dtype: gradient.dtype(), round: 0, skipped: false };
         match self.begin(gradient, open, out) {
             Err(EncodeError::NonFinite { .. }) if self.strategy.non_finite() == NonFinite::Skip => {

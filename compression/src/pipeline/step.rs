@@ -66,11 +66,12 @@ impl Pipeline {
             std::mem::swap(staged, fed);
             input = staged;
         }
+        // Only a codec that sees the whole bucket can use what one pass over it finds. Asked for also where no memory fills
+        // it: it forgets what it found in a gradient that was refused.
+        let sieve = if let [unit] = &mut units[..] { unit.codec.sieve() } else { None };
         let stats = match memory {
             Some(memory) => {
                 let step = Feeding { learning_rate: step.learning_rate, kernel: *kernel };
-                // Only a codec that sees the whole bucket can use what one pass over it finds.
-                let sieve = if let [unit] = &mut units[..] { unit.codec.sieve() } else { None };
                 match sieve {
                     Some(sieve) => memory.compensate_sieving(input, step, (fed, sieve))?,
                     None => memory.compensate(input, step, fed)?,
@@ -133,6 +134,7 @@ impl Pipeline {
     /// The step is sure: everything that waited for that moves.
     fn settle(&mut self, open: Open) {
         self.skipped += u64::from(open.skipped);
+        self.learning_rate = open.step.learning_rate;
         if let Some(momentum) = &mut self.momentum {
             momentum.commit();
         }

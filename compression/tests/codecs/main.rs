@@ -13,4 +13,5 @@ mod low_rank;
 mod memory;
 mod passes;
 mod quantization;
+mod refusals;
 mod sparsification;
