@@ -88,6 +88,7 @@ enum Review {
 #[derive(Debug, Default)]
 pub(crate) struct Ended {
     strategies: Vec<Strategy>,
+    /// The last of them.
     acquitted: bool,
 }
 
@@ -232,11 +233,11 @@ impl Memory {
         for (blocked, review) in self.blocked.iter_mut().zip(reviews).filter(|(_, r)| *r != Review::Stands) {
             if moved.now < blocked.until {
                 ended.strategies.push(blocked.strategy);
+                ended.acquitted = review == Review::Acquitted;
             }
             blocked.until = blocked.until.min(moved.now);
             if review == Review::Acquitted {
                 (blocked.strikes, blocked.evidence) = (blocked.strikes.saturating_sub(1), None);
-                ended.acquitted = true;
                 if dwell_from == Some(blocked.at) {
                     self.annulled = Some(version);
                 }
