@@ -3,15 +3,17 @@
 The same network is trained by plain DDP (twice: their difference is this machine's noise), by DDP with torch's own
 `allreduce_hook`, by flexcomm dense without an agent (DDP by itself), with an agent in a process of its own (control word
 and telemetry below DDP; and with the hook, as it is after a decision for something else than dense), and with top-k at
-0.01, in turns of a few steps. Prints medians of the step time, and the median over turns of the ratio to plain DDP's turn
-beside it, in which slow drifts of the machine cancel, with its standard error; and the same of the processor's time, of all
-of a rank's threads, which another user of the machine disturbs less. BUCKET_MB sets DDP's bucket_cap_mb, TURNS
-the turns, JOBS some of the jobs.
+0.01. In each turn every job makes a few steps, in an order that is drawn anew: a shared machine's speed changes within
+tenths of a second. Prints medians of the step time, and the ratio to plain DDP's steps in the same turn: the mean of the
+middle four fifths of the turns, with its standard error; and the same of the processor's time, of all of a rank's threads.
+BUCKET_MB sets DDP's bucket_cap_mb, TURNS the turns, JOBS some of the jobs, PIN=1 binds each rank to a core.
 """
 
+import math
 import multiprocessing
 import os
 import pathlib
+import random
 import statistics
 import sys
 import tempfile
@@ -19,6 +21,10 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests" / "ranks"))
 sys.argv = sys.argv[:1] + [tempfile.mkdtemp()]
+
+if "PIN" in os.environ:
+    # Before torch makes threads.
+    os.sched_setaffinity(0, {int(os.environ["LOCAL_RANK"]) % os.cpu_count()})
 
 import torch
 import torch.distributed as dist
@@ -28,7 +34,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import flexcomm.torch
 
-TURNS, STEPS = int(os.environ.get("TURNS", "80")), int(os.environ.get("STEPS", "5"))
+TURNS, STEPS = int(os.environ.get("TURNS", "300")), int(os.environ.get("STEPS", "2"))
 BUCKET_MB = float(os.environ["BUCKET_MB"]) if "BUCKET_MB" in os.environ else None
 
 #: Values of a layer's row and layers: 2.6 million parameters.
@@ -98,44 +104,49 @@ def telemetry_alone(session):
 
 
 def paired(ours, theirs):
-    """Median ratio of turns side by side, in percent above 1, with its standard error."""
-    low, median, high = statistics.quantiles((a / b for a, b in zip(ours, theirs)), n=4)
-    # Of a median of about normal values: 1.25 deviations over the root of their number; quartiles are 1.35 apart.
-    error = 1.25 * (high - low) / 1.35 / len(ours) ** 0.5
-    return f"{(median - 1) * 100:+8.2f} % +- {error * 100:4.2f}"
+    """Ratio of turns side by side, in percent above 1, with its standard error."""
+    ratios = sorted(math.log(a / b) for a, b in zip(ours, theirs))
+    # Without the tenths at both ends: what another process takes in a turn is not ours. Its error by the usual formula for
+    # trimmed means: what was cut off counts as the last that was not.
+    cut = len(ratios) // 10
+    middle = ratios[cut : len(ratios) - cut]
+    mean = statistics.fmean(middle)
+    squares = sum((r - mean) ** 2 for r in middle) + cut * sum((end - mean) ** 2 for end in (middle[0], middle[-1]))
+    error = math.sqrt(squares / (len(ratios) - 1) / len(ratios)) / (1 - 2 * cut / len(ratios))
+    return f"{math.expm1(mean) * 100:+8.2f} % +- {error * 100:4.2f}"
+
+
+def turn(jobs, order):
+    """Seconds, and of the processor, that so many steps of every job take; means over the ranks."""
+    took = torch.zeros(len(jobs), 2, dtype=torch.float64)
+    for number in order:
+        dist.barrier()
+        began, cpu = time.perf_counter(), time.process_time()
+        for _ in range(STEPS):
+            jobs[number][0]()
+        took[number] = torch.tensor([time.perf_counter() - began, time.process_time() - cpu])
+    dist.all_reduce(took)
+    return (took / dist.get_world_size() / STEPS).tolist()
 
 
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    jobs = {kind: job(kind, rank) for kind in JOBS}
-    steps = {kind: [] for kind in jobs}
-    turns = {kind: [] for kind in jobs}
-    busy = {kind: [] for kind in jobs}
-    for number in range(TURNS):
-        # Now forwards, now backwards: nobody always comes after the same one.
-        for kind in list(jobs)[:: 1 if number % 2 else -1]:
-            dist.barrier()
-            times = []
-            for count in range(STEPS):
-                if count == 1:
-                    # The first step finds another job's tensors in the caches.
-                    cpu = time.process_time()
-                began = time.perf_counter()
-                jobs[kind][0]()
-                times.append(time.perf_counter() - began)
-            if number >= 2:
-                busy[kind].append(time.process_time() - cpu)
-                steps[kind] += times[1:]
-                turns[kind].append(sum(times[1:]))
-    plain = statistics.median(steps["plain"])
+    jobs = [job(kind, rank) for kind in JOBS]
+    # The same on all ranks.
+    draw = random.Random(1)
+    for _ in range(4):
+        # Buckets are rebuilt, and memory is touched.
+        turn(jobs, range(len(jobs)))
+    turns = [turn(jobs, draw.sample(range(len(jobs)), len(jobs))) for _ in range(TURNS)]
+    # By job: what each turn took, and of the processor.
+    walls, cpus = ([[took[number][what] for took in turns] for number in range(len(jobs))] for what in (0, 1))
+    plain = statistics.median(walls[0])
     if rank == 0:
-        print(f"{'':26} {'ms per step':>12} {'median':>9} {'by turns':>18} {'processor':>18}")
-        for kind, label in JOBS.items():
-            median = statistics.median(steps[kind])
-            wall, cpu = paired(turns[kind], turns["plain"]), paired(busy[kind], busy["plain"])
-            print(f"{label:26} {median * 1e3:12.2f} {(median / plain - 1) * 100:+8.2f} % {wall} {cpu}")
-    alone = telemetry_alone(jobs["agent"][1])
+        print(f"{'':26} {'ms per step':>12} {'by turns':>18} {'processor':>18}")
+        for label, wall, cpu in zip(JOBS.values(), walls, cpus):
+            print(f"{label:26} {statistics.median(wall) * 1e3:12.2f} {paired(wall, walls[0])} {paired(cpu, cpus[0])}")
+    alone = telemetry_alone(jobs[list(JOBS).index("agent")][1])
     if rank == 0:
         print(f"{'begin, finish, report':26} {alone:9.1f} us per step, {alone / plain * 1e-4:.3f} % of a plain step")
         sys.stdout.flush()

@@ -7,7 +7,8 @@ METHODS = [
     "dense", "fp16", "bf16", "topk@0.1/allgather", "topk@0.01/allgather", "lwtopk@0.1/allgather",
     "mstopk@0.1/allgather", "topk@0.1/art-ring:star", "topk@0.1/art-ring:var", "mstopk@0.1/art-ring:star",
 ]
-WAYS = ["auto", "view", "dense hooked", "dense hooked view", "one bucket", "static", "unused", "accumulate", "amp", "scaler"]
+HOOKED = ["dense hooked" + way for way in ("", " view", " lazy", " one bucket", " around")]
+WAYS = ["auto", "view", *HOOKED, "one bucket", "static", "unused", "accumulate", "amp", "scaler"]
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +30,17 @@ def test_ranks_stay_equal_and_learn(seen, name):
 
 
 def test_dense_is_plain_ddp_bit_for_bit(seen):
-    for name in ("dense", "dense hooked", "dense hooked view"):
-        assert seen[0][name]["hash"] == seen[0]["plain"]["hash"]
+    for name in ("dense", *HOOKED):
+        plain = "plain one bucket" if "one bucket" in name else "plain"
+        assert seen[0][name]["hash"] == seen[0][plain]["hash"], name
+
+
+@pytest.mark.parametrize("name", HOOKED)
+def test_dense_buckets_of_the_hook_go_the_shortest_way(seen, name):
+    for rank in seen:
+        # Every bucket of 40 steps: the first step has one, later ones two or more unless all fit into one.
+        assert rank[name]["short"]["other"] == 0
+        assert (rank[name]["short"]["short"] == 40) == ("one bucket" in name) and rank[name]["short"]["short"] >= 40
 
 
 def test_ranks_may_take_the_hook_in_at_different_steps(seen):

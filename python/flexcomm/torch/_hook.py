@@ -2,6 +2,7 @@
 
 import functools
 import time
+import weakref
 from typing import Any, Callable
 
 import torch
@@ -49,6 +50,35 @@ def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
 
+class _Seat:
+    """A bucket as DDP shows it, and what stays true of it for as long as DDP shows the very same tensor: asking torch for that
+    again in every step would cost more than all else that a dense bucket needs."""
+
+    __slots__ = ("buffer", "values", "bytes", "elsewhere", "ours", "on_host", "plain", "last", "done")
+
+    def __init__(self, bucket: dist.GradBucket, buffer: torch.Tensor, device: "_device.Device") -> None:
+        self.buffer = buffer
+        self.values = buffer.numel()
+        self.bytes = self.values * buffer.element_size()
+        self.elsewhere = device.takes(buffer)
+        self.on_host = buffer.device.type == "cpu"
+        self.ours = (
+            self.on_host and not self.elsewhere and buffer.dtype in COMPRESSIBLE and buffer.is_contiguous()
+        )
+        #: Whether it can go by the shortest way while the ranks are dense, see :meth:`CommHook._plain`.
+        self.plain = self.ours and not device.on_gpu(buffer)
+        self.last = bucket.is_last()
+        #: What DDP is given for the last bucket, exchanged in place and waited for: the same in every step.
+        self.done = _future(buffer)
+        if self.last:
+            self.done.set_result(buffer)
+
+
+def _future(buffer: torch.Tensor) -> Any:
+    """What torch's own collectives give back too; `torch.futures.Future` is Python around it, and takes twice as long."""
+    return torch._C.Future([] if buffer.device.type == "cpu" else [buffer.device])
+
+
 class CommHook:
     """A DDP communication hook that follows flexcomm's decisions.
 
@@ -75,6 +105,8 @@ class CommHook:
         The learning rate of the step under way, for memories that rescale what they hold back when it changes.
     tuner:
         NCCL's tuner plugin, where every rank has it: allreduces then take the shape that the ranks agreed on.
+    fresh:
+        Whether DDP allocates its buckets anew in every step and wants their memory back after it.
     """
 
     def __init__(
@@ -90,6 +122,7 @@ class CommHook:
         not_finite: Callable[[], None],
         rate: Callable[[], float],
         tuner: Tuner | None = None,
+        fresh: bool = False,
     ) -> None:
         # DDP looks for these on the hook; an instance has none.
         self.__name__ = self.__qualname__ = "flexcomm_hook"
@@ -106,8 +139,16 @@ class CommHook:
         self._not_finite = not_finite
         self._rate = rate
         self._tuner = tuner
-        self._pending: list[tuple[dist.Work | None, Callable[[], torch.Tensor]]] = []
-        self._futures: list[torch.futures.Future[torch.Tensor]] = []
+        # A collective, and what comes after it; where that is nothing, the tensor that has the result.
+        self._pending: list[tuple[dist.Work | None, Callable[[], torch.Tensor] | torch.Tensor]] = []
+        # None where DDP was given one that is done.
+        self._futures: list[Any] = []
+        self._share = 1.0 / self._world
+        self._fresh = fresh
+        self._seats: dict[int, _Seat] = {}
+        self._options = dist.AllreduceOptions()
+        # Not kept alive by this: DDP holds it.
+        self._reducing = weakref.ref(dist.group.WORLD if group is None else group)
         self._layouts: dict[int, list[int]] = {}
         self._device = _device.Device(core, group)
         # Events of the bucket under way, and of all buckets of the pass; none of buckets that the host's clock can tell.
@@ -125,9 +166,40 @@ class CommHook:
         """What DDP calls for every bucket of a synchronised backward pass."""
         index, buffer = bucket.index(), bucket.buffer()
         if index == 0:
-            # Left over only when the pass before ended in an exception.
-            self._forget()
+            if self._pending:
+                self._forget()
             self._began()
+        seat = self._seats.get(index)
+        if seat is None or seat.buffer is not buffer:
+            seat = self._seat(index, bucket, buffer)
+        if not seat.plain:
+            return self._other(index, seat, None)
+        plan = self._core.enter(index, buffer.data_ptr(), seat.values, False)
+        rides = plan[2] and index == 0 and self._words
+        if plan[0] != DENSE or rides or self._half is not None or self._tuner is not None:
+            return self._other(index, seat, plan)
+        # What most steps are: dense, on the host, without the word. Every call counts here.
+        buffer.mul_(self._share)
+        self._core.launched(seat.bytes, False)
+        self._pending.append((self._sum_in_place(buffer), buffer))
+        self._marks.append(None)
+        if seat.last:
+            self._futures.append(None)
+            self._arrive()
+            return seat.done
+        future = torch._C.Future([])
+        self._futures.append(future)
+        return future
+
+    def _sum_in_place(self, buffer: torch.Tensor) -> dist.Work:
+        """As `dist.all_reduce`, without what it looks at first, which is known of these buffers."""
+        group = self._reducing()
+        if group is None:
+            return dist.all_reduce(buffer, group=self._group, async_op=True)
+        return group.allreduce([buffer], self._options)
+
+    def _seat(self, index: int, bucket: dist.GradBucket, buffer: torch.Tensor) -> _Seat:
+        """A tensor that was not shown before: another bucket, or DDP has rebuilt its buckets."""
         if buffer.layout != torch.strided:
             # The same on all ranks: they hold the same model.
             raise FlexcommError(
@@ -135,17 +207,24 @@ class CommHook:
                 "make the model's Embedding layers with sparse=False"
             )
         self._know(index, bucket)
-        elsewhere = self._device.takes(buffer)
-        on_host = buffer.device.type == "cpu" and not elsewhere
-        ours = on_host and buffer.dtype in COMPRESSIBLE and buffer.is_contiguous()
-        look = self._device.host(buffer, index) if elsewhere and self._core.watching() else buffer
-        address = look.data_ptr() if ours or look is not buffer else 0
-        plan = self._core.enter(index, address, buffer.numel(), elsewhere)
+        seat = _Seat(bucket, buffer, self._device)
+        if not self._fresh:
+            self._seats = {i: known for i, known in self._seats.items() if i < index}
+            self._seats[index] = seat
+        return seat
+
+    def _other(self, index: int, seat: _Seat, plan: tuple[int, int, int, int, int] | None) -> Any:
+        """A bucket that is not dense and in place; `plan` is the core's, if it was asked already."""
+        buffer, elsewhere = seat.buffer, seat.elsewhere
+        if plan is None:
+            look = self._device.host(buffer, index) if elsewhere and self._core.watching() else buffer
+            address = look.data_ptr() if seat.ours or look is not buffer else 0
+            plan = self._core.enter(index, address, seat.values, elsewhere)
         kind, size, carries = plan[:3]
         self._mark = self._marked(kind, buffer)
         self._via = self._device.wire(buffer, self._wire)
         if kind == DENSE:
-            if not ours and not elsewhere:
+            if not seat.ours and not elsewhere:
                 self._explain(buffer)
             self._dense(index, buffer, size if index == 0 and self._words and carries else 0)
         elif elsewhere:
@@ -154,10 +233,9 @@ class CommHook:
             self._compressed(index, buffer, plan)
         self._device.under_way(self._mark, self._pending[-1][0])
         self._marks.append(self._mark)
-        devices = None if buffer.device.type == "cpu" else [buffer.device]
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        future = _future(buffer)
         self._futures.append(future)
-        if bucket.is_last():
+        if seat.last:
             self._arrive()
         return future
 
@@ -214,7 +292,7 @@ class CommHook:
             self._device.tell(buffer, self._core.tick()[1] if kind != TEXT else self._core.state()[2], why)
         self._compressed(index, self._device.host(buffer, index), plan)
         work, then = self._pending.pop()
-        self._pending.append((work, lambda: buffer.copy_(then())))
+        self._pending.append((work, lambda: buffer.copy_(self._landed(then))))
 
     def beside(
         self, index: int, buffer: torch.Tensor, last: bool, all_reduce: Callable[[torch.Tensor], dist.Work]
@@ -229,25 +307,30 @@ class CommHook:
         n = buffer.numel()
         self._mark = self._device.clock.enter(buffer, False) if self._device.on_gpu(buffer) else None
         bits = self._core.pass_by(index, n)
-        word, payload = None, buffer
+        payload: torch.Tensor = buffer
+        then: Callable[[], torch.Tensor] | torch.Tensor = buffer
         if bits and self._words:
             payload = self._buffer(index, "dense", n + bits, buffer.dtype, buffer.device.type)
             payload[:n].copy_(buffer)
-            word = self._write_word(index, payload, n)
+            then = functools.partial(self._dense_arrived, index, payload, n, self._write_word(index, payload, n))
         self._core.launched(payload.numel() * payload.element_size(), False)
-        self._device.clock.launch(self._mark)
+        if self._mark is not None:
+            self._device.clock.launch(self._mark)
         work = all_reduce(payload)
-        self._device.under_way(self._mark, work)
-        self._pending.append((work, functools.partial(self._dense_arrived, index, payload, n, word)))
+        if self._mark is not None:
+            self._device.under_way(self._mark, work)
+        self._pending.append((work, then))
         self._marks.append(self._mark)
         if last:
             pending, self._pending = self._pending, []
             marks, self._marks = self._marks, []
             for (launched, then), mark in zip(pending, marks, strict=True):
                 launched.wait()
-                self._device.clock.arrived(mark)
-                then()
-            self._device.clock.done(self._mark, True)
+                if mark is not None:
+                    self._device.clock.arrived(mark)
+                self._landed(then)
+            if self._mark is not None:
+                self._device.clock.done(self._mark, True)
         return work
 
     def _write_word(self, index: int, payload: torch.Tensor, n: int) -> torch.Tensor:
@@ -255,6 +338,13 @@ class CommHook:
         self._core.word(index, n, word.data_ptr(), word.numel())
         payload[n:].copy_(word)
         return word
+
+    def _landed(self, then: Callable[[], torch.Tensor] | torch.Tensor) -> torch.Tensor:
+        """A collective has ended: its result, see :attr:`_pending`."""
+        if callable(then):
+            return then()
+        self._core.landed()
+        return then
 
     def _dense_arrived(self, index: int, payload: torch.Tensor, n: int, word: torch.Tensor | None) -> torch.Tensor:
         self._core.landed()
@@ -275,21 +365,26 @@ class CommHook:
         marks, self._marks = self._marks, []
         refused: Exception | None = None
         results: list[Any] = []
-        for (work, then), mark in zip(pending, marks, strict=True):
+        for at, (work, then) in enumerate(pending):
+            mark = marks[at]
             try:
                 if work is not None:
                     work.wait()
-                self._device.clock.arrived(mark)
-                results.append(then())
-                self._device.clock.done(mark, mark is marks[-1])
+                if mark is not None:
+                    self._device.clock.arrived(mark)
+                results.append(self._landed(then))
+                if mark is not None:
+                    self._device.clock.done(mark, mark is marks[-1])
             except Exception as error:
                 results.append(error)
         self._device.waits()
-        for future, result in zip(futures, results, strict=True):
+        for at, result in enumerate(results):
+            future = futures[at]
             try:
                 if isinstance(result, Exception):
                     raise result
-                future.set_result(self._judged(*result()) if callable(result) else result)
+                if future is not None:
+                    future.set_result(self._judged(*result()) if callable(result) else result)
             except Exception as error:
                 # The other buckets end too: what they hold back must be put back, and none is left under way.
                 refused = refused or error
@@ -328,7 +423,7 @@ class CommHook:
             self._buffers[index, what] = known
         return known
 
-    def _sum(self, payload: torch.Tensor, then: Callable[[], torch.Tensor]) -> None:
+    def _sum(self, payload: torch.Tensor, then: Callable[[], torch.Tensor] | torch.Tensor) -> None:
         self._core.launched(payload.numel() * payload.element_size(), False)
         self._pending.append((self._all_reduce(payload), then))
 
@@ -365,14 +460,14 @@ class CommHook:
         dtype = half or buffer.dtype
         if not bits and half is None:
             # In place, without any copy. Multiplied first, as DDP does it: the same bits, and half the time of dividing.
-            buffer.mul_(1.0 / self._world)
-            self._sum(buffer, functools.partial(self._dense_arrived, index, buffer, buffer.numel(), None))
+            buffer.mul_(self._share)
+            self._sum(buffer, buffer)
             return
         n = buffer.numel()
         payload = self._buffer(index, "dense", n + bits, dtype, buffer.device.type)
         values = payload[:n]
         if half is None:
-            torch.mul(buffer, 1.0 / self._world, out=values)
+            torch.mul(buffer, self._share, out=values)
         else:
             values.copy_(buffer).div_(self._world)
             self._core.worked(time.perf_counter() - began, True)

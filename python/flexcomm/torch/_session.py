@@ -324,7 +324,7 @@ class Session:
         hook = CommHook(
             self._core, group, {id(p): i for i, (_, p) in enumerate(self._named)},
             half=None if named.text else named.half, words=steered, propagate=propagate, began=self._begin,
-            not_finite=self._not_finite, rate=self._rate, tuner=tuner,
+            not_finite=self._not_finite, rate=self._rate, tuner=tuner, fresh=getattr(model, "lazy_bucket_allocation", False),
         )
         # The model owns the hook, the hook owns the session, the session owns neither: a cycle through DDP's C++ side
         # would keep the process group's threads alive into the interpreter's end, which aborts there.

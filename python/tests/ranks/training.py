@@ -11,7 +11,32 @@ import flexcomm.torch
 STEPS = 40
 
 
-def train(rank, model, strategy, *, group=None, given=None, accumulate=1, scaler=None, autocast=False, hooked=False, **options):
+def copied(hook):
+    """A hook around the hook, as torch's wrappers are: what it is given is used as soon as it is there."""
+
+    def wrapper(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return hook(state, bucket).then(lambda done: done.value().clone())
+
+    return wrapper
+
+
+def count(hook):
+    """Counts the buckets that go the shortest way, and the others."""
+    seen = {"short": 0, "other": 0}
+    for name, method in {"short": hook._sum_in_place, "other": hook._other}.items():
+
+        def counted(*arguments, name=name, method=method):
+            seen[name] += 1
+            return method(*arguments)
+
+        setattr(hook, method.__name__, counted)
+    return seen
+
+
+def train(
+    rank, model, strategy, *, group=None, given=None, accumulate=1, scaler=None, autocast=False, hooked=False, around=None,
+    **options,
+):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if strategy is not None:
         session = flexcomm.torch.attach(
@@ -19,7 +44,8 @@ def train(rank, model, strategy, *, group=None, given=None, accumulate=1, scaler
         )
         if hooked:
             # Dense without an agent would leave DDP alone.
-            model.register_comm_hook(None, session.hook)
+            model.register_comm_hook(None, around(session.hook) if around else session.hook)
+            short = count(session.hook)
     losses, equal = [], True
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -38,6 +64,8 @@ def train(rank, model, strategy, *, group=None, given=None, accumulate=1, scaler
         losses.append(loss.item())
         equal &= same(parameters_hash(model.module), group)
     out = {"first": losses[0], "last": sum(losses[-5:]) / 5, "equal": equal, "hash": parameters_hash(model.module)}
+    if hooked:
+        out["short"] = short
     if strategy is not None:
         session._end_step(within_loop=False)
         held = sum(len(v) // 4 for v in session._core.held_back().values())
@@ -68,8 +96,13 @@ with ranks() as (rank, world, seen):
     star, gather = "topk@0.1/art-ring:star", "topk@0.1/allgather"
     seen["auto"] = train(rank, ddp(network()), star, selection="auto")
     seen["view"] = train(rank, ddp(network(), gradient_as_bucket_view=True), gather)
-    for name, options in {"dense hooked": {}, "dense hooked view": {"gradient_as_bucket_view": True}}.items():
+    for name, options in {
+        "dense hooked": {}, "dense hooked view": {"gradient_as_bucket_view": True},
+        "dense hooked lazy": {"lazy_bucket_allocation": True}, "dense hooked one bucket": {"bucket_cap_mb": 1000},
+    }.items():
         seen[name] = train(rank, ddp(network(), **options), "dense", hooked=True)
+    seen["dense hooked around"] = train(rank, ddp(network()), "dense", hooked=True, around=copied)
+    seen["plain one bucket"] = train(rank, ddp(network(), bucket_cap_mb=1000), None)
     seen["one bucket"] = train(rank, ddp(network(), bucket_cap_mb=1000), gather)
     seen["static"] = train(rank, ddp(network(), static_graph=True), gather)
     seen["unused"] = train(rank, ddp(Unused(), find_unused_parameters=True), gather)
