@@ -18,14 +18,19 @@ fuzz_target!(|data: &[u8]| {
     // The head of a true state, the rest of it from the fuzzer.
     let mut saved = Writer::new();
     pipeline.save(&mut saved);
-    let head = 4 + 1 + 4 + pipeline.strategy().to_string().len() + 8;
+    let head = 4 + 1 + 4 + pipeline.strategy().to_string().len() + 4 + 16 * lengths.len() + 8;
     let state = [&saved.bytes()[..head], rest].concat();
     if pipeline.restore(&state).is_ok() {
         let mut again = Writer::new();
         pipeline.save(&mut again);
         assert_eq!(again.bytes(), state);
     }
-    let _ = pipeline.restore(rest);
+    pipeline.save(&mut saved);
+    if pipeline.restore(rest).is_err() {
+        let mut again = Writer::new();
+        pipeline.save(&mut again);
+        assert_eq!(again, saved, "{text}: what was refused moved the state");
+    }
     let (gradient, mut out) = (vec![0.5f32; n], Writer::new());
     let step = Step { index: 1, learning_rate: 0.1 };
     let _ = pipeline.compress(Gradient::F32(&gradient), step, &mut out);

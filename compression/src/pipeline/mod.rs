@@ -103,6 +103,8 @@ pub struct Pipeline {
     leftover_units: Units,
     /// eta of the last step that was done.
     learning_rate: f64,
+    /// Index of the last step that was done.
+    last: Option<u64>,
     /// The gradient as f32, or with momentum.
     staged: Vec<f32>,
     /// What the codecs compress, then what they leave.
@@ -129,6 +131,7 @@ impl Pipeline {
             leftover: Vec::new(),
             leftover_units: Units::GRADIENTS,
             learning_rate: 1.0,
+            last: None,
             staged: Vec::new(),
             fed: Vec::new(),
             seen: Vec::new(),
@@ -170,6 +173,11 @@ impl Pipeline {
     /// eta of the last step that was done; 1 before the first.
     pub fn learning_rate(&self) -> f64 {
         self.learning_rate
+    }
+
+    /// Index of the last step that was done, also where that was before a [`Self::restore`]; none before the first.
+    pub fn last_step(&self) -> Option<u64> {
+        self.last
     }
 
     /// Goes on as if the steps so far had been at this rate (finite, above 0): nothing is rescaled at the next step at it.
@@ -284,9 +292,14 @@ impl Pipeline {
         Common { scope: self.strategy.scope(), step: (step % 64) as u8, draw }
     }
 
+    /// By which codecs draw.
+    fn seed(&self) -> u64 {
+        self.strategy.seed().unwrap_or(self.member.seed)
+    }
+
     fn context(&self, step: u64, round: u32) -> Context {
         Context {
-            seed: self.strategy.seed().unwrap_or(self.member.seed),
+            seed: self.seed(),
             step,
             tensor: self.member.tensor,
             rank: self.member.rank,

@@ -1,14 +1,14 @@
 //! Saving and restoring a pipeline, exactly.
 
 use super::Pipeline;
-use crate::codec::ReadError;
+use crate::codec::{ReadError, Shape};
 use crate::memory::Units;
 use crate::wire::{Reader, Writer};
 
 const MAGIC: &[u8; 4] = b"FXCS";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
-/// Failed to restore a pipeline. It is then empty of memory, as if new.
+/// Failed to restore a pipeline. It is as it was.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StateError {
     /// Not readable.
@@ -22,19 +22,47 @@ pub enum StateError {
         /// Ours.
         here: String,
     },
+    /// Of another model, or of one cut into other buckets.
+    #[error("restore a saved state of {saved} layers: there are {here} here")]
+    Layers {
+        /// How many it has.
+        saved: u32,
+        /// How many we have.
+        here: u32,
+    },
+    /// A layer of another shape.
+    #[error("restore a saved state whose layer {layer} is {}: here it is {}", matrix(.saved), matrix(.here))]
+    Layer {
+        /// The first that differs, from 0.
+        layer: u32,
+        /// Values per column and per row.
+        saved: [u64; 2],
+        /// Ours.
+        here: [u64; 2],
+    },
+    /// Drawn by another seed: ranks would draw different numbers, and a run would not go on as it was.
+    #[error("restore a saved state of seed {saved}: here it is seed {here}")]
+    Seed {
+        /// Its seed.
+        saved: u64,
+        /// Ours.
+        here: u64,
+    },
+}
+
+fn matrix([rows, cols]: &[u64; 2]) -> String {
+    format!("{rows} x {cols}")
 }
 
 impl Pipeline {
     /// Replaces `out` by everything that outlives a step: momentum, memory, codecs' states, the counter of skipped
-    /// gradients. A step that was begun and needs more rounds is not part of it.
+    /// gradients, the last step's index and rate; and by what these belong to: strategy, layers, seed. A step that was begun
+    /// and needs more rounds is not part of it. Nor is the rank: what is held back may go on elsewhere.
     pub fn save(&self, out: &mut Writer) {
         out.clear();
-        out.raw(MAGIC);
-        out.u8(VERSION);
-        let text = self.strategy.to_string();
-        out.u32(text.len() as u32);
-        out.raw(text.as_bytes());
-        out.u64(self.layers.values() as u64);
+        self.save_head(out);
+        out.u8(u8::from(self.last.is_some()));
+        self.last.iter().for_each(|step| out.u64(*step));
         out.u64(self.skipped);
         out.u64(self.leftover.len() as u64);
         out.f32s(&self.leftover);
@@ -51,22 +79,34 @@ impl Pipeline {
         }
     }
 
-    /// Puts a saved state back, bit for bit. The strategy must be the same and the layers as long.
-    pub fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
-        let result = self.read_state(saved);
-        if result.is_err() {
-            let fresh = Self::new(&self.strategy, self.layers.clone(), self.member).with_kernel(self.kernel);
-            *self = fresh;
+    fn save_head(&self, out: &mut Writer) {
+        out.raw(MAGIC);
+        out.u8(VERSION);
+        let text = self.strategy.to_string();
+        out.u32(text.len() as u32);
+        out.raw(text.as_bytes());
+        out.u32(self.layers.len() as u32);
+        for shape in self.layers.shapes() {
+            sides(shape).into_iter().for_each(|side| out.u64(side));
         }
-        result
+        out.u64(self.seed());
     }
 
-    fn read_state(&mut self, saved: &[u8]) -> Result<(), StateError> {
+    /// Puts a saved state back, bit for bit. Strategy, layers and seed must be the same.
+    pub fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
         let mut from = Reader::new(saved);
+        self.check_head(&mut from)?;
+        let mut read = Self::new(&self.strategy, self.layers.clone(), self.member).with_kernel(self.kernel);
+        read.read_state(&mut from)?;
+        *self = read;
+        Ok(())
+    }
+
+    fn check_head(&self, from: &mut Reader<'_>) -> Result<(), StateError> {
         let head = from.take("magic", 4)?;
         let version = from.u8("version")?;
         if head != MAGIC || version != VERSION {
-            let rule = "not a state of version 1";
+            let rule = "not a state of version 2, and no other is read";
             return Err(ReadError::Field { what: "version", value: u64::from(version), rule }.into());
         }
         let length = u64::from(from.u32("length of the strategy")?);
@@ -75,28 +115,51 @@ impl Pipeline {
         if saved != here {
             return Err(StateError::Strategy { saved, here });
         }
-        let (expected, got) = (self.layers.values() as u64, from.u64("n")?);
-        if expected != got {
-            return Err(ReadError::Length { expected, got }.into());
+        self.check_layers(from)?;
+        let (saved, here) = (from.u64("seed")?, self.seed());
+        if saved == here { Ok(()) } else { Err(StateError::Seed { saved, here }) }
+    }
+
+    fn check_layers(&self, from: &mut Reader<'_>) -> Result<(), StateError> {
+        let (saved, here) = (from.u32("number of layers")?, self.layers.len() as u32);
+        if saved != here {
+            return Err(StateError::Layers { saved, here });
         }
-        self.open = None;
+        for (layer, here) in (0..).zip(self.layers.shapes().map(sides)) {
+            let saved = [from.u64("rows of a layer")?, from.u64("columns of a layer")?];
+            if saved != here {
+                return Err(StateError::Layer { layer, saved, here });
+            }
+        }
+        Ok(())
+    }
+
+    fn read_state(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError> {
+        self.last = match from.u8("whether a step was done")? {
+            0 => None,
+            1 => Some(from.u64("last step")?),
+            other => {
+                let (what, value) = ("whether a step was done", u64::from(other));
+                return Err(ReadError::Field { what, value, rule: "0 or 1" });
+            }
+        };
         self.skipped = from.u64("skipped")?;
-        self.read_leftover(&mut from)?;
+        self.read_leftover(from)?;
         self.learning_rate = from.f64("learning rate")?;
         if self.learning_rate <= 0.0 {
             let value = self.learning_rate;
-            return Err(ReadError::Number { what: "learning rate", value, rule: "it must be above 0" }.into());
+            return Err(ReadError::Number { what: "learning rate", value, rule: "it must be above 0" });
         }
         if let Some(momentum) = &mut self.momentum {
-            momentum.restore(&mut from)?;
+            momentum.restore(from)?;
         }
         if let Some(memory) = &mut self.memory {
-            memory.restore(&mut from)?;
+            memory.restore(from)?;
         }
         for unit in &mut self.units {
-            unit.codec.restore(&mut from)?;
+            unit.codec.restore(from)?;
         }
-        Ok(from.finish()?)
+        from.finish()
     }
 
     fn read_leftover(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError> {
@@ -109,4 +172,8 @@ impl Pipeline {
         self.leftover_units = Units::restore(from)?;
         Ok(())
     }
+}
+
+fn sides(shape: Shape) -> [u64; 2] {
+    [shape.rows as u64, shape.cols as u64]
 }

@@ -135,6 +135,7 @@ impl Pipeline {
     fn settle(&mut self, open: Open) {
         self.skipped += u64::from(open.skipped);
         self.learning_rate = open.step.learning_rate;
+        self.last = Some(open.step.index);
         if let Some(momentum) = &mut self.momentum {
             momentum.commit();
         }

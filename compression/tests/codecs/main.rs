@@ -15,3 +15,4 @@ mod passes;
 mod quantization;
 mod refusals;
 mod sparsification;
+mod states;

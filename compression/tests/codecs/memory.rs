@@ -329,7 +329,7 @@ fn half_precision_gradients() {
 }
 
 /// Every memory and momentum goes on bit for bit after a restore, also with something left over, and a broken state
-/// leaves an empty pipeline.
+/// changes nothing.
 #[test]
 fn memories_are_restored() {
     let memories = ["+ef(vanilla)", "+ef(efsign)", "+ef(dgc,mu=0.9)", "+ef(sgc,alpha=0.5)+nesterov(mu=0.5)", ""];
@@ -347,9 +347,9 @@ fn memories_are_restored() {
             assert_eq!(a, b, "{text}");
             assert_eq!(saved(&first), saved(&second), "{text}");
         }
-        let fresh = saved(&pipeline(&text, N));
+        let before = saved(&second);
         assert!(second.restore(&state[..state.len() - 1]).is_err());
-        assert_eq!(saved(&second), fresh, "{text}: a broken state left something behind");
+        assert_eq!(saved(&second), before, "{text}: a broken state left something behind");
         let mut other = pipeline("topk(k=0.3)", N);
         assert!(other.restore(&state).unwrap_err().to_string().contains("topk(k=0.1)"));
     }
