@@ -239,7 +239,7 @@ impl Memory {
             if review == Review::Acquitted {
                 (blocked.strikes, blocked.evidence) = (blocked.strikes.saturating_sub(1), None);
                 if dwell_from == Some(blocked.at) {
-                    self.annulled = Some(version);
+                    self.dwell_waived = Some(version);
                 }
             }
         }
@@ -368,7 +368,7 @@ mod tests {
         assert!(ended.words().unwrap().contains("explain"));
         assert_eq!(memory.seen.iter().map(|x| x.links).collect::<Vec<_>>(), [links(0.001, 5e9)]);
         assert_eq!((memory.blocked[0].strikes, memory.blocked[0].until), (1, at(1.0)));
-        assert_eq!(memory.annulled, Some(Version(2)));
+        assert_eq!(memory.dwell_waived, Some(Version(2)));
         assert!(review(&mut memory, &links(0.001, 0.1e9), 2.0, true).words().is_none());
         assert_eq!(memory.blocked[0].strikes, 1, "taken back twice");
     }
@@ -381,7 +381,7 @@ mod tests {
         assert!(review(&mut memory, &links(0.001, 0.7e9), 121.0, true).words().is_none());
         let ended = review(&mut memory, &links(0.001, 0.49e9), 121.0, true);
         assert!(ended.words().unwrap().contains("other links"));
-        assert_eq!((memory.blocked[0].strikes, memory.annulled), (1, None));
+        assert_eq!((memory.blocked[0].strikes, memory.dwell_waived), (1, None));
     }
 
     /// Estimates follow a change link by link: what stands in between is no network to judge by.

@@ -63,7 +63,7 @@ pub(crate) fn next(s: &Snapshot, m: &Memory, costs: &Costs, found: &[Trigger], n
         Err(Hold { keep, why, held_back: Some(HeldBack { margin, cause: head.clone() }) })
     };
     let since = m.dwell_from.map_or(0.0, |from| now.since(from).get());
-    if since < s.config.dwell_s.get() && m.annulled != Some(s.version()) {
+    if since < s.config.dwell_s.get() && m.dwell_waived != Some(s.version()) {
         let dwell = words::time(s.config.dwell_s.get());
         return held(Keep::Dwell, format!("that one has been chosen for {} of at least {dwell}", words::time(since)));
     }

@@ -79,6 +79,9 @@ impl<'a> Call<'a> {
         self.memory.fallen_since = fallen.then(|| self.memory.fallen_since.unwrap_or(self.now));
         let ended = self.review_blocks(links, &summary)?;
         self.note_measurements(summary);
+        if self.memory.assumed == Some(s.version()) && trial::unmeasured(s).is_empty() {
+            self.memory.dwell_waived = self.memory.assumed.take();
+        }
         let step_s = self.in_force_step();
         self.triggers = triggers::find(s, &self.memory, &summary, step_s, self.now);
         self.triggers.extend(ended);
@@ -277,6 +280,8 @@ impl<'a> Call<'a> {
             decided_at: self.now,
             reason: take.why.clone(),
         };
+        let assumed = self.s.in_force.is_none() && !trial::unmeasured(self.s).is_empty();
+        self.memory.assumed = assumed.then_some(decision.version);
         self.memory.previous = Some(self.s.strategy());
         self.memory.dwell_from = Some(self.now);
         let cause = || format!("{} was rolled back", words::strategy(&self.s.strategy()));

@@ -64,8 +64,12 @@ pub struct Memory {
     pub seen: Vec<Seen>,
     /// Strategies not to return to for a while.
     pub blocked: Vec<Blocked>,
-    /// The decision of a rollback whose reason the links explain: it need not stay for the dwell time.
-    pub annulled: Option<Version>,
+    /// The first decision, made on assumed gains because the links moved before a trial could answer.
+    #[serde(default)]
+    pub assumed: Option<Version>,
+    /// A decision that need not stay for the dwell time: a rollback whose reason the links explain, or one that was made on
+    /// assumed gains which are measured now.
+    pub dwell_waived: Option<Version>,
 }
 
 /// A change of the network in the making: estimates of its links follow it one after the other.

@@ -49,6 +49,24 @@ fn a_job_without_a_profile_tries_first_and_follows_the_network_meanwhile() {
     assert!(followed.report.why.contains("assumed"), "{}", followed.report.why);
 }
 
+/// Links that move before the first trial has answered are followed on assumed gains: only until they are measured.
+#[test]
+fn what_was_decided_on_assumed_gains_need_not_dwell_once_they_are_measured() {
+    let mut job = Job::new();
+    job.s.profiles = Default::default();
+    job.call();
+    job.wait(1.0);
+    job.network(0.001, 1e9);
+    let assumed = job.call().decision().expect("the links moved").strategy;
+    job.wait(1.0);
+    job.answer(profile(0.01, 0.004));
+    let measured = job.call();
+    assert_ne!(measured.decision().expect("little is lost").strategy, assumed);
+    job.wait(1.0);
+    job.answer(profile(0.9, 0.004));
+    assert_eq!(job.keeps(), Keep::Dwell);
+}
+
 #[test]
 fn what_one_rank_that_selects_for_all_keeps_is_known_apart_and_never_assumed_to_be_more() {
     let gains = |job: &mut Job| {

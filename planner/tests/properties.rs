@@ -83,8 +83,8 @@ fn holds(before: &Snapshot, outcome: &Outcome, now: Timestamp) -> Result<(), Tes
     if before.in_force.is_none() || outcome.report.rollback {
         return Ok(());
     }
-    let annulled = outcome.memory.annulled == Some(before.version());
-    if let Some(from) = before.memory.dwell_from.filter(|_| !annulled) {
+    let waived = outcome.memory.dwell_waived == Some(before.version());
+    if let Some(from) = before.memory.dwell_from.filter(|_| !waived) {
         prop_assert!(now.since(from) >= before.config.dwell_s, "changed within the dwell time");
     }
     let current = outcome.report.in_force.as_ref().and_then(|a| a.score);

@@ -73,8 +73,10 @@ pub(super) fn timing(s: &Snapshot, outcome: &Outcome, now: Timestamp, found: &mu
     let passed = now.0.saturating_sub(from.0) as f64 * 1e-6;
     let dwell = s.config.dwell_s.get();
     let last = s.memory.blocked.iter().find(|b| b.at == from);
-    let annulled = s.memory.annulled == Some(current.decision.version) || last.as_ref().is_some_and(may_end);
-    found.expect(passed >= dwell || annulled, "dwell", || {
+    let version = Some(current.decision.version);
+    let measured = s.memory.assumed == version && s.profiles.measured_at.is_some();
+    let waived = s.memory.dwell_waived == version || measured || last.as_ref().is_some_and(may_end);
+    found.expect(passed >= dwell || waived, "dwell", || {
         format!("{passed} s after the last decision, least is {dwell} s")
     });
     let Some(moving) = &outcome.memory.moving else { return };
