@@ -132,7 +132,8 @@ impl Pipeline {
             leftover_units: Units::GRADIENTS,
             learning_rate: 1.0,
             last: None,
-            staged: Vec::new(),
+            // Room that is not written to costs nothing; the first gradient in halves may come late.
+            staged: Vec::with_capacity(n),
             fed: Vec::new(),
             seen: Vec::new(),
             readers: Vec::new(),
@@ -203,8 +204,12 @@ impl Pipeline {
 
     /// Bytes of a round's message, header included.
     pub fn round_size(&self, round: u32) -> Size {
-        let header = Size::Exact(self.header(&Open::first(), 0).bytes());
-        self.units.iter().fold(header, |sum, unit| sum.and(unit.codec.round_size(round)))
+        Size::Exact(self.header(&Open::first(), 0).bytes()).and(self.payload(round))
+    }
+
+    /// Of all tensors together: room for it once, and no message of whatever values needs more.
+    fn payload(&self, round: u32) -> Size {
+        self.units.iter().fold(Size::Exact(0), |sum, unit| sum.and(unit.codec.round_size(round)))
     }
 
     /// Exchanges per step.

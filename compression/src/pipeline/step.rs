@@ -34,6 +34,7 @@ impl Pipeline {
     /// Writes the only round's message of values that are the caller's.
     fn send(&mut self, x: &[f32], open: &Open, out: &mut Writer) -> Result<Energy, EncodeError> {
         let (header, context) = (self.header(open, 0), self.context(open.step.index, 0));
+        let payload = self.payload(0).most();
         let Self { units, seen, .. } = self;
         seen.clear();
         if let [_, _, ..] = &units[..] {
@@ -44,6 +45,7 @@ impl Pipeline {
             }
         }
         write_message(&header, out, |out| {
+            out.reserve(payload);
             let mut energy = Energy::default();
             for (i, unit) in units.iter_mut().enumerate() {
                 let context = Context { tensor: unit.tensor, known: seen.get(i).copied(), ..context };
@@ -109,9 +111,10 @@ impl Pipeline {
     pub(super) fn round(&mut self, open: Open, out: &mut Writer) -> Result<Outcome, EncodeError> {
         let header = self.header(&open, open.round);
         let context = self.context(open.step.index, open.round);
-        let last = open.round + 1 >= self.rounds();
+        let (last, payload) = (open.round + 1 >= self.rounds(), self.payload(open.round).most());
         let (units, fed, takes) = (&mut self.units, &mut self.fed, self.memory.is_some());
         let energy = write_message(&header, out, |out| {
+            out.reserve(payload);
             let mut energy = Energy::default();
             for unit in units {
                 let context = Context { tensor: unit.tensor, known: open.known, ..context };

@@ -16,3 +16,4 @@ mod quantization;
 mod refusals;
 mod sparsification;
 mod states;
+mod steady;

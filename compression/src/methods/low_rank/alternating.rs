@@ -46,8 +46,11 @@ impl<H: Halves> Alternating<H> {
     pub(super) fn new(halves: H, rank: usize, shape: Shape) -> Self {
         let rank = rank.min(shape.rows).min(shape.cols);
         let saves = shape.is_matrix() && rank * (shape.rows + shape.cols) < shape.values();
-        let (warm, left, factor, values) = Default::default();
-        Self { halves, shape, rank: if saves { rank } else { 0 }, warm, left, factor, values }
+        let rank = if saves { rank } else { 0 };
+        // Zeros leave no warm start: it may come in any step.
+        let warm = Vec::with_capacity(rank * shape.cols);
+        let (left, factor, values) = Default::default();
+        Self { halves, shape, rank, warm, left, factor, values }
     }
 
     fn is_dense(&self) -> bool {

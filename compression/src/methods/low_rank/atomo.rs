@@ -56,7 +56,15 @@ struct Atomo {
 impl Atomo {
     fn new(budget: f64, shape: Shape) -> Self {
         let (eigen, sigma, chances, drawn, left, right) = Default::default();
-        Self { shape, budget, eigen, sigma, chances, drawn, left, right }
+        let mut atomo = Self { shape, budget, eigen, sigma, chances, drawn, left, right };
+        if !atomo.always_whole() {
+            // How many atoms there are changes from step to step.
+            let most = atomo.most();
+            atomo.drawn.reserve(most);
+            atomo.left.reserve(most * shape.rows);
+            atomo.right.reserve(most * shape.cols);
+        }
+        atomo
     }
 
     /// The smaller side: how many atoms there are.

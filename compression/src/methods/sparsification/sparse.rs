@@ -2,7 +2,7 @@
 //! 4 bytes in their order; and a codec around a rule that chooses them.
 
 use crate::codec::{Carried, Codec, Context, EncodeError, ReadError, Size, Stats};
-use crate::kernels::Work;
+use crate::kernels::{ROOM, Work};
 use crate::wire::{Reader, Writer, index_bytes, read_indices, write_indices, write_indices_least};
 use crate::{Energy, Selection};
 
@@ -59,10 +59,10 @@ pub(super) trait Choose: Send + std::fmt::Debug {
     }
 }
 
-/// With room for `most` of n values, and for one that [`Pick`] writes ahead. Room that is not written to costs nothing; how much
+/// With room for `most` of n values, and for those that kernels write ahead. Room that is not written to costs nothing; how much
 /// is used changes from step to step.
 pub(in crate::methods) fn selection_of(n: usize, most: usize) -> Selection {
-    Selection { n, indices: Vec::with_capacity(most + 1), values: Vec::with_capacity(most + 1) }
+    Selection { n, indices: Vec::with_capacity(most + ROOM), values: Vec::with_capacity(most + ROOM) }
 }
 
 /// Sends the values that a rule chooses, as they are.
