@@ -79,7 +79,7 @@ impl StrategyError {
     }
 
     pub(super) fn range(of: &str, param: &Param, value: &str) -> Self {
-        let (key, allowed) = (param.name.into(), param.kind.to_string());
+        let (key, allowed) = (param.name.into(), param.kind.allowed(value));
         Self::Range { of: of.into(), key, value: value.into(), allowed }
     }
 

@@ -80,20 +80,43 @@ impl Kind {
         let whole = value.fract() == 0.0;
         match self {
             Self::Kept => value > 0.0 && (value < 1.0 || whole && value <= crate::MAX_VALUES as f64),
-            Self::Number(low, high) => value.is_finite() && (low, high).contains(&value),
+            Self::Number(low, high) => (low, high).contains(&value) && fits_single((low, high), value),
             Self::Whole(low, high) => whole && (low as f64..=high as f64).contains(&value),
             Self::Choice(words) => whole && value >= 0.0 && value < words.len() as f64,
             Self::Switch => value == 0.0 || value == 1.0,
         }
     }
 
+    /// The allowed range in words, for a value as written that is refused: also where only f32's precision puts it outside.
+    pub(super) fn allowed(self, text: &str) -> String {
+        let single = match (self, text.parse::<f64>()) {
+            (Self::Number(low, high), Ok(value)) => value.is_finite() && (low, high).contains(&value),
+            _ => false,
+        };
+        format!("{self}{}", if single { ", and so as a 32-bit float, which the method reckons in" } else { "" })
+    }
+
     fn write(self, value: f64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Choice(words) => f.write_str(words.get(value as usize).copied().unwrap_or_default()),
             Self::Switch => write!(f, "{}", value == 1.0),
+            // Digits alone would be hundreds of them.
+            Self::Kept | Self::Number(..) if value != 0.0 && !PLAIN.contains(&value.abs()) => write!(f, "{value:e}"),
             _ => write!(f, "{value}"),
         }
     }
+}
+
+/// Magnitudes that are written without an exponent.
+const PLAIN: std::ops::Range<f64> = 1e-9..1e16;
+
+/// Whether a number is in range as f32 too, in which methods reckon: finite, no 0 that was none, and on the same side of the
+/// ends (0.99999999999 would be 1).
+fn fits_single(range: (Bound<f64>, Bound<f64>), value: f64) -> bool {
+    let single = |bound: Bound<f64>| bound.map(|end| end as f32);
+    let as_single = value as f32;
+    let inside = (single(range.0), single(range.1)).contains(&as_single);
+    as_single.is_finite() && inside && (as_single == 0.0) == (value == 0.0)
 }
 
 impl fmt::Display for Kind {
@@ -204,5 +227,108 @@ impl Values {
     /// Whether any differs from its default.
     pub(super) fn any_given(&self, params: &[Param]) -> bool {
         params.iter().zip(self.all()).any(|(param, value)| param.default != Some(*value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Strategy;
+    use super::*;
+    use crate::{memory::MEMORIES, methods, momentum::MOMENTA};
+    use proptest::prelude::*;
+    use proptest::strategy::Strategy as Generator;
+
+    /// What a text puts in front of its parameters, and their table.
+    fn tables() -> Vec<(String, &'static [Param])> {
+        let codecs = methods::all().map(|entry| (format!("{}(", entry.name), entry.params));
+        let memories = MEMORIES.iter().map(|memory| (format!("onebit+ef({},", memory.name), memory.params));
+        let momenta = MOMENTA.iter().map(|momentum| (format!("onebit+{}(", momentum.name), momentum.params));
+        codecs.chain(memories).chain(momenta).collect()
+    }
+
+    /// Every parameter that is a number or a share, by its place.
+    fn numbers() -> Vec<(String, &'static [Param], usize)> {
+        let is_number = |params: &[Param], at: usize| matches!(params[at].kind, Kind::Number(..) | Kind::Kept);
+        let each = |(text, params): (String, &'static [Param])| {
+            let places = (0..params.len()).filter(move |at| is_number(params, *at));
+            places.map(move |at| (text.clone(), params, at)).collect::<Vec<_>>()
+        };
+        tables().into_iter().flat_map(each).collect()
+    }
+
+    /// Numbers from all of f64, and the neighbours of 0, of 1 and of f32's ends.
+    fn number() -> impl Generator<Value = f64> {
+        let edges = vec![0.0, 1.0, 2.0, 100.0, f64::from(f32::MAX), f64::from(f32::from_bits(1)), 1e-9];
+        let near = (prop::sample::select(edges), -40i32..0, any::<bool>())
+            .prop_map(|(edge, power, up)| edge + if up { 1.0 } else { -1.0 } * edge.max(1e-46) * 10f64.powi(power));
+        prop_oneof![near, prop::num::f64::ANY, (-330i32..310).prop_map(|power| 10f64.powi(power))]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4000))]
+
+        /// Codecs reckon in f32: what is accepted is in range there too, and its text is short and reads back.
+        #[test]
+        fn numbers_are_in_range_in_single_precision(which: prop::sample::Index, value in number()) {
+            let (head, params, at) = which.get(&numbers()).clone();
+            let Param { name, kind, .. } = params[at];
+            let others = params.iter().filter(|param| param.default.is_none() && param.name != name);
+            let other = |param: &Param| if param.kind.admits(3.0) { "3" } else { "0.5" };
+            let others: String = others.map(|param| format!(",{}={}", param.name, other(param))).collect();
+            let text = format!("{head}{name}={value:e}{others})");
+            let Ok(strategy) = text.parse::<Strategy>() else {
+                prop_assert!(!kind.admits(value) || matches!(kind, Kind::Kept), "{text}");
+                return Ok(());
+            };
+            prop_assert!(kind.admits(value), "{text}");
+            if let Kind::Number(low, high) = kind {
+                let single = value as f32;
+                prop_assert!(single.is_finite() && (single == 0.0) == (value == 0.0), "{text} is {single}");
+                let inside = match (low, high) {
+                    (Bound::Excluded(low), _) if single <= low as f32 => false,
+                    (_, Bound::Excluded(high)) if single >= high as f32 => false,
+                    _ => true,
+                };
+                prop_assert!(inside, "{text} is {single}");
+            }
+            let canonical = strategy.to_string();
+            prop_assert!(canonical.len() <= text.len() + 24, "{canonical}");
+            prop_assert_eq!(canonical.parse::<Strategy>().unwrap().to_string(), canonical);
+        }
+    }
+
+    #[test]
+    fn what_single_precision_cannot_hold_is_refused_by_name() {
+        for text in [
+            "onebit+ef(vanilla,gamma=1e-300)",
+            "onebit+ef(vanilla,gamma=1e308)",
+            "onebit+ef(vanilla,beta=1e300)",
+            "onebit+ef(sgc,alpha=0.5,epsilon=1e-300)",
+            "onebit+ef(efsign,gamma=1e-300)",
+            "onebit+ef(dgc,mu=0.99999999999)",
+            "onebit+nesterov(mu=0.99999999999)",
+            "terngrad(clip=1e-300)",
+            "lpcsvrg(bits=4,lambda=1e-300)",
+        ] {
+            let error = text.parse::<Strategy>().expect_err(text).to_string();
+            assert!(error.contains("as a 32-bit float"), "{text}: {error}");
+        }
+        // What is out of range anyway is said as before.
+        let error = "onebit+nesterov(mu=1)".parse::<Strategy>().unwrap_err().to_string();
+        assert!(error.ends_with("it must be a number from 0 below 1"), "{error}");
+    }
+
+    #[test]
+    fn extremes_are_written_with_an_exponent() {
+        let canonical = |text: &str| text.parse::<Strategy>().unwrap().to_string();
+        assert_eq!(canonical("threshold(v=0.0000000000000000000000000001)"), "threshold(v=1e-28)");
+        assert_eq!(canonical("threshold(v=12300000000000000000000)"), "threshold(v=1.23e22)");
+        assert_eq!(canonical("topk(k=1e-300)"), "topk(k=1e-300)");
+        assert_eq!(canonical("threshold(v=1e-6)"), "threshold(v=0.000001)");
+        assert_eq!(canonical("onebitsgd(threshold=-1e30)"), "onebitsgd(threshold=-1e30)");
+        assert_eq!(
+            canonical("onebit+ef(efsign,gamma=0.5)+seed(18446744073709551615)"),
+            "onebit+ef(efsign,gamma=0.5)+seed(18446744073709551615)"
+        );
     }
 }
