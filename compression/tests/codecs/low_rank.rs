@@ -304,3 +304,66 @@ fn gradiveq_never_loses_more_than_the_layer() {
         }
     }
 }
+
+/// Tensors that leave the factors without a second direction, or their products at the end of f32.
+fn hard_matrices() -> Vec<(&'static str, Shape, Vec<f32>)> {
+    let huge: Vec<f32> = (0..40).map(|i| if i % 3 == 0 { f32::MAX } else { -f32::MAX / 2.0 }).collect();
+    let square = Shape { rows: 64, cols: 64 };
+    let one = (0..square.values()).map(|i| if i == 5 { 1.0 } else { 0.0 }).collect();
+    let signs = normal(40, 3).iter().map(|v| v.signum() * f32::MAX).collect();
+    vec![
+        ("huge", Shape { rows: 8, cols: 5 }, huge),
+        ("largest of both signs", Shape { rows: 5, cols: 8 }, signs),
+        ("spike", Shape { rows: 25, cols: 20 }, (0..500).map(|i| if i == 123 { 1e6 } else { 1e-3 }).collect()),
+        ("ties", Shape { rows: 20, cols: 10 }, (0..200).map(|i| [1.0, -1.0, 0.5, 0.0][i % 4]).collect()),
+        ("constant", square, vec![1.0; square.values()]),
+        ("one that is not zero", square, one),
+    ]
+}
+
+/// Five steps of 20 seeds on each: every message is read, none loses more than the tensor, and what is left is what was
+/// not sent.
+#[test]
+fn factors_stay_finite_on_hard_matrices() {
+    let texts =
+        ["powersgd(rank=1)", "powersgd(rank=3)", "gradzip(rank=1,lambda=0.1)", "gradzip(rank=2)", "gradzip(rank=3)"];
+    let least = ["gradzip(rank=2,lambda=1e-9)", "gradzip(rank=4,lambda=1e-9)", "gradzip(rank=16,lambda=1e-6)"];
+    for (name, shape, x) in hard_matrices() {
+        for text in texts.iter().chain(&least) {
+            for seed in 0..20 {
+                let mut run = Run::new(&parse(text), shape, seed);
+                for step in 0..5 {
+                    run.context.step = step;
+                    let label = format!("{text} on {name}, seed {seed}, step {step}");
+                    let mut rest = x.clone();
+                    let measured = run.take(&mut rest).unwrap_or_else(|e| panic!("{label}: failed to {e}"));
+                    let sent = run.decode(x.len());
+                    assert!(sent.iter().chain(&rest).all(|v| v.is_finite()), "{label}");
+                    assert!(distance(&x, &sent) <= (1.0 + 1e-6) * energy(&x), "{label}");
+                    let (said, is) = (measured.sent, energy(&sent));
+                    assert!((said - is).abs() <= 1e-3 * is.max(1e-6 * energy(&x)), "{label}: {said} is {is}");
+                    run.context.round = 1;
+                    run.codec.reply(&mut Reader::new(run.payload.bytes()), &run.context, 1.0).unwrap();
+                }
+            }
+        }
+    }
+}
+
+/// Right factors of several ranks at the end of f32 add up inside it.
+#[test]
+fn sums_of_huge_factors_stay_finite() {
+    for text in ["powersgd(rank=1)", "gradzip(rank=2)"] {
+        let gradients: Vec<Vec<f32>> = (0..3).map(|_| vec![f32::MAX; 240]).collect();
+        let mean = Ranks::new(text, 240, 3).step(&gradients, 0);
+        let kept = energy(&mean) / energy(&gradients[0]);
+        assert!(kept > 0.0 && distance(&mean, &gradients[0]) <= energy(&gradients[0]), "{text}: {kept}");
+    }
+}
+
+#[test]
+fn regularisers_below_roundings_are_refused() {
+    let error =
+        "gradzip(rank=2,lambda=1e-10)".parse::<flexcomm_compression::strategy::Strategy>().unwrap_err().to_string();
+    assert!(error.contains("set lambda of gradzip to \"1e-10\""), "{error}");
+}

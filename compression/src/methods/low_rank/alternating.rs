@@ -5,12 +5,15 @@
 //! exchange; they send nothing in the first.
 //!
 //! Payload: round 0 P, r vectors of m values; round 1 R, r vectors of L values; f32. Only products of P and R matter, so
-//! scales are moved from P to R where that keeps numbers away from the ends of f32.
+//! scales are moved from P to R where that keeps numbers away from the ends of f32. Where R, the sum of all ranks' or what
+//! is left of the gradient would still lie beyond them, a rank sends a share of its R instead: a step from zero towards
+//! P Rᵀ is contractive where P Rᵀ is.
 //!
 //! What a rank's own message means (its error feedback) is P R_ownᵀ, of which the mean over ranks is what is decoded.
 
 use super::matrix::{AddProduct, Strides, Times, Transposed, product_energy};
-use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size, Stats};
+use crate::kernels::key;
 use crate::wire::{Reader, Writer};
 use crate::{Energy, kernels};
 
@@ -25,6 +28,12 @@ pub(super) trait Halves: Send + std::fmt::Debug {
 
 /// P travels times this: sums of 256 ranks and 2^16 values of f32's largest stay inside f32.
 pub(super) const SHRINK: f64 = 1.0 / (1u64 << 24) as f64;
+
+/// Largest value of R of which the sum over ranks, with its roundings, stays inside f32.
+fn summand(world: u32) -> f32 {
+    let rounding = if world > 1 { 1.0 - 1e-4 } else { 1.0 };
+    (f64::from(f32::MAX) * rounding / f64::from(world.max(1))) as f32
+}
 
 #[derive(Debug)]
 pub(super) struct Alternating<H> {
@@ -86,16 +95,67 @@ impl<H: Halves> Alternating<H> {
         context.kernel.run(Times { matrix: x, cols, right: factor, to: values, strides });
     }
 
-    /// R of this rank into `values`.
-    fn encode_right(&mut self, x: &[f32], context: &Context) -> f64 {
+    /// R of this rank into `values`; `most` is max |x|. Answers the energy of what is sent.
+    fn encode_right(&mut self, x: &[f32], most: f32, context: &Context) -> f64 {
         let Self { shape, rank, left, factor, values, .. } = self;
         values.resize(*rank * shape.cols, 0.0);
         // Without a reply to the first round there is no left factor: nothing is sent.
         factor.resize(*rank * shape.rows, 0.0);
         left.resize(*rank * shape.rows, 0.0);
-        context.kernel.run(Transposed { matrix: x, cols: shape.cols, left: factor, to: values });
-        values.iter_mut().for_each(|value| *value = value.clamp(-f32::MAX, f32::MAX));
+        self.project(x, context);
+        if !self.is_clear_of_the_ends(most, context) && !self.stays_inside(x, context, &mut vec![0.0; x.len()]) {
+            self.send_a_share(x, context);
+        }
+        let Self { shape, left, values, .. } = self;
         product_energy((left, shape.rows), (values, shape.cols))
+    }
+
+    /// `values = Mᵀ b(P)`.
+    fn project(&mut self, x: &[f32], context: &Context) {
+        let Self { shape, factor, values, .. } = self;
+        context.kernel.run(Transposed { matrix: x, cols: shape.cols, left: factor, to: values });
+    }
+
+    /// Whether no sum of R, no product and nothing that is left can be beyond f32, by the largest values alone.
+    fn is_clear_of_the_ends(&self, most: f32, context: &Context) -> bool {
+        let Shape { rows, cols } = self.shape;
+        let largest = |vector: &[f32]| vector.iter().fold(0, |max, value| key(*value).max(max));
+        let vectors = self.left.chunks_exact(rows).zip(self.values.chunks_exact(cols));
+        let (mut product, mut factor) = (0.0, 0);
+        for (left, right) in vectors {
+            let right = largest(right);
+            factor = right.max(factor);
+            product += f64::from(f32::from_bits(largest(left))) * f64::from(f32::from_bits(right));
+        }
+        factor <= key(summand(context.world)) && product + f64::from(most) < f64::from(f32::MAX)
+    }
+
+    /// A quarter of R, or of that and so on, so that everything stays inside f32.
+    #[cold]
+    fn send_a_share(&mut self, x: &[f32], context: &Context) {
+        let (whole, mut buffer) = (self.factor.clone(), vec![0.0; x.len()]);
+        // More quarters than f32 has.
+        for _ in 0..140 {
+            self.factor.iter_mut().for_each(|value| *value *= 0.25);
+            self.project(x, context);
+            if self.stays_inside(x, context, &mut buffer) {
+                break;
+            }
+        }
+        self.factor = whole;
+    }
+
+    /// Whether R's sum, the product and what is left are all inside f32, value by value.
+    fn stays_inside(&mut self, x: &[f32], context: &Context, buffer: &mut [f32]) -> bool {
+        let limit = key(summand(context.world));
+        if self.values.iter().any(|value| key(*value) > limit) {
+            return false;
+        }
+        // The product alone: none of its values may be cut, or energies would not be those of the factors.
+        buffer.fill(0.0);
+        let uncut = self.add(context, (1.0, buffer)) && buffer.iter().all(|value| value.abs() < f32::MAX);
+        buffer.copy_from_slice(x);
+        uncut && self.add(context, (-1.0, buffer))
     }
 
     /// `out += scale left valuesᵀ`.
@@ -109,7 +169,7 @@ impl<H: Halves> Alternating<H> {
 
 impl<H: Halves> Codec for Alternating<H> {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
-        let fed = context.stats(x)?.energy;
+        let Stats { energy: fed, max } = context.stats(x)?;
         let mut sent = 0.0;
         match (self.is_dense(), context.round) {
             (true, 0) => {}
@@ -122,7 +182,7 @@ impl<H: Halves> Codec for Alternating<H> {
                 out.f32s(&self.values);
             }
             (false, _) => {
-                sent = self.encode_right(x, context);
+                sent = self.encode_right(x, max, context);
                 out.f32s(&self.values);
             }
         }

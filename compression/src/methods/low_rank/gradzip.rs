@@ -12,8 +12,11 @@
 use super::alternating::{Alternating, Halves, SHRINK, total};
 use super::matrix::dot64;
 use crate::codec::{Element, Scope, Travels};
-use crate::strategy::params::INSIDE_UNIT;
 use crate::strategy::{Class, Entry, Kind, Nature, Param};
+use std::ops::Bound;
+
+/// Below the least, the roundings of f32 in the factors weigh more than the regulariser.
+const WEIGHT: Kind = Kind::Number(Bound::Included(1e-9), Bound::Excluded(1.0));
 
 pub(super) const ENTRY: Entry = Entry {
     name: "gradzip",
@@ -23,7 +26,7 @@ pub(super) const ENTRY: Entry = Entry {
     source: "Cho et al. 2019, \"GradZip\", as GRACE 3.4 defines it",
     params: &[
         Param::required("rank", Kind::Whole(1, 256), "columns of the thin matrices"),
-        Param::optional("lambda", INSIDE_UNIT, 0.001, "weight of the regulariser, relative to the factors"),
+        Param::optional("lambda", WEIGHT, 0.001, "weight of the regulariser, relative to the factors"),
     ],
     travels: |_| Travels::Sums(Element::F32),
     scope: Scope::Tensor,
@@ -63,13 +66,14 @@ impl Ridge {
         self.gram.clear();
         self.gram.extend((0..r * r).map(|i| dot64(vector(i / r), vector(i % r))));
         let trace: f64 = (0..r).map(|k| self.gram[k * r + k]).sum();
-        (0..r).for_each(|k| self.gram[k * r + k] += self.lambda * trace / r as f64);
+        let shift = self.lambda * trace / r as f64;
+        (0..r).for_each(|k| self.gram[k * r + k] += shift);
         let g = &mut self.gram;
         for i in 0..r {
             for j in 0..=i {
                 let sum = g[i * r + j] - (0..j).map(|k| g[i * r + k] * g[j * r + k]).sum::<f64>();
-                // λ' > 0 keeps the diagonal above zero but for rounding.
-                g[i * r + j] = if i == j { sum.max(f64::MIN_POSITIVE).sqrt() } else { sum / g[j * r + j] };
+                // But for rounding no pivot is below λ', by which all of FᵀF was lifted.
+                g[i * r + j] = if i == j { sum.max(shift).sqrt() } else { sum / g[j * r + j] };
             }
         }
     }
