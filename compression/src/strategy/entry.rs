@@ -21,8 +21,6 @@ pub enum Class {
 /// What a codec promises about C(x); `tests/codecs` holds it to that.
 #[derive(Clone, Copy)]
 pub enum Nature {
-    /// C(x) = x.
-    Exact,
     /// E C(x) = x.
     Unbiased,
     /// ‖x − C(x)‖² ≤ (1 − delta) ‖x‖² for every draw; delta by parameters and n.

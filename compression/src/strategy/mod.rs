@@ -2,7 +2,7 @@
 //!
 //! Parts in any order after the compressor, each at most once: `ef(MEMORY, ...)`, a momentum, `scope(bucket)` or
 //! `scope(tensor)`, `checksum(crc32c)`, `nonfinite(skip)`, `seed(NUMBER)`. Written again, it comes out in one canonical form: defaults
-//! left out, parts in that order. BytePS's string-to-string map is read by [`Strategy::from_byteps`].
+//! left out, parts in that order. Messages that add up in flight have no checksum: asking for one is refused. BytePS's string-to-string map is read by [`Strategy::from_byteps`].
 //!
 //! How many values are kept is a share (`k=0.01`) or a number in digits alone (`k=1` is one value); `k=1.0` would be either, and
 //! is refused.

@@ -2,7 +2,7 @@
 
 use super::params::{Kind, Param, Values};
 use super::{NonFinite, Strategy, StrategyError, find};
-use crate::codec::Scope;
+use crate::codec::{Scope, Travels};
 use crate::format::Checksum;
 use crate::memory::MEMORIES;
 use crate::momentum::MOMENTA;
@@ -86,7 +86,7 @@ impl FromStr for Strategy {
             }
             seen.push(slot);
         }
-        Ok(strategy)
+        strategy.checked()
     }
 }
 
@@ -147,6 +147,19 @@ impl Strategy {
         no_word(part, momentum.params)?;
         self.momentum = Some((momentum, Values::read(momentum.name, momentum.params, &part.given)?));
         Ok("momentum")
+    }
+
+    /// Refuses what no part alone shows: a checksum would not survive the sum.
+    fn checked(self) -> Result<Self, StrategyError> {
+        match (self.travels(), self.checksum) {
+            (Travels::Sums(_), Checksum::Crc32c) => Err(StrategyError::Range {
+                of: self.entry.name.into(),
+                key: "checksum".into(),
+                value: "crc32c".into(),
+                allowed: "none, its messages add up in flight".into(),
+            }),
+            _ => Ok(self),
+        }
     }
 
     fn apply_seed(&mut self, part: &Term<'_>) -> Result<&'static str, StrategyError> {

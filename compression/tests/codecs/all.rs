@@ -21,7 +21,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
 #[test]
 fn the_text_round_trips() {
     each(|strategy| {
-        for rest in ["", "+ef(vanilla)+nesterov(mu=0.9)", "+checksum(crc32c)+nonfinite(skip)+seed(7)"] {
+        let checksum = if strategy.travels() == Travels::Gathers { "+checksum(crc32c)" } else { "" };
+        for rest in ["", "+ef(vanilla)+nesterov(mu=0.9)", &format!("{checksum}+nonfinite(skip)+seed(7)")] {
             let strategy = parse(&format!("{strategy}{rest}"));
             assert_eq!(parse(&strategy.to_string()).to_string(), strategy.to_string());
         }
@@ -30,32 +31,49 @@ fn the_text_round_trips() {
     });
 }
 
-/// Every edge tensor goes through; what is decoded is finite; the payload has the size that was charged; energies are
-/// what they say; taking leaves x − C(x).
+/// A checksum does not survive a sum: refused when it is asked for, not when the first message has been sent.
 #[test]
-fn edge_tensors_go_through() {
+fn sums_have_no_checksum() {
     each(|strategy| {
-        for (name, x) in edge_tensors() {
-            let label = format!("{strategy} on {name}");
-            let mut run = Run::new(strategy, shape(x.len()), 3);
-            let (measured, sent) = run.transmit(&x).unwrap_or_else(|e| panic!("{label}: failed to {e}"));
-            assert!(sent.iter().all(|v| v.is_finite()), "{label}: not finite");
-            assert!(run.codec.size().admits(run.payload.len()), "{label}: {} bytes", run.payload.len());
-            let close = |a: f64, b: f64| (a - b).abs() <= 1e-4 * a.max(b) + 1e-70;
-            assert!(close(measured.fed, energy(&x)), "{label}: fed {} is {}", measured.fed, energy(&x));
-            assert!(close(measured.sent, energy(&sent)), "{label}: sent {} is {}", measured.sent, energy(&sent));
-
-            let mut taking = Run::new(strategy, shape(x.len()), 3);
-            let mut rest = x.clone();
-            taking.take(&mut rest).unwrap();
-            assert_eq!(taking.payload, run.payload, "{label}: taking sends something else");
-            for i in 0..x.len() {
-                let want = f64::from(x[i]) - f64::from(sent[i]);
-                let slack = 1e-6 * f64::from(x[i].abs().max(sent[i].abs())) + 1e-44;
-                assert!((f64::from(rest[i]) - want).abs() <= slack, "{label}: left {} of {}", rest[i], want);
+        let text = format!("{strategy}+ef(vanilla)+checksum(crc32c)");
+        match (strategy.travels(), text.parse::<Strategy>()) {
+            (Travels::Gathers, read) => assert!(read.is_ok(), "{text}"),
+            (Travels::Sums(_), read) => {
+                let (error, name) = (read.expect_err(&text).to_string(), strategy.entry().name);
+                let want = format!("set checksum of {name} to \"crc32c\": it must be none");
+                assert!(error.starts_with(&want), "{error}");
+                parse(&format!("{strategy}+checksum(none)"));
             }
         }
     });
+}
+
+#[test]
+fn edge_tensors_go_through() {
+    each(|strategy| edge_tensors().into_iter().for_each(|(name, x)| assert_goes_through(strategy, (name, &x))));
+}
+
+/// What is decoded is finite; the payload has the size that was charged; energies are what they say; taking leaves
+/// x − C(x).
+pub(crate) fn assert_goes_through(strategy: &Strategy, (name, x): (&str, &[f32])) {
+    let label = format!("{strategy} on {name}");
+    let mut run = Run::new(strategy, shape(x.len()), 3);
+    let (measured, sent) = run.transmit(x).unwrap_or_else(|e| panic!("{label}: failed to {e}"));
+    assert!(sent.iter().all(|v| v.is_finite()), "{label}: not finite");
+    assert!(run.codec.size().admits(run.payload.len()), "{label}: {} bytes", run.payload.len());
+    let close = |a: f64, b: f64| (a - b).abs() <= 1e-4 * a.max(b) + 1e-70;
+    assert!(close(measured.fed, energy(x)), "{label}: fed {} is {}", measured.fed, energy(x));
+    assert!(close(measured.sent, energy(&sent)), "{label}: sent {} is {}", measured.sent, energy(&sent));
+
+    let mut taking = Run::new(strategy, shape(x.len()), 3);
+    let mut rest = x.to_vec();
+    taking.take(&mut rest).unwrap_or_else(|e| panic!("{label}: failed to {e}"));
+    assert_eq!(taking.payload, run.payload, "{label}: taking sends something else");
+    for i in 0..x.len() {
+        let want = f64::from(x[i]) - f64::from(sent[i]);
+        let slack = 1e-6 * f64::from(x[i].abs().max(sent[i].abs())) + 1e-44;
+        assert!((f64::from(rest[i]) - want).abs() <= slack, "{label}: left {} of {}", rest[i], want);
+    }
 }
 
 /// A tensor of zeros is sent as zeros where the method knows zero at all.
@@ -74,17 +92,19 @@ fn what_is_promised_holds() {
     each(|strategy| {
         for x in &tensors {
             match strategy.nature() {
-                Nature::Exact => assert_eq!(bits(&compressed(strategy, x, 0)), bits(x), "{strategy}"),
                 Nature::Unbiased => assert_unbiased(strategy, x, 4000),
-                Nature::Contractive(delta) => {
-                    (0..20).for_each(|_| assert_contractive(strategy, x, delta, 1));
-                    for (_, x) in edge_tensors() {
-                        assert_contractive(strategy, &x, delta, 1);
-                    }
-                }
-                Nature::ContractiveInMean(delta) => assert_contractive(strategy, x, delta, 2000),
+                Nature::Contractive(delta) => assert_contractive(strategy, x, delta, 20),
+                Nature::ContractiveInMean(delta) => assert_contractive_in_mean(strategy, x, delta, 2000),
                 Nature::Biased(reason) => assert!(!reason.is_empty()),
             }
+        }
+        if let Nature::Contractive(delta) = strategy.nature() {
+            let draws = |x: &[f32]| match x.len() {
+                ..=100 => 200,
+                101..=1000 => 20,
+                _ => 1,
+            };
+            edge_tensors().iter().for_each(|(_, x)| assert_contractive(strategy, x, delta, draws(x)));
         }
     });
 }
@@ -287,6 +307,9 @@ fn messages_hold_several_tensors() {
     each(|strategy| {
         for scope in ["bucket", "tensor"] {
             for checksum in ["none", "crc32c"] {
+                if checksum == "crc32c" && strategy.travels() != Travels::Gathers {
+                    continue;
+                }
                 let layers = Layers::new(&[7, 0, 1, 500, 16]).unwrap();
                 let text = format!("{strategy}+scope({scope})+checksum({checksum})+ef(vanilla)");
                 let mut pipeline = Pipeline::new(&parse(&text), layers.clone(), Member::alone(3));

@@ -169,15 +169,30 @@ pub(crate) fn assert_unbiased(strategy: &Strategy, x: &[f32], draws: u32) {
     assert!(error <= factor * variance + (1e-4 * norm).powi(2), "{strategy}: error {error}, variance {variance}");
 }
 
-/// ‖x − C(x)‖² ≤ (1 − delta) ‖x‖² for every one of `draws` draws, or in their mean.
+/// ‖x − C(x)‖² ≤ (1 − delta) ‖x‖² for every one of `draws` draws.
 pub(crate) fn assert_contractive(strategy: &Strategy, x: &[f32], delta: fn(&Values, usize) -> f64, draws: u64) {
-    let delta = delta(strategy.values(), x.len());
-    assert!((0.0..=1.0).contains(&delta), "{strategy}: delta {delta}");
+    let delta = delta_of(strategy, x, delta);
+    for seed in 0..draws {
+        let (error, whole) = (distance(x, &compressed(strategy, x, seed)), energy(x));
+        let most = (1.0 - delta) * whole + 1e-6 * whole + 1e-80;
+        assert!(error <= most, "{strategy}, seed {seed}: {error} of {whole}, delta {delta}");
+    }
+}
+
+/// The same in the mean of the draws.
+pub(crate) fn assert_contractive_in_mean(strategy: &Strategy, x: &[f32], delta: fn(&Values, usize) -> f64, draws: u64) {
+    let delta = delta_of(strategy, x, delta);
     let errors: Vec<f64> = (0..draws).map(|seed| distance(x, &compressed(strategy, x, seed))).collect();
     let mean = errors.iter().sum::<f64>() / draws as f64;
     let spread = errors.iter().map(|e| (e - mean).powi(2)).sum::<f64>() / draws as f64;
     let slack = 7.0 * (spread / draws as f64).sqrt() + 1e-6 * energy(x) + 1e-80;
     assert!(mean <= (1.0 - delta) * energy(x) + slack, "{strategy}: {mean} of {}, delta {delta}", energy(x));
+}
+
+fn delta_of(strategy: &Strategy, x: &[f32], delta: fn(&Values, usize) -> f64) -> f64 {
+    let delta = delta(strategy.values(), x.len());
+    assert!((0.0..=1.0).contains(&delta), "{strategy}: delta {delta}");
+    delta
 }
 
 /// Error feedback around a codec over 100 steps: what was sent plus what is held back is what came in, to rounding.
