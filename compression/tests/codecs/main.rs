@@ -5,6 +5,7 @@ mod all;
 mod allocations;
 mod documented;
 mod draws;
+mod extremes;
 mod golden;
 mod harness;
 mod hybrid;

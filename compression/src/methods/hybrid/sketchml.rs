@@ -172,7 +172,7 @@ impl SketchMl {
         if self.rows == 0 {
             return pack(&self.levels, bits, out);
         }
-        let (places, most) = (self.places(self.indices.len()), self.width() as u8 - 1);
+        let (places, most) = (self.places(self.indices.len()), (self.width() - 1) as u8);
         let streams: [Stream; MOST_ROWS] = std::array::from_fn(|row| context.shared(row as u32));
         self.table.clear();
         self.table.resize(self.rows * places, most);
