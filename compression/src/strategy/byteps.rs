@@ -2,8 +2,13 @@
 //! `byteps_compressor_k`, ...), and for error feedback that of its design text as well.
 //!
 //! A setting is given once, whichever spelling is taken. Values are those of Python or C++: `True`, `true` and `1` switch on. A
-//! setting that the compressor does not have is refused, but for `scaling` switched off, which asks for nothing: scripts give
-//! it with every compressor. `mu` has no short key in BytePS, whose plugins take it from the optimiser; here it is `mu`.
+//! setting that the compressor does not have is refused, but for two that the design text's script gives with every
+//! compressor, from the defaults of its options: `scaling` switched off, which asks for nothing, and `k`, which means nothing
+//! to `onebit`. An `ef` or `momentum` that is empty or `None` is an option that was not given.
+//!
+//! The design text has no key for mu: BytePS's plugin takes it from the optimiser. Here a map of the users' keys may give it
+//! as `mu`; without, it is 0.9, which the optimiser has in BytePS's own script for these options (the default of `--momentum` in
+//! `train_cifar100_byteps_gc.py`). The canonical text shows it. The core's keys have one for mu, which must be given.
 
 use super::{Strategy, StrategyError};
 use crate::memory::MEMORIES;
@@ -59,9 +64,12 @@ const SETTINGS: &[Setting] = &[
 
 const MAP: &str = "BytePS's map";
 
+/// mu where the users' keys give none.
+const MU: &str = "0.9";
+
 impl Strategy {
     /// From BytePS's map. A key that it does not know, a value out of range and a missing k are refused, by the key as it was
-    /// given; so is a setting that is given twice.
+    /// given; so is a setting that is given twice. A momentum without `mu` has 0.9.
     pub fn from_byteps<'a>(map: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, StrategyError> {
         let mut given = Map::default();
         for (key, value) in map {
@@ -89,6 +97,10 @@ impl<'a> Map<'a> {
         let known = || SETTINGS.iter().flat_map(|setting| setting.keys).copied();
         let setting = SETTINGS.iter().find(|setting| setting.keys.contains(&key));
         let setting = setting.ok_or_else(|| StrategyError::unknown("BytePS key", key, known()))?;
+        let optional = matches!((setting.part, setting.param), (Part::Memory | Part::Momentum, ""));
+        if optional && ["", "None"].contains(&value) {
+            return Ok(());
+        }
         // What means something in the textual form cannot be smuggled in.
         let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if value.is_empty() || !value.chars().all(plain) {
@@ -107,19 +119,16 @@ impl<'a> Map<'a> {
         Ok(())
     }
 
-    fn read(self) -> Result<Strategy, StrategyError> {
+    fn read(mut self) -> Result<Strategy, StrategyError> {
         let codec = self.name_of(Part::Codec).ok_or_else(|| self.missing("compressor", "a strategy", "a name"))?;
-        // Switched off where there is nothing to switch: nothing is asked for.
-        let takes = |given: &Given<'_>| {
-            let off = given.setting.param == "scaling" && given.value == "false";
-            !off || super::find(codec).is_ok_and(|entry| entry.params.iter().any(|param| param.name == "scaling"))
-        };
-        let mut text = self.part(codec, Part::Codec, takes);
+        self.leave_out(codec)?;
+        self.fill_in_mu();
+        let mut text = self.part(codec, Part::Codec);
         if let Some(memory) = self.name_of(Part::Memory) {
             text += &format!("+ef({memory})");
         }
         match self.name_of(Part::Momentum) {
-            Some(momentum) => text += &format!("+{}", self.part(momentum, Part::Momentum, |_| true)),
+            Some(momentum) => text += &format!("+{}", self.part(momentum, Part::Momentum)),
             None if self.given.iter().any(|given| given.setting.part == Part::Momentum) => {
                 return Err(self.missing("momentum", "a momentum", "a name"));
             }
@@ -136,12 +145,37 @@ impl<'a> Map<'a> {
         self.given.iter().find(own).map(|given| given.value)
     }
 
-    fn part(&self, name: &str, part: Part, takes: impl Fn(&Given<'_>) -> bool) -> String {
+    /// Drops what scripts give with every compressor and this one does not have.
+    fn leave_out(&mut self, codec: &str) -> Result<(), StrategyError> {
+        // One that is not known is refused later.
+        let Ok(entry) = super::find(codec) else { return Ok(()) };
+        let has = |name: &str| entry.params.iter().any(|param| param.name == name);
+        let is_number = |value: &str| value.parse::<f64>().is_ok_and(|k| k.is_finite() && k > 0.0);
+        let idle = |given: &&Given<'_>| given.setting.param == "k" && !has("k");
+        if let Some(given) = self.given.iter().filter(idle).find(|given| !is_number(given.value)) {
+            return Err(refused(given.key, given.value, "a number above 0".into()));
+        }
+        self.given.retain(|given| match given.setting.param {
+            "k" => has("k"),
+            "scaling" => has("scaling") || given.value != "false",
+            _ => true,
+        });
+        Ok(())
+    }
+
+    /// The users' keys have none for mu.
+    fn fill_in_mu(&mut self) {
+        let users = |given: &Given<'_>| given.setting.keys[0] == "momentum" && !given.key.starts_with("byteps_");
+        let has_mu = self.given.iter().any(|given| given.setting.param == "mu");
+        let setting = SETTINGS.iter().find(|setting| setting.param == "mu");
+        if let Some(setting) = setting.filter(|_| !has_mu && self.given.iter().any(users)) {
+            self.given.push(Given { setting, key: setting.keys[0], value: MU });
+        }
+    }
+
+    fn part(&self, name: &str, part: Part) -> String {
         let params = self.given.iter().filter(|given| given.setting.part == part && !given.setting.param.is_empty());
-        let params: Vec<String> = params
-            .filter(|given| takes(given))
-            .map(|given| format!("{}={}", given.setting.param, given.value))
-            .collect();
+        let params: Vec<String> = params.map(|given| format!("{}={}", given.setting.param, given.value)).collect();
         format!("{name}({})", params.join(","))
     }
 
@@ -210,7 +244,33 @@ mod tests {
         Strategy::from_byteps(map.iter().copied()).unwrap_err().to_string()
     }
 
-    /// The map of the design text's script, with its keys: all five are always there.
+    /// The design text's script builds its map from its options, word by word: always these five keys, and no other.
+    #[test]
+    fn the_map_of_the_design_text_is_read() {
+        let script = |compressor, ef, momentum, scaling, k| {
+            let keys = ["compressor", "ef", "momentum", "scaling", "k"];
+            keys.into_iter().zip([compressor, ef, momentum, scaling, k]).collect::<Vec<_>>()
+        };
+        for (compressor, scaling, k, strategy) in [
+            ("onebit", "True", "1", "onebit(scaling=true)"),
+            ("onebit", "False", "1.0", "onebit"),
+            ("topk", "False", "1", "topk(k=1)"),
+            ("randomk", "False", "8", "randomk(k=8)"),
+            ("dithering", "False", "4", "dithering(k=4)"),
+        ] {
+            let map = script(compressor, "vanilla", "nesterov", scaling, k);
+            assert_eq!(read(&map), format!("{strategy}+ef(vanilla)+nesterov(mu=0.9)"));
+            // Options that were not given.
+            for none in ["", "None"] {
+                assert_eq!(read(&script(compressor, "vanilla", none, scaling, k)), format!("{strategy}+ef(vanilla)"));
+                assert_eq!(read(&script(compressor, none, none, scaling, k)), strategy);
+            }
+            let with_mu = [map, vec![("mu", "0.5")]].concat();
+            assert_eq!(read(&with_mu), format!("{strategy}+ef(vanilla)+nesterov(mu=0.5)"));
+        }
+    }
+
+    /// The table's keys, and ours for what is none of them.
     #[test]
     fn the_keys_of_the_design_text_are_read() {
         let script = |compressor, scaling| {
@@ -280,7 +340,9 @@ mod tests {
             (&[topk, ("k", "1.0")], &["set k of topk to \"1.0\"", "1.0 would be either"]),
             (&[core, ("byteps_compressor_k", "-3")], &["set byteps_compressor_k of topk to \"-3\"", "from 1 to"]),
             (&[("compressor", "dithering"), ("k", "0.5")], &["set k of dithering to \"0.5\"", "whole number from 1"]),
-            (&[("compressor", "onebit"), ("k", "3")], &["set \"k\" of onebit", "it takes scaling"]),
+            (&[("compressor", "onebit"), ("k", "many")], &["set k", "\"many\"", "a number above 0"]),
+            (&[("compressor", "onebit"), ("k", "0")], &["set k", "\"0\"", "a number above 0"]),
+            (&[("compressor", "onebit"), ("partition", "1")], &["set \"partition\" of onebit", "it takes scaling"]),
             (&[topk, ("k", "1"), ("scaling", "True")], &["set \"scaling\" of topk", "it takes k"]),
             (&[("compressor", "onebit"), ("scaling", "maybe")], &["scaling", "\"maybe\"", "true or True"]),
             (&[topk, ("kk", "1")], &["BytePS key \"kk\"", "compressor", "byteps_compressor_type", "seed"]),
@@ -289,7 +351,12 @@ mod tests {
             (&[topk, ("k", "1"), ("ef", "dgc,mu=0")], &["set ef", "a word or a number"]),
             (&[topk, ("k", "1"), ("seed", "x")], &["set seed", "\"x\"", "whole number from 0"]),
             (&[topk, ("k", "1"), ("mu", "0.9")], &["without momentum"]),
-            (&[topk, ("k", "1"), ("momentum", "nesterov")], &["nesterov without mu", "below 1"]),
+            (
+                &[core, ("byteps_compressor_k", "1"), ("byteps_momentum_type", "nesterov")],
+                &["nesterov without byteps_momentum_mu", "below 1"],
+            ),
+            (&[topk, ("k", "1"), ("momentum", ""), ("mu", "0.9")], &["without momentum"]),
+            (&[("compressor", ""), ("k", "1")], &["set compressor", "\"\"", "a word or a number"]),
             (&[topk, ("k", "1"), ("momentum", "nesterov"), ("mu", "1")], &["set mu of nesterov to \"1\"", "below 1"]),
             (&[topk, core, ("k", "1")], &["set compressor (also as byteps_compressor_type) of BytePS's map twice"]),
             (&[core, ("byteps_ef_type", "vanilla"), ("byteps_error_feedback_type", "vanilla")], &["twice"]),
