@@ -32,7 +32,7 @@ pub(super) const BF16: Entry = Entry {
     code: 18,
     class: Class::Quantization,
     about: "the upper half of binary32",
-    source: "bfloat16, as in the gradients of issue 3",
+    source: "bfloat16: Kalamkar et al. 2019, A Study of BFLOAT16 for Deep Learning Training",
     travels: |_| Travels::Sums(Element::Bf16),
     build: |_, shape| Box::new(Cast { n: shape.values(), limits: BF }),
     ..FP16

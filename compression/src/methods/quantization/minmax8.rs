@@ -20,7 +20,7 @@ pub(super) const ENTRY: Entry = Entry {
     code: 31,
     class: Class::Quantization,
     about: "8 bits between min and max",
-    source: "Bagua, ByteGrad, MinMaxUInt8 (the compression pattern of seed 003, section 2)",
+    source: "Gan et al. 2021, BAGUA; its release, ByteGrad, MinMaxUInt8",
     params: &[],
     travels: |_| Travels::Gathers,
     scope: Scope::Tensor,
