@@ -7,7 +7,7 @@ use flexcomm_compression::codec::{Context, Shape};
 use flexcomm_compression::random::Stream;
 use flexcomm_compression::strategy::{Class, Entry, Strategy};
 use flexcomm_compression::wire::{Reader, Writer};
-use flexcomm_compression::{Kernel, methods};
+use flexcomm_compression::{Kernel, MAX_VALUES, methods};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -23,9 +23,20 @@ fn time(mut work: impl FnMut()) -> f64 {
     least
 }
 
-fn main() {
+/// An argument as a number that is allowed, or its default.
+fn read<T: std::str::FromStr>(
+    name: &str,
+    text: Option<String>,
+    (default, allowed): (T, fn(&T) -> bool),
+) -> Result<T, String> {
+    let Some(text) = text else { return Ok(default) };
+    let refused = || format!("failed to read {name} from {text:?}: it must be a number in range");
+    text.parse().ok().filter(allowed).ok_or_else(refused)
+}
+
+fn main() -> Result<(), String> {
     let mut arguments = std::env::args().skip(1);
-    let n: usize = arguments.next().map_or(25_000_000, |n| n.parse().unwrap());
+    let n = read("n", arguments.next(), (25_000_000, |n: &usize| (1..=MAX_VALUES).contains(n)))?;
     let only = arguments.next().unwrap_or_default();
     let stream = Stream::new(1, [0; 4]);
     let laplace = |i| {
@@ -64,4 +75,5 @@ fn main() {
             println!("{:46} {bits:9.3} {encode:14.2} {rest:11.2} {decode:16.2}", strategy.to_string());
         }
     }
+    Ok(())
 }

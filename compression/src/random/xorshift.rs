@@ -1,6 +1,8 @@
 //! BytePS's generator.
 
-/// xorshift128+ as BytePS's code has it: for byte-for-byte comparison with its random-k and dithering.
+/// xorshift128+ as BytePS's code has it, with its known values pinned. No codec here draws from it: theirs are counter-based
+/// ([`super::Stream`]), so that ranks and restarts agree without a state. It is for those who compare messages of BytePS's
+/// random-k and dithering with ours, draw by draw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Xorshift128Plus {
     state: [u64; 2],
