@@ -15,8 +15,8 @@ pub fn strategies() -> &'static [Strategy] {
     })
 }
 
-/// From this on, the second byte asks for parameters of the input's own; below, it is an example's number.
-const DRAWN: u8 = 128;
+/// Second bytes that ask for parameters of the input's own; any other is an example's number. Few kept seeds have one of these.
+const DRAWN: std::ops::Range<u8> = 192..240;
 
 /// Code and example of the strategy, the lengths of up to three layers (below 128), how many they are, and the rest. The
 /// rest starts with the parameters where these are drawn.
@@ -28,7 +28,7 @@ pub fn split(data: &[u8]) -> Option<(Strategy, Vec<usize>, &[u8])> {
         0 => strategies()[usize::from(*code) * 7 % strategies().len()],
         count => *named[usize::from(*example) % count],
     };
-    let (strategy, rest) = if *example < DRAWN { (strategy, rest) } else { drawn(strategy, rest) };
+    let (strategy, rest) = if DRAWN.contains(example) { drawn(strategy, rest) } else { (strategy, rest) };
     let lengths = [a, b, c].map(|n| usize::from(*n) % 128);
     Some((strategy, lengths[..1 + usize::from(*used) % 3].to_vec(), rest))
 }
