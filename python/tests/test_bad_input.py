@@ -25,6 +25,12 @@ def test_a_nan_on_one_rank_is_an_error_on_all_at_the_same_step(seen, strategy):
         assert steps == 7 and equal
 
 
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "qsgd", "batches", "unused"])
+def test_a_batch_with_a_nan_can_be_left_out(seen, strategy):
+    for rank in seen:
+        assert rank[f"go on {strategy}"] == {"left out": [7, 12], "equal": True, "finite": True, "steps": 14}
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_nan_can_propagate_and_leaves_what_was_held_back(seen, strategy):
     for rank in seen:

@@ -27,8 +27,31 @@ COMPRESSIBLE = (torch.float32,)
 MOST_RANKS = {torch.bfloat16: 256, torch.float16: 2048}
 
 
+_NOT_FINITE = (
+    "failed to exchange gradients: some rank's gradient has NaN or infinite values, and so have all ranks' now. Leave out the "
+    "optimizer's step and call zero_grad() to go on with the next batch; lower the learning rate, clip gradients, or attach "
+    "with on_nonfinite='propagate' when a GradScaler handles them"
+)
+
+
 class NotFiniteError(FlexcommError):
-    """A gradient has NaN or infinite values. Raised on every rank at the same step."""
+    """A gradient has NaN or infinite values. Raised on every rank at the same step, out of ``backward()``, after which all
+    ranks' gradients are NaN where it was: a script that catches it leaves out the optimizer's step, and may go on."""
+
+
+def _raise_after_ddp(error: Exception) -> None:
+    """Raises it out of ``backward()`` when DDP has ended its pass. Raised by the hook itself it would end the pass halfway,
+    and DDP's next one would fail."""
+    if torch._C._current_graph_task_id() < 0:
+        # No backward pass: of a rank that has run out of batches, under `join()`.
+        raise error
+
+    def throw() -> None:
+        raise error
+
+    engine = torch.autograd.Variable._execution_engine
+    # DDP queues the end of its pass after the hook's return: before what is queued by what was queued here.
+    engine.queue_callback(lambda: engine.queue_callback(throw))
 
 
 class _Nobodys:
@@ -143,6 +166,8 @@ class CommHook:
         self._pending: list[tuple[dist.Work | None, Callable[[], torch.Tensor] | torch.Tensor]] = []
         # None where DDP was given one that is done.
         self._futures: list[Any] = []
+        # Whether :class:`NotFiniteError` is due when all buckets of the pass have arrived.
+        self._spoilt = False
         self._share = 1.0 / self._world
         self._fresh = fresh
         self._seats: dict[int, _Seat] = {}
@@ -249,6 +274,7 @@ class CommHook:
         self._pending.clear()
         self._futures.clear()
         self._marks.clear()
+        self._spoilt = False
 
     def _marked(self, kind: int, buffer: torch.Tensor) -> Mark | None:
         """Events of a bucket on a GPU. Where several collectives run in turn, each waited for, the host's clock is right."""
@@ -388,8 +414,11 @@ class CommHook:
             except Exception as error:
                 # The other buckets end too: what they hold back must be put back, and none is left under way.
                 refused = refused or error
+        spoilt, self._spoilt = self._spoilt, False
         if refused is not None:
             raise refused
+        if spoilt:
+            _raise_after_ddp(NotFiniteError(_NOT_FINITE))
 
     def _explain(self, buffer: torch.Tensor) -> None:
         strategy = self._core.state()[2]
@@ -600,12 +629,7 @@ class CommHook:
         if finite:
             return
         self._not_finite()
-        if not self._propagate:
-            raise NotFiniteError(
-                "failed to exchange gradients: some rank's gradient has NaN or infinite values; nothing was applied. "
-                "Lower the learning rate, clip gradients, or attach with on_nonfinite='propagate' when a GradScaler "
-                "handles them"
-            )
+        self._spoilt = self._spoilt or not self._propagate
 
 
 @functools.lru_cache(maxsize=1024)
