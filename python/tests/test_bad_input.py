@@ -53,7 +53,7 @@ def test_sparse_gradients(seen):
     for rank in seen:
         attached, later = rank["sparse"]
         assert attached[0] == "FlexcommError" and "words" in attached[1] and "sparse=False" in attached[1]
-        assert later == [None, "", 6]
+        assert later[0] == "FlexcommError" and "sparse gradient" in later[1] and "sparse=False" in later[1] and later[2] == 0
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "float64"])
@@ -74,12 +74,33 @@ def test_ranks_with_different_models_or_settings(seen):
 def test_arguments_are_refused_with_the_remedy(seen):
     expected = {
         "strategy": "compressor", "selection": "star", "nonfinite": "propagate", "unwrapped": "DistributedDataParallel",
-        "scheduler": "state_dict", "job": "characters",
+        "scheduler": "state_dict", "job": "characters", "compiled": "then torch.compile it",
     }
     for rank in seen:
         for name, word in expected.items():
             kind, text, _ = rank["arguments"][name]
             assert kind in ("ValueError", "FlexcommError") and word in text, (name, kind, text)
+
+
+def test_arguments_of_one_rank_are_refused_on_all(seen):
+    expected = {
+        "strategy": "compressor", "selection": "star", "job": "characters", "nonfinite": "propagate", "scheduler": "state_dict",
+        "share": "shadow_share", "seed": "negative", "sparse": "sparse=False",
+    }
+    for rank in seen:
+        assert rank["arguments of one"].keys() == expected.keys()
+        for name, word in expected.items():
+            kind, text, _ = rank["arguments of one"][name]
+            assert kind in ("ValueError", "FlexcommError") and word in text and "rank 2" in text, (name, kind, text)
+
+
+def test_models_at_one_agent_need_jobs_of_their_own(seen):
+    for rank in seen:
+        rank = rank["models of one job"]
+        kind, text, _ = rank["refused"]
+        assert kind == "FlexcommError" and "rank 1" in text and "attach(job=...)" in text and "close()" in text, text
+        assert rank["versions"] == [1, 0]
+        assert rank["again"] == rank["after"] == [None, "", 0]
 
 
 def test_fsdp_is_a_clear_error(seen):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import gc
 import hashlib
 import logging
 import os
 import weakref
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,11 @@ _COLLECTIVES = ["dense-ring", "allgather", "art-ring"]
 
 #: Offered too where every rank can tell NCCL which shape to take. Compression does not run on its tensors yet.
 _TREE = "dense-tree"
+
+#: Sessions with an agent, by job and socket.
+_CONNECTED: weakref.WeakValueDictionary[tuple[str, str], Session] = weakref.WeakValueDictionary()
+
+_Made = TypeVar("_Made")
 
 SWITCHED, TRIAL_STARTS, CANDIDATE, TRIAL_ENDS = 1, 2, 3, 4
 
@@ -98,14 +104,14 @@ def attach(
         raise _wrong_model(model)
     return Session(
         model,
-        _trials.Parts(weakref.ref(model), optimizer, scheduler, scaler, tuple(extra), tuple(generators)),
+        lambda: _trials.Parts(weakref.ref(model), optimizer, scheduler, scaler, tuple(extra), tuple(generators)),
         fixed=strategy is not None,
         initial=initial if strategy is None else strategy,
         selection=selection,
         group=group if group is not None else _group_of(model),
         job=job or os.environ.get("FLEXCOMM_JOB") or "default",
         socket=socket or os.environ.get("FLEXCOMM_SOCKET") or None,
-        propagate=_propagates(on_nonfinite, scaler),
+        propagates=lambda: _propagates(on_nonfinite, scaler),
         shadow_share=shadow_share,
         seed=seed,
         register=register,
@@ -118,6 +124,10 @@ def _wrong_model(model: Any) -> FlexcommError:
         return FlexcommError(
             f"failed to attach to {name}: FSDP reduces shards, for which flexcomm has no error feedback. "
             "Use DistributedDataParallel, or run FSDP without flexcomm"
+        )
+    if isinstance(getattr(model, "_orig_mod", None), DistributedDataParallel):
+        return FlexcommError(
+            f"failed to attach to {name}: attach to the DistributedDataParallel model first, then torch.compile it"
         )
     return FlexcommError(
         f"failed to attach to {name}: wrap the model in torch.nn.parallel.DistributedDataParallel first"
@@ -165,23 +175,41 @@ def _strategy(named: str | Mapping[str, str]) -> _Named:
     return _Named(_DENSE, {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(element), text, text)
 
 
-def _agree_on(named: str | Mapping[str, str], group: dist.ProcessGroup | None) -> _Named:
-    """As :func:`_strategy`; a text that any rank cannot read, or cannot run, is an error on all of them."""
-    own, error = None, None
+def _fitting(named: _Named, world: int) -> _Named:
+    if named.half is not None and world > MOST_RANKS[named.half]:
+        raise ValueError(f"{named.name} carries at most {MOST_RANKS[named.half]} ranks, here are {world}")
+    return named
+
+
+def _everywhere(make: Callable[[], _Made], group: dist.ProcessGroup | None) -> _Made:
+    """What ``make`` makes. What it refuses on any rank is an error on all: else the others would wait for that rank."""
+    made, refusal, cause = None, None, None
     try:
-        own = _strategy(named)
-        world = dist.get_world_size(group)
-        if own.half is not None and world > MOST_RANKS[own.half]:
-            error = f"{own.name} carries at most {MOST_RANKS[own.half]} ranks, here are {world}"
-    except (ValueError, TypeError) as refused:
-        error = str(refused)
-    errors: list[str | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(errors, error, group=group)
-    for rank, refusal in enumerate(errors):
-        if refusal is not None:
-            raise ValueError(f"failed to attach: rank {rank} cannot run its strategy: {refusal}")
-    assert own is not None
-    return own
+        made = make()
+    except Exception as refused:
+        cause = refused
+        refusal = isinstance(refused, FlexcommError), str(refused).removeprefix("failed to attach: ")
+    refusals: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(refusals, refusal, group=group)
+    for rank, refused in enumerate(refusals):
+        if refused is not None:
+            raise (FlexcommError if refused[0] else ValueError)(f"failed to attach: rank {rank}: {refused[1]}") from cause
+    assert made is not None
+    return made
+
+
+def _check_alone(job: str, socket: str | None) -> None:
+    """An agent tells its trainers apart by job and rank."""
+    if socket is None or (job, socket) not in _CONNECTED:
+        return
+    # One whose model is gone may wait for the collector.
+    gc.collect()
+    if (job, socket) in _CONNECTED:
+        raise FlexcommError(
+            f"this process has a model in job {job!r} at the agent {socket} already, and decisions and trials of one would "
+            "be taken for the other's. Give each model a job of its own, attach(job=...), the same on all ranks; or "
+            "close() the other model's session first"
+        )
 
 
 def compressors() -> dict[str, str]:
@@ -197,8 +225,7 @@ def _check_layers(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
             raise FlexcommError(
-                f"failed to attach: {name} makes sparse gradients, which cannot be compressed; "
-                "make it with sparse=False"
+                f"{name} makes sparse gradients, which cannot be compressed; make it with sparse=False"
             )
 
 
@@ -273,7 +300,7 @@ class Session:
     def __init__(
         self,
         model: DistributedDataParallel,
-        parts: "_trials.Parts",
+        make_parts: "Callable[[], _trials.Parts]",
         *,
         fixed: bool,
         initial: str | Mapping[str, str],
@@ -281,18 +308,30 @@ class Session:
         group: dist.ProcessGroup | None,
         job: str,
         socket: str | None,
-        propagate: bool,
+        propagates: Callable[[], bool],
         shadow_share: float,
         seed: int,
         register: bool,
     ) -> None:
-        _check_layers(model)
-        self._parts = parts
         self._group = group
         self._world, self._rank = dist.get_world_size(group), dist.get_rank(group)
         self._named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
         sizes = [p.numel() for _, p in self._named]
-        named = _agree_on(initial, group)
+
+        def own() -> tuple[_Named, Core, _trials.Parts, bool]:
+            """All that arguments may be refused for."""
+            _check_layers(model)
+            named = _fitting(_strategy(initial), self._world)
+            core = Core(
+                job, self._rank, self._world, [(p.numel(), _columns(p)) for _, p in self._named],
+                strategy=named.strategy, first_step=0, selection=selection, seed=seed, shadow_share=shadow_share,
+                text=named.text, half=named.name if named.half is not None and named.text is None else None,
+            )
+            _check_alone(job, socket)
+            return named, core, make_parts(), propagates()
+
+        named, self._core, parts, propagate = _everywhere(own, group)
+        self._parts = parts
         fits = _below.fits(model)
         same = {
             "the flexcomm version": f"{_core.VERSION} (protocol {_core.PROTOCOL})",
@@ -309,11 +348,6 @@ class Session:
         steered = everyone[0]["socket"]
         if steered:
             _check_words(self._named, self._world)
-        self._core = Core(
-            job, self._rank, self._world, [(p.numel(), _columns(p)) for _, p in self._named],
-            strategy=named.strategy, first_step=0, selection=selection, seed=seed, shadow_share=shadow_share,
-            text=named.text, half=named.name if named.half is not None and named.text is None else None,
-        )
         self._core.behave(not fixed, False)
         self._fixed = named.name if fixed else None
         tuner = _find_tuner(group, self._named)
@@ -341,6 +375,8 @@ class Session:
         elif register and not self._plain:
             self._take_over()
         self._connect(socket, sum(sizes), steered, _COLLECTIVES + ([_TREE] if tuner is not None else []))
+        if socket is not None:
+            _CONNECTED[job, socket] = self
         if parts.optimizer is not None:
             _on_step(parts.optimizer, self)
 
@@ -544,6 +580,8 @@ class Session:
         if hook is not None:
             hook.clock.poll()
         self._core.close()
+        for key in [key for key, session in _CONNECTED.items() if session is self]:
+            del _CONNECTED[key]
 
 
 def _on_step(optimizer: torch.optim.Optimizer, session: Session) -> None:

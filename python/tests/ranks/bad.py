@@ -5,7 +5,7 @@ import contextlib
 import torch
 import torch.distributed as dist
 from common import FOLDER, Lines, batch, ddp, everywhere, network, parameters_hash, ranks, same
-from fake_agent import FakeAgent
+from fake_agent import FakeAgent, decision
 from torch.nn.parallel import DistributedDataParallel
 
 import flexcomm.torch
@@ -72,21 +72,24 @@ def go_on(rank, strategy, looped=False, **options):
     return {"left out": left_out, "equal": equal, "finite": finite, "steps": session.step}
 
 
+class Words(torch.nn.Module):
+    def __init__(self, sparse):
+        super().__init__()
+        self.words = torch.nn.Embedding(50, 8, sparse=sparse)
+
+    def forward(self, x):
+        return self.words(x).sum()
+
+
 def sparse(rank):
-    class Words(torch.nn.Module):
-        def __init__(self, sparse):
-            super().__init__()
-            self.words = torch.nn.Embedding(50, 8, sparse=sparse)
-
-        def forward(self, x):
-            return self.words(x).sum()
-
     attached = error_of(lambda _: flexcomm.torch.attach(DistributedDataParallel(Words(True))))
 
     def later(steps):
-        # The layer becomes sparse after attaching.
-        model = DistributedDataParallel(Words(False), gradient_as_bucket_view=False)
+        # DDP goes by what the layer was when it was wrapped, flexcomm by what it is when it attaches.
+        model = DistributedDataParallel(Words(True))
+        model.module.words.sparse = False
         flexcomm.torch.attach(model, strategy=GATHER)
+        model.module.words.sparse = True
         for step in range(6):
             model.zero_grad()
             model(torch.randint(0, 50, (4,))).backward()
@@ -131,9 +134,61 @@ def models(rank):
     return error_of(shapes), error_of(settings)
 
 
+def arguments_of_one(rank):
+    """Arguments that only rank 2 was given; the others are not left waiting."""
+    model, own = ddp(network()), rank == 2
+
+    def words(_):
+        wrapped = DistributedDataParallel(Words(True))
+        wrapped.module.words.sparse = own
+        flexcomm.torch.attach(wrapped)
+
+    bad = {
+        "strategy": {"strategy": "sorcery@0.1/allgather"}, "selection": {"selection": "best"}, "job": {"job": "no spaces"},
+        "nonfinite": {"on_nonfinite": "ignore"}, "scheduler": {"scheduler": object()}, "share": {"shadow_share": 2.0},
+        "seed": {"seed": -1},
+    }
+    attach = lambda given: error_of(lambda _: flexcomm.torch.attach(model, **(given if own else {})))  # noqa: E731
+    return {name: attach(given) for name, given in bad.items()} | {"sparse": error_of(words)}
+
+
+def models_of_one_job(rank):
+    """A second model at the same agent: refused under the job's name, and with a name of its own not confused."""
+    agent = FakeAgent(FOLDER, f"two{rank}").start()
+    models = [ddp(network(seed=seed)) for seed in (5, 6)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.05) for model in models]
+    socket = str(agent.path)
+    sessions = [flexcomm.torch.attach(models[0], optimizers[0], socket=socket)]
+    # Only rank 1 has an agent in common for both.
+    other = FakeAgent(FOLDER, f"other{rank}").start()
+    refused = error_of(
+        lambda _: flexcomm.torch.attach(models[1], optimizers[1], socket=socket if rank == 1 else str(other.path))
+    )
+    sessions.append(flexcomm.torch.attach(models[1], optimizers[1], socket=socket, job="second"))
+    agent.wait_for("hello", 2)
+    agent.publish(decision=decision(1, GATHER))
+    for step in range(60):
+        x, y = batch(step, rank)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(models[0](x) + models[1](x), y).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        if all(everywhere(sessions[0].version == 1)):
+            break
+    versions = [session.version for session in sessions]
+    for session in sessions:
+        session.close()
+    # After close(), and after the model is gone, the name is free.
+    again = error_of(lambda _: flexcomm.torch.attach(ddp(network()), socket=socket))
+    after = error_of(lambda _: flexcomm.torch.attach(ddp(network()), socket=socket))
+    return {"refused": refused, "versions": versions, "again": again, "after": after}
+
+
 def arguments(rank):
     model = ddp(network())
     return {
+        "compiled": error_of(lambda _: flexcomm.torch.attach(torch.compile(model))),
         "strategy": error_of(lambda _: flexcomm.torch.attach(model, strategy="sorcery@0.1/allgather")),
         "selection": error_of(lambda _: flexcomm.torch.attach(model, selection="best")),
         "nonfinite": error_of(lambda _: flexcomm.torch.attach(model, on_nonfinite="ignore")),
@@ -212,6 +267,8 @@ with ranks() as (rank, world, seen):
     seen["float64"] = types(rank, torch.float64)
     seen["models"] = models(rank)
     seen["arguments"] = arguments(rank)
+    seen["arguments of one"] = arguments_of_one(rank)
+    seen["models of one job"] = models_of_one_job(rank)
     seen["fsdp"] = fsdp(rank)
     seen["broken"] = broken(rank)
     seen["twice"] = [twice(rank, strategy) for strategy in (None, GATHER)]

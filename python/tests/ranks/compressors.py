@@ -89,10 +89,9 @@ def nan(rank, world, strategy, **options):
             kept = before == session._core.text_state()[2]
             all_nan = all(p.grad is not None and bool(p.grad.isnan().all()) for p in model.parameters())
             optimizer.zero_grad()
-        if error is not None:
-            # DDP itself cannot go on after an exception in backward.
-            break
-        optimizer.step()
+        # Left out, where it is an error: the next one goes on.
+        if not bad or error is None:
+            optimizer.step()
     return {"error": error, "kept": kept, "nan": all_nan, "equal": same(parameters_hash(model.module))}
 
 
