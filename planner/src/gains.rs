@@ -9,7 +9,7 @@
 //! selecting, with gains of its own. Gains of shadow trials are of residuals that have grown for some steps: powers are
 //! then taken anew, from what the settled steps had shown.
 
-use crate::memory::{Bias, relative};
+use crate::memory::{Bias, Drift, relative};
 use crate::{Measured, Memory, Snapshot};
 use flexcomm_domain::{CompressionRatio, Gain, Selector, Timestamp};
 use flexcomm_optimizer::{Profile, ProfilePoint};
@@ -60,15 +60,17 @@ pub(crate) fn note(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
         memory.bias.iter_mut().filter(|b| b.profile_at != profile_at).for_each(|b| rebase(b, s));
     }
     let Some(m) = settled(s, memory, now) else { return };
-    let Some(power) = power_in_force(s, memory, now).map(|p| p.max(1.0)) else { return };
+    let Some(power) = power_in_force(s, memory, now) else { return };
     let (selector, cr) = (s.strategy().selector(), s.strategy().cr());
     if let Some(known) = memory.known_bias((selector, cr, profile_at)) {
         known.shown = m.gain;
+        memory.drift = Some(Drift { power: power / known.power, profile_at });
         return;
     }
     // This one's power has the drift until now in it, so the others' must have theirs.
     memory.bias.iter_mut().filter(|b| b.profile_at == profile_at).for_each(|b| rebase(b, s));
-    memory.note_bias(Bias { selector, cr, power, shown: m.gain, profile_at });
+    memory.note_bias(Bias { selector, cr, power: power.max(1.0), shown: m.gain, profile_at });
+    memory.drift = None;
 }
 
 /// Takes the power from what the ratio's steps showed last. Against gains of the long run: what a short trial flattered is
@@ -89,7 +91,9 @@ pub(crate) struct Powers<'a> {
 impl<'a> Powers<'a> {
     pub(crate) fn new(s: &Snapshot, memory: &'a Memory, now: Timestamp) -> Self {
         let strategy = s.strategy();
-        let mut powers = Self { memory, in_force: strategy.selector(), drift: 1.0 };
+        // Of a ratio that was just changed to, whose residual is fresh, what the one before has shown.
+        let before = memory.drift.filter(|d| d.profile_at == s.profiles.measured_at).map_or(1.0, |d| d.power);
+        let mut powers = Self { memory, in_force: strategy.selector(), drift: before };
         if let Some(power) = power_in_force(s, memory, now) {
             powers.drift = power / powers.bias(strategy.selector(), strategy.cr());
         }
@@ -100,7 +104,10 @@ impl<'a> Powers<'a> {
     /// the smallest ratio they are held.
     fn bias(&self, selector: Selector, c: CompressionRatio) -> f64 {
         let of = |wanted: Selector| self.memory.bias.iter().filter(move |b| b.selector == wanted);
-        let whose = if of(selector).next().is_some() { selector } else { self.in_force };
+        // The one in force may have shown nothing yet: then what did last.
+        let newest = self.memory.bias.last().map(|b| b.selector);
+        let shown = [selector, self.in_force].into_iter().find(|s| of(*s).next().is_some());
+        let whose = shown.or(newest).unwrap_or(selector);
         let below = of(whose).filter(|b| b.cr <= c).max_by(|a, b| a.cr.get().total_cmp(&b.cr.get()));
         let above = of(whose).filter(|b| b.cr >= c).min_by(|a, b| a.cr.get().total_cmp(&b.cr.get()));
         let high = above.map_or((0.0, 1.0), |b| (b.cr.get().ln(), b.power));

@@ -45,6 +45,9 @@ pub struct Memory {
     pub gain: Option<GainReference>,
     /// How far trials flattered the ratios that were in force.
     pub bias: Vec<Bias>,
+    /// How gains have moved since the ratio in force was first seen to be flattered.
+    #[serde(default)]
+    pub drift: Option<Drift>,
     /// When the profile that was last solved with was measured.
     pub profile_at: Option<Timestamp>,
     /// A better strategy was found but held back (dwell, not yet applied), or the guard has just rolled back:
@@ -161,6 +164,15 @@ pub struct Bias {
     /// What the settled steps kept last.
     pub shown: Gain,
     /// Which profile it is against.
+    pub profile_at: Option<Timestamp>,
+}
+
+/// What all ratios share of how gains move as training goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Drift {
+    /// Gains are what trials say to the power of [`Bias::power`] times this.
+    pub power: f64,
+    /// The profile under which it was seen.
     pub profile_at: Option<Timestamp>,
 }
 

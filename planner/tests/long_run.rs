@@ -75,3 +75,28 @@ fn a_gain_that_drifts_asks_for_no_trial_once_shadows_have_spoken() {
         assert_eq!(job.call().trial.is_some(), !long_run);
     }
 }
+
+/// What the steps in force have shown of all ratios is still known when another one takes over, whose residual is fresh.
+#[test]
+fn a_change_forgets_no_drift() {
+    let mut job = Job::new();
+    job.call();
+    let said = job.s.profiles.by_selector[&job.strategy().selector()].gain(job.strategy().cr()).get();
+    for shown in [said, said.powi(2)] {
+        job.wait(600.0);
+        job.measure(0.03, 0.004, 0.002, shown);
+        job.call();
+    }
+    job.wait(600.0);
+    job.network(0.001, 0.1e9);
+    let change = job.call();
+    assert!(change.decision().is_some(), "{}", change.report.why);
+    let after = job.call();
+    let gains = |o: &flexcomm_planner::Outcome| -> Vec<(String, f64)> {
+        let all = o.report.alternatives.iter().map(|a| (a.strategy.to_string(), a.gain.get()));
+        std::collections::BTreeMap::from_iter(all).into_iter().collect()
+    };
+    for ((name, before), (_, after)) in gains(&change).into_iter().zip(gains(&after)) {
+        assert!((before / after - 1.0).abs() < 1e-9, "{name}: {before}, then {after}");
+    }
+}

@@ -78,11 +78,27 @@ fn profile(s: &Snapshot, outcome: &Outcome, a: &Alternative, found: &mut Finding
 /// A trial's gain at a point, to the power that the remembered biases and the gain in force demand.
 fn corrected(s: &Snapshot, outcome: &Outcome, a: &Alternative, p: &ProfilePoint) -> f64 {
     let current = s.in_force.as_ref().map_or(Strategy::DENSE_RING, |f| f.decision.strategy);
-    let in_force = outcome.report.seen.gain_correction.unwrap_or(1.0);
-    let own = book(outcome, a.strategy.selector());
-    let known = if own.is_empty() { book(outcome, current.selector()) } else { own };
-    let drift = in_force / at(&book(outcome, current.selector()), current.cr().get().ln());
-    p.gain.get().powf((at(&known, p.cr.get().ln()) * drift).clamp(0.1, 10.0))
+    let powers = known(outcome, [a.strategy.selector(), current.selector()]);
+    let drift = match s.profiles.by_selector.contains_key(&current.selector()) {
+        true => {
+            let in_force = outcome.report.seen.gain_correction.unwrap_or(1.0);
+            in_force / at(&known(outcome, [current.selector()]), current.cr().get().ln())
+        }
+        false => remembered_drift(s, outcome),
+    };
+    p.gain.get().powf((at(&powers, p.cr.get().ln()) * drift).clamp(0.1, 10.0))
+}
+
+/// The book of the first selector of which something is remembered, or else of the one remembered last.
+fn known<const N: usize>(outcome: &Outcome, wanted: [Selector; N]) -> Vec<(f64, f64)> {
+    let last = outcome.memory.bias.last().map(|b| b.selector);
+    let books = wanted.into_iter().chain(last).map(|selector| book(outcome, selector));
+    books.into_iter().find(|book| !book.is_empty()).unwrap_or_default()
+}
+
+/// How gains have moved under this profile, of which the strategy in force may show nothing yet.
+fn remembered_drift(s: &Snapshot, outcome: &Outcome) -> f64 {
+    outcome.memory.drift.filter(|d| d.profile_at == s.profiles.measured_at).map_or(1.0, |d| d.power)
 }
 
 /// (ln CR, power) as remembered of a selector, by rising ratio.
@@ -119,8 +135,9 @@ pub(super) fn power(s: &Snapshot, outcome: &Outcome, found: &mut Findings) {
     let measured = s.measured.filter(|m| m.version == current.decision.version && m.steps >= s.config.least_steps);
     let shown = measured.map(|m| (m.gain.get().ln() / said.ln()).clamp(0.1, 10.0));
     let close = |a: f64, b: f64| (a - b).abs() <= TOLERANCE * b.abs() + 1e-12;
-    let remembered = at(&book(outcome, strategy.selector()), strategy.cr().get().ln());
-    let holds = shown.is_some_and(|shown| close(claimed, shown)) || close(claimed, remembered);
+    let remembered = at(&known(outcome, [strategy.selector()]), strategy.cr().get().ln());
+    let drifted = (remembered * remembered_drift(s, outcome)).clamp(0.1, 10.0);
+    let holds = [shown, Some(remembered), Some(drifted)].into_iter().flatten().any(|power| close(claimed, power));
     found.expect(holds, "time", || format!("gains are taken to the power {claimed}, shown is {shown:?}"));
 }
 
