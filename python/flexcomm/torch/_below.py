@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm._core import Core, FlexcommError
-from flexcomm.torch._hook import CommHook
+from flexcomm.torch._hook import Hook
 
 #: Where the model keeps its group: a process group written in Python lives for as long as its Python object.
 _KEPT = "_flexcomm_below"
@@ -43,7 +43,7 @@ def values(model: DistributedDataParallel) -> int | None:
     return sum(p.numel() for p in parameters)
 
 
-def place(model: DistributedDataParallel, hook: CommHook, end: Callable[[], None]) -> None:
+def place(model: DistributedDataParallel, hook: Hook, end: Callable[[], None]) -> None:
     """Puts a group of ours below the model's reducer, which :func:`fits`. ``end`` ends the step under way."""
     total = values(model)
     if total is None:
@@ -88,7 +88,7 @@ class _OnForward:
 class _Below(dist.ProcessGroup):
     """The model's group as its reducer sees it."""
 
-    def __init__(self, group: dist.ProcessGroup, hook: CommHook, values: int, end: Callable[[], None]) -> None:
+    def __init__(self, group: dist.ProcessGroup, hook: Hook, values: int, end: Callable[[], None]) -> None:
         super().__init__(group.rank(), group.size())
         self._inner = group
         self._hook = hook

@@ -61,7 +61,7 @@ class _Nobodys:
         raise FlexcommError("failed to exchange a bucket: this hook is a copy; attach to the model that was copied")
 
 
-def _nobodys() -> _Nobodys:
+def nobodys() -> _Nobodys:
     return _Nobodys()
 
 
@@ -88,7 +88,7 @@ class _Seat:
         self.ours = (
             self.on_host and not self.elsewhere and buffer.dtype in COMPRESSIBLE and buffer.is_contiguous()
         )
-        #: Whether it can go by the shortest way while the ranks are dense, see :meth:`CommHook._plain`.
+        #: Whether it can go by the shortest way while the ranks are dense, see :meth:`Hook._plain`.
         self.plain = self.ours and not device.on_gpu(buffer)
         self.last = bucket.is_last()
         #: What DDP is given for the last bucket, exchanged in place and waited for: the same in every step.
@@ -102,7 +102,7 @@ def _future(buffer: torch.Tensor) -> Any:
     return torch._C.Future([] if buffer.device.type == "cpu" else [buffer.device])
 
 
-class CommHook:
+class Hook:
     """A DDP communication hook that follows flexcomm's decisions.
 
     ``flexcomm.torch.attach`` makes and registers one. To register it yourself (Lightning's
@@ -185,7 +185,7 @@ class CommHook:
 
     def __reduce__(self) -> Any:
         # With the model that it is registered on. A copy's reducer is made anew, without hooks.
-        return _nobodys, ()
+        return nobodys, ()
 
     def __call__(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """What DDP calls for every bucket of a synchronised backward pass."""

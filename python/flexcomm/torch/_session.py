@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from flexcomm import _core
 from flexcomm._core import Core, FlexcommError
 from flexcomm.torch import _below, _state, _trials, _tuner
-from flexcomm.torch._hook import MOST_RANKS, CommHook
+from flexcomm.torch._hook import MOST_RANKS, Hook
 
 logger = logging.getLogger("flexcomm")
 
@@ -355,14 +355,14 @@ class Session:
         self._looping = False
         self._trial: _trials.Trial | None = None
         self._in_step = False
-        hook = CommHook(
+        hook = Hook(
             self._core, group, {id(p): i for i, (_, p) in enumerate(self._named)},
             half=None if named.text else named.half, words=steered, propagate=propagate, began=self._begin,
             not_finite=self._not_finite, rate=self._rate, tuner=tuner, fresh=getattr(model, "lazy_bucket_allocation", False),
         )
         # The model owns the hook, the hook owns the session, the session owns neither: a cycle through DDP's C++ side
         # would keep the process group's threads alive into the interpreter's end, which aborts there.
-        self._hook: Callable[[], CommHook | None] = lambda: hook
+        self._hook: Callable[[], Hook | None] = lambda: hook
         # Dense and steered by nobody is what DDP does by itself, with the very collectives that the hook would run, and
         # without the hook's pass over the gradient. So each rank may take the hook in whenever it needs it.
         alone = register and named.name == "dense" and parts.optimizer is not None
@@ -405,7 +405,7 @@ class Session:
         model.register_comm_hook(None, hook)
 
     @property
-    def hook(self) -> CommHook:
+    def hook(self) -> Hook:
         """The communication hook, to register it oneself."""
         hook = self._hook()
         if hook is None:
