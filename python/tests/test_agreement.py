@@ -63,6 +63,16 @@ def test_ddp_has_no_hook_while_dense(seen):
         assert rank["late"] and rank["versions"] == [0, 1, 2] and rank["strategy"] == "topk@0.1/allgather"
 
 
+def test_dense_with_an_agent_is_plain_ddp_up_to_the_order_of_sums(seen):
+    for rank in seen[:3]:
+        for run in rank["sums"]:
+            # The word moves the ring's segments in every eighth step, and with them where each sum begins.
+            others = sorted(set(range(40)) - set(run["exact"]))
+            assert run["equal"] and others and all(step % 8 == 0 for step in others), run
+            # Three float32 in another order.
+            assert run["furthest"] < 1e-6
+
+
 def test_unknown_compressors_forged_digests_and_other_protocols(seen):
     for rank in seen:
         assert rank["foreign"]["versions"] == [0, 4]

@@ -3,6 +3,7 @@
 import time
 
 import torch
+import torch.distributed as dist
 from common import FOLDER, Lines, batch, ddp, everywhere, network, parameters_hash, ranks, same
 from fake_agent import FakeAgent, decision, trial
 
@@ -183,6 +184,33 @@ def below(rank):
     return run.end() | seen | {"late": hooked(run)}
 
 
+def sums(rank, trio):
+    """Three ranks, dense, with an agent, below DDP and with the hook, beside plain DDP from the same parameters in every step:
+    steps whose gradients have the same bits, and how far the others are from them."""
+    runs = []
+    for hooked in (False, True):
+        agent = FakeAgent(FOLDER, f"sums{rank}{hooked:d}").start()
+        model, plain = (ddp(network((20, 61, 2)), process_group=trio) for _ in range(2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        session = flexcomm.torch.attach(model, optimizer, socket=str(agent.path))
+        agent.wait_for("hello")
+        if hooked:
+            session._take_over()
+        exact, furthest = [], 0.0
+        for step in range(40):
+            plain.load_state_dict(model.state_dict())
+            for each in (model, plain):
+                each.zero_grad()
+                torch.nn.functional.cross_entropy(each(batch(step, rank)[0]), batch(step, rank)[1]).backward()
+            pairs = [(a.grad, b.grad) for a, b in zip(model.parameters(), plain.parameters())]
+            exact += [step] if all(torch.equal(a, b) for a, b in pairs) else []
+            furthest = max(furthest, *((a - b).abs().max().item() / b.abs().max().item() for a, b in pairs))
+            optimizer.step()
+        runs.append({"exact": exact, "furthest": furthest, "equal": same(parameters_hash(model), trio)})
+        session.close()
+    return runs
+
+
 def foreign(rank, lines):
     """An agent of another protocol, and orders that are not valid: said, and nothing changes on any rank."""
     run = Run("foreign", rank, lambda r: r == 0)
@@ -288,6 +316,9 @@ with ranks() as (rank, world, seen):
     seen["silent"] = silent(rank)
     seen["backwards"] = backwards(rank)
     seen["below"] = below(rank)
+    trio = dist.new_group([0, 1, 2])
+    if rank < 3:
+        seen["sums"] = sums(rank, trio)
     seen["foreign"] = foreign(rank, lines)
     seen["shadowed"] = shadowed(rank, lines)
     seen["halves"] = halves(rank)
