@@ -132,7 +132,8 @@ impl Core {
     }
 
     /// Ends a step, after the optimizer. Answers what to do: 0 nothing, 1 another decision is in force, 2 take a
-    /// snapshot (a trial starts), 3 restore (the next candidate), 4 restore (the trial is over). With a `ticket` a device
+    /// snapshot (a trial starts), 3 restore (the next candidate), 4 restore (the trial is over), 5 keep what this step did
+    /// (the trial is over, because its loop was left). With a `ticket` a device
     /// has the step's times: `told` brings them later, and until then nothing that came after it is reported.
     #[pyo3(signature = (loss=None, ticket=None))]
     fn finish(&self, py: Python<'_>, loss: Option<f64>, ticket: Option<u64>) -> PyResult<u8> {

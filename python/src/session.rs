@@ -80,6 +80,8 @@ pub enum Next {
     Candidate = 3,
     /// Restore; the trial is over.
     TrialEnds = 4,
+    /// The trial is over, and this step trained: keep what it did.
+    TrialLeft = 5,
 }
 
 /// Everything but the buckets' contents.
@@ -282,20 +284,25 @@ impl Session {
         let seen = plan.clone();
         if self.riding.agreement().offer_trial(plan) == Offer::Taken {
             self.riding.agreement().withdraw_trial();
-            self.go_on_watching(&seen);
-            let why = "this job cannot run live trials: its training loop does not use Session.batches() on every rank";
-            self.instead(format!("{why}; only shadow gains are measured"));
-            let report = TrialReport {
-                job: self.job.clone(),
-                rank: self.rank.0,
-                id: seen.id,
-                outcomes: Vec::new(),
-                aborted: Some(why.into()),
-                cost_us: 0.0,
-            };
-            self.owed = Some(report.clone());
-            self.reporter.send(FromTrainer::Trial(report));
+            self.refuse_trial(&seen);
         }
+    }
+
+    /// On rank 0: tells that a trial cannot run live, and measures what can be measured otherwise.
+    fn refuse_trial(&mut self, plan: &TrialPlan) {
+        self.go_on_watching(plan);
+        let why = "this job cannot run live trials: its training loop does not use Session.batches() on every rank";
+        self.instead(format!("{why}; only shadow gains are measured"));
+        let report = TrialReport {
+            job: self.job.clone(),
+            rank: self.rank.0,
+            id: plan.id,
+            outcomes: Vec::new(),
+            aborted: Some(why.into()),
+            cost_us: 0.0,
+        };
+        self.owed = Some(report.clone());
+        self.reporter.send(FromTrainer::Trial(report));
     }
 
     /// Shadows of a trial's candidates, beginning with the next step.
@@ -393,7 +400,20 @@ impl Session {
                 self.say(ticket, Said::Step(costs, step));
             }
         }
-        Ok(self.change(next))
+        let next = self.change(next);
+        Ok(if tick.trial.is_some() { self.unless_left(next) } else { next })
+    }
+
+    /// Ends a trial that some rank has left for a loop that cannot replay batches: all heard so in this tick. Where every rank
+    /// has, the tick trained, and nothing of it is thrown away; ranks that are apart go back to where they were alike.
+    fn unless_left(&mut self, next: Next) -> Next {
+        if self.riding.live_everywhere() {
+            return next;
+        }
+        let trained = self.riding.live_ranks() == 0;
+        self.riding.agreement().leave_trial(trained);
+        self.end_trial(Some(AbortCause::Left));
+        if trained { Next::TrialLeft } else { Next::TrialEnds }
     }
 
     fn change(&mut self, next: Next) -> Next {
@@ -404,6 +424,14 @@ impl Session {
                     step = in_force.since_step, "in force");
                 self.say(None, Said::Applied(in_force));
                 Next::Switched
+            }
+            Change::TrialStarts(plan) if !self.riding.live_everywhere() => {
+                // Announced after the last batch that a loop could replay; no rank goes into it.
+                self.riding.agreement().leave_trial(false);
+                if self.rank == Rank(0) {
+                    self.refuse_trial(&plan);
+                }
+                next
             }
             Change::TrialStarts(plan) => {
                 self.watch(&plan);

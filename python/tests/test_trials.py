@@ -50,3 +50,77 @@ def test_shadow_gains_are_within_5_percent_of_live_gains(seen):
     for rank in seen:
         for live, shadow in zip(rank["gains"]["live"], rank["gains"]["shadow"], strict=True):
             assert shadow is not None and abs(shadow / live - 1) < 0.05, rank["gains"]
+
+
+@pytest.fixture(scope="module")
+def put_back(tmp_path_factory):
+    done = torchrun("put_back.py", tmp_path_factory.mktemp("p"), ranks=2)
+    assert done.code == 0, done.text
+    return done.ranks()
+
+
+def first_other(with_trials, without):
+    assert len(with_trials["hashes"]) == len(without["hashes"])
+    return next((i for i, (a, b) in enumerate(zip(with_trials["hashes"], without["hashes"])) if a != b), None)
+
+
+@pytest.mark.parametrize("name", ["odd", "replacing", "zero", "pops", "writes"])
+def test_what_is_unusual_is_put_back_too(put_back, name):
+    """Buffers that are assigned anew, attributes, extra state, optimizers that replace or shard their state, batches that
+    the loop changes."""
+    for rank in put_back:
+        with_trials, without = rank[name]
+        assert first_other(with_trials, without) is None
+        assert {(n, tuple(counts)) for n, counts, _ in with_trials["reports"]} == {(7, (4, 4, 4)), (33, (4, 4, 4))}
+
+
+def test_a_loader_in_extra_is_not_put_back_and_an_average_is(put_back):
+    for rank in put_back:
+        for run in rank["odd"]:
+            assert run["given"] == [list(range(20))] * 3
+
+
+def test_a_candidate_that_diverges_ends_its_trial_and_not_the_job(put_back):
+    for rank in put_back:
+        with_trials, without = rank["nan"]
+        assert first_other(with_trials, without) is None
+        assert [(n, why) for n, _, why in with_trials["reports"]] == [(n, "a candidate's loss was not a number") for n in (7, 33)]
+
+
+def test_a_trial_at_the_end_of_the_data_runs_in_the_next_loop(put_back):
+    for rank in put_back:
+        with_trials, without = rank["end"]
+        assert first_other(with_trials, without) is None
+        assert with_trials["rate"] == without["rate"], "the scheduler's step between the loops is training's"
+        assert [(n, counts) for n, counts, _ in with_trials["reports"]] == [(18, [4] * 3), (37, [4] * 3)]
+
+
+@pytest.mark.parametrize("name", ["plain", "late", "later", "left", "atend"])
+def test_an_ordinary_loop_loses_no_step_to_a_trial(put_back, name):
+    for rank in put_back:
+        with_trials, without = rank[name]
+        # The candidates are what runs anyway: a step that ran under one is the same.
+        assert first_other(with_trials, without) is None
+        assert with_trials["steps"][-30:] == without["steps"][-30:] == list(range(11, 41))
+        assert not any(with_trials["in_trial"]) and with_trials["equal"]
+    refused = "this job cannot run live trials: its training loop does not use Session.batches() on every rank"
+    left = "the training loop was left for one that does not use Session.batches()"
+    causes = {why for _, why in put_back[0][name][0]["reports"]}
+    assert causes == ({left} if name in ("left", "atend") else {refused}), causes
+
+
+def test_ranks_that_leave_a_trial_alone_end_it_for_all(put_back):
+    for rank in put_back:
+        with_trials, without = rank["apart"]
+        assert with_trials["equal"] and not any(with_trials["in_trial"])
+
+
+def test_what_a_trial_does_not_put_back_is_named(put_back):
+    for rank in put_back:
+        lines, _ = rank["strangers"]
+        named = [line for line in lines if "do not put back" in line]
+        assert any("optimizer RMSprop" in line and "scheduler ExponentialLR" in line for line in named), lines
+        assert any("counter (Counter)" in line for line in named), lines
+        assert not any("optimizer SGD" in line for line in named), lines
+        drawn = [line for line in lines if "drawn other random numbers" in line]
+        assert len(drawn) == 1 and "outside of them only" in drawn[0], lines

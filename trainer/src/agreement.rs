@@ -279,6 +279,14 @@ impl Agreement {
         Offer::Taken
     }
 
+    /// Leaves the trial between two ticks without a plan, where all ranks have seen alike that it cannot go on. With `trained`
+    /// the tick before trained after all, and counts as a step.
+    pub fn leave_trial(&mut self, trained: bool) {
+        self.trial = None;
+        self.wanted_abort = None;
+        self.step += u64::from(trained);
+    }
+
     /// Asks for an orderly end; any rank may. Rank 0 hears of it within this tick and announces it at the next.
     pub fn request_stop(&mut self) {
         self.stop_wished = true;
@@ -475,6 +483,16 @@ mod tests {
         (new(0), new(1))
     }
 
+    fn tick(a: &mut Agreement, b: &mut Agreement) -> (Tick, Change) {
+        let (ta, tb) = (a.begin(), b.begin());
+        assert_eq!(ta, tb);
+        b.accept(Rank(0), &a.word()).unwrap();
+        a.accept(Rank(1), &b.word()).unwrap();
+        let (ca, cb) = (a.finish(), b.finish());
+        assert_eq!(ca, cb);
+        (ta, ca)
+    }
+
     #[test]
     fn a_decision_takes_force_at_the_next_step_on_both() {
         let (mut a, mut b) = pair();
@@ -489,6 +507,25 @@ mod tests {
         assert_eq!(a.finish(), switched);
         assert_eq!(b.finish(), switched);
         assert_eq!((a.begin().strategy, b.begin().strategy), (topk, topk));
+    }
+
+    #[test]
+    fn a_trial_is_left_without_a_plan() {
+        let (mut a, mut b) = pair();
+        let plan = TrialPlan::new(1, vec![strategy("topk@0.1/allgather")], 4, 0).unwrap();
+        a.offer_trial(plan.clone());
+        assert_eq!(tick(&mut a, &mut b).1, Change::TrialStarts(plan));
+        a.leave_trial(false);
+        b.leave_trial(false);
+        assert_eq!((a.begin().trial, a.step(), b.step()), (None, 1, 1), "no iteration has run");
+        let plan = TrialPlan::new(2, vec![strategy("topk@0.1/allgather")], 4, 0).unwrap();
+        a.offer_trial(plan.clone());
+        assert_eq!(tick(&mut a, &mut b).1, Change::TrialStarts(plan));
+        assert_eq!(tick(&mut a, &mut b).1, Change::None);
+        a.leave_trial(true);
+        b.leave_trial(true);
+        let (last, change) = tick(&mut a, &mut b);
+        assert_eq!((last.trial, last.step, change), (None, 3, Change::None), "the iteration counts as a step");
     }
 
     #[test]
@@ -555,15 +592,6 @@ mod tests {
         let plan = TrialPlan::new(4, candidates.clone(), 2, 1000).unwrap();
         assert_eq!(a.offer_trial(plan.clone()), Offer::Taken);
         assert_eq!(a.offer_trial(plan.clone()), Offer::Stale);
-        let tick = |a: &mut Agreement, b: &mut Agreement| {
-            let (ta, tb) = (a.begin(), b.begin());
-            assert_eq!(ta, tb);
-            b.accept(Rank(0), &a.word()).unwrap();
-            a.accept(Rank(1), &b.word()).unwrap();
-            let (ca, cb) = (a.finish(), b.finish());
-            assert_eq!(ca, cb);
-            (ta, ca)
-        };
         assert_eq!(tick(&mut a, &mut b).1, Change::TrialStarts(plan));
         assert_eq!(a.offer_decision(Version(1), candidates[1]), Offer::Taken);
         for i in 0..4 {

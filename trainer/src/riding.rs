@@ -126,7 +126,7 @@ pub struct Riding {
     room: bool,
     room_next: bool,
     live: bool,
-    live_everywhere: bool,
+    live_ranks: u32,
     strategy: String,
 }
 
@@ -134,7 +134,7 @@ impl Riding {
     /// Around an agreement that no other frames feed.
     pub fn new(agreement: Agreement, rank: Rank, world: u32) -> Self {
         let strategy = agreement.in_force().strategy.to_string();
-        Self { agreement, rank, world, room: false, room_next: false, live: false, live_everywhere: false, strategy }
+        Self { agreement, rank, world, room: false, room_next: false, live: false, live_ranks: 0, strategy }
     }
 
     /// The agreement, to offer things to.
@@ -154,7 +154,12 @@ impl Riding {
 
     /// Whether all ranks said so in the last tick.
     pub fn live_everywhere(&self) -> bool {
-        self.live_everywhere
+        self.live_ranks == self.world
+    }
+
+    /// How many ranks said so. Every rank heard the same number.
+    pub fn live_ranks(&self) -> u32 {
+        self.live_ranks
     }
 
     /// Starts a tick, before its first bucket.
@@ -244,7 +249,7 @@ impl Riding {
         }
         let count = |i: usize| sums[CHECK_BITS + i] as u32;
         if bucket == 0 {
-            self.hear_status(count(2) > 0, count(3) == self.world);
+            self.hear_status(count(2) > 0, count(3));
         }
         if self.has_room(bucket) {
             // Only rank 0's bits are not zero, so the sum is its bytes.
@@ -293,7 +298,7 @@ impl Riding {
             }
         }
         if bucket == 0 {
-            self.hear_status(room, live == self.world);
+            self.hear_status(room, live);
         }
         plan.map_or(Ok(()), |bytes| self.hear_plan(&bytes))?;
         Ok(heard)
@@ -323,9 +328,9 @@ impl Riding {
         head
     }
 
-    fn hear_status(&mut self, room: bool, live: bool) {
+    fn hear_status(&mut self, room: bool, live: u32) {
         self.room_next = room;
-        self.live_everywhere = live;
+        self.live_ranks = live;
     }
 
     fn hear_plan(&mut self, bytes: &[u8]) -> Result<(), RidingError> {

@@ -72,6 +72,8 @@ pub enum AbortCause {
     Diverged,
     /// The job was asked to end.
     Stopped,
+    /// Some rank went on in a loop that cannot replay batches.
+    Left,
 }
 
 impl AbortCause {
@@ -81,6 +83,7 @@ impl AbortCause {
             Self::Budget => "the trial's time budget was used up",
             Self::Diverged => "a candidate's loss was not a number",
             Self::Stopped => "the job was asked to end",
+            Self::Left => "the training loop was left for one that does not use Session.batches()",
         }
     }
 }
@@ -268,6 +271,7 @@ fn encode_plan(first_step: u64, plan: &Plan, out: &mut Vec<u8>) {
             AbortCause::Budget => 1,
             AbortCause::Diverged => 2,
             AbortCause::Stopped => 3,
+            AbortCause::Left => 4,
         }),
         Plan::Stop => {}
     }
@@ -283,6 +287,7 @@ fn decode_plan(read: &mut Reader) -> Result<(u64, Plan), WordError> {
             1 => AbortCause::Budget,
             2 => AbortCause::Diverged,
             3 => AbortCause::Stopped,
+            4 => AbortCause::Left,
             other => return Err(WordError::Field { what: "a trial's abort cause", value: u64::from(other) }),
         }),
         4 => Plan::Stop,
@@ -352,6 +357,7 @@ mod tests {
                 .prop_map(|(id, c, i, b)| Plan::Trial(TrialPlan::new(id, c, i, b).unwrap())),
             Just(Plan::Abort(AbortCause::Budget)),
             Just(Plan::Abort(AbortCause::Diverged)),
+            Just(Plan::Abort(AbortCause::Left)),
             Just(Plan::Stop),
         ]
     }

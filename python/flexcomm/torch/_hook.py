@@ -142,7 +142,7 @@ class Hook:
         words: bool,
         propagate: bool,
         began: Callable[[], None],
-        not_finite: Callable[[], None],
+        not_finite: Callable[[], bool],
         rate: Callable[[], float],
         tuner: Tuner | None = None,
         fresh: bool = False,
@@ -628,8 +628,9 @@ class Hook:
     def _judge(self, finite: bool) -> None:
         if finite:
             return
-        self._not_finite()
-        self._spoilt = self._spoilt or not self._propagate
+        # A trial's candidate may diverge: that is told, and everything is put back.
+        undone = self._not_finite()
+        self._spoilt = self._spoilt or not (undone or self._propagate)
 
 
 @functools.lru_cache(maxsize=1024)

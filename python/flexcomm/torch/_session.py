@@ -38,7 +38,7 @@ _CONNECTED: weakref.WeakValueDictionary[tuple[str, str], Session] = weakref.Weak
 
 _Made = TypeVar("_Made")
 
-SWITCHED, TRIAL_STARTS, CANDIDATE, TRIAL_ENDS = 1, 2, 3, 4
+SWITCHED, TRIAL_STARTS, CANDIDATE, TRIAL_ENDS, TRIAL_LEFT = 1, 2, 3, 4, 5
 
 
 def attach(
@@ -71,8 +71,9 @@ def attach(
         The wrapped model.
     optimizer, scheduler, scaler, extra, generators:
         What a live trial must put back besides the model: ``extra`` are objects with ``state_dict`` and
-        ``load_state_dict`` (a stateful data loader, an average of weights), ``generators`` private random generators.
-        The optimizer also tells flexcomm when a step ends.
+        ``load_state_dict`` (an average of weights, a second optimizer), ``generators`` private random generators. Data
+        loaders do not belong there, stateful ones neither: batches that a trial has seen are kept for training, and a
+        loader that was put back would give some twice or not at all. The optimizer also tells flexcomm when a step ends.
     strategy:
         Holds one strategy for the whole run instead of following decisions: ``"dense"``, ``"fp16"``, ``"bf16"``;
         ``COMPRESSOR@CR/COLLECTIVE[:SELECTION]``, for example ``"topk@0.01/allgather"``; or any compressor of
@@ -354,6 +355,8 @@ class Session:
         self._loss: float | None = None
         self._looping = False
         self._trial: _trials.Trial | None = None
+        #: Whether it was said what trials do not put back.
+        self._told = False
         self._in_step = False
         hook = Hook(
             self._core, group, {id(p): i for i, (_, p) in enumerate(self._named)},
@@ -458,8 +461,8 @@ class Session:
             self._take_over()
         for level, text in _core.take_log():
             logger.log(level, "%s", text)
-        if change in (TRIAL_STARTS, CANDIDATE, TRIAL_ENDS) and not within_loop:
-            # Only reached when the loop was left in the middle of a trial.
+        if change in (TRIAL_STARTS, CANDIDATE, TRIAL_ENDS, TRIAL_LEFT) and not within_loop:
+            # Only reached when the loop was left in the middle of a trial, or in the very step before one.
             self._leave_trial(change)
         return change
 
@@ -471,13 +474,18 @@ class Session:
     def _leave_trial(self, change: int) -> None:
         if change == TRIAL_STARTS:
             self._trial = _trials.Trial(self._parts, self._core)
+        elif change == TRIAL_LEFT:
+            # A loop that cannot replay batches: this step ran a candidate, but it trained, on all ranks.
+            self._trial = None
         elif self._trial is not None:
             self._trial.restore()
             if change == TRIAL_ENDS:
                 self._trial = None
 
-    def _not_finite(self) -> None:
+    def _not_finite(self) -> bool:
+        """Answers whether what a gradient with NaN does will be undone."""
         self._core.abort_trial()
+        return self.in_trial
 
     def report_loss(self, loss: float) -> None:
         """Passes this step's loss on to the agent; call it before the step ends."""
@@ -490,7 +498,7 @@ class Session:
     @property
     def in_trial(self) -> bool:
         """Whether the step under way is a trial's and will be undone: keep it out of averages and logs."""
-        return self._trial is not None
+        return self._trial is not None and self._looping
 
     def batches(
         self, loader: Iterable[Any], train_step: Callable[[Any], Any] | None = None
@@ -500,17 +508,19 @@ class Session:
         A trial replays the batches that come next, then puts everything back, and training goes through the same
         batches as if nothing had happened. Use it on every rank. The body of the loop runs during trials too
         (``in_trial`` tells); with ``train_step``, which does forward, backward and optimizer step for a batch, trials
-        run it unseen by the loop's body. The body must call it as well.
+        run it unseen by the loop's body. The body must call it as well. Trials get copies of the batches.
         """
         # Of a pass before the loop: its batches begin with steps of their own.
         self._end_step(within_loop=False)
         self._core.behave(self._fixed is None, True)
         self._looping = True
         try:
-            yield from _trials.replay(self, self._parts, self._core, iter(loader), train_step)
+            yield from _trials.replay(self, self._parts, self._core, loader, train_step)
         finally:
             self._end_step(within_loop=False)
             self._looping = False
+            # What comes next may be another loop: no trial begins in it, and one that is open ends, on all ranks alike.
+            self._core.behave(self._fixed is None, False)
 
     def shadow(self, strategies: Sequence[str]) -> None:
         """Begins shadow trials: gains of these strategies on this rank's gradients, without touching training."""

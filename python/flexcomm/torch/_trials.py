@@ -4,159 +4,80 @@ from __future__ import annotations
 
 import collections
 import copy
-import dataclasses
 import logging
-import random
-import sys
-from typing import TYPE_CHECKING, Any, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator
 
 import torch
 
-from flexcomm._core import Core, FlexcommError
+from flexcomm._core import Core
+from flexcomm.torch._snapshot import Parts, Random, Snapshot
 
 if TYPE_CHECKING:
     from flexcomm.torch._session import Session
 
+__all__ = ["Parts", "Random", "Snapshot", "Trial", "replay"]
+
 logger = logging.getLogger("flexcomm")
 
-_TRIAL_STARTS, _CANDIDATE, _TRIAL_ENDS = 2, 3, 4
+_TRIAL_STARTS, _CANDIDATE, _TRIAL_ENDS, _TRIAL_LEFT = 2, 3, 4, 5
 
-
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """What a snapshot copies."""
-
-    model: Callable[[], torch.nn.Module | None]
-    optimizer: torch.optim.Optimizer | None
-    scheduler: Any
-    scaler: Any
-    extra: tuple[Any, ...]
-    generators: tuple[torch.Generator, ...]
-
-    def __post_init__(self) -> None:
-        for name, part in [("scheduler", self.scheduler), ("scaler", self.scaler), *(("extra", e) for e in self.extra)]:
-            if part is not None and not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
-                raise FlexcommError(
-                    f"failed to attach: {name} {type(part).__name__} has no state_dict and load_state_dict, "
-                    "so a trial could not put it back"
-                )
-
-    def missing(self) -> list[str]:
-        """What was not given, and a trial would not put back if the script has it."""
-        given = {"optimizer": self.optimizer, "scheduler": self.scheduler, "scaler": self.scaler}
-        return [name for name, part in given.items() if part is None]
-
-
-class Random:
-    """The state of the process's random generators."""
-
-    def __init__(self, generators: tuple[torch.Generator, ...]) -> None:
-        self._cpu = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        self._python = random.getstate()
-        numpy = sys.modules.get("numpy")
-        self._numpy = numpy.random.get_state() if numpy is not None else None
-        self._own = [(g, g.get_state()) for g in generators]
-
-    def restore(self) -> None:
-        torch.set_rng_state(self._cpu)
-        if self._cuda:
-            torch.cuda.set_rng_state_all(self._cuda)
-        random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)
-        for generator, state in self._own:
-            generator.set_state(state)
-
-    def same(self, other: "Random") -> bool:
-        """Whether torch and Python stand at the same place."""
-        return torch.equal(self._cpu, other._cpu) and self._python == other._python
-
-
-class Snapshot:
-    """A copy of everything that training depends on. ``restore`` writes into the live tensors, whose addresses
-    stay: DDP's buckets and fused optimizers hold them."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        model = parts.model()
-        if model is None:
-            raise FlexcommError("failed to take a snapshot: the model is gone")
-        self._tensors = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
-        self._grads = [(p, None if p.grad is None else p.grad.detach().clone()) for p in model.parameters()]
-        self._training = [(m, m.training) for m in model.modules()]
-        self._optimizer = None if parts.optimizer is None else _OptimizerCopy(parts.optimizer)
-        states = [p for p in (parts.scheduler, parts.scaler, *parts.extra) if p is not None]
-        self._states = [(part, copy.deepcopy(part.state_dict())) for part in states]
-        self._random = Random(parts.generators)
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Puts everything back, bit for bit; may be called again."""
-        for tensor, saved in self._tensors:
-            tensor.copy_(saved)
-        for parameter, grad in self._grads:
-            if grad is None:
-                parameter.grad = None
-            elif parameter.grad is None:
-                parameter.grad = grad.clone()
-            else:
-                parameter.grad.copy_(grad)
-        for module, training in self._training:
-            module.training = training
-        for part, state in self._states:
-            part.load_state_dict(copy.deepcopy(state))
-        # After the scheduler, which may write learning rates into the optimizer's groups.
-        if self._optimizer is not None:
-            self._optimizer.restore()
-        self._random.restore()
-
-
-class _OptimizerCopy:
-    """An optimizer's state tensors and settings."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        self._state = {
-            p: {k: v.detach().clone() if torch.is_tensor(v) else copy.deepcopy(v) for k, v in s.items()}
-            for p, s in optimizer.state.items()
-        }
-        self._groups = [
-            {k: v.clone() if torch.is_tensor(v) else copy.deepcopy(v) for k, v in g.items() if k != "params"}
-            for g in optimizer.param_groups
-        ]
-
-    def restore(self) -> None:
-        live = self._optimizer.state
-        # Momenta that the trial made did not exist before.
-        for parameter in [p for p in live if p not in self._state]:
-            del live[parameter]
-        for parameter, saved in self._state.items():
-            now = live[parameter]
-            for key in [k for k in now if k not in saved]:
-                del now[key]
-            for key, value in saved.items():
-                old = now.get(key)
-                if torch.is_tensor(value) and torch.is_tensor(old) and old.shape == value.shape:
-                    old.copy_(value)
-                else:
-                    now[key] = value.clone() if torch.is_tensor(value) else copy.deepcopy(value)
-        for group, saved in zip(self._optimizer.param_groups, self._groups):
-            for key, value in saved.items():
-                group[key] = value.clone() if torch.is_tensor(value) else copy.deepcopy(value)
+#: So many names in one line of the log.
+_NAMES = 10
 
 
 class Trial:
     """The snapshot of one trial."""
 
-    def __init__(self, parts: Parts, core: Core) -> None:
+    def __init__(self, parts: Parts, core: Core, source: Any = None) -> None:
         self._core = core
         core.save()
-        self._snapshot = Snapshot(parts)
+        self.snapshot = Snapshot(parts, source)
 
     def restore(self) -> None:
         self._core.restore()
-        self._snapshot.restore()
+        self.snapshot.restore()
+
+
+def _tell(parts: Parts, snapshot: Snapshot) -> None:
+    """Names what a trial does not put back."""
+    if parts.missing():
+        logger.info("a live trial does not put back what was not given to attach: %s", ", ".join(parts.missing()))
+    if snapshot.replayed:
+        names = ", ".join(snapshot.replayed)
+        logger.info("live trials do not put back %s of extra: batches() gives training what they have given", names)
+    if snapshot.missed:
+        logger.info("live trials do not put back what they cannot copy: %s", _some(snapshot.missed))
+    strangers = snapshot.strangers()
+    if strangers:
+        logger.warning(
+            "live trials do not put back what was not given to attach: this process also has %s. If a batch of the loop "
+            "changes it, give it as optimizer, scheduler, scaler or in extra, or leave it alone while session.in_trial",
+            _some(strangers),
+        )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    return ", ".join(names[:_NAMES]) + more
+
+
+def _copied(batch: Any) -> tuple[Any, list[str]]:
+    """A batch for a trial, whose loop may change it, and kinds of what in it has no copy."""
+    try:
+        return copy.deepcopy(batch), []
+    except Exception:  # noqa: BLE001 - whatever it is that one object of the script's says
+        return _piecewise(batch)
+
+
+def _piecewise(batch: Any) -> tuple[Any, list[str]]:
+    if torch.is_tensor(batch):
+        return batch.detach().clone().requires_grad_(batch.requires_grad), []
+    if type(batch) in (dict, list, tuple):
+        pieces = [_copied(piece) for piece in (batch.values() if isinstance(batch, dict) else batch)]
+        values = [piece for piece, _ in pieces]
+        out = dict(zip(batch, values)) if isinstance(batch, dict) else type(batch)(values)
+        return out, [name for _, names in pieces for name in names]
+    return batch, [type(batch).__name__]
 
 
 class _Held:
@@ -169,6 +90,7 @@ class _Held:
         self._batches: collections.deque[tuple[Any, Random, Random]] = collections.deque()
         self._exhausted = False
         self._told = False
+        self._shared = False
 
     def _fetch(self) -> bool:
         if self._exhausted:
@@ -183,8 +105,10 @@ class _Held:
         return True
 
     def any(self) -> bool:
-        """Whether there is a batch for a trial that has none to fall back on."""
-        return bool(self._batches) or self._fetch()
+        """Whether there is a batch for a trial. Generators stay where they are: the snapshot comes next."""
+        if not self._batches and self._fetch():
+            self._batches[0][1].restore()
+        return bool(self._batches)
 
     def next(self) -> tuple[bool, Any]:
         """The next batch for training, and whether there is one."""
@@ -200,53 +124,66 @@ class _Held:
         if not self._told and not before.same(Random(self._generators)):
             self._told = True
             logger.warning(
-                "random numbers are drawn by values, not by counts, in this training: after a live trial it is "
-                "statistically the same, not bit for bit"
+                "training has drawn other random numbers than the live trial before it: how many are drawn depends on values, "
+                "or the loop draws some in trials only or outside of them only (session.in_trial, train_step). Training "
+                "goes on with the trial's generators: statistically the same as without the trial, not bit for bit"
             )
         after.restore()
         return True, batch
 
-    def at(self, position: int, last: Any) -> Any:
-        """A batch for a trial: the same for every candidate. At the end of the data those that there are go round."""
+    def at(self, position: int) -> Any:
+        """A copy of a batch for a trial: the same for every candidate. At the end of the data those that there are go
+        round."""
         while position >= len(self._batches) and self._fetch():
             pass
-        if not self._batches:
-            return last
         batch, _, after = self._batches[position % len(self._batches)]
+        batch, shared = _copied(batch)
+        if shared and not self._shared:
+            self._shared = True
+            logger.warning("live trials use batches' own %s, of which there is no copy: do not change them", _some(shared))
         if position < len(self._batches):
             after.restore()
         return batch
 
 
 def replay(
-    session: "Session", parts: Parts, core: Core, source: Iterator[Any], train_step: Callable[[Any], Any] | None
+    session: "Session", parts: Parts, core: Core, loader: Iterable[Any], train_step: Callable[[Any], Any] | None
 ) -> Iterator[Any]:
     """Yields training batches; runs a trial where the agreement says so."""
-    held = _Held(source, parts.generators)
+    held = _Held(iter(loader), parts.generators)
     if session.in_trial and held.any():
-        # The loop before was left in the middle of it.
-        yield from _run(session, (parts, core), held, (None, train_step))
+        # The loop before was left in the middle of it, or had no batch for it.
+        yield from _run(session, (parts, core), (held, loader), train_step)
     while True:
         there, batch = held.next()
         if not there:
             return
         yield batch
-        if session._end_step(within_loop=True) == _TRIAL_STARTS:
-            yield from _run(session, (parts, core), held, (batch, train_step))
+        if session._end_step(within_loop=True) != _TRIAL_STARTS:
+            continue
+        if held.any():
+            yield from _run(session, (parts, core), (held, loader), train_step)
+        else:
+            # Nothing is left to replay, and the batch before has been changed by the loop as like as not. The trial runs
+            # in the next loop.
+            session._trial = Trial(parts, core, loader)
+            return
 
 
 def _run(
-    session: "Session", what: tuple[Parts, Core], held: _Held, step: tuple[Any, Callable[[Any], Any] | None]
+    session: "Session", what: tuple[Parts, Core], data: tuple[_Held, Any], train_step: Callable[[Any], Any] | None
 ) -> Iterator[Any]:
     parts, core = what
-    last, train_step = step
-    if parts.missing():
-        logger.info("a live trial does not put back what was not given to attach: %s", ", ".join(parts.missing()))
-    session._trial = trial = session._trial or Trial(parts, core)
+    held, loader = data
+    # Anew in a trial that goes on: what the script did between the loops is training's.
+    session._trial = trial = Trial(parts, core, loader)
+    if not session._told:
+        session._told = True
+        _tell(parts, trial.snapshot)
     position = 0
     try:
         while True:
-            batch = held.at(position, last)
+            batch = held.at(position)
             position += 1
             if train_step is None:
                 yield batch
@@ -256,7 +193,7 @@ def _run(
             if change in (_CANDIDATE, _TRIAL_ENDS):
                 trial.restore()
                 position = 0
-            if change == _TRIAL_ENDS:
+            if change in (_TRIAL_ENDS, _TRIAL_LEFT):
                 return
     finally:
         # Also when the loop is left in the middle: training must not go on from a candidate's parameters.
