@@ -258,7 +258,7 @@ impl Scheduler {
         }
     }
 
-    /// Pairs that should be tested, suspect ones first, then those that waited longest.
+    /// Pairs that should be tested, newly suspect ones first, then those that waited longest.
     fn due(&self, now: Timestamp, live: &[NodeName], known: &BTreeMap<Pair, Known>) -> Vec<(Pair, Known)> {
         let pairs = live.iter().enumerate().flat_map(|(i, a)| live[i + 1..].iter().map(move |b| Pair::new(a, b)));
         let mut due: Vec<_> = pairs
@@ -266,18 +266,24 @@ impl Scheduler {
                 let link = known.get(&pair).copied().unwrap_or_default();
                 let last = self.past.get(&pair);
                 let due = last.is_none_or(|p| now.since(p.at).get() >= self.wait_s(p, &link));
-                due.then(|| (!link.suspect, last.map(|p| p.at), pair, link))
+                due.then(|| (!self.is_urgent(&pair, &link), last.map(|p| p.at), pair, link))
             })
             .collect();
         due.sort_by(|a, b| (a.0, a.1, &a.2).cmp(&(b.0, b.1, &b.2)));
         due.into_iter().map(|(_, _, pair, link)| (pair, link)).collect()
     }
 
+    /// Suspect, and not tested for that so often that more tests would hardly explain it.
+    fn is_urgent(&self, pair: &Pair, link: &Known) -> bool {
+        link.suspect && self.past.get(pair).is_none_or(|p| p.suspected < SUSPECT_TESTS)
+    }
+
     /// How long after its last test a link is due again, in seconds.
     fn wait_s(&self, last: &Past, link: &Known) -> f64 {
         let rough = last.bytes.is_some_and(|bytes| bytes.saturating_mul(ROUGH) < self.budget(link));
         match link {
-            Known { suspect: true, .. } => suspect_wait_s(last.suspected),
+            // Suspicion never makes a link wait longer than trust would: it would grow old while its job is in trouble.
+            Known { suspect: true, .. } => suspect_wait_s(last.suspected).min(self.config.retest_s as f64),
             Known { bandwidth_bps: None, .. } => FAILED_RETEST_S,
             _ if rough => SUSPECT_RETEST_S,
             _ => self.config.retest_s as f64,
@@ -312,7 +318,7 @@ impl Scheduler {
     }
 
     fn may_pay(&self, pair: &Pair, cost: (f64, f64), link: &Known) -> bool {
-        let urgent = link.suspect || link.bandwidth_bps.is_none();
+        let urgent = self.is_urgent(pair, link) || link.bandwidth_bps.is_none();
         let can = |node| self.accounts.get(node).is_some_and(|e| e.account.may_pay(&self.rules, cost, urgent));
         can(&pair.0) && can(&pair.1)
     }

@@ -1,9 +1,9 @@
 //! Whether the best candidate is worth a change: margin, cost of switching, dwell, the last one applied.
 
 use crate::memory::{HeldBack, LinkSummary};
-use crate::solve::{Costs, Priced};
+use crate::solve::{self, Costs, Priced};
 use crate::{Keep, Memory, Snapshot, Trigger, words};
-use flexcomm_domain::Timestamp;
+use flexcomm_domain::{LinkMatrix, Timestamp};
 
 /// A change that is not made, and why.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ pub(crate) fn next(s: &Snapshot, m: &Memory, costs: &Costs, found: &[Trigger], n
         let (ago, settle) = (words::time(ago.get()), words::time(s.config.links_settle_s.get()));
         return held(Keep::LinksMoving, format!("links moved {ago} ago and have to be steady for {settle} first"));
     }
-    if rests_on_the_past(s, m, costs, now) {
+    if rests_on_the_past(s, m, costs, now) && !wins_on_the_slowest(s, m, (best, margin), now) {
         return held(Keep::LinksMoving, "it sends more, and not every link has been measured since they fell".into());
     }
     Ok(Take { to: best.clone(), why: sentence(s, &head, best, current, "for the one in force,") })
@@ -98,6 +98,16 @@ pub(crate) fn fell_unmeasured(s: &Snapshot, m: &Memory, now: Timestamp) -> bool 
 fn rests_on_the_past(s: &Snapshot, m: &Memory, costs: &Costs, now: Timestamp) -> bool {
     let waits = m.fallen_since.is_some_and(|since| now.since(since) < s.config.max_link_age_s);
     waits && costs.best.as_ref().is_some_and(|best| costs.sends_more(best))
+}
+
+/// Whether it would still win by the margin if all links had become as slow as the slowest that is known. Against what the
+/// policy does not admit anything wins, which says nothing of the links.
+fn wins_on_the_slowest(s: &Snapshot, m: &Memory, (best, margin): (&Priced, f64), now: Timestamp) -> bool {
+    let Some(links) = &s.links else { return false };
+    let slowest = LinkMatrix::uniform(links.matrix.ranks(), links.matrix.worst());
+    let Some(costs) = slowest.ok().and_then(|links| solve::price(s, &links, m, now).ok()) else { return false };
+    let there = costs.find(&best.strategy());
+    costs.in_force.score.is_some() && there.is_some_and(|x| x.cost() < costs.in_force.cost() * (1.0 - margin))
 }
 
 /// What a new strategy must win, as a share.

@@ -150,6 +150,24 @@ fn what_sends_more_waits_until_every_link_is_measured_after_a_fall() {
     assert!(outcome.decision().is_some_and(|d| d.strategy.cr() > before.cr()), "{}", outcome.report.why);
 }
 
+/// Latency has risen on all links, and bandwidth fallen on those that are measured: many small messages are slow there however
+/// fast the others may still be.
+#[test]
+fn what_sends_more_need_not_wait_where_it_wins_on_the_slowest_link_too() {
+    let mut job = Job::new();
+    job.s.ranks = 4;
+    job.network(0.0001, 2e8);
+    job.call();
+    let before = job.strategy();
+    assert_eq!(before.collective(), flexcomm_domain::Collective::ArtRing, "{before}");
+    job.wait(60.0);
+    job.network(0.2, 1.5e8);
+    job.s.links.as_mut().unwrap().oldest = seconds(90.0);
+    let outcome = job.call();
+    let after = outcome.decision().unwrap_or_else(|| panic!("{}", outcome.report.why)).strategy;
+    assert_eq!((after.collective(), after.cr()), (flexcomm_domain::Collective::Allgather, before.cr()));
+}
+
 /// Links that go on falling and rising below what they once were: there is always one not measured since.
 #[test]
 fn what_sends_more_does_not_wait_for_ever_on_links_that_flap() {

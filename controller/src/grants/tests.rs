@@ -239,12 +239,31 @@ fn suspect_links_go_first_and_soon_and_debt_is_bounded() {
     }
     let soon = tests.iter().filter(|second| **second < 60).count();
     assert!((2..=6).contains(&soon), "as soon as the budget allows: {tests:?}");
-    assert!((20..=30).contains(&tests.len()), "and ever more seldom while that explains nothing: {tests:?}");
+    assert!((40..=185).contains(&tests.len()), "then as others, while that explains nothing: {tests:?}");
     known.get_mut(&pair).unwrap().suspect = false;
     s.tick(at(3_610_000), &live, &known, 0.0);
     assert!(s.past[&pair].suspected > 0, "the test itself may have made it look better");
     s.tick(at(3_625_000), &live, &known, 0.0);
     assert_eq!(s.past[&pair].suspected, 0, "trusted again");
+}
+
+/// A job that goes on deviating for a reason of its own must not make its links grow old.
+#[test]
+fn a_link_under_lasting_suspicion_is_tested_as_often_as_a_trusted_one() {
+    let tests = |suspect: bool| {
+        let (live, config) = (names(2), RawProbes { retest_s: 60, ..RawProbes::default() });
+        let known = all(&live, Known { suspect, ..link(1e9) });
+        let mut s = Scheduler::new(config, 0);
+        let mut tests = 0;
+        for second in 0..3600 {
+            s.tick(at(second * 1000), &live, &known, 0.0);
+            tests += s.active.len();
+            end_all(&mut s, 1e9);
+        }
+        tests
+    };
+    let (suspect, trusted) = (tests(true), tests(false));
+    assert!(trusted > 20 && suspect >= trusted, "{suspect} tests of a suspect link, {trusted} of a trusted one");
 }
 
 #[test]
