@@ -1,69 +1,20 @@
 """What a rank measures, as the controller's API shows it: the ranks, an agent and a controller, each as users run it."""
 
-import os
-import pathlib
-import signal
-import socket
-import subprocess
-import time
-import urllib.request
-
 import pytest
 from conftest import torchrun
-
-BINARY = os.environ.get("FLEXCOMM_BINARY", str(pathlib.Path(__file__).parents[2] / "target" / "debug" / "flexcomm"))
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
-def until(what, limit=30.0):
-    end = time.monotonic() + limit
-    while not what():
-        assert time.monotonic() < end, "controller or agent did not start"
-        time.sleep(0.05)
+from daemons import Daemons
 
 
 @pytest.fixture(scope="module")
 def seen(folder):
-    if not pathlib.Path(BINARY).exists():
-        pytest.skip(f"{BINARY} is not built: cargo build -p flexcomm-cli, or name it in FLEXCOMM_BINARY")
-    api, echo, throughput = free_ports(3)
-    url, token = f"http://127.0.0.1:{api}", folder / "token"
-    token.write_text("telemetry-0123456789abcdef")
-    token.chmod(0o600)
-    commands = [
-        ["controller", "--listen", f"127.0.0.1:{api}", "--db", folder / "c.db", "--token-file", token],
-        ["agent", "--node", "n1", "--controller", url, "--token-file", token, "--listen", "127.0.0.1",
-         "--advertise", "127.0.0.1", "--echo-port", echo, "--throughput-port", throughput, "--run-dir", folder / "run",
-         "--state-dir", folder / "state"],
-    ]
-    log = (folder / "daemons.log").open("wb")
-
-    def up():
-        try:
-            return urllib.request.urlopen(f"{url}/healthz", timeout=1).status == 200
-        except OSError:
-            return False
-
-    daemons, agent = [], folder / "run" / "agent.sock"
+    daemons = Daemons(folder)
     try:
-        for command, ready in zip(commands, (up, agent.exists), strict=True):
-            daemons.append(subprocess.Popen([BINARY, *map(str, command)], stdout=log, stderr=log))
-            until(ready)
-        done = torchrun("telemetry.py", folder, ranks=2, CONTROLLER=url, SOCKET=str(agent))
+        daemons.controller()
+        daemons.agent()
+        done = torchrun("telemetry.py", folder, ranks=2, CONTROLLER=daemons.url, SOCKET=str(daemons.agent_socket))
     finally:
-        for daemon in reversed(daemons):
-            daemon.send_signal(signal.SIGTERM)
-            daemon.wait(20)
-    assert done.code == 0, done.text + (folder / "daemons.log").read_text()
+        daemons.end()
+    assert done.code == 0, done.text + daemons.log.read_text()
     return done.ranks()
 
 
