@@ -4,7 +4,6 @@ import gzip
 import os
 import pathlib
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -16,8 +15,7 @@ EPOCHS = int(os.environ.get("EPOCHS", "3"))
 
 
 def idx(name: str, offset: int) -> torch.Tensor:
-    with gzip.open(FOLDER / f"{name}.gz") as file:
-        return torch.from_numpy(np.frombuffer(file.read(), np.uint8, offset=offset).copy())
+    return torch.frombuffer(bytearray(gzip.open(FOLDER / f"{name}.gz").read()), dtype=torch.uint8, offset=offset)
 
 
 def images(kind: str) -> torch.utils.data.TensorDataset:

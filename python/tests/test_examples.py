@@ -1,0 +1,44 @@
+"""The examples run as they stand, on a few images drawn here."""
+
+import gzip
+import pathlib
+import random
+
+import pytest
+from conftest import torchrun
+
+EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+IMAGES = {"train": 512, "t10k": 64}
+
+
+@pytest.fixture(scope="module")
+def images(folder):
+    draw = random.Random(1)
+    for kind, count in IMAGES.items():
+        labels = [draw.randrange(10) for _ in range(count)]
+        # Brighter by class, so that there is something to learn.
+        pixels = b"".join(bytes(min(255, 20 * label + draw.randrange(40)) for _ in range(784)) for label in labels)
+        (folder / f"{kind}-images-idx3-ubyte.gz").write_bytes(gzip.compress(bytes(16) + pixels))
+        (folder / f"{kind}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(bytes(8) + bytes(labels)))
+    return folder
+
+
+def epochs(folder, name, **env):
+    done = torchrun(str(EXAMPLES / name), folder, ranks=2, EPOCHS="2", FASHION_MNIST=str(folder), **env)
+    assert done.code == 0, done.text
+    return [line for line in done.text.splitlines() if line.startswith("epoch")]
+
+
+def test_the_script_with_flexcomm_trains_as_the_one_without(images):
+    plain, steered = (epochs(images, name) for name in ("fashion_mnist_plain.py", "fashion_mnist.py"))
+    # Two ranks, without an agent: dense, to the bit.
+    assert len(plain) == 2 and steered == plain
+    assert len((EXAMPLES / "fashion_mnist.py").read_text().splitlines()) <= 60
+
+
+@pytest.mark.parametrize("library, name", [("accelerate", "accelerate_run.py"), ("lightning", "lightning_run.py")])
+def test_other_front_ends(folder, library, name):
+    pytest.importorskip(library)
+    done = torchrun(str(EXAMPLES / name), folder, ranks=2)
+    assert done.code == 0, done.text
+    assert "20 steps with topk@0.1/allgather" in done.text, done.text
