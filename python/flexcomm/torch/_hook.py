@@ -105,9 +105,8 @@ def _future(buffer: torch.Tensor) -> Any:
 class Hook:
     """A DDP communication hook that follows flexcomm's decisions.
 
-    ``flexcomm.torch.attach`` makes and registers one. To register it yourself (Lightning's
-    ``DDPStrategy(ddp_comm_hook=...)``, Accelerate's prepared model), make it from a session that was attached with
-    ``register=False``: ``ddp_model.register_comm_hook(None, session.hook)``.
+    ``flexcomm.torch.attach`` makes and registers one; with ``register=False`` the caller registers it:
+    ``ddp_model.register_comm_hook(None, session.hook)``. :class:`flexcomm.torch.CommHook` makes one by itself.
 
     Parameters
     ----------

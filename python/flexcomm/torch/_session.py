@@ -88,18 +88,19 @@ def attach(
     group:
         The process group of the model, if it is not the default one.
     job:
-        The job's name; otherwise ``FLEXCOMM_JOB``, or ``"default"``.
+        The job's name; otherwise ``FLEXCOMM_JOB``, or ``"default"``. Models of one process at one agent need a name each.
     socket:
         The agent's Unix socket; otherwise ``FLEXCOMM_SOCKET``. Without either the run is not steered.
     on_nonfinite:
-        What a NaN or infinite gradient does when compressing: ``"raise"`` on all ranks, ``"propagate"`` NaN to all
-        ranks as dense DDP does, ``"auto"``: propagate when ``scaler`` is given. Held-back gradients stay as they were.
+        What a NaN or infinite gradient does when compressing: ``"raise"`` :class:`NotFiniteError` on all ranks, after
+        which training may go on; ``"propagate"`` NaN to all ranks as dense DDP does, ``"auto"``: propagate when ``scaler``
+        is given. What the bucket with it holds back stays as it was.
     shadow_share:
         Share of the coordinates that shadow trials look at, in (0, 1].
     seed:
         Of MSTopk and of shadow trials.
     register:
-        False: the caller registers ``session.hook`` itself.
+        False: the caller registers ``session.hook`` itself. See also :class:`flexcomm.torch.CommHook`.
     """
     if not isinstance(model, DistributedDataParallel):
         raise _wrong_model(model)

@@ -115,8 +115,8 @@ def restarted(rank):
 
 
 def silent(rank):
-    """The controller goes away: no orders for a while, and the page stays as it is. Time is not what is waited for
-    anywhere, so a thousand steps stand for a minute."""
+    """The controller goes away: no orders for a thousand steps, and the page stays as it is. `away.py` has a real one, and
+    a minute."""
     run = Run("silent", rank, lambda r: True)
     if rank == 0:
         run.agent.publish(decision=decision(1, STAR))
