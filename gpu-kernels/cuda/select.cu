@@ -55,14 +55,24 @@ FEED(feed_f32, float)
 FEED(feed_f16, f16)
 FEED(feed_bf16, bf16)
 
-// Lists a key if it is in play. All lanes of a warp come here together.
-__device__ __forceinline__ void list_key(State* s, u32* list, u32 key, bool in_play) {
-  u32 mask = __ballot_sync(FULL, in_play);
-  if (mask == 0) return;
-  u32 at = 0, leader = __ffs(mask) - 1;
-  if (lane() == leader) at = atomicAdd(&s->listed, (u32)__popc(mask));
-  at = __shfl_sync(FULL, at, leader);
-  if (in_play) list[at + __popc(mask & ((1u << lane()) - 1u))] = key;
+// Keys in play on their way to the list. A warp holds its own back and hands many over at a time: every hand-over is an
+// atomic on the one word that all warps of the device count with.
+#define HELD 512
+
+// By all lanes of a warp together.
+__device__ __forceinline__ void hold(u32* held, u32* count, u32 key, bool in_play) {
+  const u32 mask = __ballot_sync(FULL, in_play);
+  if (in_play) held[*count + __popc(mask & ((1u << lane()) - 1u))] = key;
+  *count += __popc(mask);
+}
+
+__device__ __forceinline__ void hand_over(State* s, u32* list, const u32* held, u32 count) {
+  u32 at = 0;
+  if (lane() == 0) at = atomicAdd(&s->listed, count);
+  at = __shfl_sync(FULL, at, 0);
+  __syncwarp();
+  for (u32 i = lane(); i < count; i += 32) list[at + i] = held[i];
+  __syncwarp();
 }
 
 // The second digit. The keys in play go to the list when it has room for them all. With partial sums given, mean |x|
@@ -70,9 +80,12 @@ __device__ __forceinline__ void list_key(State* s, u32* list, u32 key, bool in_p
 extern "C" __global__ void __launch_bounds__(THREADS) cut_second(const float* fed, u32 n, State* s, const Outcome* o,
                                                                  u32* list, u32 room, Partials* p) {
   SHARED(u32, bins, 1024);
+  SHARED(u32, held_of_all, WARPS * HELD);
   if (o->refused || s->settled) return;
   for (u32 i = threadIdx.x; i < 1024; i += THREADS) bins[i] = 0;
   __syncthreads();
+  u32* held = held_of_all + warp() * HELD;
+  u32 holds = 0;
   const u32 prefix = s->prefix, groups = n / 4 + (n % 4 != 0);
   const bool fits = s->count <= room;
   double magnitude = 0.0;
@@ -85,9 +98,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) cut_second(const float* fe
       bool in_play = i < groups && 4 * i + c < n && key >> 20 == prefix;
       if (in_play) atomicAdd(bins + (key >> 10 & 1023u), 1u);
       if (p != 0) magnitude += (double)float_of(key);
-      if (fits) list_key(s, list, key, in_play);
+      if (fits) hold(held, &holds, key, in_play);
+    }
+    if (holds > HELD - 4 * 32) {
+      hand_over(s, list, held, holds);
+      holds = 0;
     }
   }
+  if (holds > 0) hand_over(s, list, held, holds);
   __syncthreads();
   for (u32 i = threadIdx.x; i < 1024; i += THREADS)
     if (bins[i] != 0) atomicAdd(s->second + i, bins[i]);
@@ -196,10 +214,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) take(float* fed, const flo
   if (o->refused) return give_up(fed, memory, n, s, o, indices, values, room);
   const u32 hi = s->hi, lo = s->lo, start = s->start, length = s->length;
   const u32 tile_count = n / TILE + (n % TILE != 0), groups = n / 4 + (n % 4 != 0);
+  // In order of tickets: whoever waits for a tile knows that it was begun before, or will be by a block that waits for
+  // earlier tiles alone. The next ticket is asked for while a tile is worked on.
+  u32 ticket = 0;
+  if (threadIdx.x == 0) ticket = atomicAdd(&s->ticket, 1u);
   for (;;) {
-    // In order of tickets: whoever waits for a tile knows that it was begun before.
     __syncthreads();
-    if (threadIdx.x == 0) begun[0] = atomicAdd(&s->ticket, 1u);
+    if (threadIdx.x == 0) {
+      begun[0] = ticket;
+      if (ticket < tile_count) ticket = atomicAdd(&s->ticket, 1u);
+    }
     __syncthreads();
     const u32 tile = begun[0];
     if (tile >= tile_count) break;

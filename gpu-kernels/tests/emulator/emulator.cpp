@@ -216,8 +216,16 @@ extern "C" int emulate(const char* name, u32 blocks, u32 threads, void** argumen
     auto* call = static_cast<emulator::Call*>(context);
     call->with(call->kernel, call->arguments);
   };
+  emulator::run.atomics.clear();
   emulator::grid(blocks, threads, resident);
   return 0;
+}
+
+// Of the last run, on one word of the device's memory.
+extern "C" u32 emulator_most_atomics() {
+  u32 most = 0;
+  for (const auto& word : emulator::run.atomics) most = word.second > most ? word.second : most;
+  return most;
 }
 
 // Sizes of the structures that the host lays out.

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -35,7 +36,7 @@ extern "C" void emulator_switch(void** from, void* to);
 
 namespace emulator {
 
-struct Shared { const void* key; std::unique_ptr<u64[]> memory; };
+struct Shared { const void* key; std::unique_ptr<u64[]> memory; size_t bytes; };
 struct Fiber;
 struct Warp { u64 values[32], results[32]; std::vector<Fiber*> waiting; int kind = 0; };
 struct Block {
@@ -58,6 +59,8 @@ struct Run {
   Fiber* current = nullptr;
   void* scheduler = nullptr;
   u64 random = 1;
+  // Atomics by word of the device's memory: those on one word wait for each other.
+  std::unordered_map<const void*, u32> atomics;
 };
 inline Run run;
 
@@ -90,9 +93,17 @@ inline void* shared(const void* key, size_t bytes) {
   for (Shared& s : block->shared)
     if (s.key == key) return s.memory.get();
   size_t words = (bytes + 7) / 8;
-  block->shared.push_back({key, std::unique_ptr<u64[]>(new u64[words])});
+  block->shared.push_back({key, std::unique_ptr<u64[]>(new u64[words]), 8 * words});
   std::memset(block->shared.back().memory.get(), 0xa5, 8 * words);
   return block->shared.back().memory.get();
+}
+
+inline void count_atomic(const void* at) {
+  for (const Shared& s : run.current->block->shared) {
+    const char* begin = reinterpret_cast<const char*>(s.memory.get());
+    if (at >= begin && at < begin + s.bytes) return;
+  }
+  run.atomics[at]++;
 }
 
 inline void release(std::vector<Fiber*>& waiting) {
@@ -142,6 +153,7 @@ u16 float_to_half(float value);
 
 inline void __syncthreads() { emulator::barrier(); }
 inline void __threadfence() {}
+inline void __syncwarp() { emulator::collective(0xffffffffu, 5, 0); }
 
 inline u32 __ballot_sync(u32 mask, bool predicate) {
   const u64* all = emulator::collective(mask, 1, predicate);
@@ -163,6 +175,7 @@ template <typename T> T __shfl_xor_sync(u32 mask, T value, u32 with) {
 
 template <typename T, typename F> T atomically(T* at, F change) {
   emulator::now_and_then();
+  emulator::count_atomic(at);
   T before = *at;
   *at = change(before);
   return before;

@@ -8,6 +8,7 @@ use flexcomm_gpu_kernels::{
     Allocation, Blas, Copies, Cublas, Device, Gemm, Gpu, LaunchError, Outcome, Sgemm, Span, THREADS, source,
 };
 use skipped::skipped;
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::process::Command;
@@ -67,6 +68,8 @@ pub struct Emulated {
     on: On,
     seed: u64,
     blocks: u32,
+    /// Of each kernel's last launch, on one word.
+    atomics: Mutex<BTreeMap<&'static str, u32>>,
 }
 
 enum On {
@@ -82,12 +85,18 @@ impl Emulated {
             Some(gpu) => On::Gpu(gpu),
             None => On::Emulator(emulator()?),
         };
-        Some(Self { on, seed, blocks })
+        Some(Self { on, seed, blocks, atomics: Mutex::default() })
+    }
+
+    /// Atomics of a kernel's last launch on one word of the device's memory, which wait for each other; None on a GPU.
+    pub fn most_atomics(&self, kernel: &str) -> Option<u32> {
+        self.atomics.lock().unwrap_or_else(PoisonError::into_inner).get(kernel).copied()
     }
 }
 
 impl Emulator {
-    fn run(&self, kernel: &str, (blocks, seed): (u32, u64), arguments: &[u64]) -> c_int {
+    /// Its status, and most atomics on one word of the device's memory.
+    fn run(&self, kernel: &str, (blocks, seed): (u32, u64), arguments: &[u64]) -> (c_int, u32) {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let name = CString::new(kernel).unwrap();
         let mut pointers: Vec<*mut c_void> =
@@ -96,7 +105,10 @@ impl Emulator {
         // SAFETY: the signature is that of emulator.cpp; addresses are of buffers that outlive the call.
         unsafe {
             let emulate = self.library.get::<Emulate>(b"emulate").unwrap();
-            emulate(name.as_ptr(), blocks, THREADS, pointers.as_mut_ptr(), arguments.len() as u32, seed, resident)
+            let status =
+                emulate(name.as_ptr(), blocks, THREADS, pointers.as_mut_ptr(), arguments.len() as u32, seed, resident);
+            let most = self.library.get::<unsafe extern "C" fn() -> u32>(b"emulator_most_atomics").unwrap();
+            (status, most())
         }
     }
 }
@@ -116,7 +128,9 @@ impl Device for Emulated {
                 return finish(gpu, kernel);
             }
         };
-        match emulator.run(kernel, (blocks, self.seed), arguments) {
+        let (status, atomics) = emulator.run(kernel, (blocks, self.seed), arguments);
+        self.atomics.lock().unwrap_or_else(PoisonError::into_inner).insert(kernel, atomics);
+        match status {
             0 => Ok(()),
             1 => Err(LaunchError::Driver { kernel, code: "no such kernel".into() }),
             _ => Err(LaunchError::Driver { kernel, code: "another number of arguments".into() }),
@@ -303,7 +317,7 @@ impl Memory {
 fn the_emulator_has_every_kernel_and_the_sizes_that_the_host_lays_out() {
     let Some(emulator) = emulator() else { return };
     for kernel in source::MODULES.iter().flat_map(|module| module.kernels) {
-        assert_eq!(emulator.run(kernel, (1, 0), &[]), 2, "{kernel} is not in emulator/kernels.hpp");
+        assert_eq!(emulator.run(kernel, (1, 0), &[]).0, 2, "{kernel} is not in emulator/kernels.hpp");
     }
     let mut sizes = [0u64; 5];
     // SAFETY: the signature is that of emulator.cpp.

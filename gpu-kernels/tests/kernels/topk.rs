@@ -155,6 +155,23 @@ fn a_list_that_overflows_changes_nothing() {
     }
 }
 
+/// Warps that count with one word wait for each other: what they list goes there many keys at a time.
+#[test]
+fn keys_in_play_are_listed_many_at_a_time() {
+    let (n, k) = (60_000u32, 3000);
+    let Some(device) = Emulated::new(3) else { return };
+    // A tenth shares its first digit, and the cut lies among these.
+    let bits =
+        |i: u32| if i.is_multiple_of(10) { 0x3f80_0000 | i.wrapping_mul(0x9e37_79b1) >> 12 } else { 0x3e00_0000 + i };
+    let gradient: Vec<f32> = (0..n).map(|i| f32::from_bits(bits(i))).collect();
+    let cpu = Gradient::F32(&gradient);
+    check_two_steps(&device, k, (DType::F32, &Memory::of(&gradient)), cpu, n as usize);
+    // By 16 blocks: each counts once that it is done, and hands over what its 8 warps hold, no more than 512 each.
+    if let Some(most) = device.most_atomics("cut_second") {
+        assert!(most <= 16 * 8 * (1 + n / 10 / 16 / 8 / 384), "{most} on one word");
+    }
+}
+
 #[test]
 fn what_is_not_finite_leaves_the_memory_and_sends_zeros() {
     let n = 5000;
