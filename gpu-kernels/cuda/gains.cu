@@ -1,9 +1,46 @@
-// Gains of all candidate ratios in one read of gradient and memory: counts and energies of 2048 bins of magnitude (8 bits of
-// exponent, 3 of the mantissa). Only within the bin in which a candidate's cut lies is anything estimated.
+// Gains of all candidates in one read: a histogram of magnitudes in fine bins. What the values of a bin may be bounds the
+// energy of those above a cut and of those below, and so the gain; between the bounds it is estimated as if bins were
+// filled evenly.
 //
-// Energies are sums of whole numbers, the squares of mantissas' upper 16 bits: the same on every device, whatever the
-// order, and within 2^-15 of the values'.
+// Bins are counted and nothing else: in a block's memory the hardware adds ones of lanes that meet in a bin at once, where
+// a sum of 64 bits is a loop of compare and swap. Whole numbers are the same on every device, whatever the order.
 #include "feed.cuh"
+
+// Where gradients lie, from 2^-60 to 2^68, a bin is 2^-6 of its octave wide, elsewhere 2^-3.
+#define MID_KEY (67u << 23)
+#define MID_KEYS (128u << 23)
+#define MID_BIN (67u << 3)
+#define HIGH_BIN (MID_BIN + (128u << 6))
+#define COARSE_AT_HIGH (195u << 3)
+
+__device__ __forceinline__ u32 bin_of(u32 key) {
+  if (key - MID_KEY < MID_KEYS) return MID_BIN + ((key - MID_KEY) >> 17);
+  return (key >> 20) + (key < MID_KEY ? 0 : HIGH_BIN - COARSE_AT_HIGH);
+}
+
+// The least magnitude of a bin; of the one behind the last that finite values reach, 2^128.
+__device__ __forceinline__ double edge_of(u32 bin) {
+  const u32 key = bin < MID_BIN    ? bin << 20
+                  : bin < HIGH_BIN ? MID_KEY + ((bin - MID_BIN) << 17)
+                                   : (bin - (HIGH_BIN - COARSE_AT_HIGH)) << 20;
+  return key >= NOT_FINITE ? ldexp(1.0, 128) : (double)float_of(key);
+}
+
+// What the energy of some values is: at least, at most, and likely.
+struct Energies {
+  double least, most, likely;
+
+  // Of `count` values spread evenly from low to high.
+  static __device__ __forceinline__ Energies of(double count, double low, double high) {
+    return {count * low * low, count * high * high, count * (low * low + low * high + high * high) / 3.0};
+  }
+  static __device__ __forceinline__ Energies of_bin(u32 count, u32 bin) {
+    return of((double)count, edge_of(bin), edge_of(bin + 1));
+  }
+  __device__ __forceinline__ Energies plus(const Energies& other) const {
+    return {least + other.least, most + other.most, likely + other.likely};
+  }
+};
 
 // Sum over this and all lower threads.
 __device__ double block_scan_wide(double value) {
@@ -20,38 +57,28 @@ __device__ double block_scan_wide(double value) {
   return sums[threadIdx.x];
 }
 
-__device__ __forceinline__ u64 square_of(u32 key) {
-  u32 mantissa = key & 0x7fffffu;
-  if (key >= 0x800000u) mantissa |= 0x800000u;
-  u64 upper = mantissa >> 8;
-  return upper * upper;
-}
-
-// What a sum of squares of a bin stands for.
-__device__ __forceinline__ double energy_of(u64 squares, u32 bin) {
-  int exponent = (int)(bin >> 3);
-  if (exponent == 0) exponent = 1;
-  return ldexp((double)squares, 2 * (exponent - 142));
-}
-
-// Of the k largest, where `rest` of the `count` in a bin are in: the energy of these, were the bin filled evenly, and how far
-// that may be off.
-__device__ void part_of_bin(u32 bin, double rest, double count, double energy, double* part, double* off) {
-  double low = (double)float_of(bin << 20), high = bin == 2039 ? ldexp(1.0, 128) : (double)float_of((bin + 1) << 20);
-  double share = rest / count, cut = high - share * (high - low);
-  double most = rest * high * high < energy ? rest * high * high : energy, least = share * energy;
-  double guess = least * ((high * high + high * cut + cut * cut) / (high * high + high * low + low * low));
-  guess = guess < least ? least : guess > most ? most : guess;
-  *part = guess;
-  *off = most - guess > guess - least ? most - guess : guess - least;
+// Of the k largest, where `above` lie in bins above theirs and `rest` of the `count` in `bin` are in; `all` is everybody's.
+__device__ void gain_of(const Energies& above, const Energies& all, u32 bin, double rest, double count, double* to) {
+  const double low = edge_of(bin), high = edge_of(bin + 1), cut = high - rest / count * (high - low);
+  const Energies whole = Energies::of(count, low, high), in = Energies::of(rest, low, high);
+  // Those that are in are the bin's largest.
+  const double likely = above.likely + Energies::of(rest, cut, high).likely;
+  const double sent_least = above.least + in.least, sent_most = above.most + in.most;
+  // Of those that stay. Differences of long sums: off by some 1e-13 of all, which the bound below has room for.
+  const double left_least = fmax(all.least - above.least - whole.least, 0.0) + (count - rest) * low * low;
+  const double left_most = fmax(all.most - above.most - whole.most, 0.0) + (count - rest) * high * high;
+  const double least = sent_least > 0.0 ? sent_least / (sent_least + left_most) : 0.0;
+  const double most = sent_most / (sent_most + left_least);
+  const double gain = fmin(fmax(likely / all.likely, least), most);
+  to[0] = gain;
+  to[1] = fmax(most - gain, gain - least) + 1e-9;
 }
 
 template <typename T>
 __device__ __forceinline__ void gains(const T* gradient, const float* memory, u32 n, float beta, float gamma,
                                       const u32* ks, u32 candidates, double* out, State* s, Outcome* o, Partials* p) {
-  SHARED(u32, bins, 2048);
-  SHARED(u64, squares, 2048);
-  for (u32 i = threadIdx.x; i < 2048; i += THREADS) bins[i] = 0, squares[i] = 0;
+  SHARED(u32, bins, FINE_BINS);
+  for (u32 i = threadIdx.x; i < FINE_BINS; i += THREADS) bins[i] = 0;
   __syncthreads();
   u32 most = 0;
   double energy = 0.0;
@@ -59,8 +86,7 @@ __device__ __forceinline__ void gains(const T* gradient, const float* memory, u3
     const u32 key = key_of(x);
     most = key > most ? key : most;
     energy += (double)x * (double)x;
-    atomicAdd(bins + (key >> 20), 1u);
-    atomicAdd(squares + (key >> 20), square_of(key));
+    atomicAdd(bins + bin_of(key), 1u);
   });
   most = block_max(most);
   energy = block_sum(energy);
@@ -68,57 +94,55 @@ __device__ __forceinline__ void gains(const T* gradient, const float* memory, u3
     p->energy[blockIdx.x] = energy;
     atomicMax(&s->max_key, most);
   }
-  for (u32 i = threadIdx.x; i < 2048; i += THREADS) {
-    if (bins[i] == 0) continue;
-    atomicAdd(s->first + i, bins[i]);
-    atomicAdd(s->squares + i, squares[i]);
-  }
+  for (u32 i = threadIdx.x; i < FINE_BINS; i += THREADS)
+    if (bins[i] != 0) atomicAdd(s->fine + i, bins[i]);
   if (!last_block(s->done)) return;
   energy = sum_of(p->energy, gridDim.x);
   if (threadIdx.x == 0) begin_outcome(s, o, energy);
 
-  // By bin, from the top: counts and energies of all bins above, where this block's own were (they are in s by now).
-  double* above = reinterpret_cast<double*>(squares);
-  const u32 each = 2048 / THREADS, top = 2048 - threadIdx.x * each;
+  // From the top, a stretch of bins per thread: counts above every bin, energies above every stretch.
+  const u32 each = FINE_BINS / THREADS, top = FINE_BINS - threadIdx.x * each;
   u32 own = 0;
-  double own_energy = 0.0;
+  Energies here = {0.0, 0.0, 0.0};
   for (u32 j = 1; j <= each; j++) {
-    own += fresh(s->first + top - j);
-    own_energy += energy_of(fresh(s->squares + top - j), top - j);
+    const u32 count = fresh(s->fine + top - j);
+    own += count;
+    if (count != 0) here = here.plus(Energies::of_bin(count, top - j));
   }
   u32 count = block_scan(own) - own;
-  double higher = block_scan_wide(own_energy);
-  SHARED(double, all, 1);
-  if (threadIdx.x == THREADS - 1) all[0] = higher;
-  higher -= own_energy;
-  __syncthreads();
+  const Energies upto = {block_scan_wide(here.least), block_scan_wide(here.most), block_scan_wide(here.likely)};
+  SHARED(Energies, stretches, THREADS);
+  SHARED(Energies, totals, 1);
+  stretches[threadIdx.x] = {upto.least - here.least, upto.most - here.most, upto.likely - here.likely};
+  if (threadIdx.x == THREADS - 1) totals[0] = upto;
   for (u32 j = 1; j <= each; j++) {
     bins[top - j] = count;
-    above[top - j] = higher;
-    count += fresh(s->first + top - j);
-    higher += energy_of(fresh(s->squares + top - j), top - j);
+    count += fresh(s->fine + top - j);
   }
   __syncthreads();
-  const bool refused = fresh(&s->max_key) >= NOT_FINITE;
+  const u32 max_key = fresh(&s->max_key);
   for (u32 j = threadIdx.x; j < candidates; j += THREADS) {
-    double gain = 1.0, off = 0.0;
-    u32 k = ks[j] < n ? ks[j] : n;
-    if (all[0] > 0.0 && k < n) {
-      // The lowest bin with fewer than k above it.
-      u32 low = 0, high = 2047;
-      while (low < high) {
-        u32 middle = (low + high) / 2;
-        if (bins[middle] < k) high = middle;
-        else low = middle + 1;
-      }
-      double in_bin = (double)fresh(s->first + low), part = 0.0;
-      if (in_bin > 0.0)
-        part_of_bin(low, (double)(k - bins[low]), in_bin, energy_of(fresh(s->squares + low), low), &part, &off);
-      gain = (above[low] + part) / all[0];
-      off = off / all[0] + 6.2e-5;  // 2^-14: mantissas are cut off
+    double* to = out + 2 * j;
+    const u32 k = ks[j];
+    to[0] = max_key == 0 || k >= n ? 1.0 : 0.0;
+    to[1] = 0.0;
+    if (max_key >= NOT_FINITE) {
+      to[0] = 0.0;
+      to[1] = 1.0;
     }
-    out[2 * j] = refused ? 0.0 : gain;
-    out[2 * j + 1] = refused ? 1.0 : off;
+    if (max_key == 0 || max_key >= NOT_FINITE || k == 0 || k >= n) continue;
+    // The lowest bin with fewer than k above it.
+    u32 low = 0, high = FINE_BINS - 1;
+    while (low < high) {
+      u32 middle = (low + high) / 2;
+      if (bins[middle] < k) high = middle;
+      else low = middle + 1;
+    }
+    const u32 stretch = (FINE_BINS - 1 - low) / each;
+    Energies above = stretches[stretch];
+    for (u32 bin = FINE_BINS - stretch * each - 1; bin > low; bin--)
+      above = above.plus(Energies::of_bin(fresh(s->fine + bin), bin));
+    gain_of(above, totals[0], low, (double)(k - bins[low]), (double)fresh(s->fine + low), to);
   }
 }
 

@@ -17,10 +17,13 @@ struct Outcome {
   u32 spare;
 };
 
+// Of the histogram that gains are read from.
+#define FINE_BINS 9216
+
 // All zero when a call starts.
 struct State {
-  u64 squares[2048];  // of 16 bits of the mantissa, by the upper 11 bits of keys
-  u32 first[2048];   // keys by their upper 11 bits,
+  u32 fine[FINE_BINS];  // keys by the bins of gains.cu,
+  u32 first[2048];   // by their upper 11 bits,
   u32 second[1024];  // of those in play by the next 10,
   u32 third[1024];   // by the last 10
   u32 done[8];       // blocks that finished, by pass

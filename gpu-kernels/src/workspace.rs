@@ -5,7 +5,7 @@ use crate::{LaunchError, Span};
 /// Bytes of `Outcome` in `cuda/state.cuh`.
 pub const OUTCOME_BYTES: u64 = 48;
 /// Bytes of `State`.
-pub const STATE_BYTES: u64 = 32_896;
+pub const STATE_BYTES: u64 = 53_376;
 /// Bytes of `Partials`.
 pub const PARTIALS_BYTES: u64 = 5 * 8 * MOST_BLOCKS as u64;
 /// Blocks that `Partials` has room for.
@@ -96,7 +96,7 @@ fn sizes(n: u64) -> [u64; 7] {
     [OUTCOME_BYTES, STATE_BYTES, STATE_BYTES, tiles, PARTIALS_BYTES, tiles, 4 * listed(n)].map(padded)
 }
 
-/// Bytes of workspace that every call with n values is content with: about n/2 and 250 KiB.
+/// Bytes of workspace that every call with n values is content with: about n/2 and 270 KiB.
 pub fn workspace_bytes(n: u64) -> u64 {
     sizes(n).iter().sum()
 }

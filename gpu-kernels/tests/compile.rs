@@ -38,10 +38,32 @@ fn every_kernel_compiles_for_every_architecture() {
             let entries = compiled.ptx.matches(".visible .entry ").count();
             assert_eq!(entries, module.kernels.len(), "{}: every kernel is named in source.rs", module.name);
             assert!(!compiled.ptx.contains("fma.rn.f32"), "{}: a product that is not rounded", module.name);
+            let slow = compiled.ptx.lines().find(|line| is_loop_of_compare_and_swap(line));
+            assert!(slow.is_none(), "{}: {slow:?}", module.name);
             println!("{} {}: {} bytes of cubin", module.name, arch.sm(), compiled.cubin.len());
         }
     }
     println!("NVRTC {} at {}", nvrtc.version(), nvrtc.path());
+}
+
+/// Atomics on 64 bits, or on floats, of a block's memory: no architecture has them, and lanes that meet go round one by one.
+fn is_loop_of_compare_and_swap(line: &str) -> bool {
+    let mut words = line.trim().trim_start_matches(|c| c != 'a' && c != 'r').split('.');
+    let atomic = matches!(words.next(), Some("atom" | "red"));
+    let is = |wanted: &[&str]| line.split(['.', ' ', '\t']).any(|word| wanted.contains(&word));
+    atomic && is(&["shared", "shared::cta"]) && is(&["u64", "s64", "b64", "f32", "f64"])
+}
+
+#[test]
+fn loops_of_compare_and_swap_are_found() {
+    for slow in ["\tatom.shared.add.u64 \t%rd1, [%r1], %rd2;", "@%p1 red.relaxed.cta.shared::cta.add.f32 [%r1], %f1;"] {
+        assert!(is_loop_of_compare_and_swap(slow), "{slow}");
+    }
+    for quick in
+        ["\tatom.shared.add.u32 \t%r1, [%r2], 1;", "red.global.add.u64 [%rd1], %rd2;", "\tadd.u64 %rd1, %rd2, 1;"]
+    {
+        assert!(!is_loop_of_compare_and_swap(quick), "{quick}");
+    }
 }
 
 #[test]
