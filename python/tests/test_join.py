@@ -36,3 +36,12 @@ def test_ranks_that_have_run_out_stay_in_step(seen, name):
 @pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(("topk", "power", "decided"))])
 def test_what_is_held_back_is_not_lost(seen, name):
     assert all(rank[name]["held"] > 0 for rank in seen)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(("topk", "qsgd", "power"))])
+def test_a_nan_is_an_error_on_all_ranks_until_one_has_run_out_and_then_leaves_the_batch_out(seen, name):
+    for number, rank in enumerate(seen):
+        rank = rank[f"nan {name}"]
+        # Batch 10 counts as zeros, on rank 0 too, which has none any more, and no optimizer's step that would end its last.
+        own = {"zeros": [], "steps": 13} if number == 0 else {"zeros": [10], "steps": 14}
+        assert rank == own | {"left out": [4], "warnings": 1, "equal": True, "finite": True}

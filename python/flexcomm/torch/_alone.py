@@ -5,12 +5,11 @@ import weakref
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm._core import FlexcommError
-from flexcomm.torch._hook import Hook, nobodys
+from flexcomm.torch._hook import GradBucket, Hook, nobodys
 from flexcomm.torch._session import Session, attach
 
 
@@ -49,7 +48,7 @@ class CommHook:
         # With the model that it is registered on, as of the hook that `attach` registers.
         return nobodys, ()
 
-    def __call__(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def __call__(self, state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """What DDP calls for every bucket of a synchronised backward pass."""
         hook = self._hook
         if hook is None:
@@ -63,7 +62,7 @@ class CommHook:
             raise FlexcommError("failed to find the session: the hook attaches in the model's first backward pass")
         return self._session
 
-    def _attach(self, bucket: dist.GradBucket) -> Hook:
+    def _attach(self, bucket: GradBucket) -> Hook:
         shown = {id(p) for p in bucket.parameters()}
         model = next((m for m in self._models if shown <= {id(p) for p in m.parameters()}), None)
         if model is None:

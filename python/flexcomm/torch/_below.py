@@ -40,7 +40,7 @@ def values(model: DistributedDataParallel) -> int | None:
     now = len(parameters), sum(p.numel() * p.element_size() for p in parameters)
     if made != now or not all(p.is_floating_point() for p in parameters):
         return None
-    return sum(p.numel() for p in parameters)
+    return sum(int(p.numel()) for p in parameters)
 
 
 def place(model: DistributedDataParallel, hook: Hook, end: Callable[[], None]) -> None:
@@ -120,7 +120,10 @@ class _Below(dist.ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802
         return self._inner.name()
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+    # Called by DDP's reducer alone, in one of the forms that the group has.
+    def allreduce(  # type: ignore[override]
+        self, tensors: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
         opts = dist.AllreduceOptions() if opts is None else opts
         bucket = tensors[0]
         if bucket.dtype == torch.int32 or bucket.layout != torch.strided:
@@ -137,5 +140,7 @@ class _Below(dist.ProcessGroup):
             self._end()
         return work
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
+    def broadcast(  # type: ignore[override]
+        self, tensors: list[torch.Tensor], opts: Any
+    ) -> dist.Work:
         return self._inner.broadcast(tensors, opts)

@@ -198,7 +198,7 @@ def _times(step: _Step) -> Times:
     """From events that have happened, as the core has it from the host's clock."""
 
     def at(event: Any) -> float:
-        return step.began.elapsed_time(event) * 1e-3
+        return 1e-3 * float(step.began.elapsed_time(event))
 
     windows = [(at(mark.launched), at(mark.landed)) for mark in step.marks]
     before = sum(launched - at(mark.entered) for mark, (launched, _) in zip(step.marks, windows) if mark.entered is not None)

@@ -105,6 +105,16 @@ class Carried:
         self._here.copy_(self._there)
 
 
+#: A collective that is under way.
+Launched = dist.Work | Carried
+
+
+def under(work: dist.Work | None) -> dist.Work:
+    """A collective that was asked for with `async_op`: torch gives none only to ranks outside of the group."""
+    assert work is not None
+    return work
+
+
 def wire(group: dist.ProcessGroup | None) -> torch.device | None:
     """Where tensors of the host must be copied to before they can travel; none where they travel as they are. Of a bucket's
     see :meth:`Device.wire`."""
@@ -141,14 +151,14 @@ class Spoken:
     def __init__(self, core: Core, index: int, buffer: torch.Tensor, place: tuple[int, int]) -> None:
         self._core, self._index, self._buffer, self._place = core, index, buffer, place
         #: How the first turn travels, its elements, whether it is the last.
-        self.first = (0, 0, True)
+        self.first: tuple[int, int, bool] = (0, 0, True)
 
     def speak(self, rate: float) -> str:
         """Compresses; why that cannot be, else nothing."""
         buffer = self._buffer
         gradient = buffer.data_ptr(), buffer.numel(), _name(buffer)
-        why, *turn = self._core.speak_on(self._index, self._place, gradient, rate)
-        self.first = turn[0], turn[1], turn[2]
+        why, how, size, last = self._core.speak_on(self._index, self._place, gradient, rate)
+        self.first = how, size, last
         return why
 
     def conclude(self, arrived: tuple[int, int]) -> bool:
@@ -215,7 +225,7 @@ class Device:
         """
         return buffer.device if self._nccl and self._cuda.has(buffer) else wire
 
-    def under_way(self, mark: Mark | None, work: dist.Work | None) -> None:
+    def under_way(self, mark: Mark | None, work: Launched | None) -> None:
         """A collective was launched. Where waiting is the streams' business its end is waited for beside them. A bucket with
         a mark is on a device, and then so are the collective's tensors (:meth:`wire`): no such wait holds the host."""
         if self._by_stream and work is not None and not isinstance(work, Carried):

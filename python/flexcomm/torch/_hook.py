@@ -1,9 +1,10 @@
 """The communication hook: which collectives run for a bucket, in which order, the same on every rank."""
 
 import functools
+import logging
 import time
 import weakref
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,17 @@ from flexcomm._core import Core, FlexcommError
 from flexcomm.torch import _device
 from flexcomm.torch._clock import Clock, Mark
 from flexcomm.torch._tuner import Tuner
+
+if TYPE_CHECKING:
+    # torch.distributed has it only where torch was built with it, which its type hints tell as a perhaps.
+    from torch._C._distributed_c10d import GradBucket as GradBucket
+else:
+    GradBucket = dist.GradBucket
+
+#: What torch's own collectives give back too; `torch.futures.Future` is Python around it, and takes twice as long.
+_Future: Any = torch._C.Future
+
+logger = logging.getLogger("flexcomm")
 
 DENSE, FLUSH, GATHER, ART, TEXT = range(5)
 
@@ -34,17 +46,23 @@ _NOT_FINITE = (
 )
 
 
+_LEFT_OUT = (
+    "some rank's gradient has NaN or infinite values, and %d of the ranks have run out of batches under join(): an error would "
+    "take those out of it, and the others would wait for them. All gradients of this pass are zeros instead, on all ranks"
+)
+
+
 class NotFiniteError(FlexcommError):
     """A gradient has NaN or infinite values. Raised on every rank at the same step, out of ``backward()``, after which all
-    ranks' gradients are NaN where it was: a script that catches it leaves out the optimizer's step, and may go on."""
+    ranks' gradients are NaN where it was: a script that catches it leaves out the optimizer's step, and may go on.
+
+    Not raised under ``ddp_model.join()`` once a rank has run out of batches: then the gradients are zeros on all ranks, and a
+    warning says so."""
 
 
 def _raise_after_ddp(error: Exception) -> None:
     """Raises it out of ``backward()`` when DDP has ended its pass. Raised by the hook itself it would end the pass halfway,
     and DDP's next one would fail."""
-    if torch._C._current_graph_task_id() < 0:
-        # No backward pass: of a rank that has run out of batches, under `join()`.
-        raise error
 
     def throw() -> None:
         raise error
@@ -79,7 +97,7 @@ class _Seat:
 
     __slots__ = ("buffer", "values", "bytes", "elsewhere", "ours", "on_host", "plain", "last", "done")
 
-    def __init__(self, bucket: dist.GradBucket, buffer: torch.Tensor, device: "_device.Device") -> None:
+    def __init__(self, bucket: GradBucket, buffer: torch.Tensor, device: "_device.Device") -> None:
         self.buffer = buffer
         self.values = buffer.numel()
         self.bytes = self.values * buffer.element_size()
@@ -97,9 +115,9 @@ class _Seat:
             self.done.set_result(buffer)
 
 
-def _future(buffer: torch.Tensor) -> Any:
-    """What torch's own collectives give back too; `torch.futures.Future` is Python around it, and takes twice as long."""
-    return torch._C.Future([] if buffer.device.type == "cpu" else [buffer.device])
+def _future(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = _Future([] if buffer.device.type == "cpu" else [buffer.device])
+    return future
 
 
 class Hook:
@@ -162,11 +180,11 @@ class Hook:
         self._rate = rate
         self._tuner = tuner
         # A collective, and what comes after it; where that is nothing, the tensor that has the result.
-        self._pending: list[tuple[dist.Work | None, Callable[[], torch.Tensor] | torch.Tensor]] = []
+        self._pending: list[tuple[_device.Launched | None, Callable[[], torch.Tensor] | torch.Tensor]] = []
         # None where DDP was given one that is done.
         self._futures: list[Any] = []
-        # Whether :class:`NotFiniteError` is due when all buckets of the pass have arrived.
-        self._spoilt = False
+        # Whether a bucket of the pass was not finite, on all ranks; and whether what it did stays here: no trial undoes it.
+        self._spoilt = self._stays = False
         self._share = 1.0 / self._world
         self._fresh = fresh
         self._seats: dict[int, _Seat] = {}
@@ -186,7 +204,7 @@ class Hook:
         # With the model that it is registered on. A copy's reducer is made anew, without hooks.
         return nobodys, ()
 
-    def __call__(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def __call__(self, state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """What DDP calls for every bucket of a synchronised backward pass."""
         index, buffer = bucket.index(), bucket.buffer()
         if index == 0:
@@ -211,7 +229,7 @@ class Hook:
             self._futures.append(None)
             self._arrive()
             return seat.done
-        future = torch._C.Future([])
+        future: torch.futures.Future[torch.Tensor] = _Future([])
         self._futures.append(future)
         return future
 
@@ -222,7 +240,7 @@ class Hook:
             return dist.all_reduce(buffer, group=self._group, async_op=True)
         return group.allreduce([buffer], self._options)
 
-    def _seat(self, index: int, bucket: dist.GradBucket, buffer: torch.Tensor) -> _Seat:
+    def _seat(self, index: int, bucket: GradBucket, buffer: torch.Tensor) -> _Seat:
         """A tensor that was not shown before: another bucket, or DDP has rebuilt its buckets."""
         if buffer.layout != torch.strided:
             # The same on all ranks: they hold the same model.
@@ -237,7 +255,9 @@ class Hook:
             self._seats[index] = seat
         return seat
 
-    def _other(self, index: int, seat: _Seat, plan: tuple[int, int, int, int, int] | None) -> Any:
+    def _other(
+        self, index: int, seat: _Seat, plan: tuple[int, int, int, int, int] | None
+    ) -> torch.futures.Future[torch.Tensor]:
         """A bucket that is not dense and in place; `plan` is the core's, if it was asked already."""
         buffer, elsewhere = seat.buffer, seat.elsewhere
         if plan is None:
@@ -273,7 +293,7 @@ class Hook:
         self._pending.clear()
         self._futures.clear()
         self._marks.clear()
-        self._spoilt = False
+        self._spoilt = self._stays = False
 
     def _marked(self, kind: int, buffer: torch.Tensor) -> Mark | None:
         """Events of a bucket on a GPU. Where several collectives run in turn, each waited for, the host's clock is right."""
@@ -316,8 +336,8 @@ class Hook:
         if why:
             self._device.tell(buffer, self._core.tick()[1] if kind != TEXT else self._core.state()[2], why)
         self._compressed(index, self._device.host(buffer, index), plan)
-        work, then = self._pending.pop()
-        self._pending.append((work, lambda: buffer.copy_(self._landed(then))))
+        launched, then = self._pending.pop()
+        self._pending.append((launched, lambda: buffer.copy_(self._landed(then))))
 
     def beside(
         self, index: int, buffer: torch.Tensor, last: bool, all_reduce: Callable[[torch.Tensor], dist.Work]
@@ -350,7 +370,8 @@ class Hook:
             pending, self._pending = self._pending, []
             marks, self._marks = self._marks, []
             for (launched, then), mark in zip(pending, marks, strict=True):
-                launched.wait()
+                if launched is not None:
+                    launched.wait()
                 if mark is not None:
                     self._device.clock.arrived(mark)
                 self._landed(then)
@@ -390,6 +411,7 @@ class Hook:
         marks, self._marks = self._marks, []
         refused: Exception | None = None
         results: list[Any] = []
+        values: list[torch.Tensor] = []
         for at, (work, then) in enumerate(pending):
             mark = marks[at]
             try:
@@ -408,8 +430,10 @@ class Hook:
             try:
                 if isinstance(result, Exception):
                     raise result
+                value = self._judged(*result()) if callable(result) else result
+                values.append(value)
                 if future is not None:
-                    future.set_result(self._judged(*result()) if callable(result) else result)
+                    future.set_result(value)
             except Exception as error:
                 # The other buckets end too: what they hold back must be put back, and none is left under way.
                 refused = refused or error
@@ -417,7 +441,25 @@ class Hook:
         if refused is not None:
             raise refused
         if spoilt:
+            self._answer(values)
+
+    def _answer(self, gradients: list[torch.Tensor]) -> None:
+        """What a gradient that is not finite comes to, after all buckets have arrived: the same on all ranks, which all heard
+        of it in this pass."""
+        stays, self._stays = self._stays, False
+        # No backward pass: of a rank that has run out of batches, under `join()`.
+        idle = torch._C._current_graph_task_id() < 0
+        votes = torch.tensor([float(stays), float(idle)], device=self._wire)
+        dist.all_reduce(votes, group=self._group)
+        anywhere, idles = (int(vote) for vote in votes.tolist())
+        if not anywhere:
+            return
+        if not idles:
             _raise_after_ddp(NotFiniteError(_NOT_FINITE))
+            return
+        logger.warning(_LEFT_OUT, idles)
+        for gradient in gradients:
+            gradient.zero_()
 
     def _explain(self, buffer: torch.Tensor) -> None:
         strategy = self._core.state()[2]
@@ -427,7 +469,7 @@ class Hook:
                 "are exchanged as they are, on all ranks"
             )
 
-    def _know(self, index: int, bucket: dist.GradBucket) -> None:
+    def _know(self, index: int, bucket: GradBucket) -> None:
         ids = [id(p) for p in bucket.parameters()]
         if self._layouts.get(index) == ids:
             return
@@ -455,7 +497,7 @@ class Hook:
         self._core.launched(payload.numel() * payload.element_size(), False)
         self._pending.append((self._all_reduce(payload), then))
 
-    def _all_reduce(self, payload: torch.Tensor) -> dist.Work:
+    def _all_reduce(self, payload: torch.Tensor) -> _device.Launched:
         there = self._there(payload)
         self._device.clock.launch(self._mark)
         if self._tuner is None:
@@ -466,10 +508,10 @@ class Hook:
                 work = dist.all_reduce(there, group=self._group, async_op=True)
         return work if there is payload else _device.Carried(work, payload, there)
 
-    def _all_gather(self, arrived: torch.Tensor, sent: torch.Tensor) -> dist.Work:
+    def _all_gather(self, arrived: torch.Tensor, sent: torch.Tensor) -> _device.Launched:
         there = self._there(arrived)
         self._device.clock.launch(self._mark)
-        work = dist.all_gather_into_tensor(there, self._there(sent), group=self._group, async_op=True)
+        work = _device.under(dist.all_gather_into_tensor(there, self._there(sent), group=self._group, async_op=True))
         return work if there is arrived else _device.Carried(work, arrived, there)
 
     def _there(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -585,6 +627,7 @@ class Hook:
         turn = 0
         while how != OVER:
             dtype = SUMS.get(how, torch.uint8)
+            work: _device.Launched | None = None
             sent = arrived = self._sized(index, f"turn {turn}", size, dtype)
             self._core.say(index, n, _bytes(sent))
             if how in SUMS:
@@ -592,11 +635,10 @@ class Hook:
             elif size > 0:
                 arrived = self._sized(index, f"turn {turn} of all", size * self._world, dtype)
                 work = self._all_gather(arrived, sent)
-            else:
-                work = None
             if last:
                 break
-            work.wait()
+            if work is not None:
+                work.wait()
             how, size, last = self._core.listen(index, n, _bytes(arrived))
             turn += 1
         else:
@@ -629,7 +671,9 @@ class Hook:
             return
         # A trial's candidate may diverge: that is told, and everything is put back.
         undone = self._not_finite()
-        self._spoilt = self._spoilt or not (undone or self._propagate)
+        if not self._propagate:
+            self._spoilt = True
+            self._stays = self._stays or not undone
 
 
 @functools.lru_cache(maxsize=1024)

@@ -9,7 +9,7 @@ import hashlib
 import logging
 import os
 import weakref
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TypeVar
+from typing import Any, Callable, Generator, Generic, Iterable, Iterator, Mapping, Sequence, Sized, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,7 @@ _TREE = "dense-tree"
 _CONNECTED: weakref.WeakValueDictionary[tuple[str, str], Session] = weakref.WeakValueDictionary()
 
 _Made = TypeVar("_Made")
+_Batch = TypeVar("_Batch")
 
 SWITCHED, TRIAL_STARTS, CANDIDATE, TRIAL_ENDS, TRIAL_LEFT = 1, 2, 3, 4, 5
 
@@ -94,7 +95,8 @@ def attach(
     on_nonfinite:
         What a NaN or infinite gradient does when compressing: ``"raise"`` :class:`NotFiniteError` on all ranks, after
         which training may go on; ``"propagate"`` NaN to all ranks as dense DDP does, ``"auto"``: propagate when ``scaler``
-        is given. What the bucket with it holds back stays as it was.
+        is given. What the bucket with it holds back stays as it was. Where a rank has run out of batches under
+        ``model.join()``, ``"raise"`` warns on all ranks instead, and the gradients of that pass are zeros.
     shadow_share:
         Share of the coordinates that shadow trials look at, in (0, 1].
     seed:
@@ -193,9 +195,9 @@ def _everywhere(make: Callable[[], _Made], group: dist.ProcessGroup | None) -> _
         refusal = isinstance(refused, FlexcommError), str(refused).removeprefix("failed to attach: ")
     refusals: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(refusals, refusal, group=group)
-    for rank, refused in enumerate(refusals):
-        if refused is not None:
-            raise (FlexcommError if refused[0] else ValueError)(f"failed to attach: rank {rank}: {refused[1]}") from cause
+    for rank, said in enumerate(refusals):
+        if said is not None:
+            raise (FlexcommError if said[0] else ValueError)(f"failed to attach: rank {rank}: {said[1]}") from cause
     assert made is not None
     return made
 
@@ -294,6 +296,28 @@ def _find_tuner(
         return answers
 
     return _tuner.agree(lambda: dist.all_reduce(one, group=group), gather)
+
+
+class Batches(Generic[_Batch]):
+    """What :meth:`Session.batches` returns. Open from its first batch until it is at its end, closed or forgotten."""
+
+    def __init__(self, batches: Generator[_Batch, None, None], loader: Iterable[_Batch]) -> None:
+        self._batches = batches
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[_Batch]:
+        return self
+
+    def __next__(self) -> _Batch:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        """The loader's; a ``TypeError`` where it has none."""
+        return len(cast(Sized, self._loader))
+
+    def close(self) -> None:
+        """Ends the loop before its end; a trial that is open ends with it."""
+        self._batches.close()
 
 
 class Session:
@@ -395,8 +419,7 @@ class Session:
         if socket is None and steered and self._rank != 0:
             logger.info("no agent on this rank: it follows rank 0, and reports nothing")
         if socket is not None:
-            ref = weakref.ref(self)
-            atexit.register(lambda: (lambda s: s and s.close())(ref()))
+            atexit.register(_close, weakref.ref(self))
 
     def _take_over(self) -> None:
         """Registers the hook, between two steps."""
@@ -502,15 +525,20 @@ class Session:
         return self._trial is not None and self._looping
 
     def batches(
-        self, loader: Iterable[Any], train_step: Callable[[Any], Any] | None = None
-    ) -> Iterator[Any]:
+        self, loader: Iterable[_Batch], train_step: Callable[[_Batch], Any] | None = None
+    ) -> Batches[_Batch]:
         """Iterates over ``loader`` and runs live trials between its batches.
 
         A trial replays the batches that come next, then puts everything back, and training goes through the same
         batches as if nothing had happened. Use it on every rank. The body of the loop runs during trials too
         (``in_trial`` tells); with ``train_step``, which does forward, backward and optimizer step for a batch, trials
         run it unseen by the loop's body. The body must call it as well. Trials get copies of the batches.
+
+        ``len()`` of it is the loader's: batches that train. Those of trials come on top, where there is no ``train_step``.
         """
+        return Batches(self._batches(loader, train_step), loader)
+
+    def _batches(self, loader: Iterable[_Batch], train_step: Callable[[_Batch], Any] | None) -> Generator[_Batch, None, None]:
         # Of a pass before the loop: its batches begin with steps of their own.
         self._end_step(within_loop=False)
         self._core.behave(self._fixed is None, True)
@@ -593,6 +621,12 @@ class Session:
         self._core.close()
         for key in [key for key, session in _CONNECTED.items() if session is self]:
             del _CONNECTED[key]
+
+
+def _close(session: "weakref.ref[Session]") -> None:
+    living = session()
+    if living is not None:
+        living.close()
 
 
 def _on_step(optimizer: torch.optim.Optimizer, session: Session) -> None:

@@ -36,7 +36,7 @@ _OPTIMIZERS_OWN = {"state", "param_groups", "defaults"}
 class Parts:
     """What a snapshot copies."""
 
-    model: Callable[[], torch.nn.Module | None]
+    model: Callable[[], DistributedDataParallel | None]
     optimizer: torch.optim.Optimizer | None
     scheduler: Any
     scaler: Any
@@ -57,7 +57,7 @@ class Parts:
         return [name for name, part in given.items() if part is None]
 
 
-def _state_of(generator: Any) -> tuple[Any, Callable[[Any], None]] | None:
+def _state_of(generator: Any) -> tuple[Any, Callable[[Any], object]] | None:
     """The state of a random generator and how it is set; none: it is not one."""
     if isinstance(generator, torch.Generator):
         return generator.get_state(), generator.set_state
@@ -122,7 +122,7 @@ class Memory:
     def __init__(self) -> None:
         # Values are kept, so that no other takes their number.
         self._seen: dict[int, Any] = {}
-        self._back: list[Callable[[], None]] = []
+        self._back: list[Callable[[], object]] = []
         #: What could not be copied, by where it was.
         self.opaque: dict[str, Any] = {}
         #: Modules that were found, which are the caller's to copy.

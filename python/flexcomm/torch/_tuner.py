@@ -20,9 +20,12 @@ _THREAD, _NONE, _TREE, _RING = 0, -1, 0, 1
 _SHAPES = {"dense-tree": _TREE, "art-tree": _TREE, "dense-ring": _RING, "art-ring": _RING}
 
 
+_COUNTS = ("communicators", "asked", "asked_here", "steered", "same", "left")
+
+
 class _State(ctypes.Structure):
     _fields_ = [("thread_algorithm", ctypes.c_int32), ("process_algorithm", ctypes.c_int32)] + [
-        (name, ctypes.c_uint64) for name in ("communicators", "asked", "asked_here", "steered", "same", "left")
+        (name, ctypes.c_uint64) for name in _COUNTS
     ]
 
 
@@ -72,7 +75,7 @@ class Tuner:
         """Allreduces since the plugin was loaded, see the header."""
         state = _State()
         self._state(ctypes.byref(state), ctypes.sizeof(state))
-        return {name: getattr(state, name) for name, _ in _State._fields_}
+        return {name: getattr(state, name) for name in _COUNTS}
 
     @contextlib.contextmanager
     def around(self, strategy: str | None, step: int) -> Iterator[None]:
@@ -98,7 +101,7 @@ def _shape(strategy: str | None) -> int | None:
     return _SHAPES.get(strategy.rpartition("/")[2].partition(":")[0])
 
 
-def agree(all_reduce: Callable[[], None], gather: Callable[[bool], list[bool]]) -> Tuner | None:
+def agree(all_reduce: Callable[[], object], gather: Callable[[bool], list[bool]]) -> Tuner | None:
     """The plugin, when every rank has it and NCCL asks it where :meth:`Tuner.around` can be heard.
 
     Call it on every rank. NCCL prepares the collectives of a non-blocking communicator on a thread of its own, where a

@@ -1,7 +1,7 @@
 """Uneven inputs: ranks that have run out of batches go on under `ddp.join()`, and training goes on afterwards."""
 
 import torch
-from common import FOLDER, batch, ddp, network, parameters_hash, ranks, same
+from common import FOLDER, Lines, batch, ddp, network, parameters_hash, ranks, same
 from fake_agent import FakeAgent, decision
 
 import flexcomm.torch
@@ -41,7 +41,36 @@ def train(rank, strategy, short, hooked=False, steered=None):
             "version": session.version, "hook": len(model._comm_hooks)}
 
 
+def nan(rank, strategy, **options):
+    """Rank 2's batches 4 and 10 have a NaN; rank 0 runs out after 7. A batch whose error was caught is left out."""
+    model = ddp(network((20, 48, 40, 2)), bucket_cap_mb=0.006)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    session = flexcomm.torch.attach(model, optimizer, strategy=strategy, **options)
+    lines, out = Lines(), {"left out": [], "zeros": []}
+    with model.join():
+        for number in range(7 if rank == 0 else 14):
+            x, y = batch(number, rank)
+            if rank == 2 and number in (4, 10):
+                x[0, 0] = float("nan")
+            optimizer.zero_grad()
+            try:
+                torch.nn.functional.cross_entropy(model(x), y).backward()
+            except flexcomm.torch.NotFiniteError:
+                out["left out"].append(number)
+                continue
+            if not any(bool(p.grad.any()) for p in model.parameters()):
+                out["zeros"].append(number)
+            optimizer.step()
+    return out | {
+        "warnings": sum("run out of batches" in line for line in lines.take()), "equal": same(parameters_hash(model.module)),
+        "finite": all(bool(p.isfinite().all()) for p in model.parameters()), "steps": session.step,
+    }
+
+
 with ranks() as (rank, world, seen):
+    for strategy in ["topk@0.1/allgather", "topk@0.1/art-ring:var", "topk@0.1/art-ring:star", "qsgd(s=4,coding=gamma)",
+                     "powersgd(rank=1)+ef(vanilla)"]:
+        seen[f"nan {strategy}"] = nan(rank, strategy)
     for strategy in ["dense", "topk@0.1/allgather", "topk@0.1/art-ring:var", "topk@0.1/art-ring:star", "qsgd(s=4,coding=gamma)",
                      "powersgd(rank=1)+ef(vanilla)"]:
         seen[strategy] = train(rank, strategy, 7)
