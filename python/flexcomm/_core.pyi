@@ -1,5 +1,11 @@
 """Native core. Private: addresses and lengths of tensors go in, so only ``flexcomm.torch`` may call it."""
 
+from typing import final
+
+__all__ = [
+    "PROTOCOL", "VERSION", "FlexcommError", "Core", "parse_strategy", "parse_text", "parse_byteps", "compressors", "take_log",
+]
+
 PROTOCOL: int
 VERSION: str
 
@@ -11,10 +17,11 @@ def parse_byteps(map: dict[str, str]) -> str: ...
 def compressors() -> list[tuple[str, str, list[tuple[str, str, str]], list[str]]]: ...
 def take_log() -> list[tuple[int, str]]: ...
 
+@final
 class Core:
     SIDE_BYTES: int
-    def __init__(
-        self,
+    def __new__(
+        cls,
         job: str,
         rank: int,
         world: int,
@@ -27,7 +34,7 @@ class Core:
         shadow_share: float,
         text: str | None = None,
         half: str | None = None,
-    ) -> None: ...
+    ) -> Core: ...
     def connect(self, socket: str, values: int, backend: str, collectives: list[str]) -> None: ...
     def behave(self, follow: bool, live: bool) -> None: ...
     def begin(self) -> None: ...
