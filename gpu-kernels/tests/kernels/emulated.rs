@@ -63,6 +63,11 @@ fn gpu() -> Option<&'static Gpu> {
     ONE.get_or_init(|| asked().then(|| Gpu::load(0, None).unwrap_or_else(|why| panic!("failed to {why}")))).as_ref()
 }
 
+/// Whether these tests run on a GPU.
+pub fn on_gpu() -> bool {
+    gpu().is_some()
+}
+
 /// A device of the emulator; `seed` decides who goes first, wherever CUDA does not say it. Or a GPU.
 pub struct Emulated {
     on: On,
@@ -162,8 +167,13 @@ impl Device for Emulated {
         Ok(())
     }
 
-    fn blocks(&self, _kernel: &'static str) -> u32 {
-        self.blocks
+    fn blocks(&self, kernel: &'static str) -> u32 {
+        match self.on {
+            On::Emulator(_) => self.blocks,
+            // As many as a training process launches.
+            // SAFETY: the default stream is always there.
+            On::Gpu(gpu) => unsafe { gpu.on(0) }.blocks(kernel),
+        }
     }
 }
 

@@ -8,14 +8,14 @@ use flexcomm_gpu_kernels::{DType, Feed, Span, gains, workspace_bytes};
 const SHARES: [f64; 8] = [1.0, 0.5, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001];
 
 /// Share of the energy in the k largest.
-fn exact(x: &[f32], k: usize) -> f64 {
+pub fn exact(x: &[f32], k: usize) -> f64 {
     let square = |x: f32| f64::from(x) * f64::from(x);
     let all: f64 = x.iter().map(|x| square(*x)).sum();
     let sent: f64 = naive::topk(x, k).into_iter().map(|i| square(x[i as usize])).sum();
     if all > 0.0 { sent / all } else { 1.0 }
 }
 
-fn run(device: &Emulated, gradient: &[f32], ks: &[u32]) -> Vec<(f64, f64)> {
+pub fn run(device: &Emulated, gradient: &[f32], ks: &[u32]) -> Vec<(f64, f64)> {
     let (n, source) = (gradient.len() as u64, Memory::of(gradient));
     let (candidates, to) = (Memory::of(ks), Memory::new(16 * ks.len() as u64));
     let workspace = Memory::new(workspace_bytes(n));

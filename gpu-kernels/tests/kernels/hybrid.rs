@@ -8,7 +8,7 @@ use flexcomm_gpu_kernels::hybrid::{Qsparse, hard_threshold, qsparse, qsparse_ran
 use flexcomm_gpu_kernels::{DType, Feed, Form, LaunchError, Random, Selected, Span, pack, subset_scratch};
 
 /// Two steps with error feedback.
-fn check(
+pub fn check(
     device: &Emulated,
     strategy: &str,
     gradient: &[f32],

@@ -8,17 +8,41 @@ use flexcomm_compression::{GradientCompressor, Layers, Method, naive, scatter_me
 use flexcomm_domain::{CompressionRatio, Compressor};
 use flexcomm_gpu_kernels::{At, DType, Feed, Random, Span, feed, gather, scatter, subset, subset_scratch};
 
-struct Run {
+pub struct Run {
     step: Step1,
     feed: Feed,
 }
 
-fn fed(device: &Emulated, gradient: &Memory, memory: &Memory, k: u64) -> Run {
+pub fn fed(device: &Emulated, gradient: &Memory, memory: &Memory, k: u64) -> Run {
     let n = gradient.span().bytes() / 4;
     let step = Step1::new(n, k);
     let given = step.feed((n, DType::F32), gradient, Some(memory));
     feed(device, &given, step.workspace.span()).unwrap();
     Run { step, feed: given }
+}
+
+/// Two steps with error feedback.
+pub fn check_random_k(device: &Emulated, (gradient, source): (&[f32], &Memory), k: usize, scaled: bool) {
+    let n = gradient.len();
+    let strategy = format!("randomk(k={},scaled={scaled})+ef(vanilla)", k.max(2));
+    let factor = if scaled && k > 0 { (n as f64 / k as f64) as f32 } else { 1.0 };
+    let mut memory = Memory::of(&vec![0.0f32; n]);
+    let want = reference(&strategy, Gradient::F32(gradient), n);
+    for (index, (payload, held_back, energy, sent)) in want.into_iter().enumerate() {
+        let Run { step, feed } = fed(device, source, &memory, k as u64);
+        let random = Random { seed: 1, step: index as u64, tensor: 0, rank: None };
+        let scratch = Memory::new(subset_scratch(n as u64));
+        let call = (n as u64, k as u64, random);
+        subset(device, call, (scratch.span(), step.indices.span())).unwrap();
+        assert!(step.indices.u32s().is_sorted_by(|a, b| a < b));
+        let at = At { k: k as u64, indices: step.indices.span(), values: step.values.span() };
+        gather(device, &feed, (&at, factor), step.workspace.span()).unwrap();
+        assert_eq!(step.values.bytes(), payload, "{k} of {n}");
+        assert_eq!(bits(&step.fed.f32s()), bits(&held_back));
+        let outcome = step.outcome();
+        assert!((outcome.fed - energy).abs() <= 1e-12 * energy && (outcome.sent - sent).abs() <= 1e-12 * sent);
+        memory = step.fed;
+    }
 }
 
 #[test]
@@ -29,27 +53,7 @@ fn random_k_is_the_cpus() {
         for k in [2, n / 10, n / 2, n - n / 8, n].into_iter().filter(|k| *k <= n && (*k > 1 || n == 0)) {
             let Some(device) = Emulated::new(at as u64) else { return };
             for scaled in [false, true] {
-                let strategy = format!("randomk(k={},scaled={scaled})+ef(vanilla)", k.max(2));
-                let factor = if scaled && k > 0 { (n as f64 / k as f64) as f32 } else { 1.0 };
-                let mut memory = Memory::of(&vec![0.0f32; n]);
-                let want = reference(&strategy, Gradient::F32(&gradient), n);
-                for (index, (payload, held_back, energy, sent)) in want.into_iter().enumerate() {
-                    let Run { step, feed } = fed(&device, &source, &memory, k as u64);
-                    let random = Random { seed: 1, step: index as u64, tensor: 0, rank: None };
-                    let scratch = Memory::new(subset_scratch(n as u64));
-                    let call = (n as u64, k as u64, random);
-                    subset(&device, call, (scratch.span(), step.indices.span())).unwrap();
-                    assert!(step.indices.u32s().is_sorted_by(|a, b| a < b));
-                    let at = At { k: k as u64, indices: step.indices.span(), values: step.values.span() };
-                    gather(&device, &feed, (&at, factor), step.workspace.span()).unwrap();
-                    assert_eq!(step.values.bytes(), payload, "{k} of {n}");
-                    assert_eq!(bits(&step.fed.f32s()), bits(&held_back));
-                    let outcome = step.outcome();
-                    assert!(
-                        (outcome.fed - energy).abs() <= 1e-12 * energy && (outcome.sent - sent).abs() <= 1e-12 * sent
-                    );
-                    memory = step.fed;
-                }
+                check_random_k(&device, (&gradient, &source), k, scaled);
             }
         }
     }

@@ -7,6 +7,7 @@ mod emulated;
 mod gains;
 mod hybrid;
 mod indices;
+mod large;
 mod layers;
 mod low_rank;
 mod marsit;

@@ -13,7 +13,7 @@ use half::{bf16, f16};
 
 const SEED: u64 = 99;
 
-fn methods() -> Vec<(Quantizer, &'static str)> {
+pub fn methods() -> Vec<(Quantizer, &'static str)> {
     let qsgd = |s, bucket, norm| Quantizer::Qsgd { s, bucket, norm };
     let dithering = |k, natural, norm| Quantizer::Dithering { k, natural, norm };
     vec![
@@ -71,7 +71,7 @@ fn decode(device: &Emulated, (method, n): (Quantizer, usize), payload: Span, out
 }
 
 /// Two steps with error feedback, and the first one's message decoded.
-fn check(
+pub fn check(
     device: &Emulated,
     (method, name): (Quantizer, &str),
     (dtype, source): (DType, &Memory),

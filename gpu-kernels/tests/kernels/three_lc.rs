@@ -11,7 +11,7 @@ use flexcomm_gpu_kernels::DType;
 use flexcomm_gpu_kernels::three_lc::{add, compress, payload_bytes};
 
 /// Two steps with error feedback, each decoded.
-fn check(device: &Emulated, s: f64, gradient: &[f32]) {
+pub fn check(device: &Emulated, s: f64, gradient: &[f32]) {
     let n = gradient.len();
     let strategy = format!("threelc(s={s})+ef(vanilla)").parse().unwrap();
     let mut cpu = Pipeline::new(&strategy, Layers::fused(n).unwrap(), Member::alone(1));

@@ -8,7 +8,7 @@ use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::Writer;
 use flexcomm_gpu_kernels::{DType, Fit, Form, Random, Threshold, pack, threshold};
 
-fn random(step: u64) -> Random {
+pub fn random(step: u64) -> Random {
     // As of `Member::alone(1)`.
     Random { seed: 1, step, tensor: 0, rank: Some(0) }
 }
@@ -23,7 +23,7 @@ fn run(device: &Emulated, method: Threshold, gradient: &Memory, memory: Option<&
 }
 
 /// Two steps with error feedback.
-fn check(device: &Emulated, strategy: &str, form: Form, gradient: &[f32], method: impl Fn(u64) -> Threshold) {
+pub fn check(device: &Emulated, strategy: &str, form: Form, gradient: &[f32], method: impl Fn(u64) -> Threshold) {
     let n = gradient.len();
     let source = Memory::of(gradient);
     let mut memory = Memory::of(&vec![0.0f32; n]);

@@ -66,7 +66,7 @@ pub fn reference(strategy: &str, gradient: Gradient<'_>, n: usize) -> [(Vec<u8>,
     })
 }
 
-fn check_two_steps(device: &Emulated, k: usize, (dtype, gradient): (DType, &Memory), cpu: Gradient<'_>, n: usize) {
+pub fn check_two_steps(device: &Emulated, k: usize, (dtype, gradient): (DType, &Memory), cpu: Gradient<'_>, n: usize) {
     let want = reference(&format!("topk(k={})+ef(vanilla)", k.max(1)), cpu, n);
     let mut memory = Some(Memory::of(&vec![0.0f32; n]));
     for (payload, held_back, fed, sent) in want {
