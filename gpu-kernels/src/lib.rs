@@ -29,7 +29,7 @@ mod workspace;
 pub use arch::Arch;
 pub use cache::Cache;
 pub use device::{
-    Allocation, BLAS_WORKSPACE, Blas, BlasOnStream, Compiled, Copies, Cublas, Device, Gpu, MemoryError, Nvrtc,
+    Allocation, BLAS_WORKSPACE, Blas, BlasOnStream, Compiled, Copies, Cublas, Device, Gpu, Graph, MemoryError, Nvrtc,
     OnStream, Pinned, Span, Stream, THREADS, in_environment,
 };
 pub use error::{BlasError, CacheError, LaunchError, LoadError, Version};

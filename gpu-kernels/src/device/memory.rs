@@ -200,6 +200,64 @@ impl Stream<'_> {
     }
 }
 
+impl<'a> Stream<'a> {
+    /// What `work` queues on this stream, as a CUDA graph: nothing of it runs yet. Fails where something in it waits or
+    /// allocates.
+    pub fn graph<E: From<MemoryError>>(
+        &self,
+        work: impl FnOnce(&OnStream<'_>) -> Result<(), E>,
+    ) -> Result<Graph<'a>, E> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives, and nobody else has it.
+        let begun = self.gpu.within(|| unsafe { sys::cuStreamBeginCapture_v2(self.handle, mode) }.result());
+        begun.map_err(failed("begin to capture a graph"))?;
+        let queued = work(&self.device());
+        let mut recorded = std::ptr::null_mut();
+        // Also after an error: the stream must be of use again.
+        // SAFETY: as above; the driver writes one pointer.
+        let ended = self.gpu.within(|| unsafe { sys::cuStreamEndCapture(self.handle, &mut recorded) }.result());
+        let made = match (queued, ended) {
+            (Err(error), _) => Err(error),
+            (Ok(()), Err(error)) => Err(failed("capture a graph")(error).into()),
+            (Ok(()), Ok(())) => self.instantiate(recorded).map_err(E::from),
+        };
+        if !recorded.is_null() {
+            // SAFETY: what was made of it is a copy.
+            let _ = self.gpu.within(|| unsafe { sys::cuGraphDestroy(recorded) }.result());
+        }
+        made
+    }
+
+    fn instantiate(&self, recorded: sys::CUgraph) -> Result<Graph<'a>, MemoryError> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the graph was captured a moment ago; the driver writes one pointer.
+        let made = self.gpu.within(|| unsafe { sys::cuGraphInstantiateWithFlags(&mut handle, recorded, 0) }.result());
+        made.map_err(failed("instantiate a graph"))?;
+        Ok(Graph { gpu: self.gpu, handle })
+    }
+
+    /// Queues all of a graph.
+    pub fn replay(&self, graph: &Graph<'_>) -> Result<(), MemoryError> {
+        // SAFETY: both live; spans in it are vouched for by their makers.
+        let queued = self.gpu.within(|| unsafe { sys::cuGraphLaunch(graph.handle, self.handle) }.result());
+        queued.map_err(failed("launch a graph"))
+    }
+}
+
+/// Work that was captured once and is launched as often as wanted, with the same arguments each time.
+#[derive(Debug)]
+pub struct Graph<'a> {
+    gpu: &'a Gpu,
+    handle: sys::CUgraphExec,
+}
+
+impl Drop for Graph<'_> {
+    fn drop(&mut self) {
+        // SAFETY: made by this, destroyed once; the driver waits for launches that still run.
+        let _ = self.gpu.within(|| unsafe { sys::cuGraphExecDestroy(self.handle) }.result());
+    }
+}
+
 impl Drop for Stream<'_> {
     fn drop(&mut self) {
         // SAFETY: made by this, destroyed once.
@@ -226,13 +284,25 @@ impl<'a> Event<'a> {
     }
 
     fn since(&self, before: &Self) -> Result<f64, MemoryError> {
-        // SAFETY: both were recorded.
-        let elapsed = self.gpu.within(|| unsafe {
-            result::event::synchronize(self.handle)?;
-            result::event::elapsed(before.handle, self.handle)
-        });
-        Ok(f64::from(elapsed.map_err(failed("read an event"))?) * 1e-3)
+        // SAFETY: it was recorded.
+        let reached = self.gpu.within(|| unsafe { result::event::synchronize(self.handle) });
+        reached.map_err(failed("wait for an event"))?;
+        let (read, mut milliseconds) = (elapsed_time()?, 0.0f32);
+        // SAFETY: both were recorded, and the driver writes one number.
+        let elapsed = self.gpu.within(|| unsafe { read(&mut milliseconds, before.handle, self.handle) }.result());
+        elapsed.map_err(failed("read an event"))?;
+        Ok(f64::from(milliseconds) * 1e-3)
     }
+}
+
+type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
+
+/// What tells the time between events, by the name that every driver has: cudarc panics over drivers before CUDA 12.8, which
+/// lack the newer one.
+fn elapsed_time() -> Result<ElapsedTime, MemoryError> {
+    // SAFETY: the driver is loaded, or there would be no event; the signature is that of cuda.h.
+    let found = unsafe { sys::culib().get::<ElapsedTime>(b"cuEventElapsedTime\0").map(|function| *function) };
+    found.map_err(|error| MemoryError::Driver { call: "find what reads events", code: error.to_string() })
 }
 
 impl Drop for Event<'_> {

@@ -11,7 +11,7 @@ mod nvrtc;
 
 pub use blas::{BLAS_WORKSPACE, Blas, BlasOnStream, Cublas};
 pub use gpu::{Gpu, OnStream};
-pub use memory::{Allocation, MemoryError, Pinned, Stream};
+pub use memory::{Allocation, Graph, MemoryError, Pinned, Stream};
 pub use nvrtc::{Compiled, Nvrtc, in_environment};
 
 use crate::LaunchError;

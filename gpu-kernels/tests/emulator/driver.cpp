@@ -10,17 +10,33 @@
 // that it says it is for, as 13020.
 #include "emulator.cpp"
 
+#include <functional>
 #include <mutex>
 
 namespace standin {
 
 static std::mutex turn;
 static thread_local void* current = nullptr;
-static int context, module;
+static int context[2], module;
 static std::map<u64, u64> launches;  // by stream
 static std::string refused;
 
-enum { SUCCESS = 0, INVALID = 1, NOT_FOUND = 500, FAILED = 719 };
+// What a stream has captured: nothing of it runs before the graph is launched.
+using Graph = std::vector<std::function<int()>>;
+static std::map<void*, Graph*> captures;
+static void* const STREAM = &context[1];
+static u64 clock_now;
+struct Event { u64 at; };
+
+// Runs work now, or keeps it where the stream captures.
+template <typename F> int queue(void* stream, F work) {
+  auto capturing = captures.find(stream);
+  if (capturing == captures.end()) return work();
+  capturing->second->push_back(work);
+  return 0;
+}
+
+enum { SUCCESS = 0, INVALID = 1, NOT_FOUND = 500, FAILED = 719, CAPTURING = 900 };
 
 }  // namespace standin
 
@@ -40,7 +56,7 @@ API cuDeviceGetAttribute(int* value, int what, int) {
   *value = what == 16 ? 3 : what == 75 ? 9 : 0;
   return SUCCESS;
 }
-API cuDevicePrimaryCtxRetain(void** to, int) { return *to = &context, SUCCESS; }
+API cuDevicePrimaryCtxRetain(void** to, int) { return *to = &context[0], SUCCESS; }
 API cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
 API cuCtxGetCurrent(void** to) { return *to = current, SUCCESS; }
 API cuCtxSetCurrent(void* to) { return current = to, SUCCESS; }
@@ -64,27 +80,86 @@ API cuLaunchKernel(void* function, unsigned grid, unsigned, unsigned, unsigned t
   std::lock_guard<std::mutex> own(turn);
   if (!current) return INVALID;
   if (kernel->first == refused) return FAILED;
-  const u64 seen = ++launches[reinterpret_cast<u64>(stream)];
-  return emulate(kernel->first.c_str(), grid, threads, arguments, kernel->second.parameters, seen, 2) == 0 ? SUCCESS : INVALID;
+  // Every argument is a word, which the driver copies.
+  std::vector<u64> words;
+  for (u32 i = 0; i < kernel->second.parameters; i++) words.push_back(*static_cast<u64*>(arguments[i]));
+  return queue(stream, [=]() mutable {
+    const u64 seen = ++launches[reinterpret_cast<u64>(stream)];
+    clock_now += 1000;
+    std::vector<void*> pointers;
+    for (u64& word : words) pointers.push_back(&word);
+    const u32 count = (u32)pointers.size();
+    return emulate(kernel->first.c_str(), grid, threads, pointers.data(), count, seen, 2) == 0 ? SUCCESS : INVALID;
+  });
 }
 // Strict: what a driver says to copies of nothing is not documented.
-API cuMemsetD8Async(u64 at, unsigned char value, size_t bytes, void*) {
+API cuMemsetD8Async(u64 at, unsigned char value, size_t bytes, void* stream) {
   if (bytes == 0) return INVALID;
-  return std::memset(reinterpret_cast<void*>(at), value, bytes), SUCCESS;
+  return queue(stream, [=] { return std::memset(reinterpret_cast<void*>(at), value, bytes), SUCCESS; });
 }
-API cuMemcpyAsync(u64 to, u64 from, size_t bytes, void*) {
+API cuMemcpyAsync(u64 to, u64 from, size_t bytes, void* stream) {
   if (bytes == 0) return INVALID;
-  return std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes), SUCCESS;
+  return queue(stream, [=] {
+    clock_now += 1000;
+    return std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes), SUCCESS;
+  });
 }
-API cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void*) {
+API cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void* stream) {
   if (bytes == 0) return INVALID;
+  if (captures.count(stream)) return CAPTURING;
   return std::memcpy(reinterpret_cast<void*>(to), from, bytes), SUCCESS;
 }
-API cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void*) {
+API cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void* stream) {
   if (bytes == 0) return INVALID;
+  if (captures.count(stream)) return CAPTURING;
   return std::memcpy(to, reinterpret_cast<void*>(from), bytes), SUCCESS;
 }
-API cuStreamSynchronize(void*) { return SUCCESS; }
+API cuStreamSynchronize(void* stream) { return captures.count(stream) ? CAPTURING : SUCCESS; }
+API cuDeviceGetName(char* to, int length, int) { return std::snprintf(to, (size_t)length, "stand-in"), SUCCESS; }
+API cuMemAlloc_v2(u64* to, size_t bytes) {
+  if (!captures.empty()) return CAPTURING;
+  return *to = reinterpret_cast<u64>(std::aligned_alloc(512, (bytes + 511) / 512 * 512)), *to ? SUCCESS : INVALID;
+}
+API cuMemFree_v2(u64 at) { return std::free(reinterpret_cast<void*>(at)), SUCCESS; }
+API cuMemAllocHost_v2(void** to, size_t bytes) { return *to = std::malloc(bytes), *to ? SUCCESS : INVALID; }
+API cuMemFreeHost(void* at) { return std::free(at), SUCCESS; }
+API cuMemGetInfo_v2(size_t* free, size_t* whole) { return *free = *whole = 1ull << 34, SUCCESS; }
+API cuMemcpyHtoD_v2(u64 to, const void* from, size_t bytes) {
+  return std::memcpy(reinterpret_cast<void*>(to), from, bytes), SUCCESS;
+}
+API cuMemcpyDtoH_v2(void* to, u64 from, size_t bytes) {
+  return std::memcpy(to, reinterpret_cast<void*>(from), bytes), SUCCESS;
+}
+API cuStreamCreate(void** to, unsigned) { return *to = STREAM, SUCCESS; }
+API cuStreamDestroy_v2(void*) { return SUCCESS; }
+// Events tell a time that only launches and copies move. There is no cuEventElapsedTime_v2: drivers before CUDA 12.8 have none.
+API cuEventCreate(void** to, unsigned) { return *to = new Event{0}, SUCCESS; }
+API cuEventDestroy_v2(void* event) { return delete static_cast<Event*>(event), SUCCESS; }
+API cuEventRecord(void* event, void*) { return static_cast<Event*>(event)->at = clock_now, SUCCESS; }
+API cuEventSynchronize(void*) { return SUCCESS; }
+API cuEventElapsedTime(float* milliseconds, void* begin, void* end) {
+  *milliseconds = 1e-6f * (float)(static_cast<Event*>(end)->at - static_cast<Event*>(begin)->at);
+  return SUCCESS;
+}
+API cuStreamBeginCapture_v2(void* stream, int) {
+  if (captures.count(stream)) return INVALID;
+  return captures[stream] = new Graph, SUCCESS;
+}
+API cuStreamEndCapture(void* stream, void** to) {
+  auto capturing = captures.find(stream);
+  if (capturing == captures.end()) return INVALID;
+  *to = capturing->second;
+  return captures.erase(capturing), SUCCESS;
+}
+API cuGraphInstantiateWithFlags(void** to, void* graph, u64) { return *to = new Graph(*static_cast<Graph*>(graph)), SUCCESS; }
+API cuGraphDestroy(void* graph) { return delete static_cast<Graph*>(graph), SUCCESS; }
+API cuGraphExecDestroy(void* graph) { return delete static_cast<Graph*>(graph), SUCCESS; }
+API cuGraphLaunch(void* graph, void*) {
+  std::lock_guard<std::mutex> own(turn);
+  for (auto& work : *static_cast<Graph*>(graph))
+    if (int status = work()) return status;
+  return SUCCESS;
+}
 API cuPointerGetAttribute(void* to, int, u64) { return *static_cast<int*>(to) = 0, SUCCESS; }
 // NVRTC asks for one when it compiles, and needs it: its first word is its size, too short to hold anything. CUDA's runtime,
 // which torch asks for devices, must not have one: it then says that there are none.

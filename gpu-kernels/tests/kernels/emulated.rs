@@ -2,7 +2,7 @@
 //! `FLEXCOMM_TEST_GPU=1` everything here runs on one instead (for compute-sanitizer too).
 
 #[path = "../../../tests/skipped.rs"]
-mod skipped;
+pub mod skipped;
 
 use flexcomm_gpu_kernels::{
     Allocation, Blas, Copies, Cublas, Device, Gemm, Gpu, LaunchError, Outcome, Sgemm, Span, THREADS, source,
@@ -36,10 +36,19 @@ fn emulator() -> Option<&'static Emulator> {
 }
 
 fn build() -> Result<Emulator, String> {
+    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("emulator-{}.so", std::process::id()));
+    compile("emulator.cpp", &to)?;
+    // SAFETY: our own code, built a moment ago.
+    let library = unsafe { libloading::Library::new(&to) }.map_err(|why| why.to_string())?;
+    drop(std::fs::remove_file(&to));
+    Ok(Emulator { library, turn: Mutex::new(()) })
+}
+
+/// A file of `tests/emulator` to a library.
+pub fn compile(source: &str, to: &Path) -> Result<(), String> {
     // Other crates' tests use this file too.
     let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|folder| folder.join("gpu-kernels"));
     let root = above.find(|folder| folder.join("cuda").exists()).ok_or("gpu-kernels/ is not here")?;
-    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("emulator-{}.so", std::process::id()));
     let flags =
         "-std=c++17 -O2 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas -Werror -shared -fPIC";
     // A GPU faults at a misaligned access, where this machine would go on: trap.
@@ -47,17 +56,14 @@ fn build() -> Result<Emulator, String> {
     let mut compiler = Command::new("g++");
     compiler.args(flags.split(' ')).args(strict.split(' ')).arg("-DFLEXCOMM_EMULATOR");
     compiler.arg("-I").arg(root.join("cuda")).arg("-I").arg(root.join("tests/emulator"));
-    compiler.arg(root.join("tests/emulator/emulator.cpp")).arg("-o").arg(&to);
+    compiler.arg(root.join("tests/emulator").join(source)).arg("-o").arg(to);
     let output = compiler.output().map_err(|why| format!("there is no g++ ({why}): apt-get install g++"))?;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // SAFETY: our own code, built a moment ago.
-    let library = unsafe { libloading::Library::new(&to) }.map_err(|why| why.to_string())?;
-    drop(std::fs::remove_file(&to));
-    Ok(Emulator { library, turn: Mutex::new(()) })
+    Ok(())
 }
 
 /// With `FLEXCOMM_TEST_GPU=1` the same tests run on the first GPU.
-fn gpu() -> Option<&'static Gpu> {
+pub fn gpu() -> Option<&'static Gpu> {
     static ONE: OnceLock<Option<Gpu>> = OnceLock::new();
     let asked = || std::env::var_os("FLEXCOMM_TEST_GPU").is_some_and(|v| v == "1");
     ONE.get_or_init(|| asked().then(|| Gpu::load(0, None).unwrap_or_else(|why| panic!("failed to {why}")))).as_ref()
