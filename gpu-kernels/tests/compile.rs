@@ -79,6 +79,50 @@ fn errors_of_the_compiler_are_passed_on() {
     }
 }
 
+/// A library that says it is NVRTC of this version, for these architectures.
+fn pretended(folder: &Path, (major, minor): (u32, u32), archs: &str) -> Option<PathBuf> {
+    let (source, library) = (folder.join("nvrtc.cpp"), folder.join(format!("libnvrtc.so.{major}")));
+    let text = format!(
+        "static const int archs[] = {{{archs}}};
+         extern \"C\" int nvrtcVersion(int* a, int* b) {{ return *a = {major}, *b = {minor}, 0; }}
+         extern \"C\" int nvrtcGetNumSupportedArchs(int* n) {{ return *n = sizeof archs / sizeof *archs, 0; }}
+         extern \"C\" int nvrtcGetSupportedArchs(int* to) {{ for (int a : archs) *to++ = a; return 0; }}"
+    );
+    std::fs::write(&source, text).unwrap();
+    let built = std::process::Command::new("g++").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status();
+    let Ok(status) = built else {
+        skipped("there is no g++ to build a pretended NVRTC with: apt-get install g++");
+        return None;
+    };
+    assert!(status.success());
+    Some(library)
+}
+
+/// Torch's wheel may have one, the toolkit another: the first that the driver takes and that knows the device.
+#[test]
+fn of_several_compilers_the_one_that_fits_the_driver_is_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(new) = pretended(folder.path(), (13, 5), "75, 80, 90, 100") else { return };
+    let Some(old) = pretended(folder.path(), (12, 4), "75, 80, 90") else { return };
+    let both = [folder.path().join("libnvrtc.so.14"), new, old.clone()];
+    let version = |major, minor| flexcomm_gpu_kernels::Version { major, minor };
+    let of =
+        |candidates: &[PathBuf], driver, arch| Nvrtc::fitting_of(candidates, driver, arch).map(|nvrtc| nvrtc.version());
+    let (hopper, blackwell) = (Arch::new(9, 0), Arch::new(10, 0));
+    assert_eq!(of(&both, version(12, 4), hopper).unwrap(), version(12, 4));
+    assert_eq!(of(&both, version(13, 0), hopper).unwrap(), version(13, 5), "cubins load within a major version");
+    let turned = [old, both[1].clone()];
+    assert_eq!(of(&turned, version(13, 0), hopper).unwrap(), version(12, 4), "in order, where both fit");
+    assert_eq!(of(&turned, version(13, 0), blackwell).unwrap(), version(13, 5), "the older does not know it");
+    let error = of(&both, version(12, 4), blackwell).unwrap_err().to_string();
+    assert!(error.contains("13.5") && error.contains("12.4") && error.contains("too old"), "{error}");
+    // One that does not load is no reason to stop at it.
+    let broken = folder.path().join("libnvrtc.so.15");
+    std::fs::write(&broken, "no library").unwrap();
+    let with = [broken, both[1].clone()];
+    assert_eq!(of(&with, version(13, 0), hopper).unwrap(), version(13, 5));
+}
+
 #[test]
 fn what_is_no_nvrtc_is_named_with_the_remedy() {
     let folder = tempfile::tempdir().unwrap();

@@ -84,11 +84,6 @@ fn open(ordinal: u32) -> Result<(sys::CUdevice, Arch), LoadError> {
     Ok((device, Arch::new(attribute(device, MAJOR)?, attribute(device, MINOR)?)))
 }
 
-/// Kernels for a driver must be of its major version, or older.
-fn check_version(driver: Version, nvrtc: Version) -> Result<(), LoadError> {
-    if nvrtc.major > driver.major { Err(LoadError::DriverTooOld { driver, nvrtc }) } else { Ok(()) }
-}
-
 /// From the cache, else compiled and kept. A cache that cannot be written to costs time and nothing else.
 fn cubin(module: &Module, arch: Arch, nvrtc: &Nvrtc, cache: Option<&Cache>) -> Result<Vec<u8>, LoadError> {
     let path = cache.map(|c| (c, c.path(module.name, (&source::digest(module), &arch.sm()), nvrtc.version())));
@@ -107,9 +102,7 @@ impl Gpu {
     pub fn load(ordinal: u32, cache: Option<&Cache>) -> Result<Self, LoadError> {
         let driver_version = check_driver()?;
         let (device, arch) = open(ordinal)?;
-        let nvrtc = Nvrtc::find()?;
-        check_version(driver_version, nvrtc.version())?;
-        let arch = arch.check(nvrtc.archs())?;
+        let nvrtc = Nvrtc::fitting(driver_version, arch)?;
         // SAFETY: released when this is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(driver("open the device's context"))?;
         let (modules, functions) = (Vec::new(), HashMap::new());
@@ -299,15 +292,6 @@ impl Copies for OnStream<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_driver_older_than_nvrtc_is_refused_with_both_versions() {
-        let version = |major, minor| Version { major, minor };
-        assert!(check_version(version(13, 0), version(13, 5)).is_ok(), "cubins load within a major version");
-        assert!(check_version(version(14, 0), version(13, 5)).is_ok());
-        let error = check_version(version(12, 4), version(13, 2)).unwrap_err().to_string();
-        assert!(error.contains("12.4") && error.contains("13.2") && error.contains("too old"), "{error}");
-    }
 
     /// On machines without a GPU there is a named error and no panic; with one, the kernels load.
     #[test]

@@ -51,19 +51,23 @@ impl Place {
     }
 }
 
-/// The first of these that exists; a name without a folder is left to the dynamic linker. An error is of a file that is
-/// there and does not load.
-pub(super) fn first_of(candidates: &[PathBuf]) -> Result<Option<(Library, &Path)>, (&Path, String)> {
+/// Those of these that exist, in order; a name without a folder is left to the dynamic linker. An error is of a file that
+/// is there and does not load.
+pub(super) fn each_of(candidates: &[PathBuf]) -> impl Iterator<Item = Result<(Library, &Path), (&Path, String)>> {
     let linked = |path: &Path| path.parent().is_none_or(|parent| parent.as_os_str().is_empty());
-    for path in candidates {
+    candidates.iter().filter_map(move |path| {
         // SAFETY: loading a library of CUDA runs its initialisers, which only set up its own state.
         match unsafe { Library::new(path) } {
-            Ok(library) => return Ok(Some((library, path))),
-            Err(error) if !linked(path) && path.exists() => return Err((path, error.to_string())),
-            Err(_) => {}
+            Ok(library) => Some(Ok((library, path.as_path()))),
+            Err(error) if !linked(path) && path.exists() => Some(Err((path.as_path(), error.to_string()))),
+            Err(_) => None,
         }
-    }
-    Ok(None)
+    })
+}
+
+/// The first of these that exists.
+pub(super) fn first_of(candidates: &[PathBuf]) -> Result<Option<(Library, &Path)>, (&Path, String)> {
+    each_of(candidates).next().transpose()
 }
 
 /// A status in the library's own words, by its function `named`: one that takes the status and answers a string that is

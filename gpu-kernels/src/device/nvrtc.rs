@@ -46,12 +46,34 @@ impl Nvrtc {
 
     /// The first of these that exists; a name without a folder is left to the dynamic linker.
     pub fn first_of(candidates: &[PathBuf]) -> Result<Self, LoadError> {
-        let bad = |path: &Path, why| LoadError::BadNvrtc { path: path.display().to_string(), why };
-        match library::first_of(candidates) {
-            Ok(Some((library, path))) => Self::new(library, path),
-            Ok(None) => Err(LoadError::NoNvrtc { tried: library::listed(candidates) }),
-            Err((path, why)) => Err(bad(path, why)),
+        Self::chosen(candidates, |_| Ok(()))
+    }
+
+    /// As [`Nvrtc::find`], the first whose kernels load into this driver and that compiles for the device: one machine may
+    /// have several, as torch's beside the toolkit's. An error is that of the first found.
+    pub fn fitting(driver: Version, arch: Arch) -> Result<Self, LoadError> {
+        Self::fitting_of(&PLACE.candidates(), driver, arch)
+    }
+
+    /// As [`Nvrtc::fitting`], of these.
+    pub fn fitting_of(candidates: &[PathBuf], driver: Version, arch: Arch) -> Result<Self, LoadError> {
+        Self::chosen(candidates, |nvrtc| {
+            check_version(driver, nvrtc.version)?;
+            arch.check(&nvrtc.archs).map(drop)
+        })
+    }
+
+    fn chosen(candidates: &[PathBuf], fits: impl Fn(&Self) -> Result<(), LoadError>) -> Result<Self, LoadError> {
+        let mut first = None;
+        for found in library::each_of(candidates) {
+            let bad = |(path, why): (&Path, String)| LoadError::BadNvrtc { path: path.display().to_string(), why };
+            let nvrtc = found.map_err(bad).and_then(|(library, path)| Self::new(library, path));
+            match nvrtc.and_then(|nvrtc| fits(&nvrtc).map(|()| nvrtc)) {
+                Ok(nvrtc) => return Ok(nvrtc),
+                Err(why) => first = first.or(Some(why)),
+            }
         }
+        Err(first.unwrap_or_else(|| LoadError::NoNvrtc { tried: library::listed(candidates) }))
     }
 
     fn new(library: Library, path: &Path) -> Result<Self, LoadError> {
@@ -163,6 +185,11 @@ impl Nvrtc {
     }
 }
 
+/// Kernels for a driver must be of its major version, or older: within a major version cubins load into every driver.
+fn check_version(driver: Version, nvrtc: Version) -> Result<(), LoadError> {
+    if nvrtc.major > driver.major { Err(LoadError::DriverTooOld { driver, nvrtc }) } else { Ok(()) }
+}
+
 /// Where a Python environment would have it.
 pub fn in_environment(root: &Path) -> Vec<PathBuf> {
     PLACE.in_environment(root)
@@ -175,4 +202,18 @@ fn c_string(text: &str) -> CString {
 
 fn pointers(strings: &[CString]) -> Vec<*const c_char> {
     strings.iter().map(|string| string.as_ptr()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_older_than_nvrtc_is_refused_with_both_versions() {
+        let version = |major, minor| Version { major, minor };
+        assert!(check_version(version(13, 0), version(13, 5)).is_ok(), "cubins load within a major version");
+        assert!(check_version(version(14, 0), version(13, 5)).is_ok());
+        let error = check_version(version(12, 4), version(13, 2)).unwrap_err().to_string();
+        assert!(error.contains("12.4") && error.contains("13.2") && error.contains("too old"), "{error}");
+    }
 }
