@@ -5,10 +5,11 @@
 //!   charged to both ends with the most that it can cost before it is granted, and with what its bytes took at the
 //!   measured rate when its report is there. A test whose report never comes stays charged in full.
 //! - Accounts outlive silence of their nodes and, stored, restarts of the controller.
+//! - Tests of links that changed, and of links without which nothing could soon be decided for a job, may overdraw.
 //! - The pair that waited longest goes first. When it cannot pay yet, its nodes save up for it: pairs that are
 //!   cheaper do not starve it.
 
-use flexcomm_domain::{NodeName, ShareAccount, ShareRules, Timestamp};
+use flexcomm_domain::{Need, NodeName, ShareAccount, ShareRules, Timestamp};
 use flexcomm_wire::{MAX_TEST_S, ThroughputGrant, ThroughputReport};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -78,8 +79,19 @@ pub struct Known {
     pub bandwidth_bps: Option<f64>,
     /// The larger of both directions.
     pub latency_s: f64,
+    /// What its last test showed, the larger of both directions. A fall is here before an estimate believes it.
+    pub tested_bps: Option<f64>,
     /// Something says that it changed since the last test.
     pub suspect: bool,
+    /// A job runs over it, and its bandwidth is so unsure that soon nothing can be decided for that job.
+    pub fading: bool,
+}
+
+impl Known {
+    /// What a test has to expect, bit/s.
+    fn carries_bps(&self) -> Option<f64> {
+        self.bandwidth_bps.map(|bps| self.tested_bps.map_or(bps, |tested| tested.min(bps)))
+    }
 }
 
 /// What a test spent.
@@ -137,10 +149,6 @@ pub struct Scheduler {
     accounts: BTreeMap<NodeName, Account>,
 }
 
-fn seconds(at: Timestamp) -> f64 {
-    at.since(Timestamp(0)).get()
-}
-
 impl Scheduler {
     /// Nothing runs; ids start after `first_id`, which must grow from start to start.
     pub fn new(config: RawProbes, first_id: u64) -> Self {
@@ -158,7 +166,7 @@ impl Scheduler {
 
     /// Takes up an account that was stored before the start.
     pub fn restore(&mut self, node: NodeName, level_s: f64, now: Timestamp) {
-        let account = ShareAccount::restored(level_s, seconds(now));
+        let account = ShareAccount::restored(level_s, now.seconds());
         self.accounts.insert(node, Account { account, stored_s: Some(level_s) });
     }
 
@@ -249,7 +257,7 @@ impl Scheduler {
 
     /// Every account grows, also of nodes that are silent; of these a full one says nothing and is forgotten.
     fn grow(&mut self, now: Timestamp, live: &[NodeName], elsewhere: f64) {
-        let (rules, now_s) = (self.rules, seconds(now));
+        let (rules, now_s) = (self.rules, now.seconds());
         self.accounts.values_mut().for_each(|entry| entry.account.grow(&rules, now_s, elsewhere));
         self.accounts.retain(|node, entry| !entry.account.is_full() || live.contains(node));
         for node in live {
@@ -305,7 +313,7 @@ impl Scheduler {
     /// Bytes of a test, both directions together: enough for some time and for several round trips.
     fn budget(&self, link: &Known) -> u64 {
         let (least, most) = (self.config.min_bytes, self.config.max_bytes);
-        let Some(bps) = link.bandwidth_bps else { return SCOUT_BYTES.max(least / ROUGH).min(most) };
+        let Some(bps) = link.carries_bps() else { return SCOUT_BYTES.max(least / ROUGH).min(most) };
         let seconds = (self.config.test_ms as f64 * 1e-3).max(ROUND_TRIPS * 2.0 * link.latency_s);
         ((2.0 * bps / 8.0 * seconds) as u64).clamp(least, most)
     }
@@ -313,14 +321,22 @@ impl Scheduler {
     /// What a test should cost each end and what it may cost at most, in seconds' worth of the share.
     fn cost_s(&self, bytes: u64, link: &Known) -> (f64, f64) {
         let most_s = self.rules.most_s(bytes as f64 / 2.0);
-        let planned = link.bandwidth_bps.map(|bps| self.rules.cost_s(bytes as f64 / 2.0, bps));
+        let planned = link.carries_bps().map(|bps| self.rules.cost_s(bytes as f64 / 2.0, bps));
         (planned.unwrap_or(most_s).min(most_s), most_s)
     }
 
     fn may_pay(&self, pair: &Pair, cost: (f64, f64), link: &Known) -> bool {
-        let urgent = self.is_urgent(pair, link) || link.bandwidth_bps.is_none();
-        let can = |node| self.accounts.get(node).is_some_and(|e| e.account.may_pay(&self.rules, cost, urgent));
+        let need = self.need(pair, link);
+        let can = |node| self.accounts.get(node).is_some_and(|e| e.account.may_pay(&self.rules, cost, need));
         can(&pair.0) && can(&pair.1)
+    }
+
+    fn need(&self, pair: &Pair, link: &Known) -> Need {
+        match link {
+            _ if self.is_urgent(pair, link) || link.bandwidth_bps.is_none() => Need::Urgent,
+            Known { fading: true, .. } => Need::Pressing,
+            _ => Need::Routine,
+        }
     }
 
     fn grant(&mut self, (pair, link): (Pair, &Known), (bytes, held_s): (u64, f64), now: Timestamp) {

@@ -17,7 +17,7 @@ pub use decision::{Decision, Digest, Version};
 pub use ids::{JobId, NodeName, Rank};
 pub use link::{Link, LinkMatrix};
 pub use nearest::nearest;
-pub use share::{ShareAccount, ShareRules};
+pub use share::{Need, ShareAccount, ShareRules};
 pub use strategy::{Collective, Compressor, Selection, Selector, Strategy};
 pub use time::Timestamp;
 pub use units::{Bandwidth, Bytes, CompressionRatio, Gain, Seconds};

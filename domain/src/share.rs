@@ -18,6 +18,17 @@ const SLOWEST_BPS: f64 = 1e6;
 /// Frames, headers and the acknowledgements of the other direction, over TCP's payload.
 const ON_THE_WIRE: f64 = 1.1;
 
+/// How much a test matters, and so how far it may overdraw an account.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// It waits until it is paid.
+    Routine,
+    /// Without it nothing can be decided soon: it may overdraw, but leaves room for what is urgent.
+    Pressing,
+    /// Something has changed: it may overdraw as far as anything may.
+    Urgent,
+}
+
 /// How a [`ShareAccount`] grows and how far it may be overdrawn.
 ///
 /// A link that changed must be measured at once, so that an account may be overdrawn by a bounded debt. It grows by
@@ -56,6 +67,11 @@ impl ShareRules {
     /// What a test of `payload_bytes` in one direction costs at `bps` bit/s, in seconds' worth.
     pub fn cost_s(&self, payload_bytes: f64, bps: f64) -> f64 {
         ON_THE_WIRE * payload_bytes * 8.0 / bps / self.share
+    }
+
+    /// The deepest debt that a pressing test may leave: an urgent one must fit after it, and half of the reserve is its.
+    fn pressing_s(&self) -> f64 {
+        (self.deepest_s / 2.0).min(self.deepest_s - self.dearest_s())
     }
 
     /// What any test can cost at most, in seconds' worth: it fills its direction until its time is over.
@@ -98,10 +114,14 @@ impl ShareAccount {
         (self.level_s, self.at_s) = ((self.level_s + growth * passed).min(MOST_S), self.at_s.max(now_s));
     }
 
-    /// Whether a test fits that is planned to cost `cost_s` and may cost `most_s`. Urgent ones may overdraw; others
-    /// wait until they are paid, and one that is dearer than a full account until the account is full.
-    pub fn may_pay(&self, rules: &ShareRules, (cost_s, most_s): (f64, f64), urgent: bool) -> bool {
-        let least = if urgent { f64::NEG_INFINITY } else { cost_s.min(MOST_S) };
+    /// Whether a test fits that is planned to cost `cost_s` and may cost `most_s`. A routine one that is dearer than a
+    /// full account waits until the account is full.
+    pub fn may_pay(&self, rules: &ShareRules, (cost_s, most_s): (f64, f64), need: Need) -> bool {
+        let least = match need {
+            Need::Routine => cost_s.min(MOST_S),
+            Need::Pressing => cost_s - rules.pressing_s(),
+            Need::Urgent => f64::NEG_INFINITY,
+        };
         self.level_s >= least && self.level_s - most_s >= -rules.deepest_s
     }
 
@@ -131,22 +151,26 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn need() -> impl Strategy<Value = Need> {
+        prop_oneof![Just(Need::Routine), Just(Need::Pressing), Just(Need::Urgent)]
+    }
+
     proptest! {
         /// However often tests are asked for, whatever they cost within their bounds: in every window the time that
         /// they filled the link stays within the share.
         #[test]
         fn the_share_holds_over_every_window(
             share in 0.0005f64..0.2,
-            tests in prop::collection::vec((0.0f64..60.0, 0.0f64..=1.0, 0.0f64..=1.0, any::<bool>()), 1..400),
+            tests in prop::collection::vec((0.0f64..60.0, 0.0f64..=1.0, 0.0f64..=1.0, need()), 1..400),
         ) {
             let rules = ShareRules::new(share, 4.0);
             let mut account = ShareAccount::full(0.0);
             let (mut now, mut spent) = (0.0, Vec::new());
-            for (wait, planned, part, urgent) in tests {
+            for (wait, planned, part, need) in tests {
                 now += wait;
                 account.grow(&rules, now, 0.0);
                 let most = rules.dearest_s();
-                if account.may_pay(&rules, (planned * most, most), urgent) {
+                if account.may_pay(&rules, (planned * most, most), need) {
                     account.charge(part * most);
                     spent.push((now, part * most));
                 }
@@ -166,15 +190,34 @@ mod tests {
         assert!((rules.most_s(12_500.0) - 11.0).abs() < 1e-9);
         assert_eq!((rules.deepest_s(), rules.window_s(), rules.dearest_s()), (600.0, 3600.0, 400.0));
         let mut account = ShareAccount::full(0.0);
-        assert!(account.is_full() && account.may_pay(&rules, (400.0, 400.0), false));
+        assert!(account.is_full() && account.may_pay(&rules, (400.0, 400.0), Need::Routine));
         account.charge(400.0);
-        assert!(!account.may_pay(&rules, (20.0, 20.0), false) && account.may_pay(&rules, (20.0, 20.0), true));
-        assert!(!account.may_pay(&rules, (20.0, 400.0), true));
+        let may = |account: &ShareAccount, cost, need| account.may_pay(&rules, cost, need);
+        assert!(!may(&account, (20.0, 20.0), Need::Routine) && may(&account, (20.0, 20.0), Need::Urgent));
+        assert!(!may(&account, (20.0, 400.0), Need::Urgent));
         let wait = account.wait_s(&rules, 400.0);
         account.grow(&rules, wait, 0.0);
         assert!((account.level_s() + 200.0).abs() < 1e-9, "{account:?}");
         account.grow(&rules, wait + 1e6, 0.0);
         assert!(account.is_full());
+    }
+
+    /// A pressing test does not wait for what urgent ones overdrew, and one more urgent test fits after it.
+    #[test]
+    fn pressing_tests_leave_room_for_urgent_ones() {
+        for (share, deepest_s) in [(0.01, 600.0), (0.3, 240.0)] {
+            let rules = ShareRules::new(share, 4.0);
+            let mut account = ShareAccount::full(0.0);
+            let (cost, dearest) = ((5.0, 10.0), rules.dearest_s());
+            account.charge(100.0);
+            assert!(!account.may_pay(&rules, cost, Need::Routine));
+            while account.may_pay(&rules, cost, Need::Pressing) {
+                account.charge(cost.0);
+            }
+            assert_eq!(rules.deepest_s(), deepest_s);
+            assert!(account.level_s() < -100.0, "{account:?}");
+            assert!(account.may_pay(&rules, (dearest, dearest), Need::Urgent), "{account:?}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! is paid with the most that it can cost, and that is on disk, before the first byte leaves.
 
 use crate::files;
-use flexcomm_domain::{ShareAccount, ShareRules};
+use flexcomm_domain::{Need, ShareAccount, ShareRules};
 use flexcomm_wire::MAX_TEST_S;
 use std::io;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ impl Budget {
     pub(crate) fn hold(&mut self, now_s: f64, bytes: u64) -> Result<Held, f64> {
         let most_s = self.rules.most_s(bytes as f64);
         self.account.grow(&self.rules, now_s, 0.0);
-        if !self.account.may_pay(&self.rules, (0.0, most_s), true) {
+        if !self.account.may_pay(&self.rules, (0.0, most_s), Need::Urgent) {
             return Err(self.account.wait_s(&self.rules, most_s));
         }
         self.account.charge(most_s);

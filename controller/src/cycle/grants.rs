@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::CycleError;
 use crate::app::App;
+use crate::config::Config;
 use crate::echoes;
 use crate::grants::{Known, Pair};
 use crate::links::{LinkMap, contradicted, merge};
@@ -14,13 +15,39 @@ use crate::store::TestRow;
 /// Changes of latency below this many microseconds are no sign of another network.
 const LATENCY_FLOOR_US: f64 = 100.0;
 
+/// A link fades from so many times the confidence on that decisions need: a test takes its time to be granted and seen.
+const FADING: f64 = 1.5;
+
+/// From when on a link is suspect or fades.
+#[derive(Debug)]
+struct Thresholds {
+    suspect_change: f64,
+    fading: f64,
+}
+
+impl Thresholds {
+    fn of(config: &Config) -> Self {
+        let fading = FADING * config.planner.least_confidence;
+        Self { suspect_change: config.probes.suspect_change, fading }
+    }
+}
+
+/// Pairs of nodes that run ranks of the same job.
+#[derive(Debug, Default)]
+struct Shared {
+    all: BTreeSet<Pair>,
+    /// Of jobs that take another time than predicted: tested as often as the budget allows until it no longer is so, since
+    /// an estimator needs several tests to believe a change.
+    deviating: BTreeSet<Pair>,
+}
+
 /// Hands out and takes back grants. What they may cost is stored before anybody can see them.
 pub async fn tick(app: &App) -> Result<(), CycleError> {
     let now = app.clock.now();
     let live = app.presence.live(now);
     let tests = app.store.link_tests().await?;
     let links = merge(&app.store.links().await?, &tests, now);
-    let known = known(app, &links, &tests, &deviating(app).await?);
+    let known = known(&Thresholds::of(&app.config), &links, &tests, &shared(app).await?);
     let echoes = echoes::plan(&app.config.probes, &live, &known);
     *app.echoes() = echoes;
     let moved = {
@@ -32,21 +59,24 @@ pub async fn tick(app: &App) -> Result<(), CycleError> {
 }
 
 /// What the links look like, by pair of nodes.
-fn known(app: &App, links: &LinkMap, tests: &[TestRow], deviating: &BTreeSet<Pair>) -> BTreeMap<Pair, Known> {
+fn known(thresholds: &Thresholds, links: &LinkMap, tests: &[TestRow], shared: &Shared) -> BTreeMap<Pair, Known> {
     let tests: BTreeMap<_, &TestRow> = tests.iter().map(|t| ((&t.src, &t.dst), t)).collect();
+    let larger = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);
     let mut known: BTreeMap<Pair, Known> = BTreeMap::new();
     for ((from, to), link) in links {
         let pair = Pair::new(from, to);
         let test = tests.get(&(from, to));
         let then = test.and_then(|test| test.latency_us);
-        let moved = then.is_some_and(|then| latency_moved(link, then, app.config.probes.suspect_change))
+        let moved = then.is_some_and(|then| latency_moved(link, then, thresholds.suspect_change))
             || test.is_some_and(|test| contradicted(test, link));
-        let off = deviating.contains(&pair);
+        let off = shared.deviating.contains(&pair);
+        let fading = link.bandwidth_confidence < thresholds.fading && shared.all.contains(&pair);
         let entry = known.entry(pair).or_default();
-        let both = entry.bandwidth_bps.into_iter().chain(link.bandwidth_bps);
-        entry.bandwidth_bps = both.reduce(f64::max);
+        entry.bandwidth_bps = larger(entry.bandwidth_bps, link.bandwidth_bps);
+        entry.tested_bps = larger(entry.tested_bps, test.map(|test| test.bandwidth_bps));
         entry.latency_s = entry.latency_s.max(link.latency_us * 1e-6);
         entry.suspect |= moved || off;
+        entry.fading |= fading;
     }
     known
 }
@@ -56,18 +86,49 @@ fn latency_moved(link: &LinkView, then_us: f64, share: f64) -> bool {
     change > LATENCY_FLOOR_US && change > share * then_us.min(link.latency_us)
 }
 
-/// Pairs of nodes whose job takes another time than predicted: tested as often as the budget allows until it no
-/// longer does, since an estimator needs several tests to believe a change.
-async fn deviating(app: &App) -> Result<BTreeSet<Pair>, CycleError> {
-    let off: Vec<_> = app.boards().iter().filter(|(_, board)| board.deviates).map(|(job, _)| job.clone()).collect();
-    let mut pairs = BTreeSet::new();
-    for job in off {
+async fn shared(app: &App) -> Result<Shared, CycleError> {
+    let jobs: Vec<_> = app.boards().iter().map(|(job, board)| (job.clone(), board.deviates)).collect();
+    let mut shared = Shared::default();
+    for (job, deviates) in jobs {
         let ranks = app.store.ranks(&job).await?;
         let nodes: BTreeSet<NodeName> = ranks.into_iter().filter(|r| r.left.is_none()).map(|r| r.node).collect();
         let nodes: Vec<NodeName> = nodes.into_iter().collect();
-        for (i, a) in nodes.iter().enumerate() {
-            pairs.extend(nodes[i + 1..].iter().map(|b| Pair::new(a, b)));
-        }
+        let pairs: Vec<Pair> =
+            nodes.iter().enumerate().flat_map(|(i, a)| nodes[i + 1..].iter().map(|b| Pair::new(a, b))).collect();
+        shared.deviating.extend(pairs.iter().filter(|_| deviates).cloned());
+        shared.all.extend(pairs);
     }
-    Ok(pairs)
+    Ok(shared)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::links::tests::{node, row};
+    use flexcomm_domain::Timestamp;
+
+    #[test]
+    fn only_unsure_links_of_a_job_fade_and_the_last_test_is_known() {
+        let thresholds = Thresholds { suspect_change: 0.3, fading: 0.75 };
+        let rows = [row("a", "b", Some(1e9), 0), row("b", "a", Some(1e9), 0)];
+        let test = |bandwidth_bps| TestRow {
+            src: node("a"),
+            dst: node("b"),
+            bandwidth_bps,
+            previous_bps: None,
+            received: Timestamp(0),
+            latency_us: Some(1000.0),
+        };
+        let pair = Pair::new(&node("a"), &node("b"));
+        let look = |tests: &[TestRow], shared: &Shared| {
+            known(&thresholds, &merge(&rows, tests, Timestamp(0)), tests, shared)[&pair]
+        };
+        let job = Shared { all: [pair.clone()].into(), deviating: BTreeSet::new() };
+        let sure = look(&[], &job);
+        assert!(!sure.fading && sure.tested_bps.is_none() && !sure.suspect, "{sure:?}");
+        let fallen = look(&[test(1e8)], &job);
+        assert!(fallen.fading && fallen.suspect, "{fallen:?}");
+        assert_eq!((fallen.bandwidth_bps, fallen.tested_bps), (Some(1e9), Some(1e8)));
+        assert!(!look(&[test(1e8)], &Shared::default()).fading, "no decision rests on it");
+    }
 }

@@ -15,12 +15,13 @@ fn all(live: &[NodeName], link: Known) -> BTreeMap<Pair, Known> {
     pairs.map(|p| (p, link)).collect()
 }
 
+/// On a clock of these days: `Timestamp` counts from 1970.
 fn at(ms: u64) -> Timestamp {
-    Timestamp(1_000_000_000 + ms * 1000)
+    Timestamp(1_795_000_000_000_000 + ms * 1000)
 }
 
 fn link(bps: f64) -> Known {
-    Known { bandwidth_bps: Some(bps), latency_s: 0.001, suspect: false }
+    Known { bandwidth_bps: Some(bps), latency_s: 0.001, ..Known::default() }
 }
 
 fn scheduler() -> Scheduler {
@@ -264,6 +265,40 @@ fn a_link_under_lasting_suspicion_is_tested_as_often_as_a_trusted_one() {
     };
     let (suspect, trusted) = (tests(true), tests(false));
     assert!(trusted > 20 && suspect >= trusted, "{suspect} tests of a suspect link, {trusted} of a trusted one");
+}
+
+/// A burst of urgent tests leaves a debt that takes minutes to pay. What a job's decisions rest on does not wait for that.
+#[test]
+fn fading_links_do_not_wait_for_the_debts_of_suspect_ones() {
+    let live = names(4);
+    let tests = |fading: bool| {
+        let config = RawProbes { budget_share: 0.3, retest_s: 10, ..RawProbes::default() };
+        let mut s = Scheduler::new(config, 0);
+        let mut tests = 0;
+        for second in 0..120 {
+            let fell = (10..30).contains(&second);
+            let known = all(&live, Known { suspect: fell, fading, ..link(1e8) });
+            s.tick(at(second * 1000), &live, &known, 0.0);
+            tests += if second >= 40 { s.active.len() } else { 0 };
+            // What was planned for a faster link lasts as long as a test may.
+            let bps = if fell { 1e5 } else { 1e8 };
+            end_all(&mut s, bps);
+        }
+        tests
+    };
+    let (fading, routine) = (tests(true), tests(false));
+    assert!(fading >= 40 && routine < fading / 2, "{fading} tests of fading links, {routine} of others");
+}
+
+/// The first test after a fall lasts as long as a test may; the next are as large as that one showed to be right.
+#[test]
+fn a_test_is_as_large_as_the_last_one_showed() {
+    let s = scheduler();
+    let fell = Known { tested_bps: Some(1e8), ..link(1e9) };
+    assert_eq!(s.budget(&fell), s.budget(&link(1e8)));
+    assert_eq!(s.cost_s(1 << 20, &fell), s.cost_s(1 << 20, &link(1e8)));
+    let rose = Known { tested_bps: Some(1e9), ..link(1e8) };
+    assert_eq!(s.budget(&rose), s.budget(&link(1e8)), "one test is no proof of a rise");
 }
 
 #[test]
