@@ -17,7 +17,7 @@ pub const MAX_BLOCKED: usize = 16;
 
 /// Links of which latency or bandwidth, mean or worst, has moved by this share or more, a factor of two, are another
 /// network: no noise of estimates reaches it, and what was measured says little of it.
-const OTHER_NETWORK: f64 = 1.0;
+pub(crate) const OTHER_NETWORK: f64 = 1.0;
 
 /// More strikes than these make no block longer.
 const MOST_STRIKES: u32 = 20;

@@ -1,6 +1,6 @@
 //! One decision from beginning to end; see the crate's walk-through.
 
-use crate::blocks::Moved;
+use crate::blocks::{Moved, OTHER_NETWORK};
 use crate::choose::{self, Hold, Take};
 use crate::guard::{self, Judgement, Rollback};
 use crate::memory::{GainReference, HeldBack, LinkSummary, Seen};
@@ -222,12 +222,18 @@ impl<'a> Call<'a> {
         if self.s.in_force.is_some() {
             return choose::next(self.s, &self.memory, costs, &self.triggers, self.now);
         }
-        let moved = self.triggers.iter().any(|t| matches!(t, Trigger::Links { .. }));
-        if self.memory.trial.pending && !trial::unmeasured(self.s).is_empty() && !moved {
+        if self.memory.trial.pending && !trial::unmeasured(self.s).is_empty() && !self.on_another_network() {
             let why = "the first decision waits for the trial that measures what compression keeps and costs".into();
             return Err(Hold { keep: Keep::AwaitingTrial, why, held_back: None });
         }
         choose::first(self.s, costs, &self.first_heading())
+    }
+
+    /// Links seem to move a little as soon as a job and its trial fill them.
+    fn on_another_network(&self) -> bool {
+        let (Some(before), Some(links)) = (self.memory.links, &self.s.links) else { return false };
+        let floor_s = self.s.config.latency_floor_s.get();
+        before.moved(&LinkSummary::of(&links.matrix), OTHER_NETWORK, floor_s)
     }
 
     fn first_heading(&self) -> String {

@@ -43,6 +43,9 @@ fn a_job_without_a_profile_tries_first_and_follows_the_network_meanwhile() {
     let again = job.call();
     assert!(again.trial.is_none(), "asked twice");
     job.wait(1.0);
+    job.network(0.001, 15e9);
+    assert_eq!(job.keeps(), Keep::AwaitingTrial, "a job that fills its links makes them look slower");
+    job.wait(1.0);
     job.network(0.001, 1e9);
     let followed = job.call();
     assert!(followed.decision().is_some(), "{}", followed.report.why);
