@@ -23,6 +23,9 @@ pub trait Momentum: Send + std::fmt::Debug {
     /// The step of the last [`Self::apply`] counts.
     fn commit(&mut self);
 
+    /// Takes the last [`Self::commit`] back; right after it, before any other [`Self::apply`].
+    fn undo(&mut self);
+
     /// Appends the state.
     fn save(&self, out: &mut Writer);
 
@@ -56,6 +59,10 @@ impl Momentum for Nesterov {
     }
 
     fn commit(&mut self) {
+        std::mem::swap(&mut self.momentum, &mut self.next);
+    }
+
+    fn undo(&mut self) {
         std::mem::swap(&mut self.momentum, &mut self.next);
     }
 

@@ -26,11 +26,20 @@ pub struct Dgc {
     next: Vec<f32>,
     /// eta of the last step, for a memory that follows.
     learning_rate: Option<f64>,
+    /// Before the last update.
+    before: Option<f64>,
 }
 
 impl Dgc {
     fn new(mu: f32, n: usize) -> Self {
-        Self { mu, momentum: vec![0.0; n], accumulated: vec![0.0; n], next: vec![0.0; n], learning_rate: None }
+        Self {
+            mu,
+            momentum: vec![0.0; n],
+            accumulated: vec![0.0; n],
+            next: vec![0.0; n],
+            learning_rate: None,
+            before: None,
+        }
     }
 }
 
@@ -54,7 +63,13 @@ impl Memory for Dgc {
         }
         std::mem::swap(&mut self.momentum, &mut self.next);
         std::mem::swap(&mut self.accumulated, fed);
-        self.learning_rate = Some(step.learning_rate);
+        self.before = self.learning_rate.replace(step.learning_rate);
+    }
+
+    fn undo(&mut self, fed: &mut Vec<f32>) {
+        std::mem::swap(&mut self.momentum, &mut self.next);
+        std::mem::swap(&mut self.accumulated, fed);
+        self.learning_rate = self.before;
     }
 
     /// v. Its parts were accumulated at the rates of their steps and are sent as gradients, as published; a memory that

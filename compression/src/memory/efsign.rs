@@ -32,12 +32,20 @@ pub struct EfSign {
     units: Units,
     /// The residual came from another memory: it is to be converted.
     foreign: bool,
+    /// Units and origin before the last update.
+    before: (Units, bool),
 }
 
 impl EfSign {
     fn new(values: &Values, n: usize) -> Self {
         let gamma = Some(values.number(0)).filter(|gamma| *gamma > 0.0);
-        Self { residual: vec![0.0; n], gamma, units: Units::GRADIENTS, foreign: false }
+        Self {
+            residual: vec![0.0; n],
+            gamma,
+            units: Units::GRADIENTS,
+            foreign: false,
+            before: (Units::GRADIENTS, false),
+        }
     }
 }
 
@@ -72,8 +80,14 @@ impl Memory for EfSign {
 
     fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {
         std::mem::swap(&mut self.residual, fed);
+        self.before = (self.units, self.foreign);
         self.units = Units::at(step.learning_rate / self.unit(step));
         self.foreign = false;
+    }
+
+    fn undo(&mut self, fed: &mut Vec<f32>) {
+        std::mem::swap(&mut self.residual, fed);
+        (self.units, self.foreign) = self.before;
     }
 
     fn unit(&self, step: Feeding) -> f64 {

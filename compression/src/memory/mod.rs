@@ -52,6 +52,10 @@ pub trait Memory: Send + std::fmt::Debug {
     /// as given to the [`Self::compensate`] before.
     fn update(&mut self, step: Feeding, fed: &mut Vec<f32>);
 
+    /// Takes the last [`Self::update`] back, bit for bit; right after it, before any other [`Self::compensate`]. `fed` is what
+    /// that left.
+    fn undo(&mut self, fed: &mut Vec<f32>);
+
     /// What is held back.
     fn held_back(&self) -> HeldBack<'_>;
 

@@ -29,11 +29,13 @@ pub struct Sgc {
     next: Vec<f32>,
     /// eta of the last step, for a memory that follows.
     learning_rate: Option<f64>,
+    /// Before the last update.
+    before: Option<f64>,
 }
 
 impl Sgc {
     fn new([alpha, epsilon]: [f32; 2], n: usize) -> Self {
-        Self { alpha, epsilon, accumulated: vec![0.0; n], next: vec![0.0; n], learning_rate: None }
+        Self { alpha, epsilon, accumulated: vec![0.0; n], next: vec![0.0; n], learning_rate: None, before: None }
     }
 }
 
@@ -60,7 +62,12 @@ impl Memory for Sgc {
             }
         }
         std::mem::swap(&mut self.accumulated, &mut self.next);
-        self.learning_rate = Some(step.learning_rate);
+        self.before = self.learning_rate.replace(step.learning_rate);
+    }
+
+    fn undo(&mut self, _fed: &mut Vec<f32>) {
+        std::mem::swap(&mut self.accumulated, &mut self.next);
+        self.learning_rate = self.before;
     }
 
     /// u, in units of epsilon times a gradient.

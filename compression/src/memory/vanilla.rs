@@ -28,11 +28,19 @@ pub struct Vanilla {
     beta: f64,
     gamma: f64,
     units: Units,
+    /// Before the last update.
+    before: Units,
 }
 
 impl Vanilla {
     fn new(values: &Values, n: usize) -> Self {
-        Self { residual: vec![0.0; n], beta: values.number(0), gamma: values.number(1), units: Units::GRADIENTS }
+        Self {
+            residual: vec![0.0; n],
+            beta: values.number(0),
+            gamma: values.number(1),
+            units: Units::GRADIENTS,
+            before: Units::GRADIENTS,
+        }
     }
 
     fn weight(&self, step: Feeding) -> f32 {
@@ -65,7 +73,12 @@ impl Memory for Vanilla {
 
     fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {
         std::mem::swap(&mut self.residual, fed);
-        self.units = Units::at(step.learning_rate);
+        self.before = std::mem::replace(&mut self.units, Units::at(step.learning_rate));
+    }
+
+    fn undo(&mut self, fed: &mut Vec<f32>) {
+        std::mem::swap(&mut self.residual, fed);
+        self.units = self.before;
     }
 
     fn held_back(&self) -> HeldBack<'_> {

@@ -6,7 +6,7 @@
 //!
 //! What a change does: [`Pipeline::change`] keeps momentum and memory when their kind stays. What an old memory held back
 //! goes into the new one; into a strategy without memory it is added to the next gradient. A step that is refused
-//! changes nothing.
+//! changes nothing; one that was done can be taken back ([`Pipeline::mark`], [`Pipeline::undo`]).
 //!
 //! Receivers refuse messages of another strategy, length, round or scope, and where ranks must draw alike
 //! ([`Codec::draws_together`]) those of another step or seed.
@@ -16,6 +16,7 @@ mod receive;
 mod state;
 mod step;
 mod sums;
+mod undo;
 
 pub use gradient::Gradient;
 pub use state::StateError;
@@ -28,6 +29,7 @@ use crate::strategy::{NonFinite, Strategy};
 use crate::wire::{Common, DType, Header, MAX_PARAMETERS, Reader, Writer};
 use crate::{Energy, Kernel, Layers};
 use std::ops::Range;
+use undo::Mark;
 
 /// Which process and bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -115,6 +117,7 @@ pub struct Pipeline {
     readers: Vec<Reader<'static>>,
     open: Option<Open>,
     skipped: u64,
+    mark: Mark,
 }
 
 impl Pipeline {
@@ -139,6 +142,7 @@ impl Pipeline {
             readers: Vec::new(),
             open: None,
             skipped: 0,
+            mark: Mark::default(),
             layers,
         }
     }
@@ -184,6 +188,7 @@ impl Pipeline {
     /// Goes on as if the steps so far had been at this rate (finite, above 0): nothing is rescaled at the next step at it.
     /// For steps at a rate that was only assumed.
     pub fn rebase(&mut self, learning_rate: f64) {
+        self.forget_mark();
         let ratio = learning_rate / self.learning_rate;
         self.leftover_units = self.leftover_units.rebased(ratio);
         if let Some(memory) = &mut self.memory {
@@ -220,6 +225,7 @@ impl Pipeline {
     /// Another strategy from the next step on. See the module for what becomes of the memory.
     pub fn change(&mut self, strategy: &Strategy) {
         self.open = None;
+        self.forget_mark();
         let n = self.layers.values();
         if !strategy.same_momentum(&self.strategy) {
             self.momentum = strategy.momentum(n);

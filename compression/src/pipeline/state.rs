@@ -40,6 +40,9 @@ pub enum StateError {
         /// Ours.
         here: [u64; 2],
     },
+    /// Nothing to go back to.
+    #[error("undo a step: no place was marked, or more than one step came after it")]
+    NoMark,
     /// Drawn by another seed: ranks would draw different numbers, and a run would not go on as it was.
     #[error("restore a saved state of seed {saved}: here it is seed {here}")]
     Seed {

@@ -14,6 +14,7 @@ impl Pipeline {
         open: Open,
         out: &mut Writer,
     ) -> Result<Outcome, EncodeError> {
+        self.pass_mark();
         let n = self.layers.values();
         gradient.check_length(n)?;
         let added = self.momentum.is_some() || self.memory.is_some() || !self.leftover.is_empty();
@@ -146,6 +147,6 @@ impl Pipeline {
             let step = Feeding { learning_rate: open.step.learning_rate, kernel: self.kernel };
             memory.update(step, &mut self.fed);
         }
-        self.leftover.clear();
+        self.leave_mark();
     }
 }

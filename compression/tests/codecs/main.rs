@@ -18,3 +18,4 @@ mod refusals;
 mod sparsification;
 mod states;
 mod steady;
+mod undo;

@@ -80,8 +80,6 @@ enum Phase {
 pub struct Piped {
     index: u32,
     pipeline: Pipeline,
-    /// The state before the step, to put back.
-    before: Writer,
     message: Writer,
     sum: Vec<u8>,
     step: Step,
@@ -104,13 +102,12 @@ pub fn layers(params: &[Param]) -> Result<Layers, LayersError> {
 impl Piped {
     /// For the bucket at `index` with these layers; nothing is held back.
     pub fn new(index: u32, strategy: &Strategy, layers: Layers, member: Member) -> Self {
-        let (before, message, sum, fault) = Default::default();
+        let (message, sum, fault) = Default::default();
         let mut pipeline = Pipeline::new(strategy, layers, member);
         pipeline.rebase(NO_RATE);
         Self {
             index,
             pipeline,
-            before,
             message,
             sum,
             step: Step { index: 0, learning_rate: NO_RATE },
@@ -218,7 +215,9 @@ impl Piped {
         self.status = Status::default();
         self.energy = Energy::default();
         self.step = step;
-        match self.come_home() {
+        let home = self.come_home();
+        self.pipeline.mark();
+        match home {
             Ok(()) => self.compress(gradient),
             Err(error) => {
                 self.fault = error.to_string();
@@ -231,7 +230,6 @@ impl Piped {
     }
 
     fn compress(&mut self, gradient: &[f32]) {
-        self.pipeline.save(&mut self.before);
         match self.pipeline.compress(Gradient::F32(gradient), self.step, &mut self.message) {
             Ok(outcome) => self.energy = outcome.energy,
             Err(error) => self.excuse(&error),
@@ -354,7 +352,7 @@ impl Piped {
             self.abandon_on_device();
             return Ok(());
         }
-        self.pipeline.restore(self.before.bytes()).map_err(|e| EngineError::State(format!("failed to {e}")))
+        self.pipeline.undo().map_err(|e| EngineError::State(format!("failed to {e}")))
     }
 
     /// After the last turn: `out`, which holds the gradient until then, becomes the mean gradient. `heard` is of the
