@@ -5,7 +5,6 @@ use crate::core::Core;
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
 use crate::session::Session;
-use flexcomm_compression::Checksum;
 use flexcomm_compression::codec::{Element, Travels};
 use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_compression::strategy::Strategy;
@@ -40,20 +39,12 @@ impl Text {
     /// Reads and checks a text.
     pub fn read(text: &str) -> Result<Self, Failure> {
         let strategy: Strategy = text.parse().map_err(|e| Failure::input(format!("failed to {e}")))?;
-        match strategy.travels() {
-            Travels::Sums(_) if strategy.checksum() != Checksum::None => Err(Failure::input(format!(
-                "failed to set checksum of {} to \"crc32c\": it must be none, its messages add up in flight",
-                strategy.entry().name
-            ))),
-            travels => {
-                let text = strategy.to_string();
-                let collective =
-                    if travels == Travels::Gathers { Collective::Allgather } else { Collective::DenseRing };
-                let shown: String = text.chars().take(MAX_STRATEGY_TEXT).collect();
-                let ran = Reported::text(&shown, collective).map_err(Failure::input)?;
-                Ok(Self { strategy, text, ran, offset: 0 })
-            }
-        }
+        let gathers = strategy.travels() == Travels::Gathers;
+        let collective = if gathers { Collective::Allgather } else { Collective::DenseRing };
+        let text = strategy.to_string();
+        let shown: String = text.chars().take(MAX_STRATEGY_TEXT).collect();
+        let ran = Reported::text(&shown, collective).map_err(Failure::input)?;
+        Ok(Self { strategy, text, ran, offset: 0 })
     }
 
     /// Name of the type whose elements add up; empty when messages are gathered.
