@@ -1,13 +1,16 @@
 //! Time of each quantizer against a plain copy of the same bytes, on one thread:
-//! `cargo run --release -p flexcomm-compression --example quantizers [n] [name]`. With `known`, norm and energy of the tensor
+//! `cargo run --release -p flexcomm-compression --example quantizers [n] [name] [kernel]`. With `known`, norm and energy of the tensor
 //! are given, as from a pass before: what is left is rounding and packing. What the times are made of: `SPEED.md`.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
+
+mod shared;
 
 use flexcomm_compression::codec::{Context, Shape};
 use flexcomm_compression::random::Stream;
 use flexcomm_compression::strategy::{Class, Entry, Strategy};
 use flexcomm_compression::wire::{Reader, Writer};
-use flexcomm_compression::{Kernel, MAX_VALUES, methods};
+use flexcomm_compression::{MAX_VALUES, methods};
+use shared::{read, read_kernel};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -23,21 +26,11 @@ fn time(mut work: impl FnMut()) -> f64 {
     least
 }
 
-/// An argument as a number that is allowed, or its default.
-fn read<T: std::str::FromStr>(
-    name: &str,
-    text: Option<String>,
-    (default, allowed): (T, fn(&T) -> bool),
-) -> Result<T, String> {
-    let Some(text) = text else { return Ok(default) };
-    let refused = || format!("failed to read {name} from {text:?}: it must be a number in range");
-    text.parse().ok().filter(allowed).ok_or_else(refused)
-}
-
 fn main() -> Result<(), String> {
     let mut arguments = std::env::args().skip(1);
     let n = read("n", arguments.next(), (25_000_000, |n: &usize| (1..=MAX_VALUES).contains(n)))?;
     let only = arguments.next().unwrap_or_default();
+    let context = Context { kernel: read_kernel(arguments.next())?, ..Context::new(1) };
     let stream = Stream::new(1, [0; 4]);
     let laplace = |i| {
         let u = stream.uniform(i) - 0.5;
@@ -47,8 +40,8 @@ fn main() -> Result<(), String> {
     let mut to = vec![0.0f32; n];
     let gigabytes = 4.0 * n as f64 / 1e9;
     let copy = time(|| black_box(&mut to).copy_from_slice(black_box(&x)));
-    let looked = time(|| _ = black_box(Context::new(1).stats(black_box(&x)).unwrap()));
-    println!("n = {n}, {:?}, copy {:.1} GB/s", Kernel::best(), gigabytes / copy);
+    let looked = time(|| _ = black_box(context.stats(black_box(&x)).unwrap()));
+    println!("n = {n}, {:?}, copy {:.1} GB/s", context.kernel, gigabytes / copy);
     let per_16 = |seconds: f64| seconds * 1.6e10 / n as f64;
     println!("per 16 values: copy {:.2} ns, norm and energy alone {:.2} ns", per_16(copy), per_16(looked));
     println!("{:46} {:>9} {:>14} {:>11} {:>16}", "method", "bits", "compress/copy", "known/copy", "decode+sum/copy");
@@ -58,8 +51,8 @@ fn main() -> Result<(), String> {
             let strategy: Strategy = format!("{}({example})", entry.name).parse().unwrap();
             let side = n.isqrt();
             let shape = if n.is_multiple_of(side) { Shape { rows: n / side, cols: side } } else { Shape::vector(n) };
-            let (mut codec, context, mut out) = (strategy.codec(shape), Context::new(1), Writer::new());
-            let known = Context { known: Some(context.stats(&x).unwrap()), ..Context::new(1) };
+            let (mut codec, mut out) = (strategy.codec(shape), Writer::new());
+            let known = Context { known: Some(context.stats(&x).unwrap()), ..context };
             let [encode, rest] = [&context, &known].map(|context| {
                 time(|| {
                     out.clear();

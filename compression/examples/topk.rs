@@ -1,12 +1,16 @@
 //! Time of error feedback, exact top-k, residual update and packing at c = 0.01 against a plain copy of the tensor, on one thread:
-//! `cargo run --release -p flexcomm-compression --example topk [n] [seconds] [turns]`. So many gradients take turns; with one, more
-//! of it lies in the caches. (`flexcomm bench compressors` moves the one that it has by a few values with every step.)
+//! `cargo run --release -p flexcomm-compression --example topk [n] [seconds] [turns] [kernel]`. So many gradients take
+//! turns; with one, more of it lies in the caches. (`flexcomm bench compressors` moves the one that it has by a few values with
+//! every step.)
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
+
+mod shared;
 
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::random::Stream;
 use flexcomm_compression::wire::Writer;
 use flexcomm_compression::{Layers, MAX_VALUES};
+use shared::{read, read_kernel};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -31,26 +35,16 @@ fn gradient(n: usize, laplace: bool, turn: u64) -> Vec<f32> {
     (0..n as u32).map(|i| 1e-3 * value(i) as f32).collect()
 }
 
-/// An argument as a number that is allowed, or its default.
-fn read<T: std::str::FromStr>(
-    name: &str,
-    text: Option<String>,
-    (default, allowed): (T, fn(&T) -> bool),
-) -> Result<T, String> {
-    let Some(text) = text else { return Ok(default) };
-    let refused = || format!("failed to read {name} from {text:?}: it must be a number in range");
-    text.parse().ok().filter(allowed).ok_or_else(refused)
-}
-
 fn main() -> Result<(), String> {
     let mut arguments = std::env::args().skip(1);
     let n = read("n", arguments.next(), (1_000_000, |n: &usize| (1..=MAX_VALUES / 2).contains(n)))?;
     let seconds = read("seconds", arguments.next(), (1.0, |seconds: &f64| *seconds >= 0.0))?;
     let turns = read("turns", arguments.next(), (1, |turns: &u64| *turns > 0))?;
+    let kernel = read_kernel(arguments.next())?;
     for (name, laplace) in [("normal", false), ("laplace", true)] {
         let gradients: Vec<Vec<f32>> = (0..turns).map(|turn| gradient(n, laplace, turn)).collect();
         let strategy = "topk(k=0.01)+ef(vanilla)".parse().unwrap();
-        let mut rank = Pipeline::new(&strategy, Layers::fused(n).unwrap(), Member::alone(1));
+        let mut rank = Pipeline::new(&strategy, Layers::fused(n).unwrap(), Member::alone(1)).with_kernel(kernel);
         let (mut out, mut to) = (Writer::new(), vec![0.0f32; n]);
         let (mut copies, mut times, begun) = (Vec::new(), Vec::new(), Instant::now());
         for index in 0.. {
