@@ -13,6 +13,8 @@ pub(super) const STREAMED: usize = 1 << 22;
 const READ: u8 = 0;
 const STORE: u8 = 1;
 const STREAM: u8 = 2;
+/// Beside one of these: both weights are 1, and no product changes anything.
+const PLAIN: u8 = 4;
 
 /// Where candidates are written. Kernels store whole vectors of up to `SLACK` lanes at `len` and then advance `len` by
 /// the candidates among them.
@@ -67,7 +69,8 @@ impl<'a> Buffers<'a> {
         assert!(residual.len() == n && fed.len() == n, "slices of one length");
         // Stores past the caches must be aligned to 16 bytes.
         let streams = n >= STREAMED && fed.as_ptr().addr().is_multiple_of(16);
-        (Self { gradient, residual, fed, weights: (beta, gamma), floor }, if streams { STREAM } else { STORE })
+        let plain = if (beta, gamma) == (1.0, 1.0) { PLAIN } else { 0 };
+        (Self { gradient, residual, fed, weights: (beta, gamma), floor }, plain | if streams { STREAM } else { STORE })
     }
 
     /// The values from `done` on, of which fewer than a vector are left, and the block's sums, go into the answer.
@@ -95,7 +98,9 @@ pub(super) fn avx512(feed: Feed<'_>, found: &mut Candidates) -> Fed {
     match mode {
         READ => run_avx512::<READ>(buffers, found),
         STORE => run_avx512::<STORE>(buffers, found),
-        _ => run_avx512::<STREAM>(buffers, found),
+        STREAM => run_avx512::<STREAM>(buffers, found),
+        mode if mode == PLAIN | STORE => run_avx512::<{ PLAIN | STORE }>(buffers, found),
+        _ => run_avx512::<{ PLAIN | STREAM }>(buffers, found),
     }
 }
 
@@ -113,12 +118,19 @@ fn run_avx512<const MODE: u8>(mut buffers: Buffers<'_>, found: &mut Candidates) 
         });
         (seen.max, from) = (_mm512_set1_epi32(max_key as i32), whole / (2 * BLOCK) * (2 * BLOCK));
     }
-    for start in (from..whole).step_by(BLOCK) {
-        let mut hits = [0; BLOCK / LANES];
-        look::<MODE>(&mut buffers, start..whole.min(start + BLOCK), &mut seen, &mut hits);
-        keep::<MODE>(&buffers, start, &hits, &mut sink);
+    let [now, before] = &mut [Hits::NONE; 2];
+    let (mut now, mut before) = (now, before);
+    while from + BLOCK <= whole {
+        look::<MODE>(&mut buffers, from, &mut seen, now);
+        keep::<MODE>(&buffers, before, &mut sink);
+        std::mem::swap(&mut now, &mut before);
+        from += BLOCK;
     }
-    if MODE == STREAM {
+    seen.finish::<MODE>(&buffers, from);
+    look_at_last::<MODE>(&mut buffers, from..whole, &mut seen, now);
+    keep::<MODE>(&buffers, before, &mut sink);
+    keep::<MODE>(&buffers, now, &mut sink);
+    if MODE & STREAM == STREAM {
         _mm_sfence();
     }
     (found.len, found.overflowed) = (sink.len, sink.overflowed);
@@ -129,10 +141,27 @@ fn run_avx512<const MODE: u8>(mut buffers: Buffers<'_>, found: &mut Candidates) 
 /// Values per vector.
 const LANES: usize = 16;
 
+/// Where a block's values reached the floor.
+#[derive(Clone, Copy)]
+struct Hits {
+    start: usize,
+    /// A bit for each vector of which one did: gathered in a register, since a vector of numbers that were stored one by one
+    /// cannot be loaded before these and all stores before them have reached the cache.
+    vectors: u64,
+    /// A bit for each value.
+    values: [u16; BLOCK / LANES],
+}
+
+impl Hits {
+    const NONE: Self = Self { start: 0, vectors: 0, values: [0; BLOCK / LANES] };
+}
+
 /// What the values so far add up to.
 struct Seen {
     /// Of whole blocks.
     energy: f64,
+    /// Of the block before, of which the first half was added up; none before the first block.
+    half: Option<__m512d>,
     /// Of the last block, while it is short.
     sums: [f64; 8],
     max: __m512i,
@@ -142,18 +171,19 @@ impl Seen {
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn new() -> Self {
-        Self { energy: 0.0, sums: [0.0; 8], max: _mm512_setzero_si512() }
+        Self { energy: 0.0, half: None, sums: [0.0; 8], max: _mm512_setzero_si512() }
     }
 
+    /// Adds up the second half of the block that ends at `end`.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn add(&mut self, squares: __m512d, len: usize) {
-        // SAFETY: an array of the size of the vector.
-        unsafe { _mm512_storeu_pd(self.sums.as_mut_ptr(), squares) };
-        if len == BLOCK {
-            self.energy += self.sums.iter().sum::<f64>();
-            self.sums = [0.0; 8];
+    fn finish<const MODE: u8>(&mut self, buffers: &Buffers<'_>, end: usize) {
+        let Some(mut squares) = self.half.take() else { return };
+        for at in (end - BLOCK / 2..end).step_by(LANES) {
+            // SAFETY: a block that was looked at.
+            squares = add_squares(squares, unsafe { looked_at::<MODE>(buffers, at) });
         }
+        self.energy += sum(squares);
     }
 }
 
@@ -172,69 +202,115 @@ unsafe fn values_at<const MODE: u8>(buffers: &Buffers<'_>, at: usize) -> __m512 
             return value;
         }
         let held = _mm512_loadu_ps(buffers.residual.as_ptr().add(at));
-        _mm512_add_ps(_mm512_mul_ps(beta, held), _mm512_mul_ps(gamma, value))
+        match MODE & PLAIN {
+            PLAIN => _mm512_add_ps(held, value),
+            _ => _mm512_add_ps(_mm512_mul_ps(beta, held), _mm512_mul_ps(gamma, value)),
+        }
     }
 }
 
-/// Feeds and adds up whole vectors, at most a block; a bit of `hits` for each value that reaches the floor.
+/// The values that were looked at from `at` on. What was stored is near; what went past the caches is not.
+///
+/// # Safety
+/// They were.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn look<const MODE: u8>(
-    buffers: &mut Buffers<'_>,
-    range: Range<usize>,
-    seen: &mut Seen,
-    hits: &mut [u16; BLOCK / LANES],
-) {
-    let (mask, floor) = (_mm512_set1_epi32(KEY_MASK as i32), _mm512_set1_epi32(buffers.floor as i32));
-    let (mut squares, mut max, len) = (_mm512_setzero_pd(), seen.max, range.len());
-    for (at, hits) in range.step_by(LANES).zip(hits) {
-        // SAFETY: the caller has these values in every slice that is used; past the caches they are aligned.
-        let value = unsafe {
-            let value = values_at::<MODE>(buffers, at);
-            let to = buffers.fed.as_mut_ptr().wrapping_add(at);
-            match MODE {
-                READ => {}
-                STORE => _mm512_storeu_ps(to, value),
-                _ => stream512(to, value),
-            }
-            value
-        };
-        squares = add_squares(squares, value);
-        let key = _mm512_and_si512(_mm512_castps_si512(value), mask);
-        max = _mm512_max_epu32(max, key);
-        *hits = _mm512_cmpge_epu32_mask(key, floor);
+unsafe fn looked_at<const MODE: u8>(buffers: &Buffers<'_>, at: usize) -> __m512 {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        match MODE & !PLAIN {
+            STORE => _mm512_loadu_ps(buffers.fed.as_ptr().add(at)),
+            _ => values_at::<MODE>(buffers, at),
+        }
     }
-    seen.max = max;
-    seen.add(squares, len);
 }
 
-/// Keeps a block's values that reached the floor. Apart from looking: there a branch would be guessed wrong every few
-/// vectors.
+/// Feeds values from `at` on, and keeps the largest key; a bit for each that reaches the floor.
+///
+/// # Safety
+/// at + 16 <= the length of the slices.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn feed_at<const MODE: u8>(buffers: &mut Buffers<'_>, at: usize, max: &mut __m512i) -> u16 {
+    let (mask, floor) = (_mm512_set1_epi32(KEY_MASK as i32), _mm512_set1_epi32(buffers.floor as i32));
+    // SAFETY: by the caller's promise; past the caches slices are aligned.
+    let value = unsafe {
+        let value = values_at::<MODE>(buffers, at);
+        let to = buffers.fed.as_mut_ptr().wrapping_add(at);
+        match MODE & !PLAIN {
+            READ => {}
+            STORE => _mm512_storeu_ps(to, value),
+            _ => stream512(to, value),
+        }
+        value
+    };
+    let key = _mm512_and_si512(_mm512_castps_si512(value), mask);
+    *max = _mm512_max_epu32(*max, key);
+    _mm512_cmpge_epu32_mask(key, floor)
+}
+
+/// Feeds a whole block and finds what reaches the floor. Sums of squares are chains, by whose latency a block takes longer than
+/// by all else: the first half of this block's and the second half of the one before are added up side by side.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn look<const MODE: u8>(buffers: &mut Buffers<'_>, start: usize, seen: &mut Seen, hits: &mut Hits) {
+    let before = if seen.half.is_some() { start - BLOCK / 2 } else { start };
+    let (mut squares, mut old) = (_mm512_setzero_pd(), seen.half.unwrap_or(_mm512_setzero_pd()));
+    let (mut max, mut vectors) = (seen.max, 0u64);
+    for (pair, hits) in hits.values.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+        // SAFETY: the caller has a block in every slice that is used, and has looked at the one before.
+        unsafe {
+            for (i, hit) in hits.iter_mut().enumerate() {
+                let vector = 2 * pair + i;
+                *hit = feed_at::<MODE>(buffers, start + LANES * vector, &mut max);
+                vectors |= u64::from(*hit != 0) << vector;
+            }
+            squares = add_squares(squares, looked_at::<MODE>(buffers, start + LANES * pair));
+            old = add_squares(old, looked_at::<MODE>(buffers, before + LANES * pair));
+        }
+    }
+    if seen.half.is_some() {
+        seen.energy += sum(old);
+    }
+    (seen.half, seen.max) = (Some(squares), max);
+    (hits.start, hits.vectors) = (start, vectors);
+}
+
+/// As [`look`], of whole vectors that are less than a block.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn look_at_last<const MODE: u8>(buffers: &mut Buffers<'_>, range: Range<usize>, seen: &mut Seen, hits: &mut Hits) {
+    let mut squares = _mm512_setzero_pd();
+    (hits.start, hits.vectors) = (range.start, 0);
+    for ((vector, hit), at) in hits.values.iter_mut().enumerate().zip(range.step_by(LANES)) {
+        // SAFETY: the caller has these values in every slice that is used.
+        unsafe {
+            *hit = feed_at::<MODE>(buffers, at, &mut seen.max);
+            squares = add_squares(squares, looked_at::<MODE>(buffers, at));
+        }
+        hits.vectors |= u64::from(*hit != 0) << vector;
+    }
+    // SAFETY: an array of the size of the vector.
+    unsafe { _mm512_storeu_pd(seen.sums.as_mut_ptr(), squares) };
+}
+
+/// Keeps a block's values that reached the floor. Apart from looking, where a branch would be guessed wrong every few vectors,
+/// and after the next block was looked at: what is guessed wrong here is known before that is done.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,popcnt,bmi1,bmi2")]
-fn keep<const MODE: u8>(buffers: &Buffers<'_>, start: usize, hits: &[u16; BLOCK / LANES], sink: &mut Sink<'_>) {
+fn keep<const MODE: u8>(buffers: &Buffers<'_>, hits: &Hits, sink: &mut Sink<'_>) {
     let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    let [low, high] = [0, BLOCK / LANES / 2].map(|from| {
-        // SAFETY: 32 numbers of 16 bits from there on.
-        let hits = unsafe { _mm512_loadu_si512(hits[from..from + 32].as_ptr().cast()) };
-        u64::from(_mm512_test_epi16_mask(hits, hits))
-    });
-    let mut vectors = low | high << 32;
+    let mut vectors = hits.vectors;
     while vectors != 0 {
         let vector = vectors.trailing_zeros() as usize;
         vectors &= vectors - 1;
-        let (at, hits) = (start + LANES * vector, hits[vector % (BLOCK / LANES)]);
+        let (at, hits) = (hits.start + LANES * vector, hits.values[vector % (BLOCK / LANES)]);
         let Some((indices, bits)) = sink.slots(LANES) else { return };
         let index = _mm512_add_epi32(lane, _mm512_set1_epi32(at as i32));
         // Compressing in a register and storing all lanes is far faster than a compressing store on some processors.
         // SAFETY: these values were looked at, and `slots` answered room for LANES values at each.
         unsafe {
-            // What was stored is near; what went past the caches is not.
-            let values = match MODE {
-                STORE => _mm512_loadu_ps(buffers.fed.as_ptr().add(at)),
-                _ => values_at::<MODE>(buffers, at),
-            };
-            let values = _mm512_castps_si512(values);
+            let values = _mm512_castps_si512(looked_at::<MODE>(buffers, at));
             _mm512_storeu_si512(indices.cast(), _mm512_maskz_compress_epi32(hits, index));
             _mm512_storeu_si512(bits.cast(), _mm512_maskz_compress_epi32(hits, values));
         }
@@ -342,7 +418,9 @@ pub(super) fn avx2(feed: Feed<'_>, found: &mut Candidates) -> Fed {
     match mode {
         READ => run_avx2::<READ>(buffers, found),
         STORE => run_avx2::<STORE>(buffers, found),
-        _ => run_avx2::<STREAM>(buffers, found),
+        STREAM => run_avx2::<STREAM>(buffers, found),
+        mode if mode == PLAIN | STORE => run_avx2::<{ PLAIN | STORE }>(buffers, found),
+        _ => run_avx2::<{ PLAIN | STREAM }>(buffers, found),
     }
 }
 
@@ -367,9 +445,12 @@ fn run_avx2<const MODE: u8>(buffers: Buffers<'_>, found: &mut Candidates) -> Fed
                 let mut value = _mm256_loadu_ps(buffers.gradient.as_ptr().add(at));
                 if MODE != READ {
                     let held = _mm256_loadu_ps(buffers.residual.as_ptr().add(at));
-                    value = _mm256_add_ps(_mm256_mul_ps(beta, held), _mm256_mul_ps(gamma, value));
+                    value = match MODE & PLAIN {
+                        PLAIN => _mm256_add_ps(held, value),
+                        _ => _mm256_add_ps(_mm256_mul_ps(beta, held), _mm256_mul_ps(gamma, value)),
+                    };
                     let to = buffers.fed.as_mut_ptr().add(at);
-                    if MODE == STREAM { stream256(to, value) } else { _mm256_storeu_ps(to, value) }
+                    if MODE & STREAM == STREAM { stream256(to, value) } else { _mm256_storeu_ps(to, value) }
                 }
                 value
             };
@@ -404,7 +485,7 @@ fn run_avx2<const MODE: u8>(buffers: Buffers<'_>, found: &mut Candidates) -> Fed
             sums = [0.0; 8];
         }
     }
-    if MODE == STREAM {
+    if MODE & STREAM == STREAM {
         _mm_sfence();
     }
     (found.len, found.overflowed) = (sink.len, sink.overflowed);
