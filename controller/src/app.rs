@@ -118,6 +118,11 @@ impl App {
         self.echoes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How long confidence in a bandwidth lasts, in seconds.
+    pub fn patience_s(&self) -> f64 {
+        self.scheduler().patience_s()
+    }
+
     /// The throughput tests.
     pub fn scheduler(&self) -> MutexGuard<'_, Scheduler> {
         self.grants.lock().unwrap_or_else(PoisonError::into_inner)

@@ -9,7 +9,7 @@
 //! - The pair that waited longest goes first. When it cannot pay yet, its nodes save up for it: pairs that are
 //!   cheaper do not starve it.
 
-use flexcomm_domain::{Need, NodeName, ShareAccount, ShareRules, Timestamp};
+use flexcomm_domain::{BANDWIDTH_CONFIDENCE_AGE_S, Need, NodeName, ShareAccount, ShareRules, Timestamp};
 use flexcomm_wire::{MAX_TEST_S, ThroughputGrant, ThroughputReport};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,6 +52,15 @@ const ROUND_TRIPS: f64 = 10.0;
 /// What is read from a report costs at most so many times the dearest test: bytes may queue on the way when the
 /// time is over, but a report may also be nonsense.
 const BELIEVED: f64 = 2.0;
+
+/// A confidence of 1 is above the planner's 0.5 for two thirds of so many rounds of tests: one may fail.
+const ROUNDS: f64 = 3.0;
+
+/// However long a round takes, a bandwidth of an hour ago is hardly more than a guess, in seconds.
+const MOST_PATIENCE_S: f64 = 3600.0;
+
+/// Of a share of which echoes take almost all, so much is counted.
+const LEAST_GROWTH: f64 = 0.1;
 
 /// An account is stored again when it has moved by this much, in seconds' worth.
 const STORE_AFTER_S: f64 = 30.0;
@@ -147,6 +156,7 @@ pub struct Scheduler {
     overdue: BTreeMap<u64, Active>,
     past: BTreeMap<Pair, Past>,
     accounts: BTreeMap<NodeName, Account>,
+    patience_s: f64,
 }
 
 impl Scheduler {
@@ -154,7 +164,8 @@ impl Scheduler {
     pub fn new(config: RawProbes, first_id: u64) -> Self {
         let rules = ShareRules::new(config.budget_share, MAX_TEST_S);
         let (active, overdue, past, accounts) = Default::default();
-        Self { config, rules, next_id: first_id, active, overdue, past, accounts }
+        let patience_s = BANDWIDTH_CONFIDENCE_AGE_S;
+        Self { config, rules, next_id: first_id, active, overdue, past, accounts, patience_s }
     }
 
     /// Takes note of a test that was stored before the start.
@@ -218,6 +229,11 @@ impl Scheduler {
         self.active.iter().filter(|a| a.from == *node).map(|a| a.grant.clone()).collect()
     }
 
+    /// Seconds in which confidence in a bandwidth falls to 1/e: no link is doubted for waiting for its turn.
+    pub fn patience_s(&self) -> f64 {
+        self.patience_s
+    }
+
     /// When a pair was tested last.
     pub fn tested(&self, pair: &Pair) -> Option<Timestamp> {
         self.past.get(pair).map(|p| p.at)
@@ -229,6 +245,8 @@ impl Scheduler {
         self.end_overdue(now, &live.iter().collect());
         self.grow(now, live, elsewhere);
         self.trust(now, known);
+        self.patience_s =
+            (ROUNDS * self.round_s(live, known, elsewhere)).clamp(BANDWIDTH_CONFIDENCE_AGE_S, MOST_PATIENCE_S);
         let busy = self.active.iter().flat_map(|a| [a.from.clone(), a.grant.peer.clone()]);
         let mut taken: BTreeSet<NodeName> = busy.collect();
         for (pair, link) in self.due(now, live, known) {
@@ -242,6 +260,17 @@ impl Scheduler {
                 self.grant((pair, &link), (bytes, cost.1), now);
             }
         }
+    }
+
+    /// How long it takes until a node has paid for a test with each other one, where that takes longest, in seconds.
+    fn round_s(&self, live: &[NodeName], known: &BTreeMap<Pair, Known>, elsewhere: f64) -> f64 {
+        let cost_s = |(pair, link): (&Pair, &Known)| {
+            let both = live.contains(&pair.0) && live.contains(&pair.1);
+            if both { self.cost_s(self.budget(link), link).0 } else { 0.0 }
+        };
+        let of_node = |node: &NodeName| known.iter().filter(|(pair, _)| pair.has(node)).map(cost_s).sum::<f64>();
+        let dearest_s = live.iter().map(of_node).fold(0.0, f64::max);
+        dearest_s / (self.rules.growth() - elsewhere).max(LEAST_GROWTH)
     }
 
     fn end_overdue(&mut self, now: Timestamp, alive: &BTreeSet<&NodeName>) {

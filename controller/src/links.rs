@@ -1,6 +1,6 @@
 //! The link matrix as the controller sees it: agents' estimates and active tests put together. Pure.
 
-use flexcomm_domain::{Link, LinkMatrix, NodeName, Seconds, Timestamp};
+use flexcomm_domain::{BANDWIDTH_CONFIDENCE_AGE_S, Link, LinkMatrix, NodeName, Seconds, Timestamp};
 use flexcomm_planner::Links;
 use flexcomm_wire::api::LinkView;
 use std::collections::BTreeMap;
@@ -21,6 +21,9 @@ const FAR_SLOWER: f64 = 6.0;
 /// An estimate that the newest test contradicts by that much is trusted no more than this.
 const DOUBTED: f64 = 0.4;
 
+/// So many times the agents' age of confidence are as good as forever.
+const MOST_AGED: f64 = 20.0;
+
 /// Below this a latency costs a step nothing, and a job that saturates the link disturbs its measurement the most: how
 /// sure it is does not matter.
 const NEGLIGIBLE_LATENCY_US: f64 = 50.0;
@@ -32,8 +35,8 @@ const LOCAL: (f64, f64) = (20e-6, 20e9);
 pub type LinkMap = BTreeMap<(NodeName, NodeName), LinkView>;
 
 /// Puts estimates and tests together: a test that the estimator cannot know of counts (it ran from the other side). Ages grow with the
-/// controller's clock since the report arrived.
-pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp) -> LinkMap {
+/// controller's clock since the report arrived; with them confidence in bandwidths falls to 1/e within `patience_s`.
+pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp, patience_s: f64) -> LinkMap {
     let tests: BTreeMap<_, _> = tests.iter().map(|t| ((&t.src, &t.dst), t)).collect();
     let view = |row: &LinkRow| {
         let waited_ms = now.since(row.received).get() * 1e3;
@@ -46,7 +49,8 @@ pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp) -> LinkMap {
             loss_out: row.report.loss_out,
             loss_back: row.report.loss_back,
             latency_confidence: row.report.latency_confidence,
-            bandwidth_confidence: row.report.bandwidth_confidence,
+            bandwidth_confidence: row.report.bandwidth_confidence
+                * aged(row.report.bandwidth_age_ms, waited_ms, patience_s),
             latency_age_ms: row.report.latency_age_ms + waited_ms,
             bandwidth_age_ms: row.report.bandwidth_age_ms + waited_ms,
         };
@@ -55,7 +59,8 @@ pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp) -> LinkMap {
             if view.bandwidth_bps.is_none() || test_age_ms + CLEARLY_NEWER_MS < view.bandwidth_age_ms {
                 view.bandwidth_bps = Some(test.bandwidth_bps);
                 view.bandwidth_age_ms = test_age_ms;
-                view.bandwidth_confidence = view.bandwidth_confidence.max(TEST_CONFIDENCE);
+                let confidence = TEST_CONFIDENCE * (-test_age_ms * 1e-3 / patience_s).exp();
+                view.bandwidth_confidence = view.bandwidth_confidence.max(confidence);
             } else if let Some(slow) = far_slower(test, view.bandwidth_bps) {
                 view.bandwidth_bps = Some(slow);
                 view.bandwidth_age_ms = test_age_ms;
@@ -67,6 +72,15 @@ pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp) -> LinkMap {
         ((row.src.clone(), row.dst.clone()), view)
     };
     links.iter().map(view).collect()
+}
+
+/// What is left of a confidence that was reported `waited_ms` ago and had fallen with the age of its estimate then, when
+/// it is to fall to 1/e within `patience_s` instead of what agents take.
+fn aged(reported_age_ms: f64, waited_ms: f64, patience_s: f64) -> f64 {
+    let so_far = reported_age_ms * 1e-3 / BANDWIDTH_CONFIDENCE_AGE_S;
+    let now = (reported_age_ms + waited_ms) * 1e-3 / patience_s;
+    // An age may be anything up to a year: the confidence then is nearly 0 whatever it began with.
+    (so_far.min(MOST_AGED) - now).exp()
 }
 
 /// Whether the newest test is far slower than the estimate: the link has fallen, or the job took almost all of it.
@@ -164,15 +178,20 @@ pub(crate) mod tests {
             received: Timestamp(received),
             latency_us: None,
         };
-        let map = merge(&rows, &[test("a", "b", 500_000), test("b", "a", 500_000)], Timestamp(2_000_000));
+        let map = merge(
+            &rows,
+            &[test("a", "b", 500_000), test("b", "a", 500_000)],
+            Timestamp(2_000_000),
+            BANDWIDTH_CONFIDENCE_AGE_S,
+        );
         let ab = &map[&(node("a"), node("b"))];
         assert_eq!((ab.latency_age_ms, ab.bandwidth_age_ms, ab.bandwidth_bps), (1005.0, 1100.0, Some(1e9)));
         let ba = &map[&(node("b"), node("a"))];
         assert_eq!((ba.bandwidth_age_ms, ba.bandwidth_bps), (1500.0, Some(5e8)));
         let bandwidth = |map: LinkMap| map[&(node("a"), node("b"))].bandwidth_bps;
-        let own = merge(&rows, &[test("a", "b", 1_000_000)], Timestamp(5_000_000));
+        let own = merge(&rows, &[test("a", "b", 1_000_000)], Timestamp(5_000_000), BANDWIDTH_CONFIDENCE_AGE_S);
         assert_eq!(bandwidth(own), Some(1e9), "the estimate has it in");
-        let other = merge(&rows, &[test("a", "b", 4_950_000)], Timestamp(5_000_000));
+        let other = merge(&rows, &[test("a", "b", 4_950_000)], Timestamp(5_000_000), BANDWIDTH_CONFIDENCE_AGE_S);
         assert_eq!(bandwidth(other), Some(5e8));
     }
 
@@ -182,7 +201,8 @@ pub(crate) mod tests {
         let shown = |bandwidth_bps, previous_bps| {
             let (src, dst) = (node("a"), node("b"));
             let test = TestRow { src, dst, bandwidth_bps, previous_bps, received: Timestamp(0), latency_us: None };
-            merge(&rows, &[test], Timestamp(1_500_000))[&(node("a"), node("b"))].bandwidth_bps
+            merge(&rows, &[test], Timestamp(1_500_000), BANDWIDTH_CONFIDENCE_AGE_S)[&(node("a"), node("b"))]
+                .bandwidth_bps
         };
         assert_eq!(shown(3.6e6, Some(2.9e6)), Some(3.6e6));
         assert_eq!(shown(3.6e6, None), Some(9.5e7));
@@ -190,7 +210,8 @@ pub(crate) mod tests {
         let (src, dst) = (node("a"), node("b"));
         let bandwidth_bps = 3.6e6;
         let test = TestRow { src, dst, bandwidth_bps, previous_bps: None, received: Timestamp(0), latency_us: None };
-        let doubted = &merge(&rows, std::slice::from_ref(&test), Timestamp(1_500_000))[&(node("a"), node("b"))];
+        let doubted = &merge(&rows, std::slice::from_ref(&test), Timestamp(1_500_000), BANDWIDTH_CONFIDENCE_AGE_S)
+            [&(node("a"), node("b"))];
         assert!(contradicted(&test, doubted) && doubted.bandwidth_confidence <= DOUBTED);
         assert_eq!(shown(3e7, Some(3e7)), Some(9.5e7), "a job may take two thirds of the link from a test");
     }
@@ -198,13 +219,36 @@ pub(crate) mod tests {
     #[test]
     fn the_matrix_waits_for_every_link_and_says_so() {
         let both = [row("a", "b", Some(1e9), 0), row("b", "a", Some(2e9), 0)];
-        let map = merge(&both, &[], Timestamp(0));
+        let map = merge(&both, &[], Timestamp(0), BANDWIDTH_CONFIDENCE_AGE_S);
         let links = matrix(&map, &[node("a"), node("a"), node("b")]).unwrap();
         assert_eq!(links.matrix.ranks(), 3);
         assert_eq!(links.matrix.get(2, 0).bandwidth.get(), 2e9);
         assert_eq!(links.matrix.get(0, 1).alpha.get(), LOCAL.0);
         assert_eq!(links.confidence, 0.8);
-        let one = merge(&both[..1], &[], Timestamp(0));
+        let one = merge(&both[..1], &[], Timestamp(0), BANDWIDTH_CONFIDENCE_AGE_S);
         assert_eq!(matrix(&one, &[node("a"), node("b")]).unwrap_err(), "no estimate of the link b to a");
+    }
+
+    /// In a large cluster a round of tests takes longer than an agent's confidence lasts.
+    #[test]
+    fn confidence_lasts_as_long_as_tests_take_to_come_round() {
+        let mut old = row("a", "b", Some(1e9), 0);
+        old.report.bandwidth_age_ms = 240_000.0;
+        old.report.bandwidth_confidence = 0.9 * (-2.0f64).exp();
+        let shown = |row: &LinkRow, tests: &[TestRow], now_s: u64, patience_s| {
+            let map = merge(std::slice::from_ref(row), tests, Timestamp(now_s * 1_000_000), patience_s);
+            map[&(node("a"), node("b"))].bandwidth_confidence
+        };
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} instead of {b}");
+        near(shown(&old, &[], 0, 120.0), 0.9 * (-2.0f64).exp());
+        near(shown(&old, &[], 0, 480.0), 0.9 * (-0.5f64).exp());
+        near(shown(&old, &[], 240, 480.0), 0.9 * (-1.0f64).exp());
+        old.report.bandwidth_age_ms = 1e10;
+        old.report.bandwidth_confidence = 0.0;
+        near(shown(&old, &[], 240, 480.0), 0.0);
+        let (src, dst) = (node("a"), node("b"));
+        let test =
+            TestRow { src, dst, bandwidth_bps: 9e8, previous_bps: None, received: Timestamp(0), latency_us: None };
+        near(shown(&old, &[test], 120, 480.0), TEST_CONFIDENCE * (-0.25f64).exp());
     }
 }

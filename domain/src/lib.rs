@@ -15,7 +15,7 @@ mod units;
 
 pub use decision::{Decision, Digest, Version};
 pub use ids::{JobId, NodeName, Rank};
-pub use link::{Link, LinkMatrix};
+pub use link::{BANDWIDTH_CONFIDENCE_AGE_S, Link, LinkMatrix};
 pub use nearest::nearest;
 pub use share::{Need, ShareAccount, ShareRules};
 pub use strategy::{Collective, Compressor, Selection, Selector, Strategy};

@@ -51,7 +51,7 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     let now = app.clock.now();
     let ranks = app.store.ranks(&job.job).await?;
     let mut waiting = Vec::new();
-    let links = merge(&app.store.links().await?, &app.store.link_tests().await?, now);
+    let links = merge(&app.store.links().await?, &app.store.link_tests().await?, now, app.patience_s());
     let links = placed(job, &ranks).and_then(|nodes| job_links(&links, &nodes));
     let links = links.map_err(|why| waiting.push(why)).ok();
     let steps = recent_steps(app, job).await?;

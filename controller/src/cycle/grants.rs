@@ -46,7 +46,7 @@ pub async fn tick(app: &App) -> Result<(), CycleError> {
     let now = app.clock.now();
     let live = app.presence.live(now);
     let tests = app.store.link_tests().await?;
-    let links = merge(&app.store.links().await?, &tests, now);
+    let links = merge(&app.store.links().await?, &tests, now, app.patience_s());
     let known = known(&Thresholds::of(&app.config), &links, &tests, &shared(app).await?);
     let echoes = echoes::plan(&app.config.probes, &live, &known);
     *app.echoes() = echoes;
@@ -121,7 +121,7 @@ mod tests {
         };
         let pair = Pair::new(&node("a"), &node("b"));
         let look = |tests: &[TestRow], shared: &Shared| {
-            known(&thresholds, &merge(&rows, tests, Timestamp(0)), tests, shared)[&pair]
+            known(&thresholds, &merge(&rows, tests, Timestamp(0), 120.0), tests, shared)[&pair]
         };
         let job = Shared { all: [pair.clone()].into(), deviating: BTreeSet::new() };
         let sure = look(&[], &job);

@@ -267,6 +267,34 @@ fn a_link_under_lasting_suspicion_is_tested_as_often_as_a_trusted_one() {
     assert!(trusted > 20 && suspect >= trusted, "{suspect} tests of a suspect link, {trusted} of a trusted one");
 }
 
+/// A share of 1 % has a test of 0.2 s per peer every 20 s: with seven peers a round takes minutes.
+#[test]
+fn patience_is_what_a_round_of_tests_takes() {
+    for (nodes, latency_s, least_s) in [(2, 0.001, 120.0), (8, 0.001, 500.0), (4, 0.05, 600.0), (64, 0.05, 3600.0)] {
+        let live = names(nodes);
+        let known = all(&live, Known { latency_s, ..link(1e9) });
+        let mut s = scheduler();
+        s.tick(at(0), &live, &known, 0.0);
+        let patience_s = s.patience_s();
+        assert!(patience_s >= least_s && patience_s < 1.5 * least_s, "{nodes} nodes: {patience_s} s");
+        if nodes > 8 {
+            continue;
+        }
+        let mut last: BTreeMap<Pair, u64> = BTreeMap::new();
+        let mut longest = 0;
+        for second in 1..=3 * patience_s as u64 {
+            end_all(&mut s, 1e9);
+            s.tick(at(second * 1000), &live, &known, 0.0);
+            for a in &s.active {
+                let before = last.insert(Pair::new(&a.from, &a.grant.peer), second);
+                longest = longest.max(second - before.unwrap_or(second));
+            }
+        }
+        // Confidence is above a half until then.
+        assert!(longest > 0 && longest as f64 <= 0.69 * patience_s, "{nodes} nodes: {longest} s of {patience_s} s");
+    }
+}
+
 /// A burst of urgent tests leaves a debt that takes minutes to pay. What a job's decisions rest on does not wait for that.
 #[test]
 fn fading_links_do_not_wait_for_the_debts_of_suspect_ones() {

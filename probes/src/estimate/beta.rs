@@ -4,6 +4,7 @@ use super::Known;
 use super::cluster::{Cluster, Rule, lowest};
 use super::steps::{Kind, Point, Rules, present};
 use crate::passive::{Transfer, theil_sen};
+use flexcomm_domain::BANDWIDTH_CONFIDENCE_AGE_S;
 use std::collections::VecDeque;
 
 /// Most real transfers kept. Few on purpose: the regression looks at all pairs.
@@ -23,9 +24,6 @@ pub(super) const RULE: Rule = Rule { share: 0.17, spread: 0.15, grain: 0.0 };
 const LEAST_TESTS: usize = 3;
 /// Support at which the number of samples no longer limits confidence.
 const FULL_SUPPORT: f64 = 4.0;
-/// Age in seconds at which confidence has fallen to 1/e.
-const CONFIDENCE_AGE_S: f64 = 120.0;
-
 #[derive(Debug, Clone, Copy)]
 enum Sample {
     Test(f64),
@@ -137,7 +135,7 @@ impl BetaEstimator {
         let (cluster, among) = believed(present)?;
         let support = (cluster.support as f64 / FULL_SUPPORT).min(1.0);
         let share = (2.0 * cluster.support as f64 / among as f64).min(1.0);
-        let confidence = support * share.sqrt() * (-age_s / CONFIDENCE_AGE_S).exp();
+        let confidence = support * share.sqrt() * (-age_s / BANDWIDTH_CONFIDENCE_AGE_S).exp();
         Some(Known { value: cluster.value, confidence, age_s })
     }
 }
