@@ -101,8 +101,8 @@ impl Core {
         let k = payload.len().saturating_sub(session.riding.bits(index as u32) + NORMS);
         let (values, rest) = split(index, payload, k)?;
         let heard = session.riding.hear_bits(index as u32, n, &rest[NORMS..])?;
-        if index == 0 && heard.good() {
-            session.auto.observe(leader as u32, f64::from(rest[0]), f64::from(rest[1]));
+        if heard.good() {
+            session.observe_leader(leader as u32, [rest[0], rest[1]]);
         }
         drop(session);
         let mut bucket = lock(&turn.bucket);
@@ -203,6 +203,13 @@ impl Core {
         let mut session = self.lock();
         let tick = session.now()?;
         Ok(session.pass(&tick, index, n)?)
+    }
+
+    /// Elements at the end of what the first bucket of this step sums that are summed by themselves; `dense`: it is a dense
+    /// bucket's.
+    fn apart(&self, dense: bool) -> PyResult<usize> {
+        let session = self.lock();
+        Ok(session.apart(&session.now()?, dense))
     }
 
     /// A collective starts in which a message of so many bytes is summed (or gathered) by all.

@@ -110,6 +110,8 @@ pub struct Session {
     passed: Vec<usize>,
     /// Whether the hook has seen a bucket of the step under way.
     hooked: bool,
+    /// Whether the automatic choice of leaders has seen one.
+    led: bool,
     orders: OrdersReader,
     pub trial: Option<Trial<Elsewhere>>,
     clock: Instant,
@@ -148,6 +150,7 @@ impl Session {
             late: Late::default(),
             passed: Vec::new(),
             hooked: false,
+            led: false,
             trial: None,
             clock: now,
             steps: 0,
@@ -160,6 +163,7 @@ impl Session {
     /// Starts a step, on its first bucket. Never waits.
     pub fn begin(&mut self) {
         self.listen();
+        self.led = false;
         self.tick = Some(self.riding.begin());
     }
 
@@ -177,6 +181,14 @@ impl Session {
     /// and within trials.
     pub fn carries(&self, tick: &Tick, bits: usize) -> bool {
         tick.trial.is_some() || bits > WORD_BITS || tick.step.is_multiple_of(WORD_EVERY)
+    }
+
+    /// Elements at the end of the first bucket's payload that travel by themselves in this step, which has room for a plan: else
+    /// a ring would begin other values' sums at other ranks than in the same step without one, and round them otherwise.
+    pub fn apart(&self, tick: &Tick, dense: bool) -> usize {
+        let room = self.riding.bits(0) - WORD_BITS;
+        let word = if dense && !self.carries(tick, WORD_BITS) { WORD_BITS } else { 0 };
+        if room == 0 { 0 } else { room + word }
     }
 
     /// A bucket that DDP exchanges by itself, dense and without the hook. Answers the elements of the word that rides on
@@ -249,6 +261,21 @@ impl Session {
             Leadership::Decision => tick.strategy.selection(),
         };
         if selection == Some(Selection::Var) { Leader::Largest } else { star }
+    }
+
+    /// Takes in who led AR-Topk in the step's first bucket under it, and the sums over ranks of what was to be sent: norms,
+    /// their squares.
+    pub fn observe_leader(&mut self, leader: u32, [norms, squares]: [f32; 2]) {
+        if std::mem::replace(&mut self.led, true) {
+            return;
+        }
+        let before = self.auto.mode();
+        self.auto.observe(leader, f64::from(norms), f64::from(squares));
+        let (mode, skew) = (self.auto.mode(), self.auto.skew());
+        let trains = self.tick.is_some_and(|tick| tick.trial.is_none());
+        if mode != before && self.leadership == Leadership::Auto && trains {
+            tracing::info!("AR-Topk's leaders are chosen by {mode} from here on: the ranks' skew is {skew:.2}");
+        }
     }
 
     /// What arrived from outside; only rank 0's copy of the orders counts.

@@ -6,7 +6,7 @@ from conftest import torchrun
 
 @pytest.fixture(scope="module")
 def seen(folder):
-    done = torchrun("trials.py", folder, ranks=2)
+    done = torchrun("trials.py", folder, ranks=3)
     assert done.code == 0, done.text
     return done.ranks()
 

@@ -105,8 +105,19 @@ class Carried:
         self._here.copy_(self._there)
 
 
+class Both:
+    """Two collectives that are one to those who wait."""
+
+    def __init__(self, first: "Launched", second: "Launched") -> None:
+        self._first, self._second = first, second
+
+    def wait(self) -> None:
+        self._first.wait()
+        self._second.wait()
+
+
 #: A collective that is under way.
-Launched = dist.Work | Carried
+Launched = dist.Work | Carried | Both
 
 
 def under(work: dist.Work | None) -> dist.Work:

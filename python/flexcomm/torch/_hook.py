@@ -361,17 +361,19 @@ class Hook:
         self._core.launched(payload.numel() * payload.element_size(), False)
         if self._mark is not None:
             self._device.clock.launch(self._mark)
-        work = all_reduce(payload)
+        apart = self._core.apart(True) if payload is not buffer else 0
+        work = all_reduce(payload[: len(payload) - apart] if apart else payload)
+        launched = _device.Both(work, all_reduce(payload[-apart:])) if apart else work
         if self._mark is not None:
-            self._device.under_way(self._mark, work)
-        self._pending.append((work, then))
+            self._device.under_way(self._mark, launched)
+        self._pending.append((launched, then))
         self._marks.append(self._mark)
         if last:
             pending, self._pending = self._pending, []
             marks, self._marks = self._marks, []
-            for (launched, then), mark in zip(pending, marks, strict=True):
-                if launched is not None:
-                    launched.wait()
+            for (one, then), mark in zip(pending, marks, strict=True):
+                if one is not None:
+                    one.wait()
                 if mark is not None:
                     self._device.clock.arrived(mark)
                 self._landed(then)
@@ -493,11 +495,18 @@ class Hook:
             self._buffers[index, what] = known
         return known
 
-    def _sum(self, payload: torch.Tensor, then: Callable[[], torch.Tensor] | torch.Tensor) -> None:
+    def _sum(
+        self, payload: torch.Tensor, then: Callable[[], torch.Tensor] | torch.Tensor, worded: bool = False, dense: bool = False
+    ) -> None:
+        """`worded`: with the word of the step's first bucket behind it."""
         self._core.launched(payload.numel() * payload.element_size(), False)
-        self._pending.append((self._all_reduce(payload), then))
+        self._pending.append((self._all_reduce(payload, self._core.apart(dense) if worded else 0), then))
 
-    def _all_reduce(self, payload: torch.Tensor) -> _device.Launched:
+    def _all_reduce(self, payload: torch.Tensor, apart: int = 0) -> _device.Launched:
+        """Sums `payload`; with the last `apart` elements in a collective of their own."""
+        if apart:
+            at = len(payload) - apart
+            return _device.Both(self._all_reduce(payload[:at]), self._all_reduce(payload[at:]))
         there = self._there(payload)
         self._device.clock.launch(self._mark)
         if self._tuner is None:
@@ -552,7 +561,7 @@ class Hook:
             self._core.worked(time.perf_counter() - began, False)
             return buffer
 
-        self._sum(payload, arrived)
+        self._sum(payload, arrived, bits > 0, dense=True)
 
     def _flush(self, index: int, buffer: torch.Tensor, bits: int) -> None:
         n = buffer.numel()
@@ -563,7 +572,7 @@ class Hook:
             self._judge(self._core.flushed(index, n, _span(payload)))
             return payload[:n]
 
-        self._sum(payload, arrived)
+        self._sum(payload, arrived, index == 0)
 
     def _gather(self, index: int, buffer: torch.Tensor, size: int) -> None:
         block = self._buffer(index, "block", size, torch.uint8)
@@ -617,7 +626,7 @@ class Hook:
                 self._judge(agreed.scatter(leader, _span(payload)))
             return buffer
 
-        self._sum(payload, arrived)
+        self._sum(payload, arrived, index == 0)
 
     def _text(self, index: int, buffer: torch.Tensor, spoken: _device.Spoken | None = None) -> None:
         """A strategy named by a text: one collective per turn, of which only the last runs beside backward. With `spoken` the
@@ -631,7 +640,7 @@ class Hook:
             sent = arrived = self._sized(index, f"turn {turn}", size, dtype)
             self._core.say(index, n, _bytes(sent))
             if how in SUMS:
-                work = self._all_reduce(sent)
+                work = self._all_reduce(sent, self._core.apart(False) if index == 0 and turn == 0 else 0)
             elif size > 0:
                 arrived = self._sized(index, f"turn {turn} of all", size * self._world, dtype)
                 work = self._all_gather(arrived, sent)

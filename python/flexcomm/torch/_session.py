@@ -383,6 +383,8 @@ class Session:
         #: Whether it was said what trials do not put back.
         self._told = False
         self._in_step = False
+        #: Whether a gradient of the step under way was not finite, and whether it was said that a pass had no optimizer's step.
+        self._refused = self._unused_told = False
         hook = Hook(
             self._core, group, {id(p): i for i, (_, p) in enumerate(self._named)},
             half=None if named.text else named.half, words=steered, propagate=propagate, began=self._begin,
@@ -426,6 +428,12 @@ class Session:
         model, hook = self._parts.model(), self.hook
         if model is None:
             raise FlexcommError("failed to register the hook: the model is gone")
+        if model._comm_hooks:
+            there = getattr(model._comm_hooks[0][0], "__qualname__", "of another kind")
+            raise FlexcommError(
+                f"failed to register the hook: the model has one already ({there}), and DDP takes one for good. Wrap the module in "
+                "DistributedDataParallel anew and attach once; or attach(register=False) and call session.hook in a hook of yours"
+            )
         self._plain = self._below = False
         _below.remove(model)
         self._hook = weakref.ref(hook)
@@ -454,9 +462,25 @@ class Session:
             )
         if self._in_step:
             # Nobody said that the step before has ended: no optimizer was given, or it was skipped.
+            self._look_at_unused()
             self._end_step(within_loop=False)
         self._core.begin()
         self._in_step = True
+
+    def _look_at_unused(self) -> None:
+        """Says once that a pass had no optimizer's step, where that is neither known nor told to the script otherwise."""
+        expected = self._parts.optimizer is None or self._parts.scaler is not None or self._refused
+        # No backward pass: of a rank that has run out of batches, under `join()`.
+        idle = torch._C._current_graph_task_id() < 0
+        if expected or idle or self._unused_told or self._rank != 0 or self._core.state()[2].startswith("none@"):
+            return
+        self._unused_told = True
+        logger.warning(
+            "a synchronised backward pass was not followed by a step of the optimizer that attach was given. What is held back "
+            "of its gradients goes out with the next ones, also where the script throws them away: put no_sync() around "
+            "forward and backward of passes whose gradients of this model are not used (a GAN's discriminator while the "
+            "generator learns), and of all but the last of those that add up"
+        )
 
     def _rate(self) -> float:
         """The learning rate of the optimizer's first group; 0 where there is none. While it is 0 (a warm-up's start) the core
@@ -475,7 +499,7 @@ class Session:
     def _end_step(self, within_loop: bool) -> int:
         if not self._in_step:
             return 0
-        self._in_step = False
+        self._in_step = self._refused = False
         loss, self._loss = self._loss, None
         hook = self._hook()
         change = self._core.finish(loss, None if hook is None else hook.clock.end())
@@ -509,6 +533,7 @@ class Session:
     def _not_finite(self) -> bool:
         """Answers whether what a gradient with NaN does will be undone."""
         self._core.abort_trial()
+        self._refused = True
         return self.in_trial
 
     def report_loss(self, loss: float) -> None:
