@@ -1,0 +1,33 @@
+"""Ordinary loops around `attach`, two ranks."""
+
+import pytest
+from conftest import torchrun
+
+
+@pytest.fixture(scope="module")
+def seen(folder):
+    done = torchrun("everyday.py", folder, ranks=2)
+    assert done.code == 0, done.text
+    return done.ranks()
+
+
+def test_batches_have_the_loaders_length_and_can_be_closed(seen):
+    for rank in seen:
+        assert rank["lengths"] == {
+            "length": 5, "seen": [8] * 5, "within": True, "closed": True, "stream": "TypeError", "of stream": 5, "steps": 5,
+        }
+
+
+@pytest.mark.parametrize("name", ["gather", "star", "text"])
+def test_gradients_that_a_script_throws_away_are_spoken_of_once(seen, name):
+    for number, rank in enumerate(seen):
+        leaks, right = rank[name]
+        # The last pass without a step has not ended yet.
+        assert leaks == {"equal": True, "steps": [12, 23], "warned": int(number == 0)}
+        assert right == {"equal": True, "steps": [12, 12], "warned": 0}
+
+
+def test_a_second_hook_is_refused_with_the_remedy(seen):
+    for rank in seen:
+        for (kind, text), there in zip(rank["again"], ("flexcomm_hook", "fp16_compress_hook"), strict=True):
+            assert kind == "FlexcommError" and there in text and "register=False" in text, text
