@@ -18,7 +18,7 @@ fn layers() -> Layers {
 fn gradients(seed: u64) -> Vec<Vec<f32>> {
     let n = layers().values();
     (0..u64::from(WORLD))
-        .map(|rank| if seed % 2 == 0 { normal(n, 31 * seed + rank) } else { laplace(n, seed + rank) })
+        .map(|rank| if seed.is_multiple_of(2) { normal(n, 31 * seed + rank) } else { laplace(n, seed + rank) })
         .collect()
 }
 
