@@ -18,6 +18,13 @@ __device__ __forceinline__ Four<float> fed_four(const T* gradient, const float* 
   return g;
 }
 
+// One value of it.
+template <typename T>
+__device__ __forceinline__ float fed_one(const T* gradient, const float* memory, u32 i, float beta, float gamma) {
+  const float g = gamma * widen(gradient[i]);
+  return memory == 0 ? g : beta * memory[i] + g;
+}
+
 // Every value of a tensor once, by all blocks: `load` answers the four of a group, `each` takes one.
 template <typename Load, typename Each>
 __device__ __forceinline__ void each_value(u32 n, Load load, Each each) {

@@ -1,5 +1,5 @@
 // Quantizers: one pass adds the memory and takes norms, the second writes codes and takes what they stand for out of the
-// error-fed gradient, which becomes the memory. Payloads are those of compression/FORMAT.md.
+// error-fed gradient, which becomes the memory. Signs of one magnitude need one pass. Payloads are those of compression/FORMAT.md.
 //
 // A gradient that is refused leaves the memory as it was; its payload means zeros where the method can say so (norm 0),
 // else the host must look at the outcome before it uses a message.
@@ -269,6 +269,50 @@ DEQUANTIZE(dequantize_linear, Linear)
 DEQUANTIZE(dequantize_powers, Powers)
 DEQUANTIZE(dequantize_draw, Draw)
 DEQUANTIZE(dequantize_grid, Grid)
+
+// Error feedback and signs, each of which stands for `norm`, in one pass. Whether the gradient is refused is known behind it:
+// then `signs_undo` puts the memory back, which lies where it was.
+template <typename T>
+__device__ __forceinline__ void signs_at_once(const T* gradient, const float* memory, float* fed, u32 n, float beta,
+                                              float gamma, float norm, u8* payload, State* s, Outcome* o, Partials* p) {
+  double energy = 0.0;
+  u32 most = 0;
+  ballots(n, payload, [=, &energy, &most](u32 i, bool inside) {
+    if (!inside) return false;
+    const float x = fed_one(gradient, memory, i, beta, gamma);
+    const u32 key = key_of(x);
+    most = key > most ? key : most;
+    energy += (double)x * (double)x;
+    const bool negative = x < 0.0f;
+    fed[i] = x + (negative ? norm : -norm);
+    return negative;
+  });
+  most = block_max(most);
+  if (threadIdx.x == 0) atomicMax(&s->max_key, most);
+  if (!last_sum(&energy, p->energy, s->done)) return;
+  begin_outcome(s, o, energy);
+  o->norm = o->refused ? 0.0f : norm;
+  o->sent = (double)n * (double)o->norm * (double)o->norm;
+  o->bytes = ((u64)n + 7) / 8;
+}
+
+#define SIGNS_AT_ONCE(name, type)                                                                                      \
+  extern "C" __global__ void __launch_bounds__(THREADS)                                                                \
+      name(const type* gradient, const float* memory, float* fed, u32 n, float beta, float gamma, float norm,          \
+           u8* payload, State* s, Outcome* o, Partials* p) {                                                           \
+    signs_at_once(gradient, memory, fed, n, beta, gamma, norm, payload, s, o, p);                                      \
+  }
+SIGNS_AT_ONCE(signs_f32, float)
+SIGNS_AT_ONCE(signs_f16, f16)
+SIGNS_AT_ONCE(signs_bf16, bf16)
+
+extern "C" __global__ void __launch_bounds__(THREADS) signs_undo(const float* memory, float* fed, u32 n, u8* payload,
+                                                                 const Outcome* o) {
+  if (!o->refused) return;
+  const u32 first = blockIdx.x * THREADS + threadIdx.x, stride = gridDim.x * THREADS;
+  for (u32 i = first; i < n; i += stride) fed[i] = before(memory, i);
+  for (u32 i = first; i < n / 8 + (n % 8 != 0); i += stride) payload[i] = 0;
+}
 
 // Signs, times the norm of the outcome; with `scaled`, that follows in four bytes.
 extern "C" __global__ void __launch_bounds__(THREADS) signs(float* fed, const float* memory, u32 n, u8* payload,

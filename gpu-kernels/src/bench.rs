@@ -1,12 +1,13 @@
 //! Times of the kernels on a GPU, by events, beside a copy within the device in the same run: what `flexcomm bench gpu` shows.
 
-use crate::device::Device;
+use crate::device::{Copies, Device};
 use crate::hybrid::{self, Qsparse};
 use crate::low_rank::{self, Factors, LowRank};
 use crate::{
-    Allocation, At, BLAS_WORKSPACE, Blas, BlasError, Cache, Cublas, DType, Feed, Fit, Gpu, LaunchError, LoadError,
-    MemoryError, Norm, OUTCOME_BYTES, OnStream, Outcome, Quantizer, Random, RandomK, Selected, Span, Stream, Threshold,
-    add, add_sized, feed, gains, gather, quantize, random_k, scatter, subset_scratch, threshold, topk, workspace_bytes,
+    Allocation, At, BLAS_WORKSPACE, Blas, BlasError, Cache, Cublas, DType, Feed, Fit, Form, Gpu, LaunchError,
+    LoadError, MemoryError, Norm, OUTCOME_BYTES, OnStream, Outcome, Quantizer, Random, RandomK, Selected, Set, Span,
+    Stream, Tail, Threshold, add, add_sized, feed, gains, gather, pack, payload_room, quantize, random_k, scatter,
+    subset_scratch, threshold, topk, workspace_bytes,
 };
 
 /// Failed to measure.
@@ -47,6 +48,19 @@ pub struct Row {
     pub decompress: Option<f64>,
 }
 
+/// What one rank sends of a gradient, with nothing held back before: version 2 of the format, without its header.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Message {
+    /// As strategies name it, with its parameters.
+    pub method: String,
+    /// Ranks that the method was told of.
+    pub world: u32,
+    /// The payload.
+    pub bytes: Vec<u8>,
+    /// What stays for the next step.
+    pub held_back: Vec<f32>,
+}
+
 mod work;
 
 use work::{Buffers, RANDOM, works};
@@ -84,6 +98,28 @@ impl Bench {
     /// cuBLAS, which PowerSGD's rows need; or why there is none.
     pub fn blas(&self) -> Result<Blas<'_>, BenchError> {
         Ok(self.gpu.blas(Cublas::find()?)?)
+    }
+
+    /// What every method sends whose message a CPU can make too: seed 1, rank 0, step 0.
+    pub fn messages(&self, values: &[f32]) -> Result<Vec<Message>, BenchError> {
+        let (buffers, stream) = (Buffers::new(&self.gpu, values)?, self.gpu.stream()?);
+        buffers.forget()?;
+        let room = self.gpu.allocate(payload_room(buffers.n, buffers.n))?;
+        let mut messages = Vec::new();
+        for (method, work) in works() {
+            if let Some(bytes) = buffers.message(work, &stream, room.span())? {
+                let held_back = buffers.held_back()?;
+                messages.push(Message { method, world: work.world(), bytes, held_back });
+            }
+        }
+        Ok(messages)
+    }
+
+    /// For some k the gain of top-k with nothing held back before, and by how much it may be off.
+    pub fn gains(&self, values: &[f32]) -> Result<Vec<(u64, f64, f64)>, BenchError> {
+        let (buffers, stream) = (Buffers::new(&self.gpu, values)?, self.gpu.stream()?);
+        buffers.forget()?;
+        buffers.gains_of_candidates(&stream)
     }
 
     /// Every method on this gradient, and first a copy of as many values, at 8 bytes each. Without cuBLAS, without PowerSGD.
@@ -175,6 +211,12 @@ mod tests {
         assert_eq!(Work::TopK(0.01).bytes(n), 12_000 + 80);
         assert_eq!(Work::Gains.bytes(n), 8000);
         assert_eq!(Work::Quantize(Quantizer::Signs).bytes(n), 12_000 + 125);
+        // Its norm first: all is read again, but the new memory is written once.
+        assert_eq!(Work::Quantize(Quantizer::EightBit { fixed: false }).bytes(n), 20_000 + 1004);
+        assert_eq!(Work::Quantize(Quantizer::ScaledSigns).bytes(n), 20_000 + 129);
+        let qsgd = |bucket| Quantizer::Qsgd { s: 4, bucket, norm: Norm::L2 };
+        assert_eq!(Work::Quantize(qsgd(500)).bytes(n), 12_000 + 8 + 500, "norms of buckets are known as they are read");
+        assert_eq!(Work::Quantize(qsgd(0)).bytes(n), 20_000 + 4 + 500);
         assert_eq!([kept(10, 0.001), kept(0, 0.1), kept(100, 1.0)], [1, 0, 100]);
     }
 

@@ -166,6 +166,12 @@ impl Quantizer {
         }
     }
 
+    /// Whether a number of the whole tensor must be known before the first code: then it is read twice.
+    pub(crate) fn reads_twice(self, n: u64) -> bool {
+        let whole = self.codes(n).is_none_or(|codes| codes.bucket >= n);
+        whole && !matches!(self.norm().0, kind::NONE | kind::ONE)
+    }
+
     /// Bytes of a payload of n values; for `inceptionn` the most that they can be.
     pub fn payload_bytes(self, n: u64) -> u64 {
         let signs = n.div_ceil(8);
@@ -241,6 +247,9 @@ pub fn quantize(
     }
     let call = Call { parts: Workspace::new(workspace, feed.n)?, n: u64::from(n), payload: payload.address() };
     device.zero(call.parts.zeroed)?;
+    if let Quantizer::Signs | Quantizer::SignsAlone = method {
+        return call.signs(device, feed, if method == Quantizer::Signs { 1.0 } else { 0.0 });
+    }
     call.stats(device, feed, method)?;
     match method.codes(feed.n) {
         Some(codes) => call.codes(device, feed, (method, codes, random)),
@@ -274,6 +283,18 @@ pub(crate) struct Call {
 impl Call {
     pub(crate) fn ends(&self) -> [u64; 3] {
         [self.parts.state.address(), self.parts.outcome.address(), self.parts.partials.address()]
+    }
+
+    /// Signs that stand for `norm` each: all in one pass, and another that does nothing but for a refused gradient.
+    fn signs(&self, device: &impl Device, feed: &Feed, norm: f32) -> Result<(), LaunchError> {
+        let [state, outcome, partials] = self.ends();
+        let (memory, fed) = (feed.memory.address(), feed.fed.address());
+        let [beta, gamma, norm] = [feed.beta, feed.gamma, norm].map(|weight| u64::from(weight.to_bits()));
+        let gradient = feed.gradient.address();
+        let arguments = [gradient, memory, fed, self.n, beta, gamma, norm, self.payload, state, outcome, partials];
+        // A warp works on 1024 values at a time.
+        start(device, feed.dtype.of(["signs_f32", "signs_f16", "signs_bf16"]), feed.n.div_ceil(32), &arguments)?;
+        start(device, "signs_undo", feed.n.div_ceil(8), &[memory, fed, self.n, self.payload, outcome])
     }
 
     fn stats(&self, device: &impl Device, feed: &Feed, method: Quantizer) -> Result<(), LaunchError> {
@@ -348,8 +369,7 @@ impl Call {
             Quantizer::EightBit { fixed } => ("eightbit", &[u64::from(fixed)]),
             Quantizer::F16 { world } => ("cast_f16", &[u64::from(limit(F16, world).to_bits())]),
             Quantizer::Bf16 { world } => ("cast_bf16", &[u64::from(limit(BF16, world).to_bits())]),
-            Quantizer::ScaledSigns => ("signs", &[1]),
-            _ => ("signs", &[0]),
+            _ => ("signs", &[1]),
         };
         let front = [feed.fed.address(), feed.memory.address(), self.n, self.payload];
         let mut arguments = [0; 10];

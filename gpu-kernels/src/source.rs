@@ -49,6 +49,10 @@ pub const QUANTIZE: Module = Module {
     kernels: &[
         "norms",
         "signs",
+        "signs_f32",
+        "signs_f16",
+        "signs_bf16",
+        "signs_undo",
         "add_signs",
         "majority",
         "natural",

@@ -79,14 +79,25 @@ pub(super) fn kept(n: u64, share: f64) -> u64 {
 }
 
 impl Work {
-    /// Gradient and memory are read and the new memory written; then the message.
+    /// Gradient and memory are read and the new memory written; then the message. Both are read twice where a norm of the
+    /// whole tensor comes first: no cache of a GPU holds long ones.
     pub(super) fn bytes(self, n: u64) -> u64 {
         match self {
             Self::TopK(share) | Self::RandomK(share) | Self::Agreed(share) => 12 * n + 8 * kept(n, share),
             Self::Gains => 8 * n,
-            Self::Quantize(method) => 12 * n + method.payload_bytes(n),
-            Self::ThreeLc(_) => 12 * n + three_lc::payload_bytes(n),
+            Self::Quantize(method) => (if method.reads_twice(n) { 20 } else { 12 }) * n + method.payload_bytes(n),
+            Self::ThreeLc(_) => 20 * n + three_lc::payload_bytes(n),
             Self::Threshold(_) | Self::Qsparse(_) | Self::HardThreshold(_) => 12 * n + 8 * kept(n, SHARE),
+        }
+    }
+}
+
+impl Work {
+    /// Ranks whose sums must stay finite.
+    pub(super) fn world(self) -> u32 {
+        match self {
+            Self::Quantize(Quantizer::F16 { world } | Quantizer::Bf16 { world }) => world,
+            _ => 1,
         }
     }
 }
@@ -180,6 +191,80 @@ impl<'a> Buffers<'a> {
             Work::ThreeLc(s) => three_lc::compress(device, &call, (s, self.payload.span()), workspace),
             Work::Qsparse(method) => hybrid::qsparse(device, &call, (k, method, &self.to(k)), workspace).map(drop),
         }
+    }
+
+    /// What one rank sends with nothing held back before, where a CPU can make the same; none of values at agreed indices, and
+    /// where nothing is sent.
+    pub(super) fn message(&self, work: Work, stream: &Stream<'_>, to: Span) -> Result<Option<Vec<u8>>, BenchError> {
+        let n = self.n;
+        let work = match work {
+            Work::Threshold(method) => match method(kept(n, SHARE)) {
+                // Of a first step.
+                Threshold::Sidco { .. } => {
+                    Work::Threshold(|k| Threshold::Sidco { k, fit: Fit::Exponential, first: 0.25, stages: 1 })
+                }
+                _ => work,
+            },
+            _ => work,
+        };
+        let none = Form { set: Set::Known, gaps: false, tail: Tail::Values };
+        let (room, form) = match work {
+            Work::Gains | Work::Agreed(_) => return Ok(None),
+            Work::Quantize(_) | Work::ThreeLc(_) => (0, None),
+            Work::TopK(share) => (kept(n, share), Some(Form::FIXED)),
+            Work::RandomK(share) => (kept(n, share), Some(none)),
+            Work::Threshold(method) => match method(kept(n, SHARE)) {
+                Threshold::MsTopK { .. } => (n, Some(Form::FIXED)),
+                _ => (n, Some(Form::VARYING)),
+            },
+            Work::HardThreshold(_) => (n, None),
+            Work::Qsparse(_) => (kept(n, SHARE), None),
+        };
+        let workspace = self.workspace.span();
+        stream.seconds::<BenchError>(|device| {
+            let (k, own) = (kept(n, SHARE), self.feed());
+            let form = match work {
+                Work::HardThreshold(tau) => Some(hybrid::hard_threshold(device, &own, (tau, &self.to(n)), workspace)?),
+                Work::Qsparse(method) => Some(hybrid::qsparse(device, &own, (k, method, &self.to(k)), workspace)?),
+                _ => {
+                    self.run(work, device)?;
+                    form
+                }
+            };
+            match form {
+                Some(form) => Ok(pack(device, (&self.to(room), n), (to, form), workspace)?),
+                None => Ok(()),
+            }
+        })?;
+        let sent = self.outcome(stream)?.bytes as usize;
+        let from = if matches!(work, Work::Quantize(_) | Work::ThreeLc(_)) { self.payload.span() } else { to };
+        let mut bytes = vec![0; sent];
+        stream.device().download(from.part(0, sent as u64), &mut bytes)?;
+        Ok(Some(bytes))
+    }
+
+    /// Nothing was held back before.
+    pub(super) fn forget(&self) -> Result<(), MemoryError> {
+        self.memory.write(&vec![0; 4 * self.n as usize])
+    }
+
+    /// What is held back now.
+    pub(super) fn held_back(&self) -> Result<Vec<f32>, MemoryError> {
+        let mut bytes = vec![0; 4 * self.n as usize];
+        self.fed.read(&mut bytes)?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    }
+
+    /// k, its gain, and by how much that may be off.
+    pub(super) fn gains_of_candidates(&self, stream: &Stream<'_>) -> Result<Vec<(u64, f64, f64)>, BenchError> {
+        self.run(Work::Gains, &stream.device())?;
+        let mut bytes = vec![0; 16 * CANDIDATES.len()];
+        stream.device().download(self.gains(), &mut bytes)?;
+        let pairs = bytes.as_chunks::<16>().0.iter().map(|pair| {
+            let (gain, off) = (pair[..8].try_into().unwrap_or_default(), pair[8..].try_into().unwrap_or_default());
+            (f64::from_le_bytes(gain), f64::from_le_bytes(off))
+        });
+        Ok(CANDIDATES.iter().zip(pairs).map(|(share, (gain, off))| (kept(self.n, *share), gain, off)).collect())
     }
 
     /// Of what ran last.

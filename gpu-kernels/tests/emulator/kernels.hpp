@@ -26,6 +26,10 @@
   KERNEL(gains_bf16) \
   KERNEL(norms) \
   KERNEL(signs) \
+  KERNEL(signs_f32) \
+  KERNEL(signs_f16) \
+  KERNEL(signs_bf16) \
+  KERNEL(signs_undo) \
   KERNEL(add_signs) \
   KERNEL(majority) \
   KERNEL(natural) \
