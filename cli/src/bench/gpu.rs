@@ -1,7 +1,7 @@
 //! `flexcomm bench gpu`.
 
 use super::data::{DType, Distribution};
-use super::{gpu_torch, torch};
+use super::{gpu_check, gpu_torch, torch};
 use anyhow::{Context, Result};
 use flexcomm_compression::methods;
 use flexcomm_gpu_kernels::bench::{self, Bench};
@@ -15,12 +15,16 @@ use std::path::PathBuf;
 #[command(after_help = "\
 Columns:
   ms         median time on the device, by events: error feedback, selection or rounding, message, memory
-  GB/s       least bytes that must move (gradient, memory before and after, message) over that time
+  GB/s       least bytes that must move (gradient, memory before and after, message; gradient and memory twice where a
+             norm of the whole tensor comes first) over that time
   of copy    that rate over the rate of a copy within the device in this run; 1 is as fast as memory allows
   bytes out  one rank's message; indices and values of a selection as 8 bytes each
   gain       share of the gradient's energy that is sent
   decompress ms to add the message into a gradient
   to torch   time over that of torch operations that do the same on this GPU; - where there are none, or no torch
+
+Before anything is timed, messages and memories are compared with the CPU's, byte for byte, and gains with exact ones.
+artopk's values and powersgd's products are not: tests compare these.
 
 The driver and NVRTC (pip install nvidia-cuda-nvrtc) are needed, and cuBLAS for PowerSGD; what is missing is named.")]
 pub struct Args {
@@ -91,6 +95,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let mut rows = Vec::new();
     for distribution in &args.distributions {
+        check(&bench, args, *distribution)?;
         for n in &args.n {
             let values = distribution.values(*n, DType::Fp32);
             let torch = python.as_deref().map(|python| gpu_torch::seconds(python, args.device, &values));
@@ -108,6 +113,19 @@ pub fn run(args: &Args) -> Result<()> {
         println!("{}", serde_json::to_string_pretty(&rows)?);
     } else {
         println!("no kernel, these take the CPU path: {}", without_kernel(&rows).join(", "));
+    }
+    Ok(())
+}
+
+/// Times of wrong results say nothing: first these are compared with the CPU's.
+fn check(bench: &Bench, args: &Args, distribution: Distribution) -> Result<()> {
+    let most = args.n.iter().copied().max().unwrap_or(0);
+    for n in gpu_check::samples(most) {
+        let methods = gpu_check::check(bench, &distribution.values(n, DType::Fp32))
+            .context("failed to compare results: nothing is timed")?;
+        if !args.json {
+            println!("{} of {n} values: messages and memories of {methods} methods are the CPU's", distribution.name());
+        }
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ mod compressors;
 mod data;
 mod fitted;
 mod gpu;
+mod gpu_check;
 mod gpu_torch;
 mod measure;
 mod output;
