@@ -64,9 +64,9 @@ mod skipped;
 #[cfg(test)]
 mod tests {
     use super::super::data::{DType, Distribution};
+    use super::skipped::skipped;
     use super::*;
     use flexcomm_gpu_kernels::in_environment;
-    use super::skipped::skipped;
     use std::path::Path;
     use std::process::Command;
 
