@@ -14,9 +14,10 @@ const TEST_CONFIDENCE: f64 = 0.7;
 /// its next estimate a moment later.
 const CLEARLY_NEWER_MS: f64 = 2000.0;
 
-/// Two tests in a row, by whichever end, that are so many times slower than an estimate outweigh it: its agent made half
-/// of the tests at most, and needs three to believe a fall. A job that shares the link takes a part of it, not almost all.
-const FAR_SLOWER: f64 = 6.0;
+/// Two tests in a row, by whichever end, that are so many times slower or faster than an estimate outweigh it: its agent
+/// made half of the tests at most, and needs three to believe a change. A job that shares the link takes a part of it, not
+/// almost all; and of a rise that latency hides no step ever tells.
+const FAR_OFF: f64 = 6.0;
 
 /// An estimate that the newest test contradicts by that much is trusted no more than this.
 const DOUBTED: f64 = 0.4;
@@ -61,8 +62,8 @@ pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp, patience_s: f
                 view.bandwidth_age_ms = test_age_ms;
                 let confidence = TEST_CONFIDENCE * (-test_age_ms * 1e-3 / patience_s).exp();
                 view.bandwidth_confidence = view.bandwidth_confidence.max(confidence);
-            } else if let Some(slow) = far_slower(test, view.bandwidth_bps) {
-                view.bandwidth_bps = Some(slow);
+            } else if let Some(found) = far_off(test, view.bandwidth_bps) {
+                view.bandwidth_bps = Some(found);
                 view.bandwidth_age_ms = test_age_ms;
                 view.bandwidth_confidence = view.bandwidth_confidence.min(TEST_CONFIDENCE);
             } else if contradicted(test, &view) {
@@ -83,15 +84,19 @@ fn aged(reported_age_ms: f64, waited_ms: f64, patience_s: f64) -> f64 {
     (so_far.min(MOST_AGED) - now).exp()
 }
 
-/// Whether the newest test is far slower than the estimate: the link has fallen, or the job took almost all of it.
+/// Whether the newest test is far from the estimate: the link has changed, or the job took almost all of it.
 pub fn contradicted(test: &TestRow, link: &LinkView) -> bool {
-    link.bandwidth_bps.is_some_and(|estimate| test.bandwidth_bps * FAR_SLOWER < estimate)
+    let tested = test.bandwidth_bps;
+    link.bandwidth_bps.is_some_and(|estimate| tested * FAR_OFF < estimate || tested > FAR_OFF * estimate)
 }
 
-/// The faster of the last two tests, when both are far slower than the estimate.
-fn far_slower(test: &TestRow, estimate_bps: Option<f64>) -> Option<f64> {
-    let fastest = test.bandwidth_bps.max(test.previous_bps?);
-    (fastest * FAR_SLOWER < estimate_bps?).then_some(fastest)
+/// What the last two tests agree on, when both are far slower or both far faster than the estimate: of slow ones the
+/// faster, which the job disturbed less, of fast ones the slower.
+fn far_off(test: &TestRow, estimate_bps: Option<f64>) -> Option<f64> {
+    let (estimate, last, previous) = (estimate_bps?, test.bandwidth_bps, test.previous_bps?);
+    let (slower, faster) = (last.min(previous), last.max(previous));
+    let fell = (faster * FAR_OFF < estimate).then_some(faster);
+    fell.or((slower > FAR_OFF * estimate).then_some(slower))
 }
 
 /// The matrix between the ranks that run on `nodes`, or what is missing, in words.
@@ -214,6 +219,23 @@ pub(crate) mod tests {
             [&(node("a"), node("b"))];
         assert!(contradicted(&test, doubted) && doubted.bandwidth_confidence <= DOUBTED);
         assert_eq!(shown(3e7, Some(3e7)), Some(9.5e7), "a job may take two thirds of the link from a test");
+    }
+
+    #[test]
+    fn two_far_faster_tests_outweigh_an_estimate_and_one_makes_it_suspect() {
+        let rows = [row("a", "b", Some(3.6e6), 1_000_000)];
+        let shown = |bandwidth_bps, previous_bps| {
+            let (src, dst) = (node("a"), node("b"));
+            let test = TestRow { src, dst, bandwidth_bps, previous_bps, received: Timestamp(0), latency_us: None };
+            let link = merge(&rows, std::slice::from_ref(&test), Timestamp(1_500_000), BANDWIDTH_CONFIDENCE_AGE_S)
+                [&(node("a"), node("b"))]
+                .clone();
+            (link.bandwidth_bps, contradicted(&test, &link))
+        };
+        assert_eq!(shown(9.2e7, Some(8.1e7)), (Some(8.1e7), false));
+        assert_eq!(shown(9.2e7, Some(3.5e6)), (Some(3.6e6), true));
+        assert_eq!(shown(9.2e7, None), (Some(3.6e6), true));
+        assert_eq!(shown(1e7, Some(1e7)), (Some(3.6e6), false), "the agent's estimator is the better judge");
     }
 
     #[test]
