@@ -19,6 +19,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from typing import Any
@@ -50,7 +51,7 @@ PLANNER = """
 [loop]
 debounce_ms = 400
 [probes]
-budget_share = 0.3
+budget_share = 0.15
 min_bytes = 131072
 retest_s = 10
 [planner]
@@ -72,6 +73,9 @@ block_s = 60.0
 
 #: Seconds for agents to know all links before the training starts, and for them to be sure of them.
 KNOWN_WITHIN, SURE_WITHIN = 180.0, 60.0
+
+#: Seconds between two records of the links.
+RECORD_EVERY = 3.0
 
 #: From this confidence on controllers act on a link by default.
 SURE = 0.5
@@ -255,7 +259,7 @@ def control_plane(plan: dict[str, Any], out: pathlib.Path) -> list[subprocess.Po
     for i in range(1, plan["ranks"] + 1):
         (run / f"n{i}.toml").write_text(
             f'node = "n{i}"\ncontroller = "http://{HUB}:7070"\ntoken_file = "{token}"\nlisten = "{NET}.{i}"\n'
-            f'run_dir = "{run}/n{i}"\nstate_dir = "{run}/n{i}/state"\nprobe_share = 0.2\n'
+            f'run_dir = "{run}/n{i}"\nstate_dir = "{run}/n{i}/state"\nprobe_share = 0.15\n'
         )
         started.append(start(f"agent{i}", [plan["binary"], "agent", "--config", f"{run}/n{i}.toml"], out, i))
     return started
@@ -298,6 +302,14 @@ def processor_seconds(daemons: list[subprocess.Popen[bytes]]) -> dict[str, float
     return used
 
 
+def record_links(out: pathlib.Path, stop: threading.Event) -> None:
+    """What the controller believes of the links while the ranks train, a line every few seconds."""
+    with (out / "links.jsonl").open("w") as file:
+        while not stop.wait(RECORD_EVERY):
+            file.write(json.dumps({"at": time.time(), "links": ask("links")}) + "\n")
+            file.flush()
+
+
 def train(plan: dict[str, Any], runs: list[tuple[str, int]], out: pathlib.Path) -> None:
     """All ranks once through these settings and seeds."""
     flexcomm = any(setting == "flexcomm" for setting, _ in runs)
@@ -309,7 +321,15 @@ def train(plan: dict[str, Any], runs: list[tuple[str, int]], out: pathlib.Path) 
         # A page that is given back and taken again costs far more here than in an ordinary kernel.
         MALLOC_MMAP_THRESHOLD_=str(1 << 30), MALLOC_TRIM_THRESHOLD_=str(1 << 30),
     )
-    if ranks.wait() != 0:
+    stop = threading.Event()
+    recorder = threading.Thread(target=record_links, args=(out, stop))
+    if flexcomm:
+        recorder.start()
+    failed = ranks.wait() != 0
+    stop.set()
+    if flexcomm:
+        recorder.join()
+    if failed:
         raise RuntimeError(f"the ranks have failed; see {out}/ranks.log and {out}/rank*.log")
 
 
