@@ -53,11 +53,15 @@ const ROUND_TRIPS: f64 = 10.0;
 /// time is over, but a report may also be nonsense.
 const BELIEVED: f64 = 2.0;
 
-/// A confidence of 1 is above the planner's 0.5 for two thirds of so many rounds of tests: one may fail.
-const ROUNDS: f64 = 3.0;
+/// Of so many rounds of tests. Ends take turns, and a test from the other side is worth 0.7: that is above the planner's
+/// 0.5 for two rounds, an estimate of the link's own end for four, so that one test may fail.
+const ROUNDS: f64 = 6.0;
 
 /// However long a round takes, a bandwidth of an hour ago is hardly more than a guess, in seconds.
 const MOST_PATIENCE_S: f64 = 3600.0;
+
+/// What a node's test takes until the next can begin, about, in seconds.
+const TEST_TAKES_S: f64 = 1.5;
 
 /// Of a share of which echoes take almost all, so much is counted.
 const LEAST_GROWTH: f64 = 0.1;
@@ -88,7 +92,7 @@ pub struct Known {
     pub bandwidth_bps: Option<f64>,
     /// The larger of both directions.
     pub latency_s: f64,
-    /// What its last test showed, the larger of both directions. A fall is here before an estimate believes it.
+    /// What its last test showed, the smaller of both directions. A fall is here before an estimate believes it.
     pub tested_bps: Option<f64>,
     /// Something says that it changed since the last test.
     pub suspect: bool,
@@ -157,6 +161,7 @@ pub struct Scheduler {
     past: BTreeMap<Pair, Past>,
     accounts: BTreeMap<NodeName, Account>,
     patience_s: f64,
+    patience_at: Timestamp,
 }
 
 impl Scheduler {
@@ -165,7 +170,17 @@ impl Scheduler {
         let rules = ShareRules::new(config.budget_share, MAX_TEST_S);
         let (active, overdue, past, accounts) = Default::default();
         let patience_s = BANDWIDTH_CONFIDENCE_AGE_S;
-        Self { config, rules, next_id: first_id, active, overdue, past, accounts, patience_s }
+        Self {
+            config,
+            rules,
+            next_id: first_id,
+            active,
+            overdue,
+            past,
+            accounts,
+            patience_s,
+            patience_at: Timestamp(0),
+        }
     }
 
     /// Takes note of a test that was stored before the start.
@@ -245,8 +260,7 @@ impl Scheduler {
         self.end_overdue(now, &live.iter().collect());
         self.grow(now, live, elsewhere);
         self.trust(now, known);
-        self.patience_s =
-            (ROUNDS * self.round_s(live, known, elsewhere)).clamp(BANDWIDTH_CONFIDENCE_AGE_S, MOST_PATIENCE_S);
+        self.set_patience(now, ROUNDS * self.round_s(live, known, elsewhere));
         let busy = self.active.iter().flat_map(|a| [a.from.clone(), a.grant.peer.clone()]);
         let mut taken: BTreeSet<NodeName> = busy.collect();
         for (pair, link) in self.due(now, live, known) {
@@ -262,15 +276,25 @@ impl Scheduler {
         }
     }
 
-    /// How long it takes until a node has paid for a test with each other one, where that takes longest, in seconds.
+    /// What was measured does not grow old faster than time passes, however fast a network or a cluster changes.
+    fn set_patience(&mut self, now: Timestamp, patience_s: f64) {
+        let left_s = self.patience_s - now.since(self.patience_at).get();
+        self.patience_s = patience_s.max(left_s).clamp(BANDWIDTH_CONFIDENCE_AGE_S, MOST_PATIENCE_S);
+        self.patience_at = now;
+    }
+
+    /// How long it takes until a node has had its turn with each other one, and has paid for it, where that takes longest,
+    /// in seconds.
     fn round_s(&self, live: &[NodeName], known: &BTreeMap<Pair, Known>, elsewhere: f64) -> f64 {
-        let cost_s = |(pair, link): (&Pair, &Known)| {
-            let both = live.contains(&pair.0) && live.contains(&pair.1);
-            if both { self.cost_s(self.budget(link), link).0 } else { 0.0 }
-        };
-        let of_node = |node: &NodeName| known.iter().filter(|(pair, _)| pair.has(node)).map(cost_s).sum::<f64>();
-        let dearest_s = live.iter().map(of_node).fold(0.0, f64::max);
-        dearest_s / (self.rules.growth() - elsewhere).max(LEAST_GROWTH)
+        let live: BTreeSet<&NodeName> = live.iter().collect();
+        let mut cost_s: BTreeMap<&NodeName, f64> = BTreeMap::new();
+        for (pair, link) in known.iter().filter(|(pair, _)| live.contains(&pair.0) && live.contains(&pair.1)) {
+            let (planned_s, _) = self.cost_s(self.budget(link), link);
+            [&pair.0, &pair.1].into_iter().for_each(|node| *cost_s.entry(node).or_default() += planned_s);
+        }
+        let dearest_s = cost_s.into_values().fold(0.0, f64::max);
+        let paid_s = dearest_s / (self.rules.growth() - elsewhere).max(LEAST_GROWTH);
+        paid_s.max(TEST_TAKES_S * live.len() as f64).max(self.config.retest_s as f64)
     }
 
     fn end_overdue(&mut self, now: Timestamp, alive: &BTreeSet<&NodeName>) {
@@ -295,7 +319,8 @@ impl Scheduler {
         }
     }
 
-    /// Pairs that should be tested, newly suspect ones first, then those that waited longest.
+    /// Pairs that should be tested: newly suspect ones first, then what may overdraw, since the nodes of the first that cannot
+    /// pay save up for it; of each kind those that waited longest.
     fn due(&self, now: Timestamp, live: &[NodeName], known: &BTreeMap<Pair, Known>) -> Vec<(Pair, Known)> {
         let pairs = live.iter().enumerate().flat_map(|(i, a)| live[i + 1..].iter().map(move |b| Pair::new(a, b)));
         let mut due: Vec<_> = pairs
@@ -303,7 +328,7 @@ impl Scheduler {
                 let link = known.get(&pair).copied().unwrap_or_default();
                 let last = self.past.get(&pair);
                 let due = last.is_none_or(|p| now.since(p.at).get() >= self.wait_s(p, &link));
-                due.then(|| (!self.is_urgent(&pair, &link), last.map(|p| p.at), pair, link))
+                due.then(|| (self.rank(&pair, &link), last.map(|p| p.at), pair, link))
             })
             .collect();
         due.sort_by(|a, b| (a.0, a.1, &a.2).cmp(&(b.0, b.1, &b.2)));
@@ -358,6 +383,14 @@ impl Scheduler {
         let need = self.need(pair, link);
         let can = |node| self.accounts.get(node).is_some_and(|e| e.account.may_pay(&self.rules, cost, need));
         can(&pair.0) && can(&pair.1)
+    }
+
+    fn rank(&self, pair: &Pair, link: &Known) -> u8 {
+        match self.need(pair, link) {
+            _ if self.is_urgent(pair, link) => 0,
+            Need::Urgent | Need::Pressing => 1,
+            Need::Routine => 2,
+        }
     }
 
     fn need(&self, pair: &Pair, link: &Known) -> Need {

@@ -2,13 +2,14 @@
 
 use flexcomm_domain::{BANDWIDTH_CONFIDENCE_AGE_S, Link, LinkMatrix, NodeName, Seconds, Timestamp};
 use flexcomm_planner::Links;
+use flexcomm_wire::LinkReport;
 use flexcomm_wire::api::LinkView;
 use std::collections::BTreeMap;
 
 use crate::store::{LinkRow, TestRow};
 
 /// How far a single active test is trusted that the agent's estimator has not seen (it ran from the other side).
-const TEST_CONFIDENCE: f64 = 0.7;
+pub const TEST_CONFIDENCE: f64 = 0.7;
 
 /// A test counts only when it is newer by this than the estimator's newest sample: what an agent tests itself is in
 /// its next estimate a moment later.
@@ -23,7 +24,7 @@ const FAR_OFF: f64 = 6.0;
 const DOUBTED: f64 = 0.4;
 
 /// So many times the agents' age of confidence are as good as forever.
-const MOST_AGED: f64 = 20.0;
+const MOST_AGED: f64 = 40.0;
 
 /// Below this a latency costs a step nothing, and a job that saturates the link disturbs its measurement the most: how
 /// sure it is does not matter.
@@ -50,8 +51,7 @@ pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp, patience_s: f
             loss_out: row.report.loss_out,
             loss_back: row.report.loss_back,
             latency_confidence: row.report.latency_confidence,
-            bandwidth_confidence: row.report.bandwidth_confidence
-                * aged(row.report.bandwidth_age_ms, waited_ms, patience_s),
+            bandwidth_confidence: aged(&row.report, waited_ms, patience_s),
             latency_age_ms: row.report.latency_age_ms + waited_ms,
             bandwidth_age_ms: row.report.bandwidth_age_ms + waited_ms,
         };
@@ -77,11 +77,12 @@ pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp, patience_s: f
 
 /// What is left of a confidence that was reported `waited_ms` ago and had fallen with the age of its estimate then, when
 /// it is to fall to 1/e within `patience_s` instead of what agents take.
-fn aged(reported_age_ms: f64, waited_ms: f64, patience_s: f64) -> f64 {
-    let so_far = reported_age_ms * 1e-3 / BANDWIDTH_CONFIDENCE_AGE_S;
-    let now = (reported_age_ms + waited_ms) * 1e-3 / patience_s;
+fn aged(report: &LinkReport, waited_ms: f64, patience_s: f64) -> f64 {
+    let age_ms = report.bandwidth_age_ms;
     // An age may be anything up to a year: the confidence then is nearly 0 whatever it began with.
-    (so_far.min(MOST_AGED) - now).exp()
+    let fell = (age_ms * 1e-3 / BANDWIDTH_CONFIDENCE_AGE_S).min(MOST_AGED);
+    let fresh = (report.bandwidth_confidence * fell.exp()).min(1.0);
+    fresh * (-(age_ms + waited_ms) * 1e-3 / patience_s).exp()
 }
 
 /// Whether the newest test is far from the estimate: the link has changed, or the job took almost all of it.
@@ -91,12 +92,14 @@ pub fn contradicted(test: &TestRow, link: &LinkView) -> bool {
 }
 
 /// What the last two tests agree on, when both are far slower or both far faster than the estimate: of slow ones the
-/// faster, which the job disturbed less, of fast ones the slower.
+/// faster, which the job disturbed less, of fast ones the slower. An estimate that has fallen since the tests knows more
+/// than they do.
 fn far_off(test: &TestRow, estimate_bps: Option<f64>) -> Option<f64> {
     let (estimate, last, previous) = (estimate_bps?, test.bandwidth_bps, test.previous_bps?);
     let (slower, faster) = (last.min(previous), last.max(previous));
     let fell = (faster * FAR_OFF < estimate).then_some(faster);
-    fell.or((slower > FAR_OFF * estimate).then_some(slower))
+    let was_low = test.estimate_bps.is_some_and(|then| slower > FAR_OFF * then);
+    fell.or((was_low && slower > FAR_OFF * estimate).then_some(slower))
 }
 
 /// The matrix between the ranks that run on `nodes`, or what is missing, in words.
@@ -146,7 +149,6 @@ pub fn matrix(links: &LinkMap, nodes: &[NodeName]) -> Result<Links, String> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use flexcomm_wire::LinkReport;
 
     pub(crate) fn node(name: &str) -> NodeName {
         NodeName::new(name).unwrap()
@@ -172,16 +174,20 @@ pub(crate) mod tests {
         }
     }
 
+    /// Of a to b, at the time 0.
+    pub(crate) fn test(bandwidth_bps: f64, previous_bps: Option<f64>, estimate_bps: Option<f64>) -> TestRow {
+        let (src, dst, received) = (node("a"), node("b"), Timestamp(0));
+        TestRow { src, dst, bandwidth_bps, previous_bps, received, latency_us: Some(1000.0), estimate_bps }
+    }
+
     #[test]
     fn ages_grow_and_the_newer_bandwidth_counts() {
         let rows = [row("a", "b", Some(1e9), 1_000_000), row("b", "a", None, 1_000_000)];
         let test = |src: &str, dst: &str, received| TestRow {
             src: node(src),
             dst: node(dst),
-            bandwidth_bps: 5e8,
-            previous_bps: None,
             received: Timestamp(received),
-            latency_us: None,
+            ..test(5e8, None, None)
         };
         let map = merge(
             &rows,
@@ -204,17 +210,14 @@ pub(crate) mod tests {
     fn two_far_slower_tests_outweigh_an_estimate_and_one_does_not() {
         let rows = [row("a", "b", Some(9.5e7), 1_000_000)];
         let shown = |bandwidth_bps, previous_bps| {
-            let (src, dst) = (node("a"), node("b"));
-            let test = TestRow { src, dst, bandwidth_bps, previous_bps, received: Timestamp(0), latency_us: None };
+            let test = test(bandwidth_bps, previous_bps, Some(9.5e7));
             merge(&rows, &[test], Timestamp(1_500_000), BANDWIDTH_CONFIDENCE_AGE_S)[&(node("a"), node("b"))]
                 .bandwidth_bps
         };
         assert_eq!(shown(3.6e6, Some(2.9e6)), Some(3.6e6));
         assert_eq!(shown(3.6e6, None), Some(9.5e7));
         assert_eq!(shown(3.6e6, Some(9.2e7)), Some(9.5e7));
-        let (src, dst) = (node("a"), node("b"));
-        let bandwidth_bps = 3.6e6;
-        let test = TestRow { src, dst, bandwidth_bps, previous_bps: None, received: Timestamp(0), latency_us: None };
+        let test = test(3.6e6, None, Some(9.5e7));
         let doubted = &merge(&rows, std::slice::from_ref(&test), Timestamp(1_500_000), BANDWIDTH_CONFIDENCE_AGE_S)
             [&(node("a"), node("b"))];
         assert!(contradicted(&test, doubted) && doubted.bandwidth_confidence <= DOUBTED);
@@ -222,20 +225,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn two_far_faster_tests_outweigh_an_estimate_and_one_makes_it_suspect() {
+    fn two_far_faster_tests_outweigh_an_estimate_that_was_low_already() {
         let rows = [row("a", "b", Some(3.6e6), 1_000_000)];
-        let shown = |bandwidth_bps, previous_bps| {
-            let (src, dst) = (node("a"), node("b"));
-            let test = TestRow { src, dst, bandwidth_bps, previous_bps, received: Timestamp(0), latency_us: None };
-            let link = merge(&rows, std::slice::from_ref(&test), Timestamp(1_500_000), BANDWIDTH_CONFIDENCE_AGE_S)
-                [&(node("a"), node("b"))]
-                .clone();
-            (link.bandwidth_bps, contradicted(&test, &link))
+        let shown = |bandwidth_bps, previous_bps, then_bps| {
+            let test = test(bandwidth_bps, previous_bps, Some(then_bps));
+            let map = merge(&rows, std::slice::from_ref(&test), Timestamp(1_500_000), BANDWIDTH_CONFIDENCE_AGE_S);
+            let link = &map[&(node("a"), node("b"))];
+            (link.bandwidth_bps, contradicted(&test, link))
         };
-        assert_eq!(shown(9.2e7, Some(8.1e7)), (Some(8.1e7), false));
-        assert_eq!(shown(9.2e7, Some(3.5e6)), (Some(3.6e6), true));
-        assert_eq!(shown(9.2e7, None), (Some(3.6e6), true));
-        assert_eq!(shown(1e7, Some(1e7)), (Some(3.6e6), false), "the agent's estimator is the better judge");
+        assert_eq!(shown(9.2e7, Some(8.1e7), 3.6e6), (Some(8.1e7), false));
+        assert_eq!(shown(9.2e7, Some(3.5e6), 3.6e6), (Some(3.6e6), true), "one makes it suspect");
+        assert_eq!(shown(9.2e7, None, 3.6e6), (Some(3.6e6), true));
+        assert_eq!(shown(9.2e7, Some(8.1e7), 9e7), (Some(3.6e6), true), "it has fallen since, and is tested again");
+        assert_eq!(shown(1e7, Some(1e7), 3.6e6), (Some(3.6e6), false), "the agent's estimator is the better judge");
     }
 
     #[test]
@@ -268,9 +270,7 @@ pub(crate) mod tests {
         old.report.bandwidth_age_ms = 1e10;
         old.report.bandwidth_confidence = 0.0;
         near(shown(&old, &[], 240, 480.0), 0.0);
-        let (src, dst) = (node("a"), node("b"));
-        let test =
-            TestRow { src, dst, bandwidth_bps: 9e8, previous_bps: None, received: Timestamp(0), latency_us: None };
+        let test = test(9e8, None, None);
         near(shown(&old, &[test], 120, 480.0), TEST_CONFIDENCE * (-0.25f64).exp());
     }
 }

@@ -70,7 +70,7 @@ pub struct Config {
     /// Links with a confidence below this are not acted on, 0 to 1, but for a first decision after a trial within
     /// `max_link_age_s`. Default 0.5.
     pub least_confidence: f64,
-    /// Links whose newest sample is older are not acted on. Default 120 s: two missed throughput rounds.
+    /// Links whose newest sample, of latency or bandwidth, is older are not acted on. Default 120 s: not even echoes came.
     pub max_link_age_s: Seconds,
 
     /// Measured step time above predicted by this share rolls back. Default 0.5: three to five times the

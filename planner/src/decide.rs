@@ -222,7 +222,8 @@ impl<'a> Call<'a> {
         if self.s.in_force.is_some() {
             return choose::next(self.s, &self.memory, costs, &self.triggers, self.now);
         }
-        if self.memory.trial.pending && !trial::unmeasured(self.s).is_empty() && !self.on_another_network() {
+        let awaited = self.memory.trial.pending && self.memory.trial.given_up == 0;
+        if awaited && !trial::unmeasured(self.s).is_empty() && !self.on_another_network() {
             let why = "the first decision waits for the trial that measures what compression keeps and costs".into();
             return Err(Hold { keep: Keep::AwaitingTrial, why, held_back: None });
         }

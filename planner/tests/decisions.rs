@@ -109,6 +109,19 @@ fn a_trial_that_never_answers_does_not_hold_up_the_job() {
     assert!((1..=4).contains(&trials), "{trials} trials in 300 s");
 }
 
+/// Where the next trial may be asked for as soon as the last was given up.
+#[test]
+fn the_first_decision_waits_for_one_trial_only() {
+    let mut job = Job::new();
+    job.s.profiles = Default::default();
+    job.s.config.trial_interval_s = seconds(5.0);
+    assert_eq!(job.keeps(), Keep::AwaitingTrial);
+    job.wait(61.0);
+    let outcome = job.call();
+    assert!(outcome.trial.is_some(), "asked again");
+    assert!(outcome.decision().is_some(), "{}", outcome.report.why);
+}
+
 #[test]
 fn untrusted_links_are_not_acted_on() {
     let mut job = Job::new();

@@ -9,14 +9,17 @@ use crate::app::App;
 use crate::config::Config;
 use crate::echoes;
 use crate::grants::{Known, Pair};
-use crate::links::{LinkMap, contradicted, merge};
+use crate::links::{LinkMap, TEST_CONFIDENCE, contradicted, merge};
 use crate::store::TestRow;
 
 /// Changes of latency below this many microseconds are no sign of another network.
 const LATENCY_FLOOR_US: f64 = 100.0;
 
 /// A link fades from so many times the confidence on that decisions need: a test takes its time to be granted and seen.
-const FADING: f64 = 1.5;
+const FADING: f64 = 1.1;
+
+/// And from so much of what a test that ran from the other side is worth at most: no link fades all the time.
+const MOST_FADING: f64 = 0.9 * TEST_CONFIDENCE;
 
 /// From when on a link is suspect or fades.
 #[derive(Debug)]
@@ -27,7 +30,7 @@ struct Thresholds {
 
 impl Thresholds {
     fn of(config: &Config) -> Self {
-        let fading = FADING * config.planner.least_confidence;
+        let fading = (FADING * config.planner.least_confidence).min(MOST_FADING);
         Self { suspect_change: config.probes.suspect_change, fading }
     }
 }
@@ -61,7 +64,6 @@ pub async fn tick(app: &App) -> Result<(), CycleError> {
 /// What the links look like, by pair of nodes.
 fn known(thresholds: &Thresholds, links: &LinkMap, tests: &[TestRow], shared: &Shared) -> BTreeMap<Pair, Known> {
     let tests: BTreeMap<_, &TestRow> = tests.iter().map(|t| ((&t.src, &t.dst), t)).collect();
-    let larger = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);
     let mut known: BTreeMap<Pair, Known> = BTreeMap::new();
     for ((from, to), link) in links {
         let pair = Pair::new(from, to);
@@ -72,8 +74,10 @@ fn known(thresholds: &Thresholds, links: &LinkMap, tests: &[TestRow], shared: &S
         let off = shared.deviating.contains(&pair);
         let fading = link.bandwidth_confidence < thresholds.fading && shared.all.contains(&pair);
         let entry = known.entry(pair).or_default();
-        entry.bandwidth_bps = larger(entry.bandwidth_bps, link.bandwidth_bps);
-        entry.tested_bps = larger(entry.tested_bps, test.map(|test| test.bandwidth_bps));
+        let both = entry.bandwidth_bps.into_iter().chain(link.bandwidth_bps);
+        entry.bandwidth_bps = both.reduce(f64::max);
+        let tested = entry.tested_bps.into_iter().chain(test.map(|test| test.bandwidth_bps));
+        entry.tested_bps = tested.reduce(f64::min);
         entry.latency_s = entry.latency_s.max(link.latency_us * 1e-6);
         entry.suspect |= moved || off;
         entry.fading |= fading;
@@ -104,21 +108,14 @@ async fn shared(app: &App) -> Result<Shared, CycleError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::links::tests::{node, row};
+    use crate::links::tests::{node, row, test};
     use flexcomm_domain::Timestamp;
 
     #[test]
     fn only_unsure_links_of_a_job_fade_and_the_last_test_is_known() {
-        let thresholds = Thresholds { suspect_change: 0.3, fading: 0.75 };
+        let thresholds = Thresholds { suspect_change: 0.3, fading: 0.55 };
         let rows = [row("a", "b", Some(1e9), 0), row("b", "a", Some(1e9), 0)];
-        let test = |bandwidth_bps| TestRow {
-            src: node("a"),
-            dst: node("b"),
-            bandwidth_bps,
-            previous_bps: None,
-            received: Timestamp(0),
-            latency_us: Some(1000.0),
-        };
+        let test = |bandwidth_bps| test(bandwidth_bps, None, Some(1e9));
         let pair = Pair::new(&node("a"), &node("b"));
         let look = |tests: &[TestRow], shared: &Shared| {
             known(&thresholds, &merge(&rows, tests, Timestamp(0), 120.0), tests, shared)[&pair]

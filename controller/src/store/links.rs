@@ -37,6 +37,8 @@ pub struct TestRow {
     pub received: Timestamp,
     /// The estimated latency at that time.
     pub latency_us: Option<f64>,
+    /// The estimated bandwidth at that time, bit/s.
+    pub estimate_bps: Option<f64>,
 }
 
 /// A past estimate.
@@ -111,6 +113,7 @@ struct RawTest {
     previous_bps: Option<f64>,
     received_us: i64,
     latency_us: Option<f64>,
+    estimate_bps: Option<f64>,
 }
 
 impl RawTest {
@@ -123,6 +126,7 @@ impl RawTest {
             previous_bps: self.previous_bps,
             received: time(self.received_us),
             latency_us: self.latency_us,
+            estimate_bps: self.estimate_bps,
         })
     }
 }
@@ -140,8 +144,8 @@ impl Store {
     /// The newest active test of every link that was tested.
     pub async fn link_tests(&self) -> Result<Vec<TestRow>> {
         let operation = "read the tests of links";
-        let query =
-            "SELECT src, dst, bandwidth_bps, previous_bps, received_us, latency_us FROM link_tests ORDER BY src, dst";
+        let query = "SELECT src, dst, bandwidth_bps, previous_bps, received_us, latency_us, estimate_bps
+             FROM link_tests ORDER BY src, dst";
         let rows: Vec<RawTest> = sqlx::query_as(query).fetch_all(&self.read).await.map_err(sql(operation))?;
         rows.into_iter().map(RawTest::row).collect()
     }
@@ -262,8 +266,9 @@ pub(super) async fn put_test(
     now: Timestamp,
 ) -> Result<()> {
     sqlx::query(
-        "INSERT OR REPLACE INTO link_tests (src, dst, bandwidth_bps, received_us, latency_us, previous_bps)
+        "INSERT OR REPLACE INTO link_tests (src, dst, bandwidth_bps, received_us, latency_us, estimate_bps, previous_bps)
          VALUES ($1, $2, $3, $4, (SELECT latency_us FROM links WHERE src = $1 AND dst = $2),
+            (SELECT bandwidth_bps FROM links WHERE src = $1 AND dst = $2),
             (SELECT bandwidth_bps FROM link_tests WHERE src = $1 AND dst = $2))",
     )
     .bind(src.as_str())

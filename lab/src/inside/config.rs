@@ -12,7 +12,7 @@ const SETTINGS: &str = "
 debounce_ms = 400
 
 [probes]
-budget_share = 0.3
+budget_share = 0.2
 min_bytes = 131072
 retest_s = 10
 
