@@ -13,6 +13,7 @@ Bandwidths are the paper's divided by --divisor; latencies are the paper's. All 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import pathlib
@@ -270,7 +271,7 @@ def ask(what: str) -> Any:
     try:
         with urllib.request.urlopen(f"http://{HUB}:7070/api/v1/{what}", timeout=5) as answer:
             return json.load(answer)
-    except OSError:
+    except (OSError, ValueError, http.client.HTTPException):
         return []
 
 
@@ -325,10 +326,12 @@ def train(plan: dict[str, Any], runs: list[tuple[str, int]], out: pathlib.Path) 
     recorder = threading.Thread(target=record_links, args=(out, stop))
     if flexcomm:
         recorder.start()
-    failed = ranks.wait() != 0
-    stop.set()
-    if flexcomm:
-        recorder.join()
+    try:
+        failed = ranks.wait() != 0
+    finally:
+        stop.set()
+        if flexcomm:
+            recorder.join()
     if failed:
         raise RuntimeError(f"the ranks have failed; see {out}/ranks.log and {out}/rank*.log")
 
