@@ -49,8 +49,6 @@ impl Pipeline {
         if mark.at == At::Nowhere {
             return Err(StateError::NoMark);
         }
-        let mut from = Reader::new(mark.codecs.bytes());
-        units.iter_mut().try_for_each(|unit| unit.codec.restore(&mut from))?;
         if mark.at == At::After {
             momentum.iter_mut().for_each(|momentum| momentum.undo());
             memory.iter_mut().for_each(|memory| memory.undo(fed));
@@ -59,6 +57,9 @@ impl Pipeline {
         }
         (self.learning_rate, self.last, self.skipped) = (mark.learning_rate, mark.last, mark.skipped);
         self.open = None;
+        // Last: a codec that refuses must not keep the gradients that memory and momentum have from going back.
+        let mut from = Reader::new(mark.codecs.bytes());
+        units.iter_mut().try_for_each(|unit| unit.codec.restore(&mut from))?;
         Ok(())
     }
 
@@ -81,5 +82,33 @@ impl Pipeline {
     /// Buffers are others from here on.
     pub(super) fn forget_mark(&mut self) {
         self.mark.at = At::Nowhere;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Layers;
+    use crate::codec::Shape;
+    use crate::pipeline::{Gradient, Member, Pipeline, Step};
+    use crate::wire::Writer;
+
+    #[test]
+    fn a_codec_that_refuses_keeps_nothing_else_from_going_back() {
+        let layers = Layers::matrices(&[Shape { rows: 4, cols: 6 }]).unwrap();
+        let mut pipeline = Pipeline::new(&"signum(delta=0.5)+ef(vanilla)".parse().unwrap(), layers, Member::alone(0));
+        let gradient: Vec<f32> = (0..24u8).map(|value| f32::from(value) - 7.0).collect();
+        let step = |pipeline: &mut Pipeline, index| {
+            let step = Step { index, learning_rate: 0.1 };
+            pipeline.compress(Gradient::F32(&gradient), step, &mut Writer::new()).unwrap();
+        };
+        step(&mut pipeline, 0);
+        let before = (pipeline.held_back(), pipeline.last_step());
+        pipeline.mark();
+        step(&mut pipeline, 1);
+        assert_ne!((pipeline.held_back(), pipeline.last_step()), before);
+        // Cut short, as no codec writes it.
+        pipeline.mark.codecs.clear();
+        pipeline.undo().unwrap_err();
+        assert_eq!((pipeline.held_back(), pipeline.last_step()), before);
     }
 }
