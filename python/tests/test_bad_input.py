@@ -40,6 +40,12 @@ def test_a_nan_can_propagate_and_leaves_what_was_held_back(seen, strategy):
         assert unchanged or "art" in strategy
 
 
+def test_a_rank_that_fails_in_a_pass_with_a_nan_leaves_no_other_waiting(seen):
+    found = [rank["fails alone"] for rank in seen]
+    assert found[1] == ["RuntimeError", "rank 1 alone", 7]
+    assert [(kind, steps) for kind, _, steps in found[:1] + found[2:]] == [("NotFiniteError", 7)] * 3
+
+
 def test_two_backward_passes_in_one_batch_are_refused_on_all_ranks_at_once(seen):
     for rank in seen:
         for once, error in rank["twice"]:

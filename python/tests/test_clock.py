@@ -6,7 +6,9 @@ import pytest
 import torch
 from gpu import Gpu, Work
 
+from flexcomm.torch import _device
 from flexcomm.torch._clock import MOST_WAITING, Clock
+from flexcomm.torch._hook import Hook
 
 #: Where a bucket lies; there is nothing behind it.
 HERE, THERE = (torch.empty(4, device="meta") for _ in range(2))
@@ -215,3 +217,31 @@ def test_events_that_cannot_be_used_end_the_reports_and_not_the_training(when, c
     assert run.told and all(told is None for _, told in run.told)
     assert [ticket for ticket, _ in run.told] == list(range(1, len(run.told) + 1)) and len(run.told) >= 4
     assert len(caplog.records) == 1 and "not reported any more" in caplog.text
+
+
+def test_a_sum_in_two_collectives_is_launched_once_and_carried_as_one(monkeypatch):
+    """The step that announces a plan, where the host's tensors travel by the device's backend."""
+    gpu, waited = Gpu(), []
+
+    class Sum:
+        def __init__(self, tensor):
+            self.tensor = tensor.mul_(2)
+
+        def wait(self):
+            waited.append(len(self.tensor))
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, group, async_op: Sum(tensor))
+    device = object.__new__(_device.Device)
+    device.clock, device._by_stream = Clock(gpu, lambda *_: None), True
+    hook = object.__new__(Hook)
+    # A copy, as to a GPU.
+    hook._device, hook._tuner, hook._group, hook._via = device, None, None, torch.device("cpu")
+    hook._mark = mark = device.clock.enter(HERE, False)
+    payload = torch.arange(5.0)
+    work = hook._all_reduce(payload, 2)
+    device.under_way(mark, work)
+    assert len(gpu.made) == 1 and mark.launched is gpu.made[0]
+    # A wait for it holds the host, so it is none of a stream's.
+    assert mark.landed is None and waited == [] and payload.tolist() == [0, 1, 2, 3, 4]
+    work.wait()
+    assert waited == [3, 2] and payload.tolist() == [0, 2, 4, 6, 8]

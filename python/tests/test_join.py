@@ -31,6 +31,7 @@ def test_ranks_that_have_run_out_stay_in_step(seen, name):
     # DDP by itself: a rank's steps are its own.
     steps = [11, 18, 18] if name == "dense" else [18, 18, 18]
     assert [rank[name]["steps"] for rank in seen] == steps and all(rank[name]["together"] for rank in seen)
+    assert [rank[name]["unused"] for rank in seen] == [[]] * 3
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(("topk", "power", "decided"))])
@@ -42,6 +43,8 @@ def test_what_is_held_back_is_not_lost(seen, name):
 def test_a_nan_is_an_error_on_all_ranks_until_one_has_run_out_and_then_leaves_the_batch_out(seen, name):
     for number, rank in enumerate(seen):
         rank = rank[f"nan {name}"]
-        # Batch 10 counts as zeros, on rank 0 too, which has none any more, and no optimizer's step that would end its last.
-        own = {"zeros": [], "steps": 13} if number == 0 else {"zeros": [10], "steps": 14}
-        assert rank == own | {"left out": [4], "warnings": 1, "equal": True, "finite": True}
+        # Batch 10 counts as zeros, on rank 0 too, which has none any more.
+        assert rank == {
+            "left out": [4], "partly": [True], "zeros": [] if number == 0 else [10], "steps": 16, "trained": [True] * 2,
+            "warnings": 1, "unused": 0, "equal": True, "finite": True,
+        }

@@ -97,7 +97,7 @@ def _point_at_nvrtc() -> None:
 class Carried:
     """A collective on copies, where the backend takes no tensors of the host."""
 
-    def __init__(self, work: dist.Work, here: torch.Tensor, there: torch.Tensor) -> None:
+    def __init__(self, work: "dist.Work | Both", here: torch.Tensor, there: torch.Tensor) -> None:
         self._work, self._here, self._there = work, here, there
 
     def wait(self) -> None:
@@ -108,7 +108,7 @@ class Carried:
 class Both:
     """Two collectives that are one to those who wait."""
 
-    def __init__(self, first: "Launched", second: "Launched") -> None:
+    def __init__(self, first: dist.Work, second: dist.Work) -> None:
         self._first, self._second = first, second
 
     def wait(self) -> None:

@@ -83,6 +83,10 @@ def nobodys() -> _Nobodys:
     return _Nobodys()
 
 
+def is_nobodys(hook: object) -> bool:
+    return isinstance(hook, _Nobodys)
+
+
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.numel()
 
@@ -440,14 +444,15 @@ class Hook:
                 # The other buckets end too: what they hold back must be put back, and none is left under way.
                 refused = refused or error
         spoilt, self._spoilt = self._spoilt, False
+        if spoilt:
+            # Also where this rank alone has failed: the others vote, and would wait for it.
+            self._answer(values, refused is None)
         if refused is not None:
             raise refused
-        if spoilt:
-            self._answer(values)
 
-    def _answer(self, gradients: list[torch.Tensor]) -> None:
+    def _answer(self, gradients: list[torch.Tensor], raises: bool) -> None:
         """What a gradient that is not finite comes to, after all buckets have arrived: the same on all ranks, which all heard
-        of it in this pass."""
+        of it in this pass. Without `raises` no error, for another one comes."""
         stays, self._stays = self._stays, False
         # No backward pass: of a rank that has run out of batches, under `join()`.
         idle = torch._C._current_graph_task_id() < 0
@@ -457,7 +462,8 @@ class Hook:
         if not anywhere:
             return
         if not idles:
-            _raise_after_ddp(NotFiniteError(_NOT_FINITE))
+            if raises:
+                _raise_after_ddp(NotFiniteError(_NOT_FINITE))
             return
         logger.warning(_LEFT_OUT, idles)
         for gradient in gradients:
@@ -504,18 +510,19 @@ class Hook:
 
     def _all_reduce(self, payload: torch.Tensor, apart: int = 0) -> _device.Launched:
         """Sums `payload`; with the last `apart` elements in a collective of their own."""
-        if apart:
-            at = len(payload) - apart
-            return _device.Both(self._all_reduce(payload[:at]), self._all_reduce(payload[at:]))
         there = self._there(payload)
         self._device.clock.launch(self._mark)
-        if self._tuner is None:
-            work = dist.all_reduce(there, group=self._group, async_op=True)
-        else:
-            agreed, strategy, step = self._core.tick()
-            with self._tuner.around(strategy if agreed else None, step):
-                work = dist.all_reduce(there, group=self._group, async_op=True)
+        at = len(there) - apart
+        work = _device.Both(self._reduce(there[:at]), self._reduce(there[at:])) if apart else self._reduce(there)
         return work if there is payload else _device.Carried(work, payload, there)
+
+    def _reduce(self, tensor: torch.Tensor) -> dist.Work:
+        """Launches its allreduce, in the shape that the ranks agreed on."""
+        if self._tuner is None:
+            return _device.under(dist.all_reduce(tensor, group=self._group, async_op=True))
+        agreed, strategy, step = self._core.tick()
+        with self._tuner.around(strategy if agreed else None, step):
+            return _device.under(dist.all_reduce(tensor, group=self._group, async_op=True))
 
     def _all_gather(self, arrived: torch.Tensor, sent: torch.Tensor) -> _device.Launched:
         there = self._there(arrived)

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from flexcomm import _core
 from flexcomm._core import Core, FlexcommError
 from flexcomm.torch import _below, _state, _trials, _tuner
-from flexcomm.torch._hook import MOST_RANKS, Hook
+from flexcomm.torch._hook import MOST_RANKS, Hook, is_nobodys
 
 logger = logging.getLogger("flexcomm")
 
@@ -385,6 +385,8 @@ class Session:
         self._in_step = False
         #: Whether a gradient of the step under way was not finite, and whether it was said that a pass had no optimizer's step.
         self._refused = self._unused_told = False
+        #: Whether the step under way is one in which this rank gives zeros.
+        self._idle = False
         hook = Hook(
             self._core, group, {id(p): i for i, (_, p) in enumerate(self._named)},
             half=None if named.text else named.half, words=steered, propagate=propagate, began=self._begin,
@@ -428,8 +430,10 @@ class Session:
         model, hook = self._parts.model(), self.hook
         if model is None:
             raise FlexcommError("failed to register the hook: the model is gone")
-        if model._comm_hooks:
-            there = getattr(model._comm_hooks[0][0], "__qualname__", "of another kind")
+        # A copy's reducer is made anew without the hook, of which only the list knows.
+        taken = [one for one, *_ in model._comm_hooks if not is_nobodys(one)]
+        if taken:
+            there = getattr(taken[0], "__qualname__", "of another kind")
             raise FlexcommError(
                 f"failed to register the hook: the model has one already ({there}), and DDP takes one for good. Wrap the module in "
                 "DistributedDataParallel anew and attach once; or attach(register=False) and call session.hook in a hook of yours"
@@ -466,13 +470,13 @@ class Session:
             self._end_step(within_loop=False)
         self._core.begin()
         self._in_step = True
+        # No backward pass: of a rank that has run out of batches, under `join()`.
+        self._idle = torch._C._current_graph_task_id() < 0
 
     def _look_at_unused(self) -> None:
-        """Says once that a pass had no optimizer's step, where that is neither known nor told to the script otherwise."""
+        """Says once that the pass before had no optimizer's step, where that is neither known nor told to the script otherwise."""
         expected = self._parts.optimizer is None or self._parts.scaler is not None or self._refused
-        # No backward pass: of a rank that has run out of batches, under `join()`.
-        idle = torch._C._current_graph_task_id() < 0
-        if expected or idle or self._unused_told or self._rank != 0 or self._core.state()[2].startswith("none@"):
+        if expected or self._idle or self._unused_told or self._rank != 0 or self._core.state()[2].startswith("none@"):
             return
         self._unused_told = True
         logger.warning(

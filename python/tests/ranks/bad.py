@@ -1,6 +1,7 @@
 """Input that cannot be trained on: the same clear error on every rank at the same step, or a fallback on all."""
 
 import contextlib
+import datetime
 
 import torch
 import torch.distributed as dist
@@ -70,6 +71,35 @@ def go_on(rank, strategy, looped=False, **options):
         equal &= same(parameters_hash(model))
     finite = all(p.isfinite().all().item() for p in model.parameters())
     return {"left out": left_out, "equal": equal, "finite": finite, "steps": session.step}
+
+
+def fails_alone(rank):
+    """One bucket of several is not finite, and in the same pass a bucket fails on rank 1 alone."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=20))
+    model = ddp(network(), process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    session = flexcomm.torch.attach(model, optimizer, strategy=GATHER)
+    landed, calls, step = session.hook._landed, [], 0
+
+    def fails(then):
+        calls.append(step)
+        if rank == 1 and calls.count(7) == 2:
+            raise RuntimeError("rank 1 alone")
+        return landed(then)
+
+    session.hook._landed = fails
+    model.module[-1].bias.register_hook(lambda g: g * float("nan") if step == 7 and rank == 2 else None)
+
+    def run(steps):
+        nonlocal step
+        for step in range(9):
+            x, y = batch(step, rank)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            steps.append(step)
+
+    return error_of(run)
 
 
 class Words(torch.nn.Module):
@@ -271,4 +301,5 @@ with ranks() as (rank, world, seen):
     seen["models of one job"] = models_of_one_job(rank)
     seen["fsdp"] = fsdp(rank)
     seen["broken"] = broken(rank)
+    seen["fails alone"] = fails_alone(rank)
     seen["twice"] = [twice(rank, strategy) for strategy in (None, GATHER)]

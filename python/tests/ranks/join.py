@@ -15,6 +15,7 @@ def train(rank, strategy, short, hooked=False, steered=None):
     session = flexcomm.torch.attach(model, optimizer, strategy=strategy, register=not hooked, socket=socket)
     if agent is not None:
         agent.wait_for("hello")
+    lines = Lines()
     if hooked:
         model.register_comm_hook(None, session.hook)
     hashes = []
@@ -37,32 +38,47 @@ def train(rank, strategy, short, hooked=False, steered=None):
     for number in range(14, 18):
         step(number)
     held = sum(v.abs().sum().item() for v in session.state_dict()["held_back"].values())
-    return {"hashes": hashes, "steps": session._core.state()[5], "before": steps, "together": together, "held": held,
+    # What is said of passes without an optimizer's step. Those of a rank that has run out have none.
+    unused = [line for line in lines.take() if "no_sync()" in line]
+    return {"hashes": hashes, "steps": session._core.state()[5], "before": steps, "together": together, "held": held, "unused": unused,
             "version": session.version, "hook": len(model._comm_hooks)}
 
 
 def nan(rank, strategy, **options):
-    """Rank 2's batches 4 and 10 have a NaN; rank 0 runs out after 7. A batch whose error was caught is left out."""
+    """The last layer has a NaN in rank 2's batches 4 and 10, and so has one bucket of several; rank 0 runs out after 7. A
+    batch whose error was caught is left out."""
     model = ddp(network((20, 48, 40, 2)), bucket_cap_mb=0.006)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     session = flexcomm.torch.attach(model, optimizer, strategy=strategy, **options)
-    lines, out = Lines(), {"left out": [], "zeros": []}
+    lines, out = Lines(), {"left out": [], "partly": [], "zeros": []}
+    first, last, spoils = model.module[0].weight, model.module[-1].bias, False
+    last.register_hook(lambda gradient: gradient * float("nan") if spoils else None)
     with model.join():
         for number in range(7 if rank == 0 else 14):
             x, y = batch(number, rank)
-            if rank == 2 and number in (4, 10):
-                x[0, 0] = float("nan")
+            spoils = rank == 2 and number in (4, 10)
             optimizer.zero_grad()
             try:
                 torch.nn.functional.cross_entropy(model(x), y).backward()
             except flexcomm.torch.NotFiniteError:
                 out["left out"].append(number)
+                out["partly"].append(bool(last.grad.isnan().all() and first.grad.isfinite().all() and first.grad.any()))
                 continue
             if not any(bool(p.grad.any()) for p in model.parameters()):
                 out["zeros"].append(number)
             optimizer.step()
+    trained = []
+    for number in range(14, 16):
+        x, y = batch(number, rank)
+        before = parameters_hash(model.module)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        trained.append(parameters_hash(model.module) != before and same(parameters_hash(model.module)))
+    said = lines.take()
     return out | {
-        "warnings": sum("run out of batches" in line for line in lines.take()), "equal": same(parameters_hash(model.module)),
+        "warnings": sum("run out of batches" in line for line in said), "unused": sum("no_sync()" in line for line in said),
+        "trained": trained, "equal": same(parameters_hash(model.module)),
         "finite": all(bool(p.isfinite().all()) for p in model.parameters()), "steps": session.step,
     }
 

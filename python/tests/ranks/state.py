@@ -49,7 +49,17 @@ def copies(rank, how):
     train(rank, range(3, 5), model, optimizer)
     same += [len(set(everywhere(parameters_hash(m.module)))) == 1 for m in (model, *made)]
     session.close()
+    same += [attached_anew(rank, each) for each in made]
     return all(same) and len(model._comm_hooks) == int(how != "below")
+
+
+def attached_anew(rank, model):
+    """A copy, which has a stand-in at the place of the hook, takes one of its own."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    session = flexcomm.torch.attach(model, optimizer, strategy=GATHER)
+    train(rank, range(5, 10), model, optimizer)
+    compressed = any(bool(v.any()) for v in session.state_dict()["held_back"].values())
+    return compressed and session.step == 5 and len(set(everywhere(parameters_hash(model.module)))) == 1
 
 
 def twice(rank):
