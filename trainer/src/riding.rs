@@ -13,7 +13,9 @@
 //!
 //! The plan itself is long and rare, so it has room only when rank 0 has asked for it: a status bit in tick t opens
 //! [`ROOM_BYTES`] on the first bucket of tick t + 1, which carries rank 0's whole [`ControlWord`]; its plan takes
-//! force at tick t + 2. In steady state the word is 8 bytes, or 36 elements, of a payload that travels anyway.
+//! force at tick t + 2. Where that bucket is summed, tick t + 1 has one more small allreduce for the room: behind the
+//! gradient it would change how a ring rounds that. In steady state the word is 8 bytes, or 36 elements, of a payload
+//! that travels anyway.
 
 use crate::agreement::{Agreement, Change, Disagreement, Tick};
 use crate::word::{ControlWord, WORD_MAX, WordError};
