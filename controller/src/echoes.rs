@@ -85,8 +85,7 @@ mod tests {
     fn cluster(nodes: usize, bps: f64) -> (Vec<NodeName>, BTreeMap<Pair, Known>) {
         let live: Vec<NodeName> = (0..nodes).map(|i| NodeName::new(&format!("n{i}")).unwrap()).collect();
         let link = Known { bandwidth_bps: Some(bps), latency_s: 0.001, ..Known::default() };
-        let pairs = live.iter().enumerate().flat_map(|(i, a)| live[i + 1..].iter().map(move |b| Pair::new(a, b)));
-        let known = pairs.map(|pair| (pair, link)).collect();
+        let known = Pair::among(&live).map(|pair| (pair, link)).collect();
         (live, known)
     }
 

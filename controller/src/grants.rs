@@ -79,6 +79,11 @@ impl Pair {
         if a <= b { Self(a.clone(), b.clone()) } else { Self(b.clone(), a.clone()) }
     }
 
+    /// Every two of these nodes.
+    pub fn among(nodes: &[NodeName]) -> impl Iterator<Item = Self> {
+        nodes.iter().enumerate().flat_map(|(i, a)| nodes[i + 1..].iter().map(move |b| Self::new(a, b)))
+    }
+
     /// Whether a node is one of them.
     pub fn has(&self, node: &NodeName) -> bool {
         self.0 == *node || self.1 == *node
@@ -322,13 +327,13 @@ impl Scheduler {
     /// Pairs that should be tested: newly suspect ones first, then what may overdraw, since the nodes of the first that cannot
     /// pay save up for it; of each kind those that waited longest.
     fn due(&self, now: Timestamp, live: &[NodeName], known: &BTreeMap<Pair, Known>) -> Vec<(Pair, Known)> {
-        let pairs = live.iter().enumerate().flat_map(|(i, a)| live[i + 1..].iter().map(move |b| Pair::new(a, b)));
-        let mut due: Vec<_> = pairs
+        let mut due: Vec<_> = Pair::among(live)
             .filter_map(|pair| {
                 let link = known.get(&pair).copied().unwrap_or_default();
                 let last = self.past.get(&pair);
                 let due = last.is_none_or(|p| now.since(p.at).get() >= self.wait_s(p, &link));
-                due.then(|| (self.rank(&pair, &link), last.map(|p| p.at), pair, link))
+                let routine = self.need(&pair, &link) == Need::Routine;
+                due.then(|| ((!self.is_urgent(&pair, &link), routine), last.map(|p| p.at), pair, link))
             })
             .collect();
         due.sort_by(|a, b| (a.0, a.1, &a.2).cmp(&(b.0, b.1, &b.2)));
@@ -383,14 +388,6 @@ impl Scheduler {
         let need = self.need(pair, link);
         let can = |node| self.accounts.get(node).is_some_and(|e| e.account.may_pay(&self.rules, cost, need));
         can(&pair.0) && can(&pair.1)
-    }
-
-    fn rank(&self, pair: &Pair, link: &Known) -> u8 {
-        match self.need(pair, link) {
-            _ if self.is_urgent(pair, link) => 0,
-            Need::Urgent | Need::Pressing => 1,
-            Need::Routine => 2,
-        }
     }
 
     fn need(&self, pair: &Pair, link: &Known) -> Need {

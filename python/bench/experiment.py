@@ -13,6 +13,7 @@ Bandwidths are the paper's divided by --divisor; latencies are the paper's. All 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
@@ -23,6 +24,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -303,12 +305,24 @@ def processor_seconds(daemons: list[subprocess.Popen[bytes]]) -> dict[str, float
     return used
 
 
-def record_links(out: pathlib.Path, stop: threading.Event) -> None:
-    """What the controller believes of the links while the ranks train, a line every few seconds."""
-    with (out / "links.jsonl").open("w") as file:
-        while not stop.wait(RECORD_EVERY):
-            file.write(json.dumps({"at": time.time(), "links": ask("links")}) + "\n")
-            file.flush()
+@contextlib.contextmanager
+def recorded_links(out: pathlib.Path) -> Iterator[None]:
+    """What the controller believes of the links meanwhile, a line every few seconds."""
+    stop = threading.Event()
+
+    def record() -> None:
+        with (out / "links.jsonl").open("w") as file:
+            while not stop.wait(RECORD_EVERY):
+                file.write(json.dumps({"at": time.time(), "links": ask("links")}) + "\n")
+                file.flush()
+
+    recorder = threading.Thread(target=record)
+    recorder.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        recorder.join()
 
 
 def train(plan: dict[str, Any], runs: list[tuple[str, int]], out: pathlib.Path) -> None:
@@ -322,16 +336,8 @@ def train(plan: dict[str, Any], runs: list[tuple[str, int]], out: pathlib.Path) 
         # A page that is given back and taken again costs far more here than in an ordinary kernel.
         MALLOC_MMAP_THRESHOLD_=str(1 << 30), MALLOC_TRIM_THRESHOLD_=str(1 << 30),
     )
-    stop = threading.Event()
-    recorder = threading.Thread(target=record_links, args=(out, stop))
-    if flexcomm:
-        recorder.start()
-    try:
+    with recorded_links(out) if flexcomm else contextlib.nullcontext():
         failed = ranks.wait() != 0
-    finally:
-        stop.set()
-        if flexcomm:
-            recorder.join()
     if failed:
         raise RuntimeError(f"the ranks have failed; see {out}/ranks.log and {out}/rank*.log")
 

@@ -97,10 +97,10 @@ async fn shared(app: &App) -> Result<Shared, CycleError> {
         let ranks = app.store.ranks(&job).await?;
         let nodes: BTreeSet<NodeName> = ranks.into_iter().filter(|r| r.left.is_none()).map(|r| r.node).collect();
         let nodes: Vec<NodeName> = nodes.into_iter().collect();
-        let pairs: Vec<Pair> =
-            nodes.iter().enumerate().flat_map(|(i, a)| nodes[i + 1..].iter().map(|b| Pair::new(a, b))).collect();
-        shared.deviating.extend(pairs.iter().filter(|_| deviates).cloned());
-        shared.all.extend(pairs);
+        if deviates {
+            shared.deviating.extend(Pair::among(&nodes));
+        }
+        shared.all.extend(Pair::among(&nodes));
     }
     Ok(shared)
 }

@@ -12,8 +12,7 @@ fn names(n: usize) -> Vec<NodeName> {
 }
 
 fn all(live: &[NodeName], link: Known) -> BTreeMap<Pair, Known> {
-    let pairs = live.iter().enumerate().flat_map(|(i, a)| live[i + 1..].iter().map(move |b| Pair::new(a, b)));
-    pairs.map(|p| (p, link)).collect()
+    Pair::among(live).map(|p| (p, link)).collect()
 }
 
 /// On a clock of these days: `Timestamp` counts from 1970.
