@@ -144,6 +144,23 @@ def test_the_host_steps_in_and_says_why(seen):
             assert all(run["equal"] and run["launched"] > 0 for run in own[f"text torch.{dtype}"])
 
 
+def test_a_device_without_memory_leaves_it_to_the_host_and_no_rank_differs(seen):
+    for rank, own in enumerate(seen):
+        assert len(own["full"]) == 14
+        for name, got in own["full"].items():
+            assert got["equal"] and got["hash"] == own["roomy"][name.rpartition(", ")[0]], name
+            if rank != 1:
+                assert not got["lines"] and got["full"] > 0, (name, got)
+                continue
+            # One line with cause and remedy, nothing launched in vain, and again by kernels when there is memory.
+            (line,) = got["lines"]
+            assert "compressed on the host: cpu has no memory left" in line and "out of memory" in line, line
+            assert "Take a smaller batch" in line and "\n" not in line
+            # One bucket of a text in float32 needs no more than that one piece.
+            partly = name.startswith("qsgd") and name.endswith("float32, later")
+            assert (got["full"] > 0) == partly and got["full"] < got["launched"], (name, got)
+
+
 def test_a_rank_without_kernels_sends_by_the_backend_of_the_others(seen):
     for rank, own in enumerate(seen):
         for text, got in own["two backends"].items():

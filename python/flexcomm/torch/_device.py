@@ -6,11 +6,12 @@ be the same on all ranks, and these depend on the backend alone.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
 import pathlib
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,8 @@ from flexcomm._core import Core
 from flexcomm.torch._clock import Clock, Mark
 
 logger = logging.getLogger("flexcomm")
+
+_T = TypeVar("_T")
 
 #: Element types that kernels take.
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -29,6 +32,15 @@ _ALIGN = 256
 _OUTCOME_BYTES = 48
 
 WATCHING = "a shadow trial looks at gradients on the host"
+
+#: Steps after which memory for a bucket that there was none for is asked for again: each time that torch has none it empties its
+#: cache, which waits for the device.
+_ASK_AGAIN = 100
+
+
+def no_memory(error: RuntimeError) -> bool:
+    """Whether there was no memory of a device, or none of the host's that could be pinned, for which torch has no type."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
 class Cuda:
@@ -49,6 +61,10 @@ class Cuda:
     def wait(self, tensor: torch.Tensor) -> None:
         """Until the current stream has done what was launched."""
         torch.cuda.current_stream(tensor.device).synchronize()
+
+    def empty(self, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory of the device, with any content."""
+        return torch.empty(size, dtype=dtype, device=device)
 
     def pinned(self, size: int) -> torch.Tensor:
         """Memory of the host that copies from the device need not wait for."""
@@ -136,8 +152,10 @@ def wire(group: dist.ProcessGroup | None) -> torch.device | None:
 class Agreed:
     """AR-Topk of one bucket in one step, whose values stay on the device but for those that travel."""
 
-    def __init__(self, core: Core, index: int, buffer: torch.Tensor, place: tuple[int, int], lists: torch.Tensor) -> None:
-        self._core, self._index, self._buffer = core, index, buffer
+    def __init__(
+        self, core: Core, index: int, buffers: tuple[torch.Tensor, torch.Tensor], place: tuple[int, int], lists: torch.Tensor
+    ) -> None:
+        self._core, self._index, (self._buffer, self._mean) = core, index, buffers
         self._lists = lists
         self._at = place, (lists.data_ptr(), lists.numel())
 
@@ -153,14 +171,16 @@ class Agreed:
 
     def scatter(self, leader: int, payload: tuple[int, int]) -> bool:
         """The bucket becomes the mean; answers whether it is finite."""
-        return _into(self._buffer, lambda out: self._core.scatter_on(self._index, self._at, leader, payload, out))
+        finite = self._core.scatter_on(self._index, self._at, leader, payload, (self._mean.data_ptr(), self._mean.numel()))
+        return _given(self._buffer, self._mean, finite)
 
 
 class Spoken:
     """A strategy that a text names, of one bucket in one step on the device; its messages travel from the host."""
 
-    def __init__(self, core: Core, index: int, buffer: torch.Tensor, place: tuple[int, int]) -> None:
-        self._core, self._index, self._buffer, self._place = core, index, buffer, place
+    def __init__(self, core: Core, index: int, buffers: tuple[torch.Tensor, torch.Tensor], place: tuple[int, int]) -> None:
+        self._core, self._index, self._place = core, index, place
+        self._buffer, self._mean = buffers
         #: How the first turn travels, its elements, whether it is the last.
         self.first: tuple[int, int, bool] = (0, 0, True)
 
@@ -174,19 +194,41 @@ class Spoken:
 
     def conclude(self, arrived: tuple[int, int]) -> bool:
         """The bucket becomes the mean; answers whether it is finite."""
-        return _into(self._buffer, lambda out: self._core.conclude_on(self._index, self._place, arrived, out))
+        finite = self._core.conclude_on(self._index, self._place, arrived, (self._mean.data_ptr(), self._mean.numel()))
+        return _given(self._buffer, self._mean, finite)
 
 
-def _into(buffer: torch.Tensor, write: Callable[[tuple[int, int]], bool]) -> bool:
-    """What `write` writes as float32 becomes the buffer's; NaN where it says that it is not finite."""
-    own = buffer.dtype == torch.float32
-    mean = buffer if own else torch.empty(buffer.numel(), dtype=torch.float32, device=buffer.device)
-    finite = write((mean.data_ptr(), mean.numel()))
+def _given(buffer: torch.Tensor, mean: torch.Tensor, finite: bool) -> bool:
+    """The mean, in float32, becomes the buffer's; NaN where it is not finite."""
     if not finite:
         buffer.fill_(float("nan"))
-    elif not own:
+    elif mean is not buffer:
         buffer.copy_(mean)
     return finite
+
+
+@dataclasses.dataclass(frozen=True)
+class _Room:
+    """All memory that a gathered bucket's step takes, besides its own."""
+
+    place: tuple[int, int]
+    #: On the device.
+    outcome: torch.Tensor
+    block: torch.Tensor
+    blocks: torch.Tensor
+    mean: torch.Tensor
+    #: Pinned: all ranks' words and headers, and the outcome.
+    heads: torch.Tensor
+    told: torch.Tensor
+
+
+def _no_room(buffer: torch.Tensor, error: RuntimeError) -> str:
+    said = str(error).splitlines()[0]
+    return (
+        f"{buffer.device} has no memory left for the kernels' ({said}); they need some 9 bytes per value of the gradient and two "
+        "messages. Take a smaller batch, or set FLEXCOMM_GPU_KERNELS=0 to stay on the host; they ask again after "
+        f"{_ASK_AGAIN} steps"
+    )
 
 
 def _name(tensor: torch.Tensor) -> str:
@@ -207,6 +249,9 @@ class Device:
         self._buffers: dict[tuple[int, str], torch.Tensor] = {}
         self._told: set[str] = set()
         self._waits: torch.Tensor | None = None
+        #: Steps until memory is asked for again, by bucket, and why there was none the first time.
+        self._rests: dict[int, int] = {}
+        self._full = ""
 
     def takes(self, buffer: torch.Tensor) -> bool:
         """Whether a bucket can be compressed although it is not float32 on the host: the same on all ranks."""
@@ -251,9 +296,39 @@ class Device:
     def _kept(self, index: int, what: str, size: int, dtype: torch.dtype, device: Any) -> torch.Tensor:
         known = self._buffers.get((index, what))
         if known is None or known.numel() != size or known.dtype != dtype:
-            known = torch.empty(size, dtype=dtype, device=device)
+            known = torch.empty(size, dtype=dtype) if device == "cpu" else self._cuda.empty(size, dtype, device)
             self._buffers[index, what] = known
         return known
+
+    def _mean(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
+        """Where kernels write a bucket's mean, in float32."""
+        if buffer.dtype == torch.float32:
+            return buffer
+        return self._kept(index, "mean", buffer.numel(), torch.float32, buffer.device)
+
+    def _with_room(self, index: int, buffer: torch.Tensor, prepare: Callable[[], tuple[str, _T]]) -> tuple[str, _T | None]:
+        """What `prepare` makes ready on the device for a bucket, or why that cannot be: its own reason, or that there is no
+        memory. All memory of a bucket's step is asked for here, before anything of it is launched or sent: the host can still
+        do all of it, and the other ranks see no difference."""
+        rests = self._rests.get(index, 0)
+        if rests > 0:
+            self._rests[index] = rests - 1
+            return self._full, None
+        try:
+            why, made = prepare()
+        except RuntimeError as error:
+            if not no_memory(error):
+                raise
+            self._rests[index] = _ASK_AGAIN
+            self._release(index)
+            self._full = self._full or _no_room(buffer, error)
+            return self._full, None
+        return why, None if why else made
+
+    def _release(self, index: int) -> None:
+        """Gives back what a bucket was given on the device. The core does the same when the host compresses it."""
+        for key in [key for key in self._buffers if key[0] == index and key[1] != "host"]:
+            del self._buffers[key]
 
     def _ready(self, index: int, buffer: torch.Tensor) -> tuple[str, tuple[int, int], int]:
         """Why the host must do it (else empty), the place, and the address of the bucket's outcome."""
@@ -272,26 +347,38 @@ class Device:
         """Memory for a bucket, which the core keeps too for as long as the bucket lies in it."""
         known = self._buffers.get((index, "lent"))
         if known is None or known.numel() != need or known.device != device:
-            whole = torch.empty(need + _ALIGN, dtype=torch.uint8, device=device)
+            whole = self._cuda.empty(need + _ALIGN, torch.uint8, device)
             skip = -whole.data_ptr() % _ALIGN
             known = self._buffers[index, "lent"] = whole[skip : skip + need]
         return known
+
+    def _room(self, index: int, buffer: torch.Tensor, sizes: tuple[int, int]) -> tuple[str, "_Room | None"]:
+        why, place, outcome = self._ready(index, buffer)
+        if why:
+            return why, None
+        size, front = sizes
+        lent = self._buffers[index, "lent"]
+        at = outcome - lent.data_ptr()
+        return "", _Room(
+            place, lent[at : at + _OUTCOME_BYTES], self._kept(index, "block", size, torch.uint8, buffer.device),
+            self._kept(index, "blocks", size * self._world, torch.uint8, buffer.device), self._mean(index, buffer),
+            self._pinned(index, "heads", front * self._world), self._pinned(index, "outcome", _OUTCOME_BYTES),
+        )  # fmt: skip
 
     def gather(
         self, index: int, buffer: torch.Tensor, sizes: tuple[int, int], mark: Mark | None = None
     ) -> tuple[str, dist.Work | None, Callable[[], Any] | None]:
         """Launches compression and allgather of a bucket on the device: why that cannot be, or the collective and what
         comes after it. ``sizes`` are bytes of a block, and of the word and header at its beginning."""
-        size, front = sizes
-        why, place, outcome = self._ready(index, buffer)
-        if why:
+        why, room = self._with_room(index, buffer, lambda: self._room(index, buffer, sizes))
+        if room is None:
             return why, None, None
-        n, name = buffer.numel(), _name(buffer)
-        block = self._kept(index, "block", size, torch.uint8, buffer.device)
+        size, front = sizes
+        n, name, place = buffer.numel(), _name(buffer), room.place
+        block, blocks, mean, heads, told = room.block, room.blocks, room.mean, room.heads, room.told
         why = self._core.pack_on(index, place, (buffer.data_ptr(), n, name), (block.data_ptr(), size))
         if why:
             return why, None, None
-        blocks = self._kept(index, "blocks", size * self._world, torch.uint8, buffer.device)
         self._core.launched(size, True)
         if self._nccl:
             self.clock.launch(mark)
@@ -303,21 +390,15 @@ class Device:
             self.clock.launch(mark)
             here = self._kept(index, "arrived", size * self._world, torch.uint8, "cpu")
             work = dist.all_gather_into_tensor(here, sent, group=self._group, async_op=True)
-        lent = self._buffers[index, "lent"]
-        at = outcome - lent.data_ptr()
 
         def arrived() -> Callable[[], tuple[bool, torch.Tensor]]:
             if here is not None:
                 blocks.copy_(here)
-            own = buffer.dtype == torch.float32
-            mean = buffer if own else self._kept(index, "mean", n, torch.float32, buffer.device)
             self._core.add_on(index, place, (blocks.data_ptr(), size * self._world), mean.data_ptr())
-            if not own:
+            if mean is not buffer:
                 buffer.copy_(mean)
-            heads = self._pinned(index, "heads", front * self._world)
             heads.view(self._world, front).copy_(blocks.view(self._world, size)[:, :front], non_blocking=True)
-            told = self._pinned(index, "outcome", _OUTCOME_BYTES)
-            told.copy_(lent[at : at + _OUTCOME_BYTES], non_blocking=True)
+            told.copy_(room.outcome, non_blocking=True)
             self._waits = buffer
 
             def judged() -> tuple[bool, torch.Tensor]:
@@ -332,25 +413,32 @@ class Device:
         """A text's first half on the device; why that cannot be, or what the others go on with."""
         if self._core.watching():
             return WATCHING, None
+        why, spoken = self._with_room(index, buffer, lambda: self._ready_to_speak(index, buffer))
+        why = why if spoken is None else spoken.speak(rate)
+        return why, None if why else spoken
+
+    def _ready_to_speak(self, index: int, buffer: torch.Tensor) -> tuple[str, Spoken]:
         _point_at_nvrtc()
         place = self._cuda.place(buffer)
         why, need = self._core.text_on_device(index, place)
         if not why and need:
             lent = self._lent(index, need, buffer.device)
             why, _ = self._core.text_on_device(index, place, (lent, lent.data_ptr(), need))
-        spoken = Spoken(self._core, index, buffer, place)
-        why = why or spoken.speak(rate)
-        return why, None if why else spoken
+        mean = buffer if why else self._mean(index, buffer)
+        return why, Spoken(self._core, index, (buffer, mean), place)
 
     def choose(self, index: int, buffer: torch.Tensor, leader: int, side: tuple[int, int]) -> tuple[str, Agreed | None]:
         """AR-Topk's first half on the device; why that cannot be, or what the other halves go on with."""
+        why, agreed = self._with_room(index, buffer, lambda: self._ready_to_choose(index, buffer))
+        why = why if agreed is None else agreed.choose(leader, side)
+        return why, None if why else agreed
+
+    def _ready_to_choose(self, index: int, buffer: torch.Tensor) -> tuple[str, Agreed | None]:
         why, place, _ = self._ready(index, buffer)
         if why:
             return why, None
         lists = self._kept(index, "lists", self._core.list_bytes(index), torch.uint8, buffer.device)
-        agreed = Agreed(self._core, index, buffer, place, lists)
-        why = agreed.choose(leader, side)
-        return why, None if why else agreed
+        return "", Agreed(self._core, index, (buffer, self._mean(index, buffer)), place, lists)
 
     def _pinned(self, index: int, what: str, size: int) -> torch.Tensor:
         known = self._buffers.get((index, what))

@@ -47,6 +47,8 @@ class Pretended(_device.Cuda):
 
     SLOWER = 100
     waited = recorded = made = lag = 0
+    #: How often it gives memory before it is full; whether the host pins any.
+    room, pins = None, True
 
     def event(self):
         self.made += 1
@@ -68,7 +70,15 @@ class Pretended(_device.Cuda):
     def wait(self, tensor):
         self.waited += 1
 
+    def empty(self, size, dtype, device):
+        if self.room == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.\nGPU 0 has a total capacity of 1 GiB")
+        self.room = None if self.room is None else self.room - 1
+        return torch.empty(size, dtype=dtype, device=device)
+
     def pinned(self, size):
+        if not self.pins:
+            raise RuntimeError("CUDA error: out of memory")
         return torch.empty(size, dtype=torch.uint8)
 
 
@@ -76,12 +86,14 @@ def bits(model):
     return parameters_hash(model.module.float())
 
 
-def train(rank, strategy, *, pretend=True, dtype=torch.float32, events={}, **options):
-    """`events` happen before the step that they are named by."""
+def train(rank, strategy, *, pretend=True, dtype=torch.float32, events={}, room=None, pins=True, **options):
+    """`events` happen before the step that they are named by. The device has memory `room` times, and any amount from step 8
+    on."""
     model = ddp(network((20, 48, 40, 2)).to(dtype), bucket_cap_mb=0.006)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     session = flexcomm.torch.attach(model, optimizer, strategy=strategy, **options)
     cuda = Pretended()
+    cuda.room, cuda.pins = room, pins
     if pretend:
         session.hook._device = _device.Device(session._core, None, cuda)
     before, LINES.lines = launches(STREAM), []
@@ -89,6 +101,8 @@ def train(rank, strategy, *, pretend=True, dtype=torch.float32, events={}, **opt
     for step in range(STEPS):
         if step in events:
             events[step](session)
+        if step == 8:
+            cuda.room, cuda.pins, full = None, True, launches(STREAM) - before
         x, y = batch(step, rank)
         if step == options.get("bad", 9) and "on_nonfinite" in options and rank == 1:
             x[0, 0] = float("nan")
@@ -107,7 +121,7 @@ def train(rank, strategy, *, pretend=True, dtype=torch.float32, events={}, **opt
     costs = session.costs
     return {
         "hash": bits(model), "equal": same(bits(model)), "launched": launches(STREAM) - before, "waited": cuda.waited,
-        "lines": LINES.take(), "gain": costs.gain, "sent": costs.sent,
+        "lines": LINES.take(), "gain": costs.gain, "sent": costs.sent, "full": full,
     }
 
 
@@ -308,6 +322,17 @@ with ranks() as (rank, world, seen):
     seen["text mixed"] = train(rank, text, pretend=rank != 0)
     for dtype in (torch.bfloat16, torch.float16):
         seen[f"text {dtype}"] = [train(rank, what, dtype=dtype) for what in (text, "topk@0.05/art-ring:var")]
+    # Rank 1's device is full: at once, after the bucket's own memory, and only of what the host could pin. It asks again.
+    _device._ASK_AGAIN = 2
+    full = {"at once": {"room": 0}, "later": {"room": 1}, "pinned": {"pins": False}}
+    texts = {TOPK: full, "topk@0.05/art-ring:var": ("at once", "later"), text: ("at once", "later")}
+    seen["full"], seen["roomy"] = {}, {}
+    for dtype in (torch.float32, torch.bfloat16):
+        for what, kinds in texts.items():
+            seen["roomy"][f"{what}, {dtype}"] = train(rank, what, dtype=dtype)["hash"]
+            for kind in kinds:
+                options = full[kind] if rank == 1 else {}
+                seen["full"][f"{what}, {dtype}, {kind}"] = train(rank, what, dtype=dtype, **options)
     # As under NCCL alone: what lies on the host travels as a copy.
     wire, _device.wire = _device.wire, lambda group: torch.device("cpu")
     seen["carried"] = {text: train(rank, text, pretend=False) for text in others}
