@@ -16,7 +16,7 @@ const SOON: Duration = Duration::from_millis(10);
 /// While none runs, and after a piece.
 const LATER: Duration = Duration::from_millis(100);
 /// A look may take this part of the time to the next.
-const SHARE: u32 = 20;
+const SHARE: u32 = 50;
 /// A connection that has moved so many bytes between two lists is busy.
 const BUSY_BYTES: u64 = 32 * 1024;
 /// Wait before the next try after an error that may pass.

@@ -136,19 +136,19 @@ impl Links {
         self.links.get_mut(node)?.path.observe(hops).map(|change| change.now)
     }
 
-    /// The reports that are due.
+    /// The reports that are due. When one is due by time alone, those that soon will be go along: each delivery costs
+    /// agent and controller more than what is in it.
     pub(crate) fn reports(&mut self, summaries: &[PeerSummary], now: Instant, interval: Duration) -> Vec<LinkReport> {
         let at = self.at(now);
         let by_addr: BTreeMap<SocketAddr, &PeerSummary> = summaries.iter().map(|s| (s.peer, s)).collect();
+        let waited = |link: &Link| link.reported.as_ref().map_or(Duration::MAX, |(when, _)| now.duration_since(*when));
+        let round = self.links.values().any(|link| link.reported.is_some() && waited(link) >= interval);
+        let interval = if round { interval / 2 } else { interval };
         let mut due_now = Vec::new();
         for link in self.links.values_mut() {
             let Some(summary) = by_addr.get(&echo_addr(&link.peer)) else { continue };
             let Some(report) = report(&link.peer.node, &link.estimator.estimate(at), summary) else { continue };
-            let (since, last) = match &link.reported {
-                Some((when, last)) => (now.duration_since(*when), Some(last)),
-                None => (Duration::MAX, None),
-            };
-            if due(last, &report, since, interval) {
+            if due(link.reported.as_ref().map(|(_, last)| last), &report, waited(link), interval) {
                 link.reported = Some((now, report.clone()));
                 due_now.push(report);
             }
@@ -183,9 +183,38 @@ fn report(peer: &NodeName, estimate: &Estimate, seen: &PeerSummary) -> Option<Li
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flexcomm_probes::echo::{Prober, ProberLimits};
+    use flexcomm_probes::{Nanos, Token};
 
     fn peer(name: &str, last: u8) -> EchoPeer {
         EchoPeer { node: name.parse().unwrap(), addr: [10, 0, 0, last].into(), echo_port: 7071, throughput_port: 7072 }
+    }
+
+    #[test]
+    fn reports_that_wait_go_in_one_round() {
+        let began = Instant::now();
+        let mut links = Links::new(began);
+        links.set_peers(&[peer("b", 1), peer("c", 2)]);
+        let second = Duration::from_secs(1);
+        let summary = |peer: &EchoPeer| PeerSummary {
+            peer: echo_addr(peer),
+            summary: Prober::new(Token::new("0123456789abcdef").unwrap().echo_key(), 1, ProberLimits::default())
+                .summary(Nanos(0)),
+            send_error: None,
+        };
+        let mut round = |ms: u64, heard: &[EchoPeer]| {
+            let now = began + Duration::from_millis(ms);
+            heard.iter().for_each(|p| links.echo(echo_addr(p), 0.004, now));
+            let summaries: Vec<_> = heard.iter().map(summary).collect();
+            links.reports(&summaries, now, second).into_iter().map(|r| r.peer.to_string()).collect::<String>()
+        };
+        assert_eq!(round(100, &[peer("b", 1)]), "b");
+        let both = [peer("b", 1), peer("c", 2)];
+        assert_eq!(round(500, &both), "c", "the other was told just now");
+        assert_eq!(round(1000, &both), "");
+        assert_eq!(round(1100, &both), "bc");
+        assert_eq!(round(2000, &both), "");
+        assert_eq!(round(2100, &both), "bc");
     }
 
     #[test]

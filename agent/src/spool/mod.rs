@@ -2,9 +2,10 @@
 //!
 //! Append-only segment files of checked records ([`format`]), named by the sequence number of their first record,
 //! and `acked`, which holds the highest number that the controller has stored. Every report is written with one
-//! `write` before anything else happens with it, so a SIGKILL of the agent loses nothing. The active segment is
-//! fsynced at least every [`SYNC_EVERY`] and before the agent ends, so a power failure loses at most that much; the
-//! acknowledgement file is fsynced before acknowledged segments are deleted.
+//! `write` before anything else happens with it, and so is every acknowledgement, so a SIGKILL of the agent loses
+//! nothing. After a power failure the kernel's cache is gone: what may not be dropped is fsynced at least every
+//! [`SYNC_EVERY`] and before the agent ends, so that at most that much of it is lost; telemetry is not, since a disk would
+//! be busy with it all day. The acknowledgement is fsynced before acknowledged segments are deleted.
 //!
 //! When the spool is over its limit, telemetry is dropped, oldest segment first; trial results, applied decisions
 //! and comings and goings are never dropped once stored. Only when those alone take twice the limit, new ones are
@@ -16,12 +17,17 @@ mod segment;
 use format::{Class, MAX_PAYLOAD, Record};
 use segment::Segment;
 use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Longest time between a report's write and its fsync.
 pub(crate) const SYNC_EVERY: Duration = Duration::from_secs(1);
+
+/// The active segment is removed when all of it is acknowledged and it takes this part of a full one's bytes.
+const SPARE: u64 = 4;
 
 /// What cannot be dropped may take this many times the limit before more of it is refused.
 const HARD_FACTOR: u64 = 2;
@@ -76,6 +82,8 @@ pub(crate) struct Spool {
     limit: u64,
     segment_size: u64,
     segments: VecDeque<Segment>,
+    /// Holds `acked`, see [`acked_text`].
+    acked_file: File,
     acked: u64,
     next: u64,
     /// First number given out since the start, until the first registration: see [`Spool::registered`].
@@ -88,7 +96,7 @@ impl Spool {
     /// Opens or makes the folder, ignores a cut-off tail, goes on with the numbers.
     pub(crate) fn open(folder: &Path, limit: u64) -> Result<Self, SpoolError> {
         std::fs::create_dir_all(folder).map_err(io("make the spool", folder))?;
-        let acked = read_acked(&folder.join("acked"))?;
+        let (acked_file, acked) = open_acked(&folder.join("acked"))?;
         let (segments, corrupt_bytes) = segment::open_all(folder, acked)?;
         let last = segments.back().map_or(0, |s| s.last);
         let next = acked.max(last) + 1;
@@ -98,6 +106,7 @@ impl Spool {
             limit,
             segment_size,
             segments,
+            acked_file,
             acked,
             next,
             life_began: Some(next),
@@ -192,15 +201,18 @@ impl Spool {
             return Ok(());
         }
         self.acked = seq;
-        write_acked(&self.folder, seq)?;
+        self.acked_file.write_all_at(acked_text(seq).as_bytes(), 0).map_err(io("write", &self.folder.join("acked")))?;
         self.forget_acked()
     }
 
     fn forget_acked(&mut self) -> Result<(), SpoolError> {
-        while self.segments.front().is_some_and(|s| s.last <= self.acked) {
-            if let Some(done) = self.segments.pop_front() {
-                done.delete()?;
-            }
+        let spare = self.segment_size / SPARE;
+        let spent = self.segments.iter().take_while(|s| s.is_spent(self.acked, spare)).count();
+        if spent > 0 {
+            self.acked_file.sync_data().map_err(io("fsync", &self.folder.join("acked")))?;
+        }
+        for done in self.segments.drain(..spent) {
+            done.delete()?;
         }
         if let Some(front) = self.segments.front_mut() {
             front.skip(self.acked)?;
@@ -244,18 +256,19 @@ impl Spool {
     }
 }
 
-fn read_acked(path: &Path) -> Result<u64, SpoolError> {
-    match std::fs::read_to_string(path) {
-        // Damaged: 0 is safe, the controller's answer at registration brings the number back.
-        Ok(text) => Ok(text.trim().parse().unwrap_or(0)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
-        Err(error) => Err(io("read", path)(error)),
-    }
+/// Always as long, so that it is written over in place.
+fn acked_text(seq: u64) -> String {
+    format!("{seq:020}\n")
 }
 
-fn write_acked(folder: &Path, seq: u64) -> Result<(), SpoolError> {
-    let path = folder.join("acked");
-    crate::files::replace(&path, format!("{seq}\n").as_bytes()).map_err(io("write", &path))
+/// The file and the number in it.
+fn open_acked(path: &Path) -> Result<(File, u64), SpoolError> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create(true).truncate(false).open(path).map_err(io("open", path))?;
+    let text = std::fs::read_to_string(path).map_err(io("read", path))?;
+    // Damaged or empty: 0 is safe, the controller's answer at registration brings the number back.
+    let acked = text.lines().next().and_then(|line| line.trim().parse().ok()).unwrap_or(0);
+    Ok((file, acked))
 }
 
 #[cfg(test)]

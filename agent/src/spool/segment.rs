@@ -4,7 +4,8 @@ use super::format::{self, Class, MAGIC, Record};
 use super::{SpoolError, io};
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// A file of records, its newest ones possibly still being appended.
@@ -13,6 +14,7 @@ pub(super) struct Segment {
     path: PathBuf,
     /// Open while it is the active one.
     file: Option<File>,
+    /// Something that may not be lost was written since the last fsync.
     dirty: bool,
     /// Lowest and highest number in it (of all ever written to it).
     pub(super) first: u64,
@@ -74,7 +76,7 @@ impl Segment {
         Ok(Self {
             path,
             file: Some(file),
-            dirty: true,
+            dirty: false,
             first,
             last: first.saturating_sub(1),
             bytes,
@@ -123,12 +125,12 @@ impl Segment {
     }
 
     pub(super) fn append(&mut self, record: &Record) -> Result<(), SpoolError> {
-        let Some(file) = self.file.as_mut() else { return Ok(()) };
+        let Some(file) = self.file.as_ref() else { return Ok(()) };
         let mut bytes = Vec::with_capacity(record.size());
         record.encode(&mut bytes);
         // At the known end: half a record that a full disk left behind is written over, not built upon.
-        file.seek(SeekFrom::Start(self.bytes)).and_then(|_| file.write_all(&bytes)).map_err(io("write", &self.path))?;
-        self.dirty = true;
+        file.write_all_at(&bytes, self.bytes).map_err(io("write", &self.path))?;
+        self.dirty |= record.class == Class::Kept;
         self.bytes += bytes.len() as u64;
         self.last = record.seq;
         self.count += 1;
@@ -157,14 +159,12 @@ impl Segment {
         if self.last <= acked {
             return Ok(Vec::new());
         }
-        let read = || -> std::io::Result<Vec<u8>> {
-            let mut file = File::open(&self.path)?;
-            file.seek(SeekFrom::Start(self.offset))?;
-            let mut bytes = Vec::new();
-            file.take(self.bytes.saturating_sub(self.offset)).read_to_end(&mut bytes)?;
-            Ok(bytes)
+        let length = self.bytes.saturating_sub(self.offset) as usize;
+        let read = match &self.file {
+            Some(file) => read_at(file, self.offset, length),
+            None => File::open(&self.path).and_then(|file| read_at(&file, self.offset, length)),
         };
-        let bytes = read().map_err(io("read", &self.path))?;
+        let bytes = read.map_err(io("read", &self.path))?;
         let (mut records, mut at) = (Vec::new(), 0);
         while let Some(record) = format::decode(&bytes[at..]) {
             at += record.size();
@@ -202,9 +202,27 @@ impl Segment {
         Ok(dropped.len() as u64)
     }
 
+    /// Not after every acknowledgement: a file that is made and removed for each report costs more than all else.
+    pub(super) fn is_spent(&self, acked: u64, spare: u64) -> bool {
+        self.last <= acked && (self.file.is_none() || self.bytes >= spare)
+    }
+
     pub(super) fn delete(self) -> Result<(), SpoolError> {
         std::fs::remove_file(&self.path).map_err(io("remove", &self.path))
     }
+}
+
+/// Up to `length` bytes from `offset`; less when the file ends before.
+fn read_at(file: &File, offset: u64, length: usize) -> std::io::Result<Vec<u8>> {
+    let (mut bytes, mut read) = (vec![0; length], 0);
+    while read < length {
+        match file.read_at(&mut bytes[read..], offset + read as u64)? {
+            0 => break,
+            more => read += more,
+        }
+    }
+    bytes.truncate(read);
+    Ok(bytes)
 }
 
 /// A report's bytes with another number: `{"seq":N,...`, see `ReportLog`.

@@ -25,7 +25,7 @@ fn numbers_go_on_after_everything_was_delivered() {
     let mut spool = open(&dir);
     assert_eq!((1..=3).map(|_| put(&mut spool, Class::Telemetry, b"x")).collect::<Vec<_>>(), [1, 2, 3]);
     spool.ack(3).unwrap();
-    assert_eq!((spool.len(), spool.bytes()), (0, 0));
+    assert_eq!(spool.len(), 0);
     drop(spool);
     let mut spool = open(&dir);
     assert_eq!(put(&mut spool, Class::Telemetry, b"x"), 4);
@@ -34,6 +34,37 @@ fn numbers_go_on_after_everything_was_delivered() {
     assert_eq!(waiting(&mut spool), [4]);
     assert_eq!(put(&mut spool, Class::Telemetry, b"x"), 5);
     assert_eq!(waiting(&mut spool), [4, 5]);
+}
+
+#[test]
+fn an_acknowledgement_makes_and_removes_no_file_until_many_have_come() {
+    let dir = folder();
+    let mut spool = open(&dir);
+    let files = || std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
+    put(&mut spool, Class::Telemetry, b"x");
+    let (first, mut names) = (files(), std::collections::BTreeSet::new());
+    for seq in 2..2000 {
+        put(&mut spool, Class::Telemetry, &[7; 100]);
+        spool.ack(seq).unwrap();
+        assert_eq!(spool.len(), 0);
+        assert!(spool.bytes() < spool.limit);
+        names.extend(files());
+    }
+    assert_eq!(first.len(), 2, "{first:?}");
+    assert!((3..60).contains(&names.len()), "{}", names.len());
+    drop(spool);
+    assert!(waiting(&mut open(&dir)).is_empty());
+}
+
+#[test]
+fn only_what_may_not_be_dropped_is_brought_to_the_disk() {
+    let dir = folder();
+    let mut spool = open(&dir);
+    put(&mut spool, Class::Telemetry, b"x");
+    assert!(spool.take_unsynced().is_none());
+    put(&mut spool, Class::Kept, b"x");
+    assert!(spool.take_unsynced().is_some());
+    assert!(spool.take_unsynced().is_none());
 }
 
 #[test]

@@ -19,6 +19,9 @@ const BATCH: usize = 256;
 pub(super) const MAX_PEERS: usize = 4096;
 /// Events that wait for a reader; when it does not read, newer ones are dropped (and counted).
 const EVENT_QUEUE: usize = 4096;
+/// So many peers have their turn at the same moment: waking up costs more than asking. Their requests take less than a
+/// kilobyte, so that the last waits for the others 2 ms at 4 Mbit/s.
+const TOGETHER: usize = 4;
 /// Shortest time between two echoes to the same peer, seconds.
 const MIN_INTERVAL_S: f64 = 0.001;
 /// The first request only fetches a cookie; the one after follows this much later at most, seconds.
@@ -178,7 +181,7 @@ struct Shared {
     dropped_events: u64,
 }
 
-/// Probes many peers from one thread; the sends are spread over the interval.
+/// Probes many peers from one thread; the sends are spread over the interval, a few at a time.
 pub struct EchoProber {
     shared: Arc<Mutex<Shared>>,
     thread: Owner,
@@ -216,7 +219,8 @@ impl EchoProber {
             targets.entry(*peer).or_insert_with(|| {
                 let session = rand::random();
                 sessions.insert(session, *peer);
-                let next = now.plus(settings.interval_s * i as f64 / wanted.len() as f64);
+                let turn = (i - i % TOGETHER) as f64 / wanted.len() as f64;
+                let next = now.plus(settings.interval_s * turn);
                 let prober = Prober::new(key.clone(), session, settings.limits);
                 Target { prober, next, left: settings.count, send_error: None }
             });
@@ -289,16 +293,17 @@ fn probe(sockets: &Sockets, shared: &Mutex<Shared>, events: &mpsc::Sender<EchoEv
     let until = send_due(sockets, &mut lock(shared), events);
     let mut interests = vec![Interest { fd: bell.0.as_fd(), write: false }];
     interests.extend(sockets.all().map(|socket| Interest { fd: socket.fd(), write: false }));
-    match wait(&interests, until) {
+    let ready = match wait(&interests, until) {
         Ok(ready) if ready[0] && !bell.clear() => return false,
-        Ok(_) => {}
+        Ok(ready) => ready,
         Err(error) => {
             tracing::error!(%error, "echo prober cannot wait for its sockets");
             return false;
         }
-    }
+    };
     let mut buffer = [0; 2048];
-    for socket in sockets.all() {
+    let readable = sockets.all().zip(&ready[1..]).filter(|(_, ready)| **ready);
+    for (socket, _) in readable {
         for _ in 0..BATCH {
             match socket.receive(&mut buffer) {
                 Ok(Some(packet)) => {
