@@ -110,6 +110,19 @@ impl Core {
         let mut session = self.lock();
         session.follow = follow;
         session.riding.set_live(live);
+        session.no_room = None;
+    }
+
+    /// Whether the next step announces a plan, perhaps a trial.
+    fn plan_follows(&self) -> bool {
+        self.lock().riding.plan_follows()
+    }
+
+    /// Until `behave` this rank can run no live trial, though its loop could: why.
+    fn lacks_room(&self, why: String) {
+        let mut session = self.lock();
+        session.riding.set_live(false);
+        session.no_room = Some(why);
     }
 
     /// Starts a step, before its first bucket.

@@ -2,12 +2,9 @@
 
 use crate::meter::Costs;
 use flexcomm_domain::{JobId, Rank, Version};
-use flexcomm_trainer::{Client, InForce};
+use flexcomm_trainer::{Client, InForce, Pace};
 use flexcomm_wire::{AppliedReport, FromTrainer, MAX_STEPS, Ran, StepRecord, StepsReport};
 use std::time::{Duration, Instant};
-
-/// Steps wait for at most this long before they are handed on.
-const FLUSH: Duration = Duration::from_millis(200);
 
 /// How long the end of the job waits for the agent to take the last reports.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -23,13 +20,22 @@ pub struct Reporter {
     rank: Rank,
     pending: Vec<StepRecord>,
     running: Option<(Version, Ran)>,
+    pace: Pace,
     last_flush: Instant,
 }
 
 impl Reporter {
     /// Towards nobody yet.
     pub fn new(job: JobId, rank: Rank) -> Self {
-        Self { client: None, job, rank, pending: Vec::new(), running: None, last_flush: Instant::now() }
+        Self {
+            client: None,
+            job,
+            rank,
+            pending: Vec::new(),
+            running: None,
+            pace: Pace::default(),
+            last_flush: Instant::now(),
+        }
     }
 
     /// From now on to this agent.
@@ -57,7 +63,9 @@ impl Reporter {
         let running = Some((version, ran));
         if self.running != running || self.pending.len() >= MAX_STEPS {
             self.flush();
-            self.running = running;
+        }
+        if self.running != running {
+            (self.running, self.pace) = (running, Pace::default());
         }
         let us = |d: Duration| d.as_secs_f64() * 1e6;
         self.pending.push(StepRecord {
@@ -72,7 +80,7 @@ impl Reporter {
             loss: loss.filter(|l| l.is_finite()),
             accuracy: None,
         });
-        if self.last_flush.elapsed() >= FLUSH {
+        if self.pace.is_due(self.last_flush.elapsed(), &self.pending) {
             self.flush();
         }
     }
@@ -84,6 +92,7 @@ impl Reporter {
         if let Some((version, ran)) = &self.running
             && !steps.is_empty()
         {
+            self.pace.tell(&steps);
             let (job, rank, version, (strategy, text)) = (self.job.clone(), self.rank.0, version.0, ran.to_wire());
             self.send(FromTrainer::Steps(StepsReport { job, rank, version, strategy, text, steps }));
         }

@@ -22,8 +22,17 @@ const WARM_UP: u64 = 3;
 /// most for as long.
 const WORD_EVERY: u64 = 8;
 
+/// ... and in each of so many first ones: the first trial and the first decision come in them, and dense steps are dearest where
+/// they matter.
+const WORD_FIRST: u64 = 32;
+
 /// Steps that a shadow trial goes on after it was ordered: five of the paper's live trials.
 const SHADOW_STEPS: u64 = 50;
+
+/// Why a job runs no live trials.
+const NOT_LIVE: &str =
+    "this job cannot run live trials: its training loop does not use Session.batches() on every rank";
+const NO_ROOM: &str = "a rank has no memory for a snapshot, and its log says how much it lacks";
 
 /// When they are spoken of: early, since somebody waits for them, and at their end.
 const SHADOWS_TELL: [u64; 2] = [20, SHADOW_STEPS];
@@ -121,6 +130,8 @@ pub struct Session {
     pub last: Option<Costs>,
     /// The newest trial's report, which its shadows complete.
     pub owed: Option<TrialReport>,
+    /// Why this rank could take no snapshot if the plan of the step under way were a trial.
+    pub no_room: Option<String>,
 }
 
 impl Session {
@@ -157,6 +168,7 @@ impl Session {
             unknown: None,
             last: None,
             owed: None,
+            no_room: None,
         }
     }
 
@@ -180,7 +192,7 @@ impl Session {
     /// Whether the word rides on this step's dense buckets: the same on all ranks. Always where there is room for a plan,
     /// and within trials.
     pub fn carries(&self, tick: &Tick, bits: usize) -> bool {
-        tick.trial.is_some() || bits > WORD_BITS || tick.step.is_multiple_of(WORD_EVERY)
+        tick.trial.is_some() || bits > WORD_BITS || tick.step < WORD_FIRST || tick.step.is_multiple_of(WORD_EVERY)
     }
 
     /// Elements at the end of the first bucket's payload that travel by themselves in this step, which has room for a plan: else
@@ -311,14 +323,13 @@ impl Session {
         let seen = plan.clone();
         if self.riding.agreement().offer_trial(plan) == Offer::Taken {
             self.riding.agreement().withdraw_trial();
-            self.refuse_trial(&seen);
+            self.refuse_trial(&seen, NOT_LIVE);
         }
     }
 
     /// On rank 0: tells that a trial cannot run live, and measures what can be measured otherwise.
-    fn refuse_trial(&mut self, plan: &TrialPlan) {
+    fn refuse_trial(&mut self, plan: &TrialPlan, why: &str) {
         self.go_on_watching(plan);
-        let why = "this job cannot run live trials: its training loop does not use Session.batches() on every rank";
         self.instead(format!("{why}; only shadow gains are measured"));
         let report = TrialReport {
             job: self.job.clone(),
@@ -453,10 +464,13 @@ impl Session {
                 Next::Switched
             }
             Change::TrialStarts(plan) if !self.riding.live_everywhere() => {
-                // Announced after the last batch that a loop could replay; no rank goes into it.
+                // Announced after the last batch that a loop could replay, or some rank has no room; no rank goes into it.
                 self.riding.agreement().leave_trial(false);
+                if let Some(why) = self.no_room.take() {
+                    self.instead(format!("this rank cannot run live trials: {why}"));
+                }
                 if self.rank == Rank(0) {
-                    self.refuse_trial(&plan);
+                    self.refuse_trial(&plan, &format!("{NOT_LIVE}, or {NO_ROOM}"));
                 }
                 next
             }

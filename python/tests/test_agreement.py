@@ -66,9 +66,10 @@ def test_ddp_has_no_hook_while_dense(seen):
 def test_dense_with_an_agent_is_plain_ddp_up_to_the_order_of_sums(seen):
     for rank in seen[:3]:
         for run in rank["sums"]:
-            # The word moves the ring's segments in every eighth step, and with them where each sum begins.
+            # The word moves the ring's segments in the first 32 steps and in every eighth later, and with them where each sum
+            # begins.
             others = sorted(set(range(40)) - set(run["exact"]))
-            assert run["equal"] and others and all(step % 8 == 0 for step in others), run
+            assert run["equal"] and others and all(step < 32 or step % 8 == 0 for step in others), run
             # Three float32 in another order.
             assert run["furthest"] < 1e-6
 

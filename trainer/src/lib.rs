@@ -8,6 +8,7 @@
 mod agreement;
 mod client;
 mod orders;
+mod pace;
 mod riding;
 mod trial;
 mod word;
@@ -15,6 +16,7 @@ mod word;
 pub use agreement::{Agreement, Change, Disagreement, InForce, Offer, Tick, TrialTick};
 pub use client::{Client, MAX_QUEUED};
 pub use orders::{News, OrdersReader};
+pub use pace::Pace;
 pub use riding::{HEAD_BYTES, Heard, NOT_FINITE, ROOM_BYTES, Riding, RidingError, STATUS_AT, Status, WORD_BITS};
 pub use trial::{Measured, Snapshot, Trial};
 pub use word::{AbortCause, ControlWord, MAX_ITERATIONS, Plan, TrialPlan, WORD_BASE, WORD_MAX, WordError};

@@ -164,6 +164,12 @@ impl Riding {
         self.live_ranks
     }
 
+    /// Whether the next tick has room for a plan: all ranks have heard so in this one. Who needs something for a trial gets
+    /// it ready between the two, and says in the next tick's words whether it can.
+    pub fn plan_follows(&self) -> bool {
+        self.room_next
+    }
+
     /// Starts a tick, before its first bucket.
     pub fn begin(&mut self) -> Tick {
         self.room = std::mem::take(&mut self.room_next);

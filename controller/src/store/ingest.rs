@@ -174,24 +174,31 @@ async fn take_in(
     }
 }
 
+fn itself(node: &NodeName) -> SetAside {
+    SetAside::new(Reason::BadValue, format!("a link from {node} to itself"))
+}
+
+fn never_registered(peer: &NodeName) -> SetAside {
+    SetAside::new(Reason::UnknownNode, format!("node {peer} never registered"))
+}
+
 async fn unknown_peer(db: &mut SqliteConnection, node: &NodeName, peer: &NodeName) -> Result<Option<SetAside>> {
     if node == peer {
-        return Ok(Some(SetAside::new(Reason::BadValue, format!("a link from {node} to itself"))));
+        return Ok(Some(itself(node)));
     }
     let known: Option<(i64,)> = sqlx::query_as("SELECT 1 FROM nodes WHERE node = $1")
         .bind(peer.as_str())
         .fetch_optional(db)
         .await
         .map_err(sql("look up a node"))?;
-    Ok(known.is_none().then(|| SetAside::new(Reason::UnknownNode, format!("node {peer} never registered"))))
+    Ok(known.is_none().then(|| never_registered(peer)))
 }
 
 async fn link(db: &mut SqliteConnection, node: &NodeName, r: &LinkReport, now: Timestamp) -> Result<Fate> {
-    if let Some(unknown) = unknown_peer(db, node, &r.peer).await? {
-        return Ok(unknown.into());
+    if *node == r.peer {
+        return Ok(itself(node).into());
     }
-    links::put(db, node, r, now).await?;
-    JOB
+    if links::put(db, node, r, now).await? { JOB } else { Ok(never_registered(&r.peer).into()) }
 }
 
 async fn throughput(db: &mut SqliteConnection, node: &NodeName, r: &ThroughputReport, now: Timestamp) -> Result<Fate> {

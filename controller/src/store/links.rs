@@ -221,13 +221,15 @@ impl Store {
     }
 }
 
-/// Stores an estimate and adds it to the history.
-pub(super) async fn put(db: &mut SqliteConnection, src: &NodeName, r: &LinkReport, now: Timestamp) -> Result<()> {
-    let on_error = sql("store a link");
-    sqlx::query(
+/// Stores an estimate and adds it to the history; false when its peer never registered. One query: each is a way to the
+/// database's thread and back, and links are reported more often than all else.
+pub(super) async fn put(db: &mut SqliteConnection, src: &NodeName, r: &LinkReport, now: Timestamp) -> Result<bool> {
+    let done = sqlx::query(
         "INSERT OR REPLACE INTO links (src, dst, latency_us, latency_confidence, latency_age_ms, bandwidth_bps,
             bandwidth_confidence, bandwidth_age_ms, jitter_us, loss_out, loss_back, received_us)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+         SELECT $1, node, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12 FROM nodes WHERE node = $2;
+         INSERT INTO link_history (src, dst, received_us, latency_us, bandwidth_bps)
+         SELECT $1, node, $12, $3, $6 FROM nodes WHERE node = $2",
     )
     .bind(src.as_str())
     .bind(r.peer.as_str())
@@ -241,21 +243,10 @@ pub(super) async fn put(db: &mut SqliteConnection, src: &NodeName, r: &LinkRepor
     .bind(r.loss_out)
     .bind(r.loss_back)
     .bind(signed(now.0))
-    .execute(&mut *db)
+    .execute(db)
     .await
-    .map_err(&on_error)?;
-    sqlx::query(
-        "INSERT INTO link_history (src, dst, received_us, latency_us, bandwidth_bps) VALUES ($1, $2, $3, $4, $5)",
-    )
-    .bind(src.as_str())
-    .bind(r.peer.as_str())
-    .bind(signed(now.0))
-    .bind(r.latency_us)
-    .bind(r.bandwidth_bps)
-    .execute(&mut *db)
-    .await
-    .map_err(&on_error)?;
-    Ok(())
+    .map_err(sql("store a link"))?;
+    Ok(done.rows_affected() > 0)
 }
 
 /// Stores the result of an active test of one direction.

@@ -19,8 +19,17 @@ pub(super) const STEPS: &str =
         comp_us, sync_us, wait_us, step_us, gain, bytes_sent))
     FROM (SELECT * FROM steps WHERE job = $1 AND step >= $2 AND step < $3 ORDER BY step, rank)";
 
-pub(super) const FORGET_STEPS: &str =
-    "DELETE FROM steps WHERE job = $1 AND step <= (SELECT max(step) FROM steps WHERE job = $1) - $2";
+/// Stores a report: forgets what is of an earlier run of the job, stores, forgets what fell out of the window. All in one
+/// query, since each is a way to the database's thread and back.
+pub(super) const PUT_STEPS: [&str; 3] = [
+    "DELETE FROM steps WHERE job = $1 AND rank = $2 AND step >= $7",
+    "INSERT OR REPLACE INTO steps (job, rank, version, strategy, received_us, step, compute_us, comp_us, sync_us,
+        wait_us, step_us, bytes_sent, gain)
+     SELECT $1, $2, $3, $4, $5, value ->> 'step', value ->> 'compute_us', value ->> 'comp_us', value ->> 'sync_us',
+        value ->> 'wait_us', value ->> 'step_us', value ->> 'bytes_sent', value ->> 'gain'
+     FROM json_each($6)",
+    "DELETE FROM steps WHERE job = $1 AND step <= (SELECT max(step) FROM steps WHERE job = $1) - $8",
+];
 
 /// One step on one rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -131,50 +140,24 @@ impl Store {
 
 /// Stores steps and forgets those that fell out of the window.
 pub(super) async fn put_steps(db: &mut SqliteConnection, r: &StepsReport, ran: &Ran, now: Timestamp) -> Result<()> {
-    let on_error = sql("store steps");
     // Steps only go forward: what this rank reported beyond them is of an earlier run of the job.
-    sqlx::query("DELETE FROM steps WHERE job = $1 AND rank = $2 AND step >= $3")
+    let first = r.steps.first().map_or(u64::MAX >> 1, |s| s.step);
+    sqlx::query(sqlx::AssertSqlSafe(PUT_STEPS.join("; ")))
         .bind(r.job.as_str())
         .bind(i64::from(r.rank))
-        .bind(signed(r.steps.first().map_or(u64::MAX >> 1, |s| s.step)))
-        .execute(&mut *db)
-        .await
-        .map_err(&on_error)?;
-    sqlx::query(
-        "INSERT OR REPLACE INTO steps (job, rank, version, strategy, received_us, step, compute_us, comp_us, sync_us,
-            wait_us, step_us, bytes_sent, gain)
-         SELECT $1, $2, $3, $4, $5, value ->> 'step', value ->> 'compute_us', value ->> 'comp_us', value ->> 'sync_us',
-            value ->> 'wait_us', value ->> 'step_us', value ->> 'bytes_sent', value ->> 'gain'
-         FROM json_each($6)",
-    )
-    .bind(r.job.as_str())
-    .bind(i64::from(r.rank))
-    .bind(signed(r.version))
-    .bind(ran.to_string())
-    .bind(signed(now.0))
-    .bind(json("store steps", &r.steps)?)
-    .execute(&mut *db)
-    .await
-    .map_err(&on_error)?;
-    put_progress(db, r, now).await?;
-    let newest = |f: fn(&StepRecord) -> Option<f64>| r.steps.iter().rev().find_map(f);
-    sqlx::query("UPDATE jobs SET loss = coalesce($2, loss), accuracy = coalesce($3, accuracy) WHERE job = $1")
-        .bind(r.job.as_str())
-        .bind(newest(|s| s.loss))
-        .bind(newest(|s| s.accuracy))
-        .execute(&mut *db)
-        .await
-        .map_err(&on_error)?;
-    sqlx::query(FORGET_STEPS)
-        .bind(r.job.as_str())
+        .bind(signed(r.version))
+        .bind(ran.to_string())
+        .bind(signed(now.0))
+        .bind(json("store steps", &r.steps)?)
+        .bind(signed(first))
         .bind(signed(STEP_WINDOW))
         .execute(&mut *db)
         .await
-        .map_err(&on_error)?;
-    Ok(())
+        .map_err(sql("store steps"))?;
+    put_progress(db, r, now).await
 }
 
-/// Stores the newest loss of a report, and every accuracy: it is measured seldom.
+/// Stores the newest loss of a report, and every accuracy: it is measured seldom. Most reports have neither.
 async fn put_progress(db: &mut SqliteConnection, r: &StepsReport, now: Timestamp) -> Result<()> {
     let on_error = sql("store a job's progress");
     let last = r.steps.iter().rposition(|s| s.loss.is_some());
@@ -193,6 +176,17 @@ async fn put_progress(db: &mut SqliteConnection, r: &StepsReport, now: Timestamp
         .execute(&mut *db)
         .await
         .map_err(&on_error)?;
+    }
+    let newest = |f: fn(&StepRecord) -> Option<f64>| r.steps.iter().rev().find_map(f);
+    let (loss, accuracy) = (newest(|s| s.loss), newest(|s| s.accuracy));
+    if loss.is_some() || accuracy.is_some() {
+        sqlx::query("UPDATE jobs SET loss = coalesce($2, loss), accuracy = coalesce($3, accuracy) WHERE job = $1")
+            .bind(r.job.as_str())
+            .bind(loss)
+            .bind(accuracy)
+            .execute(&mut *db)
+            .await
+            .map_err(&on_error)?;
     }
     Ok(())
 }

@@ -99,7 +99,8 @@ mod tests {
             super::super::steps::NEWEST_STEP,
             super::super::steps::STEPS,
             super::super::steps::PROGRESS_POINTS,
-            super::super::steps::FORGET_STEPS,
+            super::super::steps::PUT_STEPS[0],
+            super::super::steps::PUT_STEPS[2],
             super::super::jobs::RUNNING,
             super::super::links::HISTORY,
         ];

@@ -1,0 +1,80 @@
+//! When steps are worth a report: pure.
+
+use flexcomm_wire::StepRecord;
+use std::time::Duration;
+
+/// Steps wait for at most this long before they are handed on.
+const LATEST: Duration = Duration::from_secs(1);
+
+/// ... and for so long where they are news. Each report costs the node and the controller more than what is in it.
+const SOONEST: Duration = Duration::from_millis(200);
+
+/// The first steps of what runs are news: decisions rest on ten at the least.
+const FRESH: usize = 20;
+
+/// And steps that take so many times longer or shorter than those that were told last.
+const CHANGE: f64 = 1.5;
+
+/// What was told of the strategy that runs, by which the next steps are news or not.
+#[derive(Debug, Default)]
+pub struct Pace {
+    /// Told of what runs now.
+    told: usize,
+    /// Mean time of those that were told last.
+    step_us: f64,
+}
+
+impl Pace {
+    /// Whether steps that have waited for so long are to be told now.
+    pub fn is_due(&self, waited: Duration, pending: &[StepRecord]) -> bool {
+        waited >= LATEST || (waited >= SOONEST && (self.told < FRESH || self.has_changed(pending)))
+    }
+
+    fn has_changed(&self, pending: &[StepRecord]) -> bool {
+        let now = mean_us(pending);
+        now > CHANGE * self.step_us || now * CHANGE < self.step_us
+    }
+
+    /// These are told.
+    pub fn tell(&mut self, pending: &[StepRecord]) {
+        self.told += pending.len();
+        self.step_us = mean_us(pending);
+    }
+}
+
+fn mean_us(steps: &[StepRecord]) -> f64 {
+    steps.iter().map(|s| s.step_us).sum::<f64>() / steps.len().max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn steps(step_us: f64, count: u64) -> Vec<StepRecord> {
+        let record = |step| StepRecord {
+            step,
+            compute_us: 0.0,
+            comp_us: 0.0,
+            sync_us: 0.0,
+            wait_us: None,
+            step_us,
+            bytes_sent: 0,
+            gain: 1.0,
+            loss: None,
+            accuracy: None,
+        };
+        (0..count).map(record).collect()
+    }
+
+    #[test]
+    fn first_steps_and_other_times_are_news_and_the_rest_waits() {
+        let (mut pace, soon, late) = (Pace::default(), SOONEST, LATEST);
+        assert!(!pace.is_due(soon / 2, &steps(100.0, 1)));
+        assert!(pace.is_due(soon, &steps(100.0, 1)), "the first of all");
+        pace.tell(&steps(100.0, FRESH as u64));
+        assert!(!pace.is_due(soon, &steps(120.0, 3)) && pace.is_due(late, &steps(120.0, 3)));
+        assert!(pace.is_due(soon, &steps(160.0, 3)) && pace.is_due(soon, &steps(60.0, 3)));
+        pace.tell(&steps(160.0, 3));
+        assert!(!pace.is_due(soon, &steps(160.0, 3)), "told already");
+    }
+}
