@@ -352,6 +352,8 @@ impl Scheduler {
             // Suspicion never makes a link wait longer than trust would: it would grow old while its job is in trouble.
             Known { suspect: true, .. } => suspect_wait_s(last.suspected).min(self.config.retest_s as f64),
             Known { bandwidth_bps: None, .. } => FAILED_RETEST_S,
+            // One test after a change is little to rest a decision on: the second should not wait as if nothing had been.
+            Known { fading: true, .. } => SUSPECT_RETEST_S.min(self.config.retest_s as f64),
             _ if rough => SUSPECT_RETEST_S,
             _ => self.config.retest_s as f64,
         }

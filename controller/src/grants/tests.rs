@@ -337,6 +337,24 @@ fn fading_links_go_before_routine_ones_that_waited_longer() {
     assert!(Pair::new(&s.active[0].from, &s.active[0].grant.peer).has(&live[0]), "{:?}", s.active);
 }
 
+/// Whose estimate rests on one test is tested again as soon as that test can have been seen.
+#[test]
+fn fading_links_are_tested_again_soon() {
+    let live = names(2);
+    let retested_s = |fading: bool| {
+        let mut s = scheduler();
+        let known = all(&live, Known { fading, ..link(1e9) });
+        s.tick(at(0), &live, &known, 0.0);
+        end_all(&mut s, 1e9);
+        (1..60).find(|second| {
+            s.tick(at(second * 1000), &live, &known, 0.0);
+            !s.active.is_empty()
+        })
+    };
+    let routine = RawProbes::default().retest_s as u64;
+    assert_eq!((retested_s(true), retested_s(false)), (Some(SUSPECT_RETEST_S as u64), Some(routine)));
+}
+
 /// A burst of urgent tests leaves a debt that takes minutes to pay. What a job's decisions rest on does not wait for that.
 #[test]
 fn fading_links_do_not_wait_for_the_debts_of_suspect_ones() {
