@@ -20,7 +20,6 @@ mod quantize;
 mod random;
 mod ranges;
 mod select;
-pub mod snapshot;
 pub mod source;
 pub mod three_lc;
 mod threshold;
@@ -30,7 +29,7 @@ pub use arch::Arch;
 pub use cache::Cache;
 pub use device::{
     Allocation, BLAS_WORKSPACE, Blas, BlasOnStream, Compiled, Copies, Cublas, Device, Gpu, Graph, MemoryError, Nvrtc,
-    OnStream, Pinned, Span, Stream, THREADS, in_environment,
+    OnStream, Span, Stream, THREADS, in_environment,
 };
 pub use error::{BlasError, CacheError, LaunchError, LoadError, Version};
 pub use feed::{DType, Feed};

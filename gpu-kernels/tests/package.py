@@ -1,5 +1,6 @@
 """The Python package on a real GPU: two ranks share it, over Gloo, and every strategy trains with kernels and without; their
-parameters must have the same bits. One line per strategy; exit 1 if any differs.
+parameters must have the same bits. So must tensors that a trial's snapshot puts back, from memory of the device and of the host.
+One line each; exit 1 if any differs.
 
     python3 -m torch.distributed.run --nproc-per-node 2 package.py [cuda|cpu]
 
@@ -15,6 +16,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import flexcomm.torch
+from flexcomm.torch._device import Cuda
+from flexcomm.torch._snapshot import Memory
+from flexcomm.torch._vault import Vault
 
 STRATEGIES = (
     "topk@0.05/allgather", "mstopk@0.05/allgather", "topk@0.05/art-ring:star", "topk@0.05/art-ring:var",
@@ -67,6 +71,43 @@ def same_on_all(values: torch.Tensor) -> bool:
     return all(torch.equal(values.view(torch.int32), other.view(torch.int32)) for other in everybody)
 
 
+class Spare(Cuda):
+    """A device that has so many bytes to spare, whatever it has."""
+
+    def __init__(self, spare: int, gpu: bool):
+        super().__init__()
+        self.spare, self.gpu = spare, gpu
+
+    def has(self, tensor):
+        return True
+
+    def memory(self, device):
+        return self.spare, 0, 0
+
+    def pinned(self, size):
+        return super().pinned(size) if self.gpu else torch.empty(size, dtype=torch.uint8)
+
+
+def put_back(device: torch.device, spare: int | None) -> tuple[bool, tuple[int, int]]:
+    """Whether tensors come back bit for bit over what a trial wrote, and where they were meanwhile."""
+    torch.manual_seed(5)
+    own = [torch.randn(n, device=device) for n in (0, 1, 1000, 3_000_001)] + [torch.randn(7, 5, device=device).bfloat16().t()]
+    vault = Vault(Cuda() if spare is None else Spare(spare, device.type == "cuda"))
+    memory = Memory(vault)
+    for number, tensor in enumerate(own):
+        memory.visit(tensor, str(number))
+    before = [tensor.cpu().clone() for tensor in own]
+    memory.copy()
+    good = True
+    for _ in range(2):
+        # At once, on the stream that copies: nothing has waited.
+        for tensor in own:
+            tensor.fill_(float("nan"))
+        memory.restore()
+        good = good and all(torch.equal(tensor.cpu(), then) for tensor, then in zip(own, before))
+    return good, vault.taken
+
+
 def main() -> int:
     dist.init_process_group("gloo")
     kind = sys.argv[1] if len(sys.argv) > 1 else "cuda"
@@ -87,6 +128,11 @@ def main() -> int:
             why = next((line for line in lines if "on the host" in line), "")
             word = "ok" if good else "FAILED"
             print(f"{word:6} {strategy:48} {'same bits' if equal else f'differs by {near:.2e}'} {why}", flush=True)
+    for what, spare in (("device", None), ("device and host", 1 << 20), ("host", 0)):
+        good, (on_device, on_host) = put_back(device, spare)
+        failed += not good
+        if dist.get_rank() == 0:
+            print(f"{'ok' if good else 'FAILED':6} a snapshot in {what}: {on_device} bytes there, {on_host} of the host", flush=True)
     dist.destroy_process_group()
     return 1 if failed else 0
 

@@ -2,7 +2,6 @@
 
 use super::gpu::code;
 use super::{Blas, BlasOnStream, Gpu, OnStream, Span};
-use crate::snapshot::Free;
 use cudarc::driver::{result, sys};
 
 /// Failed to prepare or time work on the device.
@@ -79,59 +78,6 @@ impl Gpu {
     /// The device's name.
     pub fn name(&self) -> Result<String, MemoryError> {
         result::device::get_name(self.handle()).map_err(failed("ask for the device's name"))
-    }
-}
-
-/// Memory of the host that the device copies to and from by itself; freed when dropped.
-#[derive(Debug)]
-pub struct Pinned<'a> {
-    gpu: &'a Gpu,
-    span: Span,
-}
-
-impl Gpu {
-    /// Pinned memory of the host, with any content.
-    pub fn pin(&self, bytes: u64) -> Result<Pinned<'_>, MemoryError> {
-        let mut at = std::ptr::null_mut();
-        // SAFETY: the driver writes one pointer; what is there is freed once, by what is answered.
-        let made = self.within(|| unsafe { sys::cuMemAllocHost_v2(&mut at, bytes.max(1) as usize) }.result());
-        made.map_err(failed("pin memory of the host"))?;
-        // SAFETY: it is allocated and nobody else has it; one address space holds it and the device's memory.
-        Ok(Pinned { gpu: self, span: unsafe { Span::new(at as u64, bytes) } })
-    }
-
-    /// What a snapshot may take of the device and of the host now: all but a reserve for the trial itself, and half of what
-    /// the host has available, since pinned memory cannot be swapped. Memory that PyTorch keeps for later does not count
-    /// as free: `torch.cuda.empty_cache()` first.
-    pub fn free(&self) -> Result<Free, MemoryError> {
-        let (free, whole) = self.within(result::mem_get_info).map_err(failed("ask for free memory"))?;
-        Ok(Free { device: (free as u64).saturating_sub(whole as u64 / RESERVE), host: available() / 2 })
-    }
-}
-
-/// One part in so many of the device stays free for what a trial allocates.
-const RESERVE: u64 = 16;
-
-/// Of the host, by Linux's own estimate; 0 where it does not say.
-fn available() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kilobytes = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
-    kilobytes.unwrap_or(0) * 1024
-}
-
-impl Pinned<'_> {
-    /// To lend to copies while this lives.
-    pub fn span(&self) -> Span {
-        self.span
-    }
-}
-
-impl Drop for Pinned<'_> {
-    fn drop(&mut self) {
-        let at = self.span.address() as *mut std::ffi::c_void;
-        // SAFETY: allocated by this, freed once; copies that use it hold the span's maker to wait for them.
-        let _ = self.gpu.within(|| unsafe { sys::cuMemFreeHost(at) }.result());
     }
 }
 
@@ -309,62 +255,5 @@ impl Drop for Event<'_> {
     fn drop(&mut self) {
         // SAFETY: made by this, destroyed once.
         let _ = self.gpu.within(|| unsafe { result::event::destroy(self.handle) });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::LoadError;
-    use crate::device::Device;
-    use crate::snapshot::{Plan, SnapshotError};
-
-    /// With a GPU: every bit back from device memory and from pinned memory of the host, and a refusal of what is more than
-    /// there is. Without, nothing is loaded.
-    #[test]
-    fn snapshots_come_back_from_device_and_host() {
-        let gpu = match Gpu::load(0, None) {
-            Ok(gpu) => gpu,
-            Err(error) => return assert!(!matches!(error, LoadError::Compile { .. }), "{error}"),
-        };
-        let sizes = [1000u64, 3, 70_000];
-        let tensors = sizes.map(|bytes| gpu.allocate(bytes).unwrap());
-        let content = |salt: u8| sizes.map(|bytes| (0..bytes).map(|i| i as u8 ^ salt).collect::<Vec<u8>>());
-        let write = |salt| tensors.iter().zip(content(salt)).for_each(|(to, bytes)| to.write(&bytes).unwrap());
-        let spans = tensors.each_ref().map(Allocation::span);
-        let check = || {
-            gpu.wait().unwrap();
-            for (tensor, want) in tensors.iter().zip(content(1)) {
-                let mut got = vec![0; want.len()];
-                tensor.read(&mut got).unwrap();
-                assert_eq!(got, want);
-            }
-        };
-        let stream = gpu.stream().unwrap();
-        // All on the device, then most of it on the host.
-        let snapshot = gpu.snapshot(&sizes).unwrap();
-        write(1);
-        snapshot.save(&stream.device(), &spans).unwrap();
-        gpu.wait().unwrap();
-        write(2);
-        snapshot.restore(&stream.device(), &spans).unwrap();
-        check();
-        let plan = Plan::new(&sizes, Free { device: 2048, host: 1 << 20 }).unwrap();
-        let kept = (gpu.allocate(plan.needs().device).unwrap(), gpu.pin(plan.needs().host).unwrap());
-        plan.save(&stream.device(), &spans, (kept.0.span(), kept.1.span())).unwrap();
-        gpu.wait().unwrap();
-        write(3);
-        plan.restore(&stream.device(), &spans, (kept.0.span(), kept.1.span())).unwrap();
-        check();
-        let uneven = stream.device().copy(spans[0], spans[1]);
-        assert!(uneven.is_err());
-        let error = gpu.snapshot(&[1 << 50]).unwrap_err();
-        assert!(matches!(error, SnapshotError::DoesNotFit { .. }), "{error}");
-    }
-
-    /// Linux says what it has.
-    #[test]
-    fn the_hosts_memory_is_known() {
-        assert!(!cfg!(target_os = "linux") || available() > 1 << 20);
     }
 }

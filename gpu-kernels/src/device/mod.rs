@@ -11,7 +11,7 @@ mod nvrtc;
 
 pub use blas::{BLAS_WORKSPACE, Blas, BlasOnStream, Cublas};
 pub use gpu::{Gpu, OnStream};
-pub use memory::{Allocation, Graph, MemoryError, Pinned, Stream};
+pub use memory::{Allocation, Graph, MemoryError, Stream};
 pub use nvrtc::{Compiled, Nvrtc, in_environment};
 
 use crate::LaunchError;
@@ -26,7 +26,7 @@ pub trait Device {
     /// Sets memory to zero.
     fn zero(&self, span: Span) -> Result<(), LaunchError>;
 
-    /// Copies as many bytes as both have, within the device or between it and pinned memory of the host.
+    /// Copies as many bytes as both have, within the device.
     fn copy(&self, to: Span, from: Span) -> Result<(), LaunchError>;
 
     /// Blocks of a kernel that run at the same time: with more, some would begin when others end, and half of the device

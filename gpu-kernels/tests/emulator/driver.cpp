@@ -121,8 +121,6 @@ API cuMemAlloc_v2(u64* to, size_t bytes) {
   return *to = reinterpret_cast<u64>(std::aligned_alloc(512, (bytes + 511) / 512 * 512)), *to ? SUCCESS : INVALID;
 }
 API cuMemFree_v2(u64 at) { return std::free(reinterpret_cast<void*>(at)), SUCCESS; }
-API cuMemAllocHost_v2(void** to, size_t bytes) { return *to = std::malloc(bytes), *to ? SUCCESS : INVALID; }
-API cuMemFreeHost(void* at) { return std::free(at), SUCCESS; }
 API cuMemGetInfo_v2(size_t* free, size_t* whole) { return *free = *whole = 1ull << 34, SUCCESS; }
 API cuMemcpyHtoD_v2(u64 to, const void* from, size_t bytes) {
   return std::memcpy(reinterpret_cast<void*>(to), from, bytes), SUCCESS;

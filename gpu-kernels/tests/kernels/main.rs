@@ -13,7 +13,6 @@ mod layers;
 mod low_rank;
 mod marsit;
 mod quantize;
-mod snapshot;
 mod standin;
 mod three_lc;
 mod threshold;

@@ -6,6 +6,7 @@ be the same on all ranks, and these depend on the backend alone.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -33,8 +34,8 @@ _OUTCOME_BYTES = 48
 
 WATCHING = "a shadow trial looks at gradients on the host"
 
-#: Steps after which memory for a bucket that there was none for is asked for again: each time that torch has none it empties its
-#: cache, which waits for the device.
+#: Steps after which memory for a bucket that there was none for is asked for again: each time that torch has none it empties
+#: its cache, which waits for the device.
 _ASK_AGAIN = 100
 
 
@@ -70,6 +71,16 @@ class Cuda:
         """Memory of the host that copies from the device need not wait for."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
+    def memory(self, device: torch.device) -> tuple[int, int, int]:
+        """Bytes that this process could have there if it gave back all that it has, the most that its tensors have taken, and
+        all of the device's."""
+        free, total = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device), torch.cuda.max_memory_allocated(device), total
+
+    def to_pin(self) -> int:
+        """Bytes of the host that this rank may pin: its share of half of what is available, since that is not swapped."""
+        return _available() // 2 // max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+
     def event(self) -> torch.cuda.Event:
         """One that tells the time."""
         return torch.cuda.Event(enable_timing=True)
@@ -90,6 +101,19 @@ class Cuda:
         with torch.cuda.stream(side):
             work.wait()
             event.record(side)
+
+
+def _available() -> int:
+    """Bytes of the host's memory that are available, by Linux's own estimate; 0 where it does not say."""
+    found = [0]
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
+        found = [int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024]
+    # Of a container: less, where it has a limit of its own.
+    with contextlib.suppress(OSError, ValueError):
+        most, now = (int(pathlib.Path("/sys/fs/cgroup", f"memory.{what}").read_text()) for what in ("max", "current"))
+        found.append(max(most - now, 0))
+    return min(found)
 
 
 def _waits_block() -> bool:
@@ -225,8 +249,8 @@ class _Room:
 def _no_room(buffer: torch.Tensor, error: RuntimeError) -> str:
     said = str(error).splitlines()[0]
     return (
-        f"{buffer.device} has no memory left for the kernels' ({said}); they need some 9 bytes per value of the gradient and two "
-        "messages. Take a smaller batch, or set FLEXCOMM_GPU_KERNELS=0 to stay on the host; they ask again after "
+        f"{buffer.device} has no memory left for the kernels ({said}); they need some 9 bytes per value of the gradient and "
+        "two messages. Take a smaller batch, or set FLEXCOMM_GPU_KERNELS=0 to stay on the host; they ask again after "
         f"{_ASK_AGAIN} steps"
     )
 

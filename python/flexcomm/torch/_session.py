@@ -18,7 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from flexcomm import _core
 from flexcomm._core import Core, FlexcommError
 from flexcomm.torch import _below, _state, _trials, _tuner
+from flexcomm.torch._device import Cuda
 from flexcomm.torch._hook import MOST_RANKS, Hook, is_nobodys
+from flexcomm.torch._vault import Vault
 
 logger = logging.getLogger("flexcomm")
 
@@ -380,6 +382,9 @@ class Session:
         self._loss: float | None = None
         self._looping = False
         self._trial: _trials.Trial | None = None
+        #: Memory for its copies of what lies on GPUs, and whether there was none for the plan of the step under way.
+        self._vault = Vault(Cuda())
+        self._lacks_room = False
         #: Whether it was said what trials do not put back.
         self._told = False
         self._in_step = False
@@ -511,12 +516,31 @@ class Session:
             hook.clock.poll()
         if self._below and self._core.wants_hook() and torch._C._current_graph_task_id() < 0:
             self._take_over()
+        self._make_room(change)
         for level, text in _core.take_log():
             logger.log(level, "%s", text)
         if change in (TRIAL_STARTS, CANDIDATE, TRIAL_ENDS, TRIAL_LEFT) and not within_loop:
             # Only reached when the loop was left in the middle of a trial, or in the very step before one.
             self._leave_trial(change)
         return change
+
+    def _make_room(self, change: int) -> None:
+        """Between the step in which all ranks heard that a plan is coming and the one that announces it: takes memory for a
+        snapshot of what lies on GPUs, in case it is a trial. A rank that has none says so in the words of that step, and no rank
+        goes into the trial."""
+        if change != TRIAL_STARTS:
+            self._vault.release()
+        if self._lacks_room:
+            self._lacks_room = False
+            self._core.behave(self._fixed is None, self._looping)
+        model = self._parts.model()
+        if not self._looping or self._trial is not None or model is None or not self._core.plan_follows():
+            return
+        if any(map(self._vault.has_gpu, model.parameters())):
+            why = self._vault.reserve(_trials.Snapshot(self._parts, None, self._vault, look=True).on_gpus)
+            if why:
+                self._lacks_room = True
+                self._core.lacks_room(why)
 
     def _end_between(self) -> None:
         # The loop over `batches()` ends its steps itself: it must see that a trial starts.
@@ -525,7 +549,7 @@ class Session:
 
     def _leave_trial(self, change: int) -> None:
         if change == TRIAL_STARTS:
-            self._trial = _trials.Trial(self._parts, self._core)
+            self._trial = _trials.Trial(self._parts, self._core, self._vault)
         elif change == TRIAL_LEFT:
             # A loop that cannot replay batches: this step ran a candidate, but it trained, on all ranks.
             self._trial = None
@@ -572,11 +596,14 @@ class Session:
         self._end_step(within_loop=False)
         self._core.behave(self._fixed is None, True)
         self._looping = True
+        # A plan may come with the loop's first step.
+        self._make_room(0)
         try:
             yield from _trials.replay(self, self._parts, self._core, loader, train_step)
         finally:
             self._end_step(within_loop=False)
             self._looping = False
+            self._vault.release()
             # What comes next may be another loop: no trial begins in it, and one that is open ends, on all ranks alike.
             self._core.behave(self._fixed is None, False)
 
@@ -605,6 +632,12 @@ class Session:
         late."""
         found = None if self._plain else self._core.costs()
         return None if found is None else Costs(*found)
+
+    @property
+    def snapshot_bytes(self) -> tuple[int, int]:
+        """Bytes that the newest live trial's snapshot of tensors on GPUs took while the trial ran: of the GPUs' memory, and of
+        the host's. A run's peak is training's own and these."""
+        return self._vault.taken
 
     @property
     def version(self) -> int:

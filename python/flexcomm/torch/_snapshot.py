@@ -17,6 +17,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm._core import FlexcommError
+from flexcomm.torch._device import Cuda
+from flexcomm.torch._vault import Copy, Vault
 
 #: What never changes, or is code: nothing of it needs a copy.
 _FIXED = (
@@ -119,7 +121,11 @@ class Memory:
     Everything is visited once, however many refer to it. What refers to an object goes on doing so.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, vault: Vault) -> None:
+        self._vault = vault
+        #: Tensors on GPUs, whose copies the vault keeps once all of them are known.
+        self.on_gpus: list[torch.Tensor] = []
+        self._copies: list[Copy] = []
         # Values are kept, so that no other takes their number.
         self._seen: dict[int, Any] = {}
         self._back: list[Callable[[], object]] = []
@@ -127,6 +133,10 @@ class Memory:
         self.opaque: dict[str, Any] = {}
         #: Modules that were found, which are the caller's to copy.
         self.modules: list[tuple[str, torch.nn.Module]] = []
+
+    def copy(self) -> None:
+        """Copies the tensors on GPUs."""
+        self._copies = self._vault.keep(self.on_gpus)
 
     def restore(self) -> None:
         for back in self._back:
@@ -162,6 +172,11 @@ class Memory:
         overlaps = any(stride == 0 and size > 1 for stride, size in zip(_strides(tensor), tensor.shape))
         if tensor.grad_fn is not None or tensor.is_inference() or overlaps:
             # Part of a graph, or nothing that can be written to: who wants another value takes another tensor.
+            return
+        if self._vault.takes(tensor):
+            number = len(self.on_gpus)
+            self.on_gpus.append(tensor)
+            self._back.append(lambda: self._copies[number].restore())
             return
         saved = tensor.detach().clone()
 
@@ -227,15 +242,16 @@ class Snapshot:
     """A copy of everything that training depends on. ``restore`` writes into the tensors that there were, whose addresses
     stay, and puts them back where others have taken their place: DDP's buckets and fused optimizers hold them.
 
-    ``source`` is what batches come from. It goes on from where it is: a trial's batches are kept for training.
+    ``source`` is what batches come from. It goes on from where it is: a trial's batches are kept for training. ``vault`` has
+    the copies of tensors on GPUs; only to ``look`` at them makes none, and nothing to restore.
     """
 
-    def __init__(self, parts: Parts, source: Any = None) -> None:
+    def __init__(self, parts: Parts, source: Any = None, vault: Vault | None = None, look: bool = False) -> None:
         model = parts.model()
         if model is None:
             raise FlexcommError("failed to take a snapshot: the model is gone")
         self._parts = parts
-        self._memory = Memory()
+        self._memory = Memory(vault or Vault(Cuda()))
         self._modules: dict[int, torch.nn.Module] = {}
         self._optimizers: dict[int, Any] = {}
         self._extra_states: list[tuple[torch.nn.Module, Any]] = []
@@ -253,6 +269,10 @@ class Snapshot:
             self._copy_states(source)
             while self._memory.modules:
                 self._copy_module(*self._memory.modules.pop())
+            #: Tensors on GPUs.
+            self.on_gpus = self._memory.on_gpus
+            if not look:
+                self._memory.copy()
         self._random = Random(parts.generators)
 
     def _copy_states(self, source: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from flexcomm._core import Core
 from flexcomm.torch._snapshot import Parts, Random, Snapshot
+from flexcomm.torch._vault import Vault
 
 if TYPE_CHECKING:
     from flexcomm.torch._session import Session
@@ -28,10 +29,10 @@ _NAMES = 10
 class Trial:
     """The snapshot of one trial."""
 
-    def __init__(self, parts: Parts, core: Core, source: Any = None) -> None:
+    def __init__(self, parts: Parts, core: Core, vault: Vault, source: Any = None) -> None:
         self._core = core
         core.save()
-        self.snapshot = Snapshot(parts, source)
+        self.snapshot = Snapshot(parts, source, vault)
 
     def restore(self) -> None:
         self._core.restore()
@@ -166,7 +167,7 @@ def replay(
         else:
             # Nothing is left to replay, and the batch before has been changed by the loop as like as not. The trial runs
             # in the next loop.
-            session._trial = Trial(parts, core, loader)
+            session._trial = Trial(parts, core, session._vault, loader)
             return
 
 
@@ -175,11 +176,15 @@ def _run(
 ) -> Iterator[Any]:
     parts, core = what
     held, loader = data
-    # Anew in a trial that goes on: what the script did between the loops is training's.
-    session._trial = trial = Trial(parts, core, loader)
+    # Anew in a trial that goes on: what the script did between the loops is training's. The one before gives its memory back.
+    session._trial = None
+    session._trial = trial = Trial(parts, core, session._vault, loader)
     if not session._told:
         session._told = True
         _tell(parts, trial.snapshot)
+        if trial.snapshot.on_gpus:
+            line = "a live trial's snapshot takes %d bytes of GPUs' memory and %d of the host's, while the trial runs"
+            logger.info(line, *session._vault.taken)
     position = 0
     try:
         while True:

@@ -14,6 +14,7 @@ from fake_agent import FakeAgent, decision, trial
 
 import flexcomm.torch
 from flexcomm.torch import _device
+from flexcomm.torch._vault import Vault
 
 STEPS, STREAM = 12, 0x5EED
 TOPK = "topk@0.05/allgather"
@@ -49,6 +50,15 @@ class Pretended(_device.Cuda):
     waited = recorded = made = lag = 0
     #: How often it gives memory before it is full; whether the host pins any.
     room, pins = None, True
+
+    #: Bytes that a snapshot may take of it and of the host.
+    spare, host = 1 << 30, 1 << 30
+
+    def memory(self, device):
+        return self.spare, 0, 0
+
+    def to_pin(self):
+        return self.host
 
     def event(self):
         self.made += 1
@@ -258,6 +268,45 @@ def tried(rank):
     }
 
 
+def snapped(rank, name, trials):
+    """Live trials whose snapshots lie on the device, where there is room on all ranks: not for the first, on rank 1."""
+    agent = FakeAgent(FOLDER, f"{name}{rank}").start()
+    model = ddp(network((20, 48, 40, 2)), bucket_cap_mb=0.006)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    session = flexcomm.torch.attach(model, optimizer, socket=str(agent.path))
+    cuda = Pretended()
+    session.hook._device = _device.Device(session._core, None, cuda)
+    session._vault = Vault(cuda)
+    agent.wait_for("hello")
+    done, hashes, inside, taken, bytes_of = 0, [], 0, [], []
+    # Loops of eleven batches: plans come in the middle of one, and between two.
+    while done < 77:
+        for x, y in session.batches([batch(step, rank) for step in range(done, done + 11)]):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            inside += session.in_trial
+            bytes_of.append(sum(piece.numel() for own in session._vault._memory.values() for piece in own))
+            if session.in_trial:
+                taken.append(session.snapshot_bytes)
+                continue
+            done += 1
+            hashes.append(bits(model))
+            if trials and done in trials:
+                full = rank == 1 and trials[done] == 1
+                cuda.spare, cuda.host = (0, 5000) if full else (10_000, 1 << 30)
+                if rank == 0:
+                    agent.publish(trial=trial(trials[done], ["none@1/dense-ring", TOPK]))
+    session.close()
+    agent.wait_for("bye")
+    reports = {t["id"]: t for t in reversed(agent.of_kind("trial"))}
+    return {
+        "hashes": hashes, "inside": inside, "taken": taken, "left": bytes_of[-1], "lines": LINES.take(),
+        "reports": {n: (t.get("aborted"), [o["iterations"] for o in t["outcomes"]]) for n, t in reports.items()},
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+
+
 def driver():
     """The stand-in, if this process has it."""
     try:
@@ -291,6 +340,7 @@ with ranks() as (rank, world, seen):
     seen["reported below"] = reported(rank, "rb")
     seen["reported"] = reported(rank, "rd", decide=TOPK)
     seen["tried"] = tried(rank)
+    seen["snapped"] = [snapped(rank, "sa", {13: 1, 31: 2, 53: 3}), snapped(rank, "sb", {})]
     seen["reported host"] = reported(rank, "rh", decide=TOPK, pretend=False)
     if DRIVER is not None:
         seen["mixed"] = train(rank, TOPK, pretend=rank != 0)
