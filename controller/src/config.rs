@@ -38,7 +38,7 @@ pub struct RawConfig {
 pub struct RawLoop {
     /// Longest time between two looks at a job, ms.
     pub tick_ms: u64,
-    /// Reports that arrive within this time are looked at together, ms.
+    /// Shortest time between two looks: reports that arrive within it are looked at together, ms.
     pub debounce_ms: u64,
 }
 
@@ -129,7 +129,7 @@ pub struct Config {
     pub scenario: bool,
     /// Longest time between two looks.
     pub tick: Duration,
-    /// Reports that arrive within this time are looked at together.
+    /// Shortest time between two looks: reports that arrive within it are looked at together.
     pub debounce: Duration,
     /// How often agents send a heartbeat.
     pub heartbeat: Duration,

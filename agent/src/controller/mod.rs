@@ -20,13 +20,15 @@ use rand::rngs::StdRng;
 use reqwest::StatusCode;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// Most bytes of reports in one batch; the controller reads at most 16 MiB.
 const BATCH_BYTES: usize = 4 * 1024 * 1024;
-/// Reports are gathered for this long before they travel.
+/// Time from one delivery to the next, in which reports gather.
 const GATHER: Duration = Duration::from_millis(200);
+/// What is reported of the same moment is there within this time.
+const TOGETHER: Duration = Duration::from_millis(20);
 /// Heartbeats are held within these, whatever the controller asks for.
 const HEARTBEAT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 /// What is still spooled when the agent ends is delivered if that takes no longer than this.
@@ -288,10 +290,12 @@ impl Link {
         loop {
             match self.deliver_waiting(most).await {
                 Ok(()) => {
+                    let delivered = Instant::now();
                     backoff.reset();
                     most = MAX_BATCH;
                     self.reports.bell.notified().await;
-                    tokio::time::sleep(GATHER).await;
+                    // A report that comes alone goes at once, those that come in a stream together.
+                    tokio::time::sleep(GATHER.saturating_sub(delivered.elapsed()).max(TOGETHER)).await;
                 }
                 Err(Undelivered::TooMuch) => most = (most / 2).max(1),
                 Err(Undelivered::Call(error)) => match lost(error) {

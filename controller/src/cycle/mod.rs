@@ -25,6 +25,9 @@ use crate::store::{JobRow, StoreError};
 /// Jobs that are worked on at once: solving is a matter of a core, storing one of a single writer.
 const JOBS_AT_ONCE: usize = 4;
 
+/// What ranks and links report of the same moment arrives within this time.
+const TOGETHER: std::time::Duration = std::time::Duration::from_millis(20);
+
 /// Windows of old data are cut this often.
 const TRIM_EVERY: std::time::Duration = std::time::Duration::from_secs(60);
 
@@ -59,6 +62,7 @@ pub async fn run(app: Arc<App>) {
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut trim = tokio::time::interval(TRIM_EVERY);
     trim.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut ended = tokio::time::Instant::now();
     loop {
         let woken = tokio::select! {
             _ = tick.tick() => false,
@@ -72,7 +76,8 @@ pub async fn run(app: Arc<App>) {
             _ = stopping.changed() => return,
         };
         if woken {
-            tokio::time::sleep(app.config.debounce).await;
+            // News that comes alone is looked at at once, what comes in a stream together.
+            tokio::time::sleep(app.config.debounce.saturating_sub(ended.elapsed()).max(TOGETHER)).await;
         }
         let begun = std::time::Instant::now();
         let outcome = pass(&app).await;
@@ -81,6 +86,7 @@ pub async fn run(app: Arc<App>) {
             app.counters.pass_failures.inc();
             tracing::warn!(%error, "a pass of the loop failed; the next looks again");
         }
+        ended = tokio::time::Instant::now();
     }
 }
 

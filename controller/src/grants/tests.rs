@@ -351,7 +351,7 @@ fn fading_links_are_tested_again_soon() {
             !s.active.is_empty()
         })
     };
-    let routine = RawProbes::default().retest_s as u64;
+    let routine = RawProbes::default().retest_s;
     assert_eq!((retested_s(true), retested_s(false)), (Some(SUSPECT_RETEST_S as u64), Some(routine)));
 }
 

@@ -9,8 +9,9 @@ const CHECK_S: f64 = 0.01;
 const ENOUGH_S: f64 = 0.12;
 /// And it spans this many round trips: what happens within one is the sender's burst.
 const ENOUGH_RTTS: f64 = 4.0;
-/// And this many bytes, so that a packet more or less is under a percent.
-const ENOUGH_BYTES: f64 = 200_000.0;
+/// And this many bytes, so that a packet more or less is two percent. More would serve nobody: on a slow link a job's messages
+/// stand in the same queue.
+const ENOUGH_BYTES: f64 = 64_000.0;
 /// On fast links this many bytes are enough even when they took less time.
 const PLENTY_BYTES: f64 = 32_000_000.0;
 /// Bytes that were sent may still be in a queue on the way when the sender is done, seconds.
