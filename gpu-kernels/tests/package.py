@@ -29,6 +29,7 @@ STRATEGIES = (
     "eightbit+ef(vanilla)", "minmax8", "inceptionn+ef(vanilla)", "onebitsgd+ef(vanilla)", "fp16+ef(vanilla)",
     "powersgd(rank=2)+ef(vanilla)",
 )
+SHADOWS = ("topk@0.1/allgather", "topk@0.01/allgather", "lwtopk@0.05/allgather")
 STEPS = 12
 #: Random numbers of these are each side's own, or norms are sums in another order: ranks must agree, the sides need not.
 LOOSE = ("mstopk@", "qsgd", "terngrad", "efsignsgd", "onebitsgd", "natural", "dithering", "dgc", "qsparse")
@@ -43,7 +44,9 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def train(strategy: str, device: torch.device, kernels: bool) -> tuple[torch.Tensor, list[str]]:
+def train(
+    strategy: str, device: torch.device, kernels: bool, shadows: tuple[str, ...] = ()
+) -> tuple[torch.Tensor, list[str], list[float]]:
     os.environ["FLEXCOMM_GPU_KERNELS"] = "1" if kernels else "0"
     torch.manual_seed(3)
     layers = [torch.nn.Linear(40, 301), torch.nn.Tanh(), torch.nn.Linear(301, 77), torch.nn.Tanh(), torch.nn.Linear(77, 10)]
@@ -52,7 +55,10 @@ def train(strategy: str, device: torch.device, kernels: bool) -> tuple[torch.Ten
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     lines = Lines()
     logging.getLogger("flexcomm").addHandler(lines)
-    session = flexcomm.torch.attach(model, optimizer, strategy=strategy)
+    # Subsets as small as they may be: host and device draw the same.
+    session = flexcomm.torch.attach(model, optimizer, strategy=strategy, shadow_share=0.001)
+    if shadows:
+        session.shadow(shadows)
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
         x = torch.randn(32, 40, generator=generator).to(device)
@@ -62,7 +68,8 @@ def train(strategy: str, device: torch.device, kernels: bool) -> tuple[torch.Ten
         optimizer.step()
     session.close()
     logging.getLogger("flexcomm").removeHandler(lines)
-    return torch.cat([p.detach().flatten().cpu() for p in model.parameters()]), lines.lines
+    values = torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
+    return values, lines.lines, list(session.shadow_gains().values())
 
 
 def same_on_all(values: torch.Tensor) -> bool:
@@ -118,8 +125,8 @@ def main() -> int:
         torch.use_deterministic_algorithms(True)
     failed = 0
     for strategy in STRATEGIES:
-        host, _ = train(strategy, device, False)
-        got, lines = train(strategy, device, True)
+        host, *_ = train(strategy, device, False)
+        got, lines, _ = train(strategy, device, True)
         equal = torch.equal(host.view(torch.int32), got.view(torch.int32))
         near = float((host - got).norm() / host.norm())
         good = same_on_all(got) and (equal or strategy.startswith(LOOSE) and near < 0.05) and bool(got.isfinite().all())
@@ -128,6 +135,15 @@ def main() -> int:
             why = next((line for line in lines if "on the host" in line), "")
             word = "ok" if good else "FAILED"
             print(f"{word:6} {strategy:48} {'same bits' if equal else f'differs by {near:.2e}'} {why}", flush=True)
+    for strategy in ("dense", "topk@0.05/allgather"):
+        # The device's numbers come a step or two later.
+        *_, host = train(strategy, device, False, SHADOWS)
+        _, lines, got = train(strategy, device, True, SHADOWS)
+        good = len(host) == len(got) == len(SHADOWS) and all(abs(a / b - 1) < 0.1 for a, b in zip(host, got))
+        failed += not good
+        if dist.get_rank() == 0:
+            why = next((line for line in lines if "on the host" in line), "")
+            print(f"{'ok' if good else 'FAILED':6} shadows under {strategy}: {got}, on the host {host} {why}", flush=True)
     for what, spare in (("device", None), ("device and host", 1 << 20), ("host", 0)):
         good, (on_device, on_host) = put_back(device, spare)
         failed += not good

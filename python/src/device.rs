@@ -138,9 +138,10 @@ impl Core {
         guard(py, || Ok(gpu(ordinal).err().unwrap_or_default()))
     }
 
-    /// Whether something on the host looks at gradients in this step: a shadow trial.
+    /// Whether something on the host looks at gradients in this step: a shadow trial that kernels cannot do.
     fn watching(&self) -> bool {
-        self.lock().watches()
+        let session = self.lock();
+        session.watches() && session.shadow_on_host
     }
 
     /// Makes the device ready for a bucket that is compressed there: why that cannot be (else empty), bytes of device memory

@@ -153,6 +153,7 @@ impl Core {
             }
             let passed = session.hooked(index, n);
             let settled = (bucket.enter() > 0 || passed) && session.warm();
+            session.settled = settled;
             let number = index as u32;
             let bits = session.riding.bits(number);
             let fallback = gradient == 0 && !elsewhere || !settled;

@@ -13,6 +13,7 @@ mod memory;
 mod meter;
 mod report;
 mod session;
+mod shadows_on;
 mod texts;
 mod texts_on;
 

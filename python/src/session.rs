@@ -107,6 +107,11 @@ pub struct Session {
     pub meter: Meter,
     pub shadow: Option<(Shadow, Vec<Strategy>)>,
     pub shadow_share: f64,
+    /// How often shadows have begun, and whether they look at gradients of a device on the host.
+    pub shadow_turn: u64,
+    pub shadow_on_host: bool,
+    /// Whether the newest bucket of the step under way may be compressed yet.
+    pub settled: bool,
     pub seed: u64,
     pub follow: bool,
     pub tick: Option<Tick>,
@@ -153,6 +158,9 @@ impl Session {
             meter: Meter::new(now),
             shadow: None,
             shadow_share: 0.25,
+            shadow_turn: 0,
+            shadow_on_host: false,
+            settled: false,
             seed,
             follow: true,
             tick: None,
@@ -366,6 +374,8 @@ impl Session {
             self.shadow = None;
             return;
         }
+        self.shadow_turn += 1;
+        self.shadow_on_host = false;
         let methods: Vec<Method> = strategies.iter().map(Method::from).collect();
         self.shadow = Some((Shadow::new(&methods, self.shadow_share, self.seed), strategies));
     }
@@ -405,21 +415,27 @@ impl Session {
         Ok(())
     }
 
+    /// What the shadows have seen of a step's buckets by now is all of it.
+    pub fn end_shadows(&mut self) {
+        let Some((shadow, _)) = &mut self.shadow else { return };
+        let before = shadow.steps();
+        shadow.end_step();
+        let told = shadow.steps() > before && SHADOWS_TELL.contains(&shadow.steps());
+        if shadow.steps() >= SHADOW_STEPS {
+            shadow.rest();
+        }
+        if told {
+            self.tell_shadows();
+        }
+    }
+
     /// Ends a step, after its last bucket and the optimizer. With a `ticket` its times are a device's to tell, see
     /// [`Session::told`]: the host's clock only saw how they were launched.
     pub fn finish(&mut self, loss: Option<f64>, ticket: Option<u64>) -> Result<Next, Failure> {
         let Some(tick) = self.tick.take() else { return Ok(Next::Train) };
         let costs = self.meter.finish();
-        if let Some((shadow, _)) = self.shadow.as_mut().filter(|_| tick.trial.is_none()) {
-            let before = shadow.steps();
-            shadow.end_step();
-            let told = shadow.steps() > before && SHADOWS_TELL.contains(&shadow.steps());
-            if shadow.steps() >= SHADOW_STEPS {
-                shadow.rest();
-            }
-            if told {
-                self.tell_shadows();
-            }
+        if tick.trial.is_none() {
+            self.end_shadows();
         }
         self.steps += 1;
         if std::mem::take(&mut self.hooked) {

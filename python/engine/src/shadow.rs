@@ -8,7 +8,10 @@
 //! Top-k over the fused bucket is estimated on a uniform subset. LWTopk keeps a share of every layer, so it is
 //! estimated layer by layer, each weighted by how much of it was sampled.
 
+mod device;
+
 use crate::error::EngineError;
+use device::OnDevice;
 use flexcomm_compression::{Energy, GradientCompressor, Layers, Memory, Method};
 use flexcomm_domain::Compressor;
 use rand::SeedableRng;
@@ -77,6 +80,8 @@ pub struct Shadow {
     share: f64,
     seed: u64,
     scratch: Vec<f32>,
+    /// By bucket, where gradients lie on a device.
+    on_device: Vec<OnDevice>,
 }
 
 impl Shadow {
@@ -91,7 +96,7 @@ impl Shadow {
             steps: 0,
         };
         let candidates = methods.iter().map(candidate).collect();
-        Self { candidates, share: share.clamp(0.0, 1.0), seed, scratch: Vec::new() }
+        Self { candidates, share: share.clamp(0.0, 1.0), seed, scratch: Vec::new(), on_device: Vec::new() }
     }
 
     /// Takes in a bucket's gradient, before it is exchanged. Buckets come in order, every step alike. A gradient that
@@ -110,7 +115,7 @@ impl Shadow {
         }
         for candidate in &mut self.candidates {
             if candidate.parts.len() == bucket {
-                let seed = self.seed ^ (bucket as u64) << 32;
+                let seed = seed_of(self.seed, bucket);
                 candidate.parts.push(parts(candidate.method, layers, residual, (self.share, seed))?);
             }
             let Some(parts) = candidate.parts.get_mut(bucket) else { continue };
@@ -136,6 +141,7 @@ impl Shadow {
     pub fn rest(&mut self) {
         self.candidates.iter_mut().for_each(|c| c.parts = Vec::new());
         self.scratch = Vec::new();
+        self.on_device = Vec::new();
     }
 
     /// Steps that have ended.
@@ -153,40 +159,45 @@ impl Shadow {
     }
 }
 
-fn parts(
-    method: Method,
-    layers: &[usize],
-    residual: &[f32],
-    (share, seed): (f64, u64),
-) -> Result<Vec<Part>, EngineError> {
+fn seed_of(seed: u64, bucket: usize) -> u64 {
+    seed ^ (bucket as u64) << 32
+}
+
+/// Coordinates of a bucket that a compressor runs over, and for how many each counts.
+struct Subset {
+    indices: Vec<u32>,
+    weight: f64,
+}
+
+/// One for the fused bucket, or for each of its layers.
+fn subsets(method: Method, layers: &[usize], (share, seed): (f64, u64)) -> Vec<Subset> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let whole = [residual.len()];
+    let whole = [layers.iter().sum()];
     let lengths = if method.compressor == Compressor::LwTopK { layers } else { &whole[..] };
     let mut start = 0;
-    let mut parts = Vec::with_capacity(lengths.len());
+    let mut subsets = Vec::with_capacity(lengths.len());
     for length in lengths {
         if *length > 0 {
             let least = ((LEAST_KEPT / method.cr.get()).ceil() as usize).max(WHOLE_LAYER);
             let wanted = ((*length as f64 * share).ceil() as usize).max(least).min(*length);
-            parts.push(part(start, *length, residual, (wanted, &mut rng))?);
+            let mut indices: Vec<u32> =
+                sample(&mut rng, *length, wanted).into_iter().map(|i| (start + i) as u32).collect();
+            indices.sort_unstable();
+            subsets.push(Subset { indices, weight: *length as f64 / wanted as f64 });
         }
         start += length;
     }
-    Ok(parts)
+    subsets
 }
 
-fn part(
-    start: usize,
-    length: usize,
-    residual: &[f32],
-    (wanted, rng): (usize, &mut ChaCha8Rng),
-) -> Result<Part, EngineError> {
-    let mut indices: Vec<u32> = sample(rng, length, wanted).into_iter().map(|i| (start + i) as u32).collect();
-    indices.sort_unstable();
-    let mut compressor = GradientCompressor::new(Layers::fused(wanted)?);
-    let held: Vec<f32> = indices.iter().map(|i| residual[*i as usize]).collect();
-    compressor.restore(&Memory::from_values(held))?;
-    Ok(Part { indices, weight: length as f64 / wanted as f64, compressor })
+fn parts(method: Method, layers: &[usize], residual: &[f32], sampled: (f64, u64)) -> Result<Vec<Part>, EngineError> {
+    let part = |Subset { indices, weight }: Subset| {
+        let mut compressor = GradientCompressor::new(Layers::fused(indices.len())?);
+        let held: Vec<f32> = indices.iter().map(|i| residual[*i as usize]).collect();
+        compressor.restore(&Memory::from_values(held))?;
+        Ok(Part { indices, weight, compressor })
+    };
+    subsets(method, layers, sampled).into_iter().map(part).collect()
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ be the same on all ranks, and these depend on the backend alone.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -33,6 +34,9 @@ _ALIGN = 256
 _OUTCOME_BYTES = 48
 
 WATCHING = "a shadow trial looks at gradients on the host"
+
+#: Steps of shadows whose numbers have yet to come: later ones are dropped, and the shadows look at other steps instead.
+_MOST_LOOKS = 16
 
 #: Steps after which memory for a bucket that there was none for is asked for again: each time that torch has none it empties
 #: its cache, which waits for the device.
@@ -246,17 +250,37 @@ class _Room:
     told: torch.Tensor
 
 
-def _no_room(buffer: torch.Tensor, error: RuntimeError) -> str:
+def _no_room(buffer: torch.Tensor, error: RuntimeError, need: str, again: str) -> str:
     said = str(error).splitlines()[0]
     return (
-        f"{buffer.device} has no memory left for the kernels ({said}); they need some 9 bytes per value of the gradient and "
-        "two messages. Take a smaller batch, or set FLEXCOMM_GPU_KERNELS=0 to stay on the host; they ask again after "
-        f"{_ASK_AGAIN} steps"
+        f"{buffer.device} has no memory left for the kernels ({said}); they need some {need}. Take a smaller batch, or set "
+        f"FLEXCOMM_GPU_KERNELS=0 to stay on the host; {again}"
     )
 
 
 def _name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Look:
+    """What the shadows of a bucket have on its device."""
+
+    #: Places of the values that they look at, the values, and these as float32.
+    places: torch.Tensor
+    values: torch.Tensor
+    floats: torch.Tensor
+    #: Of the core's.
+    lent: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """What the shadows found in a step, by bucket, once the event has happened."""
+
+    turn: int
+    found: list[tuple[int, torch.Tensor]]
+    event: Any
 
 
 class Device:
@@ -276,6 +300,11 @@ class Device:
         #: Steps until memory is asked for again, by bucket, and why there was none the first time.
         self._rests: dict[int, int] = {}
         self._full = ""
+        #: Of shadows: by bucket, of the step under way, and of steps whose numbers are on their way to the host.
+        self._looks: dict[int, _Look] = {}
+        self._found: list[tuple[int, torch.Tensor]] = []
+        self._turn = 0
+        self._seen: collections.deque[_Seen] = collections.deque()
 
     def takes(self, buffer: torch.Tensor) -> bool:
         """Whether a bucket can be compressed although it is not float32 on the host: the same on all ranks."""
@@ -345,7 +374,8 @@ class Device:
                 raise
             self._rests[index] = _ASK_AGAIN
             self._release(index)
-            self._full = self._full or _no_room(buffer, error)
+            again = f"they ask again after {_ASK_AGAIN} steps"
+            self._full = self._full or _no_room(buffer, error, "9 bytes per value of the gradient and two messages", again)
             return self._full, None
         return why, None if why else made
 
@@ -371,10 +401,77 @@ class Device:
         """Memory for a bucket, which the core keeps too for as long as the bucket lies in it."""
         known = self._buffers.get((index, "lent"))
         if known is None or known.numel() != need or known.device != device:
-            whole = self._cuda.empty(need + _ALIGN, torch.uint8, device)
-            skip = -whole.data_ptr() % _ALIGN
-            known = self._buffers[index, "lent"] = whole[skip : skip + need]
+            known = self._buffers[index, "lent"] = self._aligned(need, device)
         return known
+
+    def _aligned(self, size: int, device: torch.device) -> torch.Tensor:
+        whole = self._cuda.empty(size + _ALIGN, torch.uint8, device)
+        skip = -whole.data_ptr() % _ALIGN
+        return whole[skip : skip + size]
+
+    def watch(self, index: int, buffer: torch.Tensor) -> None:
+        """Shadows look at a bucket's gradient where it is, before it is exchanged: kernels on the current stream, which nobody
+        waits for. Where that cannot be they begin anew on the host with the next step."""
+        now, lent = self._core.shadowing(index)
+        if not lent:
+            self._looks.pop(index, None)
+        if index == 0:
+            # Of a pass that ended in an exception.
+            self._found.clear()
+        if not now:
+            return
+        try:
+            why = self._look(index, buffer)
+        except RuntimeError as error:
+            if not no_memory(error):
+                raise
+            why = _no_room(buffer, error, "13 bytes per value that is looked at", "they ask again with the next trial")
+        if why:
+            self._core.shadow_on_host()
+            self._looks.clear()
+            self._found.clear()
+            line = f"shadow trials look at copies on the host of buckets on {buffer.device.type}: {why}"
+            if line not in self._told:
+                self._told.add(line)
+                logger.warning("%s", line)
+
+    def _look(self, index: int, buffer: torch.Tensor) -> str:
+        _point_at_nvrtc()
+        place = self._cuda.place(buffer)
+        why, places, need = self._core.shadow_ready(index, place)
+        if not why and need:
+            on = torch.frombuffer(bytearray(places), dtype=torch.int32).to(buffer.device)
+            values = self._cuda.empty(on.numel(), buffer.dtype, buffer.device)
+            own = buffer.dtype == torch.float32
+            floats = values if own else self._cuda.empty(on.numel(), torch.float32, buffer.device)
+            lent = self._aligned(need, buffer.device)
+            self._looks[index] = _Look(on, values, floats, lent)
+            why, _, _ = self._core.shadow_ready(index, place, (lent, lent.data_ptr(), need))
+        look = self._looks.get(index)
+        if why or look is None:
+            return why
+        torch.index_select(buffer, 0, look.places, out=look.values)
+        if look.floats is not look.values:
+            look.floats.copy_(look.values)
+        at = look.floats.data_ptr(), look.floats.numel()
+        why, address, size, self._turn = self._core.shadow_step(index, place, at)
+        if not why and size:
+            first = address - look.lent.data_ptr()
+            found = self._cuda.pinned(size)
+            found.copy_(look.lent[first : first + size], non_blocking=True)
+            self._found.append((index, found))
+        return why
+
+    def watched(self, buffer: torch.Tensor) -> None:
+        """After the last bucket of a step: tells what shadows found in steps that the device has done by now. Never waits."""
+        found, self._found = self._found, []
+        if found and len(self._seen) < _MOST_LOOKS:
+            event = self._cuda.event()
+            self._cuda.record(event, buffer.device)
+            self._seen.append(_Seen(self._turn, found, event))
+        while self._seen and self._seen[0].event.query():
+            seen = self._seen.popleft()
+            self._core.shadow_told(seen.turn, [(index, own.data_ptr(), own.numel()) for index, own in seen.found])
 
     def _room(self, index: int, buffer: torch.Tensor, sizes: tuple[int, int]) -> tuple[str, "_Room | None"]:
         why, place, outcome = self._ready(index, buffer)

@@ -268,6 +268,8 @@ class Hook:
             look = self._device.host(buffer, index) if elsewhere and self._core.watching() else buffer
             address = look.data_ptr() if seat.ours or look is not buffer else 0
             plan = self._core.enter(index, address, seat.values, elsewhere)
+        if elsewhere:
+            self._device.watch(index, buffer)
         kind, size, carries = plan[:3]
         self._mark = self._marked(kind, buffer)
         self._via = self._device.wire(buffer, self._wire)
@@ -285,6 +287,8 @@ class Hook:
         self._futures.append(future)
         if seat.last:
             self._arrive()
+            if elsewhere:
+                self._device.watched(buffer)
         return future
 
     @property

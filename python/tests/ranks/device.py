@@ -307,6 +307,35 @@ def snapped(rank, name, trials):
     }
 
 
+CANDIDATES = ["topk@0.1/allgather", "topk@0.01/allgather", "lwtopk@0.05/allgather", "mstopk@0.02/allgather"]
+
+
+def shadowed(rank, strategy, *, pretend=True, dtype=torch.float32, room=None, lag=0, events={}):
+    """Gains of shadows from step 10 to 40; subsets are as small as they may be, so that host and device draw the same."""
+    model = ddp(network((20, 300, 200, 2)).to(dtype), bucket_cap_mb=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    session = flexcomm.torch.attach(model, optimizer, strategy=strategy, shadow_share=0.001)
+    cuda = Pretended()
+    cuda.lag, Event.synchronised = lag, 0
+    if pretend:
+        session.hook._device = _device.Device(session._core, None, cuda)
+    LINES.take()
+    for step in range(40):
+        if step == 10:
+            session.shadow(CANDIDATES)
+            before, cuda.room = launches(STREAM), room
+        if step in events:
+            events[step](session)
+        x, y = batch(step, rank)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x.to(dtype)).float(), y).backward()
+        optimizer.step()
+    return {
+        "gains": [gain for _, gain, _ in session._core.shadow_gains()], "steps": session._core.shadow_gains()[0][2],
+        "launched": launches(STREAM) - before, "waited": cuda.waited + Event.synchronised, "lines": LINES.take(), "hash": bits(model),
+    }
+
+
 def driver():
     """The stand-in, if this process has it."""
     try:
@@ -343,6 +372,13 @@ with ranks() as (rank, world, seen):
     seen["snapped"] = [snapped(rank, "sa", {13: 1, 31: 2, 53: 3}), snapped(rank, "sb", {})]
     seen["reported host"] = reported(rank, "rh", decide=TOPK, pretend=False)
     if DRIVER is not None:
+        for strategy in ("dense", TOPK):
+            seen[f"shadows {strategy}"] = {
+                "host": shadowed(rank, strategy, pretend=False), "device": shadowed(rank, strategy),
+                "late": shadowed(rank, strategy, lag=8), "full": shadowed(rank, strategy, room=1),
+                "halves": shadowed(rank, strategy, dtype=torch.bfloat16),
+                "fails": shadowed(rank, strategy, events={20: refuse("cut_third"), 21: refuse("")}),
+            }
         seen["mixed"] = train(rank, TOPK, pretend=rank != 0)
         seen["checkpoint"] = train(rank, TOPK, events={6: checkpoint, 9: checkpoint})
         seen["shadow"] = train(rank, TOPK, events={7: lambda session: session.shadow(["topk@0.01/allgather"])})

@@ -1,0 +1,136 @@
+//! Shadow trials of gradients that lie on a GPU: kernels look at them there. What is wrong is an answer and no exception: the shadows then
+//! begin anew on the host.
+
+use crate::core::Core;
+use crate::device::{Memory, Place, lend, on, span};
+use crate::guard::{Failure, guard};
+use crate::memory;
+use flexcomm_engine::{OnHost, lock};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+impl Core {
+    fn sample_shadows(&self, index: usize, place: Place) -> Result<Result<(Vec<u8>, u64), String>, Failure> {
+        if let Err(why) = on(place) {
+            return Ok(Err(why));
+        }
+        let mut session = self.lock();
+        let session = &mut *session;
+        let shared = session.store.bucket(index)?;
+        let layers: Vec<usize> = lock(&shared).params().iter().map(|param| param.len).collect();
+        let Some((shadow, _)) = &mut session.shadow else { return Ok(Ok((Vec::new(), 0))) };
+        if shadow.is_resident(index, layers.iter().sum()) {
+            return Ok(Ok((Vec::new(), 0)));
+        }
+        // What is under way of a bucket that had another layout is not heard any more.
+        session.shadow_turn += u64::from(shadow.forget_from(index));
+        Ok(match shadow.sample_on(index, &layers) {
+            Ok((indices, need)) => Ok((indices.iter().flat_map(|index| index.to_ne_bytes()).collect(), need)),
+            Err(why) => Err(why.to_string()),
+        })
+    }
+
+    fn lend_to_shadows(&self, index: usize, place: Place, lent: Memory) -> Result<Result<(), String>, Failure> {
+        let device = match on(place) {
+            Ok(device) => device,
+            Err(why) => return Ok(Err(why)),
+        };
+        let mut session = self.lock();
+        let session = &mut *session;
+        let shared = session.store.bucket(index)?;
+        let mut bucket = lock(&shared);
+        // Waits, once for every bucket of a shadow trial, where a device has what is held back.
+        bucket.come_home()?;
+        let Some((shadow, _)) = &mut session.shadow else { return Ok(Ok(())) };
+        Ok(lend((place.0, lent)).and_then(|home| {
+            let residual = (index, bucket.residual());
+            shadow.reside(&device, residual, home).map_err(|why| why.to_string())
+        }))
+    }
+}
+
+#[pymethods]
+impl Core {
+    /// Whether shadows look at the bucket under way where it lies, on a device; and whether they have memory there.
+    fn shadowing(&self, index: usize) -> (bool, bool) {
+        let session = self.lock();
+        let lent = session.shadow.as_ref().is_some_and(|(shadow, _)| shadow.is_lent(index));
+        (session.settled && !session.shadow_on_host && session.watches(), lent)
+    }
+
+    /// From now on they look at copies on the host, beginning anew.
+    fn shadow_on_host(&self) {
+        let mut session = self.lock();
+        if let Some((_, strategies)) = session.shadow.take() {
+            session.watch_all(strategies);
+        }
+        session.shadow_on_host = true;
+    }
+
+    /// Makes a bucket's subsets ready: why that cannot be (else empty), their coordinates as unsigned words of 32 bits, and bytes of
+    /// device memory (aligned to 256) to lend in a second call; nothing and 0 when they are.
+    #[pyo3(signature = (index, place, lent=None))]
+    fn shadow_ready<'py>(
+        &self,
+        py: Python<'py>,
+        index: usize,
+        place: Place,
+        lent: Option<Memory>,
+    ) -> PyResult<(String, Bound<'py, PyBytes>, u64)> {
+        let (why, indices, need) = guard(py, || {
+            let said = match lent {
+                None => self.sample_shadows(index, place)?,
+                Some(lent) => self.lend_to_shadows(index, place, lent)?.map(|()| (Vec::new(), 0)),
+            };
+            Ok(said.map_or_else(|why| (why, Vec::new(), 0), |(indices, need)| (String::new(), indices, need)))
+        })?;
+        Ok((why, PyBytes::new(py, &indices), need))
+    }
+
+    /// Launches a step of a bucket's shadows, over address and number of the float32 values at their coordinates. Answers why that
+    /// cannot be (else empty), address and bytes of what they will find, and a number to bring it with to `shadow_told`.
+    fn shadow_step(
+        &self,
+        py: Python<'_>,
+        index: usize,
+        place: Place,
+        values: (u64, u64),
+    ) -> PyResult<(String, u64, u64, u64)> {
+        guard(py, || {
+            let device = match on(place) {
+                Ok(device) => device,
+                Err(why) => return Ok((why, 0, 0, 0)),
+            };
+            let mut session = self.lock();
+            let (steps, turn) = (session.steps(), session.shadow_turn);
+            let Some((shadow, _)) = &mut session.shadow else { return Ok((String::new(), 0, 0, turn)) };
+            let values = span((values.0, 4 * values.1));
+            let found = shadow.observe_on(&device, (index, values), steps);
+            Ok(match found {
+                Ok(found) => (String::new(), found.address(), found.bytes(), turn),
+                // They began between two buckets of this step.
+                Err(OnHost::Absent) => (String::new(), 0, 0, turn),
+                Err(why) => (why.to_string(), 0, 0, turn),
+            })
+        })
+    }
+
+    /// What the shadows found in a step, by bucket: index, address and bytes.
+    fn shadow_told(&self, py: Python<'_>, turn: u64, found: Vec<(usize, usize, usize)>) -> PyResult<()> {
+        guard(py, || {
+            let mut session = self.lock();
+            if session.shadow_turn != turn {
+                // Of others, before these.
+                return Ok(());
+            }
+            for (index, address, bytes) in found {
+                let bytes = memory::Span::new::<u8>("what the shadows found", address, bytes)?.bytes();
+                if let Some((shadow, _)) = &mut session.shadow {
+                    shadow.hear(index, bytes)?;
+                }
+            }
+            session.end_shadows();
+            Ok(())
+        })
+    }
+}
