@@ -193,8 +193,7 @@ impl<'a> Buffers<'a> {
         }
     }
 
-    /// What one rank sends with nothing held back before, where a CPU can make the same; none of values at agreed indices, and
-    /// where nothing is sent.
+    /// What one rank sends with nothing held back before, where anything is sent.
     pub(super) fn message(&self, work: Work, stream: &Stream<'_>, to: Span) -> Result<Option<Vec<u8>>, BenchError> {
         let n = self.n;
         let work = match work {
@@ -209,10 +208,11 @@ impl<'a> Buffers<'a> {
         };
         let none = Form { set: Set::Known, gaps: false, tail: Tail::Values };
         let (room, form) = match work {
-            Work::Gains | Work::Agreed(_) => return Ok(None),
+            Work::Gains => return Ok(None),
             Work::Quantize(_) | Work::ThreeLc(_) => (0, None),
             Work::TopK(share) => (kept(n, share), Some(Form::FIXED)),
-            Work::RandomK(share) => (kept(n, share), Some(none)),
+            // At the indices that lie there already: those of random-k, which comes before.
+            Work::RandomK(share) | Work::Agreed(share) => (kept(n, share), Some(none)),
             Work::Threshold(method) => match method(kept(n, SHARE)) {
                 Threshold::MsTopK { .. } => (n, Some(Form::FIXED)),
                 _ => (n, Some(Form::VARYING)),
