@@ -54,7 +54,7 @@ PLANNER = """
 [loop]
 debounce_ms = 400
 [probes]
-budget_share = 0.15
+budget_share = 0.05
 min_bytes = 131072
 retest_s = 10
 [planner]
@@ -262,7 +262,7 @@ def control_plane(plan: dict[str, Any], out: pathlib.Path) -> list[subprocess.Po
     for i in range(1, plan["ranks"] + 1):
         (run / f"n{i}.toml").write_text(
             f'node = "n{i}"\ncontroller = "http://{HUB}:7070"\ntoken_file = "{token}"\nlisten = "{NET}.{i}"\n'
-            f'run_dir = "{run}/n{i}"\nstate_dir = "{run}/n{i}/state"\nprobe_share = 0.15\n'
+            f'run_dir = "{run}/n{i}"\nstate_dir = "{run}/n{i}/state"\nprobe_share = 0.05\n'
         )
         started.append(start(f"agent{i}", [plan["binary"], "agent", "--config", f"{run}/n{i}.toml"], out, i))
     return started
