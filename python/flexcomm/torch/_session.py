@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from flexcomm import _core
 from flexcomm._core import Core, FlexcommError
 from flexcomm.torch import _below, _state, _trials, _tuner
-from flexcomm.torch._device import Cuda
+from flexcomm.torch._device import Cuda, no_memory
 from flexcomm.torch._hook import MOST_RANKS, Hook, is_nobodys
 from flexcomm.torch._vault import Vault
 
@@ -536,11 +536,18 @@ class Session:
         model = self._parts.model()
         if not self._looping or self._trial is not None or model is None or not self._core.plan_follows():
             return
-        if any(map(self._vault.has_gpu, model.parameters())):
+        if not any(map(self._vault.has_gpu, model.parameters())):
+            return
+        try:
             why = self._vault.reserve(_trials.Snapshot(self._parts, None, self._vault, look=True).on_gpus)
-            if why:
-                self._lacks_room = True
-                self._core.lacks_room(why)
+        except RuntimeError as error:
+            if not no_memory(error):
+                raise
+            # Of what is in `extra`, which makes its own copies.
+            why = f"there is no memory for copies of state dictionaries: {str(error).splitlines()[0]}; take a smaller batch"
+        if why:
+            self._lacks_room = True
+            self._core.lacks_room(why)
 
     def _end_between(self) -> None:
         # The loop over `batches()` ends its steps itself: it must see that a trial starts.

@@ -268,13 +268,29 @@ def tried(rank):
     }
 
 
+class Greedy:
+    """Of `extra`: on rank 1 there is no memory for a copy of its state while the device is full."""
+
+    cuda = None
+
+    def state_dict(self):
+        if self.cuda is not None and self.cuda.spare == -1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 5.00 GiB.\nMore of it")
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
 def snapped(rank, name, trials):
-    """Live trials whose snapshots lie on the device, where there is room on all ranks: not for the first, on rank 1."""
+    """Live trials whose snapshots lie on the device, where there is room on all ranks: not for the first, nor for the fourth in
+    another way, on rank 1."""
     agent = FakeAgent(FOLDER, f"{name}{rank}").start()
     model = ddp(network((20, 48, 40, 2)), bucket_cap_mb=0.006)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    session = flexcomm.torch.attach(model, optimizer, socket=str(agent.path))
-    cuda = Pretended()
+    greedy = Greedy()
+    session = flexcomm.torch.attach(model, optimizer, socket=str(agent.path), extra=[greedy])
+    cuda = greedy.cuda = Pretended()
     session.hook._device = _device.Device(session._core, None, cuda)
     session._vault = Vault(cuda)
     agent.wait_for("hello")
@@ -293,8 +309,8 @@ def snapped(rank, name, trials):
             done += 1
             hashes.append(bits(model))
             if trials and done in trials:
-                full = rank == 1 and trials[done] == 1
-                cuda.spare, cuda.host = (0, 5000) if full else (10_000, 1 << 30)
+                full = {1: (0, 5000), 4: (-1, 0)}.get(trials[done]) if rank == 1 else None
+                cuda.spare, cuda.host = full or (10_000, 1 << 30)
                 if rank == 0:
                     agent.publish(trial=trial(trials[done], ["none@1/dense-ring", TOPK]))
     session.close()
@@ -369,7 +385,7 @@ with ranks() as (rank, world, seen):
     seen["reported below"] = reported(rank, "rb")
     seen["reported"] = reported(rank, "rd", decide=TOPK)
     seen["tried"] = tried(rank)
-    seen["snapped"] = [snapped(rank, "sa", {13: 1, 31: 2, 53: 3}), snapped(rank, "sb", {})]
+    seen["snapped"] = [snapped(rank, "sa", {13: 1, 31: 2, 53: 3, 64: 4}), snapped(rank, "sb", {})]
     seen["reported host"] = reported(rank, "rh", decide=TOPK, pretend=False)
     if DRIVER is not None:
         for strategy in ("dense", TOPK):
