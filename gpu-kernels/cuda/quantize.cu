@@ -367,7 +367,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) natural(float* fed, const 
   ballots(n, payload, [=, &sent](u32 i, bool inside) {
     if (!inside) return false;
     float x = refused ? 0.0f : fed[i];
-    u32 key = key_of(x), exponent = (key + (random.twin(i) >> 9)) >> 23;
+    u32 key = key_of(x), exponent = (key + (random.fourth(i) & 0x7fffffu)) >> 23;
     exponent = key == 0 ? 0 : exponent < 254 ? exponent : 254;
     bool negative = bits_of(x) >> 31 == 1;
     exponents[i] = (u8)exponent;

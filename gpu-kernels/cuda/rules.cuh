@@ -15,10 +15,14 @@ struct Stream {
   __device__ __forceinline__ u32 word(u32 i) const {
     return mix((mix((i * 0x9e3779b9u) ^ a) + b) ^ (i << 16 | i >> 16)) ^ c;
   }
-  // Number i of those that come two from a word: numbers i and i + 16 of each 32, the second with its halves swapped.
-  __device__ __forceinline__ u32 twin(u32 i) const {
-    const u32 both = word(i >> 5 << 4 | (i & 15u));
-    return i & 16u ? both << 16 | both >> 16 : both;
+  // Number i of those that come four from a word: numbers i, i + 16, i + 32 and i + 48 of each 64.
+  __device__ __forceinline__ u32 fourth(u32 i) const {
+    u32 x = (i >> 6 << 4 | (i & 15u)) * 0x9e3779b9u + a;
+    x = (x ^ x >> 16 ^ b) * 0x7feb352du;
+    x = (x ^ x >> 15 ^ c) * 0x846ca68bu;
+    x ^= x >> 16;
+    const u32 factor = 0x349a97cdu, once = i & 16u ? factor : 1u;
+    return x * once * (i & 32u ? factor * factor : 1u);
   }
 };
 
@@ -47,29 +51,27 @@ struct Scheme {
   Stream random;
 };
 
-// x in whole steps of 2^bits parts, of which at most -low and high count: cut to parts, a number of parts below a step is
+// x in whole steps of 2^24 parts, of which at most -low and high count: cut to parts, a number of parts below a step is
 // added, and whole steps are what is left.
-__device__ __forceinline__ int steps_of(float parts, float low, float high, u32 bits, u32 word) {
-  const int drawn = (int)(word >> (32 - bits));
-  return ((int)fmaxf(fminf(parts, high), low) + drawn) >> bits;
+#define PARTS 16777216.0f
+
+__device__ __forceinline__ int steps_of(float parts, float low, float high, u32 word) {
+  return ((int)fmaxf(fminf(parts, high), low) + (int)(word & 0xffffffu)) >> 24;
 }
 
 // Whole multiples of a step: QSGD, TernGrad, linear dithering.
 struct Linear {
   Divide divide;
   float most;
-  u32 bits;
   int offset;
   Stream random;
 
   static __device__ __forceinline__ Linear of(float step, const Scheme& scheme) {
-    const u32 bits = (u32)__clz(scheme.levels) - 1;
-    const float parts = (float)(1u << bits);
-    return {Divide::by(step).in_parts(parts), (float)scheme.levels * parts, bits, (int)scheme.levels, scheme.random};
+    return {Divide::by(step).in_parts(PARTS), (float)scheme.levels * PARTS, (int)scheme.levels, scheme.random};
   }
   static __device__ __forceinline__ u32 zero(const Scheme& scheme) { return scheme.levels; }
   __device__ __forceinline__ u32 code(float x, u32 i) const {
-    return (u32)(offset + steps_of(divide.of(x), -most, most, bits, random.twin(i))) & 0xffu;
+    return (u32)(offset + steps_of(divide.of(x), -most, most, random.fourth(i))) & 0xffu;
   }
   __device__ __forceinline__ float relative(u32 code) const { return (float)((int)code - offset); }
 };
@@ -78,19 +80,17 @@ struct Linear {
 struct Grid {
   Divide divide;
   float low, high;
-  u32 bits;
   int half;
   Stream random;
 
   static __device__ __forceinline__ Grid of(float step, const Scheme& scheme) {
-    const u32 half = scheme.levels, bits = (u32)__clz(half - 1) - 1;
-    const float parts = (float)(1u << bits);
-    const Divide divide = Divide::by(step).in_parts(parts);
-    return {divide, (float)half * -parts, (float)(half - 1) * parts, bits, (int)half, scheme.random};
+    const u32 half = scheme.levels;
+    const Divide divide = Divide::by(step).in_parts(PARTS);
+    return {divide, (float)half * -PARTS, (float)(half - 1) * PARTS, (int)half, scheme.random};
   }
   static __device__ __forceinline__ u32 zero(const Scheme& scheme) { return scheme.levels; }
   __device__ __forceinline__ u32 code(float x, u32 i) const {
-    return (u32)(half + steps_of(divide.of(x), low, high, bits, random.twin(i))) & 0xffu;
+    return (u32)(half + steps_of(divide.of(x), low, high, random.fourth(i))) & 0xffu;
   }
   __device__ __forceinline__ float relative(u32 code) const { return (float)((int)code - half); }
 };
@@ -110,7 +110,7 @@ struct Powers {
   __device__ __forceinline__ u32 code(float x, u32 i) const {
     // Twice what counts lowest levels; below 2, where random bits carry into no exponent, 1 more than what counts them.
     float y = fminf(divide.of(fabsf(x)), 1.0f) * twice;
-    int level = (int)((bits_of(fmaxf(y, y * 0.5f + 1.0f)) + (random.twin(i) >> 9)) >> 23) - 127;
+    int level = (int)((bits_of(fmaxf(y, y * 0.5f + 1.0f)) + (random.fourth(i) & 0x7fffffu)) >> 23) - 127;
     return (u32)(k + (x < 0.0f ? -level : level)) & 0xffu;
   }
   __device__ __forceinline__ float relative(u32 code) const {
@@ -130,7 +130,7 @@ struct Draw {
   }
   static __device__ __forceinline__ u32 zero(const Scheme&) { return 0; }
   __device__ __forceinline__ u32 code(float x, u32 i) const {
-    float drawn = fminf((float)(int)random.twin(i), 0.9999999f * 2147483648.0f);
+    float drawn = fminf((float)(int)random.fourth(i), 0.9999999f * 2147483648.0f);
     return drawn >= divide.of(x) ? 1u : 0u;
   }
   __device__ __forceinline__ float relative(u32 code) const { return 1.0f - 2.0f * (float)code; }

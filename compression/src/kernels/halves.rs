@@ -25,7 +25,7 @@ pub(crate) struct Narrowed {
 pub(crate) const NARROWED: usize = 4096;
 
 /// Sums of squares in f32 that did not overflow, nor lose much below: others are taken again in f64.
-const TRUSTED: std::ops::Range<f64> = 1e-24..1e38;
+pub(super) const TRUSTED: std::ops::Range<f64> = 1e-24..1e38;
 
 impl Narrowed {
     /// Whether sums in f32 say it well enough of these values. Zeros are common where gradients are sparse.

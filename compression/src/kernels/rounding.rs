@@ -21,15 +21,7 @@ pub(crate) fn total(squares: &Squares) -> f64 {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Rounding {
     /// To whole steps: from −low to high of them. A code is offset + steps.
-    Steps {
-        /// Parts of a step per unit, 2^bits in each step.
-        scale: f32,
-        /// In parts.
-        low: f32,
-        high: f32,
-        bits: u32,
-        offset: i32,
-    },
+    Steps(Steps),
     /// To 0 and powers of two of a norm, ± levels above k.
     Powers {
         /// Norms per unit.
@@ -43,11 +35,24 @@ pub(crate) enum Rounding {
     },
 }
 
+/// Whole steps, of 2^24 parts each.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Steps {
+    /// Parts per unit.
+    pub(crate) scale: f32,
+    /// In parts.
+    pub(crate) low: f32,
+    pub(crate) high: f32,
+    pub(crate) offset: i32,
+}
+
 /// Values, the number of the first in the tensor, where their codes go, and room for words.
 pub(crate) struct Rounded<'a> {
     pub(crate) random: Stream,
     pub(crate) x: &'a [f32],
     pub(crate) first: u32,
+    /// Bits of a code, which follow one another without gaps.
+    pub(crate) width: u32,
     pub(crate) codes: &'a mut [u8],
     pub(crate) words: &'a mut Words,
 }
@@ -59,25 +64,25 @@ pub(crate) const TABLED: usize = 32;
 /// lie in one line of the cache each.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
-pub(crate) struct Words([[u32; 32]; 16]);
+pub(crate) struct Words([[u32; 64]; 8]);
 
 impl Words {
     /// Before any was drawn.
-    pub(crate) const NONE: Self = Self([[0; 32]; 16]);
+    pub(crate) const NONE: Self = Self([[0; 64]; 8]);
 
     /// How many there is room for, of those from number `first` on.
     #[inline(always)]
     pub(crate) fn room(first: u32) -> usize {
-        512 - first as usize % 32
+        512 - first as usize % 64
     }
 
-    /// Words of numbers from `first` on, at least `count` of them, drawn by a function that fills groups of 32 from group
-    /// `first` / 32 on. At most [`Self::room`].
+    /// Words of numbers from `first` on, at least `count` of them, drawn by a function that fills groups of 64 from group
+    /// `first` / 64 on. At most [`Self::room`].
     #[inline(always)]
-    pub(crate) fn draw(&mut self, first: u32, count: usize, fill: impl FnOnce(u32, &mut [[u32; 32]])) -> &[u32] {
-        let skipped = first as usize % 32;
-        let groups = &mut self.0[..(skipped + count).div_ceil(32)];
-        fill(first / 32, groups);
+    pub(crate) fn draw(&mut self, first: u32, count: usize, fill: impl FnOnce(u32, &mut [[u32; 64]])) -> &[u32] {
+        let skipped = first as usize % 64;
+        let groups = &mut self.0[..(skipped + count).div_ceil(64)];
+        fill(first / 64, groups);
         &groups.as_flattened()[skipped..]
     }
 }
@@ -85,22 +90,25 @@ impl Words {
 impl Rounded<'_> {
     /// The values from `done` on.
     pub(crate) fn part(&mut self, done: usize) -> Rounded<'_> {
-        let Self { random, x, first, codes, words } = self;
+        let Self { random, x, first, width, codes, words } = self;
         let first = first.wrapping_add(done as u32);
-        Rounded { random: *random, x: &x[done..], first, codes: &mut codes[done..], words }
+        let codes = &mut codes[done / 8 * *width as usize..];
+        Rounded { random: *random, x: &x[done..], first, width: *width, codes, words }
     }
 }
 
 impl Kernel {
-    /// Codes of the first values and their squares in steps or norms; answers of how many, a multiple of 64. None where this kernel
-    /// has no such vectors.
-    pub(crate) fn round(self, rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> usize {
+    /// Codes of the first values; answers of how many, a multiple of 64, and their squares in steps where these are whole numbers.
+    /// Others are added to `squares`. None where this kernel has no such vectors, or none for this width.
+    pub(crate) fn round(self, rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> (usize, Option<u64>) {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => super::x86::round_avx512(rounding, values, squares),
-            _ => {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => super::x86::round_avx2(rounding, values),
+            Self::Portable => {
                 let _ = (rounding, values, squares);
-                0
+                (0, None)
             }
         }
     }

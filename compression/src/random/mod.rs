@@ -38,38 +38,44 @@ impl Stream {
     /// Number i, all bits random. Cheap, and loops over neighbouring i become vectors; i counts modulo 2^32.
     #[inline(always)]
     pub fn word(self, i: u32) -> u32 {
-        self.word_of(Counter::new(i))
+        mix(mix(i.wrapping_mul(SPREAD) ^ self.key[0]).wrapping_add(self.key[1]) ^ i.rotate_left(16)) ^ self.key[2]
     }
 
-    /// [`Self::word`] of the number that a counter is at.
-    #[inline(always)]
-    pub(crate) fn word_of(self, i: Counter) -> u32 {
-        mix(mix(i.spread ^ self.key[0]).wrapping_add(self.key[1]) ^ i.turned) ^ self.key[2]
-    }
-
-    /// Number i of those that come two from a word, for methods that round value after value and whose generator would cost
-    /// more than all else: in each 32, numbers i and i + 16 are one word, the second with its halves swapped.
+    /// Number i of those that come four from a word, for methods that round value after value and whose generator would cost
+    /// more than all else: in each 64, numbers i, i + 16, i + 32 and i + 48 are a word times [`FOURS`]. The word is mixed
+    /// once, with a key before, between and after the first two shifts.
     ///
-    /// Each alone has 32 random bits, as [`Self::word`] has. Two of one word depend on each other only where the upper half
-    /// of the one decides nothing, at a chance of 2^-16: of "the first is below p" and "the second is below q" the
-    /// covariance is at most 2^-17 + 2^-32, whatever p and q. All others are as independent as words are.
+    /// Each alone has 32 random bits, since an odd factor loses none, and so have the lowest 23 or 24 of them alone. Two of one
+    /// word are pairs of a lattice that is as even as lattices are: of "the first is below p" and "the second is below q" the
+    /// covariance is at most about 2^-16, whatever p and q, also where only the lowest 23 bits count: the partial quotients
+    /// of ratio / 2^23, which bound it, add up to at most 100. Three and four of one word are less even, which no variance of a
+    /// sum depends on.
     #[inline(always)]
-    pub fn twin(self, i: u32) -> u32 {
-        self.word(i >> 5 << 4 | i & 15).rotate_left(i & 16)
+    pub fn fourth(self, i: u32) -> u32 {
+        self.word_of_four(i >> 6 << 4 | i & 15).wrapping_mul(FOURS[i as usize >> 4 & 3])
     }
 
-    /// [`Self::twin`] of number 32 * `group` and all that follow, to the end of `to`.
+    /// [`Self::fourth`] of number 64 * `group` and all that follow, to the end of `to`.
     #[inline(always)]
-    pub(crate) fn twins(self, group: u32, to: &mut [[u32; 32]]) {
+    pub(crate) fn fourths(self, group: u32, to: &mut [[u32; 64]]) {
         for (group, to) in (group..).zip(to) {
-            let mut counter = Counter::new(16 * group);
-            let (words, swapped) = to.split_at_mut(16);
-            for (word, swapped) in words.iter_mut().zip(swapped) {
-                *word = self.word_of(counter);
-                *swapped = word.rotate_left(16);
-                counter = counter.next();
+            for lane in 0..16 {
+                let word = self.word_of_four(16 * group + lane);
+                FOURS
+                    .iter()
+                    .enumerate()
+                    .for_each(|(part, factor)| to[16 * part + lane as usize] = word.wrapping_mul(*factor));
             }
         }
+    }
+
+    /// Word i of those that four numbers are made of.
+    #[inline(always)]
+    fn word_of_four(self, i: u32) -> u32 {
+        let x = i.wrapping_mul(SPREAD).wrapping_add(self.key[0]);
+        let x = (x ^ x >> 16 ^ self.key[1]).wrapping_mul(FIRST_FACTOR);
+        let x = (x ^ x >> 15 ^ self.key[2]).wrapping_mul(SECOND_FACTOR);
+        x ^ x >> 16
     }
 
     /// What [`Self::word`] mixes in, for kernels that draw several at once.
@@ -101,37 +107,26 @@ impl Stream {
     }
 }
 
-/// What [`Stream::word`] needs of a number. Of neighbours it follows by additions, which cost less in a loop than a product
-/// and a rotation.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Counter {
-    spread: u32,
-    turned: u32,
-}
+/// How far apart neighbours are before they are mixed.
+pub(crate) const SPREAD: u32 = 0x9e37_79b9;
 
-impl Counter {
-    /// How far apart the first halves of neighbours are.
-    pub(crate) const SPREAD: u32 = 0x9e37_79b9;
+/// What [`Stream::fourth`] multiplies a word with: 1, c, c² and c³. The pairs of lowest 32, 24 and 23 bits that c, c² and c³
+/// lead to lie at least 0.8 times as far apart as in the best lattice.
+pub(crate) const FOURS: [u32; 4] = {
+    let c = 0x349a_97cdu32;
+    [1, c, c.wrapping_mul(c), c.wrapping_mul(c).wrapping_mul(c)]
+};
 
-    /// At number i.
-    #[inline(always)]
-    pub(crate) fn new(i: u32) -> Self {
-        Self { spread: i.wrapping_mul(Self::SPREAD), turned: i.rotate_left(16) }
-    }
+/// Of C. Wellons' search, "lowbias32": with shifts by 16, 15 and 16 every input bit flips every output bit with nearly half
+/// probability.
+pub(crate) const FIRST_FACTOR: u32 = 0x7feb_352d;
+pub(crate) const SECOND_FACTOR: u32 = 0x846c_a68b;
 
-    /// At the next number, if that is no multiple of 2^16.
-    #[inline(always)]
-    pub(crate) fn next(self) -> Self {
-        Self { spread: self.spread.wrapping_add(Self::SPREAD), turned: self.turned.wrapping_add(1 << 16) }
-    }
-}
-
-/// A bijection of 32 bits in which every input bit flips every output bit with nearly half probability (constants of
-/// C. Wellons' search, "lowbias32").
+/// A bijection of 32 bits.
 #[inline(always)]
 fn mix(mut x: u32) -> u32 {
-    x = (x ^ x >> 16).wrapping_mul(0x7feb_352d);
-    x = (x ^ x >> 15).wrapping_mul(0x846c_a68b);
+    x = (x ^ x >> 16).wrapping_mul(FIRST_FACTOR);
+    x = (x ^ x >> 15).wrapping_mul(SECOND_FACTOR);
     x ^ x >> 16
 }
 
@@ -164,60 +159,119 @@ mod tests {
                 assert!(near(ones(&|i| stream.word(i))), "bit {bit} of seed {seed}");
                 assert!(near(ones(&|i| stream.word(i) ^ stream.word(i + 1))), "bit {bit} of neighbours");
                 assert!(near(ones(&|i| stream.word(i) ^ other.word(i))), "bit {bit} of streams");
-                assert!(near(ones(&|i| stream.twin(i) ^ stream.twin(i + 1))), "bit {bit} of neighbours, two a word");
-                assert!(near(ones(&|i| stream.twin(i) ^ stream.twin(i ^ 16))), "bit {bit} of twins");
                 assert!(near(ones(&|i| stream.word(i) ^ stream.word(i).rotate_left(7))), "bit {bit} within a word");
             }
         }
     }
 
     #[test]
-    fn counters_lead_to_the_same_words() {
-        let stream = Stream::new(5, [0; 4]);
-        for first in [0u32, 16, 65_520, 0x1234_5670, u32::MAX - 15] {
-            let mut counter = Counter::new(first);
-            for i in first..=first + 15 {
-                assert_eq!(stream.word_of(counter), stream.word(i), "{i} from {first}");
-                counter = counter.next();
-            }
-        }
-    }
-
-    #[test]
-    fn twins_are_the_halves_of_a_word_swapped() {
+    fn four_numbers_are_a_word_and_its_products() {
         let stream = Stream::new(6, [0; 4]);
-        for group in [0u32, 1, 4095, 4096, (1 << 27) - 3] {
-            let mut all = [[0; 32]; 3];
-            stream.twins(group, &mut all);
-            for (i, twin) in all.as_flattened().iter().enumerate() {
-                assert_eq!(stream.twin(32 * group + i as u32), *twin, "number {i} from group {group}");
+        for group in [0u32, 1, 4095, 4096, (1 << 26) - 3] {
+            let mut all = [[0; 64]; 3];
+            stream.fourths(group, &mut all);
+            for (i, number) in all.as_flattened().iter().enumerate() {
+                assert_eq!(stream.fourth(64 * group + i as u32), *number, "number {i} from group {group}");
             }
             for group in all {
-                (0..16).for_each(|i| assert_eq!(group[i].rotate_left(16), group[i + 16]));
+                (16..64).for_each(|i| assert_eq!(group[i - 16].wrapping_mul(FOURS[1]), group[i]));
             }
         }
-        let mut words: Vec<u32> = (0..320).map(|i| stream.twin(i).min(stream.twin(i).rotate_left(16))).collect();
-        words.sort_unstable();
-        words.dedup();
-        assert_eq!(words.len(), 160, "two numbers a word");
     }
 
-    /// Whether a number and its twin are below p and q: covariances over 2^22 words are 0 to within 6 standard errors and the
-    /// bound, also where both are rare and where both hang on the lower half.
+    /// How far counts of equally likely cases are from what is expected, in standard deviations of chi squared.
+    fn surprise(counts: &[u32], total: f64) -> f64 {
+        let (expected, cases) = (total / counts.len() as f64, counts.len() as f64);
+        let chi: f64 = counts.iter().map(|count| (f64::from(*count) - expected).powi(2) / expected).sum();
+        (chi - (cases - 1.0)) / (2.0 * (cases - 1.0)).sqrt()
+    }
+
+    /// Streams of seeds, steps and ranks that differ by one bit.
+    fn streams() -> Vec<Stream> {
+        [(1, 0, 0), (0, 0, 0), (1, 1, 0), (1, 0, 1), (1, 0, 3), (1 << 40, 0, 0)]
+            .map(|(seed, step, rank)| Stream::new(seed, [step, 0, 0, rank]))
+            .to_vec()
+    }
+
+    /// The upper 16 bits, the lower 16, and those between which rounding to steps decides by first, are equally likely, and so
+    /// are pairs of neighbours, of numbers 2^k apart and of streams.
     #[test]
-    fn twins_decide_as_if_independent() {
-        const N: u32 = 1 << 22;
+    fn numbers_for_rounding_are_even() {
+        const N: u32 = 1 << 18;
+        let all = streams();
+        for (which, stream) in all.iter().enumerate() {
+            for shift in [0, 8, 16] {
+                let mut counts = vec![0; 1 << 16];
+                (0..N).for_each(|i| counts[(stream.fourth(i) >> shift & 0xffff) as usize] += 1);
+                let surprise = surprise(&counts, f64::from(N));
+                assert!(surprise.abs() < 5.0, "bits from {shift} on of stream {which}: {surprise}");
+            }
+            let other = all[(which + 1) % all.len()];
+            let mut pairs: Vec<(u32, Stream)> = (0..=20).map(|k| (1 << k, *stream)).collect();
+            pairs.push((0, other));
+            for (apart, other) in pairs {
+                for shift in [15, 16, 24] {
+                    let mut counts = vec![0; 1 << 16];
+                    let byte = |stream: Stream, i: u32| (stream.fourth(i) >> shift & 0xff) as usize;
+                    (0..N).for_each(|i| counts[byte(*stream, i) << 8 | byte(other, i + apart)] += 1);
+                    let surprise = surprise(&counts, f64::from(N));
+                    assert!(surprise.abs() < 6.0, "{apart} apart, bits from {shift} on of stream {which}: {surprise}");
+                }
+            }
+        }
+    }
+
+    /// What eight ranks' rounding adds up to has the variance of independent errors.
+    #[test]
+    fn errors_of_ranks_average_out() {
+        const N: u32 = 1 << 18;
+        let ranks: Vec<Stream> = (0..8).map(|rank| Stream::new(1, [0, 0, 0, rank])).collect();
+        for chance in [0.5, 0.1, 0.01] {
+            let up = |stream: &Stream, i| {
+                f64::from(u8::from(f64::from(stream.fourth(i) & 0xff_ffff) < chance * 16_777_216.0))
+            };
+            let error = |i| ranks.iter().map(|stream| up(stream, i) - chance).sum::<f64>();
+            let (mean, square) =
+                (0..N).fold((0.0, 0.0), |(mean, square), i| (mean + error(i), square + error(i).powi(2)));
+            let (mean, variance) = (mean / f64::from(N), square / f64::from(N));
+            let want = 8.0 * chance * (1.0 - chance);
+            assert!(mean.abs() < 6.0 * (want / f64::from(N)).sqrt(), "{chance}: mean {mean}");
+            assert!((variance / want - 1.0).abs() < 0.02, "{chance}: variance {variance}, not {want}");
+            // Of numbers of one word, and of neighbours, likewise.
+            for apart in [1, 16, 32, 48] {
+                let stream = ranks[0];
+                let both = (0..N)
+                    .filter(|i| i & 48 == 0)
+                    .map(|i| (up(&stream, i) - chance) * (up(&stream, i + apart) - chance));
+                let off = both.sum::<f64>() / f64::from(N / 4);
+                let sigma = chance * (1.0 - chance) / f64::from(N / 4).sqrt();
+                assert!(off.abs() < 6.0 * sigma, "{chance}, {apart} apart: covariance {off}");
+            }
+        }
+    }
+
+    /// Whether two numbers of a word are below p and q: covariances over 2^20 words are 0 to within 6 standard errors and the
+    /// bound, also where both are rare, by all bits and by those that steps and powers of two go by.
+    #[test]
+    fn four_of_a_word_decide_as_if_independent() {
+        const N: u32 = 1 << 20;
         let stream = Stream::new(7, [0; 4]);
-        let chances = [0.5, 0.3, 0.9, 1.0 / 65_536.0, 1.5 / 65_536.0, 0.5 + 0.5 / 65_536.0, 1e-3];
-        for p in chances {
-            for q in chances {
-                let below = |i: u32, chance: f64| f64::from(stream.twin(i)) < chance * 4_294_967_296.0;
-                let firsts = (0..2 * N).filter(|i| i & 16 == 0);
-                let both = firsts.filter(|&i| below(i, p) && below(i + 16, q)).count();
-                let off = (both as f64 / f64::from(N) - p * q).abs();
-                let sigma = (p * q * (1.0 - p * q) / f64::from(N)).sqrt();
-                // Counts of what hardly ever happens are no normal numbers: two more or less say nothing.
-                assert!(off <= 6.0 * sigma + 1.0 / 131_072.0 + 2.0 / f64::from(N), "{p} and {q}: off by {off}");
+        let chances = [0.5, 0.3, 0.9, 1.0 / 65_536.0, 0.5 + 0.5 / 65_536.0, 1e-3];
+        for bits in [32, 24, 23] {
+            let whole = 2f64.powi(bits);
+            let number = |i: u32| f64::from(stream.fourth(i) & (u32::MAX >> (32 - bits)));
+            for (p, q) in chances.iter().flat_map(|p| chances.iter().map(move |q| (*p, *q))) {
+                for apart in [16, 32, 48] {
+                    let firsts = (0..N).map(|i| i >> 4 << 6 | i & 15);
+                    let both = firsts.filter(|&i| number(i) < p * whole && number(i + apart) < q * whole).count();
+                    let off = (both as f64 / f64::from(N) - p * q).abs();
+                    let sigma = (p * q * (1.0 - p * q) / f64::from(N)).sqrt();
+                    // Counts of what hardly ever happens are no normal numbers: two more or less say nothing.
+                    assert!(
+                        off <= 6.0 * sigma + 1.0 / 65_536.0 + 2.0 / f64::from(N),
+                        "{bits}: {p} and {q}: off by {off}"
+                    );
+                }
             }
         }
     }

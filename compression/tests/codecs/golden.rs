@@ -4,8 +4,8 @@
 //! A new compressor's files are made by `FLEXCOMM_BLESS=1 cargo test -p flexcomm-compression --test codecs golden`, which
 //! writes what is missing and touches nothing else. A file that no longer fits means that the format has changed:
 //! that takes a new code. Unless what changed is which numbers a sender draws, of which receivers know nothing: files
-//! `*-one-per-word.bin` are messages from before two numbers came from a word, `*-one-by-one.bin` from before atoms were drawn
-//! together, and are read as ever. So are those from before bytes 26 and 27 were used. Of methods with several exchanges a
+//! `*-one-per-word.bin` are messages from before two numbers came from a word, `*-two-per-word.bin` from before four did,
+//! `*-one-by-one.bin` from before atoms were drawn together, and are read as ever. So are those from before bytes 26 and 27 were used. Of methods with several exchanges a
 //! file is the last one's message, which tells nothing without the others: a rank that made these itself reads it. Sketches
 //! that save nothing are not read any more (FORMAT.md, versions), and none is kept.
 

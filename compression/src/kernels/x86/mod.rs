@@ -11,6 +11,7 @@ mod pass;
 mod rounding;
 mod sides;
 mod signs;
+mod steps;
 mod tables;
 mod ternary;
 
@@ -33,10 +34,13 @@ pub(super) fn has_avx512() -> bool {
     *AVX512
 }
 
-/// [`has_avx512`] and permutations of bytes.
+/// [`has_avx512`], permutations of bytes and products of bytes.
 fn has_avx512_bytes() -> bool {
-    *AVX512 && is_x86_feature_detected!("avx512vbmi")
+    *AVX512_BYTES
 }
+
+static AVX512_BYTES: LazyLock<bool> =
+    LazyLock::new(|| *AVX512 && is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("avx512vnni"));
 
 /// Asked for every few hundred values: one look instead of seven.
 static AVX512: LazyLock<bool> = LazyLock::new(|| {
@@ -149,12 +153,33 @@ pub(super) fn widen_avx512<const FRESH: bool, const F16: bool>(
     }
 }
 
-/// Rounds the first values; none on processors without these vectors.
-pub(super) fn round_avx512(rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> usize {
+/// Squares of the first values, and their largest key; of none on processors without AVX-512.
+pub(super) fn rough_avx512(x: &[f32], squares: &mut Squares) -> (usize, u32) {
     match has_avx512() {
         // SAFETY: the processor has these.
-        true => unsafe { rounding::round(rounding, values, squares) },
-        false => 0,
+        true => unsafe { rounding::rough(x, squares) },
+        false => (0, 0),
+    }
+}
+
+/// Rounds the first values; none on processors without these vectors.
+pub(super) fn round_avx512(rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> (usize, Option<u64>) {
+    match rounding {
+        // SAFETY: the processor has these, avx512vbmi and avx512vnni.
+        Rounding::Steps(steps) if has_avx512_bytes() => unsafe { rounding::to_steps(steps, values) },
+        Rounding::Steps(_) => round_avx2(rounding, values),
+        // SAFETY: the processor has these.
+        _ if has_avx512() => unsafe { rounding::round(rounding, values, squares) },
+        _ => (0, None),
+    }
+}
+
+/// Rounds the first values to steps; none on processors without AVX2.
+pub(super) fn round_avx2(rounding: Rounding, values: Rounded<'_>) -> (usize, Option<u64>) {
+    match rounding {
+        // SAFETY: the processor has avx2 and fma.
+        Rounding::Steps(steps) if has_avx2() => unsafe { steps::avx2(steps, values) },
+        _ => (0, None),
     }
 }
 

@@ -1,11 +1,9 @@
 //! Rounding at random, 64 values at a time: as `methods/quantization` defines it for one value after the other, bit for bit.
 //!
-//! Words are drawn for some groups before their values are looked at: two short loops keep a processor busier than one whose chain
-//! of instructions is as long as both.
 
 use super::super::KEY_MASK;
-use super::super::rounding::{Rounded, Rounding, Squares, TABLED, Words};
-use super::draws::{Draws, draw};
+use super::super::rounding::{Rounded, Rounding, Squares, Steps, TABLED};
+use super::draws::Draws;
 use std::arch::x86_64::*;
 
 /// Values whose codes fill one vector.
@@ -68,16 +66,27 @@ pub(super) fn load(group: &[f32; VALUES], part: usize) -> __m512 {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn load_words(group: &[u32; VALUES], part: usize) -> __m512i {
-    // SAFETY: as_chunks of 64 words has four of 16.
-    unsafe { _mm512_loadu_si512(group.as_chunks::<16>().0[part].as_ptr().cast()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
 pub(super) fn store(to: &mut [u8; VALUES], codes: __m512i) {
     // SAFETY: 64 bytes.
     unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), codes) }
+}
+
+/// The upper halves of four vectors of 16 numbers, in order.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn upper_halves(parts: [__m512i; 4]) -> [__m512i; 2] {
+    let order: [u16; 32] = std::array::from_fn(|i| 2 * i as u16 + 1);
+    // SAFETY: 32 words of 16 bits.
+    let order = unsafe { _mm512_loadu_si512(order.as_ptr().cast()) };
+    let pair = |low, high| _mm512_permutex2var_epi16(low, order, high);
+    [pair(parts[0], parts[1]), pair(parts[2], parts[3])]
+}
+
+/// Packing two vectors in order works within quarters of them: their eights take turns.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn in_pairs(bytes: __m512i) -> __m512i {
+    _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), bytes)
 }
 
 /// Words of 16 bits of four vectors of 16 numbers, in an order that [`in_order`] mends.
@@ -123,94 +132,148 @@ fn magnitude_up_to(x: __m512, limit: __m512) -> __m512 {
     _mm512_range_ps::<0b1010>(x, limit)
 }
 
-/// Groups of values, their words, and where their codes go.
-struct Piece<'a> {
-    x: &'a [[f32; VALUES]],
-    words: &'a [[u32; VALUES]],
-    codes: &'a mut [[u8; VALUES]],
-}
-
-impl<'a> Piece<'a> {
-    fn groups(self) -> impl Iterator<Item = (&'a [f32; VALUES], &'a [u32; VALUES], &'a mut [u8; VALUES])> {
-        self.x.iter().zip(self.words).zip(self.codes).map(|((x, words), codes)| (x, words, codes))
-    }
-}
-
-/// Calls with piece after piece whose words are drawn; answers how many values these are.
+/// Calls with each group of values, their random numbers, and room for their codes of `width` bits; answers how many values these
+/// are. The first is a multiple of 64.
 #[inline]
-#[target_feature(enable = "avx512f")]
-fn pieces(values: Rounded<'_>, mut each: impl FnMut(Piece<'_>)) -> usize {
-    let Rounded { random, x, first, codes, words } = values;
-    let ((mut groups, _), (mut codes, _)) = (x.as_chunks::<VALUES>(), codes.as_chunks_mut::<VALUES>());
-    let all = groups.len();
-    while !groups.is_empty() {
-        let first = first.wrapping_add((VALUES * (all - groups.len())) as u32);
-        let count = (Words::room(first) / VALUES).min(groups.len());
-        let fill = |group, to: &mut [[u32; 32]]| draw(Draws::new(random, group), to, groups.as_ptr().cast());
-        let words = words.draw(first, VALUES * count, fill);
-        let ((x, later), (to, rest)) = (groups.split_at(count), codes.split_at_mut(count));
-        each(Piece { x, words: words.as_chunks().0, codes: to });
-        (groups, codes) = (later, rest);
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn groups(width: usize, values: Rounded<'_>, mut each: impl FnMut(&[f32; VALUES], [__m512i; 4], &mut [u8])) -> usize {
+    let Rounded { random, x, first, codes, .. } = values;
+    let groups = x.as_chunks::<VALUES>().0;
+    assert!(groups.is_empty() || first.is_multiple_of(VALUES as u32), "words are drawn for whole groups");
+    assert!(codes.len() >= VALUES / 8 * width * groups.len(), "room for all codes");
+    let mut draws = Draws::new(random, first);
+    for (group, to) in groups.iter().zip(codes.chunks_exact_mut(VALUES / 8 * width)) {
+        each(group, draws.next(), to);
     }
-    VALUES * all
+    VALUES * groups.len()
 }
 
-/// Codes of whole groups of 64 values; answers how many values.
+/// Codes of whole groups of 64 values; answers how many values, and what squares of whole numbers add up to.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn round(rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> usize {
-    pieces(values, |piece| match rounding {
-        Rounding::Steps { scale, low, high, bits, offset } if low == high => {
-            steps::<true>((scale, low, high), (bits, offset), (piece, squares))
-        }
-        Rounding::Steps { scale, low, high, bits, offset } => {
-            steps::<false>((scale, low, high), (bits, offset), (piece, squares))
-        }
-        Rounding::Powers { scale, k } if k <= SUMMED => powers::<true>((scale, k), piece, squares),
-        Rounding::Powers { scale, k } => powers::<false>((scale, k), piece, squares),
-        Rounding::Signs { scale } => signs(scale, piece, squares),
-    })
-}
-
-/// Natural compression of whole groups of 64 values; answers how many values.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn to_powers(values: Rounded<'_>, bits: &mut [u8], (scale, squares): (f32, &mut Squares)) -> usize {
-    let mut bits = bits.as_chunks_mut::<8>().0.iter_mut();
-    pieces(values, |piece| natural(piece, &mut bits, (scale, squares)))
+pub(super) fn round(rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> (usize, Option<u64>) {
+    match values.width {
+        1 => round_to::<1>(rounding, values, squares),
+        2 => round_to::<2>(rounding, values, squares),
+        4 => round_to::<4>(rounding, values, squares),
+        8 => round_to::<8>(rounding, values, squares),
+        _ => (0, None),
+    }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn steps<const SYMMETRIC: bool>(
-    (scale, low, high): (f32, f32, f32),
-    (bits, offset): (u32, i32),
-    (piece, squares): (Piece<'_>, &mut Squares),
-) {
+fn round_to<const W: usize>(rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> (usize, Option<u64>) {
+    match rounding {
+        Rounding::Steps(_) => (0, None),
+        Rounding::Powers { scale, k } if k <= SUMMED => (powers::<true, W>((scale, k), values, squares), None),
+        Rounding::Powers { scale, k } => (powers::<false, W>((scale, k), values, squares), None),
+        Rounding::Signs { scale } => signs::<W>(scale, values),
+    }
+}
+
+/// [`round`] to steps.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,popcnt")]
+pub(super) fn to_steps(steps: Steps, values: Rounded<'_>) -> (usize, Option<u64>) {
+    match (values.width, steps.low == steps.high) {
+        (2, true) => steps_to::<2, true>(steps, values),
+        (4, true) => steps_to::<4, true>(steps, values),
+        (8, true) => steps_to::<8, true>(steps, values),
+        (2, false) => steps_to::<2, false>(steps, values),
+        (4, false) => steps_to::<4, false>(steps, values),
+        (8, false) => steps_to::<8, false>(steps, values),
+        _ => (0, None),
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,popcnt")]
+fn steps_to<const W: usize, const SYMMETRIC: bool>(steps: Steps, values: Rounded<'_>) -> (usize, Option<u64>) {
+    let Steps { scale, low, high, offset } = steps;
     let (scale, low, high) = (_mm512_set1_ps(scale), _mm512_set1_ps(-low), _mm512_set1_ps(high));
-    let (unused, bits) = (_mm512_set1_epi32(32 - bits as i32), _mm512_set1_epi32(bits as i32));
-    let offset = _mm512_set1_epi8(offset as u8 as i8);
-    let mut sums = [_mm512_setzero_si512(); 2];
-    for (group, words, to) in piece.groups() {
-        let mut levels = [_mm512_setzero_si512(); 4];
-        for (part, level) in levels.iter_mut().enumerate() {
-            let parts = _mm512_mul_ps(load(group, part), scale);
-            // The smaller magnitude, with the sign of x.
-            let parts = match SYMMETRIC {
-                true => _mm512_range_ps::<0b0010>(parts, high),
-                false => _mm512_max_ps(_mm512_min_ps(parts, high), low),
+    let (below_step, offset) = (_mm512_set1_epi32((1 << 24) - 1), _mm512_set1_epi8(offset as u8 as i8));
+    let (mut sum, mut lowest) = (_mm512_setzero_si512(), 0);
+    let order = highest();
+    let (most, least) = (_mm512_set1_epi8(i8::MAX), _mm512_set1_epi8(i8::MIN));
+    let done = groups(W, values, |group, words, to| {
+        let mut parts = [_mm512_setzero_si512(); 4];
+        for (part, (sum, word)) in parts.iter_mut().zip(words).enumerate() {
+            let x = _mm512_mul_ps(load(group, part), scale);
+            let x = match SYMMETRIC {
+                // The smaller magnitude, with the sign of x.
+                true => _mm512_range_ps::<0b0010>(x, high),
+                false => _mm512_max_ps(_mm512_min_ps(x, high), low),
             };
-            let drawn = _mm512_srlv_epi32(load_words(words, part), unused);
-            *level = _mm512_srav_epi32(_mm512_add_epi32(_mm512_cvttps_epi32(parts), drawn), bits);
+            *sum = _mm512_add_epi32(_mm512_cvttps_epi32(x), _mm512_and_si512(word, below_step));
         }
-        let halves = halves(levels);
-        for (sum, half) in sums.iter_mut().zip(halves) {
-            *sum = _mm512_add_epi32(*sum, _mm512_madd_epi16(half, half));
+        let levels = highest_bytes(parts, order);
+        let magnitudes = _mm512_abs_epi8(levels);
+        // One factor is a byte with a sign, which 128 does not fit.
+        sum = _mm512_dpbusd_epi32(sum, magnitudes, _mm512_min_epu8(magnitudes, most));
+        if W == 8 {
+            lowest += _mm512_cmpeq_epi8_mask(levels, least).count_ones();
         }
-        store(to, _mm512_add_epi8(in_order(_mm512_packs_epi16(halves[0], halves[1])), offset));
+        put::<W>(to, _mm512_add_epi8(levels, offset));
+    });
+    // 128 · 127 was added where 128 · 128 belongs.
+    (done, Some(_mm512_reduce_add_epi32(sum) as u64 + 128 * u64::from(lowest)))
+}
+
+/// Bytes 3, 7, … of four vectors, in order, of which [`highest`] is told.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+fn highest_bytes(parts: [__m512i; 4], highest: __m512i) -> __m512i {
+    let low = _mm512_permutex2var_epi8(parts[0], highest, parts[1]);
+    let high = _mm512_permutex2var_epi8(parts[2], highest, parts[3]);
+    _mm512_inserti64x4::<1>(low, _mm512_castsi512_si256(high))
+}
+
+/// Where bytes 3, 7, … of two vectors are; the upper half does not matter.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn highest() -> __m512i {
+    // The compiler is not to know which these are: it would rather take four instructions that it thinks faster.
+    let order: [u8; VALUES] = std::hint::black_box(std::array::from_fn(|i| (4 * i as u8 + 3) % 128));
+    // SAFETY: 64 bytes.
+    unsafe { _mm512_loadu_si512(order.as_ptr().cast()) }
+}
+
+/// Adds squares of whole groups of 64 values; answers how many values, and their largest key.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn rough(x: &[f32], squares: &mut Squares) -> (usize, u32) {
+    let groups = x.as_chunks::<VALUES>().0;
+    let (mut sums, mut max, mask) =
+        (Sums::new(squares), [_mm512_setzero_si512(); 4], _mm512_set1_epi32(KEY_MASK as i32));
+    for group in groups {
+        for (part, max) in max.iter_mut().enumerate() {
+            let x = load(group, part);
+            sums.add(part, x);
+            *max = _mm512_max_epu32(*max, _mm512_and_si512(_mm512_castps_si512(x), mask));
+        }
     }
-    // Whole numbers below 2^24: no matter in which sum, nor in which order.
-    let mut sent = Sums::new(squares);
-    sent.0[0] = _mm512_add_ps(sent.0[0], _mm512_cvtepi32_ps(_mm512_add_epi32(sums[0], sums[1])));
-    sent.store(squares);
+    sums.store(squares);
+    let max = _mm512_max_epu32(_mm512_max_epu32(max[0], max[1]), _mm512_max_epu32(max[2], max[3]));
+    (VALUES * groups.len(), _mm512_reduce_max_epu32(max))
+}
+
+/// Puts 64 codes of W bits side by side.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn put<const W: usize>(to: &mut [u8], codes: __m512i) {
+    assert!(to.len() == VALUES / 8 * W);
+    // Weights that move the upper of two codes beside the lower.
+    let pairs = || _mm512_maddubs_epi16(_mm512_set1_epi16(1 | (1 << W.min(7)) << 8), codes);
+    // SAFETY: 8 W bytes.
+    unsafe {
+        match W {
+            1 => to.as_mut_ptr().cast::<u64>().write_unaligned(_mm512_test_epi8_mask(codes, codes)),
+            2 => {
+                let fours = _mm512_madd_epi16(pairs(), _mm512_set1_epi32(1 | 1 << 20));
+                _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(fours));
+            }
+            4 => _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi16_epi8(pairs())),
+            _ => _mm512_storeu_si512(to.as_mut_ptr().cast(), codes),
+        }
+    }
 }
 
 /// Up to so many powers of two, squares of the lowest level's multiples can be added up.
@@ -218,7 +281,11 @@ const SUMMED: i32 = 50;
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn powers<const SMALL: bool>((scale, k): (f32, i32), piece: Piece<'_>, squares: &mut Squares) {
+fn powers<const SMALL: bool, const W: usize>(
+    (scale, k): (f32, i32),
+    values: Rounded<'_>,
+    squares: &mut Squares,
+) -> usize {
     // Squares of lowest levels, and what makes them squares of norms.
     let unit = if SMALL { 2f32.powi(-2 * k) } else { 1.0 };
     let mut sums = Sums::new(squares);
@@ -228,15 +295,15 @@ fn powers<const SMALL: bool>((scale, k): (f32, i32), piece: Piece<'_>, squares: 
     // What is below 2 carries into no level.
     let (half, first) = (_mm512_set1_ps(0.5), _mm512_set1_epi32(128 << 23));
     let (before, offset) = (_mm512_set1_epi8(127), _mm512_set1_epi8(k as i8));
-    for (group, words, to) in piece.groups() {
+    let done = groups(W, values, |group, words, to| {
         let (mut levels, mut minus) = ([_mm512_setzero_si512(); 4], [0; 4]);
-        for (part, level) in levels.iter_mut().enumerate() {
+        for (part, (level, word)) in levels.iter_mut().zip(words).enumerate() {
             let x = load(group, part);
             minus[part] = negative(x);
             let y = _mm512_mul_ps(magnitude_up_to(_mm512_mul_ps(x, scale), one), twice);
             // Half of y is exact: fused or not, the sum is rounded once.
             let y = _mm512_castps_si512(_mm512_max_ps(y, _mm512_fmadd_ps(y, half, one)));
-            let carried = _mm512_add_epi32(y, _mm512_srli_epi32::<9>(load_words(words, part)));
+            let carried = _mm512_add_epi32(y, _mm512_and_si512(word, _mm512_set1_epi32(!EXPONENT & i32::MAX)));
             let is_level = _mm512_cmpge_epi32_mask(carried, first);
             let power = _mm512_maskz_and_epi32(is_level, carried, exponents);
             if SMALL {
@@ -245,59 +312,65 @@ fn powers<const SMALL: bool>((scale, k): (f32, i32), piece: Piece<'_>, squares: 
                 let power = _mm512_maskz_sub_epi32(is_level, power, to_norms);
                 sums.add(part, _mm512_castsi512_ps(power));
             }
-            *level = _mm512_srli_epi32::<23>(carried);
+            *level = carried;
         }
-        let level = _mm512_sub_epi8(unsigned_bytes(levels), before);
+        let levels = upper_halves(levels).map(|half| _mm512_srli_epi16::<7>(half));
+        let level = _mm512_sub_epi8(in_pairs(_mm512_packus_epi16(levels[0], levels[1])), before);
         let signed = _mm512_mask_sub_epi8(level, joined(minus), _mm512_setzero_si512(), level);
-        store(to, _mm512_add_epi8(signed, offset));
-    }
+        put::<W>(to, _mm512_add_epi8(signed, offset));
+    });
     sums.times(unit);
     sums.store(squares);
+    done
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn signs(scale: f32, piece: Piece<'_>, squares: &mut Squares) {
+fn signs<const W: usize>(scale: f32, values: Rounded<'_>) -> (usize, Option<u64>) {
     let scale = _mm512_set1_ps(scale);
-    let (largest, piece_len) = (_mm512_set1_ps(0.999_999_9 * CHANCES), piece.x.len());
-    for (group, words, to) in piece.groups() {
+    let largest = _mm512_set1_ps(0.999_999_9 * CHANCES);
+    let done = groups(W, values, |group, words, to| {
         let mut minus = [0; 4];
-        for (part, minus) in minus.iter_mut().enumerate() {
+        for (part, (minus, word)) in minus.iter_mut().zip(words).enumerate() {
             let chance = _mm512_mul_ps(load(group, part), scale);
-            let drawn = _mm512_min_ps(_mm512_cvtepi32_ps(load_words(words, part)), largest);
+            let drawn = _mm512_min_ps(_mm512_cvtepi32_ps(word), largest);
             *minus = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(drawn, chance);
         }
-        store(to, _mm512_maskz_mov_epi8(joined(minus), _mm512_set1_epi8(1)));
-    }
-    squares[0] += (VALUES * piece_len) as f32;
+        match W {
+            1 => to.copy_from_slice(&joined(minus).to_le_bytes()),
+            _ => put::<W>(to, _mm512_maskz_mov_epi8(joined(minus), _mm512_set1_epi8(1))),
+        }
+    });
+    (done, Some(done as u64))
 }
 
-#[inline]
+/// Natural compression of whole groups of 64 values, none of whose exponents reaches the largest; answers how many values.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn natural<'a>(
-    piece: Piece<'_>,
-    bits: &mut impl Iterator<Item = &'a mut [u8; 8]>,
-    (scale, squares): (f32, &mut Squares),
-) {
+pub(super) fn to_powers(values: Rounded<'_>, bits: &mut [u8], (scale, squares): (f32, &mut Squares)) -> usize {
+    let mut bits = bits.as_chunks_mut::<8>().0.iter_mut();
     let mut sums = Sums::new(squares);
-    let (mask, scale) = (_mm512_set1_epi32(KEY_MASK as i32), _mm512_set1_ps(scale));
-    let (largest, exponents) = (_mm512_set1_epi32(0x7f7f_ffff), _mm512_set1_epi32(EXPONENT));
-    for ((group, words, to), bits) in piece.groups().zip(bits) {
-        let (mut levels, mut minus) = ([_mm512_setzero_si512(); 4], [0; 4]);
-        for (part, level) in levels.iter_mut().enumerate() {
-            let x = load(group, part);
-            minus[part] = negative(x);
-            let magnitude = _mm512_and_si512(_mm512_castps_si512(x), mask);
-            let carried = _mm512_add_epi32(magnitude, _mm512_srli_epi32::<9>(load_words(words, part)));
-            let carried = _mm512_min_epu32(carried, largest);
-            let power = _mm512_castsi512_ps(_mm512_and_si512(carried, exponents));
-            sums.add(part, _mm512_mul_ps(power, scale));
-            *level = _mm512_srli_epi32::<23>(carried);
+    let (scale, exponents) = (_mm512_set1_ps(scale), _mm512_set1_epi32(EXPONENT));
+    let mantissa = _mm512_set1_epi32(!EXPONENT & i32::MAX);
+    let done = groups(8, values, |group, words, to| {
+        let mut carried = [_mm512_setzero_si512(); 4];
+        for (part, (carried, word)) in carried.iter_mut().zip(words).enumerate() {
+            // The sign stays as it is.
+            let x = _mm512_castps_si512(load(group, part));
+            *carried = _mm512_add_epi32(x, _mm512_and_si512(word, mantissa));
+            let power = _mm512_castsi512_ps(_mm512_and_si512(*carried, exponents));
+            // Squares of powers of two are exact, but for those that are nothing beside the largest.
+            sums.add_exact(part, _mm512_mul_ps(power, scale));
         }
-        store(to, unsigned_bytes(levels));
-        *bits = joined(minus).to_le_bytes();
-    }
+        let halves = upper_halves(carried);
+        let levels = halves.map(|half| _mm512_srli_epi16::<8>(_mm512_slli_epi16::<1>(half)));
+        put::<8>(to, in_pairs(_mm512_packus_epi16(levels[0], levels[1])));
+        let [low, high] = halves.map(|half| u64::from(_mm512_movepi16_mask(half)));
+        if let Some(bits) = bits.next() {
+            *bits = (low | high << 32).to_le_bytes();
+        }
+    });
     sums.store(squares);
+    done
 }
 
 /// `out += scale * ±2^(exponent − 127)`, 16 at a time; answers how many values.

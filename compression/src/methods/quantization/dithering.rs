@@ -64,6 +64,10 @@ impl Scheme for Powers {
         if self.euclidean { l2(stats) } else { max(stats) }
     }
 
+    fn is_of_max(&self) -> bool {
+        !self.euclidean
+    }
+
     fn step(&self, norm: f32) -> f32 {
         norm
     }
@@ -97,7 +101,7 @@ impl Natural {
         // chance that the mantissa says; below 1, where the levels are 0 and 1, 1 + y has such a mantissa. It is the larger
         // there, and 2 y above; rounded by at most 2^-24, and its exponent is that of level 0.
         let y = smaller(self.divide.quotient::<PLAIN>(x.abs()), 1.0) * self.twice;
-        let carried = larger(y, y * 0.5 + 1.0).to_bits().wrapping_add(word >> 9);
+        let carried = larger(y, y * 0.5 + 1.0).to_bits().wrapping_add(word & 0x7f_ffff);
         let level = (carried >> 23) as i32 - 127;
         self.k.wrapping_add(if x < 0.0 { level.wrapping_neg() } else { level }) as u8
     }

@@ -51,6 +51,9 @@ pub(super) trait Scheme: Copy + Debug + Send + 'static {
     /// What is sent of a bucket: at least 0, finite.
     fn norm(&self, x: &[f32], stats: Stats, kernel: Kernel) -> f32;
 
+    /// Whether max |x| alone makes the norm.
+    fn is_of_max(&self) -> bool;
+
     /// What relative values are multiples of.
     fn step(&self, norm: f32) -> f32;
 
@@ -105,6 +108,7 @@ impl<S: Scheme> Bucketed<S> {
     ) -> Result<(f32, f64), EncodeError> {
         let (values, looked) = (&x[at..x.len().min(at + self.bucket)], next.take());
         let stats = match (values.len() == x.len(), looked, x.get(at..at + 2 * self.bucket)) {
+            (true, ..) if self.scheme.is_of_max() => context.rough_stats(x)?,
             (true, ..) => context.stats(x)?,
             (_, Some(looked), _) => looked,
             (.., Some(two)) => {
@@ -126,6 +130,8 @@ impl<S: Scheme> Bucketed<S> {
         out.room(self.norm_bytes());
         let (mut energy, mut step, mut rule) = (Energy::default(), 0.0, self.scheme.rule(0.0, random));
         let mut next = None;
+        // Vectors pack what they round, where all pieces begin with a byte and a word of random numbers.
+        let at_once = width.is_power_of_two() && (self.bucket.is_multiple_of(64) || self.bucket >= self.n);
         for (i, block) in x.chunks(BLOCK).enumerate() {
             for (from, to) in pieces(i * BLOCK, block.len(), self.bucket) {
                 let at = i * BLOCK + from;
@@ -138,10 +144,16 @@ impl<S: Scheme> Bucketed<S> {
                 }
                 let (x, codes) = (&block[from..to], &mut self.codes[from..to]);
                 let codes = Codes { rule, random, x, first: at as u32, codes, words: &mut self.words };
-                energy.sent += step * step * codes.on(context.kernel);
+                let squares = match at_once {
+                    true => codes.packed_on(context.kernel, (width, &mut self.packed[from / 8 * width as usize..])),
+                    false => codes.on(context.kernel),
+                };
+                energy.sent += step * step * squares;
             }
             let packed = &mut self.packed[..packed_bytes(block.len(), width)];
-            Pack { codes: &self.codes[..block.len()], width, out: packed }.on(context.kernel);
+            if !at_once {
+                Pack { codes: &self.codes[..block.len()], width, out: packed }.on(context.kernel);
+            }
             out.raw(packed);
         }
         Ok(energy)
@@ -255,19 +267,53 @@ pub(super) struct Codes<'a, R> {
 }
 
 impl<R: Rule> Codes<'_, R> {
-    /// At once as far as the kernel can, and the rest one after the other.
-    pub(super) fn on(self, kernel: Kernel) -> f64 {
-        let Self { rule, random, x, first, codes, words } = self;
-        let mut squares = [0.0; 64];
-        let done = rule.rounding().map_or(0, |rounding| {
-            kernel.round(rounding, Rounded { random, x, first, codes: &mut *codes, words: &mut *words }, &mut squares)
-        });
-        if done < x.len() {
-            let (x, codes) = (&x[done..], &mut codes[done..]);
-            kernel.run(Rest { rule, x, first: first.wrapping_add(done as u32), codes, words, squares: &mut squares });
-        }
-        total(&squares)
+    /// At once as far as the kernel can, and the rest one after the other; answers Σ relative².
+    pub(super) fn on(mut self, kernel: Kernel) -> f64 {
+        // Kernels begin where four numbers begin to share a word.
+        let (before, end) = ((self.first.wrapping_neg() % 64) as usize, self.x.len());
+        let before = before.min(end);
+        let start = self.part(0, before).rest(kernel, Some(0), [0.0; 64]);
+        let Codes { rule, random, x, first, codes, words } = self.part(before, end);
+        let (mut squares, values) = ([0.0; 64], Rounded { random, x, first, width: 8, codes, words });
+        let (done, whole) = at_once(kernel, rule, values, &mut squares);
+        start + self.part(before + done, end).rest(kernel, whole, squares)
     }
+
+    /// As [`Self::on`], and packs them: where that ends in whole bytes at every 64th number, and starts with one of these.
+    fn packed_on(mut self, kernel: Kernel, (width, out): (u32, &mut [u8])) -> f64 {
+        let end = self.x.len();
+        let Codes { rule, random, x, first, words, .. } = self.part(0, end);
+        let (mut squares, values) = ([0.0; 64], Rounded { random, x, first, width, codes: &mut *out, words });
+        let (done, whole) = at_once(kernel, rule, values, &mut squares);
+        let sum = match done {
+            0 => self.part(0, end).on(kernel),
+            _ => self.part(done, end).rest(kernel, whole, squares),
+        };
+        if done < end {
+            Pack { codes: &self.codes[done..], width, out: &mut out[done / 8 * width as usize..] }.on(kernel);
+        }
+        sum
+    }
+
+    fn part(&mut self, from: usize, to: usize) -> Codes<'_, R> {
+        let Self { rule, random, x, first, codes, words } = self;
+        let first = first.wrapping_add(from as u32);
+        Codes { rule: *rule, random: *random, x: &x[from..to], first, codes: &mut codes[from..to], words }
+    }
+
+    /// One after the other, if there are any; answers Σ relative² of these and of what was done at once.
+    fn rest(self, kernel: Kernel, whole: Option<u64>, mut squares: Squares) -> f64 {
+        let Self { rule, x, first, codes, words, .. } = self;
+        let sums = !x.is_empty() || whole.is_none();
+        if !x.is_empty() {
+            kernel.run(Rest { rule, x, first, codes, words, squares: &mut squares });
+        }
+        whole.unwrap_or(0) as f64 + if sums { total(&squares) } else { 0.0 }
+    }
+}
+
+fn at_once(kernel: Kernel, rule: impl Rule, values: Rounded<'_>, squares: &mut Squares) -> (usize, Option<u64>) {
+    rule.rounding().map_or((0, None), |rounding| kernel.round(rounding, values, squares))
 }
 
 /// What is left of [`Codes`].
@@ -291,7 +337,7 @@ impl<R: Rule> Work for Rest<'_, R> {
     }
 }
 
-/// Adds the square of what each code means, i modulo 64 to sum i.
+/// Adds the square of what each code means, the i-th to sum i modulo 64.
 #[inline(always)]
 pub(super) fn add_squares(codes: &[u8], squares: &mut Squares, value: impl Fn(u8) -> f32) {
     // A copy of their own, so that the loop keeps them in registers.
@@ -318,7 +364,7 @@ pub(super) fn each(
 ) {
     while !x.is_empty() {
         let count = Words::room(first).min(x.len());
-        let drawn = words.draw(first, count, |group, to| random.twins(group, to));
+        let drawn = words.draw(first, count, |group, to| random.fourths(group, to));
         let (now, later) = x.split_at(count);
         let (to, rest) = codes.split_at_mut(count);
         for ((x, word), to) in now.iter().zip(drawn).zip(to) {

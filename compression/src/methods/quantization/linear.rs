@@ -2,7 +2,7 @@
 //! do, each with a step of its own.
 
 use super::levels::{Rule, Words, each};
-use crate::kernels::Rounding;
+use crate::kernels::{Rounding, Steps};
 use crate::random::Stream;
 
 /// Division by a number as two products, of which neither overflows nor loses bits where the quotient matters.
@@ -62,18 +62,21 @@ pub(super) fn larger(a: f32, b: f32) -> f32 {
 /// x becomes l steps with l = ⌊x/step⌋ or one more, in the mean x/step; its code is offset + l. Beyond `low` steps below
 /// and `high` steps above 0 it is clipped.
 ///
-/// A step has 2^bits parts. x is cut to whole parts, a number from 0 to 2^bits − 1 is drawn and added, and whole steps are
-/// what is left: x/step in the mean, but for what was cut off, less than 2^-24 of a step (bits >= 24).
+/// A step has 2^24 parts. x is cut to whole parts, a number from 0 to 2^24 − 1 is drawn and added, and whole steps are what is
+/// left: x/step in the mean, but for what was cut off, less than 2^-24 of a step. All parts of all levels, and one step of
+/// them more, fit an i32.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Linear {
     divide: Divide,
     /// In parts.
     low: f32,
     high: f32,
-    bits: u32,
     offset: i32,
     random: Stream,
 }
+
+/// In each step.
+const PARTS: u32 = 1 << 24;
 
 impl Linear {
     /// Levels −s to s, codes 0 to 2s.
@@ -88,18 +91,15 @@ impl Linear {
 
     /// From −low to high, which is at most 127, and low at most one more.
     fn new(step: f32, (low, high): (u32, u32), random: Stream) -> Self {
-        // All parts of all levels, and one step of them more, as an i32.
-        let bits = high.leading_zeros() - 1;
-        let parts = (1u32 << bits) as f32;
-        let (divide, offset) = (Divide::by(step).in_parts(parts), low as i32);
-        Self { divide, low: low as f32 * parts, high: high as f32 * parts, bits, offset, random }
+        let (divide, offset) = (Divide::by(step).in_parts(PARTS as f32), low as i32);
+        Self { divide, low: low as f32 * PARTS as f32, high: high as f32 * PARTS as f32, offset, random }
     }
 
     #[inline(always)]
     fn level<const PLAIN: bool>(self, x: f32, word: u32) -> u8 {
         let parts = larger(smaller(self.divide.quotient::<PLAIN>(x), self.high), -self.low) as i32;
-        let drawn = (word >> (32 - self.bits)) as i32;
-        (parts.wrapping_add(drawn) >> self.bits).wrapping_add(self.offset) as u8
+        let drawn = (word & (PARTS - 1)) as i32;
+        (parts.wrapping_add(drawn) >> PARTS.trailing_zeros()).wrapping_add(self.offset) as u8
     }
 }
 
@@ -118,7 +118,7 @@ impl Rule for Linear {
     }
 
     fn rounding(self) -> Option<Rounding> {
-        let Self { divide, low, high, bits, offset, .. } = self;
-        divide.plain().map(|scale| Rounding::Steps { scale, low, high, bits, offset })
+        let Self { divide, low, high, offset, .. } = self;
+        divide.plain().map(|scale| Rounding::Steps(Steps { scale, low, high, offset }))
     }
 }

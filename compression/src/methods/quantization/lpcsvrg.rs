@@ -59,6 +59,10 @@ impl Scheme for Grid {
         (f64::from(max(stats)) * self.lambda).min(most) as f32
     }
 
+    fn is_of_max(&self) -> bool {
+        true
+    }
+
     fn step(&self, norm: f32) -> f32 {
         norm / ((1 << (self.bits - 1)) - 1) as f32
     }

@@ -45,14 +45,15 @@ impl Natural {
 
 impl Codec for Natural {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
-        let stats = context.stats(x)?;
+        let stats = context.rough_stats(x)?;
         let (scale, random, mut sent) = (scale(stats.max), context.own(0), 0.0);
         let (mut at, mut signs) = (out.len(), [0; BLOCK / 8]);
         out.reserve(self.size().most());
         out.room(packed_bytes(x.len(), 1));
         for (i, x) in x.chunks(BLOCK).enumerate() {
             let (signs, exponents) = (&mut signs[..packed_bytes(x.len(), 1)], &mut self.exponents[..x.len()]);
-            let values = Rounded { random, x, first: (i * BLOCK) as u32, codes: exponents, words: &mut self.words };
+            let values =
+                Rounded { random, x, first: (i * BLOCK) as u32, width: 8, codes: exponents, words: &mut self.words };
             sent += block(values, signs, (context.kernel, scale));
             // What is appended needs no room that is zeroed first.
             out.set(at, signs);
@@ -115,10 +116,17 @@ fn scale(max: f32) -> f32 {
     2f32.powi((60 - exponent).min(127))
 }
 
+/// Of values of 2^127 and more.
+const LEAST_SCALE: f32 = 1.0 / (1u128 << 67) as f32;
+
 /// Signs and exponents of a block: at once as far as the kernel can, and the rest one after the other; answers Σ (scale C(x))².
 fn block(mut values: Rounded<'_>, signs: &mut [u8], (kernel, scale): (Kernel, f32)) -> f64 {
     let mut squares = [0.0; 64];
-    let done = kernel.round_to_powers(values.part(0), signs, (scale, &mut squares));
+    // Vectors leave it to others to keep exponents below that of infinity.
+    let done = match scale > LEAST_SCALE {
+        true => kernel.round_to_powers(values.part(0), signs, (scale, &mut squares)),
+        false => 0,
+    };
     if done < values.x.len() {
         let values = values.part(done);
         kernel.run(Round { values, signs: &mut signs[done / 8..], scale, squares: &mut squares });
@@ -139,9 +147,9 @@ impl Work for Round<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let Rounded { random, x, first, codes: exponents, words } = self.values;
+        let Rounded { random, x, first, codes: exponents, words, .. } = self.values;
         each(x, first, ((&mut *exponents, words), random), |x, word| {
-            ((x.to_bits() & 0x7fff_ffff).wrapping_add(word >> 9) >> 23).min(254) as u8
+            ((x.to_bits() & 0x7fff_ffff).wrapping_add(word & 0x7f_ffff) >> 23).min(254) as u8
         });
         add_squares(exponents, self.squares, |exponent| f32::from_bits(u32::from(exponent) << 23) * self.scale);
         let mut negative = [0; BLOCK];

@@ -73,6 +73,10 @@ impl Scheme for Uniform {
         if self.euclidean { l2(stats) } else { max(stats) }
     }
 
+    fn is_of_max(&self) -> bool {
+        !self.euclidean
+    }
+
     fn step(&self, norm: f32) -> f32 {
         norm / self.s as f32
     }

@@ -40,6 +40,10 @@ impl Scheme for StochasticSign {
         l2(stats).min(f32::MAX / 2.0)
     }
 
+    fn is_of_max(&self) -> bool {
+        false
+    }
+
     fn step(&self, norm: f32) -> f32 {
         norm
     }

@@ -62,6 +62,10 @@ impl Scheme for Ternary {
         }
     }
 
+    fn is_of_max(&self) -> bool {
+        self.clip == 0.0
+    }
+
     fn step(&self, norm: f32) -> f32 {
         norm
     }
