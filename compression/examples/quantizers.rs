@@ -1,8 +1,11 @@
 //! Time of each quantizer against a plain copy of the same bytes, on one thread:
 //! `cargo run --release -p flexcomm-compression --example quantizers [n] [name] [kernel]`. With `known`, norm and energy of the tensor
-//! are given, as from a pass before: what is left is rounding and packing. What the times are made of: `SPEED.md`.
+//! are given, as from a pass before: what is left is rounding and packing. "Least" is the bound of it: a loop that only scales,
+//! cuts and packs to 4 bits, without random numbers. What the times are made of: `SPEED.md`.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
+#[path = "shared/least.rs"]
+mod least;
 mod shared;
 
 use flexcomm_compression::codec::{Context, Shape};
@@ -44,11 +47,20 @@ fn main() -> Result<(), String> {
     println!("n = {n}, {:?}, copy {:.1} GB/s", context.kernel, gigabytes / copy);
     let per_16 = |seconds: f64| seconds * 1.6e10 / n as f64;
     println!("per 16 values: copy {:.2} ns, norm and energy alone {:.2} ns", per_16(copy), per_16(looked));
+    let (most, mut codes) = (context.stats(&x).unwrap().max, vec![0; n.div_ceil(2)]);
+    if least::least(&x, 4.0 / most, &mut codes) {
+        let least = time(|| _ = least::least(black_box(&x), 4.0 / most, black_box(&mut codes)));
+        let read = time(|| _ = black_box(black_box(&x).iter().fold(0, |bits, x| bits | x.to_bits())));
+        println!("per 16 values, least: read {:.2} ns; scaled, cut and packed {:.2} ns", per_16(read), per_16(least));
+    }
     println!("{:46} {:>9} {:>14} {:>11} {:>16}", "method", "bits", "compress/copy", "known/copy", "decode+sum/copy");
-    let measured = |e: &&Entry| (e.class == Class::Quantization || e.name == "threelc") && e.name.contains(&only);
+    let measured = |e: &&Entry| e.class == Class::Quantization || e.name == "threelc";
     for entry in methods::all().filter(measured) {
         for example in entry.examples {
             let strategy: Strategy = format!("{}({example})", entry.name).parse().unwrap();
+            if !strategy.to_string().contains(&only) {
+                continue;
+            }
             let side = n.isqrt();
             let shape = if n.is_multiple_of(side) { Shape { rows: n / side, cols: side } } else { Shape::vector(n) };
             let (mut codec, mut out) = (strategy.codec(shape), Writer::new());

@@ -1,5 +1,4 @@
 //! Rounding at random, 64 values at a time: as `methods/quantization` defines it for one value after the other, bit for bit.
-//!
 
 use super::super::KEY_MASK;
 use super::super::rounding::{Rounded, Rounding, Squares, Steps, TABLED};
