@@ -173,3 +173,42 @@ impl Kernel {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Codes by the definition and what their squares add up to, from the lowest level that a byte holds to the highest.
+        #[test]
+        fn steps_and_their_squares_are_those_of_the_definition(
+            x in prop::collection::vec(-2.0f32..2.0, 64..300),
+            (low, high) in prop_oneof![Just((128u32, 127u32)), Just((127, 127)), Just((4, 4)), Just((8, 7))],
+            group in 0u32..1 << 20,
+        ) {
+            let (parts, random, first) = (16_777_216.0f32, Stream::new(3, [0; 4]), 64 * group);
+            let steps = Steps {
+                scale: high as f32 * parts,
+                low: low as f32 * parts,
+                high: high as f32 * parts,
+                offset: low as i32,
+            };
+            let level = |(i, x): (usize, &f32)| {
+                let cut = (x * steps.scale).min(steps.high).max(-steps.low) as i64;
+                (cut + i64::from(random.fourth(first + i as u32) & 0xff_ffff)) >> 24
+            };
+            let want: Vec<i64> = x.iter().enumerate().map(level).collect();
+            for kernel in Kernel::available() {
+                let (mut codes, mut words) = (vec![0; x.len()], Words::NONE);
+                let values = Rounded { random, x: &x, first, width: 8, codes: &mut codes, words: &mut words };
+                let (done, whole) = kernel.round(Rounding::Steps(steps), values, &mut [0.0; 64]);
+                prop_assert!(done == 0 || done == x.len() / 64 * 64);
+                let squares: i64 = want[..done].iter().map(|level| level * level).sum();
+                prop_assert_eq!(whole.unwrap_or(0), squares as u64, "{:?}", kernel);
+                let levels: Vec<i64> = codes[..done].iter().map(|code| i64::from(*code) - i64::from(low)).collect();
+                prop_assert_eq!(&levels[..], &want[..done], "{:?}", kernel);
+            }
+        }
+    }
+}
