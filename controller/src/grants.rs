@@ -146,6 +146,8 @@ struct Past {
     suspected: u32,
     /// When it was suspect last.
     suspect_at: Timestamp,
+    /// Tests while it faded, since it began to.
+    faded: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -352,8 +354,9 @@ impl Scheduler {
             // Suspicion never makes a link wait longer than trust would: it would grow old while its job is in trouble.
             Known { suspect: true, .. } => suspect_wait_s(last.suspected).min(self.config.retest_s as f64),
             Known { bandwidth_bps: None, .. } => FAILED_RETEST_S,
-            // One test after a change is little to rest a decision on: the second should not wait as if nothing had been.
-            Known { fading: true, .. } => SUSPECT_RETEST_S.min(self.config.retest_s as f64),
+            // One test after a change is little to rest a decision on: the next should not wait as if nothing had been. More
+            // than a few would not make a link surer whose tests disagree.
+            Known { fading: true, .. } => suspect_wait_s(last.faded).min(self.config.retest_s as f64),
             _ if rough => SUSPECT_RETEST_S,
             _ => self.config.retest_s as f64,
         }
@@ -411,6 +414,7 @@ impl Scheduler {
         past.at = now;
         past.bytes = Some(bytes);
         past.suspected = past.suspected.saturating_add(u32::from(link.suspect));
+        past.faded = if link.fading { past.faded.saturating_add(1) } else { 0 };
         // Both ends take turns, so that both learn.
         let (from, peer) = if past.count.is_multiple_of(2) { (pair.1, pair.0) } else { (pair.0, pair.1) };
         self.next_id += 1;

@@ -491,6 +491,8 @@ impl Session {
                 next
             }
             Change::TrialStarts(plan) => {
+                // Not after the trial: they would pass for steps behind it.
+                self.reporter.flush();
                 self.watch(&plan);
                 let Ok(trial) = Trial::start(plan, &mut Elsewhere, self.clock.elapsed());
                 self.trial = Some(trial);

@@ -142,7 +142,8 @@ impl Links {
         let at = self.at(now);
         let by_addr: BTreeMap<SocketAddr, &PeerSummary> = summaries.iter().map(|s| (s.peer, s)).collect();
         let waited = |link: &Link| link.reported.as_ref().map_or(Duration::MAX, |(when, _)| now.duration_since(*when));
-        let round = self.links.values().any(|link| link.reported.is_some() && waited(link) >= interval);
+        let told = |link: &Link| link.reported.is_some() && by_addr.contains_key(&echo_addr(&link.peer));
+        let round = self.links.values().any(|link| told(link) && waited(link) >= interval);
         let interval = if round { interval / 2 } else { interval };
         let mut due_now = Vec::new();
         for link in self.links.values_mut() {

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
 /// How often it is looked whether a link's report is due.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Grants that wait for their turn; the controller gives one per node at a time.
 const MAX_WAITING: usize = 64;
 /// Part of a grant's validity that is left for connecting and reporting, in seconds.

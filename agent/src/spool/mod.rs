@@ -23,8 +23,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Longest time between a report's write and its fsync.
+/// Longest time between the write of a report that may not be dropped and its fsync.
 pub(crate) const SYNC_EVERY: Duration = Duration::from_secs(1);
+
+/// Numbers left out at every start: more than were ever given out and delivered without reaching the disk before a power
+/// failure. Given out again they would be taken for what the controller has.
+const UNSEEN: u64 = 1 << 20;
 
 /// The active segment is removed when all of it is acknowledged and it takes this part of a full one's bytes.
 const SPARE: u64 = 4;
@@ -99,7 +103,8 @@ impl Spool {
         let (acked_file, acked) = open_acked(&folder.join("acked"))?;
         let (segments, corrupt_bytes) = segment::open_all(folder, acked)?;
         let last = segments.back().map_or(0, |s| s.last);
-        let next = acked.max(last) + 1;
+        let seen = acked.max(last);
+        let next = if seen == 0 { 1 } else { seen + UNSEEN };
         let segment_size = (limit / 16).clamp(16 * 1024, 4 * 1024 * 1024);
         let mut spool = Self {
             folder: folder.to_owned(),
@@ -211,8 +216,10 @@ impl Spool {
         if spent > 0 {
             self.acked_file.sync_data().map_err(io("fsync", &self.folder.join("acked")))?;
         }
-        for done in self.segments.drain(..spent) {
-            done.delete()?;
+        for _ in 0..spent {
+            if let Some(done) = self.segments.pop_front() {
+                done.delete()?;
+            }
         }
         if let Some(front) = self.segments.front_mut() {
             front.skip(self.acked)?;
@@ -221,33 +228,34 @@ impl Spool {
     }
 
     /// The controller says at registration what it has stored. When that reaches beyond what stood in the spool at
-    /// this start, the numbers given out since then were used before (the state directory or its last second was
-    /// lost): these reports get new numbers, else the controller would take them for what it has already.
+    /// this start, the numbers given out since then were used before (the state directory was lost): these reports get
+    /// new numbers, else the controller would take them for what it has already.
     pub(crate) fn registered(&mut self, stored: u64) -> Result<(), SpoolError> {
-        match self.life_began.take() {
-            Some(began) if stored >= began => self.renumber(began, stored + 1),
-            _ => self.ack(stored),
+        match self.life_began {
+            Some(began) if stored >= began => self.renumber(began, stored + 1)?,
+            _ => self.ack(stored)?,
         }
+        self.life_began = None;
+        Ok(())
     }
 
+    /// Copies first, and only when they are on the disk the old ones go: a crash in between leaves some twice.
     fn renumber(&mut self, from: u64, to: u64) -> Result<(), SpoolError> {
         let mut moved = Vec::new();
         for segment in &mut self.segments {
             moved.extend(segment.read(from - 1)?);
         }
-        while self.segments.back().is_some_and(|s| s.first >= from) {
-            if let Some(old) = self.segments.pop_back() {
-                old.delete()?;
-            }
-        }
+        let to = to.max(self.next);
         self.next = to;
-        self.ack(to - 1)?;
         for record in moved {
             // The number stands in the payload too.
             let payload = segment::with_seq(&record.payload, self.next);
             self.append(record.class, |_| payload)?;
         }
-        Ok(())
+        if let Some(file) = self.take_unsynced() {
+            file.sync_data().map_err(io("fsync a segment in", &self.folder))?;
+        }
+        self.ack(to - 1)
     }
 
     /// The file that must reach the disk; call `sync_data` on it outside of any lock.
@@ -265,8 +273,9 @@ fn acked_text(seq: u64) -> String {
 fn open_acked(path: &Path) -> Result<(File, u64), SpoolError> {
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).create(true).truncate(false).open(path).map_err(io("open", path))?;
-    let text = std::fs::read_to_string(path).map_err(io("read", path))?;
+    let bytes = std::fs::read(path).map_err(io("read", path))?;
     // Damaged or empty: 0 is safe, the controller's answer at registration brings the number back.
+    let text = std::str::from_utf8(&bytes).unwrap_or_default();
     let acked = text.lines().next().and_then(|line| line.trim().parse().ok()).unwrap_or(0);
     Ok((file, acked))
 }

@@ -63,7 +63,7 @@ pub(super) fn open_all(folder: &Path, acked: u64) -> Result<(VecDeque<Segment>, 
 impl Segment {
     pub(super) fn create(folder: &Path, first: u64) -> Result<Self, SpoolError> {
         let path = path_of(folder, first);
-        // A file of that name can only be one whose records were all damaged: its numbers were never used.
+        // A file of that name can only be one whose records were all damaged.
         let mut file = OpenOptions::new()
             .read(true)
             .write(true)

@@ -167,6 +167,8 @@ impl Default for EchoSettings {
 
 struct Target {
     prober: Prober,
+    /// When in each interval it has its turn, as a share of it.
+    turn: f64,
     next: Nanos,
     /// Requests still to be sent.
     left: Option<u64>,
@@ -216,14 +218,15 @@ impl EchoProber {
         sessions.retain(|_, peer| targets.contains_key(peer));
         let now = monotonic();
         for (i, peer) in wanted.iter().enumerate() {
-            targets.entry(*peer).or_insert_with(|| {
+            let turn = (i - i % TOGETHER) as f64 / wanted.len() as f64;
+            let target = targets.entry(*peer).or_insert_with(|| {
                 let session = rand::random();
                 sessions.insert(session, *peer);
-                let turn = (i - i % TOGETHER) as f64 / wanted.len() as f64;
                 let next = now.plus(settings.interval_s * turn);
                 let prober = Prober::new(key.clone(), session, settings.limits);
-                Target { prober, next, left: settings.count, send_error: None }
+                Target { prober, turn, next, left: settings.count, send_error: None }
             });
+            target.turn = turn;
         }
         drop(shared);
         self.thread.ring();
@@ -330,8 +333,7 @@ fn send_due(sockets: &Sockets, shared: &mut Shared, events: &mpsc::Sender<EchoEv
             if target.left != Some(0) {
                 send_one(sockets, *peer, target);
             }
-            // Late rounds are left out, not caught up: a burst would measure its own queue.
-            target.next = target.next.plus(interval).max(now.plus(interval / 2.0));
+            target.next = next_turn(now, target.turn, interval);
         }
         until = until.min(target.next);
     }
@@ -339,6 +341,14 @@ fn send_due(sockets: &Sockets, shared: &mut Shared, events: &mpsc::Sender<EchoEv
         emit(shared, events, event);
     }
     until
+}
+
+/// When the turn comes next, at least half an interval from now: late rounds are left out, not caught up, since a burst would
+/// measure its own queue. Intervals begin at the same moment for all, so that those who share a turn go on sharing it.
+fn next_turn(now: Nanos, turn: f64, interval_s: f64) -> Nanos {
+    let (interval, offset) = ((interval_s * 1e9) as u64, (turn * interval_s * 1e9) as u64);
+    let rounds = (now.0 + interval / 2).saturating_sub(offset).div_ceil(interval.max(1));
+    Nanos(rounds * interval + offset)
 }
 
 fn send_one(sockets: &Sockets, peer: SocketAddr, target: &mut Target) {
@@ -374,5 +384,21 @@ fn emit(shared: &mut Shared, events: &mpsc::Sender<EchoEvent>, event: EchoEvent)
     // A closed channel means that nobody wants events; a full one that somebody is late.
     if let Err(mpsc::error::TrySendError::Full(_)) = events.try_send(event) {
         shared.dropped_events += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_keeps_its_place_whatever_moved_it() {
+        let second = 1_000_000_000;
+        for late in [0, 1, 99_999_999] {
+            assert_eq!(next_turn(Nanos(7 * second + late), 0.0, 0.2), Nanos(7 * second + second / 5), "{late}");
+        }
+        assert_eq!(next_turn(Nanos(7 * second + 100_000_001), 0.0, 0.2), Nanos(7 * second + 2 * second / 5));
+        assert_eq!(next_turn(Nanos(7 * second + 50_000_000), 0.25, 0.2), Nanos(7 * second + 250_000_000));
+        assert_eq!(next_turn(Nanos(0), 0.5, 0.2), Nanos(100_000_000));
     }
 }
