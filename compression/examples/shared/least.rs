@@ -1,5 +1,5 @@
 //! What no quantizer to 4 bits can do without: one read, a product, a cut, codes side by side. No norm, no random numbers, no
-//! clipping, no squares.
+//! clipping, no squares. Written in the vectors' own words, else it would time the compiler.
 #![allow(unsafe_code)]
 
 /// Codes of all whole groups of 64 values, if this processor has the vectors.
