@@ -61,6 +61,7 @@ pub(crate) fn assert_goes_through(strategy: &Strategy, (name, x): (&str, &[f32])
     let (measured, sent) = run.transmit(x).unwrap_or_else(|e| panic!("{label}: failed to {e}"));
     assert!(sent.iter().all(|v| v.is_finite()), "{label}: not finite");
     assert!(run.codec.size().admits(run.payload.len()), "{label}: {} bytes", run.payload.len());
+    assert!(measured.fed.is_finite() && measured.sent.is_finite(), "{label}: energies {measured:?}");
     let close = |a: f64, b: f64| (a - b).abs() <= 1e-4 * a.max(b) + 1e-70;
     assert!(close(measured.fed, energy(x)), "{label}: fed {} is {}", measured.fed, energy(x));
     assert!(close(measured.sent, energy(&sent)), "{label}: sent {} is {}", measured.sent, energy(&sent));

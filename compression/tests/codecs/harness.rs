@@ -58,6 +58,7 @@ pub(crate) fn edge_tensors() -> Vec<(&'static str, Vec<f32>)> {
         ("zeros", vec![0.0; 100]),
         ("zeros of both signs", (0..37).map(|i| if i % 2 == 0 { 0.0 } else { -0.0 }).collect()),
         ("constant", vec![0.75; 65]),
+        ("just below a power of two", vec![1.999_999_9; 4096]),
         ("all negative", (0..63).map(|i| -0.1 - i as f32).collect()),
         ("denormal", (0..129).map(|i| f32::from_bits(i * 1000 + 1)).collect()),
         ("denormal of both signs", (0..64).map(|i| f32::from_bits((i + 1) | ((i & 1) << 31))).collect()),

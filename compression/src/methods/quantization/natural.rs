@@ -110,14 +110,15 @@ fn read<const FRESH: bool>(
     Ok(())
 }
 
-/// A power of two that brings values of at most `max` to about 2^60: squares of what matters stay within f32.
+/// A power of two that brings values of at most `max` below 2^59, and so rounded ones to 2^59 at most: 64 of their squares stay
+/// within f32.
 fn scale(max: f32) -> f32 {
     let exponent = (max.to_bits() >> 23) as i32 - 127;
-    2f32.powi((60 - exponent).min(127))
+    2f32.powi((58 - exponent).min(127))
 }
 
 /// Of values of 2^127 and more.
-const LEAST_SCALE: f32 = 1.0 / (1u128 << 67) as f32;
+const LEAST_SCALE: f32 = 1.0 / (1u128 << 69) as f32;
 
 /// Signs and exponents of a block: at once as far as the kernel can, and the rest one after the other; answers Σ (scale C(x))².
 fn block(mut values: Rounded<'_>, signs: &mut [u8], (kernel, scale): (Kernel, f32)) -> f64 {
