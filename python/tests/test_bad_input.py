@@ -92,6 +92,7 @@ def test_arguments_of_one_rank_are_refused_on_all(seen):
     expected = {
         "strategy": "compressor", "selection": "star", "job": "characters", "nonfinite": "propagate", "scheduler": "state_dict",
         "share": "shadow_share", "seed": "negative", "sparse": "sparse=False",
+        "optimizer": "torch.optim.Optimizer",
     }
     for rank in seen:
         assert rank["arguments of one"].keys() == expected.keys()

@@ -18,6 +18,14 @@ def test_batches_have_the_loaders_length_and_can_be_closed(seen):
         }
 
 
+def test_a_wrapper_of_an_optimizer_tells_its_steps_and_the_log_what_runs(seen):
+    for number, rank in enumerate(seen):
+        wrapped = rank["wrapped"]
+        assert wrapped["steps"] == 5 and wrapped["known"]
+        said = [line for line in wrapped["lines"] if "no agent" in line]
+        assert [("staying with topk@0.1/allgather" in line, "dense" in line) for line in said] == [(True, False)] * (number == 0), said
+
+
 @pytest.mark.parametrize("name", ["gather", "star", "text"])
 def test_gradients_that_a_script_throws_away_are_spoken_of_once(seen, name):
     for number, rank in enumerate(seen):

@@ -80,6 +80,13 @@ def test_a_loader_in_extra_is_not_put_back_and_an_average_is(put_back):
             assert run["given"] == [list(range(20))] * 3
 
 
+def test_a_scheduler_that_nobody_gave_is_put_back(put_back):
+    for rank in put_back:
+        with_trials, without = rank["forgotten"]
+        assert first_other(with_trials, without) is None and len(with_trials["reports"]) == 2
+        assert with_trials["rate"] == without["rate"] == pytest.approx(0.05 * 0.9**6)
+
+
 def test_a_candidate_that_diverges_ends_its_trial_and_not_the_job(put_back):
     for rank in put_back:
         with_trials, without = rank["nan"]

@@ -356,7 +356,9 @@ class Session:
                 text=named.text, half=named.name if named.half is not None and named.text is None else None,
             )
             _check_alone(job, socket)
-            return named, core, make_parts(), propagates()
+            parts = make_parts()
+            _check_optimizer(parts.optimizer)
+            return named, core, parts, propagates()
 
         named, self._core, parts, propagate = _everywhere(own, group)
         self._parts = parts
@@ -411,17 +413,17 @@ class Session:
             _below.place(model, hook, self._end_between)
         elif register and not self._plain:
             self._take_over()
-        self._connect(socket, sum(sizes), steered, _COLLECTIVES + ([_TREE] if tuner is not None else []))
+        self._connect(socket, sum(sizes), steered, _COLLECTIVES + ([_TREE] if tuner is not None else []), named.name)
         if socket is not None:
             _CONNECTED[job, socket] = self
         if parts.optimizer is not None:
             _on_step(parts.optimizer, self)
 
-    def _connect(self, socket: str | None, values: int, steered: bool, collectives: list[str]) -> None:
+    def _connect(self, socket: str | None, values: int, steered: bool, collectives: list[str], initial: str) -> None:
         if socket is not None:
             self._core.connect(socket, values, f"torch-{dist.get_backend(self._group)}", collectives)
         elif self._rank == 0:
-            what = f"holding {self._fixed}" if self._fixed else "training dense"
+            what = f"holding {self._fixed}" if self._fixed else "training dense" if initial == "dense" else f"staying with {initial}"
             logger.warning(
                 "no agent: neither the argument socket nor FLEXCOMM_SOCKET names one; %s, nothing is steered", what
             )
@@ -706,7 +708,24 @@ def _on_step(optimizer: torch.optim.Optimizer, session: Session) -> None:
         if living is not None:
             living._stepped()
 
-    optimizer.register_step_post_hook(stepped)
+    _stepping(optimizer).register_step_post_hook(stepped)
+
+
+def _stepping(optimizer: Any) -> Any:
+    """The optimizer whose hooks run: of a wrapper that has none of its own (Accelerate's) what it wraps."""
+    while not hasattr(optimizer, "_optimizer_step_post_hooks") and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    inner = _stepping(optimizer)
+    tells = hasattr(inner, "_optimizer_step_post_hooks") or not isinstance(inner, torch.optim.Optimizer)
+    if optimizer is not None and not (tells and hasattr(inner, "register_step_post_hook")):
+        raise ValueError(
+            f"optimizer is a {type(optimizer).__name__} that does not tell when it steps; give the torch.optim.Optimizer that "
+            "steps the model, or a wrapper that has it as its attribute optimizer, or leave it out"
+        )
 
 
 def _columns(parameter: torch.nn.Parameter) -> int:

@@ -254,6 +254,7 @@ class Snapshot:
         self._memory = Memory(vault or Vault(Cuda()))
         self._modules: dict[int, torch.nn.Module] = {}
         self._optimizers: dict[int, Any] = {}
+        self._schedulers: set[int] = set()
         self._extra_states: list[tuple[torch.nn.Module, Any]] = []
         self._states: list[tuple[Any, Any]] = []
         self._grads: list[tuple[torch.Tensor, torch.Tensor | None]] = []
@@ -277,7 +278,8 @@ class Snapshot:
 
     def _copy_states(self, source: Any) -> None:
         behind = {id(o) for o in reachable(source)}
-        for part in (self._parts.scheduler, self._parts.scaler, *self._parts.extra):
+        given = (self._parts.scheduler, self._parts.scaler, *self._parts.extra)
+        for part in (*given, *self._forgotten(given)):
             if part is None:
                 continue
             if isinstance(part, torch.nn.Module):
@@ -288,6 +290,15 @@ class Snapshot:
                 self.replayed.append(type(part).__name__)
             else:
                 self._states.append((part, copy.deepcopy(part.state_dict())))
+
+    def _forgotten(self, given: tuple[Any, ...]) -> list[Any]:
+        """Schedulers of the optimizers that are put back, which nobody gave: stepped in a trial they would train on with other
+        learning rates. Looks at all of the interpreter's objects, which takes less than a trial's step."""
+        known = {id(o) for part in given for o in reachable(part)}
+        schedulers = [o for o in gc.get_objects() if issubclass(type(o), torch.optim.lr_scheduler.LRScheduler)]
+        ours = [o for o in schedulers if id(getattr(o, "optimizer", None)) in self._optimizers and id(o) not in known]
+        self._schedulers = {id(o) for o in ours}
+        return ours
 
     def _copy_module(self, name: str, model: torch.nn.Module) -> None:
         # What DDP has beside its module is not training's, and a trial may be what makes it take the hook in.
@@ -339,7 +350,7 @@ class Snapshot:
         the interpreter's objects: for once in a while."""
         given = [o for o in reachable(self._parts.scheduler) if isinstance(o, torch.optim.lr_scheduler.LRScheduler)]
         given += [o for part in (self._parts.scaler, *self._parts.extra) for o in reachable(part)]
-        known = {*map(id, given), *self._modules, *self._optimizers}
+        known = {*map(id, given), *self._modules, *self._optimizers, *self._schedulers}
         gc.collect()
         found = [o for o in gc.get_objects() if issubclass(type(o), tuple(_KINDS)) and id(o) not in known]
         return sorted({f"{next(_KINDS[k] for k in _KINDS if issubclass(type(o), k))} {type(o).__name__}" for o in found})

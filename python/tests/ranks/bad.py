@@ -176,7 +176,7 @@ def arguments_of_one(rank):
     bad = {
         "strategy": {"strategy": "sorcery@0.1/allgather"}, "selection": {"selection": "best"}, "job": {"job": "no spaces"},
         "nonfinite": {"on_nonfinite": "ignore"}, "scheduler": {"scheduler": object()}, "share": {"shadow_share": 2.0},
-        "seed": {"seed": -1},
+        "seed": {"seed": -1}, "optimizer": {"optimizer": "sgd"},
     }
     attach = lambda given: error_of(lambda _: flexcomm.torch.attach(model, **(given if own else {})))  # noqa: E731
     return {name: attach(given) for name, given in bad.items()} | {"sparse": error_of(words)}

@@ -47,6 +47,29 @@ def lengths(rank):
     }
 
 
+class Wrapping(torch.optim.Optimizer):
+    """As Accelerate's: an optimizer by its class alone."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self, closure=None):
+        self.optimizer.step()
+
+
+def wrapped(rank):
+    model = ddp(network())
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer, lines = Wrapping(inner), Lines()
+    session = flexcomm.torch.attach(model, optimizer, initial=GATHER)
+    for n in range(5):
+        inner.zero_grad()
+        x, y = batch(n, rank)
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return {"steps": session.step, "known": session.costs is not None, "lines": lines.take()}
+
+
 def adversaries(rank, strategy, apart):
     """The generator's loss goes through the discriminator, whose gradients of that pass are thrown away. `apart`: with
     no_sync(), as is right."""
@@ -78,6 +101,7 @@ def again(rank):
 
 with ranks() as (rank, world, seen):
     seen["lengths"] = lengths(rank)
+    seen["wrapped"] = wrapped(rank)
     for name, strategy in (("gather", GATHER), ("star", STAR), ("text", TEXT)):
         seen[name] = [adversaries(rank, strategy, apart) for apart in (False, True)]
     seen["again"] = again(rank)

@@ -126,15 +126,17 @@ def bodies(kind, data):
 class Run:
     """60 steps in epochs of 20 batches; trials are ordered after steps 7 and 33, and in the middle of the epoch's end."""
 
-    def __init__(self, rank, name, trials, *, model=None, optimizer="sgd", body="plain", orders=(7, 33), nan=False):
+    def __init__(self, rank, name, trials, *, model=None, optimizer="sgd", body="plain", orders=(7, 33), nan=False, forgotten=False):
         self.rank, self.body, self.nan, self.trials, self.orders = rank, body, nan, trials, orders
         self.agent = FakeAgent(FOLDER, f"{name}{int(trials)}{rank}").start()
         self.model = ddp(model or network(), broadcast_buffers=False)
         self.optimizer = optimizers(optimizer, self.model)
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.9)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 10 if forgotten else 1, 0.9)
+        #: Nobody gave it, and the loop's body steps it.
+        self.forgotten = forgotten
         self.loader, self.average = Stateful(rank), Average(self.model)
         self.session = flexcomm.torch.attach(
-            self.model, self.optimizer, scheduler=self.scheduler, strategy=HELD, socket=str(self.agent.path),
+            self.model, self.optimizer, scheduler=None if forgotten else self.scheduler, strategy=HELD, socket=str(self.agent.path),
             extra=[self.loader, self.average],
         )
         self.agent.wait_for("hello")
@@ -150,6 +152,8 @@ class Run:
         loss.backward()
         self.optimizer.step()
         self.average.update()
+        if self.forgotten:
+            self.scheduler.step()
 
     def order(self):
         if self.trials and self.done in self.orders and self.rank == 0:
@@ -169,7 +173,8 @@ class Run:
                 self.order()
             self.given.append(given)
             # Also after an epoch whose last batch was followed by a trial.
-            self.scheduler.step()
+            if not self.forgotten:
+                self.scheduler.step()
         self.session.close()
         self.agent.wait_for("bye")
         live = {t["id"]: t for t in self.agent.of_kind("trial")}
@@ -273,6 +278,7 @@ CASES = {
     "zero": lambda rank, t: Run(rank, "zero", t, optimizer="zero"),
     "pops": lambda rank, t: Popping(rank, "pops", t, body="pops"),
     "writes": lambda rank, t: Popping(rank, "writ", t, body="writes"),
+    "forgotten": lambda rank, t: Run(rank, "forg", t, forgotten=True),
     "nan": lambda rank, t: Run(rank, "nan", t, nan=True),
     # The plan takes two steps: the trials begin after an epoch's last batch, and after the last but one.
     "end": lambda rank, t: Run(rank, "end", t, orders=(18, 37)),
