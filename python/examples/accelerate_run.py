@@ -1,4 +1,4 @@
-"""Accelerate: torchrun --nproc-per-node 2 accelerate_run.py (run with accelerate 1.15)."""
+"""Accelerate: torchrun --nproc-per-node 2 accelerate_run.py (accelerate 1.15)."""
 
 import torch
 from accelerate import Accelerator

@@ -1,4 +1,4 @@
-"""Lightning: torchrun --nproc-per-node 2 lightning_run.py (run with lightning 2.6)."""
+"""Lightning: torchrun --nproc-per-node 2 lightning_run.py (lightning 2.6)."""
 
 import lightning
 import torch

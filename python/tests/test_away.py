@@ -23,7 +23,8 @@ review_s = 2.0
 [planner.policy]
 name = "weights"
 """
-BY_TIME = CONFIG + "comp = 0.0\nsync = 1.0\ninverse_gain_s = 0.0\n"
+#: What it decides first stays, whatever else these two cores have to do.
+BY_TIME = CONFIG.replace("dwell_s = 1.0", "dwell_s = 600.0\nguard_floor_s = 10.0") + "comp = 0.0\nsync = 1.0\ninverse_gain_s = 0.0\n"
 BY_GAIN = CONFIG + "comp = 0.0\nsync = 0.0\ninverse_gain_s = 1000.0\n"
 
 
@@ -33,7 +34,7 @@ def seen(folder):
     try:
         with concurrent.futures.ThreadPoolExecutor() as pool:
             # It takes longer to start than they do.
-            running = pool.submit(torchrun, "away.py", folder, ranks=2, SOCKET=str(daemons.agent_socket))
+            running = pool.submit(torchrun, "away.py", folder, ranks=4, SOCKET=str(daemons.agent_socket))
             controller, agent = daemons.controller(BY_TIME), daemons.agent()
             until(lambda: (folder / "decided").exists() or running.done(), 90)
             controller.kill()

@@ -1,4 +1,4 @@
-"""Two ranks that train while the controller goes away and comes back."""
+"""Ranks that train while the controller goes away and comes back."""
 
 import os
 import time
@@ -32,7 +32,7 @@ class Run:
                 self.optimizer.step()
                 self.step += 1
                 self.steps_at.append(time.monotonic())
-            self.equal &= same((parameters_hash(self.model), self.session.version, self.session.strategy))
+                self.equal &= same((parameters_hash(self.model), self.session.version, self.session.strategy))
             if all(everywhere(until())):
                 break
         return {
