@@ -91,7 +91,7 @@ def test_arguments_are_refused_with_the_remedy(seen):
 def test_arguments_of_one_rank_are_refused_on_all(seen):
     expected = {
         "strategy": "compressor", "selection": "star", "job": "characters", "nonfinite": "propagate", "scheduler": "state_dict",
-        "share": "shadow_share", "seed": "negative", "sparse": "sparse=False",
+        "share": "shadow_share", "seed": "seed is -1", "sparse": "sparse=False",
         "optimizer": "torch.optim.Optimizer",
     }
     for rank in seen:
@@ -99,6 +99,71 @@ def test_arguments_of_one_rank_are_refused_on_all(seen):
         for name, word in expected.items():
             kind, text, _ = rank["arguments of one"][name]
             assert kind in ("ValueError", "FlexcommError") and word in text and "rank 2" in text, (name, kind, text)
+
+
+#: What an error must name: the value as given, what is allowed, and the remedy where that is more.
+WRONG_KINDS = {
+    "number": ["strategy is 0.1", "topk@0.01/allgather", "powersgd"],
+    "initial": ["initial is ['dense'] (a list)", "'dense'"],
+    "negative": ["seed is -1", "from 0 to 2^64 - 1"],
+    "half a seed": ["seed is 0.5", "whole number"],
+    "extra": ["extra is 5", "list", "write extra=[...]"],
+    "one extra": ["extra is Linear(", "list", "write extra=[...]"],
+    "extra text": ["extra is 'ema'", "list", "write extra=[...]"],
+    "group": ["group is 'x'", "process_group=", "leave it out"],
+    "ranks": ["group has the ranks [0, 2]", "[0, 1, 2, 3]", "process_group="],
+    "long": ["socket is '/tmp/xxx", "109 bytes", "at most 107", "symbolic link"],
+    "socket": ["socket is 5", "path"],
+    "job": ["job is 5", "text"],
+    "selection": ["selection is 5", "decision, star, var, auto"],
+    "nonfinite": ["on_nonfinite is []", "raise, propagate, auto"],
+    "share": ["shadow_share is 'half'", "above 0, at most 1"],
+    "generators": ["generators is 5", "torch.Generator"],
+    "typing error": ["'topkk@0.01/allgather'", "nearest name is 'topk'", "lwtopk, mstopk", "sketchml", "'dense', 'fp16'"],
+    "another": ["'powersdg'", "nearest name is 'powersgd'", "gradiveq"],
+    "none": ["strategy is 'none'", "'dense'"],
+    "None": ["initial is 'None@0.1/allgather'", "'dense'"],
+    "form": ["qsgd", "'qsgd(s=4)'"],
+    "capitals": ["'FP16'", "nearest name is 'fp16'"],
+    "strange": ["SGD of 6 parameters", "model.parameters()", "leave it out"],
+}
+
+#: What is only known to be wrong with a model.
+WITH_A_MODEL = {"strange", "extra", "one extra", "extra text", "generators", "group", "ranks"}
+
+
+def _told(kind, text, words):
+    deep = ("has no attribute", "not iterable", "convert", "unhashable", "argument '")
+    return kind in ("ValueError", "FlexcommError") and all(w in text for w in words) and not any(d in text for d in deep)
+
+
+@pytest.mark.parametrize("name", WRONG_KINDS)
+def test_arguments_of_a_wrong_kind_are_refused_by_name_on_all_ranks(seen, name):
+    for rank in seen:
+        for which, of in (("everywhere", "rank 0"), ("alone", "rank 2")):
+            kind, text, _ = rank["wrong kinds"][which][name]
+            assert _told(kind, text, [of, *WRONG_KINDS[name]]), (which, kind, text)
+        kind, text, _ = rank["wrong kinds"]["hooks"][name]
+        assert (kind is None) if name in WITH_A_MODEL else _told(kind, text, WRONG_KINDS[name]), (kind, text)
+
+
+def test_an_optimizer_of_a_part_of_the_model_is_taken(seen):
+    assert all(rank["wrong kinds"]["part"] == [None, "", 0] for rank in seen)
+
+
+def test_a_failed_attach_leaves_nothing_behind_on_any_rank(seen):
+    for rank in seen:
+        for found in rank["after a failure"]:
+            kind, text, _ = found["failed"]
+            assert kind == "ValueError" and "rank 1: no thread can be started" in text, text
+            assert found["clean"] == [0, 0, 0]
+            assert found["again"] == [[None, "", 0], [5, True]]
+
+
+def test_a_hook_of_torchs_own_is_seen(seen):
+    for rank in seen:
+        (kind, text, _), hooks = rank["torch's own hook"]
+        assert kind == "FlexcommError" and "has one already" in text and "FP16_COMPRESS" in text and hooks == 0, text
 
 
 def test_models_at_one_agent_need_jobs_of_their_own(seen):

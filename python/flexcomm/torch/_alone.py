@@ -9,6 +9,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm._core import FlexcommError
+from flexcomm.torch import _arguments
 from flexcomm.torch._hook import GradBucket, Hook, nobodys
 from flexcomm.torch._session import Session, attach
 
@@ -33,7 +34,9 @@ class CommHook:
 
     def __init__(self, optimizer: torch.optim.Optimizer | None = None, **settings: Any) -> None:
         # Now, and not in the middle of training.
-        inspect.signature(attach).bind(None, optimizer, **settings, register=False)
+        bound = inspect.signature(attach).bind(None, optimizer, **settings, register=False)
+        bound.apply_defaults()
+        _arguments.read(**{name: bound.arguments[name] for name in inspect.signature(_arguments.read).parameters})
         # DDP looks for these on the hook; an instance has none.
         self.__name__ = self.__qualname__ = "flexcomm_hook"
         self._settings = {"optimizer": optimizer, **settings}

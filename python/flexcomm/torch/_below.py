@@ -24,8 +24,21 @@ _KEPT = "_flexcomm_below"
 
 def fits(model: DistributedDataParallel) -> bool:
     """Whether DDP's reducer can be given a group of ours. One that has a hook already asks no group for allreduces."""
-    own_way = model._comm_hooks or getattr(model, "mixed_precision", None) is not None
+    own_way = model._comm_hooks or builtin_hook(model) or getattr(model, "mixed_precision", None) is not None
     return not own_way and hasattr(model.reducer, "_update_process_group") and values(model) is not None
+
+
+def builtin_hook(model: DistributedDataParallel) -> str:
+    """Name of a hook of torch's own in C++, of which the model's list does not know; empty: it has none."""
+    return str(_told(model).get("comm_hook") or "") if not model._comm_hooks else ""
+
+
+def _told(model: DistributedDataParallel) -> dict[str, Any]:
+    """What DDP says of itself; nothing where this torch does not tell."""
+    try:
+        return dict(model._get_ddp_logging_data())
+    except (AttributeError, AssertionError, RuntimeError):
+        return {}
 
 
 def values(model: DistributedDataParallel) -> int | None:
@@ -33,7 +46,7 @@ def values(model: DistributedDataParallel) -> int | None:
     parameter was frozen or thawed since DDP was made, or is complex, or torch does not tell."""
     try:
         parameters, _ = model._build_params_for_reducer()
-        told = model._get_ddp_logging_data()
+        told = _told(model)
         made = told["num_parameter_tensors"], told["total_parameter_size_bytes"]
     except (AttributeError, AssertionError, KeyError, RuntimeError):
         return None
@@ -51,9 +64,10 @@ def place(model: DistributedDataParallel, hook: Hook, end: Callable[[], None]) -
     # An earlier session's, if the model was attached before.
     remove(model)
     below = _Below(model.process_group, hook, total, end)
-    below.watch(model)
-    setattr(model, _KEPT, below)
     model.reducer._update_process_group(below)
+    # A process group written in Python lives for as long as its object, and forward passes come later.
+    setattr(model, _KEPT, below)
+    below.watch(model)
 
 
 def remove(model: DistributedDataParallel) -> None:

@@ -7,7 +7,6 @@ import dataclasses
 import gc
 import hashlib
 import logging
-import os
 import weakref
 from typing import Any, Callable, Generator, Generic, Iterable, Iterator, Mapping, Sequence, Sized, TypeVar, cast
 
@@ -17,22 +16,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm import _core
 from flexcomm._core import Core, FlexcommError
-from flexcomm.torch import _below, _state, _trials, _tuner
+from flexcomm.torch import _arguments, _below, _state, _trials, _tuner
+from flexcomm.torch._arguments import Named
 from flexcomm.torch._device import Cuda, no_memory
 from flexcomm.torch._hook import MOST_RANKS, Hook, is_nobodys
 from flexcomm.torch._vault import Vault
 
 logger = logging.getLogger("flexcomm")
 
-#: Strategies that a user may name besides COMPRESSOR@CR/COLLECTIVE[:SELECTION].
-_HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-_DENSE = "none@1/dense-ring"
-
 #: What torch.distributed runs here. Gloo's allreduce is a ring and its broadcast a tree, without a choice; NCCL
 #: chooses by itself. Tree strategies would not be what their name says, so they are not offered.
 _COLLECTIVES = ["dense-ring", "allgather", "art-ring"]
 
-#: Offered too where every rank can tell NCCL which shape to take. Compression does not run on its tensors yet.
+#: Offered too where NCCL moves the gradients and every rank has flexcomm's tuner plugin, which tells it ring or tree for each
+#: allreduce (`_tuner.py`). "art-tree" is not: nothing is known of it under NCCL.
 _TREE = "dense-tree"
 
 #: Sessions with an agent, by job and socket.
@@ -108,20 +105,21 @@ def attach(
     """
     if not isinstance(model, DistributedDataParallel):
         raise _wrong_model(model)
-    return Session(
-        model,
-        lambda: _trials.Parts(weakref.ref(model), optimizer, scheduler, scaler, tuple(extra), tuple(generators)),
-        fixed=strategy is not None,
-        initial=initial if strategy is None else strategy,
-        selection=selection,
-        group=group if group is not None else _group_of(model),
-        job=job or os.environ.get("FLEXCOMM_JOB") or "default",
-        socket=socket or os.environ.get("FLEXCOMM_SOCKET") or None,
-        propagates=lambda: _propagates(on_nonfinite, scaler),
-        shadow_share=shadow_share,
-        seed=seed,
-        register=register,
-    )
+
+    def settings() -> _arguments.Settings:
+        return _arguments.read(
+            strategy=strategy, initial=initial, selection=selection, job=job, socket=socket, on_nonfinite=on_nonfinite,
+            scaler=scaler, shadow_share=shadow_share, seed=seed,
+        )
+
+    def parts() -> _trials.Parts:
+        _arguments.check_optimizer(optimizer, model)
+        objects = _arguments.several("extra", extra, "objects with state_dict and load_state_dict")
+        return _trials.Parts(
+            weakref.ref(model), optimizer, scheduler, scaler, objects, _arguments.generators(generators)
+        )
+
+    return Session(model, settings, parts, group=group, register=register)
 
 
 def _wrong_model(model: Any) -> FlexcommError:
@@ -140,48 +138,7 @@ def _wrong_model(model: Any) -> FlexcommError:
     )
 
 
-def _propagates(on_nonfinite: str, scaler: Any) -> bool:
-    choices = {"raise": False, "propagate": True, "auto": scaler is not None}
-    if on_nonfinite not in choices:
-        raise ValueError(f"on_nonfinite is {on_nonfinite!r}, allowed are {', '.join(choices)}")
-    return choices[on_nonfinite]
-
-
-def _group_of(model: DistributedDataParallel) -> dist.ProcessGroup | None:
-    own = model.process_group
-    return None if own is dist.group.WORLD else own
-
-
-@dataclasses.dataclass(frozen=True)
-class _Named:
-    """A strategy as the user named it."""
-
-    #: The core's strategy, dense where `text` names another kind.
-    strategy: str
-    #: Element type of what adds up, where it is not float32.
-    half: torch.dtype | None
-    #: A compressor with its parameters, memory and momentum.
-    text: str | None
-    #: In canonical form.
-    name: str
-
-
-def _strategy(named: str | Mapping[str, str]) -> _Named:
-    """Reads any of the forms that ``attach`` takes."""
-    if not isinstance(named, str):
-        named = _core.parse_byteps({str(key): str(value) for key, value in named.items()})
-    elif named in _HALVES:
-        return _Named(_DENSE, _HALVES[named], None, named)
-    elif named == "dense":
-        return _Named(_DENSE, None, None, named)
-    elif "@" in named:
-        strategy = _core.parse_strategy(named)[0]
-        return _Named(strategy, None, None, strategy)
-    text, element = _core.parse_text(named)
-    return _Named(_DENSE, {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(element), text, text)
-
-
-def _fitting(named: _Named, world: int) -> _Named:
+def _fitting(named: Named, world: int) -> Named:
     if named.half is not None and world > MOST_RANKS[named.half]:
         raise ValueError(f"{named.name} carries at most {MOST_RANKS[named.half]} ranks, here are {world}")
     return named
@@ -244,6 +201,19 @@ def _check_words(named: list[tuple[str, torch.nn.Parameter]], world: int) -> Non
                 f"failed to attach: {name} is {parameter.dtype}, in which at most {most} ranks can agree, here are {world}; "
                 "run without an agent (no socket, no FLEXCOMM_SOCKET), or keep parameters in float32 and use autocast"
             )
+
+
+def _free(model: DistributedDataParallel) -> None:
+    """Refuses a model on which no hook can be registered."""
+    # A copy's reducer is made anew without the hook, of which only the list knows.
+    there = [getattr(one, "__qualname__", "of another kind") for one, *_ in model._comm_hooks if not is_nobodys(one)]
+    if not there and (builtin := _below.builtin_hook(model)):
+        there = [builtin]
+    if there:
+        raise FlexcommError(
+            f"failed to register the hook: the model has one already ({there[0]}), and DDP takes one for good. Wrap the module in "
+            "DistributedDataParallel anew and attach once; or attach(register=False) and call session.hook in a hook of yours"
+        )
 
 
 def _compare(mine: dict[str, Any], group: dist.ProcessGroup | None) -> list[dict[str, Any]]:
@@ -328,49 +298,44 @@ class Session:
     def __init__(
         self,
         model: DistributedDataParallel,
-        make_parts: "Callable[[], _trials.Parts]",
+        read: Callable[[], _arguments.Settings],
+        make_parts: Callable[[], _trials.Parts],
         *,
-        fixed: bool,
-        initial: str | Mapping[str, str],
-        selection: str,
         group: dist.ProcessGroup | None,
-        job: str,
-        socket: str | None,
-        propagates: Callable[[], bool],
-        shadow_share: float,
-        seed: int,
         register: bool,
     ) -> None:
-        self._group = group
-        self._world, self._rank = dist.get_world_size(group), dist.get_rank(group)
+        models = _arguments.group_of(model)
+        self._world, self._rank = dist.get_world_size(models), dist.get_rank(models)
         self._named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
-        sizes = [p.numel() for _, p in self._named]
 
-        def own() -> tuple[_Named, Core, _trials.Parts, bool]:
+        def own() -> tuple[_arguments.Settings, Core, _trials.Parts]:
             """All that arguments may be refused for."""
+            _arguments.check_group(group, models)
             _check_layers(model)
-            named = _fitting(_strategy(initial), self._world)
+            given = read()
+            named = _fitting(given.named, self._world)
             core = Core(
-                job, self._rank, self._world, [(p.numel(), _columns(p)) for _, p in self._named],
-                strategy=named.strategy, first_step=0, selection=selection, seed=seed, shadow_share=shadow_share,
-                text=named.text, half=named.name if named.half is not None and named.text is None else None,
+                given.job, self._rank, self._world, [(p.numel(), _columns(p)) for _, p in self._named],
+                strategy=named.strategy, first_step=0, selection=given.selection, seed=given.seed,
+                shadow_share=given.shadow_share, text=named.text,
+                half=named.name if named.half is not None and named.text is None else None,
             )
-            _check_alone(job, socket)
-            parts = make_parts()
-            _check_optimizer(parts.optimizer)
-            return named, core, parts, propagates()
+            _check_alone(given.job, given.socket)
+            return given, core, make_parts()
 
-        named, self._core, parts, propagate = _everywhere(own, group)
+        given, self._core, parts = _everywhere(own, models)
+        group = self._group = models if group is None else group
+        named, socket = given.named, given.socket
         self._parts = parts
         fits = _below.fits(model)
         same = {
             "the flexcomm version": f"{_core.VERSION} (protocol {_core.PROTOCOL})",
             "the model": _fingerprint(self._named),
-            "the strategy": f"{named.name}, {'held' if fixed else 'followed'}",
-            "the selection": selection,
-            "on_nonfinite": propagate,
-            "the seed": seed,
-            "the job": job,
+            "the strategy": f"{named.name}, {'held' if given.fixed else 'followed'}",
+            "the selection": given.selection,
+            "on_nonfinite": given.propagate,
+            "the seed": given.seed,
+            "the job": given.job,
             "a communication hook on the model": bool(model._comm_hooks),
             "whether DDP can be gone below": fits,
         }
@@ -378,8 +343,10 @@ class Session:
         steered = everyone[0]["socket"]
         if steered:
             _check_words(self._named, self._world)
-        self._core.behave(not fixed, False)
-        self._fixed = named.name if fixed else None
+        self._core.behave(not given.fixed, False)
+        self._fixed = named.name if given.fixed else None
+        #: What dense buckets travel as until the first decision, as the user named it.
+        self._half = named.name if named.half is not None and named.text is None else None
         tuner = _find_tuner(group, self._named)
         self._loss: float | None = None
         self._looping = False
@@ -396,7 +363,7 @@ class Session:
         self._idle = False
         hook = Hook(
             self._core, group, {id(p): i for i, (_, p) in enumerate(self._named)},
-            half=None if named.text else named.half, words=steered, propagate=propagate, began=self._begin,
+            half=None if named.text else named.half, words=steered, propagate=given.propagate, began=self._begin,
             not_finite=self._not_finite, rate=self._rate, tuner=tuner, fresh=getattr(model, "lazy_bucket_allocation", False),
         )
         # The model owns the hook, the hook owns the session, the session owns neither: a cycle through DDP's C++ side
@@ -408,47 +375,66 @@ class Session:
         self._plain = alone and not steered and socket is None
         # Somebody steers: DDP is dense by itself too, and the word rides below it, until something else is decided.
         self._below = alone and not self._plain and tuner is None and fits
-        if self._below:
-            self._hook = weakref.ref(hook)
-            _below.place(model, hook, self._end_between)
-        elif register and not self._plain:
-            self._take_over()
-        self._connect(socket, sum(sizes), steered, _COLLECTIVES + ([_TREE] if tuner is not None else []), named.name)
-        if socket is not None:
-            _CONNECTED[job, socket] = self
-        if parts.optimizer is not None:
-            _on_step(parts.optimizer, self)
+        registers = register and not self._plain and not self._below
 
-    def _connect(self, socket: str | None, values: int, steered: bool, collectives: list[str], initial: str) -> None:
-        if socket is not None:
-            self._core.connect(socket, values, f"torch-{dist.get_backend(self._group)}", collectives)
+        def ready() -> bool:
+            """All that may fail without having changed the model: where it does on any rank, the model is as before on all."""
+            if registers:
+                _free(model)
+            self._connect(given, steered, _COLLECTIVES + ([_TREE] if tuner is not None else []))
+            return True
+
+        try:
+            _everywhere(ready, group)
+            if self._below:
+                _below.place(model, hook, self._end_between)
+                self._hook = weakref.ref(hook)
+            elif registers:
+                self._take_over()
+        except BaseException:
+            # The agent forgets this trainer, and the job's name is free.
+            self._core.close()
+            raise
+        self._known(given, steered)
+
+    def _connect(self, given: _arguments.Settings, steered: bool, collectives: list[str]) -> None:
+        if given.socket is not None:
+            values = sum(p.numel() for _, p in self._named)
+            self._core.connect(given.socket, values, f"torch-{dist.get_backend(self._group)}", collectives)
+
+    def _known(self, given: _arguments.Settings, steered: bool) -> None:
+        """Tells who must know of an attached session."""
+        if given.socket is not None:
+            _CONNECTED[given.job, given.socket] = self
+            atexit.register(_close, weakref.ref(self))
         elif self._rank == 0:
-            what = f"holding {self._fixed}" if self._fixed else "training dense" if initial == "dense" else f"staying with {initial}"
+            what = f"holding {self._fixed}" if self._fixed else "training dense"
+            if not self._fixed and given.named.name != "dense":
+                what = f"staying with {given.named.name}"
             logger.warning(
                 "no agent: neither the argument socket nor FLEXCOMM_SOCKET names one; %s, nothing is steered", what
             )
-        if socket is None and steered and self._rank != 0:
+        elif steered:
             logger.info("no agent on this rank: it follows rank 0, and reports nothing")
-        if socket is not None:
-            atexit.register(_close, weakref.ref(self))
+        if self._parts.optimizer is not None:
+            _on_step(self._parts.optimizer, self)
 
     def _take_over(self) -> None:
         """Registers the hook, between two steps."""
         model, hook = self._parts.model(), self.hook
         if model is None:
             raise FlexcommError("failed to register the hook: the model is gone")
-        # A copy's reducer is made anew without the hook, of which only the list knows.
-        taken = [one for one, *_ in model._comm_hooks if not is_nobodys(one)]
-        if taken:
-            there = getattr(taken[0], "__qualname__", "of another kind")
-            raise FlexcommError(
-                f"failed to register the hook: the model has one already ({there}), and DDP takes one for good. Wrap the module in "
-                "DistributedDataParallel anew and attach once; or attach(register=False) and call session.hook in a hook of yours"
-            )
-        self._plain = self._below = False
-        _below.remove(model)
-        self._hook = weakref.ref(hook)
+        _free(model)
         model.register_comm_hook(None, hook)
+        _below.remove(model)
+        self._plain = self._below = False
+        self._hook = weakref.ref(hook)
+
+    def _may_take_over(self) -> None:
+        """Refuses what needs the hook where it cannot be registered, before anything is changed."""
+        model = self._parts.model()
+        if model is not None and (self._plain or self._below):
+            _free(model)
 
     @property
     def hook(self) -> Hook:
@@ -618,9 +604,14 @@ class Session:
 
     def shadow(self, strategies: Sequence[str]) -> None:
         """Begins shadow trials: gains of these strategies on this rank's gradients, without touching training."""
+        watched = [_arguments.strategy_of("a shadow", s) for s in _arguments.several("strategies", strategies, "strategies")]
+        wrong = next((w.name for w in watched if w.text is not None or w.half is not None or w.name == "dense"), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong!r} has no shadow, only COMPRESSOR@CR/allgather has, for example 'topk@0.01/allgather'")
+        self._may_take_over()
+        self._core.shadow([w.strategy for w in watched])
         if self._plain or self._below:
             self._take_over()
-        self._core.shadow([_core.parse_strategy(s)[0] for s in strategies])
 
     def shadow_gains(self) -> dict[str, float]:
         """Gain (share of the gradient's energy that would be sent, 0 to 1) of every shadow so far."""
@@ -655,8 +646,9 @@ class Session:
 
     @property
     def strategy(self) -> str:
-        """The strategy in force, canonical text."""
-        return self._core.state()[2]
+        """The strategy in force, canonical text; `fp16` and `bf16` as the user named them."""
+        _, version, strategy, iteration, _, _ = self._core.state()
+        return self._half if self._half is not None and version == 0 and iteration < 0 else strategy
 
     @property
     def connected(self) -> bool:
@@ -678,10 +670,11 @@ class Session:
         The same number of ranks: each rank its own. Another number: only a consolidated one, so that the gradient
         that is still to be applied stays the same; anything else is refused.
         """
+        self._may_take_over()
+        _state.load(self._core, self._named, (self._rank, self._world), state)
         if self._plain or self._below:
             # What it holds back goes out with the next gradients.
             self._take_over()
-        _state.load(self._core, self._named, (self._rank, self._world), state)
 
     def close(self) -> None:
         """Hands the last reports to the agent; steps whose times a GPU has yet to tell are left out. Training may go on;
@@ -708,24 +701,7 @@ def _on_step(optimizer: torch.optim.Optimizer, session: Session) -> None:
         if living is not None:
             living._stepped()
 
-    _stepping(optimizer).register_step_post_hook(stepped)
-
-
-def _stepping(optimizer: Any) -> Any:
-    """The optimizer whose hooks run: of a wrapper that has none of its own (Accelerate's) what it wraps."""
-    while not hasattr(optimizer, "_optimizer_step_post_hooks") and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer
-
-
-def _check_optimizer(optimizer: Any) -> None:
-    inner = _stepping(optimizer)
-    tells = hasattr(inner, "_optimizer_step_post_hooks") or not isinstance(inner, torch.optim.Optimizer)
-    if optimizer is not None and not (tells and hasattr(inner, "register_step_post_hook")):
-        raise ValueError(
-            f"optimizer is a {type(optimizer).__name__} that does not tell when it steps; give the torch.optim.Optimizer that "
-            "steps the model, or a wrapper that has it as its attribute optimizer, or leave it out"
-        )
+    _arguments.stepping(optimizer).register_step_post_hook(stepped)
 
 
 def _columns(parameter: torch.nn.Parameter) -> int:

@@ -50,7 +50,7 @@ class Parts:
             if part is not None and not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise FlexcommError(
                     f"failed to attach: {name} {type(part).__name__} has no state_dict and load_state_dict, "
-                    "so a trial could not put it back"
+                    "so a trial could not put it back; give an object that has both, or leave it out"
                 )
 
     def missing(self) -> list[str]:

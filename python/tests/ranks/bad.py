@@ -228,6 +228,77 @@ def arguments(rank):
     }
 
 
+LONG = "/tmp/" + 104 * "x"
+
+
+def of_wrong_kinds(rank):
+    """What is not of the kind that an argument is, by its name in the test."""
+    model, other = ddp(network()), network(seed=1)
+    given = {
+        "number": {"strategy": 0.1}, "initial": {"initial": ["dense"]}, "negative": {"seed": -1}, "half a seed": {"seed": 0.5},
+        "extra": {"extra": 5}, "one extra": {"extra": other[0]}, "extra text": {"extra": "ema"}, "group": {"group": "x"},
+        "ranks": {"group": dist.new_group([0, 2])}, "long": {"socket": LONG}, "socket": {"socket": 5}, "job": {"job": 5},
+        "selection": {"selection": 5}, "nonfinite": {"on_nonfinite": []}, "share": {"shadow_share": "half"},
+        "generators": {"generators": [5]}, "typing error": {"strategy": "topkk@0.01/allgather"},
+        "another": {"strategy": "powersdg(rank=2)"}, "none": {"strategy": "none"}, "None": {"initial": "None@0.1/allgather"},
+        "form": {"strategy": "qsgd@0.1/allgather"}, "capitals": {"strategy": "FP16"},
+        "strange": {"optimizer": torch.optim.SGD(other.parameters(), lr=0.1)},
+    }
+    everywhere = {name: error_of(lambda _, of=of: flexcomm.torch.attach(model, **of)) for name, of in given.items()}
+    alone = {n: error_of(lambda _, of=of: flexcomm.torch.attach(model, **(of if rank == 2 else {}))) for n, of in given.items()}
+    # Without a model the hook alone says so on its own rank; what needs one comes with it.
+    hooks = {n: error_of(lambda _, of=of: flexcomm.torch.CommHook(**of)) for n, of in given.items()}
+    part = error_of(lambda _: flexcomm.torch.attach(model, torch.optim.SGD(model.module[-1].parameters(), lr=0.1)))
+    return {"everywhere": everywhere, "alone": alone, "hooks": hooks, "part": part}
+
+
+def after_a_failure(rank, strategy):
+    """An agent that cannot be connected to, on rank 1 alone; then all is as before, and the same call succeeds."""
+    agent = FakeAgent(FOLDER, f"f{strategy is None:d}{rank}").start()
+    model = ddp(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    connect = flexcomm.torch.Session._connect
+
+    def fails(session, *given):
+        connect(session, *given)
+        if rank == 1:
+            raise OSError("no thread can be started")
+
+    attach = lambda: flexcomm.torch.attach(model, optimizer, strategy=strategy, socket=str(agent.path))  # noqa: E731
+    flexcomm.torch.Session._connect = fails
+    try:
+        failed = error_of(lambda _: attach())
+    finally:
+        flexcomm.torch.Session._connect = connect
+    agent.wait_for("bye")
+    clean = [len(model._comm_hooks), len(model._forward_pre_hooks), len(optimizer._optimizer_step_post_hooks)]
+    return {"failed": failed, "clean": clean, "again": trained(rank, model, optimizer, attach)}
+
+
+def trained(rank, model, optimizer, attach):
+    """What a run of five steps comes to: its error, and its steps and whether the ranks are the same."""
+    seen = []
+
+    def run(_):
+        session = attach()
+        for step in range(5):
+            x, y = batch(step, rank)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        session.close()
+        seen.extend([session.step, same(parameters_hash(model))])
+
+    return error_of(run), seen
+
+
+def torchs_own_hook(rank):
+    """A hook in C++, of which the model's list does not know."""
+    model = ddp(network())
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    return error_of(lambda _: flexcomm.torch.attach(model, strategy=GATHER)), len(model._comm_hooks)
+
+
 def fsdp(rank):
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -297,6 +368,9 @@ with ranks() as (rank, world, seen):
     seen["float64"] = types(rank, torch.float64)
     seen["models"] = models(rank)
     seen["arguments"] = arguments(rank)
+    seen["wrong kinds"] = of_wrong_kinds(rank)
+    seen["after a failure"] = [after_a_failure(rank, strategy) for strategy in (None, GATHER)]
+    seen["torch's own hook"] = torchs_own_hook(rank)
     seen["arguments of one"] = arguments_of_one(rank)
     seen["models of one job"] = models_of_one_job(rank)
     seen["fsdp"] = fsdp(rank)

@@ -1,0 +1,248 @@
+"""What ``attach`` is given: read, or refused with the value, what is allowed and the remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import operator
+import os
+import re
+from collections.abc import Iterable
+from typing import Any, Mapping
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from flexcomm import _core
+
+DENSE = "none@1/dense-ring"
+
+#: Strategies that a user may name besides COMPRESSOR@CR/COLLECTIVE[:SELECTION] and the texts of compressors.
+HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+#: Compressors that are written with @CR/COLLECTIVE.
+_SELECTING = ("topk", "lwtopk", "mstopk")
+
+_SELECTIONS = ("decision", "star", "var", "auto")
+
+#: Bytes of a Unix socket's path on Linux, without the one that ends it.
+_MOST_PATH = 107
+
+#: Characters of a value in an error.
+_MOST_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """A value as an error names it, whatever it is."""
+    text = " ".join(repr(value).split())
+    short = text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+    return short if isinstance(value, (str, int, float, type(None))) else f"{short} (a {type(value).__name__})"
+
+
+def _refused(what: str, value: object, allowed: str) -> ValueError:
+    return ValueError(f"{what} is {shown(value)}, allowed is {allowed}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """A strategy as the user named it."""
+
+    #: The core's strategy, dense where `text` names another kind.
+    strategy: str
+    #: Element type of what adds up, where it is not float32.
+    half: torch.dtype | None
+    #: A compressor with its parameters, memory and momentum.
+    text: str | None
+    #: In canonical form.
+    name: str
+
+
+def strategy_of(what: str, named: Any) -> Named:
+    """Reads any of the forms that ``attach`` takes."""
+    if isinstance(named, Mapping):
+        return _text(_core.parse_byteps({str(key): str(value) for key, value in named.items()}))
+    if not isinstance(named, str):
+        raise _refused(what, named, _forms() + "; or BytePS's map of strings")
+    if named in HALVES:
+        return Named(DENSE, HALVES[named], None, named)
+    if named == "dense":
+        return Named(DENSE, None, None, named)
+    try:
+        return core_strategy(named) if "@" in named else _text(named)
+    except ValueError as refused:
+        raise ValueError(f"{what} is {shown(named)}: {_remedy(named) or refused}") from None
+
+
+def core_strategy(named: str) -> Named:
+    """Reads COMPRESSOR@CR/COLLECTIVE[:SELECTION]."""
+    text = _core.parse_strategy(named)[0]
+    return Named(text, None, None, text)
+
+
+def _text(named: str) -> Named:
+    text, element = _core.parse_text(named)
+    return Named(DENSE, {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(element), text, text)
+
+
+def _forms() -> str:
+    names = ", ".join(name for name, *_ in _core.compressors())
+    return (
+        f"'dense', 'fp16', 'bf16'; COMPRESSOR@CR/COLLECTIVE[:SELECTION] of {', '.join(_SELECTING)}, for example "
+        f"'topk@0.01/allgather'; or a compressor with its parameters, for example 'topk(k=0.01)+ef(vanilla)', of {names}"
+    )
+
+
+def _remedy(named: str) -> str | None:
+    """What the core cannot say of a text that it has refused: it does not know what the user meant by the name."""
+    name = re.split(r"[@(+\s]", named.strip(), maxsplit=1)[0]
+    examples = {known: tried[0] for known, _, _, tried in _core.compressors()}
+    if name.lower() == "none":
+        return "what compresses nothing is called 'dense'"
+    if name in _SELECTING or (name in examples and "@" not in named):
+        return None
+    if name in examples:
+        return f"{name} has no @CR/COLLECTIVE but parameters, for example '{name}({examples[name]})'"
+    near = difflib.get_close_matches(name.lower(), ["dense", *examples], 1)
+    meant = f", the nearest name is {near[0]!r}" if near else ""
+    return f"there is no compressor {shown(name)}{meant}; allowed is {_forms()}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What ``attach`` is given besides the model and what a trial puts back."""
+
+    named: Named
+    #: Whether decisions are not followed.
+    fixed: bool
+    selection: str
+    job: str
+    socket: str | None
+    propagate: bool
+    shadow_share: float
+    seed: int
+
+
+def read(
+    *, strategy: Any, initial: Any, selection: Any, job: Any, socket: Any, on_nonfinite: Any, scaler: Any, shadow_share: Any,
+    seed: Any,
+) -> Settings:
+    """Reads them. Ranges of numbers and names of jobs are the core's to check."""
+    if not isinstance(selection, str) or selection not in _SELECTIONS:
+        raise _refused("selection", selection, ", ".join(_SELECTIONS))
+    job = os.environ.get("FLEXCOMM_JOB") or "default" if job is None or job == "" else job
+    if not isinstance(job, str):
+        raise _refused("job", job, "a text, the same on all ranks")
+    return Settings(
+        named=strategy_of("initial", initial) if strategy is None else strategy_of("strategy", strategy),
+        fixed=strategy is not None,
+        selection=selection,
+        job=job,
+        socket=_socket(socket),
+        propagate=_propagates(on_nonfinite, scaler),
+        shadow_share=_number("shadow_share", shadow_share),
+        seed=_seed(seed),
+    )
+
+
+def _socket(given: Any) -> str | None:
+    whose = "socket"
+    if given is None or given == "":
+        whose, given = "FLEXCOMM_SOCKET", os.environ.get("FLEXCOMM_SOCKET") or None
+    path = os.fspath(given) if isinstance(given, os.PathLike) else given
+    if path is None:
+        return None
+    if not isinstance(path, str) or "\0" in path:
+        raise _refused(whose, given, "the path of the agent's Unix socket, as its setting `socket` says")
+    length = len(os.fsencode(path))
+    if length > _MOST_PATH:
+        raise ValueError(
+            f"{whose} is {path!r}, {length} bytes long, allowed are at most {_MOST_PATH} (the system's limit for Unix sockets); "
+            "let the agent listen at a shorter path, or make a symbolic link to its folder"
+        )
+    return path
+
+
+def _propagates(on_nonfinite: Any, scaler: Any) -> bool:
+    choices = {"raise": False, "propagate": True, "auto": scaler is not None}
+    if not isinstance(on_nonfinite, str) or on_nonfinite not in choices:
+        raise _refused("on_nonfinite", on_nonfinite, ", ".join(choices))
+    return choices[on_nonfinite]
+
+
+def _number(what: str, value: Any) -> float:
+    try:
+        return value if isinstance(value, float) else float(operator.index(value))
+    except TypeError:
+        raise _refused(what, value, "a number above 0, at most 1") from None
+
+
+def _seed(value: Any) -> int:
+    try:
+        seed = operator.index(value)
+    except TypeError:
+        seed = -1
+    if not 0 <= seed < 2**64:
+        raise _refused("seed", value, "a whole number from 0 to 2^64 - 1, the same on all ranks")
+    return seed
+
+
+def several(what: str, given: Any, of: str) -> tuple[Any, ...]:
+    """A list that the user gave."""
+    if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping)):
+        return tuple(given)
+    raise ValueError(f"{what} is {shown(given)}, allowed is a list of {of}; write {what}=[...]")
+
+
+def generators(given: Any) -> tuple[Any, ...]:
+    """Private random generators."""
+    found = several("generators", given, "torch.Generator")
+    for one in found:
+        if not (hasattr(one, "get_state") and hasattr(one, "set_state")):
+            raise _refused("one of generators", one, "a torch.Generator")
+    return found
+
+
+def group_of(model: DistributedDataParallel) -> dist.ProcessGroup | None:
+    """The model's process group; none is the default one."""
+    own = model.process_group
+    return None if own is dist.group.WORLD else own
+
+
+def check_group(given: Any, own: dist.ProcessGroup | None) -> None:
+    """The model's ranks must be the group's: else some would wait for others in vain."""
+    allowed = "the process group that DistributedDataParallel was given, process_group=; or leave it out"
+    if given is None:
+        return
+    if not isinstance(given, dist.ProcessGroup):
+        raise _refused("group", given, allowed)
+    ranks, models = dist.get_process_group_ranks(given), dist.get_process_group_ranks(own)
+    if ranks != models:
+        raise ValueError(f"group has the ranks {ranks} and the model's has {models}, allowed is {allowed}")
+
+
+def stepping(optimizer: Any) -> Any:
+    """The optimizer whose hooks run: of a wrapper that has none of its own (Accelerate's) what it wraps."""
+    while not hasattr(optimizer, "_optimizer_step_post_hooks") and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def check_optimizer(optimizer: Any, model: torch.nn.Module) -> None:
+    if optimizer is None:
+        return
+    inner = stepping(optimizer)
+    tells = hasattr(inner, "_optimizer_step_post_hooks") or not isinstance(inner, torch.optim.Optimizer)
+    if not (tells and hasattr(inner, "register_step_post_hook")):
+        raise ValueError(
+            f"optimizer is a {type(optimizer).__name__} that does not tell when it steps; give the torch.optim.Optimizer that "
+            "steps the model, or a wrapper that has it as its attribute optimizer, or leave it out"
+        )
+    groups = getattr(inner, "param_groups", None)
+    its = None if groups is None else {id(p) for group in groups for p in group["params"]}
+    if its is not None and its.isdisjoint(id(p) for p in model.parameters()):
+        raise ValueError(
+            f"optimizer is a {type(optimizer).__name__} of {len(its)} parameters, none of which is the model's, so its steps are "
+            "not the model's; make it of model.parameters() (again, where the model was replaced after it was made), or leave "
+            "it out"
+        )
