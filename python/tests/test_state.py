@@ -19,10 +19,34 @@ def test_what_is_held_back_survives(seen, what):
 
 
 def test_states_of_others_are_refused_with_the_remedy(seen):
-    words = ["consolidate=True", "consolidate=True", "format", "nobody", "is not of this model", "finite"]
+    words = [
+        ["consolidate=True"], ["consolidate=True"], ["format 99"], ["nobody"],
+        ["'0.bias' holds back 3 values", "120", "is not of this model"], ["'0.bias'", "infinite"],
+    ]
     for rank in seen:
-        for text, word in zip(rank["refused"], words, strict=True):
-            assert text is not None and word in text, (text, word)
+        for text, expected in zip(rank["refused"], words, strict=True):
+            assert text is not None and all(word in text for word in expected), text
+
+
+#: The value, or the name of what is missing, in what is said of each of the states of the script.
+WRONG = [
+    "it is None", "it is [{'format'", "it has no 'world'", "has '2' as 'format', expected a whole number", "has '2' as 'world'",
+    "has None as 'rank'", "has None as 'held_back', expected a dict", "'0.bias' holds back [0.0", "'0.bias' holds back tensor([",
+    "no parameter 5", "'text' is 5", "'text' has no 'strategy'", "has 5 as 'strategy', expected a text", "step -1",
+    "has 5 as 'buckets', expected a list", "the bucket 5", "the bucket (['0.bias']", "no parameter 'nobody'",
+]
+
+
+@pytest.mark.parametrize("number, word", list(enumerate(WRONG)))
+def test_what_is_no_state_is_refused_with_the_value_and_the_remedy(seen, number, word):
+    for rank in seen:
+        assert len(rank["wrong"]) == len(WRONG)
+        text = rank["wrong"][number]
+        assert text is not None and word in text and ("session.state_dict()" in text or "this very model" in text), text
+
+
+def test_a_refused_state_leaves_the_model_without_the_hook(seen):
+    assert all(rank["hooks after a refused state"] == 0 for rank in seen)
 
 
 def test_ddp_is_gone_below_only_where_the_values_of_its_buckets_are_known(seen):

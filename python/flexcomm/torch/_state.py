@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Mapping
 
 import torch
 import torch.distributed as dist
 
 from flexcomm._core import Core, FlexcommError
 from flexcomm.torch import _device
+from flexcomm.torch._arguments import shown
 
 logger = logging.getLogger("flexcomm")
 
@@ -45,28 +46,20 @@ def save(core: Core, named: Named, who: tuple[int, int, Any], consolidate: bool)
     return state
 
 
-def load(core: Core, named: Named, who: tuple[int, int], state: dict[str, Any]) -> None:
+def load(core: Core, named: Named, who: tuple[int, int], state: Any) -> None:
     """Checks all of it, then replaces what is held back."""
     rank, world = who
-    if state.get("format") not in _READ:
-        raise FlexcommError(
-            f"failed to load flexcomm's state: format {state.get('format')!r}, this version reads 1 and {FORMAT}"
-        )
+    _check(state, {name: parameter.numel() for name, parameter in named})
     if state["rank"] >= 0 and (state["world"], state["rank"]) != (world, rank):
-        raise FlexcommError(
-            f"failed to load flexcomm's state: it is of rank {state['rank']} of {state['world']}, this is rank {rank} "
-            f"of {world}; load each rank's own, or save with state_dict(consolidate=True) to change the number of ranks"
+        raise _refused(
+            f"it is of rank {state['rank']} of {state['world']}, this is rank {rank} of {world}; load each rank's own, or save "
+            "with state_dict(consolidate=True) to change the number of ranks"
         )
     numbers = {name: i for i, (name, _) in enumerate(named)}
-    text = state.get("text")
-    unknown = [name for name in state["held_back"] if name not in numbers]
-    unknown += [name for names, _ in text["buckets"] for name in names if name not in numbers] if text else []
-    if unknown:
-        raise FlexcommError(f"failed to load flexcomm's state: the model has no parameter {unknown[0]!r}")
     tensors = [(numbers[n], t.detach().to("cpu", torch.float32).contiguous()) for n, t in state["held_back"].items()]
-    saved = None
+    saved, text = None, state.get("text")
     if text:
-        buckets = [([numbers[n] for n in names], bits.numpy().tobytes()) for names, bits in text["buckets"]]
+        buckets = [([numbers[n] for n in names], bits.cpu().numpy().tobytes()) for names, bits in text["buckets"]]
         saved = text["strategy"], text["step"], buckets
     goes_on = core.hold_back([(i, t.data_ptr(), t.numel()) for i, t in tensors], saved)
     if saved and not goes_on:
@@ -74,3 +67,72 @@ def load(core: Core, named: Named, who: tuple[int, int], state: dict[str, Any]) 
             "the state is of strategy %s, another is in force: what was held back goes on, momenta and warm starts begin "
             "anew", saved[0]
         )
+
+
+def _refused(why: str) -> FlexcommError:
+    return FlexcommError(f"failed to load flexcomm's state: {why}")
+
+
+def _check(state: Any, sizes: dict[str, int]) -> None:
+    """Refuses what :func:`save` cannot have made for a model with parameters of these sizes."""
+    if not isinstance(state, Mapping):
+        raise _refused(f"it is {shown(state)}; give what session.state_dict() returned")
+    if _field(state, "format", int, None) not in _READ:
+        raise _refused(f"format {state['format']!r}, this version reads 1 and {FORMAT}; give what session.state_dict() returned")
+    _field(state, "world", int, None)
+    _field(state, "rank", int, None)
+    for name, values in _field(state, "held_back", Mapping, None).items():
+        _check_held(name, values, sizes)
+    text = state.get("text")
+    if text is None:
+        return
+    if not isinstance(text, Mapping):
+        raise _refused(f"its 'text' is {shown(text)}, expected a dict; give what session.state_dict() returned")
+    _field(text, "strategy", str, "text")
+    if not 0 <= _field(text, "step", int, "text") < 2**64:
+        raise _refused(f"its 'text' has the step {text['step']}, expected 0 or more; give what session.state_dict() returned")
+    for bucket in _field(text, "buckets", (list, tuple), "text"):
+        _check_bucket(bucket, sizes)
+
+
+def _field(of: Mapping[str, Any], key: str, kind: Any, within: str | None) -> Any:
+    whose = f"its {within!r}" if within else "it"
+    if key not in of:
+        raise _refused(f"{whose} has no {key!r}; give what session.state_dict() returned")
+    if not isinstance(of[key], kind) or isinstance(of[key], bool):
+        names = {int: "a whole number", str: "a text", Mapping: "a dict"}
+        raise _refused(
+            f"{whose} has {shown(of[key])} as {key!r}, expected {names.get(kind, 'a list')}; give what session.state_dict() "
+            "returned"
+        )
+    return of[key]
+
+
+def _check_held(name: Any, values: Any, sizes: dict[str, int]) -> None:
+    """What one parameter holds back."""
+    if name not in sizes:
+        raise _refused(f"the model has no parameter {name!r}; load the state of this very model")
+    if not (torch.is_tensor(values) and values.is_floating_point() and values.layout == torch.strided):
+        raise _refused(
+            f"parameter {name!r} holds back {shown(values)}, expected a tensor of float32; give what session.state_dict() returned"
+        )
+    if values.numel() != sizes[name]:
+        raise _refused(
+            f"parameter {name!r} holds back {values.numel()} values, but has {sizes[name]} in this model: the state is not of "
+            "this model; load the state of this very model"
+        )
+    if not bool(values.isfinite().all()):
+        raise _refused(f"parameter {name!r} holds back NaN or infinite values; load an earlier state, whose values are finite")
+
+
+def _check_bucket(bucket: Any, sizes: dict[str, int]) -> None:
+    """Names of parameters, and the bytes of their pipeline."""
+    pair = isinstance(bucket, (list, tuple)) and len(bucket) == 2
+    if not (pair and isinstance(bucket[0], (list, tuple)) and torch.is_tensor(bucket[1]) and bucket[1].dtype == torch.uint8):
+        raise _refused(
+            f"its 'text' has the bucket {shown(bucket)}, expected names and a tensor of uint8; give what session.state_dict() "
+            "returned"
+        )
+    unknown = [name for name in bucket[0] if not isinstance(name, str) or name not in sizes]
+    if unknown:
+        raise _refused(f"the model has no parameter {unknown[0]!r}; load the state of this very model")

@@ -126,6 +126,8 @@ with ranks() as (rank, world, seen):
             loaded.load_state_dict(state)
         except flexcomm.FlexcommError as error:
             return str(error)
+        except Exception as error:
+            return f"{type(error).__name__} from deep inside"
         return None
 
     seen["refused"] = [
@@ -136,6 +138,22 @@ with ranks() as (rank, world, seen):
         refused(dict(own, held_back={"0.bias": torch.zeros(3)})),
         refused(dict(own, held_back={"0.bias": torch.full((120,), float("nan"))})),
     ]
+    text = {"strategy": "topk(k=0.1)", "step": 3, "buckets": []}
+    wrong = [
+        None, [own], {"format": 2}, dict(own, format="2"), dict(own, world="2"), dict(own, rank=None), dict(own, held_back=None),
+        dict(own, held_back={"0.bias": [0.0] * 120}), dict(own, held_back={"0.bias": torch.zeros(120, dtype=torch.int64)}),
+        dict(own, held_back={5: torch.zeros(120)}), dict(own, text=5), dict(own, text={}), dict(own, text=dict(text, strategy=5)),
+        dict(own, text=dict(text, step=-1)), dict(own, text=dict(text, buckets=5)), dict(own, text=dict(text, buckets=[5])),
+        dict(own, text=dict(text, buckets=[(["0.bias"], torch.zeros(3))])),
+        dict(own, text=dict(text, buckets=[(["nobody"], torch.zeros(3, dtype=torch.uint8))])),
+    ]
+    seen["wrong"] = [refused(state) for state in wrong]
+    plain = ddp(network())
+    loaded_never = flexcomm.torch.attach(plain, torch.optim.SGD(plain.parameters(), lr=0.05))
+    try:
+        loaded_never.load_state_dict({"format": 2})
+    except Exception:
+        seen["hooks after a refused state"] = len(plain._comm_hooks)
     seen["unchanged"] = total(loaded.state_dict()) == total(mean)
 
     # Going dense hands out all that was held back.
