@@ -24,7 +24,7 @@ pub fn decide(snapshot: &Snapshot, now: Timestamp, rng: &mut (impl RngCore + ?Si
     }
     trial::settle(snapshot, &mut call.memory, now);
     let ready = call.observe();
-    call.ask_for_trial(rng);
+    call.ask_for_trial(ready.is_ok(), rng);
     match ready {
         Ok(links) => {
             call.solve_buckets(rng);
@@ -132,11 +132,11 @@ impl<'a> Call<'a> {
     }
 
     /// Asks for a trial when there is reason to. Runs for every snapshot of a job that reports steps.
-    fn ask_for_trial(&mut self, rng: &mut (impl RngCore + ?Sized)) {
+    fn ask_for_trial(&mut self, trusted: bool, rng: &mut (impl RngCore + ?Sized)) {
         if self.s.compute.is_none() {
             return;
         }
-        let look = trial::Look { s: self.s, memory: &self.memory, costs: self.costs.as_ref(), now: self.now };
+        let look = trial::Look { s: self.s, memory: &self.memory, costs: self.costs.as_ref(), trusted, now: self.now };
         let Some(why) = look.wanted(&self.triggers, rng) else { return };
         let Some((request, cost_s)) = trial::request(self.s, self.costs.as_ref(), why) else { return };
         self.memory.trial.asked_at = Some(self.now);
@@ -287,7 +287,9 @@ impl<'a> Call<'a> {
             decided_at: self.now,
             reason: take.why.clone(),
         };
-        let assumed = self.s.in_force.is_none() && !trial::unmeasured(self.s).is_empty();
+        let unmeasured = trial::unmeasured(self.s);
+        let assumed =
+            unmeasured.contains(&decision.strategy.selector()) || self.s.in_force.is_none() && !unmeasured.is_empty();
         self.memory.assumed = assumed.then_some(decision.version);
         self.memory.previous = Some(self.s.strategy());
         self.memory.dwell_from = Some(self.now);

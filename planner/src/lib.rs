@@ -22,6 +22,7 @@
 //!    Others are: the first decision, a new profile, predicted times that moved though the links did not, a
 //!    change held back before, a strategy no longer offered or admitted, a block that the links have ended, a regular
 //!    review. A gain that moved by 10 % or more asks for a **trial** (`trial.rs`), whose profile is the trigger then.
+//!    While dense runs none is asked for unless compressing would win provided that it lost nothing (`headroom.rs`).
 //!    Nothing of that: the answer is `nothing-moved`, with all predicted times all the same.
 //! 5. **Guard** (`guard.rs`). Steps measured worse than predicted, or than dense, beyond a margin, for longer
 //!    than the guard's patience, on links measured since that do not move: where dense or the strategy before is known to
@@ -65,6 +66,7 @@ mod decide;
 mod floor;
 mod gains;
 mod guard;
+mod headroom;
 pub mod memory;
 mod report;
 mod snapshot;

@@ -67,7 +67,7 @@ pub struct Memory {
     pub seen: Vec<Seen>,
     /// Strategies not to return to for a while.
     pub blocked: Vec<Blocked>,
-    /// The first decision, made on assumed gains because the links moved before a trial could answer.
+    /// A decision made on assumed gains because the links moved before a trial could answer.
     #[serde(default)]
     pub assumed: Option<Version>,
     /// A decision that need not stay for the dwell time: a rollback whose reason the links explain, or one that was made on

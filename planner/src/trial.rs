@@ -1,5 +1,6 @@
 //! When to ask for a trial, and of what.
 
+use crate::headroom::Headroom;
 use crate::solve::Costs;
 use crate::{MAX_TRIAL_CANDIDATES, Memory, Snapshot, TrialRequest, Trigger, words};
 use flexcomm_domain::{Seconds, Selector, Strategy, Timestamp};
@@ -37,6 +38,8 @@ pub(crate) struct Look<'a> {
     pub(crate) s: &'a Snapshot,
     pub(crate) memory: &'a Memory,
     pub(crate) costs: Option<&'a Costs>,
+    /// Whether the links behind the costs can be acted on.
+    pub(crate) trusted: bool,
     pub(crate) now: Timestamp,
 }
 
@@ -60,7 +63,12 @@ impl Look<'_> {
 
     fn reason(&self, triggers: &[Trigger]) -> Option<String> {
         let s = self.s;
-        let due = self.unmeasured_and_affordable();
+        let dense = s.strategy().is_dense().then(|| Headroom::new(s, self.costs.filter(|_| self.trusted)));
+        if dense.as_ref().is_some_and(|room| self.moving() || !room.holds(|_| true)) {
+            return None;
+        }
+        let mut due = self.unmeasured_and_affordable();
+        due.retain(|x| dense.as_ref().is_none_or(|room| room.holds(|of| of == x)));
         if !due.is_empty() {
             let names: Vec<String> = due.iter().map(ToString::to_string).collect();
             return Some(format!("nothing is measured yet of {}", names.join(", ")));
@@ -73,13 +81,18 @@ impl Look<'_> {
         if age >= s.config.trial_review_s {
             return Some(format!("the last trial was {} ago", words::time(age.get())));
         }
-        let blind = s.in_force.is_some() && age >= s.config.trial_review_dense_s && self.compressing_could_win();
+        let blind = s.in_force.is_some() && age >= s.config.trial_review_dense_s && dense.is_some();
         let age = words::time(age.get());
         blind.then(|| format!("the last trial was {age} ago and no gain in force shows whether it still holds"))
     }
 
-    /// Of the unmeasured, those of which a trial could measure something now. The first trial is worth it in any case;
-    /// where only shadows answered it, none can run live, and one rank that selects for all has no shadow.
+    /// Whether a first decision was made and links move: half of what they look like meanwhile never was.
+    fn moving(&self) -> bool {
+        self.s.in_force.is_some() && self.memory.unsteady(&self.s.config, self.now).is_some()
+    }
+
+    /// Of the unmeasured, those of which a trial could measure something now. The first trial need not be cheap; where
+    /// only shadows answered it, none can run live, and one rank that selects for all has no shadow.
     fn unmeasured_and_affordable(&self) -> BTreeSet<Selector> {
         let mut unmeasured = unmeasured(self.s);
         if self.s.profiles.measured_at.is_none() {
@@ -89,13 +102,6 @@ impl Look<'_> {
         let candidates = candidates(self.s, self.costs);
         let fits = |x: &Strategy| within_budget(self.s, cost(self.s, self.costs, x));
         unmeasured.into_iter().filter(|of| candidates.iter().any(|x| x.selector() == *of && fits(x))).collect()
-    }
-
-    /// Whether dense runs and a candidate would be better by the margin if it lost nothing.
-    fn compressing_could_win(&self) -> bool {
-        let Some(costs) = self.costs.filter(|_| self.s.strategy().is_dense()) else { return false };
-        let dense = costs.in_force.what.t_step.get() * (1.0 - self.s.config.hysteresis);
-        costs.all.iter().any(|p| !p.blocked && !p.strategy().is_dense() && p.what.t_step.get() < dense)
     }
 }
 
