@@ -250,13 +250,82 @@ mod tests {
         }
     }
 
+    /// Factors from one number of a word to others of the same: 16, 32 and 48 on.
+    fn between() -> [u32; 3] {
+        [FOURS[1], FOURS[2], FOURS[3]]
+    }
+
+    /// The sum of the partial quotients of factor / whole: it bounds by how many points of the lattice a box has more or fewer
+    /// than its share.
+    fn partial_quotients(factor: u64, whole: u64) -> u64 {
+        match factor {
+            0 => 0,
+            _ => whole / factor + partial_quotients(whole % factor, factor),
+        }
+    }
+
+    /// The length of the shortest vector of the lattice of (1, factor) and (0, whole), of that of the best one (Gauss).
+    fn spacing(factor: i128, whole: i128) -> f64 {
+        let square = |v: [i128; 2]| v[0] * v[0] + v[1] * v[1];
+        let (mut short, mut long) = ([1, factor], [0, whole]);
+        loop {
+            if square(short) > square(long) {
+                (short, long) = (long, short);
+            }
+            let along = (short[0] * long[0] + short[1] * long[1]) as f64 / square(short) as f64;
+            let times = along.round() as i128;
+            if times == 0 {
+                return (square(short) as f64 / (whole as f64 * 2.0 / 3f64.sqrt())).sqrt();
+            }
+            long = [long[0] - times * short[0], long[1] - times * short[1]];
+        }
+    }
+
+    /// What [`Stream::fourth`] and [`FOURS`] promise of the factors, by arithmetic alone.
+    #[test]
+    fn factors_of_a_word_make_even_lattices() {
+        for bits in [32, 24, 23] {
+            for factor in between() {
+                assert_eq!(factor % 2, 1, "an even factor loses bits");
+                let (whole, factor) = (1u64 << bits, u64::from(factor) % (1 << bits));
+                let quotients = partial_quotients(factor, whole);
+                assert!(quotients <= 100, "{factor:#x}, {bits} bits: partial quotients add up to {quotients}");
+                let spacing = spacing(factor.into(), whole.into());
+                assert!((0.8..=1.0).contains(&spacing), "{factor:#x}, {bits} bits: {spacing} of the best");
+            }
+        }
+    }
+
+    /// Of all words there are, how often a number is below p and another of the same word below q: p q of them but for 16 words,
+    /// and where both are rarer than 2^-16, at most two in all. Counted, not drawn: every word is as likely as any other.
+    #[test]
+    fn rare_decisions_of_a_word_coincide_as_seldom_as_they_should() {
+        for bits in [32u32, 24, 23] {
+            for factor in between() {
+                for p in bits.saturating_sub(17).max(1)..=18 {
+                    let others =
+                        (0..1u32 << (bits - p)).map(|word| word.wrapping_mul(factor) & (u32::MAX >> (32 - bits)));
+                    let mut others: Vec<u32> = others.collect();
+                    others.sort_unstable();
+                    for q in 1..=18 {
+                        let both = others.partition_point(|other| u64::from(*other) < 1 << (bits - q));
+                        let want = 2f64.powi(bits as i32 - p as i32 - q as i32);
+                        let of = format!("{factor:#x}, {bits} bits, 2^-{p} and 2^-{q}: {both} of {want}");
+                        assert!((both as f64 - want).abs() <= 16.0, "{of}");
+                        assert!(p.min(q) < 16 || both <= 2, "{of}");
+                    }
+                }
+            }
+        }
+    }
+
     /// Whether two numbers of a word are below p and q: covariances over 2^20 words are 0 to within 6 standard errors and the
-    /// bound, also where both are rare, by all bits and by those that steps and powers of two go by.
+    /// bound of the lattice, also where both are rare, by all bits and by those that steps and powers of two go by.
     #[test]
     fn four_of_a_word_decide_as_if_independent() {
         const N: u32 = 1 << 20;
         let stream = Stream::new(7, [0; 4]);
-        let chances = [0.5, 0.3, 0.9, 1.0 / 65_536.0, 0.5 + 0.5 / 65_536.0, 1e-3];
+        let chances = [0.5, 0.3, 0.9, 2f64.powi(-10), 2f64.powi(-18), 0.5 + 2f64.powi(-17)];
         for bits in [32, 24, 23] {
             let whole = 2f64.powi(bits);
             let number = |i: u32| f64::from(stream.fourth(i) & (u32::MAX >> (32 - bits)));
@@ -268,7 +337,7 @@ mod tests {
                     let sigma = (p * q * (1.0 - p * q) / f64::from(N)).sqrt();
                     // Counts of what hardly ever happens are no normal numbers: two more or less say nothing.
                     assert!(
-                        off <= 6.0 * sigma + 1.0 / 65_536.0 + 2.0 / f64::from(N),
+                        off <= 6.0 * sigma + 100.0 / whole + 2.0 / f64::from(N),
                         "{bits}: {p} and {q}: off by {off}"
                     );
                 }
