@@ -178,6 +178,32 @@ impl Candidates {
     }
 }
 
+/// Values of tests that kernels must agree on.
+#[cfg(test)]
+mod values {
+    use proptest::prelude::*;
+
+    /// Fewer than `most`: zeros, subnormal and normal numbers, and in half of the cases some NaN (also signalling ones) and
+    /// infinities, of both signs, between them. `any` makes neither, and where all classes are equally likely no long case is
+    /// finite.
+    pub(crate) fn of_all_classes(most: usize) -> impl Strategy<Value = Vec<f32>> {
+        let mixed = prop_oneof![99 => any::<f32>(), 1 => prop::num::f32::ANY | prop::num::f32::SIGNALING_NAN];
+        prop_oneof![prop::collection::vec(any::<f32>(), 0..most), prop::collection::vec(mixed, 0..most)]
+    }
+
+    #[test]
+    fn every_class_occurs() {
+        use proptest::strategy::ValueTree;
+        let mut runner = proptest::test_runner::TestRunner::deterministic();
+        let made: Vec<Vec<f32>> =
+            (0..64).map(|_| of_all_classes(3000).new_tree(&mut runner).unwrap().current()).collect();
+        let some = |is: fn(&f32) -> bool| made.iter().flatten().any(is);
+        assert!(some(|x| x.is_nan()) && some(|x| *x == f32::INFINITY) && some(|x| *x == f32::NEG_INFINITY));
+        assert!(some(|x| x.is_subnormal()) && some(|x| *x == 0.0) && some(|x| x.is_normal()));
+        assert!(made.iter().filter(|x| x.len() > 100 && x.iter().all(|x| x.is_finite())).count() > 10);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,13 +255,16 @@ mod tests {
     proptest! {
         #[test]
         fn all_kernels_answer_the_same(
-            pairs in prop::collection::vec((any::<f32>(), prop_oneof![Just(0.0f32), any::<f32>()]), 0..3000),
+            gradient in super::values::of_all_classes(3000),
+            residual in super::values::of_all_classes(3000),
+            fed_back in any::<bool>(),
             floor in prop::option::of(prop_oneof![Just(0u32), Just(KEY_MASK), Just(0x3f80_0000), 0u32..=KEY_MASK]),
             limit in prop_oneof![0usize..100, Just(3000usize)],
         ) {
             // One NaN times another keeps either's bits, by the order of operands: leave NaN to the one side.
             let clean = |x: f32| if x.is_nan() { 1.0 } else { x };
-            let (gradient, residual): (Vec<f32>, Vec<f32>) = pairs.into_iter().map(|(g, r)| (g, clean(r))).unzip();
+            let residual = residual.into_iter().map(|x| if fed_back { clean(x) } else { 0.0 });
+            let residual: Vec<f32> = residual.chain(std::iter::repeat(0.5)).take(gradient.len()).collect();
             for kernel in Kernel::available() {
                 check(kernel, &gradient, &residual, floor, limit);
             }

@@ -203,7 +203,9 @@ mod tests {
                 let (mut codes, mut words) = (vec![0; x.len()], Words::NONE);
                 let values = Rounded { random, x: &x, first, width: 8, codes: &mut codes, words: &mut words };
                 let (done, whole) = kernel.round(Rounding::Steps(steps), values, &mut [0.0; 64]);
-                prop_assert!(done == 0 || done == x.len() / 64 * 64);
+                // Both kernels with vectors that are available have these: only the portable one leaves all to plain loops.
+                let vectors = if kernel == Kernel::Portable { 0 } else { x.len() / 64 * 64 };
+                prop_assert_eq!(done, vectors, "{:?}", kernel);
                 let squares: i64 = want[..done].iter().map(|level| level * level).sum();
                 prop_assert_eq!(whole.unwrap_or(0), squares as u64, "{:?}", kernel);
                 let levels: Vec<i64> = codes[..done].iter().map(|code| i64::from(*code) - i64::from(low)).collect();

@@ -236,7 +236,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_kernels_pack_the_same(x in prop::collection::vec(any::<f32>(), 0..200)) {
+        fn all_kernels_pack_the_same(x in super::super::values::of_all_classes(200)) {
             check(&x)?;
         }
     }
