@@ -3,18 +3,42 @@
 use flexcomm_compression::codec::{Codec, Context, EncodeError, Shape, Travels};
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step, add_messages};
 use flexcomm_compression::random::Stream;
-use flexcomm_compression::strategy::{Nature, Strategy, params::Values};
+use flexcomm_compression::strategy::{Entry, Nature, Strategy, params::Values};
 use flexcomm_compression::wire::{Reader, Writer};
 use flexcomm_compression::{Energy, Layers, methods};
 
 /// Every registered codec with each of its examples; with FLEXCOMM_CODECS="a b" only these, to work on them.
 pub(crate) fn every_strategy() -> Vec<Strategy> {
-    let only = std::env::var("FLEXCOMM_CODECS").ok();
-    let wanted = |name: &str| only.as_ref().is_none_or(|only| only.split_whitespace().any(|one| one == name));
-    let texts = methods::all()
-        .filter(|entry| wanted(entry.name))
-        .flat_map(|entry| entry.examples.iter().map(|args| format!("{}({args})", entry.name)));
+    let only = std::env::var_os("FLEXCOMM_CODECS").map(|only| only.into_string().unwrap());
+    let wanted = named(only.as_deref()).unwrap_or_else(|error| panic!("{error}"));
+    let texts = wanted.iter().flat_map(|entry| entry.examples.iter().map(|args| format!("{}({args})", entry.name)));
     texts.map(|text| parse(&text)).collect()
+}
+
+/// The codecs of a list of names, or all without one. A name that is none, or no name, would test nothing and pass.
+fn named(only: Option<&str>) -> Result<Vec<&'static Entry>, String> {
+    let Some(only) = only else { return Ok(methods::all().collect()) };
+    let names: Vec<&str> = only.split_whitespace().collect();
+    let known = |name: &str| methods::all().any(|entry| entry.name == name);
+    match names.iter().find(|name| !known(name)) {
+        None if !names.is_empty() => Ok(methods::all().filter(|entry| names.contains(&entry.name)).collect()),
+        wrong => {
+            let allowed: Vec<&str> = methods::all().map(|entry| entry.name).collect();
+            let wrong = wrong.map_or("no name".into(), |name| format!("{name:?}"));
+            Err(format!("FLEXCOMM_CODECS has {wrong}: allowed are some of {}, or unset it for all", allowed.join(" ")))
+        }
+    }
+}
+
+#[test]
+fn codecs_to_test_are_named_or_refused() {
+    let names = |only: &str| named(Some(only)).map(|all| all.iter().map(|entry| entry.name).collect::<Vec<_>>());
+    assert_eq!(named(None).unwrap().len(), methods::all().count());
+    assert_eq!(names(" topk  onebit ").unwrap().len(), 2);
+    for (wrong, said) in [("topk onebitt", "\"onebitt\""), ("topk,onebit", "\"topk,onebit\""), ("", "no name")] {
+        let error = names(wrong).unwrap_err();
+        assert!(error.contains(said) && error.contains(" topk ") && error.contains(" powersgd "), "{error}");
+    }
 }
 
 /// A strategy that must be right.

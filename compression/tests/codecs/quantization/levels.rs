@@ -28,6 +28,29 @@ fn chances_are_those_of_the_definitions() {
     assert_drawn("natural", &[f32::MIN_POSITIVE / 4.0], &[(0.0, 0.75), (f32::MIN_POSITIVE, 0.25)]);
 }
 
+/// LPC-SVRG with lambda below 1 (Yu et al. 2019, section 3; GRACE, equation 4): delta = lambda max |x| / (2^(w−1) − 1), here
+/// 0.5 · 12 / 3 = 2, the grid is −8, −6, …, 6; within it without bias, beyond it its ends.
+#[test]
+fn lpcsvrg_clips_to_its_grid() {
+    let text = "lpcsvrg(bits=3,lambda=0.5)";
+    assert_drawn(text, &[-1.5, 12.0], &[(-2.0, 0.75), (0.0, 0.25)]);
+    assert_drawn(text, &[5.0, 12.0], &[(4.0, 0.5), (6.0, 0.5)]);
+    assert_drawn(text, &[-7.0, 12.0], &[(-8.0, 0.5), (-6.0, 0.5)]);
+    assert_drawn(text, &[7.0, 12.0], &[(6.0, 1.0)]);
+    assert_drawn(text, &[12.0, 1.0], &[(6.0, 1.0)]);
+    assert_drawn(text, &[-12.0, 1.0], &[(-8.0, 1.0)]);
+}
+
+/// Levels 0, 1/4, 1/2 and 1 of the Euclidean norm: of 5, and of 9.
+#[test]
+fn natural_dithering_takes_its_levels_from_the_euclidean_norm() {
+    let text = "dithering(k=3,partition=natural,normalize=l2)";
+    assert_drawn(text, &[3.0, 4.0], &[(2.5, 0.8), (5.0, 0.2)]);
+    assert_drawn(text, &[-3.0, 4.0], &[(-5.0, 0.2), (-2.5, 0.8)]);
+    assert_drawn(text, &[1.0, 4.0, 8.0], &[(0.0, 5.0 / 9.0), (2.25, 4.0 / 9.0)]);
+    assert_drawn(text, &[-8.0, 4.0, 1.0], &[(-9.0, 7.0 / 9.0), (-4.5, 2.0 / 9.0)]);
+}
+
 /// SSDM by enumeration: all signs of three values, each at the product of its chances.
 #[test]
 fn ssdm_draws_each_pattern_as_often_as_defined() {
