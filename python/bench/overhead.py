@@ -4,11 +4,13 @@ The same network is trained by plain DDP (twice: their difference is this machin
 `allreduce_hook`, by flexcomm dense without an agent (DDP by itself), with an agent in a process of its own (control word
 and telemetry below DDP; and with the hook, as it is after a decision for something else than dense), and with top-k at
 0.01. In each turn every job makes a few steps, in an order that is drawn anew: a shared machine's speed changes within
-tenths of a second. Prints medians of the step time, and the ratio to plain DDP's steps in the same turn: the mean of the
+tenths of a second. Two more rows: the agent's job in a loop over `session.batches()`, and the same as the agent's with
+nothing reported, which tells what reporting costs (`telemetry`). Prints medians of the step time, and the ratio to plain DDP's steps in the same turn: the mean of the
 middle four fifths of the turns, with its standard error; and the same of the processor's time, of all of a rank's threads.
 BUCKET_MB sets DDP's bucket_cap_mb, TURNS the turns, JOBS some of the jobs, PIN=1 binds each rank to a core.
 """
 
+import itertools
 import math
 import multiprocessing
 import os
@@ -46,43 +48,73 @@ JOBS = {
     "torch": "torch's allreduce_hook",
     "none": "flexcomm dense, no agent",
     "agent": "flexcomm dense, agent",
-    "hook": "the same with its hook",
+    "silent": "the same, nothing reported",
+    "batches": "dense, agent, batches()",
+    "hook": "dense, agent, its hook",
     "topk": "flexcomm topk 0.01",
 }
 if "JOBS" in os.environ:
-    JOBS = {kind: JOBS[kind] for kind in ["plain", "agent", *os.environ["JOBS"].split()]}
+    JOBS = {kind: JOBS[kind] for kind in ["plain", "agent", "silent", *os.environ["JOBS"].split()]}
 
 
-def serve(folder, name):
-    FakeAgent(folder, name).start()
+class Silent:
+    """A core whose steps are never reported: each waits for times that never come. They are taken all the same, so what is
+    missing beside a core that reports is gathering steps, writing them as JSON and sending them. What stands in for it is a
+    call of Python and one of the core, some microseconds."""
+
+    def __init__(self, core):
+        self._core, self._ticket = core, 0
+
+    def __getattr__(self, name):
+        # Found at once the next time.
+        found = getattr(self._core, name)
+        setattr(self, name, found)
+        return found
+
+    def finish(self, loss=None, ticket=None):
+        self._ticket += 1
+        answer = self._core.finish(loss, self._ticket)
+        self._core.told(self._ticket, None)
+        return answer
+
+
+def serve(folder, kinds):
+    for kind in kinds:
+        FakeAgent(folder, kind).start()
     time.sleep(3600)
 
 
-def agent(rank):
-    """An agent in a process of its own, as it is in earnest: its socket."""
+def agents():
+    """An agent for each job that has one, in a process apart, as in earnest: their sockets. One process for all, since only
+    one job at a time makes steps."""
+    kinds = [kind for kind in JOBS if kind in ("agent", "silent", "batches", "hook")]
     folder = pathlib.Path(tempfile.mkdtemp())
-    multiprocessing.get_context("spawn").Process(target=serve, args=(folder, f"a{rank}"), daemon=True).start()
-    socket = folder / f"a{rank}.sock"
-    while not socket.exists():
+    multiprocessing.get_context("spawn").Process(target=serve, args=(folder, kinds), daemon=True).start()
+    sockets = {kind: folder / f"{kind}.sock" for kind in kinds}
+    while not all(socket.exists() for socket in sockets.values()):
         time.sleep(0.01)
-    return str(socket)
+    return {kind: str(socket) for kind, socket in sockets.items()}
 
 
-def job(kind, rank):
+def job(kind, socket):
     model = ddp(network(SIZES), bucket_cap_mb=BUCKET_MB)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     session = None
     if kind == "torch":
         model.register_comm_hook(None, default_hooks.allreduce_hook)
-    elif kind in ("none", "agent", "hook", "topk"):
+    elif kind in ("none", "agent", "silent", "batches", "hook", "topk"):
         strategy = "topk@0.01/allgather" if kind == "topk" else None
-        socket = agent(rank) if kind in ("agent", "hook") else None
         session = flexcomm.torch.attach(model, optimizer, strategy=strategy, socket=socket, register=kind != "hook")
         if kind == "hook":
             model.register_comm_hook(None, session.hook)
-    x, y = torch.randn(64, SIZES[0]), torch.randint(0, SIZES[-1], (64,))
+    if kind == "silent":
+        session._core = Silent(session._core)
+    batches = itertools.repeat((torch.randn(64, SIZES[0]), torch.randint(0, SIZES[-1], (64,))))
+    if kind == "batches":
+        batches = iter(session.batches(batches))
 
     def step():
+        x, y = next(batches)
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
@@ -104,7 +136,13 @@ def telemetry_alone(session):
 
 
 def paired(ours, theirs):
-    """Ratio of turns side by side, in percent above 1, with its standard error."""
+    """Ratio of turns side by side, in percent above 1, with its standard error, as text."""
+    mean, error = compared(ours, theirs)
+    return f"{mean:+8.2f} % +- {error:4.2f}"
+
+
+def compared(ours, theirs):
+    """Ratio of turns side by side, in percent above 1, and its standard error."""
     ratios = sorted(math.log(a / b) for a, b in zip(ours, theirs))
     # Without the tenths at both ends: what another process takes in a turn is not ours. Its error by the usual formula for
     # trimmed means: what was cut off counts as the last that was not.
@@ -113,7 +151,7 @@ def paired(ours, theirs):
     mean = statistics.fmean(middle)
     squares = sum((r - mean) ** 2 for r in middle) + cut * sum((end - mean) ** 2 for end in (middle[0], middle[-1]))
     error = math.sqrt(squares / (len(ratios) - 1) / len(ratios)) / (1 - 2 * cut / len(ratios))
-    return f"{math.expm1(mean) * 100:+8.2f} % +- {error * 100:4.2f}"
+    return math.expm1(mean) * 100, error * 100
 
 
 def turn(jobs, order):
@@ -132,7 +170,8 @@ def turn(jobs, order):
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    jobs = [job(kind, rank) for kind in JOBS]
+    sockets = agents()
+    jobs = [job(kind, sockets.get(kind)) for kind in JOBS]
     # The same on all ranks.
     draw = random.Random(1)
     for _ in range(4):
@@ -146,6 +185,9 @@ def main():
         print(f"{'':26} {'ms per step':>12} {'by turns':>18} {'processor':>18}")
         for label, wall, cpu in zip(JOBS.values(), walls, cpus):
             print(f"{label:26} {statistics.median(wall) * 1e3:12.2f} {paired(wall, walls[0])} {paired(cpu, cpus[0])}")
+        told, silent = (list(JOBS).index(kind) for kind in ("agent", "silent"))
+        print("telemetry: {:+.2f} % +- {:.2f} of a step (limit 1 %)".format(*compared(walls[told], walls[silent])), end=", ")
+        print("of the processor's time {:+.2f} % +- {:.2f}".format(*compared(cpus[told], cpus[silent])))
     alone = telemetry_alone(jobs[list(JOBS).index("agent")][1])
     if rank == 0:
         print(f"{'begin, finish, report':26} {alone:9.1f} us per step, {alone / plain * 1e-4:.3f} % of a plain step")
