@@ -39,3 +39,22 @@ def test_a_second_hook_is_refused_with_the_remedy(seen):
     for rank in seen:
         for (kind, text), there in zip(rank["again"], ("flexcomm_hook", "fp16_compress_hook"), strict=True):
             assert kind == "FlexcommError" and there in text and "register=False" in text, text
+
+
+def test_a_session_calls_a_strategy_what_the_user_did(seen):
+    for rank in seen:
+        said = rank["named"]["said"]
+        assert said == {
+            "fp16": "fp16", "bf16": "bf16", "fp16+ef(vanilla)": "fp16+ef(vanilla)", "dense": "none@1/dense-ring",
+            "topk@0.1/allgather": "topk@0.1/allgather",
+        }, said
+        words = ["nearest name is 'topk'", "strategies is 5", "'fp16' has no shadow"]
+        for (kind, text), word in zip(rank["named"]["shadows"], words, strict=True):
+            assert kind == "ValueError" and word in text, text
+
+
+def test_an_attached_model_can_be_compiled(seen):
+    for rank in seen:
+        assert len(rank["compiled"]) == 5
+        for name, found in rank["compiled"].items():
+            assert found == {"steps": [10, 10], "close": True, "equal": True, "compiled": True}, (name, found)

@@ -9,7 +9,7 @@ The hook is registered at the end of the step after which something else than de
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm._core import Core, FlexcommError
 from flexcomm.torch._hook import Hook
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 #: Where the model keeps its group: a process group written in Python lives for as long as its Python object.
 _KEPT = "_flexcomm_below"
@@ -83,6 +85,10 @@ def _nothing() -> None:
     return None
 
 
+# torch.compile traces what runs in a compiled model's forward pass, and fails at a process group written in Python.
+_untraced: Callable[[_Method], _Method] = torch.compiler.disable
+
+
 class _OnForward:
     """Before the model's forward pass. Copies of the model, pickled ones too, are nobody's."""
 
@@ -92,6 +98,7 @@ class _OnForward:
     def __reduce__(self) -> Any:
         return _OnForward, ()
 
+    @_untraced
     def __call__(self, model: DistributedDataParallel, *_: Any) -> None:
         below = self._below()
         # Validation and the like is no training pass: no backward pass that exchanges gradients comes after it.
@@ -131,10 +138,12 @@ class _Below(dist.ProcessGroup):
             # The optimizer's step was left out, perhaps on this rank only: the others are in the next step already.
             self._end()
 
+    @_untraced
     def getBackendName(self) -> str:  # noqa: N802
         return self._inner.name()
 
     # Called by DDP's reducer alone, in one of the forms that the group has.
+    @_untraced
     def allreduce(  # type: ignore[override]
         self, tensors: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
@@ -154,6 +163,7 @@ class _Below(dist.ProcessGroup):
             self._end()
         return work
 
+    @_untraced
     def broadcast(  # type: ignore[override]
         self, tensors: list[torch.Tensor], opts: Any
     ) -> dist.Work:

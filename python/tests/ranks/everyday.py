@@ -3,7 +3,9 @@
 import contextlib
 
 import torch
-from common import Lines, batch, ddp, network, parameters_hash, ranks, same
+import torch._dynamo
+from common import FOLDER, Lines, batch, ddp, network, parameters_hash, ranks, same
+from fake_agent import FakeAgent
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
 import flexcomm.torch
@@ -99,9 +101,49 @@ def again(rank):
     return [error_of(lambda: start(GATHER, model)), error_of(lambda: start(TEXT, hooked))]
 
 
+def named(rank):
+    """What the session says that it runs, before and after steps, and shadows that there are none of."""
+    strategies = ("fp16", "bf16", "fp16+ef(vanilla)", "dense", GATHER)
+    sessions = {name: start(name)[2] for name in strategies}
+    shadows = [error_of(lambda what=what: sessions["dense"].shadow(what)) for what in (["topkk@0.1/allgather"], 5, ["fp16"])]
+    return {"said": {name: session.strategy for name, session in sessions.items()}, "shadows": shadows}
+
+
+def ten_steps(rank, model, optimizer):
+    for step in range(10):
+        x, y = batch(step, rank)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def compiled(rank, strategy, steered):
+    """`torch.compile` of an attached model beside the same run without; with an agent that decides nothing, or without one."""
+    ends = []
+    for compiles in (False, True):
+        agent = FakeAgent(FOLDER, f"c{compiles:d}{strategy[0]}{rank}").start() if steered else None
+        # torch compiles one graph per bucket, and refuses buckets below the first one's size, which is 1 MiB.
+        model = ddp(network((20, 600, 600, 2)), bucket_cap_mb=1)
+        socket = str(agent.path) if agent else None
+        model, optimizer, session = start(None if steered else strategy, model, initial=strategy, socket=socket)
+        runs = torch.compile(model, backend="aot_eager") if compiles else model
+        ten_steps(rank, runs, optimizer)
+        session.close()
+        ends.append((session.step, torch.cat([p.detach().flatten() for p in model.parameters()])))
+        equal = same(parameters_hash(model))
+    frames = torch._dynamo.utils.counters["frames"]["ok"]
+    (plain, without), (steps, values) = ends
+    return {"steps": [plain, steps], "close": torch.allclose(values, without, atol=1e-5), "equal": equal, "compiled": frames > 0}
+
+
 with ranks() as (rank, world, seen):
     seen["lengths"] = lengths(rank)
     seen["wrapped"] = wrapped(rank)
     for name, strategy in (("gather", GATHER), ("star", STAR), ("text", TEXT)):
         seen[name] = [adversaries(rank, strategy, apart) for apart in (False, True)]
     seen["again"] = again(rank)
+    seen["named"] = named(rank)
+    seen["compiled"] = {
+        f"{strategy}, agent {steered}": compiled(rank, strategy, steered)
+        for strategy, steered in (("dense", False), ("dense", True), (GATHER, False), (STAR, True), (TEXT, False))
+    }
