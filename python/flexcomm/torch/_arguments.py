@@ -153,12 +153,12 @@ def _socket(given: Any) -> str | None:
     if path is None:
         return None
     if not isinstance(path, str) or "\0" in path:
-        raise _refused(whose, given, "the path of the agent's Unix socket, as its setting `socket` says")
+        raise _refused(whose, given, "the path of the agent's Unix socket, agent.sock in its run_dir")
     length = len(os.fsencode(path))
     if length > _MOST_PATH:
         raise ValueError(
             f"{whose} is {path!r}, {length} bytes long, allowed are at most {_MOST_PATH} (the system's limit for Unix sockets); "
-            "let the agent listen at a shorter path, or make a symbolic link to its folder"
+            "give the agent a shorter run_dir, or make a symbolic link to it"
         )
     return path
 
