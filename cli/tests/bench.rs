@@ -78,6 +78,17 @@ fn thresholds_come_from_the_values() {
 }
 
 #[test]
+fn a_k_above_n_is_marked() {
+    let args = ["--methods", "topk(k=5000),topk(k=10)", "--n", "2e3", "--distributions", "normal", "--patience", "1ms"];
+    let marked: Vec<_> =
+        rows(&bench(&[&args[..], &["--json"]].concat())).iter().map(|r| r["keeps_all"].clone()).collect();
+    assert_eq!(marked, [true, false]);
+    let text = String::from_utf8(bench(&args).stdout).unwrap();
+    assert!(text.contains("topk(k=5000)+ ") && text.contains("topk(k=10) "), "{text}");
+    assert!(text.ends_with("+ k is above n: all values are kept\n"), "{text}");
+}
+
+#[test]
 fn strategies_threads_types_and_a_plot() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plot.svg");

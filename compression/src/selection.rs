@@ -99,9 +99,14 @@ pub struct Energy {
 }
 
 impl Energy {
-    /// Share of the energy that was sent, 0 to 1. A gradient of zeros loses nothing: 1.
+    /// ‖g_c‖² / ‖g_e‖². A gradient of zeros loses nothing: 1. Unbiased methods, which scale up what they send, are above 1.
+    pub fn ratio(&self) -> f64 {
+        if self.fed > 0.0 { self.sent / self.fed } else { 1.0 }
+    }
+
+    /// As a share, 0 to 1, which is what decisions are made on: [`Self::ratio`], but no more than all.
     pub fn gain(&self) -> f64 {
-        if self.fed > 0.0 { (self.sent / self.fed).clamp(0.0, 1.0) } else { 1.0 }
+        self.ratio().clamp(0.0, 1.0)
     }
 }
 
@@ -129,7 +134,8 @@ mod tests {
     fn gain_is_a_share() {
         assert_eq!(Energy { sent: 1.0, fed: 4.0 }.gain(), 0.25);
         assert_eq!(Energy { sent: 0.0, fed: 0.0 }.gain(), 1.0);
-        assert_eq!(Energy { sent: 4.000001, fed: 4.0 }.gain(), 1.0);
+        let scaled_up = Energy { sent: 5.0, fed: 4.0 };
+        assert_eq!((scaled_up.ratio(), scaled_up.gain()), (1.25, 1.0));
         assert_eq!((Energy { sent: 1.0, fed: 4.0 } + Energy { sent: 3.0, fed: 4.0 }).gain(), 0.5);
     }
 }

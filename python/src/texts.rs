@@ -164,6 +164,12 @@ impl Session {
         let strategy = &turns.text.strategy;
         bucket.piped(|index, params, held| {
             let layers = layers(params)?;
+            if let Some(k) = strategy.k_above(layers.values()) {
+                tracing::info!(
+                    "{strategy}: bucket {index} has {} values, fewer than k = {k}; all are sent",
+                    layers.values()
+                );
+            }
             // A state was tried when it was loaded; what does not fit all the same is not lost, it is in `held`.
             let restored = saved.and_then(|s| Piped::restored(index, strategy, (layers.clone(), member), &s).ok());
             match restored {

@@ -85,6 +85,8 @@ pub struct Row {
     pub copy_s: f64,
     /// How many worked.
     pub threads: usize,
+    /// Whether k is above n, so that all values are kept.
+    pub keeps_all: bool,
     /// Whether parameters were chosen from the values, so that about 1 % of them are sent.
     pub fitted: bool,
 }
@@ -98,11 +100,17 @@ struct Part<'a> {
     dtype: DType,
     pipeline: Pipeline,
     out: Writer,
-    /// What is decompressed into; an fp32 gradient is also copied there.
+    /// What is decompressed into.
     mean: Vec<f32>,
-    /// What a 16-bit gradient is copied into.
-    copied: Vec<u16>,
+    /// What the gradient is copied into, which, like the memory that compressing writes, nothing else touches in a step.
+    copied: Copied,
     step: u64,
+}
+
+/// As many values as the gradient has, of its type.
+enum Copied {
+    Singles(Vec<f32>),
+    Halves(Vec<u16>),
 }
 
 /// What a step of a part gave.
@@ -171,7 +179,10 @@ impl<'a> Part<'a> {
             pipeline: Pipeline::new(strategy, layers, Member::alone(1)),
             out: Writer::new(),
             mean: vec![0.0; n],
-            copied: vec![0; if halves.is_empty() { 0 } else { n }],
+            copied: match dtype {
+                DType::Fp32 => Copied::Singles(vec![0.0; n]),
+                DType::Fp16 | DType::Bf16 => Copied::Halves(vec![0; n]),
+            },
             halves,
             step: 0,
         })
@@ -179,9 +190,9 @@ impl<'a> Part<'a> {
 
     /// A plain copy of the gradient's bytes.
     fn copy(&mut self) -> f64 {
-        let (seconds, ()) = timed(|| match self.dtype {
-            DType::Fp32 => copy(shifted(self.values, self.n, self.step), &mut self.mean),
-            DType::Fp16 | DType::Bf16 => copy(shifted(&self.halves, self.n, self.step), &mut self.copied),
+        let (seconds, ()) = timed(|| match &mut self.copied {
+            Copied::Singles(to) => copy(shifted(self.values, self.n, self.step), to),
+            Copied::Halves(to) => copy(shifted(&self.halves, self.n, self.step), to),
         });
         seconds
     }
@@ -307,7 +318,7 @@ pub fn row(strategy: &Strategy, case: &Case<'_>, distribution: Distribution) -> 
         distribution: distribution.name().into(),
         gb_per_s: (n * case.dtype.bytes()) as f64 / took.compress.max(1e-9) / 1e9,
         bytes_out: took.bytes,
-        gain: if took.energy.fed > 0.0 { took.energy.sent / took.energy.fed } else { 1.0 },
+        gain: took.energy.ratio(),
         ratio_to_copy: per(took.compress),
         ratio_to_torch: None,
         decompress_ratio_to_copy: per(took.decompress),
@@ -315,6 +326,7 @@ pub fn row(strategy: &Strategy, case: &Case<'_>, distribution: Distribution) -> 
         decompress_s: took.decompress,
         copy_s: took.copy,
         threads: parts.len(),
+        keeps_all: strategy.k_above(n).is_some(),
         fitted: false,
     })
 }

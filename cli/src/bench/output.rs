@@ -49,6 +49,7 @@ struct NoNumbers {
     decompress_s: (),
     copy_s: (),
     threads: (),
+    keeps_all: (),
 }
 
 impl Skipped {
@@ -77,6 +78,8 @@ pub struct Output {
     skipped: usize,
     /// Whether a method has a *.
     starred: bool,
+    /// Whether one has a +.
+    keeps_all: bool,
     /// Rows of a whole run.
     all: usize,
     /// Progress on a terminal is one line that each next one takes.
@@ -87,12 +90,13 @@ impl Output {
     /// Prints what stands above the rows.
     pub fn new(json: bool, methods: &[Asked], plot: Option<Plot>, all: usize) -> Result<Self> {
         let width = methods.iter().map(|method| match method {
-            Asked::Strategy(text) => text.len(),
+            Asked::Strategy(text) => text.len() + "+".len(),
             Asked::Fitted(_) => FITTED_WIDTH,
         });
         let width = width.chain([6]).max().unwrap_or(6);
         let terminal = std::io::stderr().is_terminal();
-        let output = Self { json, width, plot, rows: Vec::new(), skipped: 0, starred: false, all, terminal };
+        let output =
+            Self { json, width, plot, rows: Vec::new(), skipped: 0, starred: false, keeps_all: false, all, terminal };
         match json {
             true => write_out("[\n")?,
             false => write_out(&output.head())?,
@@ -137,6 +141,7 @@ impl Output {
     pub fn row(&mut self, row: Row) -> Result<()> {
         self.line(&row_text(&row, self.width), &Measured { row: &row, skipped: () })?;
         self.starred |= row.fitted;
+        self.keeps_all |= row.keeps_all;
         self.rows.push(row);
         self.plot.as_ref().map_or(Ok(()), |plot| plot.draw(&self.rows))
     }
@@ -158,10 +163,13 @@ impl Output {
         }
         match self.json {
             true => write_out("]\n")?,
-            false if self.starred => {
-                write_out("* parameters chosen from these values, so that about 1 % of them are sent\n")?;
+            false => {
+                let marks = [
+                    (self.starred, "* parameters chosen from these values, so that about 1 % of them are sent\n"),
+                    (self.keeps_all, "+ k is above n: all values are kept\n"),
+                ];
+                marks.iter().filter(|(any, _)| *any).try_for_each(|(_, text)| write_out(text))?;
             }
-            false => {}
         }
         if stopped {
             eprintln!("ended before all was done: {} rows of {}", self.rows.len() + self.skipped, self.all);
@@ -190,7 +198,8 @@ fn gain_text(gain: f64) -> String {
 
 fn row_text(row: &Row, width: usize) -> String {
     let torch = row.ratio_to_torch.map_or("-".to_owned(), |ratio| format!("{ratio:.3}"));
-    let method = format!("{}{}", row.method, if row.fitted { "*" } else { "" });
+    let marks = [(row.fitted, "*"), (row.keeps_all, "+")].map(|(is, mark)| if is { mark } else { "" });
+    let method = format!("{}{}", row.method, marks.concat());
     format!(
         "{method:width$} {:>10} {:5} {:>9} {:>8.2} {:>11} {:>7} {:>8.2} {:>10.2} {torch:>8}\n",
         row.n,

@@ -97,6 +97,14 @@ impl Strategy {
         self.non_finite
     }
 
+    /// k where it is a number of values above n: all n are kept then.
+    pub fn k_above(&self, n: usize) -> Option<u64> {
+        let params = self.entry.params.iter().zip(self.values.all());
+        let k =
+            params.filter(|(param, _)| param.name == "k" && matches!(param.kind, Kind::Kept)).map(|(_, k)| *k).next();
+        k.filter(|k| *k > n as f64).map(|k| k as u64)
+    }
+
     /// A codec for one tensor.
     pub fn codec(&self, shape: Shape) -> Box<dyn Codec> {
         (self.entry.build)(&self.values, shape)

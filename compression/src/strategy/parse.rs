@@ -254,6 +254,9 @@ mod tests {
         let k = |text: &str, n| text.parse::<Strategy>().unwrap().values().kept(0, n);
         assert_eq!((k("topk(k=1)", 1000), k("topk(k=001)", 1000), k("topk(k=0.999)", 1000)), (1, 1, 999));
         assert_eq!((k("topk(k=1e-3)", 1000), k("topk(k=5000)", 1000), k("topk(k=0.0001)", 1000)), (1, 1000, 1));
+        let above = |text: &str| text.parse::<Strategy>().unwrap().k_above(1000);
+        assert_eq!((above("topk(k=5000)"), above("topk(k=1000)"), above("topk(k=0.9)")), (Some(5000), None, None));
+        assert_eq!(above("sketched(k=10,columns=2000)"), None);
     }
 
     #[test]
