@@ -4,8 +4,9 @@
 
 Boots user-mode Linux (Debian: user-mode-linux, iproute2) with one network namespace per rank, real htb and netem, and
 runs `experiment_rank.py` in each: every setting goes through the same schedule with the same seeds and data. Writes
-results.json, table.md and accuracy.svg; with --resume it keeps what ran before with the same arguments. Settings: plain DDP, PyTorch's fp16 and PowerSGD hooks, LWTopk over allgather and
-STAR-Topk at three ratios, and flexcomm with a controller and an agent per node.
+results.json, table.md and accuracy.svg; with --resume it keeps what ran before with the same arguments. Settings: plain
+DDP, PyTorch's fp16 and PowerSGD hooks, LWTopk over allgather and STAR-Topk at three ratios, and flexcomm with a
+controller and an agent per node. The target is reached by 1,000 held-out images, the final accuracy is that of all 10,000.
 
 Bandwidths are the paper's divided by --divisor; latencies are the paper's. All nodes share one CPU and one kernel.
 """
@@ -19,6 +20,7 @@ import json
 import os
 import pathlib
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -162,8 +164,14 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
+def spread(values: list[float]) -> str:
+    """Mean and standard deviation over the seeds."""
+    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{mean(values):.1f}{deviation}"
+
+
 def table(plan: dict[str, Any], results: list[dict[str, Any]]) -> str:
-    """One line per setting, means over seeds."""
+    """One line per setting: means over seeds, with their standard deviation where it matters."""
     phases = SCHEDULES[plan["schedule"]]
     heads = [f"phase {i + 1}, ms per step" for i in range(len(phases))]
     lines = [
@@ -179,9 +187,9 @@ def table(plan: dict[str, Any], results: list[dict[str, Any]]) -> str:
             lines.append(f"| {setting} | 0 |" + " not run |" * (5 + len(phases)))
             continue
         reached = [next((t for t, a in r["accuracy"] if a >= plan["target"]), None) for r in runs]
-        when = "never" if None in reached else f"{mean(reached):.1f}"
+        when = "never" if None in reached else spread(reached)
         cells = [
-            str(len(runs)), when, f"{mean([r['accuracy'][-1][1] for r in runs]):.2f}", f"{mean([r['seconds'] for r in runs]):.1f}",
+            str(len(runs)), when, spread([r["final"] for r in runs]), spread([r["seconds"] for r in runs]),
             f"{mean([r['bytes'] for r in runs]) / 1e6:.1f}",
             *(f"{mean([r['phase_ms'][i] for r in runs]):.0f}" for i in range(len(phases))),
             str(max(len(r["decisions"]) for r in runs)),
