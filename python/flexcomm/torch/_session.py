@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
 import gc
 import hashlib
 import logging
+import time
 import weakref
 from typing import Any, Callable, Generator, Generic, Iterable, Iterator, Mapping, Sequence, Sized, TypeVar, cast
 
@@ -416,6 +418,8 @@ class Session:
             )
         elif steered:
             logger.info("no agent on this rank: it follows rank 0, and reports nothing")
+        if "gloo" in dist.get_backend(self._group):
+            _let_go_at_exit()
         if self._parts.optimizer is not None:
             _on_step(self._parts.optimizer, self)
 
@@ -685,6 +689,19 @@ class Session:
         self._core.close()
         for key in [key for key, session in _CONNECTED.items() if session is self]:
             del _CONNECTED[key]
+
+
+#: How long a process waits at its exit, seconds.
+_LETTING_GO = 0.05
+
+
+@functools.cache
+def _let_go_at_exit() -> None:
+    """Waits once at exit. Gloo's threads let go of a collective's tensors a moment after it is done; of a tensor that Python knows, while
+    the interpreter ends, that aborts the process with "terminate called without an active exception". DDP alone can end so too, but
+    seldom; with a hook in Python more tensors are of that kind.
+    """
+    atexit.register(time.sleep, _LETTING_GO)
 
 
 def _close(session: "weakref.ref[Session]") -> None:
