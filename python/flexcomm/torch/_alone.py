@@ -9,7 +9,6 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm._core import FlexcommError
-from flexcomm.torch import _arguments
 from flexcomm.torch._hook import GradBucket, Hook, nobodys
 from flexcomm.torch._session import Session, attach
 
@@ -33,10 +32,8 @@ class CommHook:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer | None = None, **settings: Any) -> None:
-        # Now, and not in the middle of training.
-        bound = inspect.signature(attach).bind(None, optimizer, **settings, register=False)
-        bound.apply_defaults()
-        _arguments.read(**{name: bound.arguments[name] for name in inspect.signature(_arguments.read).parameters})
+        # Names that are none, now; values when it attaches, where all ranks hear of what one of them refuses.
+        inspect.signature(attach).bind(None, optimizer, **settings, register=False)
         # DDP looks for these on the hook; an instance has none.
         self.__name__ = self.__qualname__ = "flexcomm_hook"
         self._settings = {"optimizer": optimizer, **settings}

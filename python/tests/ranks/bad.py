@@ -246,10 +246,8 @@ def of_wrong_kinds(rank):
     }
     everywhere = {name: error_of(lambda _, of=of: flexcomm.torch.attach(model, **of)) for name, of in given.items()}
     alone = {n: error_of(lambda _, of=of: flexcomm.torch.attach(model, **(of if rank == 2 else {}))) for n, of in given.items()}
-    # Without a model the hook alone says so on its own rank; what needs one comes with it.
-    hooks = {n: error_of(lambda _, of=of: flexcomm.torch.CommHook(**of)) for n, of in given.items()}
     part = error_of(lambda _: flexcomm.torch.attach(model, torch.optim.SGD(model.module[-1].parameters(), lr=0.1)))
-    return {"everywhere": everywhere, "alone": alone, "hooks": hooks, "part": part}
+    return {"everywhere": everywhere, "alone": alone, "part": part}
 
 
 def after_a_failure(rank, strategy):
