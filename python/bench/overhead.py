@@ -4,9 +4,10 @@ The same network is trained by plain DDP (twice: their difference is this machin
 `allreduce_hook`, by flexcomm dense without an agent (DDP by itself), with an agent in a process of its own (control word
 and telemetry below DDP; and with the hook, as it is after a decision for something else than dense), and with top-k at
 0.01. In each turn every job makes a few steps, in an order that is drawn anew: a shared machine's speed changes within
-tenths of a second. Two more rows: the agent's job in a loop over `session.batches()`, and the same as the agent's with
-nothing reported, which tells what reporting costs (`telemetry`). Prints medians of the step time, and the ratio to plain DDP's steps in the same turn: the mean of the
-middle four fifths of the turns, with its standard error; and the same of the processor's time, of all of a rank's threads.
+tenths of a second. Two more rows: the agent's job in a loop over `session.batches()`, and the same as the agent's
+with nothing reported, which tells what reporting costs (`telemetry`). Prints medians of the step time, and the ratio
+to plain DDP's steps in the same turn: the mean of the middle four fifths of the turns, with its standard error; and
+the same of the processor's time, of all of a rank's threads.
 BUCKET_MB sets DDP's bucket_cap_mb, TURNS the turns, JOBS some of the jobs, PIN=1 binds each rank to a core.
 """
 
