@@ -9,7 +9,8 @@ use flexcomm_wire::{
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
-use support::{Agent, Controller, Trainer, answer, config, hello, on_page, own_address, peer, wait_for};
+use std::time::{Duration, Instant};
+use support::{Agent, Controller, DEADLINE, Trainer, answer, config, hello, on_page, own_address, peer, wait_for};
 use tokio::io::AsyncWriteExt;
 
 fn decision(version: u64, strategy: &str) -> DecisionOrder {
@@ -126,7 +127,7 @@ async fn decisions_reach_the_page_and_only_forward() {
 /// What the agent shows under /metrics once `seen` likes it.
 async fn scraped(listen: std::net::SocketAddr, seen: impl Fn(&str) -> bool) -> String {
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     loop {
         if let Ok(answer) = client.get(format!("http://{listen}/metrics")).send().await {
             let text = answer.text().await.unwrap();
@@ -135,7 +136,7 @@ async fn scraped(listen: std::net::SocketAddr, seen: impl Fn(&str) -> bool) -> S
             }
         }
         assert!(began.elapsed() < support::DEADLINE, "never seen");
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
@@ -260,8 +261,16 @@ async fn metrics_are_served() {
     controller.registered("a").await;
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let get = |path: &str| client.get(format!("http://{free}{path}")).send();
-    let text = get("/metrics").await.unwrap().text().await.unwrap();
-    assert!(text.contains("flexcomm_agent_registrations_total 1"), "{text}");
+    // The controller knows of the agent before the agent has its answer.
+    let began = Instant::now();
+    loop {
+        let text = get("/metrics").await.unwrap().text().await.unwrap();
+        if text.contains("flexcomm_agent_registrations_total 1") {
+            break;
+        }
+        assert!(began.elapsed() < DEADLINE, "{text}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     let other = get("/other").await.unwrap();
     assert_eq!(other.status(), 404);
     agent.end().await;
