@@ -23,14 +23,20 @@ def images(folder):
     return folder
 
 
-def epochs(folder, name, **env):
-    done = torchrun(str(EXAMPLES / name), folder, ranks=2, EPOCHS="2", FASHION_MNIST=str(folder), **env)
+#: How Gloo's threads may end a process of plain DDP at its exit (`_let_go_at_exit` in flexcomm/torch/_session.py).
+TORCHS_OWN_END = "terminate called without an active exception"
+
+
+def epochs(folder, name, again=0):
+    done = torchrun(str(EXAMPLES / name), folder, ranks=2, EPOCHS="2", FASHION_MNIST=str(folder))
+    if again and TORCHS_OWN_END in done.text:
+        return epochs(folder, name, again - 1)
     assert done.code == 0, done.text
     return [line for line in done.text.splitlines() if line.startswith("epoch")]
 
 
 def test_the_script_with_flexcomm_trains_as_the_one_without(images):
-    plain, steered = (epochs(images, name) for name in ("fashion_mnist_plain.py", "fashion_mnist.py"))
+    plain, steered = epochs(images, "fashion_mnist_plain.py", again=3), epochs(images, "fashion_mnist.py")
     # Two ranks, without an agent: dense, to the bit.
     assert len(plain) == 2 and steered == plain
     assert len((EXAMPLES / "fashion_mnist.py").read_text().splitlines()) <= 60
