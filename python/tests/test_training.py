@@ -25,8 +25,8 @@ def test_ranks_stay_equal_and_learn(seen, name):
         assert rank[name]["steps"] == 40
     # Over all ranks: one rank's first batch is a matter of luck.
     first, last = (sum(rank[name][key] for rank in seen) for key in ("first", "last"))
-    # Each of the two branches of "unused" learns in every other step only.
-    assert last < (0.97 if name == "unused" else 0.8) * first, (first, last)
+    # Each of the two branches of "unused" learns in every other step only; test_unused.py has its sums.
+    assert last < (0.95 if name == "unused" else 0.8) * first, (first, last)
 
 
 def test_dense_is_plain_ddp_bit_for_bit(seen):

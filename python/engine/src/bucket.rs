@@ -59,6 +59,7 @@ pub struct Bucket {
     index: u32,
     params: Vec<Param>,
     compressor: GradientCompressor,
+    /// See [`Self::holds_back`].
     holds_back: bool,
     /// Steps since the layout changed.
     age: u64,
@@ -117,9 +118,15 @@ impl Bucket {
         self.compressor.layers().values()
     }
 
-    /// Whether the residual may hold something back.
+    /// Whether the residual may hold something back. It decides which collective a dense step runs: so it follows from what
+    /// all ranks have done, never from this rank's values, which may happen to be zero.
     pub fn holds_back(&self) -> bool {
         self.holds_back
+    }
+
+    /// Whether the residual or the pipeline may hold something back: the same on all ranks.
+    pub fn remembers(&self) -> bool {
+        self.holds_back || self.piped.as_ref().is_some_and(|piped| !piped.held_back().is_empty())
     }
 
     /// What is held back, whatever holds it on the host: see [`Self::come_home`].
@@ -165,9 +172,9 @@ impl Bucket {
             return Ok(());
         }
         self.come_home()?;
-        let held = self.held_back();
+        let (held, remembers) = (self.held_back(), self.remembers());
         self.piped = None;
-        Ok(self.set_residual(Memory::from_values(held))?)
+        Ok(self.set_residual(Memory::from_values(held), remembers)?)
     }
 
     /// What the residual holds back on the host: see [`Self::come_home`].
@@ -175,12 +182,13 @@ impl Bucket {
         self.compressor.residual()
     }
 
-    /// Replaces what the residual holds back.
-    pub fn set_residual(&mut self, residual: Memory) -> Result<(), CompressError> {
+    /// Replaces what the residual holds back; [`Self::holds_back`] is what the ranks agree on about it.
+    pub fn set_residual(&mut self, residual: Memory, holds_back: bool) -> Result<(), CompressError> {
         self.state = Exchange::Idle;
         self.resident = None;
-        self.holds_back = residual.values().iter().any(|v| *v != 0.0);
-        self.compressor.restore(&residual)
+        self.compressor.restore(&residual)?;
+        self.holds_back = holds_back;
+        Ok(())
     }
 
     /// Copies what is held back on the host: see [`Self::come_home`].
@@ -377,7 +385,6 @@ impl Bucket {
         self.indices = indices;
         self.energy = self.compressor.take_at(&self.indices, &mut self.values)?;
         self.state = Exchange::Taken;
-        self.holds_back = true;
         Ok(())
     }
 
@@ -395,6 +402,8 @@ impl Bucket {
             return Err(EngineError::Order { bucket: self.index, what: "no values were taken" });
         }
         self.state = Exchange::Idle;
+        // Not where they were taken: a rank whose gradient is not finite takes none.
+        self.holds_back = true;
         scatter_mean(&self.indices, sums, world, out)?;
         Ok(Ran::Good)
     }
@@ -542,6 +551,55 @@ mod tests {
         assert!(ranks[1].flush(&bad, 2, &mut out).not_finite && out[2].is_nan());
         ranks[1].flushed(&heard, &mut out).unwrap();
         assert_eq!(ranks[1].residual(), before[1]);
+    }
+
+    /// One allreduce more or less on one rank, or one of another size, would end the job.
+    #[test]
+    fn whether_anything_may_be_held_back_is_the_same_on_a_rank_that_holds_only_zeros() {
+        let (zeros, m) = (vec![0.0; 8], method(0.25));
+        // Allgather, and what a trial puts back.
+        let mut ranks = [bucket(), bucket()];
+        let (messages, _) = pack(&mut ranks, &[gradient(1), zeros.clone()]);
+        let views: Vec<&[u8]> = messages.iter().map(Vec::as_slice).collect();
+        for rank in &mut ranks {
+            rank.unpack(&GOOD, m, &views, &mut [0.0; 8]).unwrap();
+            let (held, holds_back) = (Memory::from_values(rank.held_back()), rank.holds_back());
+            rank.set_residual(held, holds_back).unwrap();
+        }
+        assert!(ranks[1].residual().iter().all(|v| *v == 0.0) && ranks.iter().all(Bucket::holds_back));
+
+        // AR-Topk, of which the second rank took nothing in a step that was refused, and did in the next.
+        let mut ranks = [bucket(), bucket()];
+        let refused = Heard { not_finite: 1, first_not_finite: Some(1), ..GOOD };
+        let mut message = vec![0; ranks[0].message_bytes(m, Part::Indices)];
+        for (second, heard, expected) in [(vec![f32::NAN; 8], refused, false), (zeros.clone(), GOOD, true)] {
+            ranks[0].choose(m, &gradient(1), 1, true);
+            ranks[0].write_indices(&mut message);
+            ranks[1].choose(m, &second, 1, false);
+            for rank in &mut ranks {
+                let mut values = [0.0; 2];
+                rank.take(m, (0, true), &message, &mut values);
+                rank.scatter(&heard, &values, 2, &mut [0.0; 8]).unwrap();
+            }
+            assert_eq!(ranks.each_ref().map(Bucket::holds_back), [expected; 2]);
+        }
+
+        // A text with a memory, and one without.
+        for (text, expected) in [("topk(k=0.25)+ef(vanilla)", true), ("signsgd", false)] {
+            let strategy = text.parse().unwrap();
+            let mut ranks = [bucket(), bucket()];
+            for (rank, gradient) in ranks.iter_mut().zip([gradient(1), zeros.clone()]) {
+                let step = flexcomm_compression::pipeline::Step { index: 0, learning_rate: 1.0 };
+                let member = flexcomm_compression::pipeline::Member::alone(7);
+                let make = |index, params: &[Param], values: &[f32]| {
+                    Piped::holding(index, &strategy, (crate::piped::layers(params)?, member), values)
+                };
+                rank.piped(make).unwrap().begin(&gradient, step);
+                assert_eq!(rank.remembers(), expected, "{text}");
+                rank.unpipe().unwrap();
+            }
+            assert_eq!(ranks.each_ref().map(Bucket::holds_back), [expected; 2], "{text}");
+        }
     }
 
     #[test]

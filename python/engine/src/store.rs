@@ -10,11 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A bucket that an exchange in flight may hold.
 pub type Shared = Arc<Mutex<Bucket>>;
 
+/// A bucket's parameters, what its residual held back, and whether the ranks had agreed that it may.
+type SavedBucket = (Vec<Param>, Memory, bool);
+
 /// A copy of everything that a step changes, for trials.
 #[derive(Debug, Default)]
 pub struct Saved {
     /// The buckets of then: none before the first backward pass with the hook.
-    buckets: Vec<(Vec<Param>, Memory)>,
+    buckets: Vec<SavedBucket>,
     stash: Held,
     auto: Option<AutoSelection>,
 }
@@ -23,7 +26,7 @@ impl Saved {
     /// What was held back of every parameter, wherever it lay.
     fn by_parameter(&self) -> Held {
         let mut out = self.stash.clone();
-        for (params, memory) in &self.buckets {
+        for (params, memory, _) in self.buckets.iter().filter(|(_, _, holds_back)| *holds_back) {
             split(&mut out, params, memory.values());
         }
         out
@@ -136,9 +139,10 @@ impl Store {
     fn replace(&mut self, mut held: Held) -> Result<(), EngineError> {
         for bucket in &self.buckets {
             let mut bucket = lock(bucket);
+            let holds_back = bucket.params().iter().any(|p| held.contains_key(&p.id));
             let of = |p: &Param| held.remove(&p.id).unwrap_or_else(|| vec![0.0; p.len]);
             let residual: Vec<f32> = bucket.params().iter().flat_map(of).collect();
-            bucket.set_residual(Memory::from_values(residual))?;
+            bucket.set_residual(Memory::from_values(residual), holds_back)?;
         }
         self.stash = held;
         Ok(())
@@ -180,10 +184,11 @@ impl Store {
     pub fn save_into(&self, auto: &AutoSelection, saved: &mut Saved) -> Result<(), EngineError> {
         self.come_home(0)?;
         saved.buckets.resize_with(self.buckets.len(), Default::default);
-        for (bucket, (params, memory)) in self.buckets.iter().zip(&mut saved.buckets) {
+        for (bucket, (params, memory, holds_back)) in self.buckets.iter().zip(&mut saved.buckets) {
             let bucket = lock(bucket);
             bucket.params().clone_into(params);
             bucket.save_into(memory);
+            *holds_back = bucket.holds_back();
         }
         saved.stash.clone_from(&self.stash);
         saved.auto = Some(auto.clone());
@@ -196,10 +201,10 @@ impl Store {
         let Some(auto_then) = &saved.auto else {
             return Err(EngineError::State("nothing was saved".into()));
         };
-        let known = self.buckets.iter().zip(&saved.buckets).all(|(b, (params, _))| lock(b).params() == params);
+        let known = self.buckets.iter().zip(&saved.buckets).all(|(b, (params, ..))| lock(b).params() == params);
         if known && self.buckets.len() == saved.buckets.len() {
-            for (bucket, (_, memory)) in self.buckets.iter().zip(&saved.buckets) {
-                lock(bucket).set_residual(memory.clone())?;
+            for (bucket, (_, memory, holds_back)) in self.buckets.iter().zip(&saved.buckets) {
+                lock(bucket).set_residual(memory.clone(), *holds_back)?;
             }
             self.stash.clone_from(&saved.stash);
         } else {
@@ -211,11 +216,9 @@ impl Store {
 }
 
 fn put(stash: &mut Held, bucket: &Bucket) {
-    let held = bucket.held_back();
-    if !bucket.holds_back() && held.iter().all(|value| *value == 0.0) {
-        return;
+    if bucket.remembers() {
+        split(stash, bucket.params(), &bucket.held_back());
     }
-    split(stash, bucket.params(), &held);
 }
 
 /// A bucket's values, parameter by parameter.
@@ -237,7 +240,7 @@ mod tests {
     }
 
     fn hold(store: &Store, bucket: usize, values: &[f32]) {
-        lock(&store.bucket(bucket).unwrap()).set_residual(Memory::from_values(values.to_vec())).unwrap();
+        lock(&store.bucket(bucket).unwrap()).set_residual(Memory::from_values(values.to_vec()), true).unwrap();
     }
 
     #[test]
@@ -269,6 +272,11 @@ mod tests {
         }
         store.import([(1, vec![9.0])].into(), &model).unwrap();
         assert_eq!(lock(&store.bucket(0).unwrap()).residual(), [0.0, 0.0, 9.0]);
+        // An entry of zeros is one too: another rank's has other values.
+        for (state, expected) in [(Held::new(), false), ([(1, vec![0.0])].into(), true)] {
+            store.import(state, &model).unwrap();
+            assert_eq!(lock(&store.bucket(0).unwrap()).holds_back(), expected);
+        }
         // Before any bucket is known it waits.
         let mut early = Store::default();
         early.import(good.clone(), &model).unwrap();
@@ -281,14 +289,19 @@ mod tests {
         let mut store = Store::default();
         store.layout(0, params(&[(0, 2)])).unwrap();
         hold(&store, 0, &[0.1, -0.0]);
+        store.layout(1, params(&[(1, 2)])).unwrap();
+        hold(&store, 1, &[0.0, 0.0]);
+        store.layout(2, params(&[(2, 1)])).unwrap();
         let (mut auto, mut saved) = (AutoSelection::new(2), Saved::default());
         store.save_into(&auto, &mut saved).unwrap();
         let kept = auto.clone();
-        hold(&store, 0, &[7.0, 8.0]);
+        [&[7.0, 8.0][..], &[7.0, 8.0], &[7.0]].iter().enumerate().for_each(|(bucket, held)| hold(&store, bucket, held));
         auto.observe(1, 2.0, 3.0);
         store.restore(&mut auto, &saved).unwrap();
         let bits: Vec<u32> = lock(&store.bucket(0).unwrap()).residual().iter().map(|v| v.to_bits()).collect();
         assert_eq!((bits, auto), (vec![0.1f32.to_bits(), (-0.0f32).to_bits()], kept));
+        // Whether zeros are held back or nothing: other ranks' values are none, and all run the same collectives.
+        assert_eq!([0, 1, 2].map(|bucket| lock(&store.bucket(bucket).unwrap()).holds_back()), [true, true, false]);
     }
     fn bits(store: &Store) -> Vec<Vec<u32>> {
         store.buckets().iter().map(|b| lock(b).residual().iter().map(|v| v.to_bits()).collect()).collect()

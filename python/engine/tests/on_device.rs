@@ -359,7 +359,7 @@ fn agreed_indices_have_the_bits_of_the_host_on_either_side() {
                 let here: Vec<f32> = a.held(step).into_iter().map(f32::from_bits).collect();
                 let there: Vec<f32> = b.held(step).into_iter().map(f32::from_bits).collect();
                 assert!(here.iter().zip(&there).all(|(a, b)| (a - b).abs() < 1e-5), "rank {}", a.rank);
-                b.bucket.set_residual(flexcomm_compression::Memory::from_values(here)).unwrap();
+                b.bucket.set_residual(flexcomm_compression::Memory::from_values(here), true).unwrap();
             }
         }
     }

@@ -13,6 +13,7 @@ from flexcomm._core import Core, FlexcommError
 from flexcomm.torch import _device
 from flexcomm.torch._clock import Clock, Mark
 from flexcomm.torch._tuner import Tuner
+from flexcomm.torch._unused import Exchanged, Unused
 
 if TYPE_CHECKING:
     # torch.distributed has it only where torch was built with it, which its type hints tell as a perhaps.
@@ -60,16 +61,26 @@ class NotFiniteError(FlexcommError):
     warning says so."""
 
 
+def _after_ddp(then: Callable[[], None]) -> None:
+    """Calls it when DDP has ended its pass, inside ``backward()``."""
+    engine = torch.autograd.Variable._execution_engine
+    # DDP queues the end of its pass after the hook's return: before what is queued by what was queued here.
+    engine.queue_callback(lambda: engine.queue_callback(then))
+
+
 def _raise_after_ddp(error: Exception) -> None:
-    """Raises it out of ``backward()`` when DDP has ended its pass. Raised by the hook itself it would end the pass halfway,
-    and DDP's next one would fail."""
+    """Raises it out of ``backward()``. Raised by the hook itself it would end DDP's pass halfway, and the next one would
+    fail."""
 
     def throw() -> None:
         raise error
 
-    engine = torch.autograd.Variable._execution_engine
-    # DDP queues the end of its pass after the hook's return: before what is queued by what was queued here.
-    engine.queue_callback(lambda: engine.queue_callback(throw))
+    _after_ddp(throw)
+
+
+def _in_backward() -> bool:
+    """Not so of a rank that has run out of batches, under ``join()``."""
+    return bool(torch._C._current_graph_task_id() >= 0)
 
 
 class _Nobodys:
@@ -99,10 +110,11 @@ class _Seat:
     """A bucket as DDP shows it, and what stays true of it for as long as DDP shows the very same tensor: asking torch for that
     again in every step would cost more than all else that a dense bucket needs."""
 
-    __slots__ = ("buffer", "values", "bytes", "elsewhere", "ours", "on_host", "plain", "last", "done")
+    __slots__ = ("buffer", "values", "bytes", "elsewhere", "ours", "on_host", "plain", "last", "done", "parameters")
 
     def __init__(self, bucket: GradBucket, buffer: torch.Tensor, device: "_device.Device") -> None:
         self.buffer = buffer
+        self.parameters = bucket.parameters()
         self.values = buffer.numel()
         self.bytes = self.values * buffer.element_size()
         self.elsewhere = device.takes(buffer)
@@ -151,6 +163,8 @@ class Hook:
         NCCL's tuner plugin, where every rank has it: allreduces then take the shape that the ranks agreed on.
     fresh:
         Whether DDP allocates its buckets anew in every step and wants their memory back after it.
+    unused:
+        Where DDP looks for parameters that no rank uses.
     """
 
     def __init__(
@@ -167,6 +181,7 @@ class Hook:
         rate: Callable[[], float],
         tuner: Tuner | None = None,
         fresh: bool = False,
+        unused: Unused | None = None,
     ) -> None:
         # DDP looks for these on the hook; an instance has none.
         self.__name__ = self.__qualname__ = "flexcomm_hook"
@@ -191,6 +206,9 @@ class Hook:
         self._spoilt = self._stays = False
         self._share = 1.0 / self._world
         self._fresh = fresh
+        self._unused = unused
+        # Buckets of the pass that a memory takes part in, where DDP may throw some of their results away.
+        self._remembered: list[tuple[int, _Seat]] = []
         self._seats: dict[int, _Seat] = {}
         self._options = dist.AllreduceOptions()
         # Not kept alive by this: DDP holds it.
@@ -281,6 +299,8 @@ class Hook:
             self._elsewhere(index, buffer, plan)
         else:
             self._compressed(index, buffer, plan)
+        if kind != DENSE and self._unused is not None:
+            self._remembered.append((len(self._futures), seat))
         self._device.under_way(self._mark, self._pending[-1][0])
         self._marks.append(self._mark)
         future = _future(buffer)
@@ -301,6 +321,7 @@ class Hook:
         self._pending.clear()
         self._futures.clear()
         self._marks.clear()
+        self._remembered.clear()
         self._spoilt = self._stays = False
 
     def _marked(self, kind: int, buffer: torch.Tensor) -> Mark | None:
@@ -419,6 +440,7 @@ class Hook:
         pending, self._pending = self._pending, []
         futures, self._futures = self._futures, []
         marks, self._marks = self._marks, []
+        remembered, self._remembered = self._remembered, []
         refused: Exception | None = None
         results: list[Any] = []
         values: list[torch.Tensor] = []
@@ -453,13 +475,15 @@ class Hook:
             self._answer(values, refused is None)
         if refused is not None:
             raise refused
+        if self._unused is not None and remembered and not spoilt and _in_backward():
+            exchanged: list[Exchanged] = [(seat.parameters, values[at]) for at, seat in remembered]
+            _after_ddp(functools.partial(self._unused.give, exchanged))
 
     def _answer(self, gradients: list[torch.Tensor], raises: bool) -> None:
         """What a gradient that is not finite comes to, after all buckets have arrived: the same on all ranks, which all heard
         of it in this pass. Without `raises` no error, for another one comes."""
         stays, self._stays = self._stays, False
-        # No backward pass: of a rank that has run out of batches, under `join()`.
-        idle = torch._C._current_graph_task_id() < 0
+        idle = not _in_backward()
         votes = torch.tensor([float(stays), float(idle)], device=self._wire)
         dist.all_reduce(votes, group=self._group)
         anywhere, idles = (int(vote) for vote in votes.tolist())

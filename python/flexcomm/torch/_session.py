@@ -22,6 +22,7 @@ from flexcomm.torch import _arguments, _below, _state, _trials, _tuner
 from flexcomm.torch._arguments import Named
 from flexcomm.torch._device import Cuda, no_memory
 from flexcomm.torch._hook import MOST_RANKS, Hook, is_nobodys
+from flexcomm.torch._unused import Unused
 from flexcomm.torch._vault import Vault
 
 logger = logging.getLogger("flexcomm")
@@ -367,6 +368,7 @@ class Session:
             self._core, group, {id(p): i for i, (_, p) in enumerate(self._named)},
             half=None if named.text else named.half, words=steered, propagate=given.propagate, began=self._begin,
             not_finite=self._not_finite, rate=self._rate, tuner=tuner, fresh=getattr(model, "lazy_bucket_allocation", False),
+            unused=Unused(model) if model.find_unused_parameters else None,
         )
         # The model owns the hook, the hook owns the session, the session owns neither: a cycle through DDP's C++ side
         # would keep the process group's threads alive into the interpreter's end, which aborts there.

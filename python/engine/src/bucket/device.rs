@@ -299,7 +299,6 @@ impl Bucket {
         fetch_values(device, at.values, values)?;
         self.energy = Energy { sent: outcome.sent, fed: outcome.fed };
         self.state = Exchange::Taken;
-        self.holds_back = true;
         Ok(())
     }
 
@@ -329,6 +328,7 @@ impl Bucket {
         device.zero(out)?;
         add_mean(device, &at, (n, out), world)?;
         self.on_device()?.under_way = false;
+        self.holds_back = true;
         Ok(Ran::Good)
     }
 
