@@ -48,8 +48,10 @@ def test_a_trial_goes_on_in_the_next_loop_when_its_loop_was_left(seen):
 
 def test_shadow_gains_are_within_5_percent_of_live_gains(seen):
     for rank in seen:
-        for live, shadow in zip(rank["gains"]["live"], rank["gains"]["shadow"], strict=True):
-            assert shadow is not None and abs(shadow / live - 1) < 0.05, rank["gains"]
+        gains = rank["gains"]
+        assert len(gains["candidates"]) == 9
+        for name, live, shadow in zip(gains["candidates"], gains["live"], gains["shadow"], strict=True):
+            assert shadow is not None and abs(shadow / live - 1) < 0.05, (name, live, shadow)
 
 
 @pytest.fixture(scope="module")

@@ -105,7 +105,7 @@ def train(rank, name, strategy, trials, with_step, scaled, evaluated=False, leav
 
 def gains(rank, share):
     """A larger network: live gains of one trial, and shadow gains on the real gradients of as many steps."""
-    candidates = [f"topk@{c}/allgather" for c in (0.1, 0.01, 0.001)]
+    candidates = [f"{compressor}@{c}/allgather" for compressor in ("topk", "lwtopk", "mstopk") for c in (0.1, 0.01, 0.001)]
     agent = FakeAgent(FOLDER, f"g{rank}").start()
     torch.manual_seed(0)
     model = ddp(torch.nn.Sequential(torch.nn.Linear(20, 800), torch.nn.ReLU(), torch.nn.Linear(800, 800), torch.nn.ReLU(), torch.nn.Linear(800, 2)))
@@ -135,7 +135,7 @@ def gains(rank, share):
     # Shadows complete the report later.
     report, *told = agent.of_kind("trial")
     assert told and all(t["id"] == 1 and t["outcomes"][0]["shadow_gain"] > 0 for t in told), told
-    return {"live": [o["gain"] for o in report["outcomes"]], "shadow": [shadow.get(c) for c in candidates]}
+    return {"candidates": candidates, "live": [o["gain"] for o in report["outcomes"]], "shadow": [shadow.get(c) for c in candidates]}
 
 
 with ranks() as (rank, world, seen):
