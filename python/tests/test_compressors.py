@@ -62,6 +62,12 @@ def test_a_nan_on_one_rank_is_an_error_on_all_and_changes_no_state(seen):
         assert rank["skip"]["error"] is None and not rank["skip"]["nan"] and rank["skip"]["equal"]
 
 
+def test_a_model_that_is_broken_already_is_told_from_a_gradient_that_is(seen):
+    for rank in seen:
+        for texts in rank["broken"].values():
+            assert len(texts) > 1 and all("parameters of the model have NaN" in t and "checkpoint" in t for t in texts), texts
+
+
 def test_a_warm_up_from_0_blows_nothing_up(seen):
     for rank in seen:
         for text, pairs in rank["warm"].items():

@@ -47,6 +47,13 @@ _NOT_FINITE = (
 )
 
 
+_BROKEN = (
+    "failed to exchange gradients: parameters of the model have NaN or infinite values already, since an optimizer's step before "
+    "this one, and so has every gradient from now on. Go back to the last good checkpoint, and lower the learning rate or clip "
+    "gradients from there on; steps before compression begins, and dense ones, are not looked at"
+)
+
+
 _LEFT_OUT = (
     "some rank's gradient has NaN or infinite values, and %d of the ranks have run out of batches under join(): an error would "
     "take those out of it, and the others would wait for them. All gradients of this pass are zeros instead, on all ranks"
@@ -491,11 +498,16 @@ class Hook:
             return
         if not idles:
             if raises:
-                _raise_after_ddp(NotFiniteError(_NOT_FINITE))
+                _raise_after_ddp(NotFiniteError(_BROKEN if self._is_broken() else _NOT_FINITE))
             return
         logger.warning(_LEFT_OUT, idles)
         for gradient in gradients:
             gradient.zero_()
+
+    def _is_broken(self) -> bool:
+        """Whether no gradient can be finite any more, on any rank: they hold the same parameters."""
+        parameters = (p.detach() for seat in self._seats.values() for p in seat.parameters)
+        return not all(bool(p.isfinite().all()) for p in parameters)
 
     def _explain(self, buffer: torch.Tensor) -> None:
         strategy = self._core.state()[2]

@@ -95,6 +95,20 @@ def nan(rank, world, strategy, **options):
     return {"error": error, "kept": kept, "nan": all_nan, "equal": same(parameters_hash(model.module))}
 
 
+def broken(rank, world, strategy):
+    """A NaN in a step before compression begins gets into the parameters: what the first step after it says, and the next."""
+    model, optimizer, session = start(strategy)
+    texts = []
+    for step in range(8):
+        try:
+            backward(model, optimizer, step, rank, step == 1 and rank == world - 1)
+        except flexcomm.torch.NotFiniteError as error:
+            texts.append(str(error))
+            optimizer.zero_grad()
+        optimizer.step()
+    return texts
+
+
 def resumed(rank, strategy):
     """Saved after 8 steps and loaded into another run: 3 dense steps, then as the first would have gone on."""
     model, optimizer, session = start(strategy)
@@ -210,6 +224,7 @@ with ranks() as (rank, world, seen):
     several = ["topk(k=0.1)+ef(vanilla)+nesterov(mu=0.9)", "qsgd(s=4,coding=gamma)", "powersgd(rank=1)+ef(vanilla)", "fp16+ef(vanilla)"]
     seen["nan"] = {t: nan(rank, world, t) for t in several}
     seen["propagate"] = {t: nan(rank, world, t, on_nonfinite="propagate") for t in several}
+    seen["broken"] = {t: broken(rank, world, t) for t in ("topk@0.1/allgather", several[0])}
     seen["skip"] = nan(rank, world, "topk(k=0.1)+ef(vanilla)+nonfinite(skip)")
     stateful = ["topk(k=0.1)+ef(vanilla)+nesterov(mu=0.9)", "dgc(k=0.05)+ef(dgc,mu=0.5)", "powersgd(rank=1)+ef(vanilla)",
                 "gradiveq(d=2,slice=8,every=3)", "signum", "randomk(k=0.2)+ef(vanilla)"]
