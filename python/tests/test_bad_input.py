@@ -62,6 +62,35 @@ def test_sparse_gradients(seen):
         assert later[0] == "FlexcommError" and "sparse gradient" in later[1] and "sparse=False" in later[1] and later[2] == 0
 
 
+def test_complex_parameters_are_refused_at_once(seen):
+    for rank in seen:
+        (kind, text, _), frozen = rank["complex"]
+        assert kind == "FlexcommError" and "turn" in text and "complex64" in text and "view_as_complex" in text, text
+        assert frozen == [None, "", 0]
+
+
+def test_a_model_has_one_session_until_it_is_closed(seen):
+    for number, rank in enumerate(seen):
+        found = rank["two sessions"]
+        for name, who in (("again", "rank 0"), ("alone", "rank 2")):
+            kind, text, _ = found[name]
+            assert kind == "FlexcommError" and who in text and "has a session already" in text and "close()" in text, text
+        for kind, text, _ in found["refused"]:
+            assert kind == "FlexcommError" and "the session is closed" in text and "attach to the model anew" in text, text
+        assert found["freed"] == [[None, "", 0], 0] and found["forgotten"] == [None, "", 0]
+        state = "agent not connected" if number == 2 else "closed"
+        name = f"<flexcomm session of rank {number} of 4: step 0, none@1/dense-ring, "
+        assert found["names"] == [f"{name}{state}>", f"{name}closed>"]
+
+
+def test_a_loss_that_is_no_number_is_refused(seen):
+    for rank in seen:
+        for name, words in {"None": "loss is None", "two": "loss is tensor([1., 1.])", "text": "loss is '0.5'"}.items():
+            kind, text, _ = rank["losses"][name]
+            assert kind == "ValueError" and words in text and "tensor of one value" in text, text
+        assert rank["losses"]["one"] == rank["losses"]["whole"] == [None, "", 0]
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "float64"])
 def test_other_element_types_fall_back_on_all_ranks_and_it_is_said(seen, dtype):
     assert len(seen[0][dtype]["lines"]) == 1
@@ -92,7 +121,8 @@ def test_arguments_of_one_rank_are_refused_on_all(seen):
     expected = {
         "strategy": "compressor", "selection": "star", "job": "characters", "nonfinite": "propagate", "scheduler": "state_dict",
         "share": "shadow_share", "seed": "seed is -1", "sparse": "sparse=False",
-        "optimizer": "torch.optim.Optimizer",
+        "optimizer": "torch.optim.Optimizer", "raw": "DistributedDataParallel", "raw in a group": "DistributedDataParallel",
+        "compiled in a group": "then torch.compile it",
     }
     for rank in seen:
         assert rank["arguments of one"].keys() == expected.keys()
@@ -125,12 +155,24 @@ WRONG_KINDS = {
     "None": ["initial is 'None@0.1/allgather'", "'dense'"],
     "form": ["qsgd", "'qsgd(s=4)'"],
     "capitals": ["'FP16'", "nearest name is 'fp16'"],
+    "class": ["optimizer is the class SGD", "optimizer=SGD(model.parameters(), ...)"],
+    "scheduler": ["scheduler is <object", "state_dict and load_state_dict", "leave it out"],
+    "scaler": ["scaler is 2.0", "state_dict and load_state_dict"],
+    "scheduler class": ["scheduler is <class 'torch.optim.lr_scheduler.StepLR'>", "an object with state_dict"],
+    "extra class": ["extra is <class", "an object with state_dict"],
+    "generator class": ["one of generators is <class", "a torch.Generator"],
+    "register": ["register is 'no'", "True", "False", "session.hook"],
+    "beside": ["initial is 'garbage'", "'dense'"],
+    "empty": ["strategy is ''", "leave the argument out", "'dense'"],
+    "all": ["'topk@1/allgather'", "called 'dense'", "'topk@0.01/allgather'"],
+    "folder": ["socket is '/tmp', a folder", "agent.sock in its run_dir"],
+    "file": ["bad.py', a file that is no socket", "agent.sock in its run_dir"],
     "strange": ["SGD of 6 parameters", "model.parameters()", "leave it out"],
 }
 
 def _told(kind, text, words):
     deep = ("has no attribute", "not iterable", "convert", "unhashable", "argument '")
-    return kind in ("ValueError", "FlexcommError") and all(w in text for w in words) and not any(d in text for d in deep)
+    return kind == "ValueError" and all(w in text for w in words) and not any(d in text for d in deep)
 
 
 @pytest.mark.parametrize("name", WRONG_KINDS)

@@ -45,6 +45,30 @@ def test_what_is_no_state_is_refused_with_the_value_and_the_remedy(seen, number,
         assert text is not None and word in text and ("session.state_dict()" in text or "this very model" in text), text
 
 
+def test_saving_and_loading_in_a_trial_neither_ends_nor_changes_the_run_and_is_said_once(seen):
+    for rank in seen:
+        with_trial, without = rank["in trials"]
+        assert len(with_trial["tried"]) == with_trial["refused"] == 8 and with_trial["loaded"] == [False] * 8, with_trial
+        assert [with_trial[what] for what in ("trained", "hash", "held")] == [without[what] for what in ("trained", "hash", "held")]
+        saved, loaded = with_trial["said"]
+        assert "state_dict()" in saved and "session.in_trial is False" in saved and "session.step" in saved, saved
+        assert "load_state_dict()" in loaded and "session.in_trial is False" in loaded, loaded
+        assert without["said"] == []
+
+
+def test_steps_are_counted_without_those_of_trials(seen):
+    for rank in seen:
+        found = rank["in trials"][0]
+        first = found["trained"][0]
+        assert found["trained"] == list(range(first, first + 30))
+        assert len(set(found["tried"])) == 1
+
+
+def test_a_rank_that_waits_for_the_mean_alone_says_so(seen):
+    assert [len(rank["waits alone"]) for rank in seen] == [1, 0]
+    assert "every rank" in seen[0]["waits alone"][0] and "0.3 s" in seen[0]["waits alone"][0]
+
+
 def test_a_refused_state_leaves_the_model_without_the_hook(seen):
     assert all(rank["hooks after a refused state"] == 0 for rank in seen)
 

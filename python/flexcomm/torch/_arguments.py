@@ -7,6 +7,7 @@ import difflib
 import operator
 import os
 import re
+import stat
 from collections.abc import Iterable
 from typing import Any, Mapping
 
@@ -95,10 +96,14 @@ def _forms() -> str:
 
 def _remedy(named: str) -> str | None:
     """What the core cannot say of a text that it has refused: it does not know what the user meant by the name."""
+    if not named.strip():
+        return f"an empty text names no strategy; leave the argument out, or give one of {_forms()}"
     name = re.split(r"[@(+\s]", named.strip(), maxsplit=1)[0]
     examples = {known: tried[0] for known, _, _, tried in _core.compressors()}
     if name.lower() == "none":
         return "what compresses nothing is called 'dense'"
+    if name in _SELECTING and re.match(r"\w+@1(\.0*)?/", named):
+        return f"{name} at the ratio 1 keeps everything, which is called 'dense'; give that, or a smaller ratio, for example '{name}@0.01/allgather'"
     if name in _SELECTING or (name in examples and "@" not in named):
         return None
     if name in examples:
@@ -125,7 +130,7 @@ class Settings:
 
 def read(
     *, strategy: Any, initial: Any, selection: Any, job: Any, socket: Any, on_nonfinite: Any, scaler: Any, shadow_share: Any,
-    seed: Any,
+    seed: Any, register: Any,
 ) -> Settings:
     """Reads them. Ranges of numbers and names of jobs are the core's to check."""
     if not isinstance(selection, str) or selection not in _SELECTIONS:
@@ -133,8 +138,12 @@ def read(
     job = os.environ.get("FLEXCOMM_JOB") or "default" if job is None or job == "" else job
     if not isinstance(job, str):
         raise _refused("job", job, "a text, the same on all ranks")
+    if not isinstance(register, bool):
+        raise _refused("register", register, "True, or False where you register session.hook yourself")
+    # Read where it does not count, too: what is wrong is no less wrong beside `strategy`.
+    first = strategy_of("initial", initial)
     return Settings(
-        named=strategy_of("initial", initial) if strategy is None else strategy_of("strategy", strategy),
+        named=first if strategy is None else strategy_of("strategy", strategy),
         fixed=strategy is not None,
         selection=selection,
         job=job,
@@ -160,7 +169,33 @@ def _socket(given: Any) -> str | None:
             f"{whose} is {path!r}, {length} bytes long, allowed are at most {_MOST_PATH} (the system's limit for Unix sockets); "
             "give the agent a shorter run_dir, or make a symbolic link to it"
         )
+    _check_socket(whose, path)
     return path
+
+
+def _check_socket(whose: str, path: str) -> None:
+    """There may be none yet: the agent may start later. Something else there never becomes one."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    if not stat.S_ISSOCK(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "a file that is no socket"
+        raise ValueError(
+            f"{whose} is {path!r}, {what}, allowed is the path of the agent's Unix socket: agent.sock in its run_dir, for example "
+            "/run/flexcomm/agent.sock"
+        )
+
+
+def loss(given: Any) -> float:
+    """What a step's loss is reported as."""
+    one = not torch.is_tensor(given) or given.numel() == 1
+    try:
+        if one and not isinstance(given, (str, bytes)):
+            return float(given)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise _refused("loss", given, "a number, or a tensor of one value, for example the mean of a batch's")
 
 
 def _propagates(on_nonfinite: Any, scaler: Any) -> bool:
@@ -198,7 +233,7 @@ def generators(given: Any) -> tuple[Any, ...]:
     """Private random generators."""
     found = several("generators", given, "torch.Generator")
     for one in found:
-        if not (hasattr(one, "get_state") and hasattr(one, "set_state")):
+        if isinstance(one, type) or not (hasattr(one, "get_state") and hasattr(one, "set_state")):
             raise _refused("one of generators", one, "a torch.Generator")
     return found
 
@@ -232,6 +267,12 @@ def check_optimizer(optimizer: Any, model: torch.nn.Module) -> None:
     if optimizer is None:
         return
     inner = stepping(optimizer)
+    for one in (optimizer, inner):
+        if isinstance(one, type):
+            raise ValueError(
+                f"optimizer is the class {one.__name__}, allowed is an optimizer made of it: write "
+                f"optimizer={one.__name__}(model.parameters(), ...), or leave it out"
+            )
     tells = hasattr(inner, "_optimizer_step_post_hooks") or not isinstance(inner, torch.optim.Optimizer)
     if not (tells and hasattr(inner, "register_step_post_hook")):
         raise ValueError(

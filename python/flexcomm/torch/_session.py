@@ -10,7 +10,9 @@ import hashlib
 import logging
 import time
 import weakref
-from typing import Any, Callable, Generator, Generic, Iterable, Iterator, Mapping, Sequence, Sized, TypeVar, cast
+from typing import (
+    Any, Callable, Generator, Generic, Iterable, Iterator, Mapping, NoReturn, Sequence, Sized, TypeVar, cast,
+)  # fmt: skip
 
 import torch
 import torch.distributed as dist
@@ -37,6 +39,9 @@ _TREE = "dense-tree"
 
 #: Sessions with an agent, by job and socket.
 _CONNECTED: weakref.WeakValueDictionary[tuple[str, str], Session] = weakref.WeakValueDictionary()
+
+#: Sessions that are not closed, by model.
+_ATTACHED: weakref.WeakKeyDictionary[DistributedDataParallel, weakref.ref[Session]] = weakref.WeakKeyDictionary()
 
 _Made = TypeVar("_Made")
 _Batch = TypeVar("_Batch")
@@ -107,12 +112,12 @@ def attach(
         False: the caller registers ``session.hook`` itself. See also :class:`flexcomm.torch.CommHook`.
     """
     if not isinstance(model, DistributedDataParallel):
-        raise _wrong_model(model)
+        _refuse_model(model, group)
 
     def settings() -> _arguments.Settings:
         return _arguments.read(
             strategy=strategy, initial=initial, selection=selection, job=job, socket=socket, on_nonfinite=on_nonfinite,
-            scaler=scaler, shadow_share=shadow_share, seed=seed,
+            scaler=scaler, shadow_share=shadow_share, seed=seed, register=register,
         )
 
     def parts() -> _trials.Parts:
@@ -126,19 +131,38 @@ def attach(
 
 
 def _wrong_model(model: Any) -> FlexcommError:
-    name = type(model).__name__
+    name = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
     if "FullyShardedDataParallel" in name or "FSDP" in name:
         return FlexcommError(
-            f"failed to attach to {name}: FSDP reduces shards, for which flexcomm has no error feedback. "
+            f"the model is {name}: FSDP reduces shards, for which flexcomm has no error feedback. "
             "Use DistributedDataParallel, or run FSDP without flexcomm"
         )
-    if isinstance(getattr(model, "_orig_mod", None), DistributedDataParallel):
-        return FlexcommError(
-            f"failed to attach to {name}: attach to the DistributedDataParallel model first, then torch.compile it"
-        )
-    return FlexcommError(
-        f"failed to attach to {name}: wrap the model in torch.nn.parallel.DistributedDataParallel first"
-    )
+    if _compiled(model) is not None:
+        return FlexcommError(f"the model is {name}: attach to the DistributedDataParallel model first, then torch.compile it")
+    return FlexcommError(f"the model is {name}: wrap it in torch.nn.parallel.DistributedDataParallel first")
+
+
+def _compiled(model: Any) -> DistributedDataParallel | None:
+    """The model that torch.compile has wrapped, if it is one of DDP's."""
+    inner = getattr(model, "__dict__", {}).get("_modules", {}).get("_orig_mod")
+    return inner if isinstance(inner, DistributedDataParallel) else None
+
+
+def _refuse_model(model: Any, given: Any) -> NoReturn:
+    """On all ranks: others may have the right model, and would wait for this one where they tell what they refuse."""
+
+    def refuse() -> NoReturn:
+        raise _wrong_model(model)
+
+    if not dist.is_initialized():
+        refuse()
+    compiled = _compiled(model)
+    group = given if isinstance(given, dist.ProcessGroup) else None
+    if compiled is not None:
+        group = _arguments.group_of(compiled)
+    if dist.get_rank(group) < 0:
+        refuse()
+    _everywhere(refuse, group)
 
 
 def _fitting(named: Named, world: int) -> Named:
@@ -178,6 +202,21 @@ def _check_alone(job: str, socket: str | None) -> None:
         )
 
 
+def _check_unattached(model: DistributedDataParallel) -> None:
+    """Two sessions would both count the steps, and each take the hook in for itself. One that has its hook on the model is
+    seen by that."""
+    if model not in _ATTACHED:
+        return
+    # One that nobody has any more may wait for the collector.
+    gc.collect()
+    session = _ATTACHED[model]() if model in _ATTACHED else None
+    if session is not None and (session._plain or session._below):
+        raise FlexcommError(
+            "the model has a session already, which counts its steps; go on with what the first attach returned, or close() "
+            "that session first"
+        )
+
+
 def compressors() -> dict[str, str]:
     """Every compressor that ``attach`` takes as ``strategy``: by name, what it does and which parameters it has."""
     out = {}
@@ -192,6 +231,16 @@ def _check_layers(model: torch.nn.Module) -> None:
         if getattr(module, "sparse", False) and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
             raise FlexcommError(
                 f"{name} makes sparse gradients, which cannot be compressed; make it with sparse=False"
+            )
+
+
+def _check_values(named: list[tuple[str, torch.nn.Parameter]]) -> None:
+    for name, parameter in named:
+        if parameter.is_complex():
+            raise FlexcommError(
+                f"the parameter {name} is {parameter.dtype}, allowed are real parameters: flexcomm knows no complex values. Keep it "
+                "as a real one with a last dimension of 2 and call torch.view_as_complex in forward(), freeze it before "
+                "the model is wrapped (requires_grad_(False)), or train this model without flexcomm"
             )
 
 
@@ -314,7 +363,9 @@ class Session:
         def own() -> tuple[_arguments.Settings, Core, _trials.Parts]:
             """All that arguments may be refused for."""
             _arguments.check_group(group, models)
+            _check_unattached(model)
             _check_layers(model)
+            _check_values(self._named)
             given = read()
             named = _fitting(given.named, self._world)
             core = Core(
@@ -354,6 +405,9 @@ class Session:
         self._loss: float | None = None
         self._looping = False
         self._trial: _trials.Trial | None = None
+        self._closed = False
+        #: Whether it was said what a state is that is saved, or loaded, in a trial.
+        self._warned_of_saving = self._warned_of_loading = False
         #: Memory for its copies of what lies on GPUs, and whether there was none for the plan of the step under way.
         self._vault = Vault(Cuda())
         self._lacks_room = False
@@ -408,6 +462,9 @@ class Session:
 
     def _known(self, given: _arguments.Settings, steered: bool) -> None:
         """Tells who must know of an attached session."""
+        model = self._parts.model()
+        if model is not None:
+            _ATTACHED[model] = weakref.ref(self)
         if given.socket is not None:
             _CONNECTED[given.job, given.socket] = self
             atexit.register(_close, weakref.ref(self))
@@ -449,6 +506,11 @@ class Session:
         if hook is None:
             raise FlexcommError("failed to find the hook: the model that it was registered on is gone")
         return hook
+
+    def __repr__(self) -> str:
+        agent = "closed" if self._closed else f"agent {'connected' if self.connected else 'not connected'}"
+        trial = ", in a live trial" if self.in_trial else ""
+        return f"<flexcomm session of rank {self._rank} of {self._world}: step {self.step}, {self.strategy}{trial}, {agent}>"
 
     # Steps
 
@@ -565,9 +627,9 @@ class Session:
         self._refused = True
         return self.in_trial
 
-    def report_loss(self, loss: float) -> None:
-        """Passes this step's loss on to the agent; call it before the step ends."""
-        self._loss = float(loss)
+    def report_loss(self, loss: float | torch.Tensor) -> None:
+        """Passes this step's loss, a number or a tensor of one value, on to the agent; call it before the step ends."""
+        self._loss = _arguments.loss(loss)
         if self._loss != self._loss or self._loss in (float("inf"), float("-inf")):
             self._core.abort_trial()
 
@@ -610,6 +672,7 @@ class Session:
 
     def shadow(self, strategies: Sequence[str]) -> None:
         """Begins shadow trials: gains of these strategies on this rank's gradients, without touching training."""
+        self._refuse_closed("begin shadow trials")
         watched = [_arguments.strategy_of("a shadow", s) for s in _arguments.several("strategies", strategies, "strategies")]
         wrong = next((w.name for w in watched if w.text is not None or w.half is not None or w.name == "dense"), None)
         if wrong is not None:
@@ -628,7 +691,9 @@ class Session:
     @property
     def step(self) -> int:
         """Synchronised backward passes so far; trials do not count. Where DDP runs by itself (dense without an agent) the
-        optimizer's steps."""
+        optimizer's steps.
+
+        The counter to go by in a loop over :meth:`batches`: ``enumerate`` counts the batches of trials too."""
         return self._core.state()[0]
 
     @property
@@ -652,7 +717,8 @@ class Session:
 
     @property
     def strategy(self) -> str:
-        """The strategy in force, canonical text; `fp16` and `bf16` as the user named them."""
+        """The strategy in force, canonical text, which `attach` takes too: dense is ``none@1/dense-ring``, or ``-tree``.
+        `fp16` and `bf16` are as the user named them."""
         _, version, strategy, iteration, _, _ = self._core.state()
         return self._half if self._half is not None and version == 0 and iteration < 0 else strategy
 
@@ -665,9 +731,19 @@ class Session:
         """What this rank holds back, by parameter name; under a strategy that a text names also the state of its
         memory, momentum and codecs, and the step.
 
-        Rank-local: save one per rank. With ``consolidate`` (call it on all ranks) the mean over ranks, the same on
-        every rank, which may be loaded on any number of ranks.
+        Rank-local: save one per rank. With ``consolidate`` the mean over ranks, the same on every rank, which may be
+        loaded on any number of ranks. Call that on all ranks: it waits for them, and a warning says so after ten seconds.
+
+        Save where :attr:`in_trial` is False. In a live trial it is the candidate's, as are the model's and the optimizer's at that
+        time: they belong together and can be resumed from, nothing is lost; but training did not take those steps, and a
+        candidate may be one that diverges. No error, which would end the job, but a warning says so once.
         """
+        if self.in_trial and not self._warned_of_saving:
+            self._warned_of_saving = True
+            logger.warning(
+                "state_dict() in a live trial: this state, the model's and the optimizer's are those of the trial's candidate, which "
+                "training does not go on from. Save checkpoints where session.in_trial is False, at every so many of session.step"
+            )
         return _state.save(self._core, self._named, (self._rank, self._world, self._group), consolidate)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -675,7 +751,20 @@ class Session:
 
         The same number of ranks: each rank its own. Another number: only a consolidated one, so that the gradient
         that is still to be applied stays the same; anything else is refused.
+
+        Load where :attr:`in_trial` is False. In a live trial the state is only checked, and a warning says so once: what
+        the script loads then (the model's and the optimizer's state too) is put back when the candidate ends.
         """
+        self._refuse_closed("load a state")
+        if self.in_trial:
+            _state.check(self._named, (self._rank, self._world), state)
+            if not self._warned_of_loading:
+                self._warned_of_loading = True
+                logger.warning(
+                    "load_state_dict() in a live trial has loaded nothing: the trial puts back all that the script loads in it, the "
+                    "model's and the optimizer's state too. Load where session.in_trial is False"
+                )
+            return
         self._may_take_over()
         _state.load(self._core, self._named, (self._rank, self._world), state)
         if self._plain or self._below:
@@ -684,13 +773,24 @@ class Session:
 
     def close(self) -> None:
         """Hands the last reports to the agent; steps whose times a GPU has yet to tell are left out. Training may go on;
-        nothing is reported any more."""
+        nothing is reported any more. :meth:`shadow` and :meth:`load_state_dict` are refused from now on; the model may be
+        attached again where DDP has no hook yet."""
+        self._closed = True
+        model = self._parts.model()
+        known = None if model is None else _ATTACHED.get(model)
+        if model is not None and known is not None and known() is self:
+            del _ATTACHED[model]
         hook = self._hook()
         if hook is not None:
             hook.clock.poll()
         self._core.close()
         for key in [key for key, session in _CONNECTED.items() if session is self]:
             del _CONNECTED[key]
+
+
+    def _refuse_closed(self, what: str) -> None:
+        if self._closed:
+            raise FlexcommError(f"failed to {what}: the session is closed; do so before close(), or attach to the model anew")
 
 
 #: How long a process waits at its exit, seconds.

@@ -17,6 +17,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm._core import FlexcommError
+from flexcomm.torch._arguments import shown
 from flexcomm.torch._device import Cuda
 from flexcomm.torch._vault import Copy, Vault
 
@@ -47,10 +48,11 @@ class Parts:
 
     def __post_init__(self) -> None:
         for name, part in [("scheduler", self.scheduler), ("scaler", self.scaler), *(("extra", e) for e in self.extra)]:
-            if part is not None and not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
-                raise FlexcommError(
-                    f"failed to attach: {name} {type(part).__name__} has no state_dict and load_state_dict, "
-                    "so a trial could not put it back; give an object that has both, or leave it out"
+            has = hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+            if part is not None and (isinstance(part, type) or not has):
+                raise ValueError(
+                    f"{name} is {shown(part)}, allowed is an object with state_dict and load_state_dict, else a trial could not "
+                    "put it back; give one that has both, or leave it out"
                 )
 
     def missing(self) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from typing import Any, Mapping
+import threading
+from typing import Any, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -20,6 +22,24 @@ _READ = (1, 2)
 
 Named = list[tuple[str, torch.nn.Parameter]]
 
+#: Seconds after which a rank says what it is waiting for.
+PATIENCE = 10.0
+
+
+@contextlib.contextmanager
+def _speaks_of_waiting() -> Iterator[None]:
+    line = (
+        "state_dict(consolidate=True) has waited %g s for the other ranks: it is the mean over all of them, so call it on "
+        "every rank, not on one alone; without consolidate it is rank-local"
+    )
+    timer = threading.Timer(PATIENCE, logger.warning, (line, PATIENCE))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
 
 def save(core: Core, named: Named, who: tuple[int, int, Any], consolidate: bool) -> dict[str, Any]:
     """The state of this rank, or the mean over all ranks."""
@@ -31,11 +51,12 @@ def save(core: Core, named: Named, who: tuple[int, int, Any], consolidate: bool)
     if consolidate:
         # Every rank goes through all parameters: another rank may hold back what this one does not.
         wire = _device.wire(group)
-        for name, parameter in named:
+        for number, (name, parameter) in enumerate(named):
             total = held.get(name, torch.zeros(parameter.numel()))
             there = total if wire is None else total.to(wire)
-            dist.all_reduce(there, group=group)
-            held[name] = there.div_(world).cpu()
+            with contextlib.nullcontext() if number else _speaks_of_waiting():
+                dist.all_reduce(there, group=group)
+                held[name] = there.div_(world).cpu()
     state = {"format": FORMAT, "world": world, "rank": -1 if consolidate else rank, "held_back": held}
     text = None if consolidate else core.text_state()
     if text is not None:
@@ -46,8 +67,8 @@ def save(core: Core, named: Named, who: tuple[int, int, Any], consolidate: bool)
     return state
 
 
-def load(core: Core, named: Named, who: tuple[int, int], state: Any) -> None:
-    """Checks all of it, then replaces what is held back."""
+def check(named: Named, who: tuple[int, int], state: Any) -> None:
+    """Refuses a state that is not this rank's of this model."""
     rank, world = who
     _check(state, {name: parameter.numel() for name, parameter in named})
     if state["rank"] >= 0 and (state["world"], state["rank"]) != (world, rank):
@@ -55,6 +76,11 @@ def load(core: Core, named: Named, who: tuple[int, int], state: Any) -> None:
             f"it is of rank {state['rank']} of {state['world']}, this is rank {rank} of {world}; load each rank's own, or save "
             "with state_dict(consolidate=True) to change the number of ranks"
         )
+
+
+def load(core: Core, named: Named, who: tuple[int, int], state: Any) -> None:
+    """Checks all of it, then replaces what is held back."""
+    check(named, who, state)
     numbers = {name: i for i, (name, _) in enumerate(named)}
     tensors = [(numbers[n], t.detach().to("cpu", torch.float32).contiguous()) for n, t in state["held_back"].items()]
     saved, text = None, state.get("text")

@@ -179,7 +179,55 @@ def arguments_of_one(rank):
         "seed": {"seed": -1}, "optimizer": {"optimizer": "sgd"},
     }
     attach = lambda given: error_of(lambda _: flexcomm.torch.attach(model, **(given if own else {})))  # noqa: E731
-    return {name: attach(given) for name, given in bad.items()} | {"sparse": error_of(words)}
+    group = dist.new_group()
+    within = ddp(network(), process_group=group)
+    wrong = {
+        "sparse": error_of(words),
+        "raw": error_of(lambda _: flexcomm.torch.attach(network() if own else model)),
+        "raw in a group": error_of(lambda _: flexcomm.torch.attach(network() if own else within, group=group)),
+        "compiled in a group": error_of(lambda _: flexcomm.torch.attach(torch.compile(within) if own else within)),
+    }
+    return {name: attach(given) for name, given in bad.items()} | wrong
+
+
+class Complex(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(3))
+        self.turn = torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))
+
+
+def complex_values(rank):
+    frozen = Complex()
+    frozen.turn.requires_grad_(False)
+    attach = lambda model: error_of(lambda _: flexcomm.torch.attach(DistributedDataParallel(model)))  # noqa: E731
+    return attach(Complex()), attach(frozen)
+
+
+def two_sessions(rank):
+    """A second session of a dense model; on rank 2 alone there is a first one, and then everywhere, until it is closed or gone."""
+    model = ddp(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    attach = lambda: flexcomm.torch.attach(model, optimizer)  # noqa: E731
+    first = attach()
+    again = error_of(lambda _: attach())
+    if rank != 2:
+        first.close()
+    alone = error_of(lambda _: attach())
+    names = [repr(first)]
+    first.close()
+    names.append(repr(first))
+    refused = [error_of(lambda _: first.shadow([GATHER])), error_of(lambda _: first.load_state_dict(first.state_dict()))]
+    # Its hook would have been the second session's.
+    freed = [error_of(lambda _: attach()), len(model._comm_hooks)]
+    forgotten = error_of(lambda _: attach())
+    return {"again": again, "alone": alone, "names": names, "refused": refused, "freed": freed, "forgotten": forgotten}
+
+
+def losses(rank):
+    session = flexcomm.torch.attach(ddp(network()))
+    given = {"None": None, "two": torch.ones(2), "text": "0.5", "one": torch.ones(1, 1, requires_grad=True), "whole": 1}
+    return {name: error_of(lambda _, loss=loss: session.report_loss(loss)) for name, loss in given.items()}
 
 
 def models_of_one_job(rank):
@@ -243,6 +291,11 @@ def of_wrong_kinds(rank):
         "another": {"strategy": "powersdg(rank=2)"}, "none": {"strategy": "none"}, "None": {"initial": "None@0.1/allgather"},
         "form": {"strategy": "qsgd@0.1/allgather"}, "capitals": {"strategy": "FP16"},
         "strange": {"optimizer": torch.optim.SGD(other.parameters(), lr=0.1)},
+        "class": {"optimizer": torch.optim.SGD}, "scheduler": {"scheduler": object()}, "scaler": {"scaler": 2.0},
+        "scheduler class": {"scheduler": torch.optim.lr_scheduler.StepLR}, "extra class": {"extra": [torch.nn.Linear]},
+        "generator class": {"generators": [torch.Generator]}, "register": {"register": "no"},
+        "beside": {"strategy": GATHER, "initial": "garbage"}, "empty": {"strategy": ""}, "all": {"strategy": "topk@1/allgather"},
+        "folder": {"socket": "/tmp"}, "file": {"socket": __file__},
     }
     everywhere = {name: error_of(lambda _, of=of: flexcomm.torch.attach(model, **of)) for name, of in given.items()}
     alone = {n: error_of(lambda _, of=of: flexcomm.torch.attach(model, **(of if rank == 2 else {}))) for n, of in given.items()}
@@ -362,6 +415,9 @@ with ranks() as (rank, world, seen):
     seen["go on batches"] = go_on(rank, GATHER, looped=True)
     seen["go on unused"] = go_on(rank, GATHER, find_unused_parameters=True)
     seen["sparse"] = sparse(rank)
+    seen["complex"] = complex_values(rank)
+    seen["two sessions"] = two_sessions(rank)
+    seen["losses"] = losses(rank)
     seen["bf16"] = types(rank, torch.bfloat16)
     seen["float64"] = types(rank, torch.float64)
     seen["models"] = models(rank)

@@ -1,13 +1,14 @@
 """Checkpoints of what is held back."""
 
 import copy
+import time
 
 import torch
-from common import FOLDER, batch, ddp, everywhere, network, parameters_hash, ranks
-from fake_agent import FakeAgent
+from common import FOLDER, Lines, batch, ddp, everywhere, network, parameters_hash, ranks
+from fake_agent import FakeAgent, trial
 
 import flexcomm.torch
-from flexcomm.torch import _below
+from flexcomm.torch import _below, _state
 
 GATHER = "topk@0.05/allgather"
 
@@ -92,7 +93,59 @@ def unknown_to_ddp():
     return [_below.fits(m) for m in (ddp(network()), ddp(part), frozen, thawed, ddp(Complex()))]
 
 
+def in_trials(rank, turn, trials):
+    """A script that saves and loads in every batch, of live trials too."""
+    agent = FakeAgent(FOLDER, f"i{turn}{rank}").start()
+    model = ddp(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    session = flexcomm.torch.attach(model, optimizer, strategy=GATHER, socket=str(agent.path))
+    agent.wait_for("hello")
+    lines, other = Lines(), None
+    trained, tried, loaded, refused = [], [], [], 0
+    for x, y in session.batches([batch(step, rank) for step in range(30)]):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        state = session.state_dict()
+        if session.in_trial:
+            tried.append(session.step)
+            session.load_state_dict(other)
+            loaded.append(total(session.state_dict()) != total(state))
+            try:
+                session.load_state_dict({"format": 2})
+            except flexcomm.FlexcommError:
+                refused += 1
+            continue
+        trained.append(session.step)
+        if len(trained) == 8:
+            other = state
+            if rank == 0 and trials:
+                agent.publish(trial=trial(1, [GATHER, "topk@0.5/allgather"]))
+    session.close()
+    said = [line for line in lines.take() if "in a live trial" in line]
+    return {
+        "trained": trained, "tried": tried, "loaded": loaded, "refused": refused, "said": said,
+        "hash": parameters_hash(model.module), "held": total(session.state_dict()),
+    }
+
+
+def waits_alone(rank):
+    """The mean over ranks, for which the others come late."""
+    _, _, session = start()
+    patience, _state.PATIENCE = _state.PATIENCE, 0.3
+    lines = Lines()
+    for late in (0, 2):
+        everywhere(None)
+        time.sleep(late * rank)
+        session.state_dict(consolidate=True)
+        time.sleep(0.5)
+    _state.PATIENCE = patience
+    return [line for line in lines.take() if "consolidate=True" in line]
+
+
 with ranks() as (rank, world, seen):
+    seen["in trials"] = [in_trials(rank, turn, trials) for turn, trials in enumerate((True, False))]
+    seen["waits alone"] = waits_alone(rank)
     seen["copies"] = [copies(rank, name) for name in ("below", "hooked", "taken over")]
     seen["twice"] = twice(rank)
     seen["fits"] = unknown_to_ddp()
