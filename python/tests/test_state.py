@@ -56,6 +56,11 @@ def test_saving_and_loading_in_a_trial_neither_ends_nor_changes_the_run_and_is_s
         assert without["said"] == []
 
 
+def test_a_state_of_a_trial_belongs_to_the_model_that_is_saved_with_it(seen):
+    # Nothing of the gradients is lost, or sent twice.
+    assert all(rank["in trials"][0]["whole"] == [True] * 8 for rank in seen)
+
+
 def test_steps_are_counted_without_those_of_trials(seen):
     for rank in seen:
         found = rank["in trials"][0]

@@ -93,6 +93,19 @@ def unknown_to_ddp():
     return [_below.fits(m) for m in (ddp(network()), ddp(part), frozen, thawed, ddp(Complex()))]
 
 
+def to_come(session, model):
+    """The parameters once all that is held back has gone out."""
+    held = session.state_dict(consolidate=True)["held_back"]
+    return [p.detach() - 0.05 * held[name].view_as(p) for name, p in model.module.named_parameters()]
+
+
+def gradients(model, x, y):
+    """The mean over ranks, without DDP."""
+    loss = torch.nn.functional.cross_entropy(model.module(x), y)
+    found = everywhere([g.tolist() for g in torch.autograd.grad(loss, list(model.module.parameters()))])
+    return [sum(torch.tensor(g) for g in each) / len(found) for each in zip(*found)]
+
+
 def in_trials(rank, turn, trials):
     """A script that saves and loads in every batch, of live trials too."""
     agent = FakeAgent(FOLDER, f"i{turn}{rank}").start()
@@ -101,14 +114,17 @@ def in_trials(rank, turn, trials):
     session = flexcomm.torch.attach(model, optimizer, strategy=GATHER, socket=str(agent.path))
     agent.wait_for("hello")
     lines, other = Lines(), None
-    trained, tried, loaded, refused = [], [], [], 0
+    trained, tried, loaded, whole, refused = [], [], [], [], 0
     for x, y in session.batches([batch(step, rank) for step in range(30)]):
+        if session.in_trial:
+            expected = [z - 0.05 * g for z, g in zip(to_come(session, model), gradients(model, x, y))]
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
         state = session.state_dict()
         if session.in_trial:
             tried.append(session.step)
+            whole.append(all(torch.allclose(z, e, atol=1e-6) for z, e in zip(to_come(session, model), expected)))
             session.load_state_dict(other)
             loaded.append(total(session.state_dict()) != total(state))
             try:
@@ -124,7 +140,7 @@ def in_trials(rank, turn, trials):
     session.close()
     said = [line for line in lines.take() if "in a live trial" in line]
     return {
-        "trained": trained, "tried": tried, "loaded": loaded, "refused": refused, "said": said,
+        "trained": trained, "tried": tried, "loaded": loaded, "refused": refused, "said": said, "whole": whole,
         "hash": parameters_hash(model.module), "held": total(session.state_dict()),
     }
 
