@@ -74,6 +74,11 @@ def test_a_rank_that_waits_for_the_mean_alone_says_so(seen):
     assert "every rank" in seen[0]["waits alone"][0] and "0.3 s" in seen[0]["waits alone"][0]
 
 
+def test_a_state_goes_to_a_model_whose_memory_has_another_order(seen):
+    for rank in seen:
+        assert len(rank["layouts"]) == 2 and all(all(found.values()) for found in rank["layouts"]), rank["layouts"]
+
+
 def test_a_refused_state_leaves_the_model_without_the_hook(seen):
     assert all(rank["hooks after a refused state"] == 0 for rank in seen)
 

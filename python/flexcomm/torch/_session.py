@@ -727,6 +727,12 @@ class Session:
         """Whether this rank's agent is there."""
         return self._core.state()[4]
 
+    def __reduce__(self) -> Any:
+        raise FlexcommError(
+            "failed to copy or pickle a session: it belongs to this process and its model; save session.state_dict(), attach "
+            "to the other model, and load it there"
+        )
+
     def state_dict(self, consolidate: bool = False) -> dict[str, Any]:
         """What this rank holds back, by parameter name; under a strategy that a text names also the state of its
         memory, momentum and codecs, and the step.

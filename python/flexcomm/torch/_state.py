@@ -11,14 +11,16 @@ import torch
 import torch.distributed as dist
 
 from flexcomm._core import Core, FlexcommError
-from flexcomm.torch import _device
+from flexcomm.torch import _device, _layout
 from flexcomm.torch._arguments import shown
 
 logger = logging.getLogger("flexcomm")
 
-#: Version of the checkpoint's layout. 1 had no "text".
-FORMAT = 2
-_READ = (1, 2)
+#: Version of the checkpoint's layout. 1 had no "text"; up to 2 values were in the order of a parameter's memory, which another
+#: run's model may not share.
+FORMAT = 3
+_READ = (1, 2, FORMAT)
+_BY_INDEX = 3
 
 Named = list[tuple[str, torch.nn.Parameter]]
 
@@ -44,10 +46,7 @@ def _speaks_of_waiting() -> Iterator[None]:
 def save(core: Core, named: Named, who: tuple[int, int, Any], consolidate: bool) -> dict[str, Any]:
     """The state of this rank, or the mean over all ranks."""
     rank, world, group = who
-    held = {
-        named[number][0]: torch.frombuffer(bytearray(values), dtype=torch.float32)
-        for number, values in core.held_back().items()
-    }
+    held = {named[number][0]: _saved(values, named[number][1]) for number, values in core.held_back().items()}
     if consolidate:
         # Every rank goes through all parameters: another rank may hold back what this one does not.
         wire = _device.wire(group)
@@ -63,8 +62,17 @@ def save(core: Core, named: Named, who: tuple[int, int, Any], consolidate: bool)
         buckets = [
             ([named[i][0] for i in ids], torch.frombuffer(bytearray(saved), dtype=torch.uint8)) for ids, saved in text[2]
         ]
-        state["text"] = {"strategy": text[0], "step": text[1], "buckets": buckets}
+        strides = {name: list(p.stride()) for name, p in named if not p.is_contiguous()}
+        state["text"] = {"strategy": text[0], "step": text[1], "buckets": buckets, "strides": strides}
     return state
+
+
+def _saved(values: bytes, parameter: torch.Tensor) -> torch.Tensor:
+    """What a parameter holds back, in the order of its indices."""
+    if not values:
+        # Which torch makes no tensor of.
+        return torch.zeros(0)
+    return _layout.shaped(torch.frombuffer(bytearray(values), dtype=torch.float32), parameter).reshape(-1)
 
 
 def check(named: Named, who: tuple[int, int], state: Any) -> None:
@@ -82,9 +90,17 @@ def load(core: Core, named: Named, who: tuple[int, int], state: Any) -> None:
     """Checks all of it, then replaces what is held back."""
     check(named, who, state)
     numbers = {name: i for i, (name, _) in enumerate(named)}
-    tensors = [(numbers[n], t.detach().to("cpu", torch.float32).contiguous()) for n, t in state["held_back"].items()]
+    own = {n: t.detach().to("cpu", torch.float32).contiguous() for n, t in state["held_back"].items()}
+    if state["format"] >= _BY_INDEX:
+        own = {n: _layout.flat(t, named[numbers[n]][1]) for n, t in own.items()}
+    tensors = [(numbers[n], t) for n, t in own.items()]
     saved, text = None, state.get("text")
-    if text:
+    if text and (other := _laid_out_otherwise(named, text.get("strides"))):
+        logger.warning(
+            "the state was saved where parameter %s lay in memory in another order: what was held back goes on, momenta and "
+            "warm starts begin anew", other
+        )
+    elif text:
         buckets = [([numbers[n] for n in names], bits.cpu().numpy().tobytes()) for names, bits in text["buckets"]]
         saved = text["strategy"], text["step"], buckets
     goes_on = core.hold_back([(i, t.data_ptr(), t.numel()) for i, t in tensors], saved)
@@ -93,6 +109,14 @@ def load(core: Core, named: Named, who: tuple[int, int], state: Any) -> None:
             "the state is of strategy %s, another is in force: what was held back goes on, momenta and warm starts begin "
             "anew", saved[0]
         )
+
+
+def _laid_out_otherwise(named: Named, strides: Mapping[str, Any] | None) -> str | None:
+    """A parameter whose memory has another order than the saved one's; none was told before format 3."""
+    if strides is None:
+        return None
+    own = ((name, None if p.is_contiguous() else list(p.stride())) for name, p in named)
+    return next((name for name, now in own if strides.get(name) != now), None)
 
 
 def _refused(why: str) -> FlexcommError:
@@ -104,7 +128,7 @@ def _check(state: Any, sizes: dict[str, int]) -> None:
     if not isinstance(state, Mapping):
         raise _refused(f"it is {shown(state)}; give what session.state_dict() returned")
     if _field(state, "format", int, None) not in _READ:
-        raise _refused(f"format {state['format']!r}, this version reads 1 and {FORMAT}; give what session.state_dict() returned")
+        raise _refused(f"format {state['format']!r}, this version reads 1 to {FORMAT}; give what session.state_dict() returned")
     _field(state, "world", int, None)
     _field(state, "rank", int, None)
     for name, values in _field(state, "held_back", Mapping, None).items():
@@ -119,6 +143,8 @@ def _check(state: Any, sizes: dict[str, int]) -> None:
         raise _refused(f"its 'text' has the step {text['step']}, expected 0 or more; give what session.state_dict() returned")
     for bucket in _field(text, "buckets", (list, tuple), "text"):
         _check_bucket(bucket, sizes)
+    if state["format"] >= _BY_INDEX:
+        _field(text, "strides", Mapping, "text")
 
 
 def _field(of: Mapping[str, Any], key: str, kind: Any, within: str | None) -> Any:

@@ -13,6 +13,8 @@ from typing import Iterable
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from flexcomm.torch import _layout
+
 #: Parameters of a bucket in its order, and the bucket's result.
 Exchanged = tuple[list[torch.Tensor], torch.Tensor]
 
@@ -51,7 +53,4 @@ def _give(parameter: torch.Tensor, values: torch.Tensor) -> None:
         if not values.any():
             return
         parameter.grad = torch.empty_like(parameter, requires_grad=False)
-    gradient = parameter.grad
-    # DDP's buckets hold a parameter in the order of its memory, which `empty_like` keeps where there is one.
-    dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
-    gradient.copy_(values.as_strided(parameter.size(), parameter.stride()) if dense else values.view_as(parameter))
+    parameter.grad.copy_(_layout.shaped(values, parameter))

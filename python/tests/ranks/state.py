@@ -159,7 +159,64 @@ def waits_alone(rank):
     return [line for line in lines.take() if "consolidate=True" in line]
 
 
+class Picture(torch.nn.Module):
+    """With a parameter of no values, as some configurations leave them."""
+
+    def __init__(self, memory_format):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Conv2d(3, 4, 3)
+        self.none = torch.nn.Parameter(torch.zeros(0))
+        self.to(memory_format=memory_format)
+
+    def forward(self, x):
+        return self.layer(x).square().mean() + self.none.sum()
+
+
+def pictured(rank, memory_format, strategy, state=None):
+    """After four steps: the state, and what the core holds back of the weight, as it lies in memory."""
+    model = ddp(Picture(memory_format))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    session = flexcomm.torch.attach(model, optimizer, strategy=strategy)
+    if state is not None:
+        session.load_state_dict(state)
+    else:
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(10 * step + rank))).backward()
+            optimizer.step()
+    weight = next(i for i, (name, _) in enumerate(session._named) if name == "layer.weight")
+    bits = session._core.held_back().get(weight, b"")
+    return session.state_dict(), torch.frombuffer(bytearray(bits), dtype=torch.float32), session.state_dict(consolidate=True)
+
+
+def laid_out_otherwise(rank, lines):
+    """A state goes to a model whose weight lies in memory in another order."""
+    out = []
+    for strategy in (GATHER, "powersgd(rank=1)+ef(vanilla)"):
+        last, rows, mean = pictured(rank, torch.channels_last, strategy)
+        held = last["held_back"]["layer.weight"]
+        alike, same_order, _ = pictured(rank, torch.channels_last, strategy, last)
+        quiet = not any("another order" in line for line in lines.take())
+        other, in_order, _ = pictured(rank, torch.contiguous_format, strategy, last)
+        said = [line for line in lines.take() if "another order" in line]
+        old = dict(last, format=2, held_back=dict(last["held_back"], **{"layer.weight": rows}))
+        _, older, _ = pictured(rank, torch.channels_last, strategy, old)
+        by_index = held.view(4, 3, 3, 3)
+        out.append({
+            "moved": bool(held.any()) and torch.equal(in_order, held) and not torch.equal(rows, held),
+            "kept": torch.equal(rows.view(4, 3, 3, 3).permute(0, 3, 1, 2), by_index) and torch.equal(same_order, rows),
+            "older": torch.equal(older, rows),
+            "again": torch.equal(other["held_back"]["layer.weight"], held) and torch.equal(alike["held_back"]["layer.weight"], held),
+            "empty": last["held_back"]["none"].numel() == mean["held_back"]["none"].numel() == 0,
+            "said": quiet and len(said) == int("text" in last),
+        })
+    return out
+
+
 with ranks() as (rank, world, seen):
+    lines = Lines()
+    seen["layouts"] = laid_out_otherwise(rank, lines)
     seen["in trials"] = [in_trials(rank, turn, trials) for turn, trials in enumerate((True, False))]
     seen["waits alone"] = waits_alone(rank)
     seen["copies"] = [copies(rank, name) for name in ("below", "hooked", "taken over")]

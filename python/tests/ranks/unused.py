@@ -49,11 +49,6 @@ def loss_of(model, which, step, rank):
     return (model(x, which) * weights).sum()
 
 
-def laid_out(values, parameter):
-    """What is held back lies in the order of the parameter's memory, as in DDP's buckets."""
-    return values.as_strided(parameter.size(), parameter.stride())
-
-
 class Run:
     def __init__(self, name, rank, use, *, steered=False, to_none=True, model_options=None, **options):
         self.rank, self.use, self.to_none, self.steps = rank, use, to_none, 0
@@ -99,7 +94,7 @@ class Run:
         held = self.session.state_dict(consolidate=True)["held_back"]
         away = 0.0
         for (name, now), first, total in zip(self.model.module.named_parameters(), self.first, self.total):
-            rest = laid_out(held[name], now) if name in held else torch.zeros_like(now)
+            rest = held[name].view(now.size()) if name in held else torch.zeros_like(now)
             away = max(away, float((first - now.detach() + rest - total).norm() / total.norm()))
         return {"away": away, "equal": self.equal, "holds": sorted(n for n, values in held.items() if values.any()), "strategy": self.session.strategy}
 
@@ -152,7 +147,7 @@ def loaded(rank, use):
     held = run.session.state_dict(consolidate=True)["held_back"]
     # It was applied twice.
     for name, total in zip([n for n, _ in dense.model.module.named_parameters()], dense.total):
-        total += 2 * laid_out(held[name], total) if name in held else 0
+        total += 2 * held[name].view(total.size()) if name in held else 0
     return dense.end() | {"equal": out[0]["equal"] and out[1]["equal"]}
 
 
