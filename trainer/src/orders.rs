@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 /// Least time between two attempts to open the page: an open is a few system calls.
 const REOPEN_US: u64 = 500_000;
 
+/// A page that could not be opened for this long, though an agent has named it, is told of.
+const UNREADABLE_US: u64 = 3_000_000;
+
 /// A page whose writer has been silent for this long may have been replaced under its name.
 const SILENT_US: u64 = 5_000_000;
 
@@ -32,13 +35,15 @@ pub struct OrdersReader {
     seen: u64,
     buffer: Vec<u8>,
     last_try: Option<Timestamp>,
+    /// Since when there is no page, and whether that was told.
+    missing: Option<(Timestamp, bool)>,
     set_aside: u64,
 }
 
 impl OrdersReader {
     /// Nothing is opened before [`OrdersReader::set_path`].
     pub fn new(job: JobId) -> Self {
-        Self { job, path: None, page: None, seen: 0, buffer: Vec::new(), last_try: None, set_aside: 0 }
+        Self { job, path: None, page: None, seen: 0, buffer: Vec::new(), last_try: None, missing: None, set_aside: 0 }
     }
 
     /// Where the agent's welcome said the page is. A path that is known already changes nothing.
@@ -47,7 +52,13 @@ impl OrdersReader {
             self.path = Some(path.to_owned());
             self.page = None;
             self.last_try = None;
+            self.missing = None;
         }
+    }
+
+    /// Whether it was told that the page cannot be read, and it still cannot.
+    pub fn is_missing(&self) -> bool {
+        self.missing.is_some_and(|(_, told)| told)
     }
 
     /// How many orders were not valid so far.
@@ -95,9 +106,22 @@ impl OrdersReader {
                 // Another file counts anew; the same one is merely read once more.
                 self.page = Some(page);
                 self.seen = 0;
+                self.missing = None;
             }
-            // Without a page there is nothing to do but go on; the next attempt is not far.
-            Err(error) => tracing::debug!(%error, "orders cannot be read now"),
+            Err(error) if self.page.is_none() => self.miss(now, &error),
+            // An agent that is gone has left its page behind.
+            Err(error) => tracing::debug!(%error, "orders cannot be read anew"),
+        }
+    }
+
+    /// Without a page there is nothing to do but go on; the next attempt is not far.
+    fn miss(&mut self, now: Timestamp, error: &dyn std::fmt::Display) {
+        let (since, told) = *self.missing.get_or_insert((now, false));
+        if !told && now.0.saturating_sub(since.0) >= UNREADABLE_US {
+            self.missing = Some((since, true));
+            tracing::warn!(job = %self.job, %error, "the agent is there, but the page with its decisions cannot be read: none is \
+                followed, training goes on as it is. Let this process's user read the agent's run directory, and mount it \
+                beside the socket where the process runs in a container");
         }
     }
 
@@ -187,6 +211,26 @@ mod tests {
         assert_eq!(reader.set_aside(), 3);
         publish(&mut page, &orders(4));
         assert_eq!(version(reader.poll(now)), Some(4));
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_read_is_told_of_after_a_while() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("j.page");
+        let mut reader = OrdersReader::new(JobId::new("j").unwrap());
+        reader.set_path(&path);
+        let missing: Vec<bool> = (1..=8)
+            .map(|half_second| {
+                assert_eq!(reader.poll(Timestamp(500_000 * half_second)), None);
+                reader.is_missing()
+            })
+            .collect();
+        assert_eq!(missing, [false, false, false, false, false, false, true, true]);
+        let mut page = PageWriter::create(&path).unwrap();
+        page.beat(5_000_000);
+        publish(&mut page, &orders(1));
+        assert_eq!(version(reader.poll(Timestamp(5_000_000))), Some(1));
+        assert!(!reader.is_missing());
     }
 
     #[test]
