@@ -3,7 +3,7 @@
 
 use flexcomm_wire::{AppliedReport, FromTrainer, Hello, MAX_LINE, ToTrainer};
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -136,6 +136,14 @@ struct Link {
     told: bool,
 }
 
+/// What the system says of a socket that waits is "temporarily unavailable".
+fn why(error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => format!("it was silent for {} s", IO_TIMEOUT.as_secs()),
+        _ => error.to_string(),
+    }
+}
+
 impl Link {
     fn run(mut self) {
         loop {
@@ -145,7 +153,7 @@ impl Link {
             let pause = match end {
                 End::Ending => return,
                 End::Lost(error) => {
-                    self.tell(&format!("no connection to the agent at {}: {error}", self.socket.display()));
+                    self.tell(&format!("no connection to the agent at {}: {}", self.socket.display(), why(&error)));
                     RECONNECT
                 }
                 End::Refused(reason) => {
@@ -329,6 +337,15 @@ mod tests {
             self.lines.read_line(&mut line).unwrap();
             (!line.is_empty()).then(|| serde_json::from_str(&line).unwrap())
         }
+    }
+
+    #[test]
+    fn an_agent_that_says_nothing_is_told_of_in_words() {
+        let (mut ours, _theirs) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let silence = ours.read(&mut [0]).unwrap_err();
+        assert_eq!(why(&silence), "it was silent for 2 s");
+        assert!(why(&UnixStream::connect("/nowhere").unwrap_err()).contains("No such file"));
     }
 
     #[test]
