@@ -78,11 +78,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample(const float* fed, u
                                                              u32 c, float* to, State* s, const Outcome* o) {
   if (o->refused) return;
   const Stream random = {a, b, c};
+  // Most gradients have few first digits: blocks count by themselves, so that they do not wait for each other.
+  SHARED(u32, bins, 2048);
+  for (u32 i = threadIdx.x; i < 2048; i += THREADS) bins[i] = 0;
+  __syncthreads();
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < samples; i += gridDim.x * THREADS) {
     u32 at = samples < n ? (u32)((u64)random.word(i) * n >> 32) : i;
     u32 key = key_of(fed[at]);
     to[i] = float_of(key);
-    atomicAdd(s->first + (key >> 20), 1u);
+    atomicAdd(bins + (key >> 20), 1u);
+  }
+  __syncthreads();
+  for (u32 i = threadIdx.x; i < 2048; i += THREADS) {
+    if (bins[i] != 0) atomicAdd(s->first + i, bins[i]);
   }
   if (!last_block(s->done + 0)) return;
   Bin bin = find_bin(s->first, 2048, rank);

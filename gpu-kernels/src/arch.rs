@@ -40,9 +40,19 @@ impl Arch {
         if known.contains(&self.number()) {
             return Ok(self);
         }
+        Err(LoadError::Arch { arch: self.sm(), why: self.unknown(known) })
+    }
+}
+
+impl Arch {
+    /// A newer NVRTC knows newer architectures; of older ones some know fewer than others.
+    fn unknown(self, known: &[u32]) -> String {
         let most = known.iter().max().copied().unwrap_or(0);
-        let why = format!("this NVRTC knows up to sm_{most}; install a newer nvidia-cuda-nvrtc");
-        Err(LoadError::Arch { arch: self.sm(), why })
+        if self.number() > most {
+            return format!("this NVRTC knows up to sm_{most}; install a newer nvidia-cuda-nvrtc");
+        }
+        let list: Vec<String> = known.iter().map(|number| format!("sm_{number}")).collect();
+        format!("this NVRTC knows {}; install another nvidia-cuda-nvrtc, which knows it", list.join(", "))
     }
 }
 
@@ -58,5 +68,8 @@ mod tests {
         assert!(old.contains("sm_70") && old.contains("need sm_75"), "{old}");
         let new = Arch::new(12, 1).check(&known).unwrap_err().to_string();
         assert!(new.contains("sm_121") && new.contains("up to sm_90") && new.contains("newer"), "{new}");
+        let between = Arch::new(8, 7).check(&known).unwrap_err().to_string();
+        assert!(between.contains("sm_87") && between.contains("sm_75, sm_80, sm_90"), "{between}");
+        assert!(between.contains("another") && !between.contains("newer"), "{between}");
     }
 }
