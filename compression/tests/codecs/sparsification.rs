@@ -123,6 +123,21 @@ fn sidco_meets_its_share_on_the_fly() {
     }
 }
 
+/// A saved count is added to: the largest of all numbers would overflow at the next step.
+#[test]
+fn sidco_refuses_a_count_that_its_steps_cannot_have() {
+    let state = |sent: u64, steps: u32| [&1u32.to_le_bytes()[..], &sent.to_le_bytes(), &steps.to_le_bytes()].concat();
+    let restored = |state: &[u8]| {
+        let mut run = Run::new(&parse("sidco(k=0.01)"), shape(1000), 1);
+        run.codec.restore(&mut Reader::new(state)).map(|()| run.transmit(&laplace(1000, 1)).unwrap())
+    };
+    assert!(restored(&state(2000, 2)).is_ok() && restored(&state(0, 0)).is_ok());
+    for (sent, steps) in [(2001, 2), (1, 0), (u64::MAX, 4)] {
+        let error = restored(&state(sent, steps)).unwrap_err().to_string();
+        assert!(error.contains("values sent") && error.contains(&sent.to_string()), "{error}");
+    }
+}
+
 /// Whatever the threshold, what is sent is the largest.
 #[test]
 fn sidco_sends_the_largest() {

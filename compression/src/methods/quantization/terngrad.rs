@@ -36,6 +36,9 @@ pub(super) const ENTRY: Entry = Entry {
     build: |values, shape| Box::new(Bucketed::new(Ternary { clip: values.number(0) }, shape.values(), 0)),
 };
 
+/// How far, over its square, the mean of squares of a constant tensor may be from it; the kernels for GPUs have the same.
+const ROUNDING: f64 = 1e-9;
+
 #[derive(Debug, Clone, Copy)]
 struct Ternary {
     clip: f64,
@@ -54,10 +57,10 @@ impl Scheme for Ternary {
         }
         let n = x.len() as f64;
         let mean = kernel.run(Sum(x)) / n;
-        let deviation = (stats.energy / n - mean * mean).max(0.0).sqrt();
-        // A constant tensor has no deviation: nothing of it stands out.
-        match deviation > 0.0 {
-            true => max(stats).min((self.clip * deviation).min(LARGEST_NORM) as f32),
+        let variance = stats.energy / n - mean * mean;
+        // A constant tensor has no deviation, and nothing of it stands out; what is left of one is the rounding of two sums.
+        match variance > ROUNDING * mean * mean {
+            true => max(stats).min((self.clip * variance.sqrt()).min(LARGEST_NORM) as f32),
             false => max(stats),
         }
     }

@@ -139,6 +139,13 @@ impl Choose for Sidco {
         if stages == 0 || stages > self.most_stages || steps >= self.every {
             return Err(ReadError::Field { what: "stages", value: u64::from(stages), rule: "not of this strategy" });
         }
+        if sent > u64::from(steps) * self.n as u64 {
+            return Err(ReadError::Field {
+                what: "values sent",
+                value: sent,
+                rule: "no more than its steps have values",
+            });
+        }
         (self.stages, self.sent, self.steps) = (stages, sent, steps);
         Ok(())
     }

@@ -99,6 +99,17 @@ fn terngrad_is_biased_only_where_it_is_told_to_clip() {
     assert!((sent - 2.5 * sigma).abs() < 1e-4 * sent && sent < 15.0, "{sent}, sigma {sigma}");
 }
 
+/// Its deviation is what two sums in f64 round.
+#[test]
+fn terngrad_does_not_clip_a_constant_tensor_to_nothing() {
+    for value in [0.1f32, 0.7, 3.3, -0.1, 1e-20, 1e20, 16_777_213.0] {
+        for n in [3, 1000, 100_003, 1_000_003] {
+            let sent = compressed(&parse("terngrad(clip=2.5)"), &vec![value; n], 1);
+            assert!(sent.iter().all(|v| *v == value), "{value} x {n}: {}", sent[0]);
+        }
+    }
+}
+
 /// ⌈log2(2s+1)⌉ bits per QSGD level and 2 per ternary value, with a norm per bucket.
 #[test]
 fn payloads_are_packed() {
