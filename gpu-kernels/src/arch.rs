@@ -42,9 +42,7 @@ impl Arch {
         }
         Err(LoadError::Arch { arch: self.sm(), why: self.unknown(known) })
     }
-}
 
-impl Arch {
     /// A newer NVRTC knows newer architectures; of older ones some know fewer than others.
     fn unknown(self, known: &[u32]) -> String {
         let most = known.iter().max().copied().unwrap_or(0);

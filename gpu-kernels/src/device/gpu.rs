@@ -165,7 +165,8 @@ impl Gpu {
     }
 
     /// Refuses memory that the driver does not know as this device's: freed (as far as the allocator gave it back), of another
-    /// device, or of the host (of what is pinned there only what another device has pinned). Costs microseconds: ask when buffers change, not at every step.
+    /// device, or of the host (of what is pinned there only what another device has pinned). Costs microseconds: ask
+    /// when buffers change, not at every step.
     pub fn check_memory(&self, what: &'static str, span: Span) -> Result<(), LaunchError> {
         use sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL;
         if span.is_none() || span.bytes() == 0 {

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm._core import Core, FlexcommError
-from flexcomm.torch._hook import Hook
+from flexcomm.torch._hook import Hook, in_backward
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -158,7 +158,7 @@ class _Below(dist.ProcessGroup):
         if last:
             self._index = self._seen = 0
         work = self._hook.beside(index, bucket, last, lambda payload: self._inner.allreduce([payload], opts))
-        if last and torch._C._current_graph_task_id() < 0:
+        if last and not in_backward():
             # No backward pass: under `join()`, of a rank that has run out of batches and has no optimizer's step.
             self._end()
         return work

@@ -85,7 +85,7 @@ def _raise_after_ddp(error: Exception) -> None:
     _after_ddp(throw)
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
     """Not so of a rank that has run out of batches, under ``join()``."""
     return bool(torch._C._current_graph_task_id() >= 0)
 
@@ -482,7 +482,7 @@ class Hook:
             self._answer(values, refused is None)
         if refused is not None:
             raise refused
-        if self._unused is not None and remembered and not spoilt and _in_backward():
+        if self._unused is not None and remembered and not spoilt and in_backward():
             exchanged: list[Exchanged] = [(seat.parameters, values[at]) for at, seat in remembered]
             _after_ddp(functools.partial(self._unused.give, exchanged))
 
@@ -490,7 +490,7 @@ class Hook:
         """What a gradient that is not finite comes to, after all buckets have arrived: the same on all ranks, which all heard
         of it in this pass. Without `raises` no error, for another one comes."""
         stays, self._stays = self._stays, False
-        idle = not _in_backward()
+        idle = not in_backward()
         votes = torch.tensor([float(stays), float(idle)], device=self._wire)
         dist.all_reduce(votes, group=self._group)
         anywhere, idles = (int(vote) for vote in votes.tolist())

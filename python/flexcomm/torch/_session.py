@@ -23,7 +23,7 @@ from flexcomm._core import Core, FlexcommError
 from flexcomm.torch import _arguments, _below, _state, _trials, _tuner
 from flexcomm.torch._arguments import Named
 from flexcomm.torch._device import Cuda, no_memory
-from flexcomm.torch._hook import MOST_RANKS, Hook, is_nobodys
+from flexcomm.torch._hook import MOST_RANKS, Hook, in_backward, is_nobodys
 from flexcomm.torch._unused import Unused
 from flexcomm.torch._vault import Vault
 
@@ -532,7 +532,7 @@ class Session:
         self._core.begin()
         self._in_step = True
         # No backward pass: of a rank that has run out of batches, under `join()`.
-        self._idle = torch._C._current_graph_task_id() < 0
+        self._idle = not in_backward()
 
     def _look_at_unused(self) -> None:
         """Says once that the pass before had no optimizer's step, where that is neither known nor told to the script otherwise."""
@@ -570,7 +570,7 @@ class Session:
         change = self._core.finish(loss, None if hook is None else hook.clock.end())
         if hook is not None:
             hook.clock.poll()
-        if self._below and self._core.wants_hook() and torch._C._current_graph_task_id() < 0:
+        if self._below and self._core.wants_hook() and not in_backward():
             self._take_over()
         self._make_room(change)
         for level, text in _core.take_log():
@@ -792,7 +792,6 @@ class Session:
         self._core.close()
         for key in [key for key, session in _CONNECTED.items() if session is self]:
             del _CONNECTED[key]
-
 
     def _refuse_closed(self, what: str) -> None:
         if self._closed:
