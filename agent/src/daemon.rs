@@ -4,6 +4,7 @@ use crate::conductor::Conductor;
 use crate::config::Config;
 use crate::controller::{ControllerError, Link, resolve};
 use crate::instance::Instance;
+use crate::lock::Lock;
 use crate::metrics::Metrics;
 use crate::orders::Follower;
 use crate::probing::{Probing, ProbingError};
@@ -13,7 +14,7 @@ use crate::tc::ShapeError;
 use crate::trainers::pages::Pages;
 use crate::trainers::{self, Trainers};
 use crate::{scrape, shaping};
-use std::fs::File;
+use std::fs::TryLockError;
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -76,16 +77,14 @@ fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> AgentEr
     move |why| AgentError::Io { operation, path, why }
 }
 
-/// Makes a folder and locks it for the life of the returned file.
-fn claim(folder: &Path) -> Result<File, AgentError> {
+/// Makes a folder and takes its lock.
+fn claim(folder: &Path) -> Result<Lock, AgentError> {
     std::fs::create_dir_all(folder).map_err(io("make", folder))?;
     let path = folder.join("agent.lock");
-    let file = File::options().write(true).create(true).truncate(false).open(&path).map_err(io("open", &path))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(AgentError::InUse { path: folder.to_owned() }),
-        Err(std::fs::TryLockError::Error(error)) => Err(io("lock", &path)(error)),
-    }
+    Lock::try_take(&path).map_err(|error| match error {
+        TryLockError::WouldBlock => AgentError::InUse { path: folder.to_owned() },
+        TryLockError::Error(error) => io("lock", &path)(error),
+    })
 }
 
 /// Runs an agent until `shutdown` completes: the link is put back, the spool brought to disk, the socket removed.

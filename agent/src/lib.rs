@@ -16,6 +16,7 @@ mod daemon;
 pub mod doctor;
 mod files;
 mod instance;
+mod lock;
 pub mod metrics;
 mod orders;
 mod probing;

@@ -47,7 +47,7 @@ pub struct PageWriter {
     words: Words,
     path: PathBuf,
     /// Keeps the lock.
-    _file: File,
+    file: File,
 }
 
 impl PageWriter {
@@ -66,7 +66,7 @@ impl PageWriter {
         }
         let words = old_words(&file).map_err(io)?;
         match words {
-            Some(words) if is_ours(words.words()) => Ok(Self { words, path: path.to_owned(), _file: file }),
+            Some(words) if is_ours(words.words()) => Ok(Self { words, path: path.to_owned(), file }),
             other => Self::replace(path, other).map_err(io),
         }
     }
@@ -94,7 +94,7 @@ impl PageWriter {
         if let Some(old) = old {
             mark_retired(old.words());
         }
-        Ok(Self { words, path: path.to_owned(), _file: file })
+        Ok(Self { words, path: path.to_owned(), file })
     }
 
     /// Publishes a payload. Never waits. Readers see the old or the new one, never a mixture.
@@ -139,6 +139,14 @@ impl PageWriter {
         let removed = std::fs::remove_file(&self.path);
         mark_retired(self.words.words());
         removed
+    }
+}
+
+/// Lets go of the lock by name: a child that another thread has just forked holds a copy of the descriptor until it is
+/// its own program.
+impl Drop for PageWriter {
+    fn drop(&mut self) {
+        let _ = self.file.unlock();
     }
 }
 

@@ -5,11 +5,12 @@ use super::error::ShapeError;
 use super::journal::{self, Before, Journal, Place};
 use super::kernel::{Kernel, Link, Refusal};
 use super::plan::{self, Root};
+use crate::lock::Lock;
 use std::collections::BTreeSet;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, TryLockError};
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Held by a shaper for as long as it lives.
 const OWNER_LOCK: &str = "tc-owner.lock";
@@ -88,7 +89,7 @@ fn live_namespaces() -> BTreeSet<u64> {
 }
 
 /// Puts back everything of one owner and removes its journals; says which interfaces. The caller is in the section.
-pub(crate) fn put_back_of(state_dir: &Path, owner: &str, _section: &File) -> Result<Vec<String>, ShapeError> {
+pub(crate) fn put_back_of(state_dir: &Path, owner: &str, _section: &Lock) -> Result<Vec<String>, ShapeError> {
     let done = undo_of(state_dir, owner)?;
     for iface in &done {
         journal::remove(state_dir, &journal::path(state_dir, iface))?;
@@ -145,34 +146,29 @@ pub(crate) fn refused(operation: String, refusal: Refusal) -> ShapeError {
     ShapeError::Kernel { operation, source: refusal.source, words: refusal.words }
 }
 
-/// Takes the state directory for the life of the returned file.
-pub(crate) fn own(state_dir: &Path) -> Result<File, ShapeError> {
-    let lock = open(state_dir, OWNER_LOCK)?;
-    match lock.try_lock() {
-        Ok(()) => Ok(lock),
-        Err(TryLockError::WouldBlock) => Err(ShapeError::Owned { state_dir: state_dir.to_owned() }),
-        Err(TryLockError::Error(error)) => Err(ShapeError::io(format!("lock {}", state_dir.display()))(error)),
-    }
+/// Takes the state directory.
+pub(crate) fn own(state_dir: &Path) -> Result<Lock, ShapeError> {
+    Lock::try_take(&lock_file(state_dir, OWNER_LOCK)?).map_err(|error| match error {
+        TryLockError::WouldBlock => ShapeError::Owned { state_dir: state_dir.to_owned() },
+        TryLockError::Error(error) => lock_failed(state_dir)(error),
+    })
 }
 
-/// Enters the section in which journals and qdiscs are made to agree; left when the file is dropped.
-pub(crate) fn enter(state_dir: &Path) -> Result<File, ShapeError> {
-    let lock = open(state_dir, SECTION_LOCK)?;
-    lock.lock().map_err(ShapeError::io(format!("lock {}", state_dir.display())))?;
-    Ok(lock)
+/// Enters the section in which journals and qdiscs are made to agree; left when the lock is dropped.
+pub(crate) fn enter(state_dir: &Path) -> Result<Lock, ShapeError> {
+    Lock::take(&lock_file(state_dir, SECTION_LOCK)?).map_err(lock_failed(state_dir))
 }
 
-/// [`enter`] for one who must not wait: `None` when somebody is in it.
-pub(crate) fn try_enter(state_dir: &Path) -> Result<Option<File>, ShapeError> {
-    let lock = open(state_dir, SECTION_LOCK)?;
-    Ok(lock.try_lock().is_ok().then_some(lock))
+/// [`enter`] for one who must not wait: `None` when somebody is in it, or when the lock does not work.
+pub(crate) fn try_enter(state_dir: &Path) -> Result<Option<Lock>, ShapeError> {
+    Ok(Lock::try_take(&lock_file(state_dir, SECTION_LOCK)?).ok())
 }
 
-fn open(state_dir: &Path, name: &str) -> Result<File, ShapeError> {
-    let path = state_dir.join(name);
-    let open = || -> io::Result<File> {
-        fs::create_dir_all(state_dir)?;
-        File::options().create(true).truncate(false).write(true).open(&path)
-    };
-    open().map_err(ShapeError::io(format!("open {}", path.display())))
+fn lock_file(state_dir: &Path, name: &str) -> Result<PathBuf, ShapeError> {
+    fs::create_dir_all(state_dir).map_err(ShapeError::io(format!("make {}", state_dir.display())))?;
+    Ok(state_dir.join(name))
+}
+
+fn lock_failed(state_dir: &Path) -> impl FnOnce(io::Error) -> ShapeError {
+    ShapeError::io(format!("lock {}", state_dir.display()))
 }

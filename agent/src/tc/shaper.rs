@@ -7,8 +7,8 @@ use super::journal::{self, Before, Journal, Place};
 use super::kernel::{Kernel, Link, Refusal};
 use super::plan::{self, Leaf, Paths, Root, Tree};
 use super::{Shape, TcConfig, restore};
+use crate::lock::Lock;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::time::Duration;
 
 /// Shorter leases would run out under load, longer ones leave a hung agent's link shaped for too long.
@@ -26,7 +26,7 @@ pub struct Shaper {
     /// Names this shaper in journals: only its own guardian puts its links back.
     owner: String,
     /// The owner's lock, from the first change on.
-    lock: Option<File>,
+    lock: Option<Lock>,
     guardian: Option<Handle>,
     /// What is in force, by interface.
     shapes: BTreeMap<String, Shape>,

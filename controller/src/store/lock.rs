@@ -31,8 +31,13 @@ impl Lock {
     }
 
     /// Lets go of it at once.
-    pub(super) fn release(self) {
-        drop(self.0);
+    pub(super) fn release(self) {}
+}
+
+/// By name: a child that another thread has just forked holds a copy of the descriptor until it is its own program.
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let _ = self.0.unlock();
     }
 }
 
