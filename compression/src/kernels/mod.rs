@@ -117,6 +117,9 @@ pub(crate) struct Fed {
 }
 
 impl Fed {
+    /// Of no values.
+    pub(crate) const NOTHING: Self = Self { energy: 0.0, max_key: 0 };
+
     /// In the words of codecs.
     pub(crate) fn stats(self) -> Stats {
         Stats { energy: self.energy, max: f32::from_bits(self.max_key) }
@@ -128,19 +131,17 @@ pub(crate) fn stats(kernel: Kernel, x: &[f32]) -> Stats {
     scan(kernel, x, None, &mut Candidates::default()).stats()
 }
 
-/// [`stats`] of each of two parts of `len` values that follow one another.
-pub(crate) fn stats_of_two(kernel: Kernel, x: &[f32], len: usize) -> [Stats; 2] {
-    let (first, second) = x.split_at(len);
-    #[cfg(target_arch = "x86_64")]
-    if kernel == Kernel::Avx512
-        && len.is_multiple_of(16)
-        && len <= portable::BLOCK
-        && second.len() == len
-        && let Some(seen) = x86::stats_of_two_avx512(x, len)
-    {
-        return seen.map(Fed::stats);
+/// [`stats`] of parts of `len` values that follow one another, of which vectors do several at once; answers whether this kernel
+/// has them.
+pub(crate) fn stats_of_parts(kernel: Kernel, x: &[f32], len: usize, seen: &mut [Fed]) -> bool {
+    match kernel {
+        #[cfg(target_arch = "x86_64")]
+        Kernel::Avx512 if len.is_multiple_of(16) && len <= portable::BLOCK => x86::stats_of_parts_avx512(x, len, seen),
+        _ => {
+            let _ = (x, len, seen);
+            false
+        }
     }
-    [first, second].map(|x| stats(kernel, x))
 }
 
 /// [`stats`], and the candidates from a floor on.

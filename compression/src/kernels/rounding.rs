@@ -46,6 +46,10 @@ pub(crate) struct Steps {
     pub(crate) offset: i32,
 }
 
+impl Steps {
+    pub(crate) const NONE: Self = Self { scale: 0.0, low: 0.0, high: 0.0, offset: 0 };
+}
+
 /// Values, the number of the first in the tensor, where their codes go, and room for words.
 pub(crate) struct Rounded<'a> {
     pub(crate) random: Stream,
@@ -109,6 +113,19 @@ impl Kernel {
             Self::Portable => {
                 let _ = (rounding, values, squares);
                 (0, None)
+            }
+        }
+    }
+
+    /// Codes of values whose steps are others every `len` of them, a multiple of 64, and the squares of each part in steps; answers
+    /// of how many values: of all, or of none where this kernel has no such vectors, or none for this width.
+    pub(crate) fn round_parts(self, steps: (&[Steps], usize), values: Rounded<'_>, squares: &mut [u64]) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => super::x86::round_parts_avx512(steps, values, squares),
+            _ => {
+                let _ = (steps, values, squares);
+                0
             }
         }
     }

@@ -3,7 +3,7 @@
 use crate::harness::*;
 use flexcomm_compression::codec::EncodeError;
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
-use flexcomm_compression::strategy::Class;
+use flexcomm_compression::strategy::{Class, Strategy};
 use flexcomm_compression::wire::{Reader, Writer};
 use flexcomm_compression::{Kernel, Layers, naive};
 
@@ -113,22 +113,45 @@ fn decoding_forgets_what_was_there() {
     }
 }
 
+/// The same bytes, values and energies, bit for bit.
+fn assert_kernels_agree(strategy: &Strategy, x: &[f32]) {
+    let mut reference = None;
+    for kernel in Kernel::available() {
+        let mut run = Run::new(strategy, shape(x.len()), 7);
+        run.context.kernel = kernel;
+        let (energy, sent) = run.transmit(x).unwrap();
+        let sent: Vec<u32> = sent.iter().map(|value| value.to_bits()).collect();
+        let got = (run.payload, energy.fed.to_bits(), energy.sent.to_bits(), sent);
+        assert!(reference.get_or_insert(got.clone()) == &got, "{strategy}, n = {}, {kernel:?}", x.len());
+    }
+}
+
 /// Long enough for vectors, pieces, blocks and what is left behind each; across a multiple of 2^16, where counters carry; and
-/// scaled so that divisions take two products. Energies too are the same bits.
+/// scaled so that divisions take two products.
 #[test]
 fn kernels_agree_on_long_tensors() {
     for strategy in every_strategy().into_iter().filter(|s| s.entry().class == Class::Quantization) {
         for (n, scale) in [(63, 1.0), (600, 1.0), (5003, 1.0), (5003, 1e-36), (5003, 1e30), (70_001, 1.0)] {
             let x: Vec<f32> = laplace(n, 9).into_iter().map(|x| scale * x).collect();
-            let mut reference = None;
-            for kernel in Kernel::available() {
-                let mut run = Run::new(&strategy, shape(n), 7);
-                run.context.kernel = kernel;
-                let (energy, sent) = run.transmit(&x).unwrap();
-                let sent: Vec<u32> = sent.iter().map(|value| value.to_bits()).collect();
-                let got = (run.payload, energy.fed.to_bits(), energy.sent.to_bits(), sent);
-                assert!(reference.get_or_insert(got.clone()) == &got, "{strategy}, n = {n}, {kernel:?}");
-            }
+            assert_kernels_agree(&strategy, &x);
         }
     }
+}
+
+/// Codes of every width, and buckets of every length that vectors do several at once of, or nearly; one all zeros, one whose
+/// step is so small that division takes two products.
+#[test]
+fn kernels_agree_on_every_width_and_bucket() {
+    let mut x = laplace(9999, 3);
+    x[2048..3072].fill(0.0);
+    x[6144..7168].iter_mut().for_each(|x| *x *= 1e-36);
+    let check = |text: String| [512, 8192, 9999].map(|n| assert_kernels_agree(&parse(&text), &x[..n]));
+    for s in [1, 3, 4, 7, 15, 31, 63, 127] {
+        for bucket in [0, 64, 100, 128, 192, 512, 1024, 2048, 4096] {
+            check(format!("qsgd(s={s},bucket={bucket})"));
+        }
+        check(format!("qsgd(s={s},bucket=128,norm=max)"));
+    }
+    (1..=10).chain([15, 31, 50, 51, 63, 127]).for_each(|k| _ = check(format!("dithering(k={k},partition=natural)")));
+    (2..=8).for_each(|bits| _ = check(format!("lpcsvrg(bits={bits})")));
 }

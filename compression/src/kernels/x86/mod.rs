@@ -17,7 +17,7 @@ mod ternary;
 
 use super::admit::Admitting;
 use super::nearest::{Even, Lines};
-use super::rounding::{Rounded, Rounding, Squares, TABLED};
+use super::rounding::{Rounded, Rounding, Squares, Steps, TABLED};
 use super::sides::{Columns, Sides};
 use super::signs::{Decayed, Sums};
 use super::tables::Table;
@@ -112,10 +112,13 @@ pub(super) fn decayed_signs_avx512(decayed: Decayed<'_>, fed: &mut Fed) -> usize
     }
 }
 
-/// Statistics of two parts of `len` values, a multiple of 16, where vectors do both at once.
-pub(super) fn stats_of_two_avx512(x: &[f32], len: usize) -> Option<[Fed; 2]> {
-    // SAFETY: the processor has these.
-    has_avx512().then(|| unsafe { pass::two(x, len) })
+/// Statistics of parts of `len` values, a multiple of 16; on processors without AVX-512 of none.
+pub(super) fn stats_of_parts_avx512(x: &[f32], len: usize, seen: &mut [Fed]) -> bool {
+    if has_avx512() {
+        // SAFETY: the processor has these.
+        unsafe { pass::parts(x, len, seen) };
+    }
+    has_avx512()
 }
 
 /// Adds either value, if FRESH to zeros, where whole vectors of values are left, and answers to how many; on processors without
@@ -166,11 +169,24 @@ pub(super) fn rough_avx512(x: &[f32], squares: &mut Squares) -> (usize, u32) {
 pub(super) fn round_avx512(rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> (usize, Option<u64>) {
     match rounding {
         // SAFETY: the processor has these, avx512vbmi and avx512vnni.
-        Rounding::Steps(steps) if has_avx512_bytes() => unsafe { rounding::to_steps(steps, values) },
+        Rounding::Steps(steps) if has_avx512_bytes() => {
+            let (len, mut whole) = (values.x.len().max(64), 0);
+            let done = unsafe { rounding::to_steps((&[steps], len), values, std::slice::from_mut(&mut whole)) };
+            (done, (done > 0).then_some(whole))
+        }
         Rounding::Steps(_) => round_avx2(rounding, values),
         // SAFETY: the processor has these.
         _ if has_avx512() => unsafe { rounding::round(rounding, values, squares) },
         _ => (0, None),
+    }
+}
+
+/// Rounds parts to steps of their own; none on processors without these vectors.
+pub(super) fn round_parts_avx512(steps: (&[Steps], usize), values: Rounded<'_>, squares: &mut [u64]) -> usize {
+    match has_avx512_bytes() {
+        // SAFETY: the processor has these.
+        true => unsafe { rounding::to_steps(steps, values, squares) },
+        false => 0,
     }
 }
 

@@ -112,11 +112,11 @@ fn run_avx512<const MODE: u8>(mut buffers: Buffers<'_>, found: &mut Candidates) 
     // What comes from memory comes fastest in one stream.
     if MODE == READ && buffers.floor > KEY_MASK && whole < STREAMED {
         let mut max_key = 0;
-        pairs(buffers.gradient, BLOCK, |part| {
+        let done = side_by_side::<2>(buffers.gradient, BLOCK, |part| {
             seen.energy += part.energy;
             max_key = part.max_key.max(max_key);
         });
-        (seen.max, from) = (_mm512_set1_epi32(max_key as i32), whole / (2 * BLOCK) * (2 * BLOCK));
+        (seen.max, from) = (_mm512_set1_epi32(max_key as i32), done);
     }
     let [now, before] = &mut [Hits::NONE; 2];
     let (mut now, mut before) = (now, before);
@@ -332,40 +332,39 @@ pub(super) fn add_squares(squares: __m512d, value: __m512) -> __m512d {
 /// guess it from one stream but not from two.
 pub(super) const AHEAD: usize = 4096;
 
-/// Hands over what parts of `len` values, a multiple of 16, add up to, in order, as far as there are pairs of them. Of two at
-/// once the sums wait for each other half as long.
+/// Hands over what parts of `len` values, a multiple of 16, add up to, in order, as far as there are N of them left; answers how
+/// many values these are. The sums of one part wait for each other; those of others meanwhile go on.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn pairs(x: &[f32], len: usize, mut each: impl FnMut(Fed)) {
+fn side_by_side<const N: usize>(x: &[f32], len: usize, mut each: impl FnMut(Fed)) -> usize {
     assert!(len.is_multiple_of(16), "whole vectors");
     let mask = _mm512_set1_epi32(KEY_MASK as i32);
-    for pair in x.chunks_exact(2 * len) {
-        let (mut squares, mut max) = ([_mm512_setzero_pd(); 2], [_mm512_setzero_si512(); 2]);
+    for parts in x.chunks_exact(N * len) {
+        let (mut squares, mut max) = ([_mm512_setzero_pd(); N], [_mm512_setzero_si512(); N]);
         for at in (0..len).step_by(16) {
-            for half in 0..2 {
-                let ahead = pair.as_ptr().wrapping_add(AHEAD + 2 * at + 16 * half);
+            for part in 0..N {
+                let ahead = parts.as_ptr().wrapping_add(AHEAD + N * at + 16 * part);
                 // A hint, which may point anywhere.
                 _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
-                // SAFETY: at + 16 <= len, and the pair has twice as many values.
-                let value = unsafe { _mm512_loadu_ps(pair.as_ptr().add(half * len + at)) };
-                max[half] = _mm512_max_epu32(max[half], _mm512_and_si512(_mm512_castps_si512(value), mask));
-                squares[half] = add_squares(squares[half], value);
+                // SAFETY: at + 16 <= len, and there are N times as many values.
+                let value = unsafe { _mm512_loadu_ps(parts.as_ptr().add(part * len + at)) };
+                max[part] = _mm512_max_epu32(max[part], _mm512_and_si512(_mm512_castps_si512(value), mask));
+                squares[part] = add_squares(squares[part], value);
             }
         }
         let seen = squares.into_iter().zip(max);
         seen.for_each(|(squares, max)| each(Fed { energy: sum(squares), max_key: _mm512_reduce_max_epu32(max) }));
     }
+    x.len() / (N * len) * (N * len)
 }
 
-/// Of two parts of at most a block.
+/// Of parts of at most a block.
 #[target_feature(enable = "avx512f")]
-pub(super) fn two(x: &[f32], len: usize) -> [Fed; 2] {
-    let (mut seen, mut part) = ([Fed::default(); 2], 0);
-    pairs(&x[..2 * len], len, |fed| {
-        seen[part] = fed;
-        part += 1;
-    });
-    seen
+pub(super) fn parts(x: &[f32], len: usize, seen: &mut [Fed]) {
+    let mut seen = seen.iter_mut();
+    let mut each = |fed| seen.next().into_iter().for_each(|seen| *seen = fed);
+    let done = side_by_side::<2>(x, len, &mut each);
+    side_by_side::<1>(&x[done..], len, &mut each);
 }
 
 /// Of eight, one after the other.

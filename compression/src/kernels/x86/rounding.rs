@@ -131,6 +131,11 @@ fn magnitude_up_to(x: __m512, limit: __m512) -> __m512 {
     _mm512_range_ps::<0b1010>(x, limit)
 }
 
+fn check_groups(width: usize, groups: &[[f32; VALUES]], (first, codes): (u32, &[u8])) {
+    assert!(groups.is_empty() || first.is_multiple_of(VALUES as u32), "words are drawn for whole groups");
+    assert!(codes.len() >= VALUES / 8 * width * groups.len(), "room for all codes");
+}
+
 /// Calls with each group of values, their random numbers, and room for their codes of `width` bits; answers how many values these
 /// are. The first is a multiple of 64.
 #[inline]
@@ -138,8 +143,7 @@ fn magnitude_up_to(x: __m512, limit: __m512) -> __m512 {
 fn groups(width: usize, values: Rounded<'_>, mut each: impl FnMut(&[f32; VALUES], [__m512i; 4], &mut [u8])) -> usize {
     let Rounded { random, x, first, codes, .. } = values;
     let groups = x.as_chunks::<VALUES>().0;
-    assert!(groups.is_empty() || first.is_multiple_of(VALUES as u32), "words are drawn for whole groups");
-    assert!(codes.len() >= VALUES / 8 * width * groups.len(), "room for all codes");
+    check_groups(width, groups, (first, codes));
     let mut draws = Draws::new(random, first);
     for (group, to) in groups.iter().zip(codes.chunks_exact_mut(VALUES / 8 * width)) {
         each(group, draws.next(), to);
@@ -153,7 +157,11 @@ pub(super) fn round(rounding: Rounding, values: Rounded<'_>, squares: &mut Squar
     match values.width {
         1 => round_to::<1>(rounding, values, squares),
         2 => round_to::<2>(rounding, values, squares),
+        3 => round_to::<3>(rounding, values, squares),
         4 => round_to::<4>(rounding, values, squares),
+        5 => round_to::<5>(rounding, values, squares),
+        6 => round_to::<6>(rounding, values, squares),
+        7 => round_to::<7>(rounding, values, squares),
         8 => round_to::<8>(rounding, values, squares),
         _ => (0, None),
     }
@@ -164,57 +172,83 @@ pub(super) fn round(rounding: Rounding, values: Rounded<'_>, squares: &mut Squar
 fn round_to<const W: usize>(rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> (usize, Option<u64>) {
     match rounding {
         Rounding::Steps(_) => (0, None),
-        Rounding::Powers { scale, k } if k <= SUMMED => (powers::<true, W>((scale, k), values, squares), None),
-        Rounding::Powers { scale, k } => (powers::<false, W>((scale, k), values, squares), None),
+        Rounding::Powers { scale, k } => {
+            let powers = match k {
+                k if k <= TABLED_POWERS => powers::<BYTES, W>,
+                k if k <= SUMMED => powers::<MULTIPLES, W>,
+                _ => powers::<NORMS, W>,
+            };
+            (powers((scale, k), values, squares), None)
+        }
         Rounding::Signs { scale } => signs::<W>(scale, values),
     }
 }
 
-/// [`round`] to steps.
+/// [`round`] to steps, which are others every `len` values; answers how many values, and the squares of each part.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,popcnt")]
-pub(super) fn to_steps(steps: Steps, values: Rounded<'_>) -> (usize, Option<u64>) {
-    match (values.width, steps.low == steps.high) {
-        (2, true) => steps_to::<2, true>(steps, values),
-        (4, true) => steps_to::<4, true>(steps, values),
-        (8, true) => steps_to::<8, true>(steps, values),
-        (2, false) => steps_to::<2, false>(steps, values),
-        (4, false) => steps_to::<4, false>(steps, values),
-        (8, false) => steps_to::<8, false>(steps, values),
-        _ => (0, None),
+pub(super) fn to_steps((steps, len): (&[Steps], usize), values: Rounded<'_>, squares: &mut [u64]) -> usize {
+    let symmetric = steps.iter().all(|steps| steps.low == steps.high);
+    match (values.width, symmetric) {
+        (2, true) => steps_to::<2, true>((steps, len), values, squares),
+        (3, true) => steps_to::<3, true>((steps, len), values, squares),
+        (4, true) => steps_to::<4, true>((steps, len), values, squares),
+        (5, true) => steps_to::<5, true>((steps, len), values, squares),
+        (6, true) => steps_to::<6, true>((steps, len), values, squares),
+        (7, true) => steps_to::<7, true>((steps, len), values, squares),
+        (8, true) => steps_to::<8, true>((steps, len), values, squares),
+        (2, false) => steps_to::<2, false>((steps, len), values, squares),
+        (3, false) => steps_to::<3, false>((steps, len), values, squares),
+        (4, false) => steps_to::<4, false>((steps, len), values, squares),
+        (5, false) => steps_to::<5, false>((steps, len), values, squares),
+        (6, false) => steps_to::<6, false>((steps, len), values, squares),
+        (7, false) => steps_to::<7, false>((steps, len), values, squares),
+        (8, false) => steps_to::<8, false>((steps, len), values, squares),
+        _ => 0,
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,popcnt")]
-fn steps_to<const W: usize, const SYMMETRIC: bool>(steps: Steps, values: Rounded<'_>) -> (usize, Option<u64>) {
-    let Steps { scale, low, high, offset } = steps;
-    let (scale, low, high) = (_mm512_set1_ps(scale), _mm512_set1_ps(-low), _mm512_set1_ps(high));
-    let (below_step, offset) = (_mm512_set1_epi32((1 << 24) - 1), _mm512_set1_epi8(offset as u8 as i8));
-    let (mut sum, mut lowest) = (_mm512_setzero_si512(), 0);
+fn steps_to<const W: usize, const SYMMETRIC: bool>(
+    (steps, len): (&[Steps], usize),
+    values: Rounded<'_>,
+    squares: &mut [u64],
+) -> usize {
+    let Rounded { random, x, first, codes, .. } = values;
+    let groups = x.as_chunks::<VALUES>().0;
+    check_groups(W, groups, (first, codes));
+    let below_step = _mm512_set1_epi32((1 << 24) - 1);
     let order = highest();
     let (most, least) = (_mm512_set1_epi8(i8::MAX), _mm512_set1_epi8(i8::MIN));
-    let done = groups(W, values, |group, words, to| {
-        let mut parts = [_mm512_setzero_si512(); 4];
-        for (part, (sum, word)) in parts.iter_mut().zip(words).enumerate() {
-            let x = _mm512_mul_ps(load(group, part), scale);
-            let x = match SYMMETRIC {
-                // The smaller magnitude, with the sign of x.
-                true => _mm512_range_ps::<0b0010>(x, high),
-                false => _mm512_max_ps(_mm512_min_ps(x, high), low),
-            };
-            *sum = _mm512_add_epi32(_mm512_cvttps_epi32(x), _mm512_and_si512(word, below_step));
+    let (mut draws, mut rooms) = (Draws::new(random, first), codes.chunks_exact_mut(VALUES / 8 * W));
+    for ((steps, groups), squares) in steps.iter().zip(groups.chunks(len / VALUES)).zip(squares) {
+        let (scale, offset) = (_mm512_set1_ps(steps.scale), _mm512_set1_epi8(steps.offset as u8 as i8));
+        let (low, high) = (_mm512_set1_ps(-steps.low), _mm512_set1_ps(steps.high));
+        let (mut sum, mut lowest) = (_mm512_setzero_si512(), 0);
+        for (group, to) in groups.iter().zip(&mut rooms) {
+            let mut parts = [_mm512_setzero_si512(); 4];
+            for (part, (sum, word)) in parts.iter_mut().zip(draws.next()).enumerate() {
+                let x = _mm512_mul_ps(load(group, part), scale);
+                let x = match SYMMETRIC {
+                    // The smaller magnitude, with the sign of x.
+                    true => _mm512_range_ps::<0b0010>(x, high),
+                    false => _mm512_max_ps(_mm512_min_ps(x, high), low),
+                };
+                *sum = _mm512_add_epi32(_mm512_cvttps_epi32(x), _mm512_and_si512(word, below_step));
+            }
+            let levels = highest_bytes(parts, order);
+            let magnitudes = _mm512_abs_epi8(levels);
+            // One factor is a byte with a sign, which 128 does not fit.
+            sum = _mm512_dpbusd_epi32(sum, magnitudes, _mm512_min_epu8(magnitudes, most));
+            if W == 8 {
+                lowest += _mm512_cmpeq_epi8_mask(levels, least).count_ones();
+            }
+            put::<W>(to, _mm512_add_epi8(levels, offset));
         }
-        let levels = highest_bytes(parts, order);
-        let magnitudes = _mm512_abs_epi8(levels);
-        // One factor is a byte with a sign, which 128 does not fit.
-        sum = _mm512_dpbusd_epi32(sum, magnitudes, _mm512_min_epu8(magnitudes, most));
-        if W == 8 {
-            lowest += _mm512_cmpeq_epi8_mask(levels, least).count_ones();
-        }
-        put::<W>(to, _mm512_add_epi8(levels, offset));
-    });
-    // 128 · 127 was added where 128 · 128 belongs.
-    (done, Some(_mm512_reduce_add_epi32(sum) as u64 + 128 * u64::from(lowest)))
+        // 128 · 127 was added where 128 · 128 belongs.
+        *squares = _mm512_reduce_add_epi32(sum) as u64 + 128 * u64::from(lowest);
+    }
+    VALUES * groups.len()
 }
 
 /// Bytes 3, 7, … of four vectors, in order, of which [`highest`] is told.
@@ -259,67 +293,164 @@ pub(super) fn rough(x: &[f32], squares: &mut Squares) -> (usize, u32) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn put<const W: usize>(to: &mut [u8], codes: __m512i) {
     assert!(to.len() == VALUES / 8 * W);
-    // Weights that move the upper of two codes beside the lower.
+    // Weights that move the upper of two codes, and of two pairs, beside the lower.
     let pairs = || _mm512_maddubs_epi16(_mm512_set1_epi16(1 | (1 << W.min(7)) << 8), codes);
+    let fours = || _mm512_madd_epi16(pairs(), _mm512_set1_epi32(1 | 1 << (16 + 2 * W.min(7))));
     // SAFETY: 8 W bytes.
     unsafe {
         match W {
             1 => to.as_mut_ptr().cast::<u64>().write_unaligned(_mm512_test_epi8_mask(codes, codes)),
-            2 => {
-                let fours = _mm512_madd_epi16(pairs(), _mm512_set1_epi32(1 | 1 << 20));
-                _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(fours));
-            }
+            2 => _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(fours())),
             4 => _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi16_epi8(pairs())),
-            _ => _mm512_storeu_si512(to.as_mut_ptr().cast(), codes),
+            8 => _mm512_storeu_si512(to.as_mut_ptr().cast(), codes),
+            _ => store_first::<W>(to, eights::<W>(fours())),
         }
     }
 }
 
-/// Up to so many powers of two, squares of the lowest level's multiples can be added up.
+/// The first 8 W bytes. A store with a mask would take longer.
+///
+/// # Safety
+/// So many are there.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn store_first<const W: usize>(to: &mut [u8], bytes: __m512i) {
+    let (half, mut at) = (_mm512_castsi512_si256(bytes), 0);
+    let mut rest = half;
+    // SAFETY: by the caller's promise.
+    unsafe {
+        if W & 4 != 0 {
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), half);
+            (rest, at) = (_mm512_extracti64x4_epi64::<1>(bytes), 32);
+        }
+        let (mut last, to) = (_mm256_castsi256_si128(rest), to.as_mut_ptr().add(at));
+        at = 0;
+        if W & 2 != 0 {
+            _mm_storeu_si128(to.cast(), last);
+            (last, at) = (_mm256_extracti128_si256::<1>(rest), 16);
+        }
+        if W & 1 != 0 {
+            _mm_storel_epi64(to.add(at).cast(), last);
+        }
+    }
+}
+
+/// Of 16 numbers of 4 W bits, whose pairs are W bytes each, these bytes: the first 8 W.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn eights<const W: usize>(fours: __m512i) -> __m512i {
+    // Within each 16 bytes the two pairs' bytes, and of these, two at a time, those that count.
+    let bytes: [u8; 16] = std::array::from_fn(|to| if to < 2 * W { (to / W * 8 + to % W) as u8 } else { 0 });
+    let twos: [u16; 32] = std::array::from_fn(|to| if to < 4 * W { (to / W * 8 + to % W) as u16 } else { 0 });
+    let upper = _mm512_set1_epi64(-1 << (4 * W));
+    // Where the mask is set the shifted bits, else those that lie right.
+    let down = _mm512_srl_epi64(fours, _mm_cvtsi32_si128(32 - 4 * W as i32));
+    let pairs = _mm512_ternarylogic_epi64::<0xca>(upper, down, fours);
+    // SAFETY: 16 bytes, and 32 times two.
+    let (bytes, twos) = unsafe {
+        let bytes = _mm512_broadcast_i32x4(_mm_loadu_si128(bytes.as_ptr().cast()));
+        (bytes, _mm512_loadu_si512(twos.as_ptr().cast()))
+    };
+    _mm512_permutexvar_epi16(twos, _mm512_shuffle_epi8(pairs, bytes))
+}
+
+/// Up to so many powers of two, a value's multiple of the lowest one neither overflows nor is too small for an f32, and squares of
+/// these can be added up.
 const SUMMED: i32 = 50;
+
+/// Up to so many, bytes hold the squares of the lower and of the upper half of levels.
+const TABLED_POWERS: i32 = 8;
+
+/// How squares of powers of two are added up.
+const BYTES: u8 = 0;
+const MULTIPLES: u8 = 1;
+const NORMS: u8 = 2;
+
+/// Squares in units of the lowest level's: of levels 1 to 4, and of 5 to 8 in 256 of them.
+struct Counted {
+    sums: [__m512i; 2],
+}
+
+impl Counted {
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn new() -> Self {
+        Self { sums: [_mm512_setzero_si512(); 2] }
+    }
+
+    /// Of 64 levels. Exact in every order: 4096 squares of at most 2^14.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn add(&mut self, levels: __m512i) {
+        let tables = [[0, 1, 4, 16, 64, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1, 4, 16, 64]];
+        for (sum, table) in self.sums.iter_mut().zip(tables) {
+            let squares: [u8; 16] = std::array::from_fn(|level| table.get(level).copied().unwrap_or(0));
+            // SAFETY: 16 bytes.
+            let squares = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(squares.as_ptr().cast()) });
+            let squares = _mm512_sad_epu8(_mm512_shuffle_epi8(squares, levels), _mm512_setzero_si512());
+            *sum = _mm512_add_epi64(*sum, squares);
+        }
+    }
+
+    /// To sums that have room for them: 16 of 64.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    fn add_to(self, squares: &mut Squares, unit: f32) {
+        for ((sum, unit), to) in self.sums.into_iter().zip([unit, 256.0 * unit]).zip(squares.as_chunks_mut::<8>().0) {
+            let mut counts = [0u64; 8];
+            // SAFETY: an array of the size of the vector.
+            unsafe { _mm512_storeu_si512(counts.as_mut_ptr().cast(), sum) };
+            to.iter_mut().zip(counts).for_each(|(to, count)| *to += count as f32 * unit);
+        }
+    }
+}
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn powers<const SMALL: bool, const W: usize>(
-    (scale, k): (f32, i32),
-    values: Rounded<'_>,
-    squares: &mut Squares,
-) -> usize {
+fn powers<const SUMS: u8, const W: usize>((scale, k): (f32, i32), values: Rounded<'_>, squares: &mut Squares) -> usize {
     // Squares of lowest levels, and what makes them squares of norms.
-    let unit = if SMALL { 2f32.powi(-2 * k) } else { 1.0 };
-    let mut sums = Sums::new(squares);
+    let unit = if SUMS == MULTIPLES { 2f32.powi(-2 * k) } else { 1.0 };
+    let (mut sums, mut counted) = (Sums::new(squares), Counted::new());
     sums.times(1.0 / unit);
-    let (scale, one, twice) = (_mm512_set1_ps(scale), _mm512_set1_ps(1.0), _mm512_set1_ps(2f32.powi(k)));
+    // Where a product with a power of two rounds nothing, both are one.
+    let (first, second) = if SUMS == NORMS { (1.0, 2f32.powi(k)) } else { (2f32.powi(k), 1.0) };
+    let (scale, norm, second) = (_mm512_set1_ps(first * scale), _mm512_set1_ps(first), _mm512_set1_ps(second));
     let (exponents, to_norms) = (_mm512_set1_epi32(EXPONENT), _mm512_set1_epi32(k << 23));
     // What is below 2 carries into no level.
-    let (half, first) = (_mm512_set1_ps(0.5), _mm512_set1_epi32(128 << 23));
+    let (half, one, level_one) = (_mm512_set1_ps(0.5), _mm512_set1_ps(1.0), _mm512_set1_epi32(128 << 23));
     let (before, offset) = (_mm512_set1_epi8(127), _mm512_set1_epi8(k as i8));
     let done = groups(W, values, |group, words, to| {
-        let (mut levels, mut minus) = ([_mm512_setzero_si512(); 4], [0; 4]);
-        for (part, (level, word)) in levels.iter_mut().zip(words).enumerate() {
+        let (mut levels, mut signs) = ([_mm512_setzero_si512(); 4], [_mm512_setzero_si512(); 4]);
+        for (part, word) in words.into_iter().enumerate() {
             let x = load(group, part);
-            minus[part] = negative(x);
-            let y = _mm512_mul_ps(magnitude_up_to(_mm512_mul_ps(x, scale), one), twice);
+            let y = magnitude_up_to(_mm512_mul_ps(x, scale), norm);
+            let y = if SUMS == NORMS { _mm512_mul_ps(y, second) } else { y };
             // Half of y is exact: fused or not, the sum is rounded once.
             let y = _mm512_castps_si512(_mm512_max_ps(y, _mm512_fmadd_ps(y, half, one)));
             let carried = _mm512_add_epi32(y, _mm512_and_si512(word, _mm512_set1_epi32(!EXPONENT & i32::MAX)));
-            let is_level = _mm512_cmpge_epi32_mask(carried, first);
-            let power = _mm512_maskz_and_epi32(is_level, carried, exponents);
-            if SMALL {
-                sums.add_exact(part, _mm512_castsi512_ps(power));
-            } else {
-                let power = _mm512_maskz_sub_epi32(is_level, power, to_norms);
-                sums.add(part, _mm512_castsi512_ps(power));
+            if SUMS != BYTES {
+                let is_level = _mm512_cmpge_epi32_mask(carried, level_one);
+                let power = _mm512_maskz_and_epi32(is_level, carried, exponents);
+                match SUMS {
+                    MULTIPLES => sums.add_exact(part, _mm512_castsi512_ps(power)),
+                    _ => sums.add(part, _mm512_castsi512_ps(_mm512_maskz_sub_epi32(is_level, power, to_norms))),
+                }
             }
-            *level = carried;
+            (levels[part], signs[part]) = (carried, _mm512_castps_si512(x));
         }
-        let levels = upper_halves(levels).map(|half| _mm512_srli_epi16::<7>(half));
-        let level = _mm512_sub_epi8(in_pairs(_mm512_packus_epi16(levels[0], levels[1])), before);
-        let signed = _mm512_mask_sub_epi8(level, joined(minus), _mm512_setzero_si512(), level);
-        put::<W>(to, _mm512_add_epi8(signed, offset));
+        let [low, high] = upper_halves(levels).map(|half| _mm512_srli_epi16::<7>(half));
+        let level = _mm512_sub_epi8(_mm512_packus_epi16(low, high), before);
+        let [low, high] = upper_halves(signs);
+        let minus = _mm512_movepi8_mask(_mm512_packs_epi16(low, high));
+        if SUMS == BYTES {
+            counted.add(level);
+        }
+        let signed = _mm512_mask_sub_epi8(level, minus, _mm512_setzero_si512(), level);
+        put::<W>(to, in_pairs(_mm512_add_epi8(signed, offset)));
     });
     sums.times(unit);
     sums.store(squares);
+    counted.add_to(squares, 2f32.powi(2 - 2 * k));
     done
 }
 

@@ -8,7 +8,7 @@ use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Stats, not_finite};
 pub(super) use crate::kernels::Words;
 pub(super) use crate::kernels::total;
-use crate::kernels::{Kernel, Rounded, Rounding, Squares, TABLED, Work, stats, stats_of_two};
+use crate::kernels::{Fed, Kernel, Rounded, Rounding, Squares, Steps, TABLED, Work, stats, stats_of_parts};
 use crate::random::Stream;
 use crate::wire::{Reader, Writer, levels_width, packed_bytes};
 use std::fmt::Debug;
@@ -75,6 +75,24 @@ pub(super) struct Bucketed<S> {
     words: Box<Words>,
     /// A block's, before they are appended: room in the message would have to be zeroed first.
     packed: Box<[u8; BLOCK]>,
+    buckets: Box<Buckets>,
+}
+
+/// The most buckets of a block that are looked at before they are rounded.
+const MOST: usize = BLOCK / 64;
+
+/// What was seen of them. A buffer that is kept, since clearing it takes as long as some values.
+#[derive(Debug)]
+struct Buckets {
+    seen: [Fed; MOST],
+    norms: [f32; MOST],
+    steps: [Steps; MOST],
+    squares: [u64; MOST],
+}
+
+impl Buckets {
+    const NONE: Self =
+        Self { seen: [Fed::NOTHING; MOST], norms: [0.0; MOST], steps: [Steps::NONE; MOST], squares: [0; MOST] };
 }
 
 impl<S: Scheme> Bucketed<S> {
@@ -88,6 +106,7 @@ impl<S: Scheme> Bucketed<S> {
             codes: Box::new([0; BLOCK]),
             words: Box::new(Words::NONE),
             packed: Box::new([0; BLOCK]),
+            buckets: Box::new(Buckets::NONE),
         }
     }
 
@@ -99,24 +118,13 @@ impl<S: Scheme> Bucketed<S> {
         4 * self.n.div_ceil(self.bucket)
     }
 
-    /// Norm and ‖x‖² of the bucket that starts at `at`. Two buckets are looked at at once.
-    pub(super) fn open(
-        &self,
-        x: &[f32],
-        at: usize,
-        (context, next): (&Context, &mut Option<Stats>),
-    ) -> Result<(f32, f64), EncodeError> {
-        let (values, looked) = (&x[at..x.len().min(at + self.bucket)], next.take());
-        let stats = match (values.len() == x.len(), looked, x.get(at..at + 2 * self.bucket)) {
-            (true, ..) if self.scheme.is_of_max() => context.rough_stats(x)?,
-            (true, ..) => context.stats(x)?,
-            (_, Some(looked), _) => looked,
-            (.., Some(two)) => {
-                let [this, other] = stats_of_two(context.kernel, two, self.bucket);
-                *next = Some(other);
-                this
-            }
-            (.., None) => stats(context.kernel, values),
+    /// Norm and ‖x‖² of the bucket that starts at `at`.
+    pub(super) fn open(&self, x: &[f32], at: usize, context: &Context) -> Result<(f32, f64), EncodeError> {
+        let values = &x[at..x.len().min(at + self.bucket)];
+        let stats = match values.len() == x.len() {
+            true if self.scheme.is_of_max() => context.rough_stats(x)?,
+            true => context.stats(x)?,
+            false => stats(context.kernel, values),
         };
         match stats.is_finite() {
             true => Ok((self.scheme.norm(values, stats, context.kernel), stats.energy)),
@@ -129,14 +137,20 @@ impl<S: Scheme> Bucketed<S> {
         out.reserve(self.norm_bytes() + packed_bytes(x.len(), width));
         out.room(self.norm_bytes());
         let (mut energy, mut step, mut rule) = (Energy::default(), 0.0, self.scheme.rule(0.0, random));
-        let mut next = None;
         // Vectors pack what they round, where all pieces begin with a byte and a word of random numbers.
-        let at_once = width.is_power_of_two() && (self.bucket.is_multiple_of(64) || self.bucket >= self.n);
+        let at_once = self.bucket.is_multiple_of(64) || self.bucket >= self.n;
         for (i, block) in x.chunks(BLOCK).enumerate() {
+            let packed_len = packed_bytes(block.len(), width);
+            if at_once
+                && self.whole_buckets((block, i * BLOCK), (context.kernel, random), (out, &mut norm_at), &mut energy)
+            {
+                out.raw(&self.packed[..packed_len]);
+                continue;
+            }
             for (from, to) in pieces(i * BLOCK, block.len(), self.bucket) {
                 let at = i * BLOCK + from;
                 if at.is_multiple_of(self.bucket) {
-                    let (norm, fed) = self.open(x, at, (context, &mut next))?;
+                    let (norm, fed) = self.open(x, at, context)?;
                     out.set_f32(norm_at, norm);
                     norm_at += 4;
                     energy.fed += fed;
@@ -150,13 +164,54 @@ impl<S: Scheme> Bucketed<S> {
                 };
                 energy.sent += step * step * squares;
             }
-            let packed = &mut self.packed[..packed_bytes(block.len(), width)];
+            let packed = &mut self.packed[..packed_len];
             if !at_once {
                 Pack { codes: &self.codes[..block.len()], width, out: packed }.on(context.kernel);
             }
             out.raw(packed);
         }
         Ok(energy)
+    }
+
+    /// Norms and codes of a block of small whole buckets, first all the one and then all the other: a bucket after the other
+    /// would wait for its norm. Answers whether that could be done; if not, nothing was.
+    fn whole_buckets(
+        &mut self,
+        (block, first): (&[f32], usize),
+        (kernel, random): (Kernel, Stream),
+        (out, norm_at): (&mut Writer, &mut usize),
+        energy: &mut Energy,
+    ) -> bool {
+        let (width, len, count) = (self.width(), self.bucket, block.len() / self.bucket);
+        if !(2..=MOST).contains(&count) || !block.len().is_multiple_of(len) || !first.is_multiple_of(len) {
+            return false;
+        }
+        let Buckets { seen, norms, steps, squares } = &mut *self.buckets;
+        if !stats_of_parts(kernel, block, len, &mut seen[..count]) {
+            return false;
+        }
+        let buckets = block.chunks_exact(len).zip(&*seen).zip(norms.iter_mut().zip(&mut *steps));
+        for ((values, fed), (norm, steps)) in buckets {
+            let stats = fed.stats();
+            *norm = self.scheme.norm(values, stats, kernel);
+            match self.scheme.rule(*norm, random).rounding() {
+                Some(Rounding::Steps(these)) if stats.is_finite() => *steps = these,
+                _ => return false,
+            }
+        }
+        let packed = &mut self.packed[..packed_bytes(block.len(), width)];
+        let values = Rounded { random, x: block, first: first as u32, width, codes: packed, words: &mut self.words };
+        if kernel.round_parts((&steps[..count], len), values, &mut squares[..count]) == 0 {
+            return false;
+        }
+        for ((fed, norm), squares) in seen.iter().zip(&*norms).zip(&*squares).take(count) {
+            out.set_f32(*norm_at, *norm);
+            *norm_at += 4;
+            let step = f64::from(self.scheme.step(*norm));
+            energy.fed += fed.energy;
+            energy.sent += step * step * *squares as f64;
+        }
+        true
     }
 }
 

@@ -117,9 +117,9 @@ impl Sparse {
     /// Appends norms to `out` and codes to `bits`.
     fn fill(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let (mut energy, mut codes, mut words) = (Energy::default(), [0; BLOCK], Words::NONE);
-        let (mut bits, mut before, mut next, random) = (self.bits.bits(), 0, None, context.own(0));
+        let (mut bits, mut before, random) = (self.bits.bits(), 0, context.own(0));
         for at in (0..x.len()).step_by(self.bucket) {
-            let (norm, fed) = self.buckets.open(x, at, (context, &mut next))?;
+            let (norm, fed) = self.buckets.open(x, at, context)?;
             out.f32(norm);
             let (rule, step) = (self.scheme.rule(norm, random), f64::from(self.scheme.step(norm)));
             energy.fed += fed;
