@@ -26,6 +26,12 @@ pub trait Momentum: Send + std::fmt::Debug {
     /// Takes the last [`Self::commit`] back; right after it, before any other [`Self::apply`].
     fn undo(&mut self);
 
+    /// What has gathered so far.
+    fn velocity(&self) -> &[f32];
+
+    /// Goes on from what another of its kind, of as many values, has gathered.
+    fn take_over(&mut self, velocity: &[f32]);
+
     /// Appends the state.
     fn save(&self, out: &mut Writer);
 
@@ -64,6 +70,14 @@ impl Momentum for Nesterov {
 
     fn undo(&mut self) {
         std::mem::swap(&mut self.momentum, &mut self.next);
+    }
+
+    fn velocity(&self) -> &[f32] {
+        &self.momentum
+    }
+
+    fn take_over(&mut self, velocity: &[f32]) {
+        self.momentum.copy_from_slice(velocity);
     }
 
     fn save(&self, out: &mut Writer) {

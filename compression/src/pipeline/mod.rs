@@ -4,9 +4,10 @@
 //! [`Pipeline::mean`] of the message that the allreduce added up ([`add_messages`]). A codec of several rounds answers
 //! [`Outcome::more`]: the summed message goes into [`Pipeline::advance`], which makes the next one.
 //!
-//! What a change does: [`Pipeline::change`] keeps momentum and memory when their kind stays. What an old memory held back
-//! goes into the new one; into a strategy without memory it is added to the next gradient. A step that is refused
-//! changes nothing; one that was done can be taken back ([`Pipeline::mark`], [`Pipeline::undo`]).
+//! What a change does ([`Pipeline::change`]): what an old memory held back goes into the new one; into a strategy without memory
+//! it is added to the next gradient. A memory of the same kind and parameters stays as it is, and so does a codec; of others, what
+//! they have besides starts afresh (the velocity of `ef(dgc)`, SIDCo's stages, the noise of `variance`, PowerSGD's Q). A momentum
+//! of the same kind goes on, with another decay too. A step that is refused changes nothing; one that was done can be taken back ([`Pipeline::mark`], [`Pipeline::undo`]).
 //!
 //! Receivers refuse messages of another strategy, length, round or scope, and where ranks must draw alike
 //! ([`Codec::draws_together`]) those of another step or seed.
@@ -185,7 +186,7 @@ impl Pipeline {
         self.last
     }
 
-    /// Goes on as if the steps so far had been at this rate (finite, above 0): nothing is rescaled at the next step at it.
+    /// Goes on as if the steps so far had been at this rate, (finite, above 0): nothing is rescaled at the next step at it.
     /// For steps at a rate that was only assumed.
     pub fn rebase(&mut self, learning_rate: f64) {
         self.forget_mark();
@@ -227,8 +228,12 @@ impl Pipeline {
         self.open = None;
         self.forget_mark();
         let n = self.layers.values();
-        if !strategy.same_momentum(&self.strategy) {
-            self.momentum = strategy.momentum(n);
+        let old = self.momentum.take();
+        self.momentum = strategy.momentum(n);
+        if let (Some(old), Some(new)) = (old, &mut self.momentum)
+            && strategy.momentum_kind() == self.strategy.momentum_kind()
+        {
+            new.take_over(old.velocity());
         }
         if !strategy.same_memory(&self.strategy) {
             let owed = self.owed();

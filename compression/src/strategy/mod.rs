@@ -133,10 +133,9 @@ impl Strategy {
         name(self) == name(other)
     }
 
-    /// Whether the momentum stays.
-    pub(crate) fn same_momentum(&self, other: &Self) -> bool {
-        let name = |s: &Self| s.momentum.map(|(entry, values)| (entry.name, values));
-        name(self) == name(other)
+    /// Momenta of one kind go on one from the other.
+    pub(crate) fn momentum_kind(&self) -> Option<&'static str> {
+        self.momentum.map(|(entry, _)| entry.name)
     }
 }
 

@@ -148,6 +148,13 @@ fn nesterov_by_hand() {
     rank.change(&parse("topk(k=2)+nesterov(mu=0.5)"));
     // m = (2.25, 0.75), p = (1.125, 0.375) and 0.75 more.
     assert_eq!(step(&mut rank, &[0.0, 0.0], 2, 0.1), [1.125, 1.125]);
+    // Another decay goes on from the same velocity: m = (1.5625, 0.1875).
+    rank.change(&parse("topk(k=2)+nesterov(mu=0.25)"));
+    assert_eq!(step(&mut rank, &[1.0, 0.0], 3, 0.1), [1.390625, 0.046875]);
+    // After a time without one it starts afresh.
+    rank.change(&parse("topk(k=2)"));
+    rank.change(&parse("topk(k=2)+nesterov(mu=0.25)"));
+    assert_eq!(step(&mut rank, &[1.0, 0.0], 4, 0.1), [1.25, 0.0]);
 }
 
 /// mu = 0 changes nothing at all.

@@ -2,7 +2,8 @@
 //! GRACE 3.3): of the positive and of the negative values the same share is sent, the largest ones; of each only where it
 //! is, and for all of a sign one mean.
 //!
-//! The two thresholds are estimated from a sample for each gradient. Zeros are never sent.
+//! The two thresholds are estimated from a sample for each gradient. Zeros are never sent. Of a sign that the sample misses, as
+//! it does where nearly all values are 0, the largest is.
 
 use super::super::sparsification::sparse::{Pick, selection_of};
 use super::signed;
@@ -60,7 +61,7 @@ impl AdaptiveThreshold {
         Self { n, share, samples, sample, selection, means, indices, negative }
     }
 
-    /// For each sign the magnitude that the share of its sample reaches; infinity where it has none.
+    /// For each sign the magnitude that the share of its sample reaches; infinity where there is none.
     fn thresholds(&mut self, x: &[f32], context: &Context) -> [f32; 2] {
         let (n, samples, stream) = (x.len(), self.samples, context.own(0));
         self.sample.iter_mut().for_each(Vec::clear);
@@ -71,14 +72,11 @@ impl AdaptiveThreshold {
                 self.sample[usize::from(value < 0.0)].push(value.abs());
             }
         }
-        let share = self.share;
-        self.sample.each_mut().map(|sample| {
-            if sample.is_empty() {
-                return f32::INFINITY;
-            }
-            let rank = ((sample.len() as f64 * share).round() as usize).clamp(1, sample.len()) - 1;
-            *sample.select_nth_unstable_by(rank, |a, b| b.total_cmp(a)).1
-        })
+        let (share, [positive, negative]) = (self.share, &mut self.sample);
+        [
+            threshold(positive, share).unwrap_or_else(|| largest(x.iter().copied())),
+            threshold(negative, share).unwrap_or_else(|| largest(x.iter().map(|x| -x))),
+        ]
     }
 
     /// Counts and means of each sign among what is sent.
@@ -92,6 +90,18 @@ impl AdaptiveThreshold {
         self.means = [0, 1].map(|side| (sums[side] / counts[side].max(1) as f64) as f32);
         counts
     }
+}
+
+/// The magnitude that the share of a sample reaches.
+fn threshold(sample: &mut [f32], share: f64) -> Option<f32> {
+    let rank = ((sample.len() as f64 * share).round() as usize).max(1).min(sample.len()).checked_sub(1)?;
+    Some(*sample.select_nth_unstable_by(rank, |a, b| b.total_cmp(a)).1)
+}
+
+/// The largest of those above 0; infinity where none is.
+fn largest(values: impl Iterator<Item = f32>) -> f32 {
+    let largest = values.fold(0.0, f32::max);
+    if largest > 0.0 { largest } else { f32::INFINITY }
 }
 
 impl Codec for AdaptiveThreshold {
@@ -136,5 +146,26 @@ impl Codec for AdaptiveThreshold {
 
     fn size(&self) -> Size {
         Size::AtMost(signed::most_bytes(self.n) + 8)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::strategy::Strategy;
+
+    /// A sample of 1 % all but surely sees none of three values among a million; what is sent is the largest of each sign.
+    #[test]
+    fn a_sign_that_the_sample_misses_sends_its_largest() {
+        let strategy: Strategy = "adaptivethreshold(k=0.01)".parse().unwrap();
+        let mut codec = strategy.codec(Shape::vector(1_000_000));
+        let (mut x, mut out) = (vec![0.0; 1_000_000], Writer::new());
+        (x[7], x[500_000], x[999_999]) = (2.0, -3.0, 1.0);
+        let energy = codec.encode(&x, &Context::new(1), &mut out).unwrap();
+        assert_eq!((energy.sent, energy.fed), (13.0, 14.0));
+        let mut got = vec![0.0; 1_000_000];
+        codec.decode_add(&mut Reader::new(out.bytes()), &Context::new(1), (1.0, &mut got)).unwrap();
+        x[999_999] = 0.0;
+        assert_eq!(got, x);
     }
 }

@@ -20,6 +20,7 @@ pub(super) const ENTRY: Entry = Entry {
     params: &[],
     travels: |_| Travels::Gathers,
     scope: Scope::Tensor,
+    // But for norms beyond half of the largest f32, where the norm is cut.
     nature: |_| Nature::Unbiased,
     examples: &[""],
     build: |_, shape| Box::new(Bucketed::new(StochasticSign, shape.values(), 0)),
