@@ -114,13 +114,13 @@ impl Core {
         session.meter.done(energy);
         Ok(ran == Ran::Good)
     }
+}
 
-    /// Bytes that a rank of a ring sends of a message that all sum or gather.
-    fn ring_share(&self, bytes: usize, gathered: bool) -> f64 {
-        let world = f64::from(self.lock().world);
-        let times = if gathered { 1.0 } else { 2.0 / world };
-        bytes as f64 * (world - 1.0) * times
-    }
+/// Bytes that a rank of a ring sends of a message that all sum or gather.
+fn ring_share(world: u32, bytes: usize, gathered: bool) -> f64 {
+    let world = f64::from(world);
+    let times = if gathered { 1.0 } else { 2.0 / world };
+    bytes as f64 * (world - 1.0) * times
 }
 
 #[pymethods]
@@ -198,32 +198,40 @@ impl Core {
         })
     }
 
-    /// A bucket of `n` values that DDP exchanges by itself, dense and without the hook: elements of the word that rides
-    /// on it, 0 for none.
-    fn pass_by(&self, index: usize, n: usize) -> PyResult<usize> {
+    /// A bucket of `n` values of `element` bytes that DDP exchanges by itself, dense and without the hook, starts: elements of
+    /// the word that travels with it, 0 for none. `words`: whether there are any.
+    fn pass_by(&self, index: usize, n: usize, element: usize, words: bool) -> PyResult<usize> {
         let mut session = self.lock();
         let tick = session.now()?;
-        Ok(session.pass(&tick, index, n)?)
+        let bits = session.pass(&tick, index, n)?;
+        let bits = if words { bits } else { 0 };
+        let share = ring_share(session.world, (n + bits).saturating_mul(element), false);
+        session.meter.launched(share);
+        Ok(bits)
     }
 
-    /// Elements at the end of what the first bucket of this step sums that are summed by themselves; `dense`: it is a dense
-    /// bucket's.
-    fn apart(&self, dense: bool) -> PyResult<usize> {
+    /// Elements at the end of what the first bucket of this step sums, n values and the word, that are summed by themselves;
+    /// `dense`: it is a dense bucket's.
+    fn apart(&self, dense: bool, n: usize) -> PyResult<usize> {
         let session = self.lock();
-        Ok(session.apart(&session.now()?, dense))
+        Ok(session.apart(&session.now()?, dense, n))
     }
 
     /// A collective starts in which a message of so many bytes is summed (or gathered) by all.
     fn launched(&self, bytes: usize, gathered: bool) {
-        let share = self.ring_share(bytes, gathered);
-        self.lock().meter.launched(share);
+        let mut session = self.lock();
+        let share = ring_share(session.world, bytes, gathered);
+        session.meter.launched(share);
     }
 
-    /// A dense bucket has arrived.
-    fn landed(&self) {
+    /// So many dense buckets have arrived.
+    #[pyo3(signature = (count=1))]
+    fn landed(&self, count: usize) {
         let mut session = self.lock();
-        session.meter.landed(false);
-        session.meter.done(flexcomm_compression::Energy::default());
+        for _ in 0..count {
+            session.meter.landed(false);
+            session.meter.done(flexcomm_compression::Energy::default());
+        }
     }
 
     /// Writes the word of a dense bucket: zeros and ones.

@@ -18,13 +18,17 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 /// second, and the order of parameters changes with it.
 const WARM_UP: u64 = 3;
 
-/// Dense buckets carry the control word in every so many steps: it costs a copy of the first bucket. A decision waits at
+/// Dense buckets carry the control word in every so many steps: it costs a copy of the first bucket, or a collective more. A decision waits at
 /// most for as long.
 const WORD_EVERY: u64 = 8;
 
 /// ... and in each of so many first ones: the first trial and the first decision come in them, and dense steps are dearest where
 /// they matter.
 const WORD_FIRST: u64 = 32;
+
+/// From so many values on (1 MiB of floats) a dense bucket is not copied for the word to ride on it: a small collective of its
+/// own, under way at the same time, takes less. Its sums are then DDP's own, bit for bit.
+const WORD_APART: usize = 1 << 18;
 
 /// Steps that a shadow trial goes on after it was ordered: five of the paper's live trials.
 const SHADOW_STEPS: u64 = 50;
@@ -203,9 +207,13 @@ impl Session {
         tick.trial.is_some() || bits > WORD_BITS || tick.step < WORD_FIRST || tick.step.is_multiple_of(WORD_EVERY)
     }
 
-    /// Elements at the end of the first bucket's payload that travel by themselves in this step, which has room for a plan: else
-    /// a ring would begin other values' sums at other ranks than in the same step without one, and round them otherwise.
-    pub fn apart(&self, tick: &Tick, dense: bool) -> usize {
+    /// Elements at the end of the first bucket's payload, n values and the word, that travel by themselves in this step. All of
+    /// them beside a large dense bucket, see [`WORD_APART`]. Else room for a plan: a ring would begin other values' sums at other
+    /// ranks than in the same step without one, and round them otherwise.
+    pub fn apart(&self, tick: &Tick, dense: bool, n: usize) -> usize {
+        if dense && n >= WORD_APART {
+            return self.riding.bits(0);
+        }
         let room = self.riding.bits(0) - WORD_BITS;
         let word = if dense && !self.carries(tick, WORD_BITS) { WORD_BITS } else { 0 };
         if room == 0 { 0 } else { room + word }

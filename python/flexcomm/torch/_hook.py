@@ -207,6 +207,8 @@ class Hook:
         self._tuner = tuner
         # A collective, and what comes after it; where that is nothing, the tensor that has the result.
         self._pending: list[tuple[_device.Launched | None, Callable[[], torch.Tensor] | torch.Tensor]] = []
+        # The same of buckets that DDP exchanges by itself; with what their times are taken by.
+        self._besides: list[tuple[_device.Launched, Callable[[], torch.Tensor] | None, Mark | None]] = []
         # None where DDP was given one that is done.
         self._futures: list[Any] = []
         # Whether a bucket of the pass was not finite, on all ranks; and whether what it did stays here: no trial undoes it.
@@ -326,6 +328,7 @@ class Hook:
     def _forget(self) -> None:
         """What a pass that ended in an exception has left over."""
         self._pending.clear()
+        self._besides.clear()
         self._futures.clear()
         self._marks.clear()
         self._remembered.clear()
@@ -387,35 +390,65 @@ class Hook:
             self._began()
         n = buffer.numel()
         self._mark = self._device.clock.enter(buffer, False) if self._device.on_gpu(buffer) else None
-        bits = self._core.pass_by(index, n)
-        payload: torch.Tensor = buffer
-        then: Callable[[], torch.Tensor] | torch.Tensor = buffer
-        if bits and self._words:
-            payload = self._buffer(index, "dense", n + bits, buffer.dtype, buffer.device.type)
-            payload[:n].copy_(buffer)
-            then = functools.partial(self._dense_arrived, index, payload, n, self._write_word(index, payload, n))
-        self._core.launched(payload.numel() * payload.element_size(), False)
+        bits = self._core.pass_by(index, n, buffer.element_size(), self._words)
         if self._mark is not None:
             self._device.clock.launch(self._mark)
-        apart = self._core.apart(True) if payload is not buffer else 0
-        work = all_reduce(payload[: len(payload) - apart] if apart else payload)
-        launched = _device.Both(work, all_reduce(payload[-apart:])) if apart else work
+        if bits:
+            work, launched, then = self._beside_word(index, buffer, bits, all_reduce)
+        else:
+            work = launched = all_reduce(buffer)
+            then = None
         if self._mark is not None:
             self._device.under_way(self._mark, launched)
-        self._pending.append((launched, then))
-        self._marks.append(self._mark)
+        self._besides.append((launched, then, self._mark))
         if last:
-            pending, self._pending = self._pending, []
-            marks, self._marks = self._marks, []
-            for (one, then), mark in zip(pending, marks, strict=True):
-                if one is not None:
-                    one.wait()
-                if mark is not None:
-                    self._device.clock.arrived(mark)
-                self._landed(then)
-            if self._mark is not None:
-                self._device.clock.done(self._mark, True)
+            self._arrive_beside()
         return work
+
+    def _beside_word(
+        self, index: int, buffer: torch.Tensor, bits: int, all_reduce: Callable[[torch.Tensor], dist.Work]
+    ) -> tuple[dist.Work, _device.Launched, Callable[[], torch.Tensor]]:
+        """A bucket with the word: what DDP waits for, all that is under way, and what comes after."""
+        n, apart = buffer.numel(), self._core.apart(True, buffer.numel())
+        if apart == bits:
+            word = self._word(index, n, bits, buffer.device)
+            work = all_reduce(buffer)
+            return work, _device.Both(work, all_reduce(word)), functools.partial(self._word_arrived, index, buffer, word)
+        payload = self._buffer(index, "dense", n + bits, buffer.dtype, buffer.device.type)
+        payload[:n].copy_(buffer)
+        then = functools.partial(self._dense_arrived, index, payload, n, self._write_word(index, payload, n))
+        if not apart:
+            work = all_reduce(payload)
+            return work, work, then
+        work = all_reduce(payload[:-apart])
+        return work, _device.Both(work, all_reduce(payload[-apart:])), then
+
+    def _arrive_beside(self) -> None:
+        """Waits for all buckets of this pass."""
+        besides, self._besides = self._besides, []
+        for launched, _, mark in besides:
+            launched.wait()
+            if mark is not None:
+                self._device.clock.arrived(mark)
+        for _, then, _ in besides:
+            if then is not None:
+                then()
+        self._core.landed(sum(then is None for _, then, _ in besides))
+        if self._mark is not None:
+            self._device.clock.done(self._mark, True)
+
+    def _word(self, index: int, n: int, bits: int, device: torch.device) -> torch.Tensor:
+        """The word of a dense bucket that travels by itself."""
+        word = self._buffer(index, "word", bits, torch.float32, device.type)
+        there = word if device.type == "cpu" else torch.empty(bits, dtype=torch.float32)
+        self._core.word(index, n, there.data_ptr(), bits)
+        return word if there is word else word.copy_(there)
+
+    def _word_arrived(self, index: int, buffer: torch.Tensor, word: torch.Tensor) -> torch.Tensor:
+        self._core.landed()
+        there = word.cpu()
+        self._core.hear(index, buffer.numel(), there.data_ptr(), there.numel())
+        return buffer
 
     def _write_word(self, index: int, payload: torch.Tensor, n: int) -> torch.Tensor:
         word = torch.empty(payload.numel() - n, dtype=torch.float32)
@@ -542,11 +575,11 @@ class Hook:
         return known
 
     def _sum(
-        self, payload: torch.Tensor, then: Callable[[], torch.Tensor] | torch.Tensor, worded: bool = False, dense: bool = False
+        self, payload: torch.Tensor, then: Callable[[], torch.Tensor] | torch.Tensor, apart: int = 0
     ) -> None:
-        """`worded`: with the word of the step's first bucket behind it."""
+        """`apart`: so many elements at the end in a collective of their own."""
         self._core.launched(payload.numel() * payload.element_size(), False)
-        self._pending.append((self._all_reduce(payload, self._core.apart(dense) if worded else 0), then))
+        self._pending.append((self._all_reduce(payload, apart), then))
 
     def _all_reduce(self, payload: torch.Tensor, apart: int = 0) -> _device.Launched:
         """Sums `payload`; with the last `apart` elements in a collective of their own."""
@@ -590,6 +623,11 @@ class Hook:
             self._sum(buffer, buffer)
             return
         n = buffer.numel()
+        apart = self._core.apart(True, n) if bits else 0
+        if half is None and apart == bits and (self._via is None or buffer.device.type != "cpu"):
+            buffer.mul_(self._share)
+            self._sum_beside_word(index, buffer, bits)
+            return
         payload = self._buffer(index, "dense", n + bits, dtype, buffer.device.type)
         values = payload[:n]
         if half is None:
@@ -608,7 +646,15 @@ class Hook:
             self._core.worked(time.perf_counter() - began, False)
             return buffer
 
-        self._sum(payload, arrived, bits > 0, dense=True)
+        self._sum(payload, arrived, apart)
+
+    def _sum_beside_word(self, index: int, buffer: torch.Tensor, bits: int) -> None:
+        """In place: copying a large bucket takes longer than another small collective."""
+        word = self._word(index, buffer.numel(), bits, buffer.device)
+        self._core.launched((buffer.numel() + bits) * buffer.element_size(), False)
+        self._device.clock.launch(self._mark)
+        launched = _device.Both(self._reduce(buffer), self._reduce(word))
+        self._pending.append((launched, functools.partial(self._word_arrived, index, buffer, word)))
 
     def _flush(self, index: int, buffer: torch.Tensor, bits: int) -> None:
         n = buffer.numel()
@@ -619,7 +665,7 @@ class Hook:
             self._judge(self._core.flushed(index, n, _span(payload)))
             return payload[:n]
 
-        self._sum(payload, arrived, index == 0)
+        self._sum(payload, arrived, self._core.apart(False, n) if index == 0 else 0)
 
     def _gather(self, index: int, buffer: torch.Tensor, size: int) -> None:
         block = self._buffer(index, "block", size, torch.uint8)
@@ -673,7 +719,7 @@ class Hook:
                 self._judge(agreed.scatter(leader, _span(payload)))
             return buffer
 
-        self._sum(payload, arrived, index == 0)
+        self._sum(payload, arrived, self._core.apart(False, n) if index == 0 else 0)
 
     def _text(self, index: int, buffer: torch.Tensor, spoken: _device.Spoken | None = None) -> None:
         """A strategy named by a text: one collective per turn, of which only the last runs beside backward. With `spoken` the
@@ -687,7 +733,7 @@ class Hook:
             sent = arrived = self._sized(index, f"turn {turn}", size, dtype)
             self._core.say(index, n, _bytes(sent))
             if how in SUMS:
-                work = self._all_reduce(sent, self._core.apart(False) if index == 0 and turn == 0 else 0)
+                work = self._all_reduce(sent, self._core.apart(False, buffer.numel()) if index == 0 and turn == 0 else 0)
             elif size > 0:
                 arrived = self._sized(index, f"turn {turn} of all", size * self._world, dtype)
                 work = self._all_gather(arrived, sent)

@@ -1,5 +1,6 @@
 """What ranks do when decisions come late, twice, backwards or not at all, and agents die."""
 
+import itertools
 import time
 
 import torch
@@ -12,15 +13,19 @@ import flexcomm.torch
 GATHER, STAR, VAR, LW = "topk@0.1/allgather", "topk@0.05/art-ring:star", "topk@0.05/art-ring:var", "lwtopk@0.1/allgather"
 
 
+#: Layers of a model whose first bucket has room for the word, and of one that is too large to be copied for it.
+SMALL, LARGE = (20, 120, 120, 2), (20, 520, 600)
+
+
 class Run:
     """One job on all ranks; every step compares parameters, version and strategy over the ranks."""
 
-    def __init__(self, name, rank, agents, **options):
+    def __init__(self, name, rank, agents, sizes=SMALL, **options):
         self.rank, self.step = rank, 0
         self.agent = FakeAgent(FOLDER, f"{name}{rank}") if agents(rank) else None
         if self.agent:
             self.agent.start()
-        self.model = ddp(network())
+        self.model = ddp(network(sizes))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
         socket = str(self.agent.path) if self.agent else None
         self.session = flexcomm.torch.attach(self.model, self.optimizer, socket=socket, **options)
@@ -148,11 +153,11 @@ def hooked(run):
     return len(run.model._comm_hooks) == 1
 
 
-def below(rank):
+def below(rank, name, sizes):
     """While dense, DDP needs no hook, and gives what it gives without flexcomm; ranks may take the hook in at different
     times, and leave out the optimizer's step."""
-    run = Run("below", rank, lambda r: True)
-    plain = ddp(network())
+    run = Run(name, rank, lambda r: True, sizes)
+    plain = ddp(network(sizes))
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
     for step in range(20):
         x, y = batch(step, rank)
@@ -188,9 +193,9 @@ def sums(rank, trio):
     """Three ranks, dense, with an agent, below DDP and with the hook, beside plain DDP from the same parameters in every step:
     steps whose gradients have the same bits, and how far the others are from them."""
     runs = []
-    for hooked in (False, True):
-        agent = FakeAgent(FOLDER, f"sums{rank}{hooked:d}").start()
-        model, plain = (ddp(network((20, 61, 2)), process_group=trio) for _ in range(2))
+    for hooked, sizes in itertools.product((False, True), ((20, 61, 2), LARGE)):
+        agent = FakeAgent(FOLDER, f"sums{rank}{hooked:d}{sizes[1]}").start()
+        model, plain = (ddp(network(sizes), process_group=trio) for _ in range(2))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         session = flexcomm.torch.attach(model, optimizer, socket=str(agent.path))
         agent.wait_for("hello")
@@ -206,7 +211,7 @@ def sums(rank, trio):
             exact += [step] if all(torch.equal(a, b) for a, b in pairs) else []
             furthest = max(furthest, *((a - b).abs().max().item() / b.abs().max().item() for a, b in pairs))
             optimizer.step()
-        runs.append({"exact": exact, "furthest": furthest, "equal": same(parameters_hash(model), trio)})
+        runs.append({"large": sizes == LARGE, "exact": exact, "furthest": furthest, "equal": same(parameters_hash(model), trio)})
         session.close()
     return runs
 
@@ -315,7 +320,8 @@ with ranks() as (rank, world, seen):
     seen["restarted"] = restarted(rank)
     seen["silent"] = silent(rank)
     seen["backwards"] = backwards(rank)
-    seen["below"] = below(rank)
+    for name, sizes in (("below", SMALL), ("below large", LARGE)):
+        seen[name] = below(rank, name, sizes)
     trio = dist.new_group([0, 1, 2])
     if rank < 3:
         seen["sums"] = sums(rank, trio)
