@@ -155,3 +155,15 @@ __device__ __forceinline__ void gains(const T* gradient, const float* memory, u3
 GAINS(gains_f32, float)
 GAINS(gains_f16, f16)
 GAINS(gains_bf16, bf16)
+
+// What reading gradient and memory takes, and nothing else: the largest magnitude's bits.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    largest_f32(const float* gradient, const float* memory, u32 n, float beta, float gamma, u32* to) {
+  u32 most = 0;
+  each_fed(gradient, memory, (float*)0, n, beta, gamma, [&](float x) {
+    const u32 key = key_of(x);
+    most = key > most ? key : most;
+  });
+  most = block_max(most);
+  if (threadIdx.x == 0) atomicMax(to, most);
+}

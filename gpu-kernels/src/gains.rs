@@ -3,7 +3,7 @@
 use crate::device::start;
 use crate::feed::{ALIGN, Feed};
 use crate::workspace::{Workspace, check, check_count};
-use crate::{Device, LaunchError, Span};
+use crate::{DType, Device, LaunchError, Span};
 
 /// Most candidates of one call.
 pub const MOST_CANDIDATES: u64 = 4096;
@@ -42,4 +42,22 @@ pub fn gains(
     ];
     let kernel = feed.dtype.of(["gains_f32", "gains_f16", "gains_bf16"]);
     start(device, kernel, feed.n.div_ceil(4), &arguments)
+}
+
+/// The bits of the largest |x| of an f32 gradient with its memory (u32 at `to`), which may be NaN's. Both are read as [`gains`]
+/// reads them, and hardly anything else is done: its time is the bound of that pass.
+pub fn largest(device: &impl Device, feed: &Feed, to: Span) -> Result<(), LaunchError> {
+    let n = feed.check_inputs()?;
+    if feed.dtype != DType::F32 {
+        return Err(LaunchError::Parameter {
+            what: "bytes of a value",
+            value: feed.dtype.bytes() as f64,
+            rule: "4: f32",
+        });
+    }
+    check(("the largest magnitude", to, 4), ALIGN)?;
+    device.zero(to.part(0, 4))?;
+    let (beta, gamma) = (u64::from(feed.beta.to_bits()), u64::from(feed.gamma.to_bits()));
+    let arguments = [feed.gradient.address(), feed.memory.address(), u64::from(n), beta, gamma, to.address()];
+    start(device, "largest_f32", feed.n.div_ceil(4), &arguments)
 }

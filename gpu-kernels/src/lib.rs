@@ -33,7 +33,7 @@ pub use device::{
 };
 pub use error::{BlasError, CacheError, LaunchError, LoadError, Version};
 pub use feed::{DType, Feed};
-pub use gains::{MOST_CANDIDATES, gains};
+pub use gains::{MOST_CANDIDATES, gains, largest};
 pub use indices::{At, add_mean, feed, gather, random_k, scatter, subset, subset_scratch};
 pub use low_rank::{Gemm, Sgemm};
 pub use quantize::{Norm, Quantizer, add, majority, quantize};

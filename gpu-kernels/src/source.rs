@@ -38,9 +38,12 @@ pub const SELECT: Module = Module {
     kernels: &["cut_second", "cut_third", "take", "gaps", "clear", "pack", "feed_f32", "feed_f16", "feed_bf16"],
 };
 
-/// Gains of all candidate ratios in one read.
-pub const GAINS: Module =
-    Module { name: "gains.cu", text: file!("gains.cu"), kernels: &["gains_f32", "gains_f16", "gains_bf16"] };
+/// Gains of all candidate ratios in one read, and what one read takes.
+pub const GAINS: Module = Module {
+    name: "gains.cu",
+    text: file!("gains.cu"),
+    kernels: &["gains_f32", "gains_f16", "gains_bf16", "largest_f32"],
+};
 
 /// Quantizers and their inverses, and the majority vote.
 pub const QUANTIZE: Module = Module {

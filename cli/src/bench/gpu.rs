@@ -18,6 +18,7 @@ Columns:
   GB/s       least bytes that must move (gradient, memory before and after, message; gradient and memory twice where a
              norm of the whole tensor comes first) over that time
   of copy    that rate over the rate of a copy within the device in this run; 1 is as fast as memory allows
+             (\"read\" only reads gradient and memory: over its share, that of the gains is their share of what reading allows)
   bytes out  one rank's message; indices and values of a selection as 8 bytes each
   gain       share of the gradient's energy that is sent
   decompress ms to add the message into a gradient

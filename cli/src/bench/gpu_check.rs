@@ -110,7 +110,7 @@ mod tests {
             let bench = Bench::new(0).unwrap();
             let values = Distribution::Recorded.values(4000, DType::Fp32);
             let methods = check(&bench, &values).unwrap_or_else(|why| panic!("{why:#}"));
-            assert_eq!(methods, bench.rows(&values, None).unwrap().len() - 2, "but the copy and gains");
+            assert_eq!(methods, bench.rows(&values, None).unwrap().len() - 3, "but copy, read and gains");
             return;
         }
         let (root, folder) = (Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), tempfile::tempdir().unwrap());

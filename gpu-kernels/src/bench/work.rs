@@ -12,6 +12,7 @@ pub(super) enum Work {
     TopK(f64),
     RandomK(f64),
     Agreed(f64),
+    Read,
     Gains,
     Quantize(Quantizer),
     Threshold(OfK),
@@ -57,6 +58,7 @@ pub(super) fn works() -> Vec<(String, Work)> {
         ("sidco(k=0.01)", |k| Threshold::Sidco { k, fit: Fit::Exponential, first: 0.25, stages: 3 }),
     ];
     let others = [
+        ("read", Work::Read),
         ("gains of 5 ratios", Work::Gains),
         ("randomk(k=0.01)", Work::RandomK(SHARE)),
         // Of a rank that does not lead: error feedback, and values at indices that lie there already.
@@ -84,7 +86,7 @@ impl Work {
     pub(super) fn bytes(self, n: u64) -> u64 {
         match self {
             Self::TopK(share) | Self::RandomK(share) | Self::Agreed(share) => 12 * n + 8 * kept(n, share),
-            Self::Gains => 8 * n,
+            Self::Read | Self::Gains => 8 * n,
             Self::Quantize(method) => (if method.reads_twice(n) { 20 } else { 12 }) * n + method.payload_bytes(n),
             Self::ThreeLc(_) => 20 * n + three_lc::payload_bytes(n),
             Self::Threshold(_) | Self::Qsparse(_) | Self::HardThreshold(_) => 12 * n + 8 * kept(n, SHARE),
@@ -181,6 +183,7 @@ impl<'a> Buffers<'a> {
                 feed(device, &call, workspace)?;
                 gather(device, &call, (&self.at(kept(n, share)), 1.0), workspace)
             }
+            Work::Read => largest(device, &call, self.gains()),
             Work::Gains => {
                 let ks = self.candidates.span();
                 gains(device, &call, (ks, CANDIDATES.len() as u64, self.gains()), workspace)
@@ -208,7 +211,7 @@ impl<'a> Buffers<'a> {
         };
         let none = Form { set: Set::Known, gaps: false, tail: Tail::Values };
         let (room, form) = match work {
-            Work::Gains => return Ok(None),
+            Work::Read | Work::Gains => return Ok(None),
             Work::Quantize(_) | Work::ThreeLc(_) => (0, None),
             Work::TopK(share) => (kept(n, share), Some(Form::FIXED)),
             // At the indices that lie there already: those of random-k, which comes before.
@@ -284,7 +287,7 @@ impl<'a> Buffers<'a> {
         let time =
             |of: &dyn Fn(&OnStream<'_>) -> Result<(), LaunchError>| median(|| stream.seconds(|device| Ok(of(device)?)));
         let (bytes, seconds) = match work {
-            Work::Gains => return Ok((None, None, None)),
+            Work::Read | Work::Gains => return Ok((None, None, None)),
             Work::Quantize(Quantizer::Inceptionn { bound }) => {
                 let (payload, out) = (self.payload.span().part(0, outcome.bytes), self.values.span());
                 // Its own workspace: the outcome was read.

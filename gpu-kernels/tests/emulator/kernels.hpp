@@ -22,6 +22,7 @@
   KERNEL(feed_f16) \
   KERNEL(feed_bf16) \
   KERNEL(gains_f32) \
+  KERNEL(largest_f32) \
   KERNEL(gains_f16) \
   KERNEL(gains_bf16) \
   KERNEL(norms) \

@@ -3,7 +3,7 @@
 use crate::data::{gradients, lengths};
 use crate::emulated::{Emulated, Memory};
 use flexcomm_compression::naive;
-use flexcomm_gpu_kernels::{DType, Feed, Span, gains, workspace_bytes};
+use flexcomm_gpu_kernels::{DType, Feed, LaunchError, Span, gains, largest, workspace_bytes};
 
 const SHARES: [f64; 8] = [1.0, 0.5, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001];
 
@@ -96,4 +96,30 @@ fn what_is_not_finite_and_what_is_empty() {
     let Some(device) = Emulated::new(0) else { return };
     assert_eq!(run(&device, &[1.0, f32::INFINITY], &[1]), [(0.0, 1.0)]);
     assert_eq!(run(&device, &[], &[1]), [(1.0, 0.0)]);
+}
+
+/// Of gradient and memory together, of every length.
+#[test]
+fn the_largest_magnitude_is_what_reading_finds() {
+    for (at, n) in lengths().into_iter().enumerate() {
+        for (what, gradient) in gradients(n) {
+            let Some(device) = Emulated::new(at as u64) else { return };
+            let (source, memory, to) = (Memory::of(&gradient), Memory::of(&vec![-1e-4f32; n]), Memory::new(16));
+            let feed = Feed {
+                n: n as u64,
+                dtype: DType::F32,
+                gradient: source.span(),
+                memory: memory.span(),
+                fed: Span::NONE,
+                beta: 1.0,
+                gamma: 1.0,
+            };
+            largest(&device, &feed, to.span()).unwrap();
+            let want = gradient.iter().map(|x| (x - 1e-4).to_bits() & 0x7fff_ffff).max().unwrap_or(0);
+            let got = to.bytes()[..4].try_into().map(u32::from_le_bytes).unwrap();
+            assert_eq!(got, want, "{what}, n = {n}");
+            let half = Feed { dtype: DType::F16, ..feed };
+            assert!(matches!(largest(&device, &half, to.span()), Err(LaunchError::Parameter { .. })));
+        }
+    }
 }
