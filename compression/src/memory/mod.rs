@@ -7,7 +7,8 @@
 //!
 //! What was held back belongs to the gradient, not to the codec: a change of parameters or of codec keeps it, bit
 //! for bit. A change of memory hands it over ([`Memory::held_back`], [`Memory::take_over`]); a strategy without
-//! memory gets it added to its first gradient. Nothing is lost. (A momentum that a memory keeps inside, as DGC's, is
+//! memory gets it added to its first gradient, and sends of both what it sends of a gradient: a lossy one drops the rest, as it
+//! always does. A change itself loses nothing. (A momentum that a memory keeps inside, as DGC's, is
 //! no part of it: it stands for steps to come, and starts over.)
 
 mod dgc;

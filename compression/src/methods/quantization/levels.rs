@@ -139,16 +139,17 @@ impl<S: Scheme> Bucketed<S> {
         let (mut energy, mut step, mut rule) = (Energy::default(), 0.0, self.scheme.rule(0.0, random));
         // Vectors pack what they round, where all pieces begin with a byte and a word of random numbers.
         let at_once = self.bucket.is_multiple_of(64) || self.bucket >= self.n;
-        for (i, block) in x.chunks(BLOCK).enumerate() {
-            let packed_len = packed_bytes(block.len(), width);
-            if at_once
-                && self.whole_buckets((block, i * BLOCK), (context.kernel, random), (out, &mut norm_at), &mut energy)
+        // Of small buckets a block has whole ones.
+        let len = if at_once && self.bucket <= BLOCK { BLOCK / self.bucket * self.bucket } else { BLOCK };
+        for (i, block) in x.chunks(len).enumerate() {
+            let (start, packed_len) = (i * len, packed_bytes(block.len(), width));
+            if at_once && self.whole_buckets((block, start), (context.kernel, random), (out, &mut norm_at), &mut energy)
             {
                 out.raw(&self.packed[..packed_len]);
                 continue;
             }
-            for (from, to) in pieces(i * BLOCK, block.len(), self.bucket) {
-                let at = i * BLOCK + from;
+            for (from, to) in pieces(start, block.len(), self.bucket) {
+                let at = start + from;
                 if at.is_multiple_of(self.bucket) {
                     let (norm, fed) = self.open(x, at, context)?;
                     out.set_f32(norm_at, norm);

@@ -17,7 +17,7 @@ impl Divide {
     pub(super) fn by(step: f32) -> Self {
         let (small, large) = (2f32.powi(-90), 2f32.powi(90));
         let first = match step {
-            0.0 => return Self { first: 0.0, second: 0.0 },
+            0.0 => return Self { first: 1.0, second: 0.0 },
             step if step < small => 2f32.powi(100),
             step if step > large => 2f32.powi(-100),
             _ => 1.0,

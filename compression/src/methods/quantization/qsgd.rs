@@ -29,7 +29,12 @@ pub(super) const ENTRY: Entry = Entry {
     source: "Alistarh et al. 2017, QSGD, section 3.1, equation 4; buckets: section 4",
     params: &[
         Param::required("s", Kind::Whole(1, MOST_LEVELS), "levels above 0"),
-        Param::optional("bucket", Kind::Whole(0, u32::MAX as u64), 512.0, "values per norm; 0: the whole tensor"),
+        Param::optional(
+            "bucket",
+            Kind::Whole(0, u32::MAX as u64),
+            512.0,
+            "values per norm, fastest as a multiple of 64; 0: the whole tensor",
+        ),
         Param::optional("norm", Kind::Choice(&["l2", "max"]), 0.0, "Euclidean norm, or max |x|"),
         Param::optional("coding", Kind::Choice(&["packed", "gamma", "delta"]), 0.0, "fixed width, or Elias' codes"),
     ],
