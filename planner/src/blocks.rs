@@ -9,7 +9,7 @@
 
 use crate::memory::LinkSummary;
 use crate::{Config, Measured, Memory, words};
-use flexcomm_domain::{Seconds, Strategy, Timestamp, Version};
+use flexcomm_domain::{Gain, Seconds, Strategy, Timestamp, Version};
 use serde::{Deserialize, Serialize};
 
 /// Most strategies that are blocked at once; the block that ends first is dropped.
@@ -51,6 +51,9 @@ pub struct Evidence {
     pub links: LinkSummary,
     /// What the strategy was measured to cost.
     pub measured: Measured,
+    /// The gain that it was chosen for, where that is what it failed to keep.
+    #[serde(default)]
+    pub promised: Option<Gain>,
 }
 
 /// A strategy that was rolled back.
@@ -285,8 +288,9 @@ mod tests {
             t_sync: seconds(0.8),
             gain: Gain::FULL,
             gain_spread: 0.0,
+            scatter: None,
         };
-        let evidence = Evidence { links: links(0.001, 1e9), measured };
+        let evidence = Evidence { links: links(0.001, 1e9), measured, promised: None };
         Failed { strategy: strategy.parse().unwrap(), scope, why: "slow".into(), evidence }
     }
 
@@ -361,7 +365,8 @@ mod tests {
             [("topk@0.01/allgather", 1e9), ("none@1/dense-ring", 0.95e9), ("topk@0.1/allgather", 5e9)]
         {
             let cost = memory.blocked[0].evidence.unwrap().measured;
-            memory.remember(Seen { strategy: strategy.parse().unwrap(), cost, links: links(0.001, bandwidth) });
+            let (strategy, links) = (strategy.parse().unwrap(), links(0.001, bandwidth));
+            memory.remember(Seen { strategy, cost, links, terms: None, at: Timestamp(0), doubted: false });
         }
         assert!(review(&mut memory, &links(0.001, 0.9e9), 1.0, true).words().is_none(), "no news");
         let ended = review(&mut memory, &links(0.001, 0.7e9), 1.0, true);

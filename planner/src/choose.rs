@@ -71,6 +71,11 @@ pub(crate) fn next(s: &Snapshot, m: &Memory, costs: &Costs, found: &[Trigger], n
     if !applied && since < s.config.apply_patience_s.get() {
         return held(Keep::NotApplied, format!("version {} is not in force on every rank yet", s.version()));
     }
+    if let Some(claimed) = costs.contradicted.filter(|_| costs.offered && current.score.is_some()) {
+        let (claimed, steps) = (words::time(claimed.get()), words::time(costs.measured.what.t_step.get()));
+        let what = format!("the links say {claimed} per step where the newest steps take {steps}");
+        return held(Keep::LinksContradicted, what);
+    }
     if let Some(ago) = m.unsteady(&s.config, now) {
         let (ago, settle) = (words::time(ago.get()), words::time(s.config.links_settle_s.get()));
         return held(Keep::LinksMoving, format!("links moved {ago} ago and have to be steady for {settle} first"));
@@ -105,7 +110,7 @@ fn rests_on_the_past(s: &Snapshot, m: &Memory, costs: &Costs, now: Timestamp) ->
 fn wins_on_the_slowest(s: &Snapshot, m: &Memory, (best, margin): (&Priced, f64), now: Timestamp) -> bool {
     let Some(links) = &s.links else { return false };
     let slowest = LinkMatrix::uniform(links.matrix.ranks(), links.matrix.worst());
-    let Some(costs) = slowest.ok().and_then(|links| solve::price(s, &links, m, now).ok()) else { return false };
+    let Some(costs) = slowest.ok().and_then(|links| solve::price(s, &links, m, None, now).ok()) else { return false };
     let there = costs.find(&best.strategy());
     costs.in_force.score.is_some() && there.is_some_and(|x| x.cost() < costs.in_force.cost() * (1.0 - margin))
 }

@@ -3,13 +3,13 @@
 use crate::blocks::{Moved, OTHER_NETWORK};
 use crate::choose::{self, Hold, Take};
 use crate::guard::{self, Judgement, Rollback};
-use crate::memory::{GainReference, HeldBack, LinkSummary, Seen};
+use crate::memory::{GainReference, HeldBack, LinkSummary, Promise, Seen};
 use crate::solve::{self, Costs, Priced};
 use crate::{
-    BucketReport, Keep, Links, Memory, Observed, Outcome, Report, Snapshot, TrialRequest, Trigger, Verdict, buckets,
-    gains, trial, triggers, words,
+    BucketReport, Keep, Links, Measured, Memory, Observed, Outcome, Report, Snapshot, TrialRequest, Trigger, Verdict,
+    buckets, gains, trial, triggers, words,
 };
-use flexcomm_domain::{Decision, Strategy, Timestamp};
+use flexcomm_domain::{Decision, Seconds, Strategy, Timestamp};
 use rand::RngCore;
 
 /// Decides what a job should run from here on, and says why.
@@ -24,7 +24,8 @@ pub fn decide(snapshot: &Snapshot, now: Timestamp, rng: &mut (impl RngCore + ?Si
     }
     trial::settle(snapshot, &mut call.memory, now);
     let ready = call.observe();
-    call.ask_for_trial(ready.is_ok(), rng);
+    let contradicted = call.costs.as_ref().is_some_and(|c| c.contradicted.is_some());
+    call.ask_for_trial(ready.is_ok() && !contradicted, rng);
     match ready {
         Ok(links) => {
             call.solve_buckets(rng);
@@ -65,20 +66,22 @@ impl<'a> Call<'a> {
             return Err((Keep::NoLinks, "no estimate covers all links between the job's ranks yet".into()));
         };
         gains::note(s, &mut self.memory, self.now);
-        self.price(links)?;
         let summary = LinkSummary::of(&links.matrix);
-        if let Err(why) = trusted(s, links, self.now) {
-            self.note_measurements(summary);
-            return Err((Keep::UntrustedLinks, why));
+        let trusted = trusted(s, links, self.now);
+        if trusted.is_ok() && s.compute.is_some() {
+            self.memory.note_links(&summary, &s.config, self.now);
         }
+        self.price(links)?;
+        if self.note_measurements(summary) {
+            self.price(links)?;
+        }
+        trusted.map_err(|why| (Keep::UntrustedLinks, why))?;
         if s.compute.is_none() {
             return Err((Keep::NoCompute, "no steps are reported yet, so the time of a step is not known".into()));
         }
-        self.memory.note_links(&summary, &s.config, self.now);
         let fallen = choose::fell_unmeasured(s, &self.memory, self.now);
         self.memory.fallen_since = fallen.then(|| self.memory.fallen_since.unwrap_or(self.now));
         let ended = self.review_blocks(links, &summary)?;
-        self.note_measurements(summary);
         if self.memory.assumed == Some(s.version()) && trial::unmeasured(s).is_empty() {
             self.memory.dwell_waived = self.memory.assumed.take();
         }
@@ -96,7 +99,7 @@ impl<'a> Call<'a> {
     }
 
     fn price(&mut self, links: &Links) -> Result<(), (Keep, String)> {
-        let costs = solve::price(self.s, &links.matrix, &self.memory, self.now);
+        let costs = solve::price(self.s, &links.matrix, &self.memory, self.s.measured_now(), self.now);
         let costs = costs.map_err(|e| (Keep::InvalidSnapshot, format!("the candidates cannot be compared: {e}")))?;
         self.costs = Some(costs);
         Ok(())
@@ -106,29 +109,39 @@ impl<'a> Call<'a> {
     fn review_blocks(&mut self, links: &Links, summary: &LinkSummary) -> Result<Option<Trigger>, (Keep, String)> {
         let Some(costs) = &self.costs else { return Ok(None) };
         let (s, moved) = (self.s, Moved { links: summary, config: &self.s.config, now: self.now });
+        let known = self.memory.seen.len();
         let ended = self.memory.review_blocks(&moved, s.version(), |memory, blocked, evidence| {
             guard::acquits(&guard::Look { s, memory, costs, links: summary }, blocked, evidence)
         });
-        let Some(what) = ended.words() else { return Ok(None) };
-        self.price(links)?;
-        Ok(Some(Trigger::Unblocked { what }))
+        let what = ended.words();
+        if what.is_some() || self.memory.seen.len() != known {
+            self.price(links)?;
+        }
+        Ok(what.map(|what| Trigger::Unblocked { what }))
     }
 
     fn in_force_step(&self) -> f64 {
         self.costs.as_ref().map_or(0.0, |c| c.in_force.what.t_step.get())
     }
 
-    fn note_measurements(&mut self, links: LinkSummary) {
-        let Some(m) = self.s.measured_now().filter(|m| m.steps >= self.s.config.least_steps) else { return };
-        // Steps of the network before would be remembered as this one's.
-        let window_s = m.steps as f64 * m.t_step.get().max(self.in_force_step());
-        if self.memory.moving.is_none_or(|moving| self.now.since(moving.until).get() >= window_s) {
-            self.memory.remember(Seen { strategy: self.s.strategy(), cost: *m, links });
+    /// Notes what the steps in force cost; answers whether that was new. Nothing is noted over links that they contradict.
+    fn note_measurements(&mut self, links: LinkSummary) -> bool {
+        let enough = |m: &&Measured| m.steps >= self.s.config.least_steps;
+        let Some((m, costs)) = self.s.measured_now().filter(enough).zip(self.costs.as_ref()) else { return false };
+        // Steps of the network before would be remembered as this one's. The longest of them show how fast they come now.
+        let modelled_s = || m.t_step.get().max(costs.modelled.t_step.get());
+        let window_s = m.steps as f64 * m.scatter.map_or_else(modelled_s, |x| x.step_high.get());
+        let steady = self.memory.moving.is_none_or(|moving| self.now.since(moving.until).get() >= window_s);
+        let noted = steady && costs.contradicted.is_none();
+        if noted {
+            let (strategy, terms) = (self.s.strategy(), Some(costs.modelled.terms));
+            self.memory.remember(Seen { strategy, cost: *m, links, terms, at: self.now, doubted: false });
         }
         let settled = gains::settled(self.s, &self.memory, self.now).is_some();
         if settled && self.memory.gain.is_none_or(|g| g.version != m.version) {
             self.memory.gain = Some(GainReference { version: m.version, gain: m.gain });
         }
+        noted
     }
 
     /// Asks for a trial when there is reason to. Runs for every snapshot of a job that reports steps.
@@ -292,6 +305,7 @@ impl<'a> Call<'a> {
             unmeasured.contains(&decision.strategy.selector()) || self.s.in_force.is_none() && !unmeasured.is_empty();
         self.memory.assumed = assumed.then_some(decision.version);
         self.memory.previous = Some(self.s.strategy());
+        self.memory.promise = Some(Promise { version: decision.version, gain: take.to.what.gain });
         self.memory.dwell_from = Some(self.now);
         let cause = || format!("{} was rolled back", words::strategy(&self.s.strategy()));
         let margin = self.s.config.hysteresis;
@@ -313,7 +327,8 @@ impl<'a> Call<'a> {
             verdict: name.to_owned(),
             why,
             seen: self.observed(),
-            in_force: costs.map(|c| (&c.in_force).into()),
+            in_force: costs.map(|c| (&c.measured).into()),
+            contradicted_s: costs.and_then(|c| c.contradicted).map(Seconds::get),
             best: costs.and_then(|c| c.best.as_ref()).map(Into::into),
             chosen,
             policy: self.s.config.policy.policy().name().to_owned(),

@@ -8,7 +8,7 @@
 use crate::blocks::{Blocked, Evidence, Failed, Scope};
 use crate::memory::{Complaint, LinkSummary};
 use crate::solve::{Costs, Priced};
-use crate::{Measured, Memory, Snapshot, words};
+use crate::{Measured, Memory, Snapshot, gains, words};
 use flexcomm_domain::{Gain, Seconds, Strategy, Timestamp};
 use flexcomm_optimizer::Evaluated;
 
@@ -54,9 +54,14 @@ pub(crate) fn judge(
         return Judgement::Fine;
     };
     let look = Look { s, memory, costs, links };
-    let complaint = look.complaint(m, &costs.in_force.what);
+    let promised = memory.promise.filter(|p| p.version == m.version).map(|p| p.gain);
+    let complaint = look.complaint(m, &costs.modelled, promised);
     let Some((scope, complaint)) = complaint else {
         memory.complaint = None;
+        if gains::settled(s, memory, now).is_some() {
+            // Kept: how gains fall as training goes on is the usual choice's matter.
+            memory.promise = None;
+        }
         return Judgement::Fine;
     };
     let judgement = look.roll(m, scope, complaint);
@@ -70,7 +75,8 @@ pub(crate) fn judge(
 /// No links explain what compressing takes.
 pub(crate) fn acquits(look: &Look<'_>, blocked: &Blocked, evidence: &Evidence) -> bool {
     let predicted = look.costs.problem.evaluate(&blocked.strategy);
-    blocked.scope != Scope::Compressor && predicted.is_ok_and(|p| look.complaint(&evidence.measured, &p).is_none())
+    blocked.scope != Scope::Compressor
+        && predicted.is_ok_and(|p| look.complaint(&evidence.measured, &p, evidence.promised).is_none())
 }
 
 /// A fallback that sends more has so many times the patience: if it is the network that has just become slower, that one
@@ -98,8 +104,22 @@ pub(crate) struct Look<'a> {
 }
 
 impl Look<'_> {
-    fn complaint(&self, m: &Measured, predicted: &Evaluated) -> Option<(Scope, String)> {
-        self.too_slow(m, predicted).or_else(|| self.worse_than_dense(m, predicted))
+    fn complaint(&self, m: &Measured, predicted: &Evaluated, promised: Option<Gain>) -> Option<(Scope, String)> {
+        self.too_slow(m, predicted)
+            .or_else(|| self.worse_than_dense(m, predicted))
+            .or_else(|| self.keeps_less(m, predicted, promised?))
+    }
+
+    /// Too much is lost: what its steps keep makes them worth less than they were chosen for.
+    fn keeps_less(&self, m: &Measured, predicted: &Evaluated, promised: Gain) -> Option<(Scope, String)> {
+        let limit = self.worth(m.t_step, promised) * (1.0 + self.s.config.guard_dense_margin);
+        let text = format!(
+            "{} keeps {} of the gradient, was chosen for {}",
+            words::strategy(&predicted.strategy),
+            words::number(m.gain.get()),
+            words::number(promised.get())
+        );
+        (self.worth(m.t_step, m.gain) > limit).then_some((Scope::Gain, text))
     }
 
     /// Step and communication both take longer than predicted: a slow optimizer or loader is no complaint.
@@ -122,6 +142,9 @@ impl Look<'_> {
     fn worse_than_dense(&self, m: &Measured, p: &Evaluated) -> Option<(Scope, String)> {
         let strategy = p.strategy;
         let dense = self.costs.dense().filter(|_| !strategy.is_dense())?;
+        if self.costs.contradicted.is_some() && self.seen(&dense.strategy()).is_none() {
+            return None;
+        }
         let reference = self.cost_of(dense);
         let ours = self.worth(m.t_step, m.gain);
         let limit = reference.cost * (1.0 + self.s.config.guard_dense_margin);
@@ -145,8 +168,9 @@ impl Look<'_> {
         let previous = |p: &Priced| p.score.is_some() && self.is_previous(&p.strategy());
         let open = |p: &Priced| !p.blocked && !scope.covers(&strategy, &p.strategy());
         let known = self.costs.all.iter().filter(|p| p.what.strategy.is_dense() || previous(p));
-        // What is predicted on links that cannot be trusted is nothing to go back to.
-        let sure = self.s.links.as_ref().is_some_and(|l| l.confidence >= self.s.config.least_confidence);
+        // What is predicted on links that cannot be trusted, or that steps contradict, is nothing to go back to.
+        let trusted = self.s.links.as_ref().is_some_and(|l| l.confidence >= self.s.config.least_confidence);
+        let sure = trusted && self.costs.contradicted.is_none();
         let usable = known.filter(|p| p.strategy() != strategy).filter_map(|p| {
             let seen = self.seen(&p.strategy()).is_some();
             (seen || sure && open(p)).then(|| self.cost_of(p))
@@ -162,7 +186,8 @@ impl Look<'_> {
                 let to = b.to.strategy();
                 let back = if to.is_dense() || self.is_previous(&to) { "back" } else { "on" };
                 let why = format!("{complaint}; {back} to {}, {}", words::strategy(&to), b.words);
-                let evidence = Evidence { links: *self.links, measured: *m };
+                let promised = self.memory.promise.filter(|p| p.version == m.version).map(|p| p.gain);
+                let evidence = Evidence { links: *self.links, measured: *m, promised };
                 let failed = Failed { strategy, scope, why: complaint, evidence };
                 Judgement::Roll(Box::new(Rollback { to: b.to.clone(), failed, why }))
             }

@@ -14,7 +14,7 @@
 //!    returned. Steps show the change first: the guard sees half a second per step against 40 ms predicted, and
 //!    waits, because no link has been measured anew since.
 //! 2. **Price** (`solve.rs`). The optimizer predicts every candidate on the links of now: t_comp, t_sync, t_step
-//!    and gain. Trials begin with a fresh residual and flatter small ratios: where settled steps kept less, or have
+//!    and gain. What the job has measured itself outweighs what was fitted elsewhere (`calibration.rs`). Trials begin with a fresh residual and flatter small ratios: where settled steps kept less, or have
 //!    drifted since, the profile follows them (`gains.rs`).
 //! 3. **Trust**. Links too old or too uncertain: nothing is decided, the report says which and why. Else blocks that
 //!    rest on other links than these end (`blocks.rs`).
@@ -59,6 +59,7 @@
 
 mod blocks;
 mod buckets;
+mod calibration;
 pub mod checker;
 mod choose;
 mod config;
@@ -81,7 +82,7 @@ pub use decide::decide;
 pub use flexcomm_optimizer::{Bucket, PolicyConfig, Solver};
 pub use memory::Memory;
 pub use report::{Alternative, BucketReport, Keep, Observed, Outcome, Report, TrialRequest, Verdict};
-pub use snapshot::{InForce, Links, Measured, Offer, Profiles, Snapshot, SnapshotError};
+pub use snapshot::{InForce, Links, Measured, Offer, Profiles, Scatter, Snapshot, SnapshotError};
 pub use triggers::Trigger;
 
 /// Most candidates in one trial: what the wire carries.

@@ -3,6 +3,7 @@
 use crate::Config;
 pub use crate::blocks::{Blocked, Evidence, MAX_BLOCKED, Scope};
 use flexcomm_domain::{CompressionRatio, Gain, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version};
+use flexcomm_optimizer::Terms;
 use serde::{Deserialize, Serialize};
 
 /// Most strategies whose measured times are remembered: the ones tried lately, not a history.
@@ -15,6 +16,9 @@ pub const MAX_BIASES: usize = 16;
 const ASSUMED_NOISE: f64 = 0.1;
 /// Links that move for so many times the time that they should be steady for do so for good.
 const UNSTEADY_AT_MOST: f64 = 5.0;
+
+/// How long a change of the network may stay unseen by the links while steps already show it, seconds.
+const UNSEEN_S: f64 = 10.0;
 
 /// Weight of the newest difference in the mean: some thirty looks count.
 const NOISE_MEMORY: f64 = 1.0 / 16.0;
@@ -63,6 +67,9 @@ pub struct Memory {
     pub complaint: Option<Complaint>,
     /// The decision that the guard has already judged and left in force, so that it says so once.
     pub guard_spoke: Option<Version>,
+    /// What the newest decision was made for, until its settled steps have kept it.
+    #[serde(default)]
+    pub promise: Option<Promise>,
     /// Measured times of strategies that were in force lately, newest last.
     pub seen: Vec<Seen>,
     /// Strategies not to return to for a while.
@@ -219,6 +226,24 @@ pub struct Seen {
     pub cost: crate::Measured,
     /// Over which links.
     pub links: LinkSummary,
+    /// The cost model's terms of it on those links; absent in what older versions remembered.
+    #[serde(default)]
+    pub terms: Option<Terms>,
+    /// When it was noted.
+    #[serde(default)]
+    pub at: Timestamp,
+    /// Whether links moved so soon after that the times may be of the network after the move.
+    #[serde(default)]
+    pub doubted: bool,
+}
+
+/// What a strategy was chosen for.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Promise {
+    /// By which decision.
+    pub version: Version,
+    /// The gain that was believed of it.
+    pub gain: Gain,
 }
 
 impl Memory {
@@ -236,6 +261,7 @@ impl Memory {
         if let Some(complaint) = &mut self.complaint {
             complaint.since = complaint.since.min(now);
         }
+        self.seen.iter_mut().for_each(|seen| seen.at = seen.at.min(now));
         self.heal_blocks(now, config);
         self.last_call = now;
     }
@@ -248,6 +274,8 @@ impl Memory {
             let open = self.moving.filter(|m| now.since(m.until) < config.links_settle_s);
             let new = Moving { since: now, until: now, from: Some(before) };
             self.moving = Some(Moving { until: now, ..open.unwrap_or(new) });
+            let late = self.seen.iter_mut().filter(|seen| now.since(seen.at).get() < UNSEEN_S);
+            late.for_each(|seen| seen.doubted = true);
             return;
         }
         let bandwidth = relative(before.bandwidth_mean_bps, links.bandwidth_mean_bps);

@@ -69,6 +69,8 @@ pub enum Keep {
     NotApplied,
     /// A better one exists; the links were still moving a moment ago.
     LinksMoving,
+    /// A better one exists by what the links claim now, but the newest steps tell of another network.
+    LinksContradicted,
     /// It is slower than predicted, but nothing known is better.
     NothingBetter,
 }
@@ -89,6 +91,7 @@ impl Keep {
             Self::Dwell => "dwell",
             Self::NotApplied => "not-applied",
             Self::LinksMoving => "links-moving",
+            Self::LinksContradicted => "links-contradicted",
             Self::NothingBetter => "nothing-better",
         }
     }
@@ -122,8 +125,11 @@ pub struct Report {
     pub seen: Observed,
     /// What made the planner look again; empty when nothing moved.
     pub triggers: Vec<Trigger>,
-    /// The strategy in force when the call was made, as the model sees it now.
+    /// The strategy in force when the call was made, as it is believed to cost now.
     pub in_force: Option<Alternative>,
+    /// The step that the links claim for the strategy in force where its newest steps tell of another network, seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contradicted_s: Option<f64>,
     /// The best one, whether chosen or held back.
     pub best: Option<Alternative>,
     /// The strategy that runs from here on.
@@ -212,8 +218,10 @@ pub struct Alternative {
     pub strategy: Strategy,
     /// Compress and decompress, seconds.
     pub t_comp_s: f64,
-    /// The collective, seconds.
+    /// The collective, seconds: by the model, calibrated by what the job has measured itself.
     pub t_sync_s: f64,
+    /// The collective by the model alone, seconds.
+    pub model_sync_s: f64,
     /// The whole step, seconds.
     pub t_step_s: f64,
     /// Predicted gain.

@@ -121,6 +121,22 @@ pub struct Measured {
     /// 0 when unknown.
     #[serde(default)]
     pub gain_spread: f64,
+    /// Between which times the steps lie; absent when only medians are known.
+    #[serde(default)]
+    pub scatter: Option<Scatter>,
+}
+
+/// Between which times the newest steps lie, but for one in twenty at either end.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Scatter {
+    /// The least whole step.
+    pub step_low: Seconds,
+    /// The longest whole step.
+    pub step_high: Seconds,
+    /// The least collective.
+    pub sync_low: Seconds,
+    /// The longest collective.
+    pub sync_high: Seconds,
 }
 
 /// A snapshot whose parts do not fit together. Completes "failed to decide: ...".
@@ -217,6 +233,10 @@ impl Snapshot {
         }
         if let Some(m) = &self.measured {
             range("spread of the gain", m.gain_spread, (0.0..=10.0).contains(&m.gain_spread), "0 to 10")?;
+            if let Some(x) = &m.scatter {
+                let ordered = x.step_low <= x.step_high && x.sync_low <= x.sync_high;
+                range("least of the newest steps' times", x.step_low.get(), ordered, "at most their longest")?;
+            }
         }
         match &self.in_force {
             Some(f) if f.decision.job != self.job => {

@@ -1,15 +1,19 @@
 //! Predicts every candidate on the links of now, and finds the policy's pick among those not blocked.
 
+use crate::calibration::Calibration;
 use crate::gains::{self, Powers};
 use crate::memory::LinkSummary;
-use crate::{Alternative, Memory, Snapshot, floor};
+use crate::{Alternative, Measured, Memory, Snapshot, floor};
 use flexcomm_domain::{Link, LinkMatrix, Seconds, Strategy, Timestamp};
 use flexcomm_optimizer::{Evaluated, Load, Problem, ProblemError, Space, pareto, terms};
 
 /// One candidate with everything that ranks it.
 #[derive(Debug, Clone)]
 pub(crate) struct Priced {
+    /// As believed: the model, calibrated by what the job has measured.
     pub(crate) what: Evaluated,
+    /// The collective by the model alone.
+    pub(crate) model_sync: Seconds,
     /// What the policy minimises; None: not admitted, or not anew ([`floor`]).
     pub(crate) score: Option<f64>,
     pub(crate) on_front: bool,
@@ -42,6 +46,7 @@ impl From<&Priced> for Alternative {
             strategy: p.what.strategy,
             t_comp_s: p.what.t_comp.get(),
             t_sync_s: p.what.t_sync.get(),
+            model_sync_s: p.model_sync.get(),
             t_step_s: p.what.t_step.get(),
             gain: p.what.gain,
             score: p.score,
@@ -57,8 +62,14 @@ impl From<&Priced> for Alternative {
 pub(crate) struct Costs {
     /// Best first; those that are not admitted last.
     pub(crate) all: Vec<Priced>,
-    /// The strategy in force, which may no longer be among the candidates.
+    /// The strategy in force, which may no longer be among the candidates: no slower than modelled.
     pub(crate) in_force: Priced,
+    /// The same as its newest steps show it.
+    pub(crate) measured: Priced,
+    /// The same by the model alone: what the guard holds its steps against.
+    pub(crate) modelled: Evaluated,
+    /// The step that the links claim for it, when its newest steps tell of another network.
+    pub(crate) contradicted: Option<Seconds>,
     /// Whether it still is.
     pub(crate) offered: bool,
     /// The policy's pick among the candidates that are not blocked.
@@ -70,30 +81,51 @@ pub(crate) struct Costs {
 }
 
 /// Prices all candidates and the strategy in force. A candidate whose time leaves the range of a duration
-/// is left out; when that is the one in force, nothing can be compared.
-pub(crate) fn price(s: &Snapshot, links: &LinkMatrix, memory: &Memory, now: Timestamp) -> Result<Costs, ProblemError> {
+/// is left out; when that is the one in force, nothing can be compared. With `steps`, those that are measured now, the
+/// strategy in force takes what they took.
+pub(crate) fn price(
+    s: &Snapshot,
+    links: &LinkMatrix,
+    memory: &Memory,
+    steps: Option<&Measured>,
+    now: Timestamp,
+) -> Result<Costs, ProblemError> {
     let powers = Powers::new(s, memory, now);
     let problem = s.problem(links, gains::profiles(s, &powers));
     let space = usable(s.space(), s.ranks);
-    let candidates: Vec<Evaluated> = space.iter().filter_map(|x| problem.evaluate(x).ok()).collect();
+    let calibration = Calibration::new(s, memory, &problem, now);
+    let modelled = problem.evaluate(&s.strategy())?;
+    let claimed = calibration.believe(modelled.clone());
+    let scatter = steps.and_then(|m| m.scatter.as_ref());
+    let current = scatter.map_or(claimed.clone(), |steps| calibration.within(claimed, steps));
+    // Slower than modelled is the guard's matter, which waits until the links cannot explain it.
+    let incumbent = if current.t_step <= modelled.t_step { &current } else { &modelled };
+    let believed = |model: Evaluated| {
+        let model_sync = model.t_sync;
+        let own = model.strategy == current.strategy;
+        (if own { incumbent.clone() } else { calibration.believe(model) }, model_sync)
+    };
+    let models = space.iter().filter_map(|x| problem.evaluate(x).ok());
+    let (candidates, model_syncs): (Vec<Evaluated>, Vec<Seconds>) = models.map(believed).unzip();
     let front = pareto::front(&candidates);
-    let priced = |what: Evaluated, on_front: bool| Priced {
+    let priced = |what: Evaluated, model_sync: Seconds, on_front: bool| Priced {
         score: score(s, &what),
         blocked: memory.blocked(&what.strategy, now).is_some(),
         on_front,
+        model_sync,
         what,
     };
-    let current = problem.evaluate(&s.strategy())?;
     let offered = space.contains(&current.strategy);
-    let mut all: Vec<Priced> =
-        candidates.into_iter().enumerate().map(|(i, what)| priced(what, front.contains(&i))).collect();
+    let each = candidates.into_iter().zip(model_syncs).enumerate();
+    let mut all: Vec<Priced> = each.map(|(i, (what, sync))| priced(what, sync, front.contains(&i))).collect();
     let best = pick(s, &all, |p| !p.blocked);
-    let in_force = match all.iter().find(|p| p.strategy() == current.strategy) {
-        Some(found) => found.clone(),
-        None => priced(current, false),
-    };
+    let own = all.iter().find(|p| p.strategy() == current.strategy);
+    let in_force = own.cloned().unwrap_or_else(|| priced(incumbent.clone(), modelled.t_sync, false));
     all.sort_by(|a, b| a.cost().total_cmp(&b.cost()));
-    Ok(Costs { all, in_force, offered, best, gain_power: powers.shown(s), problem })
+    let contradicted = scatter.and_then(|steps| calibration.contradiction(&modelled, steps));
+    let gain_power = powers.shown(s);
+    let measured = priced(current, modelled.t_sync, in_force.on_front);
+    Ok(Costs { all, in_force, measured, modelled, contradicted, offered, best, gain_power, problem })
 }
 
 /// With one rank nothing travels: only dense makes sense.

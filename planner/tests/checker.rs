@@ -112,6 +112,7 @@ fn blocks_and_their_dwell_time_end_only_on_links_that_moved() {
             t_sync: seconds(1.0),
             gain: Gain::FULL,
             gain_spread: 0.0,
+            scatter: None,
         };
         s.memory.blocked.push(Blocked {
             strategy: outcome.report.chosen,
@@ -120,7 +121,7 @@ fn blocks_and_their_dwell_time_end_only_on_links_that_moved() {
             until: Timestamp(u64::MAX),
             strikes: 1,
             why: String::new(),
-            evidence: Some(Evidence { links, measured }),
+            evidence: Some(Evidence { links, measured, promised: None }),
         });
         rules(&s, &outcome, now)
     };

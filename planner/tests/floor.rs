@@ -62,7 +62,7 @@ fn live((seed, long_run): (u64, bool), looks: u32, exponent: impl Fn(f64) -> f64
         if ran.last() != Some(&job.strategy()) {
             ran.push(job.strategy());
         }
-        if let Some(p) = outcome.report.in_force.filter(|_| !job.strategy().is_dense()) {
+        if let Some(p) = job.modelled(&outcome).filter(|_| !job.strategy().is_dense()) {
             let gain = truth.gain(job.strategy().cr()).get();
             job.measure(p.t_step_s, p.t_comp_s, p.t_sync_s, gain);
             job.s.measured.as_mut().unwrap().gain_spread = NOISE;

@@ -184,7 +184,8 @@ proptest! {
                 learn(&mut job.s, noisy_profile(exponent, &mut off));
                 job.s.profiles.measured_at = Some(job.now);
             }
-            if let Some(p) = job.call().report.in_force.filter(|_| !job.strategy().is_dense()) {
+            let outcome = job.call();
+            if let Some(p) = job.modelled(&outcome).filter(|_| !job.strategy().is_dense()) {
                 let gain = (job.strategy().cr().get().powf(exponent) * off()).min(1.0);
                 job.measure(p.t_step_s, p.t_comp_s, p.t_sync_s, gain);
                 job.s.measured.as_mut().unwrap().gain_spread = 0.1;

@@ -3,7 +3,7 @@
 use crate::model::Model;
 use flexcomm_domain::{Collective, Gain, Link, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version};
 use flexcomm_optimizer::{CodecBytes, CoefficientBook, Load, Profile, ProfilePoint, Sample, terms};
-use flexcomm_planner::{Links, Measured, Profiles, TrialRequest};
+use flexcomm_planner::{Links, Measured, Profiles, Scatter, TrialRequest};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
@@ -134,6 +134,12 @@ impl World {
             t_sync: Seconds::new(t_sync).ok()?,
             gain: Gain::new((self.flattered(strategy, t.gain, steps) * off(spread, rng)).min(1.0)).ok()?,
             gain_spread: spread,
+            scatter: Some(Scatter {
+                step_low: Seconds::new(self.model.compute_s + (t.t_comp + t.t_sync) * (1.0 - noise)).ok()?,
+                step_high: Seconds::new(self.model.compute_s + (t.t_comp + t.t_sync) * (1.0 + noise)).ok()?,
+                sync_low: Seconds::new(t.t_sync * (1.0 - noise)).ok()?,
+                sync_high: Seconds::new(t.t_sync * (1.0 + noise)).ok()?,
+            }),
         })
     }
 

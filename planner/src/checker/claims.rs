@@ -1,8 +1,8 @@
 //! Whether the report's numbers are numbers, follow from the inputs, and justify the change.
 
 use super::{Findings, TOLERANCE, costs};
-use crate::{Alternative, MAX_TRIAL_CANDIDATES, Outcome, PolicyConfig, Snapshot};
-use flexcomm_domain::{Collective, CompressionRatio, Compressor, Decision, Selector, Strategy};
+use crate::{Alternative, MAX_TRIAL_CANDIDATES, Outcome, PolicyConfig, Scatter, Snapshot};
+use flexcomm_domain::{Collective, CompressionRatio, Compressor, Decision, Selector, Strategy, Version};
 use flexcomm_optimizer::ProfilePoint;
 
 pub(super) fn finite(outcome: &Outcome, found: &mut Findings) {
@@ -42,15 +42,33 @@ pub(super) fn times(s: &Snapshot, outcome: &Outcome, d: &Decision, found: &mut F
     };
     for a in [a].into_iter().chain(&r.in_force) {
         let t = costs::sync(s, &a.strategy, &links.matrix);
-        found.expect(t.holds(a.t_sync_s), "time", || {
-            format!("{}: t_sync {} s, recomputed {} to {} s", a.strategy, a.t_sync_s, t.low, t.high)
+        found.expect(t.holds(a.model_sync_s), "time", || {
+            format!("{}: model's t_sync {} s, recomputed {} to {} s", a.strategy, a.model_sync_s, t.low, t.high)
+        });
+        let steps = scatter(s).filter(|_| a.strategy == in_force(s));
+        let measured = |t: f64, low: f64, high: f64| t >= low * (1.0 - TOLERANCE) && t <= high * (1.0 + TOLERANCE);
+        let by_steps = steps.is_some_and(|x| measured(a.t_sync_s, x.sync_low.get(), x.sync_high.get()));
+        let (least, most) = costs::factors(s, outcome);
+        found.expect(by_steps || measured(a.t_sync_s, least * a.model_sync_s, most * a.model_sync_s), "time", || {
+            format!("{}: t_sync {} s, by the job's steps {least} to {most} of the model's", a.strategy, a.t_sync_s)
         });
         let step = costs::step(s.compute.map_or(0.0, |c| c.get()), a.t_comp_s + a.t_sync_s, s.overlap);
-        found.expect((a.t_step_s - step).abs() <= TOLERANCE * step + 1e-12, "time", || {
+        let by_steps = steps.is_some_and(|x| measured(a.t_step_s, x.step_low.get(), x.step_high.get()));
+        found.expect(by_steps || (a.t_step_s - step).abs() <= TOLERANCE * step + 1e-12, "time", || {
             format!("{}: t_step {} s, recomputed {step} s", a.strategy, a.t_step_s)
         });
         profile(s, outcome, a, found);
     }
+}
+
+fn in_force(s: &Snapshot) -> Strategy {
+    s.in_force.as_ref().map_or(Strategy::DENSE_RING, |f| f.decision.strategy)
+}
+
+/// Between which times the newest steps of what is in force lie.
+fn scatter(s: &Snapshot) -> Option<Scatter> {
+    let version = s.in_force.as_ref().map_or(Version(0), |f| f.decision.version);
+    s.measured.filter(|m| m.version == version).and_then(|m| m.scatter)
 }
 
 /// Compression time and gain against the measured points: equal where the ratio was measured and the
@@ -60,12 +78,13 @@ fn profile(s: &Snapshot, outcome: &Outcome, a: &Alternative, found: &mut Finding
     if a.strategy.is_dense() {
         return found.expect(t == 0.0 && gain == 1.0, "time", || format!("dense takes {t} s and keeps {gain}"));
     }
+    let own = outcome.memory.seen.iter().any(|x| x.strategy == a.strategy && x.cost.t_comp.get() == t);
     let Some(profile) = s.profiles.by_selector.get(&a.strategy.selector()) else { return };
     let points = profile.points();
     let least = points.iter().map(|p| p.t_comp_s).fold(f64::INFINITY, f64::min);
     let most = points.iter().map(|p| p.t_comp_s).fold(0.0, f64::max);
     let between = t >= least * (1.0 - TOLERANCE) && t <= most * (1.0 + TOLERANCE);
-    found.expect(between, "time", || format!("{}: t_comp {t} s, measured {least} to {most} s", a.strategy));
+    found.expect(own || between, "time", || format!("{}: t_comp {t} s, measured {least} to {most} s", a.strategy));
     let expected: Vec<f64> = points.iter().map(|p| corrected(s, outcome, a, p)).collect();
     let rising = expected.windows(2).all(|w| w[0] <= w[1]);
     let exact = points.iter().position(|p| p.cr == a.strategy.cr()).filter(|_| rising);
@@ -77,7 +96,7 @@ fn profile(s: &Snapshot, outcome: &Outcome, a: &Alternative, found: &mut Finding
 
 /// A trial's gain at a point, to the power that the remembered biases and the gain in force demand.
 fn corrected(s: &Snapshot, outcome: &Outcome, a: &Alternative, p: &ProfilePoint) -> f64 {
-    let current = s.in_force.as_ref().map_or(Strategy::DENSE_RING, |f| f.decision.strategy);
+    let current = in_force(s);
     let powers = known(outcome, [a.strategy.selector(), current.selector()]);
     let drift = match s.profiles.by_selector.contains_key(&current.selector()) {
         true => {

@@ -4,7 +4,7 @@
 //! the best link to every hop over the worst, and from the whole number of tree levels below log N to the one
 //! above.
 
-use crate::Snapshot;
+use crate::{Outcome, Snapshot};
 use flexcomm_domain::{Collective, LinkMatrix, Selection, Strategy};
 use flexcomm_optimizer::Coefficients;
 
@@ -93,6 +93,18 @@ fn paths(s: &Snapshot, strategy: &Strategy, values: f64) -> (Path, Path) {
         many = Path { hops: many.hops + levels[1], bytes: many.bytes + 4.0 * (n - 1.0) };
     }
     (few, many)
+}
+
+/// By which factors the job's own steps may correct the model: from the least to the most that they took against it, and 1,
+/// since a factor of one collective is carried over to another in part.
+pub(super) fn factors(s: &Snapshot, outcome: &Outcome) -> (f64, f64) {
+    let each = outcome.memory.seen.iter().filter_map(|x| {
+        let (c, terms) = (s.coefficients.get(x.strategy.collective(), &s.backend), x.terms?);
+        let modelled = c.fixed_s + c.a * terms.alpha_s + bandwidth(&c, terms.beta_s);
+        let factor = x.cost.t_sync.get() / modelled;
+        (factor.is_finite() && factor > 0.0).then_some(factor)
+    });
+    each.fold((1.0, 1.0), |(least, most), factor| (least.min(factor), most.max(factor)))
 }
 
 /// (mean alpha, mean beta) and [`extremes`] between different ranks.

@@ -4,7 +4,9 @@
 use flexcomm_domain::{CompressionRatio, Gain, JobId, Link, LinkMatrix, Seconds, Strategy, Timestamp, Version};
 use flexcomm_optimizer::policy::TimeToQuality;
 use flexcomm_optimizer::{Profile, ProfilePoint};
-use flexcomm_planner::{InForce, Keep, Links, Measured, Outcome, PolicyConfig, Snapshot, Verdict, check, decide};
+use flexcomm_planner::{
+    Alternative, InForce, Keep, Links, Measured, Outcome, PolicyConfig, Snapshot, Verdict, check, decide,
+};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
@@ -59,6 +61,11 @@ impl Job {
         self.s.links = Some(Links { matrix, age: seconds(1.0), oldest: seconds(1.0), confidence: 0.9 });
     }
 
+    /// What the model predicts of the strategy in force, after a call.
+    pub fn modelled(&self, outcome: &Outcome) -> Option<Alternative> {
+        outcome.report.alternatives.iter().find(|a| a.strategy == self.strategy()).cloned()
+    }
+
     /// A trial ends now and tells what it measured.
     pub fn answer(&mut self, profile: Profile) {
         learn(&mut self.s, profile);
@@ -70,6 +77,9 @@ impl Job {
     pub fn truth(&self, alpha: f64, bandwidth: f64) -> (f64, f64, f64, f64) {
         let mut other = Self { s: self.s.clone(), now: self.now, rng: self.rng.clone() };
         other.network(alpha, bandwidth);
+        // Not as measured on the network of now.
+        other.s.memory.seen.clear();
+        other.s.measured = None;
         let a = decide(&other.s, other.now, &mut other.rng).report.in_force.unwrap();
         (a.t_step_s, a.t_comp_s, a.t_sync_s, a.gain.get())
     }
@@ -109,6 +119,7 @@ impl Job {
             t_sync: seconds(t_sync),
             gain: Gain::new(gain).unwrap(),
             gain_spread: 0.0,
+            scatter: None,
         });
     }
 
