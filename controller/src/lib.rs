@@ -72,6 +72,7 @@ pub async fn serve_on(
     let addr = listener.local_addr().map_err(ServeError::Serve)?;
     tracing::info!(%addr, db = %app.config.db.display(), scenario = app.config.scenario, "the controller is up");
     let cycle = tokio::spawn(cycle::run(app.clone()));
+    let health = tokio::spawn(api::health::watch(app.clone()));
     let stop = app.clone();
     let mut stopping = app.stopping.subscribe();
     let stopped = async move {
@@ -89,6 +90,7 @@ pub async fn serve_on(
     };
     let _ = app.stopping.send(true);
     let _ = cycle.await;
+    let _ = health.await;
     app.store.close().await;
     outcome
 }

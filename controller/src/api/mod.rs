@@ -2,7 +2,7 @@
 
 mod agents;
 pub mod auth;
-mod health;
+pub(crate) mod health;
 mod jobs;
 mod network;
 mod openapi;

@@ -114,15 +114,17 @@ impl Store {
 
     /// Stores the planner's memory when nothing was decided.
     pub async fn put_planner_memory(&self, job: &JobId, memory: &str) -> Result<()> {
-        let mut db = self.write.acquire().await.map_err(sql("store the planner's memory"))?;
-        put_memory(&mut db, job, memory).await
+        let on_error = sql("store the planner's memory");
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
+        put_memory(&mut tx, job, memory).await?;
+        tx.commit().await.map_err(&on_error)
     }
 
     /// Stores a decision with its report and the memory. It must be the next version, made from the newest.
     pub async fn put_decision(&self, new: &NewDecision<'_>) -> Result<()> {
         let on_error = sql("store a decision");
         let d = new.decision;
-        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
         let newest = newest_version(&mut tx, &d.job).await?;
         if d.version.0 <= newest || d.parent.0 != newest {
             return Err(StoreError::Fenced { job: d.job.to_string(), version: d.version.0, newest });

@@ -96,7 +96,7 @@ impl Store {
         now: Timestamp,
     ) -> Result<Ingest> {
         let on_error = sql("store reports");
-        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
         let owner: Option<(i64, i64)> = sqlx::query_as("SELECT instance, acked_seq FROM nodes WHERE node = $1")
             .bind(node.as_str())
             .fetch_optional(&mut *tx)
@@ -137,8 +137,10 @@ impl Store {
 
     /// Counts something that was refused outside a batch.
     pub async fn count_set_aside(&self, aside: &SetAside, now: Timestamp) -> Result<()> {
-        let mut db = self.write.acquire().await.map_err(sql("count what was set aside"))?;
-        scenario::count_set_aside(&mut db, aside.reason.as_str(), &aside.detail, now).await
+        let on_error = sql("count what was set aside");
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
+        scenario::count_set_aside(&mut tx, aside.reason.as_str(), &aside.detail, now).await?;
+        tx.commit().await.map_err(&on_error)
     }
 }
 

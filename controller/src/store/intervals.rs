@@ -182,7 +182,7 @@ impl Store {
     /// Closes intervals and opens the next: all or nothing.
     pub async fn put_intervals(&self, job: &JobId, closed: &[IntervalRow], open: &OpenInterval) -> Result<()> {
         let on_error = sql("store intervals");
-        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
         for interval in closed {
             put_closed(&mut tx, job, interval).await?;
         }
@@ -207,7 +207,7 @@ impl Store {
     pub async fn put_fit(&self, job: &JobId, fitted: &[Unfitted], book: &CoefficientBook) -> Result<()> {
         let operation = "store the coefficients";
         let on_error = sql(operation);
-        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
         sqlx::query("INSERT OR REPLACE INTO coefficients (id, book) VALUES (1, $1)")
             .bind(json(operation, book)?)
             .execute(&mut *tx)
@@ -228,13 +228,11 @@ impl Store {
 
     /// What was measured since `since` is no longer called settled: the links had moved before it was seen.
     pub async fn unsettle(&self, job: &JobId, since: Timestamp) -> Result<()> {
-        sqlx::query(UNSETTLE)
-            .bind(job.as_str())
-            .bind(signed(since.0))
-            .execute(&self.write)
-            .await
-            .map_err(sql("unsettle intervals"))?;
-        Ok(())
+        let on_error = sql("unsettle intervals");
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
+        let query = sqlx::query(UNSETTLE).bind(job.as_str()).bind(signed(since.0));
+        query.execute(&mut *tx).await.map_err(&on_error)?;
+        tx.commit().await.map_err(&on_error)
     }
 
     /// The fitted coefficients; the prior before anything was measured. Read back from disk once: this process is
@@ -245,10 +243,8 @@ impl Store {
             return Ok(book);
         }
         let operation = "read the coefficients";
-        // On the connection that writes: nobody stores newer ones in between.
-        let mut db = self.write.acquire().await.map_err(sql(operation))?;
         let row: Option<(String,)> = sqlx::query_as("SELECT book FROM coefficients WHERE id = 1")
-            .fetch_optional(&mut *db)
+            .fetch_optional(&self.read)
             .await
             .map_err(sql(operation))?;
         let book = match row {

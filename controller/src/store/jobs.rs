@@ -79,7 +79,7 @@ impl Store {
     /// Ends a job whose agents have all been gone for long: its trainers can no longer say that they left.
     pub async fn end_lost(&self, job: &JobId, now: Timestamp) -> Result<()> {
         let on_error = sql("end a lost job");
-        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
         for (rank, _) in homes(&mut tx, job).await? {
             leave(&mut tx, job, rank, now).await?;
         }

@@ -132,7 +132,7 @@ impl Store {
     pub async fn ask_trial(&self, job: &JobId, new: &NewTrial<'_>, now: Timestamp) -> Result<Option<u64>> {
         let operation = "store a trial";
         let on_error = sql(operation);
-        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
         let (newest, pending): (Option<i64>, i64) =
             sqlx::query_as("SELECT max(id), count(*) FILTER (WHERE state = 'pending') FROM trials WHERE job = $1")
                 .bind(job.as_str())
@@ -170,6 +170,8 @@ impl Store {
 
     /// Ends a pending trial; false when it was not pending.
     pub async fn end_trial(&self, job: &JobId, id: u64, aborted: Option<&str>, now: Timestamp) -> Result<bool> {
+        let on_error = sql("end a trial");
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
         let done = sqlx::query(
             "UPDATE trials SET state = $3, aborted = $4, ended_us = $5 WHERE job = $1 AND id = $2 AND state = 'pending'",
         )
@@ -178,9 +180,10 @@ impl Store {
         .bind(if aborted.is_some() { "aborted" } else { "done" })
         .bind(aborted)
         .bind(signed(now.0))
-        .execute(&self.write)
+        .execute(&mut *tx)
         .await
-        .map_err(sql("end a trial"))?;
+        .map_err(&on_error)?;
+        tx.commit().await.map_err(&on_error)?;
         Ok(done.rows_affected() > 0)
     }
 }

@@ -1,6 +1,8 @@
 //! A controller on a port of its own, and agents that say what a test wants.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod process;
+
 use flexcomm_controller::{RawConfig, serve_on};
 use flexcomm_domain::{JobId, NodeName, Seconds, Strategy};
 use flexcomm_optimizer::PolicyConfig;
