@@ -17,6 +17,24 @@ pub const MAX_BODY: usize = 16 << 20;
 /// Longest time a request may take, streams excepted: a client that waits longer has given up.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Longest time without a whole head of a request: from the connection or the last answer on. Longer than the usual 15 s
+/// between two scrapes, so that a scraper keeps its connection.
+pub const HEADER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Largest head of a request, and what is buffered of a body: tokens and addresses are a few hundred bytes.
+pub const HEADER_BYTES: usize = 64 << 10;
+
+/// Longest time in which a client takes nothing of its answer. Streams are sent a ping more often, so that a dead agent's
+/// ends by it.
+pub const UNREAD_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Descriptors that are asked for at most: what streams and requests of [`MAX_NODES`] agents need, many times over, and
+/// at [`HEADER_BYTES`] each no more memory than a server has.
+pub const DESCRIPTORS: u64 = 16_384;
+
+/// Descriptors that are no connections: the database with its log, index and readers, the runtime, the log.
+pub const OTHER_DESCRIPTORS: u64 = 128;
+
 /// Most order streams at once: two per node leaves room for one that reconnects before its old one is seen
 /// as dead.
 pub const MAX_STREAMS: usize = 2 * MAX_NODES;

@@ -85,6 +85,8 @@ table! {
     REFUSED = "flexcomm_refused_decisions_total" [];
     /// Requests that were refused, by kind of problem.
     REFUSED_REQUESTS = "flexcomm_refused_requests_total" ["problem"];
+    /// Connections closed at once because too many were open, by limit: source, overall.
+    REFUSED_CONNECTIONS = "flexcomm_refused_connections_total" ["limit"];
     /// Measured intervals that the cost model was fitted to.
     FITTED = "flexcomm_model_fitted_intervals_total" [];
     /// Reports that came a second time and were dropped.
@@ -104,6 +106,8 @@ pub struct Counters {
     pub refused_decisions: IntCounter,
     /// See [`REFUSED_REQUESTS`].
     pub refused_requests: IntCounterVec,
+    /// See [`REFUSED_CONNECTIONS`].
+    pub refused_connections: IntCounterVec,
     /// See [`FITTED`].
     pub fitted: IntCounter,
     /// See [`REPEATED`].
@@ -116,15 +120,16 @@ impl Counters {
     /// All 0.
     pub fn new() -> Self {
         let counter = |m: Metric| IntCounter::new(m.name, m.help).expect("the table's names are valid");
+        let counters = |m: Metric| {
+            IntCounterVec::new(Opts::new(m.name, m.help), m.labels).expect("the table's names are valid")
+        };
         let buckets = vec![0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0];
         let options = HistogramOpts::new(PASS_SECONDS.name, PASS_SECONDS.help).buckets(buckets);
         Self {
             pass_failures: counter(PASS_FAILURES),
             refused_decisions: counter(REFUSED),
-            refused_requests: {
-                let options = Opts::new(REFUSED_REQUESTS.name, REFUSED_REQUESTS.help);
-                IntCounterVec::new(options, REFUSED_REQUESTS.labels).expect("the table's names are valid")
-            },
+            refused_requests: counters(REFUSED_REQUESTS),
+            refused_connections: counters(REFUSED_CONNECTIONS),
             fitted: counter(FITTED),
             repeated: counter(REPEATED),
             pass_seconds: Histogram::with_opts(options).expect("the table's names are valid"),
@@ -152,6 +157,7 @@ impl Scrape {
         registry.register(Box::new(counters.pass_failures.clone()))?;
         registry.register(Box::new(counters.refused_decisions.clone()))?;
         registry.register(Box::new(counters.refused_requests.clone()))?;
+        registry.register(Box::new(counters.refused_connections.clone()))?;
         registry.register(Box::new(counters.fitted.clone()))?;
         registry.register(Box::new(counters.repeated.clone()))?;
         registry.register(Box::new(counters.pass_seconds.clone()))?;
