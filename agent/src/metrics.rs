@@ -105,6 +105,8 @@ metrics! {
     gauge pages,
     /// Pages that could not be written.
     counter page_errors_total,
+    /// Log lines dropped because stderr was closed or its reader was too slow.
+    counter log_lines_dropped_total,
     /// Whether a shape is in force: 1 or 0.
     gauge shape_in_force,
     /// Shapes refused.
@@ -116,6 +118,7 @@ metrics! {
 impl Metrics {
     /// Prometheus text.
     pub fn encode(&self) -> Result<String, prometheus::Error> {
+        self.log_lines_dropped_total.inc_by(flexcomm_log::take_dropped());
         TextEncoder::new().encode_to_string(&self.registry.gather())
     }
 }

@@ -46,9 +46,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         print!("{}", config.to_toml().map_err(unread)?);
         return Ok(());
     }
+    flexcomm_log::report_panics();
     tracing_subscriber::fmt()
         .with_max_level(config.log)
-        .with_writer(std::io::stderr)
+        .with_writer(flexcomm_log::stderr)
+        .log_internal_errors(false)
         .with_target(false)
         .with_ansi(std::io::stderr().is_terminal())
         .init();

@@ -87,6 +87,8 @@ table! {
     REFUSED_REQUESTS = "flexcomm_refused_requests_total" ["problem"];
     /// Connections closed at once because too many were open, by limit: source, overall.
     REFUSED_CONNECTIONS = "flexcomm_refused_connections_total" ["limit"];
+    /// Log lines dropped because stderr was closed or its reader was too slow.
+    LOG_DROPPED = "flexcomm_log_lines_dropped_total" [];
     /// Measured intervals that the cost model was fitted to.
     FITTED = "flexcomm_model_fitted_intervals_total" [];
     /// Reports that came a second time and were dropped.
@@ -108,6 +110,8 @@ pub struct Counters {
     pub refused_requests: IntCounterVec,
     /// See [`REFUSED_CONNECTIONS`].
     pub refused_connections: IntCounterVec,
+    /// See [`LOG_DROPPED`].
+    pub log_dropped: IntCounter,
     /// See [`FITTED`].
     pub fitted: IntCounter,
     /// See [`REPEATED`].
@@ -120,9 +124,8 @@ impl Counters {
     /// All 0.
     pub fn new() -> Self {
         let counter = |m: Metric| IntCounter::new(m.name, m.help).expect("the table's names are valid");
-        let counters = |m: Metric| {
-            IntCounterVec::new(Opts::new(m.name, m.help), m.labels).expect("the table's names are valid")
-        };
+        let counters =
+            |m: Metric| IntCounterVec::new(Opts::new(m.name, m.help), m.labels).expect("the table's names are valid");
         let buckets = vec![0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0];
         let options = HistogramOpts::new(PASS_SECONDS.name, PASS_SECONDS.help).buckets(buckets);
         Self {
@@ -130,6 +133,7 @@ impl Counters {
             refused_decisions: counter(REFUSED),
             refused_requests: counters(REFUSED_REQUESTS),
             refused_connections: counters(REFUSED_CONNECTIONS),
+            log_dropped: counter(LOG_DROPPED),
             fitted: counter(FITTED),
             repeated: counter(REPEATED),
             pass_seconds: Histogram::with_opts(options).expect("the table's names are valid"),
@@ -158,6 +162,8 @@ impl Scrape {
         registry.register(Box::new(counters.refused_decisions.clone()))?;
         registry.register(Box::new(counters.refused_requests.clone()))?;
         registry.register(Box::new(counters.refused_connections.clone()))?;
+        counters.log_dropped.inc_by(flexcomm_log::take_dropped());
+        registry.register(Box::new(counters.log_dropped.clone()))?;
         registry.register(Box::new(counters.fitted.clone()))?;
         registry.register(Box::new(counters.repeated.clone()))?;
         registry.register(Box::new(counters.pass_seconds.clone()))?;

@@ -58,12 +58,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, refused: &IntCo
     graceful.shutdown().await;
 }
 
-async fn connection(
-    stream: TcpStream,
-    router: Router,
-    _place: Place,
-    watcher: hyper_util::server::graceful::Watcher,
-) {
+async fn connection(stream: TcpStream, router: Router, _place: Place, watcher: hyper_util::server::graceful::Watcher) {
     if let Err(error) = prepare(&stream) {
         tracing::debug!(%error, "a connection's options");
     }

@@ -72,8 +72,10 @@ async fn connections_that_do_nothing_silence_nobody() {
     let mut idle = Vec::new();
     for number in 0..1240 {
         let head: &[u8] = match number {
-            0..40 => b"POST /api/v1/agents/register HTTP/1.1\r\nhost: x\r\nauthorization: Bearer a-token-for-tests\r\n\
-                   content-type: application/json\r\ncontent-length: 1000\r\n\r\n{\"half",
+            0..40 => {
+                b"POST /api/v1/agents/register HTTP/1.1\r\nhost: x\r\nauthorization: Bearer a-token-for-tests\r\n\
+                   content-type: application/json\r\ncontent-length: 1000\r\n\r\n{\"half"
+            }
             40..640 => b"GET /healthz HTTP/1.1\r\nhost: x\r\nx-half-a-he",
             _ => b"",
         };

@@ -51,13 +51,15 @@ enum End {
 
 /// Runs the guardian on stdin and stdout; returns the process's exit status. Nothing but this belongs in the process.
 pub fn main() -> i32 {
-    match guard() {
+    let status = match guard() {
         Ok(()) => 0,
         Err(error) => {
             say(&format!("{error}"));
             1
         }
-    }
+    };
+    flexcomm_log::flush();
+    status
 }
 
 fn guard() -> io::Result<()> {
@@ -86,9 +88,9 @@ fn detach() {
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
 }
 
-/// stderr may be closed or full: nothing depends on it.
+/// stderr may be closed or full: nothing waits for it.
 fn say(what: &str) {
-    let _ = writeln!(io::stderr(), "flexcomm tc guardian: {what}");
+    flexcomm_log::say(&format!("flexcomm tc guardian: {what}"));
 }
 
 /// Byte by byte: what follows the line must stay in the pipe.
