@@ -353,6 +353,36 @@ async fn killed_again_and_again_it_loses_nothing_it_took_and_sends_nothing_twice
     assert_eq!(controller.steps("a"), (0..sent).collect::<Vec<_>>());
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_connection_of_a_rank_is_refused_and_the_first_goes_on() {
+    let controller = Controller::start().await;
+    let agent = Agent::start(&controller, "a");
+    let mut first = Trainer::join(&agent, "j", 0).await;
+    let mut second = Trainer::connect(&agent).await;
+    let mut line = serde_json::to_vec(&hello("j", 0)).unwrap();
+    line.push(b'\n');
+    second.get_mut().write_all(&line).await.unwrap();
+    let refused = answer(&mut second).await;
+    drop(second);
+    first.steps(0..3).await;
+    wait_for("steps", || (controller.steps("a").len() == 3).then_some(())).await;
+    let left = |bodies: &[ReportBody]| bodies.iter().filter(|b| matches!(b, ReportBody::JobLeft { .. })).count();
+    assert_eq!(left(&controller.bodies("a")), 0, "the job ended with the second connection");
+    let me = format!("process {} of user {}", std::process::id(), nix::unistd::getuid());
+    match refused {
+        Some(ToTrainer::Refused { reason }) => assert!(reason.contains(&me), "{reason}"),
+        other => panic!("{other:?}"),
+    }
+    // A trainer that is started again at once is never locked out by the connection it has just closed.
+    for _ in 0..50 {
+        drop(first);
+        first = Trainer::join(&agent, "j", 0).await;
+    }
+    drop(first);
+    wait_for("the rank has left", || (left(&controller.bodies("a")) > 0).then_some(())).await;
+    agent.end().await;
+}
+
 /// Sends bytes as they are and reads what comes back until the agent closes.
 async fn poke(agent: &Agent, bytes: &[u8]) -> Option<ToTrainer> {
     let mut stream = Trainer::connect(agent).await;

@@ -5,6 +5,7 @@ mod lines;
 pub(crate) mod merge;
 pub(crate) mod pages;
 pub(crate) mod protocol;
+mod registry;
 mod roster;
 
 use crate::config::Config;
@@ -16,66 +17,23 @@ use flexcomm_wire::{JobOrders, JobSeen, MAX_LINE, PROTOCOL, ReportBody, ToTraine
 use lines::{LineError, read_line};
 use pages::Pages;
 use protocol::{Event, Session};
+use registry::{Peer, Registry, Slots};
 use roster::{Ranks, Roster};
-use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
-/// Most trainers connected at once: eight accelerators in each of a few jobs, with room.
-const MAX_TRAINERS: usize = 256;
 /// A trainer that has not said hello by then is refused.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
 /// A rank that was here before this agent started and is not back by then has left.
 const BACK_WITHIN: Duration = Duration::from_secs(30);
 /// Longest wait for a trainer to take an answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
-
-/// Who is connected. The newest connection of a rank counts.
-#[derive(Debug, Default)]
-struct Registry {
-    next: u64,
-    live: BTreeMap<(JobId, u32), (u64, JobSeen)>,
-}
-
-impl Registry {
-    /// Refuses a world that contradicts the job's other ranks here.
-    fn join(&mut self, seen: &JobSeen) -> Result<u64, String> {
-        let others = self.live.values().map(|(_, other)| other).filter(|o| o.job == seen.job && o.rank != seen.rank);
-        for other in others {
-            if (other.world, other.gradient_values) != (seen.world, seen.gradient_values) {
-                return Err(format!(
-                    "rank {} of job {} says {} ranks and {} values, rank {} says {} and {}",
-                    seen.rank,
-                    seen.job,
-                    seen.world,
-                    seen.gradient_values,
-                    other.rank,
-                    other.world,
-                    other.gradient_values
-                ));
-            }
-        }
-        self.next += 1;
-        self.live.insert((seen.job.clone(), seen.rank), (self.next, seen.clone()));
-        Ok(self.next)
-    }
-
-    fn jobs(&self) -> BTreeSet<JobId> {
-        self.live.keys().map(|(job, _)| job.clone()).collect()
-    }
-
-    /// Whether the rank is gone with this connection; false when a newer one has taken its place.
-    fn leave(&mut self, seen: &JobSeen, id: u64) -> bool {
-        let key = (seen.job.clone(), seen.rank);
-        let mine = self.live.get(&key).is_some_and(|(live, _)| *live == id);
-        mine && self.live.remove(&key).is_some()
-    }
-}
 
 /// Where what trainers say goes.
 pub(crate) struct Sinks {
@@ -115,7 +73,7 @@ impl Trainers {
 
     /// Tells the controller again who is here: one with an empty store would know nobody.
     pub(crate) fn announce(&self) {
-        let live: Vec<JobSeen> = lock(&self.registry).live.values().map(|(_, seen)| seen.clone()).collect();
+        let live: Vec<JobSeen> = lock(&self.registry).seen().cloned().collect();
         live.into_iter().for_each(|seen| self.reports.push(ReportBody::JobSeen(seen)));
     }
 
@@ -155,18 +113,20 @@ impl Trainers {
 
     /// Who is here, or may come back, to disk.
     fn note_ranks(&self) {
-        let live = lock(&self.registry).live.keys().cloned().collect::<Ranks>();
+        let live = lock(&self.registry).ranks().cloned().collect::<Ranks>();
         let mut missing = lock(&self.missing);
         missing.retain(|rank| !live.contains(rank));
         self.roster.write(&live.union(&missing).cloned().collect());
     }
 
-    fn welcome(&self, seen: &JobSeen) -> Result<(u64, ToTrainer), String> {
+    fn welcome(&self, seen: &JobSeen, peer: Peer, stream: &UnixStream) -> Result<(u64, ToTrainer), String> {
+        let socket =
+            stream.as_fd().try_clone_to_owned().map_err(|error| format!("failed to keep the socket: {error}"))?;
         let (id, live) = {
             let mut registry = lock(&self.registry);
-            (registry.join(seen)?, registry.jobs())
+            (registry.join(seen, peer, socket)?, registry.jobs())
         };
-        let page = lock(&self.pages).path(&seen.job, &live).map_err(|error| {
+        let page = lock(&self.pages).path(&seen.job, peer.uid, &live).map_err(|error| {
             lock(&self.registry).leave(seen, id);
             format!("failed to {error}")
         })?;
@@ -201,7 +161,7 @@ pub(crate) fn bind(path: &Path, mode: u32) -> std::io::Result<UnixListener> {
 
 /// Serves trainers until `stop`.
 pub(crate) async fn serve(listener: UnixListener, trainers: Arc<Trainers>, mut stop: watch::Receiver<bool>) {
-    let room = Arc::new(Semaphore::new(MAX_TRAINERS));
+    let slots = Slots::default();
     let mut tick = tokio::time::interval(Duration::from_secs(1));
     let mut sessions = tokio::task::JoinSet::new();
     loop {
@@ -211,12 +171,14 @@ pub(crate) async fn serve(listener: UnixListener, trainers: Arc<Trainers>, mut s
             Some(_) = sessions.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    let permit = room.clone().try_acquire_owned();
                     let trainers = trainers.clone();
+                    let taken = Peer::of(&stream)
+                        .map_err(|error| format!("failed to ask the kernel who connects: {error}"))
+                        .and_then(|peer| Ok((peer, slots.take(peer.uid)?)));
                     sessions.spawn(async move {
-                        match permit {
-                            Ok(_permit) => session(stream, &trainers).await,
-                            Err(_) => refuse(stream, &trainers, format!("{MAX_TRAINERS} trainers are connected already")).await,
+                        match taken {
+                            Ok((peer, _slot)) => session(stream, peer, &trainers).await,
+                            Err(reason) => refuse(stream, &trainers, reason).await,
                         }
                     });
                 }
@@ -245,7 +207,7 @@ async fn answer(stream: &mut UnixStream, message: &ToTrainer) -> std::io::Result
     tokio::time::timeout(ANSWER_WITHIN, stream.write_all(&line)).await?
 }
 
-async fn session(stream: UnixStream, trainers: &Trainers) {
+async fn session(stream: UnixStream, peer: Peer, trainers: &Trainers) {
     let mut stream = BufReader::new(stream);
     let mut session = Session::default();
     let greeted = tokio::time::timeout(HELLO_WITHIN, hello(&mut stream, &mut session)).await;
@@ -255,12 +217,12 @@ async fn session(stream: UnixStream, trainers: &Trainers) {
         Ok(Err(reason)) => return refuse(stream.into_inner(), trainers, reason).await,
         Err(_) => return refuse(stream.into_inner(), trainers, format!("no hello within {HELLO_WITHIN:?}")).await,
     };
-    let (id, welcome) = match trainers.welcome(&seen) {
+    let (id, welcome) = match trainers.welcome(&seen, peer, stream.get_ref()) {
         Ok(welcome) => welcome,
         Err(reason) => return refuse(stream.into_inner(), trainers, reason).await,
     };
     trainers.metrics.trainers.inc();
-    tracing::info!(job = %seen.job, rank = seen.rank, world = seen.world, "trainer joined");
+    tracing::info!(job = %seen.job, rank = seen.rank, world = seen.world, %peer, "trainer joined");
     trainers.reports.push(ReportBody::JobSeen(seen.clone()));
     let end = match answer(stream.get_mut(), &welcome).await {
         Ok(()) => follow(&mut stream, &mut session, trainers).await,
@@ -311,10 +273,10 @@ async fn follow(stream: &mut BufReader<UnixStream>, session: &mut Session, train
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn seen(rank: u32, world: u32) -> JobSeen {
+    pub(super) fn seen(rank: u32, world: u32) -> JobSeen {
         let hello = protocol::tests::hello("j", rank);
         JobSeen {
             job: hello.job,
@@ -327,18 +289,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_newest_connection_of_a_rank_counts() {
-        let mut registry = Registry::default();
-        let old = registry.join(&seen(0, 4)).unwrap();
-        let new = registry.join(&seen(0, 4)).unwrap();
-        assert!(!registry.leave(&seen(0, 4), old), "the rank is still there");
-        assert!(registry.leave(&seen(0, 4), new));
-        assert!(!registry.leave(&seen(0, 4), new));
-    }
-
-    #[test]
-    fn ranks_that_do_not_come_back_have_left() {
+    #[tokio::test]
+    async fn ranks_that_do_not_come_back_have_left() {
         let dir = tempfile::tempdir().unwrap();
         let (run_dir, state_dir) = (dir.path().join("run"), dir.path().to_owned());
         let start = || {
@@ -353,11 +305,13 @@ mod tests {
             Trainers::new(&config, Sinks { reports, passive, metrics }, pages)
         };
         let trainers = start();
-        trainers.welcome(&seen(0, 4)).unwrap();
-        trainers.welcome(&seen(1, 4)).unwrap();
+        let (stream, _theirs) = UnixStream::pair().unwrap();
+        let peer = Peer::of(&stream).unwrap();
+        trainers.welcome(&seen(0, 4), peer, &stream).unwrap();
+        trainers.welcome(&seen(1, 4), peer, &stream).unwrap();
         drop(trainers);
         let trainers = start();
-        trainers.welcome(&seen(1, 4)).unwrap();
+        trainers.welcome(&seen(1, 4), peer, &stream).unwrap();
         trainers.tick();
         assert_eq!(trainers.reports.waiting(), 0, "rank 0 may still come back");
         trainers.give_up_missing();
@@ -368,14 +322,5 @@ mod tests {
         assert_eq!(left[0].body, ReportBody::JobLeft { job: "j".parse().unwrap(), rank: 0 });
         drop(trainers);
         assert_eq!(Roster::open(&state_dir).1, [("j".parse().unwrap(), 1)].into());
-    }
-
-    #[test]
-    fn ranks_that_contradict_each_other_are_refused() {
-        let mut registry = Registry::default();
-        registry.join(&seen(0, 4)).unwrap();
-        assert!(registry.join(&seen(1, 8)).unwrap_err().contains("says 8 ranks"));
-        registry.join(&seen(0, 8)).unwrap();
-        registry.join(&seen(1, 8)).unwrap();
     }
 }
