@@ -73,11 +73,10 @@ pub(super) struct Registry {
 }
 
 impl Registry {
-    /// Refuses a rank that is connected already, and a world that contradicts the job's other ranks here. Returns the
-    /// number of the connection.
-    pub(super) fn join(&mut self, seen: &JobSeen, peer: Peer, socket: OwnedFd) -> Result<u64, String> {
-        let key = (seen.job.clone(), seen.rank);
-        if let Some(first) = self.live.get(&key).filter(|first| first.is_open()) {
+    /// Refuses a rank that is connected already, and a world that contradicts the job's other ranks here.
+    pub(super) fn check(&self, seen: &JobSeen) -> Result<(), String> {
+        let first = self.live.get(&(seen.job.clone(), seen.rank));
+        if let Some(first) = first.filter(|first| first.is_open()) {
             return Err(format!(
                 "rank {} of job {} is connected already: {}; end it, or give this run another job name \
                  (FLEXCOMM_JOB)",
@@ -85,12 +84,15 @@ impl Registry {
             ));
         }
         let others = self.live.values().filter(|other| other.seen.job == seen.job && other.seen.rank != seen.rank);
-        for other in others.filter(|other| other.is_open()) {
-            check_world(seen, &other.seen)?;
-        }
+        others.filter(|other| other.is_open()).try_for_each(|other| check_world(seen, &other.seen))
+    }
+
+    /// Takes in a rank that was checked, in the place of a connection that has ended. Returns its number.
+    pub(super) fn join(&mut self, seen: &JobSeen, peer: Peer, socket: OwnedFd) -> u64 {
         self.next += 1;
-        self.live.insert(key, Connection { id: self.next, seen: seen.clone(), peer, socket });
-        Ok(self.next)
+        let connection = Connection { id: self.next, seen: seen.clone(), peer, socket };
+        self.live.insert((seen.job.clone(), seen.rank), connection);
+        self.next
     }
 
     /// Jobs with a connection.
@@ -183,13 +185,17 @@ mod tests {
         (ours.into(), theirs)
     }
 
+    fn join(registry: &mut Registry, seen: &JobSeen, peer: Peer, socket: OwnedFd) -> Result<u64, String> {
+        registry.check(seen).map(|()| registry.join(seen, peer, socket))
+    }
+
     #[test]
     fn a_rank_that_is_connected_is_refused_a_second_connection() {
         let mut registry = Registry::default();
         let (ours, theirs) = connection();
-        let first = registry.join(&seen(0, 4), Peer { pid: Some(1), ..ME }, ours).unwrap();
+        let first = join(&mut registry, &seen(0, 4), Peer { pid: Some(1), ..ME }, ours).unwrap();
         let (second, _other) = connection();
-        let why = registry.join(&seen(0, 4), ME, second).unwrap_err();
+        let why = join(&mut registry, &seen(0, 4), ME, second).unwrap_err();
         assert!(why.contains("rank 0 of job j is connected already: process 1 of user 1000"), "{why}");
         assert_eq!(registry.ranks().count(), 1);
         assert!(registry.leave(&seen(0, 4), first), "the first one owns the rank");
@@ -200,11 +206,11 @@ mod tests {
     fn a_connection_that_has_ended_makes_way_before_its_end_is_read() {
         let mut registry = Registry::default();
         let (ours, mut theirs) = connection();
-        let old = registry.join(&seen(0, 4), ME, ours).unwrap();
+        let old = join(&mut registry, &seen(0, 4), ME, ours).unwrap();
         std::io::Write::write_all(&mut theirs, b"not read yet\n").unwrap();
         drop(theirs);
         let (ours, _theirs) = connection();
-        let new = registry.join(&seen(0, 4), ME, ours).unwrap();
+        let new = join(&mut registry, &seen(0, 4), ME, ours).unwrap();
         assert!(!registry.leave(&seen(0, 4), old), "the rank is still there");
         assert!(registry.leave(&seen(0, 4), new));
         assert!(!registry.leave(&seen(0, 4), new));
@@ -217,23 +223,23 @@ mod tests {
         let pid = Some(child.id() as i32);
         let mut registry = Registry::default();
         let (ours, _copy) = connection();
-        registry.join(&seen(0, 4), Peer { pid, ..ME }, ours).unwrap();
+        join(&mut registry, &seen(0, 4), Peer { pid, ..ME }, ours).unwrap();
         child.wait().unwrap();
-        registry.join(&seen(0, 4), ME, connection().0).unwrap();
+        join(&mut registry, &seen(0, 4), ME, connection().0).unwrap();
     }
 
     #[test]
     fn ranks_that_contradict_each_other_are_refused() {
         let mut registry = Registry::default();
         let (ours, theirs) = connection();
-        registry.join(&seen(0, 4), ME, ours).unwrap();
+        join(&mut registry, &seen(0, 4), ME, ours).unwrap();
         let (ours, _rank_1) = connection();
-        assert!(registry.join(&seen(1, 8), ME, ours).unwrap_err().contains("says 8 ranks"));
+        assert!(join(&mut registry, &seen(1, 8), ME, ours).unwrap_err().contains("says 8 ranks"));
         drop(theirs);
         let (ours, _rank_0) = connection();
-        registry.join(&seen(0, 8), ME, ours).unwrap();
+        join(&mut registry, &seen(0, 8), ME, ours).unwrap();
         let (ours, _rank_1) = connection();
-        registry.join(&seen(1, 8), ME, ours).unwrap();
+        join(&mut registry, &seen(1, 8), ME, ours).unwrap();
     }
 
     #[test]
