@@ -16,11 +16,12 @@ pub(crate) mod format;
 mod reserve;
 mod segment;
 
+use crate::files;
 use format::{Class, MAX_PAYLOAD, Record};
 use reserve::Reserve;
 use segment::Segment;
 use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -133,7 +134,7 @@ pub(crate) struct Spool {
 impl Spool {
     /// Opens or makes the folder, ignores a cut-off tail, goes on with the numbers.
     pub(crate) fn open(folder: &Path, limit: u64) -> Result<Self, SpoolError> {
-        std::fs::create_dir_all(folder).map_err(io("make the spool", folder))?;
+        files::own_folder(folder, files::PRIVATE).map_err(io("make the spool", folder))?;
         let (acked_file, acked) = open_acked(&folder.join("acked"))?;
         let (segments, corrupt_bytes) = segment::open_all(folder, acked)?;
         let last = segments.back().map_or(0, |s| s.last);
@@ -345,8 +346,7 @@ fn acked_text(seq: u64) -> String {
 
 /// The file and the number in it.
 fn open_acked(path: &Path) -> Result<(File, u64), SpoolError> {
-    let mut options = OpenOptions::new();
-    let file = options.read(true).write(true).create(true).truncate(false).open(path).map_err(io("open", path))?;
+    let file = files::open(path).map_err(io("open", path))?;
     let bytes = std::fs::read(path).map_err(io("read", path))?;
     // Damaged or empty: 0 is safe, the controller's answer at registration brings the number back.
     let text = std::str::from_utf8(&bytes).unwrap_or_default();

@@ -24,9 +24,7 @@ pub(super) struct Reserve {
 impl Reserve {
     pub(super) fn open(folder: &Path, wanted: u64) -> Result<Self, SpoolError> {
         let path = folder.join("reserve");
-        let mut options = File::options();
-        let file =
-            options.read(true).write(true).create(true).truncate(false).open(&path).map_err(io("open", &path))?;
+        let file = crate::files::open(&path).map_err(io("open", &path))?;
         let bytes = file.metadata().map_err(io("read", &path))?.len();
         let mut reserve = Self { path, file, wanted, bytes };
         if bytes > wanted {

@@ -1,6 +1,7 @@
 //! The pages of the jobs on this node, and the last decision of each on disk.
 
 use super::merge::{SetAside, merge};
+use crate::files;
 use crate::metrics::Metrics;
 use crate::orders::MAX_JOBS;
 use flexcomm_domain::JobId;
@@ -62,8 +63,8 @@ impl Pages {
     /// the controller is away.
     pub(crate) fn open(run_dir: &Path, state_dir: &Path, metrics: Metrics) -> std::io::Result<Self> {
         let (folder, decisions) = (run_dir.join("pages"), state_dir.join("decisions"));
-        std::fs::create_dir_all(&folder)?;
-        std::fs::create_dir_all(&decisions)?;
+        files::own_folder(&folder, files::SHARED)?;
+        files::own_folder(&decisions, files::PRIVATE)?;
         let mut pages = Self { folder, decisions, metrics, jobs: BTreeMap::new() };
         for order in pages.saved()? {
             let done = pages.update(&order);
@@ -212,7 +213,7 @@ fn decision_path(folder: &Path, job: &JobId) -> PathBuf {
 
 fn save(folder: &Path, job: &JobId, decision: &DecisionOrder, metrics: &Metrics) {
     let bytes = serde_json::to_vec(decision).unwrap_or_default();
-    if let Err(error) = crate::files::replace(&decision_path(folder, job), &bytes) {
+    if let Err(error) = files::replace(&decision_path(folder, job), &bytes) {
         // It is on the page all the same: a full disk must not hold up training.
         metrics.page_errors_total.inc();
         tracing::error!(%job, "failed to save decision {}: {error}", decision.version);
