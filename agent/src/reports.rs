@@ -85,7 +85,7 @@ impl ReportLog {
 
     /// Spools one report or gives it back when there is no room. What never finds room and telemetry that cannot be
     /// written are counted and logged.
-    pub(crate) fn offer(&self, body: ReportBody) -> Result<(), Unspooled> {
+    pub(crate) fn offer(&self, body: ReportBody) -> Result<(), Box<Unspooled>> {
         let priority = priority(&body);
         let mut report = Report { seq: 0, at_us: now_us(), body };
         let appended = self.lock().append(priority, |seq| {
@@ -104,7 +104,7 @@ impl ReportLog {
                 tracing::error!("a report is lost: failed to {error}");
                 Ok(())
             }
-            Err(error) => Err(Unspooled { body: report.body, error }),
+            Err(error) => Err(Box::new(Unspooled { body: report.body, error })),
         }
     }
 

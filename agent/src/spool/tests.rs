@@ -1,6 +1,9 @@
 use super::*;
 use proptest::prelude::*;
 
+#[path = "../../../tests/skipped.rs"]
+mod skipped;
+
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
@@ -149,7 +152,7 @@ fn on_a_small_disk(test: impl FnOnce(&Path) + Send) {
                 .and_then(|()| mount(Some("small"), path, Some("tmpfs"), MsFlags::empty(), Some("size=512k")));
             match made {
                 Ok(()) => test(path),
-                Err(error) => println!("SKIPPED: cannot mount a small disk here: {error}"),
+                Err(error) => skipped::skipped(&format!("cannot mount a small disk here: {error}")),
             }
         });
     });
