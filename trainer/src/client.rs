@@ -205,7 +205,10 @@ impl Link {
             tracing::info!("the agent at {} is back", self.socket.display());
             self.told = false;
         }
-        match self.pump(stream) {
+        let ended = self.pump(&stream);
+        // For copies of the socket, too, which children that were forked meanwhile have.
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+        match ended {
             Ok(()) => End::Ending,
             Err(error) => End::Lost(error),
         }
@@ -239,14 +242,14 @@ impl Link {
     }
 
     /// Sends until told to end. A message leaves the queue only once the system has taken all of it.
-    fn pump(&self, mut stream: UnixStream) -> std::io::Result<()> {
+    fn pump(&self, mut stream: &UnixStream) -> std::io::Result<()> {
         stream.set_read_timeout(None)?;
         loop {
             let (next, ending) = {
                 let state = self.shared.wait(IDLE, |state| !state.queue.is_empty() || state.ending);
                 (state.queue.front().cloned(), state.ending)
             };
-            check_alive(&stream)?;
+            check_alive(stream)?;
             let Some(Queued { number, message }) = next else {
                 if ending {
                     return Ok(());
@@ -281,7 +284,7 @@ fn check_alive(stream: &UnixStream) -> std::io::Result<()> {
     }
 }
 
-fn write_line(stream: &mut UnixStream, message: &FromTrainer) -> std::io::Result<()> {
+fn write_line(stream: &mut impl Write, message: &FromTrainer) -> std::io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     if line.len() > MAX_LINE {

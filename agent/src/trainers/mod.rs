@@ -142,7 +142,7 @@ impl Trainers {
         let socket =
             stream.as_fd().try_clone_to_owned().map_err(|error| format!("failed to keep the socket: {error}"))?;
         let mut registry = lock(&self.registry);
-        registry.check(seen)?;
+        registry.check(seen, peer)?;
         let page = lock(&self.pages).path(&seen.job, peer.uid, &registry.jobs());
         let page = page.map_err(|error| format!("failed to {error}"))?.to_string_lossy().into_owned();
         let spooled = self.reports.offer(ReportBody::JobSeen(seen.clone()));

@@ -31,6 +31,10 @@ impl Peer {
         Ok(Self { uid: credentials.uid(), pid: credentials.pid().filter(|pid| *pid > 0) })
     }
 
+    fn is_same_process(self, other: Self) -> bool {
+        self.pid.is_some() && self.pid == other.pid
+    }
+
     fn is_gone(self) -> bool {
         self.pid.is_some_and(|pid| kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH))
     }
@@ -65,33 +69,35 @@ impl Connection {
     }
 }
 
-/// Who is connected: one connection per rank.
+/// Who is connected: one process per rank, by one connection or more. One that connects again may have left copies of
+/// its last socket to children it forked, which keep that open.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     next: u64,
-    live: BTreeMap<(JobId, u32), Connection>,
+    live: BTreeMap<(JobId, u32), Vec<Connection>>,
 }
 
 impl Registry {
     /// Refuses a rank that is connected already, and a world that contradicts the job's other ranks here.
-    pub(super) fn check(&self, seen: &JobSeen) -> Result<(), String> {
-        let first = self.live.get(&(seen.job.clone(), seen.rank));
-        if let Some(first) = first.filter(|first| first.is_open()) {
+    pub(super) fn check(&self, seen: &JobSeen, peer: Peer) -> Result<(), String> {
+        let mut known = self.live.get(&(seen.job.clone(), seen.rank)).into_iter().flatten();
+        if let Some(first) = known.find(|first| !first.peer.is_same_process(peer) && first.is_open()) {
             return Err(format!(
                 "rank {} of job {} is connected already: {}; end it, or give this run another job name \
                  (FLEXCOMM_JOB)",
                 seen.rank, seen.job, first.peer
             ));
         }
-        let others = self.live.values().filter(|other| other.seen.job == seen.job && other.seen.rank != seen.rank);
+        let others =
+            self.live.values().flatten().filter(|other| other.seen.job == seen.job && other.seen.rank != seen.rank);
         others.filter(|other| other.is_open()).try_for_each(|other| check_world(seen, &other.seen))
     }
 
-    /// Takes in a rank that was checked, in the place of a connection that has ended. Returns its number.
+    /// Takes in a rank that was checked. Returns the number of the connection.
     pub(super) fn join(&mut self, seen: &JobSeen, peer: Peer, socket: OwnedFd) -> u64 {
         self.next += 1;
         let connection = Connection { id: self.next, seen: seen.clone(), peer, socket };
-        self.live.insert((seen.job.clone(), seen.rank), connection);
+        self.live.entry((seen.job.clone(), seen.rank)).or_default().push(connection);
         self.next
     }
 
@@ -107,14 +113,15 @@ impl Registry {
 
     /// What the ranks said of themselves.
     pub(super) fn seen(&self) -> impl Iterator<Item = &JobSeen> {
-        self.live.values().map(|connection| &connection.seen)
+        self.live.values().filter_map(|known| Some(&known.last()?.seen))
     }
 
-    /// Whether the rank is gone with this connection; false when a newer one has taken its place.
+    /// Whether the rank is gone with this connection; false while it has another.
     pub(super) fn leave(&mut self, seen: &JobSeen, id: u64) -> bool {
         let key = (seen.job.clone(), seen.rank);
-        let mine = self.live.get(&key).is_some_and(|connection| connection.id == id);
-        mine && self.live.remove(&key).is_some()
+        let Some(known) = self.live.get_mut(&key) else { return false };
+        known.retain(|connection| connection.id != id);
+        known.is_empty() && self.live.remove(&key).is_some()
     }
 }
 
@@ -186,7 +193,7 @@ mod tests {
     }
 
     fn join(registry: &mut Registry, seen: &JobSeen, peer: Peer, socket: OwnedFd) -> Result<u64, String> {
-        registry.check(seen).map(|()| registry.join(seen, peer, socket))
+        registry.check(seen, peer).map(|()| registry.join(seen, peer, socket))
     }
 
     #[test]
@@ -214,6 +221,20 @@ mod tests {
         assert!(!registry.leave(&seen(0, 4), old), "the rank is still there");
         assert!(registry.leave(&seen(0, 4), new));
         assert!(!registry.leave(&seen(0, 4), new));
+    }
+
+    #[test]
+    fn a_process_that_connects_again_is_taken_in_and_the_rank_leaves_with_its_last_connection() {
+        let mut registry = Registry::default();
+        let me = Peer { pid: Some(std::process::id() as i32), ..ME };
+        let (ours, _copy) = connection();
+        let old = join(&mut registry, &seen(0, 4), me, ours).unwrap();
+        let (ours, _theirs) = connection();
+        let new = join(&mut registry, &seen(0, 4), me, ours).unwrap();
+        assert_eq!((registry.ranks().count(), registry.seen().count()), (1, 1));
+        assert!(!registry.leave(&seen(0, 4), new), "the first one is still open");
+        assert!(registry.leave(&seen(0, 4), old));
+        assert_eq!(registry.ranks().count(), 0);
     }
 
     /// A child of the trainer, such as a data loader, has a copy of the socket and outlives it for a moment.
