@@ -67,8 +67,10 @@ metrics! {
     gauge spool_bytes,
     /// Telemetry dropped because the spool was full.
     counter spool_dropped_total,
-    /// Reports refused because even what may not be dropped fills the spool twice.
+    /// Events lost because even what may not be dropped fills the spool twice, or the disk.
     counter spool_refused_total,
+    /// Times a trainer's reports were not read because the spool had no room for what may not be dropped.
+    counter spool_waits_total,
     /// Bytes set aside at start because their checksum was wrong.
     counter spool_corrupt_bytes_total,
     /// Reports that could not be written to the spool.

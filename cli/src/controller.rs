@@ -1,5 +1,6 @@
 //! `flexcomm controller`.
 
+use crate::repeats::Repeats;
 use flexcomm_controller::RawConfig;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -60,6 +61,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(flexcomm_log::stderr)
         .log_internal_errors(false)
+        .event_format(Repeats::of(tracing_subscriber::fmt::format()))
         .try_init();
     let config = raw.validate().map_err(unread)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

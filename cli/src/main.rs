@@ -28,6 +28,7 @@ mod environment;
 mod lab;
 mod plan;
 mod probe;
+mod repeats;
 
 /// Keeps data-parallel training at the best compression ratio and collective while the network changes.
 #[derive(Parser)]

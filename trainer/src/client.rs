@@ -10,7 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Most messages that wait while the agent is away; the oldest go first. About ten minutes of reports.
+/// Most messages that wait while the agent is away or does not read; the oldest measurements go first. About ten
+/// minutes of reports.
 pub const MAX_QUEUED: usize = 2048;
 
 /// How long one write to, or the welcome from, the agent may take before the connection is given up.
@@ -25,9 +26,25 @@ const RECONNECT_REFUSED: Duration = Duration::from_secs(5);
 /// How often an idle connection is looked at.
 const IDLE: Duration = Duration::from_millis(300);
 
+/// A message and its number.
+#[derive(Debug, Clone)]
+struct Queued {
+    number: u64,
+    message: FromTrainer,
+}
+
+impl Queued {
+    /// Whether newer ones replace its worth. Of all others there is only one.
+    fn is_measurement(&self) -> bool {
+        matches!(self.message, FromTrainer::Steps(_) | FromTrainer::Transfers { .. })
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
-    queue: VecDeque<FromTrainer>,
+    queue: VecDeque<Queued>,
+    /// Messages queued so far.
+    queued: u64,
     /// Told again after each hello: a restarted agent has forgotten it.
     applied: Option<AppliedReport>,
     page: Option<PathBuf>,
@@ -70,17 +87,21 @@ impl Client {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Queues a message. When the queue is full the oldest one is dropped and counted.
+    /// Queues a message. When the queue is full the oldest measurement is dropped and counted; when it holds none, the
+    /// oldest message.
     pub fn send(&self, message: FromTrainer) {
         let mut state = self.shared.lock();
         if let FromTrainer::Applied(report) = &message {
             state.applied = Some(report.clone());
         }
         if state.queue.len() >= MAX_QUEUED {
-            state.queue.pop_front();
+            let oldest = state.queue.iter().position(Queued::is_measurement).unwrap_or(0);
+            state.queue.remove(oldest);
             state.dropped += 1;
         }
-        state.queue.push_back(message);
+        state.queued += 1;
+        let number = state.queued;
+        state.queue.push_back(Queued { number, message });
         drop(state);
         self.shared.wake.notify_one();
     }
@@ -184,7 +205,10 @@ impl Link {
             tracing::info!("the agent at {} is back", self.socket.display());
             self.told = false;
         }
-        match self.pump(stream) {
+        let ended = self.pump(&stream);
+        // For copies of the socket, too, which children that were forked meanwhile have.
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+        match ended {
             Ok(()) => End::Ending,
             Err(error) => End::Lost(error),
         }
@@ -218,15 +242,15 @@ impl Link {
     }
 
     /// Sends until told to end. A message leaves the queue only once the system has taken all of it.
-    fn pump(&self, mut stream: UnixStream) -> std::io::Result<()> {
+    fn pump(&self, mut stream: &UnixStream) -> std::io::Result<()> {
         stream.set_read_timeout(None)?;
         loop {
-            let (next, dropped, ending) = {
+            let (next, ending) = {
                 let state = self.shared.wait(IDLE, |state| !state.queue.is_empty() || state.ending);
-                (state.queue.front().cloned(), state.dropped, state.ending)
+                (state.queue.front().cloned(), state.ending)
             };
-            check_alive(&stream)?;
-            let Some(message) = next else {
+            check_alive(stream)?;
+            let Some(Queued { number, message }) = next else {
                 if ending {
                     return Ok(());
                 }
@@ -240,9 +264,7 @@ impl Link {
             let mut state = self.shared.lock();
             state.dropped += u64::from(too_long);
             // When the queue overflowed meanwhile, this very message may have been dropped from its front.
-            if state.dropped == dropped + u64::from(too_long) {
-                state.queue.pop_front();
-            }
+            state.queue.pop_front_if(|front| front.number == number);
             drop(state);
             self.shared.wake.notify_all();
         }
@@ -262,7 +284,7 @@ fn check_alive(stream: &UnixStream) -> std::io::Result<()> {
     }
 }
 
-fn write_line(stream: &mut UnixStream, message: &FromTrainer) -> std::io::Result<()> {
+fn write_line(stream: &mut impl Write, message: &FromTrainer) -> std::io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     if line.len() > MAX_LINE {
@@ -386,8 +408,22 @@ mod tests {
         }
         assert_eq!(client.dropped(), 10);
         assert!(!client.connected());
-        assert_eq!(client.shared.lock().queue.front(), Some(&applied(10)));
+        assert_eq!(client.shared.lock().queue.front().map(|queued| queued.message.clone()), Some(applied(10)));
         client.finish(Duration::from_millis(1));
+    }
+
+    #[test]
+    fn measurements_make_way_for_results() {
+        let folder = tempfile::tempdir().unwrap();
+        let client = Client::start(&folder.path().join("nobody.sock"), hello()).unwrap();
+        client.send(applied(1));
+        let measured = || FromTrainer::Transfers { peer: [127, 0, 0, 1].into(), samples: vec![] };
+        (0..2 * MAX_QUEUED).for_each(|_| client.send(measured()));
+        client.send(applied(2));
+        let state = client.shared.lock();
+        let results: Vec<_> = state.queue.iter().filter(|q| !q.is_measurement()).map(|q| q.message.clone()).collect();
+        assert_eq!(results, [applied(1), applied(2)]);
+        assert_eq!((state.queue.len(), state.dropped), (MAX_QUEUED, MAX_QUEUED as u64 + 2));
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod links;
 mod lock;
 mod nodes;
 mod open;
+mod private;
 mod scenario;
 mod steps;
 mod trials;
@@ -155,6 +156,7 @@ impl Store {
     pub async fn open(path: &Path) -> Result<Self> {
         open::refuse_folder(path)?;
         let lock = Mutex::new(Some(Lock::take(path)?));
+        private::prepare(path);
         let (write, read) = open::open(path).await?;
         let (book, book_reads) = Default::default();
         Ok(Self { write, read, book, book_reads, lock })
