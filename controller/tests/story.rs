@@ -181,7 +181,7 @@ async fn time_is_predicted_and_measured(cluster: &mut Cluster, api: &Api, second
     assert!(view.sync_us.is_some() && view.predicted_sync_us.is_some() && view.loss.is_some());
     let metrics = api.get("/metrics").await.text().await.unwrap();
     for line in [
-        "flexcomm_job_predicted_seconds{job=\"j\",part=\"sync\"}",
+        "flexcomm_job_predicted_seconds{part=\"sync\",training_job=\"j\"}",
         "flexcomm_link_latency_seconds{from=\"a\",to=\"b\"} 0.001",
     ] {
         assert!(metrics.contains(line), "no {line} in\n{metrics}");
