@@ -80,6 +80,8 @@ table! {
     SET_ASIDE = "flexcomm_set_aside_total" ["reason"];
     /// Whether the store works.
     STORE_READY = "flexcomm_store_ready" [];
+    /// Rows of the database whose checksum did not fit since the start; none of them is used.
+    DAMAGED = "flexcomm_store_damaged_rows" [];
     /// Passes of the decision loop that failed.
     PASS_FAILURES = "flexcomm_loop_failures_total" [];
     /// Decisions that the checker refused.

@@ -47,6 +47,7 @@ impl From<StoreError> for ApiError {
         match error {
             StoreError::Sql { .. } => Self::Unavailable(error.to_string()),
             StoreError::Stored { .. }
+            | StoreError::Damaged { .. }
             | StoreError::Fenced { .. }
             | StoreError::Unusable { .. }
             | StoreError::Held { .. }

@@ -12,6 +12,7 @@ mod lock;
 mod nodes;
 mod open;
 mod scenario;
+mod seal;
 mod steps;
 mod trials;
 mod trim;
@@ -91,6 +92,18 @@ pub enum StoreError {
         /// Why it is refused.
         why: String,
     },
+    /// A row is not what was written: its seal does not fit.
+    #[error(
+        "read {row} from the table {table}: it is damaged, its checksum does not fit what is stored, and it is not used; \
+         restore a backup of the database, or stop the controller, move the database aside and start again: agents and \
+         jobs come back by themselves, past decisions and what trials found do not"
+    )]
+    Damaged {
+        /// Which table.
+        table: &'static str,
+        /// Which row, in words.
+        row: String,
+    },
     /// A decision whose version is not the next, or whose parent is not the newest: another writer was first.
     #[error("store decision {version} of job {job}: the newest is {newest}")]
     Fenced {
@@ -112,6 +125,7 @@ pub struct Store {
     write: SqlitePool,
     read: SqlitePool,
     healthy: AtomicBool,
+    damaged: seal::Damaged,
     /// Read back once: reading it fits every curve anew.
     book: Mutex<Option<Arc<CoefficientBook>>>,
     book_reads: AtomicU64,
@@ -156,7 +170,15 @@ impl Store {
         let lock = Mutex::new(Some(Lock::take(path)?));
         let (write, read) = open::open(path).await?;
         let (book, book_reads) = Default::default();
-        Ok(Self { write, read, healthy: AtomicBool::new(true), book, book_reads, lock })
+        Ok(Self {
+            write,
+            read,
+            healthy: AtomicBool::new(true),
+            damaged: seal::Damaged::default(),
+            book,
+            book_reads,
+            lock,
+        })
     }
 
     /// Closes the file in an orderly way.
@@ -186,6 +208,11 @@ impl Store {
     /// What [`Store::ready`] found the last time.
     pub fn was_healthy(&self) -> bool {
         self.healthy.load(Ordering::Relaxed)
+    }
+
+    /// Rows that were found damaged since the start; none of them is used.
+    pub fn damaged_rows(&self) -> usize {
+        self.damaged.count()
     }
 
     /// Raises a counter by `by`, and at least to `floor`; returns its new value.
