@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::api::auth::Token;
-use crate::clock::Clock;
+use crate::clock::{self, Clock};
 use crate::config::Config;
 use crate::echoes::Echoes;
 use crate::grants::{Pair, Scheduler};
@@ -70,10 +70,27 @@ pub struct Board {
     pub deviates: bool,
 }
 
+/// Brings times that an earlier start stored under a wrong wall clock back to now: what waits for a time to pass, as the
+/// planner's dwell, would wait for years.
+async fn heal_times(store: &Store) -> Result<(), ServeError> {
+    let (newest, wall) = (store.newest_time().await?, clock::wall());
+    if clock::stored_ahead(newest, wall) {
+        let changed = store.shift_back(wall).await?;
+        let (newest, wall) = (clock::rfc3339(newest), clock::rfc3339(wall));
+        tracing::warn!(
+            changed,
+            "stored times reach to {newest}, the wall clock says {wall}: an earlier start ran under a wrong clock; times \
+             after now are set to now, and what the planner remembered is forgotten"
+        );
+    }
+    Ok(())
+}
+
 impl App {
     /// Opens the store and takes up what is there. The token's file is made last of all that can fail.
     pub async fn open(config: Config) -> Result<Self, ServeError> {
         let store = Store::open(&config.db).await?;
+        heal_times(&store).await?;
         let clock = Clock::start(store.newest_time().await?);
         let now = clock.now();
         let epoch = store.raise("orders_epoch", EPOCH_STEP, now.0).await?;

@@ -79,6 +79,10 @@ impl Raw {
         ]
     }
 
+    fn is_intact(&self) -> bool {
+        self.seal.is_none_or(|sealed| sealed == seal(TABLE, &self.fields()))
+    }
+
     fn row(self, store: &Store) -> Result<DecisionRow> {
         let operation = "read decisions";
         store.damaged.check((TABLE, &self.fields()), self.seal, || name(&self.job, self.version))?;
@@ -266,6 +270,28 @@ pub(super) async fn newest_version(db: &mut SqliteConnection, job: &JobId) -> Re
     Ok(version.map_or(0, unsigned))
 }
 
+/// Sets decisions made after `now` to it; a damaged row gets no new seal. How many.
+pub(super) async fn shift_back(db: &mut SqliteConnection, now: i64) -> std::result::Result<u64, sqlx::Error> {
+    let rows: Vec<Raw> = sqlx::query_as(concat!("SELECT ", columns!(), " FROM decisions WHERE decided_us > $1"))
+        .bind(now)
+        .fetch_all(&mut *db)
+        .await?;
+    let count = rows.len() as u64;
+    for mut row in rows {
+        let intact = row.is_intact();
+        row.decided_us = now;
+        let sealed = if intact { row.seal.map(|_| seal(TABLE, &row.fields())) } else { row.seal };
+        sqlx::query("UPDATE decisions SET decided_us = $3, seal = $4 WHERE job = $1 AND version = $2")
+            .bind(&row.job)
+            .bind(row.version)
+            .bind(now)
+            .bind(sealed)
+            .execute(&mut *db)
+            .await?;
+    }
+    Ok(count)
+}
+
 /// The digest of a stored decision's strategy.
 pub(super) async fn digest_of(db: &mut SqliteConnection, job: &JobId, version: u64) -> Result<Option<u64>> {
     let row: Option<(i64,)> = sqlx::query_as("SELECT digest FROM decisions WHERE job = $1 AND version = $2")
@@ -325,7 +351,7 @@ pub(super) async fn put_applied(
 
 /// Fills in the first step under a decision. A damaged row gets no new seal: it stays damaged.
 async fn applied_by_all(db: &mut SqliteConnection, mut row: Raw) -> std::result::Result<(), sqlx::Error> {
-    let intact = row.seal.is_none_or(|sealed| sealed == seal(TABLE, &row.fields()));
+    let intact = row.is_intact();
     row.applied_at_step = sqlx::query_scalar("SELECT max(step) FROM applied WHERE job = $1 AND version = $2")
         .bind(&row.job)
         .bind(row.version)

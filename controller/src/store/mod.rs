@@ -13,6 +13,7 @@ mod nodes;
 mod open;
 mod scenario;
 mod seal;
+mod shift;
 mod steps;
 mod trials;
 mod trim;

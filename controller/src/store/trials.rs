@@ -284,6 +284,49 @@ impl RawReport {
     }
 }
 
+/// Sets times of trials after `now` to it; a damaged row gets no new seal. How many rows.
+pub(super) async fn shift_back(db: &mut SqliteConnection, now: i64) -> std::result::Result<u64, sqlx::Error> {
+    let rows: Vec<Raw> =
+        sqlx::query_as(concat!("SELECT ", columns!(), " FROM trials WHERE asked_us > $1 OR ended_us > $1"))
+            .bind(now)
+            .fetch_all(&mut *db)
+            .await?;
+    let reports: Vec<RawReport> = sqlx::query_as(
+        "SELECT job, id, rank, outcomes, aborted, cost_us, received_us, seal FROM trial_reports WHERE received_us > $1",
+    )
+    .bind(now)
+    .fetch_all(&mut *db)
+    .await?;
+    let count = (rows.len() + reports.len()) as u64;
+    for mut row in rows {
+        let intact = row.is_intact();
+        (row.asked_us, row.ended_us) = (row.asked_us.min(now), row.ended_us.map(|at| at.min(now)));
+        let sealed = if intact { row.seal.map(|_| seal(TABLE, &row.fields())) } else { row.seal };
+        sqlx::query("UPDATE trials SET asked_us = $3, ended_us = $4, seal = $5 WHERE job = $1 AND id = $2")
+            .bind(&row.job)
+            .bind(row.id)
+            .bind(row.asked_us)
+            .bind(row.ended_us)
+            .bind(sealed)
+            .execute(&mut *db)
+            .await?;
+    }
+    for mut report in reports {
+        let intact = report.seal.is_none_or(|sealed| sealed == seal(REPORTS, &report.fields()));
+        report.received_us = now;
+        let sealed = if intact { report.seal.map(|_| seal(REPORTS, &report.fields())) } else { report.seal };
+        sqlx::query("UPDATE trial_reports SET received_us = $4, seal = $5 WHERE job = $1 AND id = $2 AND rank = $3")
+            .bind(&report.job)
+            .bind(report.id)
+            .bind(report.rank)
+            .bind(now)
+            .bind(sealed)
+            .execute(&mut *db)
+            .await?;
+    }
+    Ok(count)
+}
+
 /// Whether a trial was ever asked for.
 pub(super) async fn exists(db: &mut SqliteConnection, job: &JobId, id: u64) -> Result<bool> {
     let row: Option<(i64,)> = sqlx::query_as("SELECT id FROM trials WHERE job = $1 AND id = $2")
