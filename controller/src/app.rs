@@ -2,10 +2,11 @@
 
 use flexcomm_domain::{JobId, Timestamp};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::api::auth::Token;
+use crate::api::host::Hosts;
 use crate::clock::{self, Clock};
 use crate::config::Config;
 use crate::echoes::Echoes;
@@ -23,6 +24,8 @@ pub struct App {
     pub config: Config,
     /// The cluster's token.
     pub token: Token,
+    /// The names that requests may be for.
+    pub hosts: Hosts,
     /// The controller's time.
     pub clock: Clock,
     /// What survives.
@@ -43,6 +46,8 @@ pub struct App {
     pub wake: Notify,
     /// Bounds the order streams.
     pub streams: Semaphore,
+    /// Bounds the bytes of large bodies that are held at once.
+    pub bodies: Arc<Semaphore>,
     /// True when the process ends: streams close.
     pub stopping: watch::Sender<bool>,
 }
@@ -110,6 +115,7 @@ impl App {
             .map_err(|e| ConfigError::Token { path: config.token_file.clone(), why: e.to_string() })?;
         Ok(Self {
             token,
+            hosts: Hosts::new(&config.allowed_hosts),
             clock,
             store,
             presence,
@@ -120,6 +126,7 @@ impl App {
             counters: Counters::new(),
             wake: Notify::new(),
             streams: Semaphore::new(crate::limits::MAX_STREAMS),
+            bodies: Arc::new(Semaphore::new(crate::limits::BODY_BUDGET)),
             stopping: watch::Sender::new(false),
             config,
         })

@@ -9,7 +9,8 @@ use flexcomm_wire::{MAX_CANDIDATES, StrategyWire};
 use serde::Deserialize;
 use std::sync::Arc;
 
-use super::problem::{ApiError, Body, Path, Query};
+use super::body::Body;
+use super::problem::{ApiError, Path, Query};
 use super::views;
 use crate::app::App;
 use crate::cycle::{gather, recent_steps};
