@@ -2,11 +2,12 @@
 
 use flexcomm_domain::{JobId, Timestamp};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::api::auth::Token;
-use crate::clock::Clock;
+use crate::api::host::Hosts;
+use crate::clock::{self, Clock};
 use crate::config::Config;
 use crate::echoes::Echoes;
 use crate::grants::{Pair, Scheduler};
@@ -23,6 +24,8 @@ pub struct App {
     pub config: Config,
     /// The cluster's token.
     pub token: Token,
+    /// The names that requests may be for.
+    pub hosts: Hosts,
     /// The controller's time.
     pub clock: Clock,
     /// What survives.
@@ -43,6 +46,8 @@ pub struct App {
     pub wake: Notify,
     /// Bounds the order streams.
     pub streams: Semaphore,
+    /// Bounds the bytes of large bodies that are held at once.
+    pub bodies: Arc<Semaphore>,
     /// True when the process ends: streams close.
     pub stopping: watch::Sender<bool>,
 }
@@ -70,10 +75,27 @@ pub struct Board {
     pub deviates: bool,
 }
 
+/// Brings times that an earlier start stored under a wrong wall clock back to now: what waits for a time to pass, as the
+/// planner's dwell, would wait for years.
+async fn heal_times(store: &Store) -> Result<(), ServeError> {
+    let (newest, wall) = (store.newest_time().await?, clock::wall());
+    if clock::stored_ahead(newest, wall) {
+        let changed = store.shift_back(wall).await?;
+        let (newest, wall) = (clock::rfc3339(newest), clock::rfc3339(wall));
+        tracing::warn!(
+            changed,
+            "stored times reach to {newest}, the wall clock says {wall}: an earlier start ran under a wrong clock; times \
+             after now are set to now, and what the planner remembered is forgotten"
+        );
+    }
+    Ok(())
+}
+
 impl App {
     /// Opens the store and takes up what is there. The token's file is made last of all that can fail.
     pub async fn open(config: Config) -> Result<Self, ServeError> {
         let store = Store::open(&config.db).await?;
+        heal_times(&store).await?;
         let clock = Clock::start(store.newest_time().await?);
         let now = clock.now();
         let epoch = store.raise("orders_epoch", EPOCH_STEP, now.0).await?;
@@ -93,6 +115,7 @@ impl App {
             .map_err(|e| ConfigError::Token { path: config.token_file.clone(), why: e.to_string() })?;
         Ok(Self {
             token,
+            hosts: Hosts::new(&config.allowed_hosts),
             clock,
             store,
             presence,
@@ -103,6 +126,7 @@ impl App {
             counters: Counters::new(),
             wake: Notify::new(),
             streams: Semaphore::new(crate::limits::MAX_STREAMS),
+            bodies: Arc::new(Semaphore::new(crate::limits::BODY_BUDGET)),
             stopping: watch::Sender::new(false),
             config,
         })

@@ -11,8 +11,19 @@ pub const MAX_JOBS: usize = 1024;
 /// Most ranks of a job: what a link matrix may span.
 pub const MAX_WORLD: u32 = 4096;
 
-/// Largest request body: a full batch of full step reports is about 5 MB as JSON.
+/// Largest body with reports: a full batch of full step reports is about 5 MB as JSON.
 pub const MAX_BODY: usize = 16 << 20;
+
+/// Largest report as JSON: an agent takes no longer line from a trainer.
+pub const MAX_REPORT: usize = flexcomm_wire::MAX_LINE;
+
+/// Largest body of any other request: a scenario that names every node is 40 kB. What bodies have up to here is not counted
+/// against [`BODY_BUDGET`], so that heartbeats are heard while large bodies fill it.
+pub const MAX_SMALL_BODY: usize = 64 << 10;
+
+/// Bytes of bodies above [`MAX_SMALL_BODY`] that are held at once, in arrival or being read: four of the largest. An agent
+/// that is told to come again loses nothing, its spool keeps the reports.
+pub const BODY_BUDGET: usize = 4 * MAX_BODY;
 
 /// Longest time a request may take, streams excepted: a client that waits longer has given up.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);

@@ -1,7 +1,8 @@
 //! What Prometheus sees: declared in one table, whose documentation is the help text.
 //!
 //! Gauges are made anew for every scrape from what the API would answer: a node, link or job that is gone has
-//! no series left behind.
+//! no series left behind. No label is named `job` or `instance`: Prometheus sets these for every target it scrapes and renames
+//! what a target gave to `exported_job`.
 
 use prometheus::{Encoder, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, Opts, Registry, TextEncoder};
 
@@ -46,31 +47,31 @@ table! {
     /// Share of echoes lost on the way out of a directed link.
     LINK_LOSS = "flexcomm_link_loss_ratio" ["from", "to"];
     /// Ranks of the job.
-    JOB_WORLD = "flexcomm_job_ranks" ["job"];
+    JOB_WORLD = "flexcomm_job_ranks" ["training_job"];
     /// Ranks of the job whose trainers are connected.
-    JOB_LIVE = "flexcomm_job_live_ranks" ["job"];
+    JOB_LIVE = "flexcomm_job_live_ranks" ["training_job"];
     /// Newest step of the job.
-    JOB_STEP = "flexcomm_job_step" ["job"];
+    JOB_STEP = "flexcomm_job_step" ["training_job"];
     /// Newest training loss of the job.
-    JOB_LOSS = "flexcomm_job_loss" ["job"];
+    JOB_LOSS = "flexcomm_job_loss" ["training_job"];
     /// Newest held-out accuracy of the job, 0 to 1.
-    JOB_ACCURACY = "flexcomm_job_accuracy_ratio" ["job"];
+    JOB_ACCURACY = "flexcomm_job_accuracy_ratio" ["training_job"];
     /// Compression gain of the newest steps, 0 to 1.
-    JOB_GAIN = "flexcomm_job_gain_ratio" ["job"];
+    JOB_GAIN = "flexcomm_job_gain_ratio" ["training_job"];
     /// Compression ratio in force; 1 is dense.
-    JOB_CR = "flexcomm_job_compression_ratio" ["job"];
+    JOB_CR = "flexcomm_job_compression_ratio" ["training_job"];
     /// Version of the decision in force.
-    JOB_VERSION = "flexcomm_job_decision_version" ["job"];
+    JOB_VERSION = "flexcomm_job_decision_version" ["training_job"];
     /// 1 for the strategy in force.
-    JOB_STRATEGY = "flexcomm_job_strategy_info" ["job", "compressor", "collective", "selection"];
+    JOB_STRATEGY = "flexcomm_job_strategy_info" ["training_job", "compressor", "collective", "selection"];
     /// 1 for what the last look at the job led to: change, or why not.
-    JOB_VERDICT = "flexcomm_job_verdict_info" ["job", "verdict"];
+    JOB_VERDICT = "flexcomm_job_verdict_info" ["training_job", "verdict"];
     /// Measured time per step, by part: compute, compress, sync, step.
-    JOB_MEASURED = "flexcomm_job_measured_seconds" ["job", "part"];
+    JOB_MEASURED = "flexcomm_job_measured_seconds" ["training_job", "part"];
     /// Predicted time per step, by part: sync, step.
-    JOB_PREDICTED = "flexcomm_job_predicted_seconds" ["job", "part"];
+    JOB_PREDICTED = "flexcomm_job_predicted_seconds" ["training_job", "part"];
     /// Trials of the job, by state.
-    JOB_TRIALS = "flexcomm_job_trials" ["job", "state"];
+    JOB_TRIALS = "flexcomm_job_trials" ["training_job", "state"];
     /// Fitted coefficients of the cost model, by coefficient: fixed (seconds), a, b.
     COEFFICIENT = "flexcomm_model_coefficient" ["backend", "collective", "coefficient"];
     /// Median relative error of the fitted cost model over its window.
@@ -79,6 +80,8 @@ table! {
     SET_ASIDE = "flexcomm_set_aside_total" ["reason"];
     /// Whether the store works.
     STORE_READY = "flexcomm_store_ready" [];
+    /// Rows of the database whose checksum did not fit since the start; none of them is used.
+    DAMAGED = "flexcomm_store_damaged_rows" [];
     /// Passes of the decision loop that failed.
     PASS_FAILURES = "flexcomm_loop_failures_total" [];
     /// Decisions that the checker refused.

@@ -9,7 +9,8 @@ use flexcomm_wire::{MAX_CANDIDATES, StrategyWire};
 use serde::Deserialize;
 use std::sync::Arc;
 
-use super::problem::{ApiError, Body, Path, Query};
+use super::body::Body;
+use super::problem::{ApiError, Path, Query};
 use super::views;
 use crate::app::App;
 use crate::cycle::{gather, recent_steps};
@@ -40,7 +41,7 @@ async fn view(app: &App, row: JobRow) -> Result<JobView, ApiError> {
     let ranks = app.store.ranks(&row.job).await?;
     let running = row.ended.is_none();
     let steps = if running { recent_steps(app, &row).await? } else { Vec::new() };
-    let version = app.store.decision(&row.job).await?.map(|d| d.decision.version).unwrap_or_default();
+    let version = app.store.intact_decision(&row.job).await?.map(|d| d.decision.version).unwrap_or_default();
     // Before the newest decision is in force, the steps under the one before it are what runs.
     let measured = measure::measured(&steps, version)
         .or_else(|| measure::measured(&steps, steps.last().map(|s| s.version).unwrap_or_default()));

@@ -22,6 +22,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResp
     let mut scrape = Scrape::new(&app.counters)?;
     let ready = app.store.ready().await.is_ok();
     scrape.set(m::STORE_READY, &[], f64::from(u8::from(ready)))?;
+    scrape.set(m::DAMAGED, &[], app.store.damaged_rows() as f64)?;
     scrape.set(m::STREAMS, &[], (MAX_STREAMS - app.streams.available_permits().min(MAX_STREAMS)) as f64)?;
     // A store that fails must not silence what is known without it.
     if ready {
@@ -89,7 +90,7 @@ fn times(view: &JobView, s: &mut Scrape) -> Result<(), ApiError> {
 
 async fn decision(app: &App, view: &JobView, s: &mut Scrape) -> Result<(), ApiError> {
     let job = view.job.as_str();
-    if let Some(row) = app.store.decision(&view.job).await? {
+    if let Some(row) = app.store.intact_decision(&view.job).await? {
         let strategy = row.decision.strategy;
         s.set(m::JOB_CR, &[job], strategy.cr().get())?;
         s.set(m::JOB_VERSION, &[job], row.decision.version.0 as f64)?;

@@ -241,4 +241,57 @@ mod tests {
         assert!(!app.store.intervals(&job(), 100).await.unwrap().is_empty());
         assert_eq!((app.store.book_reads(), app.counters.fitted.get()), (1, 0), "none is old enough to be fitted to");
     }
+
+    /// A start under a wall clock that is ten years ahead, then one under the right one: time is today's again, nothing that
+    /// is stored is of the future, and what was decided is still there.
+    #[tokio::test]
+    async fn a_start_with_a_clock_ten_years_ahead_heals_at_the_next() {
+        use crate::store::{NewDecision, NewTrial};
+        use flexcomm_domain::{Decision, Version};
+        let dir = tempfile::tempdir().unwrap();
+        let ten_years = 315_576_000_000_000;
+        let raw = RawConfig { db: dir.path().join("db"), token_file: dir.path().join("token"), ..RawConfig::default() };
+        let mut ahead = App::open(raw.validate().unwrap()).await.unwrap();
+        let today = ahead.clock.now();
+        ahead.clock = crate::clock::Clock::start(flexcomm_domain::Timestamp(today.0 + ten_years));
+        let ahead = Arc::new(ahead);
+        running_job(&ahead).await;
+        for (rank, name) in ["a", "b"].into_iter().enumerate() {
+            report(&ahead, name, 3, steps(rank as u32, 0)).await;
+        }
+        pass(&ahead).await.unwrap();
+        let before = ahead.store.decision(&job()).await.unwrap().map_or(0, |row| row.decision.version.0);
+        let decision = Decision {
+            job: job(),
+            version: Version(before + 1),
+            parent: Version(before),
+            strategy: Strategy::DENSE_RING,
+            decided_at: ahead.clock.now(),
+            reason: "because".into(),
+        };
+        let new = NewDecision { decision: &decision, seed: 1, report: "{}", memory: "{}" };
+        ahead.store.put_decision(&new).await.unwrap();
+        let trial = NewTrial { candidates: &[Strategy::DENSE_RING], iterations: 1, budget_ms: 1, why: "to see" };
+        ahead.store.ask_trial(&job(), &trial, ahead.clock.now()).await.unwrap();
+        assert!(ahead.store.newest_time().await.unwrap().0 > today.0 + ten_years);
+        ahead.store.close().await;
+        drop(ahead);
+
+        let app = app(dir.path()).await;
+        let now = app.clock.now();
+        assert!(now.0.abs_diff(today.0) < 600_000_000, "now is {}", crate::clock::rfc3339(now));
+        assert!(app.store.newest_time().await.unwrap() <= now);
+        let row = app.store.decision(&job()).await.unwrap().unwrap();
+        assert_eq!((row.decision.version, row.decision.reason.as_str()), (decision.version, "because"));
+        assert!(row.decision.decided_at <= now && app.store.trials(&job(), 1).await.unwrap()[0].asked <= now);
+        assert_eq!((app.store.damaged_rows(), app.store.planner_memory(&job()).await.unwrap()), (0, None));
+        assert!(app.store.links().await.unwrap().iter().all(|link| link.received <= now));
+        for row in app.store.ranks(&job()).await.unwrap() {
+            assert!(row.seen <= now);
+        }
+        // The loop goes on with it, and the next decision is of today.
+        running_job(&app).await;
+        pass(&app).await.unwrap();
+        assert!(app.store.newest_time().await.unwrap() <= app.clock.now());
+    }
 }

@@ -13,6 +13,8 @@ mod nodes;
 mod open;
 mod private;
 mod scenario;
+mod seal;
+mod shift;
 mod steps;
 mod trials;
 mod trim;
@@ -94,6 +96,18 @@ pub enum StoreError {
         /// Why it is refused.
         why: String,
     },
+    /// A row is not what was written: its seal does not fit.
+    #[error(
+        "read {row} from the table {table}: it is damaged, its checksum does not fit what is stored, and it is not used; \
+         restore a backup of the database, or stop the controller, move the database aside and start again: agents and \
+         jobs come back by themselves, past decisions and what trials found do not"
+    )]
+    Damaged {
+        /// Which table.
+        table: &'static str,
+        /// Which row, in words.
+        row: String,
+    },
     /// A decision whose version is not the next, or whose parent is not the newest: another writer was first.
     #[error("store decision {version} of job {job}: the newest is {newest}")]
     Fenced {
@@ -114,6 +128,7 @@ pub type Result<T> = std::result::Result<T, StoreError>;
 pub struct Store {
     write: Writer,
     read: SqlitePool,
+    damaged: seal::Damaged,
     /// Read back once: reading it fits every curve anew.
     book: Mutex<Option<Arc<CoefficientBook>>>,
     book_reads: AtomicU64,
@@ -159,7 +174,7 @@ impl Store {
         private::prepare(path);
         let (write, read) = open::open(path).await?;
         let (book, book_reads) = Default::default();
-        Ok(Self { write, read, book, book_reads, lock })
+        Ok(Self { write, read, damaged: seal::Damaged::default(), book, book_reads, lock })
     }
 
     /// Closes the file in an orderly way.
@@ -187,6 +202,11 @@ impl Store {
     /// Whether the newest looks found that writing fails although a fresh connection could write: a restart helps.
     pub fn is_stuck(&self) -> bool {
         self.write.is_stuck()
+    }
+
+    /// Rows that were found damaged since the start; none of them is used.
+    pub fn damaged_rows(&self) -> usize {
+        self.damaged.count()
     }
 
     /// Raises a counter by `by`, and at least to `floor`; returns its new value.
