@@ -53,6 +53,9 @@ pub const LIST_ENDED: usize = 50;
 /// A job whose agents have all been silent for this long has ended.
 pub const LOST_AFTER_S: f64 = 3600.0;
 
+/// Ranks that no agent has announced this long after their job's first are missing: all ranks of a job start together.
+pub const ANNOUNCED_WITHIN_S: f64 = 60.0;
+
 /// Least steps of an interval: fewer have no median.
 pub const INTERVAL_STEPS: usize = 10;
 

@@ -100,6 +100,24 @@ pub struct JobView {
     pub predicted_step_us: Option<f64>,
     /// Mean gain over the newest steps.
     pub gain: Option<f64>,
+    /// Nodes whose agents are silent, and ranks that no agent has announced. Steps count that the other ranks reported.
+    #[serde(default)]
+    pub missing: Vec<MissingView>,
+}
+
+/// A part of a job that no agent shows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MissingView {
+    /// Which node; null where no agent has announced the ranks.
+    pub node: Option<NodeName>,
+    /// Its ranks of the job.
+    pub ranks: Vec<u32>,
+    /// When its agent sent something last, RFC 3339.
+    pub since: String,
+    /// The same in microseconds since the epoch.
+    pub since_us: u64,
+    /// What it means for the job, as a sentence.
+    pub meaning: String,
 }
 
 /// The decision in force, `GET /api/v1/jobs/{id}/decision`.

@@ -15,6 +15,7 @@ use crate::app::App;
 use crate::cycle::{gather, recent_steps};
 use crate::limits::{INTERVALS, LIST_ENDED, PAGE_DEFAULT, PAGE_MOST};
 use crate::measure;
+use crate::missing::Sight;
 use crate::store::{JobRow, NewTrial, ProgressRow};
 
 async fn find(app: &App, job: &JobId) -> Result<JobRow, ApiError> {
@@ -39,7 +40,8 @@ impl Page {
 async fn view(app: &App, row: JobRow) -> Result<JobView, ApiError> {
     let ranks = app.store.ranks(&row.job).await?;
     let running = row.ended.is_none();
-    let steps = if running { recent_steps(app, &row).await? } else { Vec::new() };
+    let sight = if running { app.sight(&row, &ranks) } else { Sight::default() };
+    let steps = if running { recent_steps(app, &row, &sight).await? } else { Vec::new() };
     let version = app.store.decision(&row.job).await?.map(|d| d.decision.version).unwrap_or_default();
     // Before the newest decision is in force, the steps under the one before it are what runs.
     let measured = measure::measured(&steps, version)
@@ -51,6 +53,7 @@ async fn view(app: &App, row: JobRow) -> Result<JobView, ApiError> {
         measured,
         compute_us: measure::compute(&steps).map(|s| s.get() * 1e6),
         board: app.boards().get(&row.job).cloned(),
+        missing: &sight.missing,
     };
     Ok(views::job(row, &parts))
 }

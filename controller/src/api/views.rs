@@ -3,11 +3,12 @@
 use flexcomm_domain::{Decision, Timestamp};
 use flexcomm_planner::Measured;
 use flexcomm_wire::TrialOutcome;
-use flexcomm_wire::api::{DecisionView, HistoryEntry, IntervalView, JobView, NodeView, TrialView};
+use flexcomm_wire::api::{DecisionView, HistoryEntry, IntervalView, JobView, MissingView, NodeView, TrialView};
 use std::collections::BTreeMap;
 
 use crate::app::Board;
 use crate::clock::rfc3339;
+use crate::missing::Missing;
 use crate::presence::Seen;
 use crate::store::{DecisionRow, IntervalRow, JobRow, NodeRow, RankRow, TrialReportRow, TrialRow};
 
@@ -32,6 +33,17 @@ pub(super) struct JobParts<'a> {
     pub measured: Option<Measured>,
     pub compute_us: Option<f64>,
     pub board: Option<Board>,
+    pub missing: &'a [Missing],
+}
+
+fn missing(missing: &Missing) -> MissingView {
+    MissingView {
+        node: missing.node.clone(),
+        ranks: missing.ranks.clone(),
+        since: rfc3339(missing.since),
+        since_us: missing.since.0,
+        meaning: missing.meaning(),
+    }
 }
 
 pub(super) fn job(row: JobRow, parts: &JobParts<'_>) -> JobView {
@@ -56,6 +68,7 @@ pub(super) fn job(row: JobRow, parts: &JobParts<'_>) -> JobView {
         predicted_sync_us: board.and_then(|b| b.predicted_sync_us),
         predicted_step_us: board.and_then(|b| b.predicted_step_us),
         gain: measured.map(|m| m.gain.get()),
+        missing: parts.missing.iter().map(missing).collect(),
     }
 }
 

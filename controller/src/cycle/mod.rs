@@ -104,7 +104,9 @@ async fn lost(app: &App, job: &JobRow) -> Result<bool, CycleError> {
 /// One pass over everything.
 pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
     let jobs = app.store.running_jobs().await?;
-    app.boards().retain(|job, _| jobs.iter().any(|j| j.job == *job));
+    let runs = |job: &flexcomm_domain::JobId| jobs.iter().any(|j| j.job == *job);
+    app.boards().retain(|job, _| runs(job));
+    app.missing().retain(runs);
     let each = futures_util::stream::iter(jobs).map(|job| one_job(app, job));
     let failed: Vec<CycleError> =
         each.buffer_unordered(JOBS_AT_ONCE).filter_map(|r| std::future::ready(r.err())).collect().await;
@@ -113,11 +115,23 @@ pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
     failed.into_iter().next().map_or(Ok(()), Err)
 }
 
+/// Logs which nodes went missing or are back. A decision that all ranks follow whose agents live is in force: they switch
+/// together, and those of a missing node cannot say so.
+async fn look_for_missing(app: &App, job: &JobRow) -> Result<(), CycleError> {
+    let sight = app.sight(job, &app.store.ranks(&job.job).await?);
+    app.missing().note(&job.job, &sight.missing, app.clock.now());
+    if sight.missing.is_empty() {
+        return Ok(());
+    }
+    Ok(app.store.confirm_applied(&job.job, &sight.expected).await?)
+}
+
 async fn one_job(app: &Arc<App>, job: JobRow) -> Result<(), CycleError> {
     if lost(app, &job).await? {
         tracing::info!(job = %job.job, "ended: its agents have been gone for long");
         return Ok(app.store.end_lost(&job.job, app.clock.now()).await?);
     }
+    look_for_missing(app, &job).await?;
     trials::settle(app, &job).await?;
     let gathered = gather(app, &job).await?;
     let decided = decide::decide(&gathered).await?;

@@ -2,8 +2,9 @@
 
 use flexcomm_domain::{Decision, JobId, Timestamp, Version};
 use sqlx::SqliteConnection;
+use std::collections::BTreeSet;
 
-use super::{Result, Store, StoreError, signed, sql, stored, time, unsigned};
+use super::{Result, Store, StoreError, json, signed, sql, stored, time, unsigned};
 use crate::limits::DECISIONS;
 
 /// A stored decision.
@@ -100,6 +101,13 @@ impl Store {
             .await
             .map_err(sql("read the versions"))?;
         Ok(rows.into_iter().map(|(job, v)| (job, unsigned(v))).collect())
+    }
+
+    /// The newest decision is in force once all these ranks have reported it: those that can.
+    pub async fn confirm_applied(&self, job: &JobId, ranks: &BTreeSet<u32>) -> Result<()> {
+        let mut db = self.write.acquire().await.map_err(sql("store that a decision is in force"))?;
+        let newest = newest_version(&mut db, job).await?;
+        confirm(&mut db, job, newest, ranks).await
     }
 
     /// What the planner remembers of a job, as JSON.
@@ -227,17 +235,23 @@ pub(super) async fn put_applied(
         .execute(&mut *db)
         .await
         .map_err(&on_error)?;
+    confirm(db, &r.job, r.version, &(0..world).collect()).await
+}
+
+/// Gives a decision its first step when all these ranks have reported it.
+async fn confirm(db: &mut SqliteConnection, job: &JobId, version: u64, ranks: &BTreeSet<u32>) -> Result<()> {
+    let operation = "store that a decision is in force";
     sqlx::query(
         "UPDATE decisions SET applied_at_step = (SELECT max(step) FROM applied WHERE job = $1 AND version = $2)
-         WHERE job = $1 AND version = $2 AND applied_at_step IS NULL
-            AND (SELECT count(*) FROM applied WHERE job = $1 AND version = $2 AND rank < $3) >= $3",
+         WHERE job = $1 AND version = $2 AND applied_at_step IS NULL AND NOT EXISTS
+            (SELECT value FROM json_each($3) EXCEPT SELECT rank FROM applied WHERE job = $1 AND version = $2)",
     )
-    .bind(r.job.as_str())
-    .bind(signed(r.version))
-    .bind(i64::from(world))
+    .bind(job.as_str())
+    .bind(signed(version))
+    .bind(json(operation, ranks)?)
     .execute(&mut *db)
     .await
-    .map_err(&on_error)?;
+    .map_err(sql(operation))?;
     Ok(())
 }
 
