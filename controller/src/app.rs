@@ -42,6 +42,8 @@ pub struct App {
     pub(crate) missing: Mutex<Noted>,
     /// Counters of this process.
     pub counters: Counters,
+    /// Held by a pass of the loop: what it stores of a job must not come after the job was deleted.
+    pub(crate) passing: tokio::sync::Mutex<()>,
     /// Wakes the loop.
     pub wake: Notify,
     /// Bounds the order streams.
@@ -105,6 +107,7 @@ impl App {
             board: Mutex::default(),
             missing: Mutex::default(),
             counters: Counters::new(),
+            passing: tokio::sync::Mutex::default(),
             wake: Notify::new(),
             streams: Semaphore::new(crate::limits::MAX_STREAMS),
             stopping: watch::Sender::new(false),

@@ -106,11 +106,14 @@ mod tests {
     fn job(world: u32) -> JobRow {
         JobRow {
             job: JobId::new("j").unwrap(),
+            run: None,
             world,
             gradient_values: 1,
             backend: "x".into(),
             created: Timestamp(0),
             ended: None,
+            how: None,
+            earlier: flexcomm_domain::Version(0),
             loss: None,
             accuracy: None,
         }

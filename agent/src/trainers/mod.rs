@@ -12,7 +12,7 @@ use crate::metrics::Metrics;
 use crate::probing::Passive;
 use crate::reports::ReportLog;
 use flexcomm_domain::{JobId, NodeName};
-use flexcomm_wire::{JobOrders, JobSeen, MAX_LINE, PROTOCOL, ReportBody, ToTrainer};
+use flexcomm_wire::{JobOrders, JobSeen, MAX_LINE, PROTOCOL, RefusedRun, ReportBody, ToTrainer};
 use lines::{LineError, read_line};
 use pages::Pages;
 use protocol::{Event, Session};
@@ -24,10 +24,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, broadcast, watch};
 
 /// Most trainers connected at once: eight accelerators in each of a few jobs, with room.
 const MAX_TRAINERS: usize = 256;
+/// Refusals that connections have not looked at, and reasons that are remembered: a few jobs' worth.
+const MAX_REFUSED: usize = 64;
 /// A trainer that has not said hello by then is refused.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
 /// A rank that was here before this agent started and is not back by then has left.
@@ -47,6 +49,9 @@ impl Registry {
     fn join(&mut self, seen: &JobSeen) -> Result<u64, String> {
         let others = self.live.values().map(|(_, other)| other).filter(|o| o.job == seen.job && o.rank != seen.rank);
         for other in others {
+            if other.run != seen.run {
+                return Err(another_run(&seen.job));
+            }
             if (other.world, other.gradient_values) != (seen.world, seen.gradient_values) {
                 return Err(format!(
                     "rank {} of job {} says {} ranks and {} values, rank {} says {} and {}",
@@ -77,6 +82,14 @@ impl Registry {
     }
 }
 
+/// Why a run of a job waits until another one has left this node.
+fn another_run(job: &JobId) -> String {
+    format!(
+        "another run trains under the name {job} on this node already: give each training a name of its own, by FLEXCOMM_JOB \
+         or attach(job=...)"
+    )
+}
+
 /// Where what trainers say goes.
 pub(crate) struct Sinks {
     pub(crate) reports: Arc<ReportLog>,
@@ -96,6 +109,10 @@ pub(crate) struct Trainers {
     /// Ranks of an earlier agent, until they are back or given up.
     missing: Mutex<Ranks>,
     began: Instant,
+    /// Runs that the controller refuses, for the connections of their ranks.
+    refused: broadcast::Sender<RefusedRun>,
+    /// Reasons of refusals that were logged: a trainer asks again every few seconds.
+    logged: Mutex<BTreeSet<String>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -110,7 +127,19 @@ impl Trainers {
         let (pages, registry) = (Mutex::new(pages), Mutex::new(Registry::default()));
         let (roster, missing) = Roster::open(&config.state_dir);
         let (missing, began) = (Mutex::new(missing), Instant::now());
-        Arc::new(Self { node, reports, passive, metrics, pages, registry, roster, missing, began })
+        Arc::new(Self {
+            node,
+            reports,
+            passive,
+            metrics,
+            pages,
+            registry,
+            roster,
+            missing,
+            began,
+            refused: broadcast::Sender::new(MAX_REFUSED),
+            logged: Mutex::default(),
+        })
     }
 
     /// Tells the controller again who is here: one with an empty store would know nobody.
@@ -149,7 +178,7 @@ impl Trainers {
         self.note_ranks();
         for (job, rank) in missing {
             tracing::info!(%job, rank, "trainer did not come back");
-            self.reports.push(ReportBody::JobLeft { job, rank });
+            self.reports.push(ReportBody::JobLeft { job, rank, connection_lost: true });
         }
     }
 
@@ -173,6 +202,22 @@ impl Trainers {
         self.note_ranks();
         let page = page.to_string_lossy().into_owned();
         Ok((id, ToTrainer::Welcome { protocol: PROTOCOL, node: self.node.clone(), page }))
+    }
+
+    /// The controller refuses a run: connections of its ranks end with the reason.
+    pub(crate) fn refuse_run(&self, run: RefusedRun) {
+        // Without receivers the run's trainers are gone already.
+        let _ = self.refused.send(run);
+    }
+
+    fn log_refusal(&self, reason: &str) {
+        let mut logged = lock(&self.logged);
+        if logged.len() >= MAX_REFUSED {
+            logged.clear();
+        }
+        if logged.insert(reason.to_owned()) {
+            tracing::warn!(reason, "trainer refused");
+        }
     }
 
     fn handle(&self, event: Event) {
@@ -234,7 +279,7 @@ pub(crate) async fn serve(listener: UnixListener, trainers: Arc<Trainers>, mut s
 
 async fn refuse(mut stream: UnixStream, trainers: &Trainers, reason: String) {
     trainers.metrics.trainers_refused_total.inc();
-    tracing::warn!(reason, "trainer refused");
+    trainers.log_refusal(&reason);
     // A peer that is gone or does not read loses its answer.
     let _ = answer(&mut stream, &ToTrainer::Refused { reason }).await;
 }
@@ -255,6 +300,7 @@ async fn session(stream: UnixStream, trainers: &Trainers) {
         Ok(Err(reason)) => return refuse(stream.into_inner(), trainers, reason).await,
         Err(_) => return refuse(stream.into_inner(), trainers, format!("no hello within {HELLO_WITHIN:?}")).await,
     };
+    let mut refused = trainers.refused.subscribe();
     let (id, welcome) = match trainers.welcome(&seen) {
         Ok(welcome) => welcome,
         Err(reason) => return refuse(stream.into_inner(), trainers, reason).await,
@@ -263,17 +309,42 @@ async fn session(stream: UnixStream, trainers: &Trainers) {
     tracing::info!(job = %seen.job, rank = seen.rank, world = seen.world, "trainer joined");
     trainers.reports.push(ReportBody::JobSeen(seen.clone()));
     let end = match answer(stream.get_mut(), &welcome).await {
-        Ok(()) => follow(&mut stream, &mut session, trainers).await,
+        Ok(()) => tokio::select! {
+            end = follow(&mut stream, &mut session, trainers) => end,
+            reason = refusal(&mut refused, &seen) => Err(reason),
+        },
         Err(error) => Err(format!("the welcome could not be sent: {error}")),
     };
     trainers.metrics.trainers.dec();
     if lock(&trainers.registry).leave(&seen, id) {
         tracing::info!(job = %seen.job, rank = seen.rank, "trainer left");
         trainers.note_ranks();
-        trainers.reports.push(ReportBody::JobLeft { job: seen.job, rank: seen.rank });
+        trainers.reports.push(ReportBody::JobLeft {
+            job: seen.job,
+            rank: seen.rank,
+            connection_lost: !matches!(end, Ok(End::Goodbye)),
+        });
     }
     if let Err(reason) = end {
         refuse(stream.into_inner(), trainers, reason).await;
+    }
+}
+
+/// How a connection ended that was not refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Goodbye,
+    Lost,
+}
+
+/// Waits until the controller refuses this rank's run.
+async fn refusal(refused: &mut broadcast::Receiver<RefusedRun>, seen: &JobSeen) -> String {
+    loop {
+        match refused.recv().await {
+            Ok(run) if run.job == seen.job && Some(run.run) == seen.run => return run.reason,
+            Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
+            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+        }
     }
 }
 
@@ -299,15 +370,15 @@ async fn hello(stream: &mut BufReader<UnixStream>, session: &mut Session) -> Res
     Ok(session.seen().cloned())
 }
 
-async fn follow(stream: &mut BufReader<UnixStream>, session: &mut Session, trainers: &Trainers) -> Result<(), String> {
+async fn follow(stream: &mut BufReader<UnixStream>, session: &mut Session, trainers: &Trainers) -> Result<End, String> {
     let mut line = Vec::new();
     while next_line(stream, &mut line).await? {
         match session.line(&line)? {
-            Event::Left => break,
+            Event::Left => return Ok(End::Goodbye),
             event => trainers.handle(event),
         }
     }
-    Ok(())
+    Ok(End::Lost)
 }
 
 #[cfg(test)]
@@ -318,6 +389,7 @@ mod tests {
         let hello = protocol::tests::hello("j", rank);
         JobSeen {
             job: hello.job,
+            run: None,
             rank,
             world,
             gradient_values: 1000,
@@ -365,9 +437,41 @@ mod tests {
         let left: Vec<flexcomm_wire::Report> =
             left.iter().map(|r| serde_json::from_slice(&r.payload).unwrap()).collect();
         assert_eq!(left.len(), 1);
-        assert_eq!(left[0].body, ReportBody::JobLeft { job: "j".parse().unwrap(), rank: 0 });
+        assert_eq!(left[0].body, ReportBody::JobLeft { job: "j".parse().unwrap(), rank: 0, connection_lost: true });
         drop(trainers);
         assert_eq!(Roster::open(&state_dir).1, [("j".parse().unwrap(), 1)].into());
+    }
+
+    #[test]
+    fn another_run_of_a_job_waits_until_the_first_has_left() {
+        let of = |run, rank| JobSeen { run: Some(flexcomm_domain::RunId(run)), ..seen(rank, 4) };
+        let mut registry = Registry::default();
+        let first = registry.join(&of(1, 0)).unwrap();
+        registry.join(&of(1, 1)).unwrap();
+        let refused = registry.join(&of(2, 2)).unwrap_err();
+        assert!(
+            refused.contains("another run trains under the name j") && refused.contains("FLEXCOMM_JOB"),
+            "{refused}"
+        );
+        registry.leave(&of(1, 0), first);
+        assert!(registry.join(&of(2, 0)).is_err(), "rank 1 of the first is there");
+    }
+
+    /// What the controller answers reaches the connections of that run, and no other.
+    #[tokio::test]
+    async fn the_controllers_refusal_reaches_the_trainers_of_that_run() {
+        let sender = broadcast::Sender::new(4);
+        let mut receiver = sender.subscribe();
+        let run = |number| RefusedRun {
+            job: "j".parse().unwrap(),
+            run: flexcomm_domain::RunId(number),
+            reason: format!("reason {number}"),
+        };
+        for number in [1, 2] {
+            sender.send(run(number)).unwrap();
+        }
+        let own = JobSeen { run: Some(flexcomm_domain::RunId(2)), ..seen(0, 4) };
+        assert_eq!(refusal(&mut receiver, &own).await, "reason 2");
     }
 
     #[test]

@@ -72,6 +72,7 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
         coefficients: (*app.store.coefficients().await?).clone(),
         compute: measure::compute(&steps),
         measured: measure::measured(&known, version),
+        earlier: job.earlier,
         in_force,
         // A memory of another version of the planner is as good as none.
         memory: memory.and_then(|text| serde_json::from_str::<Memory>(&text).ok()).unwrap_or_default(),

@@ -18,7 +18,7 @@ use futures_util::StreamExt;
 use std::sync::Arc;
 
 use crate::app::App;
-use crate::limits::LOST_AFTER_S;
+use crate::limits::{LEFT_BEHIND_S, LOST_AFTER_S};
 use crate::publish::publish;
 use crate::store::{JobRow, StoreError};
 
@@ -90,19 +90,22 @@ pub async fn run(app: Arc<App>) {
     }
 }
 
-/// Whether every agent that runs ranks of a job has been silent for long.
+/// Whether every agent that runs ranks of a job has been silent for long; for less long when a rank has left, since the
+/// others cannot train without it.
 async fn lost(app: &App, job: &JobRow) -> Result<bool, CycleError> {
     let now = app.clock.now();
+    let ranks = app.store.ranks(&job.job).await?;
+    let limit_s = if ranks.iter().any(|r| r.left.is_some()) { LEFT_BEHIND_S } else { LOST_AFTER_S };
     let silent = |node: &flexcomm_domain::NodeName| match app.presence.get(node, now) {
-        Some((seen, _)) => now.since(seen.last).get() >= LOST_AFTER_S,
+        Some((seen, _)) => now.since(seen.last).get() >= limit_s,
         None => true,
     };
-    let ranks = app.store.ranks(&job.job).await?;
     Ok(ranks.iter().filter(|r| r.left.is_none()).all(|r| silent(&r.node)))
 }
 
 /// One pass over everything.
 pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
+    let _passing = app.passing.lock().await;
     let jobs = app.store.running_jobs().await?;
     let runs = |job: &flexcomm_domain::JobId| jobs.iter().any(|j| j.job == *job);
     app.boards().retain(|job, _| runs(job));
@@ -128,13 +131,18 @@ async fn look_for_missing(app: &App, job: &JobRow) -> Result<(), CycleError> {
 
 async fn one_job(app: &Arc<App>, job: JobRow) -> Result<(), CycleError> {
     if lost(app, &job).await? {
-        tracing::info!(job = %job.job, "ended: its agents have been gone for long");
+        tracing::info!(job = %job.job, "ended: the agents of its ranks have been silent for long");
         return Ok(app.store.end_lost(&job.job, app.clock.now()).await?);
     }
     look_for_missing(app, &job).await?;
     trials::settle(app, &job).await?;
     let gathered = gather(app, &job).await?;
     let decided = decide::decide(&gathered).await?;
+    let now = app.store.job(&job.job).await?;
+    if now.is_none_or(|now| now.created != job.created || now.run != job.run) {
+        // Another run has the name since: what was decided is not for it.
+        return Ok(());
+    }
     let checked = check::check(&gathered, decided);
     if checked.refused.is_some() {
         app.counters.refused_decisions.inc();
@@ -167,6 +175,7 @@ mod tests {
     fn hello(rank: u32) -> ReportBody {
         ReportBody::JobSeen(JobSeen {
             job: job(),
+            run: None,
             rank,
             world: 2,
             gradient_values: 1_000_000,

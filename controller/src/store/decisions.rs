@@ -186,14 +186,17 @@ async fn forget_old(db: &mut SqliteConnection, job: &JobId, newest: u64) -> Resu
     Ok(())
 }
 
-/// 0 before the first.
+/// The newest version of a job, whichever of its runs had it; 0 before the first.
 pub(super) async fn newest_version(db: &mut SqliteConnection, job: &JobId) -> Result<u64> {
-    let (version,): (Option<i64>,) = sqlx::query_as("SELECT max(version) FROM decisions WHERE job = $1")
-        .bind(job.as_str())
-        .fetch_one(db)
-        .await
-        .map_err(sql("read the newest version"))?;
-    Ok(version.map_or(0, unsigned))
+    let (version,): (i64,) = sqlx::query_as(
+        "SELECT max(coalesce((SELECT max(version) FROM decisions WHERE job = $1), 0),
+            coalesce((SELECT first_version FROM jobs WHERE job = $1), 0))",
+    )
+    .bind(job.as_str())
+    .fetch_one(db)
+    .await
+    .map_err(sql("read the newest version"))?;
+    Ok(unsigned(version))
 }
 
 /// The digest of a stored decision's strategy.

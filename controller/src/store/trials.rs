@@ -133,16 +133,15 @@ impl Store {
         let operation = "store a trial";
         let on_error = sql(operation);
         let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
-        let (newest, pending): (Option<i64>, i64) =
-            sqlx::query_as("SELECT max(id), count(*) FILTER (WHERE state = 'pending') FROM trials WHERE job = $1")
-                .bind(job.as_str())
-                .fetch_one(&mut *tx)
-                .await
-                .map_err(&on_error)?;
+        let (pending,): (i64,) = sqlx::query_as("SELECT count(*) FROM trials WHERE job = $1 AND state = 'pending'")
+            .bind(job.as_str())
+            .fetch_one(&mut *tx)
+            .await
+            .map_err(&on_error)?;
         if pending > 0 {
             return Ok(None);
         }
-        let id = newest.map_or(0, unsigned) + 1;
+        let id = newest(&mut tx, job).await? + 1;
         sqlx::query(
             "INSERT INTO trials (job, id, asked_us, why, state, candidates, iterations, budget_ms)
              VALUES ($1, $2, $3, $4, 'pending', $5, $6, $7)",
@@ -214,4 +213,16 @@ pub(super) async fn put_report(db: &mut SqliteConnection, r: &TrialReport, now: 
     .await
     .map_err(sql(operation))?;
     Ok(())
+}
+/// The newest trial of a job, whichever of its runs asked for it; 0 before the first.
+pub(super) async fn newest(db: &mut SqliteConnection, job: &JobId) -> Result<u64> {
+    let (id,): (i64,) = sqlx::query_as(
+        "SELECT max(coalesce((SELECT max(id) FROM trials WHERE job = $1), 0),
+            coalesce((SELECT first_trial FROM jobs WHERE job = $1), 0))",
+    )
+    .bind(job.as_str())
+    .fetch_one(db)
+    .await
+    .map_err(sql("read the newest trial"))?;
+    Ok(unsigned(id))
 }
