@@ -109,7 +109,8 @@ async fn decisions_reach_the_page_and_only_forward() {
     forged.strategy.cr = 0.5;
     controller.order(|orders| orders.jobs = vec![job(forged)]);
     controller.order(|orders| orders.jobs = vec![job(decision(4, DENSE))]);
-    let trial = TrialOrder { id: 1, candidates: vec![decision(1, DENSE).strategy], iterations: 10, budget_ms: 1000 };
+    let trial =
+        TrialOrder { run: None, id: 1, candidates: vec![decision(1, DENSE).strategy], iterations: 10, budget_ms: 1000 };
     controller.order(|orders| {
         orders.jobs = vec![JobOrders { trial: Some(trial.clone()), ..job(decision(5, TOPK)) }];
     });

@@ -164,6 +164,7 @@ fn an_agent_takes_all(stderr_is_open: bool) {
     let hello = Hello {
         protocol: PROTOCOL,
         job: job.clone(),
+        run: None,
         rank: 0,
         world: 1,
         gradient_values: 1,

@@ -12,9 +12,10 @@ use crate::config::Config;
 use crate::echoes::Echoes;
 use crate::grants::{Pair, Scheduler};
 use crate::metrics::Counters;
+use crate::missing::{self, Noted, Sight};
 use crate::presence::Presence;
 use crate::publish::{EPOCH_STEP, Publisher};
-use crate::store::Store;
+use crate::store::{JobRow, RankRow, Store};
 use crate::{ConfigError, ServeError};
 
 /// Everything. What must survive is in the store; the rest is filled again within a second of a restart.
@@ -40,8 +41,12 @@ pub struct App {
     pub echoes: Mutex<Echoes>,
     /// What the loop saw last, by job.
     pub board: Mutex<BTreeMap<JobId, Board>>,
+    /// Nodes of jobs that were missing at the last look.
+    pub(crate) missing: Mutex<Noted>,
     /// Counters of this process.
     pub counters: Counters,
+    /// Held by a pass of the loop: what it stores of a job must not come after the job was deleted.
+    pub(crate) passing: tokio::sync::Mutex<()>,
     /// Wakes the loop.
     pub wake: Notify,
     /// Bounds the order streams.
@@ -123,13 +128,30 @@ impl App {
             grants: Mutex::new(grants),
             echoes: Mutex::new(Echoes::configured(&config.probes)),
             board: Mutex::default(),
+            missing: Mutex::default(),
             counters: Counters::new(),
+            passing: tokio::sync::Mutex::default(),
             wake: Notify::new(),
             streams: Semaphore::new(crate::limits::MAX_STREAMS),
             bodies: Arc::new(Semaphore::new(crate::limits::BODY_BUDGET)),
             stopping: watch::Sender::new(false),
             config,
         })
+    }
+
+    /// How much of a job its agents show now.
+    pub(crate) fn sight(&self, job: &JobRow, ranks: &[RankRow]) -> Sight {
+        let now = self.clock.now();
+        missing::sight(job, ranks, now, |rank| match self.presence.get(&rank.node, now) {
+            Some((_, true)) => None,
+            Some((seen, false)) => Some(seen.last),
+            None => Some(rank.seen),
+        })
+    }
+
+    /// What was missing at the last look.
+    pub(crate) fn missing(&self) -> MutexGuard<'_, Noted> {
+        self.missing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the loop saw last.

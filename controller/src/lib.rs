@@ -16,6 +16,7 @@ mod limits;
 mod links;
 mod measure;
 pub mod metrics;
+mod missing;
 mod presence;
 mod publish;
 mod reports;

@@ -82,6 +82,16 @@ pub const LIST_ENDED: usize = 50;
 /// A job whose agents have all been silent for this long has ended.
 pub const LOST_AFTER_S: f64 = 3600.0;
 
+/// ... and a job of which a rank has left, when the agents of those that have not have been silent for this long: no rank
+/// trains without the others.
+pub const LEFT_BEHIND_S: f64 = 60.0;
+
+/// Runs kept of a job's name besides the newest: for people who ask how the last ones went.
+pub const RUNS: u64 = 50;
+
+/// Ranks that no agent has announced this long after their job's first are missing: all ranks of a job start together.
+pub const ANNOUNCED_WITHIN_S: f64 = 60.0;
+
 /// Least steps of an interval: fewer have no median.
 pub const INTERVAL_STEPS: usize = 10;
 

@@ -50,6 +50,10 @@ table! {
     JOB_WORLD = "flexcomm_job_ranks" ["training_job"];
     /// Ranks of the job whose trainers are connected.
     JOB_LIVE = "flexcomm_job_live_ranks" ["training_job"];
+    /// Nodes of the job whose agents are silent, and one more where no agent has announced some ranks.
+    JOB_MISSING = "flexcomm_job_missing_nodes" ["training_job"];
+    /// Seconds since the silent agent of a node of the job sent something.
+    JOB_MISSING_FOR = "flexcomm_job_missing_node_seconds" ["training_job", "node"];
     /// Newest step of the job.
     JOB_STEP = "flexcomm_job_step" ["training_job"];
     /// Newest training loss of the job.

@@ -85,7 +85,7 @@ async fn reports_of_the_unknown_are_set_aside() {
         s.a.link("a", GOOD),
         s.a.steps(dense, (0, 3), 100.0),
         s.a.applied(1, 2, 3),
-        ReportBody::JobLeft { job: common::job(), rank: 0 },
+        ReportBody::JobLeft { job: common::job(), rank: 0, connection_lost: false },
     ];
     let ack = s.a.report(&s.api, bodies).await;
     assert_eq!(ack.set_aside, 5);
@@ -97,7 +97,7 @@ async fn reports_of_the_unknown_are_set_aside() {
     assert_eq!(s.b.report(&s.api, vec![steps]).await.set_aside, 1, "rank 1 has not said hello");
     s.b.report(&s.api, vec![hello_b]).await;
     let later = s.b.steps((9, Strategy::DENSE_RING), (0, 3), 100.0);
-    let trial = flexcomm_wire::TrialOrder { id: 77, candidates: vec![], iterations: 1, budget_ms: 1 };
+    let trial = flexcomm_wire::TrialOrder { run: None, id: 77, candidates: vec![], iterations: 1, budget_ms: 1 };
     let ack = s.b.report(&s.api, vec![later, s.b.applied(9, 1, 2), s.b.trial(&trial)]).await;
     assert_eq!(ack.set_aside, 3);
     assert_eq!((s.set_aside("unknown-version").await, s.set_aside("unknown-trial").await), (2, 1));

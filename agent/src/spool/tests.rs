@@ -186,7 +186,11 @@ fn a_full_disk_takes_results_into_the_reserve_and_refuses_only_then() {
 }
 
 fn report(seq: u64) -> Vec<u8> {
-    let body = flexcomm_wire::ReportBody::JobLeft { job: flexcomm_domain::JobId::new("j").unwrap(), rank: seq as u32 };
+    let body = flexcomm_wire::ReportBody::JobLeft {
+        job: flexcomm_domain::JobId::new("j").unwrap(),
+        rank: seq as u32,
+        connection_lost: false,
+    };
     serde_json::to_vec(&flexcomm_wire::Report { seq, at_us: 1, body }).unwrap()
 }
 

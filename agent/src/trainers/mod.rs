@@ -13,7 +13,7 @@ use crate::metrics::Metrics;
 use crate::probing::Passive;
 use crate::reports::ReportLog;
 use flexcomm_domain::{JobId, NodeName};
-use flexcomm_wire::{JobOrders, JobSeen, MAX_LINE, PROTOCOL, ReportBody, ToTrainer};
+use flexcomm_wire::{JobOrders, JobSeen, MAX_LINE, PROTOCOL, RefusedRun, ReportBody, ToTrainer};
 use lines::{LineError, read_line};
 use pages::Pages;
 use protocol::{Event, Session};
@@ -27,8 +27,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::watch;
+use tokio::sync::{broadcast, watch};
 
+/// Refusals that connections have not looked at: a few jobs' worth.
+const MAX_REFUSED: usize = 64;
 /// A trainer that has not said hello by then is refused.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
 /// A rank that was here before this agent started and is not back by then has left.
@@ -57,6 +59,8 @@ pub(crate) struct Trainers {
     began: Instant,
     /// Whether the spool had no room for the last announcement.
     unannounced: AtomicBool,
+    /// Runs that the controller refuses, for the connections of their ranks.
+    refused: broadcast::Sender<RefusedRun>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -82,6 +86,7 @@ impl Trainers {
             missing,
             began,
             unannounced: AtomicBool::new(false),
+            refused: broadcast::Sender::new(MAX_REFUSED),
         })
     }
 
@@ -125,7 +130,7 @@ impl Trainers {
         self.note_ranks();
         for (job, rank) in missing {
             tracing::info!(%job, rank, "trainer did not come back");
-            self.reports.push(ReportBody::JobLeft { job, rank });
+            self.reports.push(ReportBody::JobLeft { job, rank, connection_lost: true });
         }
     }
 
@@ -151,6 +156,12 @@ impl Trainers {
         drop(registry);
         self.note_ranks();
         Ok((id, ToTrainer::Welcome { protocol: PROTOCOL, node: self.node.clone(), page }))
+    }
+
+    /// The controller refuses a run: connections of its ranks end with the reason.
+    pub(crate) fn refuse_run(&self, run: RefusedRun) {
+        // Without receivers the run's trainers are gone already.
+        let _ = self.refused.send(run);
     }
 
     async fn handle(&self, event: Event) {
@@ -235,6 +246,7 @@ async fn session(stream: UnixStream, peer: Peer, trainers: &Trainers) {
         Ok(Err(reason)) => return refuse(stream.into_inner(), trainers, reason).await,
         Err(_) => return refuse(stream.into_inner(), trainers, format!("no hello within {HELLO_WITHIN:?}")).await,
     };
+    let mut refused = trainers.refused.subscribe();
     let (id, welcome) = match trainers.welcome(&seen, peer, stream.get_ref()) {
         Ok(welcome) => welcome,
         Err(reason) => return refuse(stream.into_inner(), trainers, reason).await,
@@ -242,17 +254,42 @@ async fn session(stream: UnixStream, peer: Peer, trainers: &Trainers) {
     trainers.metrics.trainers.inc();
     tracing::info!(job = %seen.job, rank = seen.rank, world = seen.world, %peer, "trainer joined");
     let end = match answer(stream.get_mut(), &welcome).await {
-        Ok(()) => follow(&mut stream, &mut session, trainers).await,
+        Ok(()) => tokio::select! {
+            end = follow(&mut stream, &mut session, trainers) => end,
+            reason = refusal(&mut refused, &seen) => Err(reason),
+        },
         Err(error) => Err(format!("the welcome could not be sent: {error}")),
     };
     trainers.metrics.trainers.dec();
     if lock(&trainers.registry).leave(&seen, id) {
         tracing::info!(job = %seen.job, rank = seen.rank, "trainer left");
         trainers.note_ranks();
-        trainers.reports.push(ReportBody::JobLeft { job: seen.job, rank: seen.rank });
+        trainers.reports.push(ReportBody::JobLeft {
+            job: seen.job,
+            rank: seen.rank,
+            connection_lost: !matches!(end, Ok(End::Goodbye)),
+        });
     }
     if let Err(reason) = end {
         refuse(stream.into_inner(), trainers, reason).await;
+    }
+}
+
+/// How a connection ended that was not refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Goodbye,
+    Lost,
+}
+
+/// Waits until the controller refuses this rank's run.
+async fn refusal(refused: &mut broadcast::Receiver<RefusedRun>, seen: &JobSeen) -> String {
+    loop {
+        match refused.recv().await {
+            Ok(run) if run.job == seen.job && Some(run.run) == seen.run => return run.reason,
+            Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
+            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+        }
     }
 }
 
@@ -278,15 +315,15 @@ async fn hello(stream: &mut BufReader<UnixStream>, session: &mut Session) -> Res
     Ok(session.seen().cloned())
 }
 
-async fn follow(stream: &mut BufReader<UnixStream>, session: &mut Session, trainers: &Trainers) -> Result<(), String> {
+async fn follow(stream: &mut BufReader<UnixStream>, session: &mut Session, trainers: &Trainers) -> Result<End, String> {
     let mut line = Vec::new();
     while next_line(stream, &mut line).await? {
         match session.line(&line)? {
-            Event::Left => break,
+            Event::Left => return Ok(End::Goodbye),
             event => trainers.handle(event).await,
         }
     }
-    Ok(())
+    Ok(End::Lost)
 }
 
 #[cfg(test)]
@@ -298,6 +335,7 @@ pub(super) mod tests {
         let hello = protocol::tests::hello("j", rank);
         JobSeen {
             job: hello.job,
+            run: None,
             rank,
             world,
             gradient_values: 1000,
@@ -338,13 +376,30 @@ pub(super) mod tests {
         };
         assert_eq!(left(), [], "rank 0 may still come back");
         trainers.give_up_missing();
-        assert_eq!(left(), [ReportBody::JobLeft { job: "j".parse().unwrap(), rank: 0 }]);
+        assert_eq!(left(), [ReportBody::JobLeft { job: "j".parse().unwrap(), rank: 0, connection_lost: true }]);
         drop(trainers);
         assert_eq!(Roster::open(dir.path()).1, [("j".parse().unwrap(), 1)].into());
     }
     fn applied(step: u64) -> FromTrainer {
         let job = "j".parse().unwrap();
         FromTrainer::Applied(flexcomm_wire::AppliedReport { job, rank: 0, version: 1, digest: 1, step })
+    }
+
+    /// What the controller answers reaches the connections of that run, and no other.
+    #[tokio::test]
+    async fn the_controllers_refusal_reaches_the_trainers_of_that_run() {
+        let sender = broadcast::Sender::new(4);
+        let mut receiver = sender.subscribe();
+        let run = |number| RefusedRun {
+            job: "j".parse().unwrap(),
+            run: flexcomm_domain::RunId(number),
+            reason: format!("reason {number}"),
+        };
+        for number in [1, 2] {
+            sender.send(run(number)).unwrap();
+        }
+        let own = JobSeen { run: Some(flexcomm_domain::RunId(2)), ..seen(0, 4) };
+        assert_eq!(refusal(&mut receiver, &own).await, "reason 2");
     }
 
     /// Four times what the spool takes, while the controller stores nothing; then it stores what comes.

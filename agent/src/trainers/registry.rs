@@ -78,19 +78,12 @@ pub(super) struct Registry {
 }
 
 impl Registry {
-    /// Refuses a rank that is connected already, and a world that contradicts the job's other ranks here.
+    /// Refuses a rank that is connected already, another run of a job that is here, and a world that contradicts the job's
+    /// other ranks here.
     pub(super) fn check(&self, seen: &JobSeen, peer: Peer) -> Result<(), String> {
-        let mut known = self.live.get(&(seen.job.clone(), seen.rank)).into_iter().flatten();
-        if let Some(first) = known.find(|first| !first.peer.is_same_process(peer) && first.is_open()) {
-            return Err(format!(
-                "rank {} of job {} is connected already: {}; end it, or give this run another job name \
-                 (FLEXCOMM_JOB)",
-                seen.rank, seen.job, first.peer
-            ));
-        }
-        let others =
-            self.live.values().flatten().filter(|other| other.seen.job == seen.job && other.seen.rank != seen.rank);
-        others.filter(|other| other.is_open()).try_for_each(|other| check_world(seen, &other.seen))
+        let here = self.live.values().flatten().filter(|other| other.seen.job == seen.job);
+        let mut others = here.filter(|other| other.seen.rank != seen.rank || !other.peer.is_same_process(peer));
+        others.try_for_each(|other| if other.is_open() { check_beside(seen, other) } else { Ok(()) })
     }
 
     /// Takes in a rank that was checked. Returns the number of the connection.
@@ -125,13 +118,27 @@ impl Registry {
     }
 }
 
-fn check_world(seen: &JobSeen, other: &JobSeen) -> Result<(), String> {
-    if (other.world, other.gradient_values) == (seen.world, seen.gradient_values) {
+fn check_beside(seen: &JobSeen, other: &Connection) -> Result<(), String> {
+    let (job, rank, there) = (&seen.job, seen.rank, &other.seen);
+    if there.run != seen.run {
+        return Err(format!(
+            "another run trains under the name {job} on this node already (rank {}: {}): give each training a name of its \
+             own, by FLEXCOMM_JOB or attach(job=...)",
+            there.rank, other.peer
+        ));
+    }
+    if there.rank == rank {
+        return Err(format!(
+            "rank {rank} of job {job} is connected already: {}; end it, or give this run another job name (FLEXCOMM_JOB)",
+            other.peer
+        ));
+    }
+    if (there.world, there.gradient_values) == (seen.world, seen.gradient_values) {
         return Ok(());
     }
     Err(format!(
-        "rank {} of job {} says {} ranks and {} values, rank {} says {} and {}",
-        seen.rank, seen.job, seen.world, seen.gradient_values, other.rank, other.world, other.gradient_values
+        "rank {rank} of job {job} says {} ranks and {} values, rank {} says {} and {}",
+        seen.world, seen.gradient_values, there.rank, there.world, there.gradient_values
     ))
 }
 
@@ -261,6 +268,25 @@ mod tests {
         join(&mut registry, &seen(0, 8), ME, ours).unwrap();
         let (ours, _rank_1) = connection();
         join(&mut registry, &seen(1, 8), ME, ours).unwrap();
+    }
+
+    #[test]
+    fn another_run_of_a_job_waits_until_the_first_has_left() {
+        let of = |run, rank| JobSeen { run: Some(flexcomm_domain::RunId(run)), ..seen(rank, 4) };
+        let mut registry = Registry::default();
+        let ((rank_0, theirs_0), (rank_1, theirs_1)) = (connection(), connection());
+        let first = join(&mut registry, &of(1, 0), ME, rank_0).unwrap();
+        join(&mut registry, &of(1, 1), ME, rank_1).unwrap();
+        for rank in [0, 2] {
+            let refused = join(&mut registry, &of(2, rank), ME, connection().0).unwrap_err();
+            assert!(refused.contains("another run trains under the name j on this node already"), "{refused}");
+            assert!(refused.contains("FLEXCOMM_JOB"), "{refused}");
+        }
+        drop(theirs_0);
+        registry.leave(&of(1, 0), first);
+        assert!(join(&mut registry, &of(2, 0), ME, connection().0).is_err(), "rank 1 of the first is there");
+        drop(theirs_1);
+        join(&mut registry, &of(2, 0), ME, connection().0).unwrap();
     }
 
     #[test]

@@ -157,7 +157,12 @@ pub(super) async fn reports(
     if let Some(why) = &done.first_reason {
         tracing::warn!(%node, set_aside = done.set_aside, why, "reports set aside");
     }
-    Ok(Json(ReportAck { acked_seq: done.acked_seq, set_aside: done.set_aside, first_reason: done.first_reason }))
+    Ok(Json(ReportAck {
+        acked_seq: done.acked_seq,
+        set_aside: done.set_aside,
+        first_reason: done.first_reason,
+        refused: done.refused,
+    }))
 }
 
 /// What every report has, whatever else is in it.

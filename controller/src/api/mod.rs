@@ -48,6 +48,7 @@ pub fn router(app: Arc<App>) -> Router {
     // Operators and the lab, with the cluster's token.
     let operators = Router::new()
         .route("/api/v1/jobs/{job}/trials", post(jobs::ask_trial))
+        .route("/api/v1/jobs/{job}", delete(jobs::delete))
         .route("/api/v1/scenario", put(scenario::set))
         .route("/api/v1/scenario", delete(scenario::end))
         .route("/api/v1/nodes/{node}", delete(network::forget))
@@ -64,6 +65,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/api/v1/jobs/{job}", get(jobs::one))
         .route("/api/v1/jobs/{job}/decision", get(jobs::decision))
         .route("/api/v1/jobs/{job}/history", get(jobs::history))
+        .route("/api/v1/jobs/{job}/runs", get(jobs::runs))
         .route("/api/v1/jobs/{job}/report", get(jobs::report))
         .route("/api/v1/jobs/{job}/trials", get(jobs::trials))
         .route("/api/v1/jobs/{job}/intervals", get(jobs::intervals))

@@ -3,6 +3,7 @@
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
+use flexcomm_domain::Timestamp;
 use flexcomm_wire::api::JobView;
 use std::sync::Arc;
 
@@ -64,6 +65,7 @@ async fn all_jobs(app: &App, s: &mut Scrape) -> Result<(), ApiError> {
     let running: Vec<_> = app.store.jobs().await?.into_iter().filter(|j| j.ended.is_none()).map(|j| j.job).collect();
     for view in jobs::all(app).await?.into_iter().filter(|v| running.contains(&v.job)) {
         times(&view, s)?;
+        missing(&view, app.clock.now(), s)?;
         decision(app, &view, s).await?;
     }
     Ok(())
@@ -84,6 +86,16 @@ fn times(view: &JobView, s: &mut Scrape) -> Result<(), ApiError> {
     }
     for (part, us) in [("sync", view.predicted_sync_us), ("step", view.predicted_step_us)] {
         s.maybe(m::JOB_PREDICTED, &[job, part], us.map(|us| us * 1e-6))?;
+    }
+    Ok(())
+}
+
+fn missing(view: &JobView, now: Timestamp, s: &mut Scrape) -> Result<(), ApiError> {
+    let job = view.job.as_str();
+    s.set(m::JOB_MISSING, &[job], view.missing.len() as f64)?;
+    for missing in &view.missing {
+        let node = missing.node.as_ref().map_or("", |n| n.as_str());
+        s.set(m::JOB_MISSING_FOR, &[job, node], now.since(Timestamp(missing.since_us)).get())?;
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ use futures_util::StreamExt;
 use std::sync::Arc;
 
 use crate::app::App;
-use crate::limits::LOST_AFTER_S;
+use crate::limits::{LEFT_BEHIND_S, LOST_AFTER_S};
 use crate::publish::publish;
 use crate::store::{JobRow, StoreError};
 
@@ -90,21 +90,26 @@ pub async fn run(app: Arc<App>) {
     }
 }
 
-/// Whether every agent that runs ranks of a job has been silent for long.
+/// Whether every agent that runs ranks of a job has been silent for long; for less long when a rank has left, since the
+/// others cannot train without it.
 async fn lost(app: &App, job: &JobRow) -> Result<bool, CycleError> {
     let now = app.clock.now();
+    let ranks = app.store.ranks(&job.job).await?;
+    let limit_s = if ranks.iter().any(|r| r.left.is_some()) { LEFT_BEHIND_S } else { LOST_AFTER_S };
     let silent = |node: &flexcomm_domain::NodeName| match app.presence.get(node, now) {
-        Some((seen, _)) => now.since(seen.last).get() >= LOST_AFTER_S,
+        Some((seen, _)) => now.since(seen.last).get() >= limit_s,
         None => true,
     };
-    let ranks = app.store.ranks(&job.job).await?;
     Ok(ranks.iter().filter(|r| r.left.is_none()).all(|r| silent(&r.node)))
 }
 
 /// One pass over everything.
 pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
+    let _passing = app.passing.lock().await;
     let jobs = app.store.running_jobs().await?;
-    app.boards().retain(|job, _| jobs.iter().any(|j| j.job == *job));
+    let runs = |job: &flexcomm_domain::JobId| jobs.iter().any(|j| j.job == *job);
+    app.boards().retain(|job, _| runs(job));
+    app.missing().retain(runs);
     let each = futures_util::stream::iter(jobs).map(|job| one_job(app, job));
     let failed: Vec<CycleError> =
         each.buffer_unordered(JOBS_AT_ONCE).filter_map(|r| std::future::ready(r.err())).collect().await;
@@ -113,14 +118,31 @@ pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
     failed.into_iter().next().map_or(Ok(()), Err)
 }
 
+/// Logs which nodes went missing or are back. A decision that all ranks follow whose agents live is in force: they switch
+/// together, and those of a missing node cannot say so.
+async fn look_for_missing(app: &App, job: &JobRow) -> Result<(), CycleError> {
+    let sight = app.sight(job, &app.store.ranks(&job.job).await?);
+    app.missing().note(&job.job, &sight.missing, app.clock.now());
+    if sight.missing.is_empty() {
+        return Ok(());
+    }
+    Ok(app.store.confirm_applied(&job.job, &sight.expected).await?)
+}
+
 async fn one_job(app: &Arc<App>, job: JobRow) -> Result<(), CycleError> {
     if lost(app, &job).await? {
-        tracing::info!(job = %job.job, "ended: its agents have been gone for long");
+        tracing::info!(job = %job.job, "ended: the agents of its ranks have been silent for long");
         return Ok(app.store.end_lost(&job.job, app.clock.now()).await?);
     }
+    look_for_missing(app, &job).await?;
     trials::settle(app, &job).await?;
     let gathered = gather(app, &job).await?;
     let decided = decide::decide(&gathered).await?;
+    let now = app.store.job(&job.job).await?;
+    if now.is_none_or(|now| now.created != job.created || now.run != job.run) {
+        // Another run has the name since: what was decided is not for it.
+        return Ok(());
+    }
     let checked = check::check(&gathered, decided);
     if checked.refused.is_some() {
         app.counters.refused_decisions.inc();
@@ -153,6 +175,7 @@ mod tests {
     fn hello(rank: u32) -> ReportBody {
         ReportBody::JobSeen(JobSeen {
             job: job(),
+            run: None,
             rank,
             world: 2,
             gradient_values: 1_000_000,

@@ -2,9 +2,10 @@
 
 use flexcomm_domain::{Decision, JobId, Timestamp, Version};
 use sqlx::SqliteConnection;
+use std::collections::BTreeSet;
 
 use super::seal::{Field, intact, seal};
-use super::{Result, Store, StoreError, signed, sql, stored, time, unsigned};
+use super::{Result, Store, StoreError, json, signed, sql, stored, time, unsigned};
 use crate::limits::DECISIONS;
 
 /// A stored decision.
@@ -173,6 +174,15 @@ impl Store {
         Ok(rows.into_iter().map(|(job, v)| (job, unsigned(v))).collect())
     }
 
+    /// The newest decision is in force once all these ranks have reported it: those that can.
+    pub async fn confirm_applied(&self, job: &JobId, ranks: &BTreeSet<u32>) -> Result<()> {
+        let on_error = sql("store that a decision is in force");
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
+        let newest = newest_version(&mut tx, job).await?;
+        confirm(&mut tx, job, newest, ranks).await?;
+        tx.commit().await.map_err(&on_error)
+    }
+
     /// What the planner remembers of a job, as JSON. A damaged row is as good as none: the next look stores it anew.
     pub async fn planner_memory(&self, job: &JobId) -> Result<Option<String>> {
         let row: Option<(String, Option<i64>)> =
@@ -262,14 +272,17 @@ async fn forget_old(db: &mut SqliteConnection, job: &JobId, newest: u64) -> Resu
     Ok(())
 }
 
-/// 0 before the first.
+/// The newest version of a job, whichever of its runs had it; 0 before the first.
 pub(super) async fn newest_version(db: &mut SqliteConnection, job: &JobId) -> Result<u64> {
-    let (version,): (Option<i64>,) = sqlx::query_as("SELECT max(version) FROM decisions WHERE job = $1")
-        .bind(job.as_str())
-        .fetch_one(db)
-        .await
-        .map_err(sql("read the newest version"))?;
-    Ok(version.map_or(0, unsigned))
+    let (version,): (i64,) = sqlx::query_as(
+        "SELECT max(coalesce((SELECT max(version) FROM decisions WHERE job = $1), 0),
+            coalesce((SELECT first_version FROM jobs WHERE job = $1), 0))",
+    )
+    .bind(job.as_str())
+    .fetch_one(db)
+    .await
+    .map_err(sql("read the newest version"))?;
+    Ok(unsigned(version))
 }
 
 /// Sets decisions made after `now` to it; a damaged row gets no new seal. How many.
@@ -333,20 +346,26 @@ pub(super) async fn put_applied(
         .execute(&mut *db)
         .await
         .map_err(&on_error)?;
+    confirm(db, &r.job, r.version, &(0..world).collect()).await
+}
+
+/// Gives a decision its first step when all these ranks have reported it.
+async fn confirm(db: &mut SqliteConnection, job: &JobId, version: u64, ranks: &BTreeSet<u32>) -> Result<()> {
+    let operation = "store that a decision is in force";
     let row: Option<Raw> = sqlx::query_as(concat!(
         "SELECT ",
         columns!(),
-        " FROM decisions WHERE job = $1 AND version = $2 AND applied_at_step IS NULL
-            AND (SELECT count(*) FROM applied WHERE job = $1 AND version = $2 AND rank < $3) >= $3"
+        " FROM decisions WHERE job = $1 AND version = $2 AND applied_at_step IS NULL AND NOT EXISTS
+            (SELECT value FROM json_each($3) EXCEPT SELECT rank FROM applied WHERE job = $1 AND version = $2)"
     ))
-    .bind(r.job.as_str())
-    .bind(signed(r.version))
-    .bind(i64::from(world))
+    .bind(job.as_str())
+    .bind(signed(version))
+    .bind(json(operation, ranks)?)
     .fetch_optional(&mut *db)
     .await
-    .map_err(&on_error)?;
+    .map_err(sql(operation))?;
     match row {
-        Some(row) => applied_by_all(db, row).await.map_err(&on_error),
+        Some(row) => applied_by_all(db, row).await.map_err(sql(operation)),
         None => Ok(()),
     }
 }

@@ -23,7 +23,7 @@ mod write;
 pub use decisions::{DecisionRow, NewDecision};
 pub use ingest::{Incoming, Ingest, News};
 pub use intervals::{IntervalRow, OpenInterval};
-pub use jobs::{JobRow, RankRow};
+pub use jobs::{Deletion, End, JobRow, RankRow, RunRow};
 pub use links::{LinkPoint, LinkRow, PathRow, TestRow};
 pub use nodes::{NodeRow, Registration};
 pub use scenario::SetAsideRow;

@@ -165,11 +165,6 @@ impl Store {
         let operation = "store a trial";
         let on_error = sql(operation);
         let mut tx = self.write.begin().await.map_err(&on_error)?;
-        let newest: Option<i64> = sqlx::query_scalar("SELECT max(id) FROM trials WHERE job = $1")
-            .bind(job.as_str())
-            .fetch_one(&mut *tx)
-            .await
-            .map_err(&on_error)?;
         let pending: Vec<Raw> =
             sqlx::query_as(concat!("SELECT ", columns!(), " FROM trials WHERE job = $1 AND state = 'pending'"))
                 .bind(job.as_str())
@@ -180,7 +175,7 @@ impl Store {
         if pending.iter().any(Raw::is_intact) {
             return Ok(None);
         }
-        let id = newest.map_or(0, unsigned) + 1;
+        let id = newest(&mut tx, job).await? + 1;
         let raw = Raw {
             job: job.to_string(),
             id: signed(id),
@@ -367,4 +362,17 @@ pub(super) async fn put_report(db: &mut SqliteConnection, r: &TrialReport, now: 
     .await
     .map_err(sql(operation))?;
     Ok(())
+}
+
+/// The newest trial of a job, whichever of its runs asked for it; 0 before the first.
+pub(super) async fn newest(db: &mut SqliteConnection, job: &JobId) -> Result<u64> {
+    let (id,): (i64,) = sqlx::query_as(
+        "SELECT max(coalesce((SELECT max(id) FROM trials WHERE job = $1), 0),
+            coalesce((SELECT first_trial FROM jobs WHERE job = $1), 0))",
+    )
+    .bind(job.as_str())
+    .fetch_one(db)
+    .await
+    .map_err(sql("read the newest trial"))?;
+    Ok(unsigned(id))
 }

@@ -8,6 +8,7 @@ import functools
 import gc
 import hashlib
 import logging
+import secrets
 import time
 import weakref
 from typing import (
@@ -96,7 +97,8 @@ def attach(
     group:
         The process group of the model, if it is not the default one.
     job:
-        The job's name; otherwise ``FLEXCOMM_JOB``, or ``"default"``. Models of one process at one agent need a name each.
+        The job's name; otherwise ``FLEXCOMM_JOB``, or the id that torchrun, Slurm or Kubernetes gave the job, or
+        ``"default"``. Models of one process at one agent need a name each.
     socket:
         The agent's Unix socket; otherwise ``FLEXCOMM_SOCKET``. Without either the run is not steered.
     on_nonfinite:
@@ -393,7 +395,9 @@ class Session:
             "a communication hook on the model": bool(model._comm_hooks),
             "whether DDP can be gone below": fits,
         }
-        everyone = _compare({"same": same, "socket": socket is not None}, group)
+        # Any rank might make the id of the run; rank 0's counts.
+        everyone = _compare({"same": same, "socket": socket is not None, "run": secrets.token_hex(8)}, group)
+        self._core.set_run(everyone[0]["run"])
         steered = everyone[0]["socket"]
         if steered:
             _check_words(self._named, self._world)
