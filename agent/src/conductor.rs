@@ -53,6 +53,11 @@ impl Conductor {
         self.follower().epoch()
     }
 
+    /// The controller refuses a run of a job.
+    pub(crate) fn refuse_run(&self, run: flexcomm_wire::RefusedRun) {
+        self.trainers.refuse_run(run);
+    }
+
     /// Follows orders, or counts why not.
     pub(crate) fn orders(&self, orders: Orders) {
         let accepted = self.follower().accept(orders);

@@ -13,7 +13,7 @@ use crate::spool::{SYNC_EVERY, Spool, SpoolError};
 use crate::tc::ShapeError;
 use crate::trainers::pages::Pages;
 use crate::trainers::{self, Trainers};
-use crate::{scrape, shaping};
+use crate::{files, scrape, shaping};
 use std::fs::TryLockError;
 use std::future::Future;
 use std::io;
@@ -77,9 +77,9 @@ fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> AgentEr
     move |why| AgentError::Io { operation, path, why }
 }
 
-/// Makes a folder and takes its lock.
-fn claim(folder: &Path) -> Result<Lock, AgentError> {
-    std::fs::create_dir_all(folder).map_err(io("make", folder))?;
+/// Makes a folder, of this mode when it is not there, and takes its lock.
+fn claim(folder: &Path, mode: u32) -> Result<Lock, AgentError> {
+    files::make_folder(folder, mode).map_err(io("make", folder))?;
     let path = folder.join("agent.lock");
     Lock::try_take(&path).map_err(|error| match error {
         TryLockError::WouldBlock => AgentError::InUse { path: folder.to_owned() },
@@ -90,7 +90,7 @@ fn claim(folder: &Path) -> Result<Lock, AgentError> {
 /// Runs an agent until `shutdown` completes: the link is put back, the spool brought to disk, the socket removed.
 /// Needs a tokio runtime with IO and time; several agents may run in one process.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
-    let _locks = (claim(&config.run_dir)?, claim(&config.state_dir)?);
+    let _locks = (claim(&config.run_dir, files::SHARED)?, claim(&config.state_dir, files::PRIVATE)?);
     recover_links(&config).await;
     let metrics = Metrics::new()?;
     let spool = Spool::open(&config.state_dir.join("spool"), config.spool_limit)?;

@@ -1,15 +1,51 @@
-//! Small files that are replaced as a whole.
+//! Files and folders of the agent, and who may read them, whatever the umask: what it keeps says which jobs ran here and
+//! how well, and is for its own user alone. What trainers of other users need is made with [`SHARED`].
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+
+/// A file for this user alone.
+const PRIVATE_FILE: u32 = 0o600;
+/// A folder for this user alone.
+pub(crate) const PRIVATE: u32 = 0o700;
+/// A folder with the socket or the pages: trainers of other users look into it.
+pub(crate) const SHARED: u32 = 0o755;
+
+/// Opens a file for this user alone, or makes it. What is in it stays.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create(true).truncate(false).mode(PRIVATE_FILE).open(path)?;
+    file.set_permissions(Permissions::from_mode(PRIVATE_FILE))?;
+    Ok(file)
+}
+
+/// Makes a folder of this mode with those above it. One that is there already is left as its owner wants it.
+pub(crate) fn make_folder(path: &Path, mode: u32) -> io::Result<()> {
+    if let Some(above) = path.parent() {
+        std::fs::create_dir_all(above)?;
+    }
+    match DirBuilder::new().mode(mode).create(path) {
+        Ok(()) => std::fs::set_permissions(path, Permissions::from_mode(mode)),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes a folder that is the agent's alone to use, or sets the mode of the one that is there.
+pub(crate) fn own_folder(path: &Path, mode: u32) -> io::Result<()> {
+    make_folder(path, mode)?;
+    std::fs::set_permissions(path, Permissions::from_mode(mode))
+}
 
 /// Writes beside the file, fsyncs, renames over it and fsyncs the folder: after a crash the old or the new content
 /// stands there, never a part.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let temporary = path.with_extension("new");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&temporary)?;
+    let mut file = open(&temporary)?;
+    file.set_len(0)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     std::fs::rename(&temporary, path)?;

@@ -1,5 +1,6 @@
 //! The lock of a file, one holder at a time on this machine.
 
+use crate::files;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::Path;
@@ -11,21 +12,17 @@ pub(crate) struct Lock(File);
 impl Lock {
     /// Takes it, or fails at once when somebody else has it.
     pub(crate) fn try_take(path: &Path) -> Result<Self, TryLockError> {
-        let file = open(path).map_err(TryLockError::Error)?;
+        let file = files::open(path).map_err(TryLockError::Error)?;
         file.try_lock()?;
         Ok(Self(file))
     }
 
     /// Waits for it.
     pub(crate) fn take(path: &Path) -> io::Result<Self> {
-        let file = open(path)?;
+        let file = files::open(path)?;
         file.lock()?;
         Ok(Self(file))
     }
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    File::options().create(true).truncate(false).write(true).open(path)
 }
 
 /// Lets go by name. A child that another thread has forked, and that has not yet become its program, holds a copy of

@@ -67,8 +67,10 @@ metrics! {
     gauge spool_bytes,
     /// Telemetry dropped because the spool was full.
     counter spool_dropped_total,
-    /// Reports refused because even what may not be dropped fills the spool twice.
+    /// Events lost because even what may not be dropped fills the spool twice, or the disk.
     counter spool_refused_total,
+    /// Times a trainer's reports were not read because the spool had no room for what may not be dropped.
+    counter spool_waits_total,
     /// Bytes set aside at start because their checksum was wrong.
     counter spool_corrupt_bytes_total,
     /// Reports that could not be written to the spool.
@@ -105,6 +107,8 @@ metrics! {
     gauge pages,
     /// Pages that could not be written.
     counter page_errors_total,
+    /// Log lines dropped because stderr was closed or its reader was too slow.
+    counter log_lines_dropped_total,
     /// Whether a shape is in force: 1 or 0.
     gauge shape_in_force,
     /// Shapes refused.
@@ -116,6 +120,7 @@ metrics! {
 impl Metrics {
     /// Prometheus text.
     pub fn encode(&self) -> Result<String, prometheus::Error> {
+        self.log_lines_dropped_total.inc_by(flexcomm_log::take_dropped());
         TextEncoder::new().encode_to_string(&self.registry.gather())
     }
 }

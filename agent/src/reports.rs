@@ -2,10 +2,11 @@
 
 use crate::clock::now_us;
 use crate::metrics::Metrics;
-use crate::spool::format::{Class, Record};
-use crate::spool::{Spool, SpoolError};
+use crate::spool::format::Record;
+use crate::spool::{Priority, Spool, SpoolError};
 use flexcomm_wire::{Report, ReportBody};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::sync::Notify;
 
 /// The spool behind a lock, with a bell for the delivery. Appending takes microseconds; it may be called from
@@ -14,27 +15,37 @@ use tokio::sync::Notify;
 pub(crate) struct ReportLog {
     spool: Mutex<Spool>,
     pub(crate) bell: Notify,
+    /// Rung when reports were delivered.
+    room: Notify,
     metrics: Metrics,
 }
 
-/// What may be dropped when the spool is full.
-fn class(body: &ReportBody) -> Class {
+/// How often a report that found no room is tried again when nothing was delivered: a disk has room again for other
+/// reasons, too.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+/// What may be dropped or refused when the spool is full.
+fn priority(body: &ReportBody) -> Priority {
     match body {
         ReportBody::Link(_) | ReportBody::Throughput(_) | ReportBody::Path(_) | ReportBody::Steps(_) => {
-            Class::Telemetry
+            Priority::Telemetry
         }
-        ReportBody::JobSeen(_)
-        | ReportBody::JobLeft { .. }
-        | ReportBody::Applied(_)
-        | ReportBody::Trial(_)
-        | ReportBody::Shape(_) => Class::Kept,
+        ReportBody::Applied(_) | ReportBody::Trial(_) | ReportBody::JobSeen(_) => Priority::Result,
+        ReportBody::JobLeft { .. } | ReportBody::Shape(_) => Priority::Event,
     }
+}
+
+/// A report for which there is no room now.
+#[derive(Debug)]
+pub(crate) struct Unspooled {
+    pub(crate) body: ReportBody,
+    pub(crate) error: SpoolError,
 }
 
 impl ReportLog {
     pub(crate) fn new(spool: Spool, metrics: Metrics) -> Arc<Self> {
         metrics.spool_corrupt_bytes_total.inc_by(spool.corrupt_bytes);
-        let log = Arc::new(Self { spool: Mutex::new(spool), bell: Notify::new(), metrics });
+        let log = Arc::new(Self { spool: Mutex::new(spool), bell: Notify::new(), room: Notify::new(), metrics });
         log.show();
         log
     }
@@ -46,22 +57,55 @@ impl ReportLog {
 
     /// Spools one report. What cannot be spooled is counted and logged: there is nobody to give it back to.
     pub(crate) fn push(&self, body: ReportBody) {
-        let class = class(&body);
-        let report = |seq| serde_json::to_vec(&Report { seq, at_us: now_us(), body }).unwrap_or_default();
-        let appended = self.lock().append(class, report);
-        match appended {
-            Ok(done) => self.metrics.spool_dropped_total.inc_by(done.dropped),
-            Err(error @ SpoolError::Full { .. }) => {
-                self.metrics.spool_refused_total.inc();
-                tracing::error!("failed to {error}");
-            }
-            Err(error) => {
-                self.metrics.spool_errors_total.inc();
-                tracing::error!("failed to {error}");
-            }
+        if let Err(unspooled) = self.offer(body) {
+            self.metrics.spool_refused_total.inc();
+            tracing::error!("a report is lost: failed to {}", unspooled.error);
         }
+    }
+
+    /// Spools one report; while there is no room for it, whoever brought it waits.
+    pub(crate) async fn keep(&self, mut body: ReportBody) {
+        loop {
+            // Before the try: what is delivered meanwhile is not missed.
+            let room = self.room.notified();
+            match self.offer(body) {
+                Ok(()) => return,
+                Err(unspooled) => {
+                    self.metrics.spool_waits_total.inc();
+                    tracing::warn!(
+                        "a trainer's reports are not read until there is room: failed to {}",
+                        unspooled.error
+                    );
+                    body = unspooled.body;
+                }
+            }
+            let _ = tokio::time::timeout(TRY_AGAIN, room).await;
+        }
+    }
+
+    /// Spools one report or gives it back when there is no room. What never finds room and telemetry that cannot be
+    /// written are counted and logged.
+    pub(crate) fn offer(&self, body: ReportBody) -> Result<(), Box<Unspooled>> {
+        let priority = priority(&body);
+        let mut report = Report { seq: 0, at_us: now_us(), body };
+        let appended = self.lock().append(priority, |seq| {
+            report.seq = seq;
+            serde_json::to_vec(&report).unwrap_or_default()
+        });
         self.show();
-        self.bell.notify_one();
+        match appended {
+            Ok(done) => {
+                self.metrics.spool_dropped_total.inc_by(done.dropped);
+                self.bell.notify_one();
+                Ok(())
+            }
+            Err(error) if priority == Priority::Telemetry || matches!(error, SpoolError::TooLong { .. }) => {
+                self.metrics.spool_errors_total.inc();
+                tracing::error!("a report is lost: failed to {error}");
+                Ok(())
+            }
+            Err(error) => Err(Box::new(Unspooled { body: report.body, error })),
+        }
     }
 
     fn show(&self) {
@@ -84,6 +128,7 @@ impl ReportLog {
     pub(crate) fn ack(&self, seq: u64) -> Result<(), SpoolError> {
         let done = self.lock().ack(seq);
         self.show();
+        self.room.notify_waiters();
         done
     }
 
@@ -91,6 +136,7 @@ impl ReportLog {
     pub(crate) fn registered(&self, stored: u64) -> Result<(), SpoolError> {
         let done = self.lock().registered(stored);
         self.show();
+        self.room.notify_waiters();
         done
     }
 

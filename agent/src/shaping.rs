@@ -11,6 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
+/// How often a link that is shaped is looked at: a guardian that was killed is replaced within this time, in which
+/// only the other one watches.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// What the controller wants, and whether it is there.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Wish {
@@ -205,7 +209,7 @@ pub(crate) async fn run(
     mut stop: watch::Receiver<bool>,
 ) {
     let mut worker = Worker { tc, follower: Follower::default(), reports, metrics, away_most };
-    let mut tick = tokio::time::interval((lease / 3).min(Duration::from_secs(1)));
+    let mut tick = tokio::time::interval((lease / 3).min(LOOK));
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut open = true;
     while open {

@@ -109,7 +109,8 @@ async fn decisions_reach_the_page_and_only_forward() {
     forged.strategy.cr = 0.5;
     controller.order(|orders| orders.jobs = vec![job(forged)]);
     controller.order(|orders| orders.jobs = vec![job(decision(4, DENSE))]);
-    let trial = TrialOrder { id: 1, candidates: vec![decision(1, DENSE).strategy], iterations: 10, budget_ms: 1000 };
+    let trial =
+        TrialOrder { run: None, id: 1, candidates: vec![decision(1, DENSE).strategy], iterations: 10, budget_ms: 1000 };
     controller.order(|orders| {
         orders.jobs = vec![JobOrders { trial: Some(trial.clone()), ..job(decision(5, TOPK)) }];
     });
@@ -351,6 +352,36 @@ async fn killed_again_and_again_it_loses_nothing_it_took_and_sends_nothing_twice
     let _last = Child::start(&file);
     wait_for("all steps", || (controller.steps("a").len() as u64 >= sent).then_some(())).await;
     assert_eq!(controller.steps("a"), (0..sent).collect::<Vec<_>>());
+}
+
+/// Another process with the same job and rank is refused; it says so on a socket of its own (python3's).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_connection_of_a_rank_does_not_end_the_first_ones_job() {
+    let controller = Controller::start().await;
+    let agent = Agent::start(&controller, "a");
+    let mut first = Trainer::join(&agent, "j", 0).await;
+    let line = serde_json::to_string(&hello("j", 0)).unwrap();
+    let script = "import socket,sys; s=socket.socket(socket.AF_UNIX); s.settimeout(60); s.connect(sys.argv[1]); \
+                  s.sendall(sys.argv[2].encode()+b'\\n'); print(s.makefile().readline())";
+    let mut other = tokio::process::Command::new("python3");
+    let other = other.args(["-c", script]).arg(agent.socket()).arg(line).output().await.unwrap();
+    let answered = String::from_utf8(other.stdout).unwrap();
+    // A second connection of this process is its own to make; it leaves and the first one is still there.
+    drop(Trainer::join(&agent, "j", 0).await);
+    first.steps(0..3).await;
+    wait_for("steps", || (controller.steps("a").len() == 3).then_some(())).await;
+    let left = |bodies: &[ReportBody]| bodies.iter().filter(|b| matches!(b, ReportBody::JobLeft { .. })).count();
+    assert_eq!(left(&controller.bodies("a")), 0, "the job ended with a second connection: {answered}");
+    let me = format!("process {} of user {}", std::process::id(), nix::unistd::getuid());
+    assert!(answered.contains("refused") && answered.contains(&me), "{answered}");
+    // A trainer that is started again at once is never locked out by the connection it has just closed.
+    for _ in 0..50 {
+        drop(first);
+        first = Trainer::join(&agent, "j", 0).await;
+    }
+    drop(first);
+    wait_for("the rank has left", || (left(&controller.bodies("a")) > 0).then_some(())).await;
+    agent.end().await;
 }
 
 /// Sends bytes as they are and reads what comes back until the agent closes.

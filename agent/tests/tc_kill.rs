@@ -4,10 +4,8 @@
 mod tc_common;
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant};
 use tc_common::{Net, can_make_namespaces};
 
@@ -16,14 +14,13 @@ const SEED: u64 = 0x5f1e_c033;
 /// From the helper's first word to the kill, at most: several rounds of apply, renew and restore.
 const LONGEST: Duration = Duration::from_millis(150);
 
-#[test]
-fn helper_entry() {
-    tc_common::helper_main();
-}
+/// Agents killed after one of their guardians, and the longest time between both: the helper looks every 200 ms.
+const GUARDIANS_KILLED: u32 = 60;
+const REPLACED: Duration = Duration::from_millis(250);
 
 #[test]
 fn sigkill_at_200_moments_leaves_the_tree_as_before() {
-    if std::env::var_os(tc_common::ROLE).is_some() || !can_make_namespaces() {
+    if !can_make_namespaces() {
         return;
     }
     let net = Net::new();
@@ -47,7 +44,7 @@ fn sigkill_at_200_moments_leaves_the_tree_as_before() {
 /// Agent and guardian both killed, at random moments: the next start puts back whatever they were at.
 #[test]
 fn sigkill_of_both_at_40_moments_is_mended_by_the_next_start() {
-    if std::env::var_os(tc_common::ROLE).is_some() || !can_make_namespaces() {
+    if !can_make_namespaces() {
         return;
     }
     let net = Net::new();
@@ -55,18 +52,10 @@ fn sigkill_of_both_at_40_moments_is_mended_by_the_next_start() {
     let mut random = rand::rngs::StdRng::seed_from_u64(SEED + 1);
     let mut left_shaped = 0;
     for moment in 0..40 {
-        let mut child = net.helper("loop", &[]);
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(lines.any(|line| line.is_ok_and(|line| line == "apply")));
+        let mut helper = net.helper("loop", &[]);
+        helper.wait_for("apply");
         std::thread::sleep(random.random_range(Duration::ZERO..LONGEST));
-        // Stopped first, so that it starts no other guardian in between.
-        let agent = Pid::from_raw(child.id() as i32);
-        kill(agent, Signal::SIGSTOP).unwrap();
-        for guardian in tc_common::children(child.id()) {
-            let _ = kill(guardian, Signal::SIGKILL);
-        }
-        child.kill().unwrap();
-        child.wait().unwrap();
+        helper.kill_with_guardians();
         left_shaped += u32::from(net.tree() != before);
         net.within(|| flexcomm_agent::tc::recover(net.state.path()).unwrap());
         assert_eq!(net.tree(), before, "moment {moment}");
@@ -76,32 +65,42 @@ fn sigkill_of_both_at_40_moments_is_mended_by_the_next_start() {
     assert!(left_shaped > 0, "no kill fell while a shape was in force");
 }
 
-/// Starts the loop, kills it with SIGKILL `delay` after its first word, and says what it was doing.
-fn kill_once(net: &Net, delay: Duration) -> String {
-    let mut child = net.helper("loop", &[]);
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut phase = String::new();
-    let words = ["apply", "renew", "restore", "idle"];
-    for line in lines.by_ref() {
-        phase = line.unwrap();
-        if words.contains(&phase.as_str()) {
-            break;
-        }
+/// A guardian is killed and its agent at a random moment of the time in which it is replaced.
+#[test]
+fn sigkill_of_a_guardian_and_then_of_its_agent_leaves_the_tree_as_before() {
+    if !can_make_namespaces() {
+        return;
     }
-    let killer = std::thread::spawn(move || {
+    let net = Net::new();
+    let before = net.tree();
+    let mut random = rand::rngs::StdRng::seed_from_u64(SEED + 2);
+    let mut left = Vec::new();
+    for moment in 0..GUARDIANS_KILLED {
+        let mut helper = net.helper("hold", &[]);
+        helper.wait_for("shaped");
+        let guardians = helper.guardians();
+        let victim = guardians[random.random_range(0..guardians.len())];
+        let delay = random.random_range(Duration::ZERO..REPLACED);
+        kill(victim, Signal::SIGKILL).unwrap();
         std::thread::sleep(delay);
-        child.kill().unwrap();
-        child.wait().unwrap()
-    });
-    for line in lines {
-        let line = line.unwrap();
-        if words.contains(&line.as_str()) {
-            phase = line;
+        helper.kill();
+        if net.back_within(&before).is_none() {
+            left.push((moment, delay));
+            net.within(|| flexcomm_agent::tc::recover(net.state.path()).unwrap());
         }
+        wait_for_no_journal(&net);
     }
-    let status = killer.join().unwrap();
+    assert!(left.is_empty(), "{} of {GUARDIANS_KILLED} kills left a shaped link (kill, delay): {left:?}", left.len());
+}
+
+/// Starts the loop, kills it with SIGKILL `delay` after its first word, and returns what it was doing.
+fn kill_once(net: &Net, delay: Duration) -> String {
+    let mut helper = net.helper("loop", &[]);
+    helper.wait_for("apply");
+    std::thread::sleep(delay);
+    let status = helper.kill();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "the helper ended by itself");
-    phase
+    helper.last_word().unwrap_or_else(|| "apply".to_owned())
 }
 
 /// The guardian removes the journal after the qdisc.

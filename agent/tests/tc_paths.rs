@@ -14,11 +14,6 @@ const ECHO: &str = "fc01:30";
 /// Enough to stand out from neighbour discovery.
 const PACKETS: u64 = 40;
 
-#[test]
-fn helper_entry() {
-    tc_common::helper_main();
-}
-
 /// Packets sent by a class so far.
 fn sent(net: &Net, class: &str) -> u64 {
     let all = net.tc(&["-s", "class", "show", "dev", "v0"]);
@@ -60,7 +55,7 @@ fn tcp(to: SocketAddr) {
 
 #[test]
 fn packets_take_the_class_they_belong_to() {
-    if std::env::var_os(tc_common::ROLE).is_some() || !can_make_namespaces() {
+    if !can_make_namespaces() {
         return;
     }
     for (bound, other) in [("10.99.0.2", "10.99.0.3"), ("fd99::2", "fd99::3")] {
@@ -104,7 +99,7 @@ fn packets_take_the_class_they_belong_to() {
 /// The answers of a controller that runs on the shaped node itself.
 #[test]
 fn what_the_controller_sends_is_not_shaped_either() {
-    if std::env::var_os(tc_common::ROLE).is_some() || !can_make_namespaces() {
+    if !can_make_namespaces() {
         return;
     }
     let net = Net::new();

@@ -5,57 +5,18 @@ mod tc_common;
 
 use flexcomm_agent::tc::{self, ShapeError, Shaper};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use std::io::{BufRead, BufReader};
-use std::process::Child;
 use std::time::{Duration, Instant};
-use tc_common::{Net, can_make_namespaces, children, sh, shape};
-
-#[test]
-fn helper_entry() {
-    tc_common::helper_main();
-}
+use tc_common::{Helper, Net, can_make_namespaces, sh, shape};
 
 fn skip() -> bool {
-    std::env::var_os(tc_common::ROLE).is_some() || !can_make_namespaces()
+    !can_make_namespaces()
 }
 
-/// A helper that holds a shape, ended with the test.
-struct Held(Child);
-
-impl Held {
-    fn new(net: &Net) -> Self {
-        let mut child = net.helper("hold", &[]);
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(lines.map_while(Result::ok).any(|line| line == "held"), "the helper never held a shape");
-        Self(child)
-    }
-
-    fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-
-    /// The guardian is its only child.
-    /// Both at once: stopped first, so that it starts no other guardian in between.
-    fn kill_both(&mut self) {
-        kill(Pid::from_raw(self.0.id() as i32), Signal::SIGSTOP).unwrap();
-        for guardian in children(self.0.id()) {
-            let _ = kill(guardian, Signal::SIGKILL);
-        }
-        self.kill();
-    }
-
-    fn guardian(&self) -> Pid {
-        children(self.0.id())[0]
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// A helper that keeps a link shaped.
+fn shaped(net: &Net) -> Helper {
+    let helper = net.helper("hold", &[]);
+    helper.wait_for("shaped");
+    helper
 }
 
 /// `tc -j` of one kind, the numbers in it found by a path like `/0/options/rate`.
@@ -208,8 +169,7 @@ fn a_missing_capability_is_named() {
     let before = net.tree();
     let output = std::process::Command::new("ip")
         .args(["netns", "exec", &net.name, "setpriv", "--bounding-set", "-net_admin", "--inh-caps", "-net_admin"])
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", tc_common::ENTRY, "--nocapture"])
+        .arg(tc_common::HELPER)
         .env(tc_common::ROLE, "hold")
         .env(tc_common::STATE, net.state.path())
         .env(tc_common::IFACE, "v0")
@@ -281,9 +241,9 @@ fn a_fifo_that_somebody_set_comes_back_exactly() {
     for kind in [["pfifo", "limit", "77"], ["bfifo", "limit", "77777"]] {
         net.tc(&[&["qdisc", "add", "dev", "v0", "root", "handle", "5:"][..], &kind[..]].concat());
         let before = net.tree();
-        let mut held = Held::new(&net);
+        let mut helper = shaped(&net);
         assert_ne!(net.tree(), before);
-        held.kill();
+        helper.kill();
         assert!(net.back_within(&before).is_some(), "{}", net.tree());
         net.tc(&["qdisc", "del", "dev", "v0", "root"]);
     }
@@ -296,8 +256,8 @@ fn both_dead_then_the_next_start_restores() {
     }
     let net = Net::new();
     let before = net.tree();
-    let mut held = Held::new(&net);
-    held.kill_both();
+    let mut helper = shaped(&net);
+    helper.kill_with_guardians();
     assert_ne!(net.tree(), before, "nobody is left to restore");
     assert_eq!(net.journals(), 1);
     let recovered = net.within(|| tc::recover(net.state.path()).unwrap());
@@ -305,13 +265,13 @@ fn both_dead_then_the_next_start_restores() {
     assert_eq!((net.tree(), net.journals()), (before.clone(), 0));
 
     // Without an explicit recovery the next apply does it, and what it journals is the state before both.
-    let mut held = Held::new(&net);
-    held.kill_both();
-    drop(Held::new(&net));
+    let mut helper = shaped(&net);
+    helper.kill_with_guardians();
+    drop(shaped(&net));
     assert!(net.back_within(&before).is_some(), "{}", net.tree());
 }
 
-/// SIGTERM and the signals of a terminal do not end the guardian; a dead one is replaced at the next renewal.
+/// A dead guardian is replaced at the next renewal, by one that puts back alone.
 #[test]
 fn a_killed_guardian_is_replaced() {
     if skip() {
@@ -319,22 +279,26 @@ fn a_killed_guardian_is_replaced() {
     }
     let net = Net::new();
     let before = net.tree();
-    let mut held = Held::new(&net);
-    let first = held.guardian();
-    let shaped = net.tree();
-    kill(first, Signal::SIGKILL).unwrap();
+    let mut helper = shaped(&net);
+    let first = helper.guardians();
+    assert_eq!(first.len(), 2);
+    let tree = net.tree();
+    kill(first[0], Signal::SIGKILL).unwrap();
     let start = Instant::now();
-    while children(held.0.id()).first().is_none_or(|pid| *pid == first) {
+    let replaced = loop {
+        let new = helper.guardians().into_iter().find(|pid| !first.contains(pid));
+        // It watches from the moment it is started; before that it is still this very helper.
+        if let Some(new) = new.filter(|new| nix::unistd::getsid(Some(*new)) == Ok(*new)) {
+            break new;
+        }
         assert!(start.elapsed() < tc_common::PATIENCE, "no new guardian");
         std::thread::sleep(Duration::from_millis(20));
-    }
-    assert_eq!(net.tree(), shaped, "the link stays shaped meanwhile");
-    // Let it come to its watch: it says so on a pipe only its agent reads, so wait for its own session.
-    while nix::unistd::getsid(Some(held.guardian())).unwrap() != held.guardian() {
-        assert!(start.elapsed() < tc_common::PATIENCE, "the guardian has no session of its own");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    held.kill();
+    };
+    assert_eq!(net.tree(), tree, "the link stays shaped meanwhile");
+    kill(helper.pid(), Signal::SIGSTOP).unwrap();
+    kill(first[1], Signal::SIGKILL).unwrap();
+    assert!(helper.guardians().contains(&replaced));
+    helper.kill();
     assert!(net.back_within(&before).is_some(), "{}", net.tree());
 }
 
@@ -379,10 +343,10 @@ fn a_stopped_agent_does_not_hold_up_its_guardian() {
     }
     let net = Net::new();
     let before = net.tree();
-    let mut held = Held::new(&net);
+    let mut helper = shaped(&net);
     let section = std::fs::File::options().write(true).open(net.state.path().join("tc-section.lock")).unwrap();
     section.lock().unwrap();
-    held.kill();
+    helper.kill();
     assert!(net.back_within(&before).is_some(), "{}", net.tree());
     assert_eq!(net.journals(), 1, "the second look has to wait");
     drop(section);
@@ -396,7 +360,7 @@ fn two_agents_do_not_share_a_state_directory() {
         return;
     }
     let net = Net::new();
-    let held = Held::new(&net);
+    let helper = shaped(&net);
     let shaped = net.tree();
     net.within(|| {
         assert!(matches!(tc::recover(net.state.path()), Err(ShapeError::Owned { .. })));
@@ -404,7 +368,7 @@ fn two_agents_do_not_share_a_state_directory() {
         assert!(matches!(second.apply("v0", &shape(0.0, 0.0, 0.0, 9.0)), Err(ShapeError::Owned { .. })));
     });
     assert_eq!(net.tree(), shaped);
-    drop(held);
+    drop(helper);
 }
 
 /// A journal that cannot be read is neither acted upon nor written over.
@@ -436,9 +400,8 @@ fn a_journal_from_another_namespace_is_set_aside() {
         return;
     }
     let net = Net::new();
-    let mut held = Held::new(&net);
-    kill(held.guardian(), Signal::SIGKILL).unwrap();
-    held.kill();
+    let mut helper = shaped(&net);
+    helper.kill_with_guardians();
     let shaped = net.tree();
     let other = Net::new();
     let recovered = other.within(|| tc::recover(net.state.path()).unwrap());
@@ -475,7 +438,7 @@ fn the_length_of_the_queue_comes_back() {
     sh("ip", &["-n", &net.name, "link", "set", "v0", "txqueuelen", "0"]);
     let queue = || sh("ip", &["-n", &net.name, "-j", "link", "show", "v0"]).contains("\"txqlen\"");
     let before = (net.tree(), queue());
-    drop(Held::new(&net));
+    drop(shaped(&net));
     assert!(net.back_within(&before.0).is_some());
     no_journal(&net);
     assert_eq!((net.tree(), queue()), before);

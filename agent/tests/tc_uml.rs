@@ -7,7 +7,7 @@ mod tc_common;
 
 use flexcomm_agent::tc::Shaper;
 use rand::{Rng, SeedableRng};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -26,13 +26,8 @@ const TRIES: u32 = 6;
 const BOUND: &str = "10.99.0.2";
 
 #[test]
-fn helper_entry() {
-    tc_common::helper_main();
-}
-
-#[test]
 fn real_netem_in_user_mode_linux() {
-    if std::env::var_os(tc_common::ROLE).is_some() || std::env::var_os(INSIDE).is_some() {
+    if std::env::var_os(INSIDE).is_some() {
         return;
     }
     let Some(linux) = ["/usr/bin/linux.uml", "/usr/bin/linux"].into_iter().find(|p| std::path::Path::new(p).exists())
@@ -339,12 +334,10 @@ fn sigkill_with_netem() {
     let mut random = rand::rngs::StdRng::seed_from_u64(7);
     let mut slowest = Duration::ZERO;
     for moment in 0..MOMENTS {
-        let mut child = net.helper("loop", &[(tc_common::NETEM, "1")]);
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(lines.any(|line| line.is_ok_and(|line| line == "apply")));
+        let mut helper = net.helper("loop", &[(tc_common::NETEM, "1")]);
+        helper.wait_for("apply");
         std::thread::sleep(random.random_range(Duration::ZERO..Duration::from_millis(150)));
-        child.kill().unwrap();
-        child.wait().unwrap();
+        helper.kill();
         match net.back_within(&before) {
             Some(took) => slowest = slowest.max(took),
             None => panic!("moment {moment}: the tree is\n{}\nnot\n{before}", net.tree()),

@@ -1,5 +1,6 @@
 //! `flexcomm agent`.
 
+use crate::repeats::Repeats;
 use flexcomm_agent::{Config, Overrides, SAMPLE};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -46,11 +47,13 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         print!("{}", config.to_toml().map_err(unread)?);
         return Ok(());
     }
+    flexcomm_log::report_panics();
     tracing_subscriber::fmt()
         .with_max_level(config.log)
-        .with_writer(std::io::stderr)
-        .with_target(false)
+        .with_writer(flexcomm_log::stderr)
+        .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal())
+        .event_format(Repeats::of(tracing_subscriber::fmt::format().with_target(false)))
         .init();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -1,5 +1,6 @@
 //! `flexcomm controller`.
 
+use crate::repeats::Repeats;
 use flexcomm_controller::RawConfig;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -54,10 +55,13 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         return Ok(());
     }
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    flexcomm_log::report_panics();
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
+        .with_writer(flexcomm_log::stderr)
+        .log_internal_errors(false)
+        .event_format(Repeats::of(tracing_subscriber::fmt::format()))
         .try_init();
     let config = raw.validate().map_err(unread)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

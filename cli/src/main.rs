@@ -28,6 +28,7 @@ mod environment;
 mod lab;
 mod plan;
 mod probe;
+mod repeats;
 
 /// Keeps data-parallel training at the best compression ratio and collective while the network changes.
 #[derive(Parser)]
@@ -62,7 +63,7 @@ fn main() -> std::process::ExitCode {
     let command = Cli::parse().command;
     if matches!(command, Command::Agent(_) | Command::Controller(_) | Command::Probe(_)) {
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        environment::complaints(names).iter().for_each(|line| eprintln!("flexcomm: {line}"));
+        environment::complaints(names).iter().for_each(|line| say(line));
     }
     let outcome = match command {
         Command::Plan(args) => plan::run(args),
@@ -74,11 +75,18 @@ fn main() -> std::process::ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::TcGuardian => std::process::exit(flexcomm_agent::tc::guardian::main()),
     };
-    match outcome {
+    let status = match outcome {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("flexcomm: {error:#}");
+            say(&format!("{error:#}"));
             if error.is::<BadArgument>() { 2.into() } else { std::process::ExitCode::FAILURE }
         }
-    }
+    };
+    flexcomm_log::flush();
+    status
+}
+
+/// On stderr, which a daemon's supervisor may have closed or may not read.
+fn say(what: &str) {
+    flexcomm_log::say(&format!("flexcomm: {what}"));
 }

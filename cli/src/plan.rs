@@ -63,7 +63,8 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1, requires = "buckets")]
     seed: u64,
 
-    /// Time of a forward and backward pass.
+    /// Time of a forward and backward pass. Without it compression looks better than it is: it shortens communication
+    /// alone, and what it loses costs whole steps.
     #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = parse::<Seconds>, default_value = "0s")]
     compute: Seconds,
 
@@ -133,8 +134,8 @@ Default profile, assumed without --gain:
 
 Examples:
   flexcomm plan --params 25.56M --workers 8 --latency 1ms --bandwidth 10gbit --compute 50ms
-  flexcomm plan --params 86.57M --links MATRIX.csv --gain FILE --crs 0.1,0.01,0.001 --json
-  flexcomm plan --params 86.57M --buckets 20 --workers 8 --latency 1ms --bandwidth 1gbit";
+  flexcomm plan --params 86.57M --links MATRIX.csv --gain FILE --compute 80ms --json
+  flexcomm plan --params 86.57M --buckets 20 --workers 8 --latency 1ms --bandwidth 1gbit --compute 80ms";
 
 /// A ratio below 1 as the command line has it.
 #[derive(Debug, Clone, Copy)]
@@ -248,9 +249,6 @@ impl Plan {
         problem.overlap = args.overlap;
         let mut assumed = Vec::new();
         problem.profiles.insert(args.compressor.into(), gains::profile(args, values, &mut assumed)?);
-        if args.compute == Seconds::ZERO {
-            assumed.push("computing takes no time: give --compute for real step times".into());
-        }
         if problem.links.ranks() == 1 {
             assumed.push("one worker has nobody to send to: only dense is listed".into());
         }
@@ -259,6 +257,11 @@ impl Plan {
             assumed.push(
                 "art-ring and art-tree keep what each rank for itself would keep: in a run they keep less".into(),
             );
+        }
+        if args.compute == Seconds::ZERO {
+            // Each ratio of a plan per bucket would have its own.
+            let solved = args.buckets.is_none().then_some((&space, &config));
+            assumed.push(without_compute(&problem, solved)?);
         }
         let mut plan = Self::empty(problem, config.policy().name(), network, assumed);
         plan.gain_assumed = args.gain.is_none() && buckets.as_ref().is_none_or(buckets::Buckets::lacks_gain);
@@ -389,6 +392,36 @@ impl Row {
         }
         json
     }
+}
+
+/// Longest forward and backward pass that is looked at: no step takes hours.
+const MOST_COMPUTE_S: f64 = 3600.0;
+
+/// What it means that no compute time was given: a step of communication alone is where compression saves most, so the
+/// compute time matters from which on dense is best.
+fn without_compute(problem: &Problem, solved: Option<(&Space, &PolicyConfig)>) -> Result<String> {
+    let no_compute = "no --compute was given, so that computing takes no time and compression saves its largest share";
+    let Some((space, config)) = solved else { return Ok(format!("{no_compute}: give it for real step times")) };
+    let dense_at = |seconds: f64| -> Result<bool> {
+        let problem = Problem { compute: Seconds::new(seconds)?, ..problem.clone() };
+        let solution = solve(&problem, space, config.policy()).context("failed to plan")?;
+        Ok(solution.chosen().strategy.cr().is_dense())
+    };
+    if dense_at(0.0)? {
+        return Ok(format!("{no_compute}: with any, dense is best all the more"));
+    }
+    if !dense_at(MOST_COMPUTE_S)? {
+        return Ok(format!("{no_compute}: give it for real step times"));
+    }
+    let (mut compresses, mut dense) = (1e-9, MOST_COMPUTE_S);
+    // To the two digits that are shown, rounded up.
+    while dense / compresses > 1.005 {
+        let middle = (compresses * dense).sqrt();
+        *if dense_at(middle)? { &mut dense } else { &mut compresses } = middle;
+    }
+    let digit = 10f64.powf(dense.log10().floor() - 1.0);
+    let from = Seconds::new((dense / digit).ceil() * digit)?;
+    Ok(format!("{no_compute}; where a forward and backward pass takes {from} or more, dense is best: give --compute"))
 }
 
 fn network(args: &Args) -> Result<(LinkMatrix, String)> {

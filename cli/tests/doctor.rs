@@ -45,20 +45,20 @@ fn what_is_missing_is_named_with_a_remedy_and_a_status() {
     assert_eq!(String::from_utf8_lossy(&text.stderr), "flexcomm: missing here: controller\n");
 }
 
-/// The agent starts its own binary with `tc-guardian` and speaks this over its pipes.
+/// The agent starts its own binary with `tc-guardian`, this in its environment, and speaks this over its pipes.
 #[test]
 fn the_guardian_is_ready_and_ends_when_told() {
     let state = std::env::temp_dir().join(format!("flexcomm-guardian-{}", std::process::id()));
     std::fs::create_dir_all(&state).unwrap();
+    let orders = serde_json::json!({ "state_dir": state, "owner": "test", "lease_ms": 600_000 });
     let mut guardian = Command::new(env!("CARGO_BIN_EXE_flexcomm"))
         .arg("tc-guardian")
+        .env("FLEXCOMM_TC_GUARDIAN", orders.to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let mut pipe = guardian.stdin.take().unwrap();
-    let hello = serde_json::json!({ "state_dir": state, "owner": "test", "lease_ms": 600_000 });
-    writeln!(pipe, "{hello}").unwrap();
     let mut line = String::new();
     BufReader::new(guardian.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "flexcomm tc guardian: ready\n");

@@ -77,7 +77,7 @@ fn people_read_one_unit_per_column_and_when_dense_is_best() {
         let first = usize::from(cells[0] == ">") + 2;
         assert!(cells[first..first + 5].iter().all(|c| c.parse::<f64>().is_ok()), "{cells:?}");
     }
-    assert!(slow.contains("Choice: ") && slow.contains("Front: ") && !slow.contains("ense is best"), "{slow}");
+    assert!(slow.contains("Choice: ") && slow.contains("Front: ") && !slow.contains("\nDense is best"), "{slow}");
     let fast = text(&run(&["--params", "1M", "--workers", "2", "--latency", "1us", "--bandwidth", "400gbit"]));
     assert!(fast.contains("Dense is best here at any gain: compression would not pay."), "{fast}");
     assert!(fast.contains("At no gain would CR 0.1") && !fast.contains("Break-even"), "{fast}");
@@ -115,6 +115,36 @@ fn equal_neighbours_are_one_line_and_pay_their_latency_each() {
     let line = shown.lines().find(|l| l.trim_start().starts_with("1-60 ")).unwrap_or_else(|| panic!("{shown}"));
     assert_eq!(line.split_whitespace().collect::<Vec<_>>(), ["1-60", "60000000", "dense"]);
     assert!(shown.contains("one after the other, so each pays its latency") && shown.lines().count() < 50, "{shown}");
+}
+
+/// The README's own example has its compute time; without one the answer names the compute time that overturns it.
+#[test]
+fn without_a_compute_time_the_answer_says_from_which_on_dense_is_best() {
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
+    let readme = std::fs::read_to_string(readme).unwrap();
+    let example = readme.lines().find_map(|line| line.strip_prefix("flexcomm plan ")).unwrap();
+    let words: Vec<&str> = example.split_whitespace().chain(["--json"]).collect();
+    let answer = json(&run(&words));
+    assert!(!answer["assumed"].to_string().contains("--compute"), "{example}: {answer}");
+    assert_eq!(answer["choice"]["cr"], 1.0, "{example}");
+
+    let at = words.iter().position(|word| *word == "--compute").unwrap();
+    let bare = [&words[..at], &words[at + 2..]].concat();
+    let answer = json(&run(&bare));
+    assert!(answer["choice"]["cr"].as_f64().unwrap() < 1.0);
+    let all = answer["assumed"].as_array().unwrap();
+    let assumed = all.iter().filter_map(|a| a.as_str()).find(|a| a.contains("no --compute")).unwrap();
+    let from = assumed.split_once("backward pass takes ").and_then(|(_, rest)| rest.split_once(" ms or more, dense"));
+    let from: f64 = from.unwrap_or_else(|| panic!("{assumed}")).0.parse().unwrap();
+    for (factor, is_dense) in [(0.9, false), (1.0, true), (1.5, true)] {
+        let compute = format!("{}ms", factor * from);
+        let chosen = json(&run(&[&bare[..], &["--compute", &compute]].concat()))["choice"]["cr"].as_f64().unwrap();
+        assert_eq!(chosen == 1.0, is_dense, "at {compute} of {assumed}");
+    }
+    // Dense without any compute time: no threshold, and no advice to look for one.
+    let fast = ["--params", "1M", "--workers", "8", "--latency", "1us", "--bandwidth", "400gbit"];
+    let dense = text(&run(&fast));
+    assert!(dense.contains("with any, dense is best all the more") && dense.contains("Choice: dense-"), "{dense}");
 }
 
 #[test]

@@ -2,18 +2,20 @@
 
 use flexcomm_domain::{JobId, Timestamp};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::api::auth::Token;
-use crate::clock::Clock;
+use crate::api::host::Hosts;
+use crate::clock::{self, Clock};
 use crate::config::Config;
 use crate::echoes::Echoes;
 use crate::grants::{Pair, Scheduler};
 use crate::metrics::Counters;
+use crate::missing::{self, Noted, Sight};
 use crate::presence::Presence;
 use crate::publish::{EPOCH_STEP, Publisher};
-use crate::store::Store;
+use crate::store::{JobRow, RankRow, Store};
 use crate::{ConfigError, ServeError};
 
 /// Everything. What must survive is in the store; the rest is filled again within a second of a restart.
@@ -23,6 +25,8 @@ pub struct App {
     pub config: Config,
     /// The cluster's token.
     pub token: Token,
+    /// The names that requests may be for.
+    pub hosts: Hosts,
     /// The controller's time.
     pub clock: Clock,
     /// What survives.
@@ -37,12 +41,18 @@ pub struct App {
     pub echoes: Mutex<Echoes>,
     /// What the loop saw last, by job.
     pub board: Mutex<BTreeMap<JobId, Board>>,
+    /// Nodes of jobs that were missing at the last look.
+    pub(crate) missing: Mutex<Noted>,
     /// Counters of this process.
     pub counters: Counters,
+    /// Held by a pass of the loop: what it stores of a job must not come after the job was deleted.
+    pub(crate) passing: tokio::sync::Mutex<()>,
     /// Wakes the loop.
     pub wake: Notify,
     /// Bounds the order streams.
     pub streams: Semaphore,
+    /// Bounds the bytes of large bodies that are held at once.
+    pub bodies: Arc<Semaphore>,
     /// True when the process ends: streams close.
     pub stopping: watch::Sender<bool>,
 }
@@ -70,10 +80,27 @@ pub struct Board {
     pub deviates: bool,
 }
 
+/// Brings times that an earlier start stored under a wrong wall clock back to now: what waits for a time to pass, as the
+/// planner's dwell, would wait for years.
+async fn heal_times(store: &Store) -> Result<(), ServeError> {
+    let (newest, wall) = (store.newest_time().await?, clock::wall());
+    if clock::stored_ahead(newest, wall) {
+        let changed = store.shift_back(wall).await?;
+        let (newest, wall) = (clock::rfc3339(newest), clock::rfc3339(wall));
+        tracing::warn!(
+            changed,
+            "stored times reach to {newest}, the wall clock says {wall}: an earlier start ran under a wrong clock; times \
+             after now are set to now, and what the planner remembered is forgotten"
+        );
+    }
+    Ok(())
+}
+
 impl App {
     /// Opens the store and takes up what is there. The token's file is made last of all that can fail.
     pub async fn open(config: Config) -> Result<Self, ServeError> {
         let store = Store::open(&config.db).await?;
+        heal_times(&store).await?;
         let clock = Clock::start(store.newest_time().await?);
         let now = clock.now();
         let epoch = store.raise("orders_epoch", EPOCH_STEP, now.0).await?;
@@ -93,6 +120,7 @@ impl App {
             .map_err(|e| ConfigError::Token { path: config.token_file.clone(), why: e.to_string() })?;
         Ok(Self {
             token,
+            hosts: Hosts::new(&config.allowed_hosts),
             clock,
             store,
             presence,
@@ -100,12 +128,30 @@ impl App {
             grants: Mutex::new(grants),
             echoes: Mutex::new(Echoes::configured(&config.probes)),
             board: Mutex::default(),
+            missing: Mutex::default(),
             counters: Counters::new(),
+            passing: tokio::sync::Mutex::default(),
             wake: Notify::new(),
             streams: Semaphore::new(crate::limits::MAX_STREAMS),
+            bodies: Arc::new(Semaphore::new(crate::limits::BODY_BUDGET)),
             stopping: watch::Sender::new(false),
             config,
         })
+    }
+
+    /// How much of a job its agents show now.
+    pub(crate) fn sight(&self, job: &JobRow, ranks: &[RankRow]) -> Sight {
+        let now = self.clock.now();
+        missing::sight(job, ranks, now, |rank| match self.presence.get(&rank.node, now) {
+            Some((_, true)) => None,
+            Some((seen, false)) => Some(seen.last),
+            None => Some(rank.seen),
+        })
+    }
+
+    /// What was missing at the last look.
+    pub(crate) fn missing(&self) -> MutexGuard<'_, Noted> {
+        self.missing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the loop saw last.

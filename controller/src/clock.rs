@@ -11,13 +11,29 @@ pub struct Clock {
     start: Instant,
 }
 
+/// 2026-01-01: a wall clock before it is wrong (a machine without a battery begins in 1970), whatever the database says.
+const FIRST_PLAUSIBLE: Timestamp = Timestamp(1_767_225_600_000_000);
+
+/// By how much stored times may be ahead of the wall clock for the clock to wait for it. A wall clock that was set back by
+/// less (a step of NTP, a time zone taken for UTC) catches up by itself.
+const MOST_AHEAD: u64 = 24 * 3_600_000_000;
+
+/// The wall clock's time.
+pub fn wall() -> Timestamp {
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp(u64::try_from(wall.as_micros()).unwrap_or(u64::MAX))
+}
+
+/// Whether stored times up to `newest` come from a wall clock that was wrong, and the one that says `wall` is right.
+pub fn stored_ahead(newest: Timestamp, wall: Timestamp) -> bool {
+    wall >= FIRST_PLAUSIBLE && newest.0.saturating_sub(wall.0) > MOST_AHEAD
+}
+
 impl Clock {
     /// Starts at the wall clock's time, or right after `floor`, the newest time that is stored, when the wall
     /// clock was set back between two runs.
     pub fn start(floor: Timestamp) -> Self {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let wall = Timestamp(u64::try_from(wall.as_micros()).unwrap_or(u64::MAX));
-        Self { base: wall.max(floor), start: Instant::now() }
+        Self { base: wall().max(floor), start: Instant::now() }
     }
 
     /// Now.
@@ -64,6 +80,14 @@ mod tests {
         ] {
             assert_eq!(rfc3339(Timestamp(us)), text);
         }
+    }
+
+    #[test]
+    fn only_a_plausible_wall_clock_overrules_what_is_stored() {
+        let (today, decade) = (Timestamp(1_795_251_599_000_000), 315_576_000_000_000);
+        assert!(stored_ahead(Timestamp(today.0 + decade), today));
+        assert!(!stored_ahead(Timestamp(today.0 + 3_600_000_000), today) && !stored_ahead(Timestamp(5), today));
+        assert!(!stored_ahead(today, Timestamp(7)), "1970 is never right");
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub struct RawConfig {
     pub db: PathBuf,
     /// File with the cluster's token; made when absent.
     pub token_file: PathBuf,
+    /// Names that requests may be for, besides addresses, localhost and this machine's name.
+    pub allowed_hosts: Vec<String>,
     /// Whether the scenario may be set.
     pub scenario: bool,
     /// The decision loop's times.
@@ -80,6 +82,7 @@ impl Default for RawConfig {
             listen: SocketAddr::from(([127, 0, 0, 1], 7070)),
             db: "flexcomm.db".into(),
             token_file: "flexcomm.token".into(),
+            allowed_hosts: Vec::new(),
             scenario: false,
             cycle: RawLoop::default(),
             agents: RawAgents::default(),
@@ -125,6 +128,8 @@ pub struct Config {
     pub db: PathBuf,
     /// File with the cluster's token; made when the service starts and it does not exist.
     pub token_file: PathBuf,
+    /// Names that requests may be for, besides addresses, localhost and this machine's name.
+    pub allowed_hosts: Vec<String>,
     /// Whether the scenario may be set.
     pub scenario: bool,
     /// Longest time between two looks.
@@ -261,6 +266,7 @@ impl RawConfig {
             listen: self.listen,
             db: self.db,
             token_file: self.token_file,
+            allowed_hosts: self.allowed_hosts,
             scenario: self.scenario,
             tick: Duration::from_millis(self.cycle.tick_ms),
             debounce: Duration::from_millis(self.cycle.debounce_ms),
@@ -281,6 +287,10 @@ impl RawConfig {
             let ok = range.contains(&value);
             if ok { Ok(()) } else { Err(ConfigError::Range { key, value: value.to_string(), allowed }) }
         };
+        if let Some(name) = self.allowed_hosts.iter().find(|name| !crate::api::host::is_name(name)) {
+            let allowed = "names without scheme, port or path, such as flexcomm.example.org";
+            return Err(ConfigError::Range { key: "allowed_hosts", value: format!("{name:?}"), allowed });
+        }
         let (agents, probes) = (&self.agents, &self.probes);
         whole("loop.tick_ms", self.cycle.tick_ms, 10..=60_000, "10 to 60000")?;
         whole("loop.debounce_ms", self.cycle.debounce_ms, 0..=10_000, "0 to 10000")?;

@@ -203,7 +203,7 @@ fn close(open: &OpenInterval, steps: &[&WholeStep], now: Timestamp) -> Option<In
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::tests::row;
+    use crate::measure::tests::{all, row};
     use crate::measure::whole_steps;
 
     fn at(s: u64) -> Timestamp {
@@ -237,7 +237,7 @@ mod tests {
 
     fn steps(range: std::ops::Range<u64>, version: u64, now: Timestamp) -> Vec<WholeStep> {
         let rows: Vec<_> = range.map(|i| row(i, 0, version, 50.0)).collect();
-        let mut steps = whole_steps(&rows, 1);
+        let mut steps = whole_steps(&rows, &all(1));
         steps.iter_mut().for_each(|s| (s.received, s.step_us) = (now, 1e5));
         steps
     }

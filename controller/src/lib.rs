@@ -16,9 +16,11 @@ mod limits;
 mod links;
 mod measure;
 pub mod metrics;
+mod missing;
 mod presence;
 mod publish;
 mod reports;
+mod server;
 mod store;
 
 pub use app::App;
@@ -50,9 +52,9 @@ pub enum ServeError {
         /// Why.
         source: std::io::Error,
     },
-    /// Accepting connections failed.
-    #[error("serve: {0}")]
-    Serve(std::io::Error),
+    /// The socket does not tell its address.
+    #[error("read the listening address: {0}")]
+    Address(std::io::Error),
 }
 
 /// Opens the store, listens, and serves until `shutdown` is ready.
@@ -69,26 +71,28 @@ pub async fn serve_on(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), ServeError> {
     let app = Arc::new(App::open(config).await?);
-    let addr = listener.local_addr().map_err(ServeError::Serve)?;
+    let addr = listener.local_addr().map_err(ServeError::Address)?;
     tracing::info!(%addr, db = %app.config.db.display(), scenario = app.config.scenario, "the controller is up");
     let cycle = tokio::spawn(cycle::run(app.clone()));
+    let health = tokio::spawn(api::health::watch(app.clone()));
     let stop = app.clone();
     let mut stopping = app.stopping.subscribe();
     let stopped = async move {
         shutdown.await;
         let _ = stop.stopping.send(true);
     };
-    let server = axum::serve(listener, api::router(app.clone())).with_graceful_shutdown(stopped);
+    let server = server::serve(listener, api::router(app.clone()), &app.counters.refused_connections, stopped);
     let late = async {
         let _ = stopping.wait_for(|stop| *stop).await;
         tokio::time::sleep(LAST_WORDS).await;
     };
-    let outcome = tokio::select! {
-        served = async { server.await } => served.map_err(ServeError::Serve),
-        () = late => Ok(()),
-    };
+    tokio::select! {
+        () = server => {}
+        () = late => {}
+    }
     let _ = app.stopping.send(true);
     let _ = cycle.await;
+    let _ = health.await;
     app.store.close().await;
-    outcome
+    Ok(())
 }

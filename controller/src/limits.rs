@@ -11,11 +11,40 @@ pub const MAX_JOBS: usize = 1024;
 /// Most ranks of a job: what a link matrix may span.
 pub const MAX_WORLD: u32 = 4096;
 
-/// Largest request body: a full batch of full step reports is about 5 MB as JSON.
+/// Largest body with reports: a full batch of full step reports is about 5 MB as JSON.
 pub const MAX_BODY: usize = 16 << 20;
+
+/// Largest report as JSON: an agent takes no longer line from a trainer.
+pub const MAX_REPORT: usize = flexcomm_wire::MAX_LINE;
+
+/// Largest body of any other request: a scenario that names every node is 40 kB. What bodies have up to here is not counted
+/// against [`BODY_BUDGET`], so that heartbeats are heard while large bodies fill it.
+pub const MAX_SMALL_BODY: usize = 64 << 10;
+
+/// Bytes of bodies above [`MAX_SMALL_BODY`] that are held at once, in arrival or being read: four of the largest. An agent
+/// that is told to come again loses nothing, its spool keeps the reports.
+pub const BODY_BUDGET: usize = 4 * MAX_BODY;
 
 /// Longest time a request may take, streams excepted: a client that waits longer has given up.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Longest time without a whole head of a request: from the connection or the last answer on. Longer than the usual 15 s
+/// between two scrapes, so that a scraper keeps its connection.
+pub const HEADER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Largest head of a request, and what is buffered of a body: tokens and addresses are a few hundred bytes.
+pub const HEADER_BYTES: usize = 64 << 10;
+
+/// Longest time in which a client takes nothing of its answer. Streams are sent a ping more often, so that a dead agent's
+/// ends by it.
+pub const UNREAD_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Descriptors that are asked for at most: what streams and requests of [`MAX_NODES`] agents need, many times over, and
+/// at [`HEADER_BYTES`] each no more memory than a server has.
+pub const DESCRIPTORS: u64 = 16_384;
+
+/// Descriptors that are no connections: the database with its log, index and readers, the runtime, the log.
+pub const OTHER_DESCRIPTORS: u64 = 128;
 
 /// Most order streams at once: two per node leaves room for one that reconnects before its old one is seen
 /// as dead.
@@ -52,6 +81,16 @@ pub const LIST_ENDED: usize = 50;
 
 /// A job whose agents have all been silent for this long has ended.
 pub const LOST_AFTER_S: f64 = 3600.0;
+
+/// ... and a job of which a rank has left, when the agents of those that have not have been silent for this long: no rank
+/// trains without the others.
+pub const LEFT_BEHIND_S: f64 = 60.0;
+
+/// Runs kept of a job's name besides the newest: for people who ask how the last ones went.
+pub const RUNS: u64 = 50;
+
+/// Ranks that no agent has announced this long after their job's first are missing: all ranks of a job start together.
+pub const ANNOUNCED_WITHIN_S: f64 = 60.0;
 
 /// Least steps of an interval: fewer have no median.
 pub const INTERVAL_STEPS: usize = 10;

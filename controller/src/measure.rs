@@ -3,6 +3,7 @@
 use flexcomm_domain::{Gain, Seconds, Timestamp, Version};
 use flexcomm_planner::Measured;
 use flexcomm_wire::Ran;
+use std::collections::BTreeSet;
 
 use crate::limits::MEASURED_STEPS;
 use crate::store::StepRow;
@@ -10,7 +11,7 @@ use crate::store::StepRow;
 /// The first steps under a decision run with cold buffers and are left out.
 const COLD_STEPS: usize = 2;
 
-/// A step that every rank reported.
+/// A step that every rank reported whose agent lives.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WholeStep {
     /// Its number.
@@ -36,12 +37,13 @@ pub struct WholeStep {
     pub bytes_sent: f64,
 }
 
-/// Steps that all `world` ranks reported under one decision, ascending.
-pub fn whole_steps(rows: &[StepRow], world: u32) -> Vec<WholeStep> {
-    rows.chunk_by(|a, b| a.step == b.step).filter_map(|ranks| whole(ranks, world)).collect()
+/// Steps that all expected ranks reported under one decision, ascending. A report of another rank counts as well.
+pub fn whole_steps(rows: &[StepRow], expected: &BTreeSet<u32>) -> Vec<WholeStep> {
+    rows.chunk_by(|a, b| a.step == b.step).filter_map(|ranks| whole(ranks, expected)).collect()
 }
 
-fn whole(ranks: &[StepRow], world: u32) -> Option<WholeStep> {
+fn whole(ranks: &[StepRow], expected: &BTreeSet<u32>) -> Option<WholeStep> {
+    let complete = expected.iter().all(|rank| ranks.iter().any(|r| r.rank == *rank));
     let waits: Option<Vec<f64>> = ranks.iter().map(|r| r.wait_us).collect();
     let last = ranks.iter().min_by(|a, b| a.wait_us.unwrap_or(a.sync_us).total_cmp(&b.wait_us.unwrap_or(b.sync_us)))?;
     let proper = |r: &StepRow| (r.sync_us - r.wait_us.unwrap_or(0.0)).max(0.0);
@@ -50,7 +52,7 @@ fn whole(ranks: &[StepRow], world: u32) -> Option<WholeStep> {
         None => last.sync_us,
     };
     let one_decision = ranks.iter().all(|r| r.version == last.version && r.ran == last.ran);
-    (ranks.len() == world as usize && one_decision).then(|| WholeStep {
+    (complete && one_decision).then(|| WholeStep {
         step: last.step,
         version: last.version,
         ran: last.ran.clone(),
@@ -124,10 +126,23 @@ pub(crate) mod tests {
         }
     }
 
+    pub(crate) fn all(world: u32) -> BTreeSet<u32> {
+        (0..world).collect()
+    }
+
+    /// Ranks of an agent that is gone are not waited for; what they reported before counts.
+    #[test]
+    fn a_step_counts_when_the_expected_ranks_reported_it() {
+        let rows = [row(1, 0, 1, 50.0), row(1, 1, 1, 30.0), row(2, 0, 1, 20.0), row(3, 1, 1, 1.0)];
+        let steps: Vec<u64> = whole_steps(&rows, &[0].into()).iter().map(|s| s.step).collect();
+        assert_eq!(steps, [1, 2]);
+        assert_eq!(whole_steps(&rows, &[0].into())[0].sync_us, 30.0, "rank 1 had reported step 1");
+    }
+
     #[test]
     fn a_step_is_what_its_last_rank_paid() {
         let rows = [row(1, 0, 1, 50.0), row(1, 1, 1, 30.0), row(2, 0, 1, 20.0), row(3, 0, 1, 1.0), row(3, 1, 2, 1.0)];
-        let steps = whole_steps(&rows, 2);
+        let steps = whole_steps(&rows, &all(2));
         assert_eq!(steps.len(), 1, "step 2 lacks a rank, step 3 ran under two decisions");
         assert_eq!((steps[0].sync_us, steps[0].step_us, steps[0].compute_us), (30.0, 160.0, 110.0));
         assert!((steps[0].gain - 0.95).abs() < 1e-12);
@@ -138,10 +153,10 @@ pub(crate) mod tests {
         // Rank 1 enters 40 µs after rank 0 and finds rank 0's data there: it is done after 5, rank 0 20 later.
         let waited = |row: StepRow, wait_us| StepRow { wait_us: Some(wait_us), ..row };
         let rows = [waited(row(1, 0, 1, 65.0), 40.0), waited(row(1, 1, 1, 5.0), 0.0)];
-        let steps = whole_steps(&rows, 2);
+        let steps = whole_steps(&rows, &all(2));
         assert_eq!((steps[0].sync_us, steps[0].step_us, steps[0].compute_us), (25.0, 155.0, 110.0));
         let unknown = [rows[0].clone(), StepRow { wait_us: None, ..rows[1].clone() }];
-        assert_eq!(whole_steps(&unknown, 2)[0].sync_us, 5.0, "one rank that cannot tell spoils it for all");
+        assert_eq!(whole_steps(&unknown, &all(2))[0].sync_us, 5.0, "one rank that cannot tell spoils it for all");
     }
 
     #[test]
@@ -162,7 +177,7 @@ pub(crate) mod tests {
                 )
             })
             .collect();
-        let steps = whole_steps(&rows, 1);
+        let steps = whole_steps(&rows, &all(1));
         let m = measured(&steps, Version(1)).unwrap();
         assert_eq!((m.steps, m.t_sync.get()), (8, 30.0 * 1e-6));
         assert_eq!(measured(&steps, Version(0)).unwrap().t_sync.get(), 9.0 * 1e-6);

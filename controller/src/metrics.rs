@@ -1,7 +1,8 @@
 //! What Prometheus sees: declared in one table, whose documentation is the help text.
 //!
 //! Gauges are made anew for every scrape from what the API would answer: a node, link or job that is gone has
-//! no series left behind.
+//! no series left behind. No label is named `job` or `instance`: Prometheus sets these for every target it scrapes and renames
+//! what a target gave to `exported_job`.
 
 use prometheus::{Encoder, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, Opts, Registry, TextEncoder};
 
@@ -46,31 +47,35 @@ table! {
     /// Share of echoes lost on the way out of a directed link.
     LINK_LOSS = "flexcomm_link_loss_ratio" ["from", "to"];
     /// Ranks of the job.
-    JOB_WORLD = "flexcomm_job_ranks" ["job"];
+    JOB_WORLD = "flexcomm_job_ranks" ["training_job"];
     /// Ranks of the job whose trainers are connected.
-    JOB_LIVE = "flexcomm_job_live_ranks" ["job"];
+    JOB_LIVE = "flexcomm_job_live_ranks" ["training_job"];
+    /// Nodes of the job whose agents are silent, and one more where no agent has announced some ranks.
+    JOB_MISSING = "flexcomm_job_missing_nodes" ["training_job"];
+    /// Seconds since the silent agent of a node of the job sent something.
+    JOB_MISSING_FOR = "flexcomm_job_missing_node_seconds" ["training_job", "node"];
     /// Newest step of the job.
-    JOB_STEP = "flexcomm_job_step" ["job"];
+    JOB_STEP = "flexcomm_job_step" ["training_job"];
     /// Newest training loss of the job.
-    JOB_LOSS = "flexcomm_job_loss" ["job"];
+    JOB_LOSS = "flexcomm_job_loss" ["training_job"];
     /// Newest held-out accuracy of the job, 0 to 1.
-    JOB_ACCURACY = "flexcomm_job_accuracy_ratio" ["job"];
+    JOB_ACCURACY = "flexcomm_job_accuracy_ratio" ["training_job"];
     /// Compression gain of the newest steps, 0 to 1.
-    JOB_GAIN = "flexcomm_job_gain_ratio" ["job"];
+    JOB_GAIN = "flexcomm_job_gain_ratio" ["training_job"];
     /// Compression ratio in force; 1 is dense.
-    JOB_CR = "flexcomm_job_compression_ratio" ["job"];
+    JOB_CR = "flexcomm_job_compression_ratio" ["training_job"];
     /// Version of the decision in force.
-    JOB_VERSION = "flexcomm_job_decision_version" ["job"];
+    JOB_VERSION = "flexcomm_job_decision_version" ["training_job"];
     /// 1 for the strategy in force.
-    JOB_STRATEGY = "flexcomm_job_strategy_info" ["job", "compressor", "collective", "selection"];
+    JOB_STRATEGY = "flexcomm_job_strategy_info" ["training_job", "compressor", "collective", "selection"];
     /// 1 for what the last look at the job led to: change, or why not.
-    JOB_VERDICT = "flexcomm_job_verdict_info" ["job", "verdict"];
+    JOB_VERDICT = "flexcomm_job_verdict_info" ["training_job", "verdict"];
     /// Measured time per step, by part: compute, compress, sync, step.
-    JOB_MEASURED = "flexcomm_job_measured_seconds" ["job", "part"];
+    JOB_MEASURED = "flexcomm_job_measured_seconds" ["training_job", "part"];
     /// Predicted time per step, by part: sync, step.
-    JOB_PREDICTED = "flexcomm_job_predicted_seconds" ["job", "part"];
+    JOB_PREDICTED = "flexcomm_job_predicted_seconds" ["training_job", "part"];
     /// Trials of the job, by state.
-    JOB_TRIALS = "flexcomm_job_trials" ["job", "state"];
+    JOB_TRIALS = "flexcomm_job_trials" ["training_job", "state"];
     /// Fitted coefficients of the cost model, by coefficient: fixed (seconds), a, b.
     COEFFICIENT = "flexcomm_model_coefficient" ["backend", "collective", "coefficient"];
     /// Median relative error of the fitted cost model over its window.
@@ -79,12 +84,18 @@ table! {
     SET_ASIDE = "flexcomm_set_aside_total" ["reason"];
     /// Whether the store works.
     STORE_READY = "flexcomm_store_ready" [];
+    /// Rows of the database whose checksum did not fit since the start; none of them is used.
+    DAMAGED = "flexcomm_store_damaged_rows" [];
     /// Passes of the decision loop that failed.
     PASS_FAILURES = "flexcomm_loop_failures_total" [];
     /// Decisions that the checker refused.
     REFUSED = "flexcomm_refused_decisions_total" [];
     /// Requests that were refused, by kind of problem.
     REFUSED_REQUESTS = "flexcomm_refused_requests_total" ["problem"];
+    /// Connections closed at once because too many were open, by limit: source, overall.
+    REFUSED_CONNECTIONS = "flexcomm_refused_connections_total" ["limit"];
+    /// Log lines dropped because stderr was closed or its reader was too slow.
+    LOG_DROPPED = "flexcomm_log_lines_dropped_total" [];
     /// Measured intervals that the cost model was fitted to.
     FITTED = "flexcomm_model_fitted_intervals_total" [];
     /// Reports that came a second time and were dropped.
@@ -104,6 +115,10 @@ pub struct Counters {
     pub refused_decisions: IntCounter,
     /// See [`REFUSED_REQUESTS`].
     pub refused_requests: IntCounterVec,
+    /// See [`REFUSED_CONNECTIONS`].
+    pub refused_connections: IntCounterVec,
+    /// See [`LOG_DROPPED`].
+    pub log_dropped: IntCounter,
     /// See [`FITTED`].
     pub fitted: IntCounter,
     /// See [`REPEATED`].
@@ -116,15 +131,16 @@ impl Counters {
     /// All 0.
     pub fn new() -> Self {
         let counter = |m: Metric| IntCounter::new(m.name, m.help).expect("the table's names are valid");
+        let counters =
+            |m: Metric| IntCounterVec::new(Opts::new(m.name, m.help), m.labels).expect("the table's names are valid");
         let buckets = vec![0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0];
         let options = HistogramOpts::new(PASS_SECONDS.name, PASS_SECONDS.help).buckets(buckets);
         Self {
             pass_failures: counter(PASS_FAILURES),
             refused_decisions: counter(REFUSED),
-            refused_requests: {
-                let options = Opts::new(REFUSED_REQUESTS.name, REFUSED_REQUESTS.help);
-                IntCounterVec::new(options, REFUSED_REQUESTS.labels).expect("the table's names are valid")
-            },
+            refused_requests: counters(REFUSED_REQUESTS),
+            refused_connections: counters(REFUSED_CONNECTIONS),
+            log_dropped: counter(LOG_DROPPED),
             fitted: counter(FITTED),
             repeated: counter(REPEATED),
             pass_seconds: Histogram::with_opts(options).expect("the table's names are valid"),
@@ -152,6 +168,9 @@ impl Scrape {
         registry.register(Box::new(counters.pass_failures.clone()))?;
         registry.register(Box::new(counters.refused_decisions.clone()))?;
         registry.register(Box::new(counters.refused_requests.clone()))?;
+        registry.register(Box::new(counters.refused_connections.clone()))?;
+        counters.log_dropped.inc_by(flexcomm_log::take_dropped());
+        registry.register(Box::new(counters.log_dropped.clone()))?;
         registry.register(Box::new(counters.fitted.clone()))?;
         registry.register(Box::new(counters.repeated.clone()))?;
         registry.register(Box::new(counters.pass_seconds.clone()))?;

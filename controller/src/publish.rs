@@ -1,7 +1,7 @@
 //! Orders on their way to agents: one watch channel per node, whole orders, an epoch that only grows.
 
 use flexcomm_domain::NodeName;
-use flexcomm_wire::{EchoPeer, JobOrders, Orders, ProbePlan, ShapeOrder, ThroughputGrant};
+use flexcomm_wire::{DecisionOrder, EchoPeer, JobOrders, Orders, ProbePlan, ShapeOrder, ThroughputGrant};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -116,12 +116,14 @@ fn grants(app: &App, node: &NodeRow) -> Vec<ThroughputGrant> {
 async fn job_orders(app: &App) -> Result<BTreeMap<NodeName, Vec<JobOrders>>> {
     let mut all: BTreeMap<NodeName, Vec<JobOrders>> = BTreeMap::new();
     for job in app.store.running_jobs().await? {
-        let decision = app.store.decision(&job.job).await?;
+        // A damaged one is not published; the job's agents keep what they have.
+        let decision = app.store.intact_decision(&job.job).await?;
         let trial = app.store.trials(&job.job, 1).await?.into_iter().find(|t| t.state == "pending");
         let orders = JobOrders {
             job: job.job.clone(),
-            decision: decision.map(|row| (&row.decision).into()),
+            decision: decision.map(|row| DecisionOrder { run: job.run, ..(&row.decision).into() }),
             trial: trial.map(|t| flexcomm_wire::TrialOrder {
+                run: job.run,
                 id: t.id,
                 candidates: t.candidates.into_iter().map(Into::into).collect(),
                 iterations: t.iterations,

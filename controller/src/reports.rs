@@ -356,6 +356,7 @@ mod tests {
     fn a_job_without_a_known_collective_is_set_aside() {
         let seen = |collectives: &[&str]| {
             ReportBody::JobSeen(JobSeen {
+                run: None,
                 job: JobId::new("j").unwrap(),
                 rank: 0,
                 world: 2,

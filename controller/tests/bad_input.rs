@@ -85,7 +85,7 @@ async fn reports_of_the_unknown_are_set_aside() {
         s.a.link("a", GOOD),
         s.a.steps(dense, (0, 3), 100.0),
         s.a.applied(1, 2, 3),
-        ReportBody::JobLeft { job: common::job(), rank: 0 },
+        ReportBody::JobLeft { job: common::job(), rank: 0, connection_lost: false },
     ];
     let ack = s.a.report(&s.api, bodies).await;
     assert_eq!(ack.set_aside, 5);
@@ -97,7 +97,7 @@ async fn reports_of_the_unknown_are_set_aside() {
     assert_eq!(s.b.report(&s.api, vec![steps]).await.set_aside, 1, "rank 1 has not said hello");
     s.b.report(&s.api, vec![hello_b]).await;
     let later = s.b.steps((9, Strategy::DENSE_RING), (0, 3), 100.0);
-    let trial = flexcomm_wire::TrialOrder { id: 77, candidates: vec![], iterations: 1, budget_ms: 1 };
+    let trial = flexcomm_wire::TrialOrder { run: None, id: 77, candidates: vec![], iterations: 1, budget_ms: 1 };
     let ack = s.b.report(&s.api, vec![later, s.b.applied(9, 1, 2), s.b.trial(&trial)]).await;
     assert_eq!(ack.set_aside, 3);
     assert_eq!((s.set_aside("unknown-version").await, s.set_aside("unknown-trial").await), (2, 1));
@@ -245,9 +245,9 @@ async fn what_no_agent_says_is_refused_and_counted() {
         let (client, url) = (api.client.clone(), format!("{}/api/v1/agents/register", api.url));
         async move { problem(client.post(url).bearer_auth(TOKEN).json(&body).send().await.unwrap(), 422).await }
     };
-    let long = Register { software: "x".repeat(100_000), ..s.a.registration() };
+    let long = Register { software: "x".repeat(10_000), ..s.a.registration() };
     let said = refused(&s.api, long).await["detail"].as_str().unwrap().to_owned();
-    assert!(said.contains("software has 100000 characters, allowed are 100"), "{said}");
+    assert!(said.contains("software has 10000 characters, allowed are 100"), "{said}");
     refused(&s.api, Register { previous: vec![1; 17], ..s.a.registration() }).await;
     let nodes: Vec<NodeView> = s.api.json("/api/v1/nodes").await;
     assert_eq!(nodes[0].software, "0.1.0");
@@ -326,7 +326,7 @@ async fn http_that_makes_no_sense_gets_a_problem() {
     problem(post().header("content-type", json).body("{\"protocol\": 1e999}").send().await.unwrap(), 400).await;
     problem(post().header("content-type", json).body("{}").send().await.unwrap(), 422).await;
     problem(post().body("{}").send().await.unwrap(), 415).await;
-    let huge = vec![b' '; (16 << 20) + 1];
+    let huge = vec![b' '; (64 << 10) + 1];
     problem(post().header("content-type", json).body(huge).send().await.unwrap(), 413).await;
     problem(client.post(url("/api/v1/agents/register")).body("{}").send().await.unwrap(), 401).await;
     let forged = client.put(url("/api/v1/scenario")).bearer_auth("forged").body("{}").send().await.unwrap();
@@ -433,5 +433,98 @@ async fn the_page_loads_nothing_from_elsewhere() {
     for unsafe_sink in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
         assert!(!all.contains(unsafe_sink), "{unsafe_sink}");
     }
+    s.intact().await;
+}
+
+/// Any other name than an address, localhost and what is configured: a page of another site whose name resolves here.
+#[tokio::test]
+async fn a_foreign_host_is_refused_by_the_name_of_the_setting() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut own = config(dir.path());
+    own.allowed_hosts = vec!["flexcomm.example.org".into()];
+    let server = Server::start(own).await;
+    let api = Api::new(&server.url);
+    let ask = |path: &str, host: &str| api.client.get(format!("{}{path}", api.url)).header("host", host).send();
+    for path in ["/api/v1/jobs", "/", "/metrics", "/healthz", "/nothing"] {
+        let refused = problem(ask(path, "evil.example:7070").await.unwrap(), 421).await;
+        let detail = refused["detail"].as_str().unwrap();
+        assert!(detail.contains("evil.example:7070") && detail.contains("allowed_hosts"), "{detail}");
+    }
+    let forged = api.client.post(format!("{}/api/v1/agents/register", api.url)).bearer_auth(TOKEN);
+    problem(forged.header("host", "evil.example").json(&json!({})).send().await.unwrap(), 421).await;
+    for host in ["localhost:7070", "127.0.0.1", "[::1]:7070", "flexcomm.example.org", "FLEXCOMM.example.org:7070"] {
+        assert_eq!(ask("/api/v1/jobs", host).await.unwrap().status(), 200, "{host}");
+    }
+    assert_eq!(api.get("/metrics").await.status(), 200);
+    let metrics = api.get("/metrics").await.text().await.unwrap();
+    assert!(metrics.contains("flexcomm_refused_requests_total{problem=\"host\"} 6"), "{metrics}");
+    server.stop().await;
+}
+
+/// A report that is far too long is set aside unread, one that is not JSON at its end refuses the batch, and small requests
+/// have small bodies.
+#[tokio::test]
+async fn bodies_are_bounded_each_by_itself() {
+    let mut s = scene().await;
+    let mut batch = serde_json::to_value(s.a.batch(vec![s.a.hello(), s.a.link("b", GOOD)])).unwrap();
+    batch["reports"][0]["body"]["backend"] = json!(vec![0; 200_000]);
+    let ack: ReportAck = s.raw("a", batch).await.json().await.unwrap();
+    assert_eq!((ack.set_aside, ack.acked_seq), (1, s.a.seq));
+    let why = ack.first_reason.unwrap();
+    assert!(why.contains("400") && why.contains("at most 262144 are read"), "{why}");
+
+    let report = |seq: u64| json!({ "seq": seq, "at_us": 1, "body": { "kind": "job-left", "job": "j", "rank": 0 } });
+    let many: Vec<Value> = (100..100 + 513).map(report).collect();
+    let refused = problem(s.raw("a", json!({ "instance": 100, "reports": many })).await, 422).await;
+    assert!(refused["detail"].as_str().unwrap().contains("at most 512 in a batch"), "{refused}");
+
+    let beat = s.api.post("/api/v1/agents/a/heartbeat", &json!({ "instance": 100, "x": "x".repeat(70_000) })).await;
+    assert!(problem(beat, 413).await["detail"].as_str().unwrap().contains("at most 65536 bytes"));
+    s.intact().await;
+}
+
+/// Large bodies that never end share a budget: the next is told to come again, heartbeats are heard, and what the budget
+/// held is free when they are gone.
+#[tokio::test]
+async fn half_sent_bodies_share_a_budget() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let s = scene().await;
+    let address = s.api.url.strip_prefix("http://").unwrap().to_owned();
+    let head = format!(
+        "POST /api/v1/agents/a/reports HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n\
+         authorization: Bearer {TOKEN}\r\ncontent-length: 16000000\r\n\r\n"
+    );
+    let part = vec![b' '; 15_900_000];
+    let mut open = Vec::new();
+    let mut refused = 0;
+    for _ in 0..6 {
+        let mut connection = tokio::net::TcpStream::connect(&address).await.unwrap();
+        connection.write_all(head.as_bytes()).await.unwrap();
+        // Where it is refused the rest of it is not read.
+        let sent = connection.write_all(&part).await;
+        let mut answer = vec![0; 4096];
+        let wait = tokio::time::Duration::from_millis(500);
+        match tokio::time::timeout(wait, connection.read(&mut answer)).await {
+            Ok(Ok(read)) => {
+                let answer = String::from_utf8_lossy(&answer[..read]).to_lowercase();
+                assert!(answer.contains(" 503 ") && answer.contains("retry-after: 1"), "{answer}");
+                refused += 1;
+            }
+            Ok(Err(_)) => refused += 1,
+            Err(_) => sent.unwrap(),
+        }
+        open.push(connection);
+    }
+    assert_eq!(refused, 2, "four fit");
+    let beat = Heartbeat { instance: 100, now_us: 1, orders_epoch: 0, spooled: 0 };
+    assert_eq!(s.api.post("/api/v1/agents/a/heartbeat", &beat).await.status(), 204);
+    drop(open);
+    let large = json!({ "instance": 100, "reports": [], "x": "x".repeat(10_000_000) });
+    s.api
+        .until("a large body", async |api| {
+            let answer = api.post("/api/v1/agents/a/reports", &large).await;
+            (answer.status() != 503).then_some(())
+        })
+        .await;
     s.intact().await;
 }

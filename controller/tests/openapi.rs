@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Agent, Api, Server, Weather, config, job, node};
-use flexcomm_domain::{Collective, Strategy};
+use flexcomm_domain::{Collective, RunId, Strategy};
 use flexcomm_optimizer::{CoefficientBook, Sample, Terms};
 use flexcomm_wire::api::ScenarioSet;
 use flexcomm_wire::{
@@ -14,6 +14,8 @@ use flexcomm_wire::{
 };
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+
+const RUN: Option<RunId> = Some(RunId(7));
 
 const GOOD: Weather = Weather { latency_us: 100.0, bandwidth_bps: 1e9 };
 
@@ -100,7 +102,7 @@ fn strategy() -> flexcomm_wire::StrategyWire {
 
 /// Every kind of report, every field set.
 fn reports(agent: &mut Agent) -> Vec<ReportBody> {
-    let trial = TrialOrder { id: 1, candidates: vec![strategy()], iterations: 10, budget_ms: 1000 };
+    let trial = TrialOrder { run: RUN, id: 1, candidates: vec![strategy()], iterations: 10, budget_ms: 1000 };
     let mut steps = agent.steps((0, "topk@0.01/art-ring:star".parse().unwrap()), (0, 2), 10.0);
     if let ReportBody::Steps(report) = &mut steps {
         report.text = Some("qsgd(s=16)".into());
@@ -125,7 +127,7 @@ fn reports(agent: &mut Agent) -> Vec<ReportBody> {
         ReportBody::Throughput(throughput),
         ReportBody::Path(PathReport { peer: node("b"), hops: vec![None, Some([10, 0, 0, 2].into())] }),
         agent.hello(),
-        ReportBody::JobLeft { job: job(), rank: 0 },
+        ReportBody::JobLeft { job: job(), rank: 0, connection_lost: true },
         steps,
         agent.applied(1, 2, 3),
         tried,
@@ -135,6 +137,7 @@ fn reports(agent: &mut Agent) -> Vec<ReportBody> {
 
 fn orders() -> Orders {
     let decision = DecisionOrder {
+        run: RUN,
         version: 1,
         parent: 0,
         strategy: strategy(),
@@ -142,7 +145,7 @@ fn orders() -> Orders {
         decided_at_us: 1,
         reason: "because".into(),
     };
-    let trial = TrialOrder { id: 1, candidates: vec![strategy()], iterations: 10, budget_ms: 1000 };
+    let trial = TrialOrder { run: RUN, id: 1, candidates: vec![strategy()], iterations: 10, budget_ms: 1000 };
     let peer = EchoPeer { node: node("b"), addr: [10, 0, 0, 2].into(), echo_port: 1, throughput_port: 2 };
     Orders {
         epoch: 1,
@@ -165,7 +168,7 @@ fn document() -> Document {
 #[test]
 fn bodies_and_orders_are_described_field_by_field() {
     let document = document();
-    let mut agent = Agent::new("a", 0);
+    let mut agent = Agent { run: RUN, ..Agent::new("a", 0) };
     let bodies = reports(&mut agent);
     let kinds = document.named("ReportBody")["oneOf"].as_array().unwrap().len();
     assert_eq!(kinds, bodies.len(), "a kind of report is not described, or has no sample here");
@@ -198,6 +201,9 @@ async fn lively(api: &Api, agents: &mut [Agent; 2]) {
     for (i, peer) in [(0, "b"), (1, "a")] {
         let agent = &mut agents[i];
         let path = ReportBody::Path(PathReport { peer: node(peer), hops: vec![None] });
+        let before = vec![agent.hello(), ReportBody::JobLeft { job: job(), rank: agent.rank, connection_lost: false }];
+        agent.report(api, before).await;
+        agent.run = RUN;
         let bodies = vec![agent.link(peer, GOOD), path, agent.hello(), agent.link("nobody", GOOD)];
         agent.report(api, bodies).await;
     }

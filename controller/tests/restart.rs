@@ -5,78 +5,21 @@
 
 mod common;
 
-use common::{Agent, Api, Weather, config};
-use flexcomm_controller::serve_on;
+use common::process::{Process, TOKEN_FILE};
+use common::{Agent, Api, Weather};
 use flexcomm_domain::Strategy;
 use flexcomm_wire::api::HistoryEntry;
 use flexcomm_wire::{Orders, ReportAck, ReportBatch};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-
-/// Set for the child that is the server: the folder of its files.
-const FOLDER: &str = "FLEXCOMM_TEST_SERVER_FOLDER";
-
-/// For a child that shall use another file for its token.
-const TOKEN_FILE: &str = "FLEXCOMM_TEST_TOKEN_FILE";
 
 /// How often it is killed.
 const KILLS: u32 = 24;
 
-/// Not a test of its own: with the variable set, this process is the server and does not return.
+/// Not a test of its own: the server that the tests start.
 #[tokio::test]
 async fn server_when_asked() {
-    let Ok(folder) = std::env::var(FOLDER) else { return };
-    let folder = PathBuf::from(folder);
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = folder.join(format!("port-{}", std::process::id()));
-    std::fs::write(port.with_extension("new"), listener.local_addr().unwrap().port().to_string()).unwrap();
-    std::fs::rename(port.with_extension("new"), port).unwrap();
-    let mut config = config(&folder);
-    if let Ok(token_file) = std::env::var(TOKEN_FILE) {
-        config.token_file = token_file.into();
-    }
-    if let Err(error) = serve_on(listener, config.validate().unwrap(), std::future::pending()).await {
-        std::fs::write(folder.join("error"), error.to_string()).unwrap();
-        std::process::exit(1);
-    }
-}
-
-struct Process(Child);
-
-impl Process {
-    fn command(folder: &Path) -> Command {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "server_when_asked", "--nocapture"]).env(FOLDER, folder);
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        command
-    }
-
-    async fn start(folder: &Path) -> (Self, Api) {
-        let child = Self::command(folder).spawn().unwrap();
-        let file = folder.join(format!("port-{}", child.id()));
-        let process = Self(child);
-        let since = Instant::now();
-        loop {
-            if let Ok(port) = std::fs::read_to_string(&file) {
-                let api = Api::new(&format!("http://127.0.0.1:{port}"));
-                let ready = api.client.get(format!("{}/readyz", api.url)).send().await;
-                if ready.is_ok_and(|r| r.status().is_success()) {
-                    return (process, api);
-                }
-            }
-            assert!(since.elapsed() < common::PATIENCE, "the server did not come up");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+    common::process::server_when_asked().await;
 }
 
 /// An agent as it should be: keeps a batch until it is acknowledged.

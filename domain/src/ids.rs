@@ -79,6 +79,41 @@ name!(
     "job id"
 );
 
+/// One run of a job: random, made by rank 0 when the ranks meet, and the same on all of them. A job's name may be used
+/// again; the id tells its runs apart. As text 16 hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct RunId(pub u64);
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl FromStr for RunId {
+    type Err = Invalid;
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let allowed = "16 hexadecimal digits in lower case";
+        let digits = text.len() == 16 && text.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f'));
+        let number = u64::from_str_radix(text, 16).ok().filter(|_| digits);
+        number.map(Self).ok_or_else(|| Invalid::text("run id", text, allowed))
+    }
+}
+
+impl TryFrom<String> for RunId {
+    type Error = Invalid;
+    fn try_from(text: String) -> Result<Self, Invalid> {
+        text.parse()
+    }
+}
+
+impl From<RunId> for String {
+    fn from(run: RunId) -> String {
+        run.to_string()
+    }
+}
+
 /// A worker's number within its job, 0 to N-1. Rank 0's copy of the orders is the one that counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]

@@ -14,7 +14,7 @@ mod time;
 mod units;
 
 pub use decision::{Decision, Digest, Version};
-pub use ids::{JobId, NodeName, Rank};
+pub use ids::{JobId, NodeName, Rank, RunId};
 pub use link::{BANDWIDTH_CONFIDENCE_AGE_S, Link, LinkMatrix};
 pub use nearest::nearest;
 pub use share::{Need, ShareAccount, ShareRules};

@@ -348,13 +348,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) add_signs(float* out, u32 
     out[i] += payload[i / 8] >> (i % 8) & 1 ? -value : value;
 }
 
-// The sign that most ranks sent; equal votes mean +1. Rank r's signs begin at r * stride.
+// The sign that most ranks sent; equal votes mean 0. Rank r's signs begin at r * stride.
 extern "C" __global__ void __launch_bounds__(THREADS) majority(float* out, u32 n, const u8* payloads, u64 stride,
                                                                u32 ranks) {
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
     u32 negative = 0;
     for (u32 r = 0; r < ranks; r++) negative += payloads[r * stride + i / 8] >> (i % 8) & 1u;
-    out[i] = negative > ranks - negative ? -1.0f : 1.0f;
+    const u32 positive = ranks - negative;
+    out[i] = negative > positive ? -1.0f : negative < positive ? 1.0f : 0.0f;
   }
 }
 

@@ -413,7 +413,7 @@ pub fn add(
     }
 }
 
-/// ±1 by the vote of `ranks` payloads of signs, of which rank r's begins at r * stride; equal votes mean +1.
+/// ±1 by the vote of `ranks` payloads of signs, of which rank r's begins at r * stride; 0 where votes are equal.
 pub fn majority(
     device: &impl Device,
     n: u64,

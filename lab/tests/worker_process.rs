@@ -73,13 +73,16 @@ impl Ranks {
 
     /// Waits for rank 0's first line of progress.
     fn wait_for_progress(&mut self) {
-        let mut line = String::new();
-        let stdout = self.0[0].stdout.as_mut().unwrap();
-        BufReader::with_capacity(1, stdout).read_line(&mut line).unwrap();
+        let mut lines = BufReader::new(self.0[0].stdout.take().unwrap()).lines();
+        let (send, first) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let _ = send.send(lines.next());
+            // The rest has to go somewhere, or the pipe fills and the job stands still.
+            lines.for_each(drop);
+        });
+        let line = first.recv_timeout(DEADLINE).expect("no line of progress");
+        let line = line.expect("the rank ended").unwrap();
         assert!(line.starts_with("epoch 0: step"), "{line:?}");
-        // The rest has to go somewhere, or the pipe fills and the job stands still.
-        let mut rest = self.0[0].stdout.take().unwrap();
-        std::thread::spawn(move || std::io::copy(&mut rest, &mut std::io::sink()));
     }
 
     fn signal(&self, rank: usize, signal: Signal) {

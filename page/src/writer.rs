@@ -5,11 +5,14 @@ use crate::layout::{
     W_RETIRED, WORDS,
 };
 use crate::map::Words;
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// Whatever the umask: trainers of all users read, only the agent writes.
+const MODE: u32 = 0o644;
 
 /// Why a page could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +67,7 @@ impl PageWriter {
             Err(TryLockError::WouldBlock) => return Err(CreateError::InUse { path: path.to_owned() }),
             Err(TryLockError::Error(source)) => return Err(io(source)),
         }
+        file.set_permissions(Permissions::from_mode(MODE)).map_err(io)?;
         let words = old_words(&file).map_err(io)?;
         match words {
             Some(words) if is_ours(words.words()) => Ok(Self { words, path: path.to_owned(), file }),
@@ -73,7 +77,8 @@ impl PageWriter {
 
     fn replace(path: &Path, old: Option<Words>) -> io::Result<Self> {
         let temporary = temporary_name(path);
-        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o644).open(&temporary)?;
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(MODE).open(&temporary)?;
+        file.set_permissions(Permissions::from_mode(MODE))?;
         let made = Self::fill_and_rename(path, &temporary, file, old);
         if made.is_err() {
             let _ = std::fs::remove_file(&temporary);

@@ -148,11 +148,16 @@ fn a_retired_page_is_gone_and_says_so() {
     assert_eq!(reader.read(&mut Vec::new()), Err(ReadError::Retired));
 }
 
+/// Longest time that a test waits for a writer.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(300);
+
 /// Reads until `enough` says so; every payload seen must be whole and none older than the one before.
 fn watch(path: &Path, mut enough: impl FnMut(u64, u64) -> bool) -> u64 {
     let mut reader = PageReader::open(path).unwrap();
     let (mut out, mut last, mut last_counter, mut good) = (Vec::new(), 0, 0, 0u64);
+    let began = std::time::Instant::now();
     loop {
+        assert!(began.elapsed() < PATIENCE, "{good} pages were read, the newest holds {last}: nothing more is written");
         match reader.read(&mut out) {
             Ok(counter) => {
                 let number = number_of(&out);

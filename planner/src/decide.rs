@@ -294,8 +294,8 @@ impl<'a> Call<'a> {
     fn change(mut self, take: Take) -> Outcome {
         let decision = Decision {
             job: self.s.job.clone(),
-            version: self.s.version().next(),
-            parent: self.s.version(),
+            version: self.s.newest_version().next(),
+            parent: self.s.newest_version(),
             strategy: take.to.strategy(),
             decided_at: self.now,
             reason: take.why.clone(),

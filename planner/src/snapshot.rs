@@ -38,6 +38,9 @@ pub struct Snapshot {
     /// Median of what a step takes besides compressing and communicating: forward, backward, optimizer,
     /// waiting for data and for late ranks. Absent before the first steps were reported.
     pub compute: Option<Seconds>,
+    /// The newest version that earlier runs under the job's name had; 0 when there were none. Versions go on from it.
+    #[serde(default)]
+    pub earlier: Version,
     /// The newest decision; absent before the first. Until then the job runs [`Strategy::DENSE_RING`].
     pub in_force: Option<InForce>,
     /// What the newest steps under the decision in force cost.
@@ -191,6 +194,7 @@ impl Snapshot {
             profiles: Profiles::default(),
             coefficients: CoefficientBook::default(),
             compute: None,
+            earlier: Version(0),
             in_force: None,
             measured: None,
             remaining: None,
@@ -207,6 +211,11 @@ impl Snapshot {
     /// The version in force; 0 before the first decision.
     pub fn version(&self) -> Version {
         self.in_force.as_ref().map_or(Version(0), |f| f.decision.version)
+    }
+
+    /// The version that the next decision is made from.
+    pub fn newest_version(&self) -> Version {
+        self.version().max(self.earlier)
     }
 
     /// The measurements that belong to the decision in force.

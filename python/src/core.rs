@@ -44,6 +44,7 @@ fn hello(session: &Session, values: u64, backend: String, collectives: Vec<Strin
     Hello {
         protocol: PROTOCOL,
         job: session.job.clone(),
+        run: session.run,
         rank: session.rank.0,
         world: session.world,
         gradient_values: values,
@@ -92,6 +93,12 @@ impl Core {
         }
         let model = model.into_iter().enumerate().map(|(id, (len, cols))| Param { id: id as u32, len, cols }).collect();
         Ok(Self { session: Mutex::new(session), model })
+    }
+
+    /// Which run of the job this is: 16 hexadecimal digits, the same on all ranks. Before `connect`.
+    fn set_run(&self, run: &str) -> PyResult<()> {
+        self.lock().set_run(run.parse().map_err(Failure::input)?);
+        Ok(())
     }
 
     /// Starts the client of the agent behind `socket`. `collectives` are those that this backend can run.

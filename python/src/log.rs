@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
@@ -10,6 +11,9 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 const MAX_LINES: usize = 256;
 
 static LINES: Mutex<VecDeque<(u8, String)>> = Mutex::new(VecDeque::new());
+
+/// Lines that went before they were fetched.
+static DROPPED: AtomicU64 = AtomicU64::new(0);
 
 struct Gather;
 
@@ -40,6 +44,7 @@ impl<S: tracing::Subscriber> Layer<S> for Gather {
         let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
         if lines.len() >= MAX_LINES {
             lines.pop_front();
+            DROPPED.fetch_add(1, Ordering::Relaxed);
         }
         lines.push_back((level, text.0 + &text.1));
     }
@@ -53,7 +58,12 @@ pub fn begin() {
     });
 }
 
-/// What has gathered: Python's level and the text.
+/// What has gathered: Python's level and the text; first, how many older lines there was no room for.
 pub fn take() -> Vec<(u8, String)> {
-    LINES.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
+    let gathered: Vec<_> = LINES.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect();
+    let dropped = match DROPPED.swap(0, Ordering::Relaxed) {
+        0 => None,
+        lines => Some((30, format!("{lines} older log lines were dropped: more than {MAX_LINES} came in one step"))),
+    };
+    dropped.into_iter().chain(gathered).collect()
 }

@@ -6,7 +6,7 @@ use crate::meter::{Costs, Meter};
 use crate::report::{LEAST_GAIN, Reporter};
 use crate::texts::Text;
 use flexcomm_compression::Method;
-use flexcomm_domain::{JobId, Rank, Selection, Strategy, Timestamp};
+use flexcomm_domain::{JobId, Rank, RunId, Selection, Strategy, Timestamp};
 use flexcomm_engine::{AutoSelection, Late, Leader, Saved, Shadow, Store, lock};
 use flexcomm_trainer::{
     AbortCause, Agreement, Change, Offer, OrdersReader, Riding, Snapshot, Tick, Trial, TrialPlan, WORD_BITS,
@@ -100,6 +100,7 @@ pub enum Next {
 /// Everything but the buckets' contents.
 pub struct Session {
     pub job: JobId,
+    pub run: Option<RunId>,
     pub rank: Rank,
     pub world: u32,
     pub riding: Riding,
@@ -154,6 +155,7 @@ impl Session {
             riding: Riding::new(agreement, rank, world),
             auto: AutoSelection::new(world),
             job,
+            run: None,
             rank,
             world,
             leadership,
@@ -182,6 +184,12 @@ impl Session {
             owed: None,
             no_room: None,
         }
+    }
+
+    /// Which run of the job this is, as the ranks agreed.
+    pub fn set_run(&mut self, run: RunId) {
+        self.run = Some(run);
+        self.orders.set_run(run);
     }
 
     /// Starts a step, on its first bucket. Never waits.

@@ -38,7 +38,8 @@ pub struct Text {
 impl Text {
     /// Reads and checks a text.
     pub fn read(text: &str) -> Result<Self, Failure> {
-        let strategy: Strategy = text.parse().map_err(|e| Failure::input(format!("failed to {e}")))?;
+        let strategy = text.parse().and_then(Strategy::trainable);
+        let strategy = strategy.map_err(|e| Failure::input(format!("failed to {e}")))?;
         let gathers = strategy.travels() == Travels::Gathers;
         let collective = if gathers { Collective::Allgather } else { Collective::DenseRing };
         let text = strategy.to_string();
@@ -294,12 +295,25 @@ impl Core {
     }
 }
 
+/// A step at the first rate, and the rates of a bucket's parameters.
+pub(crate) fn at_rates(index: u64, rates: &[f64]) -> (Step, &[f64]) {
+    let (first, layers) = rates.split_first().map_or((0.0, rates), |(first, layers)| (*first, layers));
+    (Step { index, learning_rate: first }, layers)
+}
+
 #[pymethods]
 impl Core {
     /// Compresses a bucket: how its first turn travels (0 gathered, 1 to 3 summed as float32, float16, bfloat16), its
-    /// elements (bytes of what is gathered), and whether it is the last. `rate` is the learning rate; while it is not above
-    /// 0 the last one that was counts.
-    fn speak(&self, py: Python<'_>, index: usize, gradient: (usize, usize), rate: f64) -> PyResult<(u8, usize, bool)> {
+    /// elements (bytes of what is gathered), and whether it is the last. `rates` are learning rates: the optimizer's first
+    /// group's, then, where there are several groups, one for each of the bucket's parameters. Of one that is not above 0
+    /// the last that was counts.
+    fn speak(
+        &self,
+        py: Python<'_>,
+        index: usize,
+        gradient: (usize, usize),
+        rates: Vec<f64>,
+    ) -> PyResult<(u8, usize, bool)> {
         guard(py, || {
             let began = Instant::now();
             let gradient = Span::new::<f32>("the bucket", gradient.0, gradient.1)?.floats();
@@ -309,8 +323,8 @@ impl Core {
                 session.prepare(&turns)?;
                 turns
             };
-            let step = Step { index: turns.step, learning_rate: rate };
-            let turn = turns.with(|pipe| pipe.begin(gradient, step))?;
+            let (step, layers) = at_rates(turns.step, &rates);
+            let turn = turns.with(|pipe| pipe.layer_rates(layers).map(|()| pipe.begin(gradient, step)))??;
             let mut session = self.lock();
             session.meter.hook_work(began);
             Ok(described(&session, index, &turn))

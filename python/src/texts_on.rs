@@ -5,8 +5,7 @@ use crate::core::Core;
 use crate::device::{Memory, Place, dtype, lend, on, span};
 use crate::guard::{Failure, guard};
 use crate::memory;
-use crate::texts::described;
-use flexcomm_compression::pipeline::Step;
+use crate::texts::{at_rates, described};
 use flexcomm_gpu_kernels::bucket::Gradient;
 use pyo3::prelude::*;
 use std::time::Instant;
@@ -54,7 +53,7 @@ impl Core {
         index: usize,
         place: Place,
         gradient: (u64, u64, String),
-        rate: f64,
+        rates: Vec<f64>,
     ) -> PyResult<(String, u8, usize, bool)> {
         guard(py, || {
             let began = Instant::now();
@@ -66,8 +65,9 @@ impl Core {
                 Err(why) => return Ok((why, 0, 0, true)),
             };
             let turns = self.lock().turns(index)?;
-            let step = Step { index: turns.step, learning_rate: rate };
-            let turn = match turns.with(|pipe| pipe.begin_on(&device, given, step))? {
+            let (step, layers) = at_rates(turns.step, &rates);
+            let begun = turns.with(|pipe| pipe.layer_rates(layers).map(|()| pipe.begin_on(&device, given, step)))??;
+            let turn = match begun {
                 Ok(turn) => turn,
                 Err(why) => return Ok((why.to_string(), 0, 0, true)),
             };

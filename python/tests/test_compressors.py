@@ -75,6 +75,12 @@ def test_a_warm_up_from_0_blows_nothing_up(seen):
                 assert 0 < warmed < 1.05 * steady < 1.2 * warmed, (text, pairs)
 
 
+def test_residuals_follow_the_learning_rates_of_their_own_groups(seen):
+    for rank in seen:
+        for name, after in {"together": (3, 3), "the second": (2, 11), "the first": (11, 2)}.items():
+            assert rank["grouped"][name][1] == pytest.approx(after, rel=1e-4), (name, rank["grouped"])
+
+
 def test_checkpoints_go_on_bit_for_bit(seen):
     for rank in seen:
         for text, out in rank["resumed"].items():
@@ -87,6 +93,7 @@ def test_texts_that_cannot_run_are_refused_on_every_rank(seen):
     words = {
         "name": ["qsgdd", "there is", "topk"], "key": ["levels", "qsgd", "it takes s"],
         "value": ["set s of qsgd", '"0"', "whole number from 1"], "memory": ["vanila", "vanilla"],
+        "no memory": ["variance(alpha=2)", "without error feedback", "variance(alpha=2)+ef(vanilla)"],
         "missing": ["without k", "above 0 and below 1"], "one rank": ["rank 1", "set s of qsgd", '"0"'],
         "sum": ["checksum of fp16"], "byteps": ['"0"', "k of topk"],
     }

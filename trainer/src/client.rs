@@ -8,9 +8,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Most messages that wait while the agent is away; the oldest go first. About ten minutes of reports.
+/// Most messages that wait while the agent is away or does not read; the oldest measurements go first. About ten
+/// minutes of reports.
 pub const MAX_QUEUED: usize = 2048;
 
 /// How long one write to, or the welcome from, the agent may take before the connection is given up.
@@ -22,12 +23,32 @@ const RECONNECT: Duration = Duration::from_millis(300);
 /// Between two attempts after the agent refused the hello: someone has to change something first.
 const RECONNECT_REFUSED: Duration = Duration::from_secs(5);
 
+/// A connection that has lasted for this long after a refusal counts as accepted: the controller's answer comes back in far
+/// less.
+const ACCEPTED_AFTER: Duration = Duration::from_secs(10);
+
 /// How often an idle connection is looked at.
 const IDLE: Duration = Duration::from_millis(300);
 
+/// A message and its number.
+#[derive(Debug, Clone)]
+struct Queued {
+    number: u64,
+    message: FromTrainer,
+}
+
+impl Queued {
+    /// Whether newer ones replace its worth. Of all others there is only one.
+    fn is_measurement(&self) -> bool {
+        matches!(self.message, FromTrainer::Steps(_) | FromTrainer::Transfers { .. })
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
-    queue: VecDeque<FromTrainer>,
+    queue: VecDeque<Queued>,
+    /// Messages queued so far.
+    queued: u64,
     /// Told again after each hello: a restarted agent has forgotten it.
     applied: Option<AppliedReport>,
     page: Option<PathBuf>,
@@ -65,22 +86,26 @@ impl Client {
     /// Starts the thread. Fails only when the system cannot start one.
     pub fn start(socket: &Path, hello: Hello) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
-        let link = Link { socket: socket.to_owned(), hello, shared: Arc::clone(&shared), told: false };
+        let link = Link { socket: socket.to_owned(), hello, shared: Arc::clone(&shared), told: false, refused: None };
         let thread = std::thread::Builder::new().name("flexcomm-client".into()).spawn(move || link.run())?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Queues a message. When the queue is full the oldest one is dropped and counted.
+    /// Queues a message. When the queue is full the oldest measurement is dropped and counted; when it holds none, the
+    /// oldest message.
     pub fn send(&self, message: FromTrainer) {
         let mut state = self.shared.lock();
         if let FromTrainer::Applied(report) = &message {
             state.applied = Some(report.clone());
         }
         if state.queue.len() >= MAX_QUEUED {
-            state.queue.pop_front();
+            let oldest = state.queue.iter().position(Queued::is_measurement).unwrap_or(0);
+            state.queue.remove(oldest);
             state.dropped += 1;
         }
-        state.queue.push_back(message);
+        state.queued += 1;
+        let number = state.queued;
+        state.queue.push_back(Queued { number, message });
         drop(state);
         self.shared.wake.notify_one();
     }
@@ -128,12 +153,20 @@ enum End {
     Ending,
 }
 
+impl From<std::io::Error> for End {
+    fn from(error: std::io::Error) -> Self {
+        Self::Lost(error)
+    }
+}
+
 struct Link {
     socket: PathBuf,
     hello: Hello,
     shared: Arc<Shared>,
     /// Whether the loss of the agent was logged since the last welcome.
     told: bool,
+    /// The refusal that was logged last; each attempt that it ends is not worth another line.
+    refused: Option<String>,
 }
 
 /// What the system says of a socket that waits is "temporarily unavailable".
@@ -157,7 +190,7 @@ impl Link {
                     RECONNECT
                 }
                 End::Refused(reason) => {
-                    self.tell(&format!("the agent refuses this trainer: {reason}"));
+                    self.log_refusal(reason);
                     RECONNECT_REFUSED
                 }
             };
@@ -175,6 +208,17 @@ impl Link {
         }
     }
 
+    fn log_refusal(&mut self, reason: String) {
+        if self.refused.as_ref() != Some(&reason) {
+            tracing::warn!(
+                "the agent refuses this trainer: {reason}; training goes on with the strategy in force, and the agent is \
+                 asked again every {} s",
+                RECONNECT_REFUSED.as_secs()
+            );
+            self.refused = Some(reason);
+        }
+    }
+
     fn session(&mut self) -> End {
         let stream = match self.connect() {
             Ok(stream) => stream,
@@ -184,9 +228,12 @@ impl Link {
             tracing::info!("the agent at {} is back", self.socket.display());
             self.told = false;
         }
-        match self.pump(stream) {
+        let ended = self.pump(&stream);
+        // For copies of the socket, too, which children that were forked meanwhile have.
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+        match ended {
             Ok(()) => End::Ending,
-            Err(error) => End::Lost(error),
+            Err(end) => end,
         }
     }
 
@@ -218,15 +265,20 @@ impl Link {
     }
 
     /// Sends until told to end. A message leaves the queue only once the system has taken all of it.
-    fn pump(&self, mut stream: UnixStream) -> std::io::Result<()> {
+    fn pump(&mut self, mut stream: &UnixStream) -> Result<(), End> {
         stream.set_read_timeout(None)?;
+        let since = Instant::now();
         loop {
-            let (next, dropped, ending) = {
+            let (next, ending) = {
                 let state = self.shared.wait(IDLE, |state| !state.queue.is_empty() || state.ending);
-                (state.queue.front().cloned(), state.dropped, state.ending)
+                (state.queue.front().cloned(), state.ending)
             };
-            check_alive(&stream)?;
-            let Some(message) = next else {
+            check_alive(stream)?;
+            if self.refused.is_some() && since.elapsed() >= ACCEPTED_AFTER {
+                self.refused = None;
+                tracing::info!("the agent accepts this trainer now");
+            }
+            let Some(Queued { number, message }) = next else {
                 if ending {
                     return Ok(());
                 }
@@ -240,29 +292,38 @@ impl Link {
             let mut state = self.shared.lock();
             state.dropped += u64::from(too_long);
             // When the queue overflowed meanwhile, this very message may have been dropped from its front.
-            if state.dropped == dropped + u64::from(too_long) {
-                state.queue.pop_front();
-            }
+            state.queue.pop_front_if(|front| front.number == number);
             drop(state);
             self.shared.wake.notify_all();
         }
     }
 }
 
-/// The agent says nothing after its welcome, so anything readable is the end of the connection.
-fn check_alive(stream: &UnixStream) -> std::io::Result<()> {
+/// After its welcome the agent says nothing but that it refuses this trainer after all, or that it ends.
+fn check_alive(mut stream: &UnixStream) -> Result<(), End> {
+    let mut line = vec![0; 256];
     stream.set_nonblocking(true)?;
-    let read = (&*stream).read(&mut [0; 256]);
+    let read = stream.read(&mut line);
     stream.set_nonblocking(false)?;
     match read {
-        Ok(0) => Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "it closed the connection")),
-        Ok(_) => Ok(()),
-        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(()),
-        Err(error) => Err(error),
+        Ok(0) => return Err(std::io::Error::new(ErrorKind::UnexpectedEof, "it closed the connection").into()),
+        Ok(read) => line.truncate(read),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+        Err(error) => return Err(error.into()),
+    }
+    if !line.contains(&b'\n') {
+        stream.set_read_timeout(Some(IO_TIMEOUT))?;
+        BufReader::new(stream.take(MAX_LINE as u64)).read_until(b'\n', &mut line)?;
+        stream.set_read_timeout(None)?;
+    }
+    match serde_json::from_slice(&line) {
+        Ok(ToTrainer::Refused { reason }) => Err(End::Refused(reason)),
+        // Of a later release: nothing that this one must understand.
+        _ => Ok(()),
     }
 }
 
-fn write_line(stream: &mut UnixStream, message: &FromTrainer) -> std::io::Result<()> {
+fn write_line(stream: &mut impl Write, message: &FromTrainer) -> std::io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     if line.len() > MAX_LINE {
@@ -295,6 +356,7 @@ mod tests {
         Hello {
             protocol: PROTOCOL,
             job: JobId::new("j").unwrap(),
+            run: None,
             rank: 0,
             world: 1,
             gradient_values: 1,
@@ -386,8 +448,22 @@ mod tests {
         }
         assert_eq!(client.dropped(), 10);
         assert!(!client.connected());
-        assert_eq!(client.shared.lock().queue.front(), Some(&applied(10)));
+        assert_eq!(client.shared.lock().queue.front().map(|queued| queued.message.clone()), Some(applied(10)));
         client.finish(Duration::from_millis(1));
+    }
+
+    #[test]
+    fn measurements_make_way_for_results() {
+        let folder = tempfile::tempdir().unwrap();
+        let client = Client::start(&folder.path().join("nobody.sock"), hello()).unwrap();
+        client.send(applied(1));
+        let measured = || FromTrainer::Transfers { peer: [127, 0, 0, 1].into(), samples: vec![] };
+        (0..2 * MAX_QUEUED).for_each(|_| client.send(measured()));
+        client.send(applied(2));
+        let state = client.shared.lock();
+        let results: Vec<_> = state.queue.iter().filter(|q| !q.is_measurement()).map(|q| q.message.clone()).collect();
+        assert_eq!(results, [applied(1), applied(2)]);
+        assert_eq!((state.queue.len(), state.dropped), (MAX_QUEUED, MAX_QUEUED as u64 + 2));
     }
 
     #[test]
@@ -401,6 +477,21 @@ mod tests {
         assert_eq!(agent.next(), None);
         assert!(!client.connected());
         assert_eq!(client.page(), None);
+    }
+
+    #[test]
+    fn a_refusal_after_the_welcome_ends_the_connection_and_says_why() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let alive = |end: Result<(), End>| matches!(end, Ok(()));
+        assert!(alive(check_alive(&ours)));
+        let reason = format!("another run trains under the name j already{}", "!".repeat(500));
+        let mut line = serde_json::to_vec(&ToTrainer::Refused { reason: reason.clone() }).unwrap();
+        line.push(b'\n');
+        theirs.write_all(&line).unwrap();
+        assert!(matches!(check_alive(&ours), Err(End::Refused(found)) if found == reason));
+        assert!(alive(check_alive(&ours)), "all of the line was read");
+        drop(theirs);
+        assert!(matches!(check_alive(&ours), Err(End::Lost(_))));
     }
 
     #[test]

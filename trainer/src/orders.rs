@@ -3,7 +3,7 @@
 //! not valid is set aside with a line in the log, and the last good orders stay.
 
 use crate::word::TrialPlan;
-use flexcomm_domain::{Decision, Invalid, JobId, Strategy, Timestamp};
+use flexcomm_domain::{Decision, Invalid, JobId, RunId, Strategy, Timestamp};
 use flexcomm_page::{PageReader, ReadError};
 use flexcomm_wire::{JobOrders, TrialOrder};
 use std::path::{Path, PathBuf};
@@ -30,6 +30,7 @@ pub struct News {
 #[derive(Debug)]
 pub struct OrdersReader {
     job: JobId,
+    run: Option<RunId>,
     path: Option<PathBuf>,
     page: Option<PageReader>,
     seen: u64,
@@ -43,7 +44,27 @@ pub struct OrdersReader {
 impl OrdersReader {
     /// Nothing is opened before [`OrdersReader::set_path`].
     pub fn new(job: JobId) -> Self {
-        Self { job, path: None, page: None, seen: 0, buffer: Vec::new(), last_try: None, missing: None, set_aside: 0 }
+        Self {
+            job,
+            run: None,
+            path: None,
+            page: None,
+            seen: 0,
+            buffer: Vec::new(),
+            last_try: None,
+            missing: None,
+            set_aside: 0,
+        }
+    }
+
+    /// Which run of the job this is: what was decided for another one, and lies on the page still, is not followed.
+    pub fn set_run(&mut self, run: RunId) {
+        self.run = Some(run);
+    }
+
+    /// Whether orders are for this run; those without a run are of a controller older than run ids.
+    fn is_ours(&self, run: Option<RunId>) -> bool {
+        run.is_none() || self.run.is_none() || run == self.run
     }
 
     /// Where the agent's welcome said the page is. A path that is known already changes nothing.
@@ -133,11 +154,12 @@ impl OrdersReader {
         if orders.job != self.job {
             return self.reject(&format!("they are for job {}, this is job {}", orders.job, self.job));
         }
-        let decision = match orders.decision.map(|d| d.to_decision(&self.job)).transpose() {
-            Ok(decision) => decision,
-            Err(error) => self.reject(&error),
-        };
-        let trial = match orders.trial.as_ref().map(to_plan).transpose() {
+        let decision =
+            match orders.decision.filter(|d| self.is_ours(d.run)).map(|d| d.to_decision(&self.job)).transpose() {
+                Ok(decision) => decision,
+                Err(error) => self.reject(&error),
+            };
+        let trial = match orders.trial.as_ref().filter(|t| self.is_ours(t.run)).map(to_plan).transpose() {
             Ok(trial) => trial,
             Err(error) => self.reject(&error),
         };
@@ -213,6 +235,28 @@ mod tests {
         assert_eq!(version(reader.poll(now)), Some(4));
     }
 
+    /// The page keeps the orders of the run before until those of this one arrive.
+    #[test]
+    fn orders_of_another_run_are_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("j.page");
+        let mut page = PageWriter::create(&path).unwrap();
+        let mut reader = OrdersReader::new(JobId::new("j").unwrap());
+        reader.set_path(&path);
+        reader.set_run(RunId(2));
+        for (run, version, followed) in [(Some(RunId(1)), 5, None), (Some(RunId(2)), 6, Some(6)), (None, 7, Some(7))] {
+            let mut given = orders(version);
+            given.decision.as_mut().unwrap().run = run;
+            let candidates = vec![Strategy::DENSE_RING.into()];
+            given.trial = Some(TrialOrder { run, id: version, candidates, iterations: 10, budget_ms: 100 });
+            publish(&mut page, &given);
+            let news = reader.poll(Timestamp(1)).unwrap();
+            assert_eq!(news.trial.map(|t| t.id), followed, "{run:?}");
+            assert_eq!(news.decision.map(|d| d.version.0), followed, "{run:?}");
+        }
+        assert_eq!(reader.set_aside(), 0, "it is no fault");
+    }
+
     #[test]
     fn a_page_that_cannot_be_read_is_told_of_after_a_while() {
         let folder = tempfile::tempdir().unwrap();
@@ -241,7 +285,7 @@ mod tests {
         let mut both = orders(1);
         both.decision.as_mut().unwrap().digest ^= 1;
         let candidates = vec![Strategy::DENSE_RING.into()];
-        both.trial = Some(TrialOrder { id: 3, candidates, iterations: 10, budget_ms: 100 });
+        both.trial = Some(TrialOrder { run: None, id: 3, candidates, iterations: 10, budget_ms: 100 });
         publish(&mut page, &both);
         let mut reader = OrdersReader::new(JobId::new("j").unwrap());
         reader.set_path(&path);

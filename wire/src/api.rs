@@ -1,6 +1,6 @@
 //! What the REST API under `/api/v1` answers to people and tools.
 
-use flexcomm_domain::{JobId, NodeName};
+use flexcomm_domain::{JobId, NodeName, RunId};
 use serde::{Deserialize, Serialize};
 
 use crate::{StrategyWire, TrialOutcome};
@@ -70,6 +70,9 @@ pub struct LinkView {
 pub struct JobView {
     /// Its name.
     pub job: JobId,
+    /// Which run has the job's name now; null where its trainers have no run ids.
+    #[serde(default)]
+    pub run: Option<RunId>,
     /// N.
     pub world: u32,
     /// Node of each rank, as far as known.
@@ -100,6 +103,61 @@ pub struct JobView {
     pub predicted_step_us: Option<f64>,
     /// Mean gain over the newest steps.
     pub gain: Option<f64>,
+    /// When and how it ended; null while it runs.
+    #[serde(default)]
+    pub ended: Option<EndedView>,
+    /// Nodes whose agents are silent, and ranks that no agent has announced. Steps count that the other ranks reported.
+    #[serde(default)]
+    pub missing: Vec<MissingView>,
+}
+
+/// The end of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EndedView {
+    /// When, RFC 3339.
+    pub at: String,
+    /// The same in microseconds since the epoch.
+    pub at_us: u64,
+    /// `left`: every rank said goodbye. `connection-lost`: a trainer's connection ended without one. `agents-silent`: its
+    /// agents were silent for too long. `replaced`: another run began under its name. `unknown`: it ended under a release
+    /// that did not keep this.
+    pub how: String,
+}
+
+/// One entry of `GET /api/v1/jobs/{id}/runs`: a run before the one that has the job's name now.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunView {
+    /// Its id; null where its trainers had none.
+    pub run: Option<RunId>,
+    /// N.
+    pub world: u32,
+    /// When its first rank was seen, RFC 3339.
+    pub began: String,
+    /// How it ended.
+    pub ended: EndedView,
+    /// Its newest step.
+    pub step: Option<u64>,
+    /// Its newest decision's version; that of the run before where it had none.
+    pub version: u64,
+    /// Its newest training loss.
+    pub loss: Option<f64>,
+    /// Its newest held-out accuracy.
+    pub accuracy: Option<f64>,
+}
+
+/// A part of a job that no agent shows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MissingView {
+    /// Which node; null where no agent has announced the ranks.
+    pub node: Option<NodeName>,
+    /// Its ranks of the job.
+    pub ranks: Vec<u32>,
+    /// When its agent sent something last, RFC 3339.
+    pub since: String,
+    /// The same in microseconds since the epoch.
+    pub since_us: u64,
+    /// What it means for the job, as a sentence.
+    pub meaning: String,
 }
 
 /// The decision in force, `GET /api/v1/jobs/{id}/decision`.

@@ -15,8 +15,8 @@ pub use orders::{
 };
 pub use ran::{MAX_STRATEGY_TEXT, Ran, TEXT_COMPRESSOR};
 pub use reports::{
-    AppliedReport, Heartbeat, JobSeen, LinkReport, PathReport, Register, Registered, Report, ReportAck, ReportBatch,
-    ReportBody, ShapeReport, StepRecord, StepsReport, ThroughputReport, TrialOutcome, TrialReport,
+    AppliedReport, Heartbeat, JobSeen, LinkReport, PathReport, RefusedRun, Register, Registered, Report, ReportAck,
+    ReportBatch, ReportBody, ShapeReport, StepRecord, StepsReport, ThroughputReport, TrialOutcome, TrialReport,
 };
 pub use trainer::{CodecInfo, FromTrainer, Hello, ToTrainer};
 

@@ -1,8 +1,8 @@
 //! Controller to agent: everything the agent should know now, whole, so that a lost message costs nothing.
 
 use flexcomm_domain::{
-    Collective, CompressionRatio, Compressor, Decision, Digest, Invalid, JobId, NodeName, Seconds, Selection, Strategy,
-    Timestamp, Version,
+    Collective, CompressionRatio, Compressor, Decision, Digest, Invalid, JobId, NodeName, RunId, Seconds, Selection,
+    Strategy, Timestamp, Version,
 };
 use serde::{Deserialize, Serialize};
 
@@ -114,6 +114,9 @@ impl TryFrom<&StrategyWire> for Strategy {
 /// A decision on its way to the trainers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DecisionOrder {
+    /// The run of the job that it is for: a later run under the same name does not follow it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunId>,
     /// Only grows within the job.
     pub version: u64,
     /// The version it replaced.
@@ -131,6 +134,7 @@ pub struct DecisionOrder {
 impl From<&Decision> for DecisionOrder {
     fn from(d: &Decision) -> Self {
         Self {
+            run: None,
             version: d.version.0,
             parent: d.parent.0,
             strategy: d.strategy.into(),
@@ -165,6 +169,9 @@ impl DecisionOrder {
 /// A live trial: snapshot, run each candidate for some iterations, restore.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrialOrder {
+    /// The run of the job that it is for: a later run under the same name does not follow it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunId>,
     /// Only grows within the job.
     pub id: u64,
     /// At most [`crate::MAX_CANDIDATES`].

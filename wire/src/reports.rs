@@ -1,6 +1,6 @@
 //! Agent to controller.
 
-use flexcomm_domain::{JobId, NodeName};
+use flexcomm_domain::{JobId, NodeName, RunId};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
@@ -72,6 +72,20 @@ pub struct ReportAck {
     /// The first reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_reason: Option<String>,
+    /// Runs of this batch that are refused, each once: the agent refuses their trainers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<RefusedRun>,
+}
+
+/// A run that may not join, since another one is alive under its job's name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedRun {
+    /// Which job.
+    pub job: JobId,
+    /// Which run of it.
+    pub run: RunId,
+    /// Why, and what helps.
+    pub reason: String,
 }
 
 /// One thing an agent observed.
@@ -103,6 +117,9 @@ pub enum ReportBody {
         job: JobId,
         /// Which rank.
         rank: u32,
+        /// Whether its connection ended without a goodbye: the trainer crashed, or was killed.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        connection_lost: bool,
     },
     /// What training steps cost.
     Steps(StepsReport),
@@ -179,6 +196,9 @@ pub struct PathReport {
 pub struct JobSeen {
     /// Which job.
     pub job: JobId,
+    /// Which run of the job; absent from trainers older than run ids.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunId>,
     /// The trainer's rank.
     pub rank: u32,
     /// N.

@@ -1,7 +1,7 @@
 //! Trainer and agent on one node: JSON lines over a Unix socket. The orders travel the other way by the
 //! shared page, whose path the agent's welcome names.
 
-use flexcomm_domain::{JobId, NodeName};
+use flexcomm_domain::{JobId, NodeName, RunId};
 use serde::{Deserialize, Serialize};
 
 use crate::{AppliedReport, StepsReport, TrialReport};
@@ -13,6 +13,9 @@ pub struct Hello {
     pub protocol: u32,
     /// Which job.
     pub job: JobId,
+    /// Which run of the job; absent from trainers older than run ids.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunId>,
     /// This trainer's rank.
     pub rank: u32,
     /// N.
@@ -79,7 +82,8 @@ pub enum ToTrainer {
         /// The file that holds this job's [`crate::JobOrders`] as JSON in a shared page.
         page: String,
     },
-    /// Answer to anything else; the connection closes after it.
+    /// Answer to anything else, or to a run that the controller refuses, then also after the welcome; the connection
+    /// closes after it.
     Refused {
         /// What was wrong with which value.
         reason: String,

@@ -8,6 +8,7 @@ use std::process::Command;
 /// Allowed arrows between our crates (without the `flexcomm-` prefix).
 const ALLOWED: &[(&str, &[&str])] = &[
     ("domain", &[]),
+    ("log", &[]),
     ("wire", &["domain"]),
     ("page", &[]),
     ("gpu-kernels", &[]),
@@ -21,8 +22,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("nccl-tuner", &[]),
     ("engine", &["domain", "compression", "gpu-kernels", "trainer"]),
     ("python", &["domain", "wire", "trainer", "compression", "gpu-kernels", "engine"]),
-    ("agent", &["domain", "wire", "page", "probes"]),
-    ("controller", &["domain", "wire", "optimizer", "planner"]),
+    ("agent", &["domain", "log", "wire", "page", "probes"]),
+    ("controller", &["domain", "log", "wire", "optimizer", "planner"]),
     ("lab", &["domain", "wire", "page", "trainer", "compression", "collectives", "optimizer", "sim"]),
 ];
 

@@ -327,7 +327,10 @@ impl Link {
         match self.client.reports(self.instance.number, &payloads).await {
             Ok(ack) if ack.acked_seq >= first => {
                 self.metrics.reports_set_aside_total.inc_by(ack.set_aside);
-                if let Some(reason) = ack.first_reason {
+                let refused = ack.refused.len() as u64;
+                ack.refused.into_iter().for_each(|run| self.conductor.refuse_run(run));
+                // Why a run is refused is logged where its trainers are.
+                if let Some(reason) = ack.first_reason.filter(|_| ack.set_aside > refused) {
                     tracing::warn!(count = ack.set_aside, reason, "the controller set reports aside");
                 }
                 let stored = ack.acked_seq.min(last);

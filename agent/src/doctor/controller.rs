@@ -8,10 +8,18 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Ages of measurements are compared across machines; seconds do not matter, minutes do.
 const MOST_CLOCK_DIFFERENCE: Duration = Duration::from_secs(30);
 
+/// What a controller answers to a request for a name that it does not know.
+const MISDIRECTED: u16 = 421;
+
 pub(super) fn check(url: &str) -> Check {
     const MEND: &str = "start it (`flexcomm controller`), open its port, or name the right URL";
     match ask(url) {
         Err(why) => Check::missing(Group::Agent, "controller", format!("{url}: {why}"), MEND),
+        Ok(answer) if answer.status == MISDIRECTED => {
+            let found = format!("{url} answers, but does not know itself by that name (421)");
+            let mend = "name it by its IP address, or add the name to allowed_hosts in the controller's configuration";
+            Check::missing(Group::Agent, "controller", found, mend)
+        }
         Ok(answer) if answer.status != 200 => {
             let found = format!("{url}/healthz answers {}", answer.status);
             Check::missing(Group::Agent, "controller", found, MEND)

@@ -8,16 +8,20 @@
 //! be busy with it all day. The acknowledgement is fsynced before acknowledged segments are deleted.
 //!
 //! When the spool is over its limit, telemetry is dropped, oldest segment first; trial results, applied decisions
-//! and comings and goings are never dropped once stored. Only when those alone take twice the limit, new ones are
-//! refused.
+//! and comings and goings are never dropped. They have as much room again for themselves, and [`reserve`] on a disk
+//! that is full. Where that is taken, too, what trainers report is refused and they keep it ([`Priority::Result`]); the
+//! last quarter is left to events that have no one else to keep them.
 
 pub(crate) mod format;
+mod reserve;
 mod segment;
 
+use crate::files;
 use format::{Class, MAX_PAYLOAD, Record};
+use reserve::Reserve;
 use segment::Segment;
 use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -36,6 +40,34 @@ const SPARE: u64 = 4;
 /// What cannot be dropped may take this many times the limit before more of it is refused.
 const HARD_FACTOR: u64 = 2;
 
+/// The part of all room that is left to [`Priority::Event`]: at the smallest limit, the leave of every trainer fits.
+const EVENTS_PART: u64 = 4;
+
+/// The part of the limit that is reserved on the disk, and its bounds: some hundred results at the least, and no more
+/// than a disk that is otherwise full misses.
+const RESERVE_PART: u64 = 8;
+const RESERVE: std::ops::RangeInclusive<u64> = 64 * 1024..=4 * 1024 * 1024;
+
+/// What becomes of a report when there is little room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Priority {
+    /// Dropped, the oldest first.
+    Telemetry,
+    /// Refused: its source keeps it and tries again.
+    Result,
+    /// May take all room: its source cannot keep it, and there are at most a few for each trainer.
+    Event,
+}
+
+impl Priority {
+    fn class(self) -> Class {
+        match self {
+            Self::Telemetry => Class::Telemetry,
+            Self::Result | Self::Event => Class::Kept,
+        }
+    }
+}
+
 /// Why the spool could not do something.
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
@@ -50,10 +82,12 @@ pub enum SpoolError {
         source: io::Error,
     },
     /// A report longer than a record may be.
-    #[error("spool a report of {bytes} bytes: at most {MAX_PAYLOAD}")]
+    #[error("spool a report of {bytes} bytes: at most {most} fit (a larger `spool_limit_bytes` takes more)")]
     TooLong {
         /// Its length.
         bytes: usize,
+        /// Allowed.
+        most: u64,
     },
     /// Even what may not be dropped fills it.
     #[error("spool a report: {bytes} bytes wait already and the limit is {limit}")]
@@ -86,6 +120,7 @@ pub(crate) struct Spool {
     limit: u64,
     segment_size: u64,
     segments: VecDeque<Segment>,
+    reserve: Reserve,
     /// Holds `acked`, see [`acked_text`].
     acked_file: File,
     acked: u64,
@@ -99,7 +134,7 @@ pub(crate) struct Spool {
 impl Spool {
     /// Opens or makes the folder, ignores a cut-off tail, goes on with the numbers.
     pub(crate) fn open(folder: &Path, limit: u64) -> Result<Self, SpoolError> {
-        std::fs::create_dir_all(folder).map_err(io("make the spool", folder))?;
+        files::own_folder(folder, files::PRIVATE).map_err(io("make the spool", folder))?;
         let (acked_file, acked) = open_acked(&folder.join("acked"))?;
         let (segments, corrupt_bytes) = segment::open_all(folder, acked)?;
         let last = segments.back().map_or(0, |s| s.last);
@@ -111,6 +146,7 @@ impl Spool {
             limit,
             segment_size,
             segments,
+            reserve: Reserve::open(folder, (limit / RESERVE_PART).clamp(*RESERVE.start(), *RESERVE.end()))?,
             acked_file,
             acked,
             next,
@@ -134,24 +170,57 @@ impl Spool {
     /// Writes one report; `payload` gets its number and returns its bytes.
     pub(crate) fn append(
         &mut self,
-        class: Class,
+        priority: Priority,
         payload: impl FnOnce(u64) -> Vec<u8>,
     ) -> Result<Appended, SpoolError> {
+        let class = priority.class();
         let record = Record { seq: self.next, class, payload: payload(self.next) };
-        if record.payload.len() > MAX_PAYLOAD {
-            return Err(SpoolError::TooLong { bytes: record.payload.len() });
+        let (size, room) = (record.size() as u64, self.room(priority));
+        // What an empty spool has no room for would be tried for ever.
+        let most = (MAX_PAYLOAD as u64).min(room.saturating_sub(self.segment_size));
+        if record.payload.len() as u64 > most {
+            return Err(SpoolError::TooLong { bytes: record.payload.len(), most });
         }
-        let dropped = self.make_room(record.size() as u64)?;
-        let bytes = self.bytes() + record.size() as u64;
-        if bytes > self.limit && class == Class::Telemetry {
+        let dropped = match self.make_room(size) {
+            // On a full disk not even a shorter segment can be written.
+            Err(error) if class == Class::Kept && reserve::is_full(&error) => 0,
+            made => made?,
+        };
+        let bytes = self.bytes() + size;
+        if bytes > room && class == Class::Telemetry {
             return Ok(Appended { seq: 0, dropped: dropped + 1 });
         }
-        if bytes > self.limit * HARD_FACTOR {
+        if bytes > room {
             return Err(SpoolError::Full { bytes: self.bytes(), limit: self.limit });
         }
-        self.active(record.seq)?.append(&record)?;
+        self.write(&record)?;
         self.next += 1;
         Ok(Appended { seq: record.seq, dropped })
+    }
+
+    /// Bytes that all reports may take, so that one more of this priority is written.
+    fn room(&self, priority: Priority) -> u64 {
+        let all = self.limit * HARD_FACTOR;
+        match priority {
+            Priority::Telemetry => self.limit,
+            Priority::Result => all - all / EVENTS_PART,
+            Priority::Event => all,
+        }
+    }
+
+    /// Into the reserve, when the disk is full and the report may not be dropped.
+    fn write(&mut self, record: &Record) -> Result<(), SpoolError> {
+        loop {
+            let written = self.active(record.seq).and_then(|segment| segment.append(record));
+            match written {
+                Err(error) if record.class == Class::Kept && reserve::is_full(&error) => {
+                    if !self.reserve.release(record.size() as u64)? {
+                        return Err(error);
+                    }
+                }
+                done => return done,
+            }
+        }
     }
 
     fn active(&mut self, seq: u64) -> Result<&mut Segment, SpoolError> {
@@ -171,8 +240,11 @@ impl Spool {
         let mut dropped = 0;
         while self.bytes() + more > self.limit {
             let Some(at) = self.segments.iter().position(|s| s.telemetry > 0) else { break };
-            dropped += self.segments[at].drop_telemetry(self.acked)?;
-            if self.segments[at].count == 0
+            let segment = &mut self.segments[at];
+            // Without a write, which a full disk refuses.
+            let whole = segment.telemetry == segment.count;
+            dropped += if whole { segment.count } else { segment.drop_telemetry(self.acked)? };
+            if (whole || segment.count == 0)
                 && let Some(empty) = self.segments.remove(at)
             {
                 empty.delete()?;
@@ -224,6 +296,7 @@ impl Spool {
         if let Some(front) = self.segments.front_mut() {
             front.skip(self.acked)?;
         }
+        self.reserve.refill();
         Ok(())
     }
 
@@ -250,7 +323,9 @@ impl Spool {
         for record in moved {
             // The number stands in the payload too.
             let payload = segment::with_seq(&record.payload, self.next);
-            self.append(record.class, |_| payload)?;
+            // They were there before: an event's room is enough for each.
+            let priority = if record.class == Class::Kept { Priority::Event } else { Priority::Telemetry };
+            self.append(priority, |_| payload)?;
         }
         if let Some(file) = self.take_unsynced() {
             file.sync_data().map_err(io("fsync a segment in", &self.folder))?;
@@ -271,8 +346,7 @@ fn acked_text(seq: u64) -> String {
 
 /// The file and the number in it.
 fn open_acked(path: &Path) -> Result<(File, u64), SpoolError> {
-    let mut options = OpenOptions::new();
-    let file = options.read(true).write(true).create(true).truncate(false).open(path).map_err(io("open", path))?;
+    let file = files::open(path).map_err(io("open", path))?;
     let bytes = std::fs::read(path).map_err(io("read", path))?;
     // Damaged or empty: 0 is safe, the controller's answer at registration brings the number back.
     let text = std::str::from_utf8(&bytes).unwrap_or_default();

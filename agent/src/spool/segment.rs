@@ -3,7 +3,7 @@
 use super::format::{self, Class, MAGIC, Record};
 use super::{SpoolError, io};
 use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -64,13 +64,8 @@ impl Segment {
     pub(super) fn create(folder: &Path, first: u64) -> Result<Self, SpoolError> {
         let path = path_of(folder, first);
         // A file of that name can only be one whose records were all damaged.
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(&path)
-            .map_err(io("make", &path))?;
+        let mut file = crate::files::open(&path).map_err(io("make", &path))?;
+        file.set_len(0).map_err(io("make", &path))?;
         file.write_all(MAGIC).map_err(io("write", &path))?;
         let bytes = MAGIC.len() as u64;
         Ok(Self {

@@ -1,6 +1,9 @@
 use super::*;
 use proptest::prelude::*;
 
+#[path = "../../../tests/skipped.rs"]
+mod skipped;
+
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
@@ -11,8 +14,8 @@ fn open(dir: &tempfile::TempDir) -> Spool {
     Spool::open(dir.path(), LIMIT).unwrap()
 }
 
-fn put(spool: &mut Spool, class: Class, payload: &[u8]) -> u64 {
-    spool.append(class, |_| payload.to_vec()).unwrap().seq
+fn put(spool: &mut Spool, priority: Priority, payload: &[u8]) -> u64 {
+    spool.append(priority, |_| payload.to_vec()).unwrap().seq
 }
 
 fn waiting(spool: &mut Spool) -> Vec<u64> {
@@ -23,17 +26,17 @@ fn waiting(spool: &mut Spool) -> Vec<u64> {
 fn numbers_go_on_after_everything_was_delivered() {
     let dir = folder();
     let mut spool = open(&dir);
-    assert_eq!((1..=3).map(|_| put(&mut spool, Class::Telemetry, b"x")).collect::<Vec<_>>(), [1, 2, 3]);
+    assert_eq!((1..=3).map(|_| put(&mut spool, Priority::Telemetry, b"x")).collect::<Vec<_>>(), [1, 2, 3]);
     spool.ack(3).unwrap();
     assert_eq!(spool.len(), 0);
     drop(spool);
     // Numbers that were delivered and did not reach the disk before a power failure are not given out again.
     let mut spool = open(&dir);
-    assert_eq!(put(&mut spool, Class::Telemetry, b"x"), 3 + UNSEEN);
+    assert_eq!(put(&mut spool, Priority::Telemetry, b"x"), 3 + UNSEEN);
     drop(spool);
     let mut spool = open(&dir);
     assert_eq!(waiting(&mut spool), [3 + UNSEEN]);
-    assert_eq!(put(&mut spool, Class::Telemetry, b"x"), 3 + 2 * UNSEEN);
+    assert_eq!(put(&mut spool, Priority::Telemetry, b"x"), 3 + 2 * UNSEEN);
     assert_eq!(waiting(&mut spool), [3 + UNSEEN, 3 + 2 * UNSEEN]);
 }
 
@@ -42,17 +45,17 @@ fn an_acknowledgement_makes_and_removes_no_file_until_many_have_come() {
     let dir = folder();
     let mut spool = open(&dir);
     let files = || std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
-    put(&mut spool, Class::Telemetry, b"x");
+    put(&mut spool, Priority::Telemetry, b"x");
     let (first, mut names) = (files(), std::collections::BTreeSet::new());
     for seq in 2..2000 {
-        put(&mut spool, Class::Telemetry, &[7; 100]);
+        put(&mut spool, Priority::Telemetry, &[7; 100]);
         spool.ack(seq).unwrap();
         assert_eq!(spool.len(), 0);
         assert!(spool.bytes() < spool.limit);
         names.extend(files());
     }
-    assert_eq!(first.len(), 2, "{first:?}");
-    assert!((3..60).contains(&names.len()), "{}", names.len());
+    assert_eq!(first.len(), 3, "{first:?}");
+    assert!((4..61).contains(&names.len()), "{}", names.len());
     drop(spool);
     assert!(waiting(&mut open(&dir)).is_empty());
 }
@@ -61,9 +64,9 @@ fn an_acknowledgement_makes_and_removes_no_file_until_many_have_come() {
 fn only_what_may_not_be_dropped_is_brought_to_the_disk() {
     let dir = folder();
     let mut spool = open(&dir);
-    put(&mut spool, Class::Telemetry, b"x");
+    put(&mut spool, Priority::Telemetry, b"x");
     assert!(spool.take_unsynced().is_none());
-    put(&mut spool, Class::Kept, b"x");
+    put(&mut spool, Priority::Result, b"x");
     assert!(spool.take_unsynced().is_some());
     assert!(spool.take_unsynced().is_none());
 }
@@ -73,7 +76,7 @@ fn batches_are_bounded_and_in_order() {
     let dir = folder();
     let mut spool = open(&dir);
     for _ in 0..100 {
-        put(&mut spool, Class::Kept, &[7; 100]);
+        put(&mut spool, Priority::Result, &[7; 100]);
     }
     let batch = spool.batch(10, usize::MAX).unwrap();
     assert_eq!(batch.iter().map(|r| r.seq).collect::<Vec<_>>(), (1..=10).collect::<Vec<_>>());
@@ -91,10 +94,10 @@ fn telemetry_goes_first_and_results_stay() {
     let mut spool = open(&dir);
     let (mut kept, mut dropped) = (Vec::new(), 0);
     for i in 0..2000 {
-        let class = if i % 50 == 0 { Class::Kept } else { Class::Telemetry };
-        let done = spool.append(class, |_| vec![1; 200]).unwrap();
+        let priority = if i % 50 == 0 { Priority::Result } else { Priority::Telemetry };
+        let done = spool.append(priority, |_| vec![1; 200]).unwrap();
         dropped += done.dropped;
-        if class == Class::Kept {
+        if priority == Priority::Result {
             kept.push(done.seq);
         }
         assert!(spool.bytes() <= LIMIT, "{} bytes", spool.bytes());
@@ -108,20 +111,86 @@ fn telemetry_goes_first_and_results_stay() {
 }
 
 #[test]
-fn results_alone_are_bounded_too() {
+fn results_alone_are_bounded_too_and_events_find_room_beyond_them() {
     let dir = folder();
     let mut spool = open(&dir);
-    let full = (0..10_000).find_map(|_| spool.append(Class::Kept, |_| vec![1; 500]).err());
-    assert!(matches!(full, Some(SpoolError::Full { .. })));
-    assert!(spool.bytes() > LIMIT && spool.bytes() <= LIMIT * HARD_FACTOR);
-    let telemetry = spool.append(Class::Telemetry, |_| vec![1; 10]).unwrap();
+    let fill = |spool: &mut Spool, priority| (0..10_000).find_map(|_| spool.append(priority, |_| vec![1; 500]).err());
+    assert!(matches!(fill(&mut spool, Priority::Result), Some(SpoolError::Full { .. })));
+    let results = spool.bytes();
+    assert!(results > LIMIT && results <= spool.room(Priority::Result));
+    assert!(matches!(fill(&mut spool, Priority::Event), Some(SpoolError::Full { .. })));
+    assert!(spool.bytes() > results + LIMIT / 4 && spool.bytes() <= LIMIT * HARD_FACTOR);
+    let telemetry = spool.append(Priority::Telemetry, |_| vec![1; 10]).unwrap();
     assert_eq!(telemetry, Appended { seq: 0, dropped: 1 });
-    let long = spool.append(Class::Kept, |_| vec![0; MAX_PAYLOAD + 1]).unwrap_err();
-    assert!(matches!(long, SpoolError::TooLong { .. }));
+    let next = spool.next;
+    spool.ack(next - 1).unwrap();
+    put(&mut spool, Priority::Result, b"there is room again");
+}
+
+/// Refused for good, not again and again: an empty spool has no more room.
+#[test]
+fn a_report_that_never_fits_is_too_long() {
+    let dir = folder();
+    let mut spool = open(&dir);
+    let long = spool.append(Priority::Result, |_| vec![0; 90 * 1024]).unwrap_err();
+    assert!(matches!(long, SpoolError::TooLong { bytes: 92_160, most: 81_920 }), "{long}");
+    put(&mut spool, Priority::Result, &[0; 80 * 1024]);
+}
+
+/// A tmpfs of half a MiB, in a mount namespace of this thread's own.
+fn on_a_small_disk(test: impl FnOnce(&Path) + Send) {
+    use nix::mount::{MsFlags, mount};
+    let dir = folder();
+    let path = dir.path();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let private = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS | nix::sched::CloneFlags::CLONE_FS);
+            let none: Option<&str> = None;
+            let flags = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+            let made = private
+                .and_then(|()| mount(none, "/", none, flags, none))
+                .and_then(|()| mount(Some("small"), path, Some("tmpfs"), MsFlags::empty(), Some("size=512k")));
+            match made {
+                Ok(()) => test(path),
+                Err(error) => skipped::skipped(&format!("cannot mount a small disk here: {error}")),
+            }
+        });
+    });
+}
+
+#[test]
+fn a_full_disk_takes_results_into_the_reserve_and_refuses_only_then() {
+    on_a_small_disk(|path| {
+        let mut spool = Spool::open(path, 16 * LIMIT).unwrap();
+        std::fs::write(path.join("of others"), vec![1; 1 << 20]).unwrap_err();
+        let telemetry = spool.append(Priority::Telemetry, |_| vec![1; 200]).unwrap_err();
+        assert!(reserve::is_full(&telemetry), "{telemetry}");
+        let mut stored = Vec::new();
+        let refused = loop {
+            match spool.append(Priority::Result, |_| vec![1; 200]) {
+                Ok(done) => stored.push(done.seq),
+                Err(error) => break error,
+            }
+        };
+        assert!(reserve::is_full(&refused) && stored.len() >= 400, "{} stored, then {refused}", stored.len());
+        assert_eq!(waiting(&mut spool), stored);
+        // Room again: first for the reserve.
+        std::fs::remove_file(path.join("of others")).unwrap();
+        spool.ack(*stored.last().unwrap()).unwrap();
+        std::fs::write(path.join("of others"), vec![1; 1 << 20]).unwrap_err();
+        put(&mut spool, Priority::Result, &[1; 200]);
+        drop(spool);
+        let mut spool = Spool::open(path, 16 * LIMIT).unwrap();
+        assert_eq!(waiting(&mut spool).len(), 1, "what was stored on a full disk is there after a restart");
+    });
 }
 
 fn report(seq: u64) -> Vec<u8> {
-    let body = flexcomm_wire::ReportBody::JobLeft { job: flexcomm_domain::JobId::new("j").unwrap(), rank: seq as u32 };
+    let body = flexcomm_wire::ReportBody::JobLeft {
+        job: flexcomm_domain::JobId::new("j").unwrap(),
+        rank: seq as u32,
+        connection_lost: false,
+    };
     serde_json::to_vec(&flexcomm_wire::Report { seq, at_us: 1, body }).unwrap()
 }
 
@@ -135,7 +204,7 @@ fn a_lost_state_directory_takes_no_used_numbers() {
     let dir = folder();
     let mut spool = open(&dir);
     for _ in 0..3 {
-        spool.append(Class::Kept, report).unwrap();
+        spool.append(Priority::Result, report).unwrap();
     }
     // The controller has 10 reports of an earlier life of this node: 1 to 3 are not these.
     spool.registered(10).unwrap();
@@ -150,13 +219,13 @@ fn a_lost_state_directory_takes_no_used_numbers() {
 fn a_power_failure_and_two_restarts_lose_no_result() {
     let dir = folder();
     let mut spool = open(&dir);
-    spool.append(Class::Kept, report).unwrap();
+    spool.append(Priority::Result, report).unwrap();
     drop(spool);
     let mut spool = open(&dir);
-    let second = spool.append(Class::Kept, report).unwrap().seq;
+    let second = spool.append(Priority::Result, report).unwrap().seq;
     drop(spool);
     let mut spool = open(&dir);
-    let third = spool.append(Class::Kept, report).unwrap().seq;
+    let third = spool.append(Priority::Result, report).unwrap().seq;
     // Delivered in the first life, and gone with the kernel's cache.
     spool.registered(500).unwrap();
     assert_eq!(numbers(&mut spool), [(second, second), (third, third)]);
@@ -166,7 +235,7 @@ fn a_power_failure_and_two_restarts_lose_no_result() {
 fn a_damaged_acknowledgement_is_none() {
     let dir = folder();
     let mut spool = open(&dir);
-    put(&mut spool, Class::Kept, b"x");
+    put(&mut spool, Priority::Result, b"x");
     spool.ack(1).unwrap();
     drop(spool);
     std::fs::write(dir.path().join("acked"), [0xff; 21]).unwrap();
@@ -178,13 +247,13 @@ fn an_ordinary_restart_keeps_its_numbers() {
     let dir = folder();
     let mut spool = open(&dir);
     for _ in 0..5 {
-        spool.append(Class::Kept, report).unwrap();
+        spool.append(Priority::Result, report).unwrap();
     }
     let mut spool = {
         drop(spool);
         open(&dir)
     };
-    spool.append(Class::Kept, report).unwrap();
+    spool.append(Priority::Result, report).unwrap();
     spool.registered(3).unwrap();
     let sixth = 5 + UNSEEN;
     assert_eq!(numbers(&mut spool), [(4, 4), (5, 5), (sixth, sixth)]);
@@ -206,14 +275,14 @@ fn last_segment(dir: &Path) -> PathBuf {
 
 #[derive(Debug, Clone)]
 enum Step {
-    Put(Class, usize),
+    Put(Priority, usize),
     Ack(u64),
     Restart,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        6 => (any::<bool>(), 0usize..300).prop_map(|(kept, n)| Step::Put(if kept { Class::Kept } else { Class::Telemetry }, n)),
+        6 => (any::<bool>(), 0usize..300).prop_map(|(kept, n)| Step::Put(if kept { Priority::Result } else { Priority::Telemetry }, n)),
         2 => (0u64..40).prop_map(Step::Ack),
         1 => Just(Step::Restart),
     ]
@@ -232,8 +301,8 @@ proptest! {
         let mut highest = 0;
         for step in steps {
             match step {
-                Step::Put(class, n) => {
-                    let seq = put(&mut spool, class, &vec![n as u8; n]);
+                Step::Put(priority, n) => {
+                    let seq = put(&mut spool, priority, &vec![n as u8; n]);
                     prop_assert!(seq > highest);
                     highest = seq;
                     model.push((seq, n));
@@ -261,7 +330,7 @@ proptest! {
         let expected: Vec<u64> = model.iter().map(|(s, _)| *s).filter(|s| !lost.contains(s)).collect();
         let mut spool = open(&dir);
         prop_assert_eq!(waiting(&mut spool), expected.clone());
-        let seq = put(&mut spool, Class::Kept, b"next");
+        let seq = put(&mut spool, Priority::Result, b"next");
         prop_assert!(expected.iter().all(|s| *s < seq));
         prop_assert_eq!(waiting(&mut open(&dir)).last().copied(), Some(seq));
     }

@@ -1,9 +1,12 @@
 //! The guardian: a small process of its own session that puts links back when the agent dies or stops renewing.
 //!
-//! The agent holds the only write end of the pipe that is the guardian's stdin, so the kernel tells the guardian of
-//! any death of the agent, SIGKILL included, by the end of the file. Over the pipe: one line of JSON, [`Hello`],
-//! then `r` for each renewal and `q` when everything has been put back already. The guardian answers one line,
-//! [`READY`], before the agent makes its first change.
+//! What it is to put back, [`Orders`], is in its environment from the start, so that it needs nothing more from the
+//! agent. The agent holds the only write end of the pipe that is the guardian's stdin, so the kernel tells the guardian
+//! of any death of the agent, SIGKILL included, by the end of the file, also of one before the guardian's first read.
+//! Over the pipe: `r` for each renewal and `q` when everything has been put back already. The guardian answers one
+//! line, [`READY`], before the agent makes its first change.
+//!
+//! A [`Watch`] keeps two guardians: when one is killed, the other watches until it is replaced.
 
 use super::error::ShapeError;
 use super::{GuardianCommand, restore};
@@ -15,7 +18,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// What the guardian says when it watches.
@@ -24,8 +27,11 @@ const READY: &str = "flexcomm tc guardian: ready";
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// What may come before [`READY`] on its stdout.
 const MOST_START_BYTES: usize = 16 * 1024;
-/// The first line.
-const MOST_HELLO_BYTES: usize = 16 * 1024;
+/// The variable of the guardian's environment that holds its [`Orders`] as JSON.
+pub const ORDERS: &str = "FLEXCOMM_TC_GUARDIAN";
+/// One to put back, one more for the time in which a killed one is not replaced yet. Both put back what is left:
+/// the second finds nothing to do.
+const GUARDIANS: usize = 2;
 /// Pauses between attempts to put back: from 20 ms, doubled up to 5 s, 130 times: about ten minutes.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -33,9 +39,9 @@ const MOST_ATTEMPTS: u32 = 130;
 const RENEW: u8 = b'r';
 const QUIT: u8 = b'q';
 
-/// What the guardian is told first.
+/// Whose links the guardian puts back, and when.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Hello {
+pub(crate) struct Orders {
     pub(crate) state_dir: PathBuf,
     pub(crate) owner: String,
     pub(crate) lease_ms: u64,
@@ -51,27 +57,30 @@ enum End {
 
 /// Runs the guardian on stdin and stdout; returns the process's exit status. Nothing but this belongs in the process.
 pub fn main() -> i32 {
-    match guard() {
+    let status = match guard() {
         Ok(()) => 0,
         Err(error) => {
             say(&format!("{error}"));
             1
         }
-    }
+    };
+    flexcomm_log::flush();
+    status
 }
 
 fn guard() -> io::Result<()> {
     detach();
+    let orders = std::env::var(ORDERS).map_err(|error| io::Error::other(format!("read {ORDERS}: {error}")))?;
+    let orders: Orders = serde_json::from_str(&orders)?;
     let mut pipe = File::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let hello: Hello = serde_json::from_str(&first_line(&mut pipe)?)?;
-    writeln!(io::stdout(), "{READY}")?;
-    io::stdout().flush()?;
-    match watch(&mut pipe, Duration::from_millis(hello.lease_ms)) {
+    // An agent that is gone already reads no answer; its links are put back all the same.
+    let _ = writeln!(io::stdout(), "{READY}").and_then(|()| io::stdout().flush());
+    match watch(&mut pipe, Duration::from_millis(orders.lease_ms)) {
         End::Quit => return Ok(()),
         End::AgentGone => say("the agent is gone"),
         End::LeaseOut => say("the lease ran out"),
     }
-    insist(&hello)
+    insist(&orders)
 }
 
 /// Nothing that ends the agent may end the guardian: a session of its own, no signal but SIGKILL, last in the
@@ -86,23 +95,9 @@ fn detach() {
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
 }
 
-/// stderr may be closed or full: nothing depends on it.
+/// stderr may be closed or full: nothing waits for it.
 fn say(what: &str) {
-    let _ = writeln!(io::stderr(), "flexcomm tc guardian: {what}");
-}
-
-/// Byte by byte: what follows the line must stay in the pipe.
-fn first_line(pipe: &mut File) -> io::Result<String> {
-    let mut line = Vec::new();
-    let mut byte = [0];
-    while line.len() < MOST_HELLO_BYTES {
-        pipe.read_exact(&mut byte)?;
-        if byte[0] == b'\n' {
-            return String::from_utf8(line).map_err(io::Error::other);
-        }
-        line.push(byte[0]);
-    }
-    Err(io::Error::other("the first line is too long"))
+    flexcomm_log::say(&format!("flexcomm tc guardian: {what}"));
 }
 
 /// Until the agent says quit, is gone, or has not renewed for a whole lease.
@@ -142,10 +137,10 @@ fn readable(fd: BorrowedFd<'_>, within: Duration) -> io::Result<bool> {
 
 /// Puts back, again and again until it worked. While the agent hangs inside the section only the qdiscs are put
 /// back; journals and a second look wait until it has left or died.
-fn insist(hello: &Hello) -> io::Result<()> {
+fn insist(orders: &Orders) -> io::Result<()> {
     let mut pause = FIRST_PAUSE;
     for _ in 0..MOST_ATTEMPTS {
-        match attempt(hello) {
+        match attempt(orders) {
             Ok(Some(done)) => {
                 say(&format!("put back {}", if done.is_empty() { "nothing".to_owned() } else { done.join(", ") }));
                 return Ok(());
@@ -159,54 +154,102 @@ fn insist(hello: &Hello) -> io::Result<()> {
     Err(io::Error::other("gave up; the next start of the agent puts back what is left"))
 }
 
-fn attempt(hello: &Hello) -> Result<Option<Vec<String>>, ShapeError> {
-    if let Some(section) = restore::try_enter(&hello.state_dir)? {
-        return restore::put_back_of(&hello.state_dir, &hello.owner, &section).map(Some);
+fn attempt(orders: &Orders) -> Result<Option<Vec<String>>, ShapeError> {
+    if let Some(section) = restore::try_enter(&orders.state_dir)? {
+        return restore::put_back_of(&orders.state_dir, &orders.owner, &section).map(Some);
     }
-    restore::undo_of(&hello.state_dir, &hello.owner)?;
+    restore::undo_of(&orders.state_dir, &orders.owner)?;
     Ok(None)
 }
 
-/// The agent's end.
-#[derive(Debug)]
-pub(crate) struct Handle {
-    child: Child,
-    pipe: ChildStdin,
+/// The agent's end: the guardians that watch it.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    guardians: Vec<Guardian>,
 }
 
-impl Handle {
-    /// Starts the guardian and waits until it watches.
-    pub(crate) fn start(command: &GuardianCommand, hello: &Hello) -> Result<Self, ShapeError> {
-        let program = command.program.display().to_string();
-        Self::spawn(command, hello).map_err(|error| ShapeError::Guardian { program, why: error.to_string() })
+impl Watch {
+    /// Renews the lease; whether all guardians took it. Those that are gone or take nothing any more are removed.
+    pub(crate) fn renew(&mut self) -> bool {
+        for mut guardian in std::mem::take(&mut self.guardians) {
+            match guardian.renew() {
+                Ok(()) => self.guardians.push(guardian),
+                Err(error) => {
+                    tracing::warn!(%error, "a tc guardian is gone");
+                    guardian.discard();
+                }
+            }
+        }
+        self.guardians.len() == GUARDIANS
     }
 
-    fn spawn(command: &GuardianCommand, hello: &Hello) -> io::Result<Self> {
+    /// Starts what is missing. Waits until the first watches; those started beside it are the same program, and their
+    /// orders and their pipe are in place when they are spawned. One that watches is enough to go on.
+    pub(crate) fn fill(&mut self, command: &GuardianCommand, orders: &Orders) -> Result<(), ShapeError> {
+        while self.guardians.len() < GUARDIANS {
+            let started = Guardian::spawn(command, orders).and_then(|guardian| match self.guardians.is_empty() {
+                true => guardian.ready(),
+                false => Ok(guardian),
+            });
+            match started {
+                Ok(guardian) => self.guardians.push(guardian),
+                Err(error) if self.guardians.is_empty() => {
+                    let program = command.program.display().to_string();
+                    return Err(ShapeError::Guardian { program, why: error.to_string() });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "one tc guardian watches, a second one could not be started");
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends them without putting anything back.
+    pub(crate) fn quit(&mut self) {
+        self.guardians.drain(..).for_each(Guardian::quit);
+    }
+}
+
+/// One guardian.
+#[derive(Debug)]
+struct Guardian {
+    child: Child,
+    pipe: ChildStdin,
+    stdout: ChildStdout,
+}
+
+impl Guardian {
+    fn spawn(command: &GuardianCommand, orders: &Orders) -> io::Result<Self> {
         let mut child = Command::new(&command.program)
             .arg0("flexcomm")
             .args(&command.args)
             .envs(command.env.iter().map(|(name, value)| (name, value)))
+            .env(ORDERS, serde_json::to_string(orders)?)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let (Some(mut pipe), Some(mut stdout)) = (child.stdin.take(), child.stdout.take()) else {
+        let (Some(pipe), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(io::Error::other("it has no pipes"));
         };
-        let ready = (|| {
-            nonblocking(pipe.as_fd())?;
-            writeln!(pipe, "{}", serde_json::to_string(hello)?)?;
-            wait_for_ready(&mut stdout)
-        })();
-        if let Err(error) = ready {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(error);
+        nonblocking(pipe.as_fd())?;
+        Ok(Self { child, pipe, stdout })
+    }
+
+    /// Waits until it watches; one that does not is ended.
+    fn ready(mut self) -> io::Result<Self> {
+        match wait_for_ready(&mut self.stdout) {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                self.discard();
+                Err(error)
+            }
         }
-        Ok(Self { child, pipe })
     }
 
     /// Renews the lease; an error when the guardian is gone or takes nothing any more.
-    pub(crate) fn renew(&mut self) -> io::Result<()> {
+    fn renew(&mut self) -> io::Result<()> {
         if let Some(status) = self.child.try_wait()? {
             return Err(io::Error::other(format!("it ended with {status}")));
         }
@@ -214,7 +257,7 @@ impl Handle {
     }
 
     /// Ends it without putting anything back.
-    pub(crate) fn quit(mut self) {
+    fn quit(mut self) {
         if self.pipe.write_all(&[QUIT]).is_err() {
             let _ = self.child.kill();
         }
@@ -223,7 +266,7 @@ impl Handle {
     }
 
     /// Ends one that no longer works, by force.
-    pub(crate) fn discard(mut self) {
+    fn discard(mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -273,15 +316,5 @@ mod tests {
         write.write_all(b"r").unwrap();
         drop(write);
         assert_eq!(watch(&mut read, Duration::from_secs(3600)), End::AgentGone);
-    }
-
-    #[test]
-    fn the_first_line_leaves_the_rest_in_the_pipe() {
-        let (mut read, mut write) = pipe();
-        write.write_all(b"{\"a\":1}\nrq").unwrap();
-        assert_eq!(first_line(&mut read).unwrap(), "{\"a\":1}");
-        assert_eq!(watch(&mut read, Duration::from_secs(3600)), End::Quit);
-        drop(write);
-        assert!(first_line(&mut read).is_err());
     }
 }

@@ -136,7 +136,8 @@ pub(crate) fn write(state_dir: &Path, journal: &Journal) -> Result<(), ShapeErro
     let store = || {
         // One name, not a random one: the caller holds the lock, and a kill must not leave files that pile up.
         let temporary = state_dir.join(format!(".{PREFIX}{}.tmp", journal.iface));
-        let mut file = File::create(&temporary)?;
+        let mut file = crate::files::open(&temporary)?;
+        file.set_len(0)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         fs::rename(&temporary, &path)?;

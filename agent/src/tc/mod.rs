@@ -10,9 +10,9 @@
 //! └─ fc01:20  1 Tbit/s, prio 0               to and from the controller, ARP and neighbour discovery: unshaped
 //! ```
 //!
-//! Safety: what stood there before is journaled and fsynced before the first change; a guardian process of its
-//! own session puts it back when the agent dies or stops renewing its lease; [`recover`] does so at the next start
-//! when both died. Only a root qdisc with our handle that a journal speaks of is ever deleted, and the kernel
+//! Safety: what stood there before is journaled and fsynced before the first change; two guardian processes of
+//! sessions of their own put it back when the agent dies or stops renewing its lease, and one that was killed is
+//! replaced; [`recover`] does so at the next start when all of them died. Only a root qdisc with our handle that a journal speaks of is ever deleted, and the kernel
 //! checks the handle again in the delete message itself. Everything that belongs together travels in one
 //! `sendmsg`, which the kernel carries out within that one system call: a SIGKILL falls before or after it.
 
@@ -63,7 +63,8 @@ pub struct TcConfig {
     pub guardian: GuardianCommand,
 }
 
-/// How to start the guardian: a program that calls [`guardian::main`] with its stdin and stdout left as they are.
+/// How to start a guardian: a program that calls [`guardian::main`] with its stdin, stdout and environment left as
+/// they are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuardianCommand {
     /// The program.

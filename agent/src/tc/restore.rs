@@ -5,6 +5,7 @@ use super::error::ShapeError;
 use super::journal::{self, Before, Journal, Place};
 use super::kernel::{Kernel, Link, Refusal};
 use super::plan::{self, Root};
+use crate::files;
 use crate::lock::Lock;
 use std::collections::BTreeSet;
 use std::fs::{self, TryLockError};
@@ -165,7 +166,7 @@ pub(crate) fn try_enter(state_dir: &Path) -> Result<Option<Lock>, ShapeError> {
 }
 
 fn lock_file(state_dir: &Path, name: &str) -> Result<PathBuf, ShapeError> {
-    fs::create_dir_all(state_dir).map_err(ShapeError::io(format!("make {}", state_dir.display())))?;
+    files::make_folder(state_dir, files::PRIVATE).map_err(ShapeError::io(format!("make {}", state_dir.display())))?;
     Ok(state_dir.join(name))
 }
 

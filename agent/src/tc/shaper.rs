@@ -2,7 +2,7 @@
 
 use super::codec::{self, Message};
 use super::error::ShapeError;
-use super::guardian::{Handle, Hello};
+use super::guardian::{Orders, Watch};
 use super::journal::{self, Before, Journal, Place};
 use super::kernel::{Kernel, Link, Refusal};
 use super::plan::{self, Leaf, Paths, Root, Tree};
@@ -27,7 +27,7 @@ pub struct Shaper {
     owner: String,
     /// The owner's lock, from the first change on.
     lock: Option<Lock>,
-    guardian: Option<Handle>,
+    watch: Watch,
     /// What is in force, by interface.
     shapes: BTreeMap<String, Shape>,
 }
@@ -39,7 +39,7 @@ impl Shaper {
             return Err(ShapeError::Lease { lease: config.lease });
         }
         let owner = format!("{:032x}", rand::random::<u128>());
-        Ok(Self { config, owner, lock: None, guardian: None, shapes: BTreeMap::new() })
+        Ok(Self { config, owner, lock: None, watch: Watch::default(), shapes: BTreeMap::new() })
     }
 
     /// Applies a shape, or changes the one in force in place. An error leaves the link as it was before the call,
@@ -75,14 +75,8 @@ impl Shaper {
         if self.shapes.is_empty() {
             return Ok(());
         }
-        if let Some(guardian) = &mut self.guardian {
-            match guardian.renew() {
-                Ok(()) => return Ok(()),
-                Err(error) => tracing::warn!(%error, "the tc guardian is gone"),
-            }
-        }
-        if let Some(guardian) = self.guardian.take() {
-            guardian.discard();
+        if self.watch.renew() {
+            return Ok(());
         }
         let lost = self.put_back_by_others()?;
         if !lost.is_empty() {
@@ -206,24 +200,18 @@ impl Shaper {
         journal::remove(&self.config.state_dir, &journal::path(&self.config.state_dir, &journal.iface))
     }
 
-    /// Sees to it that a guardian watches.
+    /// Sees to it that guardians watch.
     fn guard(&mut self) -> Result<(), ShapeError> {
-        if let Some(guardian) = &mut self.guardian
-            && guardian.renew().is_ok()
-        {
+        if self.watch.renew() {
             return Ok(());
         }
-        if let Some(guardian) = self.guardian.take() {
-            guardian.discard();
-        }
-        let hello = Hello {
+        let orders = Orders {
             state_dir: std::path::absolute(&self.config.state_dir)
                 .map_err(ShapeError::io(format!("find {}", self.config.state_dir.display())))?,
             owner: self.owner.clone(),
             lease_ms: self.config.lease.as_millis() as u64,
         };
-        self.guardian = Some(Handle::start(&self.config.guardian, &hello)?);
-        Ok(())
+        self.watch.fill(&self.config.guardian, &orders)
     }
 
     /// Interfaces we shaped whose journal is gone: the guardian put them back before it ended.
@@ -241,9 +229,7 @@ impl Shaper {
 
     /// Nothing is shaped: no guardian, and the state directory is free for others.
     fn stand_down(&mut self) {
-        if let Some(guardian) = self.guardian.take() {
-            guardian.quit();
-        }
+        self.watch.quit();
         self.lock = None;
     }
 }

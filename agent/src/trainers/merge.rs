@@ -47,6 +47,10 @@ pub(crate) fn merge(page: &JobOrders, last_trial: u64, new: &JobOrders) -> (JobO
 fn newer(page: &JobOrders, new: &DecisionOrder) -> Result<bool, SetAside> {
     new.to_decision(&page.job).map_err(|error| SetAside::InvalidDecision(error.to_string()))?;
     let Some(old) = &page.decision else { return Ok(true) };
+    if new.run != old.run {
+        // Of another run of the job, which the controller began after that one; orders come in order.
+        return Ok(true);
+    }
     if new.version < old.version {
         let text = format!("decision {} of job {}: {} is in force", new.version, page.job, old.version);
         return Err(SetAside::StaleDecision(text));
@@ -105,7 +109,7 @@ pub(crate) mod tests {
 
     fn trial(id: u64) -> TrialOrder {
         let candidates = vec![Strategy::DENSE_RING.into()];
-        TrialOrder { id, candidates, iterations: 10, budget_ms: 1000 }
+        TrialOrder { run: None, id, candidates, iterations: 10, budget_ms: 1000 }
     }
 
     const TOPK: &str = "topk@0.01/allgather";

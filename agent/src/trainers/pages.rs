@@ -1,6 +1,7 @@
 //! The pages of the jobs on this node, and the last decision of each on disk.
 
 use super::merge::{SetAside, merge};
+use crate::files;
 use crate::metrics::Metrics;
 use crate::orders::MAX_JOBS;
 use flexcomm_domain::JobId;
@@ -14,6 +15,9 @@ use std::time::{Duration, Instant};
 /// for a job that is started again under its name to keep its decision.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
 
+/// Most jobs of one user, those that are gone and not forgotten included: others always find room.
+const MAX_JOBS_PER_USER: usize = MAX_JOBS / 2;
+
 /// Largest file with a decision that is believed.
 const MAX_DECISION: u64 = 64 * 1024;
 
@@ -23,6 +27,14 @@ pub(crate) enum PageError {
     /// Too many jobs.
     #[error("make a page for job {0}: there are {MAX_JOBS} jobs on this node already")]
     TooMany(JobId),
+    /// Too many jobs of one user.
+    #[error("make a page for job {job}: user {uid} has {MAX_JOBS_PER_USER} jobs on this node already")]
+    TooManyOfUser {
+        /// Asked for.
+        job: JobId,
+        /// Whose trainer asked.
+        uid: u32,
+    },
     /// The page itself.
     #[error(transparent)]
     Create(#[from] flexcomm_page::CreateError),
@@ -34,6 +46,8 @@ struct JobPage {
     last_trial: u64,
     /// Since when the controller no longer speaks of it.
     gone_since: Option<Instant>,
+    /// The user whose trainer came first, once one came.
+    uid: Option<u32>,
 }
 
 /// All pages.
@@ -49,8 +63,8 @@ impl Pages {
     /// the controller is away.
     pub(crate) fn open(run_dir: &Path, state_dir: &Path, metrics: Metrics) -> std::io::Result<Self> {
         let (folder, decisions) = (run_dir.join("pages"), state_dir.join("decisions"));
-        std::fs::create_dir_all(&folder)?;
-        std::fs::create_dir_all(&decisions)?;
+        files::own_folder(&folder, files::SHARED)?;
+        files::own_folder(&decisions, files::PRIVATE)?;
         let mut pages = Self { folder, decisions, metrics, jobs: BTreeMap::new() };
         for order in pages.saved()? {
             let done = pages.update(&order);
@@ -81,16 +95,28 @@ impl Pages {
         Ok(found)
     }
 
-    /// The page of a job, made when there is none. When there are too many, the job that is gone for longest and
-    /// has no trainer in `live` makes room.
-    pub(crate) fn path(&mut self, job: &JobId, live: &BTreeSet<JobId>) -> Result<PathBuf, PageError> {
-        if !self.jobs.contains_key(job) && self.jobs.len() >= MAX_JOBS {
-            let gone = self.jobs.iter().filter(|(job, _)| !live.contains(job));
-            let longest = gone.filter_map(|(job, page)| Some((page.gone_since?, job.clone()))).min();
-            let (_, longest) = longest.ok_or_else(|| PageError::TooMany(job.clone()))?;
-            self.forget(&longest);
+    /// The page of a job for a trainer of user `uid`, made when there is none. When there are too many, the job that is
+    /// gone for longest and has no trainer in `live` makes room; when this user has too many, one of his own.
+    pub(crate) fn path(&mut self, job: &JobId, uid: u32, live: &BTreeSet<JobId>) -> Result<PathBuf, PageError> {
+        if !self.jobs.contains_key(job) {
+            let mine = self.jobs.values().filter(|page| page.uid == Some(uid)).count();
+            if mine >= MAX_JOBS_PER_USER && !self.forget_longest_gone(live, |page| page.uid == Some(uid)) {
+                return Err(PageError::TooManyOfUser { job: job.clone(), uid });
+            }
+            if self.jobs.len() >= MAX_JOBS && !self.forget_longest_gone(live, |_| true) {
+                return Err(PageError::TooMany(job.clone()));
+            }
         }
-        Ok(self.page(job)?.writer.path().to_owned())
+        let page = self.page(job)?;
+        page.uid.get_or_insert(uid);
+        Ok(page.writer.path().to_owned())
+    }
+
+    /// Forgets the job that is gone for longest among those without a trainer; whether there was one.
+    fn forget_longest_gone(&mut self, live: &BTreeSet<JobId>, of: impl Fn(&JobPage) -> bool) -> bool {
+        let gone = self.jobs.iter().filter(|(job, page)| !live.contains(job) && of(page));
+        let longest = gone.filter_map(|(job, page)| Some((page.gone_since?, job.clone()))).min();
+        longest.inspect(|(_, job)| self.forget(job)).is_some()
     }
 
     fn page(&mut self, job: &JobId) -> Result<&mut JobPage, PageError> {
@@ -102,7 +128,8 @@ impl Pages {
             let orders = JobOrders { job: job.clone(), decision: None, trial: None };
             publish(&mut writer, &orders, &self.metrics);
             writer.beat(crate::clock::now_us());
-            self.jobs.insert(job.clone(), JobPage { writer, orders, last_trial: 0, gone_since: Some(Instant::now()) });
+            let gone_since = Some(Instant::now());
+            self.jobs.insert(job.clone(), JobPage { writer, orders, last_trial: 0, gone_since, uid: None });
             self.metrics.pages.set(self.jobs.len() as i64);
         }
         // Inserted just now when it was missing.
@@ -186,7 +213,7 @@ fn decision_path(folder: &Path, job: &JobId) -> PathBuf {
 
 fn save(folder: &Path, job: &JobId, decision: &DecisionOrder, metrics: &Metrics) {
     let bytes = serde_json::to_vec(decision).unwrap_or_default();
-    if let Err(error) = crate::files::replace(&decision_path(folder, job), &bytes) {
+    if let Err(error) = files::replace(&decision_path(folder, job), &bytes) {
         // It is on the page all the same: a full disk must not hold up training.
         metrics.page_errors_total.inc();
         tracing::error!(%job, "failed to save decision {}: {error}", decision.version);
@@ -238,7 +265,7 @@ mod tests {
     fn the_last_decision_survives_a_restart_of_the_agent() {
         let dir = tempfile::tempdir().unwrap();
         let mut pages = open(&dir);
-        let path = pages.path(&"j".parse().unwrap(), &BTreeSet::new()).unwrap();
+        let path = pages.path(&"j".parse().unwrap(), 0, &BTreeSet::new()).unwrap();
         assert_eq!(read(&path).decision, None);
         pages.update(&orders(3)).unwrap();
         assert_eq!(read(&path), orders(3));
@@ -272,7 +299,7 @@ mod tests {
         let mut pages = open(&dir);
         let (job, now) = ("j".parse().unwrap(), Instant::now());
         pages.update(&orders(1)).unwrap();
-        let path = pages.path(&job, &BTreeSet::new()).unwrap();
+        let path = pages.path(&job, 0, &BTreeSet::new()).unwrap();
         let mut reader = PageReader::open(&path).unwrap();
         pages.gone(&job, now);
         pages.tick(now + FORGET_AFTER, &[job.clone()].into());
@@ -290,16 +317,33 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut pages = open(&dir);
         let all: BTreeSet<JobId> = (0..MAX_JOBS).map(|i| format!("job{i}").parse().unwrap()).collect();
-        for job in &all {
-            pages.path(job, &all).unwrap();
+        for (i, job) in (0..).zip(&all) {
+            pages.path(job, i % 3, &all).unwrap();
         }
         let more: JobId = "more".parse().unwrap();
-        assert!(matches!(pages.path(&more, &all), Err(PageError::TooMany(_))));
+        assert!(matches!(pages.path(&more, 9, &all), Err(PageError::TooMany(_))));
         let mut live = all.clone();
         let dead: JobId = "job7".parse().unwrap();
         live.remove(&dead);
-        pages.path(&more, &live).unwrap();
+        pages.path(&more, 9, &live).unwrap();
         assert!(pages.jobs.len() == MAX_JOBS && !pages.jobs.contains_key(&dead));
+    }
+
+    #[test]
+    fn one_user_leaves_room_for_the_jobs_of_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut pages = open(&dir);
+        let other: JobId = "other".parse().unwrap();
+        pages.path(&other, 1, &BTreeSet::new()).unwrap();
+        let mine: BTreeSet<JobId> = (0..MAX_JOBS_PER_USER).map(|i| format!("job{i}").parse().unwrap()).collect();
+        mine.iter().for_each(|job| drop(pages.path(job, 0, &mine).unwrap()));
+        let more: JobId = "more".parse().unwrap();
+        let error = pages.path(&more, 0, &mine).unwrap_err();
+        assert!(error.to_string().contains("user 0 has 32 jobs"), "{error}");
+        pages.path(&"another".parse().unwrap(), 1, &mine).unwrap();
+        // Names that come and go push out this user's own, not the other's, though that is gone for longest.
+        pages.path(&more, 0, &BTreeSet::new()).unwrap();
+        assert!(pages.jobs.contains_key(&other) && pages.jobs.len() == MAX_JOBS_PER_USER + 2);
     }
 
     #[test]

@@ -105,7 +105,7 @@ fn checked(check: Result<(), String>, body: ReportBody) -> Event {
 }
 
 fn check_hello(hello: Hello) -> Result<JobSeen, String> {
-    let Hello { protocol, job, rank, world, gradient_values, backend, codecs, collectives } = hello;
+    let Hello { protocol, job, run, rank, world, gradient_values, backend, codecs, collectives } = hello;
     if protocol != PROTOCOL {
         return Err(format!(
             "the trainer speaks protocol {protocol}, this agent speaks {PROTOCOL}; use the same version"
@@ -131,7 +131,7 @@ fn check_hello(hello: Hello) -> Result<JobSeen, String> {
             return Err(format!("the sizes of codec {} are out of range", codec.compressor));
         }
     }
-    Ok(JobSeen { job, rank, world, gradient_values, backend, codecs, collectives })
+    Ok(JobSeen { job, run, rank, world, gradient_values, backend, codecs, collectives })
 }
 
 fn check_steps(report: &StepsReport) -> Result<(), String> {
@@ -201,6 +201,7 @@ pub(crate) mod tests {
 
     pub(crate) fn hello(job: &str, rank: u32) -> Hello {
         Hello {
+            run: None,
             protocol: PROTOCOL,
             job: job.parse().unwrap(),
             rank,

@@ -1,28 +1,27 @@
-//! What the tc tests share: a namespace of their own, the tree as `tc` shows it, and helper processes, which are
-//! this test binary run again with a role in its environment.
+//! What the tc tests share: a namespace of their own, the tree as `tc` shows it, and helper processes.
 #![allow(dead_code, clippy::print_stdout, clippy::unwrap_used, missing_docs)]
 
 #[path = "../../../tests/skipped.rs"]
 mod skipped;
 pub use skipped::skipped;
 
-use flexcomm_agent::tc::{self, GuardianCommand, Shape, Shaper, TcConfig};
-use flexcomm_domain::{Bandwidth, Seconds};
+mod helper;
+#[allow(unused_imports)]
+pub use helper::{IFACE, NETEM, ROLE, SHAPE, STATE, shape};
+
+use flexcomm_agent::tc::TcConfig;
+use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-pub const ROLE: &str = "FLEXCOMM_TC_ROLE";
-pub const STATE: &str = "FLEXCOMM_TC_STATE";
-pub const IFACE: &str = "FLEXCOMM_TC_IFACE";
-pub const NETEM: &str = "FLEXCOMM_TC_NETEM";
-pub const SHAPE: &str = "FLEXCOMM_TC_SHAPE";
-/// The test that is no test but the entry of helper processes.
-pub const ENTRY: &str = "helper_entry";
+/// The program of helper processes and of guardians.
+pub const HELPER: &str = env!("CARGO_BIN_EXE_tc_test_helper");
 /// What the product promises.
 pub const WITHIN: Duration = Duration::from_secs(1);
 /// What is no promise, only sure to come.
@@ -105,11 +104,10 @@ impl Net {
     }
 
     /// A helper process in this namespace.
-    pub fn helper(&self, role: &str, env: &[(&str, &str)]) -> Child {
-        Command::new("ip")
+    pub fn helper(&self, role: &str, env: &[(&str, &str)]) -> Helper {
+        let child = Command::new("ip")
             .args(["netns", "exec", &self.name])
-            .arg(std::env::current_exe().unwrap())
-            .args(["--exact", ENTRY, "--nocapture"])
+            .arg(HELPER)
             .env(ROLE, role)
             .env(STATE, self.state.path())
             .env(IFACE, "v0")
@@ -117,7 +115,8 @@ impl Net {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
-            .unwrap()
+            .unwrap();
+        Helper::new(child)
     }
 
     /// Runs a closure on a thread that lives in this namespace.
@@ -193,90 +192,85 @@ pub fn journals(state: &Path) -> usize {
     entries.flatten().filter(|e| e.file_name().to_string_lossy().starts_with("tc-journal-")).count()
 }
 
-/// The guardian is this test binary again.
-pub fn guardian_command() -> GuardianCommand {
-    GuardianCommand {
-        program: std::env::current_exe().unwrap(),
-        args: vec!["--exact".into(), ENTRY.into(), "--nocapture".into()],
-        env: vec![(ROLE.into(), "guardian".into())],
-    }
-}
-
 pub fn config(state: &Path, iface: &str) -> TcConfig {
-    TcConfig {
-        allow: true,
-        interfaces: vec![iface.into()],
-        allow_default_route: false,
-        lease: Duration::from_secs(10),
-        state_dir: state.into(),
-        controller: Some(([10, 99, 0, 2], 7070).into()),
-        echo_port: 7071,
-        guardian: guardian_command(),
+    helper::config(Path::new(HELPER), state, iface)
+}
+
+/// A helper process and what it is doing, by its own words. Killed when dropped.
+pub struct Helper {
+    pub child: Child,
+    words: mpsc::Receiver<String>,
+}
+
+impl Helper {
+    fn new(mut child: Child) -> Self {
+        let words = read_lines(child.stdout.take().unwrap());
+        Self { child, words }
     }
-}
 
-pub fn shape(delay_ms: f64, jitter_ms: f64, loss: f64, mbit: f64) -> Shape {
-    Shape {
-        delay: Seconds::new(delay_ms * 1e-3).unwrap(),
-        jitter: Seconds::new(jitter_ms * 1e-3).unwrap(),
-        loss,
-        rate: Bandwidth::new(mbit * 1e6).unwrap(),
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32)
     }
-}
 
-/// What a helper process does; returns at once in the test run itself.
-pub fn helper_main() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    let state = PathBuf::from(std::env::var_os(STATE).unwrap_or_default());
-    let iface = std::env::var(IFACE).unwrap_or_default();
-    let status = match role.as_str() {
-        "guardian" => tc::guardian::main(),
-        "loop" => churn(&state, &iface),
-        "hold" => hold(&state, &iface),
-        other => panic!("unknown role {other}"),
-    };
-    std::process::exit(status);
-}
-
-/// Tells the parent what is being done, past the test harness's capture.
-fn say(what: &str) {
-    let _ = writeln!(std::io::stdout(), "{what}");
-}
-
-/// Applies, changes, renews and restores until it is killed.
-fn churn(state: &Path, iface: &str) -> i32 {
-    let netem = std::env::var_os(NETEM).is_some();
-    let one = if netem { shape(5.0, 1.0, 0.01, 100.0) } else { shape(0.0, 0.0, 0.0, 100.0) };
-    let other = if netem { shape(50.0, 0.0, 0.0, 10.0) } else { shape(0.0, 0.0, 0.0, 10.0) };
-    let mut shaper = Shaper::new(config(state, iface)).unwrap();
-    loop {
-        for shape in [one, other] {
-            say("apply");
-            shaper.apply(iface, &shape).unwrap();
-            for _ in 0..2000 {
-                say("renew");
-                shaper.renew().unwrap();
+    /// Waits for a word.
+    pub fn wait_for(&self, word: &str) {
+        let start = Instant::now();
+        while let Ok(line) = self.words.recv_timeout(PATIENCE.saturating_sub(start.elapsed())) {
+            if line == word {
+                return;
             }
         }
-        say("restore");
-        shaper.restore().unwrap();
-        say("idle");
+        panic!("the helper never came to {word:?}");
+    }
+
+    /// SIGKILL; returns how it ended.
+    pub fn kill(&mut self) -> ExitStatus {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap()
+    }
+
+    /// Ends it and its guardians: stopped first, so that it starts no others in between.
+    pub fn kill_with_guardians(&mut self) {
+        kill(self.pid(), Signal::SIGSTOP).unwrap();
+        for guardian in self.guardians() {
+            let _ = kill(guardian, Signal::SIGKILL);
+        }
+        self.kill();
+    }
+
+    /// The last word of one that was killed.
+    pub fn last_word(&self) -> Option<String> {
+        let mut last = None;
+        while let Ok(line) = self.words.recv_timeout(PATIENCE) {
+            last = Some(line);
+        }
+        last
+    }
+
+    /// Its guardians: it has no other children.
+    pub fn guardians(&self) -> Vec<Pid> {
+        children(self.child.id())
     }
 }
 
-/// Applies the shape named in the environment (`delay_ms jitter_ms loss mbit`) and renews until it is killed.
-fn hold(state: &Path, iface: &str) -> i32 {
-    let text = std::env::var(SHAPE).unwrap_or_else(|_| "0 0 0 50".into());
-    let numbers: Vec<f64> = text.split(' ').map(|n| n.parse().unwrap()).collect();
-    let mut shaper = Shaper::new(config(state, iface)).unwrap();
-    shaper.apply(iface, &shape(numbers[0], numbers[1], numbers[2], numbers[3])).unwrap();
-    say("held");
-    loop {
-        std::thread::sleep(Duration::from_millis(200));
-        if shaper.renew().is_err() {
-            say("lost");
-        }
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
+}
+
+/// The lines of a process until it ends, read by a thread so that a test can stop waiting for the next one.
+fn read_lines(stdout: ChildStdout) -> mpsc::Receiver<String> {
+    let (send, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if send.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    lines
 }
 
 /// Child processes of a process.

@@ -94,6 +94,10 @@ impl Memory for EfSign {
         self.gamma.unwrap_or(step.learning_rate)
     }
 
+    fn follows_rates(&mut self) -> Option<&mut [f32]> {
+        (self.gamma.is_none() && self.units.learning_rate.is_some()).then_some(&mut self.residual[..])
+    }
+
     fn held_back(&self) -> HeldBack<'_> {
         HeldBack { values: &self.residual, units: self.units }
     }

@@ -57,6 +57,11 @@ pub trait Memory: Send + std::fmt::Debug {
     /// that left.
     fn undo(&mut self, fed: &mut Vec<f32>);
 
+    /// The residual, where it is rescaled when the learning rate changes; none where rates leave it as it is.
+    fn follows_rates(&mut self) -> Option<&mut [f32]> {
+        None
+    }
+
     /// What is held back.
     fn held_back(&self) -> HeldBack<'_>;
 

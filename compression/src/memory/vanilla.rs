@@ -81,6 +81,10 @@ impl Memory for Vanilla {
         self.units = self.before;
     }
 
+    fn follows_rates(&mut self) -> Option<&mut [f32]> {
+        self.units.learning_rate.is_some().then_some(&mut self.residual[..])
+    }
+
     fn held_back(&self) -> HeldBack<'_> {
         HeldBack { values: &self.residual, units: self.units }
     }

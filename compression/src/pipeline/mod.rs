@@ -198,6 +198,19 @@ impl Pipeline {
         self.learning_rate = learning_rate;
     }
 
+    /// Multiplies each layer's residual by its factor, where it is one that follows learning rates: for layers whose rate
+    /// changes by another ratio than the steps'.
+    pub fn rescale_layers(&mut self, factors: &[f32]) {
+        self.forget_mark();
+        let leftover = self.leftover_units.learning_rate.is_some().then_some(&mut self.leftover[..]);
+        let memory = self.memory.as_mut().and_then(|memory| memory.follows_rates());
+        for values in memory.into_iter().chain(leftover) {
+            for (range, factor) in self.layers.ranges().zip(factors) {
+                values.get_mut(range).into_iter().flatten().for_each(|value| *value *= factor);
+            }
+        }
+    }
+
     fn owed(&self) -> HeldBack<'_> {
         let leftover = HeldBack { values: &self.leftover, units: self.leftover_units };
         self.memory.as_ref().map_or(leftover, |memory| memory.held_back())

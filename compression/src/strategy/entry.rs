@@ -27,6 +27,8 @@ pub enum Nature {
     Contractive(fn(&Values, usize) -> f64),
     /// As [`Self::Contractive`], in the mean over draws.
     ContractiveInMean(fn(&Values, usize) -> f64),
+    /// As [`Self::Contractive`], of what error feedback accumulates: without a memory hardly anything is ever sent.
+    Accumulated(fn(&Values, usize) -> f64),
     /// Neither, with the reason.
     Biased(&'static str),
 }

@@ -57,6 +57,15 @@ pub enum StrategyError {
         /// Its range.
         allowed: String,
     },
+    /// A compressor that sends what error feedback accumulates, without a memory.
+    #[error(
+        "train with {of} without error feedback: it sends what accumulates there, and without it next to nothing; \
+         add a memory, as in {of}+ef(vanilla)"
+    )]
+    NoMemory {
+        /// The strategy, as written in its canonical form.
+        of: String,
+    },
     /// Given more than once.
     #[error("set {key} of {of} twice")]
     Twice {

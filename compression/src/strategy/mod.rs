@@ -77,6 +77,17 @@ impl Strategy {
         (self.entry.nature)(&self.values)
     }
 
+    /// Itself, where a training by it moves; one that sends next to nothing for ever is refused.
+    ///
+    /// # Errors
+    /// [`StrategyError::NoMemory`].
+    pub fn trainable(self) -> Result<Self, StrategyError> {
+        match (self.nature(), self.memory) {
+            (Nature::Accumulated(_), None) => Err(StrategyError::NoMemory { of: self.to_string() }),
+            _ => Ok(self),
+        }
+    }
+
     /// What is compressed as one tensor.
     pub fn scope(&self) -> Scope {
         self.scope

@@ -248,6 +248,20 @@ mod tests {
         }
     }
 
+    /// Of a gradient that error feedback does not accumulate, `variance` sends nothing: a training by it stands still.
+    #[test]
+    fn what_sends_nothing_without_memory_is_refused_for_a_training() {
+        let trainable = |text: &str| text.parse::<Strategy>().unwrap().trainable();
+        assert_eq!(
+            trainable("variance(alpha=2)+nonfinite(skip)").unwrap_err().to_string(),
+            "train with variance(alpha=2)+nonfinite(skip) without error feedback: it sends what accumulates there, and \
+             without it next to nothing; add a memory, as in variance(alpha=2)+nonfinite(skip)+ef(vanilla)"
+        );
+        for text in ["variance+ef(vanilla)", "variance+ef(dgc,mu=0.9)", "topk(k=0.01)", "signsgd"] {
+            assert!(trainable(text).is_ok(), "{text}");
+        }
+    }
+
     /// 1 in digits is one value, whatever the tensor's length; a share may come near to 1 but never is.
     #[test]
     fn one_is_one_value() {

@@ -94,12 +94,12 @@ fn what_is_promised_holds() {
         for x in &tensors {
             match strategy.nature() {
                 Nature::Unbiased => assert_unbiased(strategy, x, 4000),
-                Nature::Contractive(delta) => assert_contractive(strategy, x, delta, 20),
+                Nature::Contractive(delta) | Nature::Accumulated(delta) => assert_contractive(strategy, x, delta, 20),
                 Nature::ContractiveInMean(delta) => assert_contractive_in_mean(strategy, x, delta, 2000),
                 Nature::Biased(reason) => assert!(!reason.is_empty()),
             }
         }
-        if let Nature::Contractive(delta) = strategy.nature() {
+        if let Nature::Contractive(delta) | Nature::Accumulated(delta) = strategy.nature() {
             let draws = |x: &[f32]| match x.len() {
                 ..=100 => 200,
                 101..=1000 => 20,

@@ -1,19 +1,23 @@
 //! What agents call.
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use flexcomm_domain::{NodeName, Timestamp};
 use flexcomm_wire::{
     Heartbeat, MAX_BATCH, MAX_PREVIOUS, MAX_SEQ_STEP, MAX_SOFTWARE, Orders, PROTOCOL, Register, Registered, Report,
-    ReportAck,
+    ReportAck, ReportBody,
 };
 use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+use std::fmt;
 use std::sync::Arc;
 
-use super::problem::{ApiError, Body, Path};
+use super::body::{self, Body};
+use super::problem::{ApiError, Path};
 use crate::app::App;
-use crate::limits::{MAX_INTEGER, MAX_NODES, MAX_TEXT};
+use crate::limits::{MAX_BODY, MAX_INTEGER, MAX_NODES, MAX_REPORT, MAX_TEXT};
 use crate::publish::publish;
 use crate::reports::{Reason, SetAside};
 use crate::store::{Incoming, Ingest, News, Registration};
@@ -85,25 +89,54 @@ pub(super) async fn heartbeat(
     if known { Ok(StatusCode::NO_CONTENT) } else { Err(again(&node)) }
 }
 
-/// A batch whose reports may be anything: a bad one must not hold up the good ones.
+/// A batch whose reports may be anything: a bad one must not hold up the good ones. Each is read by itself, straight from the
+/// body: no tree of values is ever made of it.
 #[derive(Deserialize)]
-pub(super) struct LooseBatch {
+struct LooseBatch<'a> {
     instance: u64,
-    reports: Vec<serde_json::Value>,
+    #[serde(borrow, deserialize_with = "at_most_a_batch")]
+    reports: Vec<&'a RawValue>,
+}
+
+/// Reads no more reports than a batch may have: many small ones take more memory than their text.
+fn at_most_a_batch<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<&'de RawValue>, D::Error> {
+    struct Reports;
+    impl<'de> Visitor<'de> for Reports {
+        type Value = Vec<&'de RawValue>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "a list of at most {MAX_BATCH} reports")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Self::Value, A::Error> {
+            let mut all = Vec::new();
+            while let Some(report) = from.next_element()? {
+                if all.len() == MAX_BATCH {
+                    return Err(A::Error::custom(format!(
+                        "more than {MAX_BATCH} reports, at most {MAX_BATCH} in a batch"
+                    )));
+                }
+                all.push(report);
+            }
+            Ok(all)
+        }
+    }
+    from.deserialize_seq(Reports)
 }
 
 pub(super) async fn reports(
     State(app): State<Arc<App>>,
     Path(node): Path<NodeName>,
-    Body(batch): Body<LooseBatch>,
+    request: Request,
 ) -> Result<Json<ReportAck>, ApiError> {
+    let body = body::read(&app, request, MAX_BODY).await?;
+    let (instance, incoming) = body.decode(|bytes| body::json(bytes).and_then(incoming)).await?;
     let now: Timestamp = app.clock.now();
-    let incoming = incoming(batch.reports)?;
-    if !app.presence.heard(&node, batch.instance, now) {
+    if !app.presence.heard(&node, instance, now) {
         return Err(again(&node));
     }
     let live = app.presence.live(now);
-    let done = match app.store.ingest((&node, batch.instance), incoming, &live, now).await? {
+    let done = match app.store.ingest((&node, instance), incoming, &live, now).await? {
         Ingest::Done(done) => done,
         Ingest::Stranger => return Err(again(&node)),
         Ingest::Jump { from, to } => {
@@ -124,31 +157,45 @@ pub(super) async fn reports(
     if let Some(why) = &done.first_reason {
         tracing::warn!(%node, set_aside = done.set_aside, why, "reports set aside");
     }
-    Ok(Json(ReportAck { acked_seq: done.acked_seq, set_aside: done.set_aside, first_reason: done.first_reason }))
+    Ok(Json(ReportAck {
+        acked_seq: done.acked_seq,
+        set_aside: done.set_aside,
+        first_reason: done.first_reason,
+        refused: done.refused,
+    }))
 }
 
-fn incoming(reports: Vec<serde_json::Value>) -> Result<Vec<Incoming>, ApiError> {
-    if reports.len() > MAX_BATCH {
-        return Err(ApiError::Unprocessable(format!("{} reports, at most {MAX_BATCH} in a batch", reports.len())));
-    }
+/// What every report has, whatever else is in it.
+#[derive(Deserialize)]
+struct Numbered<'a> {
+    #[serde(borrow)]
+    seq: Option<&'a RawValue>,
+}
+
+fn incoming(batch: LooseBatch<'_>) -> Result<(u64, Vec<Incoming>), ApiError> {
     let mut last = 0;
-    let mut all = Vec::with_capacity(reports.len());
-    for (index, value) in reports.into_iter().enumerate() {
-        let seq = value.get("seq").and_then(serde_json::Value::as_u64).filter(|s| *s <= MAX_INTEGER);
+    let mut all = Vec::with_capacity(batch.reports.len());
+    for (index, raw) in batch.reports.into_iter().map(RawValue::get).enumerate() {
+        let numbered = serde_json::from_str::<Numbered<'_>>(raw).ok().and_then(|report| report.seq);
+        let seq = numbered.and_then(|seq| seq.get().parse().ok()).filter(|seq| *seq <= MAX_INTEGER);
         let seq = seq.filter(|s| *s > last).ok_or_else(|| {
-            let shown = value.get("seq").map_or("absent".to_owned(), ToString::to_string);
+            let shown: String = numbered.map_or("absent", RawValue::get).chars().take(MAX_TEXT).collect();
             ApiError::Unprocessable(format!(
                 "seq of report {index} is {shown}: a whole number from 1 to {MAX_INTEGER}, above the one before it ({last})"
             ))
         })?;
         last = seq;
-        let read: Result<Report, _> = serde_json::from_value(value);
-        let malformed = |e: serde_json::Error| {
-            SetAside::new(Reason::Malformed, e.to_string().chars().take(MAX_TEXT).collect::<String>())
-        };
-        all.push(Incoming { seq, body: read.map(|r| r.body).map_err(malformed) });
+        all.push(Incoming { seq, body: report(raw) });
     }
-    Ok(all)
+    Ok((batch.instance, all))
+}
+
+fn report(raw: &str) -> Result<ReportBody, SetAside> {
+    let malformed = |why: String| SetAside::new(Reason::Malformed, why.chars().take(MAX_TEXT).collect::<String>());
+    if raw.len() > MAX_REPORT {
+        return Err(malformed(format!("it has {} bytes, at most {MAX_REPORT} are read", raw.len())));
+    }
+    serde_json::from_str::<Report>(raw).map(|r| r.body).map_err(|e| malformed(e.to_string()))
 }
 
 pub(super) async fn orders(State(app): State<Arc<App>>, Path(node): Path<NodeName>) -> Result<Json<Orders>, ApiError> {

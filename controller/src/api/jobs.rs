@@ -4,18 +4,20 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use flexcomm_domain::{JobId, Strategy};
-use flexcomm_wire::api::{DecisionView, HistoryEntry, IntervalView, JobView, TrialView};
+use flexcomm_wire::api::{DecisionView, HistoryEntry, IntervalView, JobView, RunView, TrialView};
 use flexcomm_wire::{MAX_CANDIDATES, StrategyWire};
 use serde::Deserialize;
 use std::sync::Arc;
 
-use super::problem::{ApiError, Body, Path, Query};
+use super::body::Body;
+use super::problem::{ApiError, Path, Query};
 use super::views;
 use crate::app::App;
 use crate::cycle::{gather, recent_steps};
 use crate::limits::{INTERVALS, LIST_ENDED, PAGE_DEFAULT, PAGE_MOST};
 use crate::measure;
-use crate::store::{JobRow, NewTrial, ProgressRow};
+use crate::missing::Sight;
+use crate::store::{Deletion, JobRow, NewTrial, ProgressRow};
 
 async fn find(app: &App, job: &JobId) -> Result<JobRow, ApiError> {
     let row = app.store.job(job).await?;
@@ -39,8 +41,9 @@ impl Page {
 async fn view(app: &App, row: JobRow) -> Result<JobView, ApiError> {
     let ranks = app.store.ranks(&row.job).await?;
     let running = row.ended.is_none();
-    let steps = if running { recent_steps(app, &row).await? } else { Vec::new() };
-    let version = app.store.decision(&row.job).await?.map(|d| d.decision.version).unwrap_or_default();
+    let sight = if running { app.sight(&row, &ranks) } else { Sight::default() };
+    let steps = if running { recent_steps(app, &row, &sight).await? } else { Vec::new() };
+    let version = app.store.intact_decision(&row.job).await?.map(|d| d.decision.version).unwrap_or_default();
     // Before the newest decision is in force, the steps under the one before it are what runs.
     let measured = measure::measured(&steps, version)
         .or_else(|| measure::measured(&steps, steps.last().map(|s| s.version).unwrap_or_default()));
@@ -51,6 +54,7 @@ async fn view(app: &App, row: JobRow) -> Result<JobView, ApiError> {
         measured,
         compute_us: measure::compute(&steps).map(|s| s.get() * 1e6),
         board: app.boards().get(&row.job).cloned(),
+        missing: &sight.missing,
     };
     Ok(views::job(row, &parts))
 }
@@ -136,6 +140,26 @@ pub(super) async fn progress(
 ) -> Result<Json<Vec<ProgressRow>>, ApiError> {
     find(&app, &job).await?;
     Ok(Json(app.store.progress(&job, page.limit(PAGE_MOST)).await?))
+}
+
+/// The runs before the one that has the job's name now, newest first.
+pub(super) async fn runs(State(app): State<Arc<App>>, Path(job): Path<JobId>) -> Result<Json<Vec<RunView>>, ApiError> {
+    find(&app, &job).await?;
+    Ok(Json(app.store.runs(&job).await?.into_iter().map(views::run).collect()))
+}
+
+/// Deletes an ended job with everything that bears its name.
+pub(super) async fn delete(State(app): State<Arc<App>>, Path(job): Path<JobId>) -> Result<StatusCode, ApiError> {
+    let _passing = app.passing.lock().await;
+    match app.store.delete_job(&job).await? {
+        Deletion::Unknown => Err(ApiError::NotFound(format!("job {job}: no trainer has announced it"))),
+        Deletion::Running => Err(ApiError::Conflict(format!("job {job} runs; end its training first"))),
+        Deletion::Done => {
+            app.boards().remove(&job);
+            app.wake.notify_one();
+            Ok(StatusCode::NO_CONTENT)
+        }
+    }
 }
 
 /// Body of a request for a trial: `{}` for the default candidates.

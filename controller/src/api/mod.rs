@@ -2,7 +2,9 @@
 
 mod agents;
 pub mod auth;
-mod health;
+mod body;
+pub(crate) mod health;
+pub mod host;
 mod jobs;
 mod network;
 mod openapi;
@@ -16,7 +18,7 @@ mod views;
 pub use problem::ApiError;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -25,7 +27,7 @@ use std::sync::Arc;
 use tower_http::set_header::SetResponseHeaderLayer;
 
 use crate::app::App;
-use crate::limits::{MAX_BODY, REQUEST_TIMEOUT};
+use crate::limits::REQUEST_TIMEOUT;
 
 /// What the page may load: only what comes from here.
 const CONTENT_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
@@ -46,6 +48,7 @@ pub fn router(app: Arc<App>) -> Router {
     // Operators and the lab, with the cluster's token.
     let operators = Router::new()
         .route("/api/v1/jobs/{job}/trials", post(jobs::ask_trial))
+        .route("/api/v1/jobs/{job}", delete(jobs::delete))
         .route("/api/v1/scenario", put(scenario::set))
         .route("/api/v1/scenario", delete(scenario::end))
         .route("/api/v1/nodes/{node}", delete(network::forget))
@@ -62,6 +65,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/api/v1/jobs/{job}", get(jobs::one))
         .route("/api/v1/jobs/{job}/decision", get(jobs::decision))
         .route("/api/v1/jobs/{job}/history", get(jobs::history))
+        .route("/api/v1/jobs/{job}/runs", get(jobs::runs))
         .route("/api/v1/jobs/{job}/report", get(jobs::report))
         .route("/api/v1/jobs/{job}/trials", get(jobs::trials))
         .route("/api/v1/jobs/{job}/intervals", get(jobs::intervals))
@@ -91,8 +95,8 @@ pub fn router(app: Arc<App>) -> Router {
         .fallback(|request: Request| async move {
             ApiError::NotFound(format!("nothing is served at {}; see GET /api/v1/openapi.json", request.uri().path()))
         })
+        .layer(from_fn_with_state(app.clone(), host::known))
         .layer(from_fn_with_state(app.clone(), count_refused))
-        .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(header_layer(header::CONTENT_SECURITY_POLICY, CONTENT_POLICY))
         .layer(header_layer(header::X_CONTENT_TYPE_OPTIONS, "nosniff"))
         .layer(header_layer(header::CACHE_CONTROL, "no-store"))

@@ -1,8 +1,8 @@
 //! Every error of the API as RFC 9457 problem JSON.
 
 use axum::Json;
+use axum::extract::FromRequestParts;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
-use axum::extract::{FromRequest, FromRequestParts};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use flexcomm_wire::api::Problem;
@@ -29,8 +29,10 @@ pub enum ApiError {
     Method,
     /// 409: at odds with what is there.
     Conflict(String),
-    /// 413.
-    TooLarge,
+    /// 421: the request names a host that this controller is not known as.
+    Host(String),
+    /// 413: above this many bytes.
+    TooLarge(usize),
     /// 415.
     MediaType(String),
     /// 422: well-formed, but a value makes no sense.
@@ -47,6 +49,7 @@ impl From<StoreError> for ApiError {
         match error {
             StoreError::Sql { .. } => Self::Unavailable(error.to_string()),
             StoreError::Stored { .. }
+            | StoreError::Damaged { .. }
             | StoreError::Fenced { .. }
             | StoreError::Unusable { .. }
             | StoreError::Held { .. }
@@ -70,11 +73,21 @@ impl ApiError {
                 "see GET /api/v1/openapi.json".to_owned(),
             ),
             Self::Conflict(d) => (StatusCode::CONFLICT, "conflict", "The request is at odds with what is there", d),
-            Self::TooLarge => (
+            Self::Host(host) => (
+                StatusCode::MISDIRECTED_REQUEST,
+                "host",
+                "The controller is not known by this name",
+                format!(
+                    "the request is for the host {host:?}; name the controller by its IP address, or add that name to \
+                     allowed_hosts in its configuration (names that nobody configured may be another site's, which \
+                     would read what is served here)"
+                ),
+            ),
+            Self::TooLarge(most) => (
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "too-large",
                 "The body is too large",
-                format!("a body has at most {} bytes; send fewer reports at once", crate::limits::MAX_BODY),
+                format!("a body here has at most {most} bytes; send less at once"),
             ),
             Self::MediaType(d) => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "media-type", "Not JSON", d),
             Self::Unprocessable(d) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid", "A value is not valid", d),
@@ -114,7 +127,6 @@ impl From<JsonRejection> for ApiError {
         match rejection {
             JsonRejection::JsonDataError(_) => Self::Unprocessable(text),
             JsonRejection::MissingJsonContentType(_) => Self::MediaType(text),
-            other if other.status() == StatusCode::PAYLOAD_TOO_LARGE => Self::TooLarge,
             _ => Self::BadRequest(text),
         }
     }
@@ -131,11 +143,6 @@ impl From<QueryRejection> for ApiError {
         Self::BadRequest(rejection.body_text())
     }
 }
-
-/// `axum::Json` whose rejection is a problem.
-#[derive(FromRequest)]
-#[from_request(via(axum::Json), rejection(ApiError))]
-pub struct Body<T>(pub T);
 
 /// `axum::extract::Path` whose rejection is a problem.
 #[derive(FromRequestParts)]

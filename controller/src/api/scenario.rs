@@ -8,7 +8,8 @@ use flexcomm_wire::ShapeOrder;
 use flexcomm_wire::api::{ScenarioSet, ScenarioView};
 use std::sync::Arc;
 
-use super::problem::{ApiError, Body};
+use super::body::Body;
+use super::problem::ApiError;
 use crate::app::App;
 use crate::limits::{MAX_NODES, MAX_TEXT};
 use crate::publish::publish;

@@ -3,6 +3,7 @@
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
+use flexcomm_domain::Timestamp;
 use flexcomm_wire::api::JobView;
 use std::sync::Arc;
 
@@ -22,6 +23,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResp
     let mut scrape = Scrape::new(&app.counters)?;
     let ready = app.store.ready().await.is_ok();
     scrape.set(m::STORE_READY, &[], f64::from(u8::from(ready)))?;
+    scrape.set(m::DAMAGED, &[], app.store.damaged_rows() as f64)?;
     scrape.set(m::STREAMS, &[], (MAX_STREAMS - app.streams.available_permits().min(MAX_STREAMS)) as f64)?;
     // A store that fails must not silence what is known without it.
     if ready {
@@ -63,6 +65,7 @@ async fn all_jobs(app: &App, s: &mut Scrape) -> Result<(), ApiError> {
     let running: Vec<_> = app.store.jobs().await?.into_iter().filter(|j| j.ended.is_none()).map(|j| j.job).collect();
     for view in jobs::all(app).await?.into_iter().filter(|v| running.contains(&v.job)) {
         times(&view, s)?;
+        missing(&view, app.clock.now(), s)?;
         decision(app, &view, s).await?;
     }
     Ok(())
@@ -87,9 +90,19 @@ fn times(view: &JobView, s: &mut Scrape) -> Result<(), ApiError> {
     Ok(())
 }
 
+fn missing(view: &JobView, now: Timestamp, s: &mut Scrape) -> Result<(), ApiError> {
+    let job = view.job.as_str();
+    s.set(m::JOB_MISSING, &[job], view.missing.len() as f64)?;
+    for missing in &view.missing {
+        let node = missing.node.as_ref().map_or("", |n| n.as_str());
+        s.set(m::JOB_MISSING_FOR, &[job, node], now.since(Timestamp(missing.since_us)).get())?;
+    }
+    Ok(())
+}
+
 async fn decision(app: &App, view: &JobView, s: &mut Scrape) -> Result<(), ApiError> {
     let job = view.job.as_str();
-    if let Some(row) = app.store.decision(&view.job).await? {
+    if let Some(row) = app.store.intact_decision(&view.job).await? {
         let strategy = row.decision.strategy;
         s.set(m::JOB_CR, &[job], strategy.cr().get())?;
         s.set(m::JOB_VERSION, &[job], row.decision.version.0 as f64)?;

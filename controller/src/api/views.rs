@@ -3,13 +3,16 @@
 use flexcomm_domain::{Decision, Timestamp};
 use flexcomm_planner::Measured;
 use flexcomm_wire::TrialOutcome;
-use flexcomm_wire::api::{DecisionView, HistoryEntry, IntervalView, JobView, NodeView, TrialView};
+use flexcomm_wire::api::{
+    DecisionView, EndedView, HistoryEntry, IntervalView, JobView, MissingView, NodeView, RunView, TrialView,
+};
 use std::collections::BTreeMap;
 
 use crate::app::Board;
 use crate::clock::rfc3339;
+use crate::missing::Missing;
 use crate::presence::Seen;
-use crate::store::{DecisionRow, IntervalRow, JobRow, NodeRow, RankRow, TrialReportRow, TrialRow};
+use crate::store::{DecisionRow, End, IntervalRow, JobRow, NodeRow, RankRow, RunRow, TrialReportRow, TrialRow};
 
 pub(super) fn node(row: NodeRow, seen: Option<(Seen, bool)>, now: Timestamp) -> NodeView {
     let (last, live, spooled) = seen.map_or((row.registered, false, 0), |(s, live)| (s.last, live, s.spooled));
@@ -32,6 +35,35 @@ pub(super) struct JobParts<'a> {
     pub measured: Option<Measured>,
     pub compute_us: Option<f64>,
     pub board: Option<Board>,
+    pub missing: &'a [Missing],
+}
+
+fn ended(at: Timestamp, how: Option<End>) -> EndedView {
+    let how = how.map_or("unknown", End::as_str).to_owned();
+    EndedView { at: rfc3339(at), at_us: at.0, how }
+}
+
+pub(super) fn run(row: RunRow) -> RunView {
+    RunView {
+        run: row.run,
+        world: row.world,
+        began: rfc3339(row.began),
+        ended: ended(row.ended, Some(row.how)),
+        step: row.step,
+        version: row.version.0,
+        loss: row.loss,
+        accuracy: row.accuracy,
+    }
+}
+
+fn missing(missing: &Missing) -> MissingView {
+    MissingView {
+        node: missing.node.clone(),
+        ranks: missing.ranks.clone(),
+        since: rfc3339(missing.since),
+        since_us: missing.since.0,
+        meaning: missing.meaning(),
+    }
 }
 
 pub(super) fn job(row: JobRow, parts: &JobParts<'_>) -> JobView {
@@ -41,6 +73,7 @@ pub(super) fn job(row: JobRow, parts: &JobParts<'_>) -> JobView {
     let board = parts.board.as_ref();
     JobView {
         job: row.job,
+        run: row.run,
         world: row.world,
         nodes: (0..row.world).map(|rank| parts.ranks.iter().find(|r| r.rank == rank).map(|r| r.node.clone())).collect(),
         gradient_values: row.gradient_values,
@@ -56,6 +89,8 @@ pub(super) fn job(row: JobRow, parts: &JobParts<'_>) -> JobView {
         predicted_sync_us: board.and_then(|b| b.predicted_sync_us),
         predicted_step_us: board.and_then(|b| b.predicted_step_us),
         gain: measured.map(|m| m.gain.get()),
+        ended: row.ended.map(|at| ended(at, row.how)),
+        missing: parts.missing.iter().map(missing).collect(),
     }
 }
 

@@ -10,6 +10,7 @@ use crate::app::App;
 use crate::limits::MEASURED_STEPS;
 use crate::links::{LinkMap, matrix, merge};
 use crate::measure::{self, WholeStep};
+use crate::missing::Sight;
 use crate::store::{JobRow, RankRow, Result, TrialReportRow, TrialRow};
 
 /// Steps read back: what is measured over two decisions, and what a few seconds of telemetry bring at once.
@@ -54,7 +55,7 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     let links = merge(&app.store.links().await?, &app.store.link_tests().await?, now, app.patience_s());
     let links = placed(job, &ranks).and_then(|nodes| job_links(&links, &nodes));
     let links = links.map_err(|why| waiting.push(why)).ok();
-    let steps = recent_steps(app, job).await?;
+    let steps = recent_steps(app, job, &app.sight(job, &ranks)).await?;
     let in_force = app.store.decision(&job.job).await?;
     let in_force = in_force.map(|row| InForce { decision: row.decision, applied_at_step: row.applied_at_step });
     let trials = app.store.trials(&job.job, PROFILE_TRIALS).await?;
@@ -71,6 +72,7 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
         coefficients: (*app.store.coefficients().await?).clone(),
         compute: measure::compute(&steps),
         measured: measure::measured(&known, version),
+        earlier: job.earlier,
         in_force,
         // A memory of another version of the planner is as good as none.
         memory: memory.and_then(|text| serde_json::from_str::<Memory>(&text).ok()).unwrap_or_default(),
@@ -81,11 +83,11 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     Ok(Gathered { job: job.clone(), snapshot, steps, trial, waiting, now })
 }
 
-/// The newest steps that every rank reported.
-pub async fn recent_steps(app: &App, job: &JobRow) -> Result<Vec<WholeStep>> {
+/// The newest steps that every rank reported whose agent lives.
+pub async fn recent_steps(app: &App, job: &JobRow, sight: &Sight) -> Result<Vec<WholeStep>> {
     let Some(newest) = app.store.newest_step(&job.job).await? else { return Ok(Vec::new()) };
     let rows = app.store.steps(&job.job, (newest + 1).saturating_sub(LOOK_BACK), LOOK_BACK).await?;
-    Ok(measure::whole_steps(&rows, job.world))
+    Ok(measure::whole_steps(&rows, &sight.expected))
 }
 
 /// The node of each rank, or which ranks are missing.

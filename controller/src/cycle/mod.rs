@@ -18,7 +18,7 @@ use futures_util::StreamExt;
 use std::sync::Arc;
 
 use crate::app::App;
-use crate::limits::LOST_AFTER_S;
+use crate::limits::{LEFT_BEHIND_S, LOST_AFTER_S};
 use crate::publish::publish;
 use crate::store::{JobRow, StoreError};
 
@@ -90,21 +90,26 @@ pub async fn run(app: Arc<App>) {
     }
 }
 
-/// Whether every agent that runs ranks of a job has been silent for long.
+/// Whether every agent that runs ranks of a job has been silent for long; for less long when a rank has left, since the
+/// others cannot train without it.
 async fn lost(app: &App, job: &JobRow) -> Result<bool, CycleError> {
     let now = app.clock.now();
+    let ranks = app.store.ranks(&job.job).await?;
+    let limit_s = if ranks.iter().any(|r| r.left.is_some()) { LEFT_BEHIND_S } else { LOST_AFTER_S };
     let silent = |node: &flexcomm_domain::NodeName| match app.presence.get(node, now) {
-        Some((seen, _)) => now.since(seen.last).get() >= LOST_AFTER_S,
+        Some((seen, _)) => now.since(seen.last).get() >= limit_s,
         None => true,
     };
-    let ranks = app.store.ranks(&job.job).await?;
     Ok(ranks.iter().filter(|r| r.left.is_none()).all(|r| silent(&r.node)))
 }
 
 /// One pass over everything.
 pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
+    let _passing = app.passing.lock().await;
     let jobs = app.store.running_jobs().await?;
-    app.boards().retain(|job, _| jobs.iter().any(|j| j.job == *job));
+    let runs = |job: &flexcomm_domain::JobId| jobs.iter().any(|j| j.job == *job);
+    app.boards().retain(|job, _| runs(job));
+    app.missing().retain(runs);
     let each = futures_util::stream::iter(jobs).map(|job| one_job(app, job));
     let failed: Vec<CycleError> =
         each.buffer_unordered(JOBS_AT_ONCE).filter_map(|r| std::future::ready(r.err())).collect().await;
@@ -113,14 +118,31 @@ pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
     failed.into_iter().next().map_or(Ok(()), Err)
 }
 
+/// Logs which nodes went missing or are back. A decision that all ranks follow whose agents live is in force: they switch
+/// together, and those of a missing node cannot say so.
+async fn look_for_missing(app: &App, job: &JobRow) -> Result<(), CycleError> {
+    let sight = app.sight(job, &app.store.ranks(&job.job).await?);
+    app.missing().note(&job.job, &sight.missing, app.clock.now());
+    if sight.missing.is_empty() {
+        return Ok(());
+    }
+    Ok(app.store.confirm_applied(&job.job, &sight.expected).await?)
+}
+
 async fn one_job(app: &Arc<App>, job: JobRow) -> Result<(), CycleError> {
     if lost(app, &job).await? {
-        tracing::info!(job = %job.job, "ended: its agents have been gone for long");
+        tracing::info!(job = %job.job, "ended: the agents of its ranks have been silent for long");
         return Ok(app.store.end_lost(&job.job, app.clock.now()).await?);
     }
+    look_for_missing(app, &job).await?;
     trials::settle(app, &job).await?;
     let gathered = gather(app, &job).await?;
     let decided = decide::decide(&gathered).await?;
+    let now = app.store.job(&job.job).await?;
+    if now.is_none_or(|now| now.created != job.created || now.run != job.run) {
+        // Another run has the name since: what was decided is not for it.
+        return Ok(());
+    }
     let checked = check::check(&gathered, decided);
     if checked.refused.is_some() {
         app.counters.refused_decisions.inc();
@@ -153,6 +175,7 @@ mod tests {
     fn hello(rank: u32) -> ReportBody {
         ReportBody::JobSeen(JobSeen {
             job: job(),
+            run: None,
             rank,
             world: 2,
             gradient_values: 1_000_000,
@@ -240,5 +263,58 @@ mod tests {
         assert!(app.boards().contains_key(&job()), "the job was looked at");
         assert!(!app.store.intervals(&job(), 100).await.unwrap().is_empty());
         assert_eq!((app.store.book_reads(), app.counters.fitted.get()), (1, 0), "none is old enough to be fitted to");
+    }
+
+    /// A start under a wall clock that is ten years ahead, then one under the right one: time is today's again, nothing that
+    /// is stored is of the future, and what was decided is still there.
+    #[tokio::test]
+    async fn a_start_with_a_clock_ten_years_ahead_heals_at_the_next() {
+        use crate::store::{NewDecision, NewTrial};
+        use flexcomm_domain::{Decision, Version};
+        let dir = tempfile::tempdir().unwrap();
+        let ten_years = 315_576_000_000_000;
+        let raw = RawConfig { db: dir.path().join("db"), token_file: dir.path().join("token"), ..RawConfig::default() };
+        let mut ahead = App::open(raw.validate().unwrap()).await.unwrap();
+        let today = ahead.clock.now();
+        ahead.clock = crate::clock::Clock::start(flexcomm_domain::Timestamp(today.0 + ten_years));
+        let ahead = Arc::new(ahead);
+        running_job(&ahead).await;
+        for (rank, name) in ["a", "b"].into_iter().enumerate() {
+            report(&ahead, name, 3, steps(rank as u32, 0)).await;
+        }
+        pass(&ahead).await.unwrap();
+        let before = ahead.store.decision(&job()).await.unwrap().map_or(0, |row| row.decision.version.0);
+        let decision = Decision {
+            job: job(),
+            version: Version(before + 1),
+            parent: Version(before),
+            strategy: Strategy::DENSE_RING,
+            decided_at: ahead.clock.now(),
+            reason: "because".into(),
+        };
+        let new = NewDecision { decision: &decision, seed: 1, report: "{}", memory: "{}" };
+        ahead.store.put_decision(&new).await.unwrap();
+        let trial = NewTrial { candidates: &[Strategy::DENSE_RING], iterations: 1, budget_ms: 1, why: "to see" };
+        ahead.store.ask_trial(&job(), &trial, ahead.clock.now()).await.unwrap();
+        assert!(ahead.store.newest_time().await.unwrap().0 > today.0 + ten_years);
+        ahead.store.close().await;
+        drop(ahead);
+
+        let app = app(dir.path()).await;
+        let now = app.clock.now();
+        assert!(now.0.abs_diff(today.0) < 600_000_000, "now is {}", crate::clock::rfc3339(now));
+        assert!(app.store.newest_time().await.unwrap() <= now);
+        let row = app.store.decision(&job()).await.unwrap().unwrap();
+        assert_eq!((row.decision.version, row.decision.reason.as_str()), (decision.version, "because"));
+        assert!(row.decision.decided_at <= now && app.store.trials(&job(), 1).await.unwrap()[0].asked <= now);
+        assert_eq!((app.store.damaged_rows(), app.store.planner_memory(&job()).await.unwrap()), (0, None));
+        assert!(app.store.links().await.unwrap().iter().all(|link| link.received <= now));
+        for row in app.store.ranks(&job()).await.unwrap() {
+            assert!(row.seen <= now);
+        }
+        // The loop goes on with it, and the next decision is of today.
+        running_job(&app).await;
+        pass(&app).await.unwrap();
+        assert!(app.store.newest_time().await.unwrap() <= app.clock.now());
     }
 }

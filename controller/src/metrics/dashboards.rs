@@ -130,13 +130,25 @@ fn dashboards_use_only_metrics_and_labels_that_exist() {
     assert!(count > 30, "the dashboards show next to nothing: {count}");
 }
 
+/// A scrape's own labels: what a target exports under such a name is renamed to `exported_NAME`, where no dashboard finds it.
+#[test]
+fn no_label_is_one_that_a_scrape_sets() {
+    for metric in TABLE {
+        for label in metric.labels {
+            let taken =
+                ["job", "instance"].contains(label) || label.starts_with("__") || label.starts_with("exported_");
+            assert!(!taken, "{} has a label {label}", metric.name);
+        }
+    }
+}
+
 #[test]
 fn mistakes_are_seen() {
     for (expr, said) in [
         ("flexcomm_node_live_count", "no metric"),
         ("flexcomm_loop_pass_seconds", "no metric"),
         ("rat(flexcomm_node_live)", "no metric"),
-        ("flexcomm_node_live{job=\"x\"}", "no label job"),
+        ("flexcomm_node_live{training_job=\"x\"}", "no label training_job"),
         ("sum by (rank) (flexcomm_node_live)", "no metric, label"),
         ("sum(flexcomm_node_live", "open"),
         ("sum(flexcomm_node_live]", "match"),

@@ -115,7 +115,7 @@ function address() {
 function showJobs(jobs) {
   const button = (j) => el("button", {
     type: "button", "aria-current": String(j.job === state.job), class: j.live_ranks ? "" : "ended",
-    title: `${j.live_ranks} of ${j.world} ranks connected`, onclick: () => { choose(j.job); look(); },
+    title: j.ended ? endWords(j.ended) : `${j.live_ranks} of ${j.world} ranks connected`, onclick: () => { choose(j.job); look(); },
   }, j.job);
   $("jobs").replaceChildren(...jobs.slice(0, 12).map(button));
 }
@@ -178,6 +178,9 @@ function showFoot(aside) {
 }
 
 async function showJob(job) {
+  // Another run under the same name has curves and decisions of its own.
+  const run = job ? job.run : null;
+  if (state.run !== run) Object.assign(state, { run, version: null, applied: null });
   $("empty").hidden = Boolean(job);
   for (const id of ["job", "history-card"]) $(id).hidden = !job;
   $("trials-head").hidden = !job;
@@ -186,7 +189,9 @@ async function showJob(job) {
   const parts = ["decision", `intervals?limit=${INTERVALS}`, "trials?limit=5", "report", "progress?limit=1000"];
   const [decision, intervals, trials, report, progress] = await Promise.all(parts.map((p) => get(`${base}/${p}`)));
   const newest = (intervals || []).at(-1);
-  showNow(decision, report, newest);
+  showNow(decision, report, newest, job);
+  showEnd(job.ended);
+  showMissing(job.missing);
   showTiles(job, newest);
   showCharts(intervals || [], progress || []);
   showTrials(trials || []);
@@ -195,16 +200,37 @@ async function showJob(job) {
   if (decision) Object.assign(state, { version: decision.version, applied: decision.applied_at_step });
 }
 
-function showNow(decision, report, newest) {
+function showNow(decision, report, newest, { missing }) {
   const dense = !decision || decision.cr === 1;
   $("now-cr").textContent = decision ? (dense ? "Dense" : `CR ${share(decision.cr)}`) : "Not decided yet";
   $("now-how").textContent = newest && newest.text ? ranWords(newest) : decision ? strategyWords(decision) : "dense-ring until then";
-  const where = decision && decision.applied_at_step !== null ? `from step ${decision.applied_at_step}` : "on its way to the ranks";
+  const where = decision && decision.applied_at_step !== null ? `from step ${decision.applied_at_step}` : missing.some((m) => m.ranks.includes(0) && m.node) ? "cannot reach the job: rank 0's node is missing" : "on its way to the ranks";
   $("now-since").textContent = decision ? `since ${clock(decision.since_us)}, decision ${decision.version}, ${where}` : "";
   const waiting = (report && report.waiting) || [];
   $("now-why").textContent = decision ? decision.reason : waiting.join("; ");
   const last = report && report.report;
   $("now-look").replaceChildren(...(last && last.why ? [el("b", {}, `Last look, ${ago(Math.max(0, Date.now() - report.at_us / 1000))} ago: `), last.why] : []));
+}
+
+/** When and how a run ended, in words. */
+function endWords(ended) {
+  const words = {
+    left: "every rank said goodbye", "connection-lost": "a trainer's connection ended without a goodbye: it crashed or was killed",
+    "agents-silent": "its agents were silent for too long; what became of its trainers is not known", replaced: "another run began under its name",
+  };
+  return `Ended ${ago(Math.max(0, Date.now() - ended.at_us / 1000))} ago: ${words[ended.how] || "how is not known"}.`;
+}
+
+function showEnd(ended) {
+  $("ended").hidden = !ended;
+  $("ended").textContent = ended ? endWords(ended) : "";
+}
+
+/** Which nodes no agent shows, since when, and what that means for the job. */
+function showMissing(missing) {
+  const line = (m) => el("p", {}, el("b", {}, `${m.node ? `Node ${m.node} is missing` : "Ranks are missing"}, ${ago(Math.max(0, Date.now() - m.since_us / 1000))}: `), m.meaning);
+  $("missing").hidden = !missing.length;
+  $("missing").replaceChildren(...missing.map(line));
 }
 
 function showTiles(job, newest) {
@@ -231,7 +257,7 @@ function keys(box, series) {
 
 function showCharts(intervals, progress) {
   const marks = intervals.filter((v, i) => i && v.version !== intervals[i - 1].version).map((v) => ({ x: v.from_step, label: `v${v.version}` }));
-  const common = { marks, nameX: "step", formatX: (v) => String(Math.round(v)), format: seconds, empty: "Shows up after the first ten steps that every rank reported." };
+  const common = { marks, nameX: "step", formatX: (v) => String(Math.round(v)), format: seconds, empty: "Shows up after the first ten steps that every rank reported whose agent lives." };
   const times = (measured, predicted) => [
     { name: "measured", style: "measured", points: intervals.map((v) => [v.to_step, v[measured] / 1e6]) },
     { name: "predicted", style: "predicted", dash: true, points: intervals.map((v) => [v.to_step, v[predicted] === null ? null : v[predicted] / 1e6]) },

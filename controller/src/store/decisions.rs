@@ -2,8 +2,10 @@
 
 use flexcomm_domain::{Decision, JobId, Timestamp, Version};
 use sqlx::SqliteConnection;
+use std::collections::BTreeSet;
 
-use super::{Result, Store, StoreError, signed, sql, stored, time, unsigned};
+use super::seal::{Field, intact, seal};
+use super::{Result, Store, StoreError, json, signed, sql, stored, time, unsigned};
 use crate::limits::DECISIONS;
 
 /// A stored decision.
@@ -34,14 +36,57 @@ struct Raw {
     version: i64,
     parent: i64,
     strategy: String,
+    digest: i64,
     decided_us: i64,
     reason: String,
     applied_at_step: Option<i64>,
+    seal: Option<i64>,
 }
 
+/// The columns of [`Raw`].
+macro_rules! columns {
+    () => {
+        "job, version, parent, strategy, digest, decided_us, reason, applied_at_step, seal"
+    };
+}
+
+const TABLE: &str = "decisions";
+
 impl Raw {
-    fn row(self) -> Result<DecisionRow> {
+    fn new(d: &Decision) -> Self {
+        Self {
+            job: d.job.to_string(),
+            version: signed(d.version.0),
+            parent: signed(d.parent.0),
+            strategy: d.strategy.to_string(),
+            digest: signed(d.digest().0),
+            decided_us: signed(d.decided_at.0),
+            reason: d.reason.clone(),
+            applied_at_step: None,
+            seal: None,
+        }
+    }
+
+    fn fields(&self) -> [Field<'_>; 8] {
+        [
+            (&self.job).into(),
+            self.version.into(),
+            self.parent.into(),
+            (&self.strategy).into(),
+            self.digest.into(),
+            self.decided_us.into(),
+            (&self.reason).into(),
+            self.applied_at_step.into(),
+        ]
+    }
+
+    fn is_intact(&self) -> bool {
+        self.seal.is_none_or(|sealed| sealed == seal(TABLE, &self.fields()))
+    }
+
+    fn row(self, store: &Store) -> Result<DecisionRow> {
         let operation = "read decisions";
+        store.damaged.check((TABLE, &self.fields()), self.seal, || name(&self.job, self.version))?;
         Ok(DecisionRow {
             decision: Decision {
                 job: stored(operation, "job id", self.job.parse())?,
@@ -56,18 +101,36 @@ impl Raw {
     }
 }
 
+fn name(job: &str, version: i64) -> String {
+    format!("decision {} of job {job}", unsigned(version))
+}
+
+const REPORTS: &str = "decision_reports";
+
+fn report_fields<'a>(job: &'a str, version: i64, (seed, report): (i64, &'a str)) -> [Field<'a>; 4] {
+    [job.into(), version.into(), seed.into(), report.into()]
+}
+
+const MEMORIES: &str = "planner_memory";
+
 impl Store {
     /// The newest decision of a job.
     pub async fn decision(&self, job: &JobId) -> Result<Option<DecisionRow>> {
-        let row: Option<Raw> = sqlx::query_as(
-            "SELECT job, version, parent, strategy, decided_us, reason, applied_at_step FROM decisions
-             WHERE job = $1 ORDER BY version DESC LIMIT 1",
-        )
+        let row: Option<Raw> = sqlx::query_as(concat!(
+            "SELECT ",
+            columns!(),
+            " FROM decisions WHERE job = $1 ORDER BY version DESC LIMIT 1"
+        ))
         .bind(job.as_str())
         .fetch_optional(&self.read)
         .await
         .map_err(sql("read the decision in force"))?;
-        row.map(Raw::row).transpose()
+        row.map(|row| row.row(self)).transpose()
+    }
+
+    /// As [`Self::decision`], none where it is damaged: for what looks at many jobs, of which one must not hide the others.
+    pub async fn intact_decision(&self, job: &JobId) -> Result<Option<DecisionRow>> {
+        intact(self.decision(job).await).unwrap_or(Ok(None))
     }
 
     /// The newest `limit` decisions older than version `before`, newest first, with seed and report.
@@ -78,9 +141,11 @@ impl Store {
             raw: Raw,
             seed: i64,
             report: String,
+            report_seal: Option<i64>,
         }
         let rows: Vec<Entry> = sqlx::query_as(
-            "SELECT d.job, d.version, d.parent, d.strategy, d.decided_us, d.reason, d.applied_at_step, r.seed, r.report
+            "SELECT d.job, d.version, d.parent, d.strategy, d.digest, d.decided_us, d.reason, d.applied_at_step, d.seal,
+                r.seed, r.report, r.seal AS report_seal
              FROM decisions d JOIN decision_reports r ON r.job = d.job AND r.version = d.version
              WHERE d.job = $1 AND d.version < $2 ORDER BY d.version DESC LIMIT $3",
         )
@@ -90,7 +155,14 @@ impl Store {
         .fetch_all(&self.read)
         .await
         .map_err(sql("read the history"))?;
-        rows.into_iter().map(|e| Ok((e.raw.row()?, unsigned(e.seed), e.report))).collect()
+        let entry = |e: Entry| {
+            let (job, version) = (e.raw.job.as_str(), e.raw.version);
+            let fields = report_fields(job, version, (e.seed, &e.report));
+            let named = || format!("the report of {}", name(job, version));
+            self.damaged.check((REPORTS, &fields), e.report_seal, named)?;
+            Ok((e.raw.row(self)?, unsigned(e.seed), e.report))
+        };
+        rows.into_iter().map(entry).collect()
     }
 
     /// How many decisions each job has had: its newest version.
@@ -102,50 +174,71 @@ impl Store {
         Ok(rows.into_iter().map(|(job, v)| (job, unsigned(v))).collect())
     }
 
-    /// What the planner remembers of a job, as JSON.
+    /// The newest decision is in force once all these ranks have reported it: those that can.
+    pub async fn confirm_applied(&self, job: &JobId, ranks: &BTreeSet<u32>) -> Result<()> {
+        let on_error = sql("store that a decision is in force");
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
+        let newest = newest_version(&mut tx, job).await?;
+        confirm(&mut tx, job, newest, ranks).await?;
+        tx.commit().await.map_err(&on_error)
+    }
+
+    /// What the planner remembers of a job, as JSON. A damaged row is as good as none: the next look stores it anew.
     pub async fn planner_memory(&self, job: &JobId) -> Result<Option<String>> {
-        let row: Option<(String,)> = sqlx::query_as("SELECT memory FROM planner_memory WHERE job = $1")
-            .bind(job.as_str())
-            .fetch_optional(&self.read)
-            .await
-            .map_err(sql("read the planner's memory"))?;
-        Ok(row.map(|(memory,)| memory))
+        let row: Option<(String, Option<i64>)> =
+            sqlx::query_as("SELECT memory, seal FROM planner_memory WHERE job = $1")
+                .bind(job.as_str())
+                .fetch_optional(&self.read)
+                .await
+                .map_err(sql("read the planner's memory"))?;
+        let checked = |(memory, sealed): (String, Option<i64>)| {
+            let fields = [job.as_str().into(), (&memory).into()];
+            let named = || format!("what the planner remembers of job {job}");
+            self.damaged.check((MEMORIES, &fields), sealed, named).map(|()| memory)
+        };
+        row.and_then(|row| intact(checked(row))).transpose()
     }
 
     /// Stores the planner's memory when nothing was decided.
     pub async fn put_planner_memory(&self, job: &JobId, memory: &str) -> Result<()> {
-        let mut db = self.write.acquire().await.map_err(sql("store the planner's memory"))?;
-        put_memory(&mut db, job, memory).await
+        let on_error = sql("store the planner's memory");
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
+        put_memory(&mut tx, job, memory).await?;
+        tx.commit().await.map_err(&on_error)
     }
 
     /// Stores a decision with its report and the memory. It must be the next version, made from the newest.
     pub async fn put_decision(&self, new: &NewDecision<'_>) -> Result<()> {
         let on_error = sql("store a decision");
         let d = new.decision;
-        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
         let newest = newest_version(&mut tx, &d.job).await?;
         if d.version.0 <= newest || d.parent.0 != newest {
             return Err(StoreError::Fenced { job: d.job.to_string(), version: d.version.0, newest });
         }
+        let row = Raw::new(d);
         sqlx::query(
-            "INSERT INTO decisions (job, version, parent, strategy, digest, decided_us, reason)
-             VALUES ($1, $2, $3, $4, $5, $6, $7)",
+            "INSERT INTO decisions (job, version, parent, strategy, digest, decided_us, reason, seal)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
         )
-        .bind(d.job.as_str())
-        .bind(signed(d.version.0))
-        .bind(signed(d.parent.0))
-        .bind(d.strategy.to_string())
-        .bind(signed(d.digest().0))
-        .bind(signed(d.decided_at.0))
-        .bind(&d.reason)
+        .bind(&row.job)
+        .bind(row.version)
+        .bind(row.parent)
+        .bind(&row.strategy)
+        .bind(row.digest)
+        .bind(row.decided_us)
+        .bind(&row.reason)
+        .bind(seal(TABLE, &row.fields()))
         .execute(&mut *tx)
         .await
         .map_err(&on_error)?;
-        sqlx::query("INSERT INTO decision_reports (job, version, seed, report) VALUES ($1, $2, $3, $4)")
-            .bind(d.job.as_str())
-            .bind(signed(d.version.0))
-            .bind(signed(new.seed))
+        let seed = signed(new.seed);
+        sqlx::query("INSERT INTO decision_reports (job, version, seed, report, seal) VALUES ($1, $2, $3, $4, $5)")
+            .bind(&row.job)
+            .bind(row.version)
+            .bind(seed)
             .bind(new.report)
+            .bind(seal(REPORTS, &report_fields(&row.job, row.version, (seed, new.report))))
             .execute(&mut *tx)
             .await
             .map_err(&on_error)?;
@@ -156,9 +249,10 @@ impl Store {
 }
 
 async fn put_memory(db: &mut SqliteConnection, job: &JobId, memory: &str) -> Result<()> {
-    sqlx::query("INSERT OR REPLACE INTO planner_memory (job, memory) VALUES ($1, $2)")
+    sqlx::query("INSERT OR REPLACE INTO planner_memory (job, memory, seal) VALUES ($1, $2, $3)")
         .bind(job.as_str())
         .bind(memory)
+        .bind(seal(MEMORIES, &[job.as_str().into(), memory.into()]))
         .execute(db)
         .await
         .map_err(sql("store the planner's memory"))?;
@@ -178,14 +272,39 @@ async fn forget_old(db: &mut SqliteConnection, job: &JobId, newest: u64) -> Resu
     Ok(())
 }
 
-/// 0 before the first.
+/// The newest version of a job, whichever of its runs had it; 0 before the first.
 pub(super) async fn newest_version(db: &mut SqliteConnection, job: &JobId) -> Result<u64> {
-    let (version,): (Option<i64>,) = sqlx::query_as("SELECT max(version) FROM decisions WHERE job = $1")
-        .bind(job.as_str())
-        .fetch_one(db)
-        .await
-        .map_err(sql("read the newest version"))?;
-    Ok(version.map_or(0, unsigned))
+    let (version,): (i64,) = sqlx::query_as(
+        "SELECT max(coalesce((SELECT max(version) FROM decisions WHERE job = $1), 0),
+            coalesce((SELECT first_version FROM jobs WHERE job = $1), 0))",
+    )
+    .bind(job.as_str())
+    .fetch_one(db)
+    .await
+    .map_err(sql("read the newest version"))?;
+    Ok(unsigned(version))
+}
+
+/// Sets decisions made after `now` to it; a damaged row gets no new seal. How many.
+pub(super) async fn shift_back(db: &mut SqliteConnection, now: i64) -> std::result::Result<u64, sqlx::Error> {
+    let rows: Vec<Raw> = sqlx::query_as(concat!("SELECT ", columns!(), " FROM decisions WHERE decided_us > $1"))
+        .bind(now)
+        .fetch_all(&mut *db)
+        .await?;
+    let count = rows.len() as u64;
+    for mut row in rows {
+        let intact = row.is_intact();
+        row.decided_us = now;
+        let sealed = if intact { row.seal.map(|_| seal(TABLE, &row.fields())) } else { row.seal };
+        sqlx::query("UPDATE decisions SET decided_us = $3, seal = $4 WHERE job = $1 AND version = $2")
+            .bind(&row.job)
+            .bind(row.version)
+            .bind(now)
+            .bind(sealed)
+            .execute(&mut *db)
+            .await?;
+    }
+    Ok(count)
 }
 
 /// The digest of a stored decision's strategy.
@@ -227,17 +346,46 @@ pub(super) async fn put_applied(
         .execute(&mut *db)
         .await
         .map_err(&on_error)?;
-    sqlx::query(
-        "UPDATE decisions SET applied_at_step = (SELECT max(step) FROM applied WHERE job = $1 AND version = $2)
-         WHERE job = $1 AND version = $2 AND applied_at_step IS NULL
-            AND (SELECT count(*) FROM applied WHERE job = $1 AND version = $2 AND rank < $3) >= $3",
-    )
-    .bind(r.job.as_str())
-    .bind(signed(r.version))
-    .bind(i64::from(world))
-    .execute(&mut *db)
+    confirm(db, &r.job, r.version, &(0..world).collect()).await
+}
+
+/// Gives a decision its first step when all these ranks have reported it.
+async fn confirm(db: &mut SqliteConnection, job: &JobId, version: u64, ranks: &BTreeSet<u32>) -> Result<()> {
+    let operation = "store that a decision is in force";
+    let row: Option<Raw> = sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(),
+        " FROM decisions WHERE job = $1 AND version = $2 AND applied_at_step IS NULL AND NOT EXISTS
+            (SELECT value FROM json_each($3) EXCEPT SELECT rank FROM applied WHERE job = $1 AND version = $2)"
+    ))
+    .bind(job.as_str())
+    .bind(signed(version))
+    .bind(json(operation, ranks)?)
+    .fetch_optional(&mut *db)
     .await
-    .map_err(&on_error)?;
+    .map_err(sql(operation))?;
+    match row {
+        Some(row) => applied_by_all(db, row).await.map_err(sql(operation)),
+        None => Ok(()),
+    }
+}
+
+/// Fills in the first step under a decision. A damaged row gets no new seal: it stays damaged.
+async fn applied_by_all(db: &mut SqliteConnection, mut row: Raw) -> std::result::Result<(), sqlx::Error> {
+    let intact = row.is_intact();
+    row.applied_at_step = sqlx::query_scalar("SELECT max(step) FROM applied WHERE job = $1 AND version = $2")
+        .bind(&row.job)
+        .bind(row.version)
+        .fetch_one(&mut *db)
+        .await?;
+    let sealed = if intact { row.seal.map(|_| seal(TABLE, &row.fields())) } else { row.seal };
+    sqlx::query("UPDATE decisions SET applied_at_step = $3, seal = $4 WHERE job = $1 AND version = $2")
+        .bind(&row.job)
+        .bind(row.version)
+        .bind(row.applied_at_step)
+        .bind(sealed)
+        .execute(db)
+        .await?;
     Ok(())
 }
 

@@ -2,10 +2,12 @@
 
 use flexcomm_domain::{JobId, NodeName, Timestamp};
 use flexcomm_wire::{
-    AppliedReport, JobSeen, LinkReport, MAX_SEQ_STEP, ReportBody, StepsReport, ThroughputReport, TrialReport,
+    AppliedReport, JobSeen, LinkReport, MAX_SEQ_STEP, RefusedRun, ReportBody, StepsReport, ThroughputReport,
+    TrialReport,
 };
 use sqlx::SqliteConnection;
 
+use super::jobs::End;
 use super::{Result, Store, decisions, jobs, json, links, scenario, signed, sql, steps as windows, trials, unsigned};
 use crate::grants::Spent;
 use crate::limits::MAX_JOBS;
@@ -42,6 +44,8 @@ pub struct Ingested {
     pub repeated: u64,
     /// What changed.
     pub news: Vec<News>,
+    /// Runs that may not join, each once.
+    pub refused: Vec<RefusedRun>,
 }
 
 /// Whether a batch was taken in.
@@ -72,6 +76,7 @@ struct Sender<'a> {
 enum Fate {
     Stored(Option<News>),
     Aside(SetAside),
+    Refused(RefusedRun),
 }
 
 impl From<SetAside> for Fate {
@@ -96,7 +101,7 @@ impl Store {
         now: Timestamp,
     ) -> Result<Ingest> {
         let on_error = sql("store reports");
-        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
         let owner: Option<(i64, i64)> = sqlx::query_as("SELECT instance, acked_seq FROM nodes WHERE node = $1")
             .bind(node.as_str())
             .fetch_optional(&mut *tx)
@@ -117,6 +122,15 @@ impl Store {
             done.acked_seq = report.seq;
             match take_in(&mut tx, &Sender { node, live, now }, report.body).await? {
                 Fate::Stored(news) => done.news.extend(news.filter(|n| !done.news.contains(n))),
+                Fate::Refused(refused) => {
+                    let reason = Reason::JobConflict.as_str();
+                    scenario::count_set_aside(&mut tx, reason, &refused.reason, now).await?;
+                    done.set_aside += 1;
+                    done.first_reason.get_or_insert(format!("{reason}: {}", refused.reason));
+                    if !done.refused.contains(&refused) {
+                        done.refused.push(refused);
+                    }
+                }
                 Fate::Aside(aside) => {
                     let reason = aside.reason.as_str();
                     scenario::count_set_aside(&mut tx, reason, &aside.detail, now).await?;
@@ -137,8 +151,10 @@ impl Store {
 
     /// Counts something that was refused outside a batch.
     pub async fn count_set_aside(&self, aside: &SetAside, now: Timestamp) -> Result<()> {
-        let mut db = self.write.acquire().await.map_err(sql("count what was set aside"))?;
-        scenario::count_set_aside(&mut db, aside.reason.as_str(), &aside.detail, now).await
+        let on_error = sql("count what was set aside");
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
+        scenario::count_set_aside(&mut tx, aside.reason.as_str(), &aside.detail, now).await?;
+        tx.commit().await.map_err(&on_error)
     }
 }
 
@@ -163,7 +179,10 @@ async fn take_in(
             Ok(Fate::Stored(None))
         }
         ReportBody::JobSeen(r) => job_seen(db, from, &r).await,
-        ReportBody::JobLeft { job, rank } => job_left(db, node, (&job, rank), now).await,
+        ReportBody::JobLeft { job, rank, connection_lost } => {
+            let how = if connection_lost { End::ConnectionLost } else { End::Left };
+            job_left(db, node, (&job, rank), how, now).await
+        }
         ReportBody::Steps(r) => steps(db, node, r, now).await,
         ReportBody::Applied(r) => applied(db, node, &r, now).await,
         ReportBody::Trial(r) => trial(db, node, r, now).await,
@@ -215,34 +234,57 @@ async fn throughput(db: &mut SqliteConnection, node: &NodeName, r: &ThroughputRe
 }
 
 async fn job_seen(db: &mut SqliteConnection, from: &Sender<'_>, r: &JobSeen) -> Result<Fate> {
-    let known = jobs::known(db, &r.job).await?;
-    let same = known.as_ref().is_some_and(|k| k.world == r.world && k.gradient_values == r.gradient_values);
-    match known {
-        Some(known) if known.live > 0 && !same => {
-            if others_are_there(db, from, r).await? {
-                let detail = format!(
-                    "job {} runs with {} ranks and {} values; rank {} says {} and {}",
-                    r.job, known.world, known.gradient_values, r.rank, r.world, r.gradient_values
-                );
-                return aside(Reason::JobConflict, detail);
-            }
-            jobs::begin(db, r, from.now).await?;
-        }
-        Some(known) if known.live > 0 => {}
+    match jobs::known(db, &r.job).await? {
         None if jobs::running(db).await? >= MAX_JOBS => {
             return aside(Reason::Full, format!("job {}: {MAX_JOBS} jobs run already", r.job));
         }
-        _ => jobs::begin(db, r, from.now).await?,
+        Some(known) if continues(&known, r) => {}
+        Some(known) => match in_the_way(db, from, &known, r).await? {
+            Some(node) => return Ok(refusal(&known, r, &node)),
+            None => jobs::begin(db, r, from.now).await?,
+        },
+        None => jobs::begin(db, r, from.now).await?,
     }
     jobs::join(db, from.node, r, from.now).await?;
     JOB
 }
 
-/// Whether a rank besides this one is there, on a node that is alive: then the job is what that one says.
-async fn others_are_there(db: &mut SqliteConnection, from: &Sender<'_>, r: &JobSeen) -> Result<bool> {
+/// Whether a rank is of the run that has the job's name: an ended one goes on when its trainers are back. Without run ids a
+/// run is one while any of its ranks is there.
+fn continues(known: &jobs::Known, r: &JobSeen) -> bool {
+    let same_size = known.world == r.world && known.gradient_values == r.gradient_values;
+    known.run == r.run && same_size && (r.run.is_some() || known.live > 0)
+}
+
+/// Another run may not take the name while a rank of the one that has it lives: on which node. Those of this node have
+/// left: an agent lets one run of a job in at a time.
+async fn in_the_way(
+    db: &mut SqliteConnection,
+    from: &Sender<'_>,
+    known: &jobs::Known,
+    r: &JobSeen,
+) -> Result<Option<String>> {
     let here = jobs::homes(db, &r.job).await?;
     let alive = |home: &String| from.live.iter().any(|n| n.as_str() == home);
-    Ok(here.iter().any(|(rank, home)| alive(home) && !(*rank == r.rank && home == from.node.as_str())))
+    let gone = |rank: u32, home: &String| home == from.node.as_str() && (rank == r.rank || known.run != r.run);
+    Ok(here.into_iter().find(|(rank, home)| alive(home) && !gone(*rank, home)).map(|(_, home)| home))
+}
+
+fn refusal(known: &jobs::Known, r: &JobSeen, node: &str) -> Fate {
+    let job = &r.job;
+    let Some(run) = r.run.filter(|_| known.run != r.run) else {
+        let detail = format!(
+            "job {job} runs with {} ranks and {} values; rank {} says {} and {}",
+            known.world, known.gradient_values, r.rank, r.world, r.gradient_values
+        );
+        return SetAside::new(Reason::JobConflict, detail).into();
+    };
+    let other = known.run.map_or("one without an id".to_owned(), |run| run.to_string());
+    let reason = format!(
+        "another run ({other}, on node {node} among others) trains under the name {job} already, and this one ({run}) is \
+         not steered until that has ended: give each training a name of its own, by FLEXCOMM_JOB or attach(job=...)"
+    );
+    Fate::Refused(RefusedRun { job: job.clone(), run, reason })
 }
 
 /// The job, when it is known and this rank of it runs on this node.
@@ -268,11 +310,12 @@ async fn job_left(
     db: &mut SqliteConnection,
     node: &NodeName,
     (job, rank): (&JobId, u32),
+    how: End,
     now: Timestamp,
 ) -> Result<Fate> {
     match at_home(db, node, (job, rank)).await? {
         Ok(_) => {
-            jobs::leave(db, job, rank, now).await?;
+            jobs::leave(db, (job, rank), how, now).await?;
             JOB
         }
         Err(aside) => Ok(aside.into()),
@@ -370,6 +413,7 @@ mod tests {
     fn hello(rank: u32, world: u32) -> ReportBody {
         ReportBody::JobSeen(JobSeen {
             job: job(),
+            run: None,
             rank,
             world,
             gradient_values: 10,

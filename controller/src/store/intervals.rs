@@ -8,6 +8,7 @@ use sqlx::SqliteConnection;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
+use super::seal::{intact, seal};
 use super::{Result, Store, json, signed, sql, stored, time, unsigned};
 
 pub(super) const NEWEST: &str =
@@ -128,6 +129,8 @@ struct RawOpen {
     moved_us: i64,
 }
 
+const COEFFICIENTS: &str = "coefficients";
+
 impl Store {
     /// The newest `limit` intervals, newest last.
     pub async fn intervals(&self, job: &JobId, limit: u32) -> Result<Vec<IntervalRow>> {
@@ -182,7 +185,7 @@ impl Store {
     /// Closes intervals and opens the next: all or nothing.
     pub async fn put_intervals(&self, job: &JobId, closed: &[IntervalRow], open: &OpenInterval) -> Result<()> {
         let on_error = sql("store intervals");
-        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
         for interval in closed {
             put_closed(&mut tx, job, interval).await?;
         }
@@ -207,9 +210,11 @@ impl Store {
     pub async fn put_fit(&self, job: &JobId, fitted: &[Unfitted], book: &CoefficientBook) -> Result<()> {
         let operation = "store the coefficients";
         let on_error = sql(operation);
-        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
-        sqlx::query("INSERT OR REPLACE INTO coefficients (id, book) VALUES (1, $1)")
-            .bind(json(operation, book)?)
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
+        let text = json(operation, book)?;
+        sqlx::query("INSERT OR REPLACE INTO coefficients (id, book, seal) VALUES (1, $1, $2)")
+            .bind(&text)
+            .bind(seal(COEFFICIENTS, &[(&text).into()]))
             .execute(&mut *tx)
             .await
             .map_err(&on_error)?;
@@ -228,13 +233,11 @@ impl Store {
 
     /// What was measured since `since` is no longer called settled: the links had moved before it was seen.
     pub async fn unsettle(&self, job: &JobId, since: Timestamp) -> Result<()> {
-        sqlx::query(UNSETTLE)
-            .bind(job.as_str())
-            .bind(signed(since.0))
-            .execute(&self.write)
-            .await
-            .map_err(sql("unsettle intervals"))?;
-        Ok(())
+        let on_error = sql("unsettle intervals");
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
+        let query = sqlx::query(UNSETTLE).bind(job.as_str()).bind(signed(since.0));
+        query.execute(&mut *tx).await.map_err(&on_error)?;
+        tx.commit().await.map_err(&on_error)
     }
 
     /// The fitted coefficients; the prior before anything was measured. Read back from disk once: this process is
@@ -245,14 +248,17 @@ impl Store {
             return Ok(book);
         }
         let operation = "read the coefficients";
-        // On the connection that writes: nobody stores newer ones in between.
-        let mut db = self.write.acquire().await.map_err(sql(operation))?;
-        let row: Option<(String,)> = sqlx::query_as("SELECT book FROM coefficients WHERE id = 1")
-            .fetch_optional(&mut *db)
+        let row: Option<(String, Option<i64>)> = sqlx::query_as("SELECT book, seal FROM coefficients WHERE id = 1")
+            .fetch_optional(&self.read)
             .await
             .map_err(sql(operation))?;
-        let book = match row {
-            Some((text,)) => stored(operation, "book", serde_json::from_str(&text))?,
+        let checked = |(text, sealed): (String, Option<i64>)| {
+            let named = || "the fitted coefficients".to_owned();
+            self.damaged.check((COEFFICIENTS, &[(&text).into()]), sealed, named).map(|()| text)
+        };
+        // A damaged book is as good as none: the next fit stores it anew.
+        let book = match row.and_then(|row| intact(checked(row))).transpose()? {
+            Some(text) => stored(operation, "book", serde_json::from_str(&text))?,
             None => CoefficientBook::default(),
         };
         self.book_reads.fetch_add(1, Ordering::Relaxed);

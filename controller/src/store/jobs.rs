@@ -1,11 +1,11 @@
 //! Jobs and their ranks.
 
-use flexcomm_domain::{JobId, NodeName, Timestamp};
+use flexcomm_domain::{JobId, NodeName, RunId, Timestamp, Version};
 use flexcomm_wire::{CodecInfo, JobSeen};
 use sqlx::SqliteConnection;
 
-use super::{Result, Store, json, signed, sql, stored, time, unsigned};
-use crate::limits::MAX_JOBS;
+use super::{Result, Store, decisions, json, signed, sql, stored, time, trials, unsigned};
+use crate::limits::{MAX_JOBS, RUNS};
 
 pub(super) const RUNNING: &str = "SELECT * FROM jobs WHERE ended_us IS NULL ORDER BY created_us DESC";
 
@@ -14,6 +14,8 @@ pub(super) const RUNNING: &str = "SELECT * FROM jobs WHERE ended_us IS NULL ORDE
 pub struct JobRow {
     /// Its name.
     pub job: JobId,
+    /// Which run has the name now; `None` where the trainers have no run ids.
+    pub run: Option<RunId>,
     /// N.
     pub world: u32,
     /// Values in the fused gradient.
@@ -24,9 +26,67 @@ pub struct JobRow {
     pub created: Timestamp,
     /// When its last rank left.
     pub ended: Option<Timestamp>,
+    /// How, once it has ended.
+    pub how: Option<End>,
+    /// The newest version that earlier runs under the name had.
+    pub earlier: Version,
     /// Newest training loss.
     pub loss: Option<f64>,
     /// Newest held-out accuracy.
+    pub accuracy: Option<f64>,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Every rank said goodbye.
+    Left,
+    /// The connection of a trainer ended without a goodbye.
+    ConnectionLost,
+    /// Agents were silent for too long, and what became of their trainers is not known.
+    AgentsSilent,
+    /// Another run began under its name.
+    Replaced,
+}
+
+impl End {
+    const ALL: [Self; 4] = [Self::Left, Self::ConnectionLost, Self::AgentsSilent, Self::Replaced];
+
+    /// As it is stored and shown.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Left => "left",
+            Self::ConnectionLost => "connection-lost",
+            Self::AgentsSilent => "agents-silent",
+            Self::Replaced => "replaced",
+        }
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|end| end.as_str() == text)
+    }
+}
+
+/// A run that another one has followed under the same name.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunRow {
+    /// Which.
+    pub run: Option<RunId>,
+    /// N.
+    pub world: u32,
+    /// When its first rank was seen.
+    pub began: Timestamp,
+    /// When it ended.
+    pub ended: Timestamp,
+    /// How.
+    pub how: End,
+    /// Its newest step.
+    pub step: Option<u64>,
+    /// Its newest decision's version; that of the run before where it had none.
+    pub version: Version,
+    /// Its newest training loss.
+    pub loss: Option<f64>,
+    /// Its newest held-out accuracy.
     pub accuracy: Option<f64>,
 }
 
@@ -50,11 +110,14 @@ pub struct RankRow {
 #[derive(sqlx::FromRow)]
 struct RawJob {
     job: String,
+    run: Option<String>,
     world: i64,
     gradient_values: i64,
     backend: String,
     created_us: i64,
     ended_us: Option<i64>,
+    ended_how: Option<String>,
+    first_version: i64,
     loss: Option<f64>,
     accuracy: Option<f64>,
 }
@@ -64,11 +127,14 @@ impl RawJob {
         let operation = "read the jobs";
         Ok(JobRow {
             job: stored(operation, "job id", self.job.parse())?,
+            run: stored(operation, "run id", self.run.map(|run| run.parse()).transpose())?,
             world: stored(operation, "world", self.world.try_into())?,
             gradient_values: unsigned(self.gradient_values),
             backend: self.backend,
             created: time(self.created_us),
             ended: self.ended_us.map(time),
+            how: self.ended_how.as_deref().and_then(End::read).filter(|_| self.ended_us.is_some()),
+            earlier: Version(unsigned(self.first_version)),
             loss: self.loss,
             accuracy: self.accuracy,
         })
@@ -79,11 +145,43 @@ impl Store {
     /// Ends a job whose agents have all been gone for long: its trainers can no longer say that they left.
     pub async fn end_lost(&self, job: &JobId, now: Timestamp) -> Result<()> {
         let on_error = sql("end a lost job");
-        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
         for (rank, _) in homes(&mut tx, job).await? {
-            leave(&mut tx, job, rank, now).await?;
+            leave(&mut tx, (job, rank), End::AgentsSilent, now).await?;
         }
         tx.commit().await.map_err(&on_error)
+    }
+
+    /// The runs before the one that has the job's name now, newest first.
+    pub async fn runs(&self, job: &JobId) -> Result<Vec<RunRow>> {
+        let operation = "read a job's runs";
+        let rows: Vec<RawRun> = sqlx::query_as("SELECT * FROM runs WHERE job = $1 ORDER BY id DESC")
+            .bind(job.as_str())
+            .fetch_all(&self.read)
+            .await
+            .map_err(sql(operation))?;
+        rows.into_iter().map(RawRun::row).collect()
+    }
+
+    /// Deletes an ended job and everything that bears its name.
+    pub async fn delete_job(&self, job: &JobId) -> Result<Deletion> {
+        let on_error = sql("delete a job");
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
+        let row: Option<(Option<i64>,)> = sqlx::query_as("SELECT ended_us FROM jobs WHERE job = $1")
+            .bind(job.as_str())
+            .fetch_optional(&mut *tx)
+            .await
+            .map_err(&on_error)?;
+        match row {
+            None => return Ok(Deletion::Unknown),
+            Some((None,)) => return Ok(Deletion::Running),
+            Some(_) => {}
+        }
+        for text in FORGET_RUN.into_iter().chain(FORGET_NAME) {
+            sqlx::query(text).bind(job.as_str()).execute(&mut *tx).await.map_err(&on_error)?;
+        }
+        tx.commit().await.map_err(&on_error)?;
+        Ok(Deletion::Done)
     }
 
     /// All jobs, newest first.
@@ -137,8 +235,50 @@ impl Store {
     }
 }
 
+/// What became of a request to delete a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Deletion {
+    /// Nothing of it is left.
+    Done,
+    /// It runs, and stays.
+    Running,
+    /// There is no such job.
+    Unknown,
+}
+
+#[derive(sqlx::FromRow)]
+struct RawRun {
+    run: Option<String>,
+    world: i64,
+    began_us: i64,
+    ended_us: i64,
+    ended_how: String,
+    step: Option<i64>,
+    version: i64,
+    loss: Option<f64>,
+    accuracy: Option<f64>,
+}
+
+impl RawRun {
+    fn row(self) -> Result<RunRow> {
+        let operation = "read a job's runs";
+        Ok(RunRow {
+            run: stored(operation, "run id", self.run.map(|run| run.parse()).transpose())?,
+            world: stored(operation, "world", self.world.try_into())?,
+            began: time(self.began_us),
+            ended: time(self.ended_us),
+            how: End::read(&self.ended_how).unwrap_or(End::Replaced),
+            step: self.step.map(unsigned),
+            version: Version(unsigned(self.version)),
+            loss: self.loss,
+            accuracy: self.accuracy,
+        })
+    }
+}
+
 /// The job, its world and whether any rank is there.
 pub(super) struct Known {
+    pub run: Option<RunId>,
     pub world: u32,
     pub gradient_values: u64,
     pub live: u32,
@@ -146,52 +286,81 @@ pub(super) struct Known {
 
 /// Looks a job up.
 pub(super) async fn known(db: &mut SqliteConnection, job: &JobId) -> Result<Option<Known>> {
-    let row: Option<(i64, i64, i64)> = sqlx::query_as(
+    let operation = "look up a job";
+    let row: Option<(i64, i64, i64, Option<String>)> = sqlx::query_as(
         "SELECT world, gradient_values,
-            (SELECT count(*) FROM ranks WHERE ranks.job = jobs.job AND left_us IS NULL) FROM jobs WHERE job = $1",
+            (SELECT count(*) FROM ranks WHERE ranks.job = jobs.job AND left_us IS NULL), run FROM jobs WHERE job = $1",
     )
     .bind(job.as_str())
     .fetch_optional(db)
     .await
-    .map_err(sql("look up a job"))?;
-    let known = |(world, values, live): (i64, i64, i64)| Known {
-        world: world as u32,
-        gradient_values: unsigned(values),
-        live: live as u32,
+    .map_err(sql(operation))?;
+    let known = |(world, values, live, run): (i64, i64, i64, Option<String>)| {
+        Ok(Known {
+            run: stored(operation, "run id", run.map(|run| run.parse()).transpose())?,
+            world: world as u32,
+            gradient_values: unsigned(values),
+            live: live as u32,
+        })
     };
-    Ok(row.map(known))
+    row.map(known).transpose()
 }
 
-/// Makes a job, or makes it run again with what it is now: its old steps and ranks are gone, its decisions stay.
+/// Makes a job, or gives its name to a new run. What the run before had is gone but for one row of `runs`; versions and
+/// trials go on counting from there, since agents and trainers refuse what is older than what they know.
 pub(super) async fn begin(db: &mut SqliteConnection, seen: &JobSeen, now: Timestamp) -> Result<()> {
     let on_error = sql("store a job");
-    for text in [
-        "DELETE FROM steps WHERE job = $1",
-        "DELETE FROM ranks WHERE job = $1",
-        "DELETE FROM open_intervals WHERE job = $1",
-        "DELETE FROM progress WHERE job = $1",
-        "UPDATE trials SET state = 'aborted', aborted = 'the job started again' WHERE job = $1 AND state = 'pending'",
-    ] {
-        sqlx::query(text).bind(seen.job.as_str()).execute(&mut *db).await.map_err(&on_error)?;
+    let job = seen.job.as_str();
+    let version = decisions::newest_version(db, &seen.job).await?;
+    let trial = trials::newest(db, &seen.job).await?;
+    sqlx::query(
+        "INSERT INTO runs (job, began_us, run, world, ended_us, ended_how, step, version, loss, accuracy)
+         SELECT job, created_us, run, world, coalesce(ended_us, $2), coalesce(ended_how, $3),
+            (SELECT max(step) FROM steps WHERE steps.job = jobs.job), $4, loss, accuracy FROM jobs WHERE job = $1",
+    )
+    .bind(job)
+    .bind(signed(now.0))
+    .bind(End::Replaced.as_str())
+    .bind(signed(version))
+    .execute(&mut *db)
+    .await
+    .map_err(&on_error)?;
+    sqlx::query(
+        "DELETE FROM runs WHERE job = $1
+         AND id <= (SELECT id FROM runs WHERE job = $1 ORDER BY id DESC LIMIT 1 OFFSET $2)",
+    )
+    .bind(job)
+    .bind(signed(RUNS))
+    .execute(&mut *db)
+    .await
+    .map_err(&on_error)?;
+    for text in FORGET_RUN {
+        sqlx::query(text).bind(job).execute(&mut *db).await.map_err(&on_error)?;
     }
     sqlx::query(
-        "INSERT INTO jobs (job, world, gradient_values, backend, created_us) VALUES ($1, $2, $3, $4, $5)
+        "INSERT INTO jobs (job, world, gradient_values, backend, created_us, run, first_version, first_trial)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
          ON CONFLICT (job) DO UPDATE SET world = excluded.world, gradient_values = excluded.gradient_values,
-            backend = excluded.backend, ended_us = NULL, loss = NULL, accuracy = NULL",
+            backend = excluded.backend, created_us = excluded.created_us, run = excluded.run,
+            first_version = excluded.first_version, first_trial = excluded.first_trial,
+            ended_us = NULL, ended_how = NULL, loss = NULL, accuracy = NULL",
     )
-    .bind(seen.job.as_str())
+    .bind(job)
     .bind(i64::from(seen.world))
     .bind(signed(seen.gradient_values))
     .bind(&seen.backend)
     .bind(signed(now.0))
+    .bind(seen.run.map(|run| run.to_string()))
+    .bind(signed(version))
+    .bind(signed(trial))
     .execute(&mut *db)
     .await
     .map_err(&on_error)?;
     forget_oldest(db).await
 }
 
-/// Everything that bears the job's name.
-const FORGET: [&str; 12] = [
+/// Everything of a job's run.
+const FORGET_RUN: [&str; 11] = [
     "DELETE FROM progress WHERE job = $1",
     "DELETE FROM open_intervals WHERE job = $1",
     "DELETE FROM steps WHERE job = $1",
@@ -203,8 +372,10 @@ const FORGET: [&str; 12] = [
     "DELETE FROM trial_reports WHERE job = $1",
     "DELETE FROM intervals WHERE job = $1",
     "DELETE FROM planner_memory WHERE job = $1",
-    "DELETE FROM jobs WHERE job = $1",
 ];
+
+/// What is left of a job's name then.
+const FORGET_NAME: [&str; 2] = ["DELETE FROM runs WHERE job = $1", "DELETE FROM jobs WHERE job = $1"];
 
 /// Beyond the limit the job that ended first goes; running jobs stay.
 async fn forget_oldest(db: &mut SqliteConnection) -> Result<()> {
@@ -217,7 +388,7 @@ async fn forget_oldest(db: &mut SqliteConnection) -> Result<()> {
     .await
     .map_err(&on_error)?;
     if let Some((job,)) = gone {
-        for text in FORGET {
+        for text in FORGET_RUN.into_iter().chain(FORGET_NAME) {
             sqlx::query(text).bind(&job).execute(&mut *db).await.map_err(&on_error)?;
         }
     }
@@ -249,7 +420,7 @@ pub(super) async fn join(db: &mut SqliteConnection, node: &NodeName, seen: &JobS
     .execute(&mut *db)
     .await
     .map_err(sql(operation))?;
-    sqlx::query("UPDATE jobs SET ended_us = NULL WHERE job = $1")
+    sqlx::query("UPDATE jobs SET ended_us = NULL, ended_how = NULL WHERE job = $1")
         .bind(seen.job.as_str())
         .execute(&mut *db)
         .await
@@ -279,22 +450,30 @@ pub(super) async fn node_of(db: &mut SqliteConnection, job: &JobId, rank: u32) -
     Ok(row.map(|(node,)| node))
 }
 
-/// Stores that a rank left; the last one ends the job.
-pub(super) async fn leave(db: &mut SqliteConnection, job: &JobId, rank: u32, now: Timestamp) -> Result<()> {
+/// Stores how a rank left; the last one ends the job, by the worst that any rank came to.
+pub(super) async fn leave(
+    db: &mut SqliteConnection,
+    (job, rank): (&JobId, u32),
+    how: End,
+    now: Timestamp,
+) -> Result<()> {
     let on_error = sql("store that a rank left");
-    sqlx::query("UPDATE ranks SET left_us = $3 WHERE job = $1 AND rank = $2")
+    sqlx::query("UPDATE ranks SET left_us = $3, lost = $4 WHERE job = $1 AND rank = $2")
         .bind(job.as_str())
         .bind(i64::from(rank))
         .bind(signed(now.0))
+        .bind(how == End::ConnectionLost)
         .execute(&mut *db)
         .await
         .map_err(&on_error)?;
     sqlx::query(
-        "UPDATE jobs SET ended_us = $2
+        "UPDATE jobs SET ended_us = $2, ended_how =
+            CASE WHEN $3 = 'left' AND EXISTS (SELECT 1 FROM ranks WHERE job = $1 AND lost) THEN 'connection-lost' ELSE $3 END
          WHERE job = $1 AND NOT EXISTS (SELECT 1 FROM ranks WHERE job = $1 AND left_us IS NULL)",
     )
     .bind(job.as_str())
     .bind(signed(now.0))
+    .bind(how.as_str())
     .execute(&mut *db)
     .await
     .map_err(&on_error)?;

@@ -189,14 +189,15 @@ impl Store {
     /// debts are kept.
     pub async fn probe_accounts(&self) -> Result<Vec<(NodeName, f64)>> {
         let operation = "read the accounts of probing";
+        let on_error = sql(operation);
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
         sqlx::query("DELETE FROM probe_accounts WHERE level_s >= 0 AND node NOT IN (SELECT node FROM nodes)")
-            .execute(&self.write)
+            .execute(&mut *tx)
             .await
-            .map_err(sql(operation))?;
-        let rows: Vec<(String, f64)> = sqlx::query_as("SELECT node, level_s FROM probe_accounts")
-            .fetch_all(&self.write)
-            .await
-            .map_err(sql(operation))?;
+            .map_err(&on_error)?;
+        let rows: Vec<(String, f64)> =
+            sqlx::query_as("SELECT node, level_s FROM probe_accounts").fetch_all(&mut *tx).await.map_err(&on_error)?;
+        tx.commit().await.map_err(&on_error)?;
         let row = |(node, level_s): (String, f64)| Ok((stored(operation, "node name", node.parse())?, level_s));
         rows.into_iter().map(row).collect()
     }
@@ -207,7 +208,7 @@ impl Store {
             return Ok(());
         }
         let on_error = sql("store the accounts of probing");
-        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
         for (node, level_s) in moved {
             sqlx::query("INSERT OR REPLACE INTO probe_accounts (node, level_s, stored_us) VALUES ($1, $2, $3)")
                 .bind(node.as_str())

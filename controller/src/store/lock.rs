@@ -5,7 +5,7 @@ use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-use super::StoreError;
+use super::{StoreError, private};
 
 /// Holds the lock until it is dropped. The file stays; it says who holds the lock, or held it last.
 #[derive(Debug)]
@@ -16,8 +16,7 @@ impl Lock {
     pub(super) fn take(db: &Path) -> Result<Self, StoreError> {
         let path = beside(db);
         let failed = |source| StoreError::Lock { path: path.clone(), source };
-        let options = File::options().read(true).write(true).create(true).truncate(false).open(&path);
-        let mut file = options.map_err(failed)?;
+        let mut file = private::open(&path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {

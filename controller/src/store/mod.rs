@@ -1,7 +1,7 @@
 //! What must survive. The only folder with SQL in it.
 //!
 //! SQLite in WAL mode with `synchronous = FULL`: what a commit returned for is on disk, also when power
-//! fails. One connection writes, a few read. Every method is one transaction.
+//! fails. One connection writes (`write`), a few read. Every method is one transaction.
 
 mod decisions;
 mod ingest;
@@ -11,15 +11,19 @@ mod links;
 mod lock;
 mod nodes;
 mod open;
+mod private;
 mod scenario;
+mod seal;
+mod shift;
 mod steps;
 mod trials;
 mod trim;
+mod write;
 
 pub use decisions::{DecisionRow, NewDecision};
 pub use ingest::{Incoming, Ingest, News};
 pub use intervals::{IntervalRow, OpenInterval};
-pub use jobs::{JobRow, RankRow};
+pub use jobs::{Deletion, End, JobRow, RankRow, RunRow};
 pub use links::{LinkPoint, LinkRow, PathRow, TestRow};
 pub use nodes::{NodeRow, Registration};
 pub use scenario::SetAsideRow;
@@ -31,9 +35,10 @@ use flexcomm_optimizer::CoefficientBook;
 use lock::Lock;
 use sqlx::sqlite::SqlitePool;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use write::Writer;
 
 /// Connections that read: the page, the API and the loop at once.
 const READERS: u32 = 4;
@@ -91,6 +96,18 @@ pub enum StoreError {
         /// Why it is refused.
         why: String,
     },
+    /// A row is not what was written: its seal does not fit.
+    #[error(
+        "read {row} from the table {table}: it is damaged, its checksum does not fit what is stored, and it is not used; \
+         restore a backup of the database, or stop the controller, move the database aside and start again: agents and \
+         jobs come back by themselves, past decisions and what trials found do not"
+    )]
+    Damaged {
+        /// Which table.
+        table: &'static str,
+        /// Which row, in words.
+        row: String,
+    },
     /// A decision whose version is not the next, or whose parent is not the newest: another writer was first.
     #[error("store decision {version} of job {job}: the newest is {newest}")]
     Fenced {
@@ -109,9 +126,9 @@ pub type Result<T> = std::result::Result<T, StoreError>;
 /// The database.
 #[derive(Debug)]
 pub struct Store {
-    write: SqlitePool,
+    write: Writer,
     read: SqlitePool,
-    healthy: AtomicBool,
+    damaged: seal::Damaged,
     /// Read back once: reading it fits every curve anew.
     book: Mutex<Option<Arc<CoefficientBook>>>,
     book_reads: AtomicU64,
@@ -154,9 +171,10 @@ impl Store {
     pub async fn open(path: &Path) -> Result<Self> {
         open::refuse_folder(path)?;
         let lock = Mutex::new(Some(Lock::take(path)?));
+        private::prepare(path);
         let (write, read) = open::open(path).await?;
         let (book, book_reads) = Default::default();
-        Ok(Self { write, read, healthy: AtomicBool::new(true), book, book_reads, lock })
+        Ok(Self { write, read, damaged: seal::Damaged::default(), book, book_reads, lock })
     }
 
     /// Closes the file in an orderly way.
@@ -169,27 +187,32 @@ impl Store {
         }
     }
 
-    /// Whether reading and writing works now: takes the write lock and lets go of it.
+    /// Whether reading and writing works now: commits a write of one page.
     pub async fn ready(&self) -> Result<()> {
-        let operation = "write to the database";
-        let probe = async {
-            let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await?;
-            sqlx::query("UPDATE counters SET value = value WHERE name = 'orders_epoch'").execute(&mut *tx).await?;
-            tx.commit().await?;
-            sqlx::query("SELECT 1 FROM counters").fetch_optional(&self.read).await.map(|_| ())
-        };
-        let outcome = probe.await.map_err(sql(operation));
-        self.healthy.store(outcome.is_ok(), Ordering::Relaxed);
-        outcome
+        self.write.probe().await.map_err(sql("write to the database"))?;
+        let read = sqlx::query("SELECT 1 FROM counters").fetch_optional(&self.read).await;
+        read.map(|_| ()).map_err(sql("read the database"))
     }
 
-    /// What [`Store::ready`] found the last time.
-    pub fn was_healthy(&self) -> bool {
-        self.healthy.load(Ordering::Relaxed)
+    /// Looks whether the connection that writes is stuck; costs nothing while writes succeed.
+    pub async fn look(&self) {
+        self.write.look().await;
+    }
+
+    /// Whether the newest looks found that writing fails although a fresh connection could write: a restart helps.
+    pub fn is_stuck(&self) -> bool {
+        self.write.is_stuck()
+    }
+
+    /// Rows that were found damaged since the start; none of them is used.
+    pub fn damaged_rows(&self) -> usize {
+        self.damaged.count()
     }
 
     /// Raises a counter by `by`, and at least to `floor`; returns its new value.
     pub async fn raise(&self, name: &'static str, by: u64, floor: u64) -> Result<u64> {
+        let on_error = sql("raise a counter");
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
         let (value,): (i64,) = sqlx::query_as(
             "INSERT INTO counters (name, value) VALUES ($1, max($2, $3))
              ON CONFLICT (name) DO UPDATE SET value = max(value + $2, $3) RETURNING value",
@@ -197,9 +220,10 @@ impl Store {
         .bind(name)
         .bind(signed(by))
         .bind(signed(floor))
-        .fetch_one(&self.write)
+        .fetch_one(&mut *tx)
         .await
-        .map_err(sql("raise a counter"))?;
+        .map_err(&on_error)?;
+        tx.commit().await.map_err(&on_error)?;
         Ok(unsigned(value))
     }
 
@@ -247,6 +271,5 @@ pub(crate) mod tests {
         let (store, _dir) = scratch().await;
         store.close().await;
         assert!(store.ready().await.is_err());
-        assert!(!store.was_healthy());
     }
 }

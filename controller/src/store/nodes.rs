@@ -92,7 +92,7 @@ impl Store {
     /// Stores a registration; a later one of the same name replaces it and keeps the acknowledged number.
     pub async fn register(&self, r: &Register, now: Timestamp) -> Result<Registration> {
         let on_error = sql("register a node");
-        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
         let (others,): (i64,) = sqlx::query_as("SELECT count(*) FROM nodes WHERE node <> $1")
             .bind(r.node.as_str())
             .fetch_one(&mut *tx)
@@ -128,7 +128,7 @@ impl Store {
     /// Forgets a node and its links. Its jobs' history stays.
     pub async fn forget_node(&self, node: &NodeName) -> Result<bool> {
         let on_error = sql("forget a node");
-        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
         for text in [
             "DELETE FROM links WHERE src = $1 OR dst = $1",
             "DELETE FROM link_tests WHERE src = $1 OR dst = $1",

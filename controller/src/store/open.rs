@@ -3,6 +3,7 @@
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 use std::path::Path;
 
+use super::write::Writer;
 use super::{PATIENCE, READERS, Result, StoreError};
 
 /// What sqlite calls the causes that a user can do something about (sqlite.org/rescode.html).
@@ -13,7 +14,7 @@ const CANNOT_OPEN: i32 = 14;
 const NOT_A_DATABASE: i32 = 26;
 
 /// One connection that writes and a few that read.
-pub(super) async fn open(path: &Path) -> Result<(SqlitePool, SqlitePool)> {
+pub(super) async fn open(path: &Path) -> Result<(Writer, SqlitePool)> {
     let options = SqliteConnectOptions::new()
         .filename(path)
         .create_if_missing(true)
@@ -22,12 +23,17 @@ pub(super) async fn open(path: &Path) -> Result<(SqlitePool, SqlitePool)> {
         .foreign_keys(true)
         .busy_timeout(PATIENCE);
     let unusable = |error: &sqlx::Error| explain(path, error);
-    let pool = |connections| SqlitePoolOptions::new().max_connections(connections).acquire_timeout(PATIENCE);
+    // A connection to a file does not age. One that reads stays open, so that the log and its index stay as well: on a
+    // full disk they could not be made again.
+    let pool = |connections| {
+        let pool = SqlitePoolOptions::new().max_connections(connections).acquire_timeout(PATIENCE);
+        pool.idle_timeout(None).max_lifetime(None)
+    };
     let write = pool(1).connect_with(options.clone()).await.map_err(|e| unusable(&e))?;
     check(path, &write).await?;
     sqlx::migrate!("../migrations").run(&write).await.map_err(|e| explain_migration(path, e))?;
-    let read = pool(READERS).connect_with(options.read_only(true)).await.map_err(|e| unusable(&e))?;
-    Ok((write, read))
+    let read = pool(READERS).connect_with(options.clone().read_only(true)).await.map_err(|e| unusable(&e))?;
+    Ok((Writer::new(write, options), read))
 }
 
 /// Before a lock is put beside it.
@@ -111,7 +117,7 @@ mod tests {
         let store = Store::open(path).await.unwrap();
         for i in 0..400 {
             let insert = sqlx::query("INSERT INTO counters (name, value) VALUES ($1, $2)");
-            insert.bind(format!("{i:0>100}")).bind(i).execute(&store.write).await.unwrap();
+            insert.bind(format!("{i:0>100}")).bind(i).execute(&mut *store.write.connection().await).await.unwrap();
         }
         store.close().await;
     }
@@ -144,7 +150,7 @@ mod tests {
         let store = Store::open(&path).await.unwrap();
         let newer = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
                      VALUES (99999999999999, 'later', 1, x'00', 0)";
-        sqlx::query(newer).execute(&store.write).await.unwrap();
+        sqlx::query(newer).execute(&mut *store.write.connection().await).await.unwrap();
         store.close().await;
         let error = Store::open(&path).await.unwrap_err().to_string();
         assert!(error.contains("another version of flexcomm") && error.contains("--db"), "{error}");

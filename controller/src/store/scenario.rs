@@ -57,7 +57,7 @@ impl Store {
         let operation = "store the scenario";
         let on_error = sql(operation);
         let text = wanted.map(|w| json(operation, w)).transpose()?;
-        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
         let (id,): (i64,) = sqlx::query_as(
             "INSERT INTO scenario (id, order_id, wanted, set_us) VALUES (1, 1, $1, $2)
              ON CONFLICT (id) DO UPDATE SET order_id = order_id + 1, wanted = excluded.wanted, set_us = excluded.set_us

@@ -4,6 +4,7 @@ use flexcomm_domain::{JobId, Strategy, Timestamp};
 use flexcomm_wire::{TrialOutcome, TrialReport};
 use sqlx::SqliteConnection;
 
+use super::seal::{Field, intact, seal};
 use super::{Result, Store, json, signed, sql, stored, time, unsigned};
 use crate::limits::TRIALS;
 
@@ -47,6 +48,7 @@ pub struct TrialReportRow {
 
 #[derive(sqlx::FromRow)]
 struct Raw {
+    job: String,
     id: i64,
     asked_us: i64,
     why: String,
@@ -56,11 +58,42 @@ struct Raw {
     budget_ms: i64,
     ended_us: Option<i64>,
     aborted: Option<String>,
+    seal: Option<i64>,
+}
+
+const TABLE: &str = "trials";
+
+/// The columns of [`Raw`].
+macro_rules! columns {
+    () => {
+        "job, id, asked_us, why, state, candidates, iterations, budget_ms, ended_us, aborted, seal"
+    };
 }
 
 impl Raw {
-    fn row(self) -> Result<TrialRow> {
+    fn fields(&self) -> [Field<'_>; 10] {
+        [
+            (&self.job).into(),
+            self.id.into(),
+            self.asked_us.into(),
+            (&self.why).into(),
+            (&self.state).into(),
+            (&self.candidates).into(),
+            self.iterations.into(),
+            self.budget_ms.into(),
+            self.ended_us.into(),
+            (&self.aborted).into(),
+        ]
+    }
+
+    fn is_intact(&self) -> bool {
+        self.seal.is_none_or(|sealed| sealed == seal(TABLE, &self.fields()))
+    }
+
+    fn row(self, store: &Store) -> Result<TrialRow> {
         let operation = "read trials";
+        let named = || format!("trial {} of job {}", unsigned(self.id), self.job);
+        store.damaged.check((TABLE, &self.fields()), self.seal, named)?;
         Ok(TrialRow {
             id: unsigned(self.id),
             asked: time(self.asked_us),
@@ -89,26 +122,23 @@ pub struct NewTrial<'a> {
 }
 
 impl Store {
-    /// The newest `limit` trials of a job, newest first.
+    /// The newest `limit` trials of a job, newest first, without those that are damaged.
     pub async fn trials(&self, job: &JobId, limit: u32) -> Result<Vec<TrialRow>> {
-        let rows: Vec<Raw> = sqlx::query_as(
-            "SELECT id, asked_us, why, state, candidates, iterations, budget_ms, ended_us, aborted FROM trials
-             WHERE job = $1 ORDER BY id DESC LIMIT $2",
-        )
-        .bind(job.as_str())
-        .bind(limit)
-        .fetch_all(&self.read)
-        .await
-        .map_err(sql("read trials"))?;
-        rows.into_iter().map(Raw::row).collect()
+        let rows: Vec<Raw> =
+            sqlx::query_as(concat!("SELECT ", columns!(), " FROM trials WHERE job = $1 ORDER BY id DESC LIMIT $2"))
+                .bind(job.as_str())
+                .bind(limit)
+                .fetch_all(&self.read)
+                .await
+                .map_err(sql("read trials"))?;
+        rows.into_iter().filter_map(|row| intact(row.row(self))).collect()
     }
 
-    /// What the ranks found in the newest `trials` trials, by trial and rank.
+    /// What the ranks found in the newest `trials` trials, by trial and rank, without what is damaged.
     pub async fn trial_reports(&self, job: &JobId, trials: u32) -> Result<Vec<TrialReportRow>> {
         let operation = "read the results of trials";
-        type Row = (i64, i64, String, Option<String>, i64);
-        let rows: Vec<Row> = sqlx::query_as(
-            "SELECT id, rank, outcomes, aborted, received_us FROM trial_reports
+        let rows: Vec<RawReport> = sqlx::query_as(
+            "SELECT job, id, rank, outcomes, aborted, cost_us, received_us, seal FROM trial_reports
              WHERE job = $1 AND id > (SELECT coalesce(max(id), 0) FROM trials WHERE job = $1) - $2 ORDER BY id, rank",
         )
         .bind(job.as_str())
@@ -116,44 +146,62 @@ impl Store {
         .fetch_all(&self.read)
         .await
         .map_err(sql(operation))?;
-        let row = |(id, rank, outcomes, aborted, at): Row| {
+        let row = |raw: RawReport| {
+            let named = || format!("what rank {} found in trial {} of job {job}", raw.rank, unsigned(raw.id));
+            self.damaged.check((REPORTS, &raw.fields()), raw.seal, named)?;
             Ok(TrialReportRow {
-                id: unsigned(id),
-                rank: stored(operation, "rank", rank.try_into())?,
-                outcomes: stored(operation, "outcomes", serde_json::from_str(&outcomes))?,
-                aborted,
-                received: time(at),
+                id: unsigned(raw.id),
+                rank: stored(operation, "rank", raw.rank.try_into())?,
+                outcomes: stored(operation, "outcomes", serde_json::from_str(&raw.outcomes))?,
+                aborted: raw.aborted,
+                received: time(raw.received_us),
             })
         };
-        rows.into_iter().map(row).collect()
+        rows.into_iter().filter_map(|raw| intact(row(raw))).collect()
     }
 
     /// Asks for a trial; `None` when one is pending.
     pub async fn ask_trial(&self, job: &JobId, new: &NewTrial<'_>, now: Timestamp) -> Result<Option<u64>> {
         let operation = "store a trial";
         let on_error = sql(operation);
-        let mut tx = self.write.begin_with("BEGIN IMMEDIATE").await.map_err(&on_error)?;
-        let (newest, pending): (Option<i64>, i64) =
-            sqlx::query_as("SELECT max(id), count(*) FILTER (WHERE state = 'pending') FROM trials WHERE job = $1")
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
+        let pending: Vec<Raw> =
+            sqlx::query_as(concat!("SELECT ", columns!(), " FROM trials WHERE job = $1 AND state = 'pending'"))
                 .bind(job.as_str())
-                .fetch_one(&mut *tx)
+                .fetch_all(&mut *tx)
                 .await
                 .map_err(&on_error)?;
-        if pending > 0 {
+        // A damaged one is never read, so it never ends either.
+        if pending.iter().any(Raw::is_intact) {
             return Ok(None);
         }
-        let id = newest.map_or(0, unsigned) + 1;
+        let id = newest(&mut tx, job).await? + 1;
+        let raw = Raw {
+            job: job.to_string(),
+            id: signed(id),
+            asked_us: signed(now.0),
+            why: new.why.to_owned(),
+            state: "pending".to_owned(),
+            candidates: json(operation, &new.candidates)?,
+            iterations: i64::from(new.iterations),
+            budget_ms: signed(new.budget_ms),
+            ended_us: None,
+            aborted: None,
+            seal: None,
+        };
         sqlx::query(
-            "INSERT INTO trials (job, id, asked_us, why, state, candidates, iterations, budget_ms)
-             VALUES ($1, $2, $3, $4, 'pending', $5, $6, $7)",
+            "INSERT INTO trials (job, id, asked_us, why, state, candidates, iterations, budget_ms, seal)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
         )
-        .bind(job.as_str())
-        .bind(signed(id))
-        .bind(signed(now.0))
-        .bind(new.why)
-        .bind(json(operation, &new.candidates)?)
-        .bind(i64::from(new.iterations))
-        .bind(signed(new.budget_ms))
+        .bind(&raw.job)
+        .bind(raw.id)
+        .bind(raw.asked_us)
+        .bind(&raw.why)
+        .bind(&raw.state)
+        .bind(&raw.candidates)
+        .bind(raw.iterations)
+        .bind(raw.budget_ms)
+        .bind(seal(TABLE, &raw.fields()))
         .execute(&mut *tx)
         .await
         .map_err(&on_error)?;
@@ -170,19 +218,108 @@ impl Store {
 
     /// Ends a pending trial; false when it was not pending.
     pub async fn end_trial(&self, job: &JobId, id: u64, aborted: Option<&str>, now: Timestamp) -> Result<bool> {
-        let done = sqlx::query(
-            "UPDATE trials SET state = $3, aborted = $4, ended_us = $5 WHERE job = $1 AND id = $2 AND state = 'pending'",
-        )
+        let on_error = sql("end a trial");
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
+        let raw: Option<Raw> = sqlx::query_as(concat!(
+            "SELECT ",
+            columns!(),
+            " FROM trials WHERE job = $1 AND id = $2 AND state = 'pending'"
+        ))
         .bind(job.as_str())
         .bind(signed(id))
-        .bind(if aborted.is_some() { "aborted" } else { "done" })
-        .bind(aborted)
-        .bind(signed(now.0))
-        .execute(&self.write)
+        .fetch_optional(&mut *tx)
         .await
-        .map_err(sql("end a trial"))?;
-        Ok(done.rows_affected() > 0)
+        .map_err(&on_error)?;
+        let Some(mut raw) = raw else { return Ok(false) };
+        // A damaged row gets no new seal: it stays damaged.
+        let intact = raw.is_intact();
+        raw.state = if aborted.is_some() { "aborted" } else { "done" }.to_owned();
+        (raw.aborted, raw.ended_us) = (aborted.map(str::to_owned), Some(signed(now.0)));
+        let sealed = if intact { raw.seal.map(|_| seal(TABLE, &raw.fields())) } else { raw.seal };
+        sqlx::query("UPDATE trials SET state = $3, aborted = $4, ended_us = $5, seal = $6 WHERE job = $1 AND id = $2")
+            .bind(&raw.job)
+            .bind(raw.id)
+            .bind(&raw.state)
+            .bind(&raw.aborted)
+            .bind(raw.ended_us)
+            .bind(sealed)
+            .execute(&mut *tx)
+            .await
+            .map_err(&on_error)?;
+        tx.commit().await.map_err(&on_error)?;
+        Ok(true)
     }
+}
+
+#[derive(sqlx::FromRow)]
+struct RawReport {
+    job: String,
+    id: i64,
+    rank: i64,
+    outcomes: String,
+    aborted: Option<String>,
+    cost_us: f64,
+    received_us: i64,
+    seal: Option<i64>,
+}
+
+const REPORTS: &str = "trial_reports";
+
+impl RawReport {
+    fn fields(&self) -> [Field<'_>; 7] {
+        [
+            (&self.job).into(),
+            self.id.into(),
+            self.rank.into(),
+            (&self.outcomes).into(),
+            (&self.aborted).into(),
+            self.cost_us.into(),
+            self.received_us.into(),
+        ]
+    }
+}
+
+/// Sets times of trials after `now` to it; a damaged row gets no new seal. How many rows.
+pub(super) async fn shift_back(db: &mut SqliteConnection, now: i64) -> std::result::Result<u64, sqlx::Error> {
+    let rows: Vec<Raw> =
+        sqlx::query_as(concat!("SELECT ", columns!(), " FROM trials WHERE asked_us > $1 OR ended_us > $1"))
+            .bind(now)
+            .fetch_all(&mut *db)
+            .await?;
+    let reports: Vec<RawReport> = sqlx::query_as(
+        "SELECT job, id, rank, outcomes, aborted, cost_us, received_us, seal FROM trial_reports WHERE received_us > $1",
+    )
+    .bind(now)
+    .fetch_all(&mut *db)
+    .await?;
+    let count = (rows.len() + reports.len()) as u64;
+    for mut row in rows {
+        let intact = row.is_intact();
+        (row.asked_us, row.ended_us) = (row.asked_us.min(now), row.ended_us.map(|at| at.min(now)));
+        let sealed = if intact { row.seal.map(|_| seal(TABLE, &row.fields())) } else { row.seal };
+        sqlx::query("UPDATE trials SET asked_us = $3, ended_us = $4, seal = $5 WHERE job = $1 AND id = $2")
+            .bind(&row.job)
+            .bind(row.id)
+            .bind(row.asked_us)
+            .bind(row.ended_us)
+            .bind(sealed)
+            .execute(&mut *db)
+            .await?;
+    }
+    for mut report in reports {
+        let intact = report.seal.is_none_or(|sealed| sealed == seal(REPORTS, &report.fields()));
+        report.received_us = now;
+        let sealed = if intact { report.seal.map(|_| seal(REPORTS, &report.fields())) } else { report.seal };
+        sqlx::query("UPDATE trial_reports SET received_us = $4, seal = $5 WHERE job = $1 AND id = $2 AND rank = $3")
+            .bind(&report.job)
+            .bind(report.id)
+            .bind(report.rank)
+            .bind(now)
+            .bind(sealed)
+            .execute(&mut *db)
+            .await?;
+    }
+    Ok(count)
 }
 
 /// Whether a trial was ever asked for.
@@ -199,19 +336,43 @@ pub(super) async fn exists(db: &mut SqliteConnection, job: &JobId, id: u64) -> R
 /// Stores what a rank found.
 pub(super) async fn put_report(db: &mut SqliteConnection, r: &TrialReport, now: Timestamp) -> Result<()> {
     let operation = "store the result of a trial";
+    let raw = RawReport {
+        job: r.job.to_string(),
+        id: signed(r.id),
+        rank: i64::from(r.rank),
+        outcomes: json(operation, &r.outcomes)?,
+        aborted: r.aborted.clone(),
+        cost_us: r.cost_us,
+        received_us: signed(now.0),
+        seal: None,
+    };
     sqlx::query(
-        "INSERT OR REPLACE INTO trial_reports (job, id, rank, outcomes, aborted, cost_us, received_us)
-         VALUES ($1, $2, $3, $4, $5, $6, $7)",
+        "INSERT OR REPLACE INTO trial_reports (job, id, rank, outcomes, aborted, cost_us, received_us, seal)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
     )
-    .bind(r.job.as_str())
-    .bind(signed(r.id))
-    .bind(i64::from(r.rank))
-    .bind(json(operation, &r.outcomes)?)
-    .bind(&r.aborted)
-    .bind(r.cost_us)
-    .bind(signed(now.0))
+    .bind(&raw.job)
+    .bind(raw.id)
+    .bind(raw.rank)
+    .bind(&raw.outcomes)
+    .bind(&raw.aborted)
+    .bind(raw.cost_us)
+    .bind(raw.received_us)
+    .bind(seal(REPORTS, &raw.fields()))
     .execute(db)
     .await
     .map_err(sql(operation))?;
     Ok(())
+}
+
+/// The newest trial of a job, whichever of its runs asked for it; 0 before the first.
+pub(super) async fn newest(db: &mut SqliteConnection, job: &JobId) -> Result<u64> {
+    let (id,): (i64,) = sqlx::query_as(
+        "SELECT max(coalesce((SELECT max(id) FROM trials WHERE job = $1), 0),
+            coalesce((SELECT first_trial FROM jobs WHERE job = $1), 0))",
+    )
+    .bind(job.as_str())
+    .fetch_one(db)
+    .await
+    .map_err(sql("read the newest trial"))?;
+    Ok(unsigned(id))
 }

@@ -1,8 +1,6 @@
 //! What grows with time is cut now and then, not with every report: finding the end of a window costs as much as
 //! the window is long.
 
-use sqlx::SqliteConnection;
-
 use super::{Result, Store, signed, sql};
 use crate::limits::{INTERVALS, LINK_HISTORY, PROGRESS};
 
@@ -28,22 +26,22 @@ impl Store {
         let links: Vec<(String, String)> =
             sqlx::query_as("SELECT src, dst FROM links").fetch_all(&self.read).await.map_err(&on_error)?;
         for (job,) in &jobs {
-            let mut db = self.write.acquire().await.map_err(&on_error)?;
-            beyond(&mut db, PROGRESS_SQL, &[job], PROGRESS).await?;
-            beyond(&mut db, INTERVALS_SQL, &[job], INTERVALS).await?;
+            self.beyond(PROGRESS_SQL, &[job], PROGRESS).await?;
+            self.beyond(INTERVALS_SQL, &[job], INTERVALS).await?;
         }
         for (src, dst) in &links {
-            let mut db = self.write.acquire().await.map_err(&on_error)?;
-            beyond(&mut db, LINK_HISTORY_SQL, &[src, dst], LINK_HISTORY).await?;
+            self.beyond(LINK_HISTORY_SQL, &[src, dst], LINK_HISTORY).await?;
         }
         Ok(())
     }
-}
 
-async fn beyond(db: &mut SqliteConnection, text: &'static str, key: &[&String], limit: u64) -> Result<()> {
-    let query = key.iter().fold(sqlx::query(text), |query, part| query.bind(part.as_str()));
-    query.bind(signed(limit)).execute(db).await.map_err(sql("forget what is old"))?;
-    Ok(())
+    async fn beyond(&self, text: &'static str, key: &[&String], limit: u64) -> Result<()> {
+        let on_error = sql("forget what is old");
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
+        let query = key.iter().fold(sqlx::query(text), |query, part| query.bind(part.as_str()));
+        query.bind(signed(limit)).execute(&mut *tx).await.map_err(&on_error)?;
+        tx.commit().await.map_err(&on_error)
+    }
 }
 
 #[cfg(test)]
@@ -76,7 +74,7 @@ mod tests {
              INSERT INTO link_history (src, dst, received_us, latency_us) SELECT 'a', 'b', i, 1 FROM n",
             "INSERT INTO link_history (src, dst, received_us, latency_us) VALUES ('a', 'c', 1, 1)",
         ] {
-            sqlx::query(text).execute(&store.write).await.unwrap();
+            sqlx::query(text).execute(&mut *store.write.connection().await).await.unwrap();
         }
         store.trim().await.unwrap();
         let left = [count(&store, "progress").await, count(&store, "intervals").await, count(&store, "link").await];

@@ -1,8 +1,10 @@
 //! A controller on a port of its own, and agents that say what a test wants.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod process;
+
 use flexcomm_controller::{RawConfig, serve_on};
-use flexcomm_domain::{JobId, NodeName, Seconds, Strategy};
+use flexcomm_domain::{JobId, NodeName, RunId, Seconds, Strategy};
 use flexcomm_optimizer::PolicyConfig;
 use flexcomm_optimizer::policy::TimeToQuality;
 use flexcomm_wire::{
@@ -144,6 +146,8 @@ pub struct Agent {
     pub instance: u64,
     pub seq: u64,
     pub rank: u32,
+    /// Of the job that its trainer runs.
+    pub run: Option<RunId>,
 }
 
 /// The world that agents report.
@@ -158,7 +162,7 @@ pub const WORLD: u32 = 2;
 
 impl Agent {
     pub fn new(name: &str, rank: u32) -> Self {
-        Self { name: node(name), instance: u64::from(rank) + 100, seq: 0, rank }
+        Self { name: node(name), instance: u64::from(rank) + 100, seq: 0, rank, run: None }
     }
 
     pub fn registration(&self) -> Register {
@@ -223,6 +227,7 @@ impl Agent {
     pub fn hello(&self) -> ReportBody {
         ReportBody::JobSeen(JobSeen {
             job: job(),
+            run: self.run,
             rank: self.rank,
             world: WORLD,
             gradient_values: VALUES,

@@ -168,9 +168,12 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
     let (rank, world) = (Rank(args.rank), args.peers.len());
     let layers = Layers::new(&shape.tensors())?;
     let hashes = hashes::HashLog::new(args.hash_log.as_deref())?;
-    let hello = report::hello(&args.job, rank, world, shape.parameters());
     let length = args.length(data.total);
     let mesh = Mesh::connect(listener, &config, Arc::clone(&stop)).context("bring the job's ranks together")?;
+    let hello =
+        flexcomm_wire::Hello { run: Some(mesh.run()), ..report::hello(&args.job, rank, world, shape.parameters()) };
+    let mut orders = OrdersReader::new(args.job.clone());
+    orders.set_run(mesh.run());
     let reporter = Reporter::new(args.socket.as_deref(), hello).context("start the agent's client")?;
     let shadows = Shadows::new(&layers, args.seed)?;
     let sync = Synchronizer::new(Exchanger::new(mesh), layers, args.seed);
@@ -185,7 +188,7 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
         length,
         follow: args.strategy.is_none(),
         agreement: Agreement::new(rank, args.strategy.unwrap_or(args.initial), 0),
-        orders: OrdersReader::new(args.job.clone()),
+        orders,
         training,
         held_out: data.held_out,
         reporter,

@@ -48,6 +48,7 @@ pub fn hello(job: &JobId, rank: Rank, world: usize, gradient_values: usize) -> H
     Hello {
         protocol: PROTOCOL,
         job: job.clone(),
+        run: None,
         rank: rank.0,
         world: world as u32,
         gradient_values: gradient_values as u64,

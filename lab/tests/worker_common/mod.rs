@@ -286,5 +286,5 @@ pub fn orders(version: u64, strategy: &str, trial: Option<TrialOrder>) -> JobOrd
 
 pub fn trial(id: u64, candidates: &[&str], iterations: u32, budget_ms: u64) -> TrialOrder {
     let candidates = candidates.iter().map(|c| c.parse::<flexcomm_domain::Strategy>().unwrap().into()).collect();
-    TrialOrder { id, candidates, iterations, budget_ms }
+    TrialOrder { run: None, id, candidates, iterations, budget_ms }
 }

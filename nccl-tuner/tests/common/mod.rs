@@ -7,8 +7,9 @@ pub use skipped::skipped;
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::OnceLock;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{OnceLock, mpsc};
+use std::time::Duration;
 use tempfile::NamedTempFile;
 
 /// All versions of the interface.
@@ -94,11 +95,14 @@ fn build() -> Option<Built> {
     Some(built)
 }
 
+/// Longest time that a command is waited for.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 /// A process that stands in for one that trains over NCCL.
 pub struct Host {
     child: Child,
     to: Option<ChildStdin>,
-    from: BufReader<ChildStdout>,
+    from: mpsc::Receiver<String>,
 }
 
 impl Host {
@@ -109,7 +113,9 @@ impl Host {
         command.env("LD_LIBRARY_PATH", &built.folder).envs(settings.iter().copied());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let to = child.stdin.take();
-        let from = BufReader::new(child.stdout.take().unwrap());
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let (send, from) = mpsc::channel();
+        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| send.send(line)));
         Self { child, to, from }
     }
 
@@ -125,8 +131,10 @@ impl Host {
     /// The answer after "ok", whatever it is.
     pub fn try_ask(&mut self, command: &str) -> Result<String, String> {
         writeln!(self.to.as_mut().unwrap(), "{command}").unwrap();
-        let mut line = String::new();
-        self.from.read_line(&mut line).unwrap();
+        let line = match self.from.recv_timeout(PATIENCE) {
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("{command:?} has no answer after {PATIENCE:?}"),
+            line => line.unwrap_or_default(),
+        };
         let line = line.trim_end();
         match line.split_once(' ').unwrap_or((line, "")) {
             ("ok", answer) => Ok(answer.to_owned()),

@@ -9,7 +9,7 @@ use flexcomm_domain::{Collective, Compressor, Decision, Digest, Selection, Strat
 const MAX_REASON: usize = 2000;
 
 pub(super) fn identity(s: &Snapshot, d: &Decision, now: Timestamp, found: &mut Findings) {
-    let current = s.in_force.as_ref().map_or(0, |f| f.decision.version.0);
+    let current = s.in_force.as_ref().map_or(0, |f| f.decision.version.0).max(s.earlier.0);
     found.expect(d.job == s.job, "job", || format!("decision of job {} for job {}", d.job, s.job));
     found.expect(d.parent.0 == current, "parent", || format!("parent {} but {current} is in force", d.parent));
     found.expect(d.version.0 == d.parent.0.saturating_add(1) && d.version.0 > current, "version", || {

@@ -13,6 +13,7 @@
 
 mod on_device;
 mod plan;
+mod rates;
 
 use crate::bucket::{Param, Ran};
 use crate::error::EngineError;
@@ -23,6 +24,7 @@ use flexcomm_compression::wire::{Envelope, Writer};
 use flexcomm_compression::{Energy, Layers, LayersError};
 use flexcomm_trainer::{Heard, Status};
 use on_device::OnDevice;
+use rates::LayerRates;
 
 /// Bytes of a size on the wire.
 const SIZE_BYTES: usize = 8;
@@ -89,6 +91,7 @@ pub struct Piped {
     fault: String,
     energy: Energy,
     restored: bool,
+    rates: LayerRates,
     /// While what is held back lies there; the pipeline's memory is then out of date.
     device: Option<OnDevice>,
 }
@@ -117,6 +120,7 @@ impl Piped {
             fault,
             energy: Energy::default(),
             restored: false,
+            rates: LayerRates::default(),
             device: None,
         }
     }
@@ -206,6 +210,25 @@ impl Piped {
         rate
     }
 
+    /// Learning rates of the layers at the step to come, in the bucket's order, where they are not all the step's own. Of a
+    /// rate that is not above 0 the last one that was counts.
+    pub fn layer_rates(&mut self, rates: &[f64]) -> Result<(), EngineError> {
+        let layers = self.pipeline.layers().len();
+        if !rates.is_empty() && rates.len() != layers {
+            let got = rates.len();
+            let why = format!("failed to take learning rates of {got} parameters: its bucket has {layers}");
+            return Err(EngineError::State(why));
+        }
+        self.rates.now.clear();
+        self.rates.now.extend_from_slice(rates);
+        Ok(())
+    }
+
+    /// Factors of the layers' residuals before a step at this rate; none before the first rate above 0.
+    fn layer_factors(&mut self, rate: f64) -> Option<Vec<f32>> {
+        if rate == NO_RATE { None } else { self.rates.factors(rate) }
+    }
+
     /// Compresses; answers the first turn. Never fails: what is wrong goes into [`Self::status`]. The step's learning rate
     /// may be 0, or anything else that is none: then the last one stays in force.
     pub fn begin(&mut self, gradient: &[f32], step: Step) -> Turn {
@@ -216,6 +239,9 @@ impl Piped {
         self.energy = Energy::default();
         self.step = step;
         let home = self.come_home();
+        if let Some(factors) = self.layer_factors(step.learning_rate) {
+            self.pipeline.rescale_layers(&factors);
+        }
         self.pipeline.mark();
         match home {
             Ok(()) => self.compress(gradient),
@@ -574,6 +600,30 @@ mod tests {
             let rescales = !memory.starts_with("dgc") && !memory.starts_with("sgc") && !memory.contains("gamma");
             assert_eq!(!close(&falls[3], &constant[3]), rescales, "{memory}");
         }
+    }
+
+    /// Each layer's residual follows its own learning rate, whichever group's is the first.
+    #[test]
+    fn residuals_are_rescaled_by_the_rates_of_their_own_layers() {
+        let ratios = |rates: [[f64; 2]; 3]| {
+            let mut own = ranks(HOLDER, 1);
+            let (gradient, mut held) = (gradient(0, 0), Vec::new());
+            for (index, [first, other]) in (0..).zip(rates) {
+                own[0].layer_rates(&[first, first, other]).unwrap();
+                held = held_after(&mut own, (index, first), gradient.clone());
+            }
+            let ratio = |at: usize| (held[at] / gradient[at] * 1e3).round() / 1e3;
+            (ratio(0), ratio(gradient.len() - 1))
+        };
+        assert_eq!(ratios([[0.1, 0.2]; 3]), (3.0, 3.0));
+        assert_eq!(ratios([[0.1, 0.2], [0.1, 0.02], [0.1, 0.02]]), (3.0, 12.0));
+        assert_eq!(ratios([[0.1, 0.2], [0.01, 0.2], [0.01, 0.2]]), (12.0, 3.0));
+        assert_eq!(ratios([[0.1, 0.2], [0.05, 0.1], [0.05, 0.1]]), (4.0, 4.0));
+        // A frozen group, and one that is warmed up later, are scaled by their own first and last rates above 0 alone.
+        assert_eq!(ratios([[0.1, 0.2], [0.1, 0.0], [0.01, 0.0]]), (21.0, 3.0));
+        assert_eq!(ratios([[0.1, 0.0], [0.1, 0.2], [0.1, 0.1]]), (3.0, 5.0));
+        let two = ranks("topk(k=0.1)+ef(vanilla)", 1)[0].layer_rates(&[0.1; 2]).unwrap_err().to_string();
+        assert!(two.contains("2 parameters") && two.contains("has 3"), "{two}");
     }
 
     #[test]

@@ -84,7 +84,11 @@ type Seen = (Vec<Vec<Vec<u8>>>, Vec<(Ran, Vec<f32>)>);
 fn step(ranks: &mut [Piped], at: Step, (gradients, sides): (&[Vec<f32>], [bool; 3])) -> Seen {
     let sources: Vec<Memory> = gradients.iter().map(|gradient| Memory::of(gradient)).collect();
     let mut turns = Vec::new();
+    // Of three parameter groups, one of which follows the others at its own pace and one of which is frozen at times.
+    let other = 0.1 * (1 + at.index % 3) as f64;
+    let frozen = if at.index.is_multiple_of(2) { 0.0 } else { at.learning_rate };
     for (rank, piped) in ranks.iter_mut().enumerate() {
+        piped.layer_rates(&[at.learning_rate, other, frozen]).unwrap();
         turns.push(if sides[rank] {
             settle(piped, rank as u32);
             let given = Gradient { at: sources[rank].span(), dtype: DType::F32, weights: (1.0, 1.0) };
@@ -242,6 +246,7 @@ fn a_step_that_is_never_judged_does_not_count_and_states_have_what_lies_on_the_d
     step(&mut host, at, (&gradients, [false; 3]));
     let source = Memory::of(&gradients[0]);
     let given = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
+    ranks[0].layer_rates(&[]).unwrap();
     ranks[0].begin_on(&device(4), given, Step { index: 1, learning_rate: 0.3 }).unwrap();
     ranks[0].come_home().unwrap();
     assert!(ranks[0].state() == host[0].state(), "the state of the host, to the bit");

@@ -135,7 +135,7 @@ def read(
     """Reads them. Ranges of numbers and names of jobs are the core's to check."""
     if not isinstance(selection, str) or selection not in _SELECTIONS:
         raise _refused("selection", selection, ", ".join(_SELECTIONS))
-    job = os.environ.get("FLEXCOMM_JOB") or "default" if job is None or job == "" else job
+    job = _default_job(os.environ) if job is None or job == "" else job
     if not isinstance(job, str):
         raise _refused("job", job, "a text, the same on all ranks")
     if not isinstance(register, bool):
@@ -152,6 +152,40 @@ def read(
         shadow_share=_number("shadow_share", shadow_share),
         seed=_seed(seed),
     )
+
+
+#: What torchrun's --rdzv-id is without one, and what launchers write for none.
+_NO_ID = frozenset({"", "none", "null", "nil", "0"})
+#: A pod of the training operator, PyTorchJob's and MPIJob's alike: the job's name, the pod's part in it, its number.
+_POD = re.compile(r"(.+)-(?:master|worker|launcher)-[0-9]+")
+#: Longest name of a job.
+_MAX_JOB = 63
+
+
+def _default_job(env: Mapping[str, str]) -> str:
+    """The job's name where the script gives none, the same on all ranks: what the user set, else what launched the job knows
+    it by."""
+    if env.get("FLEXCOMM_JOB"):
+        return env["FLEXCOMM_JOB"]
+    run = env.get("TORCHELASTIC_RUN_ID", "")
+    if run.lower() not in _NO_ID and (name := _as_job(run)):
+        return name
+    if env.get("SLURM_JOB_ID", "") not in _NO_ID:
+        return _as_job("slurm-" + env["SLURM_JOB_ID"])
+    if "KUBERNETES_SERVICE_HOST" in env:
+        host, index = env.get("HOSTNAME", ""), env.get("JOB_COMPLETION_INDEX")
+        pod = _POD.fullmatch(host)
+        # The pods of an indexed Job are called by its name and their index.
+        indexed = host.removesuffix(f"-{index}") if index is not None else host
+        for name in (env.get("JOB_NAME", ""), pod[1] if pod else "", indexed if indexed != host else ""):
+            if name and (name := _as_job(name)):
+                return name
+    return "default"
+
+
+def _as_job(text: str) -> str:
+    """With what a name may not have replaced."""
+    return re.sub("[^A-Za-z0-9._-]", "-", text).lstrip("._-")[:_MAX_JOB]
 
 
 def _socket(given: Any) -> str | None:

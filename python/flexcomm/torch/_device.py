@@ -212,11 +212,11 @@ class Spoken:
         #: How the first turn travels, its elements, whether it is the last.
         self.first: tuple[int, int, bool] = (0, 0, True)
 
-    def speak(self, rate: float) -> str:
+    def speak(self, rates: list[float]) -> str:
         """Compresses; why that cannot be, else nothing."""
         buffer = self._buffer
         gradient = buffer.data_ptr(), buffer.numel(), _name(buffer)
-        why, how, size, last = self._core.speak_on(self._index, self._place, gradient, rate)
+        why, how, size, last = self._core.speak_on(self._index, self._place, gradient, rates)
         self.first = how, size, last
         return why
 
@@ -530,12 +530,12 @@ class Device:
 
         return "", work, arrived
 
-    def speak(self, index: int, buffer: torch.Tensor, rate: float) -> tuple[str, Spoken | None]:
+    def speak(self, index: int, buffer: torch.Tensor, rates: list[float]) -> tuple[str, Spoken | None]:
         """A text's first half on the device; why that cannot be, or what the others go on with."""
         if self._core.watching():
             return WATCHING, None
         why, spoken = self._with_room(index, buffer, lambda: self._ready_to_speak(index, buffer))
-        why = why if spoken is None else spoken.speak(rate)
+        why = why if spoken is None else spoken.speak(rates)
         return why, None if why else spoken
 
     def _ready_to_speak(self, index: int, buffer: torch.Tensor) -> tuple[str, Spoken]:

@@ -164,8 +164,9 @@ class Hook:
     propagate:
         Whether a gradient that is not finite becomes NaN on all ranks (as GradScaler expects); otherwise
         :class:`NotFiniteError` is raised on all ranks.
-    rate:
-        The learning rate of the step under way, for memories that rescale what they hold back when it changes.
+    rates:
+        Learning rates of the step under way, for memories that rescale what they hold back when these change: the first
+        group's, and those of the parameters with these ids where the optimizer has several groups.
     tuner:
         NCCL's tuner plugin, where every rank has it: allreduces then take the shape that the ranks agreed on.
     fresh:
@@ -185,7 +186,7 @@ class Hook:
         propagate: bool,
         began: Callable[[], None],
         not_finite: Callable[[], bool],
-        rate: Callable[[], float],
+        rates: Callable[[list[int]], list[float]],
         tuner: Tuner | None = None,
         fresh: bool = False,
         unused: Unused | None = None,
@@ -203,7 +204,7 @@ class Hook:
         self._propagate = propagate
         self._began = began
         self._not_finite = not_finite
-        self._rate = rate
+        self._rates = rates
         self._tuner = tuner
         # A collective, and what comes after it; where that is nothing, the tensor that has the result.
         self._pending: list[tuple[_device.Launched | None, Callable[[], torch.Tensor] | torch.Tensor]] = []
@@ -368,7 +369,7 @@ class Hook:
                 self._art(index, buffer, plan[1:], agreed)
                 return
         if kind == TEXT:
-            why, spoken = self._device.speak(index, buffer, self._rate())
+            why, spoken = self._device.speak(index, buffer, self._rates(self._layouts[index]))
             if spoken is not None:
                 self._text(index, buffer, spoken)
                 return
@@ -725,7 +726,7 @@ class Hook:
         """A strategy named by a text: one collective per turn, of which only the last runs beside backward. With `spoken` the
         bucket lies on a device and has been compressed there."""
         n = buffer.numel()
-        how, size, last = self._core.speak(index, _span(buffer), self._rate()) if spoken is None else spoken.first
+        how, size, last = self._core.speak(index, _span(buffer), self._rates(self._layouts[index])) if spoken is None else spoken.first
         turn = 0
         while how != OVER:
             dtype = SUMS.get(how, torch.uint8)

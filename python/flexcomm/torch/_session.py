@@ -8,6 +8,7 @@ import functools
 import gc
 import hashlib
 import logging
+import secrets
 import time
 import weakref
 from typing import (
@@ -96,7 +97,8 @@ def attach(
     group:
         The process group of the model, if it is not the default one.
     job:
-        The job's name; otherwise ``FLEXCOMM_JOB``, or ``"default"``. Models of one process at one agent need a name each.
+        The job's name; otherwise ``FLEXCOMM_JOB``, or the id that torchrun, Slurm or Kubernetes gave the job, or
+        ``"default"``. Models of one process at one agent need a name each.
     socket:
         The agent's Unix socket; otherwise ``FLEXCOMM_SOCKET``. Without either the run is not steered.
     on_nonfinite:
@@ -393,7 +395,9 @@ class Session:
             "a communication hook on the model": bool(model._comm_hooks),
             "whether DDP can be gone below": fits,
         }
-        everyone = _compare({"same": same, "socket": socket is not None}, group)
+        # Any rank might make the id of the run; rank 0's counts.
+        everyone = _compare({"same": same, "socket": socket is not None, "run": secrets.token_hex(8)}, group)
+        self._core.set_run(everyone[0]["run"])
         steered = everyone[0]["socket"]
         if steered:
             _check_words(self._named, self._world)
@@ -413,6 +417,9 @@ class Session:
         self._lacks_room = False
         #: Whether it was said what trials do not put back.
         self._told = False
+        #: Which of the optimizer's groups each parameter is in, by id, and how large the groups were when that was looked up.
+        self._groups: dict[int, int] = {}
+        self._group_sizes: list[int] = []
         self._in_step = False
         #: Whether a gradient of the step under way was not finite, and whether it was said that a pass had no optimizer's step.
         self._refused = self._unused_told = False
@@ -421,7 +428,7 @@ class Session:
         hook = Hook(
             self._core, group, {id(p): i for i, (_, p) in enumerate(self._named)},
             half=None if named.text else named.half, words=steered, propagate=given.propagate, began=self._begin,
-            not_finite=self._not_finite, rate=self._rate, tuner=tuner, fresh=getattr(model, "lazy_bucket_allocation", False),
+            not_finite=self._not_finite, rates=self._rates, tuner=tuner, fresh=getattr(model, "lazy_bucket_allocation", False),
             unused=Unused(model) if model.find_unused_parameters else None,
         )
         # The model owns the hook, the hook owns the session, the session owns neither: a cycle through DDP's C++ side
@@ -547,11 +554,20 @@ class Session:
             "generator learns), and of all but the last of those that add up"
         )
 
-    def _rate(self) -> float:
-        """The learning rate of the optimizer's first group; 0 where there is none. While it is 0 (a warm-up's start) the core
-        rescales nothing, and the first rate above 0 is what later ones are compared with."""
+    def _rates(self, parameters: list[int]) -> list[float]:
+        """The learning rate of the optimizer's first group, 0 where there is none; with several groups also that of each of
+        these parameters' groups, 0 for one that the optimizer does not have. While a rate is 0 (a warm-up's start, a frozen
+        group) the core rescales nothing, and the first rate above 0 is what later ones are compared with."""
         groups = self._parts.optimizer.param_groups if self._parts.optimizer is not None else []
-        return float(groups[0].get("lr", 0.0)) if groups else 0.0
+        rates = [float(group.get("lr", 0.0)) for group in groups]
+        if len(rates) < 2:
+            return rates or [0.0]
+        sizes = [len(group["params"]) for group in groups]
+        if sizes != self._group_sizes:
+            self._group_sizes = sizes
+            self._groups = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
+        numbers = (self._groups.get(parameter) for parameter in parameters)
+        return [rates[0], *(0.0 if number is None else rates[number] for number in numbers)]
 
     def _stepped(self) -> None:
         """After the optimizer's step."""

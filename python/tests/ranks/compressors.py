@@ -36,6 +36,9 @@ INSTEAD = {"threshold": "v=0.02", "hardthreshold": "tau=0.02"}
 
 def text(name, arguments):
     arguments = INSTEAD.get(name, arguments)
+    # Without error feedback it is refused.
+    if name == "variance":
+        return f"variance({arguments})+ef(vanilla)"
     # The names alone of the half precisions mean DDP's own allreduce in that type.
     return f"{name}({arguments})" if arguments else f"{name}+checksum(none)"
 
@@ -193,6 +196,28 @@ def pictures(name, count):
     return torch.from_numpy(images / np.float32(255) - np.float32(0.3)), torch.from_numpy(labels.astype(np.int64))
 
 
+def grouped(rank, rates):
+    """What is held back of the same gradient after steps at these rates of two parameter groups, as multiples of it."""
+    model = ddp(network(SIZES))
+    first, last = model.module[0].weight, model.module[-1].weight
+    others = [p for p in model.parameters() if p is not last]
+    optimizer = torch.optim.SGD([{"params": others}, {"params": [last]}], lr=0.1)
+    # Holds all back: parameters, and with them gradients, stay as they are.
+    session = flexcomm.torch.attach(model, optimizer, strategy="threshold(v=1000000)+ef(vanilla)")
+    held, names = [], {id(p): name for name, p in model.module.named_parameters()}
+    # The first three steps are dense.
+    for pair in [rates[0]] * 3 + rates:
+        for group, rate in zip(optimizer.param_groups, pair):
+            group["lr"] = rate
+        backward(model, optimizer, 0, rank)
+        optimizer.step()
+        state = session.state_dict()["held_back"]
+        if state:
+            held.append([state[names[id(p)]].double().norm().item() for p in (first, last)])
+    session.close()
+    return [[after / before for after, before in zip(step, held[0])] for step in held]
+
+
 def learn(rank, world, strategy):
     """Accuracy after 250 steps on other images, in percent."""
     (x, y), (held_out, answers) = pictures("train", 12_000), pictures("t10k", 4_000)
@@ -230,11 +255,17 @@ with ranks() as (rank, world, seen):
                 "gradiveq(d=2,slice=8,every=3)", "signum", "randomk(k=0.2)+ef(vanilla)"]
     seen["resumed"] = {t: resumed(rank, t) for t in stateful}
     seen["warm"] = {t: warm(rank, t) for t in ("topk(k=0.05)+ef(vanilla)", "topk(k=0.05)+ef(efsign)")}
+    seen["grouped"] = {
+        "together": grouped(rank, [(0.1, 0.2), (0.05, 0.1)]),
+        "the second": grouped(rank, [(0.1, 0.2), (0.1, 0.02)]),
+        "the first": grouped(rank, [(0.1, 0.2), (0.01, 0.2)]),
+    }
     one = "qsgd(s=0)" if rank == 1 else "qsgd(s=4)"
     seen["refused"] = {
         "name": refusal("qsgdd(s=4)"), "key": refusal("qsgd(levels=4)"), "value": refusal("qsgd(s=0)"),
         "memory": refusal("qsgd(s=4)+ef(vanila)"), "missing": refusal("topk"), "one rank": refusal(one),
         "sum": refusal("fp16+checksum(crc32c)"), "byteps": refusal({"byteps_compressor_type": "topk", "byteps_compressor_k": "0"}),
+        "no memory": refusal("variance(alpha=2)"),
         "different": refusal("qsgd(s=4)" if rank else "qsgd(s=8)"),
     }
     other = ddp(network(SIZES).to(torch.float64))

@@ -1,5 +1,5 @@
 //! signSGD with majority vote (Bernstein et al. 2018 and 2019): each rank sends the sign of each value; together they mean
-//! the sign of the sum of signs. It decides between +1 and −1 only: the learning rate is to be chosen for that.
+//! the sign of the sum of signs, 0 on a tie. Every other value is +1 or −1: the learning rate is to be chosen for that.
 //!
 //! Payload: signs.
 

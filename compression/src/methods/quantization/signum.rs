@@ -1,5 +1,5 @@
 //! SIGNUM (Bernstein et al. 2019): each rank keeps a momentum z = (1 − delta) g + delta z from z = 0 on and sends sign(z);
-//! together they mean the sign of the sum of signs. With delta = 0 it is signSGD. The weight decay of its algorithm
+//! together they mean the sign of the sum of signs, 0 on a tie. With delta = 0 it is signSGD. The weight decay of its algorithm
 //! belongs to the optimiser.
 //!
 //! Payload: signs. State: z.

@@ -3,8 +3,8 @@
 //! r² > alpha v, with v the accumulated squares; then r and v start over, and what is not sent has its v multiplied by
 //! zeta.
 //!
-//! r is what error feedback accumulates: use it with `ef(vanilla)`. The paper takes v over the single samples of a
-//! mini-batch. A gradient that reaches a compressor is their mean, so here a step's gradient counts as one sample (a
+//! r is what error feedback accumulates: use it with `ef(vanilla)`; `Strategy::trainable` refuses it without a memory. The
+//! paper takes v over the single samples of a mini-batch. A gradient that reaches a compressor is their mean, so here a step's gradient counts as one sample (a
 //! mini-batch of 1 in the paper's terms): v grows by (x − what the memory added)². Where the memory scales what it held back, as
 //! when the learning rate changes, v scales with its square: r and v stay in the same units. What another strategy held back has
 //! no noise on record. Squares are f32: what stays below 1e-23 is never sent.
@@ -36,7 +36,7 @@ pub(super) const ENTRY: Entry = Entry {
     travels: |_| Travels::Gathers,
     scope: Scope::Bucket,
     // What is sent is exact; there may be nothing to send.
-    nature: |_| Nature::Contractive(|_, _| 0.0),
+    nature: |_| Nature::Accumulated(|_, _| 0.0),
     examples: &["alpha=0.5", "alpha=1.5,zeta=0.9", ""],
     build: |values, shape| Box::new(Sparse::new(shape.values(), Variance::new(values, shape.values()))),
 };

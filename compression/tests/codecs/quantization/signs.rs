@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Every combination of votes of up to 6 ranks: the sign of the sum of signs, +1 when votes are equal.
+/// Every combination of votes of up to 6 ranks: the sign of the sum of signs, 0 when votes are equal.
 #[test]
 fn majority_vote_by_enumeration() {
     for text in ["signsgd", "signum(delta=0)", "signum"] {
@@ -14,7 +14,7 @@ fn majority_vote_by_enumeration() {
                 (0..ranks).map(|r| payload(text, &(0..n).map(|i| value(r, i)).collect::<Vec<_>>(), 0)).collect();
             for (i, vote) in aggregate(text, &payloads, n).iter().enumerate() {
                 let sum: i32 = (0..ranks).map(|r| if i >> r & 1 == 1 { -1 } else { 1 }).sum();
-                assert_eq!(*vote, if sum < 0 { -1.0 } else { 1.0 }, "{text}, {ranks} ranks, votes {i:06b}");
+                assert_eq!(*vote, sum.signum() as f32, "{text}, {ranks} ranks, votes {i:06b}");
             }
         }
     }
@@ -23,11 +23,11 @@ fn majority_vote_by_enumeration() {
 /// More ranks than an int8 or a uint8 counts.
 #[test]
 fn votes_of_many_ranks_do_not_overflow() {
-    for ranks in [127, 128, 129, 200, 255, 256, 257, 400] {
+    for ranks in [127i32, 128, 129, 200, 255, 256, 257, 400] {
         for negative in [0, ranks / 2, ranks / 2 + 1, ranks] {
             let payloads: Vec<Vec<u8>> =
                 (0..ranks).map(|r| payload("signsgd", &[if r < negative { -1.0 } else { 1.0 }; 11], 0)).collect();
-            let want = if 2 * negative > ranks { -1.0 } else { 1.0 };
+            let want = (ranks - 2 * negative).signum() as f32;
             assert_eq!(aggregate("signsgd", &payloads, 11), [want; 11], "{negative} of {ranks}");
         }
     }

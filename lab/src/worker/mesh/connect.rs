@@ -1,7 +1,7 @@
 //! How ranks meet: each listens on its own address, calls every lower rank and is called by every higher one.
 
 use super::{MAX_WORLD, Mesh, MeshConfig, MeshError, Peer};
-use flexcomm_domain::Rank;
+use flexcomm_domain::{Rank, RunId};
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{ErrorKind, Read, Write};
@@ -20,8 +20,8 @@ const RETRY: Duration = Duration::from_millis(30);
 const GREETING_TIMEOUT: Duration = Duration::from_secs(3);
 
 const MAGIC: [u8; 4] = *b"FLXM";
-const LAYOUT: u32 = 2;
-const GREETING: usize = 32;
+const LAYOUT: u32 = 3;
+const GREETING: usize = 40;
 
 struct Greeting {
     rank: u32,
@@ -29,12 +29,20 @@ struct Greeting {
     settings: u64,
     /// Which clock it reads: the same number means the same kernel since the same boot.
     clock: u64,
+    /// Random; rank 0's is the id of the run.
+    run: u64,
 }
 
 impl Greeting {
     fn of(config: &MeshConfig) -> Self {
         let world = config.peers.len() as u32;
-        Self { rank: config.rank.0, world, settings: config.settings, clock: super::clock::identity() }
+        Self {
+            rank: config.rank.0,
+            world,
+            settings: config.settings,
+            clock: super::clock::identity(),
+            run: rand::random(),
+        }
     }
 
     fn bytes(&self) -> [u8; GREETING] {
@@ -44,7 +52,8 @@ impl Greeting {
         bytes[8..12].copy_from_slice(&self.rank.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.world.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.settings.to_le_bytes());
-        bytes[24..].copy_from_slice(&self.clock.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.clock.to_le_bytes());
+        bytes[32..].copy_from_slice(&self.run.to_le_bytes());
         bytes
     }
 
@@ -57,7 +66,7 @@ impl Greeting {
             return Ok(None);
         }
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-        Ok(Some(Self { rank: word(8), world: word(12), settings: long(16), clock: long(24) }))
+        Ok(Some(Self { rank: word(8), world: word(12), settings: long(16), clock: long(24), run: long(32) }))
     }
 
     /// What does not fit between two workers of one job.
@@ -89,7 +98,8 @@ impl Mesh {
         }
         meeting.answer(&listener, &mut peers)?;
         let timeout = config.timeout;
-        Ok(Self { rank: config.rank, peers, timeout, stop, bytes_sent: 0, own_entry_us: 0, last_entry_us: 0 })
+        let run = RunId(peers.first().and_then(|first| first.as_ref()).map_or(meeting.own.run, |first| first.run));
+        Ok(Self { rank: config.rank, run, peers, timeout, stop, bytes_sent: 0, own_entry_us: 0, last_entry_us: 0 })
     }
 }
 
@@ -159,7 +169,7 @@ impl Meeting<'_> {
         }
         let same_clock = greeting.clock == self.own.clock && greeting.clock != 0;
         let peer = ready(stream, expected, addr).map_err(|e| stranger(e.to_string()))?;
-        Ok(Peer { same_clock, ..peer })
+        Ok(Peer { same_clock, run: greeting.run, ..peer })
     }
 
     /// Waits for the calls of all higher ranks. Whoever does not speak our greeting is sent away.
@@ -236,5 +246,5 @@ fn large_buffers(socket: &Socket) {
 fn ready(stream: TcpStream, rank: Rank, addr: SocketAddr) -> std::io::Result<Peer> {
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
-    Ok(Peer { rank, addr, stream, mid_frame: false, same_clock: false })
+    Ok(Peer { rank, addr, stream, mid_frame: false, same_clock: false, run: 0 })
 }

@@ -11,7 +11,7 @@ mod piece;
 
 pub use frame::{FRAME_HEAD, Incoming, Outgoing, Tag};
 
-use flexcomm_domain::Rank;
+use flexcomm_domain::{Rank, RunId};
 use flexcomm_trainer::{Agreement, ControlWord, Disagreement, WordError};
 use frame::Header;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
@@ -138,6 +138,8 @@ struct Peer {
     mid_frame: bool,
     /// Whether its stamps are by this rank's clock.
     same_clock: bool,
+    /// The number that it greeted with: rank 0's is the id of the run.
+    run: u64,
 }
 
 /// How to meet the other ranks.
@@ -157,6 +159,7 @@ pub struct MeshConfig {
 #[derive(Debug)]
 pub struct Mesh {
     rank: Rank,
+    run: RunId,
     peers: Vec<Option<Peer>>,
     timeout: Duration,
     stop: Arc<AtomicBool>,
@@ -167,6 +170,11 @@ pub struct Mesh {
 }
 
 impl Mesh {
+    /// Which run of the job this is: random, and the same on all ranks.
+    pub fn run(&self) -> RunId {
+        self.run
+    }
+
     /// This rank.
     pub fn rank(&self) -> Rank {
         self.rank

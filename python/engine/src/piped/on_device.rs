@@ -136,11 +136,15 @@ impl Piped {
         self.energy = Energy::default();
         self.step = step;
         let head = self.head(step)?;
+        let factors = self.layer_factors(step.learning_rate);
         let Some(own) = &mut self.device else { return Err(OnHost::Absent) };
         if unknown {
             own.rate = [self.pipeline.learning_rate(); 2];
         }
         let weight = if own.rate[0] == step.learning_rate { 1.0 } else { own.rate[0] / step.learning_rate };
+        if let Some(factors) = factors.filter(|_| own.plan.keeps) {
+            own.rescale(device, self.pipeline.layers(), &factors)?;
+        }
         own.methods = own.plan.methods(step.index).unwrap_or_default();
         let gradient = Gradient { weights: (weight as f32, 1.0), ..gradient };
         own.layers.step(device, (gradient, own.plan.keeps), &own.methods)?;
@@ -271,6 +275,21 @@ fn holding(
 }
 
 impl OnDevice {
+    /// Multiplies each layer's residual by its factor, by way of the host: relations of rates hardly ever change.
+    fn rescale(&self, device: &impl Copies, layers: &CpuLayers, factors: &[f32]) -> Result<(), LaunchError> {
+        let each = layers.ranges().zip(factors).flat_map(|(range, factor)| range.map(|_| *factor));
+        let mut each = each.fuse();
+        for span in self.layers.held_back() {
+            let mut bytes = vec![0; span.bytes() as usize];
+            device.download(span, &mut bytes)?;
+            for (value, factor) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(&mut each) {
+                *value = (f32::from_le_bytes(*value) * factor).to_le_bytes();
+            }
+            device.upload(span, &bytes)?;
+        }
+        Ok(())
+    }
+
     /// Waits, and makes the message of what the layers' kernels left; none where the gradient is not finite.
     fn fetch(&self, device: &impl Copies, head: Vec<u8>, message: &mut Writer) -> Result<Option<Energy>, LaunchError> {
         let mut said = vec![0; self.layers.outcomes().bytes() as usize];

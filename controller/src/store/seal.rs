@@ -1,0 +1,247 @@
+//! Seals: a checksum in each row that decisions are made of, so that a bit that flipped on disk is seen when the row is
+//! read. SQLite's own check looks at the structure of its pages, not at the values in them.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use super::{Result, StoreError};
+
+/// Damaged rows that are remembered to be counted and logged once; beyond it they are still refused.
+const MOST_REMEMBERED: usize = 1024;
+
+/// A value of a row.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Field<'a> {
+    /// An absent one too.
+    Text(Option<&'a str>),
+    /// An absent one too.
+    Number(Option<i64>),
+    /// By its bits.
+    Real(f64),
+}
+
+impl<'a> From<&'a str> for Field<'a> {
+    fn from(value: &'a str) -> Self {
+        Self::Text(Some(value))
+    }
+}
+
+impl<'a> From<&'a String> for Field<'a> {
+    fn from(value: &'a String) -> Self {
+        Self::Text(Some(value))
+    }
+}
+
+impl<'a> From<&'a Option<String>> for Field<'a> {
+    fn from(value: &'a Option<String>) -> Self {
+        Self::Text(value.as_deref())
+    }
+}
+
+impl From<i64> for Field<'_> {
+    fn from(value: i64) -> Self {
+        Self::Number(Some(value))
+    }
+}
+
+impl From<Option<i64>> for Field<'_> {
+    fn from(value: Option<i64>) -> Self {
+        Self::Number(value)
+    }
+}
+
+impl From<f64> for Field<'_> {
+    fn from(value: f64) -> Self {
+        Self::Real(value)
+    }
+}
+
+/// The seal of a row: every value with its type and length, so that no two rows are the same bytes.
+pub(super) fn seal(table: &'static str, row: &[Field<'_>]) -> i64 {
+    let mut hasher = blake3::Hasher::new();
+    let mut part = |kind: u8, bytes: &[u8]| {
+        hasher.update(&[kind]).update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
+    };
+    part(0, table.as_bytes());
+    for field in row {
+        match field {
+            Field::Text(None) | Field::Number(None) => part(1, &[]),
+            Field::Text(Some(text)) => part(2, text.as_bytes()),
+            Field::Number(Some(number)) => part(3, &number.to_le_bytes()),
+            Field::Real(real) => part(4, &real.to_bits().to_le_bytes()),
+        }
+    }
+    let mut first = [0; 8];
+    hasher.finalize_xof().fill(&mut first);
+    i64::from_le_bytes(first)
+}
+
+/// Rows that were found damaged since the start.
+#[derive(Debug, Default)]
+pub(super) struct Damaged(Mutex<BTreeSet<String>>);
+
+impl Damaged {
+    /// Refuses a row that is not what was sealed, and remembers it. `row` names it within its table.
+    pub(super) fn check(
+        &self,
+        (table, fields): (&'static str, &[Field<'_>]),
+        sealed: Option<i64>,
+        row: impl FnOnce() -> String,
+    ) -> Result<()> {
+        if sealed.is_none_or(|sealed| sealed == seal(table, fields)) {
+            return Ok(());
+        }
+        let error = StoreError::Damaged { table, row: row() };
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let named = error.to_string();
+        if known.len() < MOST_REMEMBERED && known.insert(named) {
+            tracing::error!("failed to {error}");
+        }
+        Err(error)
+    }
+
+    /// How many.
+    pub(super) fn count(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
+
+/// What was read, or nothing where the row is damaged: for rows that can be done without.
+pub(super) fn intact<T>(row: Result<T>) -> Option<Result<T>> {
+    match row {
+        Err(StoreError::Damaged { .. }) => None,
+        row => Some(row),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::scratch;
+    use super::super::{NewDecision, NewTrial, Store};
+    use super::*;
+    use flexcomm_domain::{Decision, JobId, Strategy, Timestamp, Version};
+    use flexcomm_optimizer::CoefficientBook;
+    use flexcomm_wire::{AppliedReport, TrialReport};
+
+    #[test]
+    fn every_value_its_place_its_type_and_its_table_count() {
+        let (a, b, none) = (String::from("a"), String::from("b"), None::<String>);
+        let seals = [
+            seal("t", &[(&a).into(), (&b).into()]),
+            seal("t", &[(&b).into(), (&a).into()]),
+            seal("t", &["ab".into(), "".into()]),
+            seal("t", &["ab".into()]),
+            seal("u", &["ab".into()]),
+            seal("t", &["ab".into(), (&none).into()]),
+            seal("t", &[1.into()]),
+            seal("t", &[f64::from_bits(1).into()]),
+            seal("t", &[0.0.into()]),
+            seal("t", &[(-0.0).into()]),
+        ];
+        let different: BTreeSet<i64> = seals.into_iter().collect();
+        assert_eq!(different.len(), seals.len());
+    }
+
+    async fn filled(store: &Store) {
+        let decision = Decision {
+            job: job(),
+            version: Version(1),
+            parent: Version(0),
+            strategy: "topk@0.01/art-ring:star".parse().unwrap(),
+            decided_at: Timestamp(5),
+            reason: "because".into(),
+        };
+        let new = NewDecision { decision: &decision, seed: 7, report: "{\"a\":1}", memory: "{}" };
+        store.put_decision(&new).await.unwrap();
+        let trial = NewTrial { candidates: &[Strategy::DENSE_RING], iterations: 10, budget_ms: 9, why: "to see" };
+        store.ask_trial(&job(), &trial, Timestamp(6)).await.unwrap().unwrap();
+        assert!(store.end_trial(&job(), 1, Some("no time"), Timestamp(7)).await.unwrap());
+        let report =
+            TrialReport { job: job(), rank: 0, id: 1, outcomes: vec![], aborted: Some("no time".into()), cost_us: 1.5 };
+        let mut db = store.write.connection().await;
+        super::super::trials::put_report(&mut db, &report, Timestamp(8)).await.unwrap();
+        let applied = AppliedReport { job: job(), rank: 0, version: 1, digest: decision.digest().0, step: 3 };
+        super::super::decisions::put_applied(&mut db, &applied, 1, Timestamp(9)).await.unwrap();
+        drop(db);
+        store.put_fit(&job(), &[], &CoefficientBook::default()).await.unwrap();
+    }
+
+    fn job() -> JobId {
+        JobId::new("j").unwrap()
+    }
+
+    /// What the store gives of a table's row: an error, nothing, or the row.
+    async fn read(dir: &std::path::Path, table: &str) -> std::result::Result<bool, String> {
+        let store = Store::open(&dir.join("test.db")).await.unwrap();
+        let found = match table {
+            "decisions" => store.decision(&job()).await.map(|row| row.is_some()),
+            "decision_reports" => store.history(&job(), u64::MAX, 9).await.map(|rows| !rows.is_empty()),
+            "trials" => store.trials(&job(), 9).await.map(|rows| !rows.is_empty()),
+            "trial_reports" => store.trial_reports(&job(), 9).await.map(|rows| !rows.is_empty()),
+            "planner_memory" => store.planner_memory(&job()).await.map(|row| row.is_some()),
+            _ => store.coefficients().await.map(|_| store.damaged_rows() == 0),
+        };
+        let damaged = store.damaged_rows();
+        store.close().await;
+        assert_eq!(damaged == 0, matches!(found, Ok(true)), "{table}: {found:?}, {damaged} counted");
+        found.map_err(|error| error.to_string())
+    }
+
+    /// Every value of every sealed table: one that is not what was written is never used.
+    #[tokio::test]
+    async fn no_changed_value_is_used() {
+        let (store, dir) = scratch().await;
+        filled(&store).await;
+        store.close().await;
+        let changes = [
+            (
+                "decisions",
+                "parent = 1;strategy = 'topk@0.02/art-ring:star';digest = digest + 1;decided_us = 4;reason = 'Because';applied_at_step = 4;applied_at_step = NULL;seal = seal + 1",
+            ),
+            ("decision_reports", "seed = 8;report = '{\"a\":3}';seal = seal + 1"),
+            (
+                "trials",
+                "asked_us = 5;why = 'to sea';state = 'done';candidates = '[]';iterations = 11;budget_ms = 8;ended_us = 6;aborted = NULL;seal = seal + 1",
+            ),
+            (
+                "trial_reports",
+                "rank = 1;outcomes = '[ ]';aborted = 'no tame';cost_us = 1.25;received_us = 7;seal = seal + 1",
+            ),
+            ("planner_memory", "memory = '{ }';seal = seal + 1"),
+            ("coefficients", "book = book || ' ';seal = seal + 1"),
+        ];
+        for (table, sets) in changes {
+            assert_eq!(read(dir.path(), table).await, Ok(true), "{table} as written");
+            for set in sets.split(';') {
+                let file = dir.path().join("test.db");
+                let whole = std::fs::read(&file).unwrap();
+                let store = Store::open(&file).await.unwrap();
+                let update = sqlx::AssertSqlSafe(format!("UPDATE {table} SET {set}"));
+                sqlx::query(update).execute(&mut *store.write.connection().await).await.unwrap();
+                store.close().await;
+                let found = read(dir.path(), table).await;
+                let refuses = table.starts_with("decision");
+                assert!(if refuses { found.is_err() } else { found == Ok(false) }, "{table} with {set}: {found:?}");
+                let named =
+                    found.is_ok_and(|found| !found) || read(dir.path(), table).await.unwrap_err().contains("job j");
+                assert!(named, "{table} with {set}");
+                std::fs::write(&file, whole).unwrap();
+            }
+        }
+    }
+
+    /// Rows of before there were seals.
+    #[tokio::test]
+    async fn rows_without_a_seal_are_read() {
+        let (store, dir) = scratch().await;
+        filled(&store).await;
+        for table in ["decisions", "decision_reports", "trials", "trial_reports", "planner_memory", "coefficients"] {
+            let update = sqlx::AssertSqlSafe(format!("UPDATE {table} SET seal = NULL"));
+            sqlx::query(update).execute(&mut *store.write.connection().await).await.unwrap();
+        }
+        store.close().await;
+        for table in ["decisions", "decision_reports", "trials", "trial_reports", "planner_memory", "coefficients"] {
+            assert_eq!(read(dir.path(), table).await, Ok(true), "{table}");
+        }
+    }
+}

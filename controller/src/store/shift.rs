@@ -1,0 +1,33 @@
+//! Times that were stored under a wall clock that was ahead. Nothing but waiting and showing depends on them: order comes
+//! from versions and row numbers.
+
+use flexcomm_domain::Timestamp;
+
+use super::{Result, Store, decisions, signed, sql, trials};
+
+/// Every column that is a time, of tables without seals: durations are REAL.
+const TIMES: &str = "SELECT t.name, c.name FROM sqlite_schema t JOIN pragma_table_info(t.name) c
+    WHERE t.type = 'table' AND c.type = 'INTEGER' AND c.name LIKE '%\\_us' ESCAPE '\\'
+      AND NOT EXISTS (SELECT 1 FROM pragma_table_info(t.name) s WHERE s.name = 'seal')";
+
+impl Store {
+    /// Sets every stored time after `now` to it, and forgets what the planner remembers, which has times inside. How many
+    /// times were changed.
+    pub async fn shift_back(&self, now: Timestamp) -> Result<u64> {
+        let on_error = sql("bring stored times back to now");
+        let now = signed(now.0);
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
+        let mut changed = decisions::shift_back(&mut tx, now).await.map_err(&on_error)?;
+        changed += trials::shift_back(&mut tx, now).await.map_err(&on_error)?;
+        let times: Vec<(String, String)> = sqlx::query_as(TIMES).fetch_all(&mut *tx).await.map_err(&on_error)?;
+        for (table, column) in times {
+            // Names from the schema, which only migrations write.
+            let update = format!("UPDATE {table} SET {column} = $1 WHERE {column} > $1");
+            let done = sqlx::query(sqlx::AssertSqlSafe(update)).bind(now).execute(&mut *tx).await;
+            changed += done.map_err(&on_error)?.rows_affected();
+        }
+        sqlx::query("DELETE FROM planner_memory").execute(&mut *tx).await.map_err(&on_error)?;
+        tx.commit().await.map_err(&on_error)?;
+        Ok(changed)
+    }
+}

@@ -1,0 +1,60 @@
+"""Warnings and errors of one cause, once in an interval: a fault that lasts does not fill a training's log."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+
+#: A cause is written once in this time, in seconds.
+INTERVAL_S = 60.0
+#: A count is kept for so much longer, in seconds, for the next line of its cause.
+KEPT_S = 600.0
+#: Causes that are told apart in an interval; more of them share a count.
+MAX_CAUSES = 64
+
+_DIGITS = re.compile(r"\d+")
+
+
+class Repeats(logging.Filter):
+    """Lets a warning pass once in an interval, with the number of those like it that were suppressed since.
+
+    Lines are alike when they differ in their numbers only. What is no warning passes.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        #: By cause: since when, and how many were suppressed.
+        self._causes: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        text, now = record.getMessage(), self._clock()
+        cause = _DIGITS.sub("", text)
+        if cause not in self._causes and len(self._causes) >= MAX_CAUSES:
+            cause = ""
+        since, suppressed = self._causes.get(cause, (now - INTERVAL_S, 0))
+        if now - since < INTERVAL_S:
+            self._causes[cause] = (since, suppressed + 1)
+            return False
+        self._causes[cause] = (now, 0)
+        if suppressed:
+            record.msg = f"{text} ({suppressed} more like this were suppressed since the last one)"
+            record.args = ()
+        self._forget(now)
+        return True
+
+    def _forget(self, now: float) -> None:
+        ages = {cause: now - since - (KEPT_S if suppressed else 0) for cause, (since, suppressed) in self._causes.items()}
+        for cause in [cause for cause, age in ages.items() if age >= INTERVAL_S]:
+            del self._causes[cause]
+
+
+def install() -> None:
+    """Filters flexcomm's logger, once."""
+    logger = logging.getLogger("flexcomm")
+    if not any(isinstance(known, Repeats) for known in logger.filters):
+        logger.addFilter(Repeats())
