@@ -38,7 +38,7 @@ pub fn ripe(coefficients: &Coefficients, at: Timestamp, sample: &Sample, now: Ti
 /// The first steps under a decision belong to no interval: cold buffers.
 const COLD_STEPS: u64 = 2;
 
-/// What the model says of the strategy in force now.
+/// What is believed of the strategy in force now.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Prediction {
     /// The decision in force.
@@ -51,34 +51,6 @@ pub struct Prediction {
     pub model_sync_us: f64,
     /// The model's terms.
     pub terms: Terms,
-}
-
-/// Newest intervals of the strategy in force that say what it takes.
-pub const NEWEST: usize = 5;
-
-/// What intervals took against the model is a property of the strategy up to this factor; beyond it they had a change of
-/// the network in them that the model had not seen yet, and it must not be counted twice.
-const MOST_FACTOR: f64 = 2.0;
-
-impl Prediction {
-    /// Corrected by what the strategy's own newest intervals took against the model: while links count as unmoved
-    /// (the model's word for now is within `link_change` of its words for then) they take what they took, scatter
-    /// of the measured bandwidth or not; afterwards in proportion. `coefficients` are those of its collective.
-    pub fn corrected(self, newest: &[IntervalRow], coefficients: &Coefficients, link_change: f64) -> Self {
-        let own = newest.iter().rev().take_while(|i| i.version == self.version).take(NEWEST);
-        let own: Vec<(f64, f64)> = own
-            .filter_map(|i| Some((i.measured_sync_us, coefficients.predict(i.terms?) * 1e6)))
-            .filter(|(measured, modelled)| *measured > 0.0 && *modelled > 0.0)
-            .collect();
-        let taken = median(own.iter().map(|(measured, _)| *measured));
-        let said = median(own.iter().map(|(_, modelled)| *modelled));
-        let Some((taken, said)) = taken.zip(said) else { return self };
-        let moved = self.model_sync_us / said;
-        let unmoved = moved <= 1.0 + link_change && moved >= 1.0 / (1.0 + link_change);
-        let own_factor = (taken / said).clamp(1.0 / MOST_FACTOR, MOST_FACTOR);
-        let sync_us = if unmoved { taken } else { self.model_sync_us * own_factor };
-        Self { sync_us, step_us: self.step_us + sync_us - self.sync_us, ..self }
-    }
 }
 
 /// What moved, apart from the steps.
@@ -313,49 +285,6 @@ mod tests {
         let blind = Surroundings { prediction: None, ..around(0, 1.0, at(50)) };
         let cut = cut(None, &steps(0..10, 0, at(50)), &blind);
         assert_eq!((cut.closed[0].predicted_sync_us, cut.closed[0].settled), (None, false));
-    }
-
-    #[test]
-    fn a_strategys_own_intervals_correct_its_prediction() {
-        let row = |version: u64, alpha_s: f64, measured_sync_us: f64| IntervalRow {
-            version: Version(version),
-            ran: flexcomm_domain::Strategy::DENSE_RING.into(),
-            comp_us: None,
-            bytes_sent: None,
-            gain: None,
-            from_step: 0,
-            to_step: 9,
-            at: at(1),
-            predicted_sync_us: None,
-            measured_sync_us,
-            predicted_step_us: None,
-            measured_step_us: measured_sync_us,
-            settled: true,
-            terms: Some(Terms { alpha_s, beta_s: 0.0 }),
-            model_sync_us: None,
-        };
-        let now = |alpha_s: f64| around(2, alpha_s, at(2)).prediction.unwrap();
-        let corrected =
-            |newest: &[IntervalRow], alpha_s: f64| now(alpha_s).corrected(newest, &Coefficients::default(), 0.25);
-        let scattered = [row(1, 1e-4, 900.0), row(2, 1.1e-4, 130.0), row(2, 0.9e-4, 150.0), row(2, 1e-4, 140.0)];
-        // Links within the threshold: what was measured, whatever the scatter of the terms.
-        for alpha_s in [0.9e-4, 1e-4, 1.2e-4] {
-            let p = corrected(&scattered, alpha_s);
-            assert!((p.sync_us - 140.0).abs() < 1e-9 && (p.model_sync_us - alpha_s * 1e6).abs() < 1e-9);
-            assert!((p.step_us - (200.0 + 140.0 - alpha_s * 1e6)).abs() < 1e-9);
-        }
-        // Ten times the latency: ten times what was measured.
-        assert!((corrected(&scattered, 1e-3).sync_us - 1400.0).abs() < 1e-6);
-        // Intervals of another decision say nothing.
-        assert_eq!(corrected(&scattered[..1], 1e-4), now(1e-4));
-        assert_eq!(corrected(&[], 1e-4), now(1e-4));
-        // They took a hundred times as long as modelled since the network had changed, and now the model knows it.
-        let late: Vec<IntervalRow> = scattered
-            .iter()
-            .map(|row| IntervalRow { measured_sync_us: 100.0 * row.measured_sync_us, ..row.clone() })
-            .collect();
-        let p = corrected(&late, 1e-1);
-        assert!((p.sync_us / p.model_sync_us - MOST_FACTOR).abs() < 1e-9, "{p:?}");
     }
 
     #[test]

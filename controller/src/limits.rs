@@ -107,7 +107,10 @@ pub const MEASURED_STEPS: usize = 40;
 /// Longest text that a report may bring (reasons, versions): more is cut.
 pub const MAX_TEXT: usize = 400;
 
-/// Longest one-way latency or duration of one step that is believed.
+/// Longest one-way latency that is believed: ten times what a path over a geostationary satellite takes.
+pub const MAX_LATENCY_S: f64 = 3.0;
+
+/// Longest duration of one step that is believed.
 pub const MAX_MEASURED_S: f64 = 3600.0;
 
 /// Largest integer that JSON readers keep exactly.

@@ -75,6 +75,67 @@ pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp, patience_s: f
     links.iter().map(view).collect()
 }
 
+/// Takes the shorter latency where the two ends of a link differ on it.
+pub fn agreed(mut links: LinkMap) -> LinkMap {
+    for ends in disagreements(&links) {
+        for pair in [(ends.a.clone(), ends.b.clone()), (ends.b, ends.a)] {
+            if let Some(view) = links.get_mut(&pair) {
+                view.latency_us = ends.shorter_us;
+            }
+        }
+    }
+    links
+}
+
+/// A link on whose latency its two ends differ.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Disagreement {
+    /// The end that says more.
+    pub a: NodeName,
+    /// The end that says less, which counts.
+    pub b: NodeName,
+    /// What the first one says, microseconds.
+    pub longer_us: f64,
+    /// What the other says, microseconds.
+    pub shorter_us: f64,
+}
+
+impl Disagreement {
+    /// As a sentence that names both.
+    pub fn words(&self) -> String {
+        let ms = |us: f64| us * 1e-3;
+        format!(
+            "node {} reports a latency of {:.3} ms to {}, which reports {:.3} ms back: the shorter one counts",
+            self.a,
+            ms(self.longer_us),
+            self.b,
+            ms(self.shorter_us)
+        )
+    }
+}
+
+/// Both ends of a link measure the same round trip. Where they differ by more than this factor one of them is wrong: an end
+/// can find a round trip too long, in queues or by mistake, and none can find it shorter than the network is.
+const ENDS_DIFFER: f64 = 4.0;
+
+/// ... and by at least this much, in microseconds.
+const ENDS_FLOOR_US: f64 = 1000.0;
+
+/// An end whose newest sample is older says nothing of the other's.
+const ENDS_AGE_MS: f64 = 10_000.0;
+
+/// Links on whose latency their two ends differ, each once.
+pub fn disagreements(links: &LinkMap) -> Vec<Disagreement> {
+    let differ = |((from, to), there): (&(NodeName, NodeName), &LinkView)| {
+        let back = links.get(&(to.clone(), from.clone()))?;
+        let (longer_us, shorter_us) = (there.latency_us, back.latency_us);
+        let fresh = there.latency_age_ms <= ENDS_AGE_MS && back.latency_age_ms <= ENDS_AGE_MS;
+        let differ = longer_us > ENDS_DIFFER * shorter_us && longer_us - shorter_us > ENDS_FLOOR_US;
+        (fresh && differ).then(|| Disagreement { a: from.clone(), b: to.clone(), longer_us, shorter_us })
+    };
+    links.iter().filter_map(differ).collect()
+}
+
 /// What is left of a confidence that was reported `waited_ms` ago and had fallen with the age of its estimate then, when
 /// it is to fall to 1/e within `patience_s` instead of what agents take.
 fn aged(report: &LinkReport, waited_ms: f64, patience_s: f64) -> f64 {
@@ -204,6 +265,19 @@ pub(crate) mod tests {
         assert_eq!(bandwidth(own), Some(1e9), "the estimate has it in");
         let other = merge(&rows, &[test("a", "b", 4_950_000)], Timestamp(5_000_000), BANDWIDTH_CONFIDENCE_AGE_S);
         assert_eq!(bandwidth(other), Some(5e8));
+    }
+
+    #[test]
+    fn where_two_ends_differ_on_a_round_trip_the_shorter_counts() {
+        let shown = |claimed_us: f64, age_ms: f64| {
+            let mut rows = [row("a", "b", Some(1e9), 0), row("b", "a", Some(1e9), 0)];
+            (rows[0].report.latency_us, rows[0].report.latency_age_ms) = (claimed_us, age_ms);
+            let map = agreed(merge(&rows, &[], Timestamp(0), BANDWIDTH_CONFIDENCE_AGE_S));
+            (map[&(node("a"), node("b"))].latency_us, map[&(node("b"), node("a"))].latency_us)
+        };
+        assert_eq!(shown(3.0e7, 5.0), (1000.0, 1000.0), "half a minute, by one end alone");
+        assert_eq!(shown(1800.0, 5.0), (1800.0, 1000.0), "estimates of one network differ a little");
+        assert_eq!(shown(50_000.0, 60_000.0), (50_000.0, 1000.0), "one of them is of a minute ago");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use flexcomm_wire::{
     ThroughputReport, TrialOutcome, TrialReport,
 };
 
-use crate::limits::{MAX_INTEGER, MAX_MEASURED_S, MAX_TEXT, MAX_WORLD};
+use crate::limits::{MAX_INTEGER, MAX_LATENCY_S, MAX_MEASURED_S, MAX_TEXT, MAX_WORLD};
 
 /// Why a report was set aside; the label of `flexcomm_set_aside_total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,7 +144,7 @@ pub fn check(body: &ReportBody) -> Checked {
 }
 
 fn link(r: &LinkReport) -> Checked {
-    duration("latency_us", r.latency_us)?;
+    within("latency_us", r.latency_us, 0.0..=MAX_LATENCY_S * 1e6)?;
     duration("jitter_us", r.jitter_us)?;
     share("latency_confidence", r.latency_confidence)?;
     share("bandwidth_confidence", r.bandwidth_confidence)?;

@@ -42,7 +42,7 @@ async fn view(app: &App, row: JobRow) -> Result<JobView, ApiError> {
     let ranks = app.store.ranks(&row.job).await?;
     let running = row.ended.is_none();
     let sight = if running { app.sight(&row, &ranks) } else { Sight::default() };
-    let steps = if running { recent_steps(app, &row, &sight).await? } else { Vec::new() };
+    let steps = if running { recent_steps(app, &row, &sight).await?.0 } else { Vec::new() };
     let version = app.store.intact_decision(&row.job).await?.map(|d| d.decision.version).unwrap_or_default();
     // Before the newest decision is in force, the steps under the one before it are what runs.
     let measured = measure::measured(&steps, version)

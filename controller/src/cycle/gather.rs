@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use super::profiles::profiles;
 use crate::app::App;
 use crate::limits::MEASURED_STEPS;
-use crate::links::{LinkMap, matrix, merge};
-use crate::measure::{self, WholeStep};
+use crate::links::{LinkMap, agreed, disagreements, matrix, merge};
+use crate::measure::{self, Doubted, WholeStep};
 use crate::missing::Sight;
 use crate::store::{JobRow, RankRow, Result, TrialReportRow, TrialRow};
 
@@ -53,9 +53,22 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     let ranks = app.store.ranks(&job.job).await?;
     let mut waiting = Vec::new();
     let links = merge(&app.store.links().await?, &app.store.link_tests().await?, now, app.patience_s());
+    for ends in
+        disagreements(&links).iter().filter(|d| [&d.a, &d.b].iter().all(|n| ranks.iter().any(|r| r.node == **n)))
+    {
+        let what = ends.words();
+        tracing::warn!(job = %job.job, what, "the ends of a link differ");
+        waiting.push(what);
+    }
+    let links = agreed(links);
     let links = placed(job, &ranks).and_then(|nodes| job_links(&links, &nodes));
     let links = links.map_err(|why| waiting.push(why)).ok();
-    let steps = recent_steps(app, job, &app.sight(job, &ranks)).await?;
+    let (steps, doubted) = recent_steps(app, job, &app.sight(job, &ranks)).await?;
+    for wrong in &doubted {
+        let what = doubt(wrong, &ranks);
+        tracing::warn!(job = %job.job, rank = wrong.rank, what, "a rank's steps are not counted");
+        waiting.push(what);
+    }
     let in_force = app.store.decision(&job.job).await?;
     let in_force = in_force.map(|row| InForce { decision: row.decision, applied_at_step: row.applied_at_step });
     let trials = app.store.trials(&job.job, PROFILE_TRIALS).await?;
@@ -83,11 +96,23 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     Ok(Gathered { job: job.clone(), snapshot, steps, trial, waiting, now })
 }
 
-/// The newest steps that every rank reported whose agent lives.
-pub async fn recent_steps(app: &App, job: &JobRow, sight: &Sight) -> Result<Vec<WholeStep>> {
-    let Some(newest) = app.store.newest_step(&job.job).await? else { return Ok(Vec::new()) };
-    let rows = app.store.steps(&job.job, (newest + 1).saturating_sub(LOOK_BACK), LOOK_BACK).await?;
-    Ok(measure::whole_steps(&rows, &sight.expected))
+/// The newest steps that every rank reported whose agent lives, and ranks that are wrong about theirs: those are not waited
+/// for, nor those whose reports are of quite other steps.
+pub async fn recent_steps(app: &App, job: &JobRow, sight: &Sight) -> Result<(Vec<WholeStep>, Vec<Doubted>)> {
+    let newest = app.store.newest_steps(&job.job).await?;
+    let Some(step) = measure::job_step(&newest) else { return Ok((Vec::new(), Vec::new())) };
+    let mut rows = app.store.steps(&job.job, (step + 1).saturating_sub(LOOK_BACK), LOOK_BACK).await?;
+    let mut doubted = measure::doubted(&rows);
+    rows.retain(|row| doubted.iter().all(|d| d.rank != row.rank));
+    doubted.extend(measure::ahead(&newest));
+    let other_steps = |rank: &u32| newest.contains_key(rank) && rows.iter().all(|row| row.rank != *rank);
+    let expected = sight.expected.iter().copied().filter(|rank| !other_steps(rank)).collect();
+    Ok((measure::whole_steps(&rows, &expected), doubted))
+}
+
+fn doubt(wrong: &Doubted, ranks: &[RankRow]) -> String {
+    let node = ranks.iter().find(|r| r.rank == wrong.rank).map_or("unknown", |r| r.node.as_str());
+    format!("rank {} on node {node} {}: its steps are not counted", wrong.rank, wrong.why)
 }
 
 /// The node of each rank, or which ranks are missing.

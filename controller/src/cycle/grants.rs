@@ -9,7 +9,7 @@ use crate::app::App;
 use crate::config::Config;
 use crate::echoes;
 use crate::grants::{Known, Pair};
-use crate::links::{LinkMap, TEST_CONFIDENCE, contradicted, merge};
+use crate::links::{LinkMap, TEST_CONFIDENCE, agreed, contradicted, merge};
 use crate::store::TestRow;
 
 /// Changes of latency below this many microseconds are no sign of another network.
@@ -49,7 +49,7 @@ pub async fn tick(app: &App) -> Result<(), CycleError> {
     let now = app.clock.now();
     let live = app.presence.live(now);
     let tests = app.store.link_tests().await?;
-    let links = merge(&app.store.links().await?, &tests, now, app.patience_s());
+    let links = agreed(merge(&app.store.links().await?, &tests, now, app.patience_s()));
     let known = known(&Thresholds::of(&app.config), &links, &tests, &shared(app).await?);
     let echoes = echoes::plan(&app.config.probes, &live, &known);
     *app.echoes() = echoes;

@@ -5,9 +5,10 @@ use flexcomm_optimizer::{Profile, ProfilePoint};
 use flexcomm_planner::Profiles;
 use std::collections::BTreeMap;
 
+use crate::measure::robust_mean;
 use crate::store::{TrialReportRow, TrialRow};
 
-/// gain and t_comp per selector and ratio: means over the ranks, of the newest trial that ran it live and of the newest
+/// gain and t_comp per selector and ratio: robust means over the ranks, of the newest trial that ran it live and of the newest
 /// whose shadows saw it. A gradient has `values` values.
 pub fn profiles(trials: &[TrialRow], reports: &[TrialReportRow], values: u64) -> Profiles {
     let ended: BTreeMap<u64, Timestamp> =
@@ -61,10 +62,10 @@ fn by_selector(points: &BTreeMap<(Selector, u64), Point>, values: u64) -> BTreeM
 }
 
 /// Of one selector and ratio.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct Point {
-    live: Sum,
-    shadow: Sum,
+    live: Found,
+    shadow: Found,
 }
 
 impl Point {
@@ -99,16 +100,17 @@ impl Point {
     }
 }
 
-/// Means over the ranks of one trial, by weight.
-#[derive(Debug, Clone, Copy, Default)]
-struct Sum {
+/// What the ranks found in one trial: robust means, so that no single rank's word moves a ratio.
+#[derive(Debug, Clone, Default)]
+struct Found {
     id: u64,
-    gain: f64,
-    comp_us: f64,
+    gains: Vec<f64>,
+    comp_us: Vec<f64>,
+    /// How many measurements stand behind it.
     weight: f64,
 }
 
-impl Sum {
+impl Found {
     /// Only the newest trial counts.
     fn add(&mut self, id: u64, (gain, comp_us): (f64, f64), weight: f64) {
         if id < self.id {
@@ -117,17 +119,17 @@ impl Sum {
         if id > self.id {
             *self = Self { id, ..Self::default() };
         }
-        self.gain += weight * gain;
-        self.comp_us += weight * comp_us;
+        self.gains.push(gain);
+        self.comp_us.push(comp_us);
         self.weight += weight;
     }
 
     fn gain(&self) -> Option<f64> {
-        (self.weight > 0.0).then(|| self.gain / self.weight)
+        robust_mean(self.gains.iter().copied())
     }
 
     fn comp_us(&self) -> f64 {
-        if self.weight > 0.0 { self.comp_us / self.weight } else { 0.0 }
+        robust_mean(self.comp_us.iter().copied()).unwrap_or(0.0)
     }
 }
 
@@ -166,6 +168,18 @@ mod tests {
         assert!((measured.gain.get() - 0.5).abs() < 1e-12 && (measured.t_comp_s - 500e-6).abs() < 1e-12);
         assert_eq!(profiles.by_selector.len(), 1);
         assert_eq!(super::profiles(&[], &[], 1_000), Profiles::default());
+    }
+
+    #[test]
+    fn one_ranks_claim_moves_no_ratio() {
+        for ranks in [2u32, 3, 8] {
+            let reports: Vec<TrialReportRow> =
+                (0..ranks).map(|rank| report(1, rank, if rank == 1 { 1.0 } else { 0.06 })).collect();
+            let profiles = profiles(&[trial(1, "done")], &reports, 1_000);
+            let points = profiles.by_selector[&Compressor::TopK.into()].points();
+            let gain = points.iter().find(|p| p.cr.get() == 0.1).unwrap().gain.get();
+            assert!((gain - 0.06).abs() < 1e-12, "{gain} with {ranks} ranks");
+        }
     }
 
     /// A job whose loop cannot run trials has shadows alone: of what would take how long only the prior is known.

@@ -7,15 +7,18 @@ use flexcomm_planner::{Outcome, Report};
 use super::apply::Applied;
 use super::{CycleError, Gathered};
 use crate::app::{App, Board};
-use crate::intervals::{self, FIT_AFTER_S, NEWEST, Prediction, Surroundings};
+use crate::intervals::{self, FIT_AFTER_S, Prediction, Surroundings};
 use crate::store::IntervalRow;
 
 /// Keeps what was seen.
 pub async fn record(app: &App, gathered: &Gathered, applied: Applied) -> Result<(), CycleError> {
     let report = &applied.outcome.report;
-    let prediction = prediction(app, gathered, report).await?;
+    let prediction = prediction(gathered, report);
     let newest = measure(app, gathered, prediction).await?;
-    fit(app, gathered).await?;
+    // Links that the steps contradict are nothing to fit to.
+    if report.contradicted_s.is_none() {
+        fit(app, gathered).await?;
+    }
     let fitted_trial = fit_trial(app, gathered, &applied.outcome).await?;
     tracing::debug!(job = %gathered.job.job, verdict = report.verdict, why = report.why, "looked");
     let refused = applied.refused.as_ref().map(|why| format!("the checker refused a decision: {why}"));
@@ -39,19 +42,15 @@ pub async fn record(app: &App, gathered: &Gathered, applied: Applied) -> Result<
     Ok(())
 }
 
-/// The strategy in force when the call was made, as the model and its own newest intervals see it.
-async fn prediction(app: &App, gathered: &Gathered, report: &Report) -> Result<Option<Prediction>, CycleError> {
-    let Some(now) = report.in_force.as_ref() else { return Ok(None) };
-    let modelled = Prediction {
+/// What is believed of the strategy in force when the call was made.
+fn prediction(gathered: &Gathered, report: &Report) -> Option<Prediction> {
+    report.in_force.as_ref().map(|now| Prediction {
         version: gathered.snapshot.version(),
         sync_us: now.t_sync_s * 1e6,
         step_us: now.t_step_s * 1e6,
-        model_sync_us: now.t_sync_s * 1e6,
+        model_sync_us: now.model_sync_s * 1e6,
         terms: now.terms,
-    };
-    let newest = app.store.intervals(&gathered.job.job, NEWEST as u32).await?;
-    let coefficients = gathered.snapshot.coefficients.get(now.strategy.collective(), &gathered.job.backend);
-    Ok(Some(modelled.corrected(&newest, &coefficients, app.config.planner.link_change)))
+    })
 }
 
 /// Closes intervals; returns the newest that was closed.
@@ -114,7 +113,8 @@ async fn fit_trial(app: &App, gathered: &Gathered, outcome: &Outcome) -> Result<
     let job = &gathered.job.job;
     let Some(trial) = &gathered.trial else { return Ok(0) };
     let known = app.boards().get(job).map(|board| board.fitted_trial);
-    let moved = outcome.memory.moving.is_some_and(|moving| moving.until >= trial.asked);
+    let moved = outcome.memory.moving.is_some_and(|moving| moving.until >= trial.asked)
+        || outcome.report.contradicted_s.is_some();
     if moved || known.is_none_or(|id| id >= trial.id) {
         return Ok(trial.id);
     }

@@ -6,11 +6,15 @@ use sqlx::SqliteConnection;
 
 use super::{Result, Store, json, signed, sql, stored, time, unsigned};
 use crate::limits::STEP_WINDOW;
+use crate::measure;
+use std::collections::BTreeMap;
 
 pub(super) const PROGRESS_POINTS: &str =
     "SELECT step, received_us, loss, accuracy FROM progress WHERE job = $1 ORDER BY step DESC LIMIT $2";
 
-pub(super) const NEWEST_STEP: &str = "SELECT max(step) FROM steps WHERE job = $1";
+/// Of every rank that has announced itself.
+pub(super) const NEWEST_STEPS: &str =
+    "SELECT rank, (SELECT max(step) FROM steps WHERE job = $1 AND rank = ranks.rank) FROM ranks WHERE job = $1";
 
 /// One row of JSON: each row of a result crosses from SQLite's thread to this one by itself, which costs far more
 /// than its content when hundreds of steps are read every second.
@@ -28,7 +32,8 @@ pub(super) const PUT_STEPS: [&str; 3] = [
      SELECT $1, $2, $3, $4, $5, value ->> 'step', value ->> 'compute_us', value ->> 'comp_us', value ->> 'sync_us',
         value ->> 'wait_us', value ->> 'step_us', value ->> 'bytes_sent', value ->> 'gain'
      FROM json_each($6)",
-    "DELETE FROM steps WHERE job = $1 AND step <= (SELECT max(step) FROM steps WHERE job = $1) - $8",
+    "DELETE FROM steps WHERE job = $1 AND rank = $2
+        AND step <= (SELECT max(step) FROM steps WHERE job = $1 AND rank = $2) - $8",
 ];
 
 /// One step on one rank.
@@ -114,14 +119,18 @@ impl Store {
         Ok(rows.into_iter().map(row).collect())
     }
 
-    /// The newest step of a job in the window.
+    /// The newest step that each rank of a job reported.
+    pub async fn newest_steps(&self, job: &JobId) -> Result<BTreeMap<u32, u64>> {
+        let operation = "read a job's newest steps";
+        let rows: Vec<(i64, Option<i64>)> =
+            sqlx::query_as(NEWEST_STEPS).bind(job.as_str()).fetch_all(&self.read).await.map_err(sql(operation))?;
+        let reported = rows.into_iter().filter_map(|(rank, step)| Some((rank, step?)));
+        reported.map(|(rank, step)| Ok((stored(operation, "rank", rank.try_into())?, unsigned(step)))).collect()
+    }
+
+    /// The step that a job is at.
     pub async fn newest_step(&self, job: &JobId) -> Result<Option<u64>> {
-        let (step,): (Option<i64>,) = sqlx::query_as(NEWEST_STEP)
-            .bind(job.as_str())
-            .fetch_one(&self.read)
-            .await
-            .map_err(sql("read a job's newest step"))?;
-        Ok(step.map(unsigned))
+        Ok(measure::job_step(&self.newest_steps(job).await?))
     }
 
     /// Steps of a job from `from` on, ascending by step and rank, at most `steps` different ones.
