@@ -143,6 +143,35 @@ mod tests {
         assert!(error.contains("it is damaged") && error.contains("restore a backup"), "{error}");
     }
 
+    /// What a release before seals and runs stored is read, and goes on.
+    #[tokio::test]
+    async fn an_old_database_is_brought_to_this_version() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("old.db");
+        let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&path).create_if_missing(true);
+        let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
+        let mut old = sqlx::migrate!("../migrations");
+        old.migrations = old.iter().filter(|migration| migration.version < 9).cloned().collect();
+        assert!(old.iter().count() >= 7);
+        old.run(&pool).await.unwrap();
+        let rows = "INSERT INTO jobs VALUES ('j', 1, 10, 'x', 1, NULL, NULL, NULL);
+            INSERT INTO ranks VALUES ('j', 0, 'a', '[]', '[]', 1, NULL);
+            INSERT INTO decisions VALUES ('j', 3, 0, 'none@1/dense-ring', 1, 5, 'because', NULL);
+            INSERT INTO trials VALUES ('j', 4, 6, 'to see', 'pending', '[]', 1, 1, NULL, NULL)";
+        sqlx::raw_sql(rows).execute(&pool).await.unwrap();
+        pool.close().await;
+        let store = Store::open(&path).await.unwrap();
+        let job = "j".parse().unwrap();
+        assert_eq!((store.jobs().await.unwrap().len(), store.ranks(&job).await.unwrap().len()), (1, 1));
+        let decision = store.decision(&job).await.unwrap().unwrap();
+        assert_eq!((decision.decision.version.0, decision.applied_at_step), (3, None));
+        assert!(store.end_trial(&job, 4, None, flexcomm_domain::Timestamp(7)).await.unwrap());
+        let trials = store.trials(&job, 9).await.unwrap();
+        assert_eq!((trials.len(), trials[0].state.as_str(), store.damaged_rows()), (1, "done", 0));
+        assert!(store.runs(&job).await.unwrap().is_empty());
+        store.close().await;
+    }
+
     #[tokio::test]
     async fn a_newer_version_and_a_folder_are_named() {
         let folder = tempfile::tempdir().unwrap();

@@ -31,3 +31,38 @@ impl Store {
         Ok(changed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::jobs;
+    use super::super::tests::scratch;
+    use super::*;
+    use flexcomm_domain::RunId;
+    use flexcomm_wire::JobSeen;
+
+    /// Runs of one job that all began after now are still told apart, in their order.
+    #[tokio::test]
+    async fn runs_that_began_in_the_future_stay_apart() {
+        let (store, _dir) = scratch().await;
+        let seen = |run| JobSeen {
+            job: "j".parse().unwrap(),
+            run: Some(RunId(run)),
+            rank: 0,
+            world: 1,
+            gradient_values: 1,
+            backend: "x".into(),
+            codecs: vec![],
+            collectives: vec![],
+        };
+        let mut tx = store.write.begin().await.unwrap();
+        for run in 1..=3 {
+            jobs::begin(&mut tx, &seen(run), Timestamp(1000 + run)).await.unwrap();
+        }
+        tx.commit().await.unwrap();
+        store.shift_back(Timestamp(10)).await.unwrap();
+        let runs = store.runs(&seen(1).job).await.unwrap();
+        let found: Vec<_> = runs.iter().map(|r| (r.run, r.began, r.ended)).collect();
+        assert_eq!(found, [2, 1].map(|run| (Some(RunId(run)), Timestamp(10), Timestamp(10))));
+        assert_eq!(store.job(&seen(1).job).await.unwrap().unwrap().created, Timestamp(10));
+    }
+}
