@@ -89,7 +89,7 @@ impl Lab {
     fn get(&self, path: &str) -> Value {
         let mut stream = TcpStream::connect(self.rest).expect("REST is reachable on loopback");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n").expect("a request");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("a request");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("an answer");
         let (head, body) = answer.split_once("\r\n\r\n").expect("head and body");

@@ -73,10 +73,10 @@ async fn connections_that_do_nothing_silence_nobody() {
     for number in 0..1240 {
         let head: &[u8] = match number {
             0..40 => {
-                b"POST /api/v1/agents/register HTTP/1.1\r\nhost: x\r\nauthorization: Bearer a-token-for-tests\r\n\
+                b"POST /api/v1/agents/register HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer a-token-for-tests\r\n\
                    content-type: application/json\r\ncontent-length: 1000\r\n\r\n{\"half"
             }
-            40..640 => b"GET /healthz HTTP/1.1\r\nhost: x\r\nx-half-a-he",
+            40..640 => b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx-half-a-he",
             _ => b"",
         };
         idle.push(open(addr, head).await);
@@ -119,7 +119,7 @@ async fn until(holds: impl Fn() -> bool, what: &str) {
 async fn a_client_that_does_not_read_is_given_up() {
     let dir = tempfile::tempdir().unwrap();
     let (process, api, addr) = server(dir.path()).await;
-    let asked = "GET /api/v1/openapi.json HTTP/1.1\r\nhost: x\r\n\r\n".repeat(400);
+    let asked = "GET /api/v1/openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(400);
     let mut greedy = Vec::new();
     for _ in 0..CLIENTS {
         greedy.push(open(addr, asked.as_bytes()).await);

@@ -135,8 +135,8 @@ async fn a_job_is_seen_through_the_agents_that_live() {
     let now: DecisionView = api.json("/api/v1/jobs/j/decision").await;
     assert_eq!((now.version, now.applied_at_step), (decision.version, Some(last)), "rank 0's report counts");
     let metrics = api.get("/metrics").await.text().await.unwrap();
-    assert!(metrics.contains("flexcomm_job_missing_nodes{job=\"j\"} 1\n"), "{metrics}");
-    assert!(metrics.contains("flexcomm_job_missing_node_seconds{job=\"j\",node=\"b\"}"), "{metrics}");
+    assert!(metrics.contains("flexcomm_job_missing_nodes{training_job=\"j\"} 1\n"), "{metrics}");
+    assert!(metrics.contains("flexcomm_job_missing_node_seconds{node=\"b\",training_job=\"j\"}"), "{metrics}");
 
     assert!(cluster.agents[1].register(&api).await.status().is_success());
     api.until("the node is back", async |api| {
@@ -149,7 +149,7 @@ async fn a_job_is_seen_through_the_agents_that_live() {
         assert_eq!(lines(part), times, "{part}: {}", logged());
     }
     let metrics = api.get("/metrics").await.text().await.unwrap();
-    assert!(metrics.contains("flexcomm_job_missing_nodes{job=\"j\"} 0\n"), "{metrics}");
+    assert!(metrics.contains("flexcomm_job_missing_nodes{training_job=\"j\"} 0\n"), "{metrics}");
     server.stop().await;
 }
 
