@@ -95,9 +95,16 @@ impl<'a> Calibration<'a> {
         contradicts.then_some(claimed)
     }
 
-    /// Brings what is believed of the strategy in force to within the scatter of its newest steps.
-    pub(crate) fn within(&self, believed: Evaluated, steps: &Scatter) -> Evaluated {
-        let t_sync = clamp(believed.t_sync, steps.sync_low, steps.sync_high);
+    /// What is believed of the strategy in force by its newest steps: what they took while links count as unmoved, and
+    /// within their scatter when the model says that links have changed it since.
+    pub(crate) fn by_steps(&self, modelled: &Evaluated, m: &Measured, steps: &Scatter) -> Evaluated {
+        let believed = self.believe(modelled.clone());
+        let least = 1.0 + self.link_change;
+        let moved = self.own(&modelled.strategy).is_some_and(|own| {
+            let change = modelled.t_sync.get() / own.then_s;
+            change > least || change * least < 1.0
+        });
+        let t_sync = if moved { clamp(believed.t_sync, steps.sync_low, steps.sync_high) } else { m.t_sync };
         let held = self.with_times(believed.clone(), believed.t_comp, t_sync);
         Evaluated { t_step: clamp(held.t_step, steps.step_low, steps.step_high), ..held }
     }

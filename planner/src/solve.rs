@@ -95,9 +95,11 @@ pub(crate) fn price(
     let space = usable(s.space(), s.ranks);
     let calibration = Calibration::new(s, memory, &problem, now);
     let modelled = problem.evaluate(&s.strategy())?;
-    let claimed = calibration.believe(modelled.clone());
     let scatter = steps.and_then(|m| m.scatter.as_ref());
-    let current = scatter.map_or(claimed.clone(), |steps| calibration.within(claimed, steps));
+    let current = match steps.zip(scatter) {
+        Some((m, scatter)) => calibration.by_steps(&modelled, m, scatter),
+        None => calibration.believe(modelled.clone()),
+    };
     // Slower than modelled is the guard's matter, which waits until the links cannot explain it.
     let incumbent = if current.t_step <= modelled.t_step { &current } else { &modelled };
     let believed = |model: Evaluated| {
