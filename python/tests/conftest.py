@@ -4,6 +4,7 @@ writes what it saw as JSON, one file per rank."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pathlib
 import subprocess
@@ -44,3 +45,12 @@ def torchrun(script: str, folder: pathlib.Path, ranks: int = 4, timeout: float =
 def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     # Short: a Unix socket's path has at most 107 characters.
     return tmp_path_factory.mktemp("r")
+
+
+@pytest.fixture(autouse=True)
+def fresh_log() -> None:
+    """A cause that one test has logged counts as new in the next."""
+    logger = logging.getLogger("flexcomm")
+    for known in list(logger.filters):
+        logger.removeFilter(known)
+        logger.addFilter(type(known)())
