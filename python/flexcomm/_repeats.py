@@ -53,8 +53,9 @@ class Repeats(logging.Filter):
             del self._causes[cause]
 
 
-def install() -> None:
-    """Filters flexcomm's logger, once."""
+def begin() -> None:
+    """Filters flexcomm's logger, with nothing counted yet: what a new session warns of is news."""
     logger = logging.getLogger("flexcomm")
-    if not any(isinstance(known, Repeats) for known in logger.filters):
-        logger.addFilter(Repeats())
+    for known in [known for known in logger.filters if isinstance(known, Repeats)]:
+        logger.removeFilter(known)
+    logger.addFilter(Repeats())

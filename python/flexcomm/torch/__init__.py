@@ -12,6 +12,6 @@ from flexcomm.torch._hook import NotFiniteError
 from flexcomm.torch._session import Costs, Session, attach, compressors
 from flexcomm.torch._trials import Snapshot
 
-_repeats.install()
+_repeats.begin()
 
 __all__ = ["CommHook", "Costs", "FlexcommError", "NotFiniteError", "Session", "Snapshot", "attach", "compressors"]

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from flexcomm import _core
+from flexcomm import _core, _repeats
 from flexcomm._core import Core, FlexcommError
 from flexcomm.torch import _arguments, _below, _state, _trials, _tuner
 from flexcomm.torch._arguments import Named
@@ -113,6 +113,7 @@ def attach(
     register:
         False: the caller registers ``session.hook`` itself. See also :class:`flexcomm.torch.CommHook`.
     """
+    _repeats.begin()
     if not isinstance(model, DistributedDataParallel):
         _refuse_model(model, group)
 
