@@ -266,7 +266,7 @@ pub struct IntervalView {
     pub to_step: u64,
     /// When its last step was stored.
     pub at_us: u64,
-    /// The collective, predicted: by the model, corrected by the strategy's own newest intervals; null when no link
+    /// The collective, predicted: by the model, calibrated by what the job has measured itself; null when no link
     /// was known.
     pub predicted_sync_us: Option<f64>,
     /// The collective, predicted by the model alone.
