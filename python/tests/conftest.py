@@ -4,13 +4,14 @@ writes what it saw as JSON, one file per rank."""
 from __future__ import annotations
 
 import json
-import logging
 import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+
+from flexcomm import _repeats
 
 RANKS = pathlib.Path(__file__).parent / "ranks"
 
@@ -50,7 +51,4 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.fixture(autouse=True)
 def fresh_log() -> None:
     """A cause that one test has logged counts as new in the next."""
-    logger = logging.getLogger("flexcomm")
-    for known in list(logger.filters):
-        logger.removeFilter(known)
-        logger.addFilter(type(known)())
+    _repeats.begin()

@@ -5,7 +5,7 @@ import torch
 from conftest import torchrun
 
 from flexcomm import FlexcommError
-from flexcomm.torch import _session
+from flexcomm.torch import _checks
 
 STRATEGIES = ["topk@0.1/allgather", "topk@0.1/art-ring:star", "topk@0.1/art-ring:var"]
 
@@ -228,7 +228,7 @@ def test_a_bucket_without_the_hook_is_an_error_where_others_compress(seen):
 @pytest.mark.parametrize("dtype, most", [(torch.bfloat16, 256), (torch.float16, 2048)])
 def test_more_ranks_than_an_element_type_can_count_are_refused(dtype, most):
     named = list(torch.nn.Linear(2, 2).to(dtype).named_parameters())
-    _session._check_words(named, most)
-    _session._check_words(list(torch.nn.Linear(2, 2).named_parameters()), 10 * most)
+    _checks.check_words(named, most)
+    _checks.check_words(list(torch.nn.Linear(2, 2).named_parameters()), 10 * most)
     with pytest.raises(FlexcommError, match="float32"):
-        _session._check_words(named, most + 1)
+        _checks.check_words(named, most + 1)

@@ -42,7 +42,8 @@ async fn view(app: &App, row: JobRow) -> Result<JobView, ApiError> {
     let ranks = app.store.ranks(&row.job).await?;
     let running = row.ended.is_none();
     let sight = if running { app.sight(&row, &ranks) } else { Sight::default() };
-    let steps = if running { recent_steps(app, &row, &sight).await?.0 } else { Vec::new() };
+    let newest = app.store.newest_steps(&row.job).await?;
+    let steps = if running { recent_steps(app, &row, &sight, &newest).await?.0 } else { Vec::new() };
     let version = app.store.intact_decision(&row.job).await?.map(|d| d.decision.version).unwrap_or_default();
     // Before the newest decision is in force, the steps under the one before it are what runs.
     let measured = measure::measured(&steps, version)
@@ -50,7 +51,7 @@ async fn view(app: &App, row: JobRow) -> Result<JobView, ApiError> {
     let parts = views::JobParts {
         ranks: &ranks,
         live: &app.presence.live(app.clock.now()),
-        step: app.store.newest_step(&row.job).await?.unwrap_or_default(),
+        step: measure::job_step(&newest).unwrap_or_default(),
         measured,
         compute_us: measure::compute(&steps).map(|s| s.get() * 1e6),
         board: app.boards().get(&row.job).cloned(),

@@ -63,7 +63,8 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     let links = agreed(links);
     let links = placed(job, &ranks).and_then(|nodes| job_links(&links, &nodes));
     let links = links.map_err(|why| waiting.push(why)).ok();
-    let (steps, doubted) = recent_steps(app, job, &app.sight(job, &ranks)).await?;
+    let newest = app.store.newest_steps(&job.job).await?;
+    let (steps, doubted) = recent_steps(app, job, &app.sight(job, &ranks), &newest).await?;
     for wrong in &doubted {
         let what = doubt(wrong, &ranks);
         tracing::warn!(job = %job.job, rank = wrong.rank, what, "a rank's steps are not counted");
@@ -97,14 +98,18 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
 }
 
 /// The newest steps that every rank reported whose agent lives, and ranks that are wrong about theirs: those are not waited
-/// for, nor those whose reports are of quite other steps.
-pub async fn recent_steps(app: &App, job: &JobRow, sight: &Sight) -> Result<(Vec<WholeStep>, Vec<Doubted>)> {
-    let newest = app.store.newest_steps(&job.job).await?;
-    let Some(step) = measure::job_step(&newest) else { return Ok((Vec::new(), Vec::new())) };
+/// for, nor those whose reports are of quite other steps. `newest`: the newest step that each rank reported.
+pub async fn recent_steps(
+    app: &App,
+    job: &JobRow,
+    sight: &Sight,
+    newest: &BTreeMap<u32, u64>,
+) -> Result<(Vec<WholeStep>, Vec<Doubted>)> {
+    let Some(step) = measure::job_step(newest) else { return Ok((Vec::new(), Vec::new())) };
     let mut rows = app.store.steps(&job.job, (step + 1).saturating_sub(LOOK_BACK), LOOK_BACK).await?;
     let mut doubted = measure::doubted(&rows);
     rows.retain(|row| doubted.iter().all(|d| d.rank != row.rank));
-    doubted.extend(measure::ahead(&newest));
+    doubted.extend(measure::ahead(newest));
     let other_steps = |rank: &u32| newest.contains_key(rank) && rows.iter().all(|row| row.rank != *rank);
     let expected = sight.expected.iter().copied().filter(|rank| !other_steps(rank)).collect();
     Ok((measure::whole_steps(&rows, &expected), doubted))

@@ -6,7 +6,6 @@ use sqlx::SqliteConnection;
 
 use super::{Result, Store, json, signed, sql, stored, time, unsigned};
 use crate::limits::STEP_WINDOW;
-use crate::measure;
 use std::collections::BTreeMap;
 
 pub(super) const PROGRESS_POINTS: &str =
@@ -126,11 +125,6 @@ impl Store {
             sqlx::query_as(NEWEST_STEPS).bind(job.as_str()).fetch_all(&self.read).await.map_err(sql(operation))?;
         let reported = rows.into_iter().filter_map(|(rank, step)| Some((rank, step?)));
         reported.map(|(rank, step)| Ok((stored(operation, "rank", rank.try_into())?, unsigned(step)))).collect()
-    }
-
-    /// The step that a job is at.
-    pub async fn newest_step(&self, job: &JobId) -> Result<Option<u64>> {
-        Ok(measure::job_step(&self.newest_steps(job).await?))
     }
 
     /// Steps of a job from `from` on, ascending by step and rank, at most `steps` different ones.

@@ -6,14 +6,11 @@ import atexit
 import dataclasses
 import functools
 import gc
-import hashlib
 import logging
 import secrets
 import time
 import weakref
-from typing import (
-    Any, Callable, Generator, Generic, Iterable, Iterator, Mapping, NoReturn, Sequence, Sized, TypeVar, cast,
-)  # fmt: skip
+from typing import Any, Callable, Generator, Generic, Iterable, Iterator, Mapping, Sequence, Sized, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -21,10 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm import _core, _repeats
 from flexcomm._core import Core, FlexcommError
-from flexcomm.torch import _arguments, _below, _state, _trials, _tuner
-from flexcomm.torch._arguments import Named
+from flexcomm.torch import _arguments, _below, _checks, _state, _trials, _tuner
 from flexcomm.torch._device import Cuda, no_memory
-from flexcomm.torch._hook import MOST_RANKS, Hook, in_backward, is_nobodys
+from flexcomm.torch._hook import Hook, in_backward
 from flexcomm.torch._unused import Unused
 from flexcomm.torch._vault import Vault
 
@@ -44,7 +40,6 @@ _CONNECTED: weakref.WeakValueDictionary[tuple[str, str], Session] = weakref.Weak
 #: Sessions that are not closed, by model.
 _ATTACHED: weakref.WeakKeyDictionary[DistributedDataParallel, weakref.ref[Session]] = weakref.WeakKeyDictionary()
 
-_Made = TypeVar("_Made")
 _Batch = TypeVar("_Batch")
 
 SWITCHED, TRIAL_STARTS, CANDIDATE, TRIAL_ENDS, TRIAL_LEFT = 1, 2, 3, 4, 5
@@ -115,7 +110,7 @@ def attach(
     """
     _repeats.begin()
     if not isinstance(model, DistributedDataParallel):
-        _refuse_model(model, group)
+        _checks.refuse_model(model, group)
 
     def settings() -> _arguments.Settings:
         return _arguments.read(
@@ -131,64 +126,6 @@ def attach(
         )
 
     return Session(model, settings, parts, group=group, register=register)
-
-
-def _wrong_model(model: Any) -> FlexcommError:
-    name = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
-    if "FullyShardedDataParallel" in name or "FSDP" in name:
-        return FlexcommError(
-            f"the model is {name}: FSDP reduces shards, for which flexcomm has no error feedback. "
-            "Use DistributedDataParallel, or run FSDP without flexcomm"
-        )
-    if _compiled(model) is not None:
-        return FlexcommError(f"the model is {name}: attach to the DistributedDataParallel model first, then torch.compile it")
-    return FlexcommError(f"the model is {name}: wrap it in torch.nn.parallel.DistributedDataParallel first")
-
-
-def _compiled(model: Any) -> DistributedDataParallel | None:
-    """The model that torch.compile has wrapped, if it is one of DDP's."""
-    inner = getattr(model, "__dict__", {}).get("_modules", {}).get("_orig_mod")
-    return inner if isinstance(inner, DistributedDataParallel) else None
-
-
-def _refuse_model(model: Any, given: Any) -> NoReturn:
-    """On all ranks: others may have the right model, and would wait for this one where they tell what they refuse."""
-
-    def refuse() -> NoReturn:
-        raise _wrong_model(model)
-
-    if not dist.is_initialized():
-        refuse()
-    compiled = _compiled(model)
-    group = given if isinstance(given, dist.ProcessGroup) else None
-    if compiled is not None:
-        group = _arguments.group_of(compiled)
-    if dist.get_rank(group) < 0:
-        refuse()
-    _everywhere(refuse, group)
-
-
-def _fitting(named: Named, world: int) -> Named:
-    if named.half is not None and world > MOST_RANKS[named.half]:
-        raise ValueError(f"{named.name} carries at most {MOST_RANKS[named.half]} ranks, here are {world}")
-    return named
-
-
-def _everywhere(make: Callable[[], _Made], group: dist.ProcessGroup | None) -> _Made:
-    """What ``make`` makes. What it refuses on any rank is an error on all: else the others would wait for that rank."""
-    made, refusal, cause = None, None, None
-    try:
-        made = make()
-    except Exception as refused:
-        cause = refused
-        refusal = isinstance(refused, FlexcommError), str(refused).removeprefix("failed to attach: ")
-    refusals: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(refusals, refusal, group=group)
-    for rank, said in enumerate(refusals):
-        if said is not None:
-            raise (FlexcommError if said[0] else ValueError)(f"failed to attach: rank {rank}: {said[1]}") from cause
-    assert made is not None
-    return made
 
 
 def _check_alone(job: str, socket: str | None) -> None:
@@ -227,63 +164,6 @@ def compressors() -> dict[str, str]:
         lines = [f"{key}: {what} ({allowed})" for key, allowed, what in parameters]
         out[name] = "\n    ".join([about, *lines])
     return out
-
-
-def _check_layers(model: torch.nn.Module) -> None:
-    for name, module in model.named_modules():
-        if getattr(module, "sparse", False) and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
-            raise FlexcommError(
-                f"{name} makes sparse gradients, which cannot be compressed; make it with sparse=False"
-            )
-
-
-def _check_values(named: list[tuple[str, torch.nn.Parameter]]) -> None:
-    for name, parameter in named:
-        if parameter.is_complex():
-            raise FlexcommError(
-                f"the parameter {name} is {parameter.dtype}, allowed are real parameters: flexcomm knows no complex values. Keep it "
-                "as a real one with a last dimension of 2 and call torch.view_as_complex in forward(), freeze it before "
-                "the model is wrapped (requires_grad_(False)), or train this model without flexcomm"
-            )
-
-
-def _check_words(named: list[tuple[str, torch.nn.Parameter]], world: int) -> None:
-    """The control word is summed in the element type of the bucket that it rides on. The same on all ranks."""
-    for name, parameter in named:
-        most = MOST_RANKS.get(parameter.dtype)
-        if most is not None and world > most:
-            raise FlexcommError(
-                f"failed to attach: {name} is {parameter.dtype}, in which at most {most} ranks can agree, here are {world}; "
-                "run without an agent (no socket, no FLEXCOMM_SOCKET), or keep parameters in float32 and use autocast"
-            )
-
-
-def _free(model: DistributedDataParallel) -> None:
-    """Refuses a model on which no hook can be registered."""
-    # A copy's reducer is made anew without the hook, of which only the list knows.
-    there = [getattr(one, "__qualname__", "of another kind") for one, *_ in model._comm_hooks if not is_nobodys(one)]
-    if not there and (builtin := _below.builtin_hook(model)):
-        there = [builtin]
-    if there:
-        raise FlexcommError(
-            f"failed to register the hook: the model has one already ({there[0]}), and DDP takes one for good. Wrap the module in "
-            "DistributedDataParallel anew and attach once; or attach(register=False) and call session.hook in a hook of yours"
-        )
-
-
-def _compare(mine: dict[str, Any], group: dist.ProcessGroup | None) -> list[dict[str, Any]]:
-    """Every rank's settings; the same error on every rank when they differ."""
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, mine, group=group)
-    for rank, other in enumerate(everyone):
-        for key, value in other["same"].items():
-            first = everyone[0]["same"].get(key)
-            if value != first:
-                raise FlexcommError(
-                    f"failed to attach: {key} differs between ranks: {first!r} on rank 0, {value!r} on rank {rank}; "
-                    "start all ranks with the same script, model and flexcomm version"
-                )
-    return everyone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -367,10 +247,10 @@ class Session:
             """All that arguments may be refused for."""
             _arguments.check_group(group, models)
             _check_unattached(model)
-            _check_layers(model)
-            _check_values(self._named)
+            _checks.check_layers(model)
+            _checks.check_values(self._named)
             given = read()
-            named = _fitting(given.named, self._world)
+            named = _checks.fitting(given.named, self._world)
             core = Core(
                 given.job, self._rank, self._world, [(p.numel(), _columns(p)) for _, p in self._named],
                 strategy=named.strategy, first_step=0, selection=given.selection, seed=given.seed,
@@ -380,14 +260,14 @@ class Session:
             _check_alone(given.job, given.socket)
             return given, core, make_parts()
 
-        given, self._core, parts = _everywhere(own, models)
+        given, self._core, parts = _checks.everywhere(own, models)
         group = self._group = models if group is None else group
         named, socket = given.named, given.socket
         self._parts = parts
         fits = _below.fits(model)
         same = {
             "the flexcomm version": f"{_core.VERSION} (protocol {_core.PROTOCOL})",
-            "the model": _fingerprint(self._named),
+            "the model": _checks.fingerprint(self._named),
             "the strategy": f"{named.name}, {'held' if given.fixed else 'followed'}",
             "the selection": given.selection,
             "on_nonfinite": given.propagate,
@@ -397,11 +277,11 @@ class Session:
             "whether DDP can be gone below": fits,
         }
         # Any rank might make the id of the run; rank 0's counts.
-        everyone = _compare({"same": same, "socket": socket is not None, "run": secrets.token_hex(8)}, group)
+        everyone = _checks.compare({"same": same, "socket": socket is not None, "run": secrets.token_hex(8)}, group)
         self._core.set_run(everyone[0]["run"])
         steered = everyone[0]["socket"]
         if steered:
-            _check_words(self._named, self._world)
+            _checks.check_words(self._named, self._world)
         self._core.behave(not given.fixed, False)
         self._fixed = named.name if given.fixed else None
         #: What dense buckets travel as until the first decision, as the user named it.
@@ -446,12 +326,12 @@ class Session:
         def ready() -> bool:
             """All that may fail without having changed the model: where it does on any rank, the model is as before on all."""
             if registers:
-                _free(model)
+                _checks.check_hook(model)
             self._connect(given, steered, _COLLECTIVES + ([_TREE] if tuner is not None else []))
             return True
 
         try:
-            _everywhere(ready, group)
+            _checks.everywhere(ready, group)
             if self._below:
                 _below.place(model, hook, self._end_between)
                 self._hook = weakref.ref(hook)
@@ -495,7 +375,7 @@ class Session:
         model, hook = self._parts.model(), self.hook
         if model is None:
             raise FlexcommError("failed to register the hook: the model is gone")
-        _free(model)
+        _checks.check_hook(model)
         model.register_comm_hook(None, hook)
         _below.remove(model)
         self._plain = self._below = False
@@ -505,7 +385,7 @@ class Session:
         """Refuses what needs the hook where it cannot be registered, before anything is changed."""
         model = self._parts.model()
         if model is not None and (self._plain or self._below):
-            _free(model)
+            _checks.check_hook(model)
 
     @property
     def hook(self) -> Hook:
@@ -850,10 +730,3 @@ def _columns(parameter: torch.nn.Parameter) -> int:
     if parameter.dim() < 2 or parameter.numel() == 0:
         return 1
     return parameter.numel() // parameter.shape[0]
-
-
-def _fingerprint(named: list[tuple[str, torch.nn.Parameter]]) -> str:
-    """Names, shapes, types and devices of all parameters, as a short text for people and a hash."""
-    lines = "\n".join(f"{n} {tuple(p.shape)} {p.dtype} {p.device.type}" for n, p in named)
-    digest = hashlib.sha256(lines.encode()).hexdigest()[:12]
-    return f"{len(named)} parameters with {sum(p.numel() for _, p in named)} values ({digest})"

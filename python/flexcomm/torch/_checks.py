@@ -1,0 +1,139 @@
+"""What ``attach`` refuses, with the same error on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Callable, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from flexcomm._core import FlexcommError
+from flexcomm.torch import _arguments, _below
+from flexcomm.torch._arguments import Named
+from flexcomm.torch._hook import MOST_RANKS, is_nobodys
+
+_Made = TypeVar("_Made")
+
+
+def refuse_model(model: Any, given: Any) -> NoReturn:
+    """On all ranks: others may have the right model, and would wait for this one where they tell what they refuse."""
+
+    def refuse() -> NoReturn:
+        raise _wrong_model(model)
+
+    if not dist.is_initialized():
+        refuse()
+    compiled = _compiled(model)
+    group = given if isinstance(given, dist.ProcessGroup) else None
+    if compiled is not None:
+        group = _arguments.group_of(compiled)
+    if dist.get_rank(group) < 0:
+        refuse()
+    everywhere(refuse, group)
+
+
+def _wrong_model(model: Any) -> FlexcommError:
+    name = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+    if "FullyShardedDataParallel" in name or "FSDP" in name:
+        return FlexcommError(
+            f"the model is {name}: FSDP reduces shards, for which flexcomm has no error feedback. "
+            "Use DistributedDataParallel, or run FSDP without flexcomm"
+        )
+    if _compiled(model) is not None:
+        return FlexcommError(f"the model is {name}: attach to the DistributedDataParallel model first, then torch.compile it")
+    return FlexcommError(f"the model is {name}: wrap it in torch.nn.parallel.DistributedDataParallel first")
+
+
+def _compiled(model: Any) -> DistributedDataParallel | None:
+    """The model that torch.compile has wrapped, if it is one of DDP's."""
+    inner = getattr(model, "__dict__", {}).get("_modules", {}).get("_orig_mod")
+    return inner if isinstance(inner, DistributedDataParallel) else None
+
+
+def everywhere(make: Callable[[], _Made], group: dist.ProcessGroup | None) -> _Made:
+    """What ``make`` makes. What it refuses on any rank is an error on all: else the others would wait for that rank."""
+    made, refusal, cause = None, None, None
+    try:
+        made = make()
+    except Exception as refused:
+        cause = refused
+        refusal = isinstance(refused, FlexcommError), str(refused).removeprefix("failed to attach: ")
+    refusals: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(refusals, refusal, group=group)
+    for rank, said in enumerate(refusals):
+        if said is not None:
+            raise (FlexcommError if said[0] else ValueError)(f"failed to attach: rank {rank}: {said[1]}") from cause
+    assert made is not None
+    return made
+
+
+def compare(mine: dict[str, Any], group: dist.ProcessGroup | None) -> list[dict[str, Any]]:
+    """Every rank's settings; the same error on every rank when they differ."""
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    for rank, other in enumerate(everyone):
+        for key, value in other["same"].items():
+            first = everyone[0]["same"].get(key)
+            if value != first:
+                raise FlexcommError(
+                    f"failed to attach: {key} differs between ranks: {first!r} on rank 0, {value!r} on rank {rank}; "
+                    "start all ranks with the same script, model and flexcomm version"
+                )
+    return everyone
+
+
+def fingerprint(named: list[tuple[str, torch.nn.Parameter]]) -> str:
+    """Names, shapes, types and devices of all parameters, as a short text for people and a hash."""
+    lines = "\n".join(f"{n} {tuple(p.shape)} {p.dtype} {p.device.type}" for n, p in named)
+    digest = hashlib.sha256(lines.encode()).hexdigest()[:12]
+    return f"{len(named)} parameters with {sum(p.numel() for _, p in named)} values ({digest})"
+
+
+def fitting(named: Named, world: int) -> Named:
+    if named.half is not None and world > MOST_RANKS[named.half]:
+        raise ValueError(f"{named.name} carries at most {MOST_RANKS[named.half]} ranks, here are {world}")
+    return named
+
+
+def check_layers(model: torch.nn.Module) -> None:
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+            raise FlexcommError(
+                f"{name} makes sparse gradients, which cannot be compressed; make it with sparse=False"
+            )
+
+
+def check_values(named: list[tuple[str, torch.nn.Parameter]]) -> None:
+    for name, parameter in named:
+        if parameter.is_complex():
+            raise FlexcommError(
+                f"the parameter {name} is {parameter.dtype}, allowed are real parameters: flexcomm knows no complex values. Keep it "
+                "as a real one with a last dimension of 2 and call torch.view_as_complex in forward(), freeze it before "
+                "the model is wrapped (requires_grad_(False)), or train this model without flexcomm"
+            )
+
+
+def check_words(named: list[tuple[str, torch.nn.Parameter]], world: int) -> None:
+    """The control word is summed in the element type of the bucket that it rides on. The same on all ranks."""
+    for name, parameter in named:
+        most = MOST_RANKS.get(parameter.dtype)
+        if most is not None and world > most:
+            raise FlexcommError(
+                f"failed to attach: {name} is {parameter.dtype}, in which at most {most} ranks can agree, here are {world}; "
+                "run without an agent (no socket, no FLEXCOMM_SOCKET), or keep parameters in float32 and use autocast"
+            )
+
+
+def check_hook(model: DistributedDataParallel) -> None:
+    """Refuses a model on which no hook can be registered."""
+    # A copy's reducer is made anew without the hook, of which only the list knows.
+    there = [getattr(one, "__qualname__", "of another kind") for one, *_ in model._comm_hooks if not is_nobodys(one)]
+    if not there and (builtin := _below.builtin_hook(model)):
+        there = [builtin]
+    if there:
+        raise FlexcommError(
+            f"failed to register the hook: the model has one already ({there[0]}), and DDP takes one for good. Wrap the module in "
+            "DistributedDataParallel anew and attach once; or attach(register=False) and call session.hook in a hook of yours"
+        )
