@@ -5,7 +5,8 @@
 //! residual has settled, or when it is below what is predicted: it can only fall from there. And of every ratio that
 //! was in force under a trial's profile the planner remembers by which power the trial flattered it
 //! ([`crate::memory::Bias`]); powers leave 0, 1 and the order of ratios as they are, and between ratios they are
-//! interpolated, so that what one ratio showed tells of the others. One rank that selects for all is another way of
+//! interpolated, so that what one ratio showed tells of the others. No power is below 1: steps that keep more than the
+//! trial said ask for a new trial, and no ratio is believed to keep more than was measured for it. One rank that selects for all is another way of
 //! selecting, with gains of its own. Gains of shadow trials are of residuals that have grown for some steps: powers are
 //! then taken anew, from what the settled steps had shown.
 
@@ -15,8 +16,9 @@ use flexcomm_domain::{CompressionRatio, Gain, Selector, Timestamp};
 use flexcomm_optimizer::{Profile, ProfilePoint};
 use std::collections::BTreeMap;
 
-/// Bounds of a power: beyond them something else is wrong.
-const LEAST_POWER: f64 = 0.1;
+/// Bounds of a power. A gain near 1 in force has a power near 0, by which every small ratio would seem to lose nothing;
+/// beyond the upper bound something else is wrong.
+const LEAST_POWER: f64 = 1.0;
 const MOST_POWER: f64 = 10.0;
 
 /// Where profiles are compared as a whole: the middle of the usual candidates.
@@ -69,7 +71,7 @@ pub(crate) fn note(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
     }
     // This one's power has the drift until now in it, so the others' must have theirs.
     memory.bias.iter_mut().filter(|b| b.profile_at == profile_at).for_each(|b| rebase(b, s));
-    memory.note_bias(Bias { selector, cr, power: power.max(1.0), shown: m.gain, profile_at });
+    memory.note_bias(Bias { selector, cr, power, shown: m.gain, profile_at });
     memory.drift = None;
 }
 
@@ -77,7 +79,7 @@ pub(crate) fn note(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
 /// not to be taken off a second time, but shadows of some steps still flatter ratios whose residuals take longer to grow.
 fn rebase(bias: &mut Bias, s: &Snapshot) {
     let Some(profile) = s.profiles.by_selector.get(&bias.selector) else { return };
-    bias.power = power(profile.gain(bias.cr).get(), bias.shown.get()).map_or(1.0, |p| p.max(1.0));
+    bias.power = power(profile.gain(bias.cr).get(), bias.shown.get()).unwrap_or(1.0);
 }
 
 /// Powers for every ratio.

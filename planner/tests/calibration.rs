@@ -221,3 +221,23 @@ fn a_gain_below_what_was_promised_is_a_complaint_of_its_own() {
     assert!(why.contains("0.06"), "{why}");
     assert!(job.strategy() == chosen || job.strategy().cr() > chosen.cr(), "{why}");
 }
+
+/// A ratio in force that keeps nearly all says nothing of smaller ones: they keep what was measured for them.
+#[test]
+fn no_ratio_is_believed_to_keep_more_than_was_measured_for_it() {
+    let mut job = Job::new();
+    job.network(1e-3, 1e9);
+    job.call();
+    let measured = job.call().report.alternatives;
+    let chosen = job.strategy();
+    let p = measured.iter().find(|a| a.strategy == chosen).unwrap();
+    for kept in [p.gain.get(), 0.97, 1.0] {
+        job.measure(p.t_step_s, p.t_comp_s, p.t_sync_s, kept);
+        job.wait(400.0);
+        let outcome = job.call();
+        for now in &outcome.report.alternatives {
+            let then = measured.iter().find(|a| a.strategy == now.strategy).unwrap();
+            assert!(now.gain <= then.gain, "{} at {kept}: {} after {}", now.strategy, now.gain.get(), then.gain.get());
+        }
+    }
+}

@@ -548,6 +548,9 @@ fn what_is_not_in_force_must_clear_the_floor_by_the_margin() {
         found.map(|a| (a.gain.get() > 0.05, a.score))
     };
     assert_eq!(of_smallest(&stays), Some((true, None)));
+    // Steps that keep more than the trial said are no measurement of another ratio; a new trial is.
+    assert!(keeping(&mut job, 0.004f64.powf(0.35)).decision().is_none());
+    learn(&mut job.s, profile(0.35, 0.004));
     let back = keeping(&mut job, 0.004f64.powf(0.35));
     assert!(back.decision().is_some_and(|d| d.strategy.cr().get() == 0.001), "{}", back.report.why);
 }

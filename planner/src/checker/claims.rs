@@ -105,7 +105,7 @@ fn corrected(s: &Snapshot, outcome: &Outcome, a: &Alternative, p: &ProfilePoint)
         }
         false => remembered_drift(s, outcome),
     };
-    p.gain.get().powf((at(&powers, p.cr.get().ln()) * drift).clamp(0.1, 10.0))
+    p.gain.get().powf((at(&powers, p.cr.get().ln()) * drift).clamp(1.0, 10.0))
 }
 
 /// The book of the first selector of which something is remembered, or else of the one remembered last.
@@ -152,10 +152,10 @@ pub(super) fn power(s: &Snapshot, outcome: &Outcome, found: &mut Findings) {
     };
     let said = profile.gain(strategy.cr()).get();
     let measured = s.measured.filter(|m| m.version == current.decision.version && m.steps >= s.config.least_steps);
-    let shown = measured.map(|m| (m.gain.get().ln() / said.ln()).clamp(0.1, 10.0));
+    let shown = measured.map(|m| (m.gain.get().ln() / said.ln()).clamp(1.0, 10.0));
     let close = |a: f64, b: f64| (a - b).abs() <= TOLERANCE * b.abs() + 1e-12;
     let remembered = at(&known(outcome, [strategy.selector()]), strategy.cr().get().ln());
-    let drifted = (remembered * remembered_drift(s, outcome)).clamp(0.1, 10.0);
+    let drifted = (remembered * remembered_drift(s, outcome)).clamp(1.0, 10.0);
     let holds = [shown, Some(remembered), Some(drifted)].into_iter().flatten().any(|power| close(claimed, power));
     found.expect(holds, "time", || format!("gains are taken to the power {claimed}, shown is {shown:?}"));
 }
