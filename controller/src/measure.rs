@@ -29,11 +29,11 @@ pub struct WholeStep {
     pub compute_us: f64,
     /// Of the rank that came last.
     pub comp_us: f64,
-    /// [`robust_mean`] over ranks: one that comes late finds the others' data there and has a short step, the next is long.
+    /// Mean over the ranks that agree: one that comes late finds the others' data there and has a short step, the next is long.
     pub step_us: f64,
-    /// [`robust_mean`] over ranks.
+    /// [`middle`] of the ranks.
     pub gain: f64,
-    /// [`robust_mean`] over ranks.
+    /// Mean over the ranks that agree.
     pub bytes_sent: f64,
 }
 
@@ -44,7 +44,34 @@ const CREDIBLE: f64 = 4.0;
 /// Steps that arrived within less time say nothing by when they arrived: one report brings those of a second.
 const CLOCK_S: f64 = 3.0;
 
-/// A rank whose steps cannot be those of the job, and are not counted.
+/// A rank is silent when its newest steps came so much earlier than another's, in seconds ...
+const SILENT_S: f64 = 10.0;
+
+/// ... and are so many steps behind: where a step takes longer than [`SILENT_S`], ranks are one apart.
+const SILENT_STEPS: u64 = 3;
+
+/// Steps that are older tell nothing of the network of now: as many seconds, and as many times a step takes.
+const OUTDATED: (f64, f64) = (10.0, 4.0);
+
+/// What is stored of one rank's steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepSpan {
+    /// The oldest step, and when it arrived.
+    pub oldest: (u64, Timestamp),
+    /// The newest step, and when it arrived.
+    pub newest: (u64, Timestamp),
+}
+
+impl StepSpan {
+    /// The time of a step by when the first and the last arrived, microseconds.
+    fn by_clock(&self) -> Option<f64> {
+        let passed = self.newest.1.since(self.oldest.1).get();
+        let steps = self.newest.0.checked_sub(self.oldest.0).filter(|steps| *steps > 0)?;
+        (passed >= CLOCK_S).then(|| passed * 1e6 / steps as f64)
+    }
+}
+
+/// A rank whose steps are not counted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Doubted {
     /// Which.
@@ -53,54 +80,76 @@ pub struct Doubted {
     pub why: String,
 }
 
-/// The step that a job is at: the lower median of its ranks' newest, which no single rank moves far.
-pub fn job_step(newest: &BTreeMap<u32, u64>) -> Option<u64> {
-    let mut steps: Vec<u64> = newest.values().copied().collect();
-    steps.sort_unstable();
-    steps.get(steps.len().checked_sub(1)? / 2).copied()
-}
-
-/// Ranks that claim to be so far ahead as the window of steps reaches.
-pub fn ahead(newest: &BTreeMap<u32, u64>) -> Vec<Doubted> {
-    let Some(job) = job_step(newest) else { return Vec::new() };
-    let far = newest.iter().filter(|(_, step)| **step > job.saturating_add(STEP_WINDOW));
-    far.map(|(rank, step)| Doubted { rank: *rank, why: format!("is at step {step}, the job at {job}") }).collect()
-}
-
-/// Ranks whose steps are not counted. The controller's own clock has a vote: it knows in what time how many steps came.
-pub fn doubted(rows: &[StepRow]) -> Vec<Doubted> {
-    let mut of_rank: BTreeMap<u32, Vec<&StepRow>> = BTreeMap::new();
-    rows.iter().for_each(|row| of_rank.entry(row.rank).or_default().push(row));
-    let claims: Vec<(u32, f64)> =
-        of_rank.iter().filter_map(|(rank, own)| Some((*rank, median(own.iter().map(|r| r.step_us))?))).collect();
-    let clock = median(of_rank.values().filter_map(|own| by_clock(own)));
-    let Some(job_us) = low_median(claims.iter().map(|c| c.1).chain(clock)) else { return Vec::new() };
-    let wrong = claims.into_iter().filter(|(_, us)| *us > CREDIBLE * job_us || us * CREDIBLE < job_us);
-    let ms = |us: f64| us * 1e-3;
-    let why = |us: f64| format!("reports steps of {:.1} ms, the job's take {:.1} ms", ms(us), ms(job_us));
-    wrong.map(|(rank, claimed_us)| Doubted { rank, why: why(claimed_us) }).collect()
-}
-
-/// The time of a step by when the first and the last of a rank arrived.
-fn by_clock(own: &[&StepRow]) -> Option<f64> {
-    let (first, last) = (own.first()?, own.last()?);
-    let passed = last.received.since(first.received).get();
-    (passed >= CLOCK_S && last.step > first.step).then(|| passed * 1e6 / (last.step - first.step) as f64)
-}
-
-/// The middle, of an even number the lower one.
-fn low_median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
-    let mut sorted: Vec<f64> = values.into_iter().collect();
+/// What ranks claim of the same thing, as one value that no minority moves: the median. Of an even number of claims rank 0's
+/// counts twice, as its orders are the ones that count.
+pub fn middle(claims: impl IntoIterator<Item = (u32, f64)>) -> Option<f64> {
+    let claims: Vec<(u32, f64)> = claims.into_iter().collect();
+    let again = claims.iter().find(|(rank, _)| *rank == 0 && claims.len() % 2 == 0).copied();
+    let mut sorted: Vec<f64> = claims.iter().copied().chain(again).map(|(_, value)| value).collect();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len().checked_sub(1)? / 2).copied()
 }
 
-/// The mean of what lies within [`CREDIBLE`] of the lower median: one rank's claim moves it no further.
-pub fn robust_mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
-    let values: Vec<f64> = values.into_iter().collect();
-    let middle = low_median(values.iter().copied())?;
-    let near: Vec<f64> = values.into_iter().filter(|v| *v <= CREDIBLE * middle && v * CREDIBLE >= middle).collect();
-    Some(near.iter().sum::<f64>() / near.len() as f64)
+/// Whether one value is within [`CREDIBLE`] of another.
+fn credible(value: f64, of: f64) -> bool {
+    value <= CREDIBLE * of && value * CREDIBLE >= of
+}
+
+/// The step that a job is at: the [`middle`] of its ranks' newest.
+pub fn job_step(spans: &BTreeMap<u32, StepSpan>) -> Option<u64> {
+    // Steps are below 2^53, which every report is checked for.
+    middle(spans.iter().map(|(rank, span)| (*rank, span.newest.0 as f64))).map(|step| step as u64)
+}
+
+/// Of the ranks that are expected to report, those whose newest steps are not those that the job is at: far ahead or behind,
+/// or none for a while.
+pub fn astray(spans: &BTreeMap<u32, StepSpan>, expected: &BTreeSet<u32>) -> Vec<Doubted> {
+    let Some(job) = job_step(spans) else { return Vec::new() };
+    let first = spans.values().map(|span| span.oldest.1).min().unwrap_or_default();
+    let last = spans.values().map(|span| span.newest.1).max().unwrap_or_default();
+    let why = |rank: &u32| {
+        let (step, at) = spans.get(rank).map_or((None, first), |span| (Some(span.newest.0), span.newest.1));
+        let silent_s = last.since(at).get();
+        let silent = silent_s > SILENT_S && job.saturating_sub(step.unwrap_or(0)) > SILENT_STEPS;
+        match step {
+            Some(step) if step.abs_diff(job) > STEP_WINDOW => Some(format!("is at step {step}, the job at {job}")),
+            Some(step) if silent => Some(format!("has reported nothing after step {step} for {silent_s:.0} s")),
+            None if silent => Some(format!("has reported no step in {silent_s:.0} s")),
+            _ => None,
+        }
+    };
+    expected.iter().filter_map(|rank| Some(Doubted { rank: *rank, why: why(rank)? })).collect()
+}
+
+/// Ranks whose steps cannot take what they report. The controller's own clock counts as one more claim: it knows in what time
+/// how many steps came.
+pub fn doubted(rows: &[StepRow], spans: &BTreeMap<u32, StepSpan>) -> Vec<Doubted> {
+    let mut of_rank: BTreeMap<u32, Vec<&StepRow>> = BTreeMap::new();
+    rows.iter().for_each(|row| of_rank.entry(row.rank).or_default().push(row));
+    let medians = |of: fn(&StepRow) -> f64| -> Vec<(u32, f64)> {
+        of_rank.iter().filter_map(|(rank, own)| Some((*rank, median(own.iter().map(|r| of(r)))?))).collect()
+    };
+    let claims = medians(|r| r.step_us);
+    let clocks = of_rank.iter().filter_map(|(rank, own)| {
+        let of_rows = StepSpan { oldest: arrived(own.first()?), newest: arrived(own.last()?) };
+        of_rows.by_clock().or_else(|| spans.get(rank)?.by_clock())
+    });
+    // Of one rank alone the clock is no second opinion: it counts pauses between epochs as steps.
+    let clock = median(clocks).filter(|_| claims.len() > 1).map(|us| (u32::MAX, us));
+    let Some(job_us) = middle(claims.iter().copied().chain(clock)) else { return Vec::new() };
+    let ms = |us: f64| us * 1e-3;
+    let steps = claims.iter().filter(|(_, us)| !credible(*us, job_us));
+    let steps = steps
+        .map(|(rank, us)| (*rank, format!("reports steps of {:.1} ms, the job's take {:.1} ms", ms(*us), ms(job_us))));
+    let parts = medians(|r| r.sync_us.max(r.comp_us));
+    let parts = parts.into_iter().filter(|(_, us)| *us > CREDIBLE * job_us);
+    let parts =
+        parts.map(|(rank, us)| (rank, format!("reports {:.1} ms within steps that take {:.1} ms", ms(us), ms(job_us))));
+    parts.chain(steps).collect::<BTreeMap<u32, String>>().into_iter().map(|(rank, why)| Doubted { rank, why }).collect()
+}
+
+fn arrived(row: &StepRow) -> (u64, Timestamp) {
+    (row.step, row.received)
 }
 
 /// Steps that all expected ranks reported under one decision, ascending. A report of another rank counts as well.
@@ -110,31 +159,39 @@ pub fn whole_steps(rows: &[StepRow], expected: &BTreeSet<u32>) -> Vec<WholeStep>
 
 fn whole(ranks: &[StepRow], expected: &BTreeSet<u32>) -> Option<WholeStep> {
     let complete = expected.iter().all(|rank| ranks.iter().any(|r| r.rank == *rank));
-    let waits: Option<Vec<f64>> = ranks.iter().map(|r| r.wait_us).collect();
     let last = ranks.iter().min_by(|a, b| a.wait_us.unwrap_or(a.sync_us).total_cmp(&b.wait_us.unwrap_or(b.sync_us)))?;
-    let proper = |r: &StepRow| (r.sync_us - r.wait_us.unwrap_or(0.0)).max(0.0);
-    let sync_us = match waits {
-        Some(_) => ranks.iter().map(proper).fold(0.0, f64::max),
-        None => last.sync_us,
-    };
-    let mean = |of: fn(&StepRow) -> f64| robust_mean(ranks.iter().map(of));
     let one_decision = ranks.iter().all(|r| r.version == last.version && r.ran == last.ran);
     if !(complete && one_decision) {
         return None;
     }
-    let step_us = mean(|r| r.step_us)?;
+    let claims = |of: fn(&StepRow) -> f64| ranks.iter().map(move |r| (r.rank, of(r)));
+    let step_us = agreeing_mean(claims(|r| r.step_us))?;
+    let sync_us = if ranks.iter().all(|r| r.wait_us.is_some()) {
+        let proper = |r: &StepRow| (r.sync_us - r.wait_us.unwrap_or(0.0)).max(0.0);
+        let most = CREDIBLE * middle(claims(proper))?;
+        ranks.iter().map(proper).filter(|us| *us <= most).fold(0.0, f64::max)
+    } else {
+        last.sync_us
+    };
     Some(WholeStep {
         step: last.step,
         version: last.version,
         ran: last.ran.clone(),
         received: ranks.iter().map(|r| r.received).max().unwrap_or_default(),
-        sync_us: sync_us.min(CREDIBLE * step_us),
+        sync_us: sync_us.min(step_us),
         compute_us: (last.step_us.min(CREDIBLE * step_us) - last.comp_us - last.sync_us).max(0.0),
-        comp_us: last.comp_us.min(CREDIBLE * step_us),
+        comp_us: last.comp_us.min(step_us),
         step_us,
-        gain: mean(|r| r.gain)?,
-        bytes_sent: mean(|r| r.bytes_sent as f64)?,
+        gain: middle(claims(|r| r.gain))?,
+        bytes_sent: agreeing_mean(claims(|r| r.bytes_sent as f64))?,
     })
+}
+
+/// The mean of what lies within [`CREDIBLE`] of the [`middle`].
+fn agreeing_mean(claims: impl Iterator<Item = (u32, f64)> + Clone) -> Option<f64> {
+    let middle = middle(claims.clone())?;
+    let near: Vec<f64> = claims.map(|(_, value)| value).filter(|value| credible(*value, middle)).collect();
+    Some(near.iter().sum::<f64>() / near.len() as f64)
 }
 
 /// Median; `None` of nothing.
@@ -155,14 +212,18 @@ pub fn compute(steps: &[WholeStep]) -> Option<Seconds> {
     seconds(median(newest.iter().map(|s| s.compute_us))?)
 }
 
-/// Medians over the newest steps under one decision.
-pub fn measured(steps: &[WholeStep], version: Version) -> Option<Measured> {
+/// Medians over the newest steps under one decision; `None` where the newest of them is outdated.
+pub fn measured(steps: &[WholeStep], version: Version, now: Timestamp) -> Option<Measured> {
     let first = steps.iter().position(|s| s.version == version)?;
     // In the middle of the window the first steps are the cold ones only when others stand before them.
     let cold = if first > 0 || steps[first].step == 0 { COLD_STEPS } else { 0 };
     let own: Vec<&WholeStep> = steps[first..].iter().filter(|s| s.version == version).skip(cold).collect();
     let own = &own[own.len().saturating_sub(MEASURED_STEPS)..];
     let of = |f: fn(&WholeStep) -> f64| median(own.iter().map(|s| f(s)));
+    let age_s = now.since(own.last()?.received).get();
+    if age_s > OUTDATED.0.max(OUTDATED.1 * of(|s| s.step_us)? * 1e-6) {
+        return None;
+    }
     let gain = of(|s| s.gain)?;
     let spread = median(own.iter().map(|s| (s.gain - gain).abs()))? / gain;
     Some(Measured {
@@ -229,7 +290,15 @@ pub(crate) mod tests {
         let steps = whole_steps(&rows, &all(2));
         assert_eq!(steps.len(), 1, "step 2 lacks a rank, step 3 ran under two decisions");
         assert_eq!((steps[0].sync_us, steps[0].step_us, steps[0].compute_us), (30.0, 160.0, 110.0));
-        assert!((steps[0].gain - 0.95).abs() < 1e-12);
+        assert_eq!(steps[0].gain, 1.0, "rank 0's");
+    }
+
+    fn none() -> BTreeMap<u32, StepSpan> {
+        BTreeMap::new()
+    }
+
+    fn ranks(doubted: &[Doubted]) -> Vec<u32> {
+        doubted.iter().map(|d| d.rank).collect()
     }
 
     #[test]
@@ -237,6 +306,7 @@ pub(crate) mod tests {
         let with = |claim: fn(&mut StepRow), ranks: u32| -> Vec<StepRow> {
             let rows = (0..40).flat_map(|step| (0..ranks).map(move |rank| row(step, rank, 1, 50.0)));
             let wrong = |mut row: StepRow| {
+                row.gain = 0.3;
                 if row.rank == 1 {
                     claim(&mut row);
                 }
@@ -244,55 +314,108 @@ pub(crate) mod tests {
             };
             rows.map(wrong).collect()
         };
-        for ranks in [2, 3, 8] {
+        for world in [2, 3, 8] {
             // Steps of an hour.
-            let hours = with(|r| (r.step_us, r.sync_us) = (3.6e9, 3.5e9), ranks);
-            let found = doubted(&hours);
-            assert_eq!(found.iter().map(|d| d.rank).collect::<Vec<_>>(), [1], "of {ranks}");
+            let hours = with(|r| (r.step_us, r.sync_us) = (3.6e9, 3.5e9), world);
+            let found = doubted(&hours, &none());
+            assert_eq!(ranks(&found), [1], "of {world}");
             assert!(found[0].why.contains("3600000.0 ms, the job's take 0.2 ms"), "{found:?}");
-            let steps = whole_steps(&hours, &all(ranks));
-            assert!(steps.iter().all(|s| s.step_us == 170.0 && s.sync_us <= CREDIBLE * 170.0), "{:?}", steps[0]);
-            // A gain of 1.
-            let gains = with(|r| r.gain = 1.0, ranks);
-            assert!(doubted(&gains).is_empty());
+            let steps = whole_steps(&hours, &all(world));
+            assert!(steps.iter().all(|s| s.step_us == 170.0 && s.sync_us <= 170.0), "{:?}", steps[0]);
+            // A collective of an hour within a true step, with and without the time that ranks waited in it.
+            for wait_us in [None, Some(0.0)] {
+                let mut sync = with(|r| r.sync_us = 3.6e9, world);
+                sync.iter_mut().for_each(|r| r.wait_us = wait_us);
+                let found = doubted(&sync, &none());
+                assert!(ranks(&found) == [1] && found[0].why.contains("3600000.0 ms within steps"), "{found:?}");
+                assert_eq!(whole_steps(&sync, &all(world))[0].sync_us, 50.0, "of {world}, {wait_us:?}");
+            }
+            // A gain of 1, where the others keep 0.3.
+            let gains = with(|r| r.gain = 1.0, world);
+            assert!(doubted(&gains, &none()).is_empty());
+            assert_eq!(whole_steps(&gains, &all(world))[0].gain, 0.3, "of {world}");
+            // Steps that take 3.8 times as long are within what is credible of one of many, and move the mean no further.
+            let longer = with(|r| r.step_us *= 3.8, world);
+            assert!(whole_steps(&longer, &all(world))[0].step_us <= 2.4 * 170.0);
         }
-        let rows = with(|r| (r.step, r.gain) = (r.step, 1.0), 3);
-        let kept = rows.into_iter().map(|r| StepRow { gain: if r.rank == 1 { 1.0 } else { 0.05 }, ..r });
-        let steps = whole_steps(&kept.collect::<Vec<_>>(), &all(3));
-        assert!((steps[0].gain - 0.05).abs() < 1e-12);
+    }
+
+    fn span(oldest: (u64, u64), newest: (u64, u64)) -> StepSpan {
+        let at = |(step, s): (u64, u64)| (step, Timestamp(s * 1_000_000));
+        StepSpan { oldest: at(oldest), newest: at(newest) }
     }
 
     #[test]
-    fn one_rank_far_ahead_does_not_move_the_job() {
-        let newest = |steps: &[u64]| -> BTreeMap<u32, u64> { (0..).zip(steps.iter().copied()).collect() };
-        for steps in [&[2013, 1_000_000_000_000][..], &[2013, 2014, 1_000_000_000_000]] {
-            assert!(job_step(&newest(steps)).unwrap() < 2015);
-            let found = ahead(&newest(steps));
+    fn the_job_is_where_its_ranks_are_and_those_that_are_not_are_named() {
+        let spans = |newest: &[(u64, u64)]| -> BTreeMap<u32, StepSpan> {
+            (0..).zip(newest.iter().map(|newest| span((0, 0), *newest))).collect()
+        };
+        let far = 1_000_000_000_000;
+        for newest in [&[(2013, 100), (far, 100)][..], &[(2013, 100), (2014, 100), (far, 100)]] {
+            let spans = spans(newest);
+            assert!(job_step(&spans).unwrap() < 2015);
+            let found = astray(&spans, &all(newest.len() as u32));
             assert!(found.len() == 1 && found[0].why.contains("step 1000000000000"), "{found:?}");
         }
-        assert!(ahead(&newest(&[2013, 2500])).is_empty(), "its reports came first");
-        assert_eq!(job_step(&BTreeMap::new()), None);
+        let reports_one_after_the_other = spans(&[(2013, 100), (2500, 101)]);
+        assert!(astray(&reports_one_after_the_other, &all(2)).is_empty());
+        let silent = spans(&[(2013, 100), (1900, 80)]);
+        let found = astray(&silent, &all(2));
+        assert_eq!(found[0].why, "has reported nothing after step 1900 for 20 s");
+        assert!(astray(&spans(&[(20, 100), (19, 80)]), &all(2)).is_empty(), "its steps take 20 s");
+        let never = astray(&spans(&[(2013, 100)]), &all(2));
+        assert!(ranks(&never) == [1] && never[0].why.contains("no step in 100 s"), "{never:?}");
+        assert_eq!(job_step(&none()), None);
     }
 
-    /// Two ranks that differ: what the controller's clock says of both decides.
+    /// Two ranks that differ: what the controller's clock says of both decides; where steps are too fast for it in the window
+    /// that is looked at, by all that is stored.
     #[test]
-    fn the_controllers_clock_has_a_vote() {
-        let at = |step: u64, rank: u32, step_us: f64| StepRow {
-            received: Timestamp(step * 50_000),
-            step_us,
-            ..row(step, rank, 1, 50.0)
-        };
-        for wrong_us in [10.0, 3.6e9] {
-            let rows: Vec<StepRow> = (0..100).flat_map(|step| [at(step, 0, 50_000.0), at(step, 1, wrong_us)]).collect();
-            assert_eq!(doubted(&rows).iter().map(|d| d.rank).collect::<Vec<_>>(), [1], "{wrong_us}");
+    fn the_controllers_clock_counts_as_a_claim() {
+        for (step_us, stored) in [(50_000.0, none()), (5_000.0, BTreeMap::from([(0, span((0, 0), (2000, 10)))]))] {
+            let at = |step: u64, rank: u32, claim_us: f64| StepRow {
+                received: Timestamp(step * step_us as u64),
+                step_us: claim_us,
+                ..row(step, rank, 1, 5.0)
+            };
+            for wrong_us in [10.0, 3.6e9] {
+                for (liar, honest) in [(0, 1), (1, 0)] {
+                    let steps = (0..100).flat_map(|step| [at(step, honest, step_us), at(step, liar, wrong_us)]);
+                    let mut rows: Vec<StepRow> = steps.collect();
+                    rows.sort_by_key(|r| (r.step, r.rank));
+                    assert_eq!(ranks(&doubted(&rows, &stored)), [liar], "{wrong_us} against {step_us}");
+                }
+            }
         }
+    }
+
+    #[test]
+    fn outdated_steps_tell_nothing_of_now() {
+        let rows: Vec<StepRow> = (0..40).map(|step| row(step, 0, 1, 50.0)).collect();
+        let steps = whole_steps(&rows, &all(1));
+        let newest = steps.last().unwrap().received;
+        let after = |s: u64| measured(&steps, Version(1), Timestamp(newest.0 + s * 1_000_000));
+        assert!(after(5).is_some() && after(11).is_none());
+        let slow: Vec<StepRow> = rows.iter().map(|r| StepRow { step_us: 15e6, ..r.clone() }).collect();
+        let steps = whole_steps(&slow, &all(1));
+        assert!(measured(&steps, Version(1), Timestamp(newest.0 + 30_000_000)).is_some(), "two steps ago");
+    }
+
+    #[test]
+    fn of_an_even_number_of_claims_rank_0s_counts_twice() {
+        assert_eq!(middle([]), None);
+        assert_eq!(middle([(0, 1.0), (1, 9.0)]), Some(1.0));
+        assert_eq!(middle([(0, 9.0), (1, 1.0)]), Some(9.0));
+        assert_eq!(middle([(1, 9.0), (2, 1.0)]), Some(1.0));
+        assert_eq!(middle([(0, 9.0), (1, 1.0), (2, 2.0)]), Some(2.0));
+        assert_eq!(middle([(0, 9.0), (1, 1.0), (2, 2.0), (3, 3.0)]), Some(3.0));
     }
 
     #[test]
     fn scatter_leaves_out_one_in_twenty_at_either_end() {
         let rows: Vec<StepRow> =
             (0..40).map(|i| row(i + 1, 0, 1, if i == 7 { 1e6 } else { 30.0 + i as f64 })).collect();
-        let scatter = measured(&whole_steps(&rows, &all(1)), Version(1)).unwrap().scatter.unwrap();
+        let scatter = measured(&whole_steps(&rows, &all(1)), Version(1), Timestamp(0)).unwrap().scatter.unwrap();
         assert!((scatter.sync_low.get() - 32e-6).abs() < 1e-12, "{scatter:?}");
         assert!((scatter.sync_high.get() - 68e-6).abs() < 1e-12, "{scatter:?}");
         assert!(scatter.step_high.get() < 1e-3);
@@ -328,10 +451,10 @@ pub(crate) mod tests {
             })
             .collect();
         let steps = whole_steps(&rows, &all(1));
-        let m = measured(&steps, Version(1)).unwrap();
+        let m = measured(&steps, Version(1), Timestamp(0)).unwrap();
         assert_eq!((m.steps, m.t_sync.get()), (8, 30.0 * 1e-6));
-        assert_eq!(measured(&steps, Version(0)).unwrap().t_sync.get(), 9.0 * 1e-6);
-        assert_eq!(measured(&steps, Version(7)), None);
+        assert_eq!(measured(&steps, Version(0), Timestamp(0)).unwrap().t_sync.get(), 9.0 * 1e-6);
+        assert_eq!(measured(&steps, Version(7), Timestamp(0)), None);
         assert!((compute(&steps).unwrap().get() - 110.0 * 1e-6).abs() < 1e-12);
         assert_eq!(compute(&[]), None);
     }

@@ -13,7 +13,7 @@ use super::body::Body;
 use super::problem::{ApiError, Path, Query};
 use super::views;
 use crate::app::App;
-use crate::cycle::{gather, recent_steps};
+use crate::cycle::{RecentSteps, gather, recent_steps};
 use crate::limits::{INTERVALS, LIST_ENDED, PAGE_DEFAULT, PAGE_MOST};
 use crate::measure;
 use crate::missing::Sight;
@@ -42,18 +42,21 @@ async fn view(app: &App, row: JobRow) -> Result<JobView, ApiError> {
     let ranks = app.store.ranks(&row.job).await?;
     let running = row.ended.is_none();
     let sight = if running { app.sight(&row, &ranks) } else { Sight::default() };
-    let newest = app.store.newest_steps(&row.job).await?;
-    let steps = if running { recent_steps(app, &row, &sight, &newest).await?.0 } else { Vec::new() };
+    let steps = if running {
+        recent_steps(app, &row.job, &sight).await?
+    } else {
+        RecentSteps { newest: measure::job_step(&app.store.step_spans(&row.job).await?), ..RecentSteps::default() }
+    };
     let version = app.store.intact_decision(&row.job).await?.map(|d| d.decision.version).unwrap_or_default();
     // Before the newest decision is in force, the steps under the one before it are what runs.
-    let measured = measure::measured(&steps, version)
-        .or_else(|| measure::measured(&steps, steps.last().map(|s| s.version).unwrap_or_default()));
+    let ran = steps.whole.last().map(|s| s.version).unwrap_or_default();
+    let measured = |version| measure::measured(&steps.whole, version, app.clock.now());
     let parts = views::JobParts {
         ranks: &ranks,
         live: &app.presence.live(app.clock.now()),
-        step: measure::job_step(&newest).unwrap_or_default(),
-        measured,
-        compute_us: measure::compute(&steps).map(|s| s.get() * 1e6),
+        step: steps.newest.unwrap_or_default(),
+        measured: measured(version).or_else(|| measured(ran)),
+        compute_us: measure::compute(&steps.whole).map(|s| s.get() * 1e6),
         board: app.boards().get(&row.job).cloned(),
         missing: &sight.missing,
     };

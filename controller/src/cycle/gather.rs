@@ -1,6 +1,6 @@
 //! Phase 1: everything a decision needs, from the store.
 
-use flexcomm_domain::{Collective, Compressor, NodeName, Strategy, Timestamp};
+use flexcomm_domain::{Collective, Compressor, JobId, NodeName, Strategy, Timestamp};
 use flexcomm_optimizer::CodecBytes;
 use flexcomm_planner::{InForce, Memory, Offer, Snapshot};
 use std::collections::BTreeMap;
@@ -63,8 +63,7 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     let links = agreed(links);
     let links = placed(job, &ranks).and_then(|nodes| job_links(&links, &nodes));
     let links = links.map_err(|why| waiting.push(why)).ok();
-    let newest = app.store.newest_steps(&job.job).await?;
-    let (steps, doubted) = recent_steps(app, job, &app.sight(job, &ranks), &newest).await?;
+    let RecentSteps { whole: steps, doubted, .. } = recent_steps(app, &job.job, &app.sight(job, &ranks)).await?;
     for wrong in &doubted {
         let what = doubt(wrong, &ranks);
         tracing::warn!(job = %job.job, rank = wrong.rank, what, "a rank's steps are not counted");
@@ -85,7 +84,7 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
         profiles: profiles(&trials, &reports, job.gradient_values),
         coefficients: (*app.store.coefficients().await?).clone(),
         compute: measure::compute(&steps),
-        measured: measure::measured(&known, version),
+        measured: measure::measured(&known, version, now),
         earlier: job.earlier,
         in_force,
         // A memory of another version of the planner is as good as none.
@@ -97,22 +96,33 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     Ok(Gathered { job: job.clone(), snapshot, steps, trial, waiting, now })
 }
 
-/// The newest steps that every rank reported whose agent lives, and ranks that are wrong about theirs: those are not waited
-/// for, nor those whose reports are of quite other steps. `newest`: the newest step that each rank reported.
-pub async fn recent_steps(
-    app: &App,
-    job: &JobRow,
-    sight: &Sight,
-    newest: &BTreeMap<u32, u64>,
-) -> Result<(Vec<WholeStep>, Vec<Doubted>)> {
-    let Some(step) = measure::job_step(newest) else { return Ok((Vec::new(), Vec::new())) };
-    let mut rows = app.store.steps(&job.job, (step + 1).saturating_sub(LOOK_BACK), LOOK_BACK).await?;
-    let mut doubted = measure::doubted(&rows);
-    rows.retain(|row| doubted.iter().all(|d| d.rank != row.rank));
-    doubted.extend(measure::ahead(newest));
-    let other_steps = |rank: &u32| newest.contains_key(rank) && rows.iter().all(|row| row.rank != *rank);
-    let expected = sight.expected.iter().copied().filter(|rank| !other_steps(rank)).collect();
-    Ok((measure::whole_steps(&rows, &expected), doubted))
+/// What is known of a job's newest steps.
+#[derive(Debug, Clone, Default)]
+pub struct RecentSteps {
+    /// The step that the job is at.
+    pub newest: Option<u64>,
+    /// The newest steps that every rank reported which is counted, ascending.
+    pub whole: Vec<WholeStep>,
+    /// Ranks that are not counted: no step waits for them.
+    pub doubted: Vec<Doubted>,
+}
+
+/// The newest steps of the ranks whose agents live.
+pub async fn recent_steps(app: &App, job: &JobId, sight: &Sight) -> Result<RecentSteps> {
+    let mut spans = app.store.step_spans(job).await?;
+    spans.retain(|rank, _| sight.expected.contains(rank));
+    let newest = measure::job_step(&spans);
+    let mut doubted = measure::astray(&spans, &sight.expected);
+    let counts = |doubted: &[Doubted], rank: u32| doubted.iter().all(|d| d.rank != rank);
+    // Up to where all of them have reported: reports come one after the other.
+    let up_to = spans.iter().filter(|(rank, _)| counts(&doubted, **rank)).map(|(_, span)| span.newest.0).min();
+    let Some(step) = up_to else { return Ok(RecentSteps { newest, whole: Vec::new(), doubted }) };
+    let mut rows = app.store.steps(job, (step + 1).saturating_sub(LOOK_BACK), LOOK_BACK).await?;
+    rows.retain(|row| counts(&doubted, row.rank));
+    doubted.extend(measure::doubted(&rows, &spans));
+    rows.retain(|row| counts(&doubted, row.rank));
+    let expected = sight.expected.iter().copied().filter(|rank| counts(&doubted, *rank)).collect();
+    Ok(RecentSteps { newest, whole: measure::whole_steps(&rows, &expected), doubted })
 }
 
 fn doubt(wrong: &Doubted, ranks: &[RankRow]) -> String {

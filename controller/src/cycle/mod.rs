@@ -12,7 +12,7 @@ mod profiles;
 mod record;
 mod trials;
 
-pub use gather::{Gathered, gather, recent_steps};
+pub use gather::{Gathered, RecentSteps, gather, recent_steps};
 
 use futures_util::StreamExt;
 use std::sync::Arc;

@@ -5,20 +5,20 @@ use flexcomm_optimizer::{Profile, ProfilePoint};
 use flexcomm_planner::Profiles;
 use std::collections::BTreeMap;
 
-use crate::measure::robust_mean;
+use crate::measure::middle;
 use crate::store::{TrialReportRow, TrialRow};
 
-/// gain and t_comp per selector and ratio: robust means over the ranks, of the newest trial that ran it live and of the newest
+/// gain and t_comp per selector and ratio: the middle of the ranks, of the newest trial that ran it live and of the newest
 /// whose shadows saw it. A gradient has `values` values.
 pub fn profiles(trials: &[TrialRow], reports: &[TrialReportRow], values: u64) -> Profiles {
     let ended: BTreeMap<u64, Timestamp> =
         trials.iter().filter(|t| t.state != "pending").filter_map(|t| Some((t.id, t.ended?))).collect();
     let of_ended = || reports.iter().filter(|r| ended.contains_key(&r.id));
     let mut points: BTreeMap<(Selector, u64), Point> = BTreeMap::new();
-    for (id, outcome) in of_ended().flat_map(|r| r.outcomes.iter().map(|o| (r.id, o))) {
+    for (report, outcome) in of_ended().flat_map(|r| r.outcomes.iter().map(move |o| (r, o))) {
         let Ok(strategy) = Strategy::try_from(&outcome.strategy) else { continue };
         if !strategy.is_dense() {
-            points.entry((strategy.selector(), strategy.cr().get().to_bits())).or_default().add(id, outcome);
+            points.entry((strategy.selector(), strategy.cr().get().to_bits())).or_default().add(report, outcome);
         }
     }
     let by_selector = by_selector(&points, values);
@@ -69,12 +69,12 @@ struct Point {
 }
 
 impl Point {
-    fn add(&mut self, id: u64, o: &flexcomm_wire::TrialOutcome) {
+    fn add(&mut self, report: &TrialReportRow, o: &flexcomm_wire::TrialOutcome) {
         if o.iterations > 0 {
-            self.live.add(id, (o.gain, o.comp_us), f64::from(o.iterations));
+            self.live.add(report, (o.gain, o.comp_us), f64::from(o.iterations));
         }
         if let Some(gain) = o.shadow_gain {
-            self.shadow.add(id, (gain, 0.0), 1.0);
+            self.shadow.add(report, (gain, 0.0), 1.0);
         }
     }
 
@@ -100,36 +100,37 @@ impl Point {
     }
 }
 
-/// What the ranks found in one trial: robust means, so that no single rank's word moves a ratio.
+/// What the ranks found in one trial.
 #[derive(Debug, Clone, Default)]
 struct Found {
     id: u64,
-    gains: Vec<f64>,
-    comp_us: Vec<f64>,
+    gains: Vec<(u32, f64)>,
+    comp_us: Vec<(u32, f64)>,
     /// How many measurements stand behind it.
     weight: f64,
 }
 
 impl Found {
     /// Only the newest trial counts.
-    fn add(&mut self, id: u64, (gain, comp_us): (f64, f64), weight: f64) {
+    fn add(&mut self, report: &TrialReportRow, (gain, comp_us): (f64, f64), weight: f64) {
+        let TrialReportRow { id, rank, .. } = *report;
         if id < self.id {
             return;
         }
         if id > self.id {
             *self = Self { id, ..Self::default() };
         }
-        self.gains.push(gain);
-        self.comp_us.push(comp_us);
+        self.gains.push((rank, gain));
+        self.comp_us.push((rank, comp_us));
         self.weight += weight;
     }
 
     fn gain(&self) -> Option<f64> {
-        robust_mean(self.gains.iter().copied())
+        middle(self.gains.iter().copied())
     }
 
     fn comp_us(&self) -> f64 {
-        robust_mean(self.comp_us.iter().copied()).unwrap_or(0.0)
+        middle(self.comp_us.iter().copied()).unwrap_or(0.0)
     }
 }
 
@@ -158,9 +159,9 @@ mod tests {
     }
 
     #[test]
-    fn profiles_are_means_over_ranks_of_the_newest_trial() {
+    fn profiles_are_of_the_newest_trial_and_no_single_rank() {
         let trials = [trial(3, "pending"), trial(2, "done"), trial(1, "done")];
-        let reports = [report(1, 0, 0.9), report(2, 0, 0.4), report(2, 1, 0.6), report(3, 0, 0.1)];
+        let reports = [report(1, 0, 0.9), report(2, 0, 0.4), report(2, 1, 0.5), report(2, 2, 0.6), report(3, 0, 0.1)];
         let profiles = profiles(&trials, &reports, 1_000);
         assert_eq!(profiles.measured_at, Some(Timestamp(20)));
         let points = profiles.by_selector[&Compressor::TopK.into()].points();
@@ -174,11 +175,11 @@ mod tests {
     fn one_ranks_claim_moves_no_ratio() {
         for ranks in [2u32, 3, 8] {
             let reports: Vec<TrialReportRow> =
-                (0..ranks).map(|rank| report(1, rank, if rank == 1 { 1.0 } else { 0.06 })).collect();
+                (0..ranks).map(|rank| report(1, rank, if rank == 1 { 1.0 } else { 0.3 })).collect();
             let profiles = profiles(&[trial(1, "done")], &reports, 1_000);
             let points = profiles.by_selector[&Compressor::TopK.into()].points();
             let gain = points.iter().find(|p| p.cr.get() == 0.1).unwrap().gain.get();
-            assert!((gain - 0.06).abs() < 1e-12, "{gain} with {ranks} ranks");
+            assert!((gain - 0.3).abs() < 1e-12, "{gain} with {ranks} ranks");
         }
     }
 

@@ -6,14 +6,19 @@ use sqlx::SqliteConnection;
 
 use super::{Result, Store, json, signed, sql, stored, time, unsigned};
 use crate::limits::STEP_WINDOW;
+use crate::measure::StepSpan;
 use std::collections::BTreeMap;
 
 pub(super) const PROGRESS_POINTS: &str =
     "SELECT step, received_us, loss, accuracy FROM progress WHERE job = $1 ORDER BY step DESC LIMIT $2";
 
-/// Of every rank that has announced itself.
-pub(super) const NEWEST_STEPS: &str =
-    "SELECT rank, (SELECT max(step) FROM steps WHERE job = $1 AND rank = ranks.rank) FROM ranks WHERE job = $1";
+/// Of every rank that has announced itself: its oldest and newest step, and when they arrived.
+pub(super) const STEP_SPANS: &str =
+    "SELECT rank, oldest, (SELECT received_us FROM steps WHERE job = $1 AND rank = spans.rank AND step = oldest),
+        newest, (SELECT received_us FROM steps WHERE job = $1 AND rank = spans.rank AND step = newest)
+     FROM (SELECT rank, (SELECT min(step) FROM steps WHERE job = $1 AND rank = ranks.rank) AS oldest,
+        (SELECT max(step) FROM steps WHERE job = $1 AND rank = ranks.rank) AS newest
+        FROM ranks WHERE job = $1) AS spans WHERE oldest IS NOT NULL";
 
 /// One row of JSON: each row of a result crosses from SQLite's thread to this one by itself, which costs far more
 /// than its content when hundreds of steps are read every second.
@@ -118,13 +123,17 @@ impl Store {
         Ok(rows.into_iter().map(row).collect())
     }
 
-    /// The newest step that each rank of a job reported.
-    pub async fn newest_steps(&self, job: &JobId) -> Result<BTreeMap<u32, u64>> {
-        let operation = "read a job's newest steps";
-        let rows: Vec<(i64, Option<i64>)> =
-            sqlx::query_as(NEWEST_STEPS).bind(job.as_str()).fetch_all(&self.read).await.map_err(sql(operation))?;
-        let reported = rows.into_iter().filter_map(|(rank, step)| Some((rank, step?)));
-        reported.map(|(rank, step)| Ok((stored(operation, "rank", rank.try_into())?, unsigned(step)))).collect()
+    /// The oldest and the newest step of each rank that has reported any.
+    pub async fn step_spans(&self, job: &JobId) -> Result<BTreeMap<u32, StepSpan>> {
+        let operation = "read which steps of a job are known";
+        let rows: Vec<(i64, i64, i64, i64, i64)> =
+            sqlx::query_as(STEP_SPANS).bind(job.as_str()).fetch_all(&self.read).await.map_err(sql(operation))?;
+        let span = |(rank, oldest, first_us, newest, last_us): (i64, i64, i64, i64, i64)| {
+            let of = |step, at| (unsigned(step), time(at));
+            let span = StepSpan { oldest: of(oldest, first_us), newest: of(newest, last_us) };
+            Ok((stored(operation, "rank", rank.try_into())?, span))
+        };
+        rows.into_iter().map(span).collect()
     }
 
     /// Steps of a job from `from` on, ascending by step and rank, at most `steps` different ones.

@@ -94,7 +94,7 @@ mod tests {
             super::super::intervals::UNFITTED,
             super::super::intervals::UNSETTLE,
             super::super::intervals::NEWEST,
-            super::super::steps::NEWEST_STEPS,
+            super::super::steps::STEP_SPANS,
             super::super::steps::STEPS,
             super::super::steps::PROGRESS_POINTS,
             super::super::steps::PUT_STEPS[0],
