@@ -9,6 +9,7 @@ use crate::api::auth::Token;
 use crate::api::host::Hosts;
 use crate::clock::{self, Clock};
 use crate::config::Config;
+use crate::doubts::{Doubt, Doubts};
 use crate::echoes::Echoes;
 use crate::grants::{Pair, Scheduler};
 use crate::metrics::Counters;
@@ -43,6 +44,8 @@ pub struct App {
     pub board: Mutex<BTreeMap<JobId, Board>>,
     /// Nodes of jobs that were missing at the last look.
     pub(crate) missing: Mutex<Noted>,
+    /// Nodes of jobs whose reports were not counted at the last look.
+    pub(crate) doubts: Mutex<Doubts>,
     /// Counters of this process.
     pub counters: Counters,
     /// Held by a pass of the loop: what it stores of a job must not come after the job was deleted.
@@ -64,6 +67,8 @@ pub struct Board {
     pub at: Timestamp,
     /// What the job waits for; empty when it waits for nothing.
     pub waiting: Vec<String>,
+    /// Nodes whose reports are not counted, for a while already.
+    pub doubts: Vec<Doubt>,
     /// The planner's report.
     pub report: serde_json::Value,
     /// `change` or why not, as a label.
@@ -129,6 +134,7 @@ impl App {
             echoes: Mutex::new(Echoes::configured(&config.probes)),
             board: Mutex::default(),
             missing: Mutex::default(),
+            doubts: Mutex::default(),
             counters: Counters::new(),
             passing: tokio::sync::Mutex::default(),
             wake: Notify::new(),
@@ -152,6 +158,11 @@ impl App {
     /// What was missing at the last look.
     pub(crate) fn missing(&self) -> MutexGuard<'_, Noted> {
         self.missing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whose reports were not counted at the last look.
+    pub(crate) fn doubts(&self) -> MutexGuard<'_, Doubts> {
+        self.doubts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the loop saw last.

@@ -9,6 +9,7 @@ mod app;
 pub mod clock;
 pub mod config;
 mod cycle;
+mod doubts;
 mod echoes;
 pub mod grants;
 mod intervals;

@@ -75,65 +75,117 @@ pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp, patience_s: f
     links.iter().map(view).collect()
 }
 
-/// Takes the shorter latency where the two ends of a link differ on it.
-pub fn agreed(mut links: LinkMap) -> LinkMap {
-    for ends in disagreements(&links) {
-        for pair in [(ends.a.clone(), ends.b.clone()), (ends.b, ends.a)] {
-            if let Some(view) = links.get_mut(&pair) {
-                view.latency_us = ends.shorter_us;
-            }
-        }
-    }
-    links
-}
+/// Both ends of a link measure the same round trip. Where they differ by more than this factor one of them is wrong.
+const ENDS_DIFFER: f64 = 4.0;
 
-/// A link on whose latency its two ends differ.
+/// ... and by at least this much, in microseconds.
+const ENDS_FLOOR_US: f64 = 1000.0;
+
+/// Of two ends that differ, one whose newest sample is older is wrong for want of news.
+const ENDS_AGE_MS: f64 = 10_000.0;
+
+/// Claims of two ends about the two directions of a link are asymmetric when they differ by more than this factor. Links are,
+/// too: this alone makes nobody wrong.
+const ASYMMETRIC: f64 = 4.0;
+
+/// A node whose claims about a link count as another's.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Disagreement {
-    /// The end that says more.
-    pub a: NodeName,
-    /// The end that says less, which counts.
-    pub b: NodeName,
+    /// The end that is not believed.
+    pub wrong: NodeName,
+    /// The end that is.
+    pub right: NodeName,
     /// What the first one says, microseconds.
-    pub longer_us: f64,
+    pub claimed_us: f64,
     /// What the other says, microseconds.
-    pub shorter_us: f64,
+    pub believed_us: f64,
+    /// Whether the first one has news, and contradicts.
+    pub fresh: bool,
 }
 
 impl Disagreement {
     /// As a sentence that names both.
     pub fn words(&self) -> String {
         let ms = |us: f64| us * 1e-3;
+        let Self { wrong, right, .. } = self;
+        let (claimed, believed) = (ms(self.claimed_us), ms(self.believed_us));
         format!(
-            "node {} reports a latency of {:.3} ms to {}, which reports {:.3} ms back: the shorter one counts",
-            self.a,
-            ms(self.longer_us),
-            self.b,
-            ms(self.shorter_us)
+            "node {wrong} reports a latency of {claimed:.3} ms to {right}, which reports {believed:.3} ms back: that of {right} counts"
         )
     }
 }
 
-/// Both ends of a link measure the same round trip. Where they differ by more than this factor one of them is wrong: an end
-/// can find a round trip too long, in queues or by mistake, and none can find it shorter than the network is.
-const ENDS_DIFFER: f64 = 4.0;
-
-/// ... and by at least this much, in microseconds.
-const ENDS_FLOOR_US: f64 = 1000.0;
-
-/// An end whose newest sample is older says nothing of the other's.
-const ENDS_AGE_MS: f64 = 10_000.0;
-
-/// Links on whose latency their two ends differ, each once.
+/// Where the two ends of a link differ on its latency, each link once. Of the two, the one without news is wrong; else the one
+/// that differs from more of its peers; else the one that says more, since queues and mistakes make a round trip longer.
 pub fn disagreements(links: &LinkMap) -> Vec<Disagreement> {
-    let differ = |((from, to), there): (&(NodeName, NodeName), &LinkView)| {
+    let ends = |((from, to), there): (&(NodeName, NodeName), &LinkView)| {
         let back = links.get(&(to.clone(), from.clone()))?;
         let (longer_us, shorter_us) = (there.latency_us, back.latency_us);
-        let fresh = there.latency_age_ms <= ENDS_AGE_MS && back.latency_age_ms <= ENDS_AGE_MS;
         let differ = longer_us > ENDS_DIFFER * shorter_us && longer_us - shorter_us > ENDS_FLOOR_US;
-        (fresh && differ).then(|| Disagreement { a: from.clone(), b: to.clone(), longer_us, shorter_us })
+        differ.then(|| (from.clone(), to.clone()))
     };
-    links.iter().filter_map(differ).collect()
+    let differing: Vec<(NodeName, NodeName)> = links.iter().filter_map(ends).collect();
+    let mut peers: BTreeMap<&NodeName, usize> = BTreeMap::new();
+    for node in differing.iter().flat_map(|(longer, shorter)| [longer, shorter]) {
+        *peers.entry(node).or_default() += 1;
+    }
+    let judged = |(longer, shorter): &(NodeName, NodeName)| {
+        let view = |from: &NodeName, to: &NodeName| links.get(&(from.clone(), to.clone()));
+        let stale = |from, to| view(from, to).is_none_or(|v| v.latency_age_ms > ENDS_AGE_MS);
+        let (longer_stale, shorter_stale) = (stale(longer, shorter), stale(shorter, longer));
+        let believe_longer =
+            if longer_stale != shorter_stale { shorter_stale } else { peers.get(shorter) > peers.get(longer) };
+        let (wrong, right) = if believe_longer { (shorter, longer) } else { (longer, shorter) };
+        Some(Disagreement {
+            wrong: wrong.clone(),
+            right: right.clone(),
+            claimed_us: view(wrong, right)?.latency_us,
+            believed_us: view(right, wrong)?.latency_us,
+            fresh: !stale(wrong, right),
+        })
+    };
+    differing.iter().filter_map(judged).collect()
+}
+
+/// Takes the latency of the end that is believed where two ends differ.
+pub fn agreed(mut links: LinkMap) -> LinkMap {
+    for ends in disagreements(&links) {
+        let Some(right) = links.get(&(ends.right.clone(), ends.wrong.clone())).cloned() else { continue };
+        if let Some(view) = links.get_mut(&(ends.wrong, ends.right)) {
+            view.latency_us = right.latency_us;
+            view.latency_age_ms = right.latency_age_ms;
+            view.latency_confidence = right.latency_confidence;
+        }
+    }
+    links
+}
+
+/// Of a job's nodes, those whose claims about links stand against their peers', the one against most first; at most two, as
+/// on a job of two nodes either may be wrong.
+pub fn asymmetric(links: &LinkMap, nodes: &[NodeName]) -> Vec<NodeName> {
+    let differ = |a: f64, b: f64| a > ASYMMETRIC * b || b > ASYMMETRIC * a;
+    let mut against: BTreeMap<&NodeName, usize> = BTreeMap::new();
+    for ((from, to), there) in links.iter().filter(|((from, to), _)| nodes.contains(from) && nodes.contains(to)) {
+        let Some(back) = links.get(&(to.clone(), from.clone())) else { continue };
+        let bandwidth = there.bandwidth_bps.zip(back.bandwidth_bps).is_some_and(|(a, b)| differ(a, b));
+        if bandwidth || differ(there.latency_us, back.latency_us) {
+            *against.entry(from).or_default() += 1;
+        }
+    }
+    let mut found: Vec<(&NodeName, usize)> = against.into_iter().collect();
+    found.sort_by(|a, b| b.1.cmp(&a.1));
+    found.into_iter().take(2).map(|(node, _)| node.clone()).collect()
+}
+
+/// The links without what one node says of them: as its peers report the other direction.
+pub fn without_claims_of(links: &LinkMap, node: &NodeName) -> LinkMap {
+    let mirrored = |((from, to), view): (&(NodeName, NodeName), &LinkView)| {
+        let back = links.get(&(to.clone(), from.clone())).filter(|_| from == node);
+        let view =
+            back.map_or_else(|| view.clone(), |back| LinkView { from: from.clone(), to: to.clone(), ..back.clone() });
+        ((from.clone(), to.clone()), view)
+    };
+    links.iter().map(mirrored).collect()
 }
 
 /// What is left of a confidence that was reported `waited_ms` ago and had fallen with the age of its estimate then, when
@@ -267,17 +319,57 @@ pub(crate) mod tests {
         assert_eq!(bandwidth(other), Some(5e8));
     }
 
+    /// Between every two of these nodes 1 ms and 1 Gbit/s.
+    fn full(names: &[&str]) -> Vec<LinkRow> {
+        let pairs = names.iter().flat_map(|a| names.iter().filter(move |b| *b != a).map(move |b| (*a, *b)));
+        pairs.map(|(a, b)| row(a, b, Some(1e9), 0)).collect()
+    }
+
+    fn merged(rows: &[LinkRow]) -> LinkMap {
+        merge(rows, &[], Timestamp(0), BANDWIDTH_CONFIDENCE_AGE_S)
+    }
+
     #[test]
-    fn where_two_ends_differ_on_a_round_trip_the_shorter_counts() {
+    fn where_two_ends_differ_on_a_round_trip_one_of_them_counts() {
         let shown = |claimed_us: f64, age_ms: f64| {
-            let mut rows = [row("a", "b", Some(1e9), 0), row("b", "a", Some(1e9), 0)];
+            let mut rows = full(&["a", "b"]);
             (rows[0].report.latency_us, rows[0].report.latency_age_ms) = (claimed_us, age_ms);
-            let map = agreed(merge(&rows, &[], Timestamp(0), BANDWIDTH_CONFIDENCE_AGE_S));
+            let map = agreed(merged(&rows));
             (map[&(node("a"), node("b"))].latency_us, map[&(node("b"), node("a"))].latency_us)
         };
         assert_eq!(shown(3.0e7, 5.0), (1000.0, 1000.0), "half a minute, by one end alone");
         assert_eq!(shown(1800.0, 5.0), (1800.0, 1000.0), "estimates of one network differ a little");
-        assert_eq!(shown(50_000.0, 60_000.0), (50_000.0, 1000.0), "one of them is of a minute ago");
+        assert_eq!(shown(50_000.0, 60_000.0), (1000.0, 1000.0), "of a minute ago, and the other has news");
+        assert_eq!(shown(10.0, 60_000.0), (10.0, 1000.0), "less than a millisecond apart");
+    }
+
+    #[test]
+    fn one_node_against_all_others_is_not_believed_whether_it_says_more_or_less() {
+        for claimed_us in [1.0, 3.0e6] {
+            let mut rows = full(&["a", "b", "c"]);
+            rows.iter_mut().for_each(|r| r.report.latency_us = 50_000.0);
+            rows.iter_mut().filter(|r| r.src == node("c")).for_each(|r| r.report.latency_us = claimed_us);
+            let found = disagreements(&merged(&rows));
+            assert!(found.len() == 2 && found.iter().all(|d| d.wrong == node("c") && d.fresh), "{found:?}");
+            assert!(found[0].words().starts_with("node c reports a latency of"), "{}", found[0].words());
+            assert!(agreed(merged(&rows)).values().all(|v| v.latency_us == 50_000.0));
+        }
+    }
+
+    #[test]
+    fn a_nodes_claims_are_left_out_by_what_its_peers_say() {
+        let nodes = [node("a"), node("b"), node("c")];
+        let mut rows = full(&["a", "b", "c", "d"]);
+        assert!(asymmetric(&merged(&rows), &nodes).is_empty());
+        rows.iter_mut().filter(|r| r.src == node("c")).for_each(|r| r.report.bandwidth_bps = Some(1e5));
+        rows.iter_mut().filter(|r| r.src == node("d")).for_each(|r| r.report.bandwidth_bps = Some(1e2));
+        let map = merged(&rows);
+        assert_eq!(asymmetric(&map, &nodes)[0], node("c"), "d is not of the job");
+        let without = without_claims_of(&map, &node("c"));
+        let among = |map: &LinkMap| matrix(map, &nodes).unwrap().matrix.worst();
+        let link = |bps| Link::new(1e-3, bps).unwrap();
+        assert_eq!((among(&map), among(&without)), (link(1e5), link(1e9)));
+        assert_eq!(without[&(node("d"), node("a"))], map[&(node("d"), node("a"))]);
     }
 
     #[test]

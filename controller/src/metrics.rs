@@ -54,6 +54,8 @@ table! {
     JOB_MISSING = "flexcomm_job_missing_nodes" ["training_job"];
     /// Seconds since the silent agent of a node of the job sent something.
     JOB_MISSING_FOR = "flexcomm_job_missing_node_seconds" ["training_job", "node"];
+    /// 1 for each node whose reports on a job are contradicted and not counted; see `doubted` in the job's view.
+    JOB_DOUBTED = "flexcomm_job_doubted" ["training_job", "node"];
     /// Newest step of the job.
     JOB_STEP = "flexcomm_job_step" ["training_job"];
     /// Newest training loss of the job.

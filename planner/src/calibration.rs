@@ -45,9 +45,9 @@ struct Known<'a> {
 impl<'a> Calibration<'a> {
     pub(crate) fn new(s: &Snapshot, memory: &'a Memory, problem: &'a Problem, now: Timestamp) -> Self {
         let current = s.strategy();
-        let counts = |x: &&Seen| x.strategy.is_dense() || x.strategy == current;
-        let fresh = |x: &&Seen| now.since(x.at) < s.config.trial_review_s;
-        let known = memory.seen.iter().filter(counts).filter(fresh).filter_map(|seen| {
+        let fresh = |x: &Seen| now.since(x.at) < s.config.trial_review_s;
+        let counts = |x: &&Seen| x.strategy.is_dense() || x.strategy == current && fresh(x);
+        let known = memory.seen.iter().filter(counts).filter_map(|seen| {
             let then_s = modelled(problem, &seen.strategy, seen.terms?);
             let factor = seen.cost.t_sync.get() / then_s;
             let usable = factor.is_finite() && factor > 0.0;

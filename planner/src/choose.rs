@@ -49,7 +49,10 @@ pub(crate) fn next(s: &Snapshot, m: &Memory, costs: &Costs, found: &[Trigger], n
     let best = costs.best.as_ref().ok_or_else(nothing_open)?;
     let current = &costs.in_force;
     if best.strategy() == current.strategy() {
-        return Err(Hold::new(Keep::AlreadyBest, already_best(s, costs, found)));
+        // Of candidates that are priced on links which the steps contradict, none can be better.
+        return Err(contradicted(costs)
+            .map(|what| Hold::new(Keep::LinksContradicted, format!("nothing is compared: {what}")))
+            .unwrap_or_else(|| Hold::new(Keep::AlreadyBest, already_best(s, costs, found))));
     }
     let margin = margin(s, m, found, best);
     if costs.offered && current.score.is_some() {
@@ -71,9 +74,7 @@ pub(crate) fn next(s: &Snapshot, m: &Memory, costs: &Costs, found: &[Trigger], n
     if !applied && since < s.config.apply_patience_s.get() {
         return held(Keep::NotApplied, format!("version {} is not in force on every rank yet", s.version()));
     }
-    if let Some(claimed) = costs.contradicted.filter(|_| costs.offered && current.score.is_some()) {
-        let (claimed, steps) = (words::time(claimed.get()), words::time(costs.measured.what.t_step.get()));
-        let what = format!("the links say {claimed} per step where the newest steps take {steps}");
+    if let Some(what) = contradicted(costs).filter(|_| costs.offered && current.score.is_some()) {
         return held(Keep::LinksContradicted, what);
     }
     if let Some(ago) = m.unsteady(&s.config, now) {
@@ -84,6 +85,13 @@ pub(crate) fn next(s: &Snapshot, m: &Memory, costs: &Costs, found: &[Trigger], n
         return held(Keep::LinksMoving, "it sends more, and not every link has been measured since they fell".into());
     }
     Ok(Take { to: best.clone(), why: sentence(s, &head, best, current, "for the one in force,") })
+}
+
+/// What the links say against the newest steps.
+pub(crate) fn contradicted(costs: &Costs) -> Option<String> {
+    let (claimed, steps) = (costs.contradicted?, costs.measured.what.t_step);
+    let (claimed, steps) = (words::time(claimed.get()), words::time(steps.get()));
+    Some(format!("the links say {claimed} per step where the newest steps take {steps}"))
 }
 
 /// Whether bandwidth fell and not every link has been measured since.

@@ -99,7 +99,8 @@ impl<'a> Call<'a> {
     }
 
     fn price(&mut self, links: &Links) -> Result<(), (Keep, String)> {
-        let costs = solve::price(self.s, &links.matrix, &self.memory, self.s.measured_now(), self.now);
+        let steps = self.s.measured_now().filter(|m| m.steps >= self.s.config.least_steps);
+        let costs = solve::price(self.s, &links.matrix, &self.memory, steps, self.now);
         let costs = costs.map_err(|e| (Keep::InvalidSnapshot, format!("the candidates cannot be compared: {e}")))?;
         self.costs = Some(costs);
         Ok(())
@@ -229,8 +230,11 @@ impl<'a> Call<'a> {
 
     fn choose(&mut self, costs: &Costs) -> Result<Take, Hold> {
         if !self.triggers.iter().any(Trigger::solves) {
-            let why = self.nothing_moved(costs);
-            return Err(Hold { keep: Keep::NothingMoved, why, held_back: None });
+            let (keep, why) = match choose::contradicted(costs) {
+                Some(what) => (Keep::LinksContradicted, format!("nothing is compared: {what}")),
+                None => (Keep::NothingMoved, self.nothing_moved(costs)),
+            };
+            return Err(Hold { keep, why, held_back: None });
         }
         if self.s.in_force.is_some() {
             return choose::next(self.s, &self.memory, costs, &self.triggers, self.now);

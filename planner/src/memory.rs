@@ -314,11 +314,13 @@ impl Memory {
         self.bias.push(new);
     }
 
-    /// Remembers what the strategy in force costs; the newest measurement of a strategy counts.
+    /// Remembers what the strategy in force costs; the newest measurement of a strategy counts. Those of dense are kept: what
+    /// compressing must beat is known for the whole run.
     pub(crate) fn remember(&mut self, seen: Seen) {
         self.seen.retain(|s| s.strategy != seen.strategy);
         if self.seen.len() >= MAX_SEEN {
-            self.seen.remove(0);
+            let oldest = self.seen.iter().position(|s| !s.strategy.is_dense()).unwrap_or(0);
+            self.seen.remove(oldest);
         }
         self.seen.push(seen);
     }

@@ -109,6 +109,18 @@ pub struct JobView {
     /// Nodes whose agents are silent, and ranks that no agent has announced. Steps count that the other ranks reported.
     #[serde(default)]
     pub missing: Vec<MissingView>,
+    /// Nodes whose reports are contradicted by the others' or by measured steps, and therefore not counted.
+    #[serde(default)]
+    pub doubted: Vec<DoubtView>,
+}
+
+/// A node whose reports on one matter are not counted.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DoubtView {
+    /// Which; null where no agent has announced the rank.
+    pub node: Option<NodeName>,
+    /// What it reports, against what, as a sentence.
+    pub what: String,
 }
 
 /// The end of a run.

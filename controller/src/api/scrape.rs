@@ -66,6 +66,7 @@ async fn all_jobs(app: &App, s: &mut Scrape) -> Result<(), ApiError> {
     for view in jobs::all(app).await?.into_iter().filter(|v| running.contains(&v.job)) {
         times(&view, s)?;
         missing(&view, app.clock.now(), s)?;
+        doubted(&view, s)?;
         decision(app, &view, s).await?;
     }
     Ok(())
@@ -86,6 +87,13 @@ fn times(view: &JobView, s: &mut Scrape) -> Result<(), ApiError> {
     }
     for (part, us) in [("sync", view.predicted_sync_us), ("step", view.predicted_step_us)] {
         s.maybe(m::JOB_PREDICTED, &[job, part], us.map(|us| us * 1e-6))?;
+    }
+    Ok(())
+}
+
+fn doubted(view: &JobView, s: &mut Scrape) -> Result<(), ApiError> {
+    for doubt in &view.doubted {
+        s.set(m::JOB_DOUBTED, &[view.job.as_str(), doubt.node.as_ref().map_or("", |n| n.as_str())], 1.0)?;
     }
     Ok(())
 }

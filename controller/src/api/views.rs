@@ -4,12 +4,13 @@ use flexcomm_domain::{Decision, Timestamp};
 use flexcomm_planner::Measured;
 use flexcomm_wire::TrialOutcome;
 use flexcomm_wire::api::{
-    DecisionView, EndedView, HistoryEntry, IntervalView, JobView, MissingView, NodeView, RunView, TrialView,
+    DecisionView, DoubtView, EndedView, HistoryEntry, IntervalView, JobView, MissingView, NodeView, RunView, TrialView,
 };
 use std::collections::BTreeMap;
 
 use crate::app::Board;
 use crate::clock::rfc3339;
+use crate::doubts::Doubt;
 use crate::missing::Missing;
 use crate::presence::Seen;
 use crate::store::{DecisionRow, End, IntervalRow, JobRow, NodeRow, RankRow, RunRow, TrialReportRow, TrialRow};
@@ -66,6 +67,10 @@ fn missing(missing: &Missing) -> MissingView {
     }
 }
 
+fn doubted(doubt: &Doubt) -> DoubtView {
+    DoubtView { node: doubt.node.clone(), what: doubt.what.clone() }
+}
+
 pub(super) fn job(row: JobRow, parts: &JobParts<'_>) -> JobView {
     let here: BTreeMap<u32, &RankRow> = parts.ranks.iter().filter(|r| r.left.is_none()).map(|r| (r.rank, r)).collect();
     let connected = here.values().filter(|r| parts.live.binary_search(&r.node).is_ok()).count();
@@ -91,6 +96,7 @@ pub(super) fn job(row: JobRow, parts: &JobParts<'_>) -> JobView {
         gain: measured.map(|m| m.gain.get()),
         ended: row.ended.map(|at| ended(at, row.how)),
         missing: parts.missing.iter().map(missing).collect(),
+        doubted: board.map_or_else(Vec::new, |b| b.doubts.iter().map(doubted).collect()),
     }
 }
 

@@ -1,11 +1,13 @@
 //! Phase 2: the planner, on a thread where it may take its time.
 
-use flexcomm_domain::{JobId, Version};
-use flexcomm_planner::Outcome;
+use flexcomm_domain::{JobId, Timestamp, Version};
+use flexcomm_planner::{Outcome, Snapshot};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
 use super::{CycleError, Gathered};
+use crate::doubts::Doubt;
+use crate::links::{asymmetric, matrix, without_claims_of};
 
 /// An outcome and the seed that makes it again.
 #[derive(Debug, Clone)]
@@ -21,9 +23,30 @@ pub fn seed(job: &JobId, version: Version) -> u64 {
     flexcomm_domain::Digest::of(&format!("{job}/{version}")).0
 }
 
-/// Decides.
-pub async fn decide(gathered: &Gathered) -> Result<Decided, CycleError> {
-    let (snapshot, now) = (gathered.snapshot.clone(), gathered.now);
+/// Decides. Where the newest steps contradict the links, and would not without what one node says of them, it is decided
+/// without that: `gathered` then has those links, and the node among its doubts.
+pub async fn decide(gathered: &mut Gathered) -> Result<Decided, CycleError> {
+    let decided = solve(&gathered.snapshot, gathered.now).await?;
+    let Some(claimed_s) = decided.outcome.report.contradicted_s else { return Ok(decided) };
+    for node in asymmetric(&gathered.claims, &gathered.nodes) {
+        let Ok(links) = matrix(&without_claims_of(&gathered.claims, &node), &gathered.nodes) else { continue };
+        let snapshot = Snapshot { links: Some(links), ..gathered.snapshot.clone() };
+        let without = solve(&snapshot, gathered.now).await?;
+        if without.outcome.report.contradicted_s.is_none() {
+            let what = format!(
+                "node {node} reports links on which a step would take {claimed_s:.3} s, of which the newest steps show nothing: \
+                 its links count as the other nodes report them"
+            );
+            gathered.doubts.push(Doubt { node: Some(node), what });
+            gathered.snapshot = snapshot;
+            return Ok(without);
+        }
+    }
+    Ok(decided)
+}
+
+async fn solve(snapshot: &Snapshot, now: Timestamp) -> Result<Decided, CycleError> {
+    let snapshot = snapshot.clone();
     let seed = seed(&snapshot.job, snapshot.version());
     let job = snapshot.job.to_string();
     let solve = move || flexcomm_planner::decide(&snapshot, now, &mut ChaCha8Rng::seed_from_u64(seed));

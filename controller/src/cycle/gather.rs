@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use super::profiles::profiles;
 use crate::app::App;
+use crate::doubts::Doubt;
 use crate::limits::MEASURED_STEPS;
 use crate::links::{LinkMap, agreed, disagreements, matrix, merge};
 use crate::measure::{self, Doubted, WholeStep};
@@ -26,12 +27,18 @@ pub struct Gathered {
     pub job: JobRow,
     /// For the planner.
     pub snapshot: Snapshot,
+    /// The links that its matrix is of.
+    pub claims: LinkMap,
+    /// The node of each rank; empty while not all ranks are there.
+    pub nodes: Vec<NodeName>,
     /// The newest steps.
     pub steps: Vec<WholeStep>,
     /// What collectives took in the newest trial that has ended.
     pub trial: Option<EndedTrial>,
     /// What the job waits for.
     pub waiting: Vec<String>,
+    /// Nodes whose reports are not counted.
+    pub doubts: Vec<Doubt>,
     /// Now.
     pub now: Timestamp,
 }
@@ -52,23 +59,16 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     let now = app.clock.now();
     let ranks = app.store.ranks(&job.job).await?;
     let mut waiting = Vec::new();
-    let links = merge(&app.store.links().await?, &app.store.link_tests().await?, now, app.patience_s());
-    for ends in
-        disagreements(&links).iter().filter(|d| [&d.a, &d.b].iter().all(|n| ranks.iter().any(|r| r.node == **n)))
-    {
-        let what = ends.words();
-        tracing::warn!(job = %job.job, what, "the ends of a link differ");
-        waiting.push(what);
-    }
-    let links = agreed(links);
-    let links = placed(job, &ranks).and_then(|nodes| job_links(&links, &nodes));
+    let claims = merge(&app.store.links().await?, &app.store.link_tests().await?, now, app.patience_s());
+    let here = |node: &NodeName| ranks.iter().any(|r| r.node == *node && r.left.is_none());
+    let differ = disagreements(&claims).into_iter().filter(|d| d.fresh && here(&d.wrong) && here(&d.right));
+    let mut doubts: Vec<Doubt> = differ.map(|d| Doubt { what: d.words(), node: Some(d.wrong) }).collect();
+    let claims = agreed(claims);
+    let nodes = placed(job, &ranks);
+    let links = nodes.as_ref().map_err(Clone::clone).and_then(|nodes| matrix(&claims, nodes));
     let links = links.map_err(|why| waiting.push(why)).ok();
     let RecentSteps { whole: steps, doubted, .. } = recent_steps(app, &job.job, &app.sight(job, &ranks)).await?;
-    for wrong in &doubted {
-        let what = doubt(wrong, &ranks);
-        tracing::warn!(job = %job.job, rank = wrong.rank, what, "a rank's steps are not counted");
-        waiting.push(what);
-    }
+    doubts.extend(doubted.iter().map(|wrong| doubt(wrong, &ranks)));
     let in_force = app.store.decision(&job.job).await?;
     let in_force = in_force.map(|row| InForce { decision: row.decision, applied_at_step: row.applied_at_step });
     let trials = app.store.trials(&job.job, PROFILE_TRIALS).await?;
@@ -93,7 +93,8 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
         ..Snapshot::new(job.job.clone(), job.world, job.gradient_values)
     };
     let trial = ended(&trials, &reports);
-    Ok(Gathered { job: job.clone(), snapshot, steps, trial, waiting, now })
+    let nodes = nodes.unwrap_or_default();
+    Ok(Gathered { job: job.clone(), snapshot, claims, nodes, steps, trial, waiting, doubts, now })
 }
 
 /// What is known of a job's newest steps.
@@ -125,9 +126,10 @@ pub async fn recent_steps(app: &App, job: &JobId, sight: &Sight) -> Result<Recen
     Ok(RecentSteps { newest, whole: measure::whole_steps(&rows, &expected), doubted })
 }
 
-fn doubt(wrong: &Doubted, ranks: &[RankRow]) -> String {
-    let node = ranks.iter().find(|r| r.rank == wrong.rank).map_or("unknown", |r| r.node.as_str());
-    format!("rank {} on node {node} {}: its steps are not counted", wrong.rank, wrong.why)
+fn doubt(wrong: &Doubted, ranks: &[RankRow]) -> Doubt {
+    let node = ranks.iter().find(|r| r.rank == wrong.rank).map(|r| r.node.clone());
+    let place = node.as_ref().map_or(String::new(), |node| format!(" on node {node}"));
+    Doubt { what: format!("rank {}{place} {}: its steps are not counted", wrong.rank, wrong.why), node }
 }
 
 /// The node of each rank, or which ranks are missing.
@@ -138,10 +140,6 @@ fn placed(job: &JobRow, ranks: &[RankRow]) -> std::result::Result<Vec<NodeName>,
         return Err(format!("{missing} of {} ranks have not said hello", job.world));
     }
     Ok(here.into_values().cloned().collect())
-}
-
-fn job_links(links: &LinkMap, nodes: &[NodeName]) -> std::result::Result<flexcomm_planner::Links, String> {
-    matrix(links, nodes)
 }
 
 /// What all ranks can do. Message sizes that differ between ranks count with their largest.

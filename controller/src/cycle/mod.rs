@@ -110,6 +110,7 @@ pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
     let runs = |job: &flexcomm_domain::JobId| jobs.iter().any(|j| j.job == *job);
     app.boards().retain(|job, _| runs(job));
     app.missing().retain(runs);
+    app.doubts().retain(runs);
     let each = futures_util::stream::iter(jobs).map(|job| one_job(app, job));
     let failed: Vec<CycleError> =
         each.buffer_unordered(JOBS_AT_ONCE).filter_map(|r| std::future::ready(r.err())).collect().await;
@@ -136,8 +137,8 @@ async fn one_job(app: &Arc<App>, job: JobRow) -> Result<(), CycleError> {
     }
     look_for_missing(app, &job).await?;
     trials::settle(app, &job).await?;
-    let gathered = gather(app, &job).await?;
-    let decided = decide::decide(&gathered).await?;
+    let mut gathered = gather(app, &job).await?;
+    let decided = decide::decide(&mut gathered).await?;
     let now = app.store.job(&job.job).await?;
     if now.is_none_or(|now| now.created != job.created || now.run != job.run) {
         // Another run has the name since: what was decided is not for it.

@@ -15,13 +15,11 @@ pub async fn record(app: &App, gathered: &Gathered, applied: Applied) -> Result<
     let report = &applied.outcome.report;
     let prediction = prediction(gathered, report);
     let newest = measure(app, gathered, prediction).await?;
-    // Links that the steps contradict are nothing to fit to.
-    if report.contradicted_s.is_none() {
-        fit(app, gathered).await?;
-    }
+    fit(app, gathered).await?;
     let fitted_trial = fit_trial(app, gathered, &applied.outcome).await?;
     tracing::debug!(job = %gathered.job.job, verdict = report.verdict, why = report.why, "looked");
     let refused = applied.refused.as_ref().map(|why| format!("the checker refused a decision: {why}"));
+    let doubts = app.doubts().lasting(&gathered.job.job, &gathered.doubts, gathered.now);
     let mut boards = app.boards();
     let deviates = match &newest {
         Some(interval) => deviates(interval, app.config.probes.suspect_change),
@@ -30,6 +28,7 @@ pub async fn record(app: &App, gathered: &Gathered, applied: Applied) -> Result<
     let board = Board {
         at: gathered.now,
         waiting: gathered.waiting.iter().cloned().chain(refused).collect(),
+        doubts,
         report: serde_json::to_value(report).unwrap_or_default(),
         verdict: report.verdict.clone(),
         predicted_sync_us: prediction.map(|p| p.sync_us),
@@ -42,9 +41,10 @@ pub async fn record(app: &App, gathered: &Gathered, applied: Applied) -> Result<
     Ok(())
 }
 
-/// What is believed of the strategy in force when the call was made.
+/// What is believed of the strategy in force when the call was made. Nothing is predicted over links that the steps contradict:
+/// an interval that begins then is never fitted to.
 fn prediction(gathered: &Gathered, report: &Report) -> Option<Prediction> {
-    report.in_force.as_ref().map(|now| Prediction {
+    report.in_force.as_ref().filter(|_| report.contradicted_s.is_none()).map(|now| Prediction {
         version: gathered.snapshot.version(),
         sync_us: now.t_sync_s * 1e6,
         step_us: now.t_step_s * 1e6,

@@ -192,6 +192,7 @@ async function showJob(job) {
   showNow(decision, report, newest, job);
   showEnd(job.ended);
   showMissing(job.missing);
+  showDoubted(job.doubted);
   showTiles(job, newest);
   showCharts(intervals || [], progress || []);
   showTrials(trials || []);
@@ -227,6 +228,11 @@ function showEnd(ended) {
 }
 
 /** Which nodes no agent shows, since when, and what that means for the job. */
+function showDoubted(doubted) {
+  $("doubted").hidden = !doubted.length;
+  $("doubted").replaceChildren(...doubted.map((d) => el("p", {}, el("b", {}, "Not counted: "), d.what)));
+}
+
 function showMissing(missing) {
   const line = (m) => el("p", {}, el("b", {}, `${m.node ? `Node ${m.node} is missing` : "Ranks are missing"}, ${ago(Math.max(0, Date.now() - m.since_us / 1000))}: `), m.meaning);
   $("missing").hidden = !missing.length;
