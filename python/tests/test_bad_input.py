@@ -106,6 +106,13 @@ def test_ranks_with_different_models_or_settings(seen):
         assert "the strategy" in rank["models"][1][1] and "rank 1" in rank["models"][1][1]
 
 
+def test_the_job_is_named_alike_on_all_ranks(seen):
+    for rank in seen:
+        launched, given, (kind, text) = rank["names"]
+        assert (launched, given) == ("slurm-77", "mine")
+        assert kind == "FlexcommError" and "'one' on rank 1, 'three' on rank 3" in text and "FLEXCOMM_JOB" in text, text
+
+
 def test_arguments_are_refused_with_the_remedy(seen):
     expected = {
         "strategy": "compressor", "selection": "star", "nonfinite": "propagate", "unwrapped": "DistributedDataParallel",

@@ -11,8 +11,8 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     ("env", "name"),
     [
         ({}, "default"),
-        ({"FLEXCOMM_JOB": "mine", "TORCHELASTIC_RUN_ID": "7f3a", "SLURM_JOB_ID": "12"}, "mine"),
-        ({"FLEXCOMM_JOB": "", "TORCHELASTIC_RUN_ID": "resnet/1 b"}, "resnet-1-b"),
+        ({"TORCHELASTIC_RUN_ID": "7f3a", "SLURM_JOB_ID": "12"}, "7f3a"),
+        ({"TORCHELASTIC_RUN_ID": "resnet/1 b"}, "resnet-1-b"),
         ({"TORCHELASTIC_RUN_ID": "none"}, "default"),
         ({"TORCHELASTIC_RUN_ID": "None", "SLURM_JOB_ID": "4711"}, "slurm-4711"),
         ({"TORCHELASTIC_RUN_ID": "//", "SLURM_JOB_ID": "4711"}, "slurm-4711"),
@@ -26,4 +26,4 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     ],
 )
 def test_the_launchers_own_id_is_the_default_name(env: dict[str, str], name: str) -> None:
-    assert _arguments._default_job(env) == name
+    assert _arguments.default_job(env) == name

@@ -121,6 +121,7 @@ class Settings:
     #: Whether decisions are not followed.
     fixed: bool
     selection: str
+    #: As this rank's script or environment names it; empty where they do not.
     job: str
     socket: str | None
     propagate: bool
@@ -135,7 +136,7 @@ def read(
     """Reads them. Ranges of numbers and names of jobs are the core's to check."""
     if not isinstance(selection, str) or selection not in _SELECTIONS:
         raise _refused("selection", selection, ", ".join(_SELECTIONS))
-    job = _default_job(os.environ) if job is None or job == "" else job
+    job = os.environ.get("FLEXCOMM_JOB", "") if job is None or job == "" else job
     if not isinstance(job, str):
         raise _refused("job", job, "a text, the same on all ranks")
     if not isinstance(register, bool):
@@ -162,11 +163,8 @@ _POD = re.compile(r"(.+)-(?:master|worker|launcher)-[0-9]+")
 _MAX_JOB = 63
 
 
-def _default_job(env: Mapping[str, str]) -> str:
-    """The job's name where the script gives none, the same on all ranks: what the user set, else what launched the job knows
-    it by."""
-    if env.get("FLEXCOMM_JOB"):
-        return env["FLEXCOMM_JOB"]
+def default_job(env: Mapping[str, str]) -> str:
+    """The job's name where the user gives none: what launched the job knows it by."""
     run = env.get("TORCHELASTIC_RUN_ID", "")
     if run.lower() not in _NO_ID and (name := _as_job(run)):
         return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from typing import Any, Callable, NoReturn, TypeVar
 
 import torch
@@ -82,6 +83,22 @@ def compare(mine: dict[str, Any], group: dist.ProcessGroup | None) -> list[dict[
                     "start all ranks with the same script, model and flexcomm version"
                 )
     return everyone
+
+
+def job_name(named: str, group: dist.ProcessGroup | None) -> str:
+    """The job's name, the same on every rank: as ranks name it that do, else by what launched rank 0. Launchers tell each rank
+    what they know of it, and not all of them the same."""
+    everyone: list[tuple[str, str]] = [("", "")] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, (named, _arguments.default_job(os.environ)), group=group)
+    given = [(rank, name) for rank, (name, _) in enumerate(everyone) if name]
+    for rank, name in given:
+        first, wanted = given[0]
+        if name != wanted:
+            raise FlexcommError(
+                f"failed to attach: the job differs between ranks: {wanted!r} on rank {first}, {name!r} on rank {rank}; give "
+                "all ranks the same attach(job=...) or FLEXCOMM_JOB"
+            )
+    return given[0][1] if given else everyone[0][1]
 
 
 def fingerprint(named: list[tuple[str, torch.nn.Parameter]]) -> str:

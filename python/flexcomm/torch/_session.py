@@ -92,7 +92,7 @@ def attach(
     group:
         The process group of the model, if it is not the default one.
     job:
-        The job's name; otherwise ``FLEXCOMM_JOB``, or the id that torchrun, Slurm or Kubernetes gave the job, or
+        The job's name; otherwise ``FLEXCOMM_JOB``, or the id that torchrun, Slurm or Kubernetes gave the job of rank 0, or
         ``"default"``. Models of one process at one agent need a name each.
     socket:
         The agent's Unix socket; otherwise ``FLEXCOMM_SOCKET``. Without either the run is not steered.
@@ -243,13 +243,18 @@ class Session:
         self._world, self._rank = dist.get_world_size(models), dist.get_rank(models)
         self._named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
 
-        def own() -> tuple[_arguments.Settings, Core, _trials.Parts]:
-            """All that arguments may be refused for."""
+        def settings() -> _arguments.Settings:
             _arguments.check_group(group, models)
             _check_unattached(model)
             _checks.check_layers(model)
             _checks.check_values(self._named)
-            given = read()
+            return read()
+
+        given = _checks.everywhere(settings, models)
+        given = dataclasses.replace(given, job=_checks.job_name(given.job, models))
+
+        def own() -> tuple[Core, _trials.Parts]:
+            """What settings may be refused for."""
             named = _checks.fitting(given.named, self._world)
             core = Core(
                 given.job, self._rank, self._world, [(p.numel(), _columns(p)) for _, p in self._named],
@@ -258,9 +263,9 @@ class Session:
                 half=named.name if named.half is not None and named.text is None else None,
             )
             _check_alone(given.job, given.socket)
-            return given, core, make_parts()
+            return core, make_parts()
 
-        given, self._core, parts = _checks.everywhere(own, models)
+        self._core, parts = _checks.everywhere(own, models)
         group = self._group = models if group is None else group
         named, socket = given.named, given.socket
         self._parts = parts
@@ -272,7 +277,6 @@ class Session:
             "the selection": given.selection,
             "on_nonfinite": given.propagate,
             "the seed": given.seed,
-            "the job": given.job,
             "a communication hook on the model": bool(model._comm_hooks),
             "whether DDP can be gone below": fits,
         }

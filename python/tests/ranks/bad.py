@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import os
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import flexcomm.torch
 from flexcomm import _core
+from flexcomm.torch import _checks
 
 GATHER = "topk@0.1/allgather"
 
@@ -263,6 +265,19 @@ def models_of_one_job(rank):
     return {"refused": refused, "versions": versions, "again": again, "after": after}
 
 
+def names(rank):
+    """What a launcher tells rank 0 alone, what rank 2 alone was given, and two names."""
+    if rank == 0:
+        os.environ["SLURM_JOB_ID"] = "77"
+    try:
+        launched = _checks.job_name("", None)
+    finally:
+        os.environ.pop("SLURM_JOB_ID", None)
+    given = _checks.job_name("mine" if rank == 2 else "", None)
+    differ = error_of(lambda _: _checks.job_name({1: "one", 3: "three"}.get(rank, ""), None))
+    return launched, given, differ[:2]
+
+
 def arguments(rank):
     model = ddp(network())
     return {
@@ -418,6 +433,7 @@ with ranks() as (rank, world, seen):
     seen["complex"] = complex_values(rank)
     seen["two sessions"] = two_sessions(rank)
     seen["losses"] = losses(rank)
+    seen["names"] = names(rank)
     seen["bf16"] = types(rank, torch.bfloat16)
     seen["float64"] = types(rank, torch.float64)
     seen["models"] = models(rank)
