@@ -114,6 +114,11 @@ impl ReportLog {
         self.metrics.spool_bytes.set(spool.bytes() as i64);
     }
 
+    /// See [`Spool::fill_reserve`]. Touches the disk.
+    pub(crate) fn fill_reserve(&self) {
+        self.lock().fill_reserve();
+    }
+
     /// Reports waiting.
     pub(crate) fn waiting(&self) -> u64 {
         self.lock().len()
