@@ -382,7 +382,7 @@ async fn trial(db: &mut SqliteConnection, node: &NodeName, mut r: TrialReport, n
 #[cfg(test)]
 mod tests {
     use super::super::tests::scratch;
-    use super::super::{NewDecision, Registration};
+    use super::super::{Deletion, NewDecision, NewTrial, Registration};
     use super::*;
     use flexcomm_domain::{Decision, Strategy, Version};
     use flexcomm_wire::Register;
@@ -483,6 +483,33 @@ mod tests {
         assert_eq!(send(&store, ("b", 3), hello(1, 4), &["b"]).await.set_aside, 0, "a is dead");
         assert_eq!(store.job(&job()).await.unwrap().unwrap().world, 4);
         assert_eq!(store.ranks(&job()).await.unwrap().len(), 1, "ranks of the run before are gone");
+    }
+
+    /// Agents and trainers without run ids refuse a version or a trial older than what they know of a name.
+    #[tokio::test]
+    async fn a_name_goes_on_counting_after_it_was_deleted() {
+        let (store, _dir) = scratch().await;
+        registered(&store, "a").await;
+        send(&store, ("a", 1), hello(0, 1), &["a"]).await;
+        let decision = Decision {
+            job: job(),
+            version: Version(1),
+            parent: Version(0),
+            strategy: Strategy::DENSE_RING,
+            decided_at: Timestamp(1),
+            reason: "r".into(),
+        };
+        store.put_decision(&NewDecision { decision: &decision, seed: 0, report: "{}", memory: "{}" }).await.unwrap();
+        let new = NewTrial { candidates: &[Strategy::DENSE_RING], iterations: 1, budget_ms: 1, why: "w" };
+        assert_eq!(store.ask_trial(&job(), &new, Timestamp(1)).await.unwrap(), Some(1));
+        for seq in [2, 4] {
+            let left = ReportBody::JobLeft { job: job(), rank: 0, connection_lost: false };
+            send(&store, ("a", seq), left, &["a"]).await;
+            assert_eq!(store.delete_job(&job()).await.unwrap(), Deletion::Done);
+            send(&store, ("a", seq + 1), hello(0, 1), &["a"]).await;
+            assert_eq!(store.job(&job()).await.unwrap().unwrap().earlier, Version(1));
+        }
+        assert_eq!(store.ask_trial(&job(), &new, Timestamp(1)).await.unwrap(), Some(2));
     }
 
     #[tokio::test]
