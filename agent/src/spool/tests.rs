@@ -205,6 +205,7 @@ fn report(seq: u64) -> Vec<u8> {
     let body = flexcomm_wire::ReportBody::JobLeft {
         job: flexcomm_domain::JobId::new("j").unwrap(),
         rank: seq as u32,
+        run: None,
         connection_lost: false,
     };
     serde_json::to_vec(&flexcomm_wire::Report { seq, at_us: 1, body }).unwrap()
