@@ -104,11 +104,12 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let follower = Follower::new(config.node.clone());
     let conductor = Conductor::new(follower, probing.wishes(), trainers.clone(), wish, metrics.clone());
     let number = config.state_dir.join("instance");
-    let instance = Instance::begin(number.clone()).map_err(io("write", &number))?;
+    let instance = Instance::begin(number);
     let link = Link::new(&config, (probing.ports(), instance), conductor, reports.clone(), metrics.clone())?;
     let tc = shaping::OneInterface::new(&config, controller_address(&config).await)?;
     let socket = config.run_dir.join("agent.sock");
     let listener = trainers::bind(&socket, config.socket_mode).map_err(io("listen on", &socket))?;
+    reports.fill_reserve();
     let (stop_in, stop) = watch::channel(false);
     let mut tasks = Tasks::default();
     if let Some(addr) = config.metrics_listen {

@@ -21,6 +21,13 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Opens an empty file for this user alone, made or emptied.
+pub(crate) fn create(path: &Path) -> io::Result<File> {
+    let file = open(path)?;
+    file.set_len(0)?;
+    Ok(file)
+}
+
 /// Makes a folder of this mode with those above it. One that is there already is left as its owner wants it.
 pub(crate) fn make_folder(path: &Path, mode: u32) -> io::Result<()> {
     if let Some(above) = path.parent() {
@@ -44,10 +51,26 @@ pub(crate) fn own_folder(path: &Path, mode: u32) -> io::Result<()> {
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let temporary = path.with_extension("new");
-    let mut file = open(&temporary)?;
-    file.set_len(0)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&temporary, path)?;
+    let written = create(&temporary).and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
+    if let Err(error) = written.and_then(|()| std::fs::rename(&temporary, path)) {
+        // What a full disk took of it is room for others.
+        let _ = std::fs::remove_file(&temporary);
+        return Err(error);
+    }
     File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replacement_that_fails_leaves_nothing_beside_the_old_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        // Nothing can be renamed over a folder.
+        std::fs::create_dir(&path).unwrap();
+        replace(&path, b"x").unwrap_err();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
 }

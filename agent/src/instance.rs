@@ -18,17 +18,19 @@ pub(crate) struct Instance {
 }
 
 impl Instance {
-    /// Draws a number and writes it behind the earlier ones before anybody hears of it. A file that cannot be read
-    /// only means that the name is free again later.
-    pub(crate) fn begin(path: PathBuf) -> io::Result<Self> {
+    /// Draws a number and writes it behind the earlier ones before anybody hears of it. A file that cannot be read or
+    /// written, as on a full disk, only means that the name is free again later.
+    pub(crate) fn begin(path: PathBuf) -> Self {
         let text = std::fs::read_to_string(&path).unwrap_or_default();
         let known: Vec<u64> = text.lines().filter_map(|line| line.trim().parse().ok()).collect();
         let previous = known[known.len().saturating_sub(MAX_PREVIOUS)..].to_vec();
         // JSON readers that hold every number as a double keep 53 bits.
         let number = rand::rng().random_range(1..1 << 53);
         let instance = Self { number, previous, path, confirmed: AtomicBool::new(false) };
-        instance.write(&[instance.previous.as_slice(), &[number]].concat())?;
-        Ok(instance)
+        if let Err(error) = instance.write(&[instance.previous.as_slice(), &[number]].concat()) {
+            tracing::warn!("failed to write {}: {error}", instance.path.display());
+        }
+        instance
     }
 
     fn write(&self, numbers: &[u64]) -> io::Result<()> {
@@ -49,7 +51,7 @@ mod tests {
     #[test]
     fn earlier_numbers_are_known_until_the_controller_knows_the_new_one() {
         let dir = tempfile::tempdir().unwrap();
-        let begin = || Instance::begin(dir.path().join("instance")).unwrap();
+        let begin = || Instance::begin(dir.path().join("instance"));
         let first = begin();
         assert!(first.previous.is_empty());
         let second = begin();

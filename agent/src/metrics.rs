@@ -69,7 +69,7 @@ metrics! {
     counter spool_dropped_total,
     /// Events lost because even what may not be dropped fills the spool twice, or the disk.
     counter spool_refused_total,
-    /// Times a trainer's reports were not read because the spool had no room for what may not be dropped.
+    /// Reports for which a trainer's connection waited: the spool had no room for what may not be dropped.
     counter spool_waits_total,
     /// Bytes set aside at start because their checksum was wrong.
     counter spool_corrupt_bytes_total,

@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// The spool behind a lock, with a bell for the delivery. Appending takes microseconds; it may be called from
+/// The spool behind a lock; the delivery is notified of each report. Appending takes microseconds; it may be called from
 /// asynchronous code.
 #[derive(Debug)]
 pub(crate) struct ReportLog {
     spool: Mutex<Spool>,
-    pub(crate) bell: Notify,
-    /// Rung when reports were delivered.
+    pub(crate) new: Notify,
+    /// Notified when there may be room for a report that waits.
     room: Notify,
     metrics: Metrics,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Unspooled {
 impl ReportLog {
     pub(crate) fn new(spool: Spool, metrics: Metrics) -> Arc<Self> {
         metrics.spool_corrupt_bytes_total.inc_by(spool.corrupt_bytes);
-        let log = Arc::new(Self { spool: Mutex::new(spool), bell: Notify::new(), room: Notify::new(), metrics });
+        let log = Arc::new(Self { spool: Mutex::new(spool), new: Notify::new(), room: Notify::new(), metrics });
         log.show();
         log
     }
@@ -58,35 +58,51 @@ impl ReportLog {
     /// Spools one report. What cannot be spooled is counted and logged: there is nobody to give it back to.
     pub(crate) fn push(&self, body: ReportBody) {
         if let Err(unspooled) = self.offer(body) {
-            self.metrics.spool_refused_total.inc();
-            tracing::error!("a report is lost: failed to {}", unspooled.error);
+            self.lost(&unspooled);
         }
     }
 
-    /// Spools one report; while there is no room for it, whoever brought it waits.
-    pub(crate) async fn keep(&self, mut body: ReportBody) {
+    fn lost(&self, unspooled: &Unspooled) {
+        self.metrics.spool_refused_total.inc();
+        tracing::error!("a report is lost: failed to {}", unspooled.error);
+    }
+
+    /// Spools one report; while there is no room for it, whoever brought it waits. Where `is_last` says that nobody will
+    /// bring it again, it may take an event's room.
+    pub(crate) async fn keep(&self, mut body: ReportBody, is_last: impl Fn() -> bool) {
+        let mut waits = false;
         loop {
             // Before the try: what is delivered meanwhile is not missed.
             let room = self.room.notified();
-            match self.offer(body) {
+            let (last, kept) = (is_last(), priority(&body) == Priority::Result);
+            let offered = if last && kept { self.offer_as(Priority::Event, body) } else { self.offer(body) };
+            match offered {
                 Ok(()) => return,
-                Err(unspooled) => {
+                Err(unspooled) if last => return self.lost(&unspooled),
+                Err(unspooled) if !waits => {
                     self.metrics.spool_waits_total.inc();
-                    tracing::warn!(
-                        "a trainer's reports are not read until there is room: failed to {}",
-                        unspooled.error
-                    );
-                    body = unspooled.body;
+                    let error = unspooled.error;
+                    tracing::warn!("a trainer's reports are not read until there is room: failed to {error}");
+                    (body, waits) = (unspooled.body, true);
                 }
+                Err(unspooled) => body = unspooled.body,
             }
             let _ = tokio::time::timeout(TRY_AGAIN, room).await;
         }
     }
 
+    /// Those that wait try again now.
+    pub(crate) fn wake(&self) {
+        self.room.notify_waiters();
+    }
+
     /// Spools one report or gives it back when there is no room. What never finds room and telemetry that cannot be
     /// written are counted and logged.
     pub(crate) fn offer(&self, body: ReportBody) -> Result<(), Box<Unspooled>> {
-        let priority = priority(&body);
+        self.offer_as(priority(&body), body)
+    }
+
+    fn offer_as(&self, priority: Priority, body: ReportBody) -> Result<(), Box<Unspooled>> {
         let mut report = Report { seq: 0, at_us: now_us(), body };
         let appended = self.lock().append(priority, |seq| {
             report.seq = seq;
@@ -96,7 +112,7 @@ impl ReportLog {
         match appended {
             Ok(done) => {
                 self.metrics.spool_dropped_total.inc_by(done.dropped);
-                self.bell.notify_one();
+                self.new.notify_one();
                 Ok(())
             }
             Err(error) if priority == Priority::Telemetry || matches!(error, SpoolError::TooLong { .. }) => {
@@ -114,6 +130,11 @@ impl ReportLog {
         self.metrics.spool_bytes.set(spool.bytes() as i64);
     }
 
+    /// See [`Spool::fill_reserve`]. Touches the disk.
+    pub(crate) fn fill_reserve(&self) {
+        self.lock().fill_reserve();
+    }
+
     /// Reports waiting.
     pub(crate) fn waiting(&self) -> u64 {
         self.lock().len()
@@ -128,7 +149,7 @@ impl ReportLog {
     pub(crate) fn ack(&self, seq: u64) -> Result<(), SpoolError> {
         let done = self.lock().ack(seq);
         self.show();
-        self.room.notify_waiters();
+        self.wake();
         done
     }
 
@@ -136,7 +157,7 @@ impl ReportLog {
     pub(crate) fn registered(&self, stored: u64) -> Result<(), SpoolError> {
         let done = self.lock().registered(stored);
         self.show();
-        self.room.notify_waiters();
+        self.wake();
         done
     }
 

@@ -123,8 +123,11 @@ struct Worker<T> {
 }
 
 impl<T: Tc> Worker<T> {
-    fn step(&mut self, wish: &Wish, now: Instant) {
-        match self.follower.next(wish, now, self.away_most) {
+    /// Whether there is more to do before the wish changes.
+    fn step(&mut self, wish: &Wish, now: Instant) -> bool {
+        let step = self.follower.next(wish, now, self.away_most);
+        let busy = step != Step::Nothing;
+        match step {
             Step::Nothing => {}
             Step::Apply(order) => self.apply(order),
             Step::Renew => self.renew(),
@@ -137,6 +140,7 @@ impl<T: Tc> Worker<T> {
             }
         }
         self.metrics.shape_in_force.set(i64::from(self.follower.in_force.is_some()));
+        busy
     }
 
     fn apply(&mut self, order: ShapeOrder) {
@@ -211,23 +215,23 @@ pub(crate) async fn run(
     let mut worker = Worker { tc, follower: Follower::default(), reports, metrics, away_most };
     let mut tick = tokio::time::interval((lease / 3).min(LOOK));
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut open = true;
+    let (mut open, mut busy) = (true, true);
     while open {
         tokio::select! {
             _ = stop.changed() => open = false,
-            _ = tick.tick() => {}
+            _ = tick.tick(), if busy => {}
             changed = wishes.changed() => open = changed.is_ok(),
         }
         let wish = wishes.borrow_and_update().clone();
         let stepped = tokio::task::spawn_blocking(move || {
-            match open {
-                true => worker.step(&wish, Instant::now()),
-                false => worker.restore(),
+            let busy = open && worker.step(&wish, Instant::now());
+            if !open {
+                worker.restore();
             }
-            worker
+            (worker, busy)
         });
         match stepped.await {
-            Ok(back) => worker = back,
+            Ok(back) => (worker, busy) = back,
             Err(error) => {
                 // The shaper was dropped with the panic, and that has put the link back.
                 tracing::error!("shaping ended: {error}");
@@ -292,15 +296,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (mut worker, now) = (worker(&dir), Instant::now());
         let mut wish = Wish::default();
-        worker.step(&wish, now);
+        assert!(!worker.step(&wish, now), "nothing is shaped: the next change of the wish is early enough");
         wish.order = Some(order(1));
         worker.step(&wish, now);
-        worker.step(&wish, now);
+        assert!(worker.step(&wish, now), "to be renewed again");
         wish.order = Some(order(2));
         worker.step(&wish, now);
         wish.order = None;
         worker.step(&wish, now);
-        worker.step(&wish, now);
+        assert!(!worker.step(&wish, now));
         assert_eq!(worker.tc.calls, ["apply", "renew", "apply", "restore"]);
         let expected: Vec<_> = [1, 2].map(|id| ShapeReport { id, error: None }).into();
         assert_eq!(shape_reports(&worker), expected);

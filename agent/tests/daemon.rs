@@ -384,6 +384,32 @@ async fn a_second_connection_of_a_rank_does_not_end_the_first_ones_job() {
     agent.end().await;
 }
 
+/// The first one's trainers live on through the restart, and the second's ask first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_of_the_agent_gives_a_run_s_name_to_no_other() {
+    let greet = async |agent: &Agent, run| {
+        let FromTrainer::Hello(mut hello) = hello("j", 0) else { unreachable!() };
+        hello.run = Some(flexcomm_domain::RunId(run));
+        let mut stream = Trainer::connect(agent).await;
+        let line = [serde_json::to_vec(&FromTrainer::Hello(hello)).unwrap(), b"\n".to_vec()].concat();
+        stream.get_mut().write_all(&line).await.unwrap();
+        (answer(&mut stream).await.unwrap(), stream)
+    };
+    let controller = Controller::start().await;
+    let agent = Agent::start(&controller, "a");
+    let (welcome, _first) = greet(&agent, 1).await;
+    assert!(matches!(welcome, ToTrainer::Welcome { .. }));
+    let (config, folder) = agent.end().await;
+    let agent = Agent::with(config, folder);
+    match greet(&agent, 2).await.0 {
+        ToTrainer::Refused { reason } => assert!(reason.contains("another run (0000000000000001)"), "{reason}"),
+        welcome => panic!("{welcome:?}"),
+    }
+    let (welcome, _first) = greet(&agent, 1).await;
+    assert!(matches!(welcome, ToTrainer::Welcome { .. }));
+    agent.end().await;
+}
+
 /// Sends bytes as they are and reads what comes back until the agent closes.
 async fn poke(agent: &Agent, bytes: &[u8]) -> Option<ToTrainer> {
     let mut stream = Trainer::connect(agent).await;

@@ -85,7 +85,7 @@ async fn reports_of_the_unknown_are_set_aside() {
         s.a.link("a", GOOD),
         s.a.steps(dense, (0, 3), 100.0),
         s.a.applied(1, 2, 3),
-        ReportBody::JobLeft { job: common::job(), rank: 0, connection_lost: false },
+        ReportBody::JobLeft { job: common::job(), rank: 0, run: None, connection_lost: false },
     ];
     let ack = s.a.report(&s.api, bodies).await;
     assert_eq!(ack.set_aside, 5);

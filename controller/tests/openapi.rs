@@ -127,7 +127,7 @@ fn reports(agent: &mut Agent) -> Vec<ReportBody> {
         ReportBody::Throughput(throughput),
         ReportBody::Path(PathReport { peer: node("b"), hops: vec![None, Some([10, 0, 0, 2].into())] }),
         agent.hello(),
-        ReportBody::JobLeft { job: job(), rank: 0, connection_lost: true },
+        ReportBody::JobLeft { job: job(), rank: 0, run: RUN, connection_lost: true },
         steps,
         agent.applied(1, 2, 3),
         tried,
@@ -201,7 +201,10 @@ async fn lively(api: &Api, agents: &mut [Agent; 2]) {
     for (i, peer) in [(0, "b"), (1, "a")] {
         let agent = &mut agents[i];
         let path = ReportBody::Path(PathReport { peer: node(peer), hops: vec![None] });
-        let before = vec![agent.hello(), ReportBody::JobLeft { job: job(), rank: agent.rank, connection_lost: false }];
+        let before = vec![
+            agent.hello(),
+            ReportBody::JobLeft { job: job(), rank: agent.rank, run: agent.run, connection_lost: false },
+        ];
         agent.report(api, before).await;
         agent.run = RUN;
         let bodies = vec![agent.link(peer, GOOD), path, agent.hello(), agent.link("nobody", GOOD)];

@@ -36,7 +36,7 @@ async fn hello(api: &Api, agents: &mut [Agent; 2], run: u64) {
 
 async fn goodbye(api: &Api, agents: &mut [Agent; 2], connection_lost: bool) {
     for agent in agents {
-        let bodies = vec![ReportBody::JobLeft { job: job(), rank: agent.rank, connection_lost }];
+        let bodies = vec![ReportBody::JobLeft { job: job(), rank: agent.rank, run: agent.run, connection_lost }];
         assert_eq!(agent.report(api, bodies).await.first_reason, None);
     }
 }
@@ -112,6 +112,7 @@ async fn a_run_is_refused_while_another_one_lives_under_its_name() {
     let ack = other.report(&api, bodies.clone()).await;
     let refused = ack.refused.first().unwrap();
     assert_eq!((ack.refused.len(), ack.set_aside, &refused.job, refused.run), (1, 1, &job(), RunId(2)));
+    assert_eq!(ack.first_reason, None, "a refusal is told once");
     for part in ["0000000000000001", "0000000000000002", "on node a", "FLEXCOMM_JOB"] {
         assert!(refused.reason.contains(part), "{part}: {}", refused.reason);
     }

@@ -240,7 +240,12 @@ async fn the_decision_follows_the_network_and_history_says_why() {
     time_is_predicted_and_measured(&mut cluster, &api, &second).await;
 
     for agent in &mut cluster.agents {
-        let bye = flexcomm_wire::ReportBody::JobLeft { job: common::job(), rank: agent.rank, connection_lost: false };
+        let bye = flexcomm_wire::ReportBody::JobLeft {
+            job: common::job(),
+            rank: agent.rank,
+            run: agent.run,
+            connection_lost: false,
+        };
         agent.report(&api, vec![bye]).await;
     }
     let orders = cluster.agents[0].orders(&api).await;

@@ -276,7 +276,7 @@ impl Link {
             check_alive(stream)?;
             if self.refused.is_some() && since.elapsed() >= ACCEPTED_AFTER {
                 self.refused = None;
-                tracing::info!("the agent accepts this trainer now");
+                tracing::info!("the agent has not refused this trainer again for {} s", ACCEPTED_AFTER.as_secs());
             }
             let Some(Queued { number, message }) = next else {
                 if ending {
@@ -301,25 +301,25 @@ impl Link {
 
 /// After its welcome the agent says nothing but that it refuses this trainer after all, or that it ends.
 fn check_alive(mut stream: &UnixStream) -> Result<(), End> {
-    let mut line = vec![0; 256];
+    let mut first = [0];
     stream.set_nonblocking(true)?;
-    let read = stream.read(&mut line);
+    let read = stream.read(&mut first);
     stream.set_nonblocking(false)?;
     match read {
         Ok(0) => return Err(std::io::Error::new(ErrorKind::UnexpectedEof, "it closed the connection").into()),
-        Ok(read) => line.truncate(read),
+        Ok(_) => {}
         Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
         Err(error) => return Err(error.into()),
     }
-    if !line.contains(&b'\n') {
-        stream.set_read_timeout(Some(IO_TIMEOUT))?;
-        BufReader::new(stream.take(MAX_LINE as u64)).read_until(b'\n', &mut line)?;
-        stream.set_read_timeout(None)?;
-    }
-    match serde_json::from_slice(&line) {
+    stream.set_read_timeout(Some(IO_TIMEOUT))?;
+    let message = read_line(first.as_slice().chain(stream));
+    stream.set_read_timeout(None)?;
+    match message {
         Ok(ToTrainer::Refused { reason }) => Err(End::Refused(reason)),
         // Of a later release: nothing that this one must understand.
-        _ => Ok(()),
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::InvalidData => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -334,7 +334,7 @@ fn write_line(stream: &mut impl Write, message: &FromTrainer) -> std::io::Result
     stream.write_all(&line)
 }
 
-fn read_line(stream: &UnixStream) -> std::io::Result<ToTrainer> {
+fn read_line(stream: impl Read) -> std::io::Result<ToTrainer> {
     let mut line = String::new();
     BufReader::new(stream.take(MAX_LINE as u64)).read_line(&mut line)?;
     if line.is_empty() {
@@ -490,6 +490,8 @@ mod tests {
         theirs.write_all(&line).unwrap();
         assert!(matches!(check_alive(&ours), Err(End::Refused(found)) if found == reason));
         assert!(alive(check_alive(&ours)), "all of the line was read");
+        theirs.write_all(b"{\"kind\":\"of a later release\"}\n").unwrap();
+        assert!(alive(check_alive(&ours)));
         drop(theirs);
         assert!(matches!(check_alive(&ours), Err(End::Lost(_))));
     }

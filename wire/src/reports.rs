@@ -67,9 +67,9 @@ pub struct ReportBatch {
 pub struct ReportAck {
     /// Everything up to here is stored or was set aside as invalid; never send it again.
     pub acked_seq: u64,
-    /// How many of this batch were set aside, with the first reason.
+    /// How many of this batch were set aside.
     pub set_aside: u64,
-    /// The first reason.
+    /// The first reason that is no refusal of a run: those are in `refused`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_reason: Option<String>,
     /// Runs of this batch that are refused, each once: the agent refuses their trainers.
@@ -117,6 +117,9 @@ pub enum ReportBody {
         job: JobId,
         /// Which rank.
         rank: u32,
+        /// Which run of the job it was in; absent from agents that do not know.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        run: Option<RunId>,
         /// Whether its connection ended without a goodbye: the trainer crashed, or was killed.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         connection_lost: bool,

@@ -293,7 +293,7 @@ impl Link {
                     let delivered = Instant::now();
                     backoff.reset();
                     most = MAX_BATCH;
-                    self.reports.bell.notified().await;
+                    self.reports.new.notified().await;
                     // A report that comes alone goes at once, those that come in a stream together.
                     tokio::time::sleep(GATHER.saturating_sub(delivered.elapsed()).max(TOGETHER)).await;
                 }
@@ -327,10 +327,9 @@ impl Link {
         match self.client.reports(self.instance.number, &payloads).await {
             Ok(ack) if ack.acked_seq >= first => {
                 self.metrics.reports_set_aside_total.inc_by(ack.set_aside);
-                let refused = ack.refused.len() as u64;
-                ack.refused.into_iter().for_each(|run| self.conductor.refuse_run(run));
                 // Why a run is refused is logged where its trainers are.
-                if let Some(reason) = ack.first_reason.filter(|_| ack.set_aside > refused) {
+                ack.refused.into_iter().for_each(|run| self.conductor.refuse_run(run));
+                if let Some(reason) = ack.first_reason {
                     tracing::warn!(count = ack.set_aside, reason, "the controller set reports aside");
                 }
                 let stored = ack.acked_seq.min(last);

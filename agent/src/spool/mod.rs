@@ -279,7 +279,14 @@ impl Spool {
         }
         self.acked = seq;
         self.acked_file.write_all_at(acked_text(seq).as_bytes(), 0).map_err(io("write", &self.folder.join("acked")))?;
-        self.forget_acked()
+        self.forget_acked()?;
+        self.fill_reserve();
+        Ok(())
+    }
+
+    /// Keeps room on the disk for what may not be dropped: the last step of a start, which needs room for itself.
+    pub(crate) fn fill_reserve(&mut self) {
+        self.reserve.refill();
     }
 
     fn forget_acked(&mut self) -> Result<(), SpoolError> {
@@ -296,7 +303,6 @@ impl Spool {
         if let Some(front) = self.segments.front_mut() {
             front.skip(self.acked)?;
         }
-        self.reserve.refill();
         Ok(())
     }
 

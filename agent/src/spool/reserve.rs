@@ -3,12 +3,16 @@
 
 use super::{SpoolError, io};
 use nix::fcntl::posix_fallocate;
+use nix::sys::statvfs::fstatvfs;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Room is released in steps of a few blocks: a record, and what the file system needs to note where it is.
 const STEP: u64 = 16 * 1024;
+
+/// What the reserve leaves free: a start of the agent writes some tens of small files.
+const MARGIN: u64 = 256 * 1024;
 
 /// The file, as long as it could be made.
 #[derive(Debug)]
@@ -22,23 +26,43 @@ pub(super) struct Reserve {
 }
 
 impl Reserve {
+    /// With what an earlier agent left in it, shortened so that this start finds [`MARGIN`]; [`Self::refill`] is for its
+    /// end.
     pub(super) fn open(folder: &Path, wanted: u64) -> Result<Self, SpoolError> {
         let path = folder.join("reserve");
         let file = crate::files::open(&path).map_err(io("open", &path))?;
         let bytes = file.metadata().map_err(io("read", &path))?.len();
         let mut reserve = Self { path, file, wanted, bytes };
-        if bytes > wanted {
-            reserve.cut(wanted)?;
-        }
-        reserve.refill();
+        reserve.cut(bytes.min(wanted))?;
+        let missing = MARGIN.saturating_sub(reserve.free());
+        reserve.release(missing)?;
         Ok(reserve)
     }
 
-    /// Takes back what was released, as soon as the file system has it.
+    /// Takes back what was released, as far as the file system has it and keeps [`MARGIN`].
     pub(super) fn refill(&mut self) {
-        if self.bytes < self.wanted && posix_fallocate(&self.file, 0, self.wanted as i64).is_ok() {
-            self.bytes = self.wanted;
+        self.refill_by(|file, from, more| posix_fallocate(file, from as i64, more as i64));
+    }
+
+    fn refill_by(&mut self, allocate: impl FnOnce(&File, u64, u64) -> nix::Result<()>) {
+        if self.bytes == self.wanted {
+            return;
         }
+        let most = self.bytes + self.free().saturating_sub(MARGIN);
+        let bytes = if most < self.wanted { most / STEP * STEP } else { self.wanted };
+        if bytes <= self.bytes {
+            return;
+        }
+        match allocate(&self.file, self.bytes, bytes - self.bytes) {
+            Ok(()) => self.bytes = bytes,
+            // Others were faster. ext4 keeps the blocks that it found before it had no more.
+            Err(_) => drop(self.cut(self.bytes)),
+        }
+    }
+
+    /// Bytes that others can write.
+    fn free(&self) -> u64 {
+        fstatvfs(&self.file).map_or(0, |disk| disk.blocks_available() * disk.fragment_size())
     }
 
     /// Makes room for so many bytes; whether there was any.
@@ -61,4 +85,27 @@ impl Reserve {
 pub(super) fn is_full(error: &SpoolError) -> bool {
     let SpoolError::Io { source, .. } = error else { return false };
     matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::errno::Errno;
+
+    /// As ext4 does: other file systems give back what they found before they had no more.
+    #[test]
+    fn blocks_of_a_refill_that_found_too_few_go_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut reserve = Reserve::open(dir.path(), 8 * STEP).unwrap();
+        reserve.refill_by(|file, from, more| {
+            posix_fallocate(file, from as i64, more as i64 / 2)?;
+            Err(Errno::ENOSPC)
+        });
+        let length = || std::fs::metadata(dir.path().join("reserve")).unwrap().len();
+        assert_eq!((length(), reserve.bytes), (0, 0), "in the file, and what can be released");
+        reserve.refill();
+        assert_eq!((length(), reserve.bytes), (8 * STEP, 8 * STEP));
+        assert!(reserve.release(1).unwrap());
+        assert_eq!(length(), 7 * STEP);
+    }
 }

@@ -64,8 +64,7 @@ impl Segment {
     pub(super) fn create(folder: &Path, first: u64) -> Result<Self, SpoolError> {
         let path = path_of(folder, first);
         // A file of that name can only be one whose records were all damaged.
-        let mut file = crate::files::open(&path).map_err(io("make", &path))?;
-        file.set_len(0).map_err(io("make", &path))?;
+        let mut file = crate::files::create(&path).map_err(io("make", &path))?;
         file.write_all(MAGIC).map_err(io("write", &path))?;
         let bytes = MAGIC.len() as u64;
         Ok(Self {

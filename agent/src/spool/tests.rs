@@ -162,6 +162,7 @@ fn on_a_small_disk(test: impl FnOnce(&Path) + Send) {
 fn a_full_disk_takes_results_into_the_reserve_and_refuses_only_then() {
     on_a_small_disk(|path| {
         let mut spool = Spool::open(path, 16 * LIMIT).unwrap();
+        spool.fill_reserve();
         std::fs::write(path.join("of others"), vec![1; 1 << 20]).unwrap_err();
         let telemetry = spool.append(Priority::Telemetry, |_| vec![1; 200]).unwrap_err();
         assert!(reserve::is_full(&telemetry), "{telemetry}");
@@ -185,10 +186,26 @@ fn a_full_disk_takes_results_into_the_reserve_and_refuses_only_then() {
     });
 }
 
+#[test]
+fn a_restart_on_a_full_disk_has_room_from_the_reserve() {
+    on_a_small_disk(|path| {
+        let mut spool = Spool::open(path, 16 * LIMIT).unwrap();
+        assert_eq!(std::fs::metadata(path.join("reserve")).unwrap().len(), 0, "the start comes first");
+        spool.fill_reserve();
+        drop(spool);
+        std::fs::write(path.join("of others"), vec![1; 1 << 20]).unwrap_err();
+        let mut spool = Spool::open(path, 16 * LIMIT).unwrap();
+        crate::files::replace(&path.join("instance"), b"1\n").unwrap();
+        spool.fill_reserve();
+        put(&mut spool, Priority::Event, &[1; 200]);
+    });
+}
+
 fn report(seq: u64) -> Vec<u8> {
     let body = flexcomm_wire::ReportBody::JobLeft {
         job: flexcomm_domain::JobId::new("j").unwrap(),
         rank: seq as u32,
+        run: None,
         connection_lost: false,
     };
     serde_json::to_vec(&flexcomm_wire::Report { seq, at_us: 1, body }).unwrap()

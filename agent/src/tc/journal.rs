@@ -15,7 +15,7 @@
 use super::error::ShapeError;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -129,21 +129,9 @@ pub(crate) fn path(state_dir: &Path, iface: &str) -> PathBuf {
 /// Writes durably, under the lock: after this returns, the journal survives the loss of power.
 pub(crate) fn write(state_dir: &Path, journal: &Journal) -> Result<(), ShapeError> {
     let path = path(state_dir, &journal.iface);
-    let text = serde_json::to_string(journal).map_err(|e| {
-        let source = io::Error::other(e);
-        ShapeError::Io { operation: format!("write {}", path.display()), source }
-    })?;
-    let store = || {
-        // One name, not a random one: the caller holds the lock, and a kill must not leave files that pile up.
-        let temporary = state_dir.join(format!(".{PREFIX}{}.tmp", journal.iface));
-        let mut file = crate::files::open(&temporary)?;
-        file.set_len(0)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&temporary, &path)?;
-        sync(state_dir)
-    };
-    store().map_err(ShapeError::io(format!("write {}", path.display())))
+    let text = serde_json::to_vec(journal).map_err(io::Error::other);
+    text.and_then(|text| crate::files::replace(&path, &text))
+        .map_err(ShapeError::io(format!("write {}", path.display())))
 }
 
 /// Reads one journal; `None` when there is none.

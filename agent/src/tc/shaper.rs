@@ -84,7 +84,7 @@ impl Shaper {
             self.restore()?;
             return Err(ShapeError::LeaseLost { ifaces: lost });
         }
-        self.guard()
+        self.fill()
     }
 
     /// Puts every link back. Doing it again is fine.
@@ -202,9 +202,11 @@ impl Shaper {
 
     /// Sees to it that guardians watch.
     fn guard(&mut self) -> Result<(), ShapeError> {
-        if self.watch.renew() {
-            return Ok(());
-        }
+        if self.watch.renew() { Ok(()) } else { self.fill() }
+    }
+
+    /// Starts the guardians that are missing.
+    fn fill(&mut self) -> Result<(), ShapeError> {
         let orders = Orders {
             state_dir: std::path::absolute(&self.config.state_dir)
                 .map_err(ShapeError::io(format!("find {}", self.config.state_dir.display())))?,

@@ -5,6 +5,7 @@ mod lines;
 pub(crate) mod merge;
 pub(crate) mod pages;
 pub(crate) mod protocol;
+mod refused;
 mod registry;
 mod roster;
 
@@ -15,11 +16,14 @@ use crate::reports::ReportLog;
 use flexcomm_domain::{JobId, NodeName};
 use flexcomm_wire::{JobOrders, JobSeen, MAX_LINE, PROTOCOL, RefusedRun, ReportBody, ToTrainer};
 use lines::{LineError, read_line};
+use nix::sys::socket::{Shutdown, shutdown};
 use pages::Pages;
 use protocol::{Event, Session};
-use registry::{Peer, Registry, Slots};
-use roster::{Ranks, Roster};
-use std::os::fd::AsFd;
+use refused::{MAX_REFUSED, Refused};
+use registry::{Peer, Registry, Slots, has_ended};
+use roster::{Rank, Ranks, Roster};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,14 +33,16 @@ use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{broadcast, watch};
 
-/// Refusals that connections have not looked at: a few jobs' worth.
-const MAX_REFUSED: usize = 64;
 /// A trainer that has not said hello by then is refused.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
 /// A rank that was here before this agent started and is not back by then has left.
 const BACK_WITHIN: Duration = Duration::from_secs(30);
-/// Longest wait for a trainer to take an answer.
+/// Longest wait for a trainer to take an answer, and for what trainers had sent when the agent ends.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+/// A refusal is logged once in this time, however often its trainers try.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
+/// Most reasons that are remembered as logged.
+const MAX_SAID: usize = 256;
 
 /// Where what trainers say goes.
 pub(crate) struct Sinks {
@@ -59,8 +65,12 @@ pub(crate) struct Trainers {
     began: Instant,
     /// Whether the spool had no room for the last announcement.
     unannounced: AtomicBool,
-    /// Runs that the controller refuses, for the connections of their ranks.
-    refused: broadcast::Sender<RefusedRun>,
+    /// Runs that the controller refuses.
+    refused: Mutex<Refused>,
+    /// The same, for the connections of their ranks.
+    refusals: broadcast::Sender<RefusedRun>,
+    /// When a refusal was logged.
+    said: Mutex<BTreeMap<String, Instant>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -86,14 +96,17 @@ impl Trainers {
             missing,
             began,
             unannounced: AtomicBool::new(false),
-            refused: broadcast::Sender::new(MAX_REFUSED),
+            refused: Mutex::default(),
+            refusals: broadcast::Sender::new(MAX_REFUSED),
+            said: Mutex::default(),
         })
     }
 
     /// Tells the controller again who is here: one with an empty store would know nobody.
     pub(crate) fn announce(&self) {
-        let live: Vec<JobSeen> = lock(&self.registry).seen().cloned().collect();
-        let spooled = live.into_iter().all(|seen| self.reports.offer(ReportBody::JobSeen(seen)).is_ok());
+        // Under the lock: after a rank's leave nothing may say that it is here.
+        let registry = lock(&self.registry);
+        let spooled = registry.seen().all(|seen| self.reports.offer(ReportBody::JobSeen(seen.clone())).is_ok());
         self.unannounced.store(!spooled, Ordering::Relaxed);
     }
 
@@ -123,50 +136,101 @@ impl Trainers {
     }
 
     fn give_up_missing(&self) {
+        let registry = lock(&self.registry);
         let missing = std::mem::take(&mut *lock(&self.missing));
         if missing.is_empty() {
             return;
         }
-        self.note_ranks();
-        for (job, rank) in missing {
+        for Rank { job, rank, run } in missing.into_iter().filter(|rank| !registry.is_here(rank)) {
             tracing::info!(%job, rank, "trainer did not come back");
-            self.reports.push(ReportBody::JobLeft { job, rank, connection_lost: true });
+            self.reports.push(ReportBody::JobLeft { job, rank, run, connection_lost: true });
         }
+        drop(registry);
+        self.note_ranks();
     }
 
     /// Who is here, or may come back, to disk.
     fn note_ranks(&self) {
-        let live = lock(&self.registry).ranks().cloned().collect::<Ranks>();
+        let registry = lock(&self.registry);
         let mut missing = lock(&self.missing);
-        missing.retain(|rank| !live.contains(rank));
-        self.roster.write(&live.union(&missing).cloned().collect());
+        missing.retain(|rank| !registry.is_here(rank));
+        let ranks: Ranks = registry.ranks().chain(missing.iter().cloned()).collect();
+        drop(registry);
+        // With the other lock: the newest list is written last.
+        self.roster.write(&ranks);
     }
 
-    /// Takes a rank in, with its report to the controller: where that finds no room, those that follow would not either.
-    fn welcome(&self, seen: &JobSeen, peer: Peer, stream: &UnixStream) -> Result<(u64, ToTrainer), String> {
+    /// Another run may not take the name of one whose ranks may come back: the controller takes them for here.
+    fn check_missing(&self, seen: &JobSeen) -> Result<(), String> {
+        let missing = lock(&self.missing);
+        let mut others = missing.iter().filter(|other| other.job == seen.job && other.run != seen.run);
+        match others.find_map(|other| other.run) {
+            None => Ok(()),
+            Some(run) => Err(format!(
+                "another run ({run}) trained under the name {} on this node when its agent ended, and has {} s from the \
+                 agent's start to come back: give each training a name of its own, by FLEXCOMM_JOB or attach(job=...)",
+                seen.job,
+                BACK_WITHIN.as_secs()
+            )),
+        }
+    }
+
+    /// Registers a rank, with its report to the controller if that finds room.
+    fn welcome(&self, seen: &JobSeen, peer: Peer, stream: &UnixStream) -> Result<Welcome, String> {
         let socket =
             stream.as_fd().try_clone_to_owned().map_err(|error| format!("failed to keep the socket: {error}"))?;
         let mut registry = lock(&self.registry);
         registry.check(seen, peer)?;
+        self.check_missing(seen)?;
+        let is_here = registry.seen().any(|other| (&other.job, other.run) == (&seen.job, seen.run));
+        lock(&self.refused).check(seen, is_here, Instant::now())?;
         let page = lock(&self.pages).path(&seen.job, peer.uid, &registry.jobs());
         let page = page.map_err(|error| format!("failed to {error}"))?.to_string_lossy().into_owned();
-        let spooled = self.reports.offer(ReportBody::JobSeen(seen.clone()));
-        spooled.map_err(|unspooled| format!("failed to {}", unspooled.error))?;
+        let announced = self.reports.offer(ReportBody::JobSeen(seen.clone())).is_ok();
         let id = registry.join(seen, peer, socket);
         drop(registry);
         self.note_ranks();
-        Ok((id, ToTrainer::Welcome { protocol: PROTOCOL, node: self.node.clone(), page }))
+        let message = ToTrainer::Welcome { protocol: PROTOCOL, node: self.node.clone(), page };
+        Ok(Welcome { id, message, announced })
+    }
+
+    /// A rank's connection has ended. At the agent's own end the rank stays where it was: it comes back to the next agent.
+    fn leave(&self, seen: &JobSeen, id: u64, end: &End) {
+        if matches!(end, End::Stopped) {
+            return;
+        }
+        let mut registry = lock(&self.registry);
+        if !registry.leave(seen, id) {
+            return;
+        }
+        tracing::info!(job = %seen.job, rank = seen.rank, "trainer left");
+        // The controller knows no rank of a run that it refuses.
+        if !matches!(end, End::RunRefused(_)) {
+            let (job, rank, run) = (seen.job.clone(), seen.rank, seen.run);
+            let connection_lost = !matches!(end, End::Goodbye);
+            self.reports.push(ReportBody::JobLeft { job, rank, run, connection_lost });
+        }
+        drop(registry);
+        self.note_ranks();
     }
 
     /// The controller refuses a run: connections of its ranks end with the reason.
     pub(crate) fn refuse_run(&self, run: RefusedRun) {
+        lock(&self.refused).add(run.clone(), Instant::now());
         // Without receivers the run's trainers are gone already.
-        let _ = self.refused.send(run);
+        let _ = self.refusals.send(run);
     }
 
-    async fn handle(&self, event: Event) {
+    /// Whether a refusal is worth a line.
+    fn is_news(&self, reason: &str, now: Instant) -> bool {
+        let mut said = lock(&self.said);
+        said.retain(|_, at| now.duration_since(*at) < SAY_AGAIN);
+        said.len() < MAX_SAID && said.insert(reason.to_owned(), now).is_none()
+    }
+
+    async fn handle(&self, event: Event, is_last: impl Fn() -> bool) {
         match event {
-            Event::Report(body) => self.reports.keep(body).await,
+            Event::Report(body) => self.reports.keep(body, is_last).await,
             Event::Transfers { peer, samples } => self.passive.take(peer, &samples),
             Event::SetAside(why) => {
                 self.metrics.trainer_reports_set_aside_total.inc();
@@ -204,9 +268,10 @@ pub(crate) async fn serve(listener: UnixListener, trainers: Arc<Trainers>, mut s
                     let taken = Peer::of(&stream)
                         .map_err(|error| format!("failed to ask the kernel who connects: {error}"))
                         .and_then(|peer| Ok((peer, slots.take(peer.uid)?)));
+                    let stop = stop.clone();
                     sessions.spawn(async move {
                         match taken {
-                            Ok((peer, _slot)) => session(stream, peer, &trainers).await,
+                            Ok((peer, _slot)) => session(stream, peer, &trainers, stop).await,
                             Err(reason) => refuse(stream, &trainers, reason).await,
                         }
                     });
@@ -219,13 +284,18 @@ pub(crate) async fn serve(listener: UnixListener, trainers: Arc<Trainers>, mut s
             },
         }
     }
-    // Dropped sessions leave no JobLeft: the trainers live on and come back to the next agent.
+    // Those that wait for room end by the room for events.
+    trainers.reports.wake();
+    let all_end = async { while sessions.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(ANSWER_WITHIN, all_end).await;
     sessions.shutdown().await;
 }
 
 async fn refuse(mut stream: UnixStream, trainers: &Trainers, reason: String) {
     trainers.metrics.trainers_refused_total.inc();
-    tracing::warn!(reason, "trainer refused");
+    if trainers.is_news(&reason, Instant::now()) {
+        tracing::warn!(reason, "trainer refused");
+    }
     // A peer that is gone or does not read loses its answer.
     let _ = answer(&mut stream, &ToTrainer::Refused { reason }).await;
 }
@@ -236,56 +306,78 @@ async fn answer(stream: &mut UnixStream, message: &ToTrainer) -> std::io::Result
     tokio::time::timeout(ANSWER_WITHIN, stream.write_all(&line)).await?
 }
 
-async fn session(stream: UnixStream, peer: Peer, trainers: &Trainers) {
+async fn session(stream: UnixStream, peer: Peer, trainers: &Trainers, mut stop: watch::Receiver<bool>) {
     let mut stream = BufReader::new(stream);
     let mut session = Session::default();
-    let greeted = tokio::time::timeout(HELLO_WITHIN, hello(&mut stream, &mut session)).await;
+    let greeted = tokio::select! {
+        greeted = tokio::time::timeout(HELLO_WITHIN, hello(&mut stream, &mut session)) => greeted,
+        () = stopped(&mut stop) => return,
+    };
     let seen = match greeted {
         Ok(Ok(Some(seen))) => seen,
         Ok(Ok(None)) => return,
         Ok(Err(reason)) => return refuse(stream.into_inner(), trainers, reason).await,
         Err(_) => return refuse(stream.into_inner(), trainers, format!("no hello within {HELLO_WITHIN:?}")).await,
     };
-    let mut refused = trainers.refused.subscribe();
-    let (id, welcome) = match trainers.welcome(&seen, peer, stream.get_ref()) {
+    let mut refusals = trainers.refusals.subscribe();
+    let Welcome { id, message, announced } = match trainers.welcome(&seen, peer, stream.get_ref()) {
         Ok(welcome) => welcome,
         Err(reason) => return refuse(stream.into_inner(), trainers, reason).await,
     };
     trainers.metrics.trainers.inc();
     tracing::info!(job = %seen.job, rank = seen.rank, world = seen.world, %peer, "trainer joined");
-    let end = match answer(stream.get_mut(), &welcome).await {
-        Ok(()) => tokio::select! {
-            end = follow(&mut stream, &mut session, trainers) => end,
-            reason = refusal(&mut refused, &seen) => Err(reason),
-        },
-        Err(error) => Err(format!("the welcome could not be sent: {error}")),
+    let followed = async {
+        if let Err(error) = answer(stream.get_mut(), &message).await {
+            return End::Refused(format!("the welcome could not be sent: {error}"));
+        }
+        if !announced {
+            // Before all else of this rank: the controller sets aside what comes from one it does not know.
+            let is_last = || *stop.borrow() || has_ended(stream.get_ref().as_fd());
+            trainers.reports.keep(ReportBody::JobSeen(seen.clone()), is_last).await;
+        }
+        follow(&mut stream, &mut session, trainers, stop).await.unwrap_or_else(End::Refused)
+    };
+    let end = tokio::select! {
+        end = followed => end,
+        reason = refusal(&mut refusals, &seen) => End::RunRefused(reason),
     };
     trainers.metrics.trainers.dec();
-    if lock(&trainers.registry).leave(&seen, id) {
-        tracing::info!(job = %seen.job, rank = seen.rank, "trainer left");
-        trainers.note_ranks();
-        trainers.reports.push(ReportBody::JobLeft {
-            job: seen.job,
-            rank: seen.rank,
-            connection_lost: !matches!(end, Ok(End::Goodbye)),
-        });
-    }
-    if let Err(reason) = end {
+    trainers.leave(&seen, id, &end);
+    if let End::Refused(reason) | End::RunRefused(reason) = end {
         refuse(stream.into_inner(), trainers, reason).await;
     }
 }
 
-/// How a connection ended that was not refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A rank that was registered.
+struct Welcome {
+    id: u64,
+    message: ToTrainer,
+    /// Whether the spool had room for its report to the controller.
+    announced: bool,
+}
+
+/// How a connection ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum End {
     Goodbye,
     Lost,
+    /// The agent ends.
+    Stopped,
+    /// For this reason of the agent's.
+    Refused(String),
+    /// The controller refuses the run, for this reason.
+    RunRefused(String),
+}
+
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // Without a sender the agent has ended.
+    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 /// Waits until the controller refuses this rank's run.
-async fn refusal(refused: &mut broadcast::Receiver<RefusedRun>, seen: &JobSeen) -> String {
+async fn refusal(refusals: &mut broadcast::Receiver<RefusedRun>, seen: &JobSeen) -> String {
     loop {
-        match refused.recv().await {
+        match refusals.recv().await {
             Ok(run) if run.job == seen.job && Some(run.run) == seen.run => return run.reason,
             Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
             Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
@@ -293,8 +385,8 @@ async fn refusal(refused: &mut broadcast::Receiver<RefusedRun>, seen: &JobSeen) 
     }
 }
 
+/// See [`read_line`].
 async fn next_line(stream: &mut BufReader<UnixStream>, line: &mut Vec<u8>) -> Result<bool, String> {
-    line.clear();
     match read_line(stream, line).await {
         Ok(more) => Ok(more),
         Err(LineError::TooLong) => Err(format!("a line is longer than {MAX_LINE} bytes")),
@@ -315,15 +407,34 @@ async fn hello(stream: &mut BufReader<UnixStream>, session: &mut Session) -> Res
     Ok(session.seen().cloned())
 }
 
-async fn follow(stream: &mut BufReader<UnixStream>, session: &mut Session, trainers: &Trainers) -> Result<End, String> {
+async fn follow(
+    stream: &mut BufReader<UnixStream>,
+    session: &mut Session,
+    trainers: &Trainers,
+    mut stop: watch::Receiver<bool>,
+) -> Result<End, String> {
     let mut line = Vec::new();
-    while next_line(stream, &mut line).await? {
-        match session.line(&line)? {
-            Event::Left => return Ok(End::Goodbye),
-            event => trainers.handle(event).await,
+    let mut stops = false;
+    loop {
+        let more = tokio::select! {
+            more = next_line(stream, &mut line) => more?,
+            () = stopped(&mut stop), if !stops => {
+                stops = true;
+                // What the trainer has sent is read to its end; it keeps what it can no longer send.
+                let _ = shutdown(stream.get_ref().as_raw_fd(), Shutdown::Read);
+                continue;
+            }
+        };
+        if !more {
+            return Ok(if stops { End::Stopped } else { End::Lost });
         }
+        let event = session.line(&line)?;
+        line.clear();
+        if event == Event::Left {
+            return Ok(End::Goodbye);
+        }
+        trainers.handle(event, || *stop.borrow() || has_ended(stream.get_ref().as_fd())).await;
     }
-    Ok(End::Lost)
 }
 
 #[cfg(test)]
@@ -376,9 +487,96 @@ pub(super) mod tests {
         };
         assert_eq!(left(), [], "rank 0 may still come back");
         trainers.give_up_missing();
-        assert_eq!(left(), [ReportBody::JobLeft { job: "j".parse().unwrap(), rank: 0, connection_lost: true }]);
+        let job = "j".parse().unwrap();
+        assert_eq!(left(), [ReportBody::JobLeft { job, rank: 0, run: None, connection_lost: true }]);
         drop(trainers);
-        assert_eq!(Roster::open(dir.path()).1, [("j".parse().unwrap(), 1)].into());
+        assert_eq!(Roster::open(dir.path()).1, [Rank::from(&seen(1, 4))].into());
+    }
+
+    fn of_run(number: u64, rank: u32) -> JobSeen {
+        JobSeen { run: Some(flexcomm_domain::RunId(number)), ..seen(rank, 4) }
+    }
+
+    #[tokio::test]
+    async fn after_a_restart_a_run_keeps_its_name_until_its_ranks_had_time_to_come_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let (stream, _theirs) = UnixStream::pair().unwrap();
+        let peer = Peer::of(&stream).unwrap();
+        let trainers = start(dir.path());
+        for rank in [0, 1] {
+            trainers.welcome(&of_run(1, rank), peer, &stream).unwrap();
+        }
+        drop(trainers);
+        let trainers = start(dir.path());
+        let refused = trainers.welcome(&of_run(2, 0), peer, &stream).map(|_| ()).unwrap_err();
+        assert!(refused.contains("another run (0000000000000001)") && refused.contains("FLEXCOMM_JOB"), "{refused}");
+        trainers.welcome(&of_run(1, 0), peer, &stream).unwrap();
+        drop(trainers);
+        let trainers = start(dir.path());
+        trainers.give_up_missing();
+        trainers.welcome(&of_run(2, 0), peer, &stream).unwrap();
+        let all = trainers.reports.batch(9, usize::MAX).unwrap();
+        let bodies = all.iter().map(|r| serde_json::from_slice::<flexcomm_wire::Report>(&r.payload).unwrap().body);
+        let runs: Vec<_> = bodies
+            .filter_map(|body| if let ReportBody::JobLeft { rank, run, .. } = body { Some((rank, run)) } else { None })
+            .collect();
+        assert_eq!(runs, [(0, of_run(1, 0).run), (1, of_run(1, 1).run)]);
+    }
+
+    fn bodies(trainers: &Trainers) -> Vec<ReportBody> {
+        let all = trainers.reports.batch(usize::MAX, usize::MAX).unwrap();
+        all.iter().map(|r| serde_json::from_slice::<flexcomm_wire::Report>(&r.payload).unwrap().body).collect()
+    }
+
+    async fn say(stream: &mut UnixStream, message: &FromTrainer) {
+        let line = [serde_json::to_vec(message).unwrap(), b"\n".to_vec()].concat();
+        stream.write_all(&line).await.unwrap();
+    }
+
+    /// A trainer that says hello on a connection of its own.
+    async fn connect(
+        trainers: &Arc<Trainers>,
+        seen: &JobSeen,
+        stop: &watch::Sender<bool>,
+    ) -> (BufReader<UnixStream>, tokio::task::JoinHandle<()>) {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let peer = Peer::of(&ours).unwrap();
+        let (trainers, stop) = (trainers.clone(), stop.subscribe());
+        let serving = tokio::spawn(async move { session(ours, peer, &trainers, stop).await });
+        let hello = flexcomm_wire::Hello { run: seen.run, ..protocol::tests::hello("j", seen.rank) };
+        say(&mut theirs, &FromTrainer::Hello(hello)).await;
+        (BufReader::new(theirs), serving)
+    }
+
+    async fn answered(trainer: &mut BufReader<UnixStream>) -> ToTrainer {
+        let mut line = Vec::new();
+        let read = tokio::time::timeout(Duration::from_secs(60), read_line(trainer, &mut line)).await;
+        assert!(read.expect("no answer within a minute").unwrap());
+        serde_json::from_slice(&line).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_refused_run_asks_the_controller_once_however_often_its_ranks_try() {
+        let dir = tempfile::tempdir().unwrap();
+        let trainers = start(dir.path());
+        let stop = watch::Sender::new(false);
+        let (mut first, serving) = connect(&trainers, &of_run(2, 0), &stop).await;
+        assert!(matches!(answered(&mut first).await, ToTrainer::Welcome { .. }));
+        let reason = "another run trains under the name j".to_owned();
+        let run = flexcomm_domain::RunId(2);
+        trainers.refuse_run(RefusedRun { job: "j".parse().unwrap(), run, reason: reason.clone() });
+        assert_eq!(answered(&mut first).await, ToTrainer::Refused { reason: reason.clone() });
+        serving.await.unwrap();
+        for rank in (0..4).cycle().take(20) {
+            let (mut again, serving) = connect(&trainers, &of_run(2, rank), &stop).await;
+            assert_eq!(answered(&mut again).await, ToTrainer::Refused { reason: reason.clone() });
+            serving.await.unwrap();
+        }
+        let bodies = bodies(&trainers);
+        assert!(matches!(&bodies[..], [ReportBody::JobSeen(_)]), "neither asked again nor left: {bodies:?}");
+        let now = Instant::now();
+        assert!(!trainers.is_news(&reason, now), "it was logged");
+        assert!(trainers.is_news(&reason, now + SAY_AGAIN));
     }
     fn applied(step: u64) -> FromTrainer {
         let job = "j".parse().unwrap();
@@ -408,28 +606,23 @@ pub(super) mod tests {
         const RESULTS: u64 = 4000;
         let dir = tempfile::tempdir().unwrap();
         let trainers = start(dir.path());
-        let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let peer = Peer::of(&ours).unwrap();
-        let serving = tokio::spawn({
-            let trainers = trainers.clone();
-            async move { session(ours, peer, &trainers).await }
-        });
+        let stop = watch::Sender::new(false);
+        let (mut theirs, serving) = connect(&trainers, &seen(0, 4), &stop).await;
         let writing = tokio::spawn(async move {
-            let hello = FromTrainer::Hello(protocol::tests::hello("j", 0));
-            for message in std::iter::once(hello).chain((0..RESULTS).map(applied)) {
-                let line = [serde_json::to_vec(&message).unwrap(), b"\n".to_vec()].concat();
-                theirs.write_all(&line).await.unwrap();
+            for step in 0..RESULTS {
+                say(theirs.get_mut(), &applied(step)).await;
             }
             theirs
         });
         let began = Instant::now();
-        while trainers.metrics.spool_waits_total.get() == 0 && began.elapsed() < Duration::from_secs(20) {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        until_waits(&trainers, 1).await;
         let lost = trainers.metrics.spool_refused_total.get();
         assert!(lost == 0 && !writing.is_finished(), "the trainer was read though there is no room: {lost} are lost");
-        assert!(trainers.welcome(&seen(1, 4), peer, &UnixStream::pair().unwrap().0).unwrap_err().contains("the limit"));
-        let mut stored = Vec::new();
+        // What lies on its page is for a trainer that comes now, too.
+        let (mut second, serving_second) = connect(&trainers, &seen(1, 4), &stop).await;
+        assert!(matches!(answered(&mut second).await, ToTrainer::Welcome { .. }));
+        until_waits(&trainers, 2).await;
+        let (mut stored, mut announced) = (Vec::new(), 0);
         while (stored.len() as u64) < RESULTS {
             assert!(began.elapsed() < Duration::from_secs(60), "{} of {RESULTS} came", stored.len());
             let batch = trainers.reports.batch(100, usize::MAX).unwrap();
@@ -441,12 +634,55 @@ pub(super) mod tests {
             let reports = batch.iter().map(|r| serde_json::from_slice::<flexcomm_wire::Report>(&r.payload).unwrap());
             stored.extend(reports.filter_map(|report| match report.body {
                 ReportBody::Applied(applied) => Some(applied.step),
+                ReportBody::JobSeen(seen) => {
+                    announced += u32::from(seen.rank == 1);
+                    None
+                }
                 _ => None,
             }));
         }
-        assert_eq!(stored, (0..RESULTS).collect::<Vec<_>>());
+        assert_eq!((stored, announced), ((0..RESULTS).collect::<Vec<_>>(), 1));
         assert_eq!(trainers.metrics.spool_refused_total.get(), 0);
-        drop(writing.await.unwrap());
+        assert_eq!(trainers.metrics.spool_waits_total.get(), 2, "waits, not tries");
+        drop((writing.await.unwrap(), second));
         serving.await.unwrap();
+        serving_second.await.unwrap();
+    }
+
+    async fn until_waits(trainers: &Trainers, count: u64) {
+        let began = Instant::now();
+        while trainers.metrics.spool_waits_total.get() < count {
+            assert!(began.elapsed() < Duration::from_secs(20), "nobody waits");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Results that a trainer has handed over to a session that waits for room: by the agent's end, or the trainer's.
+    #[tokio::test]
+    async fn what_was_sent_before_an_end_is_kept_though_the_spool_is_full() {
+        for by_agent in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let trainers = start(dir.path());
+            let stop = watch::Sender::new(false);
+            let (mut theirs, serving) = connect(&trainers, &seen(0, 4), &stop).await;
+            while trainers.reports.offer(ReportBody::JobSeen(seen(0, 4))).is_ok() {}
+            for step in 0..50 {
+                say(theirs.get_mut(), &applied(step)).await;
+            }
+            until_waits(&trainers, 1).await;
+            if by_agent {
+                stop.send_replace(true);
+                trainers.reports.wake();
+            } else {
+                drop(theirs);
+            }
+            tokio::time::timeout(Duration::from_secs(20), serving).await.expect("the session goes on").unwrap();
+            let bodies = bodies(&trainers);
+            let steps =
+                |body: &ReportBody| if let ReportBody::Applied(applied) = body { Some(applied.step) } else { None };
+            assert_eq!(bodies.iter().filter_map(steps).collect::<Vec<_>>(), (0..50).collect::<Vec<_>>());
+            let left = bodies.iter().filter(|body| matches!(body, ReportBody::JobLeft { .. })).count();
+            assert_eq!(left, usize::from(!by_agent), "a trainer comes back to the next agent");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Who is connected, and how much of the socket one user takes.
 
+use super::roster::Rank;
 use flexcomm_domain::JobId;
 use flexcomm_wire::JobSeen;
 use nix::errno::Errno;
@@ -8,7 +9,7 @@ use nix::sys::signal::kill;
 use nix::unistd::Pid;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::net::UnixStream;
 
@@ -60,13 +61,17 @@ struct Connection {
 }
 
 impl Connection {
-    /// Whether the rank is still there. The kernel notes the end of a connection at once (`POLLHUP`), also while what
-    /// was sent before it is not read yet. A process that is gone counts as gone though a child of it has the socket, too.
+    /// Whether the rank is still there. A process that is gone counts as gone though a child of it has the socket, too.
     fn is_open(&self) -> bool {
-        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::empty())];
-        let ended = poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0);
-        !ended && !self.peer.is_gone()
+        !has_ended(self.socket.as_fd()) && !self.peer.is_gone()
     }
+}
+
+/// Whether the other end closed the connection. The kernel notes it at once (`POLLHUP`), also while what was sent before is
+/// not read yet.
+pub(super) fn has_ended(socket: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::empty())];
+    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 /// Who is connected: one process per rank, by one connection or more. One that connects again may have left copies of
@@ -82,11 +87,14 @@ impl Registry {
     /// other ranks here.
     pub(super) fn check(&self, seen: &JobSeen, peer: Peer) -> Result<(), String> {
         let here = self.live.values().flatten().filter(|other| other.seen.job == seen.job);
-        let mut others = here.filter(|other| other.seen.rank != seen.rank || !other.peer.is_same_process(peer));
+        let is_own = |other: &Connection| {
+            (other.seen.rank, other.seen.run) == (seen.rank, seen.run) && other.peer.is_same_process(peer)
+        };
+        let mut others = here.filter(|other| !is_own(other));
         others.try_for_each(|other| if other.is_open() { check_beside(seen, other) } else { Ok(()) })
     }
 
-    /// Takes in a rank that was checked. Returns the number of the connection.
+    /// Registers a rank that was checked. Returns the number of the connection.
     pub(super) fn join(&mut self, seen: &JobSeen, peer: Peer, socket: OwnedFd) -> u64 {
         self.next += 1;
         let connection = Connection { id: self.next, seen: seen.clone(), peer, socket };
@@ -100,8 +108,13 @@ impl Registry {
     }
 
     /// Ranks with a connection.
-    pub(super) fn ranks(&self) -> impl Iterator<Item = &(JobId, u32)> {
-        self.live.keys()
+    pub(super) fn ranks(&self) -> impl Iterator<Item = Rank> {
+        self.seen().map(Rank::from)
+    }
+
+    /// Whether a rank has a connection, in whichever run.
+    pub(super) fn is_here(&self, rank: &Rank) -> bool {
+        self.live.contains_key(&(rank.job.clone(), rank.rank))
     }
 
     /// What the ranks said of themselves.
@@ -231,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_connects_again_is_taken_in_and_the_rank_leaves_with_its_last_connection() {
+    fn a_process_that_connects_again_is_registered_and_the_rank_leaves_with_its_last_connection() {
         let mut registry = Registry::default();
         let me = Peer { pid: Some(std::process::id() as i32), ..ME };
         let (ours, _copy) = connection();
@@ -240,6 +253,8 @@ mod tests {
         let new = join(&mut registry, &seen(0, 4), me, ours).unwrap();
         assert_eq!((registry.ranks().count(), registry.seen().count()), (1, 1));
         assert!(!registry.leave(&seen(0, 4), new), "the first one is still open");
+        let next = JobSeen { run: Some(flexcomm_domain::RunId(2)), ..seen(0, 4) };
+        assert!(join(&mut registry, &next, me, connection().0).unwrap_err().contains("another run"));
         assert!(registry.leave(&seen(0, 4), old));
         assert_eq!(registry.ranks().count(), 0);
     }

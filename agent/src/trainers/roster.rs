@@ -1,14 +1,31 @@
 //! Which ranks were here when the agent last ran: those that do not come back have left.
 
-use flexcomm_domain::JobId;
+use flexcomm_domain::{JobId, RunId};
+use flexcomm_wire::JobSeen;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Largest roster that is read.
 const MAX_FILE: u64 = 1024 * 1024;
 
+/// A rank on this node. Rosters of agents older than run ids are lists of `[job, rank]`, which reads as this, too.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Rank {
+    pub(crate) job: JobId,
+    pub(crate) rank: u32,
+    #[serde(default)]
+    pub(crate) run: Option<RunId>,
+}
+
+impl From<&JobSeen> for Rank {
+    fn from(seen: &JobSeen) -> Self {
+        Self { job: seen.job.clone(), rank: seen.rank, run: seen.run }
+    }
+}
+
 /// Ranks on this node.
-pub(crate) type Ranks = BTreeSet<(JobId, u32)>;
+pub(crate) type Ranks = BTreeSet<Rank>;
 
 /// The list on disk.
 #[derive(Debug)]
@@ -45,10 +62,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (roster, ranks) = Roster::open(dir.path());
         assert!(ranks.is_empty());
-        let here: Ranks = [("j".parse().unwrap(), 3), ("k".parse().unwrap(), 0)].into();
+        let of = |job: &str, rank, run| Rank { job: job.parse().unwrap(), rank, run };
+        let here: Ranks = [of("j", 3, Some(RunId(7))), of("k", 0, None)].into();
         roster.write(&here);
         assert_eq!(Roster::open(dir.path()).1, here);
-        std::fs::write(dir.path().join("ranks.json"), "[[").unwrap();
+        let write = |text| std::fs::write(dir.path().join("ranks.json"), text).unwrap();
+        write(r#"[["j",3],["k",0]]"#);
+        assert_eq!(Roster::open(dir.path()).1, [of("j", 3, None), of("k", 0, None)].into(), "of an older agent");
+        write("[[");
         assert!(Roster::open(dir.path()).1.is_empty());
     }
 }

@@ -1,6 +1,6 @@
 //! One batch of reports: stored and acknowledged in one transaction, each report once.
 
-use flexcomm_domain::{JobId, NodeName, Timestamp};
+use flexcomm_domain::{JobId, NodeName, RunId, Timestamp};
 use flexcomm_wire::{
     AppliedReport, JobSeen, LinkReport, MAX_SEQ_STEP, RefusedRun, ReportBody, StepsReport, ThroughputReport,
     TrialReport,
@@ -38,7 +38,7 @@ pub struct Ingested {
     pub acked_seq: u64,
     /// Set aside from this batch.
     pub set_aside: u64,
-    /// The first reason.
+    /// The first reason that is no refusal of a run.
     pub first_reason: Option<String>,
     /// Reports that were stored before and are dropped.
     pub repeated: u64,
@@ -48,7 +48,7 @@ pub struct Ingested {
     pub refused: Vec<RefusedRun>,
 }
 
-/// Whether a batch was taken in.
+/// Whether a batch was stored.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ingest {
     /// Stored or set aside, report by report.
@@ -120,24 +120,25 @@ impl Store {
                 return Ok(Ingest::Jump { from: done.acked_seq, to: report.seq });
             }
             done.acked_seq = report.seq;
-            match take_in(&mut tx, &Sender { node, live, now }, report.body).await? {
-                Fate::Stored(news) => done.news.extend(news.filter(|n| !done.news.contains(n))),
-                Fate::Refused(refused) => {
-                    let reason = Reason::JobConflict.as_str();
-                    scenario::count_set_aside(&mut tx, reason, &refused.reason, now).await?;
-                    done.set_aside += 1;
-                    done.first_reason.get_or_insert(format!("{reason}: {}", refused.reason));
-                    if !done.refused.contains(&refused) {
-                        done.refused.push(refused);
+            let aside = match store(&mut tx, &Sender { node, live, now }, report.body).await? {
+                Fate::Stored(news) => {
+                    done.news.extend(news.filter(|n| !done.news.contains(n)));
+                    continue;
+                }
+                Fate::Refused(run) => {
+                    let aside = SetAside::new(Reason::JobConflict, run.reason.clone());
+                    if !done.refused.contains(&run) {
+                        done.refused.push(run);
                     }
+                    aside
                 }
                 Fate::Aside(aside) => {
-                    let reason = aside.reason.as_str();
-                    scenario::count_set_aside(&mut tx, reason, &aside.detail, now).await?;
-                    done.set_aside += 1;
-                    done.first_reason.get_or_insert(format!("{reason}: {}", aside.detail));
+                    done.first_reason.get_or_insert_with(|| format!("{}: {}", aside.reason.as_str(), aside.detail));
+                    aside
                 }
-            }
+            };
+            scenario::count_set_aside(&mut tx, aside.reason.as_str(), &aside.detail, now).await?;
+            done.set_aside += 1;
         }
         sqlx::query("UPDATE nodes SET acked_seq = $2 WHERE node = $1")
             .bind(node.as_str())
@@ -158,7 +159,7 @@ impl Store {
     }
 }
 
-async fn take_in(
+async fn store(
     db: &mut SqliteConnection,
     from: &Sender<'_>,
     body: std::result::Result<ReportBody, SetAside>,
@@ -179,9 +180,9 @@ async fn take_in(
             Ok(Fate::Stored(None))
         }
         ReportBody::JobSeen(r) => job_seen(db, from, &r).await,
-        ReportBody::JobLeft { job, rank, connection_lost } => {
+        ReportBody::JobLeft { job, rank, run, connection_lost } => {
             let how = if connection_lost { End::ConnectionLost } else { End::Left };
-            job_left(db, node, (&job, rank), how, now).await
+            job_left(db, from, (&job, rank, run), how).await
         }
         ReportBody::Steps(r) => steps(db, node, r, now).await,
         ReportBody::Applied(r) => applied(db, node, &r, now).await,
@@ -257,7 +258,7 @@ fn continues(known: &jobs::Known, r: &JobSeen) -> bool {
 }
 
 /// Another run may not take the name while a rank of the one that has it lives: on which node. Those of this node have
-/// left: an agent lets one run of a job in at a time.
+/// left: an agent welcomes one run of a job at a time, and after a restart waits for its ranks before another one.
 async fn in_the_way(
     db: &mut SqliteConnection,
     from: &Sender<'_>,
@@ -308,14 +309,16 @@ async fn at_home(
 
 async fn job_left(
     db: &mut SqliteConnection,
-    node: &NodeName,
-    (job, rank): (&JobId, u32),
+    from: &Sender<'_>,
+    (job, rank, run): (&JobId, u32, Option<RunId>),
     how: End,
-    now: Timestamp,
 ) -> Result<Fate> {
-    match at_home(db, node, (job, rank)).await? {
+    match at_home(db, from.node, (job, rank)).await? {
+        Ok(known) if run.is_some() && run != known.run => {
+            aside(Reason::UnknownRank, format!("rank {rank} of job {job} left a run that no longer has the job's name"))
+        }
         Ok(_) => {
-            jobs::leave(db, (job, rank), how, now).await?;
+            jobs::leave(db, (job, rank), how, from.now).await?;
             JOB
         }
         Err(aside) => Ok(aside.into()),
@@ -382,7 +385,7 @@ async fn trial(db: &mut SqliteConnection, node: &NodeName, mut r: TrialReport, n
 #[cfg(test)]
 mod tests {
     use super::super::tests::scratch;
-    use super::super::{NewDecision, Registration};
+    use super::super::{Deletion, NewDecision, NewTrial, Registration};
     use super::*;
     use flexcomm_domain::{Decision, Strategy, Version};
     use flexcomm_wire::Register;
@@ -483,6 +486,49 @@ mod tests {
         assert_eq!(send(&store, ("b", 3), hello(1, 4), &["b"]).await.set_aside, 0, "a is dead");
         assert_eq!(store.job(&job()).await.unwrap().unwrap().world, 4);
         assert_eq!(store.ranks(&job()).await.unwrap().len(), 1, "ranks of the run before are gone");
+    }
+
+    /// Agents and trainers without run ids refuse a version or a trial older than what they know of a name.
+    #[tokio::test]
+    async fn a_name_goes_on_counting_after_it_was_deleted() {
+        let (store, _dir) = scratch().await;
+        registered(&store, "a").await;
+        send(&store, ("a", 1), hello(0, 1), &["a"]).await;
+        let decision = Decision {
+            job: job(),
+            version: Version(1),
+            parent: Version(0),
+            strategy: Strategy::DENSE_RING,
+            decided_at: Timestamp(1),
+            reason: "r".into(),
+        };
+        store.put_decision(&NewDecision { decision: &decision, seed: 0, report: "{}", memory: "{}" }).await.unwrap();
+        let new = NewTrial { candidates: &[Strategy::DENSE_RING], iterations: 1, budget_ms: 1, why: "w" };
+        assert_eq!(store.ask_trial(&job(), &new, Timestamp(1)).await.unwrap(), Some(1));
+        for seq in [2, 4] {
+            let left = ReportBody::JobLeft { job: job(), rank: 0, run: None, connection_lost: false };
+            send(&store, ("a", seq), left, &["a"]).await;
+            assert_eq!(store.delete_job(&job()).await.unwrap(), Deletion::Done);
+            send(&store, ("a", seq + 1), hello(0, 1), &["a"]).await;
+            assert_eq!(store.job(&job()).await.unwrap().unwrap().earlier, Version(1));
+        }
+        assert_eq!(store.ask_trial(&job(), &new, Timestamp(1)).await.unwrap(), Some(2));
+    }
+
+    #[tokio::test]
+    async fn a_rank_that_left_another_run_is_still_in_this_one() {
+        let (store, _dir) = scratch().await;
+        registered(&store, "a").await;
+        let ReportBody::JobSeen(seen) = hello(0, 1) else { unreachable!() };
+        let joins = ReportBody::JobSeen(JobSeen { run: Some(RunId(2)), ..seen });
+        send(&store, ("a", 1), joins, &["a"]).await;
+        let left = |run| ReportBody::JobLeft { job: job(), rank: 0, run, connection_lost: true };
+        let ignored = send(&store, ("a", 2), left(Some(RunId(1))), &["a"]).await;
+        assert!(ignored.first_reason.unwrap().contains("no longer has the job's name"));
+        assert_eq!(store.running_jobs().await.unwrap().len(), 1);
+        // From an agent that does not name the run.
+        send(&store, ("a", 3), left(None), &["a"]).await;
+        assert_eq!(store.running_jobs().await.unwrap().len(), 0);
     }
 
     #[tokio::test]

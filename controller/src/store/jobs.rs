@@ -177,9 +177,7 @@ impl Store {
             Some((None,)) => return Ok(Deletion::Running),
             Some(_) => {}
         }
-        for text in FORGET_RUN.into_iter().chain(FORGET_NAME) {
-            sqlx::query(text).bind(job.as_str()).execute(&mut *tx).await.map_err(&on_error)?;
-        }
+        forget(&mut tx, job).await?;
         tx.commit().await.map_err(&on_error)?;
         Ok(Deletion::Done)
     }
@@ -311,8 +309,8 @@ pub(super) async fn known(db: &mut SqliteConnection, job: &JobId) -> Result<Opti
 pub(super) async fn begin(db: &mut SqliteConnection, seen: &JobSeen, now: Timestamp) -> Result<()> {
     let on_error = sql("store a job");
     let job = seen.job.as_str();
-    let version = decisions::newest_version(db, &seen.job).await?;
-    let trial = trials::newest(db, &seen.job).await?;
+    let version = decisions::newest_version(db, &seen.job).await?.max(forgotten(db, FORGOTTEN_VERSION).await?);
+    let trial = trials::newest(db, &seen.job).await?.max(forgotten(db, FORGOTTEN_TRIAL).await?);
     sqlx::query(
         "INSERT INTO runs (job, began_us, run, world, ended_us, ended_how, step, version, loss, accuracy)
          SELECT job, created_us, run, world, coalesce(ended_us, $2), coalesce(ended_how, $3),
@@ -377,6 +375,10 @@ const FORGET_RUN: [&str; 11] = [
 /// What is left of a job's name then.
 const FORGET_NAME: [&str; 2] = ["DELETE FROM runs WHERE job = $1", "DELETE FROM jobs WHERE job = $1"];
 
+/// Counters of [`forget`].
+const FORGOTTEN_VERSION: &str = "forgotten-version";
+const FORGOTTEN_TRIAL: &str = "forgotten-trial";
+
 /// Beyond the limit the job that ended first goes; running jobs stay.
 async fn forget_oldest(db: &mut SqliteConnection) -> Result<()> {
     let on_error = sql("forget an ended job");
@@ -387,12 +389,46 @@ async fn forget_oldest(db: &mut SqliteConnection) -> Result<()> {
     .fetch_optional(&mut *db)
     .await
     .map_err(&on_error)?;
-    if let Some((job,)) = gone {
-        for text in FORGET_RUN.into_iter().chain(FORGET_NAME) {
-            sqlx::query(text).bind(&job).execute(&mut *db).await.map_err(&on_error)?;
-        }
+    match gone {
+        Some((job,)) => forget(db, &stored("forget an ended job", "job id", job.parse())?).await,
+        None => Ok(()),
+    }
+}
+
+/// Deletes all of a name but how far its versions and trials counted: agents and trainers that know them refuse what is
+/// older, so whatever begins later begins above.
+async fn forget(db: &mut SqliteConnection, job: &JobId) -> Result<()> {
+    let on_error = sql("forget a job");
+    let counted = [
+        (FORGOTTEN_VERSION, decisions::newest_version(db, job).await?),
+        (FORGOTTEN_TRIAL, trials::newest(db, job).await?),
+    ];
+    for (counter, newest) in counted {
+        sqlx::query(
+            "INSERT INTO counters (name, value) VALUES ($1, $2)
+             ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)",
+        )
+        .bind(counter)
+        .bind(signed(newest))
+        .execute(&mut *db)
+        .await
+        .map_err(&on_error)?;
+    }
+    for text in FORGET_RUN.into_iter().chain(FORGET_NAME) {
+        sqlx::query(text).bind(job.as_str()).execute(&mut *db).await.map_err(&on_error)?;
     }
     Ok(())
+}
+
+/// The largest number of any name that was deleted; 0 before the first. One for all names, so that none of them leaves
+/// anything.
+async fn forgotten(db: &mut SqliteConnection, counter: &str) -> Result<u64> {
+    let row: Option<(i64,)> = sqlx::query_as("SELECT value FROM counters WHERE name = $1")
+        .bind(counter)
+        .fetch_optional(db)
+        .await
+        .map_err(sql("read how far deleted jobs counted"))?;
+    Ok(row.map_or(0, |(value,)| unsigned(value)))
 }
 
 /// How many jobs run.
