@@ -164,13 +164,14 @@ impl Trainers {
         let _ = self.refused.send(run);
     }
 
-    async fn handle(&self, event: Event) {
+    async fn handle(&self, event: Event, from: Option<&JobSeen>) {
         match event {
             Event::Report(body) => self.reports.keep(body).await,
             Event::Transfers { peer, samples } => self.passive.take(peer, &samples),
             Event::SetAside(why) => {
                 self.metrics.trainer_reports_set_aside_total.inc();
-                tracing::warn!(why, "a trainer's report was set aside");
+                let (job, rank) = named(from);
+                tracing::warn!(job, rank, why, "a trainer's report was set aside");
             }
             Event::Joined(_) | Event::Left => {}
         }
@@ -207,7 +208,7 @@ pub(crate) async fn serve(listener: UnixListener, trainers: Arc<Trainers>, mut s
                     sessions.spawn(async move {
                         match taken {
                             Ok((peer, _slot)) => session(stream, peer, &trainers).await,
-                            Err(reason) => refuse(stream, &trainers, reason).await,
+                            Err(reason) => refuse(stream, &trainers, None, reason).await,
                         }
                     });
                 }
@@ -223,9 +224,15 @@ pub(crate) async fn serve(listener: UnixListener, trainers: Arc<Trainers>, mut s
     sessions.shutdown().await;
 }
 
-async fn refuse(mut stream: UnixStream, trainers: &Trainers, reason: String) {
+/// The job and the rank of a trainer, as fields of a line of the log.
+fn named(seen: Option<&JobSeen>) -> (Option<&str>, Option<u32>) {
+    (seen.map(|seen| seen.job.as_str()), seen.map(|seen| seen.rank))
+}
+
+async fn refuse(mut stream: UnixStream, trainers: &Trainers, seen: Option<&JobSeen>, reason: String) {
     trainers.metrics.trainers_refused_total.inc();
-    tracing::warn!(reason, "trainer refused");
+    let (job, rank) = named(seen);
+    tracing::warn!(job, rank, reason, "trainer refused");
     // A peer that is gone or does not read loses its answer.
     let _ = answer(&mut stream, &ToTrainer::Refused { reason }).await;
 }
@@ -243,13 +250,15 @@ async fn session(stream: UnixStream, peer: Peer, trainers: &Trainers) {
     let seen = match greeted {
         Ok(Ok(Some(seen))) => seen,
         Ok(Ok(None)) => return,
-        Ok(Err(reason)) => return refuse(stream.into_inner(), trainers, reason).await,
-        Err(_) => return refuse(stream.into_inner(), trainers, format!("no hello within {HELLO_WITHIN:?}")).await,
+        Ok(Err(reason)) => return refuse(stream.into_inner(), trainers, None, reason).await,
+        Err(_) => {
+            return refuse(stream.into_inner(), trainers, None, format!("no hello within {HELLO_WITHIN:?}")).await;
+        }
     };
     let mut refused = trainers.refused.subscribe();
     let (id, welcome) = match trainers.welcome(&seen, peer, stream.get_ref()) {
         Ok(welcome) => welcome,
-        Err(reason) => return refuse(stream.into_inner(), trainers, reason).await,
+        Err(reason) => return refuse(stream.into_inner(), trainers, Some(&seen), reason).await,
     };
     trainers.metrics.trainers.inc();
     tracing::info!(job = %seen.job, rank = seen.rank, world = seen.world, %peer, "trainer joined");
@@ -271,7 +280,7 @@ async fn session(stream: UnixStream, peer: Peer, trainers: &Trainers) {
         });
     }
     if let Err(reason) = end {
-        refuse(stream.into_inner(), trainers, reason).await;
+        refuse(stream.into_inner(), trainers, session.seen(), reason).await;
     }
 }
 
@@ -320,7 +329,7 @@ async fn follow(stream: &mut BufReader<UnixStream>, session: &mut Session, train
     while next_line(stream, &mut line).await? {
         match session.line(&line)? {
             Event::Left => return Ok(End::Goodbye),
-            event => trainers.handle(event).await,
+            event => trainers.handle(event, session.seen()).await,
         }
     }
     Ok(End::Lost)

@@ -57,7 +57,7 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
         disagreements(&links).iter().filter(|d| [&d.a, &d.b].iter().all(|n| ranks.iter().any(|r| r.node == **n)))
     {
         let what = ends.words();
-        tracing::warn!(job = %job.job, what, "the ends of a link differ");
+        tracing::warn!(job = %job.job, from = %ends.a, peer = %ends.b, what, "the ends of a link differ");
         waiting.push(what);
     }
     let links = agreed(links);
