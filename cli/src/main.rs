@@ -63,7 +63,7 @@ fn main() -> std::process::ExitCode {
     let command = Cli::parse().command;
     if matches!(command, Command::Agent(_) | Command::Controller(_) | Command::Probe(_)) {
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        environment::complaints(names).iter().for_each(|line| say(line));
+        environment::complaints(names).iter().for_each(|line| write_line(line));
     }
     let outcome = match command {
         Command::Plan(args) => plan::run(args),
@@ -78,7 +78,7 @@ fn main() -> std::process::ExitCode {
     let status = match outcome {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
-            say(&format!("{error:#}"));
+            write_line(&format!("{error:#}"));
             if error.is::<BadArgument>() { 2.into() } else { std::process::ExitCode::FAILURE }
         }
     };
@@ -87,6 +87,6 @@ fn main() -> std::process::ExitCode {
 }
 
 /// On stderr, which a daemon's supervisor may have closed or may not read.
-fn say(what: &str) {
-    flexcomm_log::say(&format!("flexcomm: {what}"));
+fn write_line(what: &str) {
+    flexcomm_log::write_line(&format!("flexcomm: {what}"));
 }

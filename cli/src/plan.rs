@@ -258,11 +258,6 @@ impl Plan {
                 "art-ring and art-tree keep what each rank for itself would keep: in a run they keep less".into(),
             );
         }
-        if args.compute == Seconds::ZERO {
-            // Each ratio of a plan per bucket would have its own.
-            let solved = args.buckets.is_none().then_some((&space, &config));
-            assumed.push(without_compute(&problem, solved)?);
-        }
         let mut plan = Self::empty(problem, config.policy().name(), network, assumed);
         plan.gain_assumed = args.gain.is_none() && buckets.as_ref().is_none_or(buckets::Buckets::lacks_gain);
         let mut plan = match buckets {
@@ -301,6 +296,13 @@ impl Plan {
     /// One ratio for the whole gradient.
     fn one(mut self, space: &Space, config: &PolicyConfig) -> Result<Self> {
         let solution = solve(&self.problem, space, config.policy()).context("failed to plan")?;
+        if self.problem.compute == Seconds::ZERO {
+            let from = match config {
+                PolicyConfig::TimeToQuality(p) => Some(dense_from(&solution.candidates, p, self.problem.overlap)),
+                PolicyConfig::Knee(_) | PolicyConfig::Weights(_) => None,
+            };
+            self.assumed.push(without_compute(from)?);
+        }
         self.costs = solution.candidates.iter().map(Row::from).collect();
         self.front = solution.front.iter().map(|&i| Row::from(&solution.candidates[i])).collect();
         self.choice = Row::from(solution.chosen());
@@ -311,6 +313,10 @@ impl Plan {
 
     /// A ratio for each bucket.
     fn each(mut self, args: &Args, buckets: &buckets::Buckets, space: &Space, config: &PolicyConfig) -> Result<Self> {
+        if self.problem.compute == Seconds::ZERO {
+            // Each ratio would have a compute time of its own.
+            self.assumed.push(without_compute(None)?);
+        }
         let searched = buckets::solve(&self.problem, buckets, (args, space), config)?;
         self.assumed.extend(searched.assumed());
         self.costs = searched.uniform.clone();
@@ -394,34 +400,34 @@ impl Row {
     }
 }
 
-/// Longest forward and backward pass that is looked at: no step takes hours.
+/// Longest forward and backward pass that is named: no step takes hours.
 const MOST_COMPUTE_S: f64 = 3600.0;
 
 /// What it means that no compute time was given: a step of communication alone is where compression saves most, so the
-/// compute time matters from which on dense is best.
-fn without_compute(problem: &Problem, solved: Option<(&Space, &PolicyConfig)>) -> Result<String> {
+/// compute time matters from which on dense is best. Known of time-to-quality alone: other policies may choose dense,
+/// compression and dense again as it grows.
+fn without_compute(dense_from: Option<f64>) -> Result<String> {
     let no_compute = "no --compute was given, so that computing takes no time and compression saves its largest share";
-    let Some((space, config)) = solved else { return Ok(format!("{no_compute}: give it for real step times")) };
-    let dense_at = |seconds: f64| -> Result<bool> {
-        let problem = Problem { compute: Seconds::new(seconds)?, ..problem.clone() };
-        let solution = solve(&problem, space, config.policy()).context("failed to plan")?;
-        Ok(solution.chosen().strategy.cr().is_dense())
-    };
-    if dense_at(0.0)? {
-        return Ok(format!("{no_compute}: with any, dense is best all the more"));
-    }
-    if !dense_at(MOST_COMPUTE_S)? {
-        return Ok(format!("{no_compute}: give it for real step times"));
-    }
-    let (mut compresses, mut dense) = (1e-9, MOST_COMPUTE_S);
-    // To the two digits that are shown, rounded up.
-    while dense / compresses > 1.005 {
-        let middle = (compresses * dense).sqrt();
-        *if dense_at(middle)? { &mut dense } else { &mut compresses } = middle;
-    }
-    let digit = 10f64.powf(dense.log10().floor() - 1.0);
-    let from = Seconds::new((dense / digit).ceil() * digit)?;
-    Ok(format!("{no_compute}; where a forward and backward pass takes {from} or more, dense is best: give --compute"))
+    Ok(match dense_from {
+        Some(0.0) => format!("{no_compute}: with any, dense is best all the more"),
+        Some(from) if from <= MOST_COMPUTE_S => {
+            // Two digits, rounded up.
+            let digit = 10f64.powf(from.log10().floor() - 1.0);
+            let from = Seconds::new((from / digit).ceil() * digit)?;
+            format!(
+                "{no_compute}; where a forward and backward pass takes {from} or more, dense is best: give --compute"
+            )
+        }
+        Some(_) | None => format!("{no_compute}: give it for real step times"),
+    })
+}
+
+/// The compute time from which on dense is best by time-to-quality, of candidates that were priced without any.
+fn dense_from(candidates: &[Evaluated], policy: &TimeToQuality, overlap: f64) -> f64 {
+    let (dense, others): (Vec<_>, Vec<_>) = candidates.iter().partition(|c| c.strategy.is_dense());
+    let dense = dense.iter().map(|c| c.t_step.get()).fold(f64::INFINITY, f64::min);
+    let eligible = others.iter().filter(|c| c.gain.get() >= policy.gain_floor);
+    eligible.map(|c| policy.dense_from(c.t_step.get(), c.gain.get(), dense, overlap)).fold(0.0, f64::max)
 }
 
 fn network(args: &Args) -> Result<(LinkMatrix, String)> {

@@ -1,8 +1,9 @@
 //! Warnings and errors of one cause, once in an interval: a fault that lasts fills no disk with its lines. What is
 //! suppressed is counted, and the count is written when the interval is over.
 
-use std::collections::HashMap;
-use std::fmt::{self, Write};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::callsite::Identifier;
@@ -15,49 +16,76 @@ use tracing_subscriber::registry::LookupSpan;
 
 /// A cause is written once in this time.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// Causes of one line of the program that are told apart in an interval: a few jobs, peers or reasons. More of them come
-/// from a client that makes them up.
-const MAX_CAUSES: usize = 8;
+/// Causes of one line of the program that are told apart in an interval: the nodes of a cluster that fall silent together.
+/// More of them, such as a client makes up, are counted only.
+const MAX_CAUSES: usize = 256;
+/// Fields that name what an event is about. Their values are told apart as they are; in all others, which say what was
+/// seen, digits do not count.
+const IDENTIFYING: [&str; 10] = ["from", "interface", "job", "name", "node", "path", "peer", "rank", "row", "source"];
 
 /// The lines of one place in the program within one interval.
 #[derive(Debug)]
 struct Place {
     since: Instant,
-    causes: Vec<String>,
-    suppressed: u64,
+    /// With how many lines of each were suppressed.
+    causes: BTreeMap<String, u64>,
+    /// Lines of further causes.
+    further: u64,
 }
 
 impl Place {
     fn new(since: Instant) -> Self {
-        Self { since, causes: Vec::new(), suppressed: 0 }
+        Self { since, causes: BTreeMap::new(), further: 0 }
     }
 
     /// Whether a line of this cause is written.
     fn admit(&mut self, cause: String) -> bool {
-        let new = self.causes.len() < MAX_CAUSES && !self.causes.contains(&cause);
-        if new {
-            self.causes.push(cause);
-        } else {
-            self.suppressed += 1;
+        let full = self.causes.len() >= MAX_CAUSES;
+        match self.causes.entry(cause) {
+            Entry::Occupied(mut suppressed) => *suppressed.get_mut() += 1,
+            Entry::Vacant(_) if full => self.further += 1,
+            Entry::Vacant(new) => {
+                new.insert(0);
+                return true;
+            }
         }
-        new
+        false
     }
 
     fn is_over(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.since) >= INTERVAL
     }
+
+    /// What was suppressed.
+    fn count(&self) -> Option<String> {
+        let repeated = || self.causes.iter().filter(|(_, suppressed)| **suppressed > 0);
+        let lines = repeated().map(|(_, suppressed)| suppressed).sum::<u64>() + self.further;
+        let mut causes: Vec<_> = repeated().map(|(cause, _)| cause.trim_end().to_owned()).collect();
+        if self.further > 0 {
+            causes.push(format!("{} of them beyond the first {MAX_CAUSES} causes", self.further));
+        }
+        let causes = causes.join("; ");
+        (lines > 0).then(|| format!("{lines} lines were suppressed within {} s: {causes}", INTERVAL.as_secs()))
+    }
 }
 
-/// What an event says, without its numbers: they differ from line to line of one cause.
+/// What an event says, without numbers that differ from line to line of one cause.
 #[derive(Default)]
 struct Cause(String);
 
+impl Cause {
+    fn of(event: &Event<'_>) -> Self {
+        let mut cause = Self::default();
+        event.record(&mut cause);
+        cause
+    }
+}
+
 impl Visit for Cause {
-    fn record_debug(&mut self, _: &Field, value: &dyn fmt::Debug) {
-        let mut text = String::new();
-        // Writing to a String does not fail.
-        let _ = write!(text, "{value:?} ");
-        self.0.extend(text.chars().filter(|c| !c.is_ascii_digit()));
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let text = format!("{value:?} ");
+        let identifies = IDENTIFYING.contains(&field.name());
+        self.0.extend(text.chars().filter(|c| identifies || !c.is_ascii_digit()));
     }
 }
 
@@ -76,17 +104,15 @@ impl<F> Repeats<F> {
     }
 
     /// Whether the event is written at `now`, and the counts of intervals that are over by then.
-    fn admit(&self, event: &Event<'_>, now: Instant) -> (bool, Vec<Place>) {
+    fn admit(&self, event: &Event<'_>, now: Instant) -> (bool, Vec<String>) {
+        // Before the lock: a value's Display may log.
+        let cause = (*event.metadata().level() <= Level::WARN).then(|| Cause::of(event));
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        let over = places.extract_if(|_, place| place.is_over(now)).map(|(_, place)| place);
-        let counts = over.filter(|place| place.suppressed > 0).collect();
-        if *event.metadata().level() > Level::WARN {
-            return (true, counts);
-        }
-        let mut cause = Cause::default();
-        event.record(&mut cause);
+        let over = places.extract_if(|_, place| place.is_over(now));
+        let counts = over.filter_map(|(_, place)| place.count()).collect();
+        let Some(Cause(cause)) = cause else { return (true, counts) };
         let place = places.entry(event.metadata().callsite()).or_insert_with(|| Place::new(now));
-        (place.admit(cause.0), counts)
+        (place.admit(cause), counts)
     }
 }
 
@@ -98,10 +124,9 @@ where
 {
     fn format_event(&self, ctx: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let (admitted, counts) = self.admit(event, Instant::now());
-        for Place { causes, suppressed, .. } in counts {
+        for count in counts {
             SystemTime.format_time(&mut writer)?;
-            let causes = causes.join("; ");
-            writeln!(writer, "  WARN {suppressed} lines were suppressed within {} s: {causes}", INTERVAL.as_secs())?;
+            writeln!(writer, "  WARN {count}")?;
         }
         if admitted { self.inner.format_event(ctx, writer, event) } else { Ok(()) }
     }
@@ -111,7 +136,10 @@ where
 mod tests {
     use super::*;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use tracing_subscriber::fmt::format;
+
+    const WAIT_LIMIT: Duration = Duration::from_secs(10);
 
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
@@ -152,10 +180,73 @@ mod tests {
         assert_eq!(count("INFO"), 400, "what is no warning is not counted");
     }
 
+    /// A switch that dies takes many nodes at once.
+    #[test]
+    fn each_of_many_nodes_jobs_ranks_and_addresses_is_named_once() {
+        let lines = logged(|| {
+            for i in (0..40).chain(0..40) {
+                tracing::warn!(job = "slurm-4711", node = %format_args!("node-{i}"), silent_s = i, "a node is missing");
+                tracing::warn!(job = %format_args!("slurm-{i}"), "failed");
+                tracing::warn!(job = "slurm-4711", rank = i, "a rank's steps are not counted");
+                tracing::warn!(source = ?std::net::Ipv4Addr::new(10, 0, 0, i), overall = i, "too many connections");
+            }
+        });
+        for i in 0..40 {
+            for name in
+                [format!("node=node-{i} "), format!("job=slurm-{i} "), format!("rank={i} "), format!("10.0.0.{i} ")]
+            {
+                let count = lines.iter().filter(|line| format!("{line} ").contains(&name)).count();
+                assert_eq!(count, 1, "{name} in {lines:#?}");
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_in_the_text_of_an_error_make_no_new_cause() {
+        let lines = logged(|| {
+            for i in 0..40 {
+                tracing::warn!(error = %format_args!("{i} bytes are left"), seq = i, "failed to write");
+                tracing::warn!(why = format!("step {i} is behind {}", i + 1), count = i, "set aside");
+            }
+        });
+        assert_eq!(lines.len(), 2, "{lines:#?}");
+    }
+
+    /// A value in whose text another line is logged, by a thread of its own: tracing would hide it from one that logs.
+    struct Logs(tracing::Dispatch, Arc<AtomicBool>);
+
+    impl fmt::Display for Logs {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            let (dispatch, (done, end)) = (self.0.clone(), std::sync::mpsc::channel());
+            std::thread::spawn(move || {
+                tracing::dispatcher::with_default(&dispatch, || tracing::warn!("from within"));
+                done.send(())
+            });
+            self.1.fetch_or(end.recv_timeout(WAIT_LIMIT).is_err(), Ordering::Relaxed);
+            f.write_str("outer")
+        }
+    }
+
+    #[test]
+    fn fields_are_formatted_while_nothing_is_locked() {
+        let waited = Arc::<AtomicBool>::default();
+        let lines = logged(|| {
+            let dispatch = tracing::dispatcher::get_default(Clone::clone);
+            tracing::warn!(error = %Logs(dispatch, waited.clone()), "failed");
+        });
+        assert!(!waited.load(Ordering::Relaxed), "a line waited for another line's field");
+        assert_eq!(lines.iter().filter(|line| line.contains("from within") || line.contains("outer")).count(), 2);
+    }
+
     #[test]
     fn made_up_causes_are_bounded() {
         let lines = logged(|| (0..400).for_each(|i| tracing::warn!("refused: {}", "x".repeat(i))));
         assert_eq!(lines.len(), MAX_CAUSES);
+        let mut place = Place::new(Instant::now());
+        assert_eq!((0..400).filter(|i| place.admit(i.to_string())).count(), MAX_CAUSES);
+        place.admit("7".into());
+        let count = place.count().unwrap();
+        assert_eq!(count, "145 lines were suppressed within 60 s: 7; 144 of them beyond the first 256 causes");
     }
 
     #[test]
@@ -166,7 +257,7 @@ mod tests {
         for _ in 0..20 {
             lines.push(place.admit("full".into()));
         }
-        assert_eq!((lines.iter().filter(|written| **written).count(), place.suppressed), (1, 19));
+        assert_eq!((lines.iter().filter(|written| **written).count(), place.causes["full"]), (1, 19));
         assert!(!place.is_over(later - Duration::from_nanos(1)) && place.is_over(later));
         assert!(Place::new(later).admit("full".into()));
     }
@@ -184,7 +275,7 @@ mod tests {
             };
             SITE.metadata().callsite()
         };
-        let full = Place { since: past, causes: vec!["the disk is full".into()], suppressed: 379 };
+        let full = Place { since: past, causes: [("the disk is full".into(), 379)].into(), further: 0 };
         repeats.places.lock().unwrap().insert(callsite, full);
         let lines = Lines::default();
         let writer = lines.clone();

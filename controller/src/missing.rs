@@ -86,7 +86,8 @@ impl Noted {
         let name = |m: &Missing| m.node.as_ref().map_or("its node".to_owned(), |n| format!("node {n}"));
         for new in missing.iter().filter(|m| before.iter().all(|b| b.node != m.node)) {
             let silent_s = now.since(new.since).get().round();
-            tracing::warn!(%job, silent_s, "{} is missing: {}", name(new), new.meaning());
+            let node = new.node.as_ref().map(tracing::field::display);
+            tracing::warn!(%job, node, silent_s, "{} is missing: {}", name(new), new.meaning());
         }
         for back in before.iter().filter(|b| missing.iter().all(|m| m.node != b.node)) {
             tracing::info!(%job, ranks = ?back.ranks, "{} is back", name(back));

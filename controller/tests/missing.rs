@@ -160,7 +160,9 @@ async fn a_job_is_seen_through_the_agents_that_live() {
         (view["missing"] == serde_json::json!([]) && lines("node b is back") > 0).then_some(())
     })
     .await;
-    for (part, times) in [("node b is missing", 1), ("node b is back", 1), ("node a is", 0)] {
+    for (part, times) in
+        [("node b is missing", 1), ("job=j node=b silent_s", 1), ("node b is back", 1), ("node a is", 0)]
+    {
         assert_eq!(lines(part), times, "{part}: {}", logged());
     }
     let metrics = api.get("/metrics").await.text().await.unwrap();

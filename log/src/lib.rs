@@ -2,6 +2,7 @@
 //! and what stderr refuses, is dropped and counted. A daemon's stderr may be a pipe that is closed or that its reader
 //! does not empty; neither may end a request or a trainer's connection.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -36,7 +37,7 @@ pub fn stderr() -> impl Write {
 }
 
 /// Writes one line that is no log event, such as why a process ends.
-pub fn say(text: &str) {
+pub fn write_line(text: &str) {
     lines().push(format!("{text}\n").into_bytes());
 }
 
@@ -46,11 +47,18 @@ pub fn report_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
         let name = thread.name().unwrap_or("unnamed").to_owned();
-        say(&format!("thread '{name}' {panic}\n{}", std::backtrace::Backtrace::capture()));
+        write_line(&panic_text(&name, panic, &Backtrace::capture()));
         if name == "main" {
             flush();
         }
     }));
+}
+
+fn panic_text(thread: &str, panic: &dyn std::fmt::Display, backtrace: &Backtrace) -> String {
+    match backtrace.status() {
+        BacktraceStatus::Captured => format!("thread '{thread}' {panic}\n{backtrace}"),
+        _ => format!("thread '{thread}' {panic}"),
+    }
 }
 
 /// Waits until all lines are written, at most [`FLUSH_WITHIN`].
@@ -195,6 +203,16 @@ mod tests {
         }
         lines.flush_within(Duration::from_secs(60));
         assert_eq!(lines.counts.dropped.load(Ordering::Relaxed), 7);
+    }
+
+    #[test]
+    fn a_panic_has_a_backtrace_where_one_was_captured() {
+        assert_eq!(panic_text("main", &"panicked", &Backtrace::disabled()), "thread 'main' panicked");
+        let captured = panic_text("main", &"panicked", &Backtrace::force_capture());
+        assert!(
+            captured.starts_with("thread 'main' panicked\n") && captured.contains("panic_has_a_backtrace"),
+            "{captured}"
+        );
     }
 
     #[test]

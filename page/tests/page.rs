@@ -149,7 +149,7 @@ fn a_retired_page_is_gone_and_says_so() {
 }
 
 /// Longest time that a test waits for a writer.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(300);
+const WAIT_LIMIT: std::time::Duration = std::time::Duration::from_secs(300);
 
 /// Reads until `enough` says so; every payload seen must be whole and none older than the one before.
 fn watch(path: &Path, mut enough: impl FnMut(u64, u64) -> bool) -> u64 {
@@ -157,7 +157,10 @@ fn watch(path: &Path, mut enough: impl FnMut(u64, u64) -> bool) -> u64 {
     let (mut out, mut last, mut last_counter, mut good) = (Vec::new(), 0, 0, 0u64);
     let began = std::time::Instant::now();
     loop {
-        assert!(began.elapsed() < PATIENCE, "{good} pages were read, the newest holds {last}: nothing more is written");
+        assert!(
+            began.elapsed() < WAIT_LIMIT,
+            "{good} pages were read, the newest holds {last}: nothing more is written"
+        );
         match reader.read(&mut out) {
             Ok(counter) => {
                 let number = number_of(&out);

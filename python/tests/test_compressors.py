@@ -77,7 +77,7 @@ def test_a_warm_up_from_0_blows_nothing_up(seen):
 
 def test_residuals_follow_the_learning_rates_of_their_own_groups(seen):
     for rank in seen:
-        for name, after in {"together": (3, 3), "the second": (2, 11), "the first": (11, 2)}.items():
+        for name, after in {"together": (3, 3), "swapped": (1.5, 3), "the second": (2, 11), "the first": (11, 2)}.items():
             assert rank["grouped"][name][1] == pytest.approx(after, rel=1e-4), (name, rank["grouped"])
 
 

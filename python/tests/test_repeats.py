@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import pathlib
+import threading
 
 _PATH = pathlib.Path(__file__).parent.parent / "flexcomm" / "_repeats.py"
 _SPEC = importlib.util.spec_from_file_location("_repeats", _PATH)
@@ -55,3 +56,38 @@ def test_causes_are_bounded_and_forgotten():
     assert lines[-1].startswith("another")
     kept = logger.filters[0]._causes
     assert set(kept) <= {"", "another"}
+
+
+def test_names_and_ranks_tell_causes_apart_and_numbers_do_not():
+    logger, lines, _ = logged()
+    for rank in (1, 2, 1, 2):
+        logger.warning("%s is gone", f"rank {rank}")
+        logger.warning("%(name)s is not finite", {"name": f"layer{rank}.weight"})
+        logger.warning("the GPU is %d steps behind: %s", rank, OSError(f"{rank} bytes are left"))
+    assert lines == [
+        "rank 1 is gone", "layer1.weight is not finite", "the GPU is 1 steps behind: 1 bytes are left",
+        "rank 2 is gone", "layer2.weight is not finite",
+    ]
+
+
+def test_a_warning_of_another_thread_breaks_nothing():
+    logger, lines, now = logged()
+    logger.warning("one")
+    logger.warning("two")
+    other = threading.Thread(target=logger.warning, args=("from another thread",))
+
+    class Walked(dict):
+        """The other thread warns while this one walks through it."""
+
+        def items(self):
+            for item in super().items():
+                if not other.ident:
+                    other.start()
+                    other.join(0.2)
+                yield item
+
+    logger.filters[0]._causes = Walked(logger.filters[0]._causes)
+    now[0] = repeats.INTERVAL_S
+    logger.warning("one")
+    other.join(60)
+    assert sorted(lines[2:]) == ["from another thread", "one"]

@@ -97,7 +97,7 @@ fn detach() {
 
 /// stderr may be closed or full: nothing waits for it.
 fn say(what: &str) {
-    flexcomm_log::say(&format!("flexcomm tc guardian: {what}"));
+    flexcomm_log::write_line(&format!("flexcomm tc guardian: {what}"));
 }
 
 /// Until the agent says quit, is gone, or has not renewed for a whole lease.

@@ -39,10 +39,6 @@ const HELLO_WITHIN: Duration = Duration::from_secs(10);
 const BACK_WITHIN: Duration = Duration::from_secs(30);
 /// Longest wait for a trainer to take an answer, and for what trainers had sent when the agent ends.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
-/// A refusal is logged once in this time, however often its trainers try.
-const SAY_AGAIN: Duration = Duration::from_secs(60);
-/// Most reasons that are remembered as logged.
-const MAX_SAID: usize = 256;
 
 /// Where what trainers say goes.
 pub(crate) struct Sinks {
@@ -69,8 +65,6 @@ pub(crate) struct Trainers {
     refused: Mutex<Refused>,
     /// The same, for the connections of their ranks.
     refusals: broadcast::Sender<RefusedRun>,
-    /// When a refusal was logged.
-    said: Mutex<BTreeMap<String, Instant>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -98,7 +92,6 @@ impl Trainers {
             unannounced: AtomicBool::new(false),
             refused: Mutex::default(),
             refusals: broadcast::Sender::new(MAX_REFUSED),
-            said: Mutex::default(),
         })
     }
 
@@ -221,20 +214,14 @@ impl Trainers {
         let _ = self.refusals.send(run);
     }
 
-    /// Whether a refusal is worth a line.
-    fn is_news(&self, reason: &str, now: Instant) -> bool {
-        let mut said = lock(&self.said);
-        said.retain(|_, at| now.duration_since(*at) < SAY_AGAIN);
-        said.len() < MAX_SAID && said.insert(reason.to_owned(), now).is_none()
-    }
-
-    async fn handle(&self, event: Event, is_last: impl Fn() -> bool) {
+    async fn handle(&self, event: Event, from: Option<&JobSeen>, is_last: impl Fn() -> bool) {
         match event {
             Event::Report(body) => self.reports.keep(body, is_last).await,
             Event::Transfers { peer, samples } => self.passive.take(peer, &samples),
             Event::SetAside(why) => {
                 self.metrics.trainer_reports_set_aside_total.inc();
-                tracing::warn!(why, "a trainer's report was set aside");
+                let (job, rank) = named(from);
+                tracing::warn!(job, rank, why, "a trainer's report was set aside");
             }
             Event::Joined(_) | Event::Left => {}
         }
@@ -272,7 +259,7 @@ pub(crate) async fn serve(listener: UnixListener, trainers: Arc<Trainers>, mut s
                     sessions.spawn(async move {
                         match taken {
                             Ok((peer, _slot)) => session(stream, peer, &trainers, stop).await,
-                            Err(reason) => refuse(stream, &trainers, reason).await,
+                            Err(reason) => refuse(stream, &trainers, None, reason).await,
                         }
                     });
                 }
@@ -291,11 +278,15 @@ pub(crate) async fn serve(listener: UnixListener, trainers: Arc<Trainers>, mut s
     sessions.shutdown().await;
 }
 
-async fn refuse(mut stream: UnixStream, trainers: &Trainers, reason: String) {
+/// The job and the rank of a trainer, as fields of a line of the log.
+fn named(seen: Option<&JobSeen>) -> (Option<&str>, Option<u32>) {
+    (seen.map(|seen| seen.job.as_str()), seen.map(|seen| seen.rank))
+}
+
+async fn refuse(mut stream: UnixStream, trainers: &Trainers, seen: Option<&JobSeen>, reason: String) {
     trainers.metrics.trainers_refused_total.inc();
-    if trainers.is_news(&reason, Instant::now()) {
-        tracing::warn!(reason, "trainer refused");
-    }
+    let (job, rank) = named(seen);
+    tracing::warn!(job, rank, reason, "trainer refused");
     // A peer that is gone or does not read loses its answer.
     let _ = answer(&mut stream, &ToTrainer::Refused { reason }).await;
 }
@@ -316,13 +307,15 @@ async fn session(stream: UnixStream, peer: Peer, trainers: &Trainers, mut stop: 
     let seen = match greeted {
         Ok(Ok(Some(seen))) => seen,
         Ok(Ok(None)) => return,
-        Ok(Err(reason)) => return refuse(stream.into_inner(), trainers, reason).await,
-        Err(_) => return refuse(stream.into_inner(), trainers, format!("no hello within {HELLO_WITHIN:?}")).await,
+        Ok(Err(reason)) => return refuse(stream.into_inner(), trainers, None, reason).await,
+        Err(_) => {
+            return refuse(stream.into_inner(), trainers, None, format!("no hello within {HELLO_WITHIN:?}")).await;
+        }
     };
     let mut refusals = trainers.refusals.subscribe();
     let Welcome { id, message, announced } = match trainers.welcome(&seen, peer, stream.get_ref()) {
         Ok(welcome) => welcome,
-        Err(reason) => return refuse(stream.into_inner(), trainers, reason).await,
+        Err(reason) => return refuse(stream.into_inner(), trainers, Some(&seen), reason).await,
     };
     trainers.metrics.trainers.inc();
     tracing::info!(job = %seen.job, rank = seen.rank, world = seen.world, %peer, "trainer joined");
@@ -344,7 +337,7 @@ async fn session(stream: UnixStream, peer: Peer, trainers: &Trainers, mut stop: 
     trainers.metrics.trainers.dec();
     trainers.leave(&seen, id, &end);
     if let End::Refused(reason) | End::RunRefused(reason) = end {
-        refuse(stream.into_inner(), trainers, reason).await;
+        refuse(stream.into_inner(), trainers, Some(&seen), reason).await;
     }
 }
 
@@ -433,7 +426,7 @@ async fn follow(
         if event == Event::Left {
             return Ok(End::Goodbye);
         }
-        trainers.handle(event, || *stop.borrow() || has_ended(stream.get_ref().as_fd())).await;
+        trainers.handle(event, session.seen(), || *stop.borrow() || has_ended(stream.get_ref().as_fd())).await;
     }
 }
 
@@ -574,10 +567,8 @@ pub(super) mod tests {
         }
         let bodies = bodies(&trainers);
         assert!(matches!(&bodies[..], [ReportBody::JobSeen(_)]), "neither asked again nor left: {bodies:?}");
-        let now = Instant::now();
-        assert!(!trainers.is_news(&reason, now), "it was logged");
-        assert!(trainers.is_news(&reason, now + SAY_AGAIN));
     }
+
     fn applied(step: u64) -> FromTrainer {
         let job = "j".parse().unwrap();
         FromTrainer::Applied(flexcomm_wire::AppliedReport { job, rank: 0, version: 1, digest: 1, step })

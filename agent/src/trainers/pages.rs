@@ -143,7 +143,7 @@ impl Pages {
         page.gone_since = None;
         let (merged, aside) = merge(&page.orders, page.last_trial, new);
         for part in aside {
-            count(&metrics, &part);
+            count(&metrics, &new.job, &part);
         }
         if merged == page.orders {
             return Ok(());
@@ -231,14 +231,14 @@ fn read_decision(path: &Path, job: &JobId) -> Result<DecisionOrder, String> {
     Ok(decision)
 }
 
-fn count(metrics: &Metrics, part: &SetAside) {
+fn count(metrics: &Metrics, job: &JobId, part: &SetAside) {
     let (counter, why) = match part {
         SetAside::StaleDecision(why) => (&metrics.decisions_stale_total, why),
         SetAside::InvalidDecision(why) => (&metrics.decisions_invalid_total, why),
         SetAside::Trial(why) => (&metrics.trials_ignored_total, why),
     };
     counter.inc();
-    tracing::warn!(why, "a part of a job's orders was set aside");
+    tracing::warn!(%job, why, "a part of a job's orders was set aside");
 }
 
 #[cfg(test)]

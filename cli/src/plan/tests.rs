@@ -41,6 +41,56 @@ fn people_are_told_what_was_assumed_and_when_dense_is_best() {
     assert_eq!(slow.lines().filter(|l| l.starts_with("> ")).count(), 1, "{slow}");
 }
 
+fn about_compute(plan: &Plan) -> &str {
+    plan.assumed.iter().find(|a| a.contains("no --compute was given")).unwrap()
+}
+
+/// Whether a plan of these words is dense, by its compute time.
+fn is_dense(words: &str, compute: &str) -> bool {
+    plan(&format!("{words} --compute {compute}")).unwrap().choice.cr == 1.0
+}
+
+/// The other policies go from dense to a small ratio and back as the compute time grows.
+#[test]
+fn only_time_to_quality_names_a_compute_time_from_which_on_dense_is_best() {
+    let words = "--params 10M --workers 2 --latency 10ms --bandwidth 10gbit --policy";
+    for policy in ["knee", "weights"] {
+        let said = plan(&format!("{words} {policy}")).unwrap();
+        assert!(about_compute(&said).ends_with("its largest share: give it for real step times"), "{:?}", said.assumed);
+    }
+    let knee = format!("{words} knee");
+    assert!(is_dense(&knee, "0s") && !is_dense(&knee, "1us") && !is_dense(&knee, "1ms") && is_dense(&knee, "50ms"));
+}
+
+#[test]
+fn dense_is_best_from_the_named_compute_time_on() {
+    let networks = [
+        "2 --latency 1ms --bandwidth 100mbit",
+        "8 --latency 1ms --bandwidth 1gbit",
+        "64 --latency 50us --bandwidth 2gbit",
+    ];
+    for (network, more) in
+        networks.iter().flat_map(|n| ["", " --overlap 3", " --uncompensated 0.5", " --gain-floor 0.2"].map(|m| (n, m)))
+    {
+        let words = format!("--params 25M --workers {network}{more}");
+        let said = plan(&words).unwrap();
+        let from = about_compute(&said)
+            .split_once("backward pass takes ")
+            .unwrap_or_else(|| panic!("{words}: {said:?}", said = said.assumed))
+            .1;
+        let from: Seconds = from.split_once(" or more").unwrap().0.replace(' ', "").parse().unwrap();
+        for (factor, expected) in [(0.01, false), (0.9, false), (1.0, true), (2.0, true), (100.0, true)] {
+            assert_eq!(
+                is_dense(&words, &format!("{}s", factor * from.get())),
+                expected,
+                "{words} at {factor} x {from}"
+            );
+        }
+    }
+    let lossless = plan("--params 25M --workers 8 --latency 1ms --bandwidth 1gbit --uncompensated 0").unwrap();
+    assert!(about_compute(&lossless).ends_with("give it for real step times"), "{:?}", lossless.assumed);
+}
+
 #[test]
 fn arguments_are_checked() {
     for (bad, expected) in [

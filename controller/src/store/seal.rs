@@ -91,11 +91,12 @@ impl Damaged {
         if sealed.is_none_or(|sealed| sealed == seal(table, fields)) {
             return Ok(());
         }
-        let error = StoreError::Damaged { table, row: row() };
+        let row = row();
+        let error = StoreError::Damaged { table, row: row.clone() };
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let named = error.to_string();
         if known.len() < MOST_REMEMBERED && known.insert(named) {
-            tracing::error!("failed to {error}");
+            tracing::error!(row, "failed to {error}");
         }
         Err(error)
     }

@@ -224,3 +224,18 @@ proptest! {
         prop_assert!(after.chosen().gain <= before.chosen().gain, "{:?} {:?}", before.choice, after.choice);
     }
 }
+
+#[test]
+fn at_the_compute_time_from_which_on_dense_is_best_both_are_worth_the_same() {
+    let policy = TimeToQuality::default();
+    for (t, gain, overlap) in [(0.01, 0.2, 1.0), (0.05, 0.5, 3.0), (1e-7, 0.05, 10.0)] {
+        let from = policy.dense_from(t, gain, 0.1, overlap);
+        let step = |communication| crate::problem::overlapped(from, communication, overlap);
+        let ratio = policy.seconds(step(t), gain) / step(0.1);
+        assert!((ratio - 1.0).abs() < 1e-9 && from > 0.0, "{t}, {gain}, {overlap}: {from}, {ratio}");
+    }
+    assert_eq!(policy.dense_from(0.09, 0.2, 0.1, 1.0), 0.0, "dense is best without any");
+    assert_eq!(policy.dense_from(0.0, 0.2, 0.0, 1.0), 0.0);
+    let lossless = TimeToQuality { uncompensated: 0.0, ..policy };
+    assert_eq!(lossless.dense_from(0.05, 0.2, 0.1, 2.0), f64::INFINITY);
+}

@@ -44,6 +44,19 @@ impl TimeToQuality {
         let left = dense - (1.0 - self.uncompensated) * t_step;
         (t_step <= dense && left > 0.0).then(|| self.uncompensated * t_step / left)
     }
+
+    /// Seconds of computing from which on a dense step is the better one, for a step that communicates for `t` seconds at
+    /// this gain where a dense one does for `dense`; `overlap` as in [`crate::Problem`]. Both take the same computing, so
+    /// what the shorter communication saves is a share that falls as computing grows. Infinite where nothing is lost.
+    pub fn dense_from(&self, t: f64, gain: f64, dense: f64, overlap: f64) -> f64 {
+        let worth = self.seconds(t, gain);
+        if worth >= dense {
+            return 0.0;
+        }
+        // Both sides in units of the dense step, so that tiny times do not underflow.
+        let saved = 1.0 - (worth / dense).powf(overlap);
+        dense * (saved / (self.steps(gain).powf(overlap) - 1.0)).powf(1.0 / overlap)
+    }
 }
 
 impl Policy for TimeToQuality {

@@ -224,11 +224,6 @@ impl Piped {
         Ok(())
     }
 
-    /// Factors of the layers' residuals before a step at this rate; none before the first rate above 0.
-    fn layer_factors(&mut self, rate: f64) -> Option<Vec<f32>> {
-        if rate == NO_RATE { None } else { self.rates.factors(rate) }
-    }
-
     /// Compresses; answers the first turn. Never fails: what is wrong goes into [`Self::status`]. The step's learning rate
     /// may be 0, or anything else that is none: then the last one stays in force.
     pub fn begin(&mut self, gradient: &[f32], step: Step) -> Turn {
@@ -239,9 +234,10 @@ impl Piped {
         self.energy = Energy::default();
         self.step = step;
         let home = self.come_home();
-        if let Some(factors) = self.layer_factors(step.learning_rate) {
+        if let Some(factors) = self.rates.factors(step.learning_rate) {
             self.pipeline.rescale_layers(&factors);
         }
+        self.rates.applied(step.learning_rate);
         self.pipeline.mark();
         match home {
             Ok(()) => self.compress(gradient),

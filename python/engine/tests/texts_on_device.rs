@@ -10,8 +10,8 @@ use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_compression::strategy::Strategy;
 use flexcomm_compression::wire::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use flexcomm_engine::{How, Param, Piped, Ran, Turn, layers};
-use flexcomm_gpu_kernels::DType;
 use flexcomm_gpu_kernels::bucket::Gradient;
+use flexcomm_gpu_kernels::{Copies, DType, Device, LaunchError, Span};
 use flexcomm_trainer::{Heard, Status};
 use lent::{Emulated, Lent, Memory};
 
@@ -257,4 +257,58 @@ fn a_step_that_is_never_judged_does_not_count_and_states_have_what_lies_on_the_d
     let why = ranks[0].begin_on(&device(4), short, Step { index: 1, learning_rate: 0.1 }).unwrap_err().to_string();
     assert!(why.contains("the gradient of"), "{why}");
     assert!(held(&mut ranks[0], 0) == held(&mut host[0], 0));
+}
+
+/// Nothing can be read from it.
+struct Unreadable(Emulated);
+
+impl Device for Unreadable {
+    fn launch(&self, kernel: &'static str, blocks: u32, arguments: &[u64]) -> Result<(), LaunchError> {
+        self.0.launch(kernel, blocks, arguments)
+    }
+
+    fn zero(&self, span: Span) -> Result<(), LaunchError> {
+        self.0.zero(span)
+    }
+
+    fn copy(&self, to: Span, from: Span) -> Result<(), LaunchError> {
+        self.0.copy(to, from)
+    }
+
+    fn blocks(&self, kernel: &'static str) -> u32 {
+        self.0.blocks(kernel)
+    }
+}
+
+impl Copies for Unreadable {
+    fn upload(&self, to: Span, bytes: &[u8]) -> Result<(), LaunchError> {
+        self.0.upload(to, bytes)
+    }
+
+    fn download(&self, _: Span, _: &mut [u8]) -> Result<(), LaunchError> {
+        Err(LaunchError::Driver { kernel: "memcpy", code: "refused".into() })
+    }
+}
+
+/// The host takes the step that failed on the device before residuals were rescaled there.
+#[test]
+fn rates_that_the_device_did_not_apply_are_applied_by_the_host() {
+    if Emulated::new(0).is_none() {
+        return;
+    }
+    let text = "topk(k=0.05)+ef(vanilla)";
+    let (mut ranks, mut host) = (all(text), all(text));
+    let gradients: Vec<Vec<f32>> = (0..3).map(|rank| gradient(0, rank)).collect();
+    let at = |index| Step { index, learning_rate: 0.1 };
+    step(&mut ranks, at(0), (&gradients, [true; 3]));
+    step(&mut host, at(0), (&gradients, [false; 3]));
+    let source = Memory::of(&gradients[0]);
+    let given = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
+    ranks[0].layer_rates(&[0.1, 0.2, 0.1]).unwrap();
+    ranks[0].begin_on(&Unreadable(device(4)), given, at(1)).unwrap_err();
+    step(&mut ranks, at(1), (&gradients, [false, true, true]));
+    step(&mut host, at(1), (&gradients, [false; 3]));
+    for (rank, (one, other)) in ranks.iter_mut().zip(&mut host).enumerate() {
+        assert!(held(one, rank as u32) == held(other, rank as u32), "rank {rank}");
+    }
 }

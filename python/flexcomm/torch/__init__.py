@@ -5,13 +5,10 @@
 registers a communication hook, connects to the node's agent and follows its decisions; ``torchrun`` as before.
 """
 
-from flexcomm import _repeats
 from flexcomm._core import FlexcommError
 from flexcomm.torch._alone import CommHook
 from flexcomm.torch._hook import NotFiniteError
 from flexcomm.torch._session import Costs, Session, attach, compressors
 from flexcomm.torch._trials import Snapshot
-
-_repeats.begin()
 
 __all__ = ["CommHook", "Costs", "FlexcommError", "NotFiniteError", "Session", "Snapshot", "attach", "compressors"]

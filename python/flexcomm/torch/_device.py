@@ -295,7 +295,7 @@ class Device:
         self._by_stream = self._nccl and not _waits_block()
         self.clock = Clock(self._cuda, core.told)
         self._buffers: dict[tuple[int, str], torch.Tensor] = {}
-        self._told: set[str] = set()
+        self._told: set[tuple[str, str, str]] = set()
         self._waits: torch.Tensor | None = None
         #: Steps until memory is asked for again, by bucket, and why there was none the first time.
         self._rests: dict[int, int] = {}
@@ -317,10 +317,10 @@ class Device:
 
     def tell(self, buffer: torch.Tensor, strategy: str, why: str) -> None:
         """Says once that the host compresses, and why."""
-        line = f"{strategy}: buckets on {buffer.device.type} are compressed on the host: {why}"
-        if line not in self._told:
-            self._told.add(line)
-            logger.warning("%s", line)
+        told = strategy, buffer.device.type, why
+        if told not in self._told:
+            self._told.add(told)
+            logger.warning("%s: buckets on %s are compressed on the host: %s", *told)
 
     def on_gpu(self, buffer: torch.Tensor) -> bool:
         """Whether the host's clock cannot tell what is done to it."""
@@ -430,10 +430,10 @@ class Device:
             self._core.shadow_on_host()
             self._looks.clear()
             self._found.clear()
-            line = f"shadow trials look at copies on the host of buckets on {buffer.device.type}: {why}"
-            if line not in self._told:
-                self._told.add(line)
-                logger.warning("%s", line)
+            told = "a shadow trial", buffer.device.type, why
+            if told not in self._told:
+                self._told.add(told)
+                logger.warning("shadow trials look at copies on the host of buckets on %s: %s", *told[1:])
 
     def _look(self, index: int, buffer: torch.Tensor) -> str:
         _point_at_nvrtc()

@@ -21,6 +21,7 @@ from flexcomm._core import Core, FlexcommError
 from flexcomm.torch import _arguments, _below, _checks, _state, _trials, _tuner
 from flexcomm.torch._device import Cuda, no_memory
 from flexcomm.torch._hook import Hook, in_backward
+from flexcomm.torch._rates import Rates
 from flexcomm.torch._unused import Unused
 from flexcomm.torch._vault import Vault
 
@@ -302,9 +303,7 @@ class Session:
         self._lacks_room = False
         #: Whether it was said what trials do not put back.
         self._told = False
-        #: Which of the optimizer's groups each parameter is in, by id, and how large the groups were when that was looked up.
-        self._groups: dict[int, int] = {}
-        self._group_sizes: list[int] = []
+        self._rates = Rates(parts.optimizer)
         self._in_step = False
         #: Whether a gradient of the step under way was not finite, and whether it was said that a pass had no optimizer's step.
         self._refused = self._unused_told = False
@@ -313,7 +312,7 @@ class Session:
         hook = Hook(
             self._core, group, {id(p): i for i, (_, p) in enumerate(self._named)},
             half=None if named.text else named.half, words=steered, propagate=given.propagate, began=self._begin,
-            not_finite=self._not_finite, rates=self._rates, tuner=tuner, fresh=getattr(model, "lazy_bucket_allocation", False),
+            not_finite=self._not_finite, rates=self._rates.of, tuner=tuner, fresh=getattr(model, "lazy_bucket_allocation", False),
             unused=Unused(model) if model.find_unused_parameters else None,
         )
         # The model owns the hook, the hook owns the session, the session owns neither: a cycle through DDP's C++ side
@@ -422,6 +421,7 @@ class Session:
             self._look_at_unused()
             self._end_step(within_loop=False)
         self._core.begin()
+        self._rates.begin()
         self._in_step = True
         # No backward pass: of a rank that has run out of batches, under `join()`.
         self._idle = not in_backward()
@@ -438,21 +438,6 @@ class Session:
             "forward and backward of passes whose gradients of this model are not used (a GAN's discriminator while the "
             "generator learns), and of all but the last of those that add up"
         )
-
-    def _rates(self, parameters: list[int]) -> list[float]:
-        """The learning rate of the optimizer's first group, 0 where there is none; with several groups also that of each of
-        these parameters' groups, 0 for one that the optimizer does not have. While a rate is 0 (a warm-up's start, a frozen
-        group) the core rescales nothing, and the first rate above 0 is what later ones are compared with."""
-        groups = self._parts.optimizer.param_groups if self._parts.optimizer is not None else []
-        rates = [float(group.get("lr", 0.0)) for group in groups]
-        if len(rates) < 2:
-            return rates or [0.0]
-        sizes = [len(group["params"]) for group in groups]
-        if sizes != self._group_sizes:
-            self._group_sizes = sizes
-            self._groups = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
-        numbers = (self._groups.get(parameter) for parameter in parameters)
-        return [rates[0], *(0.0 if number is None else rates[number] for number in numbers)]
 
     def _stepped(self) -> None:
         """After the optimizer's step."""

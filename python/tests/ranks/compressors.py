@@ -196,17 +196,21 @@ def pictures(name, count):
     return torch.from_numpy(images / np.float32(255) - np.float32(0.3)), torch.from_numpy(labels.astype(np.int64))
 
 
-def grouped(rank, rates):
-    """What is held back of the same gradient after steps at these rates of two parameter groups, as multiples of it."""
+def grouped(rank, rates, swapped=False):
+    """What is held back of the same gradient after steps at these rates of two parameters' groups, as multiples of it. The
+    parameters may swap their groups before the last step."""
     model = ddp(network(SIZES))
     first, last = model.module[0].weight, model.module[-1].weight
-    others = [p for p in model.parameters() if p is not last]
-    optimizer = torch.optim.SGD([{"params": others}, {"params": [last]}], lr=0.1)
+    others = [p for p in model.parameters() if p is not first and p is not last]
+    optimizer = torch.optim.SGD([{"params": [first]}, {"params": [last]}, {"params": others}], lr=0.1)
     # Holds all back: parameters, and with them gradients, stay as they are.
     session = flexcomm.torch.attach(model, optimizer, strategy="threshold(v=1000000)+ef(vanilla)")
     held, names = [], {id(p): name for name, p in model.module.named_parameters()}
     # The first three steps are dense.
-    for pair in [rates[0]] * 3 + rates:
+    for step, pair in enumerate([rates[0]] * 3 + rates):
+        if swapped and step == 2 + len(rates):
+            one, other = optimizer.param_groups[:2]
+            one["params"], other["params"] = other["params"], one["params"]
         for group, rate in zip(optimizer.param_groups, pair):
             group["lr"] = rate
         backward(model, optimizer, 0, rank)
@@ -257,6 +261,7 @@ with ranks() as (rank, world, seen):
     seen["warm"] = {t: warm(rank, t) for t in ("topk(k=0.05)+ef(vanilla)", "topk(k=0.05)+ef(efsign)")}
     seen["grouped"] = {
         "together": grouped(rank, [(0.1, 0.2), (0.05, 0.1)]),
+        "swapped": grouped(rank, [(0.1, 0.2), (0.1, 0.2)], swapped=True),
         "the second": grouped(rank, [(0.1, 0.2), (0.1, 0.02)]),
         "the first": grouped(rank, [(0.1, 0.2), (0.01, 0.2)]),
     }

@@ -136,15 +136,15 @@ impl Piped {
         self.energy = Energy::default();
         self.step = step;
         let head = self.head(step)?;
-        let factors = self.layer_factors(step.learning_rate);
         let Some(own) = &mut self.device else { return Err(OnHost::Absent) };
         if unknown {
             own.rate = [self.pipeline.learning_rate(); 2];
         }
         let weight = if own.rate[0] == step.learning_rate { 1.0 } else { own.rate[0] / step.learning_rate };
-        if let Some(factors) = factors.filter(|_| own.plan.keeps) {
+        if let Some(factors) = self.rates.factors(step.learning_rate).filter(|_| own.plan.keeps) {
             own.rescale(device, self.pipeline.layers(), &factors)?;
         }
+        self.rates.applied(step.learning_rate);
         own.methods = own.plan.methods(step.index).unwrap_or_default();
         let gradient = Gradient { weights: (weight as f32, 1.0), ..gradient };
         own.layers.step(device, (gradient, own.plan.keeps), &own.methods)?;

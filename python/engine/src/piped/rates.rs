@@ -4,6 +4,8 @@
 //! bucket and by the first group's rate. What is noted here is how the other groups' rates relate to it. Where that relation
 //! stays, as under most schedulers, there is nothing to do; where it changes, each layer's residual is scaled by the rest.
 
+use super::NO_RATE;
+
 /// Rates of the layers as they were when the residual was scaled last.
 #[derive(Debug, Default)]
 pub(super) struct LayerRates {
@@ -17,25 +19,32 @@ pub(super) struct LayerRates {
 
 impl LayerRates {
     /// What each layer's residual is to be multiplied by, besides the ratio of the first group's rates, before a step at
-    /// `reference`; none where nothing changes. Counts as done.
-    pub(super) fn factors(&mut self, reference: f64) -> Option<Vec<f32>> {
-        if self.now.is_empty() {
-            return None;
-        }
-        self.known.resize(self.now.len(), 0.0);
-        let before = std::mem::replace(&mut self.reference, reference);
-        let factor = |(now, known): (&f64, &mut f64)| {
-            let last = *known;
-            if now.is_finite() && *now > 0.0 {
-                *known = *now;
-            }
+    /// `reference`; none where nothing changes, and before the first rate above 0. Once it is done, [`Self::applied`].
+    pub(super) fn factors(&self, reference: f64) -> Option<Vec<f32>> {
+        let known = self.known.iter().copied().chain(std::iter::repeat(0.0));
+        let factor = |(now, last): (&f64, f64)| {
             // The relation in the same order of operations: what did not change gives 1 exactly.
-            if last > 0.0 { ((last / before) / (*known / reference)) as f32 } else { 1.0 }
+            if last > 0.0 { ((last / self.reference) / (counts(*now, last) / reference)) as f32 } else { 1.0 }
         };
-        let factors: Vec<f32> = self.now.iter().zip(&mut self.known).map(factor).collect();
+        let factors: Vec<f32> = self.now.iter().zip(known).map(factor).collect();
         let changes = |factor: &f32| (factor - 1.0).abs() > ROUNDING;
-        factors.iter().any(changes).then_some(factors)
+        (reference != NO_RATE && factors.iter().any(changes)).then_some(factors)
     }
+
+    /// Residuals are scaled for a step at `reference`.
+    pub(super) fn applied(&mut self, reference: f64) {
+        if self.now.is_empty() || reference == NO_RATE {
+            return;
+        }
+        self.reference = reference;
+        self.known.resize(self.now.len(), 0.0);
+        self.known.iter_mut().zip(&self.now).for_each(|(known, now)| *known = counts(*now, *known));
+    }
+}
+
+/// The last rate above 0.
+fn counts(now: f64, last: f64) -> f64 {
+    if now.is_finite() && now > 0.0 { now } else { last }
 }
 
 /// Schedulers that multiply every group's rate round each product: a relation that differs by less did not change.
