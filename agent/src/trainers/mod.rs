@@ -22,7 +22,6 @@ use protocol::{Event, Session};
 use refused::{MAX_REFUSED, Refused};
 use registry::{Peer, Registry, Slots, has_ended};
 use roster::{Rank, Ranks, Roster};
-use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
