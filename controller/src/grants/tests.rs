@@ -36,7 +36,8 @@ fn spent(grant: &ThroughputGrant, bps: f64) -> Spent {
 
 /// When a test ends whose directions go one after the other.
 fn end(active: &Active, spent: &Spent) -> Timestamp {
-    let busy_s: f64 = spent.ways.iter().map(|(bytes, bps)| bps.map_or(MAX_TEST_S, |bps| *bytes as f64 * 8.0 / bps)).sum();
+    let busy_s: f64 =
+        spent.ways.iter().map(|(bytes, bps)| bps.map_or(MAX_TEST_S, |bps| *bytes as f64 * 8.0 / bps)).sum();
     Timestamp(active.since.0 + (busy_s * 1e6) as u64)
 }
 

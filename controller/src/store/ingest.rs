@@ -545,6 +545,49 @@ mod tests {
         assert_eq!(places().await, [at("c", false), at("c", false)]);
     }
 
+    /// How a run of an older release ended is not known, and one rank's claim is not the run's newest step.
+    #[tokio::test]
+    async fn a_run_is_kept_with_what_is_known_of_its_end() {
+        let (store, _dir) = scratch().await;
+        for name in ["a", "b", "c"] {
+            registered(&store, name).await;
+        }
+        let live = ["a", "b", "c"];
+        let steps = |rank, step| {
+            let record = flexcomm_wire::StepRecord {
+                step,
+                compute_us: 1.0,
+                comp_us: 0.0,
+                sync_us: 1.0,
+                wait_us: None,
+                step_us: 2.0,
+                bytes_sent: 1,
+                gain: 1.0,
+                loss: None,
+                accuracy: None,
+            };
+            let strategy = Strategy::DENSE_RING.into();
+            ReportBody::Steps(StepsReport { job: job(), rank, version: 0, strategy, text: None, steps: vec![record] })
+        };
+        for (rank, (name, step)) in [("a", 7), ("b", 1_000_000_000_000), ("c", 8)].into_iter().enumerate() {
+            send(&store, (name, 1), hello(rank as u32, 3), &live).await;
+            assert_eq!(send(&store, (name, 2), steps(rank as u32, step), &live).await.set_aside, 0);
+        }
+        let update = "UPDATE jobs SET ended_us = 5, ended_how = NULL; UPDATE ranks SET left_us = 5";
+        sqlx::query(update).execute(&mut *store.write.connection().await).await.unwrap();
+        send(&store, ("a", 3), hello(0, 1), &live).await;
+        let runs = store.runs(&job()).await.unwrap();
+        assert_eq!((runs.len(), runs[0].how, runs[0].step), (1, None, Some(8)));
+
+        use super::super::Deletion;
+        let delete = async |live: &[&str]| {
+            let live: Vec<NodeName> = live.iter().map(|n| node(n)).collect();
+            store.delete_job(&job(), &live).await.unwrap()
+        };
+        assert_eq!(delete(&["a"]).await, Deletion::Running);
+        assert_eq!(delete(&["b"]).await, Deletion::Done, "no agent of it is alive");
+    }
+
     #[tokio::test]
     async fn applied_reports_must_not_go_back() {
         let (store, _dir) = scratch().await;

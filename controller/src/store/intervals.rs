@@ -8,7 +8,7 @@ use sqlx::SqliteConnection;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use super::seal::{intact, seal};
+use super::checksum::{checksum, intact};
 use super::{Result, Store, json, signed, sql, stored, time, unsigned};
 
 pub(super) const NEWEST: &str =
@@ -215,7 +215,7 @@ impl Store {
         let text = json(operation, book)?;
         sqlx::query("INSERT OR REPLACE INTO coefficients (id, book, seal) VALUES (1, $1, $2)")
             .bind(&text)
-            .bind(seal(COEFFICIENTS, &[(&text).into()]))
+            .bind(checksum(COEFFICIENTS, &[(&text).into()]))
             .execute(&mut *tx)
             .await
             .map_err(&on_error)?;
@@ -254,9 +254,9 @@ impl Store {
             .fetch_optional(&self.read)
             .await
             .map_err(sql(operation))?;
-        let checked = |(text, sealed): (String, Option<i64>)| {
+        let checked = |(text, stored): (String, Option<i64>)| {
             let named = || "the fitted coefficients".to_owned();
-            self.damaged.check((COEFFICIENTS, &[(&text).into()]), sealed, named).map(|()| text)
+            self.damaged.check((COEFFICIENTS, &[(&text).into()]), stored, named).map(|()| text)
         };
         // A damaged book is as good as none: the next fit stores it anew.
         let book = match row.and_then(|row| intact(checked(row))).transpose()? {
