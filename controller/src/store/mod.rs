@@ -198,7 +198,9 @@ impl Store {
     /// a look commits a write of one page.
     pub async fn ready(&self) -> std::result::Result<(), Arc<StoreError>> {
         let mut last = self.looked.lock().await;
-        if let Some((_, found)) = last.as_ref().filter(|(at, _)| at.elapsed() < READY_FOR) {
+        // A write that failed since is news.
+        let holds = |look: &&Look| look.0.elapsed() < READY_FOR && (look.1.is_err() || self.write.commits());
+        if let Some((_, found)) = last.as_ref().filter(holds) {
             return found.clone();
         }
         let found = self.look_now().await.map_err(Arc::new);

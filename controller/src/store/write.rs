@@ -50,6 +50,11 @@ impl Writer {
         Ok(begun)
     }
 
+    /// Whether the newest write committed.
+    pub(super) fn commits(&self) -> bool {
+        self.committed.load(Ordering::Relaxed)
+    }
+
     /// Whether a write commits now.
     pub(super) async fn probe(&self) -> sqlx::Result<()> {
         let mut tx = self.begin().await?;
@@ -67,7 +72,7 @@ impl Writer {
 
     /// Looks whether writing fails here that works on a fresh connection. Costs nothing while writes commit.
     pub(super) async fn look(&self) {
-        let works = self.committed.load(Ordering::Relaxed) || self.probe().await.is_ok();
+        let works = self.commits() || self.probe().await.is_ok();
         self.failing.fetch_or(!works, Ordering::Relaxed);
         if works || self.probe_fresh().await.is_err() {
             self.stuck.store(0, Ordering::Relaxed);
