@@ -46,6 +46,10 @@ const SCOUT_BYTES: u64 = 256 << 10;
 /// A link whose last test had less than this part of the bytes that fit its bandwidth is not well known yet.
 const ROUGH: u64 = 4;
 
+/// The first test of a suspect link is sized to last this long on what is known of it, in seconds, or some round trips: after
+/// a fall a whole one would last as long as a test may, and leave a debt that lets no other follow for minutes.
+const FIRST_LOOK_S: f64 = 0.002;
+
 /// A test has to last several round trips to leave slow start.
 const ROUND_TRIPS: f64 = 10.0;
 
@@ -222,13 +226,17 @@ impl Scheduler {
         self.past.retain(|pair, _| !pair.has(node));
     }
 
-    /// A test has ended.
-    pub fn finished(&mut self, spent: &Spent) {
-        let index = self.active.iter().position(|a| a.grant.id == spent.grant);
-        let active = index.map(|i| self.active.swap_remove(i)).or_else(|| self.overdue.remove(&spent.grant));
-        let Some(Active { grant, from, held_s, .. }) = active else { return };
+    /// A test has ended, as the node says that ran it. The other end pays for no more than it can have cost: what was held
+    /// for it, and what fills a link from the grant until now.
+    pub fn finished(&mut self, by: &NodeName, spent: &Spent, now: Timestamp) {
+        let own = |a: &Active| a.grant.id == spent.grant && a.from == *by;
+        let index = self.active.iter().position(own);
+        let overdue = || self.overdue.extract_if(spent.grant..=spent.grant, |_, a| own(a)).next().map(|(_, a)| a);
+        let active = index.map(|i| self.active.swap_remove(i)).or_else(overdue);
+        let Some(Active { grant, from, held_s, since }) = active else { return };
         let cost_s = self.spent_s(spent, held_s);
-        for node in [&from, &grant.peer] {
+        let passed_s = self.rules.fills_s(now.since(since).get());
+        for (node, cost_s) in [(&from, cost_s), (&grant.peer, cost_s.min(held_s).min(passed_s))] {
             if let Some(entry) = self.accounts.get_mut(node) {
                 entry.account.charge(cost_s - held_s);
             }
@@ -275,7 +283,7 @@ impl Scheduler {
                 continue;
             }
             taken.extend([pair.0.clone(), pair.1.clone()]);
-            let bytes = self.budget(&link);
+            let bytes = self.next_budget(&pair, &link);
             let cost = self.cost_s(bytes, &link);
             if self.may_pay(&pair, cost, &link) {
                 self.grant((pair, &link), (bytes, cost.1), now);
@@ -376,10 +384,21 @@ impl Scheduler {
 
     /// Bytes of a test, both directions together: enough for some time and for several round trips.
     fn budget(&self, link: &Known) -> u64 {
+        self.budget_of(link, self.config.test_ms as f64 * 1e-3)
+    }
+
+    fn budget_of(&self, link: &Known, seconds: f64) -> u64 {
         let (least, most) = (self.config.min_bytes, self.config.max_bytes);
         let Some(bps) = link.carries_bps() else { return SCOUT_BYTES.max(least / ROUGH).min(most) };
-        let seconds = (self.config.test_ms as f64 * 1e-3).max(ROUND_TRIPS * 2.0 * link.latency_s);
+        let seconds = seconds.max(ROUND_TRIPS * 2.0 * link.latency_s);
         ((2.0 * bps / 8.0 * seconds) as u64).clamp(least, most)
+    }
+
+    /// Bytes of the next test of a pair.
+    fn next_budget(&self, pair: &Pair, link: &Known) -> u64 {
+        let first = link.suspect && self.past.get(pair).is_some_and(|past| past.suspected == 0);
+        let whole_s = self.config.test_ms as f64 * 1e-3;
+        self.budget_of(link, if first { FIRST_LOOK_S.min(whole_s) } else { whole_s })
     }
 
     /// What a test should cost each end and what it may cost at most, in seconds' worth of the share.

@@ -18,8 +18,9 @@ const UNSEEN_S: f64 = 10.0;
 /// Coefficients are fitted to intervals that are this old, in seconds.
 pub const FIT_AFTER_S: f64 = 1.0;
 
-/// ... and to one that takes a fitted collective by surprise when it is this old, in seconds: most often the network has
-/// changed, links will show it, and then it is no longer called settled.
+/// ... and to one that takes a fitted collective by surprise when it is this old, in seconds, and every link of the job was
+/// measured after it: most often the network has changed, links will show it, and then it is no longer called settled. What
+/// was fitted to a change that the links do not show yet is as predicted, and nobody would look for the change any more.
 const SURPRISE_AFTER_S: f64 = 8.0;
 
 /// An interval is a surprise when it took so many times longer or shorter than predicted.
@@ -28,11 +29,17 @@ const SURPRISE: f64 = 1.4;
 /// A fit to fewer samples is surprised by nothing.
 const EXPERIENCE: usize = 5;
 
-/// Whether coefficients may be fitted to an interval that was closed at `at`.
-pub fn ripe(coefficients: &Coefficients, at: Timestamp, sample: &Sample, now: Timestamp) -> bool {
+/// Whether coefficients may be fitted to an interval that was closed at `at`; all links of the job were measured since
+/// `links_since`.
+pub fn ripe(
+    coefficients: &Coefficients,
+    (at, sample): (Timestamp, &Sample),
+    links_since: Timestamp,
+    now: Timestamp,
+) -> bool {
     let ratio = sample.measured_s / coefficients.predict(sample.terms);
     let expected = (1.0 / SURPRISE..=SURPRISE).contains(&ratio) || coefficients.samples < EXPERIENCE;
-    now.since(at).get() >= if expected { FIT_AFTER_S } else { SURPRISE_AFTER_S }
+    now.since(at).get() >= if expected { FIT_AFTER_S } else { SURPRISE_AFTER_S } && (expected || links_since >= at)
 }
 
 /// The first steps under a decision belong to no interval: cold buffers.
@@ -186,12 +193,15 @@ mod tests {
     fn a_surprise_is_fitted_to_when_no_change_of_the_network_explained_it() {
         let terms = Terms { alpha_s: 0.01, beta_s: 0.01 };
         let known = Coefficients { samples: 20, ..Coefficients::default() };
-        let sample = |measured_s| Sample { terms, measured_s };
-        assert!(ripe(&known, at(0), &sample(0.022), at(2)) && !ripe(&known, at(0), &sample(0.022), at(0)));
+        let ripe_at = |known: &Coefficients, measured_s, links_since, now| {
+            ripe(known, (at(10), &Sample { terms, measured_s }), at(links_since), at(now))
+        };
+        assert!(ripe_at(&known, 0.022, 0, 12) && !ripe_at(&known, 0.022, 0, 10));
         for surprise in [0.3, 0.002] {
-            assert!(!ripe(&known, at(0), &sample(surprise), at(7)));
-            assert!(ripe(&known, at(0), &sample(surprise), at(8)));
-            assert!(ripe(&Coefficients::default(), at(0), &sample(surprise), at(1)), "nothing is known yet");
+            assert!(!ripe_at(&known, surprise, 11, 17));
+            assert!(ripe_at(&known, surprise, 11, 18));
+            assert!(!ripe_at(&known, surprise, 9, 300), "a link was not measured since");
+            assert!(ripe_at(&Coefficients::default(), surprise, 9, 11), "nothing is known yet");
         }
     }
 

@@ -23,6 +23,16 @@ const FAR_OFF: f64 = 6.0;
 /// An estimate that the newest test contradicts by that much is trusted no more than this.
 const DOUBTED: f64 = 0.4;
 
+/// Estimates that differ by less than this factor agree.
+const AGREE: f64 = 2.0;
+
+/// For so long a test stands against what the estimates of both ends agree on, in seconds: long enough for the two more that
+/// a suspect link has by then.
+const STANDS_S: f64 = 30.0;
+
+/// An end whose newest sample of the bandwidth is older says nothing of a test, in seconds.
+const FRESH_S: f64 = 10.0;
+
 /// So many times the agents' age of confidence are as good as forever.
 const MOST_AGED: f64 = 40.0;
 
@@ -36,9 +46,40 @@ const LOCAL: (f64, f64) = (20e-6, 20e9);
 /// Links by (from, to).
 pub type LinkMap = BTreeMap<(NodeName, NodeName), LinkView>;
 
+/// Tests that have lost their say count as if they had found what is estimated now: those against which the fresh estimates
+/// of both ends agree for a while. No end can find a link faster than it is, so a slow test is outdated then, or wrong. A
+/// fast one may find what the job's short messages do not show: it is outdated only when the estimate has fallen since.
+pub fn weighed(mut tests: Vec<TestRow>, links: &[LinkRow], now: Timestamp) -> Vec<TestRow> {
+    let links: BTreeMap<_, _> = links.iter().map(|row| ((&row.src, &row.dst), row)).collect();
+    let fresh_bps = |src: &NodeName, dst: &NodeName| {
+        let row = links.get(&(src, dst))?;
+        let age_s = row.report.bandwidth_age_ms * 1e-3 + now.since(row.received).get();
+        row.report.bandwidth_bps.filter(|_| age_s <= FRESH_S)
+    };
+    for test in tests.iter_mut().filter(|test| now.since(test.received).get() >= STANDS_S) {
+        let ends = fresh_bps(&test.src, &test.dst).zip(fresh_bps(&test.dst, &test.src));
+        let Some((there, back)) = ends else { continue };
+        let agree = there <= AGREE * back && back <= AGREE * there;
+        if agree && far(test.bandwidth_bps, there) && (test.bandwidth_bps < there || fell_since(test, there)) {
+            (test.bandwidth_bps, test.previous_bps) = (there, None);
+        }
+    }
+    tests
+}
+
+/// Whether an estimate is lower than it was when the test was made.
+fn fell_since(test: &TestRow, estimate_bps: f64) -> bool {
+    test.estimate_bps.is_none_or(|then| estimate_bps * AGREE < then)
+}
+
+fn far(tested_bps: f64, estimate_bps: f64) -> bool {
+    tested_bps * FAR_OFF < estimate_bps || tested_bps > FAR_OFF * estimate_bps
+}
+
 /// Puts estimates and tests together: a test that the estimator cannot know of counts (it ran from the other side). Ages grow with the
 /// controller's clock since the report arrived; with them confidence in bandwidths falls to 1/e within `patience_s`.
 pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp, patience_s: f64) -> LinkMap {
+    let tests = weighed(tests.to_vec(), links, now);
     let tests: BTreeMap<_, _> = tests.iter().map(|t| ((&t.src, &t.dst), t)).collect();
     let view = |row: &LinkRow| {
         let waited_ms = now.since(row.received).get() * 1e3;
@@ -57,15 +98,15 @@ pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp, patience_s: f
         };
         if let Some(test) = tests.get(&(&row.src, &row.dst)) {
             let test_age_ms = now.since(test.received).get() * 1e3;
+            let confidence = TEST_CONFIDENCE * (-test_age_ms * 1e-3 / patience_s).exp();
             if view.bandwidth_bps.is_none() || test_age_ms + CLEARLY_NEWER_MS < view.bandwidth_age_ms {
                 view.bandwidth_bps = Some(test.bandwidth_bps);
                 view.bandwidth_age_ms = test_age_ms;
-                let confidence = TEST_CONFIDENCE * (-test_age_ms * 1e-3 / patience_s).exp();
                 view.bandwidth_confidence = view.bandwidth_confidence.max(confidence);
             } else if let Some(found) = far_off(test, view.bandwidth_bps) {
                 view.bandwidth_bps = Some(found);
                 view.bandwidth_age_ms = test_age_ms;
-                view.bandwidth_confidence = view.bandwidth_confidence.min(TEST_CONFIDENCE);
+                view.bandwidth_confidence = view.bandwidth_confidence.min(confidence);
             } else if contradicted(test, &view) {
                 view.bandwidth_confidence = view.bandwidth_confidence.min(DOUBTED);
             }
@@ -200,8 +241,7 @@ fn aged(report: &LinkReport, waited_ms: f64, patience_s: f64) -> f64 {
 
 /// Whether the newest test is far from the estimate: the link has changed, or the job took almost all of it.
 pub fn contradicted(test: &TestRow, link: &LinkView) -> bool {
-    let tested = test.bandwidth_bps;
-    link.bandwidth_bps.is_some_and(|estimate| tested * FAR_OFF < estimate || tested > FAR_OFF * estimate)
+    link.bandwidth_bps.is_some_and(|estimate| far(test.bandwidth_bps, estimate))
 }
 
 /// What the last two tests agree on, when both are far slower or both far faster than the estimate: of slow ones the
@@ -211,7 +251,7 @@ fn far_off(test: &TestRow, estimate_bps: Option<f64>) -> Option<f64> {
     let (estimate, last, previous) = (estimate_bps?, test.bandwidth_bps, test.previous_bps?);
     let (slower, faster) = (last.min(previous), last.max(previous));
     let fell = (faster * FAR_OFF < estimate).then_some(faster);
-    let was_low = test.estimate_bps.is_some_and(|then| slower > FAR_OFF * then);
+    let was_low = test.estimate_bps.is_some_and(|then| slower > FAR_OFF * then) && !fell_since(test, estimate);
     fell.or((was_low && slower > FAR_OFF * estimate).then_some(slower))
 }
 
@@ -404,6 +444,47 @@ pub(crate) mod tests {
         assert_eq!(shown(9.2e7, None, 3.6e6), (Some(3.6e6), true));
         assert_eq!(shown(9.2e7, Some(8.1e7), 9e7), (Some(3.6e6), true), "it has fallen since, and is tested again");
         assert_eq!(shown(1e7, Some(1e7), 3.6e6), (Some(3.6e6), false), "the agent's estimator is the better judge");
+    }
+
+    /// Two nodes whose agents estimate this at `now_s`, from samples of a moment ago, and what is believed of a to b after
+    /// a test at second 0.
+    fn believed(there_bps: f64, back_bps: f64, now_s: u64, test: &TestRow) -> (Option<f64>, f64, bool) {
+        let rows = [("a", "b", there_bps), ("b", "a", back_bps)];
+        let rows = rows.map(|(src, dst, bps)| row(src, dst, Some(bps), now_s * 1_000_000));
+        let tests = weighed(vec![test.clone()], &rows, Timestamp(now_s * 1_000_000));
+        let map = merge(&rows, &tests, Timestamp(now_s * 1_000_000), BANDWIDTH_CONFIDENCE_AGE_S);
+        let link = &map[&(node("a"), node("b"))];
+        (link.bandwidth_bps, link.bandwidth_confidence, contradicted(&tests[0], link))
+    }
+
+    /// A job whose messages were short for the link had its agents estimate a part of it; then the link fell far below
+    /// that, and no test could be paid for.
+    #[test]
+    fn tests_from_before_a_fall_do_not_outweigh_what_both_ends_see_since() {
+        let before = test(3.1e10, Some(2.48e10), Some(3.1e8));
+        assert_eq!(believed(3.1e8, 2.9e8, 2, &before).0, Some(2.48e10), "they know of no change");
+        let fell = |now_s| believed(4.7e7, 4.75e7, now_s, &before);
+        assert_eq!(fell(2), (Some(4.7e7), DOUBTED, true), "at once, but it is to be tested");
+        assert_eq!(fell(31), (Some(4.7e7), 0.8, false), "a test that cannot be had is not waited for");
+        assert_eq!(believed(4.7e7, 3.1e8, 31, &before), (Some(4.7e7), DOUBTED, true), "one end alone");
+    }
+
+    #[test]
+    fn what_tests_say_grows_old() {
+        let confidence = |now_s| believed(3.1e8, 3.1e8, now_s, &test(3.1e10, Some(2.48e10), Some(3.1e8))).1;
+        let old = TEST_CONFIDENCE * (-100.0 / BANDWIDTH_CONFIDENCE_AGE_S).exp();
+        assert!(confidence(0) == TEST_CONFIDENCE && (confidence(100) - old).abs() < 1e-9, "{}", confidence(100));
+    }
+
+    /// One end claims for a while that its link is slow, by tests of both directions.
+    #[test]
+    fn a_slow_test_has_no_say_for_long_against_two_ends_that_see_more() {
+        for previous in [Some(4.7e7), Some(1e4)] {
+            let claimed = test(1e4, previous, Some(4.7e7));
+            assert!(believed(4.7e7, 4.6e7, 5, &claimed).1 <= TEST_CONFIDENCE, "it may be right");
+            assert_eq!(believed(4.7e7, 4.6e7, 31, &claimed), (Some(4.7e7), 0.8, false));
+            assert_ne!(believed(4.7e7, 1e4, 31, &claimed).1, 0.8, "the other end says so, too");
+        }
     }
 
     #[test]

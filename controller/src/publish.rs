@@ -117,7 +117,7 @@ async fn job_orders(app: &App) -> Result<BTreeMap<NodeName, Vec<JobOrders>>> {
     let mut all: BTreeMap<NodeName, Vec<JobOrders>> = BTreeMap::new();
     for job in app.store.running_jobs().await? {
         // A damaged one is not published; the job's agents keep what they have.
-        let decision = app.store.intact_decision(&job.job).await?;
+        let decision = app.store.decision(&job.job).await?;
         let trial = app.store.trials(&job.job, 1).await?.into_iter().find(|t| t.state == "pending");
         let orders = JobOrders {
             job: job.job.clone(),

@@ -183,7 +183,7 @@ async fn a_store_that_fails_is_said_and_nothing_is_lost() {
     assert_eq!(s.api.get("/healthz").await.status(), 200);
     assert!(s.api.get("/metrics").await.text().await.unwrap().contains("flexcomm_store_ready 0\n"));
     lock.rollback().await.unwrap();
-    assert_eq!(s.api.get("/readyz").await.status(), 200);
+    s.api.until("ready again", async |api| (api.get("/readyz").await.status() == 200).then_some(())).await;
     assert_eq!(s.api.post("/api/v1/agents/a/reports", &batch).await.status(), 200);
     assert_eq!(s.links().await[0].latency_us, 333.0);
     s.server.stop().await;

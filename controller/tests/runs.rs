@@ -125,6 +125,30 @@ async fn a_run_is_refused_while_another_one_lives_under_its_name() {
     server.stop().await;
 }
 
+/// A node without a trainer, which reads the run's id where everybody can, takes no rank over and ends nothing.
+#[tokio::test]
+async fn a_node_cannot_take_over_ranks_that_live_on_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, api, mut agents) = start(dir.path()).await;
+    hello(&api, &mut agents, 1).await;
+    let mut evil = Agent::new("evil", 0);
+    assert!(evil.register(&api).await.status().is_success());
+    let view: Value = api.json("/api/v1/jobs/j").await;
+    evil.run = Some(view["run"].as_str().unwrap().parse().unwrap());
+    for rank in [0, 1] {
+        evil.rank = rank;
+        let bodies = vec![evil.hello(), ReportBody::JobLeft { job: job(), rank, run: None, connection_lost: false }];
+        let ack = evil.report(&api, bodies).await;
+        assert_eq!(ack.set_aside, 2, "{ack:?}");
+        assert!(ack.refused[0].reason.contains("node evil"), "{ack:?}");
+    }
+    let view: Value = api.json("/api/v1/jobs/j").await;
+    assert_eq!((&view["nodes"], &view["ended"], &view["live_ranks"]), (&json!(["a", "b"]), &json!(null), &json!(2)));
+    let aside: Value = api.json("/api/v1/set-aside").await;
+    assert!(aside.to_string().contains("node evil") || aside.to_string().contains("not on evil"), "{aside}");
+    server.stop().await;
+}
+
 #[tokio::test]
 async fn an_ended_job_is_deleted_with_all_that_bears_its_name() {
     let dir = tempfile::tempdir().unwrap();

@@ -69,6 +69,11 @@ impl ShareRules {
         ON_THE_WIRE * payload_bytes * 8.0 / bps / self.share
     }
 
+    /// What it costs to fill a link for so many seconds, in seconds' worth: nothing can cost more in that time.
+    pub fn fills_s(&self, seconds: f64) -> f64 {
+        seconds / self.share
+    }
+
     /// The deepest debt that a pressing test may leave: an urgent one must fit after it, and half of the reserve is its.
     fn pressing_s(&self) -> f64 {
         (self.deepest_s / 2.0).min(self.deepest_s - self.dearest_s())
@@ -76,7 +81,7 @@ impl ShareRules {
 
     /// What any test can cost at most, in seconds' worth: it fills its direction until its time is over.
     pub fn dearest_s(&self) -> f64 {
-        self.longest_s / self.share
+        self.fills_s(self.longest_s)
     }
 
     /// What a test of `payload_bytes` in one direction can cost at most, in seconds' worth, on whatever link: also

@@ -147,7 +147,7 @@ pub(super) async fn reports(
     };
     for news in &done.news {
         if let News::GrantDone(spent) = news {
-            app.scheduler().finished(spent);
+            app.scheduler().finished(&node, spent, now);
         }
     }
     if !done.news.is_empty() {

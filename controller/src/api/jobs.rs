@@ -47,7 +47,7 @@ async fn view(app: &App, row: JobRow) -> Result<JobView, ApiError> {
     } else {
         RecentSteps { newest: measure::job_step(&app.store.step_spans(&row.job).await?), ..RecentSteps::default() }
     };
-    let version = app.store.intact_decision(&row.job).await?.map(|d| d.decision.version).unwrap_or_default();
+    let version = app.store.decision(&row.job).await?.map(|d| d.decision.version).unwrap_or_default();
     // Before the newest decision is in force, the steps under the one before it are what runs.
     let ran = steps.whole.last().map(|s| s.version).unwrap_or_default();
     let measured = |version| measure::measured(&steps.whole, version, app.clock.now());
@@ -152,12 +152,14 @@ pub(super) async fn runs(State(app): State<Arc<App>>, Path(job): Path<JobId>) ->
     Ok(Json(app.store.runs(&job).await?.into_iter().map(views::run).collect()))
 }
 
-/// Deletes an ended job with everything that bears its name.
+/// Deletes a job that has ended, or whose agents are all silent, with everything that bears its name.
 pub(super) async fn delete(State(app): State<Arc<App>>, Path(job): Path<JobId>) -> Result<StatusCode, ApiError> {
     let _passing = app.passing.lock().await;
-    match app.store.delete_job(&job).await? {
+    match app.store.delete_job(&job, &app.presence.live(app.clock.now())).await? {
         Deletion::Unknown => Err(ApiError::NotFound(format!("job {job}: no trainer has announced it"))),
-        Deletion::Running => Err(ApiError::Conflict(format!("job {job} runs; end its training first"))),
+        Deletion::Running => {
+            Err(ApiError::Conflict(format!("job {job} runs, and an agent of it is alive; end its training first")))
+        }
         Deletion::Done => {
             app.boards().remove(&job);
             app.wake.notify_one();

@@ -49,7 +49,7 @@ pub(super) fn run(row: RunRow) -> RunView {
         run: row.run,
         world: row.world,
         began: rfc3339(row.began),
-        ended: ended(row.ended, Some(row.how)),
+        ended: ended(row.ended, row.how),
         step: row.step,
         version: row.version.0,
         loss: row.loss,

@@ -71,6 +71,10 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     doubts.extend(doubted.iter().map(|wrong| doubt(wrong, &ranks)));
     let in_force = app.store.decision(&job.job).await?;
     let in_force = in_force.map(|row| InForce { decision: row.decision, applied_at_step: row.applied_at_step });
+    let earlier = app.store.newest_version(&job.job).await?;
+    if in_force.is_none() && earlier > job.earlier {
+        waiting.push(format!("decision {earlier} is damaged on disk: without it, the next one is decided anew"));
+    }
     let trials = app.store.trials(&job.job, PROFILE_TRIALS).await?;
     let reports = app.store.trial_reports(&job.job, PROFILE_TRIALS).await?;
     let memory = app.store.planner_memory(&job.job).await?;
@@ -85,7 +89,7 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
         coefficients: (*app.store.coefficients().await?).clone(),
         compute: measure::compute(&steps),
         measured: measure::measured(&known, version, now),
-        earlier: job.earlier,
+        earlier,
         in_force,
         // A memory of another version of the planner is as good as none.
         memory: memory.and_then(|text| serde_json::from_str::<Memory>(&text).ok()).unwrap_or_default(),

@@ -9,7 +9,7 @@ use crate::app::App;
 use crate::config::Config;
 use crate::echoes;
 use crate::grants::{Known, Pair};
-use crate::links::{LinkMap, TEST_CONFIDENCE, agreed, contradicted, merge};
+use crate::links::{LinkMap, TEST_CONFIDENCE, agreed, contradicted, merge, weighed};
 use crate::store::TestRow;
 
 /// Changes of latency below this many microseconds are no sign of another network.
@@ -48,8 +48,9 @@ struct Shared {
 pub async fn tick(app: &App) -> Result<(), CycleError> {
     let now = app.clock.now();
     let live = app.presence.live(now);
-    let tests = app.store.link_tests().await?;
-    let links = agreed(merge(&app.store.links().await?, &tests, now, app.patience_s()));
+    let links = app.store.links().await?;
+    let tests = weighed(app.store.link_tests().await?, &links, now);
+    let links = agreed(merge(&links, &tests, now, app.patience_s()));
     let known = known(&Thresholds::of(&app.config), &links, &tests, &shared(app).await?);
     let echoes = echoes::plan(&app.config.probes, &live, &known);
     *app.echoes() = echoes;

@@ -88,10 +88,12 @@ async fn fit(app: &App, gathered: &Gathered) -> Result<(), CycleError> {
     let job = &gathered.job.job;
     let before = Timestamp(gathered.now.0.saturating_sub((FIT_AFTER_S * 1e6) as u64));
     let known = app.store.coefficients().await?;
+    let oldest = gathered.snapshot.links.as_ref().map_or(f64::INFINITY, |links| links.oldest.get());
+    let links_since = Timestamp(gathered.now.0.saturating_sub((oldest * 1e6) as u64));
     let mut new = app.store.unfitted(job, before).await?;
     new.retain(|row| {
         let fitted = known.get(row.strategy.collective(), &gathered.job.backend);
-        intervals::ripe(&fitted, row.at, &row.sample, gathered.now)
+        intervals::ripe(&fitted, (row.at, &row.sample), links_since, gathered.now)
     });
     if new.is_empty() {
         return Ok(());

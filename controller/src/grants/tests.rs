@@ -34,9 +34,17 @@ fn spent(grant: &ThroughputGrant, bps: f64) -> Spent {
     Spent { grant: grant.id, ways: [(bytes, Some(bps)); 2] }
 }
 
+/// When a test ends whose directions go one after the other.
+fn end(active: &Active, spent: &Spent) -> Timestamp {
+    let busy_s: f64 =
+        spent.ways.iter().map(|(bytes, bps)| bps.map_or(MAX_TEST_S, |bps| *bytes as f64 * 8.0 / bps)).sum();
+    Timestamp(active.since.0 + (busy_s * 1e6) as u64)
+}
+
 fn end_all(s: &mut Scheduler, bps: f64) {
     for active in s.active.clone() {
-        s.finished(&spent(&active.grant, bps));
+        let spent = spent(&active.grant, bps);
+        s.finished(&active.from, &spent, end(&active, &spent));
     }
 }
 
@@ -63,8 +71,8 @@ proptest! {
             for a in s.active.iter().filter(|a| !before.contains(&a.grant.id)) {
                 *visits.entry(Pair::new(&a.from, &a.grant.peer)).or_insert(0u64) += 1;
             }
-            let done: Vec<Spent> = s.active.iter().take(finish).map(|a| spent(&a.grant, bps)).collect();
-            done.iter().for_each(|spent| s.finished(spent));
+            let done: Vec<_> = s.active.iter().take(finish).map(|a| (a.clone(), spent(&a.grant, bps))).collect();
+            done.iter().for_each(|(active, spent)| s.finished(&active.from, spent, end(active, spent)));
         }
         prop_assert_eq!(visits.len(), n * (n - 1) / 2, "a pair was never tested");
         let (least, most) = (visits.values().min().unwrap(), visits.values().max().unwrap());
@@ -161,9 +169,10 @@ impl World {
         }
         let pair = Pair::new(&active.from, &active.grant.peer);
         if part < 1.0 {
-            self.scheduler.finished(&Spent { ways: [(active.grant.budget_bytes / 2, None); 2], ..done });
+            let failed = Spent { ways: [(active.grant.budget_bytes / 2, None); 2], ..done };
+            self.scheduler.finished(&active.from, &failed, end(active, &done));
         } else if self.random.random_bool(0.95) {
-            self.scheduler.finished(&done);
+            self.scheduler.finished(&active.from, &done, end(active, &done));
             // A short test does not see all of a fast link.
             let seen = self.bps * self.random.random_range(0.2..1.0);
             self.known.insert(pair, Known { suspect: self.random.random_bool(0.3), ..link(seen) });
@@ -396,6 +405,49 @@ fn a_test_is_as_large_as_the_last_one_showed() {
     assert_eq!(s.budget(&rose), s.budget(&link(1e8)), "one test is no proof of a rise");
 }
 
+/// A network falls to a fraction of what a test of it was sized for, and no agent sees it by itself.
+#[test]
+fn a_fall_is_measured_more_than_once_before_the_accounts_are_in_debt() {
+    let live = names(2);
+    let mut s = scheduler();
+    let pair = Pair::new(&live[0], &live[1]);
+    let mut known = all(&live, Known { latency_s: 1e-4, ..link(2.4e10) });
+    s.seed(pair.clone(), at(0));
+    s.tick(at(3000), &live, &known, 0.0);
+    let mut tests = Vec::new();
+    for second in 4..30 {
+        known.get_mut(&pair).unwrap().suspect = true;
+        s.tick(at(second * 1000), &live, &known, 0.0);
+        if let Some(active) = s.active.first() {
+            tests.push((second, active.grant.budget_bytes));
+            known.get_mut(&pair).unwrap().tested_bps = Some(5e7);
+        }
+        end_all(&mut s, 5e7);
+    }
+    assert!(tests.len() >= 4, "an estimator needs three to believe a change: {tests:?}");
+    assert!(tests[0].1 <= (128 << 20) / 8 && s.accounts[&live[0]].account.level_s() > -200.0, "{tests:?} {s:?}");
+}
+
+/// One end of a test says how long it lasted. What the other end pays is no more than the test can have cost until then.
+#[test]
+fn a_report_charges_the_other_end_for_no_more_than_the_time_that_passed() {
+    let live = names(2);
+    let level = |s: &Scheduler, node: &NodeName| s.accounts[node].account.level_s();
+    let after = |by: usize, ways, ms| {
+        let mut s = scheduler();
+        s.tick(at(0), &live, &all(&live, link(1e9)), 0.0);
+        let grant = s.of(&live[0])[0].clone();
+        s.finished(&live[by], &Spent { grant: grant.id, ways }, at(ms));
+        [&live[0], &live[1]].map(|node| level(&s, node).round())
+    };
+    let honest = [(25_000_000, Some(1e9)); 2];
+    assert_eq!(after(0, honest, 500), [38.0, 38.0], "0.2 s of either direction");
+    let lie = [(25_000_000, Some(1e4)); 2];
+    assert_eq!(after(0, lie, 500), [-740.0, 10.0], "half a second is all that it can have taken");
+    assert_eq!(after(0, lie, 60_000), [-740.0, -340.0], "and never more than what was granted");
+    assert_eq!(after(1, [(0, None); 2], 500), [-340.0, -340.0], "the grant was the other's");
+}
+
 #[test]
 fn grants_of_the_dead_expire_and_turns_are_taken() {
     let live = names(2);
@@ -429,7 +481,7 @@ fn debts_survive_silence_and_restarts_and_late_reports_are_settled() {
     assert!(s.to_store().is_empty(), "nothing moved");
     s.tick(at(5000), &live[..1], &BTreeMap::new(), 0.0);
     assert!(level(&s, &live[1]) < held + 5.0, "silence pays no debt");
-    s.finished(&spent(&grant, 1e8));
+    s.finished(&live[0], &spent(&grant, 1e8), at(5000));
     assert!(level(&s, &live[0]) > 55.0, "the report came late, but it came");
     let mut later = scheduler();
     later.restore(live[0].clone(), stored[&live[0]], at(10_000));

@@ -4,7 +4,7 @@ use flexcomm_domain::{Decision, JobId, Timestamp, Version};
 use sqlx::SqliteConnection;
 use std::collections::BTreeSet;
 
-use super::seal::{Field, intact, seal};
+use super::checksum::{Field, Row, checksum, intact};
 use super::{Result, Store, StoreError, json, signed, sql, stored, time, unsigned};
 use crate::limits::DECISIONS;
 
@@ -40,7 +40,8 @@ struct Raw {
     decided_us: i64,
     reason: String,
     applied_at_step: Option<i64>,
-    seal: Option<i64>,
+    #[sqlx(rename = "seal")]
+    checksum: Option<i64>,
 }
 
 /// The columns of [`Raw`].
@@ -63,30 +64,13 @@ impl Raw {
             decided_us: signed(d.decided_at.0),
             reason: d.reason.clone(),
             applied_at_step: None,
-            seal: None,
+            checksum: None,
         }
-    }
-
-    fn fields(&self) -> [Field<'_>; 8] {
-        [
-            (&self.job).into(),
-            self.version.into(),
-            self.parent.into(),
-            (&self.strategy).into(),
-            self.digest.into(),
-            self.decided_us.into(),
-            (&self.reason).into(),
-            self.applied_at_step.into(),
-        ]
-    }
-
-    fn is_intact(&self) -> bool {
-        self.seal.is_none_or(|sealed| sealed == seal(TABLE, &self.fields()))
     }
 
     fn row(self, store: &Store) -> Result<DecisionRow> {
         let operation = "read decisions";
-        store.damaged.check((TABLE, &self.fields()), self.seal, || name(&self.job, self.version))?;
+        store.damaged.check((TABLE, &self.fields()), self.checksum, || name(&self.job, self.version))?;
         Ok(DecisionRow {
             decision: Decision {
                 job: stored(operation, "job id", self.job.parse())?,
@@ -98,6 +82,27 @@ impl Raw {
             },
             applied_at_step: self.applied_at_step.map(unsigned),
         })
+    }
+}
+
+impl Row for Raw {
+    const TABLE: &'static str = TABLE;
+
+    fn fields(&self) -> Vec<Field<'_>> {
+        vec![
+            (&self.job).into(),
+            self.version.into(),
+            self.parent.into(),
+            (&self.strategy).into(),
+            self.digest.into(),
+            self.decided_us.into(),
+            (&self.reason).into(),
+            self.applied_at_step.into(),
+        ]
+    }
+
+    fn stored(&self) -> Option<i64> {
+        self.checksum
     }
 }
 
@@ -114,7 +119,7 @@ fn report_fields<'a>(job: &'a str, version: i64, (seed, report): (i64, &'a str))
 const MEMORIES: &str = "planner_memory";
 
 impl Store {
-    /// The newest decision of a job.
+    /// The newest decision of a job; none where that is damaged, and the next one then has a higher version.
     pub async fn decision(&self, job: &JobId) -> Result<Option<DecisionRow>> {
         let row: Option<Raw> = sqlx::query_as(concat!(
             "SELECT ",
@@ -125,15 +130,17 @@ impl Store {
         .fetch_optional(&self.read)
         .await
         .map_err(sql("read the decision in force"))?;
-        row.map(|row| row.row(self)).transpose()
+        row.and_then(|row| intact(row.row(self))).transpose()
     }
 
-    /// As [`Self::decision`], none where it is damaged: for what looks at many jobs, of which one must not hide the others.
-    pub async fn intact_decision(&self, job: &JobId) -> Result<Option<DecisionRow>> {
-        intact(self.decision(job).await).unwrap_or(Ok(None))
+    /// The newest version that a job ever had, also of a damaged decision; 0 before the first.
+    pub async fn newest_version(&self, job: &JobId) -> Result<Version> {
+        let mut db = self.read.acquire().await.map_err(sql("read the newest version"))?;
+        Ok(Version(newest_version(&mut db, job).await?))
     }
 
-    /// The newest `limit` decisions older than version `before`, newest first, with seed and report.
+    /// The newest `limit` decisions older than version `before`, newest first, with seed and report, without what is
+    /// damaged.
     pub async fn history(&self, job: &JobId, before: u64, limit: u32) -> Result<Vec<(DecisionRow, u64, String)>> {
         #[derive(sqlx::FromRow)]
         struct Entry {
@@ -141,11 +148,11 @@ impl Store {
             raw: Raw,
             seed: i64,
             report: String,
-            report_seal: Option<i64>,
+            report_checksum: Option<i64>,
         }
         let rows: Vec<Entry> = sqlx::query_as(
             "SELECT d.job, d.version, d.parent, d.strategy, d.digest, d.decided_us, d.reason, d.applied_at_step, d.seal,
-                r.seed, r.report, r.seal AS report_seal
+                r.seed, r.report, r.seal AS report_checksum
              FROM decisions d JOIN decision_reports r ON r.job = d.job AND r.version = d.version
              WHERE d.job = $1 AND d.version < $2 ORDER BY d.version DESC LIMIT $3",
         )
@@ -159,10 +166,10 @@ impl Store {
             let (job, version) = (e.raw.job.as_str(), e.raw.version);
             let fields = report_fields(job, version, (e.seed, &e.report));
             let named = || format!("the report of {}", name(job, version));
-            self.damaged.check((REPORTS, &fields), e.report_seal, named)?;
+            self.damaged.check((REPORTS, &fields), e.report_checksum, named)?;
             Ok((e.raw.row(self)?, unsigned(e.seed), e.report))
         };
-        rows.into_iter().map(entry).collect()
+        rows.into_iter().filter_map(|e| intact(entry(e))).collect()
     }
 
     /// How many decisions each job has had: its newest version.
@@ -191,10 +198,10 @@ impl Store {
                 .fetch_optional(&self.read)
                 .await
                 .map_err(sql("read the planner's memory"))?;
-        let checked = |(memory, sealed): (String, Option<i64>)| {
+        let checked = |(memory, stored): (String, Option<i64>)| {
             let fields = [job.as_str().into(), (&memory).into()];
             let named = || format!("what the planner remembers of job {job}");
-            self.damaged.check((MEMORIES, &fields), sealed, named).map(|()| memory)
+            self.damaged.check((MEMORIES, &fields), stored, named).map(|()| memory)
         };
         row.and_then(|row| intact(checked(row))).transpose()
     }
@@ -228,7 +235,7 @@ impl Store {
         .bind(row.digest)
         .bind(row.decided_us)
         .bind(&row.reason)
-        .bind(seal(TABLE, &row.fields()))
+        .bind(row.checksum())
         .execute(&mut *tx)
         .await
         .map_err(&on_error)?;
@@ -238,7 +245,7 @@ impl Store {
             .bind(row.version)
             .bind(seed)
             .bind(new.report)
-            .bind(seal(REPORTS, &report_fields(&row.job, row.version, (seed, new.report))))
+            .bind(checksum(REPORTS, &report_fields(&row.job, row.version, (seed, new.report))))
             .execute(&mut *tx)
             .await
             .map_err(&on_error)?;
@@ -252,7 +259,7 @@ async fn put_memory(db: &mut SqliteConnection, job: &JobId, memory: &str) -> Res
     sqlx::query("INSERT OR REPLACE INTO planner_memory (job, memory, seal) VALUES ($1, $2, $3)")
         .bind(job.as_str())
         .bind(memory)
-        .bind(seal(MEMORIES, &[job.as_str().into(), memory.into()]))
+        .bind(checksum(MEMORIES, &[job.as_str().into(), memory.into()]))
         .execute(db)
         .await
         .map_err(sql("store the planner's memory"))?;
@@ -285,7 +292,7 @@ pub(super) async fn newest_version(db: &mut SqliteConnection, job: &JobId) -> Re
     Ok(unsigned(version))
 }
 
-/// Sets decisions made after `now` to it; a damaged row gets no new seal. How many.
+/// Sets decisions made after `now` to it. How many.
 pub(super) async fn shift_back(db: &mut SqliteConnection, now: i64) -> std::result::Result<u64, sqlx::Error> {
     let rows: Vec<Raw> = sqlx::query_as(concat!("SELECT ", columns!(), " FROM decisions WHERE decided_us > $1"))
         .bind(now)
@@ -293,14 +300,12 @@ pub(super) async fn shift_back(db: &mut SqliteConnection, now: i64) -> std::resu
         .await?;
     let count = rows.len() as u64;
     for mut row in rows {
-        let intact = row.is_intact();
-        row.decided_us = now;
-        let sealed = if intact { row.seal.map(|_| seal(TABLE, &row.fields())) } else { row.seal };
+        let checksum = row.change(|row| row.decided_us = now);
         sqlx::query("UPDATE decisions SET decided_us = $3, seal = $4 WHERE job = $1 AND version = $2")
             .bind(&row.job)
             .bind(row.version)
             .bind(now)
-            .bind(sealed)
+            .bind(checksum)
             .execute(&mut *db)
             .await?;
     }
@@ -370,20 +375,19 @@ async fn confirm(db: &mut SqliteConnection, job: &JobId, version: u64, ranks: &B
     }
 }
 
-/// Fills in the first step under a decision. A damaged row gets no new seal: it stays damaged.
+/// Fills in the first step under a decision.
 async fn applied_by_all(db: &mut SqliteConnection, mut row: Raw) -> std::result::Result<(), sqlx::Error> {
-    let intact = row.is_intact();
-    row.applied_at_step = sqlx::query_scalar("SELECT max(step) FROM applied WHERE job = $1 AND version = $2")
+    let step: Option<i64> = sqlx::query_scalar("SELECT max(step) FROM applied WHERE job = $1 AND version = $2")
         .bind(&row.job)
         .bind(row.version)
         .fetch_one(&mut *db)
         .await?;
-    let sealed = if intact { row.seal.map(|_| seal(TABLE, &row.fields())) } else { row.seal };
+    let checksum = row.change(|row| row.applied_at_step = step);
     sqlx::query("UPDATE decisions SET applied_at_step = $3, seal = $4 WHERE job = $1 AND version = $2")
         .bind(&row.job)
         .bind(row.version)
         .bind(row.applied_at_step)
-        .bind(sealed)
+        .bind(checksum)
         .execute(db)
         .await?;
     Ok(())

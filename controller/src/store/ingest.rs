@@ -72,6 +72,13 @@ struct Sender<'a> {
     now: Timestamp,
 }
 
+impl Sender<'_> {
+    /// Whether an agent is alive: its own, too.
+    fn is_live(&self, node: &str) -> bool {
+        self.live.iter().any(|n| n.as_str() == node)
+    }
+}
+
 /// What became of one report.
 enum Fate {
     Stored(Option<News>),
@@ -239,7 +246,12 @@ async fn job_seen(db: &mut SqliteConnection, from: &Sender<'_>, r: &JobSeen) -> 
         None if jobs::running(db).await? >= MAX_JOBS => {
             return aside(Reason::Full, format!("job {}: {MAX_JOBS} jobs run already", r.job));
         }
-        Some(known) if continues(&known, r) => {}
+        Some(known) if continues(&known, r) => {
+            let home = jobs::node_of(db, &r.job, r.rank).await?;
+            if let Some(home) = home.filter(|home| home != from.node.as_str() && from.is_live(home)) {
+                return Ok(elsewhere(from.node, r, &home));
+            }
+        }
         Some(known) => match in_the_way(db, from, &known, r).await? {
             Some(node) => return Ok(refusal(&known, r, &node)),
             None => jobs::begin(db, r, from.now).await?,
@@ -266,9 +278,21 @@ async fn in_the_way(
     r: &JobSeen,
 ) -> Result<Option<String>> {
     let here = jobs::homes(db, &r.job).await?;
-    let alive = |home: &String| from.live.iter().any(|n| n.as_str() == home);
     let gone = |rank: u32, home: &String| home == from.node.as_str() && (rank == r.rank || known.run != r.run);
-    Ok(here.into_iter().find(|(rank, home)| alive(home) && !gone(*rank, home)).map(|(_, home)| home))
+    Ok(here.into_iter().find(|(rank, home)| from.is_live(home) && !gone(*rank, home)).map(|(_, home)| home))
+}
+
+/// A rank lives on another node, whose agent is alive and has not said that it left: whoever has the token knows the run's id.
+fn elsewhere(from: &NodeName, r: &JobSeen, home: &str) -> Fate {
+    let (job, rank) = (r.job.clone(), r.rank);
+    let reason = format!(
+        "node {from} announces rank {rank} of job {job}, which runs on node {home}: it is taken over when that agent says that \
+         the rank has left, or is silent"
+    );
+    match r.run {
+        Some(run) => Fate::Refused(RefusedRun { job, run, reason }),
+        None => SetAside::new(Reason::JobConflict, reason).into(),
+    }
 }
 
 fn refusal(known: &jobs::Known, r: &JobSeen, node: &str) -> Fate {
@@ -508,7 +532,7 @@ mod tests {
         for seq in [2, 4] {
             let left = ReportBody::JobLeft { job: job(), rank: 0, run: None, connection_lost: false };
             send(&store, ("a", seq), left, &["a"]).await;
-            assert_eq!(store.delete_job(&job()).await.unwrap(), Deletion::Done);
+            assert_eq!(store.delete_job(&job(), &[]).await.unwrap(), Deletion::Done);
             send(&store, ("a", seq + 1), hello(0, 1), &["a"]).await;
             assert_eq!(store.job(&job()).await.unwrap().unwrap().earlier, Version(1));
         }
@@ -529,6 +553,85 @@ mod tests {
         // From an agent that does not name the run.
         send(&store, ("a", 3), left(None), &["a"]).await;
         assert_eq!(store.running_jobs().await.unwrap().len(), 0);
+    }
+
+    /// Whoever has the token reads a job's run id: that a rank is somewhere is believed of another node only once it has
+    /// left its own, or that one is silent.
+    #[tokio::test]
+    async fn a_rank_moves_only_when_its_node_is_silent_or_it_has_left() {
+        let (store, _dir) = scratch().await;
+        for name in ["a", "b", "c"] {
+            registered(&store, name).await;
+        }
+        let everyone = ["a", "b", "c"];
+        let of_run = |rank| match hello(rank, 2) {
+            ReportBody::JobSeen(seen) => ReportBody::JobSeen(JobSeen { run: Some(flexcomm_domain::RunId(7)), ..seen }),
+            other => other,
+        };
+        let places = async || {
+            let ranks = store.ranks(&job()).await.unwrap();
+            ranks.iter().map(|r| (r.node.to_string(), r.left.is_some())).collect::<Vec<_>>()
+        };
+        let at = |node: &str, left| (node.to_owned(), left);
+        send(&store, ("a", 1), of_run(0), &everyone).await;
+        send(&store, ("b", 1), of_run(1), &everyone).await;
+        let refused = send(&store, ("c", 1), of_run(0), &everyone).await;
+        assert_eq!(refused.refused.len(), 1, "{refused:?}");
+        let why = &refused.refused[0].reason;
+        assert!(why.contains("node c") && why.contains("on node a"), "{why}");
+        assert_eq!(places().await, [at("a", false), at("b", false)]);
+        let left = || ReportBody::JobLeft { job: job(), rank: 0, run: None, connection_lost: false };
+        send(&store, ("c", 2), left(), &everyone).await;
+        assert_eq!(places().await, [at("a", false), at("b", false)]);
+
+        assert_eq!(send(&store, ("a", 2), of_run(0), &everyone).await.set_aside, 0, "it announces itself again");
+        assert_eq!(send(&store, ("c", 3), of_run(1), &["a", "c"]).await.set_aside, 0, "b is silent");
+        send(&store, ("a", 3), left(), &everyone).await;
+        assert_eq!(send(&store, ("c", 4), of_run(0), &everyone).await.set_aside, 0, "it has left a");
+        assert_eq!(places().await, [at("c", false), at("c", false)]);
+    }
+
+    /// How a run of an older release ended is not known, and one rank's claim is not the run's newest step.
+    #[tokio::test]
+    async fn a_run_is_kept_with_what_is_known_of_its_end() {
+        let (store, _dir) = scratch().await;
+        for name in ["a", "b", "c"] {
+            registered(&store, name).await;
+        }
+        let live = ["a", "b", "c"];
+        let steps = |rank, step| {
+            let record = flexcomm_wire::StepRecord {
+                step,
+                compute_us: 1.0,
+                comp_us: 0.0,
+                sync_us: 1.0,
+                wait_us: None,
+                step_us: 2.0,
+                bytes_sent: 1,
+                gain: 1.0,
+                loss: None,
+                accuracy: None,
+            };
+            let strategy = Strategy::DENSE_RING.into();
+            ReportBody::Steps(StepsReport { job: job(), rank, version: 0, strategy, text: None, steps: vec![record] })
+        };
+        for (rank, (name, step)) in [("a", 7), ("b", 1_000_000_000_000), ("c", 8)].into_iter().enumerate() {
+            send(&store, (name, 1), hello(rank as u32, 3), &live).await;
+            assert_eq!(send(&store, (name, 2), steps(rank as u32, step), &live).await.set_aside, 0);
+        }
+        let update = "UPDATE jobs SET ended_us = 5, ended_how = NULL; UPDATE ranks SET left_us = 5";
+        sqlx::query(update).execute(&mut *store.write.connection().await).await.unwrap();
+        send(&store, ("a", 3), hello(0, 1), &live).await;
+        let runs = store.runs(&job()).await.unwrap();
+        assert_eq!((runs.len(), runs[0].how, runs[0].step), (1, None, Some(8)));
+
+        use super::super::Deletion;
+        let delete = async |live: &[&str]| {
+            let live: Vec<NodeName> = live.iter().map(|n| node(n)).collect();
+            store.delete_job(&job(), &live).await.unwrap()
+        };
+        assert_eq!(delete(&["a"]).await, Deletion::Running);
+        assert_eq!(delete(&["b"]).await, Deletion::Done, "no agent of it is alive");
     }
 
     #[tokio::test]

@@ -8,7 +8,7 @@ use sqlx::SqliteConnection;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use super::seal::{intact, seal};
+use super::checksum::{checksum, intact};
 use super::{Result, Store, json, signed, sql, stored, time, unsigned};
 
 pub(super) const NEWEST: &str =
@@ -21,7 +21,8 @@ pub(super) const UNFITTED: &str = "SELECT id, strategy, at_us, measured_sync_us,
     WHERE job = $1 AND settled AND NOT fitted AND at_us <= $2 AND alpha_s IS NOT NULL AND beta_s IS NOT NULL
     ORDER BY id LIMIT 256";
 
-pub(super) const UNSETTLE: &str = "UPDATE intervals SET settled = 0 WHERE job = $1 AND at_us >= $2";
+pub(super) const UNSETTLE: &str =
+    "UPDATE intervals SET settled = 0 WHERE job = $1 AND settled AND (at_us >= $2 OR NOT fitted)";
 
 /// A closed interval.
 #[derive(Debug, Clone, PartialEq)]
@@ -214,7 +215,7 @@ impl Store {
         let text = json(operation, book)?;
         sqlx::query("INSERT OR REPLACE INTO coefficients (id, book, seal) VALUES (1, $1, $2)")
             .bind(&text)
-            .bind(seal(COEFFICIENTS, &[(&text).into()]))
+            .bind(checksum(COEFFICIENTS, &[(&text).into()]))
             .execute(&mut *tx)
             .await
             .map_err(&on_error)?;
@@ -231,7 +232,8 @@ impl Store {
         *self.book.lock().unwrap_or_else(PoisonError::into_inner) = Some(book);
     }
 
-    /// What was measured since `since` is no longer called settled: the links had moved before it was seen.
+    /// What was measured since `since` is no longer called settled, nor what waits to be fitted: the links had moved before
+    /// it was seen.
     pub async fn unsettle(&self, job: &JobId, since: Timestamp) -> Result<()> {
         let on_error = sql("unsettle intervals");
         let mut tx = self.write.begin().await.map_err(&on_error)?;
@@ -252,9 +254,9 @@ impl Store {
             .fetch_optional(&self.read)
             .await
             .map_err(sql(operation))?;
-        let checked = |(text, sealed): (String, Option<i64>)| {
+        let checked = |(text, stored): (String, Option<i64>)| {
             let named = || "the fitted coefficients".to_owned();
-            self.damaged.check((COEFFICIENTS, &[(&text).into()]), sealed, named).map(|()| text)
+            self.damaged.check((COEFFICIENTS, &[(&text).into()]), stored, named).map(|()| text)
         };
         // A damaged book is as good as none: the next fit stores it anew.
         let book = match row.and_then(|row| intact(checked(row))).transpose()? {
@@ -330,6 +332,46 @@ mod tests {
     use super::super::tests::scratch;
     use super::*;
     use flexcomm_domain::Collective;
+
+    /// What took the model by surprise waits until the links are measured again; when they have moved, it is nothing to fit to.
+    #[tokio::test]
+    async fn links_that_moved_unsettle_what_waits_to_be_fitted() {
+        let (store, _dir) = scratch().await;
+        let job = JobId::new("j").unwrap();
+        let interval = |at_s: u64| IntervalRow {
+            version: flexcomm_domain::Version(1),
+            ran: flexcomm_wire::Ran::from(flexcomm_domain::Strategy::DENSE_RING),
+            from_step: at_s,
+            to_step: at_s,
+            at: Timestamp(at_s * 1_000_000),
+            predicted_sync_us: None,
+            measured_sync_us: 1.0,
+            predicted_step_us: None,
+            measured_step_us: 1.0,
+            comp_us: None,
+            bytes_sent: None,
+            gain: None,
+            settled: true,
+            terms: Some(Terms { alpha_s: 1.0, beta_s: 1.0 }),
+            model_sync_us: None,
+        };
+        let open = OpenInterval {
+            version: flexcomm_domain::Version(1),
+            from_step: 99,
+            began: Timestamp(0),
+            predicted_sync_us: None,
+            predicted_step_us: None,
+            terms: None,
+            model_sync_us: None,
+            moved: Timestamp(0),
+        };
+        store.put_intervals(&job, &[10, 20, 30].map(interval), &open).await.unwrap();
+        let all = store.unfitted(&job, Timestamp(u64::MAX >> 1)).await.unwrap();
+        store.put_fit(&job, &all[..1], &CoefficientBook::default()).await.unwrap();
+        store.unsettle(&job, Timestamp(25_000_000)).await.unwrap();
+        let settled: Vec<bool> = store.intervals(&job, 9).await.unwrap().iter().map(|i| i.settled).collect();
+        assert_eq!(settled, [true, false, false], "the first was as predicted, and is fitted to");
+    }
 
     #[tokio::test]
     async fn coefficients_are_read_back_once_and_what_is_stored_is_what_is_kept() {

@@ -78,8 +78,8 @@ pub struct RunRow {
     pub began: Timestamp,
     /// When it ended.
     pub ended: Timestamp,
-    /// How.
-    pub how: End,
+    /// How, where it is known.
+    pub how: Option<End>,
     /// Its newest step.
     pub step: Option<u64>,
     /// Its newest decision's version; that of the run before where it had none.
@@ -163,8 +163,8 @@ impl Store {
         rows.into_iter().map(RawRun::row).collect()
     }
 
-    /// Deletes an ended job and everything that bears its name.
-    pub async fn delete_job(&self, job: &JobId) -> Result<Deletion> {
+    /// Deletes an ended job, or one all of whose agents are silent, and everything that bears its name.
+    pub async fn delete_job(&self, job: &JobId, live: &[NodeName]) -> Result<Deletion> {
         let on_error = sql("delete a job");
         let mut tx = self.write.begin().await.map_err(&on_error)?;
         let row: Option<(Option<i64>,)> = sqlx::query_as("SELECT ended_us FROM jobs WHERE job = $1")
@@ -174,7 +174,7 @@ impl Store {
             .map_err(&on_error)?;
         match row {
             None => return Ok(Deletion::Unknown),
-            Some((None,)) => return Ok(Deletion::Running),
+            Some((None,)) if lives(&homes(&mut tx, job).await?, live) => return Ok(Deletion::Running),
             Some(_) => {}
         }
         forget(&mut tx, job).await?;
@@ -265,7 +265,7 @@ impl RawRun {
             world: stored(operation, "world", self.world.try_into())?,
             began: time(self.began_us),
             ended: time(self.ended_us),
-            how: End::read(&self.ended_how).unwrap_or(End::Replaced),
+            how: End::read(&self.ended_how),
             step: self.step.map(unsigned),
             version: Version(unsigned(self.version)),
             loss: self.loss,
@@ -313,8 +313,11 @@ pub(super) async fn begin(db: &mut SqliteConnection, seen: &JobSeen, now: Timest
     let trial = trials::newest(db, &seen.job).await?.max(forgotten(db, FORGOTTEN_TRIAL).await?);
     sqlx::query(
         "INSERT INTO runs (job, began_us, run, world, ended_us, ended_how, step, version, loss, accuracy)
-         SELECT job, created_us, run, world, coalesce(ended_us, $2), coalesce(ended_how, $3),
-            (SELECT max(step) FROM steps WHERE steps.job = jobs.job), $4, loss, accuracy FROM jobs WHERE job = $1",
+         SELECT job, created_us, run, world, coalesce(ended_us, $2),
+            CASE WHEN ended_us IS NULL THEN $3 ELSE coalesce(ended_how, 'unknown') END,
+            (SELECT max(step) AS newest FROM steps WHERE job = $1 GROUP BY rank ORDER BY newest
+                LIMIT 1 OFFSET (SELECT (count(DISTINCT rank) - 1) / 2 FROM steps WHERE job = $1)),
+            $4, loss, accuracy FROM jobs WHERE job = $1",
     )
     .bind(job)
     .bind(signed(now.0))
@@ -462,6 +465,11 @@ pub(super) async fn join(db: &mut SqliteConnection, node: &NodeName, seen: &JobS
         .await
         .map_err(sql(operation))?;
     Ok(())
+}
+
+/// Whether any rank is on a node whose agent is alive.
+fn lives(homes: &[(u32, String)], live: &[NodeName]) -> bool {
+    homes.iter().any(|(_, home)| live.iter().any(|node| node.as_str() == home))
 }
 
 /// The ranks that are there and their nodes.

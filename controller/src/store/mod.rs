@@ -3,6 +3,7 @@
 //! SQLite in WAL mode with `synchronous = FULL`: what a commit returned for is on disk, also when power
 //! fails. One connection writes (`write`), a few read. Every method is one transaction.
 
+mod checksum;
 mod decisions;
 mod ingest;
 mod intervals;
@@ -13,7 +14,6 @@ mod nodes;
 mod open;
 mod private;
 mod scenario;
-mod seal;
 mod shift;
 mod steps;
 mod trials;
@@ -37,7 +37,7 @@ use sqlx::sqlite::SqlitePool;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use write::Writer;
 
 /// Connections that read: the page, the API and the loop at once.
@@ -45,6 +45,12 @@ const READERS: u32 = 4;
 
 /// Longest wait for a connection or a lock: shorter than a request's limit, so that the client hears why.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// For so long it is known whether the store is ready.
+const READY_FOR: Duration = Duration::from_secs(1);
+
+/// What a look at the store found, and when.
+type Look = (Instant, std::result::Result<(), Arc<StoreError>>);
 
 /// Why the store did not do something. Completes "failed to ...".
 #[derive(Debug, thiserror::Error)]
@@ -96,7 +102,7 @@ pub enum StoreError {
         /// Why it is refused.
         why: String,
     },
-    /// A row is not what was written: its seal does not fit.
+    /// A row is not what was written: its checksum does not fit.
     #[error(
         "read {row} from the table {table}: it is damaged, its checksum does not fit what is stored, and it is not used; \
          restore a backup of the database, or stop the controller, move the database aside and start again: agents and \
@@ -128,10 +134,11 @@ pub type Result<T> = std::result::Result<T, StoreError>;
 pub struct Store {
     write: Writer,
     read: SqlitePool,
-    damaged: seal::Damaged,
+    damaged: checksum::Damaged,
     /// Read back once: reading it fits every curve anew.
     book: Mutex<Option<Arc<CoefficientBook>>>,
     book_reads: AtomicU64,
+    looked: tokio::sync::Mutex<Option<Look>>,
     lock: Mutex<Option<Lock>>,
 }
 
@@ -173,8 +180,8 @@ impl Store {
         let lock = Mutex::new(Some(Lock::take(path)?));
         private::prepare(path);
         let (write, read) = open::open(path).await?;
-        let (book, book_reads) = Default::default();
-        Ok(Self { write, read, damaged: seal::Damaged::default(), book, book_reads, lock })
+        let (book, book_reads, looked) = Default::default();
+        Ok(Self { write, read, damaged: checksum::Damaged::default(), book, book_reads, looked, lock })
     }
 
     /// Closes the file in an orderly way.
@@ -187,8 +194,21 @@ impl Store {
         }
     }
 
-    /// Whether reading and writing works now: commits a write of one page.
-    pub async fn ready(&self) -> Result<()> {
+    /// Whether reading and writing works now, by a look that is at most [`READY_FOR`] old: whoever may ask needs no token, and
+    /// a look commits a write of one page.
+    pub async fn ready(&self) -> std::result::Result<(), Arc<StoreError>> {
+        let mut last = self.looked.lock().await;
+        // A write that failed since is news.
+        let holds = |look: &&Look| look.0.elapsed() < READY_FOR && (look.1.is_err() || self.write.commits());
+        if let Some((_, found)) = last.as_ref().filter(holds) {
+            return found.clone();
+        }
+        let found = self.look_now().await.map_err(Arc::new);
+        *last = Some((Instant::now(), found.clone()));
+        found
+    }
+
+    async fn look_now(&self) -> Result<()> {
         self.write.probe().await.map_err(sql("write to the database"))?;
         let read = sqlx::query("SELECT 1 FROM counters").fetch_optional(&self.read).await;
         read.map(|_| ()).map_err(sql("read the database"))
@@ -264,6 +284,17 @@ pub(crate) mod tests {
         let again = Store::open(&dir.path().join("test.db")).await.unwrap();
         assert_eq!(again.raise("orders_epoch", 1, 100).await.unwrap(), 100);
         assert_eq!(again.newest_time().await.unwrap(), Timestamp(0));
+    }
+
+    /// Anybody may ask, also for the metrics.
+    #[tokio::test]
+    async fn many_who_ask_whether_it_is_ready_cost_one_write() {
+        let (store, _dir) = scratch().await;
+        let all = futures_util::future::join_all((0..500).map(|_| store.ready())).await;
+        assert!(all.iter().all(|found| found.is_ok()));
+        let (probes,): (i64,) =
+            sqlx::query_as("SELECT value FROM counters WHERE name = 'probes'").fetch_one(&store.read).await.unwrap();
+        assert!(probes <= 60, "{probes} writes, one a second");
     }
 
     #[tokio::test]

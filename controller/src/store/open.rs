@@ -143,7 +143,7 @@ mod tests {
         assert!(error.contains("it is damaged") && error.contains("restore a backup"), "{error}");
     }
 
-    /// What a release before seals and runs stored is read, and goes on.
+    /// What a release before checksums and runs stored is read, and goes on.
     #[tokio::test]
     async fn an_old_database_is_brought_to_this_version() {
         let folder = tempfile::tempdir().unwrap();

@@ -5,7 +5,7 @@ use flexcomm_domain::Timestamp;
 
 use super::{Result, Store, decisions, signed, sql, trials};
 
-/// Every column that is a time, of tables without seals: durations are REAL.
+/// Every column that is a time, of tables without checksums: durations are REAL.
 const TIMES: &str = "SELECT t.name, c.name FROM sqlite_schema t JOIN pragma_table_info(t.name) c
     WHERE t.type = 'table' AND c.type = 'INTEGER' AND c.name LIKE '%\\_us' ESCAPE '\\'
       AND NOT EXISTS (SELECT 1 FROM pragma_table_info(t.name) s WHERE s.name = 'seal')";

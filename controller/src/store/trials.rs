@@ -4,7 +4,7 @@ use flexcomm_domain::{JobId, Strategy, Timestamp};
 use flexcomm_wire::{TrialOutcome, TrialReport};
 use sqlx::SqliteConnection;
 
-use super::seal::{Field, intact, seal};
+use super::checksum::{Field, Row, intact};
 use super::{Result, Store, json, signed, sql, stored, time, unsigned};
 use crate::limits::TRIALS;
 
@@ -58,7 +58,8 @@ struct Raw {
     budget_ms: i64,
     ended_us: Option<i64>,
     aborted: Option<String>,
-    seal: Option<i64>,
+    #[sqlx(rename = "seal")]
+    checksum: Option<i64>,
 }
 
 const TABLE: &str = "trials";
@@ -71,8 +72,29 @@ macro_rules! columns {
 }
 
 impl Raw {
-    fn fields(&self) -> [Field<'_>; 10] {
-        [
+    fn row(self, store: &Store) -> Result<TrialRow> {
+        let operation = "read trials";
+        let named = || format!("trial {} of job {}", unsigned(self.id), self.job);
+        store.damaged.check((TABLE, &self.fields()), self.checksum, named)?;
+        Ok(TrialRow {
+            id: unsigned(self.id),
+            asked: time(self.asked_us),
+            why: self.why,
+            state: self.state,
+            candidates: stored(operation, "candidates", serde_json::from_str(&self.candidates))?,
+            iterations: stored(operation, "iterations", self.iterations.try_into())?,
+            budget_ms: unsigned(self.budget_ms),
+            ended: self.ended_us.map(time),
+            aborted: self.aborted,
+        })
+    }
+}
+
+impl Row for Raw {
+    const TABLE: &'static str = TABLE;
+
+    fn fields(&self) -> Vec<Field<'_>> {
+        vec![
             (&self.job).into(),
             self.id.into(),
             self.asked_us.into(),
@@ -86,25 +108,8 @@ impl Raw {
         ]
     }
 
-    fn is_intact(&self) -> bool {
-        self.seal.is_none_or(|sealed| sealed == seal(TABLE, &self.fields()))
-    }
-
-    fn row(self, store: &Store) -> Result<TrialRow> {
-        let operation = "read trials";
-        let named = || format!("trial {} of job {}", unsigned(self.id), self.job);
-        store.damaged.check((TABLE, &self.fields()), self.seal, named)?;
-        Ok(TrialRow {
-            id: unsigned(self.id),
-            asked: time(self.asked_us),
-            why: self.why,
-            state: self.state,
-            candidates: stored(operation, "candidates", serde_json::from_str(&self.candidates))?,
-            iterations: stored(operation, "iterations", self.iterations.try_into())?,
-            budget_ms: unsigned(self.budget_ms),
-            ended: self.ended_us.map(time),
-            aborted: self.aborted,
-        })
+    fn stored(&self) -> Option<i64> {
+        self.checksum
     }
 }
 
@@ -148,7 +153,7 @@ impl Store {
         .map_err(sql(operation))?;
         let row = |raw: RawReport| {
             let named = || format!("what rank {} found in trial {} of job {job}", raw.rank, unsigned(raw.id));
-            self.damaged.check((REPORTS, &raw.fields()), raw.seal, named)?;
+            self.damaged.check((REPORTS, &raw.fields()), raw.checksum, named)?;
             Ok(TrialReportRow {
                 id: unsigned(raw.id),
                 rank: stored(operation, "rank", raw.rank.try_into())?,
@@ -187,7 +192,7 @@ impl Store {
             budget_ms: signed(new.budget_ms),
             ended_us: None,
             aborted: None,
-            seal: None,
+            checksum: None,
         };
         sqlx::query(
             "INSERT INTO trials (job, id, asked_us, why, state, candidates, iterations, budget_ms, seal)
@@ -201,7 +206,7 @@ impl Store {
         .bind(&raw.candidates)
         .bind(raw.iterations)
         .bind(raw.budget_ms)
-        .bind(seal(TABLE, &raw.fields()))
+        .bind(raw.checksum())
         .execute(&mut *tx)
         .await
         .map_err(&on_error)?;
@@ -231,18 +236,17 @@ impl Store {
         .await
         .map_err(&on_error)?;
         let Some(mut raw) = raw else { return Ok(false) };
-        // A damaged row gets no new seal: it stays damaged.
-        let intact = raw.is_intact();
-        raw.state = if aborted.is_some() { "aborted" } else { "done" }.to_owned();
-        (raw.aborted, raw.ended_us) = (aborted.map(str::to_owned), Some(signed(now.0)));
-        let sealed = if intact { raw.seal.map(|_| seal(TABLE, &raw.fields())) } else { raw.seal };
+        let checksum = raw.change(|raw| {
+            raw.state = if aborted.is_some() { "aborted" } else { "done" }.to_owned();
+            (raw.aborted, raw.ended_us) = (aborted.map(str::to_owned), Some(signed(now.0)));
+        });
         sqlx::query("UPDATE trials SET state = $3, aborted = $4, ended_us = $5, seal = $6 WHERE job = $1 AND id = $2")
             .bind(&raw.job)
             .bind(raw.id)
             .bind(&raw.state)
             .bind(&raw.aborted)
             .bind(raw.ended_us)
-            .bind(sealed)
+            .bind(checksum)
             .execute(&mut *tx)
             .await
             .map_err(&on_error)?;
@@ -260,14 +264,17 @@ struct RawReport {
     aborted: Option<String>,
     cost_us: f64,
     received_us: i64,
-    seal: Option<i64>,
+    #[sqlx(rename = "seal")]
+    checksum: Option<i64>,
 }
 
 const REPORTS: &str = "trial_reports";
 
-impl RawReport {
-    fn fields(&self) -> [Field<'_>; 7] {
-        [
+impl Row for RawReport {
+    const TABLE: &'static str = REPORTS;
+
+    fn fields(&self) -> Vec<Field<'_>> {
+        vec![
             (&self.job).into(),
             self.id.into(),
             self.rank.into(),
@@ -277,9 +284,13 @@ impl RawReport {
             self.received_us.into(),
         ]
     }
+
+    fn stored(&self) -> Option<i64> {
+        self.checksum
+    }
 }
 
-/// Sets times of trials after `now` to it; a damaged row gets no new seal. How many rows.
+/// Sets times of trials after `now` to it. How many rows.
 pub(super) async fn shift_back(db: &mut SqliteConnection, now: i64) -> std::result::Result<u64, sqlx::Error> {
     let rows: Vec<Raw> =
         sqlx::query_as(concat!("SELECT ", columns!(), " FROM trials WHERE asked_us > $1 OR ended_us > $1"))
@@ -294,28 +305,26 @@ pub(super) async fn shift_back(db: &mut SqliteConnection, now: i64) -> std::resu
     .await?;
     let count = (rows.len() + reports.len()) as u64;
     for mut row in rows {
-        let intact = row.is_intact();
-        (row.asked_us, row.ended_us) = (row.asked_us.min(now), row.ended_us.map(|at| at.min(now)));
-        let sealed = if intact { row.seal.map(|_| seal(TABLE, &row.fields())) } else { row.seal };
+        let checksum = row.change(|row| {
+            (row.asked_us, row.ended_us) = (row.asked_us.min(now), row.ended_us.map(|at| at.min(now)));
+        });
         sqlx::query("UPDATE trials SET asked_us = $3, ended_us = $4, seal = $5 WHERE job = $1 AND id = $2")
             .bind(&row.job)
             .bind(row.id)
             .bind(row.asked_us)
             .bind(row.ended_us)
-            .bind(sealed)
+            .bind(checksum)
             .execute(&mut *db)
             .await?;
     }
     for mut report in reports {
-        let intact = report.seal.is_none_or(|sealed| sealed == seal(REPORTS, &report.fields()));
-        report.received_us = now;
-        let sealed = if intact { report.seal.map(|_| seal(REPORTS, &report.fields())) } else { report.seal };
+        let checksum = report.change(|report| report.received_us = now);
         sqlx::query("UPDATE trial_reports SET received_us = $4, seal = $5 WHERE job = $1 AND id = $2 AND rank = $3")
             .bind(&report.job)
             .bind(report.id)
             .bind(report.rank)
             .bind(now)
-            .bind(sealed)
+            .bind(checksum)
             .execute(&mut *db)
             .await?;
     }
@@ -344,7 +353,7 @@ pub(super) async fn put_report(db: &mut SqliteConnection, r: &TrialReport, now: 
         aborted: r.aborted.clone(),
         cost_us: r.cost_us,
         received_us: signed(now.0),
-        seal: None,
+        checksum: None,
     };
     sqlx::query(
         "INSERT OR REPLACE INTO trial_reports (job, id, rank, outcomes, aborted, cost_us, received_us, seal)
@@ -357,7 +366,7 @@ pub(super) async fn put_report(db: &mut SqliteConnection, r: &TrialReport, now: 
     .bind(&raw.aborted)
     .bind(raw.cost_us)
     .bind(raw.received_us)
-    .bind(seal(REPORTS, &raw.fields()))
+    .bind(raw.checksum())
     .execute(db)
     .await
     .map_err(sql(operation))?;

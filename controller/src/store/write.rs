@@ -24,6 +24,8 @@ pub(super) struct Writer {
     options: SqliteConnectOptions,
     /// Whether the newest write committed.
     committed: AtomicBool,
+    /// Whether a look found that no write commits, and none has since.
+    failing: AtomicBool,
     /// Looks in a row that found it stuck.
     stuck: AtomicU32,
 }
@@ -31,7 +33,13 @@ pub(super) struct Writer {
 impl Writer {
     /// Writes through a pool of one connection; `options` open another.
     pub(super) fn new(pool: SqlitePool, options: SqliteConnectOptions) -> Self {
-        Self { pool, options, committed: AtomicBool::new(true), stuck: AtomicU32::new(0) }
+        Self {
+            pool,
+            options,
+            committed: AtomicBool::new(true),
+            failing: AtomicBool::new(false),
+            stuck: AtomicU32::new(0),
+        }
     }
 
     /// Begins a transaction; what is not committed is rolled back.
@@ -40,6 +48,11 @@ impl Writer {
         let mut begun = Transaction { connection, committed: false, writer: self };
         sqlx::query("BEGIN IMMEDIATE").execute(&mut *begun).await?;
         Ok(begun)
+    }
+
+    /// Whether the newest write committed.
+    pub(super) fn commits(&self) -> bool {
+        self.committed.load(Ordering::Relaxed)
     }
 
     /// Whether a write commits now.
@@ -59,7 +72,8 @@ impl Writer {
 
     /// Looks whether writing fails here that works on a fresh connection. Costs nothing while writes commit.
     pub(super) async fn look(&self) {
-        let works = self.committed.load(Ordering::Relaxed) || self.probe().await.is_ok();
+        let works = self.commits() || self.probe().await.is_ok();
+        self.failing.fetch_or(!works, Ordering::Relaxed);
         if works || self.probe_fresh().await.is_err() {
             self.stuck.store(0, Ordering::Relaxed);
         } else {
@@ -98,6 +112,9 @@ impl Transaction<'_> {
         sqlx::query("COMMIT").execute(&mut *self).await?;
         self.committed = true;
         self.writer.committed.store(true, Ordering::Relaxed);
+        if self.writer.failing.swap(false, Ordering::Relaxed) {
+            tracing::info!("writes to the database commit again");
+        }
         Ok(())
     }
 }
