@@ -214,7 +214,7 @@ pub fn asymmetric(links: &LinkMap, nodes: &[NodeName]) -> Vec<NodeName> {
         }
     }
     let mut found: Vec<(&NodeName, usize)> = against.into_iter().collect();
-    found.sort_by(|a, b| b.1.cmp(&a.1));
+    found.sort_by_key(|(_, peers)| std::cmp::Reverse(*peers));
     found.into_iter().take(2).map(|(node, _)| node.clone()).collect()
 }
 

@@ -84,7 +84,7 @@ pub struct Doubted {
 /// counts twice, as its orders are the ones that count.
 pub fn middle(claims: impl IntoIterator<Item = (u32, f64)>) -> Option<f64> {
     let claims: Vec<(u32, f64)> = claims.into_iter().collect();
-    let again = claims.iter().find(|(rank, _)| *rank == 0 && claims.len() % 2 == 0).copied();
+    let again = claims.iter().find(|(rank, _)| *rank == 0 && claims.len().is_multiple_of(2)).copied();
     let mut sorted: Vec<f64> = claims.iter().copied().chain(again).map(|(_, value)| value).collect();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len().checked_sub(1)? / 2).copied()
