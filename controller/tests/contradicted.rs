@@ -42,12 +42,11 @@ impl Cluster {
         let now = order.as_ref().map_or((0, Strategy::DENSE_RING), |order| {
             (order.version, order.to_decision(&common::job()).unwrap().strategy)
         });
-        for index in 0..self.agents.len() {
-            let agent = &mut self.agents[index];
+        for (agent, name) in self.agents.iter_mut().zip(NAMES) {
             let orders = agent.orders(api).await;
             let trial = orders.jobs.first().and_then(|j| j.trial.clone());
-            let claims = self.claim.filter(|_| NAMES[index] == "c").unwrap_or(network);
-            let peers = NAMES.iter().filter(|name| **name != NAMES[index]);
+            let claims = self.claim.filter(|_| name == "c").unwrap_or(network);
+            let peers = NAMES.iter().filter(|peer| **peer != name);
             let mut bodies: Vec<ReportBody> = peers.map(|peer| agent.link(peer, claims)).collect();
             bodies.extend(order.as_ref().map(|order| agent.applied(order.version, order.digest, self.step)));
             bodies.push(agent.steps(now, (self.step, 10), sync_us(now.1, network)));
