@@ -218,6 +218,17 @@ fn acknowledged_reports_make_room_for_the_next_on_a_disk_that_others_fill() {
 }
 
 #[test]
+fn the_reserve_is_what_a_disk_smaller_than_it_has_beside_a_margin() {
+    on_a_small_disk(|path| {
+        let mut spool = Spool::open(path, 1024 * LIMIT).unwrap();
+        spool.fill_reserve();
+        let bytes = std::fs::metadata(path.join("reserve")).unwrap().len();
+        assert!((128 * 1024..=256 * 1024).contains(&bytes), "{bytes}");
+        std::fs::write(path.join("of others"), vec![1; 192 * 1024]).unwrap();
+    });
+}
+
+#[test]
 fn a_restart_on_a_full_disk_has_room_from_the_reserve() {
     on_a_small_disk(|path| {
         let mut spool = Spool::open(path, 16 * LIMIT).unwrap();
