@@ -326,7 +326,7 @@ async fn session(stream: UnixStream, peer: Peer, trainers: &Trainers, mut stop: 
         Err(reason) => return refuse(stream.into_inner(), trainers, Some(&seen), reason).await,
     };
     trainers.metrics.trainers.inc();
-    tracing::info!(job = %seen.job, rank = seen.rank, world = seen.world, %peer, "trainer joined");
+    tracing::info!(job = %seen.job, rank = seen.rank, world = seen.world, trainer = %peer, "trainer joined");
     let followed = async {
         if let Err(error) = answer(stream.get_mut(), &message).await {
             return End::Refused(format!("the welcome could not be sent: {error}"));
