@@ -1,5 +1,6 @@
-//! Warnings and errors of one cause, once in an interval: a fault that lasts fills no disk with its lines. What is
-//! suppressed is counted, and the count is written when the interval is over.
+//! Warnings and errors of one cause, and trainers that come and go, once in an interval: neither a fault that lasts nor a
+//! client that connects again and again fills a disk with lines. What is suppressed is counted, and the count is written
+//! when the interval is over.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -22,6 +23,9 @@ const MAX_CAUSES: usize = 256;
 /// Fields that name what an event is about. Their values are told apart as they are; in all others, which say what was
 /// seen, digits do not count.
 const IDENTIFYING: [&str; 10] = ["from", "interface", "job", "name", "node", "path", "peer", "rank", "row", "source"];
+
+/// Whose every line is counted, whatever its level: clients cause them at will.
+const CAUSED_BY_CLIENTS: &str = "flexcomm_agent::trainers";
 
 /// The lines of one place in the program within one interval.
 #[derive(Debug)]
@@ -105,13 +109,15 @@ impl<F> Repeats<F> {
 
     /// Whether the event is written at `now`, and the counts of intervals that are over by then.
     fn admit(&self, event: &Event<'_>, now: Instant) -> (bool, Vec<String>) {
+        let metadata = event.metadata();
+        let is_counted = *metadata.level() <= Level::WARN || metadata.target().starts_with(CAUSED_BY_CLIENTS);
         // Before the lock: a value's Display may log.
-        let cause = (*event.metadata().level() <= Level::WARN).then(|| Cause::of(event));
+        let cause = is_counted.then(|| Cause::of(event));
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let over = places.extract_if(|_, place| place.is_over(now));
         let counts = over.filter_map(|(_, place)| place.count()).collect();
         let Some(Cause(cause)) = cause else { return (true, counts) };
-        let place = places.entry(event.metadata().callsite()).or_insert_with(|| Place::new(now));
+        let place = places.entry(metadata.callsite()).or_insert_with(|| Place::new(now));
         (place.admit(cause), counts)
     }
 }
@@ -178,6 +184,18 @@ mod tests {
         let count = |what: &str| lines.iter().filter(|line| line.contains(what)).count();
         assert_eq!((count("failed to spool"), count("job=\"a\""), count("job=\"b\"")), (1, 1, 1));
         assert_eq!(count("INFO"), 400, "what is no warning is not counted");
+    }
+
+    #[test]
+    fn trainers_that_come_and_go_are_written_once_each_and_bounded() {
+        let lines = logged(|| {
+            for i in 0..1300 {
+                tracing::info!(target: "flexcomm_agent::trainers", job = "j", rank = 0, trainer = i, "trainer joined");
+                tracing::info!(target: "flexcomm_agent::trainers", job = format!("j{i}"), rank = 0, "trainer left");
+            }
+        });
+        let count = |what: &str| lines.iter().filter(|line| line.contains(what)).count();
+        assert_eq!((count("joined"), count("left")), (1, MAX_CAUSES));
     }
 
     /// A switch that dies takes many nodes at once.

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Most nodes: N² links are stored and drawn.
 pub const MAX_NODES: usize = 512;
 
-/// Most jobs that are kept; the longest ended one goes first.
+/// Most jobs that are kept; ended ones without a step go first, then the longest ended.
 pub const MAX_JOBS: usize = 1024;
 
 /// Most ranks of a job: what a link matrix may span.

@@ -17,7 +17,7 @@ mod reserve;
 mod segment;
 
 use crate::files;
-use format::{Class, MAX_PAYLOAD, Record};
+use format::{Class, MAGIC, MAX_PAYLOAD, Record};
 use reserve::Reserve;
 use segment::Segment;
 use std::collections::VecDeque;
@@ -34,7 +34,8 @@ pub(crate) const SYNC_EVERY: Duration = Duration::from_secs(1);
 /// failure. Given out again they would be taken for what the controller has.
 const UNSEEN: u64 = 1 << 20;
 
-/// The active segment is removed when all of it is acknowledged and it takes this part of a full one's bytes.
+/// The active segment is removed when all of it is acknowledged and it takes this part of a full one's bytes; on a full
+/// disk, whatever it takes.
 const SPARE: u64 = 4;
 
 /// What cannot be dropped may take this many times the limit before more of it is refused.
@@ -125,6 +126,8 @@ pub(crate) struct Spool {
     acked_file: File,
     acked: u64,
     next: u64,
+    /// A write was refused for want of room, and since then the spool was never empty.
+    full: bool,
     /// First number given out since the start, until the first registration: see [`Spool::registered`].
     life_began: Option<u64>,
     /// Damaged bytes found at start.
@@ -150,6 +153,7 @@ impl Spool {
             acked_file,
             acked,
             next,
+            full: false,
             life_began: Some(next),
             corrupt_bytes,
         };
@@ -208,13 +212,16 @@ impl Spool {
         }
     }
 
-    /// Into the reserve, when the disk is full and the report may not be dropped.
+    /// On a full disk, where acknowledged reports were; into the reserve, when the report may not be dropped.
     fn write(&mut self, record: &Record) -> Result<(), SpoolError> {
         loop {
             let written = self.active(record.seq).and_then(|segment| segment.append(record));
             match written {
-                Err(error) if record.class == Class::Kept && reserve::is_full(&error) => {
-                    if !self.reserve.release(record.size() as u64)? {
+                Err(error) if reserve::is_full(&error) => {
+                    self.full = true;
+                    let is_kept = record.class == Class::Kept;
+                    let found = self.forget_spent()? || is_kept && self.reserve.release(record.size() as u64)?;
+                    if !found {
                         return Err(error);
                     }
                 }
@@ -290,7 +297,17 @@ impl Spool {
     }
 
     fn forget_acked(&mut self) -> Result<(), SpoolError> {
-        let spare = self.segment_size / SPARE;
+        self.forget_spent()?;
+        match self.segments.front_mut() {
+            Some(front) => front.skip(self.acked),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes segments that are acknowledged as a whole; whether there were any.
+    fn forget_spent(&mut self) -> Result<bool, SpoolError> {
+        // A segment without records is never spent: the next report would only make it again.
+        let spare = if self.full { MAGIC.len() as u64 + 1 } else { self.segment_size / SPARE };
         let spent = self.segments.iter().take_while(|s| s.is_spent(self.acked, spare)).count();
         if spent > 0 {
             self.acked_file.sync_data().map_err(io("fsync", &self.folder.join("acked")))?;
@@ -300,10 +317,8 @@ impl Spool {
                 done.delete()?;
             }
         }
-        if let Some(front) = self.segments.front_mut() {
-            front.skip(self.acked)?;
-        }
-        Ok(())
+        self.full &= !self.segments.is_empty();
+        Ok(spent > 0)
     }
 
     /// The controller says at registration what it has stored. When that reaches beyond what stood in the spool at
@@ -356,6 +371,10 @@ fn open_acked(path: &Path) -> Result<(File, u64), SpoolError> {
     let bytes = std::fs::read(path).map_err(io("read", path))?;
     // Damaged or empty: 0 is safe, the controller's answer at registration brings the number back.
     let text = std::str::from_utf8(&bytes).unwrap_or_default();
+    if text.is_empty() {
+        // The file's block is found now: on a disk that the spool fills, no acknowledgement would ever be written.
+        let _ = file.write_all_at(acked_text(0).as_bytes(), 0);
+    }
     let acked = text.lines().next().and_then(|line| line.trim().parse().ok()).unwrap_or(0);
     Ok((file, acked))
 }

@@ -23,6 +23,8 @@ pub(super) struct Reserve {
     wanted: u64,
     /// As long as it is.
     bytes: u64,
+    /// That it is shorter was said.
+    said: bool,
 }
 
 impl Reserve {
@@ -32,7 +34,7 @@ impl Reserve {
         let path = folder.join("reserve");
         let file = crate::files::open(&path).map_err(io("open", &path))?;
         let bytes = file.metadata().map_err(io("read", &path))?.len();
-        let mut reserve = Self { path, file, wanted, bytes };
+        let mut reserve = Self { path, file, wanted, bytes, said: false };
         reserve.cut(bytes.min(wanted))?;
         let missing = MARGIN.saturating_sub(reserve.free());
         reserve.release(missing)?;
@@ -42,6 +44,18 @@ impl Reserve {
     /// Takes back what was released, as far as the file system has it and keeps [`MARGIN`].
     pub(super) fn refill(&mut self) {
         self.refill_by(|file, from, more| posix_fallocate(file, from as i64, more as i64));
+        if let Some(bytes) = self.short() {
+            let (path, wanted) = (self.path.display(), self.wanted);
+            tracing::warn!(%path, wanted, bytes, "less room on the disk is reserved for results than wanted");
+        }
+    }
+
+    /// How many bytes it has when they are fewer than wanted; once until they are enough.
+    fn short(&mut self) -> Option<u64> {
+        let is_short = self.bytes < self.wanted;
+        let is_new = is_short && !self.said;
+        self.said = is_short;
+        is_new.then_some(self.bytes)
     }
 
     fn refill_by(&mut self, allocate: impl FnOnce(&File, u64, u64) -> nix::Result<()>) {
@@ -103,9 +117,11 @@ mod tests {
         });
         let length = || std::fs::metadata(dir.path().join("reserve")).unwrap().len();
         assert_eq!((length(), reserve.bytes), (0, 0), "in the file, and what can be released");
+        assert_eq!([reserve.short(), reserve.short()], [Some(0), None], "said once");
         reserve.refill();
-        assert_eq!((length(), reserve.bytes), (8 * STEP, 8 * STEP));
+        assert_eq!((length(), reserve.bytes, reserve.short()), (8 * STEP, 8 * STEP, None));
         assert!(reserve.release(1).unwrap());
+        assert_eq!([reserve.short(), reserve.short()], [Some(7 * STEP), None]);
         assert_eq!(length(), 7 * STEP);
     }
 }

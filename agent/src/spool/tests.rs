@@ -186,6 +186,48 @@ fn a_full_disk_takes_results_into_the_reserve_and_refuses_only_then() {
     });
 }
 
+/// Nothing but this spool is on the disk, and all of it is smaller than one segment.
+#[test]
+fn a_full_disk_has_room_again_when_all_is_acknowledged() {
+    on_a_small_disk(|path| {
+        let mut spool = Spool::open(path, 1024 * LIMIT).unwrap();
+        spool.fill_reserve();
+        let refused = (0..10_000).find_map(|_| spool.append(Priority::Result, |_| vec![1; 200]).err()).unwrap();
+        assert!(reserve::is_full(&refused), "{refused}");
+        let last = spool.next - 1;
+        spool.ack(last).unwrap();
+        std::fs::write(path.join("a decision"), vec![1; 64 * 1024]).unwrap();
+        put(&mut spool, Priority::Result, &[1; 200]);
+        assert_eq!(waiting(&mut spool), [last + 1]);
+    });
+}
+
+#[test]
+fn acknowledged_reports_make_room_for_the_next_on_a_disk_that_others_fill() {
+    on_a_small_disk(|path| {
+        let mut spool = Spool::open(path, 1024 * LIMIT).unwrap();
+        // Ends where a page of the disk ends: not a byte more finds room.
+        let overhead = Record { seq: 1, class: Class::Telemetry, payload: vec![] }.size() + MAGIC.len();
+        let last = put(&mut spool, Priority::Telemetry, &vec![1; 4 * 4096 - overhead]);
+        std::fs::write(path.join("of others"), vec![1; 1 << 20]).unwrap_err();
+        spool.ack(last).unwrap();
+        assert_eq!((spool.bytes(), spool.reserve.release(1).unwrap()), (4 * 4096, false));
+        let stored: Vec<_> = (0..50).map(|_| put(&mut spool, Priority::Telemetry, &[1; 200])).collect();
+        assert_eq!(waiting(&mut spool), stored);
+    });
+}
+
+#[test]
+fn the_reserve_is_what_a_disk_smaller_than_it_has_beside_a_margin() {
+    on_a_small_disk(|path| {
+        let mut spool = Spool::open(path, 1024 * LIMIT).unwrap();
+        spool.fill_reserve();
+        let bytes = std::fs::metadata(path.join("reserve")).unwrap().len();
+        assert!((128 * 1024..=256 * 1024).contains(&bytes), "{bytes}");
+        std::fs::write(path.join("of others"), vec![1; 192 * 1024]).unwrap();
+    });
+}
+
 #[test]
 fn a_restart_on_a_full_disk_has_room_from_the_reserve() {
     on_a_small_disk(|path| {

@@ -3,6 +3,7 @@
 
 mod lines;
 pub(crate) mod merge;
+mod names;
 pub(crate) mod pages;
 pub(crate) mod protocol;
 mod refused;
@@ -16,6 +17,7 @@ use crate::reports::ReportLog;
 use flexcomm_domain::{JobId, NodeName};
 use flexcomm_wire::{JobOrders, JobSeen, MAX_LINE, PROTOCOL, RefusedRun, ReportBody, ToTrainer};
 use lines::{LineError, read_line};
+use names::Names;
 use nix::sys::socket::{Shutdown, shutdown};
 use pages::Pages;
 use protocol::{Event, Session};
@@ -60,6 +62,8 @@ pub(crate) struct Trainers {
     began: Instant,
     /// Whether the spool had no room for the last announcement.
     unannounced: AtomicBool,
+    /// Job names that users brought.
+    names: Mutex<Names>,
     /// Runs that the controller refuses.
     refused: Mutex<Refused>,
     /// The same, for the connections of their ranks.
@@ -89,6 +93,7 @@ impl Trainers {
             missing,
             began,
             unannounced: AtomicBool::new(false),
+            names: Mutex::default(),
             refused: Mutex::default(),
             refusals: broadcast::Sender::new(MAX_REFUSED),
         })
@@ -176,7 +181,11 @@ impl Trainers {
         self.check_missing(seen)?;
         let is_here = registry.seen().any(|other| (&other.job, other.run) == (&seen.job, seen.run));
         lock(&self.refused).check(seen, is_here, Instant::now())?;
-        let page = lock(&self.pages).path(&seen.job, peer.uid, &registry.jobs());
+        let jobs = registry.jobs();
+        if !jobs.contains(&seen.job) {
+            lock(&self.names).take(peer.uid, &seen.job, Instant::now())?;
+        }
+        let page = lock(&self.pages).path(&seen.job, peer.uid, &jobs);
         let page = page.map_err(|error| format!("failed to {error}"))?.to_string_lossy().into_owned();
         let announced = self.reports.offer(ReportBody::JobSeen(seen.clone())).is_ok();
         let id = registry.join(seen, peer, socket);
@@ -317,7 +326,7 @@ async fn session(stream: UnixStream, peer: Peer, trainers: &Trainers, mut stop: 
         Err(reason) => return refuse(stream.into_inner(), trainers, Some(&seen), reason).await,
     };
     trainers.metrics.trainers.inc();
-    tracing::info!(job = %seen.job, rank = seen.rank, world = seen.world, %peer, "trainer joined");
+    tracing::info!(job = %seen.job, rank = seen.rank, world = seen.world, trainer = %peer, "trainer joined");
     let followed = async {
         if let Err(error) = answer(stream.get_mut(), &message).await {
             return End::Refused(format!("the welcome could not be sent: {error}"));
@@ -483,6 +492,28 @@ pub(super) mod tests {
         assert_eq!(left(), [ReportBody::JobLeft { job, rank: 0, run: None, connection_lost: true }]);
         drop(trainers);
         assert_eq!(Roster::open(dir.path()).1, [Rank::from(&seen(1, 4))].into());
+    }
+
+    #[tokio::test]
+    async fn one_user_brings_the_controller_only_so_many_names_an_hour() {
+        let dir = tempfile::tempdir().unwrap();
+        let trainers = start(dir.path());
+        let (stream, _theirs) = UnixStream::pair().unwrap();
+        let peer = Peer::of(&stream).unwrap();
+        let of = |job: String, rank| JobSeen { job: job.parse().unwrap(), ..seen(rank, 4) };
+        trainers.welcome(&seen(0, 4), peer, &stream).unwrap();
+        let mut refused = Vec::new();
+        for i in 0..300 {
+            let seen = of(format!("job{i}"), 0);
+            match trainers.welcome(&seen, peer, &stream) {
+                Ok(Welcome { id, .. }) => trainers.leave(&seen, id, &End::Goodbye),
+                Err(reason) => refused.push(reason),
+            }
+        }
+        assert_eq!(refused.len(), 45, "{refused:#?}");
+        assert!(refused[0].contains("new job names"), "{refused:#?}");
+        trainers.welcome(&of("job0".into(), 0), peer, &stream).expect("a name that was used");
+        trainers.welcome(&seen(1, 4), peer, &stream).expect("a rank of a job that is here");
     }
 
     fn of_run(number: u64, rank: u32) -> JobSeen {

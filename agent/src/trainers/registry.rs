@@ -37,7 +37,7 @@ impl Peer {
     }
 
     fn is_gone(self) -> bool {
-        self.pid.is_some_and(|pid| kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH))
+        self.pid.is_some_and(|pid| kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH) || has_exited(pid))
     }
 }
 
@@ -48,6 +48,13 @@ impl fmt::Display for Peer {
             None => write!(f, "a process of user {} in another PID namespace", self.uid),
         }
     }
+}
+
+/// Whether a process has only its exit status left, for a parent that has not asked for it: it still takes signals.
+fn has_exited(pid: i32) -> bool {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // Behind the name, which may hold anything.
+    String::from_utf8_lossy(&stat).rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with(['Z', 'X']))
 }
 
 /// The connection of a rank.
@@ -202,6 +209,7 @@ impl Drop for Slot {
 mod tests {
     use super::super::tests::seen;
     use super::*;
+    use nix::sys::wait::{Id, WaitPidFlag, waitid};
     use std::os::unix::net::UnixStream;
 
     const ME: Peer = Peer { uid: 1000, pid: None };
@@ -267,6 +275,9 @@ mod tests {
         let mut registry = Registry::default();
         let (ours, _copy) = connection();
         join(&mut registry, &seen(0, 4), Peer { pid, ..ME }, ours).unwrap();
+        let exited = Id::Pid(Pid::from_raw(child.id() as i32));
+        waitid(exited, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();
+        registry.check(&seen(0, 4), ME).expect("its parent has not asked for its exit status");
         child.wait().unwrap();
         join(&mut registry, &seen(0, 4), ME, connection().0).unwrap();
     }

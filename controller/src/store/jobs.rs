@@ -382,11 +382,13 @@ const FORGET_NAME: [&str; 2] = ["DELETE FROM runs WHERE job = $1", "DELETE FROM 
 const FORGOTTEN_VERSION: &str = "forgotten-version";
 const FORGOTTEN_TRIAL: &str = "forgotten-trial";
 
-/// Beyond the limit the job that ended first goes; running jobs stay.
+/// Beyond the limit an ended job goes: one that never had a step, which anybody can make many of, else the one that ended
+/// first.
 async fn forget_oldest(db: &mut SqliteConnection) -> Result<()> {
     let on_error = sql("forget an ended job");
     let gone: Option<(String,)> = sqlx::query_as(
-        "SELECT job FROM jobs WHERE ended_us IS NOT NULL AND (SELECT count(*) FROM jobs) > $1 ORDER BY ended_us LIMIT 1",
+        "SELECT job FROM jobs WHERE ended_us IS NOT NULL AND (SELECT count(*) FROM jobs) > $1
+         ORDER BY EXISTS (SELECT 1 FROM steps WHERE steps.job = jobs.job), ended_us LIMIT 1",
     )
     .bind(MAX_JOBS as i64)
     .fetch_optional(&mut *db)
@@ -531,4 +533,44 @@ pub(super) async fn leave(
     .await
     .map_err(&on_error)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::scratch;
+    use super::*;
+
+    #[tokio::test]
+    async fn jobs_that_never_had_a_step_make_room_first_and_then_the_longest_ended() {
+        let (store, _dir) = scratch().await;
+        let mut tx = store.write.begin().await.unwrap();
+        for text in [
+            "INSERT INTO jobs (job, world, gradient_values, backend, created_us, ended_us)
+                VALUES ('trained', 1, 1, 'x', 0, 1)",
+            "INSERT INTO steps (job, rank, version, strategy, received_us, step, compute_us, comp_us, sync_us, wait_us,
+                step_us, bytes_sent, gain) VALUES ('trained', 0, 0, 'x', 0, 1, 1, 1, 1, 1, 1, 1, 1)",
+        ] {
+            sqlx::query(text).execute(&mut *tx).await.unwrap();
+        }
+        for i in 0..MAX_JOBS as u64 {
+            let job: JobId = format!("empty-{i}").parse().unwrap();
+            let seen = JobSeen {
+                job: job.clone(),
+                run: None,
+                rank: 0,
+                world: 1,
+                gradient_values: 1,
+                backend: "x".into(),
+                codecs: vec![],
+                collectives: vec![],
+            };
+            begin(&mut tx, &seen, Timestamp(10 + i)).await.unwrap();
+            leave(&mut tx, (&job, 0), End::Left, Timestamp(10 + i)).await.unwrap();
+        }
+        tx.commit().await.unwrap();
+        let jobs = store.jobs().await.unwrap();
+        let has = |name: &str| jobs.iter().any(|row| row.job.as_str() == name);
+        assert_eq!(jobs.len(), MAX_JOBS);
+        assert_eq!(["trained", "empty-0", "empty-1"].map(has), [true, false, true]);
+    }
 }
