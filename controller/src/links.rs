@@ -4,7 +4,7 @@ use flexcomm_domain::{BANDWIDTH_CONFIDENCE_AGE_S, Link, LinkMatrix, NodeName, Se
 use flexcomm_planner::Links;
 use flexcomm_wire::LinkReport;
 use flexcomm_wire::api::LinkView;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::store::{LinkRow, TestRow};
 
@@ -205,8 +205,9 @@ pub fn agreed(mut links: LinkMap) -> LinkMap {
 /// on a job of two nodes either may be wrong.
 pub fn asymmetric(links: &LinkMap, nodes: &[NodeName]) -> Vec<NodeName> {
     let differ = |a: f64, b: f64| a > ASYMMETRIC * b || b > ASYMMETRIC * a;
+    let of_job: BTreeSet<&NodeName> = nodes.iter().collect();
     let mut against: BTreeMap<&NodeName, usize> = BTreeMap::new();
-    for ((from, to), there) in links.iter().filter(|((from, to), _)| nodes.contains(from) && nodes.contains(to)) {
+    for ((from, to), there) in links.iter().filter(|((from, to), _)| of_job.contains(from) && of_job.contains(to)) {
         let Some(back) = links.get(&(to.clone(), from.clone())) else { continue };
         let bandwidth = there.bandwidth_bps.zip(back.bandwidth_bps).is_some_and(|(a, b)| differ(a, b));
         if bandwidth || differ(there.latency_us, back.latency_us) {
