@@ -30,9 +30,6 @@ const AGREE: f64 = 2.0;
 /// a suspect link has by then.
 const STANDS_S: f64 = 30.0;
 
-/// An end whose newest sample of the bandwidth is older says nothing of a test, in seconds.
-const FRESH_S: f64 = 10.0;
-
 /// So many times the agents' age of confidence are as good as forever.
 const MOST_AGED: f64 = 40.0;
 
@@ -46,18 +43,18 @@ const LOCAL: (f64, f64) = (20e-6, 20e9);
 /// Links by (from, to).
 pub type LinkMap = BTreeMap<(NodeName, NodeName), LinkView>;
 
-/// Tests that have lost their say count as if they had found what is estimated now: those against which the fresh estimates
-/// of both ends agree for a while. No end can find a link faster than it is, so a slow test is outdated then, or wrong. A
-/// fast one may find what the job's short messages do not show: it is outdated only when the estimate has fallen since.
+/// Outdated tests count as if they had found what is estimated now: those against which both ends' estimates agree, by
+/// samples taken after the test. No end can find a link faster than it is, so a slow test is outdated then, or wrong. A fast
+/// one may find what the job's short messages do not show: it is outdated only when the estimate has fallen since.
 pub fn weighed(mut tests: Vec<TestRow>, links: &[LinkRow], now: Timestamp) -> Vec<TestRow> {
     let links: BTreeMap<_, _> = links.iter().map(|row| ((&row.src, &row.dst), row)).collect();
-    let fresh_bps = |src: &NodeName, dst: &NodeName| {
+    let sampled_since = |test: &TestRow, src: &NodeName, dst: &NodeName| {
         let row = links.get(&(src, dst))?;
         let age_s = row.report.bandwidth_age_ms * 1e-3 + now.since(row.received).get();
-        row.report.bandwidth_bps.filter(|_| age_s <= FRESH_S)
+        row.report.bandwidth_bps.filter(|_| age_s < now.since(test.received).get())
     };
     for test in tests.iter_mut().filter(|test| now.since(test.received).get() >= STANDS_S) {
-        let ends = fresh_bps(&test.src, &test.dst).zip(fresh_bps(&test.dst, &test.src));
+        let ends = sampled_since(test, &test.src, &test.dst).zip(sampled_since(test, &test.dst, &test.src));
         let Some((there, back)) = ends else { continue };
         let agree = there <= AGREE * back && back <= AGREE * there;
         if agree && far(test.bandwidth_bps, there) && (test.bandwidth_bps < there || fell_since(test, there)) {
@@ -468,6 +465,14 @@ pub(crate) mod tests {
         assert_eq!(fell(2), (Some(4.7e7), DOUBTED, true), "at once, but it is to be tested");
         assert_eq!(fell(31), (Some(4.7e7), 0.8, false), "a test that cannot be had is not waited for");
         assert_eq!(believed(4.7e7, 3.1e8, 31, &before), (Some(4.7e7), DOUBTED, true), "one end alone");
+        // A job that compresses since sends too little to sample the link: what was sampled after the test holds all the same.
+        let later = |age_ms: f64| {
+            let mut rows = [row("a", "b", Some(4.7e7), 0), row("b", "a", Some(4.7e7), 0)];
+            rows.iter_mut().for_each(|row| row.report.bandwidth_age_ms = age_ms);
+            rows.iter_mut().for_each(|row| row.received = Timestamp(100_000_000));
+            weighed(vec![before.clone()], &rows, Timestamp(100_000_000))[0].bandwidth_bps
+        };
+        assert_eq!((later(80_000.0), later(101_000.0)), (4.7e7, 3.1e10), "and what was sampled before it does not");
     }
 
     #[test]
