@@ -47,10 +47,12 @@ pub(crate) fn own_folder(path: &Path, mode: u32) -> io::Result<()> {
 }
 
 /// Writes beside the file, fsyncs, renames over it and fsyncs the folder: after a crash the old or the new content
-/// stands there, never a part.
+/// stands there, never a part. What a crash leaves beside it is hidden, and the next replacement's.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
-    let temporary = path.with_extension("new");
+    let mut hidden = std::ffi::OsString::from(".");
+    hidden.push(path.file_name().ok_or(ErrorKind::InvalidInput)?);
+    let temporary = folder.join(hidden).with_extension("new");
     let written = create(&temporary).and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
     if let Err(error) = written.and_then(|()| std::fs::rename(&temporary, path)) {
         // What a full disk took of it is room for others.
