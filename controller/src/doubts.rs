@@ -3,7 +3,7 @@
 use flexcomm_domain::{JobId, NodeName, Timestamp};
 use std::collections::BTreeMap;
 
-/// A contradiction is told of when it has lasted for this long, seconds: a change of the network reaches one measurement
+/// A contradiction is reported when it has lasted for this long, seconds: a change of the network reaches one measurement
 /// before another.
 const LASTING_S: f64 = 5.0;
 
@@ -27,7 +27,7 @@ struct Since {
 }
 
 impl Doubts {
-    /// Those of a job that have lasted. Logs when one begins to be told of and when it has ended.
+    /// Those of a job that have lasted. Logs when one is first reported and when it has ended.
     pub fn lasting(&mut self, job: &JobId, found: &[Doubt], now: Timestamp) -> Vec<Doubt> {
         let known = self.0.entry(job.clone()).or_default();
         known.retain(|node, since| {
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_doubt_is_told_of_when_it_lasts() {
+    fn a_doubt_is_reported_when_it_lasts() {
         let (job, mut doubts) = (JobId::new("j").unwrap(), Doubts::default());
         let of = |node: &str| Doubt { node: Some(NodeName::new(node).unwrap()), what: format!("{node} is wrong") };
         let mut at = |s: u64, found: &[Doubt]| doubts.lasting(&job, found, Timestamp(s * 1_000_000));
