@@ -4,6 +4,9 @@
 //! it began, and until links that are moving are steady. It does not wait for a second measurement: the controller tests
 //! links that disagree with steps as often as its budget allows, but an estimator that takes a fall for an outlier at
 //! first may do so for any time. A strategy that is blamed meanwhile is acquitted when the links show it ([`acquits`]).
+//!
+//! Of a larger ratio of the same compressor over the same collective the steps in force say what it takes at most, on any
+//! links ([`Look::at_most`]): where that is better already, nothing is waited for but the patience.
 
 use crate::blocks::{Blocked, Evidence, Failed, Scope};
 use crate::memory::{Complaint, LinkSummary};
@@ -31,6 +34,8 @@ pub(crate) struct Rollback {
     pub(crate) to: Priced,
     pub(crate) failed: Failed,
     pub(crate) why: String,
+    /// Whether it is better on any links.
+    on_any_links: bool,
 }
 
 /// A fallback with its cost, measured if it was in force on such links lately.
@@ -38,6 +43,7 @@ struct Fallback<'a> {
     to: &'a Priced,
     cost: f64,
     words: String,
+    on_any_links: bool,
 }
 
 /// Judges the strategy in force by what it was measured to cost.
@@ -55,8 +61,9 @@ pub(crate) fn judge(
     };
     let look = Look { s, memory, costs, links };
     let promised = memory.promise.filter(|p| p.version == m.version).map(|p| p.gain);
-    let complaint = look.complaint(m, &costs.modelled, promised);
-    let Some((scope, complaint)) = complaint else {
+    let judgements = look.complaints(m, &costs.modelled, promised).map(|(scope, what)| look.roll(m, scope, what));
+    // The first complaint that has a way out, else the first.
+    let Some(judgement) = judgements.min_by_key(|j| !matches!(j, Judgement::Roll(_))) else {
         memory.complaint = None;
         if gains::settled(s, memory, now).is_some() {
             // Kept: how gains fall as training goes on is the usual choice's matter.
@@ -64,10 +71,14 @@ pub(crate) fn judge(
         }
         return Judgement::Fine;
     };
-    let judgement = look.roll(m, scope, complaint);
-    let unsteady = memory.unsteady(&s.config, now).is_some();
-    let doubtful = matches!(&judgement, Judgement::Roll(r) if costs.sends_more(&r.to));
-    let due = lasts(s, memory, now, if doubtful { DOUBT } else { 1.0 }) && !unsteady;
+    let lasted = complained_for(s, memory, now);
+    let patience = match &judgement {
+        Judgement::Roll(r) if !r.on_any_links && costs.sends_more(&r.to) => DOUBT,
+        _ => 1.0,
+    } * s.config.guard_patience_s.get();
+    let on_any_links = matches!(&judgement, Judgement::Roll(r) if r.on_any_links);
+    let links_known = || memory.unsteady(&s.config, now).is_none() && measured_within(s, lasted);
+    let due = lasted.get() >= patience && (on_any_links || links_known());
     if due { judgement } else { Judgement::Suspect }
 }
 
@@ -76,23 +87,25 @@ pub(crate) fn judge(
 pub(crate) fn acquits(look: &Look<'_>, blocked: &Blocked, evidence: &Evidence) -> bool {
     let predicted = look.costs.problem.evaluate(&blocked.strategy);
     blocked.scope != Scope::Compressor
-        && predicted.is_ok_and(|p| look.complaint(&evidence.measured, &p, evidence.promised).is_none())
+        && predicted.is_ok_and(|p| look.complaints(&evidence.measured, &p, evidence.promised).next().is_none())
 }
 
 /// A fallback that sends more has so many times the patience: if it is the network that has just become slower, that one
 /// is worse still, whatever it took before, and estimates of links that a job fills follow late.
 const DOUBT: f64 = 3.0;
 
-/// Whether the complaint is old enough, and latency and bandwidth of every link were measured since it began, or
-/// so long has passed that they will not be.
-fn lasts(s: &Snapshot, memory: &mut Memory, now: Timestamp, doubt: f64) -> bool {
+/// How long steps of the version in force have given reason to complain.
+fn complained_for(s: &Snapshot, memory: &mut Memory, now: Timestamp) -> Seconds {
     let version = s.version();
     let open = memory.complaint.filter(|c| c.version == version);
     let since = open.unwrap_or(Complaint { version, since: now });
     memory.complaint = Some(since);
-    let lasted = now.since(since.since);
-    let measured = s.links.as_ref().is_some_and(|l| l.oldest < lasted) || lasted >= s.config.max_link_age_s;
-    lasted.get() >= doubt * s.config.guard_patience_s.get() && measured
+    now.since(since.since)
+}
+
+/// Whether latency and bandwidth of every link were measured within that time, or it is so long that they will not be.
+fn measured_within(s: &Snapshot, time: Seconds) -> bool {
+    s.links.as_ref().is_some_and(|l| l.oldest < time) || time >= s.config.max_link_age_s
 }
 
 /// What measured steps are compared with.
@@ -104,10 +117,15 @@ pub(crate) struct Look<'a> {
 }
 
 impl Look<'_> {
-    fn complaint(&self, m: &Measured, predicted: &Evaluated, promised: Option<Gain>) -> Option<(Scope, String)> {
-        self.too_slow(m, predicted)
-            .or_else(|| self.worse_than_dense(m, predicted))
-            .or_else(|| self.keeps_less(m, predicted, promised?))
+    /// All that is wrong with the strategy in force, and which part of it is to blame.
+    fn complaints(
+        &self,
+        m: &Measured,
+        predicted: &Evaluated,
+        promised: Option<Gain>,
+    ) -> impl Iterator<Item = (Scope, String)> {
+        let keeps_less = promised.and_then(|promised| self.keeps_less(m, predicted, promised));
+        [self.too_slow(m, predicted), self.worse_than_dense(m, predicted), keeps_less].into_iter().flatten()
     }
 
     /// Too much is lost: what its steps keep makes them worth less than they were chosen for.
@@ -175,8 +193,9 @@ impl Look<'_> {
             let seen = self.seen(&p.strategy()).is_some();
             (seen || sure && open(p)).then(|| self.cost_of(p))
         });
+        let larger = self.costs.all.iter().filter(|p| p.score.is_some() && open(p)).filter_map(|p| self.at_most(m, p));
         let better = |b: &Fallback<'_>| b.cost < ours * (1.0 - self.s.config.hysteresis);
-        let best = usable.min_by(|a, b| a.cost.total_cmp(&b.cost)).filter(better);
+        let best = usable.chain(larger).min_by(|a, b| a.cost.total_cmp(&b.cost)).filter(better);
         // Once something is left, it is left for the best that remains. That one alone is no reason to leave: a model that
         // has just been found wrong predicts it.
         let remains = best.as_ref().filter(|_| sure).and_then(|_| self.costs.pick(self.s, open));
@@ -189,7 +208,7 @@ impl Look<'_> {
                 let promised = self.memory.promise.filter(|p| p.version == m.version).map(|p| p.gain);
                 let evidence = Evidence { links: *self.links, measured: *m, promised };
                 let failed = Failed { strategy, scope, why: complaint, evidence };
-                Judgement::Roll(Box::new(Rollback { to: b.to.clone(), failed, why }))
+                Judgement::Roll(Box::new(Rollback { to: b.to.clone(), failed, why, on_any_links: b.on_any_links }))
             }
             None => Judgement::Stay(format!("{complaint}; nothing known is better")),
         }
@@ -213,12 +232,30 @@ impl Look<'_> {
                 to: p,
                 cost: self.worth(m.t_step, m.gain),
                 words: format!("measured at {} per step", words::time(m.t_step.get())),
+                on_any_links: false,
             },
             None => {
                 let cost = self.worth(p.what.t_step, p.what.gain);
-                Fallback { to: p, cost, words: format!("predicted {}", p.words()) }
+                Fallback { to: p, cost, words: format!("predicted {}", p.words()), on_any_links: false }
             }
         }
+    }
+
+    /// A larger ratio of the compressor in force over the same collective at the most that a step may take under it: on any
+    /// links, a collective's time grows no faster than what it sends. What compressing takes longer is not hidden.
+    fn at_most<'a>(&self, m: &Measured, p: &'a Priced) -> Option<Fallback<'a>> {
+        let (from, to) = (self.costs.in_force.strategy(), p.strategy());
+        let larger = to.cr() > from.cr() && to.selector() == from.selector() && to.collective() == from.collective();
+        let times = to.cr().get() / from.cr().get();
+        let compressing = (p.what.t_comp.get() - m.t_comp.get()).max(0.0);
+        let most =
+            Seconds::new(m.t_step.get() + compressing + (times - 1.0) * m.t_sync.get()).ok().filter(|_| larger)?;
+        let words = format!(
+            "at most {} per step on any links at gain {}",
+            words::time(most.get()),
+            words::number(p.what.gain.get())
+        );
+        Some(Fallback { to: p, cost: self.worth(most, p.what.gain), words, on_any_links: true })
     }
 
     /// What the progress of a dense step takes, in seconds. The guard judges every policy's choice by it: a policy says what

@@ -239,3 +239,44 @@ fn returning_to_what_was_measured_better_ends_the_excursion() {
         assert_eq!(job.strategy(), compressed, "the same network, measured: no second excursion");
     }
 }
+
+/// A job whose ratio keeps a sixth of what it was chosen for and takes the time that was predicted.
+fn keeps_a_sixth() -> (Job, flexcomm_planner::Alternative) {
+    let mut job = Job::new();
+    job.network(1e-4, 10e9);
+    job.call();
+    let p = job.call().report.in_force.unwrap();
+    job.measure(p.t_step_s, p.t_comp_s, p.t_sync_s, p.gain.get() / 6.0);
+    (job, p)
+}
+
+#[test]
+fn on_links_that_cannot_be_trusted_a_larger_ratio_is_bounded_by_the_steps_in_force() {
+    let (mut job, before) = keeps_a_sixth();
+    let left_after = (0..60).find(|_| {
+        let links = job.s.links.as_mut().unwrap();
+        (links.confidence, links.oldest) = (0.05, seconds(links.oldest.get() + 1.0));
+        let left = job.call().report.rollback;
+        job.wait(1.0);
+        left
+    });
+    assert_eq!(left_after, Some(10), "the patience of the guard");
+    let (from, to) = (before.strategy, job.strategy());
+    assert_eq!((from.selector(), from.collective()), (to.selector(), to.collective()));
+    assert!(from.cr() < to.cr());
+    let reason = &job.s.in_force.as_ref().unwrap().decision.reason;
+    assert!(reason.contains("; on to ") && reason.contains("at most"), "{reason}");
+}
+
+/// Where the collective takes most of the step, ten times its time may cost more than the gain is worth.
+#[test]
+fn a_larger_ratio_whose_bound_is_worse_is_not_taken_on_links_that_cannot_be_trusted() {
+    let (mut job, p) = keeps_a_sixth();
+    let m = job.s.measured.as_mut().unwrap();
+    (m.t_sync, m.t_step) = (seconds(40.0 * p.t_step_s), seconds(41.0 * p.t_step_s));
+    for _ in 0..60 {
+        job.s.links.as_mut().unwrap().confidence = 0.05;
+        assert_eq!(job.keeps(), Keep::UntrustedLinks);
+        job.wait(1.0);
+    }
+}

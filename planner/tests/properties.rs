@@ -4,7 +4,8 @@
 mod common;
 
 use common::{Job, learn, profile, seconds};
-use flexcomm_domain::Timestamp;
+use flexcomm_domain::{Link, LinkMatrix, Timestamp};
+use flexcomm_optimizer::{CodecBytes, Load, terms};
 use flexcomm_planner::{Keep, Outcome, PolicyConfig, Snapshot, Verdict, decide};
 use proptest::prelude::{
     Just, ProptestConfig, Strategy as _, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest,
@@ -197,6 +198,31 @@ proptest! {
             job.wait(5.0);
         }
         prop_assert!(visited.len() <= 3, "{visited:?}");
+    }
+
+    /// What the guard takes for certain on links that it does not know.
+    #[test]
+    fn the_time_of_a_collective_grows_no_faster_than_its_ratio(
+        links in prop::collection::vec((-5.0..0.0f64, 5.0..11.0f64), 16),
+        (small, times) in (0.0005..0.1f64, 1.0..10.0f64),
+        values in 10_000..100_000_000u64,
+        name in prop::sample::select(vec![
+            "topk@CR/allgather", "mstopk@CR/allgather", "topk@CR/art-ring:star", "topk@CR/art-tree:var"]),
+    ) {
+        let link = |from: usize, to: usize| {
+            let (alpha, bandwidth) = links[4 * from + to];
+            Link::new(10f64.powf(alpha), 10f64.powf(bandwidth)).unwrap()
+        };
+        let links = LinkMatrix::from_fn(4, link).unwrap();
+        let takes_s = |cr: f64| {
+            let strategy: flexcomm_domain::Strategy = name.replace("CR", &cr.to_string()).parse().unwrap();
+            let terms = terms(&strategy, &Load { values, codec: CodecBytes::PAPER }, &links);
+            terms.alpha_s + terms.beta_s
+        };
+        let (is, most) = (takes_s(small * times), times * takes_s(small));
+        // A selection is of whole values: of 10,000 x 0.0005 one is a fifth.
+        let rounding = 1.0 + 1.0 / (small * values as f64);
+        prop_assert!(is <= most * rounding, "{is} s, at most {most} s");
     }
 
     #[test]

@@ -101,7 +101,7 @@ fn moved_since(s: &Snapshot, b: &Blocked, now: Timestamp) -> bool {
         || factor(8.0 / before.bandwidth_worst_bps, worst_beta) >= least
 }
 
-/// A rollback needs measured steps that are worse than the model or than dense.
+/// A rollback needs measured steps that are worse than the model, than dense or than what they were chosen for.
 pub(super) fn evidence(s: &Snapshot, outcome: &Outcome, found: &mut Findings) {
     if !outcome.report.rollback {
         return;
@@ -113,8 +113,11 @@ pub(super) fn evidence(s: &Snapshot, outcome: &Outcome, found: &mut Findings) {
     let Some(m) = measured.filter(|_| current.applied_at_step.is_some()) else {
         return found.expect(false, "rollback", || "without enough measured steps under the decision in force".into());
     };
-    let holds = slower_than_model(s, &current.decision.strategy, &m) || worse_than_dense(s, outcome, &m);
-    found.expect(holds, "rollback", || format!("{} per step is no reason to roll back", m.t_step));
+    let holds = slower_than_model(s, &current.decision.strategy, &m)
+        || worse_than_dense(s, outcome, &m)
+        || keeps_less_than_promised(s, &m);
+    let what = || format!("{} per step at gain {} is no reason to roll back", m.t_step, m.gain.get());
+    found.expect(holds, "rollback", what);
 }
 
 fn slower_than_model(s: &Snapshot, strategy: &Strategy, m: &Measured) -> bool {
@@ -129,10 +132,20 @@ fn worse_than_dense(s: &Snapshot, outcome: &Outcome, m: &Measured) -> bool {
     let dense = outcome.report.alternatives.iter().filter(|a| a.strategy.is_dense());
     let seen = s.memory.seen.iter().filter(|x| x.strategy.is_dense()).map(|x| x.cost.t_step.get());
     let fastest = dense.map(|a| a.t_step_s).chain(seen).fold(f64::INFINITY, f64::min);
-    let lost = match &s.config.policy {
+    costs::worth(m.t_step.get(), m.gain.get(), uncompensated(s)) > fastest
+}
+
+fn keeps_less_than_promised(s: &Snapshot, m: &Measured) -> bool {
+    let Some(promise) = s.memory.promise.filter(|p| p.version == m.version) else { return false };
+    let worth = |gain: f64| costs::worth(m.t_step.get(), gain, uncompensated(s));
+    worth(m.gain.get()) > worth(promise.gain.get()) * (1.0 + s.config.guard_dense_margin)
+}
+
+/// The share of what compression drops that the guard takes for lost.
+fn uncompensated(s: &Snapshot) -> f64 {
+    match &s.config.policy {
         PolicyConfig::TimeToQuality(policy) => policy.uncompensated,
         // What the guard holds against policies that do not say how much.
         PolicyConfig::Knee(_) | PolicyConfig::Weights(_) => 0.1,
-    };
-    costs::worth(m.t_step.get(), m.gain.get(), lost) > fastest
+    }
 }
