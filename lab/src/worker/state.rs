@@ -20,6 +20,19 @@ pub struct Sgd {
     pub least_compute: Duration,
 }
 
+impl Sgd {
+    /// One update of slices of one length. A compressed gradient is 0 at most coordinates, where the velocity only decays:
+    /// after some 800 steps it would be subnormal and stay so, and processors take tens of times as long for such values.
+    fn update(&self, parameters: &mut [f32], velocity: &mut [f32], gradient: &[f32]) {
+        let state = parameters.iter_mut().zip(velocity).zip(gradient);
+        for ((parameter, velocity), gradient) in state {
+            let next = self.momentum * *velocity + gradient;
+            *velocity = if next.abs() < f32::MIN_POSITIVE { 0.0 } else { next };
+            *parameter -= self.lr * *velocity;
+        }
+    }
+}
+
 /// A rank's training.
 ///
 /// What changes from step to step is `parameters`, `velocity` and the compressor's memory. The data position
@@ -113,7 +126,7 @@ impl Training {
         let forward = started.elapsed();
         let cost = self.sync.run(agreement, tick, &self.gradient, &mut self.mean)?;
         let before_update = Instant::now();
-        self.update();
+        self.sgd.update(&mut self.parameters, &mut self.velocity, &self.mean);
         let compute = forward + before_update.elapsed();
         Ok(StepOutcome { compute, cost, step: started.elapsed(), loss })
     }
@@ -124,15 +137,6 @@ impl Training {
         let positions = turn * batch..(turn + 1) * batch;
         self.network.load(&self.images, positions.map(|p| self.order.at(p)));
         self.network.gradient(&self.parameters, &mut self.gradient)
-    }
-
-    fn update(&mut self) {
-        let Sgd { lr, momentum, .. } = self.sgd;
-        let state = self.parameters.iter_mut().zip(&mut self.velocity).zip(&self.mean);
-        for ((parameter, velocity), gradient) in state {
-            *velocity = momentum * *velocity + gradient;
-            *parameter -= lr * *velocity;
-        }
     }
 
     /// Share of images that are recognised, 0 to 1.
@@ -175,5 +179,23 @@ impl Snapshot for Training {
         self.parameters.copy_from_slice(&saved.parameters);
         self.velocity.copy_from_slice(&saved.velocity);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_velocity_that_only_decays_ends_at_zero() {
+        let sgd = Sgd { batch: 1, lr: 0.1, momentum: 0.9, least_compute: Duration::ZERO };
+        let (mut parameters, mut velocity) = ([1.0, 1.0], [1.0, -1.0]);
+        for _ in 0..1000 {
+            sgd.update(&mut parameters, &mut velocity, &[0.0, 0.0]);
+            assert!(velocity.iter().all(|v| !v.is_subnormal()), "{velocity:?}");
+        }
+        assert_eq!(velocity, [0.0, 0.0]);
+        // What was decayed has moved the parameters before: lr times the sum of a geometric series.
+        assert!((parameters[0] - 0.1).abs() < 1e-3 && (parameters[1] - 1.9).abs() < 1e-3, "{parameters:?}");
     }
 }
