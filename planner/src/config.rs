@@ -83,8 +83,8 @@ pub struct Config {
     /// ... and both only when it has been so for this long, and every link has been measured anew since it
     /// began. Default 10 s: when the network changes, steps show it before the probes do, and rolling back on
     /// links of yesterday makes it worse. After `max_link_age_s` the guard no longer waits for that. Three
-    /// times as long where the way back sends more. Nor does it act while links move (`links_settle_s`). A larger ratio
-    /// that is better on any links, by the steps in force, needs this time only.
+    /// times as long where the way back sends more. Nor does it act while links move (`links_settle_s`). On links that
+    /// cannot be trusted, the next larger ratio needs this time only if the steps in force bound its cost well enough.
     pub guard_patience_s: Seconds,
     /// Medians over fewer steps than this are not used, neither by the guard nor for the gain. Default 10.
     pub least_steps: u64,

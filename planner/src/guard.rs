@@ -5,8 +5,8 @@
 //! links that disagree with steps as often as its budget allows, but an estimator that takes a fall for an outlier at
 //! first may do so for any time. A strategy that is blamed meanwhile is acquitted when the links show it ([`acquits`]).
 //!
-//! Of a larger ratio of the same compressor over the same collective the steps in force say what it takes at most, on any
-//! links ([`Look::at_most`]): where that is better already, nothing is waited for but the patience.
+//! Where links cannot be trusted, the steps in force still bound what the next larger ratio of the same compressor over the
+//! same collective takes ([`Look::by_steps`]): where that is better already, nothing is waited for but the patience.
 
 use crate::blocks::{Blocked, Evidence, Failed, Scope};
 use crate::memory::{Complaint, LinkSummary};
@@ -34,8 +34,8 @@ pub(crate) struct Rollback {
     pub(crate) to: Priced,
     pub(crate) failed: Failed,
     pub(crate) why: String,
-    /// Whether it is better on any links.
-    on_any_links: bool,
+    /// Whether its cost follows from the steps in force alone.
+    by_steps: bool,
 }
 
 /// A fallback with its cost, measured if it was in force on such links lately.
@@ -43,7 +43,7 @@ struct Fallback<'a> {
     to: &'a Priced,
     cost: f64,
     words: String,
-    on_any_links: bool,
+    by_steps: bool,
 }
 
 /// Judges the strategy in force by what it was measured to cost.
@@ -73,12 +73,12 @@ pub(crate) fn judge(
     };
     let lasted = complained_for(s, memory, now);
     let patience = match &judgement {
-        Judgement::Roll(r) if !r.on_any_links && costs.sends_more(&r.to) => DOUBT,
+        Judgement::Roll(r) if !r.by_steps && costs.sends_more(&r.to) => DOUBT,
         _ => 1.0,
     } * s.config.guard_patience_s.get();
-    let on_any_links = matches!(&judgement, Judgement::Roll(r) if r.on_any_links);
+    let by_steps = matches!(&judgement, Judgement::Roll(r) if r.by_steps);
     let links_known = || memory.unsteady(&s.config, now).is_none() && measured_within(s, lasted);
-    let due = lasted.get() >= patience && (on_any_links || links_known());
+    let due = lasted.get() >= patience && (by_steps || links_known());
     if due { judgement } else { Judgement::Suspect }
 }
 
@@ -193,9 +193,11 @@ impl Look<'_> {
             let seen = self.seen(&p.strategy()).is_some();
             (seen || sure && open(p)).then(|| self.cost_of(p))
         });
-        let larger = self.costs.all.iter().filter(|p| p.score.is_some() && open(p)).filter_map(|p| self.at_most(m, p));
+        let larger = self.costs.all.iter().filter(|p| !sure && p.score.is_some() && open(p) && self.is_larger(p));
+        let next = larger.min_by(|a, b| a.strategy().cr().get().total_cmp(&b.strategy().cr().get()));
+        let next = next.and_then(|p| self.by_steps(m, p));
         let better = |b: &Fallback<'_>| b.cost < ours * (1.0 - self.s.config.hysteresis);
-        let best = usable.chain(larger).min_by(|a, b| a.cost.total_cmp(&b.cost)).filter(better);
+        let best = usable.chain(next).min_by(|a, b| a.cost.total_cmp(&b.cost)).filter(better);
         // Once something is left, it is left for the best that remains. That one alone is no reason to leave: a model that
         // has just been found wrong predicts it.
         let remains = best.as_ref().filter(|_| sure).and_then(|_| self.costs.pick(self.s, open));
@@ -208,7 +210,7 @@ impl Look<'_> {
                 let promised = self.memory.promise.filter(|p| p.version == m.version).map(|p| p.gain);
                 let evidence = Evidence { links: *self.links, measured: *m, promised };
                 let failed = Failed { strategy, scope, why: complaint, evidence };
-                Judgement::Roll(Box::new(Rollback { to: b.to.clone(), failed, why, on_any_links: b.on_any_links }))
+                Judgement::Roll(Box::new(Rollback { to: b.to.clone(), failed, why, by_steps: b.by_steps }))
             }
             None => Judgement::Stay(format!("{complaint}; nothing known is better")),
         }
@@ -232,30 +234,31 @@ impl Look<'_> {
                 to: p,
                 cost: self.worth(m.t_step, m.gain),
                 words: format!("measured at {} per step", words::time(m.t_step.get())),
-                on_any_links: false,
+                by_steps: false,
             },
             None => {
                 let cost = self.worth(p.what.t_step, p.what.gain);
-                Fallback { to: p, cost, words: format!("predicted {}", p.words()), on_any_links: false }
+                Fallback { to: p, cost, words: format!("predicted {}", p.words()), by_steps: false }
             }
         }
     }
 
-    /// A larger ratio of the compressor in force over the same collective at the most that a step may take under it: on any
-    /// links, a collective's time grows no faster than what it sends. What compressing takes longer is not hidden.
-    fn at_most<'a>(&self, m: &Measured, p: &'a Priced) -> Option<Fallback<'a>> {
+    /// Whether it is the compressor in force over the same collective at a larger ratio.
+    fn is_larger(&self, p: &Priced) -> bool {
         let (from, to) = (self.costs.in_force.strategy(), p.strategy());
-        let larger = to.cr() > from.cr() && to.selector() == from.selector() && to.collective() == from.collective();
-        let times = to.cr().get() / from.cr().get();
+        to.cr() > from.cr() && to.selector() == from.selector() && to.collective() == from.collective()
+    }
+
+    /// A larger ratio by the steps in force: its collective takes longer by as much as it sends more, or less. That bounds
+    /// every term of the cost model; only a network that lets short bursts through faster can break it, and so
+    /// it is used for one ratio at a time.
+    fn by_steps<'a>(&self, m: &Measured, p: &'a Priced) -> Option<Fallback<'a>> {
+        let times = p.strategy().cr().get() / self.costs.in_force.strategy().cr().get();
         let compressing = (p.what.t_comp.get() - m.t_comp.get()).max(0.0);
-        let most =
-            Seconds::new(m.t_step.get() + compressing + (times - 1.0) * m.t_sync.get()).ok().filter(|_| larger)?;
-        let words = format!(
-            "at most {} per step on any links at gain {}",
-            words::time(most.get()),
-            words::number(p.what.gain.get())
-        );
-        Some(Fallback { to: p, cost: self.worth(most, p.what.gain), words, on_any_links: true })
+        let most = Seconds::new(m.t_step.get() + compressing + (times - 1.0) * m.t_sync.get()).ok()?;
+        let (time, gain) = (words::time(most.get()), words::number(p.what.gain.get()));
+        let words = format!("by these steps at most {time} per step at gain {gain}");
+        Some(Fallback { to: p, cost: self.worth(most, p.what.gain), words, by_steps: true })
     }
 
     /// What the progress of a dense step takes, in seconds. The guard judges every policy's choice by it: a policy says what

@@ -251,7 +251,7 @@ fn keeps_a_sixth() -> (Job, flexcomm_planner::Alternative) {
 }
 
 #[test]
-fn on_links_that_cannot_be_trusted_a_larger_ratio_is_bounded_by_the_steps_in_force() {
+fn on_links_that_cannot_be_trusted_the_steps_in_force_bound_the_next_larger_ratio() {
     let (mut job, before) = keeps_a_sixth();
     let left_after = (0..60).find(|_| {
         let links = job.s.links.as_mut().unwrap();
@@ -263,7 +263,9 @@ fn on_links_that_cannot_be_trusted_a_larger_ratio_is_bounded_by_the_steps_in_for
     assert_eq!(left_after, Some(10), "the patience of the guard");
     let (from, to) = (before.strategy, job.strategy());
     assert_eq!((from.selector(), from.collective()), (to.selector(), to.collective()));
-    assert!(from.cr() < to.cr());
+    let sends_more = |a: &&flexcomm_planner::Alternative| a.strategy.cr() > from.cr();
+    let next = job.call().report.alternatives.iter().filter(sends_more).map(|a| a.strategy.cr().get()).reduce(f64::min);
+    assert_eq!(Some(to.cr().get()), next);
     let reason = &job.s.in_force.as_ref().unwrap().decision.reason;
     assert!(reason.contains("; on to ") && reason.contains("at most"), "{reason}");
 }

@@ -200,7 +200,7 @@ proptest! {
         prop_assert!(visited.len() <= 3, "{visited:?}");
     }
 
-    /// What the guard takes for certain on links that it does not know.
+    /// By this the guard bounds a larger ratio on links that cannot be trusted.
     #[test]
     fn the_time_of_a_collective_grows_no_faster_than_its_ratio(
         links in prop::collection::vec((-5.0..0.0f64, 5.0..11.0f64), 16),
