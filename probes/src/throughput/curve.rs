@@ -17,6 +17,8 @@ use serde::{Deserialize, Serialize};
 const MAX_POINTS: usize = 32_768;
 /// Share of the bytes that is never counted: slow start and the bucket of a shaper.
 const FIRST_PART: f64 = 0.2;
+/// Fewest bytes that speak for all where nothing is steady, as a share: the last packets may have passed together.
+const LEAST_SHARE: f64 = 0.5;
 /// Blocks into which the rest is cut.
 const BLOCKS: usize = 16;
 /// Fewest bytes in a block: two segments of a jumbo frame, so that one packet is no block.
@@ -88,7 +90,7 @@ impl Curve {
     }
 
     /// The best estimate so far; `rtt_s` is the round trip without queueing (0 when unknown). `None` before two
-    /// points in time.
+    /// points in time, and where too few bytes arrived between them.
     pub fn rate(&self, rtt_s: f64) -> Option<Rate> {
         let found = self.of_all(rtt_s)?;
         // What was steady is believed up to half of what steadiness allows.
@@ -122,12 +124,14 @@ impl Curve {
         parts.max_by(|a, b| a.bps.total_cmp(&b.bps))
     }
 
-    /// Everything but the first part; everything when that leaves nothing.
+    /// Everything but the first part; everything when that leaves too little; `None` when that is too little as well.
     fn later_part(&self) -> Option<Rate> {
         let (first, last) = (self.points.first()?, self.points.last()?);
         let start = first.1 as f64 + FIRST_PART * (last.1 - first.1) as f64;
         let from = self.points.partition_point(|(_, total)| (*total as f64) < start);
-        self.points.get(from).and_then(|from| span(from, last)).or_else(|| span(first, last))
+        let enough = |rate: &Rate| rate.used_bytes >= LEAST_SHARE * self.total as f64;
+        let later = self.points.get(from).and_then(|from| span(from, last)).filter(enough);
+        later.or_else(|| span(first, last).filter(enough))
     }
 
     /// When `bytes` in total had arrived, by linear interpolation, in seconds since the first point.

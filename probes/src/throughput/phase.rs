@@ -76,9 +76,13 @@ impl Receiving {
         Self { curve: Curve::default(), rtt_s, deadline, next_check: now, expected: None, stop_sent: false }
     }
 
-    /// `bytes` arrived at `at`.
-    pub fn data(&mut self, at: Nanos, bytes: u64) {
-        self.curve.add(at, bytes);
+    /// What all streams had when the reader looked: of each, when its newest byte arrived and how many there were. The
+    /// others arrived at some time before, so that the stamps of one look say nothing of the time between them.
+    pub fn data(&mut self, reads: impl IntoIterator<Item = (Nanos, u64)>) {
+        let look = reads.into_iter().reduce(|a, b| (a.0.max(b.0), a.1.saturating_add(b.1)));
+        if let Some((newest, bytes)) = look {
+            self.curve.add(newest, bytes);
+        }
     }
 
     /// The sender is done after `bytes`.

@@ -214,11 +214,9 @@ fn receive_phase(
         let mut interests = vec![Interest { fd: control.socket.as_fd(), write: false }];
         interests.extend(streams.iter().map(|stream| Interest { fd: stream.as_fd(), write: false }));
         let ready = wait(&interests, monotonic().plus(LOOK_S)).map_err(io_error("wait"))?;
-        for (stream, _) in streams.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
-            if let Some((at, bytes)) = read_stamped(stream, &mut buffer)? {
-                phase.data(at, bytes);
-            }
-        }
+        let readable = streams.iter().zip(&ready[1..]).filter(|(_, ready)| **ready);
+        let reads: Vec<_> = readable.map(|(stream, _)| read_stamped(stream, &mut buffer)).collect::<Result<_, _>>()?;
+        phase.data(reads.into_iter().flatten());
         if ready[0] {
             match control.try_next()? {
                 Some(Frame::Done { bytes, tcp }) => {
