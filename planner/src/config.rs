@@ -84,7 +84,7 @@ pub struct Config {
     /// began. Default 10 s: when the network changes, steps show it before the probes do, and rolling back on
     /// links of yesterday makes it worse. After `max_link_age_s` the guard no longer waits for that. Three
     /// times as long where the way back sends more. Nor does it act while links move (`links_settle_s`). On links that
-    /// cannot be trusted, the next larger ratio needs this time only if the steps in force bound its cost well enough.
+    /// cannot be trusted, a change to the next larger ratio, whose cost the steps in force bound, waits for nothing else.
     pub guard_patience_s: Seconds,
     /// Medians over fewer steps than this are not used, neither by the guard nor for the gain. Default 10.
     pub least_steps: u64,

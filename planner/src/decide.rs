@@ -112,7 +112,7 @@ impl<'a> Call<'a> {
         let (s, moved) = (self.s, Moved { links: summary, config: &self.s.config, now: self.now });
         let known = self.memory.seen.len();
         let ended = self.memory.review_blocks(&moved, s.version(), |memory, blocked, evidence| {
-            guard::acquits(&guard::Look { s, memory, costs, links: summary }, blocked, evidence)
+            guard::acquits(&guard::Look { s, memory, costs, links: summary, now: self.now }, blocked, evidence)
         });
         let what = ended.words();
         if what.is_some() || self.memory.seen.len() != known {
@@ -376,7 +376,7 @@ impl<'a> Call<'a> {
 
 /// Whether the links are known well enough to act on. A first decision may also rest on a fresh trial: its measured times
 /// are what the predictions were fitted to, whatever the estimates of the links are worth.
-fn trusted(s: &Snapshot, links: &Links, now: Timestamp) -> Result<(), String> {
+pub(crate) fn trusted(s: &Snapshot, links: &Links, now: Timestamp) -> Result<(), String> {
     if links.age > s.config.max_link_age_s {
         let (age, most) = (words::time(links.age.get()), words::time(s.config.max_link_age_s.get()));
         return Err(format!("the newest sample of a link is {age} old, older than {most}"));

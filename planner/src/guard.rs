@@ -9,6 +9,7 @@
 //! same collective takes ([`Look::by_steps`]): where that is better already, nothing is waited for but the patience.
 
 use crate::blocks::{Blocked, Evidence, Failed, Scope};
+use crate::decide::trusted;
 use crate::memory::{Complaint, LinkSummary};
 use crate::solve::{Costs, Priced};
 use crate::{Measured, Memory, Snapshot, gains, words};
@@ -59,7 +60,7 @@ pub(crate) fn judge(
         // No news is no end of the complaint.
         return Judgement::Fine;
     };
-    let look = Look { s, memory, costs, links };
+    let look = Look { s, memory, costs, links, now };
     let promised = memory.promise.filter(|p| p.version == m.version).map(|p| p.gain);
     let judgements = look.complaints(m, &costs.modelled, promised).map(|(scope, what)| look.roll(m, scope, what));
     // The first complaint that has a way out, else the first.
@@ -114,6 +115,7 @@ pub(crate) struct Look<'a> {
     pub(crate) memory: &'a Memory,
     pub(crate) costs: &'a Costs,
     pub(crate) links: &'a LinkSummary,
+    pub(crate) now: Timestamp,
 }
 
 impl Look<'_> {
@@ -187,15 +189,15 @@ impl Look<'_> {
         let open = |p: &Priced| !p.blocked && !scope.covers(&strategy, &p.strategy());
         let known = self.costs.all.iter().filter(|p| p.what.strategy.is_dense() || previous(p));
         // What is predicted on links that cannot be trusted, or that steps contradict, is nothing to go back to.
-        let trusted = self.s.links.as_ref().is_some_and(|l| l.confidence >= self.s.config.least_confidence);
+        let trusted = self.s.links.as_ref().is_some_and(|l| trusted(self.s, l, self.now).is_ok());
         let sure = trusted && self.costs.contradicted.is_none();
         let usable = known.filter(|p| p.strategy() != strategy).filter_map(|p| {
             let seen = self.seen(&p.strategy()).is_some();
             (seen || sure && open(p)).then(|| self.cost_of(p))
         });
-        let larger = self.costs.all.iter().filter(|p| !sure && p.score.is_some() && open(p) && self.is_larger(p));
+        let larger = self.costs.all.iter().filter(|p| !sure && self.is_larger(p));
         let next = larger.min_by(|a, b| a.strategy().cr().get().total_cmp(&b.strategy().cr().get()));
-        let next = next.and_then(|p| self.by_steps(m, p));
+        let next = next.filter(|p| p.score.is_some() && open(p)).and_then(|p| self.by_steps(m, p));
         let better = |b: &Fallback<'_>| b.cost < ours * (1.0 - self.s.config.hysteresis);
         let best = usable.chain(next).min_by(|a, b| a.cost.total_cmp(&b.cost)).filter(better);
         // Once something is left, it is left for the best that remains. That one alone is no reason to leave: a model that
@@ -249,12 +251,12 @@ impl Look<'_> {
         to.cr() > from.cr() && to.selector() == from.selector() && to.collective() == from.collective()
     }
 
-    /// A larger ratio by the steps in force: its collective takes longer by as much as it sends more, or less. That bounds
-    /// every term of the cost model; only a network that lets short bursts through faster can break it, and so
-    /// it is used for one ratio at a time.
+    /// The next larger ratio by the steps in force: its collective takes longer by as much as it sends more, or less. That
+    /// bounds every term of the unfitted model. A network that lets short bursts through faster breaks it, and so it is
+    /// used for one ratio at a time.
     fn by_steps<'a>(&self, m: &Measured, p: &'a Priced) -> Option<Fallback<'a>> {
         let times = p.strategy().cr().get() / self.costs.in_force.strategy().cr().get();
-        let compressing = (p.what.t_comp.get() - m.t_comp.get()).max(0.0);
+        let compressing = (p.what.t_comp.get() - self.costs.modelled.t_comp.get()).max(0.0);
         let most = Seconds::new(m.t_step.get() + compressing + (times - 1.0) * m.t_sync.get()).ok()?;
         let (time, gain) = (words::time(most.get()), words::number(p.what.gain.get()));
         let words = format!("by these steps at most {time} per step at gain {gain}");

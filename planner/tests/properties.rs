@@ -220,8 +220,8 @@ proptest! {
             terms.alpha_s + terms.beta_s
         };
         let (is, most) = (takes_s(small * times), times * takes_s(small));
-        // A selection is of whole values: of 10,000 x 0.0005 one is a fifth.
-        let rounding = 1.0 + 1.0 / (small * values as f64);
+        // A selection is of whole values.
+        let rounding = 1.0 + 1.0 / (small * values as f64 - 0.5);
         prop_assert!(is <= most * rounding, "{is} s, at most {most} s");
     }
 

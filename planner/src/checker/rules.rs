@@ -138,7 +138,7 @@ fn worse_than_dense(s: &Snapshot, outcome: &Outcome, m: &Measured) -> bool {
 fn keeps_less_than_promised(s: &Snapshot, m: &Measured) -> bool {
     let Some(promise) = s.memory.promise.filter(|p| p.version == m.version) else { return false };
     let worth = |gain: f64| costs::worth(m.t_step.get(), gain, uncompensated(s));
-    worth(m.gain.get()) > worth(promise.gain.get()) * (1.0 + s.config.guard_dense_margin)
+    worth(m.gain.get()) > worth(promise.gain.get()) * (1.0 + s.config.guard_dense_margin - TOLERANCE)
 }
 
 /// The share of what compression drops that the guard takes for lost.

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 const MAX_POINTS: usize = 32_768;
 /// Share of the bytes that is never counted: slow start and the bucket of a shaper.
 const FIRST_PART: f64 = 0.2;
-/// Fewest bytes that speak for all where nothing is steady, as a share: the last packets may have passed together.
+/// Fewest bytes between points that speak for the link, as a share of all: the last packets may have come together.
 const LEAST_SHARE: f64 = 0.5;
 /// Blocks into which the rest is cut.
 const BLOCKS: usize = 16;
@@ -25,7 +25,7 @@ const BLOCKS: usize = 16;
 const MIN_BLOCK: f64 = 4096.0;
 /// Rates in the steady part are this close to its median, as a share, for most of its blocks.
 const LIKE: f64 = 0.25;
-/// Fewest blocks in the steady part.
+/// Fewest blocks in the steady part, and fewest points in time that they lie between.
 const MIN_STEADY: usize = 6;
 /// A steady part over this many round trips needs no second look.
 const TRUSTED_RTTS: f64 = 4.0;
@@ -48,8 +48,9 @@ const PEAK_ABOVE: f64 = 0.05;
 const MIN_GAP_S: f64 = 0.004;
 
 /// Arrivals: total bytes received at points in time.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Curve {
+    begun: Nanos,
     points: Vec<(Nanos, u64)>,
     total: u64,
 }
@@ -68,6 +69,11 @@ pub struct Rate {
 }
 
 impl Curve {
+    /// Nothing was sent before `begun`.
+    pub fn new(begun: Nanos) -> Self {
+        Self { begun, points: Vec::new(), total: 0 }
+    }
+
     /// `bytes` more arrived at `at`. A stamp before the last one (streams are read in turn) counts as the last.
     pub fn add(&mut self, at: Nanos, bytes: u64) {
         self.total = self.total.saturating_add(bytes);
@@ -89,8 +95,8 @@ impl Curve {
         self.total
     }
 
-    /// The best estimate so far; `rtt_s` is the round trip without queueing (0 when unknown). `None` before two
-    /// points in time, and where too few bytes arrived between them.
+    /// The best estimate so far; `rtt_s` is the round trip without queueing (0 when unknown). `None` before the first
+    /// bytes.
     pub fn rate(&self, rtt_s: f64) -> Option<Rate> {
         let found = self.of_all(rtt_s)?;
         // What was steady is believed up to half of what steadiness allows.
@@ -112,8 +118,7 @@ impl Curve {
 
     /// The fastest part after the first part that is long enough.
     fn fastest(&self) -> Option<Rate> {
-        let (first, last) = (self.points.first()?, self.points.last()?);
-        let start = first.1 as f64 + FIRST_PART * (last.1 - first.1) as f64;
+        let start = self.first_part()?;
         let later = &self.points[self.points.partition_point(|(_, total)| (*total as f64) < start)..];
         let mut end = 0;
         let parts = later.iter().map_while(|begin| {
@@ -124,14 +129,25 @@ impl Curve {
         parts.max_by(|a, b| a.bps.total_cmp(&b.bps))
     }
 
-    /// Everything but the first part; everything when that leaves too little; `None` when that is too little as well.
+    /// Where the first part of the bytes ends.
+    fn first_part(&self) -> Option<f64> {
+        let (first, last) = (self.points.first()?.1 as f64, self.total as f64);
+        Some(first + FIRST_PART * (last - first))
+    }
+
+    /// The points after the first part, where they are enough to speak for the link.
+    fn later_points(&self) -> Option<&[(Nanos, u64)]> {
+        let start = self.first_part()?;
+        let later = &self.points[self.points.partition_point(|(_, total)| (*total as f64) < start)..];
+        let bytes = later.last()?.1 - later.first()?.1;
+        (later.len() >= MIN_STEADY && bytes as f64 >= LEAST_SHARE * self.total as f64).then_some(later)
+    }
+
+    /// Everything but the first part. When that is too little: all bytes over the time since the phase began, which the
+    /// link may have passed faster.
     fn later_part(&self) -> Option<Rate> {
-        let (first, last) = (self.points.first()?, self.points.last()?);
-        let start = first.1 as f64 + FIRST_PART * (last.1 - first.1) as f64;
-        let from = self.points.partition_point(|(_, total)| (*total as f64) < start);
-        let enough = |rate: &Rate| rate.used_bytes >= LEAST_SHARE * self.total as f64;
-        let later = self.points.get(from).and_then(|from| span(from, last)).filter(enough);
-        later.or_else(|| span(first, last).filter(enough))
+        let later = self.later_points().and_then(|later| span(later.first()?, later.last()?));
+        later.or_else(|| span(&(self.begun, 0), self.points.last()?))
     }
 
     /// When `bytes` in total had arrived, by linear interpolation, in seconds since the first point.
@@ -148,9 +164,8 @@ impl Curve {
     }
 
     fn steady(&self) -> Option<Rate> {
-        let first = self.points.first()?.1 as f64;
-        let total = self.total as f64;
-        let start = first + FIRST_PART * (total - first);
+        self.later_points()?;
+        let (start, total) = (self.first_part()?, self.total as f64);
         let blocks = (((total - start) / MIN_BLOCK) as usize).min(BLOCKS);
         if blocks < MIN_STEADY {
             return None;

@@ -73,7 +73,7 @@ impl Receiving {
     /// Waits for bytes until `time_limit_s` seconds from `now` and a little longer for those on the way.
     pub fn new(now: Nanos, time_limit_s: f64, rtt_s: f64) -> Self {
         let deadline = now.plus(time_limit_s + LINGER_S + 2.0 * rtt_s);
-        Self { curve: Curve::default(), rtt_s, deadline, next_check: now, expected: None, stop_sent: false }
+        Self { curve: Curve::new(now), rtt_s, deadline, next_check: now, expected: None, stop_sent: false }
     }
 
     /// What all streams had when the reader looked: of each, when its newest byte arrived and how many there were. The
