@@ -35,7 +35,7 @@ fn python(folder: &std::path::Path) -> String {
 #[test]
 fn every_method_has_a_row() {
     let rows = rows(&bench(&["--n", "2e3", "--patience", "1ms", "--json"]));
-    let names = flexcomm_compression::methods::all().map(|entry| entry.name);
+    let names = flexcomm_compression::methods::all().map(|entry| entry.info.name);
     let methods: Vec<_> = names.chain(["topk(k=0.01)+ef(vanilla)"]).collect();
     assert_eq!(rows.len(), 3 * methods.len());
     for (i, row) in rows.iter().enumerate() {

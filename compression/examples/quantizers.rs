@@ -8,11 +8,13 @@
 mod least;
 mod shared;
 
+use flexcomm_compression::Build;
 use flexcomm_compression::codec::{Context, Shape};
+use flexcomm_compression::entry::Entry;
 use flexcomm_compression::random::Stream;
-use flexcomm_compression::strategy::{Class, Entry, Strategy};
 use flexcomm_compression::wire::{Reader, Writer};
 use flexcomm_compression::{MAX_VALUES, methods};
+use flexcomm_domain::spec::{Class, CompressorSpec};
 use shared::{read, read_kernel};
 use std::hint::black_box;
 use std::time::Instant;
@@ -54,10 +56,10 @@ fn main() -> Result<(), String> {
         println!("per 16 values, least: read {:.2} ns; scaled, cut and packed {:.2} ns", per_16(read), per_16(least));
     }
     println!("{:46} {:>9} {:>14} {:>11} {:>16}", "method", "bits", "compress/copy", "known/copy", "decode+sum/copy");
-    let measured = |e: &&Entry| e.class == Class::Quantization || e.name == "threelc";
+    let measured = |e: &&Entry| e.info.class == Class::Quantization || e.info.name == "threelc";
     for entry in methods::all().filter(measured) {
         for example in entry.examples {
-            let strategy: Strategy = format!("{}({example})", entry.name).parse().unwrap();
+            let strategy: CompressorSpec = format!("{}({example})", entry.info.name).parse().unwrap();
             if !strategy.to_string().contains(&only) {
                 continue;
             }

@@ -1,10 +1,8 @@
 //! Where the layers lie in the fused gradient.
 
 use crate::codec::Shape;
+use flexcomm_domain::spec::MAX_VALUES;
 use std::ops::Range;
-
-/// Most values in a fused gradient: indices are u32 on the wire.
-pub const MAX_VALUES: usize = u32::MAX as usize;
 
 /// Failed to lay out a fused gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -33,7 +33,7 @@
 //!
 //! A buffer set takes 8 bytes per value (residual and error-fed gradient), plus what a step selects and finds.
 //!
-//! Every compressor of the literature goes through one interface ([`codec`]), named by a text ([`strategy`]), with memory
+//! Every compressor of the literature goes through one interface ([`codec`]), named by a text ([`CompressorSpec`](flexcomm_domain::spec::CompressorSpec)), with memory
 //! and momentum around it ([`memory`], [`momentum`]) in a [`pipeline`]:
 //!
 //! ```
@@ -57,15 +57,16 @@
 //! `docs/adding.md` says how to add one.
 
 pub mod codec;
+pub mod entry;
 pub mod memory;
 pub mod methods;
 pub mod momentum;
 pub mod pipeline;
 pub mod random;
-pub mod strategy;
 pub mod wire;
 
 mod aggregate;
+mod build;
 mod compressor;
 mod feedback;
 mod format;
@@ -76,14 +77,16 @@ mod selection;
 mod shadow;
 
 pub use aggregate::{AggregateError, aggregate, scatter_mean};
+pub use build::Build;
 pub use compressor::{Compressed, GradientCompressor, Method};
 pub use feedback::{CompressError, Memory};
+pub use flexcomm_domain::spec::{Checksum, MAX_VALUES};
 pub use format::{
-    Checksum, DecodeError, HEADER_BYTES, INDEX_BYTES, Message, Part, VALUE_BYTES, VERSION, dense_bytes, encode,
-    encode_dense, message_bytes,
+    DecodeError, HEADER_BYTES, INDEX_BYTES, Message, Part, VALUE_BYTES, VERSION, dense_bytes, encode, encode_dense,
+    message_bytes,
 };
 pub use kernels::Kernel;
-pub use layers::{Layers, LayersError, MAX_VALUES};
+pub use layers::{Layers, LayersError};
 pub use select::naive;
 pub use selection::{Energy, Selection, SelectionError};
 pub use shadow::{MAX_SHADOWS, SHADOW_VALUES, Shadow, ShadowGain};

@@ -3,17 +3,15 @@
 
 use crate::codec::ReadError;
 use crate::memory::{restore_values, save_values};
-use crate::strategy::MomentumEntry;
-use crate::strategy::params::{FACTOR, Param};
 use crate::wire::{Reader, Writer};
+use flexcomm_domain::spec::{MomentumKind, Values};
 
-/// Every momentum, one line each.
-pub static MOMENTA: &[MomentumEntry] = &[MomentumEntry {
-    name: "nesterov",
-    about: "m = mu m + g; compresses g + mu m",
-    params: &[Param::required("mu", FACTOR, "decay of the momentum")],
-    build: |values, n| Box::new(Nesterov::new(values.number(0) as f32, n)),
-}];
+/// A momentum for n values.
+pub(crate) fn build(kind: MomentumKind, values: &Values, n: usize) -> Box<dyn Momentum> {
+    match kind {
+        MomentumKind::Nesterov => Box::new(Nesterov::new(values.number(0) as f32, n)),
+    }
+}
 
 /// A momentum before a memory or a codec. As a memory, it moves only when the step is sure.
 pub trait Momentum: Send + std::fmt::Debug {

@@ -9,6 +9,7 @@ mod ids;
 mod link;
 mod nearest;
 mod share;
+pub mod spec;
 mod strategy;
 mod time;
 mod units;

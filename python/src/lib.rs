@@ -54,7 +54,7 @@ mod _core {
     #[pyfunction]
     fn parse_byteps(map: std::collections::BTreeMap<String, String>) -> PyResult<String> {
         let map = map.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-        let read = flexcomm_compression::strategy::Strategy::from_byteps(map);
+        let read = flexcomm_domain::spec::CompressorSpec::from_byteps(map);
         Ok(read.map_err(|error| guard::Failure::input(format!("failed to {error}")))?.to_string())
     }
 

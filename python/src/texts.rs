@@ -5,11 +5,12 @@ use crate::core::Core;
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
 use crate::session::Session;
+use flexcomm_compression::Build;
 use flexcomm_compression::codec::{Element, Travels};
 use flexcomm_compression::pipeline::{Member, Step};
-use flexcomm_compression::strategy::Strategy;
 use flexcomm_compression::wire::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use flexcomm_domain::Collective;
+use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_engine::{EngineError, How, Param, PipeState, Piped, Ran, Shared, Turn, layers, lock};
 use flexcomm_trainer::{Heard, Status, Tick};
 use flexcomm_wire::{MAX_STRATEGY_TEXT, Ran as Reported};
@@ -27,7 +28,7 @@ const OVER: u8 = 4;
 /// A strategy that is named by a text, and where its steps are.
 #[derive(Debug, Clone)]
 pub struct Text {
-    pub strategy: Strategy,
+    pub strategy: CompressorSpec,
     pub text: String,
     /// The same in reports. One that is too long for them is cut: it is for people.
     pub ran: Reported,
@@ -38,7 +39,7 @@ pub struct Text {
 impl Text {
     /// Reads and checks a text.
     pub fn read(text: &str) -> Result<Self, Failure> {
-        let strategy = text.parse().and_then(Strategy::trainable);
+        let strategy = text.parse().and_then(CompressorSpec::trainable);
         let strategy = strategy.map_err(|e| Failure::input(format!("failed to {e}")))?;
         let gathers = strategy.travels() == Travels::Gathers;
         let collective = if gathers { Collective::Allgather } else { Collective::DenseRing };
@@ -79,10 +80,10 @@ pub type Described = (&'static str, &'static str, Vec<(&'static str, String, &'s
 
 /// All of them.
 pub fn compressors() -> Vec<Described> {
-    let parameter = |p: &flexcomm_compression::strategy::Param| (p.name, p.kind.to_string(), p.about);
-    let describe = |entry: &'static flexcomm_compression::strategy::Entry| {
-        let parameters = entry.params.iter().map(parameter).collect();
-        (entry.name, entry.about, parameters, entry.examples.to_vec())
+    let parameter = |p: &flexcomm_domain::spec::Param| (p.name, p.kind.to_string(), p.about);
+    let describe = |entry: &'static flexcomm_compression::entry::Entry| {
+        let parameters = entry.info.params.iter().map(parameter).collect();
+        (entry.info.name, entry.info.about, parameters, entry.examples.to_vec())
     };
     flexcomm_compression::methods::all().map(describe).collect()
 }

@@ -8,7 +8,7 @@ use super::torch;
 use super::worker::{Asked, Event, Job, Worker};
 use anyhow::{Context, Result, bail};
 use flexcomm_compression::methods;
-use flexcomm_compression::strategy::Strategy;
+use flexcomm_domain::spec::CompressorSpec;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -132,19 +132,19 @@ fn asked(text: &str) -> Result<Asked> {
     if fitted::is_fitted(text) {
         return Ok(Asked::Fitted(text.to_owned()));
     }
-    let entry = methods::all().find(|entry| entry.name == text);
+    let entry = methods::all().find(|entry| entry.info.name == text);
     let whole = match entry {
-        Some(entry) => format!("{}({})", entry.name, fitted::example(entry)),
+        Some(entry) => format!("{}({})", entry.info.name, fitted::example(entry)),
         None => text.to_owned(),
     };
-    let strategy: Strategy = whole.parse().with_context(|| format!("--methods {text}"))?;
+    let strategy: CompressorSpec = whole.parse().with_context(|| format!("--methods {text}"))?;
     Ok(Asked::Strategy(strategy.to_string()))
 }
 
 fn all_asked(args: &Args) -> Result<Vec<Asked>> {
     match &args.methods {
         Some(Methods(texts)) => texts.iter().map(|text| asked(text)).collect(),
-        None => methods::all().map(|entry| entry.name).chain([FED_BACK]).map(asked).collect(),
+        None => methods::all().map(|entry| entry.info.name).chain([FED_BACK]).map(asked).collect(),
     }
 }
 

@@ -4,9 +4,9 @@
 use super::measure::{LESSONS, MORE, shifted};
 use anyhow::{Result, anyhow, bail};
 use flexcomm_compression::Layers;
+use flexcomm_compression::entry::Entry;
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::random::Stream;
-use flexcomm_compression::strategy::Entry;
 use flexcomm_compression::wire::Writer;
 
 /// The share of the values that is to be sent.
@@ -29,7 +29,7 @@ pub fn is_fitted(name: &str) -> bool {
 /// Arguments for a name alone.
 pub fn example(entry: &Entry) -> &'static str {
     // Five rows of 1 %: a sketch smaller than the gradient.
-    if entry.name == "sketched" { "k=0.01" } else { entry.examples[0] }
+    if entry.info.name == "sketched" { "k=0.01" } else { entry.examples[0] }
 }
 
 /// The strategy of a fitted name for these values ([`MORE`] than a gradient has).

@@ -136,7 +136,7 @@ fn without_kernel(rows: &[Row]) -> Vec<&'static str> {
     // Under another name, a selection with other indices, or left out for want of cuBLAS: their kernels exist.
     const SAME: [&str; 7] = ["signum", "onebit", "lwtopk", "artopk", "threshold", "sgc", "powersgd"];
     let named = |name: &str| rows.iter().any(|row| row.method.split('(').next() == Some(name));
-    methods::all().map(|entry| entry.name).filter(|name| !named(name) && !SAME.contains(name)).collect()
+    methods::all().map(|entry| entry.info.name).filter(|name| !named(name) && !SAME.contains(name)).collect()
 }
 
 fn head() -> String {

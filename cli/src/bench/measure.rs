@@ -4,9 +4,9 @@ use super::data::{DType, Distribution};
 use anyhow::{Result, anyhow};
 use flexcomm_compression::codec::{Shape, Travels};
 use flexcomm_compression::pipeline::{Gradient, Member, Outcome, Pipeline, Step};
-use flexcomm_compression::strategy::Strategy;
 use flexcomm_compression::wire::Writer;
 use flexcomm_compression::{Energy, Layers};
+use flexcomm_domain::spec::CompressorSpec;
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -168,7 +168,7 @@ fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
 }
 
 impl<'a> Part<'a> {
-    fn new(strategy: &Strategy, values: &'a [f32], dtype: DType) -> Result<Self> {
+    fn new(strategy: &CompressorSpec, values: &'a [f32], dtype: DType) -> Result<Self> {
         let n = values.len() - MORE;
         let layers = Layers::matrices(&[shape(n)])?;
         let halves = dtype.halves(values);
@@ -302,13 +302,13 @@ fn middle(parts: &mut [Part<'_>], (lessons, patience): (usize, Duration)) -> Res
 }
 
 /// Measures one strategy.
-pub fn row(strategy: &Strategy, case: &Case<'_>, distribution: Distribution) -> Result<Row> {
+pub fn row(strategy: &CompressorSpec, case: &Case<'_>, distribution: Distribution) -> Result<Row> {
     let n = case.values.len() - MORE;
     let each = n.div_ceil(case.threads);
     let ends = (0..n).step_by(each).map(|from| (from, n.min(from + each)));
     let part = |(from, to): (usize, usize)| Part::new(strategy, &case.values[from..to + MORE], case.dtype);
     let mut parts = ends.map(part).collect::<Result<Vec<_>>>()?;
-    let lessons = if strategy.entry().name == "variance" { LESSONS } else { 1 };
+    let lessons = if strategy.compressor().name == "variance" { LESSONS } else { 1 };
     let took = middle(&mut parts, (lessons, case.patience))?;
     let per = |seconds: f64| seconds / took.copy.max(1e-9);
     Ok(Row {

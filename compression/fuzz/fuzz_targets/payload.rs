@@ -1,9 +1,10 @@
 #![no_main]
 mod shared;
-use flexcomm_compression::Layers;
 use flexcomm_compression::codec::Travels;
 use flexcomm_compression::pipeline::{Member, Pipeline, add_messages};
-use flexcomm_compression::wire::{DType, Header, MAX_PARAMETERS, Writer, write_message};
+use flexcomm_compression::wire::{DType, Header, Writer, write_message};
+use flexcomm_compression::{Build, Layers};
+use flexcomm_domain::spec::MAX_PARAMETERS;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

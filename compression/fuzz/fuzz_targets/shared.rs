@@ -1,16 +1,17 @@
 //! What targets share.
 #![allow(dead_code)]
 
+use flexcomm_compression::Build;
 use flexcomm_compression::methods;
-use flexcomm_compression::strategy::{Kind, Strategy};
+use flexcomm_domain::spec::{CompressorSpec, Kind};
 use std::ops::Bound;
 use std::sync::OnceLock;
 
 /// Every registered codec with each of its examples.
-pub fn strategies() -> &'static [Strategy] {
-    static ALL: OnceLock<Vec<Strategy>> = OnceLock::new();
+pub fn strategies() -> &'static [CompressorSpec] {
+    static ALL: OnceLock<Vec<CompressorSpec>> = OnceLock::new();
     ALL.get_or_init(|| {
-        let texts = methods::all().flat_map(|e| e.examples.iter().map(|args| format!("{}({args})", e.name)));
+        let texts = methods::all().flat_map(|e| e.examples.iter().map(|args| format!("{}({args})", e.info.name)));
         texts.map(|text| text.parse().expect("an example of the registry")).collect()
     })
 }
@@ -20,7 +21,7 @@ const DRAWN: std::ops::Range<u8> = 192..240;
 
 /// Code and example of the strategy, the lengths of up to three layers (below 128), how many they are, and the rest. The
 /// rest starts with the parameters where these are drawn.
-pub fn split(data: &[u8]) -> Option<(Strategy, Vec<usize>, &[u8])> {
+pub fn split(data: &[u8]) -> Option<(CompressorSpec, Vec<usize>, &[u8])> {
     let ([code, example, a, b, c, used], rest) = data.split_first_chunk::<6>()?;
     let named: Vec<_> = strategies().iter().filter(|s| s.entry().code == *code).collect();
     let strategy = match named.len() {
@@ -34,10 +35,10 @@ pub fn split(data: &[u8]) -> Option<(Strategy, Vec<usize>, &[u8])> {
 }
 
 /// The compressor with parameters from the first bytes: a byte and four more for each. What is not admitted is the example's.
-fn drawn(example: Strategy, mut rest: &[u8]) -> (Strategy, &[u8]) {
+fn drawn(example: CompressorSpec, mut rest: &[u8]) -> (CompressorSpec, &[u8]) {
     let entry = example.entry();
     let mut numbers = example.values().all().to_vec();
-    for (number, param) in numbers.iter_mut().zip(entry.params) {
+    for (number, param) in numbers.iter_mut().zip(entry.info.params) {
         let Some(([form, a, b, c, d], after)) = rest.split_first_chunk::<5>() else { break };
         let value = value(param.kind, *form, u32::from_le_bytes([*a, *b, *c, *d]));
         if param.kind.admits(value) {
@@ -45,7 +46,7 @@ fn drawn(example: Strategy, mut rest: &[u8]) -> (Strategy, &[u8]) {
         }
         rest = after;
     }
-    (Strategy::from_numbers(entry, &numbers).unwrap_or(example), rest)
+    (CompressorSpec::from_numbers(entry.info, &numbers).unwrap_or(example), rest)
 }
 
 /// An end of the range, something between, or a float by its bits.

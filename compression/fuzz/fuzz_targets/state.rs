@@ -5,8 +5,7 @@ use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::Writer;
 use libfuzzer_sys::fuzz_target;
 
-const PARTS: [&str; 5] =
-    ["", "+ef(vanilla)", "+ef(efsign)+nesterov(mu=0.5)", "+ef(dgc,mu=0.9)", "+ef(sgc,alpha=0.5)"];
+const PARTS: [&str; 5] = ["", "+ef(vanilla)", "+ef(efsign)+nesterov(mu=0.5)", "+ef(dgc,mu=0.9)", "+ef(sgc,alpha=0.5)"];
 
 fuzz_target!(|data: &[u8]| {
     let Some((codec, lengths, rest)) = shared::split(data) else { return };
@@ -18,7 +17,7 @@ fuzz_target!(|data: &[u8]| {
     // The head of a true state, the rest of it from the fuzzer.
     let mut saved = Writer::new();
     pipeline.save(&mut saved);
-    let head = 4 + 1 + 4 + pipeline.strategy().to_string().len() + 4 + 16 * lengths.len() + 8;
+    let head = 4 + 1 + 4 + pipeline.spec().to_string().len() + 4 + 16 * lengths.len() + 8;
     let state = [&saved.bytes()[..head], rest].concat();
     if pipeline.restore(&state).is_ok() {
         let mut again = Writer::new();

@@ -14,7 +14,7 @@ pub use crate::select::sieve::Sieve;
 use crate::wire::{Reader, Writer};
 use crate::{Energy, Kernel};
 
-/// A compressor for one tensor (Q and Q^-1 of GRACE's Algorithm 1). Made by [`crate::strategy::Entry::build`].
+/// A compressor for one tensor (Q and Q^-1 of GRACE's Algorithm 1). Made by [`crate::entry::Entry::build`].
 ///
 /// Rules, which `tests/codecs` checks on every registered codec:
 /// - After the first call with a tensor nothing is allocated.

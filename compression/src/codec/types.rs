@@ -1,54 +1,6 @@
 //! Small words of the interface.
 
-/// How payloads of several ranks come together. AR-Topk's broadcast of one rank's indices is a sum too, to which the others
-/// give zeros.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Travels {
-    /// Added up in flight by an allreduce: the payload is nothing but elements, and payloads add element by element.
-    Sums(Element),
-    /// Not in flight: every rank gets every rank's payload (an allgather, or a broadcast from each), and each aggregates.
-    Gathers,
-}
-
-/// Type of the elements of a payload that adds up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Element {
-    /// IEEE 754 binary32.
-    F32,
-    /// IEEE 754 binary16.
-    F16,
-    /// The upper half of binary32.
-    Bf16,
-}
-
-impl Element {
-    /// Bytes of one.
-    pub const fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
-    }
-}
-
-/// What a codec takes as one tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Scope {
-    /// The fused gradient of all layers.
-    Bucket,
-    /// Each layer by itself, with a codec (and its state) of its own.
-    Tensor,
-}
-
-impl Scope {
-    /// As the textual form has it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Bucket => "bucket",
-            Self::Tensor => "tensor",
-        }
-    }
-}
+pub use flexcomm_domain::spec::{Element, Scope, Travels};
 
 /// A tensor as a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

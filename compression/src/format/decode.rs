@@ -1,11 +1,11 @@
 //! Reading messages: everything is checked before anything is believed, and nothing is copied or allocated.
 
 use super::{
-    Checksum, HEADER_BYTES, INDEX_BYTES, MAGIC, VALUE_BYTES, VERSION, at, checksum::crc32c, dtype, encoding,
-    method_code,
+    HEADER_BYTES, INDEX_BYTES, MAGIC, VALUE_BYTES, VERSION, at, checksum::crc32c, dtype, encoding, method_code,
 };
 use crate::{MAX_VALUES, Selection};
 use flexcomm_domain::Compressor;
+use flexcomm_domain::spec::Checksum;
 
 /// Failed to decode a message.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]

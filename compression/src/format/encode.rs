@@ -1,8 +1,9 @@
 //! Writing messages.
 
-use super::{Checksum, HEADER_BYTES, MAGIC, VERSION, at, checksum::crc32c, dtype, encoding, method_code};
+use super::{HEADER_BYTES, MAGIC, VERSION, at, checksum::crc32c, dtype, encoding, method_code};
 use crate::Selection;
 use flexcomm_domain::Compressor;
+use flexcomm_domain::spec::Checksum;
 
 /// What of a selection travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -51,16 +51,6 @@ pub(crate) mod encoding {
     pub(crate) const U32: u8 = 1;
 }
 
-/// Whether a message proves that it arrived as it was sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Checksum {
-    /// No: the transport does.
-    #[default]
-    None,
-    /// CRC-32C over header and payload.
-    Crc32c,
-}
-
 pub(crate) fn method_code(compressor: Compressor) -> u8 {
     match compressor {
         Compressor::None => 0,

@@ -5,16 +5,7 @@
 
 use super::{Feeding, HeldBack, Memory, Units, restore_values, save_values};
 use crate::codec::{EncodeError, ReadError, Stats};
-use crate::strategy::MemoryEntry;
-use crate::strategy::params::{FACTOR, Param};
 use crate::wire::{Reader, Writer};
-
-pub(super) const ENTRY: MemoryEntry = MemoryEntry {
-    name: "dgc",
-    about: "DGC: momentum before accumulation, both masked where values were sent",
-    params: &[Param::required("mu", FACTOR, "decay of the momentum")],
-    build: |values, n| Box::new(Dgc::new(values.number(0) as f32, n)),
-};
 
 /// u and v.
 #[derive(Debug)]
@@ -31,7 +22,7 @@ pub struct Dgc {
 }
 
 impl Dgc {
-    fn new(mu: f32, n: usize) -> Self {
+    pub(super) fn new(mu: f32, n: usize) -> Self {
         Self {
             mu,
             momentum: vec![0.0; n],

@@ -9,19 +9,8 @@
 use super::{Feeding, HeldBack, Memory, Units, restore_values, save_values};
 use crate::codec::{Carried, EncodeError, ReadError, Sieve, Stats};
 use crate::kernels::{Added, Candidates, Feed};
-use crate::strategy::MemoryEntry;
-use crate::strategy::params::{Kind, Param, Values};
 use crate::wire::{Reader, Writer};
-use std::ops::Bound;
-
-const NOT_NEGATIVE: Kind = Kind::Number(Bound::Included(0.0), Bound::Unbounded);
-
-pub(super) const ENTRY: MemoryEntry = MemoryEntry {
-    name: "efsign",
-    about: "EFsignSGD: compresses e + gamma g, in units of the model's update",
-    params: &[Param::optional("gamma", NOT_NEGATIVE, 0.0, "weight of the gradient; 0: each step's learning rate")],
-    build: |values, n| Box::new(EfSign::new(values, n)),
-};
+use flexcomm_domain::spec::Values;
 
 /// The residual, in units of what is sent.
 #[derive(Debug)]
@@ -37,7 +26,7 @@ pub struct EfSign {
 }
 
 impl EfSign {
-    fn new(values: &Values, n: usize) -> Self {
+    pub(super) fn new(values: &Values, n: usize) -> Self {
         let gamma = Some(values.number(0)).filter(|gamma| *gamma > 0.0);
         Self {
             residual: vec![0.0; n],

@@ -18,16 +18,23 @@ mod vanilla;
 
 use crate::Kernel;
 use crate::codec::{Carried, EncodeError, ReadError, Sieve, Stats};
-use crate::strategy::MemoryEntry;
 use crate::wire::{Reader, Writer};
+use flexcomm_domain::spec::{MemoryKind, Values};
 
 pub use dgc::Dgc;
 pub use efsign::EfSign;
 pub use sgc::Sgc;
 pub use vanilla::Vanilla;
 
-/// Every memory, one line each.
-pub static MEMORIES: &[MemoryEntry] = &[vanilla::ENTRY, efsign::ENTRY, dgc::ENTRY, sgc::ENTRY];
+/// A memory for n values.
+pub(crate) fn build(kind: MemoryKind, values: &Values, n: usize) -> Box<dyn Memory> {
+    match kind {
+        MemoryKind::Vanilla => Box::new(Vanilla::new(values, n)),
+        MemoryKind::EfSign => Box::new(EfSign::new(values, n)),
+        MemoryKind::Dgc => Box::new(Dgc::new(values.number(0) as f32, n)),
+        MemoryKind::Sgc => Box::new(Sgc::new([values.number(0) as f32, values.number(1) as f32], n)),
+    }
+}
 
 /// Error feedback around a codec.
 pub trait Memory: Send + std::fmt::Debug {

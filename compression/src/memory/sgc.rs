@@ -5,19 +5,7 @@
 
 use super::{Feeding, HeldBack, Memory, Units, restore_values, save_values};
 use crate::codec::{Carried, EncodeError, ReadError, Stats};
-use crate::strategy::MemoryEntry;
-use crate::strategy::params::{FACTOR, POSITIVE, Param};
 use crate::wire::{Reader, Writer};
-
-pub(super) const ENTRY: MemoryEntry = MemoryEntry {
-    name: "sgc",
-    about: "SGC: accumulates, and compresses the sum with alpha times itself before",
-    params: &[
-        Param::required("alpha", FACTOR, "weight of what was held back before"),
-        Param::optional("epsilon", POSITIVE, 1.0, "weight of the gradient"),
-    ],
-    build: |values, n| Box::new(Sgc::new([values.number(0) as f32, values.number(1) as f32], n)),
-};
 
 /// u.
 #[derive(Debug)]
@@ -34,7 +22,7 @@ pub struct Sgc {
 }
 
 impl Sgc {
-    fn new([alpha, epsilon]: [f32; 2], n: usize) -> Self {
+    pub(super) fn new([alpha, epsilon]: [f32; 2], n: usize) -> Self {
         Self { alpha, epsilon, accumulated: vec![0.0; n], next: vec![0.0; n], learning_rate: None, before: None }
     }
 }

@@ -7,19 +7,8 @@
 use super::{Feeding, HeldBack, Memory, Units, restore_values, save_values};
 use crate::codec::{Carried, EncodeError, ReadError, Sieve, Stats};
 use crate::kernels::{Added, Candidates, Feed};
-use crate::strategy::MemoryEntry;
-use crate::strategy::params::{POSITIVE, Param, Values};
 use crate::wire::{Reader, Writer};
-
-pub(super) const ENTRY: MemoryEntry = MemoryEntry {
-    name: "vanilla",
-    about: "adds what was held back, rescaled when the learning rate changes",
-    params: &[
-        Param::optional("beta", POSITIVE, 1.0, "decay of what was held back"),
-        Param::optional("gamma", POSITIVE, 1.0, "weight of the gradient"),
-    ],
-    build: |values, n| Box::new(Vanilla::new(values, n)),
-};
+use flexcomm_domain::spec::Values;
 
 /// The residual and its units.
 #[derive(Debug)]
@@ -33,7 +22,7 @@ pub struct Vanilla {
 }
 
 impl Vanilla {
-    fn new(values: &Values, n: usize) -> Self {
+    pub(super) fn new(values: &Values, n: usize) -> Self {
         Self {
             residual: vec![0.0; n],
             beta: values.number(0),

@@ -8,7 +8,7 @@ mod low_rank;
 mod quantization;
 mod sparsification;
 
-use crate::strategy::Entry;
+use crate::entry::Entry;
 
 /// Every compressor.
 pub fn all() -> impl Iterator<Item = &'static Entry> {
@@ -17,27 +17,39 @@ pub fn all() -> impl Iterator<Item = &'static Entry> {
     classes.into_iter().flatten()
 }
 
+/// The compressor of a code on the wire.
+pub fn by_code(code: u8) -> Option<&'static Entry> {
+    all().find(|entry| entry.code == code)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::strategy::Class;
+    use flexcomm_domain::spec::{Class, MAX_PARAMETERS, compressors::COMPRESSORS};
     use std::collections::BTreeSet;
+
+    #[test]
+    fn every_compressor_has_an_entry() {
+        let (named, made): (BTreeSet<_>, BTreeSet<_>) =
+            (COMPRESSORS.iter().map(|c| c.name).collect(), all().map(|entry| entry.info.name).collect());
+        assert_eq!((named.len(), &named), (COMPRESSORS.len(), &made));
+    }
 
     #[test]
     fn names_and_codes_are_unique_and_in_their_class() {
         let (mut names, mut codes) = (BTreeSet::new(), BTreeSet::new());
         for entry in all() {
-            assert!(names.insert(entry.name), "{} twice", entry.name);
+            assert!(names.insert(entry.info.name), "{} twice", entry.info.name);
             assert!(codes.insert(entry.code), "code {} twice", entry.code);
-            let range = match entry.class {
+            let range = match entry.info.class {
                 Class::Quantization => 16..=63,
                 Class::Sparsification => 64..=111,
                 Class::Hybrid => 112..=143,
                 Class::LowRank => 144..=175,
             };
-            assert!(range.contains(&entry.code), "{}: code {}", entry.name, entry.code);
-            assert!(entry.params.len() <= crate::wire::MAX_PARAMETERS);
-            assert!(!entry.examples.is_empty(), "{}: without examples it is not tested", entry.name);
+            assert!(range.contains(&entry.code), "{}: code {}", entry.info.name, entry.code);
+            assert!(entry.info.params.len() <= MAX_PARAMETERS);
+            assert!(!entry.examples.is_empty(), "{}: without examples it is not tested", entry.info.name);
         }
     }
 }

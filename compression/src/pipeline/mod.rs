@@ -23,12 +23,13 @@ pub use gradient::Gradient;
 pub use state::StateError;
 pub use sums::add_messages;
 
+use crate::Build;
 use crate::codec::{Codec, Context, EncodeError, Scope, Shape, Size, Stats};
 use crate::memory::{Feeding, HeldBack, Memory, Units};
 use crate::momentum::Momentum;
-use crate::strategy::{NonFinite, Strategy};
-use crate::wire::{Common, DType, Header, MAX_PARAMETERS, Reader, Writer};
+use crate::wire::{Common, DType, Header, Reader, Writer};
 use crate::{Energy, Kernel, Layers};
+use flexcomm_domain::spec::{CompressorSpec, MAX_PARAMETERS, NonFinite};
 use std::ops::Range;
 use undo::Mark;
 
@@ -94,7 +95,7 @@ struct Open {
 /// Momentum, memory, codecs and buffers.
 #[derive(Debug)]
 pub struct Pipeline {
-    strategy: Strategy,
+    spec: CompressorSpec,
     layers: Layers,
     member: Member,
     kernel: Kernel,
@@ -123,15 +124,15 @@ pub struct Pipeline {
 
 impl Pipeline {
     /// With empty memories and the fastest kernel of this machine.
-    pub fn new(strategy: &Strategy, layers: Layers, member: Member) -> Self {
+    pub fn new(spec: &CompressorSpec, layers: Layers, member: Member) -> Self {
         let n = layers.values();
         Self {
-            strategy: *strategy,
+            spec: *spec,
             member,
             kernel: Kernel::best(),
-            units: units(strategy, &layers, member),
-            momentum: strategy.momentum(n),
-            memory: strategy.memory(n),
+            units: units(spec, &layers, member),
+            momentum: spec.build_momentum(n),
+            memory: spec.build_memory(n),
             leftover: Vec::new(),
             leftover_units: Units::GRADIENTS,
             learning_rate: 1.0,
@@ -154,8 +155,8 @@ impl Pipeline {
     }
 
     /// What is in force.
-    pub fn strategy(&self) -> &Strategy {
-        &self.strategy
+    pub fn spec(&self) -> &CompressorSpec {
+        &self.spec
     }
 
     /// The layers it was made for.
@@ -237,21 +238,21 @@ impl Pipeline {
     }
 
     /// Another strategy from the next step on. See the module for what becomes of the memory.
-    pub fn change(&mut self, strategy: &Strategy) {
+    pub fn change(&mut self, spec: &CompressorSpec) {
         self.open = None;
         self.forget_mark();
         let n = self.layers.values();
         let old = self.momentum.take();
-        self.momentum = strategy.momentum(n);
+        self.momentum = spec.build_momentum(n);
         if let (Some(old), Some(new)) = (old, &mut self.momentum)
-            && strategy.momentum_kind() == self.strategy.momentum_kind()
+            && spec.momentum().map(|m| m.0) == self.spec.momentum().map(|m| m.0)
         {
             new.take_over(old.velocity());
         }
-        if !strategy.same_memory(&self.strategy) {
+        if !spec.same_memory(&self.spec) {
             let owed = self.owed();
             let (values, units) = (owed.values.to_vec(), owed.units);
-            self.memory = strategy.memory(n);
+            self.memory = spec.build_memory(n);
             match &mut self.memory {
                 Some(memory) if !values.is_empty() => {
                     memory.take_over(HeldBack { values: &values, units }, self.learning_rate);
@@ -261,10 +262,10 @@ impl Pipeline {
                 None => (self.leftover, self.leftover_units) = (values, units),
             }
         }
-        if !strategy.same_codec(&self.strategy) {
-            self.units = units(strategy, &self.layers, self.member);
+        if !spec.same_codec(&self.spec) {
+            self.units = units(spec, &self.layers, self.member);
         }
-        self.strategy = *strategy;
+        self.spec = *spec;
     }
 
     /// Replaces `out` by this rank's message. With one round the step is done and the memory has moved on.
@@ -275,7 +276,7 @@ impl Pipeline {
         }
         let open = Open { step, known: None, dtype: gradient.dtype(), round: 0, skipped: false };
         match self.begin(gradient, open, out) {
-            Err(EncodeError::NonFinite { .. }) if self.strategy.non_finite() == NonFinite::Skip => {
+            Err(EncodeError::NonFinite { .. }) if self.spec.non_finite() == NonFinite::Skip => {
                 self.begin(Gradient::Zeros, Open { skipped: true, ..open }, out)
             }
             outcome => outcome,
@@ -299,17 +300,17 @@ impl Pipeline {
     }
 
     fn header(&self, open: &Open, round: u32) -> Header {
-        let values = self.strategy.values().all();
+        let values = self.spec.values().all();
         let mut parameters = [0.0; MAX_PARAMETERS];
         parameters[..values.len()].copy_from_slice(values);
         Header {
-            method: self.strategy.entry().code,
+            method: self.spec.entry().code,
             dtype: open.dtype,
             round: round as u8,
             n: self.layers.values() as u64,
             count: values.len(),
             parameters,
-            checksum: self.strategy.checksum(),
+            checksum: self.spec.checksum(),
             common: Some(self.common(open.step.index)),
         }
     }
@@ -318,12 +319,12 @@ impl Pipeline {
     fn common(&self, step: u64) -> Common {
         // No codec draws for a purpose this large.
         let draw = (self.context(step, 0).shared(u32::MAX).word(0) >> 24) as u8;
-        Common { scope: self.strategy.scope(), step: (step % 64) as u8, draw }
+        Common { scope: self.spec.scope(), step: (step % 64) as u8, draw }
     }
 
     /// By which codecs draw.
     fn seed(&self) -> u64 {
-        self.strategy.seed().unwrap_or(self.member.seed)
+        self.spec.seed().unwrap_or(self.member.seed)
     }
 
     fn context(&self, step: u64, round: u32) -> Context {
@@ -348,16 +349,16 @@ impl Open {
     }
 }
 
-fn units(strategy: &Strategy, layers: &Layers, member: Member) -> Vec<Unit> {
-    match strategy.scope() {
+fn units(spec: &CompressorSpec, layers: &Layers, member: Member) -> Vec<Unit> {
+    match spec.scope() {
         Scope::Bucket => {
             // One layer alone keeps its shape.
             let n = layers.values();
             let shape = layers.shapes().find(|shape| shape.values() == n).unwrap_or(Shape::vector(n));
-            vec![Unit { codec: strategy.codec(shape), range: 0..n, tensor: member.tensor }]
+            vec![Unit { codec: spec.codec(shape), range: 0..n, tensor: member.tensor }]
         }
         Scope::Tensor => {
-            let unit = |(i, (range, shape))| Unit { codec: strategy.codec(shape), range, tensor: member.tensor + i };
+            let unit = |(i, (range, shape))| Unit { codec: spec.codec(shape), range, tensor: member.tensor + i };
             (0..).zip(layers.ranges().zip(layers.shapes())).map(unit).collect()
         }
     }

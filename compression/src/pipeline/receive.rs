@@ -1,6 +1,7 @@
 //! Messages that arrive.
 
 use super::Pipeline;
+use crate::Build;
 use crate::codec::{Context, ReadError, Travels};
 use crate::wire::{Common, Envelope, Reader};
 
@@ -100,8 +101,8 @@ impl Pipeline {
     fn open_message<'a>(&self, message: &'a [u8], step: u64, round: u32) -> Result<&'a [u8], ReadError> {
         let envelope = Envelope::parse(message)?;
         let header = &envelope.header;
-        let (expected, got) = (self.strategy.entry().code, header.method);
-        if expected != got || header.values() != self.strategy.values().all() {
+        let (expected, got) = (self.spec.entry().code, header.method);
+        if expected != got || header.values() != self.spec.values().all() {
             return Err(ReadError::Strategy { expected, got });
         }
         if u32::from(header.round) != round {
@@ -129,7 +130,7 @@ impl Pipeline {
 
     /// Whether messages add up in flight.
     pub fn travels(&self) -> Travels {
-        self.strategy.travels()
+        self.spec.travels()
     }
 }
 

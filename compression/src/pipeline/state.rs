@@ -85,7 +85,7 @@ impl Pipeline {
     fn save_head(&self, out: &mut Writer) {
         out.raw(MAGIC);
         out.u8(VERSION);
-        let text = self.strategy.to_string();
+        let text = self.spec.to_string();
         out.u32(text.len() as u32);
         out.raw(text.as_bytes());
         out.u32(self.layers.len() as u32);
@@ -99,7 +99,7 @@ impl Pipeline {
     pub fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
         let mut from = Reader::new(saved);
         self.check_head(&mut from)?;
-        let mut read = Self::new(&self.strategy, self.layers.clone(), self.member).with_kernel(self.kernel);
+        let mut read = Self::new(&self.spec, self.layers.clone(), self.member).with_kernel(self.kernel);
         read.read_state(&mut from)?;
         *self = read;
         Ok(())
@@ -114,7 +114,7 @@ impl Pipeline {
         }
         let length = u64::from(from.u32("length of the strategy")?);
         let saved = String::from_utf8_lossy(from.items("strategy", length, 1)?).into_owned();
-        let here = self.strategy.to_string();
+        let here = self.spec.to_string();
         if saved != here {
             return Err(StateError::Strategy { saved, here });
         }

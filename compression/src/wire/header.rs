@@ -2,17 +2,15 @@
 
 use super::{Reader, Writer};
 use crate::codec::{ReadError, Scope};
-use crate::format::{Checksum, MAGIC, checksum::crc32c};
+use crate::format::{MAGIC, checksum::crc32c};
 use crate::{Layers, MAX_VALUES};
+use flexcomm_domain::spec::{Checksum, MAX_PARAMETERS};
 
 /// Version of the messages of this module. Version 1 is read by [`crate::Message`].
 pub const VERSION: u8 = 2;
 
 /// Bytes of the fixed part; the parameters follow, 8 bytes each.
 pub const HEADER_BYTES: usize = 32;
-
-/// Most parameters of a method.
-pub const MAX_PARAMETERS: usize = 12;
 
 mod at {
     pub(super) const CHECKSUM: usize = 28;
@@ -67,7 +65,7 @@ impl Common {
 /// What a message says about itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Header {
-    /// Code of the method, see [`crate::strategy::Entry::code`].
+    /// Code of the method, see [`crate::entry::Entry::code`].
     pub method: u8,
     /// Type of the gradient.
     pub dtype: DType,

@@ -13,6 +13,6 @@ pub use bits::{BitReader, BitWriter};
 pub use bytes::{Reader, Writer};
 pub use elias::{delta_bits, gamma_bits};
 pub use floats::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
-pub use header::{Common, DType, Envelope, HEADER_BYTES, Header, MAX_PARAMETERS, VERSION, write_message};
+pub use header::{Common, DType, Envelope, HEADER_BYTES, Header, VERSION, write_message};
 pub use indices::{IndexCoding, index_bytes, read_indices, write_indices, write_indices_least};
 pub use pack::{levels_width, pack, packed_bytes, unpack, unpack_checked};

@@ -3,14 +3,16 @@
 
 use crate::allocations::allocations;
 use crate::harness::*;
+use flexcomm_compression::Build;
 use flexcomm_compression::codec::{EncodeError, Travels};
+use flexcomm_compression::entry::Nature;
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::random::Stream;
-use flexcomm_compression::strategy::{Nature, Strategy};
 use flexcomm_compression::wire::{Envelope, Reader, Writer};
 use flexcomm_compression::{Kernel, Layers};
+use flexcomm_domain::spec::CompressorSpec;
 
-fn each(check: impl Fn(&Strategy)) {
+fn each(check: impl Fn(&CompressorSpec)) {
     every_strategy().iter().for_each(check);
 }
 
@@ -26,7 +28,7 @@ fn the_text_round_trips() {
             let strategy = parse(&format!("{strategy}{rest}"));
             assert_eq!(parse(&strategy.to_string()).to_string(), strategy.to_string());
         }
-        let again = Strategy::from_numbers(strategy.entry(), strategy.values().all()).unwrap();
+        let again = CompressorSpec::from_numbers(strategy.compressor(), strategy.values().all()).unwrap();
         assert_eq!(again.to_string(), strategy.to_string());
     });
 }
@@ -36,10 +38,10 @@ fn the_text_round_trips() {
 fn sums_have_no_checksum() {
     each(|strategy| {
         let text = format!("{strategy}+ef(vanilla)+checksum(crc32c)");
-        match (strategy.travels(), text.parse::<Strategy>()) {
+        match (strategy.travels(), text.parse::<CompressorSpec>()) {
             (Travels::Gathers, read) => assert!(read.is_ok(), "{text}"),
             (Travels::Sums(_), read) => {
-                let (error, name) = (read.expect_err(&text).to_string(), strategy.entry().name);
+                let (error, name) = (read.expect_err(&text).to_string(), strategy.compressor().name);
                 let want = format!("set checksum of {name} to \"crc32c\": it must be none");
                 assert!(error.starts_with(&want), "{error}");
                 parse(&format!("{strategy}+checksum(none)"));
@@ -55,7 +57,7 @@ fn edge_tensors_go_through() {
 
 /// What is decoded is finite; the payload has the size that was charged; energies are what they say; taking leaves
 /// x − C(x).
-pub(crate) fn assert_goes_through(strategy: &Strategy, (name, x): (&str, &[f32])) {
+pub(crate) fn assert_goes_through(strategy: &CompressorSpec, (name, x): (&str, &[f32])) {
     let label = format!("{strategy} on {name}");
     let mut run = Run::new(strategy, shape(x.len()), 3);
     let (measured, sent) = run.transmit(x).unwrap_or_else(|e| panic!("{label}: failed to {e}"));

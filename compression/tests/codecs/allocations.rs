@@ -1,6 +1,7 @@
 //! Counts allocations of this thread, and that hostile bytes cause no large ones.
 
 use crate::harness::{Run, every_strategy, laplace, shape};
+use flexcomm_compression::Build;
 use flexcomm_compression::wire::Reader;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -2,10 +2,9 @@
 
 use crate::harness::parse;
 use flexcomm_compression::codec::{Element, Travels};
-use flexcomm_compression::memory::MEMORIES;
+use flexcomm_compression::entry::Entry;
 use flexcomm_compression::methods;
-use flexcomm_compression::momentum::MOMENTA;
-use flexcomm_compression::strategy::Entry;
+use flexcomm_domain::spec::{MEMORIES, MOMENTA};
 use std::path::Path;
 
 const TABLES: &str = include_str!("../../COMPRESSORS.md");
@@ -53,7 +52,7 @@ fn assert_tests_exist(cell: &str, sources: &[(String, String)]) {
 fn travels(entry: &Entry) -> String {
     let mut ways: Vec<&str> = Vec::new();
     for args in entry.examples {
-        let way = match parse(&format!("{}({args})", entry.name)).travels() {
+        let way = match parse(&format!("{}({args})", entry.info.name)).travels() {
             Travels::Sums(Element::F32) => "sums f32",
             Travels::Sums(Element::F16) => "sums f16",
             Travels::Sums(Element::Bf16) => "sums bf16",
@@ -70,10 +69,10 @@ fn travels(entry: &Entry) -> String {
 fn every_compressor_has_its_row() {
     let (rows, sources) = (rows(6), sources());
     for entry in methods::all() {
-        let row: Vec<_> = rows.iter().filter(|row| row[0] == entry.name).collect();
-        let [row] = row[..] else { panic!("{}: {} rows", entry.name, row.len()) };
+        let row: Vec<_> = rows.iter().filter(|row| row[0] == entry.info.name).collect();
+        let [row] = row[..] else { panic!("{}: {} rows", entry.info.name, row.len()) };
         let (code, way) = (entry.code.to_string(), travels(entry));
-        assert_eq!(row[1..5], [&code, &way, entry.scope.name(), entry.source], "{}", entry.name);
+        assert_eq!(row[1..5], [&code, &way, entry.info.scope.name(), entry.info.source], "{}", entry.info.name);
         assert_tests_exist(row[5], &sources);
     }
     assert_eq!(rows.len(), methods::all().count(), "a row for each, and no more");

@@ -1,13 +1,14 @@
 //! Who draws which random numbers, and what receivers notice when others drew.
 
 use crate::harness::*;
+use flexcomm_compression::Build;
 use flexcomm_compression::Layers;
 use flexcomm_compression::codec::{Context, Element, ReadError, Scope};
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step, add_messages};
-use flexcomm_compression::strategy::Strategy;
 use flexcomm_compression::wire::Writer;
+use flexcomm_domain::spec::CompressorSpec;
 
-fn each(check: impl Fn(&Strategy)) {
+fn each(check: impl Fn(&CompressorSpec)) {
     every_strategy().iter().for_each(check);
 }
 

@@ -2,8 +2,9 @@
 
 use crate::all::assert_goes_through;
 use crate::harness::*;
+use flexcomm_compression::entry::Entry;
 use flexcomm_compression::methods;
-use flexcomm_compression::strategy::{Entry, Kind, Strategy};
+use flexcomm_domain::spec::{CompressorSpec, Kind};
 use std::ops::Bound;
 
 /// The ends of what a parameter may be, their neighbours, and something between.
@@ -27,15 +28,15 @@ fn values(kind: Kind) -> Vec<f64> {
 }
 
 /// Parameters of the first example with each one, and each two of them, at every value.
-fn strategies(entry: &'static Entry) -> Vec<Strategy> {
-    let first = parse(&format!("{}({})", entry.name, entry.examples[0]));
+fn strategies(entry: &'static Entry) -> Vec<CompressorSpec> {
+    let first = parse(&format!("{}({})", entry.info.name, entry.examples[0]));
     let numbers = first.values().all();
     let mut sets = vec![numbers.to_vec()];
-    for (i, param) in entry.params.iter().enumerate() {
+    for (i, param) in entry.info.params.iter().enumerate() {
         for value in values(param.kind) {
             let mut one = numbers.to_vec();
             one[i] = value;
-            for (j, other) in entry.params[..i].iter().enumerate() {
+            for (j, other) in entry.info.params[..i].iter().enumerate() {
                 for value in values(other.kind) {
                     let mut two = one.clone();
                     two[j] = value;
@@ -45,7 +46,7 @@ fn strategies(entry: &'static Entry) -> Vec<Strategy> {
             sets.push(one);
         }
     }
-    sets.iter().filter_map(|set| Strategy::from_numbers(entry, set)).collect()
+    sets.iter().filter_map(|set| CompressorSpec::from_numbers(entry.info, set)).collect()
 }
 
 #[test]

@@ -10,11 +10,13 @@
 //! that save nothing are not read any more (FORMAT.md, versions), and none is kept.
 
 use crate::harness::*;
+use flexcomm_compression::Build;
 use flexcomm_compression::Layers;
+use flexcomm_compression::methods::by_code;
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::random::Stream;
-use flexcomm_compression::strategy::{Strategy, by_code};
 use flexcomm_compression::wire::{Envelope, Writer};
+use flexcomm_domain::spec::CompressorSpec;
 use std::path::{Path, PathBuf};
 
 const STEP: Step = Step { index: 6, learning_rate: 0.5 };
@@ -24,7 +26,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 /// `topk(k=0.01)` becomes `topk-k-0.01`.
-fn file(strategy: &Strategy) -> String {
+fn file(strategy: &CompressorSpec) -> String {
     strategy.to_string().replace(['(', '=', ','], "-").replace([')', '+'], "") + ".bin"
 }
 
@@ -34,7 +36,7 @@ fn gradient(n: usize) -> Vec<f32> {
     (0..n as u32).map(|i| (stream.word(i) as i32 >> (8 + i % 13)) as f32 / 65_536.0).collect()
 }
 
-fn pipeline(strategy: &Strategy) -> Pipeline {
+fn pipeline(strategy: &CompressorSpec) -> Pipeline {
     let matrix = flexcomm_compression::codec::Shape { rows: 12, cols: 8 };
     let vector = flexcomm_compression::codec::Shape::vector(37);
     let layers = Layers::matrices(&[matrix, vector]).unwrap();
@@ -42,7 +44,7 @@ fn pipeline(strategy: &Strategy) -> Pipeline {
 }
 
 /// A rank that went through all rounds alone, and its message of the last one.
-fn sender(strategy: &Strategy) -> (Pipeline, Vec<u8>) {
+fn sender(strategy: &CompressorSpec) -> (Pipeline, Vec<u8>) {
     let mut rank = pipeline(strategy);
     let (gradient, mut out) = (gradient(rank.layers().values()), Writer::new());
     let mut more = rank.compress(Gradient::F32(&gradient), STEP, &mut out).unwrap().more;
@@ -54,7 +56,7 @@ fn sender(strategy: &Strategy) -> (Pipeline, Vec<u8>) {
 }
 
 /// As the target `payload` reads it: code, example, layers, how many of them, payload.
-fn seed(strategy: &Strategy, example: usize, message: &[u8]) -> Vec<u8> {
+fn seed(strategy: &CompressorSpec, example: usize, message: &[u8]) -> Vec<u8> {
     let payload = Envelope::parse(message).unwrap().payload;
     [&[strategy.entry().code, example as u8, 96, 37, 0, 1], payload].concat()
 }
@@ -68,7 +70,8 @@ fn golden_messages_are_read_and_written() {
         let path = golden.join(&name);
         if bless && !path.exists() {
             let example = strategy.entry().examples.iter();
-            let example = example.clone().position(|a| parse(&format!("{}({a})", strategy.entry().name)) == strategy);
+            let example =
+                example.clone().position(|a| parse(&format!("{}({a})", strategy.compressor().name)) == strategy);
             std::fs::create_dir_all(&golden).unwrap();
             std::fs::create_dir_all(&seeds).unwrap();
             std::fs::write(&path, &bytes).unwrap();
@@ -98,7 +101,7 @@ fn every_golden_file_is_read() {
         let bytes = std::fs::read(&path).unwrap();
         let header = Envelope::parse(&bytes).unwrap().header;
         let entry = by_code(header.method).unwrap_or_else(|| panic!("{}: no such method", path.display()));
-        let strategy = Strategy::from_numbers(entry, header.values()).unwrap();
+        let strategy = CompressorSpec::from_numbers(entry.info, header.values()).unwrap();
         // What a decoder holds from earlier rounds (indices, the factors of a matrix) comes from the rounds themselves.
         let mut rank = if pipeline(&strategy).rounds() > 1 { sender(&strategy).0 } else { pipeline(&strategy) };
         rank.decompress(&bytes, STEP.index, &mut mean).unwrap_or_else(|e| panic!("{}: failed to {e}", path.display()));

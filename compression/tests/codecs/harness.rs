@@ -1,17 +1,21 @@
 //! What tests of codecs share: tensors, runs of one codec, and the laws.
 
+use flexcomm_compression::Build;
 use flexcomm_compression::codec::{Codec, Context, EncodeError, Shape, Travels};
+use flexcomm_compression::entry::Entry;
+use flexcomm_compression::entry::Nature;
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step, add_messages};
 use flexcomm_compression::random::Stream;
-use flexcomm_compression::strategy::{Entry, Nature, Strategy, params::Values};
 use flexcomm_compression::wire::{Reader, Writer};
 use flexcomm_compression::{Energy, Layers, methods};
+use flexcomm_domain::spec::{CompressorSpec, Values};
 
 /// Every registered codec with each of its examples; with FLEXCOMM_CODECS="a b" only these, to work on them.
-pub(crate) fn every_strategy() -> Vec<Strategy> {
+pub(crate) fn every_strategy() -> Vec<CompressorSpec> {
     let only = std::env::var_os("FLEXCOMM_CODECS").map(|only| only.into_string().unwrap());
     let wanted = named(only.as_deref()).unwrap_or_else(|error| panic!("{error}"));
-    let texts = wanted.iter().flat_map(|entry| entry.examples.iter().map(|args| format!("{}({args})", entry.name)));
+    let texts =
+        wanted.iter().flat_map(|entry| entry.examples.iter().map(|args| format!("{}({args})", entry.info.name)));
     texts.map(|text| parse(&text)).collect()
 }
 
@@ -19,11 +23,11 @@ pub(crate) fn every_strategy() -> Vec<Strategy> {
 fn named(only: Option<&str>) -> Result<Vec<&'static Entry>, String> {
     let Some(only) = only else { return Ok(methods::all().collect()) };
     let names: Vec<&str> = only.split_whitespace().collect();
-    let known = |name: &str| methods::all().any(|entry| entry.name == name);
+    let known = |name: &str| methods::all().any(|entry| entry.info.name == name);
     match names.iter().find(|name| !known(name)) {
-        None if !names.is_empty() => Ok(methods::all().filter(|entry| names.contains(&entry.name)).collect()),
+        None if !names.is_empty() => Ok(methods::all().filter(|entry| names.contains(&entry.info.name)).collect()),
         wrong => {
-            let allowed: Vec<&str> = methods::all().map(|entry| entry.name).collect();
+            let allowed: Vec<&str> = methods::all().map(|entry| entry.info.name).collect();
             let wrong = wrong.map_or("no name".into(), |name| format!("{name:?}"));
             Err(format!("FLEXCOMM_CODECS has {wrong}: allowed are some of {}, or unset it for all", allowed.join(" ")))
         }
@@ -32,7 +36,7 @@ fn named(only: Option<&str>) -> Result<Vec<&'static Entry>, String> {
 
 #[test]
 fn codecs_to_test_are_named_or_refused() {
-    let names = |only: &str| named(Some(only)).map(|all| all.iter().map(|entry| entry.name).collect::<Vec<_>>());
+    let names = |only: &str| named(Some(only)).map(|all| all.iter().map(|entry| entry.info.name).collect::<Vec<_>>());
     assert_eq!(named(None).unwrap().len(), methods::all().count());
     assert_eq!(names(" topk  onebit ").unwrap().len(), 2);
     for (wrong, said) in [("topk onebitt", "\"onebitt\""), ("topk,onebit", "\"topk,onebit\""), ("", "no name")] {
@@ -42,7 +46,7 @@ fn codecs_to_test_are_named_or_refused() {
 }
 
 /// A strategy that must be right.
-pub(crate) fn parse(text: &str) -> Strategy {
+pub(crate) fn parse(text: &str) -> CompressorSpec {
     text.parse().unwrap_or_else(|e| panic!("failed to {e}"))
 }
 
@@ -105,7 +109,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(crate) fn new(strategy: &Strategy, shape: Shape, seed: u64) -> Self {
+    pub(crate) fn new(strategy: &CompressorSpec, shape: Shape, seed: u64) -> Self {
         Self { codec: strategy.codec(shape), context: Context::new(seed), payload: Writer::new() }
     }
 
@@ -153,7 +157,7 @@ impl Run {
 }
 
 /// C(x) of a fresh codec.
-pub(crate) fn compressed(strategy: &Strategy, x: &[f32], seed: u64) -> Vec<f32> {
+pub(crate) fn compressed(strategy: &CompressorSpec, x: &[f32], seed: u64) -> Vec<f32> {
     Run::new(strategy, shape(x.len()), seed).transmit(x).unwrap().1
 }
 
@@ -168,7 +172,7 @@ pub(crate) fn distance(x: &[f32], y: &[f32]) -> f64 {
 
 /// E C(x) = x: over fixed seeds, each coordinate's mean lies within 7 of its own standard errors (and a rounding) of
 /// x. `least` is a share of max |x| that the error may always have, for coordinates that are rarely sent.
-pub(crate) fn assert_unbiased(strategy: &Strategy, x: &[f32], draws: u32) {
+pub(crate) fn assert_unbiased(strategy: &CompressorSpec, x: &[f32], draws: u32) {
     let (mut sum, mut squares) = (vec![0.0f64; x.len()], vec![0.0f64; x.len()]);
     for seed in 0..u64::from(draws) {
         for (i, value) in compressed(strategy, x, 1000 + seed).iter().enumerate() {
@@ -190,12 +194,12 @@ pub(crate) fn assert_unbiased(strategy: &Strategy, x: &[f32], draws: u32) {
         variance += spread;
     }
     // Their ratio is 1 in the mean. Of atoms all values follow few draws, so that it scatters: with these seeds up to 3.9.
-    let factor = if strategy.entry().name == "atomo" { 4.5 } else { 2.0 };
+    let factor = if strategy.compressor().name == "atomo" { 4.5 } else { 2.0 };
     assert!(error <= factor * variance + (1e-4 * norm).powi(2), "{strategy}: error {error}, variance {variance}");
 }
 
 /// ‖x − C(x)‖² ≤ (1 − delta) ‖x‖² for every one of `draws` draws.
-pub(crate) fn assert_contractive(strategy: &Strategy, x: &[f32], delta: fn(&Values, usize) -> f64, draws: u64) {
+pub(crate) fn assert_contractive(strategy: &CompressorSpec, x: &[f32], delta: fn(&Values, usize) -> f64, draws: u64) {
     let delta = delta_of(strategy, x, delta);
     for seed in 0..draws {
         let (error, whole) = (distance(x, &compressed(strategy, x, seed)), energy(x));
@@ -205,7 +209,12 @@ pub(crate) fn assert_contractive(strategy: &Strategy, x: &[f32], delta: fn(&Valu
 }
 
 /// The same in the mean of the draws.
-pub(crate) fn assert_contractive_in_mean(strategy: &Strategy, x: &[f32], delta: fn(&Values, usize) -> f64, draws: u64) {
+pub(crate) fn assert_contractive_in_mean(
+    strategy: &CompressorSpec,
+    x: &[f32],
+    delta: fn(&Values, usize) -> f64,
+    draws: u64,
+) {
     let delta = delta_of(strategy, x, delta);
     let errors: Vec<f64> = (0..draws).map(|seed| distance(x, &compressed(strategy, x, seed))).collect();
     let mean = errors.iter().sum::<f64>() / draws as f64;
@@ -214,7 +223,7 @@ pub(crate) fn assert_contractive_in_mean(strategy: &Strategy, x: &[f32], delta: 
     assert!(mean <= (1.0 - delta) * energy(x) + slack, "{strategy}: {mean} of {}, delta {delta}", energy(x));
 }
 
-fn delta_of(strategy: &Strategy, x: &[f32], delta: fn(&Values, usize) -> f64) -> f64 {
+fn delta_of(strategy: &CompressorSpec, x: &[f32], delta: fn(&Values, usize) -> f64) -> f64 {
     let delta = delta(strategy.values(), x.len());
     assert!((0.0..=1.0).contains(&delta), "{strategy}: delta {delta}");
     delta

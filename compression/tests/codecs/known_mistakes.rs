@@ -6,8 +6,8 @@ use flexcomm_compression::wire::Writer;
 use flexcomm_compression::{Layers, methods};
 
 /// Every registered codec of this name, with its examples; a name that is not there fails.
-fn of(name: &str) -> Vec<flexcomm_compression::strategy::Strategy> {
-    let found: Vec<_> = every_strategy().into_iter().filter(|s| s.entry().name == name).collect();
+fn of(name: &str) -> Vec<flexcomm_domain::spec::CompressorSpec> {
+    let found: Vec<_> = every_strategy().into_iter().filter(|s| s.compressor().name == name).collect();
     assert!(!found.is_empty(), "{name} is not registered");
     found
 }
@@ -77,7 +77,7 @@ fn codecs_do_not_meet_in_hidden_state() {
     let x = normal(200, 3);
     for strategy in every_strategy() {
         let alone = compressed(&strategy, &x, 7);
-        for other in methods::all().map(|entry| format!("{}({})", entry.name, entry.examples[0])) {
+        for other in methods::all().map(|entry| format!("{}({})", entry.info.name, entry.examples[0])) {
             compressed(&parse(&other), &x, 9);
         }
         assert_eq!(compressed(&strategy, &x, 7), alone, "{strategy}");

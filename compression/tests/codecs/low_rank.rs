@@ -1,6 +1,7 @@
 //! Tests of single low-rank methods beyond what `all.rs` asks of every one.
 
 use crate::harness::*;
+use flexcomm_compression::Build;
 use flexcomm_compression::Layers;
 use flexcomm_compression::codec::Shape;
 use flexcomm_compression::wire::{Reader, Writer};
@@ -364,6 +365,6 @@ fn sums_of_huge_factors_stay_finite() {
 #[test]
 fn regularisers_below_roundings_are_refused() {
     let error =
-        "gradzip(rank=2,lambda=1e-10)".parse::<flexcomm_compression::strategy::Strategy>().unwrap_err().to_string();
+        "gradzip(rank=2,lambda=1e-10)".parse::<flexcomm_domain::spec::CompressorSpec>().unwrap_err().to_string();
     assert!(error.contains("set lambda of gradzip to \"1e-10\""), "{error}");
 }

@@ -3,9 +3,9 @@
 use crate::harness::*;
 use flexcomm_compression::codec::EncodeError;
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
-use flexcomm_compression::strategy::{Class, Strategy};
 use flexcomm_compression::wire::{Reader, Writer};
 use flexcomm_compression::{Kernel, Layers, naive};
+use flexcomm_domain::spec::{Class, CompressorSpec};
 
 fn pipeline(text: &str, lengths: &[usize]) -> Pipeline {
     Pipeline::new(&parse(text), Layers::new(lengths).unwrap(), Member::alone(3))
@@ -114,7 +114,7 @@ fn decoding_forgets_what_was_there() {
 }
 
 /// The same bytes, values and energies, bit for bit.
-fn assert_kernels_agree(strategy: &Strategy, x: &[f32]) {
+fn assert_kernels_agree(strategy: &CompressorSpec, x: &[f32]) {
     let mut reference = None;
     for kernel in Kernel::available() {
         let mut run = Run::new(strategy, shape(x.len()), 7);
@@ -130,7 +130,7 @@ fn assert_kernels_agree(strategy: &Strategy, x: &[f32]) {
 /// scaled so that divisions take two products.
 #[test]
 fn kernels_agree_on_long_tensors() {
-    for strategy in every_strategy().into_iter().filter(|s| s.entry().class == Class::Quantization) {
+    for strategy in every_strategy().into_iter().filter(|s| s.compressor().class == Class::Quantization) {
         for (n, scale) in [(63, 1.0), (600, 1.0), (5003, 1.0), (5003, 1e-36), (5003, 1e30), (70_001, 1.0)] {
             let x: Vec<f32> = laplace(n, 9).into_iter().map(|x| scale * x).collect();
             assert_kernels_agree(&strategy, &x);

@@ -6,12 +6,13 @@ mod levels;
 mod signs;
 
 use crate::harness::*;
+use flexcomm_compression::Build;
 use flexcomm_compression::codec::{Codec, Context};
-use flexcomm_compression::strategy::Strategy;
 use flexcomm_compression::wire::{Reader, Writer};
+use flexcomm_domain::spec::CompressorSpec;
 
 /// A strategy's codec for a vector.
-fn codec(strategy: &Strategy, n: usize) -> Box<dyn Codec> {
+fn codec(strategy: &CompressorSpec, n: usize) -> Box<dyn Codec> {
     strategy.codec(flexcomm_compression::codec::Shape::vector(n))
 }
 

@@ -2,6 +2,7 @@
 //! that share no code with it.
 
 use crate::harness::*;
+use flexcomm_compression::Build;
 use flexcomm_compression::codec::{Context, Shape};
 use flexcomm_compression::naive;
 use flexcomm_compression::wire::Reader;

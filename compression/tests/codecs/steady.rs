@@ -6,8 +6,8 @@ use crate::harness::*;
 use flexcomm_compression::Layers;
 use flexcomm_compression::codec::{Shape, Travels};
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
-use flexcomm_compression::strategy::Strategy;
 use flexcomm_compression::wire::{Writer, f32_to_f16};
+use flexcomm_domain::spec::CompressorSpec;
 
 const LAYERS: [Shape; 3] = [Shape { rows: 60, cols: 50 }, Shape::vector(1000), Shape::vector(8)];
 const N: usize = 4008;
@@ -28,7 +28,7 @@ fn kinds() -> Vec<(&'static str, Vec<f32>)> {
 }
 
 /// Steps over all kinds of values, from the given one on; answers which allocated.
-fn restless(strategy: &Strategy, first: usize) -> Vec<String> {
+fn restless(strategy: &CompressorSpec, first: usize) -> Vec<String> {
     let mut kinds = kinds();
     kinds.rotate_left(first);
     let mut pipeline = Pipeline::new(strategy, Layers::matrices(&LAYERS).unwrap(), Member::alone(3));

@@ -19,9 +19,9 @@ use crate::bucket::{Param, Ran};
 use crate::error::EngineError;
 use flexcomm_compression::codec::{Element, EncodeError, ReadError, Shape, Size, Travels};
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, StateError, Step};
-use flexcomm_compression::strategy::Strategy;
 use flexcomm_compression::wire::{Envelope, Writer};
 use flexcomm_compression::{Energy, Layers, LayersError};
+use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_trainer::{Heard, Status};
 use on_device::OnDevice;
 use rates::LayerRates;
@@ -104,7 +104,7 @@ pub fn layers(params: &[Param]) -> Result<Layers, LayersError> {
 
 impl Piped {
     /// For the bucket at `index` with these layers; nothing is held back.
-    pub fn new(index: u32, strategy: &Strategy, layers: Layers, member: Member) -> Self {
+    pub fn new(index: u32, strategy: &CompressorSpec, layers: Layers, member: Member) -> Self {
         let (message, sum, fault) = Default::default();
         let mut pipeline = Pipeline::new(strategy, layers, member);
         pipeline.rebase(NO_RATE);
@@ -128,12 +128,12 @@ impl Piped {
     /// As [`Self::new`], holding back `values` in units of gradients.
     pub fn holding(
         index: u32,
-        strategy: &Strategy,
+        strategy: &CompressorSpec,
         (layers, member): (Layers, Member),
         values: &[f32],
     ) -> Result<Self, EngineError> {
         let text = |error: &dyn std::fmt::Display| EngineError::State(format!("failed to {error}"));
-        let holder: Strategy = HOLDER.parse().map_err(|e| text(&e))?;
+        let holder: CompressorSpec = HOLDER.parse().map_err(|e| text(&e))?;
         let mut own = Self::new(index, &holder, layers, member);
         own.pipeline.compress(Gradient::F32(values), own.step, &mut own.message).map_err(|e| text(&e))?;
         own.pipeline.change(strategy);
@@ -143,7 +143,7 @@ impl Piped {
     /// As [`Self::new`], from what [`Self::state`] gave.
     pub fn restored(
         index: u32,
-        strategy: &Strategy,
+        strategy: &CompressorSpec,
         (layers, member): (Layers, Member),
         state: &[u8],
     ) -> Result<Self, StateError> {
@@ -299,7 +299,7 @@ impl Piped {
 
     /// Bytes of a message's header, when there is none to look at.
     fn sum_header(&self) -> usize {
-        flexcomm_compression::wire::HEADER_BYTES + 8 * self.pipeline.strategy().values().all().len()
+        flexcomm_compression::wire::HEADER_BYTES + 8 * self.pipeline.spec().values().all().len()
     }
 
     /// Writes this rank's part of the turn, of the turn's size.
@@ -436,7 +436,7 @@ mod tests {
     const GOOD: Heard = Heard { failed: 0, first_failed: None, not_finite: 0, first_not_finite: None };
 
     fn ranks(text: &str, world: u32) -> Vec<Piped> {
-        let strategy: Strategy = text.parse().unwrap();
+        let strategy: CompressorSpec = text.parse().unwrap();
         let rank =
             |rank| Piped::new(0, &strategy, layers(&PARAMS).unwrap(), Member { rank, world, ..Member::alone(7) });
         (0..world).map(rank).collect()
@@ -543,7 +543,7 @@ mod tests {
 
     #[test]
     fn saved_states_go_on_bit_for_bit_and_held_back_values_move_over() {
-        let strategy: Strategy = "topk(k=0.1)+ef(vanilla)+nesterov(mu=0.9)".parse().unwrap();
+        let strategy: CompressorSpec = "topk(k=0.1)+ef(vanilla)+nesterov(mu=0.9)".parse().unwrap();
         let mut own = ranks(&strategy.to_string(), 1);
         for index in 0..5 {
             step(&mut own, index, &gradients(index, 1));
@@ -626,7 +626,7 @@ mod tests {
     fn what_moves_over_or_was_saved_without_a_rate_is_not_rescaled_by_the_first() {
         let parts = || (layers(&PARAMS).unwrap(), Member::alone(7));
         for memory in MEMORIES {
-            let strategy: Strategy = format!("topk(k=0.1)+ef({memory})").parse().unwrap();
+            let strategy: CompressorSpec = format!("topk(k=0.1)+ef({memory})").parse().unwrap();
             let values = gradient(9, 0);
             let run = |rate: f64| {
                 let mut own = vec![Piped::holding(0, &strategy, parts(), &values).unwrap()];

@@ -7,8 +7,8 @@ mod lent;
 
 use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::{Member, Step};
-use flexcomm_compression::strategy::Strategy;
 use flexcomm_compression::wire::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_engine::{How, Param, Piped, Ran, Turn, layers};
 use flexcomm_gpu_kernels::bucket::Gradient;
 use flexcomm_gpu_kernels::{Copies, DType, Device, LaunchError, Span};
@@ -123,7 +123,7 @@ fn step(ranks: &mut [Piped], at: Step, (gradients, sides): (&[Vec<f32>], [bool; 
 }
 
 fn all(text: &str) -> Vec<Piped> {
-    let strategy: Strategy = text.parse().unwrap();
+    let strategy: CompressorSpec = text.parse().unwrap();
     (0..WORLD).map(|rank| Piped::new(0, &strategy, layers(&PARAMS).unwrap(), member(rank))).collect()
 }
 

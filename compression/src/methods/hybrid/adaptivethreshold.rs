@@ -7,24 +7,15 @@
 
 use super::super::sparsification::sparse::{Pick, selection_of};
 use super::signed;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Travels};
-use crate::strategy::params::{INSIDE_UNIT, Values};
-use crate::strategy::{Class, Entry, Kind, Nature, Param};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::entry::{Entry, Nature};
 use crate::wire::{Reader, Writer};
 use crate::{Energy, Selection};
+use flexcomm_domain::spec::{Values, compressors};
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "adaptivethreshold",
+    info: &compressors::ADAPTIVETHRESHOLD,
     code: 114,
-    class: Class::Hybrid,
-    about: "where the largest of the positive and of the negative values are, and one mean for each",
-    source: "Dryden et al. 2016, section III; GRACE 3.3 and 4.3",
-    params: &[
-        Param::required("k", Kind::Kept, "about how many values are sent; the same share of each sign"),
-        Param::optional("sample", INSIDE_UNIT, 0.01, "share of values that the thresholds are estimated from"),
-    ],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Tensor,
     // A mean is never farther from what it stands for than zero is; there may be nothing to send.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["k=0.01", "k=0.3,sample=0.2", "k=5"],
@@ -152,13 +143,14 @@ impl Codec for AdaptiveThreshold {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::strategy::Strategy;
+    use crate::Build;
+    use flexcomm_domain::spec::CompressorSpec;
 
     /// A sample of 1 % all but surely sees none of three values among a million; what is sent is the largest of each sign.
     #[test]
     fn a_sign_that_the_sample_misses_sends_its_largest() {
-        let strategy: Strategy = "adaptivethreshold(k=0.01)".parse().unwrap();
-        let mut codec = strategy.codec(Shape::vector(1_000_000));
+        let spec: CompressorSpec = "adaptivethreshold(k=0.01)".parse().unwrap();
+        let mut codec = spec.codec(Shape::vector(1_000_000));
         let (mut x, mut out) = (vec![0.0; 1_000_000], Writer::new());
         (x[7], x[500_000], x[999_999]) = (2.0, -3.0, 1.0);
         let energy = codec.encode(&x, &Context::new(1), &mut out).unwrap();

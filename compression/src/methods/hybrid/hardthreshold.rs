@@ -6,22 +6,16 @@
 
 use super::super::sparsification::sparse::{Pick, selection_of};
 use super::signed;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Travels};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::entry::{Entry, Nature};
 use crate::kernels::key;
-use crate::strategy::params::POSITIVE;
-use crate::strategy::{Class, Entry, Nature, Param};
 use crate::wire::{Reader, Writer};
 use crate::{Energy, Selection};
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "hardthreshold",
+    info: &compressors::HARDTHRESHOLD,
     code: 113,
-    class: Class::Hybrid,
-    about: "±tau for each value with a magnitude above tau",
-    source: "Strom 2015, section 3; GRACE 3.3",
-    params: &[Param::required("tau", POSITIVE, "threshold, and what is sent for values beyond it")],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Bucket,
     // (|x| − tau)² is at most x² beyond tau; there may be nothing to send.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["tau=0.5", "tau=2", "tau=1000000"],

@@ -7,7 +7,7 @@ mod signed;
 mod sketchml;
 mod threelc;
 
-use crate::strategy::Entry;
+use crate::entry::Entry;
 
 /// One line each. Codes 112 to 143.
 pub(super) static ENTRIES: &[Entry] =

@@ -8,28 +8,16 @@
 
 use super::super::sparsification::{adaptive::write_signs, subset::Subset, topk::Selector};
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Travels};
-use crate::strategy::params::Values;
-use crate::strategy::{Class, Entry, Kind, Nature, Param};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::entry::{Entry, Nature};
 use crate::wire::{
     Reader, Writer, index_bytes, levels_width, pack, packed_bytes, read_indices, unpack_checked, write_indices,
 };
+use flexcomm_domain::spec::{Values, compressors};
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "qsparse",
+    info: &compressors::QSPARSE,
     code: 112,
-    class: Class::Hybrid,
-    about: "k values, the largest or random ones, in few bits each",
-    source: "Basu et al. 2019, \"Qsparse-local-SGD\", lemmas 1 to 3; GRACE 3.3",
-    params: &[
-        Param::required("k", Kind::Kept, "how many values are kept"),
-        Param::optional("select", Kind::Choice(&["top", "random"]), 0.0, "the largest, or random ones"),
-        Param::optional("quantize", Kind::Choice(&["levels", "sign"]), 0.0, "stochastic levels, or signs"),
-        Param::optional("s", Kind::Whole(1, 127), 15.0, "levels of the norm"),
-        Param::optional("scaled", Kind::Switch, 1.0, "whether levels are divided by 1 + beta"),
-    ],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Bucket,
     nature,
     examples: &[
         "k=0.05",

@@ -12,32 +12,15 @@
 
 use super::super::sparsification::sparse::most_index_bytes;
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Travels};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::entry::{Entry, Nature};
 use crate::random::Stream;
-use crate::strategy::params::Values;
-use crate::strategy::{Class, Entry, Kind, Nature, Param};
 use crate::wire::{Reader, Writer, levels_width, pack, packed_bytes, read_indices, unpack, write_indices_least};
-use std::ops::Bound;
+use flexcomm_domain::spec::{Values, compressors};
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "sketchml",
+    info: &compressors::SKETCHML,
     code: 115,
-    class: Class::Hybrid,
-    about: "indices of what is not 0, and the numbers of their quantile buckets through a MinMaxSketch",
-    source: "Jiang et al. 2018, section 3; GRACE 3.3",
-    params: &[
-        Param::optional("buckets", Kind::Whole(2, 256), 128.0, "quantile buckets of each sign"),
-        Param::optional("rows", Kind::Whole(0, MOST_ROWS as u64), 2.0, "hash tables of the sketch; 0: no sketch"),
-        Param::optional(
-            "columns",
-            Kind::Number(Bound::Excluded(0.0), Bound::Included(1.0)),
-            0.2,
-            "places of a table per value that it holds",
-        ),
-        Param::optional("groups", Kind::Whole(1, 16), 8.0, "parts that the buckets are cut into"),
-    ],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Bucket,
     nature: |_| Nature::Biased("a bucket's middle is not its mean, and collisions in the sketch make values smaller"),
     examples: &["", "rows=0", "buckets=17,rows=3,columns=0.5,groups=4", "buckets=2,rows=1,groups=1"],
     build: |values, shape| Box::new(SketchMl::new(values, shape)),

@@ -6,27 +6,16 @@
 //! 3d + e with digits q + 1. Five zeros are 121, and 243 to 255 are free: 2 to 14 bytes of 121 in a row become one byte,
 //! 241 more than their number.
 
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Travels};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::entry::{Entry, Nature};
 use crate::kernels::{FIVE_ZEROS, Table, WORTH};
-use crate::strategy::{Class, Entry, Kind, Nature, Param};
 use crate::wire::{Reader, Writer};
 use crate::{Energy, Kernel};
-use std::ops::Bound;
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "threelc",
+    info: &compressors::THREELC,
     code: 116,
-    class: Class::Hybrid,
-    about: "three values, five to a byte, runs of zeros shortened",
-    source: "Lim et al. 2019, \"3LC\", section 3; GRACE 3.3",
-    params: &[Param::optional(
-        "s",
-        Kind::Number(Bound::Included(1.0), Bound::Excluded(2.0)),
-        1.0,
-        "sparsity multiplier: the larger, the more zeros",
-    )],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Tensor,
     // |x| >= M/2 comes no farther from 0 by taking M away, and the largest value, M/s, is left with s − 1 of itself.
     nature: |_| Nature::Contractive(|values, n| 0.999 * (1.0 - (values.number(0) - 1.0).powi(2)) / n.max(1) as f64),
     examples: &["s=1", "s=1.75", "s=1.9"],

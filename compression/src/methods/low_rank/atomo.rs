@@ -18,21 +18,15 @@
 use super::eigen::Eigen;
 use super::matrix::{AddProduct, Strides, Times, Transposed, dot64};
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Travels};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::entry::{Entry, Nature};
 use crate::kernels::Work;
-use crate::strategy::params::POSITIVE;
-use crate::strategy::{Class, Entry, Nature, Param};
 use crate::wire::{Reader, Writer};
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "atomo",
+    info: &compressors::ATOMO,
     code: 146,
-    class: Class::LowRank,
-    about: "singular vectors of each layer at random, unbiased",
-    source: "Wang et al. 2018, \"ATOMO\", algorithm 1 and section 4 (spectral-ATOMO); GRACE 3.4",
-    params: &[Param::required("budget", POSITIVE, "how many atoms are sent in the mean")],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Tensor,
     nature: |_| Nature::Unbiased,
     examples: &["budget=3", "budget=0.7", "budget=1000"],
     build: |values, shape| Box::new(Atomo::new(values.number(0), shape)),

@@ -15,25 +15,16 @@
 
 use super::eigen::Eigen;
 use super::matrix::{AddProduct, Strides, Times, dot64};
-use crate::codec::{Codec, Context, Element, EncodeError, ReadError, Scope, Shape, Size, Travels};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::entry::{Entry, Nature};
 use crate::kernels::Work;
-use crate::strategy::{Class, Entry, Kind, Nature, Param, Values};
 use crate::wire::{Reader, Writer};
 use crate::{Energy, Kernel, kernels};
+use flexcomm_domain::spec::{Values, compressors};
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "gradiveq",
+    info: &compressors::GRADIVEQ,
     code: 147,
-    class: Class::LowRank,
-    about: "slices of each layer on the principal components of slices before",
-    source: "Yu et al. 2018, \"GradiVeQ\", sections 3 and 4; GRACE 3.4",
-    params: &[
-        Param::required("d", Kind::Whole(1, 1024), "components kept of each slice"),
-        Param::optional("slice", Kind::Whole(2, 2048), 512.0, "values of a slice"),
-        Param::optional("every", Kind::Whole(1, 1_000_000), 100.0, "compressed steps after each that is not"),
-    ],
-    travels: |_| Travels::Sums(Element::F32),
-    scope: Scope::Tensor,
     nature: |_| Nature::Biased("components of earlier gradients promise nothing of this one"),
     examples: &["d=16,slice=128", "d=2,slice=8,every=2", "d=1,slice=3,every=1"],
     build: |values, shape| Box::new(GradiVeQ::new(values, shape)),

@@ -11,25 +11,12 @@
 
 use super::alternating::{Alternating, Halves, SHRINK, total};
 use super::matrix::dot64;
-use crate::codec::{Element, Scope, Travels};
-use crate::strategy::{Class, Entry, Kind, Nature, Param};
-use std::ops::Bound;
-
-/// Below the least, the roundings of f32 in the factors weigh more than the regulariser.
-const WEIGHT: Kind = Kind::Number(Bound::Included(1e-9), Bound::Excluded(1.0));
+use crate::entry::{Entry, Nature};
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "gradzip",
+    info: &compressors::GRADZIP,
     code: 145,
-    class: Class::LowRank,
-    about: "each layer as a product of two thin matrices, by regularised alternating least squares",
-    source: "Cho et al. 2019, \"GradZip\", as GRACE 3.4 defines it",
-    params: &[
-        Param::required("rank", Kind::Whole(1, 256), "columns of the thin matrices"),
-        Param::optional("lambda", WEIGHT, 0.001, "weight of the regulariser, relative to the factors"),
-    ],
-    travels: |_| Travels::Sums(Element::F32),
-    scope: Scope::Tensor,
     nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["rank=2", "rank=1,lambda=0.5", "rank=4,lambda=0.000001"],
     build: |values, shape| Box::new(Alternating::new(Ridge::new(values.number(1)), values.whole(0), shape)),

@@ -8,7 +8,7 @@ mod gradzip;
 mod matrix;
 mod powersgd;
 
-use crate::strategy::Entry;
+use crate::entry::Entry;
 
 /// One line each. Codes 144 to 175.
 pub(super) static ENTRIES: &[Entry] = &[powersgd::ENTRY, gradzip::ENTRY, atomo::ENTRY, gradiveq::ENTRY];

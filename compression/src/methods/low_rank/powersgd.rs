@@ -9,18 +9,12 @@
 
 use super::alternating::{Alternating, Halves, SHRINK};
 use super::matrix::{orthogonalize, rescale};
-use crate::codec::{Element, Scope, Travels};
-use crate::strategy::{Class, Entry, Kind, Nature, Param};
+use crate::entry::{Entry, Nature};
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "powersgd",
+    info: &compressors::POWERSGD,
     code: 144,
-    class: Class::LowRank,
-    about: "each layer as a product of two thin matrices, by subspace iteration with a warm start",
-    source: "Vogels et al. 2019, \"PowerSGD\", algorithm 1; GRACE 3.4",
-    params: &[Param::required("rank", Kind::Whole(1, 1024), "columns of the thin matrices")],
-    travels: |_| Travels::Sums(Element::F32),
-    scope: Scope::Tensor,
     nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["rank=2", "rank=1", "rank=4"],
     build: |values, shape| Box::new(Alternating::new(Power, values.whole(0), shape)),

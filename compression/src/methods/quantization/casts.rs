@@ -7,20 +7,15 @@
 //! Payload: n halves.
 
 use crate::Energy;
-use crate::codec::{Codec, Context, Element, EncodeError, ReadError, Scope, Size, Travels, not_finite};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Size, not_finite};
+use crate::entry::{Entry, Nature};
 use crate::kernels::{Half, NARROWED, NOT_FINITE};
-use crate::strategy::{Class, Entry, Nature};
 use crate::wire::{Reader, Writer};
+use flexcomm_domain::spec::compressors;
 
 pub(super) const FP16: Entry = Entry {
-    name: "fp16",
+    info: &compressors::FP16,
     code: 17,
-    class: Class::Quantization,
-    about: "IEEE 754 binary16",
-    source: "IEEE 754; GRACE's release, fp16",
-    params: &[],
-    travels: |_| Travels::Sums(Element::F16),
-    scope: Scope::Bucket,
     // Below 2^-25 a value becomes 0: no more can be said of all tensors.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &[""],
@@ -28,12 +23,8 @@ pub(super) const FP16: Entry = Entry {
 };
 
 pub(super) const BF16: Entry = Entry {
-    name: "bf16",
+    info: &compressors::BF16,
     code: 18,
-    class: Class::Quantization,
-    about: "the upper half of binary32",
-    source: "bfloat16: Kalamkar et al. 2019, A Study of BFLOAT16 for Deep Learning Training",
-    travels: |_| Travels::Sums(Element::Bf16),
     build: |_, shape| Box::new(Cast { n: shape.values(), limits: BF }),
     ..FP16
 };

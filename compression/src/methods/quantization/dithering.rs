@@ -8,27 +8,17 @@
 
 use super::levels::{Bucketed, Rule, Scheme, Words, each, l2, max};
 use super::linear::{Divide, larger, smaller};
-use super::qsgd::{MOST_LEVELS, Uniform};
+use super::qsgd::Uniform;
 use crate::Kernel;
-use crate::codec::{Scope, Stats, Travels};
+use crate::codec::Stats;
+use crate::entry::{Entry, Nature};
 use crate::kernels::Rounding;
 use crate::random::Stream;
-use crate::strategy::params::{Kind, Param};
-use crate::strategy::{Class, Entry, Nature};
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "dithering",
+    info: &compressors::DITHERING,
     code: 28,
-    class: Class::Quantization,
-    about: "rounds at random to k levels of a norm, equal or powers of two",
-    source: "BytePS, gradient compression design, dithering; Horváth et al. 2019, Natural Compression, section 4",
-    params: &[
-        Param::required("k", Kind::Whole(1, MOST_LEVELS), "levels above 0"),
-        Param::optional("partition", Kind::Choice(&["linear", "natural"]), 0.0, "equal levels, or powers of two"),
-        Param::optional("normalize", Kind::Choice(&["max", "l2"]), 0.0, "which norm is level 1"),
-    ],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Tensor,
     nature: |_| Nature::Unbiased,
     examples: &[
         "k=4",

@@ -5,18 +5,12 @@
 //! `onebit(scaling=true)`: ⌈n/8⌉ bytes of signs, a set bit for x < 0, then ‖x‖₁ / n in 4 bytes.
 
 use super::onebit::OneBit;
-use crate::codec::{Scope, Travels};
-use crate::strategy::{Class, Entry, Nature};
+use crate::entry::{Entry, Nature};
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "efsignsgd",
+    info: &compressors::EFSIGNSGD,
     code: 23,
-    class: Class::Quantization,
-    about: "signs times mean |x|; use it with ef(efsign)",
-    source: "Karimireddy et al. 2019, Error Feedback Fixes SignSGD, algorithm 1",
-    params: &[],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Tensor,
     nature: |_| Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
     examples: &[""],
     build: |_, shape| Box::new(OneBit::new(true, shape)),

@@ -11,23 +11,17 @@
 //! Payload: max |x|, f32; n bytes.
 
 use super::levels::{BLOCK, max, multiplier};
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Travels};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Size};
+use crate::entry::{Entry, Nature};
 use crate::kernels::{Lines, Table, key};
-use crate::strategy::params::{Kind, Param};
-use crate::strategy::{Class, Entry, Nature};
 use crate::wire::{Reader, Writer};
 use crate::{Energy, Kernel};
+use flexcomm_domain::spec::compressors;
 use std::ops::RangeInclusive;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "eightbit",
+    info: &compressors::EIGHTBIT,
     code: 19,
-    class: Class::Quantization,
-    about: "8-bit floats relative to max |x|: dynamic tree or 1-3-4",
-    source: "Dettmers 2016, 8-Bit Approximations for Parallelism in Deep Learning, section 2; GRACE, section 3.1",
-    params: &[Param::optional("type", Kind::Choice(&["dynamic", "static"]), 0.0, "how bits are shared out")],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Tensor,
     // No error exceeds |x|, since 0 is a code; the largest value's is below 3 %.
     nature: |_| Nature::Contractive(|_, n| 0.999 / n.max(1) as f64),
     examples: &["", "type=static"],

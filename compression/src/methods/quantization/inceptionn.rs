@@ -12,21 +12,15 @@
 use super::levels::BLOCK;
 use super::packing::{Pack, Unpack};
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Travels};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Size};
+use crate::entry::{Entry, Nature};
 use crate::kernels::Work;
-use crate::strategy::params::{Kind, Param};
-use crate::strategy::{Class, Entry, Nature};
 use crate::wire::{Reader, Writer, packed_bytes};
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "inceptionn",
+    info: &compressors::INCEPTIONN,
     code: 30,
-    class: Class::Quantization,
-    about: "32, 16, 8 or 0 bits by magnitude, within an absolute error bound",
-    source: "Li et al. 2018, INCEPTIONN, algorithm 2; GRACE, section 3.1",
-    params: &[Param::optional("bound", Kind::Whole(1, 14), 10.0, "b: errors stay below 2^-b")],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Bucket,
     // A tensor below the bound is sent as zeros.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["", "bound=1", "bound=14"],

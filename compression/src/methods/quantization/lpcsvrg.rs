@@ -10,26 +10,14 @@
 use super::levels::{Bucketed, Scheme, max};
 use super::linear::Linear;
 use crate::Kernel;
-use crate::codec::{Scope, Stats, Travels};
+use crate::codec::Stats;
+use crate::entry::{Entry, Nature};
 use crate::random::Stream;
-use crate::strategy::params::{Kind, Param};
-use crate::strategy::{Class, Entry, Nature};
-use std::ops::Bound;
-
-const SHARE: Kind = Kind::Number(Bound::Excluded(0.0), Bound::Included(1.0));
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "lpcsvrg",
+    info: &compressors::LPCSVRG,
     code: 26,
-    class: Class::Quantization,
-    about: "rounds at random to a grid of w bits, clipped to a share of max |x|",
-    source: "Yu et al. 2019, LPC-SVRG, section 3; GRACE, equation 4",
-    params: &[
-        Param::required("bits", Kind::Whole(2, 8), "w"),
-        Param::optional("lambda", SHARE, 1.0, "share of max |x| that the grid reaches"),
-    ],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Tensor,
     nature: |values| match values.number(1) < 1.0 {
         true => Nature::Biased("what lies beyond the grid is clipped"),
         false => Nature::Unbiased,

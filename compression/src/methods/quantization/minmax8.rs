@@ -10,20 +10,15 @@
 
 use super::levels::BLOCK;
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Travels};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::entry::{Entry, Nature};
 use crate::kernels::{Even, Kernel, Table, Work};
-use crate::strategy::{Class, Entry, Nature};
 use crate::wire::{Reader, Writer};
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "minmax8",
+    info: &compressors::MINMAX8,
     code: 31,
-    class: Class::Quantization,
-    about: "8 bits between min and max",
-    source: "Gan et al. 2021, BAGUA; its release, ByteGrad, MinMaxUInt8",
-    params: &[],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Tensor,
     // Every error is at most |x| and at most one step, and the largest |x| is at least 127.5 steps.
     nature: |_| Nature::Contractive(|_, n| 0.99 / n.max(1) as f64),
     examples: &[""],

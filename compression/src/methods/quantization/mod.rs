@@ -20,7 +20,7 @@ mod signum;
 mod ssdm;
 mod terngrad;
 
-use crate::strategy::Entry;
+use crate::entry::Entry;
 
 /// One line each. Codes 16 to 63.
 pub(super) static ENTRIES: &[Entry] = &[

@@ -9,21 +9,16 @@
 
 use super::levels::{BLOCK, Words, add_squares, check_padding, each, total};
 use super::packing::Pack;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Travels};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Size};
+use crate::entry::{Entry, Nature};
 use crate::kernels::{Rounded, Squares, Work};
-use crate::strategy::{Class, Entry, Nature};
 use crate::wire::{Reader, Writer, packed_bytes};
 use crate::{Energy, Kernel};
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "natural",
+    info: &compressors::NATURAL,
     code: 27,
-    class: Class::Quantization,
-    about: "rounds at random to powers of two",
-    source: "Horváth et al. 2019, Natural Compression, definition 1 and theorem 1",
-    params: &[],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Bucket,
     nature: |_| Nature::Unbiased,
     examples: &[""],
     build: |_, shape| Box::new(Natural::new(shape.values())),

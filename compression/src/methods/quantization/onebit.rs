@@ -7,20 +7,15 @@
 
 use super::signs;
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Travels, not_finite};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size, not_finite};
+use crate::entry::{Entry, Nature};
 use crate::kernels::NOT_FINITE;
-use crate::strategy::{Class, Entry, Kind, Nature, Param};
 use crate::wire::{Reader, Writer, packed_bytes};
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "onebit",
+    info: &compressors::ONEBIT,
     code: 16,
-    class: Class::Quantization,
-    about: "signs, times mean |x| if scaling is on",
-    source: "BytePS, gradient compression design, onebit",
-    params: &[Param::optional("scaling", Kind::Switch, 0.0, "whether signs are multiplied by mean |x|")],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Tensor,
     nature: |values| match values.is_on(0) {
         true => Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
         false => Nature::Biased("a sign says nothing of the magnitude"),

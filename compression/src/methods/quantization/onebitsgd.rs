@@ -11,27 +11,15 @@
 
 use super::levels::check_padding;
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Travels, not_finite};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size, not_finite};
+use crate::entry::{Entry, Nature};
 use crate::kernels::Columns;
-use crate::strategy::params::{Kind, Param};
-use crate::strategy::{Class, Entry, Nature};
 use crate::wire::{Reader, Writer, packed_bytes};
-use std::ops::Bound;
-
-const ANY: Kind = Kind::Number(Bound::Unbounded, Bound::Unbounded);
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "onebitsgd",
+    info: &compressors::ONEBITSGD,
     code: 20,
-    class: Class::Quantization,
-    about: "one bit per value, decoded to the mean of its side",
-    source: "Seide et al. 2014, 1-Bit SGD, sections 3.1 and 3.2; GRACE, section 3.1",
-    params: &[
-        Param::optional("threshold", ANY, 0.0, "values below it are one side"),
-        Param::optional("per", Kind::Choice(&["tensor", "column"]), 0.0, "what has means of its own"),
-    ],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Tensor,
     // What is left is ‖x‖² − ‖C(x)‖². With the threshold at 0 all values of a side have one sign, and then m times the
     // squared mean of m values is at least their energy / m. At another threshold the means may be 0.
     nature: |values| match values.number(0) == 0.0 {

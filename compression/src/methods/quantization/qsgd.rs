@@ -11,35 +11,16 @@
 
 use super::levels::{BLOCK, Bucketed, Codes, Scheme, Words, l2, max, multiplier};
 use super::linear::Linear;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Stats, Travels};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Stats};
+use crate::entry::{Entry, Nature};
 use crate::random::Stream;
-use crate::strategy::params::{Kind, Param};
-use crate::strategy::{Class, Entry, Nature};
 use crate::wire::{BitReader, BitWriter, Reader, Writer, delta_bits, gamma_bits};
 use crate::{Energy, Kernel};
-
-/// Levels that codes of 8 bits hold.
-pub(super) const MOST_LEVELS: u64 = 127;
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "qsgd",
+    info: &compressors::QSGD,
     code: 25,
-    class: Class::Quantization,
-    about: "rounds at random to s levels of each bucket's norm",
-    source: "Alistarh et al. 2017, QSGD, section 3.1, equation 4; buckets: section 4",
-    params: &[
-        Param::required("s", Kind::Whole(1, MOST_LEVELS), "levels above 0"),
-        Param::optional(
-            "bucket",
-            Kind::Whole(0, u32::MAX as u64),
-            512.0,
-            "values per norm, fastest as a multiple of 64; 0: the whole tensor",
-        ),
-        Param::optional("norm", Kind::Choice(&["l2", "max"]), 0.0, "Euclidean norm, or max |x|"),
-        Param::optional("coding", Kind::Choice(&["packed", "gamma", "delta"]), 0.0, "fixed width, or Elias' codes"),
-    ],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Tensor,
     nature: |_| Nature::Unbiased,
     examples: &[
         "s=4",

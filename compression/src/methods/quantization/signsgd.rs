@@ -5,19 +5,14 @@
 
 use super::signs;
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Travels};
-use crate::strategy::{Class, Entry, Nature};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Size};
+use crate::entry::{Entry, Nature};
 use crate::wire::{Reader, Writer, packed_bytes};
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "signsgd",
+    info: &compressors::SIGNSGD,
     code: 21,
-    class: Class::Quantization,
-    about: "signs; ranks decide by majority vote",
-    source: "Bernstein et al. 2018, signSGD, algorithm 1; majority vote: Bernstein et al. 2019, algorithm 1",
-    params: &[],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Bucket,
     nature: |_| Nature::Biased("a sign says nothing of the magnitude"),
     examples: &[""],
     build: |_, shape| Box::new(SignSgd { n: shape.values() }),

@@ -6,22 +6,16 @@
 
 use super::signs;
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Size, Travels, not_finite};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Size, not_finite};
+use crate::entry::{Entry, Nature};
 use crate::kernels::Decayed;
 use crate::memory::{restore_values, save_values};
-use crate::strategy::params::{FACTOR, Param};
-use crate::strategy::{Class, Entry, Nature};
 use crate::wire::{Reader, Writer, packed_bytes};
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "signum",
+    info: &compressors::SIGNUM,
     code: 22,
-    class: Class::Quantization,
-    about: "signs of a momentum; ranks decide by majority vote",
-    source: "Bernstein et al. 2019, signSGD with Majority Vote, algorithm 1; GRACE, section 3.1",
-    params: &[Param::optional("delta", FACTOR, 0.9, "decay of the momentum")],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Bucket,
     nature: |_| Nature::Biased("a sign says nothing of the magnitude, and it is the momentum's"),
     examples: &["", "delta=0", "delta=0.5"],
     build: |values, shape| {

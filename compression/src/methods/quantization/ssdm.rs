@@ -6,20 +6,15 @@
 use super::levels::{Bucketed, Rule, Scheme, Words, each, l2};
 use super::linear::{Divide, smaller};
 use crate::Kernel;
-use crate::codec::{Scope, Stats, Travels};
+use crate::codec::Stats;
+use crate::entry::{Entry, Nature};
 use crate::kernels::Rounding;
 use crate::random::Stream;
-use crate::strategy::{Class, Entry, Nature};
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "ssdm",
+    info: &compressors::SSDM,
     code: 24,
-    class: Class::Quantization,
-    about: "a sign at random, times the Euclidean norm",
-    source: "Safaryan and Richtárik 2021, Stochastic Sign Descent Methods, definition of the stochastic sign",
-    params: &[],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Tensor,
     // But for norms beyond half of the largest f32, where the norm is cut.
     nature: |_| Nature::Unbiased,
     examples: &[""],

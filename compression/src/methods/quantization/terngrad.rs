@@ -10,24 +10,15 @@
 use super::levels::{Bucketed, LARGEST_NORM, Scheme, max};
 use super::linear::Linear;
 use crate::Kernel;
-use crate::codec::{Scope, Stats, Travels};
+use crate::codec::Stats;
+use crate::entry::{Entry, Nature};
 use crate::kernels::Work;
 use crate::random::Stream;
-use crate::strategy::params::{Kind, Param};
-use crate::strategy::{Class, Entry, Nature};
-use std::ops::Bound;
-
-const NOT_NEGATIVE: Kind = Kind::Number(Bound::Included(0.0), Bound::Unbounded);
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "terngrad",
+    info: &compressors::TERNGRAD,
     code: 29,
-    class: Class::Quantization,
-    about: "-1, 0 or 1 at random, times max |x|",
-    source: "Wen et al. 2017, TernGrad, equations 2 and 3; clipping: section 4",
-    params: &[Param::optional("clip", NOT_NEGATIVE, 0.0, "clips to so many standard deviations; 0: not at all")],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Tensor,
     nature: |values| match values.number(0) > 0.0 {
         true => Nature::Biased("what is clipped is sent as the clipped value"),
         false => Nature::Unbiased,

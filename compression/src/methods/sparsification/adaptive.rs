@@ -7,24 +7,16 @@
 //! Payload: what has p = 1 as it is; the rest, which are all ±1/lambda (section 3.3), as one number and signs.
 
 use super::sparse::{self, Pick, most_index_bytes};
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Size, Travels};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::entry::{Entry, Nature};
 use crate::kernels::{Kernel, Work, key};
-use crate::strategy::{Class, Entry, Kind, Nature, Param, Values};
 use crate::wire::{Reader, Writer, packed_bytes, read_indices, write_indices_least};
 use crate::{Energy, Selection};
+use flexcomm_domain::spec::{Values, compressors};
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "adaptive",
+    info: &compressors::ADAPTIVE,
     code: 72,
-    class: Class::Sparsification,
-    about: "values at random, likelier the larger; unbiased",
-    source: "Wangni et al. 2018, algorithm 3 and section 3.3; GRACE 3.2",
-    params: &[
-        Param::required("k", Kind::Kept, "how many values are sent in the mean"),
-        Param::optional("rounds", Kind::Whole(0, 100), 2.0, "how often probabilities are scaled again"),
-    ],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Bucket,
     nature: |_| Nature::Unbiased,
     examples: &["k=0.05", "k=0.5", "k=3,rounds=0"],
     build: |values, shape| Box::new(Adaptive::new(values, shape)),

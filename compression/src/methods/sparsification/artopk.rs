@@ -13,23 +13,14 @@
 use super::agreed::Agreed;
 use super::topk::Selector;
 use crate::Energy;
-use crate::codec::{Codec, Context, Element, EncodeError, ReadError, Scope, Shape, Size, Travels};
-use crate::strategy::{Class, Entry, Kind, Nature, Param, Values};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::entry::{Entry, Nature};
 use crate::wire::{Reader, Writer};
+use flexcomm_domain::spec::{Values, compressors};
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "artopk",
+    info: &compressors::ARTOPK,
     code: 75,
-    class: Class::Sparsification,
-    about: "everybody's values at one rank's top-k indices; sums in flight",
-    source: "Tyagi and Swany 2023, \"Flexible communication for optimal distributed learning\", algorithm 1",
-    params: &[
-        Param::required("k", Kind::Kept, "how many values are kept"),
-        Param::optional("choose", Kind::Choice(&["star", "var"]), 0.0, "whose indices: by turns, or by largest energy"),
-        Param::optional("slots", Kind::Whole(1, 65_536), 64.0, "numbers in var's exchange: best as many as ranks"),
-    ],
-    travels: |_| Travels::Sums(Element::F32),
-    scope: Scope::Bucket,
     // Of the rank that is chosen it is top-k; the others send what may be zeros.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["k=0.01", "k=0.2,choose=var,slots=2", "k=5,choose=var"],

@@ -4,47 +4,22 @@
 
 use super::sparse::{Choose, Sparse};
 use crate::Selection;
-use crate::codec::{Context, EncodeError, Scope, Stats, Travels, not_finite};
+use crate::codec::{Context, EncodeError, Stats, not_finite};
+use crate::entry::{Entry, Nature};
 use crate::kernels::{Candidates, NOT_FINITE, key, scan};
 use crate::select::cut::{ANY_KEY, Cutter};
 use crate::select::topk::push_cut;
-use crate::strategy::params::INSIDE_UNIT;
-use crate::strategy::{Class, Entry, Kind, Nature, Param, Values};
-use std::ops::Bound;
-
-const PARAMS: &[Param] = &[
-    Param::required("k", Kind::Kept, "about how many values are kept"),
-    Param::optional("sample", INSIDE_UNIT, 0.01, "share of values that the threshold is estimated from"),
-    Param::optional(
-        "most",
-        Kind::Number(Bound::Included(1.0), Bound::Included(100.0)),
-        1.3,
-        "times k, beyond which a top-k among what reaches the threshold follows",
-    ),
-];
+use flexcomm_domain::spec::{Values, compressors};
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "dgc",
+    info: &compressors::DGC,
     code: 69,
-    class: Class::Sparsification,
-    about: "values above a threshold that a sample gives, about k of them",
-    source: "Lin et al. 2018, \"Deep gradient compression\", 3 and 5 (sampled, hierarchical selection); GRACE 3.2",
-    params: PARAMS,
-    travels: |_| Travels::Gathers,
-    scope: Scope::Tensor,
     nature,
     examples: &["k=0.01", "k=0.2,sample=0.1,most=1", "k=9,most=4"],
     build: |values, shape| Box::new(Sparse::new(shape.values(), Sampled::new(values, shape.values()))),
 };
 
-pub(super) const SGC: Entry = Entry {
-    name: "sgc",
-    code: 70,
-    about: "SGC's selection, which is DGC's; its compensation is ef(sgc)",
-    source: "Sun et al. 2019, \"Sparse gradient compression for distributed SGD\"; GRACE 3.2",
-    examples: &["k=0.05"],
-    ..ENTRY
-};
+pub(super) const SGC: Entry = Entry { info: &compressors::SGC, code: 70, examples: &["k=0.05"], ..ENTRY };
 
 /// At least the largest value is sent: the highest of the sample is a threshold that it reaches.
 fn nature(_: &Values) -> Nature {

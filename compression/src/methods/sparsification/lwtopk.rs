@@ -2,18 +2,12 @@
 //! no layer goes without.
 
 use super::topk::TopK;
-use crate::codec::{Scope, Travels};
-use crate::strategy::{Class, Entry, Kind, Nature, Param};
+use crate::entry::{Entry, Nature};
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "lwtopk",
+    info: &compressors::LWTOPK,
     code: 67,
-    class: Class::Sparsification,
-    about: "the k largest values of each layer",
-    source: "Tyagi and Swany 2023, \"Flexible communication for optimal distributed learning\", 2-C, LWTopk",
-    params: &[Param::required("k", Kind::Kept, "how many values of each layer are kept")],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Tensor,
     nature: |_| Nature::Contractive(|values, n| values.kept(0, n) as f64 / n.max(1) as f64),
     examples: &["k=0.01", "k=3"],
     build: |values, shape| Box::new(TopK::new(values.kept(0, shape.values()), shape)),

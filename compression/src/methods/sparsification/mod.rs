@@ -15,7 +15,7 @@ mod threshold;
 pub(super) mod topk;
 mod variance;
 
-use crate::strategy::Entry;
+use crate::entry::Entry;
 
 /// One line each. Codes 64 to 111.
 pub(super) static ENTRIES: &[Entry] = &[

@@ -5,22 +5,17 @@
 
 use super::sparse::{Choose, Sparse};
 use crate::Selection;
-use crate::codec::{Context, EncodeError, Scope, Stats, Travels, not_finite};
+use crate::codec::{Context, EncodeError, Stats, not_finite};
+use crate::entry::{Entry, Nature};
 use crate::kernels::{Candidates, NOT_FINITE, key, scan};
 use crate::select::cut::{ANY_KEY, Cutter};
 use crate::select::mstopk::{bisect, mean_magnitude, pick};
 use crate::select::topk::floor_of;
-use crate::strategy::{Class, Entry, Kind, Nature, Param};
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "mstopk",
+    info: &compressors::MSTOPK,
     code: 68,
-    class: Class::Sparsification,
-    about: "about the k largest values, by 25 rounds of bisection for a threshold",
-    source: "Shi et al. 2021, algorithm 1",
-    params: &[Param::required("k", Kind::Kept, "how many values are kept")],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Bucket,
     // Only the largest value, or one within 2^-25 of it, is sure to be taken.
     nature: |_| Nature::Contractive(|_, n| 0.99 / n.max(1) as f64),
     examples: &["k=0.01", "k=0.3", "k=7"],

@@ -6,27 +6,15 @@
 
 use super::sparse;
 use super::subset::Subset;
-use crate::codec::{Codec, Context, Element, EncodeError, ReadError, Scope, Shape, Size, Travels};
-use crate::strategy::{Class, Entry, Kind, Nature, Param, Values};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::entry::{Entry, Nature};
 use crate::wire::{Reader, Writer, write_indices};
 use crate::{Energy, kernels};
+use flexcomm_domain::spec::{Values, compressors};
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "randomk",
+    info: &compressors::RANDOMK,
     code: 65,
-    class: Class::Sparsification,
-    about: "k values at random; with a shared seed no indices travel",
-    source: "Stich et al. 2018, definition 2.1; GRACE 3.2; BytePS, randomk",
-    params: &[
-        Param::required("k", Kind::Kept, "how many values are kept"),
-        Param::optional("scaled", Kind::Switch, 0.0, "whether values are multiplied by n/k: unbiased"),
-        Param::optional("shared", Kind::Switch, 1.0, "whether all ranks draw the same indices"),
-    ],
-    travels: |values| match values.is_on(2) {
-        true => Travels::Sums(Element::F32),
-        false => Travels::Gathers,
-    },
-    scope: Scope::Bucket,
     nature: |values| match values.is_on(1) {
         true => Nature::Unbiased,
         false => Nature::ContractiveInMean(|values, n| values.kept(0, n) as f64 / n.max(1) as f64),

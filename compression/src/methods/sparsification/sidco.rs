@@ -11,27 +11,15 @@
 
 use super::sparse::{Choose, Pick, Sparse};
 use crate::Selection;
-use crate::codec::{Context, EncodeError, ReadError, Scope, Stats, Travels};
+use crate::codec::{Context, EncodeError, ReadError, Stats};
+use crate::entry::{Entry, Nature};
 use crate::kernels::{Kernel, Work, key};
-use crate::strategy::params::INSIDE_UNIT;
-use crate::strategy::{Class, Entry, Kind, Nature, Param, Values};
 use crate::wire::{Reader, Writer};
+use flexcomm_domain::spec::{Values, compressors};
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "sidco",
+    info: &compressors::SIDCO,
     code: 71,
-    class: Class::Sparsification,
-    about: "about k values above a threshold that a fitted distribution gives",
-    source: "Abdelmoniem et al. 2021, section 2 and algorithm 1",
-    params: &[
-        Param::required("k", Kind::Kept, "about how many values are kept"),
-        Param::optional("fit", Kind::Choice(&["exponential", "gamma", "pareto"]), 0.0, "distribution of |x|"),
-        Param::optional("first", INSIDE_UNIT, 0.25, "share that each stage but the last aims at"),
-        Param::optional("tolerance", INSIDE_UNIT, 0.2, "how far the mean share may be off before stages change"),
-        Param::optional("every", Kind::Whole(1, 1_000_000), 5.0, "steps between looks at the number of stages"),
-    ],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Bucket,
     // A threshold that no value exceeds sends nothing.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["k=0.01", "k=0.1,fit=gamma", "k=0.001,fit=pareto,every=2", "k=3"],

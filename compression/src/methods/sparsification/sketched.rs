@@ -15,26 +15,16 @@ use super::agreed::Agreed;
 use super::subset::Subset;
 use super::topk::Selector;
 use crate::Energy;
-use crate::codec::{Codec, Context, Element, EncodeError, ReadError, Scope, Shape, Size, Travels};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::entry::{Entry, Nature};
 use crate::kernels::{Work, key};
 use crate::random::Stream;
-use crate::strategy::{Class, Entry, Kind, Nature, Param, Values};
 use crate::wire::{Reader, Writer};
+use flexcomm_domain::spec::{Values, compressors};
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "sketched",
+    info: &compressors::SKETCHED,
     code: 74,
-    class: Class::Sparsification,
-    about: "the k largest of the sum over ranks, found by count-sketches; sums in flight",
-    source: "Ivkin et al. 2019, algorithms 1 and 2; GRACE 3.2",
-    params: &[
-        Param::required("k", Kind::Kept, "how many values are kept"),
-        Param::optional("rows", Kind::Whole(1, MOST_ROWS as u64), 5.0, "independent hashes: best odd"),
-        Param::optional("columns", Kind::Kept, 0.01, "sums per row, as a share of the values or a number"),
-        Param::optional("recover", Kind::Choice(&["top", "heavymix"]), 0.0, "which coordinates the sketch gives"),
-    ],
-    travels: |_| Travels::Sums(Element::F32),
-    scope: Scope::Bucket,
     // What is sent is exact; that it is large holds with high probability only.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["k=0.01,columns=0.1", "k=7,rows=4,columns=0.1,recover=heavymix", "k=0.3,rows=1", "k=0.3,columns=0.2"],

@@ -3,20 +3,14 @@
 
 use super::sparse::{Choose, Pick, Sparse};
 use crate::Selection;
-use crate::codec::{Context, EncodeError, Scope, Stats, Travels};
+use crate::codec::{Context, EncodeError, Stats};
+use crate::entry::{Entry, Nature};
 use crate::kernels::key;
-use crate::strategy::params::POSITIVE;
-use crate::strategy::{Class, Entry, Nature, Param};
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "threshold",
+    info: &compressors::THRESHOLD,
     code: 66,
-    class: Class::Sparsification,
-    about: "all values with a magnitude above v",
-    source: "Dutta et al. 2020, \"On the discrepancy between the theoretical analysis and practical implementations of compressed communication\"; GRACE 3.2",
-    params: &[Param::required("v", POSITIVE, "magnitude above which values are sent")],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Bucket,
     // What is sent is exact; there may be nothing to send.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["v=0.5", "v=3", "v=1000000"],

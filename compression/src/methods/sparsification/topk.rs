@@ -2,23 +2,18 @@
 //! lowest index.
 
 use super::sparse;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Scope, Shape, Sieve, Size, Stats, Travels, not_finite};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Sieve, Size, Stats, not_finite};
+use crate::entry::{Entry, Nature};
 use crate::kernels::key;
 use crate::select::cut::Cutter;
 use crate::select::topk::{cut_found, push_cut, push_found};
-use crate::strategy::{Class, Entry, Kind, Nature, Param};
 use crate::wire::{Reader, Writer};
 use crate::{Energy, Selection};
+use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "topk",
+    info: &compressors::TOPK,
     code: 64,
-    class: Class::Sparsification,
-    about: "the k largest values by magnitude",
-    source: "Alistarh et al. 2018; GRACE 3.2",
-    params: &[Param::required("k", Kind::Kept, "how many values are kept")],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Bucket,
     nature: |_| Nature::Contractive(|values, n| values.kept(0, n) as f64 / n.max(1) as f64),
     examples: &["k=0.01", "k=0.3", "k=5"],
     build: |values, shape| Box::new(TopK::new(values.kept(0, shape.values()), shape)),

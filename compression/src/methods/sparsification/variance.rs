@@ -3,7 +3,7 @@
 //! r² > alpha v, with v the accumulated squares; then r and v start over, and what is not sent has its v multiplied by
 //! zeta.
 //!
-//! r is what error feedback accumulates: use it with `ef(vanilla)`; `Strategy::trainable` refuses it without a memory. The
+//! r is what error feedback accumulates: use it with `ef(vanilla)`; [`crate::Build::trainable`] refuses it without a memory. The
 //! paper takes v over the single samples of a mini-batch. A gradient that reaches a compressor is their mean, so here a step's gradient counts as one sample (a
 //! mini-batch of 1 in the paper's terms): v grows by (x − what the memory added)². Where the memory scales what it held back, as
 //! when the learning rate changes, v scales with its square: r and v stay in the same units. What another strategy held back has
@@ -11,30 +11,15 @@
 
 use super::sparse::{Choose, Sparse};
 use crate::Selection;
-use crate::codec::{Carried, Context, EncodeError, ReadError, Scope, Stats, Travels};
+use crate::codec::{Carried, Context, EncodeError, ReadError, Stats};
+use crate::entry::{Entry, Nature};
 use crate::memory::{restore_values, save_values};
-use crate::strategy::params::POSITIVE;
-use crate::strategy::{Class, Entry, Kind, Nature, Param, Values};
 use crate::wire::{Reader, Writer};
-use std::ops::Bound;
+use flexcomm_domain::spec::{Values, compressors};
 
 pub(super) const ENTRY: Entry = Entry {
-    name: "variance",
+    info: &compressors::VARIANCE,
     code: 73,
-    class: Class::Sparsification,
-    about: "values whose accumulated gradient stands out of its noise",
-    source: "Tsuzuku et al. 2018, algorithm 1 (a step's gradient as one sample); GRACE 3.2",
-    params: &[
-        Param::optional("alpha", POSITIVE, 1.0, "a value is sent when r^2 > alpha v"),
-        Param::optional(
-            "zeta",
-            Kind::Number(Bound::Excluded(0.0), Bound::Included(1.0)),
-            0.999,
-            "decay of v where nothing was sent",
-        ),
-    ],
-    travels: |_| Travels::Gathers,
-    scope: Scope::Bucket,
     // What is sent is exact; there may be nothing to send.
     nature: |_| Nature::Accumulated(|_, _| 0.0),
     examples: &["alpha=0.5", "alpha=1.5,zeta=0.9", ""],

@@ -11,8 +11,8 @@ use flexcomm_compression::Energy;
 use flexcomm_compression::Layers as CpuLayers;
 use flexcomm_compression::codec::EncodeError;
 use flexcomm_compression::pipeline::{Gradient as CpuGradient, Member, Pipeline, Step};
-use flexcomm_compression::strategy::Strategy;
 use flexcomm_compression::wire::{Reader, Writer, read_indices};
+use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_gpu_kernels::bucket::{Gradient, Layers, Method};
 use flexcomm_gpu_kernels::{At, Copies, LaunchError, OUTCOME_BYTES, Outcome, Quantizer, Span};
 use flexcomm_gpu_kernels::{add, add_sized, majority, scatter, three_lc};
@@ -48,10 +48,10 @@ fn text(error: &dyn std::fmt::Display) -> EngineError {
 
 impl Piped {
     fn plan(&self, member: Member) -> Result<(Plan, Vec<Method>), OnHost> {
-        let plan = Plan::new(self.pipeline.strategy(), self.pipeline.layers(), member)?;
+        let plan = Plan::new(self.pipeline.spec(), self.pipeline.layers(), member)?;
         if !plan.keeps && !self.pipeline.held_back().is_empty() {
             // What an older strategy held back goes out first.
-            return Err(OnHost::Text(self.pipeline.strategy().to_string()));
+            return Err(OnHost::Text(self.pipeline.spec().to_string()));
         }
         let methods = plan.methods(0).unwrap_or_default();
         Ok((plan, methods))
@@ -106,7 +106,7 @@ impl Piped {
             values.extend(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
         }
         if own.plan.keeps {
-            let (strategy, layers) = (*self.pipeline.strategy(), self.pipeline.layers().clone());
+            let (strategy, layers) = (*self.pipeline.spec(), self.pipeline.layers().clone());
             self.pipeline = holding(&strategy, (layers, own.member), (&values, own.rate[0]))?;
         }
         self.device = None;
@@ -170,9 +170,9 @@ impl Piped {
     /// A step's header, of a pipeline of one value: but for n and the payload's length it is this one's.
     fn head(&self, step: Step) -> Result<Vec<u8>, OnHost> {
         let Some(own) = &self.device else { return Err(OnHost::Absent) };
-        let none = || OnHost::Text(self.pipeline.strategy().to_string());
+        let none = || OnHost::Text(self.pipeline.spec().to_string());
         let one = CpuLayers::fused(1).map_err(|_| none())?;
-        let (mut twin, mut message) = (Pipeline::new(self.pipeline.strategy(), one, own.member), Writer::new());
+        let (mut twin, mut message) = (Pipeline::new(self.pipeline.spec(), one, own.member), Writer::new());
         twin.compress(CpuGradient::F32(&[0.0]), step, &mut message).map_err(|_| none())?;
         let mut head = message.into_vec();
         head.truncate(self.sum_header());
@@ -262,11 +262,11 @@ impl Piped {
 
 /// A pipeline that holds back these values, in units of gradients at `rate`.
 fn holding(
-    strategy: &Strategy,
+    strategy: &CompressorSpec,
     (layers, member): (CpuLayers, Member),
     (values, rate): (&[f32], f64),
 ) -> Result<Pipeline, EngineError> {
-    let holder: Strategy = super::HOLDER.parse().map_err(|e| text(&e))?;
+    let holder: CompressorSpec = super::HOLDER.parse().map_err(|e| text(&e))?;
     let mut pipeline = Pipeline::new(&holder, layers, member);
     let step = Step { index: 0, learning_rate: rate };
     pipeline.compress(CpuGradient::F32(values), step, &mut Writer::new()).map_err(|e| text(&e))?;

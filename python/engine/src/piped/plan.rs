@@ -4,7 +4,7 @@ use crate::bucket::OnHost;
 use flexcomm_compression::Layers;
 use flexcomm_compression::codec::{Scope, Shape};
 use flexcomm_compression::pipeline::Member;
-use flexcomm_compression::strategy::Strategy;
+use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_gpu_kernels::bucket::Method;
 use flexcomm_gpu_kernels::hybrid::Qsparse;
 use flexcomm_gpu_kernels::{Norm, Quantizer, Random, RandomK, Threshold};
@@ -27,7 +27,7 @@ pub(super) enum Decoding {
 /// A text's kernels for a bucket.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
-    strategy: Strategy,
+    strategy: CompressorSpec,
     member: Member,
     /// Of each layer that is compressed by itself.
     shapes: Vec<Shape>,
@@ -35,7 +35,7 @@ pub(super) struct Plan {
     pub(super) decoding: Decoding,
 }
 
-fn shapes(strategy: &Strategy, layers: &Layers) -> Vec<Shape> {
+fn shapes(strategy: &CompressorSpec, layers: &Layers) -> Vec<Shape> {
     match strategy.scope() {
         Scope::Tensor => layers.shapes().collect(),
         // One layer alone keeps its shape, as in the pipeline.
@@ -58,7 +58,7 @@ fn keeps(text: &str) -> Option<bool> {
 }
 
 impl Plan {
-    pub(super) fn new(strategy: &Strategy, layers: &Layers, member: Member) -> Result<Self, OnHost> {
+    pub(super) fn new(strategy: &CompressorSpec, layers: &Layers, member: Member) -> Result<Self, OnHost> {
         let text = strategy.to_string();
         let none = || OnHost::Text(text.clone());
         let shapes = shapes(strategy, layers);
@@ -92,7 +92,7 @@ impl Plan {
     fn method(&self, shape: Shape, random: Random) -> Option<Method> {
         let (values, n) = (self.strategy.values(), shape.values());
         let (shared, k) = (Random { rank: None, ..random }, || values.kept(0, n) as u64);
-        Some(match self.strategy.entry().name {
+        Some(match self.strategy.compressor().name {
             "topk" | "lwtopk" => Method::TopK(k()),
             "mstopk" => Method::Threshold(Threshold::MsTopK { k: k(), random }),
             "dgc" | "sgc" => {
@@ -119,7 +119,7 @@ impl Plan {
         let values = self.strategy.values();
         let norm = |is_max: bool| if is_max { Norm::Max } else { Norm::L2 };
         let world = self.member.world;
-        Some(match self.strategy.entry().name {
+        Some(match self.strategy.compressor().name {
             "signsgd" => Quantizer::Signs,
             "efsignsgd" => Quantizer::ScaledSigns,
             "onebit" if values.is_on(0) => Quantizer::ScaledSigns,
@@ -151,7 +151,7 @@ impl Plan {
 
     fn decoding(&self) -> Option<Decoding> {
         let one = self.shapes.len() == 1;
-        Some(match self.strategy.entry().name {
+        Some(match self.strategy.compressor().name {
             "topk" | "lwtopk" | "mstopk" | "dgc" | "sgc" | "threshold" => Decoding::Lists,
             "randomk" if !self.strategy.values().is_on(2) => Decoding::Lists,
             "randomk" if one => Decoding::Drawn,

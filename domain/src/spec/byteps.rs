@@ -10,22 +10,21 @@
 //! as `mu`; without, it is 0.9, which the optimiser has in BytePS's own script for these options (the default of `--momentum` in
 //! `train_cifar100_byteps_gc.py`). The canonical text shows it. The core's keys have one for mu, which must be given.
 
-use super::{Strategy, StrategyError};
-use crate::memory::MEMORIES;
-use crate::momentum::MOMENTA;
+use super::parts::{MEMORIES, MOMENTA};
+use super::{CompressorSpec, SpecError};
 
 /// A setting and where it goes.
 struct Setting {
     /// Spellings; the first is the users'.
     keys: &'static [&'static str],
-    part: Part,
+    part: Place,
     /// Name of the parameter within the part; empty for the part's own name.
     param: &'static str,
     values: Translate,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Part {
+enum Place {
     Codec,
     Memory,
     Momentum,
@@ -46,20 +45,20 @@ const SWITCH: Translate =
 const PARTITION: Translate = Words(&[("0", "linear"), ("1", "natural"), ("linear", "linear"), ("natural", "natural")]);
 const NORMALIZE: Translate = Words(&[("0", "max"), ("1", "l2"), ("max", "max"), ("l2", "l2")]);
 
-const fn setting(keys: &'static [&'static str], part: Part, param: &'static str, values: Translate) -> Setting {
+const fn setting(keys: &'static [&'static str], part: Place, param: &'static str, values: Translate) -> Setting {
     Setting { keys, part, param, values }
 }
 
 const SETTINGS: &[Setting] = &[
-    setting(&["compressor", "byteps_compressor_type"], Part::Codec, "", Same),
-    setting(&["k", "byteps_compressor_k"], Part::Codec, "k", Same),
-    setting(&["scaling", "byteps_compressor_onebit_scaling"], Part::Codec, "scaling", SWITCH),
-    setting(&["partition", "byteps_dithering_partition"], Part::Codec, "partition", PARTITION),
-    setting(&["normalize", "byteps_dithering_normalize"], Part::Codec, "normalize", NORMALIZE),
-    setting(&["ef", "byteps_ef_type", "byteps_error_feedback_type"], Part::Memory, "", Same),
-    setting(&["momentum", "byteps_momentum_type"], Part::Momentum, "", Same),
-    setting(&["mu", "byteps_momentum_mu"], Part::Momentum, "mu", Same),
-    setting(&["seed", "byteps_seed"], Part::Seed, "", Same),
+    setting(&["compressor", "byteps_compressor_type"], Place::Codec, "", Same),
+    setting(&["k", "byteps_compressor_k"], Place::Codec, "k", Same),
+    setting(&["scaling", "byteps_compressor_onebit_scaling"], Place::Codec, "scaling", SWITCH),
+    setting(&["partition", "byteps_dithering_partition"], Place::Codec, "partition", PARTITION),
+    setting(&["normalize", "byteps_dithering_normalize"], Place::Codec, "normalize", NORMALIZE),
+    setting(&["ef", "byteps_ef_type", "byteps_error_feedback_type"], Place::Memory, "", Same),
+    setting(&["momentum", "byteps_momentum_type"], Place::Momentum, "", Same),
+    setting(&["mu", "byteps_momentum_mu"], Place::Momentum, "mu", Same),
+    setting(&["seed", "byteps_seed"], Place::Seed, "", Same),
 ];
 
 const MAP: &str = "BytePS's map";
@@ -67,10 +66,10 @@ const MAP: &str = "BytePS's map";
 /// mu where the users' keys give none.
 const MU: &str = "0.9";
 
-impl Strategy {
+impl CompressorSpec {
     /// From BytePS's map. A key that it does not know, a value out of range and a missing k are refused, by the key as it was
     /// given; so is a setting that is given twice. A momentum without `mu` has 0.9.
-    pub fn from_byteps<'a>(map: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, StrategyError> {
+    pub fn from_byteps<'a>(map: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, SpecError> {
         let mut given = Map::default();
         for (key, value) in map {
             given.set(key, value)?;
@@ -93,11 +92,11 @@ struct Map<'a> {
 }
 
 impl<'a> Map<'a> {
-    fn set(&mut self, key: &'a str, value: &'a str) -> Result<(), StrategyError> {
+    fn set(&mut self, key: &'a str, value: &'a str) -> Result<(), SpecError> {
         let known = || SETTINGS.iter().flat_map(|setting| setting.keys).copied();
         let setting = SETTINGS.iter().find(|setting| setting.keys.contains(&key));
-        let setting = setting.ok_or_else(|| StrategyError::unknown("BytePS key", key, known()))?;
-        let optional = matches!((setting.part, setting.param), (Part::Memory | Part::Momentum, ""));
+        let setting = setting.ok_or_else(|| SpecError::unknown("BytePS key", key, known()))?;
+        let optional = matches!((setting.part, setting.param), (Place::Memory | Place::Momentum, ""));
         if optional && ["", "None"].contains(&value) {
             return Ok(());
         }
@@ -108,48 +107,48 @@ impl<'a> Map<'a> {
         }
         if let Some(before) = self.given.iter().find(|given| std::ptr::eq(given.setting, setting)) {
             let key = if before.key == key { key.into() } else { format!("{} (also as {key})", before.key) };
-            return Err(StrategyError::Twice { of: MAP.into(), key });
+            return Err(SpecError::Twice { of: MAP.into(), key });
         }
         match (setting.part, setting.param) {
-            (Part::Memory, "") => named(key, value, MEMORIES.iter().map(|memory| memory.name))?,
-            (Part::Momentum, "") => named(key, value, MOMENTA.iter().map(|momentum| momentum.name))?,
+            (Place::Memory, "") => named(key, value, MEMORIES.iter().map(|memory| memory.name))?,
+            (Place::Momentum, "") => named(key, value, MOMENTA.iter().map(|momentum| momentum.name))?,
             _ => {}
         }
         self.given.push(Given { setting, key, value: setting.values.of(key, value)? });
         Ok(())
     }
 
-    fn read(mut self) -> Result<Strategy, StrategyError> {
-        let codec = self.name_of(Part::Codec).ok_or_else(|| self.missing("compressor", "a strategy", "a name"))?;
+    fn read(mut self) -> Result<CompressorSpec, SpecError> {
+        let codec = self.name_of(Place::Codec).ok_or_else(|| self.missing("compressor", "a strategy", "a name"))?;
         self.leave_out(codec)?;
         self.fill_in_mu();
-        let mut text = self.part(codec, Part::Codec);
-        if let Some(memory) = self.name_of(Part::Memory) {
+        let mut text = self.part(codec, Place::Codec);
+        if let Some(memory) = self.name_of(Place::Memory) {
             text += &format!("+ef({memory})");
         }
-        match self.name_of(Part::Momentum) {
-            Some(momentum) => text += &format!("+{}", self.part(momentum, Part::Momentum)),
-            None if self.given.iter().any(|given| given.setting.part == Part::Momentum) => {
+        match self.name_of(Place::Momentum) {
+            Some(momentum) => text += &format!("+{}", self.part(momentum, Place::Momentum)),
+            None if self.given.iter().any(|given| given.setting.part == Place::Momentum) => {
                 return Err(self.missing("momentum", "a momentum", "a name"));
             }
             None => {}
         }
-        if let Some(seed) = self.name_of(Part::Seed) {
+        if let Some(seed) = self.name_of(Place::Seed) {
             text += &format!("+seed({seed})");
         }
         text.parse().map_err(|error| self.in_their_words(error))
     }
 
-    fn name_of(&self, part: Part) -> Option<&'a str> {
+    fn name_of(&self, part: Place) -> Option<&'a str> {
         let own = |given: &&Given<'_>| given.setting.part == part && given.setting.param.is_empty();
         self.given.iter().find(own).map(|given| given.value)
     }
 
     /// Drops what scripts give with every compressor and this one does not have.
-    fn leave_out(&mut self, codec: &str) -> Result<(), StrategyError> {
+    fn leave_out(&mut self, codec: &str) -> Result<(), SpecError> {
         // One that is not known is refused later.
-        let Ok(entry) = super::find(codec) else { return Ok(()) };
-        let has = |name: &str| entry.params.iter().any(|param| param.name == name);
+        let Ok(compressor) = super::find(codec) else { return Ok(()) };
+        let has = |name: &str| compressor.params.iter().any(|param| param.name == name);
         let is_number = |value: &str| value.parse::<f64>().is_ok_and(|k| k.is_finite() && k > 0.0);
         let idle = |given: &&Given<'_>| given.setting.param == "k" && !has("k");
         if let Some(given) = self.given.iter().filter(idle).find(|given| !is_number(given.value)) {
@@ -173,7 +172,7 @@ impl<'a> Map<'a> {
         }
     }
 
-    fn part(&self, name: &str, part: Part) -> String {
+    fn part(&self, name: &str, part: Place) -> String {
         let params = self.given.iter().filter(|given| given.setting.part == part && !given.setting.param.is_empty());
         let params: Vec<String> = params.map(|given| format!("{}={}", given.setting.param, given.value)).collect();
         format!("{name}({})", params.join(","))
@@ -185,28 +184,28 @@ impl<'a> Map<'a> {
         setting.keys[usize::from(core).min(setting.keys.len() - 1)]
     }
 
-    fn missing(&self, first: &str, of: &str, allowed: &str) -> StrategyError {
+    fn missing(&self, first: &str, of: &str, allowed: &str) -> SpecError {
         let setting = SETTINGS.iter().find(|setting| setting.keys[0] == first).unwrap_or(&SETTINGS[0]);
-        StrategyError::Missing { of: of.into(), key: self.spelled(setting), allowed: allowed.into() }
+        SpecError::Missing { of: of.into(), key: self.spelled(setting), allowed: allowed.into() }
     }
 
     /// Names the key as it was given, or as it would have been.
-    fn in_their_words(&self, error: StrategyError) -> StrategyError {
+    fn in_their_words(&self, error: SpecError) -> SpecError {
         let setting_of = |name: &str| SETTINGS.iter().find(|setting| setting.param == name || setting.keys[0] == name);
         let given_as =
             |name: &str| self.given.iter().find(|given| given.setting.keys[0] == name).map(|given| given.key);
         match error {
-            StrategyError::Missing { of, key, allowed } => {
+            SpecError::Missing { of, key, allowed } => {
                 let key = setting_of(key).map_or(key, |setting| self.spelled(setting));
-                StrategyError::Missing { of, key, allowed }
+                SpecError::Missing { of, key, allowed }
             }
-            StrategyError::Range { of, key, value, allowed } => {
+            SpecError::Range { of, key, value, allowed } => {
                 let key = given_as(&key).map_or(key, str::to_owned);
-                StrategyError::Range { of, key, value, allowed }
+                SpecError::Range { of, key, value, allowed }
             }
-            StrategyError::UnknownKey { of, key, known } => {
+            SpecError::UnknownKey { of, key, known } => {
                 let key = given_as(&key).map_or(key, str::to_owned);
-                StrategyError::UnknownKey { of, key, known }
+                SpecError::UnknownKey { of, key, known }
             }
             other => other,
         }
@@ -214,17 +213,17 @@ impl<'a> Map<'a> {
 }
 
 /// Refuses words that mean something elsewhere in the textual form.
-fn named<'a>(key: &str, value: &str, names: impl Iterator<Item = &'a str>) -> Result<(), StrategyError> {
+fn named<'a>(key: &str, value: &str, names: impl Iterator<Item = &'a str>) -> Result<(), SpecError> {
     let names: Vec<&str> = names.collect();
     if names.contains(&value) { Ok(()) } else { Err(refused(key, value, names.join(" or "))) }
 }
 
-fn refused(key: &str, value: &str, allowed: String) -> StrategyError {
-    StrategyError::Range { of: MAP.into(), key: key.into(), value: value.into(), allowed }
+fn refused(key: &str, value: &str, allowed: String) -> SpecError {
+    SpecError::Range { of: MAP.into(), key: key.into(), value: value.into(), allowed }
 }
 
 impl Translate {
-    fn of<'a>(&self, key: &str, value: &'a str) -> Result<&'a str, StrategyError> {
+    fn of<'a>(&self, key: &str, value: &'a str) -> Result<&'a str, SpecError> {
         let Words(words) = self else { return Ok(value) };
         let found = words.iter().find(|(theirs, _)| *theirs == value).map(|(_, ours)| *ours);
         let allowed = || words.iter().map(|(theirs, _)| *theirs).collect::<Vec<_>>().join(" or ");
@@ -237,11 +236,13 @@ mod tests {
     use super::*;
 
     fn read(map: &[(&str, &str)]) -> String {
-        Strategy::from_byteps(map.iter().copied()).unwrap_or_else(|e| panic!("{map:?}: failed to {e}")).to_string()
+        CompressorSpec::from_byteps(map.iter().copied())
+            .unwrap_or_else(|e| panic!("{map:?}: failed to {e}"))
+            .to_string()
     }
 
     fn error(map: &[(&str, &str)]) -> String {
-        Strategy::from_byteps(map.iter().copied()).unwrap_err().to_string()
+        CompressorSpec::from_byteps(map.iter().copied()).unwrap_err().to_string()
     }
 
     /// The design text's script builds its map from its options, word by word: always these five keys, and no other.

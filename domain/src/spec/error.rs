@@ -1,10 +1,10 @@
-//! What can be wrong with a strategy as written.
+//! What can be wrong with a compressor as written.
 
 use super::params::Param;
 
-/// Failed to read a strategy.
+/// Failed to read a compressor's text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum StrategyError {
+pub enum SpecError {
     /// Not of the form.
     #[error("read strategy {text:?}: at {rest:?}, expected {expected}")]
     Syntax {
@@ -76,7 +76,7 @@ pub enum StrategyError {
     },
 }
 
-impl StrategyError {
+impl SpecError {
     pub(super) fn unknown_key(of: &str, key: &str, params: &[Param]) -> Self {
         let names: Vec<_> = params.iter().map(|p| p.name).collect();
         let known = if names.is_empty() { "no parameters".into() } else { names.join(", ") };

@@ -1,11 +1,15 @@
 //! Parameters: their names, ranges and values.
 
-use super::StrategyError;
-use crate::wire::MAX_PARAMETERS;
+use super::SpecError;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 
-/// One parameter of a codec, a memory or a momentum.
+/// Most parameters of one compressor, memory or momentum.
+pub const MAX_PARAMETERS: usize = 12;
+/// Most values of a gradient: indices are 32 bits wide.
+pub const MAX_VALUES: usize = u32::MAX as usize;
+
+/// One parameter of a compressor, a memory or a momentum.
 #[derive(Debug, Clone, Copy)]
 pub struct Param {
     /// As written before `=`.
@@ -53,6 +57,15 @@ pub const POSITIVE: Kind = Kind::Number(Bound::Excluded(0.0), Bound::Unbounded);
 /// Above 0 and below 1.
 pub const INSIDE_UNIT: Kind = Kind::Number(Bound::Excluded(0.0), Bound::Excluded(1.0));
 
+/// Above 0, up to 1.
+pub const SHARE: Kind = Kind::Number(Bound::Excluded(0.0), Bound::Included(1.0));
+
+/// From 0.
+pub const NOT_NEGATIVE: Kind = Kind::Number(Bound::Included(0.0), Bound::Unbounded);
+
+/// Any number.
+pub const ANY_NUMBER: Kind = Kind::Number(Bound::Unbounded, Bound::Unbounded);
+
 /// From 0, below 1.
 pub const FACTOR: Kind = Kind::Number(Bound::Included(0.0), Bound::Excluded(1.0));
 
@@ -79,7 +92,7 @@ impl Kind {
     pub fn admits(self, value: f64) -> bool {
         let whole = value.fract() == 0.0;
         match self {
-            Self::Kept => value > 0.0 && (value < 1.0 || whole && value <= crate::MAX_VALUES as f64),
+            Self::Kept => value > 0.0 && (value < 1.0 || whole && value <= MAX_VALUES as f64),
             Self::Number(low, high) => (low, high).contains(&value) && fits_single((low, high), value),
             Self::Whole(low, high) => whole && (low as f64..=high as f64).contains(&value),
             Self::Choice(words) => whole && value >= 0.0 && value < words.len() as f64,
@@ -155,20 +168,20 @@ pub struct Values {
 
 impl Values {
     /// From `key=value` pairs; what is not given takes its default.
-    pub(super) fn read(of: &str, params: &[Param], given: &[(&str, &str)]) -> Result<Self, StrategyError> {
+    pub(super) fn read(of: &str, params: &[Param], given: &[(&str, &str)]) -> Result<Self, SpecError> {
         let mut out = Self { values: [0.0; MAX_PARAMETERS], count: params.len() };
         for (i, (key, _)) in given.iter().enumerate() {
             if !params.iter().any(|p| p.name == *key) {
-                return Err(StrategyError::unknown_key(of, key, params));
+                return Err(SpecError::unknown_key(of, key, params));
             }
             if given[..i].iter().any(|(before, _)| before == key) {
-                return Err(StrategyError::Twice { of: of.into(), key: (*key).into() });
+                return Err(SpecError::Twice { of: of.into(), key: (*key).into() });
             }
         }
         for (value, param) in out.values.iter_mut().zip(params) {
             *value = match given.iter().find(|(key, _)| *key == param.name) {
-                Some((_, text)) => param.kind.read(text).ok_or_else(|| StrategyError::range(of, param, text))?,
-                None => param.default.ok_or_else(|| StrategyError::missing(of, param))?,
+                Some((_, text)) => param.kind.read(text).ok_or_else(|| SpecError::range(of, param, text))?,
+                None => param.default.ok_or_else(|| SpecError::missing(of, param))?,
             };
         }
         Ok(out)
@@ -232,15 +245,14 @@ impl Values {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Strategy;
+    use super::super::{CompressorSpec, MEMORIES, MOMENTA, compressors::COMPRESSORS};
     use super::*;
-    use crate::{memory::MEMORIES, methods, momentum::MOMENTA};
     use proptest::prelude::*;
     use proptest::strategy::Strategy as Generator;
 
     /// What a text puts in front of its parameters, and their table.
     fn tables() -> Vec<(String, &'static [Param])> {
-        let codecs = methods::all().map(|entry| (format!("{}(", entry.name), entry.params));
+        let codecs = COMPRESSORS.iter().map(|compressor| (format!("{}(", compressor.name), compressor.params));
         let memories = MEMORIES.iter().map(|memory| (format!("onebit+ef({},", memory.name), memory.params));
         let momenta = MOMENTA.iter().map(|momentum| (format!("onebit+{}(", momentum.name), momentum.params));
         codecs.chain(memories).chain(momenta).collect()
@@ -276,7 +288,7 @@ mod tests {
             let other = |param: &Param| if param.kind.admits(3.0) { "3" } else { "0.5" };
             let others: String = others.map(|param| format!(",{}={}", param.name, other(param))).collect();
             let text = format!("{head}{name}={value:e}{others})");
-            let Ok(strategy) = text.parse::<Strategy>() else {
+            let Ok(strategy) = text.parse::<CompressorSpec>() else {
                 prop_assert!(!kind.admits(value) || matches!(kind, Kind::Kept), "{text}");
                 return Ok(());
             };
@@ -293,7 +305,7 @@ mod tests {
             }
             let canonical = strategy.to_string();
             prop_assert!(canonical.len() <= text.len() + 24, "{canonical}");
-            prop_assert_eq!(canonical.parse::<Strategy>().unwrap().to_string(), canonical);
+            prop_assert_eq!(canonical.parse::<CompressorSpec>().unwrap().to_string(), canonical);
         }
     }
 
@@ -310,17 +322,17 @@ mod tests {
             "terngrad(clip=1e-300)",
             "lpcsvrg(bits=4,lambda=1e-300)",
         ] {
-            let error = text.parse::<Strategy>().expect_err(text).to_string();
+            let error = text.parse::<CompressorSpec>().expect_err(text).to_string();
             assert!(error.contains("as a 32-bit float"), "{text}: {error}");
         }
         // What is out of range anyway is said as before.
-        let error = "onebit+nesterov(mu=1)".parse::<Strategy>().unwrap_err().to_string();
+        let error = "onebit+nesterov(mu=1)".parse::<CompressorSpec>().unwrap_err().to_string();
         assert!(error.ends_with("it must be a number from 0 below 1"), "{error}");
     }
 
     #[test]
     fn extremes_are_written_with_an_exponent() {
-        let canonical = |text: &str| text.parse::<Strategy>().unwrap().to_string();
+        let canonical = |text: &str| text.parse::<CompressorSpec>().unwrap().to_string();
         assert_eq!(canonical("threshold(v=0.0000000000000000000000000001)"), "threshold(v=1e-28)");
         assert_eq!(canonical("threshold(v=12300000000000000000000)"), "threshold(v=1.23e22)");
         assert_eq!(canonical("topk(k=1e-300)"), "topk(k=1e-300)");

@@ -1,11 +1,8 @@
 //! The textual form.
 
 use super::params::{Kind, Param, Values};
-use super::{NonFinite, Strategy, StrategyError, find};
-use crate::codec::{Scope, Travels};
-use crate::format::Checksum;
-use crate::memory::MEMORIES;
-use crate::momentum::MOMENTA;
+use super::parts::{MEMORIES, MOMENTA};
+use super::{Checksum, CompressorSpec, NonFinite, Scope, SpecError, Travels, find};
 use std::str::FromStr;
 
 /// Longest text that is read.
@@ -19,13 +16,13 @@ struct Term<'a> {
     given: Vec<(&'a str, &'a str)>,
 }
 
-fn syntax(text: &str, rest: &str, expected: &'static str) -> StrategyError {
+fn syntax(text: &str, rest: &str, expected: &'static str) -> SpecError {
     let short = |s: &str| s.chars().take(80).collect::<String>();
-    StrategyError::Syntax { text: short(text), rest: short(rest), expected }
+    SpecError::Syntax { text: short(text), rest: short(rest), expected }
 }
 
 /// Splits at `+` outside parentheses: exponents as in 1e+3 stand inside them.
-fn terms(text: &str) -> Result<Vec<Term<'_>>, StrategyError> {
+fn terms(text: &str) -> Result<Vec<Term<'_>>, SpecError> {
     let mut terms = Vec::new();
     let mut rest = text.trim();
     loop {
@@ -66,34 +63,34 @@ fn arguments<'a>(text: &'a str, term: &mut Term<'a>) -> Result<(), (&'a str, &'s
     Ok(())
 }
 
-impl FromStr for Strategy {
-    type Err = StrategyError;
+impl FromStr for CompressorSpec {
+    type Err = SpecError;
 
-    fn from_str(text: &str) -> Result<Self, StrategyError> {
+    fn from_str(text: &str) -> Result<Self, SpecError> {
         if text.len() > MOST_BYTES {
             return Err(syntax(text, text, "at most 4096 bytes"));
         }
         let terms = terms(text)?;
         let (codec, parts) = terms.split_first().ok_or_else(|| syntax(text, text, "a compressor"))?;
-        let entry = find(codec.name)?;
-        no_word(codec, entry.params)?;
-        let mut strategy = Self::of(entry, Values::read(entry.name, entry.params, &codec.given)?);
+        let compressor = find(codec.name)?;
+        no_word(codec, compressor.params)?;
+        let mut spec = Self::of(compressor, Values::read(compressor.name, compressor.params, &codec.given)?);
         let mut seen: Vec<&str> = Vec::new();
         for part in parts {
-            let slot = strategy.apply(part)?;
+            let slot = spec.apply(part)?;
             if seen.contains(&slot) {
-                return Err(StrategyError::Twice { of: entry.name.into(), key: slot.into() });
+                return Err(SpecError::Twice { of: compressor.name.into(), key: slot.into() });
             }
             seen.push(slot);
         }
-        strategy.checked()
+        spec.checked()
     }
 }
 
 /// A bare word where only keys are understood.
-fn no_word(term: &Term<'_>, params: &[Param]) -> Result<(), StrategyError> {
+fn no_word(term: &Term<'_>, params: &[Param]) -> Result<(), SpecError> {
     match term.word {
-        Some(word) => Err(StrategyError::unknown_key(term.name, word, params)),
+        Some(word) => Err(SpecError::unknown_key(term.name, word, params)),
         None => Ok(()),
     }
 }
@@ -102,7 +99,7 @@ fn no_word(term: &Term<'_>, params: &[Param]) -> Result<(), StrategyError> {
 struct WordPart {
     name: &'static str,
     words: &'static [&'static str],
-    set: fn(&mut Strategy, usize),
+    set: fn(&mut CompressorSpec, usize),
 }
 
 const WORD_PARTS: &[WordPart] = &[
@@ -119,18 +116,18 @@ const WORD_PARTS: &[WordPart] = &[
     },
 ];
 
-impl Strategy {
+impl CompressorSpec {
     /// Adds a part; answers which.
-    fn apply(&mut self, part: &Term<'_>) -> Result<&'static str, StrategyError> {
+    fn apply(&mut self, part: &Term<'_>) -> Result<&'static str, SpecError> {
         if part.name == "ef" {
             return self.apply_memory(part);
         }
         if let Some(words) = WORD_PARTS.iter().find(|p| p.name == part.name) {
             let (value, kind) = (part.word.unwrap_or_default(), Kind::Choice(words.words));
             let param = Param::required(words.name, kind, "");
-            let place = kind.read(value).ok_or_else(|| StrategyError::range("the strategy", &param, value))?;
+            let place = kind.read(value).ok_or_else(|| SpecError::range("the strategy", &param, value))?;
             if let Some((key, _)) = part.given.first() {
-                return Err(StrategyError::unknown_key(words.name, key, &[]));
+                return Err(SpecError::unknown_key(words.name, key, &[]));
             }
             (words.set)(self, place as usize);
             return Ok(words.name);
@@ -143,17 +140,17 @@ impl Strategy {
             ["ef", "seed"].into_iter().chain(MOMENTA.iter().map(|m| m.name)).chain(parts)
         };
         let momentum = MOMENTA.iter().find(|m| m.name == part.name);
-        let momentum = momentum.ok_or_else(|| StrategyError::unknown("part", part.name, known()))?;
+        let momentum = momentum.ok_or_else(|| SpecError::unknown("part", part.name, known()))?;
         no_word(part, momentum.params)?;
         self.momentum = Some((momentum, Values::read(momentum.name, momentum.params, &part.given)?));
         Ok("momentum")
     }
 
     /// Refuses what no part alone shows: a checksum would not survive the sum.
-    fn checked(self) -> Result<Self, StrategyError> {
+    fn checked(self) -> Result<Self, SpecError> {
         match (self.travels(), self.checksum) {
-            (Travels::Sums(_), Checksum::Crc32c) => Err(StrategyError::Range {
-                of: self.entry.name.into(),
+            (Travels::Sums(_), Checksum::Crc32c) => Err(SpecError::Range {
+                of: self.compressor.name.into(),
                 key: "checksum".into(),
                 value: "crc32c".into(),
                 allowed: "none, its messages add up in flight".into(),
@@ -162,20 +159,20 @@ impl Strategy {
         }
     }
 
-    fn apply_seed(&mut self, part: &Term<'_>) -> Result<&'static str, StrategyError> {
+    fn apply_seed(&mut self, part: &Term<'_>) -> Result<&'static str, SpecError> {
         let value = part.word.unwrap_or_default();
         let param = Param::required("seed", Kind::Whole(0, u64::MAX), "");
-        self.seed = Some(value.parse().map_err(|_| StrategyError::range("the strategy", &param, value))?);
+        self.seed = Some(value.parse().map_err(|_| SpecError::range("the strategy", &param, value))?);
         match part.given.first() {
-            Some((key, _)) => Err(StrategyError::unknown_key("seed", key, &[])),
+            Some((key, _)) => Err(SpecError::unknown_key("seed", key, &[])),
             None => Ok("seed"),
         }
     }
 
-    fn apply_memory(&mut self, part: &Term<'_>) -> Result<&'static str, StrategyError> {
+    fn apply_memory(&mut self, part: &Term<'_>) -> Result<&'static str, SpecError> {
         let name = part.word.unwrap_or_default();
         let memory = MEMORIES.iter().find(|m| m.name == name);
-        let unknown = || StrategyError::unknown("error feedback", name, MEMORIES.iter().map(|m| m.name));
+        let unknown = || SpecError::unknown("error feedback", name, MEMORIES.iter().map(|m| m.name));
         let memory = memory.ok_or_else(unknown)?;
         self.memory = Some((memory, Values::read(&format!("ef({name})"), memory.params, &part.given)?));
         Ok("ef")
@@ -187,7 +184,7 @@ mod tests {
     use super::*;
 
     fn error(text: &str) -> String {
-        text.parse::<Strategy>().unwrap_err().to_string()
+        text.parse::<CompressorSpec>().unwrap_err().to_string()
     }
 
     #[test]
@@ -206,9 +203,9 @@ mod tests {
             ),
             ("onebit(scaling=true)", "onebit(scaling=true)"),
         ] {
-            let strategy: Strategy = text.parse().unwrap_or_else(|e| panic!("{text}: {e}"));
+            let strategy: CompressorSpec = text.parse().unwrap_or_else(|e| panic!("{text}: {e}"));
             assert_eq!(strategy.to_string(), canonical, "{text}");
-            assert_eq!(canonical.parse::<Strategy>().unwrap(), strategy);
+            assert_eq!(canonical.parse::<CompressorSpec>().unwrap(), strategy);
         }
     }
 
@@ -248,27 +245,13 @@ mod tests {
         }
     }
 
-    /// Of a gradient that error feedback does not accumulate, `variance` sends nothing: a training by it stands still.
-    #[test]
-    fn what_sends_nothing_without_memory_is_refused_for_a_training() {
-        let trainable = |text: &str| text.parse::<Strategy>().unwrap().trainable();
-        assert_eq!(
-            trainable("variance(alpha=2)+nonfinite(skip)").unwrap_err().to_string(),
-            "train with variance(alpha=2)+nonfinite(skip) without error feedback: it sends what accumulates there, and \
-             without it next to nothing; add a memory, as in variance(alpha=2)+nonfinite(skip)+ef(vanilla)"
-        );
-        for text in ["variance+ef(vanilla)", "variance+ef(dgc,mu=0.9)", "topk(k=0.01)", "signsgd"] {
-            assert!(trainable(text).is_ok(), "{text}");
-        }
-    }
-
     /// 1 in digits is one value, whatever the tensor's length; a share may come near to 1 but never is.
     #[test]
     fn one_is_one_value() {
-        let k = |text: &str, n| text.parse::<Strategy>().unwrap().values().kept(0, n);
+        let k = |text: &str, n| text.parse::<CompressorSpec>().unwrap().values().kept(0, n);
         assert_eq!((k("topk(k=1)", 1000), k("topk(k=001)", 1000), k("topk(k=0.999)", 1000)), (1, 1, 999));
         assert_eq!((k("topk(k=1e-3)", 1000), k("topk(k=5000)", 1000), k("topk(k=0.0001)", 1000)), (1, 1000, 1));
-        let above = |text: &str| text.parse::<Strategy>().unwrap().k_above(1000);
+        let above = |text: &str| text.parse::<CompressorSpec>().unwrap().k_above(1000);
         assert_eq!((above("topk(k=5000)"), above("topk(k=1000)"), above("topk(k=0.9)")), (Some(5000), None, None));
         assert_eq!(above("sketched(k=10,columns=2000)"), None);
     }
@@ -288,7 +271,7 @@ mod tests {
             "topk(=1)",
             "t opk(k=1)",
         ] {
-            assert!(matches!(text.parse::<Strategy>(), Err(StrategyError::Syntax { .. })), "{text:?}");
+            assert!(matches!(text.parse::<CompressorSpec>(), Err(SpecError::Syntax { .. })), "{text:?}");
         }
     }
 }

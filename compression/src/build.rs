@@ -1,0 +1,81 @@
+//! What does what a text says: codecs, memories and momenta by their specification.
+
+use crate::codec::{Codec, Shape};
+use crate::entry::{Entry, Nature};
+use crate::{memory, methods, momentum};
+use flexcomm_domain::spec::{CompressorSpec, SpecError};
+
+/// Builds the parts of a compressor.
+pub trait Build {
+    /// The compressor's line in the registry.
+    fn entry(&self) -> &'static Entry;
+
+    /// What the compressor promises.
+    fn nature(&self) -> Nature;
+
+    /// Itself, where a training by it moves; one that sends next to nothing for ever is refused.
+    ///
+    /// # Errors
+    /// [`SpecError::NoMemory`].
+    fn trainable(self) -> Result<Self, SpecError>
+    where
+        Self: Sized;
+
+    /// A codec for one tensor.
+    fn codec(&self, shape: Shape) -> Box<dyn Codec>;
+
+    /// A memory for n values.
+    fn build_memory(&self, n: usize) -> Option<Box<dyn memory::Memory>>;
+
+    /// A momentum for n values.
+    fn build_momentum(&self, n: usize) -> Option<Box<dyn momentum::Momentum>>;
+}
+
+impl Build for CompressorSpec {
+    fn entry(&self) -> &'static Entry {
+        let own = |entry: &&Entry| std::ptr::eq(entry.info, self.compressor());
+        methods::all().find(own).expect("a test holds the registry to the table of names")
+    }
+
+    fn nature(&self) -> Nature {
+        (self.entry().nature)(self.values())
+    }
+
+    fn trainable(self) -> Result<Self, SpecError> {
+        match (self.nature(), self.memory()) {
+            (Nature::Accumulated(_), None) => Err(SpecError::NoMemory { of: self.to_string() }),
+            _ => Ok(self),
+        }
+    }
+
+    fn codec(&self, shape: Shape) -> Box<dyn Codec> {
+        (self.entry().build)(self.values(), shape)
+    }
+
+    fn build_memory(&self, n: usize) -> Option<Box<dyn memory::Memory>> {
+        self.memory().map(|(kind, values)| memory::build(kind, &values, n))
+    }
+
+    fn build_momentum(&self, n: usize) -> Option<Box<dyn momentum::Momentum>> {
+        self.momentum().map(|(kind, values)| momentum::build(kind, &values, n))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a gradient that error feedback does not accumulate, `variance` sends nothing: a training by it stands still.
+    #[test]
+    fn what_sends_nothing_without_memory_is_refused_for_a_training() {
+        let trainable = |text: &str| text.parse::<CompressorSpec>().unwrap().trainable();
+        assert_eq!(
+            trainable("variance(alpha=2)+nonfinite(skip)").unwrap_err().to_string(),
+            "train with variance(alpha=2)+nonfinite(skip) without error feedback: it sends what accumulates there, and \
+             without it next to nothing; add a memory, as in variance(alpha=2)+nonfinite(skip)+ef(vanilla)"
+        );
+        for text in ["variance+ef(vanilla)", "variance+ef(dgc,mu=0.9)", "topk(k=0.01)", "signsgd"] {
+            assert!(trainable(text).is_ok(), "{text}");
+        }
+    }
+}

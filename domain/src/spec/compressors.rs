@@ -1,0 +1,554 @@
+//! Every compressor by name, with its parameters. What it does is in the crate `flexcomm-compression`, one file each.
+
+use super::params::{ANY_NUMBER, FACTOR, INSIDE_UNIT, Kind, NOT_NEGATIVE, POSITIVE, Param, SHARE};
+use super::{Class, CompressorInfo, Element, Scope, Travels};
+use std::ops::Bound;
+
+/// Every compressor, by class.
+pub static COMPRESSORS: &[&CompressorInfo] = &[
+    &ONEBIT,
+    &FP16,
+    &BF16,
+    &EIGHTBIT,
+    &ONEBITSGD,
+    &SIGNSGD,
+    &SIGNUM,
+    &EFSIGNSGD,
+    &SSDM,
+    &QSGD,
+    &LPCSVRG,
+    &NATURAL,
+    &DITHERING,
+    &TERNGRAD,
+    &INCEPTIONN,
+    &MINMAX8,
+    &TOPK,
+    &RANDOMK,
+    &THRESHOLD,
+    &LWTOPK,
+    &MSTOPK,
+    &DGC,
+    &SGC,
+    &SIDCO,
+    &ADAPTIVE,
+    &VARIANCE,
+    &SKETCHED,
+    &ARTOPK,
+    &QSPARSE,
+    &HARDTHRESHOLD,
+    &ADAPTIVETHRESHOLD,
+    &SKETCHML,
+    &THREELC,
+    &POWERSGD,
+    &GRADZIP,
+    &ATOMO,
+    &GRADIVEQ,
+];
+
+/// `onebit`: BytePS, gradient compression design, onebit.
+pub static ONEBIT: CompressorInfo = CompressorInfo {
+    name: "onebit",
+    class: Class::Quantization,
+    about: "signs, times mean |x| if scaling is on",
+    source: "BytePS, gradient compression design, onebit",
+    params: &[Param::optional("scaling", Kind::Switch, 0.0, "whether signs are multiplied by mean |x|")],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+};
+
+/// `fp16`: IEEE 754; GRACE's release, fp16.
+pub static FP16: CompressorInfo = CompressorInfo {
+    name: "fp16",
+    class: Class::Quantization,
+    about: "IEEE 754 binary16",
+    source: "IEEE 754; GRACE's release, fp16",
+    params: &[],
+    travels: |_| Travels::Sums(Element::F16),
+    scope: Scope::Bucket,
+};
+
+/// `bf16`: bfloat16: Kalamkar et al. 2019, A Study of BFLOAT16 for Deep Learning Training.
+pub static BF16: CompressorInfo = CompressorInfo {
+    name: "bf16",
+    class: Class::Quantization,
+    about: "the upper half of binary32",
+    source: "bfloat16: Kalamkar et al. 2019, A Study of BFLOAT16 for Deep Learning Training",
+    params: &[],
+    travels: |_| Travels::Sums(Element::Bf16),
+    scope: Scope::Bucket,
+};
+
+/// `eightbit`: Dettmers 2016, 8-Bit Approximations for Parallelism in Deep Learning, section 2; GRACE, section 3.1.
+pub static EIGHTBIT: CompressorInfo = CompressorInfo {
+    name: "eightbit",
+    class: Class::Quantization,
+    about: "8-bit floats relative to max |x|: dynamic tree or 1-3-4",
+    source: "Dettmers 2016, 8-Bit Approximations for Parallelism in Deep Learning, section 2; GRACE, section 3.1",
+    params: &[Param::optional("type", Kind::Choice(&["dynamic", "static"]), 0.0, "how bits are shared out")],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+};
+
+/// `onebitsgd`: Seide et al. 2014, 1-Bit SGD, sections 3.1 and 3.2; GRACE, section 3.1.
+pub static ONEBITSGD: CompressorInfo = CompressorInfo {
+    name: "onebitsgd",
+    class: Class::Quantization,
+    about: "one bit per value, decoded to the mean of its side",
+    source: "Seide et al. 2014, 1-Bit SGD, sections 3.1 and 3.2; GRACE, section 3.1",
+    params: &[
+        Param::optional("threshold", ANY_NUMBER, 0.0, "values below it are one side"),
+        Param::optional("per", Kind::Choice(&["tensor", "column"]), 0.0, "what has means of its own"),
+    ],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+};
+
+/// `signsgd`: Bernstein et al. 2018, signSGD, algorithm 1; majority vote: Bernstein et al. 2019, algorithm 1.
+pub static SIGNSGD: CompressorInfo = CompressorInfo {
+    name: "signsgd",
+    class: Class::Quantization,
+    about: "signs; ranks decide by majority vote",
+    source: "Bernstein et al. 2018, signSGD, algorithm 1; majority vote: Bernstein et al. 2019, algorithm 1",
+    params: &[],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+};
+
+/// `signum`: Bernstein et al. 2019, signSGD with Majority Vote, algorithm 1; GRACE, section 3.1.
+pub static SIGNUM: CompressorInfo = CompressorInfo {
+    name: "signum",
+    class: Class::Quantization,
+    about: "signs of a momentum; ranks decide by majority vote",
+    source: "Bernstein et al. 2019, signSGD with Majority Vote, algorithm 1; GRACE, section 3.1",
+    params: &[Param::optional("delta", FACTOR, 0.9, "decay of the momentum")],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+};
+
+/// `efsignsgd`: Karimireddy et al. 2019, Error Feedback Fixes SignSGD, algorithm 1.
+pub static EFSIGNSGD: CompressorInfo = CompressorInfo {
+    name: "efsignsgd",
+    class: Class::Quantization,
+    about: "signs times mean |x|; use it with ef(efsign)",
+    source: "Karimireddy et al. 2019, Error Feedback Fixes SignSGD, algorithm 1",
+    params: &[],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+};
+
+/// `ssdm`: Safaryan and Richtárik 2021, Stochastic Sign Descent Methods, definition of the stochastic sign.
+pub static SSDM: CompressorInfo = CompressorInfo {
+    name: "ssdm",
+    class: Class::Quantization,
+    about: "a sign at random, times the Euclidean norm",
+    source: "Safaryan and Richtárik 2021, Stochastic Sign Descent Methods, definition of the stochastic sign",
+    params: &[],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+};
+
+/// `qsgd`: Alistarh et al. 2017, QSGD, section 3.1, equation 4; buckets: section 4.
+pub static QSGD: CompressorInfo = CompressorInfo {
+    name: "qsgd",
+    class: Class::Quantization,
+    about: "rounds at random to s levels of each bucket's norm",
+    source: "Alistarh et al. 2017, QSGD, section 3.1, equation 4; buckets: section 4",
+    params: &[
+        Param::required("s", Kind::Whole(1, 127), "levels above 0"),
+        Param::optional(
+            "bucket",
+            Kind::Whole(0, u32::MAX as u64),
+            512.0,
+            "values per norm, fastest as a multiple of 64; 0: the whole tensor",
+        ),
+        Param::optional("norm", Kind::Choice(&["l2", "max"]), 0.0, "Euclidean norm, or max |x|"),
+        Param::optional("coding", Kind::Choice(&["packed", "gamma", "delta"]), 0.0, "fixed width, or Elias' codes"),
+    ],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+};
+
+/// `lpcsvrg`: Yu et al. 2019, LPC-SVRG, section 3; GRACE, equation 4.
+pub static LPCSVRG: CompressorInfo = CompressorInfo {
+    name: "lpcsvrg",
+    class: Class::Quantization,
+    about: "rounds at random to a grid of w bits, clipped to a share of max |x|",
+    source: "Yu et al. 2019, LPC-SVRG, section 3; GRACE, equation 4",
+    params: &[
+        Param::required("bits", Kind::Whole(2, 8), "w"),
+        Param::optional("lambda", SHARE, 1.0, "share of max |x| that the grid reaches"),
+    ],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+};
+
+/// `natural`: Horváth et al. 2019, Natural Compression, definition 1 and theorem 1.
+pub static NATURAL: CompressorInfo = CompressorInfo {
+    name: "natural",
+    class: Class::Quantization,
+    about: "rounds at random to powers of two",
+    source: "Horváth et al. 2019, Natural Compression, definition 1 and theorem 1",
+    params: &[],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+};
+
+/// `dithering`: BytePS, gradient compression design, dithering; Horváth et al. 2019, Natural Compression, section 4.
+pub static DITHERING: CompressorInfo = CompressorInfo {
+    name: "dithering",
+    class: Class::Quantization,
+    about: "rounds at random to k levels of a norm, equal or powers of two",
+    source: "BytePS, gradient compression design, dithering; Horváth et al. 2019, Natural Compression, section 4",
+    params: &[
+        Param::required("k", Kind::Whole(1, 127), "levels above 0"),
+        Param::optional("partition", Kind::Choice(&["linear", "natural"]), 0.0, "equal levels, or powers of two"),
+        Param::optional("normalize", Kind::Choice(&["max", "l2"]), 0.0, "which norm is level 1"),
+    ],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+};
+
+/// `terngrad`: Wen et al. 2017, TernGrad, equations 2 and 3; clipping: section 4.
+pub static TERNGRAD: CompressorInfo = CompressorInfo {
+    name: "terngrad",
+    class: Class::Quantization,
+    about: "-1, 0 or 1 at random, times max |x|",
+    source: "Wen et al. 2017, TernGrad, equations 2 and 3; clipping: section 4",
+    params: &[Param::optional("clip", NOT_NEGATIVE, 0.0, "clips to so many standard deviations; 0: not at all")],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+};
+
+/// `inceptionn`: Li et al. 2018, INCEPTIONN, algorithm 2; GRACE, section 3.1.
+pub static INCEPTIONN: CompressorInfo = CompressorInfo {
+    name: "inceptionn",
+    class: Class::Quantization,
+    about: "32, 16, 8 or 0 bits by magnitude, within an absolute error bound",
+    source: "Li et al. 2018, INCEPTIONN, algorithm 2; GRACE, section 3.1",
+    params: &[Param::optional("bound", Kind::Whole(1, 14), 10.0, "b: errors stay below 2^-b")],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+};
+
+/// `minmax8`: Gan et al. 2021, BAGUA; its release, ByteGrad, MinMaxUInt8.
+pub static MINMAX8: CompressorInfo = CompressorInfo {
+    name: "minmax8",
+    class: Class::Quantization,
+    about: "8 bits between min and max",
+    source: "Gan et al. 2021, BAGUA; its release, ByteGrad, MinMaxUInt8",
+    params: &[],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+};
+
+/// `topk`: Alistarh et al. 2018; GRACE 3.2.
+pub static TOPK: CompressorInfo = CompressorInfo {
+    name: "topk",
+    class: Class::Sparsification,
+    about: "the k largest values by magnitude",
+    source: "Alistarh et al. 2018; GRACE 3.2",
+    params: &[Param::required("k", Kind::Kept, "how many values are kept")],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+};
+
+/// `randomk`: Stich et al. 2018, definition 2.1; GRACE 3.2; BytePS, randomk.
+pub static RANDOMK: CompressorInfo = CompressorInfo {
+    name: "randomk",
+    class: Class::Sparsification,
+    about: "k values at random; with a shared seed no indices travel",
+    source: "Stich et al. 2018, definition 2.1; GRACE 3.2; BytePS, randomk",
+    params: &[
+        Param::required("k", Kind::Kept, "how many values are kept"),
+        Param::optional("scaled", Kind::Switch, 0.0, "whether values are multiplied by n/k: unbiased"),
+        Param::optional("shared", Kind::Switch, 1.0, "whether all ranks draw the same indices"),
+    ],
+    travels: |values| match values.is_on(2) {
+        true => Travels::Sums(Element::F32),
+        false => Travels::Gathers,
+    },
+    scope: Scope::Bucket,
+};
+
+/// `threshold`: Dutta et al. 2020, "On the discrepancy between the theoretical analysis and practical implementations of compressed communication"; GRACE 3.2.
+pub static THRESHOLD: CompressorInfo = CompressorInfo {
+    name: "threshold",
+    class: Class::Sparsification,
+    about: "all values with a magnitude above v",
+    source: "Dutta et al. 2020, \"On the discrepancy between the theoretical analysis and practical implementations of compressed communication\"; GRACE 3.2",
+    params: &[Param::required("v", POSITIVE, "magnitude above which values are sent")],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+};
+
+/// `lwtopk`: Tyagi and Swany 2023, "Flexible communication for optimal distributed learning", 2-C, LWTopk.
+pub static LWTOPK: CompressorInfo = CompressorInfo {
+    name: "lwtopk",
+    class: Class::Sparsification,
+    about: "the k largest values of each layer",
+    source: "Tyagi and Swany 2023, \"Flexible communication for optimal distributed learning\", 2-C, LWTopk",
+    params: &[Param::required("k", Kind::Kept, "how many values of each layer are kept")],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+};
+
+/// `mstopk`: Shi et al. 2021, algorithm 1.
+pub static MSTOPK: CompressorInfo = CompressorInfo {
+    name: "mstopk",
+    class: Class::Sparsification,
+    about: "about the k largest values, by 25 rounds of bisection for a threshold",
+    source: "Shi et al. 2021, algorithm 1",
+    params: &[Param::required("k", Kind::Kept, "how many values are kept")],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+};
+
+/// What a selection by a threshold from a sample takes.
+const SAMPLED: &[Param] = &[
+    Param::required("k", Kind::Kept, "about how many values are kept"),
+    Param::optional("sample", INSIDE_UNIT, 0.01, "share of values that the threshold is estimated from"),
+    Param::optional(
+        "most",
+        Kind::Number(Bound::Included(1.0), Bound::Included(100.0)),
+        1.3,
+        "times k, beyond which a top-k among what reaches the threshold follows",
+    ),
+];
+
+/// `dgc`: Lin et al. 2018, "Deep gradient compression", 3 and 5 (sampled, hierarchical selection); GRACE 3.2.
+pub static DGC: CompressorInfo = CompressorInfo {
+    name: "dgc",
+    class: Class::Sparsification,
+    about: "values above a threshold that a sample gives, about k of them",
+    source: "Lin et al. 2018, \"Deep gradient compression\", 3 and 5 (sampled, hierarchical selection); GRACE 3.2",
+    params: SAMPLED,
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+};
+
+/// `sgc`: Sun et al. 2019, "Sparse gradient compression for distributed SGD"; GRACE 3.2.
+pub static SGC: CompressorInfo = CompressorInfo {
+    name: "sgc",
+    class: Class::Sparsification,
+    about: "SGC's selection, which is DGC's; its compensation is ef(sgc)",
+    source: "Sun et al. 2019, \"Sparse gradient compression for distributed SGD\"; GRACE 3.2",
+    params: SAMPLED,
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+};
+
+/// `sidco`: Abdelmoniem et al. 2021, section 2 and algorithm 1.
+pub static SIDCO: CompressorInfo = CompressorInfo {
+    name: "sidco",
+    class: Class::Sparsification,
+    about: "about k values above a threshold that a fitted distribution gives",
+    source: "Abdelmoniem et al. 2021, section 2 and algorithm 1",
+    params: &[
+        Param::required("k", Kind::Kept, "about how many values are kept"),
+        Param::optional("fit", Kind::Choice(&["exponential", "gamma", "pareto"]), 0.0, "distribution of |x|"),
+        Param::optional("first", INSIDE_UNIT, 0.25, "share that each stage but the last aims at"),
+        Param::optional("tolerance", INSIDE_UNIT, 0.2, "how far the mean share may be off before stages change"),
+        Param::optional("every", Kind::Whole(1, 1_000_000), 5.0, "steps between looks at the number of stages"),
+    ],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+};
+
+/// `adaptive`: Wangni et al. 2018, algorithm 3 and section 3.3; GRACE 3.2.
+pub static ADAPTIVE: CompressorInfo = CompressorInfo {
+    name: "adaptive",
+    class: Class::Sparsification,
+    about: "values at random, likelier the larger; unbiased",
+    source: "Wangni et al. 2018, algorithm 3 and section 3.3; GRACE 3.2",
+    params: &[
+        Param::required("k", Kind::Kept, "how many values are sent in the mean"),
+        Param::optional("rounds", Kind::Whole(0, 100), 2.0, "how often probabilities are scaled again"),
+    ],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+};
+
+/// `variance`: Tsuzuku et al. 2018, algorithm 1 (a step's gradient as one sample); GRACE 3.2.
+pub static VARIANCE: CompressorInfo = CompressorInfo {
+    name: "variance",
+    class: Class::Sparsification,
+    about: "values whose accumulated gradient stands out of its noise",
+    source: "Tsuzuku et al. 2018, algorithm 1 (a step's gradient as one sample); GRACE 3.2",
+    params: &[
+        Param::optional("alpha", POSITIVE, 1.0, "a value is sent when r^2 > alpha v"),
+        Param::optional(
+            "zeta",
+            Kind::Number(Bound::Excluded(0.0), Bound::Included(1.0)),
+            0.999,
+            "decay of v where nothing was sent",
+        ),
+    ],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+};
+
+/// `sketched`: Ivkin et al. 2019, algorithms 1 and 2; GRACE 3.2.
+pub static SKETCHED: CompressorInfo = CompressorInfo {
+    name: "sketched",
+    class: Class::Sparsification,
+    about: "the k largest of the sum over ranks, found by count-sketches; sums in flight",
+    source: "Ivkin et al. 2019, algorithms 1 and 2; GRACE 3.2",
+    params: &[
+        Param::required("k", Kind::Kept, "how many values are kept"),
+        Param::optional("rows", Kind::Whole(1, 15), 5.0, "independent hashes: best odd"),
+        Param::optional("columns", Kind::Kept, 0.01, "sums per row, as a share of the values or a number"),
+        Param::optional("recover", Kind::Choice(&["top", "heavymix"]), 0.0, "which coordinates the sketch gives"),
+    ],
+    travels: |_| Travels::Sums(Element::F32),
+    scope: Scope::Bucket,
+};
+
+/// `artopk`: Tyagi and Swany 2023, "Flexible communication for optimal distributed learning", algorithm 1.
+pub static ARTOPK: CompressorInfo = CompressorInfo {
+    name: "artopk",
+    class: Class::Sparsification,
+    about: "everybody's values at one rank's top-k indices; sums in flight",
+    source: "Tyagi and Swany 2023, \"Flexible communication for optimal distributed learning\", algorithm 1",
+    params: &[
+        Param::required("k", Kind::Kept, "how many values are kept"),
+        Param::optional("choose", Kind::Choice(&["star", "var"]), 0.0, "whose indices: by turns, or by largest energy"),
+        Param::optional("slots", Kind::Whole(1, 65_536), 64.0, "numbers in var's exchange: best as many as ranks"),
+    ],
+    travels: |_| Travels::Sums(Element::F32),
+    scope: Scope::Bucket,
+};
+
+/// `qsparse`: Basu et al. 2019, "Qsparse-local-SGD", lemmas 1 to 3; GRACE 3.3.
+pub static QSPARSE: CompressorInfo = CompressorInfo {
+    name: "qsparse",
+    class: Class::Hybrid,
+    about: "k values, the largest or random ones, in few bits each",
+    source: "Basu et al. 2019, \"Qsparse-local-SGD\", lemmas 1 to 3; GRACE 3.3",
+    params: &[
+        Param::required("k", Kind::Kept, "how many values are kept"),
+        Param::optional("select", Kind::Choice(&["top", "random"]), 0.0, "the largest, or random ones"),
+        Param::optional("quantize", Kind::Choice(&["levels", "sign"]), 0.0, "stochastic levels, or signs"),
+        Param::optional("s", Kind::Whole(1, 127), 15.0, "levels of the norm"),
+        Param::optional("scaled", Kind::Switch, 1.0, "whether levels are divided by 1 + beta"),
+    ],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+};
+
+/// `hardthreshold`: Strom 2015, section 3; GRACE 3.3.
+pub static HARDTHRESHOLD: CompressorInfo = CompressorInfo {
+    name: "hardthreshold",
+    class: Class::Hybrid,
+    about: "±tau for each value with a magnitude above tau",
+    source: "Strom 2015, section 3; GRACE 3.3",
+    params: &[Param::required("tau", POSITIVE, "threshold, and what is sent for values beyond it")],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+};
+
+/// `adaptivethreshold`: Dryden et al. 2016, section III; GRACE 3.3 and 4.3.
+pub static ADAPTIVETHRESHOLD: CompressorInfo = CompressorInfo {
+    name: "adaptivethreshold",
+    class: Class::Hybrid,
+    about: "where the largest of the positive and of the negative values are, and one mean for each",
+    source: "Dryden et al. 2016, section III; GRACE 3.3 and 4.3",
+    params: &[
+        Param::required("k", Kind::Kept, "about how many values are sent; the same share of each sign"),
+        Param::optional("sample", INSIDE_UNIT, 0.01, "share of values that the thresholds are estimated from"),
+    ],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+};
+
+/// `sketchml`: Jiang et al. 2018, section 3; GRACE 3.3.
+pub static SKETCHML: CompressorInfo = CompressorInfo {
+    name: "sketchml",
+    class: Class::Hybrid,
+    about: "indices of what is not 0, and the numbers of their quantile buckets through a MinMaxSketch",
+    source: "Jiang et al. 2018, section 3; GRACE 3.3",
+    params: &[
+        Param::optional("buckets", Kind::Whole(2, 256), 128.0, "quantile buckets of each sign"),
+        Param::optional("rows", Kind::Whole(0, 8), 2.0, "hash tables of the sketch; 0: no sketch"),
+        Param::optional(
+            "columns",
+            Kind::Number(Bound::Excluded(0.0), Bound::Included(1.0)),
+            0.2,
+            "places of a table per value that it holds",
+        ),
+        Param::optional("groups", Kind::Whole(1, 16), 8.0, "parts that the buckets are cut into"),
+    ],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Bucket,
+};
+
+/// `threelc`: Lim et al. 2019, "3LC", section 3; GRACE 3.3.
+pub static THREELC: CompressorInfo = CompressorInfo {
+    name: "threelc",
+    class: Class::Hybrid,
+    about: "three values, five to a byte, runs of zeros shortened",
+    source: "Lim et al. 2019, \"3LC\", section 3; GRACE 3.3",
+    params: &[Param::optional(
+        "s",
+        Kind::Number(Bound::Included(1.0), Bound::Excluded(2.0)),
+        1.0,
+        "sparsity multiplier: the larger, the more zeros",
+    )],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+};
+
+/// `powersgd`: Vogels et al. 2019, "PowerSGD", algorithm 1; GRACE 3.4.
+pub static POWERSGD: CompressorInfo = CompressorInfo {
+    name: "powersgd",
+    class: Class::LowRank,
+    about: "each layer as a product of two thin matrices, by subspace iteration with a warm start",
+    source: "Vogels et al. 2019, \"PowerSGD\", algorithm 1; GRACE 3.4",
+    params: &[Param::required("rank", Kind::Whole(1, 1024), "columns of the thin matrices")],
+    travels: |_| Travels::Sums(Element::F32),
+    scope: Scope::Tensor,
+};
+
+/// `gradzip`: Cho et al. 2019, "GradZip", as GRACE 3.4 defines it.
+pub static GRADZIP: CompressorInfo = CompressorInfo {
+    name: "gradzip",
+    class: Class::LowRank,
+    about: "each layer as a product of two thin matrices, by regularised alternating least squares",
+    source: "Cho et al. 2019, \"GradZip\", as GRACE 3.4 defines it",
+    params: &[
+        Param::required("rank", Kind::Whole(1, 256), "columns of the thin matrices"),
+        Param::optional(
+            "lambda",
+            Kind::Number(Bound::Included(1e-9), Bound::Excluded(1.0)),
+            0.001,
+            "weight of the regulariser, relative to the factors",
+        ),
+    ],
+    travels: |_| Travels::Sums(Element::F32),
+    scope: Scope::Tensor,
+};
+
+/// `atomo`: Wang et al. 2018, "ATOMO", algorithm 1 and section 4 (spectral-ATOMO); GRACE 3.4.
+pub static ATOMO: CompressorInfo = CompressorInfo {
+    name: "atomo",
+    class: Class::LowRank,
+    about: "singular vectors of each layer at random, unbiased",
+    source: "Wang et al. 2018, \"ATOMO\", algorithm 1 and section 4 (spectral-ATOMO); GRACE 3.4",
+    params: &[Param::required("budget", POSITIVE, "how many atoms are sent in the mean")],
+    travels: |_| Travels::Gathers,
+    scope: Scope::Tensor,
+};
+
+/// `gradiveq`: Yu et al. 2018, "GradiVeQ", sections 3 and 4; GRACE 3.4.
+pub static GRADIVEQ: CompressorInfo = CompressorInfo {
+    name: "gradiveq",
+    class: Class::LowRank,
+    about: "slices of each layer on the principal components of slices before",
+    source: "Yu et al. 2018, \"GradiVeQ\", sections 3 and 4; GRACE 3.4",
+    params: &[
+        Param::required("d", Kind::Whole(1, 1024), "components kept of each slice"),
+        Param::optional("slice", Kind::Whole(2, 2048), 512.0, "values of a slice"),
+        Param::optional("every", Kind::Whole(1, 1_000_000), 100.0, "compressed steps after each that is not"),
+    ],
+    travels: |_| Travels::Sums(Element::F32),
+    scope: Scope::Tensor,
+};

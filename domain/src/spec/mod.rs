@@ -1,0 +1,270 @@
+//! One text names a compressor with all that belongs to it: `topk(k=0.01)+ef(vanilla)+nesterov(mu=0.9)`.
+//!
+//! Parts in any order after the compressor, each at most once: `ef(MEMORY, ...)`, a momentum, `scope(bucket)` or
+//! `scope(tensor)`, `checksum(crc32c)`, `nonfinite(skip)`, `seed(NUMBER)`. Written again, it comes out in one canonical form:
+//! defaults left out, parts in that order. Messages that add up in flight have no checksum: asking for one is refused.
+//! BytePS's string-to-string map is read by [`CompressorSpec::from_byteps`].
+//!
+//! How many values are kept is a share (`k=0.01`) or a number in digits alone (`k=1` is one value); `k=1.0` would be either, and
+//! is refused.
+
+mod byteps;
+pub mod compressors;
+mod error;
+mod params;
+mod parse;
+mod parts;
+
+pub use error::SpecError;
+pub use params::{Kind, MAX_PARAMETERS, MAX_VALUES, Param, Values, kept};
+pub use parts::{MEMORIES, MOMENTA, MemoryKind, MomentumKind, Part};
+
+use std::fmt;
+
+/// GRACE's classes of compressors (Table 1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// Fewer bits per value.
+    Quantization,
+    /// Fewer values.
+    Sparsification,
+    /// Both.
+    Hybrid,
+    /// Factors of a matrix.
+    LowRank,
+}
+
+/// How payloads of several ranks come together. AR-Topk's broadcast of one rank's indices is a sum too, to which the others
+/// give zeros.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Travels {
+    /// Added up in flight by an allreduce: the payload is nothing but elements, and payloads add element by element.
+    Sums(Element),
+    /// Not in flight: every rank gets every rank's payload (an allgather, or a broadcast from each), and each aggregates.
+    Gathers,
+}
+
+/// Type of the elements of a payload that adds up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Element {
+    /// IEEE 754 binary32.
+    F32,
+    /// IEEE 754 binary16.
+    F16,
+    /// The upper half of binary32.
+    Bf16,
+}
+
+impl Element {
+    /// Bytes of one.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
+/// What is compressed as one tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Scope {
+    /// The fused gradient of all layers.
+    Bucket,
+    /// Each layer by itself, with a state of its own.
+    Tensor,
+}
+
+impl Scope {
+    /// As the textual form has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bucket => "bucket",
+            Self::Tensor => "tensor",
+        }
+    }
+}
+
+/// Whether a message proves that it arrived as it was sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Checksum {
+    /// No: the transport does.
+    #[default]
+    None,
+    /// CRC-32C over header and payload.
+    Crc32c,
+}
+
+/// What to do about a gradient with NaN or infinity. No memory ever takes one in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum NonFinite {
+    /// An error that names the place.
+    #[default]
+    Refuse,
+    /// The gradient counts as zeros, and a counter goes up.
+    Skip,
+}
+
+/// A compressor: its name and what it takes.
+pub struct CompressorInfo {
+    /// In the textual form.
+    pub name: &'static str,
+    /// Its class.
+    pub class: Class,
+    /// One line for `--help`.
+    pub about: &'static str,
+    /// Paper, section, equation.
+    pub source: &'static str,
+    /// At most [`MAX_PARAMETERS`].
+    pub params: &'static [Param],
+    /// How payloads come together; by parameters, since some compressors do both.
+    pub travels: fn(&Values) -> Travels,
+    /// What it takes as one tensor, if nothing else is asked for.
+    pub scope: Scope,
+}
+
+impl fmt::Debug for CompressorInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompressorInfo").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// A compressor with its parameters, memory, momentum and the rest.
+#[derive(Debug, Clone, Copy)]
+pub struct CompressorSpec {
+    compressor: &'static CompressorInfo,
+    values: Values,
+    memory: Option<(&'static Part<MemoryKind>, Values)>,
+    momentum: Option<(&'static Part<MomentumKind>, Values)>,
+    scope: Scope,
+    checksum: Checksum,
+    non_finite: NonFinite,
+    seed: Option<u64>,
+}
+
+impl CompressorSpec {
+    /// A compressor alone, from numbers as a message's header has them.
+    pub fn from_numbers(compressor: &'static CompressorInfo, numbers: &[f64]) -> Option<Self> {
+        Some(Self::of(compressor, Values::from_numbers(compressor.params, numbers)?))
+    }
+
+    fn of(compressor: &'static CompressorInfo, values: Values) -> Self {
+        let (memory, momentum) = (None, None);
+        let (checksum, non_finite) = (Checksum::None, NonFinite::Refuse);
+        Self { compressor, values, memory, momentum, scope: compressor.scope, checksum, non_finite, seed: None }
+    }
+
+    /// Which compressor.
+    pub fn compressor(&self) -> &'static CompressorInfo {
+        self.compressor
+    }
+
+    /// The compressor's parameters.
+    pub fn values(&self) -> &Values {
+        &self.values
+    }
+
+    /// The memory of error feedback, with its parameters.
+    pub fn memory(&self) -> Option<(MemoryKind, Values)> {
+        self.memory.map(|(memory, values)| (memory.kind, values))
+    }
+
+    /// The momentum before it, with its parameters.
+    pub fn momentum(&self) -> Option<(MomentumKind, Values)> {
+        self.momentum.map(|(momentum, values)| (momentum.kind, values))
+    }
+
+    /// How its payloads come together.
+    pub fn travels(&self) -> Travels {
+        (self.compressor.travels)(&self.values)
+    }
+
+    /// What is compressed as one tensor.
+    pub fn scope(&self) -> Scope {
+        self.scope
+    }
+
+    /// Whether messages carry a checksum.
+    pub fn checksum(&self) -> Checksum {
+        self.checksum
+    }
+
+    /// The seed that was asked for, in place of the job's.
+    pub fn seed(&self) -> Option<u64> {
+        self.seed
+    }
+
+    /// What happens to NaN and infinity.
+    pub fn non_finite(&self) -> NonFinite {
+        self.non_finite
+    }
+
+    /// k where it is a number of values above n: all n are kept then.
+    pub fn k_above(&self, n: usize) -> Option<u64> {
+        let params = self.compressor.params.iter().zip(self.values.all());
+        let k =
+            params.filter(|(param, _)| param.name == "k" && matches!(param.kind, Kind::Kept)).map(|(_, k)| *k).next();
+        k.filter(|k| *k > n as f64).map(|k| k as u64)
+    }
+
+    /// Whether a codec of one can go on under the other.
+    pub fn same_codec(&self, other: &Self) -> bool {
+        self.compressor.name == other.compressor.name && self.values == other.values && self.scope == other.scope
+    }
+
+    /// Whether the memory stays.
+    pub fn same_memory(&self, other: &Self) -> bool {
+        self.memory() == other.memory()
+    }
+}
+
+impl PartialEq for CompressorSpec {
+    /// The same text.
+    fn eq(&self, other: &Self) -> bool {
+        self.to_string() == other.to_string()
+    }
+}
+
+impl fmt::Display for CompressorSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_part(f, self.compressor.name, self.compressor.params, &self.values)?;
+        if let Some((memory, values)) = &self.memory {
+            write!(f, "+ef({}", memory.name)?;
+            values.write(memory.params, false, f)?;
+            f.write_str(")")?;
+        }
+        if let Some((momentum, values)) = &self.momentum {
+            f.write_str("+")?;
+            write_part(f, momentum.name, momentum.params, values)?;
+        }
+        if self.scope != self.compressor.scope {
+            write!(f, "+scope({})", self.scope.name())?;
+        }
+        if self.checksum == Checksum::Crc32c {
+            f.write_str("+checksum(crc32c)")?;
+        }
+        if self.non_finite == NonFinite::Skip {
+            f.write_str("+nonfinite(skip)")?;
+        }
+        if let Some(seed) = self.seed {
+            write!(f, "+seed({seed})")?;
+        }
+        Ok(())
+    }
+}
+
+fn write_part(f: &mut fmt::Formatter<'_>, name: &str, params: &[Param], values: &Values) -> fmt::Result {
+    f.write_str(name)?;
+    if values.any_given(params) {
+        f.write_str("(")?;
+        values.write(params, true, f)?;
+        f.write_str(")")?;
+    }
+    Ok(())
+}
+
+/// The compressor of a name.
+pub fn find(name: &str) -> Result<&'static CompressorInfo, SpecError> {
+    let all = || compressors::COMPRESSORS.iter().copied();
+    let unknown = || SpecError::unknown("compressor", name, all().map(|compressor| compressor.name));
+    all().find(|compressor| compressor.name == name).ok_or_else(unknown)
+}
