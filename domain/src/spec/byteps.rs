@@ -50,7 +50,7 @@ const fn setting(keys: &'static [&'static str], part: Place, param: &'static str
 }
 
 const SETTINGS: &[Setting] = &[
-    setting(&["compressor", "byteps_compressor_type"], Place::Codec, "", Same),
+    setting(&["compressor", "byteps_compressor_type", "compressor_type"], Place::Codec, "", Same),
     setting(&["k", "byteps_compressor_k"], Place::Codec, "k", Same),
     setting(&["scaling", "byteps_compressor_onebit_scaling"], Place::Codec, "scaling", SWITCH),
     setting(&["partition", "byteps_dithering_partition"], Place::Codec, "partition", PARTITION),
@@ -314,6 +314,7 @@ mod tests {
             ("byteps_seed", "7"),
         ];
         assert_eq!(read(&map), "topk(k=3)+ef(vanilla)+nesterov(mu=0.9)+seed(7)");
+        assert_eq!(read(&[("compressor_type", "topk"), ("k", "3")]), "topk(k=3)");
         let map = [("byteps_compressor_type", "onebit"), ("byteps_compressor_onebit_scaling", "1")];
         assert_eq!(read(&map), "onebit(scaling=true)");
         let map = [
@@ -346,7 +347,8 @@ mod tests {
             (&[("compressor", "onebit"), ("partition", "1")], &["set \"partition\" of onebit", "it takes scaling"]),
             (&[topk, ("k", "1"), ("scaling", "True")], &["set \"scaling\" of topk", "it takes k"]),
             (&[("compressor", "onebit"), ("scaling", "maybe")], &["scaling", "\"maybe\"", "true or True"]),
-            (&[topk, ("kk", "1")], &["BytePS key \"kk\"", "compressor", "byteps_compressor_type", "seed"]),
+            (&[topk, ("kk", "1")], &["BytePS key \"kk\"", "did you mean k?"]),
+            (&[topk, ("zebra", "1")], &["BytePS key \"zebra\"", "compressor", "byteps_compressor_type", "seed"]),
             (&[topk, ("k", "1)+ef(vanilla")], &["set k", "a word or a number"]),
             (&[topk, ("k", "")], &["set k", "\"\"", "a word or a number"]),
             (&[topk, ("k", "1"), ("ef", "dgc,mu=0")], &["set ef", "a word or a number"]),

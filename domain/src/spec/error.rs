@@ -1,6 +1,7 @@
 //! What can be wrong with a compressor as written.
 
 use super::params::Param;
+use crate::nearest;
 
 /// Failed to read a compressor's text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -16,13 +17,13 @@ pub enum SpecError {
         expected: &'static str,
     },
     /// No such compressor, memory or other part.
-    #[error("find {what} {name:?}: there is {known}")]
+    #[error("find {what} {name:?}: {known}")]
     Unknown {
         /// Which sort.
         what: &'static str,
         /// As written.
         name: String,
-        /// All there are.
+        /// The nearest, or all there are.
         known: String,
     },
     /// No such parameter.
@@ -93,6 +94,11 @@ impl SpecError {
     }
 
     pub(super) fn unknown<'a>(what: &'static str, name: &str, known: impl Iterator<Item = &'a str>) -> Self {
-        Self::Unknown { what, name: name.into(), known: known.collect::<Vec<_>>().join(", ") }
+        let all: Vec<&str> = known.collect();
+        let known = match nearest(name, &all) {
+            Some(nearest) => format!("did you mean {nearest}?"),
+            None => format!("there is {}", all.join(", ")),
+        };
+        Self::Unknown { what, name: name.chars().take(80).collect(), known }
     }
 }

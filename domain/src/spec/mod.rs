@@ -5,6 +5,8 @@
 //! defaults left out, parts in that order. Messages that add up in flight have no checksum: asking for one is refused.
 //! BytePS's string-to-string map is read by [`CompressorSpec::from_byteps`].
 //!
+//! A compressor whose first parameter must be given takes it without its key, too: `topk(0.01)`.
+//!
 //! How many values are kept is a share (`k=0.01`) or a number in digits alone (`k=1` is one value); `k=1.0` would be either, and
 //! is refused.
 
@@ -262,9 +264,13 @@ fn write_part(f: &mut fmt::Formatter<'_>, name: &str, params: &[Param], values: 
     Ok(())
 }
 
-/// The compressor of a name.
+/// What users of GRACE's release call a compressor, and its name here.
+const ALIASES: &[(&str, &str)] = &[("adaq", "adaptivethreshold"), ("u8bit", "eightbit"), ("3lc", "threelc")];
+
+/// The compressor of a name, or of the name that it has in GRACE's release.
 pub fn find(name: &str) -> Result<&'static CompressorInfo, SpecError> {
     let all = || compressors::COMPRESSORS.iter().copied();
+    let name = ALIASES.iter().find(|(theirs, _)| *theirs == name).map_or(name, |(_, ours)| *ours);
     let unknown = || SpecError::unknown("compressor", name, all().map(|compressor| compressor.name));
     all().find(|compressor| compressor.name == name).ok_or_else(unknown)
 }

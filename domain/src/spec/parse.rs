@@ -73,8 +73,8 @@ impl FromStr for CompressorSpec {
         let terms = terms(text)?;
         let (codec, parts) = terms.split_first().ok_or_else(|| syntax(text, text, "a compressor"))?;
         let compressor = find(codec.name)?;
-        no_word(codec, compressor.params)?;
-        let mut spec = Self::of(compressor, Values::read(compressor.name, compressor.params, &codec.given)?);
+        let given = with_first(codec, compressor.params)?;
+        let mut spec = Self::of(compressor, Values::read(compressor.name, compressor.params, &given)?);
         let mut seen: Vec<&str> = Vec::new();
         for part in parts {
             let slot = spec.apply(part)?;
@@ -85,6 +85,16 @@ impl FromStr for CompressorSpec {
         }
         spec.checked()
     }
+}
+
+/// What is given, a bare word as the first parameter where that has no default.
+fn with_first<'a>(term: &Term<'a>, params: &[Param]) -> Result<Vec<(&'a str, &'a str)>, SpecError> {
+    let first = params.first().filter(|param| param.default.is_none());
+    let Some((word, first)) = term.word.zip(first) else {
+        no_word(term, params)?;
+        return Ok(term.given.clone());
+    };
+    Ok([(first.name, word)].into_iter().chain(term.given.iter().copied()).collect())
 }
 
 /// A bare word where only keys are understood.
@@ -197,6 +207,12 @@ mod tests {
                 "topk(k=3)+ef(vanilla,gamma=0.5)+nesterov(mu=0.9)",
             ),
             ("onebit()", "onebit"),
+            ("topk(0.01)+ef(vanilla)", "topk(k=0.01)+ef(vanilla)"),
+            ("qsgd(4, norm=max)", "qsgd(s=4,norm=max)"),
+            ("powersgd(2)", "powersgd(rank=2)"),
+            ("adaq(0.01)", "adaptivethreshold(k=0.01)"),
+            ("u8bit", "eightbit"),
+            ("3lc(s=1.5)", "threelc(s=1.5)"),
             (
                 "onebit(scaling=false)+seed(18446744073709551615)+checksum(crc32c)+nonfinite(skip)+scope(bucket)",
                 "onebit+scope(bucket)+checksum(crc32c)+nonfinite(skip)+seed(18446744073709551615)",
@@ -229,7 +245,10 @@ mod tests {
             ("topk(k=-1)", ["k of topk", "\"-1\"", "above 0"]),
             ("topk(kk=1)", ["\"kk\"", "topk", "it takes k"]),
             ("topk(k=1,k=2)", ["k", "topk", "twice"]),
-            ("topk(0.1)", ["\"0.1\"", "topk", "it takes k"]),
+            ("topk(0.1,k=0.1)", ["k", "topk", "twice"]),
+            ("topk(1.0)", ["k of topk", "\"1.0\"", "1.0 would be either"]),
+            ("onebit(0.1)", ["\"0.1\"", "onebit", "it takes scaling"]),
+            ("sketchml(0.1)", ["\"0.1\"", "sketchml", "it takes buckets"]),
             ("topk(k=1)+ef(vanila)", ["\"vanila\"", "error feedback", "vanilla"]),
             ("topk(k=1)+ef(vanilla,beta=0)", ["beta of ef(vanilla)", "\"0\"", "above 0"]),
             ("topk(k=1)+nesterov", ["nesterov", "mu", "below 1"]),
@@ -237,7 +256,8 @@ mod tests {
             ("topk(k=1)+scope(layer)", ["scope", "\"layer\"", "bucket or tensor"]),
             ("topk(k=1)+ef(vanilla)+ef(vanilla)", ["ef", "topk", "twice"]),
             ("topk(k=1)+what", ["\"what\"", "part", "nesterov"]),
-            ("topkk(k=1)", ["\"topkk\"", "compressor", "topk"]),
+            ("topkk(k=1)", ["\"topkk\"", "compressor", "did you mean topk?"]),
+            ("zebra(k=1)", ["\"zebra\"", "there is onebit, ", "powersgd"]),
             ("onebit(scaling=1)", ["scaling of onebit", "\"1\"", "true or false"]),
         ] {
             let error = error(text);
