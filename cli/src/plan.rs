@@ -95,9 +95,10 @@ pub struct Args {
     selection: Selection,
 
     /// Print JSON: {"costs": [...], "front": [...], "choice": {...}, "assumed": [...]}, times in seconds; with
-    /// --buckets also "solver", and "bucket_crs" in the choice and in each point of the front. "t_quality_s" is
-    /// the time for the progress of a dense step, "break_even_gain" the gain above which time-to-quality would prefer
-    /// the row to dense; null where there is none.
+    /// --buckets also "solver", and "bucket_crs" in the choice and in each point of the front. "strategy" is the text
+    /// that a job can be given (null where each bucket has its own ratio), "t_quality_s" is the time for the progress
+    /// of a dense step, "break_even_gain" the gain above which time-to-quality would prefer the row to dense; null where
+    /// there is none.
     #[arg(long)]
     json: bool,
 }
@@ -347,6 +348,9 @@ impl Plan {
 /// A candidate as it is shown.
 #[derive(Debug, Clone, Default)]
 struct Row {
+    /// The canonical text; absent where each bucket has its own ratio.
+    strategy: Option<String>,
+    compressor: &'static str,
     collective: &'static str,
     cr: f64,
     t_comp_s: f64,
@@ -364,6 +368,8 @@ struct Row {
 impl From<&Evaluated> for Row {
     fn from(e: &Evaluated) -> Self {
         Self {
+            strategy: Some(e.strategy.to_string()),
+            compressor: e.strategy.compressor().as_str(),
             collective: e.strategy.collective().as_str(),
             cr: e.strategy.cr().get(),
             t_comp_s: e.t_comp.get(),
@@ -379,11 +385,14 @@ impl From<&Evaluated> for Row {
 
 impl Row {
     fn of_plan((e, point): (&Evaluated, &flexcomm_optimizer::PlanPoint)) -> Self {
-        Self { bucket_crs: Some(point.plan.crs.iter().map(|c| c.get()).collect()), ..Self::from(e) }
+        let bucket_crs = Some(point.plan.crs.iter().map(|c| c.get()).collect());
+        Self { strategy: None, bucket_crs, ..Self::from(e) }
     }
 
     fn json(&self) -> serde_json::Value {
         let mut json = serde_json::json!({
+            "strategy": self.strategy,
+            "compressor": self.compressor,
             "collective": self.collective,
             "cr": self.cr,
             "t_comp_s": self.t_comp_s,

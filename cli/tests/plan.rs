@@ -51,9 +51,13 @@ fn json_is_as_documented() {
     let costs = answer["costs"].as_array().unwrap();
     assert_eq!(costs.len(), 2 + 3 * 3);
     for point in costs.iter().chain(answer["front"].as_array().unwrap()) {
+        let times = ["t_comp_s", "t_quality_s", "t_step_s", "t_sync_s"];
+        let names = ["break_even_gain", "collective", "compressor", "cr", "gain", "strategy"];
+        assert_eq!(keys(point), [&names[..], &times[..]].concat());
+        let strategy: flexcomm_domain::Strategy = point["strategy"].as_str().unwrap().parse().unwrap();
         assert_eq!(
-            keys(point),
-            ["break_even_gain", "collective", "cr", "gain", "t_comp_s", "t_quality_s", "t_step_s", "t_sync_s"]
+            (strategy.compressor().as_str(), strategy.cr().get()),
+            (point["compressor"].as_str().unwrap(), point["cr"].as_f64().unwrap())
         );
         let known = ["dense-ring", "dense-tree", "allgather", "art-ring", "art-tree"];
         assert!(known.contains(&point["collective"].as_str().unwrap()), "{point}");

@@ -181,6 +181,9 @@ pub struct DecisionView {
     pub version: u64,
     /// The version it replaced.
     pub parent: u64,
+    /// The canonical text of what was decided, as `attach(strategy=...)` and `flexcomm lab worker --strategy` take it.
+    #[serde(default)]
+    pub strategy: String,
     /// Kept share of values; 1 = dense.
     pub cr: f64,
     /// How values travel.

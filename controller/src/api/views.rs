@@ -106,6 +106,7 @@ pub(super) fn decision(row: &DecisionRow) -> DecisionView {
         job: d.job.clone(),
         version: d.version.0,
         parent: d.parent.0,
+        strategy: d.strategy.to_string(),
         cr: d.strategy.cr().get(),
         collective: d.strategy.collective().to_string(),
         compressor: d.strategy.compressor().to_string(),
