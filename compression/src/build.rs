@@ -3,7 +3,7 @@
 use crate::codec::{Codec, Shape};
 use crate::entry::{Entry, Nature};
 use crate::{memory, methods, momentum};
-use flexcomm_domain::spec::{CompressorSpec, SpecError};
+use flexcomm_domain::spec::{Class, CompressorSpec, SpecError};
 
 /// Builds the parts of a compressor.
 pub trait Build {
@@ -20,6 +20,9 @@ pub trait Build {
     fn trainable(self) -> Result<Self, SpecError>
     where
         Self: Sized;
+
+    /// Whether what a step does not send is lost for good: values are left out, and no memory keeps them.
+    fn drops(&self) -> bool;
 
     /// A codec for one tensor.
     fn codec(&self, shape: Shape) -> Box<dyn Codec>;
@@ -48,6 +51,11 @@ impl Build for CompressorSpec {
         }
     }
 
+    fn drops(&self) -> bool {
+        let loses = !matches!(self.nature(), Nature::Unbiased);
+        loses && self.compressor().class != Class::Quantization && self.memory().is_none()
+    }
+
     fn codec(&self, shape: Shape) -> Box<dyn Codec> {
         (self.entry().build)(self.values(), shape)
     }
@@ -64,6 +72,17 @@ impl Build for CompressorSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_leaves_values_out_drops_them_unless_a_memory_keeps_them() {
+        let drops = |text: &str| text.parse::<CompressorSpec>().unwrap().drops();
+        for text in ["topk(k=0.01)", "powersgd(rank=2)", "randomk(k=0.1)", "threelc", "sketched(k=0.01)"] {
+            assert!(drops(text) && !drops(&format!("{text}+ef(vanilla)")), "{text}");
+        }
+        for text in ["fp16", "signsgd", "qsgd(s=4)", "randomk(k=0.1,scaled=true)", "atomo(budget=3)"] {
+            assert!(!drops(text), "{text}");
+        }
+    }
 
     /// Of a gradient that error feedback does not accumulate, `variance` sends nothing: a training by it stands still.
     #[test]

@@ -50,6 +50,12 @@ mod _core {
         Ok((text.text.clone(), text.element()))
     }
 
+    /// Whether training by such a text loses what a step does not send, for want of error feedback.
+    #[pyfunction]
+    fn drops(text: &str) -> PyResult<bool> {
+        Ok(flexcomm_compression::Build::drops(&texts::Text::read(text)?.strategy))
+    }
+
     /// BytePS's map of strings as such a text.
     #[pyfunction]
     fn parse_byteps(map: std::collections::BTreeMap<String, String>) -> PyResult<String> {

@@ -89,6 +89,13 @@ def test_checkpoints_go_on_bit_for_bit(seen):
             assert "failed to" in out["refused"] and out["unchanged"], (text, out)
 
 
+def test_what_drops_values_without_error_feedback_is_said_once_with_the_remedy(seen):
+    first, *others = [rank["warned"] for rank in seen]
+    [line] = first.pop("topk(0.07)")
+    assert "topk(k=0.07) loses what a step does not send" in line and "'topk(k=0.07)+ef(vanilla)'" in line
+    assert not any(lines for warned in [first, *others] for lines in warned.values()), (first, others)
+
+
 def test_texts_that_cannot_run_are_refused_on_every_rank(seen):
     words = {
         "name": ["qsgdd", "there is", "topk"], "key": ["levels", "qsgd", "it takes s"],

@@ -368,6 +368,12 @@ class Session:
             )
         elif steered:
             logger.info("no agent on this rank: it follows rank 0, and reports nothing")
+        text = given.named.text
+        if self._rank == 0 and text is not None and _core.drops(text):
+            logger.warning(
+                "%s loses what a step does not send, which costs accuracy: add error feedback, as in %r",
+                text, f"{text}+ef(vanilla)",
+            )
         if "gloo" in dist.get_backend(self._group):
             _let_go_at_exit()
         if self._parts.optimizer is not None:

@@ -7,7 +7,7 @@ import pathlib
 
 import numpy as np
 import torch
-from common import FOLDER, batch, ddp, everywhere, network, parameters_hash, ranks, same
+from common import FOLDER, Lines, batch, ddp, everywhere, network, parameters_hash, ranks, same
 
 import flexcomm.torch
 from flexcomm import _core
@@ -239,7 +239,15 @@ def learn(rank, world, strategy):
     return {"accuracy": 100 * right, "equal": same(parameters_hash(model.module))}
 
 
+def warned(text):
+    """Log lines at attach that speak of error feedback."""
+    lines, model = Lines(), ddp(network())
+    flexcomm.torch.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy=text)
+    return [line for line in lines.take() if "add error feedback" in line]
+
+
 with ranks() as (rank, world, seen):
+    seen["warned"] = {t: warned(t) for t in ("topk(0.07)", "topk(0.07)+ef(vanilla)", "qsgd(s=4)")}
     entries = _core.compressors()
     texts = [text(name, arguments) for name, _, _, examples in entries for arguments in examples[:1]] + AROUND
     seen["names"] = [name for name, _, _, _ in entries]
