@@ -1,8 +1,8 @@
-//! `cargo xtask walls`: the walls of ARCHITECTURE.md as facts of the build.
+//! `cargo xtask dependencies`: the rules of ARCHITECTURE.md about dependencies, checked.
 //!
-//! A wall that no one guards falls: arrows between crates point one way, pure crates neither link nor name
-//! anything that reads a clock, a socket, a file or ambient randomness, SQL stays in the controller's store,
-//! `unsafe` in the modules that are named here, and no file grows past what one can read.
+//! Dependencies between crates point one way, pure crates neither link nor name anything that reads a clock, a socket, a
+//! file or ambient randomness, SQL stays in the controller's store, `unsafe` in the modules that are named here, and no
+//! file grows past what one can read.
 #![allow(clippy::print_stdout)]
 
 mod arrows;
@@ -22,20 +22,20 @@ fn main() -> std::process::ExitCode {
 
 fn run() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
-        Some("walls") => walls(),
-        other => bail!("usage: cargo xtask walls (got {other:?})"),
+        Some("dependencies") => dependencies(),
+        other => bail!("usage: cargo xtask dependencies (got {other:?})"),
     }
 }
 
-fn walls() -> Result<()> {
-    let mut breaches = arrows::check()?;
-    breaches.extend(sources::check()?);
-    for breach in &breaches {
-        println!("wall: {breach}");
+fn dependencies() -> Result<()> {
+    let mut broken = arrows::check()?;
+    broken.extend(sources::check()?);
+    for rule in &broken {
+        println!("broken: {rule}");
     }
-    if !breaches.is_empty() {
-        bail!("{} breaches of the walls in ARCHITECTURE.md", breaches.len());
+    if !broken.is_empty() {
+        bail!("{} rules of ARCHITECTURE.md are broken", broken.len());
     }
-    println!("walls: all stand");
+    println!("dependencies: every rule holds");
     Ok(())
 }

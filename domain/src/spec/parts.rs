@@ -40,9 +40,9 @@ pub static MEMORIES: &[Part<MemoryKind>] = &[
     Part {
         kind: MemoryKind::Vanilla,
         name: "vanilla",
-        about: "adds what was held back, rescaled when the learning rate changes",
+        about: "adds the residual, rescaled when the learning rate changes",
         params: &[
-            Param::optional("beta", POSITIVE, 1.0, "decay of what was held back"),
+            Param::optional("beta", POSITIVE, 1.0, "decay of the residual"),
             Param::optional("gamma", POSITIVE, 1.0, "weight of the gradient"),
         ],
     },
@@ -63,7 +63,7 @@ pub static MEMORIES: &[Part<MemoryKind>] = &[
         name: "sgc",
         about: "SGC: accumulates, and compresses the sum with alpha times itself before",
         params: &[
-            Param::required("alpha", FACTOR, "weight of what was held back before"),
+            Param::required("alpha", FACTOR, "weight of the residual"),
             Param::optional("epsilon", POSITIVE, 1.0, "weight of the gradient"),
         ],
     },
