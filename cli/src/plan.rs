@@ -96,7 +96,7 @@ pub struct Args {
 
     /// Print JSON: {"costs": [...], "front": [...], "choice": {...}, "assumed": [...]}, times in seconds; with
     /// --buckets also "solver", and "bucket_crs" in the choice and in each point of the front. "strategy" is the text
-    /// that a job can be given (null where each bucket has its own ratio), "t_quality_s" is the time for the progress
+    /// that a job can be given (null with --buckets), "t_quality_s" is the time for the progress
     /// of a dense step, "break_even_gain" the gain above which time-to-quality would prefer the row to dense; null where
     /// there is none.
     #[arg(long)]
@@ -348,7 +348,7 @@ impl Plan {
 /// A candidate as it is shown.
 #[derive(Debug, Clone, Default)]
 struct Row {
-    /// The canonical text; absent where each bucket has its own ratio.
+    /// The canonical text; absent with buckets.
     strategy: Option<String>,
     compressor: &'static str,
     collective: &'static str,

@@ -1,4 +1,4 @@
-//! What does what a text says: codecs, memories and momenta by their specification.
+//! Codecs, memories and momenta of a specification.
 
 use crate::codec::{Codec, Shape};
 use crate::entry::{Entry, Nature};
@@ -52,8 +52,12 @@ impl Build for CompressorSpec {
     }
 
     fn drops(&self) -> bool {
-        let loses = !matches!(self.nature(), Nature::Unbiased);
-        loses && self.compressor().class != Class::Quantization && self.memory().is_none()
+        let leaves_out = match self.compressor().class {
+            Class::Quantization => false,
+            Class::LowRank => !matches!(self.nature(), Nature::Unbiased),
+            Class::Sparsification | Class::Hybrid => !matches!(self.nature(), Nature::Unbiased | Nature::Biased(_)),
+        };
+        leaves_out && self.memory().is_none()
     }
 
     fn codec(&self, shape: Shape) -> Box<dyn Codec> {
@@ -76,10 +80,12 @@ mod tests {
     #[test]
     fn what_leaves_values_out_drops_them_unless_a_memory_keeps_them() {
         let drops = |text: &str| text.parse::<CompressorSpec>().unwrap().drops();
-        for text in ["topk(k=0.01)", "powersgd(rank=2)", "randomk(k=0.1)", "threelc", "sketched(k=0.01)"] {
+        for text in
+            ["topk(k=0.01)", "powersgd(rank=2)", "randomk(k=0.1)", "threelc", "sketched(k=0.01)", "gradiveq(d=2)"]
+        {
             assert!(drops(text) && !drops(&format!("{text}+ef(vanilla)")), "{text}");
         }
-        for text in ["fp16", "signsgd", "qsgd(s=4)", "randomk(k=0.1,scaled=true)", "atomo(budget=3)"] {
+        for text in ["fp16", "signsgd", "qsgd(s=4)", "randomk(k=0.1,scaled=true)", "atomo(budget=3)", "sketchml"] {
             assert!(!drops(text), "{text}");
         }
     }

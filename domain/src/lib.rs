@@ -1,8 +1,8 @@
 //! Leaf crate: the words and units of flexcomm as types that validate when built.
 //!
 //! Everything is in SI units inside (seconds, bytes, bits per second); every constructor refuses NaN,
-//! infinities and values outside its range with an [`Invalid`] that names the quantity, the value and
-//! the allowed range. All other crates depend on this one; it depends on none of them.
+//! infinities and values outside its range with an [`Invalid`] (a [`spec::SpecError`] for compressors) that names the
+//! quantity, the value and the allowed range. All other crates depend on this one; it depends on none of them.
 
 mod decision;
 mod ids;

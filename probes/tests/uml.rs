@@ -56,7 +56,7 @@ fn the_estimates_hold_while_the_link_is_saturated() {
         return;
     }
     let texts = std::thread::scope(|scope| {
-        let machines = [0, 1].map(|job| scope.spawn(move || user_mode_linux(job)));
+        let machines: [_; JOBS.len()] = std::array::from_fn(|job| scope.spawn(move || user_mode_linux(job)));
         machines.map(|machine| machine.join().unwrap())
     });
     let of_interest = |line: &&str| ["POINT", "PING ", "FLOWS"].iter().any(|word| line.contains(word));

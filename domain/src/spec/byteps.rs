@@ -1,5 +1,6 @@
 //! BytePS's map of strings: the keys of its users' scripts (`compressor`, `k`, ...), those of its core (`byteps_compressor_type`,
-//! `byteps_compressor_k`, ...), and for error feedback that of its design text as well.
+//! `byteps_compressor_k`, ...) and of its registry (`compressor_type`, `ef_type`, `momentum_type`), and for error feedback that of
+//! its design text as well.
 //!
 //! A setting is given once, whichever spelling is taken. Values are those of Python or C++: `True`, `true` and `1` switch on. A
 //! setting that the compressor does not have is refused, but for two that the design text's script gives with every
@@ -55,8 +56,8 @@ const SETTINGS: &[Setting] = &[
     setting(&["scaling", "byteps_compressor_onebit_scaling"], Place::Codec, "scaling", SWITCH),
     setting(&["partition", "byteps_dithering_partition"], Place::Codec, "partition", PARTITION),
     setting(&["normalize", "byteps_dithering_normalize"], Place::Codec, "normalize", NORMALIZE),
-    setting(&["ef", "byteps_ef_type", "byteps_error_feedback_type"], Place::Memory, "", Same),
-    setting(&["momentum", "byteps_momentum_type"], Place::Momentum, "", Same),
+    setting(&["ef", "byteps_ef_type", "byteps_error_feedback_type", "ef_type"], Place::Memory, "", Same),
+    setting(&["momentum", "byteps_momentum_type", "momentum_type"], Place::Momentum, "", Same),
     setting(&["mu", "byteps_momentum_mu"], Place::Momentum, "mu", Same),
     setting(&["seed", "byteps_seed"], Place::Seed, "", Same),
 ];
@@ -314,7 +315,8 @@ mod tests {
             ("byteps_seed", "7"),
         ];
         assert_eq!(read(&map), "topk(k=3)+ef(vanilla)+nesterov(mu=0.9)+seed(7)");
-        assert_eq!(read(&[("compressor_type", "topk"), ("k", "3")]), "topk(k=3)");
+        let registry = [("compressor_type", "topk"), ("k", "3"), ("ef_type", "vanilla"), ("momentum_type", "nesterov")];
+        assert_eq!(read(&registry), "topk(k=3)+ef(vanilla)+nesterov(mu=0.9)");
         let map = [("byteps_compressor_type", "onebit"), ("byteps_compressor_onebit_scaling", "1")];
         assert_eq!(read(&map), "onebit(scaling=true)");
         let map = [

@@ -1,4 +1,5 @@
 //! Every compressor by name, with its parameters. What it does is in the crate `flexcomm-compression`, one file each.
+#![expect(missing_docs, reason = "each says itself what it is and where it comes from")]
 
 use super::params::{ANY_NUMBER, FACTOR, INSIDE_UNIT, Kind, NOT_NEGATIVE, POSITIVE, Param, SHARE};
 use super::{Class, CompressorInfo, Element, Scope, Travels};
@@ -45,7 +46,6 @@ pub static COMPRESSORS: &[&CompressorInfo] = &[
     &GRADIVEQ,
 ];
 
-/// `onebit`: BytePS, gradient compression design, onebit.
 pub static ONEBIT: CompressorInfo = CompressorInfo {
     name: "onebit",
     class: Class::Quantization,
@@ -56,7 +56,6 @@ pub static ONEBIT: CompressorInfo = CompressorInfo {
     scope: Scope::Tensor,
 };
 
-/// `fp16`: IEEE 754; GRACE's release, fp16.
 pub static FP16: CompressorInfo = CompressorInfo {
     name: "fp16",
     class: Class::Quantization,
@@ -67,7 +66,6 @@ pub static FP16: CompressorInfo = CompressorInfo {
     scope: Scope::Bucket,
 };
 
-/// `bf16`: bfloat16: Kalamkar et al. 2019, A Study of BFLOAT16 for Deep Learning Training.
 pub static BF16: CompressorInfo = CompressorInfo {
     name: "bf16",
     class: Class::Quantization,
@@ -78,7 +76,6 @@ pub static BF16: CompressorInfo = CompressorInfo {
     scope: Scope::Bucket,
 };
 
-/// `eightbit`: Dettmers 2016, 8-Bit Approximations for Parallelism in Deep Learning, section 2; GRACE, section 3.1.
 pub static EIGHTBIT: CompressorInfo = CompressorInfo {
     name: "eightbit",
     class: Class::Quantization,
@@ -89,7 +86,6 @@ pub static EIGHTBIT: CompressorInfo = CompressorInfo {
     scope: Scope::Tensor,
 };
 
-/// `onebitsgd`: Seide et al. 2014, 1-Bit SGD, sections 3.1 and 3.2; GRACE, section 3.1.
 pub static ONEBITSGD: CompressorInfo = CompressorInfo {
     name: "onebitsgd",
     class: Class::Quantization,
@@ -103,7 +99,6 @@ pub static ONEBITSGD: CompressorInfo = CompressorInfo {
     scope: Scope::Tensor,
 };
 
-/// `signsgd`: Bernstein et al. 2018, signSGD, algorithm 1; majority vote: Bernstein et al. 2019, algorithm 1.
 pub static SIGNSGD: CompressorInfo = CompressorInfo {
     name: "signsgd",
     class: Class::Quantization,
@@ -114,7 +109,6 @@ pub static SIGNSGD: CompressorInfo = CompressorInfo {
     scope: Scope::Bucket,
 };
 
-/// `signum`: Bernstein et al. 2019, signSGD with Majority Vote, algorithm 1; GRACE, section 3.1.
 pub static SIGNUM: CompressorInfo = CompressorInfo {
     name: "signum",
     class: Class::Quantization,
@@ -125,7 +119,6 @@ pub static SIGNUM: CompressorInfo = CompressorInfo {
     scope: Scope::Bucket,
 };
 
-/// `efsignsgd`: Karimireddy et al. 2019, Error Feedback Fixes SignSGD, algorithm 1.
 pub static EFSIGNSGD: CompressorInfo = CompressorInfo {
     name: "efsignsgd",
     class: Class::Quantization,
@@ -136,7 +129,6 @@ pub static EFSIGNSGD: CompressorInfo = CompressorInfo {
     scope: Scope::Tensor,
 };
 
-/// `ssdm`: Safaryan and Richtárik 2021, Stochastic Sign Descent Methods, definition of the stochastic sign.
 pub static SSDM: CompressorInfo = CompressorInfo {
     name: "ssdm",
     class: Class::Quantization,
@@ -147,7 +139,6 @@ pub static SSDM: CompressorInfo = CompressorInfo {
     scope: Scope::Tensor,
 };
 
-/// `qsgd`: Alistarh et al. 2017, QSGD, section 3.1, equation 4; buckets: section 4.
 pub static QSGD: CompressorInfo = CompressorInfo {
     name: "qsgd",
     class: Class::Quantization,
@@ -168,7 +159,6 @@ pub static QSGD: CompressorInfo = CompressorInfo {
     scope: Scope::Tensor,
 };
 
-/// `lpcsvrg`: Yu et al. 2019, LPC-SVRG, section 3; GRACE, equation 4.
 pub static LPCSVRG: CompressorInfo = CompressorInfo {
     name: "lpcsvrg",
     class: Class::Quantization,
@@ -182,7 +172,6 @@ pub static LPCSVRG: CompressorInfo = CompressorInfo {
     scope: Scope::Tensor,
 };
 
-/// `natural`: Horváth et al. 2019, Natural Compression, definition 1 and theorem 1.
 pub static NATURAL: CompressorInfo = CompressorInfo {
     name: "natural",
     class: Class::Quantization,
@@ -193,7 +182,6 @@ pub static NATURAL: CompressorInfo = CompressorInfo {
     scope: Scope::Bucket,
 };
 
-/// `dithering`: BytePS, gradient compression design, dithering; Horváth et al. 2019, Natural Compression, section 4.
 pub static DITHERING: CompressorInfo = CompressorInfo {
     name: "dithering",
     class: Class::Quantization,
@@ -208,7 +196,6 @@ pub static DITHERING: CompressorInfo = CompressorInfo {
     scope: Scope::Tensor,
 };
 
-/// `terngrad`: Wen et al. 2017, TernGrad, equations 2 and 3; clipping: section 4.
 pub static TERNGRAD: CompressorInfo = CompressorInfo {
     name: "terngrad",
     class: Class::Quantization,
@@ -219,7 +206,6 @@ pub static TERNGRAD: CompressorInfo = CompressorInfo {
     scope: Scope::Tensor,
 };
 
-/// `inceptionn`: Li et al. 2018, INCEPTIONN, algorithm 2; GRACE, section 3.1.
 pub static INCEPTIONN: CompressorInfo = CompressorInfo {
     name: "inceptionn",
     class: Class::Quantization,
@@ -230,7 +216,6 @@ pub static INCEPTIONN: CompressorInfo = CompressorInfo {
     scope: Scope::Bucket,
 };
 
-/// `minmax8`: Gan et al. 2021, BAGUA; its release, ByteGrad, MinMaxUInt8.
 pub static MINMAX8: CompressorInfo = CompressorInfo {
     name: "minmax8",
     class: Class::Quantization,
@@ -241,7 +226,6 @@ pub static MINMAX8: CompressorInfo = CompressorInfo {
     scope: Scope::Tensor,
 };
 
-/// `topk`: Alistarh et al. 2018; GRACE 3.2.
 pub static TOPK: CompressorInfo = CompressorInfo {
     name: "topk",
     class: Class::Sparsification,
@@ -252,7 +236,6 @@ pub static TOPK: CompressorInfo = CompressorInfo {
     scope: Scope::Bucket,
 };
 
-/// `randomk`: Stich et al. 2018, definition 2.1; GRACE 3.2; BytePS, randomk.
 pub static RANDOMK: CompressorInfo = CompressorInfo {
     name: "randomk",
     class: Class::Sparsification,
@@ -270,7 +253,6 @@ pub static RANDOMK: CompressorInfo = CompressorInfo {
     scope: Scope::Bucket,
 };
 
-/// `threshold`: Dutta et al. 2020, "On the discrepancy between the theoretical analysis and practical implementations of compressed communication"; GRACE 3.2.
 pub static THRESHOLD: CompressorInfo = CompressorInfo {
     name: "threshold",
     class: Class::Sparsification,
@@ -281,7 +263,6 @@ pub static THRESHOLD: CompressorInfo = CompressorInfo {
     scope: Scope::Bucket,
 };
 
-/// `lwtopk`: Tyagi and Swany 2023, "Flexible communication for optimal distributed learning", 2-C, LWTopk.
 pub static LWTOPK: CompressorInfo = CompressorInfo {
     name: "lwtopk",
     class: Class::Sparsification,
@@ -292,7 +273,6 @@ pub static LWTOPK: CompressorInfo = CompressorInfo {
     scope: Scope::Tensor,
 };
 
-/// `mstopk`: Shi et al. 2021, algorithm 1.
 pub static MSTOPK: CompressorInfo = CompressorInfo {
     name: "mstopk",
     class: Class::Sparsification,
@@ -315,7 +295,6 @@ const SAMPLED: &[Param] = &[
     ),
 ];
 
-/// `dgc`: Lin et al. 2018, "Deep gradient compression", 3 and 5 (sampled, hierarchical selection); GRACE 3.2.
 pub static DGC: CompressorInfo = CompressorInfo {
     name: "dgc",
     class: Class::Sparsification,
@@ -326,7 +305,6 @@ pub static DGC: CompressorInfo = CompressorInfo {
     scope: Scope::Tensor,
 };
 
-/// `sgc`: Sun et al. 2019, "Sparse gradient compression for distributed SGD"; GRACE 3.2.
 pub static SGC: CompressorInfo = CompressorInfo {
     name: "sgc",
     class: Class::Sparsification,
@@ -337,7 +315,6 @@ pub static SGC: CompressorInfo = CompressorInfo {
     scope: Scope::Tensor,
 };
 
-/// `sidco`: Abdelmoniem et al. 2021, section 2 and algorithm 1.
 pub static SIDCO: CompressorInfo = CompressorInfo {
     name: "sidco",
     class: Class::Sparsification,
@@ -354,7 +331,6 @@ pub static SIDCO: CompressorInfo = CompressorInfo {
     scope: Scope::Bucket,
 };
 
-/// `adaptive`: Wangni et al. 2018, algorithm 3 and section 3.3; GRACE 3.2.
 pub static ADAPTIVE: CompressorInfo = CompressorInfo {
     name: "adaptive",
     class: Class::Sparsification,
@@ -368,7 +344,6 @@ pub static ADAPTIVE: CompressorInfo = CompressorInfo {
     scope: Scope::Bucket,
 };
 
-/// `variance`: Tsuzuku et al. 2018, algorithm 1 (a step's gradient as one sample); GRACE 3.2.
 pub static VARIANCE: CompressorInfo = CompressorInfo {
     name: "variance",
     class: Class::Sparsification,
@@ -376,18 +351,12 @@ pub static VARIANCE: CompressorInfo = CompressorInfo {
     source: "Tsuzuku et al. 2018, algorithm 1 (a step's gradient as one sample); GRACE 3.2",
     params: &[
         Param::optional("alpha", POSITIVE, 1.0, "a value is sent when r^2 > alpha v"),
-        Param::optional(
-            "zeta",
-            Kind::Number(Bound::Excluded(0.0), Bound::Included(1.0)),
-            0.999,
-            "decay of v where nothing was sent",
-        ),
+        Param::optional("zeta", SHARE, 0.999, "decay of v where nothing was sent"),
     ],
     travels: |_| Travels::Gathers,
     scope: Scope::Bucket,
 };
 
-/// `sketched`: Ivkin et al. 2019, algorithms 1 and 2; GRACE 3.2.
 pub static SKETCHED: CompressorInfo = CompressorInfo {
     name: "sketched",
     class: Class::Sparsification,
@@ -403,7 +372,6 @@ pub static SKETCHED: CompressorInfo = CompressorInfo {
     scope: Scope::Bucket,
 };
 
-/// `artopk`: Tyagi and Swany 2023, "Flexible communication for optimal distributed learning", algorithm 1.
 pub static ARTOPK: CompressorInfo = CompressorInfo {
     name: "artopk",
     class: Class::Sparsification,
@@ -418,7 +386,6 @@ pub static ARTOPK: CompressorInfo = CompressorInfo {
     scope: Scope::Bucket,
 };
 
-/// `qsparse`: Basu et al. 2019, "Qsparse-local-SGD", lemmas 1 to 3; GRACE 3.3.
 pub static QSPARSE: CompressorInfo = CompressorInfo {
     name: "qsparse",
     class: Class::Hybrid,
@@ -435,7 +402,6 @@ pub static QSPARSE: CompressorInfo = CompressorInfo {
     scope: Scope::Bucket,
 };
 
-/// `hardthreshold`: Strom 2015, section 3; GRACE 3.3.
 pub static HARDTHRESHOLD: CompressorInfo = CompressorInfo {
     name: "hardthreshold",
     class: Class::Hybrid,
@@ -446,7 +412,6 @@ pub static HARDTHRESHOLD: CompressorInfo = CompressorInfo {
     scope: Scope::Bucket,
 };
 
-/// `adaptivethreshold`: Dryden et al. 2016, section III; GRACE 3.3 and 4.3.
 pub static ADAPTIVETHRESHOLD: CompressorInfo = CompressorInfo {
     name: "adaptivethreshold",
     class: Class::Hybrid,
@@ -460,7 +425,6 @@ pub static ADAPTIVETHRESHOLD: CompressorInfo = CompressorInfo {
     scope: Scope::Tensor,
 };
 
-/// `sketchml`: Jiang et al. 2018, section 3; GRACE 3.3.
 pub static SKETCHML: CompressorInfo = CompressorInfo {
     name: "sketchml",
     class: Class::Hybrid,
@@ -469,19 +433,13 @@ pub static SKETCHML: CompressorInfo = CompressorInfo {
     params: &[
         Param::optional("buckets", Kind::Whole(2, 256), 128.0, "quantile buckets of each sign"),
         Param::optional("rows", Kind::Whole(0, 8), 2.0, "hash tables of the sketch; 0: no sketch"),
-        Param::optional(
-            "columns",
-            Kind::Number(Bound::Excluded(0.0), Bound::Included(1.0)),
-            0.2,
-            "places of a table per value that it holds",
-        ),
+        Param::optional("columns", SHARE, 0.2, "places of a table per value that it holds"),
         Param::optional("groups", Kind::Whole(1, 16), 8.0, "parts that the buckets are cut into"),
     ],
     travels: |_| Travels::Gathers,
     scope: Scope::Bucket,
 };
 
-/// `threelc`: Lim et al. 2019, "3LC", section 3; GRACE 3.3.
 pub static THREELC: CompressorInfo = CompressorInfo {
     name: "threelc",
     class: Class::Hybrid,
@@ -497,7 +455,6 @@ pub static THREELC: CompressorInfo = CompressorInfo {
     scope: Scope::Tensor,
 };
 
-/// `powersgd`: Vogels et al. 2019, "PowerSGD", algorithm 1; GRACE 3.4.
 pub static POWERSGD: CompressorInfo = CompressorInfo {
     name: "powersgd",
     class: Class::LowRank,
@@ -508,7 +465,6 @@ pub static POWERSGD: CompressorInfo = CompressorInfo {
     scope: Scope::Tensor,
 };
 
-/// `gradzip`: Cho et al. 2019, "GradZip", as GRACE 3.4 defines it.
 pub static GRADZIP: CompressorInfo = CompressorInfo {
     name: "gradzip",
     class: Class::LowRank,
@@ -527,7 +483,6 @@ pub static GRADZIP: CompressorInfo = CompressorInfo {
     scope: Scope::Tensor,
 };
 
-/// `atomo`: Wang et al. 2018, "ATOMO", algorithm 1 and section 4 (spectral-ATOMO); GRACE 3.4.
 pub static ATOMO: CompressorInfo = CompressorInfo {
     name: "atomo",
     class: Class::LowRank,
@@ -538,7 +493,6 @@ pub static ATOMO: CompressorInfo = CompressorInfo {
     scope: Scope::Tensor,
 };
 
-/// `gradiveq`: Yu et al. 2018, "GradiVeQ", sections 3 and 4; GRACE 3.4.
 pub static GRADIVEQ: CompressorInfo = CompressorInfo {
     name: "gradiveq",
     class: Class::LowRank,

@@ -95,7 +95,7 @@ impl SpecError {
 
     pub(super) fn unknown<'a>(what: &'static str, name: &str, known: impl Iterator<Item = &'a str>) -> Self {
         let all: Vec<&str> = known.collect();
-        let known = match nearest(name, &all) {
+        let known = match nearest(&name.to_lowercase(), &all) {
             Some(nearest) => format!("did you mean {nearest}?"),
             None => format!("there is {}", all.join(", ")),
         };

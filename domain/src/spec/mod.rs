@@ -18,7 +18,7 @@ mod parse;
 mod parts;
 
 pub use error::SpecError;
-pub use params::{Kind, MAX_PARAMETERS, MAX_VALUES, Param, Values, kept};
+pub use params::{Kind, MAX_PARAMETERS, MAX_VALUES, Param, Values};
 pub use parts::{MEMORIES, MOMENTA, MemoryKind, MomentumKind, Part};
 
 use std::fmt;
@@ -264,11 +264,12 @@ fn write_part(f: &mut fmt::Formatter<'_>, name: &str, params: &[Param], values: 
     Ok(())
 }
 
-/// What users of GRACE's release call a compressor, and its name here.
-const ALIASES: &[(&str, &str)] = &[("adaq", "adaptivethreshold"), ("u8bit", "eightbit"), ("3lc", "threelc")];
+/// What a compressor is called in GRACE's release or its paper, and its name here.
+const ALIASES: &[(&str, &str)] =
+    &[("adaq", "adaptivethreshold"), ("u8bit", "eightbit"), ("3lc", "threelc"), ("sketch", "sketchml")];
 
-/// The compressor of a name, or of the name that it has in GRACE's release.
-pub fn find(name: &str) -> Result<&'static CompressorInfo, SpecError> {
+/// The compressor of a name or an alias.
+fn find(name: &str) -> Result<&'static CompressorInfo, SpecError> {
     let all = || compressors::COMPRESSORS.iter().copied();
     let name = ALIASES.iter().find(|(theirs, _)| *theirs == name).map_or(name, |(_, ours)| *ours);
     let unknown = || SpecError::unknown("compressor", name, all().map(|compressor| compressor.name));

@@ -151,8 +151,8 @@ impl CompressorSpec {
         };
         let momentum = MOMENTA.iter().find(|m| m.name == part.name);
         let momentum = momentum.ok_or_else(|| SpecError::unknown("part", part.name, known()))?;
-        no_word(part, momentum.params)?;
-        self.momentum = Some((momentum, Values::read(momentum.name, momentum.params, &part.given)?));
+        let given = with_first(part, momentum.params)?;
+        self.momentum = Some((momentum, Values::read(momentum.name, momentum.params, &given)?));
         Ok("momentum")
     }
 
@@ -209,7 +209,8 @@ mod tests {
             ("onebit()", "onebit"),
             ("topk(0.01)+ef(vanilla)", "topk(k=0.01)+ef(vanilla)"),
             ("qsgd(4, norm=max)", "qsgd(s=4,norm=max)"),
-            ("powersgd(2)", "powersgd(rank=2)"),
+            ("powersgd(2)+nesterov(0.9)", "powersgd(rank=2)+nesterov(mu=0.9)"),
+            ("sketch", "sketchml"),
             ("adaq(0.01)", "adaptivethreshold(k=0.01)"),
             ("u8bit", "eightbit"),
             ("3lc(s=1.5)", "threelc(s=1.5)"),
@@ -258,6 +259,7 @@ mod tests {
             ("topk(k=1)+what", ["\"what\"", "part", "nesterov"]),
             ("topkk(k=1)", ["\"topkk\"", "compressor", "did you mean topk?"]),
             ("zebra(k=1)", ["\"zebra\"", "there is onebit, ", "powersgd"]),
+            ("PowerSDG(2)", ["\"PowerSDG\"", "compressor", "did you mean powersgd?"]),
             ("onebit(scaling=1)", ["scaling of onebit", "\"1\"", "true or false"]),
         ] {
             let error = error(text);

@@ -111,7 +111,7 @@ impl Curve {
             return Some(steady);
         }
         // Over a few round trips bursts can look like a steady flow: their inside decides.
-        let plain = steady.or_else(|| self.later_part())?;
+        let plain = steady.or_else(|| self.later_part(rtt_s))?;
         let bursts = if rtt_s >= MIN_GAP_S { self.inside_bursts(rtt_s) } else { None };
         Some(bursts.filter(|burst| burst.bps > plain.bps * (1.0 + LIKE / 2.0)).unwrap_or(plain))
     }
@@ -143,11 +143,15 @@ impl Curve {
         (later.len() >= MIN_STEADY && bytes as f64 >= LEAST_SHARE * self.total as f64).then_some(later)
     }
 
-    /// Everything but the first part. When that is too little: all bytes over the time since the phase began, which the
-    /// link may have passed faster.
-    fn later_part(&self) -> Option<Rate> {
+    /// Everything but the first part. When that is too little: all bytes over the time since the first of them could
+    /// arrive, a round trip after the receiver was ready; the link may have passed them faster.
+    fn later_part(&self, rtt_s: f64) -> Option<Rate> {
         let later = self.later_points().and_then(|later| span(later.first()?, later.last()?));
-        later.or_else(|| span(&(self.begun, 0), self.points.last()?))
+        later.or_else(|| {
+            let earliest = self.begun.plus(rtt_s);
+            let begun = if earliest < self.points.first()?.0 { earliest } else { self.begun };
+            span(&(begun, 0), self.points.last()?)
+        })
     }
 
     /// When `bytes` in total had arrived, by linear interpolation, in seconds since the first point.
@@ -164,16 +168,24 @@ impl Curve {
     }
 
     fn steady(&self) -> Option<Rate> {
-        self.later_points()?;
         let (start, total) = (self.first_part()?, self.total as f64);
         let blocks = (((total - start) / MIN_BLOCK) as usize).min(BLOCKS);
         if blocks < MIN_STEADY {
             return None;
         }
         let size = (total - start) / blocks as f64;
-        let times: Vec<f64> = (0..=blocks).map(|i| self.time_of(start + size * i as f64)).collect();
+        let edges: Vec<f64> = (0..=blocks).map(|i| start + size * i as f64).collect();
+        let times: Vec<f64> = edges.iter().map(|edge| self.time_of(*edge)).collect();
+        // Between two points times are interpolated, and look steady whatever was so.
+        let measured = |skip: usize| {
+            let mut between: Vec<usize> =
+                edges[skip..].iter().map(|edge| self.points.partition_point(|p| (p.1 as f64) < *edge)).collect();
+            between.dedup();
+            between.len() >= MIN_STEADY
+        };
         let spans: Vec<f64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        (0..=blocks - MIN_STEADY.max(blocks / 2)).find(|skip| alike(&spans[*skip..])).and_then(|skip| {
+        let steady = |skip: &usize| alike(&spans[*skip..]) && measured(*skip);
+        (0..=blocks - MIN_STEADY.max(blocks / 2)).find(steady).and_then(|skip| {
             let (bytes, seconds) = (size * (blocks - skip) as f64, times[blocks] - times[skip]);
             (seconds > 0.0).then(|| Rate {
                 bps: bytes * 8.0 / seconds,

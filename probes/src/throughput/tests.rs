@@ -139,8 +139,29 @@ fn a_last_burst_is_not_taken_for_the_rate() {
         r.data([(Nanos(20_000_000), before)]);
         r.data([(Nanos(20_002_000), burst)]);
         let found = r.rate().unwrap();
-        assert!(!found.steady && found.bps <= (before + burst) as f64 * 8.0 / 0.02, "{found:?} of {burst} bytes");
+        assert!(!found.steady && found.bps <= (before + burst) as f64 * 8.0 / 0.0199, "{found:?} of {burst} bytes");
     }
+}
+
+/// Six points are early, and what follows is one look after a pause: between two points nothing is measured.
+#[test]
+fn interpolated_blocks_are_not_steady() {
+    let mut r = Receiving::new(Nanos(0), 10.0, 0.0);
+    let mut total = 0;
+    for (ms, kb) in [(1u64, 10u64), (2, 50), (3, 55), (4, 60), (5, 65), (6, 70), (100, 200)] {
+        r.data([(Nanos(ms * 1_000_000), (kb - total) * 1000)]);
+        total = kb;
+    }
+    assert!(!r.rate().unwrap().steady, "{:?}", r.rate());
+}
+
+/// A round trip passes before the first byte can arrive: it is not the link's time for them.
+#[test]
+fn bytes_of_one_look_are_measured_from_when_they_could_arrive() {
+    let mut r = Receiving::new(Nanos(0), 10.0, 0.1);
+    r.data([(Nanos(110_000_000), 125_000)]);
+    let found = r.rate().unwrap();
+    assert!((found.bps / 100e6 - 1.0).abs() < 0.01, "{found:?}");
 }
 
 /// A slow link whose packets arrive in lumps of 64 kB, unevenly read: no lump is taken for the link's rate.

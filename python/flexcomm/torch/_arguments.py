@@ -72,7 +72,7 @@ def strategy_of(what: str, named: Any) -> Named:
     try:
         return core_strategy(named) if "@" in named else _text(named)
     except ValueError as refused:
-        raise ValueError(f"{what} is {shown(named)}: {_remedy(named) or refused}") from None
+        raise ValueError(f"{what} is {shown(named)}: {_remedy(named, str(refused)) or refused}") from None
 
 
 def core_strategy(named: str) -> Named:
@@ -94,8 +94,8 @@ def _forms() -> str:
     )
 
 
-def _remedy(named: str) -> str | None:
-    """What the core cannot say of a text that it has refused: it does not know what the user meant by the name."""
+def _remedy(named: str, refused: str) -> str | None:
+    """What the core cannot say of a text that it has refused: it does not know the forms that Python adds."""
     if not named.strip():
         return f"an empty text names no strategy; leave the argument out, or give one of {_forms()}"
     name = re.split(r"[@(+\s]", named.strip(), maxsplit=1)[0]
@@ -104,7 +104,8 @@ def _remedy(named: str) -> str | None:
         return "what compresses nothing is called 'dense'"
     if name in _SELECTING and re.match(r"\w+@1(\.0*)?/", named):
         return f"{name} at the ratio 1 keeps everything, which is called 'dense'; give that, or a smaller ratio, for example '{name}@0.01/allgather'"
-    if name in _SELECTING or (name in examples and "@" not in named):
+    known_name = "find compressor" not in refused
+    if name in _SELECTING or (known_name and "@" not in named):
         return None
     if name in examples:
         return f"{name} has no @CR/COLLECTIVE but parameters, for example '{name}({examples[name]})'"
