@@ -63,6 +63,7 @@ pub mod methods;
 pub mod momentum;
 pub mod pipeline;
 pub mod random;
+pub mod tensor;
 pub mod wire;
 
 mod aggregate;

@@ -14,6 +14,7 @@ mod meter;
 mod report;
 mod session;
 mod shadows_on;
+mod tensor;
 mod texts;
 mod texts_on;
 
@@ -26,6 +27,8 @@ mod _core {
     use super::core::Core;
     #[pymodule_export]
     use super::guard::FlexcommError;
+    #[pymodule_export]
+    use super::tensor::{Message, TensorDecoder, TensorEncoder};
     use super::*;
 
     #[pymodule_init]
@@ -53,7 +56,7 @@ mod _core {
     /// Whether training by such a text loses what a step does not send, for want of error feedback.
     #[pyfunction]
     fn drops(text: &str) -> PyResult<bool> {
-        Ok(flexcomm_compression::Build::drops(&texts::Text::read(text)?.strategy))
+        Ok(tensor::drops(text)?)
     }
 
     /// BytePS's map of strings as such a text.

@@ -1,6 +1,6 @@
 //! Messages that arrive.
 
-use super::Pipeline;
+use super::{Pipeline, Step};
 use crate::Build;
 use crate::codec::{Context, ReadError, Travels};
 use crate::wire::{Common, Envelope, Reader};
@@ -10,6 +10,24 @@ impl Pipeline {
     /// step. Of a codec with several rounds, the last round's.
     pub fn decompress(&mut self, message: &[u8], step: u64, out: &mut [f32]) -> Result<(), ReadError> {
         self.decode(message, step, (1.0, out))
+    }
+
+    /// Replaces `out` by what a lone rank's step means, from its messages of all rounds; `step` is the sender's.
+    pub(crate) fn decode_rounds(
+        &mut self,
+        before: &[Vec<u8>],
+        last: &[u8],
+        step: Step,
+        out: &mut [f32],
+    ) -> Result<(), ReadError> {
+        self.rebase(step.learning_rate);
+        for (round, sum) in before.iter().enumerate() {
+            self.reply(sum, step.index, round as u32)?;
+        }
+        match self.travels() {
+            Travels::Sums(_) => self.mean(last, step.index, out),
+            Travels::Gathers => self.decompress(last, step.index, out),
+        }
     }
 
     /// Replaces `out` by the mean that the sum of all ranks' messages means (Algorithm 1, lines 8 and 9), and lets codecs
