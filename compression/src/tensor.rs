@@ -248,11 +248,6 @@ impl Encoder {
     pub fn residual(&self) -> Vec<f32> {
         self.pipeline.held_back()
     }
-
-    /// What its messages restore.
-    pub fn shape(&self) -> &TensorShape {
-        &self.shape
-    }
 }
 
 /// Restores tensors of one spec, shape and seed. Compressors that learn from what was exchanged (`gradiveq`) need

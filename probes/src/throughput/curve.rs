@@ -118,8 +118,7 @@ impl Curve {
 
     /// The fastest part after the first part that is long enough.
     fn fastest(&self) -> Option<Rate> {
-        let start = self.first_part()?;
-        let later = &self.points[self.points.partition_point(|(_, total)| (*total as f64) < start)..];
+        let later = self.after_first_part()?;
         let mut end = 0;
         let parts = later.iter().map_while(|begin| {
             let long = |(at, total): &(Nanos, u64)| at.since(begin.0) >= PEAK_S && total - begin.1 >= PEAK_BYTES;
@@ -135,10 +134,15 @@ impl Curve {
         Some(first + FIRST_PART * (last - first))
     }
 
-    /// The points after the first part, where they are enough to speak for the link.
-    fn later_points(&self) -> Option<&[(Nanos, u64)]> {
+    /// The points after it.
+    fn after_first_part(&self) -> Option<&[(Nanos, u64)]> {
         let start = self.first_part()?;
-        let later = &self.points[self.points.partition_point(|(_, total)| (*total as f64) < start)..];
+        Some(&self.points[self.points.partition_point(|(_, total)| (*total as f64) < start)..])
+    }
+
+    /// The same, where they are enough to speak for the link.
+    fn later_points(&self) -> Option<&[(Nanos, u64)]> {
+        let later = self.after_first_part()?;
         let bytes = later.last()?.1 - later.first()?.1;
         (later.len() >= MIN_STEADY && bytes as f64 >= LEAST_SHARE * self.total as f64).then_some(later)
     }
