@@ -106,7 +106,7 @@ async fn decisions_reach_the_page_and_only_forward() {
     controller.order(|orders| orders.jobs = vec![job(decision(5, TOPK))]);
     wait_for("version 5", || version().filter(|v| *v == 5)).await;
     let mut forged = decision(9, TOPK);
-    forged.strategy.cr = 0.5;
+    forged.strategy.0 = "topk(k=0.5)+ef(vanilla)/allgather".into();
     controller.order(|orders| orders.jobs = vec![job(forged)]);
     controller.order(|orders| orders.jobs = vec![job(decision(4, DENSE))]);
     let trial =
@@ -431,8 +431,8 @@ async fn whatever_comes_in_by_the_socket_the_next_trainer_is_welcome() {
     refused(poke(&agent, b"\xff\x00\n").await, "not a known message");
     refused(poke(&agent, b"{\"kind\":\"bye\"}\n").await, "first line must be a hello");
     refused(poke(&agent, &vec![b'x'; flexcomm_wire::MAX_LINE + 2]).await, "longer than");
-    let newer = String::from_utf8(good.clone()).unwrap().replace("\"protocol\":1", "\"protocol\":2");
-    refused(poke(&agent, newer.as_bytes()).await, "protocol 2");
+    let newer = String::from_utf8(good.clone()).unwrap().replace("\"protocol\":2", "\"protocol\":3");
+    refused(poke(&agent, newer.as_bytes()).await, "protocol 3");
     assert!(poke(&agent, b"").await.is_none());
     assert!(matches!(
         poke(&agent, &[good.clone(), b"garbage\n".to_vec()].concat()).await,

@@ -6,8 +6,14 @@ mod gains;
 mod table;
 
 use anyhow::{Context, Result};
-use flexcomm_domain::{Bandwidth, Collective, CompressionRatio, Compressor, Link, LinkMatrix, Seconds, Selection};
-use flexcomm_optimizer::{DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Space, policy::TimeToQuality, solve};
+use flexcomm_compression::{Layers, Sizes, codec::Shape};
+use flexcomm_domain::spec::Travels;
+use flexcomm_domain::{
+    Bandwidth, Collective, CompressionRatio, Family, Link, LinkMatrix, Seconds, Selection, default_compressors,
+};
+use flexcomm_optimizer::{
+    CodecBytes, DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Space, policy::TimeToQuality, solve,
+};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -86,13 +92,15 @@ pub struct Args {
     #[arg(long, value_name = "SHARE", allow_hyphen_values = true, value_parser = parse_uncompensated)]
     uncompensated: Option<f64>,
 
-    /// Compressor: topk, lwtopk (by allgather only) or mstopk.
-    #[arg(long, value_name = "NAME", default_value = "topk", value_parser = parse_compressor)]
-    compressor: Compressor,
+    /// Compressors, separated by commas: names (topk, powersgd), or names with parameters and error feedback as in
+    /// "qsgd(s=7)+ef(vanilla)"; k is left open. Without it all that compete by default: fp16, bf16, 8 and 4 bits, PowerSGD of
+    /// rank 1, 2 and 4, topk, lwtopk (by allgather only) and mstopk.
+    #[arg(long, visible_alias = "compressor", value_name = "LIST", value_parser = parse_compressors)]
+    compressors: Option<Compressors>,
 
-    /// How art-ring and art-tree choose whose indices count: star (in turn) or var (largest gradient).
-    #[arg(long, value_name = "NAME", default_value = "star", value_parser = parse::<Selection>)]
-    selection: Selection,
+    /// How art-ring and art-tree choose whose indices count: star (in turn), var (largest gradient), or both.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values = ["star", "var"], value_parser = parse::<Selection>)]
+    selection: Vec<Selection>,
 
     /// Print JSON: {"costs": [...], "front": [...], "choice": {...}, "assumed": [...]}, times in seconds; with
     /// --buckets also "solver", and "bucket_crs" in the choice and in each point of the front. "strategy" is the text
@@ -202,11 +210,57 @@ fn parse_policy(text: &str) -> Result<PolicyConfig, String> {
     PolicyConfig::by_name(text).map_err(|e| e.to_string())
 }
 
-fn parse_compressor(text: &str) -> Result<Compressor, String> {
-    match parse::<Compressor>(text)? {
-        Compressor::None => Err("none is dense, which is always a candidate: name topk, lwtopk or mstopk".into()),
-        compressor => Ok(compressor),
+/// Compressors without their ratios.
+#[derive(Debug, Clone)]
+struct Compressors(Vec<Family>);
+
+/// Names and specs, separated by commas that stand outside parentheses. A name stands for what competes under it by default.
+fn parse_compressors(text: &str) -> Result<Compressors, String> {
+    let mut depth = 0i32;
+    let outside = |c: char| {
+        depth += i32::from(c == '(') - i32::from(c == ')');
+        c == ',' && depth <= 0
+    };
+    let mut all = Vec::new();
+    for part in text.split(outside).map(str::trim) {
+        let known: Vec<Family> = default_compressors().into_iter().filter(|family| family.name() == part).collect();
+        if known.is_empty() {
+            let family = part.parse::<Family>().map_err(|e| format!("failed to {e}"))?;
+            if family.is_none() {
+                return Err("none is dense, which is always a candidate: leave it out".into());
+            }
+            all.push(family);
+        }
+        all.extend(known);
     }
+    Ok(Compressors(all))
+}
+
+/// Rows and columns of the matrices that a gradient is taken to be made of: 2 MiB of values, between the layers of a
+/// convolutional network and those of a transformer. Matters to low-rank compressors alone.
+const MATRIX: usize = 512;
+
+/// What a compressor sends of so many values, by its codec on matrices of [`MATRIX`] rows and columns; the paper's two numbers
+/// per kept value where it gathers a share of them.
+fn bytes_of(family: Family, values: u64) -> Result<CodecBytes> {
+    let layers = Layers::matrices(&[Shape { rows: MATRIX, cols: MATRIX }])?;
+    let share = |bytes: usize| bytes as f64 / (MATRIX * MATRIX) as f64;
+    if !family.has_ratio() {
+        let sizes = Sizes::of(&family.any(), layers);
+        return Ok(CodecBytes::new(0, 0.0, share(sizes.bytes))?.in_rounds(sizes.rounds)?);
+    }
+    if family.any().travels() == Travels::Gathers {
+        return Ok(flexcomm_optimizer::assumed_bytes(family));
+    }
+    // Sums of a share: sketches, whose size is the values' for the most part, and what grows with those that are kept.
+    let at = |ratio: f64| -> Result<Sizes> {
+        let spec = family.at(CompressionRatio::new(ratio)?).map_err(|e| anyhow::anyhow!("failed to {e}"))?;
+        Ok(Sizes::of(&spec, layers.clone()))
+    };
+    let (few, many) = (at(0.01)?, at(0.11)?);
+    let per_kept = (share(many.bytes) - share(few.bytes)) / 0.1;
+    let fixed = (share(few.bytes) - 0.01 * per_kept).max(0.0) * values as f64;
+    Ok(CodecBytes::new(fixed as u64, 0.0, per_kept.max(0.0))?.in_rounds(few.rounds)?)
 }
 
 /// Runs `flexcomm plan`.
@@ -249,11 +303,24 @@ impl Plan {
         problem.compute = args.compute;
         problem.overlap = args.overlap;
         let mut assumed = Vec::new();
-        problem.profiles.insert(args.compressor.into(), gains::profile(args, values, &mut assumed)?);
+        let compressors = args.compressors.clone().map_or_else(default_compressors, |given| given.0);
+        for family in &compressors {
+            problem.codecs.insert(*family, bytes_of(*family, values)?);
+        }
+        let profile = gains::profile(args, values, &mut assumed)?;
+        for family in compressors.iter().filter(|family| family.has_ratio()) {
+            problem.profiles.insert((*family).into(), profile.clone());
+        }
+        if compressors.iter().any(|family| !family.has_ratio()) {
+            assumed.push(
+                "what keeps no share of the values keeps what its bits say of values as a normal distribution spreads them, and \
+                 low-rank compressors as much as top-k of as many bytes, on matrices of 512 x 512".into(),
+            );
+        }
         if problem.links.ranks() == 1 {
             assumed.push("one worker has nobody to send to: only dense is listed".into());
         }
-        let (config, space) = (policy(args)?, space(args, problem.links.ranks())?);
+        let (config, space) = (policy(args)?, space(args, compressors, problem.links.ranks())?);
         if space.collectives.iter().any(|c| c.is_art()) {
             assumed.push(
                 "art-ring and art-tree keep what each rank for itself would keep: in a run they keep less".into(),
@@ -270,7 +337,7 @@ impl Plan {
     }
 
     fn compare_with_dense(&mut self, policy: &TimeToQuality) {
-        let dense = self.costs.iter().filter(|r| r.cr == 1.0).map(|r| r.t_step_s).min_by(f64::total_cmp);
+        let dense = self.costs.iter().filter(|r| r.is_dense()).map(|r| r.t_step_s).min_by(f64::total_cmp);
         for row in self.costs.iter_mut().chain(&mut self.front).chain([&mut self.choice]) {
             let even = dense.and_then(|dense| policy.break_even(row.t_step_s, dense));
             row.break_even_gain = even.map(|gain| gain.max(policy.gain_floor));
@@ -351,7 +418,10 @@ struct Row {
     /// The canonical text; absent with buckets.
     strategy: Option<String>,
     compressor: &'static str,
+    /// With its parameters, without its ratio.
+    family: String,
     collective: &'static str,
+    selection: Option<&'static str>,
     cr: f64,
     t_comp_s: f64,
     t_sync_s: f64,
@@ -369,8 +439,10 @@ impl From<&Evaluated> for Row {
     fn from(e: &Evaluated) -> Self {
         Self {
             strategy: Some(e.strategy.to_string()),
-            compressor: e.strategy.compressor().as_str(),
+            compressor: e.strategy.family().name(),
+            family: e.strategy.family().to_string(),
             collective: e.strategy.collective().as_str(),
+            selection: e.strategy.selection().map(|selection| selection.as_str()),
             cr: e.strategy.cr().get(),
             t_comp_s: e.t_comp.get(),
             t_sync_s: e.t_sync.get(),
@@ -384,6 +456,10 @@ impl From<&Evaluated> for Row {
 }
 
 impl Row {
+    fn is_dense(&self) -> bool {
+        self.compressor == "none"
+    }
+
     fn of_plan((e, point): (&Evaluated, &flexcomm_optimizer::PlanPoint)) -> Self {
         let bucket_crs = Some(point.plan.crs.iter().map(|c| c.get()).collect());
         Self { strategy: None, bucket_crs, ..Self::from(e) }
@@ -469,14 +545,16 @@ fn policy(args: &Args) -> Result<PolicyConfig> {
     }
 }
 
-fn space(args: &Args, ranks: usize) -> Result<Space> {
+fn space(args: &Args, compressors: Vec<Family>, ranks: usize) -> Result<Space> {
     let crs: Result<Vec<CompressionRatio>, _> = args.crs.iter().map(|r| CompressionRatio::new(r.0)).collect();
     let crs = if ranks == 1 { Vec::new() } else { crs? };
     if crs.len() > flexcomm_optimizer::space::MAX_CRS {
         bad_argument!("--crs lists {} ratios, at most {} are allowed", crs.len(), flexcomm_optimizer::space::MAX_CRS);
     }
     let collectives = Collective::ALL.to_vec();
-    Ok(Space { crs, compressors: vec![args.compressor], collectives, selection: args.selection })
+    let mut compressors = compressors;
+    compressors.retain(|family| ranks > 1 || family.has_ratio());
+    Ok(Space { crs, compressors, collectives, selections: args.selection.clone() })
 }
 
 #[cfg(test)]

@@ -180,7 +180,7 @@ fn an_agent_takes_all(stderr_is_open: bool) {
     assert!(matches!(welcome, ToTrainer::Welcome { .. }), "{welcome:?}");
     // A report without steps is set aside with a warning; the connection goes on.
     let strategy = Strategy::DENSE_RING.into();
-    let empty = FromTrainer::Steps(StepsReport { job, rank: 0, version: 0, strategy, text: None, steps: vec![] });
+    let empty = FromTrainer::Steps(StepsReport { job, rank: 0, version: 0, strategy, steps: vec![] });
     let sent = (0..MESSAGES).take_while(|_| trainer.send(&empty).is_ok()).count();
     assert_eq!(sent as u64, MESSAGES, "messages sent");
     until("all messages are taken", || {

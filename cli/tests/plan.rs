@@ -5,8 +5,11 @@ use std::process::{Command, Output};
 
 const NETWORK: [&str; 6] = ["--workers", "8", "--latency", "1ms", "--bandwidth", "10gbit"];
 
+/// Of top-k under STAR, whose numbers these tests know, unless they say otherwise.
 fn run(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_flexcomm")).arg("plan").args(args).output().unwrap()
+    let others = args.contains(&"--compressors");
+    let topk: &[&str] = if others { &[] } else { &["--compressors", "topk", "--selection", "star"] };
+    Command::new(env!("CARGO_BIN_EXE_flexcomm")).arg("plan").args(args).args(topk).output().unwrap()
 }
 
 fn on_network(args: &[&str]) -> Output {
@@ -56,7 +59,7 @@ fn json_is_as_documented() {
         assert_eq!(keys(point), [&names[..], &times[..]].concat());
         let strategy: flexcomm_domain::Strategy = point["strategy"].as_str().unwrap().parse().unwrap();
         assert_eq!(
-            (strategy.compressor().as_str(), strategy.cr().get()),
+            (strategy.family().name(), strategy.cr().get()),
             (point["compressor"].as_str().unwrap(), point["cr"].as_f64().unwrap())
         );
         let known = ["dense-ring", "dense-tree", "allgather", "art-ring", "art-tree"];
@@ -77,17 +80,69 @@ fn people_read_one_unit_per_column_and_when_dense_is_best() {
     assert!(slow.contains("t_sync ms"), "{slow}");
     let rows: Vec<&str> = slow.lines().filter(|l| l.contains("dense-") || l.contains("allgather ")).collect();
     let times = rows.iter().filter(|l| l.starts_with(['>', ' '])).map(|l| l.split_whitespace().collect::<Vec<_>>());
-    for cells in times.filter(|c| c.len() >= 7) {
-        let first = usize::from(cells[0] == ">") + 2;
-        assert!(cells[first..first + 5].iter().all(|c| c.parse::<f64>().is_ok()), "{cells:?}");
+    for cells in times.filter(|c| c.len() >= 7 && !c.contains(&"(assumed:")) {
+        let last = cells.len() - usize::from(cells.last() == Some(&"*"));
+        assert!(cells[last - 5..last].iter().all(|c| c.parse::<f64>().is_ok()), "{cells:?}");
     }
-    assert!(slow.contains("Choice: ") && slow.contains("Front: ") && !slow.contains("\nDense is best"), "{slow}");
+    assert!(
+        slow.contains("Choice: ") && slow.contains("* on the Pareto front") && !slow.contains("\nDense is best"),
+        "{slow}"
+    );
     let fast = text(&run(&["--params", "1M", "--workers", "2", "--latency", "1us", "--bandwidth", "400gbit"]));
     assert!(fast.contains("Dense is best here at any gain: compression would not pay."), "{fast}");
-    assert!(fast.contains("At no gain would CR 0.1") && !fast.contains("Break-even"), "{fast}");
+    assert!(fast.contains("At no gain would topk at 0.1") && !fast.contains("Break-even"), "{fast}");
     let assumed = text(&on_network(&["--params", "25M", "--uncompensated", "1"]));
     assert!(assumed.contains("Under the assumed gain c^0.6 dense is best here"), "{assumed}");
     assert!(assumed.contains("Break-even") && !assumed.contains("would not pay"), "{assumed}");
+}
+
+/// What a user gets who names no compressors: everything that competes by default, each row with a text that `attach` takes.
+#[test]
+fn by_default_all_candidates_compete() {
+    let output = Command::new(env!("CARGO_BIN_EXE_flexcomm"))
+        .args(["plan", "--params", "25.56M", "--compute", "100ms", "--json"])
+        .args(NETWORK)
+        .output()
+        .unwrap();
+    let answer = json(&output);
+    let costs = answer["costs"].as_array().unwrap();
+    let strategies: Vec<flexcomm_domain::Strategy> =
+        costs.iter().map(|c| c["strategy"].as_str().unwrap().parse().unwrap()).collect();
+    for family in flexcomm_domain::default_compressors() {
+        assert!(strategies.iter().any(|s| s.family() == family), "{family} is missing");
+    }
+    // Dense, fp16, bf16 and PowerSGD of three ranks by ring and tree, 8 and 4 bits; five ratios of topk and mstopk by allgather and
+    // by two collectives under two selections, of lwtopk by allgather.
+    assert_eq!(strategies.len(), 2 * 6 + 2 + 2 * 5 * 5 + 5);
+    let sync = |text: &str| {
+        let row = costs.iter().find(|c| c["strategy"] == text).unwrap_or_else(|| panic!("{text}"));
+        row["t_sync_s"].as_f64().unwrap()
+    };
+    // A ring of 14 latencies: half the bytes are half the rest; PowerSGD's two factors are two rings.
+    let (dense, half) = (sync("none/dense-ring") - 0.014, sync("fp16/dense-ring") - 0.014);
+    assert!((dense / half - 2.0).abs() < 1e-6, "{dense} {half}");
+    assert!(sync("powersgd(rank=2)+ef(vanilla)/dense-ring") > 0.028);
+}
+
+#[test]
+fn compressors_are_named_shortly_or_with_their_parameters() {
+    let answer =
+        json(&on_network(&["--params", "1M", "--compressors", "powersgd,qsgd(s=15,norm=max)+ef(vanilla)", "--json"]));
+    let names: Vec<String> =
+        answer["costs"].as_array().unwrap().iter().map(|c| c["strategy"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(names.len(), 2 + 3 * 2 + 1, "{names:?}");
+    assert_eq!(names.last().unwrap(), "qsgd(s=15,norm=max)+ef(vanilla)/allgather");
+    let shown = text(&on_network(&["--params", "1M", "--compressors", "topk(k=*)+ef(dgc,mu=0.9)", "--crs", "0.1"]));
+    assert!(shown.contains("topk+ef(dgc,mu=0.9) at 0.1"), "{shown}");
+    // Five rows of 0.01 of the values, and the kept values themselves: not 4 bytes a kept value alone.
+    let answer = json(&on_network(&["--params", "1M", "--compressors", "sketched", "--crs", "0.001", "--json"]));
+    let row = &answer["costs"].as_array().unwrap()[2];
+    let bandwidth_s = row["t_sync_s"].as_f64().unwrap() - 2.0 * 14.0 * 0.001;
+    assert!(bandwidth_s > 14.0 / 8.0 * 5.0 * 0.01 * 4e6 * 8.0 / 10e9, "{row}");
+    refused_on_network(&["--params", "1M", "--compressors", "topkk"], &["did you mean topk?"]);
+    refused_on_network(&["--params", "1M", "--compressors", "qsgd(s=0)"], &["s of qsgd", "1 to 127"]);
+    refused_on_network(&["--params", "1M", "--compressors", "none"], &["always a candidate"]);
+    refused_on_network(&["--params", "1M", "--compressors", "fp16", "--buckets", "4"], &["--buckets", "name topk"]);
 }
 
 /// Just above its break-even gain a ratio is chosen, just below it is not.
@@ -148,7 +203,10 @@ fn without_a_compute_time_the_answer_says_from_which_on_dense_is_best() {
     // Dense without any compute time: no threshold, and no advice to look for one.
     let fast = ["--params", "1M", "--workers", "8", "--latency", "1us", "--bandwidth", "400gbit"];
     let dense = text(&run(&fast));
-    assert!(dense.contains("with any, dense is best all the more") && dense.contains("Choice: dense-"), "{dense}");
+    assert!(
+        dense.contains("with any, dense is best all the more") && dense.contains("Choice: dense by dense-"),
+        "{dense}"
+    );
 }
 
 #[test]

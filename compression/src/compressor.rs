@@ -4,7 +4,59 @@ use crate::feedback::{CompressError, ErrorFeedback, Memory, check_length};
 use crate::kernels::Kernel;
 use crate::select::{self, Pass, Scratch};
 use crate::{Energy, Layers, Selection};
-use flexcomm_domain::{CompressionRatio, Compressor, Strategy};
+use flexcomm_domain::spec::{CompressorSpec, Family};
+use flexcomm_domain::{CompressionRatio, Invalid, Strategy};
+use std::fmt;
+use std::str::FromStr;
+
+/// How [`GradientCompressor`] selects values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Compressor {
+    /// Nothing is left out.
+    None,
+    /// Exact top-k over the fused gradient.
+    TopK,
+    /// Exact top-k in each layer.
+    LwTopK,
+    /// Top-k by threshold estimation in 25 rounds (MSTopk).
+    MsTopK,
+}
+
+impl Compressor {
+    /// Every one.
+    pub const ALL: &'static [Self] = &[Self::None, Self::TopK, Self::LwTopK, Self::MsTopK];
+
+    /// Its name in a [`CompressorSpec`].
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::TopK => "topk",
+            Self::LwTopK => "lwtopk",
+            Self::MsTopK => "mstopk",
+        }
+    }
+
+    /// With the error feedback that [`GradientCompressor`] has.
+    pub fn family(self) -> Family {
+        self.as_str().parse().expect("each is in the table of names")
+    }
+}
+
+impl fmt::Display for Compressor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for Compressor {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let allowed = "one of none, topk, lwtopk, mstopk";
+        let unknown = || Invalid::Text { what: "compressor", value: text.chars().take(80).collect(), allowed };
+        Self::ALL.iter().copied().find(|own| own.as_str() == text).ok_or_else(unknown)
+    }
+}
 
 /// A compressor with its ratio.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,9 +83,17 @@ impl Method {
     }
 }
 
-impl From<&Strategy> for Method {
-    fn from(strategy: &Strategy) -> Self {
-        Self::new(strategy.compressor(), strategy.cr())
+impl Method {
+    /// That of a strategy which [`GradientCompressor`] can run; none of any other.
+    pub fn of(strategy: &Strategy) -> Option<Self> {
+        Self::of_spec(strategy.spec())
+    }
+
+    /// As [`Self::of`].
+    pub fn of_spec(spec: &CompressorSpec) -> Option<Self> {
+        let own = Compressor::ALL.iter().find(|own| own.as_str() == spec.compressor().name)?;
+        let method = Self::new(*own, spec.ratio().unwrap_or(CompressionRatio::DENSE));
+        (own.family().at(method.cr).as_ref() == Ok(spec)).then_some(method)
     }
 }
 

@@ -3,8 +3,8 @@
 //! One [`GradientCompressor`] per rank holds the memory (what was not sent yet) and all buffers:
 //!
 //! ```
-//! use flexcomm_compression::{Checksum, GradientCompressor, Layers, Message, Method, Part, aggregate, encode};
-//! use flexcomm_domain::{CompressionRatio, Compressor};
+//! use flexcomm_compression::{Checksum, Compressor, GradientCompressor, Layers, Message, Method, Part, aggregate, encode};
+//! use flexcomm_domain::CompressionRatio;
 //!
 //! let mut rank = GradientCompressor::new(Layers::new(&[3, 5])?);
 //! let method = Method::new(Compressor::TopK, CompressionRatio::new(0.25)?);
@@ -76,10 +76,11 @@ mod layers;
 mod select;
 mod selection;
 mod shadow;
+mod sizes;
 
 pub use aggregate::{AggregateError, aggregate, scatter_mean};
 pub use build::Build;
-pub use compressor::{Compressed, GradientCompressor, Method};
+pub use compressor::{Compressed, Compressor, GradientCompressor, Method};
 pub use feedback::{CompressError, Memory};
 pub use flexcomm_domain::spec::{Checksum, MAX_VALUES};
 pub use format::{
@@ -91,3 +92,4 @@ pub use layers::{Layers, LayersError};
 pub use select::naive;
 pub use selection::{Energy, Selection, SelectionError};
 pub use shadow::{MAX_SHADOWS, SHADOW_VALUES, Shadow, ShadowGain};
+pub use sizes::Sizes;

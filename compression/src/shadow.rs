@@ -123,7 +123,8 @@ impl Candidate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flexcomm_domain::{CompressionRatio, Compressor};
+    use crate::Compressor;
+    use flexcomm_domain::CompressionRatio;
     use rand::Rng;
 
     fn method(compressor: Compressor, cr: f64) -> Method {

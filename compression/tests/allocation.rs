@@ -1,10 +1,11 @@
 //! After the first step with a method nothing is allocated: counted by the allocator itself.
 #![allow(clippy::unwrap_used, unsafe_code)] // a counting allocator cannot be written without unsafe
 
+use flexcomm_compression::Compressor;
 use flexcomm_compression::{
     Checksum, GradientCompressor, Kernel, Layers, Memory, Message, Method, Part, aggregate, encode,
 };
-use flexcomm_domain::{CompressionRatio, Compressor};
+use flexcomm_domain::CompressionRatio;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 

@@ -2,11 +2,12 @@
 //! or over-allocate.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
+use flexcomm_compression::Compressor;
 use flexcomm_compression::{
     Checksum, DecodeError, GradientCompressor, HEADER_BYTES, Layers, Message, Method, Part, Selection, dense_bytes,
     encode, encode_dense, message_bytes,
 };
-use flexcomm_domain::{CompressionRatio, Compressor};
+use flexcomm_domain::CompressionRatio;
 use proptest::prelude::*;
 use std::path::PathBuf;
 

@@ -1,11 +1,12 @@
 //! Nothing that is held back is lost: across steps, changes of method, refusals, save and restore.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
+use flexcomm_compression::Compressor;
 use flexcomm_compression::{
     Checksum, CompressError, GradientCompressor, Layers, Memory, Message, Method, Part, aggregate, encode,
     encode_dense, scatter_mean,
 };
-use flexcomm_domain::{CompressionRatio, Compressor};
+use flexcomm_domain::CompressionRatio;
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;

@@ -1,8 +1,9 @@
 //! Every compressor on every kernel against the oracle that follows the definition.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
+use flexcomm_compression::Compressor;
 use flexcomm_compression::{CompressError, GradientCompressor, Kernel, Layers, Method, naive};
-use flexcomm_domain::{CompressionRatio, Compressor};
+use flexcomm_domain::CompressionRatio;
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;

@@ -157,12 +157,11 @@ fn moved(open: &mut OpenInterval, around: &Surroundings) -> Option<Timestamp> {
 fn close(open: &OpenInterval, steps: &[&WholeStep], now: Timestamp) -> Option<IntervalRow> {
     let (first, last) = (steps.first()?, steps.last()?);
     let of = |f: fn(&WholeStep) -> f64| median(steps.iter().map(|s| f(s)));
-    // What a text names no model can price: what was predicted was predicted for something else.
-    let priced = last.ran.strategy().is_some();
+    let priced = last.is_as_decided();
     let terms = open.terms.filter(|_| priced);
     Some(IntervalRow {
         version: open.version,
-        ran: last.ran.clone(),
+        ran: last.ran,
         from_step: first.step,
         to_step: last.step,
         at: now,
@@ -251,15 +250,15 @@ mod tests {
     }
 
     #[test]
-    fn what_a_text_names_is_measured_and_never_priced() {
-        let text = flexcomm_wire::Ran::text("qsgd(s=16)", flexcomm_domain::Collective::Allgather).unwrap();
+    fn what_the_user_runs_before_the_first_decision_is_measured_and_never_priced() {
+        let own: flexcomm_domain::Strategy = "qsgd(s=16)/allgather".parse().unwrap();
         let mut all = steps(0..20, 0, at(30));
-        all[..10].iter_mut().for_each(|s| s.ran = text.clone());
+        all[..10].iter_mut().for_each(|s| s.ran = own);
         let around = around(0, 1e-4, at(30));
         // The links are known for long.
         let open = cut(None, &all[..1], &Surroundings { now: at(10), ..around }).open;
         let closed = cut(Some(open), &all, &around).closed;
-        assert_eq!(closed.iter().map(|i| i.ran == text).collect::<Vec<_>>(), [true, false]);
+        assert_eq!(closed.iter().map(|i| i.ran == own).collect::<Vec<_>>(), [true, false]);
         let priced =
             |i: &IntervalRow| [i.terms.is_some(), i.predicted_step_us.is_some(), i.model_sync_us.is_some(), i.settled];
         assert_eq!((priced(&closed[0]), priced(&closed[1])), ([false; 4], [true; 4]));

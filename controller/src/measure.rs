@@ -1,8 +1,7 @@
 //! What steps cost: one figure per step from what its ranks reported, medians over steps. Pure.
 
-use flexcomm_domain::{Gain, Seconds, Timestamp, Version};
+use flexcomm_domain::{Gain, Seconds, Strategy, Timestamp, Version};
 use flexcomm_planner::{Measured, Scatter};
-use flexcomm_wire::Ran;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::limits::{MEASURED_STEPS, STEP_WINDOW};
@@ -19,7 +18,7 @@ pub struct WholeStep {
     /// The decision in force.
     pub version: Version,
     /// What ran.
-    pub ran: Ran,
+    pub ran: Strategy,
     /// When its last report arrived.
     pub received: Timestamp,
     /// The collective proper, from the last rank's entry to the last rank's end. Where ranks cannot tell when
@@ -35,6 +34,14 @@ pub struct WholeStep {
     pub gain: f64,
     /// Mean over the ranks that agree.
     pub bytes_sent: f64,
+}
+
+impl WholeStep {
+    /// Whether it is a step of a decision (AR-Topk by whatever selection the user holds), or of dense before the first. What
+    /// else a user runs until then says nothing of what the model predicts.
+    pub fn is_as_decided(&self) -> bool {
+        self.version > Version(0) || self.ran.is_dense()
+    }
 }
 
 /// Ranks of a synchronous job take the same time for the same steps. One whose steps differ from the others' by more than
@@ -179,7 +186,7 @@ fn whole(ranks: &[StepRow], expected: &BTreeSet<u32>) -> Option<WholeStep> {
     Some(WholeStep {
         step: last.step,
         version: last.version,
-        ran: last.ran.clone(),
+        ran: last.ran,
         received: ranks.iter().map(|r| r.received).max().unwrap_or_default(),
         sync_us: sync_us.min(step_us),
         compute_us: (last.step_us.min(CREDIBLE * step_us) - last.comp_us - last.sync_us).max(0.0),
@@ -262,7 +269,7 @@ pub(crate) mod tests {
             step,
             rank,
             version: Version(version),
-            ran: flexcomm_domain::Strategy::DENSE_RING.into(),
+            ran: flexcomm_domain::Strategy::DENSE_RING,
             received: Timestamp(step),
             compute_us: 100.0,
             comp_us: 10.0,

@@ -6,7 +6,7 @@
 use flexcomm_domain::{Bandwidth, Collective, Seconds, Strategy};
 use flexcomm_optimizer::CodecBytes;
 use flexcomm_wire::{
-    JobSeen, LinkReport, MAX_STEPS, PathReport, Ran, ReportBody, ShapeReport, StepRecord, StepsReport, StrategyWire,
+    JobSeen, LinkReport, MAX_STEPS, PathReport, ReportBody, ShapeReport, StepRecord, StepsReport, StrategyWire,
     ThroughputReport, TrialOutcome, TrialReport,
 };
 
@@ -202,8 +202,8 @@ fn job_seen(r: &JobSeen) -> Checked {
 }
 
 /// What ran, checked.
-pub fn ran(report: &StepsReport) -> Result<Ran, SetAside> {
-    report.ran().map_err(|e| bad(e.to_string()))
+pub fn ran(report: &StepsReport) -> Result<Strategy, SetAside> {
+    strategy(&report.strategy)
 }
 
 fn strategy(wire: &StrategyWire) -> Result<Strategy, SetAside> {
@@ -329,7 +329,7 @@ mod tests {
                 s.loss.as_mut().unwrap(), s.accuracy.as_mut().unwrap()];
             *fields.into_iter().nth(field).unwrap() = v;
             let report = StepsReport { job: JobId::new("j").unwrap(), rank: 0, version: 0,
-                strategy: Strategy::DENSE_RING.into(), text: None, steps: vec![s] };
+                strategy: Strategy::DENSE_RING.into(), steps: vec![s] };
             prop_assert!(check(&ReportBody::Steps(report)).is_err());
         }
     }
@@ -342,7 +342,6 @@ mod tests {
             rank: 0,
             version: 0,
             strategy: Strategy::DENSE_RING.into(),
-            text: None,
             steps: vec![record()],
         };
         assert_eq!(check(&ReportBody::Steps(report.clone())), Ok(()));

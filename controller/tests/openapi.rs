@@ -105,7 +105,6 @@ fn reports(agent: &mut Agent) -> Vec<ReportBody> {
     let trial = TrialOrder { run: RUN, id: 1, candidates: vec![strategy()], iterations: 10, budget_ms: 1000 };
     let mut steps = agent.steps((0, "topk@0.01/art-ring:star".parse().unwrap()), (0, 2), 10.0);
     if let ReportBody::Steps(report) = &mut steps {
-        report.text = Some("qsgd(s=16)".into());
         report.steps.iter_mut().for_each(|s| (s.wait_us, s.accuracy) = (Some(1.0), Some(0.5)));
     }
     let mut tried = agent.trial(&trial);

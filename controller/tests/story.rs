@@ -6,10 +6,10 @@
 mod common;
 
 use common::{Agent, Api, Server, VALUES, Weather, config, node};
-use flexcomm_domain::{Collective, Link, LinkMatrix, Strategy, Version};
+use flexcomm_domain::{Link, LinkMatrix, Strategy, Version};
 use flexcomm_optimizer::Problem;
+use flexcomm_wire::ReportBody;
 use flexcomm_wire::api::{DecisionView, HistoryEntry, IntervalView, JobView, LinkView, NodeView, TrialView};
-use flexcomm_wire::{Ran, ReportBody};
 use serde_json::Value;
 
 const FAST: Weather = Weather { latency_us: 100.0, bandwidth_bps: 25e9 };
@@ -24,7 +24,7 @@ struct Cluster {
     strategy: Strategy,
     trials_answered: u64,
     /// What runs before the first decision, when it is not the strategy.
-    text: Option<Ran>,
+    own: Option<Strategy>,
     /// Whether the agents have nothing to say of the links yet.
     blind: bool,
 }
@@ -42,7 +42,7 @@ impl Cluster {
             version: 0,
             strategy: Strategy::DENSE_RING,
             trials_answered: 0,
-            text: None,
+            own: None,
             blind: false,
         }
     }
@@ -66,8 +66,8 @@ impl Cluster {
         for (index, peer) in [(0, "b"), (1, "a")] {
             let agent = &mut self.agents[index];
             let mut steps = agent.steps(ran, (step, 10), sync_us);
-            if let (ReportBody::Steps(report), 0, Some(text)) = (&mut steps, ran.0, &self.text) {
-                (report.strategy, report.text) = text.to_wire();
+            if let (ReportBody::Steps(report), 0, Some(own)) = (&mut steps, ran.0, self.own) {
+                report.strategy = own.into();
                 report.steps.iter_mut().for_each(|s| (s.comp_us, s.step_us, s.gain) = (300.0, s.step_us + 300.0, 0.7));
             }
             let mut bodies = vec![steps];
@@ -188,16 +188,15 @@ async fn time_is_predicted_and_measured(cluster: &mut Cluster, api: &Api, second
     }
 }
 
-/// A strategy that no decision can name: what it costs is shown, nothing is predicted for it, and the first decision ends
-/// it.
+/// A strategy that the user runs until the first decision: what it costs is shown, and nothing is predicted for it.
 #[tokio::test]
-async fn what_a_text_names_is_shown_and_never_priced() {
+async fn what_the_user_runs_first_is_shown_and_never_priced() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(config(dir.path())).await;
     let api = Api::new(&server.url);
     let mut cluster = Cluster::start(&api).await;
     cluster.blind = true;
-    cluster.text = Some(Ran::text("qsgd(s=16)+ef(vanilla)", Collective::Allgather).unwrap());
+    cluster.own = Some("qsgd(s=16)+ef(vanilla)/allgather".parse().unwrap());
     for agent in &mut cluster.agents {
         let hello = agent.hello();
         agent.report(&api, vec![hello]).await;
@@ -206,7 +205,7 @@ async fn what_a_text_names_is_shown_and_never_priced() {
         let all: Vec<IntervalView> = api.json("/api/v1/jobs/j/intervals").await;
         (!all.is_empty()).then_some(())
     };
-    cluster.train_until(&api, "an interval of the text", named).await;
+    cluster.train_until(&api, "an interval of what the user runs", named).await;
     cluster.blind = false;
     let intervals: Vec<IntervalView> = cluster
         .train_until(&api, "an interval of a decision", async |api| {
@@ -217,12 +216,11 @@ async fn what_a_text_names_is_shown_and_never_priced() {
     let (named, decided): (Vec<_>, Vec<_>) = intervals.iter().partition(|i| i.version == 0);
     assert!(!named.is_empty(), "{intervals:#?}");
     for i in named {
-        assert_eq!(i.text.as_deref(), Some("qsgd(s=16)+ef(vanilla)"));
-        assert_eq!((i.strategy.compressor.as_str(), i.strategy.collective.as_str()), ("text", "allgather"));
+        assert_eq!(i.strategy.0, "qsgd(s=16)+ef(vanilla)/allgather");
         assert_eq!((i.measured_comp_us, i.bytes_sent, i.gain), (Some(300.0), Some(1000.0), Some(0.7)));
         assert_eq!((i.predicted_sync_us, i.model_sync_us, i.predicted_step_us, i.settled), (None, None, None, false));
     }
-    assert!(decided.iter().all(|i| i.text.is_none() && i.gain == Some(1.0)), "{decided:#?}");
+    assert!(decided.iter().all(|i| i.gain == Some(1.0)), "{decided:#?}");
     server.stop().await;
 }
 

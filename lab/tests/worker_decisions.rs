@@ -50,7 +50,7 @@ fn versions_twice_backwards_and_forged_change_nothing() {
     agent.decide(5, "topk@0.1/allgather");
     wait_for("version 5 is in force", || agent.applied().len() == 1);
     let mut forged = orders(8, "topk@0.2/allgather", None);
-    forged.decision.as_mut().unwrap().strategy.cr = 0.3;
+    forged.decision.as_mut().unwrap().strategy.0 = "topk(k=0.3)+ef(vanilla)/allgather".into();
     let bad = [
         orders(5, "topk@0.1/allgather", None),
         orders(4, "topk@0.01/allgather", None),
@@ -128,8 +128,8 @@ fn telemetry_says_what_ran() {
         let mut next = 0;
         for message in agent.heard() {
             let FromTrainer::Steps(report) = message else { continue };
-            let expected = if report.version == 1 { "allgather" } else { "dense-ring" };
-            assert_eq!(report.strategy.collective, expected);
+            let expected = if report.version == 1 { "topk(k=0.1)+ef(vanilla)/allgather" } else { "none/dense-ring" };
+            assert_eq!(report.strategy.0, expected);
             for step in report.steps {
                 assert_eq!(step.step, next, "each step is reported once, in order");
                 next += 1;

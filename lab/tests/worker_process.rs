@@ -177,7 +177,7 @@ fn bad_input_is_named() {
     let busy = busy.local_addr().unwrap().to_string();
     let twice = format!("{0},{0}", own[0]);
     let missing = format!("{},{}", own[0], peers(2, 7)[1]);
-    let cases: [(&[&str], &str); 14] = [
+    let cases: [(&[&str], &str); 15] = [
         (&["--rank", "3"], "--rank 3 is none of the 1 ranks"),
         (&["--peers", &busy], "in use"),
         (&["--peers", "localhost:80"], "--peers"),
@@ -189,6 +189,7 @@ fn bad_input_is_named() {
         (&["--momentum", "1"], "--momentum 1"),
         (&["--hidden", "0"], "--hidden [0]"),
         (&["--strategy", "topk@2/allgather"], "compression ratio is 2"),
+        (&["--strategy", "qsgd(s=4)/allgather"], "the lab's workers have"),
         (&["--steps-per-epoch", "0"], "--steps-per-epoch 0"),
         (&["--data", "/nowhere"], "dataset-fashion-mnist"),
         (&["--peers", &missing, "--timeout", "1s"], "rank 1"),

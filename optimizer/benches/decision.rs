@@ -3,7 +3,7 @@
 #![allow(missing_docs)] // the macro's function has none
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use flexcomm_domain::{Compressor, Link, LinkMatrix, Seconds};
+use flexcomm_domain::{Family, Link, LinkMatrix, Seconds};
 use flexcomm_optimizer::nsga::{Settings, search};
 use flexcomm_optimizer::{Bucket, BucketProblem, PolicyConfig, Problem, Profile, Space, solve};
 use std::hint::black_box;
@@ -11,7 +11,7 @@ use std::hint::black_box;
 fn problem(links: LinkMatrix) -> Problem {
     let mut problem = Problem::new(25_560_000, links);
     problem.compute = Seconds::new(0.05).expect("a valid duration");
-    problem.profiles.insert(Compressor::TopK.into(), Profile::prior(problem.values));
+    problem.profiles.insert("topk".parse::<Family>().expect("a name").into(), Profile::prior(problem.values));
     problem
 }
 
@@ -42,7 +42,8 @@ fn searches(c: &mut Criterion) {
     let problem = problem(unequal(8));
     let bucket = |i: u64| Bucket { values: 100_000 * (i + 1), energy: 1.0 + (i % 7) as f64, profile: None };
     let buckets: Vec<Bucket> = (0..60).map(bucket).collect();
-    let large = BucketProblem::new(&problem, &buckets, &Space::default(), Compressor::TopK).expect("valid buckets");
+    let large = BucketProblem::new(&problem, &buckets, &Space::default(), "topk".parse().expect("a name"))
+        .expect("valid buckets");
     let mut group = c.benchmark_group("60 buckets");
     group.sample_size(10);
     for generations in [0, 10, 50] {

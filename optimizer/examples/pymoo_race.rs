@@ -4,7 +4,7 @@
 //! prints as JSON how long our search needs until the hypervolume (reference point X Y Z) reaches TARGET.
 #![allow(clippy::print_stdout)]
 
-use flexcomm_domain::{CompressionRatio, Compressor, Gain, Link, LinkMatrix};
+use flexcomm_domain::{CompressionRatio, Gain, Link, LinkMatrix};
 use flexcomm_optimizer::nsga::{Settings, Start, search};
 use flexcomm_optimizer::{Bucket, BucketProblem, Problem, Profile, ProfilePoint, Space, pareto::hypervolume};
 use rand::{Rng, SeedableRng};
@@ -21,7 +21,7 @@ fn problem() -> Outcome<BucketProblem> {
     let links = links?;
     let links = LinkMatrix::from_fn(8, |i, j| links[i * 8 + j])?;
     let buckets: Outcome<Vec<Bucket>> = (0..60).map(|_| bucket(&mut rng)).collect();
-    Ok(BucketProblem::new(&Problem::new(1, links), &buckets?, &Space::default(), Compressor::TopK)?)
+    Ok(BucketProblem::new(&Problem::new(1, links), &buckets?, &Space::default(), "topk".parse()?)?)
 }
 
 fn bucket(rng: &mut ChaCha8Rng) -> Outcome<Bucket> {
@@ -48,7 +48,8 @@ fn measure(problem: &BucketProblem, settings: &Settings, reference: [f64; 3], se
     let begin = Instant::now();
     let front = search(problem, settings, seed)?;
     let seconds = begin.elapsed().as_secs_f64();
-    let points: Vec<[f64; 3]> = front.iter().filter(|p| !p.plan.collective.is_dense()).map(|p| p.objectives).collect();
+    let points: Vec<[f64; 3]> =
+        front.iter().filter(|p| !p.plan.collective.is_allreduce()).map(|p| p.objectives).collect();
     let volume = hypervolume(&points, reference);
     Ok(serde_json::json!({ "seconds": seconds, "generations": settings.generations, "hypervolume": volume }))
 }

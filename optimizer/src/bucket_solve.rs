@@ -89,7 +89,7 @@ fn evaluate(problem: &Problem, large: &BucketProblem, point: &PlanPoint) -> Resu
     let strategy = large.strategy(&point.plan);
     let [t_comp, t_sync, inverse_gain] = point.objectives;
     let t_step = overlapped(problem.compute.get(), t_comp + t_sync, problem.overlap);
-    let seconds = |what, v| Seconds::new(v).map_err(|_| ProblemError::OutOfRange(strategy, what, v));
+    let seconds = |what, v| Seconds::new(v).map_err(|_| ProblemError::OutOfRange(strategy.into(), what, v));
     Ok(Evaluated {
         strategy,
         t_comp: seconds("t_comp", t_comp)?,
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
     use crate::policy::TimeToQuality;
     use crate::{Bucket, Profile, ProfilePoint, Space};
-    use flexcomm_domain::{CompressionRatio, Compressor, Link, LinkMatrix};
+    use flexcomm_domain::{CompressionRatio, Link, LinkMatrix};
 
     /// Large late buckets that compress well, small early ones that do not, as in a convolutional network.
     fn buckets(n: u64) -> Vec<Bucket> {
@@ -134,7 +134,7 @@ mod tests {
     const POLICY: PolicyConfig = PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: 0.05, uncompensated: 1.0 });
 
     fn solved(n: u64, seed: u64) -> BucketSolution {
-        let large = BucketProblem::new(&problem(), &buckets(n), &Space::default(), Compressor::TopK).unwrap();
+        let large = BucketProblem::new(&problem(), &buckets(n), &Space::default(), "topk".parse().unwrap()).unwrap();
         solve_buckets(&problem(), large, &POLICY, seed).unwrap()
     }
 
@@ -146,7 +146,7 @@ mod tests {
     /// The exact optimum of time per gain without overlap, by Dinkelbach's method: for the optimum's own price of
     /// gain, the weighted sum is zero.
     fn optimum(n: u64) -> f64 {
-        let large = BucketProblem::new(&problem(), &buckets(n), &Space::default(), Compressor::TopK).unwrap();
+        let large = BucketProblem::new(&problem(), &buckets(n), &Space::default(), "topk".parse().unwrap()).unwrap();
         let dense = large.dense().iter().map(|p| per_gain(p.objectives)).fold(f64::MAX, f64::min);
         (0..large.collectives().len()).fold(dense, |best, collective| {
             let mut price = best;
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_ratio_per_bucket_is_never_worse_than_one_for_all() {
-        let large = BucketProblem::new(&problem(), &buckets(20), &Space::default(), Compressor::TopK).unwrap();
+        let large = BucketProblem::new(&problem(), &buckets(20), &Space::default(), "topk".parse().unwrap()).unwrap();
         let found = solved(20, 3);
         for collective in 0..large.collectives().len() {
             for level in 0..large.levels().len() {
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn the_floor_of_the_policy_holds() {
         let policy = PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: 0.9, ..TimeToQuality::default() });
-        let large = BucketProblem::new(&problem(), &buckets(20), &Space::default(), Compressor::TopK).unwrap();
+        let large = BucketProblem::new(&problem(), &buckets(20), &Space::default(), "topk".parse().unwrap()).unwrap();
         let found = solve_buckets(&problem(), large, &policy, 3).unwrap();
         assert!(found.candidates.iter().all(|c| c.gain.get() >= 0.9 - 1e-9), "{:?}", found.evaluated());
     }

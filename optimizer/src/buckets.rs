@@ -7,7 +7,7 @@
 use crate::problem::ProblemError;
 use crate::terms::Paths;
 use crate::{Load, Problem, Profile, Space, pareto};
-use flexcomm_domain::{Collective, CompressionRatio, Compressor, Gain, Selection, Strategy};
+use flexcomm_domain::{Collective, CompressionRatio, Family, Gain, Selection, Strategy};
 use serde::{Deserialize, Serialize};
 
 /// Most buckets of a problem: DDP makes a few tens for the largest models on 25 MB buckets.
@@ -87,7 +87,7 @@ pub struct BucketProblem {
     levels: Vec<CompressionRatio>,
     /// Values of each bucket.
     values: Vec<u64>,
-    compressor: Compressor,
+    compressor: Family,
     selection: Selection,
     /// [collective][bucket][level], flat.
     cells: Vec<Cell>,
@@ -98,12 +98,7 @@ pub struct BucketProblem {
 impl BucketProblem {
     /// Tabulates `problem` (its links, codecs, coefficients) over the buckets. Candidates are the ratios of
     /// `space` below 1 and its collectives; every sparse collective carries `compressor`. Dense plans always exist.
-    pub fn new(
-        problem: &Problem,
-        buckets: &[Bucket],
-        space: &Space,
-        compressor: Compressor,
-    ) -> Result<Self, BucketError> {
+    pub fn new(problem: &Problem, buckets: &[Bucket], space: &Space, compressor: Family) -> Result<Self, BucketError> {
         check(buckets)?;
         let mut levels: Vec<CompressionRatio> = space.crs.iter().copied().filter(|c| !c.is_dense()).collect();
         levels.sort_by(|a, b| a.get().total_cmp(&b.get()));
@@ -115,13 +110,13 @@ impl BucketProblem {
             levels,
             values,
             compressor,
-            selection: space.selection,
+            selection: space.selections.first().copied().unwrap_or(Selection::Star),
             cells: vec![],
             dense: vec![],
             gain_floor: 0.0,
         };
         for &collective in &space.collectives {
-            out.add(&table, collective, space)?;
+            out.add(&table, collective)?;
         }
         if out.dense.is_empty() {
             out.dense.push(table.dense(Collective::DenseRing)?);
@@ -135,16 +130,16 @@ impl BucketProblem {
         self
     }
 
-    fn add(&mut self, table: &Table<'_>, collective: Collective, space: &Space) -> Result<(), BucketError> {
-        if collective.is_dense() {
+    fn add(&mut self, table: &Table<'_>, collective: Collective) -> Result<(), BucketError> {
+        if collective.is_allreduce() {
             self.dense.push(table.dense(collective)?);
             return Ok(());
         }
-        let selection = collective.is_art().then_some(space.selection);
-        let strategies: Result<Vec<Strategy>, _> =
-            self.levels.iter().map(|&c| Strategy::new(table.compressor, c, collective, selection)).collect();
+        let selection = collective.is_art().then_some(self.selection);
+        let at = |c: &CompressionRatio| Strategy::new(table.compressor.at(*c).ok()?, collective, selection).ok();
+        let strategies: Option<Vec<Strategy>> = self.levels.iter().map(at).collect();
         // A compressor that does not travel this way (LWTopk with AR-Topk) is no candidate.
-        let (Ok(strategies), false) = (strategies, self.levels.is_empty() || self.collectives.contains(&collective))
+        let (Some(strategies), false) = (strategies, self.levels.is_empty() || self.collectives.contains(&collective))
         else {
             return Ok(());
         };
@@ -167,10 +162,10 @@ impl BucketProblem {
         let kept: f64 = self.values.iter().zip(&plan.crs).map(kept).sum();
         let all: f64 = self.values.iter().map(|v| *v as f64).sum();
         let selection = plan.collective.is_art().then_some(self.selection);
-        let sparse = CompressionRatio::new(kept / all)
-            .and_then(|cr| Strategy::new(self.compressor, cr, plan.collective, selection));
+        let spec = CompressionRatio::new(kept / all).ok().and_then(|cr| self.compressor.at(cr).ok());
+        let sparse = spec.and_then(|spec| Strategy::new(spec, plan.collective, selection).ok());
         // Whole buckets that are too small to leave anything out make a sparse plan dense in all but name.
-        Strategy::dense(plan.collective).or(sparse).unwrap_or(Strategy::DENSE_RING)
+        Strategy::dense(plan.collective).ok().or(sparse).unwrap_or(Strategy::DENSE_RING)
     }
 
     /// Ratios by rising c.
@@ -307,15 +302,15 @@ struct Table<'a> {
     problem: &'a Problem,
     buckets: &'a [Bucket],
     paths: Paths<'a>,
-    compressor: Compressor,
+    compressor: Family,
 }
 
 impl Table<'_> {
     fn t_sync(&self, bucket: &Bucket, strategy: &Strategy) -> Result<f64, ProblemError> {
-        let load = Load { values: bucket.values, codec: self.problem.codec(strategy.compressor()) };
+        let load = Load { values: bucket.values, codec: self.problem.codec(strategy.family()) };
         let terms = self.paths.terms(strategy, &load);
         let t = self.problem.coefficients.get(strategy.collective(), &self.problem.backend).predict(terms);
-        if t.is_finite() { Ok(t) } else { Err(ProblemError::OutOfRange(*strategy, "t_sync", t)) }
+        if t.is_finite() { Ok(t) } else { Err(ProblemError::OutOfRange((*strategy).into(), "t_sync", t)) }
     }
 
     fn dense(&self, collective: Collective) -> Result<PlanPoint, ProblemError> {

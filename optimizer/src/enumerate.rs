@@ -60,6 +60,6 @@ mod tests {
     fn an_impossible_problem_is_an_error() {
         let links = LinkMatrix::uniform(2, Link::new(1e-3, 1e9).unwrap()).unwrap();
         let error = solve(&Problem::new(0, links), &Space::default(), &TimeToQuality::default()).unwrap_err();
-        assert_eq!(error.to_string(), "failed to evaluate none@1/dense-ring: the gradient has no values");
+        assert_eq!(error.to_string(), "failed to evaluate none/dense-ring: the gradient has no values");
     }
 }

@@ -1,8 +1,9 @@
 //! What a strategy would cost here and now: the objectives (t_comp, t_sync, 1/gain) and the step time.
 
+use crate::prior::{assumed_bytes, prior_gain};
 use crate::terms::Paths;
-use crate::{CodecBytes, CoefficientBook, Load, Profile, Terms};
-use flexcomm_domain::{Compressor, Gain, LinkMatrix, Seconds, Selector, Strategy};
+use crate::{CodecBytes, CoefficientBook, Load, Profile, Terms, dense_bytes};
+use flexcomm_domain::{CompressionRatio, Family, Gain, LinkMatrix, Seconds, Selector, Strategy};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -19,10 +20,11 @@ pub struct Problem {
     pub overlap: f64,
     /// What moves the bytes; selects the fitted coefficients.
     pub backend: String,
-    /// Message sizes; compressors without an entry weigh as the paper charges.
-    pub codecs: BTreeMap<Compressor, CodecBytes>,
+    /// Message sizes; compressors without an entry weigh as [`assumed_bytes`] says.
+    pub codecs: BTreeMap<Family, CodecBytes>,
     /// gain(c) and t_comp(c). A selector for all ranks without an entry is taken to keep what its compressor keeps
-    /// when each selects for itself, as the paper does; anything else without one uses the documented prior.
+    /// when each selects for itself, as the paper does; anything else without one uses the documented prior, by its share of
+    /// bytes where it keeps no share of values.
     pub profiles: BTreeMap<Selector, Profile>,
     /// Fitted to measured times of this job or backend.
     pub coefficients: CoefficientBook,
@@ -57,13 +59,13 @@ impl Evaluated {
 pub enum ProblemError {
     /// The gradient is empty.
     #[error("failed to evaluate {0}: the gradient has no values")]
-    Empty(Strategy),
+    Empty(Box<Strategy>),
     /// The overlap exponent is outside [1, 10].
     #[error("failed to evaluate {0}: overlap exponent is {1}, allowed is 1 to 10")]
-    Overlap(Strategy, f64),
+    Overlap(Box<Strategy>, f64),
     /// The prediction left the range of a duration, for example on a matrix of absurd links.
     #[error("failed to evaluate {0}: predicted {1} is {2} s, allowed is 0 to 31,536,000")]
-    OutOfRange(Strategy, &'static str, f64),
+    OutOfRange(Box<Strategy>, &'static str, f64),
 }
 
 impl Problem {
@@ -83,8 +85,8 @@ impl Problem {
     }
 
     /// Message sizes of a compressor.
-    pub fn codec(&self, compressor: Compressor) -> CodecBytes {
-        self.codecs.get(&compressor).copied().unwrap_or(CodecBytes::PAPER)
+    pub fn codec(&self, family: Family) -> CodecBytes {
+        self.codecs.get(&family).copied().unwrap_or_else(|| assumed_bytes(family))
     }
 
     /// Predicts one strategy's objectives. For many, build an [`Evaluator`] once.
@@ -111,17 +113,17 @@ impl<'a> Evaluator<'a> {
     pub fn evaluate(&self, strategy: &Strategy) -> Result<Evaluated, ProblemError> {
         let p = self.problem;
         if p.values == 0 {
-            return Err(ProblemError::Empty(*strategy));
+            return Err(ProblemError::Empty((*strategy).into()));
         }
         if !(1.0..=10.0).contains(&p.overlap) {
-            return Err(ProblemError::Overlap(*strategy, p.overlap));
+            return Err(ProblemError::Overlap((*strategy).into(), p.overlap));
         }
-        let load = Load { values: p.values, codec: p.codec(strategy.compressor()) };
+        let load = Load { values: p.values, codec: p.codec(strategy.family()) };
         let terms = self.paths.terms(strategy, &load);
         let t_sync = p.coefficients.get(strategy.collective(), &p.backend).predict(terms);
         let (gain, t_comp) = self.quality(strategy);
         let t_step = overlapped(p.compute.get(), t_comp + t_sync, p.overlap);
-        let seconds = |what, v| Seconds::new(v).map_err(|_| ProblemError::OutOfRange(*strategy, what, v));
+        let seconds = |what, v| Seconds::new(v).map_err(|_| ProblemError::OutOfRange((*strategy).into(), what, v));
         Ok(Evaluated {
             strategy: *strategy,
             t_comp: seconds("t_comp", t_comp)?,
@@ -132,12 +134,27 @@ impl<'a> Evaluator<'a> {
         })
     }
 
+    /// Bytes that a compressor of one ratio sends, as a share of the dense gradient's; below 1.
+    fn share_of_bytes(&self, family: Family) -> CompressionRatio {
+        let (sent, dense) = (self.problem.codec(family).pairs(self.problem.values), dense_bytes(self.problem.values));
+        let half = || CompressionRatio::new(0.5).unwrap_or(CompressionRatio::DENSE);
+        CompressionRatio::new(sent / dense).ok().filter(|share| !share.is_dense()).unwrap_or_else(half)
+    }
+
     fn quality(&self, strategy: &Strategy) -> (Gain, f64) {
         if strategy.is_dense() {
             return (Gain::FULL, 0.0);
         }
         let known = |selector: Selector| self.problem.profiles.get(&selector);
-        let profile = known(strategy.selector()).or_else(|| known(strategy.compressor().into())).unwrap_or(&self.prior);
+        let family = strategy.family();
+        let Some(profile) = known(strategy.selector()).or_else(|| known(family.into())) else {
+            let ratio = if family.has_ratio() { strategy.cr() } else { self.share_of_bytes(family) };
+            let sparse = self.prior.gain(ratio);
+            return match family.has_ratio() {
+                true => (sparse, self.prior.t_comp(ratio)),
+                false => (prior_gain(family, ratio.get(), sparse), Profile::prior_scan_s(self.problem.values)),
+            };
+        };
         (profile.gain(strategy.cr()), profile.t_comp(strategy.cr()))
     }
 }

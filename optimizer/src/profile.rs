@@ -1,4 +1,5 @@
-//! gain(c) and t_comp(c) of one compressor: monotone in log c through measured points.
+//! gain(c) and t_comp(c) of one compressor: monotone in log c through measured points. Of a compressor that keeps no share of
+//! the values all points are at c = 1, and their means are its gain and time.
 //!
 //! - **gain** never falls as c grows; noisy measurements that say otherwise are pooled (pool adjacent
 //!   violators, weighted by samples). gain(1) = 1 is a fact and always a point. Between points the
@@ -107,6 +108,11 @@ impl Profile {
         Self::build(points, true).expect("the prior's points are valid for every size")
     }
 
+    /// Seconds that [`Profile::prior`] assumes for a compressor that looks at all `values` and keeps no share of them.
+    pub fn prior_scan_s(values: u64) -> f64 {
+        PRIOR_SCAN_S * (values as f64).min(PRIOR_MOST_VALUES)
+    }
+
     /// Whether this is [`Profile::prior`]: nothing was measured.
     pub fn is_assumed(&self) -> bool {
         self.assumed
@@ -122,16 +128,27 @@ impl Profile {
         (self.points[0].cr, self.points[self.points.len() - 1].cr)
     }
 
+    /// Whether it is of a compressor that has one ratio.
+    fn is_point(&self) -> bool {
+        self.t_comp.is_empty()
+    }
+
     /// Predicted gain at c.
     pub fn gain(&self, c: CompressionRatio) -> Gain {
+        if let (true, true, [only]) = (self.is_point(), c.is_dense(), &self.points[..]) {
+            return only.gain;
+        }
         let x = c.get().ln();
         let low = self.gain.knots[0];
         let y = if x < low.0 { low.1 * (x - low.0).exp() } else { self.gain.at(x) };
         Gain::new(y.clamp(LEAST_GAIN, 1.0)).unwrap_or(Gain::FULL)
     }
 
-    /// Predicted seconds to compress and decompress at c; 0 when c = 1.
+    /// Predicted seconds to compress and decompress at c; 0 when c = 1 of a compressor that has other ratios.
     pub fn t_comp(&self, c: CompressionRatio) -> f64 {
+        if let (true, true, [only]) = (self.is_point(), c.is_dense(), &self.points[..]) {
+            return only.t_comp_s;
+        }
         if c.is_dense() { 0.0 } else { linear(&self.t_comp, c.get().ln()) }
     }
 

@@ -1,6 +1,6 @@
 //! The candidates of a decision: ratios, compressors, collectives. Dense is always among them.
 
-use flexcomm_domain::{Collective, CompressionRatio, Compressor, Selection, Strategy};
+use flexcomm_domain::{Collective, CompressionRatio, Family, Selection, Strategy};
 use serde::{Deserialize, Serialize};
 
 /// The paper's candidate ratios: c_high/3^i down to c_low, rounded as it prints them.
@@ -15,21 +15,21 @@ pub struct Space {
     /// Ratios below 1; dense is added by itself.
     pub crs: Vec<CompressionRatio>,
     /// Enabled compressors; `none` here has no effect.
-    pub compressors: Vec<Compressor>,
+    pub compressors: Vec<Family>,
     /// Enabled collectives. Without a dense one, dense-ring is still a candidate.
     pub collectives: Vec<Collective>,
-    /// Worker selection for the art collectives.
-    pub selection: Selection,
+    /// Worker selections for the art collectives: each is a candidate.
+    pub selections: Vec<Selection>,
 }
 
 impl Default for Space {
-    /// The paper's ratios, exact top-k, every collective, STAR.
+    /// The paper's ratios, exact top-k with error feedback, every collective, STAR.
     fn default() -> Self {
         Self {
             crs: DEFAULT_CRS.iter().filter_map(|&c| CompressionRatio::new(c).ok()).collect(),
-            compressors: vec![Compressor::TopK],
+            compressors: "topk".parse().into_iter().collect(),
             collectives: Collective::ALL.to_vec(),
-            selection: Selection::Star,
+            selections: vec![Selection::Star],
         }
     }
 }
@@ -42,15 +42,26 @@ impl Space {
         if all.is_empty() {
             all.push(Strategy::DENSE_RING);
         }
-        for &compressor in self.compressors.iter().filter(|&&c| c != Compressor::None) {
-            for &collective in self.collectives.iter().filter(|c| !c.is_dense()) {
-                let selection = collective.is_art().then_some(self.selection);
-                let ratios = self.crs.iter().take(MAX_CRS).filter(|c| !c.is_dense());
-                // Pairs that do not fit (LWTopk with AR-Topk) are no candidates.
-                all.extend(ratios.filter_map(|&cr| Strategy::new(compressor, cr, collective, selection).ok()));
+        for family in self.compressors.iter().filter(|family| !family.is_none()) {
+            for &collective in &self.collectives {
+                all.extend(self.selections(collective).flat_map(|selection| self.of(family, collective, selection)));
             }
         }
         without_repeats(all)
+    }
+
+    /// Worker selections that a collective is a candidate with.
+    pub fn selections(&self, collective: Collective) -> impl Iterator<Item = Option<Selection>> {
+        let none = (!collective.is_art()).then_some(None);
+        none.into_iter().chain(self.selections.iter().copied().map(Some).filter(move |_| collective.is_art()))
+    }
+
+    /// One compressor by one collective, at every ratio where it has any; nothing where the two do not fit.
+    pub fn of(&self, family: &Family, collective: Collective, selection: Option<Selection>) -> Vec<Strategy> {
+        let once = [CompressionRatio::DENSE];
+        let ratios = if family.has_ratio() { &self.crs[..self.crs.len().min(MAX_CRS)] } else { &once[..] };
+        let specs = ratios.iter().filter_map(|&cr| family.at(cr).ok());
+        specs.filter_map(|spec| Strategy::new(spec, collective, selection).ok()).collect()
     }
 }
 
@@ -80,6 +91,23 @@ mod tests {
     }
 
     #[test]
+    fn what_has_one_ratio_is_there_once_by_what_it_travels_by() {
+        let compressors = ["fp16", "qsgd(s=7)+ef(vanilla)"].map(|text| text.parse().unwrap()).to_vec();
+        let all = Space { compressors, ..Space::default() }.strategies();
+        let texts: Vec<String> = all.iter().skip(2).map(ToString::to_string).collect();
+        assert_eq!(texts, ["fp16/dense-ring", "fp16/dense-tree", "qsgd(s=7)+ef(vanilla)/allgather"]);
+    }
+
+    #[test]
+    fn both_worker_selections_compete() {
+        let space = Space { selections: Selection::ALL.to_vec(), crs: vec![cr(0.01)], ..Space::default() };
+        let art = space.strategies().into_iter().filter(|s| s.collective().is_art());
+        let selections: Vec<_> = art.map(|s| (s.collective(), s.selection().unwrap())).collect();
+        assert_eq!(selections.len(), 4, "{selections:?}");
+        assert!(selections.contains(&(Collective::ArtTree, Selection::Var)));
+    }
+
+    #[test]
     fn dense_is_always_there() {
         let space = Space { collectives: vec![Collective::Allgather], ..Space::default() };
         assert_eq!(space.strategies()[0], Strategy::DENSE_RING);
@@ -90,7 +118,7 @@ mod tests {
     #[test]
     fn pairs_that_do_not_fit_and_repeats_are_left_out() {
         let space = Space {
-            compressors: vec![Compressor::LwTopK, Compressor::LwTopK, Compressor::None],
+            compressors: vec!["lwtopk".parse().unwrap(), "lwtopk".parse().unwrap(), Family::NONE],
             crs: vec![cr(0.1), cr(0.1), cr(1.0)],
             ..Space::default()
         };

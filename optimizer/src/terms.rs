@@ -12,8 +12,8 @@
 //! schedules of `flexcomm_collectives` are simulated. Above [`MAX_SIMULATED_RANKS`] the closed forms over the
 //! slowest latency and the slowest bandwidth stand in: an upper bound.
 
+use crate::CodecBytes;
 use crate::cost::{self, Net};
-use crate::{CodecBytes, dense_bytes};
 use flexcomm_collectives::{self as collectives, GenerateError, Schedule};
 use flexcomm_domain::{Collective, Link, LinkMatrix, Rank, Selection, Strategy};
 use serde::{Deserialize, Serialize};
@@ -42,6 +42,11 @@ impl Terms {
     /// Time of the unfitted model in seconds.
     pub fn total(self) -> f64 {
         self.alpha_s + self.beta_s
+    }
+
+    /// The same bytes in so many collectives: each waits for the one before.
+    fn in_rounds(self, rounds: u32) -> Terms {
+        Terms { alpha_s: self.alpha_s * f64::from(rounds), ..self }
     }
 
     fn then(self, next: Terms) -> Terms {
@@ -120,11 +125,11 @@ impl<'a> Paths<'a> {
     /// Terms of one step's communication under `strategy`.
     pub fn terms(&self, strategy: &Strategy, load: &Load) -> Terms {
         let k = strategy.cr().keep(load.values as usize) as u64;
-        let codec = &load.codec;
+        let codec = if strategy.is_dense() { &CodecBytes::DENSE } else { &load.codec };
         match strategy.collective() {
-            Collective::DenseRing => self.ring(dense_bytes(load.values)),
-            Collective::DenseTree => self.tree(dense_bytes(load.values)),
-            Collective::Allgather => self.allgather(codec.pairs(k)),
+            Collective::DenseRing => self.ring(codec.pairs(k)).in_rounds(codec.rounds),
+            Collective::DenseTree => self.tree(codec.pairs(k)).in_rounds(codec.rounds),
+            Collective::Allgather => self.allgather(codec.pairs(k)).in_rounds(codec.rounds),
             Collective::ArtRing => self.select(strategy, codec.indices(k)).then(self.ring(codec.values(k))),
             Collective::ArtTree => self.select(strategy, codec.indices(k)).then(self.tree(codec.values(k))),
         }
@@ -344,8 +349,8 @@ mod tests {
             let cr = CompressionRatio::new(c).unwrap();
             for s in strategies() {
                 let selection = s.selection().map(|_| if var { Selection::Var } else { Selection::Star });
-                let cr = if s.is_dense() { CompressionRatio::DENSE } else { cr };
-                let s = Strategy::new(s.compressor(), cr, s.collective(), selection).unwrap();
+                let spec = s.family().at(cr).unwrap();
+                let s = Strategy::new(spec, s.collective(), selection).unwrap();
                 let t = terms(&s, &load, &links).total();
                 prop_assert!(t >= terms(&s, &load, &low).total() * (1.0 - 1e-9), "{s}");
                 prop_assert!(t <= terms(&s, &load, &high).total() * (1.0 + 1e-9), "{s}");

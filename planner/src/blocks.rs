@@ -164,11 +164,15 @@ impl Scope {
     /// Whether what is wrong with `failed` is wrong with `other`, too.
     pub(crate) fn covers(self, failed: &Strategy, other: &Strategy) -> bool {
         match self {
-            Self::Collective => failed.collective() == other.collective(),
-            Self::Compressor => failed.compressor() == other.compressor(),
+            // Messages of any size are added up by the same allreduce: what takes too long of one takes no time of dense.
+            Self::Collective => {
+                let mixed = failed.collective().is_allreduce() && failed.family() != other.family();
+                failed.collective() == other.collective() && !mixed
+            }
+            Self::Compressor => failed.family() == other.family(),
             Self::Gain => {
                 let keeps_no_more = failed.selection().is_none() || failed.selection() == other.selection();
-                failed.compressor() == other.compressor() && other.cr() <= failed.cr() && keeps_no_more
+                failed.family() == other.family() && other.cr() <= failed.cr() && keeps_no_more
             }
         }
     }
@@ -306,6 +310,11 @@ mod tests {
         assert!(!covers("topk@0.01/art-ring:star", "topk@0.01/allgather"));
         assert!(!covers("topk@0.01/art-ring:star", "topk@0.01/art-ring:var"));
         assert!(!covers("topk@0.01/allgather", "topk@0.1/allgather"));
+        let collective =
+            |failed: &str, other: &str| Scope::Collective.covers(&failed.parse().unwrap(), &other.parse().unwrap());
+        assert!(collective("topk@0.01/allgather", "qsgd(s=7)/allgather"));
+        assert!(!collective("powersgd(rank=2)/dense-ring", "none/dense-ring"));
+        assert!(collective("none/dense-ring", "none/dense-ring"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::solve::Costs;
 use crate::{BucketReport, Snapshot};
-use flexcomm_domain::{Compressor, Gain};
+use flexcomm_domain::{Family, Gain};
 use flexcomm_optimizer::{Bucket, BucketProblem, BucketSolution, Profile, ProfilePoint, Space, solve_buckets};
 use rand::RngCore;
 
@@ -14,14 +14,19 @@ pub(crate) fn solve(s: &Snapshot, costs: &Costs, rng: &mut (impl RngCore + ?Size
     }
     let (space, seed) = (s.space(), rng.next_u64());
     let score = |x: &BucketSolution| s.config.policy.policy().score(x.evaluated(), costs.problem.compute);
-    let solved = space.compressors.iter().filter_map(|c| Some((*c, one(s, costs, (*c, &space), seed)?)));
+    // Ratios are solved for: what has none has no plan of its own.
+    let solved = space
+        .compressors
+        .iter()
+        .filter(|family| family.has_ratio())
+        .filter_map(|c| Some((*c, one(s, costs, (*c, &space), seed)?)));
     let priced = solved.map(|(c, x)| (score(&x).filter(|v| v.is_finite()), c, x));
-    let cost = |p: &(Option<f64>, Compressor, BucketSolution)| p.0.unwrap_or(f64::INFINITY);
+    let cost = |p: &(Option<f64>, Family, BucketSolution)| p.0.unwrap_or(f64::INFINITY);
     let (score, compressor, best) = priced.min_by(|a, b| cost(a).total_cmp(&cost(b)))?;
     Some(report(score, compressor, &best, seed))
 }
 
-fn one(s: &Snapshot, costs: &Costs, (compressor, space): (Compressor, &Space), seed: u64) -> Option<BucketSolution> {
+fn one(s: &Snapshot, costs: &Costs, (compressor, space): (Family, &Space), seed: u64) -> Option<BucketSolution> {
     let whole = costs.problem.profiles.get(&compressor.into());
     let buckets: Vec<Bucket> = s.buckets.iter().map(|b| with_profile(b, whole, s.gradient_values)).collect();
     let large = BucketProblem::new(&costs.problem, &buckets, space, compressor).ok()?;
@@ -38,19 +43,19 @@ fn with_profile(bucket: &Bucket, whole: Option<&Profile>, all: u64) -> Bucket {
     Bucket { profile: bucket.profile.clone().or(scaled), ..bucket.clone() }
 }
 
-fn report(score: Option<f64>, compressor: Compressor, best: &BucketSolution, seed: u64) -> BucketReport {
+fn report(score: Option<f64>, compressor: Family, best: &BucketSolution, seed: u64) -> BucketReport {
     let (plan, what) = (&best.chosen().plan, best.evaluated());
     BucketReport {
         solver: best.solver,
         seed,
         front: best.front.len(),
-        compressor: if plan.collective.is_dense() { Compressor::None } else { compressor },
+        compressor: if plan.collective.is_allreduce() { Family::NONE } else { compressor },
         collective: plan.collective,
         crs: plan.crs.clone(),
         t_comp_s: what.t_comp.get(),
         t_sync_s: what.t_sync.get(),
         t_step_s: what.t_step.get(),
-        gain: if plan.collective.is_dense() { Gain::FULL } else { what.gain },
+        gain: if plan.collective.is_allreduce() { Gain::FULL } else { what.gain },
         score,
     }
 }

@@ -137,7 +137,7 @@ fn margin(s: &Snapshot, memory: &Memory, found: &[Trigger], best: &Priced) -> f6
 /// The least win that can be told from none: smaller when only the ratio changes.
 fn hysteresis(s: &Snapshot, best: &Priced) -> f64 {
     let (current, new) = (s.strategy(), best.strategy());
-    let only_ratio = current.compressor() == new.compressor() && current.collective() == new.collective();
+    let only_ratio = current.family() == new.family() && current.collective() == new.collective();
     if only_ratio { s.config.hysteresis_ratio.min(s.config.hysteresis) } else { s.config.hysteresis }
 }
 

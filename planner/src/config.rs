@@ -1,11 +1,10 @@
 //! Every threshold of the planner: unit, default and reason.
 
-use flexcomm_domain::{CompressionRatio, Compressor, Seconds, Selection};
+use flexcomm_domain::{CompressionRatio, Family, Seconds, Selection};
 use flexcomm_optimizer::{DEFAULT_CRS, PolicyConfig};
 use serde::{Deserialize, Serialize};
 
-/// Most candidate ratios: with three compressors and three collectives the space still enumerates in
-/// well under a millisecond.
+/// Most candidate ratios: with the default compressors, every collective and both worker selections some 400 strategies.
 pub const MAX_CRS: usize = 32;
 
 /// What the planner is told by its operator. Shares are fractions (0.1 = 10 %), durations seconds.
@@ -17,11 +16,12 @@ pub struct Config {
     pub policy: PolicyConfig,
     /// Candidate ratios besides dense. Default: the paper's 0.1 divided by 3 down to 0.001.
     pub crs: Vec<CompressionRatio>,
-    /// Compressors that may be chosen; absent: all that the job offers.
-    pub compressors: Option<Vec<Compressor>>,
-    /// How AR-Topk picks the rank whose indices count. Default: star, which the paper found both faster and
-    /// fairer than var at N = 8.
-    pub selection: Selection,
+    /// Compressors that may be chosen, without their ratios: `topk(k=*)+ef(vanilla)` or shortly `topk`, `fp16`,
+    /// `powersgd(rank=2)+ef(vanilla)`; absent: all that the job offers.
+    pub compressors: Option<Vec<Family>>,
+    /// How AR-Topk may pick the rank whose indices count; of several each is a candidate. Default: star and var. The paper
+    /// found star both faster and fairer at N = 8; var keeps more where the ranks' gradients differ.
+    pub selections: Vec<Selection>,
 
     /// Links are looked at again when latency or bandwidth (mean or worst) changed by this share. Default
     /// 0.25: two estimates that are each 10 % off differ by 22 % at most, so noise alone never reaches it.
@@ -124,7 +124,7 @@ impl Default for Config {
             policy: PolicyConfig::default(),
             crs: DEFAULT_CRS.iter().filter_map(|&c| CompressionRatio::new(c).ok()).collect(),
             compressors: None,
-            selection: Selection::Star,
+            selections: Selection::ALL.to_vec(),
             link_change: 0.25,
             latency_floor_s: seconds(50e-6),
             gain_change: 0.10,
@@ -200,6 +200,10 @@ impl Config {
         if let PolicyConfig::TimeToQuality(policy) = &self.policy {
             share("policy.gain_floor", policy.gain_floor, 0.0, 1.0, "0 to 1")?;
             share("policy.uncompensated", policy.uncompensated, 0.0, 1.0, "0 to 1")?;
+        }
+        if self.selections.is_empty() {
+            let (value, allowed) = ("an empty list".to_owned(), "star, var, or both");
+            return Err(ConfigError { key: "selections", value, allowed });
         }
         self.check_crs()
     }

@@ -12,8 +12,8 @@
 
 use crate::memory::{Bias, Drift, relative};
 use crate::{Measured, Memory, Snapshot};
-use flexcomm_domain::{CompressionRatio, Gain, Selector, Timestamp};
-use flexcomm_optimizer::{Profile, ProfilePoint};
+use flexcomm_domain::{CompressionRatio, Family, Gain, Selector, Timestamp};
+use flexcomm_optimizer::{CodecBytes, Profile, ProfilePoint, dense_bytes, prior_gain};
 use std::collections::BTreeMap;
 
 /// Bounds of a power. A gain near 1 in force has a power near 0, by which every small ratio would seem to lose nothing;
@@ -28,7 +28,12 @@ const TYPICAL_CR: f64 = 0.01;
 pub(crate) fn settled<'a>(s: &'a Snapshot, memory: &Memory, now: Timestamp) -> Option<&'a Measured> {
     let m = enough(s)?;
     let strategy = s.strategy();
-    let least = if strategy.is_dense() { 0.0 } else { (1.0 / strategy.cr().get()).min(s.config.settle_steps as f64) };
+    let settle = s.config.settle_steps as f64;
+    let least = match (strategy.spec().ratio(), strategy.spec().memory()) {
+        (Some(cr), _) => (1.0 / cr.get()).min(settle),
+        (None, Some(_)) => settle,
+        (None, None) => 0.0,
+    };
     let since = memory.dwell_from.map_or(f64::INFINITY, |from| now.since(from).get());
     (since >= least * m.t_step.get()).then_some(m)
 }
@@ -66,7 +71,7 @@ pub(crate) fn note(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
     let (selector, cr) = (s.strategy().selector(), s.strategy().cr());
     if let Some(known) = memory.known_bias((selector, cr, profile_at)) {
         known.shown = m.gain;
-        memory.drift = Some(Drift { power: power / known.power, profile_at });
+        memory.drift = Some(Drift { power: power / known.power, profile_at, selector });
         return;
     }
     // This one's power has the drift until now in it, so the others' must have theirs.
@@ -82,9 +87,17 @@ fn rebase(bias: &mut Bias, s: &Snapshot) {
     bias.power = power(profile.gain(bias.cr).get(), bias.shown.get()).unwrap_or(1.0);
 }
 
+/// Whether what one has shown says something of the other: ratios of error-fed selections lose alike, a quantizer's gain says
+/// nothing of them.
+pub(crate) fn alike(one: Selector, other: Selector) -> bool {
+    one == other || one.family.has_ratio() && other.family.has_ratio()
+}
+
 /// Powers for every ratio.
 pub(crate) struct Powers<'a> {
     memory: &'a Memory,
+    /// As seen before under this profile.
+    remembered: Option<Drift>,
     /// The one in force, by which others without their own are judged.
     in_force: Selector,
     drift: f64,
@@ -94,8 +107,9 @@ impl<'a> Powers<'a> {
     pub(crate) fn new(s: &Snapshot, memory: &'a Memory, now: Timestamp) -> Self {
         let strategy = s.strategy();
         // Of a ratio that was just changed to, whose residual is fresh, what the one before has shown.
-        let before = memory.drift.filter(|d| d.profile_at == s.profiles.measured_at).map_or(1.0, |d| d.power);
-        let mut powers = Self { memory, in_force: strategy.selector(), drift: before };
+        let remembered = memory.drift.filter(|d| d.profile_at == s.profiles.measured_at);
+        let before = remembered.filter(|d| alike(d.selector, strategy.selector())).map_or(1.0, |d| d.power);
+        let mut powers = Self { memory, remembered, in_force: strategy.selector(), drift: before };
         if let Some(power) = power_in_force(s, memory, now) {
             powers.drift = power / powers.bias(strategy.selector(), strategy.cr());
         }
@@ -108,8 +122,8 @@ impl<'a> Powers<'a> {
         let of = |wanted: Selector| self.memory.bias.iter().filter(move |b| b.selector == wanted);
         // The one in force may have shown nothing yet: then what did last.
         let newest = self.memory.bias.last().map(|b| b.selector);
-        let shown = [selector, self.in_force].into_iter().find(|s| of(*s).next().is_some());
-        let whose = shown.or(newest).unwrap_or(selector);
+        let known = |s: &Selector| alike(*s, selector) && of(*s).next().is_some();
+        let whose = [Some(selector), Some(self.in_force), newest].into_iter().flatten().find(known).unwrap_or(selector);
         let below = of(whose).filter(|b| b.cr <= c).max_by(|a, b| a.cr.get().total_cmp(&b.cr.get()));
         let above = of(whose).filter(|b| b.cr >= c).min_by(|a, b| a.cr.get().total_cmp(&b.cr.get()));
         let high = above.map_or((0.0, 1.0), |b| (b.cr.get().ln(), b.power));
@@ -120,7 +134,9 @@ impl<'a> Powers<'a> {
 
     /// The power for a trial's gain at this ratio.
     pub(crate) fn at(&self, selector: Selector, c: CompressionRatio) -> f64 {
-        (self.bias(selector, c) * self.drift).clamp(LEAST_POWER, MOST_POWER)
+        let others = || self.remembered.filter(|d| alike(d.selector, selector)).map_or(1.0, |d| d.power);
+        let drift = if alike(self.in_force, selector) { self.drift } else { others() };
+        (self.bias(selector, c) * drift).clamp(LEAST_POWER, MOST_POWER)
     }
 
     /// At the ratio in force, when it is not 1.
@@ -139,20 +155,38 @@ pub(crate) fn profiles(s: &Snapshot, powers: &Powers<'_>) -> BTreeMap<Selector, 
     let mut profiles: BTreeMap<Selector, Profile> =
         measured.iter().map(|(selector, profile)| (*selector, corrected(*selector, profile, powers))).collect();
     let Some(weakest) = weakest(&profiles) else { return profiles };
-    for compressor in s.offer.codecs.keys() {
-        let own = profiles.entry((*compressor).into()).or_insert_with(|| weakest.clone()).clone();
-        let for_all = Selector { compressor: *compressor, selection: Some(s.config.selection) };
-        profiles.entry(for_all).or_insert_with(|| selected_by_one(&own, s.ranks));
+    for (family, codec) in s.offer.codecs.iter().filter(|(family, _)| !family.has_ratio() && !family.is_none()) {
+        let Some(assumed) = one_ratio(*family, codec, &weakest, s.gradient_values) else { continue };
+        profiles.entry((*family).into()).or_insert(assumed);
+    }
+    for family in s.offer.codecs.keys().filter(|family| family.has_ratio()) {
+        let own = profiles.entry((*family).into()).or_insert_with(|| weakest.clone()).clone();
+        for selection in &s.config.selections {
+            let for_all = Selector { family: *family, selection: Some(*selection) };
+            profiles.entry(for_all).or_insert_with(|| selected_by_one(&own, s.ranks));
+        }
     }
     profiles
 }
 
-/// Of the profiles of ranks that select for themselves, else of all.
+/// What is assumed of a compressor without a ratio that nobody has measured, where a selection has been: no more than that keeps
+/// of as many bytes, but for what a quantizer's bits say.
+fn one_ratio(family: Family, codec: &CodecBytes, weakest: &Profile, values: u64) -> Option<Profile> {
+    let share = (codec.pairs(values) / dense_bytes(values)).min(1.0);
+    let sparse = weakest.gain(CompressionRatio::new(share).ok()?);
+    let gain = prior_gain(family, share, sparse);
+    let point =
+        ProfilePoint { cr: CompressionRatio::DENSE, gain, t_comp_s: Profile::prior_scan_s(values), weight: 1.0 };
+    Profile::new(vec![point]).ok()
+}
+
+/// Of the profiles over ratios of ranks that select for themselves, else of all.
 fn weakest(profiles: &BTreeMap<Selector, Profile>) -> Option<Profile> {
     let typical = CompressionRatio::new(TYPICAL_CR).ok()?;
     let gain = |p: &(&Selector, &Profile)| (p.0.selection.is_some(), p.1.gain(typical).get());
     let by = |a: &(bool, f64), b: &(bool, f64)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1));
-    profiles.iter().min_by(|a, b| by(&gain(a), &gain(b))).map(|(_, profile)| profile.clone())
+    let over_ratios = profiles.iter().filter(|(selector, _)| selector.family.has_ratio());
+    over_ratios.min_by(|a, b| by(&gain(a), &gain(b))).map(|(_, profile)| profile.clone())
 }
 
 /// What is left at least when one of `ranks` selects for all: its own gain on its turn, and on the others' turns what

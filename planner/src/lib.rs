@@ -83,6 +83,7 @@ pub use flexcomm_optimizer::{Bucket, PolicyConfig, Solver};
 pub use memory::Memory;
 pub use report::{Alternative, BucketReport, Keep, Observed, Outcome, Report, TrialRequest, Verdict};
 pub use snapshot::{InForce, Links, Measured, Offer, Profiles, Scatter, Snapshot, SnapshotError};
+pub use trial::{one_of_each, thinned};
 pub use triggers::Trigger;
 
 /// Most candidates in one trial: what the wire carries.

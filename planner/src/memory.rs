@@ -181,6 +181,8 @@ pub struct Drift {
     pub power: f64,
     /// The profile under which it was seen.
     pub profile_at: Option<Timestamp>,
+    /// What it was seen of.
+    pub selector: Selector,
 }
 
 /// A change that is due when the strategy in force has settled.

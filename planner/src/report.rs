@@ -3,7 +3,7 @@
 use crate::memory::{Blocked, LinkSummary};
 use crate::{Measured, Trigger};
 use flexcomm_domain::{
-    Collective, CompressionRatio, Compressor, Decision, Gain, JobId, Seconds, Strategy, Timestamp, Version,
+    Collective, CompressionRatio, Decision, Family, Gain, JobId, Seconds, Strategy, Timestamp, Version,
 };
 use flexcomm_optimizer::{Solver, Terms};
 use serde::{Deserialize, Serialize};
@@ -32,6 +32,7 @@ impl Outcome {
 }
 
 /// Change or keep. No change is a decision too, with its reason.
+#[expect(clippy::large_enum_variant, reason = "there is one per call")]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -162,7 +163,7 @@ pub struct BucketReport {
     /// Points of the front.
     pub front: usize,
     /// What the values are selected by; `none` when dense.
-    pub compressor: Compressor,
+    pub compressor: Family,
     /// How they travel.
     pub collective: Collective,
     /// A ratio per bucket, in the snapshot's order.

@@ -2,7 +2,7 @@
 
 use crate::{Config, Memory};
 use flexcomm_domain::{
-    Collective, Compressor, Decision, Gain, JobId, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version,
+    Collective, Decision, Family, Gain, JobId, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version,
 };
 use flexcomm_optimizer::buckets::MAX_BUCKETS;
 use flexcomm_optimizer::{Bucket, CodecBytes, CoefficientBook, Problem, Profile, Space};
@@ -57,7 +57,7 @@ pub struct Snapshot {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Offer {
     /// Compressors with the bytes they really send.
-    pub codecs: BTreeMap<Compressor, CodecBytes>,
+    pub codecs: BTreeMap<Family, CodecBytes>,
     /// Collectives.
     pub collectives: Vec<Collective>,
 }
@@ -187,7 +187,7 @@ impl Snapshot {
             backend: String::new(),
             overlap: 1.0,
             offer: Offer {
-                codecs: BTreeMap::from([(Compressor::TopK, CodecBytes::PAPER)]),
+                codecs: "topk".parse().into_iter().map(|topk| (topk, CodecBytes::PAPER)).collect(),
                 collectives: Collective::ALL.to_vec(),
             },
             links: None,
@@ -275,12 +275,12 @@ impl Snapshot {
 
     /// The candidates: what the job offers and the settings allow.
     pub fn space(&self) -> Space {
-        let enabled = |c: &Compressor| self.config.compressors.as_ref().is_none_or(|only| only.contains(c));
+        let enabled = |c: &Family| self.config.compressors.as_ref().is_none_or(|only| only.contains(c));
         Space {
             crs: self.config.crs.clone(),
             compressors: self.offer.codecs.keys().copied().filter(enabled).collect(),
             collectives: self.offer.collectives.clone(),
-            selection: self.config.selection,
+            selections: self.config.selections.clone(),
         }
     }
 

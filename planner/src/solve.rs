@@ -186,7 +186,7 @@ impl Costs {
             return false;
         };
         let busy_s = |strategy: Strategy| {
-            let load = Load { values: self.problem.values, codec: self.problem.codec(strategy.compressor()) };
+            let load = Load { values: self.problem.values, codec: self.problem.codec(strategy.family()) };
             terms(&strategy, &load, &equal).beta_s
         };
         busy_s(p.strategy()) > busy_s(self.in_force.strategy())

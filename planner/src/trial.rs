@@ -4,6 +4,7 @@ use crate::headroom::Headroom;
 use crate::solve::Costs;
 use crate::{MAX_TRIAL_CANDIDATES, Memory, Snapshot, TrialRequest, Trigger, words};
 use flexcomm_domain::{Seconds, Selector, Strategy, Timestamp};
+use flexcomm_optimizer::{Space, rounding_gain};
 use rand::{Rng, RngCore};
 use std::collections::BTreeSet;
 
@@ -26,11 +27,11 @@ pub(crate) fn settle(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
     }
 }
 
-/// Ways of selecting that may be chosen and that no trial has measured.
+/// Ways of selecting that may be chosen and that no trial has measured. What rounding keeps is known without one.
 pub(crate) fn unmeasured(s: &Snapshot) -> BTreeSet<Selector> {
     let measured = |x: &Selector| s.profiles.by_selector.get(x).is_some_and(|p| !p.is_assumed());
     let may_be_chosen = s.space().strategies().into_iter().filter(|x| !x.is_dense()).map(|x| x.selector());
-    may_be_chosen.filter(|x| !measured(x)).collect()
+    may_be_chosen.filter(|x| !measured(x) && rounding_gain(x.family).is_none()).collect()
 }
 
 /// What a trial is decided on.
@@ -143,9 +144,7 @@ fn within_budget(s: &Snapshot, iterations_s: f64) -> bool {
 /// dense loses nothing, those below are not, so the range must be spanned; and a collective that has only sent short
 /// messages says little of the long ones that may be chosen.
 fn worth(s: &Snapshot, costs: Option<&Costs>) -> Vec<Strategy> {
-    let all = candidates(s, costs);
-    let skip = all.len().div_ceil(MAX_TRIAL_CANDIDATES).max(1);
-    let mut cheapest: Vec<Strategy> = all.into_iter().step_by(skip).collect();
+    let mut cheapest = thinned(candidates(s, costs));
     let new = unmeasured(s);
     let known = |x: &Strategy| !new.contains(&x.selector());
     let time = |x: &Strategy| costs.and_then(|c| c.find(x)).map_or(0.0, |p| p.what.t_step.get());
@@ -161,18 +160,37 @@ fn worth(s: &Snapshot, costs: Option<&Costs>) -> Vec<Strategy> {
     worth
 }
 
+/// As many as fit a trial: of curves over the ratio every second (third, ...) point is left out, and no compressor as a whole.
+pub fn thinned(all: Vec<Strategy>) -> Vec<Strategy> {
+    let (curves, points): (Vec<_>, Vec<_>) = all.into_iter().partition(|x| x.family().has_ratio());
+    let room = MAX_TRIAL_CANDIDATES.saturating_sub(points.len()).max(1);
+    let skip = curves.len().div_ceil(room).max(1);
+    curves.into_iter().step_by(skip).chain(points).take(MAX_TRIAL_CANDIDATES).collect()
+}
+
 /// A trial may take this many times its predicted time: beyond it the model is off.
 const SLACK: f64 = 2.0;
 /// Time allowed for snapshots and restores, seconds.
 const SNAPSHOTS_S: f64 = 1.0;
 
 fn candidates(s: &Snapshot, costs: Option<&Costs>) -> Vec<Strategy> {
-    let cost = |x: &Strategy| costs.and_then(|c| c.find(x)).map_or(0.0, |p| p.what.t_sync.get());
+    let time = |x: &Strategy| costs.and_then(|c| c.find(x)).map_or(0.0, |p| p.what.t_sync.get());
+    one_of_each(&s.space(), Strategy::selector, time)
+}
+
+/// Of what a trial can tell something of, one candidate per `kind` and ratio: that of the least `time`. Dense loses nothing, and
+/// what rounding loses is known.
+pub fn one_of_each<K: PartialEq>(
+    space: &Space,
+    kind: impl Fn(&Strategy) -> K,
+    time: impl Fn(&Strategy) -> f64,
+) -> Vec<Strategy> {
     let mut kept: Vec<Strategy> = Vec::new();
-    for strategy in s.space().strategies().into_iter().filter(|x| !x.is_dense()) {
-        let same = |k: &&mut Strategy| k.selector() == strategy.selector() && k.cr() == strategy.cr();
+    let lossy = |x: &Strategy| !x.is_dense() && rounding_gain(x.family()).is_none();
+    for strategy in space.strategies().into_iter().filter(lossy) {
+        let same = |k: &&mut Strategy| kind(k) == kind(&strategy) && k.cr() == strategy.cr();
         match kept.iter_mut().find(same) {
-            Some(other) if cost(&strategy) < cost(other) => *other = strategy,
+            Some(other) if time(&strategy) < time(other) => *other = strategy,
             Some(_) => {}
             None => kept.push(strategy),
         }

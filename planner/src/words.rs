@@ -44,8 +44,16 @@ pub(crate) fn percent(share: f64) -> String {
 pub(crate) fn strategy(s: &Strategy) -> String {
     match (s.is_dense(), s.selection()) {
         (true, _) => format!("dense by {}", s.collective()),
-        (false, Some(selection)) => format!("{} at CR {} by {} ({selection})", s.compressor(), s.cr(), s.collective()),
-        (false, None) => format!("{} at CR {} by {}", s.compressor(), s.cr(), s.collective()),
+        (false, Some(selection)) => format!("{} by {} ({selection})", compressor(s), s.collective()),
+        (false, None) => format!("{} by {}", compressor(s), s.collective()),
+    }
+}
+
+/// `topk at CR 0.011`; a compressor without a ratio with its parameters: `powersgd(rank=2)+ef(vanilla)`.
+fn compressor(s: &Strategy) -> String {
+    match s.spec().ratio() {
+        Some(cr) => format!("{} at CR {cr}", s.spec().compressor().name),
+        None => s.spec().to_string(),
     }
 }
 

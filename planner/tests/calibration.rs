@@ -13,7 +13,11 @@ const BACKEND: &str = "mesh";
 /// Two ranks on a fast network: 1.2 million values, dense steps of 2.76 ms of which 0.9 are the collective.
 fn fast_pair() -> Job {
     let mut job = Job::new();
-    job.s.config = flexcomm_planner::Config { links_settle_s: seconds(0.0), ..Default::default() };
+    job.s.config = flexcomm_planner::Config {
+        links_settle_s: seconds(0.0),
+        selections: vec![flexcomm_domain::Selection::Star],
+        ..Default::default()
+    };
     job.s.config.policy = PolicyConfig::default();
     (job.s.ranks, job.s.gradient_values) = (2, 1_200_000);
     job.s.compute = Some(seconds(1.86e-3));

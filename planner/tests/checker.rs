@@ -168,7 +168,7 @@ fn plans_of_buckets_that_do_not_follow() {
     spoil("buckets", &|b| b.crs[0] = flexcomm_domain::CompressionRatio::new(0.02).unwrap());
     spoil("time", &|b| b.t_sync_s *= 1.001);
     spoil("time", &|b| b.t_step_s *= 0.999);
-    spoil("offered", &|b| b.compressor = flexcomm_domain::Compressor::MsTopK);
+    spoil("offered", &|b| b.compressor = "mstopk".parse().unwrap());
 }
 
 #[test]

@@ -10,7 +10,7 @@ model = torch.nn.Sequential(torch.nn.Linear(20, 100), torch.nn.ReLU(), torch.nn.
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model, optimizer = accelerator.prepare(model, optimizer)
 # Accelerate's own comm hook stays NO, which is its default; the optimizer is the one inside its wrapper.
-session = flexcomm.torch.attach(model, optimizer.optimizer, strategy="topk@0.1/allgather")
+session = flexcomm.torch.attach(model, optimizer.optimizer, strategy="topk(k=0.1)+ef(vanilla)/allgather")
 for step in range(20):
     x = torch.randn(16, 20)
     optimizer.zero_grad()

@@ -16,7 +16,7 @@ class Steered(lightning.LightningModule):
         # DDPStrategy(ddp_comm_hook=...) registers hooks on CUDA only, so flexcomm attaches to the wrapped model.
         trainer = self.trainer
         self.session = flexcomm.torch.attach(
-            trainer.strategy.model, trainer.optimizers[0], strategy="topk@0.1/allgather"
+            trainer.strategy.model, trainer.optimizers[0], strategy="topk(k=0.1)+ef(vanilla)/allgather"
         )
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:

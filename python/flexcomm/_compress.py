@@ -74,7 +74,7 @@ class Compressor:
             raise TypeError(f"spec is {spec!r}, it must be a text such as 'topk(0.01)+ef(vanilla)'")
         if not 0 <= seed < 2**64:
             raise ValueError(f"seed is {seed}, allowed is 0 to 2**64 - 1")
-        self.spec, self._seed = _core.parse_text(spec)[0], seed
+        self.spec, self._seed = _core.parse_compressor(spec), seed
         self._encoder: _core.TensorEncoder | None = None
         self._of: tuple[tuple[int, ...], str] | None = None
         self._decoder: _core.TensorDecoder | None = None

@@ -4,12 +4,12 @@ use crate::guard::{Failure, guard};
 use crate::memory::Span;
 use crate::report::LEAST_GAIN;
 use crate::session::{Leadership, Session};
-use crate::texts::Text;
-use flexcomm_compression::{HEADER_BYTES, INDEX_BYTES, VALUE_BYTES};
-use flexcomm_domain::{Collective, Compressor, JobId, Rank, Strategy};
-use flexcomm_engine::{Param, PipeState};
+use crate::texts::{Text, most_ranks};
+use flexcomm_compression::{Compressor, HEADER_BYTES, INDEX_BYTES, Layers, Sizes, VALUE_BYTES};
+use flexcomm_domain::{Collective, Family, JobId, Rank, Strategy, default_compressors};
+use flexcomm_engine::{Param, PipeState, layers};
 use flexcomm_trainer::{AbortCause, Client};
-use flexcomm_wire::{CodecInfo, Hello, PROTOCOL, Ran};
+use flexcomm_wire::{CodecInfo, Hello, PROTOCOL};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -31,25 +31,32 @@ impl Core {
     }
 }
 
-fn hello(session: &Session, values: u64, backend: String, collectives: Vec<String>) -> Hello {
-    let codec = |compressor: &Compressor| {
-        let dense = *compressor == Compressor::None;
-        CodecInfo {
-            compressor: compressor.to_string(),
-            header_bytes: if dense { 0 } else { HEADER_BYTES as u64 },
-            index_bytes: if dense { 0.0 } else { INDEX_BYTES as f64 },
-            value_bytes: VALUE_BYTES as f64,
-        }
-    };
+/// What a compressor sends of a model with these layers.
+fn codec(family: Family, all: &Layers) -> CodecInfo {
+    let compressor = family.to_string();
+    let [header_bytes, index_bytes] = if family.is_none() { [0; 2] } else { [HEADER_BYTES, INDEX_BYTES] };
+    if family.is_none() || family.has_ratio() {
+        let (header_bytes, index_bytes, value_bytes) = (header_bytes as u64, index_bytes as f64, VALUE_BYTES as f64);
+        return CodecInfo { compressor, header_bytes, index_bytes, value_bytes, rounds: 1 };
+    }
+    let Sizes { bytes, rounds } = Sizes::of(&family.any(), all.clone());
+    let value_bytes = bytes as f64 / all.values().max(1) as f64;
+    CodecInfo { compressor, header_bytes: 0, index_bytes: 0.0, value_bytes, rounds }
+}
+
+fn hello(session: &Session, all: &Layers, backend: String, collectives: Vec<String>) -> Hello {
+    let selecting = Compressor::ALL.iter().map(|compressor| compressor.family());
+    let others = default_compressors().into_iter().filter(|family| !family.has_ratio());
+    let others = others.filter(|family| session.world <= most_ranks(&family.any()));
     Hello {
         protocol: PROTOCOL,
         job: session.job.clone(),
         run: session.run,
         rank: session.rank.0,
         world: session.world,
-        gradient_values: values,
+        gradient_values: all.values() as u64,
         backend,
-        codecs: Compressor::ALL.iter().map(codec).collect(),
+        codecs: selecting.chain(others).map(|family| codec(family, all)).collect(),
         collectives,
     }
 }
@@ -57,10 +64,9 @@ fn hello(session: &Session, values: u64, backend: String, collectives: Vec<Strin
 #[pymethods]
 impl Core {
     /// `model` lists values and values per row of every parameter; its place in the list is the parameter's id. `text`
-    /// names a strategy that runs until the first decision instead of `strategy`, `half` the type ("fp16", "bf16") in which
-    /// dense buckets travel until then.
+    /// is its compressor where a pipeline is to run it until the first decision.
     #[new]
-    #[pyo3(signature = (job, rank, world, model, *, strategy, first_step, selection, seed, shadow_share, text=None, half=None))]
+    #[pyo3(signature = (job, rank, world, model, *, strategy, first_step, selection, seed, shadow_share, text=None))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         job: &str,
@@ -73,7 +79,6 @@ impl Core {
         seed: u64,
         shadow_share: f64,
         text: Option<&str>,
-        half: Option<&str>,
     ) -> PyResult<Self> {
         let job = JobId::new(job).map_err(Failure::input)?;
         let strategy: Strategy = strategy.parse().map_err(Failure::input)?;
@@ -87,7 +92,6 @@ impl Core {
         let mut session = Session::new((job, Rank(rank), world), (strategy, first_step), leadership, seed);
         session.shadow_share = shadow_share;
         session.text = text.map(Text::read).transpose()?;
-        session.half = half.map(|name| Ran::text(name, Collective::DenseRing)).transpose().map_err(Failure::input)?;
         if let Some((len, cols)) = model.iter().find(|(len, cols)| *cols == 0 || !len.is_multiple_of(*cols)) {
             return Err(Failure::input(format!("a parameter of {len} values has no rows of {cols}")).into());
         }
@@ -102,12 +106,13 @@ impl Core {
     }
 
     /// Starts the client of the agent behind `socket`. `collectives` are those that this backend can run.
-    fn connect(&self, socket: PathBuf, values: u64, backend: String, collectives: Vec<String>) -> PyResult<()> {
+    fn connect(&self, socket: PathBuf, backend: String, collectives: Vec<String>) -> PyResult<()> {
         let mut session = self.lock();
         if let Some(bad) = collectives.iter().find(|c| c.parse::<Collective>().is_err()) {
             return Err(Failure::input(format!("collective {bad:?} is not known")).into());
         }
-        let hello = hello(&session, values, backend, collectives);
+        let all = layers(&self.model).map_err(Failure::input)?;
+        let hello = hello(&session, &all, backend, collectives);
         session.reporter.connect(Client::start(&socket, hello)?);
         Ok(())
     }
@@ -247,8 +252,12 @@ impl Core {
     fn shadow(&self, strategies: Vec<String>) -> PyResult<()> {
         let parse = |text: &String| text.parse::<Strategy>().map_err(Failure::input);
         let strategies = strategies.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
-        if let Some(bad) = strategies.iter().find(|s| s.is_dense() || s.collective().is_art()) {
-            return Err(Failure::input(format!("{bad} has no shadow: only compressors over allgather have")).into());
+        let has = |s: &&Strategy| !s.is_dense() && !s.collective().is_art();
+        if let Some(bad) = strategies.iter().find(|s| !has(s)) {
+            return Err(Failure::input(format!(
+                "{bad} has no shadow: dense loses nothing, and what AR-Topk keeps depends on other ranks"
+            ))
+            .into());
         }
         let mut session = self.lock();
         // These are not the newest trial's, and its report is not theirs to complete.
@@ -272,8 +281,7 @@ impl Core {
         let in_force = agreement.in_force();
         let iteration = agreement.word().iteration.map_or(-1, i64::from);
         let connected = session.reporter.client().is_some_and(Client::connected);
-        let text = session.text.as_ref().filter(|_| in_force.version.0 == 0 && iteration < 0);
-        let strategy = text.map_or_else(|| in_force.strategy.to_string(), |text| text.text.clone());
+        let strategy = in_force.strategy.to_string();
         (agreement.step(), in_force.version.0, strategy, iteration, connected, session.steps())
     }
 

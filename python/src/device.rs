@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use crate::core::Core;
+use crate::exchange::method_of;
 use crate::guard::{Failure, guard};
 use crate::memory;
 use flexcomm_compression::{HEADER_BYTES, Method};
@@ -91,7 +92,7 @@ impl Core {
     fn gathered(&self, index: usize) -> Result<Result<Turn, OnHost>, Failure> {
         let session = self.lock();
         let tick = session.now()?;
-        let (bucket, method) = (session.store.bucket(index)?, Method::from(&tick.strategy));
+        let (bucket, method) = (session.store.bucket(index)?, method_of(&tick.strategy)?);
         Ok(Ok(Turn { bucket, method, seed: session.seed_of(&tick) }))
     }
 

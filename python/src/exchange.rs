@@ -6,9 +6,9 @@ use crate::core::Core;
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
 use flexcomm_compression::{HEADER_BYTES, Method, Part};
-use flexcomm_domain::Rank;
+use flexcomm_domain::{Rank, Strategy};
 use flexcomm_engine::{Bucket, EngineError, INDEX_HEAD, Leader, Ran, Shared, energies, lock};
-use flexcomm_trainer::{HEAD_BYTES, Heard, Status};
+use flexcomm_trainer::{HEAD_BYTES, Heard, Status, Tick};
 use pyo3::prelude::*;
 use std::time::Instant;
 
@@ -32,12 +32,38 @@ pub(crate) struct Turn {
     seed: u64,
 }
 
+/// What the first engine calls a strategy that no pipeline runs.
+pub(crate) fn method_of(strategy: &Strategy) -> Result<Method, Failure> {
+    let other = || Failure::Run(format!("failed to exchange a bucket under {strategy}: a pipeline runs that"));
+    Method::of(strategy).ok_or_else(other)
+}
+
+/// Code of the type in which a strategy's buckets travel where they are cast: 0 none, 1 float16, 2 bfloat16.
+fn half_code(strategy: &Strategy) -> i64 {
+    match strategy.spec().compressor().name {
+        "fp16" if strategy.spec().to_string() == "fp16" => 1,
+        "bf16" if strategy.spec().to_string() == "bf16" => 2,
+        _ => 0,
+    }
+}
+
+/// Whether a strategy that a user names is DDP's allreduce, as it is or in another type.
+pub(crate) fn is_cast(strategy: &Strategy) -> bool {
+    strategy.is_dense() || half_code(strategy) != 0
+}
+
+/// As [`half_code`], of a step. Decisions and candidates for halves are a pipeline's, whose halves stay finite where the
+/// gradient is, and whose gain is known.
+fn half_of(tick: &Tick) -> i64 {
+    if tick.version.0 == 0 && tick.trial.is_none() { half_code(&tick.strategy) } else { 0 }
+}
+
 impl Core {
     pub(crate) fn turn(&self, index: usize) -> Result<Turn, Failure> {
         let session = self.lock();
         let tick = session.now()?;
         let (bucket, seed) = (session.store.bucket(index)?, session.seed_of(&tick));
-        Ok(Turn { bucket, method: Method::from(&tick.strategy), seed })
+        Ok(Turn { bucket, method: method_of(&tick.strategy)?, seed })
     }
 
     fn bucket(&self, index: usize) -> Result<Shared, Failure> {
@@ -117,7 +143,7 @@ impl Core {
 }
 
 /// Bytes that a rank of a ring sends of a message that all sum or gather.
-fn ring_share(world: u32, bytes: usize, gathered: bool) -> f64 {
+pub(crate) fn ring_share(world: u32, bytes: usize, gathered: bool) -> f64 {
     let world = f64::from(world);
     let times = if gathered { 1.0 } else { 2.0 / world };
     bytes as f64 * (world - 1.0) * times
@@ -127,9 +153,9 @@ fn ring_share(world: u32, bytes: usize, gathered: bool) -> f64 {
 impl Core {
     /// Begins a bucket with `n` values at `gradient` (0: not float32 on the CPU, then it is exchanged as it is, unless it
     /// can be compressed `elsewhere`: on its device, or in a copy).
-    /// Answers how: (0, word elements, whether the word rides in this step) dense; (1, word elements) dense with what was held back; (2, block bytes,
+    /// Answers how: (0, word elements, whether the word rides in this step, 0, type: 0 its own, 1 float16, 2 bfloat16) dense; (1, word elements) dense with what was held back; (2, block bytes,
     /// bytes of word and header) allgather; (3, index bytes, k, word elements, leader or -1) AR-Topk, -1 meaning the rank with the most energy;
-    /// (4) a strategy that a text names, see `speak`.
+    /// (4) what a pipeline runs, see `speak`.
     #[pyo3(signature = (index, gradient, n, elsewhere=false))]
     fn enter(
         &self,
@@ -151,6 +177,7 @@ impl Core {
                     bucket.values()
                 )));
             }
+            bucket.in_trial(tick.trial.is_some())?;
             let passed = session.hooked(index, n);
             let settled = (bucket.enter() > 0 || passed) && session.warm();
             session.settled = settled;
@@ -161,15 +188,20 @@ impl Core {
                 // What is on the host looks at what is held back too.
                 bucket.come_home()?;
             }
-            let text = session.text_of(&tick).is_some();
-            if !text && tick.trial.is_none() {
-                // A decision has replaced the text: what its pipeline holds back is the next strategy's.
+            let text = session.text_of(&tick).map(|text| text.strategy);
+            if bucket.piped_spec().is_some_and(|running| Some(running) != text.as_ref()) {
+                // Another strategy is in force: what the pipeline holds back is the next one's.
                 bucket.unpipe()?;
             }
-            session.meter.faithful &= !fallback || tick.strategy.is_dense() && settled && !text;
-            let method = Method::from(&tick.strategy);
-            let (message, kept) = (bucket.message_bytes(method, Part::Whole), bucket.kept(method));
-            let index_bytes = HEAD_BYTES + bucket.message_bytes(method, Part::Indices);
+            let half = half_of(&tick);
+            let cast = tick.strategy.is_dense() || half != 0;
+            // Copies for shadows that look on the host are no part of the strategy.
+            let copied = session.shadow_on_host && session.watches();
+            session.meter.faithful &= (!fallback || cast && settled) && !copied;
+            let method = if text.is_none() && !cast { Some(method_of(&tick.strategy)?) } else { None };
+            let kept = method.map_or(0, |method| bucket.kept(method));
+            let bytes = |part| method.map_or(0, |method| bucket.message_bytes(method, part));
+            let (message, index_bytes) = (bytes(Part::Whole), HEAD_BYTES + bytes(Part::Indices));
             let holds_back = bucket.holds_back();
             drop(bucket);
             if gradient != 0 && settled {
@@ -177,14 +209,14 @@ impl Core {
             }
             let carries = usize::from(session.carries(&tick, bits));
             if fallback || n == 0 {
-                return Ok((Kind::Dense as u8, bits, carries, 0, 0));
+                return Ok((Kind::Dense as u8, bits, carries, 0, half));
             }
-            if text {
+            if text.is_some() {
                 return Ok((Kind::Text as u8, 0, 0, 0, 0));
             }
-            if tick.strategy.is_dense() {
+            if cast {
                 let kind = if holds_back { Kind::Flush } else { Kind::Dense };
-                return Ok((kind as u8, bits, carries, 0, 0));
+                return Ok((kind as u8, bits, carries, 0, half));
             }
             if !tick.strategy.collective().is_art() {
                 let word = session.riding.bytes(number);

@@ -3,9 +3,9 @@
 use crate::meter::Costs;
 use crate::report::LEAST_GAIN;
 use crate::session::{Elsewhere, Session};
-use flexcomm_domain::Version;
+use flexcomm_domain::{Strategy, Version};
 use flexcomm_trainer::{AbortCause, InForce, Measured, Trial, TrialTick};
-use flexcomm_wire::{FromTrainer, Ran};
+use flexcomm_wire::FromTrainer;
 use std::time::Duration;
 
 /// A trial that is over, but for iterations whose times are not known yet.
@@ -16,13 +16,14 @@ pub struct Ended {
 }
 
 /// What is said when its turn comes.
+#[expect(clippy::large_enum_variant, reason = "nearly all are the large one")]
 pub enum Said {
     /// A step that trained, what ran in it, its loss. None: it ran something else than agreed, and is nobody's.
-    Step(Costs, Option<((u64, Version, Ran), Option<f64>)>),
+    Step(Costs, Option<((u64, Version, Strategy), Option<f64>)>),
     /// A trial's iteration.
     Iteration(Costs, TrialTick),
     /// A decision is in force.
-    Applied(InForce),
+    Applied(Box<InForce>),
     /// Boxed: rare, and large beside the others.
     Ended(Box<Ended>),
 }

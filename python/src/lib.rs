@@ -38,19 +38,26 @@ mod _core {
         module.add("VERSION", env!("CARGO_PKG_VERSION"))
     }
 
-    /// The canonical text and the digest of a strategy, `COMPRESSOR@CR/COLLECTIVE[:SELECTION]`.
+    /// The canonical text of a strategy, given as `COMPRESSOR/COLLECTIVE[:SELECTION]` or as a compressor alone, which takes the
+    /// collective that is usual for it; the type whose elements add up in flight (empty: messages are gathered); and the
+    /// compressor's canonical text where a pipeline runs it (else empty).
     #[pyfunction]
-    fn parse_strategy(text: &str) -> PyResult<(String, u64)> {
-        let strategy: flexcomm_domain::Strategy = text.parse().map_err(guard::Failure::input)?;
-        Ok((strategy.to_string(), strategy.digest().0))
+    fn parse_strategy(text: &str) -> PyResult<(String, &'static str, String)> {
+        let (strategy, piped) = texts::named(text)?;
+        let pipeline = if piped { strategy.spec().to_string() } else { String::new() };
+        Ok((strategy.to_string(), texts::element(strategy.spec()), pipeline))
     }
 
-    /// The canonical text of a compressor with its parameters, memory and momentum (`topk(k=0.01)+ef(vanilla)`), and the
-    /// type whose elements add up in flight (empty: messages are gathered).
+    /// The digest that decisions for a strategy carry.
     #[pyfunction]
-    fn parse_text(text: &str) -> PyResult<(String, &'static str)> {
-        let text = texts::Text::read(text)?;
-        Ok((text.text.clone(), text.element()))
+    fn digest(text: &str) -> PyResult<u64> {
+        Ok(text.parse::<flexcomm_domain::Strategy>().map_err(guard::Failure::input)?.digest().0)
+    }
+
+    /// The canonical text of a compressor with its parameters, memory and momentum: `topk(k=0.01)+ef(vanilla)`.
+    #[pyfunction]
+    fn parse_compressor(text: &str) -> PyResult<String> {
+        Ok(texts::Text::read(text)?.text)
     }
 
     /// Whether training by such a text loses what a step does not send, for want of error feedback.

@@ -1,9 +1,9 @@
 //! Telemetry: gathers steps, and hands them to the agent's client a few at a time.
 
 use crate::meter::Costs;
-use flexcomm_domain::{JobId, Rank, Version};
+use flexcomm_domain::{JobId, Rank, Strategy, Version};
 use flexcomm_trainer::{Client, InForce, Pace};
-use flexcomm_wire::{AppliedReport, FromTrainer, MAX_STEPS, Ran, StepRecord, StepsReport};
+use flexcomm_wire::{AppliedReport, FromTrainer, MAX_STEPS, StepRecord, StepsReport};
 use std::time::{Duration, Instant};
 
 /// How long the end of the job waits for the agent to take the last reports.
@@ -19,7 +19,7 @@ pub struct Reporter {
     job: JobId,
     rank: Rank,
     pending: Vec<StepRecord>,
-    running: Option<(Version, Ran)>,
+    running: Option<(Version, Strategy)>,
     pace: Pace,
     last_flush: Instant,
 }
@@ -56,7 +56,7 @@ impl Reporter {
     }
 
     /// Takes in a step that ran this strategy.
-    pub fn step(&mut self, (step, version, ran): (u64, Version, Ran), costs: &Costs, loss: Option<f64>) {
+    pub fn step(&mut self, (step, version, ran): (u64, Version, Strategy), costs: &Costs, loss: Option<f64>) {
         if self.client.is_none() {
             return;
         }
@@ -89,12 +89,12 @@ impl Reporter {
     pub fn flush(&mut self) {
         self.last_flush = Instant::now();
         let steps = std::mem::take(&mut self.pending);
-        if let Some((version, ran)) = &self.running
+        if let Some((version, ran)) = self.running
             && !steps.is_empty()
         {
             self.pace.tell(&steps);
-            let (job, rank, version, (strategy, text)) = (self.job.clone(), self.rank.0, version.0, ran.to_wire());
-            self.send(FromTrainer::Steps(StepsReport { job, rank, version, strategy, text, steps }));
+            let (job, rank, version, strategy) = (self.job.clone(), self.rank.0, version.0, ran.into());
+            self.send(FromTrainer::Steps(StepsReport { job, rank, version, strategy, steps }));
         }
     }
 

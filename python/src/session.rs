@@ -5,13 +5,12 @@ use crate::late::{Ended, Said};
 use crate::meter::{Costs, Meter};
 use crate::report::{LEAST_GAIN, Reporter};
 use crate::texts::Text;
-use flexcomm_compression::Method;
 use flexcomm_domain::{JobId, Rank, RunId, Selection, Strategy, Timestamp};
 use flexcomm_engine::{AutoSelection, Late, Leader, Saved, Shadow, Store, lock};
 use flexcomm_trainer::{
     AbortCause, Agreement, Change, Offer, OrdersReader, Riding, Snapshot, Tick, Trial, TrialPlan, WORD_BITS,
 };
-use flexcomm_wire::{FromTrainer, Ran, StrategyWire, TrialOutcome, TrialReport};
+use flexcomm_wire::{FromTrainer, StrategyWire, TrialOutcome, TrialReport};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Steps in which nothing is compressed: DDP rebuilds its buckets after the first, with static graph after the
@@ -122,8 +121,8 @@ pub struct Session {
     pub tick: Option<Tick>,
     /// What runs until the first decision, when a text names it.
     pub text: Option<Text>,
-    /// Type in which dense buckets travel until the first decision, where it is not their own.
-    pub half: Option<Ran>,
+    /// What runs the strategy of the step under way, where that is another pipeline.
+    pub piped: Option<Text>,
     pub late: Late<Said>,
     /// Values of the buckets that DDP exchanged by itself in the newest step that it did, see [`Session::pass`].
     passed: Vec<usize>,
@@ -171,7 +170,7 @@ impl Session {
             follow: true,
             tick: None,
             text: None,
-            half: None,
+            piped: None,
             late: Late::default(),
             passed: Vec::new(),
             hooked: false,
@@ -196,7 +195,9 @@ impl Session {
     pub fn begin(&mut self) {
         self.listen();
         self.led = false;
-        self.tick = Some(self.riding.begin());
+        let tick = self.riding.begin();
+        self.look_for_pipeline(&tick);
+        self.tick = Some(tick);
     }
 
     /// The step under way.
@@ -263,11 +264,15 @@ impl Session {
         !dense || self.shadow.as_ref().is_some_and(|(shadow, _)| shadow.steps() < SHADOW_STEPS)
     }
 
-    /// What this tick runs, for its report.
-    fn ran(&self, tick: &Tick) -> Ran {
-        let own = tick.trial.is_none() && tick.version.0 == 0;
-        let half = self.half.as_ref().filter(|_| own).cloned();
-        half.unwrap_or_else(|| self.text_of(tick).map_or(Ran::Strategy(tick.strategy), |text| text.ran.clone()))
+    /// What this tick runs, for its report: AR-Topk by the selection that leads it, which may not be the decision's.
+    fn ran(&self, tick: &Tick) -> Strategy {
+        let selection = match self.leadership {
+            Leadership::Decision => return tick.strategy,
+            Leadership::Fixed(selection) => selection,
+            Leadership::Auto => self.auto.mode(),
+        };
+        let (spec, collective) = (*tick.strategy.spec(), tick.strategy.collective());
+        Strategy::new(spec, collective, Some(selection)).unwrap_or(tick.strategy)
     }
 
     /// Steps of this process.
@@ -326,15 +331,25 @@ impl Session {
             self.orders.set_path(&page);
         }
         let Some(news) = self.orders.poll(time_of_day()) else { return };
-        if let Some(decision) = news.decision.filter(|_| self.follow) {
+        let decision = news.decision.filter(|_| self.follow);
+        if let Some(refused) = decision.as_ref().filter(|decision| !self.runs(&decision.strategy)) {
+            self.instead(format!(
+                "decision {} is {}, which this release cannot run; training goes on with the strategy in force",
+                refused.version, refused.strategy
+            ));
+        }
+        if let Some(decision) = decision.filter(|decision| self.runs(&decision.strategy)) {
             let offer = self.riding.agreement().offer_decision(decision.version, decision.strategy);
             if offer == Offer::Conflict {
                 tracing::warn!(version = %decision.version, strategy = %decision.strategy,
                     "another strategy is known under this version; it is not followed");
             }
         }
-        if let Some(plan) = news.trial {
-            self.offer_trial(plan);
+        if let Some(mut plan) = news.trial {
+            plan.candidates.retain(|candidate| self.runs(candidate));
+            if !plan.candidates.is_empty() {
+                self.offer_trial(plan);
+            }
         }
     }
 
@@ -392,8 +407,8 @@ impl Session {
         }
         self.shadow_turn += 1;
         self.shadow_on_host = false;
-        let methods: Vec<Method> = strategies.iter().map(Method::from).collect();
-        self.shadow = Some((Shadow::new(&methods, self.shadow_share, self.seed), strategies));
+        let specs: Vec<_> = strategies.iter().map(|strategy| *strategy.spec()).collect();
+        self.shadow = Some((Shadow::new(&specs, self.shadow_share, self.seed), strategies));
     }
 
     /// What the shadows have found so far.
@@ -422,8 +437,8 @@ impl Session {
         let Some((shadow, _)) = self.shadow.as_mut().filter(|_| watches) else { return Ok(()) };
         let shared = self.store.bucket(bucket)?;
         let bucket_now = lock(&shared);
-        let layers: Vec<usize> = bucket_now.params().iter().map(|p| p.len).collect();
-        if let Err(error) = shadow.observe(bucket, &layers, bucket_now.residual(), gradient) {
+        let held = if shadow.begins(bucket) { bucket_now.held_back() } else { Vec::new() };
+        if let Err(error) = shadow.observe(bucket, bucket_now.params(), &held, gradient) {
             tracing::warn!(%error, "the shadow trial is dropped");
             drop(bucket_now);
             self.shadow = None;
@@ -492,6 +507,8 @@ impl Session {
             Change::Switched(in_force) => {
                 tracing::info!(version = %in_force.version, strategy = %in_force.strategy,
                     step = in_force.since_step, "in force");
+                // Of the strategy that the user named, which is over.
+                self.store.await_pipes(Vec::new());
                 self.say(None, Said::Applied(in_force));
                 Next::Switched
             }

@@ -43,7 +43,8 @@ impl Core {
         bucket.come_home()?;
         let Some((shadow, _)) = &mut session.shadow else { return Ok(Ok(())) };
         Ok(lend((place.0, lent)).and_then(|home| {
-            let residual = (index, bucket.residual());
+            let held = bucket.held_back();
+            let residual = (index, &held[..]);
             shadow.reside(&device, residual, home).map_err(|why| why.to_string())
         }))
     }

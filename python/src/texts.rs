@@ -1,19 +1,19 @@
-//! The part of `Core` that runs a strategy named by a text (`qsgd(s=16)`, `topk(k=0.01)+ef(vanilla)`): every
+//! The part of `Core` that runs a strategy by a pipeline (`qsgd(s=16)`, `topk(k=0.01)+ef(vanilla)`): every
 //! compressor of `flexcomm-compression`. The hook asks turn by turn which collective comes; see `flexcomm_engine::Piped`.
 
 use crate::core::Core;
+use crate::exchange::{is_cast, ring_share};
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
 use crate::session::Session;
-use flexcomm_compression::Build;
 use flexcomm_compression::codec::{Element, Travels};
 use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_compression::wire::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
-use flexcomm_domain::Collective;
+use flexcomm_compression::{Build, Method};
+use flexcomm_domain::Strategy;
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_engine::{EngineError, How, Param, PipeState, Piped, Ran, Shared, Turn, layers, lock};
 use flexcomm_trainer::{Heard, Status, Tick};
-use flexcomm_wire::{MAX_STRATEGY_TEXT, Ran as Reported};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -25,13 +25,11 @@ const SUM_F16: u8 = 2;
 const SUM_BF16: u8 = 3;
 const OVER: u8 = 4;
 
-/// A strategy that is named by a text, and where its steps are.
+/// What a pipeline runs, and where its steps are.
 #[derive(Debug, Clone)]
 pub struct Text {
     pub strategy: CompressorSpec,
     pub text: String,
-    /// The same in reports. One that is too long for them is cut: it is for people.
-    pub ran: Reported,
     /// Added to the agreement's step: a loaded checkpoint goes on where it was.
     pub offset: u64,
 }
@@ -40,28 +38,16 @@ impl Text {
     /// Reads and checks a text.
     pub fn read(text: &str) -> Result<Self, Failure> {
         let strategy = text.parse().and_then(CompressorSpec::trainable);
-        let strategy = strategy.map_err(|e| Failure::input(format!("failed to {e}")))?;
-        let gathers = strategy.travels() == Travels::Gathers;
-        let collective = if gathers { Collective::Allgather } else { Collective::DenseRing };
-        let text = strategy.to_string();
-        let shown: String = text.chars().take(MAX_STRATEGY_TEXT).collect();
-        let ran = Reported::text(&shown, collective).map_err(Failure::input)?;
-        Ok(Self { strategy, text, ran, offset: 0 })
+        Ok(Self::of(strategy.map_err(|e| Failure::input(format!("failed to {e}")))?))
     }
 
-    /// Name of the type whose elements add up; empty when messages are gathered.
-    pub fn element(&self) -> &'static str {
-        match self.strategy.travels() {
-            Travels::Sums(Element::F32) => "float32",
-            Travels::Sums(Element::F16) => "float16",
-            Travels::Sums(Element::Bf16) => "bfloat16",
-            Travels::Gathers => "",
-        }
+    fn of(strategy: CompressorSpec) -> Self {
+        Self { strategy, text: strategy.to_string(), offset: 0 }
     }
 
     /// Counts up with every step that trains; the same on every rank.
     pub fn step(&self, tick: &Tick) -> u64 {
-        tick.step.wrapping_add(self.offset)
+        Session::turn(tick).wrapping_add(self.offset)
     }
 
     /// Stands for the length in the word's check: it covers what the agreement does not know of.
@@ -72,6 +58,50 @@ impl Text {
             hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }
         hash as usize
+    }
+}
+
+/// A strategy as a user names it, and whether a pipeline runs it: whatever the first engine does not have, and any compressor
+/// that is named without a collective.
+pub fn named(text: &str) -> Result<(Strategy, bool), Failure> {
+    if text.contains(['/', '@']) {
+        let strategy: Strategy = text.parse().map_err(Failure::input)?;
+        if !has(&strategy) {
+            let why = match strategy.collective().is_art() {
+                true => "AR-Topk is run of topk and mstopk with ef(vanilla)".to_owned(),
+                false => {
+                    format!("failed to {}", strategy.spec().trainable().err().map_or(String::new(), |e| e.to_string()))
+                }
+            };
+            return Err(Failure::input(format!("{strategy} cannot be run: {why}")));
+        }
+        return Ok((strategy, !is_cast(&strategy) && Method::of(&strategy).is_none()));
+    }
+    let strategy = Strategy::usual(Text::read(text)?.strategy).map_err(Failure::input)?;
+    Ok((strategy, !is_cast(&strategy)))
+}
+
+fn has(strategy: &Strategy) -> bool {
+    let pipeline = !strategy.collective().is_art() && strategy.spec().trainable().is_ok();
+    Method::of(strategy).is_some() || pipeline
+}
+
+/// Most ranks whose ones add up exactly in the elements that a compressor's messages have: the word's bits are among them.
+pub fn most_ranks(spec: &CompressorSpec) -> u32 {
+    match spec.travels() {
+        Travels::Sums(Element::F16) => 2048,
+        Travels::Sums(Element::Bf16) => 256,
+        Travels::Sums(Element::F32) | Travels::Gathers => u32::MAX,
+    }
+}
+
+/// Name of the type whose elements add up; empty when messages are gathered.
+pub fn element(spec: &CompressorSpec) -> &'static str {
+    match spec.travels() {
+        Travels::Sums(Element::F32) => "float32",
+        Travels::Sums(Element::F16) => "float16",
+        Travels::Sums(Element::Bf16) => "bfloat16",
+        Travels::Gathers => "",
     }
 }
 
@@ -88,7 +118,7 @@ pub fn compressors() -> Vec<Described> {
     flexcomm_compression::methods::all().map(describe).collect()
 }
 
-/// A bucket under the text, with what its exchange needs to know.
+/// A bucket under a pipeline, with what its exchange needs to know.
 pub(crate) struct Turns {
     pub(crate) bucket: Shared,
     index: usize,
@@ -110,14 +140,31 @@ impl Turns {
 }
 
 impl Session {
-    /// The text that this tick runs; none in trials and once a decision is in force.
+    /// What runs this tick's strategy, where that is a pipeline: what the user named so, until the first decision, and whatever
+    /// the first engine does not have.
     pub fn text_of(&self, tick: &Tick) -> Option<&Text> {
-        self.text.as_ref().filter(|_| tick.trial.is_none() && tick.version.0 == 0)
+        let named = self.text.as_ref().filter(|_| tick.trial.is_none() && tick.version.0 == 0);
+        named.or_else(|| self.piped.as_ref().filter(|piped| piped.strategy == *tick.strategy.spec()))
+    }
+
+    /// Prepares for the strategy of a step that begins.
+    pub(crate) fn look_for_pipeline(&mut self, tick: &Tick) {
+        let first = tick.version.0 == 0 && tick.trial.is_none();
+        if tick.strategy.is_dense() || first && is_cast(&tick.strategy) || Method::of(&tick.strategy).is_some() {
+            self.piped = None;
+        } else if self.text_of(tick).is_none() {
+            self.piped = Some(Text::of(*tick.strategy.spec()));
+        }
+    }
+
+    /// Whether this trainer can run a strategy; also by how many ranks it has.
+    pub fn runs(&self, strategy: &Strategy) -> bool {
+        self.world <= most_ranks(strategy.spec()) && has(strategy)
     }
 
     pub(crate) fn turns(&self, index: usize) -> Result<Turns, Failure> {
         let tick = self.now()?;
-        let none = || Failure::Run(format!("failed to exchange bucket {index}: no text names a strategy"));
+        let none = || Failure::Run(format!("failed to exchange bucket {index}: no pipeline runs its strategy"));
         let text = self.text_of(&tick).ok_or_else(none)?.clone();
         Ok(Turns { bucket: self.store.bucket(index)?, index, step: text.step(&tick), text })
     }
@@ -162,7 +209,11 @@ impl Session {
             return Ok(());
         }
         let member = self.member(turns.index);
-        let saved = self.store.take_state(bucket.params());
+        // What a checkpoint holds is of the strategy that the user named; no candidate and no decision takes it.
+        let named = self.text.as_ref().is_some_and(|text| text.strategy == turns.text.strategy);
+        let tick = self.now()?;
+        let own = named && tick.version.0 == 0 && tick.trial.is_none();
+        let saved = if own { self.store.take_state(bucket.params()) } else { None };
         let strategy = &turns.text.strategy;
         bucket.piped(|index, params, held| {
             let layers = layers(params)?;
@@ -359,7 +410,7 @@ impl Core {
             })?;
             let mut session = self.lock();
             write_word(&session, (number(index, turn.number), tag), (&turn, status), word)?;
-            let share = share(session.world, need, gathered);
+            let share = ring_share(session.world, need, gathered);
             session.meter.hook_work(began);
             session.meter.launched(share);
             Ok(())
@@ -410,12 +461,6 @@ impl Core {
             Ok(Some((text.text.clone(), step.wrapping_add(text.offset), session.store.pipes()?)))
         })
     }
-}
-
-/// Bytes that a rank of a ring sends.
-fn share(world: u32, bytes: usize, gathered: bool) -> f64 {
-    let world = f64::from(world);
-    bytes as f64 * (world - 1.0) * if gathered { 1.0 } else { 2.0 / world }
 }
 
 fn write_word(

@@ -38,7 +38,7 @@ def test_one_ranks_agent_is_dead(seen):
 
 def test_the_agent_is_killed_and_restarted(seen):
     for rank in seen:
-        assert rank["restarted"]["away"] == [1, "topk@0.1/allgather"]
+        assert rank["restarted"]["away"] == [1, "topk(k=0.1)+ef(vanilla)/allgather"]
         assert rank["restarted"]["versions"] == [0, 1, 2]
     assert 1 in seen[0]["restarted"]["told again"][1:], "a new agent is told what is in force"
 
@@ -51,7 +51,7 @@ def test_the_controller_is_away(seen):
 def test_versions_twice_and_backwards(seen):
     for rank in seen:
         assert rank["backwards"]["versions"] == [0, 5, 6]
-        assert rank["backwards"]["strategy"] == "topk@0.05/art-ring:var"
+        assert rank["backwards"]["strategy"] == "topk(k=0.05)+ef(vanilla)/art-ring:var"
 
 
 @pytest.mark.parametrize("name", ["below", "below large"])
@@ -61,7 +61,7 @@ def test_ddp_has_no_hook_while_dense(seen, name):
         assert rank["bits"] and not rank["early"]
         # One rank needs it for a shadow, and the others go on without.
         assert rank["shadow"] == rank["dense"] == (number == 1)
-        assert rank["late"] and rank["versions"] == [0, 1, 2] and rank["strategy"] == "topk@0.1/allgather"
+        assert rank["late"] and rank["versions"] == [0, 1, 2] and rank["strategy"] == "topk(k=0.1)+ef(vanilla)/allgather"
 
 
 def test_dense_with_an_agent_is_plain_ddp_up_to_the_order_of_sums(seen):
@@ -82,14 +82,14 @@ def test_unknown_compressors_forged_digests_and_other_protocols(seen):
         assert rank["foreign"]["versions"] == [0, 4]
         refused = rank["foreign"]["refused"]
         assert refused["equal"] and refused["steps"] == 20 and not refused["connected"]
-        assert any("protocol 1, this agent speaks 2" in line for line in refused["lines"])
+        assert any("protocol 2, this agent speaks 3" in line for line in refused["lines"])
     said = "\n".join(seen[0]["foreign"]["lines"])
     assert "digest" in said and "other" in said
 
 
 def test_a_trial_that_the_loop_cannot_run(seen):
     gains = seen[0]["shadowed"]["gains"]
-    assert gains["topk@0.1/allgather"] > gains["topk@0.01/allgather"] > 0
+    assert gains["topk(k=0.1)+ef(vanilla)/allgather"] > gains["topk(k=0.01)+ef(vanilla)/allgather"] > 0
     reports = seen[0]["shadowed"]["trials"]
     assert [(r["id"], len(r["outcomes"])) for r in reports] == [(1, 0), (2, 0), (2, 2), (2, 2)]
     for report in reports:
@@ -99,10 +99,24 @@ def test_a_trial_that_the_loop_cannot_run(seen):
     assert seen[0]["shadowed"]["lines"].count("cannot run live trials") == 1
 
 
+def test_decisions_for_compressors_of_every_kind(seen):
+    for number, rank in enumerate(seen):
+        found = rank["kinds"]
+        assert found["equal"] and found["versions"] == [0, *range(2, 11)], found["versions"]
+        kept = [strategy for strategy in found["in_force"] if "+ef(" in strategy]
+        assert len(kept) == 6 and found["in_force"][1] == "fp16/dense-ring"
+        # What compresses with error feedback holds something back; what has none has sent it all.
+        for strategy, held in zip(found["in_force"], found["held"], strict=True):
+            assert (held > 0) == ("+ef(" in strategy), (strategy, held)
+        if number == 0:
+            ran = dict(map(tuple, found["ran"]))
+            assert [ran[version] for version in range(2, 10)] == found["in_force"][:8], ran
+
+
 def test_half_precision_before_the_first_decision(seen):
     for rank in seen:
         halves = rank["halves"]
-        assert halves["versions"] == [0, 1] and halves["reported"] == [[0, "text", "bf16"], [1, "topk", None]]
+        assert halves["versions"] == [0, 1] and halves["reported"] == [[0, "bf16/dense-ring"], [1, "topk(k=0.1)+ef(vanilla)/allgather"]]
         assert halves["comp"] > 0 and halves["before"] == list(range(3, halves["before"][-1] + 1))
 
 
@@ -110,10 +124,9 @@ def test_half_precision_before_the_first_decision(seen):
 def test_a_decision_takes_over_from_a_strategy_that_a_text_names(seen, name):
     for rank in seen:
         assert rank[name]["versions"] == [0, 1, 2] and rank[name]["reported"] == [0, 1, 2]
-        # An agent that knows no texts refuses the compressor; dense steps of the warm-up are nobody's.
-        assert rank[name]["texts"] == [[0, rank[name]["named"]], [1, ""], [2, ""]]
-        assert rank[name]["as"] == [["text", "dense-ring" if name == "sum text" else "allgather"]]
+        # Dense steps of the warm-up are not reported.
+        assert rank[name]["ran"] == [[0, rank[name]["named"]], [1, rank[name]["under"]], [2, "none/dense-ring"]]
         assert rank[name]["costs"] and all(all(c) for c in rank[name]["costs"])
-        assert rank[name]["named"].endswith("+ef(vanilla)") and rank[name]["under"] == "topk@0.1/allgather"
+        assert rank[name]["named"].endswith("+ef(vanilla)/" + ("dense-ring" if name == "sum text" else "allgather")) and rank[name]["under"] == "topk(k=0.1)+ef(vanilla)/allgather"
         before, after, dense = rank[name]["held"]
         assert before > 0 and after > 0 and dense == 0 and not rank[name]["text"]

@@ -16,7 +16,7 @@ def test_it_attaches_by_itself(seen, name):
     for rank in seen:
         own = rank[name]
         assert own["equal"] and own["hash"] == rank["attached"]["hash"] and own["step"] == rank["attached"]["step"] == 20
-        assert own["strategy"] == "topk@0.1/allgather" and own["held"] == 6
+        assert own["strategy"] == "topk(k=0.1)+ef(vanilla)/allgather" and own["held"] == 6
         assert "first backward pass" in own["early"]
 
 
@@ -28,7 +28,7 @@ def test_forward_passes_are_watched_until_then_only(seen):
 
 def test_it_follows_decisions(seen):
     for rank in seen:
-        assert rank["steered"] == {"equal": True, "version": 1, "strategy": "topk@0.1/allgather"}
+        assert rank["steered"] == {"equal": True, "version": 1, "strategy": "topk(k=0.1)+ef(vanilla)/allgather"}
 
 
 def test_what_it_cannot_do_is_said(seen):

@@ -17,13 +17,14 @@ def seen(folder):
 
 def test_every_compressor_keeps_ranks_equal(seen):
     names = {text.split("(")[0].split("+")[0] for text in seen[0]["trained"]}
-    assert names == set(seen[0]["names"]) and len(names) >= 37
+    # What compresses nothing has no codec to run.
+    assert names == set(seen[0]["names"]) - {"none"} and len(names) >= 37
     for rank in seen:
         for text, out in rank["trained"].items():
             assert out["equal"], f"parameters differ between ranks under {text}"
             assert out["finite"], text
             # In the canonical form: defaults left out.
-            assert out["strategy"].split("(")[0].split("+")[0] == text.split("(")[0].split("+")[0]
+            assert out["strategy"].split("/")[0].split("(")[0].split("+")[0] == text.split("(")[0].split("+")[0]
 
 
 def test_what_a_step_cost_is_known_under_every_text(seen):
@@ -50,7 +51,7 @@ def test_compressing_differs_from_dense(seen):
 
 def test_bytepss_map(seen):
     for rank in seen:
-        assert rank["byteps"]["strategy"] == "topk(k=3)+ef(vanilla)+nesterov(mu=0.9)" and rank["byteps"]["equal"]
+        assert rank["byteps"]["strategy"] == "topk(k=3)+ef(vanilla)+nesterov(mu=0.9)/allgather" and rank["byteps"]["equal"]
 
 
 def test_a_nan_on_one_rank_is_an_error_on_all_and_changes_no_state(seen):

@@ -122,7 +122,7 @@ def test_a_trials_iterations_are_told_late_and_its_report_waits_for_them(seen):
 def test_shadows_look_at_gradients_where_they_are_and_wait_for_nothing(seen):
     for own in seen:
         assert own["shadow"]["launched"] > own["device"]["launched"] and not own["shadow"]["lines"]
-        for strategy in ("dense", "topk@0.05/allgather"):
+        for strategy in ("dense", "topk(k=0.05)+ef(vanilla)/allgather"):
             runs = own[f"shadows {strategy}"]
             host, device, late, halves = (runs[name] for name in ("host", "device", "late", "halves"))
             assert {run["hash"] for name, run in runs.items() if name != "halves"} == {host["hash"]}
@@ -209,7 +209,7 @@ def test_a_rank_without_kernels_sends_by_the_backend_of_the_others(seen):
     for rank, own in enumerate(seen):
         for text, got in own["two backends"].items():
             assert got["by host"] == 0 and got["hash"] == seen[0]["two backends"][text]["hash"], (text, got)
-        topk = own["two backends"]["topk@0.05/allgather"]
+        topk = own["two backends"]["topk(k=0.05)+ef(vanilla)/allgather"]
         assert topk["hash"] == own["host"]["hash"]
         assert any("cut_third" in line for line in topk["lines"]) == (rank == 1), topk["lines"]
         # The kernels' collectives; the copies' are waited for on the current stream.

@@ -23,7 +23,7 @@ def test_a_wrapper_of_an_optimizer_tells_its_steps_and_the_log_what_runs(seen):
         wrapped = rank["wrapped"]
         assert wrapped["steps"] == 5 and wrapped["known"]
         said = [line for line in wrapped["lines"] if "no agent" in line]
-        assert [("staying with topk@0.1/allgather" in line, "dense" in line) for line in said] == [(True, False)] * (number == 0), said
+        assert [("staying with topk(k=0.1)+ef(vanilla)/allgather" in line, "dense" in line) for line in said] == [(True, False)] * (number == 0), said
 
 
 @pytest.mark.parametrize("name", ["gather", "star", "text"])
@@ -45,10 +45,11 @@ def test_a_session_calls_a_strategy_what_the_user_did(seen):
     for rank in seen:
         said = rank["named"]["said"]
         assert said == {
-            "fp16": "fp16", "bf16": "bf16", "fp16+ef(vanilla)": "fp16+ef(vanilla)", "dense": "none@1/dense-ring",
-            "topk@0.1/allgather": "topk@0.1/allgather",
+            "fp16": "fp16/dense-ring", "bf16": "bf16/dense-ring", "fp16+ef(vanilla)": "fp16+ef(vanilla)/dense-ring",
+            "dense": "none/dense-ring",
+            "topk(k=0.1)+ef(vanilla)/allgather": "topk(k=0.1)+ef(vanilla)/allgather",
         }, said
-        words = ["nearest name is 'topk'", "strategies is 5", "'fp16' has no shadow"]
+        words = ["nearest name is 'topk'", "strategies is 5", "'none/dense-ring' has no shadow"]
         for (kind, text), word in zip(rank["named"]["shadows"], words, strict=True):
             assert kind == "ValueError" and word in text, text
 

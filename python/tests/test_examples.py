@@ -46,4 +46,4 @@ def test_the_script_with_flexcomm_trains_as_the_one_without(images):
 def test_other_front_ends(folder, name):
     done = torchrun(str(EXAMPLES / name), folder, ranks=2)
     assert done.code == 0, done.text
-    assert "20 steps with topk@0.1/allgather" in done.text, done.text
+    assert "20 steps with topk(k=0.1)+ef(vanilla)/allgather" in done.text, done.text

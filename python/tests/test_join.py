@@ -4,7 +4,7 @@ import pytest
 from conftest import torchrun
 
 NAMES = [
-    "dense", "dense hooked", "topk@0.1/allgather", "topk@0.1/art-ring:var", "topk@0.1/art-ring:star", "qsgd(s=4,coding=gamma)",
+    "dense", "dense hooked", "topk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.1)+ef(vanilla)/art-ring:var", "topk(k=0.1)+ef(vanilla)/art-ring:star", "qsgd(s=4,coding=gamma)",
     "powersgd(rank=1)+ef(vanilla)", "decided", "steered", "early",
 ]
 

@@ -4,8 +4,8 @@ import pytest
 from conftest import torchrun
 
 METHODS = [
-    "dense", "fp16", "bf16", "topk@0.1/allgather", "topk@0.01/allgather", "lwtopk@0.1/allgather",
-    "mstopk@0.1/allgather", "topk@0.1/art-ring:star", "topk@0.1/art-ring:var", "mstopk@0.1/art-ring:star",
+    "dense", "fp16", "bf16", "topk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.01)+ef(vanilla)/allgather", "lwtopk(k=0.1)+ef(vanilla)/allgather",
+    "mstopk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.1)+ef(vanilla)/art-ring:star", "topk(k=0.1)+ef(vanilla)/art-ring:var", "mstopk(k=0.1)+ef(vanilla)/art-ring:star",
 ]
 HOOKED = ["dense hooked" + way for way in ("", " view", " lazy", " one bucket", " around")]
 WAYS = ["auto", "view", *HOOKED, "one bucket", "static", "unused", "accumulate", "amp", "scaler"]

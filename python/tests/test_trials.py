@@ -27,6 +27,19 @@ def test_200_steps_with_three_trials_are_200_steps_without(seen, name):
     assert dense[0] == 1.0 and dense[1] > dense[2]
 
 
+@pytest.mark.parametrize("name", ["piped", "piped step"])
+def test_trials_of_pipelines_leave_no_trace(seen, name):
+    for rank in seen:
+        with_trials, without = rank[name]
+        first = next((i for i, (a, b) in enumerate(zip(with_trials["hashes"], without["hashes"], strict=True)) if a != b), None)
+        assert first is None, f"the first step that differs: {first}"
+        assert [(number, counts) for number, counts, _ in with_trials["reports"]] == [(30, [4] * 5), (79, [4] * 2), (150, [4] * 2)]
+        assert with_trials["equal"] and with_trials["sane"]
+    # Halves lose next to nothing, and the second factor of PowerSGD keeps more than the first alone.
+    gains = seen[0][name][0]["reports"][0][2]
+    assert 0.999 < gains[1] <= 1.0 and gains[0] < gains[4], gains
+
+
 def test_trials_that_begin_from_below_ddp_leave_no_trace(seen):
     # With a validation by one rank in the loop's body, which must take no trial away.
     for rank in seen:

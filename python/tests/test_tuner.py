@@ -17,8 +17,8 @@ def test_allreduces_take_the_shape_that_was_agreed_on(seen):
     for rank in seen:
         out = rank["steered"]
         assert out["before"] == [NONE], "nothing is decided: the backend chooses"
-        assert out["none@1/dense-tree"] == [TREE] and out["none@1/dense-ring"] == [RING]
-        assert out["topk@0.1/allgather"] == [], "no allreduce at all"
+        assert out["none/dense-tree"] == [TREE] and out["none/dense-ring"] == [RING]
+        assert out["topk(k=0.1)+ef(vanilla)/allgather"] == [], "no allreduce at all"
 
 
 def test_a_trials_candidate_takes_its_shape_and_what_follows_its_own(seen):

@@ -1,6 +1,6 @@
 //! Jobs whose true costs the simulation knows and the planner does not.
 
-use flexcomm_domain::{Collective, CompressionRatio, Compressor, Strategy};
+use flexcomm_domain::{Collective, CompressionRatio, Strategy};
 use std::collections::BTreeMap;
 
 /// What a training job really costs and what compression really keeps.
@@ -87,20 +87,22 @@ impl Model {
     /// Names of the paper's models.
     pub const PAPERS: [&'static str; 4] = ["resnet18", "resnet50", "alexnet", "vit"];
 
+    /// Compressors whose true times and gains it knows.
+    pub const COMPRESSORS: [&'static str; 3] = ["topk", "lwtopk", "mstopk"];
+
     /// True time to compress and decompress.
     pub fn t_comp(&self, strategy: &Strategy) -> f64 {
-        let slower = match strategy.compressor() {
-            Compressor::None => return 0.0,
-            Compressor::TopK | Compressor::LwTopK => 1.0,
-            // 25 rounds of threshold estimation.
-            Compressor::MsTopK => 4.0,
-        };
+        if strategy.is_dense() {
+            return 0.0;
+        }
+        // MSTopk estimates its threshold in 25 rounds.
+        let slower = if strategy.family().name() == "mstopk" { 4.0 } else { 1.0 };
         self.values as f64 * (slower * self.scan_s + self.keep_s * strategy.cr().get())
     }
 
     /// True gain.
     pub fn gain(&self, strategy: &Strategy, progress: f64) -> f64 {
-        let layerwise = if strategy.compressor() == Compressor::LwTopK { 1.2 } else { 1.0 };
+        let layerwise = if strategy.family().name() == "lwtopk" { 1.2 } else { 1.0 };
         // One rank selects for all: not by what is large in the others.
         let for_all = if strategy.selection().is_some() { 1.3 } else { 1.0 };
         gain(strategy.cr(), layerwise * for_all * self.gain.exponent(progress))

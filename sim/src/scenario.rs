@@ -4,7 +4,7 @@ use crate::model::Model;
 use crate::run::{Breakage, Faults, Probes, Run, Setup, fixed, oracle};
 use crate::schedule::{RawSchedule, Schedule, ScheduleError, c1, c2};
 use crate::world::{Noise, Oddity, World};
-use flexcomm_domain::{Collective, Compressor, Strategy};
+use flexcomm_domain::{Collective, Family, Strategy};
 use flexcomm_planner::{Config, ConfigError, Offer};
 use serde::Deserialize;
 
@@ -114,7 +114,7 @@ struct RawJob {
     model: String,
     ranks: usize,
     steps_per_epoch: Option<f64>,
-    compressors: Option<Vec<Compressor>>,
+    compressors: Option<Vec<Family>>,
     collectives: Option<Vec<Collective>>,
 }
 
@@ -275,7 +275,12 @@ impl Raw {
         if let Some(steps) = self.job.steps_per_epoch {
             model.steps_per_epoch = within("job.steps_per_epoch", steps, 1.0, 1e6)?;
         }
-        let compressors = self.job.compressors.unwrap_or_else(|| vec![Compressor::TopK]);
+        let compressors =
+            self.job.compressors.unwrap_or_else(|| vec!["topk".parse().expect("it is in the table of names")]);
+        if let Some(other) = compressors.iter().find(|family| !Model::COMPRESSORS.contains(&family.name())) {
+            let allowed = format!("{}, whose gains the simulated job knows", Model::COMPRESSORS.join(", "));
+            return Err(ScenarioError::Value { key: "job.compressors", value: other.to_string(), allowed });
+        }
         let offer = Offer {
             codecs: compressors.into_iter().map(|c| (c, World::codec())).collect(),
             collectives: self.job.collectives.unwrap_or_else(|| Collective::ALL.to_vec()),

@@ -24,7 +24,7 @@ fn setup(seed: u64, faults: Faults, steps_per_epoch: f64) -> Setup {
         uncompensated: rng.random_range(0.02..=1.0),
     };
     let offer = Offer {
-        codecs: [flexcomm_domain::Compressor::TopK].map(|c| (c, World::codec())).into(),
+        codecs: ["topk"].map(|c| (c.parse().unwrap(), World::codec())).into(),
         collectives: Collective::ALL.to_vec(),
     };
     let schedule = weather::random(12, &mut rng);

@@ -147,7 +147,7 @@ pub enum Change {
     /// Nothing.
     None,
     /// From the next step on this is in force.
-    Switched(InForce),
+    Switched(Box<InForce>),
     /// The next tick is a trial's first iteration: take the snapshot now.
     TrialStarts(TrialPlan),
     /// All of the trial's iterations have run, or it was aborted: restore now.
@@ -229,7 +229,7 @@ impl Agreement {
             return Offer::NotLeader;
         }
         let pending = match &self.pending {
-            Some(Plan::Decision { version, strategy }) => Some((*version, *strategy)),
+            Some(Plan::Decision { version, strategy }) => Some((*version, **strategy)),
             _ => None,
         };
         let (newest, known) =
@@ -335,7 +335,7 @@ impl Agreement {
             return self.wanted_abort.take().map(Plan::Abort);
         }
         if let Some((version, strategy)) = self.wanted_decision.take() {
-            return Some(Plan::Decision { version, strategy });
+            return Some(Plan::Decision { version, strategy: Box::new(strategy) });
         }
         self.wanted_trial.take().map(Plan::Trial)
     }
@@ -441,8 +441,8 @@ impl Agreement {
         self.step += 1;
         match plan {
             Some(Plan::Decision { version, strategy }) => {
-                self.in_force = InForce { version, strategy, since_step: self.step };
-                Change::Switched(self.in_force)
+                self.in_force = InForce { version, strategy: *strategy, since_step: self.step };
+                Change::Switched(Box::new(self.in_force))
             }
             Some(Plan::Trial(plan)) => {
                 self.last_trial = plan.id;
@@ -503,7 +503,7 @@ mod tests {
         b.begin();
         b.accept(Rank(0), &a.word()).unwrap();
         a.accept(Rank(1), &b.word()).unwrap();
-        let switched = Change::Switched(InForce { version: Version(3), strategy: topk, since_step: 1 });
+        let switched = Change::Switched(Box::new(InForce { version: Version(3), strategy: topk, since_step: 1 }));
         assert_eq!(a.finish(), switched);
         assert_eq!(b.finish(), switched);
         assert_eq!((a.begin().strategy, b.begin().strategy), (topk, topk));
@@ -579,7 +579,7 @@ mod tests {
         let abort = Plan::Abort(AbortCause::Budget);
         refuse(&mut b, &ControlWord { plan: Some((1, abort)), ..good.clone() }, "is in no trial");
         b.accept(Rank(0), &ControlWord { plan: Some((1, Plan::Stop)), ..good.clone() }).unwrap();
-        let other = Plan::Decision { version: Version(1), strategy: Strategy::DENSE_RING };
+        let other = Plan::Decision { version: Version(1), strategy: Strategy::DENSE_RING.into() };
         refuse(&mut b, &ControlWord { plan: Some((1, other)), ..good.clone() }, "knows the end of the job");
         let error = a.accept(Rank(1), &b.word()).unwrap_err().to_string();
         assert!(error.contains("rank 0 announced nothing"), "{error}");

@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(reader.poll(now), None);
 
         let mut forged = orders(2);
-        forged.decision.as_mut().unwrap().strategy.cr = 0.5;
+        forged.decision.as_mut().unwrap().strategy.0 = "topk(k=0.5)+ef(vanilla)/allgather".into();
         publish(&mut page, &forged);
         assert_eq!(version(reader.poll(now)), None);
         page.publish(b"not json").unwrap();

@@ -12,24 +12,26 @@
 //! | 32-35 | iteration within the trial, 0 in training |
 //! | 36- | the announced plan |
 
-use flexcomm_domain::{Collective, CompressionRatio, Compressor, Digest, Invalid, Selection, Strategy, Version};
+use flexcomm_domain::{Digest, Invalid, MAX_STRATEGY_TEXT, Strategy, Version};
 use flexcomm_wire::MAX_CANDIDATES;
 
 /// Bytes of a control word without a plan: what every frame pays in steady state.
 pub const WORD_BASE: usize = 36;
 
-/// Bytes of the longest control word: a trial of [`MAX_CANDIDATES`] candidates is announced.
-pub const WORD_MAX: usize = WORD_BASE + TRIAL_FIXED + MAX_CANDIDATES * STRATEGY_BYTES;
+/// Bytes of the longest control word: a trial whose candidates have [`MAX_TRIAL_TEXT`] bytes is announced.
+pub const WORD_MAX: usize = WORD_BASE + TRIAL_FIXED + MAX_CANDIDATES + MAX_TRIAL_TEXT;
+
+/// Most bytes of all texts of a trial's candidates: 64 for each of [`MAX_CANDIDATES`], and enough for one strategy of any
+/// length. The room for a plan is reserved in full, on a payload of the training.
+pub const MAX_TRIAL_TEXT: usize = 1024;
 
 /// Most iterations of one candidate in a trial (the paper: 10); more is training, not a trial.
 pub const MAX_ITERATIONS: u32 = 1000;
 
 const MAGIC: [u8; 4] = *b"FLXW";
-const LAYOUT: u8 = 1;
+const LAYOUT: u8 = 2;
 const FLAG_TRIAL: u8 = 1;
 const FLAG_STOP: u8 = 2;
-/// Compressor, collective, selection, CR.
-const STRATEGY_BYTES: usize = 3 + 8;
 /// Kind, first step, id, iterations, budget, number of candidates.
 const TRIAL_FIXED: usize = 1 + 8 + 8 + 4 + 8 + 1;
 
@@ -58,6 +60,9 @@ pub enum WordError {
         /// As found.
         value: u64,
     },
+    /// An announced strategy that is no text.
+    #[error("read an announced strategy: it is no UTF-8")]
+    Text,
     /// An announced strategy that is not one.
     #[error("read an announced strategy: {0}")]
     Strategy(#[from] Invalid),
@@ -112,6 +117,11 @@ impl TrialPlan {
             let value = f64::from(iterations);
             return Err(Invalid::Range { what: "number of a trial's iterations", value, allowed: "1 to 1000" });
         }
+        let bytes: usize = candidates.iter().map(|strategy| strategy.to_string().len()).sum();
+        if bytes > MAX_TRIAL_TEXT {
+            let (what, allowed) = ("number of characters of a trial's candidates", "at most 1024");
+            return Err(Invalid::Range { what, value: bytes as f64, allowed });
+        }
         Ok(Self { id, candidates, iterations, budget_ms })
     }
 
@@ -130,7 +140,7 @@ pub enum Plan {
         /// Its version.
         version: Version,
         /// What to do.
-        strategy: Strategy,
+        strategy: Box<Strategy>,
     },
     /// A live trial.
     Trial(TrialPlan),
@@ -235,6 +245,13 @@ impl Reader<'_> {
         Ok(*head)
     }
 
+    fn bytes(&mut self, length: usize) -> Result<&[u8], WordError> {
+        let short = WordError::Short { got: self.0.len(), need: length };
+        let (head, rest) = self.0.split_at_checked(length).ok_or(short)?;
+        self.0 = rest;
+        Ok(head)
+    }
+
     fn u64(&mut self) -> Result<u64, WordError> {
         self.array().map(u64::from_le_bytes)
     }
@@ -281,7 +298,7 @@ fn decode_plan(read: &mut Reader) -> Result<(u64, Plan), WordError> {
     let kind = read.u8()?;
     let first_step = read.u64()?;
     let plan = match kind {
-        1 => Plan::Decision { version: Version(read.u64()?), strategy: decode_strategy(read)? },
+        1 => Plan::Decision { version: Version(read.u64()?), strategy: Box::new(decode_strategy(read)?) },
         2 => Plan::Trial(decode_trial(read)?),
         3 => Plan::Abort(match read.u8()? {
             1 => AbortCause::Budget,
@@ -308,31 +325,19 @@ fn decode_trial(read: &mut Reader) -> Result<TrialPlan, WordError> {
     Ok(TrialPlan::new(id, candidates, iterations, budget_ms)?)
 }
 
-fn index_of<T: PartialEq>(all: &[T], value: &T) -> u8 {
-    // Every value is in its own ALL, which has fewer than 255 entries.
-    all.iter().position(|v| v == value).unwrap_or(usize::from(u8::MAX)) as u8
-}
-
+/// Its length, then its canonical text.
 fn encode_strategy(strategy: &Strategy, out: &mut Vec<u8>) {
-    out.push(index_of(Compressor::ALL, &strategy.compressor()));
-    out.push(index_of(Collective::ALL, &strategy.collective()));
-    out.push(strategy.selection().map_or(0, |s| 1 + index_of(Selection::ALL, &s)));
-    out.extend_from_slice(&strategy.cr().get().to_bits().to_le_bytes());
+    let text = strategy.to_string();
+    // At most MAX_STRATEGY_TEXT, which fits a byte.
+    out.push(text.len().min(MAX_STRATEGY_TEXT) as u8);
+    out.extend_from_slice(text.as_bytes());
 }
 
 fn decode_strategy(read: &mut Reader) -> Result<Strategy, WordError> {
-    fn pick<T: Copy>(all: &[T], index: u8, what: &'static str) -> Result<T, WordError> {
-        all.get(usize::from(index)).copied().ok_or(WordError::Field { what, value: u64::from(index) })
-    }
-    let [compressor, collective, selection] = read.array()?;
-    let compressor = pick(Compressor::ALL, compressor, "a compressor's number")?;
-    let collective = pick(Collective::ALL, collective, "a collective's number")?;
-    let selection = match selection {
-        0 => None,
-        s => Some(pick(Selection::ALL, s - 1, "a worker selection's number")?),
-    };
-    let cr = CompressionRatio::new(f64::from_bits(read.u64()?))?;
-    Ok(Strategy::new(compressor, cr, collective, selection)?)
+    let length = usize::from(read.u8()?);
+    let text = read.bytes(length)?;
+    let text = std::str::from_utf8(text).map_err(|_| WordError::Text)?;
+    Ok(text.parse()?)
 }
 
 #[cfg(test)]
@@ -343,7 +348,8 @@ mod tests {
     use proptest::strategy::Strategy as _;
 
     fn strategies() -> impl proptest::strategy::Strategy<Value = Strategy> {
-        let texts = ["none@1/dense-ring", "none@1/dense-tree", "lwtopk@0.1/allgather", "mstopk@0.004/art-tree:var"];
+        let texts =
+            ["none/dense-ring", "fp16/dense-tree", "lwtopk@0.1/allgather", "powersgd(rank=2)+ef(vanilla)/dense-ring"];
         (0..=texts.len(), 1e-6..1.0f64).prop_map(move |(i, c)| match texts.get(i) {
             Some(text) => text.parse().unwrap(),
             None => format!("topk@{c}/art-ring:star").parse().unwrap(),
@@ -352,7 +358,8 @@ mod tests {
 
     fn plans() -> impl proptest::strategy::Strategy<Value = Plan> {
         prop_oneof![
-            (any::<u64>(), strategies()).prop_map(|(v, strategy)| Plan::Decision { version: Version(v), strategy }),
+            (any::<u64>(), strategies())
+                .prop_map(|(v, strategy)| Plan::Decision { version: Version(v), strategy: strategy.into() }),
             (any::<u64>(), prop::collection::vec(strategies(), 1..=MAX_CANDIDATES), 1..=MAX_ITERATIONS, any::<u64>())
                 .prop_map(|(id, c, i, b)| Plan::Trial(TrialPlan::new(id, c, i, b).unwrap())),
             Just(Plan::Abort(AbortCause::Budget)),
@@ -394,7 +401,7 @@ mod tests {
         #[test]
         fn any_bytes_are_an_error_or_a_word(mut bytes in prop::collection::vec(any::<u8>(), 0..300), ours: bool) {
             if ours && bytes.len() >= 8 {
-                bytes[..5].copy_from_slice(b"FLXW\x01");
+                bytes[..5].copy_from_slice(b"FLXW\x02");
                 let plan = bytes.len().saturating_sub(WORD_BASE) as u16;
                 bytes[6..8].copy_from_slice(&plan.to_le_bytes());
             }
@@ -413,7 +420,7 @@ mod tests {
         assert!(ControlWord::decode(&bytes).unwrap_err().to_string().contains("FLXW"));
         bytes[..5].copy_from_slice(b"FLXW\x07");
         assert_eq!(ControlWord::decode(&bytes), Err(WordError::Layout(7)));
-        bytes[4..8].copy_from_slice(&[1, 0, 0xff, 0xff]);
+        bytes[4..8].copy_from_slice(&[2, 0, 0xff, 0xff]);
         assert!(ControlWord::decode(&bytes).unwrap_err().to_string().contains("65535"));
     }
 
@@ -423,5 +430,7 @@ mod tests {
         assert!(TrialPlan::new(1, vec![Strategy::DENSE_RING; 17], 10, 0).is_err());
         assert!(TrialPlan::new(1, vec![Strategy::DENSE_RING], 0, 0).is_err());
         assert!(TrialPlan::new(1, vec![Strategy::DENSE_RING], 1001, 0).is_err());
+        let long = "sidco(k=0.12345678901234567,fit=gamma,first=0.12345678901234567)+ef(vanilla)/allgather";
+        assert!(TrialPlan::new(1, vec![long.parse().unwrap(); 16], 10, 0).unwrap_err().to_string().contains("1024"));
     }
 }

@@ -184,7 +184,7 @@ pub struct DecisionView {
     /// The canonical text of what was decided, as `attach(strategy=...)` and `flexcomm lab worker --strategy` take it.
     #[serde(default)]
     pub strategy: String,
-    /// Kept share of values; 1 = dense.
+    /// Kept share of values; 1 where none are left out: dense, halves, quantizers, low rank.
     pub cr: f64,
     /// How values travel.
     pub collective: String,
@@ -271,10 +271,6 @@ pub struct IntervalView {
     pub version: u64,
     /// What ran.
     pub strategy: StrategyWire,
-    /// What ran, when `strategy` cannot say it, see [`crate::StepsReport::text`]: nothing was predicted for it, and the
-    /// cost model is not fitted to it.
-    #[serde(default)]
-    pub text: Option<String>,
     /// First and last step.
     pub from_step: u64,
     /// First and last step.

@@ -6,22 +6,20 @@
 
 pub mod api;
 mod orders;
-mod ran;
 mod reports;
+mod strategy;
 mod trainer;
 
-pub use orders::{
-    DecisionOrder, EchoPeer, JobOrders, Orders, ProbePlan, ShapeOrder, StrategyWire, ThroughputGrant, TrialOrder,
-};
-pub use ran::{MAX_STRATEGY_TEXT, Ran, TEXT_COMPRESSOR};
+pub use orders::{DecisionOrder, EchoPeer, JobOrders, Orders, ProbePlan, ShapeOrder, ThroughputGrant, TrialOrder};
 pub use reports::{
     AppliedReport, Heartbeat, JobSeen, LinkReport, PathReport, RefusedRun, Register, Registered, Report, ReportAck,
     ReportBatch, ReportBody, ShapeReport, StepRecord, StepsReport, ThroughputReport, TrialOutcome, TrialReport,
 };
+pub use strategy::StrategyWire;
 pub use trainer::{CodecInfo, FromTrainer, Hello, ToTrainer};
 
 /// Version of everything in this crate. A peer with another version is refused with both numbers named.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// Most reports in one batch: bounds the controller's transaction.
 pub const MAX_BATCH: usize = 512;

@@ -1,10 +1,9 @@
 //! Controller to agent: everything the agent should know now, whole, so that a lost message costs nothing.
 
-use flexcomm_domain::{
-    Collective, CompressionRatio, Compressor, Decision, Digest, Invalid, JobId, NodeName, RunId, Seconds, Selection,
-    Strategy, Timestamp, Version,
-};
+use flexcomm_domain::{Decision, Digest, Invalid, JobId, NodeName, RunId, Seconds, Strategy, Timestamp, Version};
 use serde::{Deserialize, Serialize};
+
+use crate::StrategyWire;
 
 /// The whole of what one agent is asked to do. A later `epoch` replaces an earlier one entirely.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -72,43 +71,6 @@ pub struct JobOrders {
     /// A trial that should run now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trial: Option<TrialOrder>,
-}
-
-/// A strategy as data; checked by `TryFrom` into [`Strategy`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct StrategyWire {
-    /// `none`, `topk`, `lwtopk`, `mstopk`.
-    pub compressor: String,
-    /// Kept share of values, in (0, 1].
-    pub cr: f64,
-    /// `dense-ring`, `dense-tree`, `allgather`, `art-ring`, `art-tree`.
-    pub collective: String,
-    /// `star` or `var`, for the art collectives only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub selection: Option<String>,
-}
-
-impl From<Strategy> for StrategyWire {
-    fn from(s: Strategy) -> Self {
-        Self {
-            compressor: s.compressor().to_string(),
-            cr: s.cr().get(),
-            collective: s.collective().to_string(),
-            selection: s.selection().map(|x| x.to_string()),
-        }
-    }
-}
-
-impl TryFrom<&StrategyWire> for Strategy {
-    type Error = Invalid;
-    fn try_from(wire: &StrategyWire) -> Result<Self, Invalid> {
-        Strategy::new(
-            wire.compressor.parse::<Compressor>()?,
-            CompressionRatio::new(wire.cr)?,
-            wire.collective.parse::<Collective>()?,
-            wire.selection.as_deref().map(str::parse::<Selection>).transpose()?,
-        )
-    }
 }
 
 /// A decision on its way to the trainers.
@@ -230,9 +192,9 @@ mod tests {
         let json = serde_json::to_string(&DecisionOrder::from(&decision)).unwrap();
         let mut order: DecisionOrder = serde_json::from_str(&json).unwrap();
         assert_eq!(order.to_decision(&job).unwrap(), decision);
-        order.strategy.cr = 0.5;
+        order.strategy.0 = "topk(k=0.5)+ef(vanilla)/art-tree:var".into();
         assert!(order.to_decision(&job).unwrap_err().to_string().contains("digest"));
-        order.strategy.cr = f64::NAN;
+        order.strategy.0 = "topk(k=NaN)+ef(vanilla)/art-tree:var".into();
         assert!(order.to_decision(&job).is_err());
     }
 }

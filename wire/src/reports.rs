@@ -256,10 +256,6 @@ pub struct StepsReport {
     pub version: u64,
     /// What ran (also says what "0" was).
     pub strategy: StrategyWire,
-    /// What ran, when `strategy` cannot say it: a compressor with its parameters, memory and momentum. `strategy` then has
-    /// the compressor [`crate::TEXT_COMPRESSOR`], ratio 1 and the collective, see [`crate::Ran`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub text: Option<String>,
     /// Ascending; at most [`crate::MAX_STEPS`].
     pub steps: Vec<StepRecord>,
 }

@@ -30,12 +30,12 @@ pub struct Hello {
     pub collectives: Vec<String>,
 }
 
-/// A compressor a trainer has and what its messages weigh: a message with k of n values has
-/// `header_bytes + k * (index_bytes + value_bytes)` bytes by allgather; AR-Topk broadcasts
-/// `header_bytes + k * index_bytes` and reduces `k * value_bytes`.
+/// A compressor a trainer has and what its messages weigh in a step: with k of n values (all, where it leaves none out) they
+/// have `header_bytes + k * (index_bytes + value_bytes)` bytes; AR-Topk broadcasts `header_bytes + k * index_bytes` and
+/// reduces `k * value_bytes`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CodecInfo {
-    /// Its name, as in a strategy.
+    /// Without its ratio: `topk(k=*)+ef(vanilla)`, `fp16`, `powersgd(rank=2)+ef(vanilla)`.
     pub compressor: String,
     /// Fixed part of a message.
     pub header_bytes: u64,
@@ -43,6 +43,13 @@ pub struct CodecInfo {
     pub index_bytes: f64,
     /// Per kept value.
     pub value_bytes: f64,
+    /// Collectives in a step that together move these bytes, one after the other.
+    #[serde(default = "one")]
+    pub rounds: u32,
+}
+
+fn one() -> u32 {
+    1
 }
 
 /// Trainer to agent.

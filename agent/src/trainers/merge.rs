@@ -131,7 +131,7 @@ pub(crate) mod tests {
     #[test]
     fn forged_decisions_are_set_aside() {
         let mut forged = decision(9, TOPK);
-        forged.strategy.cr = 0.5;
+        forged.strategy.0 = "topk(k=0.5)+ef(vanilla)/allgather".into();
         let (merged, aside) = merge(&orders(None), 0, &orders(Some(forged)));
         assert!(merged.decision.is_none() && matches!(aside[..], [SetAside::InvalidDecision(_)]));
     }
@@ -148,7 +148,7 @@ pub(crate) mod tests {
             |t| t.candidates.clear(),
             |t| t.iterations = 0,
             |t| t.budget_ms = u64::MAX,
-            |t| t.candidates[0].cr = -1.0,
+            |t| t.candidates[0].0 = "topk(k=-1)/allgather".into(),
         ];
         for change in changes {
             let mut bad = trial(4);

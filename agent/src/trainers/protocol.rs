@@ -144,7 +144,7 @@ fn check_steps(report: &StepsReport) -> Result<(), String> {
     if report.version > MAX_INTEGER {
         return Err(format!("version {} is above 2^53", report.version));
     }
-    report.ran().map_err(|error| error.to_string())?;
+    Strategy::try_from(&report.strategy).map_err(|error| error.to_string())?;
     report.steps.iter().try_for_each(check_step)
 }
 
@@ -238,14 +238,7 @@ pub(crate) mod tests {
         };
         change(&mut step);
         let strategy = flexcomm_domain::Strategy::DENSE_RING.into();
-        FromTrainer::Steps(StepsReport {
-            job: "j".parse().unwrap(),
-            rank: 1,
-            version: 0,
-            strategy,
-            text: None,
-            steps: vec![step],
-        })
+        FromTrainer::Steps(StepsReport { job: "j".parse().unwrap(), rank: 1, version: 0, strategy, steps: vec![step] })
     }
 
     #[test]
@@ -295,19 +288,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_strategy_may_be_named_by_a_text_and_then_by_nothing_else() {
-        let text = |compressor: &str, text: &str| {
+    fn any_strategy_may_have_run_and_what_is_none_is_set_aside() {
+        let ran = |strategy: &str| {
             let mut message = steps(|_| {});
             if let FromTrainer::Steps(report) = &mut message {
-                report.strategy.compressor = compressor.into();
-                report.text = Some(text.into());
+                report.strategy.0 = strategy.into();
             }
             joined().line(&line(&message)).unwrap()
         };
-        assert!(matches!(text("text", "qsgd(s=16)+ef(vanilla)"), Event::Report(_)));
-        for (compressor, named) in [("none", "qsgd"), ("text", ""), ("text", "two\nlines"), ("text", &"x".repeat(257))]
-        {
-            assert!(matches!(text(compressor, named), Event::SetAside(_)), "{compressor} {named}");
+        for strategy in ["qsgd(s=16)+ef(vanilla)/allgather", "none@1/dense-ring", "fp16/dense-tree"] {
+            assert!(matches!(ran(strategy), Event::Report(_)), "{strategy}");
+        }
+        for strategy in ["", "qsgd(s=16)", "qsgd(s=16)/dense-ring", "zebra/allgather", &"x".repeat(5000)] {
+            assert!(matches!(ran(strategy), Event::SetAside(_)), "{strategy}");
         }
     }
 

@@ -376,15 +376,7 @@ impl Trainer {
             };
             let strategy = flexcomm_domain::Strategy::DENSE_RING.into();
             let (job, rank) = (self.job.parse().unwrap(), self.rank);
-            self.say(&FromTrainer::Steps(StepsReport {
-                job,
-                rank,
-                version: 0,
-                strategy,
-                text: None,
-                steps: vec![record],
-            }))
-            .await;
+            self.say(&FromTrainer::Steps(StepsReport { job, rank, version: 0, strategy, steps: vec![record] })).await;
         }
     }
 }

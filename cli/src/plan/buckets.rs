@@ -2,6 +2,7 @@
 
 use super::{Args, Row, files};
 use anyhow::{Context, Result};
+use flexcomm_domain::Family;
 use flexcomm_optimizer::buckets::{MAX_BUCKETS, MAX_ENUMERATED};
 use flexcomm_optimizer::{
     Bucket, BucketProblem, BucketSolution, PolicyConfig, Problem, Profile, ProfilePoint, Solver, Space, evaluate_plans,
@@ -70,10 +71,14 @@ pub(super) fn solve(
     (args, space): (&Args, &Space),
     policy: &PolicyConfig,
 ) -> Result<Searched> {
-    let whole = problem.profiles.get(&args.compressor.into());
+    let family = space.compressors.iter().copied().find(Family::has_ratio);
+    let Some(family) = family else {
+        bad_argument!("--buckets solves for a ratio per bucket, and none of the compressors has one: name topk");
+    };
+    let whole = problem.profiles.get(&family.into());
     let posed: Result<Vec<Bucket>> = buckets.0.iter().map(|row| bucket(row, problem.values, whole, space)).collect();
     let began = Instant::now();
-    let large = BucketProblem::new(problem, &posed?, space, args.compressor).context("failed to plan")?;
+    let large = BucketProblem::new(problem, &posed?, space, family).context("failed to plan")?;
     let (plans, uniform) = (large.size(), large.uniform());
     let shown = evaluate_plans(problem, &large, &uniform).context("failed to plan")?;
     let solution = solve_buckets(problem, large, policy, args.seed).context("failed to plan")?;

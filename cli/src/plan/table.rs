@@ -22,9 +22,14 @@ fn write(plan: &Plan, out: &mut String) -> std::fmt::Result {
     }
     writeln!(out, "\n  {HEAD}")?;
     let (front, chosen) = &plan.marked;
-    for (i, candidate) in plan.costs.iter().enumerate() {
-        let mark = if Some(i) == *chosen { ">" } else { " " };
-        writeln!(out, "{mark} {}{}", row(candidate), if front.contains(&i) { "  *" } else { "" })?;
+    let shown = fastest(plan);
+    for i in &shown {
+        let mark = if Some(*i) == *chosen { ">" } else { " " };
+        writeln!(out, "{mark} {}{}", row(&plan.costs[*i]), if front.contains(i) { "  *" } else { "" })?;
+    }
+    if shown.len() < plan.costs.len() {
+        let others = plan.costs.len() - shown.len();
+        writeln!(out, "\nEach by its fastest collective; {others} rows by others are in --json.")?;
     }
     match &plan.buckets {
         None => write_front(plan, out)?,
@@ -32,7 +37,7 @@ fn write(plan: &Plan, out: &mut String) -> std::fmt::Result {
     }
     writeln!(out, "Why: {}.", plan.why)?;
     write_break_even(plan, out)?;
-    match (plan.choice.cr == 1.0, plan.gain_assumed) {
+    match (plan.choice.is_dense(), plan.gain_assumed) {
         (true, _) if !could_beat_dense(plan) => {
             writeln!(out, "Dense is best here at any gain: compression would not pay.")
         }
@@ -47,16 +52,31 @@ fn write(plan: &Plan, out: &mut String) -> std::fmt::Result {
     }
 }
 
+/// Positions of the rows that people are shown: each compressor and ratio by the collective that takes it the least time, and
+/// the choice.
+fn fastest(plan: &Plan) -> Vec<usize> {
+    let mut best: Vec<usize> = Vec::new();
+    for (i, row) in plan.costs.iter().enumerate() {
+        match best.iter_mut().find(|b| (&plan.costs[**b].family, plan.costs[**b].cr) == (&row.family, row.cr)) {
+            Some(known) if row.t_step_s < plan.costs[*known].t_step_s => *known = i,
+            Some(_) => {}
+            None => best.push(i),
+        }
+    }
+    best.extend(plan.marked.1.filter(|chosen| !best.contains(chosen)));
+    best
+}
+
 fn could_beat_dense(plan: &Plan) -> bool {
-    plan.costs.iter().any(|r| r.cr < 1.0 && r.break_even_gain.is_some_and(|gain| gain < 1.0))
+    plan.costs.iter().any(|r| !r.is_dense() && r.break_even_gain.is_some_and(|gain| gain < 1.0))
 }
 
 /// For each ratio its fastest collective, which has the least break-even gain.
 fn write_break_even(plan: &Plan, out: &mut String) -> std::fmt::Result {
     let mut best: Vec<(f64, &Row)> = Vec::new();
-    for row in plan.costs.iter().filter(|r| r.cr < 1.0) {
+    for row in plan.costs.iter().filter(|r| !r.is_dense()) {
         let gain = row.break_even_gain.unwrap_or(f64::INFINITY);
-        match best.iter_mut().find(|(_, b)| b.cr == row.cr) {
+        match best.iter_mut().find(|(_, b)| (b.cr, &b.family) == (row.cr, &row.family)) {
             Some(known) if gain < known.0 => *known = (gain, row),
             Some(_) => {}
             None => best.push((gain, row)),
@@ -71,20 +91,18 @@ fn write_break_even(plan: &Plan, out: &mut String) -> std::fmt::Result {
     }
     for (needed, row) in can {
         let now = if plan.gain_assumed { "assumed" } else { "given" };
-        writeln!(out, "  CR {:<8} {:<11} {needed:.4} ({now}: {:.4})", row.cr, row.collective, row.gain)?;
+        writeln!(out, "  {:<WIDTH$} {:<15} {needed:.4} ({now}: {:.4})", compressor(row), by(row), row.gain)?;
     }
     if !never.is_empty() {
-        let crs: Vec<String> = never.iter().map(|(_, row)| row.cr.to_string()).collect();
-        writeln!(out, "At no gain would CR {} beat dense: a step takes longer.", crs.join(", "))?;
+        let names: Vec<String> = never.iter().map(|(_, row)| compressor(row)).collect();
+        writeln!(out, "At no gain would {} beat dense: a step takes longer.", names.join(", "))?;
     }
     Ok(())
 }
 
 fn write_front(plan: &Plan, out: &mut String) -> std::fmt::Result {
     writeln!(out, "\n* on the Pareto front of (t_comp, t_sync, 1/gain); > the choice.")?;
-    let front: Vec<String> = plan.front.iter().map(|r| format!("{} at {}", r.collective, r.cr)).collect();
-    writeln!(out, "Front: {}.", front.join(", "))?;
-    writeln!(out, "\nChoice: {} at CR {}.", plan.choice.collective, plan.choice.cr)
+    writeln!(out, "\nChoice: {} by {}.", compressor(&plan.choice), by(&plan.choice))
 }
 
 fn write_buckets(plan: &Plan, searched: &Searched, out: &mut String) -> std::fmt::Result {
@@ -123,14 +141,31 @@ fn run_of(searched: &Searched, run: std::ops::Range<usize>) -> (String, u64) {
     (name, values)
 }
 
-const HEAD: &str = "collective        CR    t_comp ms    t_sync ms    t_step ms    gain  quality ms";
+/// Columns of a compressor's name.
+const WIDTH: usize = 20;
+
+const HEAD: &str = "compressor           collective         t_comp ms    t_sync ms    t_step ms    gain   quality ms";
+
+/// `topk at 0.011`, `qsgd(s=7,norm=max)`: what runs with error feedback says so in the strategy alone.
+fn compressor(r: &Row) -> String {
+    if r.is_dense() {
+        return "dense".into();
+    }
+    let family = r.family.replace("+ef(vanilla)", "");
+    let open = family.replace("(k=*)", "").replace("k=*,", "");
+    if open == family { family } else { format!("{open} at {}", (r.cr * 1e6).round() / 1e6) }
+}
+
+fn by(r: &Row) -> String {
+    r.selection.map_or(r.collective.to_owned(), |selection| format!("{}:{selection}", r.collective))
+}
 
 fn row(r: &Row) -> String {
     let ms = |s: f64| format!("{:.3}", s * 1e3);
     format!(
-        "{:<11} {:>8} {:>12} {:>12} {:>12} {:>7.4} {:>12}",
-        r.collective,
-        (r.cr * 1e6).round() / 1e6,
+        "{:<WIDTH$} {:<15} {:>12} {:>12} {:>12} {:>7.4} {:>12}",
+        compressor(r),
+        by(r),
         ms(r.t_comp_s),
         ms(r.t_sync_s),
         ms(r.t_step_s),

@@ -3,8 +3,8 @@
 use super::{
     HEADER_BYTES, INDEX_BYTES, MAGIC, VALUE_BYTES, VERSION, at, checksum::crc32c, dtype, encoding, method_code,
 };
+use crate::Compressor;
 use crate::{MAX_VALUES, Selection};
-use flexcomm_domain::Compressor;
 use flexcomm_domain::spec::Checksum;
 
 /// Failed to decode a message.

@@ -1,8 +1,8 @@
 //! Writing messages.
 
 use super::{HEADER_BYTES, MAGIC, VERSION, at, checksum::crc32c, dtype, encoding, method_code};
+use crate::Compressor;
 use crate::Selection;
-use flexcomm_domain::Compressor;
 use flexcomm_domain::spec::Checksum;
 
 /// What of a selection travels.

@@ -7,8 +7,8 @@ mod encode;
 pub use decode::{DecodeError, Message};
 pub use encode::{Part, encode, encode_dense};
 
+use crate::Compressor;
 use crate::{Layers, Method};
-use flexcomm_domain::Compressor;
 
 /// Version written, and the only one read so far.
 pub const VERSION: u8 = 1;

@@ -28,8 +28,8 @@ use crate::codec::{Codec, Context, EncodeError, Scope, Shape, Size, Stats};
 use crate::memory::{Feeding, HeldBack, Memory, Units};
 use crate::momentum::Momentum;
 use crate::wire::{Common, DType, Header, Reader, Writer};
-use crate::{Energy, Kernel, Layers};
-use flexcomm_domain::spec::{CompressorSpec, MAX_PARAMETERS, NonFinite};
+use crate::{Energy, Kernel, Layers, kernels};
+use flexcomm_domain::spec::{Class, CompressorSpec, MAX_PARAMETERS, NonFinite};
 use std::ops::Range;
 use undo::Mark;
 
@@ -177,6 +177,14 @@ impl Pipeline {
         held_back.values.iter().map(|value| ratio * value).collect()
     }
 
+    /// ‖e − T‖² of the last step, in the units of its compensated gradient, where that is another number than what its message
+    /// shows: with a memory, of messages that hold other values than the gradient's own.
+    pub fn left_energy(&self) -> Option<f64> {
+        let memory = self.memory.as_ref()?;
+        let copies = self.spec.compressor().class == Class::Sparsification;
+        (!copies).then(|| kernels::stats(self.kernel, memory.held_back().values).energy)
+    }
+
     /// eta of the last step that was done; 1 before the first.
     pub fn learning_rate(&self) -> f64 {
         self.learning_rate
@@ -220,6 +228,11 @@ impl Pipeline {
     /// Bytes of a step's messages of all rounds, headers included, before any values are seen: what a cost model charges.
     pub fn size(&self) -> Size {
         (0..self.rounds()).map(|round| self.round_size(round)).fold(Size::Exact(0), Size::and)
+    }
+
+    /// Bytes of a round's message without its header: what travels of messages that add up.
+    pub fn payload_size(&self, round: u32) -> Size {
+        self.payload(round)
     }
 
     /// Bytes of a round's message, header included.

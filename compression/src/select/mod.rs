@@ -8,10 +8,11 @@ mod none;
 pub(crate) mod sieve;
 pub(crate) mod topk;
 
+use crate::Compressor;
 use crate::feedback::CompressError;
 use crate::kernels::{Added, Candidates, Feed, Kernel, NOT_FINITE};
 use crate::{Layers, Selection};
-use flexcomm_domain::{CompressionRatio, Compressor};
+use flexcomm_domain::CompressionRatio;
 use std::ops::Range;
 
 /// A compressor that selects values. It runs the pass over the gradient itself, since what it wants from it differs.

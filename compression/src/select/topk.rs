@@ -171,8 +171,9 @@ fn push(selection: &mut Selection, k: usize, Cut { key, ties }: Cut, admit: impl
 #[cfg(test)]
 mod tests {
     use super::{TOGETHER, sampled_place};
+    use crate::Compressor;
     use crate::{GradientCompressor, Kernel, Layers, Method, naive};
-    use flexcomm_domain::{CompressionRatio, Compressor};
+    use flexcomm_domain::CompressionRatio;
 
     /// Loud exactly where the sample looks, and nowhere else: the floor is far too high, and too few reach it.
     #[test]

@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use flexcomm_domain::{JobId, Strategy};
+use flexcomm_planner::{one_of_each, thinned};
 use flexcomm_wire::api::{DecisionView, HistoryEntry, IntervalView, JobView, RunView, TrialView};
 use flexcomm_wire::{MAX_CANDIDATES, StrategyWire};
 use serde::Deserialize;
@@ -187,6 +188,9 @@ pub(super) async fn ask_trial(
     }
     let given = ask.candidates.iter().map(Strategy::try_from).collect::<Result<Vec<_>, _>>();
     let mut candidates = given.map_err(|e| ApiError::Unprocessable(e.to_string()))?;
+    if !candidates.is_empty() {
+        runnable(&gather(&app, &row).await?.snapshot, &candidates)?;
+    }
     if candidates.is_empty() {
         candidates = default_candidates(&app, &row).await?;
     }
@@ -207,21 +211,26 @@ pub(super) async fn ask_trial(
     Ok((StatusCode::ACCEPTED, Json(serde_json::json!({ "id": id }))))
 }
 
-/// One candidate per compressor and ratio, by the collective that the last look found fastest for it. When
-/// there are too many, every second (third, ...) is left out.
+/// Refuses what the job's trainers do not have: they would leave it out without a word.
+fn runnable(snapshot: &flexcomm_planner::Snapshot, candidates: &[Strategy]) -> Result<(), ApiError> {
+    let offer = &snapshot.offer;
+    let has = |s: &Strategy| s.is_dense() || offer.codecs.contains_key(&s.family());
+    let lacks = |s: &&Strategy| !has(s) || !offer.collectives.contains(&s.collective());
+    let Some(lacking) = candidates.iter().find(lacks) else { return Ok(()) };
+    let (codecs, collectives) = (offer.codecs.keys().map(ToString::to_string), &offer.collectives);
+    Err(ApiError::Unprocessable(format!(
+        "the trainers of job {} cannot run {lacking}: they have {} by {}",
+        snapshot.job,
+        codecs.collect::<Vec<_>>().join(", "),
+        collectives.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    )))
+}
+
+/// One candidate per compressor and ratio, by the collective that the last look found fastest for it; of ratios as many as fit
+/// a trial.
 async fn default_candidates(app: &App, job: &JobRow) -> Result<Vec<Strategy>, ApiError> {
     let space = gather(app, job).await?.snapshot.space();
     let times = app.boards().get(&job.job).map(|b| b.alternatives.clone()).unwrap_or_default();
     let time = |s: &Strategy| times.iter().find(|a| a.strategy == *s).map_or(f64::MAX, |a| a.t_sync_s);
-    let mut kept: Vec<Strategy> = Vec::new();
-    for strategy in space.strategies().into_iter().filter(|s| !s.is_dense()) {
-        let same = |k: &&mut Strategy| k.compressor() == strategy.compressor() && k.cr() == strategy.cr();
-        match kept.iter_mut().find(same) {
-            Some(other) if time(&strategy) < time(other) => *other = strategy,
-            Some(_) => {}
-            None => kept.push(strategy),
-        }
-    }
-    let skip = kept.len().div_ceil(MAX_CANDIDATES).max(1);
-    Ok(kept.into_iter().step_by(skip).collect())
+    Ok(thinned(one_of_each(&space, Strategy::family, time)))
 }

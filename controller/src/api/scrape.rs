@@ -115,7 +115,7 @@ async fn decision(app: &App, view: &JobView, s: &mut Scrape) -> Result<(), ApiEr
         s.set(m::JOB_CR, &[job], strategy.cr().get())?;
         s.set(m::JOB_VERSION, &[job], row.decision.version.0 as f64)?;
         let selection = strategy.selection().map_or("", |x| x.as_str());
-        let labels = [job, strategy.compressor().as_str(), strategy.collective().as_str(), selection];
+        let labels = [job, strategy.spec().compressor().name, strategy.collective().as_str(), selection];
         s.set(m::JOB_STRATEGY, &labels, 1.0)?;
     }
     let verdict = app.boards().get(&view.job).map(|b| b.verdict.clone());

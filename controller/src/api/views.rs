@@ -109,7 +109,7 @@ pub(super) fn decision(row: &DecisionRow) -> DecisionView {
         strategy: d.strategy.to_string(),
         cr: d.strategy.cr().get(),
         collective: d.strategy.collective().to_string(),
-        compressor: d.strategy.compressor().to_string(),
+        compressor: d.strategy.spec().compressor().name.to_owned(),
         selection: d.strategy.selection().map(|s| s.to_string()),
         since: rfc3339(d.decided_at),
         since_us: d.decided_at.0,
@@ -141,11 +141,9 @@ pub(super) fn trial(row: TrialRow, reports: &[TrialReportRow]) -> TrialView {
 }
 
 pub(super) fn interval(row: IntervalRow) -> IntervalView {
-    let (strategy, text) = row.ran.to_wire();
     IntervalView {
         version: row.version.0,
-        strategy,
-        text,
+        strategy: row.ran.into(),
         from_step: row.from_step,
         to_step: row.to_step,
         at_us: row.at.0,

@@ -1,8 +1,9 @@
 //! Phase 1: everything a decision needs, from the store.
 
-use flexcomm_domain::{Collective, Compressor, JobId, NodeName, Strategy, Timestamp};
+use flexcomm_domain::{Collective, Family, JobId, NodeName, Strategy, Timestamp};
 use flexcomm_optimizer::CodecBytes;
 use flexcomm_planner::{InForce, Memory, Offer, Snapshot};
+use flexcomm_wire::CodecInfo;
 use std::collections::BTreeMap;
 
 use super::profiles::profiles;
@@ -79,8 +80,7 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     let reports = app.store.trial_reports(&job.job, PROFILE_TRIALS).await?;
     let memory = app.store.planner_memory(&job.job).await?;
     let version = in_force.as_ref().map(|f| f.decision.version).unwrap_or_default();
-    // Steps of what no model knows say what training costs apart from its collectives, and nothing of a decision.
-    let known: Vec<WholeStep> = steps.iter().filter(|s| s.ran.strategy().is_some()).cloned().collect();
+    let decided: Vec<WholeStep> = steps.iter().filter(|s| s.is_as_decided()).cloned().collect();
     let snapshot = Snapshot {
         backend: job.backend.clone(),
         offer: offer(&ranks, &mut waiting),
@@ -88,7 +88,7 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
         profiles: profiles(&trials, &reports, job.gradient_values),
         coefficients: (*app.store.coefficients().await?).clone(),
         compute: measure::compute(&steps),
-        measured: measure::measured(&known, version, now),
+        measured: measure::measured(&decided, version, now),
         earlier,
         in_force,
         // A memory of another version of the planner is as good as none.
@@ -146,18 +146,24 @@ fn placed(job: &JobRow, ranks: &[RankRow]) -> std::result::Result<Vec<NodeName>,
     Ok(here.into_values().cloned().collect())
 }
 
+/// Message sizes of the compressors that a rank has, as far as they are known here.
+fn sizes(rank: &RankRow) -> BTreeMap<Family, CodecBytes> {
+    let size = |info: &CodecInfo| {
+        let bytes = CodecBytes::new(info.header_bytes, info.index_bytes, info.value_bytes).ok()?;
+        Some((info.compressor.parse().ok()?, bytes.in_rounds(info.rounds).ok()?))
+    };
+    rank.codecs.iter().filter_map(size).collect()
+}
+
 /// What all ranks can do. Message sizes that differ between ranks count with their largest.
 fn offer(ranks: &[RankRow], waiting: &mut Vec<String>) -> Offer {
     let here: Vec<&RankRow> = ranks.iter().filter(|r| r.left.is_none()).collect();
-    let mut codecs: BTreeMap<Compressor, CodecBytes> = BTreeMap::new();
-    for compressor in Compressor::ALL.iter().filter(|c| **c != Compressor::None) {
-        let of_rank = |rank: &&RankRow| {
-            let info = rank.codecs.iter().find(|i| i.compressor == compressor.as_str())?;
-            CodecBytes::new(info.header_bytes, info.index_bytes, info.value_bytes).ok()
-        };
-        let sizes: Option<Vec<CodecBytes>> = here.iter().map(of_rank).collect();
+    let mut codecs: BTreeMap<Family, CodecBytes> = BTreeMap::new();
+    let each: Vec<BTreeMap<Family, CodecBytes>> = here.iter().map(|rank| sizes(rank)).collect();
+    for family in each.first().into_iter().flat_map(BTreeMap::keys).filter(|family| !family.is_none()) {
+        let sizes: Option<Vec<CodecBytes>> = each.iter().map(|known| known.get(family).copied()).collect();
         let largest = sizes.unwrap_or_default().into_iter().max_by(|a, b| a.pairs(1).total_cmp(&b.pairs(1)));
-        codecs.extend(largest.map(|bytes| (*compressor, bytes)));
+        codecs.extend(largest.map(|bytes| (*family, bytes)));
     }
     let all_can = |c: &&Collective| here.iter().all(|r| r.collectives.iter().any(|name| name == c.as_str()));
     let collectives: Vec<Collective> = Collective::ALL.iter().filter(all_can).copied().collect();
@@ -184,7 +190,7 @@ fn ended(trials: &[TrialRow], reports: &[TrialReportRow]) -> Option<EndedTrial> 
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use flexcomm_wire::{CodecInfo, TrialOutcome};
+    use flexcomm_wire::TrialOutcome;
 
     fn rank(rank: u32, node: &str, codecs: &[(&str, f64)], collectives: &[&str]) -> RankRow {
         let info = |(name, index): &(&str, f64)| CodecInfo {
@@ -192,6 +198,7 @@ pub mod tests {
             header_bytes: 0,
             index_bytes: *index,
             value_bytes: 4.0,
+            rounds: 1,
         };
         RankRow {
             rank,
@@ -213,7 +220,7 @@ pub mod tests {
         let offer = offer(&ranks, &mut waiting);
         assert_eq!(
             offer.codecs.into_iter().map(|(c, b)| (c, b.index_bytes)).collect::<Vec<_>>(),
-            [(Compressor::TopK, 8.0)]
+            [("topk".parse().unwrap(), 8.0)]
         );
         assert_eq!(offer.collectives, [Collective::DenseRing, Collective::Allgather]);
         assert!(waiting.is_empty());

@@ -216,7 +216,7 @@ mod tests {
         };
         let steps = (from..from + 10).map(record).collect();
         let strategy = Strategy::DENSE_RING.into();
-        ReportBody::Steps(StepsReport { job: job(), rank, version: 0, strategy, text: None, steps })
+        ReportBody::Steps(StepsReport { job: job(), rank, version: 0, strategy, steps })
     }
 
     async fn report(app: &App, name: &str, seq: u64, body: ReportBody) {

@@ -38,7 +38,7 @@ fn by_selector(points: &BTreeMap<(Selector, u64), Point>, values: u64) -> BTreeM
     for ((selector, ratio), point) in points {
         // Shadows select for themselves. One rank that selects for all is known from the trial alone, which flatters it
         // as it flatters the others.
-        let own = || points.get(&(selector.compressor.into(), *ratio));
+        let own = || points.get(&(selector.family.into(), *ratio));
         let gain = match selector.selection {
             None => point.own(),
             Some(_) => point.live.gain().map(|live| live.powf(own().map_or(1.0, Point::flattered))),
@@ -55,7 +55,11 @@ fn by_selector(points: &BTreeMap<(Selector, u64), Point>, values: u64) -> BTreeM
         of_selector.iter().filter_map(|(s, p)| Some((*s, Profile::new(p.clone()).ok()?))).collect();
     let prior = Profile::prior(values);
     for (selector, mut point) in unpriced {
-        point.t_comp_s = timed.get(&selector).unwrap_or(&prior).t_comp(point.cr);
+        let assumed = || match selector.family.has_ratio() {
+            true => prior.t_comp(point.cr),
+            false => Profile::prior_scan_s(values),
+        };
+        point.t_comp_s = timed.get(&selector).map_or_else(assumed, |profile| profile.t_comp(point.cr));
         of_selector.entry(selector).or_default().push(point);
     }
     of_selector.into_iter().filter_map(|(selector, points)| Some((selector, Profile::new(points).ok()?))).collect()
@@ -138,7 +142,6 @@ impl Found {
 mod tests {
     use super::*;
     use crate::cycle::gather::tests::{report, trial};
-    use flexcomm_domain::Compressor;
 
     #[test]
     fn one_rank_that_selects_for_all_has_a_profile_of_its_own() {
@@ -164,7 +167,7 @@ mod tests {
         let reports = [report(1, 0, 0.9), report(2, 0, 0.4), report(2, 1, 0.5), report(2, 2, 0.6), report(3, 0, 0.1)];
         let profiles = profiles(&trials, &reports, 1_000);
         assert_eq!(profiles.measured_at, Some(Timestamp(20)));
-        let points = profiles.by_selector[&Compressor::TopK.into()].points();
+        let points = profiles.by_selector[&"topk".parse().unwrap()].points();
         let measured = points.iter().find(|p| p.cr.get() == 0.1).unwrap();
         assert!((measured.gain.get() - 0.5).abs() < 1e-12 && (measured.t_comp_s - 500e-6).abs() < 1e-12);
         assert_eq!(profiles.by_selector.len(), 1);
@@ -177,7 +180,7 @@ mod tests {
             let reports: Vec<TrialReportRow> =
                 (0..ranks).map(|rank| report(1, rank, if rank == 1 { 1.0 } else { 0.3 })).collect();
             let profiles = profiles(&[trial(1, "done")], &reports, 1_000);
-            let points = profiles.by_selector[&Compressor::TopK.into()].points();
+            let points = profiles.by_selector[&"topk".parse().unwrap()].points();
             let gain = points.iter().find(|p| p.cr.get() == 0.1).unwrap().gain.get();
             assert!((gain - 0.3).abs() < 1e-12, "{gain} with {ranks} ranks");
         }
@@ -193,7 +196,7 @@ mod tests {
         let profiles = profiles(&[trial(1, "aborted")], &[told], 1_000_000);
         assert_eq!((profiles.measured_at, profiles.long_run), (Some(Timestamp(70)), true));
         assert_eq!((profiles.tried_at, profiles.ended_at), (None, Some(Timestamp(10))));
-        let topk = &profiles.by_selector[&Compressor::TopK.into()];
+        let topk = &profiles.by_selector[&"topk".parse().unwrap()];
         let cr = CompressionRatio::new(0.1).unwrap();
         assert!((topk.gain(cr).get() - 0.3).abs() < 1e-12 && !topk.is_assumed());
         assert!((topk.t_comp(cr) / Profile::prior(1_000_000).t_comp(cr) - 1.0).abs() < 1e-9);
@@ -209,7 +212,7 @@ mod tests {
         newer.outcomes[1].strategy = "topk@0.001/allgather".parse::<Strategy>().unwrap().into();
         (newer.outcomes[1].shadow_gain, newer.outcomes[1].iterations) = (Some(0.02), 0);
         let profiles = profiles(&[trial(2, "done"), trial(1, "done")], &[newer, report(1, 0, 0.9)], 1_000);
-        let topk = &profiles.by_selector[&Compressor::TopK.into()];
+        let topk = &profiles.by_selector[&"topk".parse().unwrap()];
         let known: Vec<(f64, f64, f64)> =
             topk.points().iter().map(|p| (p.cr.get(), p.gain.get(), p.t_comp_s)).collect();
         assert_eq!(known, [(0.001, 0.02, 600e-6), (0.1, 0.4, 600e-6)]);

@@ -60,9 +60,24 @@ function count(v) {
 const share = (v) => (v === null || v === undefined ? "–" : digits(v));
 const percent = (v) => (v === null || v === undefined ? "–" : `${digits(v * 100)} %`);
 const clock = (us) => new Date(us / 1000).toLocaleTimeString([], { hour12: false });
-const strategyWords = (s) => (s.compressor === "none" ? s.collective : `${s.compressor} over ${s.collective}${s.selection ? ` (${s.selection})` : ""}`);
-/** What an interval's steps ran: a strategy, or what a user named by a text. */
-const ranWords = (v) => (v.text ? `${v.text} over ${v.strategy.collective}` : strategyWords(v.strategy));
+/** The parts of a strategy's text, `COMPRESSOR/COLLECTIVE[:SELECTION]`; `family` is the compressor without its ratio, `cr` null
+    where it keeps no share of the values. */
+const partsOf = (strategy) => {
+  // Reports that were stored before 0.2 have objects, whose compressors had error feedback.
+  const old = typeof strategy === "object" && strategy.compressor !== "none" ? `${strategy.compressor}(k=${strategy.cr})+ef(vanilla)` : "none";
+  const text = typeof strategy === "object" ? `${old}/${strategy.collective}${strategy.selection ? `:${strategy.selection}` : ""}` : strategy;
+  const [spec, how] = text.split(/\/(?=[^/]*$)/);
+  const [collective, selection] = how.split(":");
+  const kept = /\bk=(0\.\d+|\d(?:\.\d+)?e-\d+)/.exec(spec);
+  const family = kept ? spec.replace(kept[0], "k=*") : spec;
+  return { spec, family, collective, selection, dense: spec === "none", cr: spec === "none" ? 1 : kept ? Number(kept[1]) : null };
+};
+/** Without what most have: the ratio has a column of its own, and error feedback is ef(vanilla) if nothing else is said. */
+const compressorWords = (parts) => parts.family.replace("(k=*)", "").replace("+ef(vanilla)", "");
+const strategyWords = (text) => {
+  const parts = partsOf(text);
+  return parts.dense ? parts.collective : `${compressorWords(parts)} over ${parts.collective}${parts.selection ? ` (${parts.selection})` : ""}`;
+};
 
 // ---- fetching ----
 async function get(path) {
@@ -202,9 +217,9 @@ async function showJob(job) {
 }
 
 function showNow(decision, report, newest, { missing }) {
-  const dense = !decision || decision.cr === 1;
-  $("now-cr").textContent = decision ? (dense ? "Dense" : `CR ${share(decision.cr)}`) : "Not decided yet";
-  $("now-how").textContent = newest && newest.text ? ranWords(newest) : decision ? strategyWords(decision) : "dense-ring until then";
+  const dense = !decision || partsOf(decision.strategy).dense;
+  $("now-cr").textContent = decision ? (dense ? "Dense" : decision.cr === 1 ? decision.compressor : `CR ${share(decision.cr)}`) : "Not decided yet";
+  $("now-how").textContent = decision ? strategyWords(decision.strategy) : newest ? `${strategyWords(newest.strategy)} until then` : "dense-ring until then";
   const where = decision && decision.applied_at_step !== null ? `from step ${decision.applied_at_step}` : missing.some((m) => m.ranks.includes(0) && m.node) ? "cannot reach the job: rank 0's node is missing" : "on its way to the ranks";
   $("now-since").textContent = decision ? `since ${clock(decision.since_us)}, decision ${decision.version}, ${where}` : "";
   const waiting = (report && report.waiting) || [];
@@ -271,7 +286,7 @@ function showCharts(intervals, progress) {
   const draw = (id, series, options) => { keys($(id), series); if (!$(id).matches(":hover")) lineChart($(id), series, options); };
   draw("chart-sync", times("measured_sync_us", "predicted_sync_us"), common);
   draw("chart-step", times("measured_step_us", "predicted_step_us"), common);
-  draw("chart-cr", [{ name: "CR", style: "measured", steps: true, points: intervals.map((v) => [v.to_step, v.text ? null : v.strategy.cr]) }], { ...common, log: true, format: share });
+  draw("chart-cr", [{ name: "CR", style: "measured", steps: true, points: intervals.map((v) => [v.to_step, partsOf(v.strategy).cr]) }], { ...common, log: true, format: share });
   const loss = progress.filter((p) => p.loss !== null);
   const accuracy = progress.filter((p) => p.accuracy !== null);
   const training = [{ name: "loss", style: "measured", points: loss.map((p) => [p.step, p.loss]) }];
@@ -282,12 +297,15 @@ function showCharts(intervals, progress) {
 /** The range of gains of each compressor, of one rank that selects for all apart from ranks that select for themselves. */
 function gains(outcomes) {
   const by = new Map();
-  const selector = ({ compressor, selection }) => (selection ? `${compressor}:${selection}` : compressor);
-  for (const o of outcomes) by.set(selector(o.strategy), [...(by.get(selector(o.strategy)) || []), o]);
+  const selector = (parts) => compressorWords(parts) + (parts.selection ? `:${parts.selection}` : "");
+  for (const { strategy, gain } of outcomes) {
+    const parts = partsOf(strategy);
+    by.set(selector(parts), [...(by.get(selector(parts)) || []), { gain, cr: parts.cr }]);
+  }
+  const at = ({ gain, cr }) => share(gain) + (cr === null ? "" : ` at ${share(cr)}`);
   return [...by].map(([name, found]) => {
-    found.sort((a, b) => a.strategy.cr - b.strategy.cr);
-    const [low, high] = [found[0], found[found.length - 1]];
-    return `${name} ${share(low.gain)} at ${share(low.strategy.cr)}` + (found.length > 1 ? ` to ${share(high.gain)} at ${share(high.strategy.cr)}` : "");
+    found.sort((a, b) => a.cr - b.cr);
+    return `${name} ${at(found[0])}` + (found.length > 1 ? ` to ${at(found[found.length - 1])}` : "");
   }).join("; ");
 }
 
@@ -296,7 +314,7 @@ function showTrials(trials) {
   const row = (t) => el("tr", {},
     el("td", {}, `#${t.id}`), el("td", {}, el("span", { class: `tag ${t.state}` }, t.state)),
     el("td", { class: "soft wrap" }, t.outcomes.length ? gains(t.outcomes) : `${t.candidates.length} candidates`),
-    el("td", { class: "faint", title: t.aborted || t.outcomes.map((o) => `${strategyWords(o.strategy)} at ${share(o.strategy.cr)}: gain ${share(o.gain)}${o.shadow_gain == null ? "" : ` (in the long run ${share(o.shadow_gain)})`}, compression ${micros(o.comp_us)}, collective ${micros(o.sync_us)}`).join("\n") }, t.aborted ? "hover for why" : `${t.outcomes.length} of ${t.candidates.length} ran`));
+    el("td", { class: "faint", title: t.aborted || t.outcomes.map((o) => `${strategyWords(o.strategy)} at ${share(partsOf(o.strategy).cr)}: gain ${share(o.gain)}${o.shadow_gain == null ? "" : ` (in the long run ${share(o.shadow_gain)})`}, compression ${micros(o.comp_us)}, collective ${micros(o.sync_us)}`).join("\n") }, t.aborted ? "hover for why" : `${t.outcomes.length} of ${t.candidates.length} ran`));
   const head = el("tr", {}, ...["Trial", "", "Gain", ""].map((t) => el("th", {}, t)));
   $("trials").replaceChildren(el("table", { class: "list" }, el("thead", {}, head), el("tbody", {}, ...trials.map(row))));
 }
@@ -316,7 +334,7 @@ function alternatives(report) {
     const bar = el("i", {});
     bar.style.width = `${most ? (56 * a.t_step_s) / most : 0}px`;
     return el("tr", { class: same ? "chosen" : a.score === null || a.blocked ? "off" : "" },
-      el("td", {}, strategyWords(s)), el("td", {}, share(s.cr)),
+      el("td", {}, strategyWords(s)), el("td", {}, share(partsOf(s).cr)),
       el("td", { class: "num" }, seconds(a.t_comp_s)), el("td", { class: "num" }, seconds(a.t_sync_s)),
       el("td", { class: "num bar-cell" }, seconds(a.t_step_s), bar), el("td", { class: "num" }, share(a.gain)),
       el("td", { class: "num" }, share(a.score)),
@@ -353,8 +371,8 @@ function detail(entry) {
 
 function showHistory(entries) {
   const item = (entry, index) => {
-    const dense = entry.cr === 1;
-    const what = el("span", { class: "what" }, el("em", {}, `v${entry.version}`), dense ? entry.collective : `${share(entry.cr)} ${entry.collective}`);
+    const { dense, cr } = partsOf(entry.strategy);
+    const what = el("span", { class: "what" }, el("em", {}, `v${entry.version}`), dense ? entry.collective : `${cr === null ? entry.compressor : share(cr)} ${entry.collective}`);
     const step = entry.applied_at_step === null ? "not in force on every rank" : `from step ${entry.applied_at_step}`;
     const summary = el("summary", {}, what, el("span", { class: "reason" }, entry.reason), el("span", { class: "when" }, `${clock(entry.since_us)} · ${step}`));
     const box = el("details", {}, summary);

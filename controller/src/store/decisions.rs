@@ -1,10 +1,11 @@
 //! Decisions, their reports, and the planner's memory: written together or not at all.
 
-use flexcomm_domain::{Decision, JobId, Timestamp, Version};
+use flexcomm_domain::{Decision, JobId, Strategy, Timestamp, Version};
 use sqlx::SqliteConnection;
 use std::collections::BTreeSet;
 
 use super::checksum::{Field, Row, checksum, intact};
+use super::write::Writer;
 use super::{Result, Store, StoreError, json, signed, sql, stored, time, unsigned};
 use crate::limits::DECISIONS;
 
@@ -292,6 +293,32 @@ pub(super) async fn newest_version(db: &mut SqliteConnection, job: &JobId) -> Re
     Ok(unsigned(version))
 }
 
+/// Brings strategies that a release before 0.2 wrote (`topk@0.01/allgather`) to their canonical text, and with it their digest:
+/// trainers compare that. A row that is damaged stays so, and what cannot be read stays as it is.
+pub(super) async fn rewrite(writer: &Writer) -> Result<()> {
+    let operation = "bring stored decisions to this version";
+    let mut db = writer.begin().await.map_err(sql(operation))?;
+    let rows: Vec<Raw> = sqlx::query_as(concat!("SELECT ", columns!(), " FROM decisions WHERE strategy LIKE '%@%/%'"))
+        .fetch_all(&mut *db)
+        .await
+        .map_err(sql(operation))?;
+    for mut row in rows {
+        let Ok(strategy) = row.strategy.parse::<Strategy>() else { continue };
+        let checksum =
+            row.change(|row| (row.strategy, row.digest) = (strategy.to_string(), signed(strategy.digest().0)));
+        sqlx::query("UPDATE decisions SET strategy = $3, digest = $4, seal = $5 WHERE job = $1 AND version = $2")
+            .bind(&row.job)
+            .bind(row.version)
+            .bind(&row.strategy)
+            .bind(row.digest)
+            .bind(checksum)
+            .execute(&mut *db)
+            .await
+            .map_err(sql(operation))?;
+    }
+    db.commit().await.map_err(sql(operation))
+}
+
 /// Sets decisions made after `now` to it. How many.
 pub(super) async fn shift_back(db: &mut SqliteConnection, now: i64) -> std::result::Result<u64, sqlx::Error> {
     let rows: Vec<Raw> = sqlx::query_as(concat!("SELECT ", columns!(), " FROM decisions WHERE decided_us > $1"))
@@ -411,6 +438,49 @@ mod tests {
 
     fn new(decision: &Decision) -> NewDecision<'_> {
         NewDecision { decision, seed: u64::MAX, report: "{\"a\":1}", memory: "{}" }
+    }
+
+    #[tokio::test]
+    async fn decisions_of_a_release_before_are_brought_to_this_one_s_text() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store.db");
+        let store = Store::open(&path).await.unwrap();
+        for version in 1..=3 {
+            store.put_decision(&new(&decision(version, version - 1))).await.unwrap();
+        }
+        let mut db = store.write.connection().await;
+        let text = "topk@0.01/art-ring:star";
+        let mut rows: Vec<Raw> = sqlx::query_as(concat!("SELECT ", columns!(), " FROM decisions ORDER BY version"))
+            .fetch_all(&mut *db)
+            .await
+            .unwrap();
+        for (i, row) in rows.iter_mut().enumerate() {
+            let old = (text.to_owned(), signed(flexcomm_domain::Digest::of(text).0));
+            let seal = row.change(|row| (row.strategy, row.digest) = old).map(|seal| seal ^ i64::from(i == 1));
+            sqlx::query("UPDATE decisions SET strategy = $1, digest = $2, seal = $3 WHERE version = $4")
+                .bind(text)
+                .bind(row.digest)
+                .bind(seal)
+                .bind(row.version)
+                .execute(&mut *db)
+                .await
+                .unwrap();
+        }
+        drop(db);
+        store.close().await;
+        let store = Store::open(&path).await.unwrap();
+        let newest = store.decision(&JobId::new("j").unwrap()).await.unwrap().unwrap();
+        assert_eq!(newest.decision, decision(3, 2));
+        let mut db = store.write.connection().await;
+        let kept: Vec<(String, i64)> = sqlx::query_as("SELECT strategy, digest FROM decisions ORDER BY version")
+            .fetch_all(&mut *db)
+            .await
+            .unwrap();
+        let now = (decision(3, 2).strategy.to_string(), signed(decision(3, 2).digest().0));
+        assert_eq!(kept, [now.clone(), now.clone(), now]);
+        drop(db);
+        let history = store.history(&JobId::new("j").unwrap(), u64::MAX >> 1, 10).await.unwrap();
+        assert_eq!(history.len(), 2, "the damaged one stays damaged: {history:?}");
     }
 
     #[tokio::test]

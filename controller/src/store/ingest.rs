@@ -613,7 +613,7 @@ mod tests {
                 accuracy: None,
             };
             let strategy = Strategy::DENSE_RING.into();
-            ReportBody::Steps(StepsReport { job: job(), rank, version: 0, strategy, text: None, steps: vec![record] })
+            ReportBody::Steps(StepsReport { job: job(), rank, version: 0, strategy, steps: vec![record] })
         };
         for (rank, (name, step)) in [("a", 7), ("b", 1_000_000_000_000), ("c", 8)].into_iter().enumerate() {
             send(&store, (name, 1), hello(rank as u32, 3), &live).await;

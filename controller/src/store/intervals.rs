@@ -2,7 +2,6 @@
 
 use flexcomm_domain::{JobId, Strategy, Timestamp, Version};
 use flexcomm_optimizer::{CoefficientBook, Sample, Terms};
-use flexcomm_wire::Ran;
 
 use sqlx::SqliteConnection;
 use std::sync::atomic::Ordering;
@@ -30,7 +29,7 @@ pub struct IntervalRow {
     /// The decision in force.
     pub version: Version,
     /// What ran.
-    pub ran: Ran,
+    pub ran: Strategy,
     /// First step.
     pub from_step: u64,
     /// Last step.
@@ -340,7 +339,7 @@ mod tests {
         let job = JobId::new("j").unwrap();
         let interval = |at_s: u64| IntervalRow {
             version: flexcomm_domain::Version(1),
-            ran: flexcomm_wire::Ran::from(flexcomm_domain::Strategy::DENSE_RING),
+            ran: Strategy::DENSE_RING,
             from_step: at_s,
             to_step: at_s,
             at: Timestamp(at_s * 1_000_000),

@@ -180,6 +180,7 @@ impl Store {
         let lock = Mutex::new(Some(Lock::take(path)?));
         private::prepare(path);
         let (write, read) = open::open(path).await?;
+        decisions::rewrite(&write).await?;
         let (book, book_reads, looked) = Default::default();
         Ok(Self { write, read, damaged: checksum::Damaged::default(), book, book_reads, looked, lock })
     }

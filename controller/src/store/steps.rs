@@ -1,7 +1,7 @@
 //! The window of a job's newest steps, and loss and accuracy over all of them.
 
-use flexcomm_domain::{JobId, Timestamp, Version};
-use flexcomm_wire::{Ran, StepRecord, StepsReport};
+use flexcomm_domain::{JobId, Strategy, Timestamp, Version};
+use flexcomm_wire::{StepRecord, StepsReport};
 use sqlx::SqliteConnection;
 
 use super::{Result, Store, json, signed, sql, stored, time, unsigned};
@@ -50,7 +50,7 @@ pub struct StepRow {
     /// The decision in force.
     pub version: Version,
     /// What ran.
-    pub ran: Ran,
+    pub ran: Strategy,
     /// When the report arrived.
     pub received: Timestamp,
     /// Forward and backward.
@@ -151,7 +151,12 @@ impl Store {
 }
 
 /// Stores steps and forgets those that fell out of the window.
-pub(super) async fn put_steps(db: &mut SqliteConnection, r: &StepsReport, ran: &Ran, now: Timestamp) -> Result<()> {
+pub(super) async fn put_steps(
+    db: &mut SqliteConnection,
+    r: &StepsReport,
+    ran: &Strategy,
+    now: Timestamp,
+) -> Result<()> {
     // Steps only go forward: what this rank reported beyond them is of an earlier run of the job.
     let first = r.steps.first().map_or(u64::MAX >> 1, |s| s.step);
     sqlx::query(sqlx::AssertSqlSafe(PUT_STEPS.join("; ")))

@@ -232,7 +232,13 @@ impl Agent {
             world: WORLD,
             gradient_values: VALUES,
             backend: "lab-tcp".into(),
-            codecs: vec![CodecInfo { compressor: "topk".into(), header_bytes: 16, index_bytes: 4.0, value_bytes: 4.0 }],
+            codecs: vec![CodecInfo {
+                compressor: "topk".into(),
+                header_bytes: 16,
+                index_bytes: 4.0,
+                value_bytes: 4.0,
+                rounds: 1,
+            }],
             collectives: ["dense-ring", "dense-tree", "allgather", "art-ring", "art-tree"].map(Into::into).to_vec(),
         })
     }
@@ -258,14 +264,14 @@ impl Agent {
         };
         let steps = (from..from + count).map(record).collect();
         let strategy = strategy.into();
-        ReportBody::Steps(StepsReport { job: job(), rank: self.rank, version, strategy, text: None, steps })
+        ReportBody::Steps(StepsReport { job: job(), rank: self.rank, version, strategy, steps })
     }
 
     /// Gain falls slowly as less is kept, so that compression pays on a slow network.
     pub fn trial(&self, order: &TrialOrder) -> ReportBody {
         let outcome = |wire: &flexcomm_wire::StrategyWire| TrialOutcome {
             strategy: wire.clone(),
-            gain: wire.cr.powf(0.1),
+            gain: Strategy::try_from(wire).unwrap().cr().get().powf(0.1),
             shadow_gain: None,
             comp_us: 500.0,
             sync_us: 1000.0,

@@ -7,6 +7,7 @@ use std::ops::Bound;
 
 /// Every compressor, by class.
 pub static COMPRESSORS: &[&CompressorInfo] = &[
+    &NONE,
     &ONEBIT,
     &FP16,
     &BF16,
@@ -45,6 +46,16 @@ pub static COMPRESSORS: &[&CompressorInfo] = &[
     &ATOMO,
     &GRADIVEQ,
 ];
+
+pub static NONE: CompressorInfo = CompressorInfo {
+    name: "none",
+    class: Class::Quantization,
+    about: "nothing: every value as it is",
+    source: "IEEE 754, binary32",
+    params: &[],
+    travels: |_| Travels::Sums(Element::F32),
+    scope: Scope::Bucket,
+};
 
 pub static ONEBIT: CompressorInfo = CompressorInfo {
     name: "onebit",

@@ -13,14 +13,18 @@
 mod byteps;
 pub mod compressors;
 mod error;
+mod family;
 mod params;
 mod parse;
 mod parts;
 
 pub use error::SpecError;
+pub use family::{DEFAULT_COMPRESSORS, Family, default_compressors};
 pub use params::{Kind, MAX_PARAMETERS, MAX_VALUES, Param, Values};
 pub use parts::{MEMORIES, MOMENTA, MemoryKind, MomentumKind, Part};
 
+use crate::CompressionRatio;
+use std::cmp::Ordering;
 use std::fmt;
 
 /// GRACE's classes of compressors (Table 1).
@@ -68,7 +72,7 @@ impl Element {
 }
 
 /// What is compressed as one tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
     /// The fused gradient of all layers.
     Bucket,
@@ -87,7 +91,7 @@ impl Scope {
 }
 
 /// Whether a message proves that it arrived as it was sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Checksum {
     /// No: the transport does.
     #[default]
@@ -97,7 +101,7 @@ pub enum Checksum {
 }
 
 /// What to do about a gradient with NaN or infinity. No memory ever takes one in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum NonFinite {
     /// An error that names the place.
     #[default]
@@ -131,7 +135,7 @@ impl fmt::Debug for CompressorInfo {
 }
 
 /// A compressor with its parameters, memory, momentum and the rest.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct CompressorSpec {
     compressor: &'static CompressorInfo,
     values: Values,
@@ -144,12 +148,15 @@ pub struct CompressorSpec {
 }
 
 impl CompressorSpec {
+    /// Nothing is compressed.
+    pub const NONE: Self = Self::of(&compressors::NONE, Values::EMPTY);
+
     /// A compressor alone, from numbers as a message's header has them.
     pub fn from_numbers(compressor: &'static CompressorInfo, numbers: &[f64]) -> Option<Self> {
         Some(Self::of(compressor, Values::from_numbers(compressor.params, numbers)?))
     }
 
-    fn of(compressor: &'static CompressorInfo, values: Values) -> Self {
+    const fn of(compressor: &'static CompressorInfo, values: Values) -> Self {
         let (memory, momentum) = (None, None);
         let (checksum, non_finite) = (Checksum::None, NonFinite::Refuse);
         Self { compressor, values, memory, momentum, scope: compressor.scope, checksum, non_finite, seed: None }
@@ -200,6 +207,35 @@ impl CompressorSpec {
         self.non_finite
     }
 
+    /// Where k is among the compressor's parameters.
+    fn place_of_k(&self) -> Option<usize> {
+        self.compressor.params.iter().position(|param| param.name == "k" && matches!(param.kind, Kind::Kept))
+    }
+
+    /// The share of values that is kept; none where the compressor keeps all, or a number of them.
+    pub fn ratio(&self) -> Option<CompressionRatio> {
+        CompressionRatio::new(self.values.number(self.place_of_k()?)).ok().filter(|ratio| !ratio.is_dense())
+    }
+
+    /// The same with another k; unchanged where no share is kept.
+    fn with_k(mut self, k: f64) -> Self {
+        if let (Some(place), Some(_)) = (self.place_of_k(), self.ratio()) {
+            self.values.set(place, k);
+        }
+        self
+    }
+
+    /// The same without memory and momentum.
+    pub fn without_memory(self) -> Self {
+        Self { memory: None, momentum: None, ..self }
+    }
+
+    /// Whether it picks values of the whole gradient and sends them with their indices: what AR-Topk exchanges.
+    pub fn selects(&self) -> bool {
+        let class = self.compressor.class == Class::Sparsification;
+        class && self.place_of_k().is_some() && self.scope == Scope::Bucket && self.travels() == Travels::Gathers
+    }
+
     /// k where it is a number of values above n: all n are kept then.
     pub fn k_above(&self, n: usize) -> Option<u64> {
         let params = self.compressor.params.iter().zip(self.values.all());
@@ -219,10 +255,48 @@ impl CompressorSpec {
     }
 }
 
+/// What two specs of the same text have in common, and no others.
+type Key = (
+    (&'static str, Values),
+    Option<(&'static str, Values)>,
+    Option<(&'static str, Values)>,
+    (Scope, Checksum, NonFinite, Option<u64>),
+);
+
+impl CompressorSpec {
+    fn key(&self) -> Key {
+        (
+            (self.compressor.name, self.values),
+            self.memory.map(|(memory, values)| (memory.name, values)),
+            self.momentum.map(|(momentum, values)| (momentum.name, values)),
+            (self.scope, self.checksum, self.non_finite, self.seed),
+        )
+    }
+}
+
 impl PartialEq for CompressorSpec {
-    /// The same text.
     fn eq(&self, other: &Self) -> bool {
-        self.to_string() == other.to_string()
+        self.key() == other.key()
+    }
+}
+
+impl Eq for CompressorSpec {}
+
+impl PartialOrd for CompressorSpec {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for CompressorSpec {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+impl fmt::Debug for CompressorSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

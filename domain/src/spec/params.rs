@@ -1,6 +1,7 @@
 //! Parameters: their names, ranges and values.
 
 use super::SpecError;
+use std::cmp::Ordering;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 
@@ -113,6 +114,7 @@ impl Kind {
         match self {
             Self::Choice(words) => f.write_str(words.get(value as usize).copied().unwrap_or_default()),
             Self::Switch => write!(f, "{}", value == 1.0),
+            Self::Kept if value == ANY_SHARE => f.write_str(ANY),
             // Digits alone would be hundreds of them.
             Self::Kept | Self::Number(..) if value != 0.0 && !PLAIN.contains(&value.abs()) => write!(f, "{value:e}"),
             _ => write!(f, "{value}"),
@@ -160,13 +162,47 @@ impl fmt::Display for Kind {
 }
 
 /// Values of all parameters, in the order of their table.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Values {
     values: [f64; MAX_PARAMETERS],
     count: usize,
 }
 
+impl PartialEq for Values {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Values {}
+
+impl PartialOrd for Values {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Values {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let pairs = self.all().iter().zip(other.all());
+        let first = pairs.map(|(a, b)| a.total_cmp(b)).find(|order| order.is_ne());
+        first.unwrap_or_else(|| self.count.cmp(&other.count))
+    }
+}
+
+/// k of a compressor whose share is left open, see [`super::Family`]; no text but a family's has it.
+pub(super) const ANY_SHARE: f64 = 0.0;
+/// How it is written.
+pub(super) const ANY: &str = "*";
+
 impl Values {
+    /// Of what takes no parameters.
+    pub(super) const EMPTY: Self = Self { values: [0.0; MAX_PARAMETERS], count: 0 };
+
+    pub(super) fn set(&mut self, place: usize, value: f64) {
+        self.values[place] = value;
+    }
+
     /// From `key=value` pairs; what is not given takes its default.
     pub(super) fn read(of: &str, params: &[Param], given: &[(&str, &str)]) -> Result<Self, SpecError> {
         let mut out = Self { values: [0.0; MAX_PARAMETERS], count: params.len() };

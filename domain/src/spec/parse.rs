@@ -258,7 +258,7 @@ mod tests {
             ("topk(k=1)+ef(vanilla)+ef(vanilla)", ["ef", "topk", "twice"]),
             ("topk(k=1)+what", ["\"what\"", "part", "nesterov"]),
             ("topkk(k=1)", ["\"topkk\"", "compressor", "did you mean topk?"]),
-            ("zebra(k=1)", ["\"zebra\"", "there is onebit, ", "powersgd"]),
+            ("zebra(k=1)", ["\"zebra\"", "there is none, onebit, ", "powersgd"]),
             ("PowerSDG(2)", ["\"PowerSDG\"", "compressor", "did you mean powersgd?"]),
             ("onebit(scaling=1)", ["scaling of onebit", "\"1\"", "true or false"]),
         ] {

@@ -2,12 +2,13 @@
 
 use crate::data::gradients;
 use crate::emulated::{Emulated, Memory};
+use flexcomm_compression::Compressor;
 use flexcomm_compression::pipeline::{Gradient as CpuGradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::Writer;
 use flexcomm_compression::{
     Checksum, GradientCompressor, Layers, Message, Method as CpuMethod, Part, aggregate, encode,
 };
-use flexcomm_domain::{CompressionRatio, Compressor};
+use flexcomm_domain::CompressionRatio;
 use flexcomm_gpu_kernels::bucket::{Bucket, Gradient, Method};
 use flexcomm_gpu_kernels::hybrid::Qsparse;
 use flexcomm_gpu_kernels::{

@@ -3,9 +3,10 @@
 use crate::data::{gradients, lengths};
 use crate::emulated::{Emulated, Memory};
 use crate::topk::{Step1, bits, reference};
+use flexcomm_compression::Compressor;
 use flexcomm_compression::pipeline::Gradient;
 use flexcomm_compression::{GradientCompressor, Layers, Method, naive, scatter_mean};
-use flexcomm_domain::{CompressionRatio, Compressor};
+use flexcomm_domain::CompressionRatio;
 use flexcomm_gpu_kernels::{At, DType, Feed, Random, Span, feed, gather, scatter, subset, subset_scratch};
 
 pub struct Run {

@@ -132,7 +132,6 @@ mod tests {
         IntervalView {
             version: 1,
             strategy: Strategy::DENSE_RING.into(),
-            text: None,
             from_step: 0,
             to_step: 9,
             at_us: 0,

@@ -5,8 +5,9 @@ use super::hashes::HashLog;
 use super::report::{LEAST_GAIN, Reporter};
 use super::shadows::Shadows;
 use super::state::{StepOutcome, Training};
+use super::sync::method_of;
 use anyhow::{Context, Result};
-use flexcomm_domain::{JobId, Rank, Timestamp};
+use flexcomm_domain::{JobId, Rank, Strategy, Timestamp};
 use flexcomm_trainer::{AbortCause, Agreement, Change, Measured, Offer, OrdersReader, Tick, Trial, TrialPlan};
 use std::io::Write;
 use std::sync::Arc;
@@ -142,16 +143,29 @@ impl Job {
             self.orders.set_path(&page);
         }
         let Some(news) = self.orders.poll(time_of_day()) else { return };
-        if let Some(decision) = news.decision.filter(|_| self.follow) {
+        let decision = news.decision.filter(|_| self.follow);
+        if let Some(decision) = decision.filter(|decision| self.can_run(&decision.strategy)) {
             let offer = self.agreement.offer_decision(decision.version, decision.strategy);
             if offer == Offer::Conflict {
                 tracing::warn!(version = %decision.version, strategy = %decision.strategy,
                     "another strategy is known under this version; it is not followed");
             }
         }
-        if let Some(plan) = news.trial {
-            self.agreement.offer_trial(plan);
+        if let Some(mut plan) = news.trial {
+            plan.candidates.retain(|candidate| self.can_run(candidate));
+            if !plan.candidates.is_empty() {
+                self.agreement.offer_trial(plan);
+            }
         }
+    }
+
+    /// Whether the workers have it; it was not offered to the controller if not.
+    fn can_run(&self, strategy: &Strategy) -> bool {
+        let found = method_of(strategy);
+        if let Err(error) = &found {
+            tracing::warn!(job = %self.name, "failed to {error}; training goes on with the strategy in force");
+        }
+        found.is_ok()
     }
 
     fn after_step(&mut self, tick: &Tick, outcome: &StepOutcome, epoch: &mut Epoch, ended: &mut Ended) -> Result<()> {

@@ -74,9 +74,9 @@ pub struct Args {
     /// trials still run.
     #[arg(long, value_name = "STRATEGY", conflicts_with = "initial")]
     pub strategy: Option<Strategy>,
-    /// What runs before the first decision: COMPRESSOR@CR/COLLECTIVE[:SELECTION], for example
-    /// topk@0.01/art-ring:star.
-    #[arg(long, value_name = "STRATEGY", default_value = "none@1/dense-ring")]
+    /// What runs before the first decision: COMPRESSOR/COLLECTIVE[:SELECTION] of none, topk, lwtopk and mstopk, for example
+    /// "topk(k=0.01)+ef(vanilla)/art-ring:star", or in short topk@0.01/art-ring:star.
+    #[arg(long, value_name = "STRATEGY", default_value = "none/dense-ring")]
     pub initial: Strategy,
     /// Passes over --steps-per-epoch steps each [default: 10].
     #[arg(long)]
@@ -269,6 +269,9 @@ impl Args {
         }
         ensure!(self.timeout.get() >= 0.001, "--timeout {}: it must be 1ms or more", self.timeout);
         self.training().check()?;
+        for (option, strategy) in [("--strategy", self.strategy), ("--initial", Some(self.initial))] {
+            strategy.map(|strategy| sync::method_of(&strategy)).transpose().context(option)?;
+        }
         Ok(MeshConfig {
             rank: Rank(self.rank),
             peers: self.peers.clone(),

@@ -1,8 +1,9 @@
 //! Telemetry: gathers steps, and hands them to the agent's client a few at a time.
 
 use super::state::StepOutcome;
+use flexcomm_compression::Compressor;
 use flexcomm_compression::{HEADER_BYTES, INDEX_BYTES, VALUE_BYTES};
-use flexcomm_domain::{Collective, Compressor, JobId, Rank, Strategy, Version};
+use flexcomm_domain::{Collective, JobId, Rank, Strategy, Version};
 use flexcomm_trainer::{Client, InForce, Tick};
 use flexcomm_wire::{
     AppliedReport, CodecInfo, FromTrainer, Hello, MAX_STEPS, PROTOCOL, StepRecord, StepsReport, TrialReport,
@@ -39,10 +40,11 @@ pub fn hello(job: &JobId, rank: Rank, world: usize, gradient_values: usize) -> H
     let codec = |compressor: &Compressor| {
         let dense = *compressor == Compressor::None;
         CodecInfo {
-            compressor: compressor.to_string(),
+            compressor: compressor.family().to_string(),
             header_bytes: if dense { 0 } else { HEADER_BYTES as u64 },
             index_bytes: if dense { 0.0 } else { INDEX_BYTES as f64 },
             value_bytes: VALUE_BYTES as f64,
+            rounds: 1,
         }
     };
     Hello {
@@ -111,7 +113,7 @@ impl Reporter {
             && !steps.is_empty()
         {
             let (job, rank, strategy) = (self.job.clone(), self.rank.0, strategy.into());
-            self.send(FromTrainer::Steps(StepsReport { job, rank, version: version.0, strategy, text: None, steps }));
+            self.send(FromTrainer::Steps(StepsReport { job, rank, version: version.0, strategy, steps }));
         }
     }
 
@@ -163,7 +165,8 @@ mod tests {
         let gradient: Vec<f32> = (0..n).map(|i| ((i * 7919 % n) as f32 - 3.0) * 1e-3).collect();
         let hello = hello(&JobId::new("sizes").unwrap(), Rank(0), 2, n);
         for info in hello.codecs.iter().filter(|info| info.compressor != "none") {
-            let compressor: Compressor = info.compressor.parse().unwrap();
+            let family: flexcomm_domain::Family = info.compressor.parse().unwrap();
+            let compressor: Compressor = family.name().parse().unwrap();
             let charged = CodecBytes::new(info.header_bytes, info.index_bytes, info.value_bytes).unwrap();
             for cr in [0.5, 0.1, 0.011, 0.001, 1e-6].map(|cr| CompressionRatio::new(cr).unwrap()) {
                 let mut ranks = GradientCompressor::new(Layers::new(&lengths).unwrap());

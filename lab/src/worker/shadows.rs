@@ -1,7 +1,8 @@
 //! Shadow trials of the usual candidates, fed with every step's gradient; they lend their gains to live trials.
 
+use flexcomm_compression::Compressor;
 use flexcomm_compression::{CompressError, Layers, LayersError, Method, SHADOW_VALUES, Shadow};
-use flexcomm_domain::{CompressionRatio, Compressor, Strategy};
+use flexcomm_domain::{CompressionRatio, Strategy};
 use flexcomm_wire::TrialReport;
 
 /// Candidates that run from the first step on: what the planner tries by default. Others start when a live trial
@@ -41,7 +42,7 @@ impl Shadows {
             if strategy.is_dense() {
                 continue;
             }
-            let method = Method::from(&strategy);
+            let Some(method) = Method::of(&strategy) else { continue };
             self.shadow.add(method);
             let known = self.shadow.gain(method).filter(|g| g.steps >= ENOUGH_STEPS);
             outcome.shadow_gain = known.map(|g| g.gain.clamp(super::report::LEAST_GAIN, 1.0));

@@ -44,9 +44,17 @@ pub enum SyncError {
         /// Of how many.
         own: usize,
     },
+    /// A strategy that another trainer could run.
+    #[error("run {0}: the lab's workers have dense, topk, lwtopk and mstopk with ef(vanilla)")]
+    NoSuchMethod(Box<Strategy>),
     /// Messages do not add up.
     #[error(transparent)]
     Aggregate(#[from] AggregateError),
+}
+
+/// What the workers' compressor calls it.
+pub fn method_of(strategy: &Strategy) -> Result<Method, SyncError> {
+    Method::of(strategy).ok_or(SyncError::NoSuchMethod((*strategy).into()))
 }
 
 impl From<GenerateError> for SyncError {
@@ -157,7 +165,7 @@ impl Synchronizer {
         gradient: &[f32],
         mean: &mut [f32],
     ) -> Result<Energy, SyncError> {
-        let method = Method::from(&tick.strategy);
+        let method = method_of(&tick.strategy)?;
         let seed = self.seed_of(tick);
         let sent = self.compressor.compress(method, gradient, seed)?;
         let energy = sent.energy;
@@ -185,7 +193,7 @@ impl Synchronizer {
     fn parse<'a>(&self, rank: Rank, bytes: &'a [u8], strategy: &Strategy) -> Result<Message<'a>, SyncError> {
         let message = Message::parse(bytes).map_err(|source| SyncError::Decode { rank, source })?;
         let own = self.compressor.layers().values();
-        let expected = Method::from(strategy).kept(self.compressor.layers());
+        let expected = method_of(strategy)?.kept(self.compressor.layers());
         if message.n() != own as u64 || message.k() != expected {
             return Err(SyncError::Size { rank, got: message.k(), n: message.n(), expected, own });
         }
@@ -201,7 +209,7 @@ impl Synchronizer {
         mean: &mut [f32],
     ) -> Result<Energy, SyncError> {
         let root = self.choose(agreement, tick, gradient)?;
-        let method = Method::from(&tick.strategy);
+        let method = method_of(&tick.strategy)?;
         let k = method.kept(self.compressor.layers());
         self.message.resize(message_bytes(k, Part::Indices), 0);
         self.exchanger.run(Kind::Broadcast(root), &mut Blocks(&mut self.message), agreement)?;
@@ -214,7 +222,7 @@ impl Synchronizer {
 
     /// The rank whose indices count; leaves its message in `self.message` there.
     fn choose(&mut self, agreement: &mut Agreement, tick: &Tick, gradient: &[f32]) -> Result<Rank, SyncError> {
-        let method = Method::from(&tick.strategy);
+        let method = method_of(&tick.strategy)?;
         let seed = self.seed_of(tick);
         let star = self.star(tick);
         if tick.strategy.selection() != Some(Selection::Var) && star != self.rank() {

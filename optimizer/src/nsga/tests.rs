@@ -1,7 +1,7 @@
 use super::*;
 use crate::buckets::{Bucket, BucketPlan};
 use crate::{Problem, Profile, ProfilePoint, Space, pareto};
-use flexcomm_domain::{CompressionRatio, Compressor, Gain, Link, LinkMatrix};
+use flexcomm_domain::{CompressionRatio, Gain, Link, LinkMatrix};
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 use proptest::test_runner::RngSeed;
 use rand::{Rng, SeedableRng};
@@ -32,7 +32,7 @@ fn random_problem(buckets: usize, seed: u64) -> BucketProblem {
         .collect();
     let problem = Problem::new(1, links.unwrap());
     let space = Space { crs, ..Space::default() };
-    BucketProblem::new(&problem, &buckets, &space, Compressor::TopK).unwrap()
+    BucketProblem::new(&problem, &buckets, &space, "topk".parse().unwrap()).unwrap()
 }
 
 fn objectives(points: &[PlanPoint]) -> Vec<[f64; 3]> {
@@ -87,11 +87,11 @@ fn the_gain_floor_holds() {
         let settings = Settings { start, ..Settings::default() };
         let found = search(&problem, &settings, 4).unwrap();
         assert!(found.iter().all(|p| p.objectives[2] <= 1.0 / 0.6 + 1e-9));
-        assert!(found.iter().filter(|p| !p.plan.collective.is_dense()).count() > 5, "{}", found.len());
+        assert!(found.iter().filter(|p| !p.plan.collective.is_allreduce()).count() > 5, "{}", found.len());
     }
     let all_but_dense_are_infeasible = random_problem(3, 2).with_gain_floor(0.999);
     let found = search(&all_but_dense_are_infeasible, &Settings::default(), 4).unwrap();
-    assert!(!found.is_empty() && found.iter().all(|p| p.plan.collective.is_dense()));
+    assert!(!found.is_empty() && found.iter().all(|p| p.plan.collective.is_allreduce()));
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn settings_and_problems_are_checked() {
     assert!(matches!(random_problem(60, 1).exact_front(), Err(BucketError::TooMany(_))));
     let links = LinkMatrix::uniform(2, Link::new(1e-3, 1e9).unwrap()).unwrap();
     let problem = Problem::new(1, links);
-    let new = |buckets: &[Bucket]| BucketProblem::new(&problem, buckets, &Space::default(), Compressor::TopK);
+    let new = |buckets: &[Bucket]| BucketProblem::new(&problem, buckets, &Space::default(), "topk".parse().unwrap());
     let bucket = |values, energy| Bucket { values, energy, profile: None };
     assert_eq!(new(&[]), Err(BucketError::Count(0)));
     assert_eq!(new(&vec![bucket(1, 1.0); 61]), Err(BucketError::Count(61)));
@@ -121,7 +121,7 @@ fn only_dense_where_nothing_sparse_is_enabled() {
     let problem = Problem::new(1, links);
     let space = Space { crs: vec![], ..Space::default() };
     let bucket = Bucket { values: 1000, energy: 1.0, profile: None };
-    let problem = BucketProblem::new(&problem, &[bucket], &space, Compressor::TopK).unwrap();
+    let problem = BucketProblem::new(&problem, &[bucket], &space, "topk".parse().unwrap()).unwrap();
     let found = search(&problem, &Settings::default(), 1).unwrap();
     assert_eq!(objectives(&found), objectives(&problem.exact_front().unwrap()));
     assert!(found.iter().all(|p: &PlanPoint| matches!(&p.plan, BucketPlan { crs, .. } if crs[0].is_dense())));

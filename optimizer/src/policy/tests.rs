@@ -1,6 +1,6 @@
 use super::*;
 use crate::{Problem, Profile, ProfilePoint, Solution, Space, Terms, enumerate, pareto};
-use flexcomm_domain::{Collective, CompressionRatio, Compressor, Gain, Link, LinkMatrix, Strategy};
+use flexcomm_domain::{Collective, CompressionRatio, Family, Gain, Link, LinkMatrix, Strategy};
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 
 /// The paper's models: millions of parameters, and a V100's forward and backward pass in seconds (Table III
@@ -20,7 +20,7 @@ fn solve(millions: f64, compute_s: f64, net: (f64, f64), config: &PolicyConfig) 
         weight: 1.0,
     };
     let points = vec![point(0.1, 0.9), point(0.033, 0.75), point(0.011, 0.55), point(0.004, 0.38), point(0.001, 0.2)];
-    problem.profiles.insert(Compressor::TopK.into(), Profile::new(points).unwrap());
+    problem.profiles.insert("topk".parse::<Family>().unwrap().into(), Profile::new(points).unwrap());
     enumerate::solve(&problem, &Space::default(), config.policy()).unwrap()
 }
 

@@ -52,11 +52,11 @@ fn repeated_ratios_are_averaged() {
 }
 
 #[test]
-fn a_dense_point_is_no_news() {
-    let profile = Profile::new(vec![point(1.0, 0.7, 9.0)]).unwrap();
-    assert_eq!(profile.gain(cr(1.0)), Gain::FULL);
-    assert_eq!(profile.t_comp(cr(0.5)), 0.0, "no compression was ever timed");
-    assert!(profile.gain(cr(0.5)).get() <= 0.5 + 1e-12);
+fn a_compressor_of_one_ratio_is_a_point() {
+    let profile = Profile::new(vec![point(1.0, 0.7, 8.0), point(1.0, 0.9, 10.0)]).unwrap();
+    assert!((profile.gain(cr(1.0)).get() - 0.8).abs() < 1e-12);
+    assert_eq!(profile.t_comp(cr(1.0)), 9.0);
+    assert!(profile.gain(cr(0.5)).get() <= 0.5 + 1e-12, "it says nothing of ratios");
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Whether the report's numbers are numbers, follow from the inputs, and justify the change.
 
 use super::{Findings, TOLERANCE, costs};
+use crate::memory::Drift;
 use crate::{Alternative, MAX_TRIAL_CANDIDATES, Outcome, PolicyConfig, Scatter, Snapshot};
-use flexcomm_domain::{Collective, CompressionRatio, Compressor, Decision, Selector, Strategy, Version};
+use flexcomm_domain::{Collective, CompressionRatio, Decision, Family, Selector, Strategy, Version};
 use flexcomm_optimizer::ProfilePoint;
 
 pub(super) fn finite(outcome: &Outcome, found: &mut Findings) {
@@ -25,7 +26,7 @@ pub(super) fn trial(s: &Snapshot, outcome: &Outcome, found: &mut Findings) {
     let count = trial.candidates.len();
     found.expect((1..=MAX_TRIAL_CANDIDATES).contains(&count), "trial", || format!("{count} candidates"));
     for c in &trial.candidates {
-        let offered = s.offer.codecs.contains_key(&c.compressor()) && s.offer.collectives.contains(&c.collective());
+        let offered = s.offer.codecs.contains_key(&c.family()) && s.offer.collectives.contains(&c.collective());
         found.expect(offered && !c.is_dense(), "trial", || format!("{c} is not offered or needs no trial"));
     }
     let within = trial.budget <= s.config.trial_budget_s && trial.iterations == s.config.trial_iterations;
@@ -99,25 +100,33 @@ fn corrected(s: &Snapshot, outcome: &Outcome, a: &Alternative, p: &ProfilePoint)
     let current = in_force(s);
     let powers = known(outcome, [a.strategy.selector(), current.selector()]);
     let drift = match s.profiles.by_selector.contains_key(&current.selector()) {
-        true => {
+        true if alike(a.strategy.selector(), current.selector()) => {
             let in_force = outcome.report.seen.gain_correction.unwrap_or(1.0);
             in_force / at(&known(outcome, [current.selector()]), current.cr().get().ln())
         }
-        false => remembered_drift(s, outcome),
+        _ => remembered_drift(s, outcome, a.strategy.selector()),
     };
     p.gain.get().powf((at(&powers, p.cr.get().ln()) * drift).clamp(1.0, 10.0))
+}
+
+/// Ratios of selections lose alike; what keeps no share of the values is like itself alone.
+fn alike(one: Selector, other: Selector) -> bool {
+    let curve = |selector: Selector| selector.family.any().ratio().is_some();
+    one == other || curve(one) && curve(other)
 }
 
 /// The book of the first selector of which something is remembered, or else of the one remembered last.
 fn known<const N: usize>(outcome: &Outcome, wanted: [Selector; N]) -> Vec<(f64, f64)> {
     let last = outcome.memory.bias.last().map(|b| b.selector);
-    let books = wanted.into_iter().chain(last).map(|selector| book(outcome, selector));
+    let of = wanted.into_iter().chain(last).filter(|other| alike(wanted[0], *other));
+    let books = of.map(|selector| book(outcome, selector));
     books.into_iter().find(|book| !book.is_empty()).unwrap_or_default()
 }
 
 /// How gains have moved under this profile, of which the strategy in force may show nothing yet.
-fn remembered_drift(s: &Snapshot, outcome: &Outcome) -> f64 {
-    outcome.memory.drift.filter(|d| d.profile_at == s.profiles.measured_at).map_or(1.0, |d| d.power)
+fn remembered_drift(s: &Snapshot, outcome: &Outcome, selector: Selector) -> f64 {
+    let same = |d: &Drift| d.profile_at == s.profiles.measured_at && alike(d.selector, selector);
+    outcome.memory.drift.filter(same).map_or(1.0, |d| d.power)
 }
 
 /// (ln CR, power) as remembered of a selector, by rising ratio.
@@ -155,7 +164,7 @@ pub(super) fn power(s: &Snapshot, outcome: &Outcome, found: &mut Findings) {
     let shown = measured.map(|m| (m.gain.get().ln() / said.ln()).clamp(1.0, 10.0));
     let close = |a: f64, b: f64| (a - b).abs() <= TOLERANCE * b.abs() + 1e-12;
     let remembered = at(&known(outcome, [strategy.selector()]), strategy.cr().get().ln());
-    let drifted = (remembered * remembered_drift(s, outcome)).clamp(1.0, 10.0);
+    let drifted = (remembered * remembered_drift(s, outcome, strategy.selector())).clamp(1.0, 10.0);
     let holds = [shown, Some(remembered), Some(drifted)].into_iter().flatten().any(|power| close(claimed, power));
     found.expect(holds, "time", || format!("gains are taken to the power {claimed}, shown is {shown:?}"));
 }
@@ -214,11 +223,12 @@ pub(super) fn buckets(s: &Snapshot, outcome: &Outcome, found: &mut Findings) {
     found.expect(b.crs.iter().all(known), "buckets", || format!("ratios {:?} by {}", b.crs, b.collective));
     let offered = dense || s.offer.collectives.contains(&b.collective) && s.offer.codecs.contains_key(&b.compressor);
     found.expect(offered, "offered", || format!("the job cannot run {} by {}", b.compressor, b.collective));
-    let selection = matches!(b.collective, Collective::ArtRing | Collective::ArtTree).then_some(s.config.selection);
-    let compressor = if dense { Compressor::None } else { b.compressor };
+    let selection = matches!(b.collective, Collective::ArtRing | Collective::ArtTree).then(|| s.config.selections[0]);
+    let compressor = if dense { Family::NONE } else { b.compressor };
     let mut sum = costs::Range { low: 0.0, high: 0.0 };
     for (bucket, cr) in s.buckets.iter().zip(&b.crs) {
-        let Ok(strategy) = Strategy::new(compressor, *cr, b.collective, selection) else {
+        let spec = compressor.at(*cr).ok();
+        let Some(strategy) = spec.and_then(|spec| Strategy::new(spec, b.collective, selection).ok()) else {
             return found.expect(false, "buckets", || format!("{compressor} at {cr} by {}", b.collective));
         };
         let t = costs::sync_of(s, &strategy, bucket.values, &links.matrix);

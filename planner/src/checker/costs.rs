@@ -64,15 +64,19 @@ fn bandwidth(c: &Coefficients, term: f64) -> f64 {
 fn paths(s: &Snapshot, strategy: &Strategy, values: f64) -> (Path, Path) {
     let n = f64::from(s.ranks);
     let kept = (strategy.cr().get() * values).round().clamp(1.0, values);
-    let (header, index, value) = match s.offer.codecs.get(&strategy.compressor()) {
+    let (header, index, value) = match s.offer.codecs.get(&strategy.family()) {
         Some(codec) => (codec.header_bytes as f64, codec.index_bytes, codec.value_bytes),
         None => (0.0, 4.0, 4.0),
     };
+    let (sent, rounds) = match (strategy.is_dense(), s.offer.codecs.get(&strategy.family())) {
+        (true, _) => (4.0 * values, 1.0),
+        (false, codec) => (header + kept * (index + value), codec.map_or(1.0, |codec| f64::from(codec.rounds))),
+    };
     let levels = [n.log2().floor(), n.log2().ceil()];
     let path = |levels: f64| match strategy.collective() {
-        Collective::DenseRing => Path { hops: 2.0 * (n - 1.0), bytes: 2.0 * (n - 1.0) / n * 4.0 * values },
-        Collective::DenseTree => Path { hops: 2.0 * levels, bytes: 2.0 * levels * 4.0 * values },
-        Collective::Allgather => Path { hops: levels, bytes: (n - 1.0) * (header + kept * (index + value)) },
+        Collective::DenseRing => Path { hops: rounds * 2.0 * (n - 1.0), bytes: 2.0 * (n - 1.0) / n * sent },
+        Collective::DenseTree => Path { hops: rounds * 2.0 * levels, bytes: 2.0 * levels * sent },
+        Collective::Allgather => Path { hops: rounds * levels, bytes: (n - 1.0) * sent },
         Collective::ArtRing => Path {
             hops: levels + 2.0 * (n - 1.0),
             bytes: levels * (header + kept * index) + 2.0 * (n - 1.0) / n * kept * value,
@@ -85,7 +89,7 @@ fn paths(s: &Snapshot, strategy: &Strategy, values: f64) -> (Path, Path) {
     let gathers = strategy.collective() == Collective::Allgather || strategy.selection() == Some(Selection::Var);
     if gathers && few.hops != many.hops {
         // Without a power of two an allgather goes around a ring.
-        many.hops += n - 1.0;
+        many.hops += rounds * (n - 1.0);
     }
     if strategy.selection() == Some(Selection::Var) {
         // Every rank tells every other its norm, 4 bytes.

@@ -3,7 +3,7 @@
 use super::{Findings, TOLERANCE, costs};
 use crate::memory::Blocked;
 use crate::{Measured, Outcome, PolicyConfig, Snapshot};
-use flexcomm_domain::{Collective, Compressor, Decision, Digest, Selection, Strategy, Timestamp};
+use flexcomm_domain::{Collective, Decision, Digest, Selection, Strategy, Timestamp};
 
 /// Longest reason: it is a sentence.
 const MAX_REASON: usize = 2000;
@@ -31,7 +31,7 @@ fn canonical(s: &Strategy) -> String {
         Some(Selection::Var) => ":var",
         None => "",
     };
-    format!("{}@{}/{}{selection}", s.compressor().as_str(), s.cr().get(), s.collective().as_str())
+    format!("{}/{}{selection}", s.spec(), s.collective().as_str())
 }
 
 pub(super) fn offered(s: &Snapshot, d: &Decision, found: &mut Findings) {
@@ -40,13 +40,14 @@ pub(super) fn offered(s: &Snapshot, d: &Decision, found: &mut Findings) {
     // Every job can fall back to dense-ring when it names no dense collective.
     let known = s.offer.collectives.contains(&x.collective()) || (x.is_dense() && !has_dense);
     found.expect(known, "offered", || format!("the job cannot run {}", x.collective()));
-    if x.compressor() == Compressor::None {
+    if x.is_dense() {
         return;
     }
-    let codec = s.offer.codecs.contains_key(&x.compressor());
-    let enabled = s.config.compressors.as_ref().is_none_or(|only| only.contains(&x.compressor()));
-    found.expect(codec && enabled, "offered", || format!("the job has no {}, or it is not enabled", x.compressor()));
-    found.expect(s.config.crs.contains(&x.cr()), "offered", || format!("CR {} is not a candidate", x.cr()));
+    let codec = s.offer.codecs.contains_key(&x.family());
+    let enabled = s.config.compressors.as_ref().is_none_or(|only| only.contains(&x.family()));
+    found.expect(codec && enabled, "offered", || format!("the job has no {}, or it is not enabled", x.family()));
+    let ratio = x.spec().ratio().is_none_or(|cr| s.config.crs.contains(&cr));
+    found.expect(ratio, "offered", || format!("CR {} is not a candidate", x.cr()));
     found.expect(s.ranks >= 2, "offered", || format!("{x} with a single rank"));
 }
 

@@ -1,7 +1,9 @@
 //! A job whose state tests move by hand.
 #![allow(dead_code, clippy::unwrap_used, missing_docs)]
 
-use flexcomm_domain::{CompressionRatio, Gain, JobId, Link, LinkMatrix, Seconds, Strategy, Timestamp, Version};
+use flexcomm_domain::{
+    CompressionRatio, Gain, JobId, Link, LinkMatrix, Seconds, Selection, Strategy, Timestamp, Version,
+};
 use flexcomm_optimizer::policy::TimeToQuality;
 use flexcomm_optimizer::{Profile, ProfilePoint};
 use flexcomm_planner::{
@@ -43,6 +45,8 @@ impl Job {
     pub fn new() -> Self {
         let mut s = Snapshot::new(JobId::new("job").unwrap(), 8, 25_560_000);
         s.compute = Some(seconds(0.025));
+        // Of which a trial has told, see `learn`.
+        s.config.selections = vec![Selection::Star];
         // What a test says of the network is so from then on.
         s.config.links_settle_s = seconds(0.0);
         // Without error feedback's help ratios matter most, and what is best depends on the network.

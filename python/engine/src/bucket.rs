@@ -15,6 +15,7 @@ use flexcomm_compression::{
     Checksum, CompressError, Energy, GradientCompressor, Layers, Memory, Message, Method, Part, aggregate, encode,
     message_bytes, scatter_mean,
 };
+use flexcomm_domain::CompressorSpec;
 use flexcomm_trainer::{HEAD_BYTES, Heard, Status};
 
 /// Bytes of VAR's side message: a head and this rank's energy.
@@ -71,8 +72,10 @@ pub struct Bucket {
     values: Vec<f32>,
     scratch: Vec<u8>,
     saved: Memory,
-    /// Under a strategy that is named by a text.
+    /// Under a strategy that a pipeline runs.
     piped: Option<Box<Piped>>,
+    /// In a trial: training's own pipeline, or that there is none, which no candidate touches.
+    parked: Option<Option<Box<Piped>>>,
     /// While what is held back lies on a device; the compressor's residual is then out of date.
     resident: Option<Resident>,
 }
@@ -104,6 +107,7 @@ impl Bucket {
             scratch,
             saved,
             piped: None,
+            parked: None,
             resident: None,
         })
     }
@@ -126,16 +130,43 @@ impl Bucket {
 
     /// Whether the residual or the pipeline may hold something back: the same on all ranks.
     pub fn remembers(&self) -> bool {
-        self.holds_back || self.piped.as_ref().is_some_and(|piped| !piped.held_back().is_empty())
+        self.holds_back || self.pipes().any(|piped| !piped.held_back().is_empty())
     }
 
     /// What is held back, whatever holds it on the host: see [`Self::come_home`].
     pub fn held_back(&self) -> Vec<f32> {
         let mut held = self.residual().to_vec();
-        if let Some(piped) = &self.piped {
+        for piped in self.pipes() {
             held.iter_mut().zip(piped.held_back()).for_each(|(to, value)| *to += value);
         }
         held
+    }
+
+    fn pipes(&self) -> impl Iterator<Item = &Piped> {
+        self.piped.iter().chain(self.parked.iter().flatten()).map(|piped| &**piped)
+    }
+
+    /// A step begins, of a trial or of training: a trial's candidates do not touch training's pipeline.
+    pub fn in_trial(&mut self, trial: bool) -> Result<(), EngineError> {
+        match (trial, self.parked.is_some()) {
+            (true, false) => self.parked = Some(self.piped.take()),
+            (false, true) => {
+                // Of a trial that was left in the midst of it: what its last candidate holds back stays.
+                self.unpipe()?;
+                self.piped = self.parked.take().flatten();
+                if self.holds_back {
+                    // Training's pipeline is made anew of both.
+                    self.unpipe()?;
+                }
+            }
+            (true, true) | (false, false) => {}
+        }
+        Ok(())
+    }
+
+    /// What the pipeline runs, where there is one.
+    pub fn piped_spec(&self) -> Option<&CompressorSpec> {
+        self.piped.as_ref().map(|piped| piped.spec())
     }
 
     /// The pipeline of a strategy that is named by a text; `make` makes it of what is held back, which it takes over.
@@ -161,9 +192,14 @@ impl Bucket {
         self.piped.as_deref_mut()
     }
 
+    /// Training's own pipeline, where there is one, also in a trial.
+    pub fn own_pipe(&self) -> Option<&Piped> {
+        self.parked.as_ref().unwrap_or(&self.piped).as_deref()
+    }
+
     /// Forgets the pipeline and what it holds back.
     pub fn drop_pipe(&mut self) {
-        self.piped = None;
+        (self.piped, self.parked) = (None, None);
     }
 
     /// Another kind of strategy is in force: what the pipeline holds back goes into this bucket's residual.
@@ -172,9 +208,10 @@ impl Bucket {
             return Ok(());
         }
         self.come_home()?;
-        let (held, remembers) = (self.held_back(), self.remembers());
-        self.piped = None;
-        Ok(self.set_residual(Memory::from_values(held), remembers)?)
+        let Some(piped) = self.piped.take() else { return Ok(()) };
+        let (mut held, more) = (self.residual().to_vec(), piped.held_back());
+        held.iter_mut().zip(&more).for_each(|(to, value)| *to += value);
+        Ok(self.set_residual(Memory::from_values(held), self.holds_back || !more.is_empty())?)
     }
 
     /// What the residual holds back on the host: see [`Self::come_home`].
@@ -186,6 +223,9 @@ impl Bucket {
     pub fn set_residual(&mut self, residual: Memory, holds_back: bool) -> Result<(), CompressError> {
         self.state = Exchange::Idle;
         self.resident = None;
+        if self.parked.is_some() {
+            self.piped = None;
+        }
         self.compressor.restore(&residual)?;
         self.holds_back = holds_back;
         Ok(())
@@ -453,7 +493,8 @@ pub fn energies(messages: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flexcomm_domain::{CompressionRatio, Compressor};
+    use flexcomm_compression::Compressor;
+    use flexcomm_domain::CompressionRatio;
 
     const GOOD: Heard = Heard { failed: 0, first_failed: None, not_finite: 0, first_not_finite: None };
 

@@ -1,4 +1,4 @@
-//! A bucket under a strategy that is named by a text of `compression::strategy`: the pipeline, and its exchange as
+//! A bucket under a strategy that a pipeline runs: the pipeline, and its exchange as
 //! collectives of a library that only sums or gathers.
 //!
 //! One exchange is one or more turns, each of which is one collective on every rank:
@@ -168,6 +168,11 @@ impl Piped {
     /// What is held back on the host, in units of gradients; empty when nothing can be. See [`Self::come_home`].
     pub fn held_back(&self) -> Vec<f32> {
         self.pipeline.held_back()
+    }
+
+    /// What it runs.
+    pub fn spec(&self) -> &CompressorSpec {
+        self.pipeline.spec()
     }
 
     /// Of the last exchange.
@@ -367,6 +372,13 @@ impl Piped {
         self.sum.extend_from_slice(parts.first().copied().unwrap_or_default());
     }
 
+    /// Of what error feedback makes up for, what counts as sent is what left the residual.
+    fn count_what_left(&mut self) {
+        if let Some(left) = self.pipeline.left_energy() {
+            self.energy.sent = (self.energy.fed - left).max(0.0);
+        }
+    }
+
     fn put_back(&mut self) -> Result<(), EngineError> {
         self.phase = Phase::Idle;
         self.energy = Energy::default();
@@ -404,7 +416,10 @@ impl Piped {
             }
         };
         match read {
-            Ok(()) => Ok(Ran::Good),
+            Ok(()) => {
+                self.count_what_left();
+                Ok(Ran::Good)
+            }
             // All ranks read the same bytes, so all of them come here.
             Err(ReadError::Number { .. }) => {
                 self.put_back()?;

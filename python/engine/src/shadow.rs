@@ -5,15 +5,21 @@
 //! subset is smaller than the bucket. AR-Topk's gain depends on another rank's indices, so its candidates have no
 //! shadow.
 //!
+//! The gain is the share of the compensated gradient's energy that leaves the residual, 1 - ‖e - T‖²/‖e‖².
+//!
 //! Top-k over the fused bucket is estimated on a uniform subset. LWTopk keeps a share of every layer, so it is
 //! estimated layer by layer, each weighted by how much of it was sampled.
 
+mod block;
 mod device;
 
+use crate::bucket::Param;
 use crate::error::EngineError;
+use block::{Block, blocks};
 use device::OnDevice;
+use flexcomm_compression::Compressor;
 use flexcomm_compression::{Energy, GradientCompressor, Layers, Memory, Method};
-use flexcomm_domain::Compressor;
+use flexcomm_domain::CompressorSpec;
 use rand::SeedableRng;
 use rand::seq::index::sample;
 use rand_chacha::ChaCha8Rng;
@@ -38,17 +44,30 @@ pub struct ShadowGain {
     pub steps: u64,
 }
 
-/// A subset of a bucket that one compressor runs over.
+/// A part of a bucket that one compressor runs over, and for how many values each of its values counts.
 #[derive(Debug)]
 struct Part {
-    indices: Vec<u32>,
     weight: f64,
-    compressor: GradientCompressor,
+    sample: Sample,
+}
+
+#[derive(Debug)]
+enum Sample {
+    Coordinates { indices: Vec<u32>, compressor: Box<GradientCompressor> },
+    Block(Block),
+}
+
+/// What runs a candidate.
+#[derive(Debug, Clone, Copy)]
+#[expect(clippy::large_enum_variant, reason = "there is one per candidate")]
+enum Runs {
+    Selecting(Method),
+    Pipeline(CompressorSpec),
 }
 
 #[derive(Debug)]
 struct Candidate {
-    method: Method,
+    runs: Runs,
     /// By bucket.
     parts: Vec<Vec<Part>>,
     /// Of the step under way.
@@ -86,17 +105,22 @@ pub struct Shadow {
 
 impl Shadow {
     /// `share` of each bucket's coordinates, in (0, 1].
-    pub fn new(methods: &[Method], share: f64, seed: u64) -> Self {
-        let candidate = |m: &Method| Candidate {
-            method: *m,
+    pub fn new(specs: &[CompressorSpec], share: f64, seed: u64) -> Self {
+        let candidate = |spec: &CompressorSpec| Candidate {
+            runs: Method::of_spec(spec).map_or(Runs::Pipeline(*spec), Runs::Selecting),
             parts: vec![],
             energy: Energy::default(),
             gains: 0.0,
             recent: Energy::default(),
             steps: 0,
         };
-        let candidates = methods.iter().map(candidate).collect();
+        let candidates = specs.iter().map(candidate).collect();
         Self { candidates, share: share.clamp(0.0, 1.0), seed, scratch: Vec::new(), on_device: Vec::new() }
+    }
+
+    /// Whether the bucket's parts are to be made: then [`Self::observe`] looks at what is held back, and else not.
+    pub fn begins(&self, bucket: usize) -> bool {
+        self.candidates.iter().any(|candidate| candidate.parts.len() <= bucket)
     }
 
     /// Takes in a bucket's gradient, before it is exchanged. Buckets come in order, every step alike. A gradient that
@@ -104,29 +128,34 @@ impl Shadow {
     pub fn observe(
         &mut self,
         bucket: usize,
-        layers: &[usize],
+        params: &[Param],
         residual: &[f32],
         gradient: &[f32],
     ) -> Result<(), EngineError> {
-        let expected = layers.iter().sum();
-        if gradient.len() != expected || residual.len() != expected {
+        let expected = params.iter().map(|param| param.len).sum();
+        if gradient.len() != expected || self.begins(bucket) && residual.len() != expected {
             let (bucket, what) = (bucket as u32, "the gradient");
             return Err(EngineError::Buffer { bucket, what, got: gradient.len(), expected });
         }
         for candidate in &mut self.candidates {
             if candidate.parts.len() == bucket {
                 let seed = seed_of(self.seed, bucket);
-                candidate.parts.push(parts(candidate.method, layers, residual, (self.share, seed))?);
+                candidate.parts.push(parts(candidate.runs, params, residual, (self.share, seed))?);
             }
             let Some(parts) = candidate.parts.get_mut(bucket) else { continue };
             let seed = self.seed.wrapping_add(candidate.steps);
-            for part in parts {
-                self.scratch.clear();
-                self.scratch.extend(part.indices.iter().map(|i| gradient[*i as usize]));
-                if let Ok(sent) = part.compressor.compress(candidate.method, &self.scratch, seed) {
-                    candidate.energy.sent += part.weight * sent.energy.sent;
-                    candidate.energy.fed += part.weight * sent.energy.fed;
-                }
+            for Part { weight, sample } in parts {
+                let energy = match (sample, candidate.runs) {
+                    (Sample::Block(block), _) => block.step(gradient, candidate.steps)?,
+                    (Sample::Coordinates { indices, compressor }, Runs::Selecting(method)) => {
+                        self.scratch.clear();
+                        self.scratch.extend(indices.iter().map(|i| gradient[*i as usize]));
+                        compressor.compress(method, &self.scratch, seed).map_or(Energy::default(), |sent| sent.energy)
+                    }
+                    (Sample::Coordinates { .. }, Runs::Pipeline(_)) => Energy::default(),
+                };
+                candidate.energy.sent += *weight * energy.sent;
+                candidate.energy.fed += *weight * energy.fed;
             }
         }
         Ok(())
@@ -146,7 +175,7 @@ impl Shadow {
 
     /// Steps that have ended.
     pub fn steps(&self) -> u64 {
-        self.candidates.first().map_or(0, |c| c.steps)
+        self.candidates.iter().map(|c| c.steps).max().unwrap_or(0)
     }
 
     /// One per candidate, in order.
@@ -190,14 +219,23 @@ fn subsets(method: Method, layers: &[usize], (share, seed): (f64, u64)) -> Vec<S
     subsets
 }
 
-fn parts(method: Method, layers: &[usize], residual: &[f32], sampled: (f64, u64)) -> Result<Vec<Part>, EngineError> {
+fn parts(runs: Runs, params: &[Param], residual: &[f32], sampled: (f64, u64)) -> Result<Vec<Part>, EngineError> {
+    let method = match runs {
+        Runs::Selecting(method) => method,
+        Runs::Pipeline(spec) => {
+            let part = |(weight, block)| Part { weight, sample: Sample::Block(block) };
+            return Ok(blocks(&spec, params, residual, sampled)?.into_iter().map(part).collect());
+        }
+    };
+    let layers: Vec<usize> = params.iter().map(|param| param.len).collect();
     let part = |Subset { indices, weight }: Subset| {
         let mut compressor = GradientCompressor::new(Layers::fused(indices.len())?);
         let held: Vec<f32> = indices.iter().map(|i| residual[*i as usize]).collect();
         compressor.restore(&Memory::from_values(held))?;
-        Ok(Part { indices, weight, compressor })
+        let compressor = Box::new(compressor);
+        Ok(Part { weight, sample: Sample::Coordinates { indices, compressor } })
     };
-    subsets(method, layers, sampled).into_iter().map(part).collect()
+    subsets(method, &layers, sampled).into_iter().map(part).collect()
 }
 
 #[cfg(test)]
@@ -205,6 +243,14 @@ mod tests {
     use super::*;
     use flexcomm_domain::CompressionRatio;
     use rand::Rng;
+
+    fn spec(method: &Method) -> CompressorSpec {
+        method.compressor.family().at(method.cr).unwrap()
+    }
+
+    fn params(layers: &[usize]) -> Vec<Param> {
+        layers.iter().zip(0..).map(|(len, id)| Param { id, len: *len, cols: 1 }).collect()
+    }
 
     /// Heavy tails, as gradients have: a product of two normal-like numbers, layers of different scale.
     fn gradient(layers: &[usize], rng: &mut ChaCha8Rng) -> Vec<f32> {
@@ -223,12 +269,12 @@ mod tests {
         for compressor in [Compressor::TopK, Compressor::LwTopK] {
             let ratios = [0.1, 0.01, 0.001].map(|c| CompressionRatio::new(c).unwrap());
             let methods = ratios.map(|cr| Method::new(compressor, cr));
-            let mut shadow = Shadow::new(&methods, 0.25, 7);
+            let mut shadow = Shadow::new(&methods.map(|m| spec(&m)), 0.25, 7);
             let mut real = methods.map(|m| (m, GradientCompressor::new(Layers::new(&layers).unwrap()), 0.0));
             let mut rng = ChaCha8Rng::seed_from_u64(3);
             for step in 0..10 {
                 let gradient = gradient(&layers, &mut rng);
-                shadow.observe(0, &layers, &vec![0.0; n], &gradient).unwrap();
+                shadow.observe(0, &params(&layers), &vec![0.0; n], &gradient).unwrap();
                 shadow.end_step();
                 for (method, compressor, gain) in &mut real {
                     *gain += compressor.compress(*method, &gradient, step).unwrap().energy.gain() / 10.0;
@@ -246,13 +292,13 @@ mod tests {
     #[test]
     fn the_recent_gain_is_that_of_the_grown_residual() {
         let method = Method::new(Compressor::TopK, CompressionRatio::new(0.01).unwrap());
-        let mut shadow = Shadow::new(&[method], 1.0, 1);
+        let mut shadow = Shadow::new(&[spec(&method)], 1.0, 1);
         let mut real = GradientCompressor::new(Layers::fused(20_000).unwrap());
         let mut rng = ChaCha8Rng::seed_from_u64(3);
         let mut last = 0.0;
         for step in 0..60 {
             let gradient = gradient(&[20_000], &mut rng);
-            shadow.observe(0, &[20_000], &[0.0; 20_000], &gradient).unwrap();
+            shadow.observe(0, &params(&[20_000]), &[0.0; 20_000], &gradient).unwrap();
             shadow.end_step();
             last = real.compress(method, &gradient, step).unwrap().energy.gain();
         }
@@ -264,13 +310,43 @@ mod tests {
     #[test]
     fn not_finite_gradients_are_passed_over() {
         let method = Method::new(Compressor::TopK, CompressionRatio::new(0.5).unwrap());
-        let mut shadow = Shadow::new(&[method], 1.0, 1);
-        shadow.observe(0, &[2], &[0.0; 2], &[3.0, 4.0]).unwrap();
+        let mut shadow = Shadow::new(&[spec(&method)], 1.0, 1);
+        shadow.observe(0, &params(&[2]), &[0.0; 2], &[3.0, 4.0]).unwrap();
         shadow.end_step();
         let before = shadow.gains()[0];
-        shadow.observe(0, &[2], &[0.0; 2], &[f32::NAN, 4.0]).unwrap();
+        shadow.observe(0, &params(&[2]), &[0.0; 2], &[f32::NAN, 4.0]).unwrap();
         shadow.end_step();
         assert_eq!(shadow.gains()[0], before);
-        assert!(shadow.observe(0, &[2], &[0.0; 2], &[1.0]).is_err());
+        assert!(shadow.observe(0, &params(&[2]), &[0.0; 2], &[1.0]).is_err());
+    }
+
+    /// Of quantizers and of PowerSGD, against the same run over the whole bucket.
+    #[test]
+    fn a_quarter_of_the_blocks_tells_the_gain_of_a_pipeline() {
+        let layers = [(60_000usize, 200usize), (300, 1), (60_000, 300), (60_000, 200), (60_000, 150)];
+        let params: Vec<Param> =
+            layers.iter().zip(0..).map(|((len, cols), id)| Param { id, len: *len, cols: *cols }).collect();
+        let n: usize = layers.iter().map(|layer| layer.0).sum();
+        for (text, least, most) in [
+            ("qsgd(s=7,norm=max)+ef(vanilla)", 0.85, 0.995),
+            ("eightbit+ef(vanilla)", 0.99, 1.0),
+            ("powersgd(rank=2)+ef(vanilla)", 0.005, 0.2),
+        ] {
+            let specs = [text.parse().unwrap()];
+            let (mut part, mut whole) = (Shadow::new(&specs, 0.25, 7), Shadow::new(&specs, 1.0, 9));
+            let mut rng = ChaCha8Rng::seed_from_u64(3);
+            for _ in 0..12 {
+                // Alike in all layers: which matrix is taken by chance must not matter.
+                let gradient = gradient(&[n], &mut rng);
+                for shadow in [&mut part, &mut whole] {
+                    shadow.observe(0, &params, &vec![0.0; n], &gradient).unwrap();
+                    shadow.end_step();
+                }
+            }
+            let (seen, real) = (part.gains()[0], whole.gains()[0]);
+            assert!((seen.gain / real.gain - 1.0).abs() < 0.05, "{text}: {seen:?} for {real:?}");
+            assert!((least..=most).contains(&real.gain), "{text}: {real:?}");
+            assert_eq!((seen.steps, real.steps), (12, 12));
+        }
     }
 }

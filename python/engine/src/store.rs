@@ -159,9 +159,9 @@ impl Store {
         let ids = |bucket: &Bucket| bucket.params().iter().map(|p| p.id).collect::<Vec<_>>();
         let mut out = self.states.clone();
         for bucket in &self.buckets {
-            let mut bucket = lock(bucket);
+            let bucket = lock(bucket);
             let ids = ids(&bucket);
-            if let Some(pipe) = bucket.pipe() {
+            if let Some(pipe) = bucket.own_pipe() {
                 out.push((ids, pipe.state()));
             }
         }

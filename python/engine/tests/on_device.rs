@@ -4,8 +4,9 @@
 
 mod lent;
 
+use flexcomm_compression::Compressor;
 use flexcomm_compression::{HEADER_BYTES, Method, Part};
-use flexcomm_domain::{CompressionRatio, Compressor, Rank, Strategy};
+use flexcomm_domain::{CompressionRatio, Rank, Strategy};
 use flexcomm_engine::{Answers, Bucket, EngineError, OnHost, Param, Ran, Store, kernels, lock};
 use flexcomm_gpu_kernels::bucket::{Gradient, Method as Kernels};
 use flexcomm_gpu_kernels::{Copies, DType, OUTCOME_BYTES};

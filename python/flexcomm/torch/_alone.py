@@ -16,7 +16,7 @@ from flexcomm.torch._session import Session, attach
 class CommHook:
     """A DDP communication hook that attaches by itself, at the first bucket of the model that it is registered on.
 
-    ``ddp_model.register_comm_hook(None, CommHook(strategy="topk@0.01/allgather"))``, or where a front end registers hooks
+    ``ddp_model.register_comm_hook(None, CommHook(strategy="topk(k=0.01)+ef(vanilla)/allgather"))``, or where a front end registers hooks
     itself, Lightning's ``DDPStrategy(ddp_comm_hook=CommHook(...))``. Make it on every rank with the same settings before the
     model's first forward pass; one for each model.
 

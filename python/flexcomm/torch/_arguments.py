@@ -17,12 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm import _core
 
-DENSE = "none@1/dense-ring"
+DENSE = "none/dense-ring"
 
-#: Strategies that a user may name besides COMPRESSOR@CR/COLLECTIVE[:SELECTION] and the texts of compressors.
-HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+#: Element types of what adds up that count to fewer ranks than float32 does.
+_HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
-#: Compressors that are written with @CR/COLLECTIVE.
+#: Compressors that may be written with @CR/COLLECTIVE.
 _SELECTING = ("topk", "lwtopk", "mstopk")
 
 _SELECTIONS = ("decision", "star", "var", "auto")
@@ -49,48 +49,42 @@ def _refused(what: str, value: object, allowed: str) -> ValueError:
 class Named:
     """A strategy as the user named it."""
 
-    #: The core's strategy, dense where `text` names another kind.
+    #: In canonical form.
     strategy: str
     #: Element type of what adds up, where it is not float32.
-    half: torch.dtype | None
-    #: A compressor with its parameters, memory and momentum.
-    text: str | None
-    #: In canonical form.
-    name: str
+    half: torch.dtype | None = None
+    #: The compressor with its parameters, memory and momentum, where a pipeline runs it.
+    text: str | None = None
+
+    @property
+    def dense(self) -> bool:
+        return self.strategy == DENSE
 
 
 def strategy_of(what: str, named: Any) -> Named:
     """Reads any of the forms that ``attach`` takes."""
     if isinstance(named, Mapping):
-        return _text(_core.parse_byteps({str(key): str(value) for key, value in named.items()}))
+        return _parsed(_core.parse_byteps({str(key): str(value) for key, value in named.items()}))
     if not isinstance(named, str):
         raise _refused(what, named, _forms() + "; or BytePS's map of strings")
-    if named in HALVES:
-        return Named(DENSE, HALVES[named], None, named)
     if named == "dense":
-        return Named(DENSE, None, None, named)
+        return Named(DENSE)
     try:
-        return core_strategy(named) if "@" in named else _text(named)
+        return _parsed(named)
     except ValueError as refused:
         raise ValueError(f"{what} is {shown(named)}: {_remedy(named, str(refused)) or refused}") from None
 
 
-def core_strategy(named: str) -> Named:
-    """Reads COMPRESSOR@CR/COLLECTIVE[:SELECTION]."""
-    text = _core.parse_strategy(named)[0]
-    return Named(text, None, None, text)
-
-
-def _text(named: str) -> Named:
-    text, element = _core.parse_text(named)
-    return Named(DENSE, {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(element), text, text)
+def _parsed(named: str) -> Named:
+    strategy, element, text = _core.parse_strategy(named)
+    return Named(strategy, _HALVES.get(element), text or None)
 
 
 def _forms() -> str:
     names = ", ".join(name for name, *_ in _core.compressors())
     return (
-        f"'dense', 'fp16', 'bf16'; COMPRESSOR@CR/COLLECTIVE[:SELECTION] of {', '.join(_SELECTING)}, for example "
-        f"'topk@0.01/allgather'; or a compressor with its parameters, for example 'topk(k=0.01)+ef(vanilla)', of {names}"
+        "'dense'; a compressor with its parameters, for example 'topk(k=0.01)+ef(vanilla)', and where you like its collective, "
+        f"for example 'topk(k=0.01)+ef(vanilla)/art-ring:star' or in short 'topk@0.01/art-ring:star', of {names}"
     )
 
 

@@ -110,7 +110,7 @@ def fingerprint(named: list[tuple[str, torch.nn.Parameter]]) -> str:
 
 def fitting(named: Named, world: int) -> Named:
     if named.half is not None and world > MOST_RANKS[named.half]:
-        raise ValueError(f"{named.name} carries at most {MOST_RANKS[named.half]} ranks, here are {world}")
+        raise ValueError(f"{named.strategy} carries at most {MOST_RANKS[named.half]} ranks, here are {world}")
     return named
 
 

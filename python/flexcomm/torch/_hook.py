@@ -28,6 +28,9 @@ logger = logging.getLogger("flexcomm")
 
 DENSE, FLUSH, GATHER, ART, TEXT = range(5)
 
+#: In which type dense buckets travel, as the core answers it; none = their own.
+HALVES = (None, torch.float16, torch.bfloat16)
+
 #: What a turn of a strategy named by a text sums; 0 gathers bytes, OVER is no collective: all ranks refuse.
 SUMS = {1: torch.float32, 2: torch.float16, 3: torch.bfloat16}
 OVER = 4
@@ -157,8 +160,6 @@ class Hook:
         Process group whose ranks exchange gradients; none is the default group.
     ids:
         Number of every parameter, by ``id(parameter)``.
-    half:
-        Element type in which dense buckets travel before the first decision; none = their own.
     words:
         Whether dense buckets carry the control word: some rank may have something to announce.
     propagate:
@@ -181,7 +182,6 @@ class Hook:
         group: dist.ProcessGroup | None,
         ids: dict[int, int],
         *,
-        half: torch.dtype | None,
         words: bool,
         propagate: bool,
         began: Callable[[], None],
@@ -199,7 +199,8 @@ class Hook:
         self._world = dist.get_world_size(group)
         self._rank = dist.get_rank(group)
         self._ids = ids
-        self._half = half
+        # Element type in which dense buckets of the step travel; none = their own.
+        self._half: torch.dtype | None = None
         self._words = words
         self._propagate = propagate
         self._began = began
@@ -250,7 +251,7 @@ class Hook:
             return self._other(index, seat, None)
         plan = self._core.enter(index, buffer.data_ptr(), seat.values, False)
         rides = plan[2] and index == 0 and self._words
-        if plan[0] != DENSE or rides or self._half is not None or self._tuner is not None:
+        if plan[0] != DENSE or rides or plan[4] or self._tuner is not None:
             return self._other(index, seat, plan)
         # What most steps are: dense, on the host, without the word. Every call counts here.
         buffer.mul_(self._share)
@@ -299,6 +300,7 @@ class Hook:
         if elsewhere:
             self._device.watch(index, buffer)
         kind, size, carries = plan[:3]
+        self._half = HALVES[plan[4]] if kind == DENSE else None
         self._mark = self._marked(kind, buffer)
         self._via = self._device.wire(buffer, self._wire)
         if kind == DENSE:
@@ -339,7 +341,7 @@ class Hook:
         """Events of a bucket on a GPU. Where several collectives run in turn, each waited for, the host's clock is right."""
         if kind not in (DENSE, FLUSH, GATHER) or not self._device.on_gpu(buffer):
             return None
-        return self._device.clock.enter(buffer, kind != DENSE or self._half_now() is not None)
+        return self._device.clock.enter(buffer, kind != DENSE or self._half is not None)
 
     def _compressed(self, index: int, buffer: torch.Tensor, plan: tuple[int, int, int, int, int]) -> None:
         """A bucket of float32 on the host."""
@@ -374,7 +376,7 @@ class Hook:
                 self._text(index, buffer, spoken)
                 return
         if why:
-            self._device.tell(buffer, self._core.tick()[1] if kind != TEXT else self._core.state()[2], why)
+            self._device.tell(buffer, self._core.tick()[1], why)
         self._compressed(index, self._device.host(buffer, index), plan)
         launched, then = self._pending.pop()
         self._pending.append((launched, lambda: buffer.copy_(self._landed(then))))
@@ -544,8 +546,8 @@ class Hook:
         return not all(bool(p.isfinite().all()) for p in parameters)
 
     def _explain(self, buffer: torch.Tensor) -> None:
-        strategy = self._core.state()[2]
-        if not strategy.startswith("none@"):
+        strategy = self._core.tick()[1]
+        if not strategy.startswith("none/") and self._half is None:
             self._core.instead(
                 f"{strategy} needs float32 gradients on the CPU; buckets of {buffer.dtype} on {buffer.device.type} "
                 "are exchanged as they are, on all ranks"
@@ -608,15 +610,9 @@ class Hook:
         """What can travel: a copy where the bucket's backend takes no tensors of the host."""
         return tensor if self._via is None or tensor.device.type != "cpu" else tensor.to(self._via, copy=True)
 
-    def _half_now(self) -> torch.dtype | None:
-        if self._half is None:
-            return None
-        _, version, _, iteration, _, _ = self._core.state()
-        return self._half if version == 0 and iteration < 0 else None
-
     def _dense(self, index: int, buffer: torch.Tensor, bits: int) -> None:
         began = time.perf_counter()
-        half = self._half_now()
+        half = self._half
         dtype = half or buffer.dtype
         if not bits and half is None:
             # In place, without any copy. Multiplied first, as DDP does it: the same bits, and half the time of dividing.

@@ -80,11 +80,11 @@ def attach(
         loaders do not belong there, stateful ones neither: batches that a trial has seen are kept for training, and a
         loader that was put back would give some twice or not at all. The optimizer also tells flexcomm when a step ends.
     strategy:
-        Holds one strategy for the whole run instead of following decisions: ``"dense"``, ``"fp16"``, ``"bf16"``;
-        ``COMPRESSOR@CR/COLLECTIVE[:SELECTION]``, for example ``"topk@0.01/allgather"``; or any compressor of
-        :func:`compressors` with its parameters, memory and momentum, for example ``"qsgd(s=16)"`` or
-        ``"topk(k=0.01)+ef(vanilla)+nesterov(mu=0.9)"``; or BytePS's map of strings. Texts of the last two kinds
-        compress with error feedback only where ``ef(...)`` says so.
+        Holds one strategy for the whole run instead of following decisions: ``"dense"``; any compressor of
+        :func:`compressors` with its parameters, memory and momentum, for example ``"fp16"``, ``"qsgd(s=16)"`` or
+        ``"topk(k=0.01)+ef(vanilla)+nesterov(mu=0.9)"``, and where you like its collective behind it, for example
+        ``"topk(k=0.01)+ef(vanilla)/art-ring:star"``; or BytePS's map of strings. Error feedback is only where ``ef(...)``
+        says so; ``"topk@0.01/allgather"`` is short for ``"topk(k=0.01)+ef(vanilla)/allgather"``.
     initial:
         What runs before the first decision, written as ``strategy``.
     selection:
@@ -261,7 +261,6 @@ class Session:
                 given.job, self._rank, self._world, [(p.numel(), _columns(p)) for _, p in self._named],
                 strategy=named.strategy, first_step=0, selection=given.selection, seed=given.seed,
                 shadow_share=given.shadow_share, text=named.text,
-                half=named.name if named.half is not None and named.text is None else None,
             )
             _check_alone(given.job, given.socket)
             return core, make_parts()
@@ -274,7 +273,7 @@ class Session:
         same = {
             "the flexcomm version": f"{_core.VERSION} (protocol {_core.PROTOCOL})",
             "the model": _checks.fingerprint(self._named),
-            "the strategy": f"{named.name}, {'held' if given.fixed else 'followed'}",
+            "the strategy": f"{named.strategy}{', by a pipeline' if named.text else ''}, {'held' if given.fixed else 'followed'}",
             "the selection": given.selection,
             "on_nonfinite": given.propagate,
             "the seed": given.seed,
@@ -288,9 +287,7 @@ class Session:
         if steered:
             _checks.check_words(self._named, self._world)
         self._core.behave(not given.fixed, False)
-        self._fixed = named.name if given.fixed else None
-        #: What dense buckets travel as until the first decision, as the user named it.
-        self._half = named.name if named.half is not None and named.text is None else None
+        self._fixed = named.strategy if given.fixed else None
         tuner = _find_tuner(group, self._named)
         self._loss: float | None = None
         self._looping = False
@@ -311,7 +308,7 @@ class Session:
         self._idle = False
         hook = Hook(
             self._core, group, {id(p): i for i, (_, p) in enumerate(self._named)},
-            half=None if named.text else named.half, words=steered, propagate=given.propagate, began=self._begin,
+            words=steered, propagate=given.propagate, began=self._begin,
             not_finite=self._not_finite, rates=self._rates.of, tuner=tuner, fresh=getattr(model, "lazy_bucket_allocation", False),
             unused=Unused(model) if model.find_unused_parameters else None,
         )
@@ -320,7 +317,7 @@ class Session:
         self._hook: Callable[[], Hook | None] = lambda: hook
         # Dense and steered by nobody is what DDP does by itself, with the very collectives that the hook would run, and
         # without the hook's pass over the gradient. So each rank may take the hook in whenever it needs it.
-        alone = register and named.name == "dense" and parts.optimizer is not None
+        alone = register and named.dense and parts.optimizer is not None
         self._plain = alone and not steered and socket is None
         # Somebody steers: DDP is dense by itself too, and the word rides below it, until something else is decided.
         self._below = alone and not self._plain and tuner is None and fits
@@ -348,8 +345,7 @@ class Session:
 
     def _connect(self, given: _arguments.Settings, steered: bool, collectives: list[str]) -> None:
         if given.socket is not None:
-            values = sum(p.numel() for _, p in self._named)
-            self._core.connect(given.socket, values, f"torch-{dist.get_backend(self._group)}", collectives)
+            self._core.connect(given.socket, f"torch-{dist.get_backend(self._group)}", collectives)
 
     def _known(self, given: _arguments.Settings, steered: bool) -> None:
         """Tells who must know of an attached session."""
@@ -361,8 +357,8 @@ class Session:
             atexit.register(_close, weakref.ref(self))
         elif self._rank == 0:
             what = f"holding {self._fixed}" if self._fixed else "training dense"
-            if not self._fixed and given.named.name != "dense":
-                what = f"staying with {given.named.name}"
+            if not self._fixed and not given.named.dense:
+                what = f"staying with {given.named.strategy}"
             logger.warning(
                 "no agent: neither the argument socket nor FLEXCOMM_SOCKET names one; %s, nothing is steered", what
             )
@@ -435,7 +431,7 @@ class Session:
     def _look_at_unused(self) -> None:
         """Says once that the pass before had no optimizer's step, where that is neither known nor told to the script otherwise."""
         expected = self._parts.optimizer is None or self._parts.scaler is not None or self._refused
-        if expected or self._idle or self._unused_told or self._rank != 0 or self._core.state()[2].startswith("none@"):
+        if expected or self._idle or self._unused_told or self._rank != 0 or "+ef(" not in self._core.state()[2]:
             return
         self._unused_told = True
         logger.warning(
@@ -566,9 +562,12 @@ class Session:
         """Begins shadow trials: gains of these strategies on this rank's gradients, without touching training."""
         self._refuse_closed("begin shadow trials")
         watched = [_arguments.strategy_of("a shadow", s) for s in _arguments.several("strategies", strategies, "strategies")]
-        wrong = next((w.name for w in watched if w.text is not None or w.half is not None or w.name == "dense"), None)
+        wrong = next((w.strategy for w in watched if w.dense or "/art-" in w.strategy), None)
         if wrong is not None:
-            raise ValueError(f"{wrong!r} has no shadow, only COMPRESSOR@CR/allgather has, for example 'topk@0.01/allgather'")
+            raise ValueError(
+                f"{wrong!r} has no shadow: dense loses nothing, and what AR-Topk keeps depends on other ranks; give its compressor "
+                "by allgather, for example 'topk@0.01/allgather'"
+            )
         self._may_take_over()
         self._core.shadow([w.strategy for w in watched])
         if self._plain or self._below:
@@ -609,10 +608,8 @@ class Session:
 
     @property
     def strategy(self) -> str:
-        """The strategy in force, canonical text, which `attach` takes too: dense is ``none@1/dense-ring``, or ``-tree``.
-        `fp16` and `bf16` are as the user named them."""
-        _, version, strategy, iteration, _, _ = self._core.state()
-        return self._half if self._half is not None and version == 0 and iteration < 0 else strategy
+        """The strategy in force, canonical text, which `attach` takes too: dense is ``none/dense-ring``, or ``-tree``."""
+        return self._core.state()[2]
 
     @property
     def connected(self) -> bool:

@@ -81,7 +81,7 @@ class Tuner:
     def around(self, strategy: str | None, step: int) -> Iterator[None]:
         """Allreduces that this thread enqueues inside take the shape of ``strategy``.
 
-        ``strategy`` is the one that the ranks agreed on for this step (text, ``COMPRESSOR@CR/COLLECTIVE[:SELECTION]``),
+        ``strategy`` is the one that the ranks agreed on for this step (text, ``COMPRESSOR/COLLECTIVE[:SELECTION]``),
         a trial's candidate included; none, or one without a shape, leaves the choice to NCCL.
         """
         shape = _shape(strategy)

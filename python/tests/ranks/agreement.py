@@ -10,7 +10,7 @@ from fake_agent import FakeAgent, decision, trial
 
 import flexcomm.torch
 
-GATHER, STAR, VAR, LW = "topk@0.1/allgather", "topk@0.05/art-ring:star", "topk@0.05/art-ring:var", "lwtopk@0.1/allgather"
+GATHER, STAR, VAR, LW = "topk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.05)+ef(vanilla)/art-ring:star", "topk(k=0.05)+ef(vanilla)/art-ring:var", "lwtopk(k=0.1)+ef(vanilla)/allgather"
 
 
 #: Layers of a model whose first bucket has room for the word, and of one that is too large to be copied for it.
@@ -68,13 +68,13 @@ def late(rank):
     run.agent.publish(decision=decision(2, STAR))
     run.train(200, lambda: run.session.version == 2)
     run.train(5)
-    run.agent.publish(decision=decision(3, "none@1/dense-ring"))
+    run.agent.publish(decision=decision(3, "none/dense-ring"))
     run.train(200, lambda: run.session.version == 3)
     run.train(5)
     out = run.end()
     out["applied"] = [m["version"] for m in run.agent.of_kind("applied")] if run.agent.wait_for("bye") else None
     steps = [m for m in run.agent.of_kind("steps")]
-    out["reported"] = sorted({(m["version"], m["strategy"]["collective"]) for m in steps})
+    out["reported"] = sorted({(m["version"], m["strategy"].split("/")[1].split(":")[0]) for m in steps})
     records = [s for m in steps for s in m["steps"]]
     out["sane"] = all(
         s["step_us"] > 0 and 0 <= s["comp_us"] <= s["step_us"] and 0 < s["gain"] <= 1 and s["sync_us"] <= s["step_us"]
@@ -90,7 +90,7 @@ def dead(rank, whose):
     run = Run(f"dead{whose}", rank, lambda r: r != whose)
     if run.agent is None:
         # As the environment would name it on a node whose agent has died.
-        run.session._core.connect(str(FOLDER / "nobody.sock"), 1, "torch-gloo", [])
+        run.session._core.connect(str(FOLDER / "nobody.sock"), "torch-gloo", [])
     else:
         run.agent.publish(decision=decision(1, GATHER))
     run.train(30 if whose == 0 else 200, (lambda: run.session.version == 1) if whose else None)
@@ -170,7 +170,7 @@ def below(rank, name, sizes):
         run.session.shadow([GATHER])
     run.train(10)
     seen["shadow"] = hooked(run)
-    run.agent.publish(decision=decision(1, "none@1/dense-ring"))
+    run.agent.publish(decision=decision(1, "none/dense-ring"))
     run.train(200, lambda: run.session.version == 1)
     run.train(3)
     seen["dense"] = hooked(run)
@@ -232,10 +232,10 @@ def foreign(rank, lines):
             run.agent.publish(raw=raw)
         run.train(3)
     if rank == 0:
-        run.agent.publish(decision=decision(4, "topk@0.1/art-tree:star"))
+        run.agent.publish(decision=decision(4, "topk(k=0.1)+ef(vanilla)/art-tree:star"))
     run.train(200, lambda: run.session.version == 4)
     out = run.end() | {"lines": lines.take()}
-    refused = FakeAgent(FOLDER, f"refuses{rank}", refuse="protocol 1, this agent speaks 2").start()
+    refused = FakeAgent(FOLDER, f"refuses{rank}", refuse="protocol 2, this agent speaks 3").start()
     model = ddp(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     session = flexcomm.torch.attach(model, optimizer, socket=str(refused.path))
@@ -260,10 +260,10 @@ def shadowed(rank, lines):
     run = Run("shadow", rank, lambda r: True)
     lines.take()
     run.train(5)
-    run.agent.publish(trial=trial(1, [GATHER, "topk@0.01/allgather", STAR]))
+    run.agent.publish(trial=trial(1, [GATHER, "topk(k=0.01)+ef(vanilla)/allgather", STAR]))
     run.train(200, lambda: rank != 0 or bool(run.agent.of_kind("trial")))
     # Asked again: shadows of the same candidates go on.
-    run.agent.publish(trial=trial(2, [GATHER, "topk@0.01/allgather", STAR]))
+    run.agent.publish(trial=trial(2, [GATHER, "topk(k=0.01)+ef(vanilla)/allgather", STAR]))
     run.train(300, lambda: rank != 0 or len(run.agent.of_kind("trial")) == 4)
     return run.end() | {
         "gains": run.session.shadow_gains(), "trials": run.agent.of_kind("trial"), "lines": "\n".join(lines.take()),
@@ -282,7 +282,7 @@ def halves(rank):
     reports = run.agent.of_kind("steps")
     before = [s for m in reports if m["version"] == 0 for s in m["steps"]]
     return out | {
-        "reported": sorted({(m["version"], m["strategy"]["compressor"], m.get("text")) for m in reports}),
+        "reported": sorted({(m["version"], m["strategy"]) for m in reports}),
         "comp": min(s["comp_us"] for s in before), "before": [s["step"] for s in before],
     }
 
@@ -296,7 +296,7 @@ def texts(rank, name, text):
     run.train(200, lambda: run.session.version == 1)
     run.train(3)
     under, after = run.session.strategy, run.session.state_dict()
-    run.agent.publish(decision=decision(2, "none@1/dense-ring"))
+    run.agent.publish(decision=decision(2, "none/dense-ring"))
     run.train(200, lambda: run.session.version == 2)
     run.train(1)
     out = run.end()
@@ -306,13 +306,39 @@ def texts(rank, name, text):
     return out | {
         "named": named, "under": under, "held": held, "text": "text" in after,
         "reported": sorted({m["version"] for m in reports}),
-        "texts": sorted({(m["version"], m.get("text", "")) for m in reports}),
-        "as": sorted({(m["strategy"]["compressor"], m["strategy"]["collective"]) for m in reports if "text" in m}),
-        "costs": [(s["comp_us"] > 0, s["bytes_sent"] > 0, 0 < s["gain"] <= 1) for m in reports if "text" in m for s in m["steps"]],
+        "ran": sorted({(m["version"], m["strategy"]) for m in reports}),
+        "costs": [(s["comp_us"] > 0, s["bytes_sent"] > 0, 0 < s["gain"] <= 1) for m in reports if m["version"] == 0 for s in m["steps"]],
     }
 
 
+#: Compressors of every kind, one decision after the other.
+KINDS = [
+    "powersgd(rank=2)+ef(vanilla)/dense-ring", "fp16/dense-ring", "qsgd(s=7,norm=max)+ef(vanilla)/allgather", GATHER,
+    "eightbit+ef(vanilla)/allgather", "bf16/dense-ring", STAR, "powersgd(rank=4)+ef(vanilla)/dense-ring", "none/dense-ring",
+]
+
+
+def kinds(rank):
+    """Every decision takes over what the one before holds back; a pipeline's too."""
+    run = Run("kinds", rank, lambda r: r == 0)
+    held, in_force, lines = [], [], Lines()
+    if rank == 0:
+        # It sends next to nothing without error feedback: said, and not followed.
+        run.agent.publish(decision=decision(1, "variance/allgather"))
+    run.train(5)
+    for version, strategy in enumerate(KINDS, 2):
+        if rank == 0:
+            run.agent.publish(decision=decision(version, strategy))
+        run.train(200, lambda version=version: run.session.version == version)
+        run.train(4)
+        in_force.append(run.session.strategy)
+        held.append(sum(v.abs().sum().item() for v in run.session.state_dict()["held_back"].values()))
+    ran = sorted({(m["version"], m["strategy"]) for m in run.agent.of_kind("steps")}) if rank == 0 else []
+    return run.end() | {"in_force": in_force, "held": held, "ran": ran}
+
+
 with ranks() as (rank, world, seen):
+    seen["kinds"] = kinds(rank)
     lines = Lines()
     seen["late"] = late(rank)
     seen["dead 2"] = dead(rank, 2)

@@ -10,7 +10,7 @@ from fake_agent import FakeAgent, decision
 import flexcomm.torch
 from flexcomm.torch import CommHook
 
-GATHER = "topk@0.1/allgather"
+GATHER = "topk(k=0.1)+ef(vanilla)/allgather"
 
 
 def train(rank, model, optimizer, steps=20, until=None):

@@ -52,7 +52,7 @@ def train(rank, strategy, name, trials):
         out["hashes"].append(parameters_hash(model.module))
         out["stale"] = max(out["stale"], stale)
         if step in trials and rank == 0:
-            agent.publish(trial=trial(1 + trials.index(step), ["topk@0.1/art-ring:var", "topk@0.05/allgather"]))
+            agent.publish(trial=trial(1 + trials.index(step), ["topk(k=0.1)+ef(vanilla)/art-ring:var", "topk(k=0.05)+ef(vanilla)/allgather"]))
     session.close()
     return out | {"lines": [line for line in lines.take() if "leaders" in line], "in trials": in_trials}
 
@@ -60,6 +60,6 @@ def train(rank, strategy, name, trials):
 with ranks() as (rank, world, seen):
     watch_broadcasts()
     for selection in ("star", "var"):
-        seen[selection] = train(rank, f"topk@0.1/art-ring:{selection}", selection, [])
+        seen[selection] = train(rank, f"topk(k=0.1)+ef(vanilla)/art-ring:{selection}", selection, [])
     # Around both switches.
-    seen["trials"] = train(rank, "topk@0.1/art-ring:star", "t", [75, 150, 215])
+    seen["trials"] = train(rank, "topk(k=0.1)+ef(vanilla)/art-ring:star", "t", [75, 150, 215])

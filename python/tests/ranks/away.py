@@ -45,11 +45,11 @@ with ranks() as (rank, world, seen):
     lines = Lines()
     run = Run(rank)
     # Rank 0's clock decides for all when it has ended.
-    seen["before"] = run.train(lambda: run.session.version >= 1 and not run.session.strategy.startswith("none@"))
+    seen["before"] = run.train(lambda: run.session.version >= 1 and not run.session.strategy.startswith("none/"))
     if rank == 0:
         (FOLDER / "decided").touch()
     seen["away"] = run.train(lambda: (FOLDER / "back").exists())
-    seen["after"] = run.train(lambda: run.session.strategy.startswith("none@"))
+    seen["after"] = run.train(lambda: run.session.strategy.startswith("none/"))
     run.train(lambda: True)
     seen |= {"equal": run.equal, "lines": lines.take()}
     run.session.close()

@@ -14,7 +14,7 @@ import flexcomm.torch
 from flexcomm import _core
 from flexcomm.torch import _checks
 
-GATHER = "topk@0.1/allgather"
+GATHER = "topk(k=0.1)+ef(vanilla)/allgather"
 
 
 def error_of(run):
@@ -303,7 +303,7 @@ def of_wrong_kinds(rank):
         "ranks": {"group": dist.new_group([0, 2])}, "long": {"socket": LONG}, "socket": {"socket": 5}, "job": {"job": 5},
         "selection": {"selection": 5}, "nonfinite": {"on_nonfinite": []}, "share": {"shadow_share": "half"},
         "generators": {"generators": [5]}, "typing error": {"strategy": "topkk@0.01/allgather"},
-        "another": {"strategy": "powersdg(rank=2)"}, "none": {"strategy": "none"}, "None": {"initial": "None@0.1/allgather"},
+        "another": {"strategy": "powersdg(rank=2)"}, "None": {"initial": "None@0.1/allgather"},
         "form": {"strategy": "qsgd@0.1/allgather"}, "capitals": {"strategy": "FP16"},
         "strange": {"optimizer": torch.optim.SGD(other.parameters(), lr=0.1)},
         "class": {"optimizer": torch.optim.SGD}, "scheduler": {"scheduler": object()}, "scaler": {"scaler": 2.0},
@@ -373,7 +373,7 @@ def fsdp(rank):
 
 def broken(rank):
     """The core is called with nonsense: exceptions, never a crash."""
-    core = _core.Core("j", 0, 1, [(4, 1)], strategy="none@1/dense-ring", first_step=0, selection="star", seed=0, shadow_share=1.0)
+    core = _core.Core("j", 0, 1, [(4, 1)], strategy="none/dense-ring", first_step=0, selection="star", seed=0, shadow_share=1.0)
     core.begin()
     out = [error_of(lambda _: core.enter(0, 0, 4))]
     core.layout(0, [0])
@@ -422,7 +422,7 @@ def twice(rank, strategy):
 
 with ranks() as (rank, world, seen):
     seen["passed by"] = passed_by()
-    for strategy in (GATHER, "topk@0.1/art-ring:star", "topk@0.1/art-ring:var"):
+    for strategy in (GATHER, "topk(k=0.1)+ef(vanilla)/art-ring:star", "topk(k=0.1)+ef(vanilla)/art-ring:var"):
         seen[f"nan {strategy}"] = nan(rank, strategy)
         seen[f"propagate {strategy}"] = nan(rank, strategy, on_nonfinite="propagate")
         seen[f"go on {strategy}"] = go_on(rank, strategy)

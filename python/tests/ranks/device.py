@@ -17,7 +17,7 @@ from flexcomm.torch import _device
 from flexcomm.torch._vault import Vault
 
 STEPS, STREAM = 12, 0x5EED
-TOPK = "topk@0.05/allgather"
+TOPK = "topk(k=0.05)+ef(vanilla)/allgather"
 LINES = Lines()
 
 
@@ -224,7 +224,7 @@ def reported(rank, name, *, options={}, steps=60, decide=None, pretend=True):
     session.close()
     agent.wait_for("bye")
     order = [(m["kind"], m["version"]) for m in agent.heard if m["kind"] in ("steps", "applied")]
-    records = [(m["version"], m["strategy"]["compressor"], r) for m in agent.of_kind("steps") for r in m["steps"]]
+    records = [(m["version"], m["strategy"].split("/")[0].split("(")[0], r) for m in agent.of_kind("steps") for r in m["steps"]]
     sane = all(
         0 < r["sync_us"] <= r["step_us"] and 0 < r["compute_us"] <= r["step_us"] and r["step_us"] < 600e6
         and r["bytes_sent"] > 0 and 0 < r["gain"] <= 1 and (r["comp_us"] > 0) == (compressor == "topk")
@@ -258,7 +258,7 @@ def tried(rank):
         if not session.in_trial:
             done += 1
             if done == 16 and rank == 0:
-                agent.publish(trial=trial(1, ["none@1/dense-ring", TOPK, "topk@0.05/art-ring:star"]))
+                agent.publish(trial=trial(1, ["none/dense-ring", TOPK, "topk(k=0.05)+ef(vanilla)/art-ring:star"]))
     session.close()
     agent.wait_for("bye")
     heard = [(m["kind"], [s["step"] for s in m.get("steps", [])]) for m in agent.heard if m["kind"] in ("steps", "trial")]
@@ -312,7 +312,7 @@ def snapped(rank, name, trials):
                 full = {1: (0, 5000), 4: (-1, 0)}.get(trials[done]) if rank == 1 else None
                 cuda.spare, cuda.host = full or (10_000, 1 << 30)
                 if rank == 0:
-                    agent.publish(trial=trial(trials[done], ["none@1/dense-ring", TOPK]))
+                    agent.publish(trial=trial(trials[done], ["none/dense-ring", TOPK]))
     session.close()
     agent.wait_for("bye")
     reports = {t["id"]: t for t in reversed(agent.of_kind("trial"))}
@@ -323,7 +323,7 @@ def snapped(rank, name, trials):
     }
 
 
-CANDIDATES = ["topk@0.1/allgather", "topk@0.01/allgather", "lwtopk@0.05/allgather", "mstopk@0.02/allgather"]
+CANDIDATES = ["topk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.01)+ef(vanilla)/allgather", "lwtopk(k=0.05)+ef(vanilla)/allgather", "mstopk(k=0.02)+ef(vanilla)/allgather"]
 
 
 def shadowed(rank, strategy, *, pretend=True, dtype=torch.float32, room=None, lag=0, events={}):
@@ -397,7 +397,7 @@ with ranks() as (rank, world, seen):
             }
         seen["mixed"] = train(rank, TOPK, pretend=rank != 0)
         seen["checkpoint"] = train(rank, TOPK, events={6: checkpoint, 9: checkpoint})
-        seen["shadow"] = train(rank, TOPK, events={7: lambda session: session.shadow(["topk@0.01/allgather"])})
+        seen["shadow"] = train(rank, TOPK, events={7: lambda session: session.shadow(["topk(k=0.01)+ef(vanilla)/allgather"])})
         failing = {6: refuse("cut_third"), 9: refuse("")} if rank == 1 else {}
         seen["refused"] = train(rank, TOPK, events=failing)
         for dtype in (torch.bfloat16, torch.float16):
@@ -405,17 +405,17 @@ with ranks() as (rank, world, seen):
             seen[f"{name} device"] = train(rank, TOPK, dtype=dtype)
             seen[f"{name} host"] = train(rank, TOPK, dtype=dtype, events={0: refuse("cut_second"), 11: refuse("")})
             refuse("")(None)
-        seen["mstopk"] = train(rank, "mstopk@0.05/allgather")
+        seen["mstopk"] = train(rank, "mstopk(k=0.05)+ef(vanilla)/allgather")
         seen["raise"] = train(rank, TOPK, on_nonfinite="raise")
         seen["propagate"] = train(rank, TOPK, on_nonfinite="propagate")
     # Rank 1's kernels fail on the way.
     failing = {6: refuse("cut_third")} if DRIVER is not None and rank == 1 else {}
     LINES.take()
-    seen["two backends"] = {text: two_backends(rank, text, failing) for text in (TOPK, "topk@0.05/art-ring:var", "qsgd(s=4)")}
+    seen["two backends"] = {text: two_backends(rank, text, failing) for text in (TOPK, "topk(k=0.05)+ef(vanilla)/art-ring:var", "qsgd(s=4)")}
     if DRIVER is not None:
         refuse("")(None)
     others = (
-        "lwtopk@0.05/allgather", "topk@0.05/art-ring:var", "topk@0.05/art-ring:star", "qsgd(s=4)+ef(vanilla)",
+        "lwtopk(k=0.05)+ef(vanilla)/allgather", "topk(k=0.05)+ef(vanilla)/art-ring:var", "topk(k=0.05)+ef(vanilla)/art-ring:star", "qsgd(s=4)+ef(vanilla)",
         "topk(k=0.05)+ef(vanilla)", "randomk(k=0.05)+ef(vanilla)", "threelc(s=1)+ef(vanilla)", "signum",
     )
     seen["others"] = {text: (train(rank, text, pretend=False), train(rank, text)) for text in others}
@@ -423,11 +423,11 @@ with ranks() as (rank, world, seen):
     seen["text checkpoint"] = train(rank, text, events={6: checkpoint, 9: checkpoint})
     seen["text mixed"] = train(rank, text, pretend=rank != 0)
     for dtype in (torch.bfloat16, torch.float16):
-        seen[f"text {dtype}"] = [train(rank, what, dtype=dtype) for what in (text, "topk@0.05/art-ring:var")]
+        seen[f"text {dtype}"] = [train(rank, what, dtype=dtype) for what in (text, "topk(k=0.05)+ef(vanilla)/art-ring:var")]
     # Rank 1's device is full: at once, after the bucket's own memory, and only of what the host could pin. It asks again.
     _device._ASK_AGAIN = 2
     full = {"at once": {"room": 0}, "later": {"room": 1}, "pinned": {"pins": False}}
-    texts = {TOPK: full, "topk@0.05/art-ring:var": ("at once", "later"), text: ("at once", "later")}
+    texts = {TOPK: full, "topk(k=0.05)+ef(vanilla)/art-ring:var": ("at once", "later"), text: ("at once", "later")}
     seen["full"], seen["roomy"] = {}, {}
     for dtype in (torch.float32, torch.bfloat16):
         for what, kinds in texts.items():

@@ -10,7 +10,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 
 import flexcomm.torch
 
-GATHER, STAR, TEXT = "topk@0.1/allgather", "topk@0.1/art-ring:star", "topk(k=0.1)+ef(vanilla)"
+GATHER, STAR, TEXT = "topk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.1)+ef(vanilla)/art-ring:star", "topk(k=0.1)+ef(vanilla)"
 
 
 def error_of(run):
@@ -105,7 +105,7 @@ def named(rank):
     """What the session says that it runs, before and after steps, and shadows that there are none of."""
     strategies = ("fp16", "bf16", "fp16+ef(vanilla)", "dense", GATHER)
     sessions = {name: start(name)[2] for name in strategies}
-    shadows = [error_of(lambda what=what: sessions["dense"].shadow(what)) for what in (["topkk@0.1/allgather"], 5, ["fp16"])]
+    shadows = [error_of(lambda what=what: sessions["dense"].shadow(what)) for what in (["topkk@0.1/allgather"], 5, ["dense"])]
     return {"said": {name: session.strategy for name, session in sessions.items()}, "shadows": shadows}
 
 

@@ -19,28 +19,20 @@ CAPACITY = 16 * 1024
 HEADER_WORDS, COUNTER, LENGTH, HEARTBEAT = 24, 8, 9, 16
 
 
-def strategy_wire(text: str) -> dict[str, Any]:
-    compressor, rest = text.split("@")
-    cr, rest = rest.split("/")
-    collective, _, selection = rest.partition(":")
-    wire = {"compressor": compressor, "cr": float(cr), "collective": collective}
-    return wire | ({"selection": selection} if selection else {})
-
-
 def decision(version: int, text: str) -> dict[str, Any]:
     try:
-        digest = _core.parse_strategy(text)[1]
+        digest = _core.digest(text)
     except ValueError:
         digest = 0
     return {
-        "version": version, "parent": max(version - 1, 0), "strategy": strategy_wire(text), "digest": digest,
+        "version": version, "parent": max(version - 1, 0), "strategy": text, "digest": digest,
         "decided_at_us": 1, "reason": "a test",
     }
 
 
 def trial(number: int, candidates: list[str], iterations: int = 4, budget_ms: int = 60_000) -> dict[str, Any]:
     return {
-        "id": number, "candidates": [strategy_wire(c) for c in candidates], "iterations": iterations,
+        "id": number, "candidates": candidates, "iterations": iterations,
         "budget_ms": budget_ms,
     }
 
@@ -130,7 +122,7 @@ class FakeAgent:
         try:
             lines = connection.makefile("r")
             self.heard.append(json.loads(lines.readline()))
-            answer = {"kind": "welcome", "protocol": 1, "node": "n1", "page": str(self.page_path)}
+            answer = {"kind": "welcome", "protocol": _core.PROTOCOL, "node": "n1", "page": str(self.page_path)}
             if self.refuse is not None:
                 answer = {"kind": "refused", "reason": self.refuse}
             connection.sendall(json.dumps(answer).encode() + b"\n")

@@ -84,15 +84,15 @@ def nan(rank, strategy, **options):
 
 
 with ranks() as (rank, world, seen):
-    for strategy in ["topk@0.1/allgather", "topk@0.1/art-ring:var", "topk@0.1/art-ring:star", "qsgd(s=4,coding=gamma)",
+    for strategy in ["topk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.1)+ef(vanilla)/art-ring:var", "topk(k=0.1)+ef(vanilla)/art-ring:star", "qsgd(s=4,coding=gamma)",
                      "powersgd(rank=1)+ef(vanilla)"]:
         seen[f"nan {strategy}"] = nan(rank, strategy)
-    for strategy in ["dense", "topk@0.1/allgather", "topk@0.1/art-ring:var", "topk@0.1/art-ring:star", "qsgd(s=4,coding=gamma)",
+    for strategy in ["dense", "topk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.1)+ef(vanilla)/art-ring:var", "topk(k=0.1)+ef(vanilla)/art-ring:star", "qsgd(s=4,coding=gamma)",
                      "powersgd(rank=1)+ef(vanilla)"]:
         seen[strategy] = train(rank, strategy, 7)
     seen["dense hooked"] = train(rank, "dense", 7, hooked=True)
     # DDP is dense by itself, and a rank that has run out takes in the hook.
-    seen["decided"] = train(rank, None, 5, steered="topk@0.1/allgather")
-    seen["steered"] = train(rank, None, 6, steered="none@1/dense-ring")
+    seen["decided"] = train(rank, None, 5, steered="topk(k=0.1)+ef(vanilla)/allgather")
+    seen["steered"] = train(rank, None, 6, steered="none/dense-ring")
     # Before DDP has rebuilt its buckets, and before anything is compressed.
-    seen["early"] = train(rank, "topk@0.1/allgather", 1)
+    seen["early"] = train(rank, "topk(k=0.1)+ef(vanilla)/allgather", 1)

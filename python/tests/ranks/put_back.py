@@ -10,8 +10,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import flexcomm.torch
 
-HELD = "topk@0.1/allgather"
-CANDIDATES = ["none@1/dense-ring", HELD, "topk@0.05/art-ring:var"]
+HELD = "topk(k=0.1)+ef(vanilla)/allgather"
+CANDIDATES = ["none/dense-ring", HELD, "topk(k=0.05)+ef(vanilla)/art-ring:var"]
 
 
 class Odd(torch.nn.Module):

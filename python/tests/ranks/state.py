@@ -10,7 +10,7 @@ from fake_agent import FakeAgent, trial
 import flexcomm.torch
 from flexcomm.torch import _below, _state
 
-GATHER = "topk@0.05/allgather"
+GATHER = "topk(k=0.05)+ef(vanilla)/allgather"
 
 
 def train(rank, steps, model, optimizer):
@@ -136,7 +136,7 @@ def in_trials(rank, turn, trials):
         if len(trained) == 8:
             other = state
             if rank == 0 and trials:
-                agent.publish(trial=trial(1, [GATHER, "topk@0.5/allgather"]))
+                agent.publish(trial=trial(1, [GATHER, "topk(k=0.5)+ef(vanilla)/allgather"]))
     session.close()
     said = [line for line in lines.take() if "in a live trial" in line]
     return {

@@ -89,11 +89,11 @@ class Unused(torch.nn.Module):
 with ranks() as (rank, world, seen):
     seen["plain"] = train(rank, ddp(network()), None)
     for strategy in [
-        "dense", "fp16", "bf16", "topk@0.1/allgather", "topk@0.01/allgather", "lwtopk@0.1/allgather",
-        "mstopk@0.1/allgather", "topk@0.1/art-ring:star", "topk@0.1/art-ring:var", "mstopk@0.1/art-ring:star",
+        "dense", "fp16", "bf16", "topk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.01)+ef(vanilla)/allgather", "lwtopk(k=0.1)+ef(vanilla)/allgather",
+        "mstopk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.1)+ef(vanilla)/art-ring:star", "topk(k=0.1)+ef(vanilla)/art-ring:var", "mstopk(k=0.1)+ef(vanilla)/art-ring:star",
     ]:
         seen[strategy] = train(rank, ddp(network()), strategy)
-    star, gather = "topk@0.1/art-ring:star", "topk@0.1/allgather"
+    star, gather = "topk(k=0.1)+ef(vanilla)/art-ring:star", "topk(k=0.1)+ef(vanilla)/allgather"
     seen["auto"] = train(rank, ddp(network()), star, selection="auto")
     seen["view"] = train(rank, ddp(network(), gradient_as_bucket_view=True), gather)
     for name, options in {
@@ -130,7 +130,7 @@ with ranks() as (rank, world, seen):
     a, b = ddp(network(seed=5)), ddp(network(seed=6))
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (a, b)]
     sessions = [
-        flexcomm.torch.attach(m, o, strategy=s) for m, o, s in zip((a, b), optimizers, (gather, "topk@0.1/art-ring:var"))
+        flexcomm.torch.attach(m, o, strategy=s) for m, o, s in zip((a, b), optimizers, (gather, "topk(k=0.1)+ef(vanilla)/art-ring:var"))
     ]
     equal = True
     for step in range(15):
@@ -148,7 +148,7 @@ with ranks() as (rank, world, seen):
     if rank in (1, 3):
         model = ddp(network(), process_group=pair)
         # The group found in the model, and the group given.
-        found = train(rank, model, "topk@0.1/art-ring:var", group=pair)["equal"]
+        found = train(rank, model, "topk(k=0.1)+ef(vanilla)/art-ring:var", group=pair)["equal"]
         given = train(rank, ddp(network(), process_group=pair), gather, group=pair, given=pair)["equal"]
         seen["group"] = found, given
     dist.barrier()

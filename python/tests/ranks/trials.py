@@ -6,7 +6,14 @@ from fake_agent import FakeAgent, trial
 
 import flexcomm.torch
 
-CANDIDATES = ["none@1/dense-ring", "topk@0.1/allgather", "topk@0.01/art-ring:star", "topk@0.05/art-ring:var", "lwtopk@0.1/allgather"]
+CANDIDATES = ["none/dense-ring", "topk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.01)+ef(vanilla)/art-ring:star", "topk(k=0.05)+ef(vanilla)/art-ring:var", "lwtopk(k=0.1)+ef(vanilla)/allgather"]
+
+
+#: What a pipeline runs, and halves, with what the first engine has between them.
+PIPED = [
+    "powersgd(rank=1)+ef(vanilla)/dense-ring", "fp16/dense-ring", "qsgd(s=7,norm=max)+ef(vanilla)/allgather",
+    "topk(k=0.1)+ef(vanilla)/allgather", "powersgd(rank=2)+ef(vanilla)/dense-ring",
+]
 
 
 class Net(torch.nn.Module):
@@ -38,7 +45,7 @@ class Noisy(torch.utils.data.Dataset):
         return self.x[i] + 0.1 * torch.randn(20), self.y[i]
 
 
-def train(rank, name, strategy, trials, with_step, scaled, evaluated=False, leaves=None):
+def train(rank, name, strategy, trials, with_step, scaled, evaluated=False, leaves=None, candidates=CANDIDATES):
     """200 steps in ten epochs of twenty; trials are ordered after steps 30, 79 and 150. `evaluated`: rank 0 validates in the
     loop's body, so the network has no buffers that would be broadcast. `leaves`: the loop is left after so many steps; below
     0, in the third iteration of the first trial."""
@@ -54,7 +61,7 @@ def train(rank, name, strategy, trials, with_step, scaled, evaluated=False, leav
     torch.manual_seed(100 + rank)
     loader = torch.utils.data.DataLoader(Noisy(rank), batch_size=16, shuffle=True)
     done, hashes, in_trial, hooked = 0, [], 0, []
-    orders = {30: CANDIDATES, 79: CANDIDATES[1:3], 150: CANDIDATES[:2]} if trials else {}
+    orders = {30: candidates, 79: candidates[1:3], 150: candidates[:2]} if trials else {}
 
     def step(batch):
         x, y = batch
@@ -105,12 +112,12 @@ def train(rank, name, strategy, trials, with_step, scaled, evaluated=False, leav
 
 def gains(rank, share):
     """A larger network: live gains of one trial, and shadow gains on the real gradients of as many steps."""
-    candidates = [f"{compressor}@{c}/allgather" for compressor in ("topk", "lwtopk", "mstopk") for c in (0.1, 0.01, 0.001)]
+    candidates = [f"{compressor}(k={c})+ef(vanilla)/allgather" for compressor in ("topk", "lwtopk", "mstopk") for c in (0.1, 0.01, 0.001)]
     agent = FakeAgent(FOLDER, f"g{rank}").start()
     torch.manual_seed(0)
     model = ddp(torch.nn.Sequential(torch.nn.Linear(20, 800), torch.nn.ReLU(), torch.nn.Linear(800, 800), torch.nn.ReLU(), torch.nn.Linear(800, 2)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    session = flexcomm.torch.attach(model, optimizer, strategy="topk@0.01/allgather", socket=str(agent.path), shadow_share=share)
+    session = flexcomm.torch.attach(model, optimizer, strategy="topk(k=0.01)+ef(vanilla)/allgather", socket=str(agent.path), shadow_share=share)
     agent.wait_for("hello")
     torch.manual_seed(rank)
     x = torch.randn(4000, 20)
@@ -141,12 +148,17 @@ def gains(rank, share):
 with ranks() as (rank, world, seen):
     lines = Lines()
     for name, strategy, with_step, scaled in [
-        ("loop", "mstopk@0.05/allgather", False, False),
-        ("step", "topk@0.05/art-ring:var", True, True),
+        ("loop", "mstopk(k=0.05)+ef(vanilla)/allgather", False, False),
+        ("step", "topk(k=0.05)+ef(vanilla)/art-ring:var", True, True),
     ]:
         seen[name] = [train(rank, f"{name}{i}", strategy, trials, with_step, scaled) for i, trials in enumerate((True, False))]
+    for name, with_step in (("piped", False), ("piped step", True)):
+        held = "powersgd(rank=2)+ef(vanilla)/dense-ring"
+        seen[name] = [
+            train(rank, f"{name[:1]}{name[-1:]}{i}", held, trials, with_step, False, candidates=PIPED) for i, trials in enumerate((True, False))
+        ]
     seen["evaluated"] = [train(rank, f"eval{i}", None, trials, False, False, True) for i, trials in enumerate((True, False))]
-    first = train(rank, "left1", "mstopk@0.05/allgather", True, False, False, leaves=-1)
-    seen["left"] = [first, train(rank, "left0", "mstopk@0.05/allgather", False, False, False, leaves=first["left"])]
+    first = train(rank, "left1", "mstopk(k=0.05)+ef(vanilla)/allgather", True, False, False, leaves=-1)
+    seen["left"] = [first, train(rank, "left0", "mstopk(k=0.05)+ef(vanilla)/allgather", False, False, False, leaves=first["left"])]
     seen["lines"] = lines.take()
     seen["gains"] = gains(rank, float(__import__("os").environ.get("SHARE", "0.25")))

@@ -89,10 +89,10 @@ def follow(agent, session, step, order):
 def steered(rank):
     plugin, agent, session, step, took, real = start("steered", rank, True)
     out = {"offered": agent.of_kind("hello")[0]["collectives"], "before": took(6)}
-    for version, strategy in enumerate(["none@1/dense-tree", "none@1/dense-ring", "topk@0.1/allgather"], 1):
+    for version, strategy in enumerate(["none/dense-tree", "none/dense-ring", "topk(k=0.1)+ef(vanilla)/allgather"], 1):
         follow(agent, session, step, decision(version, strategy))
         out[strategy] = took(6)
-    follow(agent, session, step, decision(4, "none@1/dense-ring"))
+    follow(agent, session, step, decision(4, "none/dense-ring"))
     # Residuals have gone out.
     took(2)
     plugin.heard.clear()
@@ -100,8 +100,8 @@ def steered(rank):
         step()
         if number == 20:
             # By now all ranks have said that they can run trials.
-            candidates = ["none@1/dense-tree", "none@1/dense-ring"]
-            agent.publish(decision=decision(4, "none@1/dense-ring"), trial=trial(1, candidates))
+            candidates = ["none/dense-tree", "none/dense-ring"]
+            agent.publish(decision=decision(4, "none/dense-ring"), trial=trial(1, candidates))
         if number % 10 == 9 and all(everywhere(bool(agent.of_kind("trial")) or rank != 0)):
             break
     out["in the trial"], out["after"] = sorted(set(plugin.heard)), took(6)
@@ -114,7 +114,7 @@ def alone(rank):
     """Rank 2 has no plugin: nobody uses it."""
     lines = Lines()
     plugin, agent, session, step, took, real = start("alone", rank, rank != 2)
-    follow(agent, session, step, decision(1, "none@1/dense-tree"))
+    follow(agent, session, step, decision(1, "none/dense-tree"))
     out = {"offered": agent.of_kind("hello")[0]["collectives"], "took": took(6), "lines": lines.take()}
     dist.all_reduce = real
     session.close()

@@ -9,7 +9,7 @@ from fake_agent import FakeAgent, decision, trial
 
 import flexcomm.torch
 
-GATHER, STAR, VAR = "topk@0.1/allgather", "topk@0.1/art-ring:star", "topk@0.1/art-ring:var"
+GATHER, STAR, VAR = "topk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.1)+ef(vanilla)/art-ring:star", "topk(k=0.1)+ef(vanilla)/art-ring:var"
 TEXT = "topk(k=0.1)+ef(vanilla)"
 STRATEGIES = ["dense", GATHER, STAR, VAR, TEXT, "powersgd(rank=1)+ef(vanilla)"]
 LENGTH = 24
@@ -109,7 +109,7 @@ def decided(rank, name, use, initial):
     """All that was held back is applied once the ranks are dense."""
     run = Run(name, rank, use, steered=True, initial=initial)
     run.train(10)
-    run.agent.publish(decision=decision(1, "none@1/dense-ring"))
+    run.agent.publish(decision=decision(1, "none/dense-ring"))
     run.train(200, until=lambda: run.session.version == 1)
     run.train(4)
     return run.end()
@@ -128,7 +128,7 @@ def tried(rank, name, use, strategy):
             continue
         run.count(which)
         if run.steps == 10 and rank == 0:
-            run.agent.publish(trial=trial(1, ["none@1/dense-ring", STAR, "none@1/dense-ring", GATHER]))
+            run.agent.publish(trial=trial(1, ["none/dense-ring", STAR, "none/dense-ring", GATHER]))
     return run.end() | {"tried": len(steps), "steps": run.steps}
 
 

@@ -13,6 +13,7 @@ mod natural;
 mod onebit;
 mod onebitsgd;
 mod packing;
+mod plain;
 mod qsgd;
 mod signs;
 mod signsgd;
@@ -24,6 +25,7 @@ use crate::entry::Entry;
 
 /// One line each. Codes 16 to 63.
 pub(super) static ENTRIES: &[Entry] = &[
+    plain::ENTRY,
     onebit::ENTRY,
     casts::FP16,
     casts::BF16,

@@ -10,6 +10,13 @@ fn values() -> impl proptest::strategy::Strategy<Value = Vec<f32>> {
     prop::collection::vec(prop_oneof![-2f32..2.0, -0.05f32..0.05, any, Just(0.0)], 0..300)
 }
 
+#[test]
+fn what_is_not_compressed_travels_as_it_is() {
+    let x = [1.5, -2.0, 0.0, f32::MIN_POSITIVE];
+    assert_eq!(payload("none", &x, 1), x.map(f32::to_le_bytes).concat());
+    assert_eq!(compressed(&parse("none"), &x, 1), x);
+}
+
 proptest! {
     /// INCEPTIONN keeps its bound, cuts towards 0, and sends what is 1 or more as it is.
     #[test]

@@ -7,8 +7,9 @@
 
 use super::{Bucket, Exchange, Ran};
 use crate::error::EngineError;
+use flexcomm_compression::Compressor;
 use flexcomm_compression::{Checksum, Energy, HEADER_BYTES, Memory, Method, Part, Selection, encode};
-use flexcomm_domain::{CompressionRatio, Compressor, Strategy};
+use flexcomm_domain::{CompressionRatio, Strategy};
 use flexcomm_gpu_kernels::bucket as gpu;
 use flexcomm_gpu_kernels::{
     At, Copies, LaunchError, OUTCOME_BYTES, Outcome, Random, Selected, Span, Threshold, add_mean,
@@ -20,7 +21,7 @@ use flexcomm_trainer::{Heard, NOT_FINITE, STATUS_AT, Status};
 pub enum OnHost {
     /// AR-Topk of another selection than top-k.
     #[error("{0} is exchanged through the host: kernels choose a leader's indices by top-k alone")]
-    Exchange(Strategy),
+    Exchange(Box<Strategy>),
     /// A compressor without kernels that fit a whole bucket.
     #[error("{0} of several layers in one bucket has no kernels yet")]
     Layers(Compressor),
@@ -40,9 +41,9 @@ pub enum OnHost {
 
 /// Whether kernels choose the indices of an AR-Topk strategy.
 pub fn chooses(strategy: &Strategy) -> Result<(), OnHost> {
-    match Method::from(strategy).compressor {
-        Compressor::TopK => Ok(()),
-        _ => Err(OnHost::Exchange(*strategy)),
+    match Method::of(strategy).map(|method| method.compressor) {
+        Some(Compressor::TopK) => Ok(()),
+        _ => Err(OnHost::Exchange((*strategy).into())),
     }
 }
 
@@ -148,7 +149,7 @@ impl Bucket {
     /// Moves what is held back to the host: for everything that no kernel does. Waits for the device.
     pub fn come_home(&mut self) -> Result<(), EngineError> {
         self.abandon_on_device();
-        if let Some(piped) = &mut self.piped {
+        for piped in self.piped.iter_mut().chain(self.parked.iter_mut().flatten()) {
             piped.come_home()?;
         }
         let Some(resident) = &self.resident else { return Ok(()) };

@@ -1,7 +1,7 @@
 //! Shadows of gradients that lie on a device: the same subsets, whose values the caller gathers there, compressed by kernels with
 //! memories that stay there. Nothing waits: what the kernels found is told later, a step at a time.
 
-use super::{Shadow, Subset, seed_of, subsets};
+use super::{Candidate, Runs, Shadow, Subset, seed_of, subsets};
 use crate::bucket::{Home, OnHost, kernels};
 use crate::error::EngineError;
 use flexcomm_compression::{Energy, Method};
@@ -80,7 +80,12 @@ impl Shadow {
     /// Draws a bucket's subsets: coordinates of all of them, one behind the other, and bytes of device memory to lend, aligned to 256.
     /// Buckets come in order; one that comes again is begun anew.
     pub fn sample_on(&mut self, bucket: usize, layers: &[usize]) -> Result<(&[u32], u64), OnHost> {
-        let methods: Vec<Method> = self.candidates.iter().map(|c| c.method).collect();
+        // A pipeline's shadow is the host's, and then so are all: else nobody would ever know its gain.
+        let method = |candidate: &Candidate| match candidate.runs {
+            Runs::Selecting(method) => Ok(method),
+            Runs::Pipeline(spec) => Err(OnHost::Text(spec.to_string())),
+        };
+        let methods = self.candidates.iter().map(method).collect::<Result<Vec<Method>, _>>()?;
         let share = self.share.min(MOST_TOGETHER / methods.len().max(1) as f64);
         let own = OnDevice::new(&methods, layers, (share, seed_of(self.seed, bucket)));
         let need = Layers::bytes(&own.lengths(), &own.methods(0)?)?;
@@ -152,7 +157,8 @@ impl Shadow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flexcomm_domain::{CompressionRatio, Compressor};
+    use flexcomm_compression::Compressor;
+    use flexcomm_domain::CompressionRatio;
 
     /// As a device leaves it.
     fn outcome(fed: f64, sent: f64, refused: bool) -> Vec<u8> {
@@ -164,8 +170,9 @@ mod tests {
     }
 
     fn shadow() -> Shadow {
-        let method = |compressor| Method::new(compressor, CompressionRatio::new(0.5).unwrap());
-        Shadow::new(&[method(Compressor::TopK), method(Compressor::LwTopK)], 1.0, 7)
+        let half = CompressionRatio::new(0.5).unwrap();
+        let spec = |compressor: Compressor| compressor.family().at(half).unwrap();
+        Shadow::new(&[spec(Compressor::TopK), spec(Compressor::LwTopK)], 1.0, 7)
     }
 
     #[test]

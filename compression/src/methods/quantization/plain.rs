@@ -1,0 +1,45 @@
+//! none: every value as it is.
+//!
+//! Payload: n floats, added in flight.
+
+use crate::Energy;
+use crate::codec::{Codec, Context, EncodeError, ReadError, Size};
+use crate::entry::{Entry, Nature};
+use crate::wire::{Reader, Writer};
+use flexcomm_domain::spec::compressors;
+
+pub(super) const ENTRY: Entry = Entry {
+    info: &compressors::NONE,
+    code: 32,
+    nature: |_| Nature::Contractive(|_, _| 1.0),
+    examples: &[""],
+    build: |_, shape| Box::new(Plain { n: shape.values() }),
+};
+
+#[derive(Debug)]
+struct Plain {
+    n: usize,
+}
+
+impl Codec for Plain {
+    fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
+        let energy = context.stats(x)?.energy;
+        out.f32s(x);
+        Ok(Energy { sent: energy, fed: energy })
+    }
+
+    fn decode_add(
+        &mut self,
+        from: &mut Reader<'_>,
+        _: &Context,
+        (scale, out): (f32, &mut [f32]),
+    ) -> Result<(), ReadError> {
+        let values = from.f32s("values", out.len())?;
+        out.iter_mut().zip(values).for_each(|(out, value)| *out += scale * value);
+        Ok(())
+    }
+
+    fn size(&self) -> Size {
+        Size::Exact(4 * self.n)
+    }
+}

@@ -1,0 +1,168 @@
+//! A compressor whose ratio is left open.
+
+use super::params::{ANY, ANY_SHARE};
+use super::{CompressorSpec, SpecError};
+use crate::CompressionRatio;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// A compressor with its parameters, memory and the rest, but without the share of values that it keeps:
+/// `topk(k=*)+ef(vanilla)`, `powersgd(rank=2)+ef(vanilla)`, `fp16`. What message sizes and curves over the ratio belong to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Family(CompressorSpec);
+
+/// Stands for any share where a text needs one.
+const SOME_SHARE: &str = "0.5";
+
+impl Family {
+    /// Nothing is compressed.
+    pub const NONE: Self = Self(CompressorSpec::NONE);
+
+    /// Whether it has a member for every ratio below 1, or a single one.
+    pub fn has_ratio(&self) -> bool {
+        self.0.place_of_k().is_some_and(|place| self.0.values.number(place) == ANY_SHARE)
+    }
+
+    /// The member that keeps this share of the values; the only one where there is no share.
+    ///
+    /// # Errors
+    /// A share of 1 is no compression.
+    pub fn at(&self, ratio: CompressionRatio) -> Result<CompressorSpec, SpecError> {
+        let mut spec = self.0;
+        if let Some(place) = self.0.place_of_k().filter(|_| self.has_ratio()) {
+            if ratio.is_dense() {
+                return Err(SpecError::range(spec.compressor.name, &spec.compressor.params[place], "1.0"));
+            }
+            spec.values.set(place, ratio.get());
+        }
+        Ok(spec)
+    }
+
+    /// The compressor's name.
+    pub fn name(&self) -> &'static str {
+        self.0.compressor.name
+    }
+
+    /// Whether nothing is compressed.
+    pub fn is_none(&self) -> bool {
+        self.0 == CompressorSpec::NONE
+    }
+
+    /// Any member: its travels, scope and memory are those of all.
+    pub fn any(&self) -> CompressorSpec {
+        let half = CompressionRatio::new(0.5).unwrap_or(CompressionRatio::DENSE);
+        self.at(half).unwrap_or(self.0)
+    }
+}
+
+/// Compressors that compete by default: halves, 8 and 4 bits, PowerSGD, and the paper's three ways of selecting values.
+pub const DEFAULT_COMPRESSORS: [&str; 10] = [
+    "fp16",
+    "bf16",
+    "eightbit+ef(vanilla)",
+    "qsgd(s=7,norm=max)+ef(vanilla)",
+    "powersgd(rank=1)+ef(vanilla)",
+    "powersgd(rank=2)+ef(vanilla)",
+    "powersgd(rank=4)+ef(vanilla)",
+    "topk(k=*)+ef(vanilla)",
+    "lwtopk(k=*)+ef(vanilla)",
+    "mstopk(k=*)+ef(vanilla)",
+];
+
+/// [`DEFAULT_COMPRESSORS`], read.
+pub fn default_compressors() -> Vec<Family> {
+    DEFAULT_COMPRESSORS.iter().filter_map(|text| text.parse().ok()).collect()
+}
+
+impl From<CompressorSpec> for Family {
+    fn from(spec: CompressorSpec) -> Self {
+        Self(spec.with_k(ANY_SHARE))
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for Family {
+    type Err = SpecError;
+
+    /// Reads what `Display` writes, a member (whose ratio does not matter), or the name alone of a compressor that keeps k
+    /// values, which stands for that with `ef(vanilla)`.
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let member = text.replacen(&format!("k={ANY}"), &format!("k={SOME_SHARE}"), 1).parse::<CompressorSpec>();
+        let member = match member {
+            Err(SpecError::Missing { key: "k", .. }) if !text.contains(['(', '+']) => {
+                format!("{}(k={SOME_SHARE})+ef(vanilla)", text.trim()).parse()
+            }
+            other => other,
+        };
+        Ok(member?.into())
+    }
+}
+
+impl TryFrom<String> for Family {
+    type Error = SpecError;
+
+    fn try_from(text: String) -> Result<Self, SpecError> {
+        text.parse()
+    }
+}
+
+impl From<Family> for String {
+    fn from(family: Family) -> Self {
+        family.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn family(text: &str) -> Family {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn the_default_compressors_are_canonical() {
+        let all = default_compressors();
+        assert_eq!(all.iter().map(ToString::to_string).collect::<Vec<_>>(), DEFAULT_COMPRESSORS);
+    }
+
+    #[test]
+    fn members_of_every_ratio_are_one_family() {
+        let of = |text: &str| Family::from(text.parse::<CompressorSpec>().unwrap());
+        assert_eq!(of("topk(k=0.1)+ef(vanilla)"), of("topk(k=0.001)+ef(vanilla)"));
+        assert_eq!(of("topk(k=0.1)+ef(vanilla)").to_string(), "topk(k=*)+ef(vanilla)");
+        assert_ne!(of("topk(k=0.1)"), of("topk(k=0.1)+ef(vanilla)"));
+        assert_ne!(of("topk(k=10)"), of("topk(k=100)"), "numbers of values are no ratios");
+        assert!(!of("topk(k=10)").has_ratio() && !of("fp16").has_ratio());
+    }
+
+    #[test]
+    fn families_round_trip_and_give_their_members() {
+        for text in
+            ["topk(k=*)+ef(vanilla)", "sketched(k=*,rows=3)", "fp16", "powersgd(rank=2)+ef(vanilla)", "topk(k=7)"]
+        {
+            assert_eq!(family(text).to_string(), text);
+        }
+        let ratio = CompressionRatio::new(0.033).unwrap();
+        assert_eq!(family("lwtopk(k=*)+ef(vanilla)").at(ratio).unwrap().to_string(), "lwtopk(k=0.033)+ef(vanilla)");
+        assert_eq!(family("fp16").at(ratio).unwrap().to_string(), "fp16");
+        let error = family("topk(k=*)").at(CompressionRatio::DENSE).unwrap_err().to_string();
+        assert!(error.contains("k of topk") && error.contains("below 1"), "{error}");
+    }
+
+    #[test]
+    fn a_name_alone_stands_for_error_feedback() {
+        assert_eq!(family("topk"), family("topk(k=0.1)+ef(vanilla)"));
+        assert_eq!(family("none"), Family::NONE);
+        let error = "topkk".parse::<Family>().unwrap_err().to_string();
+        assert!(error.contains("did you mean topk?"), "{error}");
+        assert!("powersgd".parse::<Family>().is_err(), "its rank must be given");
+    }
+}
