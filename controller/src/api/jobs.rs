@@ -205,7 +205,7 @@ pub(super) async fn ask_trial(
         budget_ms: (config.trial_budget_s.get() * 1e3) as u64,
         why: "asked for by an operator",
     };
-    let id = app.store.ask_trial(&job, &new, app.clock.now()).await?;
+    let id = app.store.ask_trial(&row, &new, app.clock.now()).await?;
     let id = id.ok_or_else(|| ApiError::Conflict(format!("a trial of job {job} is pending already")))?;
     app.wake.notify_one();
     Ok((StatusCode::ACCEPTED, Json(serde_json::json!({ "id": id }))))

@@ -48,6 +48,7 @@ impl From<StoreError> for ApiError {
         tracing::warn!(%error, "store");
         match error {
             StoreError::Sql { .. } => Self::Unavailable(error.to_string()),
+            StoreError::Replaced { .. } => Self::Conflict(error.to_string()),
             StoreError::Stored { .. }
             | StoreError::Damaged { .. }
             | StoreError::Fenced { .. }

@@ -25,7 +25,7 @@ pub async fn apply(app: &App, gathered: &Gathered, checked: Checked) -> Result<A
             ask(app, gathered, trial).await?;
         }
         match outcome.decision() {
-            Some(decision) => put(app, decision, &outcome, seed).await?,
+            Some(decision) => put(app, gathered, (decision, seed), &outcome).await?,
             None => remember(app, gathered, &outcome.memory).await?,
         }
     }
@@ -36,10 +36,16 @@ fn json<T: serde::Serialize>(job: &flexcomm_domain::JobId, value: &T) -> Result<
     serde_json::to_string(value).map_err(|e| CycleError::Json { job: job.to_string(), why: e.to_string() })
 }
 
-async fn put(app: &App, decision: &Decision, outcome: &Outcome, seed: u64) -> Result<(), CycleError> {
+async fn put(
+    app: &App,
+    gathered: &Gathered,
+    (decision, seed): (&Decision, u64),
+    outcome: &Outcome,
+) -> Result<(), CycleError> {
     let report = json(&decision.job, &outcome.report)?;
     let memory = json(&decision.job, &outcome.memory)?;
-    app.store.put_decision(&NewDecision { decision, seed, report: &report, memory: &memory }).await?;
+    let new = NewDecision { decision, seed, report: &report, memory: &memory };
+    app.store.put_decision(&gathered.job, &new).await?;
     let (job, version, strategy) = (&decision.job, decision.version, decision.strategy);
     tracing::info!(%job, %version, %strategy, reason = decision.reason, "decided");
     Ok(())
@@ -51,8 +57,7 @@ async fn remember(app: &App, gathered: &Gathered, memory: &Memory) -> Result<(),
     if *memory == (Memory { last_call: memory.last_call, ..old.clone() }) {
         return Ok(());
     }
-    let job = &gathered.job.job;
-    Ok(app.store.put_planner_memory(job, &json(job, memory)?).await?)
+    Ok(app.store.put_planner_memory(&gathered.job, &json(&gathered.job.job, memory)?).await?)
 }
 
 async fn ask(app: &App, gathered: &Gathered, trial: &TrialRequest) -> Result<(), CycleError> {
@@ -63,7 +68,7 @@ async fn ask(app: &App, gathered: &Gathered, trial: &TrialRequest) -> Result<(),
         why: &trial.why,
     };
     let job = &gathered.job.job;
-    match app.store.ask_trial(job, &new, gathered.now).await? {
+    match app.store.ask_trial(&gathered.job, &new, gathered.now).await? {
         Some(id) => tracing::info!(%job, id, why = trial.why, "asked for a trial"),
         None => tracing::debug!(%job, "a trial is pending already"),
     }

@@ -130,20 +130,27 @@ async fn look_for_missing(app: &App, job: &JobRow) -> Result<(), CycleError> {
     Ok(app.store.confirm_applied(&job.job, &sight.expected).await?)
 }
 
+/// One pass over a run. Where another one has its name before it ends, what was worked out is dropped: the next pass has
+/// that one.
 async fn one_job(app: &Arc<App>, job: JobRow) -> Result<(), CycleError> {
+    match one_run(app, job).await {
+        Err(CycleError::Store(error @ StoreError::Replaced { .. })) => {
+            tracing::debug!(%error, "dropped");
+            Ok(())
+        }
+        outcome => outcome,
+    }
+}
+
+async fn one_run(app: &Arc<App>, job: JobRow) -> Result<(), CycleError> {
     if lost(app, &job).await? {
         tracing::info!(job = %job.job, "ended: the agents of its ranks have been silent for long");
-        return Ok(app.store.end_lost(&job.job, app.clock.now()).await?);
+        return Ok(app.store.end_lost(&job, app.clock.now()).await?);
     }
     look_for_missing(app, &job).await?;
     trials::settle(app, &job).await?;
     let mut gathered = gather(app, &job).await?;
     let decided = decide::decide(&mut gathered).await?;
-    let now = app.store.job(&job.job).await?;
-    if now.is_none_or(|now| now.created != job.created || now.run != job.run) {
-        // Another run has the name since: what was decided is not for it.
-        return Ok(());
-    }
     let checked = check::check(&gathered, decided);
     if checked.refused.is_some() {
         app.counters.refused_decisions.inc();
@@ -294,9 +301,10 @@ mod tests {
             reason: "because".into(),
         };
         let new = NewDecision { decision: &decision, seed: 1, report: "{}", memory: "{}" };
-        ahead.store.put_decision(&new).await.unwrap();
+        let run = ahead.store.job(&job()).await.unwrap().unwrap();
+        ahead.store.put_decision(&run, &new).await.unwrap();
         let trial = NewTrial { candidates: &[Strategy::DENSE_RING], iterations: 1, budget_ms: 1, why: "to see" };
-        ahead.store.ask_trial(&job(), &trial, ahead.clock.now()).await.unwrap();
+        ahead.store.ask_trial(&run, &trial, ahead.clock.now()).await.unwrap();
         assert!(ahead.store.newest_time().await.unwrap().0 > today.0 + ten_years);
         ahead.store.close().await;
         drop(ahead);

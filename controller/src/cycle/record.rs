@@ -67,7 +67,7 @@ async fn measure(
     let open = app.store.open_interval(job).await?;
     let cut = intervals::cut(open.clone(), &gathered.steps, &around);
     if open.as_ref() != Some(&cut.open) || !cut.closed.is_empty() {
-        app.store.put_intervals(job, &cut.closed, &cut.open).await?;
+        app.store.put_intervals(&gathered.job, &cut.closed, &cut.open).await?;
     }
     if let Some(since) = cut.unsettled_since {
         app.store.unsettle(job, since).await?;

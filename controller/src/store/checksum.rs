@@ -146,7 +146,7 @@ pub(super) fn intact<T>(row: Result<T>) -> Option<Result<T>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::scratch;
+    use super::super::tests::{begun, scratch};
     use super::super::{NewDecision, NewTrial, Store};
     use super::*;
     use flexcomm_domain::{Decision, JobId, Strategy, Timestamp, Version};
@@ -182,9 +182,10 @@ mod tests {
             reason: "because".into(),
         };
         let new = NewDecision { decision: &decision, seed: 7, report: "{\"a\":1}", memory: "{}" };
-        store.put_decision(&new).await.unwrap();
+        let run = begun(store, Timestamp(0)).await;
+        store.put_decision(&run, &new).await.unwrap();
         let trial = NewTrial { candidates: &[Strategy::DENSE_RING], iterations: 10, budget_ms: 9, why: "to see" };
-        store.ask_trial(&job(), &trial, Timestamp(6)).await.unwrap().unwrap();
+        store.ask_trial(&run, &trial, Timestamp(6)).await.unwrap().unwrap();
         assert!(store.end_trial(&job(), 1, Some("no time"), Timestamp(7)).await.unwrap());
         let report =
             TrialReport { job: job(), rank: 0, id: 1, outcomes: vec![], aborted: Some("no time".into()), cost_us: 1.5 };
@@ -269,9 +270,10 @@ mod tests {
             decided_at: Timestamp(version),
             reason: "because".into(),
         };
+        let run = store.job(&job()).await.unwrap().unwrap();
         let put = async |decision: Decision| {
             let new = NewDecision { decision: &decision, seed: 7, report: "{}", memory: "{}" };
-            store.put_decision(&new).await.unwrap();
+            store.put_decision(&run, &new).await.unwrap();
         };
         put(decision(2)).await;
         let update = "UPDATE decisions SET reason = 'Because' WHERE version = 2";

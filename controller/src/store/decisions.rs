@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use super::checksum::{Field, Row, checksum, intact};
 use super::write::Writer;
-use super::{Result, Store, StoreError, json, signed, sql, stored, time, unsigned};
+use super::{JobRow, Result, Store, StoreError, json, signed, sql, stored, time, unsigned};
 use crate::limits::DECISIONS;
 
 /// A stored decision.
@@ -208,18 +208,19 @@ impl Store {
     }
 
     /// Stores the planner's memory when nothing was decided.
-    pub async fn put_planner_memory(&self, job: &JobId, memory: &str) -> Result<()> {
-        let on_error = sql("store the planner's memory");
-        let mut tx = self.write.begin().await.map_err(&on_error)?;
-        put_memory(&mut tx, job, memory).await?;
-        tx.commit().await.map_err(&on_error)
+    pub async fn put_planner_memory(&self, run: &JobRow, memory: &str) -> Result<()> {
+        let operation = "store the planner's memory";
+        let mut tx = self.begin_for(run, operation).await?;
+        put_memory(&mut tx, &run.job, memory).await?;
+        tx.commit().await.map_err(sql(operation))
     }
 
     /// Stores a decision with its report and the memory. It must be the next version, made from the newest.
-    pub async fn put_decision(&self, new: &NewDecision<'_>) -> Result<()> {
-        let on_error = sql("store a decision");
+    pub async fn put_decision(&self, run: &JobRow, new: &NewDecision<'_>) -> Result<()> {
+        let operation = "store a decision";
+        let on_error = sql(operation);
         let d = new.decision;
-        let mut tx = self.write.begin().await.map_err(&on_error)?;
+        let mut tx = self.begin_for(run, operation).await?;
         let newest = newest_version(&mut tx, &d.job).await?;
         if d.version.0 <= newest || d.parent.0 != newest {
             return Err(StoreError::Fenced { job: d.job.to_string(), version: d.version.0, newest });
@@ -422,7 +423,7 @@ async fn applied_by_all(db: &mut SqliteConnection, mut row: Raw) -> std::result:
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::scratch;
+    use super::super::tests::{begun, scratch};
     use super::*;
 
     fn decision(version: u64, parent: u64) -> Decision {
@@ -445,8 +446,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store.db");
         let store = Store::open(&path).await.unwrap();
+        let run = begun(&store, Timestamp(0)).await;
         for version in 1..=3 {
-            store.put_decision(&new(&decision(version, version - 1))).await.unwrap();
+            store.put_decision(&run, &new(&decision(version, version - 1))).await.unwrap();
         }
         let mut db = store.write.connection().await;
         let text = "topk@0.01/art-ring:star";
@@ -487,10 +489,11 @@ mod tests {
     async fn decisions_are_fenced_and_kept() {
         let (store, _dir) = scratch().await;
         let job = JobId::new("j").unwrap();
-        store.put_decision(&new(&decision(1, 0))).await.unwrap();
-        store.put_decision(&new(&decision(2, 1))).await.unwrap();
+        let run = begun(&store, Timestamp(0)).await;
+        store.put_decision(&run, &new(&decision(1, 0))).await.unwrap();
+        store.put_decision(&run, &new(&decision(2, 1))).await.unwrap();
         for (version, parent) in [(2, 1), (1, 0), (3, 1), (2, 2), (4, 3)] {
-            let refused = store.put_decision(&new(&decision(version, parent))).await;
+            let refused = store.put_decision(&run, &new(&decision(version, parent))).await;
             assert!(matches!(refused, Err(StoreError::Fenced { newest: 2, .. })), "{version} on {parent}: {refused:?}");
         }
         let history = store.history(&job, u64::MAX, 10).await.unwrap();
@@ -505,8 +508,9 @@ mod tests {
     #[tokio::test]
     async fn old_decisions_are_forgotten() {
         let (store, _dir) = scratch().await;
+        let run = begun(&store, Timestamp(0)).await;
         for version in 1..=DECISIONS + 3 {
-            store.put_decision(&new(&decision(version, version - 1))).await.unwrap();
+            store.put_decision(&run, &new(&decision(version, version - 1))).await.unwrap();
         }
         let history = store.history(&JobId::new("j").unwrap(), u64::MAX, 10_000).await.unwrap();
         assert_eq!(history.len() as u64, DECISIONS);

@@ -518,6 +518,7 @@ mod tests {
         let (store, _dir) = scratch().await;
         registered(&store, "a").await;
         send(&store, ("a", 1), hello(0, 1), &["a"]).await;
+        let run = store.job(&job()).await.unwrap().unwrap();
         let decision = Decision {
             job: job(),
             version: Version(1),
@@ -526,9 +527,12 @@ mod tests {
             decided_at: Timestamp(1),
             reason: "r".into(),
         };
-        store.put_decision(&NewDecision { decision: &decision, seed: 0, report: "{}", memory: "{}" }).await.unwrap();
+        store
+            .put_decision(&run, &NewDecision { decision: &decision, seed: 0, report: "{}", memory: "{}" })
+            .await
+            .unwrap();
         let new = NewTrial { candidates: &[Strategy::DENSE_RING], iterations: 1, budget_ms: 1, why: "w" };
-        assert_eq!(store.ask_trial(&job(), &new, Timestamp(1)).await.unwrap(), Some(1));
+        assert_eq!(store.ask_trial(&run, &new, Timestamp(1)).await.unwrap(), Some(1));
         for seq in [2, 4] {
             let left = ReportBody::JobLeft { job: job(), rank: 0, run: None, connection_lost: false };
             send(&store, ("a", seq), left, &["a"]).await;
@@ -536,7 +540,8 @@ mod tests {
             send(&store, ("a", seq + 1), hello(0, 1), &["a"]).await;
             assert_eq!(store.job(&job()).await.unwrap().unwrap().earlier, Version(1));
         }
-        assert_eq!(store.ask_trial(&job(), &new, Timestamp(1)).await.unwrap(), Some(2));
+        let run = store.job(&job()).await.unwrap().unwrap();
+        assert_eq!(store.ask_trial(&run, &new, Timestamp(1)).await.unwrap(), Some(2));
     }
 
     #[tokio::test]
@@ -639,6 +644,7 @@ mod tests {
         let (store, _dir) = scratch().await;
         registered(&store, "a").await;
         send(&store, ("a", 1), hello(0, 1), &["a"]).await;
+        let run = store.job(&job()).await.unwrap().unwrap();
         let mut digest = 0;
         for version in 1..=2 {
             let decision = Decision {
@@ -651,7 +657,7 @@ mod tests {
             };
             digest = decision.digest().0;
             let new = NewDecision { decision: &decision, seed: 0, report: "{}", memory: "{}" };
-            store.put_decision(&new).await.unwrap();
+            store.put_decision(&run, &new).await.unwrap();
         }
         let applied =
             |version, digest| ReportBody::Applied(AppliedReport { job: job(), rank: 0, version, digest, step: 7 });

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use super::checksum::{checksum, intact};
-use super::{Result, Store, json, signed, sql, stored, time, unsigned};
+use super::{JobRow, Result, Store, json, signed, sql, stored, time, unsigned};
 
 pub(super) const NEWEST: &str =
     "SELECT version, strategy, from_step, to_step, at_us, predicted_sync_us, measured_sync_us,
@@ -183,14 +183,14 @@ impl Store {
     }
 
     /// Closes intervals and opens the next: all or nothing.
-    pub async fn put_intervals(&self, job: &JobId, closed: &[IntervalRow], open: &OpenInterval) -> Result<()> {
-        let on_error = sql("store intervals");
-        let mut tx = self.write.begin().await.map_err(&on_error)?;
+    pub async fn put_intervals(&self, run: &JobRow, closed: &[IntervalRow], open: &OpenInterval) -> Result<()> {
+        let operation = "store intervals";
+        let mut tx = self.begin_for(run, operation).await?;
         for interval in closed {
-            put_closed(&mut tx, job, interval).await?;
+            put_closed(&mut tx, &run.job, interval).await?;
         }
-        put_open(&mut tx, job, open).await?;
-        tx.commit().await.map_err(&on_error)
+        put_open(&mut tx, &run.job, open).await?;
+        tx.commit().await.map_err(sql(operation))
     }
 
     /// Settled intervals closed before `before` that the coefficients were not fitted to, oldest first.
@@ -328,7 +328,7 @@ async fn put_open(db: &mut SqliteConnection, job: &JobId, open: &OpenInterval) -
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::scratch;
+    use super::super::tests::{begun, scratch};
     use super::*;
     use flexcomm_domain::Collective;
 
@@ -364,7 +364,7 @@ mod tests {
             model_sync_us: None,
             moved: Timestamp(0),
         };
-        store.put_intervals(&job, &[10, 20, 30].map(interval), &open).await.unwrap();
+        store.put_intervals(&begun(&store, Timestamp(0)).await, &[10, 20, 30].map(interval), &open).await.unwrap();
         let all = store.unfitted(&job, Timestamp(u64::MAX >> 1)).await.unwrap();
         store.put_fit(&job, &all[..1], &CoefficientBook::default()).await.unwrap();
         store.unsettle(&job, Timestamp(25_000_000)).await.unwrap();

@@ -4,7 +4,8 @@ use flexcomm_domain::{JobId, NodeName, RunId, Timestamp, Version};
 use flexcomm_wire::{CodecInfo, JobSeen};
 use sqlx::SqliteConnection;
 
-use super::{Result, Store, decisions, json, signed, sql, stored, time, trials, unsigned};
+use super::write::Transaction;
+use super::{Result, Store, StoreError, decisions, json, signed, sql, stored, time, trials, unsigned};
 use crate::limits::{MAX_JOBS, RUNS};
 
 pub(super) const RUNNING: &str = "SELECT * FROM jobs WHERE ended_us IS NULL ORDER BY created_us DESC";
@@ -142,13 +143,30 @@ impl RawJob {
 }
 
 impl Store {
-    /// Ends a job whose agents have all been gone for long: its trainers can no longer say that they left.
-    pub async fn end_lost(&self, job: &JobId, now: Timestamp) -> Result<()> {
-        let on_error = sql("end a lost job");
+    /// Begins a transaction for what was worked out for a run. Working it out takes time, and another run may begin
+    /// under the name meanwhile: then nothing of it may be written, and [`StoreError::Replaced`] says so.
+    pub(super) async fn begin_for(&self, run: &JobRow, operation: &'static str) -> Result<Transaction<'_>> {
+        let on_error = sql(operation);
         let mut tx = self.write.begin().await.map_err(&on_error)?;
-        for (rank, _) in homes(&mut tx, job).await? {
-            leave(&mut tx, (job, rank), End::AgentsSilent, now).await?;
+        let holds: bool =
+            sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM jobs WHERE job = $1 AND created_us = $2 AND run IS $3)")
+                .bind(run.job.as_str())
+                .bind(signed(run.created.0))
+                .bind(run.run.map(|run| run.to_string()))
+                .fetch_one(&mut *tx)
+                .await
+                .map_err(&on_error)?;
+        if holds { Ok(tx) } else { Err(StoreError::Replaced { operation, job: run.job.to_string() }) }
+    }
+
+    /// Ends a job whose agents have all been gone for long: its trainers can no longer say that they left.
+    pub async fn end_lost(&self, run: &JobRow, now: Timestamp) -> Result<()> {
+        let operation = "end a lost job";
+        let mut tx = self.begin_for(run, operation).await?;
+        for (rank, _) in homes(&mut tx, &run.job).await? {
+            leave(&mut tx, (&run.job, rank), End::AgentsSilent, now).await?;
         }
+        let on_error = sql(operation);
         tx.commit().await.map_err(&on_error)
     }
 
@@ -537,8 +555,60 @@ pub(super) async fn leave(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::scratch;
+    use super::super::tests::{begun, scratch};
     use super::*;
+
+    /// The loop reads a run, works for a while, and writes: whatever began meanwhile keeps its own.
+    #[tokio::test]
+    async fn what_was_worked_out_for_a_run_is_not_written_to_the_next() {
+        use super::super::{NewDecision, NewTrial, OpenInterval};
+        use flexcomm_domain::{Decision, Strategy};
+        let (store, _dir) = scratch().await;
+        let first = begun(&store, Timestamp(1)).await;
+        let decision = Decision {
+            job: first.job.clone(),
+            version: Version(1),
+            parent: Version(0),
+            strategy: Strategy::DENSE_RING,
+            decided_at: Timestamp(2),
+            reason: "because".into(),
+        };
+        let open = OpenInterval {
+            version: Version(0),
+            from_step: 0,
+            began: Timestamp(2),
+            predicted_sync_us: None,
+            predicted_step_us: None,
+            terms: None,
+            model_sync_us: None,
+            moved: Timestamp(2),
+        };
+        let trial = NewTrial { candidates: &[Strategy::DENSE_RING], iterations: 1, budget_ms: 1, why: "to see" };
+        let new = NewDecision { decision: &decision, seed: 0, report: "{}", memory: "{}" };
+        let write_all = async |run: &JobRow| {
+            [
+                store.put_decision(run, &new).await,
+                store.put_planner_memory(run, "{}").await,
+                store.put_intervals(run, &[], &open).await,
+                store.ask_trial(run, &trial, Timestamp(3)).await.map(|_| ()),
+                store.end_lost(run, Timestamp(4)).await,
+            ]
+        };
+        let second = begun(&store, Timestamp(3)).await;
+        for refused in write_all(&first).await {
+            assert!(matches!(refused, Err(StoreError::Replaced { .. })), "{refused:?}");
+        }
+        let job = &second.job;
+        assert_eq!(store.job(job).await.unwrap(), Some(second.clone()), "it runs");
+        assert_eq!(store.decision(job).await.unwrap(), None);
+        assert_eq!((store.planner_memory(job).await.unwrap(), store.open_interval(job).await.unwrap()), (None, None));
+        assert!(store.trials(job, 9).await.unwrap().is_empty());
+        for written in write_all(&second).await {
+            assert!(written.is_ok(), "{written:?}");
+        }
+        assert_eq!(store.delete_job(job, &[]).await.unwrap(), Deletion::Done);
+        assert!(matches!(store.put_planner_memory(&second, "{}").await, Err(StoreError::Replaced { .. })));
+    }
 
     #[tokio::test]
     async fn jobs_that_never_had_a_step_make_room_first_and_then_the_longest_ended() {

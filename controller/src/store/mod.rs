@@ -114,6 +114,14 @@ pub enum StoreError {
         /// Which row, in words.
         row: String,
     },
+    /// What was worked out for a run whose job's name another run has since, or nobody.
+    #[error("{operation}: job {job} is no longer the run that this is for")]
+    Replaced {
+        /// What was tried.
+        operation: &'static str,
+        /// Which job.
+        job: String,
+    },
     /// A decision whose version is not the next, or whose parent is not the newest: another writer was first.
     #[error("store decision {version} of job {job}: the newest is {newest}")]
     Fenced {
@@ -273,6 +281,25 @@ pub(crate) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(&dir.path().join("test.db")).await.unwrap();
         (store, dir)
+    }
+
+    /// Job `j` of one rank, begun now.
+    pub(crate) async fn begun(store: &Store, now: Timestamp) -> JobRow {
+        let job: flexcomm_domain::JobId = "j".parse().unwrap();
+        let seen = flexcomm_wire::JobSeen {
+            job: job.clone(),
+            run: None,
+            rank: 0,
+            world: 1,
+            gradient_values: 1,
+            backend: "x".into(),
+            codecs: vec![],
+            collectives: vec![],
+        };
+        let mut tx = store.write.begin().await.unwrap();
+        jobs::begin(&mut tx, &seen, now).await.unwrap();
+        tx.commit().await.unwrap();
+        store.job(&job).await.unwrap().unwrap()
     }
 
     #[tokio::test]

@@ -5,7 +5,7 @@ use flexcomm_wire::{TrialOutcome, TrialReport};
 use sqlx::SqliteConnection;
 
 use super::checksum::{Field, Row, intact};
-use super::{Result, Store, json, signed, sql, stored, time, unsigned};
+use super::{JobRow, Result, Store, json, signed, sql, stored, time, unsigned};
 use crate::limits::TRIALS;
 
 /// A trial.
@@ -166,10 +166,11 @@ impl Store {
     }
 
     /// Asks for a trial; `None` when one is pending.
-    pub async fn ask_trial(&self, job: &JobId, new: &NewTrial<'_>, now: Timestamp) -> Result<Option<u64>> {
+    pub async fn ask_trial(&self, run: &JobRow, new: &NewTrial<'_>, now: Timestamp) -> Result<Option<u64>> {
         let operation = "store a trial";
         let on_error = sql(operation);
-        let mut tx = self.write.begin().await.map_err(&on_error)?;
+        let job = &run.job;
+        let mut tx = self.begin_for(run, operation).await?;
         let pending: Vec<Raw> =
             sqlx::query_as(concat!("SELECT ", columns!(), " FROM trials WHERE job = $1 AND state = 'pending'"))
                 .bind(job.as_str())
