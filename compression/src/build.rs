@@ -3,7 +3,7 @@
 use crate::codec::{Codec, Shape};
 use crate::entry::{Entry, Nature};
 use crate::{memory, methods, momentum};
-use flexcomm_domain::spec::{Class, CompressorSpec, SpecError};
+use flexcomm_domain::spec::{Class, CompressorSpec, SpecError, Travels};
 
 /// Builds the parts of a compressor.
 pub trait Build {
@@ -13,16 +13,20 @@ pub trait Build {
     /// What the compressor promises.
     fn nature(&self) -> Nature;
 
-    /// Itself, where a training by it moves; one that sends next to nothing for ever is refused.
+    /// Itself, where a training by it moves; one that sends next to nothing for ever, or ever more, is refused.
     ///
     /// # Errors
-    /// [`SpecError::NoMemory`].
+    /// [`SpecError::NoMemory`]; [`SpecError::Diverges`].
     fn trainable(self) -> Result<Self, SpecError>
     where
         Self: Sized;
 
     /// Whether what a step does not send is lost for good: values are left out, and no memory keeps them.
     fn drops(&self) -> bool;
+
+    /// Whether each tensor is scaled down by the variance that an unbiased compressor adds, so that error feedback does not grow
+    /// without bound.
+    fn is_scaled(&self) -> bool;
 
     /// A codec for one tensor.
     fn codec(&self, shape: Shape) -> Box<dyn Codec>;
@@ -47,6 +51,10 @@ impl Build for CompressorSpec {
     fn trainable(self) -> Result<Self, SpecError> {
         match (self.nature(), self.memory()) {
             (Nature::Accumulated(_), None) => Err(SpecError::NoMemory { of: self.to_string() }),
+            // Ranks of a sum have no factors of their own.
+            (Nature::Unbiased, Some(_)) if self.travels() != Travels::Gathers => {
+                Err(SpecError::Diverges { of: self.to_string() })
+            }
             _ => Ok(self),
         }
     }
@@ -58,6 +66,11 @@ impl Build for CompressorSpec {
             Class::Sparsification | Class::Hybrid => !matches!(self.nature(), Nature::Unbiased | Nature::Biased(_)),
         };
         leaves_out && self.memory().is_none()
+    }
+
+    fn is_scaled(&self) -> bool {
+        let gathered = self.travels() == Travels::Gathers;
+        self.memory().is_some() && gathered && matches!(self.nature(), Nature::Unbiased)
     }
 
     fn codec(&self, shape: Shape) -> Box<dyn Codec> {
@@ -99,7 +112,16 @@ mod tests {
             "train with variance(alpha=2)+nonfinite(skip) without error feedback: it sends what accumulates there, and \
              without it next to nothing; add a memory, as in variance(alpha=2)+nonfinite(skip)+ef(vanilla)"
         );
-        for text in ["variance+ef(vanilla)", "variance+ef(dgc,mu=0.9)", "topk(k=0.01)", "signsgd"] {
+        let added = trainable("randomk(k=0.1,scaled=true)+ef(vanilla)").unwrap_err().to_string();
+        assert!(added.contains("scaled=true)+ef(vanilla)") && added.contains("leave the scaling out"), "{added}");
+        for text in [
+            "variance+ef(vanilla)",
+            "variance+ef(dgc,mu=0.9)",
+            "topk(k=0.01)",
+            "signsgd",
+            "randomk(k=0.1)+ef(vanilla)",
+            "randomk(k=0.1,scaled=true,shared=false)+ef(vanilla)",
+        ] {
             assert!(trainable(text).is_ok(), "{text}");
         }
     }

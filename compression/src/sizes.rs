@@ -1,8 +1,8 @@
 //! What a compressor sends in a step, before any values are seen.
 
-use crate::Layers;
 use crate::codec::Size;
 use crate::pipeline::{Member, Pipeline};
+use crate::{Build, Layers};
 use flexcomm_domain::spec::{CompressorSpec, Travels};
 
 /// Bytes and collectives of one step of one rank.
@@ -20,13 +20,14 @@ impl Sizes {
         // A memory holds back values and sends none.
         let pipeline = Pipeline::new(&spec.without_memory(), layers, Member::alone(0));
         let rounds = pipeline.rounds();
+        let factors = if spec.is_scaled() { 4 * pipeline.tensors() } else { 0 };
         match (spec.travels(), pipeline.size()) {
             (Travels::Sums(_), _) => {
                 let bytes = (0..rounds).map(|round| pipeline.payload_size(round).most()).sum();
                 Self { bytes, rounds }
             }
-            (Travels::Gathers, Size::Exact(bytes)) => Self { bytes, rounds },
-            (Travels::Gathers, Size::AtMost(bytes)) => Self { bytes, rounds: rounds + 1 },
+            (Travels::Gathers, Size::Exact(bytes)) => Self { bytes: bytes + factors, rounds },
+            (Travels::Gathers, Size::AtMost(bytes)) => Self { bytes: bytes + factors, rounds: rounds + 1 },
         }
     }
 }

@@ -181,7 +181,7 @@ def test_the_host_steps_in_and_says_why(seen):
                 assert len(device["lines"]) == 1 and "kernels" in device["lines"][0], device["lines"]
             else:
                 assert device["launched"] > 0 and not device["lines"], (text, device)
-        host, _ = own["others"]["qsgd(s=4)+ef(vanilla)"]
+        host, _ = own["others"]["qsgd(s=64)+ef(vanilla)"]
         assert own["text checkpoint"]["hash"] == own["text mixed"]["hash"] == host["hash"]
         assert (own["text mixed"]["launched"] == 0) == (rank == 0)
         for dtype in ("bfloat16", "float16"):

@@ -14,12 +14,14 @@
 
 mod gradient;
 mod receive;
+mod scale;
 mod state;
 mod step;
 mod sums;
 mod undo;
 
 pub use gradient::Gradient;
+pub use scale::factor;
 pub use state::StateError;
 pub use sums::add_messages;
 
@@ -117,6 +119,8 @@ pub struct Pipeline {
     seen: Vec<Stats>,
     /// Room for the messages of an aggregation; empty.
     readers: Vec<Reader<'static>>,
+    /// Of the messages of an aggregation, tensor by tensor of each.
+    factors: Vec<f32>,
     open: Option<Open>,
     skipped: u64,
     mark: Mark,
@@ -142,6 +146,7 @@ impl Pipeline {
             fed: Vec::new(),
             seen: Vec::new(),
             readers: Vec::new(),
+            factors: Vec::new(),
             open: None,
             skipped: 0,
             mark: Mark::default(),
@@ -242,7 +247,18 @@ impl Pipeline {
 
     /// Of all tensors together: room for it once, and no message of whatever values needs more.
     fn payload(&self, round: u32) -> Size {
-        self.units.iter().fold(Size::Exact(0), |sum, unit| sum.and(unit.codec.round_size(round)))
+        let factors = Size::Exact(self.factor_bytes());
+        self.units.iter().fold(factors, |sum, unit| sum.and(unit.codec.round_size(round)))
+    }
+
+    /// Bytes of the factors that a message's payload begins with; 0 where there are none.
+    pub fn factor_bytes(&self) -> usize {
+        if self.spec.is_scaled() { scale::FACTOR_BYTES * self.units.len() } else { 0 }
+    }
+
+    /// Tensors that are compressed by themselves.
+    pub fn tensors(&self) -> usize {
+        self.units.len()
     }
 
     /// Exchanges per step.
@@ -324,6 +340,7 @@ impl Pipeline {
             count: values.len(),
             parameters,
             checksum: self.spec.checksum(),
+            factors: self.spec.is_scaled(),
             common: Some(self.common(open.step.index)),
         }
     }

@@ -1,5 +1,6 @@
 //! Messages that arrive.
 
+use super::scale::read_factors;
 use super::{Pipeline, Step};
 use crate::Build;
 use crate::codec::{Context, ReadError, Travels};
@@ -60,13 +61,31 @@ impl Pipeline {
         step: u64,
         (readers, out): (&mut Vec<Reader<'a>>, &mut [f32]),
     ) -> Result<(), ReadError> {
+        let scaled = self.spec.is_scaled();
+        self.factors.clear();
         for message in messages {
-            readers.push(Reader::new(self.open_message(message, step, self.rounds() - 1)?));
+            let mut from = Reader::new(self.open_message(message, step, self.rounds() - 1)?);
+            if scaled {
+                read_factors(&mut from, self.units.len(), &mut self.factors)?;
+            }
+            readers.push(from);
         }
         let context = self.context(step, self.rounds() - 1);
-        for unit in &mut self.units {
+        let (share, tensors) = (1.0 / messages.len() as f32, self.units.len());
+        for (i, unit) in self.units.iter_mut().enumerate() {
             let context = Context { tensor: unit.tensor, ..context };
-            unit.codec.aggregate(readers, &context, &mut out[unit.range.clone()])?;
+            let out = &mut out[unit.range.clone()];
+            if !scaled {
+                unit.codec.aggregate(readers, &context, out)?;
+                continue;
+            }
+            let factors = self.factors.iter().skip(i).step_by(tensors);
+            for (rank, (from, factor)) in readers.iter_mut().zip(factors).enumerate() {
+                match rank {
+                    0 => unit.codec.decode(from, &context, (share * factor, out))?,
+                    _ => unit.codec.decode_add(from, &context, (share * factor, out))?,
+                }
+            }
         }
         self.to_gradients(out)?;
         readers.iter().try_for_each(|reader| reader.finish())
@@ -86,9 +105,14 @@ impl Pipeline {
         self.check_output(out)?;
         let mut from = Reader::new(self.open_message(message, step, self.rounds() - 1)?);
         let context = self.context(step, self.rounds() - 1);
-        for unit in &mut self.units {
+        self.factors.clear();
+        match self.spec.is_scaled() {
+            true => read_factors(&mut from, self.units.len(), &mut self.factors)?,
+            false => self.factors.resize(self.units.len(), 1.0),
+        }
+        for (unit, factor) in self.units.iter_mut().zip(&self.factors) {
             let context = Context { tensor: unit.tensor, ..context };
-            unit.codec.decode(&mut from, &context, (scale, &mut out[unit.range.clone()]))?;
+            unit.codec.decode(&mut from, &context, (scale * factor, &mut out[unit.range.clone()]))?;
         }
         self.to_gradients(out)?;
         from.finish()
@@ -125,6 +149,10 @@ impl Pipeline {
         }
         if u32::from(header.round) != round {
             return Err(ReadError::Field { what: "round", value: u64::from(header.round), rule: "not the one due" });
+        }
+        if header.factors != self.spec.is_scaled() {
+            let rule = "there are such of unbiased compressors with error feedback, and of no others";
+            return Err(ReadError::Field { what: "factors", value: u64::from(header.factors), rule });
         }
         envelope.check_length(&self.layers)?;
         header.common.map_or(Ok(()), |common| self.check_common(common, step))?;

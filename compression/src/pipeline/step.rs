@@ -1,5 +1,6 @@
 //! A step from the gradient to the message.
 
+use super::scale::{self, FACTOR_BYTES};
 use super::{Gradient, Open, Outcome, Pipeline, Step};
 use crate::Energy;
 use crate::codec::{Carried, Context, EncodeError, Stats, not_finite};
@@ -117,11 +118,18 @@ impl Pipeline {
         let energy = write_message(&header, out, |out| {
             out.reserve(payload);
             let mut energy = Energy::default();
-            for unit in units {
+            let factors = out.len();
+            out.room(if header.factors { FACTOR_BYTES * units.len() } else { 0 });
+            for (i, unit) in units.iter_mut().enumerate() {
                 let context = Context { tensor: unit.tensor, known: open.known, ..context };
                 let x = &mut fed[unit.range.clone()];
                 energy = energy
                     + match last && takes {
+                        true if header.factors => {
+                            let (factor, energy) = scale::encode_taking(&mut *unit.codec, x, &context, out)?;
+                            out.put_f32(factors + FACTOR_BYTES * i, factor);
+                            energy
+                        }
                         true => unit.codec.encode_taking(x, &context, out)?,
                         false => unit.codec.encode(x, &context, out)?,
                     };

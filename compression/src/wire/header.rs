@@ -16,6 +16,11 @@ mod at {
     pub(super) const CHECKSUM: usize = 28;
 }
 
+mod flag {
+    pub(super) const CRC32C: u8 = 1;
+    pub(super) const FACTORS: u8 = 2;
+}
+
 /// Type of the gradient's values before compression; what a receiver makes of the decoded f32 values is its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
@@ -79,6 +84,8 @@ pub struct Header {
     pub parameters: [f64; MAX_PARAMETERS],
     /// Whether it can be checked.
     pub checksum: Checksum,
+    /// Whether the payload begins with an f32 per tensor that the tensor is to be multiplied by.
+    pub factors: bool,
     /// None: the sender did not say.
     pub common: Option<Common>,
 }
@@ -108,7 +115,9 @@ pub fn write_message<E>(
     out.u64(header.n);
     out.u64(0);
     let [first, second] = Common::bytes(header.common);
-    out.raw(&[u8::from(header.checksum == Checksum::Crc32c), header.round, first, second, 0, 0, 0, 0]);
+    let checked = if header.checksum == Checksum::Crc32c { flag::CRC32C } else { 0 };
+    let flags = checked | if header.factors { flag::FACTORS } else { 0 };
+    out.raw(&[flags, header.round, first, second, 0, 0, 0, 0]);
     header.values().iter().for_each(|value| out.f64(*value));
     let result = write(out)?;
     let mut bytes = std::mem::take(out).into_vec();
@@ -190,11 +199,12 @@ fn read_header(from: &mut Reader<'_>) -> Result<(Header, u64, u32), ReadError> {
         return field("n", n, "at most 2^32 - 1");
     }
     let length = from.u64("length of the payload")?;
-    let checksum = match from.u8("checksum kind")? {
-        0 => Checksum::None,
-        1 => Checksum::Crc32c,
-        other => return field("checksum kind", u64::from(other), "0 none, 1 CRC-32C"),
-    };
+    let flags = from.u8("flags")?;
+    if flags & !(flag::CRC32C | flag::FACTORS) != 0 {
+        return field("flags", u64::from(flags), "1 CRC-32C, 2 factors");
+    }
+    let checksum = if flags & flag::CRC32C == 0 { Checksum::None } else { Checksum::Crc32c };
+    let factors = flags & flag::FACTORS != 0;
     let round = from.u8("round")?;
     let common = Common::read([from.u8("scope and step")?, from.u8("draw")?])?;
     let sum = from.u32("checksum")?;
@@ -205,7 +215,7 @@ fn read_header(from: &mut Reader<'_>) -> Result<(Header, u64, u32), ReadError> {
     for value in &mut parameters[..count] {
         *value = from.f64("parameter")?;
     }
-    Ok((Header { method, dtype, round, n, count, parameters, checksum, common }, length, sum))
+    Ok((Header { method, dtype, round, n, count, parameters, checksum, factors, common }, length, sum))
 }
 
 #[cfg(test)]
@@ -227,8 +237,8 @@ mod tests {
         let mut all = [0.0; MAX_PARAMETERS];
         all[..parameters.len()].copy_from_slice(parameters);
         let count = parameters.len();
-        let common = None;
-        Header { method: 7, dtype: DType::Bf16, round: 1, n: 99, count, parameters: all, checksum, common }
+        let (common, factors) = (None, count % 2 == 1);
+        Header { method: 7, dtype: DType::Bf16, round: 1, n: 99, count, parameters: all, checksum, factors, common }
     }
 
     proptest! {

@@ -9,7 +9,7 @@ use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_compression::wire::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use flexcomm_domain::spec::{Class, CompressorSpec};
-use flexcomm_engine::{How, Param, Piped, Ran, Turn, layers};
+use flexcomm_engine::{How, OnHost, Param, Piped, Ran, Turn, layers};
 use flexcomm_gpu_kernels::bucket::Gradient;
 use flexcomm_gpu_kernels::{Copies, DType, Device, LaunchError, Span};
 use flexcomm_trainer::{Heard, Status};
@@ -92,7 +92,11 @@ fn step(ranks: &mut [Piped], at: Step, (gradients, sides): (&[Vec<f32>], [bool; 
         turns.push(if sides[rank] {
             settle(piped, rank as u32);
             let given = Gradient { at: sources[rank].span(), dtype: DType::F32, weights: (1.0, 1.0) };
-            piped.begin_on(&device(at.index + rank as u64), given, at).unwrap()
+            match piped.begin_on(&device(at.index + rank as u64), given, at) {
+                Ok(turn) => turn,
+                Err(OnHost::Variance) => piped.begin(&gradients[rank], at),
+                Err(why) => panic!("{why}"),
+            }
         } else {
             piped.begin(&gradients[rank], at)
         });
@@ -109,7 +113,7 @@ fn step(ranks: &mut [Piped], at: Step, (gradients, sides): (&[Vec<f32>], [bool; 
         if turn.last {
             let word = turn.word.then_some(&heard);
             let end = |(rank, piped): (usize, &mut Piped)| {
-                if sides[rank] {
+                if sides[rank] && piped.is_resident() {
                     let ran = piped.end_on(&device(rank as u64), (word, &views), sources[rank].span()).unwrap();
                     return (ran, sources[rank].f32s());
                 }
@@ -143,7 +147,7 @@ fn held(piped: &mut Piped, rank: u32) -> Vec<u32> {
 }
 
 /// Every method, with a memory and without, the learning rate changing, one gradient that is not finite.
-const TEXTS: [&str; 31] = [
+const TEXTS: [&str; 32] = [
     "topk(k=0.05)+ef(vanilla)",
     "topk(k=40)",
     "lwtopk(k=0.05)+ef(vanilla)",
@@ -165,6 +169,7 @@ const TEXTS: [&str; 31] = [
     "onebit",
     "ssdm",
     "qsgd(s=4)+ef(vanilla)",
+    "qsgd(s=64)+ef(vanilla)",
     "qsgd(s=100,bucket=0,norm=max)",
     "dithering(k=4)+ef(vanilla)",
     "terngrad",

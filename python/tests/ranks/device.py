@@ -415,11 +415,11 @@ with ranks() as (rank, world, seen):
     if DRIVER is not None:
         refuse("")(None)
     others = (
-        "lwtopk(k=0.05)+ef(vanilla)/allgather", "topk(k=0.05)+ef(vanilla)/art-ring:var", "topk(k=0.05)+ef(vanilla)/art-ring:star", "qsgd(s=4)+ef(vanilla)",
+        "lwtopk(k=0.05)+ef(vanilla)/allgather", "topk(k=0.05)+ef(vanilla)/art-ring:var", "topk(k=0.05)+ef(vanilla)/art-ring:star", "qsgd(s=64)+ef(vanilla)",
         "topk(k=0.05)+ef(vanilla)", "randomk(k=0.05)+ef(vanilla)", "threelc(s=1)+ef(vanilla)", "signum",
     )
     seen["others"] = {text: (train(rank, text, pretend=False), train(rank, text)) for text in others}
-    text = "qsgd(s=4)+ef(vanilla)"
+    text = "qsgd(s=64)+ef(vanilla)"
     seen["text checkpoint"] = train(rank, text, events={6: checkpoint, 9: checkpoint})
     seen["text mixed"] = train(rank, text, pretend=rank != 0)
     for dtype in (torch.bfloat16, torch.float16):

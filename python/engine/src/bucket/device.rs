@@ -34,6 +34,11 @@ pub enum OnHost {
     /// Rank 0 announces a plan in front of this message: it takes another place than kernels can write to.
     #[error("a plan is announced in front of this message")]
     Place,
+    /// An unbiased compressor's message has to be scaled.
+    #[error(
+        "the variance that its compressor adds has grown so large that its messages are scaled, which no kernel does"
+    )]
+    Variance,
     /// The driver refused, or the memory is none that kernels can use.
     #[error("failed to {0}")]
     Launch(#[from] LaunchError),

@@ -10,7 +10,7 @@ use crate::error::EngineError;
 use flexcomm_compression::Energy;
 use flexcomm_compression::Layers as CpuLayers;
 use flexcomm_compression::codec::EncodeError;
-use flexcomm_compression::pipeline::{Gradient as CpuGradient, Member, Pipeline, Step};
+use flexcomm_compression::pipeline::{Gradient as CpuGradient, Member, Pipeline, Step, factor};
 use flexcomm_compression::wire::{Reader, Writer, read_indices};
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_gpu_kernels::bucket::{Gradient, Layers, Method};
@@ -150,7 +150,7 @@ impl Piped {
         own.layers.step(device, (gradient, own.plan.keeps), &own.methods)?;
         own.rate = [step.learning_rate, own.rate[0]];
         own.under_way = true;
-        match own.fetch(device, head, &mut self.message) {
+        match own.fetch(device, (head, self.pipeline.factor_bytes() > 0), &mut self.message) {
             Ok(Some(energy)) => self.energy = energy,
             Ok(None) => {
                 self.abandon_on_device();
@@ -158,7 +158,7 @@ impl Piped {
             }
             Err(error) => {
                 self.abandon_on_device();
-                return Err(error.into());
+                return Err(error);
             }
         }
         // The pipeline itself only frames messages now: its rate is this step's.
@@ -232,11 +232,16 @@ impl Piped {
         let head = &self.message.bytes()[..header];
         // Lengths may differ; whatever else does, the host's reader says best.
         let alike = |part: &&[u8]| part.len() >= header && part[..16] == head[..16] && part[24..header] == head[24..];
-        let known = own.plan.decoding != Decoding::Host && (sum || parts.iter().all(alike));
+        let front = header + self.pipeline.factor_bytes();
+        let ones = |part: &&[u8]| {
+            let factors = part.get(header..front).map(|factors| factors.as_chunks::<4>().0);
+            factors.is_some_and(|factors| factors.iter().all(|factor| *factor == 1f32.to_le_bytes()))
+        };
+        let known = own.plan.decoding != Decoding::Host && (sum || parts.iter().all(|part| alike(part) && ones(part)));
         if known {
             device.zero(out)?;
             let payloads: Vec<&[u8]> =
-                if sum { vec![&self.sum[header..]] } else { parts.iter().map(|part| &part[header..]).collect() };
+                if sum { vec![&self.sum[header..]] } else { parts.iter().map(|part| &part[front..]).collect() };
             let scale = 1.0 / if sum { own.member.world.max(1) as f32 } else { parts.len() as f32 };
             if own.add_all(device, (&payloads, scale), out)? {
                 return Ok(Ran::Good);
@@ -290,8 +295,14 @@ impl OnDevice {
         Ok(())
     }
 
-    /// Waits, and makes the message of what the layers' kernels left; none where the gradient is not finite.
-    fn fetch(&self, device: &impl Copies, head: Vec<u8>, message: &mut Writer) -> Result<Option<Energy>, LaunchError> {
+    /// Waits, and makes the message of what the layers' kernels left; none where the gradient is not finite. `scaled`: each
+    /// layer has a factor, which kernels leave at 1.
+    fn fetch(
+        &self,
+        device: &impl Copies,
+        (head, scaled): (Vec<u8>, bool),
+        message: &mut Writer,
+    ) -> Result<Option<Energy>, OnHost> {
         let mut said = vec![0; self.layers.outcomes().bytes() as usize];
         device.download(self.layers.outcomes(), &mut said)?;
         let each = said.chunks_exact(Layers::OUTCOME as usize).take(self.methods.len());
@@ -302,6 +313,15 @@ impl OnDevice {
         }
         let (mut bytes, mut energy) = (head, Energy::default());
         let header = bytes.len();
+        if scaled {
+            let factors = outcomes.iter().map(|outcome| factor(Energy { sent: outcome.sent, fed: outcome.fed }));
+            for factor in factors {
+                if factor != 1.0 {
+                    return Err(OnHost::Variance);
+                }
+                bytes.extend_from_slice(&factor.to_le_bytes());
+            }
+        }
         let (all, used) = (self.layers.payloads(), outcomes.iter().map(|outcome| outcome.bytes).sum::<u64>());
         // One copy, unless most of it would be gaps.
         let mut whole = vec![0; if all.bytes() <= 2 * used + 65_536 { all.bytes() as usize } else { 0 }];
