@@ -74,7 +74,9 @@ impl Build for CompressorSpec {
     }
 
     fn codec(&self, shape: Shape) -> Box<dyn Codec> {
-        (self.entry().build)(self.values(), shape)
+        let mut codec = (self.entry().build)(self.values(), shape);
+        codec.send_values_as(self.value_type());
+        codec
     }
 
     fn build_memory(&self, n: usize) -> Option<Box<dyn memory::Memory>> {

@@ -43,6 +43,20 @@ mod tests {
         (found.bytes, found.rounds)
     }
 
+    /// What a kept value costs at CR 0.01: 1.1 bytes of index, and its own.
+    #[test]
+    fn a_kept_value_costs_little_more_than_itself() {
+        let (n, kept) = (1_000_000, 10_000.0);
+        for (values, most) in [("", 5.2), ("+values(bf16)", 3.2), ("+values(int8)", 2.2)] {
+            for name in ["topk", "mstopk", "lwtopk"] {
+                let spec = format!("{name}(k=0.01)+ef(vanilla){values}").parse().unwrap();
+                let found = Sizes::of(&spec, Layers::new(&[n]).unwrap());
+                let each = found.bytes as f64 / kept;
+                assert!(each <= most && each > most - 0.25, "{name}{values}: {each}");
+            }
+        }
+    }
+
     #[test]
     fn rounds_and_all_bytes_are_counted() {
         let values = 512 * 512;

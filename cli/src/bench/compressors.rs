@@ -21,6 +21,7 @@ use std::time::Duration;
 Columns:
   GB/s in       bytes of the gradient over the time to compress it
   bytes out     one rank's message, of all exchanges together, in the mean of the steps
+  B/kept        bytes out over k, of methods that keep k = a share of the values
   gain          ||C(x)||^2 / ||x||^2: the share of the gradient's energy that is sent; above 1
                 for unbiased methods, whose noise is sent too
   to copy       time to compress over the time of a plain copy of the same bytes, by as many

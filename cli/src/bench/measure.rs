@@ -69,6 +69,8 @@ pub struct Row {
     pub gb_per_s: f64,
     /// Of one rank, all exchanges together, in the mean of the steps.
     pub bytes_out: usize,
+    /// `bytes_out` over k, where k values are kept.
+    pub bytes_per_kept: Option<f64>,
     /// ‖C(x)‖² / ‖x‖²; above 1 for unbiased methods, which scale up what they send.
     pub gain: f64,
     /// Time to compress over that of a copy.
@@ -318,6 +320,7 @@ pub fn row(strategy: &CompressorSpec, case: &Case<'_>, distribution: Distributio
         distribution: distribution.name().into(),
         gb_per_s: (n * case.dtype.bytes()) as f64 / took.compress.max(1e-9) / 1e9,
         bytes_out: took.bytes,
+        bytes_per_kept: strategy.ratio().map(|ratio| took.bytes as f64 / ratio.keep(n) as f64),
         gain: took.energy.ratio(),
         ratio_to_copy: per(took.compress),
         ratio_to_torch: None,

@@ -41,6 +41,7 @@ pub struct Skipped {
 struct NoNumbers {
     gb_per_s: (),
     bytes_out: (),
+    bytes_per_kept: (),
     gain: (),
     ratio_to_copy: (),
     ratio_to_torch: (),
@@ -107,8 +108,18 @@ impl Output {
     fn head(&self) -> String {
         let width = self.width;
         format!(
-            "{:width$} {:>10} {:5} {:>9} {:>8} {:>11} {:>7} {:>8} {:>10} {:>8}\n",
-            "method", "n", "dtype", "values", "GB/s in", "bytes out", "gain", "to copy", "decompress", "to torch"
+            "{:width$} {:>10} {:5} {:>9} {:>8} {:>11} {:>6} {:>7} {:>8} {:>10} {:>8}\n",
+            "method",
+            "n",
+            "dtype",
+            "values",
+            "GB/s in",
+            "bytes out",
+            "B/kept",
+            "gain",
+            "to copy",
+            "decompress",
+            "to torch"
         )
     }
 
@@ -198,10 +209,11 @@ fn gain_text(gain: f64) -> String {
 
 fn row_text(row: &Row, width: usize) -> String {
     let torch = row.ratio_to_torch.map_or("-".to_owned(), |ratio| format!("{ratio:.3}"));
+    let kept = row.bytes_per_kept.map_or("-".to_owned(), |bytes| format!("{bytes:.2}"));
     let marks = [(row.fitted, "*"), (row.keeps_all, "+")].map(|(is, mark)| if is { mark } else { "" });
     let method = format!("{}{}", row.method, marks.concat());
     format!(
-        "{method:width$} {:>10} {:5} {:>9} {:>8.2} {:>11} {:>7} {:>8.2} {:>10.2} {torch:>8}\n",
+        "{method:width$} {:>10} {:5} {:>9} {:>8.2} {:>11} {kept:>6} {:>7} {:>8.2} {:>10.2} {torch:>8}\n",
         row.n,
         row.dtype,
         row.distribution,

@@ -13,6 +13,9 @@ pub use types::{Carried, Element, Scope, Shape, Size, Stats, Travels};
 pub use crate::select::sieve::Sieve;
 use crate::wire::{Reader, Writer};
 use crate::{Energy, Kernel};
+#[cfg(doc)]
+use flexcomm_domain::spec::CompressorInfo;
+use flexcomm_domain::spec::ValueType;
 
 /// A compressor for one tensor (Q and Q^-1 of GRACE's Algorithm 1). Made by [`crate::entry::Entry::build`].
 ///
@@ -63,6 +66,10 @@ pub trait Codec: Send + std::fmt::Debug {
     fn sieve(&mut self) -> Option<&mut Sieve> {
         None
     }
+
+    /// How the values that it selects are to travel from now on, where [`CompressorInfo::copies_values`] says that it selects
+    /// any.
+    fn send_values_as(&mut self, _value_type: ValueType) {}
 
     /// The tensor that the ranks' messages mean together, into `out`: the mean, if nothing else is defined (Agg).
     /// Never called for what travels as sums, where one message holds the sum.

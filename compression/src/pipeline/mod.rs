@@ -31,7 +31,7 @@ use crate::memory::{Feeding, HeldBack, Memory, Units};
 use crate::momentum::Momentum;
 use crate::wire::{Common, DType, Header, Reader, Writer};
 use crate::{Energy, Kernel, Layers, kernels};
-use flexcomm_domain::spec::{Class, CompressorSpec, MAX_PARAMETERS, NonFinite};
+use flexcomm_domain::spec::{Class, CompressorSpec, MAX_PARAMETERS, NonFinite, ValueType};
 use std::ops::Range;
 use undo::Mark;
 
@@ -186,7 +186,8 @@ impl Pipeline {
     /// shows: with a memory, of messages that hold other values than the gradient's own.
     pub fn left_energy(&self) -> Option<f64> {
         let memory = self.memory.as_ref()?;
-        let copies = self.spec.compressor().class == Class::Sparsification;
+        let whole = self.spec.value_type() == ValueType::F32;
+        let copies = whole && self.spec.compressor().class == Class::Sparsification;
         (!copies).then(|| kernels::stats(self.kernel, memory.held_back().values).energy)
     }
 
@@ -341,6 +342,7 @@ impl Pipeline {
             parameters,
             checksum: self.spec.checksum(),
             factors: self.spec.is_scaled(),
+            value_type: self.spec.value_type(),
             common: Some(self.common(open.step.index)),
         }
     }

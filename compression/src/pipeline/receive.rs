@@ -150,6 +150,10 @@ impl Pipeline {
         if u32::from(header.round) != round {
             return Err(ReadError::Field { what: "round", value: u64::from(header.round), rule: "not the one due" });
         }
+        if header.value_type != self.spec.value_type() {
+            let rule = "another type of values than that of the strategy in force";
+            return Err(ReadError::Field { what: "type of values", value: header.value_type as u64, rule });
+        }
         if header.factors != self.spec.is_scaled() {
             let rule = "there are such of unbiased compressors with error feedback, and of no others";
             return Err(ReadError::Field { what: "factors", value: u64::from(header.factors), rule });

@@ -4,7 +4,7 @@ use super::{Reader, Writer};
 use crate::codec::{ReadError, Scope};
 use crate::format::{MAGIC, checksum::crc32c};
 use crate::{Layers, MAX_VALUES};
-use flexcomm_domain::spec::{Checksum, MAX_PARAMETERS};
+use flexcomm_domain::spec::{Checksum, MAX_PARAMETERS, ValueType};
 
 /// Version of the messages of this module. Version 1 is read by [`crate::Message`].
 pub const VERSION: u8 = 2;
@@ -19,6 +19,8 @@ mod at {
 mod flag {
     pub(super) const CRC32C: u8 = 1;
     pub(super) const FACTORS: u8 = 2;
+    /// Place of the two bits of a [`super::ValueType`].
+    pub(super) const VALUES: u8 = 2;
 }
 
 /// Type of the gradient's values before compression; what a receiver makes of the decoded f32 values is its own.
@@ -86,6 +88,8 @@ pub struct Header {
     pub checksum: Checksum,
     /// Whether the payload begins with an f32 per tensor that the tensor is to be multiplied by.
     pub factors: bool,
+    /// How selected values are written.
+    pub value_type: ValueType,
     /// None: the sender did not say.
     pub common: Option<Common>,
 }
@@ -116,7 +120,8 @@ pub fn write_message<E>(
     out.u64(0);
     let [first, second] = Common::bytes(header.common);
     let checked = if header.checksum == Checksum::Crc32c { flag::CRC32C } else { 0 };
-    let flags = checked | if header.factors { flag::FACTORS } else { 0 };
+    let factors = if header.factors { flag::FACTORS } else { 0 };
+    let flags = checked | factors | (header.value_type as u8) << flag::VALUES;
     out.raw(&[flags, header.round, first, second, 0, 0, 0, 0]);
     header.values().iter().for_each(|value| out.f64(*value));
     let result = write(out)?;
@@ -200,9 +205,12 @@ fn read_header(from: &mut Reader<'_>) -> Result<(Header, u64, u32), ReadError> {
     }
     let length = from.u64("length of the payload")?;
     let flags = from.u8("flags")?;
-    if flags & !(flag::CRC32C | flag::FACTORS) != 0 {
-        return field("flags", u64::from(flags), "1 CRC-32C, 2 factors");
-    }
+    let value_type = match flags >> flag::VALUES {
+        0 => ValueType::F32,
+        1 => ValueType::Bf16,
+        2 => ValueType::Int8,
+        _ => return field("flags", u64::from(flags), "1 CRC-32C, 2 factors, 4 values in bfloat16, 8 in 8 bits"),
+    };
     let checksum = if flags & flag::CRC32C == 0 { Checksum::None } else { Checksum::Crc32c };
     let factors = flags & flag::FACTORS != 0;
     let round = from.u8("round")?;
@@ -215,7 +223,7 @@ fn read_header(from: &mut Reader<'_>) -> Result<(Header, u64, u32), ReadError> {
     for value in &mut parameters[..count] {
         *value = from.f64("parameter")?;
     }
-    Ok((Header { method, dtype, round, n, count, parameters, checksum, factors, common }, length, sum))
+    Ok((Header { method, dtype, round, n, count, parameters, checksum, factors, value_type, common }, length, sum))
 }
 
 #[cfg(test)]
@@ -238,7 +246,19 @@ mod tests {
         all[..parameters.len()].copy_from_slice(parameters);
         let count = parameters.len();
         let (common, factors) = (None, count % 2 == 1);
-        Header { method: 7, dtype: DType::Bf16, round: 1, n: 99, count, parameters: all, checksum, factors, common }
+        let value_type = [ValueType::F32, ValueType::Bf16, ValueType::Int8][count % 3];
+        Header {
+            method: 7,
+            dtype: DType::Bf16,
+            round: 1,
+            n: 99,
+            count,
+            parameters: all,
+            checksum,
+            factors,
+            value_type,
+            common,
+        }
     }
 
     proptest! {

@@ -3,9 +3,11 @@
 
 use crate::harness::*;
 use flexcomm_compression::Build;
+use flexcomm_compression::Layers;
 use flexcomm_compression::codec::{Context, Shape};
 use flexcomm_compression::naive;
-use flexcomm_compression::wire::Reader;
+use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
+use flexcomm_compression::wire::{Reader, Writer};
 
 fn indices(values: &[f32]) -> Vec<u32> {
     (0..).zip(values).filter(|(_, v)| **v != 0.0).map(|(i, _)| i).collect()
@@ -336,5 +338,39 @@ fn artopk_needs_its_rounds_in_order() {
         run.context.round = 1;
         assert!(run.codec.encode(&x, &run.context, &mut run.payload).is_err());
         run.context.round = 0;
+    }
+}
+
+/// Selected values in fewer bits: everything that holds of any codec, error feedback makes up for the rounding, and a receiver of
+/// another type refuses.
+#[test]
+fn selected_values_travel_in_fewer_bits() {
+    let examples = [
+        "topk(k=0.1)",
+        "topk(k=1)",
+        "lwtopk(k=0.3)",
+        "mstopk(k=0.1)",
+        "dgc(k=0.2,sample=0.1)",
+        "sgc(k=0.05)",
+        "sidco(k=0.1)",
+        "threshold(v=0.5)",
+        "variance(alpha=1)",
+    ];
+    for codec in examples {
+        for value_type in ["bf16", "int8"] {
+            let text = format!("{codec}+values({value_type})");
+            let strategy = parse(&text);
+            edge_tensors().iter().for_each(|(name, x)| crate::all::assert_goes_through(&strategy, (name, x)));
+            assert_error_feedback_conserves(&text);
+            let gradients: Vec<Vec<f32>> = (0..3).map(|rank| laplace(240, rank)).collect();
+            Ranks::new(&format!("{text}+ef(vanilla)"), 240, 3).step(&gradients, 0);
+            let layers = Layers::new(&[240]).unwrap();
+            let pipeline = |text: &str| Pipeline::new(&parse(text), layers.clone(), Member::alone(0));
+            let (mut out, mut mean) = (Writer::new(), vec![0.0; 240]);
+            let step = Step { index: 0, learning_rate: 1.0 };
+            pipeline(&text).compress(Gradient::F32(&gradients[0]), step, &mut out).unwrap();
+            let refused = pipeline(codec).aggregate(&[out.bytes()], 0, &mut mean).unwrap_err().to_string();
+            assert!(refused.contains("type of values"), "{text}: {refused}");
+        }
     }
 }

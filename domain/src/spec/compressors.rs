@@ -47,6 +47,9 @@ pub static COMPRESSORS: &[&CompressorInfo] = &[
     &GRADIVEQ,
 ];
 
+/// Those whose messages are values with their indices.
+pub(super) static COPYING: [&CompressorInfo; 8] = [&TOPK, &LWTOPK, &MSTOPK, &DGC, &SGC, &SIDCO, &THRESHOLD, &VARIANCE];
+
 pub static NONE: CompressorInfo = CompressorInfo {
     name: "none",
     class: Class::Quantization,

@@ -1,7 +1,7 @@
 //! One text names a compressor with all that belongs to it: `topk(k=0.01)+ef(vanilla)+nesterov(mu=0.9)`.
 //!
 //! Parts in any order after the compressor, each at most once: `ef(MEMORY, ...)`, a momentum, `scope(bucket)` or
-//! `scope(tensor)`, `checksum(crc32c)`, `nonfinite(skip)`, `seed(NUMBER)`. Written again, it comes out in one canonical form:
+//! `scope(tensor)`, `values(bf16)` or `values(int8)` of what selects values, `checksum(crc32c)`, `nonfinite(skip)`, `seed(NUMBER)`. Written again, it comes out in one canonical form:
 //! defaults left out, parts in that order. Messages that add up in flight have no checksum: asking for one is refused.
 //! BytePS's string-to-string map is read by [`CompressorSpec::from_byteps`].
 //!
@@ -90,6 +90,28 @@ impl Scope {
     }
 }
 
+/// How a selection's values travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum ValueType {
+    /// As they are.
+    #[default]
+    F32,
+    /// Rounded to bfloat16: 8 bits of precision.
+    Bf16,
+    /// Rounded to 127 steps to either side of 0, of the largest of each 256 values.
+    Int8,
+}
+
+impl ValueType {
+    /// Every one, as the textual form names it.
+    pub(crate) const NAMES: [&str; 3] = ["f32", "bf16", "int8"];
+
+    /// As the textual form has it.
+    pub const fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+}
+
 /// Whether a message proves that it arrived as it was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Checksum {
@@ -128,6 +150,13 @@ pub struct CompressorInfo {
     pub scope: Scope,
 }
 
+impl CompressorInfo {
+    /// Whether its messages are some of the tensor's values with their indices, which may then travel in fewer bits.
+    pub fn copies_values(&self) -> bool {
+        compressors::COPYING.iter().any(|own| std::ptr::eq(*own, self))
+    }
+}
+
 impl fmt::Debug for CompressorInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CompressorInfo").field("name", &self.name).finish_non_exhaustive()
@@ -142,6 +171,7 @@ pub struct CompressorSpec {
     memory: Option<(&'static Part<MemoryKind>, Values)>,
     momentum: Option<(&'static Part<MomentumKind>, Values)>,
     scope: Scope,
+    value_type: ValueType,
     checksum: Checksum,
     non_finite: NonFinite,
     seed: Option<u64>,
@@ -158,8 +188,9 @@ impl CompressorSpec {
 
     const fn of(compressor: &'static CompressorInfo, values: Values) -> Self {
         let (memory, momentum) = (None, None);
+        let (scope, value_type) = (compressor.scope, ValueType::F32);
         let (checksum, non_finite) = (Checksum::None, NonFinite::Refuse);
-        Self { compressor, values, memory, momentum, scope: compressor.scope, checksum, non_finite, seed: None }
+        Self { compressor, values, memory, momentum, scope, value_type, checksum, non_finite, seed: None }
     }
 
     /// Which compressor.
@@ -190,6 +221,11 @@ impl CompressorSpec {
     /// What is compressed as one tensor.
     pub fn scope(&self) -> Scope {
         self.scope
+    }
+
+    /// How the values that it selects travel.
+    pub fn value_type(&self) -> ValueType {
+        self.value_type
     }
 
     /// Whether messages carry a checksum.
@@ -246,7 +282,8 @@ impl CompressorSpec {
 
     /// Whether a codec of one can go on under the other.
     pub fn same_codec(&self, other: &Self) -> bool {
-        self.compressor.name == other.compressor.name && self.values == other.values && self.scope == other.scope
+        let parts = |spec: &Self| (spec.compressor.name, spec.values, spec.scope, spec.value_type);
+        parts(self) == parts(other)
     }
 
     /// Whether the memory stays.
@@ -260,7 +297,7 @@ type Key = (
     (&'static str, Values),
     Option<(&'static str, Values)>,
     Option<(&'static str, Values)>,
-    (Scope, Checksum, NonFinite, Option<u64>),
+    (Scope, ValueType, Checksum, NonFinite, Option<u64>),
 );
 
 impl CompressorSpec {
@@ -269,7 +306,7 @@ impl CompressorSpec {
             (self.compressor.name, self.values),
             self.memory.map(|(memory, values)| (memory.name, values)),
             self.momentum.map(|(momentum, values)| (momentum.name, values)),
-            (self.scope, self.checksum, self.non_finite, self.seed),
+            (self.scope, self.value_type, self.checksum, self.non_finite, self.seed),
         )
     }
 }
@@ -314,6 +351,9 @@ impl fmt::Display for CompressorSpec {
         }
         if self.scope != self.compressor.scope {
             write!(f, "+scope({})", self.scope.name())?;
+        }
+        if self.value_type != ValueType::F32 {
+            write!(f, "+values({})", self.value_type.name())?;
         }
         if self.checksum == Checksum::Crc32c {
             f.write_str("+checksum(crc32c)")?;

@@ -2,7 +2,7 @@
 
 use super::params::{Kind, Param, Values};
 use super::parts::{MEMORIES, MOMENTA};
-use super::{Checksum, CompressorSpec, NonFinite, Scope, SpecError, Travels, find};
+use super::{Checksum, CompressorSpec, NonFinite, Scope, SpecError, Travels, ValueType, compressors, find};
 use std::str::FromStr;
 
 /// Longest text that is read.
@@ -115,6 +115,11 @@ struct WordPart {
 const WORD_PARTS: &[WordPart] = &[
     WordPart { name: "scope", words: &["bucket", "tensor"], set: |s, i| s.scope = [Scope::Bucket, Scope::Tensor][i] },
     WordPart {
+        name: "values",
+        words: &ValueType::NAMES,
+        set: |s, i| s.value_type = [ValueType::F32, ValueType::Bf16, ValueType::Int8][i],
+    },
+    WordPart {
         name: "checksum",
         words: &["none", "crc32c"],
         set: |s, i| s.checksum = [Checksum::None, Checksum::Crc32c][i],
@@ -156,8 +161,18 @@ impl CompressorSpec {
         Ok("momentum")
     }
 
-    /// Refuses what no part alone shows: a checksum would not survive the sum.
+    /// Refuses what no part alone shows: a checksum would not survive the sum, and what sends no values of the tensor has
+    /// none to round.
     fn checked(self) -> Result<Self, SpecError> {
+        if self.value_type != ValueType::F32 && !self.compressor.copies_values() {
+            let names: Vec<_> = compressors::COPYING.iter().map(|info| info.name).collect();
+            return Err(SpecError::Range {
+                of: self.compressor.name.into(),
+                key: "values".into(),
+                value: self.value_type.name().into(),
+                allowed: format!("f32; others are for what sends selected values: {}", names.join(", ")),
+            });
+        }
         match (self.travels(), self.checksum) {
             (Travels::Sums(_), Checksum::Crc32c) => Err(SpecError::Range {
                 of: self.compressor.name.into(),
@@ -207,6 +222,9 @@ mod tests {
                 "topk(k=3)+ef(vanilla,gamma=0.5)+nesterov(mu=0.9)",
             ),
             ("onebit()", "onebit"),
+            ("topk(0.01)+values(bf16)+ef(vanilla)", "topk(k=0.01)+ef(vanilla)+values(bf16)"),
+            ("lwtopk(0.01)+values(int8)+scope(bucket)", "lwtopk(k=0.01)+scope(bucket)+values(int8)"),
+            ("dgc(0.01)+values(f32)", "dgc(k=0.01)"),
             ("topk(0.01)+ef(vanilla)", "topk(k=0.01)+ef(vanilla)"),
             ("qsgd(4, norm=max)", "qsgd(s=4,norm=max)"),
             ("powersgd(2)+nesterov(0.9)", "powersgd(rank=2)+nesterov(mu=0.9)"),
@@ -256,6 +274,8 @@ mod tests {
             ("topk(k=1)+nesterov(mu=1)", ["mu of nesterov", "\"1\"", "below 1"]),
             ("topk(k=1)+scope(layer)", ["scope", "\"layer\"", "bucket or tensor"]),
             ("topk(k=1)+ef(vanilla)+ef(vanilla)", ["ef", "topk", "twice"]),
+            ("topk(k=1)+values(fp8)", ["values", "\"fp8\"", "f32 or bf16 or int8"]),
+            ("qsgd(s=4)+values(bf16)", ["values of qsgd", "\"bf16\"", "topk, lwtopk"]),
             ("topk(k=1)+what", ["\"what\"", "part", "nesterov"]),
             ("topkk(k=1)", ["\"topkk\"", "compressor", "did you mean topk?"]),
             ("zebra(k=1)", ["\"zebra\"", "there is none, onebit, ", "powersgd"]),

@@ -12,7 +12,7 @@ use crate::entry::{Entry, Nature};
 use crate::kernels::{Kernel, Work, key};
 use crate::wire::{Reader, Writer, packed_bytes, read_indices, write_indices_least};
 use crate::{Energy, Selection};
-use flexcomm_domain::spec::{Values, compressors};
+use flexcomm_domain::spec::{ValueType, Values, compressors};
 
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::ADAPTIVE,
@@ -110,7 +110,7 @@ impl Codec for Adaptive {
         (scale, out): (f32, &mut [f32]),
     ) -> Result<(), ReadError> {
         let magnitude = from.scale("magnitude")?;
-        sparse::decode_add(from, &mut self.indices, (scale, &mut *out))?;
+        sparse::decode_add(from, (&mut self.indices, ValueType::F32), (scale, &mut *out))?;
         let k = from.u32("number of signs")? as usize;
         read_indices(from, out.len(), k, &mut self.indices)?;
         let mut signs = from.bits("signs", packed_bytes(k, 1))?;

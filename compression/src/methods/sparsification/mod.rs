@@ -4,6 +4,7 @@ pub(super) mod adaptive;
 mod agreed;
 mod artopk;
 mod dgc;
+mod kept_values;
 mod lwtopk;
 mod mstopk;
 mod randomk;

@@ -10,7 +10,7 @@ use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
 use crate::entry::{Entry, Nature};
 use crate::wire::{Reader, Writer, write_indices};
 use crate::{Energy, kernels};
-use flexcomm_domain::spec::{Values, compressors};
+use flexcomm_domain::spec::{ValueType, Values, compressors};
 
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::RANDOMK,
@@ -82,7 +82,7 @@ impl Codec for RandomK {
         (scale, out): (f32, &mut [f32]),
     ) -> Result<(), ReadError> {
         if !self.shared {
-            return sparse::decode_add(from, &mut self.indices, (scale, out));
+            return sparse::decode_add(from, (&mut self.indices, ValueType::F32), (scale, out));
         }
         self.draw(context);
         let values = from.f32s("value", self.k)?;
@@ -97,7 +97,7 @@ impl Codec for RandomK {
     fn size(&self) -> Size {
         match self.shared {
             true => Size::Exact(4 * self.k),
-            false => sparse::size(self.n, self.k),
+            false => sparse::size(self.n, self.k, ValueType::F32),
         }
     }
 }

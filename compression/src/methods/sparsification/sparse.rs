@@ -1,14 +1,16 @@
-//! What methods that send some values as they are share: the payload of k (4 bytes), a set of k indices and k values of
-//! 4 bytes in their order; and a codec around a rule that chooses them.
+//! What methods that send some values as they are share: the payload of k (4 bytes), a set of k indices and their values in
+//! this order ([`kept_values`]); and a codec around a rule that chooses them.
 
+use super::kept_values;
 use crate::codec::{Carried, Codec, Context, EncodeError, ReadError, Size, Stats};
 use crate::kernels::{ROOM, Work};
 use crate::wire::{Reader, Writer, index_bytes, read_indices, write_indices, write_indices_least};
 use crate::{Energy, Selection};
+use flexcomm_domain::spec::ValueType;
 
 /// Bytes of a payload with k of n values.
-pub(super) fn size(n: usize, k: usize) -> Size {
-    Size::Exact(4 + index_bytes(n, k) + 4 * k)
+pub(super) fn size(n: usize, k: usize, value_type: ValueType) -> Size {
+    Size::Exact(4 + index_bytes(n, k) + kept_values::bytes(k, value_type))
 }
 
 /// Bytes of a set of at most k indices: [`index_bytes`] grows with k but for the rounding of its parts.
@@ -16,24 +18,32 @@ pub(in crate::methods) fn most_index_bytes(n: usize, k: usize) -> usize {
     index_bytes(n, k) + 1
 }
 
-/// Appends a selection.
-pub(super) fn write(selection: &Selection, out: &mut Writer) {
+/// Appends a selection, whose values become those that are sent.
+pub(super) fn write(selection: &mut Selection, value_type: ValueType, out: &mut Writer) {
     out.u32(selection.len() as u32);
     write_indices(selection.indices(), selection.n(), out);
-    out.f32s(selection.values());
+    kept_values::write(&mut selection.values, value_type, out);
+}
+
+/// x becomes x − C(x), of the selection that was sent.
+pub(super) fn take(x: &mut [f32], selection: &Selection, value_type: ValueType) {
+    match value_type {
+        ValueType::F32 => selection.indices().iter().for_each(|i| x[*i as usize] = 0.0),
+        ValueType::Bf16 | ValueType::Int8 => {
+            selection.indices().iter().zip(selection.values()).for_each(|(i, value)| x[*i as usize] -= value);
+        }
+    }
 }
 
 /// `out += scale * C(x)`; `indices` is a buffer that the codec keeps.
 pub(super) fn decode_add(
     from: &mut Reader<'_>,
-    indices: &mut Vec<u32>,
-    (scale, out): (f32, &mut [f32]),
+    (indices, value_type): (&mut Vec<u32>, ValueType),
+    target: (f32, &mut [f32]),
 ) -> Result<(), ReadError> {
     let k = from.u32("number of values")? as usize;
-    read_indices(from, out.len(), k, indices)?;
-    let values = from.f32s("value", k)?;
-    indices.iter().zip(values).for_each(|(i, value)| out[*i as usize] += scale * value);
-    Ok(())
+    read_indices(from, target.1.len(), k, indices)?;
+    kept_values::add(from, (indices, value_type), target)
 }
 
 /// A rule that chooses values.
@@ -73,34 +83,36 @@ pub(super) struct Sparse<C> {
     selection: Selection,
     /// Of a message that is decoded.
     indices: Vec<u32>,
+    value_type: ValueType,
 }
 
 impl<C: Choose> Sparse<C> {
     pub(super) fn new(n: usize, rule: C) -> Self {
         let most = rule.most();
-        Self { n, rule, selection: selection_of(n, most), indices: Vec::with_capacity(most) }
+        let (selection, indices) = (selection_of(n, most), Vec::with_capacity(most));
+        Self { n, rule, selection, indices, value_type: ValueType::F32 }
     }
 }
 
 impl<C: Choose> Codec for Sparse<C> {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         out.reserve(self.size().most());
-        let Self { rule, selection, .. } = self;
+        let Self { rule, selection, value_type, .. } = self;
         selection.reset(x.len());
         let fed = rule.choose(x, context, selection)?.energy;
         if C::FIXED {
-            write(selection, out);
+            write(selection, *value_type, out);
         } else {
             out.u32(selection.len() as u32);
             write_indices_least(selection.indices(), x.len(), out);
-            out.f32s(selection.values());
+            kept_values::write(&mut selection.values, *value_type, out);
         }
         Ok(Energy { sent: selection.energy(), fed })
     }
 
     fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let energy = self.encode(x, context, out)?;
-        self.selection.indices().iter().for_each(|i| x[*i as usize] = 0.0);
+        take(x, &self.selection, self.value_type);
         Ok(energy)
     }
 
@@ -110,7 +122,11 @@ impl<C: Choose> Codec for Sparse<C> {
         _context: &Context,
         target: (f32, &mut [f32]),
     ) -> Result<(), ReadError> {
-        decode_add(from, &mut self.indices, target)
+        decode_add(from, (&mut self.indices, self.value_type), target)
+    }
+
+    fn send_values_as(&mut self, value_type: ValueType) {
+        self.value_type = value_type;
     }
 
     fn carried(&mut self, held_back: &[f32], share: Carried) {
@@ -120,8 +136,11 @@ impl<C: Choose> Codec for Sparse<C> {
     fn size(&self) -> Size {
         let most = self.rule.most();
         match C::FIXED {
-            true => size(self.n, most),
-            false => Size::AtMost(4 + most_index_bytes(self.n, most) + 4 * most),
+            true => size(self.n, most, self.value_type),
+            false => {
+                let values = kept_values::bytes(most, self.value_type);
+                Size::AtMost(4 + most_index_bytes(self.n, most) + values)
+            }
         }
     }
 

@@ -9,7 +9,7 @@ use crate::select::cut::Cutter;
 use crate::select::topk::{cut_found, push_cut, push_found};
 use crate::wire::{Reader, Writer};
 use crate::{Energy, Selection};
-use flexcomm_domain::spec::compressors;
+use flexcomm_domain::spec::{ValueType, compressors};
 
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::TOPK,
@@ -26,25 +26,26 @@ pub(super) struct TopK {
     selector: Selector,
     /// Of a message that is decoded.
     indices: Vec<u32>,
+    value_type: ValueType,
 }
 
 impl TopK {
     pub(super) fn new(k: usize, shape: Shape) -> Self {
-        Self { n: shape.values(), k, selector: Selector::default(), indices: Vec::new() }
+        Self { n: shape.values(), k, selector: Selector::default(), indices: Vec::new(), value_type: ValueType::F32 }
     }
 }
 
 impl Codec for TopK {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let fed = self.selector.select(x, self.k, context)?.energy;
-        let selection = &self.selector.selection;
-        sparse::write(selection, out);
+        let selection = &mut self.selector.selection;
+        sparse::write(selection, self.value_type, out);
         Ok(Energy { sent: selection.energy(), fed })
     }
 
     fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let energy = self.encode(x, context, out)?;
-        self.selector.selection.indices().iter().for_each(|i| x[*i as usize] = 0.0);
+        sparse::take(x, &self.selector.selection, self.value_type);
         Ok(energy)
     }
 
@@ -58,11 +59,15 @@ impl Codec for TopK {
         _context: &Context,
         target: (f32, &mut [f32]),
     ) -> Result<(), ReadError> {
-        sparse::decode_add(from, &mut self.indices, target)
+        sparse::decode_add(from, (&mut self.indices, self.value_type), target)
     }
 
     fn size(&self) -> Size {
-        sparse::size(self.n, self.k)
+        sparse::size(self.n, self.k, self.value_type)
+    }
+
+    fn send_values_as(&mut self, value_type: ValueType) {
+        self.value_type = value_type;
     }
 }
 
