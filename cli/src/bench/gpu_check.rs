@@ -1,9 +1,10 @@
 //! Before `flexcomm bench gpu` times anything: the kernels' messages and memories are the CPU's, byte for byte.
 
 use anyhow::{Context, Result, bail, ensure};
-use flexcomm_compression::Layers;
-use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
+use flexcomm_compression::Build;
+use flexcomm_compression::codec::{self, Shape};
 use flexcomm_compression::wire::Writer;
+use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_gpu_kernels::bench::{Bench, Message};
 
 /// Lengths at which results are compared: part of a tile, some blocks, all blocks that a device has room for. Multiples of
@@ -33,18 +34,17 @@ pub fn check(bench: &Bench, values: &[f32]) -> Result<usize> {
 fn compare(message: &Message, values: &[f32]) -> Result<()> {
     // AR-Topk's values at agreed indices, which here are those that random-k has drawn before.
     let method = message.method.replace("artopk", "randomk");
-    let strategy = format!("{method}+ef(vanilla)").parse()?;
-    let member = Member { world: message.world, ..Member::alone(1) };
-    let mut rank = Pipeline::new(&strategy, Layers::fused(values.len())?, member);
-    let mut writer = Writer::new();
-    rank.compress(Gradient::F32(values), Step { index: 0, learning_rate: 0.1 }, &mut writer)?;
-    let header = 32 + 8 * usize::from(writer.bytes()[7]);
-    let (want, got) = (&writer.bytes()[header..], &message.bytes[..]);
+    let strategy: CompressorSpec = format!("{method}+ef(vanilla)").parse()?;
+    // The codec alone: what a pipeline scales it leaves to the host.
+    let (mut held, mut want) = (values.to_vec(), Writer::new());
+    let context = codec::Context { world: message.world, ..codec::Context::new(1) };
+    strategy.codec(Shape::vector(values.len())).encode_taking(&mut held, &context, &mut want)?;
+    let (want, got) = (want.bytes(), &message.bytes[..]);
     ensure!(want.len() == got.len(), "a message of {} bytes, {} by the CPU", got.len(), want.len());
     if let Some(at) = want.iter().zip(got).position(|(a, b)| a != b) {
         bail!("byte {at} of {} of the message", want.len());
     }
-    let (held, kept) = (rank.held_back(), &message.held_back);
+    let kept = &message.held_back;
     if let Some(at) = held.iter().zip(kept).position(|(a, b)| a.to_bits() != b.to_bits()) {
         bail!("value {at} of the memory is {}, {} by the CPU", kept[at], held[at]);
     }
