@@ -190,7 +190,7 @@ fn start(plan: &LabPlan) -> Result<Child, HostError> {
     let text = serde_json::to_string_pretty(plan).map_err(|e| file_error(e.to_string()))?;
     std::fs::write(&path, text).map_err(|e| file_error(e.to_string()))?;
     let exe = std::env::current_exe().map_err(|e| file_error(e.to_string()))?;
-    let mut command = if plan.uml { uml_command(&exe, &path, &uml_folder(plan)) } else { netns_command(&exe, &path) };
+    let mut command = if plan.uml { uml_command(&exe, &path, &uml_folder(plan))? } else { netns_command(&exe, &path) };
     // A group of its own: Ctrl-C at the terminal is for this process, which then ends the inside in order.
     command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let shown = format!("{command:?}");
@@ -211,8 +211,17 @@ fn netns_command(exe: &Path, plan: &Path) -> Command {
     command
 }
 
-fn uml_command(exe: &Path, plan: &Path, folder: &Path) -> Command {
+/// A library for user-mode Linux on processors with more state than it knows; `uml/xstate.c` says why.
+static XSTATE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/xstate.so"));
+
+fn uml_command(exe: &Path, plan: &Path, folder: &Path) -> Result<Command, HostError> {
+    let preload = folder.join("xstate.so");
+    let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&preload, XSTATE));
+    written.map_err(|e| HostError::File { path: preload.clone(), why: e.to_string() })?;
     let mut command = jailed();
+    if !XSTATE.is_empty() {
+        command.env("LD_PRELOAD", &preload);
+    }
     command.args(["linux.uml", "mem=1536M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "rw"]);
     command.arg(format!("init={}", exe.display())).arg(format!("uml_dir={}/", folder.display()));
     command.args(["vec0:transport=tap,ifname=tap0,depth=128", "con=null", "con0=fd:0,fd:1", "quiet"]);
@@ -221,7 +230,7 @@ fn uml_command(exe: &Path, plan: &Path, folder: &Path) -> Command {
     if Path::new("/dev/shm").is_dir() {
         command.env("TMPDIR", "/dev/shm");
     }
-    command
+    Ok(command)
 }
 
 fn relay(child: &mut Child, stop: &impl Fn() -> bool, print: &mut impl FnMut(&str)) -> Result<(), HostError> {
