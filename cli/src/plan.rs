@@ -9,7 +9,8 @@ use anyhow::{Context, Result};
 use flexcomm_compression::{Layers, Sizes, codec::Shape};
 use flexcomm_domain::spec::Travels;
 use flexcomm_domain::{
-    Bandwidth, Collective, CompressionRatio, Family, Link, LinkMatrix, Seconds, Selection, default_compressors,
+    Bandwidth, Collective, CompressionRatio, Family, Link, LinkMatrix, Seconds, Selection, Selector,
+    default_compressors,
 };
 use flexcomm_optimizer::{
     CodecBytes, DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Space, policy::TimeToQuality, solve,
@@ -60,6 +61,11 @@ pub struct Args {
     /// Measured gain and compression time per ratio (see below). Without it a default profile is assumed.
     #[arg(long, value_name = "FILE")]
     gain: Option<PathBuf>,
+
+    /// Times of compressors, as `flexcomm bench compressors --json` prints them on the kind of machine that will run. Without it
+    /// those of one core of a server CPU.
+    #[arg(long, value_name = "FILE")]
+    times: Option<PathBuf>,
 
     /// A ratio per bucket: so many equal buckets (1 to 60), or a file of them (see below).
     #[arg(long, value_name = "N|FILE.csv", allow_hyphen_values = true)]
@@ -120,8 +126,8 @@ Files:
       0.1,0.85,0.012
       0.01,0.52,0.011
   Between the ratios, gain and time are interpolated in log(cr), gain so that it never falls as
-  cr grows; below the smallest, gain is taken to fall in proportion to cr. Without t_comp_s the
-  default below is assumed.
+  cr grows; below the smallest, gain is taken to fall in proportion to cr. Without t_comp_s
+  times are as without the file.
 
   --links MATRIX.csv: N lines of N cells LATENCY/BANDWIDTH, no header; line i, cell j is the link
   from worker i to worker j. The diagonal is not used and may be - or empty.
@@ -139,7 +145,11 @@ Files:
   listed, which is exact; more are searched by NSGA-II.
 
 Default profile, assumed without --gain:
-  gain(c) = c^0.6; compressing takes 2 ns per value and 10 ns per kept value (one CPU core).
+  gain(c) = c^0.6; compressing takes what --times says.
+
+  --times FILE: the JSON of
+      flexcomm bench compressors --json --methods 'topk(k=0.1)+ef(vanilla),topk(k=0.001)+ef(vanilla),fp16' >FILE
+  The rows of the most values count; two ratios of a compressor tell what a kept value costs on top.
 
 Examples:
   flexcomm plan --params 25.56M --workers 8 --latency 1ms --bandwidth 10gbit --compute 50ms
@@ -307,9 +317,32 @@ impl Plan {
         for family in &compressors {
             problem.codecs.insert(*family, bytes_of(*family, values)?);
         }
-        let profile = gains::profile(args, values, &mut assumed)?;
+        if let Some(path) = &args.times {
+            problem.times = files::times(path)?;
+        }
+        let gains = gains::Gains::read(args, &mut assumed)?;
         for family in compressors.iter().filter(|family| family.has_ratio()) {
-            problem.profiles.insert((*family).into(), profile.clone());
+            // Without a file of gains the optimizer has its own, and knows times by collective; buckets need a curve.
+            if args.gain.is_some() || buckets.is_some() {
+                let by_one = args.selection.iter().map(|selection| Some(*selection));
+                for selection in std::iter::once(None).chain(by_one) {
+                    let selector = Selector { family: *family, selection };
+                    problem.profiles.insert(selector, gains.profile(selector, &problem)?);
+                }
+            }
+        }
+        if args.times.is_none() && !(gains.has_times() && compressors.iter().all(Family::has_ratio)) {
+            let why = "compressing takes what it took on one core of a server CPU: give --times for measured ones";
+            assumed.push(why.into());
+        }
+        let unknown: Vec<_> = compressors.iter().filter(|family| !problem.times.knows(**family)).collect();
+        if !unknown.is_empty() {
+            let names: Vec<String> = unknown.iter().map(ToString::to_string).collect();
+            assumed.push(format!(
+                "{} {} 2 ns per value and 10 ns per kept value: give --times for measured ones",
+                names.join(", "),
+                if names.len() == 1 { "takes" } else { "take" }
+            ));
         }
         if compressors.iter().any(|family| !family.has_ratio()) {
             assumed.push(

@@ -278,6 +278,33 @@ fn gains_that_contradict_themselves_are_used_and_told() {
     assert!(told.len() == 1 && told[0].as_str().unwrap().starts_with("art-ring and art-tree keep"), "{told:?}");
 }
 
+/// What `bench compressors --json` printed is what a plan reckons with.
+#[test]
+fn times_come_from_a_bench() {
+    let table =
+        r#"[{"method":"topk(k=0.1)+ef(vanilla)","n":1000000,"compress_s":0.002,"decompress_s":0.0001,"gain":1}]"#;
+    let (_folder, path) = file("times.json", table);
+    let answer = json(&on_network(&["--params", "1M", "--crs", "0.1", "--times", &path, "--json"]));
+    let t_comp = |collective: &str| {
+        let row = answer["costs"].as_array().unwrap().iter().find(|row| row["collective"] == collective).unwrap();
+        row["t_comp_s"].as_f64().unwrap()
+    };
+    // Of eight messages that are gathered, and of one sum.
+    assert!((t_comp("allgather") - 0.0028).abs() < 1e-12 && (t_comp("art-ring") - 0.0021).abs() < 1e-12, "{answer}");
+    assert!(!answer["assumed"].to_string().contains("--times"), "{answer}");
+    let told = json(&on_network(&["--params", "1M", "--json"]))["assumed"].to_string();
+    assert!(told.contains("one core of a server CPU: give --times"), "{told}");
+    for (content, words) in [
+        ("", "bench compressors --json"),
+        ("[]", "no row has times"),
+        (r#"[{"method":"topkk","n":1,"compress_s":0,"decompress_s":0}]"#, "did you mean topk?"),
+        (r#"[{"method":"fp16","n":1,"compress_s":-1,"decompress_s":0}]"#, "compress_s of fp16 is -1"),
+    ] {
+        let (_folder, path) = file("times.json", content);
+        refused_on_network(&["--params", "1M", "--times", &path], &["times.json", words]);
+    }
+}
+
 #[test]
 fn bad_numbers_are_refused_by_name() {
     for (params, words) in [

@@ -1,6 +1,7 @@
 //! Configuration in two steps: [`RawConfig`] as written, [`Config`] as used.
 
 use flexcomm_domain::nearest;
+use flexcomm_optimizer::Times;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,8 @@ pub struct RawConfig {
     pub allowed_hosts: Vec<String>,
     /// Whether the scenario may be set.
     pub scenario: bool,
+    /// What `flexcomm bench compressors --json` printed on the job's kind of machine; unset: the table that ships.
+    pub compressor_times: Option<PathBuf>,
     /// The decision loop's times.
     #[serde(rename = "loop")]
     pub cycle: RawLoop,
@@ -84,6 +87,7 @@ impl Default for RawConfig {
             token_file: "flexcomm.token".into(),
             allowed_hosts: Vec::new(),
             scenario: false,
+            compressor_times: None,
             cycle: RawLoop::default(),
             agents: RawAgents::default(),
             probes: RawProbes::default(),
@@ -144,6 +148,8 @@ pub struct Config {
     pub probes: RawProbes,
     /// The planner's thresholds.
     pub planner: flexcomm_planner::Config,
+    /// What compressing takes until a job has shown it.
+    pub times: Times,
 }
 
 /// Why a configuration cannot be used. Completes "failed to read the configuration: ...". Causes stand in the text
@@ -192,6 +198,14 @@ pub enum ConfigError {
     /// The planner's settings make no sense.
     #[error(transparent)]
     Planner(#[from] flexcomm_planner::ConfigError),
+    /// The table of times tells none.
+    #[error("compressor_times {path}: {why}")]
+    Times {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The token file cannot be read or made, or holds no token.
     #[error("token file {path}: {why}")]
     Token {
@@ -206,7 +220,7 @@ impl ConfigError {
     /// Says that the values come from this file; what names a file of its own is left as it is.
     pub fn inside(self, path: &Path) -> Self {
         match self {
-            Self::File { .. } | Self::Inside { .. } | Self::Token { .. } => self,
+            Self::File { .. } | Self::Inside { .. } | Self::Token { .. } | Self::Times { .. } => self,
             why => Self::Inside { path: path.to_owned(), why: Box::new(why) },
         }
     }
@@ -224,8 +238,10 @@ fn hint(nearest: &Option<String>, known: &str) -> String {
 }
 
 /// What an absent key means: TOML has no word for nothing.
-const UNSET: [(&str, &str); 1] =
-    [("planner.compressors", "[\"topk\", \"lwtopk\", \"mstopk\"]  # unset: all that the job offers")];
+const UNSET: [(&str, &str); 2] = [
+    ("compressor_times", "\"times.json\"  # unset: times that were measured on a server CPU"),
+    ("planner.compressors", "[\"topk\", \"lwtopk\", \"mstopk\"]  # unset: all that the job offers"),
+];
 
 impl RawConfig {
     /// Reads TOML; an unknown key is named with the nearest valid one.
@@ -248,10 +264,13 @@ impl RawConfig {
         let mut text = toml::to_string(self).map_err(syntax)?;
         let all = serde_json::to_value(self).map_err(syntax)?;
         for (key, meaning) in UNSET {
-            let (section, name) = key.split_once('.').unwrap_or(("", key));
-            let header = format!("[{section}]\n");
-            if all[section][name].is_null() {
-                text = text.replacen(&header, &format!("{header}# {name} = {meaning}\n"), 1);
+            match key.split_once('.') {
+                None if all[key].is_null() => text = format!("# {key} = {meaning}\n{text}"),
+                Some((section, name)) if all[section][name].is_null() => {
+                    let header = format!("[{section}]\n");
+                    text = text.replacen(&header, &format!("{header}# {name} = {meaning}\n"), 1);
+                }
+                _ => {}
             }
         }
         Ok(text)
@@ -262,6 +281,7 @@ impl RawConfig {
         self.check()?;
         crate::api::auth::Token::read(&self.token_file)
             .map_err(|e| ConfigError::Token { path: self.token_file.clone(), why: e.to_string() })?;
+        let times = self.compressor_times.as_deref().map(read_times).transpose()?.unwrap_or_default();
         Ok(Config {
             listen: self.listen,
             db: self.db,
@@ -274,6 +294,7 @@ impl RawConfig {
             dead_after: Duration::from_millis(self.agents.dead_after_ms),
             probes: self.probes,
             planner: self.planner,
+            times,
         })
     }
 
@@ -310,6 +331,12 @@ impl RawConfig {
         share("probes.suspect_change", probes.suspect_change, 0.01..=10.0, "0.01 to 10")?;
         Ok(self.planner.check()?)
     }
+}
+
+fn read_times(path: &Path) -> Result<Times, ConfigError> {
+    let refuse = |why: String| ConfigError::Times { path: path.to_owned(), why };
+    let text = std::fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
+    Times::read(&text).map_err(|error| refuse(error.to_string()))
 }
 
 /// A policy's keys depend on its name, so that serde checks them.
@@ -420,8 +447,27 @@ mod tests {
         assert_eq!(unset(&all, ""), UNSET.map(|(key, _)| key));
         let text = RawConfig::default().to_toml().unwrap();
         assert!(text.contains("\n# compressors = "), "{text}");
-        let set = RawConfig::parse(&text.replace("# compressors", "compressors")).unwrap();
+        let set = RawConfig::parse(&text.replace("# compressor", "compressor")).unwrap();
+        assert_eq!(set.compressor_times, Some("times.json".into()));
         assert!(set.planner.compressors.is_some_and(|c| c.len() == 3));
+    }
+
+    #[test]
+    fn a_table_of_times_is_read_or_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, token_file) = (folder.path().join("times.json"), folder.path().join("token"));
+        let with = || RawConfig {
+            compressor_times: Some(path.clone()),
+            token_file: token_file.clone(),
+            ..RawConfig::default()
+        };
+        let refused = || with().validate().unwrap_err().to_string();
+        assert!(refused().starts_with(&format!("compressor_times {}: No such file", path.display())), "{}", refused());
+        std::fs::write(&path, "[]").unwrap();
+        assert!(refused().ends_with("no row has times"), "{}", refused());
+        std::fs::write(&path, r#"[{"method":"fp16","n":10,"compress_s":1e-6,"decompress_s":0}]"#).unwrap();
+        let (own, shipped) = (with().validate().unwrap().times, Times::default());
+        assert!(own != shipped && own.knows("fp16".parse().unwrap()));
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub mod problem;
 pub mod profile;
 pub mod space;
 pub mod terms;
+pub mod times;
 pub mod wire_size;
 
 pub use bucket_solve::{BucketSolution, Solver, evaluate_plans, solve_buckets};
@@ -31,4 +32,5 @@ pub use problem::{Evaluated, Evaluator, Problem, ProblemError};
 pub use profile::{Profile, ProfileError, ProfilePoint};
 pub use space::{DEFAULT_CRS, Space};
 pub use terms::{Load, Paths, Terms, terms};
+pub use times::{Times, TimesError};
 pub use wire_size::{CodecBytes, dense_bytes};

@@ -2,7 +2,7 @@
 
 use crate::prior::{assumed_bytes, prior_gain};
 use crate::terms::Paths;
-use crate::{CodecBytes, CoefficientBook, Load, Profile, Terms, dense_bytes};
+use crate::{CodecBytes, CoefficientBook, Load, Profile, Terms, Times, dense_bytes};
 use flexcomm_domain::{CompressionRatio, Family, Gain, LinkMatrix, Seconds, Selector, Strategy};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -26,6 +26,9 @@ pub struct Problem {
     /// when each selects for itself, as the paper does; anything else without one uses the documented prior, by its share of
     /// bytes where it keeps no share of values.
     pub profiles: BTreeMap<Selector, Profile>,
+    /// What compressing takes where no profile tells it.
+    #[serde(default)]
+    pub times: Times,
     /// Fitted to measured times of this job or backend.
     pub coefficients: CoefficientBook,
 }
@@ -80,6 +83,7 @@ impl Problem {
             backend: String::new(),
             codecs: BTreeMap::new(),
             profiles: BTreeMap::new(),
+            times: Times::default(),
             coefficients: CoefficientBook::default(),
         }
     }
@@ -150,10 +154,9 @@ impl<'a> Evaluator<'a> {
         let Some(profile) = known(strategy.selector()).or_else(|| known(family.into())) else {
             let ratio = if family.has_ratio() { strategy.cr() } else { self.share_of_bytes(family) };
             let sparse = self.prior.gain(ratio);
-            return match family.has_ratio() {
-                true => (sparse, self.prior.t_comp(ratio)),
-                false => (prior_gain(family, ratio.get(), sparse), Profile::prior_scan_s(self.problem.values)),
-            };
+            let gain = if family.has_ratio() { sparse } else { prior_gain(family, ratio.get(), sparse) };
+            let size = (self.problem.values, self.problem.links.ranks());
+            return (gain, self.problem.times.t_comp(strategy.selector(), strategy.cr(), size));
         };
         (profile.gain(strategy.cr()), profile.t_comp(strategy.cr()))
     }

@@ -108,11 +108,6 @@ impl Profile {
         Self::build(points, true).expect("the prior's points are valid for every size")
     }
 
-    /// Seconds that [`Profile::prior`] assumes for a compressor that looks at all `values` and keeps no share of them.
-    pub fn prior_scan_s(values: u64) -> f64 {
-        PRIOR_SCAN_S * (values as f64).min(PRIOR_MOST_VALUES)
-    }
-
     /// Whether this is [`Profile::prior`]: nothing was measured.
     pub fn is_assumed(&self) -> bool {
         self.assumed

@@ -149,21 +149,25 @@ impl<'a> Powers<'a> {
 }
 
 /// The profiles to decide by. What is only assumed must never look better than what is known: a compressor that no
-/// trial has measured takes the weakest measured one, and one rank that selects for all takes [`selected_by_one`].
+/// trial has measured keeps what the weakest measured one does and takes as long as [`Snapshot::times`] has it, and one rank that selects for all takes [`selected_by_one`].
 pub(crate) fn profiles(s: &Snapshot, powers: &Powers<'_>) -> BTreeMap<Selector, Profile> {
     let measured = &s.profiles.by_selector;
     let mut profiles: BTreeMap<Selector, Profile> =
         measured.iter().map(|(selector, profile)| (*selector, corrected(*selector, profile, powers))).collect();
     let Some(weakest) = weakest(&profiles) else { return profiles };
     for (family, codec) in s.offer.codecs.iter().filter(|(family, _)| !family.has_ratio() && !family.is_none()) {
-        let Some(assumed) = one_ratio(*family, codec, &weakest, s.gradient_values) else { continue };
+        let Some(assumed) = one_ratio(s, *family, codec, &weakest) else { continue };
         profiles.entry((*family).into()).or_insert(assumed);
     }
     for family in s.offer.codecs.keys().filter(|family| family.has_ratio()) {
-        let own = profiles.entry((*family).into()).or_insert_with(|| weakest.clone()).clone();
+        let own = profiles.entry((*family).into()).or_insert_with(|| timed(s, (*family).into(), &weakest)).clone();
+        let is_measured = measured.contains_key(&Selector::from(*family));
         for selection in &s.config.selections {
             let for_all = Selector { family: *family, selection: Some(*selection) };
-            profiles.entry(for_all).or_insert_with(|| selected_by_one(&own, s.ranks));
+            profiles.entry(for_all).or_insert_with(|| {
+                let selected = selected_by_one(&own, s.ranks);
+                if is_measured { selected } else { timed(s, for_all, &selected) }
+            });
         }
     }
     profiles
@@ -171,13 +175,19 @@ pub(crate) fn profiles(s: &Snapshot, powers: &Powers<'_>) -> BTreeMap<Selector, 
 
 /// What is assumed of a compressor without a ratio that nobody has measured, where a selection has been: no more than that keeps
 /// of as many bytes, but for what a quantizer's bits say.
-fn one_ratio(family: Family, codec: &CodecBytes, weakest: &Profile, values: u64) -> Option<Profile> {
-    let share = (codec.pairs(values) / dense_bytes(values)).min(1.0);
+fn one_ratio(s: &Snapshot, family: Family, codec: &CodecBytes, weakest: &Profile) -> Option<Profile> {
+    let share = (codec.pairs(s.gradient_values) / dense_bytes(s.gradient_values)).min(1.0);
     let sparse = weakest.gain(CompressionRatio::new(share).ok()?);
     let gain = prior_gain(family, share, sparse);
-    let point =
-        ProfilePoint { cr: CompressionRatio::DENSE, gain, t_comp_s: Profile::prior_scan_s(values), weight: 1.0 };
-    Profile::new(vec![point]).ok()
+    let point = ProfilePoint { cr: CompressionRatio::DENSE, gain, t_comp_s: 0.0, weight: 1.0 };
+    Some(timed(s, family.into(), &Profile::new(vec![point]).ok()?))
+}
+
+/// A profile with the times that are assumed of a selector.
+fn timed(s: &Snapshot, selector: Selector, profile: &Profile) -> Profile {
+    let size = (s.gradient_values, s.ranks as usize);
+    let point = |p: &ProfilePoint| ProfilePoint { t_comp_s: s.times.t_comp(selector, p.cr, size), ..*p };
+    Profile::new(profile.points().iter().map(point).collect()).unwrap_or_else(|_| profile.clone())
 }
 
 /// Of the profiles over ratios of ranks that select for themselves, else of all.

@@ -5,7 +5,7 @@ use flexcomm_domain::{
     Collective, Decision, Family, Gain, JobId, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version,
 };
 use flexcomm_optimizer::buckets::MAX_BUCKETS;
-use flexcomm_optimizer::{Bucket, CodecBytes, CoefficientBook, Problem, Profile, Space};
+use flexcomm_optimizer::{Bucket, CodecBytes, CoefficientBook, Problem, Profile, Space, Times};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -33,6 +33,9 @@ pub struct Snapshot {
     pub links: Option<Links>,
     /// gain(c) and t_comp(c) as far as measured.
     pub profiles: Profiles,
+    /// What compressing takes on the job's machines where no profile tells it.
+    #[serde(default)]
+    pub times: Times,
     /// Fitted to measured times.
     pub coefficients: CoefficientBook,
     /// Median of what a step takes besides compressing and communicating: forward, backward, optimizer,
@@ -192,6 +195,7 @@ impl Snapshot {
             },
             links: None,
             profiles: Profiles::default(),
+            times: Times::default(),
             coefficients: CoefficientBook::default(),
             compute: None,
             earlier: Version(0),
@@ -294,6 +298,7 @@ impl Snapshot {
             backend: self.backend.clone(),
             codecs: self.offer.codecs.clone(),
             profiles,
+            times: self.times.clone(),
             coefficients: self.coefficients.clone(),
         }
     }

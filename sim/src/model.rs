@@ -1,6 +1,7 @@
 //! Jobs whose true costs the simulation knows and the planner does not.
 
 use flexcomm_domain::{Collective, CompressionRatio, Strategy};
+use flexcomm_optimizer::Times;
 use std::collections::BTreeMap;
 
 /// What a training job really costs and what compression really keeps.
@@ -98,6 +99,19 @@ impl Model {
         // MSTopk estimates its threshold in 25 rounds.
         let slower = if strategy.family().name() == "mstopk" { 4.0 } else { 1.0 };
         self.values as f64 * (slower * self.scan_s + self.keep_s * strategy.cr().get())
+    }
+
+    /// What a bench of its compressors would say on the job's machines.
+    pub fn times(&self) -> Times {
+        let rows = Self::COMPRESSORS.iter().flat_map(|name| [0.1, 0.001].map(|ratio| (name, ratio)));
+        let row = |(name, ratio): (&&str, f64)| {
+            let method = format!("{name}(k={ratio})+ef(vanilla)");
+            let strategy: Strategy = format!("{method}/allgather").parse().expect("each is a compressor");
+            let (n, compress_s) = (self.values, self.t_comp(&strategy));
+            serde_json::json!({ "method": method, "n": n, "compress_s": compress_s, "decompress_s": 0.0 })
+        };
+        let table = serde_json::Value::Array(rows.map(row).collect());
+        Times::read(&table.to_string()).expect("its numbers are in range")
     }
 
     /// True gain.

@@ -159,6 +159,7 @@ impl<'a> Player<'a> {
     fn new(setup: &'a Setup, seed: u64) -> Self {
         let job = JobId::new("sim").unwrap_or_else(|_| unreachable!("a valid name"));
         let mut snapshot = Snapshot::new(job, setup.world.ranks as u32, setup.world.model.values);
+        snapshot.times = setup.world.model.times();
         snapshot.backend = BACKEND.to_owned();
         snapshot.config = setup.config.clone();
         snapshot.offer = setup.offer.clone();

@@ -45,6 +45,9 @@ status is 130.
 the same keys. `skipped` says why a row was not measured: it has null in place of numbers. Of
 others it is null.
 
+`flexcomm plan --times FILE` and the controller's compressor_times read that JSON; a compressor
+at two ratios tells what a kept value costs on top.
+
 torch is looked for in --python, else $FLEXCOMM_PYTHON, else python3 of PATH.
 
 Examples:

@@ -3,6 +3,7 @@
 use super::gains::GainRow;
 use anyhow::{Context, Result, bail, ensure};
 use flexcomm_domain::{CompressionRatio, Gain, Link, LinkMatrix, Seconds};
+use flexcomm_optimizer::Times;
 use std::io::Read;
 use std::path::Path;
 
@@ -31,6 +32,11 @@ fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
 
 pub(super) fn gains(path: &Path) -> Result<Vec<GainRow>> {
     parse_gains(&read(path)?).with_context(|| format!("failed to read {}", path.display()))
+}
+
+/// Reads a table of times.
+pub(super) fn times(path: &Path) -> Result<Times> {
+    Times::read(&read(path)?).with_context(|| format!("failed to read {}", path.display()))
 }
 
 pub(super) fn parse_gains(text: &str) -> Result<Vec<GainRow>> {

@@ -2,8 +2,8 @@
 
 use super::{Args, files};
 use anyhow::{Context, Result};
-use flexcomm_domain::{CompressionRatio, Gain};
-use flexcomm_optimizer::{Profile, ProfilePoint};
+use flexcomm_domain::{CompressionRatio, Gain, Selector};
+use flexcomm_optimizer::{Problem, Profile, ProfilePoint};
 
 /// A line of a gain file.
 pub(super) struct GainRow {
@@ -12,31 +12,46 @@ pub(super) struct GainRow {
     pub(super) t_comp_s: Option<f64>,
 }
 
-impl GainRow {
-    fn point(&self, prior: &Profile) -> ProfilePoint {
-        let t_comp_s = self.t_comp_s.unwrap_or_else(|| prior.t_comp(self.cr));
-        ProfilePoint { cr: self.cr, gain: self.gain, t_comp_s, weight: 1.0 }
+/// Gains by ratio: a file's, or the default's.
+pub(super) struct Gains(Option<Vec<GainRow>>);
+
+impl Gains {
+    /// Reads the file, if there is one. What is not measured, or contradicts itself, is told.
+    pub(super) fn read(args: &Args, assumed: &mut Vec<String>) -> Result<Self> {
+        let Some(path) = &args.gain else {
+            assumed.push("gain(c) = c^0.6: give --gain for measured ones".into());
+            return Ok(Self(None));
+        };
+        let rows = files::gains(path)?;
+        let profile = Profile::new(rows.iter().map(|row| row.point(|_| 0.0)).collect())
+            .with_context(|| format!("failed to read {}", path.display()))?;
+        assumed.extend(contradictions(&rows, &profile).into_iter().map(|c| format!("{}: {c}", path.display())));
+        Ok(Self(Some(rows)))
+    }
+
+    /// Whether it tells the times of every ratio, too.
+    pub(super) fn has_times(&self) -> bool {
+        self.0.as_ref().is_some_and(|rows| rows.iter().all(|row| row.t_comp_s.is_some()))
+    }
+
+    /// gain(c) and t_comp(c) of a compressor.
+    pub(super) fn profile(&self, selector: Selector, problem: &Problem) -> Result<Profile> {
+        let size = (problem.values, problem.links.ranks());
+        let t_comp = |cr| problem.times.t_comp(selector, cr, size);
+        let prior = Profile::prior(problem.values);
+        let points = match &self.0 {
+            Some(rows) => rows.iter().map(|row| row.point(t_comp)).collect(),
+            None => prior.points().iter().map(|p| ProfilePoint { t_comp_s: t_comp(p.cr), ..*p }).collect(),
+        };
+        Profile::new(points).context("failed to plan")
     }
 }
 
-/// gain(c) and t_comp(c) of a gradient of `values`. What is not measured, or contradicts itself, is told.
-pub(super) fn profile(args: &Args, values: u64, assumed: &mut Vec<String>) -> Result<Profile> {
-    let prior = Profile::prior(values);
-    let Some(path) = &args.gain else {
-        assumed.push(
-            "gain(c) = c^0.6, compressing 2 ns per value + 10 ns per kept value: give --gain for measured ones".into(),
-        );
-        return Ok(prior);
-    };
-    let file = files::gains(path)?;
-    if file.iter().any(|row| row.t_comp_s.is_none()) {
-        assumed
-            .push("compressing takes 2 ns per value + 10 ns per kept value: give t_comp_s for measured times".into());
+impl GainRow {
+    fn point(&self, t_comp: impl FnOnce(CompressionRatio) -> f64) -> ProfilePoint {
+        let t_comp_s = self.t_comp_s.unwrap_or_else(|| t_comp(self.cr));
+        ProfilePoint { cr: self.cr, gain: self.gain, t_comp_s, weight: 1.0 }
     }
-    let profile = Profile::new(file.iter().map(|row| row.point(&prior)).collect())
-        .with_context(|| format!("failed to read {}", path.display()))?;
-    assumed.extend(contradictions(&file, &profile).into_iter().map(|c| format!("{}: {c}", path.display())));
-    Ok(profile)
 }
 
 /// What the file says and the profile does not: gains that fall as the ratio grows, ratios that come twice, a gain

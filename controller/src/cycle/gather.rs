@@ -81,14 +81,20 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     let memory = app.store.planner_memory(&job.job).await?;
     let version = in_force.as_ref().map(|f| f.decision.version).unwrap_or_default();
     let decided: Vec<WholeStep> = steps.iter().filter(|s| s.is_as_decided()).cloned().collect();
+    let measured = measure::measured(&decided, version, now);
+    let strategy = in_force.as_ref().map_or(Strategy::DENSE_RING, |f| f.decision.strategy);
+    let steps_now = measured.as_ref().map(|m| (strategy, m.t_comp.get()));
+    let size = (job.gradient_values, job.world as usize);
+    let (profiles, times) = profiles(&trials, &reports, (&app.config.times, size, steps_now));
     let snapshot = Snapshot {
         backend: job.backend.clone(),
         offer: offer(&ranks, &mut waiting),
         links,
-        profiles: profiles(&trials, &reports, job.gradient_values),
+        profiles,
+        times,
         coefficients: (*app.store.coefficients().await?).clone(),
         compute: measure::compute(&steps),
-        measured: measure::measured(&decided, version, now),
+        measured,
         earlier,
         in_force,
         // A memory of another version of the planner is as good as none.

@@ -1,16 +1,21 @@
 //! What trials and shadows tell of each ratio.
 
 use flexcomm_domain::{CompressionRatio, Gain, Selector, Strategy, Timestamp};
-use flexcomm_optimizer::{Profile, ProfilePoint};
+use flexcomm_optimizer::{Profile, ProfilePoint, Times};
 use flexcomm_planner::Profiles;
 use std::collections::BTreeMap;
 
-use crate::measure::middle;
+use crate::measure::{median, middle};
 use crate::store::{TrialReportRow, TrialRow};
 
 /// gain and t_comp per selector and ratio: the middle of the ranks, of the newest trial that ran it live and of the newest
-/// whose shadows saw it. A gradient has `values` values.
-pub fn profiles(trials: &[TrialRow], reports: &[TrialReportRow], values: u64) -> Profiles {
+/// whose shadows saw it. And `times`, of gradients of `size` (values, ranks), at the speed that this job's machines have
+/// shown: in trials, and in the newest steps, of which strategy and seconds are given.
+pub fn profiles(
+    trials: &[TrialRow],
+    reports: &[TrialReportRow],
+    (times, size, steps): (&Times, (u64, usize), Option<(Strategy, f64)>),
+) -> (Profiles, Times) {
     let ended: BTreeMap<u64, Timestamp> =
         trials.iter().filter(|t| t.state != "pending").filter_map(|t| Some((t.id, t.ended?))).collect();
     let of_ended = || reports.iter().filter(|r| ended.contains_key(&r.id));
@@ -21,7 +26,13 @@ pub fn profiles(trials: &[TrialRow], reports: &[TrialReportRow], values: u64) ->
             points.entry((strategy.selector(), strategy.cr().get().to_bits())).or_default().add(report, outcome);
         }
     }
-    let by_selector = by_selector(&points, values);
+    let shown = points.iter().filter(|(_, point)| point.live.weight > 0.0).filter_map(|((selector, ratio), point)| {
+        let ratio = CompressionRatio::new(f64::from_bits(*ratio)).ok()?;
+        Some((*selector, ratio, point.live.comp_us() * 1e-6))
+    });
+    let steps = steps.map(|(strategy, seconds)| (strategy.selector(), strategy.cr(), seconds));
+    let times = times.clone().at_speed(speed(times, size, shown.chain(steps)).unwrap_or(1.0));
+    let by_selector = by_selector(&points, (&times, size));
     let newest = points.values().flat_map(|p| [p.live.id, p.shadow.id]).max();
     // Shadows tell what they saw after their trial has ended; rank 0 speaks for all.
     let told = of_ended().filter(|r| r.rank == 0 && Some(r.id) == newest).map(|r| r.received).max();
@@ -29,10 +40,24 @@ pub fn profiles(trials: &[TrialRow], reports: &[TrialReportRow], values: u64) ->
     let measured_at = ended_at.max(told).filter(|_| !by_selector.is_empty());
     let tried_at = points.values().map(|p| p.live.id).max().and_then(|id| ended.get(&id)).copied();
     let long_run = points.values().any(|p| p.shadow.weight > 0.0);
-    Profiles { by_selector, measured_at, tried_at, ended_at, long_run }
+    (Profiles { by_selector, measured_at, tried_at, ended_at, long_run }, times)
 }
 
-fn by_selector(points: &BTreeMap<(Selector, u64), Point>, values: u64) -> BTreeMap<Selector, Profile> {
+/// Measured seconds over the table's: the middle.
+fn speed(
+    times: &Times,
+    size: (u64, usize),
+    shown: impl Iterator<Item = (Selector, CompressionRatio, f64)>,
+) -> Option<f64> {
+    let ratio =
+        |(selector, ratio, seconds): (Selector, CompressionRatio, f64)| seconds / times.t_comp(selector, ratio, size);
+    median(shown.map(ratio).filter(|ratio| ratio.is_finite() && *ratio > 0.0))
+}
+
+fn by_selector(
+    points: &BTreeMap<(Selector, u64), Point>,
+    (times, size): (&Times, (u64, usize)),
+) -> BTreeMap<Selector, Profile> {
     let mut of_selector: BTreeMap<Selector, Vec<ProfilePoint>> = BTreeMap::new();
     let mut unpriced: Vec<(Selector, ProfilePoint)> = Vec::new();
     for ((selector, ratio), point) in points {
@@ -53,12 +78,8 @@ fn by_selector(points: &BTreeMap<(Selector, u64), Point>, values: u64) -> BTreeM
     // What only had a shadow takes as long as its neighbours that ran, or as is assumed of what never did.
     let timed: BTreeMap<Selector, Profile> =
         of_selector.iter().filter_map(|(s, p)| Some((*s, Profile::new(p.clone()).ok()?))).collect();
-    let prior = Profile::prior(values);
     for (selector, mut point) in unpriced {
-        let assumed = || match selector.family.has_ratio() {
-            true => prior.t_comp(point.cr),
-            false => Profile::prior_scan_s(values),
-        };
+        let assumed = || times.t_comp(selector, point.cr, size);
         point.t_comp_s = timed.get(&selector).map_or_else(assumed, |profile| profile.t_comp(point.cr));
         of_selector.entry(selector).or_default().push(point);
     }
@@ -143,6 +164,10 @@ mod tests {
     use super::*;
     use crate::cycle::gather::tests::{report, trial};
 
+    fn of(trials: &[TrialRow], reports: &[TrialReportRow], values: u64) -> Profiles {
+        profiles(trials, reports, (&Times::default(), (values, 2), None)).0
+    }
+
     #[test]
     fn one_rank_that_selects_for_all_has_a_profile_of_its_own() {
         let mut reports = [report(1, 0, 0.64)];
@@ -151,7 +176,7 @@ mod tests {
         (for_all.gain, for_all.shadow_gain) = (0.5, Some(0.8 * 0.8 * 0.64));
         reports[0].outcomes[0].shadow_gain = Some(0.64 * 0.64);
         reports[0].outcomes.push(for_all);
-        let profiles = profiles(&[trial(1, "done")], &reports, 1_000);
+        let profiles = of(&[trial(1, "done")], &reports, 1_000);
         let gain = |selector: &str| {
             let profile: &Profile = &profiles.by_selector[&selector.parse().unwrap()];
             profile.points().iter().find(|p| p.cr.get() == 0.1).unwrap().gain.get()
@@ -165,13 +190,13 @@ mod tests {
     fn profiles_are_of_the_newest_trial_and_no_single_rank() {
         let trials = [trial(3, "pending"), trial(2, "done"), trial(1, "done")];
         let reports = [report(1, 0, 0.9), report(2, 0, 0.4), report(2, 1, 0.5), report(2, 2, 0.6), report(3, 0, 0.1)];
-        let profiles = profiles(&trials, &reports, 1_000);
+        let profiles = of(&trials, &reports, 1_000);
         assert_eq!(profiles.measured_at, Some(Timestamp(20)));
         let points = profiles.by_selector[&"topk".parse().unwrap()].points();
         let measured = points.iter().find(|p| p.cr.get() == 0.1).unwrap();
         assert!((measured.gain.get() - 0.5).abs() < 1e-12 && (measured.t_comp_s - 500e-6).abs() < 1e-12);
         assert_eq!(profiles.by_selector.len(), 1);
-        assert_eq!(super::profiles(&[], &[], 1_000), Profiles::default());
+        assert_eq!(of(&[], &[], 1_000), Profiles::default());
     }
 
     #[test]
@@ -179,7 +204,7 @@ mod tests {
         for ranks in [2u32, 3, 8] {
             let reports: Vec<TrialReportRow> =
                 (0..ranks).map(|rank| report(1, rank, if rank == 1 { 1.0 } else { 0.3 })).collect();
-            let profiles = profiles(&[trial(1, "done")], &reports, 1_000);
+            let profiles = of(&[trial(1, "done")], &reports, 1_000);
             let points = profiles.by_selector[&"topk".parse().unwrap()].points();
             let gain = points.iter().find(|p| p.cr.get() == 0.1).unwrap().gain.get();
             assert!((gain - 0.3).abs() < 1e-12, "{gain} with {ranks} ranks");
@@ -193,13 +218,14 @@ mod tests {
         (told.received, told.aborted) = (Timestamp(70), Some("its loop does not use batches()".into()));
         told.outcomes.truncate(1);
         (told.outcomes[0].shadow_gain, told.outcomes[0].iterations, told.outcomes[0].comp_us) = (Some(0.3), 0, 0.0);
-        let profiles = profiles(&[trial(1, "aborted")], &[told], 1_000_000);
+        let profiles = of(&[trial(1, "aborted")], &[told], 1_000_000);
         assert_eq!((profiles.measured_at, profiles.long_run), (Some(Timestamp(70)), true));
         assert_eq!((profiles.tried_at, profiles.ended_at), (None, Some(Timestamp(10))));
         let topk = &profiles.by_selector[&"topk".parse().unwrap()];
         let cr = CompressionRatio::new(0.1).unwrap();
         assert!((topk.gain(cr).get() - 0.3).abs() < 1e-12 && !topk.is_assumed());
-        assert!((topk.t_comp(cr) / Profile::prior(1_000_000).t_comp(cr) - 1.0).abs() < 1e-9);
+        let assumed = Times::default().t_comp("topk".parse().unwrap(), cr, (1_000_000, 2));
+        assert!((topk.t_comp(cr) / assumed - 1.0).abs() < 1e-9);
     }
 
     /// A trial stopped for its budget: the shadows of what did not run tell its gain, and the ones that ran how long
@@ -211,10 +237,28 @@ mod tests {
         newer.outcomes[1] = newer.outcomes[0].clone();
         newer.outcomes[1].strategy = "topk@0.001/allgather".parse::<Strategy>().unwrap().into();
         (newer.outcomes[1].shadow_gain, newer.outcomes[1].iterations) = (Some(0.02), 0);
-        let profiles = profiles(&[trial(2, "done"), trial(1, "done")], &[newer, report(1, 0, 0.9)], 1_000);
+        let profiles = of(&[trial(2, "done"), trial(1, "done")], &[newer, report(1, 0, 0.9)], 1_000);
         let topk = &profiles.by_selector[&"topk".parse().unwrap()];
         let known: Vec<(f64, f64, f64)> =
             topk.points().iter().map(|p| (p.cr.get(), p.gain.get(), p.t_comp_s)).collect();
         assert_eq!(known, [(0.001, 0.02, 600e-6), (0.1, 0.4, 600e-6)]);
+    }
+
+    /// What has run tells how fast the machines are, for everything that has not.
+    #[test]
+    fn what_ran_corrects_the_table() {
+        let (table, size) = (Times::default(), (1_000_000, 2));
+        let cr = CompressionRatio::new(0.1).unwrap();
+        let of = |times: &Times, text: &str| times.t_comp(text.parse().unwrap(), cr, size);
+        let mut tried = report(1, 0, 0.3);
+        tried.outcomes.truncate(1);
+        tried.outcomes[0].comp_us = 3.0 * of(&table, "topk") * 1e6;
+        let times = profiles(&[trial(1, "done")], &[tried], (&table, size, None)).1;
+        assert!((of(&times, "fp16") / of(&table, "fp16") - 3.0).abs() < 1e-9);
+        // Steps alone; dense ones tell nothing.
+        let steps = "fp16/dense-ring".parse().map(|fp16: Strategy| (fp16, 0.5 * of(&table, "fp16"))).unwrap();
+        let times = profiles(&[], &[], (&table, size, Some(steps))).1;
+        assert!((of(&times, "topk") / of(&table, "topk") - 0.5).abs() < 1e-9);
+        assert_eq!(profiles(&[], &[], (&table, size, Some((Strategy::DENSE_RING, 0.0)))).1, table);
     }
 }

@@ -1,0 +1,242 @@
+//! How long compressors take on a kind of machine: what is assumed before a job has measured it.
+//!
+//! A table is what `flexcomm bench compressors --json` prints. Of each compressor the rows of its largest gradient count; from
+//! those of two ratios or more follows what a value costs and what a kept value costs on top.
+
+use flexcomm_domain::spec::{CompressorSpec, Travels};
+use flexcomm_domain::{CompressionRatio, Family, Selector};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+/// More values than this are assumed to take as long as this many: some weeks.
+const MOST_VALUES: f64 = 1e14;
+
+/// Seconds per value of what no table has: a look at each value, and gathering, encoding, decoding and scattering a kept one.
+const UNKNOWN: [Cost; 2] = [Cost { value_s: 2e-9, kept_s: 10e-9 }, Cost { value_s: 0.0, kept_s: 0.0 }];
+
+/// Longest time per value that a table may claim, in seconds: catches a wrong unit.
+const MOST_S: f64 = 1e-3;
+
+/// What ships: one core of a server CPU.
+const SHIPPED: &str = include_str!("times.json");
+
+/// A line of the table; what else `flexcomm bench compressors` says is not looked at.
+#[derive(Debug, Clone, Deserialize)]
+struct Row {
+    method: String,
+    n: u64,
+    compress_s: Option<f64>,
+    decompress_s: Option<f64>,
+}
+
+/// Seconds per value of the gradient, and per kept one.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct Cost {
+    value_s: f64,
+    kept_s: f64,
+}
+
+impl Cost {
+    fn of(self, values: f64, ratio: f64) -> f64 {
+        values * (self.value_s + self.kept_s * ratio)
+    }
+
+    /// Through the points (share of kept values, seconds per value) of the least and the largest ratio.
+    fn through(points: &[(f64, f64)]) -> Option<Self> {
+        let by_ratio = |a: &&(f64, f64), b: &&(f64, f64)| a.0.total_cmp(&b.0);
+        let (low, high) = (points.iter().min_by(by_ratio)?, points.iter().max_by(by_ratio)?);
+        let kept_s = if high.0 > low.0 { ((high.1 - low.1) / (high.0 - low.0)).max(0.0) } else { 0.0 };
+        Some(Self { value_s: (low.1 - kept_s * low.0).max(0.0), kept_s })
+    }
+}
+
+/// What compressing takes, by compressor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Times {
+    /// To compress, and to decompress one message.
+    costs: BTreeMap<Family, [Cost; 2]>,
+    /// Times of this job's machines over the table's.
+    speed: f64,
+}
+
+/// A table that tells no times. Completes "failed to read FILE: ...".
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum TimesError {
+    /// Not the rows of `flexcomm bench compressors --json`.
+    #[error("it is not what `flexcomm bench compressors --json` prints: {0}")]
+    Form(String),
+    /// A row of no compressor.
+    #[error("row {row}: failed to {why}")]
+    Method {
+        /// Which, from 1.
+        row: usize,
+        /// What is wrong with its name.
+        why: String,
+    },
+    /// A number outside its range.
+    #[error("row {row}: {what} of {method} is {value}, allowed is {allowed}")]
+    Range {
+        /// Which, from 1.
+        row: usize,
+        /// Of which method.
+        method: String,
+        /// Which number.
+        what: &'static str,
+        /// As given.
+        value: f64,
+        /// The allowed range.
+        allowed: &'static str,
+    },
+    /// Nothing was measured.
+    #[error("no row has times")]
+    Empty,
+}
+
+impl Default for Times {
+    /// The table that ships.
+    fn default() -> Self {
+        static READ: LazyLock<Times> =
+            LazyLock::new(|| Times::read(SHIPPED).expect("a test reads the table that ships"));
+        READ.clone()
+    }
+}
+
+impl Times {
+    /// Reads what `flexcomm bench compressors --json` printed. Rows without numbers are left out.
+    pub fn read(json: &str) -> Result<Self, TimesError> {
+        let rows: Vec<Row> = serde_json::from_str(json).map_err(|e| TimesError::Form(e.to_string()))?;
+        let mut measured: BTreeMap<Family, Vec<(u64, f64, [f64; 2])>> = BTreeMap::new();
+        for (i, row) in rows.iter().enumerate() {
+            let Some(seconds) = row.compress_s.zip(row.decompress_s) else { continue };
+            let spec: CompressorSpec =
+                row.method.parse().map_err(|e| TimesError::Method { row: i + 1, why: format!("{e}") })?;
+            let per_value = check(i + 1, row, [seconds.0, seconds.1])?;
+            let ratio = spec.ratio().map_or(1.0, |ratio| ratio.get());
+            measured.entry(spec.into()).or_default().push((row.n, ratio, per_value));
+        }
+        let costs: BTreeMap<Family, [Cost; 2]> =
+            measured.into_iter().filter_map(|(family, rows)| Some((family, of_largest(&rows)?))).collect();
+        if costs.is_empty() { Err(TimesError::Empty) } else { Ok(Self { costs, speed: 1.0 }) }
+    }
+
+    /// The same on machines that take `speed` times as long; anything that is no positive number counts as 1.
+    pub fn at_speed(self, speed: f64) -> Self {
+        let speed = if speed.is_finite() && speed > 0.0 { speed } else { 1.0 };
+        Self { speed, ..self }
+    }
+
+    /// Whether the table has a compressor.
+    pub fn knows(&self, family: Family) -> bool {
+        self.costs.contains_key(&family)
+    }
+
+    /// Seconds that one of `ranks` takes in a step to compress a gradient of so many values and to decompress what arrives:
+    /// every rank's message where they are gathered, one sum where they add up.
+    pub fn t_comp(&self, selector: Selector, ratio: CompressionRatio, (values, ranks): (u64, usize)) -> f64 {
+        if selector.family.is_none() {
+            return 0.0;
+        }
+        let [compress, decompress] = self.costs.get(&selector.family).copied().unwrap_or(UNKNOWN);
+        let gathered = selector.family.any().travels() == Travels::Gathers && selector.selection.is_none();
+        let messages = if gathered { ranks as f64 } else { 1.0 };
+        let (n, ratio) = ((values as f64).min(MOST_VALUES), ratio.get());
+        self.speed * (compress.of(n, ratio) + messages * decompress.of(n, ratio))
+    }
+}
+
+/// Seconds per value.
+fn check(row: usize, given: &Row, seconds: [f64; 2]) -> Result<[f64; 2], TimesError> {
+    let refuse =
+        |what, value, allowed| Err(TimesError::Range { row, method: given.method.clone(), what, value, allowed });
+    if given.n == 0 {
+        return refuse("n", 0.0, "1 or more");
+    }
+    let per_value = seconds.map(|seconds| seconds / given.n as f64);
+    match per_value.iter().position(|value| !(0.0..=MOST_S).contains(value)) {
+        Some(0) => refuse("compress_s", seconds[0], "0 to 0.001 s per value"),
+        Some(_) => refuse("decompress_s", seconds[1], "0 to 0.001 s per value"),
+        None => Ok(per_value),
+    }
+}
+
+/// Of the rows (values, ratio, seconds per value) of the most values.
+fn of_largest(rows: &[(u64, f64, [f64; 2])]) -> Option<[Cost; 2]> {
+    let most = rows.iter().map(|row| row.0).max()?;
+    let of = |which: usize| {
+        let points: Vec<(f64, f64)> =
+            rows.iter().filter(|row| row.0 == most).map(|row| (row.1, row.2[which])).collect();
+        Cost::through(&points)
+    };
+    Some([of(0)?, of(1)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flexcomm_domain::{Strategy, default_compressors};
+
+    fn t_comp(times: &Times, text: &str, values: u64, ranks: usize) -> f64 {
+        let strategy: Strategy = text.parse().unwrap();
+        times.t_comp(strategy.selector(), strategy.cr(), (values, ranks))
+    }
+
+    const TABLE: &str = r#"[
+        {"method":"topk(k=0.1)+ef(vanilla)","n":1000,"compress_s":3e-6,"decompress_s":1e-6,"gain":1.0},
+        {"method":"topk(k=0.1)+ef(vanilla)","n":1000000,"compress_s":3e-3,"decompress_s":1e-3,"skipped":null},
+        {"method":"topk(k=0.01)+ef(vanilla)","n":1000000,"compress_s":1.2e-3,"decompress_s":1e-4},
+        {"method":"fp16","n":1000000,"compress_s":5e-4,"decompress_s":3e-4},
+        {"method":"variance","n":1000000,"compress_s":null,"decompress_s":null,"skipped":"no row after 60 s (--limit)"}
+    ]"#;
+
+    #[test]
+    fn times_follow_values_ratio_and_messages() {
+        let times = Times::read(TABLE).unwrap();
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9 * b, "{a} is not {b}");
+        near(t_comp(&times, "topk@0.1/allgather", 1_000_000, 4), 3e-3 + 4.0 * 1e-3);
+        near(t_comp(&times, "topk@0.01/allgather", 2_000_000, 4), 2.0 * (1.2e-3 + 4.0 * 1e-4));
+        // 1 ms per million values and 20 ms per million kept ones; 1 of its messages is no lighter than the line through 0.
+        near(t_comp(&times, "topk@0.06/art-ring:star", 1_000_000, 8), 2.2e-3 + 6e-4);
+        near(t_comp(&times, "fp16/dense-ring", 1_000_000, 8), 8e-4);
+        near(t_comp(&times.clone().at_speed(2.5), "fp16/dense-ring", 1_000_000, 8), 2e-3);
+        near(t_comp(&times, "mstopk@0.1/allgather", 1_000_000, 8), 3e-3);
+        assert_eq!(t_comp(&times, "none/dense-ring", 1_000_000, 8), 0.0);
+        assert_eq!(times.clone().at_speed(f64::NAN), times);
+        assert!(!times.knows("variance".parse().unwrap()) && times.knows("fp16".parse().unwrap()));
+    }
+
+    #[test]
+    fn tables_that_tell_nothing_are_refused() {
+        let error = |json: &str| Times::read(json).unwrap_err().to_string();
+        assert!(error("{}").contains("bench compressors --json"));
+        assert_eq!(error("[]"), "no row has times");
+        let row = |method: &str, n: u64, seconds: f64| {
+            format!("[{{\"method\":{method:?},\"n\":{n},\"compress_s\":{seconds},\"decompress_s\":0}}]")
+        };
+        assert!(
+            error(&row("topkk", 9, 1e-9)).contains("row 1: failed to find compressor \"topkk\": did you mean topk?")
+        );
+        assert!(
+            error(&row("fp16", 9, -1.0)).contains("row 1: compress_s of fp16 is -1, allowed is 0 to 0.001 s per value")
+        );
+        assert!(error(&row("fp16", 9, 1.0)).contains("allowed is 0 to 0.001 s per value"));
+        assert!(error(&row("fp16", 0, 0.0)).contains("n of fp16 is 0"));
+    }
+
+    #[test]
+    fn the_table_that_ships_has_every_default_candidate() {
+        let times = Times::default();
+        for family in default_compressors() {
+            assert!(times.knows(family), "{family}");
+        }
+        for values in [0, 1, u64::MAX] {
+            assert!(t_comp(&times, "topk@0.1/allgather", values, 8).is_finite());
+        }
+    }
+
+    #[test]
+    fn a_table_goes_through_json() {
+        let times = Times::default().at_speed(1.5);
+        assert_eq!(serde_json::from_str::<Times>(&serde_json::to_string(&times).unwrap()).unwrap(), times);
+    }
+}
