@@ -121,6 +121,8 @@ pub struct Pipeline {
     readers: Vec<Reader<'static>>,
     /// Of the messages of an aggregation, tensor by tensor of each.
     factors: Vec<f32>,
+    /// See [`Self::without_scaling`].
+    unscaled: bool,
     open: Option<Open>,
     skipped: u64,
     mark: Mark,
@@ -147,6 +149,7 @@ impl Pipeline {
             seen: Vec::new(),
             readers: Vec::new(),
             factors: Vec::new(),
+            unscaled: false,
             open: None,
             skipped: 0,
             mark: Mark::default(),
@@ -157,6 +160,16 @@ impl Pipeline {
     /// As [`Self::new`] with given instructions. Results are the same.
     pub fn with_kernel(self, kernel: Kernel) -> Self {
         Self { kernel, ..self }
+    }
+
+    /// As kernels on a GPU do it, which scale no tensor: to compare with them. Trainings by it may diverge.
+    pub fn without_scaling(self) -> Self {
+        Self { unscaled: true, ..self }
+    }
+
+    /// Whether tensors have factors.
+    fn is_scaled(&self) -> bool {
+        !self.unscaled && self.spec.is_scaled()
     }
 
     /// What is in force.
@@ -254,7 +267,7 @@ impl Pipeline {
 
     /// Bytes of the factors that a message's payload begins with; 0 where there are none.
     pub fn factor_bytes(&self) -> usize {
-        if self.spec.is_scaled() { scale::FACTOR_BYTES * self.units.len() } else { 0 }
+        if self.is_scaled() { scale::FACTOR_BYTES * self.units.len() } else { 0 }
     }
 
     /// Tensors that are compressed by themselves.
@@ -341,7 +354,7 @@ impl Pipeline {
             count: values.len(),
             parameters,
             checksum: self.spec.checksum(),
-            factors: self.spec.is_scaled(),
+            factors: self.is_scaled(),
             value_type: self.spec.value_type(),
             common: Some(self.common(open.step.index)),
         }

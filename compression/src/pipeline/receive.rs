@@ -61,7 +61,7 @@ impl Pipeline {
         step: u64,
         (readers, out): (&mut Vec<Reader<'a>>, &mut [f32]),
     ) -> Result<(), ReadError> {
-        let scaled = self.spec.is_scaled();
+        let scaled = self.is_scaled();
         self.factors.clear();
         for message in messages {
             let mut from = Reader::new(self.open_message(message, step, self.rounds() - 1)?);
@@ -106,7 +106,7 @@ impl Pipeline {
         let mut from = Reader::new(self.open_message(message, step, self.rounds() - 1)?);
         let context = self.context(step, self.rounds() - 1);
         self.factors.clear();
-        match self.spec.is_scaled() {
+        match self.is_scaled() {
             true => read_factors(&mut from, self.units.len(), &mut self.factors)?,
             false => self.factors.resize(self.units.len(), 1.0),
         }
@@ -154,7 +154,7 @@ impl Pipeline {
             let rule = "another type of values than that of the strategy in force";
             return Err(ReadError::Field { what: "type of values", value: header.value_type as u64, rule });
         }
-        if header.factors != self.spec.is_scaled() {
+        if header.factors != self.is_scaled() {
             let rule = "there are such of unbiased compressors with error feedback, and of no others";
             return Err(ReadError::Field { what: "factors", value: u64::from(header.factors), rule });
         }

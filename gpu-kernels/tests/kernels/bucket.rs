@@ -59,7 +59,7 @@ fn what_is_held_back_goes_on_through_every_method() {
         let lent = Memory::new(Bucket::bytes(n as u64, &all).unwrap());
         let mut bucket = Bucket::new(&device, (n as u64, &all), lent.span()).unwrap();
         let first = "topk(k=70)+ef(vanilla)".parse().unwrap();
-        let mut cpu = Pipeline::new(&first, Layers::fused(n).unwrap(), Member::alone(SEED));
+        let mut cpu = Pipeline::new(&first, Layers::fused(n).unwrap(), Member::alone(SEED)).without_scaling();
         let (_, values) = gradients(n).swap_remove(0);
         let halves: Vec<u16> = values.iter().map(|x| bf16::from_f32(*x).to_bits()).collect();
         for index in 0..28u64 {

@@ -72,7 +72,7 @@ fn every_layer_is_compressed_by_itself_as_on_the_cpu() {
             let text = if keeps { fed_back(text) } else { text.to_owned() };
             let member = Member { tensor: 7, ..Member::alone(SEED) };
             let shapes = CpuLayers::new(&LENGTHS.map(|n| n as usize)).unwrap();
-            let mut cpu = Pipeline::new(&text.parse().unwrap(), shapes, member);
+            let mut cpu = Pipeline::new(&text.parse().unwrap(), shapes, member).without_scaling();
             let methods = |step| -> Vec<Method> {
                 let random = |tensor| Random { seed: SEED, step, tensor, rank: Some(0) };
                 (7..).zip(LENGTHS).map(|(tensor, n)| make(n, random(tensor))).collect()
