@@ -4,6 +4,8 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used, missing_docs)]
 
 mod tc_common;
+#[path = "../../tests/uml.rs"]
+mod uml;
 
 use flexcomm_agent::tc::Shaper;
 use rand::{Rng, SeedableRng};
@@ -70,6 +72,7 @@ fn boot(linux: &str) -> String {
         .arg(format!("uml_dir={}/uml/", folder.path().display()))
         .args(["con=null", "con0=fd:0,fd:1", "quiet"])
         .env("TMPDIR", memory)
+        .env("LD_PRELOAD", uml::preload(folder.path()))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

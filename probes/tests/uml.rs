@@ -7,6 +7,8 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)]
 
 mod common;
+#[path = "../../tests/uml.rs"]
+mod uml;
 
 use common::{Pair, able, inside, medians, ping_error, sh, side_by_side};
 use flexcomm_domain::Timestamp;
@@ -88,17 +90,13 @@ fn user_mode_linux(job: usize) -> String {
     );
     std::fs::write(&script, init).unwrap();
     sh(&format!("chmod 755 {}", script.display()));
-    // See lab/uml/xstate.c.
-    let preload = folder.path().join("xstate.so");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../lab/uml/xstate.c");
-    sh(&format!("cc -O2 -shared -fPIC -o {} {source} -ldl", preload.display()));
     let memory = if std::path::Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" };
     let out = std::process::Command::new("timeout")
         .args(["--kill-after=5", "480", "linux.uml", "mem=768M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/"])
         .args(["rw", &format!("init={}", script.display()), "con=null", "con0=fd:0,fd:1", "quiet"])
         .arg(format!("uml_dir={}/uml/", folder.path().display()))
         .env("TMPDIR", memory)
-        .env("LD_PRELOAD", &preload)
+        .env("LD_PRELOAD", uml::preload(folder.path()))
         .stdin(std::process::Stdio::null())
         .output()
         .unwrap();
