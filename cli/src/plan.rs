@@ -335,7 +335,8 @@ impl Plan {
             let why = "compressing takes what it took on one core of a server CPU: give --times for measured ones";
             assumed.push(why.into());
         }
-        let unknown: Vec<_> = compressors.iter().filter(|family| !problem.times.knows(**family)).collect();
+        let told = |family: &Family| family.has_ratio() && gains.has_times() || problem.times.knows(*family);
+        let unknown: Vec<_> = compressors.iter().filter(|family| !told(family)).collect();
         if !unknown.is_empty() {
             let names: Vec<String> = unknown.iter().map(ToString::to_string).collect();
             assumed.push(format!(

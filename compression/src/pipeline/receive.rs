@@ -155,7 +155,7 @@ impl Pipeline {
             return Err(ReadError::Field { what: "type of values", value: header.value_type as u64, rule });
         }
         if header.factors != self.is_scaled() {
-            let rule = "there are such of unbiased compressors with error feedback, and of no others";
+            let rule = "there are such of unbiased quantizers with error feedback, and of no others";
             return Err(ReadError::Field { what: "factors", value: u64::from(header.factors), rule });
         }
         envelope.check_length(&self.layers)?;

@@ -49,9 +49,10 @@ fn speed(
     size: (u64, usize),
     shown: impl Iterator<Item = (Selector, CompressionRatio, f64)>,
 ) -> Option<f64> {
+    let known = |(selector, ..): &(Selector, CompressionRatio, f64)| times.knows(selector.family);
     let ratio =
         |(selector, ratio, seconds): (Selector, CompressionRatio, f64)| seconds / times.t_comp(selector, ratio, size);
-    median(shown.map(ratio).filter(|ratio| ratio.is_finite() && *ratio > 0.0))
+    median(shown.filter(known).map(ratio).filter(|ratio| ratio.is_finite() && *ratio > 0.0))
 }
 
 fn by_selector(

@@ -67,7 +67,7 @@ pub enum SpecError {
         /// The strategy, as written in its canonical form.
         of: String,
     },
-    /// An unbiased compressor whose messages add up, with error feedback.
+    /// Random values that are scaled up, with error feedback.
     #[error(
         "train with {of}: what error feedback holds back would grow without bound, since the compressor scales up what it \
          sends; leave the scaling out, or the memory"

@@ -266,10 +266,11 @@ impl CompressorSpec {
         Self { memory: None, momentum: None, ..self }
     }
 
-    /// Whether it picks values of the whole gradient and sends them with their indices: what AR-Topk exchanges.
+    /// Whether it picks values of the whole gradient and sends them, as they are, with their indices: what AR-Topk exchanges.
     pub fn selects(&self) -> bool {
         let class = self.compressor.class == Class::Sparsification;
-        class && self.place_of_k().is_some() && self.scope == Scope::Bucket && self.travels() == Travels::Gathers
+        let alike = self.scope == Scope::Bucket && self.value_type == ValueType::F32;
+        class && self.place_of_k().is_some() && alike && self.travels() == Travels::Gathers
     }
 
     /// k where it is a number of values above n: all n are kept then.
