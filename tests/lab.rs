@@ -193,7 +193,7 @@ fn the_decision_follows_the_network() {
         ["bandwidth fell", "latency rose", "was measured at"].iter().any(|word| reason.contains(word))
     };
     // Which ratio and collective are best depends on the gradients of the hour; that much less must travel over a slow
-    // network does not. A dense ring's 6 bytes per value take 1.2 s there.
+    // network does not. A dense ring's 6 bytes per value take 2.4 s there.
     let follows = |d: &Value| moved(&d) && bytes_per_value(d) < 3.0;
     assert!(decisions.iter().any(follows), "no decision followed the network: {decisions:#?}");
     assert_kept(&summary);

@@ -23,8 +23,8 @@ pub struct Problem {
     /// Message sizes; compressors without an entry weigh as [`assumed_bytes`] says.
     pub codecs: BTreeMap<Family, CodecBytes>,
     /// gain(c) and t_comp(c). A selector for all ranks without an entry is taken to keep what its compressor keeps
-    /// when each selects for itself, as the paper does; anything else without one uses the documented prior, by its share of
-    /// bytes where it keeps no share of values.
+    /// when each selects for itself, as the paper does; anything else without one has the documented prior's gain, by
+    /// its share of bytes where it keeps no share of values, and the time of `times`.
     pub profiles: BTreeMap<Selector, Profile>,
     /// What compressing takes where no profile tells it.
     #[serde(default)]
