@@ -149,7 +149,7 @@ impl<'a> Powers<'a> {
 }
 
 /// The profiles to decide by. What is only assumed must never look better than what is known: a compressor that no
-/// trial has measured keeps what the weakest measured one does and takes as long as [`Snapshot::times`] has it, and one rank that selects for all takes [`selected_by_one`].
+/// trial has measured keeps what the weakest measured one does and takes as long as [`Snapshot::times`] has it, but no less than that one, and one rank that selects for all takes [`selected_by_one`].
 pub(crate) fn profiles(s: &Snapshot, powers: &Powers<'_>) -> BTreeMap<Selector, Profile> {
     let measured = &s.profiles.by_selector;
     let mut profiles: BTreeMap<Selector, Profile> =
@@ -183,10 +183,11 @@ fn one_ratio(s: &Snapshot, family: Family, codec: &CodecBytes, weakest: &Profile
     Some(timed(s, family.into(), &Profile::new(vec![point]).ok()?))
 }
 
-/// A profile with the times that are assumed of a selector.
+/// A profile with the times that are assumed of a selector: no shorter than its own.
 fn timed(s: &Snapshot, selector: Selector, profile: &Profile) -> Profile {
     let size = (s.gradient_values, s.ranks as usize);
-    let point = |p: &ProfilePoint| ProfilePoint { t_comp_s: s.times.t_comp(selector, p.cr, size), ..*p };
+    let t_comp = |p: &ProfilePoint| s.times.t_comp(selector, p.cr, size).max(p.t_comp_s);
+    let point = |p: &ProfilePoint| ProfilePoint { t_comp_s: t_comp(p), ..*p };
     Profile::new(profile.points().iter().map(point).collect()).unwrap_or_else(|_| profile.clone())
 }
 
