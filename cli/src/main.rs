@@ -26,6 +26,7 @@ mod controller;
 mod doctor;
 mod environment;
 mod lab;
+mod lists;
 mod plan;
 mod probe;
 mod repeats;

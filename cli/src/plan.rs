@@ -5,6 +5,7 @@ mod files;
 mod gains;
 mod table;
 
+use crate::lists::compressor_texts;
 use anyhow::{Context, Result};
 use flexcomm_compression::{Layers, Sizes, codec::Shape};
 use flexcomm_domain::spec::Travels;
@@ -224,15 +225,10 @@ fn parse_policy(text: &str) -> Result<PolicyConfig, String> {
 #[derive(Debug, Clone)]
 struct Compressors(Vec<Family>);
 
-/// Names and specs, separated by commas that stand outside parentheses. A name stands for what competes under it by default.
+/// Names and specs. A name stands for what competes under it by default.
 fn parse_compressors(text: &str) -> Result<Compressors, String> {
-    let mut depth = 0i32;
-    let outside = |c: char| {
-        depth += i32::from(c == '(') - i32::from(c == ')');
-        c == ',' && depth <= 0
-    };
     let mut all = Vec::new();
-    for part in text.split(outside).map(str::trim) {
+    for part in compressor_texts(text) {
         let known: Vec<Family> = default_compressors().into_iter().filter(|family| family.name() == part).collect();
         if known.is_empty() {
             let family = part.parse::<Family>().map_err(|e| format!("failed to {e}"))?;

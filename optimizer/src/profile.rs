@@ -8,6 +8,7 @@
 //! - **t_comp** may rise or fall with c. It is linear in log c between points and held constant outside;
 //!   dense costs nothing, but that says nothing about c just below 1, so it is no point.
 
+use crate::times::unknown_s;
 use flexcomm_domain::{CompressionRatio, Gain};
 use serde::{Deserialize, Serialize};
 
@@ -95,12 +96,11 @@ impl Profile {
     /// so that the assumption does not promise what trials then take back) and t_comp = 2 ns per value plus 10 ns per kept value. What
     /// a compressor takes where it is known which is [`crate::Times`]' to say.
     pub fn prior(values: u64) -> Self {
-        let n = (values as f64).min(PRIOR_MOST_VALUES);
         let point = |c: f64| {
             Some(ProfilePoint {
                 cr: CompressionRatio::new(c).ok()?,
                 gain: Gain::new(c.powf(PRIOR_GAIN_EXPONENT)).ok()?,
-                t_comp_s: PRIOR_SCAN_S * n + PRIOR_KEEP_S * c * n,
+                t_comp_s: unknown_s(values, c),
                 weight: 1.0,
             })
         };
@@ -164,12 +164,6 @@ impl Profile {
 
 /// Exponent of the assumed gain.
 const PRIOR_GAIN_EXPONENT: f64 = 0.6;
-/// More values than this are assumed to take as long as this many: some weeks.
-const PRIOR_MOST_VALUES: f64 = 1e14;
-/// Assumed seconds to look at one value.
-const PRIOR_SCAN_S: f64 = 2e-9;
-/// Assumed seconds to gather, encode, decode and scatter one kept value.
-const PRIOR_KEEP_S: f64 = 10e-9;
 
 fn check(p: &ProfilePoint) -> Result<(), ProfileError> {
     let cr = p.cr.get();

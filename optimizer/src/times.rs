@@ -24,6 +24,12 @@ static SHIPPED: LazyLock<Times> = LazyLock::new(|| {
     read.expect("a test reads the table that ships")
 });
 
+/// Seconds to compress and decompress so many values at a ratio by what no table has.
+pub(crate) fn unknown_s(values: u64, ratio: f64) -> f64 {
+    let n = (values as f64).min(MOST_VALUES);
+    UNKNOWN.iter().map(|cost| cost.of(n, ratio)).sum()
+}
+
 /// A line of the table; what else `flexcomm bench compressors` says is not looked at.
 #[derive(Debug, Clone, Deserialize)]
 struct Row {
@@ -42,7 +48,7 @@ struct Cost {
 
 impl Cost {
     fn of(self, values: f64, ratio: f64) -> f64 {
-        values * (self.value_s + self.kept_s * ratio)
+        self.value_s * values + self.kept_s * ratio * values
     }
 
     /// Through the points (share of kept values, seconds per value) of the least and the largest ratio; of one ratio alone with

@@ -6,6 +6,7 @@ use super::output::{Output, Skipped};
 use super::plot::Plot;
 use super::torch;
 use super::worker::{Asked, Event, Job, Worker};
+use crate::lists::compressor_texts;
 use anyhow::{Context, Result, bail};
 use flexcomm_compression::methods;
 use flexcomm_domain::spec::CompressorSpec;
@@ -103,22 +104,8 @@ const INTERRUPTED: i32 = 130;
 #[derive(Debug, Clone)]
 struct Methods(Vec<String>);
 
-/// Splits at commas outside brackets.
 fn split_methods(text: &str) -> Result<Methods, String> {
-    let (mut depth, mut parts) = (0i32, vec![String::new()]);
-    for c in text.chars() {
-        depth += match c {
-            '(' => 1,
-            ')' => -1,
-            _ => 0,
-        };
-        match (c, parts.last_mut()) {
-            (',', _) if depth == 0 => parts.push(String::new()),
-            (_, Some(last)) => last.push(c),
-            _ => {}
-        }
-    }
-    let parts: Vec<_> = parts.iter().map(|part| part.trim().to_owned()).collect();
+    let parts: Vec<String> = compressor_texts(text).map(str::to_owned).collect();
     match parts.iter().any(String::is_empty) {
         true => Err("an empty name".into()),
         false => Ok(Methods(parts)),

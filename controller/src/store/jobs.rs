@@ -555,7 +555,7 @@ pub(super) async fn leave(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{begun, scratch};
+    use super::super::tests::{alone, begun, scratch};
     use super::*;
 
     /// The loop reads a run, works for a while, and writes: whatever began meanwhile keeps its own.
@@ -624,17 +624,7 @@ mod tests {
         }
         for i in 0..MAX_JOBS as u64 {
             let job: JobId = format!("empty-{i}").parse().unwrap();
-            let seen = JobSeen {
-                job: job.clone(),
-                run: None,
-                rank: 0,
-                world: 1,
-                gradient_values: 1,
-                backend: "x".into(),
-                codecs: vec![],
-                collectives: vec![],
-            };
-            begin(&mut tx, &seen, Timestamp(10 + i)).await.unwrap();
+            begin(&mut tx, &alone(job.clone()), Timestamp(10 + i)).await.unwrap();
             leave(&mut tx, (&job, 0), End::Left, Timestamp(10 + i)).await.unwrap();
         }
         tx.commit().await.unwrap();

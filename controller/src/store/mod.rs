@@ -283,11 +283,10 @@ pub(crate) mod tests {
         (store, dir)
     }
 
-    /// Job `j` of one rank, begun now.
-    pub(crate) async fn begun(store: &Store, now: Timestamp) -> JobRow {
-        let job: flexcomm_domain::JobId = "j".parse().unwrap();
-        let seen = flexcomm_wire::JobSeen {
-            job: job.clone(),
+    /// The hello of the only rank of a job.
+    pub(crate) fn alone(job: flexcomm_domain::JobId) -> flexcomm_wire::JobSeen {
+        flexcomm_wire::JobSeen {
+            job,
             run: None,
             rank: 0,
             world: 1,
@@ -295,9 +294,14 @@ pub(crate) mod tests {
             backend: "x".into(),
             codecs: vec![],
             collectives: vec![],
-        };
+        }
+    }
+
+    /// Job `j` of one rank, begun now.
+    pub(crate) async fn begun(store: &Store, now: Timestamp) -> JobRow {
+        let job: flexcomm_domain::JobId = "j".parse().unwrap();
         let mut tx = store.write.begin().await.unwrap();
-        jobs::begin(&mut tx, &seen, now).await.unwrap();
+        jobs::begin(&mut tx, &alone(job.clone()), now).await.unwrap();
         tx.commit().await.unwrap();
         store.job(&job).await.unwrap().unwrap()
     }
