@@ -12,6 +12,11 @@ pub const VERSION: u8 = 2;
 /// Bytes of the fixed part; the parameters follow, 8 bytes each.
 pub const HEADER_BYTES: usize = 32;
 
+/// Bytes of a header with so many parameters.
+pub const fn header_bytes(parameters: usize) -> usize {
+    HEADER_BYTES + 8 * parameters
+}
+
 mod at {
     pub(super) const CHECKSUM: usize = 28;
 }
@@ -97,7 +102,7 @@ pub struct Header {
 impl Header {
     /// Bytes in front of the payload.
     pub const fn bytes(&self) -> usize {
-        HEADER_BYTES + 8 * self.count
+        header_bytes(self.count)
     }
 
     /// The parameters that count.

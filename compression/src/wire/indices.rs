@@ -5,69 +5,25 @@
 
 use super::{BitReader, Reader, Writer, levels_width, pack};
 use crate::codec::ReadError;
-
-/// How a set is written. The number is its code on the wire.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum IndexCoding {
-    /// Four bytes each.
-    U32 = 1,
-    /// Elias-Fano: l = ⌊log2(n/k)⌋ low bits each, then the counts of each upper part in unary (Elias 1974, Fano 1971).
-    EliasFano = 2,
-    /// The distance to the one before less 1, each in the bits of the largest.
-    Gaps = 3,
-    /// One bit per value of the tensor.
-    Bitmap = 4,
-}
-
-impl IndexCoding {
-    /// Every one, in the order of their codes.
-    pub const ALL: [Self; 4] = [Self::U32, Self::EliasFano, Self::Gaps, Self::Bitmap];
-
-    /// The one of least size among those whose size k and n tell; of equals the first.
-    pub fn least(n: usize, k: usize) -> Self {
-        let size = |coding: &Self| coding.fixed_bytes(n, k).unwrap_or(u64::MAX);
-        [Self::U32, Self::EliasFano, Self::Bitmap].into_iter().min_by_key(size).unwrap_or(Self::U32)
-    }
-
-    /// Bytes without the code, where k and n tell them.
-    fn fixed_bytes(self, n: usize, k: usize) -> Option<u64> {
-        let (n, k) = (n as u64, k as u64);
-        match self {
-            Self::U32 => Some(4 * k),
-            Self::EliasFano => Some((k * u64::from(low_bits(n, k))).div_ceil(8) + upper_bits(n, k).div_ceil(8)),
-            Self::Bitmap => Some(n.div_ceil(8)),
-            Self::Gaps => None,
-        }
-    }
-}
-
-/// l: bits of an index that are written as they are.
-fn low_bits(n: u64, k: u64) -> u32 {
-    n.checked_div(k).map_or(0, |share| share.max(1).ilog2())
-}
-
-/// Bits of the unary part: a one per index and a zero per upper part.
-fn upper_bits(n: u64, k: u64) -> u64 {
-    if k == 0 { 0 } else { k + (n >> low_bits(n, k)) + 1 }
-}
+use flexcomm_domain::spec::{self, EliasFano, IndexCoding};
 
 /// Bytes of a set that [`write_indices`] writes: from k and n alone.
 pub fn index_bytes(n: usize, k: usize) -> usize {
     // n is below 2^32: it fits.
-    1 + IndexCoding::least(n, k).fixed_bytes(n, k).unwrap_or(u64::MAX) as usize
+    spec::index_bytes(n as u64, k as u64) as usize
 }
 
 /// Appends k indices, ascending and below n, in [`index_bytes`] bytes.
 pub fn write_indices(indices: &[u32], n: usize, out: &mut Writer) {
-    write_as(IndexCoding::least(n, indices.len()), indices, n, out);
+    write_as(IndexCoding::least(n as u64, indices.len() as u64), indices, n, out);
 }
 
 /// As [`write_indices`], in fewer bytes when the indices cluster: for methods whose size depends on values anyway.
 pub fn write_indices_least(indices: &[u32], n: usize, out: &mut Writer) {
-    let gaps = 1 + (indices.len() as u64 * u64::from(gap_width(indices))).div_ceil(8);
-    let least = IndexCoding::least(n, indices.len());
-    let better = least.fixed_bytes(n, indices.len()).is_some_and(|bytes| gaps < bytes);
+    let k = indices.len() as u64;
+    let gaps = 1 + (k * u64::from(gap_width(indices))).div_ceil(8);
+    let least = IndexCoding::least(n as u64, k);
+    let better = least.fixed_bytes(n as u64, k).is_some_and(|bytes| gaps < bytes);
     write_as(if better { IndexCoding::Gaps } else { least }, indices, n, out);
 }
 
@@ -102,10 +58,9 @@ pub(crate) fn write_as(coding: IndexCoding, indices: &[u32], n: usize, out: &mut
 }
 
 fn write_elias_fano(indices: &[u32], n: usize, out: &mut Writer) {
-    let (n, k) = (n as u64, indices.len() as u64);
-    let low = low_bits(n, k);
+    let EliasFano { low_bits: low, upper_bits } = EliasFano::of(n as u64, indices.len() as u64);
     write_low_bits(indices, low, out);
-    let upper = out.room(upper_bits(n, k).div_ceil(8) as usize);
+    let upper = out.room(upper_bits.div_ceil(8) as usize);
     let (mut word, mut held) = (0, 0u64);
     for (position, index) in indices.iter().enumerate() {
         // The position-th one lies behind as many zeros as its upper part says.
@@ -226,10 +181,9 @@ fn read_gaps(from: &mut Reader<'_>, n: usize, k: usize, out: &mut Vec<u32>) -> R
 }
 
 fn read_elias_fano(from: &mut Reader<'_>, n: usize, k: usize, out: &mut Vec<u32>) -> Result<(), ReadError> {
-    let (n64, k64) = (n as u64, k as u64);
-    let low = low_bits(n64, k64);
-    let mut bits = from.bits("low bits of indices", (k64 * u64::from(low)).div_ceil(8) as usize)?;
-    let mut upper = from.bits("upper bits of indices", upper_bits(n64, k64).div_ceil(8) as usize)?;
+    let EliasFano { low_bits: low, upper_bits } = EliasFano::of(n as u64, k as u64);
+    let mut bits = from.bits("low bits of indices", (k as u64 * u64::from(low)).div_ceil(8) as usize)?;
+    let mut upper = from.bits("upper bits of indices", upper_bits.div_ceil(8) as usize)?;
     let mut high = 0u64;
     let index = || {
         high += u64::from(upper.zeros("upper bits of indices", u32::MAX)?);
@@ -264,7 +218,7 @@ mod tests {
             for coding in IndexCoding::ALL {
                 let mut out = Writer::new();
                 write_as(coding, &indices, n, &mut out);
-                if let Some(bytes) = coding.fixed_bytes(n, indices.len()) {
+                if let Some(bytes) = coding.fixed_bytes(n as u64, indices.len() as u64) {
                     prop_assert_eq!(out.len() as u64, 1 + bytes, "{:?}", coding);
                 }
                 let mut back = vec![5];
@@ -291,16 +245,5 @@ mod tests {
                 prop_assert!(out.is_sorted_by(|a, b| a < b) && out.last().is_none_or(|i| (*i as usize) < n));
             }
         }
-    }
-
-    #[test]
-    fn the_least_changes_with_k() {
-        let n = 1_000_000;
-        assert_eq!(IndexCoding::least(n, 1), IndexCoding::U32);
-        assert_eq!(IndexCoding::least(n, n / 100), IndexCoding::EliasFano);
-        assert_eq!(IndexCoding::least(n, n / 2), IndexCoding::Bitmap);
-        // 8.6 bits per index instead of 32.
-        assert!(index_bytes(n, n / 100) < 11_000);
-        assert_eq!(index_bytes(0, 0), 1);
     }
 }

@@ -17,11 +17,13 @@ mod family;
 mod params;
 mod parse;
 mod parts;
+mod sizes;
 
 pub use error::SpecError;
 pub use family::{DEFAULT_COMPRESSORS, Family, default_compressors};
 pub use params::{Kind, MAX_PARAMETERS, MAX_VALUES, Param, Values};
 pub use parts::{MEMORIES, MOMENTA, MemoryKind, MomentumKind, Part};
+pub use sizes::{EliasFano, IndexCoding, index_bytes, selection_bytes};
 
 use crate::CompressionRatio;
 use std::cmp::Ordering;

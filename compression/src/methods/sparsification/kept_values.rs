@@ -6,22 +6,13 @@ use crate::wire::{Reader, Writer, bf16_to_f32, f32_to_bf16};
 use flexcomm_domain::spec::ValueType;
 
 /// Values per step of [`ValueType::Int8`].
-const BLOCK: usize = 256;
+const BLOCK: usize = ValueType::BLOCK as usize;
 
 /// Largest value that is rounded; larger ones become it, so that no rounding makes infinity.
 const MOST: f32 = 3.38e38;
 
 /// Multiples of the step that a byte holds, on either side of 0.
 const LEVELS: f32 = 127.0;
-
-/// Bytes of k values.
-pub(super) fn bytes(k: usize, value_type: ValueType) -> usize {
-    match value_type {
-        ValueType::F32 => 4 * k,
-        ValueType::Bf16 => 2 * k,
-        ValueType::Int8 => k + 4 * k.div_ceil(BLOCK),
-    }
-}
 
 /// Appends values, which become what a receiver reads.
 pub(super) fn write(values: &mut [f32], value_type: ValueType, out: &mut Writer) {
@@ -114,7 +105,7 @@ mod tests {
             for value_type in [ValueType::F32, ValueType::Bf16, ValueType::Int8] {
                 let (mut sent, mut out) = (values.clone(), Writer::new());
                 write(&mut sent, value_type, &mut out);
-                prop_assert_eq!(out.len(), bytes(values.len(), value_type));
+                prop_assert_eq!(out.len() as u64, value_type.bytes(values.len() as u64));
                 let (indices, mut read) = ((0..values.len() as u32).collect::<Vec<_>>(), vec![0.0; values.len()]);
                 let mut from = Reader::new(out.bytes());
                 add(&mut from, (&indices, value_type), (1.0, &mut read)).unwrap();

@@ -6,11 +6,12 @@ use crate::codec::{Carried, Codec, Context, EncodeError, ReadError, Size, Stats}
 use crate::kernels::{ROOM, Work};
 use crate::wire::{Reader, Writer, index_bytes, read_indices, write_indices, write_indices_least};
 use crate::{Energy, Selection};
-use flexcomm_domain::spec::ValueType;
+use flexcomm_domain::spec::{ValueType, selection_bytes};
 
 /// Bytes of a payload with k of n values.
 pub(super) fn size(n: usize, k: usize, value_type: ValueType) -> Size {
-    Size::Exact(4 + index_bytes(n, k) + kept_values::bytes(k, value_type))
+    // n is below 2^32: it fits.
+    Size::Exact(selection_bytes(n as u64, k as u64, value_type) as usize)
 }
 
 /// Bytes of a set of at most k indices: [`index_bytes`] grows with k but for the rounding of its parts.
@@ -138,7 +139,7 @@ impl<C: Choose> Codec for Sparse<C> {
         match C::FIXED {
             true => size(self.n, most, self.value_type),
             false => {
-                let values = kept_values::bytes(most, self.value_type);
+                let values = self.value_type.bytes(most as u64) as usize;
                 Size::AtMost(4 + most_index_bytes(self.n, most) + values)
             }
         }
