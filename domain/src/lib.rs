@@ -4,6 +4,7 @@
 //! infinities and values outside its range with an [`Invalid`] (a [`spec::SpecError`] for compressors) that names the
 //! quantity, the value and the allowed range. All other crates depend on this one; it depends on none of them.
 
+mod codec_bytes;
 mod decision;
 mod ids;
 mod link;
@@ -14,6 +15,7 @@ mod strategy;
 mod time;
 mod units;
 
+pub use codec_bytes::{CodecBytes, IndexBytes};
 pub use decision::{Decision, Digest, Version};
 pub use ids::{JobId, NodeName, Rank, RunId};
 pub use link::{BANDWIDTH_CONFIDENCE_AGE_S, Link, LinkMatrix};
