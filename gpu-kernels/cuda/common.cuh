@@ -102,6 +102,13 @@ __device__ __forceinline__ void store_four(float* to, u32 group, u32 n, Four<flo
     if (4 * group + c < n) to[4 * group + c] = four.v[c];
 }
 
+// A word of a message, which may begin at any byte; of one that is aligned in one load. Devices are little endian.
+__device__ __forceinline__ u32 word_at(const u8* from) {
+  if (reinterpret_cast<u64>(from) % 4 == 0) return *reinterpret_cast<const u32*>(from);
+  return (u32)from[0] | (u32)from[1] << 8 | (u32)from[2] << 16 | (u32)from[3] << 24;
+}
+__device__ __forceinline__ float float_at(const u8* from) { return float_of(word_at(from)); }
+
 // What another block wrote, not what a cache remembers.
 template <typename T> __device__ __forceinline__ T fresh(const T* from) { return *(const volatile T*)from; }
 

@@ -250,13 +250,12 @@ __device__ __forceinline__ void dequantize(float* out, u32 n, const u8* payload,
                                            const Scheme& scheme, float scale) {
   const u32 buckets = n == 0 ? 0 : (n - 1) / bucket + 1;
   const u8* packed = payload + 4 * (u64)buckets;
-  const float* norms = reinterpret_cast<const float*>(payload);
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
     const u64 at = (u64)i * width;
     u32 bits = packed[at / 8];
     if (at % 8 + width > 8) bits |= (u32)packed[at / 8 + 1] << 8;
     u32 code = bits >> (at % 8) & ((1u << width) - 1);
-    float step = scale * (norms[i / bucket] / (float)scheme.divide);
+    float step = scale * (float_at(payload + 4 * (u64)(i / bucket)) / (float)scheme.divide);
     out[i] += Rule::of(0.0f, scheme).relative(code) * step;
   }
 }
@@ -341,9 +340,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) signs(float* fed, const fl
 // out += scale * signs (times the scale behind them).
 extern "C" __global__ void __launch_bounds__(THREADS) add_signs(float* out, u32 n, const u8* payload, u32 scaled,
                                                                 float scale) {
-  u32 own = 0;
-  for (u32 j = 0; scaled && j < 4; j++) own |= (u32)payload[((u64)n + 7) / 8 + j] << (8 * j);
-  const float value = scale * (scaled ? float_of(own) : 1.0f);
+  const float value = scale * (scaled ? float_at(payload + ((u64)n + 7) / 8) : 1.0f);
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS)
     out[i] += payload[i / 8] >> (i % 8) & 1 ? -value : value;
 }
@@ -415,7 +412,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) add_eightbit(float* out, u
   SHARED(EightBit, table, 1);
   table->fill(fixed);
   __syncthreads();
-  const float step = scale * *reinterpret_cast<const float*>(payload);
+  const float step = scale * float_at(payload);
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS)
     out[i] += table->value(payload[4 + i]) * step;
 }
@@ -447,12 +444,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) cast_bf16(float* fed, cons
   cast(fed, memory, n, payload, limit, s, o, p);
 }
 
-template <typename T> __device__ __forceinline__ void add_cast(float* out, u32 n, const T* payload, float scale) {
-  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) out[i] += widen(payload[i]) * scale;
+template <typename T> __device__ __forceinline__ void add_cast(float* out, u32 n, const u8* payload, float scale) {
+  const bool whole = reinterpret_cast<u64>(payload) % sizeof(T) == 0;
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
+    const u8* from = payload + 2 * (u64)i;
+    T half;
+    if (whole) half = *reinterpret_cast<const T*>(from);
+    else half.bits = (u16)(from[0] | from[1] << 8);
+    out[i] += widen(half) * scale;
+  }
 }
-extern "C" __global__ void __launch_bounds__(THREADS) add_f16(float* out, u32 n, const f16* payload, float scale) {
-  add_cast(out, n, payload, scale);
+extern "C" __global__ void __launch_bounds__(THREADS) add_f16(float* out, u32 n, const u8* payload, float scale) {
+  add_cast<f16>(out, n, payload, scale);
 }
-extern "C" __global__ void __launch_bounds__(THREADS) add_bf16(float* out, u32 n, const bf16* payload, float scale) {
-  add_cast(out, n, payload, scale);
+extern "C" __global__ void __launch_bounds__(THREADS) add_bf16(float* out, u32 n, const u8* payload, float scale) {
+  add_cast<bf16>(out, n, payload, scale);
 }

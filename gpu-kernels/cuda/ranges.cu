@@ -45,20 +45,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) sides(float* fed, const fl
 
 extern "C" __global__ void __launch_bounds__(THREADS) add_sides(float* out, u32 n, const u8* payload, u32 columns,
                                                                 float scale) {
-  const float* means = reinterpret_cast<const float*>(payload);
   const u8* bits = payload + 8 * (u64)columns;
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS)
-    out[i] += means[2 * (i % columns) + (bits[i / 8] >> (i % 8) & 1 ? 0 : 1)] * scale;
+    out[i] += float_at(payload + 8 * (u64)(i % columns) + (bits[i / 8] >> (i % 8) & 1 ? 0 : 4)) * scale;
 }
 
 // 256 grid points between min and max, of which zero is one (compression/src/methods/quantization/minmax8.rs).
 struct MinMax {
   double min, max, step, inverse, lowest;
 
-  static __device__ __forceinline__ MinMax of(const float* pair) {
+  static __device__ __forceinline__ MinMax of(const u8* pair) {
     MinMax grid;
-    grid.min = (double)pair[0];
-    grid.max = (double)pair[1];
+    grid.min = (double)float_at(pair);
+    grid.max = (double)float_at(pair + 4);
     grid.step = (grid.max - grid.min) / 255.0;
     grid.inverse = grid.step > 0.0 ? 1.0 / grid.step : 0.0;
     grid.lowest = rint(grid.max * grid.inverse) - 255.0;
@@ -77,7 +76,7 @@ struct MinMax {
 extern "C" __global__ void __launch_bounds__(THREADS) minmax(float* fed, const float* memory, u32 n, u8* payload, State* s,
                                                              Outcome* o, Partials* p) {
   const bool refused = o->refused != 0;
-  const MinMax grid = MinMax::of(reinterpret_cast<const float*>(payload));
+  const MinMax grid = MinMax::of(payload);
   u8* codes = payload + 8;
   double sent = 0.0;
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
@@ -92,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) minmax(float* fed, const f
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) add_minmax(float* out, u32 n, const u8* payload, float scale) {
-  const MinMax grid = MinMax::of(reinterpret_cast<const float*>(payload));
+  const MinMax grid = MinMax::of(payload);
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS)
     out[i] += grid.value(payload[8 + i]) * scale;
 }

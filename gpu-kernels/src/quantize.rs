@@ -379,8 +379,9 @@ impl Call {
     }
 }
 
-/// `out += scale * C(x)` of a payload of this method, which is not checked: its bytes came through `Reader` checks on the
-/// CPU side, or from a rank that is trusted. No payload makes a kernel read beyond `payload_bytes`.
+/// `out += scale * C(x)` of a payload of this method, which may begin at any byte, as it does in a gathered block. It is not
+/// checked: its bytes came through `Reader` checks on the CPU side, or from a rank that is trusted. No payload makes a kernel
+/// read beyond `payload_bytes`.
 pub fn add(
     device: &impl Device,
     (method, n): (Quantizer, u64),
@@ -389,7 +390,7 @@ pub fn add(
 ) -> Result<(), LaunchError> {
     let count = u64::from(check_count(n)?);
     method.check(n)?;
-    check(("the payload", payload, method.payload_bytes(n)), ALIGN)?;
+    check(("the payload", payload, method.payload_bytes(n)), 1)?;
     check(("out", out, 4 * n), WORD)?;
     check_apart(("out", out), ("the payload", payload))?;
     let (to, from, scale) = (out.address(), payload.address(), u64::from(scale.to_bits()));
@@ -413,7 +414,7 @@ pub fn add(
     }
 }
 
-/// ±1 by the vote of `ranks` payloads of signs, of which rank r's begins at r * stride; 0 where votes are equal.
+/// ±1 by the vote of `ranks` payloads of signs, of which rank r's begins at r * stride, at any byte; 0 where votes are equal.
 pub fn majority(
     device: &impl Device,
     n: u64,

@@ -57,8 +57,8 @@ fn count(device: &impl Device, fed: u64, bound: u32, call: &Call) -> Result<(), 
     device.launch("scan_sizes", 1, &[tiles, sums, call.n.div_ceil(TILE), state])
 }
 
-/// [`crate::add`] for [`Quantizer::Inceptionn`], whose payload is as long as its values need: `out += scale * C(x)`. What
-/// claims to be longer than it is adds nothing.
+/// [`crate::add`] for [`Quantizer::Inceptionn`], whose payload is as long as its values need: `out += scale * C(x)`. It may
+/// begin at any byte. What claims to be longer than it is adds nothing.
 pub fn add_sized(
     device: &impl Device,
     (bound, n): (u32, u64),

@@ -41,7 +41,8 @@ pub fn compress(
     start(device, "put_runs", count, &[bytes, n, tiles, sums, s.to_bits(), payload.address(), outcome])
 }
 
-/// `out += scale * C(x)` of a payload of exactly its length. What says another number of values than n adds nothing.
+/// `out += scale * C(x)` of a payload of exactly its length, which may begin at any byte. What says another number of values
+/// than n adds nothing.
 pub fn add(
     device: &impl Device,
     (payload, n): (Span, u64),

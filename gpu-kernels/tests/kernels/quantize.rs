@@ -7,7 +7,7 @@ use flexcomm_compression::codec::Shape;
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::Writer;
 use flexcomm_gpu_kernels::{
-    DType, Feed, Norm, Quantizer, Random, Span, add, add_sized, majority, quantize, workspace_bytes,
+    DType, Device, Feed, Norm, Quantizer, Random, Span, add, add_sized, majority, quantize, workspace_bytes,
 };
 use half::{bf16, f16};
 
@@ -58,7 +58,12 @@ fn feed((n, dtype): (usize, DType), gradient: &Memory, memory: Span, fed: &Memor
     Feed { n: n as u64, dtype, gradient: gradient.span(), memory, fed: fed.span(), beta: 1.0, gamma: 1.0 }
 }
 
-fn decode(device: &Emulated, (method, n): (Quantizer, usize), payload: Span, out: &Memory) {
+/// Of a payload that lies `offset` bytes behind a word.
+fn decode(device: &Emulated, (method, n): (Quantizer, usize), (payload, offset): (Span, usize), out: &Memory) {
+    let there = Memory::new(payload.bytes() + offset as u64);
+    let at = there.span().part(offset as u64, payload.bytes());
+    device.copy(at, payload).unwrap();
+    let payload = at;
     let Quantizer::Inceptionn { bound } = method else {
         return add(device, (method, n as u64), payload, (1.0, out.span())).unwrap();
     };
@@ -99,7 +104,8 @@ pub fn check(
         assert!((outcome.fed - want.energy.fed).abs() <= 1e-12 * want.energy.fed, "{name}: {outcome:?}");
         assert!(close(outcome.sent, want.energy.sent), "{name} of {n}: {outcome:?}, {want:?}");
         let (out, mut mean) = (Memory::of(&vec![0.0f32; n]), vec![0.0; n]);
-        decode(device, (method, n), payload.span().part(0, sent as u64), &out);
+        let offset = step as usize * (1 + n % 7);
+        decode(device, (method, n), (payload.span().part(0, sent as u64), offset), &out);
         if !name.starts_with("signsgd") {
             rank.aggregate(&[message.bytes()], step, &mut mean).unwrap();
             assert_eq!(bits(&out.f32s()), bits(&mean), "{name} of {n}");
@@ -212,7 +218,7 @@ fn what_is_not_finite_leaves_the_memory_and_sends_zeros() {
             continue;
         }
         let out = Memory::of(&vec![0.0f32; n]);
-        decode(&device, (method, n), payload.span(), &out);
+        decode(&device, (method, n), (payload.span(), 0), &out);
         assert!(out.f32s().iter().all(|x| *x == 0.0), "{name}");
     }
 }

@@ -7,8 +7,8 @@ use flexcomm_compression::Layers;
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::random::Stream;
 use flexcomm_compression::wire::Writer;
-use flexcomm_gpu_kernels::DType;
 use flexcomm_gpu_kernels::three_lc::{add, compress, payload_bytes};
+use flexcomm_gpu_kernels::{DType, Device};
 
 /// Two steps with error feedback, each decoded.
 pub fn check(device: &Emulated, s: f64, gradient: &[f32]) {
@@ -30,7 +30,11 @@ pub fn check(device: &Emulated, s: f64, gradient: &[f32]) {
         assert_eq!(bits(&step.fed.f32s()), bits(&cpu.held_back()), "{n}, step {index}");
         assert!((outcome.sent - want.energy.sent).abs() <= 1e-9 * want.energy.sent);
         let (out, mut mean) = (Memory::of(&vec![0.0f32; n]), vec![0.0; n]);
-        let part = payload.span().part(0, sent as u64);
+        // A payload may begin at any byte.
+        let offset = index as usize * (1 + n % 7);
+        let there = Memory::new((offset + sent) as u64);
+        let part = there.span().part(offset as u64, sent as u64);
+        device.copy(part, payload.span().part(0, sent as u64)).unwrap();
         add(device, (part, n as u64), (1.0, out.span()), step.workspace.span()).unwrap();
         cpu.aggregate(&[message.bytes()], index, &mut mean).unwrap();
         // Adding zero to zero has either sign.
