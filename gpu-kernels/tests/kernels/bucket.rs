@@ -2,13 +2,11 @@
 
 use crate::data::gradients;
 use crate::emulated::{Emulated, Memory};
-use flexcomm_compression::Compressor;
-use flexcomm_compression::pipeline::{Gradient as CpuGradient, Member, Pipeline, Step};
-use flexcomm_compression::wire::Writer;
-use flexcomm_compression::{
-    Checksum, GradientCompressor, Layers, Message, Method as CpuMethod, Part, aggregate, encode,
-};
-use flexcomm_domain::CompressionRatio;
+use crate::topk::bits;
+use flexcomm_compression::codec::Element;
+use flexcomm_compression::pipeline::{Gradient as CpuGradient, Member, Pipeline, Step, add_messages};
+use flexcomm_compression::wire::{Reader, Writer, read_indices};
+use flexcomm_compression::{Layers, naive};
 use flexcomm_gpu_kernels::bucket::{Bucket, Gradient, Method};
 use flexcomm_gpu_kernels::hybrid::Qsparse;
 use flexcomm_gpu_kernels::{
@@ -114,20 +112,34 @@ fn a_strategy_without_a_memory_sends_the_gradient_alone() {
     drop(lent.bytes());
 }
 
+/// Behind the header and its parameters.
+fn payload(message: &[u8]) -> &[u8] {
+    &message[32 + 8 * usize::from(message[7])..]
+}
+
+/// What an allreduce does.
+fn sum(messages: &[Vec<u8>]) -> Vec<u8> {
+    let (first, others) = messages.split_first().unwrap();
+    let mut sum = first.clone();
+    others.iter().for_each(|other| add_messages(Element::F32, &mut sum, other).unwrap());
+    sum
+}
+
 /// AR-Topk, whose leader changes and bids change hands: values, memories and energies are the CPU's, bit for bit; a step
 /// that does not count leaves what was held back.
 #[test]
 fn agreed_indices_take_what_the_cpu_takes() {
-    let (n, world) = (3001usize, 3usize);
+    let (n, k, world) = (3001usize, 150u64, 3usize);
     let Some(device) = Emulated::new(n as u64) else { return };
-    let method = CpuMethod::new(Compressor::TopK, CompressionRatio::new(0.05).unwrap());
-    let k = method.kept(&Layers::fused(n).unwrap()) as u64;
     let lent: Vec<Memory> = (0..world).map(|_| Memory::new(Bucket::bytes(n as u64, &[]).unwrap())).collect();
     let mut ranks: Vec<Bucket> =
         lent.iter().map(|lent| Bucket::new(&device, (n as u64, &[]), lent.span()).unwrap()).collect();
-    let mut cpus: Vec<GradientCompressor> =
-        (0..world).map(|_| GradientCompressor::new(Layers::fused(n).unwrap())).collect();
+    let strategy = format!("artopk(k={k})+ef(vanilla)").parse().unwrap();
+    let member = |rank| Member { rank, world: world as u32, ..Member::alone(SEED) };
+    let mut cpus: Vec<Pipeline> =
+        (0..world as u32).map(|rank| Pipeline::new(&strategy, Layers::fused(n).unwrap(), member(rank))).collect();
     for step in 0..6usize {
+        // Ranks take turns, as on the CPU side.
         let leader = step % world;
         // In half of the steps all ranks select, as when they bid.
         let bid = step % 2 == 0;
@@ -136,38 +148,47 @@ fn agreed_indices_take_what_the_cpu_takes() {
             (0..world).map(|rank| gradients(n).swap_remove((rank + step) % 2).1).collect();
         // Values that nobody takes keep the sign of zero.
         gradients.iter_mut().for_each(|gradient| gradient[40..50].fill(-0.0));
-        let mut chosen = Vec::new();
+        let mut proposals = Vec::new();
+        for (cpu, gradient) in cpus.iter_mut().zip(&gradients) {
+            let (mut message, index) = (Writer::new(), step as u64);
+            let outcome = cpu.compress(CpuGradient::F32(gradient), Step { index, learning_rate: 0.1 }, &mut message);
+            assert!(outcome.unwrap().more);
+            proposals.push(message.into_vec());
+        }
+        let proposed = sum(&proposals);
+        let numbers = payload(&proposed).as_chunks::<4>().0;
+        let chosen: Vec<u32> = numbers.iter().map(|bytes| f32::from_le_bytes(*bytes) as u32).collect();
         for rank in 0..world {
             let source = Memory::of(&gradients[rank]);
             let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
             let lists = lists[rank].span();
             let to = Selected { indices: lists.part(0, 4 * k), values: lists.part(4 * k, 4 * k), room: k };
+            let before = read(&device, ranks[rank].held_back());
             if bid || rank == leader {
-                let before = read(&device, ranks[rank].held_back());
                 ranks[rank].choose(&device, gradient, (k, &to)).unwrap();
-                assert_eq!(read(&device, ranks[rank].held_back()), before, "nothing counts as sent");
-                let picked = cpus[rank].select(method, &gradients[rank], 0).unwrap();
+                let held = before.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+                let fed: Vec<f32> = held.zip(&gradients[rank]).map(|(held, own)| held + own).collect();
+                let selected = naive::topk(&fed, k as usize);
+                let energy: f64 = selected.iter().map(|i| f64::from(fed[*i as usize]).powi(2)).sum();
                 let outcome = Outcome::read(read(&device, ranks[rank].outcome())[..].try_into().unwrap());
-                assert!((outcome.sent - picked.energy.sent).abs() <= 1e-12 * picked.energy.sent);
-                if rank == leader {
-                    chosen = picked.selection.indices().to_vec();
-                    let bytes: Vec<u8> = chosen.iter().flat_map(|i| i.to_le_bytes()).collect();
-                    assert_eq!(read(&device, to.indices), bytes);
-                }
+                assert!((outcome.sent - energy).abs() <= 1e-12 * energy);
+                let bytes: Vec<u8> = selected.iter().flat_map(|i| i.to_le_bytes()).collect();
+                assert_eq!(read(&device, to.indices), bytes);
+                assert!(rank != leader || selected == chosen);
             } else {
                 ranks[rank].feed_alone(&device, gradient).unwrap();
-                cpus[rank].feed(&gradients[rank]).unwrap();
             }
+            assert_eq!(read(&device, ranks[rank].held_back()), before, "nothing counts as sent");
         }
         let agreed = Memory::of(&chosen);
         for rank in 0..world {
             let values = Memory::new(4 * k);
             let before = read(&device, ranks[rank].held_back());
             ranks[rank].take_at(&device, &At { k, indices: agreed.span(), values: values.span() }).unwrap();
-            let mut want = Vec::new();
-            let energy = cpus[rank].take_at(&chosen, &mut want).unwrap();
-            assert_eq!(values.u32s(), want.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), "rank {rank}, step {step}");
-            let held: Vec<u8> = cpus[rank].residual().iter().flat_map(|x| x.to_le_bytes()).collect();
+            let mut message = Writer::new();
+            let energy = cpus[rank].advance(&proposed, &mut message).unwrap().energy;
+            assert_eq!(values.bytes(), payload(message.bytes()), "rank {rank}, step {step}");
+            let held: Vec<u8> = cpus[rank].held_back().iter().flat_map(|x| x.to_le_bytes()).collect();
             assert_eq!(read(&device, ranks[rank].held_back()), held, "rank {rank}, step {step}");
             let outcome = Outcome::read(read(&device, ranks[rank].outcome())[..].try_into().unwrap());
             let close = |a: f64, b: f64| (a - b).abs() <= 1e-12 * b;
@@ -233,43 +254,44 @@ fn what_fails_leaves_the_memory_of_the_step_before() {
     assert!(matches!(Bucket::bytes(1 << 31, &methods), Err(LaunchError::TooLong(_))));
 }
 
-/// Messages of version 1 are made in the caller's block, at any word, and their mean is the CPU's; a step that does not count
-/// leaves what was held back.
+/// Lists are made in the caller's block, at any word, and hold what the CPU's messages do; a step that does not count leaves what
+/// was held back.
 #[test]
-fn selected_values_are_messages_and_add_up_to_the_cpus_mean() {
-    let (n, world) = (3001usize, 3u32);
+fn selected_values_are_the_cpus_and_add_up_to_a_mean() {
+    let (n, k, world) = (3001usize, 150u64, 3u32);
     let Some(device) = Emulated::new(n as u64) else { return };
-    let method = CpuMethod::new(Compressor::TopK, CompressionRatio::new(0.05).unwrap());
-    let k = method.kept(&Layers::fused(n).unwrap()) as u64;
-    let front = 40;
-    let (mut sent, mut messages) = (Memory::of(&[0u8; 0]), Vec::new());
+    let strategy = format!("topk(k={k})+ef(vanilla)").parse().unwrap();
+    let (front, mut want) = (40, vec![0f32; n]);
     let blocks: Vec<Memory> = (0..world).map(|_| Memory::of(&vec![0u8; front + 8 * k as usize])).collect();
     for (rank, block) in blocks.iter().enumerate() {
         let lent = Memory::new(Bucket::bytes(n as u64, &[]).unwrap());
         let mut bucket = Bucket::new(&device, (n as u64, &[]), lent.span()).unwrap();
-        let mut cpu = GradientCompressor::new(Layers::fused(n).unwrap());
+        let mut cpu = Pipeline::new(&strategy, Layers::fused(n).unwrap(), Member::alone(SEED));
         let lists = block.span().part(front as u64, 8 * k);
         let to = Selected { indices: lists.part(0, 4 * k), values: lists.part(4 * k, 4 * k), room: k };
+        let (mut indices, mut values) = (Vec::new(), Vec::new());
         for step in 0..3 {
-            let (_, values) = gradients(n).swap_remove((rank + step) % 2);
-            let source = Memory::of(&values);
-            let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
+            let (_, gradient) = gradients(n).swap_remove((rank + step) % 2);
+            let source = Memory::of(&gradient);
+            let given = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
             let before = read(&device, bucket.held_back());
-            bucket.select(&device, gradient, (Method::TopK(k), &to)).unwrap();
+            bucket.select(&device, given, (Method::TopK(k), &to)).unwrap();
             bucket.put_back();
             assert_eq!(read(&device, bucket.held_back()), before);
-            bucket.select(&device, gradient, (Method::TopK(k), &to)).unwrap();
+            bucket.select(&device, given, (Method::TopK(k), &to)).unwrap();
             bucket.mark(&device, block.span().part(4, 1), 2).unwrap();
-            let picked = cpu.compress(method, &values, 0).unwrap();
-            let mut message = Vec::new();
-            encode(Compressor::TopK, picked.selection, Part::Whole, Checksum::None, &mut message);
-            assert_eq!(block.bytes()[front..], message[32..]);
-            let held: Vec<u8> = cpu.residual().iter().flat_map(|x| x.to_le_bytes()).collect();
+            let (mut message, index) = (Writer::new(), step as u64);
+            cpu.compress(CpuGradient::F32(&gradient), Step { index, learning_rate: 0.1 }, &mut message).unwrap();
+            let mut from = Reader::new(&payload(message.bytes())[4..]);
+            read_indices(&mut from, n, k as usize, &mut indices).unwrap();
+            values = from.f32s("value", k as usize).unwrap().collect();
+            let (indices, values) = (indices.iter().map(|i| i.to_le_bytes()), values.iter().map(|x| x.to_le_bytes()));
+            assert_eq!(block.bytes()[front..], indices.chain(values).flatten().collect::<Vec<u8>>());
+            let held: Vec<u8> = cpu.held_back().iter().flat_map(|x| x.to_le_bytes()).collect();
             assert_eq!(read(&device, bucket.held_back()), held);
-            sent = Memory::of(&message);
         }
         assert_eq!(block.bytes()[4], 0);
-        messages.push(sent.bytes());
+        indices.iter().zip(values).for_each(|(i, value)| want[*i as usize] += value / world as f32);
     }
     let out = Memory::of(&vec![0f32; n]);
     for block in &blocks {
@@ -277,13 +299,7 @@ fn selected_values_are_messages_and_add_up_to_the_cpus_mean() {
         let at = At { k, indices: lists.part(0, 4 * k), values: lists.part(4 * k, 4 * k) };
         add_mean(&device, &at, (n as u64, out.span()), world).unwrap();
     }
-    let parsed: Vec<Message<'_>> = messages.iter().map(|m| Message::parse(m).unwrap()).collect();
-    let mut want = vec![0f32; n];
-    aggregate(&parsed, world as usize, &mut want).unwrap();
-    assert_eq!(
-        out.f32s().iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
-        want.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
-    );
+    assert_eq!(bits(&out.f32s()), bits(&want));
 }
 
 #[test]
