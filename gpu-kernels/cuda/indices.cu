@@ -1,4 +1,5 @@
 // Values at indices that are known already: AR-Topk's gather and scatter, and random-k, whose indices come from the counter.
+// And payloads of k of n values as they arrive, which are added up where they lie.
 #include "feed.cuh"
 
 // Takes the values at k indices, times a factor, out of fed. An index beyond n takes nothing and is reported.
@@ -124,8 +125,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_set(const u32* set, 
   }
 }
 
-// By one block: sums of all tiles before.
-extern "C" __global__ void __launch_bounds__(THREADS) scan_set(u32* counts, u32 tiles) {
+// Counts become sums of all before; answers the sum of all. By a whole block.
+__device__ __forceinline__ u32 scan_counts(u32* counts, u32 tiles) {
   SHARED(u32, total, 1);
   u32 before = 0;
   for (u32 first = 0; first < tiles; first += THREADS) {
@@ -137,7 +138,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) scan_set(u32* counts, u32 
     before += total[0];
     __syncthreads();
   }
+  return before;
 }
+
+// By one block: sums of all tiles before.
+extern "C" __global__ void __launch_bounds__(THREADS) scan_set(u32* counts, u32 tiles) { scan_counts(counts, tiles); }
 
 extern "C" __global__ void __launch_bounds__(THREADS) list_set(const u32* set, u32 n, u32 flip, const u32* counts,
                                                                u32* indices, u32 room) {
@@ -147,5 +152,110 @@ extern "C" __global__ void __launch_bounds__(THREADS) list_set(const u32* set, u
     u32 bits = members(set, n, flip, word), own = (u32)__popc(bits), at = counts[tile] + block_scan(own) - own;
     for (; bits != 0; bits &= bits - 1, at++)
       if (at < room) indices[at] = word * 32 + __ffs(bits) - 1;
+  }
+}
+
+// A payload of k of n values (compression/FORMAT.md, "Sets of indices"): k, the coding's byte, the set, the values. Where its
+// parts lie follows from n and k, and its bytes come from another machine. So whatever they are, nothing beyond the payload
+// is read and nothing beyond n is written; what is not as it must be is left out, and `refused` becomes the number of its
+// rank, from 1 (of several the largest).
+#define CODED_U32 1u
+#define CODED_ELIAS_FANO 2u
+
+// Of k and the coding's byte.
+#define LIST_FRONT 5u
+
+__device__ __forceinline__ void refuse(u32* refused, u32 rank) { atomicMax(refused, rank); }
+
+// Whether the payload is of so many values in this coding. Where not, one thread of the grid says so. The same for all threads.
+__device__ __forceinline__ bool begins_as(const u8* payload, u32 k, u32 code, u32* refused, u32 rank) {
+  const bool is = word_at(payload) == k && payload[LIST_FRONT - 1] == code;
+  if (!is && blockIdx.x == 0 && threadIdx.x == 0) refuse(refused, rank);
+  return is;
+}
+
+// out += scale * value at an index that lies below n and behind the one before it.
+__device__ __forceinline__ void add_one(float* out, u32 n, u64 index, bool ascends, float value, float scale, u32* refused,
+                                        u32 rank) {
+  if (index < n && ascends && key_of(value) < NOT_FINITE) out[index] += scale * value;
+  else refuse(refused, rank);
+}
+
+// Of indices that are u32.
+extern "C" __global__ void __launch_bounds__(THREADS) add_listed(float* out, u32 n, const u8* payload, u32 k, float scale,
+                                                                 u32* refused, u32 rank) {
+  if (!begins_as(payload, k, CODED_U32, refused, rank)) return;
+  const u8 *indices = payload + LIST_FRONT, *values = indices + 4 * (u64)k;
+  for (u32 j = blockIdx.x * THREADS + threadIdx.x; j < k; j += gridDim.x * THREADS) {
+    const u32 index = word_at(indices + 4 * (u64)j);
+    const bool ascends = j == 0 || word_at(indices + 4 * (u64)j - 4) < index;
+    add_one(out, n, index, ascends, float_at(values + 4 * (u64)j), scale, refused, rank);
+  }
+}
+
+// Bits that are a one per index: of Elias-Fano's unary part, or of a bitmap. A block works on a byte per thread at a time.
+#define MARKS (8 * THREADS)
+
+// Ones of every tile of all ranks' sets, which are `bytes` long each and begin at `at` in their payloads.
+extern "C" __global__ void __launch_bounds__(THREADS) count_marks(const u8* payloads, u64 stride, u32 ranks, u64 at,
+                                                                  u32 bytes, u32* counts) {
+  const u32 tiles = bytes / THREADS + (bytes % THREADS != 0);
+  for (u64 job = blockIdx.x; job < (u64)ranks * tiles; job += gridDim.x) {
+    const u8* marks = payloads + job / tiles * stride + at;
+    const u32 byte = (u32)(job % tiles) * THREADS + threadIdx.x;
+    const u32 scanned = block_scan(byte < bytes ? (u32)__popc(marks[byte]) : 0);
+    if (threadIdx.x == THREADS - 1) counts[job] = scanned;
+  }
+}
+
+// By a block per rank: sums of all its tiles before. Other than k ones are refused.
+extern "C" __global__ void __launch_bounds__(THREADS) scan_marks(u32* counts, u32 tiles, u32 k, u32* refused) {
+  const u32 ones = scan_counts(counts + (u64)blockIdx.x * tiles, tiles);
+  if (threadIdx.x == 0 && ones != k) refuse(refused, blockIdx.x + 1);
+}
+
+// `width` bits from bit `at` on, the first one lowest; at most 31.
+__device__ __forceinline__ u32 bits_at(const u8* from, u64 at, u32 width) {
+  u64 word = 0;
+  for (u32 j = 0; 8 * j < at % 8 + width; j++) word |= (u64)from[at / 8 + j] << (8 * j);
+  return (u32)(word >> (at % 8)) & ((1u << width) - 1);
+}
+
+// Of indices that are ones of a set; `at` and `values` say where the set and the values begin. Of Elias-Fano, the j-th one at
+// place p is an index whose upper part is p - j, and whose `low` lower bits stand in front of the set.
+extern "C" __global__ void __launch_bounds__(THREADS) add_marked(float* out, u32 n, const u8* payload, u32 k, u32 code,
+                                                                 u32 low, u64 at, u64 values, float scale,
+                                                                 const u32* counts, u32* refused, u32 rank) {
+  SHARED(u16, places, MARKS);
+  SHARED(u32, total, 1);
+  if (!begins_as(payload, k, code, refused, rank)) return;
+  const u8 *lows = payload + LIST_FRONT, *marks = payload + at;
+  const u32 bytes = (u32)(values - at), tiles = bytes / THREADS + (bytes % THREADS != 0), padding = (u64)k * low % 8;
+  if (blockIdx.x == 0 && threadIdx.x == 0 && padding != 0 && marks[-1] >> padding != 0) refuse(refused, rank);
+  for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    // Where ones are is listed first: neighbouring threads then read neighbouring values. Whoever comes back here waits in the
+    // scan until all have read the list before.
+    const u32 byte = tile * THREADS + threadIdx.x;
+    u32 ones = byte < bytes ? marks[byte] : 0, own = (u32)__popc(ones), scanned = block_scan(own), to = scanned - own;
+    for (; ones != 0; ones &= ones - 1) places[to++] = (u16)(8 * threadIdx.x + __ffs(ones) - 1);
+    if (threadIdx.x == THREADS - 1) total[0] = scanned;
+    __syncthreads();
+    const u32 before = counts[tile];
+    for (u32 i = threadIdx.x; i < total[0]; i += THREADS) {
+      // More ones than values are refused already.
+      const u32 j = before + i;
+      if (j >= k) break;
+      const u64 place = (u64)tile * MARKS + places[i];
+      u64 index = place;
+      bool ascends = true;
+      if (code == CODED_ELIAS_FANO) {
+        const u32 lower = bits_at(lows, (u64)j * low, low);
+        index = (place - j) << low | lower;
+        // Right behind another one the upper part is the same, and the lower bits must ascend.
+        const bool same = place > 0 && (marks[(place - 1) / 8] >> ((place - 1) % 8) & 1) != 0;
+        ascends = !same || (j > 0 && bits_at(lows, (u64)(j - 1) * low, low) < lower);
+      }
+      add_one(out, n, index, ascends, float_at(payload + values + 4 * (u64)j), scale, refused, rank);
+    }
   }
 }

@@ -16,6 +16,7 @@ pub use low_rank::{LowRanks, Product};
 
 use crate::hybrid::{self, Qsparse};
 use crate::indices::{self, At, subset_scratch};
+use crate::lists::list_bytes;
 use crate::random::RandomK;
 use crate::select::{Form, Selected, pack, payload_room};
 use crate::workspace::{check, check_count, workspace_bytes};
@@ -73,6 +74,21 @@ impl Method {
             Self::ThreeLc(_) => three_lc::payload_bytes(n),
             Self::RandomK(how) if how.is_shared() => 4 * how.k,
             _ => payload_room(n, self.most(n)),
+        }
+    }
+
+    /// Bytes of its payload where n tells them, whatever the values are: then a block to gather can be laid out before the step
+    /// is done, and nobody waits for the outcome.
+    pub fn sent_bytes(self, n: u64) -> Option<u64> {
+        match self {
+            Self::TopK(k) | Self::Threshold(Threshold::MsTopK { k, .. }) => Some(list_bytes(n, k)),
+            Self::RandomK(how) if !how.is_shared() => Some(list_bytes(n, how.k)),
+            Self::RandomK(how) => Some(4 * how.k),
+            Self::Quantize(Quantizer::Inceptionn { .. }, _) => None,
+            Self::Quantize(quantizer, _) => Some(quantizer.payload_bytes(n)),
+            Self::Qsparse(k, how) => Some(list_bytes(n, k) - 4 * k + (k * u64::from(how.bits())).div_ceil(8)),
+            Self::QsparseRandom(k, how, _) => Some(4 + (k * u64::from(how.bits())).div_ceil(8)),
+            Self::Threshold(_) | Self::HardThreshold(_) | Self::ThreeLc(_) => None,
         }
     }
 }

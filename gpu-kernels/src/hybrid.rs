@@ -41,6 +41,16 @@ pub enum Qsparse {
     Signs,
 }
 
+impl Qsparse {
+    /// Of each code.
+    pub(crate) fn bits(self) -> u32 {
+        match self {
+            Self::Levels { s, .. } => u32::BITS - s.saturating_mul(2).leading_zeros(),
+            Self::Signs => 1,
+        }
+    }
+}
+
 /// Bound on the quantiser's relative variance (QSGD, lemma 3.1).
 fn beta(k: u64, s: u32) -> f64 {
     let (k, s) = (k as f64, f64::from(s));
@@ -101,14 +111,14 @@ fn quantized(
     start(device, "list_norm", k, &[to.values.address(), mean, state, outcome, partials])?;
     let Qsparse::Levels { s, scaled, random } = method else {
         signs(device, (feed, to), (true, 0.0), parts)?;
-        return Ok(1);
+        return Ok(method.bits());
     };
     let divisor = if scaled { 1.0 + beta(k, s) } else { 1.0 };
     let [a, b, c, _] = random.key(1).map(u64::from);
     let (fed, indices, values) = (feed.fed.address(), to.indices.address(), to.values.address());
     let arguments = [fed, indices, values, u64::from(s), divisor.to_bits(), a, b, c, state, outcome, partials];
     start(device, "list_levels", k, &arguments)?;
-    Ok(u32::BITS - (2 * s).leading_zeros())
+    Ok(method.bits())
 }
 
 fn signs(

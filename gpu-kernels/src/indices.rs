@@ -1,4 +1,5 @@
-//! Values at indices that are known: what AR-Topk exchanges, and random-k.
+//! Values at indices that are known: what AR-Topk exchanges, and random-k. Lists are read word by word, so they begin at
+//! multiples of 4; payloads as they arrive are for [`crate::add_lists`].
 
 use crate::device::start;
 use crate::feed::{ALIGN, Feed, WORD};

@@ -87,7 +87,7 @@ pub const THRESHOLD: Module = Module {
     kernels: &["settle_at", "bisect", "count_band", "sample", "reach", "fit_stage"],
 };
 
-/// Gather and scatter, and sets of indices at random.
+/// Gather and scatter, sets of indices at random, and payloads of values at indices.
 pub const INDICES: Module = Module {
     name: "indices.cu",
     text: file!("indices.cu"),
@@ -103,6 +103,10 @@ pub const INDICES: Module = Module {
         "count_set",
         "scan_set",
         "list_set",
+        "add_listed",
+        "count_marks",
+        "scan_marks",
+        "add_marked",
     ],
 };
 

@@ -67,6 +67,10 @@
   KERNEL(count_set) \
   KERNEL(scan_set) \
   KERNEL(list_set) \
+  KERNEL(add_listed) \
+  KERNEL(count_marks) \
+  KERNEL(scan_marks) \
+  KERNEL(add_marked) \
   KERNEL(side_columns) \
   KERNEL(sides) \
   KERNEL(add_sides) \

@@ -6,8 +6,9 @@ use crate::emulated::{Memory, gpu};
 use crate::standin::again;
 use flexcomm_gpu_kernels::bench::BenchError;
 use flexcomm_gpu_kernels::{
-    At, DType, Device, Feed, Fit, Form, LaunchError, Norm, OnStream, Quantizer, Random, RandomK, Selected, Set, Tail,
-    Threshold, gains, pack, payload_room, quantize, random_k, subset_scratch, threshold, topk, workspace_bytes,
+    At, DType, Device, Feed, Fit, Form, LaunchError, ListRoom, Lists, Norm, OnStream, Quantizer, Random, RandomK,
+    Selected, Set, Tail, Threshold, add_lists, gains, list_bytes, pack, payload_room, quantize, random_k,
+    subset_scratch, threshold, topk, workspace_bytes,
 };
 
 const N: u64 = 20_011;
@@ -73,10 +74,21 @@ fn round(device: &OnStream<'_>, b: &Buffers, method: Quantizer) -> Result<(), La
 }
 
 /// One of every family that says it can be captured.
-const CALLS: [(&str, Call); 9] = [
+const CALLS: [(&str, Call); 10] = [
     ("topk", |device, b| {
         topk(device, &b.feed(), (K, &b.to()), b.workspace.span())?;
         pack(device, (&b.to(), N), (b.payload.span(), Form::FIXED), b.workspace.span())
+    }),
+    ("add_lists", |device, b| {
+        topk(device, &b.feed(), (K, &b.to()), b.workspace.span())?;
+        pack(device, (&b.to(), N), (b.payload.span(), Form::FIXED), b.workspace.span())?;
+        // As it was gathered, at an odd place.
+        let (bytes, there) = (list_bytes(N, K), b.values.span());
+        let payloads = there.part(7, bytes);
+        device.copy(payloads, b.payload.span().part(0, bytes))?;
+        let lists = Lists { n: N, k: K, payloads, stride: bytes, ranks: 1 };
+        let room = ListRoom { counts: b.scratch.span(), refused: b.candidates.span().part(0, 4) };
+        add_lists(device, &lists, (0.5, b.fed.span()), &room)
     }),
     ("mstopk", |device, b| select(device, b, Threshold::MsTopK { k: K, random: RANDOM })),
     ("dgc", |device, b| select(device, b, Threshold::Dgc { k: K, sample: 0.05, most: 1.3, random: RANDOM })),

@@ -108,6 +108,81 @@ fn every_layer_is_compressed_by_itself_as_on_the_cpu() {
     }
 }
 
+/// Payloads whose length is known go where they are sent from, whatever byte that is, and as long as they said.
+#[test]
+fn a_layers_payload_goes_to_any_byte_of_a_block() {
+    let n = 2999u64;
+    for (seed, (text, make)) in (0..).zip(by_layer()) {
+        let Some(device) = Emulated::new(seed) else { return };
+        let method = |step| make(n, Random { seed: SEED, step, tensor: 0, rank: Some(0) });
+        let lent = Memory::new(Layers::bytes(&[n], &[method(0)]).unwrap());
+        let mut layers = Layers::new(&device, (&[n], &[method(0)]), lent.span()).unwrap();
+        let mut cpu = Pipeline::new(
+            &fed_back(text).parse().unwrap(),
+            CpuLayers::new(&[n as usize]).unwrap(),
+            Member::alone(SEED),
+        )
+        .without_scaling();
+        let (_, values) = gradients(n as usize).swap_remove(0);
+        let source = Memory::of(&values);
+        let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
+        for index in 0..3u64 {
+            let Some(bytes) = method(index).sent_bytes(n) else {
+                let refused = layers.step_to(&device, (gradient, true), (method(index), Span::NONE)).unwrap_err();
+                assert!(refused.to_string().contains("depends on the values"), "{text}: {refused}");
+                continue;
+            };
+            let mut message = Writer::new();
+            cpu.compress(CpuGradient::F32(&values), Step { index, learning_rate: 0.1 }, &mut message).unwrap();
+            let (front, header) = (3 * index + seed, 32 + 8 * usize::from(message.bytes()[7]));
+            let block = Memory::new(front + bytes + 2);
+            let to = block.span().part(front, bytes);
+            let wrong = layers.step_to(&device, (gradient, true), (method(index), to.part(0, bytes - 1)));
+            assert!(matches!(wrong, Err(LaunchError::Lengths { .. })), "{text}");
+            layers.step_to(&device, (gradient, true), (method(index), to)).unwrap();
+            let there = block.bytes();
+            assert_eq!(there[front as usize..(front + bytes) as usize], message.bytes()[header..], "{text}, {index}");
+            let around = there[..front as usize].iter().chain(&there[(front + bytes) as usize..]);
+            assert!(around.copied().all(|byte| byte == 0xa5), "{text}");
+            assert_eq!(outcomes(&device, &layers)[0].bytes, bytes, "{text}");
+            let held: Vec<u8> = layers.held_back().flat_map(|span| read(&device, span)).collect();
+            assert!(held == cpu.held_back().iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>(), "{text}");
+        }
+        drop(lent.bytes());
+    }
+}
+
+/// Its message says so, and its payload is as long as any.
+#[test]
+fn a_refused_gradient_is_marked_and_sends_a_payload_of_the_same_length() {
+    let Some(device) = Emulated::new(4) else { return };
+    let (n, method) = (500u64, Method::TopK(20));
+    let lent = Memory::new(Layers::bytes(&[n], &[method]).unwrap());
+    let mut layers = Layers::new(&device, (&[n], &[method]), lent.span()).unwrap();
+    let bytes = method.sent_bytes(n).unwrap();
+    let mut values = vec![1.5f32; n as usize];
+    for (bad, marked) in [(false, 1), (true, 3)] {
+        values[9] = if bad { f32::NAN } else { 4.0 };
+        let (source, block) = (Memory::of(&values), Memory::of(&vec![1u8; 8 + bytes as usize]));
+        let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
+        let before = layers.held_back().flat_map(|span| read(&device, span)).collect::<Vec<u8>>();
+        layers.step_to(&device, (gradient, true), (method, block.span().part(8, bytes))).unwrap();
+        layers.mark(&device, block.span().part(4, 1), 2).unwrap();
+        assert_eq!(block.bytes()[..8], [1, 1, 1, 1, marked, 1, 1, 1]);
+        assert_eq!(block.bytes()[8..12], 20u32.to_le_bytes());
+        let after = layers.held_back().flat_map(|span| read(&device, span)).collect::<Vec<u8>>();
+        assert_eq!(before == after, bad);
+        assert_eq!(outcomes(&device, &layers)[0].refused, bad);
+    }
+    // Of several layers there is no one place.
+    let lent = Memory::new(Layers::bytes(&[50, 60], &[method; 2]).unwrap());
+    let mut layers = Layers::new(&device, (&[50, 60], &[method; 2]), lent.span()).unwrap();
+    let source = Memory::of(&[1.0f32; 110]);
+    let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
+    let several = layers.step_to(&device, (gradient, true), (method, Span::NONE)).unwrap_err();
+    assert!(several.to_string().contains("number of layers = 2"), "{several}");
+}
+
 /// Halves too may begin at any place.
 #[test]
 fn halves_at_odd_places_are_read_as_they_are() {

@@ -10,6 +10,7 @@ mod hybrid;
 mod indices;
 mod large;
 mod layers;
+mod lists;
 mod low_rank;
 mod marsit;
 mod quantize;

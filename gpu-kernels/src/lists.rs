@@ -1,0 +1,201 @@
+//! Payloads of k of n values as they arrive, read where they lie: their parts' places follow from n and k, so that no host has
+//! to look at them before they are added up.
+
+use crate::device::start;
+use crate::feed::WORD;
+use crate::workspace::{check, check_apart, check_count};
+use crate::{Device, LaunchError, Span, THREADS};
+
+/// Gathered payloads of [`crate::Form::FIXED`], one of each rank: of k values at indices below n. They may begin at any byte,
+/// as they do behind a word and a header.
+#[derive(Debug, Clone, Copy)]
+pub struct Lists {
+    /// Values of the tensor.
+    pub n: u64,
+    /// Values of each payload.
+    pub k: u64,
+    /// From the first byte of rank 0's payload on, at least to the last byte of the last rank's.
+    pub payloads: Span,
+    /// Bytes from one payload's beginning to that of the next.
+    pub stride: u64,
+    /// How many payloads.
+    pub ranks: u32,
+}
+
+/// Memory that [`add_lists`] lends from its caller beside what it adds to.
+#[derive(Debug, Clone, Copy)]
+pub struct ListRoom {
+    /// [`lists_room`] bytes for the time of the call: a workspace of n values has as much for up to 256 ranks.
+    pub counts: Span,
+    /// A u32 that says afterwards whether all payloads were what they had to be: 0, or the number (from 1) of the last rank
+    /// whose payload was not. Copy it back when it is wanted.
+    pub refused: Span,
+}
+
+/// How a set of indices is written. The number is its code on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Coding {
+    U32 = 1,
+    EliasFano = 2,
+    Bitmap = 4,
+}
+
+/// Bytes of the number of values and of the coding's code, which come first.
+const FRONT: u64 = 5;
+
+/// Where the parts of a payload lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Layout {
+    coding: Coding,
+    /// Lower bits of an index that stand in front of the marks; of Elias-Fano.
+    low: u32,
+    /// Of the bits that are a one per index.
+    marks: u64,
+    /// Of the values.
+    values: u64,
+}
+
+impl Layout {
+    /// In the coding of least size, of equals the first.
+    fn new(n: u64, k: u64) -> Self {
+        let low = n.checked_div(k).map_or(0, |share| share.max(1).ilog2());
+        let lows = (k * u64::from(low)).div_ceil(8);
+        let uppers = if k == 0 { 0 } else { (k + (n >> low) + 1).div_ceil(8) };
+        let u32s = Self { coding: Coding::U32, low: 0, marks: FRONT, values: FRONT + 4 * k };
+        let marks = FRONT + lows;
+        let elias_fano = Self { coding: Coding::EliasFano, low, marks, values: marks + uppers };
+        let bitmap = Self { coding: Coding::Bitmap, low: 0, marks: FRONT, values: FRONT + n.div_ceil(8) };
+        let shorter = |least: Self, other: Self| if other.values < least.values { other } else { least };
+        [elias_fano, bitmap].into_iter().fold(u32s, shorter)
+    }
+
+    /// Tiles of bits that kernels count in.
+    fn tiles(&self) -> u64 {
+        if self.coding == Coding::U32 { 0 } else { (self.values - self.marks).div_ceil(u64::from(THREADS)) }
+    }
+}
+
+/// Bytes of a payload of k of n values in [`crate::Form::FIXED`].
+pub fn list_bytes(n: u64, k: u64) -> u64 {
+    Layout::new(n, k).values + 4 * k
+}
+
+/// Bytes of [`ListRoom::counts`] for such payloads of so many ranks.
+pub fn lists_room(n: u64, k: u64, ranks: u32) -> u64 {
+    4 * u64::from(ranks) * Layout::new(n, k).tiles()
+}
+
+impl Lists {
+    fn check(&self) -> Result<(u32, u32), LaunchError> {
+        let (n, k) = (check_count(self.n)?, check_count(self.k)?);
+        let refuse = |what, value, rule| Err(LaunchError::Parameter { what, value, rule });
+        if k > n {
+            return refuse("k", f64::from(k), "at most n");
+        }
+        let bytes = list_bytes(self.n, self.k);
+        if self.ranks == 0 || self.stride < bytes {
+            return refuse("stride", self.stride as f64, "at least 1 rank, and as long as a payload");
+        }
+        let last = u64::from(self.ranks - 1).saturating_mul(self.stride);
+        check(("the payloads", self.payloads, last.saturating_add(bytes)), 1)?;
+        Ok((n, k))
+    }
+
+    fn check_all(&self, out: Span, room: &ListRoom) -> Result<(), LaunchError> {
+        let counts = lists_room(self.n, self.k, self.ranks);
+        check(("out", out, 4 * self.n), WORD)?;
+        check(("the counts", room.counts, counts), WORD)?;
+        check(("the word for what is refused", room.refused, WORD), WORD)?;
+        let counts = room.counts.part(0, counts);
+        let (own, others) = (("the payloads", self.payloads), ("out", out));
+        for written in [("the counts", counts), ("the word for what is refused", room.refused)] {
+            check_apart(written, own)?;
+            check_apart(written, others)?;
+        }
+        check_apart(own, others)?;
+        check_apart(("the counts", counts), ("the word for what is refused", room.refused))
+    }
+}
+
+/// `out += scale * C(x)` of every rank's payload, in the order of ranks: with `out` zero before and a scale of 1 over the
+/// number of ranks (as f32), the bits of the CPU side's mean. Nothing waits; a launch per rank, and two or three more.
+///
+/// Whatever the payloads' bytes are, nothing beyond them is read and nothing beyond `out` is written. Where one is not what
+/// n and k say, or would be refused by the CPU side's reader, [`ListRoom::refused`] says so, and `out` is not to be used.
+pub fn add_lists(
+    device: &impl Device,
+    lists: &Lists,
+    (scale, out): (f32, Span),
+    room: &ListRoom,
+) -> Result<(), LaunchError> {
+    let (n, k) = lists.check()?;
+    lists.check_all(out, room)?;
+    let call = Call { lists, layout: Layout::new(lists.n, lists.k), n: u64::from(n), k: u64::from(k), room };
+    device.zero(room.refused.part(0, WORD))?;
+    call.count(device)?;
+    (0..lists.ranks).try_for_each(|rank| call.add(device, rank, (scale, out)))
+}
+
+/// What the launches of a call share.
+struct Call<'a> {
+    lists: &'a Lists,
+    layout: Layout,
+    n: u64,
+    k: u64,
+    room: &'a ListRoom,
+}
+
+impl Call<'_> {
+    /// How many indices come before every tile, of all ranks.
+    fn count(&self, device: &impl Device) -> Result<(), LaunchError> {
+        let (Lists { payloads, stride, ranks, .. }, Layout { marks, values, .. }) = (*self.lists, self.layout);
+        let tiles = self.layout.tiles();
+        if tiles == 0 {
+            return Ok(());
+        }
+        let (counts, refused) = (self.room.counts.address(), self.room.refused.address());
+        let jobs = u64::from(ranks) * tiles * u64::from(THREADS);
+        let arguments = [payloads.address(), stride, u64::from(ranks), marks, values - marks, counts];
+        start(device, "count_marks", jobs, &arguments)?;
+        device.launch("scan_marks", ranks, &[counts, tiles, self.k, refused])
+    }
+
+    fn add(&self, device: &impl Device, rank: u32, (scale, out): (f32, Span)) -> Result<(), LaunchError> {
+        let Self { layout, n, k, room, .. } = *self;
+        let Layout { coding, low, marks, values } = layout;
+        let before = u64::from(rank);
+        let payload = self.lists.payloads.address() + before * self.lists.stride;
+        let (out, scale, refused) = (out.address(), u64::from(scale.to_bits()), room.refused.address());
+        if coding == Coding::U32 {
+            return start(device, "add_listed", k, &[out, n, payload, k, scale, refused, before + 1]);
+        }
+        let counts = room.counts.address() + 4 * before * layout.tiles();
+        let (code, low) = (coding as u64, u64::from(low));
+        let arguments = [out, n, payload, k, code, low, marks, values, scale, counts, refused, before + 1];
+        start(device, "add_marked", layout.tiles() * u64::from(THREADS), &arguments)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flexcomm_compression::wire::{IndexCoding, index_bytes};
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn layouts_are_those_of_the_cpu_side(
+            (n, k) in (0usize..1 << 31).prop_flat_map(|n| (Just(n), 0..=n)),
+            few in 0usize..300,
+        ) {
+            for (n, k) in [(n, k), (n, few.min(n)), (few, k.min(few))] {
+                let layout = Layout::new(n as u64, k as u64);
+                prop_assert_eq!(layout.coding as u8, IndexCoding::least(n as u64, k as u64) as u8);
+                prop_assert_eq!(list_bytes(n as u64, k as u64), (4 + index_bytes(n, k) + 4 * k) as u64);
+                prop_assert!(layout.marks <= layout.values);
+                prop_assert!(lists_room(n as u64, k as u64, 256) <= crate::workspace_bytes(n as u64));
+            }
+        }
+    }
+}
