@@ -8,14 +8,11 @@ mod table;
 use crate::lists::compressor_texts;
 use anyhow::{Context, Result};
 use flexcomm_compression::{Layers, Sizes, codec::Shape};
-use flexcomm_domain::spec::Travels;
 use flexcomm_domain::{
-    Bandwidth, Collective, CompressionRatio, Family, Link, LinkMatrix, Seconds, Selection, Selector,
+    Bandwidth, CodecBytes, Collective, CompressionRatio, Family, Link, LinkMatrix, Seconds, Selection, Selector,
     default_compressors,
 };
-use flexcomm_optimizer::{
-    CodecBytes, DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Space, policy::TimeToQuality, solve,
-};
+use flexcomm_optimizer::{DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Space, policy::TimeToQuality, solve};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -246,27 +243,17 @@ fn parse_compressors(text: &str) -> Result<Compressors, String> {
 /// convolutional network and those of a transformer. Matters to low-rank compressors alone.
 const MATRIX: usize = 512;
 
-/// What a compressor sends of so many values, by its codec on matrices of [`MATRIX`] rows and columns; the paper's two numbers
-/// per kept value where it gathers a share of them.
+/// What a compressor sends of so many values, by its codec on matrices of [`MATRIX`] rows and columns.
 fn bytes_of(family: Family, values: u64) -> Result<CodecBytes> {
-    let layers = Layers::matrices(&[Shape { rows: MATRIX, cols: MATRIX }])?;
-    let share = |bytes: usize| bytes as f64 / (MATRIX * MATRIX) as f64;
-    if !family.has_ratio() {
-        let sizes = Sizes::of(&family.any(), layers);
-        return Ok(CodecBytes::new(0, 0.0, share(sizes.bytes))?.in_rounds(sizes.rounds)?);
-    }
-    if family.any().travels() == Travels::Gathers {
-        return Ok(flexcomm_optimizer::assumed_bytes(family));
-    }
-    // Sums of a share: sketches, whose size is the values' for the most part, and what grows with those that are kept.
-    let at = |ratio: f64| -> Result<Sizes> {
-        let spec = family.at(CompressionRatio::new(ratio)?).map_err(|e| anyhow::anyhow!("failed to {e}"))?;
-        Ok(Sizes::of(&spec, layers.clone()))
+    let codec = |matrices: usize| -> Result<CodecBytes> {
+        let layers = Layers::matrices(&vec![Shape { rows: MATRIX, cols: MATRIX }; matrices])?;
+        Ok(Sizes::codec(family, &layers))
     };
-    let (few, many) = (at(0.01)?, at(0.11)?);
-    let per_kept = (share(many.bytes) - share(few.bytes)) / 0.1;
-    let fixed = (share(few.bytes) - 0.01 * per_kept).max(0.0) * values as f64;
-    Ok(CodecBytes::new(fixed as u64, 0.0, per_kept.max(0.0))?.in_rounds(few.rounds)?)
+    let (one, two) = (codec(1)?, codec(2)?);
+    // What each matrix more adds to the fixed part.
+    let each = two.header_bytes as f64 - one.header_bytes as f64;
+    let more = (values as f64 / (MATRIX * MATRIX) as f64 - 1.0) * each;
+    Ok(CodecBytes { header_bytes: (one.header_bytes as f64 + more).max(0.0) as u64, ..one })
 }
 
 /// Runs `flexcomm plan`.

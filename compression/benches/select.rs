@@ -1,11 +1,11 @@
-//! A whole step (error feedback, selection, gain, residual update) against a plain copy of the gradient and
+//! A whole step (error feedback, selection, gain, residual update, message) against a plain copy of the gradient and
 //! against `select_nth_unstable` over all magnitudes. `cargo bench -p flexcomm-compression`.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use flexcomm_compression::Compressor;
-use flexcomm_compression::{Checksum, GradientCompressor, Kernel, Layers, Message, Method, Part, aggregate, encode};
-use flexcomm_domain::CompressionRatio;
+use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
+use flexcomm_compression::wire::Writer;
+use flexcomm_compression::{Kernel, Layers};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::hint::black_box;
@@ -30,6 +30,10 @@ fn layers(n: usize) -> Layers {
     Layers::new(&lengths).unwrap()
 }
 
+fn rank(spec: &str, layers: Layers, kernel: Kernel) -> Pipeline {
+    Pipeline::new(&spec.parse().unwrap(), layers, Member::alone(1)).with_kernel(kernel)
+}
+
 fn methods(c: &mut Criterion) {
     for n in SIZES {
         let gradient = gradient(n);
@@ -46,19 +50,15 @@ fn methods(c: &mut Criterion) {
                     *keys.select_nth_unstable_by(k, |a, b| b.cmp(a)).1
                 });
             });
-            for compressor in [Compressor::TopK, Compressor::LwTopK, Compressor::MsTopK] {
-                for kernel in Kernel::available() {
-                    if compressor != Compressor::TopK && kernel != Kernel::best() {
-                        continue;
-                    }
-                    let method = Method::new(compressor, CompressionRatio::new(cr).unwrap());
-                    let mut rank = GradientCompressor::with_kernel(layers(n), kernel);
-                    let mut seed = 0;
-                    let name = format!("{compressor} {kernel:?}");
-                    group.bench_function(BenchmarkId::new(name, cr), |b| {
+            for name in ["topk", "lwtopk", "mstopk"] {
+                for kernel in Kernel::available().filter(|kernel| name == "topk" || *kernel == Kernel::best()) {
+                    let mut own = rank(&format!("{name}(k={cr})+ef(vanilla)"), layers(n), kernel);
+                    let (mut out, mut index) = (Writer::new(), 0);
+                    group.bench_function(BenchmarkId::new(format!("{name} {kernel:?}"), cr), |b| {
                         b.iter(|| {
-                            seed += 1;
-                            rank.compress(method, black_box(&gradient), seed).unwrap().energy
+                            index += 1;
+                            let step = Step { index, learning_rate: 0.1 };
+                            own.compress(Gradient::F32(black_box(&gradient)), step, &mut out).unwrap().energy
                         });
                     });
                 }
@@ -71,22 +71,15 @@ fn methods(c: &mut Criterion) {
 fn messages(c: &mut Criterion) {
     let n = 1_000_000;
     let gradient = gradient(n);
-    let mut rank = GradientCompressor::new(Layers::fused(n).unwrap());
-    let method = Method::new(Compressor::TopK, CompressionRatio::new(0.01).unwrap());
-    let selection = rank.compress(method, &gradient, 0).unwrap().selection;
-    let mut bytes = Vec::new();
     let mut group = c.benchmark_group("message n=1000000 c=0.01");
-    for checksum in [Checksum::None, Checksum::Crc32c] {
-        group.bench_function(BenchmarkId::new("encode", format!("{checksum:?}")), |b| {
-            b.iter(|| encode(Compressor::TopK, selection, Part::Whole, checksum, black_box(&mut bytes)));
-        });
-        group.bench_function(BenchmarkId::new("parse", format!("{checksum:?}")), |b| {
-            b.iter(|| Message::parse(black_box(&bytes)).unwrap().k());
+    for checksum in ["", "+checksum(crc32c)"] {
+        let mut own = rank(&format!("topk(k=0.01){checksum}"), Layers::fused(n).unwrap(), Kernel::best());
+        let (mut out, mut mean) = (Writer::new(), vec![0.0; n]);
+        own.compress(Gradient::F32(&gradient), Step { index: 0, learning_rate: 0.1 }, &mut out).unwrap();
+        group.bench_function(format!("aggregate 8{checksum}"), |b| {
+            b.iter(|| own.aggregate(black_box(&[out.bytes(); 8]), 0, &mut mean).unwrap());
         });
     }
-    let message = Message::parse(&bytes).unwrap();
-    let mut mean = vec![0.0; n];
-    group.bench_function("aggregate 8", |b| b.iter(|| aggregate(black_box(&[message; 8]), 8, &mut mean).unwrap()));
     group.finish();
 }
 

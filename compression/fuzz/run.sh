@@ -9,7 +9,6 @@ for target in fuzz_targets/*.rs; do
     mkdir -p "corpus/$name"
     seeds=seeds/$name
     case $name in
-    message_v1) seeds=../tests/golden ;;
     message_v2) seeds=../tests/golden/v2 ;;
     esac
     [ -d "$seeds" ] || seeds=

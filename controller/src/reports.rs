@@ -3,8 +3,7 @@
 //! A report that fails is set aside with a [`Reason`], counted and acknowledged, so that the agent does not
 //! send it for ever; the others of its batch are stored.
 
-use flexcomm_domain::{Bandwidth, Collective, Seconds, Strategy};
-use flexcomm_optimizer::CodecBytes;
+use flexcomm_domain::{Bandwidth, CodecBytes, Collective, Seconds, Strategy};
 use flexcomm_wire::{
     JobSeen, LinkReport, MAX_STEPS, PathReport, ReportBody, ShapeReport, StepRecord, StepsReport, StrategyWire,
     ThroughputReport, TrialOutcome, TrialReport,
@@ -190,7 +189,7 @@ fn job_seen(r: &JobSeen) -> Checked {
     for codec in &r.codecs {
         text("compressor", &codec.compressor)?;
         integer("header_bytes", codec.header_bytes)?;
-        CodecBytes::new(codec.header_bytes, codec.index_bytes, codec.value_bytes).map_err(|e| bad(e.to_string()))?;
+        CodecBytes::try_from(codec).map_err(|e| bad(e.to_string()))?;
     }
     r.collectives.iter().try_for_each(|c| text("collective", c))?;
     // Names that are not known come from a newer trainer; without one that is known nothing could ever be decided.

@@ -112,6 +112,10 @@ fn reports(agent: &mut Agent) -> Vec<ReportBody> {
         report.aborted = Some("no memory".into());
         report.outcomes.iter_mut().for_each(|o| o.shadow_gain = Some(0.5));
     }
+    let mut hello = agent.hello();
+    if let ReportBody::JobSeen(seen) = &mut hello {
+        seen.codecs.iter_mut().for_each(|codec| codec.index_coding = Some("least".into()));
+    }
     let throughput = ThroughputReport {
         grant: 1,
         peer: node("b"),
@@ -125,7 +129,7 @@ fn reports(agent: &mut Agent) -> Vec<ReportBody> {
         agent.link("b", GOOD),
         ReportBody::Throughput(throughput),
         ReportBody::Path(PathReport { peer: node("b"), hops: vec![None, Some([10, 0, 0, 2].into())] }),
-        agent.hello(),
+        hello,
         ReportBody::JobLeft { job: job(), rank: 0, run: RUN, connection_lost: true },
         steps,
         agent.applied(1, 2, 3),

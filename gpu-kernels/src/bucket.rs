@@ -3,7 +3,7 @@
 //! device="cuda")`), so that PyTorch's allocator knows of it; a step takes (address, dtype, n) of the gradient and the
 //! stream, launches, and waits for nothing.
 //!
-//! Payloads are those of version 2 of the format; the header in front of them is the host's
+//! Payloads are those of the format; the header in front of them is the host's
 //! (`flexcomm_compression::wire`). What is held back stays on the device and goes on into the next step, whatever its
 //! method.
 
@@ -77,13 +77,23 @@ impl Method {
         }
     }
 
+    /// k, where its payload is a list of as many values whatever they are, see [`crate::Lists`].
+    pub fn selected(self) -> Option<u64> {
+        match self {
+            Self::TopK(k) | Self::Threshold(Threshold::MsTopK { k, .. }) => Some(k),
+            Self::RandomK(how) if !how.is_shared() => Some(how.k),
+            _ => None,
+        }
+    }
+
     /// Bytes of its payload where n tells them, whatever the values are: then a block to gather can be laid out before the step
     /// is done, and nobody waits for the outcome.
     pub fn sent_bytes(self, n: u64) -> Option<u64> {
         match self {
-            Self::TopK(k) | Self::Threshold(Threshold::MsTopK { k, .. }) => Some(list_bytes(n, k)),
-            Self::RandomK(how) if !how.is_shared() => Some(list_bytes(n, how.k)),
-            Self::RandomK(how) => Some(4 * how.k),
+            Self::RandomK(how) if how.is_shared() => Some(4 * how.k),
+            Self::TopK(_) | Self::Threshold(Threshold::MsTopK { .. }) | Self::RandomK(_) => {
+                self.selected().map(|k| list_bytes(n, k))
+            }
             Self::Quantize(Quantizer::Inceptionn { .. }, _) => None,
             Self::Quantize(quantizer, _) => Some(quantizer.payload_bytes(n)),
             Self::Qsparse(k, how) => Some(list_bytes(n, k) - 4 * k + (k * u64::from(how.bits())).div_ceil(8)),
@@ -187,29 +197,6 @@ impl Bucket {
         let (n, (beta, gamma)) = (self.n, gradient.weights);
         let [memory, fed] = self.memory.map(|span| span.part(0, 4 * n));
         Feed { n, dtype: gradient.dtype, gradient: gradient.at, memory, fed, beta, gamma }
-    }
-
-    /// As [`Self::step`] for methods that send values as they are. They go to lists of the caller and are not packed: with
-    /// the values right behind the indices that is a message of version 1 without its header, and the bucket needs no
-    /// room for lists (it may be made for no methods at all).
-    pub fn select(
-        &mut self,
-        device: &impl Device,
-        gradient: Gradient,
-        (method, to): (Method, &Selected),
-    ) -> Result<(), LaunchError> {
-        let feed = self.feed(&gradient);
-        self.open = None;
-        match method {
-            Method::TopK(k) => topk(device, &feed, (k, to), self.room.workspace),
-            Method::Threshold(how) => threshold(device, &feed, (how, to), self.room.workspace),
-            _ => {
-                let rule = "only top-k and thresholds send values as they are";
-                Err(LaunchError::Parameter { what: "method", value: 0.0, rule })
-            }
-        }?;
-        self.memory.swap(0, 1);
-        Ok(())
     }
 
     /// After a step that does not count (some rank could not do its part): what is held back is as before it. Once a step.

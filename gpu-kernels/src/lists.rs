@@ -5,6 +5,7 @@ use crate::device::start;
 use crate::feed::WORD;
 use crate::workspace::{check, check_apart, check_count};
 use crate::{Device, LaunchError, Span, THREADS};
+use flexcomm_domain::spec::{EliasFano, IndexCoding, index_bytes};
 
 /// Gathered payloads of [`crate::Form::FIXED`], one of each rank: of k values at indices below n. They may begin at any byte,
 /// as they do behind a word and a header.
@@ -32,22 +33,13 @@ pub struct ListRoom {
     pub refused: Span,
 }
 
-/// How a set of indices is written. The number is its code on the wire.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-enum Coding {
-    U32 = 1,
-    EliasFano = 2,
-    Bitmap = 4,
-}
-
 /// Bytes of the number of values and of the coding's code, which come first.
 const FRONT: u64 = 5;
 
 /// Where the parts of a payload lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Layout {
-    coding: Coding,
+    coding: IndexCoding,
     /// Lower bits of an index that stand in front of the marks; of Elias-Fano.
     low: u32,
     /// Of the bits that are a one per index.
@@ -57,22 +49,17 @@ struct Layout {
 }
 
 impl Layout {
-    /// In the coding of least size, of equals the first.
     fn new(n: u64, k: u64) -> Self {
-        let low = n.checked_div(k).map_or(0, |share| share.max(1).ilog2());
-        let lows = (k * u64::from(low)).div_ceil(8);
-        let uppers = if k == 0 { 0 } else { (k + (n >> low) + 1).div_ceil(8) };
-        let u32s = Self { coding: Coding::U32, low: 0, marks: FRONT, values: FRONT + 4 * k };
-        let marks = FRONT + lows;
-        let elias_fano = Self { coding: Coding::EliasFano, low, marks, values: marks + uppers };
-        let bitmap = Self { coding: Coding::Bitmap, low: 0, marks: FRONT, values: FRONT + n.div_ceil(8) };
-        let shorter = |least: Self, other: Self| if other.values < least.values { other } else { least };
-        [elias_fano, bitmap].into_iter().fold(u32s, shorter)
+        let coding = IndexCoding::least(n, k);
+        let EliasFano { low_bits, .. } = EliasFano::of(n, k);
+        let low = if coding == IndexCoding::EliasFano { low_bits } else { 0 };
+        let marks = FRONT + (k * u64::from(low)).div_ceil(8);
+        Self { coding, low, marks, values: FRONT - 1 + index_bytes(n, k) }
     }
 
     /// Tiles of bits that kernels count in.
     fn tiles(&self) -> u64 {
-        if self.coding == Coding::U32 { 0 } else { (self.values - self.marks).div_ceil(u64::from(THREADS)) }
+        if self.coding == IndexCoding::U32 { 0 } else { (self.values - self.marks).div_ceil(u64::from(THREADS)) }
     }
 }
 
@@ -167,7 +154,7 @@ impl Call<'_> {
         let before = u64::from(rank);
         let payload = self.lists.payloads.address() + before * self.lists.stride;
         let (out, scale, refused) = (out.address(), u64::from(scale.to_bits()), room.refused.address());
-        if coding == Coding::U32 {
+        if coding == IndexCoding::U32 {
             return start(device, "add_listed", k, &[out, n, payload, k, scale, refused, before + 1]);
         }
         let counts = room.counts.address() + 4 * before * layout.tiles();
@@ -180,7 +167,7 @@ impl Call<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flexcomm_compression::wire::{IndexCoding, index_bytes};
+    use flexcomm_compression::wire;
     use proptest::prelude::*;
 
     proptest! {
@@ -191,8 +178,7 @@ mod tests {
         ) {
             for (n, k) in [(n, k), (n, few.min(n)), (few, k.min(few))] {
                 let layout = Layout::new(n as u64, k as u64);
-                prop_assert_eq!(layout.coding as u8, IndexCoding::least(n as u64, k as u64) as u8);
-                prop_assert_eq!(list_bytes(n as u64, k as u64), (4 + index_bytes(n, k) + 4 * k) as u64);
+                prop_assert_eq!(list_bytes(n as u64, k as u64), (4 + wire::index_bytes(n, k) + 4 * k) as u64);
                 prop_assert!(layout.marks <= layout.values);
                 prop_assert!(lists_room(n as u64, k as u64, 256) <= crate::workspace_bytes(n as u64));
             }

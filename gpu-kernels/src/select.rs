@@ -5,8 +5,7 @@ use crate::feed::{ALIGN, Feed, WORD};
 use crate::workspace::{TILE, Workspace, check, check_count};
 use crate::{Device, LaunchError, Span, THREADS};
 
-/// Where a selection goes: indices that ascend, and the error-fed values there. These are also the payload of version 1
-/// of the format (k u32, then k f32).
+/// Where a selection goes: indices that ascend, and the error-fed values there.
 #[derive(Debug, Clone, Copy)]
 pub struct Selected {
     /// `room` u32.

@@ -189,7 +189,7 @@ fn bad_input_is_named() {
         (&["--momentum", "1"], "--momentum 1"),
         (&["--hidden", "0"], "--hidden [0]"),
         (&["--strategy", "topk@2/allgather"], "compression ratio is 2"),
-        (&["--strategy", "qsgd(s=4)/allgather"], "the lab's workers have"),
+        (&["--strategy", "variance(alpha=2)/allgather"], "without error feedback"),
         (&["--steps-per-epoch", "0"], "--steps-per-epoch 0"),
         (&["--data", "/nowhere"], "dataset-fashion-mnist"),
         (&["--peers", &missing, "--timeout", "1s"], "rank 1"),

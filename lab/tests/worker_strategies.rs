@@ -5,7 +5,7 @@ mod worker_common;
 
 use worker_common::Ranks;
 
-const STRATEGIES: [&str; 12] = [
+const STRATEGIES: [&str; 17] = [
     "none@1/dense-ring",
     "none@1/dense-tree",
     "topk@0.1/allgather",
@@ -17,6 +17,12 @@ const STRATEGIES: [&str; 12] = [
     "topk@0.1/art-tree:var",
     "mstopk@0.1/art-ring:star",
     "mstopk@0.1/art-tree:var",
+    "fp16/dense-ring",
+    "bf16+ef(vanilla)/dense-tree",
+    "powersgd(rank=2)+ef(vanilla)/dense-tree",
+    "qsgd(s=7,norm=max)+ef(vanilla)/allgather",
+    // Of a size that depends on the values.
+    "dgc(k=0.1)+ef(vanilla)/art-ring:var",
     // Fewer values than ranks: some chunks are empty.
     "topk@0.0001/art-ring:var",
 ];
@@ -42,7 +48,7 @@ fn parameters_stay_equal_for_each_strategy_and_number_of_ranks() {
 
 #[test]
 fn every_strategy_learns() {
-    for strategy in &STRATEGIES[..11] {
+    for strategy in &STRATEGIES[..16] {
         let (before, _) = train(4, strategy, 1);
         let (after, _) = train(4, strategy, 150);
         assert!(after > 0.8, "{strategy}: accuracy {before} after one step, {after} after 150");

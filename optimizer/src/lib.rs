@@ -20,7 +20,6 @@ pub mod profile;
 pub mod space;
 pub mod terms;
 pub mod times;
-pub mod wire_size;
 
 pub use bucket_solve::{BucketSolution, Solver, evaluate_plans, solve_buckets};
 pub use buckets::{Bucket, BucketPlan, BucketProblem, PlanPoint};
@@ -31,6 +30,5 @@ pub use prior::{assumed_bytes, prior_gain, rounding_gain};
 pub use problem::{Evaluated, Evaluator, Problem, ProblemError};
 pub use profile::{Profile, ProfileError, ProfilePoint};
 pub use space::{DEFAULT_CRS, Space};
-pub use terms::{Load, Paths, Terms, terms};
+pub use terms::{Load, Paths, Terms, dense_bytes, terms};
 pub use times::{Times, TimesError};
-pub use wire_size::{CodecBytes, dense_bytes};

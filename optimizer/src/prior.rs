@@ -1,8 +1,7 @@
 //! What is taken of a compressor that nobody has measured, nor said the sizes of.
 
-use crate::CodecBytes;
 use flexcomm_domain::spec::{Class, Element, Travels};
-use flexcomm_domain::{Family, Gain};
+use flexcomm_domain::{CodecBytes, Family, Gain};
 
 /// Message sizes where no trainer has said them: the paper's two numbers per kept value for what keeps a share, an element per
 /// value for what adds up, and nothing saved by anything else.
@@ -43,7 +42,7 @@ mod tests {
 
     #[test]
     fn sizes_follow_what_is_known_of_the_family() {
-        let bytes = |text: &str| assumed_bytes(text.parse().unwrap()).pairs(1000);
+        let bytes = |text: &str| assumed_bytes(text.parse().unwrap()).pairs(1000, 1000);
         assert_eq!((bytes("none"), bytes("fp16"), bytes("bf16")), (4000.0, 2000.0, 2000.0));
         assert_eq!((bytes("topk"), bytes("qsgd(s=7)")), (8000.0, 4000.0));
     }

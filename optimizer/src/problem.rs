@@ -2,8 +2,8 @@
 
 use crate::prior::{assumed_bytes, prior_gain};
 use crate::terms::Paths;
-use crate::{CodecBytes, CoefficientBook, Load, Profile, Terms, Times, dense_bytes};
-use flexcomm_domain::{CompressionRatio, Family, Gain, LinkMatrix, Seconds, Selector, Strategy};
+use crate::{CoefficientBook, Load, Profile, Terms, Times, dense_bytes};
+use flexcomm_domain::{CodecBytes, CompressionRatio, Family, Gain, LinkMatrix, Seconds, Selector, Strategy};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -140,7 +140,8 @@ impl<'a> Evaluator<'a> {
 
     /// Bytes that a compressor of one ratio sends, as a share of the dense gradient's; below 1.
     fn share_of_bytes(&self, family: Family) -> CompressionRatio {
-        let (sent, dense) = (self.problem.codec(family).pairs(self.problem.values), dense_bytes(self.problem.values));
+        let n = self.problem.values;
+        let (sent, dense) = (self.problem.codec(family).pairs(n, n), dense_bytes(n));
         let half = || CompressionRatio::new(0.5).unwrap_or(CompressionRatio::DENSE);
         CompressionRatio::new(sent / dense).ok().filter(|share| !share.is_dense()).unwrap_or_else(half)
     }

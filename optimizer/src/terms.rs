@@ -12,12 +12,16 @@
 //! schedules of `flexcomm_collectives` are simulated. Above [`MAX_SIMULATED_RANKS`] the closed forms over the
 //! slowest latency and the slowest bandwidth stand in: an upper bound.
 
-use crate::CodecBytes;
 use crate::cost::{self, Net};
 use flexcomm_collectives::{self as collectives, GenerateError, Schedule};
-use flexcomm_domain::{Collective, Link, LinkMatrix, Rank, Selection, Strategy};
+use flexcomm_domain::{CodecBytes, Collective, Link, LinkMatrix, Rank, Selection, Strategy};
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
+
+/// Bytes of a dense gradient of `values` fp32 values.
+pub fn dense_bytes(values: u64) -> f64 {
+    4.0 * values as f64
+}
 
 /// What travels: the size of the gradient and the codec's message sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -124,14 +128,14 @@ impl<'a> Paths<'a> {
 
     /// Terms of one step's communication under `strategy`.
     pub fn terms(&self, strategy: &Strategy, load: &Load) -> Terms {
-        let k = strategy.cr().keep(load.values as usize) as u64;
+        let (n, k) = (load.values, strategy.cr().keep(load.values as usize) as u64);
         let codec = if strategy.is_dense() { &CodecBytes::DENSE } else { &load.codec };
         match strategy.collective() {
-            Collective::DenseRing => self.ring(codec.pairs(k)).in_rounds(codec.rounds),
-            Collective::DenseTree => self.tree(codec.pairs(k)).in_rounds(codec.rounds),
-            Collective::Allgather => self.allgather(codec.pairs(k)).in_rounds(codec.rounds),
-            Collective::ArtRing => self.select(strategy, codec.indices(k)).then(self.ring(codec.values(k))),
-            Collective::ArtTree => self.select(strategy, codec.indices(k)).then(self.tree(codec.values(k))),
+            Collective::DenseRing => self.ring(codec.pairs(n, k)).in_rounds(codec.rounds),
+            Collective::DenseTree => self.tree(codec.pairs(n, k)).in_rounds(codec.rounds),
+            Collective::Allgather => self.allgather(codec.pairs(n, k)).in_rounds(codec.rounds),
+            Collective::ArtRing => self.select(strategy, codec.indices(n, k)).then(self.ring(codec.values(k))),
+            Collective::ArtTree => self.select(strategy, codec.indices(n, k)).then(self.tree(codec.values(k))),
         }
     }
 

@@ -12,8 +12,8 @@
 
 use crate::memory::{Bias, Drift, relative};
 use crate::{Measured, Memory, Snapshot};
-use flexcomm_domain::{CompressionRatio, Family, Gain, Selector, Timestamp};
-use flexcomm_optimizer::{CodecBytes, Profile, ProfilePoint, dense_bytes, prior_gain};
+use flexcomm_domain::{CodecBytes, CompressionRatio, Family, Gain, Selector, Timestamp};
+use flexcomm_optimizer::{Profile, ProfilePoint, dense_bytes, prior_gain};
 use std::collections::BTreeMap;
 
 /// Bounds of a power. A gain near 1 in force has a power near 0, by which every small ratio would seem to lose nothing;
@@ -176,7 +176,8 @@ pub(crate) fn profiles(s: &Snapshot, powers: &Powers<'_>) -> BTreeMap<Selector, 
 /// What is assumed of a compressor without a ratio that nobody has measured, where a selection has been: no more than that keeps
 /// of as many bytes, but for what a quantizer's bits say.
 fn one_ratio(s: &Snapshot, family: Family, codec: &CodecBytes, weakest: &Profile) -> Option<Profile> {
-    let share = (codec.pairs(s.gradient_values) / dense_bytes(s.gradient_values)).min(1.0);
+    let n = s.gradient_values;
+    let share = (codec.pairs(n, n) / dense_bytes(n)).min(1.0);
     let sparse = weakest.gain(CompressionRatio::new(share).ok()?);
     let gain = prior_gain(family, share, sparse);
     let point = ProfilePoint { cr: CompressionRatio::DENSE, gain, t_comp_s: 0.0, weight: 1.0 };

@@ -2,10 +2,10 @@
 
 use crate::{Config, Memory};
 use flexcomm_domain::{
-    Collective, Decision, Family, Gain, JobId, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version,
+    CodecBytes, Collective, Decision, Family, Gain, JobId, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version,
 };
 use flexcomm_optimizer::buckets::MAX_BUCKETS;
-use flexcomm_optimizer::{Bucket, CodecBytes, CoefficientBook, Problem, Profile, Space, Times};
+use flexcomm_optimizer::{Bucket, CoefficientBook, Problem, Profile, Space, Times};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -4,8 +4,8 @@
 mod common;
 
 use common::{Job, learn, seconds};
-use flexcomm_domain::{CompressionRatio, Gain, Link, LinkMatrix, Strategy};
-use flexcomm_optimizer::{CodecBytes, CoefficientBook, Profile, ProfilePoint, Sample, Terms};
+use flexcomm_domain::{CodecBytes, CompressionRatio, Gain, Link, LinkMatrix, Strategy};
+use flexcomm_optimizer::{CoefficientBook, Profile, ProfilePoint, Sample, Terms};
 use flexcomm_planner::{Links, PolicyConfig, Scatter, Trigger, Verdict};
 
 const BACKEND: &str = "mesh";

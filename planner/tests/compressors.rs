@@ -4,14 +4,14 @@
 mod common;
 
 use common::{Job, learn, profile};
-use flexcomm_domain::{CompressionRatio, Family, Gain};
-use flexcomm_optimizer::{CodecBytes, Profile, ProfilePoint};
+use flexcomm_domain::{CodecBytes, CompressionRatio, Family, Gain};
+use flexcomm_optimizer::{Profile, ProfilePoint};
 
 /// What a job offers besides top-k, with what shadows told of it: nothing of bf16, whose rounding is known.
 fn with_quantizers() -> Job {
     let mut job = Job::new();
     learn(&mut job.s, profile(0.6, 0.004));
-    let bytes = |value, rounds| CodecBytes::new(0, 0.0, value).unwrap().in_rounds(rounds).unwrap();
+    let bytes = |value, rounds| CodecBytes { value_bytes: value, ..CodecBytes::DENSE }.in_rounds(rounds).unwrap();
     let point = |gain, t_comp_s| {
         let cr = CompressionRatio::DENSE;
         Profile::new(vec![ProfilePoint { cr, gain: Gain::new(gain).unwrap(), t_comp_s, weight: 50.0 }]).unwrap()

@@ -724,7 +724,7 @@ fn more_compressors_than_fit_a_trial_keep_the_whole_range() {
     let mut job = Job::new();
     job.s.profiles = Default::default();
     for c in ["lwtopk", "mstopk"].map(|c| c.parse::<Family>().unwrap()) {
-        job.s.offer.codecs.insert(c, flexcomm_optimizer::CodecBytes::PAPER);
+        job.s.offer.codecs.insert(c, flexcomm_domain::CodecBytes::PAPER);
     }
     job.s.config.crs = (1..=10).map(|i| CompressionRatio::new(0.5 / f64::from(i * i)).unwrap()).collect();
     let trial = job.call().trial.unwrap();

@@ -4,8 +4,8 @@
 mod common;
 
 use common::{Job, learn, profile, seconds};
-use flexcomm_domain::{Link, LinkMatrix, Timestamp};
-use flexcomm_optimizer::{CodecBytes, Load, terms};
+use flexcomm_domain::{CodecBytes, IndexBytes, Link, LinkMatrix, Timestamp};
+use flexcomm_optimizer::{Load, terms};
 use flexcomm_planner::{Keep, Outcome, PolicyConfig, Snapshot, Verdict, decide};
 use proptest::prelude::{
     Just, ProptestConfig, Strategy as _, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest,
@@ -208,6 +208,7 @@ proptest! {
         values in 10_000..100_000_000u64,
         name in prop::sample::select(vec![
             "topk@CR/allgather", "mstopk@CR/allgather", "topk@CR/art-ring:star", "topk@CR/art-tree:var"]),
+        indices in prop::sample::select(vec![IndexBytes::Each(4.0), IndexBytes::Least]),
     ) {
         let link = |from: usize, to: usize| {
             let (alpha, bandwidth) = links[4 * from + to];
@@ -216,7 +217,7 @@ proptest! {
         let links = LinkMatrix::from_fn(4, link).unwrap();
         let takes_s = |cr: f64| {
             let strategy: flexcomm_domain::Strategy = name.replace("CR", &cr.to_string()).parse().unwrap();
-            let terms = terms(&strategy, &Load { values, codec: CodecBytes::PAPER }, &links);
+            let terms = terms(&strategy, &Load { values, codec: CodecBytes { indices, ..CodecBytes::PAPER } }, &links);
             terms.alpha_s + terms.beta_s
         };
         let (is, most) = (takes_s(small * times), times * takes_s(small));

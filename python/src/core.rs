@@ -2,12 +2,13 @@
 
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
+use crate::names::{compressor, most_ranks};
 use crate::report::LEAST_GAIN;
-use crate::session::{Leadership, Session};
-use crate::texts::{Text, most_ranks};
-use flexcomm_compression::{Compressor, HEADER_BYTES, INDEX_BYTES, Layers, Sizes, VALUE_BYTES};
+use crate::session::{Leadership, Running, Session};
+use flexcomm_compression::{Layers, Sizes};
+use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Collective, Family, JobId, Rank, Strategy, default_compressors};
-use flexcomm_engine::{Param, PipeState, layers};
+use flexcomm_exchange::{Param, PipelineState, layers};
 use flexcomm_trainer::{AbortCause, Client};
 use flexcomm_wire::{CodecInfo, Hello, PROTOCOL};
 use pyo3::prelude::*;
@@ -31,23 +32,22 @@ impl Core {
     }
 }
 
-/// What a compressor sends of a model with these layers.
-fn codec(family: Family, all: &Layers) -> CodecInfo {
-    let compressor = family.to_string();
-    let [header_bytes, index_bytes] = if family.is_none() { [0; 2] } else { [HEADER_BYTES, INDEX_BYTES] };
-    if family.is_none() || family.has_ratio() {
-        let (header_bytes, index_bytes, value_bytes) = (header_bytes as u64, index_bytes as f64, VALUE_BYTES as f64);
-        return CodecInfo { compressor, header_bytes, index_bytes, value_bytes, rounds: 1 };
+impl Core {
+    /// Whether saved pipelines of what the user named can be put back.
+    fn check_states(&self, session: &Session, states: &[PipelineState]) -> Result<(), Failure> {
+        let Some(named) = session.named else { return Ok(()) };
+        for (ids, state) in states {
+            let params: Option<Vec<Param>> = ids.iter().map(|id| self.model.get(*id as usize).copied()).collect();
+            let foreign = || Failure::Run("failed to load a pipeline: it has parameters of another model".into());
+            session.store.check_state(&named.spec, &params.ok_or_else(foreign)?, state)?;
+        }
+        Ok(())
     }
-    let Sizes { bytes, rounds } = Sizes::of(&family.any(), all.clone());
-    let value_bytes = bytes as f64 / all.values().max(1) as f64;
-    CodecInfo { compressor, header_bytes: 0, index_bytes: 0.0, value_bytes, rounds }
 }
 
 fn hello(session: &Session, all: &Layers, backend: String, collectives: Vec<String>) -> Hello {
-    let selecting = Compressor::ALL.iter().map(|compressor| compressor.family());
-    let others = default_compressors().into_iter().filter(|family| !family.has_ratio());
-    let others = others.filter(|family| session.world <= most_ranks(&family.any()));
+    let families = std::iter::once(CompressorSpec::NONE.into()).chain(default_compressors());
+    let families = families.filter(|family: &Family| session.world <= most_ranks(&family.any()));
     Hello {
         protocol: PROTOCOL,
         job: session.job.clone(),
@@ -56,7 +56,7 @@ fn hello(session: &Session, all: &Layers, backend: String, collectives: Vec<Stri
         world: session.world,
         gradient_values: all.values() as u64,
         backend,
-        codecs: selecting.chain(others).map(|family| codec(family, all)).collect(),
+        codecs: families.map(|family| CodecInfo::new(family, Sizes::codec(family, all))).collect(),
         collectives,
     }
 }
@@ -91,7 +91,7 @@ impl Core {
         }
         let mut session = Session::new((job, Rank(rank), world), (strategy, first_step), leadership, seed);
         session.shadow_share = shadow_share;
-        session.text = text.map(Text::read).transpose()?;
+        session.named = text.map(compressor).transpose()?.map(Running::of);
         if let Some((len, cols)) = model.iter().find(|(len, cols)| *cols == 0 || !len.is_multiple_of(*cols)) {
             return Err(Failure::input(format!("a parameter of {len} values has no rows of {cols}")).into());
         }
@@ -200,7 +200,8 @@ impl Core {
     fn save(&self, py: Python<'_>) -> PyResult<()> {
         guard(py, || {
             let session = &mut *self.lock();
-            Ok(session.store.save_into(&session.auto, &mut session.saved)?)
+            session.store.save(&session.auto);
+            Ok(())
         })
     }
 
@@ -208,7 +209,7 @@ impl Core {
     fn restore(&self, py: Python<'_>) -> PyResult<()> {
         guard(py, || {
             let session = &mut *self.lock();
-            Ok(session.store.restore(&mut session.auto, &session.saved)?)
+            Ok(session.store.restore(&mut session.auto)?)
         })
     }
 
@@ -228,23 +229,38 @@ impl Core {
         &self,
         py: Python<'_>,
         state: Vec<(u32, usize, usize)>,
-        text: Option<(String, u64, Vec<PipeState>)>,
+        text: Option<(String, u64, Vec<PipelineState>)>,
     ) -> PyResult<bool> {
         guard(py, || {
             let take =
                 |(id, address, len)| Ok((id, Span::new::<f32>("a saved parameter", address, len)?.floats().to_vec()));
             let state = state.into_iter().map(take).collect::<Result<BTreeMap<_, _>, Failure>>()?;
             let session = &mut *self.lock();
-            let text = text.filter(|(text, _, _)| session.text.as_ref().is_some_and(|own| own.text == *text));
-            if let Some((_, _, pipes)) = &text {
-                session.try_pipes(&self.model, pipes)?;
+            let same = |text: &str| session.named.is_some_and(|named| named.spec.to_string() == text);
+            let text = text.filter(|(text, _, _)| same(text));
+            if let Some((_, _, states)) = &text {
+                self.check_states(session, states)?;
             }
             session.store.import(state, &self.model)?;
             let goes_on = text.is_some();
-            if let Some((_, step, pipes)) = text {
-                session.await_pipes(step, pipes);
+            if let Some((_, step, states)) = text {
+                let now = session.next_step();
+                session.named.iter_mut().for_each(|named| named.offset = step.wrapping_sub(now));
+                session.store.await_pipelines(states);
             }
             Ok(goes_on)
+        })
+    }
+
+    /// The state of the pipelines for a checkpoint: compressor, step that comes next, and by bucket the parameters' ids and
+    /// bytes. None when what the user named is not in force.
+    fn text_state(&self, py: Python<'_>) -> PyResult<Option<(String, u64, Vec<PipelineState>)>> {
+        guard(py, || {
+            let session = self.lock();
+            let (step, version) = (session.next_step(), session.riding.look().in_force().version.0);
+            let Some(named) = session.named.filter(|_| version == 0) else { return Ok(None) };
+            let states = session.store.pipelines()?;
+            Ok(Some((named.spec.to_string(), step.wrapping_add(named.offset), states)))
         })
     }
 

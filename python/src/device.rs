@@ -1,16 +1,15 @@
-//! The part of `Core` for buckets on a GPU: kernels on torch's current stream, on memory that torch owns. What is wrong on
-//! this side of the allgather is an answer and no exception: the hook then takes the host, whose bytes are the same.
+//! The part of `Core` for buckets on a GPU: kernels on torch's current stream, on memory that torch owns. What is wrong before
+//! anything is sent is an answer and no exception: the hook then takes the host, whose bytes are the same.
 //! `unsafe` is for addresses and streams that the hook vouches for.
 #![allow(unsafe_code)]
 
 use crate::core::Core;
-use crate::exchange::method_of;
+use crate::exchange::{RoundPy, described, header_bytes, write_header};
 use crate::guard::{Failure, guard};
 use crate::memory;
-use flexcomm_compression::{HEADER_BYTES, Method};
-use flexcomm_engine::{Answers, Home, OnHost, Ran, Shared, chooses, kernels, lock};
+use flexcomm_exchange::{DeviceBuffer, How, OnHost, Round};
 use flexcomm_gpu_kernels::bucket::Gradient;
-use flexcomm_gpu_kernels::{Cache, Copies, DType, Gpu, LaunchError, OUTCOME_BYTES, OnStream, Span};
+use flexcomm_gpu_kernels::{Cache, Copies, DType, Gpu, LaunchError, OnStream, Span};
 use flexcomm_trainer::Status;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
@@ -58,21 +57,23 @@ pub(crate) fn span((address, bytes): (u64, u64)) -> Span {
     unsafe { Span::new(address, bytes) }
 }
 
-/// The tensor that was lent to a bucket.
+/// A tensor that was given to a bucket.
 #[derive(Debug)]
-struct Lent {
+struct Tensor {
     gpu: &'static Gpu,
     _tensor: Py<PyAny>,
 }
 
-/// A tensor that is lent, if it is memory that kernels can use.
-pub(crate) fn lend((ordinal, (tensor, address, bytes)): (u32, Memory)) -> Result<(Box<dyn Home>, Span), String> {
+/// The memory of a tensor, if kernels can use it.
+pub(crate) fn device_buffer(
+    (ordinal, (tensor, address, bytes)): (u32, Memory),
+) -> Result<(Box<dyn DeviceBuffer>, Span), String> {
     let (gpu, memory) = (gpu(ordinal)?, span((address, bytes)));
-    gpu.check_memory("the memory that was lent", memory).map_err(|error| format!("failed to {error}"))?;
-    Ok((Box::new(Lent { gpu, _tensor: tensor }), memory))
+    gpu.check_memory("the memory that was given", memory).map_err(|error| format!("failed to {error}"))?;
+    Ok((Box::new(Tensor { gpu, _tensor: tensor }), memory))
 }
 
-impl Home for Lent {
+impl DeviceBuffer for Tensor {
     fn fetch(&self, from: Span, to: &mut [u8]) -> Result<(), LaunchError> {
         // Of whatever stream it was written on.
         self.gpu.wait().map_err(|error| LaunchError::Driver { kernel: "what came before", code: error.to_string() })?;
@@ -81,55 +82,70 @@ impl Home for Lent {
     }
 }
 
-/// A bucket that all ranks gather, in the step under way.
-struct Turn {
-    bucket: Shared,
-    method: Method,
-    seed: u64,
+/// A tensor of bytes, where it lies and how long it is.
+pub(crate) type Memory = (Py<PyAny>, u64, u64);
+
+/// A gradient on a device: address, values and type.
+type OnDevice = (u64, u64, String);
+
+/// The first round of an exchange on a device.
+#[pyclass(frozen, get_all)]
+#[derive(Debug)]
+pub struct Begun {
+    /// Why the host must do it; empty where kernels do, and then the rest counts.
+    why: String,
+    round: Option<Py<RoundPy>>,
+    /// Whether its message stays on the device, see `write_block_on`.
+    stays: bool,
+    /// Where the outcome of such a message lies, and its bytes.
+    outcome: (u64, u64),
+}
+
+/// What a [`Begun`] has, where kernels do it.
+struct Launched {
+    round: RoundPy,
+    stays: bool,
+    outcome: (u64, u64),
+}
+
+impl Begun {
+    fn on_host(why: String) -> Self {
+        Self { why, round: None, stays: false, outcome: (0, 0) }
+    }
 }
 
 impl Core {
-    fn gathered(&self, index: usize) -> Result<Result<Turn, OnHost>, Failure> {
-        let session = self.lock();
-        let tick = session.now()?;
-        let (bucket, method) = (session.store.bucket(index)?, method_of(&tick.strategy)?);
-        Ok(Ok(Turn { bucket, method, seed: session.seed_of(&tick) }))
-    }
-
-    fn prepare(&self, index: usize, place: Place, lent: Option<Memory>) -> Result<Result<(u64, u64), String>, Failure> {
-        let turn = match self.gathered(index)? {
-            Ok(turn) => turn,
-            Err(why) => return Ok(Err(why.to_string())),
-        };
-        // The session first, as everywhere: whoever holds a bucket and waits for the session blocks who does it that way.
-        let strategy = self.lock().now()?.strategy;
-        let mut bucket = lock(&turn.bucket);
-        let shape = (bucket.params().len(), bucket.kept(turn.method));
-        let has = match strategy.collective().is_art() {
-            true => chooses(&strategy),
-            false => kernels(turn.method, shape, 0).map(drop),
-        };
-        if let Err(why) = has {
-            return Ok(Err(why.to_string()));
-        }
+    fn begun_on(
+        &self,
+        (index, place): (usize, Place),
+        (address, n, name): OnDevice,
+        rates: &[f64],
+    ) -> Result<Result<Launched, String>, Failure> {
+        let began = Instant::now();
+        let dtype = dtype(&name)?;
+        let given = Gradient { at: span((address, n * dtype.bytes())), dtype, weights: (1.0, 1.0) };
         let device = match on(place) {
             Ok(device) => device,
             Err(why) => return Ok(Err(why)),
         };
-        if !bucket.is_resident() {
-            let Some(lent) = lent else { return Ok(Ok((bucket.lent_bytes()?, 0))) };
-            let moved = lend((place.0, lent))
-                .and_then(|home| bucket.reside(&device, home).map_err(|error| format!("failed to {error}")));
-            if let Err(why) = moved {
-                return Ok(Err(why));
+        let exchange = self.lock().exchange(index)?;
+        let step = exchange.at(rates)?;
+        let begun = exchange.with(|bucket| {
+            let round = bucket.begin_on(&device, given, (step, exchange.leader))?;
+            let (stays, outcome) = (bucket.stays(), bucket.outcome_on().ok());
+            let outcome = outcome.map_or((0, 0), |outcome| (outcome.address(), outcome.bytes()));
+            Ok::<_, OnHost>((round, stays, outcome))
+        });
+        let mut session = self.lock();
+        session.meter.hook_work(began);
+        Ok(match begun {
+            Ok((round, stays, outcome)) => {
+                Ok(Launched { round: described(&session, (index, n as usize), &round)?, stays, outcome })
             }
-        }
-        Ok(Ok((0, bucket.outcome_on_device()?.address())))
+            Err(why) => Err(why.to_string()),
+        })
     }
 }
-
-/// A tensor of bytes, where it lies and how long it is.
-pub(crate) type Memory = (Py<PyAny>, u64, u64);
 
 #[pymethods]
 impl Core {
@@ -145,99 +161,161 @@ impl Core {
         session.watches() && session.shadow_on_host
     }
 
-    /// Makes the device ready for a bucket that is compressed there: why that cannot be (else empty), bytes of device memory
-    /// (aligned to 256) to lend it in a second call, and once it has them the address of its outcome.
-    #[pyo3(signature = (index, place, lent=None))]
-    fn on_device(
+    /// Makes the device ready for a bucket that is compressed there: why that cannot be (else empty), and bytes of device memory
+    /// (aligned to 256) to give it in a second call, 0 once it has them. Then also bytes of a block whose message stays on the
+    /// device (see `write_block_on`; 0 where none does), and of control header and message header at its beginning.
+    #[pyo3(signature = (index, place, memory=None))]
+    fn device_ready(
         &self,
         py: Python<'_>,
         index: usize,
         place: Place,
-        lent: Option<Memory>,
-    ) -> PyResult<(String, u64, u64)> {
+        memory: Option<Memory>,
+    ) -> PyResult<(String, u64, usize, usize)> {
         guard(py, || {
-            let ready = self.prepare(index, place, lent)?;
-            Ok(ready.map_or_else(|why| (why, 0, 0), |(need, outcome)| (String::new(), need, outcome)))
+            let no = |why| Ok((why, 0, 0, 0));
+            let exchange = self.lock().exchange(index)?;
+            let needed = exchange.with(|bucket| if bucket.is_on_device() { Ok(0) } else { bucket.device_bytes() });
+            let (need, device) = match (needed, on(place)) {
+                (Ok(need), Ok(device)) => (need, device),
+                (Err(why), _) => return no(why.to_string()),
+                (_, Err(why)) => return no(why),
+            };
+            match memory.filter(|_| need > 0) {
+                None if need > 0 => return Ok((String::new(), need, 0, 0)),
+                None => {}
+                Some(memory) => {
+                    let moved = device_buffer((place.0, memory)).and_then(|buffer| {
+                        exchange.with(|bucket| bucket.move_to_device(&device, buffer)).map_err(|why| why.to_string())
+                    });
+                    if let Err(why) = moved {
+                        return no(why);
+                    }
+                }
+            }
+            let staying = exchange.with(|bucket| bucket.staying()).filter(|_| exchange.leader.is_none());
+            let Some((bytes, header)) = staying else { return Ok((String::new(), 0, 0, 0)) };
+            let round = Round { how: How::Gather, bytes, header: Some(0), last: true };
+            let control = header_bytes(&self.lock(), index, &round);
+            Ok((String::new(), 0, control + bytes, control + header))
         })
     }
 
-    /// As `pack`, launched on the device: address, values and type of the gradient, address and bytes of the block.
-    /// Answers why that cannot be, else nothing.
-    fn pack_on(
+    /// As `begin_exchange`, on the device: address, values and type of the gradient.
+    fn begin_exchange_on(
         &self,
         py: Python<'_>,
         index: usize,
         place: Place,
-        gradient: (u64, u64, String),
+        gradient: OnDevice,
+        rates: Vec<f64>,
+    ) -> PyResult<Begun> {
+        match guard(py, || self.begun_on((index, place), gradient, &rates))? {
+            Ok(Launched { round, stays, outcome }) => {
+                Ok(Begun { why: String::new(), round: Some(Py::new(py, round)?), stays, outcome })
+            }
+            Err(why) => Ok(Begun::on_host(why)),
+        }
+    }
+
+    /// As `next_round`, on the device.
+    fn next_round_on(
+        &self,
+        py: Python<'_>,
+        index: usize,
+        place: Place,
+        values: usize,
+        arrived: (usize, usize),
+    ) -> PyResult<RoundPy> {
+        guard(py, || {
+            let arrived = memory::Span::new::<u8>("what arrived", arrived.0, arrived.1)?.bytes();
+            let device = on(place).map_err(Failure::Run)?;
+            self.go_on((index, values), arrived, |bucket, heard, parts| bucket.next_on(&device, heard, parts))
+        })
+    }
+
+    /// As `finish_exchange`: `out` (float32, of so many values, on the device) becomes the mean. Answers whether it is finite; if
+    /// not, `out` means nothing.
+    fn finish_exchange_on(
+        &self,
+        py: Python<'_>,
+        index: usize,
+        place: Place,
+        arrived: (usize, usize),
+        out: (u64, usize),
+    ) -> PyResult<bool> {
+        guard(py, || {
+            let arrived = memory::Span::new::<u8>("what arrived", arrived.0, arrived.1)?.bytes();
+            let device = on(place).map_err(Failure::Run)?;
+            let (address, n) = out;
+            let to = span((address, 4 * n as u64));
+            self.finished((index, n), arrived, |bucket, heard, parts| bucket.finish_on(&device, (heard, parts), to))
+        })
+    }
+
+    /// Of a message that stays on the device: writes this rank's block there, address and bytes. Answers why that cannot be, else
+    /// nothing.
+    fn write_block_on(
+        &self,
+        py: Python<'_>,
+        index: usize,
+        place: Place,
+        values: usize,
         block: (u64, u64),
     ) -> PyResult<String> {
         guard(py, || {
             let began = Instant::now();
-            let (address, n, name) = gradient;
-            let dtype = dtype(&name)?;
-            let at = Gradient { at: span((address, n * dtype.bytes())), dtype, weights: (1.0, 1.0) };
-            let (turn, device) = match (self.gathered(index)?, on(place)) {
-                (Ok(turn), Ok(device)) => (turn, device),
-                (Err(why), _) => return Ok(why.to_string()),
-                (_, Err(why)) => return Ok(why),
+            let device = match on(place) {
+                Ok(device) => device,
+                Err(why) => return Ok(why),
             };
-            let mut word = vec![0; self.lock().riding.bytes(index as u32)];
-            self.lock().riding.write_bytes(index as u32, n as usize, Status::default(), &mut word)?;
-            let packed = lock(&turn.bucket).pack_on(&device, (turn.method, turn.seed), at, (span(block), &word));
+            let exchange = self.lock().exchange(index)?;
+            let (round, tag) = exchange.round(values);
+            let control = {
+                let session = self.lock();
+                let mut control = vec![0; header_bytes(&session, index, &round)];
+                write_header(&session, (index, tag), (&round, Status::default()), &mut control)?;
+                control
+            };
+            let written = exchange.with(|bucket| bucket.write_on(&device, &control, span(block)));
             self.lock().meter.hook_work(began);
-            Ok(packed.err().map(|why| why.to_string()).unwrap_or_default())
+            Ok(written.err().map(|why| why.to_string()).unwrap_or_default())
         })
     }
 
-    /// As `unpack`, launched on the device before anybody knows what the ranks said: `out` takes float32.
-    fn add_on(&self, py: Python<'_>, index: usize, place: Place, blocks: (u64, u64), out: u64) -> PyResult<()> {
+    /// Of messages that stay on the device, launched before anybody knows what the ranks said: `out` takes float32.
+    fn add_blocks_on(
+        &self,
+        py: Python<'_>,
+        index: usize,
+        place: Place,
+        blocks: (u64, u64),
+        out: (u64, usize),
+    ) -> PyResult<()> {
         guard(py, || {
             let device = on(place).map_err(Failure::Run)?;
-            let turn = self.gathered(index)??;
-            let (world, word) = {
-                let session = self.lock();
-                (session.world, session.riding.bytes(index as u32))
-            };
-            let bucket = lock(&turn.bucket);
-            let out = span((out, 4 * bucket.values() as u64));
-            Ok(bucket.add_on(&device, (turn.method, world, word), (span(blocks), out))?)
+            let exchange = self.lock().exchange(index)?;
+            let (round, _) = exchange.round(out.1);
+            let control = header_bytes(&self.lock(), index, &round);
+            let to = span((out.0, 4 * out.1 as u64));
+            Ok(exchange.with(|bucket| bucket.add_on(&device, (span(blocks), control), to))?)
         })
     }
 
-    /// After the device: whether what `add_on` left is the mean gradient. All ranks' words and headers, and this rank's
-    /// outcome, lie on the host now.
+    /// After the device: whether what `add_blocks_on` left is the mean gradient. All ranks' control and message headers, and this
+    /// rank's outcome, lie on the host now.
     fn judge(
         &self,
         py: Python<'_>,
         index: usize,
         n: usize,
-        heads: (usize, usize),
+        headers: (usize, usize),
         outcome: (usize, usize),
     ) -> PyResult<bool> {
         guard(py, || {
-            let began = Instant::now();
-            self.lock().meter.landed(false);
-            let heads = memory::Span::new::<u8>("the words", heads.0, heads.1)?.bytes();
+            let headers = memory::Span::new::<u8>("the headers", headers.0, headers.1)?.bytes();
             let outcome = memory::Span::new::<u8>("the outcome", outcome.0, outcome.1)?.bytes();
-            let outcome: &[u8; OUTCOME_BYTES as usize] = outcome
-                .first_chunk()
-                .ok_or_else(|| Failure::Run(format!("failed to read an outcome of {} bytes", outcome.len())))?;
-            let turn = self.gathered(index)??;
-            let mut session = self.lock();
-            let word = session.riding.bytes(index as u32);
-            let all: Vec<(&[u8], &[u8])> =
-                heads.chunks_exact(word + HEADER_BYTES).map(|head| head.split_at(word)).collect();
-            let heard = session.riding.hear_bytes(index as u32, n, all.iter().map(|(word, _)| *word))?;
-            drop(session);
-            let headers: Vec<&[u8]> = all.iter().map(|(_, header)| *header).collect();
-            let mut bucket = lock(&turn.bucket);
-            let ran = bucket.judge(Answers { heard: &heard, headers: &headers, outcome })?;
-            let energy = bucket.energy();
-            drop(bucket);
-            let mut session = self.lock();
-            session.meter.other_work(began);
-            session.meter.done(energy);
-            Ok(ran == Ran::Good)
+            self.judged((index, n), headers, outcome)
         })
     }
 }

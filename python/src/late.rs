@@ -42,28 +42,28 @@ impl Said {
 impl Session {
     /// Says it after all that waits; once `ticket` is told, where a device has its times.
     pub fn say(&mut self, ticket: Option<u64>, said: Said) {
-        self.late.push(ticket, said);
+        self.deferred.push(ticket, said);
         self.say_on();
     }
 
     /// The times of a step are known, or will never be.
     pub fn told(&mut self, ticket: u64, times: Option<Times>) {
         match times {
-            Some(times) => _ = self.late.tell(ticket, |said| said.complete(times)),
-            None => self.late.forget(ticket),
+            Some(times) => _ = self.deferred.resolve(ticket, |said| said.complete(times)),
+            None => self.deferred.forget(ticket),
         }
         self.say_on();
     }
 
     /// The end of the job: what is not known now goes unsaid.
     pub fn last_words(&mut self) {
-        self.late.forget_all();
+        self.deferred.forget_all();
         self.say_on();
         self.reporter.finish();
     }
 
     fn say_on(&mut self) {
-        while let Some(said) = self.late.pop() {
+        while let Some(said) = self.deferred.pop() {
             match said {
                 Said::Step(costs, step) => {
                     self.last = Some(costs);
@@ -83,7 +83,7 @@ impl Session {
 
     /// Of the oldest trial that is not reported: iterations come before their trial's end.
     fn record(&mut self, costs: &Costs, at: TrialTick) {
-        let ended = self.late.iter_mut().find_map(|said| match said {
+        let ended = self.deferred.iter_mut().find_map(|said| match said {
             Said::Ended(ended) => Some(&mut ended.trial),
             _ => None,
         });

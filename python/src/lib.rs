@@ -2,8 +2,8 @@
 //! lengths of tensors and runs the collectives; error feedback, payloads, the agreement, orders, telemetry and
 //! shadow trials are here, without the interpreter lock.
 
-mod agreed;
 mod core;
+mod dense;
 mod device;
 mod exchange;
 mod guard;
@@ -11,12 +11,11 @@ mod late;
 mod log;
 mod memory;
 mod meter;
+mod names;
 mod report;
 mod session;
 mod shadows_on;
 mod tensor;
-mod texts;
-mod texts_on;
 
 use pyo3::prelude::*;
 
@@ -25,6 +24,10 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use super::core::Core;
+    #[pymodule_export]
+    use super::device::Begun;
+    #[pymodule_export]
+    use super::exchange::{HowPy, RoundPy};
     #[pymodule_export]
     use super::guard::FlexcommError;
     #[pymodule_export]
@@ -40,12 +43,12 @@ mod _core {
 
     /// The canonical text of a strategy, given as `COMPRESSOR/COLLECTIVE[:SELECTION]` or as a compressor alone, which takes the
     /// collective that is usual for it; the type whose elements add up in flight (empty: messages are gathered); and the
-    /// compressor's canonical text where a pipeline runs it (else empty).
+    /// compressor's canonical text (empty where DDP's allreduce runs it).
     #[pyfunction]
     fn parse_strategy(text: &str) -> PyResult<(String, &'static str, String)> {
-        let (strategy, piped) = texts::named(text)?;
-        let pipeline = if piped { strategy.spec().to_string() } else { String::new() };
-        Ok((strategy.to_string(), texts::element(strategy.spec()), pipeline))
+        let strategy = names::strategy(text)?;
+        let compressor = if names::is_cast(&strategy) { String::new() } else { strategy.spec().to_string() };
+        Ok((strategy.to_string(), names::element(strategy.spec()), compressor))
     }
 
     /// The digest that decisions for a strategy carry.
@@ -57,7 +60,7 @@ mod _core {
     /// The canonical text of a compressor with its parameters, memory and momentum: `topk(k=0.01)+ef(vanilla)`.
     #[pyfunction]
     fn parse_compressor(text: &str) -> PyResult<String> {
-        Ok(texts::Text::read(text)?.text)
+        Ok(names::compressor(text)?.to_string())
     }
 
     /// Whether training by such a text loses what a step does not send, for want of error feedback.
@@ -76,8 +79,8 @@ mod _core {
 
     /// Every compressor: name, what it does, its parameters (name, what they may be, what they do), arguments to try.
     #[pyfunction]
-    fn compressors() -> Vec<texts::Described> {
-        texts::compressors()
+    fn compressors() -> Vec<names::Described> {
+        names::compressors()
     }
 
     /// Log lines since the last call: Python's level and the text.

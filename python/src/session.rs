@@ -3,10 +3,13 @@
 use crate::guard::Failure;
 use crate::late::{Ended, Said};
 use crate::meter::{Costs, Meter};
+use crate::names::{is_cast, most_ranks};
 use crate::report::{LEAST_GAIN, Reporter};
-use crate::texts::Text;
-use flexcomm_domain::{JobId, Rank, RunId, Selection, Strategy, Timestamp};
-use flexcomm_engine::{AutoSelection, Late, Leader, Saved, Shadow, Store, lock};
+use flexcomm_compression::Build;
+use flexcomm_compression::pipeline::Member;
+use flexcomm_domain::spec::CompressorSpec;
+use flexcomm_domain::{Digest, JobId, Rank, RunId, Selection, Strategy, Timestamp};
+use flexcomm_exchange::{AutoSelection, Deferred, Leader, Shadow, Store, lock};
 use flexcomm_trainer::{
     AbortCause, Agreement, Change, Offer, OrdersReader, Riding, Snapshot, Tick, Trial, TrialPlan, WORD_BITS,
 };
@@ -96,6 +99,35 @@ pub enum Next {
     TrialLeft = 5,
 }
 
+/// What compresses the buckets of a step, and where its steps are.
+#[derive(Debug, Clone, Copy)]
+pub struct Running {
+    pub spec: CompressorSpec,
+    digest: u64,
+    /// Added to the agreement's step: a loaded checkpoint goes on where it was.
+    pub offset: u64,
+}
+
+impl Running {
+    pub fn of(spec: CompressorSpec) -> Self {
+        Self { spec, digest: Digest::of(&spec.to_string()).0, offset: 0 }
+    }
+
+    /// Counts up with every step that trains; the same on every rank.
+    pub fn step(&self, tick: &Tick) -> u64 {
+        Session::turn(tick).wrapping_add(self.offset)
+    }
+
+    /// Stands for the length in the control header's check: it covers what the agreement does not know of.
+    pub fn tag(&self, n: usize, (step, restored): (u64, bool)) -> usize {
+        let mut hash = self.digest;
+        for byte in [n as u64, step, u64::from(restored)].iter().flat_map(|number| number.to_le_bytes()) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+        hash as usize
+    }
+}
+
 /// Everything but the buckets' contents.
 pub struct Session {
     pub job: JobId,
@@ -106,7 +138,6 @@ pub struct Session {
     pub leadership: Leadership,
     pub auto: AutoSelection,
     pub store: Store,
-    pub saved: Saved,
     pub reporter: Reporter,
     pub meter: Meter,
     pub shadow: Option<(Shadow, Vec<Strategy>)>,
@@ -119,11 +150,11 @@ pub struct Session {
     pub seed: u64,
     pub follow: bool,
     pub tick: Option<Tick>,
-    /// What runs until the first decision, when a text names it.
-    pub text: Option<Text>,
-    /// What runs the strategy of the step under way, where that is another pipeline.
-    pub piped: Option<Text>,
-    pub late: Late<Said>,
+    /// What runs until the first decision, when the user names it.
+    pub named: Option<Running>,
+    /// What runs in the step under way.
+    running: Running,
+    pub deferred: Deferred<Said>,
     /// Values of the buckets that DDP exchanged by itself in the newest step that it did, see [`Session::pass`].
     passed: Vec<usize>,
     /// Whether the hook has seen a bucket of the step under way.
@@ -158,8 +189,7 @@ impl Session {
             rank,
             world,
             leadership,
-            store: Store::default(),
-            saved: Saved::default(),
+            store: Store::new(Member { rank: rank.0, world, ..Member::alone(seed) }),
             meter: Meter::new(now),
             shadow: None,
             shadow_share: 0.25,
@@ -169,9 +199,9 @@ impl Session {
             seed,
             follow: true,
             tick: None,
-            text: None,
-            piped: None,
-            late: Late::default(),
+            named: None,
+            running: Running::of(CompressorSpec::NONE),
+            deferred: Deferred::default(),
             passed: Vec::new(),
             hooked: false,
             led: false,
@@ -196,8 +226,30 @@ impl Session {
         self.listen();
         self.led = false;
         let tick = self.riding.begin();
-        self.look_for_pipeline(&tick);
+        let running = self.running(&tick);
+        self.running = running;
         self.tick = Some(tick);
+    }
+
+    /// What runs in a step: what the user named, until the first decision; then what was decided.
+    pub(crate) fn running(&self, tick: &Tick) -> Running {
+        let first = tick.version.0 == 0 && tick.trial.is_none();
+        let spec = if first && is_cast(&tick.strategy) { CompressorSpec::NONE } else { *tick.strategy.spec() };
+        match self.named.filter(|named| first && named.spec == spec) {
+            Some(named) => named,
+            None if self.running.spec == spec && self.running.offset == 0 => self.running,
+            None => Running::of(spec),
+        }
+    }
+
+    /// Whether this trainer can run a strategy; also by how many ranks it has.
+    pub fn runs(&self, strategy: &Strategy) -> bool {
+        self.world <= most_ranks(strategy.spec()) && strategy.spec().trainable().is_ok()
+    }
+
+    /// The agreement's step that the next backward pass begins.
+    pub fn next_step(&self) -> u64 {
+        self.riding.look().step() + u64::from(self.tick.is_some_and(|tick| tick.trial.is_none()))
     }
 
     /// The step under way.
@@ -283,13 +335,6 @@ impl Session {
     /// A number that differs between steps, and goes on from the step's within a trial.
     pub fn turn(tick: &Tick) -> u64 {
         tick.step + tick.trial.map_or(0, |t| u64::from(t.within))
-    }
-
-    /// MSTopk's only randomness.
-    pub fn seed_of(&self, tick: &Tick) -> u64 {
-        // Odd multipliers keep different steps and ranks apart.
-        let rank = u64::from(self.rank.0).wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
-        self.seed ^ Self::turn(tick).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ rank
     }
 
     /// Who leads AR-Topk in this step: the same on all ranks.
@@ -437,7 +482,7 @@ impl Session {
         let Some((shadow, _)) = self.shadow.as_mut().filter(|_| watches) else { return Ok(()) };
         let shared = self.store.bucket(bucket)?;
         let bucket_now = lock(&shared);
-        let held = if shadow.begins(bucket) { bucket_now.held_back() } else { Vec::new() };
+        let held = if shadow.begins(bucket) { bucket_now.residual() } else { Vec::new() };
         if let Err(error) = shadow.observe(bucket, bucket_now.params(), &held, gradient) {
             tracing::warn!(%error, "the shadow trial is dropped");
             drop(bucket_now);
@@ -508,7 +553,7 @@ impl Session {
                 tracing::info!(version = %in_force.version, strategy = %in_force.strategy,
                     step = in_force.since_step, "in force");
                 // Of the strategy that the user named, which is over.
-                self.store.await_pipes(Vec::new());
+                self.store.await_pipelines(Vec::new());
                 self.say(None, Said::Applied(in_force));
                 Next::Switched
             }

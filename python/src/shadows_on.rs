@@ -2,10 +2,10 @@
 //! begin anew on the host.
 
 use crate::core::Core;
-use crate::device::{Memory, Place, lend, on, span};
+use crate::device::{Memory, Place, device_buffer, on, span};
 use crate::guard::{Failure, guard};
 use crate::memory;
-use flexcomm_engine::{OnHost, lock};
+use flexcomm_exchange::{OnHost, Param, lock};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -17,20 +17,20 @@ impl Core {
         let mut session = self.lock();
         let session = &mut *session;
         let shared = session.store.bucket(index)?;
-        let layers: Vec<usize> = lock(&shared).params().iter().map(|param| param.len).collect();
+        let params: Vec<Param> = lock(&shared).params().to_vec();
         let Some((shadow, _)) = &mut session.shadow else { return Ok(Ok((Vec::new(), 0))) };
-        if shadow.is_resident(index, layers.iter().sum()) {
+        if shadow.is_on_device(index, params.iter().map(|param| param.len).sum()) {
             return Ok(Ok((Vec::new(), 0)));
         }
         // What is under way of a bucket that had another layout is not heard any more.
         session.shadow_turn += u64::from(shadow.forget_from(index));
-        Ok(match shadow.sample_on(index, &layers) {
+        Ok(match shadow.sample_on(index, &params) {
             Ok((indices, need)) => Ok((indices.iter().flat_map(|index| index.to_ne_bytes()).collect(), need)),
             Err(why) => Err(why.to_string()),
         })
     }
 
-    fn lend_to_shadows(&self, index: usize, place: Place, lent: Memory) -> Result<Result<(), String>, Failure> {
+    fn give_to_shadows(&self, index: usize, place: Place, memory: Memory) -> Result<Result<(), String>, Failure> {
         let device = match on(place) {
             Ok(device) => device,
             Err(why) => return Ok(Err(why)),
@@ -40,12 +40,12 @@ impl Core {
         let shared = session.store.bucket(index)?;
         let mut bucket = lock(&shared);
         // Waits, once for every bucket of a shadow trial, where a device has what is held back.
-        bucket.come_home()?;
+        bucket.copy_to_host()?;
         let Some((shadow, _)) = &mut session.shadow else { return Ok(Ok(())) };
-        Ok(lend((place.0, lent)).and_then(|home| {
-            let held = bucket.held_back();
+        Ok(device_buffer((place.0, memory)).and_then(|buffer| {
+            let held = bucket.residual();
             let residual = (index, &held[..]);
-            shadow.reside(&device, residual, home).map_err(|why| why.to_string())
+            shadow.move_to_device(&device, residual, buffer).map_err(|why| why.to_string())
         }))
     }
 }
@@ -55,7 +55,7 @@ impl Core {
     /// Whether shadows look at the bucket under way where it lies, on a device; and whether they have memory there.
     fn shadowing(&self, index: usize) -> (bool, bool) {
         let session = self.lock();
-        let lent = session.shadow.as_ref().is_some_and(|(shadow, _)| shadow.is_lent(index));
+        let lent = session.shadow.as_ref().is_some_and(|(shadow, _)| shadow.has_memory_on_device(index));
         (session.settled && !session.shadow_on_host && session.watches(), lent)
     }
 
@@ -70,18 +70,18 @@ impl Core {
 
     /// Makes a bucket's subsets ready: why that cannot be (else empty), their coordinates as unsigned words of 32 bits, and bytes of
     /// device memory (aligned to 256) to lend in a second call; nothing and 0 when they are.
-    #[pyo3(signature = (index, place, lent=None))]
+    #[pyo3(signature = (index, place, memory=None))]
     fn shadow_ready<'py>(
         &self,
         py: Python<'py>,
         index: usize,
         place: Place,
-        lent: Option<Memory>,
+        memory: Option<Memory>,
     ) -> PyResult<(String, Bound<'py, PyBytes>, u64)> {
         let (why, indices, need) = guard(py, || {
-            let said = match lent {
+            let said = match memory {
                 None => self.sample_shadows(index, place)?,
-                Some(lent) => self.lend_to_shadows(index, place, lent)?.map(|()| (Vec::new(), 0)),
+                Some(memory) => self.give_to_shadows(index, place, memory)?.map(|()| (Vec::new(), 0)),
             };
             Ok(said.map_or_else(|why| (why, Vec::new(), 0), |(indices, need)| (String::new(), indices, need)))
         })?;
@@ -127,7 +127,7 @@ impl Core {
             for (index, address, bytes) in found {
                 let bytes = memory::Span::new::<u8>("what the shadows found", address, bytes)?.bytes();
                 if let Some((shadow, _)) = &mut session.shadow {
-                    shadow.hear(index, bytes)?;
+                    shadow.take_outcomes(index, bytes)?;
                 }
             }
             session.end_shadows();

@@ -176,7 +176,7 @@ def test_the_host_steps_in_and_says_why(seen):
         for text, (host, device) in own["others"].items():
             assert host["hash"] == device["hash"] and device["equal"], text
             assert own["carried"][text]["hash"] == host["hash"], text
-            if "lwtopk" in text or "signum" in text:
+            if "signum" in text:
                 assert device["launched"] == 0, text
                 assert len(device["lines"]) == 1 and "kernels" in device["lines"][0], device["lines"]
             else:
@@ -200,8 +200,8 @@ def test_a_device_without_memory_leaves_it_to_the_host_and_no_rank_differs(seen)
             (line,) = got["lines"]
             assert "compressed on the host: cpu has no memory left" in line and "out of memory" in line, line
             assert "Take a smaller batch" in line and "\n" not in line
-            # One bucket of a text in float32 needs no more than that one piece.
-            partly = name.startswith("qsgd") and name.endswith("float32, later")
+            # One bucket in float32 whose messages cross to the host needs no more than that one piece.
+            partly = (name.startswith("qsgd") or "art-ring" in name) and name.endswith("float32, later")
             assert (got["full"] > 0) == partly and got["full"] < got["launched"], (name, got)
 
 

@@ -1,8 +1,10 @@
 //! The true network and job, and the noisy view of them that a controller has.
 
 use crate::model::Model;
-use flexcomm_domain::{Collective, Gain, Link, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version};
-use flexcomm_optimizer::{CodecBytes, CoefficientBook, Load, Profile, ProfilePoint, Sample, terms};
+use flexcomm_domain::{
+    CodecBytes, Collective, Gain, IndexBytes, Link, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version,
+};
+use flexcomm_optimizer::{CoefficientBook, Load, Profile, ProfilePoint, Sample, terms};
 use flexcomm_planner::{Links, Measured, Profiles, Scatter, TrialRequest};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -73,9 +75,9 @@ pub struct World {
 }
 
 impl World {
-    /// The codec of every simulated compressor.
+    /// The codec of every simulated compressor: indices as messages have them. Their headers, some ten bytes, do not count.
     pub fn codec() -> CodecBytes {
-        CodecBytes::PAPER
+        CodecBytes { indices: IndexBytes::Least, ..CodecBytes::PAPER }
     }
 
     /// The true links when the weather is `link`.

@@ -1,7 +1,7 @@
 //! Trainer and agent on one node: JSON lines over a Unix socket. The orders travel the other way by the
 //! shared page, whose path the agent's welcome names.
 
-use flexcomm_domain::{JobId, NodeName, RunId};
+use flexcomm_domain::{CodecBytes, Family, IndexBytes, Invalid, JobId, NodeName, RunId};
 use serde::{Deserialize, Serialize};
 
 use crate::{AppliedReport, StepsReport, TrialReport};
@@ -31,16 +31,20 @@ pub struct Hello {
 }
 
 /// A compressor a trainer has and what its messages weigh in a step: with k of n values (all, where it leaves none out) they
-/// have `header_bytes + k * (index_bytes + value_bytes)` bytes; AR-Topk broadcasts `header_bytes + k * index_bytes` and
-/// reduces `k * value_bytes`.
+/// have `header_bytes + indices + k * value_bytes` bytes; AR-Topk broadcasts `header_bytes + indices` and reduces
+/// `k * value_bytes`. The indices have `k * index_bytes` bytes, or what their coding needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CodecInfo {
     /// Without its ratio: `topk(k=*)+ef(vanilla)`, `fp16`, `powersgd(rank=2)+ef(vanilla)`.
     pub compressor: String,
     /// Fixed part of a message.
     pub header_bytes: u64,
-    /// Per kept value.
+    /// Per kept value; with an `index_coding` the most that it needs, for readers that do not know it.
     pub index_bytes: f64,
+    /// How indices are written: `least`, the least of the codings whose size n and k tell (`flexcomm_domain::spec::index_bytes`).
+    /// Absent from older trainers, and where there are none: `index_bytes` each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index_coding: Option<String>,
     /// Per kept value.
     pub value_bytes: f64,
     /// Collectives in a step that together move these bytes, one after the other.
@@ -50,6 +54,37 @@ pub struct CodecInfo {
 
 fn one() -> u32 {
     1
+}
+
+/// [`IndexBytes::Least`] in a [`CodecInfo`].
+const LEAST: &str = "least";
+
+impl CodecInfo {
+    /// Of a family whose messages weigh this.
+    pub fn new(family: Family, bytes: CodecBytes) -> Self {
+        let (index_bytes, index_coding) = match bytes.indices {
+            IndexBytes::Each(bytes) => (bytes, None),
+            IndexBytes::Least => (4.0, Some(LEAST.to_owned())),
+        };
+        let CodecBytes { header_bytes, value_bytes, rounds, .. } = bytes;
+        Self { compressor: family.to_string(), header_bytes, index_bytes, index_coding, value_bytes, rounds }
+    }
+}
+
+impl TryFrom<&CodecInfo> for CodecBytes {
+    type Error = Invalid;
+
+    fn try_from(info: &CodecInfo) -> Result<Self, Invalid> {
+        let indices = match info.index_coding.as_deref() {
+            None => IndexBytes::Each(info.index_bytes),
+            Some(LEAST) => IndexBytes::Least,
+            Some(other) => {
+                let value = other.chars().take(80).collect();
+                return Err(Invalid::Text { what: "codec's index coding", value, allowed: "least, or none at all" });
+            }
+        };
+        CodecBytes::new(info.header_bytes, indices, info.value_bytes)?.in_rounds(info.rounds)
+    }
 }
 
 /// Trainer to agent.
@@ -95,4 +130,45 @@ pub enum ToTrainer {
         /// What was wrong with which value.
         reason: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What trainers of earlier releases say means what it meant.
+    #[test]
+    fn codecs_of_older_trainers_are_linear() {
+        let text = r#"{"compressor":"topk","header_bytes":16,"index_bytes":4.0,"value_bytes":4.0}"#;
+        let info: CodecInfo = serde_json::from_str(text).unwrap();
+        let bytes = CodecBytes::try_from(&info).unwrap();
+        assert_eq!(bytes, CodecBytes { header_bytes: 16, ..CodecBytes::PAPER });
+        assert_eq!(bytes.pairs(1_000_000, 1000), 16.0 + 8000.0);
+        assert!(!serde_json::to_string(&info).unwrap().contains("index_coding"));
+    }
+
+    #[test]
+    fn codecs_come_back() {
+        let family: Family = "topk".parse().unwrap();
+        let least = CodecBytes::new(44, IndexBytes::Least, 2.0).unwrap();
+        for bytes in [least, CodecBytes::PAPER, CodecBytes::DENSE.in_rounds(2).unwrap()] {
+            let text = serde_json::to_string(&CodecInfo::new(family, bytes)).unwrap();
+            let info: CodecInfo = serde_json::from_str(&text).unwrap();
+            assert_eq!((CodecBytes::try_from(&info), info.compressor.parse()), (Ok(bytes), Ok(family)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_no_codec_weighs_is_refused_by_name() {
+        let refused = |change: fn(&mut CodecInfo), words: &str| {
+            let mut info = CodecInfo::new(Family::NONE, CodecBytes::DENSE);
+            change(&mut info);
+            let error = CodecBytes::try_from(&info).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        };
+        refused(|info| info.index_coding = Some("rice".into()), "index coding \"rice\"");
+        refused(|info| info.index_bytes = -1.0, "index bytes per value is -1");
+        refused(|info| info.value_bytes = 1e9, "value bytes per value is 1000000000");
+        refused(|info| info.rounds = 0, "number of rounds is 0");
+    }
 }

@@ -11,7 +11,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("log", &[]),
     ("wire", &["domain"]),
     ("page", &[]),
-    ("gpu-kernels", &[]),
+    ("gpu-kernels", &["domain"]),
     ("collectives", &["domain"]),
     ("compression", &["domain"]),
     ("optimizer", &["domain", "collectives"]),
@@ -20,11 +20,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("probes", &["domain"]),
     ("trainer", &["domain", "wire", "page"]),
     ("nccl-tuner", &[]),
-    ("engine", &["domain", "compression", "gpu-kernels", "trainer"]),
-    ("python", &["domain", "wire", "trainer", "compression", "gpu-kernels", "engine"]),
+    ("exchange", &["domain", "compression", "gpu-kernels", "trainer"]),
+    ("python", &["domain", "wire", "trainer", "compression", "gpu-kernels", "exchange"]),
     ("agent", &["domain", "log", "wire", "page", "probes"]),
     ("controller", &["domain", "log", "wire", "optimizer", "planner"]),
-    ("lab", &["domain", "wire", "page", "trainer", "compression", "collectives", "optimizer", "sim"]),
+    ("lab", &["domain", "wire", "page", "trainer", "compression", "exchange", "collectives", "optimizer", "sim"]),
 ];
 
 /// Crates without IO, clock or ambient randomness.

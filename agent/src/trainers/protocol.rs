@@ -1,6 +1,6 @@
 //! What a trainer's lines mean: pure, one [`Session`] per connection.
 
-use flexcomm_domain::Strategy;
+use flexcomm_domain::{CodecBytes, Strategy};
 use flexcomm_wire::{
     FromTrainer, Hello, JobSeen, MAX_CANDIDATES, MAX_STEPS, PROTOCOL, ReportBody, StepRecord, StepsReport, TrialReport,
 };
@@ -126,9 +126,9 @@ fn check_hello(hello: Hello) -> Result<JobSeen, String> {
         return Err(format!("the name {shown:?}: 1 to {MAX_NAME} bytes are allowed"));
     }
     for codec in &codecs {
-        let sane = |x: f64| (0.0..=1e6).contains(&x);
-        if !sane(codec.index_bytes) || !sane(codec.value_bytes) || codec.header_bytes > MAX_INTEGER {
-            return Err(format!("the sizes of codec {} are out of range", codec.compressor));
+        CodecBytes::try_from(codec).map_err(|error| format!("codec {}: {error}", codec.compressor))?;
+        if codec.header_bytes > MAX_INTEGER {
+            return Err(format!("codec {}: header_bytes is {}, above 2^53", codec.compressor, codec.header_bytes));
         }
     }
     Ok(JobSeen { job, run, rank, world, gradient_values, backend, codecs, collectives })
@@ -197,6 +197,8 @@ fn check_trial(trial: &TrialReport) -> Result<(), String> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use flexcomm_domain::Family;
+    use flexcomm_wire::CodecInfo;
     use proptest::prelude::*;
 
     pub(crate) fn hello(job: &str, rank: u32) -> Hello {
@@ -211,6 +213,10 @@ pub(crate) mod tests {
             codecs: vec![],
             collectives: vec!["dense-ring".into()],
         }
+    }
+
+    fn wide() -> CodecInfo {
+        CodecInfo { value_bytes: 65.0, ..CodecInfo::new(Family::NONE, CodecBytes::DENSE) }
     }
 
     fn line(message: &FromTrainer) -> Vec<u8> {
@@ -253,13 +259,14 @@ pub(crate) mod tests {
     #[test]
     fn bad_hellos_are_refused_with_the_value() {
         type Case = (fn(&mut Hello), &'static str);
-        let cases: [Case; 6] = [
+        let cases: [Case; 7] = [
             (|h| h.protocol = 99, "protocol 99"),
             (|h| h.rank = 4, "rank 4 of 4"),
             (|h| h.world = 0, "of 0"),
             (|h| h.gradient_values = 0, "gradient_values is 0"),
             (|h| h.backend = "x".repeat(64), "1 to 63 bytes"),
             (|h| h.collectives = vec!["a".into(); 33], "33 collectives"),
+            (|h| h.codecs = vec![wide()], "codec none: codec's value bytes per value is 65"),
         ];
         for (change, expected) in cases {
             let mut hello = hello("j", 1);

@@ -28,9 +28,9 @@ fn json_has_the_documented_shape() {
         assert!(entry["collective"].is_string());
     }
     assert!(json["choice"]["why"].is_string() && json["choice"]["collective"].is_string());
-    // The paper's Table VI measured 52.9 ms; equation (4a) says 55.6 ms.
+    // Equation (4a) of the paper, whose 4 bytes an index make 55.6 ms; Elias-Fano's 5.25 bits make 35.3 ms.
     let art_ring = costs.iter().find(|c| c["collective"] == "art-ring" && c["cr"] == 0.1).unwrap();
-    assert!((art_ring["t_sync_s"].as_f64().unwrap() - 0.0556).abs() < 0.004, "{art_ring}");
+    assert!((art_ring["t_sync_s"].as_f64().unwrap() - 0.0353).abs() < 0.0001, "{art_ring}");
 }
 
 #[test]

@@ -24,6 +24,9 @@ pub enum EncodeError {
     /// A learning rate that no residual can be scaled by.
     #[error("compress with learning rate {0}: it must be finite and above 0")]
     LearningRate(f64),
+    /// AR-Topk of a compressor that chooses no values.
+    #[error("choose values for AR-Topk by {0}: take one that selects values, as topk, lwtopk, mstopk or dgc")]
+    NoSelection(&'static str),
     /// The rounds of a step out of order.
     #[error("go on with round {asked}: round {next} of {rounds} is next")]
     Round {

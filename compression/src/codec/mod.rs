@@ -12,7 +12,7 @@ pub use types::{Carried, Element, Scope, Shape, Size, Stats, Travels};
 
 pub use crate::select::sieve::Sieve;
 use crate::wire::{Reader, Writer};
-use crate::{Energy, Kernel};
+use crate::{Energy, Kernel, Selection};
 #[cfg(doc)]
 use flexcomm_domain::spec::CompressorInfo;
 use flexcomm_domain::spec::ValueType;
@@ -65,6 +65,16 @@ pub trait Codec: Send + std::fmt::Debug {
     /// codec that lends it works the same without.
     fn sieve(&mut self) -> Option<&mut Sieve> {
         None
+    }
+
+    /// What it would send of `x`, for AR-Topk, which sends one rank's choice of all; None where it selects no values.
+    fn select(&mut self, _x: &[f32], _context: &Context) -> Result<Option<&Selection>, EncodeError> {
+        Ok(None)
+    }
+
+    /// How many values [`Self::select`] chooses at most.
+    fn most_selected(&self) -> usize {
+        0
     }
 
     /// How the values that it selects are to travel from now on, where [`CompressorInfo::copies_values`] says that it selects

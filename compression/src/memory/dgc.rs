@@ -3,8 +3,8 @@
 //!
 //! Switch the optimiser's momentum off: what arrives has it.
 
-use super::{Feeding, HeldBack, Memory, Units, restore_values, save_values};
-use crate::codec::{EncodeError, ReadError, Stats};
+use super::{Feeding, HeldBack, Memory, Tensor, Units, restore_values, save_values};
+use crate::codec::{ReadError, Stats};
 use crate::wire::{Reader, Writer};
 
 /// u and v.
@@ -35,14 +35,15 @@ impl Dgc {
 }
 
 impl Memory for Dgc {
-    fn compensate(&mut self, gradient: &[f32], step: Feeding, fed: &mut [f32]) -> Result<Stats, EncodeError> {
-        let mu = self.mu;
-        let state = self.next.iter_mut().zip(&self.momentum).zip(&self.accumulated);
-        for ((g, fed), ((next, u), v)) in gradient.iter().zip(fed.iter_mut()).zip(state) {
+    fn compensate(&mut self, tensor: Tensor<'_>, step: Feeding) -> Stats {
+        let (mu, Tensor { range, gradient, fed, .. }) = (self.mu, tensor);
+        let own = self.momentum[range.clone()].iter().zip(&self.accumulated[range.clone()]);
+        let state = self.next[range].iter_mut().zip(own);
+        for ((g, fed), (next, (u, v))) in gradient.iter().zip(fed.iter_mut()).zip(state) {
             *next = mu * u + g;
             *fed = v + *next;
         }
-        Ok(crate::kernels::stats(step.kernel, fed))
+        crate::kernels::stats(step.kernel, fed)
     }
 
     fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {

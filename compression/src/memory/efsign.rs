@@ -6,9 +6,8 @@
 //! The first step is as all others: to leave gamma out where there is no residual yet makes it 1/gamma times too large,
 //! a known mistake.
 
-use super::{Feeding, HeldBack, Memory, Units, restore_values, save_values};
-use crate::codec::{Carried, EncodeError, ReadError, Sieve, Stats};
-use crate::kernels::{Added, Candidates, Feed};
+use super::{Feeding, HeldBack, Memory, Tensor, Units, restore_values, save_values};
+use crate::codec::{Carried, ReadError, Stats};
 use crate::wire::{Reader, Writer};
 use flexcomm_domain::spec::Values;
 
@@ -42,25 +41,11 @@ impl EfSign {
     fn weight(&self, step: Feeding) -> f32 {
         if self.foreign { (self.unit(step) * self.units.ratio(step.learning_rate)) as f32 } else { 1.0 }
     }
-
-    fn added<'a>(&'a self, step: Feeding, fed: &'a mut [f32]) -> Added<'a> {
-        Added { residual: &self.residual, beta: self.weight(step), gamma: self.unit(step) as f32, fed }
-    }
 }
 
 impl Memory for EfSign {
-    fn compensate(&mut self, gradient: &[f32], step: Feeding, fed: &mut [f32]) -> Result<Stats, EncodeError> {
-        let added = Some(self.added(step, fed));
-        Ok(step.kernel.feed(Feed { gradient, added, floor: None }, &mut Candidates::default()).stats())
-    }
-
-    fn compensate_sieving(
-        &mut self,
-        gradient: &[f32],
-        step: Feeding,
-        (fed, sieve): (&mut [f32], &mut Sieve),
-    ) -> Result<Stats, EncodeError> {
-        Ok(sieve.feed(step.kernel, gradient, self.added(step, fed)))
+    fn compensate(&mut self, tensor: Tensor<'_>, step: Feeding) -> Stats {
+        tensor.add(step.kernel, &self.residual, (self.weight(step), self.unit(step) as f32))
     }
 
     fn carried(&self, step: Feeding) -> Carried {

@@ -17,9 +17,11 @@ mod sgc;
 mod vanilla;
 
 use crate::Kernel;
-use crate::codec::{Carried, EncodeError, ReadError, Sieve, Stats};
+use crate::codec::{Carried, ReadError, Sieve, Stats};
+use crate::kernels::{Added, Candidates, Feed};
 use crate::wire::{Reader, Writer};
 use flexcomm_domain::spec::{MemoryKind, Values};
+use std::ops::Range;
 
 pub use dgc::Dgc;
 pub use efsign::EfSign;
@@ -38,25 +40,16 @@ pub(crate) fn build(kind: MemoryKind, values: &Values, n: usize) -> Box<dyn Memo
 
 /// Error feedback around a codec.
 pub trait Memory: Send + std::fmt::Debug {
-    /// phi: `fed` becomes what the codec compresses. Nothing that lasts changes. NaN and infinity show in the answer.
-    fn compensate(&mut self, gradient: &[f32], step: Feeding, fed: &mut [f32]) -> Result<Stats, EncodeError>;
-
-    /// As [`Self::compensate`], and the sieve collects what it looks for where one pass does both.
-    fn compensate_sieving(
-        &mut self,
-        gradient: &[f32],
-        step: Feeding,
-        (fed, _): (&mut [f32], &mut Sieve),
-    ) -> Result<Stats, EncodeError> {
-        self.compensate(gradient, step, fed)
-    }
+    /// phi of one tensor of the bucket: what the codec compresses. Nothing that lasts changes. NaN and infinity show in the
+    /// answer.
+    fn compensate(&mut self, tensor: Tensor<'_>, step: Feeding) -> Stats;
 
     /// How much of [`Self::held_back`] is in what [`Self::compensate`] writes.
     fn carried(&self, _step: Feeding) -> Carried {
         Carried::WHOLE
     }
 
-    /// psi: `fed` holds phi − C(phi) and is swapped or copied in; its content afterwards is scratch. `step` is the same
+    /// psi: `fed`, of the whole bucket, holds phi − C(phi) and is swapped or copied in; its content afterwards is scratch. `step` is the same
     /// as given to the [`Self::compensate`] before.
     fn update(&mut self, step: Feeding, fed: &mut Vec<f32>);
 
@@ -89,6 +82,34 @@ pub trait Memory: Send + std::fmt::Debug {
 
     /// Puts a saved state back, bit for bit; refuses values that are not finite.
     fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError>;
+}
+
+/// A tensor of a bucket on its way into a codec.
+#[derive(Debug)]
+pub struct Tensor<'a> {
+    /// Its place in the bucket.
+    pub range: Range<usize>,
+    /// Its gradient.
+    pub gradient: &'a [f32],
+    /// Becomes what the codec compresses.
+    pub fed: &'a mut [f32],
+    /// Collects the codec's candidates where one pass does both.
+    pub sieve: Option<&'a mut Sieve>,
+}
+
+impl Tensor<'_> {
+    /// `fed` = beta * residual + gamma * gradient, of the tensor's part of the bucket's residual, in one pass.
+    fn add(self, kernel: Kernel, residual: &[f32], (beta, gamma): (f32, f32)) -> Stats {
+        let Self { range, gradient, fed, sieve } = self;
+        let added = Added { residual: &residual[range], beta, gamma, fed };
+        match sieve {
+            Some(sieve) => sieve.feed(kernel, gradient, added),
+            None => {
+                let feed = Feed { gradient, added: Some(added), floor: None };
+                kernel.feed(feed, &mut Candidates::default()).stats()
+            }
+        }
+    }
 }
 
 /// What a memory knows of a step.

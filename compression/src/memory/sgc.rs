@@ -3,8 +3,8 @@
 //!
 //! Where a codec sends a value only in part, u becomes what it left of v.
 
-use super::{Feeding, HeldBack, Memory, Units, restore_values, save_values};
-use crate::codec::{Carried, EncodeError, ReadError, Stats};
+use super::{Feeding, HeldBack, Memory, Tensor, Units, restore_values, save_values};
+use crate::codec::{Carried, ReadError, Stats};
 use crate::wire::{Reader, Writer};
 
 /// u.
@@ -28,14 +28,15 @@ impl Sgc {
 }
 
 impl Memory for Sgc {
-    fn compensate(&mut self, gradient: &[f32], step: Feeding, fed: &mut [f32]) -> Result<Stats, EncodeError> {
+    fn compensate(&mut self, tensor: Tensor<'_>, step: Feeding) -> Stats {
         let Self { alpha, epsilon, .. } = *self;
-        let state = self.next.iter_mut().zip(&self.accumulated);
+        let Tensor { range, gradient, fed, .. } = tensor;
+        let state = self.next[range.clone()].iter_mut().zip(&self.accumulated[range]);
         for ((g, fed), (next, u)) in gradient.iter().zip(fed.iter_mut()).zip(state) {
             *next = u + epsilon * g;
             *fed = alpha * u + *next;
         }
-        Ok(crate::kernels::stats(step.kernel, fed))
+        crate::kernels::stats(step.kernel, fed)
     }
 
     fn carried(&self, _step: Feeding) -> Carried {

@@ -4,9 +4,8 @@
 //! The residual stands for an update that was not made. When the learning rate falls, what was held back at the old
 //! rate must weigh more in units of gradients, to move the model as far as it would have.
 
-use super::{Feeding, HeldBack, Memory, Units, restore_values, save_values};
-use crate::codec::{Carried, EncodeError, ReadError, Sieve, Stats};
-use crate::kernels::{Added, Candidates, Feed};
+use super::{Feeding, HeldBack, Memory, Tensor, Units, restore_values, save_values};
+use crate::codec::{Carried, ReadError, Stats};
 use crate::wire::{Reader, Writer};
 use flexcomm_domain::spec::Values;
 
@@ -35,25 +34,11 @@ impl Vanilla {
     fn weight(&self, step: Feeding) -> f32 {
         (self.beta * self.units.ratio(step.learning_rate)) as f32
     }
-
-    fn added<'a>(&'a self, step: Feeding, fed: &'a mut [f32]) -> Added<'a> {
-        Added { residual: &self.residual, beta: self.weight(step), gamma: self.gamma as f32, fed }
-    }
 }
 
 impl Memory for Vanilla {
-    fn compensate(&mut self, gradient: &[f32], step: Feeding, fed: &mut [f32]) -> Result<Stats, EncodeError> {
-        let added = Some(self.added(step, fed));
-        Ok(step.kernel.feed(Feed { gradient, added, floor: None }, &mut Candidates::default()).stats())
-    }
-
-    fn compensate_sieving(
-        &mut self,
-        gradient: &[f32],
-        step: Feeding,
-        (fed, sieve): (&mut [f32], &mut Sieve),
-    ) -> Result<Stats, EncodeError> {
-        Ok(sieve.feed(step.kernel, gradient, self.added(step, fed)))
+    fn compensate(&mut self, tensor: Tensor<'_>, step: Feeding) -> Stats {
+        tensor.add(step.kernel, &self.residual, (self.weight(step), self.gamma as f32))
     }
 
     fn carried(&self, step: Feeding) -> Carried {

@@ -12,6 +12,7 @@
 //! Receivers refuse messages of another strategy, length, round or scope, and where ranks must draw alike
 //! ([`Codec::draws_together`]) those of another step or seed.
 
+mod artopk;
 mod gradient;
 mod receive;
 mod scale;
@@ -23,14 +24,14 @@ mod undo;
 pub use gradient::Gradient;
 pub use scale::factor;
 pub use state::StateError;
-pub use sums::add_messages;
+pub use sums::{add_elements, add_messages};
 
 use crate::Build;
 use crate::codec::{Codec, Context, EncodeError, Scope, Shape, Size, Stats};
 use crate::memory::{Feeding, HeldBack, Memory, Units};
 use crate::momentum::Momentum;
 use crate::wire::{Common, DType, Header, Reader, Writer};
-use crate::{Energy, Kernel, Layers, kernels};
+use crate::{Energy, Kernel, Layers, Selection, kernels};
 use flexcomm_domain::spec::{Class, CompressorSpec, MAX_PARAMETERS, NonFinite, ValueType};
 use std::ops::Range;
 use undo::Mark;
@@ -87,8 +88,6 @@ struct Unit {
 #[derive(Debug, Clone, Copy)]
 struct Open {
     step: Step,
-    /// Of what the only codec sees.
-    known: Option<Stats>,
     dtype: DType,
     round: u32,
     skipped: bool,
@@ -109,18 +108,23 @@ pub struct Pipeline {
     leftover_units: Units,
     /// eta of the last step that was done.
     learning_rate: f64,
+    /// Whether that is only assumed, see [`Self::known_rate`].
+    rate_assumed: bool,
     /// Index of the last step that was done.
     last: Option<u64>,
     /// The gradient as f32, or with momentum.
     staged: Vec<f32>,
     /// What the codecs compress, then what they leave.
     fed: Vec<f32>,
-    /// Of each codec's values, when they are the caller's.
+    /// What a pass over each codec's values found.
     seen: Vec<Stats>,
     /// Room for the messages of an aggregation; empty.
     readers: Vec<Reader<'static>>,
     /// Of the messages of an aggregation, tensor by tensor of each.
     factors: Vec<f32>,
+    /// Of AR-Topk: what this rank would send, and the indices that all ranks have agreed on.
+    selected: Selection,
+    agreed: Vec<u32>,
     /// See [`Self::without_scaling`].
     unscaled: bool,
     open: Option<Open>,
@@ -142,6 +146,7 @@ impl Pipeline {
             leftover: Vec::new(),
             leftover_units: Units::GRADIENTS,
             learning_rate: 1.0,
+            rate_assumed: true,
             last: None,
             // Room that is not written to costs nothing; the first gradient in halves may come late.
             staged: Vec::with_capacity(n),
@@ -149,12 +154,49 @@ impl Pipeline {
             seen: Vec::new(),
             readers: Vec::new(),
             factors: Vec::new(),
+            selected: Selection::default(),
+            agreed: Vec::new(),
             unscaled: false,
             open: None,
             skipped: 0,
             mark: Mark::default(),
             layers,
         }
+    }
+
+    /// As [`Self::new`], holding back values. Their units' rate counts as the last step's.
+    pub fn holding(
+        spec: &CompressorSpec,
+        layers: Layers,
+        member: Member,
+        held_back: HeldBack<'_>,
+    ) -> Result<Self, EncodeError> {
+        let (expected, got) = (layers.values(), held_back.values.len());
+        if expected != got {
+            return Err(EncodeError::Length { what: "what is held back", expected, got });
+        }
+        let mut own = Self::new(spec, layers, member);
+        if let Some(rate) = held_back.units.learning_rate {
+            (own.learning_rate, own.rate_assumed) = (rate, false);
+        }
+        own.take_over(held_back.values, held_back.units);
+        Ok(own)
+    }
+
+    /// As if this step, none before the first, were the last that was done.
+    pub fn after_step(self, last: Option<u64>) -> Self {
+        Self { last, ..self }
+    }
+
+    /// Another pipeline that goes on from here with `spec`, and leaves this one as it is: for trials.
+    pub fn fork(&self, spec: &CompressorSpec) -> Result<Self, StateError> {
+        let mut fork = Self::new(&self.spec, self.layers.clone(), self.member).with_kernel(self.kernel);
+        let mut state = Writer::new();
+        self.save(&mut state);
+        fork.restore(state.bytes())?;
+        fork.unscaled = self.unscaled;
+        fork.change(spec);
+        Ok(fork)
     }
 
     /// As [`Self::new`] with given instructions. Results are the same.
@@ -202,6 +244,23 @@ impl Pipeline {
         let whole = self.spec.value_type() == ValueType::F32;
         let copies = whole && self.spec.compressor().class == Class::Sparsification;
         (!copies).then(|| kernels::stats(self.kernel, memory.held_back().values).energy)
+    }
+
+    /// The rate of a step whose optimizer says `rate`: `rate` itself where that is finite and above 0, else the last that was
+    /// (a warm-up begins at 0, a scheduler ends there). What was held back before the first such rate is not rescaled by it.
+    pub fn known_rate(&mut self, rate: f64) -> f64 {
+        if !(rate.is_finite() && rate > 0.0) {
+            return self.learning_rate;
+        }
+        if std::mem::take(&mut self.rate_assumed) {
+            self.rebase(rate);
+        }
+        rate
+    }
+
+    /// Whether no rate above 0 was known so far.
+    pub fn rate_is_assumed(&self) -> bool {
+        self.rate_assumed
     }
 
     /// eta of the last step that was done; 1 before the first.
@@ -296,14 +355,7 @@ impl Pipeline {
             let owed = self.owed();
             let (values, units) = (owed.values.to_vec(), owed.units);
             self.memory = spec.build_memory(n);
-            match &mut self.memory {
-                Some(memory) if !values.is_empty() => {
-                    memory.take_over(HeldBack { values: &values, units }, self.learning_rate);
-                    self.leftover.clear();
-                }
-                Some(_) => {}
-                None => (self.leftover, self.leftover_units) = (values, units),
-            }
+            self.take_over(&values, units);
         }
         if !spec.same_codec(&self.spec) {
             self.units = units(spec, &self.layers, self.member);
@@ -311,19 +363,42 @@ impl Pipeline {
         self.spec = *spec;
     }
 
+    /// Holds these values back, in the memory or for the next step.
+    fn take_over(&mut self, values: &[f32], units: Units) {
+        self.leftover.clear();
+        match &mut self.memory {
+            Some(memory) if !values.is_empty() => memory.take_over(HeldBack { values, units }, self.learning_rate),
+            Some(_) => {}
+            None => {
+                self.leftover.extend_from_slice(values);
+                self.leftover_units = units;
+            }
+        }
+    }
+
+    /// Whether anything may be held back: by a memory, or by one that is gone, for the next step. It follows from what was done,
+    /// not from values.
+    pub fn may_hold_back(&self) -> bool {
+        self.memory.is_some() || !self.leftover.is_empty()
+    }
+
     /// Replaces `out` by this rank's message. With one round the step is done and the memory has moved on.
     pub fn compress(&mut self, gradient: Gradient<'_>, step: Step, out: &mut Writer) -> Result<Outcome, EncodeError> {
-        self.open = None;
-        if !(step.learning_rate.is_finite() && step.learning_rate > 0.0) {
-            return Err(EncodeError::LearningRate(step.learning_rate));
-        }
-        let open = Open { step, known: None, dtype: gradient.dtype(), round: 0, skipped: false };
+        let open = self.open_step(gradient, step)?;
         match self.begin(gradient, open, out) {
             Err(EncodeError::NonFinite { .. }) if self.spec.non_finite() == NonFinite::Skip => {
                 self.begin(Gradient::Zeros, Open { skipped: true, ..open }, out)
             }
             outcome => outcome,
         }
+    }
+
+    fn open_step(&mut self, gradient: Gradient<'_>, step: Step) -> Result<Open, EncodeError> {
+        self.open = None;
+        if !(step.learning_rate.is_finite() && step.learning_rate > 0.0) {
+            return Err(EncodeError::LearningRate(step.learning_rate));
+        }
+        Ok(Open { step, dtype: gradient.dtype(), round: 0, skipped: false })
     }
 
     /// The next round's message, from the sum of the messages of the round before.
@@ -340,6 +415,11 @@ impl Pipeline {
     fn unit(&self) -> f32 {
         let step = Feeding { learning_rate: self.learning_rate, kernel: self.kernel };
         self.memory.as_ref().map_or(1.0, |memory| memory.unit(step) as f32)
+    }
+
+    /// Header of the first round's message of a step, for payloads that a device makes.
+    pub fn message_header(&self, step: Step) -> Header {
+        self.header(&Open { step, ..Open::first() }, 0)
     }
 
     fn header(&self, open: &Open, round: u32) -> Header {
@@ -390,7 +470,7 @@ impl Open {
     /// Any: for sizes, which do not depend on it.
     fn first() -> Self {
         let step = Step { index: 0, learning_rate: 1.0 };
-        Self { step, known: None, dtype: DType::F32, round: 0, skipped: false }
+        Self { step, dtype: DType::F32, round: 0, skipped: false }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Messages that arrive.
 
+use super::artopk::INDICES;
 use super::scale::read_factors;
 use super::{Pipeline, Step};
 use crate::Build;
@@ -119,7 +120,7 @@ impl Pipeline {
     }
 
     /// From the units of what was sent; a value that only then leaves f32's range is refused.
-    fn to_gradients(&self, out: &mut [f32]) -> Result<(), ReadError> {
+    pub(super) fn to_gradients(&self, out: &mut [f32]) -> Result<(), ReadError> {
         let unit = self.unit();
         if unit == 1.0 {
             return Ok(());
@@ -134,13 +135,13 @@ impl Pipeline {
         }
     }
 
-    fn check_output(&self, out: &[f32]) -> Result<(), ReadError> {
+    pub(super) fn check_output(&self, out: &[f32]) -> Result<(), ReadError> {
         let (expected, got) = (self.layers.values() as u64, out.len() as u64);
         if expected == got { Ok(()) } else { Err(ReadError::Length { expected, got }) }
     }
 
     /// The payload of a message of the strategy in force, made in this step.
-    fn open_message<'a>(&self, message: &'a [u8], step: u64, round: u32) -> Result<&'a [u8], ReadError> {
+    pub(super) fn open_message<'a>(&self, message: &'a [u8], step: u64, round: u32) -> Result<&'a [u8], ReadError> {
         let envelope = Envelope::parse(message)?;
         let header = &envelope.header;
         let (expected, got) = (self.spec.entry().code, header.method);
@@ -159,16 +160,16 @@ impl Pipeline {
             return Err(ReadError::Field { what: "factors", value: u64::from(header.factors), rule });
         }
         envelope.check_length(&self.layers)?;
-        header.common.map_or(Ok(()), |common| self.check_common(common, step))?;
+        header.common.map_or(Ok(()), |common| self.check_common(common, (step, round)))?;
         Ok(envelope.payload)
     }
 
-    fn check_common(&self, got: Common, step: u64) -> Result<(), ReadError> {
+    fn check_common(&self, got: Common, (step, round): (u64, u32)) -> Result<(), ReadError> {
         let here = self.common(step);
         if got.scope != here.scope {
             return Err(ReadError::Scope { expected: here.scope.name(), got: got.scope.name() });
         }
-        match self.units.iter().any(|unit| unit.codec.draws_together()) {
+        match round == INDICES || self.units.iter().any(|unit| unit.codec.draws_together()) {
             true if got.step != here.step => Err(ReadError::Step { expected: step, got: got.step }),
             true if got.draw != here.draw => {
                 let Context { seed, tensor, .. } = self.context(step, 0);

@@ -6,7 +6,11 @@ use crate::memory::Units;
 use crate::wire::{Reader, Writer};
 
 const MAGIC: &[u8; 4] = b"FXCS";
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
+
+/// Read too: without the byte that says whether a rate is assumed, which was a rate of its own.
+const BEFORE: u8 = 2;
+const ASSUMED_BEFORE: f64 = 1.0 + f64::EPSILON;
 
 /// Failed to restore a pipeline. It is as it was.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -71,6 +75,7 @@ impl Pipeline {
         out.f32s(&self.leftover);
         self.leftover_units.save(out);
         out.f64(self.learning_rate);
+        out.u8(u8::from(self.rate_assumed));
         if let Some(momentum) = &self.momentum {
             momentum.save(out);
         }
@@ -99,8 +104,9 @@ impl Pipeline {
     pub fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
         let mut from = Reader::new(saved);
         self.check_head(&mut from)?;
+        let version = saved[4];
         let mut read = Self::new(&self.spec, self.layers.clone(), self.member).with_kernel(self.kernel);
-        read.read_state(&mut from)?;
+        read.read_state(&mut from, version)?;
         *self = read;
         Ok(())
     }
@@ -108,8 +114,8 @@ impl Pipeline {
     fn check_head(&self, from: &mut Reader<'_>) -> Result<(), StateError> {
         let head = from.take("magic", 4)?;
         let version = from.u8("version")?;
-        if head != MAGIC || version != VERSION {
-            let rule = "not a state of version 2, and no other is read";
+        if head != MAGIC || !(BEFORE..=VERSION).contains(&version) {
+            let rule = "not a state of version 2 or 3, and no other is read";
             return Err(ReadError::Field { what: "version", value: u64::from(version), rule }.into());
         }
         let length = u64::from(from.u32("length of the strategy")?);
@@ -137,15 +143,9 @@ impl Pipeline {
         Ok(())
     }
 
-    fn read_state(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError> {
-        self.last = match from.u8("whether a step was done")? {
-            0 => None,
-            1 => Some(from.u64("last step")?),
-            other => {
-                let (what, value) = ("whether a step was done", u64::from(other));
-                return Err(ReadError::Field { what, value, rule: "0 or 1" });
-            }
-        };
+    fn read_state(&mut self, from: &mut Reader<'_>, version: u8) -> Result<(), ReadError> {
+        let done = read_flag(from, "whether a step was done")?;
+        self.last = if done { Some(from.u64("last step")?) } else { None };
         self.skipped = from.u64("skipped")?;
         self.read_leftover(from)?;
         self.learning_rate = from.f64("learning rate")?;
@@ -153,6 +153,10 @@ impl Pipeline {
             let value = self.learning_rate;
             return Err(ReadError::Number { what: "learning rate", value, rule: "it must be above 0" });
         }
+        self.rate_assumed = match version {
+            BEFORE => self.learning_rate == ASSUMED_BEFORE,
+            _ => read_flag(from, "whether the rate is assumed")?,
+        };
         if let Some(momentum) = &mut self.momentum {
             momentum.restore(from)?;
         }
@@ -174,6 +178,14 @@ impl Pipeline {
         self.leftover.extend(from.f32s("value left over", got as usize)?);
         self.leftover_units = Units::restore(from)?;
         Ok(())
+    }
+}
+
+fn read_flag(from: &mut Reader<'_>, what: &'static str) -> Result<bool, ReadError> {
+    match from.u8(what)? {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => Err(ReadError::Field { what, value: u64::from(other), rule: "0 or 1" }),
     }
 }
 

@@ -1,10 +1,10 @@
 //! A step from the gradient to the message.
 
 use super::scale::{self, FACTOR_BYTES};
-use super::{Gradient, Open, Outcome, Pipeline, Step};
+use super::{Gradient, Open, Outcome, Pipeline, Step, Unit};
 use crate::Energy;
-use crate::codec::{Carried, Context, EncodeError, Stats, not_finite};
-use crate::memory::Feeding;
+use crate::codec::{Carried, Context, EncodeError, not_finite};
+use crate::memory::{Feeding, Tensor};
 use crate::wire::{Writer, write_message};
 
 impl Pipeline {
@@ -20,10 +20,8 @@ impl Pipeline {
         gradient.check_length(n)?;
         let added = self.momentum.is_some() || self.memory.is_some() || !self.leftover.is_empty();
         if added || self.rounds() > 1 {
-            let stats = self.feed(gradient, open.step)?;
-            // The whole bucket's numbers serve only a codec that sees the whole bucket.
-            let known = Some(stats).filter(|_| self.units.len() == 1);
-            return self.round(Open { known, ..open }, out);
+            self.feed(gradient, open.step)?;
+            return self.round(open, out);
         }
         let mut staged = std::mem::take(&mut self.staged);
         let sent = self.send(gradient.as_f32(n, &mut staged), &open, out);
@@ -57,11 +55,12 @@ impl Pipeline {
         })
     }
 
-    /// Fills `fed` with what the codecs see. No state changes.
-    fn feed(&mut self, gradient: Gradient<'_>, step: Step) -> Result<Stats, EncodeError> {
+    /// Fills `fed` with what the codecs see, and `seen` with what the pass found of each tensor. No state changes.
+    pub(super) fn feed(&mut self, gradient: Gradient<'_>, step: Step) -> Result<(), EncodeError> {
         let n = self.layers.values();
         let owed = self.leftover_units.ratio(step.learning_rate) as f32;
-        let Self { staged, fed, leftover, momentum, memory, units, kernel, .. } = self;
+        let feeding = Feeding { learning_rate: step.learning_rate, kernel: self.kernel };
+        let Self { staged, fed, seen, leftover, momentum, memory, units, .. } = self;
         let mut input = gradient.as_f32(n, staged);
         fed.resize(n, 0.0);
         if let Some(momentum) = momentum {
@@ -70,28 +69,26 @@ impl Pipeline {
             std::mem::swap(staged, fed);
             input = staged;
         }
-        // Only a codec that sees the whole bucket can use what one pass over it finds. Asked for also where no memory fills
-        // it: it forgets what it found in a gradient that was refused.
-        let sieve = if let [unit] = &mut units[..] { unit.codec.sieve() } else { None };
-        let stats = match memory {
-            Some(memory) => {
-                let step = Feeding { learning_rate: step.learning_rate, kernel: *kernel };
-                match sieve {
-                    Some(sieve) => memory.compensate_sieving(input, step, (fed, sieve))?,
-                    None => memory.compensate(input, step, fed)?,
+        seen.clear();
+        for Unit { codec, range, .. } in units.iter_mut() {
+            let (gradient, fed) = (&input[range.clone()], &mut fed[range.clone()]);
+            // Asked for also where no memory fills it: it forgets what it found in a gradient that was refused.
+            let sieve = codec.sieve();
+            seen.push(match memory {
+                Some(memory) => memory.compensate(Tensor { range: range.clone(), gradient, fed, sieve }, feeding),
+                None => {
+                    fed.copy_from_slice(gradient);
+                    let held = leftover.get(range.clone()).unwrap_or_default();
+                    fed.iter_mut().zip(held).for_each(|(to, held)| *to += owed * held);
+                    crate::kernels::stats(feeding.kernel, fed)
                 }
-            }
-            None => {
-                fed.copy_from_slice(input);
-                fed.iter_mut().zip(leftover.iter()).for_each(|(to, held)| *to += owed * held);
-                crate::kernels::stats(*kernel, fed)
-            }
-        };
-        if !stats.is_finite() {
+            });
+        }
+        if !seen.iter().all(|stats| stats.is_finite()) {
             return Err(not_finite(fed));
         }
         self.tell_carried(step);
-        Ok(stats)
+        Ok(())
     }
 
     /// Tells codecs what of their tensors is not this step's.
@@ -114,14 +111,15 @@ impl Pipeline {
         let header = self.header(&open, open.round);
         let context = self.context(open.step.index, open.round);
         let (last, payload) = (open.round + 1 >= self.rounds(), self.payload(open.round).most());
-        let (units, fed, takes) = (&mut self.units, &mut self.fed, self.memory.is_some());
+        let Self { units, fed, seen, .. } = self;
+        let takes = self.memory.is_some();
         let energy = write_message(&header, out, |out| {
             out.reserve(payload);
             let mut energy = Energy::default();
             let factors = out.len();
             out.room(if header.factors { FACTOR_BYTES * units.len() } else { 0 });
             for (i, unit) in units.iter_mut().enumerate() {
-                let context = Context { tensor: unit.tensor, known: open.known, ..context };
+                let context = Context { tensor: unit.tensor, known: seen.get(i).copied(), ..context };
                 let x = &mut fed[unit.range.clone()];
                 energy = energy
                     + match last && takes {
@@ -144,7 +142,7 @@ impl Pipeline {
     }
 
     /// The step is sure: everything that waited for that moves.
-    fn settle(&mut self, open: Open) {
+    pub(super) fn settle(&mut self, open: Open) {
         self.skipped += u64::from(open.skipped);
         self.learning_rate = open.step.learning_rate;
         self.last = Some(open.step.index);

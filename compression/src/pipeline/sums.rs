@@ -47,7 +47,8 @@ fn check_common(mine: Option<Common>, theirs: Option<Common>) -> Result<(), Read
     }
 }
 
-fn add_elements(element: Element, sum: &mut [u8], other: &[u8]) {
+/// `sum += other` of as many elements.
+pub fn add_elements(element: Element, sum: &mut [u8], other: &[u8]) {
     match element {
         Element::F32 => {
             let (sum, other) = (sum.as_chunks_mut::<4>().0, other.as_chunks::<4>().0);

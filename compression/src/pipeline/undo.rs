@@ -21,6 +21,7 @@ enum At {
 pub(super) struct Mark {
     at: At,
     learning_rate: f64,
+    rate_assumed: bool,
     last: Option<u64>,
     skipped: u64,
     /// Held back by a memory that is gone, and used up by the step.
@@ -34,7 +35,8 @@ impl Pipeline {
     pub fn mark(&mut self) {
         let Self { mark, units, .. } = self;
         mark.at = At::Before;
-        (mark.learning_rate, mark.last, mark.skipped) = (self.learning_rate, self.last, self.skipped);
+        (mark.learning_rate, mark.rate_assumed) = (self.learning_rate, self.rate_assumed);
+        (mark.last, mark.skipped) = (self.last, self.skipped);
         mark.codecs.clear();
         units.iter().for_each(|unit| unit.codec.save(&mut mark.codecs));
     }
@@ -55,7 +57,8 @@ impl Pipeline {
             std::mem::swap(&mut self.leftover, &mut mark.leftover);
             mark.at = At::Before;
         }
-        (self.learning_rate, self.last, self.skipped) = (mark.learning_rate, mark.last, mark.skipped);
+        (self.learning_rate, self.rate_assumed) = (mark.learning_rate, mark.rate_assumed);
+        (self.last, self.skipped) = (mark.last, mark.skipped);
         self.open = None;
         // Last: a codec that refuses must not keep the gradients that memory and momentum have from going back.
         let mut from = Reader::new(mark.codecs.bytes());

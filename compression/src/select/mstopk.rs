@@ -7,48 +7,11 @@
 //! are exactly when the threshold is at most the (k+1)-th largest magnitude, so one exact cut answers all 25
 //! rounds. The selection is the same; [`super::naive::mstopk`] counts.
 
-use super::cut::ANY_KEY;
-use super::none::push_range;
-use super::topk::sampled_floor;
-use super::{Pass, Select};
 use crate::Selection;
-use crate::feedback::CompressError;
 use crate::kernels::key;
-use flexcomm_domain::CompressionRatio;
 
 /// Rounds of bisection, as published.
 const ROUNDS: u32 = 25;
-
-pub(super) struct MsTopK;
-
-impl Select for MsTopK {
-    fn select(&self, cr: CompressionRatio, pass: &mut Pass<'_>) -> Result<f64, CompressError> {
-        let n = pass.gradient.len();
-        let k = cr.keep(n);
-        let floor = if k == n { None } else { sampled_floor(pass, 0..n, k + 1) };
-        let part = pass.feed(0..n, floor)?;
-        if k == n {
-            push_range(pass, 0..n);
-            return Ok(part.energy);
-        }
-        let mean = mean_magnitude(pass.fed);
-        let max = f32::from_bits(part.max_key);
-        let search = |beyond: u32| bisect(mean, max, |threshold| key(threshold) <= beyond);
-        let Pass { scratch, selection, fed, .. } = pass;
-        // As for top-k, the few candidates of the pass serve when they hold all that is asked for.
-        if let Some((indices, bits)) = scratch.found.get().filter(|(indices, _)| floor.is_some() && indices.len() > k) {
-            let values = bits.iter().map(|b| f32::from_bits(*b));
-            let thresholds = search(scratch.cutter.cut(values.clone().map(key), ANY_KEY, (bits.len(), k + 1)).key);
-            if floor.is_some_and(|floor| key(thresholds.lower) >= floor) {
-                pick(selection, indices.iter().copied().zip(values), k, (thresholds, pass.seed));
-                return Ok(part.energy);
-            }
-        }
-        let thresholds = search(scratch.cutter.cut(fed.iter().map(|x| key(*x)), ANY_KEY, (n, k + 1)).key);
-        pick(selection, (0..).zip(fed.iter().copied()), k, (thresholds, pass.seed));
-        Ok(part.energy)
-    }
-}
 
 /// What the bisection leaves.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -5,13 +5,9 @@
 //! (too few or far too many candidates), the cut is made over all values; the answer is the same.
 
 use super::cut::{Cut, Cutter};
-use super::none::push_range;
-use super::{Part, Pass, Select};
-use crate::feedback::CompressError;
 use crate::kernels::{Admitting, Candidates, KEY_MASK, ROOM, Work, key};
 use crate::{Kernel, Selection};
-use flexcomm_domain::CompressionRatio;
-use std::ops::{Range, RangeInclusive};
+use std::ops::RangeInclusive;
 
 /// From here on a sample pays.
 const SAMPLED: usize = 4096;
@@ -27,39 +23,6 @@ const TOGETHER: usize = 4;
 /// Candidates beyond this multiple of k (plus a constant for small k) mean that the sample misled.
 const SPARE: usize = 4;
 const SPARE_LEAST: usize = 8192;
-
-pub(super) struct TopK;
-
-impl Select for TopK {
-    fn select(&self, cr: CompressionRatio, pass: &mut Pass<'_>) -> Result<f64, CompressError> {
-        let n = pass.gradient.len();
-        top_k_of(pass, 0..n, cr.keep(n))
-    }
-}
-
-/// Feeds a part and appends its k largest values to the selection; answers the part's energy.
-pub(super) fn top_k_of(pass: &mut Pass<'_>, range: Range<usize>, k: usize) -> Result<f64, CompressError> {
-    let floor = sampled_floor(pass, range.clone(), k);
-    let Part { energy, max_key } = pass.feed(range.clone(), floor)?;
-    if k == range.len() {
-        push_range(pass, range);
-        return Ok(energy);
-    }
-    let Pass { kernel, scratch, selection, fed, .. } = pass;
-    let base = range.start as u32;
-    let candidates = scratch.found.get().filter(|(indices, _)| indices.len() >= k);
-    if let Some((floor, found)) = floor.zip(candidates) {
-        let cut = cut_found(*kernel, &mut scratch.cutter, found.1, (floor..=max_key, k));
-        let first = selection.indices.len();
-        push_found(*kernel, selection, found, (k, cut));
-        selection.indices[first..].iter_mut().for_each(|index| *index += base);
-    } else {
-        let part = &fed[range.clone()];
-        let cut = scratch.cutter.cut(part.iter().map(|x| key(*x)), 0..=max_key, (part.len(), k));
-        push_cut(selection, (base..).zip(part.iter().copied()), k, cut);
-    }
-    Ok(energy)
-}
 
 /// Up to so many candidates, which then stay in the second-level cache, are counted again and again.
 const COUNTED: usize = 32_768;
@@ -101,15 +64,8 @@ impl Work for Reach<'_> {
     }
 }
 
-/// A key that about k values of a part reach, a few more rather than fewer, and room for them; None when that is most
-/// of them or the part is short.
-pub(super) fn sampled_floor(pass: &mut Pass<'_>, range: Range<usize>, k: usize) -> Option<u32> {
-    let Pass { gradient, residual, scratch, .. } = pass;
-    let at = |i: usize| gradient[range.start + i] + residual[range.start + i];
-    floor_of(at, (range.len(), k), &mut scratch.sample, &mut scratch.found)
-}
-
-/// As [`sampled_floor`], of n values that `at` answers.
+/// A key that about k of n values, which `at` answers, reach, a few more rather than fewer, and room for them; None when that is
+/// most of them or they are few.
 pub(crate) fn floor_of(
     at: impl Fn(usize) -> f32,
     (n, k): (usize, usize),
@@ -171,9 +127,8 @@ fn push(selection: &mut Selection, k: usize, Cut { key, ties }: Cut, admit: impl
 #[cfg(test)]
 mod tests {
     use super::{TOGETHER, sampled_place};
-    use crate::Compressor;
-    use crate::{GradientCompressor, Kernel, Layers, Method, naive};
-    use flexcomm_domain::CompressionRatio;
+    use crate::pipeline::{Gradient, Member, Pipeline, Step};
+    use crate::{Kernel, Layers, naive};
 
     /// Loud exactly where the sample looks, and nowhere else: the floor is far too high, and too few reach it.
     #[test]
@@ -184,14 +139,12 @@ mod tests {
             let place = sampled_place(i / TOGETHER, n / samples * TOGETHER) + i % TOGETHER;
             gradient[place] = 1e3 + i as f32;
         });
-        let cr = CompressionRatio::new(0.1).unwrap();
         for kernel in Kernel::available() {
-            let mut rank = GradientCompressor::with_kernel(Layers::fused(n).unwrap(), kernel);
-            let sent = rank.compress(Method::new(Compressor::TopK, cr), &gradient, 0).unwrap();
-            assert_eq!(sent.selection.indices(), naive::topk(&gradient, 4000));
-            let mut rank = GradientCompressor::with_kernel(Layers::fused(n).unwrap(), kernel);
-            let sent = rank.compress(Method::new(Compressor::MsTopK, cr), &gradient, 5).unwrap();
-            assert_eq!(sent.selection.indices(), naive::mstopk(&gradient, 4000, 5));
+            let spec = "topk(k=0.1)+ef(vanilla)".parse().unwrap();
+            let mut rank = Pipeline::new(&spec, Layers::fused(n).unwrap(), Member::alone(0)).with_kernel(kernel);
+            let step = Step { index: 0, learning_rate: 1.0 };
+            rank.select(Gradient::F32(&gradient), step, true).unwrap();
+            assert_eq!(rank.selected(), naive::topk(&gradient, 4000));
         }
     }
 }

@@ -1,12 +1,15 @@
 //! Version 2 of the message: a header that names method, parameters and length, then the tensors' payloads.
 
+use super::checksum::crc32c;
 use super::{Reader, Writer};
 use crate::codec::{ReadError, Scope};
-use crate::format::{MAGIC, checksum::crc32c};
 use crate::{Layers, MAX_VALUES};
 use flexcomm_domain::spec::{Checksum, MAX_PARAMETERS, ValueType};
 
-/// Version of the messages of this module. Version 1 is read by [`crate::Message`].
+/// What every message begins with.
+const MAGIC: [u8; 4] = *b"FXCG";
+
+/// Version of the messages; releases before 0.2 had another.
 pub const VERSION: u8 = 2;
 
 /// Bytes of the fixed part; the parameters follow, 8 bytes each.
@@ -141,6 +144,12 @@ pub fn write_message<E>(
     Ok(result)
 }
 
+/// Length of the message that begins here, as its header says; none where there is no header.
+pub fn message_length(bytes: &[u8]) -> Option<usize> {
+    let (header, payload, _) = read_header(&mut Reader::new(bytes)).ok()?;
+    header.bytes().checked_add(usize::try_from(payload).ok()?)
+}
+
 /// A message whose header is checked; its payload is the codec's to check.
 #[derive(Debug, Clone, Copy)]
 pub struct Envelope<'a> {
@@ -191,7 +200,11 @@ fn read_header(from: &mut Reader<'_>) -> Result<(Header, u64, u32), ReadError> {
     }
     let version = from.u8("version")?;
     if version != VERSION {
-        return field("version", u64::from(version), "this reader knows version 2");
+        return field(
+            "version",
+            u64::from(version),
+            "this reader knows version 2; version 1 is of releases before 0.2, and all ranks need one release",
+        );
     }
     let method = from.u8("method")?;
     let dtype = match from.u8("dtype")? {

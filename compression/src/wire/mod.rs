@@ -3,6 +3,7 @@
 
 mod bits;
 mod bytes;
+mod checksum;
 mod elias;
 mod floats;
 mod header;
@@ -14,6 +15,6 @@ pub use bytes::{Reader, Writer};
 pub use elias::{delta_bits, gamma_bits};
 pub use flexcomm_domain::spec::IndexCoding;
 pub use floats::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
-pub use header::{Common, DType, Envelope, HEADER_BYTES, Header, VERSION, header_bytes, write_message};
+pub use header::{Common, DType, Envelope, HEADER_BYTES, Header, VERSION, header_bytes, message_length, write_message};
 pub use indices::{index_bytes, read_indices, write_indices, write_indices_least};
 pub use pack::{levels_width, pack, packed_bytes, unpack, unpack_checked};

@@ -1,7 +1,6 @@
 //! Phase 1: everything a decision needs, from the store.
 
-use flexcomm_domain::{Collective, Family, JobId, NodeName, Strategy, Timestamp};
-use flexcomm_optimizer::CodecBytes;
+use flexcomm_domain::{CodecBytes, Collective, Family, JobId, NodeName, Strategy, Timestamp};
 use flexcomm_planner::{InForce, Memory, Offer, Snapshot};
 use flexcomm_wire::CodecInfo;
 use std::collections::BTreeMap;
@@ -88,7 +87,7 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     let (profiles, times) = profiles(&trials, &reports, (&app.config.times, size, steps_now));
     let snapshot = Snapshot {
         backend: job.backend.clone(),
-        offer: offer(&ranks, &mut waiting),
+        offer: offer(&ranks, job.gradient_values, &mut waiting),
         links,
         profiles,
         times,
@@ -152,23 +151,24 @@ fn placed(job: &JobRow, ranks: &[RankRow]) -> std::result::Result<Vec<NodeName>,
     Ok(here.into_values().cloned().collect())
 }
 
+/// Message sizes are compared where one in so many values is kept: in the middle of the usual ratios.
+const TYPICAL_SHARE: u64 = 100;
+
 /// Message sizes of the compressors that a rank has, as far as they are known here.
 fn sizes(rank: &RankRow) -> BTreeMap<Family, CodecBytes> {
-    let size = |info: &CodecInfo| {
-        let bytes = CodecBytes::new(info.header_bytes, info.index_bytes, info.value_bytes).ok()?;
-        Some((info.compressor.parse().ok()?, bytes.in_rounds(info.rounds).ok()?))
-    };
+    let size = |info: &CodecInfo| Some((info.compressor.parse().ok()?, CodecBytes::try_from(info).ok()?));
     rank.codecs.iter().filter_map(size).collect()
 }
 
-/// What all ranks can do. Message sizes that differ between ranks count with their largest.
-fn offer(ranks: &[RankRow], waiting: &mut Vec<String>) -> Offer {
+/// What all ranks can do. Message sizes that differ between ranks count with their largest, of a gradient of n values.
+fn offer(ranks: &[RankRow], n: u64, waiting: &mut Vec<String>) -> Offer {
     let here: Vec<&RankRow> = ranks.iter().filter(|r| r.left.is_none()).collect();
     let mut codecs: BTreeMap<Family, CodecBytes> = BTreeMap::new();
     let each: Vec<BTreeMap<Family, CodecBytes>> = here.iter().map(|rank| sizes(rank)).collect();
     for family in each.first().into_iter().flat_map(BTreeMap::keys).filter(|family| !family.is_none()) {
         let sizes: Option<Vec<CodecBytes>> = each.iter().map(|known| known.get(family).copied()).collect();
-        let largest = sizes.unwrap_or_default().into_iter().max_by(|a, b| a.pairs(1).total_cmp(&b.pairs(1)));
+        let bytes = |codec: &CodecBytes| codec.pairs(n, n.div_ceil(TYPICAL_SHARE));
+        let largest = sizes.unwrap_or_default().into_iter().max_by(|a, b| bytes(a).total_cmp(&bytes(b)));
         codecs.extend(largest.map(|bytes| (*family, bytes)));
     }
     let all_can = |c: &&Collective| here.iter().all(|r| r.collectives.iter().any(|name| name == c.as_str()));
@@ -196,6 +196,7 @@ fn ended(trials: &[TrialRow], reports: &[TrialReportRow]) -> Option<EndedTrial> 
 #[cfg(test)]
 pub mod tests {
     use super::*;
+    use flexcomm_domain::IndexBytes;
     use flexcomm_wire::TrialOutcome;
 
     fn rank(rank: u32, node: &str, codecs: &[(&str, f64)], collectives: &[&str]) -> RankRow {
@@ -203,6 +204,7 @@ pub mod tests {
             compressor: (*name).to_owned(),
             header_bytes: 0,
             index_bytes: *index,
+            index_coding: None,
             value_bytes: 4.0,
             rounds: 1,
         };
@@ -223,13 +225,26 @@ pub mod tests {
             rank(1, "b", &[("topk", 8.0)], &["allgather", "dense-ring", "art-ring"]),
         ];
         let mut waiting = Vec::new();
-        let offer = offer(&ranks, &mut waiting);
+        let offer = offer(&ranks, 1_000_000, &mut waiting);
         assert_eq!(
-            offer.codecs.into_iter().map(|(c, b)| (c, b.index_bytes)).collect::<Vec<_>>(),
-            [("topk".parse().unwrap(), 8.0)]
+            offer.codecs.into_iter().map(|(c, b)| (c, b.indices)).collect::<Vec<_>>(),
+            [("topk".parse().unwrap(), IndexBytes::Each(8.0))]
         );
         assert_eq!(offer.collectives, [Collective::DenseRing, Collective::Allgather]);
         assert!(waiting.is_empty());
+    }
+
+    /// While trainers of two releases are in one job, messages are charged as the larger ones.
+    #[test]
+    fn sizes_that_differ_count_with_their_largest() {
+        let mut ranks = [0, 1].map(|i| rank(i, "a", &[("topk", 4.0)], &["allgather"]));
+        let indices = |ranks: &[RankRow]| {
+            offer(ranks, 1_000_000, &mut Vec::new()).codecs.into_values().map(|codec| codec.indices).collect::<Vec<_>>()
+        };
+        ranks[0].codecs[0].index_coding = Some("least".to_owned());
+        assert_eq!(indices(&ranks), [IndexBytes::Each(4.0)]);
+        ranks[1].codecs[0].index_coding = Some("least".to_owned());
+        assert_eq!(indices(&ranks), [IndexBytes::Least]);
     }
 
     pub fn trial(id: u64, state: &str) -> TrialRow {

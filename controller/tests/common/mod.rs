@@ -236,6 +236,7 @@ impl Agent {
                 compressor: "topk".into(),
                 header_bytes: 16,
                 index_bytes: 4.0,
+                index_coding: None,
                 value_bytes: 4.0,
                 rounds: 1,
             }],

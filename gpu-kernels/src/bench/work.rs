@@ -164,7 +164,7 @@ impl<'a> Buffers<'a> {
         At { k, indices: self.indices.span(), values: self.values.span() }
     }
 
-    /// What compresses: selections are left as lists, which is version 1 of the format.
+    /// What compresses: selections are left as lists.
     pub(super) fn run(&self, work: Work, device: &OnStream<'_>) -> Result<(), LaunchError> {
         let (n, call, workspace) = (self.n, self.feed(), self.workspace.span());
         let k = kept(n, SHARE);

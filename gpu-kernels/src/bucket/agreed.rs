@@ -2,7 +2,7 @@
 //! in flight. Every rank chooses or feeds, then takes at the indices that are agreed; [`crate::scatter`] of the sum is the
 //! gradient.
 
-use super::{Bucket, Gradient};
+use super::{Bucket, Gradient, Layers};
 use crate::indices::{self, At, gather};
 use crate::select::Selected;
 use crate::{Device, LaunchError, topk};
@@ -40,6 +40,33 @@ impl Bucket {
         let feed = self.open.take().ok_or(LaunchError::Order("gather"))?;
         gather(device, &feed, (at, 1.0), self.room.workspace)?;
         self.memory.swap(0, 1);
+        Ok(())
+    }
+}
+
+/// Of a bucket that is compressed as one layer, in lists of its own.
+impl Layers {
+    /// As [`Bucket::choose`] of `k` values, or as [`Bucket::feed_alone`] without; the outcome lies where that of a step does.
+    pub fn choose(&mut self, device: &impl Device, gradient: Gradient, k: Option<u64>) -> Result<(), LaunchError> {
+        let mut bucket = self.only()?;
+        match k {
+            Some(k) => {
+                let At { indices, values, .. } = self.lists(k)?;
+                bucket.choose(device, gradient, (k, &Selected { indices, values, room: k }))?;
+            }
+            None => bucket.feed_alone(device, gradient)?,
+        }
+        device.copy(self.outcomes().part(0, crate::OUTCOME_BYTES), bucket.outcome())?;
+        self.open = bucket.open;
+        Ok(())
+    }
+
+    /// As [`Bucket::take_at`], of [`Self::lists`], whose indices the caller has filled. [`Self::put_back`] takes it back.
+    pub fn take_at(&mut self, device: &impl Device, k: u64) -> Result<(), LaunchError> {
+        let mut bucket = Bucket { open: self.open.take(), ..self.only()? };
+        bucket.take_at(device, &self.lists(k)?)?;
+        device.copy(self.outcomes().part(0, crate::OUTCOME_BYTES), bucket.outcome())?;
+        self.put_back();
         Ok(())
     }
 }

@@ -4,7 +4,7 @@
 use super::{ALIGN, Bucket, Gradient, Method, Room};
 use crate::indices;
 use crate::workspace::{check, check_count, check_lengths};
-use crate::{Device, LaunchError, OUTCOME_BYTES, Span};
+use crate::{At, Device, Feed, LaunchError, OUTCOME_BYTES, Span};
 
 /// Distance between outcomes.
 const OUTCOME: u64 = 64;
@@ -27,6 +27,8 @@ pub struct Layers {
     room: Room,
     payloads: Span,
     outcomes: Span,
+    /// Of AR-Topk: what was fed and not taken yet.
+    pub(super) open: Option<Feed>,
 }
 
 /// Of memories, payloads and outcomes, then of what all share.
@@ -77,7 +79,8 @@ impl Layers {
         let mut layers: Vec<Layer> = lengths.iter().zip(methods).map(&mut next).collect();
         let place = |i: usize| outcomes.part(OUTCOME * i as u64, OUTCOME_BYTES);
         layers.iter_mut().enumerate().for_each(|(i, layer)| layer.outcome = place(i));
-        Ok(Self { layers, room: Room::new([indices, values, workspace, scratch]), payloads, outcomes })
+        let room = Room::new([indices, values, workspace, scratch]);
+        Ok(Self { layers, room, payloads, outcomes, open: None })
     }
 
     /// What a layer holds back, f32: for checkpoints, and to fill when one is restored.
@@ -109,6 +112,25 @@ impl Layers {
     /// A part of the step's memory that is free between steps, for [`crate::add_sized`], [`crate::add_lists`] and their like.
     pub fn workspace(&self) -> Span {
         self.room.workspace
+    }
+
+    /// The only layer, as a bucket.
+    pub(super) fn only(&self) -> Result<Bucket, LaunchError> {
+        match self.layers[..] {
+            [Layer { n, memory, payload, .. }] => Ok(Bucket { n, memory, payload, room: self.room, open: None }),
+            _ => Err(LaunchError::Parameter {
+                what: "number of layers",
+                value: self.layers.len() as f64,
+                rule: "AR-Topk takes one",
+            }),
+        }
+    }
+
+    /// Room for k indices and values, in which steps select.
+    pub fn lists(&self, k: u64) -> Result<At, LaunchError> {
+        let Room { indices, values, .. } = self.room;
+        check(("the indices", indices, 4 * k), ALIGN)?;
+        Ok(At { k, indices: indices.part(0, 4 * k), values: values.part(0, 4 * k) })
     }
 
     /// The k indices that the last step of a single layer has drawn or selected.

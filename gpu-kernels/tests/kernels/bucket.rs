@@ -2,16 +2,14 @@
 
 use crate::data::gradients;
 use crate::emulated::{Emulated, Memory};
-use crate::topk::bits;
 use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::{Gradient as CpuGradient, Member, Pipeline, Step, add_messages};
-use flexcomm_compression::wire::{Reader, Writer, read_indices};
+use flexcomm_compression::wire::Writer;
 use flexcomm_compression::{Layers, naive};
 use flexcomm_gpu_kernels::bucket::{Bucket, Gradient, Method};
 use flexcomm_gpu_kernels::hybrid::Qsparse;
 use flexcomm_gpu_kernels::{
     At, Copies, DType, Device, LaunchError, Norm, Outcome, Quantizer, Random, RandomK, Selected, Span, Threshold,
-    add_mean,
 };
 use half::bf16;
 
@@ -252,69 +250,4 @@ fn what_fails_leaves_the_memory_of_the_step_before() {
     assert!(bucket.step(&device, few, Method::TopK(10)).is_err());
     assert_eq!((bucket.held_back(), read(&device, bucket.held_back())), before);
     assert!(matches!(Bucket::bytes(1 << 31, &methods), Err(LaunchError::TooLong(_))));
-}
-
-/// Lists are made in the caller's block, at any word, and hold what the CPU's messages do; a step that does not count leaves what
-/// was held back.
-#[test]
-fn selected_values_are_the_cpus_and_add_up_to_a_mean() {
-    let (n, k, world) = (3001usize, 150u64, 3u32);
-    let Some(device) = Emulated::new(n as u64) else { return };
-    let strategy = format!("topk(k={k})+ef(vanilla)").parse().unwrap();
-    let (front, mut want) = (40, vec![0f32; n]);
-    let blocks: Vec<Memory> = (0..world).map(|_| Memory::of(&vec![0u8; front + 8 * k as usize])).collect();
-    for (rank, block) in blocks.iter().enumerate() {
-        let lent = Memory::new(Bucket::bytes(n as u64, &[]).unwrap());
-        let mut bucket = Bucket::new(&device, (n as u64, &[]), lent.span()).unwrap();
-        let mut cpu = Pipeline::new(&strategy, Layers::fused(n).unwrap(), Member::alone(SEED));
-        let lists = block.span().part(front as u64, 8 * k);
-        let to = Selected { indices: lists.part(0, 4 * k), values: lists.part(4 * k, 4 * k), room: k };
-        let (mut indices, mut values) = (Vec::new(), Vec::new());
-        for step in 0..3 {
-            let (_, gradient) = gradients(n).swap_remove((rank + step) % 2);
-            let source = Memory::of(&gradient);
-            let given = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
-            let before = read(&device, bucket.held_back());
-            bucket.select(&device, given, (Method::TopK(k), &to)).unwrap();
-            bucket.put_back();
-            assert_eq!(read(&device, bucket.held_back()), before);
-            bucket.select(&device, given, (Method::TopK(k), &to)).unwrap();
-            bucket.mark(&device, block.span().part(4, 1), 2).unwrap();
-            let (mut message, index) = (Writer::new(), step as u64);
-            cpu.compress(CpuGradient::F32(&gradient), Step { index, learning_rate: 0.1 }, &mut message).unwrap();
-            let mut from = Reader::new(&payload(message.bytes())[4..]);
-            read_indices(&mut from, n, k as usize, &mut indices).unwrap();
-            values = from.f32s("value", k as usize).unwrap().collect();
-            let (indices, values) = (indices.iter().map(|i| i.to_le_bytes()), values.iter().map(|x| x.to_le_bytes()));
-            assert_eq!(block.bytes()[front..], indices.chain(values).flatten().collect::<Vec<u8>>());
-            let held: Vec<u8> = cpu.held_back().iter().flat_map(|x| x.to_le_bytes()).collect();
-            assert_eq!(read(&device, bucket.held_back()), held);
-        }
-        assert_eq!(block.bytes()[4], 0);
-        indices.iter().zip(values).for_each(|(i, value)| want[*i as usize] += value / world as f32);
-    }
-    let out = Memory::of(&vec![0f32; n]);
-    for block in &blocks {
-        let lists = block.span().part(front as u64, 8 * k);
-        let at = At { k, indices: lists.part(0, 4 * k), values: lists.part(4 * k, 4 * k) };
-        add_mean(&device, &at, (n as u64, out.span()), world).unwrap();
-    }
-    assert_eq!(bits(&out.f32s()), bits(&want));
-}
-
-#[test]
-fn a_refused_gradient_says_so_in_its_message() {
-    let Some(device) = Emulated::new(2) else { return };
-    let lent = Memory::new(Bucket::bytes(100, &[]).unwrap());
-    let mut bucket = Bucket::new(&device, (100, &[]), lent.span()).unwrap();
-    let (block, mut values) = (Memory::of(&[1u8; 48]), vec![1f32; 100]);
-    let to = Selected { indices: block.span().part(8, 20), values: block.span().part(28, 20), room: 5 };
-    values[7] = f32::NAN;
-    let source = Memory::of(&values);
-    let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
-    bucket.select(&device, gradient, (Method::TopK(5), &to)).unwrap();
-    bucket.mark(&device, block.span().part(4, 1), 2).unwrap();
-    assert_eq!(block.bytes()[..8], [1, 1, 1, 1, 3, 1, 1, 1]);
-    let packed = bucket.select(&device, gradient, (Method::Quantize(Quantizer::Signs, random(0)), &to)).unwrap_err();
-    assert!(packed.to_string().contains("send values as they are"), "{packed}");
 }

@@ -3,6 +3,8 @@
 use super::mesh::{Incoming, Mesh, MeshError, Outgoing, Tag};
 use flexcomm_collectives::{Chunks, GenerateError, Op, Round, Schedule, chunk_range};
 use flexcomm_collectives::{allgather, binomial_broadcast, ring_allreduce, tree_allreduce};
+use flexcomm_compression::codec::Element;
+use flexcomm_compression::pipeline::add_elements;
 use flexcomm_domain::Rank;
 use flexcomm_trainer::Agreement;
 use std::collections::BTreeMap;
@@ -85,6 +87,40 @@ impl Buffer for Blocks<'_> {
     fn take(&mut self, run: Chunks, chunks: u32, _: Op, bytes: &[u8]) {
         let range = self.range(run, chunks);
         self.0[range].copy_from_slice(bytes);
+    }
+}
+
+/// Elements that add up, as the bytes that travel.
+pub struct Elements<'a> {
+    /// A whole number of elements.
+    pub bytes: &'a mut [u8],
+    /// Their type.
+    pub element: Element,
+}
+
+impl Elements<'_> {
+    fn range(&self, run: Chunks, chunks: u32) -> std::ops::Range<usize> {
+        let each = self.element.bytes();
+        let elements = run.values(self.bytes.len() / each, chunks);
+        elements.start * each..elements.end * each
+    }
+}
+
+impl Buffer for Elements<'_> {
+    fn bytes(&self, run: Chunks, chunks: u32) -> usize {
+        self.range(run, chunks).len()
+    }
+
+    fn put(&self, run: Chunks, chunks: u32, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.bytes[self.range(run, chunks)]);
+    }
+
+    fn take(&mut self, run: Chunks, chunks: u32, op: Op, bytes: &[u8]) {
+        let range = self.range(run, chunks);
+        match op {
+            Op::Copy => self.bytes[range].copy_from_slice(bytes),
+            Op::Reduce => add_elements(self.element, &mut self.bytes[range], bytes),
+        }
     }
 }
 

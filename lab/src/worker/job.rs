@@ -5,8 +5,8 @@ use super::hashes::HashLog;
 use super::report::{LEAST_GAIN, Reporter};
 use super::shadows::Shadows;
 use super::state::{StepOutcome, Training};
-use super::sync::method_of;
 use anyhow::{Context, Result};
+use flexcomm_compression::Build;
 use flexcomm_domain::{JobId, Rank, Strategy, Timestamp};
 use flexcomm_trainer::{AbortCause, Agreement, Change, Measured, Offer, OrdersReader, Tick, Trial, TrialPlan};
 use std::io::Write;
@@ -100,7 +100,7 @@ impl Job {
                     if !outcome.loss.is_finite() {
                         self.agreement.abort_trial(AbortCause::Diverged);
                     }
-                    trial.record(&mut self.training, at, measured(&outcome))?;
+                    let Ok(()) = trial.record(&mut self.training, at, measured(&outcome));
                 }
                 _ => self.after_step(&tick, &outcome, &mut epoch, ended)?,
             }
@@ -159,9 +159,9 @@ impl Job {
         }
     }
 
-    /// Whether the workers have it; it was not offered to the controller if not.
+    /// Whether training by it moves; it was not offered to the controller if not.
     fn can_run(&self, strategy: &Strategy) -> bool {
-        let found = method_of(strategy);
+        let found = strategy.spec().trainable();
         if let Err(error) = &found {
             tracing::warn!(job = %self.name, "failed to {error}; training goes on with the strategy in force");
         }
@@ -174,7 +174,7 @@ impl Job {
         (ended.steps, ended.loss) = (done, outcome.loss);
         ended.accuracy = accuracy.or(ended.accuracy);
         self.reporter.step(tick, outcome, accuracy);
-        self.shadows.observe(self.training.gradient()).context("feed the shadow trials")?;
+        self.observe_shadows()?;
         let samples = self.training.sync().exchanger().take_samples();
         self.reporter.transfers(samples);
         if self.hashes.wanted() {
@@ -188,6 +188,13 @@ impl Job {
             self.reporter.flush();
             self.tell(tick, &std::mem::take(epoch), accuracy)?;
         }
+        Ok(())
+    }
+
+    fn observe_shadows(&mut self) -> Result<()> {
+        let (gradient, bucket) = self.training.exchanged();
+        let report = self.shadows.observe(gradient, || bucket.residual()).context("run the shadow trials")?;
+        report.into_iter().for_each(|report| self.reporter.trial(report));
         Ok(())
     }
 
@@ -221,15 +228,15 @@ impl Job {
 
     fn start_trial(&mut self, plan: TrialPlan, now: Duration) -> Result<Option<Trial<Training>>> {
         tracing::info!(trial = plan.id, candidates = plan.candidates.len(), "live trial");
-        let trial = Trial::start(plan, &mut self.training, now).context("take the trial's snapshot")?;
+        self.shadows.watch(&plan);
+        let Ok(trial) = Trial::start(plan, &mut self.training, now);
         Ok(Some(trial))
     }
 
     fn end_trial(&mut self, trial: Option<Trial<Training>>, cause: Option<AbortCause>, now: Duration) -> Result<()> {
         let Some(trial) = trial else { return Ok(()) };
-        let report = trial.finish(&mut self.training, (&self.name, self.rank), cause, now);
-        let mut report = report.context("restore after the trial")?;
-        self.shadows.complete(&mut report);
+        let Ok(report) = trial.finish(&mut self.training, (&self.name, self.rank), cause, now);
+        self.shadows.complete_later(report.clone());
         tracing::info!(
             trial = report.id,
             outcomes = report.outcomes.len(),

@@ -22,7 +22,7 @@ pub use report::BACKEND;
 
 use anyhow::{Context, Result, bail, ensure};
 use exchange::Exchanger;
-use flexcomm_compression::Layers;
+use flexcomm_compression::Build;
 use flexcomm_domain::{Digest, JobId, Rank, Seconds, Strategy};
 use flexcomm_trainer::{Agreement, OrdersReader};
 use job::{Job, Length};
@@ -74,7 +74,7 @@ pub struct Args {
     /// trials still run.
     #[arg(long, value_name = "STRATEGY", conflicts_with = "initial")]
     pub strategy: Option<Strategy>,
-    /// What runs before the first decision: COMPRESSOR/COLLECTIVE[:SELECTION] of none, topk, lwtopk and mstopk, for example
+    /// What runs before the first decision: COMPRESSOR/COLLECTIVE[:SELECTION] of any compressor, for example
     /// "topk(k=0.01)+ef(vanilla)/art-ring:star", or in short topk@0.01/art-ring:star.
     #[arg(long, value_name = "STRATEGY", default_value = "none/dense-ring")]
     pub initial: Strategy,
@@ -103,7 +103,7 @@ pub struct Args {
     /// Hidden layers between 784 pixels and 10 classes; 256,128 has 235,146 parameters.
     #[arg(long, value_delimiter = ',', default_value = "256,128")]
     pub hidden: Vec<usize>,
-    /// Seed of initial parameters, data order and MSTopk.
+    /// Seed of initial parameters, data order and what compressors draw.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Folder with Fashion-MNIST's four idx.gz files.
@@ -166,17 +166,16 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
     ensure!(!data.shard.is_empty(), "there are fewer images than ranks");
     let shape = args.training().shape()?;
     let (rank, world) = (Rank(args.rank), args.peers.len());
-    let layers = Layers::new(&shape.tensors())?;
+    let layers = flexcomm_exchange::layers(&shape.params())?;
     let hashes = hashes::HashLog::new(args.hash_log.as_deref())?;
     let length = args.length(data.total);
     let mesh = Mesh::connect(listener, &config, Arc::clone(&stop)).context("bring the job's ranks together")?;
-    let hello =
-        flexcomm_wire::Hello { run: Some(mesh.run()), ..report::hello(&args.job, rank, world, shape.parameters()) };
+    let hello = flexcomm_wire::Hello { run: Some(mesh.run()), ..report::hello(&args.job, rank, world, &layers) };
     let mut orders = OrdersReader::new(args.job.clone());
     orders.set_run(mesh.run());
     let reporter = Reporter::new(args.socket.as_deref(), hello).context("start the agent's client")?;
-    let shadows = Shadows::new(&layers, args.seed)?;
-    let sync = Synchronizer::new(Exchanger::new(mesh), layers, args.seed);
+    let shadows = Shadows::new(shape.params(), args.seed);
+    let sync = Synchronizer::new(Exchanger::new(mesh), shape.params(), (args.seed, f64::from(args.lr)))?;
     let least_compute = Duration::from_secs_f64(args.least_compute.get());
     let sgd = Sgd { batch: args.batch, lr: args.lr, momentum: args.momentum, least_compute };
     // Data order must differ between ranks, everything else must not.
@@ -270,7 +269,8 @@ impl Args {
         ensure!(self.timeout.get() >= 0.001, "--timeout {}: it must be 1ms or more", self.timeout);
         self.training().check()?;
         for (option, strategy) in [("--strategy", self.strategy), ("--initial", Some(self.initial))] {
-            strategy.map(|strategy| sync::method_of(&strategy)).transpose().context(option)?;
+            let refused = strategy.and_then(|strategy| strategy.spec().trainable().err());
+            refused.map_or(Ok(()), Err).context(option)?;
         }
         Ok(MeshConfig {
             rank: Rank(self.rank),

@@ -2,6 +2,7 @@
 //! weights of a layer (inputs x outputs) before its biases; gradients lie alike.
 
 use super::data::{CLASSES, Images, PIXELS};
+use flexcomm_exchange::Param;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -28,6 +29,13 @@ impl Shape {
     /// Values of each tensor, in the order of the fused buffer.
     pub fn tensors(&self) -> Vec<usize> {
         self.sizes.windows(2).flat_map(|pair| [pair[0] * pair[1], pair[1]]).collect()
+    }
+
+    /// The tensors as parameters of a bucket: weights by rows of inputs, and biases.
+    pub fn params(&self) -> Vec<Param> {
+        let cols = self.sizes.windows(2).flat_map(|pair| [pair[0], 1]);
+        let param = |(id, (len, cols)): (u32, (usize, usize))| Param { id, len, cols };
+        (0..).zip(self.tensors().into_iter().zip(cols)).map(param).collect()
     }
 
     /// Values of all of them.

@@ -1,9 +1,9 @@
 //! Telemetry: gathers steps, and hands them to the agent's client a few at a time.
 
 use super::state::StepOutcome;
-use flexcomm_compression::Compressor;
-use flexcomm_compression::{HEADER_BYTES, INDEX_BYTES, VALUE_BYTES};
-use flexcomm_domain::{Collective, JobId, Rank, Strategy, Version};
+use flexcomm_compression::{Layers, Sizes};
+use flexcomm_domain::spec::CompressorSpec;
+use flexcomm_domain::{Collective, JobId, Rank, Strategy, Version, default_compressors};
 use flexcomm_trainer::{Client, InForce, Tick};
 use flexcomm_wire::{
     AppliedReport, CodecInfo, FromTrainer, Hello, MAX_STEPS, PROTOCOL, StepRecord, StepsReport, TrialReport,
@@ -36,26 +36,17 @@ pub struct Reporter {
 }
 
 /// What this worker is, for its agent.
-pub fn hello(job: &JobId, rank: Rank, world: usize, gradient_values: usize) -> Hello {
-    let codec = |compressor: &Compressor| {
-        let dense = *compressor == Compressor::None;
-        CodecInfo {
-            compressor: compressor.family().to_string(),
-            header_bytes: if dense { 0 } else { HEADER_BYTES as u64 },
-            index_bytes: if dense { 0.0 } else { INDEX_BYTES as f64 },
-            value_bytes: VALUE_BYTES as f64,
-            rounds: 1,
-        }
-    };
+pub fn hello(job: &JobId, rank: Rank, world: usize, layers: &Layers) -> Hello {
+    let families = std::iter::once(CompressorSpec::NONE.into()).chain(default_compressors());
     Hello {
         protocol: PROTOCOL,
         job: job.clone(),
         run: None,
         rank: rank.0,
         world: world as u32,
-        gradient_values: gradient_values as u64,
+        gradient_values: layers.values() as u64,
         backend: BACKEND.into(),
-        codecs: Compressor::ALL.iter().map(codec).collect(),
+        codecs: families.map(|family| CodecInfo::new(family, Sizes::codec(family, layers))).collect(),
         collectives: Collective::ALL.iter().map(ToString::to_string).collect(),
     }
 }
@@ -146,48 +137,6 @@ impl Reporter {
         self.flush();
         if let Some(client) = self.client.take() {
             client.finish(LAST_WORDS);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use flexcomm_compression::{Checksum, GradientCompressor, Layers, Method, Part, encode};
-    use flexcomm_domain::CompressionRatio;
-    use flexcomm_optimizer::CodecBytes;
-
-    /// What the cost model charges by what agents are told of codecs, against the bytes of real messages.
-    #[test]
-    fn the_size_that_is_charged_is_the_size_that_is_sent() {
-        let lengths = [10_000, 3, 0, 40, 2_000];
-        let (n, least) = (lengths.iter().sum::<usize>(), lengths.iter().filter(|n| **n > 0).count());
-        let gradient: Vec<f32> = (0..n).map(|i| ((i * 7919 % n) as f32 - 3.0) * 1e-3).collect();
-        let hello = hello(&JobId::new("sizes").unwrap(), Rank(0), 2, n);
-        for info in hello.codecs.iter().filter(|info| info.compressor != "none") {
-            let family: flexcomm_domain::Family = info.compressor.parse().unwrap();
-            let compressor: Compressor = family.name().parse().unwrap();
-            let charged = CodecBytes::new(info.header_bytes, info.index_bytes, info.value_bytes).unwrap();
-            for cr in [0.5, 0.1, 0.011, 0.001, 1e-6].map(|cr| CompressionRatio::new(cr).unwrap()) {
-                let mut ranks = GradientCompressor::new(Layers::new(&lengths).unwrap());
-                let selection = ranks.compress(Method::new(compressor, cr), &gradient, 1).unwrap().selection;
-                let sizes = [Part::Whole, Part::Indices].map(|part| {
-                    let mut message = Vec::new();
-                    encode(compressor, selection, part, Checksum::None, &mut message);
-                    message.len() as f64
-                });
-                let k = cr.keep(n) as u64;
-                // LWTopk rounds layer by layer, and keeps at least one value of each.
-                let rounding = if compressor == Compressor::LwTopK { 8.0 * least as f64 } else { 0.0 };
-                let off = |sent: f64, charged: f64| (sent - charged).abs() > rounding;
-                assert!(!off(sizes[0], charged.pairs(k)), "{compressor} at {cr}: {sizes:?} of {}", charged.pairs(k));
-                assert!(
-                    !off(sizes[1], charged.indices(k)),
-                    "{compressor} at {cr}: {sizes:?} of {}",
-                    charged.indices(k)
-                );
-                assert_eq!(charged.values(k), 4.0 * k as f64);
-            }
         }
     }
 }

@@ -1,51 +1,75 @@
-//! Shadow trials of the usual candidates, fed with every step's gradient; they lend their gains to live trials.
+//! Shadow trials of a live trial's candidates: over the steps of training after it they show what each keeps once its own
+//! residual has grown, and complete the trial's report.
 
-use flexcomm_compression::Compressor;
-use flexcomm_compression::{CompressError, Layers, LayersError, Method, SHADOW_VALUES, Shadow};
-use flexcomm_domain::{CompressionRatio, Strategy};
-use flexcomm_wire::TrialReport;
+use super::report::LEAST_GAIN;
+use flexcomm_domain::Strategy;
+use flexcomm_exchange::{ExchangeError, Param, Shadow};
+use flexcomm_trainer::TrialPlan;
+use flexcomm_wire::{StrategyWire, TrialReport};
 
-/// Candidates that run from the first step on: what the planner tries by default. Others start when a live trial
-/// first names them.
-const COMPRESSORS: [Compressor; 2] = [Compressor::TopK, Compressor::LwTopK];
-const CRS: [f64; 5] = [0.1, 0.033, 0.011, 0.004, 0.001];
+/// Steps that they go on for: five of the paper's live trials.
+const STEPS: u64 = 50;
 
-/// Steps from which on a shadow knows more than a live trial of ten iterations.
-const ENOUGH_STEPS: u64 = 20;
+/// When the report is completed: early, since a decision waits for it, and at the end.
+const REPORTED_AT: [u64; 2] = [20, STEPS];
+
+/// Share of the gradient that they look at, where that is enough for an estimate.
+const SHARE: f64 = 0.25;
 
 /// A rank's shadow trials.
 pub struct Shadows {
-    shadow: Shadow,
+    params: Vec<Param>,
+    seed: u64,
+    running: Option<(Shadow, Vec<Strategy>)>,
+    /// The newest trial's.
+    report: Option<TrialReport>,
 }
 
 impl Shadows {
-    /// Over a subset of the coordinates that `seed` picks.
-    pub fn new(layers: &Layers, seed: u64) -> Result<Self, LayersError> {
-        let mut shadow = Shadow::new(layers, SHADOW_VALUES, seed)?;
-        for compressor in COMPRESSORS {
-            for cr in CRS.iter().filter_map(|cr| CompressionRatio::new(*cr).ok()) {
-                shadow.add(Method::new(compressor, cr));
-            }
-        }
-        Ok(Self { shadow })
+    /// None yet; samples are drawn by `seed`.
+    pub fn new(params: Vec<Param>, seed: u64) -> Self {
+        Self { params, seed, running: None, report: None }
     }
 
-    /// Takes in the gradient of a step of the training itself.
-    pub fn observe(&mut self, gradient: &[f32]) -> Result<(), CompressError> {
-        self.shadow.observe(gradient)
+    /// A trial begins. Dense loses nothing, and what AR-Topk keeps depends on other ranks: they have no shadow.
+    pub fn watch(&mut self, plan: &TrialPlan) {
+        let followed = |strategy: &&Strategy| !strategy.is_dense() && !strategy.collective().is_art();
+        let strategies: Vec<Strategy> = plan.candidates.iter().filter(followed).copied().collect();
+        let specs: Vec<_> = strategies.iter().map(|strategy| *strategy.spec()).collect();
+        self.report = None;
+        self.running = (!specs.is_empty()).then(|| (Shadow::new(&specs, SHARE, self.seed), strategies));
     }
 
-    /// Adds what the shadows know to a live trial's report. Dense loses nothing and has no shadow.
-    pub fn complete(&mut self, report: &mut TrialReport) {
-        for outcome in &mut report.outcomes {
-            let Ok(strategy) = Strategy::try_from(&outcome.strategy) else { continue };
-            if strategy.is_dense() {
-                continue;
-            }
-            let Some(method) = Method::of(&strategy) else { continue };
-            self.shadow.add(method);
-            let known = self.shadow.gain(method).filter(|g| g.steps >= ENOUGH_STEPS);
-            outcome.shadow_gain = known.map(|g| g.gain.clamp(super::report::LEAST_GAIN, 1.0));
+    /// The trial has ended with this report.
+    pub fn complete_later(&mut self, report: TrialReport) {
+        self.report = Some(report);
+    }
+
+    /// Takes in a step of training: its gradient, and the residual before it. Answers the report when there is something to add.
+    pub fn observe(
+        &mut self,
+        gradient: &[f32],
+        residual: impl FnOnce() -> Vec<f32>,
+    ) -> Result<Option<TrialReport>, ExchangeError> {
+        let Some((shadow, strategies)) = &mut self.running else { return Ok(None) };
+        let residual = if shadow.begins(0) { residual() } else { Vec::new() };
+        let before = shadow.steps();
+        shadow.observe(0, &self.params, &residual, gradient)?;
+        shadow.end_step();
+        if shadow.steps() == before || !REPORTED_AT.contains(&shadow.steps()) {
+            return Ok(None);
         }
+        let mut report = self.report.clone();
+        for (strategy, gain) in strategies.iter().zip(shadow.gains()) {
+            let wire = StrategyWire::from(*strategy);
+            let outcomes = report.iter_mut().flat_map(|report| &mut report.outcomes);
+            for outcome in outcomes.filter(|outcome| outcome.strategy == wire) {
+                outcome.shadow_gain = Some(gain.recent.clamp(LEAST_GAIN, 1.0));
+            }
+        }
+        if shadow.steps() >= STEPS {
+            self.running = None;
+        }
+        Ok(report)
     }
 }

@@ -3,8 +3,9 @@
 use super::data::{Images, Order};
 use super::model::{Network, Shape};
 use super::sync::{Cost, SyncError, Synchronizer};
-use flexcomm_compression::{CompressError, Memory};
+use flexcomm_exchange::Bucket;
 use flexcomm_trainer::{Agreement, Snapshot, Tick};
+use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
 /// Settings of the optimizer.
@@ -62,11 +63,10 @@ pub struct StepOutcome {
     pub loss: f32,
 }
 
-/// A copy of what changes.
+/// A copy of what changes but the residual, of which the bucket keeps training's own in a trial.
 pub struct Saved {
     parameters: Vec<f32>,
     velocity: Vec<f32>,
-    memory: Memory,
 }
 
 /// A step that failed.
@@ -106,9 +106,9 @@ impl Training {
         &mut self.sync
     }
 
-    /// This rank's gradient of the last step, before error feedback.
-    pub fn gradient(&self) -> &[f32] {
-        &self.gradient
+    /// This rank's gradient of the last step, before error feedback, and its bucket.
+    pub fn exchanged(&mut self) -> (&[f32], &Bucket) {
+        (&self.gradient, self.sync.bucket())
     }
 
     /// One batch, one exchange, one update.
@@ -167,15 +167,14 @@ impl Training {
 
 impl Snapshot for Training {
     type Saved = Saved;
-    type Error = CompressError;
+    type Error = Infallible;
 
-    fn save(&mut self) -> Result<Saved, CompressError> {
-        let (parameters, velocity) = (self.parameters.clone(), self.velocity.clone());
-        Ok(Saved { parameters, velocity, memory: self.sync.save() })
+    fn save(&mut self) -> Result<Saved, Infallible> {
+        Ok(Saved { parameters: self.parameters.clone(), velocity: self.velocity.clone() })
     }
 
-    fn restore(&mut self, saved: &Saved) -> Result<(), CompressError> {
-        self.sync.restore(&saved.memory)?;
+    fn restore(&mut self, saved: &Saved) -> Result<(), Infallible> {
+        self.sync.bucket().end_candidate();
         self.parameters.copy_from_slice(&saved.parameters);
         self.velocity.copy_from_slice(&saved.velocity);
         Ok(())

@@ -3,14 +3,13 @@
 //! That holds because each value is summed on one rank (ring, tree) or in one order (allgather: by rank) and
 //! copied from there, and because every rank divides alike.
 
-use super::exchange::{Blocks, ExchangeError, Exchanger, Kind, Values};
+use super::exchange::{Blocks, Elements, ExchangeError, Exchanger, Kind, Values};
 use flexcomm_collectives::GenerateError;
-use flexcomm_compression::{
-    AggregateError, Checksum, CompressError, DecodeError, Energy, GradientCompressor, Layers, Memory, Message, Method,
-    Part, aggregate, encode, message_bytes, scatter_mean,
-};
+use flexcomm_compression::Energy;
+use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_domain::{Collective, Rank, Selection, Strategy};
-use flexcomm_trainer::{Agreement, Tick};
+use flexcomm_exchange::{Bucket, How, Leader, Param, Ran, Round};
+use flexcomm_trainer::{Agreement, Heard, Status, Tick};
 use std::time::{Duration, Instant};
 
 /// A gradient that could not be exchanged.
@@ -19,42 +18,12 @@ pub enum SyncError {
     /// Between ranks.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
-    /// On this rank.
+    /// On this rank, or in all ranks' messages.
     #[error(transparent)]
-    Compress(#[from] CompressError),
-    /// A rank's message is not one.
-    #[error("read the compressed gradient of rank {rank}: {source}")]
-    Decode {
-        /// Whose.
-        rank: Rank,
-        /// What was wrong.
-        source: DecodeError,
-    },
-    /// A rank's message does not fit this gradient.
-    #[error("read the compressed gradient of rank {rank}: it has {got} values for {n}, expected {expected} for {own}")]
-    Size {
-        /// Whose.
-        rank: Rank,
-        /// Values kept.
-        got: usize,
-        /// Of how many.
-        n: u64,
-        /// Values that should be kept.
-        expected: usize,
-        /// Of how many.
-        own: usize,
-    },
-    /// A strategy that another trainer could run.
-    #[error("run {0}: the lab's workers have dense, topk, lwtopk and mstopk with ef(vanilla)")]
-    NoSuchMethod(Box<Strategy>),
-    /// Messages do not add up.
-    #[error(transparent)]
-    Aggregate(#[from] AggregateError),
-}
-
-/// What the workers' compressor calls it.
-pub fn method_of(strategy: &Strategy) -> Result<Method, SyncError> {
-    Method::of(strategy).ok_or(SyncError::NoSuchMethod((*strategy).into()))
+    Bucket(#[from] flexcomm_exchange::ExchangeError),
+    /// NaN or infinity.
+    #[error("exchange a gradient with NaN or infinite values")]
+    NotFinite,
 }
 
 impl From<GenerateError> for SyncError {
@@ -78,23 +47,24 @@ pub struct Cost {
     pub energy: Energy,
 }
 
-/// A rank's compressor and its connections.
+/// A rank's compressor and its connections: the whole gradient is one bucket.
 pub struct Synchronizer {
     exchanger: Exchanger,
-    compressor: GradientCompressor,
-    seed: u64,
-    message: Vec<u8>,
-    blocks: Vec<u8>,
-    indices: Vec<u32>,
-    values: Vec<f32>,
+    bucket: Bucket,
+    learning_rate: f64,
+    buffer: Vec<u8>,
 }
 
 impl Synchronizer {
-    /// With an empty memory. `seed` is MSTopk's only randomness.
-    pub fn new(exchanger: Exchanger, layers: Layers, seed: u64) -> Self {
-        let compressor = GradientCompressor::new(layers);
-        let (message, blocks, indices, values) = Default::default();
-        Self { exchanger, compressor, seed, message, blocks, indices, values }
+    /// With no residual.
+    pub fn new(
+        exchanger: Exchanger,
+        params: Vec<Param>,
+        (seed, learning_rate): (u64, f64),
+    ) -> Result<Self, flexcomm_exchange::ExchangeError> {
+        let (rank, world) = (exchanger.mesh().rank().0, exchanger.mesh().world() as u32);
+        let bucket = Bucket::new(0, params, Member { rank, world, ..Member::alone(seed) }, None)?;
+        Ok(Self { exchanger, bucket, learning_rate, buffer: Vec::new() })
     }
 
     /// The connections.
@@ -102,14 +72,9 @@ impl Synchronizer {
         &mut self.exchanger
     }
 
-    /// Copies the memory of error feedback.
-    pub fn save(&self) -> Memory {
-        self.compressor.save()
-    }
-
-    /// Puts it back.
-    pub fn restore(&mut self, memory: &Memory) -> Result<(), CompressError> {
-        self.compressor.restore(memory)
+    /// The gradient's bucket.
+    pub fn bucket(&mut self) -> &mut Bucket {
+        &mut self.bucket
     }
 
     fn world(&self) -> usize {
@@ -120,7 +85,7 @@ impl Synchronizer {
         self.exchanger.mesh().rank()
     }
 
-    /// Replaces `mean` by the mean of all ranks' error-fed (and compressed) gradients.
+    /// Replaces `mean` by the mean of all ranks' compensated (and compressed) gradients.
     pub fn run(
         &mut self,
         agreement: &mut Agreement,
@@ -131,12 +96,12 @@ impl Synchronizer {
         let started = Instant::now();
         let bytes = self.exchanger.mesh().bytes_sent();
         self.exchanger.begin_step();
-        let energy = match tick.strategy.collective() {
-            Collective::DenseRing => self.dense(agreement, Kind::Ring, gradient, mean)?,
-            Collective::DenseTree => self.dense(agreement, Kind::Tree, gradient, mean)?,
-            Collective::Allgather => self.gather(agreement, tick, gradient, mean)?,
-            Collective::ArtRing => self.art(agreement, (tick, Kind::Ring), gradient, mean)?,
-            Collective::ArtTree => self.art(agreement, (tick, Kind::Tree), gradient, mean)?,
+        self.bucket.in_trial(tick.trial.is_some())?;
+        self.bucket.prepare(tick.strategy.spec(), None)?;
+        mean.copy_from_slice(gradient);
+        let energy = match tick.strategy.is_dense() && !self.bucket.has_residual() {
+            true => self.dense(agreement, &tick.strategy, mean)?,
+            false => self.compressed(agreement, tick, mean)?,
         };
         let sync = self.exchanger.sync_time();
         let bytes = self.exchanger.mesh().bytes_sent() - bytes;
@@ -144,145 +109,86 @@ impl Synchronizer {
         Ok(Cost { comp: started.elapsed().saturating_sub(sync), sync, wait, bytes, energy })
     }
 
-    fn dense(
-        &mut self,
-        agreement: &mut Agreement,
-        kind: Kind,
-        gradient: &[f32],
-        mean: &mut [f32],
-    ) -> Result<Energy, SyncError> {
-        let energy = self.compressor.take_all(gradient, mean)?;
-        self.exchanger.run(kind, &mut Values(mean), agreement)?;
+    fn dense(&mut self, agreement: &mut Agreement, strategy: &Strategy, mean: &mut [f32]) -> Result<Energy, SyncError> {
+        self.exchanger.run(sums_by(strategy.collective()), &mut Values(mean), agreement)?;
         let world = self.world() as f32;
         mean.iter_mut().for_each(|value| *value /= world);
-        Ok(energy)
+        Ok(Energy::default())
     }
 
-    fn gather(
-        &mut self,
-        agreement: &mut Agreement,
-        tick: &Tick,
-        gradient: &[f32],
-        mean: &mut [f32],
-    ) -> Result<Energy, SyncError> {
-        let method = method_of(&tick.strategy)?;
-        let seed = self.seed_of(tick);
-        let sent = self.compressor.compress(method, gradient, seed)?;
-        let energy = sent.energy;
-        encode(method.compressor, sent.selection, Part::Whole, Checksum::None, &mut self.message);
-        let block = message_bytes(method.kept(self.compressor.layers()), Part::Whole);
-        self.all_blocks(agreement, block)?;
-        let mut messages = Vec::with_capacity(self.world());
-        for (rank, bytes) in self.blocks.chunks_exact(block).enumerate() {
-            messages.push(self.parse(Rank(rank as u32), bytes, &tick.strategy)?);
-        }
-        aggregate(&messages, self.world(), mean)?;
-        Ok(energy)
-    }
-
-    /// Every rank's `self.message`, `block` bytes each, into `self.blocks`.
-    fn all_blocks(&mut self, agreement: &mut Agreement, block: usize) -> Result<(), SyncError> {
-        let own = self.rank().index() * block;
-        self.blocks.clear();
-        self.blocks.resize(block * self.world(), 0);
-        let end = own + self.message.len().min(block);
-        self.blocks[own..end].copy_from_slice(&self.message[..end - own]);
-        Ok(self.exchanger.run(Kind::Gather, &mut Blocks(&mut self.blocks), agreement)?)
-    }
-
-    fn parse<'a>(&self, rank: Rank, bytes: &'a [u8], strategy: &Strategy) -> Result<Message<'a>, SyncError> {
-        let message = Message::parse(bytes).map_err(|source| SyncError::Decode { rank, source })?;
-        let own = self.compressor.layers().values();
-        let expected = method_of(strategy)?.kept(self.compressor.layers());
-        if message.n() != own as u64 || message.k() != expected {
-            return Err(SyncError::Size { rank, got: message.k(), n: message.n(), expected, own });
-        }
-        Ok(message)
-    }
-
-    /// AR-Topk: one rank's indices count, every rank's values at them are summed.
-    fn art(
-        &mut self,
-        agreement: &mut Agreement,
-        (tick, kind): (&Tick, Kind),
-        gradient: &[f32],
-        mean: &mut [f32],
-    ) -> Result<Energy, SyncError> {
-        let root = self.choose(agreement, tick, gradient)?;
-        let method = method_of(&tick.strategy)?;
-        let k = method.kept(self.compressor.layers());
-        self.message.resize(message_bytes(k, Part::Indices), 0);
-        self.exchanger.run(Kind::Broadcast(root), &mut Blocks(&mut self.message), agreement)?;
-        self.parse(root, &self.message, &tick.strategy)?.indices_into(&mut self.indices);
-        let energy = self.compressor.take_at(&self.indices, &mut self.values)?;
-        self.exchanger.run(kind, &mut Values(&mut self.values), agreement)?;
-        scatter_mean(&self.indices, &self.values, self.world(), mean)?;
-        Ok(energy)
-    }
-
-    /// The rank whose indices count; leaves its message in `self.message` there.
-    fn choose(&mut self, agreement: &mut Agreement, tick: &Tick, gradient: &[f32]) -> Result<Rank, SyncError> {
-        let method = method_of(&tick.strategy)?;
-        let seed = self.seed_of(tick);
-        let star = self.star(tick);
-        if tick.strategy.selection() != Some(Selection::Var) && star != self.rank() {
-            self.compressor.feed(gradient)?;
-            return Ok(star);
-        }
-        let picked = self.compressor.select(method, gradient, seed)?;
-        let energy = picked.energy.sent;
-        let mut indices = Vec::new();
-        encode(method.compressor, picked.selection, Part::Indices, Checksum::None, &mut indices);
-        let root = match tick.strategy.selection() {
-            Some(Selection::Var) => {
-                self.message = energy.to_le_bytes().to_vec();
-                self.all_blocks(agreement, 8)?;
-                largest(&self.blocks)
+    /// `mean` holds the gradient until it is the mean.
+    fn compressed(&mut self, agreement: &mut Agreement, tick: &Tick, mean: &mut [f32]) -> Result<Energy, SyncError> {
+        let index = turn(tick);
+        let step = Step { index, learning_rate: self.learning_rate };
+        let mut round = self.bucket.begin(mean, step, leader(tick, self.world()));
+        loop {
+            self.refuse_own()?;
+            self.carry(agreement, &tick.strategy, round)?;
+            let parts: Vec<&[u8]> = match round.how {
+                How::Gather if round.bytes == 0 => vec![&[]; self.exchanger.mesh().world()],
+                How::Gather => self.buffer.chunks_exact(round.bytes).collect(),
+                _ => vec![&self.buffer],
+            };
+            if round.last {
+                let ran = self.bucket.finish(None, &parts, mean)?;
+                return if ran == Ran::Good { Ok(self.bucket.energy()) } else { Err(SyncError::NotFinite) };
             }
-            _ => star,
-        };
-        self.message = indices;
-        Ok(root)
-    }
-
-    /// Round robin; a trial's iterations go on from its step.
-    fn star(&self, tick: &Tick) -> Rank {
-        let turn = tick.step + tick.trial.map_or(0, |t| u64::from(t.within));
-        Rank((turn % self.world() as u64) as u32)
-    }
-
-    fn seed_of(&self, tick: &Tick) -> u64 {
-        let turn = tick.step + tick.trial.map_or(0, |t| u64::from(t.within));
-        // Odd multipliers keep different steps and ranks apart.
-        let rank = u64::from(self.rank().0);
-        self.seed ^ turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ rank.wrapping_mul(0xc2b2_ae3d_27d4_eb4f)
-    }
-}
-
-/// The rank with the largest energy, the lowest one among equals: every rank sees the same bytes.
-fn largest(energies: &[u8]) -> Rank {
-    let mut best = (0, f64::NEG_INFINITY);
-    for (rank, bytes) in energies.chunks_exact(8).enumerate() {
-        let mut word = [0; 8];
-        word.copy_from_slice(bytes);
-        let energy = f64::from_le_bytes(word);
-        if energy.total_cmp(&best.1).is_gt() {
-            best = (rank as u32, energy);
+            round = self.bucket.next(&Heard::default(), &parts)?;
         }
     }
-    Rank(best.0)
+
+    /// A rank that has no part ends, and its peers find the connection closed.
+    fn refuse_own(&mut self) -> Result<(), SyncError> {
+        match self.bucket.status() {
+            status if status == Status::default() => Ok(()),
+            status if status.not_finite => Err(SyncError::NotFinite),
+            _ => Err(self.bucket.own_failure().into()),
+        }
+    }
+
+    /// Runs the collective of a round; what it brings is in `self.buffer`.
+    fn carry(&mut self, agreement: &mut Agreement, strategy: &Strategy, round: Round) -> Result<(), SyncError> {
+        let (world, own) = (self.world(), self.rank().index() * round.bytes);
+        let Self { exchanger, bucket, buffer, .. } = self;
+        buffer.clear();
+        buffer.resize(if round.how == How::Gather { world * round.bytes } else { round.bytes }, 0);
+        match round.how {
+            How::Refused => {}
+            How::Gather => {
+                bucket.write(&mut buffer[own..own + round.bytes]);
+                exchanger.run(Kind::Gather, &mut Blocks(buffer), agreement)?;
+            }
+            How::Broadcast(root) => {
+                bucket.write(buffer);
+                exchanger.run(Kind::Broadcast(Rank(root)), &mut Blocks(buffer), agreement)?;
+            }
+            How::Sum(element) => {
+                bucket.write(buffer);
+                let kind = sums_by(strategy.collective());
+                exchanger.run(kind, &mut Elements { bytes: buffer, element }, agreement)?;
+            }
+        }
+        Ok(())
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The schedule by which elements add up.
+fn sums_by(collective: Collective) -> Kind {
+    match collective {
+        Collective::DenseTree | Collective::ArtTree => Kind::Tree,
+        Collective::DenseRing | Collective::ArtRing | Collective::Allgather => Kind::Ring,
+    }
+}
 
-    #[test]
-    fn var_takes_the_lowest_of_equals_and_stands_any_bytes() {
-        let bytes = |energies: &[f64]| energies.iter().flat_map(|e| e.to_le_bytes()).collect::<Vec<_>>();
-        assert_eq!(largest(&bytes(&[1.0, 3.0, 3.0, 2.0])), Rank(1));
-        assert_eq!(largest(&bytes(&[0.0, 0.0])), Rank(0));
-        assert_eq!(largest(&bytes(&[1.0, f64::NAN, f64::NAN])), Rank(1));
-        assert_eq!(largest(&[]), Rank(0));
+/// A number that differs between steps; a trial's iterations go on from its step.
+fn turn(tick: &Tick) -> u64 {
+    tick.step + tick.trial.map_or(0, |t| u64::from(t.within))
+}
+
+/// Who leads AR-Topk.
+fn leader(tick: &Tick, world: usize) -> Option<Leader> {
+    match tick.strategy.selection()? {
+        Selection::Star => Some(Leader::Rank((turn(tick) % world as u64) as u32)),
+        Selection::Var => Some(Leader::Largest),
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::{ProfilePoint, Sample, cost};
-use flexcomm_domain::{Collective, CompressionRatio, Link};
+use flexcomm_domain::{Collective, CompressionRatio, IndexBytes, Link};
 use proptest::prelude::{Just, prop_assert, prop_assert_eq, prop_assume, prop_oneof, proptest};
 
 fn problem(n: usize) -> Problem {
@@ -62,7 +62,7 @@ fn codecs_coefficients_and_profiles_count() {
     let strategy: Strategy = "topk@0.01/allgather".parse().unwrap();
     let plain = problem(8).evaluate(&strategy).unwrap();
     let mut with = problem(8);
-    with.codecs.insert("topk".parse().unwrap(), CodecBytes::new(0, 8.0, 4.0).unwrap());
+    with.codecs.insert("topk".parse().unwrap(), CodecBytes::new(0, IndexBytes::Each(8.0), 4.0).unwrap());
     let found = with.evaluate(&strategy).unwrap();
     assert!((found.terms.beta_s / plain.terms.beta_s - 1.5).abs() < 1e-9, "12 bytes instead of 8");
 

@@ -5,7 +5,8 @@
 //! above.
 
 use crate::{Outcome, Snapshot};
-use flexcomm_domain::{Collective, LinkMatrix, Selection, Strategy};
+use flexcomm_domain::spec::index_bytes;
+use flexcomm_domain::{Collective, IndexBytes, LinkMatrix, Selection, Strategy};
 use flexcomm_optimizer::Coefficients;
 
 /// From the least to the most, seconds.
@@ -64,26 +65,26 @@ fn bandwidth(c: &Coefficients, term: f64) -> f64 {
 fn paths(s: &Snapshot, strategy: &Strategy, values: f64) -> (Path, Path) {
     let n = f64::from(s.ranks);
     let kept = (strategy.cr().get() * values).round().clamp(1.0, values);
-    let (header, index, value) = match s.offer.codecs.get(&strategy.family()) {
-        Some(codec) => (codec.header_bytes as f64, codec.index_bytes, codec.value_bytes),
-        None => (0.0, 4.0, 4.0),
-    };
-    let (sent, rounds) = match (strategy.is_dense(), s.offer.codecs.get(&strategy.family())) {
+    let codec = s.offer.codecs.get(&strategy.family());
+    let (header, value) = codec.map_or((0.0, 4.0), |codec| (codec.header_bytes as f64, codec.value_bytes));
+    let indices = header
+        + match codec.map_or(IndexBytes::Each(4.0), |codec| codec.indices) {
+            IndexBytes::Each(bytes) => kept * bytes,
+            IndexBytes::Least => index_bytes(values as u64, kept as u64) as f64,
+        };
+    let (sent, rounds) = match (strategy.is_dense(), codec) {
         (true, _) => (4.0 * values, 1.0),
-        (false, codec) => (header + kept * (index + value), codec.map_or(1.0, |codec| f64::from(codec.rounds))),
+        (false, codec) => (indices + kept * value, codec.map_or(1.0, |codec| f64::from(codec.rounds))),
     };
     let levels = [n.log2().floor(), n.log2().ceil()];
     let path = |levels: f64| match strategy.collective() {
         Collective::DenseRing => Path { hops: rounds * 2.0 * (n - 1.0), bytes: 2.0 * (n - 1.0) / n * sent },
         Collective::DenseTree => Path { hops: rounds * 2.0 * levels, bytes: 2.0 * levels * sent },
         Collective::Allgather => Path { hops: rounds * levels, bytes: (n - 1.0) * sent },
-        Collective::ArtRing => Path {
-            hops: levels + 2.0 * (n - 1.0),
-            bytes: levels * (header + kept * index) + 2.0 * (n - 1.0) / n * kept * value,
-        },
-        Collective::ArtTree => {
-            Path { hops: 3.0 * levels, bytes: levels * (header + kept * index) + 2.0 * levels * kept * value }
+        Collective::ArtRing => {
+            Path { hops: levels + 2.0 * (n - 1.0), bytes: levels * indices + 2.0 * (n - 1.0) / n * kept * value }
         }
+        Collective::ArtTree => Path { hops: 3.0 * levels, bytes: levels * indices + 2.0 * levels * kept * value },
     };
     let [mut few, mut many] = levels.map(path);
     let gathers = strategy.collective() == Collective::Allgather || strategy.selection() == Some(Selection::Var);

@@ -53,7 +53,7 @@ class Named:
     strategy: str
     #: Element type of what adds up, where it is not float32.
     half: torch.dtype | None = None
-    #: The compressor with its parameters, memory and momentum, where a pipeline runs it.
+    #: The compressor with its parameters, memory and momentum; none where DDP's own allreduce runs it.
     text: str | None = None
 
     @property

@@ -18,7 +18,7 @@ from typing import Any, Callable, TypeVar
 import torch
 import torch.distributed as dist
 
-from flexcomm._core import Core
+from flexcomm._core import Begun, Core, Round
 from flexcomm.torch._clock import Clock, Mark
 
 logger = logging.getLogger("flexcomm")
@@ -31,7 +31,8 @@ TYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: Of memory that is lent to a bucket.
 _ALIGN = 256
 
-_OUTCOME_BYTES = 48
+#: Of a kernel's outcome, and of the word behind it that says whether messages could be read.
+_OUTCOME_BYTES = 52
 
 WATCHING = "a shadow trial looks at gradients on the host"
 
@@ -177,53 +178,48 @@ def wire(group: dist.ProcessGroup | None) -> torch.device | None:
     return None if "cpu:" in backends else torch.device("cuda")
 
 
-class Agreed:
-    """AR-Topk of one bucket in one step, whose values stay on the device but for those that travel."""
+class Exchange:
+    """The exchange of one bucket in one step on the device. Messages that do not stay there travel from the host."""
 
     def __init__(
-        self, core: Core, index: int, buffers: tuple[torch.Tensor, torch.Tensor], place: tuple[int, int], lists: torch.Tensor
+        self, core: Core, index: int, buffers: tuple[torch.Tensor, torch.Tensor], place: tuple[int, int], room: _Room | None
     ) -> None:
-        self._core, self._index, (self._buffer, self._mean) = core, index, buffers
-        self._lists = lists
-        self._at = place, (lists.data_ptr(), lists.numel())
+        self.core, self.index, self.place, self.room = core, index, place, room
+        self.buffer, self.mean = buffers
+        self._begun: Begun | None = None
 
-    def choose(self, leader: int, side: tuple[int, int]) -> str:
-        """Error feedback and, where this rank may lead, its selection; why that cannot be, else nothing."""
-        buffer = self._buffer
-        gradient = buffer.data_ptr(), buffer.numel(), _name(buffer)
-        return self._core.choose_on(self._index, self._at, gradient, leader, side)
-
-    def take(self, leader: int, indices: tuple[int, int], payload: tuple[int, int]) -> None:
-        """The payload becomes this rank's values at the leader's indices, norms and word."""
-        self._core.take_on(self._index, self._at, (leader, self._buffer.numel()), indices, payload)
-
-    def scatter(self, leader: int, payload: tuple[int, int]) -> bool:
-        """The bucket becomes the mean; answers whether it is finite."""
-        finite = self._core.scatter_on(self._index, self._at, leader, payload, (self._mean.data_ptr(), self._mean.numel()))
-        return _given(self._buffer, self._mean, finite)
-
-
-class Spoken:
-    """A strategy that a text names, of one bucket in one step on the device; its messages travel from the host."""
-
-    def __init__(self, core: Core, index: int, buffers: tuple[torch.Tensor, torch.Tensor], place: tuple[int, int]) -> None:
-        self._core, self._index, self._place = core, index, place
-        self._buffer, self._mean = buffers
-        #: How the first turn travels, its elements, whether it is the last.
-        self.first: tuple[int, int, bool] = (0, 0, True)
-
-    def speak(self, rates: list[float]) -> str:
+    def begin(self, rates: list[float]) -> str:
         """Compresses; why that cannot be, else nothing."""
-        buffer = self._buffer
-        gradient = buffer.data_ptr(), buffer.numel(), _name(buffer)
-        why, how, size, last = self._core.speak_on(self._index, self._place, gradient, rates)
-        self.first = how, size, last
-        return why
+        gradient = self.buffer.data_ptr(), self.buffer.numel(), _name(self.buffer)
+        self._begun = self.core.begin_exchange_on(self.index, self.place, gradient, rates)
+        return self._begun.why
 
-    def conclude(self, arrived: tuple[int, int]) -> bool:
+    @property
+    def begun(self) -> Begun:
+        """What :meth:`begin` has launched."""
+        assert self._begun is not None
+        return self._begun
+
+    @property
+    def first(self) -> Round:
+        """The first round."""
+        assert self.begun.round is not None
+        return self.begun.round
+
+    @property
+    def stays(self) -> bool:
+        """Whether the message stays on the device: see :meth:`Device.gather`."""
+        return self.begun.stays
+
+    def next(self, arrived: tuple[int, int]) -> Round:
+        """After a round that is not the last."""
+        return self.core.next_round_on(self.index, self.place, self.buffer.numel(), arrived)
+
+    def finish(self, arrived: tuple[int, int]) -> bool:
         """The bucket becomes the mean; answers whether it is finite."""
-        finite = self._core.conclude_on(self._index, self._place, arrived, (self._mean.data_ptr(), self._mean.numel()))
-        return _given(self._buffer, self._mean, finite)
+        mean = self.mean.data_ptr(), self.mean.numel()
+        finite = self.core.finish_exchange_on(self.index, self.place, arrived, mean)
+        return _given(self.buffer, self.mean, finite)
 
 
 def _given(buffer: torch.Tensor, mean: torch.Tensor, finite: bool) -> bool:
@@ -237,16 +233,15 @@ def _given(buffer: torch.Tensor, mean: torch.Tensor, finite: bool) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Room:
-    """All memory that a gathered bucket's step takes, besides its own."""
+    """All memory that a step takes whose message stays on the device, besides the bucket's own."""
 
-    place: tuple[int, int]
+    #: Bytes of control header and message header.
+    front: int
     #: On the device.
-    outcome: torch.Tensor
     block: torch.Tensor
     blocks: torch.Tensor
-    mean: torch.Tensor
-    #: Pinned: all ranks' words and headers, and the outcome.
-    heads: torch.Tensor
+    #: Pinned: all ranks' control and message headers, and the outcome.
+    headers: torch.Tensor
     told: torch.Tensor
 
 
@@ -384,24 +379,11 @@ class Device:
         for key in [key for key in self._buffers if key[0] == index and key[1] != "host"]:
             del self._buffers[key]
 
-    def _ready(self, index: int, buffer: torch.Tensor) -> tuple[str, tuple[int, int], int]:
-        """Why the host must do it (else empty), the place, and the address of the bucket's outcome."""
-        why = WATCHING if self._core.watching() else ""
-        if why:
-            return why, (0, 0), 0
-        _point_at_nvrtc()
-        place = self._cuda.place(buffer)
-        why, need, outcome = self._core.on_device(index, place)
-        if not why and need:
-            lent = self._lent(index, need, buffer.device)
-            why, _, outcome = self._core.on_device(index, place, (lent, lent.data_ptr(), need))
-        return why, place, outcome
-
-    def _lent(self, index: int, need: int, device: torch.device) -> torch.Tensor:
+    def _given(self, index: int, need: int, device: torch.device) -> torch.Tensor:
         """Memory for a bucket, which the core keeps too for as long as the bucket lies in it."""
-        known = self._buffers.get((index, "lent"))
+        known = self._buffers.get((index, "given"))
         if known is None or known.numel() != need or known.device != device:
-            known = self._buffers[index, "lent"] = self._aligned(need, device)
+            known = self._buffers[index, "given"] = self._aligned(need, device)
         return known
 
     def _aligned(self, size: int, device: torch.device) -> torch.Tensor:
@@ -473,31 +455,47 @@ class Device:
             seen = self._seen.popleft()
             self._core.shadow_told(seen.turn, [(index, own.data_ptr(), own.numel()) for index, own in seen.found])
 
-    def _room(self, index: int, buffer: torch.Tensor, sizes: tuple[int, int]) -> tuple[str, "_Room | None"]:
-        why, place, outcome = self._ready(index, buffer)
-        if why:
-            return why, None
-        size, front = sizes
-        lent = self._buffers[index, "lent"]
-        at = outcome - lent.data_ptr()
-        return "", _Room(
-            place, lent[at : at + _OUTCOME_BYTES], self._kept(index, "block", size, torch.uint8, buffer.device),
-            self._kept(index, "blocks", size * self._world, torch.uint8, buffer.device), self._mean(index, buffer),
-            self._pinned(index, "heads", front * self._world), self._pinned(index, "outcome", _OUTCOME_BYTES),
-        )  # fmt: skip
+    def begin(self, index: int, buffer: torch.Tensor, rates: list[float]) -> tuple[str, Exchange | None]:
+        """Compresses a bucket on the device: why that cannot be, or what the exchange goes on with."""
+        if self._core.watching():
+            return WATCHING, None
+        why, there = self._with_room(index, buffer, lambda: self._ready(index, buffer))
+        why = why if there is None else there.begin(rates)
+        return why, None if why else there
+
+    def _ready(self, index: int, buffer: torch.Tensor) -> tuple[str, Exchange]:
+        _point_at_nvrtc()
+        place = self._cuda.place(buffer)
+        why, need, block, front = self._core.device_ready(index, place)
+        if not why and need:
+            given = self._given(index, need, buffer.device)
+            why, _, block, front = self._core.device_ready(index, place, (given, given.data_ptr(), need))
+        mean = buffer if why else self._mean(index, buffer)
+        room = self._room(index, buffer.device, block, front) if block else None
+        return why, Exchange(self._core, index, (buffer, mean), place, room)
+
+    def _room(self, index: int, device: torch.device, block: int, front: int) -> _Room:
+        return _Room(
+            front,
+            self._kept(index, "block", block, torch.uint8, device),
+            self._kept(index, "blocks", block * self._world, torch.uint8, device),
+            self._pinned(index, "headers", front * self._world),
+            self._pinned(index, "outcome", _OUTCOME_BYTES),
+        )
 
     def gather(
-        self, index: int, buffer: torch.Tensor, sizes: tuple[int, int], mark: Mark | None = None
+        self, there: Exchange, mark: Mark | None = None
     ) -> tuple[str, dist.Work | None, Callable[[], Any] | None]:
-        """Launches compression and allgather of a bucket on the device: why that cannot be, or the collective and what
-        comes after it. ``sizes`` are bytes of a block, and of the word and header at its beginning."""
-        why, room = self._with_room(index, buffer, lambda: self._room(index, buffer, sizes))
-        if room is None:
-            return why, None, None
-        size, front = sizes
-        n, name, place = buffer.numel(), _name(buffer), room.place
-        block, blocks, mean, heads, told = room.block, room.blocks, room.mean, room.heads, room.told
-        why = self._core.pack_on(index, place, (buffer.data_ptr(), n, name), (block.data_ptr(), size))
+        """Launches the allgather of a message that stays on the device: why that cannot be, or the collective and what
+        comes after it."""
+        index, buffer, mean, place, room = there.index, there.buffer, there.mean, there.place, there.room
+        assert room is not None
+        n, size, front = buffer.numel(), there.first.elements, room.front
+        block, blocks, headers, told = room.block, room.blocks, room.headers, room.told
+        address, length = there.begun.outcome
+        given = self._buffers[index, "given"]
+        outcome = given[address - given.data_ptr() :][:length]
+        why = self._core.write_block_on(index, place, n, (block.data_ptr(), size))
         if why:
             return why, None, None
         self._core.launched(size, True)
@@ -515,51 +513,21 @@ class Device:
         def arrived() -> Callable[[], tuple[bool, torch.Tensor]]:
             if here is not None:
                 blocks.copy_(here)
-            self._core.add_on(index, place, (blocks.data_ptr(), size * self._world), mean.data_ptr())
+            self._core.add_blocks_on(index, place, (blocks.data_ptr(), size * self._world), (mean.data_ptr(), n))
             if mean is not buffer:
                 buffer.copy_(mean)
-            heads.view(self._world, front).copy_(blocks.view(self._world, size)[:, :front], non_blocking=True)
-            told.copy_(room.outcome, non_blocking=True)
+            headers.view(self._world, front).copy_(blocks.view(self._world, size)[:, :front], non_blocking=True)
+            told.copy_(outcome, non_blocking=True)
             self._waits = buffer
 
             def judged() -> tuple[bool, torch.Tensor]:
-                finite = self._core.judge(index, n, (heads.data_ptr(), heads.numel()), (told.data_ptr(), told.numel()))
+                all_headers = headers.data_ptr(), headers.numel()
+                finite = self._core.judge(index, n, all_headers, (told.data_ptr(), told.numel()))
                 return finite, buffer if finite else buffer.fill_(float("nan"))
 
             return judged
 
         return "", work, arrived
-
-    def speak(self, index: int, buffer: torch.Tensor, rates: list[float]) -> tuple[str, Spoken | None]:
-        """A text's first half on the device; why that cannot be, or what the others go on with."""
-        if self._core.watching():
-            return WATCHING, None
-        why, spoken = self._with_room(index, buffer, lambda: self._ready_to_speak(index, buffer))
-        why = why if spoken is None else spoken.speak(rates)
-        return why, None if why else spoken
-
-    def _ready_to_speak(self, index: int, buffer: torch.Tensor) -> tuple[str, Spoken]:
-        _point_at_nvrtc()
-        place = self._cuda.place(buffer)
-        why, need = self._core.text_on_device(index, place)
-        if not why and need:
-            lent = self._lent(index, need, buffer.device)
-            why, _ = self._core.text_on_device(index, place, (lent, lent.data_ptr(), need))
-        mean = buffer if why else self._mean(index, buffer)
-        return why, Spoken(self._core, index, (buffer, mean), place)
-
-    def choose(self, index: int, buffer: torch.Tensor, leader: int, side: tuple[int, int]) -> tuple[str, Agreed | None]:
-        """AR-Topk's first half on the device; why that cannot be, or what the other halves go on with."""
-        why, agreed = self._with_room(index, buffer, lambda: self._ready_to_choose(index, buffer))
-        why = why if agreed is None else agreed.choose(leader, side)
-        return why, None if why else agreed
-
-    def _ready_to_choose(self, index: int, buffer: torch.Tensor) -> tuple[str, Agreed | None]:
-        why, place, _ = self._ready(index, buffer)
-        if why:
-            return why, None
-        lists = self._kept(index, "lists", self._core.list_bytes(index), torch.uint8, buffer.device)
-        return "", Agreed(self._core, index, (buffer, self._mean(index, buffer)), place, lists)
 
     def _pinned(self, index: int, what: str, size: int) -> torch.Tensor:
         known = self._buffers.get((index, what))

@@ -1,6 +1,7 @@
 """The communication hook: which collectives run for a bucket, in which order, the same on every rank."""
 
 import functools
+import itertools
 import logging
 import time
 import weakref
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 import torch.distributed as dist
 
-from flexcomm._core import Core, FlexcommError
+from flexcomm._core import Core, FlexcommError, How, Round
 from flexcomm.torch import _device
 from flexcomm.torch._clock import Clock, Mark
 from flexcomm.torch._tuner import Tuner
@@ -26,14 +27,11 @@ _Future: Any = torch._C.Future
 
 logger = logging.getLogger("flexcomm")
 
-DENSE, FLUSH, GATHER, ART, TEXT = range(5)
-
 #: In which type dense buckets travel, as the core answers it; none = their own.
 HALVES = (None, torch.float16, torch.bfloat16)
 
-#: What a turn of a strategy named by a text sums; 0 gathers bytes, OVER is no collective: all ranks refuse.
-SUMS = {1: torch.float32, 2: torch.float16, 3: torch.bfloat16}
-OVER = 4
+#: Element types of rounds that sum.
+SUMS = {How.SumF32: torch.float32, How.SumF16: torch.float16, How.SumBf16: torch.bfloat16}
 
 #: Element types that travel compressed from the host, see :data:`_device.TYPES` for CUDA's; buckets of others are exchanged
 #: as they are.
@@ -250,10 +248,10 @@ class Hook:
         if not seat.plain:
             return self._other(index, seat, None)
         plan = self._core.enter(index, buffer.data_ptr(), seat.values, False)
-        rides = plan[2] and index == 0 and self._words
-        if plan[0] != DENSE or rides or plan[4] or self._tuner is not None:
+        carries = plan[2] and index == 0 and self._words
+        if plan[0] or carries or plan[3] or self._tuner is not None:
             return self._other(index, seat, plan)
-        # What most steps are: dense, on the host, without the word. Every call counts here.
+        # What most steps are: dense, on the host, without the control header. Every call counts here.
         buffer.mul_(self._share)
         self._core.launched(seat.bytes, False)
         self._pending.append((self._sum_in_place(buffer), buffer))
@@ -289,7 +287,7 @@ class Hook:
         return seat
 
     def _other(
-        self, index: int, seat: _Seat, plan: tuple[int, int, int, int, int] | None
+        self, index: int, seat: _Seat, plan: tuple[bool, int, bool, int] | None
     ) -> torch.futures.Future[torch.Tensor]:
         """A bucket that is not dense and in place; `plan` is the core's, if it was asked already."""
         buffer, elsewhere = seat.buffer, seat.elsewhere
@@ -299,19 +297,19 @@ class Hook:
             plan = self._core.enter(index, address, seat.values, elsewhere)
         if elsewhere:
             self._device.watch(index, buffer)
-        kind, size, carries = plan[:3]
-        self._half = HALVES[plan[4]] if kind == DENSE else None
-        self._mark = self._marked(kind, buffer)
+        exchanged, bits, carries, half = plan
+        self._half = HALVES[half]
+        self._mark = self._marked(exchanged, buffer)
         self._via = self._device.wire(buffer, self._wire)
-        if kind == DENSE:
+        if not exchanged:
             if not seat.ours and not elsewhere:
                 self._explain(buffer)
-            self._dense(index, buffer, size if index == 0 and self._words and carries else 0)
+            self._dense(index, buffer, bits if index == 0 and self._words and carries else 0)
         elif elsewhere:
-            self._elsewhere(index, buffer, plan)
+            self._exchange_elsewhere(index, buffer)
         else:
-            self._compressed(index, buffer, plan)
-        if kind != DENSE and self._unused is not None:
+            self._exchange(index, buffer)
+        if exchanged and self._unused is not None:
             self._remembered.append((len(self._futures), seat))
         self._device.under_way(self._mark, self._pending[-1][0])
         self._marks.append(self._mark)
@@ -337,47 +335,27 @@ class Hook:
         self._remembered.clear()
         self._spoilt = self._stays = False
 
-    def _marked(self, kind: int, buffer: torch.Tensor) -> Mark | None:
-        """Events of a bucket on a GPU. Where several collectives run in turn, each waited for, the host's clock is right."""
-        if kind not in (DENSE, FLUSH, GATHER) or not self._device.on_gpu(buffer):
+    def _marked(self, exchanged: bool, buffer: torch.Tensor) -> Mark | None:
+        """Events of a bucket on a GPU."""
+        if not self._device.on_gpu(buffer):
             return None
-        return self._device.clock.enter(buffer, kind != DENSE or self._half is not None)
+        return self._device.clock.enter(buffer, exchanged or self._half is not None)
 
-    def _compressed(self, index: int, buffer: torch.Tensor, plan: tuple[int, int, int, int, int]) -> None:
-        """A bucket of float32 on the host."""
-        kind, size, kept, elements, leader = plan
-        if kind == GATHER:
-            self._gather(index, buffer, size)
-        elif kind == ART:
-            self._art(index, buffer, (size, kept, elements, leader))
-        elif kind == FLUSH:
-            self._flush(index, buffer, size)
-        else:
-            self._text(index, buffer)
-
-    def _elsewhere(self, index: int, buffer: torch.Tensor, plan: tuple[int, int, int, int, int]) -> None:
-        """A bucket on a GPU: by kernels there, else in a copy on the host."""
-        kind, size, front = plan[:3]
-        why = ""
-        if kind == GATHER:
-            why, work, judged = self._device.gather(index, buffer, (size, front), self._mark)
+    def _exchange_elsewhere(self, index: int, buffer: torch.Tensor) -> None:
+        """A compressed bucket on a GPU: by kernels there, else in a copy on the host."""
+        why, there = self._device.begin(index, buffer, self._rates(self._layouts[index]))
+        if there is not None and there.stays:
+            why, work, judged = self._device.gather(there, self._mark)
             if judged is not None:
                 self._pending.append((work, judged))
                 return
-        if kind == ART:
-            leader = plan[4]
-            why, agreed = self._device.choose(index, buffer, leader, _span(self._side(index, leader)))
-            if agreed is not None:
-                self._art(index, buffer, plan[1:], agreed)
-                return
-        if kind == TEXT:
-            why, spoken = self._device.speak(index, buffer, self._rates(self._layouts[index]))
-            if spoken is not None:
-                self._text(index, buffer, spoken)
-                return
+            there = None
+        if there is not None:
+            self._exchange(index, buffer, there)
+            return
         if why:
             self._device.tell(buffer, self._core.tick()[1], why)
-        self._compressed(index, self._device.host(buffer, index), plan)
+        self._exchange(index, self._device.host(buffer, index))
         launched, then = self._pending.pop()
         self._pending.append((launched, lambda: buffer.copy_(self._landed(then))))
 
@@ -606,6 +584,12 @@ class Hook:
         work = _device.under(dist.all_gather_into_tensor(there, self._there(sent), group=self._group, async_op=True))
         return work if there is arrived else _device.Carried(work, arrived, there)
 
+    def _broadcast(self, tensor: torch.Tensor, root: int) -> _device.Launched:
+        there = self._there(tensor)
+        source = _global_rank(self._group, root)
+        work = _device.under(dist.broadcast(there, src=source, group=self._group, async_op=True))
+        return work if there is tensor else _device.Carried(work, tensor, there)
+
     def _there(self, tensor: torch.Tensor) -> torch.Tensor:
         """What can travel: a copy where the bucket's backend takes no tensors of the host."""
         return tensor if self._via is None or tensor.device.type != "cpu" else tensor.to(self._via, copy=True)
@@ -653,104 +637,56 @@ class Hook:
         launched = _device.Both(self._reduce(buffer), self._reduce(word))
         self._pending.append((launched, functools.partial(self._word_arrived, index, buffer, word)))
 
-    def _flush(self, index: int, buffer: torch.Tensor, bits: int) -> None:
+    def _exchange(self, index: int, buffer: torch.Tensor, there: _device.Exchange | None = None) -> None:
+        """A compressed bucket: one collective per round, of which only the last runs beside backward. With `there` the bucket
+        lies on a device and has been compressed there."""
         n = buffer.numel()
-        payload = self._buffer(index, "dense", n + bits, torch.float32)
-        self._core.flush(index, _span(buffer), _span(payload))
-
-        def arrived() -> torch.Tensor:
-            self._judge(self._core.flushed(index, n, _span(payload)))
-            return payload[:n]
-
-        self._sum(payload, arrived, self._core.apart(False, n) if index == 0 else 0)
-
-    def _gather(self, index: int, buffer: torch.Tensor, size: int) -> None:
-        block = self._buffer(index, "block", size, torch.uint8)
-        blocks = self._buffer(index, "blocks", size * self._world, torch.uint8)
-        self._core.pack(index, _span(buffer), _span(block))
-        self._core.launched(size, True)
-        work = self._all_gather(blocks, block)
-
-        def arrived() -> torch.Tensor:
-            self._judge(self._core.unpack(index, _span(blocks), _span(buffer)))
-            return buffer
-
-        self._pending.append((work, arrived))
-
-    def _side(self, index: int, leader: int) -> torch.Tensor:
-        """Room for VAR's side message."""
-        return self._buffer(index, "side", self._core.SIDE_BYTES if leader < 0 else 0, torch.uint8)
-
-    def _art(
-        self, index: int, buffer: torch.Tensor, plan: tuple[int, int, int, int], agreed: _device.Agreed | None = None
-    ) -> None:
-        """AR-Topk; with `agreed` the bucket lies on a device and has chosen already."""
-        size, kept, elements, leader = plan
-        n, side_bytes = buffer.numel(), self._core.SIDE_BYTES
-        side = self._side(index, leader)
-        if agreed is None:
-            self._core.choose(index, _span(buffer), leader, _span(side))
-        if leader < 0:
-            sides = self._buffer(index, "sides", side_bytes * self._world, torch.uint8)
-            self._core.launched(side_bytes, True)
-            self._all_gather(sides, side).wait()
-            leader = self._core.leader(index, n, _span(sides))
-        indices = self._buffer(index, "indices", size, torch.uint8)
-        if leader == self._rank:
-            self._core.indices(index, n, _span(indices))
-        self._core.launched(size // 2, False)
-        there = self._there(indices)
-        dist.broadcast(there, src=_global_rank(self._group, leader), group=self._group)
-        if there is not indices:
-            indices.copy_(there)
-        payload = self._buffer(index, "values", kept + elements, torch.float32)
-        if agreed is None:
-            self._core.take(index, (leader, n), _span(indices), _span(payload))
+        if there is None:
+            current = self._core.begin_exchange(index, _span(buffer), self._rates(self._layouts[index]))
         else:
-            agreed.take(leader, _span(indices), _span(payload))
-
-        def arrived() -> torch.Tensor:
-            if agreed is None:
-                self._judge(self._core.scatter(index, leader, _span(payload), _span(buffer)))
-            else:
-                self._judge(agreed.scatter(leader, _span(payload)))
-            return buffer
-
-        self._sum(payload, arrived, self._core.apart(False, n) if index == 0 else 0)
-
-    def _text(self, index: int, buffer: torch.Tensor, spoken: _device.Spoken | None = None) -> None:
-        """A strategy named by a text: one collective per turn, of which only the last runs beside backward. With `spoken` the
-        bucket lies on a device and has been compressed there."""
-        n = buffer.numel()
-        how, size, last = self._core.speak(index, _span(buffer), self._rates(self._layouts[index])) if spoken is None else spoken.first
-        turn = 0
-        while how != OVER:
-            dtype = SUMS.get(how, torch.uint8)
-            work: _device.Launched | None = None
-            sent = arrived = self._sized(index, f"turn {turn}", size, dtype)
-            self._core.say(index, n, _bytes(sent))
-            if how in SUMS:
-                work = self._all_reduce(sent, self._core.apart(False, buffer.numel()) if index == 0 and turn == 0 else 0)
-            elif size > 0:
-                arrived = self._sized(index, f"turn {turn} of all", size * self._world, dtype)
-                work = self._all_gather(arrived, sent)
-            if last:
+            current = there.first
+        if not current.last:
+            # Several collectives in turn, each waited for: the host's clock is right.
+            self._device.clock.forget(self._mark)
+            self._mark = None
+        work, arrived = self._round(index, n, current, 0)
+        for number in itertools.count(1):
+            if current.last:
                 break
             if work is not None:
                 work.wait()
-            how, size, last = self._core.listen(index, n, _bytes(arrived))
-            turn += 1
-        else:
-            work, arrived = None, torch.empty(0, dtype=torch.uint8)
-
-        def concluded() -> torch.Tensor:
-            if spoken is None:
-                self._judge(self._core.conclude(index, _bytes(arrived), _span(buffer)))
+            if there is None:
+                current = self._core.next_round(index, n, _bytes(arrived))
             else:
-                self._judge(spoken.conclude(_bytes(arrived)))
+                current = there.next(_bytes(arrived))
+            work, arrived = self._round(index, n, current, number)
+
+        def finished() -> torch.Tensor:
+            if there is None:
+                self._judge(self._core.finish_exchange(index, _bytes(arrived), _span(buffer)))
+            else:
+                self._judge(there.finish(_bytes(arrived)))
             return buffer
 
-        self._pending.append((work, concluded))
+        self._pending.append((work, finished))
+
+    def _round(
+        self, index: int, n: int, current: Round, number: int
+    ) -> tuple[_device.Launched | None, torch.Tensor]:
+        """Launches a round of a bucket of n values: the collective, and where what it brings will be."""
+        if current.how == How.Refused:
+            return None, torch.empty(0, dtype=torch.uint8)
+        dtype = SUMS.get(current.how, torch.uint8)
+        sent = self._sized(index, f"round {number}", current.elements, dtype)
+        self._core.write_round(index, n, _bytes(sent))
+        if current.how == How.Broadcast:
+            return self._broadcast(sent, current.root), sent
+        if current.how in SUMS:
+            return self._all_reduce(sent, current.apart), sent
+        if current.elements == 0:
+            return None, sent
+        arrived = self._sized(index, f"round {number} of all", current.elements * self._world, dtype)
+        return self._all_gather(arrived, sent), arrived
 
     def _sized(self, index: int, what: str, size: int, dtype: torch.dtype) -> torch.Tensor:
         """As :meth:`_buffer`, for sizes that change from step to step: room is only ever added."""

@@ -30,7 +30,8 @@ class Rates:
         return [self._first, *(self._each.get(parameter, 0.0) for parameter in parameters)]
 
     def _read(self) -> None:
-        groups = self._optimizer.param_groups if self._optimizer is not None else []
+        # A wrapper may show none: residuals are then not rescaled.
+        groups = getattr(self._optimizer, "param_groups", [])
         rates = [float(group.get("lr", 0.0)) for group in groups]
         self._first = rates[0] if rates else 0.0
         several = len(rates) > 1

@@ -273,7 +273,7 @@ class Session:
         same = {
             "the flexcomm version": f"{_core.VERSION} (protocol {_core.PROTOCOL})",
             "the model": _checks.fingerprint(self._named),
-            "the strategy": f"{named.strategy}{', by a pipeline' if named.text else ''}, {'held' if given.fixed else 'followed'}",
+            "the strategy": f"{named.strategy}{', compressed' if named.text else ''}, {'held' if given.fixed else 'followed'}",
             "the selection": given.selection,
             "on_nonfinite": given.propagate,
             "the seed": given.seed,

@@ -9,7 +9,7 @@ import flexcomm.torch
 CANDIDATES = ["none/dense-ring", "topk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.01)+ef(vanilla)/art-ring:star", "topk(k=0.05)+ef(vanilla)/art-ring:var", "lwtopk(k=0.1)+ef(vanilla)/allgather"]
 
 
-#: What a pipeline runs, and halves, with what the first engine has between them.
+#: Exchanges of several kinds, and halves.
 PIPED = [
     "powersgd(rank=1)+ef(vanilla)/dense-ring", "fp16/dense-ring", "qsgd(s=7,norm=max)+ef(vanilla)/allgather",
     "topk(k=0.1)+ef(vanilla)/allgather", "powersgd(rank=2)+ef(vanilla)/dense-ring",

@@ -126,6 +126,16 @@ impl<C: Choose> Codec for Sparse<C> {
         decode_add(from, (&mut self.indices, self.value_type), target)
     }
 
+    fn select(&mut self, x: &[f32], context: &Context) -> Result<Option<&Selection>, EncodeError> {
+        self.selection.reset(x.len());
+        self.rule.choose(x, context, &mut self.selection)?;
+        Ok(Some(&self.selection))
+    }
+
+    fn most_selected(&self) -> usize {
+        self.rule.most()
+    }
+
     fn send_values_as(&mut self, value_type: ValueType) {
         self.value_type = value_type;
     }

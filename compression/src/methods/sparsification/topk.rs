@@ -49,6 +49,15 @@ impl Codec for TopK {
         Ok(energy)
     }
 
+    fn select(&mut self, x: &[f32], context: &Context) -> Result<Option<&Selection>, EncodeError> {
+        self.selector.select(x, self.k, context)?;
+        Ok(Some(&self.selector.selection))
+    }
+
+    fn most_selected(&self) -> usize {
+        self.k
+    }
+
     fn sieve(&mut self) -> Option<&mut Sieve> {
         Some(self.selector.sieve.want(self.k))
     }

@@ -1,0 +1,740 @@
+//! One DDP bucket: its parameters, its pipeline (momentum, error feedback, compressor), and the exchange under way, as
+//! collectives of a library that sums, gathers and broadcasts. No IO: [`Bucket::begin`] and [`Bucket::next`] answer which
+//! collective comes, [`Bucket::write`] gives this rank's part, [`Bucket::finish`] takes what arrived.
+//!
+//! An exchange is one or more rounds, each of which is one collective on every rank:
+//!
+//! - messages that sum in flight: one allreduce per round of the compressor;
+//! - gathered messages of one size: one allgather;
+//! - gathered messages whose size depends on the values: an allgather of the sizes, then one of the messages, padded
+//!   to the longest;
+//! - AR-Topk: under VAR an allgather of the ranks' energies; a broadcast of the leader's indices; an allreduce of the values there.
+//!
+//! Begin never fails: what is wrong with this rank's part becomes a status that travels with it, so that no rank is left
+//! waiting. An exchange is a transaction: when any rank could not do its part, every rank puts its memory back.
+
+mod device;
+pub(crate) mod kernels;
+
+pub use device::{Answers, DeviceBuffer, OnHost};
+
+use crate::auto::Leader;
+use crate::error::ExchangeError;
+use crate::rates::LayerRates;
+use device::OnDevice;
+use flexcomm_compression::codec::{Element, EncodeError, ReadError, Shape, Size, Travels};
+use flexcomm_compression::memory::{HeldBack, Units};
+use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
+use flexcomm_compression::wire::{Envelope, HEADER_BYTES, Writer, message_length};
+use flexcomm_compression::{Energy, Layers, LayersError};
+use flexcomm_domain::spec::CompressorSpec;
+use flexcomm_trainer::{Heard, Status};
+
+/// Bytes of a size, or of an energy, on the wire.
+const NUMBER_BYTES: usize = 8;
+
+/// Elements that AR-Topk's sum carries behind the values: ‖g_e‖ and ‖g_e‖².
+const NORMS: usize = 2;
+
+/// A parameter's place in a bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Param {
+    /// The same for a parameter as long as the model lives.
+    pub id: u32,
+    /// Values.
+    pub len: usize,
+    /// Values per row where it is a matrix, 1 where it is a vector; divides `len`.
+    pub cols: usize,
+}
+
+/// The layers of a bucket, as matrices where they are.
+pub fn layers(params: &[Param]) -> Result<Layers, LayersError> {
+    let shape = |p: &Param| Shape { rows: p.len / p.cols.max(1), cols: p.cols.max(1) };
+    Layers::matrices(&params.iter().map(shape).collect::<Vec<_>>())
+}
+
+/// How an exchange ended, the same on every rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ran {
+    /// The mean gradient is there.
+    Good,
+    /// Some rank's gradient was not finite: the result is NaN everywhere, the residual is as before.
+    NotFinite,
+}
+
+/// The collective of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// Every rank gets every rank's bytes.
+    Gather,
+    /// Every rank gets this rank's bytes.
+    Broadcast(u32),
+    /// Elements add up.
+    Sum(Element),
+    /// None: the exchange is refused, on all ranks.
+    Refused,
+}
+
+/// One collective of an exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Round {
+    /// Which.
+    pub how: How,
+    /// Bytes of the payload, without any control header.
+    pub bytes: usize,
+    /// Number of the control header that is piggybacked on it, from 0; none where none is.
+    pub header: Option<u32>,
+    /// Whether it is the exchange's last.
+    pub last: bool,
+}
+
+impl Round {
+    const REFUSED: Self = Self { how: How::Refused, bytes: 0, header: None, last: true };
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Phase {
+    Idle,
+    /// Gathered, of a size that all know.
+    Whole,
+    Sizes,
+    /// With every rank's size.
+    Bodies(Vec<usize>),
+    /// With the round of the compressor.
+    Sums(u32),
+    /// AR-Topk: every rank's energy, the leader's indices, all ranks' values there.
+    Energies,
+    Indices,
+    Values,
+    Refused(Heard),
+}
+
+/// What compresses a bucket, from step to step.
+#[derive(Debug)]
+struct Run {
+    pipeline: Pipeline,
+    rates: LayerRates,
+    /// Whether it began with a saved state: the same on all ranks, or they are desynchronised.
+    restored: bool,
+}
+
+impl Run {
+    fn of(pipeline: Pipeline) -> Self {
+        Self { pipeline, rates: LayerRates::default(), restored: false }
+    }
+}
+
+/// A bucket's pipeline and buffers.
+#[derive(Debug)]
+pub struct Bucket {
+    index: u32,
+    params: Vec<Param>,
+    member: Member,
+    run: Run,
+    /// In a trial: training's own, which no candidate touches.
+    training: Option<Box<Run>>,
+    /// Steps since the layout changed.
+    age: u64,
+    step: Step,
+    phase: Phase,
+    round: Round,
+    status: Status,
+    fault: String,
+    energy: Energy,
+    /// Control headers of the exchange so far.
+    headers: u32,
+    message: Writer,
+    sum: Vec<u8>,
+    /// Of AR-Topk: this rank's at the agreed indices, the leader, and the sums over ranks of ‖g_e‖ and ‖g_e‖².
+    values: Vec<f32>,
+    leader: Option<u32>,
+    norms: Option<[f32; NORMS]>,
+    /// While the residual lies there; the pipeline's memory is then out of date.
+    device: Option<OnDevice>,
+}
+
+impl Bucket {
+    /// Dense, with what is held back of its parameters, in units of gradients; none = nothing.
+    pub fn new(
+        index: u32,
+        params: Vec<Param>,
+        member: Member,
+        residual: Option<&[f32]>,
+    ) -> Result<Self, ExchangeError> {
+        let (none, layers) = (CompressorSpec::NONE, layers(&params)?);
+        let pipeline = match residual {
+            Some(values) => Pipeline::holding(&none, layers, member, HeldBack { values, units: Units::GRADIENTS })?,
+            None => Pipeline::new(&none, layers, member),
+        };
+        let (status, fault, energy, message, sum, values) = Default::default();
+        Ok(Self {
+            index,
+            params,
+            member,
+            run: Run::of(pipeline),
+            training: None,
+            age: 0,
+            step: Step { index: 0, learning_rate: 1.0 },
+            phase: Phase::Idle,
+            round: Round::REFUSED,
+            status,
+            fault,
+            energy,
+            headers: 0,
+            message,
+            sum,
+            values,
+            leader: None,
+            norms: None,
+            device: None,
+        })
+    }
+
+    /// Its parameters in order.
+    pub fn params(&self) -> &[Param] {
+        &self.params
+    }
+
+    /// n.
+    pub fn values(&self) -> usize {
+        self.run.pipeline.layers().values()
+    }
+
+    /// Counts a step with this layout; answers how many came before it.
+    pub fn enter(&mut self) -> u64 {
+        self.abandon();
+        self.energy = Energy::default();
+        self.age += 1;
+        self.age - 1
+    }
+
+    /// A step begins, of a trial or of training: a trial's candidates begin with training's residual and do not touch it. A trial
+    /// that ended without [`Self::end_candidate`] was left: its last candidate goes on as training.
+    pub fn in_trial(&mut self, trial: bool) -> Result<(), ExchangeError> {
+        match trial {
+            true if self.training.is_none() => {
+                self.copy_to_host()?;
+                let pipeline = &self.run.pipeline;
+                let fork =
+                    pipeline.fork(pipeline.spec()).map_err(|e| ExchangeError::State(format!("failed to {e}")))?;
+                self.training = Some(Box::new(std::mem::replace(&mut self.run, Run::of(fork))));
+            }
+            true => {}
+            false => self.training = None,
+        }
+        Ok(())
+    }
+
+    /// A trial's candidate is over: training's own pipeline is back, bit for bit.
+    pub fn end_candidate(&mut self) {
+        if let Some(training) = self.training.take() {
+            self.abandon();
+            self.device = None;
+            self.run = *training;
+        }
+    }
+
+    /// Compresses by `spec` from the next step on, with what is held back; or goes on from `saved`, the state of a pipeline of
+    /// this spec, where that fits.
+    pub fn prepare(&mut self, spec: &CompressorSpec, saved: Option<&[u8]>) -> Result<(), ExchangeError> {
+        if let Some(saved) = saved {
+            let mut pipeline = Pipeline::new(spec, self.run.pipeline.layers().clone(), self.member);
+            if pipeline.restore(saved).is_ok() {
+                self.device = None;
+                self.run = Run { restored: true, ..Run::of(pipeline) };
+                return Ok(());
+            }
+        }
+        if self.spec() != spec {
+            self.copy_to_host()?;
+            self.run.pipeline.change(spec);
+        }
+        Ok(())
+    }
+
+    /// What compresses it.
+    pub fn spec(&self) -> &CompressorSpec {
+        self.run.pipeline.spec()
+    }
+
+    /// Whether a saved state went on here.
+    pub fn is_restored(&self) -> bool {
+        self.run.restored
+    }
+
+    /// Whether a residual may be held back. It decides which collective a dense step runs: so it follows from what all ranks have
+    /// done, never from this rank's values, which may happen to be zero.
+    pub fn has_residual(&self) -> bool {
+        self.run.pipeline.may_hold_back()
+    }
+
+    /// The residual on the host, in units of gradients; empty when there is none. See [`Self::copy_to_host`].
+    pub fn residual(&self) -> Vec<f32> {
+        self.run.pipeline.held_back()
+    }
+
+    /// As [`Self::residual`], of training where a trial is under way; none when there is none.
+    pub fn own_residual(&self) -> Option<Vec<f32>> {
+        let pipeline = &self.own().pipeline;
+        pipeline.may_hold_back().then(|| pipeline.held_back())
+    }
+
+    /// Whether a trial is under way.
+    pub fn tries(&self) -> bool {
+        self.training.is_some()
+    }
+
+    fn own(&self) -> &Run {
+        self.training.as_deref().unwrap_or(&self.run)
+    }
+
+    /// Replaces the residual; none = nothing, on all ranks. Compresses nothing until [`Self::prepare`].
+    pub fn set_residual(&mut self, residual: Option<&[f32]>) -> Result<(), ExchangeError> {
+        // A trial's is the candidate's alone.
+        let new = Self::new(self.index, self.params.clone(), self.member, residual)?;
+        let training = self.training.take();
+        *self = Self { age: self.age, training, ..new };
+        Ok(())
+    }
+
+    /// Everything of training's pipeline that outlives a step, for a checkpoint; none where nothing is compressed. See
+    /// [`Self::copy_to_host`].
+    pub fn state(&self) -> Option<Vec<u8>> {
+        let pipeline = &self.own().pipeline;
+        let mut out = Writer::new();
+        pipeline.save(&mut out);
+        (*pipeline.spec() != CompressorSpec::NONE).then(|| out.into_vec())
+    }
+
+    /// Of the last exchange: what left the residual, and the compensated gradient.
+    pub fn energy(&self) -> Energy {
+        self.energy
+    }
+
+    /// The round under way.
+    pub fn round(&self) -> Round {
+        self.round
+    }
+
+    /// What is wrong with this rank's part of the round under way.
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// As an error, for transports that end with the rank that failed.
+    pub fn own_failure(&self) -> ExchangeError {
+        let heard = Heard { failed: 1, first_failed: Some(self.member.rank), ..Heard::default() };
+        ExchangeError::peer(self.index, &heard, &self.fault)
+    }
+
+    /// Of the last AR-Topk exchange: the leader, and the sums over ranks of ‖g_e‖ and ‖g_e‖².
+    pub fn led(&self) -> Option<(u32, [f32; NORMS])> {
+        self.leader.zip(self.norms)
+    }
+
+    /// Learning rates of the layers at the step to come, in the bucket's order, where they are not all the step's own. Of a
+    /// rate that is not above 0 the last one that was counts.
+    pub fn layer_rates(&mut self, rates: &[f64]) -> Result<(), ExchangeError> {
+        let layers = self.run.pipeline.layers().len();
+        if !rates.is_empty() && rates.len() != layers {
+            let got = rates.len();
+            let why = format!("failed to take learning rates of {got} parameters: its bucket has {layers}");
+            return Err(ExchangeError::State(why));
+        }
+        self.run.rates.now.clear();
+        self.run.rates.now.extend_from_slice(rates);
+        Ok(())
+    }
+
+    /// Compresses; answers the first round, of AR-Topk where that has a leader. Never fails: what is wrong goes into
+    /// [`Self::status`]. The step's learning rate may be 0, or anything else that is none: then the last one stays in force.
+    pub fn begin(&mut self, gradient: &[f32], step: Step, leader: Option<Leader>) -> Round {
+        self.start(step);
+        if let Err(error) = self.copy_to_host() {
+            self.fail(&error);
+        } else {
+            let (step, reference) = (self.step, self.known_rate());
+            let Run { pipeline, rates, .. } = &mut self.run;
+            if let Some(factors) = rates.factors(reference) {
+                pipeline.rescale_layers(&factors);
+            }
+            rates.applied(reference);
+            pipeline.mark();
+            let done = match leader {
+                None => pipeline.compress(Gradient::F32(gradient), step, &mut self.message).map(|done| done.energy),
+                Some(leader) => pipeline.select(Gradient::F32(gradient), step, leader.may_be(self.member.rank)),
+            };
+            match done {
+                Ok(energy) => self.energy = energy,
+                Err(error) => self.excuse(&error),
+            }
+        }
+        self.round = self.first_round(leader);
+        self.round
+    }
+
+    /// What every exchange begins with, wherever the gradient lies.
+    fn start(&mut self, step: Step) {
+        self.abandon();
+        let learning_rate = self.run.pipeline.known_rate(step.learning_rate);
+        self.step = Step { learning_rate, ..step };
+        self.fault.clear();
+        self.status = Status::default();
+        self.energy = Energy::default();
+        self.headers = 0;
+        (self.leader, self.norms) = (None, None);
+        self.message.clear();
+    }
+
+    /// The step's rate; none before the first above 0.
+    fn known_rate(&self) -> Option<f64> {
+        (!self.run.pipeline.rate_is_assumed()).then_some(self.step.learning_rate)
+    }
+
+    /// The number of the next control header.
+    fn next_header(&mut self) -> Option<u32> {
+        self.headers += 1;
+        Some(self.headers - 1)
+    }
+
+    /// An exchange that was begun and never finished (an exception came in between) does not count.
+    fn abandon(&mut self) {
+        if self.phase != Phase::Idle {
+            // There is a mark since the exchange began.
+            drop(self.put_back());
+        }
+    }
+
+    /// Remembers why this rank has no part in the round, and leaves it without a message.
+    fn excuse(&mut self, error: &EncodeError) {
+        let not_finite = matches!(error, EncodeError::NonFinite { .. } | EncodeError::Own(ReadError::Number { .. }));
+        self.fail(error);
+        self.status = Status { failed: !not_finite, not_finite, ..Status::default() };
+    }
+
+    fn fail(&mut self, error: &dyn std::fmt::Display) {
+        self.fault = error.to_string();
+        self.status = Status { failed: true, ..Status::default() };
+        self.message.clear();
+    }
+
+    fn is_good(&self) -> bool {
+        self.status == Status::default()
+    }
+
+    fn first_round(&mut self, leader: Option<Leader>) -> Round {
+        match (leader, self.run.pipeline.travels()) {
+            (Some(Leader::Rank(leader)), _) => self.indices_round(leader),
+            (Some(Leader::Largest), _) => {
+                self.phase = Phase::Energies;
+                Round { how: How::Gather, bytes: NUMBER_BYTES, header: self.next_header(), last: false }
+            }
+            (None, Travels::Sums(element)) => self.sum_round(element, 0),
+            (None, Travels::Gathers) => self.gather_round(),
+        }
+    }
+
+    fn gather_round(&mut self) -> Round {
+        let round = Round { how: How::Gather, bytes: NUMBER_BYTES, header: self.next_header(), last: false };
+        match self.run.pipeline.size() {
+            Size::Exact(bytes) => {
+                self.phase = Phase::Whole;
+                Round { bytes, last: true, ..round }
+            }
+            Size::AtMost(_) => {
+                self.phase = Phase::Sizes;
+                round
+            }
+        }
+    }
+
+    fn sum_round(&mut self, element: Element, number: u32) -> Round {
+        let pipeline = &mut self.run.pipeline;
+        if self.message.is_empty() && number == 0 {
+            // The sum needs a part of the same size from every rank; the step is refused by all of them.
+            let step = Step { learning_rate: 1.0, ..self.step };
+            if pipeline.compress(Gradient::Zeros, step, &mut self.message).is_err() {
+                self.message.clear();
+            }
+        }
+        let pipeline = &self.run.pipeline;
+        let bytes = match self.header_bytes() {
+            0 => pipeline.round_size(number).most().saturating_sub(self.sum_header()),
+            header => self.message.len() - header,
+        };
+        self.phase = Phase::Sums(number);
+        let last = number + 1 >= pipeline.rounds();
+        Round { how: How::Sum(element), bytes, header: self.next_header(), last }
+    }
+
+    fn indices_round(&mut self, leader: u32) -> Round {
+        self.leader = Some(leader);
+        self.message.clear();
+        if leader == self.member.rank
+            && self.is_good()
+            && let Err(error) = self.write_indices()
+        {
+            self.fail(&error);
+        }
+        self.phase = Phase::Indices;
+        let bytes = self.run.pipeline.indices_size();
+        Round { how: How::Broadcast(leader), bytes, header: None, last: false }
+    }
+
+    fn write_indices(&mut self) -> Result<(), EncodeError> {
+        let Self { run, message, device, step, .. } = self;
+        match device {
+            Some(device) => run.pipeline.frame_indices(device.selected(), *step, message),
+            None => run.pipeline.write_indices(message),
+        }
+    }
+
+    fn values_round(&mut self) -> Round {
+        self.phase = Phase::Values;
+        let bytes = 4 * (self.run.pipeline.agreed().len() + NORMS);
+        Round { how: How::Sum(Element::F32), bytes, header: self.next_header(), last: true }
+    }
+
+    fn header_bytes(&self) -> usize {
+        Envelope::parse(self.message.bytes()).map_or(0, |envelope| envelope.header.bytes())
+    }
+
+    /// Bytes of a message's header, when there is none to look at.
+    fn sum_header(&self) -> usize {
+        HEADER_BYTES + 8 * self.spec().values().all().len()
+    }
+
+    /// Writes this rank's part of the round, of the round's size.
+    pub fn write(&mut self, out: &mut [u8]) {
+        out.fill(0);
+        let values;
+        let part = match self.phase {
+            Phase::Sizes => &(self.message.len() as u64).to_le_bytes()[..],
+            Phase::Sums(_) => &self.message.bytes()[self.header_bytes()..],
+            Phase::Whole | Phase::Bodies(_) | Phase::Indices => self.message.bytes(),
+            // Below all others where this rank has none.
+            Phase::Energies => &(if self.is_good() { self.energy.sent } else { f64::NEG_INFINITY }).to_le_bytes()[..],
+            Phase::Values if self.is_good() => {
+                values = self.values_and_norms();
+                &values[..]
+            }
+            Phase::Idle | Phase::Values | Phase::Refused(_) => &[],
+        };
+        match out.get_mut(..part.len()) {
+            Some(room) => room.copy_from_slice(part),
+            // The receivers find that it is none; the control header of this round is not written yet.
+            None => {
+                let why = format!("its message has {} bytes, there is room for {}", part.len(), out.len());
+                self.fail(&why);
+            }
+        }
+    }
+
+    /// AR-Topk: this rank's at the agreed indices, and what the leaders' choice is made by.
+    fn values_and_norms(&self) -> Vec<u8> {
+        let norms = [self.energy.fed.sqrt() as f32, self.energy.fed as f32];
+        self.values.iter().chain(&norms).flat_map(|value| value.to_le_bytes()).collect()
+    }
+
+    /// After a round that is not the last. `parts` are all ranks' in rank order, or the one sum, or the one that was broadcast.
+    pub fn next(&mut self, heard: &Heard, parts: &[&[u8]]) -> Result<Round, ExchangeError> {
+        self.next_by(heard, parts, |own| {
+            own.energy = own.run.pipeline.take(&mut own.values)?;
+            Ok(())
+        })
+    }
+
+    /// As [`Self::next`]; `take` takes this rank's values at the indices of AR-Topk's leader.
+    fn next_by(
+        &mut self,
+        heard: &Heard,
+        parts: &[&[u8]],
+        take: impl FnOnce(&mut Self) -> Result<(), ExchangeError>,
+    ) -> Result<Round, ExchangeError> {
+        self.round = match (std::mem::replace(&mut self.phase, Phase::Idle), self.round.how) {
+            _ if !heard.good() => {
+                self.phase = Phase::Refused(*heard);
+                Round::REFUSED
+            }
+            (Phase::Sizes, _) => self.sizes(parts)?,
+            (Phase::Energies, _) => self.indices_round(largest(parts)),
+            (Phase::Indices, _) => {
+                self.agree(parts.first().copied().unwrap_or_default());
+                if self.is_good()
+                    && let Err(error) = take(self)
+                {
+                    self.fail(&error);
+                }
+                self.values_round()
+            }
+            (Phase::Sums(number), How::Sum(element)) => {
+                self.whole_sum(parts);
+                match self.run.pipeline.advance(&self.sum, &mut self.message) {
+                    Ok(outcome) => self.energy = outcome.energy,
+                    Err(error) => self.excuse(&error),
+                }
+                self.sum_round(element, number + 1)
+            }
+            _ => {
+                let what = "no round is under way that another follows";
+                return Err(ExchangeError::Order { bucket: self.index, what });
+            }
+        };
+        Ok(self.round)
+    }
+
+    /// Reads the leader's indices. A leader that has no part sends zeros, which is no message, and says so in the next round's
+    /// control header; what cannot be read otherwise fails here, on all ranks alike.
+    fn agree(&mut self, message: &[u8]) {
+        let length = message_length(message).unwrap_or(0).min(message.len());
+        let agreed = self.run.pipeline.agree(&message[..length], self.step.index);
+        if let Err(error) = agreed
+            && self.is_good()
+            && message.iter().any(|byte| *byte != 0)
+        {
+            self.fail(&error);
+        }
+    }
+
+    fn sizes(&mut self, parts: &[&[u8]]) -> Result<Round, ExchangeError> {
+        let size = |part: &&[u8]| part.first_chunk().map_or(u64::MAX, |bytes| u64::from_le_bytes(*bytes));
+        let (most, sizes) = (self.run.pipeline.size().most() as u64, parts.iter().map(size));
+        // Every rank sees the same sizes, so all of them refuse.
+        if let Some((rank, got)) = sizes.clone().enumerate().find(|(_, size)| *size > most) {
+            self.put_back()?;
+            return Err(ExchangeError::Long { rank, got, most });
+        }
+        let sizes: Vec<usize> = sizes.map(|size| size as usize).collect();
+        let bytes = sizes.iter().copied().max().unwrap_or(0);
+        self.phase = Phase::Bodies(sizes);
+        Ok(Round { how: How::Gather, bytes, header: None, last: true })
+    }
+
+    /// The sum as a message: this rank's header before what arrived.
+    fn whole_sum(&mut self, parts: &[&[u8]]) {
+        self.sum.clear();
+        self.sum.extend_from_slice(&self.message.bytes()[..self.header_bytes()]);
+        self.sum.extend_from_slice(parts.first().copied().unwrap_or_default());
+    }
+
+    fn put_back(&mut self) -> Result<(), ExchangeError> {
+        self.phase = Phase::Idle;
+        self.energy = Energy::default();
+        if let Some(device) = &mut self.device {
+            device.put_back();
+            return Ok(());
+        }
+        self.run.pipeline.undo().map_err(|e| ExchangeError::State(format!("failed to {e}")))
+    }
+
+    /// After the last round: `out` becomes the mean gradient. `heard` is of the round's control header, where it had one.
+    pub fn finish(&mut self, heard: Option<&Heard>, parts: &[&[u8]], out: &mut [f32]) -> Result<Ran, ExchangeError> {
+        let phase = self.take_phase()?;
+        if let Some(heard) = refusal(&phase, heard) {
+            self.put_back()?;
+            let ran = self.refuse(&heard)?;
+            out.fill(f32::NAN);
+            return Ok(ran);
+        }
+        match self.read(&phase, parts, out) {
+            Ok(()) => {
+                self.count_what_left();
+                Ok(Ran::Good)
+            }
+            // All ranks read the same bytes, so all of them come here.
+            Err(ReadError::Number { .. }) => {
+                self.put_back()?;
+                out.fill(f32::NAN);
+                Ok(Ran::NotFinite)
+            }
+            Err(source) => {
+                self.put_back()?;
+                Err(ExchangeError::Read { bucket: self.index, source })
+            }
+        }
+    }
+
+    /// Ends the exchange of a rank alone whose mean nobody needs, with what left the residual of what.
+    pub(crate) fn finish_alone(&mut self) -> Energy {
+        self.phase = Phase::Idle;
+        self.count_what_left();
+        self.energy
+    }
+
+    fn take_phase(&mut self) -> Result<Phase, ExchangeError> {
+        match std::mem::replace(&mut self.phase, Phase::Idle) {
+            Phase::Idle => Err(ExchangeError::Order { bucket: self.index, what: "no exchange is under way" }),
+            phase => Ok(phase),
+        }
+    }
+
+    /// `out` becomes what the messages of the last round mean together.
+    fn read(&mut self, phase: &Phase, parts: &[&[u8]], out: &mut [f32]) -> Result<(), ReadError> {
+        let step = self.step.index;
+        match phase {
+            Phase::Whole => self.run.pipeline.aggregate(parts, step, out),
+            Phase::Bodies(sizes) => self.run.pipeline.aggregate(&cut(parts, sizes), step, out),
+            Phase::Sums(_) => {
+                self.whole_sum(parts);
+                self.run.pipeline.mean(&self.sum, step, out)
+            }
+            Phase::Values => {
+                let sums = self.sums_of(parts);
+                self.run.pipeline.scatter(&sums, out)
+            }
+            Phase::Idle | Phase::Sizes | Phase::Energies | Phase::Indices | Phase::Refused(_) => {
+                Err(ReadError::NoMessages)
+            }
+        }
+    }
+
+    /// AR-Topk's sums at the agreed indices; remembers the norms behind them.
+    fn sums_of(&mut self, parts: &[&[u8]]) -> Vec<f32> {
+        let floats = parts.first().copied().unwrap_or_default().as_chunks::<4>().0;
+        let mut sums: Vec<f32> = floats.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        if let Some(norms) = sums.last_chunk::<NORMS>() {
+            self.norms = Some(*norms);
+        }
+        sums.truncate(sums.len().saturating_sub(NORMS));
+        sums
+    }
+
+    /// Of what error feedback makes up for, what counts as sent is what left the residual.
+    fn count_what_left(&mut self) {
+        if let Some(left) = self.run.pipeline.left_energy() {
+            self.energy.sent = (self.energy.fed - left).max(0.0);
+        }
+    }
+
+    fn refuse(&self, heard: &Heard) -> Result<Ran, ExchangeError> {
+        match heard.failed {
+            0 => Ok(Ran::NotFinite),
+            _ => Err(ExchangeError::peer(self.index, heard, &self.fault)),
+        }
+    }
+}
+
+/// What all ranks said, where the exchange must not be used.
+fn refusal(phase: &Phase, heard: Option<&Heard>) -> Option<Heard> {
+    match phase {
+        Phase::Refused(heard) => Some(*heard),
+        _ => heard.filter(|heard| !heard.good()).copied(),
+    }
+}
+
+/// Messages without what pads them to the longest.
+fn cut<'a>(parts: &[&'a [u8]], sizes: &[usize]) -> Vec<&'a [u8]> {
+    parts.iter().zip(sizes).map(|(part, size)| &part[..*size.min(&part.len())]).collect()
+}
+
+/// The rank with the most energy, the lowest among equals, a number that is none below all: all ranks see the same bytes.
+fn largest(energies: &[&[u8]]) -> u32 {
+    let mut best = (0, f64::NEG_INFINITY);
+    for (rank, bytes) in (0..).zip(energies) {
+        let energy = bytes.first_chunk().map_or(f64::NAN, |bytes| f64::from_le_bytes(*bytes));
+        if energy > best.1 {
+            best = (rank, energy);
+        }
+    }
+    best.0
+}

@@ -1,0 +1,712 @@
+//! A bucket whose gradient lies on a GPU: its residual lies there too, kernels compress there and add messages up there. The
+//! bytes are those of the host's pipeline, so each rank may choose for itself, in every step, where it works.
+//!
+//! Where a message has one payload of a size that all know, it stays on the device ([`Bucket::stays`]) and nothing waits:
+//! [`Bucket::write_on`] leaves it in the block that is gathered, before anybody knows whether the gradient is finite (a kernel
+//! corrects the control header), [`Bucket::add_on`] adds all ranks' up, and [`Bucket::judge`] says later what that was. All
+//! other messages cross to the host, which waits for the kernels once per bucket.
+
+use super::kernels::{Decoding, Plan};
+use super::{Bucket, Phase, Ran, Round, refusal};
+use crate::auto::Leader;
+use crate::error::ExchangeError;
+use flexcomm_compression::codec::{EncodeError, ReadError};
+use flexcomm_compression::memory::{HeldBack, Units};
+use flexcomm_compression::pipeline::{Pipeline, Step, factor};
+use flexcomm_compression::wire::{Reader, Writer, read_indices, write_message};
+use flexcomm_compression::{Energy, Layers as CpuLayers};
+use flexcomm_gpu_kernels::bucket::{Gradient, Layers, Method};
+use flexcomm_gpu_kernels::{At, Copies, LaunchError, ListRoom, Lists, OUTCOME_BYTES, Outcome, Quantizer, Span};
+use flexcomm_gpu_kernels::{add, add_lists, add_mean, add_sized, lists_room, majority, scatter, three_lc};
+use flexcomm_trainer::{Heard, NOT_FINITE, STATUS_AT};
+
+const ALIGN: u64 = 256;
+
+/// Of the word behind an outcome that says whether the payloads could be read.
+const REFUSED_BYTES: u64 = 4;
+
+/// Why a bucket that lies on a device is compressed on the host.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum OnHost {
+    /// AR-Topk of another selection than top-k of the whole bucket.
+    #[error("AR-Topk of {0} is exchanged through the host: kernels choose a leader's indices by top-k alone")]
+    Selection(String),
+    /// Parts that have no kernels that fit together.
+    #[error("{0} has no kernels yet for all of its parts")]
+    Parts(String),
+    /// Its device buffer was not given yet.
+    #[error("it has no memory on the device")]
+    Absent,
+    /// An unbiased compressor's message has to be scaled.
+    #[error(
+        "the variance that its compressor adds has grown so large that its messages are scaled, which no kernel does"
+    )]
+    Variance,
+    /// The driver refused, or the memory is none that kernels can use.
+    #[error("failed to {0}")]
+    Launch(#[from] LaunchError),
+}
+
+/// Memory of a device that somebody gave to a bucket and keeps allocated while this lives.
+pub trait DeviceBuffer: std::fmt::Debug + Send {
+    /// Copies to the host, after all that was launched.
+    fn fetch(&self, from: Span, to: &mut [u8]) -> Result<(), LaunchError>;
+}
+
+/// What all ranks have said about a bucket that stays on the device, copied from there when the collective was over.
+#[derive(Debug, Clone, Copy)]
+pub struct Answers<'a> {
+    /// From the control headers.
+    pub heard: &'a Heard,
+    /// Of every rank's message, in rank order.
+    pub headers: &'a [&'a [u8]],
+    /// [`Bucket::outcome_on`] of this rank, copied after [`Bucket::add_on`].
+    pub outcome: &'a [u8],
+}
+
+/// A step that has left its residual on the device.
+#[derive(Debug, Clone, Copy)]
+struct Done {
+    learning_rate: f64,
+    /// None before the first.
+    step: Option<u64>,
+}
+
+/// Where it lies and what it is made of.
+#[derive(Debug)]
+pub(super) struct OnDevice {
+    layers: Layers,
+    /// For what arrives.
+    room: Span,
+    plan: Plan,
+    buffer: Box<dyn DeviceBuffer>,
+    /// The last step that was done, and the one before.
+    done: [Done; 2],
+    /// Whether a step was done that may yet be put back.
+    under_way: bool,
+    methods: Vec<Method>,
+    /// Of AR-Topk: this rank's selection.
+    selected: Vec<u32>,
+    /// Header of the message under way, where that stays on the device.
+    header: Option<Vec<u8>>,
+}
+
+/// Bytes for one rank's payload or lists of a layer, for all ranks' votes, or for counts of lists that stay on the device.
+fn room_bytes(plan: &Plan, methods: &[Method], world: u32) -> u64 {
+    let each = plan.lengths().into_iter().zip(methods).map(|(n, method)| method.payload_bytes(n)).max().unwrap_or(0);
+    let each = (each + 16).next_multiple_of(ALIGN);
+    let counts = match (methods, plan.staying(methods)) {
+        ([method], Some(_)) => method.selected().map_or(0, |k| lists_room(plan.lengths()[0], k, world)),
+        _ => 0,
+    };
+    if plan.decoding == Decoding::Vote { each * u64::from(world) } else { each.max(counts.next_multiple_of(ALIGN)) }
+}
+
+/// A message's header, in front of a payload of so many bytes.
+fn framed(pipeline: &Pipeline, step: Step, payload: u64) -> Result<Vec<u8>, EncodeError> {
+    let mut message = Writer::new();
+    write_message(&pipeline.message_header(step), &mut message, |out| {
+        out.room(payload as usize);
+        Ok(())
+    })?;
+    let mut header = message.into_vec();
+    header.truncate(header.len() - payload as usize);
+    Ok(header)
+}
+
+fn f32s(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
+    bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes))
+}
+
+fn fetch_outcome(device: &impl Copies, from: Span) -> Result<Outcome, LaunchError> {
+    let mut bytes = [0; OUTCOME_BYTES as usize];
+    device.download(from.part(0, OUTCOME_BYTES), &mut bytes)?;
+    Ok(Outcome::read(&bytes))
+}
+
+impl Bucket {
+    fn plan(&self) -> Result<(Plan, Vec<Method>), OnHost> {
+        let pipeline = &self.run.pipeline;
+        let plan = Plan::new(pipeline.spec(), pipeline.layers(), self.member)?;
+        if !plan.keeps && pipeline.may_hold_back() {
+            // What an older strategy held back goes out first.
+            return Err(OnHost::Parts(pipeline.spec().to_string()));
+        }
+        let methods = plan.methods(0).unwrap_or_default();
+        Ok((plan, methods))
+    }
+
+    /// Bytes of device memory that it needs, aligned to 256; or why kernels cannot do it.
+    pub fn device_bytes(&self) -> Result<u64, OnHost> {
+        let (plan, methods) = self.plan()?;
+        Ok(Layers::bytes(&plan.lengths(), &methods)? + room_bytes(&plan, &methods, self.member.world))
+    }
+
+    /// Whether its residual lies on a device.
+    pub fn is_on_device(&self) -> bool {
+        self.device.is_some()
+    }
+
+    /// Moves the residual to the device, into `memory` that `buffer` keeps.
+    pub fn move_to_device(
+        &mut self,
+        device: &impl Copies,
+        (buffer, memory): (Box<dyn DeviceBuffer>, Span),
+    ) -> Result<(), OnHost> {
+        let (plan, methods) = self.plan()?;
+        let lengths = plan.lengths();
+        let bytes = Layers::bytes(&lengths, &methods)?;
+        let layers = Layers::new(device, (&lengths, &methods), memory.part(0, bytes))?;
+        let residual = self.residual();
+        let mut rest = &residual[..];
+        for (span, n) in layers.held_back().zip(&lengths) {
+            let (own, after) = rest.split_at((*n as usize).min(rest.len()));
+            rest = after;
+            if own.iter().any(|value| value.to_bits() != 0) {
+                let bytes: Vec<u8> = own.iter().flat_map(|value| value.to_le_bytes()).collect();
+                device.upload(span, &bytes)?;
+            }
+        }
+        let room = memory.part(bytes, room_bytes(&plan, &methods, self.member.world));
+        let pipeline = &self.run.pipeline;
+        let done = [Done { learning_rate: pipeline.learning_rate(), step: pipeline.last_step() }; 2];
+        let (selected, header) = Default::default();
+        self.device = Some(OnDevice { layers, room, plan, buffer, done, under_way: false, methods, selected, header });
+        Ok(())
+    }
+
+    /// Moves the residual to the host, for everything that no kernel does. Waits for the device.
+    pub fn copy_to_host(&mut self) -> Result<(), ExchangeError> {
+        let Some(own) = &mut self.device else { return Ok(()) };
+        own.put_back();
+        if own.plan.keeps {
+            let mut values = Vec::with_capacity(self.run.pipeline.layers().values());
+            for span in own.layers.held_back() {
+                let mut bytes = vec![0; span.bytes() as usize];
+                own.buffer.fetch(span, &mut bytes)?;
+                values.extend(f32s(&bytes));
+            }
+            let (spec, layers) = (*self.run.pipeline.spec(), self.run.pipeline.layers().clone());
+            let units = match self.run.pipeline.rate_is_assumed() {
+                true => Units::GRADIENTS,
+                false => Units::at(own.done[0].learning_rate),
+            };
+            let held_back = HeldBack { values: &values, units };
+            let pipeline = Pipeline::holding(&spec, layers, self.member, held_back)?;
+            self.run.pipeline = pipeline.after_step(own.done[0].step);
+        }
+        self.device = None;
+        Ok(())
+    }
+
+    /// As [`Bucket::begin`], of a gradient on the device. Where it fails, the residual is as before, and the host can do it.
+    pub fn begin_on(
+        &mut self,
+        device: &impl Copies,
+        gradient: Gradient,
+        (step, leader): (Step, Option<Leader>),
+    ) -> Result<Round, OnHost> {
+        let before = self.run.pipeline.learning_rate();
+        self.start(step);
+        let (step, reference, pipeline) = (self.step, self.known_rate(), &mut self.run.pipeline);
+        let Some(own) = &mut self.device else { return Err(OnHost::Absent) };
+        if pipeline.learning_rate() != before {
+            own.done.iter_mut().for_each(|done| done.learning_rate = pipeline.learning_rate());
+        }
+        if let Some(factors) = self.run.rates.factors(reference).filter(|_| own.plan.keeps) {
+            own.rescale(device, pipeline.layers(), &factors)?;
+        }
+        self.run.rates.applied(reference);
+        own.methods = own.plan.methods(step.index).unwrap_or_default();
+        let before = own.done[0].learning_rate;
+        let weight = if before == step.learning_rate { 1.0 } else { before / step.learning_rate };
+        let gradient = Gradient { weights: (weight as f32, 1.0), ..gradient };
+        match leader {
+            Some(leader) => self.choose_on(device, gradient, leader)?,
+            None => self.compress_on(device, gradient)?,
+        }
+        // The pipeline itself only frames messages now: its rate is this step's.
+        self.run.pipeline.rebase(step.learning_rate);
+        self.round = self.first_round(leader);
+        Ok(self.round)
+    }
+
+    fn compress_on(&mut self, device: &impl Copies, gradient: Gradient) -> Result<(), OnHost> {
+        let (step, pipeline) = (self.step, &self.run.pipeline);
+        let Some(own) = &mut self.device else { return Err(OnHost::Absent) };
+        own.layers.step(device, (gradient, own.plan.keeps), &own.methods)?;
+        own.did_step(step);
+        own.header = None;
+        if let Some(payload) = own.plan.staying(&own.methods).filter(|_| pipeline.factor_bytes() == 0) {
+            own.header = Some(framed(pipeline, step, payload).map_err(|_| OnHost::Parts(pipeline.spec().to_string()))?);
+            return Ok(());
+        }
+        match own.fetch(device, pipeline, step, &mut self.message) {
+            Ok(Some(energy)) => self.energy = energy,
+            Ok(None) => {
+                own.put_back();
+                self.excuse(&EncodeError::NonFinite { index: 0, value: f32::NAN });
+            }
+            Err(error) => {
+                own.put_back();
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of a message that would stay on the device, and of its header; none where none does.
+    pub fn staying(&self) -> Option<(usize, usize)> {
+        let (own, pipeline) = (self.device.as_ref()?, &self.run.pipeline);
+        let stays = own.plan.staying(&own.methods).is_some() && pipeline.factor_bytes() == 0;
+        stays.then(|| (pipeline.size().most(), self.sum_header()))
+    }
+
+    /// Whether the message under way stays on the device: then [`Self::write_on`], [`Self::add_on`] and [`Self::judge`] come in
+    /// place of [`Bucket::write`] and [`Self::finish_on`].
+    pub fn stays(&self) -> bool {
+        self.device.as_ref().is_some_and(|own| own.header.is_some() && own.under_way)
+    }
+
+    /// Bytes in front of the payload, behind the control header.
+    pub fn message_header_bytes(&self) -> usize {
+        self.device.as_ref().and_then(|own| own.header.as_ref()).map_or(0, Vec::len)
+    }
+
+    /// Writes this rank's block: the control header, whose status is corrected where the gradient is not finite, and the message.
+    /// Where it fails, the residual is as before, and the host can do it.
+    pub fn write_on(&mut self, device: &impl Copies, control: &[u8], block: Span) -> Result<(), OnHost> {
+        let Some(own) = &mut self.device else { return Err(OnHost::Absent) };
+        let written = own.write_block(device, control, block);
+        if written.is_err() {
+            own.put_back();
+            self.phase = Phase::Idle;
+        }
+        Ok(written?)
+    }
+
+    /// Launched before anybody knows what the ranks said: `out` (f32) becomes the mean of the messages in all ranks' blocks, behind
+    /// `control` bytes of control header each. What it means is [`Self::judge`]'s to say.
+    pub fn add_on(
+        &self,
+        device: &impl Copies,
+        (blocks, control): (Span, usize),
+        out: Span,
+    ) -> Result<(), ExchangeError> {
+        let (n, world) = (self.values() as u64, self.member.world.max(1));
+        let absent = ExchangeError::Order { bucket: self.index, what: "no message was made on the device" };
+        let Some(own) = &self.device else { return Err(absent) };
+        let [method] = own.methods[..] else { return Err(absent) };
+        let (front, stride) = ((control + self.message_header_bytes()) as u64, blocks.bytes() / u64::from(world));
+        let (scale, refused) = (1.0 / world as f32, own.layers.refused());
+        device.zero(out)?;
+        if let Some(k) = method.selected() {
+            let payloads = blocks.part(front, blocks.bytes().saturating_sub(front));
+            let room = ListRoom { counts: own.room, refused };
+            return Ok(add_lists(device, &Lists { n, k, payloads, stride, ranks: world }, (scale, out), &room)?);
+        }
+        let Method::Quantize(quantizer, _) = method else { return Err(absent) };
+        device.zero(refused)?;
+        for rank in 0..u64::from(world) {
+            let payload = blocks.part(rank * stride + front, method.payload_bytes(n));
+            add(device, (quantizer, n), payload, (scale, out))?;
+        }
+        Ok(())
+    }
+
+    /// Where the outcome of the message under way lies, with what [`Self::add_on`] found, to copy back with all ranks' headers.
+    pub fn outcome_on(&self) -> Result<Span, ExchangeError> {
+        let absent = ExchangeError::Order { bucket: self.index, what: "it does not lie on a device" };
+        let own = self.device.as_ref().ok_or(absent)?;
+        Ok(own.layers.outcomes().part(0, OUTCOME_BYTES + REFUSED_BYTES))
+    }
+
+    /// Whether what [`Self::add_on`] left is the mean gradient. If not, the residual is as before.
+    pub fn judge(&mut self, said: Answers<'_>) -> Result<Ran, ExchangeError> {
+        let index = self.index;
+        let judged = self.device.as_ref().filter(|own| own.under_way).and_then(|own| own.header.as_ref());
+        let Some(header) = judged else {
+            return Err(ExchangeError::Order { bucket: index, what: "no message was made on the device" });
+        };
+        let foreign = said.headers.iter().position(|other| other != header);
+        let refused = said.outcome.last_chunk::<4>().map_or(1, |bytes| u32::from_le_bytes(*bytes));
+        self.take_phase()?;
+        if !said.heard.good() || foreign.is_some() || refused > 0 {
+            self.put_back()?;
+        }
+        if !said.heard.good() {
+            return self.refuse(said.heard);
+        }
+        if let Some(rank) = foreign {
+            return Err(ExchangeError::Header { rank });
+        }
+        if refused > 0 {
+            return Err(ExchangeError::Payload { rank: refused as usize - 1 });
+        }
+        if let Some(outcome) = said.outcome.first_chunk() {
+            let outcome = Outcome::read(outcome);
+            self.energy = Energy { sent: outcome.sent, fed: outcome.fed };
+        }
+        self.device.iter_mut().for_each(|own| own.under_way = false);
+        Ok(Ran::Good)
+    }
+
+    /// AR-Topk: error feedback and, where this rank may lead, its selection, whose indices are fetched: the host waits.
+    fn choose_on(&mut self, device: &impl Copies, gradient: Gradient, leader: Leader) -> Result<(), OnHost> {
+        let spec = *self.spec();
+        let Some(own) = &mut self.device else { return Err(OnHost::Absent) };
+        let [Method::TopK(k)] = own.methods[..] else { return Err(OnHost::Selection(spec.to_string())) };
+        let may_lead = leader.may_be(self.member.rank);
+        own.layers.choose(device, gradient, may_lead.then_some(k))?;
+        let outcome = fetch_outcome(device, own.layers.outcomes())?;
+        own.selected.clear();
+        if outcome.refused {
+            self.excuse(&EncodeError::NonFinite { index: 0, value: f32::NAN });
+            return Ok(());
+        }
+        if may_lead {
+            let mut bytes = vec![0; 4 * k as usize];
+            device.download(own.layers.lists(k)?.indices, &mut bytes)?;
+            own.selected.extend(bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)));
+        }
+        self.energy = Energy { sent: if may_lead { outcome.sent } else { 0.0 }, fed: outcome.fed };
+        Ok(())
+    }
+
+    /// As [`Bucket::next`], after [`Bucket::begin_on`].
+    pub fn next_on(&mut self, device: &impl Copies, heard: &Heard, parts: &[&[u8]]) -> Result<Round, ExchangeError> {
+        self.next_by(heard, parts, |bucket| bucket.take_on(device))
+    }
+
+    fn take_on(&mut self, device: &impl Copies) -> Result<(), ExchangeError> {
+        let absent = ExchangeError::Order { bucket: self.index, what: "it does not lie on a device" };
+        let Some(own) = &mut self.device else { return Err(absent) };
+        let agreed = self.run.pipeline.agreed();
+        let lists = own.layers.lists(agreed.len() as u64)?;
+        let bytes: Vec<u8> = agreed.iter().flat_map(|index| index.to_le_bytes()).collect();
+        device.upload(lists.indices, &bytes)?;
+        own.layers.take_at(device, lists.k)?;
+        own.did_step(self.step);
+        let outcome = fetch_outcome(device, own.layers.outcomes())?;
+        let mut bytes = vec![0; 4 * agreed.len()];
+        device.download(lists.values, &mut bytes)?;
+        self.values.clear();
+        self.values.extend(f32s(&bytes));
+        self.energy = Energy { sent: outcome.sent, fed: outcome.fed };
+        Ok(())
+    }
+
+    /// As [`Bucket::finish`]: `out` (f32, on the device) becomes the mean gradient; where some gradient was not finite it is not
+    /// written.
+    pub fn finish_on(
+        &mut self,
+        device: &impl Copies,
+        (heard, parts): (Option<&Heard>, &[&[u8]]),
+        out: Span,
+    ) -> Result<Ran, ExchangeError> {
+        let phase = self.take_phase()?;
+        if let Some(heard) = refusal(&phase, heard) {
+            self.put_back()?;
+            return self.refuse(&heard);
+        }
+        let parts = match &phase {
+            Phase::Bodies(sizes) => super::cut(parts, sizes),
+            _ => parts.to_vec(),
+        };
+        let ran = self.add_up(device, (&phase, &parts), out);
+        match &ran {
+            Ok(Ran::Good) => self.device.iter_mut().for_each(|own| own.under_way = false),
+            _ => self.put_back()?,
+        }
+        ran
+    }
+
+    fn add_up(
+        &mut self,
+        device: &impl Copies,
+        (phase, parts): (&Phase, &[&[u8]]),
+        out: Span,
+    ) -> Result<Ran, ExchangeError> {
+        let sum = matches!(phase, Phase::Sums(_));
+        if *phase == Phase::Values {
+            return self.scatter_on(device, parts, out);
+        }
+        if sum {
+            self.whole_sum(parts);
+        }
+        if self.add_known(device, (parts, sum), out)? {
+            return Ok(Ran::Good);
+        }
+        let (mut values, index) = (vec![0.0; self.values()], self.step.index);
+        let read = match sum {
+            true => self.run.pipeline.mean(&self.sum, index, &mut values),
+            false => self.run.pipeline.aggregate(parts, index, &mut values),
+        };
+        match read {
+            Ok(()) => {
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                device.upload(out, &bytes)?;
+                Ok(Ran::Good)
+            }
+            Err(ReadError::Number { .. }) => Ok(Ran::NotFinite),
+            Err(source) => Err(ExchangeError::Read { bucket: self.index, source }),
+        }
+    }
+
+    /// AR-Topk's sums at the agreed indices.
+    fn scatter_on(&mut self, device: &impl Copies, parts: &[&[u8]], out: Span) -> Result<Ran, ExchangeError> {
+        let sums = self.sums_of(parts);
+        if !sums.iter().all(|sum| sum.is_finite()) {
+            return Ok(Ran::NotFinite);
+        }
+        let (n, world) = (self.values() as u64, self.member.world.max(1));
+        let absent = ExchangeError::Order { bucket: self.index, what: "it does not lie on a device" };
+        let Some(own) = &self.device else { return Err(absent) };
+        let lists = own.layers.lists(sums.len() as u64)?;
+        let bytes: Vec<u8> = sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
+        device.upload(lists.values, &bytes)?;
+        device.zero(out)?;
+        add_mean(device, &lists, (n, out), world)?;
+        Ok(Ran::Good)
+    }
+
+    /// By kernels, where all messages are what they are expected to be; else the host's reader says best what is wrong.
+    fn add_known(
+        &self,
+        device: &impl Copies,
+        (parts, sum): (&[&[u8]], bool),
+        out: Span,
+    ) -> Result<bool, ExchangeError> {
+        let header = self.header_bytes();
+        let Some(own) = &self.device else {
+            return Err(ExchangeError::Order { bucket: self.index, what: "it does not lie on a device" });
+        };
+        let head = &self.message.bytes()[..header];
+        // Lengths may differ.
+        let alike = |part: &&[u8]| part.len() >= header && part[..16] == head[..16] && part[24..header] == head[24..];
+        let front = header + self.run.pipeline.factor_bytes();
+        let ones = |part: &&[u8]| {
+            let factors = part.get(header..front).map(|factors| factors.as_chunks::<4>().0);
+            factors.is_some_and(|factors| factors.iter().all(|factor| *factor == 1f32.to_le_bytes()))
+        };
+        let known = own.plan.decoding != Decoding::Host && (sum || parts.iter().all(|part| alike(part) && ones(part)));
+        if !known {
+            return Ok(false);
+        }
+        device.zero(out)?;
+        let payloads: Vec<&[u8]> =
+            if sum { vec![&self.sum[header..]] } else { parts.iter().map(|part| &part[front..]).collect() };
+        let scale = 1.0 / if sum { self.member.world.max(1) as f32 } else { parts.len() as f32 };
+        Ok(own.add_all(device, (&payloads, scale), out)?)
+    }
+}
+
+impl OnDevice {
+    /// This rank's selection for AR-Topk.
+    pub(super) fn selected(&self) -> &[u32] {
+        &self.selected
+    }
+
+    fn write_block(&self, device: &impl Copies, control: &[u8], block: Span) -> Result<(), LaunchError> {
+        let front = [control, self.header.as_deref().unwrap_or_default()].concat();
+        let payload = self.layers.payloads().part(0, self.plan.staying(&self.methods).unwrap_or(0));
+        device.upload(block.part(0, front.len() as u64), &front)?;
+        device.copy(block.part(front.len() as u64, payload.bytes()), payload)?;
+        self.layers.mark(device, block.part(STATUS_AT as u64, 1), NOT_FINITE)
+    }
+
+    fn did_step(&mut self, Step { index, learning_rate }: Step) {
+        self.done = [Done { learning_rate, step: Some(index) }, self.done[0]];
+        self.under_way = true;
+    }
+
+    /// A step that was not finished does not count.
+    pub(super) fn put_back(&mut self) {
+        if std::mem::take(&mut self.under_way) && self.plan.keeps {
+            self.layers.put_back();
+            self.done[0] = self.done[1];
+        }
+    }
+
+    /// Multiplies each layer's residual by its factor, by way of the host: relations of rates hardly ever change.
+    fn rescale(&self, device: &impl Copies, layers: &CpuLayers, factors: &[f32]) -> Result<(), LaunchError> {
+        let each = layers.ranges().zip(factors).flat_map(|(range, factor)| range.map(|_| *factor));
+        let mut each = each.fuse();
+        for span in self.layers.held_back() {
+            let mut bytes = vec![0; span.bytes() as usize];
+            device.download(span, &mut bytes)?;
+            for (value, factor) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(&mut each) {
+                *value = (f32::from_le_bytes(*value) * factor).to_le_bytes();
+            }
+            device.upload(span, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Waits, and makes the message of what the layers' kernels left; none where the gradient is not finite.
+    fn fetch(
+        &self,
+        device: &impl Copies,
+        pipeline: &Pipeline,
+        step: Step,
+        message: &mut Writer,
+    ) -> Result<Option<Energy>, OnHost> {
+        let mut said = vec![0; self.layers.outcomes().bytes() as usize];
+        device.download(self.layers.outcomes(), &mut said)?;
+        let each = said.chunks_exact(Layers::OUTCOME as usize).take(self.methods.len());
+        let outcomes: Vec<Outcome> =
+            each.filter_map(|bytes| bytes.first_chunk::<{ OUTCOME_BYTES as usize }>()).map(Outcome::read).collect();
+        if outcomes.iter().any(|outcome| outcome.refused) {
+            return Ok(None);
+        }
+        let energies = outcomes.iter().map(|outcome| Energy { sent: outcome.sent, fed: outcome.fed });
+        let energy = energies.clone().fold(Energy::default(), |sum, energy| sum + energy);
+        let scaled = pipeline.factor_bytes() > 0;
+        if scaled && energies.into_iter().any(|energy| factor(energy) != 1.0) {
+            return Err(OnHost::Variance);
+        }
+        let payloads = self.fetch_payloads(device, &outcomes)?;
+        let written = write_message(&pipeline.message_header(step), message, |out| {
+            if scaled {
+                outcomes.iter().for_each(|_| out.f32(1.0));
+            }
+            out.raw(&payloads);
+            Ok(())
+        });
+        written.map_err(|_| OnHost::Parts(pipeline.spec().to_string()))?;
+        Ok(Some(energy))
+    }
+
+    /// All layers' payloads, one after the other.
+    fn fetch_payloads(&self, device: &impl Copies, outcomes: &[Outcome]) -> Result<Vec<u8>, LaunchError> {
+        let (all, used) = (self.layers.payloads(), outcomes.iter().map(|outcome| outcome.bytes).sum::<u64>());
+        // One copy, unless most of it would be gaps.
+        let mut whole = vec![0; if all.bytes() <= 2 * used + 65_536 { all.bytes() as usize } else { 0 }];
+        if !whole.is_empty() {
+            device.download(all, &mut whole)?;
+        }
+        let mut bytes = Vec::new();
+        for (outcome, (at, room)) in outcomes.iter().zip(self.layers.places()) {
+            let length = outcome.bytes.min(room);
+            match whole.get(at as usize..(at + length) as usize) {
+                Some(payload) => bytes.extend_from_slice(payload),
+                None => {
+                    let start = bytes.len();
+                    bytes.resize(start + length as usize, 0);
+                    device.download(all.part(at, length), &mut bytes[start..])?;
+                }
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// `out += scale * ` what the payloads mean, in their order. False, and `out` is unspecified, where one is none: the host's
+    /// reader then says why.
+    fn add_all(
+        &self,
+        device: &impl Copies,
+        (payloads, scale): (&[&[u8]], f32),
+        out: Span,
+    ) -> Result<bool, LaunchError> {
+        if self.plan.decoding == Decoding::Vote {
+            return self.vote(device, payloads, out);
+        }
+        for payload in payloads {
+            let mut from = Reader::new(payload);
+            let (mut at, alone) = (0, self.methods.len() == 1);
+            for (n, method) in self.plan.lengths().into_iter().zip(&self.methods) {
+                let out = out.part(4 * at, 4 * n);
+                let room = alone.then_some(payload.len());
+                if !self.add_layer(device, (*method, n), (&mut from, room), (scale, out))? {
+                    return Ok(false);
+                }
+                at += n;
+            }
+            if from.finish().is_err() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn vote(&self, device: &impl Copies, payloads: &[&[u8]], out: Span) -> Result<bool, LaunchError> {
+        let (n, ranks) = (out.bytes() / 4, payloads.len() as u32);
+        let length = n.div_ceil(8);
+        let stride = self.room.bytes() / u64::from(ranks.max(1));
+        for (rank, payload) in (0..).zip(payloads) {
+            if payload.len() as u64 != length {
+                return Ok(false);
+            }
+            device.upload(self.room.part(rank * stride, length), payload)?;
+        }
+        majority(device, n, (self.room, stride, ranks), out)?;
+        Ok(true)
+    }
+
+    fn add_layer(
+        &self,
+        device: &impl Copies,
+        (method, n): (Method, u64),
+        (from, alone): (&mut Reader<'_>, Option<usize>),
+        (scale, out): (f32, Span),
+    ) -> Result<bool, LaunchError> {
+        match self.plan.decoding {
+            Decoding::Lists => return self.add_lists(device, n, from, (scale, out)),
+            Decoding::Drawn => {
+                let Method::RandomK(how) = method else { return Ok(false) };
+                let values = self.room.part(0, 4 * how.k);
+                let Ok(bytes) = from.take("values", 4 * how.k as usize) else { return Ok(false) };
+                device.upload(values, bytes)?;
+                let at = At { k: how.k, indices: self.layers.indices(how.k), values };
+                return scatter(device, &at, (n, out), scale).map(|()| true);
+            }
+            _ => {}
+        }
+        // Of a length that depends on the values there is one alone.
+        let length = match method {
+            Method::ThreeLc(_) | Method::Quantize(Quantizer::Inceptionn { .. }, _) => alone.unwrap_or(0),
+            _ => method.payload_bytes(n) as usize,
+        };
+        if length as u64 > method.payload_bytes(n) {
+            return Ok(false);
+        }
+        let Ok(bytes) = from.take("payload", length) else { return Ok(false) };
+        let payload = self.room.part(0, length as u64);
+        device.upload(payload, bytes)?;
+        let workspace = self.layers.workspace();
+        match method {
+            Method::ThreeLc(_) => three_lc::add(device, (payload, n), (scale, out), workspace)?,
+            Method::Quantize(Quantizer::Inceptionn { bound }, _) => {
+                add_sized(device, (bound, n), payload, (scale, out, workspace))?;
+            }
+            Method::Quantize(quantizer, _) => add(device, (quantizer, n), payload, (scale, out))?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn add_lists(
+        &self,
+        device: &impl Copies,
+        n: u64,
+        from: &mut Reader<'_>,
+        (scale, out): (f32, Span),
+    ) -> Result<bool, LaunchError> {
+        let (Ok(k), mut indices) = (from.u32("number of values"), Vec::new()) else { return Ok(false) };
+        if read_indices(from, n as usize, k as usize, &mut indices).is_err() {
+            return Ok(false);
+        }
+        let Ok(bytes) = from.take("values", 4 * k as usize) else { return Ok(false) };
+        let k = u64::from(k);
+        let lists = self.room.part(0, 8 * k);
+        if lists.bytes() < 8 * k {
+            return Ok(false);
+        }
+        let at = At { k, indices: lists.part(0, 4 * k), values: lists.part(4 * k, 4 * k) };
+        let named: Vec<u8> = indices.iter().flat_map(|index| index.to_le_bytes()).collect();
+        device.upload(at.indices, &named)?;
+        device.upload(at.values, bytes)?;
+        scatter(device, &at, (n, out), scale)?;
+        Ok(true)
+    }
+}

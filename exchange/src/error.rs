@@ -1,0 +1,101 @@
+//! What can go wrong with a bucket.
+
+use flexcomm_compression::LayersError;
+use flexcomm_compression::codec::EncodeError;
+use flexcomm_compression::codec::ReadError;
+use flexcomm_gpu_kernels::LaunchError;
+use flexcomm_trainer::{Heard, RidingError};
+
+/// Failed to exchange a bucket. Unless it says otherwise, every rank fails in the same exchange.
+#[derive(Debug, thiserror::Error)]
+pub enum ExchangeError {
+    /// Ranks ran apart.
+    #[error(transparent)]
+    Riding(#[from] RidingError),
+    /// On this rank; the other ranks hear of it by the status.
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
+    /// More values than an index can name.
+    #[error(transparent)]
+    Layers(#[from] LayersError),
+    /// A rank said that it could not do its part.
+    #[error("exchange bucket {bucket}: {who} could not do its part{why}")]
+    PeerFailed {
+        /// Which bucket.
+        bucket: u32,
+        /// Which rank, or how many.
+        who: String,
+        /// This rank's own reason, if it is the one.
+        why: String,
+    },
+    /// A buffer of another length than the exchange needs.
+    #[error("exchange bucket {bucket}: {what} has {got} elements, expected {expected}")]
+    Buffer {
+        /// Which bucket.
+        bucket: u32,
+        /// Which buffer.
+        what: &'static str,
+        /// As given.
+        got: usize,
+        /// As needed.
+        expected: usize,
+    },
+    /// A rank's size is longer than the method's longest message.
+    #[error("read the size of rank {rank}'s message: {got} bytes, the longest has {most}")]
+    Long {
+        /// Whose.
+        rank: usize,
+        /// As read.
+        got: u64,
+        /// Bound of the method here.
+        most: u64,
+    },
+    /// The ranks' messages cannot be read.
+    #[error("exchange bucket {bucket}: failed to {source}")]
+    Read {
+        /// Which bucket.
+        bucket: u32,
+        /// What was wrong.
+        source: ReadError,
+    },
+    /// A rank's message has another header than this rank's.
+    #[error(
+        "read the compressed bucket of rank {rank}: its header says another strategy, length or step than this rank's"
+    )]
+    Header {
+        /// Whose.
+        rank: usize,
+    },
+    /// A rank's payload is none of what its header says.
+    #[error("read the compressed bucket of rank {rank}: its payload is not what its header says")]
+    Payload {
+        /// Whose.
+        rank: usize,
+    },
+    /// On the device.
+    #[error("exchange a bucket on the device: failed to {0}")]
+    Device(#[from] LaunchError),
+    /// Calls in another order than an exchange has.
+    #[error("exchange bucket {bucket}: {what}")]
+    Order {
+        /// Which bucket.
+        bucket: u32,
+        /// What is missing.
+        what: &'static str,
+    },
+    /// A state that does not belong to this model.
+    #[error("load held-back gradients: {0}")]
+    State(String),
+}
+
+impl ExchangeError {
+    /// Of what all ranks said; `fault` is this rank's own reason, empty when it is not the one.
+    pub(crate) fn peer(bucket: u32, heard: &Heard, fault: &str) -> Self {
+        let who = match heard.first_failed {
+            Some(rank) => format!("rank {rank}"),
+            None => format!("{} of the ranks", heard.failed),
+        };
+        let why = if fault.is_empty() { String::new() } else { format!(": {fault}") };
+        Self::PeerFailed { bucket, who, why }
+    }
+}

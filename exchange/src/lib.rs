@@ -1,0 +1,22 @@
+//! The training side of a job, without IO of its own: what a rank does with its gradient buckets, whatever carries their
+//! messages.
+//!
+//! A [`Store`] holds one [`Bucket`] per DDP bucket: parameters, error feedback and compressor, and the state of the exchange under
+//! way. An exchange is a transaction: the residual changes only once all ranks are known to have done their
+//! part, so a NaN on one rank leaves every rank's residual as it was. Residuals belong to parameters: when DDP
+//! rebuilds its buckets they move along.
+
+mod auto;
+mod bucket;
+mod deferred;
+mod error;
+mod rates;
+mod shadow;
+mod store;
+
+pub use auto::{AutoSelection, Leader};
+pub use bucket::{Answers, Bucket, DeviceBuffer, How, OnHost, Param, Ran, Round, layers};
+pub use deferred::Deferred;
+pub use error::ExchangeError;
+pub use shadow::{Shadow, ShadowGain};
+pub use store::{PipelineState, Shared, Store, lock};

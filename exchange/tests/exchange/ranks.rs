@@ -1,0 +1,216 @@
+//! Ranks in one process, and what a library of collectives would do between them.
+
+#[allow(dead_code, unsafe_code)]
+#[path = "../../../gpu-kernels/tests/kernels/emulated.rs"]
+mod emulated;
+
+pub use emulated::{Emulated, Memory};
+use flexcomm_compression::codec::Element;
+use flexcomm_compression::pipeline::{Member, Step, add_elements};
+use flexcomm_exchange::{Answers, Bucket, DeviceBuffer, How, Leader, OnHost, Param, Ran, Round};
+use flexcomm_gpu_kernels::bucket::Gradient;
+use flexcomm_gpu_kernels::{Copies, DType, LaunchError, Span};
+use flexcomm_trainer::{HEAD_BYTES, Heard, NOT_FINITE, STATUS_AT, Status};
+
+/// Memory of the emulator, given to a bucket.
+struct Given {
+    device: Emulated,
+    _memory: Memory,
+}
+
+impl std::fmt::Debug for Given {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Given")
+    }
+}
+
+impl DeviceBuffer for Given {
+    fn fetch(&self, from: Span, to: &mut [u8]) -> Result<(), LaunchError> {
+        self.device.download(from, to)
+    }
+}
+
+pub fn device(seed: u64) -> Emulated {
+    Emulated::new(seed).unwrap()
+}
+
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+/// A step of all ranks: how compressed, where, of what.
+#[derive(Clone)]
+pub struct Plan {
+    pub at: Step,
+    pub leader: Option<Leader>,
+    pub gradients: Vec<Vec<f32>>,
+    /// Of each rank's gradient, where that lies on a device.
+    pub sides: Vec<Option<DType>>,
+    /// Of the layers, where they are not all the step's.
+    pub rates: Vec<f64>,
+}
+
+impl Plan {
+    /// On the host.
+    pub fn new(index: u64, gradients: Vec<Vec<f32>>) -> Self {
+        let sides = vec![None; gradients.len()];
+        Self { at: Step { index, learning_rate: 0.1 }, leader: None, gradients, sides, rates: Vec::new() }
+    }
+
+    pub fn rate(self, learning_rate: f64) -> Self {
+        Self { at: Step { learning_rate, ..self.at }, ..self }
+    }
+}
+
+/// What a step showed.
+#[derive(Debug)]
+pub struct Seen {
+    /// Every rank's part of every round.
+    pub parts: Vec<Vec<Vec<u8>>>,
+    pub rounds: Vec<Round>,
+    /// How it ended on every rank, and the mean.
+    pub ends: Vec<(Result<Ran, String>, Vec<f32>)>,
+}
+
+/// Buckets of so many ranks under one compressor.
+pub fn ranks(spec: &str, world: u32, params: &[Param]) -> Vec<Bucket> {
+    let bucket = |rank| {
+        let member = Member { rank, world, ..Member::alone(7) };
+        let mut bucket = Bucket::new(0, params.to_vec(), member, None).unwrap();
+        bucket.prepare(&spec.parse().unwrap(), None).unwrap();
+        bucket
+    };
+    (0..world).map(bucket).collect()
+}
+
+/// Gives a bucket its memory on the device.
+pub fn settle(bucket: &mut Bucket, seed: u64) {
+    if !bucket.is_on_device() {
+        let memory = Memory::new(bucket.device_bytes().unwrap());
+        let span = memory.span();
+        let given = Given { device: device(seed), _memory: memory };
+        bucket.move_to_device(&device(seed + 1), (Box::new(given), span)).unwrap();
+    }
+}
+
+/// Where a rank's gradient lies; halves are its upper bits.
+pub fn source(gradient: &[f32], dtype: DType) -> (Memory, Gradient) {
+    let memory = match dtype {
+        DType::F32 => Memory::of(gradient),
+        _ => Memory::of(&gradient.iter().map(|x| (x.to_bits() >> 16) as u16).collect::<Vec<_>>()),
+    };
+    let at = memory.span();
+    (memory, Gradient { at, dtype, weights: (1.0, 1.0) })
+}
+
+/// What arrives on every rank.
+fn carry(round: Round, parts: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    match round.how {
+        How::Gather => parts.to_vec(),
+        How::Broadcast(root) => vec![parts[root as usize].clone()],
+        How::Refused => Vec::new(),
+        How::Sum(element) => {
+            let mut sum = parts[0].clone();
+            parts[1..].iter().for_each(|part| add_elements(element, &mut sum, part));
+            assert!(element != Element::F32 || sum.len() == round.bytes);
+            vec![sum]
+        }
+    }
+}
+
+fn heard(statuses: &[Status]) -> Heard {
+    let count = |which: fn(&Status) -> bool| statuses.iter().filter(|s| which(s)).count() as u32;
+    Heard { failed: count(|s| s.failed), not_finite: count(|s| s.not_finite), ..Heard::default() }
+}
+
+/// This rank's part of a round, and its status: of a message that stays on the device as the block says it.
+fn part(bucket: &mut Bucket, round: Round, seed: u64) -> (Vec<u8>, Status) {
+    if !bucket.stays() {
+        let mut out = vec![1; round.bytes];
+        bucket.write(&mut out);
+        return (out, bucket.status());
+    }
+    let block = Memory::of(&vec![0xeeu8; HEAD_BYTES + round.bytes]);
+    bucket.write_on(&device(seed), &[0; HEAD_BYTES], block.span()).unwrap();
+    let bytes = block.bytes();
+    let not_finite = bytes[STATUS_AT] & NOT_FINITE != 0;
+    (bytes[HEAD_BYTES..].to_vec(), Status { not_finite, ..Status::default() })
+}
+
+fn end(
+    bucket: &mut Bucket,
+    (heard, parts): (Option<&Heard>, &[&[u8]]),
+    gradient: &[f32],
+    (on_device, seed): (bool, u64),
+) -> (Result<Ran, String>, Vec<f32>) {
+    let text = |ran: Result<Ran, flexcomm_exchange::ExchangeError>| ran.map_err(|error| error.to_string());
+    if !on_device {
+        let mut out = gradient.to_vec();
+        return (text(bucket.finish(heard, parts, &mut out)), out);
+    }
+    let out = Memory::of(gradient);
+    if !bucket.stays() {
+        return (text(bucket.finish_on(&device(seed), (heard, parts), out.span())), out.f32s());
+    }
+    let heads: Vec<Vec<u8>> = parts.iter().map(|part| [&[0; HEAD_BYTES][..], part].concat()).collect();
+    let blocks = Memory::of(&heads.concat());
+    bucket.add_on(&device(seed), (blocks.span(), HEAD_BYTES), out.span()).unwrap();
+    let span = bucket.outcome_on().unwrap();
+    let mut outcome = vec![0; span.bytes() as usize];
+    device(seed).download(span, &mut outcome).unwrap();
+    let front = bucket.message_header_bytes();
+    let headers: Vec<&[u8]> = parts.iter().map(|part| &part[..front]).collect();
+    let good = Heard::default();
+    let said = Answers { heard: heard.unwrap_or(&good), headers: &headers, outcome: &outcome };
+    (text(bucket.judge(said)), out.f32s())
+}
+
+pub fn step(ranks: &mut [Bucket], plan: &Plan) -> Seen {
+    let sources: Vec<_> =
+        plan.gradients.iter().zip(&plan.sides).map(|(g, side)| side.map(|side| source(g, side))).collect();
+    let mut rounds = Vec::new();
+    for (rank, bucket) in ranks.iter_mut().enumerate() {
+        let seed = plan.at.index + rank as u64;
+        bucket.enter();
+        bucket.layer_rates(&plan.rates).unwrap();
+        rounds.push(match &sources[rank] {
+            None => bucket.begin(&plan.gradients[rank], plan.at, plan.leader),
+            Some((_, given)) => {
+                settle(bucket, seed);
+                match bucket.begin_on(&device(seed), *given, (plan.at, plan.leader)) {
+                    Ok(round) => round,
+                    Err(OnHost::Variance) => bucket.begin(&plan.gradients[rank], plan.at, plan.leader),
+                    Err(why) => panic!("{why}"),
+                }
+            }
+        });
+    }
+    let on_device: Vec<bool> = ranks.iter().map(Bucket::is_on_device).collect();
+    let mut seen = Seen { parts: Vec::new(), rounds: Vec::new(), ends: Vec::new() };
+    loop {
+        let round = rounds[0];
+        assert!(rounds.iter().all(|other| *other == round), "{rounds:?}");
+        let (parts, statuses): (Vec<_>, Vec<_>) =
+            (0..).zip(ranks.iter_mut()).map(|(rank, bucket)| part(bucket, round, plan.at.index + rank)).unzip();
+        let arrived = carry(round, &parts);
+        seen.parts.push(parts);
+        seen.rounds.push(round);
+        let heard = if round.header.is_some() { heard(&statuses) } else { Heard::default() };
+        let views: Vec<&[u8]> = arrived.iter().map(Vec::as_slice).collect();
+        if round.last {
+            let control = round.header.map(|_| &heard);
+            let ends = ranks.iter_mut().enumerate().map(|(rank, bucket)| {
+                end(bucket, (control, &views), &plan.gradients[rank], (on_device[rank], rank as u64))
+            });
+            seen.ends = ends.collect();
+            return seen;
+        }
+        rounds = (0..)
+            .zip(ranks.iter_mut())
+            .map(|(rank, bucket)| match on_device[rank] {
+                true => bucket.next_on(&device(rank as u64), &heard, &views).unwrap(),
+                false => bucket.next(&heard, &views).unwrap(),
+            })
+            .collect();
+    }
+}
