@@ -147,6 +147,8 @@ pub struct Bucket {
     sum: Vec<u8>,
     /// Of AR-Topk: this rank's at the agreed indices, the leader, and the sums over ranks of ‖g_e‖ and ‖g_e‖².
     values: Vec<f32>,
+    /// How many indices the leader's message has, whether or not this rank could read it: all ranks sum as many values.
+    agreed: usize,
     leader: Option<u32>,
     norms: Option<[f32; NORMS]>,
     /// While the residual lies there; the pipeline's memory is then out of date.
@@ -154,7 +156,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Dense, with what is held back of its parameters, in units of gradients; none = nothing.
+    /// Dense, with its parameters' residuals in units of gradients; none = nothing.
     pub fn new(
         index: u32,
         params: Vec<Param>,
@@ -184,6 +186,7 @@ impl Bucket {
             message,
             sum,
             values,
+            agreed: 0,
             leader: None,
             norms: None,
             device: None,
@@ -211,12 +214,12 @@ impl Bucket {
     /// A step begins, of a trial or of training: a trial's candidates begin with training's residual and do not touch it. A trial
     /// that ended without [`Self::end_candidate`] was left: its last candidate goes on as training.
     pub fn in_trial(&mut self, trial: bool) -> Result<(), ExchangeError> {
+        self.abandon();
         match trial {
             true if self.training.is_none() => {
                 self.copy_to_host()?;
                 let pipeline = &self.run.pipeline;
-                let fork =
-                    pipeline.fork(pipeline.spec()).map_err(|e| ExchangeError::State(format!("failed to {e}")))?;
+                let fork = pipeline.fork(pipeline.spec())?;
                 self.training = Some(Box::new(std::mem::replace(&mut self.run, Run::of(fork))));
             }
             true => {}
@@ -234,7 +237,7 @@ impl Bucket {
         }
     }
 
-    /// Compresses by `spec` from the next step on, with what is held back; or goes on from `saved`, the state of a pipeline of
+    /// Compresses by `spec` from the next step on, with the same residual; or goes on from `saved`, the state of a pipeline of
     /// this spec, where that fits.
     pub fn prepare(&mut self, spec: &CompressorSpec, saved: Option<&[u8]>) -> Result<(), ExchangeError> {
         if let Some(saved) = saved {
@@ -275,17 +278,18 @@ impl Bucket {
 
     /// As [`Self::residual`], of training where a trial is under way; none when there is none.
     pub fn own_residual(&self) -> Option<Vec<f32>> {
-        let pipeline = &self.own().pipeline;
+        let pipeline = &self.training.as_deref().unwrap_or(&self.run).pipeline;
         pipeline.may_hold_back().then(|| pipeline.held_back())
+    }
+
+    /// A trial was left, and what its last candidate did stays.
+    pub fn leave_trial(&mut self) {
+        self.training = None;
     }
 
     /// Whether a trial is under way.
     pub fn tries(&self) -> bool {
         self.training.is_some()
-    }
-
-    fn own(&self) -> &Run {
-        self.training.as_deref().unwrap_or(&self.run)
     }
 
     /// Replaces the residual; none = nothing, on all ranks. Compresses nothing until [`Self::prepare`].
@@ -297,13 +301,15 @@ impl Bucket {
         Ok(())
     }
 
-    /// Everything of training's pipeline that outlives a step, for a checkpoint; none where nothing is compressed. See
-    /// [`Self::copy_to_host`].
+    /// Everything of the pipeline that outlives a step, for a checkpoint; none where nothing is compressed, or of a trial's
+    /// candidate, of which the residual alone goes on. See [`Self::copy_to_host`].
     pub fn state(&self) -> Option<Vec<u8>> {
-        let pipeline = &self.own().pipeline;
+        if *self.spec() == CompressorSpec::NONE || self.tries() {
+            return None;
+        }
         let mut out = Writer::new();
-        pipeline.save(&mut out);
-        (*pipeline.spec() != CompressorSpec::NONE).then(|| out.into_vec())
+        self.run.pipeline.save(&mut out);
+        Some(out.into_vec())
     }
 
     /// Of the last exchange: what left the residual, and the compensated gradient.
@@ -338,8 +344,7 @@ impl Bucket {
         let layers = self.run.pipeline.layers().len();
         if !rates.is_empty() && rates.len() != layers {
             let got = rates.len();
-            let why = format!("failed to take learning rates of {got} parameters: its bucket has {layers}");
-            return Err(ExchangeError::State(why));
+            return Err(ExchangeError::Rates { bucket: self.index, got, layers });
         }
         self.run.rates.now.clear();
         self.run.rates.now.extend_from_slice(rates);
@@ -449,19 +454,9 @@ impl Bucket {
     }
 
     fn sum_round(&mut self, element: Element, number: u32) -> Round {
-        let pipeline = &mut self.run.pipeline;
-        if self.message.is_empty() && number == 0 {
-            // The sum needs a part of the same size from every rank; the step is refused by all of them.
-            let step = Step { learning_rate: 1.0, ..self.step };
-            if pipeline.compress(Gradient::Zeros, step, &mut self.message).is_err() {
-                self.message.clear();
-            }
-        }
         let pipeline = &self.run.pipeline;
-        let bytes = match self.header_bytes() {
-            0 => pipeline.round_size(number).most().saturating_sub(self.sum_header()),
-            header => self.message.len() - header,
-        };
+        // The sum needs a part of the same size from every rank, also from one that has none: the step is refused by all of them.
+        let bytes = pipeline.summed_size(self.step.index, number);
         self.phase = Phase::Sums(number);
         let last = number + 1 >= pipeline.rounds();
         Round { how: How::Sum(element), bytes, header: self.next_header(), last }
@@ -491,7 +486,7 @@ impl Bucket {
 
     fn values_round(&mut self) -> Round {
         self.phase = Phase::Values;
-        let bytes = 4 * (self.run.pipeline.agreed().len() + NORMS);
+        let bytes = 4 * (self.agreed + NORMS);
         Round { how: How::Sum(Element::F32), bytes, header: self.next_header(), last: true }
     }
 
@@ -587,8 +582,9 @@ impl Bucket {
     /// control header; what cannot be read otherwise fails here, on all ranks alike.
     fn agree(&mut self, message: &[u8]) {
         let length = message_length(message).unwrap_or(0).min(message.len());
-        let agreed = self.run.pipeline.agree(&message[..length], self.step.index);
-        if let Err(error) = agreed
+        let k = Envelope::parse(&message[..length]).ok().and_then(|envelope| envelope.payload.first_chunk().copied());
+        self.agreed = k.map_or(0, |k| u32::from_le_bytes(k) as usize).min(self.values());
+        if let Err(error) = self.run.pipeline.agree(&message[..length], self.step.index)
             && self.is_good()
             && message.iter().any(|byte| *byte != 0)
         {
@@ -624,7 +620,7 @@ impl Bucket {
             device.put_back();
             return Ok(());
         }
-        self.run.pipeline.undo().map_err(|e| ExchangeError::State(format!("failed to {e}")))
+        Ok(self.run.pipeline.undo()?)
     }
 
     /// After the last round: `out` becomes the mean gradient. `heard` is of the round's control header, where it had one.

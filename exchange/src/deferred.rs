@@ -1,4 +1,4 @@
-//! What is reported in order although some of it is known deferred: times of steps that a GPU has yet to tell.
+//! What is reported in order although some of it is known only later: times of steps that a GPU has yet to tell.
 
 use std::collections::VecDeque;
 

@@ -1,17 +1,30 @@
 //! What can go wrong with a bucket.
 
 use flexcomm_compression::LayersError;
-use flexcomm_compression::codec::EncodeError;
-use flexcomm_compression::codec::ReadError;
+use flexcomm_compression::codec::{EncodeError, ReadError};
+use flexcomm_compression::pipeline::StateError;
 use flexcomm_gpu_kernels::LaunchError;
-use flexcomm_trainer::{Heard, RidingError};
+use flexcomm_trainer::Heard;
 
 /// Failed to exchange a bucket. Unless it says otherwise, every rank fails in the same exchange.
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError {
-    /// Ranks ran apart.
+    /// A pipeline that cannot be copied, or cannot go back by a step.
     #[error(transparent)]
-    Riding(#[from] RidingError),
+    Pipeline(#[from] StateError),
+    /// Learning rates of other parameters.
+    #[error("exchange bucket {bucket}: take learning rates of {got} parameters: it has {layers}")]
+    Rates {
+        /// Which bucket.
+        bucket: u32,
+        /// Rates that were given.
+        got: usize,
+        /// Layers that there are.
+        layers: usize,
+    },
+    /// A trial's candidate is over, of which no snapshot was taken.
+    #[error("restore after a trial: no snapshot was taken before it")]
+    NoSnapshot,
     /// On this rank; the other ranks hear of it by the status.
     #[error(transparent)]
     Encode(#[from] EncodeError),
@@ -84,7 +97,7 @@ pub enum ExchangeError {
         what: &'static str,
     },
     /// A state that does not belong to this model.
-    #[error("load held-back gradients: {0}")]
+    #[error("load saved residuals: {0}")]
     State(String),
 }
 

@@ -2,8 +2,8 @@
 //! messages.
 //!
 //! A [`Store`] holds one [`Bucket`] per DDP bucket: parameters, error feedback and compressor, and the state of the exchange under
-//! way. An exchange is a transaction: the residual changes only once all ranks are known to have done their
-//! part, so a NaN on one rank leaves every rank's residual as it was. Residuals belong to parameters: when DDP
+//! way. An exchange is a transaction: where any rank had no part, every rank's residual goes back to what it was before,
+//! so a NaN on one rank changes none. Residuals belong to parameters: when DDP
 //! rebuilds its buckets they move along.
 
 mod auto;

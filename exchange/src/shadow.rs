@@ -13,7 +13,7 @@
 mod device;
 mod sample;
 
-use crate::bucket::{Bucket, How, Param};
+use crate::bucket::{Bucket, How, Param, Ran};
 use crate::error::ExchangeError;
 use device::OnDevice;
 use flexcomm_compression::Energy;
@@ -60,9 +60,9 @@ impl Part {
         let Self { sample, bucket, gradient: own, buffer } = self;
         sample.places.copy(gradient, own);
         let mut round = bucket.begin(own, Step { index, learning_rate: 1.0 }, None);
-        let bad = bucket.status() != Status::default();
-        let heard = Heard { not_finite: u32::from(bad), ..Heard::default() };
         loop {
+            let bad = bucket.status() != Status::default();
+            let heard = Heard { not_finite: u32::from(bad), ..Heard::default() };
             if round.last && round.how == How::Gather && !bad {
                 return Ok(bucket.finish_alone());
             }
@@ -70,12 +70,11 @@ impl Part {
             buffer.resize(round.bytes, 0);
             bucket.write(buffer);
             if round.last {
-                break;
+                let ran = bucket.finish(Some(&heard), &[buffer], own)?;
+                return Ok(if ran == Ran::Good { bucket.energy() } else { Energy::default() });
             }
             round = bucket.next(&heard, &[buffer])?;
         }
-        bucket.finish(Some(&heard), &[buffer], own)?;
-        Ok(if bad { Energy::default() } else { bucket.energy() })
     }
 }
 
@@ -138,8 +137,27 @@ impl Shadow {
         self.candidates.iter().any(|candidate| candidate.parts.len() <= bucket)
     }
 
-    /// Takes in a bucket's gradient, before it is exchanged, and training's residual, empty where there is none. Buckets come in
-    /// order, every step alike. A gradient that is not finite is passed over.
+    /// Draws a bucket's samples, which begin with training's residual, empty where there is none. Buckets come in order.
+    pub fn begin(&mut self, bucket: usize, params: &[Param], residual: &[f32]) -> Result<(), ExchangeError> {
+        let expected = params.iter().map(|param| param.len).sum();
+        if !residual.is_empty() && residual.len() != expected {
+            let (bucket, what) = (bucket as u32, "the residual");
+            return Err(ExchangeError::Buffer { bucket, what, got: residual.len(), expected });
+        }
+        let sampling = Sampling { share: self.share, seed: seed_of(self.seed, bucket) };
+        for candidate in self.candidates.iter_mut().filter(|candidate| candidate.parts.len() == bucket) {
+            let drawn = samples(&candidate.spec, params, sampling);
+            let part = |(number, sample): (u32, Sample)| {
+                let member = Member { tensor: number, ..Member::alone(self.seed) };
+                Part::new(&candidate.spec, sample, residual, member)
+            };
+            candidate.parts.push((0..).zip(drawn).map(part).collect::<Result<_, _>>()?);
+        }
+        Ok(())
+    }
+
+    /// Takes in a bucket's gradient, before it is exchanged, and training's residual, which counts where [`Self::begins`]. Every
+    /// step alike. A gradient that is not finite is passed over.
     pub fn observe(
         &mut self,
         bucket: usize,
@@ -148,28 +166,19 @@ impl Shadow {
         gradient: &[f32],
     ) -> Result<(), ExchangeError> {
         let expected = params.iter().map(|param| param.len).sum();
-        let fits = residual.is_empty() || residual.len() == expected;
-        if gradient.len() != expected || self.begins(bucket) && !fits {
+        if gradient.len() != expected {
             let (bucket, what) = (bucket as u32, "the gradient");
             return Err(ExchangeError::Buffer { bucket, what, got: gradient.len(), expected });
         }
-        let sampling = Sampling { share: self.share, seed: seed_of(self.seed, bucket) };
+        if self.begins(bucket) {
+            self.begin(bucket, params, residual)?;
+        }
         for candidate in &mut self.candidates {
-            if candidate.parts.len() == bucket {
-                let drawn = samples(&candidate.spec, params, sampling);
-                let part = |(number, sample): (u32, Sample)| {
-                    let member = Member { tensor: number, ..Member::alone(self.seed) };
-                    Part::new(&candidate.spec, sample, residual, member)
-                };
-                candidate.parts.push((0..).zip(drawn).map(part).collect::<Result<_, _>>()?);
-            }
             let mut parts = candidate.parts.get_mut(bucket).map(std::mem::take).unwrap_or_default();
             for part in &mut parts {
                 candidate.add(part.sample.weight, part.step(gradient, candidate.steps)?);
             }
-            if let Some(own) = candidate.parts.get_mut(bucket) {
-                *own = parts;
-            }
+            candidate.parts.get_mut(bucket).into_iter().for_each(|own| std::mem::swap(own, &mut parts));
         }
         Ok(())
     }

@@ -176,7 +176,7 @@ impl Store {
     pub fn check_state(&self, spec: &CompressorSpec, params: &[Param], state: &[u8]) -> Result<(), ExchangeError> {
         let mut pipeline =
             flexcomm_compression::pipeline::Pipeline::new(spec, crate::bucket::layers(params)?, self.member);
-        pipeline.restore(state).map_err(|error| ExchangeError::State(format!("failed to {error}")))
+        Ok(pipeline.restore(state)?)
     }
 
     /// A trial begins: what it changes comes back by [`Self::restore`]. The buckets keep training's pipelines by themselves, see
@@ -186,10 +186,15 @@ impl Store {
         self.saved = Some(Saved { auto: auto.clone(), waiting, states });
     }
 
+    /// A trial was left, and what its last candidate did stays.
+    pub fn leave_trial(&self) {
+        self.buckets.iter().for_each(|bucket| lock(bucket).leave_trial());
+    }
+
     /// A candidate is over: everything is as at [`Self::save`], bit for bit. Once for every candidate.
     pub fn restore(&mut self, auto: &mut AutoSelection) -> Result<(), ExchangeError> {
         let Some(saved) = &self.saved else {
-            return Err(ExchangeError::State("no snapshot was taken before this trial".into()));
+            return Err(ExchangeError::NoSnapshot);
         };
         auto.clone_from(&saved.auto);
         self.states.clone_from(&saved.states);

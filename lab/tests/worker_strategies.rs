@@ -19,10 +19,10 @@ const STRATEGIES: [&str; 17] = [
     "mstopk@0.1/art-tree:var",
     "fp16/dense-ring",
     "bf16+ef(vanilla)/dense-tree",
-    "powersgd(rank=2)+ef(vanilla)/dense-tree",
+    "powersgd(rank=4)+ef(vanilla)/dense-tree",
     "qsgd(s=7,norm=max)+ef(vanilla)/allgather",
     // Of a size that depends on the values.
-    "dgc(k=0.1)+ef(vanilla)/art-ring:var",
+    "dgc(k=0.1)+ef(vanilla)/allgather",
     // Fewer values than ranks: some chunks are empty.
     "topk@0.0001/art-ring:var",
 ];

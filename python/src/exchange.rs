@@ -10,7 +10,6 @@ use crate::session::{Running, Session};
 use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::Step;
 use flexcomm_compression::wire::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
-use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_exchange::{Answers, Bucket, ExchangeError, How, Leader, Ran, Round, Shared, lock};
 use flexcomm_trainer::{Heard, Status, Tick};
 use pyo3::prelude::*;
@@ -83,8 +82,6 @@ impl Session {
         let tick = self.now()?;
         let running = self.running(&tick);
         let leader = tick.strategy.collective().is_art().then(|| self.leader(&tick));
-        // What is left of a compressor that is gone travels densely.
-        let leader = leader.filter(|_| running.spec != CompressorSpec::NONE);
         Ok(Exchange { bucket: self.store.bucket(index)?, index, running, step: running.step(&tick), leader })
     }
 

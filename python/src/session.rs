@@ -543,6 +543,9 @@ impl Session {
         let trained = self.riding.live_ranks() == 0;
         self.riding.agreement().leave_trial(trained);
         self.end_trial(Some(AbortCause::Left));
+        if trained {
+            self.store.leave_trial();
+        }
         if trained { Next::TrialLeft } else { Next::TrialEnds }
     }
 

@@ -75,7 +75,7 @@ pub struct World {
 }
 
 impl World {
-    /// The codec of every simulated compressor: indices as messages have them. Their headers, some ten bytes, do not count.
+    /// The codec of every simulated compressor: indices as messages have them. Their headers, 40 bytes, do not count.
     pub fn codec() -> CodecBytes {
         CodecBytes { indices: IndexBytes::Least, ..CodecBytes::PAPER }
     }

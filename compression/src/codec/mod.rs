@@ -104,6 +104,11 @@ pub trait Codec: Send + std::fmt::Debug {
         self.size()
     }
 
+    /// Bytes of a payload that travels as a sum at this step, before any values are seen: the same on all ranks.
+    fn summed_size(&self, context: &Context) -> usize {
+        self.round_size(context.round).most()
+    }
+
     /// The sum of all ranks' payloads of [`Context::round`]; times `scale` it is the mean. Also called after the last.
     fn reply(&mut self, _sum: &mut Reader<'_>, _context: &Context, _scale: f32) -> Result<(), ReadError> {
         Ok(())

@@ -221,6 +221,21 @@ mod tests {
         own[0].take(&mut Vec::new()).unwrap_err();
     }
 
+    /// Of the registry, with every example.
+    #[test]
+    fn what_may_travel_so_chooses_values() {
+        for entry in crate::methods::all() {
+            for arguments in entry.examples {
+                let spec: flexcomm_domain::spec::CompressorSpec =
+                    format!("{}({arguments})", entry.info.name).parse().unwrap();
+                let mut own = Pipeline::new(&spec, Layers::new(&LENGTHS).unwrap(), Member::alone(3));
+                let at = Step { index: 0, learning_rate: 0.1 };
+                let chooses = own.select(Gradient::F32(&gradient(0, 0)), at, true).is_ok();
+                assert!(chooses || !spec.selects(), "{spec}");
+            }
+        }
+    }
+
     #[test]
     fn what_does_not_fit_is_refused() {
         let mut own = ranks("qsgd(s=4)", 1);

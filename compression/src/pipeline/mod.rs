@@ -313,6 +313,12 @@ impl Pipeline {
         self.payload(round)
     }
 
+    /// Bytes that travel at a round of a step, of messages that add up: known before any values are, the same on all ranks.
+    pub fn summed_size(&self, step: u64, round: u32) -> usize {
+        let context = self.context(step, round);
+        self.units.iter().fold(self.factor_bytes(), |sum, unit| sum + unit.codec.summed_size(&context))
+    }
+
     /// Bytes of a round's message, header included.
     pub fn round_size(&self, round: u32) -> Size {
         Size::Exact(self.header(&Open::first(), 0).bytes()).and(self.payload(round))

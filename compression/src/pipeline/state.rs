@@ -192,3 +192,48 @@ fn read_flag(from: &mut Reader<'_>, what: &'static str) -> Result<bool, ReadErro
 fn sides(shape: Shape) -> [u64; 2] {
     [shape.rows as u64, shape.cols as u64]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Layers;
+    use crate::pipeline::{Gradient, Member, Step};
+
+    fn rank() -> Pipeline {
+        let spec = "topk(k=0.5)+ef(vanilla)".parse().unwrap();
+        Pipeline::new(&spec, Layers::fused(4).unwrap(), Member::alone(1))
+    }
+
+    /// As version 2 had it: without the byte behind the learning rate.
+    fn before(own: &Pipeline) -> Vec<u8> {
+        let mut out = Writer::new();
+        own.save_head(&mut out);
+        let (step, skipped, leftover, units, rate) = (1 + 8 * usize::from(own.last.is_some()), 8, 8, 16, 8);
+        let at = out.len() + step + skipped + leftover + units + rate;
+        own.save(&mut out);
+        let mut bytes = out.into_vec();
+        assert_eq!(bytes.remove(at), u8::from(own.rate_assumed));
+        bytes[4] = BEFORE;
+        bytes
+    }
+
+    #[test]
+    fn states_of_version_2_go_on_with_a_rate_and_without() {
+        for rate in [0.25, 0.0] {
+            let mut own = rank();
+            let known = own.known_rate(rate);
+            let step = |index, learning_rate| Step { index, learning_rate };
+            own.compress(Gradient::F32(&[4.0, 3.0, 2.0, 1.0]), step(0, known), &mut Writer::new()).unwrap();
+            if rate == 0.0 {
+                own.rebase(ASSUMED_BEFORE);
+            }
+            let mut read = rank();
+            read.restore(&before(&own)).unwrap();
+            assert_eq!((read.rate_is_assumed(), read.held_back()), (rate == 0.0, own.held_back()));
+            // The first rate above 0 rescales nothing; a rate that falls to half doubles.
+            let next = read.known_rate(0.125);
+            read.compress(Gradient::F32(&[9.0, 9.0, 0.0, 0.0]), step(1, next), &mut Writer::new()).unwrap();
+            assert_eq!(read.held_back(), if rate == 0.0 { [0.0, 0.0, 2.0, 1.0] } else { [0.0, 0.0, 4.0, 2.0] });
+        }
+    }
+}

@@ -270,9 +270,8 @@ impl CompressorSpec {
 
     /// Whether it picks values of the whole gradient and sends them, as they are, with their indices: what AR-Topk exchanges.
     pub fn selects(&self) -> bool {
-        let class = self.compressor.class == Class::Sparsification;
         let alike = self.scope == Scope::Bucket && self.value_type == ValueType::F32;
-        class && self.place_of_k().is_some() && alike && self.travels() == Travels::Gathers
+        self.compressor.copies_values() && self.place_of_k().is_some() && alike
     }
 
     /// k where it is a number of values above n: all n are kept then.

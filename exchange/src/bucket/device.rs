@@ -177,6 +177,7 @@ impl Bucket {
 
     /// Moves the residual to the host, for everything that no kernel does. Waits for the device.
     pub fn copy_to_host(&mut self) -> Result<(), ExchangeError> {
+        self.abandon();
         let Some(own) = &mut self.device else { return Ok(()) };
         own.put_back();
         if own.plan.keeps {
@@ -210,6 +211,7 @@ impl Bucket {
         self.start(step);
         let (step, reference, pipeline) = (self.step, self.known_rate(), &mut self.run.pipeline);
         let Some(own) = &mut self.device else { return Err(OnHost::Absent) };
+        own.header = None;
         if pipeline.learning_rate() != before {
             own.done.iter_mut().for_each(|done| done.learning_rate = pipeline.learning_rate());
         }
@@ -236,7 +238,6 @@ impl Bucket {
         let Some(own) = &mut self.device else { return Err(OnHost::Absent) };
         own.layers.step(device, (gradient, own.plan.keeps), &own.methods)?;
         own.did_step(step);
-        own.header = None;
         if let Some(payload) = own.plan.staying(&own.methods).filter(|_| pipeline.factor_bytes() == 0) {
             own.header = Some(framed(pipeline, step, payload).map_err(|_| OnHost::Parts(pipeline.spec().to_string()))?);
             return Ok(());
@@ -532,15 +533,17 @@ impl OnDevice {
     fn rescale(&self, device: &impl Copies, layers: &CpuLayers, factors: &[f32]) -> Result<(), LaunchError> {
         let each = layers.ranges().zip(factors).flat_map(|(range, factor)| range.map(|_| *factor));
         let mut each = each.fuse();
+        let mut scaled = Vec::new();
         for span in self.layers.held_back() {
             let mut bytes = vec![0; span.bytes() as usize];
             device.download(span, &mut bytes)?;
             for (value, factor) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(&mut each) {
                 *value = (f32::from_le_bytes(*value) * factor).to_le_bytes();
             }
-            device.upload(span, &bytes)?;
+            scaled.push((span, bytes));
         }
-        Ok(())
+        // Only when all are there: the host would rescale the first ones once more.
+        scaled.iter().try_for_each(|(span, bytes)| device.upload(*span, bytes))
     }
 
     /// Waits, and makes the message of what the layers' kernels left; none where the gradient is not finite.

@@ -115,7 +115,7 @@ fn plan(index: u64) -> Plan {
     if index == 3 {
         gradients[1][2000] = f32::NAN;
     }
-    if index == 4 {
+    if index == 4 || index == 9 {
         gradients[0][3] = f32::INFINITY;
     }
     let frozen = if index.is_multiple_of(2) { 0.0 } else { rate };

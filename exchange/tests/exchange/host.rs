@@ -2,7 +2,8 @@
 
 use crate::ranks::{Plan, Seen, ranks as ranks_of, step};
 use flexcomm_compression::pipeline::Member;
-use flexcomm_exchange::{Bucket, How, Leader, Param, Ran};
+use flexcomm_exchange::{Bucket, How, Leader, Param, Ran, Store, lock};
+use flexcomm_trainer::Heard;
 
 const PARAMS: [Param; 3] =
     [Param { id: 0, len: 96, cols: 12 }, Param { id: 1, len: 5, cols: 1 }, Param { id: 2, len: 64, cols: 8 }];
@@ -153,6 +154,49 @@ fn an_exchange_that_was_left_in_the_midst_does_not_count() {
         let order = ranks(spec, 1)[0].finish(None, &[], &mut [0.0; N]).unwrap_err().to_string();
         assert!(order.contains("no exchange is under way"), "{order}");
     }
+}
+
+/// What an exception leaves behind counts neither for a trial, nor for a checkpoint, nor in another layout.
+#[test]
+fn what_was_left_in_the_midst_is_put_back_before_anything_else_looks() {
+    let spec = "topk(k=0.1)+ef(vanilla)";
+    let left = || {
+        let mut store = Store::new(Member::alone(7));
+        store.layout(0, PARAMS.to_vec()).unwrap();
+        let bucket = store.bucket(0).unwrap();
+        lock(&bucket).prepare(&spec.parse().unwrap(), None).unwrap();
+        step(std::slice::from_mut(&mut *lock(&bucket)), &Plan::new(0, gradients(0, 1)));
+        let held = lock(&bucket).residual();
+        lock(&bucket).begin(&gradient(5, 5), Plan::new(1, vec![]).at, None);
+        assert_ne!(lock(&bucket).residual(), held);
+        (store, held)
+    };
+    let whole = |store: &Store| store.export().unwrap().into_values().flatten().collect::<Vec<f32>>();
+    let (store, held) = left();
+    assert_eq!(whole(&store), held);
+    let (mut store, held) = left();
+    store.layout(0, PARAMS[..2].to_vec()).unwrap();
+    assert_eq!(whole(&store), held);
+    let (store, held) = left();
+    lock(&store.bucket(0).unwrap()).in_trial(true).unwrap();
+    lock(&store.bucket(0).unwrap()).end_candidate();
+    assert_eq!(whole(&store), held);
+}
+
+/// Ranks that are not in the same step find it by the control header, whose sum has one size on all of them.
+#[test]
+fn under_star_a_rank_in_another_step_sums_as_many_elements() {
+    let mut own = ranks("topk(k=0.1)+ef(vanilla)", 2);
+    let begin = |(index, bucket): (u64, &mut Bucket)| {
+        bucket.begin(&gradient(0, 0), Plan::new(index, vec![]).at, Some(Leader::Rank(0)))
+    };
+    let rounds: Vec<_> = (0..).zip(&mut own).map(begin).collect();
+    assert_eq!(rounds[0], rounds[1]);
+    let mut message = vec![0; rounds[0].bytes];
+    own[0].write(&mut message);
+    let next = own.iter_mut().map(|bucket| bucket.next(&Heard::default(), &[&message]).unwrap()).collect::<Vec<_>>();
+    assert_eq!(next[0], next[1]);
+    assert!(!own[0].status().failed && own[1].status().failed);
 }
 
 #[test]

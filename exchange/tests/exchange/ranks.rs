@@ -5,7 +5,6 @@
 mod emulated;
 
 pub use emulated::{Emulated, Memory};
-use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::{Member, Step, add_elements};
 use flexcomm_exchange::{Answers, Bucket, DeviceBuffer, How, Leader, OnHost, Param, Ran, Round};
 use flexcomm_gpu_kernels::bucket::Gradient;
@@ -112,7 +111,6 @@ fn carry(round: Round, parts: &[Vec<u8>]) -> Vec<Vec<u8>> {
         How::Sum(element) => {
             let mut sum = parts[0].clone();
             parts[1..].iter().for_each(|part| add_elements(element, &mut sum, part));
-            assert!(element != Element::F32 || sum.len() == round.bytes);
             vec![sum]
         }
     }

