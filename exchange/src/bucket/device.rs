@@ -118,6 +118,15 @@ fn f32s(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
     bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes))
 }
 
+/// Uploads floats or indices, each as its bytes.
+fn upload_words(device: &impl Copies, to: Span, words: impl Iterator<Item = [u8; 4]>) -> Result<(), LaunchError> {
+    device.upload(to, words.flatten().collect::<Vec<u8>>().as_slice())
+}
+
+fn energy_of(outcome: &Outcome) -> Energy {
+    Energy { sent: outcome.sent, fed: outcome.fed }
+}
+
 fn fetch_outcome(device: &impl Copies, from: Span) -> Result<Outcome, LaunchError> {
     let mut bytes = [0; OUTCOME_BYTES as usize];
     device.download(from.part(0, OUTCOME_BYTES), &mut bytes)?;
@@ -163,8 +172,7 @@ impl Bucket {
             let (own, after) = rest.split_at((*n as usize).min(rest.len()));
             rest = after;
             if own.iter().any(|value| value.to_bits() != 0) {
-                let bytes: Vec<u8> = own.iter().flat_map(|value| value.to_le_bytes()).collect();
-                device.upload(span, &bytes)?;
+                upload_words(device, span, own.iter().map(|value| value.to_le_bytes()))?;
             }
         }
         let room = memory.part(bytes, room_bytes(&plan, &methods, self.member.world));
@@ -345,8 +353,7 @@ impl Bucket {
             return Err(ExchangeError::Payload { rank: refused as usize - 1 });
         }
         if let Some(outcome) = said.outcome.first_chunk() {
-            let outcome = Outcome::read(outcome);
-            self.energy = Energy { sent: outcome.sent, fed: outcome.fed };
+            self.energy = energy_of(&Outcome::read(outcome));
         }
         self.device.iter_mut().for_each(|own| own.under_way = false);
         Ok(Ran::Good)
@@ -384,8 +391,7 @@ impl Bucket {
         let Some(own) = &mut self.device else { return Err(absent) };
         let agreed = self.run.pipeline.agreed();
         let lists = own.layers.lists(agreed.len() as u64)?;
-        let bytes: Vec<u8> = agreed.iter().flat_map(|index| index.to_le_bytes()).collect();
-        device.upload(lists.indices, &bytes)?;
+        upload_words(device, lists.indices, agreed.iter().map(|index| index.to_le_bytes()))?;
         own.layers.take_at(device, lists.k)?;
         own.did_step(self.step);
         let outcome = fetch_outcome(device, own.layers.outcomes())?;
@@ -393,7 +399,7 @@ impl Bucket {
         device.download(lists.values, &mut bytes)?;
         self.values.clear();
         self.values.extend(f32s(&bytes));
-        self.energy = Energy { sent: outcome.sent, fed: outcome.fed };
+        self.energy = energy_of(&outcome);
         Ok(())
     }
 
@@ -445,8 +451,7 @@ impl Bucket {
         };
         match read {
             Ok(()) => {
-                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-                device.upload(out, &bytes)?;
+                upload_words(device, out, values.iter().map(|value| value.to_le_bytes()))?;
                 Ok(Ran::Good)
             }
             Err(ReadError::Number { .. }) => Ok(Ran::NotFinite),
@@ -464,8 +469,7 @@ impl Bucket {
         let absent = ExchangeError::Order { bucket: self.index, what: "it does not lie on a device" };
         let Some(own) = &self.device else { return Err(absent) };
         let lists = own.layers.lists(sums.len() as u64)?;
-        let bytes: Vec<u8> = sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
-        device.upload(lists.values, &bytes)?;
+        upload_words(device, lists.values, sums.iter().map(|sum| sum.to_le_bytes()))?;
         device.zero(out)?;
         add_mean(device, &lists, (n, out), world)?;
         Ok(Ran::Good)
@@ -562,7 +566,7 @@ impl OnDevice {
         if outcomes.iter().any(|outcome| outcome.refused) {
             return Ok(None);
         }
-        let energies = outcomes.iter().map(|outcome| Energy { sent: outcome.sent, fed: outcome.fed });
+        let energies = outcomes.iter().map(energy_of);
         let energy = energies.clone().fold(Energy::default(), |sum, energy| sum + energy);
         let scaled = pipeline.factor_bytes() > 0;
         if scaled && energies.into_iter().any(|energy| factor(energy) != 1.0) {
@@ -706,8 +710,7 @@ impl OnDevice {
             return Ok(false);
         }
         let at = At { k, indices: lists.part(0, 4 * k), values: lists.part(4 * k, 4 * k) };
-        let named: Vec<u8> = indices.iter().flat_map(|index| index.to_le_bytes()).collect();
-        device.upload(at.indices, &named)?;
+        upload_words(device, at.indices, indices.iter().map(|index| index.to_le_bytes()))?;
         device.upload(at.values, bytes)?;
         scatter(device, &at, (n, out), scale)?;
         Ok(true)
