@@ -274,8 +274,17 @@ impl Core {
             }
             split_headers(&mut session, (index, tag), &round, arrived)?
         };
-        let (ran, energy, led) =
-            exchange.with(|bucket| (finish(bucket, heard.as_ref(), &parts), bucket.energy(), bucket.led()));
+        self.ended(began, &exchange, |bucket| finish(bucket, heard.as_ref(), &parts))
+    }
+
+    /// Ends an exchange by `finish`, in the work since `began`. Answers whether the mean is finite.
+    fn ended(
+        &self,
+        began: Instant,
+        exchange: &Exchange,
+        finish: impl FnOnce(&mut Bucket) -> Result<Ran, ExchangeError>,
+    ) -> Result<bool, Failure> {
+        let (ran, energy, led) = exchange.with(|bucket| (finish(bucket), bucket.energy(), bucket.led()));
         let ran = ran?;
         let mut session = self.lock();
         if let Some((leader, norms)) = led.filter(|_| ran == Ran::Good) {
@@ -300,15 +309,8 @@ impl Core {
             session.meter.landed(false);
             split_headers(&mut session, (index, tag), &Round { bytes, ..round }, headers)?
         };
-        let (ran, energy) = exchange.with(|bucket| {
-            let heard = &heard.unwrap_or_default();
-            (bucket.judge(Answers { heard, headers: &headers, outcome }), bucket.energy())
-        });
-        let ran = ran?;
-        let mut session = self.lock();
-        session.meter.other_work(began);
-        session.meter.done(energy);
-        Ok(ran == Ran::Good)
+        let heard = &heard.unwrap_or_default();
+        self.ended(began, &exchange, |bucket| bucket.judge(Answers { heard, headers: &headers, outcome }))
     }
 }
 

@@ -308,11 +308,6 @@ impl Pipeline {
         (0..self.rounds()).map(|round| self.round_size(round)).fold(Size::Exact(0), Size::and)
     }
 
-    /// Bytes of a round's message without its header: what travels of messages that add up.
-    pub fn payload_size(&self, round: u32) -> Size {
-        self.payload(round)
-    }
-
     /// Bytes that travel at a round of a step, of messages that add up: known before any values are, the same on all ranks.
     pub fn summed_size(&self, step: u64, round: u32) -> usize {
         let context = self.context(step, round);
@@ -321,11 +316,11 @@ impl Pipeline {
 
     /// Bytes of a round's message, header included.
     pub fn round_size(&self, round: u32) -> Size {
-        Size::Exact(self.header(&Open::first(), 0).bytes()).and(self.payload(round))
+        Size::Exact(self.header(&Open::first(), 0).bytes()).and(self.payload_size(round))
     }
 
-    /// Of all tensors together: room for it once, and no message of whatever values needs more.
-    fn payload(&self, round: u32) -> Size {
+    /// Bytes of a round's message without its header, of all tensors together: no message of whatever values needs more.
+    pub fn payload_size(&self, round: u32) -> Size {
         let factors = Size::Exact(self.factor_bytes());
         self.units.iter().fold(factors, |sum, unit| sum.and(unit.codec.round_size(round)))
     }

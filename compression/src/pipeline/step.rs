@@ -34,7 +34,7 @@ impl Pipeline {
     /// Writes the only round's message of values that are the caller's.
     fn send(&mut self, x: &[f32], open: &Open, out: &mut Writer) -> Result<Energy, EncodeError> {
         let (header, context) = (self.header(open, 0), self.context(open.step.index, 0));
-        let payload = self.payload(0).most();
+        let payload = self.payload_size(0).most();
         let Self { units, seen, .. } = self;
         seen.clear();
         if let [_, _, ..] = &units[..] {
@@ -110,7 +110,7 @@ impl Pipeline {
     pub(super) fn round(&mut self, open: Open, out: &mut Writer) -> Result<Outcome, EncodeError> {
         let header = self.header(&open, open.round);
         let context = self.context(open.step.index, open.round);
-        let (last, payload) = (open.round + 1 >= self.rounds(), self.payload(open.round).most());
+        let (last, payload) = (open.round + 1 >= self.rounds(), self.payload_size(open.round).most());
         let Self { units, fed, seen, .. } = self;
         let takes = self.memory.is_some();
         let energy = write_message(&header, out, |out| {
