@@ -10,8 +10,8 @@
 //!   to the longest;
 //! - AR-Topk: under VAR an allgather of the ranks' energies; a broadcast of the leader's indices; an allreduce of the values there.
 //!
-//! Begin never fails: what is wrong with this rank's part becomes a status that travels with it, so that no rank is left
-//! waiting. An exchange is a transaction: when any rank could not do its part, every rank puts its memory back.
+//! Begin never fails: what is wrong with this rank's part becomes a status that travels with it (`head.rs`), so that no rank
+//! is left waiting. An exchange is a transaction: when any rank could not do its part, every rank puts its memory back.
 
 mod device;
 pub(crate) mod kernels;
@@ -20,6 +20,7 @@ pub use device::{Answers, DeviceBuffer, OnHost};
 
 use crate::auto::Leader;
 use crate::error::ExchangeError;
+use crate::head::{Status, is_refused, refuse_sum};
 use crate::rates::LayerRates;
 use device::OnDevice;
 use flexcomm_compression::codec::{Element, EncodeError, ReadError, Shape, Size, Travels};
@@ -28,7 +29,6 @@ use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::{Envelope, HEADER_BYTES, Writer, message_length};
 use flexcomm_compression::{Energy, Layers, LayersError};
 use flexcomm_domain::spec::CompressorSpec;
-use flexcomm_trainer::{Heard, Status};
 
 /// Bytes of a size, or of an energy, on the wire.
 const NUMBER_BYTES: usize = 8;
@@ -58,8 +58,8 @@ pub fn layers(params: &[Param]) -> Result<Layers, LayersError> {
 pub enum Ran {
     /// The mean gradient is there.
     Good,
-    /// Some rank's gradient was not finite: the result is NaN everywhere, the residual is as before.
-    NotFinite,
+    /// Some rank had no part, or the mean is not finite: the result is NaN everywhere, the residual is as before.
+    Refused,
 }
 
 /// The collective of a round.
@@ -80,9 +80,9 @@ pub enum How {
 pub struct Round {
     /// Which.
     pub how: How,
-    /// Bytes of the payload, without any control header.
+    /// Bytes of the payload, without any header.
     pub bytes: usize,
-    /// Number of the control header that is piggybacked on it, from 0; none where none is.
+    /// Number of the header in front of what is gathered, from 0; none where none is.
     pub header: Option<u32>,
     /// Whether it is the exchange's last.
     pub last: bool,
@@ -106,7 +106,7 @@ enum Phase {
     Energies,
     Indices,
     Values,
-    Refused(Heard),
+    Refused,
 }
 
 /// What compresses a bucket, from step to step.
@@ -141,7 +141,7 @@ pub struct Bucket {
     status: Status,
     fault: String,
     energy: Energy,
-    /// Control headers of the exchange so far.
+    /// Headers of the exchange so far.
     headers: u32,
     message: Writer,
     sum: Vec<u8>,
@@ -322,15 +322,14 @@ impl Bucket {
         self.round
     }
 
-    /// What is wrong with this rank's part of the round under way.
+    /// Whether this rank has a part in the exchange under way, or had one in the last.
     pub fn status(&self) -> Status {
         self.status
     }
 
-    /// As an error, for transports that end with the rank that failed.
-    pub fn own_failure(&self) -> ExchangeError {
-        let heard = Heard { failed: 1, first_failed: Some(self.member.rank), ..Heard::default() };
-        ExchangeError::peer(self.index, &heard, &self.fault)
+    /// Why it had none; empty when it had one.
+    pub fn fault(&self) -> &str {
+        &self.fault
     }
 
     /// Of the last AR-Topk exchange: the leader, and the sums over ranks of ‖g_e‖ and ‖g_e‖².
@@ -384,7 +383,7 @@ impl Bucket {
         let learning_rate = self.run.pipeline.known_rate(step.learning_rate);
         self.step = Step { learning_rate, ..step };
         self.fault.clear();
-        self.status = Status::default();
+        self.status = Status::Ready;
         self.energy = Energy::default();
         self.headers = 0;
         (self.leader, self.norms) = (None, None);
@@ -396,7 +395,7 @@ impl Bucket {
         (!self.run.pipeline.rate_is_assumed()).then_some(self.step.learning_rate)
     }
 
-    /// The number of the next control header.
+    /// The number of the next header.
     fn next_header(&mut self) -> Option<u32> {
         self.headers += 1;
         Some(self.headers - 1)
@@ -414,17 +413,19 @@ impl Bucket {
     fn excuse(&mut self, error: &EncodeError) {
         let not_finite = matches!(error, EncodeError::NonFinite { .. } | EncodeError::Own(ReadError::Number { .. }));
         self.fail(error);
-        self.status = Status { failed: !not_finite, not_finite, ..Status::default() };
+        if not_finite {
+            self.status = Status::NotFinite;
+        }
     }
 
     fn fail(&mut self, error: &dyn std::fmt::Display) {
         self.fault = error.to_string();
-        self.status = Status { failed: true, ..Status::default() };
+        self.status = Status::Failed;
         self.message.clear();
     }
 
     fn is_good(&self) -> bool {
-        self.status == Status::default()
+        self.status == Status::Ready
     }
 
     fn first_round(&mut self, leader: Option<Leader>) -> Round {
@@ -459,7 +460,7 @@ impl Bucket {
         let bytes = pipeline.summed_size(self.step.index, number);
         self.phase = Phase::Sums(number);
         let last = number + 1 >= pipeline.rounds();
-        Round { how: How::Sum(element), bytes, header: self.next_header(), last }
+        Round { how: How::Sum(element), bytes, header: None, last }
     }
 
     fn indices_round(&mut self, leader: u32) -> Round {
@@ -487,7 +488,7 @@ impl Bucket {
     fn values_round(&mut self) -> Round {
         self.phase = Phase::Values;
         let bytes = 4 * (self.agreed + NORMS);
-        Round { how: How::Sum(Element::F32), bytes, header: self.next_header(), last: true }
+        Round { how: How::Sum(Element::F32), bytes, header: None, last: true }
     }
 
     fn header_bytes(&self) -> usize {
@@ -513,15 +514,20 @@ impl Bucket {
                 values = self.values_and_norms();
                 &values[..]
             }
-            Phase::Idle | Phase::Values | Phase::Refused(_) => &[],
+            Phase::Idle | Phase::Values | Phase::Refused => &[],
         };
         match out.get_mut(..part.len()) {
             Some(room) => room.copy_from_slice(part),
-            // The receivers find that it is none; the control header of this round is not written yet.
+            // The receivers find that it is none; the header of this round is not written yet.
             None => {
                 let why = format!("its message has {} bytes, there is room for {}", part.len(), out.len());
                 self.fail(&why);
             }
+        }
+        if let How::Sum(element) = self.round.how
+            && !self.is_good()
+        {
+            refuse_sum(element, out);
         }
     }
 
@@ -531,9 +537,10 @@ impl Bucket {
         self.values.iter().chain(&norms).flat_map(|value| value.to_le_bytes()).collect()
     }
 
-    /// After a round that is not the last. `parts` are all ranks' in rank order, or the one sum, or the one that was broadcast.
-    pub fn next(&mut self, heard: &Heard, parts: &[&[u8]]) -> Result<Round, ExchangeError> {
-        self.next_by(heard, parts, |own| {
+    /// After a round that is not the last. `parts` are all ranks' in rank order, or the one sum, or the one that was broadcast;
+    /// `refused`: the header of some rank's says that it has none.
+    pub fn next(&mut self, refused: bool, parts: &[&[u8]]) -> Result<Round, ExchangeError> {
+        self.next_by(refused, parts, |own| {
             own.energy = own.run.pipeline.take(&mut own.values)?;
             Ok(())
         })
@@ -542,13 +549,13 @@ impl Bucket {
     /// As [`Self::next`]; `take` takes this rank's values at the indices of AR-Topk's leader.
     fn next_by(
         &mut self,
-        heard: &Heard,
+        refused: bool,
         parts: &[&[u8]],
         take: impl FnOnce(&mut Self) -> Result<(), ExchangeError>,
     ) -> Result<Round, ExchangeError> {
         self.round = match (std::mem::replace(&mut self.phase, Phase::Idle), self.round.how) {
-            _ if !heard.good() => {
-                self.phase = Phase::Refused(*heard);
+            _ if refused || self.sum_is_refused(parts) => {
+                self.phase = Phase::Refused;
                 Round::REFUSED
             }
             (Phase::Sizes, _) => self.sizes(parts)?,
@@ -578,8 +585,12 @@ impl Bucket {
         Ok(self.round)
     }
 
-    /// Reads the leader's indices. A leader that has no part sends zeros, which is no message, and says so in the next round's
-    /// control header; what cannot be read otherwise fails here, on all ranks alike.
+    fn sum_is_refused(&self, parts: &[&[u8]]) -> bool {
+        matches!((self.round.how, parts), (How::Sum(element), [sum, ..]) if is_refused(element, sum))
+    }
+
+    /// Reads the leader's indices. A leader that has no part sends zeros, which is no message, and says so in the next round;
+    /// what cannot be read otherwise fails here, on all ranks alike.
     fn agree(&mut self, message: &[u8]) {
         let length = message_length(message).unwrap_or(0).min(message.len());
         let k = Envelope::parse(&message[..length]).ok().and_then(|envelope| envelope.payload.first_chunk().copied());
@@ -623,14 +634,13 @@ impl Bucket {
         Ok(self.run.pipeline.undo()?)
     }
 
-    /// After the last round: `out` becomes the mean gradient. `heard` is of the round's control header, where it had one.
-    pub fn finish(&mut self, heard: Option<&Heard>, parts: &[&[u8]], out: &mut [f32]) -> Result<Ran, ExchangeError> {
+    /// After the last round: `out` becomes the mean gradient. `refused`: the header of some rank's part says that it has none.
+    pub fn finish(&mut self, refused: bool, parts: &[&[u8]], out: &mut [f32]) -> Result<Ran, ExchangeError> {
         let phase = self.take_phase()?;
-        if let Some(heard) = refusal(&phase, heard) {
+        if self.is_refused(&phase, refused, parts) {
             self.put_back()?;
-            let ran = self.refuse(&heard)?;
             out.fill(f32::NAN);
-            return Ok(ran);
+            return Ok(Ran::Refused);
         }
         match self.read(&phase, parts, out) {
             Ok(()) => {
@@ -641,7 +651,7 @@ impl Bucket {
             Err(ReadError::Number { .. }) => {
                 self.put_back()?;
                 out.fill(f32::NAN);
-                Ok(Ran::NotFinite)
+                Ok(Ran::Refused)
             }
             Err(source) => {
                 self.put_back()?;
@@ -655,6 +665,10 @@ impl Bucket {
         self.phase = Phase::Idle;
         self.count_what_left();
         self.energy
+    }
+
+    fn is_refused(&self, phase: &Phase, refused: bool, parts: &[&[u8]]) -> bool {
+        *phase == Phase::Refused || refused || self.sum_is_refused(parts)
     }
 
     fn take_phase(&mut self) -> Result<Phase, ExchangeError> {
@@ -678,7 +692,7 @@ impl Bucket {
                 let sums = self.sums_of(parts);
                 self.run.pipeline.scatter(&sums, out)
             }
-            Phase::Idle | Phase::Sizes | Phase::Energies | Phase::Indices | Phase::Refused(_) => {
+            Phase::Idle | Phase::Sizes | Phase::Energies | Phase::Indices | Phase::Refused => {
                 Err(ReadError::NoMessages)
             }
         }
@@ -700,21 +714,6 @@ impl Bucket {
         if let Some(left) = self.run.pipeline.left_energy() {
             self.energy.sent = (self.energy.fed - left).max(0.0);
         }
-    }
-
-    fn refuse(&self, heard: &Heard) -> Result<Ran, ExchangeError> {
-        match heard.failed {
-            0 => Ok(Ran::NotFinite),
-            _ => Err(ExchangeError::peer(self.index, heard, &self.fault)),
-        }
-    }
-}
-
-/// What all ranks said, where the exchange must not be used.
-fn refusal(phase: &Phase, heard: Option<&Heard>) -> Option<Heard> {
-    match phase {
-        Phase::Refused(heard) => Some(*heard),
-        _ => heard.filter(|heard| !heard.good()).copied(),
     }
 }
 

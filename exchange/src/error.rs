@@ -4,7 +4,6 @@ use flexcomm_compression::LayersError;
 use flexcomm_compression::codec::{EncodeError, ReadError};
 use flexcomm_compression::pipeline::StateError;
 use flexcomm_gpu_kernels::LaunchError;
-use flexcomm_trainer::Heard;
 
 /// Failed to exchange a bucket. Unless it says otherwise, every rank fails in the same exchange.
 #[derive(Debug, thiserror::Error)]
@@ -31,16 +30,6 @@ pub enum ExchangeError {
     /// More values than an index can name.
     #[error(transparent)]
     Layers(#[from] LayersError),
-    /// A rank said that it could not do its part.
-    #[error("exchange bucket {bucket}: {who} could not do its part{why}")]
-    PeerFailed {
-        /// Which bucket.
-        bucket: u32,
-        /// Which rank, or how many.
-        who: String,
-        /// This rank's own reason, if it is the one.
-        why: String,
-    },
     /// A buffer of another length than the exchange needs.
     #[error("exchange bucket {bucket}: {what} has {got} elements, expected {expected}")]
     Buffer {
@@ -99,16 +88,4 @@ pub enum ExchangeError {
     /// A state that does not belong to this model.
     #[error("load saved residuals: {0}")]
     State(String),
-}
-
-impl ExchangeError {
-    /// Of what all ranks said; `fault` is this rank's own reason, empty when it is not the one.
-    pub(crate) fn peer(bucket: u32, heard: &Heard, fault: &str) -> Self {
-        let who = match heard.first_failed {
-            Some(rank) => format!("rank {rank}"),
-            None => format!("{} of the ranks", heard.failed),
-        };
-        let why = if fault.is_empty() { String::new() } else { format!(": {fault}") };
-        Self::PeerFailed { bucket, who, why }
-    }
 }

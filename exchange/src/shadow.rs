@@ -15,11 +15,11 @@ mod sample;
 
 use crate::bucket::{Bucket, How, Param, Ran};
 use crate::error::ExchangeError;
+use crate::head::Status;
 use device::OnDevice;
 use flexcomm_compression::Energy;
 use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_domain::CompressorSpec;
-use flexcomm_trainer::{Heard, Status};
 use sample::{Sample, Sampling, samples};
 
 /// Steps that [`ShadowGain::recent`] remembers: weights fall to 1/e over them.
@@ -61,8 +61,7 @@ impl Part {
         sample.places.copy(gradient, own);
         let mut round = bucket.begin(own, Step { index, learning_rate: 1.0 }, None);
         loop {
-            let bad = bucket.status() != Status::default();
-            let heard = Heard { not_finite: u32::from(bad), ..Heard::default() };
+            let bad = bucket.status() != Status::Ready;
             if round.last && round.how == How::Gather && !bad {
                 return Ok(bucket.finish_alone());
             }
@@ -70,10 +69,10 @@ impl Part {
             buffer.resize(round.bytes, 0);
             bucket.write(buffer);
             if round.last {
-                let ran = bucket.finish(Some(&heard), &[buffer], own)?;
+                let ran = bucket.finish(bad, &[buffer], own)?;
                 return Ok(if ran == Ran::Good { bucket.energy() } else { Energy::default() });
             }
-            round = bucket.next(&heard, &[buffer])?;
+            round = bucket.next(bad, &[buffer])?;
         }
     }
 }

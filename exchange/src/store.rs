@@ -295,7 +295,7 @@ mod tests {
             let round = bucket.begin(&gradient, Step { index, learning_rate: 0.1 }, None);
             let mut part = vec![0; round.bytes];
             bucket.write(&mut part);
-            bucket.finish(None, &[&part], &mut gradient.clone()).unwrap();
+            bucket.finish(false, &[&part], &mut gradient.clone()).unwrap();
         }
     }
 

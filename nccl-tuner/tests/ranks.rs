@@ -7,13 +7,14 @@ mod common;
 use common::{Built, COSTS, Host, RING, TREE, built};
 use flexcomm_domain::{Collective, Decision, JobId, Rank, Strategy, Timestamp, Version};
 use flexcomm_page::PageWriter;
-use flexcomm_trainer::{Agreement, OrdersReader, Riding, Status};
+use flexcomm_trainer::{Agreement, Control, OrdersReader};
 use flexcomm_wire::{DecisionOrder, JobOrders};
 use std::path::Path;
+use std::time::Duration;
 
 const STEPS: u64 = 120;
 const BUCKETS: u32 = 3;
-const VALUES: usize = 1 << 18;
+const STEP: Duration = Duration::from_millis(5);
 
 /// A node's page, written as the agent does it.
 struct Announced {
@@ -47,7 +48,7 @@ impl Announced {
 /// One rank: its node's orders, its part in the agreement, its process.
 struct Member {
     orders: OrdersReader,
-    riding: Riding,
+    control: Control,
     host: Host,
     heard: Strategy,
     picks: Vec<i32>,
@@ -58,15 +59,16 @@ impl Member {
         let mut orders = OrdersReader::new(JobId::new("j").unwrap());
         orders.set_path(page);
         let agreement = Agreement::new(Rank(rank), Strategy::DENSE_RING, 0);
-        let riding = Riding::new(agreement, Rank(rank), 2);
-        Self { orders, riding, host: Host::ready(built, version), heard: Strategy::DENSE_RING, picks: Vec::new() }
+        let mut control = Control::new(agreement, Rank(rank));
+        control.steer(true);
+        Self { orders, control, host: Host::ready(built, version), heard: Strategy::DENSE_RING, picks: Vec::new() }
     }
 
     /// Looks at the page; the agreement takes from rank 0 only.
     fn look(&mut self, now: Timestamp) {
         let Some(decision) = self.orders.poll(now).and_then(|news| news.decision) else { return };
         self.heard = decision.strategy;
-        self.riding.agreement().offer_decision(decision.version, decision.strategy);
+        self.control.agreement().offer_decision(decision.version, decision.strategy);
     }
 
     /// Enqueues a bucket's allreduce as the hook does: preferred around it and not beyond.
@@ -97,7 +99,7 @@ fn train(built: &Built, version: u32, follow: Follow, mut turns: impl FnMut() ->
     let paths = [folder.path().join("a.page"), folder.path().join("b.page")];
     let mut nodes = [Announced::new(&paths[0]), Announced::new(&paths[1])];
     let mut ranks = [0, 1].map(|rank| Member::new(built, rank, version, &paths[rank as usize]));
-    let mut changes = 0;
+    let (mut changes, mut message) = (0, Vec::new());
     for step in 0..STEPS {
         let now = Timestamp(10_000_000 + step * 1_000_000);
         nodes.iter().for_each(|node| node.page.beat(now.0));
@@ -111,7 +113,7 @@ fn train(built: &Built, version: u32, follow: Follow, mut turns: impl FnMut() ->
                 nodes[rank].publish();
             }
             member.look(now);
-            ticks.push(member.riding.begin());
+            ticks.push(member.control.begin());
         }
         for (node, other) in [(0, 1), (1, 0)] {
             if turn >> (2 + node) & 1 == 1 && nodes[node].version < nodes[other].version {
@@ -124,9 +126,9 @@ fn train(built: &Built, version: u32, follow: Follow, mut turns: impl FnMut() ->
                 let strategy = if follow == Follow::Agreed { ticks[rank].strategy } else { ranks[rank].heard };
                 ranks[rank].enqueue(bucket, strategy, step);
             }
-            exchange(&mut ranks, bucket);
         }
-        let ended = ranks.each_mut().map(|member| member.riding.finish());
+        broadcast(&mut ranks, &mut message);
+        let ended = ranks.each_mut().map(|member| member.control.finish(STEP, true));
         assert_eq!(ended[0], ended[1]);
         changes += usize::from(ended[0] != flexcomm_trainer::Change::None);
     }
@@ -138,17 +140,13 @@ fn train(built: &Built, version: u32, follow: Follow, mut turns: impl FnMut() ->
     (picks, changes)
 }
 
-/// Gathers the ranks' words of a bucket.
-fn exchange(ranks: &mut [Member; 2], bucket: u32) {
-    let word = |member: &Member| {
-        let mut word = vec![0; member.riding.bytes(bucket)];
-        member.riding.write_bytes(bucket, VALUES, Status::default(), &mut word).unwrap();
-        word
-    };
-    let words = [word(&ranks[0]), word(&ranks[1])];
-    for member in ranks {
-        let heard = member.riding.hear_bytes(bucket, VALUES, words.iter().map(Vec::as_slice)).unwrap();
-        assert!(heard.good());
+/// Carries rank 0's control message to both ranks, where there is one.
+fn broadcast(ranks: &mut [Member; 2], message: &mut Vec<u8>) {
+    if ranks[0].control.announces() {
+        *message = ranks[0].control.message();
+    }
+    for member in ranks.iter_mut().filter(|member| member.control.is_due()) {
+        member.control.accept(message).unwrap();
     }
 }
 

@@ -2,14 +2,14 @@
 
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
-use crate::names::{compressor, most_ranks};
+use crate::names::compressor;
 use crate::report::LEAST_GAIN;
-use crate::session::{Leadership, Running, Session};
+use crate::session::{Answer, Leadership, Running, Session};
 use flexcomm_compression::{Layers, Sizes};
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Collective, Family, JobId, Rank, Strategy, default_compressors};
 use flexcomm_exchange::{Param, PipelineState, layers};
-use flexcomm_trainer::{AbortCause, Client};
+use flexcomm_trainer::Client;
 use flexcomm_wire::{CodecInfo, Hello, PROTOCOL};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
@@ -46,8 +46,7 @@ impl Core {
 }
 
 fn hello(session: &Session, all: &Layers, backend: String, collectives: Vec<String>) -> Hello {
-    let families = std::iter::once(CompressorSpec::NONE.into()).chain(default_compressors());
-    let families = families.filter(|family: &Family| session.world <= most_ranks(&family.any()));
+    let families = std::iter::once(Family::from(CompressorSpec::NONE)).chain(default_compressors());
     Hello {
         protocol: PROTOCOL,
         job: session.job.clone(),
@@ -117,32 +116,61 @@ impl Core {
         Ok(())
     }
 
-    /// Whether decisions are followed, and whether this rank can run live trials.
+    /// Whether decisions are followed, and whether this rank's loop can replay batches for live trials.
     fn behave(&self, follow: bool, live: bool) {
         let mut session = self.lock();
         session.follow = follow;
-        session.riding.set_live(live);
+        session.live = live;
         session.no_room = None;
     }
 
-    /// Whether the next step announces a plan, perhaps a trial.
-    fn plan_follows(&self) -> bool {
-        self.lock().riding.plan_follows()
+    /// Whether the ranks say in the next step whether they can run a live trial.
+    fn trial_asked(&self) -> bool {
+        self.lock().control.asked().is_some()
     }
 
-    /// Until `behave` this rank can run no live trial, though its loop could: why.
+    /// Until `behave` this rank can take no snapshot for a live trial: why.
     fn lacks_room(&self, why: String) {
-        let mut session = self.lock();
-        session.riding.set_live(false);
-        session.no_room = Some(why);
+        self.lock().no_room = Some(why);
     }
 
-    /// Starts a step, before its first bucket.
-    fn begin(&self, py: Python<'_>) -> PyResult<()> {
+    /// Whether rank 0 announces anything: the same on all ranks, before the first step.
+    fn steer(&self, steered: bool) {
+        self.lock().control.steer(steered);
+    }
+
+    /// Starts a step, before its first bucket. Answers whether a control message is broadcast in it, see `write_control`; and
+    /// what this rank says of itself where the ranks gather that in it: a number and the reason.
+    fn begin(&self, py: Python<'_>) -> PyResult<(bool, Option<(u8, String)>)> {
         guard(py, || {
-            self.lock().begin();
-            Ok(())
+            let mut session = self.lock();
+            session.begin();
+            let answer = session.answer().map(|answer| (answer.verdict as u8, answer.why));
+            Ok((session.control.announces(), answer))
         })
+    }
+
+    /// Writes rank 0's control message for the broadcast of this step to a buffer: address and bytes.
+    fn write_control(&self, out: (usize, usize)) -> PyResult<()> {
+        let out = Span::new::<u8>("the control message", out.0, out.1)?.bytes_mut();
+        let message = self.lock().control.message();
+        let wrong = || Failure::Run(format!("failed to write a control message: the buffer has {} bytes", out.len()));
+        if out.len() != message.len() {
+            return Err(wrong().into());
+        }
+        out.copy_from_slice(&message);
+        Ok(())
+    }
+
+    /// Whether the step under way ends with the control message that was broadcast last: `take_control` comes before `finish`.
+    fn awaits_control(&self) -> bool {
+        self.lock().control.is_due()
+    }
+
+    /// Takes in the control message that is due: address and bytes.
+    fn take_control(&self, message: (usize, usize)) -> PyResult<()> {
+        let message = Span::new::<u8>("the control message", message.0, message.1)?.bytes();
+        Ok(self.lock().control.accept(message).map_err(Failure::from)?)
     }
 
     /// The bucket at `index` holds the parameters with these ids.
@@ -159,10 +187,29 @@ impl Core {
     /// Ends a step, after the optimizer. Answers what to do: 0 nothing, 1 another decision is in force, 2 take a
     /// snapshot (a trial starts), 3 restore (the next candidate), 4 restore (the trial is over), 5 keep what this step did
     /// (the trial is over, because its loop was left). With a `ticket` a device
-    /// has the step's times: `told` brings them later, and until then nothing that came after it is reported.
-    #[pyo3(signature = (loss=None, ticket=None))]
-    fn finish(&self, py: Python<'_>, loss: Option<f64>, ticket: Option<u64>) -> PyResult<u8> {
-        guard(py, || Ok(self.lock().finish(loss, ticket)? as u8))
+    /// has the step's times: `told` brings them later, and until then nothing that came after it is reported. `answers` are what
+    /// all ranks said of themselves, where that was gathered in this step.
+    #[pyo3(signature = (loss=None, ticket=None, answers=Vec::new()))]
+    fn finish(
+        &self,
+        py: Python<'_>,
+        loss: Option<f64>,
+        ticket: Option<u64>,
+        answers: Vec<(u8, String)>,
+    ) -> PyResult<u8> {
+        guard(py, || {
+            let unknown = |code| Failure::Run(format!("failed to end a step: a rank says {code} of a trial"));
+            let read = |(code, why)| Answer::read(code, why).ok_or_else(|| unknown(code));
+            let answers = answers.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
+            Ok(self.lock().finish(loss, ticket, &answers)? as u8)
+        })
+    }
+
+    /// Why this rank had no part in an exchange of the step under way: 0 it had, 1 it failed, 2 its gradient was not finite; and
+    /// its reason.
+    fn fault(&self) -> (u8, String) {
+        let session = self.lock();
+        session.fault.as_ref().map_or((0, String::new()), |fault| (fault.status as u8, fault.why.clone()))
     }
 
     /// The seconds of computing, compressing, collectives and all of a step that ended with this ticket; none: they will
@@ -186,14 +233,9 @@ impl Core {
         self.lock().wants_hook()
     }
 
-    /// Whether a plan takes force when this step ends.
-    fn turns(&self) -> bool {
-        self.lock().riding.look().word().plan.is_some()
-    }
-
-    /// Ends the running trial early, on all ranks; only rank 0's word counts.
-    fn abort_trial(&self) {
-        self.lock().riding.agreement().abort_trial(AbortCause::Diverged);
+    /// A gradient or a loss was not finite: a running trial ends with the next iteration, on all ranks.
+    fn diverged(&self) {
+        self.lock().diverged = true;
     }
 
     /// Copies what a step changes here; one copy is kept.
@@ -257,7 +299,7 @@ impl Core {
     fn text_state(&self, py: Python<'_>) -> PyResult<Option<(String, u64, Vec<PipelineState>)>> {
         guard(py, || {
             let session = self.lock();
-            let (step, version) = (session.next_step(), session.riding.look().in_force().version.0);
+            let (step, version) = (session.next_step(), session.control.look().in_force().version.0);
             let Some(named) = session.named.filter(|_| version == 0) else { return Ok(None) };
             let states = session.store.pipelines()?;
             Ok(Some((named.spec.to_string(), step.wrapping_add(named.offset), states)))
@@ -293,7 +335,7 @@ impl Core {
     /// Step, version, strategy, iteration of a trial (or -1), connected to an agent, steps of this process.
     fn state(&self) -> (u64, u64, String, i64, bool, u64) {
         let session = self.lock();
-        let agreement = session.riding.look();
+        let agreement = session.control.look();
         let in_force = agreement.in_force();
         let iteration = agreement.word().iteration.map_or(-1, i64::from);
         let connected = session.reporter.client().is_some_and(Client::connected);

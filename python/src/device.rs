@@ -4,13 +4,12 @@
 #![allow(unsafe_code)]
 
 use crate::core::Core;
-use crate::exchange::{RoundPy, described, header_bytes, write_header};
+use crate::exchange::{RoundPy, Tagged, described, header_bytes, header_of};
 use crate::guard::{Failure, guard};
 use crate::memory;
-use flexcomm_exchange::{DeviceBuffer, How, OnHost, Round};
+use flexcomm_exchange::{DeviceBuffer, How, OnHost, Round, Status};
 use flexcomm_gpu_kernels::bucket::Gradient;
 use flexcomm_gpu_kernels::{Cache, Copies, DType, Gpu, LaunchError, OnStream, Span};
-use flexcomm_trainer::Status;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -136,14 +135,9 @@ impl Core {
             let outcome = outcome.map_or((0, 0), |outcome| (outcome.address(), outcome.bytes()));
             Ok::<_, OnHost>((round, stays, outcome))
         });
-        let mut session = self.lock();
-        session.meter.hook_work(began);
-        Ok(match begun {
-            Ok((round, stays, outcome)) => {
-                Ok(Launched { round: described(&session, (index, n as usize), &round)?, stays, outcome })
-            }
-            Err(why) => Err(why.to_string()),
-        })
+        self.lock().meter.hook_work(began);
+        let launched = |(round, stays, outcome)| Launched { round: described(&round), stays, outcome };
+        Ok(begun.map(launched).map_err(|why| why.to_string()))
     }
 }
 
@@ -196,7 +190,7 @@ impl Core {
             let staying = exchange.with(|bucket| bucket.staying()).filter(|_| exchange.leader.is_none());
             let Some((bytes, header)) = staying else { return Ok((String::new(), 0, 0, 0)) };
             let round = Round { how: How::Gather, bytes, header: Some(0), last: true };
-            let control = header_bytes(&self.lock(), index, &round);
+            let control = header_bytes(&round);
             Ok((String::new(), 0, control + bytes, control + header))
         })
     }
@@ -230,7 +224,7 @@ impl Core {
         guard(py, || {
             let arrived = memory::Span::new::<u8>("what arrived", arrived.0, arrived.1)?.bytes();
             let device = on(place).map_err(Failure::Run)?;
-            self.go_on((index, values), arrived, |bucket, heard, parts| bucket.next_on(&device, heard, parts))
+            self.go_on((index, values), arrived, |bucket, refused, parts| bucket.next_on(&device, refused, parts))
         })
     }
 
@@ -249,7 +243,7 @@ impl Core {
             let device = on(place).map_err(Failure::Run)?;
             let (address, n) = out;
             let to = span((address, 4 * n as u64));
-            self.finished((index, n), arrived, |bucket, heard, parts| bucket.finish_on(&device, (heard, parts), to))
+            self.finished((index, n), arrived, |bucket, refused, parts| bucket.finish_on(&device, (refused, parts), to))
         })
     }
 
@@ -271,12 +265,7 @@ impl Core {
             };
             let exchange = self.lock().exchange(index)?;
             let (round, tag) = exchange.round(values);
-            let control = {
-                let session = self.lock();
-                let mut control = vec![0; header_bytes(&session, index, &round)];
-                write_header(&session, (index, tag), (&round, Status::default()), &mut control)?;
-                control
-            };
+            let control = header_of(&self.lock(), Tagged { index, tag }, &round, Status::Ready).unwrap_or_default();
             let written = exchange.with(|bucket| bucket.write_on(&device, &control, span(block)));
             self.lock().meter.hook_work(began);
             Ok(written.err().map(|why| why.to_string()).unwrap_or_default())
@@ -296,7 +285,7 @@ impl Core {
             let device = on(place).map_err(Failure::Run)?;
             let exchange = self.lock().exchange(index)?;
             let (round, _) = exchange.round(out.1);
-            let control = header_bytes(&self.lock(), index, &round);
+            let control = header_bytes(&round);
             let to = span((out.0, 4 * out.1 as u64));
             Ok(exchange.with(|bucket| bucket.add_on(&device, (span(blocks), control), to))?)
         })

@@ -6,12 +6,13 @@ use crate::core::Core;
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
 use crate::names::{half_code, is_cast};
-use crate::session::{Running, Session};
+use crate::session::{Fault, Running, Session};
 use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::Step;
-use flexcomm_compression::wire::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
-use flexcomm_exchange::{Answers, Bucket, ExchangeError, How, Leader, Ran, Round, Shared, lock};
-use flexcomm_trainer::{Heard, Status, Tick};
+use flexcomm_exchange::{
+    Answers, Bucket, ExchangeError, HEAD_BYTES, How, Leader, Ran, Round, Shared, Status, any_refuses, head, lock,
+};
+use flexcomm_trainer::Tick;
 use pyo3::prelude::*;
 use std::time::Instant;
 
@@ -39,10 +40,8 @@ pub enum HowPy {
 pub struct RoundPy {
     /// Which.
     pub how: HowPy,
-    /// Elements of the buffer, bytes of what is gathered or broadcast; control header included.
+    /// Elements of the buffer, bytes of what is gathered or broadcast; with the header in front of what is gathered.
     pub elements: usize,
-    /// Of these at the end, how many are summed by themselves.
-    pub apart: usize,
     /// Whose bytes are broadcast.
     pub root: u32,
     /// Whether it is the exchange's last.
@@ -63,7 +62,7 @@ impl Exchange {
         run(&mut lock(&self.bucket))
     }
 
-    /// The round under way, and what its control header covers besides the agreement.
+    /// The round under way, and what its header covers besides the agreement.
     pub(crate) fn round(&self, values: usize) -> (Round, usize) {
         self.with(|bucket| (bucket.round(), self.running.tag(values, (self.step, bucket.is_restored()))))
     }
@@ -108,23 +107,27 @@ impl Session {
     }
 }
 
-/// A control header's number for the agreement: only a bucket's first has room for a plan.
-fn number(index: usize, header: u32) -> u32 {
-    index as u32 | header << 24
+/// A bucket, and what its headers cover besides the agreement.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tagged {
+    pub(crate) index: usize,
+    pub(crate) tag: usize,
 }
 
-/// Bytes that the control header takes in front of what is gathered or behind what adds up.
-pub(crate) fn header_bytes(session: &Session, index: usize, round: &Round) -> usize {
-    let Some(header) = round.header else { return 0 };
-    match round.how {
-        How::Gather => session.riding.bytes(number(index, header)),
-        How::Sum(element) => session.riding.bits(number(index, header)) * element.bytes(),
-        How::Broadcast(_) | How::Refused => 0,
+impl Tagged {
+    /// A header's number: an exchange may have several.
+    fn number(self, header: u32) -> u32 {
+        self.index as u32 | header << 24
     }
 }
 
-pub(crate) fn described(session: &Session, (index, n): (usize, usize), round: &Round) -> Result<RoundPy, Failure> {
-    let bytes = round.bytes + header_bytes(session, index, round);
+/// Bytes of the header in front of what a round gathers.
+pub(crate) fn header_bytes(round: &Round) -> usize {
+    if round.header.is_some() { HEAD_BYTES } else { 0 }
+}
+
+pub(crate) fn described(round: &Round) -> RoundPy {
+    let bytes = round.bytes + header_bytes(round);
     let (how, each) = match round.how {
         How::Gather => (HowPy::Gather, 1),
         How::Broadcast(_) => (HowPy::Broadcast, 1),
@@ -133,89 +136,39 @@ pub(crate) fn described(session: &Session, (index, n): (usize, usize), round: &R
         How::Sum(element @ Element::Bf16) => (HowPy::SumBf16, element.bytes()),
         How::Refused => (HowPy::Refused, 1),
     };
-    let first = index == 0 && round.header == Some(0) && matches!(round.how, How::Sum(_));
-    let apart = if first { session.apart(&session.now()?, false, n) } else { 0 };
     let root = if let How::Broadcast(root) = round.how { root } else { 0 };
-    Ok(RoundPy { how, elements: bytes / each, apart, root, last: round.last })
+    RoundPy { how, elements: bytes / each, root, last: round.last }
 }
 
-/// Zeros and ones in an element type.
-fn write_elements(element: Element, values: &[f32], out: &mut [u8]) {
-    let mut halves = vec![0u16; values.len()];
-    match element {
-        Element::F32 => {
-            out.as_chunks_mut::<4>().0.iter_mut().zip(values).for_each(|(to, value)| *to = value.to_le_bytes());
-            return;
-        }
-        Element::F16 => f32_to_f16(values, &mut halves),
-        Element::Bf16 => f32_to_bf16(values, &mut halves),
-    }
-    out.as_chunks_mut::<2>().0.iter_mut().zip(halves).for_each(|(to, half)| *to = half.to_le_bytes());
-}
-
-fn read_elements(element: Element, from: &[u8]) -> Vec<f32> {
-    if element == Element::F32 {
-        return from.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-    }
-    let halves: Vec<u16> = from.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect();
-    let mut out = vec![0.0; halves.len()];
-    let widen = if element == Element::F16 { f16_to_f32 } else { bf16_to_f32 };
-    widen(&halves, &mut out);
-    out
-}
-
-/// Takes the control headers off what arrived: what all ranks said (none where there is no header), and the payloads.
+/// What all ranks sent: whether some rank's header refuses, and the payloads.
 fn split_headers<'a>(
-    session: &mut Session,
-    (index, tag): (usize, usize),
+    session: &Session,
+    bucket: Tagged,
     round: &Round,
     arrived: &'a [u8],
-) -> Result<(Option<Heard>, Vec<&'a [u8]>), Failure> {
-    let front = header_bytes(session, index, round);
+) -> Result<(bool, Vec<&'a [u8]>), Failure> {
     match (round.how, round.header) {
-        (How::Refused, _) => Ok((None, Vec::new())),
-        (How::Broadcast(_), _) => Ok((None, vec![arrived])),
-        (How::Sum(element), Some(header)) => {
-            let (payload, bits) = arrived.split_at(round.bytes.min(arrived.len()));
-            let heard = session.riding.hear_bits(number(index, header), tag, &read_elements(element, bits))?;
-            Ok((Some(heard), vec![payload]))
-        }
-        (How::Sum(_), None) => Ok((None, vec![arrived])),
-        (How::Gather, header) => {
-            let each = (round.bytes + front).max(1);
-            let blocks: Vec<_> = arrived.chunks_exact(each).map(|block| block.split_at(front)).collect();
-            let payloads = if round.bytes + front == 0 {
-                // No rank sends anything; every message is empty.
-                vec![&[][..]; session.world as usize]
-            } else {
-                blocks.iter().map(|block| block.1).collect()
-            };
-            let Some(header) = header else { return Ok((None, payloads)) };
-            let heads = blocks.iter().map(|block| block.0);
-            Ok((Some(session.riding.hear_bytes(number(index, header), tag, heads)?), payloads))
+        (How::Refused, _) => Ok((false, Vec::new())),
+        (How::Broadcast(_) | How::Sum(_), _) => Ok((false, vec![arrived])),
+        // No rank sends anything; every message is empty.
+        (How::Gather, None) if round.bytes == 0 => Ok((false, vec![&[][..]; session.world as usize])),
+        (How::Gather, None) => Ok((false, arrived.chunks_exact(round.bytes).collect())),
+        (How::Gather, Some(header)) => {
+            let blocks = arrived.chunks_exact(round.bytes + HEAD_BYTES).map(|block| block.split_at(HEAD_BYTES));
+            let (heads, payloads): (Vec<_>, Vec<_>) = blocks.unzip();
+            let number = bucket.number(header);
+            let check = session.control.check(number, bucket.tag);
+            let refused = any_refuses(check, heads.into_iter());
+            let refused = refused.map_err(|rank| session.control.desynchronised(rank, bucket.index as u32))?;
+            Ok((refused, payloads))
         }
     }
 }
 
-/// Writes this rank's control header, where the round has one.
-pub(crate) fn write_header(
-    session: &Session,
-    (index, tag): (usize, usize),
-    (round, status): (&Round, Status),
-    out: &mut [u8],
-) -> Result<(), Failure> {
-    let Some(header) = round.header else { return Ok(()) };
-    let number = number(index, header);
-    match round.how {
-        How::Refused | How::Broadcast(_) => {}
-        How::Gather => session.riding.write_bytes(number, tag, status, out)?,
-        How::Sum(element) => {
-            let mut bits = vec![0.0; session.riding.bits(number)];
-            session.riding.write_bits(number, tag, status, &mut bits)?;
-            write_elements(element, &bits, out);
-        }
-    }
-    Ok(())
+/// This rank's header of a round, where it has one.
+pub(crate) fn header_of(session: &Session, bucket: Tagged, round: &Round, status: Status) -> Option<[u8; HEAD_BYTES]> {
+    let number = bucket.number(round.header?);
+    Some(head(session.control.check(number, bucket.tag), status))
 }
 
 /// Bytes that a rank of a ring sends of a message that all sum or gather.
@@ -241,20 +194,19 @@ impl Core {
         &self,
         (index, n): (usize, usize),
         arrived: &[u8],
-        next: impl FnOnce(&mut Bucket, &Heard, &[&[u8]]) -> Result<Round, ExchangeError>,
+        next: impl FnOnce(&mut Bucket, bool, &[&[u8]]) -> Result<Round, ExchangeError>,
     ) -> Result<RoundPy, Failure> {
         let began = Instant::now();
         let exchange = self.lock().exchange(index)?;
         let (round, tag) = exchange.round(n);
-        let (heard, parts) = {
+        let (refused, parts) = {
             let mut session = self.lock();
             session.meter.landed(true);
-            split_headers(&mut session, (index, tag), &round, arrived)?
+            split_headers(&session, Tagged { index, tag }, &round, arrived)?
         };
-        let next = exchange.with(|bucket| next(bucket, &heard.unwrap_or_default(), &parts))?;
-        let mut session = self.lock();
-        session.meter.hook_work(began);
-        described(&session, (index, n), &next)
+        let next = exchange.with(|bucket| next(bucket, refused, &parts))?;
+        self.lock().meter.hook_work(began);
+        Ok(described(&next))
     }
 
     /// After the last round of a bucket of n values: `finish` makes the mean of what arrived. Answers whether it is finite.
@@ -262,19 +214,19 @@ impl Core {
         &self,
         (index, n): (usize, usize),
         arrived: &[u8],
-        finish: impl FnOnce(&mut Bucket, Option<&Heard>, &[&[u8]]) -> Result<Ran, ExchangeError>,
+        finish: impl FnOnce(&mut Bucket, bool, &[&[u8]]) -> Result<Ran, ExchangeError>,
     ) -> Result<bool, Failure> {
         let began = Instant::now();
         let exchange = self.lock().exchange(index)?;
         let (round, tag) = exchange.round(n);
-        let (heard, parts) = {
+        let (refused, parts) = {
             let mut session = self.lock();
             if round.how != How::Refused {
                 session.meter.landed(false);
             }
-            split_headers(&mut session, (index, tag), &round, arrived)?
+            split_headers(&session, Tagged { index, tag }, &round, arrived)?
         };
-        self.ended(began, &exchange, |bucket| finish(bucket, heard.as_ref(), &parts))
+        self.ended(began, &exchange, |bucket| finish(bucket, refused, &parts))
     }
 
     /// Ends an exchange by `finish`, in the work since `began`. Answers whether the mean is finite.
@@ -284,9 +236,16 @@ impl Core {
         exchange: &Exchange,
         finish: impl FnOnce(&mut Bucket) -> Result<Ran, ExchangeError>,
     ) -> Result<bool, Failure> {
-        let (ran, energy, led) = exchange.with(|bucket| (finish(bucket), bucket.energy(), bucket.led()));
+        let (ran, energy, led, fault) = exchange.with(|bucket| {
+            let ran = finish(bucket);
+            let fault = Fault { status: bucket.status(), why: bucket.fault().to_owned() };
+            (ran, bucket.energy(), bucket.led(), fault)
+        });
         let ran = ran?;
         let mut session = self.lock();
+        if ran == Ran::Refused && fault.status != Status::Ready {
+            session.fault.get_or_insert(fault);
+        }
         if let Some((leader, norms)) = led.filter(|_| ran == Ran::Good) {
             session.observe_leader(leader, norms);
         }
@@ -304,13 +263,12 @@ impl Core {
         let exchange = self.lock().exchange(index)?;
         let (round, tag) = exchange.round(n);
         let bytes = exchange.with(|bucket| bucket.message_header_bytes());
-        let (heard, headers) = {
+        let (refused, headers) = {
             let mut session = self.lock();
             session.meter.landed(false);
-            split_headers(&mut session, (index, tag), &Round { bytes, ..round }, headers)?
+            split_headers(&session, Tagged { index, tag }, &Round { bytes, ..round }, headers)?
         };
-        let heard = &heard.unwrap_or_default();
-        self.ended(began, &exchange, |bucket| bucket.judge(Answers { heard, headers: &headers, outcome }))
+        self.ended(began, &exchange, |bucket| bucket.judge(Answers { refused, headers: &headers, outcome }))
     }
 }
 
@@ -318,17 +276,9 @@ impl Core {
 impl Core {
     /// Begins a bucket with `n` values at `gradient` (0: not float32 on the CPU, then it is exchanged as it is, unless it
     /// can be compressed otherwise, `elsewhere`: on its device, or in a copy). Answers whether it is exchanged by rounds (see
-    /// `begin_exchange`); if not, it is dense: elements of the control header, whether it is piggybacked in this step, and the type
-    /// that it travels in: 0 its own, 1 float16, 2 bfloat16.
+    /// `begin_exchange`); if not, it is dense, and the type that it travels in: 0 its own, 1 float16, 2 bfloat16.
     #[pyo3(signature = (index, gradient, n, elsewhere=false))]
-    fn enter(
-        &self,
-        py: Python<'_>,
-        index: usize,
-        gradient: usize,
-        n: usize,
-        elsewhere: bool,
-    ) -> PyResult<(bool, usize, bool, i64)> {
+    fn enter(&self, py: Python<'_>, index: usize, gradient: usize, n: usize, elsewhere: bool) -> PyResult<(bool, i64)> {
         guard(py, || {
             let values = Span::new::<f32>("the bucket", gradient, if gradient == 0 { 0 } else { n })?;
             let mut session = self.lock();
@@ -361,9 +311,7 @@ impl Core {
             if gradient != 0 && settled {
                 session.observe(index, values.floats())?;
             }
-            let bits = session.riding.bits(index as u32);
-            let carries = session.carries(&tick, bits);
-            Ok((exchanged, bits, carries, if exchanged { 0 } else { half }))
+            Ok((exchanged, if exchanged { 0 } else { half }))
         })
     }
 
@@ -382,9 +330,8 @@ impl Core {
             let exchange = self.lock().exchange(index)?;
             let step = exchange.at(&rates)?;
             let round = exchange.with(|bucket| bucket.begin(gradient, step, exchange.leader));
-            let mut session = self.lock();
-            session.meter.hook_work(began);
-            described(&session, (index, gradient.len()), &round)
+            self.lock().meter.hook_work(began);
+            Ok(described(&round))
         })
     }
 
@@ -395,25 +342,23 @@ impl Core {
             let out = Span::new::<u8>("the round's buffer", out.0, out.1)?.bytes_mut();
             let exchange = self.lock().exchange(index)?;
             let (round, tag) = exchange.round(values);
-            let need = round.bytes + header_bytes(&self.lock(), index, &round);
+            let front = header_bytes(&round);
+            let need = front + round.bytes;
             if out.len() != need {
                 let (got, index) = (out.len(), exchange.index);
                 return Err(Failure::Run(format!(
                     "failed to exchange bucket {index}: a buffer of {got} bytes, not {need}"
                 )));
             }
-            let (payload, header) = if round.how == How::Gather {
-                let (header, payload) = out.split_at_mut(need - round.bytes);
-                (payload, header)
-            } else {
-                out.split_at_mut(round.bytes)
-            };
+            let (header, payload) = out.split_at_mut(front);
             let status = exchange.with(|bucket| {
                 bucket.write(payload);
                 bucket.status()
             });
             let mut session = self.lock();
-            write_header(&session, (index, tag), (&round, status), header)?;
+            if let Some(own) = header_of(&session, Tagged { index, tag }, &round, status) {
+                header.copy_from_slice(&own);
+            }
             let share = share(session.world, need, round.how);
             session.meter.hook_work(began);
             session.meter.launched(share);
@@ -425,7 +370,7 @@ impl Core {
     fn next_round(&self, py: Python<'_>, index: usize, values: usize, arrived: (usize, usize)) -> PyResult<RoundPy> {
         guard(py, || {
             let arrived = Span::new::<u8>("what arrived", arrived.0, arrived.1)?.bytes();
-            self.go_on((index, values), arrived, |bucket, heard, parts| bucket.next(heard, parts))
+            self.go_on((index, values), arrived, |bucket, refused, parts| bucket.next(refused, parts))
         })
     }
 
@@ -440,7 +385,7 @@ impl Core {
         guard(py, || {
             let arrived = Span::new::<u8>("what arrived", arrived.0, arrived.1)?.bytes();
             let out = Span::new::<f32>("the bucket", out.0, out.1)?.floats_mut();
-            self.finished((index, out.len()), arrived, |bucket, heard, parts| bucket.finish(heard, parts, out))
+            self.finished((index, out.len()), arrived, |bucket, refused, parts| bucket.finish(refused, parts, out))
         })
     }
 }

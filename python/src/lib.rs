@@ -38,6 +38,7 @@ mod _core {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         super::log::begin();
         module.add("PROTOCOL", flexcomm_wire::PROTOCOL)?;
+        module.add("CONTROL_BYTES", flexcomm_trainer::MESSAGE_BYTES)?;
         module.add("VERSION", env!("CARGO_PKG_VERSION"))
     }
 

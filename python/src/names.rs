@@ -38,15 +38,6 @@ pub fn is_cast(strategy: &Strategy) -> bool {
     strategy.is_dense() || half_code(strategy) != 0
 }
 
-/// Most ranks whose ones add up exactly in the elements that a compressor's messages have: the word's bits are among them.
-pub fn most_ranks(spec: &CompressorSpec) -> u32 {
-    match spec.travels() {
-        Travels::Sums(Element::F16) => 2048,
-        Travels::Sums(Element::Bf16) => 256,
-        Travels::Sums(Element::F32) | Travels::Gathers => u32::MAX,
-    }
-}
-
 /// Name of the type whose elements add up; empty when messages are gathered.
 pub fn element(spec: &CompressorSpec) -> &'static str {
     match spec.travels() {

@@ -3,42 +3,26 @@
 use crate::guard::Failure;
 use crate::late::{Ended, Said};
 use crate::meter::{Costs, Meter};
-use crate::names::{is_cast, most_ranks};
+use crate::names::is_cast;
 use crate::report::{LEAST_GAIN, Reporter};
 use flexcomm_compression::Build;
 use flexcomm_compression::pipeline::Member;
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Digest, JobId, Rank, RunId, Selection, Strategy, Timestamp};
-use flexcomm_exchange::{AutoSelection, Deferred, Leader, Shadow, Store, lock};
-use flexcomm_trainer::{
-    AbortCause, Agreement, Change, Offer, OrdersReader, Riding, Snapshot, Tick, Trial, TrialPlan, WORD_BITS,
-};
+use flexcomm_exchange::{AutoSelection, Deferred, Leader, Shadow, Status, Store, lock};
+use flexcomm_trainer::{AbortCause, Agreement, Change, Control, Offer, OrdersReader, Snapshot, Tick, Trial, TrialPlan};
 use flexcomm_wire::{FromTrainer, StrategyWire, TrialOutcome, TrialReport};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Steps in which nothing is compressed: DDP rebuilds its buckets after the first, with static graph after the
 /// second, and the order of parameters changes with it.
 const WARM_UP: u64 = 3;
 
-/// Dense buckets carry the control word in every so many steps: it costs a copy of the first bucket, or a collective more. A decision waits at
-/// most for as long.
-const WORD_EVERY: u64 = 8;
-
-/// ... and in each of so many first ones: the first trial and the first decision come in them, and dense steps are dearest where
-/// they matter.
-const WORD_FIRST: u64 = 32;
-
-/// From so many values on (1 MiB of floats) a dense bucket is not copied for the word to ride on it: a small collective of its
-/// own, under way at the same time, takes less. Its sums are then DDP's own, bit for bit.
-const WORD_APART: usize = 1 << 18;
-
 /// Steps that a shadow trial goes on after it was ordered: five of the paper's live trials.
 const SHADOW_STEPS: u64 = 50;
 
-/// Why a job runs no live trials.
-const NOT_LIVE: &str =
-    "this job cannot run live trials: its training loop does not use Session.batches() on every rank";
-const NO_ROOM: &str = "a rank has no memory for a snapshot, and its log says how much it lacks";
+/// Why a rank runs no live trials.
+const NOT_LIVE: &str = "its training loop does not use Session.batches()";
 
 /// When they are spoken of: early, since somebody waits for them, and at their end.
 const SHADOWS_TELL: [u64; 2] = [20, SHADOW_STEPS];
@@ -99,6 +83,45 @@ pub enum Next {
     TrialLeft = 5,
 }
 
+/// What a rank says of a trial, before it and in each of its iterations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It goes on.
+    GoOn = 0,
+    /// This rank cannot run it, or not any more.
+    Cannot = 1,
+    /// A gradient or a loss was not finite.
+    Diverged = 2,
+    /// Its time budget is used up.
+    Budget = 3,
+}
+
+/// The same, with the reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    pub verdict: Verdict,
+    pub why: String,
+}
+
+impl Answer {
+    fn of(verdict: Verdict) -> Self {
+        Self { verdict, why: String::new() }
+    }
+
+    /// As a rank has sent it.
+    pub fn read(code: u8, why: String) -> Option<Self> {
+        let all = [Verdict::GoOn, Verdict::Cannot, Verdict::Diverged, Verdict::Budget];
+        all.into_iter().find(|verdict| *verdict as u8 == code).map(|verdict| Self { verdict, why })
+    }
+}
+
+/// Why a rank had no part in an exchange.
+#[derive(Debug, Clone)]
+pub struct Fault {
+    pub status: Status,
+    pub why: String,
+}
+
 /// What compresses the buckets of a step, and where its steps are.
 #[derive(Debug, Clone, Copy)]
 pub struct Running {
@@ -134,7 +157,7 @@ pub struct Session {
     pub run: Option<RunId>,
     pub rank: Rank,
     pub world: u32,
-    pub riding: Riding,
+    pub control: Control,
     pub leadership: Leadership,
     pub auto: AutoSelection,
     pub store: Store,
@@ -170,8 +193,14 @@ pub struct Session {
     pub last: Option<Costs>,
     /// The newest trial's report, which its shadows complete.
     pub owed: Option<TrialReport>,
-    /// Why this rank could take no snapshot if the plan of the step under way were a trial.
+    /// Whether this rank's loop can replay batches.
+    pub live: bool,
+    /// Whether a gradient or a loss of the iteration under way was not finite.
+    pub diverged: bool,
+    /// Why this rank could take no snapshot for the trial that was asked for.
     pub no_room: Option<String>,
+    /// Why this rank had no part in an exchange of the step under way.
+    pub fault: Option<Fault>,
 }
 
 impl Session {
@@ -182,7 +211,7 @@ impl Session {
         Self {
             orders: OrdersReader::new(job.clone()),
             reporter: Reporter::new(job.clone(), rank),
-            riding: Riding::new(agreement, rank, world),
+            control: Control::new(agreement, rank),
             auto: AutoSelection::new(world),
             job,
             run: None,
@@ -211,7 +240,10 @@ impl Session {
             unknown: None,
             last: None,
             owed: None,
+            live: false,
+            diverged: false,
             no_room: None,
+            fault: None,
         }
     }
 
@@ -225,7 +257,8 @@ impl Session {
     pub fn begin(&mut self) {
         self.listen();
         self.led = false;
-        let tick = self.riding.begin();
+        self.fault = None;
+        let tick = self.control.begin();
         let running = self.running(&tick);
         self.running = running;
         self.tick = Some(tick);
@@ -242,14 +275,14 @@ impl Session {
         }
     }
 
-    /// Whether this trainer can run a strategy; also by how many ranks it has.
-    pub fn runs(&self, strategy: &Strategy) -> bool {
-        self.world <= most_ranks(strategy.spec()) && strategy.spec().trainable().is_ok()
+    /// Whether this trainer can run a strategy.
+    fn runs(strategy: &Strategy) -> bool {
+        strategy.spec().trainable().is_ok()
     }
 
     /// The agreement's step that the next backward pass begins.
     pub fn next_step(&self) -> u64 {
-        self.riding.look().step() + u64::from(self.tick.is_some_and(|tick| tick.trial.is_none()))
+        self.control.look().step() + u64::from(self.tick.is_some_and(|tick| tick.trial.is_none()))
     }
 
     /// The step under way.
@@ -262,30 +295,11 @@ impl Session {
         self.steps >= WARM_UP
     }
 
-    /// Whether the word rides on this step's dense buckets: the same on all ranks. Always where there is room for a plan,
-    /// and within trials.
-    pub fn carries(&self, tick: &Tick, bits: usize) -> bool {
-        tick.trial.is_some() || bits > WORD_BITS || tick.step < WORD_FIRST || tick.step.is_multiple_of(WORD_EVERY)
-    }
-
-    /// Elements at the end of the first bucket's payload, n values and the word, that travel by themselves in this step. All of
-    /// them beside a large dense bucket, see [`WORD_APART`]. Else room for a plan: a ring would begin other values' sums at other
-    /// ranks than in the same step without one, and round them otherwise.
-    pub fn apart(&self, tick: &Tick, dense: bool, n: usize) -> usize {
-        if dense && n >= WORD_APART {
-            return self.riding.bits(0);
-        }
-        let room = self.riding.bits(0) - WORD_BITS;
-        let word = if dense && !self.carries(tick, WORD_BITS) { WORD_BITS } else { 0 };
-        if room == 0 { 0 } else { room + word }
-    }
-
-    /// A bucket that DDP exchanges by itself, dense and without the hook. Answers the elements of the word that rides on
-    /// it, 0 when none does: what the hook would send.
+    /// A bucket that DDP exchanges by itself, dense and without the hook.
     ///
     /// # Errors
     /// The agreed strategy compresses: ranks with the hook would do that now, and wait for this one for ever.
-    pub fn pass(&mut self, tick: &Tick, index: usize, n: usize) -> Result<usize, Failure> {
+    pub fn pass(&mut self, tick: &Tick, index: usize, n: usize) -> Result<(), Failure> {
         if self.warm() && !tick.strategy.is_dense() {
             let (strategy, step) = (tick.strategy, tick.step);
             return Err(Failure::Run(format!(
@@ -298,8 +312,7 @@ impl Session {
         }
         self.passed.push(n);
         self.meter.faithful &= self.warm() && tick.strategy.is_dense();
-        let bits = self.riding.bits(index as u32);
-        Ok(if index == 0 && self.carries(tick, bits) { bits } else { 0 })
+        Ok(())
     }
 
     /// The hook sees a bucket. Answers whether DDP exchanged one like it by itself in the step before: some ranks take
@@ -311,7 +324,7 @@ impl Session {
 
     /// Whether the next step needs the hook: DDP by itself is dense, and shows nothing to a shadow.
     pub fn wants_hook(&self) -> bool {
-        let agreement = self.riding.look();
+        let agreement = self.control.look();
         let dense = agreement.in_force().strategy.is_dense() && agreement.word().iteration.is_none();
         !dense || self.shadow.as_ref().is_some_and(|(shadow, _)| shadow.steps() < SHADOW_STEPS)
     }
@@ -369,52 +382,39 @@ impl Session {
         if self.rank != Rank(0) {
             return;
         }
-        if self.trial.as_ref().is_some_and(|t| t.over_budget(self.clock.elapsed())) {
-            self.riding.agreement().abort_trial(AbortCause::Budget);
-        }
         if let Some(page) = self.reporter.client().and_then(|client| client.page()) {
             self.orders.set_path(&page);
         }
         let Some(news) = self.orders.poll(time_of_day()) else { return };
         let decision = news.decision.filter(|_| self.follow);
-        if let Some(refused) = decision.as_ref().filter(|decision| !self.runs(&decision.strategy)) {
+        if let Some(refused) = decision.as_ref().filter(|decision| !Self::runs(&decision.strategy)) {
             self.instead(format!(
                 "decision {} is {}, which this release cannot run; training goes on with the strategy in force",
                 refused.version, refused.strategy
             ));
         }
-        if let Some(decision) = decision.filter(|decision| self.runs(&decision.strategy)) {
-            let offer = self.riding.agreement().offer_decision(decision.version, decision.strategy);
+        if let Some(decision) = decision.filter(|decision| Self::runs(&decision.strategy)) {
+            let offer = self.control.agreement().offer_decision(decision.version, decision.strategy);
             if offer == Offer::Conflict {
                 tracing::warn!(version = %decision.version, strategy = %decision.strategy,
                     "another strategy is known under this version; it is not followed");
             }
         }
         if let Some(mut plan) = news.trial {
-            plan.candidates.retain(|candidate| self.runs(candidate));
+            plan.candidates.retain(Self::runs);
             if !plan.candidates.is_empty() {
-                self.offer_trial(plan);
+                self.control.agreement().offer_trial(plan);
             }
         }
     }
 
-    fn offer_trial(&mut self, plan: TrialPlan) {
-        if self.riding.live_everywhere() {
-            self.riding.agreement().offer_trial(plan);
+    /// Some rank cannot run a trial. Rank 0 tells, and measures what can be measured otherwise.
+    fn refuse_trial(&mut self, plan: &TrialPlan, why: &str) {
+        if self.rank != Rank(0) {
             return;
         }
-        // Ids only grow, so each is answered once.
-        let seen = plan.clone();
-        if self.riding.agreement().offer_trial(plan) == Offer::Taken {
-            self.riding.agreement().withdraw_trial();
-            self.refuse_trial(&seen, NOT_LIVE);
-        }
-    }
-
-    /// On rank 0: tells that a trial cannot run live, and measures what can be measured otherwise.
-    fn refuse_trial(&mut self, plan: &TrialPlan, why: &str) {
         self.go_on_watching(plan);
-        self.instead(format!("{why}; only shadow gains are measured"));
+        self.instead(format!("this job cannot run live trials: {why}; only shadow gains are measured"));
         let report = TrialReport {
             job: self.job.clone(),
             rank: self.rank.0,
@@ -505,9 +505,21 @@ impl Session {
         }
     }
 
+    /// What this rank says of itself in a step in which the ranks gather that; none in others.
+    pub fn answer(&self) -> Option<Answer> {
+        let over = || self.trial.as_ref().is_some_and(|trial| trial.over_budget(self.clock.elapsed()));
+        let why = || self.no_room.clone().unwrap_or_else(|| NOT_LIVE.into());
+        self.control.gathers().then(|| match () {
+            () if !self.live || self.no_room.is_some() => Answer { verdict: Verdict::Cannot, why: why() },
+            () if self.diverged => Answer::of(Verdict::Diverged),
+            () if self.rank == Rank(0) && over() => Answer::of(Verdict::Budget),
+            () => Answer::of(Verdict::GoOn),
+        })
+    }
+
     /// Ends a step, after its last bucket and the optimizer. With a `ticket` its times are a device's to tell, see
-    /// [`Session::told`]: the host's clock only saw how they were launched.
-    pub fn finish(&mut self, loss: Option<f64>, ticket: Option<u64>) -> Result<Next, Failure> {
+    /// [`Session::told`]: the host's clock only saw how they were launched. `answers` are all ranks', where they were gathered.
+    pub fn finish(&mut self, loss: Option<f64>, ticket: Option<u64>, answers: &[Answer]) -> Result<Next, Failure> {
         let Some(tick) = self.tick.take() else { return Ok(Next::Train) };
         let costs = self.meter.finish();
         if tick.trial.is_none() {
@@ -521,7 +533,7 @@ impl Session {
         match tick.trial {
             Some(at) if self.trial.is_some() => {
                 self.say(ticket, Said::Iteration(costs, at));
-                let of = self.riding.look().trial_iterations().unwrap_or(1);
+                let of = self.control.look().trial_iterations().unwrap_or(1);
                 next = if at.within + 1 == of { Next::Candidate } else { Next::Train };
             }
             Some(_) => self.say(ticket, Said::Step(costs, None)),
@@ -530,27 +542,38 @@ impl Session {
                 self.say(ticket, Said::Step(costs, step));
             }
         }
-        let next = self.change(next);
-        Ok(if tick.trial.is_some() { self.unless_left(next) } else { next })
+        let next = self.change(next, costs.step, answers);
+        Ok(if tick.trial.is_some() { self.unless_ended(next, answers) } else { next })
     }
 
-    /// Ends a trial that some rank has left for a loop that cannot replay batches: all heard so in this tick. Where every rank
-    /// has, the tick trained, and nothing of it is thrown away; ranks that are apart go back to where they were alike.
-    fn unless_left(&mut self, next: Next) -> Next {
-        if self.riding.live_everywhere() {
-            return next;
-        }
-        let trained = self.riding.live_ranks() == 0;
-        self.riding.agreement().leave_trial(trained);
-        self.end_trial(Some(AbortCause::Left));
+    /// Ends a trial early where any rank says so: all have the same answers. Where every rank has left the trial's loop for one
+    /// that cannot replay batches, the tick trained, and nothing of it is thrown away.
+    fn unless_ended(&mut self, next: Next, answers: &[Answer]) -> Next {
+        let any = |verdict| answers.iter().any(|answer| answer.verdict == verdict);
+        let cause = match () {
+            () if any(Verdict::Cannot) => AbortCause::Left,
+            () if any(Verdict::Diverged) => AbortCause::Diverged,
+            () if any(Verdict::Budget) => AbortCause::Budget,
+            () => return next,
+        };
+        let trained = answers.iter().all(|answer| answer.verdict == Verdict::Cannot);
+        self.control.agreement().leave_trial(trained);
+        self.end_trial(Some(cause));
         if trained {
             self.store.leave_trial();
         }
         if trained { Next::TrialLeft } else { Next::TrialEnds }
     }
 
-    fn change(&mut self, next: Next) -> Next {
-        match self.riding.finish() {
+    fn change(&mut self, next: Next, took: Duration, answers: &[Answer]) -> Next {
+        let asked = self.control.asked().cloned();
+        let refused = (0..).zip(answers).find(|(_, answer)| answer.verdict == Verdict::Cannot);
+        let change = self.control.finish(took, refused.is_none());
+        if let (Some(plan), Some((rank, answer))) = (asked, refused) {
+            self.no_room = None;
+            self.refuse_trial(&plan, &format!("rank {rank}: {}", answer.why));
+        }
+        match change {
             Change::None => next,
             Change::Switched(in_force) => {
                 tracing::info!(version = %in_force.version, strategy = %in_force.strategy,
@@ -560,20 +583,10 @@ impl Session {
                 self.say(None, Said::Applied(in_force));
                 Next::Switched
             }
-            Change::TrialStarts(plan) if !self.riding.live_everywhere() => {
-                // Announced after the last batch that a loop could replay, or some rank has no room; no rank goes into it.
-                self.riding.agreement().leave_trial(false);
-                if let Some(why) = self.no_room.take() {
-                    self.instead(format!("this rank cannot run live trials: {why}"));
-                }
-                if self.rank == Rank(0) {
-                    self.refuse_trial(&plan, &format!("{NOT_LIVE}, or {NO_ROOM}"));
-                }
-                next
-            }
             Change::TrialStarts(plan) => {
                 // Not after the trial: they would pass for steps behind it.
                 self.reporter.flush();
+                self.diverged = false;
                 self.watch(&plan);
                 let Ok(trial) = Trial::start(plan, &mut Elsewhere, self.clock.elapsed());
                 self.trial = Some(trial);

@@ -257,11 +257,6 @@ impl Agreement {
         Offer::Taken
     }
 
-    /// Takes a trial back that was offered and not announced yet: this job cannot run it.
-    pub fn withdraw_trial(&mut self) {
-        self.wanted_trial = None;
-    }
-
     /// Iterations per candidate of the running trial.
     pub fn trial_iterations(&self) -> Option<u32> {
         self.trial.as_ref().map(|t| t.plan.iterations)
@@ -297,9 +292,9 @@ impl Agreement {
         self.begin_with(true)
     }
 
-    /// As [`Self::begin`], where the frames of this tick may have no room for a plan; what is wanted then waits.
-    pub fn begin_with(&mut self, room: bool) -> Tick {
-        if room && self.leads() && self.pending.is_none() {
+    /// As [`Self::begin`], where this tick may announce nothing; what is wanted then waits.
+    pub fn begin_with(&mut self, announces: bool) -> Tick {
+        if announces && self.leads() && self.pending.is_none() {
             self.pending = self.choose();
         }
         self.digest = self.strategy().digest();
@@ -312,18 +307,10 @@ impl Agreement {
         }
     }
 
-    fn strategy(&self) -> Strategy {
+    /// What runs in the tick under way.
+    pub fn strategy(&self) -> Strategy {
         let candidate = self.trial.as_ref().and_then(|t| t.plan.candidates.get(t.candidate()));
         candidate.copied().unwrap_or(self.in_force.strategy)
-    }
-
-    /// Whether rank 0 would announce something at the next tick, had it room.
-    pub fn wants(&self) -> bool {
-        let wanted = match self.trial {
-            Some(_) => self.wanted_abort.is_some(),
-            None => self.wanted_decision.is_some() || self.wanted_trial.is_some(),
-        };
-        self.leads() && self.pending.is_none() && (self.stop_wished || wanted)
     }
 
     /// The most urgent of what is wanted. Decisions and new trials wait while a trial runs.
@@ -350,6 +337,13 @@ impl Agreement {
             stop_wished: self.stop_wished,
             plan: self.pending.clone().map(|plan| (self.next_step(), plan)),
         }
+    }
+
+    /// As [`Self::word`], of the tick so many steps from now, up to which nothing changes.
+    pub fn word_in(&self, steps: u64) -> ControlWord {
+        let word = self.word();
+        let plan = word.plan.map(|(first_step, plan)| (first_step + steps, plan));
+        ControlWord { step: word.step + steps, plan, ..word }
     }
 
     /// The step of the next tick, as far as it is known while this one runs.
@@ -427,7 +421,12 @@ impl Agreement {
 
     /// Ends a tick after its last frame; what was announced takes force.
     pub fn finish(&mut self) -> Change {
-        let plan = self.pending.take();
+        self.finish_with(true)
+    }
+
+    /// As [`Self::finish`], where what was announced may not be due yet.
+    pub fn finish_with(&mut self, due: bool) -> Change {
+        let plan = if due { self.pending.take() } else { None };
         if let Some(trial) = &mut self.trial {
             trial.iteration += 1;
             let ended = trial.iteration >= trial.plan.ticks();
@@ -444,14 +443,28 @@ impl Agreement {
                 self.in_force = InForce { version, strategy: *strategy, since_step: self.step };
                 Change::Switched(Box::new(self.in_force))
             }
-            Some(Plan::Trial(plan)) => {
-                self.last_trial = plan.id;
-                self.trial = Some(Running { plan: plan.clone(), iteration: 0 });
-                Change::TrialStarts(plan)
-            }
+            Some(Plan::Trial(plan)) => self.enter_trial(plan),
             Some(Plan::Stop) => Change::Stop,
             Some(Plan::Abort(_)) | None => Change::None,
         }
+    }
+
+    fn enter_trial(&mut self, plan: TrialPlan) -> Change {
+        self.last_trial = plan.id;
+        self.trial = Some(Running { plan: plan.clone(), iteration: 0 });
+        Change::TrialStarts(plan)
+    }
+
+    /// Takes out an announced trial, before [`Self::finish_with`]: it begins with [`Self::start_trial`], if at all.
+    pub fn take_trial(&mut self) -> Option<TrialPlan> {
+        let pending = self.pending.take_if(|plan| matches!(plan, Plan::Trial(_)));
+        pending.and_then(|plan| if let Plan::Trial(plan) = plan { Some(plan) } else { None })
+    }
+
+    /// Ends a tick of training; the next is the first of this trial, which was taken out.
+    pub fn start_trial(&mut self, plan: TrialPlan) -> Change {
+        self.step += 1;
+        self.enter_trial(plan)
     }
 
     fn end_trial(&mut self, change: Change) -> Change {

@@ -20,7 +20,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("probes", &["domain"]),
     ("trainer", &["domain", "wire", "page"]),
     ("nccl-tuner", &[]),
-    ("exchange", &["domain", "compression", "gpu-kernels", "trainer"]),
+    ("exchange", &["domain", "compression", "gpu-kernels"]),
     ("python", &["domain", "wire", "trainer", "compression", "gpu-kernels", "exchange"]),
     ("agent", &["domain", "log", "wire", "page", "probes"]),
     ("controller", &["domain", "log", "wire", "optimizer", "planner"]),

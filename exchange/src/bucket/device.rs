@@ -3,13 +3,14 @@
 //!
 //! Where a message has one payload of a size that all know, it stays on the device ([`Bucket::stays`]) and nothing waits:
 //! [`Bucket::write_on`] leaves it in the block that is gathered, before anybody knows whether the gradient is finite (a kernel
-//! corrects the control header), [`Bucket::add_on`] adds all ranks' up, and [`Bucket::judge`] says later what that was. All
+//! corrects the header), [`Bucket::add_on`] adds all ranks' up, and [`Bucket::judge`] says later what that was. All
 //! other messages cross to the host, which waits for the kernels once per bucket.
 
 use super::kernels::{Decoding, Plan};
-use super::{Bucket, Phase, Ran, Round, refusal};
+use super::{Bucket, Phase, Ran, Round};
 use crate::auto::Leader;
 use crate::error::ExchangeError;
+use crate::head::{NOT_FINITE, STATUS_AT};
 use flexcomm_compression::codec::{EncodeError, ReadError};
 use flexcomm_compression::memory::{HeldBack, Units};
 use flexcomm_compression::pipeline::{Pipeline, Step, factor};
@@ -18,7 +19,6 @@ use flexcomm_compression::{Energy, Layers as CpuLayers};
 use flexcomm_gpu_kernels::bucket::{Gradient, Layers, Method};
 use flexcomm_gpu_kernels::{At, Copies, LaunchError, ListRoom, Lists, OUTCOME_BYTES, Outcome, Quantizer, Span};
 use flexcomm_gpu_kernels::{add, add_lists, add_mean, add_sized, lists_room, majority, scatter, three_lc};
-use flexcomm_trainer::{Heard, NOT_FINITE, STATUS_AT};
 
 const ALIGN: u64 = 256;
 
@@ -56,8 +56,8 @@ pub trait DeviceBuffer: std::fmt::Debug + Send {
 /// What all ranks have said about a bucket that stays on the device, copied from there when the collective was over.
 #[derive(Debug, Clone, Copy)]
 pub struct Answers<'a> {
-    /// From the control headers.
-    pub heard: &'a Heard,
+    /// Whether the header of some rank's part says that it has none.
+    pub refused: bool,
     /// Of every rank's message, in rank order.
     pub headers: &'a [&'a [u8]],
     /// [`Bucket::outcome_on`] of this rank, copied after [`Bucket::add_on`].
@@ -277,12 +277,12 @@ impl Bucket {
         self.device.as_ref().is_some_and(|own| own.header.is_some() && own.under_way)
     }
 
-    /// Bytes in front of the payload, behind the control header.
+    /// Bytes in front of the payload, behind the header.
     pub fn message_header_bytes(&self) -> usize {
         self.device.as_ref().and_then(|own| own.header.as_ref()).map_or(0, Vec::len)
     }
 
-    /// Writes this rank's block: the control header, whose status is corrected where the gradient is not finite, and the message.
+    /// Writes this rank's block: the header, whose status is corrected where the gradient is not finite, and the message.
     /// Where it fails, the residual is as before, and the host can do it.
     pub fn write_on(&mut self, device: &impl Copies, control: &[u8], block: Span) -> Result<(), OnHost> {
         let Some(own) = &mut self.device else { return Err(OnHost::Absent) };
@@ -295,7 +295,7 @@ impl Bucket {
     }
 
     /// Launched before anybody knows what the ranks said: `out` (f32) becomes the mean of the messages in all ranks' blocks, behind
-    /// `control` bytes of control header each. What it means is [`Self::judge`]'s to say.
+    /// `control` bytes of header each. What it means is [`Self::judge`]'s to say.
     pub fn add_on(
         &self,
         device: &impl Copies,
@@ -338,19 +338,19 @@ impl Bucket {
             return Err(ExchangeError::Order { bucket: index, what: "no message was made on the device" });
         };
         let foreign = said.headers.iter().position(|other| other != header);
-        let refused = said.outcome.last_chunk::<4>().map_or(1, |bytes| u32::from_le_bytes(*bytes));
+        let unread = said.outcome.last_chunk::<4>().map_or(1, |bytes| u32::from_le_bytes(*bytes));
         self.take_phase()?;
-        if !said.heard.good() || foreign.is_some() || refused > 0 {
+        if said.refused || foreign.is_some() || unread > 0 {
             self.put_back()?;
         }
-        if !said.heard.good() {
-            return self.refuse(said.heard);
+        if said.refused {
+            return Ok(Ran::Refused);
         }
         if let Some(rank) = foreign {
             return Err(ExchangeError::Header { rank });
         }
-        if refused > 0 {
-            return Err(ExchangeError::Payload { rank: refused as usize - 1 });
+        if unread > 0 {
+            return Err(ExchangeError::Payload { rank: unread as usize - 1 });
         }
         if let Some(outcome) = said.outcome.first_chunk() {
             self.energy = energy_of(&Outcome::read(outcome));
@@ -382,8 +382,8 @@ impl Bucket {
     }
 
     /// As [`Bucket::next`], after [`Bucket::begin_on`].
-    pub fn next_on(&mut self, device: &impl Copies, heard: &Heard, parts: &[&[u8]]) -> Result<Round, ExchangeError> {
-        self.next_by(heard, parts, |bucket| bucket.take_on(device))
+    pub fn next_on(&mut self, device: &impl Copies, refused: bool, parts: &[&[u8]]) -> Result<Round, ExchangeError> {
+        self.next_by(refused, parts, |bucket| bucket.take_on(device))
     }
 
     fn take_on(&mut self, device: &impl Copies) -> Result<(), ExchangeError> {
@@ -408,13 +408,13 @@ impl Bucket {
     pub fn finish_on(
         &mut self,
         device: &impl Copies,
-        (heard, parts): (Option<&Heard>, &[&[u8]]),
+        (refused, parts): (bool, &[&[u8]]),
         out: Span,
     ) -> Result<Ran, ExchangeError> {
         let phase = self.take_phase()?;
-        if let Some(heard) = refusal(&phase, heard) {
+        if self.is_refused(&phase, refused, parts) {
             self.put_back()?;
-            return self.refuse(&heard);
+            return Ok(Ran::Refused);
         }
         let parts = match &phase {
             Phase::Bodies(sizes) => super::cut(parts, sizes),
@@ -454,7 +454,7 @@ impl Bucket {
                 upload_words(device, out, values.iter().map(|value| value.to_le_bytes()))?;
                 Ok(Ran::Good)
             }
-            Err(ReadError::Number { .. }) => Ok(Ran::NotFinite),
+            Err(ReadError::Number { .. }) => Ok(Ran::Refused),
             Err(source) => Err(ExchangeError::Read { bucket: self.index, source }),
         }
     }
@@ -463,7 +463,7 @@ impl Bucket {
     fn scatter_on(&mut self, device: &impl Copies, parts: &[&[u8]], out: Span) -> Result<Ran, ExchangeError> {
         let sums = self.sums_of(parts);
         if !sums.iter().all(|sum| sum.is_finite()) {
-            return Ok(Ran::NotFinite);
+            return Ok(Ran::Refused);
         }
         let (n, world) = (self.values() as u64, self.member.world.max(1));
         let absent = ExchangeError::Order { bucket: self.index, what: "it does not lie on a device" };

@@ -4,9 +4,8 @@
 use crate::ranks::{Emulated, Memory, Plan, Seen, bits, device, ranks, settle, source, step};
 use flexcomm_compression::pipeline::Step;
 use flexcomm_domain::spec::{Class, CompressorSpec};
-use flexcomm_exchange::{Answers, AutoSelection, Bucket, How, Leader, Param, Ran, Store, lock};
+use flexcomm_exchange::{Answers, AutoSelection, Bucket, HEAD_BYTES, How, Leader, Param, Ran, Store, lock};
 use flexcomm_gpu_kernels::{Copies, DType, Device, LaunchError, Span};
-use flexcomm_trainer::{HEAD_BYTES, Heard};
 
 const PARAMS: [Param; 3] =
     [Param { id: 0, len: 1201, cols: 1 }, Param { id: 1, len: 5, cols: 1 }, Param { id: 2, len: 1000, cols: 8 }];
@@ -219,23 +218,21 @@ fn a_message_that_is_never_judged_or_foreign_does_not_count() {
     assert!(one.state() == host[0].state(), "the state of the host, to the bit");
     // A message of another k, as of a rank that runs something else; and a payload that could not be read.
     settle(one, 1);
-    let (good, fine) = (Heard::default(), [0; 52]);
+    let fine = [0; 52];
     let mut header = begin(one, 1);
     header[32] ^= 1;
-    let error = one.judge(Answers { heard: &good, headers: &[&header], outcome: &fine }).unwrap_err().to_string();
+    let error = one.judge(Answers { refused: false, headers: &[&header], outcome: &fine }).unwrap_err().to_string();
     assert!(error.contains("rank 0") && error.contains("another strategy"), "{error}");
     assert_eq!(held(one), before);
     let header = begin(one, 1);
     let mut refused = fine;
     refused[48] = 2;
-    let error = one.judge(Answers { heard: &good, headers: &[&header], outcome: &refused }).unwrap_err().to_string();
+    let error = one.judge(Answers { refused: false, headers: &[&header], outcome: &refused }).unwrap_err().to_string();
     assert!(error.contains("rank 1") && error.contains("payload"), "{error}");
     assert_eq!(held(one), before);
-    let failed = Heard { failed: 1, first_failed: Some(2), ..good };
     begin(one, 1);
-    let error = one.judge(Answers { heard: &failed, headers: &[], outcome: &fine }).unwrap_err().to_string();
-    assert!(error.contains("rank 2 could not do its part"), "{error}");
-    let again = one.judge(Answers { heard: &good, headers: &[], outcome: &fine }).unwrap_err().to_string();
+    assert_eq!(one.judge(Answers { refused: true, headers: &[], outcome: &fine }).unwrap(), Ran::Refused);
+    let again = one.judge(Answers { refused: false, headers: &[], outcome: &fine }).unwrap_err().to_string();
     assert!(again.contains("no message was made"), "{again}");
     assert_eq!(held(one), before);
     // A block without room, a gradient that is too short, no memory at all: the host does it.

@@ -2,8 +2,7 @@
 
 use crate::ranks::{Plan, Seen, ranks as ranks_of, step};
 use flexcomm_compression::pipeline::Member;
-use flexcomm_exchange::{Bucket, How, Leader, Param, Ran, Store, lock};
-use flexcomm_trainer::Heard;
+use flexcomm_exchange::{Bucket, How, Leader, Param, Ran, Status, Store, lock};
 
 const PARAMS: [Param; 3] =
     [Param { id: 0, len: 96, cols: 12 }, Param { id: 1, len: 5, cols: 1 }, Param { id: 2, len: 64, cols: 8 }];
@@ -68,23 +67,28 @@ fn a_nan_on_one_rank_is_nan_on_all_and_leaves_the_state() {
             let mut bad = gradients(4, 3);
             bad[broken][7] = f32::INFINITY;
             for (ran, out) in step(&mut ranks, &plan(bad, 4)).ends {
-                assert_eq!(ran, Ok(Ran::NotFinite), "{spec}");
+                assert_eq!(ran, Ok(Ran::Refused), "{spec}");
                 assert!(out.iter().all(|v| v.is_nan()), "{spec}");
             }
+            assert_eq!(ranks[broken].status(), Status::NotFinite, "{spec}: {}", ranks[broken].fault());
             assert_eq!(ranks.iter().map(Bucket::state).collect::<Vec<_>>(), before, "{spec}, rank {broken}");
         }
     }
 }
 
 #[test]
-fn a_failed_rank_is_an_error_on_all_and_leaves_the_residual() {
+fn a_failed_rank_is_refused_by_all_and_leaves_the_residual() {
     for (spec, leader) in EXCHANGES {
         let mut ranks = ranks(spec, 2);
         let plan = |gradients| Plan { leader: led(leader), ..Plan::new(0, gradients) };
-        for short in [vec![gradient(0, 0), vec![0.0; 3]], vec![vec![0.0; 3], gradient(0, 0)]] {
+        for (whole, short) in
+            [vec![gradient(0, 0), vec![0.0; 3]], vec![vec![0.0; 3], gradient(0, 0)]].into_iter().enumerate()
+        {
             for (ran, _) in step(&mut ranks, &plan(short)).ends {
-                assert!(ran.as_ref().unwrap_err().contains("could not do its part"), "{spec}: {ran:?}");
+                assert_eq!(ran, Ok(Ran::Refused), "{spec}");
             }
+            assert_eq!((ranks[whole].status(), ranks[whole].fault()), (Status::Ready, ""), "{spec}");
+            assert!(ranks[1 - whole].status() == Status::Failed && !ranks[1 - whole].fault().is_empty(), "{spec}");
             assert!(ranks.iter().all(|rank| rank.residual().iter().all(|v| *v == 0.0)), "{spec}");
         }
     }
@@ -151,7 +155,7 @@ fn an_exchange_that_was_left_in_the_midst_does_not_count() {
         let [own, twin] = [&mut own, &mut twin].map(|ranks| (step(ranks, &plan(1)).ends, ranks[0].state()));
         assert_eq!(own, twin, "{spec}");
         // And finishing what was not begun is an error.
-        let order = ranks(spec, 1)[0].finish(None, &[], &mut [0.0; N]).unwrap_err().to_string();
+        let order = ranks(spec, 1)[0].finish(false, &[], &mut [0.0; N]).unwrap_err().to_string();
         assert!(order.contains("no exchange is under way"), "{order}");
     }
 }
@@ -183,7 +187,7 @@ fn what_was_left_in_the_midst_is_put_back_before_anything_else_looks() {
     assert_eq!(whole(&store), held);
 }
 
-/// Ranks that are not in the same step find it by the control header, whose sum has one size on all of them.
+/// A rank in another step cannot read the leader's indices: it refuses in a sum that has one size on all ranks.
 #[test]
 fn under_star_a_rank_in_another_step_sums_as_many_elements() {
     let mut own = ranks("topk(k=0.1)+ef(vanilla)", 2);
@@ -194,9 +198,9 @@ fn under_star_a_rank_in_another_step_sums_as_many_elements() {
     assert_eq!(rounds[0], rounds[1]);
     let mut message = vec![0; rounds[0].bytes];
     own[0].write(&mut message);
-    let next = own.iter_mut().map(|bucket| bucket.next(&Heard::default(), &[&message]).unwrap()).collect::<Vec<_>>();
+    let next = own.iter_mut().map(|bucket| bucket.next(false, &[&message]).unwrap()).collect::<Vec<_>>();
     assert_eq!(next[0], next[1]);
-    assert!(!own[0].status().failed && own[1].status().failed);
+    assert_eq!((own[0].status(), own[1].status()), (Status::Ready, Status::Failed));
 }
 
 #[test]

@@ -6,10 +6,11 @@ mod emulated;
 
 pub use emulated::{Emulated, Memory};
 use flexcomm_compression::pipeline::{Member, Step, add_elements};
-use flexcomm_exchange::{Answers, Bucket, DeviceBuffer, How, Leader, OnHost, Param, Ran, Round};
+use flexcomm_exchange::{
+    Answers, Bucket, DeviceBuffer, HEAD_BYTES, How, Leader, OnHost, Param, Ran, Round, Status, any_refuses, head,
+};
 use flexcomm_gpu_kernels::bucket::Gradient;
 use flexcomm_gpu_kernels::{Copies, DType, LaunchError, Span};
-use flexcomm_trainer::{HEAD_BYTES, Heard, NOT_FINITE, STATUS_AT, Status};
 
 /// Memory of the emulator, given to a bucket.
 struct Given {
@@ -116,39 +117,34 @@ fn carry(round: Round, parts: &[Vec<u8>]) -> Vec<Vec<u8>> {
     }
 }
 
-fn heard(statuses: &[Status]) -> Heard {
-    let count = |which: fn(&Status) -> bool| statuses.iter().filter(|s| which(s)).count() as u32;
-    Heard { failed: count(|s| s.failed), not_finite: count(|s| s.not_finite), ..Heard::default() }
-}
-
-/// This rank's part of a round, and its status: of a message that stays on the device as the block says it.
-fn part(bucket: &mut Bucket, round: Round, seed: u64) -> (Vec<u8>, Status) {
+/// This rank's part of a round, and the header that says whether there is one: of a message that stays on the device as the block
+/// has it.
+fn part(bucket: &mut Bucket, round: Round, seed: u64) -> (Vec<u8>, Vec<u8>) {
     if !bucket.stays() {
         let mut out = vec![1; round.bytes];
         bucket.write(&mut out);
-        return (out, bucket.status());
+        return (out, head(0, bucket.status()).to_vec());
     }
     let block = Memory::of(&vec![0xeeu8; HEAD_BYTES + round.bytes]);
-    bucket.write_on(&device(seed), &[0; HEAD_BYTES], block.span()).unwrap();
+    bucket.write_on(&device(seed), &head(0, Status::Ready), block.span()).unwrap();
     let bytes = block.bytes();
-    let not_finite = bytes[STATUS_AT] & NOT_FINITE != 0;
-    (bytes[HEAD_BYTES..].to_vec(), Status { not_finite, ..Status::default() })
+    (bytes[HEAD_BYTES..].to_vec(), bytes[..HEAD_BYTES].to_vec())
 }
 
 fn end(
     bucket: &mut Bucket,
-    (heard, parts): (Option<&Heard>, &[&[u8]]),
+    (refused, parts): (bool, &[&[u8]]),
     gradient: &[f32],
     (on_device, seed): (bool, u64),
 ) -> (Result<Ran, String>, Vec<f32>) {
     let text = |ran: Result<Ran, flexcomm_exchange::ExchangeError>| ran.map_err(|error| error.to_string());
     if !on_device {
         let mut out = gradient.to_vec();
-        return (text(bucket.finish(heard, parts, &mut out)), out);
+        return (text(bucket.finish(refused, parts, &mut out)), out);
     }
     let out = Memory::of(gradient);
     if !bucket.stays() {
-        return (text(bucket.finish_on(&device(seed), (heard, parts), out.span())), out.f32s());
+        return (text(bucket.finish_on(&device(seed), (refused, parts), out.span())), out.f32s());
     }
     let heads: Vec<Vec<u8>> = parts.iter().map(|part| [&[0; HEAD_BYTES][..], part].concat()).collect();
     let blocks = Memory::of(&heads.concat());
@@ -158,8 +154,7 @@ fn end(
     device(seed).download(span, &mut outcome).unwrap();
     let front = bucket.message_header_bytes();
     let headers: Vec<&[u8]> = parts.iter().map(|part| &part[..front]).collect();
-    let good = Heard::default();
-    let said = Answers { heard: heard.unwrap_or(&good), headers: &headers, outcome: &outcome };
+    let said = Answers { refused, headers: &headers, outcome: &outcome };
     (text(bucket.judge(said)), out.f32s())
 }
 
@@ -188,17 +183,16 @@ pub fn step(ranks: &mut [Bucket], plan: &Plan) -> Seen {
     loop {
         let round = rounds[0];
         assert!(rounds.iter().all(|other| *other == round), "{rounds:?}");
-        let (parts, statuses): (Vec<_>, Vec<_>) =
+        let (parts, heads): (Vec<_>, Vec<_>) =
             (0..).zip(ranks.iter_mut()).map(|(rank, bucket)| part(bucket, round, plan.at.index + rank)).unzip();
         let arrived = carry(round, &parts);
         seen.parts.push(parts);
         seen.rounds.push(round);
-        let heard = if round.header.is_some() { heard(&statuses) } else { Heard::default() };
+        let refused = round.header.is_some() && any_refuses(0, heads.iter().map(Vec::as_slice)).unwrap();
         let views: Vec<&[u8]> = arrived.iter().map(Vec::as_slice).collect();
         if round.last {
-            let control = round.header.map(|_| &heard);
             let ends = ranks.iter_mut().enumerate().map(|(rank, bucket)| {
-                end(bucket, (control, &views), &plan.gradients[rank], (on_device[rank], rank as u64))
+                end(bucket, (refused, &views), &plan.gradients[rank], (on_device[rank], rank as u64))
             });
             seen.ends = ends.collect();
             return seen;
@@ -206,8 +200,8 @@ pub fn step(ranks: &mut [Bucket], plan: &Plan) -> Seen {
         rounds = (0..)
             .zip(ranks.iter_mut())
             .map(|(rank, bucket)| match on_device[rank] {
-                true => bucket.next_on(&device(rank as u64), &heard, &views).unwrap(),
-                false => bucket.next(&heard, &views).unwrap(),
+                true => bucket.next_on(&device(rank as u64), refused, &views).unwrap(),
+                false => bucket.next(refused, &views).unwrap(),
             })
             .collect();
     }

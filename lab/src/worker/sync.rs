@@ -8,8 +8,8 @@ use flexcomm_collectives::GenerateError;
 use flexcomm_compression::Energy;
 use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_domain::{Collective, Rank, Selection, Strategy};
-use flexcomm_exchange::{Bucket, How, Leader, Param, Ran, Round};
-use flexcomm_trainer::{Agreement, Heard, Status, Tick};
+use flexcomm_exchange::{Bucket, How, Leader, Param, Ran, Round, Status};
+use flexcomm_trainer::{Agreement, Tick};
 use std::time::{Duration, Instant};
 
 /// A gradient that could not be exchanged.
@@ -24,6 +24,9 @@ pub enum SyncError {
     /// NaN or infinity.
     #[error("exchange a gradient with NaN or infinite values")]
     NotFinite,
+    /// This rank has no part in the exchange.
+    #[error("exchange the gradient: {0}")]
+    Failed(String),
 }
 
 impl From<GenerateError> for SyncError {
@@ -131,19 +134,19 @@ impl Synchronizer {
                 _ => vec![&self.buffer],
             };
             if round.last {
-                let ran = self.bucket.finish(None, &parts, mean)?;
+                let ran = self.bucket.finish(false, &parts, mean)?;
                 return if ran == Ran::Good { Ok(self.bucket.energy()) } else { Err(SyncError::NotFinite) };
             }
-            round = self.bucket.next(&Heard::default(), &parts)?;
+            round = self.bucket.next(false, &parts)?;
         }
     }
 
     /// A rank that has no part ends, and its peers find the connection closed.
     fn refuse_own(&mut self) -> Result<(), SyncError> {
         match self.bucket.status() {
-            status if status == Status::default() => Ok(()),
-            status if status.not_finite => Err(SyncError::NotFinite),
-            _ => Err(self.bucket.own_failure().into()),
+            Status::Ready => Ok(()),
+            Status::NotFinite => Err(SyncError::NotFinite),
+            Status::Failed => Err(SyncError::Failed(self.bucket.fault().to_owned())),
         }
     }
 

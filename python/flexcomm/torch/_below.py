@@ -1,8 +1,8 @@
 """Below DDP instead of in front of it: while the ranks are dense, DDP runs without a communication hook.
 
 Without a hook DDP divides by the number of ranks while it copies a gradient into its bucket; with any hook, torch's own
-included, that is a pass over memory of its own. So the reducer is given a process group that hands every allreduce on, takes
-its time, and lets the control word ride on the first bucket, exactly as the hook does: to the other ranks both look the same.
+included, that is a pass over memory of its own. So the reducer is given a process group that hands every allreduce on and takes
+its time. To the other ranks it looks as the hook does.
 The hook is registered at the end of the step after which something else than dense runs.
 """
 
@@ -134,8 +134,8 @@ class _Below(dist.ProcessGroup):
         # Not 0 only when the pass before ended in an exception.
         whole = self._index == 0
         self._index = self._seen = 0
-        if whole and self._hook.core.turns():
-            # The optimizer's step was left out, perhaps on this rank only: the others are in the next step already.
+        if whole and self._hook.core.awaits_control():
+            # The optimizer's step was left out, perhaps on this rank only: the others may have taken the hook in already.
             self._end()
 
     @_untraced

@@ -12,8 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm._core import FlexcommError
 from flexcomm.torch import _arguments, _below
-from flexcomm.torch._arguments import Named
-from flexcomm.torch._hook import MOST_RANKS, is_nobodys
+from flexcomm.torch._hook import is_nobodys
 
 _Made = TypeVar("_Made")
 
@@ -108,12 +107,6 @@ def fingerprint(named: list[tuple[str, torch.nn.Parameter]]) -> str:
     return f"{len(named)} parameters with {sum(p.numel() for _, p in named)} values ({digest})"
 
 
-def fitting(named: Named, world: int) -> Named:
-    if named.half is not None and world > MOST_RANKS[named.half]:
-        raise ValueError(f"{named.strategy} carries at most {MOST_RANKS[named.half]} ranks, here are {world}")
-    return named
-
-
 def check_layers(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
@@ -129,17 +122,6 @@ def check_values(named: list[tuple[str, torch.nn.Parameter]]) -> None:
                 f"the parameter {name} is {parameter.dtype}, allowed are real parameters: flexcomm knows no complex values. Keep it "
                 "as a real one with a last dimension of 2 and call torch.view_as_complex in forward(), freeze it before "
                 "the model is wrapped (requires_grad_(False)), or train this model without flexcomm"
-            )
-
-
-def check_words(named: list[tuple[str, torch.nn.Parameter]], world: int) -> None:
-    """The control word is summed in the element type of the bucket that it rides on. The same on all ranks."""
-    for name, parameter in named:
-        most = MOST_RANKS.get(parameter.dtype)
-        if most is not None and world > most:
-            raise FlexcommError(
-                f"failed to attach: {name} is {parameter.dtype}, in which at most {most} ranks can agree, here are {world}; "
-                "run without an agent (no socket, no FLEXCOMM_SOCKET), or keep parameters in float32 and use autocast"
             )
 
 

@@ -142,7 +142,7 @@ def _point_at_nvrtc() -> None:
 class Carried:
     """A collective on copies, where the backend takes no tensors of the host."""
 
-    def __init__(self, work: "dist.Work | Both", here: torch.Tensor, there: torch.Tensor) -> None:
+    def __init__(self, work: dist.Work, here: torch.Tensor, there: torch.Tensor) -> None:
         self._work, self._here, self._there = work, here, there
 
     def wait(self) -> None:
@@ -150,19 +150,8 @@ class Carried:
         self._here.copy_(self._there)
 
 
-class Both:
-    """Two collectives that are one to those who wait."""
-
-    def __init__(self, first: dist.Work, second: dist.Work) -> None:
-        self._first, self._second = first, second
-
-    def wait(self) -> None:
-        self._first.wait()
-        self._second.wait()
-
-
 #: A collective that is under way.
-Launched = dist.Work | Carried | Both
+Launched = dist.Work | Carried
 
 
 def under(work: dist.Work | None) -> dist.Work:

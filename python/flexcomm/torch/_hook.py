@@ -13,6 +13,7 @@ import torch.distributed as dist
 from flexcomm._core import Core, FlexcommError, How, Round
 from flexcomm.torch import _device
 from flexcomm.torch._clock import Clock, Mark
+from flexcomm.torch._control import Answer, Control
 from flexcomm.torch._tuner import Tuner
 from flexcomm.torch._unused import Exchanged, Unused
 
@@ -37,8 +38,11 @@ SUMS = {How.SumF32: torch.float32, How.SumF16: torch.float16, How.SumBf16: torch
 #: as they are.
 COMPRESSIBLE = (torch.float32,)
 
-#: Largest world in which a word's sums are exact in an element type.
-MOST_RANKS = {torch.bfloat16: 256, torch.float16: 2048}
+#: What :meth:`Core.fault` says of this rank's part in the pass.
+_FAILED = 1
+
+#: Flags of a rank in a pass that was refused: its gradient stays not finite, since no trial undoes it; it has run out of batches.
+_STAYS, _IDLE = 1, 2
 
 
 _NOT_FINITE = (
@@ -158,8 +162,8 @@ class Hook:
         Process group whose ranks exchange gradients; none is the default group.
     ids:
         Number of every parameter, by ``id(parameter)``.
-    words:
-        Whether dense buckets carry the control word: some rank may have something to announce.
+    control:
+        The ranks' control group.
     propagate:
         Whether a gradient that is not finite becomes NaN on all ranks (as GradScaler expects); otherwise
         :class:`NotFiniteError` is raised on all ranks.
@@ -180,7 +184,7 @@ class Hook:
         group: dist.ProcessGroup | None,
         ids: dict[int, int],
         *,
-        words: bool,
+        control: Control,
         propagate: bool,
         began: Callable[[], None],
         not_finite: Callable[[], bool],
@@ -199,7 +203,7 @@ class Hook:
         self._ids = ids
         # Element type in which dense buckets of the step travel; none = their own.
         self._half: torch.dtype | None = None
-        self._words = words
+        self._control = control
         self._propagate = propagate
         self._began = began
         self._not_finite = not_finite
@@ -207,12 +211,12 @@ class Hook:
         self._tuner = tuner
         # A collective, and what comes after it; where that is nothing, the tensor that has the result.
         self._pending: list[tuple[_device.Launched | None, Callable[[], torch.Tensor] | torch.Tensor]] = []
-        # The same of buckets that DDP exchanges by itself; with what their times are taken by.
-        self._besides: list[tuple[_device.Launched, Callable[[], torch.Tensor] | None, Mark | None]] = []
+        # Of buckets that DDP exchanges by itself, with what their times are taken by.
+        self._besides: list[tuple[dist.Work, Mark | None]] = []
         # None where DDP was given one that is done.
         self._futures: list[Any] = []
-        # Whether a bucket of the pass was not finite, on all ranks; and whether what it did stays here: no trial undoes it.
-        self._spoilt = self._stays = False
+        # Whether a bucket of the pass was refused, by all ranks.
+        self._refused = False
         self._share = 1.0 / self._world
         self._fresh = fresh
         self._unused = unused
@@ -248,10 +252,9 @@ class Hook:
         if not seat.plain:
             return self._other(index, seat, None)
         plan = self._core.enter(index, buffer.data_ptr(), seat.values, False)
-        carries = plan[2] and index == 0 and self._words
-        if plan[0] or carries or plan[3] or self._tuner is not None:
+        if plan[0] or plan[1] or self._tuner is not None:
             return self._other(index, seat, plan)
-        # What most steps are: dense, on the host, without the control header. Every call counts here.
+        # What most steps are: dense, on the host. Every call counts here.
         buffer.mul_(self._share)
         self._core.launched(seat.bytes, False)
         self._pending.append((self._sum_in_place(buffer), buffer))
@@ -287,7 +290,7 @@ class Hook:
         return seat
 
     def _other(
-        self, index: int, seat: _Seat, plan: tuple[bool, int, bool, int] | None
+        self, index: int, seat: _Seat, plan: tuple[bool, int] | None
     ) -> torch.futures.Future[torch.Tensor]:
         """A bucket that is not dense and in place; `plan` is the core's, if it was asked already."""
         buffer, elsewhere = seat.buffer, seat.elsewhere
@@ -297,14 +300,14 @@ class Hook:
             plan = self._core.enter(index, address, seat.values, elsewhere)
         if elsewhere:
             self._device.watch(index, buffer)
-        exchanged, bits, carries, half = plan
+        exchanged, half = plan
         self._half = HALVES[half]
         self._mark = self._marked(exchanged, buffer)
         self._via = self._device.wire(buffer, self._wire)
         if not exchanged:
             if not seat.ours and not elsewhere:
                 self._explain(buffer)
-            self._dense(index, buffer, bits if index == 0 and self._words and carries else 0)
+            self._dense(index, buffer)
         elif elsewhere:
             self._exchange_elsewhere(index, buffer)
         else:
@@ -333,7 +336,7 @@ class Hook:
         self._futures.clear()
         self._marks.clear()
         self._remembered.clear()
-        self._spoilt = self._stays = False
+        self._refused = False
 
     def _marked(self, exchanged: bool, buffer: torch.Tensor) -> Mark | None:
         """Events of a bucket on a GPU."""
@@ -369,73 +372,28 @@ class Hook:
         if index == 0:
             self._forget()
             self._began()
-        n = buffer.numel()
         self._mark = self._device.clock.enter(buffer, False) if self._device.on_gpu(buffer) else None
-        bits = self._core.pass_by(index, n, buffer.element_size(), self._words)
+        self._core.pass_by(index, buffer.numel(), buffer.element_size())
         if self._mark is not None:
             self._device.clock.launch(self._mark)
-        if bits:
-            work, launched, then = self._beside_word(index, buffer, bits, all_reduce)
-        else:
-            work = launched = all_reduce(buffer)
-            then = None
+        work = all_reduce(buffer)
         if self._mark is not None:
-            self._device.under_way(self._mark, launched)
-        self._besides.append((launched, then, self._mark))
+            self._device.under_way(self._mark, work)
+        self._besides.append((work, self._mark))
         if last:
             self._arrive_beside()
         return work
 
-    def _beside_word(
-        self, index: int, buffer: torch.Tensor, bits: int, all_reduce: Callable[[torch.Tensor], dist.Work]
-    ) -> tuple[dist.Work, _device.Launched, Callable[[], torch.Tensor]]:
-        """A bucket with the word: what DDP waits for, all that is under way, and what comes after."""
-        n, apart = buffer.numel(), self._core.apart(True, buffer.numel())
-        if apart == bits:
-            word = self._word(index, n, bits, buffer.device)
-            work = all_reduce(buffer)
-            return work, _device.Both(work, all_reduce(word)), functools.partial(self._word_arrived, index, buffer, word)
-        payload = self._buffer(index, "dense", n + bits, buffer.dtype, buffer.device.type)
-        payload[:n].copy_(buffer)
-        then = functools.partial(self._dense_arrived, index, payload, n, self._write_word(index, payload, n))
-        if not apart:
-            work = all_reduce(payload)
-            return work, work, then
-        work = all_reduce(payload[:-apart])
-        return work, _device.Both(work, all_reduce(payload[-apart:])), then
-
     def _arrive_beside(self) -> None:
         """Waits for all buckets of this pass."""
         besides, self._besides = self._besides, []
-        for launched, _, mark in besides:
-            launched.wait()
+        for work, mark in besides:
+            work.wait()
             if mark is not None:
                 self._device.clock.arrived(mark)
-        for _, then, _ in besides:
-            if then is not None:
-                then()
-        self._core.landed(sum(then is None for _, then, _ in besides))
+        self._core.landed(len(besides))
         if self._mark is not None:
             self._device.clock.done(self._mark, True)
-
-    def _word(self, index: int, n: int, bits: int, device: torch.device) -> torch.Tensor:
-        """The word of a dense bucket that travels by itself."""
-        word = self._buffer(index, "word", bits, torch.float32, device.type)
-        there = word if device.type == "cpu" else torch.empty(bits, dtype=torch.float32)
-        self._core.word(index, n, there.data_ptr(), bits)
-        return word if there is word else word.copy_(there)
-
-    def _word_arrived(self, index: int, buffer: torch.Tensor, word: torch.Tensor) -> torch.Tensor:
-        self._core.landed()
-        there = word.cpu()
-        self._core.hear(index, buffer.numel(), there.data_ptr(), there.numel())
-        return buffer
-
-    def _write_word(self, index: int, payload: torch.Tensor, n: int) -> torch.Tensor:
-        word = torch.empty(payload.numel() - n, dtype=torch.float32)
-        self._core.word(index, n, word.data_ptr(), word.numel())
-        payload[n:].copy_(word)
-        return word
 
     def _landed(self, then: Callable[[], torch.Tensor] | torch.Tensor) -> torch.Tensor:
         """A collective has ended: its result, see :attr:`_pending`."""
@@ -443,13 +401,6 @@ class Hook:
             return then()
         self._core.landed()
         return then
-
-    def _dense_arrived(self, index: int, payload: torch.Tensor, n: int, word: torch.Tensor | None) -> torch.Tensor:
-        self._core.landed()
-        if word is not None:
-            word.copy_(payload[n:])
-            self._core.hear(index, n, word.data_ptr(), word.numel())
-        return payload[:n]
 
     def _arrive(self) -> None:
         """Waits for all buckets of this pass, in order, and hands their results to DDP.
@@ -462,7 +413,7 @@ class Hook:
         futures, self._futures = self._futures, []
         marks, self._marks = self._marks, []
         remembered, self._remembered = self._remembered, []
-        refused: Exception | None = None
+        failed: Exception | None = None
         results: list[Any] = []
         values: list[torch.Tensor] = []
         for at, (work, then) in enumerate(pending):
@@ -489,32 +440,36 @@ class Hook:
                     future.set_result(value)
             except Exception as error:
                 # The other buckets end too: what they hold back must be put back, and none is left under way.
-                refused = refused or error
-        spoilt, self._spoilt = self._spoilt, False
-        if spoilt:
-            # Also where this rank alone has failed: the others vote, and would wait for it.
-            self._answer(values, refused is None)
-        if refused is not None:
-            raise refused
-        if self._unused is not None and remembered and not spoilt and in_backward():
+                failed = failed or error
+        refused, self._refused = self._refused, False
+        if refused:
+            # Also where this rank alone has failed: the others ask why, and would wait for it.
+            self._ask_why(values, failed is None)
+        if failed is not None:
+            raise failed
+        if self._unused is not None and remembered and not refused and in_backward():
             exchanged: list[Exchanged] = [(seat.parameters, values[at]) for at, seat in remembered]
             _after_ddp(functools.partial(self._unused.give, exchanged))
 
-    def _answer(self, gradients: list[torch.Tensor], raises: bool) -> None:
-        """What a gradient that is not finite comes to, after all buckets have arrived: the same on all ranks, which all heard
-        of it in this pass. Without `raises` no error, for another one comes."""
-        stays, self._stays = self._stays, False
-        idle = not in_backward()
-        votes = torch.tensor([float(stays), float(idle)], device=self._wire)
-        dist.all_reduce(votes, group=self._group)
-        anywhere, idles = (int(vote) for vote in votes.tolist())
-        if not anywhere:
+    def _ask_why(self, gradients: list[torch.Tensor], raises: bool) -> None:
+        """What comes of a pass that was refused, after all its buckets have arrived: the same on all ranks, which all refused it.
+        Without `raises` no error for gradients that are not finite, since another one comes."""
+        # A trial's candidate may diverge: that is told, and everything is put back.
+        undone = self._not_finite()
+        code, why = self._core.fault()
+        flags = (0 if undone else _STAYS) | (0 if in_backward() else _IDLE)
+        answers = self._control.gather(Answer(code, flags, why))
+        for rank, answer in enumerate(answers):
+            if answer.code == _FAILED:
+                raise FlexcommError(f"failed to exchange gradients: rank {rank} could not do its part: {answer.why}")
+        if self._propagate or not any(answer.flags & _STAYS for answer in answers):
             return
-        if not idles:
+        idle = sum(bool(answer.flags & _IDLE) for answer in answers)
+        if not idle:
             if raises:
                 _raise_after_ddp(NotFiniteError(_BROKEN if self._is_broken() else _NOT_FINITE))
             return
-        logger.warning(_LEFT_OUT, idles)
+        logger.warning(_LEFT_OUT, idle)
         for gradient in gradients:
             gradient.zero_()
 
@@ -555,19 +510,14 @@ class Hook:
             self._buffers[index, what] = known
         return known
 
-    def _sum(
-        self, payload: torch.Tensor, then: Callable[[], torch.Tensor] | torch.Tensor, apart: int = 0
-    ) -> None:
-        """`apart`: so many elements at the end in a collective of their own."""
+    def _sum(self, payload: torch.Tensor, then: Callable[[], torch.Tensor] | torch.Tensor) -> None:
         self._core.launched(payload.numel() * payload.element_size(), False)
-        self._pending.append((self._all_reduce(payload, apart), then))
+        self._pending.append((self._all_reduce(payload), then))
 
-    def _all_reduce(self, payload: torch.Tensor, apart: int = 0) -> _device.Launched:
-        """Sums `payload`; with the last `apart` elements in a collective of their own."""
+    def _all_reduce(self, payload: torch.Tensor) -> _device.Launched:
         there = self._there(payload)
         self._device.clock.launch(self._mark)
-        at = len(there) - apart
-        work = _device.Both(self._reduce(there[:at]), self._reduce(there[at:])) if apart else self._reduce(there)
+        work = self._reduce(there)
         return work if there is payload else _device.Carried(work, payload, there)
 
     def _reduce(self, tensor: torch.Tensor) -> dist.Work:
@@ -594,48 +544,26 @@ class Hook:
         """What can travel: a copy where the bucket's backend takes no tensors of the host."""
         return tensor if self._via is None or tensor.device.type != "cpu" else tensor.to(self._via, copy=True)
 
-    def _dense(self, index: int, buffer: torch.Tensor, bits: int) -> None:
-        began = time.perf_counter()
+    def _dense(self, index: int, buffer: torch.Tensor) -> None:
         half = self._half
-        dtype = half or buffer.dtype
-        if not bits and half is None:
+        if half is None:
             # In place, without any copy. Multiplied first, as DDP does it: the same bits, and half the time of dividing.
             buffer.mul_(self._share)
             self._sum(buffer, buffer)
             return
-        n = buffer.numel()
-        apart = self._core.apart(True, n) if bits else 0
-        if half is None and apart == bits and (self._via is None or buffer.device.type != "cpu"):
-            buffer.mul_(self._share)
-            self._sum_beside_word(index, buffer, bits)
-            return
-        payload = self._buffer(index, "dense", n + bits, dtype, buffer.device.type)
-        values = payload[:n]
-        if half is None:
-            torch.mul(buffer, self._share, out=values)
-        else:
-            values.copy_(buffer).div_(self._world)
-            self._core.worked(time.perf_counter() - began, True)
-        word = self._write_word(index, payload, n) if bits else None
+        began = time.perf_counter()
+        payload = self._buffer(index, "dense", buffer.numel(), half, buffer.device.type)
+        payload.copy_(buffer).div_(self._world)
+        self._core.worked(time.perf_counter() - began, True)
 
         def arrived() -> torch.Tensor:
-            self._dense_arrived(index, payload, n, word)
-            if half is None:
-                return values
+            self._core.landed()
             began = time.perf_counter()
-            buffer.copy_(values)
+            buffer.copy_(payload)
             self._core.worked(time.perf_counter() - began, False)
             return buffer
 
-        self._sum(payload, arrived, apart)
-
-    def _sum_beside_word(self, index: int, buffer: torch.Tensor, bits: int) -> None:
-        """In place: copying a large bucket takes longer than another small collective."""
-        word = self._word(index, buffer.numel(), bits, buffer.device)
-        self._core.launched((buffer.numel() + bits) * buffer.element_size(), False)
-        self._device.clock.launch(self._mark)
-        launched = _device.Both(self._reduce(buffer), self._reduce(word))
-        self._pending.append((launched, functools.partial(self._word_arrived, index, buffer, word)))
+        self._sum(payload, arrived)
 
     def _exchange(self, index: int, buffer: torch.Tensor, there: _device.Exchange | None = None) -> None:
         """A compressed bucket: one collective per round, of which only the last runs beside backward. With `there` the bucket
@@ -682,7 +610,7 @@ class Hook:
         if current.how == How.Broadcast:
             return self._broadcast(sent, current.root), sent
         if current.how in SUMS:
-            return self._all_reduce(sent, current.apart), sent
+            return self._all_reduce(sent), sent
         if current.elements == 0:
             return None, sent
         arrived = self._sized(index, f"round {number} of all", current.elements * self._world, dtype)
@@ -701,14 +629,8 @@ class Hook:
         self._judge(finite)
         return buffer
 
-    def _judge(self, finite: bool) -> None:
-        if finite:
-            return
-        # A trial's candidate may diverge: that is told, and everything is put back.
-        undone = self._not_finite()
-        if not self._propagate:
-            self._spoilt = True
-            self._stays = self._stays or not undone
+    def _judge(self, good: bool) -> None:
+        self._refused |= not good
 
 
 @functools.lru_cache(maxsize=1024)

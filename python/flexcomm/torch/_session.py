@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from flexcomm import _core, _repeats
 from flexcomm._core import Core, FlexcommError
 from flexcomm.torch import _arguments, _below, _checks, _state, _trials, _tuner
+from flexcomm.torch._control import Control
 from flexcomm.torch._device import Cuda, no_memory
 from flexcomm.torch._hook import Hook, in_backward
 from flexcomm.torch._rates import Rates
@@ -256,7 +257,7 @@ class Session:
 
         def own() -> tuple[Core, _trials.Parts]:
             """What settings may be refused for."""
-            named = _checks.fitting(given.named, self._world)
+            named = given.named
             core = Core(
                 given.job, self._rank, self._world, [(p.numel(), _columns(p)) for _, p in self._named],
                 strategy=named.strategy, first_step=0, selection=given.selection, seed=given.seed,
@@ -284,8 +285,8 @@ class Session:
         everyone = _checks.compare({"same": same, "socket": socket is not None, "run": secrets.token_hex(8)}, group)
         self._core.set_run(everyone[0]["run"])
         steered = everyone[0]["socket"]
-        if steered:
-            _checks.check_words(self._named, self._world)
+        self._core.steer(steered)
+        self._control = _checks.everywhere(lambda: Control(self._core, group), group)
         self._core.behave(not given.fixed, False)
         self._fixed = named.strategy if given.fixed else None
         tuner = _find_tuner(group, self._named)
@@ -308,7 +309,7 @@ class Session:
         self._idle = False
         hook = Hook(
             self._core, group, {id(p): i for i, (_, p) in enumerate(self._named)},
-            words=steered, propagate=given.propagate, began=self._begin,
+            control=self._control, propagate=given.propagate, began=self._begin,
             not_finite=self._not_finite, rates=self._rates.of, tuner=tuner, fresh=getattr(model, "lazy_bucket_allocation", False),
             unused=Unused(model) if model.find_unused_parameters else None,
         )
@@ -319,7 +320,7 @@ class Session:
         # without the hook's pass over the gradient. So each rank may take the hook in whenever it needs it.
         alone = register and named.dense and parts.optimizer is not None
         self._plain = alone and not steered and socket is None
-        # Somebody steers: DDP is dense by itself too, and the word rides below it, until something else is decided.
+        # Somebody steers: DDP is dense by itself too, until something else is decided.
         self._below = alone and not self._plain and tuner is None and fits
         registers = register and not self._plain and not self._below
 
@@ -422,7 +423,7 @@ class Session:
             # Nobody said that the step before has ended: no optimizer was given, or it was skipped.
             self._look_at_unused()
             self._end_step(within_loop=False)
-        self._core.begin()
+        self._control.begin()
         self._rates.begin()
         self._in_step = True
         # No backward pass: of a rank that has run out of batches, under `join()`.
@@ -454,8 +455,9 @@ class Session:
             return 0
         self._in_step = self._refused = False
         loss, self._loss = self._loss, None
+        answers = self._control.end()
         hook = self._hook()
-        change = self._core.finish(loss, None if hook is None else hook.clock.end())
+        change = self._core.finish(loss, None if hook is None else hook.clock.end(), answers)
         if hook is not None:
             hook.clock.poll()
         if self._below and self._core.wants_hook() and not in_backward():
@@ -469,16 +471,15 @@ class Session:
         return change
 
     def _make_room(self, change: int) -> None:
-        """Between the step in which all ranks heard that a plan is coming and the one that announces it: takes memory for a
-        snapshot of what lies on GPUs, in case it is a trial. A rank that has none says so in the words of that step, and no rank
-        goes into the trial."""
+        """Between the step that announced a trial and the one in which the ranks say whether they can run it: takes memory for a
+        snapshot of what lies on GPUs. Where a rank has none, no rank goes into the trial."""
         if change != TRIAL_STARTS:
             self._vault.release()
         if self._lacks_room:
             self._lacks_room = False
             self._core.behave(self._fixed is None, self._looping)
         model = self._parts.model()
-        if not self._looping or self._trial is not None or model is None or not self._core.plan_follows():
+        if not self._looping or self._trial is not None or model is None or not self._core.trial_asked():
             return
         if not any(map(self._vault.has_gpu, model.parameters())):
             return
@@ -511,7 +512,7 @@ class Session:
 
     def _not_finite(self) -> bool:
         """Answers whether what a gradient with NaN does will be undone."""
-        self._core.abort_trial()
+        self._core.diverged()
         self._refused = True
         return self.in_trial
 
@@ -519,7 +520,7 @@ class Session:
         """Passes this step's loss, a number or a tensor of one value, on to the agent; call it before the step ends."""
         self._loss = _arguments.loss(loss)
         if self._loss != self._loss or self._loss in (float("inf"), float("-inf")):
-            self._core.abort_trial()
+            self._core.diverged()
 
     # Trials
 
@@ -678,6 +679,7 @@ class Session:
         hook = self._hook()
         if hook is not None:
             hook.clock.poll()
+        self._control.close()
         self._core.close()
         for key in [key for key, session in _CONNECTED.items() if session is self]:
             del _CONNECTED[key]
