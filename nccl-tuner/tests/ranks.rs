@@ -128,7 +128,7 @@ fn train(built: &Built, version: u32, follow: Follow, mut turns: impl FnMut() ->
             }
         }
         broadcast(&mut ranks, &mut message);
-        let ended = ranks.each_mut().map(|member| member.control.finish(STEP, true));
+        let ended = ranks.each_mut().map(|member| member.control.finish(STEP, &[]));
         assert_eq!(ended[0], ended[1]);
         changes += usize::from(ended[0] != flexcomm_trainer::Change::None);
     }

@@ -4,14 +4,15 @@ use crate::guard::{Failure, guard};
 use crate::memory::Span;
 use crate::names::compressor;
 use crate::report::LEAST_GAIN;
-use crate::session::{Answer, Leadership, Running, Session};
+use crate::session::{Leadership, Running, Session};
 use flexcomm_compression::{Layers, Sizes};
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Collective, Family, JobId, Rank, Strategy, default_compressors};
 use flexcomm_exchange::{Param, PipelineState, layers};
-use flexcomm_trainer::Client;
+use flexcomm_trainer::{Answer, Client};
 use flexcomm_wire::{CodecInfo, Hello, PROTOCOL};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -140,14 +141,14 @@ impl Core {
     }
 
     /// Starts a step, before its first bucket. Answers whether a control message is broadcast in it, see `write_control`; and
-    /// what this rank says of itself where the ranks gather that in it: a number and the reason.
-    fn begin(&self, py: Python<'_>) -> PyResult<(bool, Option<(u8, String)>)> {
-        guard(py, || {
+    /// what this rank says of itself where the ranks gather that in it.
+    fn begin<'py>(&self, py: Python<'py>) -> PyResult<(bool, Option<Bound<'py, PyBytes>>)> {
+        let (announces, answer) = guard(py, || {
             let mut session = self.lock();
             session.begin();
-            let answer = session.answer().map(|answer| (answer.verdict as u8, answer.why));
-            Ok((session.control.announces(), answer))
-        })
+            Ok((session.control.announces(), session.answer()))
+        })?;
+        Ok((announces, answer.map(|answer| PyBytes::new(py, &answer.encode()))))
     }
 
     /// Writes rank 0's control message for the broadcast of this step to a buffer: address and bytes.
@@ -190,17 +191,12 @@ impl Core {
     /// has the step's times: `told` brings them later, and until then nothing that came after it is reported. `answers` are what
     /// all ranks said of themselves, where that was gathered in this step.
     #[pyo3(signature = (loss=None, ticket=None, answers=Vec::new()))]
-    fn finish(
-        &self,
-        py: Python<'_>,
-        loss: Option<f64>,
-        ticket: Option<u64>,
-        answers: Vec<(u8, String)>,
-    ) -> PyResult<u8> {
+    fn finish(&self, py: Python<'_>, loss: Option<f64>, ticket: Option<u64>, answers: Vec<Vec<u8>>) -> PyResult<u8> {
         guard(py, || {
-            let unknown = |code| Failure::Run(format!("failed to end a step: a rank says {code} of a trial"));
-            let read = |(code, why)| Answer::read(code, why).ok_or_else(|| unknown(code));
-            let answers = answers.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
+            let foreign =
+                |rank| Failure::Run(format!("failed to end a step: what rank {rank} says of a trial is no answer"));
+            let read = |(rank, bytes): (usize, &Vec<u8>)| Answer::decode(bytes).ok_or_else(|| foreign(rank));
+            let answers = answers.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
             Ok(self.lock().finish(loss, ticket, &answers)? as u8)
         })
     }
@@ -337,7 +333,7 @@ impl Core {
         let session = self.lock();
         let agreement = session.control.look();
         let in_force = agreement.in_force();
-        let iteration = agreement.word().iteration.map_or(-1, i64::from);
+        let iteration = agreement.tick().trial.map_or(-1, |trial| i64::from(trial.iteration));
         let connected = session.reporter.client().is_some_and(Client::connected);
         let strategy = in_force.strategy.to_string();
         (agreement.step(), in_force.version.0, strategy, iteration, connected, session.steps())

@@ -10,7 +10,9 @@ use flexcomm_compression::pipeline::Member;
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Digest, JobId, Rank, RunId, Selection, Strategy, Timestamp};
 use flexcomm_exchange::{AutoSelection, Deferred, Leader, Shadow, Status, Store, lock};
-use flexcomm_trainer::{AbortCause, Agreement, Change, Control, Offer, OrdersReader, Snapshot, Tick, Trial, TrialPlan};
+use flexcomm_trainer::{
+    AbortCause, Agreement, Answer, Change, Control, Offer, OrdersReader, Snapshot, Tick, Trial, TrialPlan, Verdict,
+};
 use flexcomm_wire::{FromTrainer, StrategyWire, TrialOutcome, TrialReport};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -81,38 +83,6 @@ pub enum Next {
     TrialEnds = 4,
     /// The trial is over, and this step trained: keep what it did.
     TrialLeft = 5,
-}
-
-/// What a rank says of a trial, before it and in each of its iterations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// It goes on.
-    GoOn = 0,
-    /// This rank cannot run it, or not any more.
-    Cannot = 1,
-    /// A gradient or a loss was not finite.
-    Diverged = 2,
-    /// Its time budget is used up.
-    Budget = 3,
-}
-
-/// The same, with the reason.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
-    pub verdict: Verdict,
-    pub why: String,
-}
-
-impl Answer {
-    fn of(verdict: Verdict) -> Self {
-        Self { verdict, why: String::new() }
-    }
-
-    /// As a rank has sent it.
-    pub fn read(code: u8, why: String) -> Option<Self> {
-        let all = [Verdict::GoOn, Verdict::Cannot, Verdict::Diverged, Verdict::Budget];
-        all.into_iter().find(|verdict| *verdict as u8 == code).map(|verdict| Self { verdict, why })
-    }
 }
 
 /// Why a rank had no part in an exchange.
@@ -325,7 +295,7 @@ impl Session {
     /// Whether the next step needs the hook: DDP by itself is dense, and shows nothing to a shadow.
     pub fn wants_hook(&self) -> bool {
         let agreement = self.control.look();
-        let dense = agreement.in_force().strategy.is_dense() && agreement.word().iteration.is_none();
+        let dense = agreement.in_force().strategy.is_dense() && !agreement.tries();
         !dense || self.shadow.as_ref().is_some_and(|(shadow, _)| shadow.steps() < SHADOW_STEPS)
     }
 
@@ -508,12 +478,12 @@ impl Session {
     /// What this rank says of itself in a step in which the ranks gather that; none in others.
     pub fn answer(&self) -> Option<Answer> {
         let over = || self.trial.as_ref().is_some_and(|trial| trial.over_budget(self.clock.elapsed()));
-        let why = || self.no_room.clone().unwrap_or_else(|| NOT_LIVE.into());
-        self.control.gathers().then(|| match () {
-            () if !self.live || self.no_room.is_some() => Answer { verdict: Verdict::Cannot, why: why() },
-            () if self.diverged => Answer::of(Verdict::Diverged),
-            () if self.rank == Rank(0) && over() => Answer::of(Verdict::Budget),
-            () => Answer::of(Verdict::GoOn),
+        self.control.gathers().then(|| match &self.no_room {
+            _ if !self.live => Answer::cannot(NOT_LIVE),
+            Some(why) => Answer::cannot(why),
+            None if self.diverged => Answer::of(Verdict::Diverged),
+            None if self.rank == Rank(0) && over() => Answer::of(Verdict::Budget),
+            None => Answer::of(Verdict::GoOn),
         })
     }
 
@@ -542,38 +512,11 @@ impl Session {
                 self.say(ticket, Said::Step(costs, step));
             }
         }
-        let next = self.change(next, costs.step, answers);
-        Ok(if tick.trial.is_some() { self.unless_ended(next, answers) } else { next })
-    }
-
-    /// Ends a trial early where any rank says so: all have the same answers. Where every rank has left the trial's loop for one
-    /// that cannot replay batches, the tick trained, and nothing of it is thrown away.
-    fn unless_ended(&mut self, next: Next, answers: &[Answer]) -> Next {
-        let any = |verdict| answers.iter().any(|answer| answer.verdict == verdict);
-        let cause = match () {
-            () if any(Verdict::Cannot) => AbortCause::Left,
-            () if any(Verdict::Diverged) => AbortCause::Diverged,
-            () if any(Verdict::Budget) => AbortCause::Budget,
-            () => return next,
-        };
-        let trained = answers.iter().all(|answer| answer.verdict == Verdict::Cannot);
-        self.control.agreement().leave_trial(trained);
-        self.end_trial(Some(cause));
-        if trained {
-            self.store.leave_trial();
-        }
-        if trained { Next::TrialLeft } else { Next::TrialEnds }
+        Ok(self.change(next, costs.step, answers))
     }
 
     fn change(&mut self, next: Next, took: Duration, answers: &[Answer]) -> Next {
-        let asked = self.control.asked().cloned();
-        let refused = (0..).zip(answers).find(|(_, answer)| answer.verdict == Verdict::Cannot);
-        let change = self.control.finish(took, refused.is_none());
-        if let (Some(plan), Some((rank, answer))) = (asked, refused) {
-            self.no_room = None;
-            self.refuse_trial(&plan, &format!("rank {rank}: {}", answer.why));
-        }
-        match change {
+        match self.control.finish(took, answers) {
             Change::None => next,
             Change::Switched(in_force) => {
                 tracing::info!(version = %in_force.version, strategy = %in_force.strategy,
@@ -592,7 +535,17 @@ impl Session {
                 self.trial = Some(trial);
                 Next::TrialStarts
             }
+            Change::TrialRefused(plan, why) => {
+                self.no_room = None;
+                self.refuse_trial(&plan, &why);
+                next
+            }
             Change::TrialEnds(cause) => self.end_trial(cause),
+            Change::TrialLeft => {
+                self.end_trial(Some(AbortCause::Left));
+                self.store.leave_trial();
+                Next::TrialLeft
+            }
             Change::Stop => self.end_trial(Some(AbortCause::Stopped)),
         }
     }

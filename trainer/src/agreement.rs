@@ -1,87 +1,56 @@
-//! How all ranks change at the same step. Pure: no clock, no IO.
+//! What is in force on a rank, and what comes next. Pure: no clock, no IO.
 //!
-//! Time is cut into ticks: one tick is one gradient exchange, a training step or an iteration of a trial. At
-//! the start of a tick rank 0 may announce one plan; it takes force at the next tick. Within the tick every
-//! frame carries the plan from the moment its sender knows it. The result of the exchange on every rank
-//! depends on rank 0's contribution, so there is a chain of frames from rank 0 to every rank, each sent after
-//! the one before it arrived: when a rank finishes the tick it knows the plan. `tests/schedules.rs` checks
-//! that for every collective and number of ranks. Should the chain ever be missing, the next frame between
-//! the two disagrees in version, digest or step, which is an error on the spot, or the two wait for frames that
-//! the other does not send, which the transport's timeout ends. It is never a wrong sum.
-//!
-//! Ranks other than 0 switch by what they hear from their peers alone. Nothing that only one rank knows
-//! makes it branch: a wish to stop or to abort a trial is an announced plan too.
+//! Time is cut into ticks: one tick is one gradient exchange, a training step or an iteration of a trial. What rank 0 announces
+//! takes force at the end of the same tick on all ranks, see [`crate::Control`]. Nothing that only one rank knows makes it
+//! branch.
 
-use crate::word::{AbortCause, ControlWord, Plan, TrialPlan};
+use crate::message::{AbortCause, ControlMessage, Plan, Schedule, TrialPlan};
 use flexcomm_domain::{Digest, Rank, Strategy, Version};
 
-/// A frame that must not be used. Each text names both sides.
+/// A message of rank 0 that does not fit what this rank knows. Each text names both sides.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Disagreement {
-    /// A frame of another step.
-    #[error("agree with rank {from}: its frame is of step {theirs}, rank {own} is at step {ours}")]
+    /// Of another step.
+    #[error("agree with rank 0: its message is of step {theirs}, rank {own} is at step {ours}")]
     Step {
-        /// The sender.
-        from: Rank,
         /// This rank.
         own: Rank,
-        /// The sender's.
+        /// Rank 0's.
         theirs: u64,
         /// This rank's.
         ours: u64,
     },
-    /// A frame of another iteration of a trial, or of a trial against training.
-    #[error("agree with rank {from} in step {step}: it is in {theirs}, rank {own} in {ours}")]
-    Iteration {
-        /// The sender.
-        from: Rank,
-        /// This rank.
-        own: Rank,
-        /// Of both.
-        step: u64,
-        /// The sender's, in words.
-        theirs: String,
-        /// This rank's, in words.
-        ours: String,
-    },
     /// Another decision is in force there.
-    #[error("agree with rank {from} in step {step}: version {theirs} is in force there, {ours} on rank {own}")]
+    #[error("agree with rank 0 in step {step}: version {theirs} is in force there, {ours} on rank {own}")]
     Version {
-        /// The sender.
-        from: Rank,
         /// This rank.
         own: Rank,
         /// Of both.
         step: u64,
-        /// The sender's.
+        /// Rank 0's.
         theirs: Version,
         /// This rank's.
         ours: Version,
     },
     /// The same version with another strategy.
     #[error(
-        "agree with rank {from} in step {step}: under version {version} it runs strategy digest {theirs}, \
-         rank {own} runs {ours}"
+        "agree with rank 0 in step {step}: under version {version} it runs strategy digest {theirs}, rank {own} runs {ours}"
     )]
     Digest {
-        /// The sender.
-        from: Rank,
         /// This rank.
         own: Rank,
         /// Of both.
         step: u64,
         /// Of both.
         version: Version,
-        /// The sender's.
+        /// Rank 0's.
         theirs: Digest,
         /// This rank's.
         ours: Digest,
     },
     /// A plan that contradicts what this rank knows.
-    #[error("agree with rank {from} in step {step}: it passes on {theirs}, rank {own} {ours}")]
+    #[error("agree with rank 0 in step {step}: it announces {theirs}, rank {own} {ours}")]
     Plan {
-        /// The sender.
-        from: Rank,
         /// This rank.
         own: Rank,
         /// Of both.
@@ -150,8 +119,12 @@ pub enum Change {
     Switched(Box<InForce>),
     /// The next tick is a trial's first iteration: take the snapshot now.
     TrialStarts(TrialPlan),
+    /// Some rank cannot run this trial, and why: none does.
+    TrialRefused(TrialPlan, String),
     /// All of the trial's iterations have run, or it was aborted: restore now.
     TrialEnds(Option<AbortCause>),
+    /// Every rank has left the trial's loop, and this tick trained: keep what it did.
+    TrialLeft,
     /// The job ends; when a trial was running, restore first.
     Stop,
 }
@@ -163,14 +136,11 @@ pub struct Agreement {
     in_force: InForce,
     step: u64,
     trial: Option<Running>,
-    /// Of the strategy that runs in this tick; kept because every frame is compared with it.
-    digest: Digest,
-    /// Announced in this tick, in force at the next.
+    /// Announced, and not in force yet.
     pending: Option<Plan>,
-    stop_wished: bool,
+    stop_wanted: bool,
     wanted_decision: Option<(Version, Strategy)>,
     wanted_trial: Option<TrialPlan>,
-    wanted_abort: Option<AbortCause>,
     last_trial: u64,
 }
 
@@ -199,12 +169,10 @@ impl Agreement {
             in_force: InForce { version: Version(0), strategy: initial, since_step: first_step },
             step: first_step,
             trial: None,
-            digest: initial.digest(),
             pending: None,
-            stop_wished: false,
+            stop_wanted: false,
             wanted_decision: None,
             wanted_trial: None,
-            wanted_abort: None,
             last_trial: 0,
         }
     }
@@ -262,64 +230,48 @@ impl Agreement {
         self.trial.as_ref().map(|t| t.plan.iterations)
     }
 
-    /// Ends the running trial early, on all ranks alike. Only rank 0's word counts, and only during a trial.
-    pub fn abort_trial(&mut self, cause: AbortCause) -> Offer {
-        if !self.leads() {
-            return Offer::NotLeader;
-        }
-        if self.trial.is_none() {
-            return Offer::Stale;
-        }
-        self.wanted_abort = Some(cause);
-        Offer::Taken
-    }
-
-    /// Leaves the trial between two ticks without a plan, where all ranks have seen alike that it cannot go on. With `trained`
-    /// the tick before trained after all, and counts as a step.
-    pub fn leave_trial(&mut self, trained: bool) {
-        self.trial = None;
-        self.wanted_abort = None;
-        self.step += u64::from(trained);
-    }
-
-    /// Asks for an orderly end; any rank may. Rank 0 hears of it within this tick and announces it at the next.
+    /// Asks rank 0 for an orderly end of the job.
     pub fn request_stop(&mut self) {
-        self.stop_wished = true;
+        self.stop_wanted = true;
     }
 
-    /// Starts a tick. On rank 0 this decides what the tick announces; call it before the tick's first frame.
-    pub fn begin(&mut self) -> Tick {
-        self.begin_with(true)
-    }
-
-    /// As [`Self::begin`], where this tick may announce nothing; what is wanted then waits.
-    pub fn begin_with(&mut self, announces: bool) -> Tick {
+    /// Starts a tick. With `announces` rank 0 decides now what it announces, if anything.
+    pub(crate) fn begin(&mut self, announces: bool) -> Tick {
         if announces && self.leads() && self.pending.is_none() {
             self.pending = self.choose();
         }
-        self.digest = self.strategy().digest();
-        let trial = self.trial.as_ref();
+        self.tick()
+    }
+
+    /// The tick under way.
+    pub fn tick(&self) -> Tick {
         Tick {
             step: self.step,
             strategy: self.strategy(),
             version: self.in_force.version,
-            trial: trial.map(Running::tick),
+            trial: self.trial.as_ref().map(Running::tick),
         }
     }
 
-    /// What runs in the tick under way.
-    pub fn strategy(&self) -> Strategy {
+    /// Whether a trial runs.
+    pub fn tries(&self) -> bool {
+        self.trial.is_some()
+    }
+
+    /// A number that differs between all ticks of a step.
+    pub(crate) fn iteration(&self) -> u64 {
+        self.trial.as_ref().map_or(0, |trial| u64::from(trial.iteration) + 1)
+    }
+
+    fn strategy(&self) -> Strategy {
         let candidate = self.trial.as_ref().and_then(|t| t.plan.candidates.get(t.candidate()));
         candidate.copied().unwrap_or(self.in_force.strategy)
     }
 
-    /// The most urgent of what is wanted. Decisions and new trials wait while a trial runs.
+    /// The most urgent of what is wanted.
     fn choose(&mut self) -> Option<Plan> {
-        if self.stop_wished {
+        if self.stop_wanted {
             return Some(Plan::Stop);
-        }
-        if self.trial.is_some() {
-            return self.wanted_abort.take().map(Plan::Abort);
         }
         if let Some((version, strategy)) = self.wanted_decision.take() {
             return Some(Plan::Decision { version, strategy: Box::new(strategy) });
@@ -327,150 +279,103 @@ impl Agreement {
         self.wanted_trial.take().map(Plan::Trial)
     }
 
-    /// The word for a frame that is sent now.
-    pub fn word(&self) -> ControlWord {
-        ControlWord {
-            step: self.step,
+    /// Rank 0's message: in force after so many more ticks of training, of which the one under way is the first.
+    pub(crate) fn message(&self, ticks: u8, schedule: Schedule) -> ControlMessage {
+        ControlMessage {
+            schedule,
+            step: self.step + u64::from(ticks) - 1,
             version: self.in_force.version,
-            digest: self.digest,
-            iteration: self.trial.as_ref().map(|t| t.iteration),
-            stop_wished: self.stop_wished,
-            plan: self.pending.clone().map(|plan| (self.next_step(), plan)),
+            digest: self.in_force.strategy.digest(),
+            plan: self.pending.clone(),
         }
     }
 
-    /// As [`Self::word`], of the tick so many steps from now, up to which nothing changes.
-    pub fn word_in(&self, steps: u64) -> ControlWord {
-        let word = self.word();
-        let plan = word.plan.map(|(first_step, plan)| (first_step + steps, plan));
-        ControlWord { step: word.step + steps, plan, ..word }
-    }
-
-    /// The step of the next tick, as far as it is known while this one runs.
-    fn next_step(&self) -> u64 {
-        if self.trial.is_some() { self.step } else { self.step + 1 }
-    }
-
-    /// Takes in the word of a frame that belongs to this tick. After an error the frame must not be used.
-    pub fn accept(&mut self, from: Rank, word: &ControlWord) -> Result<(), Disagreement> {
-        self.compare(from, word)?;
-        self.stop_wished |= word.stop_wished;
-        if let Some((first_step, plan)) = &word.plan {
-            self.hear(from, *first_step, plan)?;
-        }
-        Ok(())
-    }
-
-    fn compare(&self, from: Rank, word: &ControlWord) -> Result<(), Disagreement> {
+    /// Takes in rank 0's message, in the tick at whose end it takes force.
+    pub(crate) fn accept(&mut self, message: &ControlMessage) -> Result<(), Disagreement> {
         let (own, step) = (self.rank, self.step);
-        if word.step != step {
-            return Err(Disagreement::Step { from, own, theirs: word.step, ours: step });
+        if message.step != step {
+            return Err(Disagreement::Step { own, theirs: message.step, ours: step });
         }
-        let ours = self.trial.as_ref().map(|t| t.iteration);
-        if word.iteration != ours {
-            let words = |i: Option<u32>| i.map_or("training".into(), |i| format!("iteration {i} of a trial"));
-            return Err(Disagreement::Iteration { from, own, step, theirs: words(word.iteration), ours: words(ours) });
-        }
-        let (theirs, ours) = (word.version, self.in_force.version);
+        let (theirs, ours) = (message.version, self.in_force.version);
         if theirs != ours {
-            return Err(Disagreement::Version { from, own, step, theirs, ours });
+            return Err(Disagreement::Version { own, step, theirs, ours });
         }
-        let (theirs, ours) = (word.digest, self.digest);
+        let (theirs, ours) = (message.digest, self.in_force.strategy.digest());
         if theirs != ours {
-            return Err(Disagreement::Digest { from, own, step, version: self.in_force.version, theirs, ours });
+            return Err(Disagreement::Digest { own, step, version: self.in_force.version, theirs, ours });
         }
-        Ok(())
-    }
-
-    fn hear(&mut self, from: Rank, first_step: u64, plan: &Plan) -> Result<(), Disagreement> {
-        if self.pending.as_ref() == Some(plan) && first_step == self.next_step() {
-            return Ok(());
+        if let (Some(plan), false) = (&message.plan, self.leads())
+            && let Some(ours) = self.misplaced(plan)
+        {
+            return Err(Disagreement::Plan { own, step, theirs: describe(plan), ours });
         }
-        let refused = if first_step != self.next_step() {
-            Some(format!("expects plans for step {}", self.next_step()))
-        } else if let Some(known) = &self.pending {
-            Some(format!("knows {}", describe(known)))
-        } else if self.leads() {
-            Some("announced nothing".to_owned())
-        } else {
-            self.misplaced(plan)
-        };
-        if let Some(ours) = refused {
-            let theirs = format!("{} for step {first_step}", describe(plan));
-            return Err(Disagreement::Plan { from, own: self.rank, step: self.step, theirs, ours });
-        }
-        self.pending = Some(plan.clone());
+        self.pending.clone_from(&message.plan);
         Ok(())
     }
 
     /// Why a plan cannot be announced in the state that all ranks are in; the last line against a rank 0 that
     /// goes backwards.
     fn misplaced(&self, plan: &Plan) -> Option<String> {
-        match (plan, &self.trial) {
-            (Plan::Decision { .. } | Plan::Trial(_), Some(_)) => Some("is in a trial".into()),
-            (Plan::Abort(_), None) => Some("is in no trial".into()),
-            (Plan::Decision { version, .. }, None) if *version <= self.in_force.version => {
+        match plan {
+            Plan::Decision { version, .. } if *version <= self.in_force.version => {
                 Some(format!("has version {} in force already", self.in_force.version))
             }
-            (Plan::Trial(trial), None) if trial.id <= self.last_trial => {
+            Plan::Trial(trial) if trial.id <= self.last_trial => {
                 Some(format!("has seen trial {} already", self.last_trial))
             }
             _ => None,
         }
     }
 
-    /// Ends a tick after its last frame; what was announced takes force.
-    pub fn finish(&mut self) -> Change {
-        self.finish_with(true)
+    /// Ends an iteration of a trial.
+    pub(crate) fn finish_iteration(&mut self) -> Change {
+        let Some(trial) = &mut self.trial else { return Change::None };
+        trial.iteration += 1;
+        if trial.iteration < trial.plan.ticks() {
+            return Change::None;
+        }
+        self.trial = None;
+        Change::TrialEnds(None)
     }
 
-    /// As [`Self::finish`], where what was announced may not be due yet.
-    pub fn finish_with(&mut self, due: bool) -> Change {
-        let plan = if due { self.pending.take() } else { None };
-        if let Some(trial) = &mut self.trial {
-            trial.iteration += 1;
-            let ended = trial.iteration >= trial.plan.ticks();
-            return match plan {
-                Some(Plan::Stop) => self.end_trial(Change::Stop),
-                Some(Plan::Abort(cause)) if !ended => self.end_trial(Change::TrialEnds(Some(cause))),
-                _ if ended => self.end_trial(Change::TrialEnds(None)),
-                _ => Change::None,
-            };
-        }
+    /// Ends the trial between two ticks, where all ranks have seen alike that it cannot go on. With `trained` the tick before
+    /// trained after all, and counts as a step.
+    pub(crate) fn leave_trial(&mut self, trained: bool) {
+        self.trial = None;
+        self.step += u64::from(trained);
+    }
+
+    /// Ends a step of training; with `due`, what was announced takes force.
+    pub(crate) fn finish_step(&mut self, due: bool) -> Change {
         self.step += 1;
-        match plan {
+        match if due { self.pending.take() } else { None } {
             Some(Plan::Decision { version, strategy }) => {
                 self.in_force = InForce { version, strategy: *strategy, since_step: self.step };
                 Change::Switched(Box::new(self.in_force))
             }
             Some(Plan::Trial(plan)) => self.enter_trial(plan),
             Some(Plan::Stop) => Change::Stop,
-            Some(Plan::Abort(_)) | None => Change::None,
+            None => Change::None,
         }
     }
 
     fn enter_trial(&mut self, plan: TrialPlan) -> Change {
-        self.last_trial = plan.id;
+        // A newer one may have been offered to rank 0 since.
+        self.last_trial = self.last_trial.max(plan.id);
         self.trial = Some(Running { plan: plan.clone(), iteration: 0 });
         Change::TrialStarts(plan)
     }
 
-    /// Takes out an announced trial, before [`Self::finish_with`]: it begins with [`Self::start_trial`], if at all.
-    pub fn take_trial(&mut self) -> Option<TrialPlan> {
+    /// Takes out an announced trial, before [`Self::finish_step`]: it begins with [`Self::start_trial`], if at all.
+    pub(crate) fn take_trial(&mut self) -> Option<TrialPlan> {
         let pending = self.pending.take_if(|plan| matches!(plan, Plan::Trial(_)));
         pending.and_then(|plan| if let Plan::Trial(plan) = plan { Some(plan) } else { None })
     }
 
-    /// Ends a tick of training; the next is the first of this trial, which was taken out.
-    pub fn start_trial(&mut self, plan: TrialPlan) -> Change {
+    /// Ends a step of training; the next tick is the first of this trial, which was taken out.
+    pub(crate) fn start_trial(&mut self, plan: TrialPlan) -> Change {
         self.step += 1;
         self.enter_trial(plan)
-    }
-
-    fn end_trial(&mut self, change: Change) -> Change {
-        self.trial = None;
-        self.wanted_abort = None;
-        change
     }
 }
 
@@ -478,7 +383,6 @@ fn describe(plan: &Plan) -> String {
     match plan {
         Plan::Decision { version, strategy } => format!("decision {version} ({strategy})"),
         Plan::Trial(trial) => format!("trial {} of {} candidates", trial.id, trial.candidates.len()),
-        Plan::Abort(_) => "the end of the trial".into(),
         Plan::Stop => "the end of the job".into(),
     }
 }
@@ -486,6 +390,8 @@ fn describe(plan: &Plan) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const SCHEDULE: Schedule = Schedule { every: 1, delay: 1 };
 
     fn strategy(text: &str) -> Strategy {
         text.parse().unwrap()
@@ -496,146 +402,76 @@ mod tests {
         (new(0), new(1))
     }
 
-    fn tick(a: &mut Agreement, b: &mut Agreement) -> (Tick, Change) {
-        let (ta, tb) = (a.begin(), b.begin());
-        assert_eq!(ta, tb);
-        b.accept(Rank(0), &a.word()).unwrap();
-        a.accept(Rank(1), &b.word()).unwrap();
-        let (ca, cb) = (a.finish(), b.finish());
-        assert_eq!(ca, cb);
-        (ta, ca)
-    }
-
-    #[test]
-    fn a_decision_takes_force_at_the_next_step_on_both() {
-        let (mut a, mut b) = pair();
-        let topk = strategy("topk@0.1/allgather");
-        assert_eq!(a.offer_decision(Version(3), topk), Offer::Taken);
-        assert_eq!(b.offer_decision(Version(9), topk), Offer::NotLeader);
-        assert_eq!(a.begin().strategy, Strategy::DENSE_RING);
-        b.begin();
-        b.accept(Rank(0), &a.word()).unwrap();
-        a.accept(Rank(1), &b.word()).unwrap();
-        let switched = Change::Switched(Box::new(InForce { version: Version(3), strategy: topk, since_step: 1 }));
-        assert_eq!(a.finish(), switched);
-        assert_eq!(b.finish(), switched);
-        assert_eq!((a.begin().strategy, b.begin().strategy), (topk, topk));
-    }
-
-    #[test]
-    fn a_trial_is_left_without_a_plan() {
-        let (mut a, mut b) = pair();
-        let plan = TrialPlan::new(1, vec![strategy("topk@0.1/allgather")], 4, 0).unwrap();
-        a.offer_trial(plan.clone());
-        assert_eq!(tick(&mut a, &mut b).1, Change::TrialStarts(plan));
-        a.leave_trial(false);
-        b.leave_trial(false);
-        assert_eq!((a.begin().trial, a.step(), b.step()), (None, 1, 1), "no iteration has run");
-        let plan = TrialPlan::new(2, vec![strategy("topk@0.1/allgather")], 4, 0).unwrap();
-        a.offer_trial(plan.clone());
-        assert_eq!(tick(&mut a, &mut b).1, Change::TrialStarts(plan));
-        assert_eq!(tick(&mut a, &mut b).1, Change::None);
-        a.leave_trial(true);
-        b.leave_trial(true);
-        let (last, change) = tick(&mut a, &mut b);
-        assert_eq!((last.trial, last.step, change), (None, 3, Change::None), "the iteration counts as a step");
-    }
-
     #[test]
     fn old_versions_are_fenced_off() {
-        let (mut a, _) = pair();
+        let (mut a, mut b) = pair();
         let (x, y) = (strategy("topk@0.1/allgather"), strategy("topk@0.01/allgather"));
+        assert_eq!(b.offer_decision(Version(9), x), Offer::NotLeader);
         assert_eq!(a.offer_decision(Version(0), x), Offer::Stale);
         assert_eq!(a.offer_decision(Version(5), x), Offer::Taken);
         assert_eq!(a.offer_decision(Version(5), x), Offer::Stale);
         assert_eq!(a.offer_decision(Version(5), y), Offer::Conflict);
         assert_eq!(a.offer_decision(Version(4), y), Offer::Stale);
-        a.begin();
+        a.begin(true);
         assert_eq!(a.offer_decision(Version(5), x), Offer::Stale, "announced");
-        a.finish();
-        a.begin();
+        assert_eq!(a.finish_step(false), Change::None, "not due yet");
+        assert_eq!(a.offer_decision(Version(5), x), Offer::Stale, "still announced");
+        a.begin(false);
+        let in_force = InForce { version: Version(5), strategy: x, since_step: 2 };
+        assert_eq!(a.finish_step(true), Change::Switched(Box::new(in_force)));
+        a.begin(true);
         assert_eq!(a.offer_decision(Version(5), x), Offer::Stale, "in force");
         assert_eq!(a.offer_decision(Version(5), y), Offer::Conflict, "in force");
-        assert_eq!(a.finish(), Change::None);
+        assert_eq!(a.finish_step(true), Change::None);
     }
 
     #[test]
-    fn a_rank_that_missed_a_switch_is_caught_at_the_first_frame() {
+    fn steps_versions_digests_and_plans_are_compared() {
         let (mut a, mut b) = pair();
-        a.offer_decision(Version(1), strategy("topk@0.1/allgather"));
-        a.begin();
-        b.begin();
-        a.finish();
-        b.finish();
-        a.begin();
-        b.begin();
-        let error = b.accept(Rank(0), &a.word()).unwrap_err().to_string();
-        assert_eq!(error, "agree with rank 0 in step 1: version 1 is in force there, 0 on rank 1");
-        let error = a.accept(Rank(1), &b.word()).unwrap_err().to_string();
-        assert_eq!(error, "agree with rank 1 in step 1: version 0 is in force there, 1 on rank 0");
-    }
-
-    #[test]
-    fn steps_digests_and_plans_are_compared() {
-        let (mut a, mut b) = pair();
-        a.begin();
-        b.begin();
-        let good = a.word();
-        let refuse = |b: &mut Agreement, word: &ControlWord, text: &str| {
-            let error = b.accept(Rank(0), word).unwrap_err().to_string();
+        let x = strategy("topk@0.1/allgather");
+        a.offer_decision(Version(1), x);
+        a.begin(true);
+        b.begin(true);
+        let good = a.message(1, SCHEDULE);
+        let refuse = |b: &mut Agreement, message: &ControlMessage, text: &str| {
+            let error = b.accept(message).unwrap_err().to_string();
             assert!(error.contains(text), "{error}");
         };
-        refuse(&mut b, &ControlWord { step: 7, ..good.clone() }, "step 7, rank 1 is at step 0");
-        refuse(&mut b, &ControlWord { digest: Digest(1), ..good.clone() }, "digest 00000000000001");
-        refuse(&mut b, &ControlWord { iteration: Some(2), ..good.clone() }, "iteration 2 of a trial");
-        refuse(&mut b, &ControlWord { plan: Some((2, Plan::Stop)), ..good.clone() }, "expects plans for step 1");
-        let abort = Plan::Abort(AbortCause::Budget);
-        refuse(&mut b, &ControlWord { plan: Some((1, abort)), ..good.clone() }, "is in no trial");
-        b.accept(Rank(0), &ControlWord { plan: Some((1, Plan::Stop)), ..good.clone() }).unwrap();
-        let other = Plan::Decision { version: Version(1), strategy: Strategy::DENSE_RING.into() };
-        refuse(&mut b, &ControlWord { plan: Some((1, other)), ..good.clone() }, "knows the end of the job");
-        let error = a.accept(Rank(1), &b.word()).unwrap_err().to_string();
-        assert!(error.contains("rank 0 announced nothing"), "{error}");
+        refuse(&mut b, &ControlMessage { step: 7, ..good.clone() }, "is of step 7, rank 1 is at step 0");
+        refuse(&mut b, &ControlMessage { digest: Digest(1), ..good.clone() }, "digest 00000000000001");
+        for rank in [&mut a, &mut b] {
+            rank.accept(&good).unwrap();
+            assert!(matches!(rank.finish_step(true), Change::Switched(_)));
+        }
+        let late = ControlMessage { step: 1, ..good.clone() };
+        refuse(&mut b, &late, "version 0 is in force there, 1 on rank 1");
+        let again = ControlMessage { version: Version(1), digest: x.digest(), ..late };
+        refuse(&mut b, &again, "announces decision 1");
+        refuse(&mut b, &again, "rank 1 has version 1 in force already");
+        let trial = Plan::Trial(TrialPlan::new(1, vec![x], 1, 0).unwrap());
+        b.last_trial = 3;
+        refuse(&mut b, &ControlMessage { plan: Some(trial), ..again }, "has seen trial 3 already");
     }
 
     #[test]
-    fn a_trial_stands_still_in_steps_and_decisions_wait() {
-        let (mut a, mut b) = pair();
+    fn a_trial_stands_still_in_steps() {
+        let (mut a, _) = pair();
         let candidates = vec![strategy("topk@0.1/allgather"), strategy("topk@0.01/art-ring:star")];
         let plan = TrialPlan::new(4, candidates.clone(), 2, 1000).unwrap();
         assert_eq!(a.offer_trial(plan.clone()), Offer::Taken);
         assert_eq!(a.offer_trial(plan.clone()), Offer::Stale);
-        assert_eq!(tick(&mut a, &mut b).1, Change::TrialStarts(plan));
-        assert_eq!(a.offer_decision(Version(1), candidates[1]), Offer::Taken);
+        a.begin(true);
+        assert_eq!(a.take_trial(), Some(plan.clone()));
+        assert_eq!(a.finish_step(true), Change::None);
+        assert_eq!(a.start_trial(plan.clone()), Change::TrialStarts(plan.clone()));
         for i in 0..4 {
-            let (t, change) = tick(&mut a, &mut b);
-            assert_eq!((t.step, t.strategy), (1, candidates[i / 2]));
-            assert_eq!(change, if i == 3 { Change::TrialEnds(None) } else { Change::None });
+            let tick = a.begin(false);
+            assert_eq!((tick.step, tick.strategy), (2, candidates[i / 2]));
+            assert_eq!(a.finish_iteration(), if i == 3 { Change::TrialEnds(None) } else { Change::None });
         }
-        assert!(matches!(tick(&mut a, &mut b).1, Change::Switched(f) if f.since_step == 2));
-    }
-
-    #[test]
-    fn trials_are_aborted_and_jobs_stopped_on_all_ranks_alike() {
-        let (mut a, mut b) = pair();
-        let plan = TrialPlan::new(1, vec![Strategy::DENSE_RING], 100, 10).unwrap();
-        let tick = |a: &mut Agreement, b: &mut Agreement| {
-            a.begin();
-            b.begin();
-            b.accept(Rank(0), &a.word()).unwrap();
-            a.accept(Rank(1), &b.word()).unwrap();
-            let (ca, cb) = (a.finish(), b.finish());
-            assert_eq!(ca, cb);
-            ca
-        };
-        assert_eq!(a.abort_trial(AbortCause::Budget), Offer::Stale);
-        a.offer_trial(plan);
-        tick(&mut a, &mut b);
-        assert_eq!(tick(&mut a, &mut b), Change::None);
-        assert_eq!(a.abort_trial(AbortCause::Budget), Offer::Taken);
-        assert_eq!(tick(&mut a, &mut b), Change::TrialEnds(Some(AbortCause::Budget)));
-        b.request_stop();
-        assert_eq!(tick(&mut a, &mut b), Change::None, "rank 0 hears of it in this tick");
-        assert_eq!(tick(&mut a, &mut b), Change::Stop);
+        a.start_trial(plan);
+        a.begin(false);
+        a.leave_trial(true);
+        assert_eq!((a.begin(false).trial, a.step()), (None, 4), "the iteration counts as a step");
     }
 }

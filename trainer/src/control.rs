@@ -1,7 +1,7 @@
 //! The agreement over a control group: a process group beside the one that carries gradients. Pure.
 //!
-//! One tick is one synchronised backward pass. Every so many ticks rank 0 broadcasts a message of [`MESSAGE_BYTES`], without
-//! waiting for it: its tick, what is in force, a plan or none, and when the next message comes. All ranks take it in at the end of
+//! Every so many ticks rank 0 broadcasts a [`ControlMessage`], without
+//! waiting for it: its step, what is in force, a plan or none, and when the next message comes. All ranks take it in at the end of
 //! the tick in which it is due, and what it announces is in force in the tick after. Which ticks these are follows from the
 //! messages alone, so it is the same on all ranks.
 //!
@@ -10,31 +10,17 @@
 //! ranks have launched it: no rank waits for one that waits for it in a collective of the script.
 
 use crate::agreement::{Agreement, Change, Disagreement, Tick};
-use crate::word::{ControlWord, TrialPlan, WORD_MAX, WordError};
+use crate::answer::{self, Answer, Verdict};
+use crate::message::{AbortCause, ControlMessage, MESSAGE_BYTES, MOST_APART, MessageError, Schedule, TrialPlan};
 use flexcomm_domain::Rank;
 use std::time::Duration;
-
-/// Bytes of a control message: two of the schedule, two of the word's length, and the longest word.
-pub const MESSAGE_BYTES: usize = 4 + WORD_MAX;
 
 /// A broadcast takes some 0.1 ms of the host, and messages come so seldom that this is under 1 % of the steps between them.
 const APART: Duration = Duration::from_millis(20);
 
-/// ... but at most so many steps apart, however short steps are: when the network collapses they become long.
-const MOST_APART: u8 = 8;
-
 /// From this step time on, a message that is broadcast beside a step's own collectives has arrived when the step ends. Shorter
 /// steps leave it another one.
 const LONG: Duration = Duration::from_millis(250);
-
-/// When messages come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Schedule {
-    /// Ticks from one message to the next.
-    every: u8,
-    /// Ticks that a message has to arrive, its own included; at most `every`.
-    delay: u8,
-}
 
 impl Schedule {
     /// Before any step time is known.
@@ -63,17 +49,9 @@ pub enum ControlError {
         /// What this rank runs.
         ours: String,
     },
-    /// A message of another size, or with a schedule that no rank 0 makes.
-    #[error("read a control message: {what} is {value}")]
-    Message {
-        /// Which field.
-        what: &'static str,
-        /// As found.
-        value: usize,
-    },
     /// Rank 0's message cannot be read.
     #[error(transparent)]
-    Word(#[from] WordError),
+    Message(#[from] MessageError),
     /// Rank 0's message contradicts what this rank knows.
     #[error(transparent)]
     Plan(#[from] Disagreement),
@@ -126,13 +104,9 @@ impl Control {
         self.asked.as_ref()
     }
 
-    fn in_trial(&self) -> bool {
-        self.agreement.trial_iterations().is_some()
-    }
-
     /// Whether the ranks gather in this tick what each says of itself.
     pub fn gathers(&self) -> bool {
-        self.asked.is_some() || self.in_trial()
+        self.asked.is_some() || self.agreement.tries()
     }
 
     /// Starts a tick.
@@ -143,7 +117,7 @@ impl Control {
             self.next = self.ticks;
             self.due = Some(self.ticks + u64::from(self.schedule.delay) - 1);
         }
-        self.agreement.begin_with(announces)
+        self.agreement.begin(announces)
     }
 
     /// Whether a message is broadcast in this tick, between [`Self::begin`] and its end.
@@ -153,17 +127,11 @@ impl Control {
 
     /// Rank 0's message for the broadcast of this tick, [`MESSAGE_BYTES`]; zeros on other ranks, which receive it.
     pub fn message(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(MESSAGE_BYTES);
-        if self.rank == Rank(0) {
-            let following = self.step_time.map_or(Schedule::FIRST, Schedule::of);
-            bytes.extend_from_slice(&[following.every, following.delay, 0, 0]);
-            self.agreement.word_in(u64::from(self.schedule.delay) - 1).encode(&mut bytes);
-            // At most WORD_MAX, far below 2^16.
-            let length = (bytes.len() - 4) as u16;
-            bytes[2..4].copy_from_slice(&length.to_le_bytes());
+        if self.rank != Rank(0) {
+            return vec![0; MESSAGE_BYTES];
         }
-        bytes.resize(MESSAGE_BYTES, 0);
-        bytes
+        let following = self.step_time.map_or(Schedule::FIRST, Schedule::of);
+        self.agreement.message(self.schedule.delay, following).encode()
     }
 
     /// Whether this tick ends with a message, see [`Self::accept`].
@@ -173,49 +141,49 @@ impl Control {
 
     /// Takes in the message that is due, before [`Self::finish`].
     pub fn accept(&mut self, bytes: &[u8]) -> Result<(), ControlError> {
-        let wrong = |what, value| ControlError::Message { what, value };
-        let Some(([every, delay, a, b], rest)) = bytes.split_first_chunk() else {
-            return Err(wrong("its length", bytes.len()));
-        };
-        let (every, delay, length) = (*every, *delay, usize::from(u16::from_le_bytes([*a, *b])));
-        if !(1..=MOST_APART).contains(&every) || !(1..=every).contains(&delay) {
-            return Err(wrong("its schedule", usize::from(every)));
-        }
-        let word = rest.get(..length).ok_or(wrong("the length of its word", length))?;
-        self.agreement.accept(Rank(0), &ControlWord::decode(word)?)?;
-        self.schedule = Schedule { every, delay };
+        let message = ControlMessage::decode(bytes)?;
+        self.agreement.accept(&message)?;
+        self.schedule = message.schedule;
         Ok(())
     }
 
-    /// Ends a tick that took so long, after its last bucket. `can`: all ranks have said that they can run the trial that was
-    /// asked for.
-    pub fn finish(&mut self, took: Duration, can: bool) -> Change {
-        if self.in_trial() {
-            return self.agreement.finish();
+    /// Ends a tick that took so long, after its last bucket. `answers` are all ranks', where they were gathered.
+    pub fn finish(&mut self, took: Duration, answers: &[Answer]) -> Change {
+        if self.agreement.tries() {
+            return self.finish_iteration(answers);
         }
         self.step_time = Some(took);
-        let due = self.is_due();
-        let asked = self.asked.take().filter(|_| can);
+        self.ticks += 1;
+        if let Some(plan) = self.asked.take() {
+            return match answer::refusal(answers) {
+                None => self.agreement.start_trial(plan),
+                Some(why) => {
+                    self.agreement.finish_step(false);
+                    Change::TrialRefused(plan, why)
+                }
+            };
+        }
+        let due = self.due.take_if(|due| *due + 1 == self.ticks).is_some();
         if due {
             // By what the message says, and never before the tick after it.
-            self.next = (self.next + u64::from(self.schedule.every)).max(self.ticks + 1);
-            self.due = None;
+            self.next = (self.next + u64::from(self.schedule.every)).max(self.ticks);
+            self.asked = self.agreement.take_trial();
         }
-        self.ticks += 1;
-        match asked {
-            Some(plan) => self.agreement.start_trial(plan),
-            None => {
-                self.asked = if due { self.agreement.take_trial() } else { None };
-                self.agreement.finish_with(due)
-            }
-        }
+        self.agreement.finish_step(due)
+    }
+
+    fn finish_iteration(&mut self, answers: &[Answer]) -> Change {
+        let Some(cause) = answer::end(answers) else { return self.agreement.finish_iteration() };
+        let trained = cause == AbortCause::Left && answers.iter().all(|answer| answer.verdict == Verdict::Cannot);
+        self.agreement.leave_trial(trained);
+        if trained { Change::TrialLeft } else { Change::TrialEnds(Some(cause)) }
     }
 
     /// 32 bits over everything that must be alike on all ranks in a bucket's exchange. splitmix64's finaliser over the parts.
     pub fn check(&self, bucket: u32, length: usize) -> u32 {
-        let word = self.agreement.word();
-        let iteration = word.iteration.map_or(0, |i| u64::from(i) + 1);
-        let parts = [word.step, word.version.0, word.digest.0, iteration, u64::from(bucket), length as u64];
+        let Tick { step, strategy, version, .. } = self.agreement.tick();
+        let iteration = self.agreement.iteration();
+        let parts = [step, version.0, strategy.digest().0, iteration, u64::from(bucket), length as u64];
         let mut hash = 0x9e37_79b9_7f4a_7c15u64;
         for part in parts {
             hash = (hash ^ part).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -228,11 +196,10 @@ impl Control {
 
     /// As an error: this rank's check of a bucket is another one than that rank's.
     pub fn desynchronised(&self, rank: usize, bucket: u32) -> ControlError {
-        let word = self.agreement.word();
-        let trial = word.iteration.map_or(String::new(), |i| format!(", iteration {i} of a trial"));
-        let strategy = self.agreement.strategy();
-        let ours = format!("rank {}: version {}, {strategy}{trial}", self.rank, word.version);
-        ControlError::Desynchronised { who: format!("rank {rank}"), step: word.step, bucket, ours }
+        let tick = self.agreement.tick();
+        let trial = tick.trial.map_or(String::new(), |trial| format!(", iteration {} of a trial", trial.iteration));
+        let ours = format!("rank {}: version {}, {}{trial}", self.rank, tick.version, tick.strategy);
+        ControlError::Desynchronised { who: format!("rank {rank}"), step: tick.step, bucket, ours }
     }
 }
 
@@ -240,7 +207,6 @@ impl Control {
 mod tests {
     use super::*;
     use crate::agreement::Offer;
-    use crate::word::TrialPlan;
     use flexcomm_domain::{Strategy, Version};
     use proptest::prelude::*;
 
@@ -257,7 +223,7 @@ mod tests {
     fn tick(
         job: &mut [Control],
         sent: &mut Vec<u8>,
-        (took, can): (Duration, bool),
+        (took, answers): (Duration, &[Answer]),
     ) -> Result<(Tick, Change), ControlError> {
         let ticks: Vec<Tick> = job.iter_mut().map(Control::begin).collect();
         assert!(ticks.iter().all(|tick| *tick == ticks[0]), "{ticks:?}");
@@ -270,7 +236,7 @@ mod tests {
             job.iter_mut().try_for_each(|rank| rank.accept(sent))?;
         }
         // Other ranks' times are their own.
-        let ends = (1..).zip(job.iter_mut()).map(|(rank, control)| control.finish(took * rank, can));
+        let ends = (1..).zip(job.iter_mut()).map(|(rank, control)| control.finish(took * rank, answers));
         let changes: Vec<Change> = ends.collect();
         assert!(changes.iter().all(|change| *change == changes[0]), "{changes:?}");
         Ok((ticks[0], changes[0].clone()))
@@ -296,7 +262,7 @@ mod tests {
                     waits = Some((Duration::ZERO, 0));
                 }
                 let settled = step % 40 > usize::from(2 * MOST_APART);
-                let (_, change) = tick(&mut job, &mut sent, (took, true)).unwrap();
+                let (_, change) = tick(&mut job, &mut sent, (took, &[])).unwrap();
                 if let Some((waited, steps)) = &mut waits {
                     *waited += took;
                     *steps += 1;
@@ -308,19 +274,6 @@ mod tests {
                     waits = None;
                 }
             }
-        }
-
-        #[test]
-        fn any_message_is_an_error_or_taken(mut bytes in prop::collection::vec(any::<u8>(), 0..400), ours: bool) {
-            let mut job = job(1);
-            job[0].begin();
-            if ours && bytes.len() > 40 {
-                let length = (bytes.len() - 4) as u16;
-                bytes[..2].copy_from_slice(&[2, 1]);
-                bytes[2..4].copy_from_slice(&length.to_le_bytes());
-                bytes[4..9].copy_from_slice(b"FLXW\x02");
-            }
-            let _ = job[0].accept(&bytes);
         }
     }
 
@@ -336,7 +289,7 @@ mod tests {
             let mut next = job[0].clone();
             next.begin();
             broadcasts.extend(next.announces().then_some(step));
-            tick(&mut job, &mut sent, (Duration::from_millis(5), true)).unwrap();
+            tick(&mut job, &mut sent, (Duration::from_millis(5), &[])).unwrap();
         }
         assert_eq!(broadcasts, [0, 1, 5, 9, 13, 17, 21, 25, 29], "one at once, then every fourth step");
     }
@@ -345,39 +298,53 @@ mod tests {
     fn a_trial_begins_where_all_can_and_decisions_come_after_it() {
         let (mut job, mut sent) = (job(2), Vec::new());
         let plan = |id| TrialPlan::new(id, vec![strategy("topk@0.1/allgather")], 3, 0).unwrap();
-        let mut next = |job: &mut Vec<Control>, can| {
+        let go = [Answer::of(Verdict::GoOn), Answer::of(Verdict::GoOn)];
+        let one = [Answer::of(Verdict::GoOn), Answer::cannot("no memory")];
+        let all = [Answer::cannot("left"), Answer::cannot("left")];
+        let mut next = |job: &mut Vec<Control>, answers: &[Answer]| {
             sent.clear();
-            let (tick, change) = tick(job, &mut sent, (Duration::from_millis(300), can)).unwrap();
-            (tick.trial.is_some(), sent.is_empty(), change)
+            let (tick, change) = tick(job, &mut sent, (Duration::from_millis(300), answers)).unwrap();
+            (tick.step, sent.is_empty(), change)
         };
-        for (id, can) in [(1, false), (2, true)] {
+        let left = Change::TrialEnds(Some(AbortCause::Left));
+        let ends = [
+            (&go, vec![Change::TrialStarts(plan(1)), Change::None, Change::None, Change::TrialEnds(None)]),
+            (&one, vec![Change::TrialRefused(plan(2), "rank 1: no memory".into())]),
+            (&go, vec![Change::TrialStarts(plan(3)), left]),
+            (&go, vec![Change::TrialStarts(plan(4)), Change::TrialLeft]),
+        ];
+        for (id, (first, changes)) in (1..).zip(ends) {
             job[0].agreement().offer_trial(plan(id));
-            assert_eq!(next(&mut job, true), (false, false, Change::None));
-            assert!(job.iter().all(|rank| rank.asked() == Some(&plan(id)) && rank.gathers()));
+            let (asked, _, _) = next(&mut job, &[]);
             job[0].agreement().offer_decision(Version(id), strategy("fp16/dense-ring"));
-            let begins = if can { Change::TrialStarts(plan(id)) } else { Change::None };
-            assert_eq!(next(&mut job, can), (false, true, begins), "no message beside what is gathered");
-            for left in (0..if can { 3 } else { 0 }).rev() {
+            for (at, change) in changes.iter().enumerate() {
                 assert!(job.iter().all(Control::gathers));
-                let ends = if left == 0 { Change::TrialEnds(None) } else { Change::None };
-                assert_eq!(next(&mut job, true), (true, true, ends));
+                let answers = match change {
+                    _ if at == 0 => first,
+                    Change::TrialLeft => &all,
+                    Change::TrialEnds(Some(_)) => &one,
+                    _ => &go,
+                };
+                let step = asked + 1 + u64::from(at > 0);
+                assert_eq!(next(&mut job, answers), (step, true, change.clone()), "no message beside what is gathered");
             }
-            assert!(matches!(next(&mut job, true), (false, false, Change::Switched(_))));
+            assert!(matches!(next(&mut job, &[]), (_, false, Change::Switched(_))));
+            let trained = u64::from(changes.last() == Some(&Change::TrialLeft));
+            assert_eq!(job[1].look().step(), asked + 3 + trained);
         }
     }
 
     #[test]
     fn a_rank_in_another_step_is_told_of() {
         let (mut job, mut sent) = (job(2), Vec::new());
-        tick(&mut job, &mut sent, (Duration::from_millis(300), true)).unwrap();
+        tick(&mut job, &mut sent, (Duration::from_millis(300), &[])).unwrap();
         job[0].begin();
         let message = job[0].message();
         let mut behind = self::job(2).remove(1);
         behind.begin();
         let error = behind.accept(&message).unwrap_err().to_string();
-        assert_eq!(error, "agree with rank 0: its frame is of step 1, rank 1 is at step 0");
-        assert!(behind.accept(&message[..3]).unwrap_err().to_string().contains("its length is 3"));
-        assert!(behind.accept(&[9; 80]).unwrap_err().to_string().contains("its schedule is 9"));
+        assert_eq!(error, "agree with rank 0: its message is of step 1, rank 1 is at step 0");
+        assert!(behind.accept(&message[..3]).unwrap_err().to_string().contains("3 bytes"));
         job[1].begin();
         assert_eq!(job[0].check(3, 5), job[1].check(3, 5));
         assert!(job[0].check(3, 5) != behind.check(3, 5) && job[0].check(3, 5) != job[0].check(4, 5));
@@ -394,7 +361,7 @@ mod tests {
         for _ in 0..20 {
             control.begin();
             assert!(!control.announces() && !control.is_due());
-            assert_eq!(control.finish(Duration::from_millis(1), true), Change::None);
+            assert_eq!(control.finish(Duration::from_millis(1), &[]), Change::None);
         }
     }
 }

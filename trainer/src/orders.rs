@@ -2,7 +2,7 @@
 //! comparison while nothing changes, never waits, and never makes training fail: what cannot be read or is
 //! not valid is set aside with a line in the log, and the last good orders stay.
 
-use crate::word::TrialPlan;
+use crate::message::TrialPlan;
 use flexcomm_domain::{Decision, Invalid, JobId, RunId, Strategy, Timestamp};
 use flexcomm_page::{PageReader, ReadError};
 use flexcomm_wire::{JobOrders, TrialOrder};

@@ -1,7 +1,7 @@
 //! A live trial: snapshot, run each candidate for some iterations, restore, next. No clock: time is given.
 
 use crate::agreement::TrialTick;
-use crate::word::{AbortCause, TrialPlan};
+use crate::message::{AbortCause, TrialPlan};
 use flexcomm_domain::{JobId, Rank};
 use flexcomm_wire::{TrialOutcome, TrialReport};
 use std::time::Duration;

@@ -6,7 +6,6 @@ use flexcomm_collectives::{allgather, binomial_broadcast, ring_allreduce, tree_a
 use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::add_elements;
 use flexcomm_domain::Rank;
-use flexcomm_trainer::Agreement;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -136,6 +135,7 @@ pub struct Exchanger {
     spare: Vec<Vec<u8>>,
     /// Of the step under way.
     next_exchange: u16,
+    check: u32,
     sync: Duration,
     samples: BTreeMap<IpAddr, Vec<(u64, f64)>>,
 }
@@ -159,6 +159,7 @@ impl Exchanger {
             views: BTreeMap::new(),
             spare: Vec::new(),
             next_exchange: 0,
+            check: 0,
             sync: Duration::ZERO,
             samples: BTreeMap::new(),
         }
@@ -169,9 +170,16 @@ impl Exchanger {
         &self.mesh
     }
 
-    /// Begins a step: exchanges are numbered anew and their time is counted anew.
-    pub fn begin_step(&mut self) {
-        self.next_exchange = 0;
+    /// The connections, for the control group.
+    pub fn mesh_mut(&mut self) -> &mut Mesh {
+        &mut self.mesh
+    }
+
+    /// Begins a step: exchanges are numbered anew and their time is counted anew. `check` is that of [`Control::check`].
+    ///
+    /// [`Control::check`]: flexcomm_trainer::Control::check
+    pub fn begin_step(&mut self, check: u32) {
+        (self.next_exchange, self.check) = (0, check);
         self.sync = Duration::ZERO;
     }
 
@@ -193,7 +201,7 @@ impl Exchanger {
     }
 
     /// Runs a schedule on a buffer; returns when this rank is done with it.
-    pub fn run(&mut self, kind: Kind, buffer: &mut dyn Buffer, agreement: &mut Agreement) -> Result<(), ExchangeError> {
+    pub fn run(&mut self, kind: Kind, buffer: &mut dyn Buffer) -> Result<(), ExchangeError> {
         let started = Instant::now();
         let exchange = self.next_exchange;
         if exchange == 0 {
@@ -204,7 +212,7 @@ impl Exchanger {
             Some(view) => view,
             None => self.view(kind)?,
         };
-        let done = view.rounds.iter().try_for_each(|round| self.round(&view, round, exchange, (buffer, agreement)));
+        let done = view.rounds.iter().try_for_each(|round| self.round(&view, round, exchange, buffer));
         self.views.insert(kind, view);
         self.sync += started.elapsed();
         Ok(done?)
@@ -222,13 +230,7 @@ impl Exchanger {
         Ok(View { chunks: schedule.chunks, rounds: schedule.for_rank(self.mesh.rank()) })
     }
 
-    fn round(
-        &mut self,
-        view: &View,
-        round: &Round,
-        exchange: u16,
-        (buffer, agreement): (&mut dyn Buffer, &mut Agreement),
-    ) -> Result<(), MeshError> {
+    fn round(&mut self, view: &View, round: &Round, exchange: u16, buffer: &mut dyn Buffer) -> Result<(), MeshError> {
         // Schedules have at most 2 * 1023 rounds.
         let tag = Tag { exchange, round: round.index as u16 };
         let mut sends = Vec::with_capacity(round.sends.len());
@@ -236,15 +238,15 @@ impl Exchanger {
             let mut body = self.spare.pop().unwrap_or_default();
             body.clear();
             buffer.put(send.chunks, view.chunks, &mut body);
-            sends.push(Outgoing::new(send.peer, tag, (agreement, self.mesh.last_entry_us()), body));
+            sends.push(Outgoing::new(send.peer, tag, self.mesh.stamp(self.check), body));
         }
         let mut recvs = Vec::with_capacity(round.recvs.len());
         for recv in &round.recvs {
             let mut body = self.spare.pop().unwrap_or_default();
             body.resize(buffer.bytes(recv.chunks, view.chunks), 0);
-            recvs.push(Incoming::new(recv.peer, tag, body));
+            recvs.push(Incoming::new(recv.peer, tag, self.check, body));
         }
-        self.mesh.round(agreement, &mut sends, &mut recvs)?;
+        self.mesh.round(&mut sends, &mut recvs)?;
         self.keep_sample(&recvs);
         for (recv, frame) in round.recvs.iter().zip(recvs) {
             buffer.take(recv.chunks, view.chunks, recv.op, frame.body());

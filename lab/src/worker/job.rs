@@ -8,10 +8,10 @@ use super::state::{StepOutcome, Training};
 use anyhow::{Context, Result};
 use flexcomm_compression::Build;
 use flexcomm_domain::{JobId, Rank, Strategy, Timestamp};
-use flexcomm_trainer::{AbortCause, Agreement, Change, Measured, Offer, OrdersReader, Tick, Trial, TrialPlan};
+use flexcomm_trainer::{
+    AbortCause, Answer, Change, Control, Measured, Offer, OrdersReader, Tick, Trial, TrialPlan, Verdict,
+};
 use std::io::Write;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long to train.
@@ -34,7 +34,7 @@ pub struct Job {
     /// Whether decisions of the orders are followed; trials always are.
     pub follow: bool,
     /// The agreement with the other ranks.
-    pub agreement: Agreement,
+    pub control: Control,
     /// The orders; used by rank 0 only.
     pub orders: OrdersReader,
     /// The training.
@@ -47,8 +47,10 @@ pub struct Job {
     pub shadows: Shadows,
     /// Parameter hashes.
     pub hashes: HashLog,
-    /// Set when the job should end.
-    pub stop: Arc<AtomicBool>,
+    /// N.
+    pub world: u32,
+    /// On rank 0: the message that was broadcast last, until it is due.
+    pub message: Vec<u8>,
     /// Where progress goes, a line an epoch; rank 0 only.
     pub progress: Box<dyn Write + Send>,
 }
@@ -64,6 +66,13 @@ pub struct Ended {
     pub accuracy: Option<f64>,
     /// Loss of the last batch.
     pub loss: f32,
+}
+
+/// A trial under way.
+struct Running {
+    averages: Trial<Training>,
+    /// Whether the last iteration's loss was.
+    finite: bool,
 }
 
 #[derive(Default)]
@@ -89,32 +98,39 @@ impl Job {
 
     fn train(&mut self, ended: &mut Ended) -> Result<()> {
         let clock = Instant::now();
-        let mut trial: Option<Trial<Training>> = None;
+        let mut trial: Option<Running> = None;
         let mut epoch = Epoch::default();
-        while self.agreement.step() < self.length.steps {
-            self.listen(trial.as_ref(), clock.elapsed());
-            let tick = self.agreement.begin();
+        while self.control.look().step() < self.length.steps {
+            self.listen();
+            let began = Instant::now();
+            let tick = self.control.begin();
+            let verdict = match &trial {
+                Some(trial) if !trial.finite => Verdict::Diverged,
+                Some(trial) if self.rank == Rank(0) && trial.averages.over_budget(clock.elapsed()) => Verdict::Budget,
+                _ => Verdict::GoOn,
+            };
+            let message = self.post(verdict);
             let outcome = self.tick(&tick)?;
             match (tick.trial, &mut trial) {
                 (Some(at), Some(trial)) => {
-                    if !outcome.loss.is_finite() {
-                        self.agreement.abort_trial(AbortCause::Diverged);
-                    }
-                    let Ok(()) = trial.record(&mut self.training, at, measured(&outcome));
+                    trial.finite = outcome.loss.is_finite();
+                    let Ok(()) = trial.averages.record(&mut self.training, at, measured(&outcome));
                 }
                 _ => self.after_step(&tick, &outcome, &mut epoch, ended)?,
             }
-            match self.agreement.finish() {
+            let answers = self.collect(message, verdict).context("agree with the other ranks")?;
+            match self.control.finish(began.elapsed(), &answers) {
                 Change::None => {}
                 Change::Switched(in_force) => {
                     tracing::info!(version = %in_force.version, strategy = %in_force.strategy,
                         step = in_force.since_step, "in force");
                     self.reporter.applied(&in_force);
                 }
-                Change::TrialStarts(plan) => trial = self.start_trial(plan, clock.elapsed())?,
+                Change::TrialStarts(plan) => trial = Some(self.start_trial(plan, clock.elapsed())?),
                 Change::TrialEnds(cause) => self.end_trial(trial.take(), cause, clock.elapsed())?,
+                // Every rank of the lab can run trials, and none leaves one.
+                Change::TrialRefused(..) | Change::TrialLeft => {}
                 Change::Stop => {
-                    self.end_trial(trial.take(), Some(AbortCause::Stopped), clock.elapsed())?;
                     ended.stopped = true;
                     return Ok(());
                 }
@@ -123,21 +139,57 @@ impl Job {
         Ok(())
     }
 
+    /// Sends what the control group has to send in the tick that has begun. Rank 0's own message, where there is one.
+    fn post(&mut self, verdict: Verdict) -> Vec<u8> {
+        let mesh = self.training.sync().exchanger().mesh_mut();
+        if self.control.gathers() {
+            mesh.post(&Answer::of(verdict).encode());
+        }
+        if self.rank != Rank(0) || !self.control.announces() {
+            return Vec::new();
+        }
+        let message = self.control.message();
+        mesh.post(&message);
+        message
+    }
+
+    /// Takes in what the control group has sent by the end of a tick: the message that is due (rank 0 has its own), and all ranks'
+    /// answers, where they were gathered.
+    fn collect(&mut self, message: Vec<u8>, verdict: Verdict) -> Result<Vec<Answer>> {
+        if !message.is_empty() {
+            self.message = message;
+        }
+        let mesh = self.training.sync().exchanger().mesh_mut();
+        if self.control.is_due() {
+            let leads = self.rank == Rank(0);
+            let message = if leads { std::mem::take(&mut self.message) } else { mesh.collect(Rank(0))? };
+            self.control.accept(&message)?;
+        }
+        if !self.control.gathers() {
+            return Ok(Vec::new());
+        }
+        let answer = |rank| match rank == self.rank {
+            true => Ok(Answer::of(verdict)),
+            false => {
+                Answer::decode(&mesh.collect(rank)?).with_context(|| format!("read what rank {rank} says of a trial"))
+            }
+        };
+        (0..self.world).map(Rank).map(answer).collect()
+    }
+
     fn tick(&mut self, tick: &Tick) -> Result<StepOutcome> {
-        let done = self.training.step(&mut self.agreement, tick);
+        let check = self.control.check(0, 0);
+        let done = self.training.step(check, tick);
         done.with_context(|| format!("step {} under version {} ({})", tick.step, tick.version, tick.strategy))
     }
 
     /// What arrived from outside since the last tick. Never waits.
-    fn listen(&mut self, trial: Option<&Trial<Training>>, now: Duration) {
-        if self.stop.load(Ordering::Relaxed) {
-            self.agreement.request_stop();
-        }
+    fn listen(&mut self) {
         if self.rank != Rank(0) {
             return;
         }
-        if trial.is_some_and(|t| t.over_budget(now)) {
-            self.agreement.abort_trial(AbortCause::Budget);
+        if self.training.sync().exchanger().mesh().told_to_stop() {
+            self.control.agreement().request_stop();
         }
         if let Some(page) = self.reporter.client().and_then(|client| client.page()) {
             self.orders.set_path(&page);
@@ -145,7 +197,7 @@ impl Job {
         let Some(news) = self.orders.poll(time_of_day()) else { return };
         let decision = news.decision.filter(|_| self.follow);
         if let Some(decision) = decision.filter(|decision| self.can_run(&decision.strategy)) {
-            let offer = self.agreement.offer_decision(decision.version, decision.strategy);
+            let offer = self.control.agreement().offer_decision(decision.version, decision.strategy);
             if offer == Offer::Conflict {
                 tracing::warn!(version = %decision.version, strategy = %decision.strategy,
                     "another strategy is known under this version; it is not followed");
@@ -154,7 +206,7 @@ impl Job {
         if let Some(mut plan) = news.trial {
             plan.candidates.retain(|candidate| self.can_run(candidate));
             if !plan.candidates.is_empty() {
-                self.agreement.offer_trial(plan);
+                self.control.agreement().offer_trial(plan);
             }
         }
     }
@@ -226,16 +278,16 @@ impl Job {
         Ok(())
     }
 
-    fn start_trial(&mut self, plan: TrialPlan, now: Duration) -> Result<Option<Trial<Training>>> {
+    fn start_trial(&mut self, plan: TrialPlan, now: Duration) -> Result<Running> {
         tracing::info!(trial = plan.id, candidates = plan.candidates.len(), "live trial");
         self.shadows.watch(&plan);
-        let Ok(trial) = Trial::start(plan, &mut self.training, now);
-        Ok(Some(trial))
+        let Ok(averages) = Trial::start(plan, &mut self.training, now);
+        Ok(Running { averages, finite: true })
     }
 
-    fn end_trial(&mut self, trial: Option<Trial<Training>>, cause: Option<AbortCause>, now: Duration) -> Result<()> {
-        let Some(trial) = trial else { return Ok(()) };
-        let Ok(report) = trial.finish(&mut self.training, (&self.name, self.rank), cause, now);
+    fn end_trial(&mut self, trial: Option<Running>, cause: Option<AbortCause>, now: Duration) -> Result<()> {
+        let Some(Running { averages, .. }) = trial else { return Ok(()) };
+        let Ok(report) = averages.finish(&mut self.training, (&self.name, self.rank), cause, now);
         self.shadows.complete_later(report.clone());
         tracing::info!(
             trial = report.id,

@@ -24,7 +24,7 @@ use anyhow::{Context, Result, bail, ensure};
 use exchange::Exchanger;
 use flexcomm_compression::Build;
 use flexcomm_domain::{Digest, JobId, Rank, Seconds, Strategy};
-use flexcomm_trainer::{Agreement, OrdersReader};
+use flexcomm_trainer::{Agreement, Control, OrdersReader};
 use job::{Job, Length};
 use mesh::{Mesh, MeshConfig};
 use model::{MAX_PARAMETERS, Shape};
@@ -169,7 +169,7 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
     let layers = flexcomm_exchange::layers(&shape.params())?;
     let hashes = hashes::HashLog::new(args.hash_log.as_deref())?;
     let length = args.length(data.total);
-    let mesh = Mesh::connect(listener, &config, Arc::clone(&stop)).context("bring the job's ranks together")?;
+    let mesh = Mesh::connect(listener, &config, stop).context("bring the job's ranks together")?;
     let hello = flexcomm_wire::Hello { run: Some(mesh.run()), ..report::hello(&args.job, rank, world, &layers) };
     let mut orders = OrdersReader::new(args.job.clone());
     orders.set_run(mesh.run());
@@ -181,19 +181,22 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
     // Data order must differ between ranks, everything else must not.
     let own_seed = args.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(args.rank) + 1);
     let training = Training::new(&shape, sgd, data.shard, (args.seed, own_seed), sync);
+    let mut control = Control::new(Agreement::new(rank, args.strategy.unwrap_or(args.initial), 0), rank);
+    control.steer(true);
     let job = Job {
         name: args.job.clone(),
         rank,
         length,
         follow: args.strategy.is_none(),
-        agreement: Agreement::new(rank, args.strategy.unwrap_or(args.initial), 0),
+        control,
         orders,
         training,
         held_out: data.held_out,
         reporter,
         shadows,
         hashes,
-        stop,
+        world: world as u32,
+        message: Vec::new(),
         progress,
     };
     job.run()

@@ -4,7 +4,7 @@ use super::data::{Images, Order};
 use super::model::{Network, Shape};
 use super::sync::{Cost, SyncError, Synchronizer};
 use flexcomm_exchange::Bucket;
-use flexcomm_trainer::{Agreement, Snapshot, Tick};
+use flexcomm_trainer::{Snapshot, Tick};
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
@@ -112,19 +112,19 @@ impl Training {
     }
 
     /// One batch, one exchange, one update.
-    pub fn step(&mut self, agreement: &mut Agreement, tick: &Tick) -> Result<StepOutcome, StepError> {
+    pub fn step(&mut self, check: u32, tick: &Tick) -> Result<StepOutcome, StepError> {
         let started = Instant::now();
         let loss = self.compute_gradient(tick);
         if !loss.is_finite() {
             if tick.trial.is_none() {
                 return Err(StepError::Diverged { loss });
             }
-            // The other ranks wait for this one's part; rank 0 aborts the trial, and all of it is undone.
+            // The other ranks wait for this one's part; the trial ends, and all of it is undone.
             self.gradient.fill(0.0);
         }
         std::thread::sleep(self.sgd.least_compute.saturating_sub(started.elapsed()));
         let forward = started.elapsed();
-        let cost = self.sync.run(agreement, tick, &self.gradient, &mut self.mean)?;
+        let cost = self.sync.run(check, tick, &self.gradient, &mut self.mean)?;
         let before_update = Instant::now();
         self.sgd.update(&mut self.parameters, &mut self.velocity, &self.mean);
         let compute = forward + before_update.elapsed();

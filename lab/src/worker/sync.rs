@@ -9,7 +9,7 @@ use flexcomm_compression::Energy;
 use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_domain::{Collective, Rank, Selection, Strategy};
 use flexcomm_exchange::{Bucket, How, Leader, Param, Ran, Round, Status};
-use flexcomm_trainer::{Agreement, Tick};
+use flexcomm_trainer::Tick;
 use std::time::{Duration, Instant};
 
 /// A gradient that could not be exchanged.
@@ -88,24 +88,19 @@ impl Synchronizer {
         self.exchanger.mesh().rank()
     }
 
-    /// Replaces `mean` by the mean of all ranks' compensated (and compressed) gradients.
-    pub fn run(
-        &mut self,
-        agreement: &mut Agreement,
-        tick: &Tick,
-        gradient: &[f32],
-        mean: &mut [f32],
-    ) -> Result<Cost, SyncError> {
+    /// Replaces `mean` by the mean of all ranks' compensated (and compressed) gradients. `check` stands for what must be alike on
+    /// all ranks.
+    pub fn run(&mut self, check: u32, tick: &Tick, gradient: &[f32], mean: &mut [f32]) -> Result<Cost, SyncError> {
         // A trial's first step copies the pipeline, which is no part of a candidate's time.
         self.bucket.in_trial(tick.trial.is_some())?;
         self.bucket.prepare(tick.strategy.spec(), None)?;
         let started = Instant::now();
         let bytes = self.exchanger.mesh().bytes_sent();
-        self.exchanger.begin_step();
+        self.exchanger.begin_step(check);
         mean.copy_from_slice(gradient);
         let energy = match tick.strategy.is_dense() && !self.bucket.has_residual() {
-            true => self.dense(agreement, &tick.strategy, mean)?,
-            false => self.compressed(agreement, tick, mean)?,
+            true => self.dense(&tick.strategy, mean)?,
+            false => self.compressed(tick, mean)?,
         };
         let sync = self.exchanger.sync_time();
         let bytes = self.exchanger.mesh().bytes_sent() - bytes;
@@ -113,21 +108,21 @@ impl Synchronizer {
         Ok(Cost { comp: started.elapsed().saturating_sub(sync), sync, wait, bytes, energy })
     }
 
-    fn dense(&mut self, agreement: &mut Agreement, strategy: &Strategy, mean: &mut [f32]) -> Result<Energy, SyncError> {
-        self.exchanger.run(sums_by(strategy.collective()), &mut Values(mean), agreement)?;
+    fn dense(&mut self, strategy: &Strategy, mean: &mut [f32]) -> Result<Energy, SyncError> {
+        self.exchanger.run(sums_by(strategy.collective()), &mut Values(mean))?;
         let world = self.world() as f32;
         mean.iter_mut().for_each(|value| *value /= world);
         Ok(Energy::default())
     }
 
     /// `mean` holds the gradient until it is the mean.
-    fn compressed(&mut self, agreement: &mut Agreement, tick: &Tick, mean: &mut [f32]) -> Result<Energy, SyncError> {
+    fn compressed(&mut self, tick: &Tick, mean: &mut [f32]) -> Result<Energy, SyncError> {
         let index = turn(tick);
         let step = Step { index, learning_rate: self.learning_rate };
         let mut round = self.bucket.begin(mean, step, leader(tick, self.world()));
         loop {
             self.refuse_own()?;
-            self.carry(agreement, &tick.strategy, round)?;
+            self.carry(&tick.strategy, round)?;
             let parts: Vec<&[u8]> = match round.how {
                 How::Gather if round.bytes == 0 => vec![&[]; self.exchanger.mesh().world()],
                 How::Gather => self.buffer.chunks_exact(round.bytes).collect(),
@@ -151,7 +146,7 @@ impl Synchronizer {
     }
 
     /// Runs the collective of a round; what it brings is in `self.buffer`.
-    fn carry(&mut self, agreement: &mut Agreement, strategy: &Strategy, round: Round) -> Result<(), SyncError> {
+    fn carry(&mut self, strategy: &Strategy, round: Round) -> Result<(), SyncError> {
         let (world, own) = (self.world(), self.rank().index() * round.bytes);
         let Self { exchanger, bucket, buffer, .. } = self;
         buffer.clear();
@@ -160,16 +155,16 @@ impl Synchronizer {
             How::Refused => {}
             How::Gather => {
                 bucket.write(&mut buffer[own..own + round.bytes]);
-                exchanger.run(Kind::Gather, &mut Blocks(buffer), agreement)?;
+                exchanger.run(Kind::Gather, &mut Blocks(buffer))?;
             }
             How::Broadcast(root) => {
                 bucket.write(buffer);
-                exchanger.run(Kind::Broadcast(Rank(root)), &mut Blocks(buffer), agreement)?;
+                exchanger.run(Kind::Broadcast(Rank(root)), &mut Blocks(buffer))?;
             }
             How::Sum(element) => {
                 bucket.write(buffer);
                 let kind = sums_by(strategy.collective());
-                exchanger.run(kind, &mut Elements { bytes: buffer, element }, agreement)?;
+                exchanger.run(kind, &mut Elements { bytes: buffer, element })?;
             }
         }
         Ok(())

@@ -6,7 +6,6 @@ rank waits here for one that waits for it in a collective of the script. Only :m
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import logging
 import weakref
@@ -19,34 +18,12 @@ from flexcomm._core import Core, FlexcommError
 
 logger = logging.getLogger("flexcomm")
 
-#: Of what a rank says: a number, flags, and a reason in UTF-8, cut where it is longer.
-_ANSWER_BYTES = 512
-
 #: Control groups by the default group and their ranks. One for all models on the same ranks, whose collectives have one order on all
 #: of them anyway: torch names a group by the names that are taken, and so none may come and go with a session.
 _GROUPS: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = weakref.WeakKeyDictionary()
 
 #: How long the end of a session waits for a broadcast under way.
 _LAST_WAIT = datetime.timedelta(seconds=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What a rank says of itself."""
-
-    code: int
-    flags: int = 0
-    why: str = ""
-
-    def write(self) -> torch.Tensor:
-        raw = bytes([self.code, self.flags]) + self.why.encode()
-        # A cut may leave half of a character, which reading leaves out.
-        return torch.frombuffer(bytearray(raw[:_ANSWER_BYTES].ljust(_ANSWER_BYTES, b"\0")), dtype=torch.uint8)
-
-    @classmethod
-    def read(cls, raw: torch.Tensor) -> Answer:
-        code, flags, *why = raw.tolist()
-        return cls(code, flags, bytes(why).rstrip(b"\0").decode(errors="ignore"))
 
 
 class Control:
@@ -71,9 +48,9 @@ class Control:
             self._core.write_control(self._place())
             self._broadcast = dist.broadcast(self._message, self._root, group=self._group, async_op=True)
         if answer is not None:
-            self._gathering = self._launch(Answer(answer[0], why=answer[1]))
+            self._gathering = self._launch(answer)
 
-    def end(self) -> list[tuple[int, str]]:
+    def end(self) -> list[bytes]:
         """Ends a step: takes in what is due, before the core's. What all ranks have said of themselves, where that was
         gathered."""
         if self._core.awaits_control():
@@ -82,10 +59,10 @@ class Control:
             broadcast.wait()
             self._core.take_control(self._place())
         gathering, self._gathering = self._gathering, None
-        return [] if gathering is None else [(answer.code, answer.why) for answer in self._arrived(gathering)]
+        return [] if gathering is None else self._arrived(gathering)
 
-    def gather(self, own: Answer) -> list[Answer]:
-        """What every rank says, in rank order: on all ranks in the same step, and waited for."""
+    def gather(self, own: bytes) -> list[bytes]:
+        """What every rank says, in rank order and in as many bytes as this one: on all ranks in the same step, and waited for."""
         return self._arrived(self._launch(own))
 
     def close(self) -> None:
@@ -99,16 +76,17 @@ class Control:
     def _place(self) -> tuple[int, int]:
         return self._message.data_ptr(), self._message.numel()
 
-    def _launch(self, own: Answer) -> tuple[dist.Work, torch.Tensor]:
-        arrived = torch.empty(self._world * _ANSWER_BYTES, dtype=torch.uint8)
-        work = dist.all_gather_into_tensor(arrived, own.write(), group=self._group, async_op=True)
+    def _launch(self, own: bytes) -> tuple[dist.Work, torch.Tensor]:
+        arrived = torch.empty(self._world * len(own), dtype=torch.uint8)
+        sent = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        work = dist.all_gather_into_tensor(arrived, sent, group=self._group, async_op=True)
         assert work is not None
         return work, arrived
 
-    def _arrived(self, gathering: tuple[dist.Work, torch.Tensor]) -> list[Answer]:
+    def _arrived(self, gathering: tuple[dist.Work, torch.Tensor]) -> list[bytes]:
         work, arrived = gathering
         work.wait()
-        return [Answer.read(raw) for raw in arrived.view(self._world, _ANSWER_BYTES)]
+        return [bytes(part.tolist()) for part in arrived.view(self._world, -1)]
 
 
 def _group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:

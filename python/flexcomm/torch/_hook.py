@@ -13,7 +13,7 @@ import torch.distributed as dist
 from flexcomm._core import Core, FlexcommError, How, Round
 from flexcomm.torch import _device
 from flexcomm.torch._clock import Clock, Mark
-from flexcomm.torch._control import Answer, Control
+from flexcomm.torch._control import Control
 from flexcomm.torch._tuner import Tuner
 from flexcomm.torch._unused import Exchanged, Unused
 
@@ -40,6 +40,9 @@ COMPRESSIBLE = (torch.float32,)
 
 #: What :meth:`Core.fault` says of this rank's part in the pass.
 _FAILED = 1
+
+#: Of what a rank says of a pass that was refused: that number, flags, and the reason, cut where it is longer.
+_FAULT_BYTES = 512
 
 #: Flags of a rank in a pass that was refused: its gradient stays not finite, since no trial undoes it; it has run out of batches.
 _STAYS, _IDLE = 1, 2
@@ -458,13 +461,14 @@ class Hook:
         undone = self._not_finite()
         code, why = self._core.fault()
         flags = (0 if undone else _STAYS) | (0 if in_backward() else _IDLE)
-        answers = self._control.gather(Answer(code, flags, why))
-        for rank, answer in enumerate(answers):
-            if answer.code == _FAILED:
-                raise FlexcommError(f"failed to exchange gradients: rank {rank} could not do its part: {answer.why}")
-        if self._propagate or not any(answer.flags & _STAYS for answer in answers):
+        faults = self._control.gather((bytes([code, flags]) + why.encode())[:_FAULT_BYTES].ljust(_FAULT_BYTES, b"\0"))
+        for rank, fault in enumerate(faults):
+            if fault[0] == _FAILED:
+                reason = fault[2:].rstrip(b"\0").decode(errors="ignore")
+                raise FlexcommError(f"failed to exchange gradients: rank {rank} could not do its part: {reason}")
+        if self._propagate or not any(fault[1] & _STAYS for fault in faults):
             return
-        idle = sum(bool(answer.flags & _IDLE) for answer in answers)
+        idle = sum(bool(fault[1] & _IDLE) for fault in faults)
         if not idle:
             if raises:
                 _raise_after_ddp(NotFiniteError(_BROKEN if self._is_broken() else _NOT_FINITE))

@@ -4,6 +4,7 @@ use super::{MAX_WORLD, Mesh, MeshConfig, MeshError, Peer};
 use flexcomm_domain::{Rank, RunId};
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, Socket, Type};
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -99,7 +100,18 @@ impl Mesh {
         meeting.answer(&listener, &mut peers)?;
         let timeout = config.timeout;
         let run = RunId(peers.first().and_then(|first| first.as_ref()).map_or(meeting.own.run, |first| first.run));
-        Ok(Self { rank: config.rank, run, peers, timeout, stop, bytes_sent: 0, own_entry_us: 0, last_entry_us: 0 })
+        Ok(Self {
+            rank: config.rank,
+            run,
+            peers,
+            timeout,
+            stop,
+            stop_heard: false,
+            posted: Vec::new(),
+            bytes_sent: 0,
+            own_entry_us: 0,
+            last_entry_us: 0,
+        })
     }
 }
 
@@ -246,5 +258,5 @@ fn large_buffers(socket: &Socket) {
 fn ready(stream: TcpStream, rank: Rank, addr: SocketAddr) -> std::io::Result<Peer> {
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
-    Ok(Peer { rank, addr, stream, mid_frame: false, same_clock: false, run: 0 })
+    Ok(Peer { rank, addr, stream, mid_frame: false, same_clock: false, run: 0, control: VecDeque::new() })
 }

@@ -1,25 +1,32 @@
-//! A frame: control word, where in the exchange it belongs, payload.
+//! A frame: what it is, where in the exchange it belongs, payload. Little-endian.
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 0-35 | the control word without its plan |
-//! | 36-39 | length of the payload |
-//! | 40-41 | which exchange of the step |
-//! | 42-43 | round of the exchange |
-//! | 44-51 | when the last rank that the sender knows of entered the step's exchange, by the sender's clock, in µs |
-//! | 52- | the plan, then the payload |
+//! | 0-3 | `FLXF` a part of an exchange, `FLXC` something of the control group, `FLXE` a goodbye |
+//! | 4-7 | check of step, version, digest and iteration; of a goodbye the number of the rank to blame |
+//! | 8-11 | length of the payload |
+//! | 12-13 | which exchange of the step |
+//! | 14-15 | round of the exchange |
+//! | 16-23 | when the last rank that the sender knows of entered the step's exchange, by the sender's clock, in µs |
+//! | 24 | 1: the sender, or a rank that it heard of, was told to stop |
+//! | 25-27 | 0 |
+//! | 28- | the payload |
 //!
-//! A goodbye is a head of `FLXE` and the number of the rank to blame.
+//! Frames of the control group come between those of exchanges, sooner than they are asked for: they are kept.
 
+use super::MeshError;
 use super::piece::{Piece, PieceWatch};
-use super::{MeshError, accept};
 use flexcomm_domain::Rank;
-use flexcomm_trainer::{Agreement, ControlWord, WORD_BASE};
 use std::time::Instant;
 
-/// Bytes of a frame before plan and payload.
-pub const FRAME_HEAD: usize = WORD_BASE + 16;
+/// Bytes of a frame before its payload.
+pub const FRAME_HEAD: usize = 28;
 
+/// Largest payload of a frame of the control group.
+const MOST_CONTROL: usize = 1 << 16;
+
+const EXCHANGE: [u8; 4] = *b"FLXF";
+const CONTROL: [u8; 4] = *b"FLXC";
 const GOODBYE: [u8; 4] = *b"FLXE";
 
 /// Where in a step a frame belongs.
@@ -31,20 +38,63 @@ pub struct Tag {
     pub round: u16,
 }
 
-pub(super) struct Header;
+/// The first bytes of a frame.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Header([u8; FRAME_HEAD]);
 
 impl Header {
-    pub(super) fn goodbye(culprit: Rank) -> [u8; FRAME_HEAD] {
+    fn new(kind: [u8; 4], number: u32, length: usize) -> Self {
         let mut head = [0; FRAME_HEAD];
-        head[..4].copy_from_slice(&GOODBYE);
-        head[4..8].copy_from_slice(&culprit.0.to_le_bytes());
-        head
+        head[..4].copy_from_slice(&kind);
+        head[4..8].copy_from_slice(&number.to_le_bytes());
+        // Gradients are bounded well below 4 GiB (MAX_PARAMETERS).
+        head[8..12].copy_from_slice(&(length as u32).to_le_bytes());
+        Self(head)
     }
 
-    pub(super) fn culprit(head: &[u8; FRAME_HEAD]) -> Option<Rank> {
-        let number = [head[4], head[5], head[6], head[7]];
-        (head[..4] == GOODBYE).then(|| Rank(u32::from_le_bytes(number)))
+    pub(super) fn goodbye(culprit: Rank) -> [u8; FRAME_HEAD] {
+        Self::new(GOODBYE, culprit.0, 0).0
     }
+
+    pub(super) fn read(bytes: [u8; FRAME_HEAD]) -> Self {
+        Self(bytes)
+    }
+
+    fn is(&self, kind: [u8; 4]) -> bool {
+        self.0[..4] == kind
+    }
+
+    fn u16_at(&self, at: usize) -> u16 {
+        u16::from_le_bytes([self.0[at], self.0[at + 1]])
+    }
+
+    fn u32_at(&self, at: usize) -> u32 {
+        u32::from(self.u16_at(at)) | u32::from(self.u16_at(at + 2)) << 16
+    }
+
+    /// Whom a goodbye blames.
+    pub(super) fn culprit(&self) -> Option<Rank> {
+        self.is(GOODBYE).then(|| Rank(self.u32_at(4)))
+    }
+
+    fn length(&self) -> usize {
+        self.u32_at(8) as usize
+    }
+
+    fn tag(&self) -> Tag {
+        Tag { exchange: self.u16_at(12), round: self.u16_at(14) }
+    }
+}
+
+/// What frames of a step's exchange say besides their payload.
+#[derive(Debug, Clone, Copy)]
+pub struct Stamp {
+    /// The same on all ranks in the same step and iteration under the same decision.
+    pub check: u32,
+    /// When the last rank known of entered the step's exchange.
+    pub last_entry_us: u64,
+    /// Whether this rank, or one it heard of, was told to stop.
+    pub stop: bool,
 }
 
 /// A frame on its way out.
@@ -52,24 +102,25 @@ impl Header {
 pub struct Outgoing {
     /// To whom.
     pub peer: Rank,
-    head: Vec<u8>,
+    head: [u8; FRAME_HEAD],
     body: Vec<u8>,
     pub(super) sent: usize,
 }
 
 impl Outgoing {
-    /// With the word as it is now; `last_entry_us` is passed on.
-    pub fn new(peer: Rank, tag: Tag, (agreement, last_entry_us): (&Agreement, u64), body: Vec<u8>) -> Self {
-        let mut word = Vec::with_capacity(FRAME_HEAD);
-        agreement.word().encode(&mut word);
-        let mut head = word[..WORD_BASE].to_vec();
-        // Gradients are bounded well below 4 GiB (MAX_PARAMETERS).
-        head.extend_from_slice(&(body.len() as u32).to_le_bytes());
-        head.extend_from_slice(&tag.exchange.to_le_bytes());
-        head.extend_from_slice(&tag.round.to_le_bytes());
-        head.extend_from_slice(&last_entry_us.to_le_bytes());
-        head.extend_from_slice(&word[WORD_BASE..]);
+    /// A part of an exchange.
+    pub fn new(peer: Rank, tag: Tag, stamp: Stamp, body: Vec<u8>) -> Self {
+        let Header(mut head) = Header::new(EXCHANGE, stamp.check, body.len());
+        head[12..14].copy_from_slice(&tag.exchange.to_le_bytes());
+        head[14..16].copy_from_slice(&tag.round.to_le_bytes());
+        head[16..24].copy_from_slice(&stamp.last_entry_us.to_le_bytes());
+        head[24] = u8::from(stamp.stop);
         Self { peer, head, body, sent: 0 }
+    }
+
+    /// Something of the control group.
+    pub(super) fn control(peer: Rank, body: Vec<u8>) -> Self {
+        Self { peer, head: Header::new(CONTROL, 0, body.len()).0, body, sent: 0 }
     }
 
     pub(super) fn rest(&self) -> (&[u8], &[u8]) {
@@ -95,9 +146,19 @@ impl Outgoing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Head,
-    Plan,
     Body,
+    /// Of a frame of the control group, whether or not that is what is expected.
+    Control,
     Done,
+}
+
+/// What a frame must be.
+#[derive(Debug, Clone, Copy)]
+enum Expected {
+    /// A part of an exchange.
+    Exchange { tag: Tag, check: u32 },
+    /// Anything of the control group.
+    Control,
 }
 
 /// A frame that is expected.
@@ -105,21 +166,32 @@ enum Stage {
 pub struct Incoming {
     /// From whom.
     pub peer: Rank,
-    tag: Tag,
+    expected: Expected,
     stage: Stage,
     head: [u8; FRAME_HEAD],
-    plan: Vec<u8>,
     body: Vec<u8>,
+    control: Vec<u8>,
+    /// Frames of the control group that came before it.
+    pub(super) early: Vec<Vec<u8>>,
     /// Of the stage's buffer.
     got: usize,
     piece: PieceWatch,
 }
 
 impl Incoming {
-    /// `body` has exactly the length that must arrive.
-    pub fn new(peer: Rank, tag: Tag, body: Vec<u8>) -> Self {
-        let (head, plan) = ([0; FRAME_HEAD], Vec::new());
-        Self { peer, tag, stage: Stage::Head, head, plan, body, got: 0, piece: PieceWatch::default() }
+    fn of(peer: Rank, expected: Expected, body: Vec<u8>) -> Self {
+        let (control, early, piece) = Default::default();
+        Self { peer, expected, stage: Stage::Head, head: [0; FRAME_HEAD], body, control, early, got: 0, piece }
+    }
+
+    /// A part of an exchange; `body` has exactly the length that must arrive.
+    pub fn new(peer: Rank, tag: Tag, check: u32, body: Vec<u8>) -> Self {
+        Self::of(peer, Expected::Exchange { tag, check }, body)
+    }
+
+    /// Something of the control group.
+    pub(super) fn control(peer: Rank) -> Self {
+        Self::of(peer, Expected::Control, Vec::new())
     }
 
     /// The payload.
@@ -134,9 +206,12 @@ impl Incoming {
 
     /// When the last rank that the sender knew of entered the step's exchange, by the sender's clock, in µs.
     pub fn last_entry_us(&self) -> u64 {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(&self.head[WORD_BASE + 8..FRAME_HEAD]);
-        u64::from_le_bytes(bytes)
+        self.head[16..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+    }
+
+    /// Whether the sender, or a rank that it heard of, was told to stop.
+    pub fn stop(&self) -> bool {
+        self.head[24] != 0
     }
 
     /// What its arrival says about the link, if it was an even stream.
@@ -156,14 +231,14 @@ impl Incoming {
     pub(super) fn space(&mut self) -> &mut [u8] {
         let buffer = match self.stage {
             Stage::Head => &mut self.head[..],
-            Stage::Plan => &mut self.plan,
+            Stage::Control => &mut self.control,
             Stage::Body | Stage::Done => &mut self.body,
         };
         &mut buffer[self.got..]
     }
 
     /// `n` bytes were read into the space.
-    pub(super) fn advance(&mut self, n: usize, agreement: &mut Agreement) -> Result<(), MeshError> {
+    pub(super) fn advance(&mut self, n: usize) -> Result<(), MeshError> {
         self.got += n;
         self.piece.read(n, Instant::now());
         // A stage whose buffer is empty is passed through at once.
@@ -171,40 +246,51 @@ impl Incoming {
             self.got = 0;
             self.stage = match self.stage {
                 Stage::Head => self.read_head()?,
-                Stage::Plan => self.read_plan(agreement)?,
+                Stage::Control => self.keep_control(),
                 Stage::Body | Stage::Done => Stage::Done,
             };
         }
         Ok(())
     }
 
-    fn read_head(&mut self) -> Result<Stage, MeshError> {
-        if let Some(culprit) = Header::culprit(&self.head) {
-            return Err(MeshError::GaveUp { peer: self.peer, culprit });
+    fn keep_control(&mut self) -> Stage {
+        let control = std::mem::take(&mut self.control);
+        if matches!(self.expected, Expected::Control) {
+            self.body = control;
+            return Stage::Done;
         }
-        let mut base = [0; WORD_BASE];
-        base.copy_from_slice(&self.head[..WORD_BASE]);
-        let word = |source| MeshError::Word { peer: self.peer, source };
-        self.plan = vec![0; ControlWord::plan_bytes(&base).map_err(word)?];
-        Ok(Stage::Plan)
+        self.early.push(control);
+        self.piece = PieceWatch::default();
+        Stage::Head
     }
 
-    /// The word first: when versions differ, sizes differ too, and the version is what should be named.
-    fn read_plan(&mut self, agreement: &mut Agreement) -> Result<Stage, MeshError> {
-        let mut word = self.head[..WORD_BASE].to_vec();
-        word.extend_from_slice(&self.plan);
-        accept(agreement, self.peer, &word)?;
-        let rest = &self.head[WORD_BASE..];
-        let length = u32::from_le_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize;
-        let exchange = u16::from_le_bytes([rest[4], rest[5]]);
-        let round = u16::from_le_bytes([rest[6], rest[7]]);
-        let got = (Tag { exchange, round }, length);
-        let expected = (self.tag, self.body.len());
-        if got == expected {
-            return Ok(Stage::Body);
+    fn read_head(&mut self) -> Result<Stage, MeshError> {
+        let head = Header::read(self.head);
+        if let Some(culprit) = head.culprit() {
+            return Err(MeshError::GaveUp { peer: self.peer, culprit });
+        }
+        if head.is(CONTROL) && head.length() <= MOST_CONTROL {
+            self.control = vec![0; head.length()];
+            return Ok(Stage::Control);
+        }
+        let unexpected = |got: String, expected: String| MeshError::Unexpected { peer: self.peer, got, expected };
+        if !head.is(EXCHANGE) {
+            return Err(unexpected(format!("something that begins with {:02x?}", &self.head[..4]), "a frame".into()));
         }
         let words =
             |(tag, length): (Tag, usize)| format!("exchange {} round {} with {length} bytes", tag.exchange, tag.round);
-        Err(MeshError::Unexpected { peer: self.peer, got: words(got), expected: words(expected) })
+        let got = (head.tag(), head.length());
+        let Expected::Exchange { tag, check } = self.expected else {
+            return Err(unexpected(words(got), "a message of the control group".into()));
+        };
+        // First: when decisions differ, sizes differ too, and the decision is what should be named.
+        if head.u32_at(4) != check {
+            return Err(MeshError::Desynchronised { peer: self.peer });
+        }
+        let expected = (tag, self.body.len());
+        if got != expected {
+            return Err(unexpected(words(got), words(expected)));
+        }
+        Ok(Stage::Body)
     }
 }

@@ -9,12 +9,12 @@ mod connect;
 mod frame;
 mod piece;
 
-pub use frame::{FRAME_HEAD, Incoming, Outgoing, Tag};
+pub use frame::{FRAME_HEAD, Incoming, Outgoing, Stamp, Tag};
 
 use flexcomm_domain::{Rank, RunId};
-use flexcomm_trainer::{Agreement, ControlWord, Disagreement, WordError};
 use frame::Header;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
+use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
@@ -86,13 +86,11 @@ pub enum MeshError {
         /// Whom it blames.
         culprit: Rank,
     },
-    /// The bytes are not a frame of ours.
-    #[error("read a frame of rank {peer}: {source}")]
-    Word {
+    /// The ranks do not run the same.
+    #[error("read a frame of rank {peer}: it runs another step, iteration of a trial or decision than this rank")]
+    Desynchronised {
         /// The sender.
         peer: Rank,
-        /// What was wrong.
-        source: WordError,
     },
     /// A frame of another place in the exchange.
     #[error("read a frame of rank {peer}: it is {got}, expected {expected}")]
@@ -104,9 +102,6 @@ pub enum MeshError {
         /// As the schedule says.
         expected: String,
     },
-    /// The ranks do not agree on what is in force.
-    #[error(transparent)]
-    Disagree(#[from] Disagreement),
     /// Told to stop while the others did not answer any more.
     #[error("finish the step after being told to stop: {waiting} did not answer within {} s", STOP_GRACE.as_secs())]
     Stopped {
@@ -122,7 +117,7 @@ impl MeshError {
     /// Which rank is to blame, as far as this rank knows.
     fn culprit(&self) -> Option<Rank> {
         match self {
-            Self::Lost { peer, .. } | Self::Word { peer, .. } | Self::Unexpected { peer, .. } => Some(*peer),
+            Self::Lost { peer, .. } | Self::Desynchronised { peer } | Self::Unexpected { peer, .. } => Some(*peer),
             Self::GaveUp { culprit, .. } => Some(*culprit),
             _ => None,
         }
@@ -140,6 +135,8 @@ struct Peer {
     same_clock: bool,
     /// The number that it greeted with: rank 0's is the id of the run.
     run: u64,
+    /// Frames of the control group that nobody has asked for yet.
+    control: VecDeque<Vec<u8>>,
 }
 
 /// How to meet the other ranks.
@@ -163,6 +160,10 @@ pub struct Mesh {
     peers: Vec<Option<Peer>>,
     timeout: Duration,
     stop: Arc<AtomicBool>,
+    /// Whether a rank that this one heard of was told to stop.
+    stop_heard: bool,
+    /// Frames of the control group that leave with the next round.
+    posted: Vec<Outgoing>,
     bytes_sent: u64,
     /// When this rank and when the last rank known of entered the step's exchange, by this rank's clock.
     own_entry_us: u64,
@@ -201,11 +202,6 @@ impl Mesh {
         self.last_entry_us = self.own_entry_us;
     }
 
-    /// When the last rank known of entered the step's exchange; passed on in every frame.
-    pub fn last_entry_us(&self) -> u64 {
-        self.last_entry_us
-    }
-
     /// How long this rank was in the step's exchange before the last rank entered it. Absent when the ranks
     /// do not share a clock. True at the end of an allreduce or allgather, when every rank has heard of all.
     pub fn wait_time(&self) -> Option<Duration> {
@@ -216,15 +212,37 @@ impl Mesh {
         self.peers.iter().flatten().all(|peer| peer.same_clock)
     }
 
-    /// Does one round: sends and receives all of it. Words of arriving frames go through `agreement` before
-    /// a byte of their payload is used.
-    pub fn round(
-        &mut self,
-        agreement: &mut Agreement,
-        sends: &mut [Outgoing],
-        recvs: &mut [Incoming],
-    ) -> Result<(), MeshError> {
-        let done = self.try_round(agreement, sends, recvs);
+    /// Whether this rank, or one that it heard of, was told to stop.
+    pub fn told_to_stop(&self) -> bool {
+        self.stop_heard || self.stop.load(Ordering::Relaxed)
+    }
+
+    /// What the frames of an exchange say besides their payload.
+    pub fn stamp(&self, check: u32) -> Stamp {
+        Stamp { check, last_entry_us: self.last_entry_us, stop: self.told_to_stop() }
+    }
+
+    /// Sends something of the control group to every other rank, with the next round.
+    pub fn post(&mut self, body: &[u8]) {
+        let ranks: Vec<Rank> = self.peers.iter().flatten().map(|peer| peer.rank).collect();
+        self.posted.extend(ranks.into_iter().map(|rank| Outgoing::control(rank, body.to_vec())));
+    }
+
+    /// The next thing of the control group that a rank has sent; waits for it.
+    pub fn collect(&mut self, from: Rank) -> Result<Vec<u8>, MeshError> {
+        if let Some(body) = self.peer(from)?.control.pop_front() {
+            return Ok(body);
+        }
+        let mut recvs = [Incoming::control(from)];
+        self.round(&mut [], &mut recvs)?;
+        let [frame] = recvs;
+        Ok(frame.into_body())
+    }
+
+    /// Does one round: sends and receives all of it.
+    pub fn round(&mut self, sends: &mut [Outgoing], recvs: &mut [Incoming]) -> Result<(), MeshError> {
+        let mut posted = std::mem::take(&mut self.posted);
+        let done = self.try_round(&mut posted, &mut []).and_then(|()| self.try_round(sends, recvs));
         if let Err(error) = &done {
             self.give_up(error);
         }
@@ -232,16 +250,16 @@ impl Mesh {
             let heard = recvs.iter().filter(|r| r.done()).map(Incoming::last_entry_us);
             self.last_entry_us = heard.fold(self.last_entry_us, u64::max);
         }
-        self.bytes_sent += sends.iter().map(|s| s.len() as u64).sum::<u64>();
+        self.stop_heard |= recvs.iter().any(|r| r.done() && r.stop());
+        for frame in recvs.iter_mut().filter(|frame| !frame.early.is_empty()) {
+            let early = std::mem::take(&mut frame.early);
+            self.peer(frame.peer)?.control.extend(early);
+        }
+        self.bytes_sent += posted.iter().chain(&*sends).map(|s| s.len() as u64).sum::<u64>();
         done
     }
 
-    fn try_round(
-        &mut self,
-        agreement: &mut Agreement,
-        sends: &mut [Outgoing],
-        recvs: &mut [Incoming],
-    ) -> Result<(), MeshError> {
+    fn try_round(&mut self, sends: &mut [Outgoing], recvs: &mut [Incoming]) -> Result<(), MeshError> {
         let mut last_progress = Instant::now();
         loop {
             let mut moved = false;
@@ -249,7 +267,7 @@ impl Mesh {
                 moved |= self.push(sends, i)?;
             }
             for i in 0..recvs.len() {
-                moved |= self.pull(agreement, recvs, i)?;
+                moved |= self.pull(recvs, i)?;
             }
             if sends.iter().all(Outgoing::done) && recvs.iter().all(Incoming::done) {
                 return Ok(());
@@ -302,7 +320,7 @@ impl Mesh {
     }
 
     /// Reads as much of one frame as there is; false when there is nothing.
-    fn pull(&mut self, agreement: &mut Agreement, recvs: &mut [Incoming], i: usize) -> Result<bool, MeshError> {
+    fn pull(&mut self, recvs: &mut [Incoming], i: usize) -> Result<bool, MeshError> {
         let (before, rest) = recvs.split_at_mut(i);
         let Some(frame) = rest.first_mut() else { return Ok(false) };
         if frame.done() || before.iter().any(|r| r.peer == frame.peer && !r.done()) {
@@ -315,7 +333,7 @@ impl Mesh {
                 Ok(0) => return Err(peer.lost("it closed the connection (its process has ended)")),
                 Ok(n) => {
                     moved = true;
-                    frame.advance(n, agreement)?;
+                    frame.advance(n)?;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     frame.drained();
@@ -396,13 +414,7 @@ impl Peer {
     fn last_words(&mut self) -> Option<MeshError> {
         let mut head = [0; FRAME_HEAD];
         self.stream.read_exact(&mut head).ok()?;
-        let culprit = Header::culprit(&head)?;
+        let culprit = Header::read(head).culprit()?;
         Some(MeshError::GaveUp { peer: self.rank, culprit })
     }
-}
-
-/// Takes a frame's word in: first whether it is one, then whether it agrees.
-fn accept(agreement: &mut Agreement, peer: Rank, word: &[u8]) -> Result<(), MeshError> {
-    let word = ControlWord::decode(word).map_err(|source| MeshError::Word { peer, source })?;
-    Ok(agreement.accept(peer, &word)?)
 }
