@@ -190,13 +190,19 @@ impl Core {
     /// (the trial is over, because its loop was left). With a `ticket` a device
     /// has the step's times: `told` brings them later, and until then nothing that came after it is reported. `answers` are what
     /// all ranks said of themselves, where that was gathered in this step.
-    #[pyo3(signature = (loss=None, ticket=None, answers=Vec::new()))]
-    fn finish(&self, py: Python<'_>, loss: Option<f64>, ticket: Option<u64>, answers: Vec<Vec<u8>>) -> PyResult<u8> {
+    #[pyo3(signature = (loss=None, ticket=None, answers=None))]
+    fn finish(
+        &self,
+        py: Python<'_>,
+        loss: Option<f64>,
+        ticket: Option<u64>,
+        answers: Option<Vec<Vec<u8>>>,
+    ) -> PyResult<u8> {
         guard(py, || {
             let foreign =
                 |rank| Failure::Run(format!("failed to end a step: what rank {rank} says of a trial is no answer"));
             let read = |(rank, bytes): (usize, &Vec<u8>)| Answer::decode(bytes).ok_or_else(|| foreign(rank));
-            let answers = answers.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
+            let answers = answers.iter().flatten().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
             Ok(self.lock().finish(loss, ticket, &answers)? as u8)
         })
     }

@@ -219,8 +219,7 @@ def test_events_that_cannot_be_used_end_the_reports_and_not_the_training(when, c
     assert len(caplog.records) == 1 and "not reported any more" in caplog.text
 
 
-def test_a_sum_in_two_collectives_is_launched_once_and_carried_as_one(monkeypatch):
-    """The step that announces a plan, where the host's tensors travel by the device's backend."""
+def test_a_sum_of_the_hosts_that_travels_by_the_devices_backend_is_a_copy(monkeypatch):
     gpu, waited = Gpu(), []
 
     class Sum:
@@ -238,10 +237,10 @@ def test_a_sum_in_two_collectives_is_launched_once_and_carried_as_one(monkeypatc
     hook._device, hook._tuner, hook._group, hook._via = device, None, None, torch.device("cpu")
     hook._mark = mark = device.clock.enter(HERE, False)
     payload = torch.arange(5.0)
-    work = hook._all_reduce(payload, 2)
+    work = hook._all_reduce(payload)
     device.under_way(mark, work)
     assert len(gpu.made) == 1 and mark.launched is gpu.made[0]
     # A wait for it holds the host, so it is none of a stream's.
     assert mark.landed is None and waited == [] and payload.tolist() == [0, 1, 2, 3, 4]
     work.wait()
-    assert waited == [3, 2] and payload.tolist() == [0, 2, 4, 6, 8]
+    assert waited == [5] and payload.tolist() == [0, 2, 4, 6, 8]

@@ -152,14 +152,14 @@ def test_no_rank_goes_into_a_trial_whose_snapshot_one_has_no_room_for(seen):
         assert with_trials["inside"] == 2 * 2 * 4
         for number in "14" if rank == 0 else "":
             aborted, outcomes = with_trials["reports"][number]
-            assert not any(outcomes) and "a rank has no memory for a snapshot" in aborted
+            assert not any(outcomes) and aborted.startswith("rank 1: ") and "a snapshot of" in aborted
         assert [with_trials["reports"][n] for n in "23"] == [[None, [4, 4]]] * 2
         # Parameters, gradients, both of Adam's moments and its steps: more than the device has, the rest is the host's.
         on_gpu, on_host = with_trials["taken"][0]
         assert 4 * 4 * with_trials["parameters"] > on_gpu == 9984 and on_host == 1 << 20
         assert len(set(map(tuple, with_trials["taken"]))) == 1 and with_trials["left"] == 0
-        refused = [line for line in with_trials["lines"] if "this rank cannot run live trials: " in line]
-        assert len(refused) == (2 if rank == 1 else 0), with_trials["lines"]
+        refused = [line for line in with_trials["lines"] if "this job cannot run live trials: rank 1: " in line]
+        assert len(refused) == (2 if rank == 0 else 0), with_trials["lines"]
         assert not refused or "a snapshot of" in refused[0] and "Tried to allocate 5.00 GiB.; take" in refused[1]
         told = [line for line in with_trials["lines"] if "live trial's snapshot takes 9984 bytes of GPUs' memory" in line]
         assert len(told) == 1, with_trials["lines"]

@@ -125,10 +125,9 @@ def test_an_ordinary_loop_loses_no_step_to_a_trial(put_back, name):
         assert first_other(with_trials, without) is None
         assert with_trials["steps"][-30:] == without["steps"][-30:] == list(range(11, 41))
         assert not any(with_trials["in_trial"]) and with_trials["equal"]
-    refused = "this job cannot run live trials: its training loop does not use Session.batches() on every rank"
+    refused = "rank 0: its training loop does not use Session.batches()"
     left = "the training loop was left for one that does not use Session.batches()"
-    room = ", or a rank has no memory for a snapshot, and its log says how much it lacks"
-    causes = {why.removesuffix(room) for _, why in put_back[0][name][0]["reports"]}
+    causes = {why for _, why in put_back[0][name][0]["reports"]}
     assert causes == ({left} if name in ("left", "atend") else {refused}), causes
 
 

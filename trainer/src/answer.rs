@@ -3,7 +3,7 @@
 use crate::message::AbortCause;
 
 /// Bytes of an answer on the wire: its verdict, and a reason that is cut where it is longer.
-pub const ANSWER_BYTES: usize = 256;
+pub const ANSWER_BYTES: usize = 512;
 
 /// Whether the trial goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,7 +81,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn answers_round_trip_and_long_reasons_are_cut(code in 0u8..5, why in "\\PC{0,300}") {
+        fn answers_round_trip_and_long_reasons_are_cut(code in 0u8..5, why in "\\PC{0,600}") {
             let mut bytes = Answer::cannot(why.clone()).encode();
             prop_assert_eq!(bytes.len(), ANSWER_BYTES);
             bytes[0] = code;

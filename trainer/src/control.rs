@@ -18,12 +18,15 @@ use std::time::Duration;
 /// A broadcast takes some 0.1 ms of the host, and messages come so seldom that this is under 1 % of the steps between them.
 const APART: Duration = Duration::from_millis(20);
 
+/// In each of so many first steps there is one: the first trial and the first decision come in them.
+const FIRST_STEPS: u64 = 32;
+
 /// From this step time on, a message that is broadcast beside a step's own collectives has arrived when the step ends. Shorter
 /// steps leave it another one.
 const LONG: Duration = Duration::from_millis(250);
 
 impl Schedule {
-    /// Before any step time is known.
+    /// Of the first steps.
     const FIRST: Self = Self { every: 1, delay: 1 };
 
     /// A decision is in force within the longest of two steps and a second.
@@ -130,7 +133,8 @@ impl Control {
         if self.rank != Rank(0) {
             return vec![0; MESSAGE_BYTES];
         }
-        let following = self.step_time.map_or(Schedule::FIRST, Schedule::of);
+        let settled = self.step_time.filter(|_| self.ticks >= FIRST_STEPS);
+        let following = settled.map_or(Schedule::FIRST, Schedule::of);
         self.agreement.message(self.schedule.delay, following).encode()
     }
 
@@ -285,13 +289,14 @@ mod tests {
         assert_eq!(of(100), Schedule { every: 2, delay: 2 });
         assert_eq!(of(300), Schedule { every: 1, delay: 1 });
         let (mut job, mut sent, mut broadcasts) = (job(2), Vec::new(), Vec::new());
-        for step in 0..30 {
+        for step in 0..50 {
             let mut next = job[0].clone();
             next.begin();
             broadcasts.extend(next.announces().then_some(step));
             tick(&mut job, &mut sent, (Duration::from_millis(5), &[])).unwrap();
         }
-        assert_eq!(broadcasts, [0, 1, 5, 9, 13, 17, 21, 25, 29], "one at once, then every fourth step");
+        let first: Vec<u64> = (0..=FIRST_STEPS).collect();
+        assert_eq!(broadcasts, [&first[..], &[36, 40, 44, 48]].concat(), "every step, then every fourth");
     }
 
     #[test]

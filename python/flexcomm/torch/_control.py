@@ -94,5 +94,8 @@ def _group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
     assert world is not None
     groups = _GROUPS.setdefault(world, {})
     if ranks not in groups:
-        groups[ranks] = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
+        made = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
+        # It is none only on ranks outside of the group.
+        assert isinstance(made, dist.ProcessGroup)
+        groups[ranks] = made
     return groups[ranks]

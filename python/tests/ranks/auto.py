@@ -21,7 +21,9 @@ def watch_broadcasts():
     broadcast = dist.broadcast
 
     def watched(tensor, src, **options):
-        LEADERS.append(src)
+        # Not those of the control group.
+        if tensor.numel() != flexcomm._core.CONTROL_BYTES:
+            LEADERS.append(src)
         return broadcast(tensor, src=src, **options)
 
     dist.broadcast = watched
