@@ -8,13 +8,13 @@ use crate::report::{LEAST_GAIN, Reporter};
 use flexcomm_compression::Build;
 use flexcomm_compression::pipeline::Member;
 use flexcomm_domain::spec::CompressorSpec;
-use flexcomm_domain::{Digest, JobId, Rank, RunId, Selection, Strategy, Timestamp};
+use flexcomm_domain::{Digest, JobId, Rank, RunId, Selection, Strategy};
 use flexcomm_exchange::{AutoSelection, Deferred, Leader, Shadow, Store, lock};
 use flexcomm_trainer::{
-    AbortCause, Agreement, Change, Offer, OrdersReader, Riding, Snapshot, Tick, Trial, TrialPlan, WORD_BITS,
+    AbortCause, Agreement, Change, Offer, Riding, Snapshot, Tick, Trial, TrialPlan, WORD_BITS,
 };
 use flexcomm_wire::{FromTrainer, StrategyWire, TrialOutcome, TrialReport};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 /// Steps in which nothing is compressed: DDP rebuilds its buckets after the first, with static graph after the
 /// second, and the order of parameters changes with it.
@@ -161,7 +161,6 @@ pub struct Session {
     hooked: bool,
     /// Whether the automatic choice of leaders has seen one.
     led: bool,
-    orders: OrdersReader,
     pub trial: Option<Trial<Elsewhere>>,
     clock: Instant,
     steps: u64,
@@ -180,7 +179,6 @@ impl Session {
         let agreement = Agreement::new(rank, initial.0, initial.1);
         let now = Instant::now();
         Self {
-            orders: OrdersReader::new(job.clone()),
             reporter: Reporter::new(job.clone(), rank),
             riding: Riding::new(agreement, rank, world),
             auto: AutoSelection::new(world),
@@ -218,7 +216,6 @@ impl Session {
     /// Which run of the job this is, as the ranks agreed.
     pub fn set_run(&mut self, run: RunId) {
         self.run = Some(run);
-        self.orders.set_run(run);
     }
 
     /// Starts a step, on its first bucket. Never waits.
@@ -372,10 +369,7 @@ impl Session {
         if self.trial.as_ref().is_some_and(|t| t.over_budget(self.clock.elapsed())) {
             self.riding.agreement().abort_trial(AbortCause::Budget);
         }
-        if let Some(page) = self.reporter.client().and_then(|client| client.page()) {
-            self.orders.set_path(&page);
-        }
-        let Some(news) = self.orders.poll(time_of_day()) else { return };
+        let Some(news) = self.reporter.client().and_then(|client| client.orders().poll()) else { return };
         let decision = news.decision.filter(|_| self.follow);
         if let Some(refused) = decision.as_ref().filter(|decision| !self.runs(&decision.strategy)) {
             self.instead(format!(
@@ -622,9 +616,4 @@ fn lend(report: &mut TrialReport, shadows: &[(Strategy, f64)]) {
             }),
         }
     }
-}
-
-fn time_of_day() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }

@@ -7,12 +7,12 @@ use super::shadows::Shadows;
 use super::state::{StepOutcome, Training};
 use anyhow::{Context, Result};
 use flexcomm_compression::Build;
-use flexcomm_domain::{JobId, Rank, Strategy, Timestamp};
-use flexcomm_trainer::{AbortCause, Agreement, Change, Measured, Offer, OrdersReader, Tick, Trial, TrialPlan};
+use flexcomm_domain::{JobId, Rank, Strategy};
+use flexcomm_trainer::{AbortCause, Agreement, Change, Measured, Offer, Tick, Trial, TrialPlan};
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// How long to train.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,8 +35,6 @@ pub struct Job {
     pub follow: bool,
     /// The agreement with the other ranks.
     pub agreement: Agreement,
-    /// The orders; used by rank 0 only.
-    pub orders: OrdersReader,
     /// The training.
     pub training: Training,
     /// Held-out images; empty on all ranks but 0.
@@ -139,10 +137,7 @@ impl Job {
         if trial.is_some_and(|t| t.over_budget(now)) {
             self.agreement.abort_trial(AbortCause::Budget);
         }
-        if let Some(page) = self.reporter.client().and_then(|client| client.page()) {
-            self.orders.set_path(&page);
-        }
-        let Some(news) = self.orders.poll(time_of_day()) else { return };
+        let Some(news) = self.reporter.client().and_then(|client| client.orders().poll()) else { return };
         let decision = news.decision.filter(|_| self.follow);
         if let Some(decision) = decision.filter(|decision| self.can_run(&decision.strategy)) {
             let offer = self.agreement.offer_decision(decision.version, decision.strategy);
@@ -260,9 +255,4 @@ fn measured(outcome: &StepOutcome) -> Measured {
     // Waiting for late ranks is not the collective.
     let sync = outcome.cost.sync.saturating_sub(outcome.cost.wait.unwrap_or_default());
     Measured { gain, comp_us: us(outcome.cost.comp), sync_us: us(sync) }
-}
-
-fn time_of_day() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }
