@@ -10,9 +10,7 @@ use flexcomm_compression::pipeline::Member;
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Digest, JobId, Rank, RunId, Selection, Strategy};
 use flexcomm_exchange::{AutoSelection, Deferred, Leader, Shadow, Store, lock};
-use flexcomm_trainer::{
-    AbortCause, Agreement, Change, Offer, Riding, Snapshot, Tick, Trial, TrialPlan, WORD_BITS,
-};
+use flexcomm_trainer::{AbortCause, Agreement, Change, Offer, Riding, Snapshot, Tick, Trial, TrialPlan, WORD_BITS};
 use flexcomm_wire::{FromTrainer, StrategyWire, TrialOutcome, TrialReport};
 use std::time::Instant;
 

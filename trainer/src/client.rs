@@ -305,19 +305,17 @@ impl Link {
                 let state = self.shared.wait(ACCEPTED_AFTER, wakes);
                 (state.queue.front().cloned(), state.ending, state.connected)
             };
-            if !connected {
-                return Ok(Sent::Some);
+            match next {
+                // First: an agent that has read the goodbye closes the connection.
+                None if ending => return Ok(Sent::All),
+                _ if !connected => return Ok(Sent::Some),
+                _ => {}
             }
             if self.refused.is_some() && since.elapsed() >= ACCEPTED_AFTER {
                 self.refused = None;
                 tracing::info!("the agent has not refused this trainer again for {} s", ACCEPTED_AFTER.as_secs());
             }
-            let Some(Queued { number, message }) = next else {
-                if ending {
-                    return Ok(Sent::All);
-                }
-                continue;
-            };
+            let Some(Queued { number, message }) = next else { continue };
             let written = write_line(stream, &message);
             let too_long = matches!(&written, Err(e) if e.kind() == ErrorKind::InvalidInput);
             if !too_long {
