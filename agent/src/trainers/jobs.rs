@@ -41,7 +41,7 @@ pub(crate) enum JobError {
     },
     /// Longer than trainers read.
     #[error("send {bytes} bytes of orders for job {job}: at most {MAX_LINE} fit on a line")]
-    TooLong {
+    Oversized {
         /// Whose they are.
         job: JobId,
         /// As many.
@@ -203,7 +203,7 @@ impl Jobs {
 fn to_line(orders: &JobOrders) -> Result<OrdersLine, JobError> {
     let line = super::to_line(&ToTrainer::Orders(orders.clone()));
     if line.len() > MAX_LINE {
-        return Err(JobError::TooLong { job: orders.job.clone(), bytes: line.len() });
+        return Err(JobError::Oversized { job: orders.job.clone(), bytes: line.len() });
     }
     Ok(line.into())
 }
