@@ -11,7 +11,7 @@ use crate::probing::{Probing, ProbingError};
 use crate::reports::ReportLog;
 use crate::spool::{SYNC_EVERY, Spool, SpoolError};
 use crate::tc::ShapeError;
-use crate::trainers::pages::Pages;
+use crate::trainers::jobs::Jobs;
 use crate::trainers::{self, Trainers};
 use crate::{files, scrape, shaping};
 use std::fs::TryLockError;
@@ -96,10 +96,10 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let spool = Spool::open(&config.state_dir.join("spool"), config.spool_limit)?;
     let reports = ReportLog::new(spool, metrics.clone());
     let probing = Probing::start(&config, reports.clone(), metrics.clone())?;
-    let pages = Pages::open(&config.run_dir, &config.state_dir, metrics.clone())
-        .map_err(io("open pages in", &config.run_dir))?;
+    let jobs =
+        Jobs::open(&config.state_dir, metrics.clone()).map_err(io("read the decisions in", &config.state_dir))?;
     let sinks = trainers::Sinks { reports: reports.clone(), passive: probing.passive(), metrics: metrics.clone() };
-    let trainers = Trainers::new(&config, sinks, pages);
+    let trainers = Trainers::new(&config, sinks, jobs);
     let (wish, wishes) = watch::channel(shaping::Wish::default());
     let follower = Follower::new(config.node.clone());
     let conductor = Conductor::new(follower, probing.wishes(), trainers.clone(), wish, metrics.clone());

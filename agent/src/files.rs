@@ -10,7 +10,7 @@ use std::path::Path;
 const PRIVATE_FILE: u32 = 0o600;
 /// A folder for this user alone.
 pub(crate) const PRIVATE: u32 = 0o700;
-/// A folder with the socket or the pages: trainers of other users look into it.
+/// The folder with the socket: trainers of other users look into it.
 pub(crate) const SHARED: u32 = 0o755;
 
 /// Opens a file for this user alone, or makes it. What is in it stays.

@@ -1,7 +1,7 @@
-//! The daemon on a node: probe plan, tc, spool, trainers' socket and page. It never decides.
+//! The daemon on a node: probe plan, tc, spool, trainers' socket. It never decides.
 //!
 //! ```text
-//! controller ──orders──▶ controller/ ─▶ orders.rs (what changed) ─▶ conductor ─▶ probing/  shaping  trainers/pages
+//! controller ──orders──▶ controller/ ─▶ orders.rs (what changed) ─▶ conductor ─▶ probing/  shaping  trainers/jobs
 //! controller ◀─reports── controller/ ◀─ spool/ ◀──────────────────── reports ◀─ probing/  shaping  trainers/
 //! ```
 //!

@@ -53,11 +53,11 @@ metrics! {
     counter orders_invalid_total,
     /// Epoch of the orders in force.
     gauge orders_epoch,
-    /// Decisions with an older version than the page holds, ignored.
+    /// Decisions with an older version than trainers have, ignored.
     counter decisions_stale_total,
     /// Decisions whose digest or strategy is wrong, ignored.
     counter decisions_invalid_total,
-    /// Decisions published on pages.
+    /// Decisions that were sent to the trainers of their job.
     counter decisions_published_total,
     /// Trial orders that are out of range or older than the last, ignored.
     counter trials_ignored_total,
@@ -103,10 +103,10 @@ metrics! {
     counter trainers_refused_total,
     /// Trainers' reports with absurd values, set aside.
     counter trainer_reports_set_aside_total,
-    /// Pages published now.
-    gauge pages,
-    /// Pages that could not be written.
-    counter page_errors_total,
+    /// Jobs of which orders are kept.
+    gauge jobs,
+    /// Orders that could not be kept or sent: too many jobs, too long, or a full disk.
+    counter job_errors_total,
     /// Log lines dropped because stderr was closed or its reader was too slow.
     counter log_lines_dropped_total,
     /// Whether a shape is in force: 1 or 0.

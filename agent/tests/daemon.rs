@@ -10,7 +10,7 @@ use flexcomm_wire::{
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use std::time::{Duration, Instant};
-use support::{Agent, Controller, DEADLINE, Trainer, answer, config, hello, on_page, own_address, peer, wait_for};
+use support::{Agent, Controller, DEADLINE, Trainer, answer, config, hello, own_address, peer, wait_for};
 use tokio::io::AsyncWriteExt;
 
 fn decision(version: u64, strategy: &str) -> DecisionOrder {
@@ -62,7 +62,9 @@ async fn reports_and_decisions_survive_a_restart_of_the_agent_without_a_controll
     controller.order(|orders| orders.jobs = vec![job(decision(3, TOPK))]);
     let agent = Agent::start(&controller, "a");
     let mut trainer = Trainer::join(&agent, "j", 0).await;
-    wait_for("the decision", || on_page(&trainer.page)?.decision.filter(|d| d.version == 3)).await;
+    while trainer.orders.decision.is_none() {
+        trainer.orders = trainer.ordered().await;
+    }
     controller.down().await;
     trainer.steps(0..100).await;
     trainer.say(&FromTrainer::Bye).await;
@@ -70,11 +72,11 @@ async fn reports_and_decisions_survive_a_restart_of_the_agent_without_a_controll
     assert!(answer(&mut trainer.stream).await.is_none());
     let (config, folder) = agent.end().await;
     assert!(!config.run_dir.join("agent.sock").exists());
-    // A reboot empties the tmpfs too.
+    // A reboot empties the tmpfs.
     std::fs::remove_dir_all(&config.run_dir).unwrap();
     let agent = Agent::with(config, folder);
     let mut trainer = Trainer::join(&agent, "j", 0).await;
-    assert_eq!(on_page(&trainer.page).unwrap().decision, Some(decision(3, TOPK)));
+    assert_eq!(trainer.orders.decision, Some(decision(3, TOPK)));
     trainer.steps(100..120).await;
     controller.up().await;
     wait_for("all steps", || (controller.steps("a").len() == 120).then_some(())).await;
@@ -97,14 +99,15 @@ async fn a_report_that_the_controller_cannot_read_holds_up_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn decisions_reach_the_page_and_only_forward() {
+async fn decisions_reach_the_trainers_and_only_forward() {
     let controller = Controller::start().await;
     let agent = Agent::start(&controller, "a");
-    let trainer = Trainer::join(&agent, "j", 0).await;
-    assert_eq!(on_page(&trainer.page).unwrap().decision, None);
-    let version = || on_page(&trainer.page).and_then(|o| o.decision).map(|d| d.version);
+    let (mut trainer, mut other) = (Trainer::join(&agent, "j", 0).await, Trainer::join(&agent, "j", 1).await);
+    assert_eq!(trainer.orders.decision, None);
     controller.order(|orders| orders.jobs = vec![job(decision(5, TOPK))]);
-    wait_for("version 5", || version().filter(|v| *v == 5)).await;
+    for trainer in [&mut trainer, &mut other] {
+        assert_eq!(trainer.ordered().await, job(decision(5, TOPK)));
+    }
     let mut forged = decision(9, TOPK);
     forged.strategy.0 = "topk(k=0.5)+ef(vanilla)/allgather".into();
     controller.order(|orders| orders.jobs = vec![job(forged)]);
@@ -114,14 +117,22 @@ async fn decisions_reach_the_page_and_only_forward() {
     controller.order(|orders| {
         orders.jobs = vec![JobOrders { trial: Some(trial.clone()), ..job(decision(5, TOPK)) }];
     });
-    let orders = wait_for("the trial", || on_page(&trainer.page).filter(|o| o.trial.is_some())).await;
-    assert_eq!((orders.trial, orders.decision), (Some(trial), Some(decision(5, TOPK))));
+    let orders = trainer.ordered().await;
+    assert_eq!(
+        (orders.trial, orders.decision),
+        (Some(trial), Some(decision(5, TOPK))),
+        "the first that can be followed"
+    );
     // Without a stream, polling.
     controller.mood(|mood| mood.no_stream = true);
     let (config, folder) = agent.end().await;
     let agent = Agent::with(config, folder);
+    let mut trainer = Trainer::join(&agent, "j", 0).await;
+    assert_eq!(trainer.orders.decision, Some(decision(5, TOPK)));
     controller.order(|orders| orders.jobs = vec![job(decision(6, DENSE))]);
-    wait_for("version 6", || version().filter(|v| *v == 6)).await;
+    while trainer.orders.decision != Some(decision(6, DENSE)) {
+        trainer.orders = trainer.ordered().await;
+    }
     agent.end().await;
 }
 
@@ -431,8 +442,8 @@ async fn whatever_comes_in_by_the_socket_the_next_trainer_is_welcome() {
     refused(poke(&agent, b"\xff\x00\n").await, "not a known message");
     refused(poke(&agent, b"{\"kind\":\"bye\"}\n").await, "first line must be a hello");
     refused(poke(&agent, &vec![b'x'; flexcomm_wire::MAX_LINE + 2]).await, "longer than");
-    let newer = String::from_utf8(good.clone()).unwrap().replace("\"protocol\":2", "\"protocol\":3");
-    refused(poke(&agent, newer.as_bytes()).await, "protocol 3");
+    let newer = String::from_utf8(good.clone()).unwrap().replace("\"protocol\":3", "\"protocol\":4");
+    refused(poke(&agent, newer.as_bytes()).await, "protocol 4");
     assert!(poke(&agent, b"").await.is_none());
     assert!(matches!(
         poke(&agent, &[good.clone(), b"garbage\n".to_vec()].concat()).await,

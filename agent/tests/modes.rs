@@ -20,7 +20,7 @@ fn all(folder: &Path) -> Vec<std::path::PathBuf> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn state_is_for_the_agents_user_and_pages_are_for_all_trainers_whatever_the_umask() {
+async fn state_is_for_the_agents_user_and_the_socket_is_for_trainers_whatever_the_umask() {
     for mask in [Mode::empty(), Mode::from_bits_truncate(0o077)] {
         umask(mask);
         let controller = Controller::start().await;
@@ -47,9 +47,8 @@ async fn state_is_for_the_agents_user_and_pages_are_for_all_trainers_whatever_th
             let wanted = if path.is_dir() { 0o700 } else { 0o600 };
             assert_eq!(mode(&path), wanted, "{} is {:o} under umask {mask:?}", path.display(), mode(&path));
         }
-        let modes = [(run.clone(), 0o755), (run.join("pages"), 0o755), (trainer.page.clone(), 0o644)];
-        let others = [(run.join("agent.lock"), 0o600), (agent.socket(), agent.config.socket_mode)];
-        for (path, wanted) in modes.into_iter().chain(others) {
+        let socket = (agent.socket(), agent.config.socket_mode);
+        for (path, wanted) in [(run.clone(), 0o755), (run.join("agent.lock"), 0o600), socket] {
             assert_eq!(mode(&path), wanted, "{} is {:o} under umask {mask:?}", path.display(), mode(&path));
         }
         agent.end().await;

@@ -22,7 +22,7 @@ pub struct Args {
     /// Where the agent will keep its spool and tc's journal.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/flexcomm")]
     state_dir: PathBuf,
-    /// Where the agent will keep its socket and pages.
+    /// Where the agent will keep its socket.
     #[arg(long, value_name = "DIR", default_value = "/run/flexcomm")]
     run_dir: PathBuf,
     /// Folder of the Fashion-MNIST files that the lab trains on.

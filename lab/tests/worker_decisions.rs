@@ -62,7 +62,7 @@ fn versions_twice_backwards_and_forged_change_nothing() {
         let seen = agent.step();
         wait_for("steps go on", || agent.step() > seen + 3);
     }
-    agent.page_garbage();
+    agent.send_garbage();
     agent.decide(6, "lwtopk@0.1/allgather");
     wait_for("version 6 is in force", || agent.applied().len() == 2);
     ranks.stop(0);

@@ -3,7 +3,7 @@
 //! Two words, each one number, read without a lock. The thread's own word counts for the collectives that this thread
 //! enqueues; a thread without one follows the process's. The thread's word is the exact one: it is set around the
 //! gradients' allreduce with the strategy of the step that is under way, so nothing else in the process is touched and
-//! no clock, page or message can come between. The process's word is for communicators whose collectives NCCL prepares
+//! no clock or message can come between. The process's word is for communicators whose collectives NCCL prepares
 //! on a thread of its own (non-blocking ones).
 
 use crate::algorithm::Algorithm;

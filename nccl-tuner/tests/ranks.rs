@@ -1,30 +1,28 @@
-//! Two ranks, each with NCCL's stand-in in a process of its own, around changes of the decision. The agent's page, the
-//! reader of orders and the agreement are the real ones; only the network between the ranks is a copy of bytes.
+//! Two ranks, each with NCCL's stand-in in a process of its own, around changes of the decision. The orders as a client
+//! hands them on and the agreement are the real ones; only the network between the ranks is a copy of bytes.
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
 use common::{Built, COSTS, Host, RING, TREE, built};
 use flexcomm_domain::{Collective, Decision, JobId, Rank, Strategy, Timestamp, Version};
-use flexcomm_page::PageWriter;
-use flexcomm_trainer::{Agreement, Control, OrdersReader};
+use flexcomm_trainer::{Agreement, Control, OrdersSlot};
 use flexcomm_wire::{DecisionOrder, JobOrders};
-use std::path::Path;
 use std::time::Duration;
 
 const STEPS: u64 = 120;
 const BUCKETS: u32 = 3;
 const STEP: Duration = Duration::from_millis(5);
 
-/// A node's page, written as the agent does it.
+/// What a node's agent has sent to its rank.
 struct Announced {
-    page: PageWriter,
+    orders: OrdersSlot,
     version: u64,
 }
 
 impl Announced {
-    fn new(path: &Path) -> Self {
-        Self { page: PageWriter::create(path).unwrap(), version: 0 }
+    fn new() -> Self {
+        Self { orders: OrdersSlot::new(JobId::new("j").unwrap(), None), version: 0 }
     }
 
     /// The next decision: tree, ring, tree, ...
@@ -41,13 +39,12 @@ impl Announced {
             reason: String::new(),
         };
         let orders = JobOrders { job, decision: Some(DecisionOrder::from(&decision)), trial: None };
-        self.page.publish(&serde_json::to_vec(&orders).unwrap()).unwrap();
+        self.orders.put(&orders);
     }
 }
 
-/// One rank: its node's orders, its part in the agreement, its process.
+/// One rank: its part in the agreement, its process.
 struct Member {
-    orders: OrdersReader,
     control: Control,
     host: Host,
     heard: Strategy,
@@ -55,18 +52,16 @@ struct Member {
 }
 
 impl Member {
-    fn new(built: &Built, rank: u32, version: u32, page: &Path) -> Self {
-        let mut orders = OrdersReader::new(JobId::new("j").unwrap());
-        orders.set_path(page);
+    fn new(built: &Built, rank: u32, version: u32) -> Self {
         let agreement = Agreement::new(Rank(rank), Strategy::DENSE_RING, 0);
         let mut control = Control::new(agreement, Rank(rank));
         control.steer(true);
-        Self { orders, control, host: Host::ready(built, version), heard: Strategy::DENSE_RING, picks: Vec::new() }
+        Self { control, host: Host::ready(built, version), heard: Strategy::DENSE_RING, picks: Vec::new() }
     }
 
-    /// Looks at the page; the agreement takes from rank 0 only.
-    fn look(&mut self, now: Timestamp) {
-        let Some(decision) = self.orders.poll(now).and_then(|news| news.decision) else { return };
+    /// Looks at its node's orders; the agreement takes from rank 0 only.
+    fn look(&mut self, orders: &OrdersSlot) {
+        let Some(decision) = orders.poll().and_then(|news| news.decision) else { return };
         self.heard = decision.strategy;
         self.control.agreement().offer_decision(decision.version, decision.strategy);
     }
@@ -88,21 +83,17 @@ impl Member {
 enum Follow {
     /// The strategy of the step, as agreed.
     Agreed,
-    /// The newest decision on its node's page, which is what must not be done.
+    /// The newest decision that its node's agent has sent, which is what must not be done.
     Announced,
 }
 
 /// Trains; `turns` says how both ranks and the announcements interleave. The ranks' picks, and how often the decision
 /// in force changed.
 fn train(built: &Built, version: u32, follow: Follow, mut turns: impl FnMut() -> u64) -> ([Vec<i32>; 2], usize) {
-    let folder = tempfile::tempdir().unwrap();
-    let paths = [folder.path().join("a.page"), folder.path().join("b.page")];
-    let mut nodes = [Announced::new(&paths[0]), Announced::new(&paths[1])];
-    let mut ranks = [0, 1].map(|rank| Member::new(built, rank, version, &paths[rank as usize]));
+    let mut nodes = [Announced::new(), Announced::new()];
+    let mut ranks = [0, 1].map(|rank| Member::new(built, rank, version));
     let (mut changes, mut message) = (0, Vec::new());
     for step in 0..STEPS {
-        let now = Timestamp(10_000_000 + step * 1_000_000);
-        nodes.iter().for_each(|node| node.page.beat(now.0));
         let mut ticks = Vec::new();
         let turn = turns();
         // Each node's agent hears of a decision when it does, before or after its rank has looked.
@@ -112,7 +103,7 @@ fn train(built: &Built, version: u32, follow: Follow, mut turns: impl FnMut() ->
             if early {
                 nodes[rank].publish();
             }
-            member.look(now);
+            member.look(&nodes[rank].orders);
             ticks.push(member.control.begin());
         }
         for (node, other) in [(0, 1), (1, 0)] {
@@ -184,7 +175,7 @@ fn two_ranks_never_differ_around_a_switch() {
 
 /// The same run going by what each node's agent announces: the comparison above can fail.
 #[test]
-fn ranks_that_followed_the_page_would_differ() {
+fn ranks_that_followed_their_agents_at_once_would_differ() {
     let Some(built) = built() else { return };
     let (picks, _) = train(built, 5, Follow::Announced, turns(5));
     assert!(first_difference(&picks).is_some());

@@ -8,13 +8,13 @@ use crate::report::{LEAST_GAIN, Reporter};
 use flexcomm_compression::Build;
 use flexcomm_compression::pipeline::Member;
 use flexcomm_domain::spec::CompressorSpec;
-use flexcomm_domain::{Digest, JobId, Rank, RunId, Selection, Strategy, Timestamp};
+use flexcomm_domain::{Digest, JobId, Rank, RunId, Selection, Strategy};
 use flexcomm_exchange::{AutoSelection, Deferred, Leader, Shadow, Status, Store, lock};
 use flexcomm_trainer::{
-    AbortCause, Agreement, Answer, Change, Control, Offer, OrdersReader, Snapshot, Tick, Trial, TrialPlan, Verdict,
+    AbortCause, Agreement, Answer, Change, Control, Offer, Snapshot, Tick, Trial, TrialPlan, Verdict,
 };
 use flexcomm_wire::{FromTrainer, StrategyWire, TrialOutcome, TrialReport};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// Steps in which nothing is compressed: DDP rebuilds its buckets after the first, with static graph after the
 /// second, and the order of parameters changes with it.
@@ -154,7 +154,6 @@ pub struct Session {
     hooked: bool,
     /// Whether the automatic choice of leaders has seen one.
     led: bool,
-    orders: OrdersReader,
     pub trial: Option<Trial<Elsewhere>>,
     clock: Instant,
     steps: u64,
@@ -179,7 +178,6 @@ impl Session {
         let agreement = Agreement::new(rank, initial.0, initial.1);
         let now = Instant::now();
         Self {
-            orders: OrdersReader::new(job.clone()),
             reporter: Reporter::new(job.clone(), rank),
             control: Control::new(agreement, rank),
             auto: AutoSelection::new(world),
@@ -220,7 +218,6 @@ impl Session {
     /// Which run of the job this is, as the ranks agreed.
     pub fn set_run(&mut self, run: RunId) {
         self.run = Some(run);
-        self.orders.set_run(run);
     }
 
     /// Starts a step, on its first bucket. Never waits.
@@ -352,10 +349,7 @@ impl Session {
         if self.rank != Rank(0) {
             return;
         }
-        if let Some(page) = self.reporter.client().and_then(|client| client.page()) {
-            self.orders.set_path(&page);
-        }
-        let Some(news) = self.orders.poll(time_of_day()) else { return };
+        let Some(news) = self.reporter.client().and_then(|client| client.orders().poll()) else { return };
         let decision = news.decision.filter(|_| self.follow);
         if let Some(refused) = decision.as_ref().filter(|decision| !Self::runs(&decision.strategy)) {
             self.instead(format!(
@@ -588,9 +582,4 @@ fn lend(report: &mut TrialReport, shadows: &[(Strategy, f64)]) {
             }),
         }
     }
-}
-
-fn time_of_day() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }

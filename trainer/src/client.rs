@@ -1,9 +1,11 @@
 //! The trainer's end of the agent's socket. A thread of its own connects, says hello, sends what is queued
-//! and connects again when the agent was restarted; a training step only ever puts a message into the queue.
+//! and connects again when the agent was restarted; another one reads what the agent says as long as a connection lasts.
+//! A training step only ever puts a message into the queue and looks whether there are new orders.
 
+use crate::orders::OrdersSlot;
 use flexcomm_wire::{AppliedReport, FromTrainer, Hello, MAX_LINE, ToTrainer};
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, Error, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -27,9 +29,6 @@ const RECONNECT_REFUSED: Duration = Duration::from_secs(5);
 /// less.
 const ACCEPTED_AFTER: Duration = Duration::from_secs(10);
 
-/// How often an idle connection is looked at.
-const IDLE: Duration = Duration::from_millis(300);
-
 /// A message and its number.
 #[derive(Debug, Clone)]
 struct Queued {
@@ -51,16 +50,16 @@ struct State {
     queued: u64,
     /// Told again after each hello: a restarted agent has forgotten it.
     applied: Option<AppliedReport>,
-    page: Option<PathBuf>,
     connected: bool,
     dropped: u64,
     ending: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
     wake: Condvar,
+    orders: OrdersSlot,
 }
 
 impl Shared {
@@ -72,6 +71,11 @@ impl Shared {
     fn wait(&self, timeout: Duration, until: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
         let waited = self.wake.wait_timeout_while(self.lock(), timeout, |state| !until(state));
         waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn disconnected(&self) {
+        self.lock().connected = false;
+        self.wake.notify_all();
     }
 }
 
@@ -85,7 +89,8 @@ pub struct Client {
 impl Client {
     /// Starts the thread. Fails only when the system cannot start one.
     pub fn start(socket: &Path, hello: Hello) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared::default());
+        let orders = OrdersSlot::new(hello.job.clone(), hello.run);
+        let shared = Arc::new(Shared { state: Mutex::default(), wake: Condvar::new(), orders });
         let link = Link { socket: socket.to_owned(), hello, shared: Arc::clone(&shared), told: false, refused: None };
         let thread = std::thread::Builder::new().name("flexcomm-client".into()).spawn(move || link.run())?;
         Ok(Self { shared, thread: Some(thread) })
@@ -110,9 +115,9 @@ impl Client {
         self.shared.wake.notify_one();
     }
 
-    /// Where the last welcome said the page is.
-    pub fn page(&self) -> Option<PathBuf> {
-        self.shared.lock().page.clone()
+    /// What the agent orders. It stays when the agent is gone; one that comes back sends its newest again.
+    pub fn orders(&self) -> &OrdersSlot {
+        &self.shared.orders
     }
 
     /// Whether the agent has welcomed this trainer and is still there, as far as is known.
@@ -153,10 +158,18 @@ enum End {
     Ending,
 }
 
-impl From<std::io::Error> for End {
-    fn from(error: std::io::Error) -> Self {
+impl From<Error> for End {
+    fn from(error: Error) -> Self {
         Self::Lost(error)
     }
+}
+
+/// How much was sent of what was queued.
+enum Sent {
+    /// All of it, and there will be no more.
+    All,
+    /// The connection is gone.
+    Some,
 }
 
 struct Link {
@@ -181,8 +194,7 @@ impl Link {
     fn run(mut self) {
         loop {
             let end = self.session();
-            self.shared.lock().connected = false;
-            self.shared.wake.notify_all();
+            self.shared.disconnected();
             let pause = match end {
                 End::Ending => return,
                 End::Lost(error) => {
@@ -220,40 +232,59 @@ impl Link {
     }
 
     fn session(&mut self) -> End {
-        let stream = match self.connect() {
-            Ok(stream) => stream,
+        let (stream, mut lines) = match self.connect() {
+            Ok(connected) => connected,
             Err(end) => return end,
         };
         if self.told {
             tracing::info!("the agent at {} is back", self.socket.display());
             self.told = false;
         }
-        let ended = self.pump(&stream);
-        // For copies of the socket, too, which children that were forked meanwhile have.
-        let _ = stream.shutdown(std::net::Shutdown::Both);
-        match ended {
-            Ok(()) => End::Ending,
-            Err(end) => end,
-        }
+        let shared = Arc::clone(&self.shared);
+        std::thread::scope(|scope| {
+            let reading = std::thread::Builder::new().name("flexcomm-orders".into()).spawn_scoped(scope, || {
+                let end = take_in(&mut lines, &shared.orders);
+                shared.disconnected();
+                end
+            });
+            let reading = match reading {
+                Ok(reading) => reading,
+                Err(error) => return End::Lost(error),
+            };
+            let sent = self.pump(&stream);
+            // Ends the reading, and copies of the socket, too, which children that were forked meanwhile have.
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+            let read =
+                reading.join().unwrap_or_else(|_| End::Lost(Error::other("the thread that reads it has panicked")));
+            match (sent, read) {
+                // Also where a message was on its way to an agent that had closed already.
+                (_, End::Refused(reason)) => End::Refused(reason),
+                (Err(error), _) => End::Lost(error),
+                (Ok(Sent::All), _) => End::Ending,
+                (Ok(Sent::Some), end) => end,
+            }
+        })
     }
 
-    fn connect(&self) -> Result<UnixStream, End> {
-        let mut stream = UnixStream::connect(&self.socket).map_err(End::Lost)?;
-        stream.set_write_timeout(Some(IO_TIMEOUT)).map_err(End::Lost)?;
-        stream.set_read_timeout(Some(IO_TIMEOUT)).map_err(End::Lost)?;
-        write_line(&mut stream, &FromTrainer::Hello(self.hello.clone())).map_err(End::Lost)?;
-        let answer = read_line(&stream).map_err(End::Lost)?;
-        match answer {
-            ToTrainer::Welcome { page, .. } => self.welcomed(&mut stream, page).map_err(End::Lost)?,
+    /// The socket, and the lines that come by it.
+    fn connect(&self) -> Result<(UnixStream, BufReader<UnixStream>), End> {
+        let stream = UnixStream::connect(&self.socket)?;
+        stream.set_write_timeout(Some(IO_TIMEOUT))?;
+        stream.set_read_timeout(Some(IO_TIMEOUT))?;
+        write_line(&stream, &FromTrainer::Hello(self.hello.clone()))?;
+        let mut lines = BufReader::new(stream.try_clone()?);
+        match serde_json::from_slice(&read_line(&mut lines)?).map_err(Error::from)? {
             ToTrainer::Refused { reason } => return Err(End::Refused(reason)),
+            ToTrainer::Welcome { .. } => self.welcomed(&stream)?,
+            ToTrainer::Orders(_) => return Err(Error::new(ErrorKind::InvalidData, "orders before its welcome").into()),
         }
-        Ok(stream)
+        stream.set_read_timeout(None)?;
+        Ok((stream, lines))
     }
 
-    fn welcomed(&self, stream: &mut UnixStream, page: String) -> std::io::Result<()> {
+    fn welcomed(&self, stream: &UnixStream) -> std::io::Result<()> {
         let applied = {
             let mut state = self.shared.lock();
-            state.page = Some(PathBuf::from(page));
             state.connected = true;
             state.applied.clone()
         };
@@ -264,28 +295,29 @@ impl Link {
         }
     }
 
-    /// Sends until told to end. A message leaves the queue only once the system has taken all of it.
-    fn pump(&mut self, mut stream: &UnixStream) -> Result<(), End> {
-        stream.set_read_timeout(None)?;
+    /// Sends until told to end, or until the connection is gone. A message leaves the queue only once the system has taken
+    /// all of it.
+    fn pump(&mut self, stream: &UnixStream) -> std::io::Result<Sent> {
         let since = Instant::now();
         loop {
-            let (next, ending) = {
-                let state = self.shared.wait(IDLE, |state| !state.queue.is_empty() || state.ending);
-                (state.queue.front().cloned(), state.ending)
+            let wakes = |state: &State| !state.queue.is_empty() || state.ending || !state.connected;
+            let (next, ending, connected) = {
+                let state = self.shared.wait(ACCEPTED_AFTER, wakes);
+                (state.queue.front().cloned(), state.ending, state.connected)
             };
-            check_alive(stream)?;
+            match next {
+                // First: an agent that has read the goodbye closes the connection.
+                None if ending => return Ok(Sent::All),
+                _ if !connected => return Ok(Sent::Some),
+                _ => {}
+            }
             if self.refused.is_some() && since.elapsed() >= ACCEPTED_AFTER {
                 self.refused = None;
                 tracing::info!("the agent has not refused this trainer again for {} s", ACCEPTED_AFTER.as_secs());
             }
-            let Some(Queued { number, message }) = next else {
-                if ending {
-                    return Ok(());
-                }
-                continue;
-            };
-            let written = write_line(&mut stream, &message);
-            let too_long = matches!(&written, Err(e) if e.kind() == std::io::ErrorKind::InvalidInput);
+            let Some(Queued { number, message }) = next else { continue };
+            let written = write_line(stream, &message);
+            let too_long = matches!(&written, Err(e) if e.kind() == ErrorKind::InvalidInput);
             if !too_long {
                 written?;
             }
@@ -299,53 +331,51 @@ impl Link {
     }
 }
 
-/// After its welcome the agent says nothing but that it refuses this trainer after all, or that it ends.
-fn check_alive(mut stream: &UnixStream) -> Result<(), End> {
-    let mut first = [0];
-    stream.set_nonblocking(true)?;
-    let read = stream.read(&mut first);
-    stream.set_nonblocking(false)?;
-    match read {
-        Ok(0) => return Err(std::io::Error::new(ErrorKind::UnexpectedEof, "it closed the connection").into()),
-        Ok(_) => {}
-        Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-        Err(error) => return Err(error.into()),
-    }
-    stream.set_read_timeout(Some(IO_TIMEOUT))?;
-    let message = read_line(first.as_slice().chain(stream));
-    stream.set_read_timeout(None)?;
-    match message {
-        Ok(ToTrainer::Refused { reason }) => Err(End::Refused(reason)),
-        // Of a later release: nothing that this one must understand.
-        Ok(_) => Ok(()),
-        Err(error) if error.kind() == ErrorKind::InvalidData => Ok(()),
-        Err(error) => Err(error.into()),
+/// Takes in what the agent says after its welcome, until the connection ends.
+fn take_in(lines: &mut BufReader<UnixStream>, orders: &OrdersSlot) -> End {
+    loop {
+        let line = match read_line(lines) {
+            Ok(line) => line,
+            Err(error) => return End::Lost(error),
+        };
+        match serde_json::from_slice(&line) {
+            Ok(ToTrainer::Orders(new)) => orders.put(&new),
+            Ok(ToTrainer::Refused { reason }) => return End::Refused(reason),
+            Ok(ToTrainer::Welcome { .. }) => {}
+            Err(error) => orders.reject(&error),
+        }
     }
 }
 
-fn write_line(stream: &mut impl Write, message: &FromTrainer) -> std::io::Result<()> {
+fn write_line(mut stream: &UnixStream, message: &FromTrainer) -> std::io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     if line.len() > MAX_LINE {
         let text = format!("a message of {} bytes, at most {MAX_LINE} fit on a line", line.len());
         tracing::warn!("{text}; it is dropped");
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, text));
+        return Err(Error::new(ErrorKind::InvalidInput, text));
     }
     stream.write_all(&line)
 }
 
-fn read_line(stream: impl Read) -> std::io::Result<ToTrainer> {
-    let mut line = String::new();
-    BufReader::new(stream.take(MAX_LINE as u64)).read_line(&mut line)?;
-    if line.is_empty() {
-        return Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "it closed the connection"));
+/// The agent's next line, without its end.
+fn read_line(lines: &mut BufReader<UnixStream>) -> std::io::Result<Vec<u8>> {
+    let mut line = Vec::new();
+    lines.take(MAX_LINE as u64 + 1).read_until(b'\n', &mut line)?;
+    if line.pop_if(|last| *last == b'\n').is_some() {
+        return Ok(line);
     }
-    Ok(serde_json::from_str(&line)?)
+    Err(if line.len() > MAX_LINE {
+        Error::new(ErrorKind::InvalidData, format!("it sent a line of more than {MAX_LINE} bytes"))
+    } else {
+        Error::new(ErrorKind::UnexpectedEof, "it closed the connection")
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::orders::tests::{orders, version};
     use flexcomm_domain::{JobId, NodeName};
     use flexcomm_wire::PROTOCOL;
     use std::os::unix::net::UnixListener;
@@ -391,7 +421,7 @@ mod tests {
 
         fn welcome(&mut self) {
             let node = NodeName::new("n1").unwrap();
-            self.answer(&ToTrainer::Welcome { protocol: PROTOCOL, node, page: "/tmp/j.page".into() });
+            self.answer(&ToTrainer::Welcome { protocol: PROTOCOL, node });
         }
 
         fn next(&mut self) -> Option<FromTrainer> {
@@ -423,7 +453,6 @@ mod tests {
         client.send(applied(4));
         assert_eq!(agent.next(), Some(applied(4)));
         assert!(client.connected());
-        assert_eq!(client.page(), Some(PathBuf::from("/tmp/j.page")));
 
         drop((agent, listener));
         drop(client.shared.wait(SOON, |state| !state.connected));
@@ -476,24 +505,68 @@ mod tests {
         agent.answer(&ToTrainer::Refused { reason: "protocol 1, this agent speaks 2".into() });
         assert_eq!(agent.next(), None);
         assert!(!client.connected());
-        assert_eq!(client.page(), None);
+    }
+
+    /// What the agent orders next.
+    fn ordered(client: &Client) -> Option<u64> {
+        let end = Instant::now() + SOON;
+        loop {
+            if let Some(news) = client.orders().poll() {
+                return version(Some(news));
+            }
+            assert!(Instant::now() < end, "no orders");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn orders_arrive_at_once_and_anew_from_an_agent_that_comes_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let client = Client::start(&path, hello()).unwrap();
+        let mut agent = Agent::accept(&listener);
+        // In one piece: what comes behind the welcome is not lost with it.
+        let node = NodeName::new("n1").unwrap();
+        let both = [ToTrainer::Welcome { protocol: PROTOCOL, node }, ToTrainer::Orders(orders(1))];
+        let both: String = both.iter().map(|m| serde_json::to_string(m).unwrap() + "\n").collect();
+        agent.lines.get_mut().write_all(both.as_bytes()).unwrap();
+        assert_eq!(ordered(&client), Some(1));
+        for bad in ["{\"kind\":\"orders\",\"job\":\n", "\u{1}\n", "{\"kind\":\"of a later release\"}\n"] {
+            agent.lines.get_mut().write_all(bad.as_bytes()).unwrap();
+        }
+        agent.answer(&ToTrainer::Orders(orders(2)));
+        assert_eq!((ordered(&client), client.orders().set_aside()), (Some(2), 3));
+
+        drop(agent);
+        drop(client.shared.wait(SOON, |state| !state.connected));
+        assert_eq!(client.orders().poll(), None, "training goes on with what it has");
+        let mut agent = Agent::accept(&listener);
+        agent.welcome();
+        agent.answer(&ToTrainer::Orders(orders(2)));
+        assert_eq!(ordered(&client), Some(2));
     }
 
     #[test]
     fn a_refusal_after_the_welcome_ends_the_connection_and_says_why() {
-        let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let alive = |end: Result<(), End>| matches!(end, Ok(()));
-        assert!(alive(check_alive(&ours)));
+        let slot = OrdersSlot::new(JobId::new("j").unwrap(), None);
         let reason = format!("another run trains under the name j already{}", "!".repeat(500));
-        let mut line = serde_json::to_vec(&ToTrainer::Refused { reason: reason.clone() }).unwrap();
-        line.push(b'\n');
-        theirs.write_all(&line).unwrap();
-        assert!(matches!(check_alive(&ours), Err(End::Refused(found)) if found == reason));
-        assert!(alive(check_alive(&ours)), "all of the line was read");
-        theirs.write_all(b"{\"kind\":\"of a later release\"}\n").unwrap();
-        assert!(alive(check_alive(&ours)));
-        drop(theirs);
-        assert!(matches!(check_alive(&ours), Err(End::Lost(_))));
+        let line = serde_json::to_string(&ToTrainer::Refused { reason: reason.clone() }).unwrap() + "\n";
+        let end = |sent: &str| {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            let writing = std::thread::spawn({
+                let sent = sent.to_owned();
+                move || theirs.write_all(sent.as_bytes())
+            });
+            let end = take_in(&mut BufReader::new(ours), &slot);
+            let _ = writing.join().unwrap();
+            end
+        };
+        assert!(matches!(end(&line), End::Refused(found) if found == reason));
+        assert!(matches!(end(""), End::Lost(error) if error.to_string().contains("closed")));
+        assert!(matches!(end("half a line"), End::Lost(error) if error.to_string().contains("closed")));
+        assert!(matches!(end(&"x".repeat(MAX_LINE + 2)), End::Lost(error) if error.to_string().contains("more than")));
+        assert_eq!(slot.set_aside(), 0);
     }
 
     #[test]

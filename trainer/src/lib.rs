@@ -1,7 +1,8 @@
 //! The training process's side of flexcomm.
 //!
-//! [`Control`] makes all ranks of a job change at the same step. [`OrdersReader`] reads what the agent publishes, [`Client`] reports to it from a
-//! thread of its own, [`Trial`] tries candidates on the live job and puts everything back. Nothing here ever
+//! [`Control`] makes all ranks of a job change at the same step. [`Client`] holds the agent's socket by threads of its own: it
+//! reports, and puts what the agent orders into an [`OrdersSlot`]. [`Trial`] tries candidates on the live job and puts everything
+//! back. Nothing here ever
 //! makes a training step wait for agent or controller.
 
 mod agreement;
@@ -18,6 +19,6 @@ pub use answer::{ANSWER_BYTES, Answer, Verdict};
 pub use client::{Client, MAX_QUEUED};
 pub use control::{Control, ControlError};
 pub use message::{AbortCause, ControlMessage, MAX_ITERATIONS, MESSAGE_BYTES, MessageError, Plan, TrialPlan};
-pub use orders::{News, OrdersReader};
+pub use orders::{News, OrdersSlot};
 pub use pace::Pace;
 pub use trial::{Measured, Snapshot, Trial};

@@ -19,7 +19,7 @@ pub use strategy::StrategyWire;
 pub use trainer::{CodecInfo, FromTrainer, Hello, ToTrainer};
 
 /// Version of everything in this crate. A peer with another version is refused with both numbers named.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// Most reports in one batch: bounds the controller's transaction.
 pub const MAX_BATCH: usize = 512;

@@ -1,10 +1,9 @@
-//! Trainer and agent on one node: JSON lines over a Unix socket. The orders travel the other way by the
-//! shared page, whose path the agent's welcome names.
+//! Trainer and agent on one node: JSON lines over a Unix socket.
 
 use flexcomm_domain::{CodecBytes, Family, IndexBytes, Invalid, JobId, NodeName, RunId};
 use serde::{Deserialize, Serialize};
 
-use crate::{AppliedReport, StepsReport, TrialReport};
+use crate::{AppliedReport, JobOrders, StepsReport, TrialReport};
 
 /// A trainer's first line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -121,9 +120,9 @@ pub enum ToTrainer {
         protocol: u32,
         /// The node's name.
         node: NodeName,
-        /// The file that holds this job's [`crate::JobOrders`] as JSON in a shared page.
-        page: String,
     },
+    /// What the job should do now, whole: behind the welcome, and whenever it changes.
+    Orders(JobOrders),
     /// Answer to anything else, or to a run that the controller refuses, then also after the welcome; the connection
     /// closes after it.
     Refused {
@@ -135,6 +134,18 @@ pub enum ToTrainer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Stand-ins for agents in other languages write it by hand.
+    #[test]
+    fn orders_are_one_object_with_their_kind() {
+        let job = JobId::new("j").unwrap();
+        let orders = ToTrainer::Orders(JobOrders { job, decision: None, trial: None });
+        let text = r#"{"kind":"orders","job":"j"}"#;
+        assert_eq!(
+            (serde_json::to_string(&orders).unwrap().as_str(), serde_json::from_str(text).unwrap()),
+            (text, orders)
+        );
+    }
 
     /// What trainers of earlier releases say means what it meant.
     #[test]

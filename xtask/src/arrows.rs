@@ -10,7 +10,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("domain", &[]),
     ("log", &[]),
     ("wire", &["domain"]),
-    ("page", &[]),
     ("gpu-kernels", &["domain"]),
     ("collectives", &["domain"]),
     ("compression", &["domain"]),
@@ -18,13 +17,13 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("planner", &["domain", "optimizer"]),
     ("sim", &["domain", "optimizer", "planner"]),
     ("probes", &["domain"]),
-    ("trainer", &["domain", "wire", "page"]),
+    ("trainer", &["domain", "wire"]),
     ("nccl-tuner", &[]),
     ("exchange", &["domain", "compression", "gpu-kernels"]),
     ("python", &["domain", "wire", "trainer", "compression", "gpu-kernels", "exchange"]),
-    ("agent", &["domain", "log", "wire", "page", "probes"]),
+    ("agent", &["domain", "log", "wire", "probes"]),
     ("controller", &["domain", "log", "wire", "optimizer", "planner"]),
-    ("lab", &["domain", "wire", "page", "trainer", "compression", "exchange", "collectives", "optimizer", "sim"]),
+    ("lab", &["domain", "wire", "trainer", "compression", "exchange", "collectives", "optimizer", "sim"]),
 ];
 
 /// Crates without IO, clock or ambient randomness.

@@ -28,7 +28,6 @@ const AMBIENT: &[&str] = &[
 /// Folders and files that may contain `unsafe`, with the reason beside each in its own header; the last one only
 /// names it.
 const UNSAFE: &[&str] = &[
-    "page/src/",
     "compression/src/kernels/x86/",
     "compression/tests/",
     "compression/examples/shared/least.rs",

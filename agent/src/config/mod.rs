@@ -131,7 +131,7 @@ pub struct Overrides {
     /// TCP port that answers throughput probes [default: 7072].
     #[arg(long, env = "FLEXCOMM_THROUGHPUT_PORT", value_name = "PORT")]
     pub throughput_port: Option<u16>,
-    /// Holds the trainers' socket and pages, a tmpfs [default: /run/flexcomm].
+    /// Holds the trainers' socket, a tmpfs [default: /run/flexcomm].
     #[arg(long, env = "FLEXCOMM_RUN_DIR", value_name = "DIR")]
     pub run_dir: Option<String>,
     /// Holds spool, last decisions and tc's journal [default: /var/lib/flexcomm].
@@ -217,7 +217,7 @@ pub struct Config {
     pub echo_port: u16,
     /// TCP.
     pub throughput_port: u16,
-    /// Socket and pages.
+    /// Holds the socket.
     pub run_dir: PathBuf,
     /// Of the socket.
     pub socket_mode: u32,

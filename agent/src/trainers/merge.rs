@@ -1,9 +1,9 @@
-//! What new orders of a job do to those on its page: pure.
+//! What new orders of a job do to those that its trainers have: pure.
 
 use flexcomm_domain::Strategy;
 use flexcomm_wire::{DecisionOrder, JobOrders, MAX_CANDIDATES, TrialOrder};
 
-/// Longest reason on a page, in characters: it is for people, the controller keeps the whole.
+/// Longest reason that trainers get, in characters: it is for people, the controller keeps the whole.
 const MAX_REASON: usize = 400;
 /// Most iterations per candidate and longest budget of a trial, in ms: an hour.
 const MAX_ITERATIONS: u32 = 10_000;
@@ -12,7 +12,7 @@ const MAX_TRIAL_MS: u64 = 3_600_000;
 /// A part of new orders that was not taken over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SetAside {
-    /// Older than the page's, or another one of the same version.
+    /// Older than what trainers have, or another one of the same version.
     StaleDecision(String),
     /// Strategy or digest wrong.
     InvalidDecision(String),
@@ -20,13 +20,13 @@ pub(crate) enum SetAside {
     Trial(String),
 }
 
-/// The orders to publish: never an older decision, never an unchecked one. A decision that is missing from the new
+/// The orders to send: never an older decision, never an unchecked one. A decision that is missing from the new
 /// orders stays; a trial that is missing is over.
-pub(crate) fn merge(page: &JobOrders, last_trial: u64, new: &JobOrders) -> (JobOrders, Vec<SetAside>) {
+pub(crate) fn merge(sent: &JobOrders, last_trial: u64, new: &JobOrders) -> (JobOrders, Vec<SetAside>) {
     let mut aside = Vec::new();
-    let mut merged = JobOrders { job: page.job.clone(), decision: page.decision.clone(), trial: None };
+    let mut merged = JobOrders { job: sent.job.clone(), decision: sent.decision.clone(), trial: None };
     if let Some(decision) = &new.decision {
-        match newer(page, decision) {
+        match newer(sent, decision) {
             Ok(true) => merged.decision = Some(shortened(decision)),
             Ok(false) => {}
             Err(why) => aside.push(why),
@@ -37,26 +37,26 @@ pub(crate) fn merge(page: &JobOrders, last_trial: u64, new: &JobOrders) -> (JobO
             Ok(()) => merged.trial = Some(trial.clone()),
             Err(why) => {
                 aside.push(SetAside::Trial(why));
-                merged.trial = page.trial.clone();
+                merged.trial = sent.trial.clone();
             }
         }
     }
     (merged, aside)
 }
 
-fn newer(page: &JobOrders, new: &DecisionOrder) -> Result<bool, SetAside> {
-    new.to_decision(&page.job).map_err(|error| SetAside::InvalidDecision(error.to_string()))?;
-    let Some(old) = &page.decision else { return Ok(true) };
+fn newer(sent: &JobOrders, new: &DecisionOrder) -> Result<bool, SetAside> {
+    new.to_decision(&sent.job).map_err(|error| SetAside::InvalidDecision(error.to_string()))?;
+    let Some(old) = &sent.decision else { return Ok(true) };
     if new.run != old.run {
         // Of another run of the job, which the controller began after that one; orders come in order.
         return Ok(true);
     }
     if new.version < old.version {
-        let text = format!("decision {} of job {}: {} is in force", new.version, page.job, old.version);
+        let text = format!("decision {} of job {}: {} is in force", new.version, sent.job, old.version);
         return Err(SetAside::StaleDecision(text));
     }
     if new.version == old.version && new.digest != old.digest {
-        let text = format!("decision {} of job {} exists already with another strategy", new.version, page.job);
+        let text = format!("decision {} of job {} exists already with another strategy", new.version, sent.job);
         return Err(SetAside::StaleDecision(text));
     }
     Ok(new.version > old.version)
@@ -116,16 +116,16 @@ pub(crate) mod tests {
 
     #[test]
     fn older_and_contradicting_decisions_are_set_aside() {
-        let page = orders(Some(decision(5, TOPK)));
+        let sent = orders(Some(decision(5, TOPK)));
         for bad in [decision(4, TOPK), decision(5, "topk@0.1/allgather")] {
-            let (merged, aside) = merge(&page, 0, &orders(Some(bad)));
+            let (merged, aside) = merge(&sent, 0, &orders(Some(bad)));
             assert!(matches!(aside[..], [SetAside::StaleDecision(_)]));
-            assert_eq!(merged, page);
+            assert_eq!(merged, sent);
         }
-        let (merged, aside) = merge(&page, 0, &orders(Some(decision(6, "topk@0.1/allgather"))));
+        let (merged, aside) = merge(&sent, 0, &orders(Some(decision(6, "topk@0.1/allgather"))));
         assert_eq!((merged.decision.unwrap().version, aside), (6, vec![]));
-        assert_eq!(merge(&page, 0, &page), (page.clone(), vec![]));
-        assert_eq!(merge(&page, 0, &orders(None)), (page, vec![]), "a missing decision stays in force");
+        assert_eq!(merge(&sent, 0, &sent), (sent.clone(), vec![]));
+        assert_eq!(merge(&sent, 0, &orders(None)), (sent, vec![]), "a missing decision stays in force");
     }
 
     #[test]
@@ -140,9 +140,9 @@ pub(crate) mod tests {
     fn trials_come_and_go_and_only_grow() {
         let mut new = orders(None);
         new.trial = Some(trial(3));
-        let (page, aside) = merge(&orders(None), 0, &new);
-        assert!(page.trial.is_some() && aside.is_empty());
-        assert!(merge(&page, 3, &orders(None)).0.trial.is_none());
+        let (sent, aside) = merge(&orders(None), 0, &new);
+        assert!(sent.trial.is_some() && aside.is_empty());
+        assert!(merge(&sent, 3, &orders(None)).0.trial.is_none());
         let changes: [fn(&mut TrialOrder); 5] = [
             |t| t.id = 2,
             |t| t.candidates.clear(),
@@ -154,14 +154,14 @@ pub(crate) mod tests {
             let mut bad = trial(4);
             change(&mut bad);
             new.trial = Some(bad);
-            let (merged, aside) = merge(&page, 3, &new);
+            let (merged, aside) = merge(&sent, 3, &new);
             assert!(matches!(aside[..], [SetAside::Trial(_)]));
-            assert_eq!(merged.trial, page.trial);
+            assert_eq!(merged.trial, sent.trial);
         }
     }
 
     #[test]
-    fn the_largest_orders_fit_the_page() {
+    fn the_largest_orders_fit_on_a_line() {
         let mut long = decision(1 << 53, TOPK);
         long.reason = "\u{1}".repeat(5000);
         let mut new = orders(Some(long));
@@ -171,18 +171,18 @@ pub(crate) mod tests {
         let (merged, aside) = merge(&orders(None), 0, &new);
         assert!(aside.is_empty());
         let bytes = serde_json::to_vec(&merged).unwrap().len();
-        assert!(bytes <= flexcomm_page::CAPACITY / 2, "{bytes} bytes");
+        assert!(bytes <= flexcomm_wire::MAX_LINE / 2, "{bytes} bytes");
     }
 
     proptest! {
         #[test]
-        fn versions_on_a_page_only_grow(versions in prop::collection::vec((0u64..10, any::<bool>()), 1..30)) {
-            let mut page = orders(None);
+        fn versions_only_grow(versions in prop::collection::vec((0u64..10, any::<bool>()), 1..30)) {
+            let mut sent = orders(None);
             for (version, dense) in versions {
                 let strategy = if dense { "none@1/dense-ring" } else { TOPK };
-                let before = page.decision.clone();
-                page = merge(&page, 0, &orders(Some(decision(version, strategy)))).0;
-                let after = page.decision.clone().unwrap();
+                let before = sent.decision.clone();
+                sent = merge(&sent, 0, &orders(Some(decision(version, strategy)))).0;
+                let after = sent.decision.clone().unwrap();
                 if let Some(before) = before {
                     prop_assert!(after.version > before.version || after == before);
                 }

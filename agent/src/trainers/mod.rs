@@ -1,10 +1,10 @@
-//! The trainers of this node: a Unix socket for what they report, a shared page per job for what they should know.
+//! The trainers of this node: a Unix socket for what they report and for what they should know.
 //! A trainer never waits for anything here but the welcome.
 
+pub(crate) mod jobs;
 mod lines;
 pub(crate) mod merge;
 mod names;
-pub(crate) mod pages;
 pub(crate) mod protocol;
 mod refused;
 mod registry;
@@ -16,21 +16,23 @@ use crate::probing::Passive;
 use crate::reports::ReportLog;
 use flexcomm_domain::{JobId, NodeName};
 use flexcomm_wire::{JobOrders, JobSeen, MAX_LINE, PROTOCOL, RefusedRun, ReportBody, ToTrainer};
+use jobs::{Jobs, OrdersLine};
 use lines::{LineError, read_line};
 use names::Names;
 use nix::sys::socket::{Shutdown, shutdown};
-use pages::Pages;
 use protocol::{Event, Session};
 use refused::{MAX_REFUSED, Refused};
 use registry::{Peer, Registry, Slots, has_ended};
 use roster::{Rank, Ranks, Roster};
+use std::convert::Infallible;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::io::{AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{broadcast, watch};
 
@@ -54,7 +56,7 @@ pub(crate) struct Trainers {
     reports: Arc<ReportLog>,
     passive: Passive,
     metrics: Metrics,
-    pages: Mutex<Pages>,
+    jobs: Mutex<Jobs>,
     registry: Mutex<Registry>,
     roster: Roster,
     /// Ranks of an earlier agent, until they are back or given up.
@@ -76,10 +78,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Trainers {
     /// Serves nobody yet. The ranks of an earlier agent have some time to come back.
-    pub(crate) fn new(config: &Config, sinks: Sinks, pages: Pages) -> Arc<Self> {
+    pub(crate) fn new(config: &Config, sinks: Sinks, jobs: Jobs) -> Arc<Self> {
         let Sinks { reports, passive, metrics } = sinks;
         let node = config.node.clone();
-        let (pages, registry) = (Mutex::new(pages), Mutex::new(Registry::default()));
+        let (jobs, registry) = (Mutex::new(jobs), Mutex::new(Registry::default()));
         let (roster, missing) = Roster::open(&config.state_dir);
         let (missing, began) = (Mutex::new(missing), Instant::now());
         Arc::new(Self {
@@ -87,7 +89,7 @@ impl Trainers {
             reports,
             passive,
             metrics,
-            pages,
+            jobs,
             registry,
             roster,
             missing,
@@ -107,23 +109,26 @@ impl Trainers {
         self.unannounced.store(!spooled, Ordering::Relaxed);
     }
 
-    /// New orders of a job go to its page.
+    /// New orders of a job go to its trainers.
     pub(crate) fn orders(&self, orders: &JobOrders) {
-        if let Err(error) = lock(&self.pages).update(orders) {
-            self.metrics.page_errors_total.inc();
+        if let Err(error) = lock(&self.jobs).update(orders) {
+            self.metrics.job_errors_total.inc();
             tracing::error!(job = %orders.job, "failed to {error}");
         }
     }
 
     /// The controller no longer speaks of a job.
     pub(crate) fn gone(&self, job: &JobId) {
-        lock(&self.pages).gone(job, Instant::now());
+        lock(&self.jobs).gone(job, Instant::now());
     }
 
-    /// Signs of life, and forgetting of jobs that are gone.
+    /// Forgets jobs and ranks that are gone.
     pub(crate) fn tick(&self) {
-        let live = lock(&self.registry).jobs();
-        lock(&self.pages).tick(Instant::now(), &live);
+        {
+            // Under the lock: a job is not forgotten while a trainer joins it.
+            let registry = lock(&self.registry);
+            lock(&self.jobs).tick(Instant::now(), &registry.jobs());
+        }
         if self.unannounced.load(Ordering::Relaxed) {
             self.announce();
         }
@@ -173,7 +178,7 @@ impl Trainers {
     }
 
     /// Registers a rank, with its report to the controller if that finds room.
-    fn welcome(&self, seen: &JobSeen, peer: Peer, stream: &UnixStream) -> Result<Welcome, String> {
+    fn join(&self, seen: &JobSeen, peer: Peer, stream: &UnixStream) -> Result<Joined, String> {
         let socket =
             stream.as_fd().try_clone_to_owned().map_err(|error| format!("failed to keep the socket: {error}"))?;
         let mut registry = lock(&self.registry);
@@ -185,14 +190,13 @@ impl Trainers {
         if !jobs.contains(&seen.job) {
             lock(&self.names).take(peer.uid, &seen.job, Instant::now())?;
         }
-        let page = lock(&self.pages).path(&seen.job, peer.uid, &jobs);
-        let page = page.map_err(|error| format!("failed to {error}"))?.to_string_lossy().into_owned();
+        let orders = lock(&self.jobs).subscribe(&seen.job, peer.uid, &jobs);
+        let orders = orders.map_err(|error| format!("failed to {error}"))?;
         let announced = self.reports.offer(ReportBody::JobSeen(seen.clone())).is_ok();
         let id = registry.join(seen, peer, socket);
         drop(registry);
         self.note_ranks();
-        let message = ToTrainer::Welcome { protocol: PROTOCOL, node: self.node.clone(), page };
-        Ok(Welcome { id, message, announced })
+        Ok(Joined { id, orders, announced })
     }
 
     /// A rank's connection has ended. At the agent's own end the rank stays where it was: it comes back to the next agent.
@@ -291,7 +295,7 @@ fn named(seen: Option<&JobSeen>) -> (Option<&str>, Option<u32>) {
     (seen.map(|seen| seen.job.as_str()), seen.map(|seen| seen.rank))
 }
 
-async fn refuse(mut stream: UnixStream, trainers: &Trainers, seen: Option<&JobSeen>, reason: String) {
+async fn refuse(mut stream: impl AsyncWrite + Unpin, trainers: &Trainers, seen: Option<&JobSeen>, reason: String) {
     trainers.metrics.trainers_refused_total.inc();
     let (job, rank) = named(seen);
     tracing::warn!(job, rank, reason, "trainer refused");
@@ -299,60 +303,84 @@ async fn refuse(mut stream: UnixStream, trainers: &Trainers, seen: Option<&JobSe
     let _ = answer(&mut stream, &ToTrainer::Refused { reason }).await;
 }
 
-async fn answer(stream: &mut UnixStream, message: &ToTrainer) -> std::io::Result<()> {
-    let mut line = serde_json::to_vec(message)?;
+async fn answer(stream: &mut (impl AsyncWrite + Unpin), message: &ToTrainer) -> std::io::Result<()> {
+    tokio::time::timeout(ANSWER_WITHIN, stream.write_all(&to_line(message))).await?
+}
+
+fn to_line(message: &ToTrainer) -> Vec<u8> {
+    let mut line = serde_json::to_vec(message).unwrap_or_default();
     line.push(b'\n');
-    tokio::time::timeout(ANSWER_WITHIN, stream.write_all(&line)).await?
+    line
+}
+
+/// Sends a job's orders, at first and whenever they change; a trainer that is slow to read gets the newest. Never ends:
+/// that the trainer is gone is seen where its lines are read, once all of them are.
+async fn send_orders(stream: &mut OwnedWriteHalf, mut orders: watch::Receiver<OrdersLine>) -> Infallible {
+    orders.mark_changed();
+    while orders.changed().await.is_ok() {
+        let line = orders.borrow_and_update().clone();
+        if stream.write_all(&line).await.is_err() {
+            break;
+        }
+    }
+    std::future::pending().await
 }
 
 async fn session(stream: UnixStream, peer: Peer, trainers: &Trainers, mut stop: watch::Receiver<bool>) {
-    let mut stream = BufReader::new(stream);
+    let (lines, mut answers) = stream.into_split();
+    let mut lines = BufReader::new(lines);
     let mut session = Session::default();
     let greeted = tokio::select! {
-        greeted = tokio::time::timeout(HELLO_WITHIN, hello(&mut stream, &mut session)) => greeted,
+        greeted = tokio::time::timeout(HELLO_WITHIN, hello(&mut lines, &mut session)) => greeted,
         () = stopped(&mut stop) => return,
     };
     let seen = match greeted {
         Ok(Ok(Some(seen))) => seen,
         Ok(Ok(None)) => return,
-        Ok(Err(reason)) => return refuse(stream.into_inner(), trainers, None, reason).await,
+        Ok(Err(reason)) => return refuse(answers, trainers, None, reason).await,
         Err(_) => {
-            return refuse(stream.into_inner(), trainers, None, format!("no hello within {HELLO_WITHIN:?}")).await;
+            return refuse(answers, trainers, None, format!("no hello within {HELLO_WITHIN:?}")).await;
         }
     };
     let mut refusals = trainers.refusals.subscribe();
-    let Welcome { id, message, announced } = match trainers.welcome(&seen, peer, stream.get_ref()) {
-        Ok(welcome) => welcome,
-        Err(reason) => return refuse(stream.into_inner(), trainers, Some(&seen), reason).await,
+    let Joined { id, orders, announced } = match trainers.join(&seen, peer, socket(&lines)) {
+        Ok(joined) => joined,
+        Err(reason) => return refuse(answers, trainers, Some(&seen), reason).await,
     };
     trainers.metrics.trainers.inc();
     tracing::info!(job = %seen.job, rank = seen.rank, world = seen.world, trainer = %peer, "trainer joined");
+    let welcome = ToTrainer::Welcome { protocol: PROTOCOL, node: trainers.node.clone() };
     let followed = async {
-        if let Err(error) = answer(stream.get_mut(), &message).await {
-            return End::Refused(format!("the welcome could not be sent: {error}"));
-        }
         if !announced {
             // Before all else of this rank: the controller sets aside what comes from one it does not know.
-            let is_last = || *stop.borrow() || has_ended(stream.get_ref().as_fd());
+            let is_last = || *stop.borrow() || has_ended(socket(&lines).as_fd());
             trainers.reports.keep(ReportBody::JobSeen(seen.clone()), is_last).await;
         }
-        follow(&mut stream, &mut session, trainers, stop).await.unwrap_or_else(End::Refused)
+        follow(&mut lines, &mut session, trainers, stop).await.unwrap_or_else(End::Refused)
     };
-    let end = tokio::select! {
-        end = followed => end,
-        reason = refusal(&mut refusals, &seen) => End::RunRefused(reason),
+    let end = match answer(&mut answers, &welcome).await {
+        Err(error) => End::Refused(format!("the welcome could not be sent: {error}")),
+        Ok(()) => tokio::select! {
+            end = followed => end,
+            reason = refusal(&mut refusals, &seen) => End::RunRefused(reason),
+            never = send_orders(&mut answers, orders) => match never {},
+        },
     };
     trainers.metrics.trainers.dec();
     trainers.leave(&seen, id, &end);
     if let End::Refused(reason) | End::RunRefused(reason) = end {
-        refuse(stream.into_inner(), trainers, Some(&seen), reason).await;
+        refuse(answers, trainers, Some(&seen), reason).await;
     }
 }
 
+fn socket(lines: &BufReader<OwnedReadHalf>) -> &UnixStream {
+    lines.get_ref().as_ref()
+}
+
 /// A rank that was registered.
-struct Welcome {
+struct Joined {
     id: u64,
-    message: ToTrainer,
+    orders: watch::Receiver<OrdersLine>,
     /// Whether the spool had room for its report to the controller.
     announced: bool,
 }
@@ -387,7 +415,7 @@ async fn refusal(refusals: &mut broadcast::Receiver<RefusedRun>, seen: &JobSeen)
 }
 
 /// See [`read_line`].
-async fn next_line(stream: &mut BufReader<UnixStream>, line: &mut Vec<u8>) -> Result<bool, String> {
+async fn next_line(stream: &mut BufReader<OwnedReadHalf>, line: &mut Vec<u8>) -> Result<bool, String> {
     match read_line(stream, line).await {
         Ok(more) => Ok(more),
         Err(LineError::TooLong) => Err(format!("a line is longer than {MAX_LINE} bytes")),
@@ -399,7 +427,7 @@ async fn next_line(stream: &mut BufReader<UnixStream>, line: &mut Vec<u8>) -> Re
     }
 }
 
-async fn hello(stream: &mut BufReader<UnixStream>, session: &mut Session) -> Result<Option<JobSeen>, String> {
+async fn hello(stream: &mut BufReader<OwnedReadHalf>, session: &mut Session) -> Result<Option<JobSeen>, String> {
     let mut line = Vec::new();
     if !next_line(stream, &mut line).await? {
         return Ok(None);
@@ -409,7 +437,7 @@ async fn hello(stream: &mut BufReader<UnixStream>, session: &mut Session) -> Res
 }
 
 async fn follow(
-    stream: &mut BufReader<UnixStream>,
+    stream: &mut BufReader<OwnedReadHalf>,
     session: &mut Session,
     trainers: &Trainers,
     mut stop: watch::Receiver<bool>,
@@ -422,7 +450,7 @@ async fn follow(
             () = stopped(&mut stop), if !stops => {
                 stops = true;
                 // What the trainer has sent is read to its end; it keeps what it can no longer send.
-                let _ = shutdown(stream.get_ref().as_raw_fd(), Shutdown::Read);
+                let _ = shutdown(socket(stream).as_raw_fd(), Shutdown::Read);
                 continue;
             }
         };
@@ -434,7 +462,7 @@ async fn follow(
         if event == Event::Left {
             return Ok(End::Goodbye);
         }
-        trainers.handle(event, session.seen(), || *stop.borrow() || has_ended(stream.get_ref().as_fd())).await;
+        trainers.handle(event, session.seen(), || *stop.borrow() || has_ended(socket(stream).as_fd())).await;
     }
 }
 
@@ -464,9 +492,9 @@ pub(super) mod tests {
         let metrics = Metrics::new().unwrap();
         let spool = crate::spool::Spool::open(&folder.join("spool"), 1 << 16).unwrap();
         let reports = ReportLog::new(spool, metrics.clone());
-        let pages = Pages::open(&folder.join("run"), folder, metrics.clone()).unwrap();
+        let jobs = Jobs::open(folder, metrics.clone()).unwrap();
         let passive = Passive::detached(metrics.clone());
-        Trainers::new(&config, Sinks { reports, passive, metrics }, pages)
+        Trainers::new(&config, Sinks { reports, passive, metrics }, jobs)
     }
 
     #[tokio::test]
@@ -475,11 +503,11 @@ pub(super) mod tests {
         let trainers = start(dir.path());
         let (stream, _theirs) = UnixStream::pair().unwrap();
         let peer = Peer::of(&stream).unwrap();
-        trainers.welcome(&seen(0, 4), peer, &stream).unwrap();
-        trainers.welcome(&seen(1, 4), peer, &stream).unwrap();
+        trainers.join(&seen(0, 4), peer, &stream).unwrap();
+        trainers.join(&seen(1, 4), peer, &stream).unwrap();
         drop(trainers);
         let trainers = start(dir.path());
-        trainers.welcome(&seen(1, 4), peer, &stream).unwrap();
+        trainers.join(&seen(1, 4), peer, &stream).unwrap();
         trainers.tick();
         let left = || {
             let all = trainers.reports.batch(9, usize::MAX).unwrap();
@@ -501,19 +529,19 @@ pub(super) mod tests {
         let (stream, _theirs) = UnixStream::pair().unwrap();
         let peer = Peer::of(&stream).unwrap();
         let of = |job: String, rank| JobSeen { job: job.parse().unwrap(), ..seen(rank, 4) };
-        trainers.welcome(&seen(0, 4), peer, &stream).unwrap();
+        trainers.join(&seen(0, 4), peer, &stream).unwrap();
         let mut refused = Vec::new();
         for i in 0..300 {
             let seen = of(format!("job{i}"), 0);
-            match trainers.welcome(&seen, peer, &stream) {
-                Ok(Welcome { id, .. }) => trainers.leave(&seen, id, &End::Goodbye),
+            match trainers.join(&seen, peer, &stream) {
+                Ok(Joined { id, .. }) => trainers.leave(&seen, id, &End::Goodbye),
                 Err(reason) => refused.push(reason),
             }
         }
         assert_eq!(refused.len(), 45, "{refused:#?}");
         assert!(refused[0].contains("new job names"), "{refused:#?}");
-        trainers.welcome(&of("job0".into(), 0), peer, &stream).expect("a name that was used");
-        trainers.welcome(&seen(1, 4), peer, &stream).expect("a rank of a job that is here");
+        trainers.join(&of("job0".into(), 0), peer, &stream).expect("a name that was used");
+        trainers.join(&seen(1, 4), peer, &stream).expect("a rank of a job that is here");
     }
 
     fn of_run(number: u64, rank: u32) -> JobSeen {
@@ -527,17 +555,17 @@ pub(super) mod tests {
         let peer = Peer::of(&stream).unwrap();
         let trainers = start(dir.path());
         for rank in [0, 1] {
-            trainers.welcome(&of_run(1, rank), peer, &stream).unwrap();
+            trainers.join(&of_run(1, rank), peer, &stream).unwrap();
         }
         drop(trainers);
         let trainers = start(dir.path());
-        let refused = trainers.welcome(&of_run(2, 0), peer, &stream).map(|_| ()).unwrap_err();
+        let refused = trainers.join(&of_run(2, 0), peer, &stream).map(|_| ()).unwrap_err();
         assert!(refused.contains("another run (0000000000000001)") && refused.contains("FLEXCOMM_JOB"), "{refused}");
-        trainers.welcome(&of_run(1, 0), peer, &stream).unwrap();
+        trainers.join(&of_run(1, 0), peer, &stream).unwrap();
         drop(trainers);
         let trainers = start(dir.path());
         trainers.give_up_missing();
-        trainers.welcome(&of_run(2, 0), peer, &stream).unwrap();
+        trainers.join(&of_run(2, 0), peer, &stream).unwrap();
         let all = trainers.reports.batch(9, usize::MAX).unwrap();
         let bodies = all.iter().map(|r| serde_json::from_slice::<flexcomm_wire::Report>(&r.payload).unwrap().body);
         let runs: Vec<_> = bodies
@@ -578,6 +606,14 @@ pub(super) mod tests {
         serde_json::from_slice(&line).unwrap()
     }
 
+    /// The version behind the welcome, or the next one.
+    async fn ordered(trainer: &mut BufReader<UnixStream>) -> Option<u64> {
+        match answered(trainer).await {
+            ToTrainer::Orders(orders) => orders.decision.map(|decision| decision.version),
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[tokio::test]
     async fn a_refused_run_asks_the_controller_once_however_often_its_ranks_try() {
         let dir = tempfile::tempdir().unwrap();
@@ -585,6 +621,7 @@ pub(super) mod tests {
         let stop = watch::Sender::new(false);
         let (mut first, serving) = connect(&trainers, &of_run(2, 0), &stop).await;
         assert!(matches!(answered(&mut first).await, ToTrainer::Welcome { .. }));
+        assert_eq!(ordered(&mut first).await, None);
         let reason = "another run trains under the name j".to_owned();
         let run = flexcomm_domain::RunId(2);
         trainers.refuse_run(RefusedRun { job: "j".parse().unwrap(), run, reason: reason.clone() });
@@ -639,10 +676,14 @@ pub(super) mod tests {
         until_waits(&trainers, 1).await;
         let lost = trainers.metrics.spool_refused_total.get();
         assert!(lost == 0 && !writing.is_finished(), "the trainer was read though there is no room: {lost} are lost");
-        // What lies on its page is for a trainer that comes now, too.
+        // A trainer that comes now is welcome, too.
         let (mut second, serving_second) = connect(&trainers, &seen(1, 4), &stop).await;
         assert!(matches!(answered(&mut second).await, ToTrainer::Welcome { .. }));
         until_waits(&trainers, 2).await;
+        assert_eq!(ordered(&mut second).await, None);
+        let decision = Some(merge::tests::decision(1, "topk@0.01/allgather"));
+        trainers.orders(&JobOrders { job: "j".parse().unwrap(), decision, trial: None });
+        assert_eq!(ordered(&mut second).await, Some(1), "orders do not wait for room");
         let (mut stored, mut announced) = (Vec::new(), 0);
         while (stored.len() as u64) < RESULTS {
             assert!(began.elapsed() < Duration::from_secs(60), "{} of {RESULTS} came", stored.len());

@@ -304,7 +304,8 @@ impl Agent {
 /// A trainer's connection.
 pub struct Trainer {
     pub stream: BufReader<UnixStream>,
-    pub page: PathBuf,
+    /// What it got behind its welcome.
+    pub orders: JobOrders,
     job: String,
     rank: u32,
 }
@@ -345,13 +346,21 @@ impl Trainer {
 
     pub async fn join_at(socket: &FilePath, job: &str, rank: u32) -> Self {
         let stream = Self::connect_at(socket).await;
-        let mut trainer = Self { stream, page: PathBuf::new(), job: job.into(), rank };
+        let orders = JobOrders { job: job.parse().unwrap(), decision: None, trial: None };
+        let mut trainer = Self { stream, orders, job: job.into(), rank };
         trainer.say(&hello(job, rank)).await;
-        match answer(&mut trainer.stream).await {
-            Some(ToTrainer::Welcome { page, .. }) => trainer.page = page.into(),
+        let welcome = answer(&mut trainer.stream).await;
+        assert!(matches!(welcome, Some(ToTrainer::Welcome { .. })), "{welcome:?}");
+        trainer.orders = trainer.ordered().await;
+        trainer
+    }
+
+    /// The next message, which is orders.
+    pub async fn ordered(&mut self) -> JobOrders {
+        match answer(&mut self.stream).await {
+            Some(ToTrainer::Orders(orders)) => orders,
             other => panic!("{other:?}"),
         }
-        trainer
     }
 
     pub async fn say(&mut self, message: &FromTrainer) {
@@ -385,12 +394,6 @@ pub async fn answer(stream: &mut BufReader<UnixStream>) -> Option<ToTrainer> {
     let mut line = String::new();
     let read = tokio::time::timeout(DEADLINE, stream.read_line(&mut line)).await.expect("no answer").ok()?;
     (read > 0).then(|| serde_json::from_str(&line).unwrap())
-}
-
-pub fn on_page(path: &FilePath) -> Option<JobOrders> {
-    let mut bytes = Vec::new();
-    flexcomm_page::PageReader::open(path).ok()?.read(&mut bytes).ok()?;
-    serde_json::from_slice(&bytes).ok()
 }
 
 /// A registered agent as a peer of others.

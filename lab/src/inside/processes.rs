@@ -13,7 +13,7 @@ use crate::plan::{CONTROLLER_PORT, HUB, JOB, LabPlan, node_addr, node_name};
 /// How long an orderly end may take before a process is killed.
 const TERM_GRACE: Duration = Duration::from_secs(5);
 
-/// Where sockets, pages, databases live inside: a tmpfs.
+/// Where sockets and databases live inside: a tmpfs.
 const RUN: &str = "/run/flexlab";
 
 /// TCP port of the workers' rendezvous.

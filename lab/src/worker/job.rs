@@ -7,12 +7,10 @@ use super::shadows::Shadows;
 use super::state::{StepOutcome, Training};
 use anyhow::{Context, Result};
 use flexcomm_compression::Build;
-use flexcomm_domain::{JobId, Rank, Strategy, Timestamp};
-use flexcomm_trainer::{
-    AbortCause, Answer, Change, Control, Measured, Offer, OrdersReader, Tick, Trial, TrialPlan, Verdict,
-};
+use flexcomm_domain::{JobId, Rank, Strategy};
+use flexcomm_trainer::{AbortCause, Answer, Change, Control, Measured, Offer, Tick, Trial, TrialPlan, Verdict};
 use std::io::Write;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// How long to train.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,8 +33,6 @@ pub struct Job {
     pub follow: bool,
     /// The agreement with the other ranks.
     pub control: Control,
-    /// The orders; used by rank 0 only.
-    pub orders: OrdersReader,
     /// The training.
     pub training: Training,
     /// Held-out images; empty on all ranks but 0.
@@ -191,10 +187,7 @@ impl Job {
         if self.training.sync().exchanger().mesh().told_to_stop() {
             self.control.agreement().request_stop();
         }
-        if let Some(page) = self.reporter.client().and_then(|client| client.page()) {
-            self.orders.set_path(&page);
-        }
-        let Some(news) = self.orders.poll(time_of_day()) else { return };
+        let Some(news) = self.reporter.client().and_then(|client| client.orders().poll()) else { return };
         let decision = news.decision.filter(|_| self.follow);
         if let Some(decision) = decision.filter(|decision| self.can_run(&decision.strategy)) {
             let offer = self.control.agreement().offer_decision(decision.version, decision.strategy);
@@ -312,9 +305,4 @@ fn measured(outcome: &StepOutcome) -> Measured {
     // Waiting for late ranks is not the collective.
     let sync = outcome.cost.sync.saturating_sub(outcome.cost.wait.unwrap_or_default());
     Measured { gain, comp_us: us(outcome.cost.comp), sync_us: us(sync) }
-}
-
-fn time_of_day() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }

@@ -24,7 +24,7 @@ use anyhow::{Context, Result, bail, ensure};
 use exchange::Exchanger;
 use flexcomm_compression::Build;
 use flexcomm_domain::{Digest, JobId, Rank, Seconds, Strategy};
-use flexcomm_trainer::{Agreement, Control, OrdersReader};
+use flexcomm_trainer::{Agreement, Control};
 use job::{Job, Length};
 use mesh::{Mesh, MeshConfig};
 use model::{MAX_PARAMETERS, Shape};
@@ -171,8 +171,6 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
     let length = args.length(data.total);
     let mesh = Mesh::connect(listener, &config, stop).context("bring the job's ranks together")?;
     let hello = flexcomm_wire::Hello { run: Some(mesh.run()), ..report::hello(&args.job, rank, world, &layers) };
-    let mut orders = OrdersReader::new(args.job.clone());
-    orders.set_run(mesh.run());
     let reporter = Reporter::new(args.socket.as_deref(), hello).context("start the agent's client")?;
     let shadows = Shadows::new(shape.params(), args.seed);
     let sync = Synchronizer::new(Exchanger::new(mesh), shape.params(), (args.seed, f64::from(args.lr)))?;
@@ -189,7 +187,6 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
         length,
         follow: args.strategy.is_none(),
         control,
-        orders,
         training,
         held_out: data.held_out,
         reporter,

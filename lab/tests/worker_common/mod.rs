@@ -4,7 +4,6 @@
 use clap::Parser;
 use flexcomm_domain::{Decision, JobId, NodeName, Timestamp, Version};
 use flexcomm_lab::worker::{Args, Data, Ended, Images, Surroundings, train};
-use flexcomm_page::PageWriter;
 use flexcomm_wire::{DecisionOrder, FromTrainer, JobOrders, PROTOCOL, ToTrainer, TrialOrder};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -157,31 +156,42 @@ pub fn versions(log: &[String]) -> Vec<(u64, u64)> {
 /// An agent for one rank: welcomes it and keeps what it says; publishes what the test says.
 pub struct FakeAgent {
     socket: PathBuf,
-    page: PageWriter,
     heard: Arc<Mutex<Vec<FromTrainer>>>,
-    connections: Arc<Mutex<Vec<UnixStream>>>,
-    ended: Arc<AtomicBool>,
+    told: Arc<Mutex<Told>>,
+}
+
+/// What its trainers know.
+#[derive(Default)]
+struct Told {
+    /// The newest orders as a line.
+    orders: String,
+    /// The connections that were welcomed.
+    to: Vec<UnixStream>,
+    ended: bool,
+}
+
+impl Told {
+    /// Sends a line to all that are connected.
+    fn send(&self, line: &str) {
+        self.to.iter().for_each(|mut stream| drop(stream.write_all(line.as_bytes())));
+    }
 }
 
 impl FakeAgent {
     /// Its socket is `folder/NAME.sock`.
     pub fn start(folder: &Path, name: &str) -> Self {
         let socket = folder.join(format!("{name}.sock"));
-        let page_path = folder.join(format!("{name}.page"));
-        let page = PageWriter::create(&page_path).unwrap();
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).unwrap();
-        let agent = Self { socket, page, heard: Arc::default(), connections: Arc::default(), ended: Arc::default() };
-        let (heard, connections) = (Arc::clone(&agent.heard), Arc::clone(&agent.connections));
-        let ended = Arc::clone(&agent.ended);
+        let agent = Self { socket, heard: Arc::default(), told: Arc::default() };
+        let (heard, told) = (Arc::clone(&agent.heard), Arc::clone(&agent.told));
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                if ended.load(Ordering::SeqCst) {
+                if told.lock().unwrap().ended {
                     return;
                 }
-                connections.lock().unwrap().push(stream.try_clone().unwrap());
-                let (heard, page) = (Arc::clone(&heard), page_path.display().to_string());
-                std::thread::spawn(move || serve(stream, &heard, page));
+                let (heard, told) = (Arc::clone(&heard), Arc::clone(&told));
+                std::thread::spawn(move || serve(stream, &heard, &told));
             }
         });
         agent
@@ -225,20 +235,21 @@ impl FakeAgent {
     }
 
     pub fn publish(&mut self, orders: &JobOrders) {
-        self.page.beat(u64::MAX / 2);
-        self.page.publish(&serde_json::to_vec(orders).unwrap()).unwrap();
+        let mut told = self.told.lock().unwrap();
+        told.orders = serde_json::to_string(&ToTrainer::Orders(orders.clone())).unwrap() + "\n";
+        told.send(&told.orders);
     }
 
     /// Something that is no JSON.
-    pub fn page_garbage(&mut self) {
-        self.page.publish(b"{\"job\": ").unwrap();
+    pub fn send_garbage(&mut self) {
+        self.told.lock().unwrap().send("{\"job\": \n");
     }
 
     pub fn decide(&mut self, version: u64, strategy: &str) {
         self.publish(&orders(version, strategy, None));
     }
 
-    /// As if it had been killed: the socket breaks, the page stays as it is.
+    /// As if it had been killed: the socket breaks.
     pub fn kill(self) {
         drop(self);
     }
@@ -246,24 +257,31 @@ impl FakeAgent {
 
 impl Drop for FakeAgent {
     fn drop(&mut self) {
-        self.ended.store(true, Ordering::SeqCst);
-        // Wakes the accepting thread.
-        let _ = UnixStream::connect(&self.socket);
-        for connection in self.connections.lock().unwrap().drain(..) {
+        let mut told = self.told.lock().unwrap();
+        told.ended = true;
+        for connection in told.to.drain(..) {
             let _ = connection.shutdown(std::net::Shutdown::Both);
         }
+        drop(told);
+        // Wakes the accepting thread.
+        let _ = UnixStream::connect(&self.socket);
         let _ = std::fs::remove_file(&self.socket);
     }
 }
 
-fn serve(stream: UnixStream, heard: &Mutex<Vec<FromTrainer>>, page: String) {
+fn serve(stream: UnixStream, heard: &Mutex<Vec<FromTrainer>>, told: &Mutex<Told>) {
     let mut writer = stream.try_clone().unwrap();
     for line in BufReader::new(stream).lines().map_while(Result::ok) {
         let message: FromTrainer = serde_json::from_str(&line).unwrap();
         if matches!(message, FromTrainer::Hello(_)) {
             let node = NodeName::new("n1").unwrap();
-            let welcome = ToTrainer::Welcome { protocol: PROTOCOL, node, page: page.clone() };
-            let _ = writeln!(writer, "{}", serde_json::to_string(&welcome).unwrap());
+            let welcome = ToTrainer::Welcome { protocol: PROTOCOL, node };
+            let mut told = told.lock().unwrap();
+            if told.ended {
+                return;
+            }
+            let _ = write!(writer, "{}\n{}", serde_json::to_string(&welcome).unwrap(), told.orders);
+            told.to.push(writer.try_clone().unwrap());
         }
         heard.lock().unwrap().push(message);
     }

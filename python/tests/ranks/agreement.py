@@ -30,7 +30,7 @@ class Run:
         socket = str(self.agent.path) if self.agent else None
         self.session = flexcomm.torch.attach(self.model, self.optimizer, socket=socket, **options)
         self.equal, self.versions = True, [self.session.version]
-        # Orders are read from the page that the welcome names.
+        # Orders come behind the welcome.
         if self.agent:
             self.agent.wait_for("hello")
 
@@ -120,7 +120,7 @@ def restarted(rank):
 
 
 def silent(rank):
-    """The controller goes away: no orders for a thousand steps, and the page stays as it is. `away.py` has a real one, and
+    """The controller goes away: no orders for a thousand steps. `away.py` has a real one, and
     a minute."""
     run = Run("silent", rank, lambda r: True)
     if rank == 0:
@@ -226,7 +226,7 @@ def foreign(rank, lines):
         run.train(1)
     else:
         run.train(1)
-    for raw in [b"not json", b'{"job": "other", "decision": null}']:
+    for raw in [b"not json", b'{"kind": "orders", "job": "other", "decision": null}']:
         if rank == 0:
             run.agent.publish(raw=raw)
         run.train(3)
