@@ -35,6 +35,11 @@ impl CompressorSpec {
         self.memory().is_none() && !sent_as_it_is && !cast && !matches!(self.nature(), Nature::Unbiased(_))
     }
 
+    /// Whether it is unbiased and has no error feedback: what is lost in one step is noise, of which nothing is kept.
+    pub fn is_unbiased_without_memory(&self) -> bool {
+        self.memory().is_none() && matches!(self.nature(), Nature::Unbiased(_))
+    }
+
     /// The relative variance that an unbiased compressor without error feedback adds to the mean of so many ranks' gradients of
     /// so many values: ω/N where ranks draw independently, ω where all draw alike, which is what lets their messages be summed.
     /// None of any other compressor.
