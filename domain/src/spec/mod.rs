@@ -14,6 +14,7 @@ mod byteps;
 pub mod compressors;
 mod error;
 mod family;
+mod kind;
 mod nature;
 mod params;
 mod parse;
@@ -22,6 +23,7 @@ mod sizes;
 
 pub use error::SpecError;
 pub use family::{DEFAULT_COMPRESSORS, Family, default_compressors};
+pub use kind::CompressorKind;
 pub use nature::{Nature, quantizer_bound};
 pub use params::{Kind, MAX_PARAMETERS, MAX_VALUES, Param, Values};
 pub use parts::{MEMORIES, MOMENTA, MemoryKind, MomentumKind, Part};
