@@ -14,6 +14,13 @@ pub struct Quality {
     pub is_fed: bool,
 }
 
+impl Default for Quality {
+    /// Dense: nothing is lost.
+    fn default() -> Self {
+        Self { gain: Gain::FULL, variance: 0.0, is_fed: false }
+    }
+}
+
 impl Quality {
     /// Of a strategy that sends this share of the energy, for a gradient of so many values on so many ranks. What is measured of
     /// an unbiased compressor without error feedback, ‖C(g)‖²/‖g‖², is 1 + ω cut to a share: it says nothing, and does not count.

@@ -91,7 +91,13 @@ fn write_break_even(plan: &Plan, out: &mut String) -> std::fmt::Result {
     }
     for (needed, row) in can {
         let now = if plan.gain_assumed { "assumed" } else { "given" };
-        writeln!(out, "  {:<WIDTH$} {:<15} {needed:.4} ({now}: {:.4})", compressor(row), by(row), row.gain)?;
+        writeln!(
+            out,
+            "  {:<WIDTH$} {:<15} {needed:.4} ({now}: {:.4})",
+            compressor(row),
+            by(row),
+            row.quality.gain.get()
+        )?;
     }
     if !never.is_empty() {
         let names: Vec<String> = never.iter().map(|(_, row)| compressor(row)).collect();
@@ -169,7 +175,7 @@ fn row(r: &Row) -> String {
         ms(r.t_comp_s),
         ms(r.t_sync_s),
         ms(r.t_step_s),
-        r.gain,
+        r.quality.gain.get(),
         ms(r.t_quality_s),
     )
 }
