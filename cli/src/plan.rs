@@ -467,6 +467,8 @@ struct Row {
     t_sync_s: f64,
     t_step_s: f64,
     quality: Quality,
+    /// Of other than a cast: without error feedback.
+    lacks_memory: bool,
     /// For the progress of a dense step.
     t_quality_s: f64,
     /// Least gain at which time to quality would be that of the best dense one; absent where there is none.
@@ -477,6 +479,7 @@ struct Row {
 
 impl From<&Evaluated> for Row {
     fn from(e: &Evaluated) -> Self {
+        let spec = e.strategy.spec();
         Self {
             strategy: Some(e.strategy.to_string()),
             compressor: e.strategy.family().name(),
@@ -488,6 +491,7 @@ impl From<&Evaluated> for Row {
             t_sync_s: e.t_sync.get(),
             t_step_s: e.t_step.get(),
             quality: e.quality(),
+            lacks_memory: spec.is_biased_without_memory() || spec.is_unbiased_without_memory(),
             t_quality_s: e.t_step.get(),
             break_even_gain: None,
             bucket_crs: None,

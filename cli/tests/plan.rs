@@ -117,6 +117,12 @@ fn biased_compressors_without_error_feedback_are_refused_with_the_remedy() {
     let variance = noisy["variance"].as_f64().unwrap();
     assert!((variance * 8.0 - 3.51).abs() < 0.01 && (steps(noisy) - 1.0 - variance).abs() < 1e-9, "{noisy}");
     assert_eq!(noisy["gain"], 1.0);
+    let told = text(&on_network(&["--params", "25M", "--compressors", "qsgd(s=4),qsgd(s=4)+ef(vanilla),fp16"]));
+    assert!(
+        told.contains("qsgd(s=4) (no ef)") && told.contains("qsgd(s=4)  ") && !told.contains("fp16 (no ef)"),
+        "{told}"
+    );
+    assert!(told.contains("qsgd(s=4) adds the variance"), "{told}");
 }
 
 /// What a user gets who names no compressors: everything that competes by default, each row with a text that `attach` takes.

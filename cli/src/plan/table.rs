@@ -101,7 +101,11 @@ fn write_break_even(plan: &Plan, out: &mut String) -> std::fmt::Result {
     }
     if !never.is_empty() {
         let names: Vec<String> = never.iter().map(|(_, row)| compressor(row)).collect();
-        writeln!(out, "At no gain would {} beat dense: a step takes longer.", names.join(", "))?;
+        let why = match never.iter().any(|(_, row)| row.quality.variance > 0.0) {
+            true => "a step takes longer, or noise takes more steps than it saves",
+            false => "a step takes longer",
+        };
+        writeln!(out, "At no gain would {} beat dense: {}.", names.join(", "), why)?;
     }
     Ok(())
 }
@@ -152,14 +156,15 @@ const WIDTH: usize = 20;
 
 const HEAD: &str = "compressor           collective         t_comp ms    t_sync ms    t_step ms    gain   quality ms";
 
-/// `topk at 0.011`, `qsgd(s=7,norm=max)`: what runs with error feedback says so in the strategy alone.
+/// `topk at 0.011`, `qsgd(s=7,norm=max)`: error feedback is the rule, and what has none says so.
 fn compressor(r: &Row) -> String {
     if r.is_dense() {
         return "dense".into();
     }
     let family = r.family.replace("+ef(vanilla)", "");
     let open = family.replace("(k=*)", "").replace("k=*,", "");
-    if open == family { family } else { format!("{open} at {}", (r.cr * 1e6).round() / 1e6) }
+    let name = if open == family { family } else { format!("{open} at {}", (r.cr * 1e6).round() / 1e6) };
+    if r.lacks_memory { format!("{name} (no ef)") } else { name }
 }
 
 fn by(r: &Row) -> String {
