@@ -12,7 +12,9 @@ use flexcomm_domain::{
     Bandwidth, CodecBytes, Collective, CompressionRatio, Family, Link, LinkMatrix, Seconds, Selection, Selector,
     default_compressors,
 };
-use flexcomm_optimizer::{DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Space, policy::TimeToQuality, solve};
+use flexcomm_optimizer::{
+    DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Quality, Space, known_gain, policy::TimeToQuality, solve,
+};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -102,6 +104,10 @@ pub struct Args {
     #[arg(long, visible_alias = "compressor", value_name = "LIST", value_parser = parse_compressors)]
     compressors: Option<Compressors>,
 
+    /// Admit biased compressors without error feedback, as "topk(k=*)": what they leave out of a step is lost, and is priced so.
+    #[arg(long)]
+    biased_without_memory: bool,
+
     /// How art-ring and art-tree choose whose indices count: star (in turn), var (largest gradient), or both.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values = ["star", "var"], value_parser = parse::<Selection>)]
     selection: Vec<Selection>,
@@ -109,7 +115,7 @@ pub struct Args {
     /// Print JSON: {"costs": [...], "front": [...], "choice": {...}, "assumed": [...]}, times in seconds; with
     /// --buckets also "solver", and "bucket_crs" in the choice and in each point of the front. "strategy" is the text
     /// that a job can be given (null with --buckets), "t_quality_s" is the time for the progress
-    /// of a dense step, "break_even_gain" the gain above which time-to-quality would prefer the row to dense; null where
+    /// of a dense step, "variance" what an unbiased compressor without error feedback adds to the mean, "break_even_gain" the gain above which time-to-quality would prefer the row to dense; null where
     /// there is none.
     #[arg(long)]
     json: bool,
@@ -239,6 +245,19 @@ fn parse_compressors(text: &str) -> Result<Compressors, String> {
     Ok(Compressors(all))
 }
 
+/// The compressors that compete.
+fn compressors(args: &Args) -> Result<Vec<Family>> {
+    let compressors = args.compressors.clone().map_or_else(default_compressors, |given| given.0);
+    let refused = |family: &&Family| family.any().is_biased_without_memory() && !args.biased_without_memory;
+    if let Some(family) = compressors.iter().find(refused) {
+        bad_argument!(
+            "--compressors names {family}, which is biased: without error feedback what it leaves out is lost. Write \
+             {family}+ef(vanilla), or allow it by --biased-without-memory (planner.biased_without_memory = true for a controller)"
+        );
+    }
+    Ok(compressors)
+}
+
 /// Rows and columns of the matrices that a gradient is taken to be made of: 2 MiB of values, between the layers of a
 /// convolutional network and those of a transformer. Matters to low-rank compressors alone.
 const MATRIX: usize = 512;
@@ -296,7 +315,11 @@ impl Plan {
         problem.compute = args.compute;
         problem.overlap = args.overlap;
         let mut assumed = Vec::new();
-        let compressors = args.compressors.clone().map_or_else(default_compressors, |given| given.0);
+        let compressors = compressors(args)?;
+        let noisy = compressors.iter().filter(|family| family.any().is_unbiased_without_memory());
+        assumed.extend(noisy.map(|family| {
+            format!("{family} adds the variance that it has on normally distributed values, averaged over the workers")
+        }));
         for family in &compressors {
             problem.codecs.insert(*family, bytes_of(*family, values)?);
         }
@@ -328,7 +351,7 @@ impl Plan {
                 if names.len() == 1 { "takes" } else { "take" }
             ));
         }
-        if compressors.iter().any(|family| !family.has_ratio()) {
+        if compressors.iter().any(|family| !family.has_ratio() && known_gain(*family).is_none()) {
             assumed.push(
                 "what keeps no share of the values keeps what its bits say of values as a normal distribution spreads them, and \
                  low-rank compressors as much as top-k of as many bytes, on matrices of 512 x 512".into(),
@@ -356,9 +379,9 @@ impl Plan {
     fn compare_with_dense(&mut self, policy: &TimeToQuality) {
         let dense = self.costs.iter().filter(|r| r.is_dense()).map(|r| r.t_step_s).min_by(f64::total_cmp);
         for row in self.costs.iter_mut().chain(&mut self.front).chain([&mut self.choice]) {
-            let even = dense.and_then(|dense| policy.break_even(row.t_step_s, dense));
+            let even = dense.and_then(|dense| policy.break_even(row.t_step_s, &row.quality, dense));
             row.break_even_gain = even.map(|gain| gain.max(policy.gain_floor));
-            row.t_quality_s = policy.seconds(row.t_step_s, row.gain);
+            row.t_quality_s = policy.seconds(row.t_step_s, &row.quality);
         }
     }
 
@@ -443,7 +466,9 @@ struct Row {
     t_comp_s: f64,
     t_sync_s: f64,
     t_step_s: f64,
-    gain: f64,
+    quality: Quality,
+    /// Of other than a cast: without error feedback.
+    lacks_memory: bool,
     /// For the progress of a dense step.
     t_quality_s: f64,
     /// Least gain at which time to quality would be that of the best dense one; absent where there is none.
@@ -454,6 +479,7 @@ struct Row {
 
 impl From<&Evaluated> for Row {
     fn from(e: &Evaluated) -> Self {
+        let spec = e.strategy.spec();
         Self {
             strategy: Some(e.strategy.to_string()),
             compressor: e.strategy.family().name(),
@@ -464,7 +490,8 @@ impl From<&Evaluated> for Row {
             t_comp_s: e.t_comp.get(),
             t_sync_s: e.t_sync.get(),
             t_step_s: e.t_step.get(),
-            gain: e.gain.get(),
+            quality: e.quality(),
+            lacks_memory: spec.is_biased_without_memory() || spec.is_unbiased_without_memory(),
             t_quality_s: e.t_step.get(),
             break_even_gain: None,
             bucket_crs: None,
@@ -491,7 +518,8 @@ impl Row {
             "t_comp_s": self.t_comp_s,
             "t_sync_s": self.t_sync_s,
             "t_step_s": self.t_step_s,
-            "gain": self.gain,
+            "gain": self.quality.gain.get(),
+            "variance": self.quality.variance,
             "t_quality_s": self.t_quality_s,
             "break_even_gain": self.break_even_gain,
         });
@@ -528,8 +556,8 @@ fn without_compute(dense_from: Option<f64>) -> Result<String> {
 fn dense_from(candidates: &[Evaluated], policy: &TimeToQuality, overlap: f64) -> f64 {
     let (dense, others): (Vec<_>, Vec<_>) = candidates.iter().partition(|c| c.strategy.is_dense());
     let dense = dense.iter().map(|c| c.t_step.get()).fold(f64::INFINITY, f64::min);
-    let eligible = others.iter().filter(|c| c.gain.get() >= policy.gain_floor);
-    eligible.map(|c| policy.dense_from(c.t_step.get(), c.gain.get(), dense, overlap)).fold(0.0, f64::max)
+    let eligible = others.iter().filter(|c| c.quality().effective_gain() >= policy.gain_floor);
+    eligible.map(|c| policy.dense_from(c.t_step.get(), &c.quality(), dense, overlap)).fold(0.0, f64::max)
 }
 
 fn network(args: &Args) -> Result<(LinkMatrix, String)> {

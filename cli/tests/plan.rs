@@ -54,7 +54,7 @@ fn json_is_as_documented() {
     let costs = answer["costs"].as_array().unwrap();
     assert_eq!(costs.len(), 2 + 3 * 3);
     for point in costs.iter().chain(answer["front"].as_array().unwrap()) {
-        let times = ["t_comp_s", "t_quality_s", "t_step_s", "t_sync_s"];
+        let times = ["t_comp_s", "t_quality_s", "t_step_s", "t_sync_s", "variance"];
         let names = ["break_even_gain", "collective", "compressor", "cr", "gain", "strategy"];
         assert_eq!(keys(point), [&names[..], &times[..]].concat());
         let strategy: flexcomm_domain::Strategy = point["strategy"].as_str().unwrap().parse().unwrap();
@@ -96,6 +96,33 @@ fn people_read_one_unit_per_column_and_when_dense_is_best() {
     let assumed = text(&on_network(&["--params", "25M", "--uncompensated", "1"]));
     assert!(assumed.contains("Under the assumed gain c^0.6 dense is best here"), "{assumed}");
     assert!(assumed.contains("Break-even") && !assumed.contains("would not pay"), "{assumed}");
+}
+
+#[test]
+fn biased_compressors_without_error_feedback_are_refused_with_the_remedy() {
+    let words = ["topk(k=*)", "biased", "topk(k=*)+ef(vanilla)", "--biased-without-memory"];
+    refused_on_network(&["--params", "25M", "--compressors", "fp16,topk(k=*)"], &words);
+    let rows = |list: &str, more: &[&str]| {
+        let args = ["--params", "25M", "--compute", "50ms", "--crs", "0.01", "--json", "--compressors", list];
+        json(&on_network(&[&args[..], more].concat()))["costs"].as_array().unwrap().clone()
+    };
+    let sparse = |c: &&serde_json::Value| c["collective"] == "allgather";
+    let steps = |row: &serde_json::Value| row["t_quality_s"].as_f64().unwrap() / row["t_step_s"].as_f64().unwrap();
+    let lost = rows("topk(k=*)", &["--biased-without-memory"]);
+    let lost = lost.iter().find(sparse).unwrap();
+    assert!((steps(lost) * lost["gain"].as_f64().unwrap() - 1.0).abs() < 1e-9, "all that is not sent: {lost}");
+    // Unbiased ones need no key, and pay for their variance: of eight workers an eighth.
+    let noisy = rows("qsgd(s=4)", &[]);
+    let noisy = noisy.iter().find(sparse).unwrap();
+    let variance = noisy["variance"].as_f64().unwrap();
+    assert!((variance * 8.0 - 3.51).abs() < 0.01 && (steps(noisy) - 1.0 - variance).abs() < 1e-9, "{noisy}");
+    assert_eq!(noisy["gain"], 1.0);
+    let told = text(&on_network(&["--params", "25M", "--compressors", "qsgd(s=4),qsgd(s=4)+ef(vanilla),fp16"]));
+    assert!(
+        told.contains("qsgd(s=4) (no ef)") && told.contains("qsgd(s=4)  ") && !told.contains("fp16 (no ef)"),
+        "{told}"
+    );
+    assert!(told.contains("qsgd(s=4) adds the variance"), "{told}");
 }
 
 /// What a user gets who names no compressors: everything that competes by default, each row with a text that `attach` takes.

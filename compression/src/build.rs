@@ -1,17 +1,14 @@
 //! Codecs, memories and momenta of a specification.
 
 use crate::codec::{Codec, Shape};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::{memory, methods, momentum};
-use flexcomm_domain::spec::{Class, CompressorSpec, SpecError, Travels};
+use flexcomm_domain::spec::{Class, CompressorSpec, Nature, SpecError, Travels};
 
 /// Builds the parts of a compressor.
 pub trait Build {
     /// The compressor's line in the registry.
     fn entry(&self) -> &'static Entry;
-
-    /// What the compressor promises.
-    fn nature(&self) -> Nature;
 
     /// Itself, where a training by it moves; one that sends next to nothing for ever, or ever more, is refused.
     ///
@@ -44,14 +41,10 @@ impl Build for CompressorSpec {
         methods::all().find(own).expect("a test holds the registry to the table of names")
     }
 
-    fn nature(&self) -> Nature {
-        (self.entry().nature)(self.values())
-    }
-
     fn trainable(self) -> Result<Self, SpecError> {
         match (self.nature(), self.memory()) {
             (Nature::Accumulated(_), None) => Err(SpecError::NoMemory { of: self.to_string() }),
-            (Nature::Unbiased, Some(_)) if self.compressor().name == "randomk" => {
+            (Nature::Unbiased(_), Some(_)) if self.compressor().name == "randomk" => {
                 Err(SpecError::Diverges { of: self.to_string() })
             }
             _ => Ok(self),
@@ -61,8 +54,8 @@ impl Build for CompressorSpec {
     fn drops(&self) -> bool {
         let leaves_out = match self.compressor().class {
             Class::Quantization => false,
-            Class::LowRank => !matches!(self.nature(), Nature::Unbiased),
-            Class::Sparsification | Class::Hybrid => !matches!(self.nature(), Nature::Unbiased | Nature::Biased(_)),
+            Class::LowRank => !matches!(self.nature(), Nature::Unbiased(_)),
+            Class::Sparsification | Class::Hybrid => !matches!(self.nature(), Nature::Unbiased(_) | Nature::Biased(_)),
         };
         leaves_out && self.memory().is_none()
     }
@@ -71,7 +64,7 @@ impl Build for CompressorSpec {
         // Of what leaves values out, how much is sent of one draw says nothing of the variance: what misses the large values
         // looks small. What rounds every value has no such draws.
         let rounds = self.compressor().class == Class::Quantization && self.travels() == Travels::Gathers;
-        self.memory().is_some() && rounds && matches!(self.nature(), Nature::Unbiased)
+        self.memory().is_some() && rounds && matches!(self.nature(), Nature::Unbiased(_))
     }
 
     fn codec(&self, shape: Shape) -> Box<dyn Codec> {

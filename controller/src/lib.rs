@@ -18,6 +18,7 @@ mod links;
 mod measure;
 pub mod metrics;
 mod missing;
+mod policy;
 mod presence;
 mod publish;
 mod reports;

@@ -7,7 +7,7 @@ mod common;
 use common::{Agent, Api, Server, TOKEN, Weather, config, problem};
 use flexcomm_domain::Strategy;
 use flexcomm_wire::api::{LinkView, NodeView, ScenarioSet, ScenarioView};
-use flexcomm_wire::{Heartbeat, Register, ReportAck, ReportBatch, ReportBody};
+use flexcomm_wire::{Heartbeat, Register, ReportAck, ReportBatch, ReportBody, StrategyWire};
 use serde_json::{Value, json};
 
 const GOOD: Weather = Weather { latency_us: 100.0, bandwidth_bps: 1e9 };
@@ -167,6 +167,39 @@ async fn trials_are_asked_for_one_at_a_time() {
 }
 
 /// Another process holds the database's write lock for longer than the controller waits.
+/// An unknown kind is refused with the nearest name; the list is shown and counts for trials, also for those asked for by hand.
+#[tokio::test]
+async fn a_job_s_policy_lists_the_kinds_that_it_may_use() {
+    let mut s = scene().await;
+    let path = "/api/v1/jobs/j/policy";
+    problem(s.api.put(path, &json!({ "kinds": ["topk"] })).await, 404).await;
+    let hello = s.a.hello();
+    s.a.report(&s.api, vec![hello]).await;
+    let policy = async |api: &Api| api.json::<Value>("/api/v1/jobs/j").await["policy"].clone();
+    assert_eq!(policy(&s.api).await, json!({ "kinds": null }));
+    for (bad, expected) in [
+        (json!({ "kinds": ["topkk"] }), "did you mean topk?"),
+        (json!({ "kinds": ["topk(k=0.1)"] }), "topk(k=0.1)"),
+        (json!({ "kinds": "topk" }), "kinds"),
+        (json!({ "kind": ["topk"] }), "kind"),
+    ] {
+        let said = problem(s.api.put(path, &bad).await, 422).await;
+        assert!(said["detail"].as_str().unwrap().contains(expected), "{said}");
+    }
+    assert_eq!(policy(&s.api).await, json!({ "kinds": null }), "nothing of a refused one is kept");
+    let set = s.api.put(path, &json!({ "kinds": ["u8bit", "fp16", "fp16"] })).await;
+    assert_eq!(set.status(), 200);
+    assert_eq!(policy(&s.api).await, json!({ "kinds": ["eightbit", "fp16"] }));
+    let topk: Vec<StrategyWire> = vec!["topk@0.1/allgather".parse::<Strategy>().unwrap().into()];
+    let said = problem(s.api.post("/api/v1/jobs/j/trials", &json!({ "candidates": topk })).await, 422).await;
+    assert!(said["detail"].as_str().unwrap().contains("its kind is not in the job's policy"), "{said}");
+    problem(s.api.post("/api/v1/jobs/j/trials", &json!({})).await, 422).await;
+    let lifted = s.api.put(path, &json!({ "kinds": null })).await;
+    assert_eq!(lifted.status(), 200);
+    assert_eq!(s.api.post("/api/v1/jobs/j/trials", &json!({ "candidates": topk })).await.status(), 202);
+    s.intact().await;
+}
+
 #[tokio::test]
 async fn a_store_that_fails_is_said_and_nothing_is_lost() {
     let mut s = scene().await;

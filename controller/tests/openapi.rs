@@ -7,7 +7,7 @@ mod common;
 use common::{Agent, Api, Server, Weather, config, job, node};
 use flexcomm_domain::{Collective, RunId, Strategy};
 use flexcomm_optimizer::{CoefficientBook, Sample, Terms};
-use flexcomm_wire::api::ScenarioSet;
+use flexcomm_wire::api::{JobPolicy, ScenarioSet};
 use flexcomm_wire::{
     DecisionOrder, EchoPeer, Heartbeat, JobOrders, Orders, PathReport, ProbePlan, Register, ReportBody, ShapeOrder,
     ShapeReport, ThroughputGrant, ThroughputReport, TrialOrder,
@@ -183,6 +183,7 @@ fn bodies_and_orders_are_described_field_by_field() {
         ("Orders", json!(orders())),
         ("ScenarioSet", json!(scenario())),
         ("AskTrial", json!({ "candidates": [strategy()] })),
+        ("JobPolicy", json!(JobPolicy { kinds: Some(vec!["topk".into()]) })),
     ];
     for (name, sample) in &samples {
         document.check(document.named(name), sample, Fit::Full).unwrap_or_else(|e| panic!("{name}: {e}"));

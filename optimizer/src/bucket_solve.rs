@@ -97,6 +97,7 @@ fn evaluate(problem: &Problem, large: &BucketProblem, point: &PlanPoint) -> Resu
         t_step: seconds("t_step", t_step)?,
         // The sum over buckets may end a rounding above 1.
         gain: Gain::new((1.0 / inverse_gain).min(1.0)).unwrap_or(Gain::FULL),
+        variance: 0.0,
         terms: Terms::default(),
     })
 }

@@ -7,7 +7,7 @@
 use crate::problem::ProblemError;
 use crate::terms::Paths;
 use crate::{Load, Problem, Profile, Space, pareto};
-use flexcomm_domain::{Collective, CompressionRatio, Family, Gain, Selection, Strategy};
+use flexcomm_domain::{Collective, CompressionRatio, Family, Selection, Strategy};
 use serde::{Deserialize, Serialize};
 
 /// Most buckets of a problem: DDP makes a few tens for the largest models on 25 MB buckets.
@@ -326,8 +326,8 @@ impl Table<'_> {
         let prior = Profile::prior(bucket.values);
         let profile = bucket.profile.as_ref().unwrap_or(&prior);
         let cell = |s: &Strategy| {
-            let gain: Gain = profile.gain(s.cr());
-            let kept = gain.get() * bucket.energy / energy;
+            let gain = self.problem.quality(s, profile.gain(s.cr())).effective_gain();
+            let kept = gain * bucket.energy / energy;
             Ok(Cell { t_comp: profile.t_comp(s.cr()), t_sync: self.t_sync(bucket, s)?, kept })
         };
         strategies.iter().map(cell).collect()

@@ -50,7 +50,7 @@ mod tests {
         assert_eq!(solution.candidates.len(), 17);
         assert!(solution.front.contains(&solution.choice.index));
         let best =
-            solution.candidates.iter().map(|c| policy.seconds(c.t_step.get(), c.gain.get())).fold(f64::MAX, f64::min);
+            solution.candidates.iter().map(|c| policy.seconds(c.t_step.get(), &c.quality())).fold(f64::MAX, f64::min);
         assert_eq!(solution.choice.score, best);
         let json = serde_json::to_string(&solution).unwrap();
         assert_eq!(serde_json::from_str::<Solution>(&json).unwrap(), solution);

@@ -13,10 +13,13 @@ pub fn assumed_bytes(family: Family) -> CodecBytes {
     }
 }
 
-/// Gain that needs no measuring: rounding to the nearest bfloat16, which has 8 bits of precision and the exponents of f32, errs
-/// by at most 2^-8 of each value, so 1 - 2^-16 of the energy is kept. None where it depends on the gradient: fp16 makes zeros
-/// of values below 2^-25.
-pub fn rounding_gain(family: Family) -> Option<Gain> {
+/// Gain that needs no measuring. Rounding to the nearest bfloat16, which has 8 bits of precision and the exponents of f32, errs
+/// by at most 2^-8 of each value, so 1 - 2^-16 of the energy is kept; fp16 depends on the gradient, since it makes zeros of
+/// values below 2^-25. An unbiased compressor without error feedback keeps all in the mean: see [`crate::Quality`].
+pub fn known_gain(family: Family) -> Option<Gain> {
+    if family.any().is_unbiased_without_memory() {
+        return Some(Gain::FULL);
+    }
     let rounds = matches!((family.name(), family.any().travels()), ("bf16", Travels::Sums(Element::Bf16)));
     if rounds { Gain::new(1.0 - 0.25f64.powi(8)).ok() } else { None }
 }
@@ -25,7 +28,7 @@ pub fn rounding_gain(family: Family) -> Option<Gain> {
 /// bits over a grid of four standard deviations to either side errs by Δ²/6 per value (Δ = 8σ/2^b, rounded at random);
 /// anything else is taken to keep as much as top-k of as many bytes, which `sparse` says.
 pub fn prior_gain(family: Family, bytes_share: f64, sparse: Gain) -> Gain {
-    if let Some(gain) = rounding_gain(family) {
+    if let Some(gain) = known_gain(family) {
         return gain;
     }
     let bits = 32.0 * bytes_share;
@@ -51,15 +54,20 @@ mod tests {
     fn more_bits_are_assumed_to_keep_more() {
         let sparse = Gain::new(0.1).unwrap();
         let gain = |text: &str, share: f64| prior_gain(text.parse().unwrap(), share, sparse).get();
-        assert!(gain("eightbit", 0.25) > 0.9998 && gain("qsgd(s=7)", 0.125) > 0.95 && gain("qsgd(s=7)", 0.125) < 0.96);
+        assert!(
+            gain("eightbit", 0.25) > 0.9998
+                && gain("qsgd(s=7)+ef(vanilla)", 0.125) > 0.95
+                && gain("qsgd(s=7)+ef(vanilla)", 0.125) < 0.96
+        );
         assert_eq!((gain("signsgd", 1.0 / 32.0), gain("powersgd(rank=2)", 0.01)), (0.1, 0.1));
         assert!(gain("fp16", 0.5) > 0.999_999);
     }
 
     #[test]
-    fn only_rounding_is_known_without_measuring() {
-        let gain = |text: &str| rounding_gain(text.parse().unwrap()).map(Gain::get);
+    fn rounding_and_unbiased_compressors_are_known_without_measuring() {
+        let gain = |text: &str| known_gain(text.parse().unwrap()).map(Gain::get);
         assert_eq!(gain("bf16"), Some(1.0 - 2f64.powi(-16)));
         assert_eq!((gain("eightbit"), gain("topk"), gain("fp16")), (None, None, None));
+        assert_eq!((gain("qsgd(s=7)"), gain("qsgd(s=7)+ef(vanilla)")), (Some(1.0), None));
     }
 }

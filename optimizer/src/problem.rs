@@ -2,7 +2,7 @@
 
 use crate::prior::{assumed_bytes, prior_gain};
 use crate::terms::Paths;
-use crate::{CoefficientBook, Load, Profile, Terms, Times, dense_bytes};
+use crate::{CoefficientBook, Load, Profile, Quality, Terms, Times, dense_bytes};
 use flexcomm_domain::{CodecBytes, CompressionRatio, Family, Gain, LinkMatrix, Seconds, Selector, Strategy};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -46,6 +46,9 @@ pub struct Evaluated {
     pub t_step: Seconds,
     /// Share of the gradient's energy that is kept; 1 when dense.
     pub gain: Gain,
+    /// ω/N of an unbiased compressor without error feedback, else 0; see [`Quality::variance`].
+    #[serde(default)]
+    pub variance: f64,
     /// The model's latency and bandwidth terms behind `t_sync`, before the fitted coefficients.
     pub terms: Terms,
 }
@@ -53,7 +56,13 @@ pub struct Evaluated {
 impl Evaluated {
     /// What the multi-objective problem minimises: (t_comp in s, t_sync in s, 1/gain).
     pub fn objectives(&self) -> [f64; 3] {
-        [self.t_comp.get(), self.t_sync.get(), 1.0 / self.gain.get()]
+        [self.t_comp.get(), self.t_sync.get(), self.quality().inverse_gain()]
+    }
+
+    /// What it leaves of the gradient.
+    pub fn quality(&self) -> Quality {
+        let is_fed = self.strategy.spec().memory().is_some();
+        Quality { gain: self.gain, variance: self.variance, is_fed }
     }
 }
 
@@ -93,6 +102,11 @@ impl Problem {
         self.codecs.get(&family).copied().unwrap_or_else(|| assumed_bytes(family))
     }
 
+    /// What a strategy leaves of the gradient when it sends this share of the energy.
+    pub fn quality(&self, strategy: &Strategy, gain: Gain) -> Quality {
+        Quality::of(strategy, gain, (self.values, self.links.ranks()))
+    }
+
     /// Predicts one strategy's objectives. For many, build an [`Evaluator`] once.
     pub fn evaluate(&self, strategy: &Strategy) -> Result<Evaluated, ProblemError> {
         Evaluator::new(self).evaluate(strategy)
@@ -125,7 +139,8 @@ impl<'a> Evaluator<'a> {
         let load = Load { values: p.values, codec: p.codec(strategy.family()) };
         let terms = self.paths.terms(strategy, &load);
         let t_sync = p.coefficients.get(strategy.collective(), &p.backend).predict(terms);
-        let (gain, t_comp) = self.quality(strategy);
+        let (gain, t_comp) = self.profiled(strategy);
+        let Quality { gain, variance, .. } = p.quality(strategy, gain);
         let t_step = overlapped(p.compute.get(), t_comp + t_sync, p.overlap);
         let seconds = |what, v| Seconds::new(v).map_err(|_| ProblemError::OutOfRange((*strategy).into(), what, v));
         Ok(Evaluated {
@@ -134,6 +149,7 @@ impl<'a> Evaluator<'a> {
             t_sync: seconds("t_sync", t_sync)?,
             t_step: seconds("t_step", t_step)?,
             gain,
+            variance,
             terms,
         })
     }
@@ -146,7 +162,7 @@ impl<'a> Evaluator<'a> {
         CompressionRatio::new(sent / dense).ok().filter(|share| !share.is_dense()).unwrap_or_else(half)
     }
 
-    fn quality(&self, strategy: &Strategy) -> (Gain, f64) {
+    fn profiled(&self, strategy: &Strategy) -> (Gain, f64) {
         if strategy.is_dense() {
             return (Gain::FULL, 0.0);
         }

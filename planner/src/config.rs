@@ -19,6 +19,9 @@ pub struct Config {
     /// Compressors that may be chosen, without their ratios: `topk(k=*)+ef(vanilla)` or shortly `topk`, `fp16`,
     /// `powersgd(rank=2)+ef(vanilla)`; absent: all that the job offers.
     pub compressors: Option<Vec<Family>>,
+    /// Whether biased compressors without error feedback (`topk(k=*)`) are candidates where the job offers them. Default false:
+    /// what they leave out of a step never arrives, and training may end elsewhere. Casts to half precision are not meant.
+    pub biased_without_memory: bool,
     /// How AR-Topk may pick the rank whose indices count; of several each is a candidate. Default: star and var. The paper
     /// found star both faster and fairer at N = 8; var keeps more where the ranks' gradients differ.
     pub selections: Vec<Selection>,
@@ -124,6 +127,7 @@ impl Default for Config {
             policy: PolicyConfig::default(),
             crs: DEFAULT_CRS.iter().filter_map(|&c| CompressionRatio::new(c).ok()).collect(),
             compressors: None,
+            biased_without_memory: false,
             selections: Selection::ALL.to_vec(),
             link_change: 0.25,
             latency_floor_s: seconds(50e-6),

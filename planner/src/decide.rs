@@ -337,6 +337,7 @@ impl<'a> Call<'a> {
             chosen,
             policy: self.s.config.policy.policy().name().to_owned(),
             alternatives: costs.map_or_else(Vec::new, |c| c.all.iter().map(Into::into).collect()),
+            left_out: self.s.all_left_out(),
             front: costs.map_or_else(Vec::new, Costs::front),
             blocked: self.memory.blocked.iter().filter(|b| self.now < b.until).cloned().collect(),
             rollback: self.rollback,

@@ -13,7 +13,7 @@
 use crate::memory::{Bias, Drift, relative};
 use crate::{Measured, Memory, Snapshot};
 use flexcomm_domain::{CodecBytes, CompressionRatio, Family, Gain, Selector, Timestamp};
-use flexcomm_optimizer::{Profile, ProfilePoint, dense_bytes, prior_gain};
+use flexcomm_optimizer::{Profile, ProfilePoint, dense_bytes, known_gain, prior_gain};
 use std::collections::BTreeMap;
 
 /// Bounds of a power. A gain near 1 in force has a power near 0, by which every small ratio would seem to lose nothing;
@@ -197,7 +197,8 @@ fn weakest(profiles: &BTreeMap<Selector, Profile>) -> Option<Profile> {
     let typical = CompressionRatio::new(TYPICAL_CR).ok()?;
     let gain = |p: &(&Selector, &Profile)| (p.0.selection.is_some(), p.1.gain(typical).get());
     let by = |a: &(bool, f64), b: &(bool, f64)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1));
-    let over_ratios = profiles.iter().filter(|(selector, _)| selector.family.has_ratio());
+    let lossy = |selector: &Selector| selector.family.has_ratio() && known_gain(selector.family).is_none();
+    let over_ratios = profiles.iter().filter(|(selector, _)| lossy(selector));
     over_ratios.min_by(|a, b| by(&gain(a), &gain(b))).map(|(_, profile)| profile.clone())
 }
 

@@ -132,14 +132,14 @@ impl Look<'_> {
 
     /// Too much is lost: what its steps keep makes them worth less than they were chosen for.
     fn keeps_less(&self, m: &Measured, predicted: &Evaluated, promised: Gain) -> Option<(Scope, String)> {
-        let limit = self.worth(m.t_step, promised) * (1.0 + self.s.config.guard_dense_margin);
+        let limit = self.worth(&predicted.strategy, m.t_step, promised) * (1.0 + self.s.config.guard_dense_margin);
         let text = format!(
             "{} keeps {} of the gradient, was chosen for {}",
             words::strategy(&predicted.strategy),
             words::number(m.gain.get()),
             words::number(promised.get())
         );
-        (self.worth(m.t_step, m.gain) > limit).then_some((Scope::Gain, text))
+        (self.worth(&predicted.strategy, m.t_step, m.gain) > limit).then_some((Scope::Gain, text))
     }
 
     /// Step and communication both take longer than predicted: a slow optimizer or loader is no complaint.
@@ -166,7 +166,7 @@ impl Look<'_> {
             return None;
         }
         let reference = self.cost_of(dense);
-        let ours = self.worth(m.t_step, m.gain);
+        let ours = self.worth(&strategy, m.t_step, m.gain);
         let limit = reference.cost * (1.0 + self.s.config.guard_dense_margin);
         if ours <= limit || ours - reference.cost <= self.s.config.guard_floor_s.get() {
             return None;
@@ -184,7 +184,7 @@ impl Look<'_> {
 
     fn roll(&self, m: &Measured, scope: Scope, complaint: String) -> Judgement {
         let strategy = self.costs.in_force.strategy();
-        let ours = self.worth(m.t_step, m.gain);
+        let ours = self.worth(&strategy, m.t_step, m.gain);
         let previous = |p: &Priced| p.score.is_some() && self.is_previous(&p.strategy());
         let open = |p: &Priced| !p.blocked && !scope.covers(&strategy, &p.strategy());
         let known = self.costs.all.iter().filter(|p| p.what.strategy.is_dense() || previous(p));
@@ -234,12 +234,12 @@ impl Look<'_> {
         match self.seen(&p.strategy()) {
             Some(m) => Fallback {
                 to: p,
-                cost: self.worth(m.t_step, m.gain),
+                cost: self.worth(&p.strategy(), m.t_step, m.gain),
                 words: format!("measured at {} per step", words::time(m.t_step.get())),
                 by_steps: false,
             },
             None => {
-                let cost = self.worth(p.what.t_step, p.what.gain);
+                let cost = self.worth(&p.strategy(), p.what.t_step, p.what.gain);
                 Fallback { to: p, cost, words: format!("predicted {}", p.words()), by_steps: false }
             }
         }
@@ -260,14 +260,15 @@ impl Look<'_> {
         let most = Seconds::new(m.t_step.get() + compressing + (times - 1.0) * m.t_sync.get()).ok()?;
         let (time, gain) = (words::time(most.get()), words::number(p.what.gain.get()));
         let words = format!("by these steps at most {time} per step at gain {gain}");
-        Some(Fallback { to: p, cost: self.worth(most, p.what.gain), words, by_steps: true })
+        Some(Fallback { to: p, cost: self.worth(&p.strategy(), most, p.what.gain), words, by_steps: true })
     }
 
     /// What the progress of a dense step takes, in seconds. The guard judges every policy's choice by it: a policy says what
     /// is wanted, this says whether it is slow. A gain below a policy's floor is left by the usual choice, and nothing
     /// is rolled back to that the policy would leave at once.
-    fn worth(&self, t_step: Seconds, gain: Gain) -> f64 {
-        self.s.config.policy.time_to_quality().seconds(t_step.get(), gain.get())
+    fn worth(&self, strategy: &Strategy, t_step: Seconds, gain: Gain) -> f64 {
+        let quality = self.costs.problem.quality(strategy, gain);
+        self.s.config.policy.time_to_quality().seconds(t_step.get(), &quality)
     }
 }
 

@@ -65,7 +65,7 @@ impl<'a> Headroom<'a> {
     fn step_of(&self, t_sync: Seconds) -> Evaluated {
         let t_step = plus(t_sync, self.s.compute.map_or(0.0, Seconds::get));
         let (strategy, terms) = (Strategy::DENSE_RING, Terms::default());
-        Evaluated { strategy, t_comp: Seconds::ZERO, t_sync, t_step, gain: Gain::FULL, terms }
+        Evaluated { strategy, t_comp: Seconds::ZERO, t_sync, t_step, gain: Gain::FULL, variance: 0.0, terms }
     }
 
     fn score(&self, what: &Evaluated) -> Option<f64> {

@@ -60,6 +60,7 @@
 mod blocks;
 mod buckets;
 mod calibration;
+mod candidates;
 pub mod checker;
 mod choose;
 mod config;
@@ -76,6 +77,7 @@ mod trial;
 mod triggers;
 mod words;
 
+pub use candidates::LeftOut;
 pub use checker::{Violation, check};
 pub use config::{Config, ConfigError, MAX_CRS};
 pub use decide::decide;

@@ -1,7 +1,7 @@
 //! What a call saw, what it chose, what the alternatives would cost, and why.
 
 use crate::memory::{Blocked, LinkSummary};
-use crate::{Measured, Trigger};
+use crate::{LeftOut, Measured, Trigger};
 use flexcomm_domain::{
     Collective, CompressionRatio, Decision, Family, Gain, JobId, Seconds, Strategy, Timestamp, Version,
 };
@@ -139,6 +139,9 @@ pub struct Report {
     pub policy: String,
     /// Every candidate, best first.
     pub alternatives: Vec<Alternative>,
+    /// What the job offers and is no candidate, each with the reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<(Family, LeftOut)>,
     /// The candidates on the Pareto front of (t_comp, t_sync, 1/gain).
     pub front: Vec<Strategy>,
     /// Strategies not to return to for a while.
@@ -227,6 +230,9 @@ pub struct Alternative {
     pub t_step_s: f64,
     /// Predicted gain.
     pub gain: Gain,
+    /// The relative variance that an unbiased compressor without error feedback adds to the mean, ω/N; else 0.
+    #[serde(default)]
+    pub variance: f64,
     /// What the policy minimises; absent when it does not admit the candidate (gain below the floor).
     pub score: Option<f64>,
     /// Whether it is on the Pareto front.

@@ -2,12 +2,13 @@
 
 use crate::{Config, Memory};
 use flexcomm_domain::{
-    CodecBytes, Collective, Decision, Family, Gain, JobId, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version,
+    CodecBytes, Collective, CompressorKind, Decision, Family, Gain, JobId, LinkMatrix, Seconds, Selector, Strategy,
+    Timestamp, Version,
 };
 use flexcomm_optimizer::buckets::MAX_BUCKETS;
-use flexcomm_optimizer::{Bucket, CoefficientBook, Problem, Profile, Space, Times};
+use flexcomm_optimizer::{Bucket, CoefficientBook, Problem, Profile, Times};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The state of one job and of its network at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -29,6 +30,9 @@ pub struct Snapshot {
     pub overlap: f64,
     /// What the job's trainers can do.
     pub offer: Offer,
+    /// Kinds of compressors that the job's policy allows; absent: all. Dense always is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kinds: Option<BTreeSet<CompressorKind>>,
     /// The links between its ranks; absent while no estimate covers them.
     pub links: Option<Links>,
     /// gain(c) and t_comp(c) as far as measured.
@@ -193,6 +197,7 @@ impl Snapshot {
                 codecs: "topk".parse().into_iter().map(|topk| (topk, CodecBytes::PAPER)).collect(),
                 collectives: Collective::ALL.to_vec(),
             },
+            kinds: None,
             links: None,
             profiles: Profiles::default(),
             times: Times::default(),
@@ -275,17 +280,6 @@ impl Snapshot {
             return refuse("sum of the buckets' values", values as f64, "that of the gradient, none of them empty");
         }
         Ok(())
-    }
-
-    /// The candidates: what the job offers and the settings allow.
-    pub fn space(&self) -> Space {
-        let enabled = |c: &Family| self.config.compressors.as_ref().is_none_or(|only| only.contains(c));
-        Space {
-            crs: self.config.crs.clone(),
-            compressors: self.offer.codecs.keys().copied().filter(enabled).collect(),
-            collectives: self.offer.collectives.clone(),
-            selections: self.config.selections.clone(),
-        }
     }
 
     /// The optimizer's problem on these links, with these profiles. An unknown compute time counts as 0.

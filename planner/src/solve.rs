@@ -49,6 +49,7 @@ impl From<&Priced> for Alternative {
             model_sync_s: p.model_sync.get(),
             t_step_s: p.what.t_step.get(),
             gain: p.what.gain,
+            variance: p.what.variance,
             score: p.score,
             on_front: p.on_front,
             blocked: p.blocked,
@@ -142,7 +143,7 @@ fn score(s: &Snapshot, what: &Evaluated) -> Option<f64> {
     let in_force = current.selector() == new.selector() && current.cr() == new.cr();
     let noise = s.config.noise_weight * s.measured_now().map_or(0.0, |m| m.gain_spread);
     let least = floor::entry(s.config.policy.gain_floor(), s.config.gain_floor_margin + noise);
-    let admitted = in_force || what.gain.get() >= least;
+    let admitted = in_force || what.quality().effective_gain() >= least;
     let score = s.config.policy.policy().score(what, s.compute.unwrap_or(Seconds::ZERO));
     score.filter(|score| score.is_finite() && admitted)
 }

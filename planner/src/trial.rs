@@ -4,7 +4,7 @@ use crate::headroom::Headroom;
 use crate::solve::Costs;
 use crate::{MAX_TRIAL_CANDIDATES, Memory, Snapshot, TrialRequest, Trigger, words};
 use flexcomm_domain::{Seconds, Selector, Strategy, Timestamp};
-use flexcomm_optimizer::{Space, rounding_gain};
+use flexcomm_optimizer::{Space, known_gain};
 use rand::{Rng, RngCore};
 use std::collections::BTreeSet;
 
@@ -27,11 +27,11 @@ pub(crate) fn settle(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
     }
 }
 
-/// Ways of selecting that may be chosen and that no trial has measured. What rounding keeps is known without one.
+/// Ways of selecting that may be chosen and that no trial has measured. What rounding and unbiased compressors keep is known without one.
 pub(crate) fn unmeasured(s: &Snapshot) -> BTreeSet<Selector> {
     let measured = |x: &Selector| s.profiles.by_selector.get(x).is_some_and(|p| !p.is_assumed());
     let may_be_chosen = s.space().strategies().into_iter().filter(|x| !x.is_dense()).map(|x| x.selector());
-    may_be_chosen.filter(|x| !measured(x) && rounding_gain(x.family).is_none()).collect()
+    may_be_chosen.filter(|x| !measured(x) && known_gain(x.family).is_none()).collect()
 }
 
 /// What a trial is decided on.
@@ -178,15 +178,15 @@ fn candidates(s: &Snapshot, costs: Option<&Costs>) -> Vec<Strategy> {
     one_of_each(&s.space(), Strategy::selector, time)
 }
 
-/// Of what a trial can tell something of, one candidate per `kind` and ratio: that of the least `time`. Dense loses nothing, and
-/// what rounding loses is known.
+/// Of what a trial can tell something of, one candidate per `kind` and ratio: that of the least `time`. Of dense, rounding and
+/// unbiased compressors it is known what they lose.
 pub fn one_of_each<K: PartialEq>(
     space: &Space,
     kind: impl Fn(&Strategy) -> K,
     time: impl Fn(&Strategy) -> f64,
 ) -> Vec<Strategy> {
     let mut kept: Vec<Strategy> = Vec::new();
-    let lossy = |x: &Strategy| !x.is_dense() && rounding_gain(x.family()).is_none();
+    let lossy = |x: &Strategy| !x.is_dense() && known_gain(x.family()).is_none();
     for strategy in space.strategies().into_iter().filter(lossy) {
         let same = |k: &&mut Strategy| kind(k) == kind(&strategy) && k.cr() == strategy.cr();
         match kept.iter_mut().find(same) {

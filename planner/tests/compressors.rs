@@ -114,3 +114,75 @@ fn a_quantizer_s_steps_say_nothing_of_ratios() {
     assert_eq!(job.strategy(), chosen);
     assert!((before - after).abs() < 1e-12, "{before} {after}");
 }
+
+/// A job that offers these, besides top-k with error feedback whose gains are known.
+fn offering(texts: &[&str]) -> Job {
+    let mut job = Job::new();
+    for text in texts {
+        let bytes = CodecBytes { value_bytes: 0.51, ..CodecBytes::DENSE };
+        job.s.offer.codecs.insert(text.parse().unwrap(), bytes);
+    }
+    job.network(0.001, 1e9);
+    job
+}
+
+fn is_candidate(job: &mut Job, family: &str) -> bool {
+    let family: Family = family.parse().unwrap();
+    job.call().report.alternatives.iter().any(|a| a.strategy.family() == family)
+}
+
+#[test]
+fn biased_compressors_without_memory_are_left_out_with_the_reason_unless_a_key_allows_them() {
+    let texts = ["topk(k=*)", "eightbit", "fp16", "qsgd(s=7,norm=max)"];
+    let mut job = offering(&texts);
+    assert_eq!(texts.map(|text| is_candidate(&mut job, text)), [false, false, true, true]);
+    let report = job.call().report;
+    let names: Vec<String> = report.left_out.iter().map(|(family, _)| family.to_string()).collect();
+    assert_eq!(names, ["eightbit", "topk(k=*)"]);
+    let why = report.left_out[0].1.to_string();
+    assert!(why.contains("+ef(vanilla)") && why.contains("planner.biased_without_memory = true"), "{why}");
+    job.s.config.biased_without_memory = true;
+    assert_eq!(texts.map(|text| is_candidate(&mut job, text)), [true; 4]);
+    assert!(job.call().report.left_out.is_empty());
+}
+
+#[test]
+fn a_job_runs_and_tries_only_the_kinds_that_its_policy_allows() {
+    let mut job = with_quantizers();
+    job.network(0.001, 1e9);
+    let first = job.call();
+    assert!(!job.strategy().is_dense(), "{}", first.report.why);
+    let before = job.strategy().family().name();
+    job.wait(1000.0);
+    job.s.kinds = Some(["bf16".parse().unwrap()].into());
+    let outcome = job.call();
+    assert!(before != "bf16" && job.strategy().family().name() == "bf16", "{}", outcome.report.why);
+    let kinds = |outcome: &flexcomm_planner::Outcome| -> Vec<&str> {
+        outcome.report.alternatives.iter().map(|a| a.strategy.family().name()).collect()
+    };
+    assert!(kinds(&outcome).iter().all(|kind| ["none", "bf16"].contains(kind)), "{:?}", kinds(&outcome));
+    let asked = outcome.trial.iter().flat_map(|trial| &trial.candidates).map(|x| x.family().name());
+    assert!(asked.clone().all(|kind| kind == "bf16"), "{:?}", asked.collect::<Vec<_>>());
+    job.wait(1000.0);
+    job.s.kinds = Some([].into());
+    let outcome = job.call();
+    assert!(job.strategy().is_dense() && kinds(&outcome).iter().all(|kind| *kind == "none"), "dense always may");
+}
+
+/// What is measured of it, cut to a share, would make it as good as dense at an eighth of the bytes.
+#[test]
+fn an_unbiased_compressor_without_memory_pays_for_its_variance() {
+    let mut job = offering(&["qsgd(s=4)", "qsgd(s=7,norm=max)"]);
+    job.s.profiles.by_selector.clear();
+    let coarse: Family = "qsgd(s=4)".parse().unwrap();
+    let point = ProfilePoint { cr: CompressionRatio::DENSE, gain: Gain::FULL, t_comp_s: 0.001, weight: 50.0 };
+    job.s.profiles.by_selector.insert(coarse.into(), Profile::new(vec![point]).unwrap());
+    let report = job.call().report;
+    let of = |text: &str| report.alternatives.iter().find(|a| a.strategy == text.parse().unwrap()).unwrap();
+    let (coarse, fine) = (of("qsgd(s=4)/allgather"), of("qsgd(s=7,norm=max)/allgather"));
+    assert!((coarse.variance - 3.51 / 8.0).abs() < 0.01 && (fine.variance - 0.036 / 8.0).abs() < 0.001);
+    for a in [coarse, fine] {
+        let expected = a.t_step_s * (1.0 + a.variance);
+        assert!((a.score.unwrap() / expected - 1.0).abs() < 1e-12, "{}: {:?} for {expected}", a.strategy, a.score);
+    }
+}

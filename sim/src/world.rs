@@ -4,7 +4,7 @@ use crate::model::Model;
 use flexcomm_domain::{
     CodecBytes, Collective, Gain, IndexBytes, Link, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version,
 };
-use flexcomm_optimizer::{CoefficientBook, Load, Profile, ProfilePoint, Sample, terms};
+use flexcomm_optimizer::{CoefficientBook, Load, Profile, ProfilePoint, Quality, Sample, terms};
 use flexcomm_planner::{Links, Measured, Profiles, Scatter, TrialRequest};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -46,8 +46,8 @@ pub struct Truth {
     pub t_sync: f64,
     /// The step, seconds.
     pub t_step: f64,
-    /// Gain.
-    pub gain: f64,
+    /// What it leaves of the gradient.
+    pub quality: Quality,
     /// Share of the work that error feedback does not make up for.
     pub uncompensated: f64,
 }
@@ -55,7 +55,7 @@ pub struct Truth {
 impl Truth {
     /// Seconds for the progress of a dense step.
     pub fn for_dense_step(&self) -> f64 {
-        self.t_step * (1.0 - self.uncompensated + self.uncompensated / self.gain)
+        self.t_step * self.quality.steps(self.uncompensated)
     }
 }
 
@@ -100,8 +100,9 @@ impl World {
         let t_sync = fixed + a * path.alpha_s + b * path.beta_s;
         let t_comp = self.model.t_comp(strategy);
         let t_step = self.model.compute_s + t_comp + t_sync;
-        let gain = self.model.gain(strategy, progress);
-        Truth { t_comp, t_sync, t_step, gain, uncompensated: self.uncompensated }
+        let gain = Gain::new(self.model.gain(strategy, progress)).unwrap_or(Gain::FULL);
+        let quality = Quality::of(strategy, gain, (self.model.values, self.ranks));
+        Truth { t_comp, t_sync, t_step, quality, uncompensated: self.uncompensated }
     }
 
     /// A fresh estimate of the links: all off together by up to 7/10 of the noise, each by up to 3/10 more.
@@ -127,14 +128,15 @@ impl World {
     ) -> Option<Measured> {
         let noise = self.noise.times;
         let (t_comp, t_sync) = (t.t_comp * off(noise, rng), t.t_sync * off(noise, rng));
-        let spread = if t.gain < 1.0 { self.noise.gain } else { 0.0 };
+        let gain = t.quality.gain.get();
+        let spread = if gain < 1.0 { self.noise.gain } else { 0.0 };
         Some(Measured {
             version,
             steps: steps.min(MEASURED_STEPS),
             t_step: Seconds::new(self.model.compute_s + t_comp + t_sync).ok()?,
             t_comp: Seconds::new(t_comp).ok()?,
             t_sync: Seconds::new(t_sync).ok()?,
-            gain: Gain::new((self.flattered(strategy, t.gain, steps) * off(spread, rng)).min(1.0)).ok()?,
+            gain: Gain::new((self.flattered(strategy, gain, steps) * off(spread, rng)).min(1.0)).ok()?,
             gain_spread: spread,
             scatter: Some(Scatter {
                 step_low: Seconds::new(self.model.compute_s + (t.t_comp + t.t_sync) * (1.0 - noise)).ok()?,
@@ -168,7 +170,7 @@ impl World {
             if cost > r.budget.get() {
                 return (found, r.budget.get());
             }
-            let gain = self.flattered(strategy, t.gain, 0);
+            let gain = self.flattered(strategy, t.quality.gain.get(), 0);
             let Ok(gain) = Gain::new((gain * off(self.noise.gain, rng)).min(1.0)) else { continue };
             let t_comp_s = t.t_comp * off(self.noise.times, rng);
             let weight = f64::from(r.iterations);

@@ -106,12 +106,25 @@ pub struct JobView {
     /// When and how it ended; null while it runs.
     #[serde(default)]
     pub ended: Option<EndedView>,
+    /// What its operator allows it.
+    #[serde(default)]
+    pub policy: JobPolicy,
     /// Nodes whose agents are silent, and ranks that no agent has announced. Steps count that the other ranks reported.
     #[serde(default)]
     pub missing: Vec<MissingView>,
     /// Nodes whose reports are contradicted by the others' or by measured steps, and therefore not counted.
     #[serde(default)]
     pub doubted: Vec<DoubtView>,
+}
+
+/// What an operator allows a job: `PUT /api/v1/jobs/{id}/policy`, and part of the job's view.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobPolicy {
+    /// Kinds of compressors that decisions and trials may use, such as `topk`, `fp16`, `powersgd`, with any parameters; null or
+    /// absent: all, and of an empty list none. Dense is always allowed.
+    #[serde(default)]
+    pub kinds: Option<Vec<String>>,
 }
 
 /// A node whose reports on one matter are not counted.

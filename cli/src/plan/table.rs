@@ -91,11 +91,21 @@ fn write_break_even(plan: &Plan, out: &mut String) -> std::fmt::Result {
     }
     for (needed, row) in can {
         let now = if plan.gain_assumed { "assumed" } else { "given" };
-        writeln!(out, "  {:<WIDTH$} {:<15} {needed:.4} ({now}: {:.4})", compressor(row), by(row), row.gain)?;
+        writeln!(
+            out,
+            "  {:<WIDTH$} {:<15} {needed:.4} ({now}: {:.4})",
+            compressor(row),
+            by(row),
+            row.quality.gain.get()
+        )?;
     }
     if !never.is_empty() {
         let names: Vec<String> = never.iter().map(|(_, row)| compressor(row)).collect();
-        writeln!(out, "At no gain would {} beat dense: a step takes longer.", names.join(", "))?;
+        let why = match never.iter().any(|(_, row)| row.quality.variance > 0.0) {
+            true => "a step takes longer, or noise takes more steps than it saves",
+            false => "a step takes longer",
+        };
+        writeln!(out, "At no gain would {} beat dense: {}.", names.join(", "), why)?;
     }
     Ok(())
 }
@@ -146,14 +156,15 @@ const WIDTH: usize = 20;
 
 const HEAD: &str = "compressor           collective         t_comp ms    t_sync ms    t_step ms    gain   quality ms";
 
-/// `topk at 0.011`, `qsgd(s=7,norm=max)`: what runs with error feedback says so in the strategy alone.
+/// `topk at 0.011`, `qsgd(s=7,norm=max)`: error feedback is the rule, and what has none says so.
 fn compressor(r: &Row) -> String {
     if r.is_dense() {
         return "dense".into();
     }
     let family = r.family.replace("+ef(vanilla)", "");
     let open = family.replace("(k=*)", "").replace("k=*,", "");
-    if open == family { family } else { format!("{open} at {}", (r.cr * 1e6).round() / 1e6) }
+    let name = if open == family { family } else { format!("{open} at {}", (r.cr * 1e6).round() / 1e6) };
+    if r.lacks_memory { format!("{name} (no ef)") } else { name }
 }
 
 fn by(r: &Row) -> String {
@@ -169,7 +180,7 @@ fn row(r: &Row) -> String {
         ms(r.t_comp_s),
         ms(r.t_sync_s),
         ms(r.t_step_s),
-        r.gain,
+        r.quality.gain.get(),
         ms(r.t_quality_s),
     )
 }

@@ -5,12 +5,11 @@ use crate::allocations::allocations;
 use crate::harness::*;
 use flexcomm_compression::Build;
 use flexcomm_compression::codec::{EncodeError, Travels};
-use flexcomm_compression::entry::Nature;
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::random::Stream;
 use flexcomm_compression::wire::{Envelope, Reader, Writer};
 use flexcomm_compression::{Kernel, Layers};
-use flexcomm_domain::spec::CompressorSpec;
+use flexcomm_domain::spec::{Class, CompressorSpec, Nature};
 
 fn each(check: impl Fn(&CompressorSpec)) {
     every_strategy().iter().for_each(check);
@@ -95,7 +94,7 @@ fn what_is_promised_holds() {
     each(|strategy| {
         for x in &tensors {
             match strategy.nature() {
-                Nature::Unbiased => assert_unbiased(strategy, x, 4000),
+                Nature::Unbiased(_) => assert_unbiased(strategy, x, 4000),
                 Nature::Contractive(delta) | Nature::Accumulated(delta) => assert_contractive(strategy, x, delta, 20),
                 Nature::ContractiveInMean(delta) => assert_contractive_in_mean(strategy, x, delta, 2000),
                 Nature::Biased(reason) => assert!(!reason.is_empty()),
@@ -221,7 +220,7 @@ fn steps_after_the_first_allocate_nothing() {
     each(|strategy| {
         // What is unbiased and not scaled may diverge under error feedback: its memory decays.
         let fed = parse(&format!("{strategy}+ef(vanilla)"));
-        let decays = matches!(strategy.nature(), Nature::Unbiased) && !fed.is_scaled();
+        let decays = matches!(strategy.nature(), Nature::Unbiased(_)) && !fed.is_scaled();
         let memory = if decays { "vanilla,beta=0.001" } else { "vanilla" };
         for with in ["", &format!("+ef({memory})+nesterov(mu=0.5)")] {
             let (n, text) = (20_000, format!("{strategy}{with}"));
@@ -345,5 +344,21 @@ fn messages_hold_several_tensors() {
                 }
             }
         }
+    });
+}
+
+/// The table's ω, which prices are made with, is that of the codec on normal values.
+#[test]
+fn the_variance_of_unbiased_codecs_is_as_the_table_says() {
+    each(|strategy| {
+        let Nature::Unbiased(variance) = strategy.nature() else { return };
+        let (n, draws) = if strategy.compressor().class == Class::LowRank { (1 << 12, 200) } else { (1 << 14, 20) };
+        let x = normal(n, 4);
+        let off =
+            |seed| compressed(strategy, &x, seed).iter().zip(&x).map(|(c, x)| f64::from(c - x).powi(2)).sum::<f64>();
+        let measured = (0..draws).map(off).sum::<f64>() / (draws as f64 * energy(&x));
+        let said = variance(strategy.values(), n).max(0.0);
+        let slack = 0.25 * said.max(measured) + 1e-6;
+        assert!((measured - said).abs() <= slack, "{strategy}: measured {measured}, the table says {said}");
     });
 }

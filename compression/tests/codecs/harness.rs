@@ -3,12 +3,11 @@
 use flexcomm_compression::Build;
 use flexcomm_compression::codec::{Codec, Context, EncodeError, Shape, Travels};
 use flexcomm_compression::entry::Entry;
-use flexcomm_compression::entry::Nature;
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step, add_messages};
 use flexcomm_compression::random::Stream;
 use flexcomm_compression::wire::{Reader, Writer};
 use flexcomm_compression::{Energy, Layers, methods};
-use flexcomm_domain::spec::{CompressorSpec, Values};
+use flexcomm_domain::spec::{CompressorSpec, Nature, Values};
 
 /// Every registered codec with each of its examples; with FLEXCOMM_CODECS="a b" only these, to work on them.
 pub(crate) fn every_strategy() -> Vec<CompressorSpec> {
@@ -246,7 +245,7 @@ pub(crate) fn assert_error_feedback_conserves(codec: &str) {
         // Around a codec that is not contractive, error feedback may grow without bound: it conserves until then.
         if largest > 1e20 {
             let nature = parse(codec).nature();
-            let grows = !parse(&text).is_scaled() && matches!(nature, Nature::Unbiased | Nature::Biased(_));
+            let grows = !parse(&text).is_scaled() && matches!(nature, Nature::Unbiased(_) | Nature::Biased(_));
             assert!(grows, "{text}: what is held back grew to {largest} in {step} steps");
             break;
         }

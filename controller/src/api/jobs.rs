@@ -3,9 +3,10 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use flexcomm_domain::spec::SpecError;
 use flexcomm_domain::{JobId, Strategy};
 use flexcomm_planner::{one_of_each, thinned};
-use flexcomm_wire::api::{DecisionView, HistoryEntry, IntervalView, JobView, RunView, TrialView};
+use flexcomm_wire::api::{DecisionView, HistoryEntry, IntervalView, JobPolicy, JobView, RunView, TrialView};
 use flexcomm_wire::{MAX_CANDIDATES, StrategyWire};
 use serde::Deserialize;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use crate::cycle::{RecentSteps, gather, recent_steps};
 use crate::limits::{INTERVALS, LIST_ENDED, PAGE_DEFAULT, PAGE_MOST};
 use crate::measure;
 use crate::missing::Sight;
+use crate::policy;
 use crate::store::{Deletion, JobRow, NewTrial, ProgressRow};
 
 async fn find(app: &App, job: &JobId) -> Result<JobRow, ApiError> {
@@ -169,6 +171,21 @@ pub(super) async fn delete(State(app): State<Arc<App>>, Path(job): Path<JobId>) 
     }
 }
 
+/// Sets what a job may use, from the next look on; it stays for later runs under the name.
+pub(super) async fn set_policy(
+    State(app): State<Arc<App>>,
+    Path(job): Path<JobId>,
+    Body(asked): Body<JobPolicy>,
+) -> Result<Json<JobPolicy>, ApiError> {
+    let refused = |e: SpecError| ApiError::Unprocessable(format!("failed to {e}"));
+    let kinds = policy::asked(&asked).map_err(refused)?;
+    if !app.store.put_policy(&job, &kinds).await? {
+        return Err(ApiError::NotFound(format!("job {job}: no trainer has announced it")));
+    }
+    app.wake.notify_one();
+    Ok(Json(policy::shown(&kinds)))
+}
+
 /// Body of a request for a trial: `{}` for the default candidates.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -211,9 +228,13 @@ pub(super) async fn ask_trial(
     Ok((StatusCode::ACCEPTED, Json(serde_json::json!({ "id": id }))))
 }
 
-/// Refuses what the job's trainers do not have: they would leave it out without a word.
+/// Refuses what the job's trainers do not have, since they would leave it out without a word, and what is not allowed.
 fn runnable(snapshot: &flexcomm_planner::Snapshot, candidates: &[Strategy]) -> Result<(), ApiError> {
     let offer = &snapshot.offer;
+    let left_out = |s: &Strategy| snapshot.left_out(&s.family()).filter(|_| !s.is_dense());
+    if let Some((strategy, why)) = candidates.iter().find_map(|s| Some((s, left_out(s)?))) {
+        return Err(ApiError::Unprocessable(format!("job {} does not try {strategy}: {why}", snapshot.job)));
+    }
     let has = |s: &Strategy| s.is_dense() || offer.codecs.contains_key(&s.family());
     let lacks = |s: &&Strategy| !has(s) || !offer.collectives.contains(&s.collective());
     let Some(lacking) = candidates.iter().find(lacks) else { return Ok(()) };

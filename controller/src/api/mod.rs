@@ -49,6 +49,7 @@ pub fn router(app: Arc<App>) -> Router {
     let operators = Router::new()
         .route("/api/v1/jobs/{job}/trials", post(jobs::ask_trial))
         .route("/api/v1/jobs/{job}", delete(jobs::delete))
+        .route("/api/v1/jobs/{job}/policy", put(jobs::set_policy))
         .route("/api/v1/scenario", put(scenario::set))
         .route("/api/v1/scenario", delete(scenario::end))
         .route("/api/v1/nodes/{node}", delete(network::forget))

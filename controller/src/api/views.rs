@@ -12,6 +12,7 @@ use crate::app::Board;
 use crate::clock::rfc3339;
 use crate::doubts::Doubt;
 use crate::missing::Missing;
+use crate::policy;
 use crate::presence::Seen;
 use crate::store::{DecisionRow, End, IntervalRow, JobRow, NodeRow, RankRow, RunRow, TrialReportRow, TrialRow};
 
@@ -95,6 +96,7 @@ pub(super) fn job(row: JobRow, parts: &JobParts<'_>) -> JobView {
         predicted_step_us: board.and_then(|b| b.predicted_step_us),
         gain: measured.map(|m| m.gain.get()),
         ended: row.ended.map(|at| ended(at, row.how)),
+        policy: policy::shown(&row.kinds),
         missing: parts.missing.iter().map(missing).collect(),
         doubted: board.map_or_else(Vec::new, |b| b.doubts.iter().map(doubted).collect()),
     }

@@ -88,6 +88,7 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     let snapshot = Snapshot {
         backend: job.backend.clone(),
         offer: offer(&ranks, job.gradient_values, &mut waiting),
+        kinds: job.kinds.clone(),
         links,
         profiles,
         times,

@@ -1,12 +1,14 @@
 //! Jobs and their ranks.
 
 use flexcomm_domain::{JobId, NodeName, RunId, Timestamp, Version};
+use flexcomm_wire::api::JobPolicy;
 use flexcomm_wire::{CodecInfo, JobSeen};
 use sqlx::SqliteConnection;
 
 use super::write::Transaction;
 use super::{Result, Store, StoreError, decisions, json, signed, sql, stored, time, trials, unsigned};
 use crate::limits::{MAX_JOBS, RUNS};
+use crate::policy::{self, Kinds};
 
 pub(super) const RUNNING: &str = "SELECT * FROM jobs WHERE ended_us IS NULL ORDER BY created_us DESC";
 
@@ -31,6 +33,8 @@ pub struct JobRow {
     pub how: Option<End>,
     /// The newest version that earlier runs under the name had.
     pub earlier: Version,
+    /// Kinds of compressors that its operator allows.
+    pub kinds: Kinds,
     /// Newest training loss.
     pub loss: Option<f64>,
     /// Newest held-out accuracy.
@@ -119,6 +123,7 @@ struct RawJob {
     ended_us: Option<i64>,
     ended_how: Option<String>,
     first_version: i64,
+    policy: Option<String>,
     loss: Option<f64>,
     accuracy: Option<f64>,
 }
@@ -126,6 +131,8 @@ struct RawJob {
 impl RawJob {
     fn row(self) -> Result<JobRow> {
         let operation = "read the jobs";
+        let policy: Option<JobPolicy> =
+            stored(operation, "policy", self.policy.as_deref().map(serde_json::from_str).transpose())?;
         Ok(JobRow {
             job: stored(operation, "job id", self.job.parse())?,
             run: stored(operation, "run id", self.run.map(|run| run.parse()).transpose())?,
@@ -136,6 +143,7 @@ impl RawJob {
             ended: self.ended_us.map(time),
             how: self.ended_how.as_deref().and_then(End::read).filter(|_| self.ended_us.is_some()),
             earlier: Version(unsigned(self.first_version)),
+            kinds: policy::stored(&policy.unwrap_or_default()),
             loss: self.loss,
             accuracy: self.accuracy,
         })
@@ -168,6 +176,21 @@ impl Store {
         }
         let on_error = sql(operation);
         tx.commit().await.map_err(&on_error)
+    }
+
+    /// Stores which kinds of compressors a job may use. False: there is no such job.
+    pub async fn put_policy(&self, job: &JobId, kinds: &Kinds) -> Result<bool> {
+        let operation = "store a job's policy";
+        let on_error = sql(operation);
+        let mut tx = self.write.begin().await.map_err(&on_error)?;
+        let done = sqlx::query("UPDATE jobs SET policy = $2 WHERE job = $1")
+            .bind(job.as_str())
+            .bind(json(operation, &policy::shown(kinds))?)
+            .execute(&mut *tx)
+            .await
+            .map_err(&on_error)?;
+        tx.commit().await.map_err(&on_error)?;
+        Ok(done.rows_affected() > 0)
     }
 
     /// The runs before the one that has the job's name now, newest first.
@@ -608,6 +631,27 @@ mod tests {
         }
         assert_eq!(store.delete_job(job, &[]).await.unwrap(), Deletion::Done);
         assert!(matches!(store.put_planner_memory(&second, "{}").await, Err(StoreError::Replaced { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_policy_outlives_restarts_and_runs_and_goes_with_the_name() {
+        let (store, dir) = scratch().await;
+        let first = begun(&store, Timestamp(1)).await;
+        assert_eq!(first.kinds, None);
+        let only: Kinds = Some(["fp16".parse().unwrap(), "topk".parse().unwrap()].into());
+        assert!(store.put_policy(&first.job, &only).await.unwrap());
+        assert!(!store.put_policy(&"other".parse().unwrap(), &only).await.unwrap());
+        store.close().await;
+        let store = Store::open(&dir.path().join("test.db")).await.unwrap();
+        assert_eq!(store.job(&first.job).await.unwrap().unwrap().kinds, only);
+        assert_eq!(begun(&store, Timestamp(2)).await.kinds, only, "another run");
+        // Of a release that had more kinds, and an order of its own.
+        let mut tx = store.write.begin().await.unwrap();
+        sqlx::query(r#"UPDATE jobs SET policy = '{"kinds":["topk","later","fp16"]}'"#).execute(&mut *tx).await.unwrap();
+        tx.commit().await.unwrap();
+        assert_eq!(store.job(&first.job).await.unwrap().unwrap().kinds, only);
+        assert_eq!(store.delete_job(&first.job, &[]).await.unwrap(), Deletion::Done);
+        assert_eq!(begun(&store, Timestamp(3)).await.kinds, None, "a new job");
     }
 
     #[tokio::test]

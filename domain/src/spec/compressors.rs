@@ -1,6 +1,7 @@
 //! Every compressor by name, with its parameters. What it does is in the crate `flexcomm-compression`, one file each.
 #![expect(missing_docs, reason = "each says itself what it is and where it comes from")]
 
+use super::nature::{self, Nature};
 use super::params::{ANY_NUMBER, FACTOR, INSIDE_UNIT, Kind, NOT_NEGATIVE, POSITIVE, Param, SHARE};
 use super::{Class, CompressorInfo, Element, Scope, Travels};
 use std::ops::Bound;
@@ -57,6 +58,7 @@ pub static NONE: CompressorInfo = CompressorInfo {
     source: "IEEE 754, binary32",
     params: &[],
     travels: |_| Travels::Sums(Element::F32),
+    nature: |_| Nature::Contractive(|_, _| 1.0),
     scope: Scope::Bucket,
 };
 
@@ -67,6 +69,10 @@ pub static ONEBIT: CompressorInfo = CompressorInfo {
     source: "BytePS, gradient compression design, onebit",
     params: &[Param::optional("scaling", Kind::Switch, 0.0, "whether signs are multiplied by mean |x|")],
     travels: |_| Travels::Gathers,
+    nature: |values| match values.is_on(0) {
+        true => Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
+        false => Nature::Biased("a sign says nothing of the magnitude"),
+    },
     scope: Scope::Tensor,
 };
 
@@ -77,6 +83,8 @@ pub static FP16: CompressorInfo = CompressorInfo {
     source: "IEEE 754; GRACE's release, fp16",
     params: &[],
     travels: |_| Travels::Sums(Element::F16),
+    // Below 2^-25 a value becomes 0: no more can be said of all tensors.
+    nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
 };
 
@@ -87,6 +95,8 @@ pub static BF16: CompressorInfo = CompressorInfo {
     source: "bfloat16: Kalamkar et al. 2019, A Study of BFLOAT16 for Deep Learning Training",
     params: &[],
     travels: |_| Travels::Sums(Element::Bf16),
+    // What is below the least number of half precision becomes 0.
+    nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
 };
 
@@ -97,6 +107,8 @@ pub static EIGHTBIT: CompressorInfo = CompressorInfo {
     source: "Dettmers 2016, 8-Bit Approximations for Parallelism in Deep Learning, section 2; GRACE, section 3.1",
     params: &[Param::optional("type", Kind::Choice(&["dynamic", "static"]), 0.0, "how bits are shared out")],
     travels: |_| Travels::Gathers,
+    // No error exceeds |x|, since 0 is a code; the largest value's is below 3 %.
+    nature: |_| Nature::Contractive(|_, n| 0.999 / n.max(1) as f64),
     scope: Scope::Tensor,
 };
 
@@ -110,6 +122,12 @@ pub static ONEBITSGD: CompressorInfo = CompressorInfo {
         Param::optional("per", Kind::Choice(&["tensor", "column"]), 0.0, "what has means of its own"),
     ],
     travels: |_| Travels::Gathers,
+    // What is left is ‖x‖² − ‖C(x)‖². With the threshold at 0 all values of a side have one sign, and then m times the
+    // squared mean of m values is at least their energy / m. At another threshold the means may be 0.
+    nature: |values| match values.number(0) == 0.0 {
+        true => Nature::Contractive(|_, n| (1.0 - 1e-6) / n.max(1) as f64),
+        false => Nature::Contractive(|_, _| 0.0),
+    },
     scope: Scope::Tensor,
 };
 
@@ -120,6 +138,7 @@ pub static SIGNSGD: CompressorInfo = CompressorInfo {
     source: "Bernstein et al. 2018, signSGD, algorithm 1; majority vote: Bernstein et al. 2019, algorithm 1",
     params: &[],
     travels: |_| Travels::Gathers,
+    nature: |_| Nature::Biased("a sign says nothing of the magnitude"),
     scope: Scope::Bucket,
 };
 
@@ -130,6 +149,7 @@ pub static SIGNUM: CompressorInfo = CompressorInfo {
     source: "Bernstein et al. 2019, signSGD with Majority Vote, algorithm 1; GRACE, section 3.1",
     params: &[Param::optional("delta", FACTOR, 0.9, "decay of the momentum")],
     travels: |_| Travels::Gathers,
+    nature: |_| Nature::Biased("a sign says nothing of the magnitude, and it is the momentum's"),
     scope: Scope::Bucket,
 };
 
@@ -140,6 +160,7 @@ pub static EFSIGNSGD: CompressorInfo = CompressorInfo {
     source: "Karimireddy et al. 2019, Error Feedback Fixes SignSGD, algorithm 1",
     params: &[],
     travels: |_| Travels::Gathers,
+    nature: |_| Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
     scope: Scope::Tensor,
 };
 
@@ -150,6 +171,8 @@ pub static SSDM: CompressorInfo = CompressorInfo {
     source: "Safaryan and Richtárik 2021, Stochastic Sign Descent Methods, definition of the stochastic sign",
     params: &[],
     travels: |_| Travels::Gathers,
+    // But for norms beyond half of the largest f32, where the norm is cut.
+    nature: |_| Nature::Unbiased(|_, n| n as f64 - 1.0),
     scope: Scope::Tensor,
 };
 
@@ -170,6 +193,7 @@ pub static QSGD: CompressorInfo = CompressorInfo {
         Param::optional("coding", Kind::Choice(&["packed", "gamma", "delta"]), 0.0, "fixed width, or Elias' codes"),
     ],
     travels: |_| Travels::Gathers,
+    nature: |_| Nature::Unbiased(nature::qsgd),
     scope: Scope::Tensor,
 };
 
@@ -183,6 +207,10 @@ pub static LPCSVRG: CompressorInfo = CompressorInfo {
         Param::optional("lambda", SHARE, 1.0, "share of max |x| that the grid reaches"),
     ],
     travels: |_| Travels::Gathers,
+    nature: |values| match values.number(1) < 1.0 {
+        true => Nature::Biased("what lies beyond the grid is clipped"),
+        false => Nature::Unbiased(nature::lpcsvrg),
+    },
     scope: Scope::Tensor,
 };
 
@@ -193,6 +221,7 @@ pub static NATURAL: CompressorInfo = CompressorInfo {
     source: "Horváth et al. 2019, Natural Compression, definition 1 and theorem 1",
     params: &[],
     travels: |_| Travels::Gathers,
+    nature: |_| Nature::Unbiased(|_, _| nature::POWERS_OF_TWO),
     scope: Scope::Bucket,
 };
 
@@ -207,6 +236,7 @@ pub static DITHERING: CompressorInfo = CompressorInfo {
         Param::optional("normalize", Kind::Choice(&["max", "l2"]), 0.0, "which norm is level 1"),
     ],
     travels: |_| Travels::Gathers,
+    nature: |_| Nature::Unbiased(nature::dithering),
     scope: Scope::Tensor,
 };
 
@@ -217,6 +247,10 @@ pub static TERNGRAD: CompressorInfo = CompressorInfo {
     source: "Wen et al. 2017, TernGrad, equations 2 and 3; clipping: section 4",
     params: &[Param::optional("clip", NOT_NEGATIVE, 0.0, "clips to so many standard deviations; 0: not at all")],
     travels: |_| Travels::Gathers,
+    nature: |values| match values.number(0) > 0.0 {
+        true => Nature::Biased("what is clipped is sent as the clipped value"),
+        false => Nature::Unbiased(|_, n| nature::grid(nature::largest_normal(n))),
+    },
     scope: Scope::Tensor,
 };
 
@@ -227,6 +261,8 @@ pub static INCEPTIONN: CompressorInfo = CompressorInfo {
     source: "Li et al. 2018, INCEPTIONN, algorithm 2; GRACE, section 3.1",
     params: &[Param::optional("bound", Kind::Whole(1, 14), 10.0, "b: errors stay below 2^-b")],
     travels: |_| Travels::Gathers,
+    // A tensor below the bound is sent as zeros.
+    nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
 };
 
@@ -237,6 +273,8 @@ pub static MINMAX8: CompressorInfo = CompressorInfo {
     source: "Gan et al. 2021, BAGUA; its release, ByteGrad, MinMaxUInt8",
     params: &[],
     travels: |_| Travels::Gathers,
+    // Every error is at most |x| and at most one step, and the largest |x| is at least 127.5 steps.
+    nature: |_| Nature::Contractive(|_, n| 0.99 / n.max(1) as f64),
     scope: Scope::Tensor,
 };
 
@@ -247,6 +285,7 @@ pub static TOPK: CompressorInfo = CompressorInfo {
     source: "Alistarh et al. 2018; GRACE 3.2",
     params: &[Param::required("k", Kind::Kept, "how many values are kept")],
     travels: |_| Travels::Gathers,
+    nature: |_| Nature::Contractive(|values, n| values.kept(0, n) as f64 / n.max(1) as f64),
     scope: Scope::Bucket,
 };
 
@@ -264,6 +303,10 @@ pub static RANDOMK: CompressorInfo = CompressorInfo {
         true => Travels::Sums(Element::F32),
         false => Travels::Gathers,
     },
+    nature: |values| match values.is_on(1) {
+        true => Nature::Unbiased(|values, n| n as f64 / values.kept(0, n).max(1) as f64 - 1.0),
+        false => Nature::ContractiveInMean(|values, n| values.kept(0, n) as f64 / n.max(1) as f64),
+    },
     scope: Scope::Bucket,
 };
 
@@ -274,6 +317,8 @@ pub static THRESHOLD: CompressorInfo = CompressorInfo {
     source: "Dutta et al. 2020, \"On the discrepancy between the theoretical analysis and practical implementations of compressed communication\"; GRACE 3.2",
     params: &[Param::required("v", POSITIVE, "magnitude above which values are sent")],
     travels: |_| Travels::Gathers,
+    // What is sent is exact; there may be nothing to send.
+    nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
 };
 
@@ -284,6 +329,7 @@ pub static LWTOPK: CompressorInfo = CompressorInfo {
     source: "Tyagi and Swany 2023, \"Flexible communication for optimal distributed learning\", 2-C, LWTopk",
     params: &[Param::required("k", Kind::Kept, "how many values of each layer are kept")],
     travels: |_| Travels::Gathers,
+    nature: |_| Nature::Contractive(|values, n| values.kept(0, n) as f64 / n.max(1) as f64),
     scope: Scope::Tensor,
 };
 
@@ -294,6 +340,8 @@ pub static MSTOPK: CompressorInfo = CompressorInfo {
     source: "Shi et al. 2021, algorithm 1",
     params: &[Param::required("k", Kind::Kept, "how many values are kept")],
     travels: |_| Travels::Gathers,
+    // Only the largest value, or one within 2^-25 of it, is sure to be taken.
+    nature: |_| Nature::Contractive(|_, n| 0.99 / n.max(1) as f64),
     scope: Scope::Bucket,
 };
 
@@ -316,6 +364,8 @@ pub static DGC: CompressorInfo = CompressorInfo {
     source: "Lin et al. 2018, \"Deep gradient compression\", 3 and 5 (sampled, hierarchical selection); GRACE 3.2",
     params: SAMPLED,
     travels: |_| Travels::Gathers,
+    // At least the largest value is sent: the highest of the sample is a threshold that it reaches.
+    nature: |_| Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
     scope: Scope::Tensor,
 };
 
@@ -326,6 +376,8 @@ pub static SGC: CompressorInfo = CompressorInfo {
     source: "Sun et al. 2019, \"Sparse gradient compression for distributed SGD\"; GRACE 3.2",
     params: SAMPLED,
     travels: |_| Travels::Gathers,
+    // At least the largest value is sent: the highest of the sample is a threshold that it reaches.
+    nature: |_| Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
     scope: Scope::Tensor,
 };
 
@@ -342,6 +394,8 @@ pub static SIDCO: CompressorInfo = CompressorInfo {
         Param::optional("every", Kind::Whole(1, 1_000_000), 5.0, "steps between looks at the number of stages"),
     ],
     travels: |_| Travels::Gathers,
+    // A threshold that no value exceeds sends nothing.
+    nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
 };
 
@@ -355,6 +409,7 @@ pub static ADAPTIVE: CompressorInfo = CompressorInfo {
         Param::optional("rounds", Kind::Whole(0, 100), 2.0, "how often probabilities are scaled again"),
     ],
     travels: |_| Travels::Gathers,
+    nature: |_| Nature::Unbiased(nature::adaptive),
     scope: Scope::Bucket,
 };
 
@@ -368,6 +423,8 @@ pub static VARIANCE: CompressorInfo = CompressorInfo {
         Param::optional("zeta", SHARE, 0.999, "decay of v where nothing was sent"),
     ],
     travels: |_| Travels::Gathers,
+    // What is sent is exact; there may be nothing to send.
+    nature: |_| Nature::Accumulated(|_, _| 0.0),
     scope: Scope::Bucket,
 };
 
@@ -383,6 +440,8 @@ pub static SKETCHED: CompressorInfo = CompressorInfo {
         Param::optional("recover", Kind::Choice(&["top", "heavymix"]), 0.0, "which coordinates the sketch gives"),
     ],
     travels: |_| Travels::Sums(Element::F32),
+    // What is sent is exact; that it is large holds with high probability only.
+    nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
 };
 
@@ -397,6 +456,8 @@ pub static ARTOPK: CompressorInfo = CompressorInfo {
         Param::optional("slots", Kind::Whole(1, 65_536), 64.0, "numbers in var's exchange: best as many as ranks"),
     ],
     travels: |_| Travels::Sums(Element::F32),
+    // Of the rank that is chosen it is top-k; the others send what may be zeros.
+    nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
 };
 
@@ -413,6 +474,7 @@ pub static QSPARSE: CompressorInfo = CompressorInfo {
         Param::optional("scaled", Kind::Switch, 1.0, "whether levels are divided by 1 + beta"),
     ],
     travels: |_| Travels::Gathers,
+    nature: nature::of_qsparse,
     scope: Scope::Bucket,
 };
 
@@ -423,6 +485,8 @@ pub static HARDTHRESHOLD: CompressorInfo = CompressorInfo {
     source: "Strom 2015, section 3; GRACE 3.3",
     params: &[Param::required("tau", POSITIVE, "threshold, and what is sent for values beyond it")],
     travels: |_| Travels::Gathers,
+    // (|x| − tau)² is at most x² beyond tau; there may be nothing to send.
+    nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
 };
 
@@ -436,6 +500,8 @@ pub static ADAPTIVETHRESHOLD: CompressorInfo = CompressorInfo {
         Param::optional("sample", INSIDE_UNIT, 0.01, "share of values that the thresholds are estimated from"),
     ],
     travels: |_| Travels::Gathers,
+    // A mean is never farther from what it stands for than zero is; there may be nothing to send.
+    nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Tensor,
 };
 
@@ -451,6 +517,7 @@ pub static SKETCHML: CompressorInfo = CompressorInfo {
         Param::optional("groups", Kind::Whole(1, 16), 8.0, "parts that the buckets are cut into"),
     ],
     travels: |_| Travels::Gathers,
+    nature: |_| Nature::Biased("a bucket's middle is not its mean, and collisions in the sketch make values smaller"),
     scope: Scope::Bucket,
 };
 
@@ -466,6 +533,8 @@ pub static THREELC: CompressorInfo = CompressorInfo {
         "sparsity multiplier: the larger, the more zeros",
     )],
     travels: |_| Travels::Gathers,
+    // |x| >= M/2 comes no farther from 0 by taking M away, and the largest value, M/s, is left with s − 1 of itself.
+    nature: |_| Nature::Contractive(|values, n| 0.999 * (1.0 - (values.number(0) - 1.0).powi(2)) / n.max(1) as f64),
     scope: Scope::Tensor,
 };
 
@@ -476,6 +545,7 @@ pub static POWERSGD: CompressorInfo = CompressorInfo {
     source: "Vogels et al. 2019, \"PowerSGD\", algorithm 1; GRACE 3.4",
     params: &[Param::required("rank", Kind::Whole(1, 1024), "columns of the thin matrices")],
     travels: |_| Travels::Sums(Element::F32),
+    nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Tensor,
 };
 
@@ -494,6 +564,7 @@ pub static GRADZIP: CompressorInfo = CompressorInfo {
         ),
     ],
     travels: |_| Travels::Sums(Element::F32),
+    nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Tensor,
 };
 
@@ -504,6 +575,7 @@ pub static ATOMO: CompressorInfo = CompressorInfo {
     source: "Wang et al. 2018, \"ATOMO\", algorithm 1 and section 4 (spectral-ATOMO); GRACE 3.4",
     params: &[Param::required("budget", POSITIVE, "how many atoms are sent in the mean")],
     travels: |_| Travels::Gathers,
+    nature: |_| Nature::Unbiased(nature::atomo),
     scope: Scope::Tensor,
 };
 
@@ -518,5 +590,6 @@ pub static GRADIVEQ: CompressorInfo = CompressorInfo {
         Param::optional("every", Kind::Whole(1, 1_000_000), 100.0, "compressed steps after each that is not"),
     ],
     travels: |_| Travels::Sums(Element::F32),
+    nature: |_| Nature::Biased("components of earlier gradients promise nothing of this one"),
     scope: Scope::Tensor,
 };

@@ -14,6 +14,8 @@ mod byteps;
 pub mod compressors;
 mod error;
 mod family;
+mod kind;
+mod nature;
 mod params;
 mod parse;
 mod parts;
@@ -21,6 +23,8 @@ mod sizes;
 
 pub use error::SpecError;
 pub use family::{DEFAULT_COMPRESSORS, Family, default_compressors};
+pub use kind::CompressorKind;
+pub use nature::{Nature, quantizer_bound};
 pub use params::{Kind, MAX_PARAMETERS, MAX_VALUES, Param, Values};
 pub use parts::{MEMORIES, MOMENTA, MemoryKind, MomentumKind, Part};
 pub use sizes::{EliasFano, IndexCoding, index_bytes, selection_bytes};
@@ -148,6 +152,8 @@ pub struct CompressorInfo {
     pub params: &'static [Param],
     /// How payloads come together; by parameters, since some compressors do both.
     pub travels: fn(&Values) -> Travels,
+    /// What it promises of what it sends; by parameters.
+    pub nature: fn(&Values) -> Nature,
     /// What it takes as one tensor, if nothing else is asked for.
     pub scope: Scope,
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Problem, Profile, ProfilePoint, Solution, Space, Terms, enumerate, pareto};
+use crate::{Problem, Profile, ProfilePoint, Quality, Solution, Space, Terms, enumerate, pareto};
 use flexcomm_domain::{Collective, CompressionRatio, Family, Gain, Link, LinkMatrix, Strategy};
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 
@@ -111,6 +111,7 @@ fn candidate(text: &str, t: f64, gain: f64) -> Evaluated {
         t_sync: Seconds::new(t).unwrap(),
         t_step: Seconds::new(t).unwrap(),
         gain: Gain::new(gain).unwrap(),
+        variance: 0.0,
         terms: Terms::default(),
     }
 }
@@ -130,17 +131,23 @@ fn scores_are_in_fixed_units() {
     assert_eq!(TimeToQuality::default().score(&c, Seconds::ZERO), Some(0.3 * (0.9 + 0.1 / 0.2)));
 }
 
+const FED: Quality = Quality { gain: Gain::FULL, variance: 0.0, is_fed: true };
+
+fn fed(gain: f64) -> Quality {
+    Quality { gain: Gain::new(gain).unwrap(), ..FED }
+}
+
 #[test]
 fn at_the_break_even_gain_both_are_worth_the_same() {
     for uncompensated in [0.02, 0.1, 0.5, 1.0] {
         let policy = TimeToQuality { uncompensated, ..TimeToQuality::default() };
         for t in [0.01, 0.05, 0.0999] {
-            let worth = policy.seconds(t, policy.break_even(t, 0.1).unwrap());
+            let worth = policy.seconds(t, &fed(policy.break_even(t, &FED, 0.1).unwrap()));
             assert!((worth / 0.1 - 1.0).abs() < 1e-12, "{uncompensated}, {t}: {worth}");
         }
-        assert!((policy.break_even(0.1, 0.1).unwrap() - 1.0).abs() < 1e-12);
-        assert_eq!(policy.break_even(0.11, 0.1), None, "slower than dense is never better");
-        assert_eq!(policy.break_even(0.0, 0.0), None);
+        assert!((policy.break_even(0.1, &FED, 0.1).unwrap() - 1.0).abs() < 1e-12);
+        assert_eq!(policy.break_even(0.11, &FED, 0.1), None, "slower than dense is never better");
+        assert_eq!(policy.break_even(0.0, &FED, 0.0), None);
     }
 }
 
@@ -229,13 +236,38 @@ proptest! {
 fn at_the_compute_time_from_which_on_dense_is_best_both_are_worth_the_same() {
     let policy = TimeToQuality::default();
     for (t, gain, overlap) in [(0.01, 0.2, 1.0), (0.05, 0.5, 3.0), (1e-7, 0.05, 10.0)] {
-        let from = policy.dense_from(t, gain, 0.1, overlap);
+        let from = policy.dense_from(t, &fed(gain), 0.1, overlap);
         let step = |communication| crate::problem::overlapped(from, communication, overlap);
-        let ratio = policy.seconds(step(t), gain) / step(0.1);
+        let ratio = policy.seconds(step(t), &fed(gain)) / step(0.1);
         assert!((ratio - 1.0).abs() < 1e-9 && from > 0.0, "{t}, {gain}, {overlap}: {from}, {ratio}");
     }
-    assert_eq!(policy.dense_from(0.09, 0.2, 0.1, 1.0), 0.0, "dense is best without any");
-    assert_eq!(policy.dense_from(0.0, 0.2, 0.0, 1.0), 0.0);
+    assert_eq!(policy.dense_from(0.09, &fed(0.2), 0.1, 1.0), 0.0, "dense is best without any");
+    assert_eq!(policy.dense_from(0.0, &fed(0.2), 0.0, 1.0), 0.0);
     let lossless = TimeToQuality { uncompensated: 0.0, ..policy };
-    assert_eq!(lossless.dense_from(0.05, 0.2, 0.1, 2.0), f64::INFINITY);
+    assert_eq!(lossless.dense_from(0.05, &fed(0.2), 0.1, 2.0), f64::INFINITY);
+}
+
+/// What an unbiased compressor saves is worth its noise on many ranks, and not on few.
+#[test]
+fn variance_counts_by_how_many_ranks_average_it() {
+    let of = |ranks: usize| {
+        let links = LinkMatrix::uniform(ranks, Link::new(1e-5, 1e9).unwrap()).unwrap();
+        let mut problem = Problem::new(25_000_000, links);
+        problem.compute = Seconds::new(0.02).unwrap();
+        let family: Family = "randomk(k=*,scaled=true,shared=false)".parse().unwrap();
+        problem.codecs.insert(family, flexcomm_domain::CodecBytes::PAPER);
+        // What trials report of it: more than all, cut to a share.
+        let point =
+            ProfilePoint { cr: CompressionRatio::new(0.01).unwrap(), gain: Gain::FULL, t_comp_s: 0.0, weight: 1.0 };
+        problem.profiles.insert(family.into(), Profile::new(vec![point]).unwrap());
+        let strategy: Strategy = "randomk(k=0.01,scaled=true,shared=false)/allgather".parse().unwrap();
+        let found = problem.evaluate(&strategy).unwrap();
+        assert_eq!((found.gain, found.variance), (Gain::FULL, 99.0 / ranks as f64));
+        (TimeToQuality::default().score(&found, Seconds::ZERO), found.t_step.get())
+    };
+    let (few, t_step) = of(3);
+    assert_eq!(few, None, "34 times the steps: below the floor");
+    assert!(t_step < 1.0);
+    let (many, t_step) = of(99);
+    assert!((many.unwrap() / (2.0 * t_step) - 1.0).abs() < 1e-12, "twice the steps");
 }

@@ -1,11 +1,11 @@
 //! `time-to-quality`: least time for the progress of a dense step, with gain at or above a floor.
 
 use super::Policy;
-use crate::Evaluated;
-use flexcomm_domain::Seconds;
+use crate::{Evaluated, Quality};
+use flexcomm_domain::{Gain, Seconds};
 use serde::{Deserialize, Serialize};
 
-/// Least step time times the steps it takes, see [`TimeToQuality::steps`].
+/// Least step time times the steps it takes, see [`Quality::steps`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TimeToQuality {
@@ -26,36 +26,31 @@ impl Default for TimeToQuality {
 }
 
 impl TimeToQuality {
-    /// Steps that make the progress of one dense step: 1 - u + u/gain with u the share that error feedback does not
-    /// make up for. The form is that of its convergence bounds (Stich and Karimireddy, The Error-Feedback Framework,
-    /// 2020): gain divides only the term of the smooth, noiseless problem, not that of the stochastic gradient.
-    pub fn steps(&self, gain: f64) -> f64 {
-        (1.0 - self.uncompensated) + self.uncompensated / gain
-    }
-
     /// Seconds for the progress of one dense step, by steps of `t_step` seconds.
-    pub fn seconds(&self, t_step: f64, gain: f64) -> f64 {
-        t_step * self.steps(gain)
+    pub fn seconds(&self, t_step: f64, quality: &Quality) -> f64 {
+        t_step * quality.steps(self.uncompensated)
     }
 
-    /// The least gain at which a step of `t_step` seconds is worth as much as a dense one of `dense` seconds; none when
-    /// it takes longer.
-    pub fn break_even(&self, t_step: f64, dense: f64) -> Option<f64> {
-        let left = dense - (1.0 - self.uncompensated) * t_step;
-        (t_step <= dense && left > 0.0).then(|| self.uncompensated * t_step / left)
+    /// The least gain at which a step of `t_step` seconds, otherwise of this quality, is worth as much as a dense one of
+    /// `dense` seconds; none when it takes longer.
+    pub fn break_even(&self, t_step: f64, quality: &Quality, dense: f64) -> Option<f64> {
+        let lost = quality.lost(self.uncompensated);
+        let full = self.seconds(t_step, &Quality { gain: Gain::FULL, ..*quality });
+        let left = dense - (1.0 - lost) * full;
+        (full <= dense && left > 0.0).then(|| lost * full / left)
     }
 
     /// Seconds of computing from which on a dense step is the better one, for a step that communicates for `t` seconds at
-    /// this gain where a dense one does for `dense`; `overlap` as in [`crate::Problem`]. Both take the same computing, so
+    /// this quality where a dense one does for `dense`; `overlap` as in [`crate::Problem`]. Both take the same computing, so
     /// what the shorter communication saves is a share that falls as computing grows. Infinite where nothing is lost.
-    pub fn dense_from(&self, t: f64, gain: f64, dense: f64, overlap: f64) -> f64 {
-        let worth = self.seconds(t, gain);
+    pub fn dense_from(&self, t: f64, quality: &Quality, dense: f64, overlap: f64) -> f64 {
+        let worth = self.seconds(t, quality);
         if worth >= dense {
             return 0.0;
         }
         // Both sides in units of the dense step, so that tiny times do not underflow.
         let saved = 1.0 - (worth / dense).powf(overlap);
-        dense * (saved / (self.steps(gain).powf(overlap) - 1.0)).powf(1.0 / overlap)
+        dense * (saved / (quality.steps(self.uncompensated).powf(overlap) - 1.0)).powf(1.0 / overlap)
     }
 }
 
@@ -65,7 +60,8 @@ impl Policy for TimeToQuality {
     }
 
     fn score(&self, candidate: &Evaluated, _compute: Seconds) -> Option<f64> {
-        (candidate.gain.get() >= self.gain_floor).then(|| self.seconds(candidate.t_step.get(), candidate.gain.get()))
+        let quality = candidate.quality();
+        (quality.effective_gain() >= self.gain_floor).then(|| self.seconds(candidate.t_step.get(), &quality))
     }
 
     fn describe(&self, score: f64) -> String {

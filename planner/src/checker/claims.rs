@@ -1,6 +1,6 @@
 //! Whether the report's numbers are numbers, follow from the inputs, and justify the change.
 
-use super::{Findings, TOLERANCE, costs};
+use super::{Findings, TOLERANCE, costs, rules};
 use crate::memory::Drift;
 use crate::{Alternative, MAX_TRIAL_CANDIDATES, Outcome, PolicyConfig, Scatter, Snapshot};
 use flexcomm_domain::{Collective, CompressionRatio, Decision, Family, Selector, Strategy, Version};
@@ -26,7 +26,7 @@ pub(super) fn trial(s: &Snapshot, outcome: &Outcome, found: &mut Findings) {
     let count = trial.candidates.len();
     found.expect((1..=MAX_TRIAL_CANDIDATES).contains(&count), "trial", || format!("{count} candidates"));
     for c in &trial.candidates {
-        let offered = s.offer.codecs.contains_key(&c.family()) && s.offer.collectives.contains(&c.collective());
+        let offered = rules::may_run(s, c) && s.offer.collectives.contains(&c.collective());
         found.expect(offered && !c.is_dense(), "trial", || format!("{c} is not offered or needs no trial"));
     }
     let within = trial.budget <= s.config.trial_budget_s && trial.iterations == s.config.trial_iterations;
@@ -79,6 +79,10 @@ fn profile(s: &Snapshot, outcome: &Outcome, a: &Alternative, found: &mut Finding
     if a.strategy.is_dense() {
         return found.expect(t == 0.0 && gain == 1.0, "time", || format!("dense takes {t} s and keeps {gain}"));
     }
+    let noise = costs::noise(s, &a.strategy);
+    found.expect(a.variance == noise.unwrap_or(0.0), "time", || {
+        format!("{}: variance {}, recomputed {noise:?}", a.strategy, a.variance)
+    });
     let own = outcome.memory.seen.iter().any(|x| x.strategy == a.strategy && x.cost.t_comp.get() == t);
     let Some(profile) = s.profiles.by_selector.get(&a.strategy.selector()) else { return };
     let points = profile.points();
@@ -86,6 +90,9 @@ fn profile(s: &Snapshot, outcome: &Outcome, a: &Alternative, found: &mut Finding
     let most = points.iter().map(|p| p.t_comp_s).fold(0.0, f64::max);
     let between = t >= least * (1.0 - TOLERANCE) && t <= most * (1.0 + TOLERANCE);
     found.expect(own || between, "time", || format!("{}: t_comp {t} s, measured {least} to {most} s", a.strategy));
+    if noise.is_some() {
+        return found.expect(gain == 1.0, "time", || format!("{}: unbiased, but keeps {gain}", a.strategy));
+    }
     let expected: Vec<f64> = points.iter().map(|p| corrected(s, outcome, a, p)).collect();
     let rising = expected.windows(2).all(|w| w[0] <= w[1]);
     let exact = points.iter().position(|p| p.cr == a.strategy.cr()).filter(|_| rising);
@@ -186,7 +193,7 @@ pub(super) fn worth(s: &Snapshot, outcome: &Outcome, d: &Decision, found: &mut F
     if before.gain.get() < policy.gain_floor {
         return;
     }
-    let worth = |a: &Alternative| costs::worth(a.t_step_s, a.gain.get(), policy.uncompensated);
+    let worth = |a: &Alternative| costs::worth(s, &a.strategy, (a.t_step_s, a.gain.get()), policy.uncompensated);
     found.expect(worth(chosen) < worth(before), "worse", || {
         format!("{} s for a dense step's progress, the one in force {} s", worth(chosen), worth(before))
     });
@@ -200,7 +207,7 @@ pub(super) fn floor(s: &Snapshot, outcome: &Outcome, d: &Decision, found: &mut F
     let is_kept = current.is_some_and(|c| c.selector() == d.strategy.selector() && c.cr() == d.strategy.cr());
     let factor = if is_kept { 1.0 } else { 1.0 + s.config.gain_floor_margin };
     let clears = |a: &Alternative| {
-        let (gain, least) = (a.gain.get(), policy.gain_floor);
+        let (gain, least) = (a.gain.get() / (1.0 + a.variance), policy.gain_floor);
         gain * (1.0 - least) >= factor * least * (1.0 - gain) * (1.0 - TOLERANCE)
     };
     let chosen = r.alternatives.iter().find(|a| a.strategy == d.strategy);

@@ -148,9 +148,17 @@ fn extremes(matrix: &LinkMatrix) -> ((f64, f64), (f64, f64)) {
     found
 }
 
-/// Seconds for the progress of a dense step when the share `lost` of what a step does not keep is not made up for.
-pub(super) fn worth(t_step_s: f64, gain: f64, lost: f64) -> f64 {
-    t_step_s * (1.0 + lost * (1.0 / gain - 1.0))
+/// Seconds for the progress of a dense step when error feedback does not make up for the share `lost` of what a step does not
+/// keep. Without it all of that is lost; of an unbiased compressor nothing is, and its noise counts.
+pub(super) fn worth(s: &Snapshot, strategy: &Strategy, (t_step_s, gain): (f64, f64), lost: f64) -> f64 {
+    let noise = noise(s, strategy);
+    let missing = if strategy.spec().memory().is_some() { lost * (1.0 / gain - 1.0) } else { 1.0 / gain - 1.0 };
+    t_step_s * (1.0 + noise.unwrap_or(missing))
+}
+
+/// The relative variance of the mean that an unbiased compressor without error feedback adds.
+pub(super) fn noise(s: &Snapshot, strategy: &Strategy) -> Option<f64> {
+    strategy.spec().variance_of_mean(s.gradient_values, s.ranks as usize)
 }
 
 /// The step: both phases one after the other, or overlapped with exponent g.

@@ -43,12 +43,19 @@ pub(super) fn offered(s: &Snapshot, d: &Decision, found: &mut Findings) {
     if x.is_dense() {
         return;
     }
-    let codec = s.offer.codecs.contains_key(&x.family());
-    let enabled = s.config.compressors.as_ref().is_none_or(|only| only.contains(&x.family()));
-    found.expect(codec && enabled, "offered", || format!("the job has no {}, or it is not enabled", x.family()));
+    found.expect(may_run(s, x), "offered", || format!("the job has no {}, or it is not allowed", x.family()));
     let ratio = x.spec().ratio().is_none_or(|cr| s.config.crs.contains(&cr));
     found.expect(ratio, "offered", || format!("CR {} is not a candidate", x.cr()));
     found.expect(s.ranks >= 2, "offered", || format!("{x} with a single rank"));
+}
+
+/// Whether the job has the compressor, and policy and settings allow it.
+pub(super) fn may_run(s: &Snapshot, x: &Strategy) -> bool {
+    let (family, spec) = (x.family(), x.spec());
+    let enabled = s.config.compressors.as_ref().is_none_or(|only| only.contains(&family));
+    let kind = s.kinds.as_ref().is_none_or(|only| only.iter().any(|kind| kind.name() == family.name()));
+    let sound = spec.memory().is_some() || !spec.is_biased_without_memory() || s.config.biased_without_memory;
+    s.offer.codecs.contains_key(&family) && enabled && kind && sound
 }
 
 pub(super) fn timing(s: &Snapshot, outcome: &Outcome, now: Timestamp, found: &mut Findings) {
@@ -114,9 +121,10 @@ pub(super) fn evidence(s: &Snapshot, outcome: &Outcome, found: &mut Findings) {
     let Some(m) = measured.filter(|_| current.applied_at_step.is_some()) else {
         return found.expect(false, "rollback", || "without enough measured steps under the decision in force".into());
     };
-    let holds = slower_than_model(s, &current.decision.strategy, &m)
-        || worse_than_dense(s, outcome, &m)
-        || keeps_less_than_promised(s, &m);
+    let strategy = &current.decision.strategy;
+    let holds = slower_than_model(s, strategy, &m)
+        || worse_than_dense(s, outcome, (strategy, &m))
+        || keeps_less_than_promised(s, strategy, &m);
     let what = || format!("{} per step at gain {} is no reason to roll back", m.t_step, m.gain.get());
     found.expect(holds, "rollback", what);
 }
@@ -129,16 +137,16 @@ fn slower_than_model(s: &Snapshot, strategy: &Strategy, m: &Measured) -> bool {
     m.t_step.get() > costs::step(compute, t_sync.low, s.overlap) * (1.0 + s.config.guard_margin)
 }
 
-fn worse_than_dense(s: &Snapshot, outcome: &Outcome, m: &Measured) -> bool {
+fn worse_than_dense(s: &Snapshot, outcome: &Outcome, (strategy, m): (&Strategy, &Measured)) -> bool {
     let dense = outcome.report.alternatives.iter().filter(|a| a.strategy.is_dense());
     let seen = s.memory.seen.iter().filter(|x| x.strategy.is_dense()).map(|x| x.cost.t_step.get());
     let fastest = dense.map(|a| a.t_step_s).chain(seen).fold(f64::INFINITY, f64::min);
-    costs::worth(m.t_step.get(), m.gain.get(), uncompensated(s)) > fastest
+    costs::worth(s, strategy, (m.t_step.get(), m.gain.get()), uncompensated(s)) > fastest
 }
 
-fn keeps_less_than_promised(s: &Snapshot, m: &Measured) -> bool {
+fn keeps_less_than_promised(s: &Snapshot, strategy: &Strategy, m: &Measured) -> bool {
     let Some(promise) = s.memory.promise.filter(|p| p.version == m.version) else { return false };
-    let worth = |gain: f64| costs::worth(m.t_step.get(), gain, uncompensated(s));
+    let worth = |gain: f64| costs::worth(s, strategy, (m.t_step.get(), gain), uncompensated(s));
     worth(m.gain.get()) > worth(promise.gain.get()) * (1.0 + s.config.guard_dense_margin - TOLERANCE)
 }
 

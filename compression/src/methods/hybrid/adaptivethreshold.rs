@@ -8,7 +8,7 @@
 use super::super::sparsification::sparse::{Pick, selection_of};
 use super::signed;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::wire::{Reader, Writer};
 use crate::{Energy, Selection};
 use flexcomm_domain::spec::{Values, compressors};
@@ -16,8 +16,6 @@ use flexcomm_domain::spec::{Values, compressors};
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::ADAPTIVETHRESHOLD,
     code: 114,
-    // A mean is never farther from what it stands for than zero is; there may be nothing to send.
-    nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["k=0.01", "k=0.3,sample=0.2", "k=5"],
     build: |values, shape| Box::new(AdaptiveThreshold::new(values, shape)),
 };

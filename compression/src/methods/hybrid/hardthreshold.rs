@@ -7,7 +7,7 @@
 use super::super::sparsification::sparse::{Pick, selection_of};
 use super::signed;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::key;
 use crate::wire::{Reader, Writer};
 use crate::{Energy, Selection};
@@ -16,8 +16,6 @@ use flexcomm_domain::spec::compressors;
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::HARDTHRESHOLD,
     code: 113,
-    // (|x| − tau)² is at most x² beyond tau; there may be nothing to send.
-    nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["tau=0.5", "tau=2", "tau=1000000"],
     build: |values, shape| Box::new(HardThreshold::new(values.number(0), shape)),
 };

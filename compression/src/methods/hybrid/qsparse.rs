@@ -9,16 +9,15 @@
 use super::super::sparsification::{adaptive::write_signs, subset::Subset, topk::Selector};
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::wire::{
     Reader, Writer, index_bytes, levels_width, pack, packed_bytes, read_indices, unpack_checked, write_indices,
 };
-use flexcomm_domain::spec::{Values, compressors};
+use flexcomm_domain::spec::{Values, compressors, quantizer_bound};
 
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::QSPARSE,
     code: 112,
-    nature,
     examples: &[
         "k=0.05",
         "k=0.3,select=random,s=3",
@@ -28,25 +27,6 @@ pub(super) const ENTRY: Entry = Entry {
     ],
     build: |values, shape| Box::new(Qsparse::new(values, shape)),
 };
-
-fn nature(values: &Values) -> Nature {
-    match (values.whole(1), values.whole(2)) {
-        // ‖T‖₁²/k, what signs take away, is at least ‖T‖²/k, and that at least ‖x‖²/n.
-        (0, 1) => Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
-        (_, 1) => Nature::ContractiveInMean(|_, n| 1.0 / n.max(1) as f64),
-        _ if values.is_on(4) => Nature::ContractiveInMean(|values, n| {
-            let k = values.kept(0, n);
-            k as f64 / (n.max(1) as f64 * (1.0 + beta(k, values.whole(3))))
-        }),
-        _ => Nature::Biased("top-k is, and levels that are not scaled may expand what it keeps"),
-    }
-}
-
-/// Bound on the quantiser's relative variance (QSGD, lemma 3.1).
-fn beta(k: usize, s: usize) -> f64 {
-    let (k, s) = (k as f64, s as f64);
-    (k / (s * s)).min(k.sqrt() / s)
-}
 
 #[derive(Debug)]
 struct Qsparse {
@@ -71,7 +51,7 @@ impl Qsparse {
     fn new(values: &Values, shape: Shape) -> Self {
         let (n, levels) = (shape.values(), values.whole(3));
         let k = values.kept(0, n);
-        let divisor = if values.is_on(4) { 1.0 + beta(k, levels) } else { 1.0 };
+        let divisor = if values.is_on(4) { 1.0 + quantizer_bound(k, levels) } else { 1.0 };
         let (selector, subset, kept, codes, indices) = Default::default();
         let (random, sign) = (values.whole(1) == 1, values.whole(2) == 1);
         Self { n, k, random, sign, levels, divisor, selector, subset, kept, codes, indices }

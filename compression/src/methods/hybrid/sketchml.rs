@@ -13,7 +13,7 @@
 use super::super::sparsification::sparse::most_index_bytes;
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::random::Stream;
 use crate::wire::{Reader, Writer, levels_width, pack, packed_bytes, read_indices, unpack, write_indices_least};
 use flexcomm_domain::spec::{Values, compressors};
@@ -21,7 +21,6 @@ use flexcomm_domain::spec::{Values, compressors};
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::SKETCHML,
     code: 115,
-    nature: |_| Nature::Biased("a bucket's middle is not its mean, and collisions in the sketch make values smaller"),
     examples: &["", "rows=0", "buckets=17,rows=3,columns=0.5,groups=4", "buckets=2,rows=1,groups=1"],
     build: |values, shape| Box::new(SketchMl::new(values, shape)),
 };

@@ -7,7 +7,7 @@
 //! 241 more than their number.
 
 use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::{FIVE_ZEROS, Table, WORTH};
 use crate::wire::{Reader, Writer};
 use crate::{Energy, Kernel};
@@ -16,8 +16,6 @@ use flexcomm_domain::spec::compressors;
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::THREELC,
     code: 116,
-    // |x| >= M/2 comes no farther from 0 by taking M away, and the largest value, M/s, is left with s − 1 of itself.
-    nature: |_| Nature::Contractive(|values, n| 0.999 * (1.0 - (values.number(0) - 1.0).powi(2)) / n.max(1) as f64),
     examples: &["s=1", "s=1.75", "s=1.9"],
     build: |values, shape| Box::new(ThreeLc::new(values.number(0), shape)),
 };

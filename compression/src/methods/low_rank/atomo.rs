@@ -19,7 +19,7 @@ use super::eigen::Eigen;
 use super::matrix::{AddProduct, Strides, Times, Transposed, dot64};
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::Work;
 use crate::wire::{Reader, Writer};
 use flexcomm_domain::spec::compressors;
@@ -27,7 +27,6 @@ use flexcomm_domain::spec::compressors;
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::ATOMO,
     code: 146,
-    nature: |_| Nature::Unbiased,
     examples: &["budget=3", "budget=0.7", "budget=1000"],
     build: |values, shape| Box::new(Atomo::new(values.number(0), shape)),
 };

@@ -16,7 +16,7 @@
 use super::eigen::Eigen;
 use super::matrix::{AddProduct, Strides, Times, dot64};
 use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::Work;
 use crate::wire::{Reader, Writer};
 use crate::{Energy, Kernel, kernels};
@@ -25,7 +25,6 @@ use flexcomm_domain::spec::{Values, compressors};
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::GRADIVEQ,
     code: 147,
-    nature: |_| Nature::Biased("components of earlier gradients promise nothing of this one"),
     examples: &["d=16,slice=128", "d=2,slice=8,every=2", "d=1,slice=3,every=1"],
     build: |values, shape| Box::new(GradiVeQ::new(values, shape)),
 };

@@ -11,13 +11,12 @@
 
 use super::alternating::{Alternating, Halves, SHRINK, total};
 use super::matrix::dot64;
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::GRADZIP,
     code: 145,
-    nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["rank=2", "rank=1,lambda=0.5", "rank=4,lambda=0.000001"],
     build: |values, shape| Box::new(Alternating::new(Ridge::new(values.number(1)), values.whole(0), shape)),
 };

@@ -9,13 +9,12 @@
 
 use super::alternating::{Alternating, Halves, SHRINK};
 use super::matrix::{orthogonalize, rescale};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::POWERSGD,
     code: 144,
-    nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["rank=2", "rank=1", "rank=4"],
     build: |values, shape| Box::new(Alternating::new(Power, values.whole(0), shape)),
 };

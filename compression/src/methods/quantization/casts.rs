@@ -8,7 +8,7 @@
 
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size, not_finite};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::{Half, NARROWED, NOT_FINITE};
 use crate::wire::{Reader, Writer};
 use flexcomm_domain::spec::compressors;
@@ -16,8 +16,6 @@ use flexcomm_domain::spec::compressors;
 pub(super) const FP16: Entry = Entry {
     info: &compressors::FP16,
     code: 17,
-    // Below 2^-25 a value becomes 0: no more can be said of all tensors.
-    nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &[""],
     build: |_, shape| Box::new(Cast { n: shape.values(), limits: F16 }),
 };

@@ -11,7 +11,7 @@ use super::linear::{Divide, larger, smaller};
 use super::qsgd::Uniform;
 use crate::Kernel;
 use crate::codec::Stats;
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::Rounding;
 use crate::random::Stream;
 use flexcomm_domain::spec::compressors;
@@ -19,7 +19,6 @@ use flexcomm_domain::spec::compressors;
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::DITHERING,
     code: 28,
-    nature: |_| Nature::Unbiased,
     examples: &[
         "k=4",
         "k=7,normalize=l2",

@@ -5,13 +5,12 @@
 //! `onebit(scaling=true)`: ⌈n/8⌉ bytes of signs, a set bit for x < 0, then ‖x‖₁ / n in 4 bytes.
 
 use super::onebit::OneBit;
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::EFSIGNSGD,
     code: 23,
-    nature: |_| Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
     examples: &[""],
     build: |_, shape| Box::new(OneBit::new(true, shape)),
 };

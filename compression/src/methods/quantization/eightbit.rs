@@ -12,7 +12,7 @@
 
 use super::levels::{BLOCK, max, multiplier};
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::{Lines, Table, key};
 use crate::wire::{Reader, Writer};
 use crate::{Energy, Kernel};
@@ -22,8 +22,6 @@ use std::ops::RangeInclusive;
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::EIGHTBIT,
     code: 19,
-    // No error exceeds |x|, since 0 is a code; the largest value's is below 3 %.
-    nature: |_| Nature::Contractive(|_, n| 0.999 / n.max(1) as f64),
     examples: &["", "type=static"],
     build: |values, shape| Box::new(EightBit::new(values.whole(0) == 0, shape.values())),
 };

@@ -13,7 +13,7 @@ use super::levels::BLOCK;
 use super::packing::{Pack, Unpack};
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::Work;
 use crate::wire::{Reader, Writer, packed_bytes};
 use flexcomm_domain::spec::compressors;
@@ -21,8 +21,6 @@ use flexcomm_domain::spec::compressors;
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::INCEPTIONN,
     code: 30,
-    // A tensor below the bound is sent as zeros.
-    nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["", "bound=1", "bound=14"],
     build: |values, shape| {
         let (n, bound) = (shape.values(), values.whole(0) as u32);

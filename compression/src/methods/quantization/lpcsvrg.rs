@@ -11,17 +11,13 @@ use super::levels::{Bucketed, Scheme, max};
 use super::linear::Linear;
 use crate::Kernel;
 use crate::codec::Stats;
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::random::Stream;
 use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::LPCSVRG,
     code: 26,
-    nature: |values| match values.number(1) < 1.0 {
-        true => Nature::Biased("what lies beyond the grid is clipped"),
-        false => Nature::Unbiased,
-    },
     examples: &["bits=2", "bits=4", "bits=8", "bits=4,lambda=0.5"],
     build: |values, shape| {
         Box::new(Bucketed::new(Grid { bits: values.whole(0) as u32, lambda: values.number(1) }, shape.values(), 0))

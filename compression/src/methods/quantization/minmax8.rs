@@ -11,7 +11,7 @@
 use super::levels::BLOCK;
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::{Even, Kernel, Table, Work};
 use crate::wire::{Reader, Writer};
 use flexcomm_domain::spec::compressors;
@@ -19,8 +19,6 @@ use flexcomm_domain::spec::compressors;
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::MINMAX8,
     code: 31,
-    // Every error is at most |x| and at most one step, and the largest |x| is at least 127.5 steps.
-    nature: |_| Nature::Contractive(|_, n| 0.99 / n.max(1) as f64),
     examples: &[""],
     build: |_, Shape { rows, cols }| {
         Box::new(MinMax { n: rows * cols, table: Box::new(Table::ZEROS), codes: Box::new([0; BLOCK]) })

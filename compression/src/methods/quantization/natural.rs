@@ -10,7 +10,7 @@
 use super::levels::{BLOCK, Words, add_squares, check_padding, each, total};
 use super::packing::Pack;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::{Rounded, Squares, Work};
 use crate::wire::{Reader, Writer, packed_bytes};
 use crate::{Energy, Kernel};
@@ -19,7 +19,6 @@ use flexcomm_domain::spec::compressors;
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::NATURAL,
     code: 27,
-    nature: |_| Nature::Unbiased,
     examples: &[""],
     build: |_, shape| Box::new(Natural::new(shape.values())),
 };

@@ -8,7 +8,7 @@
 use super::signs;
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size, not_finite};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::NOT_FINITE;
 use crate::wire::{Reader, Writer, packed_bytes};
 use flexcomm_domain::spec::compressors;
@@ -16,10 +16,6 @@ use flexcomm_domain::spec::compressors;
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::ONEBIT,
     code: 16,
-    nature: |values| match values.is_on(0) {
-        true => Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
-        false => Nature::Biased("a sign says nothing of the magnitude"),
-    },
     examples: &["scaling=true", "scaling=false"],
     build: |values, shape| Box::new(OneBit::new(values.is_on(0), shape)),
 };

@@ -12,7 +12,7 @@
 use super::levels::check_padding;
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size, not_finite};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::Columns;
 use crate::wire::{Reader, Writer, packed_bytes};
 use flexcomm_domain::spec::compressors;
@@ -20,12 +20,6 @@ use flexcomm_domain::spec::compressors;
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::ONEBITSGD,
     code: 20,
-    // What is left is ‖x‖² − ‖C(x)‖². With the threshold at 0 all values of a side have one sign, and then m times the
-    // squared mean of m values is at least their energy / m. At another threshold the means may be 0.
-    nature: |values| match values.number(0) == 0.0 {
-        true => Nature::Contractive(|_, n| (1.0 - 1e-6) / n.max(1) as f64),
-        false => Nature::Contractive(|_, _| 0.0),
-    },
     examples: &["", "per=column", "threshold=0.5", "threshold=-0.25,per=column"],
     build: |values, shape| Box::new(OneBitSgd::new(values.number(0) as f32, values.whole(1) == 1, shape)),
 };

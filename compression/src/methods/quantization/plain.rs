@@ -4,14 +4,13 @@
 
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::wire::{Reader, Writer};
 use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::NONE,
     code: 32,
-    nature: |_| Nature::Contractive(|_, _| 1.0),
     examples: &[""],
     build: |_, shape| Box::new(Plain { n: shape.values() }),
 };

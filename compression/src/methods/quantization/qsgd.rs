@@ -12,7 +12,7 @@
 use super::levels::{BLOCK, Bucketed, Codes, Scheme, Words, l2, max, multiplier};
 use super::linear::Linear;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Stats};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::random::Stream;
 use crate::wire::{BitReader, BitWriter, Reader, Writer, delta_bits, gamma_bits};
 use crate::{Energy, Kernel};
@@ -21,7 +21,6 @@ use flexcomm_domain::spec::compressors;
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::QSGD,
     code: 25,
-    nature: |_| Nature::Unbiased,
     examples: &[
         "s=4",
         "s=1,bucket=0",

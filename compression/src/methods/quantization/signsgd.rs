@@ -6,14 +6,13 @@
 use super::signs;
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::wire::{Reader, Writer, packed_bytes};
 use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::SIGNSGD,
     code: 21,
-    nature: |_| Nature::Biased("a sign says nothing of the magnitude"),
     examples: &[""],
     build: |_, shape| Box::new(SignSgd { n: shape.values() }),
 };

@@ -7,7 +7,7 @@
 use super::signs;
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size, not_finite};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::Decayed;
 use crate::memory::{restore_values, save_values};
 use crate::wire::{Reader, Writer, packed_bytes};
@@ -16,7 +16,6 @@ use flexcomm_domain::spec::compressors;
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::SIGNUM,
     code: 22,
-    nature: |_| Nature::Biased("a sign says nothing of the magnitude, and it is the momentum's"),
     examples: &["", "delta=0", "delta=0.5"],
     build: |values, shape| {
         let zeros = vec![0.0; shape.values()];

@@ -7,7 +7,7 @@ use super::levels::{Bucketed, Rule, Scheme, Words, each, l2};
 use super::linear::{Divide, smaller};
 use crate::Kernel;
 use crate::codec::Stats;
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::Rounding;
 use crate::random::Stream;
 use flexcomm_domain::spec::compressors;
@@ -15,8 +15,6 @@ use flexcomm_domain::spec::compressors;
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::SSDM,
     code: 24,
-    // But for norms beyond half of the largest f32, where the norm is cut.
-    nature: |_| Nature::Unbiased,
     examples: &[""],
     build: |_, shape| Box::new(Bucketed::new(StochasticSign, shape.values(), 0)),
 };

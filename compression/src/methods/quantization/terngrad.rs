@@ -11,7 +11,7 @@ use super::levels::{Bucketed, LARGEST_NORM, Scheme, max};
 use super::linear::Linear;
 use crate::Kernel;
 use crate::codec::Stats;
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::Work;
 use crate::random::Stream;
 use flexcomm_domain::spec::compressors;
@@ -19,10 +19,6 @@ use flexcomm_domain::spec::compressors;
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::TERNGRAD,
     code: 29,
-    nature: |values| match values.number(0) > 0.0 {
-        true => Nature::Biased("what is clipped is sent as the clipped value"),
-        false => Nature::Unbiased,
-    },
     examples: &["", "clip=2.5", "clip=0.5"],
     build: |values, shape| Box::new(Bucketed::new(Ternary { clip: values.number(0) }, shape.values(), 0)),
 };

@@ -8,7 +8,7 @@
 
 use super::sparse::{self, Pick, most_index_bytes};
 use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::{Kernel, Work, key};
 use crate::wire::{Reader, Writer, packed_bytes, read_indices, write_indices_least};
 use crate::{Energy, Selection};
@@ -17,7 +17,6 @@ use flexcomm_domain::spec::{ValueType, Values, compressors};
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::ADAPTIVE,
     code: 72,
-    nature: |_| Nature::Unbiased,
     examples: &["k=0.05", "k=0.5", "k=3,rounds=0"],
     build: |values, shape| Box::new(Adaptive::new(values, shape)),
 };

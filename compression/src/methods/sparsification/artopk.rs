@@ -14,15 +14,13 @@ use super::agreed::Agreed;
 use super::topk::Selector;
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::wire::{Reader, Writer};
 use flexcomm_domain::spec::{Values, compressors};
 
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::ARTOPK,
     code: 75,
-    // Of the rank that is chosen it is top-k; the others send what may be zeros.
-    nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["k=0.01", "k=0.2,choose=var,slots=2", "k=5,choose=var"],
     build: |values, shape| Box::new(ArTopK::new(values, shape)),
 };

@@ -5,7 +5,7 @@
 use super::sparse::{Choose, Sparse};
 use crate::Selection;
 use crate::codec::{Context, EncodeError, Stats, not_finite};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::{Candidates, NOT_FINITE, key, scan};
 use crate::select::cut::{ANY_KEY, Cutter};
 use crate::select::topk::push_cut;
@@ -14,17 +14,11 @@ use flexcomm_domain::spec::{Values, compressors};
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::DGC,
     code: 69,
-    nature,
     examples: &["k=0.01", "k=0.2,sample=0.1,most=1", "k=9,most=4"],
     build: |values, shape| Box::new(Sparse::new(shape.values(), Sampled::new(values, shape.values()))),
 };
 
 pub(super) const SGC: Entry = Entry { info: &compressors::SGC, code: 70, examples: &["k=0.05"], ..ENTRY };
-
-/// At least the largest value is sent: the highest of the sample is a threshold that it reaches.
-fn nature(_: &Values) -> Nature {
-    Nature::Contractive(|_, n| 1.0 / n.max(1) as f64)
-}
 
 /// Fewer are no estimate: shorter tensors are looked at whole.
 const LEAST_SAMPLES: usize = 1024;

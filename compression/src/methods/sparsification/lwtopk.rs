@@ -2,13 +2,12 @@
 //! no layer goes without.
 
 use super::topk::TopK;
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::LWTOPK,
     code: 67,
-    nature: |_| Nature::Contractive(|values, n| values.kept(0, n) as f64 / n.max(1) as f64),
     examples: &["k=0.01", "k=3"],
     build: |values, shape| Box::new(TopK::new(values.kept(0, shape.values()), shape)),
 };

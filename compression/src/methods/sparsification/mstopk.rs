@@ -6,7 +6,7 @@
 use super::sparse::{Choose, Sparse};
 use crate::Selection;
 use crate::codec::{Context, EncodeError, Stats, not_finite};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::{Candidates, NOT_FINITE, key, scan};
 use crate::select::cut::{ANY_KEY, Cutter};
 use crate::select::mstopk::{bisect, mean_magnitude, pick};
@@ -16,8 +16,6 @@ use flexcomm_domain::spec::compressors;
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::MSTOPK,
     code: 68,
-    // Only the largest value, or one within 2^-25 of it, is sure to be taken.
-    nature: |_| Nature::Contractive(|_, n| 0.99 / n.max(1) as f64),
     examples: &["k=0.01", "k=0.3", "k=7"],
     build: |values, shape| Box::new(Sparse::new(shape.values(), MsTopK::new(values.kept(0, shape.values())))),
 };

@@ -7,7 +7,7 @@
 use super::sparse;
 use super::subset::Subset;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::wire::{Reader, Writer, write_indices};
 use crate::{Energy, kernels};
 use flexcomm_domain::spec::{ValueType, Values, compressors};
@@ -15,10 +15,6 @@ use flexcomm_domain::spec::{ValueType, Values, compressors};
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::RANDOMK,
     code: 65,
-    nature: |values| match values.is_on(1) {
-        true => Nature::Unbiased,
-        false => Nature::ContractiveInMean(|values, n| values.kept(0, n) as f64 / n.max(1) as f64),
-    },
     examples: &["k=0.01", "k=0.6", "k=4,scaled=true", "k=0.2,shared=false", "k=0.3,scaled=true,shared=false"],
     build: |values, shape| Box::new(RandomK::new(values, shape)),
 };

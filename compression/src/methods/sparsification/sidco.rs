@@ -12,7 +12,7 @@
 use super::sparse::{Choose, Pick, Sparse};
 use crate::Selection;
 use crate::codec::{Context, EncodeError, ReadError, Stats};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::{Kernel, Work, key};
 use crate::wire::{Reader, Writer};
 use flexcomm_domain::spec::{Values, compressors};
@@ -20,8 +20,6 @@ use flexcomm_domain::spec::{Values, compressors};
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::SIDCO,
     code: 71,
-    // A threshold that no value exceeds sends nothing.
-    nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["k=0.01", "k=0.1,fit=gamma", "k=0.001,fit=pareto,every=2", "k=3"],
     build: |values, shape| Box::new(Sparse::new(shape.values(), Sidco::new(values, shape.values()))),
 };

@@ -16,7 +16,7 @@ use super::subset::Subset;
 use super::topk::Selector;
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::{Work, key};
 use crate::random::Stream;
 use crate::wire::{Reader, Writer};
@@ -25,8 +25,6 @@ use flexcomm_domain::spec::{Values, compressors};
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::SKETCHED,
     code: 74,
-    // What is sent is exact; that it is large holds with high probability only.
-    nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["k=0.01,columns=0.1", "k=7,rows=4,columns=0.1,recover=heavymix", "k=0.3,rows=1", "k=0.3,columns=0.2"],
     build: |values, shape| Box::new(Sketched::new(values, shape)),
 };

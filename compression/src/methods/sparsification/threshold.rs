@@ -4,15 +4,13 @@
 use super::sparse::{Choose, Pick, Sparse};
 use crate::Selection;
 use crate::codec::{Context, EncodeError, Stats};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::key;
 use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::THRESHOLD,
     code: 66,
-    // What is sent is exact; there may be nothing to send.
-    nature: |_| Nature::Contractive(|_, _| 0.0),
     examples: &["v=0.5", "v=3", "v=1000000"],
     build: |values, shape| {
         Box::new(Sparse::new(shape.values(), Above { n: shape.values(), v: values.number(0) as f32 }))

@@ -3,7 +3,7 @@
 
 use super::sparse;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Sieve, Size, Stats, not_finite};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::kernels::key;
 use crate::select::cut::Cutter;
 use crate::select::topk::{cut_found, push_cut, push_found};
@@ -14,7 +14,6 @@ use flexcomm_domain::spec::{ValueType, compressors};
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::TOPK,
     code: 64,
-    nature: |_| Nature::Contractive(|values, n| values.kept(0, n) as f64 / n.max(1) as f64),
     examples: &["k=0.01", "k=0.3", "k=5"],
     build: |values, shape| Box::new(TopK::new(values.kept(0, shape.values()), shape)),
 };

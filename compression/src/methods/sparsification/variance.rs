@@ -12,7 +12,7 @@
 use super::sparse::{Choose, Sparse};
 use crate::Selection;
 use crate::codec::{Carried, Context, EncodeError, ReadError, Stats};
-use crate::entry::{Entry, Nature};
+use crate::entry::Entry;
 use crate::memory::{restore_values, save_values};
 use crate::wire::{Reader, Writer};
 use flexcomm_domain::spec::{Values, compressors};
@@ -20,8 +20,6 @@ use flexcomm_domain::spec::{Values, compressors};
 pub(super) const ENTRY: Entry = Entry {
     info: &compressors::VARIANCE,
     code: 73,
-    // What is sent is exact; there may be nothing to send.
-    nature: |_| Nature::Accumulated(|_, _| 0.0),
     examples: &["alpha=0.5", "alpha=1.5,zeta=0.9", ""],
     build: |values, shape| Box::new(Sparse::new(shape.values(), Variance::new(values, shape.values()))),
 };

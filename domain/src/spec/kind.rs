@@ -1,0 +1,89 @@
+//! A compressor by its name alone.
+
+use super::{CompressorInfo, Family, SpecError, find};
+use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
+use std::fmt;
+use std::str::FromStr;
+
+/// A compressor with any parameters and memory: `topk`, `fp16`, `powersgd`. What a job's policy allows.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct CompressorKind(&'static CompressorInfo);
+
+impl CompressorKind {
+    /// The compressor's name.
+    pub fn name(&self) -> &'static str {
+        self.0.name
+    }
+}
+
+impl From<&Family> for CompressorKind {
+    fn from(family: &Family) -> Self {
+        Self(family.any().compressor())
+    }
+}
+
+impl FromStr for CompressorKind {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        find(text).map(Self)
+    }
+}
+
+impl TryFrom<String> for CompressorKind {
+    type Error = SpecError;
+
+    fn try_from(text: String) -> Result<Self, SpecError> {
+        text.parse()
+    }
+}
+
+impl From<CompressorKind> for String {
+    fn from(kind: CompressorKind) -> Self {
+        kind.name().to_owned()
+    }
+}
+
+impl fmt::Display for CompressorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl PartialEq for CompressorKind {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for CompressorKind {}
+
+impl PartialOrd for CompressorKind {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for CompressorKind {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.name().cmp(other.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_names_and_unknown_ones_are_told_the_nearest() {
+        let kind = |text: &str| text.parse::<CompressorKind>();
+        assert_eq!(kind("topk").unwrap(), CompressorKind::from(&"topk(k=*)+ef(vanilla)".parse::<Family>().unwrap()));
+        assert_eq!(kind("u8bit").unwrap().name(), "eightbit", "by its name elsewhere");
+        for (text, expected) in [("topkk", "did you mean topk?"), ("topk(k=0.1)", "topk(k=0.1)"), ("", "\"\"")] {
+            let error = kind(text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

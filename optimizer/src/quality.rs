@@ -1,0 +1,109 @@
+//! What a step leaves of the gradient, and what that costs: every price of quality is [`Quality::steps`].
+
+use flexcomm_domain::{Gain, Strategy};
+use serde::{Deserialize, Serialize};
+
+/// What a step leaves of the mean gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Quality {
+    /// Share of the energy that is sent. All of it by an unbiased compressor without error feedback, whose loss is `variance`.
+    pub gain: Gain,
+    /// ω/N, the relative variance of the mean over ranks; 0 but for unbiased compressors without error feedback.
+    pub variance: f64,
+    /// Whether error feedback keeps what is not sent.
+    pub is_fed: bool,
+}
+
+impl Default for Quality {
+    /// Dense: nothing is lost.
+    fn default() -> Self {
+        Self { gain: Gain::FULL, variance: 0.0, is_fed: false }
+    }
+}
+
+impl Quality {
+    /// Of a strategy that sends this share of the energy, for a gradient of so many values on so many ranks. What is measured of
+    /// an unbiased compressor without error feedback, ‖C(g)‖²/‖g‖², is 1 + ω cut to a share: it says nothing, and does not count.
+    pub fn of(strategy: &Strategy, gain: Gain, (values, ranks): (u64, usize)) -> Self {
+        let spec = strategy.spec();
+        match spec.variance_of_mean(values, ranks) {
+            Some(variance) => Self { gain: Gain::FULL, variance, is_fed: false },
+            None => Self { gain, variance: 0.0, is_fed: spec.memory().is_some() },
+        }
+    }
+
+    /// Steps that make the progress of one dense step, `uncompensated` being the share u of the work that error feedback does
+    /// not make up for.
+    ///
+    /// Under error feedback 1 − u + u/gain. The form is that of its convergence bounds (Stich and Karimireddy, The
+    /// Error-Feedback Framework, 2020): gain divides only the term of the smooth, noiseless problem, not that of the stochastic
+    /// gradient. Without a memory nothing is made up for: u = 1.
+    ///
+    /// An unbiased compressor without memory takes 1 + ω/N: N ranks average errors that are independent and have mean 0, so
+    /// that E ‖mean C(g_i)‖² is at most (1 + ω/N) times that of gradients as they are, and the step size and with it the
+    /// progress of a step must be smaller by as much: L/μ·(1 + ω/N)·log 1/ε steps (Khirirat, Feyzmahdavian and Johansson,
+    /// Distributed learning with compressed gradients, 2018; Gorbunov, Hanzely and Richtárik, A unified theory of SGD, 2020).
+    pub fn steps(&self, uncompensated: f64) -> f64 {
+        self.steps_losing(self.lost(uncompensated))
+    }
+
+    /// The same as if nothing were made up for: the objective that strategies compete by, whatever the policy.
+    pub fn inverse_gain(&self) -> f64 {
+        self.steps_losing(1.0)
+    }
+
+    /// The gain of which [`Self::inverse_gain`] is the inverse: what a least gain is compared with.
+    pub fn effective_gain(&self) -> f64 {
+        1.0 / self.inverse_gain()
+    }
+
+    /// The share of what is not sent that is lost.
+    pub(crate) fn lost(&self, uncompensated: f64) -> f64 {
+        if self.is_fed { uncompensated } else { 1.0 }
+    }
+
+    fn steps_losing(&self, lost: f64) -> f64 {
+        (1.0 - lost + lost / self.gain.get()) * (1.0 + self.variance)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::{prop_assert, proptest};
+
+    fn of(text: &str, gain: f64, ranks: usize) -> Quality {
+        Quality::of(&text.parse().unwrap(), Gain::new(gain).unwrap(), (1_000_000, ranks))
+    }
+
+    #[test]
+    fn what_is_fed_back_costs_its_share_and_what_is_not_costs_all() {
+        let steps = |text: &str| of(text, 0.25, 8).steps(0.1);
+        assert_eq!(steps("topk(k=0.1)+ef(vanilla)/allgather"), 0.9 + 0.1 * 4.0);
+        assert_eq!(steps("topk(k=0.1)/allgather"), 4.0);
+        assert_eq!(of("none/dense-ring", 1.0, 8).steps(0.1), 1.0);
+    }
+
+    /// What is measured of them cannot exceed 1, and 1 would make them as good as dense.
+    #[test]
+    fn unbiased_compressors_without_memory_cost_their_variance_over_the_ranks_whatever_gain_is_measured() {
+        for gain in [0.3, 1.0] {
+            let of = |text: &str, ranks| of(text, gain, ranks);
+            assert_eq!(of("randomk(k=0.1,scaled=true,shared=false)/allgather", 9).steps(0.1), 2.0);
+            assert_eq!(of("randomk(k=0.1,scaled=true)/dense-ring", 9).steps(0.1), 10.0, "all ranks draw alike");
+            assert_eq!(of("randomk(k=0.1,scaled=true,shared=false)/allgather", 9).effective_gain(), 0.5);
+            let fed = of("qsgd(s=7,norm=max)+ef(vanilla)/allgather", 9);
+            assert_eq!((fed.variance, fed.gain.get()), (0.0, gain), "error feedback makes a contraction of it");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn more_ranks_and_more_gain_never_cost_more(gain in 0.01..1.0f64, ranks in 1usize..4096, u in 0.0..=1.0f64) {
+            for text in ["qsgd(s=4)/allgather", "topk(k=0.1)/allgather", "topk(k=0.1)+ef(vanilla)/allgather"] {
+                let (less, more) = (of(text, gain, ranks), of(text, (gain * 1.5).min(1.0), ranks + 1));
+                prop_assert!(more.steps(u) <= less.steps(u) && less.steps(u) >= 1.0 && less.steps(u) <= less.inverse_gain());
+            }
+        }
+    }
+}

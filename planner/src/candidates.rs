@@ -1,0 +1,58 @@
+//! Which compressors that a job offers are candidates, and why the others are not.
+
+use crate::Snapshot;
+use flexcomm_domain::{CompressorKind, Family};
+use flexcomm_optimizer::Space;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Why a compressor that the job offers is no candidate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LeftOut {
+    /// The job's policy does not list its kind.
+    Kind,
+    /// `planner.compressors` does not list it.
+    Config,
+    /// It is biased, and no error feedback makes up for that.
+    Biased,
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kind => "its kind is not in the job's policy",
+            Self::Config => "it is not in planner.compressors",
+            Self::Biased => {
+                "it is biased and without error feedback what it leaves out is lost: add +ef(vanilla), or allow it by \
+                 planner.biased_without_memory = true"
+            }
+        })
+    }
+}
+
+impl Snapshot {
+    /// Why a compressor is no candidate; none where it is one as soon as the job offers it.
+    pub fn left_out(&self, family: &Family) -> Option<LeftOut> {
+        let listed = self.config.compressors.as_ref().is_none_or(|only| only.contains(family));
+        let allowed = self.kinds.as_ref().is_none_or(|only| only.contains(&CompressorKind::from(family)));
+        let biased = family.any().is_biased_without_memory() && !self.config.biased_without_memory;
+        let reasons = [(!allowed, LeftOut::Kind), (!listed, LeftOut::Config), (biased, LeftOut::Biased)];
+        reasons.into_iter().find_map(|(holds, why)| holds.then_some(why))
+    }
+
+    /// The candidates: what the job offers and its policy and the settings allow.
+    pub fn space(&self) -> Space {
+        Space {
+            crs: self.config.crs.clone(),
+            compressors: self.offer.codecs.keys().copied().filter(|family| self.left_out(family).is_none()).collect(),
+            collectives: self.offer.collectives.clone(),
+            selections: self.config.selections.clone(),
+        }
+    }
+
+    /// What the job offers and is no candidate, each with the reason.
+    pub(crate) fn all_left_out(&self) -> Vec<(Family, LeftOut)> {
+        self.offer.codecs.keys().filter_map(|family| Some((*family, self.left_out(family)?))).collect()
+    }
+}
