@@ -42,6 +42,16 @@ def test_a_rank_that_fails_in_a_pass_with_a_nan_leaves_no_other_waiting(seen):
     assert [(kind, steps) for kind, _, steps in found[:1] + found[2:]] == [("NotFiniteError", 7)] * 3
 
 
+@pytest.mark.parametrize(
+    "strategy", ["topk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.1)+ef(vanilla)/art-ring:star", "powersgd(rank=2)+ef(vanilla)", "fp16+ef(vanilla)"]
+)
+def test_a_codec_that_fails_ends_the_step_on_all_ranks_with_its_rank_and_reason(seen, strategy):
+    for rank in seen:
+        kind, text, steps = rank[f"codec {strategy}"]
+        assert kind == "FlexcommError" and "rank 2 could not do its part: " in text and "values" in text, text
+        assert steps == 7
+
+
 def test_two_backward_passes_in_one_batch_are_refused_on_all_ranks_at_once(seen):
     for rank in seen:
         for once, error in rank["twice"]:

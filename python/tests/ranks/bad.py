@@ -398,6 +398,37 @@ def passed_by():
     return error_of(run)[:2] + (len(answers),)
 
 
+class Short:
+    """A core that is given a value too few of every gradient, as if the codec could not take it."""
+
+    def __init__(self, core):
+        self._core = core
+
+    def __getattr__(self, name):
+        return getattr(self._core, name)
+
+    def begin_exchange(self, index, gradient, rates):
+        return self._core.begin_exchange(index, (gradient[0], gradient[1] - 1), rates)
+
+
+def codec_fails(rank, strategy):
+    """The codec of one rank fails in the eighth step."""
+    model = ddp(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = flexcomm.torch.attach(model, optimizer, strategy=strategy)
+
+    def run(steps):
+        for step in range(10):
+            if step == 7 and rank == 2:
+                session.hook._core = Short(session.hook._core)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(batch(step, rank)[0]), batch(step, rank)[1]).backward()
+            optimizer.step()
+            steps.append(step)
+
+    return error_of(run)
+
+
 def twice(rank, strategy):
     """Two synchronised backward passes in one batch of `batches()`, below DDP and with the hook; with no_sync() it is one."""
     agent = FakeAgent(FOLDER, f"t{strategy is None:d}{rank}").start()
@@ -446,4 +477,6 @@ with ranks() as (rank, world, seen):
     seen["fsdp"] = fsdp(rank)
     seen["broken"] = broken(rank)
     seen["fails alone"] = fails_alone(rank)
+    for strategy in (GATHER, "topk(k=0.1)+ef(vanilla)/art-ring:star", "powersgd(rank=2)+ef(vanilla)", "fp16+ef(vanilla)"):
+        seen[f"codec {strategy}"] = codec_fails(rank, strategy)
     seen["twice"] = [twice(rank, strategy) for strategy in (None, GATHER)]
