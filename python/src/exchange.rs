@@ -243,8 +243,10 @@ impl Core {
         });
         let ran = ran?;
         let mut session = self.lock();
-        if ran == Ran::Refused && fault.status != Status::Ready {
-            session.fault.get_or_insert(fault);
+        let known = session.fault.as_ref().map_or(Status::Ready, |known| known.status);
+        // A codec that failed counts before another bucket's gradient that was not finite.
+        if ran == Ran::Refused && (known == Status::Ready || fault.status == Status::Failed && known != Status::Failed) {
+            session.fault = Some(fault);
         }
         if let Some((leader, norms)) = led.filter(|_| ran == Ran::Good) {
             session.observe_leader(leader, norms);

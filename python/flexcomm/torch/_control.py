@@ -9,93 +9,114 @@ from __future__ import annotations
 import datetime
 import logging
 import weakref
+from typing import Any, Callable, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from flexcomm import _core
 from flexcomm._core import Core, FlexcommError
 
 logger = logging.getLogger("flexcomm")
 
-#: Control groups by the default group and their ranks. One for all models on the same ranks, whose collectives have one order on all
-#: of them anyway: torch names a group by the names that are taken, and so none may come and go with a session.
-_GROUPS: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = weakref.WeakKeyDictionary()
+_T = TypeVar("_T")
 
-#: How long the end of a session waits for a broadcast under way.
+#: Longer than any pause of a script between two steps: ranks that are lost are found by the gradients' group, or by their
+#: connections, which the system closes.
+_TIMEOUT = datetime.timedelta(days=7)
+
+#: How long the end of a session waits for what is under way.
 _LAST_WAIT = datetime.timedelta(seconds=1)
 
 
-class Control:
-    """One rank's side of the control group. Making the first is a collective of the ranks of ``group``."""
+def _gloo(group: dist.ProcessGroup | None, run: str) -> Any:
+    """A Gloo group of the ranks of ``group``, in their order; ``run`` is the same on all of them, and of no other group.
 
-    def __init__(self, core: Core, group: dist.ProcessGroup | None) -> None:
+    Not by `torch.distributed.new_group`: it names a group by how many others this process is in, so that ranks of which some are
+    in more groups than others would look for each other under different names. Only the store is none of torch's published
+    interface; it has been there since torch 1.
+    """
+    store = dist.PrefixStore(f"flexcomm/{run}", distributed_c10d._get_default_store())
+    return dist.ProcessGroupGloo(store, dist.get_rank(group), dist.get_world_size(group), timeout=_TIMEOUT)
+
+
+class Control:
+    """One rank's side of the control group. Making it is a collective of the ranks of ``group``."""
+
+    def __init__(self, core: Core, group: dist.ProcessGroup | None, run: str) -> None:
         if not dist.is_gloo_available():
             raise FlexcommError("failed to attach: this torch was built without Gloo, over which the ranks agree")
         self._core = core
-        ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
-        self._root = ranks[0]
-        self._world = len(ranks)
-        self._group = _group_of(tuple(ranks))
+        self._world = dist.get_world_size(group)
+        self._group = [_gloo(group, run)]
+        # Its threads must have ended when the interpreter does.
+        weakref.finalize(self, self._group.clear)
+        self._root = dist.BroadcastOptions()
+        self._root.rootRank = 0
         self._message = torch.zeros(_core.CONTROL_BYTES, dtype=torch.uint8)
         self._broadcast: dist.Work | None = None
         self._gathering: tuple[dist.Work, torch.Tensor] | None = None
+        self._broken: Exception | None = None
 
     def begin(self) -> None:
         """Begins a step, before its first bucket."""
+        self._unless_broken(self._begin)
+
+    def _begin(self) -> None:
         announces, answer = self._core.begin()
         if announces:
             self._core.write_control(self._place())
-            self._broadcast = dist.broadcast(self._message, self._root, group=self._group, async_op=True)
+            self._broadcast = self._group[0].broadcast([self._message], self._root)
         if answer is not None:
             self._gathering = self._launch(answer)
 
     def end(self) -> list[bytes]:
         """Ends a step: takes in what is due, before the core's. What all ranks have said of themselves, where that was
         gathered."""
-        if self._core.awaits_control():
-            broadcast, self._broadcast = self._broadcast, None
-            assert broadcast is not None
-            broadcast.wait()
+        return self._unless_broken(self._end)
+
+    def _end(self) -> list[bytes]:
+        if self._broadcast is not None and self._core.awaits_control():
+            self._broadcast.wait()
+            self._broadcast = None
             self._core.take_control(self._place())
         gathering, self._gathering = self._gathering, None
         return [] if gathering is None else self._arrived(gathering)
 
+    def _unless_broken(self, run: Callable[[], _T]) -> _T:
+        """After an error the ranks may not be in the same step any more: all that follows would be of another one."""
+        if self._broken is not None:
+            raise FlexcommError(f"failed to agree with the other ranks: {self._broken}; start the job anew") from self._broken
+        try:
+            return run()
+        except Exception as error:
+            self._broken = error
+            raise
+
     def gather(self, own: bytes) -> list[bytes]:
         """What every rank says, in rank order and in as many bytes as this one: on all ranks in the same step, and waited for."""
-        return self._arrived(self._launch(own))
+        return self._unless_broken(lambda: self._arrived(self._launch(own)))
 
     def close(self) -> None:
-        """Nothing is left under way, or the process could not end in order."""
-        if self._broadcast is not None:
-            try:
-                self._broadcast.wait(_LAST_WAIT)
-            except RuntimeError as error:
-                logger.info("the last control message did not arrive: %s", error)
+        """Waits for what is under way: the process could not end in order beside it."""
+        under_way = [self._broadcast, self._gathering and self._gathering[0]]
+        try:
+            for work in under_way:
+                if work is not None:
+                    work.wait(_LAST_WAIT)
+        except RuntimeError as error:
+            logger.info("the last control message did not arrive: %s", error)
 
     def _place(self) -> tuple[int, int]:
         return self._message.data_ptr(), self._message.numel()
 
     def _launch(self, own: bytes) -> tuple[dist.Work, torch.Tensor]:
-        arrived = torch.empty(self._world * len(own), dtype=torch.uint8)
+        arrived = torch.empty(self._world, len(own), dtype=torch.uint8)
         sent = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-        work = dist.all_gather_into_tensor(arrived, sent, group=self._group, async_op=True)
-        assert work is not None
-        return work, arrived
+        return self._group[0].allgather([list(arrived)], [sent]), arrived
 
     def _arrived(self, gathering: tuple[dist.Work, torch.Tensor]) -> list[bytes]:
         work, arrived = gathering
         work.wait()
-        return [bytes(part.tolist()) for part in arrived.view(self._world, -1)]
-
-
-def _group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
-    world = dist.group.WORLD
-    assert world is not None
-    groups = _GROUPS.setdefault(world, {})
-    if ranks not in groups:
-        made = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
-        # It is none only on ranks outside of the group.
-        assert isinstance(made, dist.ProcessGroup)
-        groups[ranks] = made
-    return groups[ranks]
+        return [bytes(part.tolist()) for part in arrived]

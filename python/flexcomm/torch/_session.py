@@ -286,7 +286,7 @@ class Session:
         self._core.set_run(everyone[0]["run"])
         steered = everyone[0]["socket"]
         self._core.steer(steered)
-        self._control = _checks.everywhere(lambda: Control(self._core, group), group)
+        self._control = _checks.everywhere(lambda: Control(self._core, group, everyone[0]["run"]), group)
         self._core.behave(not given.fixed, False)
         self._fixed = named.strategy if given.fixed else None
         tuner = _find_tuner(group, self._named)
@@ -424,8 +424,8 @@ class Session:
             self._look_at_unused()
             self._end_step(within_loop=False)
         self._control.begin()
-        self._rates.begin()
         self._in_step = True
+        self._rates.begin()
         # No backward pass: of a rank that has run out of batches, under `join()`.
         self._idle = not in_backward()
 

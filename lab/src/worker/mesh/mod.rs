@@ -191,7 +191,7 @@ impl Mesh {
         self.peers.get(rank.index())?.as_ref().map(|peer| peer.addr)
     }
 
-    /// Bytes of frames sent so far.
+    /// Bytes of exchanges' frames sent so far.
     pub fn bytes_sent(&self) -> u64 {
         self.bytes_sent
     }
@@ -255,7 +255,7 @@ impl Mesh {
             let early = std::mem::take(&mut frame.early);
             self.peer(frame.peer)?.control.extend(early);
         }
-        self.bytes_sent += posted.iter().chain(&*sends).map(|s| s.len() as u64).sum::<u64>();
+        self.bytes_sent += sends.iter().map(|s| s.len() as u64).sum::<u64>();
         done
     }
 
