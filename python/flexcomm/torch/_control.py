@@ -34,10 +34,10 @@ def _gloo(group: dist.ProcessGroup | None, run: str) -> Any:
     """A Gloo group of the ranks of ``group``, in their order; ``run`` is the same on all of them, and of no other group.
 
     Not by `torch.distributed.new_group`: it names a group by how many others this process is in, so that ranks of which some are
-    in more groups than others would look for each other under different names. Only the store is none of torch's published
+    in more groups than others would look for each other under different names. The default store is none of torch's published
     interface; it has been there since torch 1.
     """
-    store = dist.PrefixStore(f"flexcomm/{run}", distributed_c10d._get_default_store())
+    store = distributed_c10d.PrefixStore(f"flexcomm/{run}", distributed_c10d._get_default_store())
     return dist.ProcessGroupGloo(store, dist.get_rank(group), dist.get_world_size(group), timeout=_TIMEOUT)
 
 
