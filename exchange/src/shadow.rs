@@ -48,9 +48,9 @@ struct Part {
 impl Part {
     fn new(spec: &CompressorSpec, sample: Sample, residual: &[f32], member: Member) -> Result<Self, ExchangeError> {
         let param = Param { id: 0, len: sample.places.len(), cols: sample.cols };
-        let held = sample.places.of(residual);
-        let held = held.iter().any(|value| *value != 0.0).then_some(&held[..]);
-        let mut bucket = Bucket::new(0, vec![param], member, held)?;
+        let residual = sample.places.of(residual);
+        let residual = residual.iter().any(|value| *value != 0.0).then_some(&residual[..]);
+        let mut bucket = Bucket::new(0, vec![param], member, residual)?;
         bucket.prepare(spec, None)?;
         Ok(Self { sample, bucket: Box::new(bucket), gradient: Vec::new(), buffer: Vec::new() })
     }

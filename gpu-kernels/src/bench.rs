@@ -48,7 +48,7 @@ pub struct Row {
     pub decompress: Option<f64>,
 }
 
-/// What one rank sends of a gradient, with nothing held back before: version 2 of the format, without its header.
+/// What one rank sends of a gradient, with no residual before: version 2 of the format, without its header.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Message {
     /// As strategies name it, with its parameters.
@@ -58,7 +58,7 @@ pub struct Message {
     /// The payload.
     pub bytes: Vec<u8>,
     /// What stays for the next step.
-    pub held_back: Vec<f32>,
+    pub residual: Vec<f32>,
 }
 
 mod work;
@@ -108,14 +108,14 @@ impl Bench {
         let mut messages = Vec::new();
         for (method, work) in works() {
             if let Some(bytes) = buffers.message(work, &stream, room.span())? {
-                let held_back = buffers.held_back()?;
-                messages.push(Message { method, world: work.world(), bytes, held_back });
+                let residual = buffers.residual()?;
+                messages.push(Message { method, world: work.world(), bytes, residual });
             }
         }
         Ok(messages)
     }
 
-    /// For some k the gain of top-k with nothing held back before, and by how much it may be off.
+    /// For some k the gain of top-k with no residual before, and by how much it may be off.
     pub fn gains(&self, values: &[f32]) -> Result<Vec<(u64, f64, f64)>, BenchError> {
         let (buffers, stream) = (Buffers::new(&self.gpu, values)?, self.gpu.stream()?);
         buffers.forget()?;

@@ -4,7 +4,7 @@
 //! stream, launches, and waits for nothing.
 //!
 //! Payloads are those of the format; the header in front of them is the host's
-//! (`flexcomm_compression::wire`). What is held back stays on the device and goes on into the next step, whatever its
+//! (`flexcomm_compression::wire`). The residual stays on the device and goes on into the next step, whatever its
 //! method.
 
 mod agreed;
@@ -118,7 +118,7 @@ pub struct Gradient {
 #[derive(Debug)]
 pub struct Bucket {
     n: u64,
-    /// What the last step held back, and what the next one will.
+    /// The residual of the last step, and that of the next one.
     memory: [Span; 2],
     payload: Span,
     room: Room,
@@ -174,7 +174,7 @@ impl Bucket {
         Ok(sizes(n, methods).iter().sum())
     }
 
-    /// With nothing held back: clears the memory on the device's stream.
+    /// With no residual: clears the memory on the device's stream.
     pub fn new(device: &impl Device, (n, methods): (u64, &[Method]), lent: Span) -> Result<Self, LaunchError> {
         check(("the bucket's memory", lent, Self::bytes(n, methods)?), ALIGN)?;
         let [first, second, payload, indices, values, workspace, scratch] = split(lent, sizes(n, methods));
@@ -183,8 +183,8 @@ impl Bucket {
         Ok(Self { n, memory: [first, second], payload, room, open: None })
     }
 
-    /// What is held back, n f32: for checkpoints, and to fill when one is restored.
-    pub fn held_back(&self) -> Span {
+    /// The residual, n f32: for checkpoints, and to fill when one is restored.
+    pub fn residual(&self) -> Span {
         self.memory[0].part(0, 4 * self.n)
     }
 
@@ -199,7 +199,7 @@ impl Bucket {
         Feed { n, dtype: gradient.dtype, gradient: gradient.at, memory, fed, beta, gamma }
     }
 
-    /// After a step that does not count (some rank could not do its part): what is held back is as before it. Once a step.
+    /// After a step that does not count (some rank could not do its part): the residual is as before it. Once a step.
     pub fn put_back(&mut self) {
         self.memory.swap(0, 1);
     }
@@ -218,7 +218,7 @@ impl Bucket {
         Ok(payload)
     }
 
-    /// As [`Self::step`] for a strategy without error feedback: nothing is added to the gradient, and what is held back stays
+    /// As [`Self::step`] for a strategy without error feedback: nothing is added to the gradient, and the residual stays
     /// as it is.
     pub fn step_alone(
         &mut self,

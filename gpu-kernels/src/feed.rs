@@ -35,7 +35,7 @@ impl DType {
 
 /// A step's gradient and memory: g_e = beta m + gamma g.
 ///
-/// Two buffers of f32 take turns: `memory` is what the last step held back and is only read, `fed` becomes g_e and, once
+/// Two buffers of f32 take turns: `memory` is the residual of the last step and is only read, `fed` becomes g_e and, once
 /// what is sent is taken out of it, the memory of the next step. A captured graph fixes addresses: capture two, one
 /// for each order of the buffers.
 #[derive(Debug, Clone, Copy)]

@@ -257,19 +257,19 @@ impl Core {
         })
     }
 
-    /// What is held back, by parameter id, as float32 in native byte order.
-    fn held_back(&self, py: Python<'_>) -> PyResult<BTreeMap<u32, Vec<u8>>> {
+    /// The residuals, by parameter id, as float32 in native byte order.
+    fn residuals(&self, py: Python<'_>) -> PyResult<BTreeMap<u32, Vec<u8>>> {
         guard(py, || {
             let bytes = |values: Vec<f32>| values.iter().flat_map(|v| v.to_ne_bytes()).collect();
             Ok(self.lock().store.export()?.into_iter().map(|(id, values)| (id, bytes(values))).collect())
         })
     }
 
-    /// Replaces what is held back: id, address and length of float32 values; and the pipelines of a text: its text,
+    /// Replaces the residuals: id, address and length of float32 values; and the pipelines of a text: its text,
     /// the step that comes next, parameters' ids and bytes by bucket. Answers whether the pipelines go on: they do
     /// under the same text. Changes nothing when any of it does not fit.
     #[pyo3(signature = (state, text=None))]
-    fn hold_back(
+    fn set_residuals(
         &self,
         py: Python<'_>,
         state: Vec<(u32, usize, usize)>,

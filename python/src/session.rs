@@ -446,8 +446,8 @@ impl Session {
         let Some((shadow, _)) = self.shadow.as_mut().filter(|_| watches) else { return Ok(()) };
         let shared = self.store.bucket(bucket)?;
         let bucket_now = lock(&shared);
-        let held = if shadow.begins(bucket) { bucket_now.residual() } else { Vec::new() };
-        if let Err(error) = shadow.observe(bucket, bucket_now.params(), &held, gradient) {
+        let residual = if shadow.begins(bucket) { bucket_now.residual() } else { Vec::new() };
+        if let Err(error) = shadow.observe(bucket, bucket_now.params(), &residual, gradient) {
             tracing::warn!(%error, "the shadow trial is dropped");
             drop(bucket_now);
             self.shadow = None;

@@ -39,12 +39,12 @@ impl Core {
         let session = &mut *session;
         let shared = session.store.bucket(index)?;
         let mut bucket = lock(&shared);
-        // Waits, once for every bucket of a shadow trial, where a device has what is held back.
+        // Waits, once for every bucket of a shadow trial, where a device has the residual.
         bucket.copy_to_host()?;
         let Some((shadow, _)) = &mut session.shadow else { return Ok(Ok(())) };
         Ok(device_buffer((place.0, memory)).and_then(|buffer| {
-            let held = bucket.residual();
-            let residual = (index, &held[..]);
+            let residual = bucket.residual();
+            let residual = (index, &residual[..]);
             shadow.move_to_device(&device, residual, buffer).map_err(|why| why.to_string())
         }))
     }

@@ -13,13 +13,13 @@ const SCRIPT: &str = r#"
 import sys, torch
 device = torch.device("cuda", int(sys.argv[1]))
 g = torch.frombuffer(bytearray(sys.stdin.buffer.read()), dtype=torch.float32).to(device)
-held = 0.5 * g.flip(0)
+residual = 0.5 * g.flip(0)
 n = g.numel()
 
 def topk(share):
     k = min(max(1, int(n * share)), n)
     def run():
-        fed = g + held
+        fed = g + residual
         indices = torch.topk(fed.abs(), k, sorted=False).indices
         values = fed[indices]
         fed[indices] = 0.0
@@ -28,13 +28,13 @@ def topk(share):
 
 def cast(dtype):
     def run():
-        fed = g + held
+        fed = g + residual
         sent = fed.to(dtype)
         return sent, fed - sent.to(torch.float32)
     return run
 
 def signs():
-    fed = g + held
+    fed = g + residual
     sent = fed.sign()
     return sent, fed - sent
 

@@ -57,9 +57,9 @@ pub trait Codec: Send + std::fmt::Debug {
         Ok(energy)
     }
 
-    /// What was held back and is in the tensor that is encoded next, for codecs that tell it from the step's own gradient.
+    /// The residual in the tensor that is encoded next, for codecs that tell it from the step's own gradient.
     /// Not called where nothing was added. It is no state: [`Self::encode`] uses it up.
-    fn carried(&mut self, _held_back: &[f32], _share: Carried) {}
+    fn carried(&mut self, _residual: &[f32], _share: Carried) {}
 
     /// What the next tensor's k largest are to be looked for with, so that the pass that makes it can collect them; empty. A
     /// codec that lends it works the same without.

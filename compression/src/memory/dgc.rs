@@ -3,7 +3,7 @@
 //!
 //! Switch the optimiser's momentum off: what arrives has it.
 
-use super::{Feeding, HeldBack, Memory, Tensor, Units, restore_values, save_values};
+use super::{Feeding, Memory, Residual, Tensor, Units, restore_values, save_values};
 use crate::codec::{ReadError, Stats};
 use crate::wire::{Reader, Writer};
 
@@ -66,19 +66,19 @@ impl Memory for Dgc {
 
     /// v. Its parts were accumulated at the rates of their steps and are sent as gradients, as published; a memory that
     /// follows takes the last rate for all.
-    fn held_back(&self) -> HeldBack<'_> {
-        HeldBack { values: &self.accumulated, units: Units { learning_rate: self.learning_rate, weight: 1.0 } }
+    fn residual(&self) -> Residual<'_> {
+        Residual { values: &self.accumulated, units: Units { learning_rate: self.learning_rate, weight: 1.0 } }
     }
 
-    fn take_over(&mut self, held_back: HeldBack<'_>, learning_rate: f64) {
-        let ratio = held_back.units.ratio(learning_rate) as f32;
-        self.accumulated.iter_mut().zip(held_back.values).for_each(|(to, value)| *to = ratio * value);
+    fn take_over(&mut self, residual: Residual<'_>, learning_rate: f64) {
+        let ratio = residual.units.ratio(learning_rate) as f32;
+        self.accumulated.iter_mut().zip(residual.values).for_each(|(to, value)| *to = ratio * value);
         self.momentum.fill(0.0);
         self.learning_rate = Some(learning_rate);
     }
 
     fn save(&self, out: &mut Writer) {
-        self.held_back().units.save(out);
+        self.residual().units.save(out);
         save_values(&self.momentum, out);
         save_values(&self.accumulated, out);
     }

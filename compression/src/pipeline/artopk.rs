@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_and_what_is_held_back_add_up_for_every_compressor_that_selects() {
+    fn what_is_sent_and_the_residual_add_up_for_every_compressor_that_selects() {
         for spec in [
             "topk(k=0.1)+ef(vanilla)",
             "lwtopk(k=0.1)+ef(vanilla)",
@@ -189,7 +189,7 @@ mod tests {
                 assert!(mean.iter().any(|value| *value != 0.0), "{spec}");
                 sent.iter_mut().zip(mean).for_each(|(sum, mean)| *sum += 2.0 * mean);
             }
-            own.iter().for_each(|own| sent.iter_mut().zip(own.held_back()).for_each(|(sum, held)| *sum += held));
+            own.iter().for_each(|own| sent.iter_mut().zip(own.residual()).for_each(|(sum, residual)| *sum += residual));
             assert_eq!(sent, given, "{spec}");
         }
     }
@@ -212,12 +212,12 @@ mod tests {
     fn a_step_that_was_taken_goes_back_bit_for_bit() {
         let mut own = ranks("topk(k=0.1)+ef(vanilla)", 1);
         step(&mut own, 0, 0);
-        let before = own[0].held_back();
+        let before = own[0].residual();
         own[0].mark();
         step(&mut own, 1, 0);
-        assert_ne!(own[0].held_back(), before);
+        assert_ne!(own[0].residual(), before);
         own[0].undo().unwrap();
-        assert_eq!(own[0].held_back(), before);
+        assert_eq!(own[0].residual(), before);
         own[0].take(&mut Vec::new()).unwrap_err();
     }
 

@@ -78,8 +78,8 @@ impl Pipeline {
                 Some(memory) => memory.compensate(Tensor { range: range.clone(), gradient, fed, sieve }, feeding),
                 None => {
                     fed.copy_from_slice(gradient);
-                    let held = leftover.get(range.clone()).unwrap_or_default();
-                    fed.iter_mut().zip(held).for_each(|(to, held)| *to += owed * held);
+                    let residual = leftover.get(range.clone()).unwrap_or_default();
+                    fed.iter_mut().zip(residual).for_each(|(to, residual)| *to += owed * residual);
                     crate::kernels::stats(feeding.kernel, fed)
                 }
             });
@@ -95,15 +95,15 @@ impl Pipeline {
     fn tell_carried(&mut self, step: Step) {
         let owed = self.leftover_units.ratio(step.learning_rate) as f32;
         let Self { units, memory, leftover, kernel, .. } = self;
-        let (held, share) = match memory {
+        let (residual, share) = match memory {
             Some(memory) => {
                 let step = Feeding { learning_rate: step.learning_rate, kernel: *kernel };
-                (memory.held_back().values, memory.carried(step))
+                (memory.residual().values, memory.carried(step))
             }
             None if leftover.is_empty() => return,
             None => (&leftover[..], Carried::scaled(owed)),
         };
-        units.iter_mut().for_each(|unit| unit.codec.carried(&held[unit.range.clone()], share));
+        units.iter_mut().for_each(|unit| unit.codec.carried(&residual[unit.range.clone()], share));
     }
 
     /// Writes a round's message; with the last one the memory moves on.

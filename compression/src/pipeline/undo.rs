@@ -1,4 +1,4 @@
-//! Going back by one step without a copy of what is held back: memories and momenta swap the buffers of a step, and the
+//! Going back by one step without a copy of the residual: memories and momenta swap the buffers of a step, and the
 //! old ones lie in its scratch until the next.
 
 use super::{Pipeline, StateError};
@@ -105,13 +105,13 @@ mod tests {
             pipeline.compress(Gradient::F32(&gradient), step, &mut Writer::new()).unwrap();
         };
         step(&mut pipeline, 0);
-        let before = (pipeline.held_back(), pipeline.last_step());
+        let before = (pipeline.residual(), pipeline.last_step());
         pipeline.mark();
         step(&mut pipeline, 1);
-        assert_ne!((pipeline.held_back(), pipeline.last_step()), before);
+        assert_ne!((pipeline.residual(), pipeline.last_step()), before);
         // Cut short, as no codec writes it.
         pipeline.mark.codecs.clear();
         pipeline.undo().unwrap_err();
-        assert_eq!((pipeline.held_back(), pipeline.last_step()), before);
+        assert_eq!((pipeline.residual(), pipeline.last_step()), before);
     }
 }

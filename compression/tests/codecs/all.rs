@@ -336,10 +336,10 @@ fn messages_hold_several_tensors() {
                 for end in 0..out.len() {
                     assert!(pipeline.decompress(&out.bytes()[..end], 2, &mut mean).is_err(), "{text} cut at {end}");
                 }
-                let held = pipeline.held_back();
+                let residual = pipeline.residual();
                 for i in 0..gradient.len() {
                     pipeline.decompress(out.bytes(), 2, &mut mean).unwrap();
-                    let off = (mean[i] + held[i] - gradient[i]).abs();
+                    let off = (mean[i] + residual[i] - gradient[i]).abs();
                     assert!(off <= 1e-5 * gradient[i].abs().max(mean[i].abs()), "{text}: value {i} off by {off}");
                 }
             }

@@ -31,7 +31,7 @@ fn top_k_in_the_pass_of_the_memory() {
             let (mut one, mut other) = (Writer::new(), Writer::new());
             for index in 0..5 {
                 let gradient = laplace(n, index);
-                let sum: Vec<f32> = fed.held_back().iter().zip(&gradient).map(|(held, g)| held + g).collect();
+                let sum: Vec<f32> = fed.residual().iter().zip(&gradient).map(|(residual, g)| residual + g).collect();
                 let a = fed.compress(Gradient::F32(&gradient), step(index), &mut one).unwrap();
                 let b = plain.compress(Gradient::F32(&sum), step(index), &mut other).unwrap();
                 assert_eq!((&one, a.energy), (&other, b.energy), "k = {k} of {n}, step {index}, {kernel:?}");
@@ -54,7 +54,7 @@ fn top_k_of_gradients_that_change() {
             if index % 4 == 3 {
                 gradient[700..].fill(scale);
             }
-            let sum: Vec<f32> = fed.held_back().iter().zip(&gradient).map(|(held, g)| held + g).collect();
+            let sum: Vec<f32> = fed.residual().iter().zip(&gradient).map(|(residual, g)| residual + g).collect();
             fed.compress(Gradient::F32(&gradient), step(index), &mut out[0]).unwrap();
             // One that has learned from the steps before, and one that has not.
             long.compress(Gradient::F32(&sum), step(index), &mut out[1]).unwrap();

@@ -12,7 +12,7 @@ use crate::auto::Leader;
 use crate::error::ExchangeError;
 use crate::head::{NOT_FINITE, STATUS_AT};
 use flexcomm_compression::codec::{EncodeError, ReadError};
-use flexcomm_compression::memory::{HeldBack, Units};
+use flexcomm_compression::memory::{Residual, Units};
 use flexcomm_compression::pipeline::{Pipeline, Step, factor};
 use flexcomm_compression::wire::{Reader, Writer, read_indices, write_message};
 use flexcomm_compression::{Energy, Layers as CpuLayers};
@@ -137,8 +137,8 @@ impl Bucket {
     fn plan(&self) -> Result<(Plan, Vec<Method>), OnHost> {
         let pipeline = &self.run.pipeline;
         let plan = Plan::new(pipeline.spec(), pipeline.layers(), self.member)?;
-        if !plan.keeps && pipeline.may_hold_back() {
-            // What an older strategy held back goes out first.
+        if !plan.keeps && pipeline.has_residual() {
+            // An older strategy's residual goes out first.
             return Err(OnHost::Parts(pipeline.spec().to_string()));
         }
         let methods = plan.methods(0).unwrap_or_default();
@@ -168,7 +168,7 @@ impl Bucket {
         let layers = Layers::new(device, (&lengths, &methods), memory.part(0, bytes))?;
         let residual = self.residual();
         let mut rest = &residual[..];
-        for (span, n) in layers.held_back().zip(&lengths) {
+        for (span, n) in layers.residual().zip(&lengths) {
             let (own, after) = rest.split_at((*n as usize).min(rest.len()));
             rest = after;
             if own.iter().any(|value| value.to_bits() != 0) {
@@ -190,7 +190,7 @@ impl Bucket {
         own.put_back();
         if own.plan.keeps {
             let mut values = Vec::with_capacity(self.run.pipeline.layers().values());
-            for span in own.layers.held_back() {
+            for span in own.layers.residual() {
                 let mut bytes = vec![0; span.bytes() as usize];
                 own.buffer.fetch(span, &mut bytes)?;
                 values.extend(f32s(&bytes));
@@ -200,8 +200,8 @@ impl Bucket {
                 true => Units::GRADIENTS,
                 false => Units::at(own.done[0].learning_rate),
             };
-            let held_back = HeldBack { values: &values, units };
-            let pipeline = Pipeline::holding(&spec, layers, self.member, held_back)?;
+            let residual = Residual { values: &values, units };
+            let pipeline = Pipeline::with_residual(&spec, layers, self.member, residual)?;
             self.run.pipeline = pipeline.after_step(own.done[0].step);
         }
         self.device = None;
@@ -538,7 +538,7 @@ impl OnDevice {
         let each = layers.ranges().zip(factors).flat_map(|(range, factor)| range.map(|_| *factor));
         let mut each = each.fuse();
         let mut scaled = Vec::new();
-        for span in self.layers.held_back() {
+        for span in self.layers.residual() {
             let mut bytes = vec![0; span.bytes() as usize];
             device.download(span, &mut bytes)?;
             for (value, factor) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(&mut each) {

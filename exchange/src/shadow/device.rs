@@ -106,10 +106,10 @@ impl Shadow {
     ) -> Result<(), OnHost> {
         let Some(own) = self.on_device.get_mut(bucket) else { return Err(OnHost::Absent) };
         let layers = Layers::new(device, (&own.lengths(), &own.methods(0)), memory)?;
-        for (part, memory) in own.parts.iter().zip(layers.held_back()) {
-            let held = part.sample.places.of(residual);
-            if held.iter().any(|value| *value != 0.0) {
-                let bytes: Vec<u8> = held.into_iter().flat_map(f32::to_le_bytes).collect();
+        for (part, memory) in own.parts.iter().zip(layers.residual()) {
+            let residual = part.sample.places.of(residual);
+            if residual.iter().any(|value| *value != 0.0) {
+                let bytes: Vec<u8> = residual.into_iter().flat_map(f32::to_le_bytes).collect();
                 device.upload(memory, &bytes)?;
             }
         }

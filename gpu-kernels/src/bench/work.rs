@@ -141,7 +141,7 @@ impl<'a> Buffers<'a> {
             workspace: gpu.allocate(workspace_bytes(n))?,
         };
         buffers.gradient.write(&bytes)?;
-        // What was held back looks like the gradient, turned around.
+        // The residual looks like the gradient, turned around.
         let turned: Vec<u8> = values.iter().rev().flat_map(|x| (0.5 * x).to_le_bytes()).collect();
         buffers.memory.write(&turned)?;
         let mut candidates: Vec<u8> =
@@ -196,7 +196,7 @@ impl<'a> Buffers<'a> {
         }
     }
 
-    /// What one rank sends with nothing held back before, where anything is sent.
+    /// What one rank sends with no residual before, where anything is sent.
     pub(super) fn message(&self, work: Work, stream: &Stream<'_>, to: Span) -> Result<Option<Vec<u8>>, BenchError> {
         let n = self.n;
         let work = match work {
@@ -246,13 +246,13 @@ impl<'a> Buffers<'a> {
         Ok(Some(bytes))
     }
 
-    /// Nothing was held back before.
+    /// There is no residual yet.
     pub(super) fn forget(&self) -> Result<(), MemoryError> {
         self.memory.write(&vec![0; 4 * self.n as usize])
     }
 
-    /// What is held back now.
-    pub(super) fn held_back(&self) -> Result<Vec<f32>, MemoryError> {
+    /// The residual now.
+    pub(super) fn residual(&self) -> Result<Vec<f32>, MemoryError> {
         let mut bytes = vec![0; 4 * self.n as usize];
         self.fed.read(&mut bytes)?;
         Ok(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())

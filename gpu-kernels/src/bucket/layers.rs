@@ -62,7 +62,7 @@ impl Layers {
         Ok(sizes(lengths, methods).iter().sum())
     }
 
-    /// With nothing held back: clears the memories on the device's stream.
+    /// With no residual: clears the memories on the device's stream.
     pub fn new(device: &impl Device, (lengths, methods): (&[u64], &[Method]), lent: Span) -> Result<Self, LaunchError> {
         check(("the bucket's memory", lent, Self::bytes(lengths, methods)?), ALIGN)?;
         let [memories, payloads, outcomes, indices, values, workspace, scratch] =
@@ -83,8 +83,8 @@ impl Layers {
         Ok(Self { layers, room, payloads, outcomes, open: None })
     }
 
-    /// What a layer holds back, f32: for checkpoints, and to fill when one is restored.
-    pub fn held_back(&self) -> impl Iterator<Item = Span> + '_ {
+    /// Each layer's residual, f32: for checkpoints, and to fill when one is restored.
+    pub fn residual(&self) -> impl Iterator<Item = Span> + '_ {
         self.layers.iter().map(|layer| layer.memory[0].part(0, 4 * layer.n))
     }
 
@@ -212,7 +212,7 @@ impl Layers {
         device.copy(layer.outcome, bucket.outcome())
     }
 
-    /// After a step with error feedback that does not count: what is held back is as before it. Once a step.
+    /// After a step with error feedback that does not count: the residual is as before it. Once a step.
     pub fn put_back(&mut self) {
         self.layers.iter_mut().for_each(|layer| layer.memory.swap(0, 1));
     }

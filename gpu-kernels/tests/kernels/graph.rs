@@ -114,9 +114,9 @@ const CALLS: [(&str, Call); 10] = [
 fn a_graph_does_to_new_values_what_its_calls_do() {
     let Some(gpu) = gpu() else { return again("graph::a_graph_does_to_new_values_what_its_calls_do") };
     let (before, after) = (heavy_tails(N as usize), heavy_tails(N as usize + 1)[1..].to_vec());
-    let held: Vec<f32> = before.iter().rev().map(|x| 0.5 * x).collect();
+    let residual: Vec<f32> = before.iter().rev().map(|x| 0.5 * x).collect();
     for (name, call) in CALLS {
-        let (direct, captured) = (Buffers::new(&after, &held), Buffers::new(&before, &held));
+        let (direct, captured) = (Buffers::new(&after, &residual), Buffers::new(&before, &residual));
         let stream = gpu.stream().unwrap();
         let graph = stream
             .graph::<BenchError>(|device| Ok(call(device, &captured)?))

@@ -27,7 +27,7 @@ pub fn check_random_k(device: &Emulated, (gradient, source): (&[f32], &Memory), 
     let factor = if scaled && k > 0 { (n as f64 / k as f64) as f32 } else { 1.0 };
     let mut memory = Memory::of(&vec![0.0f32; n]);
     let want = reference(&strategy, Gradient::F32(gradient), n);
-    for (index, (payload, held_back, energy, sent)) in want.into_iter().enumerate() {
+    for (index, (payload, residual, energy, sent)) in want.into_iter().enumerate() {
         let Run { step, feed } = fed_back(device, source, &memory, k as u64);
         let random = Random { seed: 1, step: index as u64, tensor: 0, rank: None };
         let scratch = Memory::new(subset_scratch(n as u64));
@@ -37,7 +37,7 @@ pub fn check_random_k(device: &Emulated, (gradient, source): (&[f32], &Memory), 
         let at = At { k: k as u64, indices: step.indices.span(), values: step.values.span() };
         gather(device, &feed, (&at, factor), step.workspace.span()).unwrap();
         assert_eq!(step.values.bytes(), payload, "{k} of {n}");
-        assert_eq!(bits(&step.fed.f32s()), bits(&held_back));
+        assert_eq!(bits(&step.fed.f32s()), bits(&residual));
         let outcome = step.outcome();
         assert!((outcome.fed - energy).abs() <= 1e-12 * energy && (outcome.sent - sent).abs() <= 1e-12 * sent);
         memory = step.fed;
@@ -68,9 +68,10 @@ fn ar_topk_takes_and_scatters_as_it_is_defined() {
         let k = n.div_ceil(7);
         let indices = naive::topk(chosen, k);
         // A memory that is not empty.
-        let [(_, held, ..), _] = reference(&format!("topk(k={})+ef(vanilla)", n.div_ceil(2)), Gradient::F32(own), n);
-        let memory = Memory::of(&held);
-        let mut left: Vec<f32> = held.iter().zip(own).map(|(held, own)| held + own).collect();
+        let [(_, residual, ..), _] =
+            reference(&format!("topk(k={})+ef(vanilla)", n.div_ceil(2)), Gradient::F32(own), n);
+        let memory = Memory::of(&residual);
+        let mut left: Vec<f32> = residual.iter().zip(own).map(|(residual, own)| residual + own).collect();
         let values: Vec<f32> = indices.iter().map(|i| left[*i as usize]).collect();
         let energy = |values: &[f32]| values.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
         let (fed, sent) = (energy(&left), energy(&values));

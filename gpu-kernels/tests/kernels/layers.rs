@@ -97,9 +97,9 @@ fn every_layer_is_compressed_by_itself_as_on_the_cpu() {
                 assert_eq!(sent, message.bytes()[header..], "{text}, step {index}");
                 let want = want.unwrap().energy;
                 assert!((energy.sent - want.sent).abs() <= 1e-6 * want.sent, "{text}: {energy:?} {want:?}");
-                let held: Vec<u8> = layers.held_back().flat_map(|span| read(&device, span)).collect();
-                let held_there: Vec<u8> = cpu.held_back().iter().flat_map(|x| x.to_le_bytes()).collect();
-                assert!(held == held_there || !keeps, "{text}, step {index}");
+                let residual: Vec<u8> = layers.residual().flat_map(|span| read(&device, span)).collect();
+                let residual_there: Vec<u8> = cpu.residual().iter().flat_map(|x| x.to_le_bytes()).collect();
+                assert!(residual == residual_there || !keeps, "{text}, step {index}");
                 layers.put_back();
                 layers.put_back();
             }
@@ -145,8 +145,8 @@ fn a_layers_payload_goes_to_any_byte_of_a_block() {
             let around = there[..front as usize].iter().chain(&there[(front + bytes) as usize..]);
             assert!(around.copied().all(|byte| byte == 0xa5), "{text}");
             assert_eq!(outcomes(&device, &layers)[0].bytes, bytes, "{text}");
-            let held: Vec<u8> = layers.held_back().flat_map(|span| read(&device, span)).collect();
-            assert!(held == cpu.held_back().iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>(), "{text}");
+            let residual: Vec<u8> = layers.residual().flat_map(|span| read(&device, span)).collect();
+            assert!(residual == cpu.residual().iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>(), "{text}");
         }
         drop(lent.bytes());
     }
@@ -165,12 +165,12 @@ fn a_refused_gradient_is_marked_and_sends_a_payload_of_the_same_length() {
         values[9] = if bad { f32::NAN } else { 4.0 };
         let (source, block) = (Memory::of(&values), Memory::of(&vec![1u8; 8 + bytes as usize]));
         let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
-        let before = layers.held_back().flat_map(|span| read(&device, span)).collect::<Vec<u8>>();
+        let before = layers.residual().flat_map(|span| read(&device, span)).collect::<Vec<u8>>();
         layers.step_to(&device, (gradient, true), (method, block.span().part(8, bytes))).unwrap();
         layers.mark(&device, block.span().part(4, 1), 2).unwrap();
         assert_eq!(block.bytes()[..8], [1, 1, 1, 1, marked, 1, 1, 1]);
         assert_eq!(block.bytes()[8..12], 20u32.to_le_bytes());
-        let after = layers.held_back().flat_map(|span| read(&device, span)).collect::<Vec<u8>>();
+        let after = layers.residual().flat_map(|span| read(&device, span)).collect::<Vec<u8>>();
         assert_eq!(before == after, bad);
         assert_eq!(outcomes(&device, &layers)[0].refused, bad);
     }
@@ -200,8 +200,8 @@ fn halves_at_odd_places_are_read_as_they_are() {
     let source = Memory::of(&halves);
     let gradient = Gradient { at: source.span(), dtype: DType::F16, weights: (1.0, 1.0) };
     layers.step(&device, (gradient, true), &methods).unwrap();
-    let held: Vec<u8> = layers.held_back().flat_map(|span| read(&device, span)).collect();
-    assert!(held == cpu.held_back().iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+    let residual: Vec<u8> = layers.residual().flat_map(|span| read(&device, span)).collect();
+    assert!(residual == cpu.residual().iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
 }
 
 #[test]
@@ -213,12 +213,12 @@ fn a_layer_that_fails_leaves_all_memories() {
     let source = Memory::of(&[1.0f32; 110]);
     let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
     layers.step(&device, (gradient, true), &methods).unwrap();
-    let held = |layers: &Layers| layers.held_back().map(|span| read(&device, span)).collect::<Vec<_>>();
-    let before = held(&layers);
+    let residual = |layers: &Layers| layers.residual().map(|span| read(&device, span)).collect::<Vec<_>>();
+    let before = residual(&layers);
     let bad = [Method::TopK(5), Method::TopK(61)];
     assert!(layers.step(&device, (gradient, true), &bad).is_err());
     assert!(layers.step(&device, (gradient, true), &bad[..1]).is_err());
-    assert_eq!(held(&layers), before);
+    assert_eq!(residual(&layers), before);
     assert!(matches!(Layers::bytes(&[1 << 30, 1 << 30], &methods), Err(LaunchError::TooLong(_))));
     assert!(matches!(Layers::bytes(&[u64::MAX, 2], &methods), Err(LaunchError::TooLong(_))));
     // Nothing at all.
@@ -303,8 +303,8 @@ fn payload(message: &[u8]) -> Vec<f32> {
     floats(&message[32 + 8 * usize::from(message[7])..])
 }
 
-/// PowerSGD of a bucket with vectors and matrices that gain nothing: every round's payload, the gradient, and what is held
-/// back, over steps with warm starts; one step in between does not count.
+/// PowerSGD of a bucket with vectors and matrices that gain nothing: every round's payload, the gradient, and the
+/// residual, over steps with warm starts; one step in between does not count.
 #[test]
 fn low_rank_layers_of_a_bucket_are_the_cpus() {
     let Some(device) = Emulated::new(4) else { return };
@@ -336,10 +336,10 @@ fn low_rank_layers_of_a_bucket_are_the_cpus() {
             (left, sum(&device, &right, &[vec![]]).0)
         };
         if index == 2 {
-            let before: Vec<_> = ranks.iter().map(|rank| read(&device, rank.bucket.held_back())).collect();
+            let before: Vec<_> = ranks.iter().map(|rank| read(&device, rank.bucket.residual())).collect();
             rounds(&mut ranks);
             ranks.iter_mut().for_each(|rank| rank.bucket.put_back());
-            assert!(ranks.iter().zip(before).all(|(rank, before)| read(&device, rank.bucket.held_back()) == before));
+            assert!(ranks.iter().zip(before).all(|(rank, before)| read(&device, rank.bucket.residual()) == before));
         }
         let (left, right) = rounds(&mut ranks);
         let step = Step { index, learning_rate: 0.1 };
@@ -372,8 +372,8 @@ fn low_rank_layers_of_a_bucket_are_the_cpus() {
             rank.cpu.mean(&all, index, &mut want).unwrap();
             let whole = norm(want.iter().map(|x| f64::from(*x)));
             near(&out.f32s(), &want, (whole, "the gradient"));
-            let held = floats(&read(&device, rank.bucket.held_back()));
-            near(&held, &rank.cpu.held_back(), (energy.fed.sqrt(), "what is held back"));
+            let residual = floats(&read(&device, rank.bucket.residual()));
+            near(&residual, &rank.cpu.residual(), (energy.fed.sqrt(), "the residual"));
         }
     }
     // A second round without a first, and a bucket of another length.

@@ -190,8 +190,8 @@ fn compare(shape: Shape, rank: u64, seed: u64) {
             let mut want = vec![0.0; shape.values()];
             pipeline.mean(&all, step, &mut want).unwrap();
             near(&mean, &want, "the gradient");
-            let held_back = pipeline.held_back();
-            near_beside(&process.memory.f32s(), &held_back, (sent.fed.sqrt(), "the memory"));
+            let residual = pipeline.residual();
+            near_beside(&process.memory.f32s(), &residual, (sent.fed.sqrt(), "the memory"));
         }
     }
 }
@@ -246,8 +246,8 @@ fn what_is_not_finite_sends_zeros_and_leaves_the_memory() {
     let shape = Shape { rows: 20, cols: 30 };
     let Some(device) = Emulated::new(2) else { return };
     let mut process = Process::new(shape, 2);
-    let held: Vec<f32> = gradient(shape, 3);
-    process.memory = Memory::of(&held);
+    let residual: Vec<f32> = gradient(shape, 3);
+    process.memory = Memory::of(&residual);
     process.factors[0] = Memory::of(&gradient(Shape { rows: 2, cols: 30 }, 6));
     let mut broken = gradient(shape, 4);
     broken[100] = f32::NAN;
@@ -258,7 +258,7 @@ fn what_is_not_finite_sends_zeros_and_leaves_the_memory() {
     let theirs = Memory::of(&gradient(Shape { rows: 20, cols: 2 }, 8));
     let q = process.right(&device, &theirs, 0.5);
     assert!(q.f32s().iter().all(|x| *x == 0.0) && process.outcome().refused);
-    assert_eq!(process.fed.f32s(), held);
+    assert_eq!(process.fed.f32s(), residual);
     // A step of zeros is no start for the next one.
     let warm = process.factors[0].f32s();
     process.end(&device, &q, 1.0);

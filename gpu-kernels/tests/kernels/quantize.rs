@@ -97,7 +97,7 @@ pub fn check(
         quantize(device, &feed, (method, random), payload.span(), workspace.span()).unwrap();
         let sent = message.bytes().len() - header;
         assert_eq!(payload.bytes()[..sent], message.bytes()[header..], "{name} of {n}, step {step}");
-        assert_eq!(bits(&fed.f32s()), bits(&rank.held_back().to_vec()), "{name} of {n}, step {step}");
+        assert_eq!(bits(&fed.f32s()), bits(&rank.residual().to_vec()), "{name} of {n}, step {step}");
         let outcome = workspace.outcome();
         assert_eq!((outcome.bytes, outcome.refused), (sent as u64, false), "{name} of {n}");
         let close = |a: f64, b: f64| (a - b).abs() <= 1e-6 * b.abs() + 1e-300;
@@ -150,7 +150,7 @@ fn columns_have_means_of_their_own() {
             let feed = feed((n, DType::F32), &source, zeros.span(), &fed);
             quantize(&device, &feed, (method, random), payload.span(), workspace.span()).unwrap();
             assert_eq!(payload.bytes(), message.bytes()[header..], "{what}: {rows} x {cols}");
-            assert_eq!(bits(&fed.f32s()), bits(&rank.held_back().to_vec()), "{what}: {rows} x {cols}");
+            assert_eq!(bits(&fed.f32s()), bits(&rank.residual().to_vec()), "{what}: {rows} x {cols}");
         }
     }
 }
@@ -193,7 +193,7 @@ fn halves_are_rounded_as_on_the_cpu() {
             let feed = feed((n, DType::F32), &source, zeros.span(), &fed);
             quantize(&device, &feed, (method, random), payload.span(), workspace.span()).unwrap();
             assert!(payload.bytes() == message.bytes()[32..], "{name} for {world}");
-            assert_eq!(bits(&fed.f32s()), bits(&rank.held_back().to_vec()));
+            assert_eq!(bits(&fed.f32s()), bits(&rank.residual().to_vec()));
         }
     }
 }

@@ -27,7 +27,7 @@ pub fn check(device: &Emulated, s: f64, gradient: &[f32]) {
         let (outcome, sent) = (step.outcome(), message.bytes().len() - header);
         assert_eq!(outcome.bytes, sent as u64, "{n}, step {index}");
         assert_eq!(payload.bytes()[..sent], message.bytes()[header..], "{n}, step {index}");
-        assert_eq!(bits(&step.fed.f32s()), bits(&cpu.held_back()), "{n}, step {index}");
+        assert_eq!(bits(&step.fed.f32s()), bits(&cpu.residual()), "{n}, step {index}");
         assert!((outcome.sent - want.energy.sent).abs() <= 1e-9 * want.energy.sent);
         let (out, mut mean) = (Memory::of(&vec![0.0f32; n]), vec![0.0; n]);
         // A payload may begin at any byte.

@@ -28,10 +28,10 @@ pub fn check(device: &Emulated, strategy: &str, form: Form, gradient: &[f32], me
     let source = Memory::of(gradient);
     let mut memory = Memory::of(&vec![0.0f32; n]);
     let want = reference(&format!("{strategy}+ef(vanilla)"), Gradient::F32(gradient), n);
-    for (index, (payload, held_back, _, sent)) in want.into_iter().enumerate() {
+    for (index, (payload, residual, _, sent)) in want.into_iter().enumerate() {
         let step = run(device, method(index as u64), &source, Some(&memory), form);
         assert_eq!(step.payload(), payload, "{strategy} of {n}, step {index}");
-        assert_eq!(bits(&step.fed.f32s()), bits(&held_back), "{strategy} of {n}, step {index}");
+        assert_eq!(bits(&step.fed.f32s()), bits(&residual), "{strategy} of {n}, step {index}");
         assert!((step.outcome().sent - sent).abs() <= 1e-12 * sent && !step.outcome().over);
         memory = step.fed;
     }

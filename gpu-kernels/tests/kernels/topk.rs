@@ -52,7 +52,7 @@ pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// The payload that the CPU side writes for the strategy, and what it holds back, after two steps of this gradient.
+/// The payload that the CPU side writes for the strategy, and its residual, after two steps of this gradient.
 pub fn reference(strategy: &str, gradient: Gradient<'_>, n: usize) -> [(Vec<u8>, Vec<f32>, f64, f64); 2] {
     let strategy = strategy.parse().unwrap();
     let mut rank = Pipeline::new(&strategy, Layers::fused(n).unwrap(), Member::alone(1));
@@ -62,14 +62,14 @@ pub fn reference(strategy: &str, gradient: Gradient<'_>, n: usize) -> [(Vec<u8>,
         let bytes = message.bytes();
         // Behind the header and its parameters.
         let payload = bytes[32 + 8 * usize::from(bytes[7])..].to_vec();
-        (payload, rank.held_back().to_vec(), outcome.energy.fed, outcome.energy.sent)
+        (payload, rank.residual().to_vec(), outcome.energy.fed, outcome.energy.sent)
     })
 }
 
 pub fn check_two_steps(device: &Emulated, k: usize, (dtype, gradient): (DType, &Memory), cpu: Gradient<'_>, n: usize) {
     let want = reference(&format!("topk(k={})+ef(vanilla)", k.max(1)), cpu, n);
     let mut memory = Some(Memory::of(&vec![0.0f32; n]));
-    for (payload, held_back, fed, sent) in want {
+    for (payload, residual, fed, sent) in want {
         let step = Step1::new(n as u64, k as u64);
         let feed = step.feed((n as u64, dtype), gradient, memory.as_ref());
         topk(device, &feed, (k as u64, &step.to(k as u64)), step.workspace.span()).unwrap();
@@ -77,7 +77,7 @@ pub fn check_two_steps(device: &Emulated, k: usize, (dtype, gradient): (DType, &
             .unwrap();
         let outcome = step.outcome();
         assert_eq!((outcome.kept as usize, outcome.refused, outcome.over), (k, false, false));
-        assert_eq!(bits(&step.fed.f32s()), bits(&held_back));
+        assert_eq!(bits(&step.fed.f32s()), bits(&residual));
         assert_eq!(step.payload(), payload);
         let close = |a: f64, b: f64| (a - b).abs() <= 1e-12 * b.abs();
         assert!(close(outcome.fed, fed) && close(outcome.sent, sent), "{outcome:?}, {fed}, {sent}");
@@ -200,13 +200,13 @@ fn weights_are_rounded_as_on_the_cpu() {
     let (_, gradient) = gradients(n).swap_remove(0);
     let want = reference("topk(k=30)+ef(vanilla,beta=0.7,gamma=0.3)", Gradient::F32(&gradient), n);
     let (source, mut memory) = (Memory::of(&gradient), Some(Memory::of(&[0.0f32; 3000])));
-    for (payload, held_back, ..) in want {
+    for (payload, residual, ..) in want {
         let step = Step1::new(n as u64, 30);
         let mut feed = step.feed((n as u64, DType::F32), &source, memory.as_ref());
         (feed.beta, feed.gamma) = (0.7, 0.3);
         topk(&device, &feed, (30, &step.to(30)), step.workspace.span()).unwrap();
         pack(&device, (&step.to(30), n as u64), (step.payload.span(), Form::FIXED), step.workspace.span()).unwrap();
-        assert_eq!((step.payload(), bits(&step.fed.f32s())), (payload, bits(&held_back)));
+        assert_eq!((step.payload(), bits(&step.fed.f32s())), (payload, bits(&residual)));
         memory = Some(step.fed);
     }
 }

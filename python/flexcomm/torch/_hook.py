@@ -171,7 +171,7 @@ class Hook:
         Whether a gradient that is not finite becomes NaN on all ranks (as GradScaler expects); otherwise
         :class:`NotFiniteError` is raised on all ranks.
     rates:
-        Learning rates of the step under way, for memories that rescale what they hold back when these change: the first
+        Learning rates of the step under way, for memories that rescale their residual when these change: the first
         group's, and those of the parameters with these ids where the optimizer has several groups.
     tuner:
         NCCL's tuner plugin, where every rank has it: allreduces then take the shape that the ranks agreed on.
@@ -442,7 +442,7 @@ class Hook:
                 if future is not None:
                     future.set_result(value)
             except Exception as error:
-                # The other buckets end too: what they hold back must be put back, and none is left under way.
+                # The other buckets end too: their residuals must be restored, and none is left under way.
                 failed = failed or error
         refused, self._refused = self._refused, False
         if refused:

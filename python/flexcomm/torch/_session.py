@@ -101,7 +101,7 @@ def attach(
     on_nonfinite:
         What a NaN or infinite gradient does when compressing: ``"raise"`` :class:`NotFiniteError` on all ranks, after
         which training may go on; ``"propagate"`` NaN to all ranks as dense DDP does, ``"auto"``: propagate when ``scaler``
-        is given. What the bucket with it holds back stays as it was. Where a rank has run out of batches under
+        is given. That bucket's residual stays as it was. Where a rank has run out of batches under
         ``model.join()``, ``"raise"`` warns on all ranks instead, and the gradients of that pass are zeros.
     shadow_share:
         Share of the coordinates that shadow trials look at, in (0, 1].
@@ -436,7 +436,7 @@ class Session:
             return
         self._unused_told = True
         logger.warning(
-            "a synchronised backward pass was not followed by a step of the optimizer that attach was given. What is held back "
+            "a synchronised backward pass was not followed by a step of the optimizer that attach was given. The residual "
             "of its gradients goes out with the next ones, also where the script throws them away: put no_sync() around "
             "forward and backward of passes whose gradients of this model are not used (a GAN's discriminator while the "
             "generator learns), and of all but the last of those that add up"
@@ -624,7 +624,7 @@ class Session:
         )
 
     def state_dict(self, consolidate: bool = False) -> dict[str, Any]:
-        """What this rank holds back, by parameter name; under a strategy that a text names also the state of its
+        """This rank's residuals, by parameter name; under a strategy that a text names also the state of its
         memory, momentum and codecs, and the step.
 
         Rank-local: save one per rank. With ``consolidate`` the mean over ranks, the same on every rank, which may be
@@ -664,7 +664,7 @@ class Session:
         self._may_take_over()
         _state.load(self._core, self._named, (self._rank, self._world), state)
         if self._plain or self._below:
-            # What it holds back goes out with the next gradients.
+            # The residual goes out with the next gradients.
             self._take_over()
 
     def close(self) -> None:

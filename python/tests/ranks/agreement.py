@@ -287,7 +287,7 @@ def halves(rank):
 
 
 def texts(rank, name, text):
-    """A strategy named by a text until the first decision, which takes over what was held back."""
+    """A strategy named by a text until the first decision, which takes over the residual."""
     run = Run(name, rank, lambda r: True, initial=text)
     run.train(8)
     named, before = run.session.strategy, run.session.state_dict()["held_back"]
@@ -301,9 +301,9 @@ def texts(rank, name, text):
     out = run.end()
     run.agent.wait_for("bye")
     reports = run.agent.of_kind("steps")
-    held = [sum(v.abs().sum().item() for v in state.values()) for state in (before, after["held_back"], run.session.state_dict()["held_back"])]
+    residual = [sum(v.abs().sum().item() for v in state.values()) for state in (before, after["held_back"], run.session.state_dict()["held_back"])]
     return out | {
-        "named": named, "under": under, "held": held, "text": "text" in after,
+        "named": named, "under": under, "residual": residual, "text": "text" in after,
         "reported": sorted({m["version"] for m in reports}),
         "ran": sorted({(m["version"], m["strategy"]) for m in reports}),
         "costs": [(s["comp_us"] > 0, s["bytes_sent"] > 0, 0 < s["gain"] <= 1) for m in reports if m["version"] == 0 for s in m["steps"]],
@@ -318,9 +318,9 @@ KINDS = [
 
 
 def kinds(rank):
-    """Every decision takes over what the one before holds back; a pipeline's too."""
+    """Every decision takes over the residual of the one before; a pipeline's too."""
     run = Run("kinds", rank, lambda r: r == 0)
-    held, in_force, lines = [], [], Lines()
+    residual, in_force, lines = [], [], Lines()
     if rank == 0:
         # It sends next to nothing without error feedback: said, and not followed.
         run.agent.publish(decision=decision(1, "variance/allgather"))
@@ -331,9 +331,9 @@ def kinds(rank):
         run.train(200, lambda version=version: run.session.version == version)
         run.train(4)
         in_force.append(run.session.strategy)
-        held.append(sum(v.abs().sum().item() for v in run.session.state_dict()["held_back"].values()))
+        residual.append(sum(v.abs().sum().item() for v in run.session.state_dict()["held_back"].values()))
     ran = sorted({(m["version"], m["strategy"]) for m in run.agent.of_kind("steps")}) if rank == 0 else []
-    return run.end() | {"in_force": in_force, "held": held, "ran": ran}
+    return run.end() | {"in_force": in_force, "residual": residual, "ran": ran}
 
 
 with ranks() as (rank, world, seen):

@@ -117,14 +117,14 @@ def train(rank, strategy, *, pretend=True, dtype=torch.float32, events={}, room=
         if step == options.get("bad", 9) and "on_nonfinite" in options and rank == 1:
             x[0, 0] = float("nan")
         optimizer.zero_grad()
-        held = session.state_dict()["held_back"] if "on_nonfinite" in options and step == 9 else None
+        residual = session.state_dict()["held_back"] if "on_nonfinite" in options and step == 9 else None
         try:
             torch.nn.functional.cross_entropy(model(x.to(dtype)).float(), y).backward()
         except flexcomm.FlexcommError as raised:
             error = type(raised).__name__
-        if held is not None:
+        if residual is not None:
             after = session.state_dict()["held_back"]
-            kept = all(torch.equal(after[name], values) for name, values in held.items()) and after.keys() == held.keys()
+            kept = all(torch.equal(after[name], values) for name, values in residual.items()) and after.keys() == residual.keys()
             nan = all(bool(p.grad.isnan().all()) for p in model.parameters())
             return {"error": error, "kept": kept, "nan": nan, "launched": launches(STREAM) - before}
         optimizer.step()

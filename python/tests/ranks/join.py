@@ -30,17 +30,17 @@ def train(rank, strategy, short, hooked=False, steered=None):
             # It comes while this rank gives zeros.
             agent.publish(decision=decision(1, steered))
 
-    # Rank 0 runs out first, after `short` batches; the others' last batches come while it gives zeros, and what it holds back.
+    # Rank 0 runs out first, after `short` batches; the others' last batches come while it gives zeros and its residual.
     with model.join():
         for number in range(short if rank == 0 else 14):
             step(number)
     steps, together = session._core.state()[5], same(parameters_hash(model.module))
     for number in range(14, 18):
         step(number)
-    held = sum(v.abs().sum().item() for v in session.state_dict()["held_back"].values())
+    residual = sum(v.abs().sum().item() for v in session.state_dict()["held_back"].values())
     # What is said of passes without an optimizer's step. Those of a rank that has run out have none.
     unused = [line for line in lines.take() if "no_sync()" in line]
-    return {"hashes": hashes, "steps": session._core.state()[5], "before": steps, "together": together, "held": held, "unused": unused,
+    return {"hashes": hashes, "steps": session._core.state()[5], "before": steps, "together": together, "residual": residual, "unused": unused,
             "version": session.version, "hook": len(model._comm_hooks)}
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of what is held back."""
+"""Checkpoints of the residual."""
 
 import copy
 import time
@@ -94,9 +94,9 @@ def unknown_to_ddp():
 
 
 def to_come(session, model):
-    """The parameters once all that is held back has gone out."""
-    held = session.state_dict(consolidate=True)["held_back"]
-    return [p.detach() - 0.05 * held[name].view_as(p) for name, p in model.module.named_parameters()]
+    """The parameters once all of the residual has gone out."""
+    residual = session.state_dict(consolidate=True)["held_back"]
+    return [p.detach() - 0.05 * residual[name].view_as(p) for name, p in model.module.named_parameters()]
 
 
 def gradients(model, x, y):
@@ -141,7 +141,7 @@ def in_trials(rank, turn, trials):
     said = [line for line in lines.take() if "in a live trial" in line]
     return {
         "trained": trained, "tried": tried, "loaded": loaded, "refused": refused, "said": said, "whole": whole,
-        "hash": parameters_hash(model.module), "held": total(session.state_dict()),
+        "hash": parameters_hash(model.module), "residual": total(session.state_dict()),
     }
 
 
@@ -174,7 +174,7 @@ class Picture(torch.nn.Module):
 
 
 def pictured(rank, memory_format, strategy, state=None):
-    """After four steps: the state, and what the core holds back of the weight, as it lies in memory."""
+    """After four steps: the state, and the weight's residual in the core, as it lies in memory."""
     model = ddp(Picture(memory_format))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     session = flexcomm.torch.attach(model, optimizer, strategy=strategy)
@@ -186,7 +186,7 @@ def pictured(rank, memory_format, strategy, state=None):
             model(torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(10 * step + rank))).backward()
             optimizer.step()
     weight = next(i for i, (name, _) in enumerate(session._named) if name == "layer.weight")
-    bits = session._core.held_back().get(weight, b"")
+    bits = session._core.residuals().get(weight, b"")
     return session.state_dict(), torch.frombuffer(bytearray(bits), dtype=torch.float32), session.state_dict(consolidate=True)
 
 
@@ -195,19 +195,19 @@ def laid_out_otherwise(rank, lines):
     out = []
     for strategy in (GATHER, "powersgd(rank=1)+ef(vanilla)"):
         last, rows, mean = pictured(rank, torch.channels_last, strategy)
-        held = last["held_back"]["layer.weight"]
+        residual = last["held_back"]["layer.weight"]
         alike, same_order, _ = pictured(rank, torch.channels_last, strategy, last)
         quiet = not any("another order" in line for line in lines.take())
         other, in_order, _ = pictured(rank, torch.contiguous_format, strategy, last)
         said = [line for line in lines.take() if "another order" in line]
         old = dict(last, format=2, held_back=dict(last["held_back"], **{"layer.weight": rows}))
         _, older, _ = pictured(rank, torch.channels_last, strategy, old)
-        by_index = held.view(4, 3, 3, 3)
+        by_index = residual.view(4, 3, 3, 3)
         out.append({
-            "moved": bool(held.any()) and torch.equal(in_order, held) and not torch.equal(rows, held),
+            "moved": bool(residual.any()) and torch.equal(in_order, residual) and not torch.equal(rows, residual),
             "kept": torch.equal(rows.view(4, 3, 3, 3).permute(0, 3, 1, 2), by_index) and torch.equal(same_order, rows),
             "older": torch.equal(older, rows),
-            "again": torch.equal(other["held_back"]["layer.weight"], held) and torch.equal(alike["held_back"]["layer.weight"], held),
+            "again": torch.equal(other["held_back"]["layer.weight"], residual) and torch.equal(alike["held_back"]["layer.weight"], residual),
             "empty": last["held_back"]["none"].numel() == mean["held_back"]["none"].numel() == 0,
             "said": quiet and len(said) == int("text" in last),
         })
@@ -282,7 +282,7 @@ with ranks() as (rank, world, seen):
         seen["hooks after a refused state"] = len(plain._comm_hooks)
     seen["unchanged"] = total(loaded.state_dict()) == total(mean)
 
-    # Going dense hands out all that was held back.
+    # Going dense hands out all of the residual.
     dense_model, dense_optimizer, dense = start("dense")
     dense.load_state_dict(own)
     train(rank, range(6), dense_model, dense_optimizer)

@@ -68,8 +68,8 @@ def train(
         out["short"] = short
     if strategy is not None:
         session._end_step(within_loop=False)
-        held = sum(len(v) // 4 for v in session._core.held_back().values())
-        out |= {"steps": session.step, "strategy": session.strategy, "held_back": held, "auto": session._core.auto()}
+        residual = sum(len(v) // 4 for v in session._core.residuals().values())
+        out |= {"steps": session.step, "strategy": session.strategy, "residual": residual, "auto": session._core.auto()}
     return out
 
 

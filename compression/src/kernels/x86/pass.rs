@@ -201,10 +201,10 @@ unsafe fn values_at<const MODE: u8>(buffers: &Buffers<'_>, at: usize) -> __m512 
         if MODE == READ {
             return value;
         }
-        let held = _mm512_loadu_ps(buffers.residual.as_ptr().add(at));
+        let residual = _mm512_loadu_ps(buffers.residual.as_ptr().add(at));
         match MODE & PLAIN {
-            PLAIN => _mm512_add_ps(held, value),
-            _ => _mm512_add_ps(_mm512_mul_ps(beta, held), _mm512_mul_ps(gamma, value)),
+            PLAIN => _mm512_add_ps(residual, value),
+            _ => _mm512_add_ps(_mm512_mul_ps(beta, residual), _mm512_mul_ps(gamma, value)),
         }
     }
 }
@@ -443,10 +443,10 @@ fn run_avx2<const MODE: u8>(buffers: Buffers<'_>, found: &mut Candidates) -> Fed
             let value = unsafe {
                 let mut value = _mm256_loadu_ps(buffers.gradient.as_ptr().add(at));
                 if MODE != READ {
-                    let held = _mm256_loadu_ps(buffers.residual.as_ptr().add(at));
+                    let residual = _mm256_loadu_ps(buffers.residual.as_ptr().add(at));
                     value = match MODE & PLAIN {
-                        PLAIN => _mm256_add_ps(held, value),
-                        _ => _mm256_add_ps(_mm256_mul_ps(beta, held), _mm256_mul_ps(gamma, value)),
+                        PLAIN => _mm256_add_ps(residual, value),
+                        _ => _mm256_add_ps(_mm256_mul_ps(beta, residual), _mm256_mul_ps(gamma, value)),
                     };
                     let to = buffers.fed.as_mut_ptr().add(at);
                     if MODE & STREAM == STREAM { stream256(to, value) } else { _mm256_storeu_ps(to, value) }

@@ -59,7 +59,7 @@ pub(super) trait Choose: Send + std::fmt::Debug {
     fn choose(&mut self, x: &[f32], context: &Context, selection: &mut Selection) -> Result<Stats, EncodeError>;
 
     /// As [`Codec::carried`].
-    fn carried(&mut self, _held_back: &[f32], _share: Carried) {}
+    fn carried(&mut self, _residual: &[f32], _share: Carried) {}
 
     /// As [`Codec::save`].
     fn save(&self, _out: &mut Writer) {}
@@ -140,8 +140,8 @@ impl<C: Choose> Codec for Sparse<C> {
         self.value_type = value_type;
     }
 
-    fn carried(&mut self, held_back: &[f32], share: Carried) {
-        self.rule.carried(held_back, share);
+    fn carried(&mut self, residual: &[f32], share: Carried) {
+        self.rule.carried(residual, share);
     }
 
     fn size(&self) -> Size {
