@@ -2,7 +2,7 @@
 
 The same network is trained by plain DDP (twice: their difference is this machine's noise), by DDP with torch's own
 `allreduce_hook`, by flexcomm dense without an agent (DDP by itself), with an agent in a process of its own (control word
-and telemetry below DDP; and with the hook, as it is after a decision for something else than dense), and with top-k at
+and telemetry in the process-group wrapper; and with the hook, as it is after a decision for something else than dense), and with top-k at
 0.01. In each turn every job makes a few steps, in an order that is drawn anew: a shared machine's speed changes within
 tenths of a second. Two more rows: the agent's job in a loop over `session.batches()`, and the same as the agent's
 with nothing reported, which tells what reporting costs (`telemetry`). Prints medians of the step time, and the ratio
@@ -75,7 +75,7 @@ class Silent:
     def finish(self, loss=None, ticket=None, answers=()):
         self._ticket += 1
         answer = self._core.finish(loss, self._ticket, list(answers))
-        self._core.told(self._ticket, None)
+        self._core.resolve(self._ticket, None)
         return answer
 
 

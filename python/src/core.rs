@@ -188,8 +188,8 @@ impl Core {
     /// Ends a step, after the optimizer. Answers what to do: 0 nothing, 1 another decision is in force, 2 take a
     /// snapshot (a trial starts), 3 restore (the next candidate), 4 restore (the trial is over), 5 keep what this step did
     /// (the trial is over, because its loop was left). With a `ticket` a device
-    /// has the step's times: `told` brings them later, and until then nothing that came after it is reported. `answers` are what
-    /// all ranks said of themselves, where that was gathered in this step.
+    /// has the step's times: `resolve` brings them later, and until then nothing that came after it is reported. `answers` are what
+    /// all ranks reported of themselves, where that was gathered in this step.
     #[pyo3(signature = (loss=None, ticket=None, answers=None))]
     fn finish(
         &self,
@@ -217,12 +217,12 @@ impl Core {
     /// The seconds of computing, compressing, collectives and all of a step that ended with this ticket; none: they will
     /// never be known, and the step is not reported.
     #[pyo3(signature = (ticket, times=None))]
-    fn told(&self, ticket: u64, times: Option<[f64; 4]>) {
+    fn resolve(&self, ticket: u64, times: Option<[f64; 4]>) {
         let duration = |seconds: f64| Duration::try_from_secs_f64(seconds).ok();
         let times = times.and_then(|[compute, comp, sync, step]| {
             Some([duration(compute)?, duration(comp)?, duration(sync)?, duration(step)?])
         });
-        self.lock().told(ticket, times);
+        self.lock().resolve(ticket, times);
     }
 
     /// Seconds that the caller itself has compressed: before a collective, where backward waited for it, or after one.
@@ -372,7 +372,7 @@ impl Core {
     /// Hands the last reports to the agent and says goodbye.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         guard(py, || {
-            self.lock().last_words();
+            self.lock().flush();
             Ok(())
         })
     }

@@ -7,7 +7,6 @@ mod dense;
 mod device;
 mod exchange;
 mod guard;
-mod late;
 mod log;
 mod memory;
 mod meter;
@@ -15,6 +14,7 @@ mod names;
 mod report;
 mod session;
 mod shadows_on;
+mod telemetry;
 mod tensor;
 
 use pyo3::prelude::*;

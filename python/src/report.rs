@@ -7,7 +7,7 @@ use flexcomm_wire::{AppliedReport, FromTrainer, MAX_STEPS, StepRecord, StepsRepo
 use std::time::{Duration, Instant};
 
 /// How long the end of the job waits for the agent to take the last reports.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Least gain in a report: gain is a share above 0, and a rank whose own part was empty still reports.
 pub const LEAST_GAIN: f64 = 1e-9;
@@ -114,7 +114,7 @@ impl Reporter {
     pub fn finish(&mut self) {
         self.flush();
         if let Some(client) = self.client.take() {
-            client.finish(LAST_WORDS);
+            client.finish(FLUSH_TIMEOUT);
         }
     }
 }

@@ -3,7 +3,7 @@
 import pytest
 from conftest import torchrun
 
-ALL = ["late", "dead 2", "dead 0", "restarted", "silent", "backwards", "below", "below large", "foreign", "shadowed", "halves", "sum text", "gather text"]
+ALL = ["late", "dead 2", "dead 0", "restarted", "silent", "backwards", "wrapped", "wrapped large", "foreign", "shadowed", "halves", "sum text", "gather text"]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_versions_twice_and_backwards(seen):
         assert rank["backwards"]["strategy"] == "topk(k=0.05)+ef(vanilla)/art-ring:var"
 
 
-@pytest.mark.parametrize("name", ["below", "below large"])
+@pytest.mark.parametrize("name", ["wrapped", "wrapped large"])
 def test_ddp_has_no_hook_while_dense(seen, name):
     for number, rank in enumerate(seen):
         rank = rank[name]

@@ -90,7 +90,7 @@ def check_reports(own, lag):
 def test_steps_that_a_device_did_are_reported_late_and_in_order(seen):
     for own in seen:
         check_reports(own["reported host"], 1)
-        check_reports(own["reported below"], 16)
+        check_reports(own["reported wrapped"], 16)
         got = own["reported"]
         check_reports(got, 16)
         # Nothing of version 1 before it was said to be in force, and nothing of version 0 after that.
@@ -126,7 +126,7 @@ def test_shadows_look_at_gradients_where_they_are_and_wait_for_nothing(seen):
             runs = own[f"shadows {strategy}"]
             host, device, late, halves = (runs[name] for name in ("host", "device", "late", "halves"))
             assert {run["hash"] for name, run in runs.items() if name != "halves"} == {host["hash"]}
-            # Dense begins a step later: DDP takes the hook in first.
+            # Dense begins a step later: DDP gets the hook first.
             steps = 29 if strategy == "dense" else 30
             assert host["steps"] == device["steps"] == steps and host["gains"] == pytest.approx(device["gains"], rel=1e-12)
             # Their numbers come later, without a wait of their own: dense has none, and top-k one per step as ever.

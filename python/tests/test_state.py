@@ -83,7 +83,7 @@ def test_a_refused_state_leaves_the_model_without_the_hook(seen):
     assert all(rank["hooks after a refused state"] == 0 for rank in seen)
 
 
-def test_ddp_is_gone_below_only_where_the_values_of_its_buckets_are_known(seen):
+def test_the_group_is_wrapped_only_where_the_values_of_its_buckets_are_known(seen):
     assert all(rank["fits"] == [True, True, False, False, False] for rank in seen)
 
 

@@ -153,8 +153,8 @@ def hooked(run):
     return len(run.model._comm_hooks) == 1
 
 
-def below(rank, name, sizes):
-    """While dense, DDP needs no hook, and gives what it gives without flexcomm; ranks may take the hook in at different
+def wrapped(rank, name, sizes):
+    """While dense, DDP needs no hook, and gives what it gives without flexcomm; ranks may register the hook at different
     times, and leave out the optimizer's step."""
     run = Run(name, rank, lambda r: True, sizes)
     plain = ddp(network(sizes))
@@ -190,7 +190,7 @@ def below(rank, name, sizes):
 
 
 def sums(rank, trio):
-    """Three ranks, dense, with an agent, below DDP and with the hook, beside plain DDP from the same parameters in every step:
+    """Three ranks, dense, with an agent, with the wrapper and with the hook, beside native DDP from the same parameters in every step:
     steps whose gradients have the same bits."""
     runs = []
     for hooked, sizes in itertools.product((False, True), ((20, 61, 2), LARGE)):
@@ -200,7 +200,7 @@ def sums(rank, trio):
         session = flexcomm.torch.attach(model, optimizer, socket=str(agent.path))
         agent.wait_for("hello")
         if hooked:
-            session._take_over()
+            session._register_hook()
         exact = []
         for step in range(40):
             plain.load_state_dict(model.state_dict())
@@ -345,8 +345,8 @@ with ranks() as (rank, world, seen):
     seen["restarted"] = restarted(rank)
     seen["silent"] = silent(rank)
     seen["backwards"] = backwards(rank)
-    for name, sizes in (("below", SMALL), ("below large", LARGE)):
-        seen[name] = below(rank, name, sizes)
+    for name, sizes in (("wrapped", SMALL), ("wrapped large", LARGE)):
+        seen[name] = wrapped(rank, name, sizes)
     trio = dist.new_group([0, 1, 2])
     if rank < 3:
         seen["sums"] = sums(rank, trio)

@@ -399,7 +399,7 @@ def passed_by():
 
 
 def twice(rank, strategy):
-    """Two synchronised backward passes in one batch of `batches()`, below DDP and with the hook; with no_sync() it is one."""
+    """Two synchronised backward passes in one batch of `batches()`, with the wrapper and with the hook; with no_sync() it is one."""
     agent = FakeAgent(FOLDER, f"t{strategy is None:d}{rank}").start()
     model = ddp(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -14,7 +14,7 @@ from fake_agent import FakeAgent, decision, trial
 
 import flexcomm.torch
 from flexcomm.torch import _device
-from flexcomm.torch._vault import Vault
+from flexcomm.torch._storage import SnapshotStorage
 
 STEPS, STREAM = 12, 0x5EED
 TOPK = "topk(k=0.05)+ef(vanilla)/allgather"
@@ -240,7 +240,7 @@ def reported(rank, name, *, options={}, steps=60, decide=None, pretend=True):
 
 
 def tried(rank):
-    """A live trial, begun below DDP, whose iterations' times come after it has ended."""
+    """A live trial, begun with the wrapper, whose iterations' times come after it has ended."""
     agent = FakeAgent(FOLDER, f"tr{rank}").start()
     model = ddp(network((20, 48, 40, 2)), bucket_cap_mb=0.006)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -292,7 +292,7 @@ def snapped(rank, name, trials):
     session = flexcomm.torch.attach(model, optimizer, socket=str(agent.path), extra=[greedy])
     cuda = greedy.cuda = Pretended()
     session.hook._device = _device.Device(session._core, None, cuda)
-    session._vault = Vault(cuda)
+    session._storage = SnapshotStorage(cuda)
     agent.wait_for("hello")
     done, hashes, inside, taken, bytes_of = 0, [], 0, [], []
     # Loops of eleven batches: plans come in the middle of one, and between two.
@@ -302,7 +302,7 @@ def snapped(rank, name, trials):
             torch.nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
             inside += session.in_trial
-            bytes_of.append(sum(piece.numel() for own in session._vault._memory.values() for piece in own))
+            bytes_of.append(sum(piece.numel() for own in session._storage._memory.values() for piece in own))
             if session.in_trial:
                 taken.append(session.snapshot_bytes)
                 continue
@@ -381,8 +381,8 @@ def checkpoint(session):
 with ranks() as (rank, world, seen):
     seen["host"] = train(rank, TOPK, pretend=False)
     seen["device"] = train(rank, TOPK)
-    # Below DDP until a decision, without any driver; and then by whatever compresses here.
-    seen["reported below"] = reported(rank, "rb")
+    # The wrapper until a decision, without any driver; and then by whatever compresses here.
+    seen["reported wrapped"] = reported(rank, "rb")
     seen["reported"] = reported(rank, "rd", decide=TOPK)
     seen["tried"] = tried(rank)
     seen["snapped"] = [snapped(rank, "sa", {13: 1, 31: 2, 53: 3, 64: 4}), snapped(rank, "sb", {})]

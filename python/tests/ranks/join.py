@@ -91,7 +91,7 @@ with ranks() as (rank, world, seen):
                      "powersgd(rank=1)+ef(vanilla)"]:
         seen[strategy] = train(rank, strategy, 7)
     seen["dense hooked"] = train(rank, "dense", 7, hooked=True)
-    # DDP is dense by itself, and a rank that has run out takes in the hook.
+    # DDP is dense by itself, and a rank that has run out registers the hook.
     seen["decided"] = train(rank, None, 5, steered="topk(k=0.1)+ef(vanilla)/allgather")
     seen["steered"] = train(rank, None, 6, steered="none/dense-ring")
     # Before DDP has rebuilt its buckets, and before anything is compressed.

@@ -8,7 +8,7 @@ from common import FOLDER, Lines, batch, ddp, everywhere, network, parameters_ha
 from fake_agent import FakeAgent, trial
 
 import flexcomm.torch
-from flexcomm.torch import _below, _state
+from flexcomm.torch import _state, _wrapper
 
 GATHER = "topk(k=0.05)+ef(vanilla)/allgather"
 
@@ -39,7 +39,7 @@ def copies(rank, how):
     strategy = GATHER if how == "hooked" else None
     session = flexcomm.torch.attach(model, optimizer, strategy=strategy, socket=str(agent.path))
     if how == "taken over":
-        session._take_over()
+        session._register_hook()
     train(rank, range(3), model, optimizer)
     file = FOLDER / f"{how[0]}{rank}.pt"
     torch.save(model, file)
@@ -51,7 +51,7 @@ def copies(rank, how):
     same += [len(set(everywhere(parameters_hash(m.module)))) == 1 for m in (model, *made)]
     session.close()
     same += [attached_anew(rank, each) for each in made]
-    return all(same) and len(model._comm_hooks) == int(how != "below")
+    return all(same) and len(model._comm_hooks) == int(how != "wrapped")
 
 
 def attached_anew(rank, model):
@@ -78,7 +78,7 @@ def twice(rank):
 
 
 def unknown_to_ddp():
-    """Where DDP can be gone below."""
+    """Where DDP's process group can be wrapped."""
     class Complex(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -90,7 +90,7 @@ def unknown_to_ddp():
     thawed = ddp(thawed)
     thawed.module[0].bias.requires_grad_(True)
     part[0].bias.requires_grad_(False)
-    return [_below.fits(m) for m in (ddp(network()), ddp(part), frozen, thawed, ddp(Complex()))]
+    return [_wrapper.fits(m) for m in (ddp(network()), ddp(part), frozen, thawed, ddp(Complex()))]
 
 
 def to_come(session, model):
@@ -219,7 +219,7 @@ with ranks() as (rank, world, seen):
     seen["layouts"] = laid_out_otherwise(rank, lines)
     seen["in trials"] = [in_trials(rank, turn, trials) for turn, trials in enumerate((True, False))]
     seen["waits alone"] = waits_alone(rank)
-    seen["copies"] = [copies(rank, name) for name in ("below", "hooked", "taken over")]
+    seen["copies"] = [copies(rank, name) for name in ("wrapped", "hooked", "taken over")]
     seen["twice"] = twice(rank)
     seen["fits"] = unknown_to_ddp()
     model, optimizer, session = start()
