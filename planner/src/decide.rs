@@ -112,7 +112,7 @@ impl<'a> Call<'a> {
         let (s, moved) = (self.s, Moved { links: summary, config: &self.s.config, now: self.now });
         let known = self.memory.seen.len();
         let ended = self.memory.review_blocks(&moved, s.version(), |memory, blocked, evidence| {
-            guard::acquits(&guard::Look { s, memory, costs, links: summary, now: self.now }, blocked, evidence)
+            guard::clears(&guard::Look { s, memory, costs, links: summary, now: self.now }, blocked, evidence)
         });
         let what = ended.words();
         if what.is_some() || self.memory.seen.len() != known {
@@ -191,7 +191,7 @@ impl<'a> Call<'a> {
         let judgement = guard::judge(self.s, &mut self.memory, &costs, &links, self.now);
         let result = match judgement {
             Judgement::Roll(rollback) => Ok(self.roll_back(*rollback)),
-            Judgement::Stay(what) => self.complain(&costs, what),
+            Judgement::Stay(what) => self.report_regression(&costs, what),
             Judgement::Fine | Judgement::Suspect => self.choose(&costs),
         };
         // While links move nothing counts as solved: the reason names the network from which it all began.
@@ -219,7 +219,7 @@ impl<'a> Call<'a> {
     }
 
     /// Something is wrong but nothing known is better: the usual choice may still find a way out.
-    fn complain(&mut self, costs: &Costs, what: String) -> Result<Take, Hold> {
+    fn report_regression(&mut self, costs: &Costs, what: String) -> Result<Take, Hold> {
         if self.memory.guard_spoke == Some(self.s.version()) {
             return self.choose(costs);
         }

@@ -139,7 +139,7 @@ fn remembered_drift(s: &Snapshot, outcome: &Outcome, selector: Selector) -> f64 
 /// (ln CR, power) as remembered of a selector, by rising ratio.
 fn book(outcome: &Outcome, selector: Selector) -> Vec<(f64, f64)> {
     let of = outcome.memory.bias.iter().filter(|b| b.selector == selector);
-    // At dense there is no residual and nothing to flatter.
+    // At dense there is no residual and nothing to overrate.
     let mut known: Vec<(f64, f64)> = of.map(|b| (b.cr.get().ln(), b.power)).collect();
     if !known.is_empty() {
         known.push((0.0, 1.0));
