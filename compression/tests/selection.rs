@@ -64,8 +64,8 @@ fn check(method: (&str, f64), layers: &Layers, gradient: &[f32], seed: u64) {
         }
         assert_eq!((own.residual(), sent), (residual, chosen.clone()), "{}", label());
         let norm = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
-        let (fed, kept) = (norm(gradient), norm(&chosen));
-        assert!((energy.fed - fed).abs() <= 1e-12 * fed, "{}", label());
+        let (compensated, kept) = (norm(gradient), norm(&chosen));
+        assert!((energy.compensated - compensated).abs() <= 1e-12 * compensated, "{}", label());
         assert!((energy.sent - kept).abs() <= 1e-12 * kept, "{}", label());
         assert!((0.0..=1.0).contains(&energy.gain()), "{}", label());
     }

@@ -535,7 +535,7 @@ impl Bucket {
 
     /// AR-Topk: this rank's at the agreed indices, and what the leaders' choice is made by.
     fn values_and_norms(&self) -> Vec<u8> {
-        let norms = [self.energy.fed.sqrt() as f32, self.energy.fed as f32];
+        let norms = [self.energy.compensated.sqrt() as f32, self.energy.compensated as f32];
         self.values.iter().chain(&norms).flat_map(|value| value.to_le_bytes()).collect()
     }
 
@@ -714,7 +714,7 @@ impl Bucket {
     /// Of what error feedback makes up for, what counts as sent is what left the residual.
     fn count_what_left(&mut self) {
         if let Some(left) = self.run.pipeline.left_energy() {
-            self.energy.sent = (self.energy.fed - left).max(0.0);
+            self.energy.sent = (self.energy.compensated - left).max(0.0);
         }
     }
 }

@@ -99,15 +99,16 @@ impl Candidate {
 
     fn add(&mut self, weight: f64, energy: Energy) {
         self.energy.sent += weight * energy.sent;
-        self.energy.fed += weight * energy.fed;
+        self.energy.compensated += weight * energy.compensated;
     }
 
     /// The step under way is over.
     fn end_step(&mut self) {
-        if self.energy.fed > 0.0 {
+        if self.energy.compensated > 0.0 {
             self.gains += self.energy.gain();
             let keep = (-1.0 / RECENT_STEPS).exp();
-            self.recent = Energy { sent: keep * self.recent.sent, fed: keep * self.recent.fed } + self.energy;
+            self.recent =
+                Energy { sent: keep * self.recent.sent, compensated: keep * self.recent.compensated } + self.energy;
             self.steps += 1;
         }
         self.energy = Energy::default();

@@ -150,7 +150,7 @@ impl Bench {
 }
 
 fn copy(stream: &Stream<'_>, buffers: &Buffers<'_>) -> Result<f64, BenchError> {
-    let (to, from) = (buffers.fed.span(), buffers.gradient.span());
+    let (to, from) = (buffers.compensated.span(), buffers.gradient.span());
     stream.seconds(|device| Ok(device.copy(to, from)?))
 }
 
@@ -186,7 +186,7 @@ impl<'a> Power<'a> {
         let [p, q] = self.sent.each_ref().map(Allocation::span);
         let (factors, feed) = (Factors { warm, left, scratch }, buffers.feed());
         let step = low_rank::Step { n: buffers.n, workspace: buffers.workspace.span() };
-        let matrix = feed.fed.part(0, 4 * self.values);
+        let matrix = feed.compensated.part(0, 4 * self.values);
         low_rank::begin(&device, &feed, step.workspace)?;
         low_rank::left(&device, (self.layer, RANDOM), (matrix, &factors, p), &step)?;
         low_rank::right(&device, (self.layer, p, 1.0), (matrix, &factors, q), &step)?;

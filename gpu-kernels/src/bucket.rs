@@ -122,7 +122,7 @@ pub struct Bucket {
     memory: [Span; 2],
     payload: Span,
     room: Room,
-    /// What was fed and not taken yet, between the exchanges of a step that has several.
+    /// The compensated gradient, not taken yet, between the exchanges of a step that has several.
     open: Option<Feed>,
 }
 
@@ -195,8 +195,8 @@ impl Bucket {
 
     fn feed(&self, gradient: &Gradient) -> Feed {
         let (n, (beta, gamma)) = (self.n, gradient.weights);
-        let [memory, fed] = self.memory.map(|span| span.part(0, 4 * n));
-        Feed { n, dtype: gradient.dtype, gradient: gradient.at, memory, fed, beta, gamma }
+        let [memory, compensated] = self.memory.map(|span| span.part(0, 4 * n));
+        Feed { n, dtype: gradient.dtype, gradient: gradient.at, memory, compensated, beta, gamma }
     }
 
     /// After a step that does not count (some rank could not do its part): the residual is as before it. Once a step.

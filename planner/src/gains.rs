@@ -87,7 +87,7 @@ fn rebase(bias: &mut Bias, s: &Snapshot) {
     bias.power = power(profile.gain(bias.cr).get(), bias.shown.get()).unwrap_or(1.0);
 }
 
-/// Whether what one has shown says something of the other: ratios of error-fed selections lose alike, a quantizer's gain says
+/// Whether what one has shown says something of the other: ratios of selections with error feedback lose alike, a quantizer's gain says
 /// nothing of them.
 pub(crate) fn alike(one: Selector, other: Selector) -> bool {
     one == other || one.family.has_ratio() && other.family.has_ratio()

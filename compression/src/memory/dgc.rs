@@ -36,31 +36,31 @@ impl Dgc {
 
 impl Memory for Dgc {
     fn compensate(&mut self, tensor: Tensor<'_>, step: Feeding) -> Stats {
-        let (mu, Tensor { range, gradient, fed, .. }) = (self.mu, tensor);
+        let (mu, Tensor { range, gradient, compensated, .. }) = (self.mu, tensor);
         let own = self.momentum[range.clone()].iter().zip(&self.accumulated[range.clone()]);
         let state = self.next[range].iter_mut().zip(own);
-        for ((g, fed), (next, (u, v))) in gradient.iter().zip(fed.iter_mut()).zip(state) {
+        for ((g, compensated), (next, (u, v))) in gradient.iter().zip(compensated.iter_mut()).zip(state) {
             *next = mu * u + g;
-            *fed = v + *next;
+            *compensated = v + *next;
         }
-        crate::kernels::stats(step.kernel, fed)
+        crate::kernels::stats(step.kernel, compensated)
     }
 
-    fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {
+    fn update(&mut self, step: Feeding, compensated: &mut Vec<f32>) {
         // What differs from the sum that the codec saw was sent, in whole or in part.
-        for ((next, v), left) in self.next.iter_mut().zip(&self.accumulated).zip(fed.iter()) {
+        for ((next, v), left) in self.next.iter_mut().zip(&self.accumulated).zip(compensated.iter()) {
             if v + *next != *left {
                 *next = 0.0;
             }
         }
         std::mem::swap(&mut self.momentum, &mut self.next);
-        std::mem::swap(&mut self.accumulated, fed);
+        std::mem::swap(&mut self.accumulated, compensated);
         self.before = self.learning_rate.replace(step.learning_rate);
     }
 
-    fn undo(&mut self, fed: &mut Vec<f32>) {
+    fn undo(&mut self, compensated: &mut Vec<f32>) {
         std::mem::swap(&mut self.momentum, &mut self.next);
-        std::mem::swap(&mut self.accumulated, fed);
+        std::mem::swap(&mut self.accumulated, compensated);
         self.learning_rate = self.before;
     }
 

@@ -52,15 +52,15 @@ impl Memory for EfSign {
         Carried::scaled(self.weight(step))
     }
 
-    fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {
-        std::mem::swap(&mut self.residual, fed);
+    fn update(&mut self, step: Feeding, compensated: &mut Vec<f32>) {
+        std::mem::swap(&mut self.residual, compensated);
         self.before = (self.units, self.foreign);
         self.units = Units::at(step.learning_rate / self.unit(step));
         self.foreign = false;
     }
 
-    fn undo(&mut self, fed: &mut Vec<f32>) {
-        std::mem::swap(&mut self.residual, fed);
+    fn undo(&mut self, compensated: &mut Vec<f32>) {
+        std::mem::swap(&mut self.residual, compensated);
         (self.units, self.foreign) = self.before;
     }
 

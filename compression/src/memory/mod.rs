@@ -17,7 +17,7 @@ mod sgc;
 mod vanilla;
 
 use crate::Kernel;
-use crate::codec::{Carried, ReadError, Sieve, Stats};
+use crate::codec::{CandidateFilter, Carried, ReadError, Stats};
 use crate::kernels::{Added, Candidates, Feed};
 use crate::wire::{Reader, Writer};
 use flexcomm_domain::spec::{MemoryKind, Values};
@@ -49,13 +49,13 @@ pub trait Memory: Send + std::fmt::Debug {
         Carried::WHOLE
     }
 
-    /// psi: `fed`, of the whole bucket, holds phi − C(phi) and is swapped or copied in; its content afterwards is scratch. `step` is the same
+    /// psi: `compensated`, of the whole bucket, holds phi − C(phi) and is swapped or copied in; its content afterwards is scratch. `step` is the same
     /// as given to the [`Self::compensate`] before.
-    fn update(&mut self, step: Feeding, fed: &mut Vec<f32>);
+    fn update(&mut self, step: Feeding, compensated: &mut Vec<f32>);
 
-    /// Takes the last [`Self::update`] back, bit for bit; right after it, before any other [`Self::compensate`]. `fed` is what
+    /// Takes the last [`Self::update`] back, bit for bit; right after it, before any other [`Self::compensate`]. `compensated` is what
     /// that left.
-    fn undo(&mut self, fed: &mut Vec<f32>);
+    fn undo(&mut self, compensated: &mut Vec<f32>);
 
     /// The residual, where it is rescaled when the learning rate changes; none where rates leave it as it is.
     fn follows_rates(&mut self) -> Option<&mut [f32]> {
@@ -92,18 +92,18 @@ pub struct Tensor<'a> {
     /// Its gradient.
     pub gradient: &'a [f32],
     /// Becomes what the codec compresses.
-    pub fed: &'a mut [f32],
+    pub compensated: &'a mut [f32],
     /// Collects the codec's candidates where one pass does both.
-    pub sieve: Option<&'a mut Sieve>,
+    pub filter: Option<&'a mut CandidateFilter>,
 }
 
 impl Tensor<'_> {
-    /// `fed` = beta * residual + gamma * gradient, of the tensor's part of the bucket's residual, in one pass.
+    /// `compensated` = beta * residual + gamma * gradient, of the tensor's part of the bucket's residual, in one pass.
     fn add(self, kernel: Kernel, residual: &[f32], (beta, gamma): (f32, f32)) -> Stats {
-        let Self { range, gradient, fed, sieve } = self;
-        let added = Added { residual: &residual[range], beta, gamma, fed };
-        match sieve {
-            Some(sieve) => sieve.feed(kernel, gradient, added),
+        let Self { range, gradient, compensated, filter } = self;
+        let added = Added { residual: &residual[range], beta, gamma, compensated };
+        match filter {
+            Some(filter) => filter.feed(kernel, gradient, added),
             None => {
                 let feed = Feed { gradient, added: Some(added), floor: None };
                 kernel.feed(feed, &mut Candidates::default()).stats()

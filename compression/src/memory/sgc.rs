@@ -30,22 +30,22 @@ impl Sgc {
 impl Memory for Sgc {
     fn compensate(&mut self, tensor: Tensor<'_>, step: Feeding) -> Stats {
         let Self { alpha, epsilon, .. } = *self;
-        let Tensor { range, gradient, fed, .. } = tensor;
+        let Tensor { range, gradient, compensated, .. } = tensor;
         let state = self.next[range.clone()].iter_mut().zip(&self.accumulated[range]);
-        for ((g, fed), (next, u)) in gradient.iter().zip(fed.iter_mut()).zip(state) {
+        for ((g, compensated), (next, u)) in gradient.iter().zip(compensated.iter_mut()).zip(state) {
             *next = u + epsilon * g;
-            *fed = alpha * u + *next;
+            *compensated = alpha * u + *next;
         }
-        crate::kernels::stats(step.kernel, fed)
+        crate::kernels::stats(step.kernel, compensated)
     }
 
     fn carried(&self, _step: Feeding) -> Carried {
         Carried { weight: 1.0 + self.alpha, kept: 1.0 }
     }
 
-    fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {
+    fn update(&mut self, step: Feeding, compensated: &mut Vec<f32>) {
         let alpha = self.alpha;
-        for ((next, u), left) in self.next.iter_mut().zip(&self.accumulated).zip(fed.iter()) {
+        for ((next, u), left) in self.next.iter_mut().zip(&self.accumulated).zip(compensated.iter()) {
             if alpha * u + *next != *left {
                 *next = *left;
             }

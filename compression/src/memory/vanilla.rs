@@ -45,13 +45,13 @@ impl Memory for Vanilla {
         Carried::scaled(self.weight(step))
     }
 
-    fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {
-        std::mem::swap(&mut self.residual, fed);
+    fn update(&mut self, step: Feeding, compensated: &mut Vec<f32>) {
+        std::mem::swap(&mut self.residual, compensated);
         self.before = std::mem::replace(&mut self.units, Units::at(step.learning_rate));
     }
 
-    fn undo(&mut self, fed: &mut Vec<f32>) {
-        std::mem::swap(&mut self.residual, fed);
+    fn undo(&mut self, compensated: &mut Vec<f32>) {
+        std::mem::swap(&mut self.residual, compensated);
         self.units = self.before;
     }
 

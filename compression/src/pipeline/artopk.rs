@@ -33,11 +33,11 @@ impl Pipeline {
         gradient.check_length(n)?;
         self.feed(gradient, open.step)?;
         let context = self.context(open.step.index, 0);
-        let Self { units, fed, seen, selected, .. } = self;
+        let Self { units, compensated, seen, selected, .. } = self;
         selected.reset(n);
         for (unit, stats) in units.iter_mut().zip(seen.iter()).filter(|_| may_lead) {
             let context = Context { tensor: unit.tensor, known: Some(*stats), ..context };
-            let Some(own) = unit.codec.select(&fed[unit.range.clone()], &context)? else {
+            let Some(own) = unit.codec.select(&compensated[unit.range.clone()], &context)? else {
                 return Err(EncodeError::NoSelection(self.spec.compressor().name));
             };
             let first = unit.range.start as u32;
@@ -45,8 +45,8 @@ impl Pipeline {
             selected.values.extend_from_slice(own.values());
         }
         self.open = Some(open);
-        let fed = seen.iter().map(|stats| stats.energy).sum();
-        Ok(Energy { sent: selected.energy(), fed })
+        let compensated = seen.iter().map(|stats| stats.energy).sum();
+        Ok(Energy { sent: selected.energy(), compensated })
     }
 
     /// Replaces `out` by the message of the indices that this rank selected.
@@ -92,11 +92,12 @@ impl Pipeline {
         let Some(open) = self.open.take() else {
             return Err(EncodeError::Round { asked: INDICES, next: 0, rounds: INDICES });
         };
-        let Self { fed, agreed, .. } = self;
+        let Self { compensated, agreed, .. } = self;
         values.clear();
-        values.extend(agreed.iter().map(|index| fed[*index as usize]));
-        agreed.iter().for_each(|index| fed[*index as usize] = 0.0);
-        let energy = Energy { sent: kernels::energy(values), fed: self.seen.iter().map(|stats| stats.energy).sum() };
+        values.extend(agreed.iter().map(|index| compensated[*index as usize]));
+        agreed.iter().for_each(|index| compensated[*index as usize] = 0.0);
+        let energy =
+            Energy { sent: kernels::energy(values), compensated: self.seen.iter().map(|stats| stats.energy).sum() };
         self.settle(open);
         Ok(energy)
     }

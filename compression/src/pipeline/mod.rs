@@ -115,7 +115,7 @@ pub struct Pipeline {
     /// The gradient as f32, or with momentum.
     staged: Vec<f32>,
     /// What the codecs compress, then what they leave.
-    fed: Vec<f32>,
+    compensated: Vec<f32>,
     /// What a pass over each codec's values found.
     seen: Vec<Stats>,
     /// Room for the messages of an aggregation; empty.
@@ -150,7 +150,7 @@ impl Pipeline {
             last: None,
             // Room that is not written to costs nothing; the first gradient in halves may come late.
             staged: Vec::with_capacity(n),
-            fed: Vec::new(),
+            compensated: Vec::new(),
             seen: Vec::new(),
             readers: Vec::new(),
             factors: Vec::new(),

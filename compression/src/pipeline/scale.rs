@@ -18,8 +18,8 @@ pub(super) const FACTOR_BYTES: usize = 4;
 
 /// 1 / (1 + ω), from ‖C(e)‖² and ‖e‖²: above 0, at most 1.
 pub fn factor(energy: Energy) -> f32 {
-    match energy.sent > (1.0 + LEAST_VARIANCE) * energy.fed {
-        true => ((energy.fed / energy.sent) as f32).max(f32::MIN_POSITIVE),
+    match energy.sent > (1.0 + LEAST_VARIANCE) * energy.compensated {
+        true => ((energy.compensated / energy.sent) as f32).max(f32::MIN_POSITIVE),
         false => 1.0,
     }
 }

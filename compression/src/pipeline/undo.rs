@@ -47,13 +47,13 @@ impl Pipeline {
     /// # Errors
     /// There is no mark: none was set, or it was forgotten by a second step, a change of the strategy or the rate, or a restored state.
     pub fn undo(&mut self) -> Result<(), StateError> {
-        let Self { mark, units, momentum, memory, fed, .. } = self;
+        let Self { mark, units, momentum, memory, compensated, .. } = self;
         if mark.at == At::Nowhere {
             return Err(StateError::NoMark);
         }
         if mark.at == At::After {
             momentum.iter_mut().for_each(|momentum| momentum.undo());
-            memory.iter_mut().for_each(|memory| memory.undo(fed));
+            memory.iter_mut().for_each(|memory| memory.undo(compensated));
             std::mem::swap(&mut self.leftover, &mut mark.leftover);
             mark.at = At::Before;
         }

@@ -124,7 +124,7 @@ fn upload_words(device: &impl Copies, to: Span, words: impl Iterator<Item = [u8;
 }
 
 fn energy_of(outcome: &Outcome) -> Energy {
-    Energy { sent: outcome.sent, fed: outcome.fed }
+    Energy { sent: outcome.sent, compensated: outcome.compensated }
 }
 
 fn fetch_outcome(device: &impl Copies, from: Span) -> Result<Outcome, LaunchError> {
@@ -377,7 +377,7 @@ impl Bucket {
             device.download(own.layers.lists(k)?.indices, &mut bytes)?;
             own.selected.extend(bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)));
         }
-        self.energy = Energy { sent: if may_lead { outcome.sent } else { 0.0 }, fed: outcome.fed };
+        self.energy = Energy { sent: if may_lead { outcome.sent } else { 0.0 }, compensated: outcome.compensated };
         Ok(())
     }
 

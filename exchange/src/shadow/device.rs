@@ -140,7 +140,7 @@ impl Shadow {
             let Some(bytes) = bytes.first_chunk::<{ OUTCOME_BYTES as usize }>() else { continue };
             let outcome = Outcome::read(bytes);
             if let Some(candidate) = self.candidates.get_mut(part.candidate).filter(|_| !outcome.refused) {
-                candidate.add(part.sample.weight, Energy { sent: outcome.sent, fed: outcome.fed });
+                candidate.add(part.sample.weight, Energy { sent: outcome.sent, compensated: outcome.compensated });
             }
         }
         Ok(())
@@ -152,9 +152,9 @@ mod tests {
     use super::*;
 
     /// As a device leaves it.
-    fn outcome(fed: f64, sent: f64, refused: bool) -> Vec<u8> {
+    fn outcome(compensated: f64, sent: f64, refused: bool) -> Vec<u8> {
         let mut bytes = vec![0; Layers::OUTCOME as usize];
-        bytes[..8].copy_from_slice(&fed.to_le_bytes());
+        bytes[..8].copy_from_slice(&compensated.to_le_bytes());
         bytes[8..16].copy_from_slice(&sent.to_le_bytes());
         bytes[28] = u8::from(refused);
         bytes

@@ -102,7 +102,7 @@ fn compare(mixed: &mut [Bucket], host: &mut [Bucket], plan: &Plan, label: &str) 
         let [a, b] = [a.energy(), b.energy()];
         // The host looks at what is left in the residual, kernels at what the message holds.
         assert!(!copies || (a.gain() - b.gain()).abs() < 1e-6, "{label}: {a:?} {b:?}");
-        assert!((a.fed - b.fed).abs() <= 1e-6 * b.fed, "{label}: {a:?} {b:?}");
+        assert!((a.compensated - b.compensated).abs() <= 1e-6 * b.compensated, "{label}: {a:?} {b:?}");
     }
 }
 

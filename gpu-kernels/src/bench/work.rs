@@ -112,7 +112,7 @@ pub(super) struct Buffers<'a> {
     pub(super) n: u64,
     pub(super) gradient: Allocation<'a>,
     memory: Allocation<'a>,
-    pub(super) fed: Allocation<'a>,
+    pub(super) compensated: Allocation<'a>,
     payload: Allocation<'a>,
     indices: Allocation<'a>,
     pub(super) values: Allocation<'a>,
@@ -131,7 +131,7 @@ impl<'a> Buffers<'a> {
             n,
             gradient: full()?,
             memory: full()?,
-            fed: full()?,
+            compensated: full()?,
             payload: gpu.allocate(5 * n + 4096)?,
             indices: full()?,
             values: full()?,
@@ -152,8 +152,8 @@ impl<'a> Buffers<'a> {
     }
 
     pub(super) fn feed(&self) -> Feed {
-        let [gradient, memory, fed] = [&self.gradient, &self.memory, &self.fed].map(Allocation::span);
-        Feed { n: self.n, dtype: DType::F32, gradient, memory, fed, beta: 1.0, gamma: 1.0 }
+        let [gradient, memory, compensated] = [&self.gradient, &self.memory, &self.compensated].map(Allocation::span);
+        Feed { n: self.n, dtype: DType::F32, gradient, memory, compensated, beta: 1.0, gamma: 1.0 }
     }
 
     fn to(&self, room: u64) -> Selected {
@@ -254,7 +254,7 @@ impl<'a> Buffers<'a> {
     /// The residual now.
     pub(super) fn residual(&self) -> Result<Vec<f32>, MemoryError> {
         let mut bytes = vec![0; 4 * self.n as usize];
-        self.fed.read(&mut bytes)?;
+        self.compensated.read(&mut bytes)?;
         Ok(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
     }
 

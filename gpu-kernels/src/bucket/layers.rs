@@ -27,7 +27,7 @@ pub struct Layers {
     room: Room,
     payloads: Span,
     outcomes: Span,
-    /// Of AR-Topk: what was fed and not taken yet.
+    /// Of AR-Topk: the compensated gradient, not taken yet.
     pub(super) open: Option<Feed>,
 }
 

@@ -145,7 +145,7 @@ impl LowRanks {
         for (number, (layer, to)) in (0..).zip(self.parts(0, to)) {
             let Some((low_rank, factors)) = &layer.factors else { continue };
             let random = Random { tensor: random.tensor.wrapping_add(number), ..random };
-            let matrix = feed.fed.part(4 * layer.at, 4 * layer.n);
+            let matrix = feed.compensated.part(4 * layer.at, 4 * layer.n);
             left(device, (*low_rank, random), (matrix, factors, to), &step)?;
         }
         bucket.open = Some(feed);
@@ -166,7 +166,7 @@ impl LowRanks {
         let feed = bucket.open.take().ok_or(LaunchError::Order("the second round"))?;
         let step = Step { n: self.n, workspace: bucket.room.workspace };
         for ((layer, to), (_, sum)) in self.parts(1, to).zip(self.parts(0, mean.sum)) {
-            let matrix = feed.fed.part(4 * layer.at, 4 * layer.n);
+            let matrix = feed.compensated.part(4 * layer.at, 4 * layer.n);
             match &layer.factors {
                 Some((low_rank, factors)) => {
                     right(device, (*low_rank, sum, mean.scale), (matrix, factors, to), &step)?;

@@ -165,9 +165,10 @@ fn agreed_indices_take_what_the_cpu_takes() {
             if bid || rank == leader {
                 ranks[rank].choose(&device, gradient, (k, &to)).unwrap();
                 let residual = before.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
-                let fed: Vec<f32> = residual.zip(&gradients[rank]).map(|(residual, own)| residual + own).collect();
-                let selected = naive::topk(&fed, k as usize);
-                let energy: f64 = selected.iter().map(|i| f64::from(fed[*i as usize]).powi(2)).sum();
+                let compensated: Vec<f32> =
+                    residual.zip(&gradients[rank]).map(|(residual, own)| residual + own).collect();
+                let selected = naive::topk(&compensated, k as usize);
+                let energy: f64 = selected.iter().map(|i| f64::from(compensated[*i as usize]).powi(2)).sum();
                 let outcome = Outcome::read(read(&device, ranks[rank].outcome())[..].try_into().unwrap());
                 assert!((outcome.sent - energy).abs() <= 1e-12 * energy);
                 let bytes: Vec<u8> = selected.iter().flat_map(|i| i.to_le_bytes()).collect();
@@ -190,7 +191,10 @@ fn agreed_indices_take_what_the_cpu_takes() {
             assert_eq!(read(&device, ranks[rank].residual()), residual, "rank {rank}, step {step}");
             let outcome = Outcome::read(read(&device, ranks[rank].outcome())[..].try_into().unwrap());
             let close = |a: f64, b: f64| (a - b).abs() <= 1e-12 * b;
-            assert!(close(outcome.sent, energy.sent) && close(outcome.fed, energy.fed), "{outcome:?} {energy:?}");
+            assert!(
+                close(outcome.sent, energy.sent) && close(outcome.compensated, energy.compensated),
+                "{outcome:?} {energy:?}"
+            );
             ranks[rank].put_back();
             assert_eq!(read(&device, ranks[rank].residual()), before);
             ranks[rank].put_back();

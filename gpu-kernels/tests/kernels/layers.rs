@@ -91,7 +91,7 @@ fn every_layer_is_compressed_by_itself_as_on_the_cpu() {
                 for (outcome, (at, room)) in outcomes(&device, &layers).iter().zip(layers.places()) {
                     assert!(outcome.bytes <= room);
                     sent.extend_from_slice(&payloads[at as usize..(at + outcome.bytes) as usize]);
-                    energy = energy + Energy { sent: outcome.sent, fed: outcome.fed };
+                    energy = energy + Energy { sent: outcome.sent, compensated: outcome.compensated };
                 }
                 let header = 32 + 8 * usize::from(message.bytes()[7]);
                 assert_eq!(sent, message.bytes()[header..], "{text}, step {index}");
@@ -373,7 +373,7 @@ fn low_rank_layers_of_a_bucket_are_the_cpus() {
             let whole = norm(want.iter().map(|x| f64::from(*x)));
             near(&out.f32s(), &want, (whole, "the gradient"));
             let residual = floats(&read(&device, rank.bucket.residual()));
-            near(&residual, &rank.cpu.residual(), (energy.fed.sqrt(), "the residual"));
+            near(&residual, &rank.cpu.residual(), (energy.compensated.sqrt(), "the residual"));
         }
     }
     // A second round without a first, and a bucket of another length.

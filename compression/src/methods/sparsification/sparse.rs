@@ -100,7 +100,7 @@ impl<C: Choose> Codec for Sparse<C> {
         out.reserve(self.size().most());
         let Self { rule, selection, value_type, .. } = self;
         selection.reset(x.len());
-        let fed = rule.choose(x, context, selection)?.energy;
+        let compensated = rule.choose(x, context, selection)?.energy;
         if C::FIXED {
             write(selection, *value_type, out);
         } else {
@@ -108,7 +108,7 @@ impl<C: Choose> Codec for Sparse<C> {
             write_indices_least(selection.indices(), x.len(), out);
             kept_values::write(&mut selection.values, *value_type, out);
         }
-        Ok(Energy { sent: selection.energy(), fed })
+        Ok(Energy { sent: selection.energy(), compensated })
     }
 
     fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {

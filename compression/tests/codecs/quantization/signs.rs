@@ -76,7 +76,7 @@ fn signum_sends_the_sign_of_its_momentum() {
         z.iter_mut().zip(&g).for_each(|(z, g)| *z = (1.0 - delta) * g + delta * *z);
         let want: Vec<f32> = z.iter().map(|z| if *z < 0.0 { -1.0 } else { 1.0 }).collect();
         assert_eq!(sent, want, "step {step}");
-        assert_eq!((measured.sent, measured.fed), (n as f64, measured.fed));
+        assert_eq!((measured.sent, measured.compensated), (n as f64, measured.compensated));
     }
     let against = laplace(n, 29).iter().zip(&z).filter(|(g, z)| g.signum() != z.signum()).count();
     assert!(against > 0, "the momentum never differed from the gradient: nothing was tested");
