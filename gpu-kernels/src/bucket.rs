@@ -1,5 +1,5 @@
 //! A bucket of gradients of a training process, step by step: what an engine calls for a tensor on the device. All memory
-//! is one piece that the caller lends for the bucket's life (of PyTorch, `torch.empty(bytes, dtype=torch.uint8,
+//! is one piece that is borrowed from the caller for the bucket's life (of PyTorch, `torch.empty(bytes, dtype=torch.uint8,
 //! device="cuda")`), so that PyTorch's allocator knows of it; a step takes (address, dtype, n) of the gradient and the
 //! stream, launches, and waits for nothing.
 //!
@@ -159,25 +159,25 @@ fn sizes(n: u64, methods: &[Method]) -> [u64; 7] {
 }
 
 /// Parts of these sizes, one after the other.
-fn split<const N: usize>(lent: Span, sizes: [u64; N]) -> [Span; N] {
+fn split<const N: usize>(borrowed: Span, sizes: [u64; N]) -> [Span; N] {
     let mut at = 0;
     sizes.map(|bytes| {
         at += bytes;
-        lent.part(at - bytes, bytes)
+        borrowed.part(at - bytes, bytes)
     })
 }
 
 impl Bucket {
-    /// Bytes to lend for n values and any of these methods.
+    /// Bytes to borrow for n values and any of these methods.
     pub fn bytes(n: u64, methods: &[Method]) -> Result<u64, LaunchError> {
         check_count(n)?;
         Ok(sizes(n, methods).iter().sum())
     }
 
     /// With no residual: clears the memory on the device's stream.
-    pub fn new(device: &impl Device, (n, methods): (u64, &[Method]), lent: Span) -> Result<Self, LaunchError> {
-        check(("the bucket's memory", lent, Self::bytes(n, methods)?), ALIGN)?;
-        let [first, second, payload, indices, values, workspace, scratch] = split(lent, sizes(n, methods));
+    pub fn new(device: &impl Device, (n, methods): (u64, &[Method]), borrowed: Span) -> Result<Self, LaunchError> {
+        check(("the bucket's memory", borrowed, Self::bytes(n, methods)?), ALIGN)?;
+        let [first, second, payload, indices, values, workspace, scratch] = split(borrowed, sizes(n, methods));
         device.zero(first)?;
         let room = Room::new([indices, values, workspace, scratch]);
         Ok(Self { n, memory: [first, second], payload, room, open: None })

@@ -1,4 +1,4 @@
-//! How a call's workspace is laid out. The caller allocates it once, for the largest tensor, and lends it to every call.
+//! How a call's workspace is laid out. The caller allocates it once, for the largest tensor, and every call borrows it.
 
 use crate::{LaunchError, Span};
 

@@ -65,11 +65,11 @@ impl Look<'_> {
     fn reason(&self, triggers: &[Trigger]) -> Option<String> {
         let s = self.s;
         let dense = s.strategy().is_dense().then(|| BenefitBound::new(s, self.costs.filter(|_| self.trusted)));
-        if dense.as_ref().is_some_and(|room| self.moving() || !room.holds(|_| true)) {
+        if dense.as_ref().is_some_and(|bound| self.moving() || !bound.holds(|_| true)) {
             return None;
         }
         let mut due = self.unmeasured_and_affordable();
-        due.retain(|x| dense.as_ref().is_none_or(|room| room.holds(|of| of == x)));
+        due.retain(|x| dense.as_ref().is_none_or(|bound| bound.holds(|of| of == x)));
         if !due.is_empty() {
             let names: Vec<String> = due.iter().map(ToString::to_string).collect();
             return Some(format!("nothing is measured yet of {}", names.join(", ")));

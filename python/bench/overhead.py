@@ -1,7 +1,7 @@
 """What the hook and the telemetry cost: torchrun --nproc-per-node 2 bench/overhead.py
 
 The same network is trained by plain DDP (twice: their difference is this machine's noise), by DDP with torch's own
-`allreduce_hook`, by flexcomm dense without an agent (DDP by itself), with an agent in a process of its own (control word
+`allreduce_hook`, by flexcomm dense without an agent (DDP by itself), with an agent in a process of its own (control message
 and telemetry in the process-group wrapper; and with the hook, as it is after a decision for something else than dense), and with top-k at
 0.01. In each turn every job makes a few steps, in an order that is drawn anew: a shared machine's speed changes within
 tenths of a second. Two more rows: the agent's job in a loop over `session.batches()`, and the same as the agent's

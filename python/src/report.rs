@@ -25,7 +25,7 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Towards nobody yet.
+    /// Not connected yet.
     pub fn new(job: JobId, rank: Rank) -> Self {
         Self {
             client: None,
@@ -92,7 +92,7 @@ impl Reporter {
         if let Some((version, ran)) = self.running
             && !steps.is_empty()
         {
-            self.pace.tell(&steps);
+            self.pace.reported(&steps);
             let (job, rank, version, strategy) = (self.job.clone(), self.rank.0, version.0, ran.into());
             self.send(FromTrainer::Steps(StepsReport { job, rank, version, strategy, steps }));
         }

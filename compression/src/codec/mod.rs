@@ -62,7 +62,7 @@ pub trait Codec: Send + std::fmt::Debug {
     fn carried(&mut self, _residual: &[f32], _share: Carried) {}
 
     /// What the next tensor's k largest are to be looked for with, so that the pass that makes it can collect them; empty. A
-    /// codec that lends it works the same without.
+    /// codec that passes it works the same without.
     fn filter(&mut self) -> Option<&mut CandidateFilter> {
         None
     }

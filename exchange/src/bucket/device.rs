@@ -53,7 +53,7 @@ pub trait DeviceBuffer: std::fmt::Debug + Send {
     fn fetch(&self, from: Span, to: &mut [u8]) -> Result<(), LaunchError>;
 }
 
-/// What all ranks have said about a bucket that stays on the device, copied from there when the collective was over.
+/// What all ranks have sent about a bucket that stays on the device, copied from there when the collective was over.
 #[derive(Debug, Clone, Copy)]
 pub struct Answers<'a> {
     /// Whether the header of some rank's part says that it has none.
@@ -294,8 +294,8 @@ impl Bucket {
         Ok(written?)
     }
 
-    /// Launched before anybody knows what the ranks said: `out` (f32) becomes the mean of the messages in all ranks' blocks, behind
-    /// `control` bytes of header each. What it means is [`Self::judge`]'s to say.
+    /// Launched before anybody knows the ranks' status: `out` (f32) becomes the mean of the messages in all ranks' blocks, behind
+    /// `control` bytes of header each. [`Self::judge`] finds out what it means.
     pub fn add_on(
         &self,
         device: &impl Copies,
@@ -331,19 +331,19 @@ impl Bucket {
     }
 
     /// Whether what [`Self::add_on`] left is the mean gradient. If not, the residual is as before.
-    pub fn judge(&mut self, said: Answers<'_>) -> Result<Ran, ExchangeError> {
+    pub fn judge(&mut self, answers: Answers<'_>) -> Result<Ran, ExchangeError> {
         let index = self.index;
         let judged = self.device.as_ref().filter(|own| own.under_way).and_then(|own| own.header.as_ref());
         let Some(header) = judged else {
             return Err(ExchangeError::Order { bucket: index, what: "no message was made on the device" });
         };
-        let foreign = said.headers.iter().position(|other| other != header);
-        let unread = said.outcome.last_chunk::<4>().map_or(1, |bytes| u32::from_le_bytes(*bytes));
+        let foreign = answers.headers.iter().position(|other| other != header);
+        let unread = answers.outcome.last_chunk::<4>().map_or(1, |bytes| u32::from_le_bytes(*bytes));
         self.take_phase()?;
-        if said.refused || foreign.is_some() || unread > 0 {
+        if answers.refused || foreign.is_some() || unread > 0 {
             self.put_back()?;
         }
-        if said.refused {
+        if answers.refused {
             return Ok(Ran::Refused);
         }
         if let Some(rank) = foreign {
@@ -352,7 +352,7 @@ impl Bucket {
         if unread > 0 {
             return Err(ExchangeError::Payload { rank: unread as usize - 1 });
         }
-        if let Some(outcome) = said.outcome.first_chunk() {
+        if let Some(outcome) = answers.outcome.first_chunk() {
             self.energy = energy_of(&Outcome::read(outcome));
         }
         self.device.iter_mut().for_each(|own| own.under_way = false);
@@ -558,9 +558,9 @@ impl OnDevice {
         step: Step,
         message: &mut Writer,
     ) -> Result<Option<Energy>, OnHost> {
-        let mut said = vec![0; self.layers.outcomes().bytes() as usize];
-        device.download(self.layers.outcomes(), &mut said)?;
-        let each = said.chunks_exact(Layers::OUTCOME as usize).take(self.methods.len());
+        let mut bytes = vec![0; self.layers.outcomes().bytes() as usize];
+        device.download(self.layers.outcomes(), &mut bytes)?;
+        let each = bytes.chunks_exact(Layers::OUTCOME as usize).take(self.methods.len());
         let outcomes: Vec<Outcome> =
             each.filter_map(|bytes| bytes.first_chunk::<{ OUTCOME_BYTES as usize }>()).map(Outcome::read).collect();
         if outcomes.iter().any(|outcome| outcome.refused) {

@@ -1,5 +1,5 @@
 //! Shadows of gradients that lie on a device: the same samples, whose values the caller gathers there, compressed by kernels with
-//! memories that stay there. Nothing waits: what the kernels found is told later, a step at a time.
+//! memories that stay there. Nothing waits: what the kernels found is reported later, a step at a time.
 
 use super::sample::{Sample, Sampling, samples};
 use super::{Shadow, seed_of};

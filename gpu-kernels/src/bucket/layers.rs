@@ -56,17 +56,21 @@ fn check_all(lengths: &[u64], methods: &[Method]) -> Result<(), LaunchError> {
 }
 
 impl Layers {
-    /// Bytes to lend for layers of these lengths, each with its method (whose random numbers do not count).
+    /// Bytes to borrow for layers of these lengths, each with its method (whose random numbers do not count).
     pub fn bytes(lengths: &[u64], methods: &[Method]) -> Result<u64, LaunchError> {
         check_all(lengths, methods)?;
         Ok(sizes(lengths, methods).iter().sum())
     }
 
     /// With no residual: clears the memories on the device's stream.
-    pub fn new(device: &impl Device, (lengths, methods): (&[u64], &[Method]), lent: Span) -> Result<Self, LaunchError> {
-        check(("the bucket's memory", lent, Self::bytes(lengths, methods)?), ALIGN)?;
+    pub fn new(
+        device: &impl Device,
+        (lengths, methods): (&[u64], &[Method]),
+        borrowed: Span,
+    ) -> Result<Self, LaunchError> {
+        check(("the bucket's memory", borrowed, Self::bytes(lengths, methods)?), ALIGN)?;
         let [memories, payloads, outcomes, indices, values, workspace, scratch] =
-            super::split(lent, sizes(lengths, methods));
+            super::split(borrowed, sizes(lengths, methods));
         device.zero(memories)?;
         let (mut at, mut memory, mut payload) = (0, 0, 0);
         let mut next = |(n, method): (&u64, &Method)| {

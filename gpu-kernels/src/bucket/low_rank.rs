@@ -64,16 +64,20 @@ fn sizes(layers: &[Option<LowRank>]) -> [u64; 3] {
 }
 
 impl LowRanks {
-    /// Bytes to lend for layers of these (rows, columns).
+    /// Bytes to borrow for layers of these (rows, columns).
     pub fn bytes(shapes: &[(u64, u64)], rank: u64) -> Result<u64, LaunchError> {
         Ok(sizes(&factors_of(shapes, rank)?).iter().sum())
     }
 
     /// With cold starts: clears them on the device's stream.
-    pub fn new(device: &impl Device, (shapes, rank): (&[(u64, u64)], u64), lent: Span) -> Result<Self, LaunchError> {
+    pub fn new(
+        device: &impl Device,
+        (shapes, rank): (&[(u64, u64)], u64),
+        borrowed: Span,
+    ) -> Result<Self, LaunchError> {
         let known = factors_of(shapes, rank)?;
-        check(("the factors' memory", lent, sizes(&known).iter().sum()), ALIGN)?;
-        let [warm, lefts, scratch] = split(lent, sizes(&known));
+        check(("the factors' memory", borrowed, sizes(&known).iter().sum()), ALIGN)?;
+        let [warm, lefts, scratch] = split(borrowed, sizes(&known));
         device.zero(warm)?;
         let (mut at, mut places) = (0, [0, 0]);
         let mut next = |((rows, cols), factors): (&(u64, u64), Option<LowRank>)| {

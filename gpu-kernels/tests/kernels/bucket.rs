@@ -52,8 +52,8 @@ fn what_is_held_back_goes_on_through_every_method() {
     for n in [3001usize, 4096] {
         let Some(device) = Emulated::new(n as u64) else { return };
         let all: Vec<Method> = methods(0).into_iter().map(|(_, method)| method).collect();
-        let lent = Memory::new(Bucket::bytes(n as u64, &all).unwrap());
-        let mut bucket = Bucket::new(&device, (n as u64, &all), lent.span()).unwrap();
+        let borrowed = Memory::new(Bucket::bytes(n as u64, &all).unwrap());
+        let mut bucket = Bucket::new(&device, (n as u64, &all), borrowed.span()).unwrap();
         let first = "topk(k=70)+ef(vanilla)".parse().unwrap();
         let mut cpu = Pipeline::new(&first, Layers::fused(n).unwrap(), Member::alone(SEED)).without_scaling();
         let (_, values) = gradients(n).swap_remove(0);
@@ -78,8 +78,8 @@ fn what_is_held_back_goes_on_through_every_method() {
             let residual: Vec<u8> = cpu.residual().iter().flat_map(|x| x.to_le_bytes()).collect();
             assert_eq!(read(&device, bucket.residual()), residual, "step {index}: {name} of {n}");
         }
-        // Guards around what was lent.
-        drop(lent.bytes());
+        // Guards around what was borrowed.
+        drop(borrowed.bytes());
     }
 }
 
@@ -89,8 +89,8 @@ fn a_strategy_without_a_memory_sends_the_gradient_alone() {
     let n = 3001usize;
     let Some(device) = Emulated::new(5) else { return };
     let all: Vec<Method> = methods(0).into_iter().map(|(_, method)| method).collect();
-    let lent = Memory::new(Bucket::bytes(n as u64, &all).unwrap());
-    let mut bucket = Bucket::new(&device, (n as u64, &all), lent.span()).unwrap();
+    let borrowed = Memory::new(Bucket::bytes(n as u64, &all).unwrap());
+    let mut bucket = Bucket::new(&device, (n as u64, &all), borrowed.span()).unwrap();
     let residual = gradients(n).swap_remove(0).1.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
     device.upload(bucket.residual(), &residual).unwrap();
     for (index, (name, method)) in (0..).zip(methods(0)).map(|(i, _)| (i as u64, methods(i as u64).swap_remove(i))) {
@@ -107,7 +107,7 @@ fn a_strategy_without_a_memory_sends_the_gradient_alone() {
         assert_eq!(read(&device, payload.part(0, outcome.bytes)), message.bytes()[header..], "{name}");
         assert_eq!(read(&device, bucket.residual()), residual, "{name}");
     }
-    drop(lent.bytes());
+    drop(borrowed.bytes());
 }
 
 /// Behind the header and its parameters.
@@ -129,9 +129,9 @@ fn sum(messages: &[Vec<u8>]) -> Vec<u8> {
 fn agreed_indices_take_what_the_cpu_takes() {
     let (n, k, world) = (3001usize, 150u64, 3usize);
     let Some(device) = Emulated::new(n as u64) else { return };
-    let lent: Vec<Memory> = (0..world).map(|_| Memory::new(Bucket::bytes(n as u64, &[]).unwrap())).collect();
+    let borrowed: Vec<Memory> = (0..world).map(|_| Memory::new(Bucket::bytes(n as u64, &[]).unwrap())).collect();
     let mut ranks: Vec<Bucket> =
-        lent.iter().map(|lent| Bucket::new(&device, (n as u64, &[]), lent.span()).unwrap()).collect();
+        borrowed.iter().map(|borrowed| Bucket::new(&device, (n as u64, &[]), borrowed.span()).unwrap()).collect();
     let strategy = format!("artopk(k={k})+ef(vanilla)").parse().unwrap();
     let member = |rank| Member { rank, world: world as u32, ..Member::alone(SEED) };
     let mut cpus: Vec<Pipeline> =
@@ -202,7 +202,7 @@ fn agreed_indices_take_what_the_cpu_takes() {
             assert_eq!(again, Err(LaunchError::Order("gather")));
         }
     }
-    lent.iter().for_each(|lent| drop(lent.bytes()));
+    borrowed.iter().for_each(|borrowed| drop(borrowed.bytes()));
 }
 
 /// One that was refused takes part with zeros and keeps its residual, whether it was to lead or not.
@@ -210,8 +210,8 @@ fn agreed_indices_take_what_the_cpu_takes() {
 fn a_refused_gradient_takes_zeros_at_agreed_indices() {
     let Some(device) = Emulated::new(2) else { return };
     let n = 1000u64;
-    let lent = Memory::new(Bucket::bytes(n, &[]).unwrap());
-    let mut bucket = Bucket::new(&device, (n, &[]), lent.span()).unwrap();
+    let borrowed = Memory::new(Bucket::bytes(n, &[]).unwrap());
+    let mut bucket = Bucket::new(&device, (n, &[]), borrowed.span()).unwrap();
     let (_, mut values) = gradients(n as usize).swap_remove(0);
     let residual: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     device.upload(bucket.residual(), &residual).unwrap();
@@ -239,8 +239,8 @@ fn what_fails_leaves_the_memory_of_the_step_before() {
     let short = Memory::new(1000);
     let error = Bucket::new(&device, (n, &methods), short.span()).unwrap_err().to_string();
     assert!(error.contains("the bucket's memory of 1000 bytes") && error.contains("are needed"), "{error}");
-    let lent = Memory::new(Bucket::bytes(n, &methods).unwrap());
-    let mut bucket = Bucket::new(&device, (n, &methods), lent.span()).unwrap();
+    let borrowed = Memory::new(Bucket::bytes(n, &methods).unwrap());
+    let mut bucket = Bucket::new(&device, (n, &methods), borrowed.span()).unwrap();
     let (_, values) = gradients(n as usize).swap_remove(0);
     let source = Memory::of(&values);
     let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
