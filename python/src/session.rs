@@ -469,7 +469,7 @@ impl Session {
         }
     }
 
-    /// What this rank says of itself in a step in which the ranks gather that; none in others.
+    /// This rank's answer in a step in which the ranks gather answers; none in others.
     pub fn answer(&self) -> Option<Answer> {
         let over = || self.trial.as_ref().is_some_and(|trial| trial.over_budget(self.clock.elapsed()));
         self.control.gathers().then(|| match &self.no_room {

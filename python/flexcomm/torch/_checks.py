@@ -62,9 +62,9 @@ def everywhere(make: Callable[[], _Made], group: dist.ProcessGroup | None) -> _M
         refusal = isinstance(refused, FlexcommError), str(refused).removeprefix("failed to attach: ")
     refusals: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(refusals, refusal, group=group)
-    for rank, said in enumerate(refusals):
-        if said is not None:
-            raise (FlexcommError if said[0] else ValueError)(f"failed to attach: rank {rank}: {said[1]}") from cause
+    for rank, other in enumerate(refusals):
+        if other is not None:
+            raise (FlexcommError if other[0] else ValueError)(f"failed to attach: rank {rank}: {other[1]}") from cause
     assert made is not None
     return made
 

@@ -82,7 +82,7 @@ class Clock:
         return mark
 
     def forget(self, mark: Mark | None) -> None:
-        """The host's clock tells the bucket's times after all."""
+        """The host's clock has the bucket's times after all."""
         if mark is not None:
             self._now.marks.remove(mark)
             self._give_back(list(mark.events()))

@@ -51,7 +51,7 @@ class Control:
             self._gathering = self._launch(answer)
 
     def end(self) -> list[bytes]:
-        """Ends a step: takes in what is due, before the core's. What all ranks have said of themselves, where that was
+        """Ends a step: takes in what is due, before the core's. The answers of all ranks, where they were
         gathered."""
         if self._core.awaits_control():
             broadcast, self._broadcast = self._broadcast, None
@@ -62,7 +62,7 @@ class Control:
         return [] if gathering is None else self._arrived(gathering)
 
     def gather(self, own: bytes) -> list[bytes]:
-        """What every rank says, in rank order and in as many bytes as this one: on all ranks in the same step, and waited for."""
+        """What every rank sends, in rank order and in as many bytes as this one: on all ranks in the same step, and waited for."""
         return self._arrived(self._launch(own))
 
     def close(self) -> None:

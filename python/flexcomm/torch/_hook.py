@@ -38,10 +38,10 @@ SUMS = {How.SumF32: torch.float32, How.SumF16: torch.float16, How.SumBf16: torch
 #: as they are.
 COMPRESSIBLE = (torch.float32,)
 
-#: What :meth:`Core.fault` says of this rank's part in the pass.
+#: :meth:`Core.fault`'s code for this rank's part in the pass.
 _FAILED = 1
 
-#: Of what a rank says of a pass that was refused: that number, flags, and the reason, cut where it is longer.
+#: Of a rank's status in a pass that was refused: that number, flags, and the reason, cut where it is longer.
 _FAULT_BYTES = 512
 
 #: Flags of a rank in a pass that was refused: its gradient stays not finite, since no trial undoes it; it has run out of batches.

@@ -261,7 +261,7 @@ class Session:
             core = Core(
                 given.job, self._rank, self._world, [(p.numel(), _columns(p)) for _, p in self._named],
                 strategy=named.strategy, first_step=0, selection=given.selection, seed=given.seed,
-                shadow_share=given.shadow_share, text=named.text,
+                shadow_share=given.shadow_share, spec=named.spec,
             )
             _check_alone(given.job, given.socket)
             return core, make_parts()
@@ -274,7 +274,7 @@ class Session:
         same = {
             "the flexcomm version": f"{_core.VERSION} (protocol {_core.PROTOCOL})",
             "the model": _checks.fingerprint(self._named),
-            "the strategy": f"{named.strategy}{', compressed' if named.text else ''}, {'held' if given.fixed else 'followed'}",
+            "the strategy": f"{named.strategy}{', compressed' if named.spec else ''}, {'held' if given.fixed else 'followed'}",
             "the selection": given.selection,
             "on_nonfinite": given.propagate,
             "the seed": given.seed,
@@ -365,11 +365,11 @@ class Session:
             )
         elif steered:
             logger.info("no agent on this rank: it follows rank 0, and reports nothing")
-        text = given.named.text
-        if self._rank == 0 and text is not None and _core.drops(text):
+        spec = given.named.spec
+        if self._rank == 0 and spec is not None and _core.drops(spec):
             logger.warning(
                 "%s loses what a step does not send, which costs accuracy: add error feedback, as in %r",
-                text, f"{text}+ef(vanilla)",
+                spec, f"{spec}+ef(vanilla)",
             )
         if "gloo" in dist.get_backend(self._group):
             _let_go_at_exit()
@@ -420,7 +420,7 @@ class Session:
                 "del the name, before training outside of the loop"
             )
         if self._in_step:
-            # Nobody said that the step before has ended: no optimizer was given, or it was skipped.
+            # The step before was not ended: no optimizer was given, or it was skipped.
             self._look_at_unused()
             self._end_step(within_loop=False)
         self._control.begin()
@@ -430,7 +430,7 @@ class Session:
         self._idle = not in_backward()
 
     def _look_at_unused(self) -> None:
-        """Says once that the pass before had no optimizer's step, where that is neither known nor told to the script otherwise."""
+        """Warns once that the pass before had no optimizer's step, where that is neither known nor reported to the script otherwise."""
         expected = self._parts.optimizer is None or self._parts.scaler is not None or self._refused
         if expected or self._idle or self._warned_of_unused or self._rank != 0 or "+ef(" not in self._core.state()[2]:
             return
@@ -471,7 +471,7 @@ class Session:
         return change
 
     def _make_room(self, change: int) -> None:
-        """Between the step that announced a trial and the one in which the ranks say whether they can run it: takes memory for a
+        """Between the step that announced a trial and the one in which the ranks answer whether they can run it: takes memory for a
         snapshot of what lies on GPUs. Where a rank has none, no rank goes into the trial."""
         if change != TRIAL_STARTS:
             self._storage.release()
@@ -624,7 +624,7 @@ class Session:
         )
 
     def state_dict(self, consolidate: bool = False) -> dict[str, Any]:
-        """This rank's residuals, by parameter name; under a strategy that a text names also the state of its
+        """This rank's residuals, by parameter name; under a strategy that a compressor spec names also the state of its
         memory, momentum and codecs, and the step.
 
         Rank-local: save one per rank. With ``consolidate`` the mean over ranks, the same on every rank, which may be
@@ -668,7 +668,7 @@ class Session:
             self._register_hook()
 
     def close(self) -> None:
-        """Hands the last reports to the agent; steps whose times a GPU has yet to tell are left out. Training may go on;
+        """Hands the last reports to the agent; steps whose times are not known yet are left out. Training may go on;
         nothing is reported any more. :meth:`shadow` and :meth:`load_state_dict` are refused from now on; the model may be
         attached again where DDP has no hook yet."""
         self._closed = True

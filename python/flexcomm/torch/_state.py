@@ -24,17 +24,17 @@ _BY_INDEX = 3
 
 Named = list[tuple[str, torch.nn.Parameter]]
 
-#: Seconds after which a rank says what it is waiting for.
-PATIENCE = 10.0
+#: Seconds after which a rank logs what it is waiting for.
+WARN_AFTER = 10.0
 
 
 @contextlib.contextmanager
-def _speaks_of_waiting() -> Iterator[None]:
+def _logs_waiting() -> Iterator[None]:
     line = (
         "state_dict(consolidate=True) has waited %g s for the other ranks: it is the mean over all of them, so call it on "
         "every rank, not on one alone; without consolidate it is rank-local"
     )
-    timer = threading.Timer(PATIENCE, logger.warning, (line, PATIENCE))
+    timer = threading.Timer(WARN_AFTER, logger.warning, (line, WARN_AFTER))
     timer.daemon = True
     timer.start()
     try:
@@ -53,17 +53,17 @@ def save(core: Core, named: Named, who: tuple[int, int, Any], consolidate: bool)
         for number, (name, parameter) in enumerate(named):
             total = residuals.get(name, torch.zeros(parameter.numel()))
             there = total if wire is None else total.to(wire)
-            with contextlib.nullcontext() if number else _speaks_of_waiting():
+            with contextlib.nullcontext() if number else _logs_waiting():
                 dist.all_reduce(there, group=group)
                 residuals[name] = there.div_(world).cpu()
     state = {"format": FORMAT, "world": world, "rank": -1 if consolidate else rank, "held_back": residuals}
-    text = None if consolidate else core.text_state()
-    if text is not None:
+    pipelines = None if consolidate else core.pipeline_states()
+    if pipelines is not None:
         buckets = [
-            ([named[i][0] for i in ids], torch.frombuffer(bytearray(saved), dtype=torch.uint8)) for ids, saved in text[2]
+            ([named[i][0] for i in ids], torch.frombuffer(bytearray(saved), dtype=torch.uint8)) for ids, saved in pipelines[2]
         ]
         strides = {name: list(p.stride()) for name, p in named if not p.is_contiguous()}
-        state["text"] = {"strategy": text[0], "step": text[1], "buckets": buckets, "strides": strides}
+        state["text"] = {"strategy": pipelines[0], "step": pipelines[1], "buckets": buckets, "strides": strides}
     return state
 
 
@@ -112,7 +112,7 @@ def load(core: Core, named: Named, who: tuple[int, int], state: Any) -> None:
 
 
 def _laid_out_otherwise(named: Named, strides: Mapping[str, Any] | None) -> str | None:
-    """A parameter whose memory has another order than the saved one's; none was told before format 3."""
+    """A parameter whose memory has another order than the saved one's; none was saved before format 3."""
     if strides is None:
         return None
     own = ((name, None if p.is_contiguous() else list(p.stride())) for name, p in named)

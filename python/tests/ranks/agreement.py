@@ -287,7 +287,7 @@ def halves(rank):
 
 
 def texts(rank, name, text):
-    """A strategy named by a text until the first decision, which takes over the residual."""
+    """A strategy named by a compressor spec until the first decision, which takes over the residual."""
     run = Run(name, rank, lambda r: True, initial=text)
     run.train(8)
     named, before = run.session.strategy, run.session.state_dict()["held_back"]

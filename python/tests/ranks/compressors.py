@@ -1,4 +1,4 @@
-"""Every compressor under its text: the same parameters on all ranks at every step, NaN and checkpoints as elsewhere."""
+"""Every compressor by its spec: the same parameters on all ranks at every step, NaN and checkpoints as elsewhere."""
 
 import dataclasses
 import gzip
@@ -83,13 +83,13 @@ def nan(rank, world, strategy, **options):
     error, kept, all_nan = None, False, False
     for step in range(STEPS):
         bad = step == 6
-        before = session._core.text_state()[2] if bad else None
+        before = session._core.pipeline_states()[2] if bad else None
         try:
             backward(model, optimizer, step, rank, bad and rank == world - 1)
         except flexcomm.FlexcommError as raised:
             error = type(raised).__name__
         if bad:
-            kept = before == session._core.text_state()[2]
+            kept = before == session._core.pipeline_states()[2]
             all_nan = all(p.grad is not None and bool(p.grad.isnan().all()) for p in model.parameters())
             optimizer.zero_grad()
         # Left out, where it is an error: the next one goes on.
@@ -132,7 +132,7 @@ def resumed(rank, strategy):
         backward(each, each_optimizer, 99, rank)
         gradients.append([p.grad.clone() for p in each.parameters()])
     same_bits = all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-    after = [s._core.text_state()[2] for s in (session, loaded)]
+    after = [s._core.pipeline_states()[2] for s in (session, loaded)]
     # On another number of ranks: only the mean of the residual.
     third, third_optimizer, third_session = start(strategy)
     third_session.load_state_dict(dict(mean, world=99))
@@ -147,7 +147,7 @@ def resumed(rank, strategy):
         refused = ""
     except flexcomm.FlexcommError as error:
         refused = str(error)
-    unchanged = loaded._core.text_state()[2] == after[1]
+    unchanged = loaded._core.pipeline_states()[2] == after[1]
     return {
         "bits": same_bits, "states": after[0] == after[1], "mean": means, "refused": refused, "unchanged": unchanged,
         "equal": same(parameters_hash(third.module)),

@@ -148,14 +148,14 @@ def in_trials(rank, turn, trials):
 def waits_alone(rank):
     """The mean over ranks, for which the others come late."""
     _, _, session = start()
-    patience, _state.PATIENCE = _state.PATIENCE, 0.3
+    before, _state.WARN_AFTER = _state.WARN_AFTER, 0.3
     lines = Lines()
     for late in (0, 2):
         everywhere(None)
         time.sleep(late * rank)
         session.state_dict(consolidate=True)
         time.sleep(0.5)
-    _state.PATIENCE = patience
+    _state.WARN_AFTER = before
     return [line for line in lines.take() if "consolidate=True" in line]
 
 
