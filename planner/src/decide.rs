@@ -3,7 +3,7 @@
 use crate::blocks::{Moved, OTHER_NETWORK};
 use crate::choose::{self, Hold, Take};
 use crate::guard::{self, Judgement, Rollback};
-use crate::memory::{GainReference, HeldBack, LinkSummary, Promise, Seen};
+use crate::memory::{DeferredChange, GainReference, LinkSummary, Promise, Seen};
 use crate::solve::{self, Costs, Priced};
 use crate::{
     BucketReport, Keep, Links, Measured, Memory, Observed, Outcome, Report, Snapshot, TrialRequest, Trigger, Verdict,
@@ -203,7 +203,7 @@ impl<'a> Call<'a> {
         match result {
             Ok(take) => self.change(take),
             Err(hold) => {
-                self.memory.held_back = hold.held_back;
+                self.memory.deferred = hold.deferred;
                 self.keep(hold.keep, hold.why)
             }
         }
@@ -234,7 +234,7 @@ impl<'a> Call<'a> {
                 Some(what) => (Keep::LinksContradicted, format!("nothing is compared: {what}")),
                 None => (Keep::NothingMoved, self.nothing_moved(costs)),
             };
-            return Err(Hold { keep, why, held_back: None });
+            return Err(Hold { keep, why, deferred: None });
         }
         if self.s.in_force.is_some() {
             return choose::next(self.s, &self.memory, costs, &self.triggers, self.now);
@@ -242,7 +242,7 @@ impl<'a> Call<'a> {
         let awaited = self.memory.trial.pending && self.memory.trial.given_up == 0;
         if awaited && !trial::unmeasured(self.s).is_empty() && !self.on_another_network() {
             let why = "the first decision waits for the trial that measures what compression keeps and costs".into();
-            return Err(Hold { keep: Keep::AwaitingTrial, why, held_back: None });
+            return Err(Hold { keep: Keep::AwaitingTrial, why, deferred: None });
         }
         choose::first(self.s, costs, &self.first_heading())
     }
@@ -313,7 +313,7 @@ impl<'a> Call<'a> {
         self.memory.dwell_from = Some(self.now);
         let cause = || format!("{} was rolled back", words::strategy(&self.s.strategy()));
         let margin = self.s.config.hysteresis;
-        self.memory.held_back = self.rollback.then(|| HeldBack { margin, cause: cause() });
+        self.memory.deferred = self.rollback.then(|| DeferredChange { margin, cause: cause() });
         let chosen = decision.strategy;
         self.finish(Verdict::Change(decision), "change", take.why, chosen)
     }

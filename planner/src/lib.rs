@@ -20,7 +20,7 @@
 //!    rest on other links than these end (`blocks.rs`).
 //! 4. **Triggers** (`triggers.rs`). The mean bandwidth moved by more than 25 %, so it is time to solve again.
 //!    Others are: the first decision, a new profile, predicted times that moved though the links did not, a
-//!    change held back before, a strategy no longer offered or admitted, a block that the links have ended, a regular
+//!    change deferred before, a strategy no longer offered or admitted, a block that the links have ended, a regular
 //!    review. A gain that moved by 10 % or more asks for a **trial** (`trial.rs`), whose profile is the trigger then.
 //!    While dense runs none is asked for unless compressing would win provided that it lost nothing (`benefit_bound.rs`).
 //!    Nothing of that: the answer is `nothing-moved`, with all predicted times all the same.

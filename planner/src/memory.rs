@@ -54,9 +54,10 @@ pub struct Memory {
     pub drift: Option<Drift>,
     /// When the profile that was last solved with was measured.
     pub profile_at: Option<Timestamp>,
-    /// A better strategy was found but held back (dwell, not yet applied), or the guard has just rolled back:
+    /// A better strategy was found but deferred (dwell, not yet applied), or the guard has just rolled back:
     /// look again.
-    pub held_back: Option<HeldBack>,
+    #[serde(rename = "held_back")]
+    pub deferred: Option<DeferredChange>,
     /// How many times in a row that everything was solved an alternative was better by the small margin.
     pub leads: u32,
     /// What is known of trials.
@@ -188,7 +189,7 @@ pub struct Drift {
 
 /// A change that is due when the strategy in force has settled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct HeldBack {
+pub struct DeferredChange {
     /// The share by which a new strategy must be better.
     pub margin: f64,
     /// What moved, as the beginning of a sentence.

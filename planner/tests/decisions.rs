@@ -278,7 +278,7 @@ fn nothing_changes_within_the_dwell_time_and_then_it_does() {
     job.wait(7.0);
     let outcome = job.call();
     assert!(outcome.decision().is_some(), "{}", outcome.report.why);
-    assert!(outcome.report.triggers.iter().any(|t| matches!(t, Trigger::HeldBack { .. })));
+    assert!(outcome.report.triggers.iter().any(|t| matches!(t, Trigger::Deferred { .. })));
     assert!(outcome.report.why.starts_with("bandwidth fell from 25 Gbit/s to 250 Mbit/s; "), "{}", outcome.report.why);
 }
 

@@ -49,12 +49,12 @@ pub trait Memory: Send + std::fmt::Debug {
         Carried::WHOLE
     }
 
-    /// psi: `compensated`, of the whole bucket, holds phi − C(phi) and is swapped or copied in; its content afterwards is scratch. `step` is the same
-    /// as given to the [`Self::compensate`] before.
+    /// psi: `compensated`, of the whole bucket, holds phi − C(phi) and is swapped or copied in; its content afterwards is
+    /// scratch. `step` is the same as given to the [`Self::compensate`] before.
     fn update(&mut self, step: Feeding, compensated: &mut Vec<f32>);
 
-    /// Takes the last [`Self::update`] back, bit for bit; right after it, before any other [`Self::compensate`]. `compensated` is what
-    /// that left.
+    /// Takes the last [`Self::update`] back, bit for bit; right after it, before any other [`Self::compensate`].
+    /// `compensated` is what that left.
     fn undo(&mut self, compensated: &mut Vec<f32>);
 
     /// The residual, where it is rescaled when the learning rate changes; none where rates leave it as it is.

@@ -48,7 +48,7 @@ pub fn read(device: &Emulated, from: Span) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_held_back_goes_on_through_every_method() {
+fn the_residual_goes_on_through_every_method() {
     for n in [3001usize, 4096] {
         let Some(device) = Emulated::new(n as u64) else { return };
         let all: Vec<Method> = methods(0).into_iter().map(|(_, method)| method).collect();

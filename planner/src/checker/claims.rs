@@ -15,8 +15,8 @@ pub(super) fn finite(outcome: &Outcome, found: &mut Findings) {
         found.expect(ok, "finite", || format!("{}: {numbers:?}, score {:?}", a.strategy, a.score));
     }
     found.expect(!r.why.is_empty(), "report", || "no reason is given".into());
-    let held = outcome.memory.held_back.as_ref().map(|h| h.margin);
-    let remembered = [outcome.memory.predicted_step_s, outcome.memory.link_noise, held];
+    let deferred = outcome.memory.deferred.as_ref().map(|h| h.margin);
+    let remembered = [outcome.memory.predicted_step_s, outcome.memory.link_noise, deferred];
     let ok = remembered.iter().flatten().all(|v| v.is_finite());
     found.expect(ok, "finite", || format!("remembered {remembered:?}"));
 }
