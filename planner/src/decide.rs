@@ -29,7 +29,7 @@ pub fn decide(snapshot: &Snapshot, now: Timestamp, rng: &mut (impl RngCore + ?Si
     match ready {
         Ok(links) => {
             call.solve_buckets(rng);
-            call.conclude(links)
+            call.judge_and_choose(links)
         }
         Err((Keep::UntrustedLinks, why)) => call.only_guard(why),
         Err((keep, why)) => call.keep(keep, why),
@@ -184,7 +184,7 @@ impl<'a> Call<'a> {
     }
 
     /// Guard first, then the choice.
-    fn conclude(mut self, links: LinkSummary) -> Outcome {
+    fn judge_and_choose(mut self, links: LinkSummary) -> Outcome {
         let Some(costs) = self.costs.take() else {
             return self.keep(Keep::InvalidSnapshot, "the candidates cannot be compared".into());
         };

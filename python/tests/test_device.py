@@ -115,8 +115,8 @@ def test_a_trials_iterations_are_told_late_and_its_report_waits_for_them(seen):
         # By the device's clock, which lags; and by the host's, where the host takes turns with its collectives.
         assert 4 * (dense["sync_us"] + topk["sync_us"]) > report["cost_us"] > 4 * art["sync_us"] > 0
         # Steps before and after it in order, and none twice.
-        steps = [step for _, steps in own["heard"] for step in steps]
-        assert steps == list(range(3, steps[-1] + 1)) and steps[-1] > 20, own["heard"]
+        steps = [step for _, steps in own["received"] for step in steps]
+        assert steps == list(range(3, steps[-1] + 1)) and steps[-1] > 20, own["received"]
 
 
 def test_shadows_look_at_gradients_where_they_are_and_wait_for_nothing(seen):
@@ -225,7 +225,7 @@ def test_halves_and_mstopk_are_equal_on_all_ranks(seen):
             assert device["hash"] == host["hash"]
 
 
-def test_a_gradient_that_is_not_finite_is_heard_of_everywhere(seen):
+def test_a_gradient_that_is_not_finite_is_known_everywhere(seen):
     for own in seen:
         assert own["raise"]["error"] == "NotFiniteError" and own["raise"]["kept"] and own["raise"]["launched"] > 0
         assert own["propagate"]["error"] is None and own["propagate"]["kept"] and own["propagate"]["nan"]

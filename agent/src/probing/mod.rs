@@ -282,7 +282,7 @@ impl Tests {
                     report(&grant, &Err(failed))
                 }
             };
-            self.conclude(report);
+            self.finish_test(report);
         }
     }
 
@@ -310,7 +310,7 @@ impl Tests {
         measured.map_err(|error| Failed::during(error, plan.budget_bytes()))
     }
 
-    fn conclude(&self, report: ThroughputReport) {
+    fn finish_test(&self, report: ThroughputReport) {
         match &report.error {
             None => self.metrics.throughput_done_total.inc(),
             Some(error) => {

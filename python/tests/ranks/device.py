@@ -223,7 +223,7 @@ def reported(rank, name, *, options={}, steps=60, decide=None, pretend=True):
     costs = session.costs
     session.close()
     agent.wait_for("bye")
-    order = [(m["kind"], m["version"]) for m in agent.heard if m["kind"] in ("steps", "applied")]
+    order = [(m["kind"], m["version"]) for m in agent.received if m["kind"] in ("steps", "applied")]
     records = [(m["version"], m["strategy"].split("/")[0].split("(")[0], r) for m in agent.of_kind("steps") for r in m["steps"]]
     sane = all(
         0 < r["sync_us"] <= r["step_us"] and 0 < r["compute_us"] <= r["step_us"] and r["step_us"] < 600e6
@@ -261,9 +261,9 @@ def tried(rank):
                 agent.publish(trial=trial(1, ["none/dense-ring", TOPK, "topk(k=0.05)+ef(vanilla)/art-ring:star"]))
     session.close()
     agent.wait_for("bye")
-    heard = [(m["kind"], [s["step"] for s in m.get("steps", [])]) for m in agent.heard if m["kind"] in ("steps", "trial")]
+    received = [(m["kind"], [s["step"] for s in m.get("steps", [])]) for m in agent.received if m["kind"] in ("steps", "trial")]
     return {
-        "heard": heard, "trials": agent.of_kind("trial"), "in trial": sum(inside for inside, _ in reports),
+        "received": received, "trials": agent.of_kind("trial"), "in trial": sum(inside for inside, _ in reports),
         "at its end": [count for inside, count in reports if inside][-1], "equal": same(parameters_hash(model)),
     }
 

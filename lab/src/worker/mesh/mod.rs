@@ -247,8 +247,8 @@ impl Mesh {
             self.give_up(error);
         }
         if self.shares_clock() {
-            let heard = recvs.iter().filter(|r| r.done()).map(Incoming::last_entry_us);
-            self.last_entry_us = heard.fold(self.last_entry_us, u64::max);
+            let received = recvs.iter().filter(|r| r.done()).map(Incoming::last_entry_us);
+            self.last_entry_us = received.fold(self.last_entry_us, u64::max);
         }
         self.stop_heard |= recvs.iter().any(|r| r.done() && r.stop());
         for frame in recvs.iter_mut().filter(|frame| !frame.early.is_empty()) {
