@@ -51,7 +51,7 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     #[test]
-    fn the_same_seed_is_the_same_weather() {
+    fn the_same_seed_is_the_same_trace() {
         let draw = |seed| random(20, &mut ChaCha8Rng::seed_from_u64(seed));
         assert_eq!(draw(7), draw(7));
         assert_ne!(draw(7), draw(8));
