@@ -1,6 +1,5 @@
 //! The agent as a whole: what is started in which order, and ended in the reverse.
 
-use crate::conductor::Conductor;
 use crate::config::Config;
 use crate::controller::{ControllerError, Link, resolve};
 use crate::instance::Instance;
@@ -8,6 +7,7 @@ use crate::lock::Lock;
 use crate::metrics::Metrics;
 use crate::orders::Follower;
 use crate::probing::{Probing, ProbingError};
+use crate::reconciler::Reconciler;
 use crate::reports::ReportLog;
 use crate::spool::{SYNC_EVERY, Spool, SpoolError};
 use crate::tc::ShapeError;
@@ -100,12 +100,12 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         Jobs::open(&config.state_dir, metrics.clone()).map_err(io("read the decisions in", &config.state_dir))?;
     let sinks = trainers::Sinks { reports: reports.clone(), passive: probing.passive(), metrics: metrics.clone() };
     let trainers = Trainers::new(&config, sinks, jobs);
-    let (wish, wishes) = watch::channel(shaping::Wish::default());
+    let (shape, desired) = watch::channel(shaping::DesiredShape::default());
     let follower = Follower::new(config.node.clone());
-    let conductor = Conductor::new(follower, probing.wishes(), trainers.clone(), wish, metrics.clone());
+    let reconciler = Reconciler::new(follower, probing.desired(), trainers.clone(), shape, metrics.clone());
     let number = config.state_dir.join("instance");
     let instance = Instance::begin(number);
-    let link = Link::new(&config, (probing.ports(), instance), conductor, reports.clone(), metrics.clone())?;
+    let link = Link::new(&config, (probing.ports(), instance), reconciler, reports.clone(), metrics.clone())?;
     let tc = shaping::OneInterface::new(&config, controller_address(&config).await)?;
     let socket = config.run_dir.join("agent.sock");
     let listener = trainers::bind(&socket, config.socket_mode).map_err(io("listen on", &socket))?;
@@ -122,7 +122,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     tasks.spawn("the spool", sync(reports.clone(), stop.clone()));
     let settings = (config.shaping.lease, config.shaping.controller_away);
     let sinks = shaping::Sinks { reports: reports.clone(), metrics };
-    tasks.spawn("shaping", shaping::run(tc, settings, sinks, wishes, stop));
+    tasks.spawn("shaping", shaping::run(tc, settings, sinks, desired, stop));
     tracing::info!(node = %config.node, socket = %socket.display(), controller = %config.controller, "agent runs");
     let outcome = tokio::select! {
         () = shutdown => Ok(()),

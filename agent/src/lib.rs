@@ -1,7 +1,7 @@
 //! The daemon on a node: probe plan, tc, spool, trainers' socket. It never decides.
 //!
 //! ```text
-//! controller ──orders──▶ controller/ ─▶ orders.rs (what changed) ─▶ conductor ─▶ probing/  shaping  trainers/jobs
+//! controller ──orders──▶ controller/ ─▶ orders.rs (what changed) ─▶ reconciler ─▶ probing/  shaping  trainers/jobs
 //! controller ◀─reports── controller/ ◀─ spool/ ◀──────────────────── reports ◀─ probing/  shaping  trainers/
 //! ```
 //!
@@ -9,7 +9,6 @@
 //! `controller/backoff`, `probing/due`, `probing/budget` (but for its file). Only [`tc`] changes qdiscs.
 
 mod clock;
-mod conductor;
 pub mod config;
 mod controller;
 mod daemon;
@@ -20,6 +19,7 @@ mod lock;
 pub mod metrics;
 mod orders;
 mod probing;
+mod reconciler;
 mod reports;
 mod scrape;
 mod shaping;

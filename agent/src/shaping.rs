@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// What the controller wants, and whether it is there.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Wish {
+pub(crate) struct DesiredShape {
     pub(crate) order: Option<ShapeOrder>,
     /// Since when the controller does not answer.
     pub(crate) away_since: Option<Instant>,
@@ -42,9 +42,9 @@ struct Follower {
 }
 
 impl Follower {
-    fn next(&self, wish: &Wish, now: Instant, away_most: Duration) -> Step {
-        let away = wish.away_since.is_some_and(|since| now.duration_since(since) >= away_most);
-        let wanted = wish.order.as_ref().filter(|_| !away);
+    fn next(&self, desired: &DesiredShape, now: Instant, away_most: Duration) -> Step {
+        let away = desired.away_since.is_some_and(|since| now.duration_since(since) >= away_most);
+        let wanted = desired.order.as_ref().filter(|_| !away);
         match (&self.in_force, wanted) {
             (Some(_), None) => Step::Restore,
             (None, None) => Step::Nothing,
@@ -113,7 +113,7 @@ fn shape(order: &ShapeOrder) -> Result<Shape, Invalid> {
     })
 }
 
-/// Runs on a thread of its own and follows the wishes.
+/// Runs on a thread of its own and follows the desired shape.
 struct Worker<T> {
     tc: T,
     follower: Follower,
@@ -123,16 +123,16 @@ struct Worker<T> {
 }
 
 impl<T: Tc> Worker<T> {
-    /// Whether there is more to do before the wish changes.
-    fn step(&mut self, wish: &Wish, now: Instant) -> bool {
-        let step = self.follower.next(wish, now, self.away_most);
+    /// Whether there is more to do before the desired shape changes.
+    fn step(&mut self, desired: &DesiredShape, now: Instant) -> bool {
+        let step = self.follower.next(desired, now, self.away_most);
         let busy = step != Step::Nothing;
         match step {
             Step::Nothing => {}
             Step::Apply(order) => self.apply(order),
             Step::Renew => self.renew(),
             Step::Restore => {
-                if wish.order.is_some() && self.follower.refused.is_none() {
+                if desired.order.is_some() && self.follower.refused.is_none() {
                     tracing::warn!("the controller is away: the link is put back");
                     self.metrics.shape_restores_total.inc();
                 }
@@ -203,13 +203,13 @@ pub(crate) struct Sinks {
     pub(crate) metrics: Metrics,
 }
 
-/// Follows `wishes` until `stop`, then puts the link back. The settings are the lease and how long the controller
-/// may be away.
+/// Follows `changes` of the desired shape until `stop`, then puts the link back. The settings are the lease and how long
+/// the controller may be away.
 pub(crate) async fn run(
     tc: impl Tc,
     (lease, away_most): (Duration, Duration),
     Sinks { reports, metrics }: Sinks,
-    mut wishes: watch::Receiver<Wish>,
+    mut changes: watch::Receiver<DesiredShape>,
     mut stop: watch::Receiver<bool>,
 ) {
     let mut worker = Worker { tc, follower: Follower::default(), reports, metrics, away_most };
@@ -220,11 +220,11 @@ pub(crate) async fn run(
         tokio::select! {
             _ = stop.changed() => open = false,
             _ = tick.tick(), if busy => {}
-            changed = wishes.changed() => open = changed.is_ok(),
+            changed = changes.changed() => open = changed.is_ok(),
         }
-        let wish = wishes.borrow_and_update().clone();
+        let desired = changes.borrow_and_update().clone();
         let stepped = tokio::task::spawn_blocking(move || {
-            let busy = open && worker.step(&wish, Instant::now());
+            let busy = open && worker.step(&desired, Instant::now());
             if !open {
                 worker.restore();
             }
@@ -295,16 +295,16 @@ mod tests {
     fn orders_are_applied_renewed_and_put_back() {
         let dir = tempfile::tempdir().unwrap();
         let (mut worker, now) = (worker(&dir), Instant::now());
-        let mut wish = Wish::default();
-        assert!(!worker.step(&wish, now), "nothing is shaped: the next change of the wish is early enough");
-        wish.order = Some(order(1));
-        worker.step(&wish, now);
-        assert!(worker.step(&wish, now), "to be renewed again");
-        wish.order = Some(order(2));
-        worker.step(&wish, now);
-        wish.order = None;
-        worker.step(&wish, now);
-        assert!(!worker.step(&wish, now));
+        let mut desired = DesiredShape::default();
+        assert!(!worker.step(&desired, now), "nothing is shaped: the next change of the desired shape is early enough");
+        desired.order = Some(order(1));
+        worker.step(&desired, now);
+        assert!(worker.step(&desired, now), "to be renewed again");
+        desired.order = Some(order(2));
+        worker.step(&desired, now);
+        desired.order = None;
+        worker.step(&desired, now);
+        assert!(!worker.step(&desired, now));
         assert_eq!(worker.tc.calls, ["apply", "renew", "apply", "restore"]);
         let expected: Vec<_> = [1, 2].map(|id| ShapeReport { id, error: None }).into();
         assert_eq!(shape_reports(&worker), expected);
@@ -314,13 +314,13 @@ mod tests {
     fn a_controller_that_stays_away_takes_its_shape_along() {
         let dir = tempfile::tempdir().unwrap();
         let (mut worker, now) = (worker(&dir), Instant::now());
-        let mut wish = Wish { order: Some(order(1)), away_since: Some(now) };
-        worker.step(&wish, now + Duration::from_secs(59));
-        worker.step(&wish, now + Duration::from_secs(60));
-        worker.step(&wish, now + Duration::from_secs(61));
+        let mut desired = DesiredShape { order: Some(order(1)), away_since: Some(now) };
+        worker.step(&desired, now + Duration::from_secs(59));
+        worker.step(&desired, now + Duration::from_secs(60));
+        worker.step(&desired, now + Duration::from_secs(61));
         assert_eq!(worker.metrics.shape_restores_total.get(), 1);
-        wish.away_since = None;
-        worker.step(&wish, now + Duration::from_secs(62));
+        desired.away_since = None;
+        worker.step(&desired, now + Duration::from_secs(62));
         assert_eq!(worker.tc.calls, ["apply", "restore", "apply"]);
     }
 
@@ -328,11 +328,11 @@ mod tests {
     fn a_lost_lease_is_taken_again() {
         let dir = tempfile::tempdir().unwrap();
         let (mut worker, now) = (worker(&dir), Instant::now());
-        let wish = Wish { order: Some(order(1)), away_since: None };
-        worker.step(&wish, now);
+        let desired = DesiredShape { order: Some(order(1)), away_since: None };
+        worker.step(&desired, now);
         worker.tc.lose_lease = true;
-        worker.step(&wish, now);
-        worker.step(&wish, now);
+        worker.step(&desired, now);
+        worker.step(&desired, now);
         assert_eq!(worker.tc.calls, ["apply", "renew", "apply"]);
     }
 
@@ -340,17 +340,19 @@ mod tests {
     fn refusals_are_reported_once_and_leave_nothing_behind() {
         let dir = tempfile::tempdir().unwrap();
         let (mut worker, now) = (worker(&dir), Instant::now());
-        worker.step(&Wish { order: Some(order(1)), away_since: None }, now);
+        worker.step(&DesiredShape { order: Some(order(1)), away_since: None }, now);
         let mut bad = order(2);
         bad.bandwidth_bps = f64::NAN;
         for _ in 0..3 {
             // NaN is not equal to itself, so the order stands for any that does not compare.
-            worker
-                .step(&Wish { order: Some(ShapeOrder { bandwidth_bps: -1.0, ..bad.clone() }), away_since: None }, now);
+            worker.step(
+                &DesiredShape { order: Some(ShapeOrder { bandwidth_bps: -1.0, ..bad.clone() }), away_since: None },
+                now,
+            );
         }
         assert_eq!(worker.tc.calls, ["apply", "restore"]);
         worker.tc.refuse = true;
-        worker.step(&Wish { order: Some(order(3)), away_since: None }, now);
+        worker.step(&DesiredShape { order: Some(order(3)), away_since: None }, now);
         let reports = shape_reports(&worker);
         assert_eq!(reports.len(), 3);
         assert!(reports[1].error.as_ref().unwrap().contains("-1"));

@@ -13,7 +13,7 @@ fn known(command: &Command, found: &mut Vec<String>) {
 
 /// One line for each variable that nothing reads, with the nearest that something does. Not an error: orchestrators
 /// put variables of their own into the environment, FLEXCOMM_CONTROLLER_SERVICE_HOST for one.
-pub(crate) fn complaints(names: impl Iterator<Item = String>) -> Vec<String> {
+pub(crate) fn warnings(names: impl Iterator<Item = String>) -> Vec<String> {
     let mut read: Vec<String> = OTHERS.map(str::to_owned).to_vec();
     known(&crate::Cli::command(), &mut read);
     // What the program's own tests set is nobody's typo.
@@ -35,7 +35,7 @@ mod tests {
 
     #[test]
     fn misspelt_variables_are_named_with_the_nearest() {
-        let said = |names: &[&str]| complaints(names.iter().map(|name| (*name).to_owned()));
+        let said = |names: &[&str]| warnings(names.iter().map(|name| (*name).to_owned()));
         assert!(
             said(&["FLEXCOMM_LISTEN", "FLEXCOMM_TOKEN", "FLEXCOMM_SOCKET", "FLEXCOMM_AGENT_CONFIG", "PATH"]).is_empty()
         );

@@ -20,13 +20,13 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Lab {
-    /// Build the cluster, train on it, make its weather, show what flexcomm decides.
+    /// Build the cluster, train on it, replay the network trace, show what flexcomm decides.
     ///
     /// Needs root. On a kernel without netem it runs inside user-mode Linux by itself. Everything it makes
     /// (namespaces, devices, processes) is gone when it ends, whichever way it ends.
     ///
     /// The planner is less patient than by default and probes may take 20 % of a link, not 1 %: links are scaled down,
-    /// tests are not, and weather lasts a minute.
+    /// tests are not, and a phase lasts a minute.
     Up(Box<Up>),
     /// One training process (rank) of a data-parallel job, as the lab runs on each of its nodes.
     Worker(Box<flexcomm_lab::worker::Args>),
@@ -45,7 +45,7 @@ struct Up {
     /// Nodes; each has an agent and a worker.
     #[arg(long, default_value_t = 4)]
     nodes: usize,
-    /// The weather: c1 or c2 (the paper's schedules), or a TOML file with phases of your own.
+    /// The network trace: c1 or c2 (the paper's schedules), or a TOML file with phases of your own.
     #[arg(long, default_value = "c1")]
     scenario: String,
     /// Divide the paper's bandwidths by this: 1/250 of the rate with 1/250 of the bytes keeps every time.
@@ -70,7 +70,7 @@ struct Up {
     #[arg(long, default_value_t = 0.1)]
     momentum: f64,
     /// Forward and backward take at least this long. The network of the lab is 1/250 of the one it stands for, and its
-    /// computation must not be: without it the weather of a whole phase passes within seconds.
+    /// computation must not be: without it a whole phase passes within seconds.
     #[arg(long, default_value = "25ms", value_name = "DURATION")]
     least_compute: flexcomm_domain::Seconds,
     /// Seed of data order, initial parameters and planner.

@@ -64,7 +64,7 @@ fn main() -> std::process::ExitCode {
     let command = Cli::parse().command;
     if matches!(command, Command::Agent(_) | Command::Controller(_) | Command::Probe(_)) {
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        environment::complaints(names).iter().for_each(|line| write_line(line));
+        environment::warnings(names).iter().for_each(|line| write_line(line));
     }
     let outcome = match command {
         Command::Plan(args) => plan::run(args),

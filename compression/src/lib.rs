@@ -17,7 +17,7 @@
 //! let mut mean = [0.0; 8];
 //! rank.aggregate(&[message.bytes()], 0, &mut mean)?;
 //! assert_eq!(mean, [0.0, 3.0, 0.0, 0.0, -4.0, 0.0, 0.0, 0.0]);
-//! assert_eq!(rank.held_back()[2], 0.5);
+//! assert_eq!(rank.residual()[2], 0.5);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

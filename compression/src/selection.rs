@@ -94,14 +94,14 @@ pub(crate) fn check_indices(indices: &[u32], n: usize) -> Result<(), SelectionEr
 pub struct Energy {
     /// ‖g_c‖²: of what was sent.
     pub sent: f64,
-    /// ‖g_e‖²: of the error-fed gradient.
-    pub fed: f64,
+    /// ‖g_e‖²: of the compensated gradient.
+    pub compensated: f64,
 }
 
 impl Energy {
     /// ‖g_c‖² / ‖g_e‖². A gradient of zeros loses nothing: 1. Unbiased methods, which scale up what they send, are above 1.
     pub fn ratio(&self) -> f64 {
-        if self.fed > 0.0 { self.sent / self.fed } else { 1.0 }
+        if self.compensated > 0.0 { self.sent / self.compensated } else { 1.0 }
     }
 
     /// As a share, 0 to 1, which is what decisions are made on: [`Self::ratio`], but no more than all.
@@ -113,7 +113,7 @@ impl Energy {
 impl std::ops::Add for Energy {
     type Output = Self;
     fn add(self, other: Self) -> Self {
-        Self { sent: self.sent + other.sent, fed: self.fed + other.fed }
+        Self { sent: self.sent + other.sent, compensated: self.compensated + other.compensated }
     }
 }
 
@@ -132,10 +132,10 @@ mod tests {
 
     #[test]
     fn gain_is_a_share() {
-        assert_eq!(Energy { sent: 1.0, fed: 4.0 }.gain(), 0.25);
-        assert_eq!(Energy { sent: 0.0, fed: 0.0 }.gain(), 1.0);
-        let scaled_up = Energy { sent: 5.0, fed: 4.0 };
+        assert_eq!(Energy { sent: 1.0, compensated: 4.0 }.gain(), 0.25);
+        assert_eq!(Energy { sent: 0.0, compensated: 0.0 }.gain(), 1.0);
+        let scaled_up = Energy { sent: 5.0, compensated: 4.0 };
         assert_eq!((scaled_up.ratio(), scaled_up.gain()), (1.25, 1.0));
-        assert_eq!((Energy { sent: 1.0, fed: 4.0 } + Energy { sent: 3.0, fed: 4.0 }).gain(), 0.5);
+        assert_eq!((Energy { sent: 1.0, compensated: 4.0 } + Energy { sent: 3.0, compensated: 4.0 }).gain(), 0.5);
     }
 }

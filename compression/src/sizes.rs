@@ -19,7 +19,7 @@ pub struct Sizes {
 impl Sizes {
     /// Of a bucket with these layers.
     pub fn of(spec: &CompressorSpec, layers: Layers) -> Self {
-        // A memory holds back values and sends none.
+        // A memory keeps a residual and sends none of it.
         let pipeline = Pipeline::new(&spec.without_memory(), layers, Member::alone(0));
         let rounds = pipeline.rounds();
         let factors = if spec.is_scaled() { 4 * pipeline.tensors() } else { 0 };

@@ -246,7 +246,7 @@ impl Encoder {
 
     /// What error feedback keeps for the next tensor, in units of gradients; empty when nothing can be.
     pub fn residual(&self) -> Vec<f32> {
-        self.pipeline.held_back()
+        self.pipeline.residual()
     }
 }
 

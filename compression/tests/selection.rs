@@ -62,10 +62,10 @@ fn check(method: (&str, f64), layers: &Layers, gradient: &[f32], seed: u64) {
             // Error feedback adds +0, which turns -0 into +0.
             (chosen[i], residual[i]) = (gradient[i], 0.0);
         }
-        assert_eq!((own.held_back(), sent), (residual, chosen.clone()), "{}", label());
+        assert_eq!((own.residual(), sent), (residual, chosen.clone()), "{}", label());
         let norm = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
-        let (fed, kept) = (norm(gradient), norm(&chosen));
-        assert!((energy.fed - fed).abs() <= 1e-12 * fed, "{}", label());
+        let (compensated, kept) = (norm(gradient), norm(&chosen));
+        assert!((energy.compensated - compensated).abs() <= 1e-12 * compensated, "{}", label());
         assert!((energy.sent - kept).abs() <= 1e-12 * kept, "{}", label());
         assert!((0.0..=1.0).contains(&energy.gain()), "{}", label());
     }
@@ -162,7 +162,7 @@ fn a_residual_of_another_shape() {
             let want = oracle(method, &layers, &sum, 0);
             own.compress(Gradient::F32(&gradient), at(step as u64), &mut Writer::new()).unwrap();
             want.iter().for_each(|i| sum[*i as usize] = 0.0);
-            assert_eq!(own.held_back(), sum, "{name}, step {step}");
+            assert_eq!(own.residual(), sum, "{name}, step {step}");
         }
     }
 }
@@ -228,19 +228,19 @@ fn refuses(layers: &Layers, name: &str, bad: f32, place: usize) {
         for rank in [&mut own, &mut twin] {
             rank.compress(Gradient::F32(&good), at(1), &mut Writer::new()).unwrap();
         }
-        let before = own.held_back();
+        let before = own.residual();
         let mut gradient = good.clone();
         gradient[place] = bad;
         let same = |error| matches!(error, EncodeError::NonFinite { index, .. } if index == place);
         assert!(same(own.compress(Gradient::F32(&gradient), at(2), &mut out).unwrap_err()));
         assert!(same(own.select(Gradient::F32(&gradient), at(2), true).unwrap_err()));
         assert!(own.take(&mut Vec::new()).is_err());
-        assert_eq!(own.held_back(), before);
+        assert_eq!(own.residual(), before);
         // And the next step is as if nothing had been.
         own.compress(Gradient::F32(&good), at(3), &mut out).unwrap();
         let mut other = Writer::new();
         twin.compress(Gradient::F32(&good), at(3), &mut other).unwrap();
-        assert!(out.bytes() == other.bytes() && own.held_back() == twin.held_back());
+        assert!(out.bytes() == other.bytes() && own.residual() == twin.residual());
     }
 }
 
@@ -251,7 +251,7 @@ fn a_sum_that_overflows_and_a_wrong_length_are_named() {
     own.compress(Gradient::F32(&[3e38, 3.1e38]), at(0), &mut out).unwrap();
     let error = own.compress(Gradient::F32(&[1e38, 0.0]), at(1), &mut out).unwrap_err();
     assert!(matches!(error, EncodeError::NonFinite { index: 0, .. }), "{error}");
-    assert_eq!(own.held_back(), [3e38, 0.0]);
+    assert_eq!(own.residual(), [3e38, 0.0]);
     let error = own.compress(Gradient::F32(&[0.0; 4]), at(1), &mut out).unwrap_err();
     assert_eq!(error.to_string(), "compress a gradient of 2 values: it has 4");
 }

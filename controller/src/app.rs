@@ -41,7 +41,7 @@ pub struct App {
     /// How often agents are told to echo and to trace.
     pub echoes: Mutex<Echoes>,
     /// What the loop saw last, by job.
-    pub board: Mutex<BTreeMap<JobId, Board>>,
+    pub job_status: Mutex<BTreeMap<JobId, JobStatus>>,
     /// Nodes of jobs that were missing at the last look.
     pub(crate) missing: Mutex<Noted>,
     /// Nodes of jobs whose reports were not counted at the last look.
@@ -62,7 +62,7 @@ pub struct App {
 
 /// The last look at a job.
 #[derive(Debug, Clone, Default)]
-pub struct Board {
+pub struct JobStatus {
     /// When.
     pub at: Timestamp,
     /// What the job waits for; empty when it waits for nothing.
@@ -132,7 +132,7 @@ impl App {
             publisher: Publisher::new(epoch),
             grants: Mutex::new(grants),
             echoes: Mutex::new(Echoes::configured(&config.probes)),
-            board: Mutex::default(),
+            job_status: Mutex::default(),
             missing: Mutex::default(),
             doubts: Mutex::default(),
             counters: Counters::new(),
@@ -166,8 +166,8 @@ impl App {
     }
 
     /// What the loop saw last.
-    pub fn boards(&self) -> MutexGuard<'_, BTreeMap<JobId, Board>> {
-        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn statuses(&self) -> MutexGuard<'_, BTreeMap<JobId, JobStatus>> {
+        self.job_status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How often agents are told to echo and to trace.

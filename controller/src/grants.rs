@@ -106,7 +106,7 @@ pub struct Known {
     /// Something says that it changed since the last test.
     pub suspect: bool,
     /// A job runs over it, and its bandwidth is so unsure that soon nothing can be decided for that job.
-    pub fading: bool,
+    pub stale: bool,
 }
 
 impl Known {
@@ -150,8 +150,8 @@ struct Past {
     suspected: u32,
     /// When it was suspect last.
     suspect_at: Timestamp,
-    /// Tests while it faded, since it began to.
-    faded: u32,
+    /// Tests while it was stale, since it became so.
+    stale_tests: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -364,7 +364,7 @@ impl Scheduler {
             Known { bandwidth_bps: None, .. } => FAILED_RETEST_S,
             // One test after a change is little to rest a decision on: the next should not wait as if nothing had been. More
             // than a few would not make a link surer whose tests disagree.
-            Known { fading: true, .. } => suspect_wait_s(last.faded).min(self.config.retest_s as f64),
+            Known { stale: true, .. } => suspect_wait_s(last.stale_tests).min(self.config.retest_s as f64),
             _ if rough => SUSPECT_RETEST_S,
             _ => self.config.retest_s as f64,
         }
@@ -417,7 +417,7 @@ impl Scheduler {
     fn need(&self, pair: &Pair, link: &Known) -> Need {
         match link {
             _ if self.is_urgent(pair, link) || link.bandwidth_bps.is_none() => Need::Urgent,
-            Known { fading: true, .. } => Need::Pressing,
+            Known { stale: true, .. } => Need::Pressing,
             _ => Need::Routine,
         }
     }
@@ -433,7 +433,7 @@ impl Scheduler {
         past.at = now;
         past.bytes = Some(bytes);
         past.suspected = past.suspected.saturating_add(u32::from(link.suspect));
-        past.faded = if link.fading { past.faded.saturating_add(1) } else { 0 };
+        past.stale_tests = if link.stale { past.stale_tests.saturating_add(1) } else { 0 };
         // Both ends take turns, so that both learn.
         let (from, peer) = if past.count.is_multiple_of(2) { (pair.1, pair.0) } else { (pair.0, pair.1) };
         self.next_id += 1;

@@ -256,7 +256,7 @@ fn far_off(test: &TestRow, estimate_bps: Option<f64>) -> Option<f64> {
 /// The matrix between the ranks that run on `nodes`, or what is missing, in words.
 pub fn matrix(links: &LinkMap, nodes: &[NodeName]) -> Result<Links, String> {
     let mut age_ms = 0.0_f64;
-    // The guard waits until both were measured since its complaint began.
+    // The guard waits until both were measured since the regression began.
     let mut oldest_ms = 0.0_f64;
     let mut confidence = 1.0_f64;
     let mut missing = Vec::new();

@@ -55,7 +55,7 @@ impl Presence {
     }
 
     /// Takes note of a sign of life; false when the name is unknown or another instance's.
-    pub fn heard(&self, node: &NodeName, instance: u64, now: Timestamp) -> bool {
+    pub fn saw(&self, node: &NodeName, instance: u64, now: Timestamp) -> bool {
         let mut all = self.lock();
         let own = all.get_mut(node).filter(|s| s.instance == instance);
         own.map(|seen| seen.last = now).is_some()
@@ -99,8 +99,8 @@ mod tests {
         let claim = |instance, previous: &[u64], now| presence.claim(&node, (instance, previous), now);
         claim(1, &[], at(0)).unwrap();
         assert_eq!(claim(2, &[], at(4)), Err(4.0));
-        assert!(presence.heard(&node, 1, at(4)));
-        assert!(!presence.heard(&node, 2, at(4)));
+        assert!(presence.saw(&node, 1, at(4)));
+        assert!(!presence.saw(&node, 2, at(4)));
         assert!(claim(2, &[7, 3], at(8)).is_err());
         claim(1, &[], at(8)).unwrap();
         assert_eq!(presence.live(at(12)), std::slice::from_ref(&node));

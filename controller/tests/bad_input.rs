@@ -4,13 +4,13 @@
 
 mod common;
 
-use common::{Agent, Api, Server, TOKEN, Weather, config, problem};
+use common::{Agent, Api, Network, Server, TOKEN, config, problem};
 use flexcomm_domain::Strategy;
 use flexcomm_wire::api::{LinkView, NodeView, ScenarioSet, ScenarioView};
 use flexcomm_wire::{Heartbeat, Register, ReportAck, ReportBatch, ReportBody, StrategyWire};
 use serde_json::{Value, json};
 
-const GOOD: Weather = Weather { latency_us: 100.0, bandwidth_bps: 1e9 };
+const GOOD: Network = Network { latency_us: 100.0, bandwidth_bps: 1e9 };
 
 struct Scene {
     server: Server,
@@ -60,12 +60,12 @@ async fn absurd_measurements_are_set_aside_and_the_others_of_the_batch_are_store
     let mut s = scene().await;
     let mut bodies = Vec::new();
     for bad in [-1.0, 1e300] {
-        bodies.push(s.a.link("b", Weather { latency_us: bad, ..GOOD }));
-        bodies.push(s.a.link("b", Weather { bandwidth_bps: bad, ..GOOD }));
+        bodies.push(s.a.link("b", Network { latency_us: bad, ..GOOD }));
+        bodies.push(s.a.link("b", Network { bandwidth_bps: bad, ..GOOD }));
     }
     // NaN and infinity are null in JSON.
-    bodies.push(s.a.link("b", Weather { latency_us: f64::NAN, ..GOOD }));
-    bodies.push(s.a.link("b", Weather { latency_us: f64::INFINITY, ..GOOD }));
+    bodies.push(s.a.link("b", Network { latency_us: f64::NAN, ..GOOD }));
+    bodies.push(s.a.link("b", Network { latency_us: f64::INFINITY, ..GOOD }));
     bodies.push(s.a.link("b", GOOD));
     let ack = s.a.report(&s.api, bodies).await;
     assert_eq!((ack.set_aside, ack.acked_seq), (6, s.a.seq));
@@ -208,7 +208,7 @@ async fn a_store_that_fails_is_said_and_nothing_is_lost() {
     let other = sqlx::SqlitePool::connect_with(options).await.unwrap();
     let lock = other.begin_with("BEGIN IMMEDIATE").await.unwrap();
     problem(s.api.get("/readyz").await, 503).await;
-    let link = s.a.link("b", Weather { latency_us: 333.0, ..GOOD });
+    let link = s.a.link("b", Network { latency_us: 333.0, ..GOOD });
     let batch = s.a.batch(vec![link]);
     let refused = s.api.post("/api/v1/agents/a/reports", &batch).await;
     assert!(refused.headers().contains_key("retry-after"));

@@ -5,21 +5,21 @@
 
 mod common;
 
-use common::{Agent, Api, Server, VALUES, Weather, config};
+use common::{Agent, Api, Network, Server, VALUES, config};
 use flexcomm_domain::Strategy;
 use flexcomm_wire::ReportBody;
 use flexcomm_wire::api::{DecisionView, JobView};
 use serde_json::Value;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
-const FAST: Weather = Weather { latency_us: 100.0, bandwidth_bps: 100e9 };
-const SLOW: Weather = Weather { latency_us: 100.0, bandwidth_bps: 100e6 };
+const FAST: Network = Network { latency_us: 100.0, bandwidth_bps: 100e9 };
+const SLOW: Network = Network { latency_us: 100.0, bandwidth_bps: 100e6 };
 
 struct Cluster {
     agents: Vec<Agent>,
     step: u64,
     /// What c reports of its links instead of what they are.
-    claim: Option<Weather>,
+    claim: Option<Network>,
 }
 
 impl Cluster {
@@ -37,7 +37,7 @@ impl Cluster {
     }
 
     /// Ten steps under the newest decision over such a network. All ranks say that it is in force.
-    async fn train(&mut self, api: &Api, network: Weather) {
+    async fn train(&mut self, api: &Api, network: Network) {
         let order = self.agents[0].orders(api).await.jobs.into_iter().find_map(|j| j.decision);
         let now = order.as_ref().map_or((0, Strategy::DENSE_RING), |order| {
             (order.version, order.to_decision(&common::job()).unwrap().strategy)
@@ -58,7 +58,7 @@ impl Cluster {
 }
 
 /// What the slowest of three links carries in a step.
-fn sync_us(strategy: Strategy, network: Weather) -> f64 {
+fn sync_us(strategy: Strategy, network: Network) -> f64 {
     let bytes = if strategy.is_dense() { 16.0 / 3.0 } else { 16.0 * strategy.cr().get() } * VALUES as f64;
     4.0 * network.latency_us + bytes * 8e6 / network.bandwidth_bps
 }
@@ -83,7 +83,7 @@ async fn a_node_that_is_wrong_about_its_links_is_named_and_the_job_adapts_all_th
     let seen: JobView = api.json("/api/v1/jobs/j").await;
     assert_eq!(seen.doubted, []);
 
-    cluster.claim = Some(Weather { latency_us: 100.0, bandwidth_bps: 1e5 });
+    cluster.claim = Some(Network { latency_us: 100.0, bandwidth_bps: 1e5 });
     let seen: JobView = api
         .until("the node is named", async |api| {
             cluster.train(api, FAST).await;

@@ -5,7 +5,7 @@
 mod common;
 
 use common::process::Process;
-use common::{Agent, Api, Weather, problem};
+use common::{Agent, Api, Network, problem};
 use flexcomm_wire::ReportBatch;
 use reqwest::StatusCode;
 use std::io::Write;
@@ -44,7 +44,7 @@ impl<'a> Sender<'a> {
     }
 
     fn batch(&mut self) -> ReportBatch {
-        let link = self.agent.link("b", Weather { latency_us: 200.0, bandwidth_bps: 1e9 });
+        let link = self.agent.link("b", Network { latency_us: 200.0, bandwidth_bps: 1e9 });
         self.agent.batch(vec![link; 100])
     }
 

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Agent, Api, Server, Weather, config};
+use common::{Agent, Api, Network, Server, config};
 use flexcomm_domain::Strategy;
 use flexcomm_wire::api::{DecisionView, IntervalView};
 use serde_json::Value;
@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::io::Write;
 use std::sync::Once;
 
-const GOOD: Weather = Weather { latency_us: 100.0, bandwidth_bps: 25e9 };
+const GOOD: Network = Network { latency_us: 100.0, bandwidth_bps: 25e9 };
 
 thread_local! {
     /// What was logged on a test's thread, where its server runs, too.

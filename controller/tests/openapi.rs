@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Agent, Api, Server, Weather, config, job, node};
+use common::{Agent, Api, Network, Server, config, job, node};
 use flexcomm_domain::{Collective, RunId, Strategy};
 use flexcomm_optimizer::{CoefficientBook, Sample, Terms};
 use flexcomm_wire::api::{JobPolicy, ScenarioSet};
@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 
 const RUN: Option<RunId> = Some(RunId(7));
 
-const GOOD: Weather = Weather { latency_us: 100.0, bandwidth_bps: 1e9 };
+const GOOD: Network = Network { latency_us: 100.0, bandwidth_bps: 1e9 };
 
 /// How closely a value must fit.
 #[derive(Clone, Copy, PartialEq)]
@@ -235,7 +235,7 @@ async fn lively(api: &Api, agents: &mut [Agent; 2]) {
     .await;
 }
 
-/// Fits take seconds of settled weather; here they lie on disk from an earlier life.
+/// Fits take seconds of a steady network; here they lie on disk from an earlier life.
 async fn stored_fit(db: &std::path::Path) {
     let mut book = CoefficientBook::default();
     let sample = Sample { terms: Terms { alpha_s: 1e-3, beta_s: 1e-3 }, measured_s: 3e-3 };

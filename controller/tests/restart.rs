@@ -6,7 +6,7 @@
 mod common;
 
 use common::process::{Process, TOKEN_FILE};
-use common::{Agent, Api, Weather};
+use common::{Agent, Api, Network};
 use flexcomm_domain::Strategy;
 use flexcomm_wire::api::HistoryEntry;
 use flexcomm_wire::{Orders, ReportAck, ReportBatch};
@@ -126,7 +126,7 @@ impl Life {
             let mut bodies = vec![agent.hello()];
             if !first {
                 spooler.links += 1;
-                bodies.push(agent.link(peer, Weather { latency_us: 200.0, bandwidth_bps }));
+                bodies.push(agent.link(peer, Network { latency_us: 200.0, bandwidth_bps }));
                 bodies.push(agent.steps(ran, (step, 10), sync_us));
                 bodies.extend(trial.as_ref().map(|t| agent.trial(t)));
                 bodies.extend(next.as_ref().map(|d| agent.applied(d.version, d.digest, step + 10)));

@@ -4,13 +4,13 @@
 
 mod common;
 
-use common::{Agent, Api, Server, Weather, config, job, problem};
+use common::{Agent, Api, Network, Server, config, job, problem};
 use flexcomm_domain::{RunId, Strategy};
 use flexcomm_wire::ReportBody;
 use flexcomm_wire::api::DecisionView;
 use serde_json::{Value, json};
 
-const GOOD: Weather = Weather { latency_us: 100.0, bandwidth_bps: 25e9 };
+const GOOD: Network = Network { latency_us: 100.0, bandwidth_bps: 25e9 };
 
 async fn start(dir: &std::path::Path) -> (Server, Api, [Agent; 2]) {
     let server = Server::start(config(dir)).await;

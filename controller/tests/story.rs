@@ -5,20 +5,20 @@
 
 mod common;
 
-use common::{Agent, Api, Server, VALUES, Weather, config, node};
+use common::{Agent, Api, Network, Server, VALUES, config, node};
 use flexcomm_domain::{Link, LinkMatrix, Strategy, Version};
 use flexcomm_optimizer::Problem;
 use flexcomm_wire::ReportBody;
 use flexcomm_wire::api::{DecisionView, HistoryEntry, IntervalView, JobView, LinkView, NodeView, TrialView};
 use serde_json::Value;
 
-const FAST: Weather = Weather { latency_us: 100.0, bandwidth_bps: 25e9 };
-const SLOW: Weather = Weather { latency_us: 1000.0, bandwidth_bps: 100e6 };
+const FAST: Network = Network { latency_us: 100.0, bandwidth_bps: 25e9 };
+const SLOW: Network = Network { latency_us: 1000.0, bandwidth_bps: 100e6 };
 
 /// Two agents with a rank each, and trainers that follow orders.
 struct Cluster {
     agents: [Agent; 2],
-    weather: Weather,
+    network: Network,
     step: u64,
     version: u64,
     strategy: Strategy,
@@ -37,7 +37,7 @@ impl Cluster {
         }
         Self {
             agents,
-            weather: FAST,
+            network: FAST,
             step: 0,
             version: 0,
             strategy: Strategy::DENSE_RING,
@@ -48,7 +48,7 @@ impl Cluster {
     }
 
     fn sync_us(&self) -> f64 {
-        let link = Link::new(self.weather.latency_us * 1e-6, self.weather.bandwidth_bps).unwrap();
+        let link = Link::new(self.network.latency_us * 1e-6, self.network.bandwidth_bps).unwrap();
         let problem = Problem::new(VALUES, LinkMatrix::uniform(2, link).unwrap());
         // The world is a bit slower than the model, so that there is something to fit.
         1.2 * problem.evaluate(&self.strategy).unwrap().t_sync.get() * 1e6
@@ -71,7 +71,7 @@ impl Cluster {
                 report.steps.iter_mut().for_each(|s| (s.comp_us, s.step_us, s.gain) = (300.0, s.step_us + 300.0, 0.7));
             }
             let mut bodies = vec![steps];
-            bodies.extend((!self.blind).then(|| agent.link(peer, self.weather)));
+            bodies.extend((!self.blind).then(|| agent.link(peer, self.network)));
             bodies.extend(trial.as_ref().map(|t| agent.trial(t)));
             bodies.extend(next.as_ref().map(|d| agent.applied(d.version, d.digest, step + 10)));
             let ack = agent.report(api, bodies).await;
@@ -145,7 +145,7 @@ async fn the_first_decision(cluster: &mut Cluster, api: &Api) -> DecisionView {
 }
 
 async fn the_network_collapses(cluster: &mut Cluster, api: &Api, applied: &DecisionView) -> DecisionView {
-    cluster.weather = SLOW;
+    cluster.network = SLOW;
     let second = cluster
         .train_until(api, "another decision", async |api| {
             decision(api).await.filter(|d| d.cr < 1.0 && d.applied_at_step.is_some())

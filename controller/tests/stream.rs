@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Agent, Api, Server, TOKEN, Weather, config};
+use common::{Agent, Api, Network, Server, TOKEN, config};
 use flexcomm_wire::api::ScenarioSet;
 use flexcomm_wire::{Orders, ReportBody, ThroughputReport};
 
@@ -30,7 +30,7 @@ async fn open(api: &Api, node: &str) -> reqwest::Response {
     api.client.get(url).bearer_auth(TOKEN).send().await.unwrap()
 }
 
-fn weather(label: &str) -> ScenarioSet {
+fn scenario(label: &str) -> ScenarioSet {
     let (latency_us, bandwidth_bps) = (1000.0, 1e7);
     ScenarioSet { label: label.into(), latency_us, jitter_us: 0.0, loss: 0.0, bandwidth_bps, nodes: None }
 }
@@ -72,11 +72,11 @@ async fn the_stream_brings_everything_at_once_and_every_change() {
         out_bytes: None,
         error: None,
     });
-    let good = Weather { latency_us: 100.0, bandwidth_bps: 1e9 };
+    let good = Network { latency_us: 100.0, bandwidth_bps: 1e9 };
     let link = a.link("b", good);
     a.report(&api, vec![link, done]).await;
     wait("the end of the grant", &|o| o.grants.is_empty()).await;
-    api.put("/api/v1/scenario", &weather("one")).await;
+    api.put("/api/v1/scenario", &scenario("one")).await;
     wait("a shape", &|o| o.shape.as_ref().is_some_and(|s| s.bandwidth_bps == 1e7)).await;
     assert!(seen.windows(2).all(|w| w[0] < w[1]), "{seen:?}");
     let polled = a.orders(&api).await;

@@ -57,7 +57,7 @@ scalar!(
     CompressionRatio, "compression ratio", "above 0, at most 1", |v| v > 0.0 && v <= 1.0
 );
 scalar!(
-    /// Compression gain E‖g_c‖² / E‖g_e‖²: energy kept of the error-fed gradient, in (0, 1].
+    /// Compression gain E‖g_c‖² / E‖g_e‖²: energy kept of the compensated gradient, in (0, 1].
     Gain, "gain", "above 0, at most 1", |v| v > 0.0 && v <= 1.0
 );
 

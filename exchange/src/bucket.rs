@@ -24,7 +24,7 @@ use crate::head::{Status, is_refused, refuse_sum};
 use crate::rates::LayerRates;
 use device::OnDevice;
 use flexcomm_compression::codec::{Element, EncodeError, ReadError, Shape, Size, Travels};
-use flexcomm_compression::memory::{HeldBack, Units};
+use flexcomm_compression::memory::{Residual, Units};
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::{Envelope, HEADER_BYTES, Writer, message_length};
 use flexcomm_compression::{Energy, Layers, LayersError};
@@ -165,7 +165,9 @@ impl Bucket {
     ) -> Result<Self, ExchangeError> {
         let (none, layers) = (CompressorSpec::NONE, layers(&params)?);
         let pipeline = match residual {
-            Some(values) => Pipeline::holding(&none, layers, member, HeldBack { values, units: Units::GRADIENTS })?,
+            Some(values) => {
+                Pipeline::with_residual(&none, layers, member, Residual { values, units: Units::GRADIENTS })?
+            }
             None => Pipeline::new(&none, layers, member),
         };
         let (status, fault, energy, message, sum, values) = Default::default();
@@ -265,21 +267,21 @@ impl Bucket {
         self.run.restored
     }
 
-    /// Whether a residual may be held back. It decides which collective a dense step runs: so it follows from what all ranks have
+    /// Whether there may be a residual. It decides which collective a dense step runs: so it follows from what all ranks have
     /// done, never from this rank's values, which may happen to be zero.
     pub fn has_residual(&self) -> bool {
-        self.run.pipeline.may_hold_back()
+        self.run.pipeline.has_residual()
     }
 
     /// The residual on the host, in units of gradients; empty when there is none. See [`Self::copy_to_host`].
     pub fn residual(&self) -> Vec<f32> {
-        self.run.pipeline.held_back()
+        self.run.pipeline.residual()
     }
 
     /// As [`Self::residual`], of training where a trial is under way; none when there is none.
     pub fn own_residual(&self) -> Option<Vec<f32>> {
         let pipeline = &self.training.as_deref().unwrap_or(&self.run).pipeline;
-        pipeline.may_hold_back().then(|| pipeline.held_back())
+        pipeline.has_residual().then(|| pipeline.residual())
     }
 
     /// A trial was left, and what its last candidate did stays.
@@ -533,7 +535,7 @@ impl Bucket {
 
     /// AR-Topk: this rank's at the agreed indices, and what the leaders' choice is made by.
     fn values_and_norms(&self) -> Vec<u8> {
-        let norms = [self.energy.fed.sqrt() as f32, self.energy.fed as f32];
+        let norms = [self.energy.compensated.sqrt() as f32, self.energy.compensated as f32];
         self.values.iter().chain(&norms).flat_map(|value| value.to_le_bytes()).collect()
     }
 
@@ -712,7 +714,7 @@ impl Bucket {
     /// Of what error feedback makes up for, what counts as sent is what left the residual.
     fn count_what_left(&mut self) {
         if let Some(left) = self.run.pipeline.left_energy() {
-            self.energy.sent = (self.energy.fed - left).max(0.0);
+            self.energy.sent = (self.energy.compensated - left).max(0.0);
         }
     }
 }

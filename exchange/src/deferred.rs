@@ -1,4 +1,4 @@
-//! What is reported in order although some of it is known only later: times of steps that a GPU has yet to tell.
+//! What is reported in order although some of it is known only later: times of steps that a GPU has yet to finish.
 
 use std::collections::VecDeque;
 
@@ -69,19 +69,19 @@ mod tests {
         deferred.push(Some(2), "d".to_owned());
         deferred.push(Some(3), "e".to_owned());
         deferred.push(None, "f".to_owned());
-        // Known out of order: the one before it holds it back.
+        // Known out of order: it waits for the one before it.
         assert!(deferred.resolve(2, |item| item.push('2')));
         assert_eq!(drain(&mut deferred), [""; 0]);
         assert!(deferred.resolve(1, |item| item.push('1')));
         assert_eq!(drain(&mut deferred), ["b1", "c", "d2"]);
-        // Nobody waits for these.
+        // Nothing waits for these.
         assert!(!deferred.resolve(1, |item| item.push('9')) && !deferred.resolve(7, |item| item.push('9')));
         deferred.forget(3);
         assert_eq!(drain(&mut deferred), ["f"]);
     }
 
     #[test]
-    fn what_is_never_known_holds_nobody_back() {
+    fn what_is_never_known_delays_nothing() {
         let mut deferred = Deferred::default();
         for (ticket, item) in [(Some(1), "a"), (None, "b"), (Some(2), "c"), (None, "d")] {
             deferred.push(ticket, item.to_owned());

@@ -48,9 +48,9 @@ struct Part {
 impl Part {
     fn new(spec: &CompressorSpec, sample: Sample, residual: &[f32], member: Member) -> Result<Self, ExchangeError> {
         let param = Param { id: 0, len: sample.places.len(), cols: sample.cols };
-        let held = sample.places.of(residual);
-        let held = held.iter().any(|value| *value != 0.0).then_some(&held[..]);
-        let mut bucket = Bucket::new(0, vec![param], member, held)?;
+        let residual = sample.places.of(residual);
+        let residual = residual.iter().any(|value| *value != 0.0).then_some(&residual[..]);
+        let mut bucket = Bucket::new(0, vec![param], member, residual)?;
         bucket.prepare(spec, None)?;
         Ok(Self { sample, bucket: Box::new(bucket), gradient: Vec::new(), buffer: Vec::new() })
     }
@@ -99,15 +99,16 @@ impl Candidate {
 
     fn add(&mut self, weight: f64, energy: Energy) {
         self.energy.sent += weight * energy.sent;
-        self.energy.fed += weight * energy.fed;
+        self.energy.compensated += weight * energy.compensated;
     }
 
     /// The step under way is over.
     fn end_step(&mut self) {
-        if self.energy.fed > 0.0 {
+        if self.energy.compensated > 0.0 {
             self.gains += self.energy.gain();
             let keep = (-1.0 / RECENT_STEPS).exp();
-            self.recent = Energy { sent: keep * self.recent.sent, fed: keep * self.recent.fed } + self.energy;
+            self.recent =
+                Energy { sent: keep * self.recent.sent, compensated: keep * self.recent.compensated } + self.energy;
             self.steps += 1;
         }
         self.energy = Energy::default();

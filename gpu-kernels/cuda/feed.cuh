@@ -6,7 +6,7 @@
 
 // beta * memory + gamma * gradient, rounded like the CPU side; without a memory, gamma * gradient.
 template <typename T>
-__device__ __forceinline__ Four<float> fed_four(const T* gradient, const float* memory, u32 i, u32 n, float beta,
+__device__ __forceinline__ Four<float> compensated_four(const T* gradient, const float* memory, u32 i, u32 n, float beta,
                                                 float gamma) {
   Four<float> g = load_any_four(gradient, i, n);
   if (memory == 0) {
@@ -20,7 +20,7 @@ __device__ __forceinline__ Four<float> fed_four(const T* gradient, const float* 
 
 // One value of it.
 template <typename T>
-__device__ __forceinline__ float fed_one(const T* gradient, const float* memory, u32 i, float beta, float gamma) {
+__device__ __forceinline__ float compensated_one(const T* gradient, const float* memory, u32 i, float beta, float gamma) {
   const float g = gamma * widen(gradient[i]);
   return memory == 0 ? g : beta * memory[i] + g;
 }
@@ -38,29 +38,29 @@ __device__ __forceinline__ void each_value(u32 n, Load load, Each each) {
   }
 }
 
-// Every value of an error-fed gradient, which goes to `fed` where that is given.
+// Every value of a compensated gradient, which goes to `compensated` where that is given.
 template <typename T, typename Each>
-__device__ __forceinline__ void each_fed(const T* gradient, const float* memory, float* fed, u32 n, float beta, float gamma,
+__device__ __forceinline__ void each_compensated(const T* gradient, const float* memory, float* compensated, u32 n, float beta, float gamma,
                                          Each each) {
   each_value(
       n,
       [=](u32 i) {
-        Four<float> x = fed_four(gradient, memory, i, n, beta, gamma);
-        if (fed != 0) store_four(fed, i, n, x);
+        Four<float> x = compensated_four(gradient, memory, i, n, beta, gamma);
+        if (compensated != 0) store_four(compensated, i, n, x);
         return x;
       },
       each);
 }
 
-// Every value of one that was fed before.
-template <typename Each> __device__ __forceinline__ void each_of(const float* fed, u32 n, Each each) {
-  each_value(n, [=](u32 i) { return load_four(fed, i, n); }, each);
+// Every value of one that was compensated before.
+template <typename Each> __device__ __forceinline__ void each_of(const float* compensated, u32 n, Each each) {
+  each_value(n, [=](u32 i) { return load_four(compensated, i, n); }, each);
 }
 
 // By one thread of the last block.
-__device__ __forceinline__ void begin_outcome(const State* s, Outcome* o, double fed) {
+__device__ __forceinline__ void begin_outcome(const State* s, Outcome* o, double compensated) {
   u32 most = fresh(&s->max_key);
-  o->fed = fed;
+  o->compensated = compensated;
   o->sent = 0.0;
   o->bytes = 0;
   o->kept = 0;

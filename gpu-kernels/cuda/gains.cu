@@ -82,7 +82,7 @@ __device__ __forceinline__ void gains(const T* gradient, const float* memory, u3
   __syncthreads();
   u32 most = 0;
   double energy = 0.0;
-  each_fed(gradient, memory, (float*)0, n, beta, gamma, [&](float x) {
+  each_compensated(gradient, memory, (float*)0, n, beta, gamma, [&](float x) {
     const u32 key = key_of(x);
     most = key > most ? key : most;
     energy += (double)x * (double)x;
@@ -160,7 +160,7 @@ GAINS(gains_bf16, bf16)
 extern "C" __global__ void __launch_bounds__(THREADS)
     largest_f32(const float* gradient, const float* memory, u32 n, float beta, float gamma, u32* to) {
   u32 most = 0;
-  each_fed(gradient, memory, (float*)0, n, beta, gamma, [&](float x) {
+  each_compensated(gradient, memory, (float*)0, n, beta, gamma, [&](float x) {
     const u32 key = key_of(x);
     most = key > most ? key : most;
   });

@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) list_norm(const float* val
 }
 
 // Values become `levels` + their level at random, which is worth level / (levels * divisor) of the norm.
-extern "C" __global__ void __launch_bounds__(THREADS) list_levels(float* fed, const u32* indices, float* values, u32 levels,
+extern "C" __global__ void __launch_bounds__(THREADS) list_levels(float* compensated, const u32* indices, float* values, u32 levels,
                                                                   double divisor, u32 a, u32 b, u32 c, State* s, Outcome* o,
                                                                   Partials* p) {
   const Stream random = {a, b, c};
@@ -34,14 +34,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) list_levels(float* fed, co
     const float with_sign = refused ? 0.0f : x < 0.0f ? -level : level;
     const float value = (float)((double)norm * ((double)with_sign / ((double)levels * divisor)));
     values[j] = float_of((u32)(most + with_sign));
-    if (!refused) fed[indices[j]] = x - value;
+    if (!refused) compensated[indices[j]] = x - value;
     sent += (double)value * (double)value;
   }
   finish(sent, 0, s, o, p);
 }
 
 // Values become signs, which are worth the norm, or tau.
-extern "C" __global__ void __launch_bounds__(THREADS) list_signs(float* fed, const u32* indices, float* values, u32 by_norm,
+extern "C" __global__ void __launch_bounds__(THREADS) list_signs(float* compensated, const u32* indices, float* values, u32 by_norm,
                                                                  float tau, State* s, Outcome* o, Partials* p) {
   const bool refused = o->refused != 0;
   const u32 k = o->kept;
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) list_signs(float* fed, con
   for (u32 j = blockIdx.x * THREADS + threadIdx.x; j < k; j += gridDim.x * THREADS) {
     const float x = values[j], value = x < 0.0f ? -worth : worth;
     values[j] = float_of(x < 0.0f ? 1u : 0u);
-    if (!refused) fed[indices[j]] = x - value;
+    if (!refused) compensated[indices[j]] = x - value;
     sent += (double)value * (double)value;
   }
   finish(sent, 0, s, o, p);

@@ -2,8 +2,8 @@
 // And payloads of k of n values as they arrive, which are added up where they lie.
 #include "feed.cuh"
 
-// Takes the values at k indices, times a factor, out of fed. An index beyond n takes nothing and is reported.
-extern "C" __global__ void __launch_bounds__(THREADS) gather(float* fed, u32 n, const u32* indices, u32 k, float factor,
+// Takes the values at k indices, times a factor, out of compensated. An index beyond n takes nothing and is reported.
+extern "C" __global__ void __launch_bounds__(THREADS) gather(float* compensated, u32 n, const u32* indices, u32 k, float factor,
                                                              float* values, State* s, Outcome* o, Partials* p) {
   const float most = 3.40282346638528859812e38f;
   double sent = 0.0;
@@ -11,9 +11,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) gather(float* fed, u32 n, 
     u32 i = indices[j];
     float value = 0.0f;
     if (i < n) {
-      float x = o->refused ? 0.0f : fed[i], scaled = x * factor;
+      float x = o->refused ? 0.0f : compensated[i], scaled = x * factor;
       value = scaled > most ? most : scaled < -most ? -most : scaled;
-      if (!o->refused) fed[i] = x - value;
+      if (!o->refused) compensated[i] = x - value;
     } else {
       o->over = 1;
     }
@@ -27,17 +27,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) gather(float* fed, u32 n, 
 }
 
 // Puts the memory back where a gradient was refused.
-extern "C" __global__ void __launch_bounds__(THREADS) keep(float* fed, const float* memory, u32 n, const Outcome* o) {
+extern "C" __global__ void __launch_bounds__(THREADS) keep(float* compensated, const float* memory, u32 n, const Outcome* o) {
   if (!o->refused) return;
-  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) fed[i] = before(memory, i);
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) compensated[i] = before(memory, i);
 }
 
 // Puts values back where a selection has taken them. One that was refused has taken nothing.
-extern "C" __global__ void __launch_bounds__(THREADS) put(float* fed, u32 n, const u32* indices, const float* values, u32 k,
+extern "C" __global__ void __launch_bounds__(THREADS) put(float* compensated, u32 n, const u32* indices, const float* values, u32 k,
                                                           const Outcome* o) {
   if (o->refused) return;
   for (u32 j = blockIdx.x * THREADS + threadIdx.x; j < k; j += gridDim.x * THREADS)
-    if (indices[j] < n) fed[indices[j]] = values[j];
+    if (indices[j] < n) compensated[indices[j]] = values[j];
 }
 
 // out += scale * values at indices, which are all different. An index beyond n is left out.

@@ -69,15 +69,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) power_send(float* values, 
 }
 
 // A layer that is sent as it is.
-extern "C" __global__ void __launch_bounds__(THREADS) power_whole(float* fed, float* to, u32 count, State* s, Outcome* o,
+extern "C" __global__ void __launch_bounds__(THREADS) power_whole(float* compensated, float* to, u32 count, State* s, Outcome* o,
                                                                   Partials* p) {
   const bool refused = o->refused != 0;
   double sent = 0.0;
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < count; i += gridDim.x * THREADS) {
-    float x = refused ? 0.0f : fed[i];
+    float x = refused ? 0.0f : compensated[i];
     to[i] = x;
     sent += (double)x * (double)x;
-    if (!refused) fed[i] = 0.0f;
+    if (!refused) compensated[i] = 0.0f;
   }
   add_sent(sent, 4 * (u64)count, s, o, p);
 }

@@ -1,5 +1,5 @@
 // Quantizers: one pass adds the memory and takes norms, the second writes codes and takes what they stand for out of the
-// error-fed gradient, which becomes the memory. Signs of one magnitude need one pass. Payloads are those of compression/FORMAT.md.
+// compensated gradient, which becomes the memory. Signs of one magnitude need one pass. Payloads are those of compression/FORMAT.md.
 //
 // A gradient that is refused leaves the memory as it was; its payload means zeros where the method can say so (norm 0),
 // else the host must look at the outcome before it uses a message.
@@ -70,11 +70,11 @@ __device__ void put_pair(u32 kind, double threshold, u32 n, double below, double
 }
 
 template <typename T>
-__device__ __forceinline__ void stats(const T* gradient, const float* memory, float* fed, u32 n, float beta, float gamma,
+__device__ __forceinline__ void stats(const T* gradient, const float* memory, float* compensated, u32 n, float beta, float gamma,
                                       u32 kind, double clip, float* norm_to, State* s, Outcome* o, Partials* p) {
   double energy = 0.0, sum = 0.0, magnitude = 0.0, count = 0.0;
   u32 most = 0, highest = 0, not_lowest = 0;
-  each_fed(gradient, memory, fed, n, beta, gamma, [&](float x) {
+  each_compensated(gradient, memory, compensated, n, beta, gamma, [&](float x) {
     const u32 key = key_of(x);
     const double wide = (double)x;
     most = key > most ? key : most;
@@ -128,9 +128,9 @@ __device__ __forceinline__ void stats(const T* gradient, const float* memory, fl
 
 #define STATS(name, type)                                                                                              \
   extern "C" __global__ void __launch_bounds__(THREADS)                                                                \
-      name(const type* gradient, const float* memory, float* fed, u32 n, float beta, float gamma, u32 kind, double clip, \
+      name(const type* gradient, const float* memory, float* compensated, u32 n, float beta, float gamma, u32 kind, double clip, \
            float* norm_to, State* s, Outcome* o, Partials* p) {                                                        \
-    stats(gradient, memory, fed, n, beta, gamma, kind, clip, norm_to, s, o, p);                                        \
+    stats(gradient, memory, compensated, n, beta, gamma, kind, clip, norm_to, s, o, p);                                \
   }
 STATS(stats_f32, float)
 STATS(stats_f16, f16)
@@ -138,7 +138,7 @@ STATS(stats_bf16, bf16)
 
 // A norm per bucket. Eight lanes add up a bucket as eight sums over each 1024 values, in the CPU side's order: the square
 // root of the same sum is the same float.
-extern "C" __global__ void __launch_bounds__(THREADS) norms(const float* fed, u32 n, u32 bucket, u32 kind, float* to,
+extern "C" __global__ void __launch_bounds__(THREADS) norms(const float* compensated, u32 n, u32 bucket, u32 kind, float* to,
                                                             const Outcome* o) {
   const u32 buckets = n / bucket + (n % bucket != 0), part = lane() & 7u;
   const u32 per_grid = gridDim.x * THREADS / 8;
@@ -153,12 +153,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) norms(const float* fed, u3
       const u32 length = from < to ? (u32)(to - from) : 0, whole = length / 8 * 8;
       double own = 0.0, rest = 0.0;
       for (u32 i = part; i < whole; i += 8) {
-        float x = fed[from + i];
+        float x = compensated[from + i];
         own += (double)x * (double)x;
         most = key_of(x) > most ? key_of(x) : most;
       }
       if (whole + part < length) {
-        float x = fed[from + whole + part];
+        float x = compensated[from + whole + part];
         rest = (double)x * (double)x;
         most = key_of(x) > most ? key_of(x) : most;
       }
@@ -179,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) norms(const float* fed, u3
 
 // Codes of `width` bits, eight per thread, packed in the block's memory so that words go out side by side.
 template <typename Rule>
-__device__ __forceinline__ void quantize(float* fed, const float* memory, u32 n, u32* payload, u32 bucket, u32 width,
+__device__ __forceinline__ void quantize(float* compensated, const float* memory, u32 n, u32* payload, u32 bucket, u32 width,
                                          const Scheme& scheme, State* s, Outcome* o, Partials* p) {
   SHARED(u32, stage, 2 * THREADS);
   const bool refused = o->refused != 0;
@@ -196,7 +196,7 @@ __device__ __forceinline__ void quantize(float* fed, const float* memory, u32 n,
     for (u32 half = 0; half < 2; half++) {
       const u32 group = 2 * bundle + half;
       if (bundle >= bundles || 4 * group >= n) break;
-      Four<float> x = refused ? Four<float>() : load_four(fed, group, n);
+      Four<float> x = refused ? Four<float>() : load_four(compensated, group, n);
       for (u32 c = 0; c < 4; c++) {
         const u32 i = 4 * group + c;
         if (i >= n) break;
@@ -216,7 +216,7 @@ __device__ __forceinline__ void quantize(float* fed, const float* memory, u32 n,
         sent += value * value;
         x.v[c] = refused ? before(memory, i) : x.v[c] + relative * -step;
       }
-      store_four(fed, group, n, x);
+      store_four(compensated, group, n, x);
     }
     __syncthreads();
     u8* bytes = reinterpret_cast<u8*>(stage);
@@ -235,9 +235,9 @@ __device__ __forceinline__ void quantize(float* fed, const float* memory, u32 n,
 
 #define QUANTIZE(name, rule)                                                                                           \
   extern "C" __global__ void __launch_bounds__(THREADS)                                                                \
-      name(float* fed, const float* memory, u32 n, u32* payload, u32 bucket, u32 width, u32 levels, u32 divide, u32 a,  \
+      name(float* compensated, const float* memory, u32 n, u32* payload, u32 bucket, u32 width, u32 levels, u32 divide, u32 a, \
            u32 b, u32 c, State* s, Outcome* o, Partials* p) {                                                          \
-    quantize<rule>(fed, memory, n, payload, bucket, width, Scheme{levels, divide, Stream{a, b, c}}, s, o, p);          \
+    quantize<rule>(compensated, memory, n, payload, bucket, width, Scheme{levels, divide, Stream{a, b, c}}, s, o, p);  \
   }
 QUANTIZE(quantize_linear, Linear)
 QUANTIZE(quantize_powers, Powers)
@@ -273,18 +273,18 @@ DEQUANTIZE(dequantize_grid, Grid)
 // Error feedback and signs, each of which stands for `norm`, in one pass. Whether the gradient is refused is known behind it:
 // then `signs_undo` puts the memory back, which lies where it was.
 template <typename T>
-__device__ __forceinline__ void signs_at_once(const T* gradient, const float* memory, float* fed, u32 n, float beta,
+__device__ __forceinline__ void signs_at_once(const T* gradient, const float* memory, float* compensated, u32 n, float beta,
                                               float gamma, float norm, u8* payload, State* s, Outcome* o, Partials* p) {
   double energy = 0.0;
   u32 most = 0;
   ballots(n, payload, [=, &energy, &most](u32 i, bool inside) {
     if (!inside) return false;
-    const float x = fed_one(gradient, memory, i, beta, gamma);
+    const float x = compensated_one(gradient, memory, i, beta, gamma);
     const u32 key = key_of(x);
     most = key > most ? key : most;
     energy += (double)x * (double)x;
     const bool negative = x < 0.0f;
-    fed[i] = x + (negative ? norm : -norm);
+    compensated[i] = x + (negative ? norm : -norm);
     return negative;
   });
   most = block_max(most);
@@ -298,36 +298,36 @@ __device__ __forceinline__ void signs_at_once(const T* gradient, const float* me
 
 #define SIGNS_AT_ONCE(name, type)                                                                                      \
   extern "C" __global__ void __launch_bounds__(THREADS)                                                                \
-      name(const type* gradient, const float* memory, float* fed, u32 n, float beta, float gamma, float norm,          \
+      name(const type* gradient, const float* memory, float* compensated, u32 n, float beta, float gamma, float norm,  \
            u8* payload, State* s, Outcome* o, Partials* p) {                                                           \
-    signs_at_once(gradient, memory, fed, n, beta, gamma, norm, payload, s, o, p);                                      \
+    signs_at_once(gradient, memory, compensated, n, beta, gamma, norm, payload, s, o, p);                              \
   }
 SIGNS_AT_ONCE(signs_f32, float)
 SIGNS_AT_ONCE(signs_f16, f16)
 SIGNS_AT_ONCE(signs_bf16, bf16)
 
-extern "C" __global__ void __launch_bounds__(THREADS) signs_undo(const float* memory, float* fed, u32 n, u8* payload,
+extern "C" __global__ void __launch_bounds__(THREADS) signs_undo(const float* memory, float* compensated, u32 n, u8* payload,
                                                                  const Outcome* o) {
   if (!o->refused) return;
   const u32 first = blockIdx.x * THREADS + threadIdx.x, stride = gridDim.x * THREADS;
-  for (u32 i = first; i < n; i += stride) fed[i] = before(memory, i);
+  for (u32 i = first; i < n; i += stride) compensated[i] = before(memory, i);
   for (u32 i = first; i < n / 8 + (n % 8 != 0); i += stride) payload[i] = 0;
 }
 
 // Signs, times the norm of the outcome; with `scaled`, that follows in four bytes.
-extern "C" __global__ void __launch_bounds__(THREADS) signs(float* fed, const float* memory, u32 n, u8* payload,
+extern "C" __global__ void __launch_bounds__(THREADS) signs(float* compensated, const float* memory, u32 n, u8* payload,
                                                             u32 scaled, State* s, Outcome* o, Partials* p) {
   const bool refused = o->refused != 0;
   const float norm = o->norm;
   ballots(n, payload, [=](u32 i, bool inside) {
     if (!inside) return false;
     if (refused) {
-      fed[i] = before(memory, i);
+      compensated[i] = before(memory, i);
       return false;
     }
-    float x = fed[i];
+    float x = compensated[i];
     bool negative = x < 0.0f;
-    fed[i] = x + (negative ? norm : -norm);
+    compensated[i] = x + (negative ? norm : -norm);
     return negative;
   });
   const u64 end = ((u64)n + 7) / 8;
@@ -357,7 +357,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) majority(float* out, u32 n
 }
 
 // Natural compression: signs, then exponents.
-extern "C" __global__ void __launch_bounds__(THREADS) natural(float* fed, const float* memory, u32 n, u8* payload, u32 a,
+extern "C" __global__ void __launch_bounds__(THREADS) natural(float* compensated, const float* memory, u32 n, u8* payload, u32 a,
                                                               u32 b, u32 c, State* s, Outcome* o, Partials* p) {
   const bool refused = o->refused != 0;
   const Stream random = {a, b, c};
@@ -365,14 +365,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) natural(float* fed, const 
   double sent = 0.0;
   ballots(n, payload, [=, &sent](u32 i, bool inside) {
     if (!inside) return false;
-    float x = refused ? 0.0f : fed[i];
+    float x = refused ? 0.0f : compensated[i];
     u32 key = key_of(x), exponent = (key + (random.fourth(i) & 0x7fffffu)) >> 23;
     exponent = key == 0 ? 0 : exponent < 254 ? exponent : 254;
     bool negative = bits_of(x) >> 31 == 1;
     exponents[i] = (u8)exponent;
     float value = float_of(exponent << 23 | (negative ? 0x80000000u : 0));
     sent += (double)value * (double)value;
-    fed[i] = refused ? before(memory, i) : x + value * -1.0f;
+    compensated[i] = refused ? before(memory, i) : x + value * -1.0f;
     return negative;
   });
   finish(sent, ((u64)n + 7) / 8 + n, s, o, p);
@@ -387,7 +387,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) add_natural(float* out, u3
 }
 
 // 8-bit floats relative to the norm, which lies in front.
-extern "C" __global__ void __launch_bounds__(THREADS) eightbit(float* fed, const float* memory, u32 n, u8* payload,
+extern "C" __global__ void __launch_bounds__(THREADS) eightbit(float* compensated, const float* memory, u32 n, u8* payload,
                                                                u32 fixed, State* s, Outcome* o, Partials* p) {
   SHARED(EightBit, table, 1);
   table->fill(fixed);
@@ -397,12 +397,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) eightbit(float* fed, const
   u8* codes = payload + 4;
   double sent = 0.0;
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
-    float x = refused ? 0.0f : fed[i];
+    float x = refused ? 0.0f : compensated[i];
     u32 code = table->code(x / divisor);
     float value = table->value(code);
     codes[i] = (u8)code;
     sent += (double)value * (double)value;
-    fed[i] = refused ? before(memory, i) : x + value * -norm;
+    compensated[i] = refused ? before(memory, i) : x + value * -norm;
   }
   finish(sent * (double)norm * (double)norm, 4 + (u64)n, s, o, p);
 }
@@ -419,29 +419,29 @@ extern "C" __global__ void __launch_bounds__(THREADS) add_eightbit(float* out, u
 
 // Half precision, clipped to a bound under which the ranks' sum stays finite.
 template <typename T>
-__device__ __forceinline__ void cast(float* fed, const float* memory, u32 n, T* payload, float limit, State* s,
+__device__ __forceinline__ void cast(float* compensated, const float* memory, u32 n, T* payload, float limit, State* s,
                                      Outcome* o, Partials* p) {
   const bool refused = o->refused != 0;
   double sent = 0.0;
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
-    float x = refused ? 0.0f : fed[i], clipped = x < -limit ? -limit : x > limit ? limit : x;
+    float x = refused ? 0.0f : compensated[i], clipped = x < -limit ? -limit : x > limit ? limit : x;
     T half;
     narrow(clipped, &half);
     payload[i] = half;
     float value = widen(half);
     sent += (double)value * (double)value;
-    fed[i] = refused ? before(memory, i) : x + value * -1.0f;
+    compensated[i] = refused ? before(memory, i) : x + value * -1.0f;
   }
   finish(sent, 2 * (u64)n, s, o, p);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) cast_f16(float* fed, const float* memory, u32 n, f16* payload,
+extern "C" __global__ void __launch_bounds__(THREADS) cast_f16(float* compensated, const float* memory, u32 n, f16* payload,
                                                                float limit, State* s, Outcome* o, Partials* p) {
-  cast(fed, memory, n, payload, limit, s, o, p);
+  cast(compensated, memory, n, payload, limit, s, o, p);
 }
-extern "C" __global__ void __launch_bounds__(THREADS) cast_bf16(float* fed, const float* memory, u32 n, bf16* payload,
+extern "C" __global__ void __launch_bounds__(THREADS) cast_bf16(float* compensated, const float* memory, u32 n, bf16* payload,
                                                                 float limit, State* s, Outcome* o, Partials* p) {
-  cast(fed, memory, n, payload, limit, s, o, p);
+  cast(compensated, memory, n, payload, limit, s, o, p);
 }
 
 template <typename T> __device__ __forceinline__ void add_cast(float* out, u32 n, const u8* payload, float scale) {

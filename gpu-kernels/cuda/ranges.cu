@@ -3,13 +3,13 @@
 #include "codes.cuh"
 
 // 1-bit SGD per column: sums in the order of rows, as on the CPU side; neighbouring threads have neighbouring columns.
-extern "C" __global__ void __launch_bounds__(THREADS) side_columns(const float* fed, u32 rows, u32 cols, float threshold,
+extern "C" __global__ void __launch_bounds__(THREADS) side_columns(const float* compensated, u32 rows, u32 cols, float threshold,
                                                                    float* to, const Outcome* o) {
   for (u32 j = blockIdx.x * THREADS + threadIdx.x; j < cols; j += gridDim.x * THREADS) {
     double below = 0.0, others = 0.0;
     u32 count = 0;
     for (u32 i = 0; i < rows; i++) {
-      const float x = fed[(u64)i * cols + j];
+      const float x = compensated[(u64)i * cols + j];
       const bool is_below = x < threshold;
       below += is_below ? (double)x : 0.0;
       others += is_below ? 0.0 : (double)x;
@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) side_columns(const float* 
 }
 
 // Bits behind the means of `columns` columns; what they stand for leaves the memory.
-extern "C" __global__ void __launch_bounds__(THREADS) sides(float* fed, const float* memory, u32 n, u8* payload, u32 columns,
+extern "C" __global__ void __launch_bounds__(THREADS) sides(float* compensated, const float* memory, u32 n, u8* payload, u32 columns,
                                                             float threshold, State* s, Outcome* o, Partials* p) {
   const bool refused = o->refused != 0;
   const float* means = reinterpret_cast<const float*>(payload);
@@ -30,14 +30,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) sides(float* fed, const fl
   ballots(n, payload + 8 * (u64)columns, [=, &sent](u32 i, bool inside) {
     if (!inside) return false;
     if (refused) {
-      fed[i] = before(memory, i);
+      compensated[i] = before(memory, i);
       return false;
     }
-    float x = fed[i];
+    float x = compensated[i];
     const bool below = x < threshold;
     float value = means[2 * (i % columns) + (below ? 0 : 1)];
     sent += (double)value * (double)value;
-    fed[i] = x + value * -1.0f;
+    compensated[i] = x + value * -1.0f;
     return below;
   });
   finish(sent, 8 * (u64)columns + ((u64)n + 7) / 8, s, o, p);
@@ -73,19 +73,19 @@ struct MinMax {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) minmax(float* fed, const float* memory, u32 n, u8* payload, State* s,
+extern "C" __global__ void __launch_bounds__(THREADS) minmax(float* compensated, const float* memory, u32 n, u8* payload, State* s,
                                                              Outcome* o, Partials* p) {
   const bool refused = o->refused != 0;
   const MinMax grid = MinMax::of(payload);
   u8* codes = payload + 8;
   double sent = 0.0;
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
-    float x = refused ? 0.0f : fed[i];
+    float x = refused ? 0.0f : compensated[i];
     u32 code = grid.code(x);
     float value = grid.value(code);
     codes[i] = (u8)code;
     sent += (double)value * (double)value;
-    fed[i] = refused ? before(memory, i) : x + value * -1.0f;
+    compensated[i] = refused ? before(memory, i) : x + value * -1.0f;
   }
   finish(sent, 8 + (u64)n, s, o, p);
 }
@@ -130,20 +130,20 @@ __device__ __forceinline__ u32 load_tags(const u8* payload, u32 n, u32 word) {
 }
 
 // With values given, the tags of these; else of the payload. And how many of each are in every tile.
-extern "C" __global__ void __launch_bounds__(THREADS) count_sizes(const float* fed, u32 n, u8* payload, u32 bound,
+extern "C" __global__ void __launch_bounds__(THREADS) count_sizes(const float* compensated, u32 n, u8* payload, u32 bound,
                                                                   u32 skipped, u64* tiles, double* wholes,
                                                                   const Outcome* o) {
   const Sizes sizes = {bound, skipped};
   const u32 words = n / EACH + (n % EACH != 0), tile_count = words / THREADS + (words % THREADS != 0);
   const u64 end = ((u64)n + 3) / 4;
-  const bool refused = fed != 0 && o->refused != 0;
+  const bool refused = compensated != 0 && o->refused != 0;
   for (u32 tile = blockIdx.x; tile < tile_count; tile += gridDim.x) {
     const u32 word = tile * THREADS + threadIdx.x;
     u32 tags = 0;
-    if (fed == 0 && word < words) tags = load_tags(payload, n, word);
-    if (fed != 0 && word < words) {
+    if (compensated == 0 && word < words) tags = load_tags(payload, n, word);
+    if (compensated != 0 && word < words) {
       for (u32 c = 0; c < EACH; c++)
-        if (EACH * word + c < n && !refused) tags |= sizes.tag(fed[EACH * word + c]) << (2 * c);
+        if (EACH * word + c < n && !refused) tags |= sizes.tag(compensated[EACH * word + c]) << (2 * c);
       for (u32 j = 0; j < 4; j++)
         if (4 * (u64)word + j < end) payload[4 * (u64)word + j] = (u8)(tags >> (8 * j));
     }
@@ -210,16 +210,16 @@ __device__ __forceinline__ void each_tagged(u32 n, const u8* payload, const u64*
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) put_sizes(float* fed, const float* memory, u32 n, u8* payload,
+extern "C" __global__ void __launch_bounds__(THREADS) put_sizes(float* compensated, const float* memory, u32 n, u8* payload,
                                                                 u32 bound, u32 skipped, const u64* tiles,
                                                                 const double* wholes, State* s, Outcome* o, Partials* p) {
   const Sizes sizes = {bound, skipped};
   const bool refused = o->refused != 0;
   double sent = 0.0;
   each_tagged(n, payload, tiles, wholes, s, [=, &sent](u32 i, u32 tag, Places& at) {
-    if (refused) fed[i] = before(memory, i);
+    if (refused) compensated[i] = before(memory, i);
     if (tag == 0) return;
-    const float x = fed[i], scale = sizes.scale(tag);
+    const float x = compensated[i], scale = sizes.scale(tag);
     const u32 sign = bits_of(x) >> 31, whole = tag == 3 ? 0 : (u32)(fabsf(x) * scale);
     float value = tag == 3 ? x : (float)whole / scale;
     if (tag != 3 && sign) value = -value;
@@ -231,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) put_sizes(float* fed, cons
     if (tag == 3)
       for (u32 j = 0; j < 4; j++) payload[at.wholes++] = (u8)(bits_of(x) >> (8 * j));
     sent += (double)value * (double)value;
-    fed[i] = x + value * -1.0f;
+    compensated[i] = x + value * -1.0f;
   });
   finish(sent, ((u64)n + 3) / 4 + s->above + 2 * (u64)s->band + 4 * (u64)s->listed, s, o, p);
 }

@@ -14,7 +14,7 @@ __device__ void cut_first(State* s, u32 k) {
 }
 
 template <typename T>
-__device__ __forceinline__ void feed(const T* gradient, const float* memory, float* fed, u32 n, float beta, float gamma,
+__device__ __forceinline__ void feed(const T* gradient, const float* memory, float* compensated, u32 n, float beta, float gamma,
                                      u32 k, State* s, Outcome* o, Partials* p) {
   // Two histograms: neighbouring warps do not wait for each other's equal digits.
   SHARED(u32, bins, 2 * 2048);
@@ -23,7 +23,7 @@ __device__ __forceinline__ void feed(const T* gradient, const float* memory, flo
   u32* own = bins + (warp() & 1u) * 2048;
   double energy = 0.0;
   u32 most = 0;
-  each_fed(gradient, memory, fed, n, beta, gamma, [&](float x) {
+  each_compensated(gradient, memory, compensated, n, beta, gamma, [&](float x) {
     const u32 key = key_of(x);
     energy += (double)x * (double)x;
     most = key > most ? key : most;
@@ -46,10 +46,10 @@ __device__ __forceinline__ void feed(const T* gradient, const float* memory, flo
 }
 
 #define FEED(name, type)                                                                                               \
-  extern "C" __global__ void __launch_bounds__(THREADS) name(const type* gradient, const float* memory, float* fed, u32 n, \
+  extern "C" __global__ void __launch_bounds__(THREADS) name(const type* gradient, const float* memory, float* compensated, u32 n, \
                                                              float beta, float gamma, u32 k, State* s, Outcome* o,      \
                                                              Partials* p) {                                            \
-    feed(gradient, memory, fed, n, beta, gamma, k, s, o, p);                                                           \
+    feed(gradient, memory, compensated, n, beta, gamma, k, s, o, p);                                                   \
   }
 FEED(feed_f32, float)
 FEED(feed_f16, f16)
@@ -77,7 +77,7 @@ __device__ __forceinline__ void hand_over(State* s, u32* list, const u32* held, 
 
 // The second digit. The keys in play go to the list when it has room for them all. With partial sums given, mean |x|
 // too.
-extern "C" __global__ void __launch_bounds__(THREADS) cut_second(const float* fed, u32 n, State* s, const Outcome* o,
+extern "C" __global__ void __launch_bounds__(THREADS) cut_second(const float* compensated, u32 n, State* s, const Outcome* o,
                                                                  u32* list, u32 room, Partials* p) {
   SHARED(u32, bins, 1024);
   SHARED(u32, held_of_all, WARPS * HELD);
@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cut_second(const float* fe
   for (u32 first = blockIdx.x * THREADS; first < groups; first += gridDim.x * THREADS) {
     u32 i = first + threadIdx.x;
     Four<float> x = {};
-    if (i < groups) x = load_four(fed, i, n);
+    if (i < groups) x = load_four(compensated, i, n);
     for (u32 c = 0; c < 4; c++) {
       u32 key = key_of(x.v[c]);
       bool in_play = i < groups && 4 * i + c < n && key >> 20 == prefix;
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cut_second(const float* fe
 }
 
 // The third digit, of the list or of all; then the cut is known.
-extern "C" __global__ void __launch_bounds__(THREADS) cut_third(const float* fed, u32 n, State* s, const Outcome* o,
+extern "C" __global__ void __launch_bounds__(THREADS) cut_third(const float* compensated, u32 n, State* s, const Outcome* o,
                                                                 const u32* list, u32 room) {
   SHARED(u32, bins, 1024);
   if (o->refused || s->settled) return;
@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cut_third(const float* fed
   const bool fits = s->count <= room;
   const u32 count = fits ? s->listed : n;
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < count; i += gridDim.x * THREADS) {
-    u32 key = fits ? list[i] : key_of(fed[i]);
+    u32 key = fits ? list[i] : key_of(compensated[i]);
     if (key >> 10 == prefix) atomicAdd(bins + (key & 1023u), 1u);
   }
   __syncthreads();
@@ -193,9 +193,9 @@ __device__ __forceinline__ u32 from_band(u32 b, u32 start, u32 length) {
 }
 
 // A gradient that was refused leaves the memory as it was, and a message that means zeros.
-__device__ void give_up(float* fed, const float* memory, u32 n, const State* s, Outcome* o, u32* indices, float* values,
+__device__ void give_up(float* compensated, const float* memory, u32 n, const State* s, Outcome* o, u32* indices, float* values,
                         u32 room) {
-  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) fed[i] = before(memory, i);
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) compensated[i] = before(memory, i);
   u32 k = s->k < room ? s->k : room;
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < k; i += gridDim.x * THREADS) {
     indices[i] = i;
@@ -204,14 +204,14 @@ __device__ void give_up(float* fed, const float* memory, u32 n, const State* s, 
   if (blockIdx.x == 0 && threadIdx.x == 0) o->kept = k;
 }
 
-// Takes what is selected out of fed, in order of position.
-extern "C" __global__ void __launch_bounds__(THREADS) take(float* fed, const float* memory, u32 n, State* s, Outcome* o,
+// Takes what is selected out of compensated, in order of position.
+extern "C" __global__ void __launch_bounds__(THREADS) take(float* compensated, const float* memory, u32 n, State* s, Outcome* o,
                                                            u64* tiles, double* sums, u32* indices, float* values,
                                                            u32 room) {
   SHARED(u32, begun, 1);
   SHARED(u32, counts, ROWS * WARPS);
   SHARED(u64, earlier, 1);
-  if (o->refused) return give_up(fed, memory, n, s, o, indices, values, room);
+  if (o->refused) return give_up(compensated, memory, n, s, o, indices, values, room);
   const u32 hi = s->hi, lo = s->lo, start = s->start, length = s->length;
   const u32 tile_count = n / TILE + (n % TILE != 0), groups = n / 4 + (n % 4 != 0);
   // In order of tickets: whoever waits for a tile knows that it was begun before, or will be by a block that waits for
@@ -234,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) take(float* fed, const flo
       u32 i = (tile * ROWS + row) * THREADS + threadIdx.x;
       own[row] = 0;
       x[row] = Four<float>();
-      if (i < groups) x[row] = load_four(fed, i, n);
+      if (i < groups) x[row] = load_four(compensated, i, n);
       for (u32 c = 0; c < 4; c++) {
         u32 key = key_of(x[row].v[c]);
         if (i >= groups || 4 * i + c >= n) continue;
@@ -273,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) take(float* fed, const flo
         float value = x[row].v[c];
         indices[at] = 4 * i + c;
         values[at] = value;
-        fed[4 * i + c] = 0.0f;
+        compensated[4 * i + c] = 0.0f;
         energy += (double)value * (double)value;
       }
     }

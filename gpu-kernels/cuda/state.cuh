@@ -6,7 +6,7 @@
 
 // The caller copies this back when it wants to know.
 struct Outcome {
-  double fed;   // |g_e|^2
+  double compensated;   // |g_e|^2
   double sent;  // |g_c|^2
   u64 bytes;    // of the payload
   u32 kept;     // values selected

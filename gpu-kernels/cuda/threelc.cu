@@ -17,7 +17,7 @@ __device__ __forceinline__ float most_of(double s, const Outcome* o) {
 }
 
 // Five values to a byte, and per tile the place of its last byte that is no ZEROS (from 1; 0 if there is none).
-extern "C" __global__ void __launch_bounds__(THREADS) quartic(float* fed, const float* memory, u32 n, double s_factor, u8* bytes,
+extern "C" __global__ void __launch_bounds__(THREADS) quartic(float* compensated, const float* memory, u32 n, double s_factor, u8* bytes,
                                                               u64* tiles, State* s, Outcome* o, Partials* p) {
   const bool refused = o->refused != 0;
   const float m = most_of(s_factor, o), halved = 0.5f * m;
@@ -34,12 +34,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) quartic(float* fed, const 
         const u64 i = (u64)digit * count + at;
         u32 value = 1;
         if (at < count && i < n) {
-          const float x = refused ? 0.0f : fed[i];
+          const float x = refused ? 0.0f : compensated[i];
           if (key_of(x) >= half) {
             value = x < 0.0f ? 0 : 2;
             sent += 1.0;
           }
-          fed[i] = refused ? before(memory, (u32)i) : x + -m * (float)((int)value - 1);
+          compensated[i] = refused ? before(memory, (u32)i) : x + -m * (float)((int)value - 1);
         }
         byte = 3 * byte + value;
       }

@@ -47,9 +47,9 @@ __device__ __forceinline__ u32 random_start(u64 seed, u32 band, u32 length) {
 }
 
 // Keys from hi on, and from lo on below that; by the last block, in s->above and s->band.
-__device__ __forceinline__ bool count_keys(const float* fed, u32 n, u32 hi, u32 lo, State* s) {
+__device__ __forceinline__ bool count_keys(const float* compensated, u32 n, u32 hi, u32 lo, State* s) {
   u32 here = 0, in_band = 0;
-  each_of(fed, n, [&](float x) {
+  each_of(compensated, n, [&](float x) {
     const u32 key = key_of(x);
     here += key >= hi ? 1 : 0;
     in_band += key < hi && key >= lo ? 1 : 0;
@@ -64,17 +64,17 @@ __device__ __forceinline__ bool count_keys(const float* fed, u32 n, u32 hi, u32 
 }
 
 // What MSTopk takes of the band: a run of neighbours at a random place, so that k are taken in all.
-extern "C" __global__ void __launch_bounds__(THREADS) count_band(const float* fed, u32 n, u32 k, u64 seed, State* s,
+extern "C" __global__ void __launch_bounds__(THREADS) count_band(const float* compensated, u32 n, u32 k, u64 seed, State* s,
                                                                  const Outcome* o) {
   if (o->refused) return;
-  if (!count_keys(fed, n, s->hi, s->lo, s) || threadIdx.x != 0) return;
+  if (!count_keys(compensated, n, s->hi, s->lo, s) || threadIdx.x != 0) return;
   const u32 above = fresh(&s->above), band = fresh(&s->band);
   s->length = k - above;
   s->start = random_start(seed, band, k - above);
 }
 
 // DGC: keys of a sample drawn by the counter (or of all, when that is no more), as floats, and their first digit.
-extern "C" __global__ void __launch_bounds__(THREADS) sample(const float* fed, u32 n, u32 samples, u32 rank, u32 a, u32 b,
+extern "C" __global__ void __launch_bounds__(THREADS) sample(const float* compensated, u32 n, u32 samples, u32 rank, u32 a, u32 b,
                                                              u32 c, float* to, State* s, const Outcome* o) {
   if (o->refused) return;
   const Stream random = {a, b, c};
@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample(const float* fed, u
   __syncthreads();
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < samples; i += gridDim.x * THREADS) {
     u32 at = samples < n ? (u32)((u64)random.word(i) * n >> 32) : i;
-    u32 key = key_of(fed[at]);
+    u32 key = key_of(compensated[at]);
     to[i] = float_of(key);
     atomicAdd(bins + (key >> 20), 1u);
   }
@@ -102,11 +102,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample(const float* fed, u
 }
 
 // DGC: what reaches the sample's threshold is selected, unless that is more than `most`: then top-k goes on.
-extern "C" __global__ void __launch_bounds__(THREADS) reach(const float* fed, u32 n, u32 most, const State* sampled,
+extern "C" __global__ void __launch_bounds__(THREADS) reach(const float* compensated, u32 n, u32 most, const State* sampled,
                                                             State* s, const Outcome* o) {
   if (o->refused) return;
   const u32 threshold = sampled->lo;
-  if (!count_keys(fed, n, threshold, threshold, s) || threadIdx.x != 0) return;
+  if (!count_keys(compensated, n, threshold, threshold, s) || threadIdx.x != 0) return;
   if (fresh(&s->above) <= most) select_from(s, threshold);
 }
 
@@ -157,7 +157,7 @@ __device__ float fitted(const Moments& m, u32 fit, double share) {
 }
 
 // One stage: moments of all values, or of those above the threshold so far, and the next threshold.
-extern "C" __global__ void __launch_bounds__(THREADS) fit_stage(const float* fed, u32 n, u32 fit, double share, u32 later,
+extern "C" __global__ void __launch_bounds__(THREADS) fit_stage(const float* compensated, u32 n, u32 fit, double share, u32 later,
                                                                 State* s, const Outcome* o, Partials* p) {
   if (o->refused) return;
   const double shift = later ? (double)s->threshold : 0.0;
@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fit_stage(const float* fed
   double product = 1.0;
   int exponents = 0;
   u32 factors = 0;
-  each_of(fed, n, [&](float x) {
+  each_of(compensated, n, [&](float x) {
     const u32 key = key_of(x);
     if (key < from) return;
     const double wide = (double)float_of(key) - shift;

@@ -48,7 +48,7 @@ pub struct Row {
     pub decompress: Option<f64>,
 }
 
-/// What one rank sends of a gradient, with nothing held back before: version 2 of the format, without its header.
+/// What one rank sends of a gradient, with no residual before: version 2 of the format, without its header.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Message {
     /// As strategies name it, with its parameters.
@@ -58,7 +58,7 @@ pub struct Message {
     /// The payload.
     pub bytes: Vec<u8>,
     /// What stays for the next step.
-    pub held_back: Vec<f32>,
+    pub residual: Vec<f32>,
 }
 
 mod work;
@@ -108,14 +108,14 @@ impl Bench {
         let mut messages = Vec::new();
         for (method, work) in works() {
             if let Some(bytes) = buffers.message(work, &stream, room.span())? {
-                let held_back = buffers.held_back()?;
-                messages.push(Message { method, world: work.world(), bytes, held_back });
+                let residual = buffers.residual()?;
+                messages.push(Message { method, world: work.world(), bytes, residual });
             }
         }
         Ok(messages)
     }
 
-    /// For some k the gain of top-k with nothing held back before, and by how much it may be off.
+    /// For some k the gain of top-k with no residual before, and by how much it may be off.
     pub fn gains(&self, values: &[f32]) -> Result<Vec<(u64, f64, f64)>, BenchError> {
         let (buffers, stream) = (Buffers::new(&self.gpu, values)?, self.gpu.stream()?);
         buffers.forget()?;
@@ -150,7 +150,7 @@ impl Bench {
 }
 
 fn copy(stream: &Stream<'_>, buffers: &Buffers<'_>) -> Result<f64, BenchError> {
-    let (to, from) = (buffers.fed.span(), buffers.gradient.span());
+    let (to, from) = (buffers.compensated.span(), buffers.gradient.span());
     stream.seconds(|device| Ok(device.copy(to, from)?))
 }
 
@@ -186,7 +186,7 @@ impl<'a> Power<'a> {
         let [p, q] = self.sent.each_ref().map(Allocation::span);
         let (factors, feed) = (Factors { warm, left, scratch }, buffers.feed());
         let step = low_rank::Step { n: buffers.n, workspace: buffers.workspace.span() };
-        let matrix = feed.fed.part(0, 4 * self.values);
+        let matrix = feed.compensated.part(0, 4 * self.values);
         low_rank::begin(&device, &feed, step.workspace)?;
         low_rank::left(&device, (self.layer, RANDOM), (matrix, &factors, p), &step)?;
         low_rank::right(&device, (self.layer, p, 1.0), (matrix, &factors, q), &step)?;

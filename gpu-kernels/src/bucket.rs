@@ -1,10 +1,10 @@
 //! A bucket of gradients of a training process, step by step: what an engine calls for a tensor on the device. All memory
-//! is one piece that the caller lends for the bucket's life (of PyTorch, `torch.empty(bytes, dtype=torch.uint8,
+//! is one piece that is borrowed from the caller for the bucket's life (of PyTorch, `torch.empty(bytes, dtype=torch.uint8,
 //! device="cuda")`), so that PyTorch's allocator knows of it; a step takes (address, dtype, n) of the gradient and the
 //! stream, launches, and waits for nothing.
 //!
 //! Payloads are those of the format; the header in front of them is the host's
-//! (`flexcomm_compression::wire`). What is held back stays on the device and goes on into the next step, whatever its
+//! (`flexcomm_compression::wire`). The residual stays on the device and goes on into the next step, whatever its
 //! method.
 
 mod agreed;
@@ -118,11 +118,11 @@ pub struct Gradient {
 #[derive(Debug)]
 pub struct Bucket {
     n: u64,
-    /// What the last step held back, and what the next one will.
+    /// The residual of the last step, and that of the next one.
     memory: [Span; 2],
     payload: Span,
     room: Room,
-    /// What was fed and not taken yet, between the exchanges of a step that has several.
+    /// The compensated gradient, not taken yet, between the exchanges of a step that has several.
     open: Option<Feed>,
 }
 
@@ -159,32 +159,32 @@ fn sizes(n: u64, methods: &[Method]) -> [u64; 7] {
 }
 
 /// Parts of these sizes, one after the other.
-fn split<const N: usize>(lent: Span, sizes: [u64; N]) -> [Span; N] {
+fn split<const N: usize>(borrowed: Span, sizes: [u64; N]) -> [Span; N] {
     let mut at = 0;
     sizes.map(|bytes| {
         at += bytes;
-        lent.part(at - bytes, bytes)
+        borrowed.part(at - bytes, bytes)
     })
 }
 
 impl Bucket {
-    /// Bytes to lend for n values and any of these methods.
+    /// Bytes to borrow for n values and any of these methods.
     pub fn bytes(n: u64, methods: &[Method]) -> Result<u64, LaunchError> {
         check_count(n)?;
         Ok(sizes(n, methods).iter().sum())
     }
 
-    /// With nothing held back: clears the memory on the device's stream.
-    pub fn new(device: &impl Device, (n, methods): (u64, &[Method]), lent: Span) -> Result<Self, LaunchError> {
-        check(("the bucket's memory", lent, Self::bytes(n, methods)?), ALIGN)?;
-        let [first, second, payload, indices, values, workspace, scratch] = split(lent, sizes(n, methods));
+    /// With no residual: clears the memory on the device's stream.
+    pub fn new(device: &impl Device, (n, methods): (u64, &[Method]), borrowed: Span) -> Result<Self, LaunchError> {
+        check(("the bucket's memory", borrowed, Self::bytes(n, methods)?), ALIGN)?;
+        let [first, second, payload, indices, values, workspace, scratch] = split(borrowed, sizes(n, methods));
         device.zero(first)?;
         let room = Room::new([indices, values, workspace, scratch]);
         Ok(Self { n, memory: [first, second], payload, room, open: None })
     }
 
-    /// What is held back, n f32: for checkpoints, and to fill when one is restored.
-    pub fn held_back(&self) -> Span {
+    /// The residual, n f32: for checkpoints, and to fill when one is restored.
+    pub fn residual(&self) -> Span {
         self.memory[0].part(0, 4 * self.n)
     }
 
@@ -195,11 +195,11 @@ impl Bucket {
 
     fn feed(&self, gradient: &Gradient) -> Feed {
         let (n, (beta, gamma)) = (self.n, gradient.weights);
-        let [memory, fed] = self.memory.map(|span| span.part(0, 4 * n));
-        Feed { n, dtype: gradient.dtype, gradient: gradient.at, memory, fed, beta, gamma }
+        let [memory, compensated] = self.memory.map(|span| span.part(0, 4 * n));
+        Feed { n, dtype: gradient.dtype, gradient: gradient.at, memory, compensated, beta, gamma }
     }
 
-    /// After a step that does not count (some rank could not do its part): what is held back is as before it. Once a step.
+    /// After a step that does not count (some rank could not do its part): the residual is as before it. Once a step.
     pub fn put_back(&mut self) {
         self.memory.swap(0, 1);
     }
@@ -218,7 +218,7 @@ impl Bucket {
         Ok(payload)
     }
 
-    /// As [`Self::step`] for a strategy without error feedback: nothing is added to the gradient, and what is held back stays
+    /// As [`Self::step`] for a strategy without error feedback: nothing is added to the gradient, and the residual stays
     /// as it is.
     pub fn step_alone(
         &mut self,

@@ -187,7 +187,7 @@ pub enum LaunchError {
         rule: &'static str,
     },
     /// Half of a step without the half before it.
-    #[error("launch {0}: nothing was fed before it")]
+    #[error("launch {0}: no gradient was compensated before it")]
     Order(&'static str),
     /// cuBLAS refused.
     #[error("multiply matrices: {code}")]

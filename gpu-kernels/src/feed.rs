@@ -35,7 +35,7 @@ impl DType {
 
 /// A step's gradient and memory: g_e = beta m + gamma g.
 ///
-/// Two buffers of f32 take turns: `memory` is what the last step held back and is only read, `fed` becomes g_e and, once
+/// Two buffers of f32 take turns: `memory` is the residual of the last step and is only read, `compensated` becomes g_e and, once
 /// what is sent is taken out of it, the memory of the next step. A captured graph fixes addresses: capture two, one
 /// for each order of the buffers.
 #[derive(Debug, Clone, Copy)]
@@ -49,7 +49,7 @@ pub struct Feed {
     /// n f32, or [`Span::NONE`] for a strategy without a memory (a memory that holds nothing yet is n zeros).
     pub memory: Span,
     /// n f32, apart from the others.
-    pub fed: Span,
+    pub compensated: Span,
     /// Weight of the memory: 1, unless it decays or the learning rate changed.
     pub beta: f32,
     /// Weight of the gradient.
@@ -81,9 +81,9 @@ impl Feed {
 
     pub(crate) fn check(&self) -> Result<u32, LaunchError> {
         let n = self.check_inputs()?;
-        check(("fed", self.fed, 4 * self.n), ALIGN)?;
-        check_apart(("fed", self.fed), ("the gradient", self.gradient))?;
-        check_apart(("fed", self.fed), ("the memory", self.memory))?;
+        check(("compensated", self.compensated, 4 * self.n), ALIGN)?;
+        check_apart(("compensated", self.compensated), ("the gradient", self.gradient))?;
+        check_apart(("compensated", self.compensated), ("the memory", self.memory))?;
         Ok(n)
     }
 }

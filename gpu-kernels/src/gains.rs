@@ -9,7 +9,7 @@ use crate::{DType, Device, LaunchError, Span};
 pub const MOST_CANDIDATES: u64 = 4096;
 
 /// For each of `count` candidates k (u32 each at `ks`) the gain of top-k with error feedback and by how much it may be off,
-/// two f64 each at `to`. Gradient and memory are read once and nothing else is written; `feed.fed` may be
+/// two f64 each at `to`. Gradient and memory are read once and nothing else is written; `feed.compensated` may be
 /// [`Span::NONE`]. A gradient that is not finite has gain 0, off by up to 1.
 pub fn gains(
     device: &impl Device,

@@ -115,8 +115,8 @@ fn quantized(
     };
     let divisor = if scaled { 1.0 + beta(k, s) } else { 1.0 };
     let [a, b, c, _] = random.key(1).map(u64::from);
-    let (fed, indices, values) = (feed.fed.address(), to.indices.address(), to.values.address());
-    let arguments = [fed, indices, values, u64::from(s), divisor.to_bits(), a, b, c, state, outcome, partials];
+    let (compensated, indices, values) = (feed.compensated.address(), to.indices.address(), to.values.address());
+    let arguments = [compensated, indices, values, u64::from(s), divisor.to_bits(), a, b, c, state, outcome, partials];
     start(device, "list_levels", k, &arguments)?;
     Ok(method.bits())
 }
@@ -128,7 +128,8 @@ fn signs(
     parts: &Workspace,
 ) -> Result<(), LaunchError> {
     let [state, outcome, partials] = [parts.state, parts.outcome, parts.partials].map(Span::address);
-    let (fed, indices, values) = (feed.fed.address(), to.indices.address(), to.values.address());
-    let arguments = [fed, indices, values, u64::from(by_norm), u64::from(tau.to_bits()), state, outcome, partials];
+    let (compensated, indices, values) = (feed.compensated.address(), to.indices.address(), to.values.address());
+    let arguments =
+        [compensated, indices, values, u64::from(by_norm), u64::from(tau.to_bits()), state, outcome, partials];
     start(device, "list_signs", to.room, &arguments)
 }

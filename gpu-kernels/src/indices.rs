@@ -34,7 +34,7 @@ pub fn feed(device: &impl Device, feed: &Feed, workspace: Span) -> Result<(), La
     let arguments = [
         feed.gradient.address(),
         feed.memory.address(),
-        feed.fed.address(),
+        feed.compensated.address(),
         u64::from(n),
         u64::from(feed.beta.to_bits()),
         u64::from(feed.gamma.to_bits()),
@@ -49,19 +49,19 @@ pub fn feed(device: &impl Device, feed: &Feed, workspace: Span) -> Result<(), La
     start(device, kernel, feed.n.div_ceil(4), &arguments)
 }
 
-/// Takes `factor` times the values at the indices out of what was fed by [`feed`] with this workspace. Indices that lie
+/// Takes `factor` times the values at the indices out of what [`feed`] has compensated with this workspace. Indices that lie
 /// beyond n take nothing; the outcome's `over` then says so.
 pub fn gather(device: &impl Device, feed: &Feed, (at, factor): (&At, f32), workspace: Span) -> Result<(), LaunchError> {
     let n = u64::from(feed.check()?);
     let (parts, k) = (Workspace::new(workspace, feed.n)?, at.check()?);
-    check_apart(("fed", feed.fed), ("the values", at.values))?;
+    check_apart(("compensated", feed.compensated), ("the values", at.values))?;
     if !factor.is_finite() {
         return Err(LaunchError::Parameter { what: "factor", value: f64::from(factor), rule: "it must be finite" });
     }
-    let (fed, outcome) = (feed.fed.address(), parts.outcome.address());
-    start(device, "keep", n, &[fed, feed.memory.address(), n, outcome])?;
+    let (compensated, outcome) = (feed.compensated.address(), parts.outcome.address());
+    start(device, "keep", n, &[compensated, feed.memory.address(), n, outcome])?;
     let arguments = [
-        fed,
+        compensated,
         n,
         at.indices.address(),
         k,
@@ -74,25 +74,26 @@ pub fn gather(device: &impl Device, feed: &Feed, (at, factor): (&At, f32), works
     start(device, "gather", k, &arguments)
 }
 
-/// Error feedback, k indices at random to the list, and the values there, taken out of what was fed. `scratch` has
+/// Error feedback, k indices at random to the list, and the values there, taken out of the compensated gradient. `scratch` has
 /// [`subset_scratch`] bytes.
 pub fn random_k(
     device: &impl Device,
-    fed: &Feed,
+    compensated: &Feed,
     (how, at): (RandomK, &At),
     (scratch, workspace): (Span, Span),
 ) -> Result<(), LaunchError> {
-    subset(device, (fed.n, how.k, how.random), (scratch, at.indices))?;
-    feed(device, fed, workspace)?;
-    gather(device, fed, (at, how.factor(fed.n)), workspace)
+    subset(device, (compensated.n, how.k, how.random), (scratch, at.indices))?;
+    feed(device, compensated, workspace)?;
+    gather(device, compensated, (at, how.factor(compensated.n)), workspace)
 }
 
-/// Puts values where [`crate::topk`] has taken them: what was fed is then whole again. Where the gradient was refused nothing was
+/// Puts values where [`crate::topk`] has taken them: the compensated gradient is then whole again. Where the gradient was refused nothing was
 /// taken.
 pub(crate) fn put(device: &impl Device, feed: &Feed, at: &At, workspace: Span) -> Result<(), LaunchError> {
     let n = u64::from(feed.check()?);
     let (parts, k) = (Workspace::new(workspace, feed.n)?, at.check()?);
-    let arguments = [feed.fed.address(), n, at.indices.address(), at.values.address(), k, parts.outcome.address()];
+    let arguments =
+        [feed.compensated.address(), n, at.indices.address(), at.values.address(), k, parts.outcome.address()];
     start(device, "put", k, &arguments)
 }
 

@@ -23,7 +23,7 @@ pub struct Lists {
     pub ranks: u32,
 }
 
-/// Memory that [`add_lists`] lends from its caller beside what it adds to.
+/// Memory that [`add_lists`] borrows from its caller beside what it adds to.
 #[derive(Debug, Clone, Copy)]
 pub struct ListRoom {
     /// [`lists_room`] bytes for the time of the call: a workspace of n values has as much for up to 256 ranks.

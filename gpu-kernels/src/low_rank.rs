@@ -109,7 +109,7 @@ impl LowRank {
 pub fn begin(device: &impl Device, feed: &Feed, workspace: Span) -> Result<(), LaunchError> {
     indices::feed(device, feed, workspace)?;
     let outcome = Workspace::new(workspace, feed.n)?.outcome.address();
-    start(device, "keep", feed.n, &[feed.fed.address(), feed.memory.address(), feed.n, outcome])
+    start(device, "keep", feed.n, &[feed.compensated.address(), feed.memory.address(), feed.n, outcome])
 }
 
 /// What the calls of a step share: the bucket's values and workspace, as in [`begin`].
@@ -134,7 +134,7 @@ impl Step {
     }
 }
 
-/// Round 0: this rank's P of a layer of what was fed, to `to`. `random` is of the job and the layer: its step and rank do
+/// Round 0: this rank's P of a layer of the compensated gradient, to `to`. `random` is of the job and the layer: its step and rank do
 /// not count.
 pub fn left(
     device: &(impl Device + Gemm),

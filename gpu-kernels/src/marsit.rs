@@ -2,11 +2,11 @@
 //! hop of a ring, without compressing again what was compressed.
 //!
 //! A step of worker m of M, whose compensation c is the memory of the [`Feed`]:
-//! 1. [`signs`]: g + c into `fed`, and its sign bits (bit 1 means negative, as everywhere).
+//! 1. [`signs`]: g + c into `compensated`, and its sign bits (bit 1 means negative, as everywhere).
 //! 2. Hop h = 1 to M - 1 of the reduction: the segment that arrives holds the bits of h workers; [`combine`] with the own
 //!    segment makes it that of h + 1, and it is sent on. Then segments are gathered as they are.
 //! 3. The update is eta times the agreed signs: `add(device, (Quantizer::Signs, n), bits, (eta, out))`; the compensation of
-//!    the next step is what that leaves: the same with `(-eta, fed)`.
+//!    the next step is what that leaves: the same with `(-eta, compensated)`.
 //!
 //! Every K steps gradients are exchanged whole instead, and the compensation becomes zeros.
 
@@ -17,7 +17,7 @@ use crate::random::Random;
 use crate::workspace::{check, check_apart, check_count};
 use crate::{Device, LaunchError, Span};
 
-/// Error feedback and sign bits, n/8 bytes, of what was fed, which stays whole. A gradient that is refused (see the outcome)
+/// Error feedback and sign bits, n/8 bytes, of the compensated gradient, which stays whole. A gradient that is refused (see the outcome)
 /// leaves the memory and is sent as positive signs.
 pub fn signs(device: &impl Device, feed: &Feed, payload: Span, workspace: Span) -> Result<(), LaunchError> {
     signs_alone(device, feed, payload, workspace)

@@ -24,7 +24,7 @@ pub enum Norm {
 pub enum Quantizer {
     /// `signsgd`, `signum`, `onebit(scaling=false)`: signs. A refused gradient cannot say so in the payload.
     Signs,
-    /// Signs that leave what was fed as it is: Marsit's.
+    /// Signs that leave the compensated gradient as it is: Marsit's.
     SignsAlone,
     /// `onebit(scaling=true)`, `efsignsgd`: signs and mean |x|.
     ScaledSigns,
@@ -242,7 +242,9 @@ pub fn quantize(
     let n = feed.check()?;
     method.check(feed.n)?;
     check(("the payload", payload, method.payload_bytes(feed.n)), ALIGN)?;
-    for (what, span) in [("the gradient", feed.gradient), ("the memory", feed.memory), ("fed", feed.fed)] {
+    for (what, span) in
+        [("the gradient", feed.gradient), ("the memory", feed.memory), ("compensated", feed.compensated)]
+    {
         check_apart(("the payload", payload), (what, span))?;
     }
     let call = Call { parts: Workspace::new(workspace, feed.n)?, n: u64::from(n), payload: payload.address() };
@@ -288,13 +290,14 @@ impl Call {
     /// Signs that stand for `norm` each: all in one pass, and another that does nothing but for a refused gradient.
     fn signs(&self, device: &impl Device, feed: &Feed, norm: f32) -> Result<(), LaunchError> {
         let [state, outcome, partials] = self.ends();
-        let (memory, fed) = (feed.memory.address(), feed.fed.address());
+        let (memory, compensated) = (feed.memory.address(), feed.compensated.address());
         let [beta, gamma, norm] = [feed.beta, feed.gamma, norm].map(|weight| u64::from(weight.to_bits()));
         let gradient = feed.gradient.address();
-        let arguments = [gradient, memory, fed, self.n, beta, gamma, norm, self.payload, state, outcome, partials];
+        let arguments =
+            [gradient, memory, compensated, self.n, beta, gamma, norm, self.payload, state, outcome, partials];
         // A warp works on 1024 values at a time.
         start(device, feed.dtype.of(["signs_f32", "signs_f16", "signs_bf16"]), feed.n.div_ceil(32), &arguments)?;
-        start(device, "signs_undo", feed.n.div_ceil(8), &[memory, fed, self.n, self.payload, outcome])
+        start(device, "signs_undo", feed.n.div_ceil(8), &[memory, compensated, self.n, self.payload, outcome])
     }
 
     fn stats(&self, device: &impl Device, feed: &Feed, method: Quantizer) -> Result<(), LaunchError> {
@@ -311,7 +314,7 @@ impl Call {
         let arguments = [
             feed.gradient.address(),
             feed.memory.address(),
-            feed.fed.address(),
+            feed.compensated.address(),
             self.n,
             u64::from(feed.beta.to_bits()),
             u64::from(feed.gamma.to_bits()),
@@ -333,17 +336,31 @@ impl Call {
         (method, codes, random): (Quantizer, Codes, Random),
     ) -> Result<(), LaunchError> {
         let [state, outcome, partials] = self.ends();
-        let fed = feed.fed.address();
+        let compensated = feed.compensated.address();
         if codes.bucket < self.n {
             let lanes = 8 * self.n.div_ceil(codes.bucket);
-            let arguments = [fed, self.n, codes.bucket, method.norm().0, self.payload, outcome];
+            let arguments = [compensated, self.n, codes.bucket, method.norm().0, self.payload, outcome];
             start(device, "norms", lanes, &arguments)?;
         }
         let [a, b, c, _] = random.key(0).map(u64::from);
         let Codes { bucket, width, levels, divide, .. } = codes;
         let memory = feed.memory.address();
-        let arguments =
-            [fed, memory, self.n, self.payload, bucket, width, levels, divide, a, b, c, state, outcome, partials];
+        let arguments = [
+            compensated,
+            memory,
+            self.n,
+            self.payload,
+            bucket,
+            width,
+            levels,
+            divide,
+            a,
+            b,
+            c,
+            state,
+            outcome,
+            partials,
+        ];
         start(device, codes.kernels[0], self.n.div_ceil(8), &arguments)
     }
 
@@ -371,7 +388,7 @@ impl Call {
             Quantizer::Bf16 { world } => ("cast_bf16", &[u64::from(limit(BF16, world).to_bits())]),
             _ => ("signs", &[1]),
         };
-        let front = [feed.fed.address(), feed.memory.address(), self.n, self.payload];
+        let front = [feed.compensated.address(), feed.memory.address(), self.n, self.payload];
         let mut arguments = [0; 10];
         let all = front.iter().chain(middle).chain(&ends);
         let count = arguments.iter_mut().zip(all).map(|(to, from)| *to = *from).count();

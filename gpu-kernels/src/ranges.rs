@@ -13,19 +13,19 @@ pub(crate) fn sides(
     call: &Call,
 ) -> Result<(), LaunchError> {
     let [state, outcome, partials] = call.ends();
-    let (fed, n, columns) = (feed.fed.address(), call.n, u64::from(columns));
+    let (compensated, n, columns) = (feed.compensated.address(), call.n, u64::from(columns));
     let threshold = u64::from(threshold.to_bits());
     if columns > 1 {
-        let arguments = [fed, n / columns, columns, threshold, call.payload, outcome];
+        let arguments = [compensated, n / columns, columns, threshold, call.payload, outcome];
         start(device, "side_columns", columns, &arguments)?;
     }
-    let arguments = [fed, feed.memory.address(), n, call.payload, columns, threshold, state, outcome, partials];
+    let arguments = [compensated, feed.memory.address(), n, call.payload, columns, threshold, state, outcome, partials];
     start(device, "sides", n, &arguments)
 }
 
 pub(crate) fn minmax(device: &impl Device, feed: &Feed, call: &Call) -> Result<(), LaunchError> {
     let [state, outcome, partials] = call.ends();
-    let arguments = [feed.fed.address(), feed.memory.address(), call.n, call.payload, state, outcome, partials];
+    let arguments = [feed.compensated.address(), feed.memory.address(), call.n, call.payload, state, outcome, partials];
     start(device, "minmax", call.n, &arguments)
 }
 
@@ -39,20 +39,31 @@ fn skipped(bound: u32) -> u64 {
 }
 
 pub(crate) fn inceptionn(device: &impl Device, feed: &Feed, bound: u32, call: &Call) -> Result<(), LaunchError> {
-    count(device, feed.fed.address(), bound, call)?;
+    count(device, feed.compensated.address(), bound, call)?;
     let [state, outcome, partials] = call.ends();
     let (tiles, sums) = (call.parts.tiles.address(), call.parts.sums.address());
     let (memory, bound, skipped) = (feed.memory.address(), u64::from(bound), skipped(bound));
-    let arguments =
-        [feed.fed.address(), memory, call.n, call.payload, bound, skipped, tiles, sums, state, outcome, partials];
+    let arguments = [
+        feed.compensated.address(),
+        memory,
+        call.n,
+        call.payload,
+        bound,
+        skipped,
+        tiles,
+        sums,
+        state,
+        outcome,
+        partials,
+    ];
     start(device, "put_sizes", call.n.div_ceil(WORD), &arguments)
 }
 
 /// Tags and how many of each come before every tile.
-fn count(device: &impl Device, fed: u64, bound: u32, call: &Call) -> Result<(), LaunchError> {
+fn count(device: &impl Device, compensated: u64, bound: u32, call: &Call) -> Result<(), LaunchError> {
     let [state, outcome, _] = call.ends();
     let (tiles, sums) = (call.parts.tiles.address(), call.parts.sums.address());
-    let arguments = [fed, call.n, call.payload, u64::from(bound), skipped(bound), tiles, sums, outcome];
+    let arguments = [compensated, call.n, call.payload, u64::from(bound), skipped(bound), tiles, sums, outcome];
     start(device, "count_sizes", call.n.div_ceil(WORD), &arguments)?;
     device.launch("scan_sizes", 1, &[tiles, sums, call.n.div_ceil(TILE), state])
 }

@@ -5,7 +5,7 @@ use crate::feed::{ALIGN, Feed, WORD};
 use crate::workspace::{TILE, Workspace, check, check_count};
 use crate::{Device, LaunchError, Span, THREADS};
 
-/// Where a selection goes: indices that ascend, and the error-fed values there.
+/// Where a selection goes: indices that ascend, and the compensated values there.
 #[derive(Debug, Clone, Copy)]
 pub struct Selected {
     /// `room` u32.
@@ -112,7 +112,7 @@ pub(crate) fn begin(
     let arguments = [
         feed.gradient.address(),
         feed.memory.address(),
-        feed.fed.address(),
+        feed.compensated.address(),
         u64::from(n),
         u64::from(feed.beta.to_bits()),
         u64::from(feed.gamma.to_bits()),
@@ -134,7 +134,7 @@ pub(crate) fn settle(
     mean: bool,
 ) -> Result<(), LaunchError> {
     let arguments = [
-        feed.fed.address(),
+        feed.compensated.address(),
         u64::from(n),
         parts.state.address(),
         parts.outcome.address(),
@@ -146,7 +146,7 @@ pub(crate) fn settle(
     start(device, "cut_third", feed.n, &arguments[..6])
 }
 
-/// Takes what the state says out of `fed`.
+/// Takes what the state says out of `compensated`.
 pub(crate) fn take(
     device: &impl Device,
     feed: &Feed,
@@ -154,7 +154,7 @@ pub(crate) fn take(
     parts: &Workspace,
 ) -> Result<(), LaunchError> {
     let arguments = [
-        feed.fed.address(),
+        feed.compensated.address(),
         feed.memory.address(),
         u64::from(n),
         parts.state.address(),

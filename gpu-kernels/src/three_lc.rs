@@ -25,7 +25,9 @@ pub fn compress(
         return Err(LaunchError::Parameter { what: "s", value: s, rule: "from 1 to below 2" });
     }
     check(("the payload", payload, payload_bytes(feed.n)), ALIGN)?;
-    for (what, span) in [("the gradient", feed.gradient), ("the memory", feed.memory), ("fed", feed.fed)] {
+    for (what, span) in
+        [("the gradient", feed.gradient), ("the memory", feed.memory), ("compensated", feed.compensated)]
+    {
         check_apart(("the payload", payload), (what, span))?;
     }
     indices::feed(device, feed, workspace)?;
@@ -33,8 +35,8 @@ pub fn compress(
     // What is listed elsewhere has room for more bytes than these.
     let (bytes, tiles, sums) = (parts.list.address(), parts.tiles.address(), parts.sums.address());
     let [state, outcome, partials] = [parts.state, parts.outcome, parts.partials].map(Span::address);
-    let (fed, memory, tile_count) = (feed.fed.address(), feed.memory.address(), count.div_ceil(TILE));
-    start(device, "quartic", count, &[fed, memory, n, s.to_bits(), bytes, tiles, state, outcome, partials])?;
+    let (compensated, memory, tile_count) = (feed.compensated.address(), feed.memory.address(), count.div_ceil(TILE));
+    start(device, "quartic", count, &[compensated, memory, n, s.to_bits(), bytes, tiles, state, outcome, partials])?;
     device.launch("scan_last", 1, &[tiles, tile_count])?;
     start(device, "count_runs", count, &[bytes, n, tiles, sums])?;
     device.launch("scan_runs", 1, &[sums, tile_count, outcome])?;

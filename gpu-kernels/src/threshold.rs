@@ -139,7 +139,7 @@ impl<D: Device> Call<'_, D> {
     }
 
     fn mstopk(&self, k: u64, random: Random) -> Result<u32, LaunchError> {
-        let (n, parts, fed) = (self.n, &self.parts, self.feed.fed.address());
+        let (n, parts, compensated) = (self.n, &self.parts, self.feed.compensated.address());
         // At most n, so 32 bits hold it.
         let kept = k as u32;
         if kept == n {
@@ -153,7 +153,7 @@ impl<D: Device> Call<'_, D> {
         let key = random.key(0);
         let [a, b, ..] = philox([0, 0, key[2], key[3]], [key[0], key[1]]);
         let seed = u64::from(a) << 32 | u64::from(b);
-        let arguments = [fed, u64::from(n), k, seed, state, outcome];
+        let arguments = [compensated, u64::from(n), k, seed, state, outcome];
         start(self.device, "count_band", self.groups(), &arguments)?;
         Ok(kept)
     }
@@ -168,14 +168,14 @@ impl<D: Device> Call<'_, D> {
         let rank = (samples as f64 * (k as f64 / feed.n as f64)).round().clamp(1.0, samples as f64) as u64;
         let most = ((k as f64 * most) as u64).clamp(k, feed.n);
         let [a, b, c, _] = random.key(0).map(u64::from);
-        let (fed, list) = (feed.fed.address(), parts.list.address());
+        let (compensated, list) = (feed.compensated.address(), parts.list.address());
         let (state, sampled, outcome) = (parts.state.address(), parts.sampled.address(), parts.outcome.address());
-        let arguments = [fed, feed.n, samples, rank, a, b, c, list, sampled, outcome];
+        let arguments = [compensated, feed.n, samples, rank, a, b, c, list, sampled, outcome];
         start(device, "sample", samples, &arguments)?;
         // The sample is short: its keys are looked through again, without a list.
         start(device, "cut_second", samples, &[list, samples, sampled, outcome, 0, 0, 0])?;
         start(device, "cut_third", samples, &[list, samples, sampled, outcome, 0, 0])?;
-        start(device, "reach", self.groups(), &[fed, feed.n, most, sampled, state, outcome])?;
+        start(device, "reach", self.groups(), &[compensated, feed.n, most, sampled, state, outcome])?;
         settle(device, feed, n, parts, false)?;
         Ok(most as u32)
     }
@@ -195,7 +195,7 @@ impl<D: Device> Call<'_, D> {
                 Fit::Gamma | Fit::Pareto => 2,
             };
             let arguments = [
-                self.feed.fed.address(),
+                self.feed.compensated.address(),
                 self.feed.n,
                 fit,
                 aim.to_bits(),

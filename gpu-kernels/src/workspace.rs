@@ -1,4 +1,4 @@
-//! How a call's workspace is laid out. The caller allocates it once, for the largest tensor, and lends it to every call.
+//! How a call's workspace is laid out. The caller allocates it once, for the largest tensor, and every call borrows it.
 
 use crate::{LaunchError, Span};
 
@@ -27,7 +27,7 @@ pub const STRUCTURES: [u64; 5] = [OUTCOME_BYTES, STATE_BYTES, PARTIALS_BYTES, MO
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Outcome {
     /// ‖g_e‖².
-    pub fed: f64,
+    pub compensated: f64,
     /// ‖g_c‖².
     pub sent: f64,
     /// Of the payload.
@@ -50,7 +50,7 @@ impl Outcome {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let wide = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
         Self {
-            fed: f64::from_bits(wide(0)),
+            compensated: f64::from_bits(wide(0)),
             sent: f64::from_bits(wide(8)),
             bytes: wide(16),
             kept: word(24),
@@ -63,7 +63,7 @@ impl Outcome {
 
     /// Share of the energy that was sent, as `flexcomm_compression::Energy::gain`.
     pub fn gain(&self) -> f64 {
-        if self.fed > 0.0 { (self.sent / self.fed).clamp(0.0, 1.0) } else { 1.0 }
+        if self.compensated > 0.0 { (self.sent / self.compensated).clamp(0.0, 1.0) } else { 1.0 }
     }
 }
 

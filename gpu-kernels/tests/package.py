@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import flexcomm.torch
 from flexcomm.torch._device import Cuda
 from flexcomm.torch._snapshot import Memory
-from flexcomm.torch._vault import Vault
+from flexcomm.torch._storage import SnapshotStorage
 
 STRATEGIES = (
     "topk@0.05/allgather", "mstopk@0.05/allgather", "topk@0.05/art-ring:star", "topk@0.05/art-ring:var",
@@ -99,8 +99,8 @@ def put_back(device: torch.device, spare: int | None) -> tuple[bool, tuple[int, 
     """Whether tensors come back bit for bit over what a trial wrote, and where they were meanwhile."""
     torch.manual_seed(5)
     own = [torch.randn(n, device=device) for n in (0, 1, 1000, 3_000_001)] + [torch.randn(7, 5, device=device).bfloat16().t()]
-    vault = Vault(Cuda() if spare is None else Spare(spare, device.type == "cuda"))
-    memory = Memory(vault)
+    storage = SnapshotStorage(Cuda() if spare is None else Spare(spare, device.type == "cuda"))
+    memory = Memory(storage)
     for number, tensor in enumerate(own):
         memory.visit(tensor, str(number))
     before = [tensor.cpu().clone() for tensor in own]
@@ -112,7 +112,7 @@ def put_back(device: torch.device, spare: int | None) -> tuple[bool, tuple[int, 
             tensor.fill_(float("nan"))
         memory.restore()
         good = good and all(torch.equal(tensor.cpu(), then) for tensor, then in zip(own, before))
-    return good, vault.taken
+    return good, storage.taken
 
 
 def main() -> int:

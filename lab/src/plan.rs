@@ -12,7 +12,7 @@ pub const MAX_NODES: usize = 32;
 pub struct LabPlan {
     /// Nodes, with one agent and one worker each.
     pub nodes: usize,
-    /// The weather over epochs, with rates as they are set (scaled already).
+    /// The network trace over epochs, with rates as they are set (scaled already).
     pub schedule: Schedule,
     /// Training steps in an epoch.
     pub steps_per_epoch: u64,

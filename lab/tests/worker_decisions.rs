@@ -119,14 +119,14 @@ fn telemetry_says_what_ran() {
     let (ranks, mut agents) = start(2, &[0, 1]);
     agents[0].decide(1, "topk@0.1/allgather");
     wait_for("steps under version 1", || {
-        agents[1].heard().iter().any(|m| matches!(m, FromTrainer::Steps(s) if s.version == 1))
+        agents[1].received().iter().any(|m| matches!(m, FromTrainer::Steps(s) if s.version == 1))
     });
     ranks.stop(0);
     ranks.join();
-    wait_for("goodbyes", || agents.iter().all(|a| a.heard().last() == Some(&FromTrainer::Bye)));
+    wait_for("goodbyes", || agents.iter().all(|a| a.received().last() == Some(&FromTrainer::Bye)));
     for agent in &agents {
         let mut next = 0;
-        for message in agent.heard() {
+        for message in agent.received() {
             let FromTrainer::Steps(report) = message else { continue };
             let expected = if report.version == 1 { "topk(k=0.1)+ef(vanilla)/allgather" } else { "none/dense-ring" };
             assert_eq!(report.strategy.0, expected);

@@ -31,7 +31,7 @@ fn with_trials(trials: [TrialOrder; 3]) -> (Vec<String>, Vec<TrialReport>) {
             let mut agent = agent.lock().unwrap();
             wait_for("the agent has welcomed the rank and heard of the last trial", || {
                 let ended = first_reports(agent.trials()).len();
-                agent.heard().iter().any(|m| matches!(m, FromTrainer::Steps(_))) && ended == done
+                agent.received().iter().any(|m| matches!(m, FromTrainer::Steps(_))) && ended == done
             });
             if let Some(trial) = trials.next() {
                 agent.publish(&orders(0, "", Some(trial)));

@@ -47,7 +47,7 @@ impl Announced {
 struct Member {
     control: Control,
     host: Host,
-    heard: Strategy,
+    received: Strategy,
     picks: Vec<i32>,
 }
 
@@ -56,13 +56,13 @@ impl Member {
         let agreement = Agreement::new(Rank(rank), Strategy::DENSE_RING, 0);
         let mut control = Control::new(agreement, Rank(rank));
         control.steer(true);
-        Self { control, host: Host::ready(built, version), heard: Strategy::DENSE_RING, picks: Vec::new() }
+        Self { control, host: Host::ready(built, version), received: Strategy::DENSE_RING, picks: Vec::new() }
     }
 
     /// Looks at its node's orders; the agreement takes from rank 0 only.
     fn look(&mut self, orders: &OrdersSlot) {
         let Some(decision) = orders.poll().and_then(|news| news.decision) else { return };
-        self.heard = decision.strategy;
+        self.received = decision.strategy;
         self.control.agreement().offer_decision(decision.version, decision.strategy);
     }
 
@@ -114,7 +114,7 @@ fn train(built: &Built, version: u32, follow: Follow, mut turns: impl FnMut() ->
         let order = if turn >> 4 & 1 == 1 { [1, 0] } else { [0, 1] };
         for bucket in 0..BUCKETS {
             for rank in order {
-                let strategy = if follow == Follow::Agreed { ticks[rank].strategy } else { ranks[rank].heard };
+                let strategy = if follow == Follow::Agreed { ticks[rank].strategy } else { ranks[rank].received };
                 ranks[rank].enqueue(bucket, strategy, step);
             }
         }

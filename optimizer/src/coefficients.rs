@@ -13,7 +13,7 @@ use flexcomm_domain::Collective;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Samples a fit keeps per (collective, backend): about a minute of one sample per second. When the weather turns,
+/// Samples a fit keeps per (collective, backend): about a minute of one sample per second. When the network changes,
 /// the newest half of them decides.
 pub const WINDOW: usize = 64;
 

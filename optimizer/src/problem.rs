@@ -61,8 +61,8 @@ impl Evaluated {
 
     /// What it leaves of the gradient.
     pub fn quality(&self) -> Quality {
-        let is_fed = self.strategy.spec().memory().is_some();
-        Quality { gain: self.gain, variance: self.variance, is_fed }
+        let has_error_feedback = self.strategy.spec().memory().is_some();
+        Quality { gain: self.gain, variance: self.variance, has_error_feedback }
     }
 }
 

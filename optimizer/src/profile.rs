@@ -92,7 +92,7 @@ impl Profile {
     }
 
     /// What is assumed when nothing was measured, for a gradient of `values`: gain(c) = c^0.6 (0.25 at
-    /// 0.1, 0.063 at 0.01, 0.016 at 0.001; error-fed top-k on Fashion-MNIST was measured at 0.51, 0.072 and 0.009,
+    /// 0.1, 0.063 at 0.01, 0.016 at 0.001; top-k with error feedback on Fashion-MNIST was measured at 0.51, 0.072 and 0.009,
     /// so that the assumption does not promise what trials then take back) and t_comp = 2 ns per value plus 10 ns per kept value. What
     /// a compressor takes where it is known which is [`crate::Times`]' to say.
     pub fn prior(values: u64) -> Self {

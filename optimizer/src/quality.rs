@@ -11,13 +11,14 @@ pub struct Quality {
     /// ω/N, the relative variance of the mean over ranks; 0 but for unbiased compressors without error feedback.
     pub variance: f64,
     /// Whether error feedback keeps what is not sent.
-    pub is_fed: bool,
+    #[serde(rename = "is_fed")]
+    pub has_error_feedback: bool,
 }
 
 impl Default for Quality {
     /// Dense: nothing is lost.
     fn default() -> Self {
-        Self { gain: Gain::FULL, variance: 0.0, is_fed: false }
+        Self { gain: Gain::FULL, variance: 0.0, has_error_feedback: false }
     }
 }
 
@@ -27,8 +28,8 @@ impl Quality {
     pub fn of(strategy: &Strategy, gain: Gain, (values, ranks): (u64, usize)) -> Self {
         let spec = strategy.spec();
         match spec.variance_of_mean(values, ranks) {
-            Some(variance) => Self { gain: Gain::FULL, variance, is_fed: false },
-            None => Self { gain, variance: 0.0, is_fed: spec.memory().is_some() },
+            Some(variance) => Self { gain: Gain::FULL, variance, has_error_feedback: false },
+            None => Self { gain, variance: 0.0, has_error_feedback: spec.memory().is_some() },
         }
     }
 
@@ -59,7 +60,7 @@ impl Quality {
 
     /// The share of what is not sent that is lost.
     pub(crate) fn lost(&self, uncompensated: f64) -> f64 {
-        if self.is_fed { uncompensated } else { 1.0 }
+        if self.has_error_feedback { uncompensated } else { 1.0 }
     }
 
     fn steps_losing(&self, lost: f64) -> f64 {
@@ -92,8 +93,12 @@ mod tests {
             assert_eq!(of("randomk(k=0.1,scaled=true,shared=false)/allgather", 9).steps(0.1), 2.0);
             assert_eq!(of("randomk(k=0.1,scaled=true)/dense-ring", 9).steps(0.1), 10.0, "all ranks draw alike");
             assert_eq!(of("randomk(k=0.1,scaled=true,shared=false)/allgather", 9).effective_gain(), 0.5);
-            let fed = of("qsgd(s=7,norm=max)+ef(vanilla)/allgather", 9);
-            assert_eq!((fed.variance, fed.gain.get()), (0.0, gain), "error feedback makes a contraction of it");
+            let compensated = of("qsgd(s=7,norm=max)+ef(vanilla)/allgather", 9);
+            assert_eq!(
+                (compensated.variance, compensated.gain.get()),
+                (0.0, gain),
+                "error feedback makes a contraction of it"
+            );
         }
     }
 

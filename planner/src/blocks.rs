@@ -2,10 +2,10 @@
 //!
 //! What failed was seen to fail on one network. A block remembers those links and ends when they have moved by a factor
 //! of two: whether to avoid the strategy was weighed on another network. Steps show a fall of the network before probes
-//! do, so the guard may blame a strategy for what the links explain a moment later. Then it is acquitted: the block ends,
-//! its strike is taken back, and what it was left for need not stay for the dwell time.
+//! do, so the guard may blame a strategy for what the links explain a moment later. Then it is cleared: the block ends,
+//! its failure does not count, and what it was left for need not stay for the dwell time.
 //!
-//! Each strike doubles the next block. One is forgotten when after its block as long again has passed without another.
+//! Each failure doubles the next block. One is forgotten when after its block as long again has passed without another.
 
 use crate::memory::LinkSummary;
 use crate::{Config, Measured, Memory, words};
@@ -19,8 +19,8 @@ pub const MAX_BLOCKED: usize = 16;
 /// network: no noise of estimates reaches it, and what was measured says little of it.
 pub(crate) const OTHER_NETWORK: f64 = 1.0;
 
-/// More strikes than these make no block longer.
-const MOST_STRIKES: u32 = 20;
+/// More failures than these make no block longer.
+const MOST_FAILURES: u32 = 20;
 
 /// Which part of a strategy failed: what else is not to be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,10 +66,11 @@ pub struct Blocked {
     /// When it was rolled back.
     #[serde(default)]
     pub at: Timestamp,
-    /// Not chosen before this; once past, since when no strike has been forgotten.
+    /// Not chosen before this; once past, since when no failure has been forgotten.
     pub until: Timestamp,
     /// How many times it was rolled back, less what is forgotten.
-    pub strikes: u32,
+    #[serde(rename = "strikes")]
+    pub failures: u32,
     /// What was measured, in words.
     pub why: String,
     /// Absent when the links have explained it, and in what older versions remembered.
@@ -82,9 +83,9 @@ pub struct Blocked {
 enum Review {
     Stands,
     /// They are another network.
-    Elsewhere,
+    OtherNetwork,
     /// They explain what the steps took.
-    Acquitted,
+    Cleared,
 }
 
 /// Blocks that ended before their time.
@@ -92,7 +93,7 @@ enum Review {
 pub(crate) struct Ended {
     strategies: Vec<Strategy>,
     /// The last of them.
-    acquitted: bool,
+    cleared: bool,
 }
 
 impl Ended {
@@ -102,7 +103,7 @@ impl Ended {
             [] => None,
             [one] => {
                 let why =
-                    if self.acquitted { "the links explain what its steps took" } else { "it failed on other links" };
+                    if self.cleared { "the links explain what its steps took" } else { "it failed on other links" };
                 Some(format!("{} may be tried again: {why}", words::strategy(one)))
             }
             all => {
@@ -118,28 +119,28 @@ impl Blocked {
         self.scope.covers(&self.strategy, other)
     }
 
-    /// Forgets the strikes after which long enough has passed without another.
+    /// Forgets the failures after which long enough has passed without another.
     fn forget(&mut self, now: Timestamp, config: &Config) {
-        self.strikes = self.strikes.min(MOST_STRIKES);
-        while self.strikes > 0 {
-            let again = self.until.plus(length(self.strikes, config));
+        self.failures = self.failures.min(MOST_FAILURES);
+        while self.failures > 0 {
+            let again = self.until.plus(length(self.failures, config));
             if again > now {
                 return;
             }
-            (self.until, self.strikes) = (again, self.strikes - 1);
+            (self.until, self.failures) = (again, self.failures - 1);
         }
     }
 
-    fn review(&self, moved: &Moved<'_>, acquits: impl Fn(&Self, &Evidence) -> bool) -> Review {
+    fn review(&self, moved: &Moved<'_>, clears: impl Fn(&Self, &Evidence) -> bool) -> Review {
         let Some(evidence) = &self.evidence else { return Review::Stands };
         let config = moved.config;
         let by = |share| evidence.links.moved(moved.links, share, config.latency_floor_s.get());
         // Links that are acted on may be this old, so news of them may be this late.
         let news = moved.now.since(self.at) <= config.max_link_age_s;
-        if news && by(config.link_change) && acquits(self, evidence) {
-            Review::Acquitted
+        if news && by(config.link_change) && clears(self, evidence) {
+            Review::Cleared
         } else if by(OTHER_NETWORK) {
-            Review::Elsewhere
+            Review::OtherNetwork
         } else {
             Review::Stands
         }
@@ -154,9 +155,9 @@ pub(crate) struct Moved<'a> {
     pub(crate) now: Timestamp,
 }
 
-/// How long a block lasts with so many strikes.
-fn length(strikes: u32, config: &Config) -> Seconds {
-    let doubled = config.block_s.get() * f64::from(strikes.clamp(1, MOST_STRIKES) - 1).exp2();
+/// How long a block lasts with so many failures.
+fn length(failures: u32, config: &Config) -> Seconds {
+    let doubled = config.block_s.get() * f64::from(failures.clamp(1, MOST_FAILURES) - 1).exp2();
     Seconds::new(doubled.min(config.block_max_s.get())).unwrap_or(config.block_max_s)
 }
 
@@ -185,29 +186,29 @@ impl Memory {
     }
 
     /// Brings blocks to the present: after a clock that jumped back they end no later than their longest time, and
-    /// those with no strike left are gone.
+    /// those with no failure left are gone.
     pub(crate) fn heal_blocks(&mut self, now: Timestamp, config: &Config) {
         for blocked in &mut self.blocked {
             blocked.at = blocked.at.min(now);
             blocked.until = blocked.until.min(now.plus(config.block_max_s));
             blocked.forget(now, config);
         }
-        self.blocked.retain(|b| b.strikes > 0);
+        self.blocked.retain(|b| b.failures > 0);
     }
 
-    /// Blocks a strategy and its kin, for longer with each strike.
+    /// Blocks a strategy and its kin, for longer with each failure.
     pub(crate) fn block(&mut self, failed: Failed, now: Timestamp, config: &Config) {
         let same = |b: &Blocked| b.scope == failed.scope && b.covers(&failed.strategy);
-        let strikes = self.blocked.iter().find(|b| same(b)).map_or(0, |b| b.strikes) + 1;
+        let failures = self.blocked.iter().find(|b| same(b)).map_or(0, |b| b.failures) + 1;
         self.blocked.retain(|b| !same(b));
         if self.blocked.len() >= MAX_BLOCKED {
             let first = self.blocked.iter().map(|b| b.until).min();
             self.blocked.retain(|b| Some(b.until) != first);
         }
         let Failed { strategy, scope, why, evidence } = failed;
-        let strikes = strikes.min(MOST_STRIKES);
-        let until = now.plus(length(strikes, config));
-        self.blocked.push(Blocked { strategy, scope, at: now, until, strikes, why, evidence: Some(evidence) });
+        let failures = failures.min(MOST_FAILURES);
+        let until = now.plus(length(failures, config));
+        self.blocked.push(Blocked { strategy, scope, at: now, until, failures, why, evidence: Some(evidence) });
     }
 
     /// Ends the blocks on a strategy, keeping count of how often it failed.
@@ -217,22 +218,22 @@ impl Memory {
         }
     }
 
-    /// Ends the blocks that the links speak against, once they are steady. `acquits` says whether they explain what was
+    /// Ends the blocks that the links speak against, once they are steady. `clears` says whether they explain what was
     /// measured, `version` is in force.
     pub(crate) fn review_blocks(
         &mut self,
         moved: &Moved<'_>,
         version: Version,
-        acquits: impl Fn(&Self, &Blocked, &Evidence) -> bool,
+        clears: impl Fn(&Self, &Blocked, &Evidence) -> bool,
     ) -> Ended {
         if self.unsteady(moved.config, moved.now).is_some() {
             return Ended::default();
         }
         let reviews: Vec<Review> =
-            self.blocked.iter().map(|b| b.review(moved, |b, evidence| acquits(self, b, evidence))).collect();
+            self.blocked.iter().map(|b| b.review(moved, |b, evidence| clears(self, b, evidence))).collect();
         // Steps on links that were known only later say nothing of those that were known before.
-        let acquitted = self.blocked.iter().zip(&reviews).filter(|(_, r)| **r == Review::Acquitted);
-        let stale: Vec<LinkSummary> = acquitted.filter_map(|(b, _)| Some(b.evidence?.links)).collect();
+        let cleared = self.blocked.iter().zip(&reviews).filter(|(_, r)| **r == Review::Cleared);
+        let stale: Vec<LinkSummary> = cleared.filter_map(|(b, _)| Some(b.evidence?.links)).collect();
         let (share, latency_floor) = (moved.config.link_change, moved.config.latency_floor_s.get());
         self.seen.retain(|x| stale.iter().all(|links| links.moved(&x.links, share, latency_floor)));
         let mut ended = Ended::default();
@@ -240,17 +241,17 @@ impl Memory {
         for (blocked, review) in self.blocked.iter_mut().zip(reviews).filter(|(_, r)| *r != Review::Stands) {
             if moved.now < blocked.until {
                 ended.strategies.push(blocked.strategy);
-                ended.acquitted = review == Review::Acquitted;
+                ended.cleared = review == Review::Cleared;
             }
             blocked.until = blocked.until.min(moved.now);
-            if review == Review::Acquitted {
-                (blocked.strikes, blocked.evidence) = (blocked.strikes.saturating_sub(1), None);
+            if review == Review::Cleared {
+                (blocked.failures, blocked.evidence) = (blocked.failures.saturating_sub(1), None);
                 if dwell_from == Some(blocked.at) {
                     self.dwell_waived = Some(version);
                 }
             }
         }
-        self.blocked.retain(|b| b.strikes > 0);
+        self.blocked.retain(|b| b.failures > 0);
         ended
     }
 }
@@ -345,7 +346,7 @@ mod tests {
         assert_eq!(memory.blocked[0].at, Timestamp(1_000_000));
     }
 
-    /// Three strikes: blocked for 25 s; after its end forgotten one by one after 25, 20 and 10 s.
+    /// Three failures: blocked for 25 s; after its end forgotten one by one after 25, 20 and 10 s.
     #[test]
     fn strikes_are_forgotten_after_as_long_as_their_block_took() {
         let mut memory = Memory::default();
@@ -356,13 +357,13 @@ mod tests {
             [(49.9, Some(3)), (50.0, Some(2)), (69.9, Some(2)), (70.0, Some(1)), (79.9, Some(1)), (80.0, None)]
         {
             memory.heal_blocks(at(now), &config());
-            assert_eq!(memory.blocked.first().map(|b| b.strikes), left, "after {now} s");
+            assert_eq!(memory.blocked.first().map(|b| b.failures), left, "after {now} s");
         }
     }
 
-    fn review(memory: &mut Memory, links: &LinkSummary, now: f64, acquits: bool) -> Ended {
+    fn review(memory: &mut Memory, links: &LinkSummary, now: f64, clears: bool) -> Ended {
         let config = config();
-        memory.review_blocks(&Moved { links, config: &config, now: at(now) }, Version(2), |_, _, _| acquits)
+        memory.review_blocks(&Moved { links, config: &config, now: at(now) }, Version(2), |_, _, _| clears)
     }
 
     #[test]
@@ -381,10 +382,10 @@ mod tests {
         let ended = review(&mut memory, &links(0.001, 0.7e9), 1.0, true);
         assert!(ended.words().unwrap().contains("explain"));
         assert_eq!(memory.seen.iter().map(|x| x.links).collect::<Vec<_>>(), [links(0.001, 5e9)]);
-        assert_eq!((memory.blocked[0].strikes, memory.blocked[0].until), (1, at(1.0)));
+        assert_eq!((memory.blocked[0].failures, memory.blocked[0].until), (1, at(1.0)));
         assert_eq!(memory.dwell_waived, Some(Version(2)));
         assert!(review(&mut memory, &links(0.001, 0.1e9), 2.0, true).words().is_none());
-        assert_eq!(memory.blocked[0].strikes, 1, "taken back twice");
+        assert_eq!(memory.blocked[0].failures, 1, "taken back twice");
     }
 
     #[test]
@@ -395,7 +396,7 @@ mod tests {
         assert!(review(&mut memory, &links(0.001, 0.7e9), 121.0, true).words().is_none());
         let ended = review(&mut memory, &links(0.001, 0.49e9), 121.0, true);
         assert!(ended.words().unwrap().contains("other links"));
-        assert_eq!((memory.blocked[0].strikes, memory.dwell_waived), (1, None));
+        assert_eq!((memory.blocked[0].failures, memory.dwell_waived), (1, None));
     }
 
     /// Estimates follow a change link by link: what stands in between is no network to judge by.
@@ -414,40 +415,40 @@ mod tests {
         /// that they do not explain.
         #[test]
         fn no_block_outlives_its_network(
-            now in 0.0..9.9f64, alpha in 0.1..10.0f64, bandwidth in 0.05..20.0f64, scope in 0..3usize, acquits: bool
+            now in 0.0..9.9f64, alpha in 0.1..10.0f64, bandwidth in 0.05..20.0f64, scope in 0..3usize, clears: bool
         ) {
             let scope = [Scope::Collective, Scope::Compressor, Scope::Gain][scope];
             let mut memory = Memory::default();
             memory.block(failed("topk@0.01/allgather", scope), at(0.0), &config());
             let strategy = memory.blocked[0].strategy;
-            let ended = review(&mut memory, &links(0.001 * alpha, 1e9 * bandwidth), now, acquits);
+            let ended = review(&mut memory, &links(0.001 * alpha, 1e9 * bandwidth), now, clears);
             let moved = |by: f64| [alpha, bandwidth].iter().any(|f| *f >= by || *f <= 1.0 / by);
-            let free = moved(2.0) || acquits && moved(1.25);
+            let free = moved(2.0) || clears && moved(1.25);
             prop_assert_eq!(memory.blocked(&strategy, at(now)).is_none(), free);
             prop_assert_eq!(ended.words().is_some(), free);
         }
 
-        /// Whatever failed whenever: after rests of twice the longest block nothing is held against it, strikes never
-        /// outnumber failures, and a block is as long as its strikes say.
+        /// Whatever failed whenever: after rests of twice the longest block nothing is held against it, failures that count never
+        /// outnumber those that were, and a block is as long as they say.
         #[test]
         fn strikes_decay(rests in prop::collection::vec(0.0..80.0f64, 1..40)) {
             let (mut memory, mut now, config) = (Memory::default(), 0.0, config());
             for (failures, rest) in rests.iter().enumerate() {
                 now += rest;
                 memory.heal_blocks(at(now), &config);
-                let before = memory.blocked.first().map_or(0, |b| b.strikes);
+                let before = memory.blocked.first().map_or(0, |b| b.failures);
                 prop_assert!(before as usize <= failures);
                 memory.block(failed("topk@0.01/allgather", Scope::Collective), at(now), &config);
-                let strikes = memory.blocked[0].strikes;
-                prop_assert_eq!(strikes, (before + 1).min(MOST_STRIKES));
-                let lasts = (10.0 * 2f64.powi(strikes as i32 - 1)).min(25.0);
+                let failures = memory.blocked[0].failures;
+                prop_assert_eq!(failures, (before + 1).min(MOST_FAILURES));
+                let lasts = (10.0 * 2f64.powi(failures as i32 - 1)).min(25.0);
                 prop_assert!((memory.blocked[0].until.since(at(now)).get() - lasts).abs() < 1e-5);
                 // From its end on one is forgotten after 25 s at the latest.
                 let mut later = memory.clone();
                 later.heal_blocks(at(now + lasts + 25.0 + 1e-3), &config);
-                prop_assert!(later.blocked.first().map_or(0, |b| b.strikes) < strikes);
+                prop_assert!(later.blocked.first().map_or(0, |b| b.failures) < failures);
             }
-            memory.heal_blocks(at(now + 25.0 + 25.0 * f64::from(MOST_STRIKES) + 1.0), &config);
+            memory.heal_blocks(at(now + 25.0 + 25.0 * f64::from(MOST_FAILURES) + 1.0), &config);
             prop_assert!(memory.blocked.is_empty());
         }
     }

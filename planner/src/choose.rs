@@ -1,6 +1,6 @@
 //! Whether the best candidate is worth a change: margin, cost of switching, dwell, the last one applied.
 
-use crate::memory::{HeldBack, LinkSummary};
+use crate::memory::{DeferredChange, LinkSummary};
 use crate::solve::{self, Costs, Priced};
 use crate::{Keep, Memory, Snapshot, Trigger, words};
 use flexcomm_domain::{LinkMatrix, Timestamp};
@@ -11,12 +11,12 @@ pub(crate) struct Hold {
     pub(crate) keep: Keep,
     pub(crate) why: String,
     /// What to look at again, if it is only a matter of time.
-    pub(crate) held_back: Option<HeldBack>,
+    pub(crate) deferred: Option<DeferredChange>,
 }
 
 impl Hold {
     fn new(keep: Keep, why: String) -> Self {
-        Self { keep, why, held_back: None }
+        Self { keep, why, deferred: None }
     }
 }
 
@@ -61,28 +61,34 @@ pub(crate) fn next(s: &Snapshot, m: &Memory, costs: &Costs, found: &[Trigger], n
         return Err(Hold::new(Keep::AlreadyBest, "no candidate is admitted by the policy and none keeps more".into()));
     }
     let head = heading(found);
-    let held = |keep, what: String| {
+    let deferred = |keep, what: String| {
         let why = format!("{}, but {what}", sentence(s, &head, best, current, "for the one in force,"));
-        Err(Hold { keep, why, held_back: Some(HeldBack { margin, cause: head.clone() }) })
+        Err(Hold { keep, why, deferred: Some(DeferredChange { margin, cause: head.clone() }) })
     };
     let since = m.dwell_from.map_or(0.0, |from| now.since(from).get());
     if since < s.config.dwell_s.get() && m.dwell_waived != Some(s.version()) {
         let dwell = words::time(s.config.dwell_s.get());
-        return held(Keep::Dwell, format!("that one has been chosen for {} of at least {dwell}", words::time(since)));
+        return deferred(
+            Keep::Dwell,
+            format!("that one has been chosen for {} of at least {dwell}", words::time(since)),
+        );
     }
     let applied = s.in_force.as_ref().is_none_or(|f| f.applied_at_step.is_some());
     if !applied && since < s.config.apply_patience_s.get() {
-        return held(Keep::NotApplied, format!("version {} is not in force on every rank yet", s.version()));
+        return deferred(Keep::NotApplied, format!("version {} is not in force on every rank yet", s.version()));
     }
     if let Some(what) = contradicted(costs).filter(|_| costs.offered && current.score.is_some()) {
-        return held(Keep::LinksContradicted, what);
+        return deferred(Keep::LinksContradicted, what);
     }
     if let Some(ago) = m.unsteady(&s.config, now) {
         let (ago, settle) = (words::time(ago.get()), words::time(s.config.links_settle_s.get()));
-        return held(Keep::LinksMoving, format!("links moved {ago} ago and have to be steady for {settle} first"));
+        return deferred(Keep::LinksMoving, format!("links moved {ago} ago and have to be steady for {settle} first"));
     }
     if rests_on_the_past(s, m, costs, now) && !wins_on_the_slowest(s, m, (best, margin), now) {
-        return held(Keep::LinksMoving, "it sends more, and not every link has been measured since they fell".into());
+        return deferred(
+            Keep::LinksMoving,
+            "it sends more, and not every link has been measured since they fell".into(),
+        );
     }
     Ok(Take { to: best.clone(), why: sentence(s, &head, best, current, "for the one in force,") })
 }
@@ -131,7 +137,7 @@ fn margin(s: &Snapshot, memory: &Memory, found: &[Trigger], best: &Priced) -> f6
     let lasting = memory.leads.saturating_add(1) >= s.config.persistence;
     let links = if lasting { 0.0 } else { s.config.noise_weight * memory.noise() };
     let still = small_margin(s, best) + links;
-    memory.held_back.as_ref().map_or(still, |held| held.margin.min(still))
+    memory.deferred.as_ref().map_or(still, |deferred| deferred.margin.min(still))
 }
 
 /// The least win that can be told from none: smaller when only the ratio changes.
@@ -198,10 +204,10 @@ fn already_best(s: &Snapshot, costs: &Costs, found: &[Trigger]) -> String {
     }
 }
 
-/// What moved, as the beginning of a sentence. The cause of what was held back counts only when nothing else does.
+/// What moved, as the beginning of a sentence. The cause of what was deferred counts only when nothing else does.
 pub(crate) fn heading(found: &[Trigger]) -> String {
-    let held = |t: &&Trigger| matches!(t, Trigger::HeldBack { .. });
-    let mut words: Vec<String> = found.iter().filter(|t| !held(t)).map(Trigger::words).collect();
+    let deferred = |t: &&Trigger| matches!(t, Trigger::Deferred { .. });
+    let mut words: Vec<String> = found.iter().filter(|t| !deferred(t)).map(Trigger::words).collect();
     if words.is_empty() {
         words = found.iter().map(Trigger::words).collect();
     }

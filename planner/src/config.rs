@@ -59,11 +59,11 @@ pub struct Config {
     /// Links must be steady for this long before a change, unless they go on moving for five times as long. Default 2 s:
     /// estimates follow a change of the network one after the other, and half of them show a network that never was.
     pub links_settle_s: Seconds,
-    /// A strategy stays at least this long. Default 10 s: long enough to measure it, short against weather.
+    /// A strategy stays at least this long. Default 10 s: long enough to measure it, short against changes of the network.
     pub dwell_s: Seconds,
     /// What a switch costs. Default 0.5 s: one step at the old pace, refilled error feedback, cold buffers.
     pub switch_cost_s: Seconds,
-    /// How far ahead a win counts when the job does not say how long it still runs. Default 300 s: weather
+    /// How far ahead a win counts when the job does not say how long it still runs. Default 300 s: a network
     /// rarely holds longer.
     pub horizon_s: Seconds,
     /// An announced decision that is not seen in force for this long no longer holds up the next. Default

@@ -3,7 +3,7 @@
 use crate::blocks::{Moved, OTHER_NETWORK};
 use crate::choose::{self, Hold, Take};
 use crate::guard::{self, Judgement, Rollback};
-use crate::memory::{GainReference, HeldBack, LinkSummary, Promise, Seen};
+use crate::memory::{DeferredChange, GainReference, LinkSummary, Promise, Seen};
 use crate::solve::{self, Costs, Priced};
 use crate::{
     BucketReport, Keep, Links, Measured, Memory, Observed, Outcome, Report, Snapshot, TrialRequest, Trigger, Verdict,
@@ -29,7 +29,7 @@ pub fn decide(snapshot: &Snapshot, now: Timestamp, rng: &mut (impl RngCore + ?Si
     match ready {
         Ok(links) => {
             call.solve_buckets(rng);
-            call.conclude(links)
+            call.judge_and_choose(links)
         }
         Err((Keep::UntrustedLinks, why)) => call.only_guard(why),
         Err((keep, why)) => call.keep(keep, why),
@@ -112,7 +112,7 @@ impl<'a> Call<'a> {
         let (s, moved) = (self.s, Moved { links: summary, config: &self.s.config, now: self.now });
         let known = self.memory.seen.len();
         let ended = self.memory.review_blocks(&moved, s.version(), |memory, blocked, evidence| {
-            guard::acquits(&guard::Look { s, memory, costs, links: summary, now: self.now }, blocked, evidence)
+            guard::clears(&guard::Look { s, memory, costs, links: summary, now: self.now }, blocked, evidence)
         });
         let what = ended.words();
         if what.is_some() || self.memory.seen.len() != known {
@@ -184,14 +184,14 @@ impl<'a> Call<'a> {
     }
 
     /// Guard first, then the choice.
-    fn conclude(mut self, links: LinkSummary) -> Outcome {
+    fn judge_and_choose(mut self, links: LinkSummary) -> Outcome {
         let Some(costs) = self.costs.take() else {
             return self.keep(Keep::InvalidSnapshot, "the candidates cannot be compared".into());
         };
         let judgement = guard::judge(self.s, &mut self.memory, &costs, &links, self.now);
         let result = match judgement {
             Judgement::Roll(rollback) => Ok(self.roll_back(*rollback)),
-            Judgement::Stay(what) => self.complain(&costs, what),
+            Judgement::Stay(what) => self.report_regression(&costs, what),
             Judgement::Fine | Judgement::Suspect => self.choose(&costs),
         };
         // While links move nothing counts as solved: the reason names the network from which it all began.
@@ -203,7 +203,7 @@ impl<'a> Call<'a> {
         match result {
             Ok(take) => self.change(take),
             Err(hold) => {
-                self.memory.held_back = hold.held_back;
+                self.memory.deferred = hold.deferred;
                 self.keep(hold.keep, hold.why)
             }
         }
@@ -219,7 +219,7 @@ impl<'a> Call<'a> {
     }
 
     /// Something is wrong but nothing known is better: the usual choice may still find a way out.
-    fn complain(&mut self, costs: &Costs, what: String) -> Result<Take, Hold> {
+    fn report_regression(&mut self, costs: &Costs, what: String) -> Result<Take, Hold> {
         if self.memory.guard_spoke == Some(self.s.version()) {
             return self.choose(costs);
         }
@@ -234,7 +234,7 @@ impl<'a> Call<'a> {
                 Some(what) => (Keep::LinksContradicted, format!("nothing is compared: {what}")),
                 None => (Keep::NothingMoved, self.nothing_moved(costs)),
             };
-            return Err(Hold { keep, why, held_back: None });
+            return Err(Hold { keep, why, deferred: None });
         }
         if self.s.in_force.is_some() {
             return choose::next(self.s, &self.memory, costs, &self.triggers, self.now);
@@ -242,7 +242,7 @@ impl<'a> Call<'a> {
         let awaited = self.memory.trial.pending && self.memory.trial.given_up == 0;
         if awaited && !trial::unmeasured(self.s).is_empty() && !self.on_another_network() {
             let why = "the first decision waits for the trial that measures what compression keeps and costs".into();
-            return Err(Hold { keep: Keep::AwaitingTrial, why, held_back: None });
+            return Err(Hold { keep: Keep::AwaitingTrial, why, deferred: None });
         }
         choose::first(self.s, costs, &self.first_heading())
     }
@@ -313,7 +313,7 @@ impl<'a> Call<'a> {
         self.memory.dwell_from = Some(self.now);
         let cause = || format!("{} was rolled back", words::strategy(&self.s.strategy()));
         let margin = self.s.config.hysteresis;
-        self.memory.held_back = self.rollback.then(|| HeldBack { margin, cause: cause() });
+        self.memory.deferred = self.rollback.then(|| DeferredChange { margin, cause: cause() });
         let chosen = decision.strategy;
         self.finish(Verdict::Change(decision), "change", take.why, chosen)
     }

@@ -3,7 +3,7 @@
 //! A trial begins with a fresh residual of error feedback, and so does a strategy that was just changed to: for the
 //! first 1/CR steps or so a small ratio seems to keep more than it will. So a gain in force counts only when its
 //! residual has settled, or when it is below what is predicted: it can only fall from there. And of every ratio that
-//! was in force under a trial's profile the planner remembers by which power the trial flattered it
+//! was in force under a trial's profile the planner remembers the power of the trial's bias
 //! ([`crate::memory::Bias`]); powers leave 0, 1 and the order of ratios as they are, and between ratios they are
 //! interpolated, so that what one ratio showed tells of the others. No power is below 1: steps that keep more than the
 //! trial said ask for a new trial, and no ratio is believed to keep more than was measured for it. One rank that selects for all is another way of
@@ -59,7 +59,7 @@ fn power_in_force(s: &Snapshot, memory: &Memory, now: Timestamp) -> Option<f64> 
     if relative(said, is) < s.config.gain_change { Some(1.0) } else { power(said, is) }
 }
 
-/// Remembers how far the trial flattered the ratio in force: by what its first settled steps under the profile show.
+/// Remembers the trial's bias for the ratio in force: by what its first settled steps under the profile show.
 /// A fresh residual never makes a gain look too small; what shows that, and what moves later under the same profile is drift, which all ratios share.
 pub(crate) fn note(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
     let profile_at = s.profiles.measured_at;
@@ -80,14 +80,14 @@ pub(crate) fn note(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
     memory.drift = None;
 }
 
-/// Takes the power from what the ratio's steps showed last. Against gains of the long run: what a short trial flattered is
-/// not to be taken off a second time, but shadows of some steps still flatter ratios whose residuals take longer to grow.
+/// Takes the power from what the ratio's steps showed last. Against gains of the long run: a short trial's bias is
+/// not to be taken off a second time, but shadows of some steps still overrate ratios whose residuals take longer to grow.
 fn rebase(bias: &mut Bias, s: &Snapshot) {
     let Some(profile) = s.profiles.by_selector.get(&bias.selector) else { return };
     bias.power = power(profile.gain(bias.cr).get(), bias.shown.get()).unwrap_or(1.0);
 }
 
-/// Whether what one has shown says something of the other: ratios of error-fed selections lose alike, a quantizer's gain says
+/// Whether what one has shown says something of the other: ratios of selections with error feedback lose alike, a quantizer's gain says
 /// nothing of them.
 pub(crate) fn alike(one: Selector, other: Selector) -> bool {
     one == other || one.family.has_ratio() && other.family.has_ratio()

@@ -1,25 +1,25 @@
 //! Rolls back by itself: measured worse than predicted, or than dense, beyond a margin.
 //!
-//! Steps show a change of the network before probes do. So a complaint waits until every link has been measured since
-//! it began, and until links that are moving are steady. It does not wait for a second measurement: the controller tests
+//! Steps show a change of the network before probes do. So the guard acts on a regression once every link has been measured since
+//! it began, and links that are moving are steady. It does not wait for a second measurement: the controller tests
 //! links that disagree with steps as often as its budget allows, but an estimator that takes a fall for an outlier at
-//! first may do so for any time. A strategy that is blamed meanwhile is acquitted when the links show it ([`acquits`]).
+//! first may do so for any time. A strategy that is blamed meanwhile is cleared when the links show it ([`clears`]).
 //!
 //! Where links cannot be trusted, the steps in force still bound what the next larger ratio of the same compressor over the
-//! same collective takes ([`Look::by_steps`]): where that is better already, nothing is waited for but the patience.
+//! same collective takes ([`Look::by_steps`]): where that is better already, nothing is waited for but the timeout.
 
 use crate::blocks::{Blocked, Evidence, Failed, Scope};
 use crate::decide::trusted;
-use crate::memory::{Complaint, LinkSummary};
+use crate::memory::{LinkSummary, Regression};
 use crate::solve::{Costs, Priced};
 use crate::{Measured, Memory, Snapshot, gains, words};
 use flexcomm_domain::{Gain, Seconds, Strategy, Timestamp};
 use flexcomm_optimizer::Evaluated;
 
-/// What the guard says of the strategy in force.
+/// The guard's judgement of the strategy in force.
 #[derive(Debug)]
 pub(crate) enum Judgement {
-    /// Nothing to complain of, or not enough measured.
+    /// No regression, or not enough measured.
     Fine,
     /// Something is wrong, but it may be the network, whose new state the links do not show yet.
     Suspect,
@@ -57,50 +57,50 @@ pub(crate) fn judge(
 ) -> Judgement {
     let applied = s.in_force.as_ref().is_some_and(|f| f.applied_at_step.is_some());
     let Some(m) = s.measured_now().filter(|m| applied && m.steps >= s.config.least_steps) else {
-        // No news is no end of the complaint.
+        // No news is no end of the regression.
         return Judgement::Fine;
     };
     let look = Look { s, memory, costs, links, now };
     let promised = memory.promise.filter(|p| p.version == m.version).map(|p| p.gain);
-    let judgements = look.complaints(m, &costs.modelled, promised).map(|(scope, what)| look.roll(m, scope, what));
-    // The first complaint that has a way out, else the first.
+    let judgements = look.regressions(m, &costs.modelled, promised).map(|(scope, what)| look.roll(m, scope, what));
+    // The first regression that has a way out, else the first.
     let Some(judgement) = judgements.min_by_key(|j| !matches!(j, Judgement::Roll(_))) else {
-        memory.complaint = None;
+        memory.regression = None;
         if gains::settled(s, memory, now).is_some() {
             // Kept: how gains fall as training goes on is the usual choice's matter.
             memory.promise = None;
         }
         return Judgement::Fine;
     };
-    let lasted = complained_for(s, memory, now);
-    let patience = match &judgement {
+    let lasted = regressed_for(s, memory, now);
+    let timeout = match &judgement {
         Judgement::Roll(r) if !r.by_steps && costs.sends_more(&r.to) => DOUBT,
         _ => 1.0,
     } * s.config.guard_patience_s.get();
     let by_steps = matches!(&judgement, Judgement::Roll(r) if r.by_steps);
     let links_known = || memory.unsteady(&s.config, now).is_none() && measured_within(s, lasted);
-    let due = lasted.get() >= patience && (by_steps || links_known());
+    let due = lasted.get() >= timeout && (by_steps || links_known());
     if due { judgement } else { Judgement::Suspect }
 }
 
-/// Whether there would have been no complaint on the links of now: they explain what was measured before they were known.
+/// Whether there would have been no regression on the links of now: they explain what was measured before they were known.
 /// No links explain what compressing takes.
-pub(crate) fn acquits(look: &Look<'_>, blocked: &Blocked, evidence: &Evidence) -> bool {
+pub(crate) fn clears(look: &Look<'_>, blocked: &Blocked, evidence: &Evidence) -> bool {
     let predicted = look.costs.problem.evaluate(&blocked.strategy);
     blocked.scope != Scope::Compressor
-        && predicted.is_ok_and(|p| look.complaints(&evidence.measured, &p, evidence.promised).next().is_none())
+        && predicted.is_ok_and(|p| look.regressions(&evidence.measured, &p, evidence.promised).next().is_none())
 }
 
-/// A fallback that sends more has so many times the patience: if it is the network that has just become slower, that one
+/// A fallback that sends more has so many times the timeout: if it is the network that has just become slower, that one
 /// is worse still, whatever it took before, and estimates of links that a job fills follow late.
 const DOUBT: f64 = 3.0;
 
-/// How long steps of the version in force have given reason to complain.
-fn complained_for(s: &Snapshot, memory: &mut Memory, now: Timestamp) -> Seconds {
+/// How long steps of the version in force have shown a regression.
+fn regressed_for(s: &Snapshot, memory: &mut Memory, now: Timestamp) -> Seconds {
     let version = s.version();
-    let open = memory.complaint.filter(|c| c.version == version);
-    let since = open.unwrap_or(Complaint { version, since: now });
-    memory.complaint = Some(since);
+    let open = memory.regression.filter(|c| c.version == version);
+    let since = open.unwrap_or(Regression { version, since: now });
+    memory.regression = Some(since);
     now.since(since.since)
 }
 
@@ -120,7 +120,7 @@ pub(crate) struct Look<'a> {
 
 impl Look<'_> {
     /// All that is wrong with the strategy in force, and which part of it is to blame.
-    fn complaints(
+    fn regressions(
         &self,
         m: &Measured,
         predicted: &Evaluated,
@@ -142,7 +142,7 @@ impl Look<'_> {
         (self.worth(&predicted.strategy, m.t_step, m.gain) > limit).then_some((Scope::Gain, text))
     }
 
-    /// Step and communication both take longer than predicted: a slow optimizer or loader is no complaint.
+    /// Step and communication both take longer than predicted: a slow optimizer or loader is no regression.
     fn too_slow(&self, m: &Measured, predicted: &Evaluated) -> Option<(Scope, String)> {
         let beyond = |is: f64, was: f64| {
             is > was * (1.0 + self.s.config.guard_margin) && is - was > self.s.config.guard_floor_s.get()
@@ -182,7 +182,7 @@ impl Look<'_> {
         Some((if lost { Scope::Gain } else { culprit(m, p) }, text))
     }
 
-    fn roll(&self, m: &Measured, scope: Scope, complaint: String) -> Judgement {
+    fn roll(&self, m: &Measured, scope: Scope, regression: String) -> Judgement {
         let strategy = self.costs.in_force.strategy();
         let ours = self.worth(&strategy, m.t_step, m.gain);
         let previous = |p: &Priced| p.score.is_some() && self.is_previous(&p.strategy());
@@ -208,13 +208,13 @@ impl Look<'_> {
             Some(b) => {
                 let to = b.to.strategy();
                 let back = if to.is_dense() || self.is_previous(&to) { "back" } else { "on" };
-                let why = format!("{complaint}; {back} to {}, {}", words::strategy(&to), b.words);
+                let why = format!("{regression}; {back} to {}, {}", words::strategy(&to), b.words);
                 let promised = self.memory.promise.filter(|p| p.version == m.version).map(|p| p.gain);
                 let evidence = Evidence { links: *self.links, measured: *m, promised };
-                let failed = Failed { strategy, scope, why: complaint, evidence };
+                let failed = Failed { strategy, scope, why: regression, evidence };
                 Judgement::Roll(Box::new(Rollback { to: b.to.clone(), failed, why, by_steps: b.by_steps }))
             }
-            None => Judgement::Stay(format!("{complaint}; nothing known is better")),
+            None => Judgement::Stay(format!("{regression}; nothing known is better")),
         }
     }
 

@@ -14,21 +14,21 @@
 //!    returned. Steps show the change first: the guard sees half a second per step against 40 ms predicted, and
 //!    waits, because no link has been measured anew since.
 //! 2. **Price** (`solve.rs`). The optimizer predicts every candidate on the links of now: t_comp, t_sync, t_step
-//!    and gain. What the job has measured itself outweighs what was fitted elsewhere (`calibration.rs`). Trials begin with a fresh residual and flatter small ratios: where settled steps kept less, or have
+//!    and gain. What the job has measured itself outweighs what was fitted elsewhere (`calibration.rs`). Trials begin with a fresh residual and overrate small ratios: where settled steps kept less, or have
 //!    drifted since, the profile follows them (`gains.rs`).
 //! 3. **Trust**. Links too old or too uncertain: nothing is decided, the report says which and why. Else blocks that
 //!    rest on other links than these end (`blocks.rs`).
 //! 4. **Triggers** (`triggers.rs`). The mean bandwidth moved by more than 25 %, so it is time to solve again.
 //!    Others are: the first decision, a new profile, predicted times that moved though the links did not, a
-//!    change held back before, a strategy no longer offered or admitted, a block that the links have ended, a regular
+//!    change deferred before, a strategy no longer offered or admitted, a block that the links have ended, a regular
 //!    review. A gain that moved by 10 % or more asks for a **trial** (`trial.rs`), whose profile is the trigger then.
-//!    While dense runs none is asked for unless compressing would win provided that it lost nothing (`headroom.rs`).
+//!    While dense runs none is asked for unless compressing would win provided that it lost nothing (`benefit_bound.rs`).
 //!    Nothing of that: the answer is `nothing-moved`, with all predicted times all the same.
 //! 5. **Guard** (`guard.rs`). Steps measured worse than predicted, or than dense, beyond a margin, for longer
-//!    than the guard's patience, on links measured since that do not move: where dense or the strategy before is known to
+//!    than the guard's timeout, on links measured since that do not move: where dense or the strategy before is known to
 //!    be better, it is left for the best that remains, and what failed is blocked for a while, longer each time. Nothing
 //!    known is better: the guard says so once and stays. A block ends early when the links have moved by a factor
-//!    of two. When they explain soon after what the steps took, it was the network and no strike (`blocks.rs`).
+//!    of two. When they explain soon after what the steps took, it was the network and counts as no failure (`blocks.rs`).
 //! 6. **Choose** (`choose.rs`). The policy picks a point of the front among what is not blocked and clears its floor of
 //!    the gain by a margin, which what is in force need not (`floor.rs`). It must win by
 //!    the hysteresis (more when only noise can have moved it), save more over the horizon than the switch costs,
@@ -57,6 +57,7 @@
 //! A variant of [`Trigger`] with its words, a line in `triggers::find`, a case in `tests/decisions.rs`, and a
 //! scenario in `sim/scenarios/` in which it matters.
 
+mod benefit_bound;
 mod blocks;
 mod buckets;
 mod calibration;
@@ -68,7 +69,6 @@ mod decide;
 mod floor;
 mod gains;
 mod guard;
-mod headroom;
 pub mod memory;
 mod report;
 mod snapshot;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Most strategies whose measured times are remembered: the ones tried lately, not a history.
 pub const MAX_SEEN: usize = 16;
 
-/// Most ratios of which it is remembered how far trials flattered them.
+/// Most ratios for which the trial bias is remembered.
 pub const MAX_BIASES: usize = 16;
 
 /// Noise of the links' estimates that is assumed until it is seen: that of two estimates each 10 % off.
@@ -47,24 +47,26 @@ pub struct Memory {
     pub predicted_step_s: Option<f64>,
     /// The gain that changes are measured against.
     pub gain: Option<GainReference>,
-    /// How far trials flattered the ratios that were in force.
+    /// The trial bias of the ratios that were in force.
     pub bias: Vec<Bias>,
-    /// How gains have moved since the ratio in force was first seen to be flattered.
+    /// How gains have moved since the ratio in force was first seen to be biased.
     #[serde(default)]
     pub drift: Option<Drift>,
     /// When the profile that was last solved with was measured.
     pub profile_at: Option<Timestamp>,
-    /// A better strategy was found but held back (dwell, not yet applied), or the guard has just rolled back:
+    /// A better strategy was found but deferred (dwell, not yet applied), or the guard has just rolled back:
     /// look again.
-    pub held_back: Option<HeldBack>,
+    #[serde(rename = "held_back")]
+    pub deferred: Option<DeferredChange>,
     /// How many times in a row that everything was solved an alternative was better by the small margin.
     pub leads: u32,
     /// What is known of trials.
     pub trial: TrialMemory,
     /// The strategy before the one in force.
     pub previous: Option<Strategy>,
-    /// Since when the guard has had something to complain of without a break, and under which decision.
-    pub complaint: Option<Complaint>,
+    /// Since when the guard has seen a regression without a break, and under which decision.
+    #[serde(rename = "complaint")]
+    pub regression: Option<Regression>,
     /// The decision that the guard has already judged and left in force, so that it says so once.
     pub guard_spoke: Option<Version>,
     /// What the newest decision was made for, until its settled steps have kept it.
@@ -159,14 +161,14 @@ pub struct GainReference {
     pub gain: Gain,
 }
 
-/// How far a trial flattered a ratio: its settled steps keep the trial's gain to this power.
+/// A trial's bias for a ratio: its settled steps keep the trial's gain to this power.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Bias {
     /// Of which selector.
     pub selector: Selector,
     /// At which ratio.
     pub cr: CompressionRatio,
-    /// Above 1: the trial flattered.
+    /// Above 1: the trial overrated it.
     pub power: f64,
     /// What the settled steps kept last.
     pub shown: Gain,
@@ -187,16 +189,16 @@ pub struct Drift {
 
 /// A change that is due when the strategy in force has settled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct HeldBack {
+pub struct DeferredChange {
     /// The share by which a new strategy must be better.
     pub margin: f64,
     /// What moved, as the beginning of a sentence.
     pub cause: String,
 }
 
-/// The guard's open complaint.
+/// The guard's open regression.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Complaint {
+pub struct Regression {
     /// Under which decision.
     pub version: Version,
     /// Since when.
@@ -260,8 +262,8 @@ impl Memory {
         if let Some(moving) = &mut self.moving {
             *moving = Moving { since: moving.since.min(now), until: moving.until.min(now), ..*moving };
         }
-        if let Some(complaint) = &mut self.complaint {
-            complaint.since = complaint.since.min(now);
+        if let Some(regression) = &mut self.regression {
+            regression.since = regression.since.min(now);
         }
         self.seen.iter_mut().for_each(|seen| seen.at = seen.at.min(now));
         self.heal_blocks(now, config);
@@ -301,12 +303,12 @@ impl Memory {
         self.link_noise.unwrap_or(ASSUMED_NOISE)
     }
 
-    /// How far the trial of this profile flattered the ratio, where that is known.
+    /// The bias of this profile's trial for the ratio, where that is known.
     pub(crate) fn known_bias(&mut self, of: (Selector, CompressionRatio, Option<Timestamp>)) -> Option<&mut Bias> {
         self.bias.iter_mut().find(|b| (b.selector, b.cr, b.profile_at) == of)
     }
 
-    /// Remembers how far a trial flattered, instead of what an earlier one did.
+    /// Remembers a trial's bias, instead of an earlier one's.
     pub(crate) fn note_bias(&mut self, new: Bias) {
         let same = |b: &Bias| b.selector == new.selector && b.cr == new.cr;
         self.bias.retain(|b| !same(b));

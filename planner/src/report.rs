@@ -131,7 +131,7 @@ pub struct Report {
     /// The step that the links claim for the strategy in force where its newest steps tell of another network, seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contradicted_s: Option<f64>,
-    /// The best one, whether chosen or held back.
+    /// The best one, whether chosen or deferred.
     pub best: Option<Alternative>,
     /// The strategy that runs from here on.
     pub chosen: Strategy,

@@ -1,6 +1,6 @@
 //! When to ask for a trial, and of what.
 
-use crate::headroom::Headroom;
+use crate::benefit_bound::BenefitBound;
 use crate::solve::Costs;
 use crate::{MAX_TRIAL_CANDIDATES, Memory, Snapshot, TrialRequest, Trigger, words};
 use flexcomm_domain::{Seconds, Selector, Strategy, Timestamp};
@@ -64,12 +64,12 @@ impl Look<'_> {
 
     fn reason(&self, triggers: &[Trigger]) -> Option<String> {
         let s = self.s;
-        let dense = s.strategy().is_dense().then(|| Headroom::new(s, self.costs.filter(|_| self.trusted)));
-        if dense.as_ref().is_some_and(|room| self.moving() || !room.holds(|_| true)) {
+        let dense = s.strategy().is_dense().then(|| BenefitBound::new(s, self.costs.filter(|_| self.trusted)));
+        if dense.as_ref().is_some_and(|bound| self.moving() || !bound.holds(|_| true)) {
             return None;
         }
         let mut due = self.unmeasured_and_affordable();
-        due.retain(|x| dense.as_ref().is_none_or(|room| room.holds(|of| of == x)));
+        due.retain(|x| dense.as_ref().is_none_or(|bound| bound.holds(|of| of == x)));
         if !due.is_empty() {
             let names: Vec<String> = due.iter().map(ToString::to_string).collect();
             return Some(format!("nothing is measured yet of {}", names.join(", ")));

@@ -34,8 +34,9 @@ pub enum Trigger {
         /// Predicted now, seconds.
         to_s: f64,
     },
-    /// A better strategy was held back the last time, or the guard has rolled back: due now.
-    HeldBack {
+    /// A better strategy was deferred the last time, or the guard has rolled back: due now.
+    #[serde(rename = "held-back")]
+    Deferred {
         /// What had moved, in words.
         cause: String,
     },
@@ -93,7 +94,7 @@ impl Trigger {
                 words::time(*from_s),
                 words::time(*to_s)
             ),
-            Self::HeldBack { cause } => cause.clone(),
+            Self::Deferred { cause } => cause.clone(),
             Self::Withdrawn => "the strategy in force is no longer offered".into(),
             Self::NotAdmitted { gain } => {
                 format!(
@@ -125,8 +126,8 @@ pub(crate) fn find(s: &Snapshot, memory: &Memory, links: &LinkSummary, step_s: f
     }
     // Gains of the long run move together as training goes on, and the one in force shows by how much.
     found.extend(gain(s, memory, now).filter(|_| !s.profiles.long_run));
-    if let Some(held) = &memory.held_back {
-        found.push(Trigger::HeldBack { cause: held.cause.clone() });
+    if let Some(deferred) = &memory.deferred {
+        found.push(Trigger::Deferred { cause: deferred.cause.clone() });
     }
     let since = memory.solved_at.map(|at| now.since(at).get());
     if s.in_force.is_some() && found.is_empty() && since.is_none_or(|t| t >= config.review_s.get()) {

@@ -39,8 +39,8 @@ fn fitted_elsewhere() -> CoefficientBook {
     book
 }
 
-/// Trials of ten iterations, which flatter small ratios.
-fn flattering() -> Profile {
+/// Trials of ten iterations, which overrate small ratios.
+fn overrating() -> Profile {
     let point = |(c, gain): (f64, f64)| ProfilePoint {
         cr: CompressionRatio::new(c).unwrap(),
         gain: Gain::new(gain).unwrap(),
@@ -51,9 +51,9 @@ fn flattering() -> Profile {
 }
 
 fn learn_all(job: &mut Job) {
-    learn(&mut job.s, flattering());
+    learn(&mut job.s, overrating());
     for selector in ["mstopk", "mstopk:star"] {
-        job.s.profiles.by_selector.insert(selector.parse().unwrap(), flattering());
+        job.s.profiles.by_selector.insert(selector.parse().unwrap(), overrating());
     }
 }
 
@@ -199,7 +199,7 @@ fn what_keeps_less_than_it_was_chosen_for_is_left() {
 
 /// Also where nothing else is wrong: no dense measurement is remembered, and time is as predicted.
 #[test]
-fn a_gain_below_what_was_promised_is_a_complaint_of_its_own() {
+fn a_gain_below_what_was_promised_is_a_regression_of_its_own() {
     let mut job = Job::new();
     job.s.config.policy = PolicyConfig::default();
     job.network(1e-3, 1e9);

@@ -86,7 +86,7 @@ fn when_it_may_not_change() {
             scope: Scope::Collective,
             until: Timestamp(u64::MAX),
             at: Timestamp(0),
-            strikes: 1,
+            failures: 1,
             why: String::new(),
             evidence: None,
         };
@@ -119,7 +119,7 @@ fn blocks_and_their_dwell_time_end_only_on_links_that_moved() {
             scope: Scope::Collective,
             at,
             until: Timestamp(u64::MAX),
-            strikes: 1,
+            failures: 1,
             why: String::new(),
             evidence: Some(Evidence { links, measured, promised: None }),
         });

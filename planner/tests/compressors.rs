@@ -92,7 +92,7 @@ fn rounds_and_bytes_of_a_codec_are_charged() {
     }
 }
 
-/// A residual of what has no ratio grows for as long as any: what its first steps keep flatters, and moves nobody else's gains.
+/// A residual of what has no ratio grows for as long as any: what its first steps keep is too much, and moves nobody else's gains.
 #[test]
 fn a_quantizer_s_steps_say_nothing_of_ratios() {
     let mut job = with_quantizers();

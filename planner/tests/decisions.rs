@@ -278,7 +278,7 @@ fn nothing_changes_within_the_dwell_time_and_then_it_does() {
     job.wait(7.0);
     let outcome = job.call();
     assert!(outcome.decision().is_some(), "{}", outcome.report.why);
-    assert!(outcome.report.triggers.iter().any(|t| matches!(t, Trigger::HeldBack { .. })));
+    assert!(outcome.report.triggers.iter().any(|t| matches!(t, Trigger::Deferred { .. })));
     assert!(outcome.report.why.starts_with("bandwidth fell from 25 Gbit/s to 250 Mbit/s; "), "{}", outcome.report.why);
 }
 
@@ -390,7 +390,7 @@ fn what_a_trial_flattered_is_remembered_and_not_chosen_again() {
     let mut job = Job::new();
     job.network(0.001, 0.6e9);
     job.call();
-    let flattered = job.strategy();
+    let biased = job.strategy();
     let p = job.call().report.in_force.unwrap();
     let (said, kept) = (p.gain.get(), p.gain.get().powf(2.2));
     job.wait(1.0);
@@ -404,14 +404,14 @@ fn what_a_trial_flattered_is_remembered_and_not_chosen_again() {
     job.network(0.001, 25e9);
     job.wait(60.0);
     job.call();
-    assert_ne!(job.strategy(), flattered);
+    assert_ne!(job.strategy(), biased);
     let q = job.call().report.in_force.unwrap();
     job.wait(60.0);
     let fresh = profile(0.12, 0.004).gain(job.strategy().cr()).get();
     job.s.profiles.measured_at = Some(job.now);
     job.measure(q.t_step_s, q.t_comp_s, q.t_sync_s, fresh);
     let report = job.call().report;
-    let again = report.alternatives.iter().find(|a| a.strategy == flattered).unwrap();
+    let again = report.alternatives.iter().find(|a| a.strategy == biased).unwrap();
     assert!((again.gain.get() - kept).abs() < 1e-9, "{} expected, {kept}", again.gain.get());
 }
 

@@ -43,7 +43,7 @@ impl Truth {
     }
 }
 
-/// By the gains of a trial or of shadows, which flatter alike here. A job of `looks` looks 5 s apart whose gains follow `exponent(look)`; every strategy it ran, in order.
+/// By the gains of a trial or of shadows, which overrate alike here. A job of `looks` looks 5 s apart whose gains follow `exponent(look)`; every strategy it ran, in order.
 fn live((seed, long_run): (u64, bool), looks: u32, exponent: impl Fn(f64) -> f64) -> Vec<Strategy> {
     let mut job = Job::new();
     job.s.config.policy = PolicyConfig::default();

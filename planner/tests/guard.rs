@@ -168,7 +168,7 @@ fn a_block_ends_with_its_network_and_its_strike_stays() {
     assert_eq!(decision.strategy.collective(), failed.collective());
     assert!(decision.reason.contains("may be tried again: it failed on other links"), "{}", decision.reason);
     job.wait(20.0);
-    assert_eq!(fails(&mut job), 600.0, "the first strike is not forgotten");
+    assert_eq!(fails(&mut job), 600.0, "the first failure is not forgotten");
 }
 
 /// Half of the links' estimates have followed a fall: nobody is blamed for the other half.
@@ -253,7 +253,7 @@ fn keeps_a_sixth() -> (Job, flexcomm_planner::Alternative) {
 #[test]
 fn on_links_that_cannot_be_trusted_the_steps_in_force_bound_the_next_larger_ratio() {
     let (mut job, before) = keeps_a_sixth();
-    assert_eq!(rolled_back_after(&mut job), Some(10), "the patience of the guard");
+    assert_eq!(rolled_back_after(&mut job), Some(10), "the timeout of the guard");
     let (from, to) = (before.strategy, job.strategy());
     assert_eq!((from.selector(), from.collective()), (to.selector(), to.collective()));
     let sends_more = |a: &&flexcomm_planner::Alternative| a.strategy.cr() > from.cr();
@@ -289,7 +289,7 @@ fn rolled_back_after(job: &mut Job) -> Option<usize> {
 
 /// Slower than predicted, for which nothing is known to be better on such links, and it keeps a sixth.
 #[test]
-fn a_complaint_without_a_way_out_hides_none_that_has_one() {
+fn a_regression_without_a_way_out_hides_none_that_has_one() {
     let (mut job, p) = keeps_a_sixth();
     let m = job.s.measured.as_mut().unwrap();
     (m.t_step, m.t_comp, m.t_sync) = (seconds(1.8 * p.t_step_s), seconds(10.0 * p.t_comp_s), seconds(1.8 * p.t_sync_s));

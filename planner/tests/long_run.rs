@@ -7,7 +7,7 @@ use common::{Job, learn, profile};
 use flexcomm_domain::Timestamp;
 
 /// In force under a live trial's profile that keeps far less than it said.
-fn flattered() -> Job {
+fn biased() -> Job {
     let mut job = Job::new();
     job.call();
     let said = job.s.profiles.by_selector[&job.strategy().selector()].gain(job.strategy().cr()).get();
@@ -20,7 +20,7 @@ fn flattered() -> Job {
 
 #[test]
 fn what_a_trial_flattered_is_not_taken_off_twice() {
-    let mut job = flattered();
+    let mut job = biased();
     // The shadows say what the steps in force have shown.
     learn(&mut job.s, profile(0.24, 0.004));
     job.s.profiles.measured_at = Some(Timestamp(2));
@@ -33,10 +33,10 @@ fn what_a_trial_flattered_is_not_taken_off_twice() {
     assert!(job.s.memory.bias.iter().all(|b| (b.power - 1.0).abs() < 0.1), "{:?}", job.s.memory.bias);
 }
 
-/// Shadows of some steps flatter too, where a residual takes longer to grow: what the settled steps showed stays known.
+/// Shadows of some steps overrate too, where a residual takes longer to grow: what the settled steps showed stays known.
 #[test]
 fn what_settled_steps_have_shown_outlives_shadows_that_still_flatter() {
-    let mut job = flattered();
+    let mut job = biased();
     let (selector, cr) = (job.strategy().selector(), job.strategy().cr());
     let shown = job.s.memory.bias[0].shown.get();
     job.s.measured = None;

@@ -32,7 +32,7 @@ from typing import Any
 HERE = pathlib.Path(__file__).resolve().parent
 HUB, NET, MODULES = "10.77.0.254", "10.77.0", ("bridge", "veth", "sch_htb", "sch_netem")
 
-#: The paper's schedules: epochs, one-way delay in seconds, bits per second. C2's moderate weather is ours.
+#: The paper's schedules: epochs, one-way delay in seconds, bits per second. C2's moderate phase is ours.
 GOOD, MODERATE, BAD = (0.001, 25e9), (0.010, 10e9), (0.050, 1e9)
 SCHEDULES = {
     "c1": [(12, 0.001, 25e9), (12, 0.001, 1e9), (12, 0.050, 1e9), (14, 0.050, 25e9)],

@@ -52,7 +52,7 @@ def network(seed: int) -> nn.Module:
     )
 
 
-def weather(latency_s: float, bits_per_s: float) -> None:
+def set_network(latency_s: float, bits_per_s: float) -> None:
     """Rank 0 sets every node's link."""
     rate = bits_per_s / PLAN["divisor"]
     for i in range(1, PLAN["ranks"] + 1):
@@ -137,7 +137,7 @@ class Run:
         for epochs, latency, rate in PLAN["phases"]:
             dist.barrier()
             if self.rank == 0:
-                weather(latency, rate)
+                set_network(latency, rate)
             at = self.seconds
             for _ in range(epochs):
                 self.epoch(PLAN["steps_per_epoch"])

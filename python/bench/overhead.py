@@ -75,7 +75,7 @@ class Silent:
     def finish(self, loss=None, ticket=None, answers=()):
         self._ticket += 1
         answer = self._core.finish(loss, self._ticket, list(answers))
-        self._core.told(self._ticket, None)
+        self._core.resolve(self._ticket, None)
         return answer
 
 

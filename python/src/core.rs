@@ -63,10 +63,10 @@ fn hello(session: &Session, all: &Layers, backend: String, collectives: Vec<Stri
 
 #[pymethods]
 impl Core {
-    /// `model` lists values and values per row of every parameter; its place in the list is the parameter's id. `text`
+    /// `model` lists values and values per row of every parameter; its place in the list is the parameter's id. `spec`
     /// is its compressor where a pipeline is to run it until the first decision.
     #[new]
-    #[pyo3(signature = (job, rank, world, model, *, strategy, first_step, selection, seed, shadow_share, text=None))]
+    #[pyo3(signature = (job, rank, world, model, *, strategy, first_step, selection, seed, shadow_share, spec=None))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         job: &str,
@@ -78,7 +78,7 @@ impl Core {
         selection: &str,
         seed: u64,
         shadow_share: f64,
-        text: Option<&str>,
+        spec: Option<&str>,
     ) -> PyResult<Self> {
         let job = JobId::new(job).map_err(Failure::input)?;
         let strategy: Strategy = strategy.parse().map_err(Failure::input)?;
@@ -91,7 +91,7 @@ impl Core {
         }
         let mut session = Session::new((job, Rank(rank), world), (strategy, first_step), leadership, seed);
         session.shadow_share = shadow_share;
-        session.named = text.map(compressor).transpose()?.map(Running::of);
+        session.named = spec.map(compressor).transpose()?.map(Running::of);
         if let Some((len, cols)) = model.iter().find(|(len, cols)| *cols == 0 || !len.is_multiple_of(*cols)) {
             return Err(Failure::input(format!("a parameter of {len} values has no rows of {cols}")).into());
         }
@@ -125,7 +125,7 @@ impl Core {
         session.no_room = None;
     }
 
-    /// Whether the ranks say in the next step whether they can run a live trial.
+    /// Whether the ranks answer in the next step whether they can run a live trial.
     fn trial_asked(&self) -> bool {
         self.lock().control.asked().is_some()
     }
@@ -141,7 +141,7 @@ impl Core {
     }
 
     /// Starts a step, before its first bucket. Answers whether a control message is broadcast in it, see `write_control`; and
-    /// what this rank says of itself where the ranks gather that in it.
+    /// this rank's answer where the ranks gather those in it.
     fn begin<'py>(&self, py: Python<'py>) -> PyResult<(bool, Option<Bound<'py, PyBytes>>)> {
         let (announces, answer) = guard(py, || {
             let mut session = self.lock();
@@ -188,8 +188,8 @@ impl Core {
     /// Ends a step, after the optimizer. Answers what to do: 0 nothing, 1 another decision is in force, 2 take a
     /// snapshot (a trial starts), 3 restore (the next candidate), 4 restore (the trial is over), 5 keep what this step did
     /// (the trial is over, because its loop was left). With a `ticket` a device
-    /// has the step's times: `told` brings them later, and until then nothing that came after it is reported. `answers` are what
-    /// all ranks said of themselves, where that was gathered in this step.
+    /// has the step's times: `resolve` brings them later, and until then nothing that came after it is reported. `answers` are what
+    /// all ranks answered, where that was gathered in this step.
     #[pyo3(signature = (loss=None, ticket=None, answers=None))]
     fn finish(
         &self,
@@ -200,7 +200,7 @@ impl Core {
     ) -> PyResult<u8> {
         guard(py, || {
             let foreign =
-                |rank| Failure::Run(format!("failed to end a step: what rank {rank} says of a trial is no answer"));
+                |rank| Failure::Run(format!("failed to end a step: rank {rank}'s answer about a trial cannot be read"));
             let read = |(rank, bytes): (usize, &Vec<u8>)| Answer::decode(bytes).ok_or_else(|| foreign(rank));
             let answers = answers.iter().flatten().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
             Ok(self.lock().finish(loss, ticket, &answers)? as u8)
@@ -217,12 +217,12 @@ impl Core {
     /// The seconds of computing, compressing, collectives and all of a step that ended with this ticket; none: they will
     /// never be known, and the step is not reported.
     #[pyo3(signature = (ticket, times=None))]
-    fn told(&self, ticket: u64, times: Option<[f64; 4]>) {
+    fn resolve(&self, ticket: u64, times: Option<[f64; 4]>) {
         let duration = |seconds: f64| Duration::try_from_secs_f64(seconds).ok();
         let times = times.and_then(|[compute, comp, sync, step]| {
             Some([duration(compute)?, duration(comp)?, duration(sync)?, duration(step)?])
         });
-        self.lock().told(ticket, times);
+        self.lock().resolve(ticket, times);
     }
 
     /// Seconds that the caller itself has compressed: before a collective, where backward waited for it, or after one.
@@ -257,37 +257,37 @@ impl Core {
         })
     }
 
-    /// What is held back, by parameter id, as float32 in native byte order.
-    fn held_back(&self, py: Python<'_>) -> PyResult<BTreeMap<u32, Vec<u8>>> {
+    /// The residuals, by parameter id, as float32 in native byte order.
+    fn residuals(&self, py: Python<'_>) -> PyResult<BTreeMap<u32, Vec<u8>>> {
         guard(py, || {
             let bytes = |values: Vec<f32>| values.iter().flat_map(|v| v.to_ne_bytes()).collect();
             Ok(self.lock().store.export()?.into_iter().map(|(id, values)| (id, bytes(values))).collect())
         })
     }
 
-    /// Replaces what is held back: id, address and length of float32 values; and the pipelines of a text: its text,
+    /// Replaces the residuals: id, address and length of float32 values; and the pipelines of a compressor spec: its text,
     /// the step that comes next, parameters' ids and bytes by bucket. Answers whether the pipelines go on: they do
-    /// under the same text. Changes nothing when any of it does not fit.
-    #[pyo3(signature = (state, text=None))]
-    fn hold_back(
+    /// under the same spec. Changes nothing when any of it does not fit.
+    #[pyo3(signature = (state, pipelines=None))]
+    fn set_residuals(
         &self,
         py: Python<'_>,
         state: Vec<(u32, usize, usize)>,
-        text: Option<(String, u64, Vec<PipelineState>)>,
+        pipelines: Option<(String, u64, Vec<PipelineState>)>,
     ) -> PyResult<bool> {
         guard(py, || {
             let take =
                 |(id, address, len)| Ok((id, Span::new::<f32>("a saved parameter", address, len)?.floats().to_vec()));
             let state = state.into_iter().map(take).collect::<Result<BTreeMap<_, _>, Failure>>()?;
             let session = &mut *self.lock();
-            let same = |text: &str| session.named.is_some_and(|named| named.spec.to_string() == text);
-            let text = text.filter(|(text, _, _)| same(text));
-            if let Some((_, _, states)) = &text {
+            let same = |spec: &str| session.named.is_some_and(|named| named.spec.to_string() == spec);
+            let pipelines = pipelines.filter(|(spec, _, _)| same(spec));
+            if let Some((_, _, states)) = &pipelines {
                 self.check_states(session, states)?;
             }
             session.store.import(state, &self.model)?;
-            let goes_on = text.is_some();
-            if let Some((_, step, states)) = text {
+            let goes_on = pipelines.is_some();
+            if let Some((_, step, states)) = pipelines {
                 let now = session.next_step();
                 session.named.iter_mut().for_each(|named| named.offset = step.wrapping_sub(now));
                 session.store.await_pipelines(states);
@@ -298,7 +298,7 @@ impl Core {
 
     /// The state of the pipelines for a checkpoint: compressor, step that comes next, and by bucket the parameters' ids and
     /// bytes. None when what the user named is not in force.
-    fn text_state(&self, py: Python<'_>) -> PyResult<Option<(String, u64, Vec<PipelineState>)>> {
+    fn pipeline_states(&self, py: Python<'_>) -> PyResult<Option<(String, u64, Vec<PipelineState>)>> {
         guard(py, || {
             let session = self.lock();
             let (step, version) = (session.next_step(), session.control.look().in_force().version.0);
@@ -372,7 +372,7 @@ impl Core {
     /// Hands the last reports to the agent and says goodbye.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         guard(py, || {
-            self.lock().last_words();
+            self.lock().flush();
             Ok(())
         })
     }

@@ -34,12 +34,12 @@ impl Core {
         }
     }
 
-    /// Says once that something else runs than what was decided.
-    fn instead(&self, what: String) {
+    /// Warns once that something else runs than what was decided.
+    fn warn_once(&self, what: String) {
         let mut session = self.lock();
         // All ranks do the same; one line is enough.
         if session.rank == Rank(0) {
-            session.instead(what);
+            session.warn_once(what);
         }
     }
 }

@@ -56,7 +56,7 @@ pub(crate) fn span((address, bytes): (u64, u64)) -> Span {
     unsafe { Span::new(address, bytes) }
 }
 
-/// A tensor that was given to a bucket.
+/// A tensor that a bucket borrows.
 #[derive(Debug)]
 struct Tensor {
     gpu: &'static Gpu,
@@ -272,7 +272,7 @@ impl Core {
         })
     }
 
-    /// Of messages that stay on the device, launched before anybody knows what the ranks said: `out` takes float32.
+    /// Of messages that stay on the device, launched before anybody knows the ranks' status: `out` takes float32.
     fn add_blocks_on(
         &self,
         py: Python<'_>,

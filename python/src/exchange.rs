@@ -277,10 +277,10 @@ impl Core {
 #[pymethods]
 impl Core {
     /// Begins a bucket with `n` values at `gradient` (0: not float32 on the CPU, then it is exchanged as it is, unless it
-    /// can be compressed otherwise, `elsewhere`: on its device, or in a copy). Answers whether it is exchanged by rounds (see
+    /// can be compressed otherwise, `on_device`: on its device, or in a copy). Answers whether it is exchanged by rounds (see
     /// `begin_exchange`); if not, it is dense, and the type that it travels in: 0 its own, 1 float16, 2 bfloat16.
-    #[pyo3(signature = (index, gradient, n, elsewhere=false))]
-    fn enter(&self, py: Python<'_>, index: usize, gradient: usize, n: usize, elsewhere: bool) -> PyResult<(bool, i64)> {
+    #[pyo3(signature = (index, gradient, n, on_device=false))]
+    fn enter(&self, py: Python<'_>, index: usize, gradient: usize, n: usize, on_device: bool) -> PyResult<(bool, i64)> {
         guard(py, || {
             let values = Span::new::<f32>("the bucket", gradient, if gradient == 0 { 0 } else { n })?;
             let mut session = self.lock();
@@ -295,7 +295,7 @@ impl Core {
             let passed = session.hooked(index, n);
             let settled = (bucket.enter() > 0 || passed) && session.warm();
             session.settled = settled;
-            let fallback = (gradient == 0 && !elsewhere || !settled) || n == 0;
+            let fallback = (gradient == 0 && !on_device || !settled) || n == 0;
             if gradient != 0 {
                 // What is on the host looks at the residual too.
                 bucket.copy_to_host()?;

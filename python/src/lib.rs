@@ -7,7 +7,6 @@ mod dense;
 mod device;
 mod exchange;
 mod guard;
-mod late;
 mod log;
 mod memory;
 mod meter;
@@ -15,6 +14,7 @@ mod names;
 mod report;
 mod session;
 mod shadows_on;
+mod telemetry;
 mod tensor;
 
 use pyo3::prelude::*;
@@ -64,13 +64,13 @@ mod _core {
         Ok(names::compressor(text)?.to_string())
     }
 
-    /// Whether training by such a text loses what a step does not send, for want of error feedback.
+    /// Whether training by such a spec loses what a step does not send, for want of error feedback.
     #[pyfunction]
     fn drops(text: &str) -> PyResult<bool> {
         Ok(tensor::drops(text)?)
     }
 
-    /// BytePS's map of strings as such a text.
+    /// BytePS's map of strings as such a spec.
     #[pyfunction]
     fn parse_byteps(map: std::collections::BTreeMap<String, String>) -> PyResult<String> {
         let map = map.iter().map(|(key, value)| (key.as_str(), value.as_str()));

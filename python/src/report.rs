@@ -7,7 +7,7 @@ use flexcomm_wire::{AppliedReport, FromTrainer, MAX_STEPS, StepRecord, StepsRepo
 use std::time::{Duration, Instant};
 
 /// How long the end of the job waits for the agent to take the last reports.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Least gain in a report: gain is a share above 0, and a rank whose own part was empty still reports.
 pub const LEAST_GAIN: f64 = 1e-9;
@@ -25,7 +25,7 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Towards nobody yet.
+    /// Not connected yet.
     pub fn new(job: JobId, rank: Rank) -> Self {
         Self {
             client: None,
@@ -92,7 +92,7 @@ impl Reporter {
         if let Some((version, ran)) = self.running
             && !steps.is_empty()
         {
-            self.pace.tell(&steps);
+            self.pace.reported(&steps);
             let (job, rank, version, strategy) = (self.job.clone(), self.rank.0, version.0, ran.into());
             self.send(FromTrainer::Steps(StepsReport { job, rank, version, strategy, steps }));
         }
@@ -114,7 +114,7 @@ impl Reporter {
     pub fn finish(&mut self) {
         self.flush();
         if let Some(client) = self.client.take() {
-            client.finish(LAST_WORDS);
+            client.finish(FLUSH_TIMEOUT);
         }
     }
 }

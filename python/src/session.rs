@@ -1,10 +1,10 @@
 //! What a rank knows between buckets: the agreement, the orders, the trial, the meter.
 
 use crate::guard::Failure;
-use crate::late::{Ended, Said};
 use crate::meter::{Costs, Meter};
 use crate::names::is_cast;
 use crate::report::{LEAST_GAIN, Reporter};
+use crate::telemetry::{Ended, Event};
 use flexcomm_compression::Build;
 use flexcomm_compression::pipeline::Member;
 use flexcomm_domain::spec::CompressorSpec;
@@ -26,8 +26,8 @@ const SHADOW_STEPS: u64 = 50;
 /// Why a rank runs no live trials.
 const NOT_LIVE: &str = "its training loop does not use Session.batches()";
 
-/// When they are spoken of: early, since somebody waits for them, and at their end.
-const SHADOWS_TELL: [u64; 2] = [20, SHADOW_STEPS];
+/// Steps after which they are reported: early, since somebody waits for them, and at their end.
+const SHADOWS_REPORTED: [u64; 2] = [20, SHADOW_STEPS];
 
 /// Who chooses the leader of AR-Topk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,11 +53,11 @@ impl std::str::FromStr for Leadership {
     }
 }
 
-/// The snapshot is Python's business; the trial here only keeps the averages.
+/// The snapshot is kept in Python; the trial here only keeps the averages.
 #[derive(Debug)]
-pub struct Elsewhere;
+pub struct PythonSnapshot;
 
-impl Snapshot for Elsewhere {
+impl Snapshot for PythonSnapshot {
     type Saved = ();
     type Error = std::convert::Infallible;
     fn save(&mut self) -> Result<(), Self::Error> {
@@ -147,17 +147,17 @@ pub struct Session {
     pub named: Option<Running>,
     /// What runs in the step under way.
     running: Running,
-    pub deferred: Deferred<Said>,
+    pub deferred: Deferred<Event>,
     /// Values of the buckets that DDP exchanged by itself in the newest step that it did, see [`Session::pass`].
     passed: Vec<usize>,
     /// Whether the hook has seen a bucket of the step under way.
     hooked: bool,
     /// Whether the automatic choice of leaders has seen one.
     led: bool,
-    pub trial: Option<Trial<Elsewhere>>,
+    pub trial: Option<Trial<PythonSnapshot>>,
     clock: Instant,
     steps: u64,
-    unknown: Option<String>,
+    last_warning: Option<String>,
     /// What the newest step cost whose times are known, whatever ran.
     pub last: Option<Costs>,
     /// The newest trial's report, which its shadows complete.
@@ -205,7 +205,7 @@ impl Session {
             trial: None,
             clock: now,
             steps: 0,
-            unknown: None,
+            last_warning: None,
             last: None,
             owed: None,
             live: false,
@@ -222,7 +222,7 @@ impl Session {
 
     /// Starts a step, on its first bucket. Never waits.
     pub fn begin(&mut self) {
-        self.listen();
+        self.poll_orders();
         self.led = false;
         self.fault = None;
         let tick = self.control.begin();
@@ -282,8 +282,8 @@ impl Session {
         Ok(())
     }
 
-    /// The hook sees a bucket. Answers whether DDP exchanged one like it by itself in the step before: some ranks take
-    /// the hook in earlier than others, and all must find a bucket settled in the same step.
+    /// The hook sees a bucket. Answers whether DDP exchanged one like it by itself in the step before: some ranks register
+    /// the hook earlier than others, and all must find a bucket settled in the same step.
     pub fn hooked(&mut self, index: usize, n: usize) -> bool {
         self.hooked = true;
         self.passed.get(index) == Some(&n)
@@ -345,14 +345,14 @@ impl Session {
     }
 
     /// What arrived from outside; only rank 0's copy of the orders counts.
-    fn listen(&mut self) {
+    fn poll_orders(&mut self) {
         if self.rank != Rank(0) {
             return;
         }
         let Some(news) = self.reporter.client().and_then(|client| client.orders().poll()) else { return };
         let decision = news.decision.filter(|_| self.follow);
         if let Some(refused) = decision.as_ref().filter(|decision| !Self::runs(&decision.strategy)) {
-            self.instead(format!(
+            self.warn_once(format!(
                 "decision {} is {}, which this release cannot run; training goes on with the strategy in force",
                 refused.version, refused.strategy
             ));
@@ -372,13 +372,13 @@ impl Session {
         }
     }
 
-    /// Some rank cannot run a trial. Rank 0 tells, and measures what can be measured otherwise.
+    /// Some rank cannot run a trial. Rank 0 reports it, and measures what can be measured otherwise.
     fn refuse_trial(&mut self, plan: &TrialPlan, why: &str) {
         if self.rank != Rank(0) {
             return;
         }
         self.go_on_watching(plan);
-        self.instead(format!("this job cannot run live trials: {why}; only shadow gains are measured"));
+        self.warn_once(format!("this job cannot run live trials: {why}; only shadow gains are measured"));
         let report = TrialReport {
             job: self.job.clone(),
             rank: self.rank.0,
@@ -396,7 +396,7 @@ impl Session {
         self.watch_all(followed(plan));
     }
 
-    /// The same, but shadows of just these that are under way are not begun anew: who asks often would never be told.
+    /// The same, but shadows of just these that are under way are not begun anew: who asks often would never get an answer.
     fn go_on_watching(&mut self, plan: &TrialPlan) {
         let asked = followed(plan);
         let under_way = |(shadow, of): &(Shadow, Vec<Strategy>)| {
@@ -428,9 +428,9 @@ impl Session {
     }
 
     /// Sends the newest trial's report again, with what its shadows show by now.
-    fn tell_shadows(&mut self) {
+    fn report_shadows(&mut self) {
         let Some(mut report) = self.owed.clone() else { return };
-        lend(&mut report, &self.shadow_gains());
+        add_shadow_gains(&mut report, &self.shadow_gains());
         self.reporter.send(FromTrainer::Trial(report));
     }
 
@@ -446,8 +446,8 @@ impl Session {
         let Some((shadow, _)) = self.shadow.as_mut().filter(|_| watches) else { return Ok(()) };
         let shared = self.store.bucket(bucket)?;
         let bucket_now = lock(&shared);
-        let held = if shadow.begins(bucket) { bucket_now.residual() } else { Vec::new() };
-        if let Err(error) = shadow.observe(bucket, bucket_now.params(), &held, gradient) {
+        let residual = if shadow.begins(bucket) { bucket_now.residual() } else { Vec::new() };
+        if let Err(error) = shadow.observe(bucket, bucket_now.params(), &residual, gradient) {
             tracing::warn!(%error, "the shadow trial is dropped");
             drop(bucket_now);
             self.shadow = None;
@@ -460,16 +460,16 @@ impl Session {
         let Some((shadow, _)) = &mut self.shadow else { return };
         let before = shadow.steps();
         shadow.end_step();
-        let told = shadow.steps() > before && SHADOWS_TELL.contains(&shadow.steps());
+        let due = shadow.steps() > before && SHADOWS_REPORTED.contains(&shadow.steps());
         if shadow.steps() >= SHADOW_STEPS {
             shadow.rest();
         }
-        if told {
-            self.tell_shadows();
+        if due {
+            self.report_shadows();
         }
     }
 
-    /// What this rank says of itself in a step in which the ranks gather that; none in others.
+    /// This rank's answer in a step in which the ranks gather answers; none in others.
     pub fn answer(&self) -> Option<Answer> {
         let over = || self.trial.as_ref().is_some_and(|trial| trial.over_budget(self.clock.elapsed()));
         self.control.gathers().then(|| match &self.no_room {
@@ -481,8 +481,8 @@ impl Session {
         })
     }
 
-    /// Ends a step, after its last bucket and the optimizer. With a `ticket` its times are a device's to tell, see
-    /// [`Session::told`]: the host's clock only saw how they were launched. `answers` are all ranks', where they were gathered.
+    /// Ends a step, after its last bucket and the optimizer. With a `ticket` its times are a device's, see
+    /// [`Session::resolve`]: the host's clock only saw how they were launched. `answers` are all ranks', where they were gathered.
     pub fn finish(&mut self, loss: Option<f64>, ticket: Option<u64>, answers: &[Answer]) -> Result<Next, Failure> {
         let Some(tick) = self.tick.take() else { return Ok(Next::Train) };
         let costs = self.meter.finish();
@@ -496,14 +496,14 @@ impl Session {
         let mut next = Next::Train;
         match tick.trial {
             Some(at) if self.trial.is_some() => {
-                self.say(ticket, Said::Iteration(costs, at));
+                self.defer(ticket, Event::Iteration(costs, at));
                 let of = self.control.look().trial_iterations().unwrap_or(1);
                 next = if at.within + 1 == of { Next::Candidate } else { Next::Train };
             }
-            Some(_) => self.say(ticket, Said::Step(costs, None)),
+            Some(_) => self.defer(ticket, Event::Step(costs, None)),
             None => {
                 let step = costs.faithful.then(|| ((tick.step, tick.version, self.ran(&tick)), loss));
-                self.say(ticket, Said::Step(costs, step));
+                self.defer(ticket, Event::Step(costs, step));
             }
         }
         Ok(self.change(next, costs.step, answers))
@@ -517,7 +517,7 @@ impl Session {
                     step = in_force.since_step, "in force");
                 // Of the strategy that the user named, which is over.
                 self.store.await_pipelines(Vec::new());
-                self.say(None, Said::Applied(in_force));
+                self.defer(None, Event::Applied(in_force));
                 Next::Switched
             }
             Change::TrialStarts(plan) => {
@@ -525,7 +525,7 @@ impl Session {
                 self.reporter.flush();
                 self.diverged = false;
                 self.watch(&plan);
-                let Ok(trial) = Trial::start(plan, &mut Elsewhere, self.clock.elapsed());
+                let Ok(trial) = Trial::start(plan, &mut PythonSnapshot, self.clock.elapsed());
                 self.trial = Some(trial);
                 Next::TrialStarts
             }
@@ -547,15 +547,15 @@ impl Session {
     fn end_trial(&mut self, cause: Option<AbortCause>) -> Next {
         let Some(trial) = self.trial.take() else { return Next::Train };
         let at = self.clock.elapsed();
-        self.say(None, Said::Ended(Box::new(Ended { trial, cause, at })));
+        self.defer(None, Event::Ended(Box::new(Ended { trial, cause, at })));
         Next::TrialEnds
     }
 
-    /// Says once per kind of strategy that something else runs instead.
-    pub fn instead(&mut self, what: String) {
-        if self.unknown.as_deref() != Some(&what) {
+    /// Warns once per text, as when something else runs than what was decided.
+    pub fn warn_once(&mut self, what: String) {
+        if self.last_warning.as_deref() != Some(&what) {
             tracing::warn!("{what}");
-            self.unknown = Some(what);
+            self.last_warning = Some(what);
         }
     }
 }
@@ -567,7 +567,7 @@ fn followed(plan: &TrialPlan) -> Vec<Strategy> {
 }
 
 /// Adds to a trial's report what shadows found: to the candidates that ran, and of those that only had a shadow.
-fn lend(report: &mut TrialReport, shadows: &[(Strategy, f64)]) {
+fn add_shadow_gains(report: &mut TrialReport, shadows: &[(Strategy, f64)]) {
     for (strategy, gain) in shadows {
         let (strategy, gain) = (StrategyWire::from(*strategy), gain.clamp(LEAST_GAIN, 1.0));
         match report.outcomes.iter_mut().find(|o| o.strategy == strategy) {

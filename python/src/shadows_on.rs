@@ -22,7 +22,7 @@ impl Core {
         if shadow.is_on_device(index, params.iter().map(|param| param.len).sum()) {
             return Ok(Ok((Vec::new(), 0)));
         }
-        // What is under way of a bucket that had another layout is not heard any more.
+        // What is under way of a bucket that had another layout is ignored from now on.
         session.shadow_turn += u64::from(shadow.forget_from(index));
         Ok(match shadow.sample_on(index, &params) {
             Ok((indices, need)) => Ok((indices.iter().flat_map(|index| index.to_ne_bytes()).collect(), need)),
@@ -39,12 +39,12 @@ impl Core {
         let session = &mut *session;
         let shared = session.store.bucket(index)?;
         let mut bucket = lock(&shared);
-        // Waits, once for every bucket of a shadow trial, where a device has what is held back.
+        // Waits, once for every bucket of a shadow trial, where a device has the residual.
         bucket.copy_to_host()?;
         let Some((shadow, _)) = &mut session.shadow else { return Ok(Ok(())) };
         Ok(device_buffer((place.0, memory)).and_then(|buffer| {
-            let held = bucket.residual();
-            let residual = (index, &held[..]);
+            let residual = bucket.residual();
+            let residual = (index, &residual[..]);
             shadow.move_to_device(&device, residual, buffer).map_err(|why| why.to_string())
         }))
     }
@@ -55,8 +55,8 @@ impl Core {
     /// Whether shadows look at the bucket under way where it lies, on a device; and whether they have memory there.
     fn shadowing(&self, index: usize) -> (bool, bool) {
         let session = self.lock();
-        let lent = session.shadow.as_ref().is_some_and(|(shadow, _)| shadow.has_memory_on_device(index));
-        (session.settled && !session.shadow_on_host && session.watches(), lent)
+        let has_memory = session.shadow.as_ref().is_some_and(|(shadow, _)| shadow.has_memory_on_device(index));
+        (session.settled && !session.shadow_on_host && session.watches(), has_memory)
     }
 
     /// From now on they look at copies on the host, beginning anew.
@@ -69,7 +69,7 @@ impl Core {
     }
 
     /// Makes a bucket's subsets ready: why that cannot be (else empty), their coordinates as unsigned words of 32 bits, and bytes of
-    /// device memory (aligned to 256) to lend in a second call; nothing and 0 when they are.
+    /// device memory (aligned to 256) to pass in a second call; nothing and 0 when they are.
     #[pyo3(signature = (index, place, memory=None))]
     fn shadow_ready<'py>(
         &self,
@@ -79,17 +79,17 @@ impl Core {
         memory: Option<Memory>,
     ) -> PyResult<(String, Bound<'py, PyBytes>, u64)> {
         let (why, indices, need) = guard(py, || {
-            let said = match memory {
+            let ready = match memory {
                 None => self.sample_shadows(index, place)?,
                 Some(memory) => self.give_to_shadows(index, place, memory)?.map(|()| (Vec::new(), 0)),
             };
-            Ok(said.map_or_else(|why| (why, Vec::new(), 0), |(indices, need)| (String::new(), indices, need)))
+            Ok(ready.map_or_else(|why| (why, Vec::new(), 0), |(indices, need)| (String::new(), indices, need)))
         })?;
         Ok((why, PyBytes::new(py, &indices), need))
     }
 
     /// Launches a step of a bucket's shadows, over address and number of the float32 values at their coordinates. Answers why that
-    /// cannot be (else empty), address and bytes of what they will find, and a number to bring it with to `shadow_told`.
+    /// cannot be (else empty), address and bytes of what they will find, and a number to bring it with to `shadow_outcomes`.
     fn shadow_step(
         &self,
         py: Python<'_>,
@@ -117,7 +117,7 @@ impl Core {
     }
 
     /// What the shadows found in a step, by bucket: index, address and bytes.
-    fn shadow_told(&self, py: Python<'_>, turn: u64, found: Vec<(usize, usize, usize)>) -> PyResult<()> {
+    fn shadow_outcomes(&self, py: Python<'_>, turn: u64, found: Vec<(usize, usize, usize)>) -> PyResult<()> {
         guard(py, || {
             let mut session = self.lock();
             if session.shadow_turn != turn {

@@ -3,7 +3,7 @@
 import pytest
 from conftest import torchrun
 
-ALL = ["late", "dead 2", "dead 0", "restarted", "silent", "backwards", "below", "below large", "foreign", "shadowed", "halves", "sum text", "gather text"]
+ALL = ["late", "dead 2", "dead 0", "restarted", "silent", "backwards", "wrapped", "wrapped large", "foreign", "shadowed", "halves", "sum text", "gather text"]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_versions_twice_and_backwards(seen):
         assert rank["backwards"]["strategy"] == "topk(k=0.05)+ef(vanilla)/art-ring:var"
 
 
-@pytest.mark.parametrize("name", ["below", "below large"])
+@pytest.mark.parametrize("name", ["wrapped", "wrapped large"])
 def test_ddp_has_no_hook_while_dense(seen, name):
     for number, rank in enumerate(seen):
         rank = rank[name]
@@ -99,8 +99,8 @@ def test_decisions_for_compressors_of_every_kind(seen):
         kept = [strategy for strategy in found["in_force"] if "+ef(" in strategy]
         assert len(kept) == 6 and found["in_force"][1] == "fp16/dense-ring"
         # What compresses with error feedback holds something back; what has none has sent it all.
-        for strategy, held in zip(found["in_force"], found["held"], strict=True):
-            assert (held > 0) == ("+ef(" in strategy), (strategy, held)
+        for strategy, residual in zip(found["in_force"], found["residual"], strict=True):
+            assert (residual > 0) == ("+ef(" in strategy), (strategy, residual)
         if number == 0:
             ran = dict(map(tuple, found["ran"]))
             assert [ran[version] for version in range(2, 10)] == found["in_force"][:8], ran
@@ -121,5 +121,5 @@ def test_a_decision_takes_over_from_a_strategy_that_a_text_names(seen, name):
         assert rank[name]["ran"] == [[0, rank[name]["named"]], [1, rank[name]["under"]], [2, "none/dense-ring"]]
         assert rank[name]["costs"] and all(all(c) for c in rank[name]["costs"])
         assert rank[name]["named"].endswith("+ef(vanilla)/" + ("dense-ring" if name == "sum text" else "allgather")) and rank[name]["under"] == "topk(k=0.1)+ef(vanilla)/allgather"
-        before, after, dense = rank[name]["held"]
+        before, after, dense = rank[name]["residual"]
         assert before > 0 and after > 0 and dense == 0 and not rank[name]["text"]

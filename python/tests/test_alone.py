@@ -16,7 +16,7 @@ def test_it_attaches_by_itself(seen, name):
     for rank in seen:
         own = rank[name]
         assert own["equal"] and own["hash"] == rank["attached"]["hash"] and own["step"] == rank["attached"]["step"] == 20
-        assert own["strategy"] == "topk(k=0.1)+ef(vanilla)/allgather" and own["held"] == 6
+        assert own["strategy"] == "topk(k=0.1)+ef(vanilla)/allgather" and own["residual"] == 6
         assert "first backward pass" in own["early"]
 
 

@@ -22,7 +22,7 @@ def test_the_mode_follows_the_skew_and_back_on_all_ranks_in_the_same_steps(seen,
     switches = [step for step in range(1, len(modes)) if modes[step] != modes[step - 1]]
     assert modes[0] == "star" and len(switches) == 2, switches
     to_var, to_star = switches
-    # The average forgets within twenty steps; what is held back from before stays large for longer.
+    # The average forgets within twenty steps; the residual from before stays large for longer.
     assert PART < to_var < PART + 20 and 2 * PART < to_star <= 3 * PART - 5, switches
 
 

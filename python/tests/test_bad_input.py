@@ -28,7 +28,7 @@ def test_a_batch_with_a_nan_can_be_left_out(seen, strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_nan_can_propagate_and_leaves_what_was_held_back(seen, strategy):
+def test_a_nan_can_propagate_and_leaves_the_residual(seen, strategy):
     for rank in seen:
         kind, text, steps, (unchanged, all_nan), equal = rank[f"propagate {strategy}"]
         assert (kind, steps, all_nan, equal) == (None, 12, True, True), text
@@ -101,7 +101,7 @@ def test_a_loss_that_is_no_number_is_refused(seen):
 def test_other_element_types_fall_back_on_all_ranks_and_it_is_said(seen, dtype):
     assert len(seen[0][dtype]["lines"]) == 1
     for rank in seen:
-        assert rank[dtype]["equal"] and rank[dtype]["held"] == 0
+        assert rank[dtype]["equal"] and rank[dtype]["residual"] == 0
 
 
 def test_ranks_with_different_models_or_settings(seen):

@@ -16,14 +16,14 @@ HERE, THERE = (torch.empty(4, device="meta") for _ in range(2))
 
 class Run:
     def __init__(self, most=MOST_WAITING):
-        self.gpu, self.told = Gpu(), []
-        self.clock = Clock(self.gpu, lambda ticket, times: self.told.append((ticket, times)), most)
+        self.gpu, self.resolved = Gpu(), []
+        self.clock = Clock(self.gpu, lambda ticket, times: self.resolved.append((ticket, times)), most)
         # The events of a step's beginning are those of the end before it.
         self.step()
         self.gpu.catches_up()
         self.clock.poll()
-        assert self.told == [(0, None)]
-        self.told.clear()
+        assert self.resolved == [(0, None)]
+        self.resolved.clear()
 
     def step(self, buckets=((1.0, 2.0),), compresses=True, by_stream=True, fails=False):
         """Forward 10 ms; each bucket: backward 5 ms, compression and a collective of so many ms, then 0.5 ms of
@@ -55,8 +55,8 @@ class Run:
 
 
 def times(run):
-    ((_, got),) = run.told
-    run.told.clear()
+    ((_, got),) = run.resolved
+    run.resolved.clear()
     return [round(part * 1e3, 6) for part in got]
 
 
@@ -98,18 +98,18 @@ def test_steps_are_told_late_in_order_and_once():
     for _ in range(5):
         run.step()
         ends.append(run.gpu.stream)
-    assert run.told == [], "nothing has happened yet"
+    assert run.resolved == [], "nothing has happened yet"
     # The third has ended but for a hair.
     run.gpu.catches_up(ends[2] - 0.01)
     run.clock.poll()
-    assert [ticket for ticket, _ in run.told] == [1, 2] and all(told for _, told in run.told)
+    assert [ticket for ticket, _ in run.resolved] == [1, 2] and all(times for _, times in run.resolved)
     run.gpu.catches_up()
     run.step()
-    assert [ticket for ticket, _ in run.told] == [1, 2, 3, 4, 5]
+    assert [ticket for ticket, _ in run.resolved] == [1, 2, 3, 4, 5]
     run.gpu.catches_up()
     run.clock.poll()
     run.clock.poll()
-    assert [ticket for ticket, _ in run.told] == [1, 2, 3, 4, 5, 6]
+    assert [ticket for ticket, _ in run.resolved] == [1, 2, 3, 4, 5, 6]
     assert run.gpu.synchronised == 0
 
 
@@ -125,10 +125,10 @@ def test_a_collective_whose_end_was_not_seen_yet_holds_its_step_back():
     run.clock.end()
     run.gpu.catches_up()
     run.clock.poll()
-    assert run.told == []
+    assert run.resolved == []
     run.gpu.catches_up(late.ends)
     run.clock.poll()
-    assert [ticket for ticket, _ in run.told] == [1]
+    assert [ticket for ticket, _ in run.resolved] == [1]
 
 
 def test_too_many_that_wait_are_dropped_from_the_oldest_and_said_once(caplog):
@@ -136,11 +136,11 @@ def test_too_many_that_wait_are_dropped_from_the_oldest_and_said_once(caplog):
     with caplog.at_level(logging.WARNING, "flexcomm"):
         for _ in range(7):
             run.step()
-    assert run.told == [(1, None), (2, None), (3, None), (4, None)]
+    assert run.resolved == [(1, None), (2, None), (3, None), (4, None)]
     assert len(caplog.records) == 1 and "more than 3 steps behind" in caplog.text
     run.gpu.catches_up()
     run.clock.poll()
-    assert [(ticket, told is not None) for ticket, told in run.told[4:]] == [(5, True), (6, True), (7, True)]
+    assert [(ticket, times is not None) for ticket, times in run.resolved[4:]] == [(5, True), (6, True), (7, True)]
     assert run.gpu.synchronised == 0
 
 
@@ -151,9 +151,9 @@ def test_events_are_used_again():
         run.gpu.catches_up()
     # Two steps of four events a bucket, and their ends.
     assert len(run.gpu.made) <= 2 * (4 * 4 + 1) + 1, len(run.gpu.made)
-    assert max(event.recorded for event in run.gpu.made) > 10 and len(run.told) >= 49
+    assert max(event.recorded for event in run.gpu.made) > 10 and len(run.resolved) >= 49
     # 10 + 4 * 5 + 3 of the model, the last collective waited for, and one bucket after the other decompressed.
-    assert {tuple(round(part * 1e3, 6) for part in told) for _, told in run.told} == {(33.0, 6.0, 8.0, 39.5)}
+    assert {tuple(round(part * 1e3, 6) for part in times) for _, times in run.resolved} == {(33.0, 6.0, 8.0, 39.5)}
     # Dropped ones come back too.
     behind = Run(most=3)
     for _ in range(50):
@@ -162,8 +162,8 @@ def test_events_are_used_again():
 
 
 def test_a_step_that_the_host_did_has_no_ticket():
-    gpu, told = Gpu(), []
-    clock = Clock(gpu, lambda *what: told.append(what))
+    gpu, resolved = Gpu(), []
+    clock = Clock(gpu, lambda *what: resolved.append(what))
     assert clock.end() is None and gpu.made == [], "no GPU, no events"
     run = Run()
     run.gpu.works(5)
@@ -183,14 +183,14 @@ def test_a_step_with_an_exception_in_it_is_never_told_and_holds_nobody_back():
     assert run.step(compresses=False, fails=True) == 3
     run.gpu.catches_up()
     run.clock.poll()
-    assert run.told == [(1, None), (2, None), (3, None)]
+    assert run.resolved == [(1, None), (2, None), (3, None)]
     run.step()
     run.gpu.catches_up()
     run.clock.poll()
-    assert run.told[3][0] == 4 and run.told[3][1] is not None
+    assert run.resolved[3][0] == 4 and run.resolved[3][1] is not None
 
 
-def test_buckets_on_two_devices_are_never_told():
+def test_buckets_on_two_devices_are_never_timed():
     run = Run()
     clock = run.clock
     marks = [clock.enter(HERE, True), clock.enter(torch.empty(4), True)]
@@ -201,7 +201,7 @@ def test_buckets_on_two_devices_are_never_told():
     clock.end()
     run.gpu.catches_up()
     clock.poll()
-    assert run.told == [(1, None)]
+    assert run.resolved == [(1, None)]
 
 
 @pytest.mark.parametrize("when", ["record", "read"])
@@ -214,8 +214,8 @@ def test_events_that_cannot_be_used_end_the_reports_and_not_the_training(when, c
         run.gpu.broken = True
         for _ in range(4):
             assert run.step() is not None
-    assert run.told and all(told is None for _, told in run.told)
-    assert [ticket for ticket, _ in run.told] == list(range(1, len(run.told) + 1)) and len(run.told) >= 4
+    assert run.resolved and all(times is None for _, times in run.resolved)
+    assert [ticket for ticket, _ in run.resolved] == list(range(1, len(run.resolved) + 1)) and len(run.resolved) >= 4
     assert len(caplog.records) == 1 and "not reported any more" in caplog.text
 
 

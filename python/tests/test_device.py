@@ -90,7 +90,7 @@ def check_reports(own, lag):
 def test_steps_that_a_device_did_are_reported_late_and_in_order(seen):
     for own in seen:
         check_reports(own["reported host"], 1)
-        check_reports(own["reported below"], 16)
+        check_reports(own["reported wrapped"], 16)
         got = own["reported"]
         check_reports(got, 16)
         # Nothing of version 1 before it was said to be in force, and nothing of version 0 after that.
@@ -115,8 +115,8 @@ def test_a_trials_iterations_are_told_late_and_its_report_waits_for_them(seen):
         # By the device's clock, which lags; and by the host's, where the host takes turns with its collectives.
         assert 4 * (dense["sync_us"] + topk["sync_us"]) > report["cost_us"] > 4 * art["sync_us"] > 0
         # Steps before and after it in order, and none twice.
-        steps = [step for _, steps in own["heard"] for step in steps]
-        assert steps == list(range(3, steps[-1] + 1)) and steps[-1] > 20, own["heard"]
+        steps = [step for _, steps in own["received"] for step in steps]
+        assert steps == list(range(3, steps[-1] + 1)) and steps[-1] > 20, own["received"]
 
 
 def test_shadows_look_at_gradients_where_they_are_and_wait_for_nothing(seen):
@@ -126,7 +126,7 @@ def test_shadows_look_at_gradients_where_they_are_and_wait_for_nothing(seen):
             runs = own[f"shadows {strategy}"]
             host, device, late, halves = (runs[name] for name in ("host", "device", "late", "halves"))
             assert {run["hash"] for name, run in runs.items() if name != "halves"} == {host["hash"]}
-            # Dense begins a step later: DDP takes the hook in first.
+            # Dense begins a step later: DDP gets the hook first.
             steps = 29 if strategy == "dense" else 30
             assert host["steps"] == device["steps"] == steps and host["gains"] == pytest.approx(device["gains"], rel=1e-12)
             # Their numbers come later, without a wait of their own: dense has none, and top-k one per step as ever.
@@ -226,7 +226,7 @@ def test_halves_and_mstopk_are_equal_on_all_ranks(seen):
             assert device["hash"] == host["hash"]
 
 
-def test_a_gradient_that_is_not_finite_is_heard_of_everywhere(seen):
+def test_a_gradient_that_is_not_finite_is_known_everywhere(seen):
     for own in seen:
         assert own["raise"]["error"] == "NotFiniteError" and own["raise"]["kept"] and own["raise"]["launched"] > 0
         assert own["propagate"]["error"] is None and own["propagate"]["kept"] and own["propagate"]["nan"]

@@ -35,8 +35,8 @@ def test_ranks_that_have_run_out_stay_in_step(seen, name):
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(("topk", "power", "decided"))])
-def test_what_is_held_back_is_not_lost(seen, name):
-    assert all(rank[name]["held"] > 0 for rank in seen)
+def test_the_residual_is_not_lost(seen, name):
+    assert all(rank[name]["residual"] > 0 for rank in seen)
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(("topk", "qsgd", "power"))])

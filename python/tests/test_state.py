@@ -14,14 +14,14 @@ def seen(folder):
 @pytest.mark.parametrize("what", [
     "names", "same", "kept while buckets settle", "mean", "consolidated", "unchanged", "handed out", "dense",
 ])
-def test_what_is_held_back_survives(seen, what):
+def test_the_residual_survives(seen, what):
     assert all(rank[what] for rank in seen)
 
 
 def test_states_of_others_are_refused_with_the_remedy(seen):
     words = [
         ["consolidate=True"], ["consolidate=True"], ["format 99"], ["nobody"],
-        ["'0.bias' holds back 3 values", "120", "is not of this model"], ["'0.bias'", "infinite"],
+        ["'0.bias' has a residual of 3 values", "120", "is not of this model"], ["'0.bias'", "infinite"],
     ]
     for rank in seen:
         for text, expected in zip(rank["refused"], words, strict=True):
@@ -31,7 +31,7 @@ def test_states_of_others_are_refused_with_the_remedy(seen):
 #: The value, or the name of what is missing, in what is said of each of the states of the script.
 WRONG = [
     "it is None", "it is [{'format'", "it has no 'world'", "has '2' as 'format', expected a whole number", "has '2' as 'world'",
-    "has None as 'rank'", "has None as 'held_back', expected a dict", "'0.bias' holds back [0.0", "'0.bias' holds back tensor([",
+    "has None as 'rank'", "has None as 'held_back', expected a dict", "'0.bias' has the residual [0.0", "'0.bias' has the residual tensor([",
     "no parameter 5", "'text' is 5", "'text' has no 'strategy'", "has 5 as 'strategy', expected a text", "step -1",
     "has 5 as 'buckets', expected a list", "the bucket 5", "the bucket (['0.bias']", "no parameter 'nobody'",
 ]
@@ -49,7 +49,7 @@ def test_saving_and_loading_in_a_trial_neither_ends_nor_changes_the_run_and_is_s
     for rank in seen:
         with_trial, without = rank["in trials"]
         assert len(with_trial["tried"]) == with_trial["refused"] == 8 and with_trial["loaded"] == [False] * 8, with_trial
-        assert [with_trial[what] for what in ("trained", "hash", "held")] == [without[what] for what in ("trained", "hash", "held")]
+        assert [with_trial[what] for what in ("trained", "hash", "residual")] == [without[what] for what in ("trained", "hash", "residual")]
         saved, loaded = with_trial["said"]
         assert "state_dict()" in saved and "session.in_trial is False" in saved and "session.step" in saved, saved
         assert "load_state_dict()" in loaded and "session.in_trial is False" in loaded, loaded
@@ -83,7 +83,7 @@ def test_a_refused_state_leaves_the_model_without_the_hook(seen):
     assert all(rank["hooks after a refused state"] == 0 for rank in seen)
 
 
-def test_ddp_is_gone_below_only_where_the_values_of_its_buckets_are_known(seen):
+def test_the_group_is_wrapped_only_where_the_values_of_its_buckets_are_known(seen):
     assert all(rank["fits"] == [True, True, False, False, False] for rank in seen)
 
 

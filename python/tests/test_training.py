@@ -51,12 +51,12 @@ def test_ranks_may_take_the_hook_in_at_different_steps(seen):
 
 
 @pytest.mark.parametrize("name", METHODS[3:] + WAYS)
-def test_compressing_holds_back_and_differs_from_dense(seen, name):
+def test_compressing_leaves_a_residual_and_differs_from_dense(seen, name):
     if name.startswith("dense"):
         return
     parameters = 20 * 120 + 120 + 120 * 120 + 120 + 120 * 2 + 2
     expected = 2 * parameters if name == "unused" else parameters
-    assert all(rank[name]["held_back"] == expected for rank in seen)
+    assert all(rank[name]["residual"] == expected for rank in seen)
     assert seen[0][name]["hash"] != seen[0]["plain"]["hash"]
 
 

@@ -27,7 +27,7 @@ def test_200_steps_with_three_trials_are_200_steps_without(seen, name):
     assert dense[0] == 1.0 and dense[1] > dense[2]
 
 
-@pytest.mark.parametrize("name", ["piped", "piped step"])
+@pytest.mark.parametrize("name", ["pipeline", "pipeline step"])
 def test_trials_of_pipelines_leave_no_trace(seen, name):
     for rank in seen:
         with_trials, without = rank[name]
@@ -40,7 +40,7 @@ def test_trials_of_pipelines_leave_no_trace(seen, name):
     assert 0.999 < gains[1] <= 1.0 and gains[0] < gains[4], gains
 
 
-def test_trials_that_begin_from_below_ddp_leave_no_trace(seen):
+def test_trials_that_begin_with_the_group_wrapper_leave_no_trace(seen):
     # With a validation by one rank in the loop's body, which must take no trial away.
     for rank in seen:
         with_trials, without = rank["evaluated"]

@@ -34,6 +34,6 @@ def test_trees_are_offered_where_every_rank_has_the_plugin(seen):
 
 def test_a_rank_without_the_plugin_stops_all_from_using_it(seen):
     for rank in seen:
-        # Nothing at all while DDP runs below the hook.
+        # Nothing at all while native DDP runs in the wrapper.
         assert set(rank["alone"]["took"]) <= {NONE}
         assert any("ranks [2]" in line for line in rank["alone"]["lines"])

@@ -21,13 +21,13 @@ def seen(folder):
 
 
 @pytest.mark.parametrize("name", [*HELD, *VIEWS, *DECIDED, *TRIED, "loaded never"])
-def test_what_was_applied_and_what_is_held_back_are_the_sum_of_all_gradients(seen, name):
+def test_what_was_applied_and_the_residual_are_the_sum_of_all_gradients(seen, name):
     for rank in seen:
         assert rank[name]["equal"] and rank[name]["away"] < 1e-5, rank[name]
 
 
 @pytest.mark.parametrize("name", DECIDED)
-def test_nothing_is_held_back_once_the_ranks_are_dense(seen, name):
+def test_no_residual_is_left_once_the_ranks_are_dense(seen, name):
     for rank in seen:
         assert rank[name]["holds"] == [] and rank[name]["strategy"] == "none/dense-ring"
 

@@ -1,6 +1,6 @@
-//! Seeded simulation that drives the real planner through weather.
+//! Seeded simulation that drives the real planner through network traces.
 //!
-//! [`schedule`] holds the weather over epochs as data (C1, C2, or a file); [`weather`] draws random ones.
+//! [`schedule`] holds network traces over epochs as data (C1, C2, or a file); [`trace`] draws random ones.
 //! [`world`] is a job on a network with hidden coefficients, drifting gains and noisy measurements; [`run`]
 //! plays a schedule on it with [`flexcomm_planner::decide`] in charge and [`flexcomm_planner::check`] on every
 //! answer. [`scenario`] reads all of that, with what is expected to come of it, from a TOML file: a new case
@@ -10,5 +10,5 @@ pub mod model;
 pub mod run;
 pub mod scenario;
 pub mod schedule;
-pub mod weather;
+pub mod trace;
 pub mod world;

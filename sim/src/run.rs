@@ -67,7 +67,7 @@ pub struct Breakage {
 pub struct Setup {
     /// Job and network.
     pub world: World,
-    /// The weather.
+    /// The network trace.
     pub schedule: Schedule,
     /// The planner's settings.
     pub config: Config,

@@ -1,4 +1,4 @@
-//! A scenario is a file: job, topology, weather over time, what goes wrong, and what is expected of it.
+//! A scenario is a file: job, topology, network trace, what goes wrong, and what is expected of it.
 
 use crate::model::Model;
 use crate::run::{Breakage, Faults, Probes, Run, Setup, fixed, oracle};
@@ -30,9 +30,9 @@ pub enum ScenarioError {
     /// Not TOML, an unknown key, or a value of the wrong type; the text names line and key.
     #[error("{0}")]
     Toml(String),
-    /// The weather.
+    /// The network trace.
     #[error("weather: {0}")]
-    Weather(#[from] ScheduleError),
+    Trace(#[from] ScheduleError),
     /// The planner's settings.
     #[error(transparent)]
     Planner(#[from] ConfigError),
@@ -92,7 +92,7 @@ struct Raw {
     about: String,
     seeds: Vec<u64>,
     job: RawJob,
-    weather: RawWeather,
+    weather: RawTrace,
     #[serde(default)]
     noise: RawNoise,
     #[serde(default)]
@@ -120,7 +120,7 @@ struct RawJob {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawWeather {
+struct RawTrace {
     /// `c1` or `c2`; else `custom`.
     schedule: Option<String>,
     custom: Option<RawSchedule>,
@@ -306,7 +306,7 @@ impl Raw {
     }
 }
 
-impl RawWeather {
+impl RawTrace {
     fn check(self) -> Result<Schedule, ScenarioError> {
         let schedule = match (self.schedule.as_deref(), self.custom) {
             (Some("c1"), None) => c1(),

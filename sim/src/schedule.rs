@@ -1,4 +1,4 @@
-//! Weather over epochs as data: the paper's C1 and C2, scaled, stretched, or read from a file.
+//! Network traces over epochs as data: the paper's C1 and C2, scaled, stretched, or read from a file.
 //!
 //! A schedule knows nothing of planners or costs; the lab plays the same ones with real tc.
 
@@ -10,14 +10,14 @@ pub const MAX_PHASES: usize = 1_000;
 /// Most epochs in one schedule, for the same reason.
 pub const MAX_EPOCHS: u32 = 1_000_000;
 
-/// Some epochs of one weather.
+/// Some epochs with the same links.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Phase {
     /// A few words for people, for example `low latency, high bandwidth`.
     pub label: String,
-    /// First epoch of this weather.
+    /// First epoch with these links.
     pub first_epoch: u32,
-    /// Last epoch of this weather, included.
+    /// Last epoch with these links, included.
     pub last_epoch: u32,
     /// One-way latency in seconds.
     pub alpha: Seconds,
@@ -102,7 +102,7 @@ pub fn c1() -> Schedule {
     )
 }
 
-/// C2 of the paper: 50 epochs, numbered from 0. The paper does not give the moderate weather; 10 ms and
+/// C2 of the paper: 50 epochs, numbered from 0. The paper does not give the moderate phase; 10 ms and
 /// 10 Gbit/s are taken for it.
 pub fn c2() -> Schedule {
     let good = ("low latency, high bandwidth", 0.001, 25e9);
@@ -182,7 +182,7 @@ impl Schedule {
         Ok(scaled)
     }
 
-    /// The same weather over `epochs` epochs in all, every phase keeping its share, at least one epoch each.
+    /// The same trace over `epochs` epochs in all, every phase keeping its share, at least one epoch each.
     pub fn stretched(&self, epochs: u32) -> Result<Self, ScheduleError> {
         let least = self.phases.len() as u64;
         count("number of epochs", u64::from(epochs), least, u64::from(MAX_EPOCHS))?;

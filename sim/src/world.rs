@@ -21,12 +21,12 @@ pub struct Noise {
     pub gain: f64,
     /// Of measured medians of times.
     pub times: f64,
-    /// How much a fresh residual flatters: gain(c) then shows as gain^(1 - fresh·log10(1/c)/3), in trials wholly, in
+    /// How much a fresh residual overrates: gain(c) then shows as gain^(1 - fresh·log10(1/c)/3), in trials wholly, in
     /// force less and less over the first 1/c steps. 0: not at all.
     pub fresh: f64,
 }
 
-/// A rank whose links differ from the weather's.
+/// A rank whose links differ from the trace's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Oddity {
     /// Which rank.
@@ -80,7 +80,7 @@ impl World {
         CodecBytes { indices: IndexBytes::Least, ..CodecBytes::PAPER }
     }
 
-    /// The true links when the weather is `link`.
+    /// The true links when the trace says `link`.
     pub fn matrix(&self, link: Link) -> Option<LinkMatrix> {
         LinkMatrix::from_fn(self.ranks, |from, to| self.odd(link, from, to)).ok()
     }
@@ -136,7 +136,7 @@ impl World {
             t_step: Seconds::new(self.model.compute_s + t_comp + t_sync).ok()?,
             t_comp: Seconds::new(t_comp).ok()?,
             t_sync: Seconds::new(t_sync).ok()?,
-            gain: Gain::new((self.flattered(strategy, gain, steps) * off(spread, rng)).min(1.0)).ok()?,
+            gain: Gain::new((self.with_trial_bias(strategy, gain, steps) * off(spread, rng)).min(1.0)).ok()?,
             gain_spread: spread,
             scatter: Some(Scatter {
                 step_low: Seconds::new(self.model.compute_s + (t.t_comp + t.t_sync) * (1.0 - noise)).ok()?,
@@ -148,7 +148,7 @@ impl World {
     }
 
     /// The gain that `steps` steps after a fresh start show.
-    fn flattered(&self, strategy: &Strategy, gain: f64, steps: u64) -> f64 {
+    fn with_trial_bias(&self, strategy: &Strategy, gain: f64, steps: u64) -> f64 {
         let c = strategy.cr().get();
         let fresh = self.noise.fresh * -c.log10() / 3.0 * (-(steps as f64) * c).exp();
         gain.powf(1.0 - fresh)
@@ -170,7 +170,7 @@ impl World {
             if cost > r.budget.get() {
                 return (found, r.budget.get());
             }
-            let gain = self.flattered(strategy, t.quality.gain.get(), 0);
+            let gain = self.with_trial_bias(strategy, t.quality.gain.get(), 0);
             let Ok(gain) = Gain::new((gain * off(self.noise.gain, rng)).min(1.0)) else { continue };
             let t_comp_s = t.t_comp * off(self.noise.times, rng);
             let weight = f64::from(r.iterations);

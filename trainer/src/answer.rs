@@ -1,4 +1,4 @@
-//! What each rank says of a trial, before it and in each of its iterations. All ranks have all answers, so all conclude alike.
+//! What each rank answers about a trial, before it and in each of its iterations. All ranks have all answers, so all decide alike.
 
 use crate::message::AbortCause;
 

@@ -91,7 +91,7 @@ impl Client {
     pub fn start(socket: &Path, hello: Hello) -> std::io::Result<Self> {
         let orders = OrdersSlot::new(hello.job.clone(), hello.run);
         let shared = Arc::new(Shared { state: Mutex::default(), wake: Condvar::new(), orders });
-        let link = Link { socket: socket.to_owned(), hello, shared: Arc::clone(&shared), told: false, refused: None };
+        let link = Link { socket: socket.to_owned(), hello, shared: Arc::clone(&shared), warned: false, refused: None };
         let thread = std::thread::Builder::new().name("flexcomm-client".into()).spawn(move || link.run())?;
         Ok(Self { shared, thread: Some(thread) })
     }
@@ -177,7 +177,7 @@ struct Link {
     hello: Hello,
     shared: Arc<Shared>,
     /// Whether the loss of the agent was logged since the last welcome.
-    told: bool,
+    warned: bool,
     /// The refusal that was logged last; each attempt that it ends is not worth another line.
     refused: Option<String>,
 }
@@ -198,7 +198,11 @@ impl Link {
             let pause = match end {
                 End::Ending => return,
                 End::Lost(error) => {
-                    self.tell(&format!("no connection to the agent at {}: {}", self.socket.display(), why(&error)));
+                    self.warn_once(&format!(
+                        "no connection to the agent at {}: {}",
+                        self.socket.display(),
+                        why(&error)
+                    ));
                     RECONNECT
                 }
                 End::Refused(reason) => {
@@ -213,10 +217,10 @@ impl Link {
         }
     }
 
-    fn tell(&mut self, what: &str) {
-        if !self.told {
+    fn warn_once(&mut self, what: &str) {
+        if !self.warned {
             tracing::warn!("{what}; training goes on with the strategy in force");
-            self.told = true;
+            self.warned = true;
         }
     }
 
@@ -236,9 +240,9 @@ impl Link {
             Ok(connected) => connected,
             Err(end) => return end,
         };
-        if self.told {
+        if self.warned {
             tracing::info!("the agent at {} is back", self.socket.display());
-            self.told = false;
+            self.warned = false;
         }
         let shared = Arc::clone(&self.shared);
         std::thread::scope(|scope| {

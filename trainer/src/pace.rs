@@ -12,22 +12,22 @@ const SOONEST: Duration = Duration::from_millis(200);
 /// The first steps of what runs are news: decisions rest on ten at the least.
 const FRESH: usize = 20;
 
-/// And steps that take so many times longer or shorter than those that were told last.
+/// And steps that take so many times longer or shorter than those that were reported last.
 const CHANGE: f64 = 1.5;
 
-/// What was told of the strategy that runs, by which the next steps are news or not.
+/// What was reported of the strategy that runs, by which the next steps are news or not.
 #[derive(Debug, Default)]
 pub struct Pace {
-    /// Told of what runs now.
-    told: usize,
-    /// Mean time of those that were told last.
+    /// Steps reported of what runs now.
+    reported: usize,
+    /// Mean time of those that were reported last.
     step_us: f64,
 }
 
 impl Pace {
-    /// Whether steps that have waited for so long are to be told now.
+    /// Whether steps that have waited for so long are to be reported now.
     pub fn is_due(&self, waited: Duration, pending: &[StepRecord]) -> bool {
-        waited >= LATEST || (waited >= SOONEST && (self.told < FRESH || self.has_changed(pending)))
+        waited >= LATEST || (waited >= SOONEST && (self.reported < FRESH || self.has_changed(pending)))
     }
 
     fn has_changed(&self, pending: &[StepRecord]) -> bool {
@@ -35,9 +35,9 @@ impl Pace {
         now > CHANGE * self.step_us || now * CHANGE < self.step_us
     }
 
-    /// These are told.
-    pub fn tell(&mut self, pending: &[StepRecord]) {
-        self.told += pending.len();
+    /// These are reported.
+    pub fn reported(&mut self, pending: &[StepRecord]) {
+        self.reported += pending.len();
         self.step_us = mean_us(pending);
     }
 }
@@ -71,10 +71,10 @@ mod tests {
         let (mut pace, soon, late) = (Pace::default(), SOONEST, LATEST);
         assert!(!pace.is_due(soon / 2, &steps(100.0, 1)));
         assert!(pace.is_due(soon, &steps(100.0, 1)), "the first of all");
-        pace.tell(&steps(100.0, FRESH as u64));
+        pace.reported(&steps(100.0, FRESH as u64));
         assert!(!pace.is_due(soon, &steps(120.0, 3)) && pace.is_due(late, &steps(120.0, 3)));
         assert!(pace.is_due(soon, &steps(160.0, 3)) && pace.is_due(soon, &steps(60.0, 3)));
-        pace.tell(&steps(160.0, 3));
-        assert!(!pace.is_due(soon, &steps(160.0, 3)), "told already");
+        pace.reported(&steps(160.0, 3));
+        assert!(!pace.is_due(soon, &steps(160.0, 3)), "reported already");
     }
 }

@@ -6,10 +6,10 @@ mod client;
 mod sse;
 
 use crate::clock::now_us;
-use crate::conductor::Conductor;
 use crate::config::Config;
 use crate::instance::Instance;
 use crate::metrics::Metrics;
+use crate::reconciler::Reconciler;
 use crate::reports::ReportLog;
 use crate::spool::format::Record;
 use backoff::Backoff;
@@ -42,7 +42,7 @@ pub(crate) struct Link {
     config: Config,
     ports: (u16, u16),
     instance: Arc<Instance>,
-    conductor: Arc<Conductor>,
+    reconciler: Arc<Reconciler>,
     reports: Arc<ReportLog>,
     metrics: Metrics,
 }
@@ -114,12 +114,12 @@ impl Link {
     pub(crate) fn new(
         config: &Config,
         (ports, instance): ((u16, u16), Instance),
-        conductor: Arc<Conductor>,
+        reconciler: Arc<Reconciler>,
         reports: Arc<ReportLog>,
         metrics: Metrics,
     ) -> Result<Self, CallError> {
         let (client, instance) = (Client::new(config)?, Arc::new(instance));
-        Ok(Self { client, config: config.clone(), ports, instance, conductor, reports, metrics })
+        Ok(Self { client, config: config.clone(), ports, instance, reconciler, reports, metrics })
     }
 
     /// Keeps the connection until `stop`.
@@ -159,7 +159,7 @@ impl Link {
                 Some(_) => self.metrics.controller_refusals_total.inc(),
                 None => self.metrics.controller_errors_total.inc(),
             }
-            self.conductor.controller_away();
+            self.reconciler.controller_away();
             state.down(&error);
             tokio::time::sleep(backoff.next(&mut rng)).await;
         }
@@ -184,7 +184,7 @@ impl Link {
         // The disk; a moment, and nothing can be delivered before it is done.
         self.reports.registered(registered.acked_seq).map_err(|error| unreachable(error.to_string()))?;
         self.metrics.registrations_total.inc();
-        self.conductor.registered();
+        self.reconciler.registered();
         Ok(Duration::from_millis(registered.heartbeat_ms).clamp(HEARTBEAT.0, HEARTBEAT.1))
     }
 
@@ -232,7 +232,7 @@ impl Link {
             let beat = Heartbeat {
                 instance: self.instance.number,
                 now_us: now_us(),
-                orders_epoch: self.conductor.epoch(),
+                orders_epoch: self.reconciler.epoch(),
                 spooled: self.reports.waiting(),
             };
             match self.client.heartbeat(&beat).await {
@@ -253,7 +253,7 @@ impl Link {
                         match stream.next().await {
                             Ok(orders) => {
                                 backoff.reset();
-                                self.conductor.orders(orders);
+                                self.reconciler.orders(orders);
                             }
                             Err(error) => break error,
                         }
@@ -269,7 +269,7 @@ impl Link {
             match self.client.orders().await {
                 Ok(orders) => {
                     self.metrics.orders_polled_total.inc();
-                    self.conductor.orders(orders);
+                    self.reconciler.orders(orders);
                 }
                 Err(error) => self.count_garbled(&error),
             }
@@ -328,7 +328,7 @@ impl Link {
             Ok(ack) if ack.acked_seq >= first => {
                 self.metrics.reports_set_aside_total.inc_by(ack.set_aside);
                 // Why a run is refused is logged where its trainers are.
-                ack.refused.into_iter().for_each(|run| self.conductor.refuse_run(run));
+                ack.refused.into_iter().for_each(|run| self.reconciler.refuse_run(run));
                 if let Some(reason) = ack.first_reason {
                     tracing::warn!(count = ack.set_aside, reason, "the controller set reports aside");
                 }

@@ -74,16 +74,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where the conductor leaves its wishes.
+/// Where the reconciler leaves the desired probes.
 #[derive(Clone)]
-pub(crate) struct Wishes {
+pub(crate) struct DesiredProbes {
     links: Arc<Mutex<Links>>,
     plan: watch::Sender<ProbePlan>,
     grants: mpsc::Sender<(Instant, ThroughputGrant)>,
     metrics: Metrics,
 }
 
-impl Wishes {
+impl DesiredProbes {
     pub(crate) fn plan(&self, plan: ProbePlan) {
         // Here and not where the plan is followed: a grant of the same orders names a peer of this plan.
         lock(&self.links).set_peers(&plan.peers);
@@ -106,7 +106,7 @@ pub(crate) struct Probing {
     events: mpsc::Receiver<EchoEvent>,
     plan: watch::Receiver<ProbePlan>,
     grants: mpsc::Receiver<(Instant, ThroughputGrant)>,
-    wishes: Wishes,
+    desired: DesiredProbes,
     token: Token,
     reports: Arc<ReportLog>,
     metrics: Metrics,
@@ -133,7 +133,8 @@ impl Probing {
         let (plan_in, plan) = watch::channel(nobody);
         let (grants_in, grants) = mpsc::channel(MAX_WAITING);
         let links = Arc::new(Mutex::new(Links::new(Instant::now())));
-        let wishes = Wishes { links: links.clone(), plan: plan_in, grants: grants_in, metrics: metrics.clone() };
+        let desired =
+            DesiredProbes { links: links.clone(), plan: plan_in, grants: grants_in, metrics: metrics.clone() };
         Ok(Self {
             links,
             responder,
@@ -142,7 +143,7 @@ impl Probing {
             events,
             plan,
             grants,
-            wishes,
+            desired,
             token,
             reports,
             metrics,
@@ -161,8 +162,8 @@ impl Probing {
         Passive { links: self.links.clone(), metrics: self.metrics.clone() }
     }
 
-    pub(crate) fn wishes(&self) -> Wishes {
-        self.wishes.clone()
+    pub(crate) fn desired(&self) -> DesiredProbes {
+        self.desired.clone()
     }
 
     /// Probes until `stop`.
@@ -281,7 +282,7 @@ impl Tests {
                     report(&grant, &Err(failed))
                 }
             };
-            self.conclude(report);
+            self.finish_test(report);
         }
     }
 
@@ -309,7 +310,7 @@ impl Tests {
         measured.map_err(|error| Failed::during(error, plan.budget_bytes()))
     }
 
-    fn conclude(&self, report: ThroughputReport) {
+    fn finish_test(&self, report: ThroughputReport) {
         match &report.error {
             None => self.metrics.throughput_done_total.inc(),
             Some(error) => {

@@ -36,17 +36,17 @@ fn compare(message: &Message, values: &[f32]) -> Result<()> {
     let method = message.method.replace("artopk", "randomk");
     let strategy: CompressorSpec = format!("{method}+ef(vanilla)").parse()?;
     // The codec alone: what a pipeline scales it leaves to the host.
-    let (mut held, mut want) = (values.to_vec(), Writer::new());
+    let (mut residual, mut want) = (values.to_vec(), Writer::new());
     let context = codec::Context { world: message.world, ..codec::Context::new(1) };
-    strategy.codec(Shape::vector(values.len())).encode_taking(&mut held, &context, &mut want)?;
+    strategy.codec(Shape::vector(values.len())).encode_taking(&mut residual, &context, &mut want)?;
     let (want, got) = (want.bytes(), &message.bytes[..]);
     ensure!(want.len() == got.len(), "a message of {} bytes, {} by the CPU", got.len(), want.len());
     if let Some(at) = want.iter().zip(got).position(|(a, b)| a != b) {
         bail!("byte {at} of {} of the message", want.len());
     }
-    let kept = &message.held_back;
-    if let Some(at) = held.iter().zip(kept).position(|(a, b)| a.to_bits() != b.to_bits()) {
-        bail!("value {at} of the memory is {}, {} by the CPU", kept[at], held[at]);
+    let kept = &message.residual;
+    if let Some(at) = residual.iter().zip(kept).position(|(a, b)| a.to_bits() != b.to_bits()) {
+        bail!("value {at} of the memory is {}, {} by the CPU", kept[at], residual[at]);
     }
     Ok(())
 }
@@ -84,7 +84,7 @@ mod tests {
         let values: Vec<f32> = (0..1000).map(|i| if i % 3 == 0 { -1.0 } else { 1.0 }).collect();
         let mut bytes = vec![0u8; 125];
         (0..1000).step_by(3).for_each(|i| bytes[i / 8] |= 1 << (i % 8));
-        let good = Message { method: "signsgd".into(), world: 1, bytes, held_back: vec![0.0; 1000] };
+        let good = Message { method: "signsgd".into(), world: 1, bytes, residual: vec![0.0; 1000] };
         compare(&good, &values).unwrap();
         let mut other = good.clone();
         other.bytes[77] ^= 4;
@@ -93,7 +93,7 @@ mod tests {
         other.bytes.pop();
         assert!(format!("{:#}", compare(&other, &values).unwrap_err()).contains("124 bytes, 125 by the CPU"));
         let mut other = good;
-        other.held_back[5] = 1e-30;
+        other.residual[5] = 1e-30;
         assert!(format!("{:#}", compare(&other, &values).unwrap_err()).contains("value 5 of the memory"));
     }
 

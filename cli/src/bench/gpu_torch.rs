@@ -13,30 +13,30 @@ const SCRIPT: &str = r#"
 import sys, torch
 device = torch.device("cuda", int(sys.argv[1]))
 g = torch.frombuffer(bytearray(sys.stdin.buffer.read()), dtype=torch.float32).to(device)
-held = 0.5 * g.flip(0)
+residual = 0.5 * g.flip(0)
 n = g.numel()
 
 def topk(share):
     k = min(max(1, int(n * share)), n)
     def run():
-        fed = g + held
-        indices = torch.topk(fed.abs(), k, sorted=False).indices
-        values = fed[indices]
-        fed[indices] = 0.0
-        return indices, values, fed
+        compensated = g + residual
+        indices = torch.topk(compensated.abs(), k, sorted=False).indices
+        values = compensated[indices]
+        compensated[indices] = 0.0
+        return indices, values, compensated
     return run
 
 def cast(dtype):
     def run():
-        fed = g + held
-        sent = fed.to(dtype)
-        return sent, fed - sent.to(torch.float32)
+        compensated = g + residual
+        sent = compensated.to(dtype)
+        return sent, compensated - sent.to(torch.float32)
     return run
 
 def signs():
-    fed = g + held
-    sent = fed.sign()
-    return sent, fed - sent
+    compensated = g + residual
+    sent = compensated.sign()
+    return sent, compensated - sent
 
 works = {f"topk(k={share:g})": topk(share) for share in (0.1, 0.01, 0.001)}
 works |= {"fp16": cast(torch.float16), "bf16": cast(torch.bfloat16), "signsgd": signs}

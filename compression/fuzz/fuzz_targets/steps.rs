@@ -41,27 +41,27 @@ fuzz_target!(|data: &[u8]| {
         let gradient: Vec<f32> = (0..n).map(|i| part.get(i).copied().unwrap_or(0.5)).collect();
         pipeline.save(&mut before);
         let step = Step { index: index as u64, learning_rate: RATES[index % RATES.len()] };
-        // DGC's memory alone holds back gradients of any rate.
+        // DGC's memory alone keeps a residual of gradients of any rate.
         let ratio = if which % 4 == 2 { 1.0 } else { pipeline.learning_rate() / step.learning_rate };
-        let held: Vec<f64> = pipeline.held_back().iter().map(|held| ratio * f64::from(*held)).collect();
+        let residual: Vec<f64> = pipeline.residual().iter().map(|residual| ratio * f64::from(*residual)).collect();
         if !run(&mut pipeline, &gradient, step, &mut out) {
             pipeline.save(&mut after);
             assert!(before.bytes() == after.bytes(), "{text}: a refused step moved the state");
             continue;
         }
         let decoded = pipeline.decompress(out.bytes(), index as u64, &mut mean);
-        let left = pipeline.held_back();
+        let left = pipeline.residual();
         // At the edge of f32's range, units of gradients may lie beyond it.
-        let finite = held.iter().all(|v| v.is_finite()) && left.iter().all(|v| v.is_finite());
+        let finite = residual.iter().all(|v| v.is_finite()) && left.iter().all(|v| v.is_finite());
         if which % 4 == 3 && (decoded.is_err() || !finite) {
             continue;
         }
         decoded.expect("its own message");
         for i in 0..n {
-            let held = held.get(i).copied().unwrap_or(0.0);
-            let came = f64::from(gradient[i]) + held;
+            let residual = residual.get(i).copied().unwrap_or(0.0);
+            let came = f64::from(gradient[i]) + residual;
             let off = (f64::from(mean[i]) + f64::from(left[i]) - came).abs();
-            let largest = [gradient[i], mean[i], left[i]].iter().fold(held.abs(), |max, v| max.max(f64::from(v.abs())));
+            let largest = [gradient[i], mean[i], left[i]].iter().fold(residual.abs(), |max, v| max.max(f64::from(v.abs())));
             assert!(off <= 1e-5 * largest + 1e-43, "{text}: value {i} is off by {off}");
         }
     }

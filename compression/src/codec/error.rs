@@ -3,7 +3,7 @@
 /// Failed to compress a tensor. No state has changed: neither the codec's nor any memory's.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum EncodeError {
-    /// NaN or infinity, in the gradient or in its sum with what was held back.
+    /// NaN or infinity, in the gradient or in its sum with the residual.
     #[error("compress value {index} = {value}: it is not finite")]
     NonFinite {
         /// The first such place.

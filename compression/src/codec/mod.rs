@@ -10,7 +10,7 @@ mod types;
 pub use error::{EncodeError, ReadError};
 pub use types::{Carried, Element, Scope, Shape, Size, Stats, Travels};
 
-pub use crate::select::sieve::Sieve;
+pub use crate::select::filter::CandidateFilter;
 use crate::wire::{Reader, Writer};
 use crate::{Energy, Kernel, Selection};
 #[cfg(doc)]
@@ -57,13 +57,13 @@ pub trait Codec: Send + std::fmt::Debug {
         Ok(energy)
     }
 
-    /// What was held back and is in the tensor that is encoded next, for codecs that tell it from the step's own gradient.
+    /// The residual in the tensor that is encoded next, for codecs that tell it from the step's own gradient.
     /// Not called where nothing was added. It is no state: [`Self::encode`] uses it up.
-    fn carried(&mut self, _held_back: &[f32], _share: Carried) {}
+    fn carried(&mut self, _residual: &[f32], _share: Carried) {}
 
     /// What the next tensor's k largest are to be looked for with, so that the pass that makes it can collect them; empty. A
-    /// codec that lends it works the same without.
-    fn sieve(&mut self) -> Option<&mut Sieve> {
+    /// codec that passes it works the same without.
+    fn filter(&mut self) -> Option<&mut CandidateFilter> {
         None
     }
 
@@ -169,8 +169,8 @@ impl Context {
 
     /// As [`Self::stats`], in half of the time, for methods whose messages do not depend on ‖x‖²: it is off by up to 2^-20 of it
     /// where no pass before has told it.
-    pub(crate) fn rough_stats(&self, x: &[f32]) -> Result<Stats, EncodeError> {
-        let stats = self.known.unwrap_or_else(|| crate::kernels::rough_stats(self.kernel, x));
+    pub(crate) fn approximate_stats(&self, x: &[f32]) -> Result<Stats, EncodeError> {
+        let stats = self.known.unwrap_or_else(|| crate::kernels::approximate_stats(self.kernel, x));
         if stats.is_finite() { Ok(stats) } else { Err(not_finite(x)) }
     }
 

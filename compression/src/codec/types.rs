@@ -62,12 +62,12 @@ impl Size {
     }
 }
 
-/// How much of what a memory held back is in the tensor that it fed.
+/// How much of a memory's residual is in the compensated gradient.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Carried {
-    /// x = `weight` * held back + what this step added.
+    /// x = `weight` * residual + what this step added.
     pub weight: f32,
-    /// Where nothing is sent, `kept` * held back + what this step added is held back next.
+    /// Where nothing is sent, `kept` * residual + what this step added is the next residual.
     pub kept: f32,
 }
 

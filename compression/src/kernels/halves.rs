@@ -17,7 +17,7 @@ pub(crate) enum Half {
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Narrowed {
     /// Not finite where a value is not.
-    pub(crate) fed: f64,
+    pub(crate) compensated: f64,
     pub(crate) sent: f64,
 }
 
@@ -30,8 +30,8 @@ pub(super) const TRUSTED: std::ops::Range<f64> = 1e-24..1e38;
 impl Narrowed {
     /// Whether sums in f32 say it well enough of these values. Zeros are common where gradients are sparse.
     fn is_trusted(self, x: &[f32]) -> bool {
-        let zeros = || self.fed == 0.0 && x.iter().fold(0, |bits, x| bits | key(*x)) == 0;
-        TRUSTED.contains(&self.fed) && TRUSTED.contains(&self.sent) || zeros()
+        let zeros = || self.compensated == 0.0 && x.iter().fold(0, |bits, x| bits | key(*x)) == 0;
+        TRUSTED.contains(&self.compensated) && TRUSTED.contains(&self.sent) || zeros()
     }
 }
 
@@ -73,15 +73,15 @@ impl Kernel {
     }
 
     fn narrow_to<const F16: bool>(self, x: &[f32], limit: f32, to: &mut [u8]) -> Narrowed {
-        let (mut fed, mut sent, to) = ([0.0; 64], [0.0; 64], to.as_chunks_mut::<2>().0);
+        let (mut compensated, mut sent, to) = ([0.0; 64], [0.0; 64], to.as_chunks_mut::<2>().0);
         let done = match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::narrow_avx512::<F16>((x, limit), to, (&mut fed, &mut sent)),
+            Self::Avx512 => super::x86::narrow_avx512::<F16>((x, limit), to, (&mut compensated, &mut sent)),
             _ => 0,
         };
-        let squares = (&mut fed, &mut sent);
+        let squares = (&mut compensated, &mut sent);
         self.run(Narrow::<F16> { x: &x[done..], limit, to: &mut to[done..], squares });
-        let narrowed = Narrowed { fed: total(&fed), sent: total(&sent) };
+        let narrowed = Narrowed { compensated: total(&compensated), sent: total(&sent) };
         if narrowed.is_trusted(x) { narrowed } else { squares_in_f64::<F16>(x, to) }
     }
 
@@ -108,7 +108,7 @@ impl Kernel {
 fn squares_in_f64<const F16: bool>(x: &[f32], halves: &[[u8; 2]]) -> Narrowed {
     let mut wide = [0.0; NARROWED];
     wide.iter_mut().zip(halves).for_each(|(wide, half)| *wide = widen::<F16>(u16::from_le_bytes(*half)));
-    Narrowed { fed: energy(x), sent: energy(&wide[..x.len()]) }
+    Narrowed { compensated: energy(x), sent: energy(&wide[..x.len()]) }
 }
 
 /// Value i's squares are added to sums i modulo 64.
@@ -126,17 +126,17 @@ impl<const F16: bool> Work for Narrow<'_, F16> {
     fn run(self) {
         let Self { x, limit, to, squares } = self;
         // Copies of their own, so that the loop keeps them in registers.
-        let (mut fed, mut sent) = (*squares.0, *squares.1);
+        let (mut compensated, mut sent) = (*squares.0, *squares.1);
         for (x, to) in x.chunks(64).zip(to.chunks_mut(64)) {
-            for (((x, to), fed), sent) in x.iter().zip(to).zip(&mut fed).zip(&mut sent) {
+            for (((x, to), compensated), sent) in x.iter().zip(to).zip(&mut compensated).zip(&mut sent) {
                 let half = narrow::<F16>(x.max(-limit).min(limit));
                 let wide = widen::<F16>(half);
-                *fed += x * x;
+                *compensated += x * x;
                 *sent += wide * wide;
                 *to = half.to_le_bytes();
             }
         }
-        (*squares.0, *squares.1) = (fed, sent);
+        (*squares.0, *squares.1) = (compensated, sent);
     }
 }
 
@@ -182,14 +182,17 @@ mod tests {
         let bytes: Vec<u8> = want.iter().flat_map(|(half, _)| half.to_le_bytes()).collect();
         let square = |x: f32| f64::from(x) * f64::from(x);
         let sent: f64 = want.iter().map(|(_, wide)| square(*wide)).sum();
-        let fed: f64 = x.iter().map(|x| square(*x)).sum();
+        let compensated: f64 = x.iter().map(|x| square(*x)).sum();
         let mut reference = None;
         for kernel in Kernel::available() {
             let mut to = vec![0xaa; bytes.len()];
             let seen = kernel.narrow(half, (x, limit), &mut to);
             assert_eq!(to, bytes, "{half:?} {kernel:?}");
             let close = |a: f64, b: f64| (a - b).abs() <= 4e-6 * b;
-            assert!(close(seen.fed, fed) && close(seen.sent, sent), "{half:?} {kernel:?}: {seen:?} {fed} {sent}");
+            assert!(
+                close(seen.compensated, compensated) && close(seen.sent, sent),
+                "{half:?} {kernel:?}: {seen:?} {compensated} {sent}"
+            );
             assert_eq!(*reference.get_or_insert(seen), seen, "{half:?} {kernel:?}");
         }
     }
@@ -236,9 +239,10 @@ mod tests {
         assert!(nothing.is_trusted(&[0.0, -0.0]) && nothing.is_trusted(&[]));
         assert!(!nothing.is_trusted(&[0.0, 1e-30]) && !nothing.is_trusted(&[-1e-45]));
         assert!(
-            !Narrowed { fed: 1.0, sent: 0.0 }.is_trusted(&[1.0]) && Narrowed { fed: 1.0, sent: 1.0 }.is_trusted(&[1.0])
+            !Narrowed { compensated: 1.0, sent: 0.0 }.is_trusted(&[1.0])
+                && Narrowed { compensated: 1.0, sent: 1.0 }.is_trusted(&[1.0])
         );
-        assert!(!Narrowed { fed: f64::NAN, sent: f64::NAN }.is_trusted(&[f32::NAN]));
+        assert!(!Narrowed { compensated: f64::NAN, sent: f64::NAN }.is_trusted(&[f32::NAN]));
     }
 
     #[test]
@@ -248,7 +252,10 @@ mod tests {
                 for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                     let mut x = vec![1.0; 100];
                     x[70] = bad;
-                    assert!(!kernel.narrow(half, (&x, limit), &mut [0; 200]).fed.is_finite(), "{kernel:?} {bad}");
+                    assert!(
+                        !kernel.narrow(half, (&x, limit), &mut [0; 200]).compensated.is_finite(),
+                        "{kernel:?} {bad}"
+                    );
                 }
             }
         }

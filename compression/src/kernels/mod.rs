@@ -1,13 +1,13 @@
 //! The one pass over the whole gradient: error feedback add, energy, check for NaN and infinity, and the
 //! candidates of a selection, in one read. Chosen at run time; all kernels answer the same bits.
 
-mod admit;
+mod approximate;
+mod compact;
 mod halves;
 mod nearest;
+mod partition;
 mod portable;
-mod rough;
 mod rounding;
-mod sides;
 mod signs;
 mod tables;
 mod ternary;
@@ -15,13 +15,13 @@ mod work;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(crate) use admit::{Admitting, ROOM};
+pub(crate) use approximate::approximate_stats;
+pub(crate) use compact::{Compaction, ROOM};
 pub(crate) use halves::{Half, NARROWED};
 pub(crate) use nearest::{Even, Lines};
+pub(crate) use partition::Columns;
 pub(crate) use portable::energy;
-pub(crate) use rough::rough_stats;
 pub(crate) use rounding::{Rounded, Rounding, Squares, Steps, TABLED, Words, total};
-pub(crate) use sides::Columns;
 pub(crate) use signs::Decayed;
 pub(crate) use tables::Table;
 pub(crate) use ternary::{FIVE_ZEROS, WORTH};
@@ -79,7 +79,7 @@ impl Kernel {
     }
 
     /// Runs the pass. On a machine without this kernel's instructions, the portable one does.
-    pub(crate) fn feed(self, feed: Feed<'_>, found: &mut Candidates) -> Fed {
+    pub(crate) fn feed(self, feed: Feed<'_>, found: &mut Candidates) -> PassStats {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => x86::feed_avx2(feed, found),
@@ -99,24 +99,24 @@ pub(crate) struct Feed<'a> {
     pub(crate) floor: Option<u32>,
 }
 
-/// What is added to the gradient before it is looked at: `fed = beta * residual + gamma * gradient` (GRACE, equation 5).
+/// What is added to the gradient before it is looked at: `compensated = beta * residual + gamma * gradient` (GRACE, equation 5).
 pub(crate) struct Added<'a> {
     pub(crate) residual: &'a [f32],
     pub(crate) beta: f32,
     pub(crate) gamma: f32,
-    pub(crate) fed: &'a mut [f32],
+    pub(crate) compensated: &'a mut [f32],
 }
 
 /// Output of the pass.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct Fed {
+pub(crate) struct PassStats {
     /// Σ x². Not a number when a value is not finite.
     pub(crate) energy: f64,
     /// The largest key.
     pub(crate) max_key: u32,
 }
 
-impl Fed {
+impl PassStats {
     /// Of no values.
     pub(crate) const NOTHING: Self = Self { energy: 0.0, max_key: 0 };
 
@@ -133,7 +133,7 @@ pub(crate) fn stats(kernel: Kernel, x: &[f32]) -> Stats {
 
 /// [`stats`] of parts of `len` values that follow one another, of which vectors do several at once; answers whether this kernel
 /// has them.
-pub(crate) fn stats_of_parts(kernel: Kernel, x: &[f32], len: usize, seen: &mut [Fed]) -> bool {
+pub(crate) fn stats_of_parts(kernel: Kernel, x: &[f32], len: usize, seen: &mut [PassStats]) -> bool {
     match kernel {
         #[cfg(target_arch = "x86_64")]
         Kernel::Avx512 if len.is_multiple_of(16) && len <= portable::BLOCK => x86::stats_of_parts_avx512(x, len, seen),
@@ -145,7 +145,7 @@ pub(crate) fn stats_of_parts(kernel: Kernel, x: &[f32], len: usize, seen: &mut [
 }
 
 /// [`stats`], and the candidates from a floor on.
-pub(crate) fn scan(kernel: Kernel, x: &[f32], floor: Option<u32>, found: &mut Candidates) -> Fed {
+pub(crate) fn scan(kernel: Kernel, x: &[f32], floor: Option<u32>, found: &mut Candidates) -> PassStats {
     kernel.feed(Feed { gradient: x, added: None, floor }, found)
 }
 
@@ -214,12 +214,12 @@ mod tests {
     fn check(kernel: Kernel, gradient: &[f32], residual: &[f32], floor: Option<u32>, limit: usize) {
         for (beta, gamma) in [(1.0, 1.0), (0.75, 3.0)] {
             let sum: Vec<f32> = gradient.iter().zip(residual).map(|(g, r)| beta * r + gamma * g).collect();
-            let (mut fed, mut found) = (vec![9.0; sum.len()], Candidates::default());
+            let (mut compensated, mut found) = (vec![9.0; sum.len()], Candidates::default());
             found.reset(limit);
-            let added = Added { residual, beta, gamma, fed: &mut fed };
+            let added = Added { residual, beta, gamma, compensated: &mut compensated };
             let out = kernel.feed(Feed { gradient, added: Some(added), floor }, &mut found);
             let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            assert_eq!(bits(&fed), bits(&sum), "{kernel:?}");
+            assert_eq!(bits(&compensated), bits(&sum), "{kernel:?}");
             check_found(kernel, (&sum, floor, limit), (out, &found));
             found.reset(limit);
             let out = scan(kernel, &sum, floor, &mut found);
@@ -230,7 +230,7 @@ mod tests {
     fn check_found(
         kernel: Kernel,
         (sum, floor, limit): (&[f32], Option<u32>, usize),
-        (out, found): (Fed, &Candidates),
+        (out, found): (PassStats, &Candidates),
     ) {
         assert_eq!(out.max_key, sum.iter().map(|x| key(*x)).max().unwrap_or(0), "{kernel:?}");
         // By block, value i of it into sum i modulo 8, and what is no whole eight behind them.

@@ -1,6 +1,6 @@
 //! Plain Rust, in blocks that stay in the first-level cache and loops that compilers turn into vectors.
 
-use super::{Added, Candidates, Fed, Feed, SLACK, key};
+use super::{Added, Candidates, Feed, PassStats, SLACK, key};
 
 /// Values per block: three buffers of 4 KiB. Energies are added up block by block, on every kernel.
 pub(super) const BLOCK: usize = 1024;
@@ -8,21 +8,21 @@ pub(super) const BLOCK: usize = 1024;
 /// Values that are looked at together: one comparison skips a group without candidates.
 const GROUP: usize = 16;
 
-pub(super) fn feed(feed: Feed<'_>, found: &mut Candidates) -> Fed {
-    let (mut out, Feed { gradient, added, floor }) = (Fed::default(), feed);
-    let Some(Added { residual, beta, gamma, fed }) = added else {
+pub(super) fn feed(feed: Feed<'_>, found: &mut Candidates) -> PassStats {
+    let (mut out, Feed { gradient, added, floor }) = (PassStats::default(), feed);
+    let Some(Added { residual, beta, gamma, compensated }) = added else {
         gradient.chunks(BLOCK).enumerate().for_each(|(i, block)| look(block, i * BLOCK, (floor, found), &mut out));
         return out;
     };
     let pairs = gradient.chunks(BLOCK).zip(residual.chunks(BLOCK));
-    for (i, ((g, r), f)) in pairs.zip(fed.chunks_mut(BLOCK)).enumerate() {
+    for (i, ((g, r), f)) in pairs.zip(compensated.chunks_mut(BLOCK)).enumerate() {
         f.iter_mut().zip(g).zip(r).for_each(|((f, g), r)| *f = beta * r + gamma * g);
         look(f, i * BLOCK, (floor, found), &mut out);
     }
     out
 }
 
-fn look(block: &[f32], base: usize, (floor, found): (Option<u32>, &mut Candidates), out: &mut Fed) {
+fn look(block: &[f32], base: usize, (floor, found): (Option<u32>, &mut Candidates), out: &mut PassStats) {
     out.energy += energy(block);
     out.max_key = block.iter().fold(out.max_key, |max, x| max.max(key(*x)));
     if let Some(floor) = floor {

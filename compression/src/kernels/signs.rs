@@ -1,7 +1,7 @@
 //! Signs in one bit each: packed with the sums that scales and gains need, and added.
 
 use super::portable::BLOCK;
-use super::{Fed, Kernel, Work, key};
+use super::{Kernel, PassStats, Work, key};
 
 /// Σ |x| and Σ x², block by block in eight sums each, whatever the kernel, and the largest key.
 #[derive(Debug, Clone, Copy, Default)]
@@ -82,14 +82,14 @@ impl Kernel {
     }
 
     /// A momentum's next values and their signs, past what it was; answers Σ x² and the largest key of what came in.
-    pub(crate) fn decayed_signs(self, decayed: Decayed<'_>) -> Fed {
+    pub(crate) fn decayed_signs(self, decayed: Decayed<'_>) -> PassStats {
         let Decayed { x, momentum, next, bits, delta } = decayed;
-        let mut fed = Fed::default();
+        let mut seen = PassStats::default();
         let done = match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {
                 let decayed = Decayed { x, momentum, next: &mut *next, bits: &mut *bits, delta };
-                super::x86::decayed_signs_avx512(decayed, &mut fed)
+                super::x86::decayed_signs_avx512(decayed, &mut seen)
             }
             _ => 0,
         };
@@ -98,10 +98,10 @@ impl Kernel {
             let sums = self.signs::<false>(x, bits);
             self.run(Decay { x, momentum, next: &mut *next, delta });
             self.signs::<false>(next, bits);
-            fed.energy += sums.energy();
-            fed.max_key = fed.max_key.max(sums.max_key);
+            seen.energy += sums.energy();
+            seen.max_key = seen.max_key.max(sums.max_key);
         }
-        fed
+        seen
     }
 
     /// `out += value`, or −value where the bit is set; where it is FRESH, to zeros instead of what `out` holds.
@@ -224,9 +224,9 @@ mod tests {
         let want: Vec<f32> = x.iter().zip(&momentum).map(|(x, z)| (1.0 - 0.9) * x + 0.9 * z).collect();
         let (mut next, mut bits) = (vec![7.0; x.len()], vec![0xaa; x.len().div_ceil(8)]);
         let decayed = Decayed { x, momentum: &momentum, next: &mut next, bits: &mut bits, delta: 0.9 };
-        let fed = kernel.decayed_signs(decayed);
-        prop_assert_eq!(fed.max_key, max_key);
-        prop_assert_eq!(if fed.energy.is_nan() { None } else { Some(fed.energy.to_bits()) }, energy);
+        let seen = kernel.decayed_signs(decayed);
+        prop_assert_eq!(seen.max_key, max_key);
+        prop_assert_eq!(if seen.energy.is_nan() { None } else { Some(seen.energy.to_bits()) }, energy);
         for (i, (got, want)) in next.iter().zip(&want).enumerate() {
             prop_assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{i}: {got} {want}");
             prop_assert_eq!(bits[i / 8] >> (i % 8) & 1 == 1, *want < 0.0);

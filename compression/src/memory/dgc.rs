@@ -3,7 +3,7 @@
 //!
 //! Switch the optimiser's momentum off: what arrives has it.
 
-use super::{Feeding, HeldBack, Memory, Tensor, Units, restore_values, save_values};
+use super::{Feeding, Memory, Residual, Tensor, Units, restore_values, save_values};
 use crate::codec::{ReadError, Stats};
 use crate::wire::{Reader, Writer};
 
@@ -36,49 +36,49 @@ impl Dgc {
 
 impl Memory for Dgc {
     fn compensate(&mut self, tensor: Tensor<'_>, step: Feeding) -> Stats {
-        let (mu, Tensor { range, gradient, fed, .. }) = (self.mu, tensor);
+        let (mu, Tensor { range, gradient, compensated, .. }) = (self.mu, tensor);
         let own = self.momentum[range.clone()].iter().zip(&self.accumulated[range.clone()]);
         let state = self.next[range].iter_mut().zip(own);
-        for ((g, fed), (next, (u, v))) in gradient.iter().zip(fed.iter_mut()).zip(state) {
+        for ((g, compensated), (next, (u, v))) in gradient.iter().zip(compensated.iter_mut()).zip(state) {
             *next = mu * u + g;
-            *fed = v + *next;
+            *compensated = v + *next;
         }
-        crate::kernels::stats(step.kernel, fed)
+        crate::kernels::stats(step.kernel, compensated)
     }
 
-    fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {
+    fn update(&mut self, step: Feeding, compensated: &mut Vec<f32>) {
         // What differs from the sum that the codec saw was sent, in whole or in part.
-        for ((next, v), left) in self.next.iter_mut().zip(&self.accumulated).zip(fed.iter()) {
+        for ((next, v), left) in self.next.iter_mut().zip(&self.accumulated).zip(compensated.iter()) {
             if v + *next != *left {
                 *next = 0.0;
             }
         }
         std::mem::swap(&mut self.momentum, &mut self.next);
-        std::mem::swap(&mut self.accumulated, fed);
+        std::mem::swap(&mut self.accumulated, compensated);
         self.before = self.learning_rate.replace(step.learning_rate);
     }
 
-    fn undo(&mut self, fed: &mut Vec<f32>) {
+    fn undo(&mut self, compensated: &mut Vec<f32>) {
         std::mem::swap(&mut self.momentum, &mut self.next);
-        std::mem::swap(&mut self.accumulated, fed);
+        std::mem::swap(&mut self.accumulated, compensated);
         self.learning_rate = self.before;
     }
 
     /// v. Its parts were accumulated at the rates of their steps and are sent as gradients, as published; a memory that
     /// follows takes the last rate for all.
-    fn held_back(&self) -> HeldBack<'_> {
-        HeldBack { values: &self.accumulated, units: Units { learning_rate: self.learning_rate, weight: 1.0 } }
+    fn residual(&self) -> Residual<'_> {
+        Residual { values: &self.accumulated, units: Units { learning_rate: self.learning_rate, weight: 1.0 } }
     }
 
-    fn take_over(&mut self, held_back: HeldBack<'_>, learning_rate: f64) {
-        let ratio = held_back.units.ratio(learning_rate) as f32;
-        self.accumulated.iter_mut().zip(held_back.values).for_each(|(to, value)| *to = ratio * value);
+    fn take_over(&mut self, residual: Residual<'_>, learning_rate: f64) {
+        let ratio = residual.units.ratio(learning_rate) as f32;
+        self.accumulated.iter_mut().zip(residual.values).for_each(|(to, value)| *to = ratio * value);
         self.momentum.fill(0.0);
         self.learning_rate = Some(learning_rate);
     }
 
     fn save(&self, out: &mut Writer) {
-        self.held_back().units.save(out);
+        self.residual().units.save(out);
         save_values(&self.momentum, out);
         save_values(&self.accumulated, out);
     }

@@ -6,7 +6,7 @@
 //! The first step is as all others: to leave gamma out where there is no residual yet makes it 1/gamma times too large,
 //! a known mistake.
 
-use super::{Feeding, HeldBack, Memory, Tensor, Units, restore_values, save_values};
+use super::{Feeding, Memory, Residual, Tensor, Units, restore_values, save_values};
 use crate::codec::{Carried, ReadError, Stats};
 use crate::wire::{Reader, Writer};
 use flexcomm_domain::spec::Values;
@@ -52,15 +52,15 @@ impl Memory for EfSign {
         Carried::scaled(self.weight(step))
     }
 
-    fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {
-        std::mem::swap(&mut self.residual, fed);
+    fn update(&mut self, step: Feeding, compensated: &mut Vec<f32>) {
+        std::mem::swap(&mut self.residual, compensated);
         self.before = (self.units, self.foreign);
         self.units = Units::at(step.learning_rate / self.unit(step));
         self.foreign = false;
     }
 
-    fn undo(&mut self, fed: &mut Vec<f32>) {
-        std::mem::swap(&mut self.residual, fed);
+    fn undo(&mut self, compensated: &mut Vec<f32>) {
+        std::mem::swap(&mut self.residual, compensated);
         (self.units, self.foreign) = self.before;
     }
 
@@ -72,13 +72,13 @@ impl Memory for EfSign {
         (self.gamma.is_none() && self.units.learning_rate.is_some()).then_some(&mut self.residual[..])
     }
 
-    fn held_back(&self) -> HeldBack<'_> {
-        HeldBack { values: &self.residual, units: self.units }
+    fn residual(&self) -> Residual<'_> {
+        Residual { values: &self.residual, units: self.units }
     }
 
-    fn take_over(&mut self, held_back: HeldBack<'_>, _learning_rate: f64) {
-        self.residual.copy_from_slice(held_back.values);
-        self.units = held_back.units;
+    fn take_over(&mut self, residual: Residual<'_>, _learning_rate: f64) {
+        self.residual.copy_from_slice(residual.values);
+        self.units = residual.units;
         self.foreign = true;
     }
 

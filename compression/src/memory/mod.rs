@@ -1,12 +1,12 @@
-//! Memories: what is held back of a gradient and added to the next (phi and psi of GRACE, equation 5). Decorators
+//! Memories: the residual of error feedback, added to the next gradient (phi and psi of GRACE, equation 5). Decorators
 //! around any codec.
 //!
 //! A memory adds in two steps, so that a gradient that is refused, or a step that is given up, changes nothing:
 //! [`Memory::compensate`] writes phi(m, g) into a buffer of the pipeline and leaves the memory as it was;
 //! [`Memory::update`] takes that buffer back once the codec has taken C out of it, and only this moves the state.
 //!
-//! What was held back belongs to the gradient, not to the codec: a change of parameters or of codec keeps it, bit
-//! for bit. A change of memory hands it over ([`Memory::held_back`], [`Memory::take_over`]); a strategy without
+//! The residual belongs to the gradient, not to the codec: a change of parameters or of codec keeps it, bit
+//! for bit. A change of memory hands it over ([`Memory::residual`], [`Memory::take_over`]); a strategy without
 //! memory gets it added to its first gradient, and sends of both what it sends of a gradient: a lossy one drops the rest, as it
 //! always does. A change itself loses nothing. (A momentum that a memory keeps inside, as DGC's, is
 //! no part of it: it stands for steps to come, and starts over.)
@@ -17,7 +17,7 @@ mod sgc;
 mod vanilla;
 
 use crate::Kernel;
-use crate::codec::{Carried, ReadError, Sieve, Stats};
+use crate::codec::{CandidateFilter, Carried, ReadError, Stats};
 use crate::kernels::{Added, Candidates, Feed};
 use crate::wire::{Reader, Writer};
 use flexcomm_domain::spec::{MemoryKind, Values};
@@ -44,31 +44,31 @@ pub trait Memory: Send + std::fmt::Debug {
     /// answer.
     fn compensate(&mut self, tensor: Tensor<'_>, step: Feeding) -> Stats;
 
-    /// How much of [`Self::held_back`] is in what [`Self::compensate`] writes.
+    /// How much of [`Self::residual`] is in what [`Self::compensate`] writes.
     fn carried(&self, _step: Feeding) -> Carried {
         Carried::WHOLE
     }
 
-    /// psi: `fed`, of the whole bucket, holds phi − C(phi) and is swapped or copied in; its content afterwards is scratch. `step` is the same
-    /// as given to the [`Self::compensate`] before.
-    fn update(&mut self, step: Feeding, fed: &mut Vec<f32>);
+    /// psi: `compensated`, of the whole bucket, holds phi − C(phi) and is swapped or copied in; its content afterwards is
+    /// scratch. `step` is the same as given to the [`Self::compensate`] before.
+    fn update(&mut self, step: Feeding, compensated: &mut Vec<f32>);
 
-    /// Takes the last [`Self::update`] back, bit for bit; right after it, before any other [`Self::compensate`]. `fed` is what
-    /// that left.
-    fn undo(&mut self, fed: &mut Vec<f32>);
+    /// Takes the last [`Self::update`] back, bit for bit; right after it, before any other [`Self::compensate`].
+    /// `compensated` is what that left.
+    fn undo(&mut self, compensated: &mut Vec<f32>);
 
     /// The residual, where it is rescaled when the learning rate changes; none where rates leave it as it is.
     fn follows_rates(&mut self) -> Option<&mut [f32]> {
         None
     }
 
-    /// What is held back.
-    fn held_back(&self) -> HeldBack<'_>;
+    /// The residual.
+    fn residual(&self) -> Residual<'_>;
 
     /// Becomes a memory that holds this back and nothing else. `learning_rate` is the last step's.
-    fn take_over(&mut self, held_back: HeldBack<'_>, learning_rate: f64);
+    fn take_over(&mut self, residual: Residual<'_>, learning_rate: f64);
 
-    /// What is held back counts as held back at `ratio` times the rate: its weight in gradients stays as the rate changes.
+    /// The residual counts as if it came from a step at `ratio` times the rate: its weight in gradients stays as the rate changes.
     /// Memories whose weights no rate changes have nothing to do.
     fn rebase(&mut self, _ratio: f64) {}
 
@@ -92,18 +92,18 @@ pub struct Tensor<'a> {
     /// Its gradient.
     pub gradient: &'a [f32],
     /// Becomes what the codec compresses.
-    pub fed: &'a mut [f32],
+    pub compensated: &'a mut [f32],
     /// Collects the codec's candidates where one pass does both.
-    pub sieve: Option<&'a mut Sieve>,
+    pub filter: Option<&'a mut CandidateFilter>,
 }
 
 impl Tensor<'_> {
-    /// `fed` = beta * residual + gamma * gradient, of the tensor's part of the bucket's residual, in one pass.
+    /// `compensated` = beta * residual + gamma * gradient, of the tensor's part of the bucket's residual, in one pass.
     fn add(self, kernel: Kernel, residual: &[f32], (beta, gamma): (f32, f32)) -> Stats {
-        let Self { range, gradient, fed, sieve } = self;
-        let added = Added { residual: &residual[range], beta, gamma, fed };
-        match sieve {
-            Some(sieve) => sieve.feed(kernel, gradient, added),
+        let Self { range, gradient, compensated, filter } = self;
+        let added = Added { residual: &residual[range], beta, gamma, compensated };
+        match filter {
+            Some(filter) => filter.feed(kernel, gradient, added),
             None => {
                 let feed = Feed { gradient, added: Some(added), floor: None };
                 kernel.feed(feed, &mut Candidates::default()).stats()
@@ -121,9 +121,9 @@ pub struct Feeding {
     pub kernel: Kernel,
 }
 
-/// What a memory holds back, in its own units.
+/// A memory's residual, in its own units.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct HeldBack<'a> {
+pub struct Residual<'a> {
     /// One per value of the bucket.
     pub values: &'a [f32],
     /// Their units.
@@ -134,7 +134,7 @@ pub struct HeldBack<'a> {
 /// owed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Units {
-    /// eta at which they were held back. None: they are gradients of whatever rate they are sent at.
+    /// eta of the step that left them. None: they are gradients of whatever rate they are sent at.
     pub learning_rate: Option<f64>,
     /// Above 0.
     pub weight: f64,
@@ -149,7 +149,7 @@ impl Units {
         Self { learning_rate: Some(learning_rate), weight: 1.0 }
     }
 
-    /// As held back at `ratio` times the rate.
+    /// As of a step at `ratio` times the rate.
     pub fn rebased(self, ratio: f64) -> Self {
         Self { learning_rate: self.learning_rate.map(|before| before * ratio), ..self }
     }

@@ -1,9 +1,9 @@
 //! Sparse gradient compression's memory, as GRACE 3.2 gives it: u' = u + epsilon g, v = alpha u + u', compresses v; what
-//! was sent starts over, as in DGC. The part alpha u stands for the momentum of what is held back.
+//! was sent starts over, as in DGC. The part alpha u stands for the momentum of the residual.
 //!
 //! Where a codec sends a value only in part, u becomes what it left of v.
 
-use super::{Feeding, HeldBack, Memory, Tensor, Units, restore_values, save_values};
+use super::{Feeding, Memory, Residual, Tensor, Units, restore_values, save_values};
 use crate::codec::{Carried, ReadError, Stats};
 use crate::wire::{Reader, Writer};
 
@@ -30,22 +30,22 @@ impl Sgc {
 impl Memory for Sgc {
     fn compensate(&mut self, tensor: Tensor<'_>, step: Feeding) -> Stats {
         let Self { alpha, epsilon, .. } = *self;
-        let Tensor { range, gradient, fed, .. } = tensor;
+        let Tensor { range, gradient, compensated, .. } = tensor;
         let state = self.next[range.clone()].iter_mut().zip(&self.accumulated[range]);
-        for ((g, fed), (next, u)) in gradient.iter().zip(fed.iter_mut()).zip(state) {
+        for ((g, compensated), (next, u)) in gradient.iter().zip(compensated.iter_mut()).zip(state) {
             *next = u + epsilon * g;
-            *fed = alpha * u + *next;
+            *compensated = alpha * u + *next;
         }
-        crate::kernels::stats(step.kernel, fed)
+        crate::kernels::stats(step.kernel, compensated)
     }
 
     fn carried(&self, _step: Feeding) -> Carried {
         Carried { weight: 1.0 + self.alpha, kept: 1.0 }
     }
 
-    fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {
+    fn update(&mut self, step: Feeding, compensated: &mut Vec<f32>) {
         let alpha = self.alpha;
-        for ((next, u), left) in self.next.iter_mut().zip(&self.accumulated).zip(fed.iter()) {
+        for ((next, u), left) in self.next.iter_mut().zip(&self.accumulated).zip(compensated.iter()) {
             if alpha * u + *next != *left {
                 *next = *left;
             }
@@ -60,14 +60,14 @@ impl Memory for Sgc {
     }
 
     /// u, in units of epsilon times a gradient.
-    fn held_back(&self) -> HeldBack<'_> {
+    fn residual(&self) -> Residual<'_> {
         let units = Units { learning_rate: self.learning_rate, weight: f64::from(self.epsilon) };
-        HeldBack { values: &self.accumulated, units }
+        Residual { values: &self.accumulated, units }
     }
 
-    fn take_over(&mut self, held_back: HeldBack<'_>, learning_rate: f64) {
-        let ratio = self.epsilon * held_back.units.ratio(learning_rate) as f32;
-        self.accumulated.iter_mut().zip(held_back.values).for_each(|(to, value)| *to = ratio * value);
+    fn take_over(&mut self, residual: Residual<'_>, learning_rate: f64) {
+        let ratio = self.epsilon * residual.units.ratio(learning_rate) as f32;
+        self.accumulated.iter_mut().zip(residual.values).for_each(|(to, value)| *to = ratio * value);
         self.learning_rate = Some(learning_rate);
     }
 
@@ -76,7 +76,7 @@ impl Memory for Sgc {
     }
 
     fn save(&self, out: &mut Writer) {
-        self.held_back().units.save(out);
+        self.residual().units.save(out);
         save_values(&self.accumulated, out);
     }
 

@@ -1,10 +1,10 @@
 //! Error feedback as GRACE has it (equation 5) with BytePS's rescaling: phi = beta (eta_old / eta_new) m + gamma g,
 //! psi = phi − C(phi). beta = gamma = 1 unless given.
 //!
-//! The residual stands for an update that was not made. When the learning rate falls, what was held back at the old
+//! The residual stands for an update that was not made. When the learning rate falls, the residual at the old
 //! rate must weigh more in units of gradients, to move the model as far as it would have.
 
-use super::{Feeding, HeldBack, Memory, Tensor, Units, restore_values, save_values};
+use super::{Feeding, Memory, Residual, Tensor, Units, restore_values, save_values};
 use crate::codec::{Carried, ReadError, Stats};
 use crate::wire::{Reader, Writer};
 use flexcomm_domain::spec::Values;
@@ -45,13 +45,13 @@ impl Memory for Vanilla {
         Carried::scaled(self.weight(step))
     }
 
-    fn update(&mut self, step: Feeding, fed: &mut Vec<f32>) {
-        std::mem::swap(&mut self.residual, fed);
+    fn update(&mut self, step: Feeding, compensated: &mut Vec<f32>) {
+        std::mem::swap(&mut self.residual, compensated);
         self.before = std::mem::replace(&mut self.units, Units::at(step.learning_rate));
     }
 
-    fn undo(&mut self, fed: &mut Vec<f32>) {
-        std::mem::swap(&mut self.residual, fed);
+    fn undo(&mut self, compensated: &mut Vec<f32>) {
+        std::mem::swap(&mut self.residual, compensated);
         self.units = self.before;
     }
 
@@ -59,13 +59,13 @@ impl Memory for Vanilla {
         self.units.learning_rate.is_some().then_some(&mut self.residual[..])
     }
 
-    fn held_back(&self) -> HeldBack<'_> {
-        HeldBack { values: &self.residual, units: self.units }
+    fn residual(&self) -> Residual<'_> {
+        Residual { values: &self.residual, units: self.units }
     }
 
-    fn take_over(&mut self, held_back: HeldBack<'_>, _learning_rate: f64) {
-        self.residual.copy_from_slice(held_back.values);
-        self.units = held_back.units;
+    fn take_over(&mut self, residual: Residual<'_>, _learning_rate: f64) {
+        self.residual.copy_from_slice(residual.values);
+        self.units = residual.units;
     }
 
     fn rebase(&mut self, ratio: f64) {

@@ -33,11 +33,11 @@ impl Pipeline {
         gradient.check_length(n)?;
         self.feed(gradient, open.step)?;
         let context = self.context(open.step.index, 0);
-        let Self { units, fed, seen, selected, .. } = self;
+        let Self { units, compensated, seen, selected, .. } = self;
         selected.reset(n);
         for (unit, stats) in units.iter_mut().zip(seen.iter()).filter(|_| may_lead) {
             let context = Context { tensor: unit.tensor, known: Some(*stats), ..context };
-            let Some(own) = unit.codec.select(&fed[unit.range.clone()], &context)? else {
+            let Some(own) = unit.codec.select(&compensated[unit.range.clone()], &context)? else {
                 return Err(EncodeError::NoSelection(self.spec.compressor().name));
             };
             let first = unit.range.start as u32;
@@ -45,8 +45,8 @@ impl Pipeline {
             selected.values.extend_from_slice(own.values());
         }
         self.open = Some(open);
-        let fed = seen.iter().map(|stats| stats.energy).sum();
-        Ok(Energy { sent: selected.energy(), fed })
+        let compensated = seen.iter().map(|stats| stats.energy).sum();
+        Ok(Energy { sent: selected.energy(), compensated })
     }
 
     /// Replaces `out` by the message of the indices that this rank selected.
@@ -92,11 +92,12 @@ impl Pipeline {
         let Some(open) = self.open.take() else {
             return Err(EncodeError::Round { asked: INDICES, next: 0, rounds: INDICES });
         };
-        let Self { fed, agreed, .. } = self;
+        let Self { compensated, agreed, .. } = self;
         values.clear();
-        values.extend(agreed.iter().map(|index| fed[*index as usize]));
-        agreed.iter().for_each(|index| fed[*index as usize] = 0.0);
-        let energy = Energy { sent: kernels::energy(values), fed: self.seen.iter().map(|stats| stats.energy).sum() };
+        values.extend(agreed.iter().map(|index| compensated[*index as usize]));
+        agreed.iter().for_each(|index| compensated[*index as usize] = 0.0);
+        let energy =
+            Energy { sent: kernels::energy(values), compensated: self.seen.iter().map(|stats| stats.energy).sum() };
         self.settle(open);
         Ok(energy)
     }
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_and_what_is_held_back_add_up_for_every_compressor_that_selects() {
+    fn what_is_sent_and_the_residual_add_up_for_every_compressor_that_selects() {
         for spec in [
             "topk(k=0.1)+ef(vanilla)",
             "lwtopk(k=0.1)+ef(vanilla)",
@@ -189,7 +190,7 @@ mod tests {
                 assert!(mean.iter().any(|value| *value != 0.0), "{spec}");
                 sent.iter_mut().zip(mean).for_each(|(sum, mean)| *sum += 2.0 * mean);
             }
-            own.iter().for_each(|own| sent.iter_mut().zip(own.held_back()).for_each(|(sum, held)| *sum += held));
+            own.iter().for_each(|own| sent.iter_mut().zip(own.residual()).for_each(|(sum, residual)| *sum += residual));
             assert_eq!(sent, given, "{spec}");
         }
     }
@@ -212,12 +213,12 @@ mod tests {
     fn a_step_that_was_taken_goes_back_bit_for_bit() {
         let mut own = ranks("topk(k=0.1)+ef(vanilla)", 1);
         step(&mut own, 0, 0);
-        let before = own[0].held_back();
+        let before = own[0].residual();
         own[0].mark();
         step(&mut own, 1, 0);
-        assert_ne!(own[0].held_back(), before);
+        assert_ne!(own[0].residual(), before);
         own[0].undo().unwrap();
-        assert_eq!(own[0].held_back(), before);
+        assert_eq!(own[0].residual(), before);
         own[0].take(&mut Vec::new()).unwrap_err();
     }
 

@@ -4,7 +4,7 @@
 //! [`Pipeline::mean`] of the message that the allreduce added up ([`add_messages`]). A codec of several rounds answers
 //! [`Outcome::more`]: the summed message goes into [`Pipeline::advance`], which makes the next one.
 //!
-//! What a change does ([`Pipeline::change`]): what an old memory held back goes into the new one; into a strategy without memory
+//! What a change does ([`Pipeline::change`]): an old memory's residual goes into the new one; into a strategy without memory
 //! it is added to the next gradient. A memory of the same kind and parameters stays as it is, and so does a codec; of others, what
 //! they have besides starts afresh (the velocity of `ef(dgc)`, SIDCo's stages, the noise of `variance`, PowerSGD's Q). A momentum
 //! of the same kind goes on, with another decay too. A step that is refused changes nothing; one that was done can be taken back ([`Pipeline::mark`], [`Pipeline::undo`]).
@@ -28,7 +28,7 @@ pub use sums::{add_elements, add_messages};
 
 use crate::Build;
 use crate::codec::{Codec, Context, EncodeError, Scope, Shape, Size, Stats};
-use crate::memory::{Feeding, HeldBack, Memory, Units};
+use crate::memory::{Feeding, Memory, Residual, Units};
 use crate::momentum::Momentum;
 use crate::wire::{Common, DType, Header, Reader, Writer};
 use crate::{Energy, Kernel, Layers, Selection, kernels};
@@ -61,7 +61,7 @@ impl Member {
 pub struct Step {
     /// Counts up; the same on every rank.
     pub index: u64,
-    /// eta; finite, above 0. Memories rescale what they hold back when it changes.
+    /// eta; finite, above 0. Memories rescale their residual when it changes.
     pub learning_rate: f64,
 }
 
@@ -115,7 +115,7 @@ pub struct Pipeline {
     /// The gradient as f32, or with momentum.
     staged: Vec<f32>,
     /// What the codecs compress, then what they leave.
-    fed: Vec<f32>,
+    compensated: Vec<f32>,
     /// What a pass over each codec's values found.
     seen: Vec<Stats>,
     /// Room for the messages of an aggregation; empty.
@@ -150,7 +150,7 @@ impl Pipeline {
             last: None,
             // Room that is not written to costs nothing; the first gradient in halves may come late.
             staged: Vec::with_capacity(n),
-            fed: Vec::new(),
+            compensated: Vec::new(),
             seen: Vec::new(),
             readers: Vec::new(),
             factors: Vec::new(),
@@ -164,22 +164,22 @@ impl Pipeline {
         }
     }
 
-    /// As [`Self::new`], holding back values. Their units' rate counts as the last step's.
-    pub fn holding(
+    /// As [`Self::new`], with a residual. Its units' rate counts as the last step's.
+    pub fn with_residual(
         spec: &CompressorSpec,
         layers: Layers,
         member: Member,
-        held_back: HeldBack<'_>,
+        residual: Residual<'_>,
     ) -> Result<Self, EncodeError> {
-        let (expected, got) = (layers.values(), held_back.values.len());
+        let (expected, got) = (layers.values(), residual.values.len());
         if expected != got {
-            return Err(EncodeError::Length { what: "what is held back", expected, got });
+            return Err(EncodeError::Length { what: "the residual", expected, got });
         }
         let mut own = Self::new(spec, layers, member);
-        if let Some(rate) = held_back.units.learning_rate {
+        if let Some(rate) = residual.units.learning_rate {
             (own.learning_rate, own.rate_assumed) = (rate, false);
         }
-        own.take_over(held_back.values, held_back.units);
+        own.take_over(residual.values, residual.units);
         Ok(own)
     }
 
@@ -229,12 +229,12 @@ impl Pipeline {
         self.skipped
     }
 
-    /// What is held back, in units of gradients at the last step's learning rate; empty when nothing can be. Infinite where
+    /// The residual, in units of gradients at the last step's learning rate; empty when nothing can be. Infinite where
     /// these units leave f32's range.
-    pub fn held_back(&self) -> Vec<f32> {
-        let held_back = self.owed();
-        let ratio = held_back.units.ratio(self.learning_rate) as f32;
-        held_back.values.iter().map(|value| ratio * value).collect()
+    pub fn residual(&self) -> Vec<f32> {
+        let residual = self.owed();
+        let ratio = residual.units.ratio(self.learning_rate) as f32;
+        residual.values.iter().map(|value| ratio * value).collect()
     }
 
     /// ‖e − T‖² of the last step, in the units of its compensated gradient, where that is another number than what its message
@@ -243,11 +243,11 @@ impl Pipeline {
         let memory = self.memory.as_ref()?;
         let whole = self.spec.value_type() == ValueType::F32;
         let copies = whole && self.spec.compressor().class == Class::Sparsification;
-        (!copies).then(|| kernels::stats(self.kernel, memory.held_back().values).energy)
+        (!copies).then(|| kernels::stats(self.kernel, memory.residual().values).energy)
     }
 
     /// The rate of a step whose optimizer says `rate`: `rate` itself where that is finite and above 0, else the last that was
-    /// (a warm-up begins at 0, a scheduler ends there). What was held back before the first such rate is not rescaled by it.
+    /// (a warm-up begins at 0, a scheduler ends there). The residual before the first such rate is not rescaled by it.
     pub fn known_rate(&mut self, rate: f64) -> f64 {
         if !(rate.is_finite() && rate > 0.0) {
             return self.learning_rate;
@@ -298,9 +298,9 @@ impl Pipeline {
         }
     }
 
-    fn owed(&self) -> HeldBack<'_> {
-        let leftover = HeldBack { values: &self.leftover, units: self.leftover_units };
-        self.memory.as_ref().map_or(leftover, |memory| memory.held_back())
+    fn owed(&self) -> Residual<'_> {
+        let leftover = Residual { values: &self.leftover, units: self.leftover_units };
+        self.memory.as_ref().map_or(leftover, |memory| memory.residual())
     }
 
     /// Bytes of a step's messages of all rounds, headers included, before any values are seen: what a cost model charges.
@@ -368,7 +368,7 @@ impl Pipeline {
     fn take_over(&mut self, values: &[f32], units: Units) {
         self.leftover.clear();
         match &mut self.memory {
-            Some(memory) if !values.is_empty() => memory.take_over(HeldBack { values, units }, self.learning_rate),
+            Some(memory) if !values.is_empty() => memory.take_over(Residual { values, units }, self.learning_rate),
             Some(_) => {}
             None => {
                 self.leftover.extend_from_slice(values);
@@ -377,9 +377,9 @@ impl Pipeline {
         }
     }
 
-    /// Whether anything may be held back: by a memory, or by one that is gone, for the next step. It follows from what was done,
+    /// Whether there may be a residual: of a memory, or of one that is gone, for the next step. It follows from what was done,
     /// not from values.
-    pub fn may_hold_back(&self) -> bool {
+    pub fn has_residual(&self) -> bool {
         self.memory.is_some() || !self.leftover.is_empty()
     }
 

@@ -1,4 +1,4 @@
-//! Unbiased quantizers inside error feedback. With E C(e) = e and E ‖C(e)‖² = (1 + ω) ‖e‖², what error feedback holds back
+//! Unbiased quantizers inside error feedback. With E C(e) = e and E ‖C(e)‖² = (1 + ω) ‖e‖², the residual of error feedback
 //! grows without bound from ω = 1 on; C(e) / (1 + ω) is a contraction for every ω (Beznosikov et al. 2020, On biased compression for
 //! distributed learning, section 2).
 //!
@@ -18,8 +18,8 @@ pub(super) const FACTOR_BYTES: usize = 4;
 
 /// 1 / (1 + ω), from ‖C(e)‖² and ‖e‖²: above 0, at most 1.
 pub fn factor(energy: Energy) -> f32 {
-    match energy.sent > (1.0 + LEAST_VARIANCE) * energy.fed {
-        true => ((energy.fed / energy.sent) as f32).max(f32::MIN_POSITIVE),
+    match energy.sent > (1.0 + LEAST_VARIANCE) * energy.compensated {
+        true => ((energy.compensated / energy.sent) as f32).max(f32::MIN_POSITIVE),
         false => 1.0,
     }
 }
@@ -61,8 +61,8 @@ mod tests {
         (0..n as u64).map(|i| (stream.unit(i) - stream.unit(i + n as u64)) as f32).collect()
     }
 
-    /// ‖what is held back‖² over ‖a gradient‖² after so many steps.
-    fn held_back(text: &str, steps: u64) -> f64 {
+    /// ‖the residual‖² over ‖a gradient‖² after so many steps.
+    fn relative_residual(text: &str, steps: u64) -> f64 {
         let n = 10_000;
         let mut rank = Pipeline::new(&text.parse().unwrap(), Layers::new(&[n]).unwrap(), Member::alone(5));
         let (mut out, mut mean) = (Writer::new(), vec![0.0; n]);
@@ -74,21 +74,21 @@ mod tests {
             rank.aggregate(&[out.bytes()], index, &mut mean).unwrap();
         }
         let energy = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
-        energy(&rank.held_back()) / energy(&gradient(n, 0))
+        energy(&rank.residual()) / energy(&gradient(n, 0))
     }
 
     /// Unscaled, each of them ends beyond f32's range. The bound of an average of random gradients, (1 - delta) / delta² for
     /// delta = 1 / (1 + ω), is far above.
     #[test]
-    fn what_unbiased_compressors_hold_back_stays_bounded() {
+    fn residuals_of_unbiased_compressors_stay_bounded() {
         for (text, variance) in [
             ("qsgd(s=4,bucket=0)+ef(vanilla)", 25.0),
             ("dithering(k=4,normalize=l2)+ef(vanilla)", 25.0),
             ("ssdm+ef(vanilla)", 10_000.0),
             ("terngrad(clip=0)+ef(vanilla)", 100.0),
         ] {
-            let held = held_back(text, 600);
-            assert!(held < 2.0 * (1.0 + variance) * variance, "{text}: {held}");
+            let residual = relative_residual(text, 600);
+            assert!(residual < 2.0 * (1.0 + variance) * variance, "{text}: {residual}");
         }
     }
 

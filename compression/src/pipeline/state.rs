@@ -64,7 +64,7 @@ fn matrix([rows, cols]: &[u64; 2]) -> String {
 impl Pipeline {
     /// Replaces `out` by everything that outlives a step: momentum, memory, codecs' states, the counter of skipped
     /// gradients, the last step's index and rate; and by what these belong to: strategy, layers, seed. A step that was begun
-    /// and needs more rounds is not part of it. Nor is the rank: what is held back may go on elsewhere.
+    /// and needs more rounds is not part of it. Nor is the rank: the residual may go on elsewhere.
     pub fn save(&self, out: &mut Writer) {
         out.clear();
         self.save_head(out);
@@ -229,11 +229,11 @@ mod tests {
             }
             let mut read = rank();
             read.restore(&before(&own)).unwrap();
-            assert_eq!((read.rate_is_assumed(), read.held_back()), (rate == 0.0, own.held_back()));
+            assert_eq!((read.rate_is_assumed(), read.residual()), (rate == 0.0, own.residual()));
             // The first rate above 0 rescales nothing; a rate that falls to half doubles.
             let next = read.known_rate(0.125);
             read.compress(Gradient::F32(&[9.0, 9.0, 0.0, 0.0]), step(1, next), &mut Writer::new()).unwrap();
-            assert_eq!(read.held_back(), if rate == 0.0 { [0.0, 0.0, 2.0, 1.0] } else { [0.0, 0.0, 4.0, 2.0] });
+            assert_eq!(read.residual(), if rate == 0.0 { [0.0, 0.0, 2.0, 1.0] } else { [0.0, 0.0, 4.0, 2.0] });
         }
     }
 }

@@ -55,37 +55,39 @@ impl Pipeline {
         })
     }
 
-    /// Fills `fed` with what the codecs see, and `seen` with what the pass found of each tensor. No state changes.
+    /// Fills `compensated` with what the codecs see, and `seen` with what the pass found of each tensor. No state changes.
     pub(super) fn feed(&mut self, gradient: Gradient<'_>, step: Step) -> Result<(), EncodeError> {
         let n = self.layers.values();
         let owed = self.leftover_units.ratio(step.learning_rate) as f32;
         let feeding = Feeding { learning_rate: step.learning_rate, kernel: self.kernel };
-        let Self { staged, fed, seen, leftover, momentum, memory, units, .. } = self;
+        let Self { staged, compensated, seen, leftover, momentum, memory, units, .. } = self;
         let mut input = gradient.as_f32(n, staged);
-        fed.resize(n, 0.0);
+        compensated.resize(n, 0.0);
         if let Some(momentum) = momentum {
-            momentum.apply(input, fed);
+            momentum.apply(input, compensated);
             staged.resize(n, 0.0);
-            std::mem::swap(staged, fed);
+            std::mem::swap(staged, compensated);
             input = staged;
         }
         seen.clear();
         for Unit { codec, range, .. } in units.iter_mut() {
-            let (gradient, fed) = (&input[range.clone()], &mut fed[range.clone()]);
+            let (gradient, compensated) = (&input[range.clone()], &mut compensated[range.clone()]);
             // Asked for also where no memory fills it: it forgets what it found in a gradient that was refused.
-            let sieve = codec.sieve();
+            let filter = codec.filter();
             seen.push(match memory {
-                Some(memory) => memory.compensate(Tensor { range: range.clone(), gradient, fed, sieve }, feeding),
+                Some(memory) => {
+                    memory.compensate(Tensor { range: range.clone(), gradient, compensated, filter }, feeding)
+                }
                 None => {
-                    fed.copy_from_slice(gradient);
-                    let held = leftover.get(range.clone()).unwrap_or_default();
-                    fed.iter_mut().zip(held).for_each(|(to, held)| *to += owed * held);
-                    crate::kernels::stats(feeding.kernel, fed)
+                    compensated.copy_from_slice(gradient);
+                    let residual = leftover.get(range.clone()).unwrap_or_default();
+                    compensated.iter_mut().zip(residual).for_each(|(to, residual)| *to += owed * residual);
+                    crate::kernels::stats(feeding.kernel, compensated)
                 }
             });
         }
         if !seen.iter().all(|stats| stats.is_finite()) {
-            return Err(not_finite(fed));
+            return Err(not_finite(compensated));
         }
         self.tell_carried(step);
         Ok(())
@@ -95,15 +97,15 @@ impl Pipeline {
     fn tell_carried(&mut self, step: Step) {
         let owed = self.leftover_units.ratio(step.learning_rate) as f32;
         let Self { units, memory, leftover, kernel, .. } = self;
-        let (held, share) = match memory {
+        let (residual, share) = match memory {
             Some(memory) => {
                 let step = Feeding { learning_rate: step.learning_rate, kernel: *kernel };
-                (memory.held_back().values, memory.carried(step))
+                (memory.residual().values, memory.carried(step))
             }
             None if leftover.is_empty() => return,
             None => (&leftover[..], Carried::scaled(owed)),
         };
-        units.iter_mut().for_each(|unit| unit.codec.carried(&held[unit.range.clone()], share));
+        units.iter_mut().for_each(|unit| unit.codec.carried(&residual[unit.range.clone()], share));
     }
 
     /// Writes a round's message; with the last one the memory moves on.
@@ -111,7 +113,7 @@ impl Pipeline {
         let header = self.header(&open, open.round);
         let context = self.context(open.step.index, open.round);
         let (last, payload) = (open.round + 1 >= self.rounds(), self.payload_size(open.round).most());
-        let Self { units, fed, seen, .. } = self;
+        let Self { units, compensated, seen, .. } = self;
         let takes = self.memory.is_some();
         let energy = write_message(&header, out, |out| {
             out.reserve(payload);
@@ -120,7 +122,7 @@ impl Pipeline {
             out.room(if header.factors { FACTOR_BYTES * units.len() } else { 0 });
             for (i, unit) in units.iter_mut().enumerate() {
                 let context = Context { tensor: unit.tensor, known: seen.get(i).copied(), ..context };
-                let x = &mut fed[unit.range.clone()];
+                let x = &mut compensated[unit.range.clone()];
                 energy = energy
                     + match last && takes {
                         true if header.factors => {
@@ -151,7 +153,7 @@ impl Pipeline {
         }
         if let Some(memory) = &mut self.memory {
             let step = Feeding { learning_rate: open.step.learning_rate, kernel: self.kernel };
-            memory.update(step, &mut self.fed);
+            memory.update(step, &mut self.compensated);
         }
         self.leave_mark();
     }

@@ -1,4 +1,4 @@
-//! Going back by one step without a copy of what is held back: memories and momenta swap the buffers of a step, and the
+//! Going back by one step without a copy of the residual: memories and momenta swap the buffers of a step, and the
 //! old ones lie in its scratch until the next.
 
 use super::{Pipeline, StateError};
@@ -47,13 +47,13 @@ impl Pipeline {
     /// # Errors
     /// There is no mark: none was set, or it was forgotten by a second step, a change of the strategy or the rate, or a restored state.
     pub fn undo(&mut self) -> Result<(), StateError> {
-        let Self { mark, units, momentum, memory, fed, .. } = self;
+        let Self { mark, units, momentum, memory, compensated, .. } = self;
         if mark.at == At::Nowhere {
             return Err(StateError::NoMark);
         }
         if mark.at == At::After {
             momentum.iter_mut().for_each(|momentum| momentum.undo());
-            memory.iter_mut().for_each(|memory| memory.undo(fed));
+            memory.iter_mut().for_each(|memory| memory.undo(compensated));
             std::mem::swap(&mut self.leftover, &mut mark.leftover);
             mark.at = At::Before;
         }
@@ -105,13 +105,13 @@ mod tests {
             pipeline.compress(Gradient::F32(&gradient), step, &mut Writer::new()).unwrap();
         };
         step(&mut pipeline, 0);
-        let before = (pipeline.held_back(), pipeline.last_step());
+        let before = (pipeline.residual(), pipeline.last_step());
         pipeline.mark();
         step(&mut pipeline, 1);
-        assert_ne!((pipeline.held_back(), pipeline.last_step()), before);
+        assert_ne!((pipeline.residual(), pipeline.last_step()), before);
         // Cut short, as no codec writes it.
         pipeline.mark.codecs.clear();
         pipeline.undo().unwrap_err();
-        assert_eq!((pipeline.held_back(), pipeline.last_step()), before);
+        assert_eq!((pipeline.residual(), pipeline.last_step()), before);
     }
 }

@@ -5,7 +5,7 @@
 //! (too few or far too many candidates), the cut is made over all values; the answer is the same.
 
 use super::cut::{Cut, Cutter};
-use crate::kernels::{Admitting, Candidates, KEY_MASK, ROOM, Work, key};
+use crate::kernels::{Candidates, Compaction, KEY_MASK, ROOM, Work, key};
 use crate::{Kernel, Selection};
 use std::ops::RangeInclusive;
 
@@ -104,22 +104,22 @@ fn sampled_place(i: usize, stride: usize) -> usize {
     i * stride + ((jitter * (stride - TOGETHER + 1) as u64) >> 32) as usize
 }
 
-/// Appends the k values that the cut admits, in order of position.
+/// Appends the k values that reach the cut, in order of position.
 pub(crate) fn push_cut(selection: &mut Selection, values: impl Iterator<Item = (u32, f32)>, k: usize, cut: Cut) {
     push(selection, k, cut, |to| values.for_each(|(index, value)| to.next(index, value)));
 }
 
 /// As [`push_cut`], of candidates.
 pub(crate) fn push_found(kernel: Kernel, selection: &mut Selection, found: (&[u32], &[u32]), (k, cut): (usize, Cut)) {
-    push(selection, k, cut, |to| kernel.admit(found, to));
+    push(selection, k, cut, |to| kernel.compact(found, to));
 }
 
-fn push(selection: &mut Selection, k: usize, Cut { key, ties }: Cut, admit: impl FnOnce(&mut Admitting<'_>)) {
+fn push(selection: &mut Selection, k: usize, Cut { key, ties }: Cut, compact: impl FnOnce(&mut Compaction<'_>)) {
     let Selection { indices, values, .. } = selection;
     let first = indices.len();
     indices.resize(first + k + ROOM, 0);
     values.resize(first + k + ROOM, 0.0);
-    admit(&mut Admitting { key, ties, indices: &mut indices[first..], values: &mut values[first..], len: 0 });
+    compact(&mut Compaction { key, ties, indices: &mut indices[first..], values: &mut values[first..], len: 0 });
     indices.truncate(first + k);
     values.truncate(first + k);
 }

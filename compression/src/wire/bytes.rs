@@ -102,7 +102,7 @@ impl Writer {
         chunks.iter_mut().zip(values).for_each(|(bytes, value)| *bytes = value.to_le_bytes());
     }
 
-    /// Appends `len` zero bytes and lends them, for kernels that write a known number of bytes.
+    /// Appends `len` zero bytes and returns them, for kernels that write a known number of bytes.
     pub fn room(&mut self, len: usize) -> &mut [u8] {
         let start = self.bytes.len();
         self.bytes.resize(start + len, 0);

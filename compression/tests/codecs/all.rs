@@ -62,9 +62,9 @@ pub(crate) fn assert_goes_through(strategy: &CompressorSpec, (name, x): (&str, &
     let (measured, sent) = run.transmit(x).unwrap_or_else(|e| panic!("{label}: failed to {e}"));
     assert!(sent.iter().all(|v| v.is_finite()), "{label}: not finite");
     assert!(run.codec.size().admits(run.payload.len()), "{label}: {} bytes", run.payload.len());
-    assert!(measured.fed.is_finite() && measured.sent.is_finite(), "{label}: energies {measured:?}");
+    assert!(measured.compensated.is_finite() && measured.sent.is_finite(), "{label}: energies {measured:?}");
     let close = |a: f64, b: f64| (a - b).abs() <= 1e-4 * a.max(b) + 1e-70;
-    assert!(close(measured.fed, energy(x)), "{label}: fed {} is {}", measured.fed, energy(x));
+    assert!(close(measured.compensated, energy(x)), "{label}: compensated {} is {}", measured.compensated, energy(x));
     assert!(close(measured.sent, energy(&sent)), "{label}: sent {} is {}", measured.sent, energy(&sent));
 
     let mut taking = Run::new(strategy, shape(x.len()), 3);
@@ -219,8 +219,8 @@ fn runs_repeat() {
 fn steps_after_the_first_allocate_nothing() {
     each(|strategy| {
         // What is unbiased and not scaled may diverge under error feedback: its memory decays.
-        let fed = parse(&format!("{strategy}+ef(vanilla)"));
-        let decays = matches!(strategy.nature(), Nature::Unbiased(_)) && !fed.is_scaled();
+        let compensated = parse(&format!("{strategy}+ef(vanilla)"));
+        let decays = matches!(strategy.nature(), Nature::Unbiased(_)) && !compensated.is_scaled();
         let memory = if decays { "vanilla,beta=0.001" } else { "vanilla" };
         for with in ["", &format!("+ef({memory})+nesterov(mu=0.5)")] {
             let (n, text) = (20_000, format!("{strategy}{with}"));
@@ -336,10 +336,10 @@ fn messages_hold_several_tensors() {
                 for end in 0..out.len() {
                     assert!(pipeline.decompress(&out.bytes()[..end], 2, &mut mean).is_err(), "{text} cut at {end}");
                 }
-                let held = pipeline.held_back();
+                let residual = pipeline.residual();
                 for i in 0..gradient.len() {
                     pipeline.decompress(out.bytes(), 2, &mut mean).unwrap();
-                    let off = (mean[i] + held[i] - gradient[i]).abs();
+                    let off = (mean[i] + residual[i] - gradient[i]).abs();
                     assert!(off <= 1e-5 * gradient[i].abs().max(mean[i].abs()), "{text}: value {i} off by {off}");
                 }
             }

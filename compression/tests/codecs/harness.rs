@@ -228,7 +228,7 @@ fn delta_of(strategy: &CompressorSpec, x: &[f32], delta: fn(&Values, usize) -> f
     delta
 }
 
-/// Error feedback around a codec over 100 steps: what was sent plus what is held back is what came in, to rounding.
+/// Error feedback around a codec over 100 steps: what was sent plus the residual is what came in, to rounding.
 pub(crate) fn assert_error_feedback_conserves(codec: &str) {
     let n = 240;
     let text = format!("{codec}+ef(vanilla)");
@@ -241,18 +241,18 @@ pub(crate) fn assert_error_feedback_conserves(codec: &str) {
         let mean = ranks.step(&[gradient], step);
         sent.iter_mut().zip(&mean).for_each(|(sum, g)| *sum += f64::from(*g));
         let most = |values: &[f32]| values.iter().fold(0.0f64, |max, v| max.max(f64::from(v.abs())));
-        largest = largest.max(most(&mean)).max(most(&ranks.pipelines[0].held_back()));
+        largest = largest.max(most(&mean)).max(most(&ranks.pipelines[0].residual()));
         // Around a codec that is not contractive, error feedback may grow without bound: it conserves until then.
         if largest > 1e20 {
             let nature = parse(codec).nature();
             let grows = !parse(&text).is_scaled() && matches!(nature, Nature::Unbiased(_) | Nature::Biased(_));
-            assert!(grows, "{text}: what is held back grew to {largest} in {step} steps");
+            assert!(grows, "{text}: the residual grew to {largest} in {step} steps");
             break;
         }
     }
-    let held = ranks.pipelines[0].held_back();
+    let residual = ranks.pipelines[0].residual();
     for i in 0..n {
-        let off = (sent[i] + f64::from(held[i]) - came[i]).abs();
+        let off = (sent[i] + f64::from(residual[i]) - came[i]).abs();
         // A hundred roundings of the largest number that took part.
         assert!(off <= 100.0 * largest * 1.2e-7 + 1e-30, "{text}: value {i} is off by {off} (largest {largest})");
     }

@@ -55,7 +55,7 @@ fn a_new_residual_is_zero() {
         let mut rank = Pipeline::new(&parse("topk(k=1)+ef(vanilla)+nesterov(mu=0.9)"), layers, Member::alone(1));
         let mut out = Writer::new();
         rank.compress(Gradient::Zeros, Step { index: 0, learning_rate: 1.0 }, &mut out).unwrap();
-        assert!(rank.held_back().iter().all(|v| v.to_bits() == 0));
+        assert!(rank.residual().iter().all(|v| v.to_bits() == 0));
     }
 }
 
@@ -91,12 +91,12 @@ fn a_restored_residual_is_the_saved_one() {
     let mut rank = Pipeline::new(&parse("topk(k=1)+ef(vanilla)"), layers.clone(), Member::alone(1));
     let (mut out, gradient) = (Writer::new(), normal(100, 5));
     rank.compress(Gradient::F32(&gradient), Step { index: 0, learning_rate: 1.0 }, &mut out).unwrap();
-    let held = rank.held_back();
-    assert_eq!(held.iter().filter(|v| **v != 0.0).count(), 99);
+    let residual = rank.residual();
+    assert_eq!(residual.iter().filter(|v| **v != 0.0).count(), 99);
     rank.save(&mut out);
     let mut other = Pipeline::new(&parse("topk(k=1)+ef(vanilla)"), layers, Member::alone(1));
     other.restore(out.bytes()).unwrap();
-    assert_eq!(other.held_back(), held);
+    assert_eq!(other.residual(), residual);
 }
 
 /// Votes in a byte overflow above 127 ranks: 300 ranks of one mind are of that mind. For every codec whose messages are

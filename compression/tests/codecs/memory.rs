@@ -1,4 +1,4 @@
-//! Memories and momenta around codecs: their definitions, and that nothing that is held back is lost.
+//! Memories and momenta around codecs: their definitions, and that nothing of the residual is lost.
 
 use crate::harness::*;
 use flexcomm_compression::Layers;
@@ -96,19 +96,19 @@ fn nothing_is_lost_when_the_strategy_changes() {
         let gradient = laplace(N, index);
         let sent = step(&mut rank, &gradient, index, learning_rate);
         books.enter(&gradient, &sent, learning_rate);
-        books.balance(&rank.held_back(), learning_rate, &format!("step {index}, {text}"));
+        books.balance(&rank.residual(), learning_rate, &format!("step {index}, {text}"));
     }
 }
 
-/// Without a memory what was held back goes into the next gradient, whatever its learning rate; dense sends it all.
+/// Without a memory the residual goes into the next gradient, whatever its learning rate; dense sends it all.
 #[test]
 fn what_is_left_over_is_sent() {
     let mut rank = pipeline("topk(k=2)+ef(vanilla)", 6);
     let gradient = [1.0, -2.0, 3.0, -4.0, 5.0, -6.0];
     step(&mut rank, &gradient, 0, 0.1);
-    assert_eq!(rank.held_back(), [1.0, -2.0, 3.0, -4.0, 0.0, 0.0]);
+    assert_eq!(rank.residual(), [1.0, -2.0, 3.0, -4.0, 0.0, 0.0]);
     rank.change(&parse("topk(k=6)"));
-    assert_eq!(rank.held_back(), [1.0, -2.0, 3.0, -4.0, 0.0, 0.0]);
+    assert_eq!(rank.residual(), [1.0, -2.0, 3.0, -4.0, 0.0, 0.0]);
     let before = saved(&rank);
     let bad = [f32::NAN; 6];
     let error = rank.compress(Gradient::F32(&bad), Step { index: 1, learning_rate: 0.1 }, &mut Writer::new());
@@ -117,7 +117,7 @@ fn what_is_left_over_is_sent() {
     // At half the rate it weighs twice.
     let sent = step(&mut rank, &[0.5; 6], 1, 0.05);
     assert_eq!(sent, [2.5, -3.5, 6.5, -7.5, 0.5, 0.5]);
-    assert!(rank.held_back().is_empty());
+    assert!(rank.residual().is_empty());
     assert_eq!(step(&mut rank, &[0.5; 6], 2, 0.05), [0.5; 6]);
 }
 
@@ -126,13 +126,13 @@ fn what_is_left_over_is_sent() {
 fn vanilla_by_hand() {
     let mut rank = pipeline("topk(k=1)+ef(vanilla,beta=0.5,gamma=2)", 2);
     assert_eq!(step(&mut rank, &[1.0, 3.0], 0, 0.1), [0.0, 6.0]);
-    assert_eq!(rank.held_back(), [2.0, 0.0]);
+    assert_eq!(rank.residual(), [2.0, 0.0]);
     // phi = 0.5 * (0.1 / 0.05) * 2 + 2 * 4 = 10 and 2.
     assert_eq!(step(&mut rank, &[4.0, 1.0], 1, 0.05), [10.0, 0.0]);
-    assert_eq!(rank.held_back(), [0.0, 2.0]);
+    assert_eq!(rank.residual(), [0.0, 2.0]);
     // phi = 0.5 * (0.05 / 0.2) * 2 = 0.25.
     assert_eq!(step(&mut rank, &[1.0, 0.0], 2, 0.2), [2.0, 0.0]);
-    assert_eq!(rank.held_back(), [0.0, 0.25]);
+    assert_eq!(rank.residual(), [0.0, 0.25]);
 }
 
 /// m = mu m + g; p = g + mu m; with error feedback behind it.
@@ -143,8 +143,8 @@ fn nesterov_by_hand() {
     assert_eq!(step(&mut rank, &[1.0, 3.0], 0, 0.1), [0.0, 4.5]);
     // m = (4.5, 1.5), p = (6.25, 0.75), phi = (7.75, 0.75).
     assert_eq!(step(&mut rank, &[4.0, 0.0], 1, 0.1), [7.75, 0.0]);
-    assert_eq!(rank.held_back(), [0.0, 0.75]);
-    // Without a memory: the momentum stays over the change, what was held back is added.
+    assert_eq!(rank.residual(), [0.0, 0.75]);
+    // Without a memory: the momentum stays over the change, the residual is added.
     rank.change(&parse("topk(k=2)+nesterov(mu=0.5)"));
     // m = (2.25, 0.75), p = (1.125, 0.375) and 0.75 more.
     assert_eq!(step(&mut rank, &[0.0, 0.0], 2, 0.1), [1.125, 1.125]);
@@ -173,13 +173,13 @@ fn nesterov_without_momentum_is_none() {
 fn dgc_by_hand() {
     let mut rank = pipeline("topk(k=1)+ef(dgc,mu=0.5)", 3);
     assert_eq!(step(&mut rank, &[1.0, 3.0, 2.0], 0, 0.1), [0.0, 3.0, 0.0]);
-    assert_eq!(rank.held_back(), [1.0, 0.0, 2.0]);
+    assert_eq!(rank.residual(), [1.0, 0.0, 2.0]);
     // u = (0.5, 0, 1) + g, v = (1, 0, 2) + u: u of the middle started over.
     assert_eq!(step(&mut rank, &[0.0, 1.0, 0.0], 1, 0.1), [0.0, 0.0, 3.0]);
-    assert_eq!(rank.held_back(), [1.5, 1.0, 0.0]);
+    assert_eq!(rank.residual(), [1.5, 1.0, 0.0]);
     // u = (0.25, 0.5, 0), v = (1.75, 1.5, 0).
     assert_eq!(step(&mut rank, &[0.0, 0.0, 0.0], 2, 0.1), [1.75, 0.0, 0.0]);
-    assert_eq!(rank.held_back(), [0.0, 1.5, 0.0]);
+    assert_eq!(rank.residual(), [0.0, 1.5, 0.0]);
 }
 
 /// Dense, DGC is momentum SGD's accumulation with masking: every step sends the gradient alone.
@@ -198,10 +198,10 @@ fn sgc_by_hand() {
     let mut rank = pipeline("topk(k=1)+ef(sgc,alpha=0.5,epsilon=2)", 2);
     // u' = (2, 6) is v.
     assert_eq!(step(&mut rank, &[1.0, 3.0], 0, 0.1), [0.0, 3.0]);
-    assert_eq!(rank.held_back(), [1.0, 0.0]);
+    assert_eq!(rank.residual(), [1.0, 0.0]);
     // u' = (2 + 2, 2), v = (1 + 4, 2).
     assert_eq!(step(&mut rank, &[1.0, 1.0], 1, 0.1), [2.5, 0.0]);
-    assert_eq!(rank.held_back(), [0.0, 1.0]);
+    assert_eq!(rank.residual(), [0.0, 1.0]);
 }
 
 /// EFsignSGD (Karimireddy et al., algorithm 1) step by step in f64: p = eta g + e, delta = ‖p‖₁/d sign(p), x − delta.
@@ -249,7 +249,7 @@ fn efsign_with_a_fixed_gamma() {
     // p = (0.5, -1), C(p) = (1, -1), as a gradient (2, -2).
     assert_eq!(step(&mut rank, &[1.0, -2.0], 0, 0.1), [2.0, -2.0]);
     // In units of gradients: (0.5 - 1, -1 + 1) / 0.5.
-    assert_eq!(rank.held_back(), [-1.0, 0.0]);
+    assert_eq!(rank.residual(), [-1.0, 0.0]);
 }
 
 #[test]
@@ -378,7 +378,7 @@ fn a_state_with_one_other_byte_is_refused_or_kept() {
     }
 }
 
-/// What a memory makes of a residual and a gradient: x = weight r + gamma g is compressed, kept r + gamma g is held back.
+/// What a memory makes of a residual and a gradient: x = weight r + gamma g is compressed, kept r + gamma g is the next residual.
 struct Phi {
     weight: f32,
     kept: f32,
@@ -452,7 +452,7 @@ fn variance_does_not_starve_when_the_rate_falls() {
     assert!(run(128.0)[20..].iter().sum::<usize>() > 60);
 }
 
-/// What another strategy held back is no gradient of this step: with a memory that took it over, and without one.
+/// Another strategy's residual is no gradient of this step: with a memory that took it over, and without one.
 #[test]
 fn variance_takes_no_inherited_residual_for_noise() {
     for (before, after) in [
@@ -463,7 +463,7 @@ fn variance_takes_no_inherited_residual_for_noise() {
         let mut rank = pipeline(before, 60);
         let gradient = |index| -> Vec<f32> { normal(60, index).iter().map(|g| g + 1.0).collect() };
         (0..8).for_each(|index| drop(step(&mut rank, &gradient(index), index, 0.1)));
-        let (mut r, mut v) = (rank.held_back(), vec![0.0; 60]);
+        let (mut r, mut v) = (rank.residual(), vec![0.0; 60]);
         rank.change(&parse(after));
         let has_memory = after.contains("ef(");
         let (mut sent, mut ratio) = (0, 2.0);
@@ -480,7 +480,7 @@ fn variance_takes_no_inherited_residual_for_noise() {
             }
             ratio = 1.0;
         }
-        // What was held back stands out at once.
+        // The residual stands out at once.
         assert!(sent > 40, "{after}: {sent}");
     }
 }

@@ -26,13 +26,14 @@ fn saved(rank: &Pipeline) -> Writer {
 fn top_k_in_the_pass_of_the_memory() {
     for (n, k) in [(20_000, "0.01"), (20_000, "0.9"), (5000, "1"), (100, "0.1")] {
         for kernel in Kernel::available() {
-            let mut fed = pipeline(&format!("topk(k={k})+ef(vanilla)"), &[n]).with_kernel(kernel);
+            let mut compensated = pipeline(&format!("topk(k={k})+ef(vanilla)"), &[n]).with_kernel(kernel);
             let mut plain = pipeline(&format!("topk(k={k})"), &[n]).with_kernel(kernel);
             let (mut one, mut other) = (Writer::new(), Writer::new());
             for index in 0..5 {
                 let gradient = laplace(n, index);
-                let sum: Vec<f32> = fed.held_back().iter().zip(&gradient).map(|(held, g)| held + g).collect();
-                let a = fed.compress(Gradient::F32(&gradient), step(index), &mut one).unwrap();
+                let sum: Vec<f32> =
+                    compensated.residual().iter().zip(&gradient).map(|(residual, g)| residual + g).collect();
+                let a = compensated.compress(Gradient::F32(&gradient), step(index), &mut one).unwrap();
                 let b = plain.compress(Gradient::F32(&sum), step(index), &mut other).unwrap();
                 assert_eq!((&one, a.energy), (&other, b.energy), "k = {k} of {n}, step {index}, {kernel:?}");
             }
@@ -45,7 +46,7 @@ fn top_k_in_the_pass_of_the_memory() {
 fn top_k_of_gradients_that_change() {
     let (n, text) = (30_000, "topk(k=0.02)");
     for kernel in Kernel::available() {
-        let mut fed = pipeline(&format!("{text}+ef(vanilla)"), &[n]).with_kernel(kernel);
+        let mut compensated = pipeline(&format!("{text}+ef(vanilla)"), &[n]).with_kernel(kernel);
         let mut long = pipeline(text, &[n]).with_kernel(kernel);
         let scales = [1.0, 1.0, 1.1, 1e-3, 1e-3, 1e4, 0.0, 1.0, 0.97, 1.03, 1e-30, 1e-30];
         let mut out = [(); 3].map(|()| Writer::new());
@@ -54,8 +55,9 @@ fn top_k_of_gradients_that_change() {
             if index % 4 == 3 {
                 gradient[700..].fill(scale);
             }
-            let sum: Vec<f32> = fed.held_back().iter().zip(&gradient).map(|(held, g)| held + g).collect();
-            fed.compress(Gradient::F32(&gradient), step(index), &mut out[0]).unwrap();
+            let sum: Vec<f32> =
+                compensated.residual().iter().zip(&gradient).map(|(residual, g)| residual + g).collect();
+            compensated.compress(Gradient::F32(&gradient), step(index), &mut out[0]).unwrap();
             // One that has learned from the steps before, and one that has not.
             long.compress(Gradient::F32(&sum), step(index), &mut out[1]).unwrap();
             let mut fresh = pipeline(text, &[n]).with_kernel(kernel);
@@ -121,7 +123,7 @@ fn assert_kernels_agree(strategy: &CompressorSpec, x: &[f32]) {
         run.context.kernel = kernel;
         let (energy, sent) = run.transmit(x).unwrap();
         let sent: Vec<u32> = sent.iter().map(|value| value.to_bits()).collect();
-        let got = (run.payload, energy.fed.to_bits(), energy.sent.to_bits(), sent);
+        let got = (run.payload, energy.compensated.to_bits(), energy.sent.to_bits(), sent);
         assert!(reference.get_or_insert(got.clone()) == &got, "{strategy}, n = {}, {kernel:?}", x.len());
     }
 }

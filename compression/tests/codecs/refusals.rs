@@ -57,9 +57,9 @@ fn a_refused_step_is_forgotten_by_every_strategy_that_follows() {
                 let mut rank = pipeline(&format!("{codec}{from}"), LONG);
                 (0..2).for_each(|index| drop(step(&mut rank, &laplace(LONG, index), (index, 0.125))));
                 if refused {
-                    let (before, held) = (saved(&rank), rank.held_back());
+                    let (before, residual) = (saved(&rank), rank.residual());
                     refuse(&mut rank, LONG, 2);
-                    assert!(saved(&rank) == before && rank.held_back() == held, "{label}: the state moved");
+                    assert!(saved(&rank) == before && rank.residual() == residual, "{label}: the state moved");
                 }
                 rank.change(&parse(&format!("{codec}{to}")));
                 let sent = step(&mut rank, &laplace(LONG, 2), (2, 0.125));
@@ -72,7 +72,7 @@ fn a_refused_step_is_forgotten_by_every_strategy_that_follows() {
     }
 }
 
-/// What was held back at a rate weighs by that rate, not by one at which nothing was done.
+/// The residual at a rate weighs by that rate, not by one at which nothing was done.
 #[test]
 fn the_rate_of_a_refused_step_weighs_nothing() {
     for to in ["topk(k=3)+ef(dgc,mu=0)", "topk(k=3)+ef(sgc,alpha=0)"] {
@@ -80,7 +80,7 @@ fn the_rate_of_a_refused_step_weighs_nothing() {
         step(&mut rank, &[1.0, 2.0, 3.0], (0, 0.1));
         let nan = Step { index: 1, learning_rate: 0.001 };
         rank.compress(Gradient::F32(&[f32::NAN; 3]), nan, &mut Writer::new()).unwrap_err();
-        assert_eq!((rank.learning_rate(), rank.held_back()), (0.1, vec![1.0, 2.0, 0.0]));
+        assert_eq!((rank.learning_rate(), rank.residual()), (0.1, vec![1.0, 2.0, 0.0]));
         rank.change(&parse(to));
         let sent = step(&mut rank, &[0.0; 3], (1, 0.1));
         let mut mean = [0.0; 3];
@@ -99,9 +99,9 @@ fn a_step_that_is_given_up_moves_nothing() {
         if rank.rounds() == 1 {
             continue;
         }
-        let (before, held) = (saved(&rank), rank.held_back());
+        let (before, residual) = (saved(&rank), rank.residual());
         let other = Step { index: 1, learning_rate: 0.001 };
         assert!(rank.compress(Gradient::F32(&normal(60, 1)), other, &mut Writer::new()).unwrap().more);
-        assert!(saved(&rank) == before && rank.held_back() == held, "{text}: the state moved");
+        assert!(saved(&rank) == before && rank.residual() == residual, "{text}: the state moved");
     }
 }

@@ -38,9 +38,9 @@ fn a_state_of_something_else_is_refused_by_name_and_changes_nothing() {
     let state = saved(&used(TEXT, &SHAPES, 3));
     let refused = |text: &str, shapes: &[[usize; 2]], seed| {
         let mut rank = used(text, shapes, seed);
-        let (before, held) = (saved(&rank), rank.held_back());
+        let (before, residual) = (saved(&rank), rank.residual());
         let error = rank.restore(&state).unwrap_err();
-        assert!(saved(&rank) == before && rank.held_back() == held, "{error}: the state moved");
+        assert!(saved(&rank) == before && rank.residual() == residual, "{error}: the state moved");
         error
     };
     let other = refused("powersgd(rank=3)+ef(vanilla)+nesterov(mu=0.5)", &SHAPES, 3);

@@ -85,20 +85,20 @@ fn whatever_became_of_a_step_it_can_be_taken_back() {
     }
 }
 
-/// A change of the strategy between: what an old memory held back goes out with the step, and comes back with it.
+/// A change of the strategy between: an old memory's residual goes out with the step, and comes back with it.
 #[test]
 fn what_is_left_over_of_an_old_memory_comes_back() {
     let mut ranks = Ranks::with_layers("topk(k=0.1)+ef(vanilla)", &layers(), WORLD);
     (0..3).for_each(|index| drop(ranks.step(&gradients(index), index)));
     ranks.pipelines.iter_mut().for_each(|pipeline| pipeline.change(&parse("qsgd(s=4)")));
-    let (before, held) = (states(&ranks), ranks.pipelines[0].held_back());
+    let (before, residual) = (states(&ranks), ranks.pipelines[0].residual());
     ranks.pipelines.iter_mut().for_each(Pipeline::mark);
     for end in ENDS {
         go(&mut ranks, end, 3);
         ranks.pipelines.iter_mut().for_each(|pipeline| pipeline.undo().unwrap());
-        assert!(states(&ranks) == before && ranks.pipelines[0].held_back() == held, "{end}");
+        assert!(states(&ranks) == before && ranks.pipelines[0].residual() == residual, "{end}");
     }
-    assert!(held.iter().any(|value| *value != 0.0));
+    assert!(residual.iter().any(|value| *value != 0.0));
 }
 
 #[test]

@@ -132,7 +132,7 @@ pub(super) async fn reports(
     let body = body::read(&app, request, MAX_BODY).await?;
     let (instance, incoming) = body.decode(|bytes| body::json(bytes).and_then(incoming)).await?;
     let now: Timestamp = app.clock.now();
-    if !app.presence.heard(&node, instance, now) {
+    if !app.presence.saw(&node, instance, now) {
         return Err(again(&node));
     }
     let live = app.presence.live(now);

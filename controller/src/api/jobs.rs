@@ -60,7 +60,7 @@ async fn view(app: &App, row: JobRow) -> Result<JobView, ApiError> {
         step: steps.newest.unwrap_or_default(),
         measured: measured(version).or_else(|| measured(ran)),
         compute_us: measure::compute(&steps.whole).map(|s| s.get() * 1e6),
-        board: app.boards().get(&row.job).cloned(),
+        status: app.statuses().get(&row.job).cloned(),
         missing: &sight.missing,
     };
     Ok(views::job(row, &parts))
@@ -114,8 +114,8 @@ pub(super) async fn report(
     Path(job): Path<JobId>,
 ) -> Result<Json<serde_json::Value>, ApiError> {
     find(&app, &job).await?;
-    let board = app.boards().get(&job).cloned().unwrap_or_default();
-    Ok(Json(serde_json::json!({ "at_us": board.at.0, "waiting": board.waiting, "report": board.report })))
+    let status = app.statuses().get(&job).cloned().unwrap_or_default();
+    Ok(Json(serde_json::json!({ "at_us": status.at.0, "waiting": status.waiting, "report": status.report })))
 }
 
 pub(super) async fn trials(
@@ -164,7 +164,7 @@ pub(super) async fn delete(State(app): State<Arc<App>>, Path(job): Path<JobId>) 
             Err(ApiError::Conflict(format!("job {job} runs, and an agent of it is alive; end its training first")))
         }
         Deletion::Done => {
-            app.boards().remove(&job);
+            app.statuses().remove(&job);
             app.wake.notify_one();
             Ok(StatusCode::NO_CONTENT)
         }
@@ -251,7 +251,7 @@ fn runnable(snapshot: &flexcomm_planner::Snapshot, candidates: &[Strategy]) -> R
 /// a trial.
 async fn default_candidates(app: &App, job: &JobRow) -> Result<Vec<Strategy>, ApiError> {
     let space = gather(app, job).await?.snapshot.space();
-    let times = app.boards().get(&job.job).map(|b| b.alternatives.clone()).unwrap_or_default();
+    let times = app.statuses().get(&job.job).map(|b| b.alternatives.clone()).unwrap_or_default();
     let time = |s: &Strategy| times.iter().find(|a| a.strategy == *s).map_or(f64::MAX, |a| a.t_sync_s);
     Ok(thinned(one_of_each(&space, Strategy::family, time)))
 }

@@ -118,7 +118,7 @@ async fn decision(app: &App, view: &JobView, s: &mut Scrape) -> Result<(), ApiEr
         let labels = [job, strategy.spec().compressor().name, strategy.collective().as_str(), selection];
         s.set(m::JOB_STRATEGY, &labels, 1.0)?;
     }
-    let verdict = app.boards().get(&view.job).map(|b| b.verdict.clone());
+    let verdict = app.statuses().get(&view.job).map(|b| b.verdict.clone());
     if let Some(verdict) = verdict {
         s.set(m::JOB_VERDICT, &[job, &verdict], 1.0)?;
     }

@@ -8,7 +8,7 @@ use flexcomm_wire::api::{
 };
 use std::collections::BTreeMap;
 
-use crate::app::Board;
+use crate::app::JobStatus;
 use crate::clock::rfc3339;
 use crate::doubts::Doubt;
 use crate::missing::Missing;
@@ -36,7 +36,7 @@ pub(super) struct JobParts<'a> {
     pub step: u64,
     pub measured: Option<Measured>,
     pub compute_us: Option<f64>,
-    pub board: Option<Board>,
+    pub status: Option<JobStatus>,
     pub missing: &'a [Missing],
 }
 
@@ -76,7 +76,7 @@ pub(super) fn job(row: JobRow, parts: &JobParts<'_>) -> JobView {
     let here: BTreeMap<u32, &RankRow> = parts.ranks.iter().filter(|r| r.left.is_none()).map(|r| (r.rank, r)).collect();
     let connected = here.values().filter(|r| parts.live.binary_search(&r.node).is_ok()).count();
     let measured = parts.measured.as_ref();
-    let board = parts.board.as_ref();
+    let status = parts.status.as_ref();
     JobView {
         job: row.job,
         run: row.run,
@@ -92,13 +92,13 @@ pub(super) fn job(row: JobRow, parts: &JobParts<'_>) -> JobView {
         comp_us: measured.map(|m| m.t_comp.get() * 1e6),
         sync_us: measured.map(|m| m.t_sync.get() * 1e6),
         step_us: measured.map(|m| m.t_step.get() * 1e6),
-        predicted_sync_us: board.and_then(|b| b.predicted_sync_us),
-        predicted_step_us: board.and_then(|b| b.predicted_step_us),
+        predicted_sync_us: status.and_then(|b| b.predicted_sync_us),
+        predicted_step_us: status.and_then(|b| b.predicted_step_us),
         gain: measured.map(|m| m.gain.get()),
         ended: row.ended.map(|at| ended(at, row.how)),
         policy: policy::shown(&row.kinds),
         missing: parts.missing.iter().map(missing).collect(),
-        doubted: board.map_or_else(Vec::new, |b| b.doubts.iter().map(doubted).collect()),
+        doubted: status.map_or_else(Vec::new, |b| b.doubts.iter().map(doubted).collect()),
     }
 }
 

@@ -16,22 +16,22 @@ use crate::store::TestRow;
 const LATENCY_FLOOR_US: f64 = 100.0;
 
 /// A link fades from so many times the confidence on that decisions need: a test takes its time to be granted and seen.
-const FADING: f64 = 1.1;
+const STALE: f64 = 1.1;
 
 /// And from so much of what a test that ran from the other side is worth at most: no link fades all the time.
-const MOST_FADING: f64 = 0.9 * TEST_CONFIDENCE;
+const MOST_STALE: f64 = 0.9 * TEST_CONFIDENCE;
 
 /// From when on a link is suspect or fades.
 #[derive(Debug)]
 struct Thresholds {
     suspect_change: f64,
-    fading: f64,
+    stale: f64,
 }
 
 impl Thresholds {
     fn of(config: &Config) -> Self {
-        let fading = (FADING * config.planner.least_confidence).min(MOST_FADING);
-        Self { suspect_change: config.probes.suspect_change, fading }
+        let stale = (STALE * config.planner.least_confidence).min(MOST_STALE);
+        Self { suspect_change: config.probes.suspect_change, stale }
     }
 }
 
@@ -73,7 +73,7 @@ fn known(thresholds: &Thresholds, links: &LinkMap, tests: &[TestRow], shared: &S
         let moved = then.is_some_and(|then| latency_moved(link, then, thresholds.suspect_change))
             || test.is_some_and(|test| contradicted(test, link));
         let off = shared.deviating.contains(&pair);
-        let fading = link.bandwidth_confidence < thresholds.fading && shared.all.contains(&pair);
+        let stale = link.bandwidth_confidence < thresholds.stale && shared.all.contains(&pair);
         let entry = known.entry(pair).or_default();
         let both = entry.bandwidth_bps.into_iter().chain(link.bandwidth_bps);
         entry.bandwidth_bps = both.reduce(f64::max);
@@ -81,7 +81,7 @@ fn known(thresholds: &Thresholds, links: &LinkMap, tests: &[TestRow], shared: &S
         entry.tested_bps = tested.reduce(f64::min);
         entry.latency_s = entry.latency_s.max(link.latency_us * 1e-6);
         entry.suspect |= moved || off;
-        entry.fading |= fading;
+        entry.stale |= stale;
     }
     known
 }
@@ -92,7 +92,7 @@ fn latency_moved(link: &LinkView, then_us: f64, share: f64) -> bool {
 }
 
 async fn shared(app: &App) -> Result<Shared, CycleError> {
-    let jobs: Vec<_> = app.boards().iter().map(|(job, board)| (job.clone(), board.deviates)).collect();
+    let jobs: Vec<_> = app.statuses().iter().map(|(job, status)| (job.clone(), status.deviates)).collect();
     let mut shared = Shared::default();
     for (job, deviates) in jobs {
         let ranks = app.store.ranks(&job).await?;
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn only_unsure_links_of_a_job_fade_and_the_last_test_is_known() {
-        let thresholds = Thresholds { suspect_change: 0.3, fading: 0.55 };
+        let thresholds = Thresholds { suspect_change: 0.3, stale: 0.55 };
         let rows = [row("a", "b", Some(1e9), 0), row("b", "a", Some(1e9), 0)];
         let test = |bandwidth_bps| test(bandwidth_bps, None, Some(1e9));
         let pair = Pair::new(&node("a"), &node("b"));
@@ -123,10 +123,10 @@ mod tests {
         };
         let job = Shared { all: [pair.clone()].into(), deviating: BTreeSet::new() };
         let sure = look(&[], &job);
-        assert!(!sure.fading && sure.tested_bps.is_none() && !sure.suspect, "{sure:?}");
+        assert!(!sure.stale && sure.tested_bps.is_none() && !sure.suspect, "{sure:?}");
         let fallen = look(&[test(1e8)], &job);
-        assert!(fallen.fading && fallen.suspect, "{fallen:?}");
+        assert!(fallen.stale && fallen.suspect, "{fallen:?}");
         assert_eq!((fallen.bandwidth_bps, fallen.tested_bps), (Some(1e9), Some(1e8)));
-        assert!(!look(&[test(1e8)], &Shared::default()).fading, "no decision rests on it");
+        assert!(!look(&[test(1e8)], &Shared::default()).stale, "no decision rests on it");
     }
 }

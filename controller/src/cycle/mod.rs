@@ -108,7 +108,7 @@ pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
     let _passing = app.passing.lock().await;
     let jobs = app.store.running_jobs().await?;
     let runs = |job: &flexcomm_domain::JobId| jobs.iter().any(|j| j.job == *job);
-    app.boards().retain(|job, _| runs(job));
+    app.statuses().retain(|job, _| runs(job));
     app.missing().retain(runs);
     app.doubts().retain(runs);
     let each = futures_util::stream::iter(jobs).map(|job| one_job(app, job));
@@ -268,7 +268,7 @@ mod tests {
             }
             pass(&app).await.unwrap();
         }
-        assert!(app.boards().contains_key(&job()), "the job was looked at");
+        assert!(app.statuses().contains_key(&job()), "the job was looked at");
         assert!(!app.store.intervals(&job(), 100).await.unwrap().is_empty());
         assert_eq!((app.store.book_reads(), app.counters.fitted.get()), (1, 0), "none is old enough to be fitted to");
     }

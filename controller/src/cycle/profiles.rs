@@ -62,12 +62,12 @@ fn by_selector(
     let mut of_selector: BTreeMap<Selector, Vec<ProfilePoint>> = BTreeMap::new();
     let mut unpriced: Vec<(Selector, ProfilePoint)> = Vec::new();
     for ((selector, ratio), point) in points {
-        // Shadows select for themselves. One rank that selects for all is known from the trial alone, which flatters it
-        // as it flatters the others.
+        // Shadows select for themselves. One rank that selects for all is known from the trial alone, which overrates it
+        // as it overrates the others.
         let own = || points.get(&(selector.family.into(), *ratio));
         let gain = match selector.selection {
             None => point.own(),
-            Some(_) => point.live.gain().map(|live| live.powf(own().map_or(1.0, Point::flattered))),
+            Some(_) => point.live.gain().map(|live| live.powf(own().map_or(1.0, Point::trial_bias))),
         };
         let Some(priced) = gain.and_then(|gain| point.at(f64::from_bits(*ratio), gain)) else { continue };
         if point.live.weight > 0.0 {
@@ -104,14 +104,14 @@ impl Point {
         }
     }
 
-    /// Gain of a rank that selects for itself: in the newest shadow where there is one. That of a newer trial flatters, and
+    /// Gain of a rank that selects for itself: in the newest shadow where there is one. That of a newer trial is too high, and
     /// its shadows will tell soon.
     fn own(&self) -> Option<f64> {
         self.shadow.gain().or(self.live.gain())
     }
 
     /// The power by which the trial's gain is brought to the shadow's, which has run for longer.
-    fn flattered(&self) -> f64 {
+    fn trial_bias(&self) -> f64 {
         let (Some(live), Some(own)) = (self.live.gain(), self.own()) else { return 1.0 };
         if live < 1.0 && own < 1.0 { (own.ln() / live.ln()).max(1.0) } else { 1.0 }
     }
@@ -182,7 +182,7 @@ mod tests {
             let profile: &Profile = &profiles.by_selector[&selector.parse().unwrap()];
             profile.points().iter().find(|p| p.cr.get() == 0.1).unwrap().gain.get()
         };
-        // The shadow says that the trial flatters by a power of two.
+        // The shadow says that the trial overrates by a power of two.
         assert!((gain("topk") - 0.64 * 0.64).abs() < 1e-12 && (gain("topk:star") - 0.25).abs() < 1e-12);
         assert_eq!(profiles.by_selector.len(), 2);
     }

@@ -1,4 +1,4 @@
-//! Phase 5: predicted against measured time, coefficients fitted to it, and the board for whoever looks.
+//! Phase 5: predicted against measured time, coefficients fitted to it, and the status for whoever looks.
 
 use flexcomm_domain::Timestamp;
 use flexcomm_optimizer::Sample;
@@ -6,7 +6,7 @@ use flexcomm_planner::{Outcome, Report};
 
 use super::apply::Applied;
 use super::{CycleError, Gathered};
-use crate::app::{App, Board};
+use crate::app::{App, JobStatus};
 use crate::intervals::{self, FIT_AFTER_S, Prediction, Surroundings};
 use crate::store::IntervalRow;
 
@@ -20,12 +20,12 @@ pub async fn record(app: &App, gathered: &Gathered, applied: Applied) -> Result<
     tracing::debug!(job = %gathered.job.job, verdict = report.verdict, why = report.why, "looked");
     let refused = applied.refused.as_ref().map(|why| format!("the checker refused a decision: {why}"));
     let doubts = app.doubts().lasting(&gathered.job.job, &gathered.doubts, gathered.now);
-    let mut boards = app.boards();
+    let mut statuses = app.statuses();
     let deviates = match &newest {
         Some(interval) => deviates(interval, app.config.probes.suspect_change),
-        None => boards.get(&gathered.job.job).is_some_and(|before| before.deviates),
+        None => statuses.get(&gathered.job.job).is_some_and(|before| before.deviates),
     };
-    let board = Board {
+    let status = JobStatus {
         at: gathered.now,
         waiting: gathered.waiting.iter().cloned().chain(refused).collect(),
         doubts,
@@ -37,7 +37,7 @@ pub async fn record(app: &App, gathered: &Gathered, applied: Applied) -> Result<
         fitted_trial,
         deviates,
     };
-    boards.insert(gathered.job.job.clone(), board);
+    statuses.insert(gathered.job.job.clone(), status);
     Ok(())
 }
 
@@ -114,7 +114,7 @@ async fn fit(app: &App, gathered: &Gathered) -> Result<(), CycleError> {
 async fn fit_trial(app: &App, gathered: &Gathered, outcome: &Outcome) -> Result<u64, CycleError> {
     let job = &gathered.job.job;
     let Some(trial) = &gathered.trial else { return Ok(0) };
-    let known = app.boards().get(job).map(|board| board.fitted_trial);
+    let known = app.statuses().get(job).map(|status| status.fitted_trial);
     let moved = outcome.memory.moving.is_some_and(|moving| moving.until >= trial.asked)
         || outcome.report.contradicted_s.is_some();
     if moved || known.is_none_or(|id| id >= trial.id) {

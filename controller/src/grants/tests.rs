@@ -331,7 +331,7 @@ fn fading_links_go_before_routine_ones_that_waited_longer() {
     let mut s = scheduler();
     let known: BTreeMap<Pair, Known> = all(&live, link(1e9))
         .into_iter()
-        .map(|(p, link)| (p.clone(), Known { fading: p.has(&live[0]), ..link }))
+        .map(|(p, link)| (p.clone(), Known { stale: p.has(&live[0]), ..link }))
         .collect();
     s.tick(at(0), &live, &known, 0.0);
     let routine = Pair::new(&live[1], &live[2]);
@@ -351,9 +351,9 @@ fn fading_links_go_before_routine_ones_that_waited_longer() {
 #[test]
 fn fading_links_are_tested_again_soon_but_not_for_ever() {
     let live = names(2);
-    let tested_s = |fading: bool| {
+    let tested_s = |stale: bool| {
         let mut s = scheduler();
-        let known = all(&live, Known { fading, ..link(1e9) });
+        let known = all(&live, Known { stale, ..link(1e9) });
         let mut tested = Vec::new();
         for second in 0..120 {
             s.tick(at(second * 1000), &live, &known, 0.0);
@@ -375,13 +375,13 @@ fn fading_links_are_tested_again_soon_but_not_for_ever() {
 #[test]
 fn fading_links_do_not_wait_for_the_debts_of_suspect_ones() {
     let live = names(4);
-    let tests = |fading: bool| {
+    let tests = |stale: bool| {
         let config = RawProbes { budget_share: 0.3, retest_s: 10, ..RawProbes::default() };
         let mut s = Scheduler::new(config, 0);
         let mut tests = 0;
         for second in 0..120 {
             let fell = (10..30).contains(&second);
-            let known = all(&live, Known { suspect: fell, fading, ..link(1e8) });
+            let known = all(&live, Known { suspect: fell, stale, ..link(1e8) });
             s.tick(at(second * 1000), &live, &known, 0.0);
             tests += if second >= 40 { s.active.len() } else { 0 };
             // What was planned for a faster link lasts as long as a test may.
@@ -390,8 +390,8 @@ fn fading_links_do_not_wait_for_the_debts_of_suspect_ones() {
         }
         tests
     };
-    let (fading, routine) = (tests(true), tests(false));
-    assert!(fading >= 40 && routine < fading / 2, "{fading} tests of fading links, {routine} of others");
+    let (stale, routine) = (tests(true), tests(false));
+    assert!(stale >= 40 && routine < stale / 2, "{stale} tests of stale links, {routine} of others");
 }
 
 /// The first test after a fall lasts as long as a test may; the next are as large as that one showed to be right.

@@ -188,7 +188,7 @@ mod tests {
     #[tokio::test]
     async fn it_is_stuck_only_while_a_fresh_connection_could_write() {
         let (store, _dir) = scratch().await;
-        // Another writer of the same file, with little patience.
+        // Another writer of the same file, with a short timeout.
         let options = store.write.options.clone().busy_timeout(Duration::from_millis(1));
         let pool = SqlitePoolOptions::new().max_connections(1).acquire_timeout(Duration::from_millis(500));
         let writer = Writer::new(pool.connect_with(options.clone()).await.unwrap(), options);

@@ -152,7 +152,7 @@ pub struct Agent {
 
 /// The world that agents report.
 #[derive(Debug, Clone, Copy)]
-pub struct Weather {
+pub struct Network {
     pub latency_us: f64,
     pub bandwidth_bps: f64,
 }
@@ -209,13 +209,13 @@ impl Agent {
         api.client.get(url).bearer_auth(TOKEN).send().await.unwrap().json().await.unwrap()
     }
 
-    pub fn link(&self, peer: &str, weather: Weather) -> ReportBody {
+    pub fn link(&self, peer: &str, network: Network) -> ReportBody {
         ReportBody::Link(LinkReport {
             peer: node(peer),
-            latency_us: weather.latency_us,
+            latency_us: network.latency_us,
             latency_confidence: 0.95,
             latency_age_ms: 3.0,
-            bandwidth_bps: Some(weather.bandwidth_bps),
+            bandwidth_bps: Some(network.bandwidth_bps),
             bandwidth_confidence: 0.9,
             bandwidth_age_ms: 10.0,
             jitter_us: 5.0,

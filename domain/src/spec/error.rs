@@ -69,7 +69,7 @@ pub enum SpecError {
     },
     /// Random values that are scaled up, with error feedback.
     #[error(
-        "train with {of}: what error feedback holds back would grow without bound, since the compressor scales up what it \
+        "train with {of}: the residual of error feedback would grow without bound, since the compressor scales up what it \
          sends; leave the scaling out, or the memory"
     )]
     Diverges {

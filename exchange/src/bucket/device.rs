@@ -12,7 +12,7 @@ use crate::auto::Leader;
 use crate::error::ExchangeError;
 use crate::head::{NOT_FINITE, STATUS_AT};
 use flexcomm_compression::codec::{EncodeError, ReadError};
-use flexcomm_compression::memory::{HeldBack, Units};
+use flexcomm_compression::memory::{Residual, Units};
 use flexcomm_compression::pipeline::{Pipeline, Step, factor};
 use flexcomm_compression::wire::{Reader, Writer, read_indices, write_message};
 use flexcomm_compression::{Energy, Layers as CpuLayers};
@@ -53,7 +53,7 @@ pub trait DeviceBuffer: std::fmt::Debug + Send {
     fn fetch(&self, from: Span, to: &mut [u8]) -> Result<(), LaunchError>;
 }
 
-/// What all ranks have said about a bucket that stays on the device, copied from there when the collective was over.
+/// What all ranks have sent about a bucket that stays on the device, copied from there when the collective was over.
 #[derive(Debug, Clone, Copy)]
 pub struct Answers<'a> {
     /// Whether the header of some rank's part says that it has none.
@@ -124,7 +124,7 @@ fn upload_words(device: &impl Copies, to: Span, words: impl Iterator<Item = [u8;
 }
 
 fn energy_of(outcome: &Outcome) -> Energy {
-    Energy { sent: outcome.sent, fed: outcome.fed }
+    Energy { sent: outcome.sent, compensated: outcome.compensated }
 }
 
 fn fetch_outcome(device: &impl Copies, from: Span) -> Result<Outcome, LaunchError> {
@@ -137,8 +137,8 @@ impl Bucket {
     fn plan(&self) -> Result<(Plan, Vec<Method>), OnHost> {
         let pipeline = &self.run.pipeline;
         let plan = Plan::new(pipeline.spec(), pipeline.layers(), self.member)?;
-        if !plan.keeps && pipeline.may_hold_back() {
-            // What an older strategy held back goes out first.
+        if !plan.keeps && pipeline.has_residual() {
+            // An older strategy's residual goes out first.
             return Err(OnHost::Parts(pipeline.spec().to_string()));
         }
         let methods = plan.methods(0).unwrap_or_default();
@@ -168,7 +168,7 @@ impl Bucket {
         let layers = Layers::new(device, (&lengths, &methods), memory.part(0, bytes))?;
         let residual = self.residual();
         let mut rest = &residual[..];
-        for (span, n) in layers.held_back().zip(&lengths) {
+        for (span, n) in layers.residual().zip(&lengths) {
             let (own, after) = rest.split_at((*n as usize).min(rest.len()));
             rest = after;
             if own.iter().any(|value| value.to_bits() != 0) {
@@ -190,7 +190,7 @@ impl Bucket {
         own.put_back();
         if own.plan.keeps {
             let mut values = Vec::with_capacity(self.run.pipeline.layers().values());
-            for span in own.layers.held_back() {
+            for span in own.layers.residual() {
                 let mut bytes = vec![0; span.bytes() as usize];
                 own.buffer.fetch(span, &mut bytes)?;
                 values.extend(f32s(&bytes));
@@ -200,8 +200,8 @@ impl Bucket {
                 true => Units::GRADIENTS,
                 false => Units::at(own.done[0].learning_rate),
             };
-            let held_back = HeldBack { values: &values, units };
-            let pipeline = Pipeline::holding(&spec, layers, self.member, held_back)?;
+            let residual = Residual { values: &values, units };
+            let pipeline = Pipeline::with_residual(&spec, layers, self.member, residual)?;
             self.run.pipeline = pipeline.after_step(own.done[0].step);
         }
         self.device = None;
@@ -294,8 +294,8 @@ impl Bucket {
         Ok(written?)
     }
 
-    /// Launched before anybody knows what the ranks said: `out` (f32) becomes the mean of the messages in all ranks' blocks, behind
-    /// `control` bytes of header each. What it means is [`Self::judge`]'s to say.
+    /// Launched before anybody knows the ranks' status: `out` (f32) becomes the mean of the messages in all ranks' blocks, behind
+    /// `control` bytes of header each. [`Self::judge`] finds out what it means.
     pub fn add_on(
         &self,
         device: &impl Copies,
@@ -331,19 +331,19 @@ impl Bucket {
     }
 
     /// Whether what [`Self::add_on`] left is the mean gradient. If not, the residual is as before.
-    pub fn judge(&mut self, said: Answers<'_>) -> Result<Ran, ExchangeError> {
+    pub fn judge(&mut self, answers: Answers<'_>) -> Result<Ran, ExchangeError> {
         let index = self.index;
         let judged = self.device.as_ref().filter(|own| own.under_way).and_then(|own| own.header.as_ref());
         let Some(header) = judged else {
             return Err(ExchangeError::Order { bucket: index, what: "no message was made on the device" });
         };
-        let foreign = said.headers.iter().position(|other| other != header);
-        let unread = said.outcome.last_chunk::<4>().map_or(1, |bytes| u32::from_le_bytes(*bytes));
+        let foreign = answers.headers.iter().position(|other| other != header);
+        let unread = answers.outcome.last_chunk::<4>().map_or(1, |bytes| u32::from_le_bytes(*bytes));
         self.take_phase()?;
-        if said.refused || foreign.is_some() || unread > 0 {
+        if answers.refused || foreign.is_some() || unread > 0 {
             self.put_back()?;
         }
-        if said.refused {
+        if answers.refused {
             return Ok(Ran::Refused);
         }
         if let Some(rank) = foreign {
@@ -352,7 +352,7 @@ impl Bucket {
         if unread > 0 {
             return Err(ExchangeError::Payload { rank: unread as usize - 1 });
         }
-        if let Some(outcome) = said.outcome.first_chunk() {
+        if let Some(outcome) = answers.outcome.first_chunk() {
             self.energy = energy_of(&Outcome::read(outcome));
         }
         self.device.iter_mut().for_each(|own| own.under_way = false);
@@ -377,7 +377,7 @@ impl Bucket {
             device.download(own.layers.lists(k)?.indices, &mut bytes)?;
             own.selected.extend(bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)));
         }
-        self.energy = Energy { sent: if may_lead { outcome.sent } else { 0.0 }, fed: outcome.fed };
+        self.energy = Energy { sent: if may_lead { outcome.sent } else { 0.0 }, compensated: outcome.compensated };
         Ok(())
     }
 
@@ -538,7 +538,7 @@ impl OnDevice {
         let each = layers.ranges().zip(factors).flat_map(|(range, factor)| range.map(|_| *factor));
         let mut each = each.fuse();
         let mut scaled = Vec::new();
-        for span in self.layers.held_back() {
+        for span in self.layers.residual() {
             let mut bytes = vec![0; span.bytes() as usize];
             device.download(span, &mut bytes)?;
             for (value, factor) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(&mut each) {
@@ -558,9 +558,9 @@ impl OnDevice {
         step: Step,
         message: &mut Writer,
     ) -> Result<Option<Energy>, OnHost> {
-        let mut said = vec![0; self.layers.outcomes().bytes() as usize];
-        device.download(self.layers.outcomes(), &mut said)?;
-        let each = said.chunks_exact(Layers::OUTCOME as usize).take(self.methods.len());
+        let mut bytes = vec![0; self.layers.outcomes().bytes() as usize];
+        device.download(self.layers.outcomes(), &mut bytes)?;
+        let each = bytes.chunks_exact(Layers::OUTCOME as usize).take(self.methods.len());
         let outcomes: Vec<Outcome> =
             each.filter_map(|bytes| bytes.first_chunk::<{ OUTCOME_BYTES as usize }>()).map(Outcome::read).collect();
         if outcomes.iter().any(|outcome| outcome.refused) {

@@ -1,5 +1,5 @@
 //! Shadows of gradients that lie on a device: the same samples, whose values the caller gathers there, compressed by kernels with
-//! memories that stay there. Nothing waits: what the kernels found is told later, a step at a time.
+//! memories that stay there. Nothing waits: what the kernels found is reported later, a step at a time.
 
 use super::sample::{Sample, Sampling, samples};
 use super::{Shadow, seed_of};
@@ -106,10 +106,10 @@ impl Shadow {
     ) -> Result<(), OnHost> {
         let Some(own) = self.on_device.get_mut(bucket) else { return Err(OnHost::Absent) };
         let layers = Layers::new(device, (&own.lengths(), &own.methods(0)), memory)?;
-        for (part, memory) in own.parts.iter().zip(layers.held_back()) {
-            let held = part.sample.places.of(residual);
-            if held.iter().any(|value| *value != 0.0) {
-                let bytes: Vec<u8> = held.into_iter().flat_map(f32::to_le_bytes).collect();
+        for (part, memory) in own.parts.iter().zip(layers.residual()) {
+            let residual = part.sample.places.of(residual);
+            if residual.iter().any(|value| *value != 0.0) {
+                let bytes: Vec<u8> = residual.into_iter().flat_map(f32::to_le_bytes).collect();
                 device.upload(memory, &bytes)?;
             }
         }
@@ -140,7 +140,7 @@ impl Shadow {
             let Some(bytes) = bytes.first_chunk::<{ OUTCOME_BYTES as usize }>() else { continue };
             let outcome = Outcome::read(bytes);
             if let Some(candidate) = self.candidates.get_mut(part.candidate).filter(|_| !outcome.refused) {
-                candidate.add(part.sample.weight, Energy { sent: outcome.sent, fed: outcome.fed });
+                candidate.add(part.sample.weight, Energy { sent: outcome.sent, compensated: outcome.compensated });
             }
         }
         Ok(())
@@ -152,9 +152,9 @@ mod tests {
     use super::*;
 
     /// As a device leaves it.
-    fn outcome(fed: f64, sent: f64, refused: bool) -> Vec<u8> {
+    fn outcome(compensated: f64, sent: f64, refused: bool) -> Vec<u8> {
         let mut bytes = vec![0; Layers::OUTCOME as usize];
-        bytes[..8].copy_from_slice(&fed.to_le_bytes());
+        bytes[..8].copy_from_slice(&compensated.to_le_bytes());
         bytes[8..16].copy_from_slice(&sent.to_le_bytes());
         bytes[28] = u8::from(refused);
         bytes

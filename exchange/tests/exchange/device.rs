@@ -30,15 +30,15 @@ fn unsigned(values: &[f32]) -> Vec<u32> {
     bits(values).into_iter().map(|bits| if bits << 1 == 0 { 0 } else { bits }).collect()
 }
 
-/// What is held back, wherever it lies, without moving it for good.
-fn held(bucket: &mut Bucket) -> Vec<u32> {
+/// The residual, wherever it lies, without moving it for good.
+fn residual_bits(bucket: &mut Bucket) -> Vec<u32> {
     let on_device = bucket.is_on_device();
     bucket.copy_to_host().unwrap();
-    let held = unsigned(&bucket.residual());
+    let residual = unsigned(&bucket.residual());
     if on_device {
         settle(bucket, 5);
     }
-    held
+    residual
 }
 
 /// Every method, with a memory and without.
@@ -97,12 +97,12 @@ fn compare(mixed: &mut [Bucket], host: &mut [Bucket], plan: &Plan, label: &str) 
         assert!(!good || unsigned(mean) == unsigned(out), "{label}, rank {rank}: another mean");
     }
     for (rank, (a, b)) in mixed.iter_mut().zip(host).enumerate() {
-        assert!(held(a) == held(b), "{label}, rank {rank}: another residual");
+        assert!(residual_bits(a) == residual_bits(b), "{label}, rank {rank}: another residual");
         let copies = a.spec().compressor().class == Class::Sparsification;
         let [a, b] = [a.energy(), b.energy()];
         // The host looks at what is left in the residual, kernels at what the message holds.
         assert!(!copies || (a.gain() - b.gain()).abs() < 1e-6, "{label}: {a:?} {b:?}");
-        assert!((a.fed - b.fed).abs() <= 1e-6 * b.fed, "{label}: {a:?} {b:?}");
+        assert!((a.compensated - b.compensated).abs() <= 1e-6 * b.compensated, "{label}: {a:?} {b:?}");
     }
 }
 
@@ -202,7 +202,7 @@ fn a_message_that_is_never_judged_or_foreign_does_not_count() {
     let on = Plan { sides: vec![ON; 3], ..Plan::new(0, gradients(0)) };
     step(&mut ranks, &on);
     step(&mut host, &Plan::new(0, gradients(0)));
-    let before = held(&mut host[0]);
+    let before = residual_bits(&mut host[0]);
     let (_memory, given) = source(&gradient(1, 0), DType::F32);
     let at = |index| Step { index, learning_rate: 0.1 };
     let one = &mut ranks[0];
@@ -214,7 +214,7 @@ fn a_message_that_is_never_judged_or_foreign_does_not_count() {
     };
     // An exception came between the halves.
     begin(one, 1);
-    assert_eq!(held(one), before);
+    assert_eq!(residual_bits(one), before);
     assert!(one.state() == host[0].state(), "the state of the host, to the bit");
     // A message of another k, as of a rank that runs something else; and a payload that could not be read.
     settle(one, 1);
@@ -223,18 +223,18 @@ fn a_message_that_is_never_judged_or_foreign_does_not_count() {
     header[32] ^= 1;
     let error = one.judge(Answers { refused: false, headers: &[&header], outcome: &fine }).unwrap_err().to_string();
     assert!(error.contains("rank 0") && error.contains("another strategy"), "{error}");
-    assert_eq!(held(one), before);
+    assert_eq!(residual_bits(one), before);
     let header = begin(one, 1);
     let mut refused = fine;
     refused[48] = 2;
     let error = one.judge(Answers { refused: false, headers: &[&header], outcome: &refused }).unwrap_err().to_string();
     assert!(error.contains("rank 1") && error.contains("payload"), "{error}");
-    assert_eq!(held(one), before);
+    assert_eq!(residual_bits(one), before);
     begin(one, 1);
     assert_eq!(one.judge(Answers { refused: true, headers: &[], outcome: &fine }).unwrap(), Ran::Refused);
     let again = one.judge(Answers { refused: false, headers: &[], outcome: &fine }).unwrap_err().to_string();
     assert!(again.contains("no message was made"), "{again}");
-    assert_eq!(held(one), before);
+    assert_eq!(residual_bits(one), before);
     // A block without room, a gradient that is too short, no memory at all: the host does it.
     let round = one.begin_on(&device(4), given, (at(1), None)).unwrap();
     let small = Memory::of(&vec![0u8; round.bytes / 2]);
@@ -245,7 +245,7 @@ fn a_message_that_is_never_judged_or_foreign_does_not_count() {
     one.copy_to_host().unwrap();
     let absent = one.begin_on(&device(4), given, (at(1), None)).unwrap_err().to_string();
     assert!(absent.contains("no memory on the device"), "{absent}");
-    assert_eq!(held(one), before);
+    assert_eq!(residual_bits(one), before);
 }
 
 /// Whatever the host does with a bucket (checkpoints, trials, new layouts, dense steps) begins with fetching.
@@ -270,10 +270,10 @@ fn the_residual_is_copied_to_the_host_when_the_host_needs_it() {
         assert!(own.is_on_device());
     };
     compressed(&store, 0, false);
-    let held = store.export().unwrap();
+    let residual = store.export().unwrap();
     assert!(!lock(&store.bucket(0).unwrap()).is_on_device());
-    assert_eq!(held.values().map(Vec::len).collect::<Vec<_>>(), [1201, 5, 1000]);
-    assert!(held.values().flatten().any(|value| *value != 0.0));
+    assert_eq!(residual.values().map(Vec::len).collect::<Vec<_>>(), [1201, 5, 1000]);
+    assert!(residual.values().flatten().any(|value| *value != 0.0));
     compressed(&store, 1, false);
     let (mut auto, before) = (AutoSelection::new(1), store.export().unwrap());
     store.save(&auto);
@@ -291,7 +291,7 @@ fn the_residual_is_copied_to_the_host_when_the_host_needs_it() {
     let mut own = lock(&bucket);
     own.prepare(&CompressorSpec::NONE, None).unwrap();
     let dense = step(std::slice::from_mut(&mut *own), &Plan::new(4, vec![vec![0.0; N]]));
-    assert!(dense.ends[0].1.iter().any(|value| *value != 0.0), "what was held back goes out");
+    assert!(dense.ends[0].1.iter().any(|value| *value != 0.0), "the residual goes out");
     assert!(!own.has_residual());
 }
 
@@ -345,6 +345,6 @@ fn rates_that_the_device_did_not_apply_are_applied_by_the_host() {
     step(&mut ranks, &Plan { sides: vec![None, ON, ON], ..plan.clone() });
     step(&mut host, &plan);
     for (rank, (one, other)) in ranks.iter_mut().zip(&mut host).enumerate() {
-        assert!(held(one) == held(other), "rank {rank}");
+        assert!(residual_bits(one) == residual_bits(other), "rank {rank}");
     }
 }

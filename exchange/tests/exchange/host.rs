@@ -96,7 +96,7 @@ fn a_failed_rank_is_refused_by_all_and_leaves_the_residual() {
 
 /// Whole numbers, so that sums are exact: whatever was compressed, by whatever in turns, nothing is lost.
 #[test]
-fn what_is_sent_and_what_is_held_back_add_up_over_changes_of_strategy() {
+fn what_is_sent_and_the_residual_add_up_over_changes_of_strategy() {
     let mut own = ranks("topk(k=0.1)+ef(vanilla)", 2);
     let whole =
         |rank: u64, step: u64| -> Vec<f32> { gradient(step, rank).iter().map(|x| (50.0 * x).round()).collect() };
@@ -122,7 +122,7 @@ fn what_is_sent_and_what_is_held_back_add_up_over_changes_of_strategy() {
             assert!(!own[0].has_residual());
         }
     }
-    own.iter().for_each(|own| sent.iter_mut().zip(own.residual()).for_each(|(sum, held)| *sum += held));
+    own.iter().for_each(|own| sent.iter_mut().zip(own.residual()).for_each(|(sum, residual)| *sum += residual));
     assert_eq!(sent, given);
 }
 
@@ -170,21 +170,21 @@ fn what_was_left_in_the_midst_is_put_back_before_anything_else_looks() {
         let bucket = store.bucket(0).unwrap();
         lock(&bucket).prepare(&spec.parse().unwrap(), None).unwrap();
         step(std::slice::from_mut(&mut *lock(&bucket)), &Plan::new(0, gradients(0, 1)));
-        let held = lock(&bucket).residual();
+        let residual = lock(&bucket).residual();
         lock(&bucket).begin(&gradient(5, 5), Plan::new(1, vec![]).at, None);
-        assert_ne!(lock(&bucket).residual(), held);
-        (store, held)
+        assert_ne!(lock(&bucket).residual(), residual);
+        (store, residual)
     };
     let whole = |store: &Store| store.export().unwrap().into_values().flatten().collect::<Vec<f32>>();
-    let (store, held) = left();
-    assert_eq!(whole(&store), held);
-    let (mut store, held) = left();
+    let (store, residual) = left();
+    assert_eq!(whole(&store), residual);
+    let (mut store, residual) = left();
     store.layout(0, PARAMS[..2].to_vec()).unwrap();
-    assert_eq!(whole(&store), held);
-    let (store, held) = left();
+    assert_eq!(whole(&store), residual);
+    let (store, residual) = left();
     lock(&store.bucket(0).unwrap()).in_trial(true).unwrap();
     lock(&store.bucket(0).unwrap()).end_candidate();
-    assert_eq!(whole(&store), held);
+    assert_eq!(whole(&store), residual);
 }
 
 /// A rank in another step cannot read the leader's indices: it refuses in a sum that has one size on all ranks.
@@ -237,18 +237,18 @@ fn saved_states_go_on_bit_for_bit_and_residuals_move_over() {
     other[0].prepare(&"ssdm".parse().unwrap(), Some(&state)).unwrap();
     assert!(!other[0].is_restored() && other[0].spec().to_string() == "ssdm");
 
-    let held = own[0].residual();
+    let residual = own[0].residual();
     for spec in ["topk(k=0.1)+ef(vanilla)", "topk(k=0.1)+ef(dgc,mu=0.9)", "topk(k=0.1)"] {
-        let mut moved = Bucket::new(0, PARAMS.to_vec(), Member::alone(7), Some(&held)).unwrap();
+        let mut moved = Bucket::new(0, PARAMS.to_vec(), Member::alone(7), Some(&residual)).unwrap();
         moved.prepare(&spec.parse().unwrap(), None).unwrap();
-        assert_eq!(moved.residual(), held, "{spec}");
+        assert_eq!(moved.residual(), residual, "{spec}");
     }
 }
 
 const MEMORIES: [&str; 5] = ["vanilla", "efsign", "efsign,gamma=0.5", "dgc,mu=0.9", "sgc,alpha=0.5,epsilon=0.5"];
 
 /// After a step at `rate`, of a rank alone.
-fn held_after(own: &mut [Bucket], (index, rate): (u64, f64), gradient: Vec<f32>) -> Vec<f32> {
+fn residual_after(own: &mut [Bucket], (index, rate): (u64, f64), gradient: Vec<f32>) -> Vec<f32> {
     assert!(good(&step(own, &Plan::new(index, vec![gradient]).rate(rate))));
     own[0].residual()
 }
@@ -262,13 +262,13 @@ fn a_first_rate_above_0_rescales_nothing_and_a_rate_of_0_keeps_the_last() {
     for memory in MEMORIES {
         let run = |rates: [f64; 4]| {
             let mut own = ranks(&format!("topk(k=0.1)+ef({memory})"), 1);
-            let held = |(index, rate)| held_after(&mut own, (index, rate), gradient(index, 0));
-            (0..).zip(rates).map(held).collect::<Vec<_>>()
+            let residual = |(index, rate)| residual_after(&mut own, (index, rate), gradient(index, 0));
+            (0..).zip(rates).map(residual).collect::<Vec<_>>()
         };
         let constant = run([1e-5; 4]);
         for rates in [[0.0, 0.0, 1e-5, 1e-5], [0.0, f64::NAN, 1e-5, 0.0], [1e-5, 0.0, -1.0, 1e-5]] {
-            let held = run(rates);
-            assert!(held.iter().zip(&constant).all(|(a, b)| close(a, b)), "{memory} at {rates:?}");
+            let residual = run(rates);
+            assert!(residual.iter().zip(&constant).all(|(a, b)| close(a, b)), "{memory} at {rates:?}");
         }
         let falls = run([1e-5, 0.0, 1e-6, 1e-6]);
         let rescales = !memory.starts_with("dgc") && !memory.starts_with("sgc") && !memory.contains("gamma");
@@ -288,8 +288,8 @@ fn residuals_are_rescaled_by_the_rates_of_their_own_layers() {
             let plan = Plan::new(index, vec![gradient.clone()]).rate(first);
             step(&mut own, &Plan { rates: vec![first, first, other], ..plan });
         }
-        let held = own[0].residual();
-        let ratio = |at: usize| (held[at] / gradient[at] * 1e3).round() / 1e3;
+        let residual = own[0].residual();
+        let ratio = |at: usize| (residual[at] / gradient[at] * 1e3).round() / 1e3;
         (ratio(0), ratio(N - 1))
     };
     assert_eq!(ratios([[0.1, 0.2]; 3]), (3.0, 3.0));
@@ -311,15 +311,15 @@ fn what_moves_over_or_was_saved_without_a_rate_is_not_rescaled_by_the_first() {
         let run = |rate: f64| {
             let mut own = vec![Bucket::new(0, PARAMS.to_vec(), Member::alone(7), Some(&values)).unwrap()];
             own[0].prepare(&spec.parse().unwrap(), None).unwrap();
-            held_after(&mut own, (0, rate), gradient(1, 0))
+            residual_after(&mut own, (0, rate), gradient(1, 0))
         };
         assert!(close(&run(1e-5), &run(1.0)), "{memory}");
         let mut own = ranks(&spec, 1);
-        held_after(&mut own, (0, 0.0), gradient(0, 0));
+        residual_after(&mut own, (0, 0.0), gradient(0, 0));
         let mut again = vec![Bucket::new(0, PARAMS.to_vec(), Member::alone(7), None).unwrap()];
         again[0].prepare(&spec.parse().unwrap(), own[0].state().as_deref()).unwrap();
         assert!(again[0].is_restored());
-        let wants = held_after(&mut own, (1, 1.0), gradient(1, 0));
-        assert!(close(&held_after(&mut again, (1, 1e-5), gradient(1, 0)), &wants), "{memory}");
+        let wants = residual_after(&mut own, (1, 1.0), gradient(1, 0));
+        assert!(close(&residual_after(&mut again, (1, 1e-5), gradient(1, 0)), &wants), "{memory}");
     }
 }

@@ -112,7 +112,7 @@ pub(super) struct Buffers<'a> {
     pub(super) n: u64,
     pub(super) gradient: Allocation<'a>,
     memory: Allocation<'a>,
-    pub(super) fed: Allocation<'a>,
+    pub(super) compensated: Allocation<'a>,
     payload: Allocation<'a>,
     indices: Allocation<'a>,
     pub(super) values: Allocation<'a>,
@@ -131,7 +131,7 @@ impl<'a> Buffers<'a> {
             n,
             gradient: full()?,
             memory: full()?,
-            fed: full()?,
+            compensated: full()?,
             payload: gpu.allocate(5 * n + 4096)?,
             indices: full()?,
             values: full()?,
@@ -141,7 +141,7 @@ impl<'a> Buffers<'a> {
             workspace: gpu.allocate(workspace_bytes(n))?,
         };
         buffers.gradient.write(&bytes)?;
-        // What was held back looks like the gradient, turned around.
+        // The residual looks like the gradient, turned around.
         let turned: Vec<u8> = values.iter().rev().flat_map(|x| (0.5 * x).to_le_bytes()).collect();
         buffers.memory.write(&turned)?;
         let mut candidates: Vec<u8> =
@@ -152,8 +152,8 @@ impl<'a> Buffers<'a> {
     }
 
     pub(super) fn feed(&self) -> Feed {
-        let [gradient, memory, fed] = [&self.gradient, &self.memory, &self.fed].map(Allocation::span);
-        Feed { n: self.n, dtype: DType::F32, gradient, memory, fed, beta: 1.0, gamma: 1.0 }
+        let [gradient, memory, compensated] = [&self.gradient, &self.memory, &self.compensated].map(Allocation::span);
+        Feed { n: self.n, dtype: DType::F32, gradient, memory, compensated, beta: 1.0, gamma: 1.0 }
     }
 
     fn to(&self, room: u64) -> Selected {
@@ -196,7 +196,7 @@ impl<'a> Buffers<'a> {
         }
     }
 
-    /// What one rank sends with nothing held back before, where anything is sent.
+    /// What one rank sends with no residual before, where anything is sent.
     pub(super) fn message(&self, work: Work, stream: &Stream<'_>, to: Span) -> Result<Option<Vec<u8>>, BenchError> {
         let n = self.n;
         let work = match work {
@@ -246,15 +246,15 @@ impl<'a> Buffers<'a> {
         Ok(Some(bytes))
     }
 
-    /// Nothing was held back before.
+    /// There is no residual yet.
     pub(super) fn forget(&self) -> Result<(), MemoryError> {
         self.memory.write(&vec![0; 4 * self.n as usize])
     }
 
-    /// What is held back now.
-    pub(super) fn held_back(&self) -> Result<Vec<f32>, MemoryError> {
+    /// The residual now.
+    pub(super) fn residual(&self) -> Result<Vec<f32>, MemoryError> {
         let mut bytes = vec![0; 4 * self.n as usize];
-        self.fed.read(&mut bytes)?;
+        self.compensated.read(&mut bytes)?;
         Ok(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
     }
 

@@ -34,7 +34,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Takes the values at indices that all ranks agreed on out of what [`Self::choose`] or [`Self::feed_alone`] fed: they count as
+    /// Takes the values at indices that all ranks agreed on out of what [`Self::choose`] or [`Self::feed_alone`] compensated: they count as
     /// sent, unless [`Self::put_back`] follows. Zeros of a gradient that was refused.
     pub fn take_at(&mut self, device: &impl Device, at: &At) -> Result<(), LaunchError> {
         let feed = self.open.take().ok_or(LaunchError::Order("gather"))?;

@@ -27,7 +27,7 @@ pub struct Layers {
     room: Room,
     payloads: Span,
     outcomes: Span,
-    /// Of AR-Topk: what was fed and not taken yet.
+    /// Of AR-Topk: the compensated gradient, not taken yet.
     pub(super) open: Option<Feed>,
 }
 
@@ -56,17 +56,21 @@ fn check_all(lengths: &[u64], methods: &[Method]) -> Result<(), LaunchError> {
 }
 
 impl Layers {
-    /// Bytes to lend for layers of these lengths, each with its method (whose random numbers do not count).
+    /// Bytes to borrow for layers of these lengths, each with its method (whose random numbers do not count).
     pub fn bytes(lengths: &[u64], methods: &[Method]) -> Result<u64, LaunchError> {
         check_all(lengths, methods)?;
         Ok(sizes(lengths, methods).iter().sum())
     }
 
-    /// With nothing held back: clears the memories on the device's stream.
-    pub fn new(device: &impl Device, (lengths, methods): (&[u64], &[Method]), lent: Span) -> Result<Self, LaunchError> {
-        check(("the bucket's memory", lent, Self::bytes(lengths, methods)?), ALIGN)?;
+    /// With no residual: clears the memories on the device's stream.
+    pub fn new(
+        device: &impl Device,
+        (lengths, methods): (&[u64], &[Method]),
+        borrowed: Span,
+    ) -> Result<Self, LaunchError> {
+        check(("the bucket's memory", borrowed, Self::bytes(lengths, methods)?), ALIGN)?;
         let [memories, payloads, outcomes, indices, values, workspace, scratch] =
-            super::split(lent, sizes(lengths, methods));
+            super::split(borrowed, sizes(lengths, methods));
         device.zero(memories)?;
         let (mut at, mut memory, mut payload) = (0, 0, 0);
         let mut next = |(n, method): (&u64, &Method)| {
@@ -83,8 +87,8 @@ impl Layers {
         Ok(Self { layers, room, payloads, outcomes, open: None })
     }
 
-    /// What a layer holds back, f32: for checkpoints, and to fill when one is restored.
-    pub fn held_back(&self) -> impl Iterator<Item = Span> + '_ {
+    /// Each layer's residual, f32: for checkpoints, and to fill when one is restored.
+    pub fn residual(&self) -> impl Iterator<Item = Span> + '_ {
         self.layers.iter().map(|layer| layer.memory[0].part(0, 4 * layer.n))
     }
 
@@ -212,7 +216,7 @@ impl Layers {
         device.copy(layer.outcome, bucket.outcome())
     }
 
-    /// After a step with error feedback that does not count: what is held back is as before it. Once a step.
+    /// After a step with error feedback that does not count: the residual is as before it. Once a step.
     pub fn put_back(&mut self) {
         self.layers.iter_mut().for_each(|layer| layer.memory.swap(0, 1));
     }

@@ -64,16 +64,20 @@ fn sizes(layers: &[Option<LowRank>]) -> [u64; 3] {
 }
 
 impl LowRanks {
-    /// Bytes to lend for layers of these (rows, columns).
+    /// Bytes to borrow for layers of these (rows, columns).
     pub fn bytes(shapes: &[(u64, u64)], rank: u64) -> Result<u64, LaunchError> {
         Ok(sizes(&factors_of(shapes, rank)?).iter().sum())
     }
 
     /// With cold starts: clears them on the device's stream.
-    pub fn new(device: &impl Device, (shapes, rank): (&[(u64, u64)], u64), lent: Span) -> Result<Self, LaunchError> {
+    pub fn new(
+        device: &impl Device,
+        (shapes, rank): (&[(u64, u64)], u64),
+        borrowed: Span,
+    ) -> Result<Self, LaunchError> {
         let known = factors_of(shapes, rank)?;
-        check(("the factors' memory", lent, sizes(&known).iter().sum()), ALIGN)?;
-        let [warm, lefts, scratch] = split(lent, sizes(&known));
+        check(("the factors' memory", borrowed, sizes(&known).iter().sum()), ALIGN)?;
+        let [warm, lefts, scratch] = split(borrowed, sizes(&known));
         device.zero(warm)?;
         let (mut at, mut places) = (0, [0, 0]);
         let mut next = |((rows, cols), factors): (&(u64, u64), Option<LowRank>)| {
@@ -145,7 +149,7 @@ impl LowRanks {
         for (number, (layer, to)) in (0..).zip(self.parts(0, to)) {
             let Some((low_rank, factors)) = &layer.factors else { continue };
             let random = Random { tensor: random.tensor.wrapping_add(number), ..random };
-            let matrix = feed.fed.part(4 * layer.at, 4 * layer.n);
+            let matrix = feed.compensated.part(4 * layer.at, 4 * layer.n);
             left(device, (*low_rank, random), (matrix, factors, to), &step)?;
         }
         bucket.open = Some(feed);
@@ -166,7 +170,7 @@ impl LowRanks {
         let feed = bucket.open.take().ok_or(LaunchError::Order("the second round"))?;
         let step = Step { n: self.n, workspace: bucket.room.workspace };
         for ((layer, to), (_, sum)) in self.parts(1, to).zip(self.parts(0, mean.sum)) {
-            let matrix = feed.fed.part(4 * layer.at, 4 * layer.n);
+            let matrix = feed.compensated.part(4 * layer.at, 4 * layer.n);
             match &layer.factors {
                 Some((low_rank, factors)) => {
                     right(device, (*low_rank, sum, mean.scale), (matrix, factors, to), &step)?;

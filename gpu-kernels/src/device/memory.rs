@@ -1,4 +1,4 @@
-//! Memory and clocks of the device's own, for benchmarks and tests: a training process lends its memory instead.
+//! Memory and clocks of the device's own, for benchmarks and tests: kernels borrow a training process's memory instead.
 
 use super::gpu::code;
 use super::{Blas, BlasOnStream, Gpu, OnStream, Span};
@@ -82,7 +82,7 @@ impl Gpu {
 }
 
 impl Allocation<'_> {
-    /// To lend to kernels while this lives.
+    /// For kernels to borrow while this lives.
     pub fn span(&self) -> Span {
         self.span
     }

@@ -48,12 +48,12 @@ pub fn read(device: &Emulated, from: Span) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_held_back_goes_on_through_every_method() {
+fn the_residual_goes_on_through_every_method() {
     for n in [3001usize, 4096] {
         let Some(device) = Emulated::new(n as u64) else { return };
         let all: Vec<Method> = methods(0).into_iter().map(|(_, method)| method).collect();
-        let lent = Memory::new(Bucket::bytes(n as u64, &all).unwrap());
-        let mut bucket = Bucket::new(&device, (n as u64, &all), lent.span()).unwrap();
+        let borrowed = Memory::new(Bucket::bytes(n as u64, &all).unwrap());
+        let mut bucket = Bucket::new(&device, (n as u64, &all), borrowed.span()).unwrap();
         let first = "topk(k=70)+ef(vanilla)".parse().unwrap();
         let mut cpu = Pipeline::new(&first, Layers::fused(n).unwrap(), Member::alone(SEED)).without_scaling();
         let (_, values) = gradients(n).swap_remove(0);
@@ -75,24 +75,24 @@ fn what_is_held_back_goes_on_through_every_method() {
             let sent = read(&device, payload.part(0, outcome.bytes));
             let header = 32 + 8 * usize::from(message.bytes()[7]);
             assert_eq!(sent, message.bytes()[header..], "step {index}: {name} of {n}");
-            let held: Vec<u8> = cpu.held_back().iter().flat_map(|x| x.to_le_bytes()).collect();
-            assert_eq!(read(&device, bucket.held_back()), held, "step {index}: {name} of {n}");
+            let residual: Vec<u8> = cpu.residual().iter().flat_map(|x| x.to_le_bytes()).collect();
+            assert_eq!(read(&device, bucket.residual()), residual, "step {index}: {name} of {n}");
         }
-        // Guards around what was lent.
-        drop(lent.bytes());
+        // Guards around what was borrowed.
+        drop(borrowed.bytes());
     }
 }
 
-/// Without error feedback nothing is added, what is held back stays, and zeros keep their signs.
+/// Without error feedback nothing is added, the residual stays, and zeros keep their signs.
 #[test]
 fn a_strategy_without_a_memory_sends_the_gradient_alone() {
     let n = 3001usize;
     let Some(device) = Emulated::new(5) else { return };
     let all: Vec<Method> = methods(0).into_iter().map(|(_, method)| method).collect();
-    let lent = Memory::new(Bucket::bytes(n as u64, &all).unwrap());
-    let mut bucket = Bucket::new(&device, (n as u64, &all), lent.span()).unwrap();
-    let held = gradients(n).swap_remove(0).1.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-    device.upload(bucket.held_back(), &held).unwrap();
+    let borrowed = Memory::new(Bucket::bytes(n as u64, &all).unwrap());
+    let mut bucket = Bucket::new(&device, (n as u64, &all), borrowed.span()).unwrap();
+    let residual = gradients(n).swap_remove(0).1.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    device.upload(bucket.residual(), &residual).unwrap();
     for (index, (name, method)) in (0..).zip(methods(0)).map(|(i, _)| (i as u64, methods(i as u64).swap_remove(i))) {
         let mut values = gradients(n).swap_remove(index as usize % 2).1;
         values[..9].fill(-0.0);
@@ -105,9 +105,9 @@ fn a_strategy_without_a_memory_sends_the_gradient_alone() {
         let outcome = Outcome::read(read(&device, bucket.outcome())[..].try_into().unwrap());
         let header = 32 + 8 * usize::from(message.bytes()[7]);
         assert_eq!(read(&device, payload.part(0, outcome.bytes)), message.bytes()[header..], "{name}");
-        assert_eq!(read(&device, bucket.held_back()), held, "{name}");
+        assert_eq!(read(&device, bucket.residual()), residual, "{name}");
     }
-    drop(lent.bytes());
+    drop(borrowed.bytes());
 }
 
 /// Behind the header and its parameters.
@@ -124,14 +124,14 @@ fn sum(messages: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// AR-Topk, whose leader changes and bids change hands: values, memories and energies are the CPU's, bit for bit; a step
-/// that does not count leaves what was held back.
+/// that does not count leaves the residual.
 #[test]
 fn agreed_indices_take_what_the_cpu_takes() {
     let (n, k, world) = (3001usize, 150u64, 3usize);
     let Some(device) = Emulated::new(n as u64) else { return };
-    let lent: Vec<Memory> = (0..world).map(|_| Memory::new(Bucket::bytes(n as u64, &[]).unwrap())).collect();
+    let borrowed: Vec<Memory> = (0..world).map(|_| Memory::new(Bucket::bytes(n as u64, &[]).unwrap())).collect();
     let mut ranks: Vec<Bucket> =
-        lent.iter().map(|lent| Bucket::new(&device, (n as u64, &[]), lent.span()).unwrap()).collect();
+        borrowed.iter().map(|borrowed| Bucket::new(&device, (n as u64, &[]), borrowed.span()).unwrap()).collect();
     let strategy = format!("artopk(k={k})+ef(vanilla)").parse().unwrap();
     let member = |rank| Member { rank, world: world as u32, ..Member::alone(SEED) };
     let mut cpus: Vec<Pipeline> =
@@ -161,13 +161,14 @@ fn agreed_indices_take_what_the_cpu_takes() {
             let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
             let lists = lists[rank].span();
             let to = Selected { indices: lists.part(0, 4 * k), values: lists.part(4 * k, 4 * k), room: k };
-            let before = read(&device, ranks[rank].held_back());
+            let before = read(&device, ranks[rank].residual());
             if bid || rank == leader {
                 ranks[rank].choose(&device, gradient, (k, &to)).unwrap();
-                let held = before.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
-                let fed: Vec<f32> = held.zip(&gradients[rank]).map(|(held, own)| held + own).collect();
-                let selected = naive::topk(&fed, k as usize);
-                let energy: f64 = selected.iter().map(|i| f64::from(fed[*i as usize]).powi(2)).sum();
+                let residual = before.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+                let compensated: Vec<f32> =
+                    residual.zip(&gradients[rank]).map(|(residual, own)| residual + own).collect();
+                let selected = naive::topk(&compensated, k as usize);
+                let energy: f64 = selected.iter().map(|i| f64::from(compensated[*i as usize]).powi(2)).sum();
                 let outcome = Outcome::read(read(&device, ranks[rank].outcome())[..].try_into().unwrap());
                 assert!((outcome.sent - energy).abs() <= 1e-12 * energy);
                 let bytes: Vec<u8> = selected.iter().flat_map(|i| i.to_le_bytes()).collect();
@@ -176,41 +177,44 @@ fn agreed_indices_take_what_the_cpu_takes() {
             } else {
                 ranks[rank].feed_alone(&device, gradient).unwrap();
             }
-            assert_eq!(read(&device, ranks[rank].held_back()), before, "nothing counts as sent");
+            assert_eq!(read(&device, ranks[rank].residual()), before, "nothing counts as sent");
         }
         let agreed = Memory::of(&chosen);
         for rank in 0..world {
             let values = Memory::new(4 * k);
-            let before = read(&device, ranks[rank].held_back());
+            let before = read(&device, ranks[rank].residual());
             ranks[rank].take_at(&device, &At { k, indices: agreed.span(), values: values.span() }).unwrap();
             let mut message = Writer::new();
             let energy = cpus[rank].advance(&proposed, &mut message).unwrap().energy;
             assert_eq!(values.bytes(), payload(message.bytes()), "rank {rank}, step {step}");
-            let held: Vec<u8> = cpus[rank].held_back().iter().flat_map(|x| x.to_le_bytes()).collect();
-            assert_eq!(read(&device, ranks[rank].held_back()), held, "rank {rank}, step {step}");
+            let residual: Vec<u8> = cpus[rank].residual().iter().flat_map(|x| x.to_le_bytes()).collect();
+            assert_eq!(read(&device, ranks[rank].residual()), residual, "rank {rank}, step {step}");
             let outcome = Outcome::read(read(&device, ranks[rank].outcome())[..].try_into().unwrap());
             let close = |a: f64, b: f64| (a - b).abs() <= 1e-12 * b;
-            assert!(close(outcome.sent, energy.sent) && close(outcome.fed, energy.fed), "{outcome:?} {energy:?}");
+            assert!(
+                close(outcome.sent, energy.sent) && close(outcome.compensated, energy.compensated),
+                "{outcome:?} {energy:?}"
+            );
             ranks[rank].put_back();
-            assert_eq!(read(&device, ranks[rank].held_back()), before);
+            assert_eq!(read(&device, ranks[rank].residual()), before);
             ranks[rank].put_back();
             let again = ranks[rank].take_at(&device, &At { k, indices: agreed.span(), values: values.span() });
             assert_eq!(again, Err(LaunchError::Order("gather")));
         }
     }
-    lent.iter().for_each(|lent| drop(lent.bytes()));
+    borrowed.iter().for_each(|borrowed| drop(borrowed.bytes()));
 }
 
-/// One that was refused takes part with zeros and keeps what it held back, whether it was to lead or not.
+/// One that was refused takes part with zeros and keeps its residual, whether it was to lead or not.
 #[test]
 fn a_refused_gradient_takes_zeros_at_agreed_indices() {
     let Some(device) = Emulated::new(2) else { return };
     let n = 1000u64;
-    let lent = Memory::new(Bucket::bytes(n, &[]).unwrap());
-    let mut bucket = Bucket::new(&device, (n, &[]), lent.span()).unwrap();
+    let borrowed = Memory::new(Bucket::bytes(n, &[]).unwrap());
+    let mut bucket = Bucket::new(&device, (n, &[]), borrowed.span()).unwrap();
     let (_, mut values) = gradients(n as usize).swap_remove(0);
-    let held: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-    device.upload(bucket.held_back(), &held).unwrap();
+    let residual: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    device.upload(bucket.residual(), &residual).unwrap();
     values[999] = f32::INFINITY;
     let (source, lists, taken) = (Memory::of(&values), Memory::new(80), Memory::new(12));
     let agreed = Memory::of(&[5u32, 6, 999]);
@@ -222,7 +226,7 @@ fn a_refused_gradient_takes_zeros_at_agreed_indices() {
             false => bucket.feed_alone(&device, gradient).unwrap(),
         }
         bucket.take_at(&device, &At { k: 3, indices: agreed.span(), values: taken.span() }).unwrap();
-        assert_eq!((taken.f32s(), read(&device, bucket.held_back())), (vec![0.0; 3], held.clone()));
+        assert_eq!((taken.f32s(), read(&device, bucket.residual())), (vec![0.0; 3], residual.clone()));
         assert!(Outcome::read(read(&device, bucket.outcome())[..].try_into().unwrap()).refused);
     }
 }
@@ -235,19 +239,19 @@ fn what_fails_leaves_the_memory_of_the_step_before() {
     let short = Memory::new(1000);
     let error = Bucket::new(&device, (n, &methods), short.span()).unwrap_err().to_string();
     assert!(error.contains("the bucket's memory of 1000 bytes") && error.contains("are needed"), "{error}");
-    let lent = Memory::new(Bucket::bytes(n, &methods).unwrap());
-    let mut bucket = Bucket::new(&device, (n, &methods), lent.span()).unwrap();
+    let borrowed = Memory::new(Bucket::bytes(n, &methods).unwrap());
+    let mut bucket = Bucket::new(&device, (n, &methods), borrowed.span()).unwrap();
     let (_, values) = gradients(n as usize).swap_remove(0);
     let source = Memory::of(&values);
     let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
     bucket.step(&device, gradient, Method::TopK(10)).unwrap();
-    let before = (bucket.held_back(), read(&device, bucket.held_back()));
+    let before = (bucket.residual(), read(&device, bucket.residual()));
     // More than it was made for, a k of nothing, a gradient that is too short.
     let wide = bucket.step(&device, gradient, Method::Quantize(Quantizer::F16 { world: 1 }, random(1))).unwrap_err();
     assert!(matches!(wide, LaunchError::TooSmall { what: "the payload", .. }), "{wide}");
     assert!(bucket.step(&device, gradient, Method::TopK(0)).is_err());
     let few = Gradient { at: source.span().part(0, 400), ..gradient };
     assert!(bucket.step(&device, few, Method::TopK(10)).is_err());
-    assert_eq!((bucket.held_back(), read(&device, bucket.held_back())), before);
+    assert_eq!((bucket.residual(), read(&device, bucket.residual())), before);
     assert!(matches!(Bucket::bytes(1 << 31, &methods), Err(LaunchError::TooLong(_))));
 }

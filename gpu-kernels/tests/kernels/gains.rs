@@ -25,7 +25,7 @@ pub fn run(device: &Emulated, gradient: &[f32], ks: &[u32]) -> Vec<(f64, f64)> {
         dtype: DType::F32,
         gradient: source.span(),
         memory: zeros.span(),
-        fed: Span::NONE,
+        compensated: Span::NONE,
         beta: 1.0,
         gamma: 1.0,
     };
@@ -110,7 +110,7 @@ fn the_largest_magnitude_is_what_reading_finds() {
                 dtype: DType::F32,
                 gradient: source.span(),
                 memory: memory.span(),
-                fed: Span::NONE,
+                compensated: Span::NONE,
                 beta: 1.0,
                 gamma: 1.0,
             };

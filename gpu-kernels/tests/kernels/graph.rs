@@ -18,7 +18,7 @@ const K: u64 = 201;
 struct Buffers {
     gradient: Memory,
     memory: Memory,
-    fed: Memory,
+    compensated: Memory,
     indices: Memory,
     values: Memory,
     payload: Memory,
@@ -32,7 +32,7 @@ impl Buffers {
         Self {
             gradient: Memory::of(gradient),
             memory: Memory::of(memory),
-            fed: Memory::new(4 * N),
+            compensated: Memory::new(4 * N),
             indices: Memory::new(4 * N),
             values: Memory::new(4 * N),
             payload: Memory::new(payload_room(N, N)),
@@ -43,8 +43,8 @@ impl Buffers {
     }
 
     fn feed(&self) -> Feed {
-        let [gradient, memory, fed] = [&self.gradient, &self.memory, &self.fed].map(Memory::span);
-        Feed { n: N, dtype: DType::F32, gradient, memory, fed, beta: 1.0, gamma: 1.0 }
+        let [gradient, memory, compensated] = [&self.gradient, &self.memory, &self.compensated].map(Memory::span);
+        Feed { n: N, dtype: DType::F32, gradient, memory, compensated, beta: 1.0, gamma: 1.0 }
     }
 
     fn to(&self) -> Selected {
@@ -56,7 +56,7 @@ impl Buffers {
         let outcome = self.workspace.outcome();
         // Gains have no message, but two pairs of numbers there.
         let payload = self.payload.bytes()[..outcome.bytes.max(32) as usize].to_vec();
-        [format!("{outcome:?}").into_bytes(), payload, self.fed.bytes()]
+        [format!("{outcome:?}").into_bytes(), payload, self.compensated.bytes()]
     }
 }
 
@@ -88,7 +88,7 @@ const CALLS: [(&str, Call); 10] = [
         device.copy(payloads, b.payload.span().part(0, bytes))?;
         let lists = Lists { n: N, k: K, payloads, stride: bytes, ranks: 1 };
         let room = ListRoom { counts: b.scratch.span(), refused: b.candidates.span().part(0, 4) };
-        add_lists(device, &lists, (0.5, b.fed.span()), &room)
+        add_lists(device, &lists, (0.5, b.compensated.span()), &room)
     }),
     ("mstopk", |device, b| select(device, b, Threshold::MsTopK { k: K, random: RANDOM })),
     ("dgc", |device, b| select(device, b, Threshold::Dgc { k: K, sample: 0.05, most: 1.3, random: RANDOM })),
@@ -103,7 +103,7 @@ const CALLS: [(&str, Call); 10] = [
     ("gains", |device, b| {
         let (ks, to) = (b.candidates.span(), b.payload.span().part(0, 32));
         gains(device, &b.feed(), (ks, 2, to), b.workspace.span())?;
-        device.copy(b.fed.span(), b.gradient.span())
+        device.copy(b.compensated.span(), b.gradient.span())
     }),
     ("signsgd", |device, b| round(device, b, Quantizer::Signs)),
     ("qsgd", |device, b| round(device, b, Quantizer::Qsgd { s: 4, bucket: 512, norm: Norm::L2 })),
@@ -114,15 +114,15 @@ const CALLS: [(&str, Call); 10] = [
 fn a_graph_does_to_new_values_what_its_calls_do() {
     let Some(gpu) = gpu() else { return again("graph::a_graph_does_to_new_values_what_its_calls_do") };
     let (before, after) = (heavy_tails(N as usize), heavy_tails(N as usize + 1)[1..].to_vec());
-    let held: Vec<f32> = before.iter().rev().map(|x| 0.5 * x).collect();
+    let residual: Vec<f32> = before.iter().rev().map(|x| 0.5 * x).collect();
     for (name, call) in CALLS {
-        let (direct, captured) = (Buffers::new(&after, &held), Buffers::new(&before, &held));
+        let (direct, captured) = (Buffers::new(&after, &residual), Buffers::new(&before, &residual));
         let stream = gpu.stream().unwrap();
         let graph = stream
             .graph::<BenchError>(|device| Ok(call(device, &captured)?))
             .unwrap_or_else(|why| panic!("{name}: {why:?}"));
         gpu.wait().unwrap();
-        let garbage = captured.fed.bytes();
+        let garbage = captured.compensated.bytes();
         assert!(garbage.iter().all(|byte| *byte == 0xa5), "{name}: something ran while it was captured");
         call(&stream.device(), &direct).unwrap();
         assert!(!direct.workspace.outcome().refused, "{name}");

@@ -18,17 +18,17 @@ pub fn check(
     let source = Memory::of(gradient);
     let mut memory = Memory::of(&vec![0.0f32; n]);
     let want = reference(&format!("{strategy}+ef(vanilla)"), Gradient::F32(gradient), n);
-    for (index, (payload, held_back, fed, sent)) in want.into_iter().enumerate() {
+    for (index, (payload, residual, compensated, sent)) in want.into_iter().enumerate() {
         let step = Step1::new(n as u64, n as u64);
         let (feed, to) = (step.feed((n as u64, DType::F32), &source, Some(&memory)), step.to(n as u64));
         let form = call(&feed, &to, step.workspace.span(), index as u64).unwrap();
         pack(device, (&to, n as u64), (step.payload.span(), form), step.workspace.span()).unwrap();
         assert_eq!(step.payload(), payload, "{strategy} of {n}, step {index}");
-        assert_eq!(bits(&step.fed.f32s()), bits(&held_back), "{strategy} of {n}, step {index}");
+        assert_eq!(bits(&step.compensated.f32s()), bits(&residual), "{strategy} of {n}, step {index}");
         let outcome = step.outcome();
-        assert!((outcome.fed - fed).abs() <= 1e-12 * fed, "{strategy}: {outcome:?}");
+        assert!((outcome.compensated - compensated).abs() <= 1e-12 * compensated, "{strategy}: {outcome:?}");
         assert!((outcome.sent - sent).abs() <= 1e-6 * sent + 1e-300, "{strategy} of {n}: {outcome:?}, {sent}");
-        memory = step.fed;
+        memory = step.compensated;
     }
 }
 
@@ -112,6 +112,6 @@ fn what_is_not_finite_leaves_the_memory_and_means_zeros() {
         let outcome = step.outcome();
         assert!(outcome.refused && outcome.norm == 0.0, "{outcome:?}");
         assert_eq!(outcome.kept, if which == 0 { 0 } else { 50 });
-        assert_eq!(step.fed.bytes(), memory.bytes());
+        assert_eq!(step.compensated.bytes(), memory.bytes());
     }
 }

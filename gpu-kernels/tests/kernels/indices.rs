@@ -27,7 +27,7 @@ pub fn check_random_k(device: &Emulated, (gradient, source): (&[f32], &Memory), 
     let factor = if scaled && k > 0 { (n as f64 / k as f64) as f32 } else { 1.0 };
     let mut memory = Memory::of(&vec![0.0f32; n]);
     let want = reference(&strategy, Gradient::F32(gradient), n);
-    for (index, (payload, held_back, energy, sent)) in want.into_iter().enumerate() {
+    for (index, (payload, residual, energy, sent)) in want.into_iter().enumerate() {
         let Run { step, feed } = fed_back(device, source, &memory, k as u64);
         let random = Random { seed: 1, step: index as u64, tensor: 0, rank: None };
         let scratch = Memory::new(subset_scratch(n as u64));
@@ -37,10 +37,10 @@ pub fn check_random_k(device: &Emulated, (gradient, source): (&[f32], &Memory), 
         let at = At { k: k as u64, indices: step.indices.span(), values: step.values.span() };
         gather(device, &feed, (&at, factor), step.workspace.span()).unwrap();
         assert_eq!(step.values.bytes(), payload, "{k} of {n}");
-        assert_eq!(bits(&step.fed.f32s()), bits(&held_back));
+        assert_eq!(bits(&step.compensated.f32s()), bits(&residual));
         let outcome = step.outcome();
-        assert!((outcome.fed - energy).abs() <= 1e-12 * energy && (outcome.sent - sent).abs() <= 1e-12 * sent);
-        memory = step.fed;
+        assert!((outcome.compensated - energy).abs() <= 1e-12 * energy && (outcome.sent - sent).abs() <= 1e-12 * sent);
+        memory = step.compensated;
     }
 }
 
@@ -68,12 +68,13 @@ fn ar_topk_takes_and_scatters_as_it_is_defined() {
         let k = n.div_ceil(7);
         let indices = naive::topk(chosen, k);
         // A memory that is not empty.
-        let [(_, held, ..), _] = reference(&format!("topk(k={})+ef(vanilla)", n.div_ceil(2)), Gradient::F32(own), n);
-        let memory = Memory::of(&held);
-        let mut left: Vec<f32> = held.iter().zip(own).map(|(held, own)| held + own).collect();
+        let [(_, residual, ..), _] =
+            reference(&format!("topk(k={})+ef(vanilla)", n.div_ceil(2)), Gradient::F32(own), n);
+        let memory = Memory::of(&residual);
+        let mut left: Vec<f32> = residual.iter().zip(own).map(|(residual, own)| residual + own).collect();
         let values: Vec<f32> = indices.iter().map(|i| left[*i as usize]).collect();
         let energy = |values: &[f32]| values.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
-        let (fed, sent) = (energy(&left), energy(&values));
+        let (compensated, sent) = (energy(&left), energy(&values));
         indices.iter().for_each(|i| left[*i as usize] = 0.0);
 
         let Run { step, feed } = fed_back(&device, &Memory::of(own), &memory, k as u64);
@@ -81,9 +82,12 @@ fn ar_topk_takes_and_scatters_as_it_is_defined() {
         let at = At { k: k as u64, indices: given.span(), values: step.values.span() };
         gather(&device, &feed, (&at, 1.0), step.workspace.span()).unwrap();
         assert_eq!(bits(&step.values.f32s()), bits(&values));
-        assert_eq!(bits(&step.fed.f32s()), bits(&left));
+        assert_eq!(bits(&step.compensated.f32s()), bits(&left));
         let outcome = step.outcome();
-        assert!((outcome.fed - fed).abs() <= 1e-12 * fed && (outcome.sent - sent).abs() <= 1e-12 * sent);
+        assert!(
+            (outcome.compensated - compensated).abs() <= 1e-12 * compensated
+                && (outcome.sent - sent).abs() <= 1e-12 * sent
+        );
 
         // Halves and quarters are exact: so is the mean over two ranks.
         let (out, mut want) = (Memory::of(&vec![0.0f32; n]), vec![0.0; n]);
@@ -102,7 +106,7 @@ fn indices_beyond_the_end_touch_nothing() {
     let given = Memory::of(&[1u32, 3, u32::MAX]);
     let at = At { k: 3, indices: given.span(), values: step.values.span() };
     gather(&device, &feed, (&at, 1.0), step.workspace.span()).unwrap();
-    assert_eq!((step.values.f32s(), step.fed.f32s()), (vec![2.0, 0.0, 0.0], vec![1.0, 0.0, 3.0]));
+    assert_eq!((step.values.f32s(), step.compensated.f32s()), (vec![2.0, 0.0, 0.0], vec![1.0, 0.0, 3.0]));
     assert!(step.outcome().over);
     let out = Memory::of(&[0.0f32; 3]);
     scatter(&device, &At { values: given.span(), ..at }, (3, out.span()), 1.0).unwrap();
@@ -117,8 +121,8 @@ fn what_is_not_finite_leaves_the_memory_and_gathers_zeros() {
     let given = Memory::of(&[0u32, 1]);
     let at = At { k: 2, indices: given.span(), values: step.values.span() };
     gather(&device, &feed, (&at, 1.0), step.workspace.span()).unwrap();
-    assert_eq!((step.values.f32s(), step.fed.f32s()), (vec![0.0, 0.0], vec![4.0, 5.0, 6.0]));
+    assert_eq!((step.values.f32s(), step.compensated.f32s()), (vec![0.0, 0.0], vec![4.0, 5.0, 6.0]));
     assert!(step.outcome().refused);
-    let none = Feed { n: 0, gradient: Span::NONE, memory: Span::NONE, fed: Span::NONE, ..feed };
+    let none = Feed { n: 0, gradient: Span::NONE, memory: Span::NONE, compensated: Span::NONE, ..feed };
     assert!(flexcomm_gpu_kernels::feed(&device, &none, step.workspace.span()).is_ok());
 }

@@ -77,8 +77,8 @@ fn every_layer_is_compressed_by_itself_as_on_the_cpu() {
                 let random = |tensor| Random { seed: SEED, step, tensor, rank: Some(0) };
                 (7..).zip(LENGTHS).map(|(tensor, n)| make(n, random(tensor))).collect()
             };
-            let lent = Memory::new(Layers::bytes(&LENGTHS, &methods(0)).unwrap());
-            let mut layers = Layers::new(&device, (&LENGTHS, &methods(0)), lent.span()).unwrap();
+            let borrowed = Memory::new(Layers::bytes(&LENGTHS, &methods(0)).unwrap());
+            let mut layers = Layers::new(&device, (&LENGTHS, &methods(0)), borrowed.span()).unwrap();
             for index in 0..3 {
                 let (_, values) = gradients(n as usize).swap_remove(index as usize % 2);
                 let mut message = Writer::new();
@@ -91,19 +91,19 @@ fn every_layer_is_compressed_by_itself_as_on_the_cpu() {
                 for (outcome, (at, room)) in outcomes(&device, &layers).iter().zip(layers.places()) {
                     assert!(outcome.bytes <= room);
                     sent.extend_from_slice(&payloads[at as usize..(at + outcome.bytes) as usize]);
-                    energy = energy + Energy { sent: outcome.sent, fed: outcome.fed };
+                    energy = energy + Energy { sent: outcome.sent, compensated: outcome.compensated };
                 }
                 let header = 32 + 8 * usize::from(message.bytes()[7]);
                 assert_eq!(sent, message.bytes()[header..], "{text}, step {index}");
                 let want = want.unwrap().energy;
                 assert!((energy.sent - want.sent).abs() <= 1e-6 * want.sent, "{text}: {energy:?} {want:?}");
-                let held: Vec<u8> = layers.held_back().flat_map(|span| read(&device, span)).collect();
-                let held_there: Vec<u8> = cpu.held_back().iter().flat_map(|x| x.to_le_bytes()).collect();
-                assert!(held == held_there || !keeps, "{text}, step {index}");
+                let residual: Vec<u8> = layers.residual().flat_map(|span| read(&device, span)).collect();
+                let residual_there: Vec<u8> = cpu.residual().iter().flat_map(|x| x.to_le_bytes()).collect();
+                assert!(residual == residual_there || !keeps, "{text}, step {index}");
                 layers.put_back();
                 layers.put_back();
             }
-            drop(lent.bytes());
+            drop(borrowed.bytes());
         }
     }
 }
@@ -115,8 +115,8 @@ fn a_layers_payload_goes_to_any_byte_of_a_block() {
     for (seed, (text, make)) in (0..).zip(by_layer()) {
         let Some(device) = Emulated::new(seed) else { return };
         let method = |step| make(n, Random { seed: SEED, step, tensor: 0, rank: Some(0) });
-        let lent = Memory::new(Layers::bytes(&[n], &[method(0)]).unwrap());
-        let mut layers = Layers::new(&device, (&[n], &[method(0)]), lent.span()).unwrap();
+        let borrowed = Memory::new(Layers::bytes(&[n], &[method(0)]).unwrap());
+        let mut layers = Layers::new(&device, (&[n], &[method(0)]), borrowed.span()).unwrap();
         let mut cpu = Pipeline::new(
             &fed_back(text).parse().unwrap(),
             CpuLayers::new(&[n as usize]).unwrap(),
@@ -145,10 +145,10 @@ fn a_layers_payload_goes_to_any_byte_of_a_block() {
             let around = there[..front as usize].iter().chain(&there[(front + bytes) as usize..]);
             assert!(around.copied().all(|byte| byte == 0xa5), "{text}");
             assert_eq!(outcomes(&device, &layers)[0].bytes, bytes, "{text}");
-            let held: Vec<u8> = layers.held_back().flat_map(|span| read(&device, span)).collect();
-            assert!(held == cpu.held_back().iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>(), "{text}");
+            let residual: Vec<u8> = layers.residual().flat_map(|span| read(&device, span)).collect();
+            assert!(residual == cpu.residual().iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>(), "{text}");
         }
-        drop(lent.bytes());
+        drop(borrowed.bytes());
     }
 }
 
@@ -157,26 +157,26 @@ fn a_layers_payload_goes_to_any_byte_of_a_block() {
 fn a_refused_gradient_is_marked_and_sends_a_payload_of_the_same_length() {
     let Some(device) = Emulated::new(4) else { return };
     let (n, method) = (500u64, Method::TopK(20));
-    let lent = Memory::new(Layers::bytes(&[n], &[method]).unwrap());
-    let mut layers = Layers::new(&device, (&[n], &[method]), lent.span()).unwrap();
+    let borrowed = Memory::new(Layers::bytes(&[n], &[method]).unwrap());
+    let mut layers = Layers::new(&device, (&[n], &[method]), borrowed.span()).unwrap();
     let bytes = method.sent_bytes(n).unwrap();
     let mut values = vec![1.5f32; n as usize];
     for (bad, marked) in [(false, 1), (true, 3)] {
         values[9] = if bad { f32::NAN } else { 4.0 };
         let (source, block) = (Memory::of(&values), Memory::of(&vec![1u8; 8 + bytes as usize]));
         let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
-        let before = layers.held_back().flat_map(|span| read(&device, span)).collect::<Vec<u8>>();
+        let before = layers.residual().flat_map(|span| read(&device, span)).collect::<Vec<u8>>();
         layers.step_to(&device, (gradient, true), (method, block.span().part(8, bytes))).unwrap();
         layers.mark(&device, block.span().part(4, 1), 2).unwrap();
         assert_eq!(block.bytes()[..8], [1, 1, 1, 1, marked, 1, 1, 1]);
         assert_eq!(block.bytes()[8..12], 20u32.to_le_bytes());
-        let after = layers.held_back().flat_map(|span| read(&device, span)).collect::<Vec<u8>>();
+        let after = layers.residual().flat_map(|span| read(&device, span)).collect::<Vec<u8>>();
         assert_eq!(before == after, bad);
         assert_eq!(outcomes(&device, &layers)[0].refused, bad);
     }
     // Of several layers there is no one place.
-    let lent = Memory::new(Layers::bytes(&[50, 60], &[method; 2]).unwrap());
-    let mut layers = Layers::new(&device, (&[50, 60], &[method; 2]), lent.span()).unwrap();
+    let borrowed = Memory::new(Layers::bytes(&[50, 60], &[method; 2]).unwrap());
+    let mut layers = Layers::new(&device, (&[50, 60], &[method; 2]), borrowed.span()).unwrap();
     let source = Memory::of(&[1.0f32; 110]);
     let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
     let several = layers.step_to(&device, (gradient, true), (method, Span::NONE)).unwrap_err();
@@ -190,8 +190,8 @@ fn halves_at_odd_places_are_read_as_they_are() {
     let Some(device) = Emulated::new(6) else { return };
     let halves: Vec<u16> = (0..n).map(|i| f16::from_f32((i * 37 % 997) as f32 / 50.0 - 9.0).to_bits()).collect();
     let methods = LENGTHS.map(|n| Method::TopK(kept(n)));
-    let lent = Memory::new(Layers::bytes(&LENGTHS, &methods).unwrap());
-    let mut layers = Layers::new(&device, (&LENGTHS, &methods), lent.span()).unwrap();
+    let borrowed = Memory::new(Layers::bytes(&LENGTHS, &methods).unwrap());
+    let mut layers = Layers::new(&device, (&LENGTHS, &methods), borrowed.span()).unwrap();
     let strategy = "lwtopk(k=0.1)+ef(vanilla)".parse().unwrap();
     let shapes = CpuLayers::new(&LENGTHS.map(|n| n as usize)).unwrap();
     let mut cpu = Pipeline::new(&strategy, shapes, Member::alone(SEED));
@@ -200,29 +200,29 @@ fn halves_at_odd_places_are_read_as_they_are() {
     let source = Memory::of(&halves);
     let gradient = Gradient { at: source.span(), dtype: DType::F16, weights: (1.0, 1.0) };
     layers.step(&device, (gradient, true), &methods).unwrap();
-    let held: Vec<u8> = layers.held_back().flat_map(|span| read(&device, span)).collect();
-    assert!(held == cpu.held_back().iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+    let residual: Vec<u8> = layers.residual().flat_map(|span| read(&device, span)).collect();
+    assert!(residual == cpu.residual().iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
 }
 
 #[test]
 fn a_layer_that_fails_leaves_all_memories() {
     let Some(device) = Emulated::new(3) else { return };
     let methods = [Method::TopK(5), Method::TopK(5)];
-    let lent = Memory::new(Layers::bytes(&[50, 60], &methods).unwrap());
-    let mut layers = Layers::new(&device, (&[50, 60], &methods), lent.span()).unwrap();
+    let borrowed = Memory::new(Layers::bytes(&[50, 60], &methods).unwrap());
+    let mut layers = Layers::new(&device, (&[50, 60], &methods), borrowed.span()).unwrap();
     let source = Memory::of(&[1.0f32; 110]);
     let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
     layers.step(&device, (gradient, true), &methods).unwrap();
-    let held = |layers: &Layers| layers.held_back().map(|span| read(&device, span)).collect::<Vec<_>>();
-    let before = held(&layers);
+    let residual = |layers: &Layers| layers.residual().map(|span| read(&device, span)).collect::<Vec<_>>();
+    let before = residual(&layers);
     let bad = [Method::TopK(5), Method::TopK(61)];
     assert!(layers.step(&device, (gradient, true), &bad).is_err());
     assert!(layers.step(&device, (gradient, true), &bad[..1]).is_err());
-    assert_eq!(held(&layers), before);
+    assert_eq!(residual(&layers), before);
     assert!(matches!(Layers::bytes(&[1 << 30, 1 << 30], &methods), Err(LaunchError::TooLong(_))));
     assert!(matches!(Layers::bytes(&[u64::MAX, 2], &methods), Err(LaunchError::TooLong(_))));
     // Nothing at all.
-    let none = Layers::new(&device, (&[0], &[Method::ThreeLc(1.0)]), lent.span()).map(|mut layers| {
+    let none = Layers::new(&device, (&[0], &[Method::ThreeLc(1.0)]), borrowed.span()).map(|mut layers| {
         layers.step(&device, (Gradient { at: Span::NONE, ..gradient }, true), &[Method::ThreeLc(1.0)])
     });
     assert_eq!(none.unwrap(), Ok(()));
@@ -267,7 +267,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 
 /// One process.
 struct Rank {
-    _lent: [Memory; 2],
+    _borrowed: [Memory; 2],
     bucket: Bucket,
     factors: LowRanks,
     cpu: Pipeline,
@@ -277,13 +277,13 @@ impl Rank {
     fn new(device: &Emulated, rank: u32) -> Self {
         let shapes = SHAPES.map(|shape| (shape.rows as u64, shape.cols as u64));
         let n = SHAPES.iter().map(|shape| shape.values() as u64).sum();
-        let lent = [Bucket::bytes(n, &[]).unwrap(), LowRanks::bytes(&shapes, 2).unwrap()].map(Memory::new);
-        let bucket = Bucket::new(device, (n, &[]), lent[0].span()).unwrap();
-        let factors = LowRanks::new(device, (&shapes, 2), lent[1].span()).unwrap();
+        let borrowed = [Bucket::bytes(n, &[]).unwrap(), LowRanks::bytes(&shapes, 2).unwrap()].map(Memory::new);
+        let bucket = Bucket::new(device, (n, &[]), borrowed[0].span()).unwrap();
+        let factors = LowRanks::new(device, (&shapes, 2), borrowed[1].span()).unwrap();
         let member = Member { seed: SEED, rank, world: WORLD as u32, tensor: 3 };
         let strategy = "powersgd(rank=2)+ef(vanilla)".parse().unwrap();
         let cpu = Pipeline::new(&strategy, CpuLayers::matrices(&SHAPES).unwrap(), member);
-        Self { _lent: lent, bucket, factors, cpu }
+        Self { _borrowed: borrowed, bucket, factors, cpu }
     }
 }
 
@@ -303,8 +303,8 @@ fn payload(message: &[u8]) -> Vec<f32> {
     floats(&message[32 + 8 * usize::from(message[7])..])
 }
 
-/// PowerSGD of a bucket with vectors and matrices that gain nothing: every round's payload, the gradient, and what is held
-/// back, over steps with warm starts; one step in between does not count.
+/// PowerSGD of a bucket with vectors and matrices that gain nothing: every round's payload, the gradient, and the
+/// residual, over steps with warm starts; one step in between does not count.
 #[test]
 fn low_rank_layers_of_a_bucket_are_the_cpus() {
     let Some(device) = Emulated::new(4) else { return };
@@ -336,10 +336,10 @@ fn low_rank_layers_of_a_bucket_are_the_cpus() {
             (left, sum(&device, &right, &[vec![]]).0)
         };
         if index == 2 {
-            let before: Vec<_> = ranks.iter().map(|rank| read(&device, rank.bucket.held_back())).collect();
+            let before: Vec<_> = ranks.iter().map(|rank| read(&device, rank.bucket.residual())).collect();
             rounds(&mut ranks);
             ranks.iter_mut().for_each(|rank| rank.bucket.put_back());
-            assert!(ranks.iter().zip(before).all(|(rank, before)| read(&device, rank.bucket.held_back()) == before));
+            assert!(ranks.iter().zip(before).all(|(rank, before)| read(&device, rank.bucket.residual()) == before));
         }
         let (left, right) = rounds(&mut ranks);
         let step = Step { index, learning_rate: 0.1 };
@@ -372,8 +372,8 @@ fn low_rank_layers_of_a_bucket_are_the_cpus() {
             rank.cpu.mean(&all, index, &mut want).unwrap();
             let whole = norm(want.iter().map(|x| f64::from(*x)));
             near(&out.f32s(), &want, (whole, "the gradient"));
-            let held = floats(&read(&device, rank.bucket.held_back()));
-            near(&held, &rank.cpu.held_back(), (energy.fed.sqrt(), "what is held back"));
+            let residual = floats(&read(&device, rank.bucket.residual()));
+            near(&residual, &rank.cpu.residual(), (energy.compensated.sqrt(), "the residual"));
         }
     }
     // A second round without a first, and a bucket of another length.
@@ -381,8 +381,8 @@ fn low_rank_layers_of_a_bucket_are_the_cpus() {
     let to = Memory::new(4 * factors.count(1));
     let mean = Product { sum: to.span(), scale };
     assert_eq!(factors.advance(&device, bucket, mean, to.span()), Err(LaunchError::Order("the second round")));
-    let lent = Memory::new(Bucket::bytes(10, &[]).unwrap());
-    let mut other = Bucket::new(&device, (10, &[]), lent.span()).unwrap();
+    let borrowed = Memory::new(Bucket::bytes(10, &[]).unwrap());
+    let mut other = Bucket::new(&device, (10, &[]), borrowed.span()).unwrap();
     assert!(factors.advance(&device, &mut other, mean, to.span()).is_err());
-    device.upload(lent.span().part(0, 4), &[0; 4]).unwrap();
+    device.upload(borrowed.span().part(0, 4), &[0; 4]).unwrap();
 }

@@ -276,7 +276,7 @@ fn the_rank_of_a_bad_payload_is_named() {
 /// One process, its device and its CPU side.
 struct Rank {
     number: u32,
-    lent: Memory,
+    borrowed: Memory,
     layers: Layers,
     cpu: Pipeline,
 }
@@ -291,9 +291,9 @@ type Make = fn(Random) -> Method;
 impl Rank {
     fn new(device: &Emulated, number: u32, (text, make): (&str, Make)) -> Self {
         let methods = [make(Random { seed: SEED, step: 0, tensor: 0, rank: Some(number) })];
-        let lent = Memory::new(Layers::bytes(&[N as u64], &methods).unwrap());
-        let layers = Layers::new(device, (&[N as u64], &methods), lent.span()).unwrap();
-        Self { number, lent, layers, cpu: process(text, N, (number, WORLD)) }
+        let borrowed = Memory::new(Layers::bytes(&[N as u64], &methods).unwrap());
+        let layers = Layers::new(device, (&[N as u64], &methods), borrowed.span()).unwrap();
+        Self { number, borrowed, layers, cpu: process(text, N, (number, WORLD)) }
     }
 
     /// On the CPU side: a step's message.
@@ -339,7 +339,7 @@ fn messages_stay_on_the_device_from_step_to_mean() {
         for index in 0..3u64 {
             check_step(&device, &mut ranks, (case.1, index));
         }
-        ranks.iter().for_each(|rank| drop(rank.lent.bytes()));
+        ranks.iter().for_each(|rank| drop(rank.borrowed.bytes()));
     }
 }
 

@@ -22,7 +22,7 @@ struct Process {
     shape: Shape,
     layer: LowRank,
     memory: Memory,
-    fed: Memory,
+    compensated: Memory,
     factors: [Memory; 3],
     workspace: Memory,
 }
@@ -33,8 +33,8 @@ impl Process {
         let layer = LowRank::new(shape.rows as u64, shape.cols as u64, rank).unwrap().unwrap();
         let [warm, left, scratch] = layer.bytes();
         let factors = [Memory::of(&vec![0.0f32; warm as usize / 4]), Memory::new(left), Memory::new(scratch)];
-        let (memory, fed) = (Memory::of(&vec![0.0f32; n]), Memory::new(4 * n as u64));
-        Self { shape, layer, memory, fed, factors, workspace: Memory::new(workspace_bytes(n as u64)) }
+        let (memory, compensated) = (Memory::of(&vec![0.0f32; n]), Memory::new(4 * n as u64));
+        Self { shape, layer, memory, compensated, factors, workspace: Memory::new(workspace_bytes(n as u64)) }
     }
 
     fn step(&self) -> Step {
@@ -47,9 +47,9 @@ impl Process {
     }
 
     fn begin(&self, device: &Emulated, gradient: &Memory) {
-        let (n, memory, fed) = (self.shape.values() as u64, self.memory.span(), self.fed.span());
+        let (n, memory, compensated) = (self.shape.values() as u64, self.memory.span(), self.compensated.span());
         let (dtype, beta, gamma) = (DType::F32, 1.0, 1.0);
-        let feed = Feed { n, dtype, gradient: gradient.span(), memory, fed, beta, gamma };
+        let feed = Feed { n, dtype, gradient: gradient.span(), memory, compensated, beta, gamma };
         begin(device, &feed, self.workspace.span()).unwrap();
     }
 
@@ -58,14 +58,15 @@ impl Process {
         let to = Memory::new(4 * self.layer.counts()[0]);
         // Step and rank do not count.
         let random = Random { seed: SEED, step: 77, tensor: 0, rank: Some(5) };
-        left(device, (self.layer, random), (self.fed.span(), &self.factors(), to.span()), &self.step()).unwrap();
+        left(device, (self.layer, random), (self.compensated.span(), &self.factors(), to.span()), &self.step())
+            .unwrap();
         to
     }
 
     fn right(&self, device: &Emulated, sum: &Memory, scale: f32) -> Memory {
         let to = Memory::new(4 * self.layer.counts()[1]);
         let call = (self.layer, sum.span(), scale);
-        right(device, call, (self.fed.span(), &self.factors(), to.span()), &self.step()).unwrap();
+        right(device, call, (self.compensated.span(), &self.factors(), to.span()), &self.step()).unwrap();
         to
     }
 
@@ -75,7 +76,7 @@ impl Process {
         let factors = self.factors();
         add(device, (self.layer, factors.left, sum.span()), (scale, out.span())).unwrap();
         keep_warm(device, (self.layer, sum.span(), scale), factors.warm, &self.step()).unwrap();
-        std::mem::swap(&mut self.memory, &mut self.fed);
+        std::mem::swap(&mut self.memory, &mut self.compensated);
         out.f32s()
     }
 
@@ -183,15 +184,15 @@ fn compare(shape: Shape, rank: u64, seed: u64) {
         let total = sum(&got);
         for ((process, pipeline), sent) in ranks.iter_mut().zip(&mut cpu.ranks).zip(sent) {
             let outcome = process.outcome();
-            assert!((outcome.fed - sent.fed).abs() <= 1e-6 * sent.fed, "{outcome:?} {sent:?}");
+            assert!((outcome.compensated - sent.compensated).abs() <= 1e-6 * sent.compensated, "{outcome:?} {sent:?}");
             assert!((outcome.sent - sent.sent).abs() <= 1e-4 * sent.sent, "{outcome:?} {sent:?}");
             assert_eq!(outcome.bytes, 4 * process.layer.counts()[1]);
             let mean = process.end(&device, &total, scale);
             let mut want = vec![0.0; shape.values()];
             pipeline.mean(&all, step, &mut want).unwrap();
             near(&mean, &want, "the gradient");
-            let held_back = pipeline.held_back();
-            near_beside(&process.memory.f32s(), &held_back, (sent.fed.sqrt(), "the memory"));
+            let residual = pipeline.residual();
+            near_beside(&process.memory.f32s(), &residual, (sent.compensated.sqrt(), "the memory"));
         }
     }
 }
@@ -246,8 +247,8 @@ fn what_is_not_finite_sends_zeros_and_leaves_the_memory() {
     let shape = Shape { rows: 20, cols: 30 };
     let Some(device) = Emulated::new(2) else { return };
     let mut process = Process::new(shape, 2);
-    let held: Vec<f32> = gradient(shape, 3);
-    process.memory = Memory::of(&held);
+    let residual: Vec<f32> = gradient(shape, 3);
+    process.memory = Memory::of(&residual);
     process.factors[0] = Memory::of(&gradient(Shape { rows: 2, cols: 30 }, 6));
     let mut broken = gradient(shape, 4);
     broken[100] = f32::NAN;
@@ -258,7 +259,7 @@ fn what_is_not_finite_sends_zeros_and_leaves_the_memory() {
     let theirs = Memory::of(&gradient(Shape { rows: 20, cols: 2 }, 8));
     let q = process.right(&device, &theirs, 0.5);
     assert!(q.f32s().iter().all(|x| *x == 0.0) && process.outcome().refused);
-    assert_eq!(process.fed.f32s(), held);
+    assert_eq!(process.compensated.f32s(), residual);
     // A step of zeros is no start for the next one.
     let warm = process.factors[0].f32s();
     process.end(&device, &q, 1.0);
@@ -275,15 +276,15 @@ fn layers_that_gain_nothing_are_sent_as_they_are() {
     let Some(device) = Emulated::new(5) else { return };
     let n = 1003;
     let values = gradient(Shape::vector(n), 1);
-    let (source, memory, fed) = (Memory::of(&values), Memory::of(&vec![0.0f32; n]), Memory::new(4 * n as u64));
+    let (source, memory, compensated) = (Memory::of(&values), Memory::of(&vec![0.0f32; n]), Memory::new(4 * n as u64));
     let (to, workspace) = (Memory::new(4 * n as u64), Memory::new(workspace_bytes(n as u64)));
     let (dtype, beta, gamma) = (DType::F32, 1.0, 1.0);
-    let (gradient, memory, at) = (source.span(), memory.span(), fed.span());
-    let feed = Feed { n: n as u64, dtype, gradient, memory, fed: at, beta, gamma };
+    let (gradient, memory, at) = (source.span(), memory.span(), compensated.span());
+    let feed = Feed { n: n as u64, dtype, gradient, memory, compensated: at, beta, gamma };
     begin(&device, &feed, workspace.span()).unwrap();
-    whole(&device, (fed.span(), to.span()), &Step { n: n as u64, workspace: workspace.span() }).unwrap();
+    whole(&device, (compensated.span(), to.span()), &Step { n: n as u64, workspace: workspace.span() }).unwrap();
     assert_eq!(to.f32s(), values);
-    assert!(fed.f32s().iter().all(|x| *x == 0.0));
+    assert!(compensated.f32s().iter().all(|x| *x == 0.0));
     let outcome = workspace.outcome();
     assert!(outcome.bytes == 4 * n as u64 && (outcome.gain() - 1.0).abs() < 1e-12, "{outcome:?}");
 }
@@ -299,7 +300,7 @@ fn energies_of_layers_add_up() {
     let (layer, bytes) = (LowRank::new(16, 24, 1).unwrap().unwrap(), 4 * shape.values() as u64);
     let mut alone = 0.0;
     for part in 0..2u64 {
-        let matrix = process.fed.span().part(part * bytes, bytes);
+        let matrix = process.compensated.span().part(part * bytes, bytes);
         let buffers = layer.bytes().map(|bytes| Memory::of(&vec![0.0f32; bytes as usize / 4]));
         let [warm, scratch_left, scratch] = buffers.each_ref().map(Memory::span);
         let factors = Factors { warm, left: scratch_left, scratch };
@@ -326,7 +327,7 @@ fn short_and_missing_buffers_are_named() {
             .unwrap_err()
             .to_string()
     };
-    let text = call(process.fed.span(), short.span());
+    let text = call(process.compensated.span(), short.span());
     assert!(text.contains("the left factor to send of 100 bytes: 160 are needed"), "{text}");
     let text = call(to.span(), to.span());
     assert!(text.contains("the layer of 160 bytes: 2400 are needed"), "{text}");

@@ -84,7 +84,7 @@ fn the_mean_is_that_of_all_workers() {
     }
 }
 
-/// Algorithm 1, lines 1, 5 and 10: signs leave what was fed whole; the agreed update leaves the compensation.
+/// Algorithm 1, lines 1, 5 and 10: signs leave the compensated gradient whole; the agreed update leaves the compensation.
 #[test]
 fn signs_and_compensation_of_a_step() {
     let (n, eta) = (5001usize, 0.125f32);
@@ -92,21 +92,29 @@ fn signs_and_compensation_of_a_step() {
     let stream = Stream::new(7, [0; 4]);
     let gradient: Vec<f32> = (0..n as u32).map(|i| stream.uniform(i) - 0.5).collect();
     let compensation: Vec<f32> = (0..n as u32).map(|i| 0.25 * (stream.uniform(i + 1_000_000) - 0.5)).collect();
-    let (source, memory, fed) = (Memory::of(&gradient), Memory::of(&compensation), Memory::new(4 * n as u64));
+    let (source, memory, compensated) = (Memory::of(&gradient), Memory::of(&compensation), Memory::new(4 * n as u64));
     let (payload, workspace) = (Memory::new(n.div_ceil(8) as u64), Memory::new(workspace_bytes(n as u64)));
     let (dtype, beta, gamma) = (DType::F32, 1.0, 1.0);
     let (gradient_at, memory_at) = (source.span(), memory.span());
-    let feed = Feed { n: n as u64, dtype, gradient: gradient_at, memory: memory_at, fed: fed.span(), beta, gamma };
+    let feed = Feed {
+        n: n as u64,
+        dtype,
+        gradient: gradient_at,
+        memory: memory_at,
+        compensated: compensated.span(),
+        beta,
+        gamma,
+    };
     signs(&device, &feed, payload.span(), workspace.span()).unwrap();
     let sum: Vec<f32> = gradient.iter().zip(&compensation).map(|(g, c)| g + c).collect();
-    assert_eq!(fed.f32s(), sum);
+    assert_eq!(compensated.f32s(), sum);
     let sent = payload.bytes();
     assert!((0..n).all(|i| bit(&sent, i) == (sum[i] < 0.0)));
     let agreed = bits(n, 3, 0.5);
     let bits_there = Memory::of(&agreed);
-    add(&device, (Quantizer::Signs, n as u64), bits_there.span(), (-eta, fed.span())).unwrap();
+    add(&device, (Quantizer::Signs, n as u64), bits_there.span(), (-eta, compensated.span())).unwrap();
     let sign = |i: usize| if bit(&agreed, i) { -1.0f32 } else { 1.0 };
-    assert!(fed.f32s().iter().enumerate().all(|(i, c)| *c == sum[i] - eta * sign(i)));
+    assert!(compensated.f32s().iter().enumerate().all(|(i, c)| *c == sum[i] - eta * sign(i)));
 }
 
 #[test]

@@ -54,8 +54,16 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-fn feed((n, dtype): (usize, DType), gradient: &Memory, memory: Span, fed: &Memory) -> Feed {
-    Feed { n: n as u64, dtype, gradient: gradient.span(), memory, fed: fed.span(), beta: 1.0, gamma: 1.0 }
+fn feed((n, dtype): (usize, DType), gradient: &Memory, memory: Span, compensated: &Memory) -> Feed {
+    Feed {
+        n: n as u64,
+        dtype,
+        gradient: gradient.span(),
+        memory,
+        compensated: compensated.span(),
+        beta: 1.0,
+        gamma: 1.0,
+    }
 }
 
 /// Of a payload that lies `offset` bytes behind a word.
@@ -90,18 +98,21 @@ pub fn check(
         let mut message = Writer::new();
         let want = rank.compress(cpu, Step { index: step, learning_rate: 0.1 }, &mut message).unwrap();
         let header = 32 + 8 * usize::from(message.bytes()[7]);
-        let (fed, payload) = (Memory::new(4 * n as u64), Memory::new(method.payload_bytes(n as u64)));
+        let (compensated, payload) = (Memory::new(4 * n as u64), Memory::new(method.payload_bytes(n as u64)));
         let workspace = Memory::new(workspace_bytes(n as u64));
         let random = Random { seed: SEED, step, tensor: 0, rank: Some(0) };
-        let feed = feed((n, dtype), source, memory.span(), &fed);
+        let feed = feed((n, dtype), source, memory.span(), &compensated);
         quantize(device, &feed, (method, random), payload.span(), workspace.span()).unwrap();
         let sent = message.bytes().len() - header;
         assert_eq!(payload.bytes()[..sent], message.bytes()[header..], "{name} of {n}, step {step}");
-        assert_eq!(bits(&fed.f32s()), bits(&rank.held_back().to_vec()), "{name} of {n}, step {step}");
+        assert_eq!(bits(&compensated.f32s()), bits(&rank.residual().to_vec()), "{name} of {n}, step {step}");
         let outcome = workspace.outcome();
         assert_eq!((outcome.bytes, outcome.refused), (sent as u64, false), "{name} of {n}");
         let close = |a: f64, b: f64| (a - b).abs() <= 1e-6 * b.abs() + 1e-300;
-        assert!((outcome.fed - want.energy.fed).abs() <= 1e-12 * want.energy.fed, "{name}: {outcome:?}");
+        assert!(
+            (outcome.compensated - want.energy.compensated).abs() <= 1e-12 * want.energy.compensated,
+            "{name}: {outcome:?}"
+        );
         assert!(close(outcome.sent, want.energy.sent), "{name} of {n}: {outcome:?}, {want:?}");
         let (out, mut mean) = (Memory::of(&vec![0.0f32; n]), vec![0.0; n]);
         let offset = step as usize * (1 + n % 7);
@@ -110,7 +121,7 @@ pub fn check(
             rank.aggregate(&[message.bytes()], step, &mut mean).unwrap();
             assert_eq!(bits(&out.f32s()), bits(&mean), "{name} of {n}");
         }
-        memory = fed;
+        memory = compensated;
     }
 }
 
@@ -144,13 +155,13 @@ fn columns_have_means_of_their_own() {
             let n = rows * cols;
             let method = Quantizer::OneBitSgd { threshold: 0.0, columns: cols as u32 };
             let (source, zeros) = (Memory::of(&gradient), Memory::of(&vec![0.0f32; n]));
-            let (fed, payload) = (Memory::new(4 * n as u64), Memory::new(method.payload_bytes(n as u64)));
+            let (compensated, payload) = (Memory::new(4 * n as u64), Memory::new(method.payload_bytes(n as u64)));
             let workspace = Memory::new(workspace_bytes(n as u64));
             let random = Random { seed: SEED, step: 0, tensor: 0, rank: Some(0) };
-            let feed = feed((n, DType::F32), &source, zeros.span(), &fed);
+            let feed = feed((n, DType::F32), &source, zeros.span(), &compensated);
             quantize(&device, &feed, (method, random), payload.span(), workspace.span()).unwrap();
             assert_eq!(payload.bytes(), message.bytes()[header..], "{what}: {rows} x {cols}");
-            assert_eq!(bits(&fed.f32s()), bits(&rank.held_back().to_vec()), "{what}: {rows} x {cols}");
+            assert_eq!(bits(&compensated.f32s()), bits(&rank.residual().to_vec()), "{what}: {rows} x {cols}");
         }
     }
 }
@@ -187,13 +198,13 @@ fn halves_are_rounded_as_on_the_cpu() {
             let mut message = Writer::new();
             rank.compress(Gradient::F32(&gradient), Step { index: 0, learning_rate: 0.1 }, &mut message).unwrap();
             let (source, n) = (Memory::of(&gradient), gradient.len());
-            let (fed, payload) = (Memory::new(4 * n as u64), Memory::new(2 * n as u64));
+            let (compensated, payload) = (Memory::new(4 * n as u64), Memory::new(2 * n as u64));
             let (workspace, zeros) = (Memory::new(workspace_bytes(n as u64)), Memory::of(&vec![0.0f32; n]));
             let random = Random { seed: SEED, step: 0, tensor: 0, rank: Some(0) };
-            let feed = feed((n, DType::F32), &source, zeros.span(), &fed);
+            let feed = feed((n, DType::F32), &source, zeros.span(), &compensated);
             quantize(&device, &feed, (method, random), payload.span(), workspace.span()).unwrap();
             assert!(payload.bytes() == message.bytes()[32..], "{name} for {world}");
-            assert_eq!(bits(&fed.f32s()), bits(&rank.held_back().to_vec()));
+            assert_eq!(bits(&compensated.f32s()), bits(&rank.residual().to_vec()));
         }
     }
 }
@@ -206,14 +217,14 @@ fn what_is_not_finite_leaves_the_memory_and_sends_zeros() {
     gradient[2222] = f32::NAN;
     for (at, (method, name)) in methods().into_iter().enumerate() {
         let Some(device) = Emulated::new(at as u64) else { return };
-        let (source, memory, fed) = (Memory::of(&gradient), Memory::of(&before), Memory::new(4 * n as u64));
+        let (source, memory, compensated) = (Memory::of(&gradient), Memory::of(&before), Memory::new(4 * n as u64));
         let (payload, workspace) =
             (Memory::new(method.payload_bytes(n as u64)), Memory::new(workspace_bytes(n as u64)));
         let random = Random { seed: SEED, step: 0, tensor: 0, rank: Some(0) };
-        let feed = feed((n, DType::F32), &source, memory.span(), &fed);
+        let feed = feed((n, DType::F32), &source, memory.span(), &compensated);
         quantize(&device, &feed, (method, random), payload.span(), workspace.span()).unwrap();
         assert!(workspace.outcome().refused, "{name}");
-        assert_eq!(fed.bytes(), memory.bytes(), "{name}");
+        assert_eq!(compensated.bytes(), memory.bytes(), "{name}");
         if method == Quantizer::Signs {
             continue;
         }

@@ -27,7 +27,7 @@ pub fn check(device: &Emulated, s: f64, gradient: &[f32]) {
         let (outcome, sent) = (step.outcome(), message.bytes().len() - header);
         assert_eq!(outcome.bytes, sent as u64, "{n}, step {index}");
         assert_eq!(payload.bytes()[..sent], message.bytes()[header..], "{n}, step {index}");
-        assert_eq!(bits(&step.fed.f32s()), bits(&cpu.held_back()), "{n}, step {index}");
+        assert_eq!(bits(&step.compensated.f32s()), bits(&cpu.residual()), "{n}, step {index}");
         assert!((outcome.sent - want.energy.sent).abs() <= 1e-9 * want.energy.sent);
         let (out, mut mean) = (Memory::of(&vec![0.0f32; n]), vec![0.0; n]);
         // A payload may begin at any byte.
@@ -45,7 +45,7 @@ pub fn check(device: &Emulated, s: f64, gradient: &[f32]) {
             add(device, (short, n as u64), (1.0, zeros.span()), step.workspace.span()).unwrap();
             assert!(zeros.f32s().iter().all(|x| *x == 0.0));
         }
-        memory = step.fed;
+        memory = step.compensated;
     }
 }
 
@@ -87,7 +87,7 @@ fn what_is_not_finite_leaves_the_memory_and_means_zeros() {
     compress(&device, &feed, (1.0, payload.span()), step.workspace.span()).unwrap();
     let outcome = step.outcome();
     assert!(outcome.refused && outcome.sent == 0.0, "{outcome:?}");
-    assert_eq!(step.fed.bytes(), memory.bytes());
+    assert_eq!(step.compensated.bytes(), memory.bytes());
     let out = Memory::of(&vec![0.0f32; n]);
     let sent = payload.span().part(0, outcome.bytes);
     add(&device, (sent, n as u64), (1.0, out.span()), step.workspace.span()).unwrap();

@@ -28,12 +28,12 @@ pub fn check(device: &Emulated, strategy: &str, form: Form, gradient: &[f32], me
     let source = Memory::of(gradient);
     let mut memory = Memory::of(&vec![0.0f32; n]);
     let want = reference(&format!("{strategy}+ef(vanilla)"), Gradient::F32(gradient), n);
-    for (index, (payload, held_back, _, sent)) in want.into_iter().enumerate() {
+    for (index, (payload, residual, _, sent)) in want.into_iter().enumerate() {
         let step = run(device, method(index as u64), &source, Some(&memory), form);
         assert_eq!(step.payload(), payload, "{strategy} of {n}, step {index}");
-        assert_eq!(bits(&step.fed.f32s()), bits(&held_back), "{strategy} of {n}, step {index}");
+        assert_eq!(bits(&step.compensated.f32s()), bits(&residual), "{strategy} of {n}, step {index}");
         assert!((step.outcome().sent - sent).abs() <= 1e-12 * sent && !step.outcome().over);
-        memory = step.fed;
+        memory = step.compensated;
     }
 }
 
@@ -133,7 +133,7 @@ fn what_finds_no_room_stays() {
     assert!(step.outcome().over && step.outcome().kept == 700);
     let mut left = gradient;
     left[10..710].fill(0.0);
-    assert_eq!(step.fed.f32s(), left);
+    assert_eq!(step.compensated.f32s(), left);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn what_is_not_finite_leaves_the_memory() {
         let Some(device) = Emulated::new(1) else { return };
         let step = run(&device, method, &source, Some(&memory), Form::VARYING);
         assert!(step.outcome().refused, "{method:?}");
-        assert_eq!(step.fed.bytes(), memory.bytes(), "{method:?}");
+        assert_eq!(step.compensated.bytes(), memory.bytes(), "{method:?}");
         let kept = step.outcome().kept as usize;
         assert!(step.values.f32s()[..kept].iter().all(|x| *x == 0.0), "{method:?}");
     }

@@ -11,7 +11,7 @@ use flexcomm_gpu_kernels::{
 use half::{bf16, f16};
 
 pub struct Step1 {
-    pub fed: Memory,
+    pub compensated: Memory,
     pub indices: Memory,
     pub values: Memory,
     pub workspace: Memory,
@@ -21,7 +21,7 @@ pub struct Step1 {
 impl Step1 {
     pub fn new(n: u64, room: u64) -> Self {
         Self {
-            fed: Memory::new(4 * n),
+            compensated: Memory::new(4 * n),
             indices: Memory::new(4 * room),
             values: Memory::new(4 * room),
             workspace: Memory::new(workspace_bytes(n)),
@@ -31,7 +31,15 @@ impl Step1 {
 
     pub fn feed(&self, (n, dtype): (u64, DType), gradient: &Memory, memory: Option<&Memory>) -> Feed {
         let memory = memory.map_or(Span::NONE, Memory::span);
-        Feed { n, dtype, gradient: gradient.span(), memory, fed: self.fed.span(), beta: 1.0, gamma: 1.0 }
+        Feed {
+            n,
+            dtype,
+            gradient: gradient.span(),
+            memory,
+            compensated: self.compensated.span(),
+            beta: 1.0,
+            gamma: 1.0,
+        }
     }
 
     pub fn to(&self, room: u64) -> Selected {
@@ -52,7 +60,7 @@ pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// The payload that the CPU side writes for the strategy, and what it holds back, after two steps of this gradient.
+/// The payload that the CPU side writes for the strategy, and its residual, after two steps of this gradient.
 pub fn reference(strategy: &str, gradient: Gradient<'_>, n: usize) -> [(Vec<u8>, Vec<f32>, f64, f64); 2] {
     let strategy = strategy.parse().unwrap();
     let mut rank = Pipeline::new(&strategy, Layers::fused(n).unwrap(), Member::alone(1));
@@ -62,14 +70,14 @@ pub fn reference(strategy: &str, gradient: Gradient<'_>, n: usize) -> [(Vec<u8>,
         let bytes = message.bytes();
         // Behind the header and its parameters.
         let payload = bytes[32 + 8 * usize::from(bytes[7])..].to_vec();
-        (payload, rank.held_back().to_vec(), outcome.energy.fed, outcome.energy.sent)
+        (payload, rank.residual().to_vec(), outcome.energy.compensated, outcome.energy.sent)
     })
 }
 
 pub fn check_two_steps(device: &Emulated, k: usize, (dtype, gradient): (DType, &Memory), cpu: Gradient<'_>, n: usize) {
     let want = reference(&format!("topk(k={})+ef(vanilla)", k.max(1)), cpu, n);
     let mut memory = Some(Memory::of(&vec![0.0f32; n]));
-    for (payload, held_back, fed, sent) in want {
+    for (payload, residual, compensated, sent) in want {
         let step = Step1::new(n as u64, k as u64);
         let feed = step.feed((n as u64, dtype), gradient, memory.as_ref());
         topk(device, &feed, (k as u64, &step.to(k as u64)), step.workspace.span()).unwrap();
@@ -77,11 +85,14 @@ pub fn check_two_steps(device: &Emulated, k: usize, (dtype, gradient): (DType, &
             .unwrap();
         let outcome = step.outcome();
         assert_eq!((outcome.kept as usize, outcome.refused, outcome.over), (k, false, false));
-        assert_eq!(bits(&step.fed.f32s()), bits(&held_back));
+        assert_eq!(bits(&step.compensated.f32s()), bits(&residual));
         assert_eq!(step.payload(), payload);
         let close = |a: f64, b: f64| (a - b).abs() <= 1e-12 * b.abs();
-        assert!(close(outcome.fed, fed) && close(outcome.sent, sent), "{outcome:?}, {fed}, {sent}");
-        memory = Some(step.fed);
+        assert!(
+            close(outcome.compensated, compensated) && close(outcome.sent, sent),
+            "{outcome:?}, {compensated}, {sent}"
+        );
+        memory = Some(step.compensated);
     }
 }
 
@@ -186,7 +197,7 @@ fn what_is_not_finite_leaves_the_memory_and_sends_zeros() {
         topk(&device, &feed, (50, &step.to(50)), step.workspace.span()).unwrap();
         pack(&device, (&step.to(50), n as u64), (step.payload.span(), Form::FIXED), step.workspace.span()).unwrap();
         assert!(step.outcome().refused);
-        assert_eq!(step.fed.bytes(), memory.bytes());
+        assert_eq!(step.compensated.bytes(), memory.bytes());
         assert_eq!(step.values.f32s(), [0.0; 50]);
         assert_eq!(step.indices.u32s(), (0..50).collect::<Vec<u32>>());
         assert_eq!(u32::from_le_bytes(step.payload()[..4].try_into().unwrap()), 50);
@@ -200,14 +211,14 @@ fn weights_are_rounded_as_on_the_cpu() {
     let (_, gradient) = gradients(n).swap_remove(0);
     let want = reference("topk(k=30)+ef(vanilla,beta=0.7,gamma=0.3)", Gradient::F32(&gradient), n);
     let (source, mut memory) = (Memory::of(&gradient), Some(Memory::of(&[0.0f32; 3000])));
-    for (payload, held_back, ..) in want {
+    for (payload, residual, ..) in want {
         let step = Step1::new(n as u64, 30);
         let mut feed = step.feed((n as u64, DType::F32), &source, memory.as_ref());
         (feed.beta, feed.gamma) = (0.7, 0.3);
         topk(&device, &feed, (30, &step.to(30)), step.workspace.span()).unwrap();
         pack(&device, (&step.to(30), n as u64), (step.payload.span(), Form::FIXED), step.workspace.span()).unwrap();
-        assert_eq!((step.payload(), bits(&step.fed.f32s())), (payload, bits(&held_back)));
-        memory = Some(step.fed);
+        assert_eq!((step.payload(), bits(&step.compensated.f32s())), (payload, bits(&residual)));
+        memory = Some(step.compensated);
     }
 }
 
@@ -237,7 +248,7 @@ fn bad_calls_are_refused_before_anything_is_launched() {
         dtype: DType::F32,
         gradient: span(0x1_0000, 4 * n),
         memory: span(0x2_0000, 4 * n),
-        fed: span(0x3_0000, 4 * n),
+        compensated: span(0x3_0000, 4 * n),
         beta: 1.0,
         gamma: 1.0,
     };
@@ -253,8 +264,8 @@ fn bad_calls_are_refused_before_anything_is_launched() {
     assert!(text(call(odd, 1, to, workspace)).contains("the memory at 0x20004: it must be aligned to 16 bytes"));
     let short = Feed { memory: span(0x2_0000, 4 * n - 1), ..good };
     assert!(text(call(short, 1, to, workspace)).contains("the memory of 3999 bytes: 4000 are needed"));
-    let same = Feed { fed: good.memory, ..good };
-    assert_eq!(call(same, 1, to, workspace), LaunchError::Overlap("fed", "the memory"));
+    let same = Feed { compensated: good.memory, ..good };
+    assert_eq!(call(same, 1, to, workspace), LaunchError::Overlap("compensated", "the memory"));
     assert!(text(call(good, 1, to, span(0x10_0000, 1000))).contains("the workspace of 1000 bytes"));
     assert!(matches!(call(good, 1, to, span(0x10_0010, 1 << 30)), LaunchError::Misaligned { need: 256, .. }));
     for k in [0, 101, 1001] {

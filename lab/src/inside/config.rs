@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::plan::{CONTROLLER_PORT, node_addr, node_name};
 
-/// The planner's patience in the lab, where weather holds for less than a minute and not for hours: the
+/// The planner's time constants in the lab, where a phase holds for less than a minute and not for hours: the
 /// defaults divided by three to ten. Rates are scaled down, so throughput tests need fewer bytes and a larger
 /// share to be as frequent: a test that a saturated link of 4 Mbit/s lets fail is charged whole seconds.
 const SETTINGS: &str = "
@@ -31,7 +31,7 @@ block_s = 60.0
 ";
 
 /// How that differs from the defaults, said before anybody believes the lab's pace.
-pub const IMPATIENT: &str = "the lab is impatient, since its weather lasts a minute and its links are thin: probes may take \
+pub const IMPATIENT: &str = "the lab is impatient, since a phase of its trace lasts a minute and its links are thin: probes may take \
     20 % of a link (default 1 %) and trials 10 % of the time (default 1.5 %), mstopk is not tried, a decision stays 4 s at least (default 10 s), links are acted on at a confidence of \
     0.15 (default 0.5); all in lab/src/inside/config.rs";
 

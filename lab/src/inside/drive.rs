@@ -1,4 +1,4 @@
-//! Starts the cluster, makes the weather follow the epochs, shows what happens, ends it.
+//! Starts the cluster, makes the links follow the trace, shows what happens, ends it.
 
 use anyhow::{Context, Result, bail};
 use flexcomm_domain::Link;
@@ -62,11 +62,11 @@ async fn live(
         processes.start_agent(i, token_file)?;
     }
     wait("the agents", processes, || async { Ok(rest.live_nodes().await? == plan.nodes) }).await?;
-    say("controller and agents are up; setting the first weather");
+    say("controller and agents are up; setting the first phase of the trace");
     let mut lab =
-        Lab { plan, rest, summary, weather: None, shown: 0, decision: None, job: None, started: Instant::now() };
-    lab.weather(plan.schedule.first_epoch()).await?;
-    wait("the first weather", processes, || async { in_force(rest, plan.nodes).await }).await?;
+        Lab { plan, rest, summary, links_set: None, shown: 0, decision: None, job: None, started: Instant::now() };
+    lab.set_links(plan.schedule.first_epoch()).await?;
+    wait("the first phase of the trace", processes, || async { in_force(rest, plan.nodes).await }).await?;
     for i in 0..plan.nodes {
         processes.start_worker(plan, i)?;
     }
@@ -112,7 +112,7 @@ struct Lab<'a> {
     rest: &'a Rest,
     summary: &'a mut Summary,
     /// In force.
-    weather: Option<Weather>,
+    links_set: Option<LinksSet>,
     /// How many epochs have a row.
     shown: u32,
     decision: Option<DecisionView>,
@@ -122,7 +122,7 @@ struct Lab<'a> {
 }
 
 /// What the links were set to.
-struct Weather {
+struct LinksSet {
     /// First epoch of its phase.
     first_epoch: u32,
     link: Link,
@@ -134,11 +134,11 @@ impl Lab<'_> {
         self.plan.for_s.is_some_and(|limit| self.started.elapsed().as_secs_f64() >= limit)
     }
 
-    /// Sets the weather of an epoch when it differs from the one in force.
-    async fn weather(&mut self, epoch: u32) -> Result<()> {
+    /// Sets the links of an epoch when it differs from the one in force.
+    async fn set_links(&mut self, epoch: u32) -> Result<()> {
         let phase = self.plan.schedule.at(epoch);
         let first_epoch = phase.first_epoch;
-        if self.weather.as_ref().is_some_and(|w| w.first_epoch == first_epoch) {
+        if self.links_set.as_ref().is_some_and(|w| w.first_epoch == first_epoch) {
             return Ok(());
         }
         let label = format!("{} epoch {epoch}: {}", self.plan.schedule.name(), phase.label);
@@ -152,7 +152,7 @@ impl Lab<'_> {
             nodes: None,
         };
         self.rest.set_scenario(&set).await?;
-        self.weather = Some(Weather { first_epoch, link: phase.link(), since: Instant::now() });
+        self.links_set = Some(LinksSet { first_epoch, link: phase.link(), since: Instant::now() });
         Ok(())
     }
 
@@ -162,7 +162,7 @@ impl Lab<'_> {
         self.plan.schedule.first_epoch() + done as u32
     }
 
-    /// One look at the controller: new decisions, epochs that ended, the weather of the next.
+    /// One look at the controller: new decisions, epochs that ended, the links of the next.
     async fn look(&mut self) -> Result<()> {
         let Some(job) = self.rest.job().await? else { return Ok(()) };
         let job = match &self.job {
@@ -181,22 +181,22 @@ impl Lab<'_> {
             say(&view::decision(d));
         }
         self.decision = decision;
-        // What an epoch's row says was measured under that epoch's weather: the row first, then the next weather.
+        // What an epoch's row says was measured under that epoch's links: the row first, then the next links.
         let ended = ((job.step + 1) / self.plan.steps_per_epoch).min(u64::from(self.plan.schedule.epochs())) as u32;
         if ended > self.shown {
             self.shown = ended;
             self.show(self.plan.schedule.first_epoch() + ended - 1, &job).await?;
         }
-        self.weather(self.epoch_of(job.step)).await
+        self.set_links(self.epoch_of(job.step)).await
     }
 
     async fn show(&mut self, epoch: u32, job: &JobView) -> Result<()> {
         let links = self.rest.links().await?;
-        let Some(weather) = &self.weather else { return Ok(()) };
+        let Some(current) = &self.links_set else { return Ok(()) };
         let moment = view::Moment {
             epoch: (epoch, self.plan.schedule.first_epoch() + self.plan.schedule.epochs() - 1),
-            set: weather.link,
-            set_for: weather.since.elapsed(),
+            set: current.link,
+            set_for: current.since.elapsed(),
             links: &links,
             job,
             decision: self.decision.as_ref(),

@@ -83,7 +83,7 @@ impl Rest {
         Ok(self.get(&format!("/api/v1/jobs/{JOB}/intervals")).await?.unwrap_or_default())
     }
 
-    /// Asks for weather on all shaping nodes.
+    /// Sets the links of all shaping nodes.
     pub(crate) async fn set_scenario(&self, set: &ScenarioSet) -> Result<ScenarioView> {
         let request = self.client.put(Self::url("/api/v1/scenario")).bearer_auth(&self.token).json(set);
         let answer = request.send().await.context("PUT /api/v1/scenario")?;

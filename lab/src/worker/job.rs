@@ -97,7 +97,7 @@ impl Job {
         let mut trial: Option<Running> = None;
         let mut epoch = Epoch::default();
         while self.control.look().step() < self.length.steps {
-            self.listen();
+            self.poll_orders();
             let began = Instant::now();
             let tick = self.control.begin();
             let verdict = match &trial {
@@ -180,7 +180,7 @@ impl Job {
     }
 
     /// What arrived from outside since the last tick. Never waits.
-    fn listen(&mut self) {
+    fn poll_orders(&mut self) {
         if self.rank != Rank(0) {
             return;
         }
@@ -231,7 +231,7 @@ impl Job {
         epoch.steps += 1;
         if let Some(accuracy) = accuracy {
             self.reporter.flush();
-            self.tell(tick, &std::mem::take(epoch), accuracy)?;
+            self.report_epoch(tick, &std::mem::take(epoch), accuracy)?;
         }
         Ok(())
     }
@@ -248,7 +248,7 @@ impl Job {
         self.rank == Rank(0) && (done.is_multiple_of(self.length.steps_per_epoch) || done == self.length.steps)
     }
 
-    fn tell(&mut self, tick: &Tick, epoch: &Epoch, accuracy: f64) -> Result<()> {
+    fn report_epoch(&mut self, tick: &Tick, epoch: &Epoch, accuracy: f64) -> Result<()> {
         self.hashes.flush()?;
         let steps = f64::from(epoch.steps.max(1));
         let number = tick.step / self.length.steps_per_epoch;

@@ -67,7 +67,7 @@ pub struct Args {
     /// The job's name.
     #[arg(long, default_value = "lab")]
     pub job: JobId,
-    /// The agent's Unix socket; without it decisions are neither heard nor reported on.
+    /// The agent's Unix socket; without it decisions are neither received nor reported on.
     #[arg(long, env = "FLEXCOMM_SOCKET", value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// Hold this strategy (written as for --initial) for the whole run instead of following decisions;

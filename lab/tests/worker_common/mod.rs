@@ -156,7 +156,7 @@ pub fn versions(log: &[String]) -> Vec<(u64, u64)> {
 /// An agent for one rank: welcomes it and keeps what it says; publishes what the test says.
 pub struct FakeAgent {
     socket: PathBuf,
-    heard: Arc<Mutex<Vec<FromTrainer>>>,
+    received: Arc<Mutex<Vec<FromTrainer>>>,
     told: Arc<Mutex<Told>>,
 }
 
@@ -183,15 +183,15 @@ impl FakeAgent {
         let socket = folder.join(format!("{name}.sock"));
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).unwrap();
-        let agent = Self { socket, heard: Arc::default(), told: Arc::default() };
-        let (heard, told) = (Arc::clone(&agent.heard), Arc::clone(&agent.told));
+        let agent = Self { socket, received: Arc::default(), told: Arc::default() };
+        let (received, told) = (Arc::clone(&agent.received), Arc::clone(&agent.told));
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 if told.lock().unwrap().ended {
                     return;
                 }
-                let (heard, told) = (Arc::clone(&heard), Arc::clone(&told));
-                std::thread::spawn(move || serve(stream, &heard, &told));
+                let (received, told) = (Arc::clone(&received), Arc::clone(&told));
+                std::thread::spawn(move || serve(stream, &received, &told));
             }
         });
         agent
@@ -201,13 +201,13 @@ impl FakeAgent {
         folder.join(format!("{name}.sock")).display().to_string()
     }
 
-    pub fn heard(&self) -> Vec<FromTrainer> {
-        self.heard.lock().unwrap().clone()
+    pub fn received(&self) -> Vec<FromTrainer> {
+        self.received.lock().unwrap().clone()
     }
 
     /// The newest step reported.
     pub fn step(&self) -> u64 {
-        let steps = self.heard().into_iter().filter_map(|m| match m {
+        let steps = self.received().into_iter().filter_map(|m| match m {
             FromTrainer::Steps(report) => report.steps.last().map(|s| s.step),
             _ => None,
         });
@@ -217,7 +217,7 @@ impl FakeAgent {
     /// The versions reported as applied, with their first step.
     pub fn applied(&self) -> Vec<(u64, u64)> {
         let mut applied: Vec<_> = self
-            .heard()
+            .received()
             .into_iter()
             .filter_map(|m| match m {
                 FromTrainer::Applied(report) => Some((report.step, report.version)),
@@ -230,8 +230,8 @@ impl FakeAgent {
 
     /// What it was told about trials.
     pub fn trials(&self) -> Vec<flexcomm_wire::TrialReport> {
-        let heard = self.heard().into_iter();
-        heard.filter_map(|m| if let FromTrainer::Trial(t) = m { Some(t) } else { None }).collect()
+        let received = self.received().into_iter();
+        received.filter_map(|m| if let FromTrainer::Trial(t) = m { Some(t) } else { None }).collect()
     }
 
     pub fn publish(&mut self, orders: &JobOrders) {
@@ -269,7 +269,7 @@ impl Drop for FakeAgent {
     }
 }
 
-fn serve(stream: UnixStream, heard: &Mutex<Vec<FromTrainer>>, told: &Mutex<Told>) {
+fn serve(stream: UnixStream, received: &Mutex<Vec<FromTrainer>>, told: &Mutex<Told>) {
     let mut writer = stream.try_clone().unwrap();
     for line in BufReader::new(stream).lines().map_while(Result::ok) {
         let message: FromTrainer = serde_json::from_str(&line).unwrap();
@@ -283,7 +283,7 @@ fn serve(stream: UnixStream, heard: &Mutex<Vec<FromTrainer>>, told: &Mutex<Told>
             let _ = write!(writer, "{}\n{}", serde_json::to_string(&welcome).unwrap(), told.orders);
             told.to.push(writer.try_clone().unwrap());
         }
-        heard.lock().unwrap().push(message);
+        received.lock().unwrap().push(message);
     }
 }
 

@@ -93,7 +93,7 @@ pub(super) fn fit(samples: &VecDeque<Sample>) -> Coefficients {
     }
 }
 
-/// Stretches the fit by what the newest samples say: when the weather turns they are the outliers of an older
+/// Stretches the fit by what the newest samples say: when the network changes they are the outliers of an older
 /// majority, and yet they are what the next interval will be like.
 fn up_to_date(theta: Theta, rows: &[Row]) -> Theta {
     let newest = &rows[rows.len().saturating_sub(NEWEST)..];

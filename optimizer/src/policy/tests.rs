@@ -131,10 +131,10 @@ fn scores_are_in_fixed_units() {
     assert_eq!(TimeToQuality::default().score(&c, Seconds::ZERO), Some(0.3 * (0.9 + 0.1 / 0.2)));
 }
 
-const FED: Quality = Quality { gain: Gain::FULL, variance: 0.0, is_fed: true };
+const COMPENSATED: Quality = Quality { gain: Gain::FULL, variance: 0.0, has_error_feedback: true };
 
-fn fed(gain: f64) -> Quality {
-    Quality { gain: Gain::new(gain).unwrap(), ..FED }
+fn compensated(gain: f64) -> Quality {
+    Quality { gain: Gain::new(gain).unwrap(), ..COMPENSATED }
 }
 
 #[test]
@@ -142,12 +142,12 @@ fn at_the_break_even_gain_both_are_worth_the_same() {
     for uncompensated in [0.02, 0.1, 0.5, 1.0] {
         let policy = TimeToQuality { uncompensated, ..TimeToQuality::default() };
         for t in [0.01, 0.05, 0.0999] {
-            let worth = policy.seconds(t, &fed(policy.break_even(t, &FED, 0.1).unwrap()));
+            let worth = policy.seconds(t, &compensated(policy.break_even(t, &COMPENSATED, 0.1).unwrap()));
             assert!((worth / 0.1 - 1.0).abs() < 1e-12, "{uncompensated}, {t}: {worth}");
         }
-        assert!((policy.break_even(0.1, &FED, 0.1).unwrap() - 1.0).abs() < 1e-12);
-        assert_eq!(policy.break_even(0.11, &FED, 0.1), None, "slower than dense is never better");
-        assert_eq!(policy.break_even(0.0, &FED, 0.0), None);
+        assert!((policy.break_even(0.1, &COMPENSATED, 0.1).unwrap() - 1.0).abs() < 1e-12);
+        assert_eq!(policy.break_even(0.11, &COMPENSATED, 0.1), None, "slower than dense is never better");
+        assert_eq!(policy.break_even(0.0, &COMPENSATED, 0.0), None);
     }
 }
 
@@ -236,15 +236,15 @@ proptest! {
 fn at_the_compute_time_from_which_on_dense_is_best_both_are_worth_the_same() {
     let policy = TimeToQuality::default();
     for (t, gain, overlap) in [(0.01, 0.2, 1.0), (0.05, 0.5, 3.0), (1e-7, 0.05, 10.0)] {
-        let from = policy.dense_from(t, &fed(gain), 0.1, overlap);
+        let from = policy.dense_from(t, &compensated(gain), 0.1, overlap);
         let step = |communication| crate::problem::overlapped(from, communication, overlap);
-        let ratio = policy.seconds(step(t), &fed(gain)) / step(0.1);
+        let ratio = policy.seconds(step(t), &compensated(gain)) / step(0.1);
         assert!((ratio - 1.0).abs() < 1e-9 && from > 0.0, "{t}, {gain}, {overlap}: {from}, {ratio}");
     }
-    assert_eq!(policy.dense_from(0.09, &fed(0.2), 0.1, 1.0), 0.0, "dense is best without any");
-    assert_eq!(policy.dense_from(0.0, &fed(0.2), 0.0, 1.0), 0.0);
+    assert_eq!(policy.dense_from(0.09, &compensated(0.2), 0.1, 1.0), 0.0, "dense is best without any");
+    assert_eq!(policy.dense_from(0.0, &compensated(0.2), 0.0, 1.0), 0.0);
     let lossless = TimeToQuality { uncompensated: 0.0, ..policy };
-    assert_eq!(lossless.dense_from(0.05, &fed(0.2), 0.1, 2.0), f64::INFINITY);
+    assert_eq!(lossless.dense_from(0.05, &compensated(0.2), 0.1, 2.0), f64::INFINITY);
 }
 
 /// What an unbiased compressor saves is worth its noise on many ranks, and not on few.

@@ -15,8 +15,8 @@ pub(super) fn finite(outcome: &Outcome, found: &mut Findings) {
         found.expect(ok, "finite", || format!("{}: {numbers:?}, score {:?}", a.strategy, a.score));
     }
     found.expect(!r.why.is_empty(), "report", || "no reason is given".into());
-    let held = outcome.memory.held_back.as_ref().map(|h| h.margin);
-    let remembered = [outcome.memory.predicted_step_s, outcome.memory.link_noise, held];
+    let deferred = outcome.memory.deferred.as_ref().map(|h| h.margin);
+    let remembered = [outcome.memory.predicted_step_s, outcome.memory.link_noise, deferred];
     let ok = remembered.iter().flatten().all(|v| v.is_finite());
     found.expect(ok, "finite", || format!("remembered {remembered:?}"));
 }
@@ -139,7 +139,7 @@ fn remembered_drift(s: &Snapshot, outcome: &Outcome, selector: Selector) -> f64 
 /// (ln CR, power) as remembered of a selector, by rising ratio.
 fn book(outcome: &Outcome, selector: Selector) -> Vec<(f64, f64)> {
     let of = outcome.memory.bias.iter().filter(|b| b.selector == selector);
-    // At dense there is no residual and nothing to flatter.
+    // At dense there is no residual and nothing to overrate.
     let mut known: Vec<(f64, f64)> = of.map(|b| (b.cr.get().ln(), b.power)).collect();
     if !known.is_empty() {
         known.push((0.0, 1.0));

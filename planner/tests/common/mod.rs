@@ -127,19 +127,19 @@ impl Job {
         });
     }
 
-    /// The same measurement for longer than the guard's patience, with fresh links; then its answer.
+    /// The same measurement for longer than the guard's timeout, with fresh links; then its answer.
     pub fn suffers(&mut self, t_step: f64, t_comp: f64, t_sync: f64, gain: f64) -> Outcome {
         self.measure(t_step, t_comp, t_sync, gain);
         let first = self.call();
-        assert!(!first.report.rollback, "no patience: {}", first.report.why);
+        assert!(!first.report.rollback, "too early: {}", first.report.why);
         self.wait(11.0);
         self.call()
     }
 
-    /// As [`Self::suffers`] where the way back sends more: three times the patience.
+    /// As [`Self::suffers`] where the way back sends more: three times the timeout.
     pub fn suffers_in_doubt(&mut self, t_step: f64, t_comp: f64, t_sync: f64, gain: f64) -> Outcome {
         let early = self.suffers(t_step, t_comp, t_sync, gain);
-        assert!(!early.report.rollback, "little patience: {}", early.report.why);
+        assert!(!early.report.rollback, "too early: {}", early.report.why);
         self.wait(20.0);
         self.call()
     }

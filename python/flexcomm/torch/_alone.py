@@ -9,7 +9,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm._core import FlexcommError
-from flexcomm.torch._hook import GradBucket, Hook, nobodys
+from flexcomm.torch._hook import GradBucket, Hook, detached_hook
 from flexcomm.torch._session import Session, attach
 
 
@@ -46,7 +46,7 @@ class CommHook:
 
     def __reduce__(self) -> Any:
         # With the model that it is registered on, as of the hook that `attach` registers.
-        return nobodys, ()
+        return detached_hook, ()
 
     def __call__(self, state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """What DDP calls for every bucket of a synchronised backward pass."""

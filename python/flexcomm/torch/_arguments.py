@@ -54,7 +54,7 @@ class Named:
     #: Element type of what adds up, where it is not float32.
     half: torch.dtype | None = None
     #: The compressor with its parameters, memory and momentum; none where DDP's own allreduce runs it.
-    text: str | None = None
+    spec: str | None = None
 
     @property
     def dense(self) -> bool:
@@ -76,8 +76,8 @@ def strategy_of(what: str, named: Any) -> Named:
 
 
 def _parsed(named: str) -> Named:
-    strategy, element, text = _core.parse_strategy(named)
-    return Named(strategy, _HALVES.get(element), text or None)
+    strategy, element, spec = _core.parse_strategy(named)
+    return Named(strategy, _HALVES.get(element), spec or None)
 
 
 def _forms() -> str:

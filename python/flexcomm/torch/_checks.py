@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm._core import FlexcommError
-from flexcomm.torch import _arguments, _below
-from flexcomm.torch._hook import is_nobodys
+from flexcomm.torch import _arguments, _wrapper
+from flexcomm.torch._hook import is_detached
 
 _Made = TypeVar("_Made")
 
@@ -62,9 +62,9 @@ def everywhere(make: Callable[[], _Made], group: dist.ProcessGroup | None) -> _M
         refusal = isinstance(refused, FlexcommError), str(refused).removeprefix("failed to attach: ")
     refusals: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(refusals, refusal, group=group)
-    for rank, said in enumerate(refusals):
-        if said is not None:
-            raise (FlexcommError if said[0] else ValueError)(f"failed to attach: rank {rank}: {said[1]}") from cause
+    for rank, other in enumerate(refusals):
+        if other is not None:
+            raise (FlexcommError if other[0] else ValueError)(f"failed to attach: rank {rank}: {other[1]}") from cause
     assert made is not None
     return made
 
@@ -128,8 +128,8 @@ def check_values(named: list[tuple[str, torch.nn.Parameter]]) -> None:
 def check_hook(model: DistributedDataParallel) -> None:
     """Refuses a model on which no hook can be registered."""
     # A copy's reducer is made anew without the hook, of which only the list knows.
-    there = [getattr(one, "__qualname__", "of another kind") for one, *_ in model._comm_hooks if not is_nobodys(one)]
-    if not there and (builtin := _below.builtin_hook(model)):
+    there = [getattr(one, "__qualname__", "of another kind") for one, *_ in model._comm_hooks if not is_detached(one)]
+    if not there and (builtin := _wrapper.builtin_hook(model)):
         there = [builtin]
     if there:
         raise FlexcommError(

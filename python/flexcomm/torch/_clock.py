@@ -46,18 +46,18 @@ class _Step:
         self.began = began
         self.marks: list[Mark] = []
         self.ended: Any = None
-        #: Whether its times can be told at all.
+        #: Whether its times can be known at all.
         self.whole = began is not None
         self.ticket = ticket
 
 
 class Clock:
-    """Bookkeeping of events. ``cuda`` makes and records them, see ``_device.Cuda``; ``told`` takes a step's ticket and its
-    times, none when they will never be known. Steps are told in order."""
+    """Bookkeeping of events. ``cuda`` makes and records them, see ``_device.Cuda``; ``resolve`` takes a step's ticket and its
+    times, none when they will never be known. Steps are resolved in order."""
 
-    def __init__(self, cuda: Any, told: Callable[[int, Times | None], None], most: int = MOST_WAITING) -> None:
+    def __init__(self, cuda: Any, resolve: Callable[[int, Times | None], None], most: int = MOST_WAITING) -> None:
         self._cuda = cuda
-        self._told = told
+        self._resolve = resolve
         self._most = most
         self._free: list[Any] = []
         self._waiting: collections.deque[_Step] = collections.deque()
@@ -82,7 +82,7 @@ class Clock:
         return mark
 
     def forget(self, mark: Mark | None) -> None:
-        """The host's clock tells the bucket's times after all."""
+        """The host's clock has the bucket's times after all."""
         if mark is not None:
             self._now.marks.remove(mark)
             self._give_back(list(mark.events()))
@@ -129,9 +129,9 @@ class Clock:
     # Later
 
     def poll(self) -> None:
-        """Tells the times of all steps whose events have happened. Never waits."""
+        """Resolves the times of all steps whose events have happened. Never waits."""
         while self._waiting and (not self._whole(self._waiting[0]) or self._happened(self._waiting[0])):
-            self._tell(self._waiting.popleft())
+            self._resolve_step(self._waiting.popleft())
         while len(self._waiting) > self._most:
             if not self._behind:
                 self._behind = True
@@ -155,18 +155,18 @@ class Clock:
             self._break(error)
             return True
 
-    def _tell(self, step: _Step) -> None:
+    def _resolve_step(self, step: _Step) -> None:
         times = None
         if self._whole(step):
             try:
                 times = _times(step)
             except RuntimeError as error:
                 self._break(error)
-        self._told(step.ticket, times)
+        self._resolve(step.ticket, times)
         self._clear(step)
 
     def _drop(self, step: _Step) -> None:
-        self._told(step.ticket, None)
+        self._resolve(step.ticket, None)
         self._clear(step)
 
     def _clear(self, step: _Step) -> None:

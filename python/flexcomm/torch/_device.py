@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 #: Element types that kernels take.
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-#: Of memory that is lent to a bucket.
+#: Alignment of memory that a bucket borrows.
 _ALIGN = 256
 
 #: Of a kernel's outcome, and of the word behind it that says whether messages could be read.
@@ -231,13 +231,13 @@ class _Room:
     blocks: torch.Tensor
     #: Pinned: all ranks' control and message headers, and the outcome.
     headers: torch.Tensor
-    told: torch.Tensor
+    outcome: torch.Tensor
 
 
 def _no_room(buffer: torch.Tensor, error: RuntimeError, need: str, again: str) -> str:
-    said = str(error).splitlines()[0]
+    reason = str(error).splitlines()[0]
     return (
-        f"{buffer.device} has no memory left for the kernels ({said}); they need some {need}. Take a smaller batch, or set "
+        f"{buffer.device} has no memory left for the kernels ({reason}); they need some {need}. Take a smaller batch, or set "
         f"FLEXCOMM_GPU_KERNELS=0 to stay on the host; {again}"
     )
 
@@ -254,8 +254,8 @@ class _Look:
     places: torch.Tensor
     values: torch.Tensor
     floats: torch.Tensor
-    #: Of the core's.
-    lent: torch.Tensor
+    #: What the core borrows.
+    memory: torch.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,9 +277,9 @@ class Device:
         self._cuda = cuda or Cuda()
         self._nccl = "cuda:nccl" in str(dist.get_backend_config(group))
         self._by_stream = self._nccl and not _waits_block()
-        self.clock = Clock(self._cuda, core.told)
+        self.clock = Clock(self._cuda, core.resolve)
         self._buffers: dict[tuple[int, str], torch.Tensor] = {}
-        self._told: set[tuple[str, str, str]] = set()
+        self._warned: set[tuple[str, str, str]] = set()
         self._waits: torch.Tensor | None = None
         #: Steps until memory is asked for again, by bucket, and why there was none the first time.
         self._rests: dict[int, int] = {}
@@ -299,12 +299,12 @@ class Device:
         copy = self._kept(index, "host", buffer.numel(), torch.float32, "cpu")
         return copy.copy_(buffer)
 
-    def tell(self, buffer: torch.Tensor, strategy: str, why: str) -> None:
-        """Says once that the host compresses, and why."""
-        told = strategy, buffer.device.type, why
-        if told not in self._told:
-            self._told.add(told)
-            logger.warning("%s: buckets on %s are compressed on the host: %s", *told)
+    def warn_once(self, buffer: torch.Tensor, strategy: str, why: str) -> None:
+        """Warns once that the host compresses, and why."""
+        warning = strategy, buffer.device.type, why
+        if warning not in self._warned:
+            self._warned.add(warning)
+            logger.warning("%s: buckets on %s are compressed on the host: %s", *warning)
 
     def on_gpu(self, buffer: torch.Tensor) -> bool:
         """Whether the host's clock cannot tell what is done to it."""
@@ -364,7 +364,7 @@ class Device:
         return why, None if why else made
 
     def _release(self, index: int) -> None:
-        """Gives back what a bucket was given on the device. The core does the same when the host compresses it."""
+        """Returns what a bucket was given on the device. The core does the same when the host compresses it."""
         for key in [key for key in self._buffers if key[0] == index and key[1] != "host"]:
             del self._buffers[key]
 
@@ -383,8 +383,8 @@ class Device:
     def watch(self, index: int, buffer: torch.Tensor) -> None:
         """Shadows look at a bucket's gradient where it is, before it is exchanged: kernels on the current stream, which nobody
         waits for. Where that cannot be they begin anew on the host with the next step."""
-        now, lent = self._core.shadowing(index)
-        if not lent:
+        now, has_memory = self._core.shadowing(index)
+        if not has_memory:
             self._looks.pop(index, None)
         if index == 0:
             # Of a pass that ended in an exception.
@@ -401,10 +401,10 @@ class Device:
             self._core.shadow_on_host()
             self._looks.clear()
             self._found.clear()
-            told = "a shadow trial", buffer.device.type, why
-            if told not in self._told:
-                self._told.add(told)
-                logger.warning("shadow trials look at copies on the host of buckets on %s: %s", *told[1:])
+            warning = "a shadow trial", buffer.device.type, why
+            if warning not in self._warned:
+                self._warned.add(warning)
+                logger.warning("shadow trials look at copies on the host of buckets on %s: %s", *warning[1:])
 
     def _look(self, index: int, buffer: torch.Tensor) -> str:
         _point_at_nvrtc()
@@ -415,9 +415,9 @@ class Device:
             values = self._cuda.empty(on.numel(), buffer.dtype, buffer.device)
             own = buffer.dtype == torch.float32
             floats = values if own else self._cuda.empty(on.numel(), torch.float32, buffer.device)
-            lent = self._aligned(need, buffer.device)
-            self._looks[index] = _Look(on, values, floats, lent)
-            why, _, _ = self._core.shadow_ready(index, place, (lent, lent.data_ptr(), need))
+            memory = self._aligned(need, buffer.device)
+            self._looks[index] = _Look(on, values, floats, memory)
+            why, _, _ = self._core.shadow_ready(index, place, (memory, memory.data_ptr(), need))
         look = self._looks.get(index)
         if why or look is None:
             return why
@@ -427,14 +427,14 @@ class Device:
         at = look.floats.data_ptr(), look.floats.numel()
         why, address, size, self._turn = self._core.shadow_step(index, place, at)
         if not why and size:
-            first = address - look.lent.data_ptr()
+            first = address - look.memory.data_ptr()
             found = self._cuda.pinned(size)
-            found.copy_(look.lent[first : first + size], non_blocking=True)
+            found.copy_(look.memory[first : first + size], non_blocking=True)
             self._found.append((index, found))
         return why
 
     def watched(self, buffer: torch.Tensor) -> None:
-        """After the last bucket of a step: tells what shadows found in steps that the device has done by now. Never waits."""
+        """After the last bucket of a step: passes on what shadows found in steps that the device has done by now. Never waits."""
         found, self._found = self._found, []
         if found and len(self._seen) < _MOST_LOOKS:
             event = self._cuda.event()
@@ -442,7 +442,7 @@ class Device:
             self._seen.append(_Seen(self._turn, found, event))
         while self._seen and self._seen[0].event.query():
             seen = self._seen.popleft()
-            self._core.shadow_told(seen.turn, [(index, own.data_ptr(), own.numel()) for index, own in seen.found])
+            self._core.shadow_outcomes(seen.turn, [(index, own.data_ptr(), own.numel()) for index, own in seen.found])
 
     def begin(self, index: int, buffer: torch.Tensor, rates: list[float]) -> tuple[str, Exchange | None]:
         """Compresses a bucket on the device: why that cannot be, or what the exchange goes on with."""
@@ -480,7 +480,7 @@ class Device:
         index, buffer, mean, place, room = there.index, there.buffer, there.mean, there.place, there.room
         assert room is not None
         n, size, front = buffer.numel(), there.first.elements, room.front
-        block, blocks, headers, told = room.block, room.blocks, room.headers, room.told
+        block, blocks, headers, host_outcome = room.block, room.blocks, room.headers, room.outcome
         address, length = there.begun.outcome
         given = self._buffers[index, "given"]
         outcome = given[address - given.data_ptr() :][:length]
@@ -506,12 +506,12 @@ class Device:
             if mean is not buffer:
                 buffer.copy_(mean)
             headers.view(self._world, front).copy_(blocks.view(self._world, size)[:, :front], non_blocking=True)
-            told.copy_(outcome, non_blocking=True)
+            host_outcome.copy_(outcome, non_blocking=True)
             self._waits = buffer
 
             def judged() -> tuple[bool, torch.Tensor]:
                 all_headers = headers.data_ptr(), headers.numel()
-                finite = self._core.judge(index, n, all_headers, (told.data_ptr(), told.numel()))
+                finite = self._core.judge(index, n, all_headers, (host_outcome.data_ptr(), host_outcome.numel()))
                 return finite, buffer if finite else buffer.fill_(float("nan"))
 
             return judged

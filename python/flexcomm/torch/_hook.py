@@ -38,10 +38,10 @@ SUMS = {How.SumF32: torch.float32, How.SumF16: torch.float16, How.SumBf16: torch
 #: as they are.
 COMPRESSIBLE = (torch.float32,)
 
-#: What :meth:`Core.fault` says of this rank's part in the pass.
+#: :meth:`Core.fault`'s code for this rank's part in the pass.
 _FAILED = 1
 
-#: Of what a rank says of a pass that was refused: that number, flags, and the reason, cut where it is longer.
+#: Of a rank's status in a pass that was refused: that number, flags, and the reason, cut where it is longer.
 _FAULT_BYTES = 512
 
 #: Flags of a rank in a pass that was refused: its gradient stays not finite, since no trial undoes it; it has run out of batches.
@@ -98,19 +98,23 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() >= 0)
 
 
-class _Nobodys:
-    """In copies of a model, pickled ones too, at the place of the hook."""
+class _DetachedHook:
+    """In copies of a model, pickled ones too, in place of the hook."""
 
     def __call__(self, *_: Any) -> Any:
         raise FlexcommError("failed to exchange a bucket: this hook is a copy; attach to the model that was copied")
 
 
-def nobodys() -> _Nobodys:
-    return _Nobodys()
+def detached_hook() -> _DetachedHook:
+    return _DetachedHook()
 
 
-def is_nobodys(hook: object) -> bool:
-    return isinstance(hook, _Nobodys)
+# As models have it that earlier releases pickled.
+nobodys = detached_hook
+
+
+def is_detached(hook: object) -> bool:
+    return isinstance(hook, _DetachedHook)
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -121,24 +125,24 @@ def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
 
-class _Seat:
+class _BucketView:
     """A bucket as DDP shows it, and what stays true of it for as long as DDP shows the very same tensor: asking torch for that
     again in every step would cost more than all else that a dense bucket needs."""
 
-    __slots__ = ("buffer", "values", "bytes", "elsewhere", "ours", "on_host", "plain", "last", "done", "parameters")
+    __slots__ = ("buffer", "values", "bytes", "on_device", "ours", "on_host", "direct", "last", "done", "parameters")
 
     def __init__(self, bucket: GradBucket, buffer: torch.Tensor, device: "_device.Device") -> None:
         self.buffer = buffer
         self.parameters = bucket.parameters()
         self.values = buffer.numel()
         self.bytes = self.values * buffer.element_size()
-        self.elsewhere = device.takes(buffer)
+        self.on_device = device.takes(buffer)
         self.on_host = buffer.device.type == "cpu"
         self.ours = (
-            self.on_host and not self.elsewhere and buffer.dtype in COMPRESSIBLE and buffer.is_contiguous()
+            self.on_host and not self.on_device and buffer.dtype in COMPRESSIBLE and buffer.is_contiguous()
         )
-        #: Whether it can go by the shortest way while the ranks are dense, see :meth:`Hook._plain`.
-        self.plain = self.ours and not device.on_gpu(buffer)
+        #: Whether it can go by the shortest way while the ranks are dense, see :meth:`Hook.__call__`.
+        self.direct = self.ours and not device.on_gpu(buffer)
         self.last = bucket.is_last()
         #: What DDP is given for the last bucket, exchanged in place and waited for: the same in every step.
         self.done = _future(buffer)
@@ -171,7 +175,7 @@ class Hook:
         Whether a gradient that is not finite becomes NaN on all ranks (as GradScaler expects); otherwise
         :class:`NotFiniteError` is raised on all ranks.
     rates:
-        Learning rates of the step under way, for memories that rescale what they hold back when these change: the first
+        Learning rates of the step under way, for memories that rescale their residual when these change: the first
         group's, and those of the parameters with these ids where the optimizer has several groups.
     tuner:
         NCCL's tuner plugin, where every rank has it: allreduces then take the shape that the ranks agreed on.
@@ -214,8 +218,8 @@ class Hook:
         self._tuner = tuner
         # A collective, and what comes after it; where that is nothing, the tensor that has the result.
         self._pending: list[tuple[_device.Launched | None, Callable[[], torch.Tensor] | torch.Tensor]] = []
-        # Of buckets that DDP exchanges by itself, with what their times are taken by.
-        self._besides: list[tuple[dist.Work, Mark | None]] = []
+        # Collectives of buckets that native DDP exchanges, with what their times are taken by.
+        self._native_works: list[tuple[dist.Work, Mark | None]] = []
         # None where DDP was given one that is done.
         self._futures: list[Any] = []
         # Whether a bucket of the pass was refused, by all ranks.
@@ -224,8 +228,8 @@ class Hook:
         self._fresh = fresh
         self._unused = unused
         # Buckets of the pass that a memory takes part in, where DDP may throw some of their results away.
-        self._remembered: list[tuple[int, _Seat]] = []
-        self._seats: dict[int, _Seat] = {}
+        self._remembered: list[tuple[int, _BucketView]] = []
+        self._views: dict[int, _BucketView] = {}
         self._options = dist.AllreduceOptions()
         # Not kept alive by this: DDP holds it.
         self._reducing = weakref.ref(dist.group.WORLD if group is None else group)
@@ -240,7 +244,7 @@ class Hook:
 
     def __reduce__(self) -> Any:
         # With the model that it is registered on. A copy's reducer is made anew, without hooks.
-        return nobodys, ()
+        return detached_hook, ()
 
     def __call__(self, state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """What DDP calls for every bucket of a synchronised backward pass."""
@@ -249,23 +253,23 @@ class Hook:
             if self._pending:
                 self._forget()
             self._began()
-        seat = self._seats.get(index)
-        if seat is None or seat.buffer is not buffer:
-            seat = self._seat(index, bucket, buffer)
-        if not seat.plain:
-            return self._other(index, seat, None)
-        plan = self._core.enter(index, buffer.data_ptr(), seat.values, False)
+        view = self._views.get(index)
+        if view is None or view.buffer is not buffer:
+            view = self._new_view(index, bucket, buffer)
+        if not view.direct:
+            return self._other(index, view, None)
+        plan = self._core.enter(index, buffer.data_ptr(), view.values, False)
         if plan[0] or plan[1] or self._tuner is not None:
-            return self._other(index, seat, plan)
+            return self._other(index, view, plan)
         # What most steps are: dense, on the host. Every call counts here.
         buffer.mul_(self._share)
-        self._core.launched(seat.bytes, False)
+        self._core.launched(view.bytes, False)
         self._pending.append((self._sum_in_place(buffer), buffer))
         self._marks.append(None)
-        if seat.last:
+        if view.last:
             self._futures.append(None)
             self._arrive()
-            return seat.done
+            return view.done
         future: torch.futures.Future[torch.Tensor] = _Future([])
         self._futures.append(future)
         return future
@@ -277,7 +281,7 @@ class Hook:
             return dist.all_reduce(buffer, group=self._group, async_op=True)
         return group.allreduce([buffer], self._options)
 
-    def _seat(self, index: int, bucket: GradBucket, buffer: torch.Tensor) -> _Seat:
+    def _new_view(self, index: int, bucket: GradBucket, buffer: torch.Tensor) -> _BucketView:
         """A tensor that was not shown before: another bucket, or DDP has rebuilt its buckets."""
         if buffer.layout != torch.strided:
             # The same on all ranks: they hold the same model.
@@ -286,44 +290,44 @@ class Hook:
                 "make the model's Embedding layers with sparse=False"
             )
         self._know(index, bucket)
-        seat = _Seat(bucket, buffer, self._device)
+        view = _BucketView(bucket, buffer, self._device)
         if not self._fresh:
-            self._seats = {i: known for i, known in self._seats.items() if i < index}
-            self._seats[index] = seat
-        return seat
+            self._views = {i: known for i, known in self._views.items() if i < index}
+            self._views[index] = view
+        return view
 
     def _other(
-        self, index: int, seat: _Seat, plan: tuple[bool, int] | None
+        self, index: int, view: _BucketView, plan: tuple[bool, int] | None
     ) -> torch.futures.Future[torch.Tensor]:
         """A bucket that is not dense and in place; `plan` is the core's, if it was asked already."""
-        buffer, elsewhere = seat.buffer, seat.elsewhere
+        buffer, on_device = view.buffer, view.on_device
         if plan is None:
-            look = self._device.host(buffer, index) if elsewhere and self._core.watching() else buffer
-            address = look.data_ptr() if seat.ours or look is not buffer else 0
-            plan = self._core.enter(index, address, seat.values, elsewhere)
-        if elsewhere:
+            look = self._device.host(buffer, index) if on_device and self._core.watching() else buffer
+            address = look.data_ptr() if view.ours or look is not buffer else 0
+            plan = self._core.enter(index, address, view.values, on_device)
+        if on_device:
             self._device.watch(index, buffer)
         exchanged, half = plan
         self._half = HALVES[half]
         self._mark = self._marked(exchanged, buffer)
         self._via = self._device.wire(buffer, self._wire)
         if not exchanged:
-            if not seat.ours and not elsewhere:
+            if not view.ours and not on_device:
                 self._explain(buffer)
             self._dense(index, buffer)
-        elif elsewhere:
-            self._exchange_elsewhere(index, buffer)
+        elif on_device:
+            self._exchange_on_device(index, buffer)
         else:
             self._exchange(index, buffer)
         if exchanged and self._unused is not None:
-            self._remembered.append((len(self._futures), seat))
+            self._remembered.append((len(self._futures), view))
         self._device.under_way(self._mark, self._pending[-1][0])
         self._marks.append(self._mark)
         future = _future(buffer)
         self._futures.append(future)
-        if seat.last:
+        if view.last:
             self._arrive()
-            if elsewhere:
+            if on_device:
                 self._device.watched(buffer)
         return future
 
@@ -335,7 +339,7 @@ class Hook:
     def _forget(self) -> None:
         """What a pass that ended in an exception has left over."""
         self._pending.clear()
-        self._besides.clear()
+        self._native_works.clear()
         self._futures.clear()
         self._marks.clear()
         self._remembered.clear()
@@ -347,7 +351,7 @@ class Hook:
             return None
         return self._device.clock.enter(buffer, exchanged or self._half is not None)
 
-    def _exchange_elsewhere(self, index: int, buffer: torch.Tensor) -> None:
+    def _exchange_on_device(self, index: int, buffer: torch.Tensor) -> None:
         """A compressed bucket on a GPU: by kernels there, else in a copy on the host."""
         why, there = self._device.begin(index, buffer, self._rates(self._layouts[index]))
         if there is not None and there.stays:
@@ -360,15 +364,15 @@ class Hook:
             self._exchange(index, buffer, there)
             return
         if why:
-            self._device.tell(buffer, self._core.tick()[1], why)
+            self._device.warn_once(buffer, self._core.tick()[1], why)
         self._exchange(index, self._device.host(buffer, index))
         launched, then = self._pending.pop()
         self._pending.append((launched, lambda: buffer.copy_(self._landed(then))))
 
-    def beside(
+    def native(
         self, index: int, buffer: torch.Tensor, last: bool, all_reduce: Callable[[torch.Tensor], dist.Work]
     ) -> dist.Work:
-        """A bucket that DDP exchanges by itself, divided by the number of ranks already.
+        """A bucket that native DDP exchanges, divided by the number of ranks already.
 
         Sends what the hook would send in a dense step: ranks with and without the hook go together.
         """
@@ -382,19 +386,19 @@ class Hook:
         work = all_reduce(buffer)
         if self._mark is not None:
             self._device.under_way(self._mark, work)
-        self._besides.append((work, self._mark))
+        self._native_works.append((work, self._mark))
         if last:
-            self._arrive_beside()
+            self._arrive_native()
         return work
 
-    def _arrive_beside(self) -> None:
+    def _arrive_native(self) -> None:
         """Waits for all buckets of this pass."""
-        besides, self._besides = self._besides, []
-        for work, mark in besides:
+        works, self._native_works = self._native_works, []
+        for work, mark in works:
             work.wait()
             if mark is not None:
                 self._device.clock.arrived(mark)
-        self._core.landed(len(besides))
+        self._core.landed(len(works))
         if self._mark is not None:
             self._device.clock.done(self._mark, True)
 
@@ -442,7 +446,7 @@ class Hook:
                 if future is not None:
                     future.set_result(value)
             except Exception as error:
-                # The other buckets end too: what they hold back must be put back, and none is left under way.
+                # The other buckets end too: their residuals must be restored, and none is left under way.
                 failed = failed or error
         refused, self._refused = self._refused, False
         if refused:
@@ -451,13 +455,13 @@ class Hook:
         if failed is not None:
             raise failed
         if self._unused is not None and remembered and not refused and in_backward():
-            exchanged: list[Exchanged] = [(seat.parameters, values[at]) for at, seat in remembered]
+            exchanged: list[Exchanged] = [(view.parameters, values[at]) for at, view in remembered]
             _after_ddp(functools.partial(self._unused.give, exchanged))
 
     def _ask_why(self, gradients: list[torch.Tensor], raises: bool) -> None:
         """What comes of a pass that was refused, after all its buckets have arrived: the same on all ranks, which all refused it.
         Without `raises` no error for gradients that are not finite, since another one comes."""
-        # A trial's candidate may diverge: that is told, and everything is put back.
+        # A trial's candidate may diverge: that is reported, and everything is put back.
         undone = self._not_finite()
         code, why = self._core.fault()
         flags = (0 if undone else _STAYS) | (0 if in_backward() else _IDLE)
@@ -479,13 +483,13 @@ class Hook:
 
     def _is_broken(self) -> bool:
         """Whether no gradient can be finite any more, on any rank: they hold the same parameters."""
-        parameters = (p.detach() for seat in self._seats.values() for p in seat.parameters)
+        parameters = (p.detach() for view in self._views.values() for p in view.parameters)
         return not all(bool(p.isfinite().all()) for p in parameters)
 
     def _explain(self, buffer: torch.Tensor) -> None:
         strategy = self._core.tick()[1]
         if not strategy.startswith("none/") and self._half is None:
-            self._core.instead(
+            self._core.warn_once(
                 f"{strategy} needs float32 gradients on the CPU; buckets of {buffer.dtype} on {buffer.device.type} "
                 "are exchanged as they are, on all ranks"
             )

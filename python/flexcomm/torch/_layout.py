@@ -1,4 +1,4 @@
-"""Parameters in DDP's buckets, and so in what is held back of them: in the order of their memory where it has no gaps, which
+"""Parameters in DDP's buckets, and so in their residuals: in the order of their memory where it has no gaps, which
 need not be that of their indices (``channels_last``, a transposed weight)."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Learning rates of the optimizer's groups, for memories that rescale what they hold back when these change."""
+"""Learning rates of the optimizer's groups, for memories that rescale their residual when these change."""
 
 from __future__ import annotations
 

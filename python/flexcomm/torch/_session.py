@@ -18,13 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm import _core, _repeats
 from flexcomm._core import Core, FlexcommError
-from flexcomm.torch import _arguments, _below, _checks, _state, _trials, _tuner
+from flexcomm.torch import _arguments, _checks, _state, _trials, _tuner, _wrapper
 from flexcomm.torch._control import Control
 from flexcomm.torch._device import Cuda, no_memory
 from flexcomm.torch._hook import Hook, in_backward
 from flexcomm.torch._rates import Rates
+from flexcomm.torch._storage import SnapshotStorage
 from flexcomm.torch._unused import Unused
-from flexcomm.torch._vault import Vault
 
 logger = logging.getLogger("flexcomm")
 
@@ -101,7 +101,7 @@ def attach(
     on_nonfinite:
         What a NaN or infinite gradient does when compressing: ``"raise"`` :class:`NotFiniteError` on all ranks, after
         which training may go on; ``"propagate"`` NaN to all ranks as dense DDP does, ``"auto"``: propagate when ``scaler``
-        is given. What the bucket with it holds back stays as it was. Where a rank has run out of batches under
+        is given. That bucket's residual stays as it was. Where a rank has run out of batches under
         ``model.join()``, ``"raise"`` warns on all ranks instead, and the gradients of that pass are zeros.
     shadow_share:
         Share of the coordinates that shadow trials look at, in (0, 1].
@@ -145,14 +145,14 @@ def _check_alone(job: str, socket: str | None) -> None:
 
 
 def _check_unattached(model: DistributedDataParallel) -> None:
-    """Two sessions would both count the steps, and each take the hook in for itself. One that has its hook on the model is
+    """Two sessions would both count the steps, and each register the hook for itself. One that has its hook on the model is
     seen by that."""
     if model not in _ATTACHED:
         return
     # One that nobody has any more may wait for the collector.
     gc.collect()
     session = _ATTACHED[model]() if model in _ATTACHED else None
-    if session is not None and (session._plain or session._below):
+    if session is not None and (session._native or session._wrapped):
         raise FlexcommError(
             "the model has a session already, which counts its steps; go on with what the first attach returned, or close() "
             "that session first"
@@ -261,7 +261,7 @@ class Session:
             core = Core(
                 given.job, self._rank, self._world, [(p.numel(), _columns(p)) for _, p in self._named],
                 strategy=named.strategy, first_step=0, selection=given.selection, seed=given.seed,
-                shadow_share=given.shadow_share, text=named.text,
+                shadow_share=given.shadow_share, spec=named.spec,
             )
             _check_alone(given.job, given.socket)
             return core, make_parts()
@@ -270,16 +270,16 @@ class Session:
         group = self._group = models if group is None else group
         named, socket = given.named, given.socket
         self._parts = parts
-        fits = _below.fits(model)
+        fits = _wrapper.fits(model)
         same = {
             "the flexcomm version": f"{_core.VERSION} (protocol {_core.PROTOCOL})",
             "the model": _checks.fingerprint(self._named),
-            "the strategy": f"{named.strategy}{', compressed' if named.text else ''}, {'held' if given.fixed else 'followed'}",
+            "the strategy": f"{named.strategy}{', compressed' if named.spec else ''}, {'held' if given.fixed else 'followed'}",
             "the selection": given.selection,
             "on_nonfinite": given.propagate,
             "the seed": given.seed,
             "a communication hook on the model": bool(model._comm_hooks),
-            "whether DDP can be gone below": fits,
+            "whether DDP's process group can be wrapped": fits,
         }
         # Any rank might make the id of the run; rank 0's counts.
         everyone = _checks.compare({"same": same, "socket": socket is not None, "run": secrets.token_hex(8)}, group)
@@ -294,17 +294,17 @@ class Session:
         self._looping = False
         self._trial: _trials.Trial | None = None
         self._closed = False
-        #: Whether it was said what a state is that is saved, or loaded, in a trial.
+        #: Whether the warnings about states that are saved, or loaded, in a trial were logged.
         self._warned_of_saving = self._warned_of_loading = False
         #: Memory for its copies of what lies on GPUs, and whether there was none for the plan of the step under way.
-        self._vault = Vault(Cuda())
+        self._storage = SnapshotStorage(Cuda())
         self._lacks_room = False
-        #: Whether it was said what trials do not put back.
-        self._told = False
+        #: Whether the log names what trials do not put back.
+        self._warned_of_trials = False
         self._rates = Rates(parts.optimizer)
         self._in_step = False
-        #: Whether a gradient of the step under way was not finite, and whether it was said that a pass had no optimizer's step.
-        self._refused = self._unused_told = False
+        #: Whether a gradient of the step under way was not finite, and whether the warning was logged that a pass had no optimizer's step.
+        self._refused = self._warned_of_unused = False
         #: Whether the step under way is one in which this rank gives zeros.
         self._idle = False
         hook = Hook(
@@ -316,13 +316,13 @@ class Session:
         # The model owns the hook, the hook owns the session, the session owns neither: a cycle through DDP's C++ side
         # would keep the process group's threads alive into the interpreter's end, which aborts there.
         self._hook: Callable[[], Hook | None] = lambda: hook
-        # Dense and steered by nobody is what DDP does by itself, with the very collectives that the hook would run, and
-        # without the hook's pass over the gradient. So each rank may take the hook in whenever it needs it.
+        # Dense without an agent is native DDP, with the very collectives that the hook would run, and without the hook's
+        # pass over the gradient. So each rank may register the hook whenever it needs it.
         alone = register and named.dense and parts.optimizer is not None
-        self._plain = alone and not steered and socket is None
-        # Somebody steers: DDP is dense by itself too, until something else is decided.
-        self._below = alone and not self._plain and tuner is None and fits
-        registers = register and not self._plain and not self._below
+        self._native = alone and not steered and socket is None
+        # With an agent DDP is native too, in a process-group wrapper, until something else is decided.
+        self._wrapped = alone and not self._native and tuner is None and fits
+        registers = register and not self._native and not self._wrapped
 
         def ready() -> bool:
             """All that may fail without having changed the model: where it does on any rank, the model is as before on all."""
@@ -333,11 +333,11 @@ class Session:
 
         try:
             _checks.everywhere(ready, group)
-            if self._below:
-                _below.place(model, hook, self._end_between)
+            if self._wrapped:
+                _wrapper.place(model, hook, self._end_between)
                 self._hook = weakref.ref(hook)
             elif registers:
-                self._take_over()
+                self._register_hook()
         except BaseException:
             # The agent forgets this trainer, and the job's name is free.
             self._core.close()
@@ -365,32 +365,32 @@ class Session:
             )
         elif steered:
             logger.info("no agent on this rank: it follows rank 0, and reports nothing")
-        text = given.named.text
-        if self._rank == 0 and text is not None and _core.drops(text):
+        spec = given.named.spec
+        if self._rank == 0 and spec is not None and _core.drops(spec):
             logger.warning(
                 "%s loses what a step does not send, which costs accuracy: add error feedback, as in %r",
-                text, f"{text}+ef(vanilla)",
+                spec, f"{spec}+ef(vanilla)",
             )
         if "gloo" in dist.get_backend(self._group):
             _let_go_at_exit()
         if self._parts.optimizer is not None:
             _on_step(self._parts.optimizer, self)
 
-    def _take_over(self) -> None:
+    def _register_hook(self) -> None:
         """Registers the hook, between two steps."""
         model, hook = self._parts.model(), self.hook
         if model is None:
             raise FlexcommError("failed to register the hook: the model is gone")
         _checks.check_hook(model)
         model.register_comm_hook(None, hook)
-        _below.remove(model)
-        self._plain = self._below = False
+        _wrapper.remove(model)
+        self._native = self._wrapped = False
         self._hook = weakref.ref(hook)
 
-    def _may_take_over(self) -> None:
+    def _check_registrable(self) -> None:
         """Refuses what needs the hook where it cannot be registered, before anything is changed."""
         model = self._parts.model()
-        if model is not None and (self._plain or self._below):
+        if model is not None and (self._native or self._wrapped):
             _checks.check_hook(model)
 
     @property
@@ -420,7 +420,7 @@ class Session:
                 "del the name, before training outside of the loop"
             )
         if self._in_step:
-            # Nobody said that the step before has ended: no optimizer was given, or it was skipped.
+            # The step before was not ended: no optimizer was given, or it was skipped.
             self._look_at_unused()
             self._end_step(within_loop=False)
         self._control.begin()
@@ -430,13 +430,13 @@ class Session:
         self._idle = not in_backward()
 
     def _look_at_unused(self) -> None:
-        """Says once that the pass before had no optimizer's step, where that is neither known nor told to the script otherwise."""
+        """Warns once that the pass before had no optimizer's step, where that is neither known nor reported to the script otherwise."""
         expected = self._parts.optimizer is None or self._parts.scaler is not None or self._refused
-        if expected or self._idle or self._unused_told or self._rank != 0 or "+ef(" not in self._core.state()[2]:
+        if expected or self._idle or self._warned_of_unused or self._rank != 0 or "+ef(" not in self._core.state()[2]:
             return
-        self._unused_told = True
+        self._warned_of_unused = True
         logger.warning(
-            "a synchronised backward pass was not followed by a step of the optimizer that attach was given. What is held back "
+            "a synchronised backward pass was not followed by a step of the optimizer that attach was given. The residual "
             "of its gradients goes out with the next ones, also where the script throws them away: put no_sync() around "
             "forward and backward of passes whose gradients of this model are not used (a GAN's discriminator while the "
             "generator learns), and of all but the last of those that add up"
@@ -444,7 +444,7 @@ class Session:
 
     def _stepped(self) -> None:
         """After the optimizer's step."""
-        if self._plain and not self._in_step:
+        if self._native and not self._in_step:
             # No hook saw its first bucket.
             self._begin()
         if not self._looping:
@@ -460,8 +460,8 @@ class Session:
         change = self._core.finish(loss, None if hook is None else hook.clock.end(), answers)
         if hook is not None:
             hook.clock.poll()
-        if self._below and self._core.wants_hook() and not in_backward():
-            self._take_over()
+        if self._wrapped and self._core.wants_hook() and not in_backward():
+            self._register_hook()
         self._make_room(change)
         for level, text in _core.take_log():
             logger.log(level, "%s", text)
@@ -471,20 +471,20 @@ class Session:
         return change
 
     def _make_room(self, change: int) -> None:
-        """Between the step that announced a trial and the one in which the ranks say whether they can run it: takes memory for a
+        """Between the step that announced a trial and the one in which the ranks answer whether they can run it: takes memory for a
         snapshot of what lies on GPUs. Where a rank has none, no rank goes into the trial."""
         if change != TRIAL_STARTS:
-            self._vault.release()
+            self._storage.release()
         if self._lacks_room:
             self._lacks_room = False
             self._core.behave(self._fixed is None, self._looping)
         model = self._parts.model()
         if not self._looping or self._trial is not None or model is None or not self._core.trial_asked():
             return
-        if not any(map(self._vault.has_gpu, model.parameters())):
+        if not any(map(self._storage.has_gpu, model.parameters())):
             return
         try:
-            why = self._vault.reserve(_trials.Snapshot(self._parts, None, self._vault, look=True).on_gpus)
+            why = self._storage.reserve(_trials.Snapshot(self._parts, None, self._storage, look=True).on_gpus)
         except RuntimeError as error:
             if not no_memory(error):
                 raise
@@ -501,7 +501,7 @@ class Session:
 
     def _leave_trial(self, change: int) -> None:
         if change == TRIAL_STARTS:
-            self._trial = _trials.Trial(self._parts, self._core, self._vault)
+            self._trial = _trials.Trial(self._parts, self._core, self._storage)
         elif change == TRIAL_LEFT:
             # A loop that cannot replay batches: this step ran a candidate, but it trained, on all ranks.
             self._trial = None
@@ -555,7 +555,7 @@ class Session:
         finally:
             self._end_step(within_loop=False)
             self._looping = False
-            self._vault.release()
+            self._storage.release()
             # What comes next may be another loop: no trial begins in it, and one that is open ends, on all ranks alike.
             self._core.behave(self._fixed is None, False)
 
@@ -569,10 +569,10 @@ class Session:
                 f"{wrong!r} has no shadow: dense loses nothing, and what AR-Topk keeps depends on other ranks; give its compressor "
                 "by allgather, for example 'topk@0.01/allgather'"
             )
-        self._may_take_over()
+        self._check_registrable()
         self._core.shadow([w.strategy for w in watched])
-        if self._plain or self._below:
-            self._take_over()
+        if self._native or self._wrapped:
+            self._register_hook()
 
     def shadow_gains(self) -> dict[str, float]:
         """Gain (share of the gradient's energy that would be sent, 0 to 1) of every shadow so far."""
@@ -593,14 +593,14 @@ class Session:
         """What the newest step cost on this rank whose times are known, whatever strategy ran; none before the first, and
         while DDP runs by itself (dense without an agent). Of steps that a GPU did the times are known a step or two
         late."""
-        found = None if self._plain else self._core.costs()
+        found = None if self._native else self._core.costs()
         return None if found is None else Costs(*found)
 
     @property
     def snapshot_bytes(self) -> tuple[int, int]:
         """Bytes that the newest live trial's snapshot of tensors on GPUs took while the trial ran: of the GPUs' memory, and of
         the host's. A run's peak is training's own and these."""
-        return self._vault.taken
+        return self._storage.taken
 
     @property
     def version(self) -> int:
@@ -624,7 +624,7 @@ class Session:
         )
 
     def state_dict(self, consolidate: bool = False) -> dict[str, Any]:
-        """What this rank holds back, by parameter name; under a strategy that a text names also the state of its
+        """This rank's residuals, by parameter name; under a strategy that a compressor spec names also the state of its
         memory, momentum and codecs, and the step.
 
         Rank-local: save one per rank. With ``consolidate`` the mean over ranks, the same on every rank, which may be
@@ -661,14 +661,14 @@ class Session:
                     "model's and the optimizer's state too. Load where session.in_trial is False"
                 )
             return
-        self._may_take_over()
+        self._check_registrable()
         _state.load(self._core, self._named, (self._rank, self._world), state)
-        if self._plain or self._below:
-            # What it holds back goes out with the next gradients.
-            self._take_over()
+        if self._native or self._wrapped:
+            # The residual goes out with the next gradients.
+            self._register_hook()
 
     def close(self) -> None:
-        """Hands the last reports to the agent; steps whose times a GPU has yet to tell are left out. Training may go on;
+        """Hands the last reports to the agent; steps whose times are not known yet are left out. Training may go on;
         nothing is reported any more. :meth:`shadow` and :meth:`load_state_dict` are refused from now on; the model may be
         attached again where DDP has no hook yet."""
         self._closed = True

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from flexcomm._core import FlexcommError
 from flexcomm.torch._arguments import shown
 from flexcomm.torch._device import Cuda
-from flexcomm.torch._vault import Copy, Vault
+from flexcomm.torch._storage import Copy, SnapshotStorage
 
 #: What never changes, or is code: nothing of it needs a copy.
 _FIXED = (
@@ -123,9 +123,9 @@ class Memory:
     Everything is visited once, however many refer to it. What refers to an object goes on doing so.
     """
 
-    def __init__(self, vault: Vault) -> None:
-        self._vault = vault
-        #: Tensors on GPUs, whose copies the vault keeps once all of them are known.
+    def __init__(self, storage: SnapshotStorage) -> None:
+        self._storage = storage
+        #: Tensors on GPUs, whose copies the storage keeps once all of them are known.
         self.on_gpus: list[torch.Tensor] = []
         self._copies: list[Copy] = []
         # Values are kept, so that no other takes their number.
@@ -138,7 +138,7 @@ class Memory:
 
     def copy(self) -> None:
         """Copies the tensors on GPUs."""
-        self._copies = self._vault.keep(self.on_gpus)
+        self._copies = self._storage.keep(self.on_gpus)
 
     def restore(self) -> None:
         for back in self._back:
@@ -175,7 +175,7 @@ class Memory:
         if tensor.grad_fn is not None or tensor.is_inference() or overlaps:
             # Part of a graph, or nothing that can be written to: who wants another value takes another tensor.
             return
-        if self._vault.takes(tensor):
+        if self._storage.takes(tensor):
             number = len(self.on_gpus)
             self.on_gpus.append(tensor)
             self._back.append(lambda: self._copies[number].restore())
@@ -244,16 +244,16 @@ class Snapshot:
     """A copy of everything that training depends on. ``restore`` writes into the tensors that there were, whose addresses
     stay, and puts them back where others have taken their place: DDP's buckets and fused optimizers hold them.
 
-    ``source`` is what batches come from. It goes on from where it is: a trial's batches are kept for training. ``vault`` has
+    ``source`` is what batches come from. It goes on from where it is: a trial's batches are kept for training. ``storage`` has
     the copies of tensors on GPUs; only to ``look`` at them makes none, and nothing to restore.
     """
 
-    def __init__(self, parts: Parts, source: Any = None, vault: Vault | None = None, look: bool = False) -> None:
+    def __init__(self, parts: Parts, source: Any = None, storage: SnapshotStorage | None = None, look: bool = False) -> None:
         model = parts.model()
         if model is None:
             raise FlexcommError("failed to take a snapshot: the model is gone")
         self._parts = parts
-        self._memory = Memory(vault or Vault(Cuda()))
+        self._memory = Memory(storage or SnapshotStorage(Cuda()))
         self._modules: dict[int, torch.nn.Module] = {}
         self._optimizers: dict[int, Any] = {}
         self._schedulers: set[int] = set()
@@ -303,7 +303,7 @@ class Snapshot:
         return ours
 
     def _copy_module(self, name: str, model: torch.nn.Module) -> None:
-        # What DDP has beside its module is not training's, and a trial may be what makes it take the hook in.
+        # What DDP has beside its module is not training's, and a trial may be what registers the hook.
         top = model.module if isinstance(model, DistributedDataParallel) else model
         self._training += [(m, m.training) for m in model.modules()]
         for path, module in top.named_modules(prefix=name):

@@ -1,4 +1,4 @@
-"""Checkpoints of what is held back, keyed by parameter name."""
+"""Checkpoints of the residuals, keyed by parameter name."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _BY_INDEX = 3
 
 Named = list[tuple[str, torch.nn.Parameter]]
 
-#: Seconds after which a rank says what it is waiting for.
-PATIENCE = 10.0
+#: Seconds after which a rank logs what it is waiting for.
+WARN_AFTER = 10.0
 
 
 @contextlib.contextmanager
-def _speaks_of_waiting() -> Iterator[None]:
+def _logs_waiting() -> Iterator[None]:
     line = (
         "state_dict(consolidate=True) has waited %g s for the other ranks: it is the mean over all of them, so call it on "
         "every rank, not on one alone; without consolidate it is rank-local"
     )
-    timer = threading.Timer(PATIENCE, logger.warning, (line, PATIENCE))
+    timer = threading.Timer(WARN_AFTER, logger.warning, (line, WARN_AFTER))
     timer.daemon = True
     timer.start()
     try:
@@ -46,29 +46,29 @@ def _speaks_of_waiting() -> Iterator[None]:
 def save(core: Core, named: Named, who: tuple[int, int, Any], consolidate: bool) -> dict[str, Any]:
     """The state of this rank, or the mean over all ranks."""
     rank, world, group = who
-    held = {named[number][0]: _saved(values, named[number][1]) for number, values in core.held_back().items()}
+    residuals = {named[number][0]: _saved(values, named[number][1]) for number, values in core.residuals().items()}
     if consolidate:
-        # Every rank goes through all parameters: another rank may hold back what this one does not.
+        # Every rank goes through all parameters: another rank may have a residual where this one has none.
         wire = _device.wire(group)
         for number, (name, parameter) in enumerate(named):
-            total = held.get(name, torch.zeros(parameter.numel()))
+            total = residuals.get(name, torch.zeros(parameter.numel()))
             there = total if wire is None else total.to(wire)
-            with contextlib.nullcontext() if number else _speaks_of_waiting():
+            with contextlib.nullcontext() if number else _logs_waiting():
                 dist.all_reduce(there, group=group)
-                held[name] = there.div_(world).cpu()
-    state = {"format": FORMAT, "world": world, "rank": -1 if consolidate else rank, "held_back": held}
-    text = None if consolidate else core.text_state()
-    if text is not None:
+                residuals[name] = there.div_(world).cpu()
+    state = {"format": FORMAT, "world": world, "rank": -1 if consolidate else rank, "held_back": residuals}
+    pipelines = None if consolidate else core.pipeline_states()
+    if pipelines is not None:
         buckets = [
-            ([named[i][0] for i in ids], torch.frombuffer(bytearray(saved), dtype=torch.uint8)) for ids, saved in text[2]
+            ([named[i][0] for i in ids], torch.frombuffer(bytearray(saved), dtype=torch.uint8)) for ids, saved in pipelines[2]
         ]
         strides = {name: list(p.stride()) for name, p in named if not p.is_contiguous()}
-        state["text"] = {"strategy": text[0], "step": text[1], "buckets": buckets, "strides": strides}
+        state["text"] = {"strategy": pipelines[0], "step": pipelines[1], "buckets": buckets, "strides": strides}
     return state
 
 
 def _saved(values: bytes, parameter: torch.Tensor) -> torch.Tensor:
-    """What a parameter holds back, in the order of its indices."""
+    """A parameter's residual, in the order of its indices."""
     if not values:
         # Which torch makes no tensor of.
         return torch.zeros(0)
@@ -87,7 +87,7 @@ def check(named: Named, who: tuple[int, int], state: Any) -> None:
 
 
 def load(core: Core, named: Named, who: tuple[int, int], state: Any) -> None:
-    """Checks all of it, then replaces what is held back."""
+    """Checks all of it, then replaces the residuals."""
     check(named, who, state)
     numbers = {name: i for i, (name, _) in enumerate(named)}
     own = {n: t.detach().to("cpu", torch.float32).contiguous() for n, t in state["held_back"].items()}
@@ -97,22 +97,22 @@ def load(core: Core, named: Named, who: tuple[int, int], state: Any) -> None:
     saved, text = None, state.get("text")
     if text and (other := _laid_out_otherwise(named, text.get("strides"))):
         logger.warning(
-            "the state was saved where parameter %s lay in memory in another order: what was held back goes on, momenta and "
+            "the state was saved where parameter %s lay in memory in another order: the residuals go on, momenta and "
             "warm starts begin anew", other
         )
     elif text:
         buckets = [([numbers[n] for n in names], bits.cpu().numpy().tobytes()) for names, bits in text["buckets"]]
         saved = text["strategy"], text["step"], buckets
-    goes_on = core.hold_back([(i, t.data_ptr(), t.numel()) for i, t in tensors], saved)
+    goes_on = core.set_residuals([(i, t.data_ptr(), t.numel()) for i, t in tensors], saved)
     if saved and not goes_on:
         logger.warning(
-            "the state is of strategy %s, another is in force: what was held back goes on, momenta and warm starts begin "
+            "the state is of strategy %s, another is in force: the residuals go on, momenta and warm starts begin "
             "anew", saved[0]
         )
 
 
 def _laid_out_otherwise(named: Named, strides: Mapping[str, Any] | None) -> str | None:
-    """A parameter whose memory has another order than the saved one's; none was told before format 3."""
+    """A parameter whose memory has another order than the saved one's; none was saved before format 3."""
     if strides is None:
         return None
     own = ((name, None if p.is_contiguous() else list(p.stride())) for name, p in named)
@@ -161,20 +161,20 @@ def _field(of: Mapping[str, Any], key: str, kind: Any, within: str | None) -> An
 
 
 def _check_held(name: Any, values: Any, sizes: dict[str, int]) -> None:
-    """What one parameter holds back."""
+    """One parameter's residual."""
     if name not in sizes:
         raise _refused(f"the model has no parameter {name!r}; load the state of this very model")
     if not (torch.is_tensor(values) and values.is_floating_point() and values.layout == torch.strided):
         raise _refused(
-            f"parameter {name!r} holds back {shown(values)}, expected a tensor of float32; give what session.state_dict() returned"
+            f"parameter {name!r} has the residual {shown(values)}, expected a tensor of float32; give what session.state_dict() returned"
         )
     if values.numel() != sizes[name]:
         raise _refused(
-            f"parameter {name!r} holds back {values.numel()} values, but has {sizes[name]} in this model: the state is not of "
+            f"parameter {name!r} has a residual of {values.numel()} values, but has {sizes[name]} in this model: the state is not of "
             "this model; load the state of this very model"
         )
     if not bool(values.isfinite().all()):
-        raise _refused(f"parameter {name!r} holds back NaN or infinite values; load an earlier state, whose values are finite")
+        raise _refused(f"parameter {name!r} has a residual with NaN or infinite values; load an earlier state, whose values are finite")
 
 
 def _check_bucket(bucket: Any, sizes: dict[str, int]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from flexcomm._core import Core
 from flexcomm.torch._snapshot import Parts, Random, Snapshot
-from flexcomm.torch._vault import Vault
+from flexcomm.torch._storage import SnapshotStorage
 
 if TYPE_CHECKING:
     from flexcomm.torch._session import Session
@@ -29,18 +29,18 @@ _NAMES = 10
 class Trial:
     """The snapshot of one trial."""
 
-    def __init__(self, parts: Parts, core: Core, vault: Vault, source: Any = None) -> None:
+    def __init__(self, parts: Parts, core: Core, storage: SnapshotStorage, source: Any = None) -> None:
         self._core = core
         core.save()
-        self.snapshot = Snapshot(parts, source, vault)
+        self.snapshot = Snapshot(parts, source, storage)
 
     def restore(self) -> None:
         self._core.restore()
         self.snapshot.restore()
 
 
-def _tell(parts: Parts, snapshot: Snapshot) -> None:
-    """Names what a trial does not put back."""
+def _log_limits(parts: Parts, snapshot: Snapshot) -> None:
+    """Logs what a trial does not put back."""
     if parts.missing():
         logger.info("a live trial does not put back what was not given to attach: %s", ", ".join(parts.missing()))
     if snapshot.replayed:
@@ -81,7 +81,7 @@ def _piecewise(batch: Any) -> tuple[Any, list[str]]:
     return batch, [type(batch).__name__]
 
 
-class _Held:
+class _Prefetched:
     """Batches that were fetched ahead by a trial, each with the generators before and after it was fetched: training
     goes through them later, and finds the generators where it would have left them."""
 
@@ -90,7 +90,7 @@ class _Held:
         self._generators = generators
         self._batches: collections.deque[tuple[Any, Random, Random]] = collections.deque()
         self._exhausted = False
-        self._told = False
+        self._warned_of_random = False
         self._shared = False
 
     def _fetch(self) -> bool:
@@ -122,8 +122,8 @@ class _Held:
                 self._exhausted = True
                 return False, None
         batch, before, after = self._batches.popleft()
-        if not self._told and not before.same(Random(self._generators)):
-            self._told = True
+        if not self._warned_of_random and not before.same(Random(self._generators)):
+            self._warned_of_random = True
             logger.warning(
                 "training has drawn other random numbers than the live trial before it: how many are drawn depends on values, "
                 "or the loop draws some in trials only or outside of them only (session.in_trial, train_step). Training "
@@ -151,44 +151,44 @@ def replay(
     session: "Session", parts: Parts, core: Core, loader: Iterable[Any], train_step: Callable[[Any], Any] | None
 ) -> Iterator[Any]:
     """Yields training batches; runs a trial where the agreement says so."""
-    held = _Held(iter(loader), parts.generators)
-    if session.in_trial and held.any():
+    prefetched = _Prefetched(iter(loader), parts.generators)
+    if session.in_trial and prefetched.any():
         # The loop before was left in the middle of it, or had no batch for it.
-        yield from _run(session, (parts, core), (held, loader), train_step)
+        yield from _run(session, (parts, core), (prefetched, loader), train_step)
     while True:
-        there, batch = held.next()
+        there, batch = prefetched.next()
         if not there:
             return
         yield batch
         if session._end_step(within_loop=True) != _TRIAL_STARTS:
             continue
-        if held.any():
-            yield from _run(session, (parts, core), (held, loader), train_step)
+        if prefetched.any():
+            yield from _run(session, (parts, core), (prefetched, loader), train_step)
         else:
             # Nothing is left to replay, and the batch before has been changed by the loop as like as not. The trial runs
             # in the next loop.
-            session._trial = Trial(parts, core, session._vault, loader)
+            session._trial = Trial(parts, core, session._storage, loader)
             return
 
 
 def _run(
-    session: "Session", what: tuple[Parts, Core], data: tuple[_Held, Any], train_step: Callable[[Any], Any] | None
+    session: "Session", what: tuple[Parts, Core], data: tuple[_Prefetched, Any], train_step: Callable[[Any], Any] | None
 ) -> Iterator[Any]:
     parts, core = what
-    held, loader = data
+    prefetched, loader = data
     # Anew in a trial that goes on: what the script did between the loops is training's. The one before gives its memory back.
     session._trial = None
-    session._trial = trial = Trial(parts, core, session._vault, loader)
-    if not session._told:
-        session._told = True
-        _tell(parts, trial.snapshot)
+    session._trial = trial = Trial(parts, core, session._storage, loader)
+    if not session._warned_of_trials:
+        session._warned_of_trials = True
+        _log_limits(parts, trial.snapshot)
         if trial.snapshot.on_gpus:
             line = "a live trial's snapshot takes %d bytes of GPUs' memory and %d of the host's, while the trial runs"
-            logger.info(line, *session._vault.taken)
+            logger.info(line, *session._storage.taken)
     position = 0
     try:
         while True:
-            batch = held.at(position)
+            batch = prefetched.at(position)
             position += 1
             if train_step is None:
                 yield batch

@@ -102,7 +102,7 @@ def _shape(strategy: str | None) -> int | None:
 
 
 def agree(all_reduce: Callable[[], object], gather: Callable[[bool], list[bool]]) -> Tuner | None:
-    """The plugin, when every rank has it and NCCL asks it where :meth:`Tuner.around` can be heard.
+    """The plugin, when every rank has it and NCCL asks it where :meth:`Tuner.around` has an effect.
 
     Call it on every rank. NCCL prepares the collectives of a non-blocking communicator on a thread of its own, where a
     thread's preference does not count; and ranks of which only some have the plugin would wait for each other for ever.
@@ -119,8 +119,8 @@ def agree(all_reduce: Callable[[], object], gather: Callable[[bool], list[bool]]
     tuner = Tuner.find()
     before = 0 if tuner is None else tuner.counts()["asked_here"]
     all_reduce()
-    heard = tuner is not None and tuner.counts()["asked_here"] > before
-    everyone = gather(heard)
+    asked = tuner is not None and tuner.counts()["asked_here"] > before
+    everyone = gather(asked)
     if all(everyone):
         return tuner
     if any(everyone) or tuner is not None:

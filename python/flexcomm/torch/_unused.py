@@ -1,7 +1,7 @@
 """Parameters that no rank used in a backward pass.
 
 With ``find_unused_parameters`` DDP throws a bucket's result away where no rank used the parameter, and leaves the gradient as
-it was. What was held back of the parameter in earlier steps may be in that result, and has left the memory: so the result
+it was. The parameter's residual of earlier steps may be in that result, and has left the memory: so the result
 becomes the gradient, as it does for every other parameter.
 """
 

@@ -153,8 +153,8 @@ def hooked(run):
     return len(run.model._comm_hooks) == 1
 
 
-def below(rank, name, sizes):
-    """While dense, DDP needs no hook, and gives what it gives without flexcomm; ranks may take the hook in at different
+def wrapped(rank, name, sizes):
+    """While dense, DDP needs no hook, and gives what it gives without flexcomm; ranks may register the hook at different
     times, and leave out the optimizer's step."""
     run = Run(name, rank, lambda r: True, sizes)
     plain = ddp(network(sizes))
@@ -190,7 +190,7 @@ def below(rank, name, sizes):
 
 
 def sums(rank, trio):
-    """Three ranks, dense, with an agent, below DDP and with the hook, beside plain DDP from the same parameters in every step:
+    """Three ranks, dense, with an agent, with the wrapper and with the hook, beside native DDP from the same parameters in every step:
     steps whose gradients have the same bits."""
     runs = []
     for hooked, sizes in itertools.product((False, True), ((20, 61, 2), LARGE)):
@@ -200,7 +200,7 @@ def sums(rank, trio):
         session = flexcomm.torch.attach(model, optimizer, socket=str(agent.path))
         agent.wait_for("hello")
         if hooked:
-            session._take_over()
+            session._register_hook()
         exact = []
         for step in range(40):
             plain.load_state_dict(model.state_dict())
@@ -287,7 +287,7 @@ def halves(rank):
 
 
 def texts(rank, name, text):
-    """A strategy named by a text until the first decision, which takes over what was held back."""
+    """A strategy named by a compressor spec until the first decision, which takes over the residual."""
     run = Run(name, rank, lambda r: True, initial=text)
     run.train(8)
     named, before = run.session.strategy, run.session.state_dict()["held_back"]
@@ -301,9 +301,9 @@ def texts(rank, name, text):
     out = run.end()
     run.agent.wait_for("bye")
     reports = run.agent.of_kind("steps")
-    held = [sum(v.abs().sum().item() for v in state.values()) for state in (before, after["held_back"], run.session.state_dict()["held_back"])]
+    residual = [sum(v.abs().sum().item() for v in state.values()) for state in (before, after["held_back"], run.session.state_dict()["held_back"])]
     return out | {
-        "named": named, "under": under, "held": held, "text": "text" in after,
+        "named": named, "under": under, "residual": residual, "text": "text" in after,
         "reported": sorted({m["version"] for m in reports}),
         "ran": sorted({(m["version"], m["strategy"]) for m in reports}),
         "costs": [(s["comp_us"] > 0, s["bytes_sent"] > 0, 0 < s["gain"] <= 1) for m in reports if m["version"] == 0 for s in m["steps"]],
@@ -318,9 +318,9 @@ KINDS = [
 
 
 def kinds(rank):
-    """Every decision takes over what the one before holds back; a pipeline's too."""
+    """Every decision takes over the residual of the one before; a pipeline's too."""
     run = Run("kinds", rank, lambda r: r == 0)
-    held, in_force, lines = [], [], Lines()
+    residual, in_force, lines = [], [], Lines()
     if rank == 0:
         # It sends next to nothing without error feedback: said, and not followed.
         run.agent.publish(decision=decision(1, "variance/allgather"))
@@ -331,9 +331,9 @@ def kinds(rank):
         run.train(200, lambda version=version: run.session.version == version)
         run.train(4)
         in_force.append(run.session.strategy)
-        held.append(sum(v.abs().sum().item() for v in run.session.state_dict()["held_back"].values()))
+        residual.append(sum(v.abs().sum().item() for v in run.session.state_dict()["held_back"].values()))
     ran = sorted({(m["version"], m["strategy"]) for m in run.agent.of_kind("steps")}) if rank == 0 else []
-    return run.end() | {"in_force": in_force, "held": held, "ran": ran}
+    return run.end() | {"in_force": in_force, "residual": residual, "ran": ran}
 
 
 with ranks() as (rank, world, seen):
@@ -345,8 +345,8 @@ with ranks() as (rank, world, seen):
     seen["restarted"] = restarted(rank)
     seen["silent"] = silent(rank)
     seen["backwards"] = backwards(rank)
-    for name, sizes in (("below", SMALL), ("below large", LARGE)):
-        seen[name] = below(rank, name, sizes)
+    for name, sizes in (("wrapped", SMALL), ("wrapped large", LARGE)):
+        seen[name] = wrapped(rank, name, sizes)
     trio = dist.new_group([0, 1, 2])
     if rank < 3:
         seen["sums"] = sums(rank, trio)

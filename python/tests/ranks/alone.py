@@ -58,7 +58,7 @@ def alone(rank, wrapped=False, with_optimizer=False):
     equal = train(rank, model, optimizer)
     watching = len(torch.nn.modules.module._global_forward_pre_hooks)
     return {
-        "equal": equal, "hash": parameters_hash(model), "early": early, "held": len(hook.session.state_dict()["held_back"]),
+        "equal": equal, "hash": parameters_hash(model), "early": early, "residual": len(hook.session.state_dict()["held_back"]),
         # Without the optimizer the last step is still under way.
         "step": hook.session.step + (not with_optimizer), "strategy": hook.session.strategy, "watching": watching,
     }

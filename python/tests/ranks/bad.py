@@ -32,25 +32,25 @@ def nan(rank, strategy, **options):
     model = ddp(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = flexcomm.torch.attach(model, optimizer, strategy=strategy, **options)
-    held = []
+    kept = []
 
     def run(steps):
         for step in range(12):
             x, y = batch(step, rank)
             if step == 7 and rank == 2:
                 x[0, 0] = float("nan")
-            before = {k: v for k, v in session._core.held_back().items()}
+            before = {k: v for k, v in session._core.residuals().items()}
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(x), y).backward()
             if step == 7:
-                held.append(before == session._core.held_back())
-                held.append(all(p.grad.isnan().all().item() for p in model.parameters()))
+                kept.append(before == session._core.residuals())
+                kept.append(all(p.grad.isnan().all().item() for p in model.parameters()))
                 # What GradScaler would do.
                 optimizer.zero_grad()
             optimizer.step()
             steps.append(step)
 
-    return error_of(run) + (held, same(parameters_hash(model)))
+    return error_of(run) + (kept, same(parameters_hash(model)))
 
 
 def go_on(rank, strategy, looped=False, **options):
@@ -143,8 +143,8 @@ def types(rank, dtype):
         torch.nn.functional.cross_entropy(model(x.to(dtype)), y).backward()
         optimizer.step()
         equal &= same(session.step)
-    held = session._core.held_back()
-    return {"equal": equal, "held": len(held), "lines": [x for x in lines.take() if "as they are" in x]}
+    residual = session._core.residuals()
+    return {"equal": equal, "residual": len(residual), "lines": [x for x in lines.take() if "as they are" in x]}
 
 
 class Bare(torch.nn.Module):
@@ -430,7 +430,7 @@ def codec_fails(rank, strategy):
 
 
 def twice(rank, strategy):
-    """Two synchronised backward passes in one batch of `batches()`, below DDP and with the hook; with no_sync() it is one."""
+    """Two synchronised backward passes in one batch of `batches()`, with the wrapper and with the hook; with no_sync() it is one."""
     agent = FakeAgent(FOLDER, f"t{strategy is None:d}{rank}").start()
     model = ddp(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

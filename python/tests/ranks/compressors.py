@@ -1,4 +1,4 @@
-"""Every compressor under its text: the same parameters on all ranks at every step, NaN and checkpoints as elsewhere."""
+"""Every compressor by its spec: the same parameters on all ranks at every step, NaN and checkpoints as elsewhere."""
 
 import dataclasses
 import gzip
@@ -65,7 +65,7 @@ def train(rank, strategy):
         model.register_comm_hook(None, session.hook)
     equal, finite = True, True
     for step in range(STEPS):
-        # The learning rate changes: memories rescale what they hold back.
+        # The learning rate changes: memories rescale their residual.
         optimizer.param_groups[0]["lr"] = 0.02 if step < 6 else 0.01
         backward(model, optimizer, step, rank)
         finite &= all(bool(p.grad.isfinite().all()) for p in model.parameters())
@@ -83,13 +83,13 @@ def nan(rank, world, strategy, **options):
     error, kept, all_nan = None, False, False
     for step in range(STEPS):
         bad = step == 6
-        before = session._core.text_state()[2] if bad else None
+        before = session._core.pipeline_states()[2] if bad else None
         try:
             backward(model, optimizer, step, rank, bad and rank == world - 1)
         except flexcomm.FlexcommError as raised:
             error = type(raised).__name__
         if bad:
-            kept = before == session._core.text_state()[2]
+            kept = before == session._core.pipeline_states()[2]
             all_nan = all(p.grad is not None and bool(p.grad.isnan().all()) for p in model.parameters())
             optimizer.zero_grad()
         # Left out, where it is an error: the next one goes on.
@@ -132,12 +132,12 @@ def resumed(rank, strategy):
         backward(each, each_optimizer, 99, rank)
         gradients.append([p.grad.clone() for p in each.parameters()])
     same_bits = all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-    after = [s._core.text_state()[2] for s in (session, loaded)]
-    # On another number of ranks: only the mean of what was held back.
+    after = [s._core.pipeline_states()[2] for s in (session, loaded)]
+    # On another number of ranks: only the mean of the residual.
     third, third_optimizer, third_session = start(strategy)
     third_session.load_state_dict(dict(mean, world=99))
-    held = third_session.state_dict()["held_back"]
-    means = all(torch.equal(held[n], v) for n, v in mean["held_back"].items() if bool(v.any()))
+    residual = third_session.state_dict()["held_back"]
+    means = all(torch.equal(residual[n], v) for n, v in mean["held_back"].items() if bool(v.any()))
     for step in range(STEPS):
         backward(third, third_optimizer, step, rank)
         third_optimizer.step()
@@ -147,7 +147,7 @@ def resumed(rank, strategy):
         refused = ""
     except flexcomm.FlexcommError as error:
         refused = str(error)
-    unchanged = loaded._core.text_state()[2] == after[1]
+    unchanged = loaded._core.pipeline_states()[2] == after[1]
     return {
         "bits": same_bits, "states": after[0] == after[1], "mean": means, "refused": refused, "unchanged": unchanged,
         "equal": same(parameters_hash(third.module)),
@@ -155,7 +155,7 @@ def resumed(rank, strategy):
 
 
 def warmed_up(rank, strategy, rates, loads=None):
-    """Norm of what is held back after these learning rates, one per step."""
+    """Norm of the residual after these learning rates, one per step."""
     model, optimizer, session = start(strategy)
     if loads is not None:
         session.load_state_dict(dict(loads, world=99))
@@ -168,7 +168,7 @@ def warmed_up(rank, strategy, rates, loads=None):
 
 def warm(rank, strategy):
     """A warm-up whose first rate, after two compressing steps at 0, is tiny; beside one that was there from the beginning.
-    And both from a loaded state, which was held back at a large rate."""
+    And both from a loaded state, whose residual came from a large rate."""
     model, optimizer, session = start(strategy)
     for step in range(STEPS):
         backward(model, optimizer, step, rank)
@@ -197,7 +197,7 @@ def pictures(name, count):
 
 
 def grouped(rank, rates, swapped=False):
-    """What is held back of the same gradient after steps at these rates of two parameters' groups, as multiples of it. The
+    """The residual of the same gradient after steps at these rates of two parameters' groups, as multiples of it. The
     parameters may swap their groups before the last step."""
     model = ddp(network(SIZES))
     first, last = model.module[0].weight, model.module[-1].weight
@@ -205,7 +205,7 @@ def grouped(rank, rates, swapped=False):
     optimizer = torch.optim.SGD([{"params": [first]}, {"params": [last]}, {"params": others}], lr=0.1)
     # Holds all back: parameters, and with them gradients, stay as they are.
     session = flexcomm.torch.attach(model, optimizer, strategy="threshold(v=1000000)+ef(vanilla)")
-    held, names = [], {id(p): name for name, p in model.module.named_parameters()}
+    residual, names = [], {id(p): name for name, p in model.module.named_parameters()}
     # The first three steps are dense.
     for step, pair in enumerate([rates[0]] * 3 + rates):
         if swapped and step == 2 + len(rates):
@@ -217,9 +217,9 @@ def grouped(rank, rates, swapped=False):
         optimizer.step()
         state = session.state_dict()["held_back"]
         if state:
-            held.append([state[names[id(p)]].double().norm().item() for p in (first, last)])
+            residual.append([state[names[id(p)]].double().norm().item() for p in (first, last)])
     session.close()
-    return [[after / before for after, before in zip(step, held[0])] for step in held]
+    return [[after / before for after, before in zip(step, residual[0])] for step in residual]
 
 
 def learn(rank, world, strategy):

@@ -14,7 +14,7 @@ from fake_agent import FakeAgent, decision, trial
 
 import flexcomm.torch
 from flexcomm.torch import _device
-from flexcomm.torch._vault import Vault
+from flexcomm.torch._storage import SnapshotStorage
 
 STEPS, STREAM = 12, 0x5EED
 TOPK = "topk(k=0.05)+ef(vanilla)/allgather"
@@ -117,14 +117,14 @@ def train(rank, strategy, *, pretend=True, dtype=torch.float32, events={}, room=
         if step == options.get("bad", 9) and "on_nonfinite" in options and rank == 1:
             x[0, 0] = float("nan")
         optimizer.zero_grad()
-        held = session.state_dict()["held_back"] if "on_nonfinite" in options and step == 9 else None
+        residual = session.state_dict()["held_back"] if "on_nonfinite" in options and step == 9 else None
         try:
             torch.nn.functional.cross_entropy(model(x.to(dtype)).float(), y).backward()
         except flexcomm.FlexcommError as raised:
             error = type(raised).__name__
-        if held is not None:
+        if residual is not None:
             after = session.state_dict()["held_back"]
-            kept = all(torch.equal(after[name], values) for name, values in held.items()) and after.keys() == held.keys()
+            kept = all(torch.equal(after[name], values) for name, values in residual.items()) and after.keys() == residual.keys()
             nan = all(bool(p.grad.isnan().all()) for p in model.parameters())
             return {"error": error, "kept": kept, "nan": nan, "launched": launches(STREAM) - before}
         optimizer.step()
@@ -223,7 +223,7 @@ def reported(rank, name, *, options={}, steps=60, decide=None, pretend=True):
     costs = session.costs
     session.close()
     agent.wait_for("bye")
-    order = [(m["kind"], m["version"]) for m in agent.heard if m["kind"] in ("steps", "applied")]
+    order = [(m["kind"], m["version"]) for m in agent.received if m["kind"] in ("steps", "applied")]
     records = [(m["version"], m["strategy"].split("/")[0].split("(")[0], r) for m in agent.of_kind("steps") for r in m["steps"]]
     sane = all(
         0 < r["sync_us"] <= r["step_us"] and 0 < r["compute_us"] <= r["step_us"] and r["step_us"] < 600e6
@@ -240,7 +240,7 @@ def reported(rank, name, *, options={}, steps=60, decide=None, pretend=True):
 
 
 def tried(rank):
-    """A live trial, begun below DDP, whose iterations' times come after it has ended."""
+    """A live trial, begun with the wrapper, whose iterations' times come after it has ended."""
     agent = FakeAgent(FOLDER, f"tr{rank}").start()
     model = ddp(network((20, 48, 40, 2)), bucket_cap_mb=0.006)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -261,9 +261,9 @@ def tried(rank):
                 agent.publish(trial=trial(1, ["none/dense-ring", TOPK, "topk(k=0.05)+ef(vanilla)/art-ring:star"]))
     session.close()
     agent.wait_for("bye")
-    heard = [(m["kind"], [s["step"] for s in m.get("steps", [])]) for m in agent.heard if m["kind"] in ("steps", "trial")]
+    received = [(m["kind"], [s["step"] for s in m.get("steps", [])]) for m in agent.received if m["kind"] in ("steps", "trial")]
     return {
-        "heard": heard, "trials": agent.of_kind("trial"), "in trial": sum(inside for inside, _ in reports),
+        "received": received, "trials": agent.of_kind("trial"), "in trial": sum(inside for inside, _ in reports),
         "at its end": [count for inside, count in reports if inside][-1], "equal": same(parameters_hash(model)),
     }
 
@@ -292,7 +292,7 @@ def snapped(rank, name, trials):
     session = flexcomm.torch.attach(model, optimizer, socket=str(agent.path), extra=[greedy])
     cuda = greedy.cuda = Pretended()
     session.hook._device = _device.Device(session._core, None, cuda)
-    session._vault = Vault(cuda)
+    session._storage = SnapshotStorage(cuda)
     agent.wait_for("hello")
     done, hashes, inside, taken, bytes_of = 0, [], 0, [], []
     # Loops of eleven batches: plans come in the middle of one, and between two.
@@ -302,7 +302,7 @@ def snapped(rank, name, trials):
             torch.nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
             inside += session.in_trial
-            bytes_of.append(sum(piece.numel() for own in session._vault._memory.values() for piece in own))
+            bytes_of.append(sum(piece.numel() for own in session._storage._memory.values() for piece in own))
             if session.in_trial:
                 taken.append(session.snapshot_bytes)
                 continue
@@ -381,8 +381,8 @@ def checkpoint(session):
 with ranks() as (rank, world, seen):
     seen["host"] = train(rank, TOPK, pretend=False)
     seen["device"] = train(rank, TOPK)
-    # Below DDP until a decision, without any driver; and then by whatever compresses here.
-    seen["reported below"] = reported(rank, "rb")
+    # The wrapper until a decision, without any driver; and then by whatever compresses here.
+    seen["reported wrapped"] = reported(rank, "rb")
     seen["reported"] = reported(rank, "rd", decide=TOPK)
     seen["tried"] = tried(rank)
     seen["snapped"] = [snapped(rank, "sa", {13: 1, 31: 2, 53: 3, 64: 4}), snapped(rank, "sb", {})]

@@ -44,7 +44,7 @@ class FakeAgent:
         self.path = folder / f"{name}.sock"
         self.job = job
         self.refuse = refuse
-        self.heard: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
         self._connections: list[socket.socket] = []
         self._listener: socket.socket | None = None
         #: The newest orders, for trainers that come later, and who was welcomed; both under the lock.
@@ -89,7 +89,7 @@ class FakeAgent:
                     pass
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
-        return [m for m in self.heard if m["kind"] == kind]
+        return [m for m in self.received if m["kind"] == kind]
 
     def wait_for(self, kind: str, count: int = 1, timeout: float = 20.0) -> bool:
         end = time.monotonic() + timeout
@@ -109,7 +109,7 @@ class FakeAgent:
     def _serve(self, connection: socket.socket) -> None:
         try:
             lines = connection.makefile("r")
-            self.heard.append(json.loads(lines.readline()))
+            self.received.append(json.loads(lines.readline()))
             if self.refuse is not None:
                 connection.sendall(json.dumps({"kind": "refused", "reason": self.refuse}).encode() + b"\n")
                 connection.close()
@@ -119,6 +119,6 @@ class FakeAgent:
                 connection.sendall(json.dumps(answer).encode() + b"\n" + self._orders)
                 self._welcomed.append(connection)
             for line in lines:
-                self.heard.append(json.loads(line))
+                self.received.append(json.loads(line))
         except (OSError, ValueError):
             pass

@@ -30,17 +30,17 @@ def train(rank, strategy, short, hooked=False, steered=None):
             # It comes while this rank gives zeros.
             agent.publish(decision=decision(1, steered))
 
-    # Rank 0 runs out first, after `short` batches; the others' last batches come while it gives zeros, and what it holds back.
+    # Rank 0 runs out first, after `short` batches; the others' last batches come while it gives zeros and its residual.
     with model.join():
         for number in range(short if rank == 0 else 14):
             step(number)
     steps, together = session._core.state()[5], same(parameters_hash(model.module))
     for number in range(14, 18):
         step(number)
-    held = sum(v.abs().sum().item() for v in session.state_dict()["held_back"].values())
+    residual = sum(v.abs().sum().item() for v in session.state_dict()["held_back"].values())
     # What is said of passes without an optimizer's step. Those of a rank that has run out have none.
     unused = [line for line in lines.take() if "no_sync()" in line]
-    return {"hashes": hashes, "steps": session._core.state()[5], "before": steps, "together": together, "held": held, "unused": unused,
+    return {"hashes": hashes, "steps": session._core.state()[5], "before": steps, "together": together, "residual": residual, "unused": unused,
             "version": session.version, "hook": len(model._comm_hooks)}
 
 
@@ -91,7 +91,7 @@ with ranks() as (rank, world, seen):
                      "powersgd(rank=1)+ef(vanilla)"]:
         seen[strategy] = train(rank, strategy, 7)
     seen["dense hooked"] = train(rank, "dense", 7, hooked=True)
-    # DDP is dense by itself, and a rank that has run out takes in the hook.
+    # DDP is dense by itself, and a rank that has run out registers the hook.
     seen["decided"] = train(rank, None, 5, steered="topk(k=0.1)+ef(vanilla)/allgather")
     seen["steered"] = train(rank, None, 6, steered="none/dense-ring")
     # Before DDP has rebuilt its buckets, and before anything is compressed.

@@ -1,4 +1,4 @@
-"""Checkpoints of what is held back."""
+"""Checkpoints of the residual."""
 
 import copy
 import time
@@ -8,7 +8,7 @@ from common import FOLDER, Lines, batch, ddp, everywhere, network, parameters_ha
 from fake_agent import FakeAgent, trial
 
 import flexcomm.torch
-from flexcomm.torch import _below, _state
+from flexcomm.torch import _state, _wrapper
 
 GATHER = "topk(k=0.05)+ef(vanilla)/allgather"
 
@@ -39,7 +39,7 @@ def copies(rank, how):
     strategy = GATHER if how == "hooked" else None
     session = flexcomm.torch.attach(model, optimizer, strategy=strategy, socket=str(agent.path))
     if how == "taken over":
-        session._take_over()
+        session._register_hook()
     train(rank, range(3), model, optimizer)
     file = FOLDER / f"{how[0]}{rank}.pt"
     torch.save(model, file)
@@ -51,7 +51,7 @@ def copies(rank, how):
     same += [len(set(everywhere(parameters_hash(m.module)))) == 1 for m in (model, *made)]
     session.close()
     same += [attached_anew(rank, each) for each in made]
-    return all(same) and len(model._comm_hooks) == int(how != "below")
+    return all(same) and len(model._comm_hooks) == int(how != "wrapped")
 
 
 def attached_anew(rank, model):
@@ -78,7 +78,7 @@ def twice(rank):
 
 
 def unknown_to_ddp():
-    """Where DDP can be gone below."""
+    """Where DDP's process group can be wrapped."""
     class Complex(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -90,13 +90,13 @@ def unknown_to_ddp():
     thawed = ddp(thawed)
     thawed.module[0].bias.requires_grad_(True)
     part[0].bias.requires_grad_(False)
-    return [_below.fits(m) for m in (ddp(network()), ddp(part), frozen, thawed, ddp(Complex()))]
+    return [_wrapper.fits(m) for m in (ddp(network()), ddp(part), frozen, thawed, ddp(Complex()))]
 
 
 def to_come(session, model):
-    """The parameters once all that is held back has gone out."""
-    held = session.state_dict(consolidate=True)["held_back"]
-    return [p.detach() - 0.05 * held[name].view_as(p) for name, p in model.module.named_parameters()]
+    """The parameters once all of the residual has gone out."""
+    residual = session.state_dict(consolidate=True)["held_back"]
+    return [p.detach() - 0.05 * residual[name].view_as(p) for name, p in model.module.named_parameters()]
 
 
 def gradients(model, x, y):
@@ -141,21 +141,21 @@ def in_trials(rank, turn, trials):
     said = [line for line in lines.take() if "in a live trial" in line]
     return {
         "trained": trained, "tried": tried, "loaded": loaded, "refused": refused, "said": said, "whole": whole,
-        "hash": parameters_hash(model.module), "held": total(session.state_dict()),
+        "hash": parameters_hash(model.module), "residual": total(session.state_dict()),
     }
 
 
 def waits_alone(rank):
     """The mean over ranks, for which the others come late."""
     _, _, session = start()
-    patience, _state.PATIENCE = _state.PATIENCE, 0.3
+    before, _state.WARN_AFTER = _state.WARN_AFTER, 0.3
     lines = Lines()
     for late in (0, 2):
         everywhere(None)
         time.sleep(late * rank)
         session.state_dict(consolidate=True)
         time.sleep(0.5)
-    _state.PATIENCE = patience
+    _state.WARN_AFTER = before
     return [line for line in lines.take() if "consolidate=True" in line]
 
 
@@ -174,7 +174,7 @@ class Picture(torch.nn.Module):
 
 
 def pictured(rank, memory_format, strategy, state=None):
-    """After four steps: the state, and what the core holds back of the weight, as it lies in memory."""
+    """After four steps: the state, and the weight's residual in the core, as it lies in memory."""
     model = ddp(Picture(memory_format))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     session = flexcomm.torch.attach(model, optimizer, strategy=strategy)
@@ -186,7 +186,7 @@ def pictured(rank, memory_format, strategy, state=None):
             model(torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(10 * step + rank))).backward()
             optimizer.step()
     weight = next(i for i, (name, _) in enumerate(session._named) if name == "layer.weight")
-    bits = session._core.held_back().get(weight, b"")
+    bits = session._core.residuals().get(weight, b"")
     return session.state_dict(), torch.frombuffer(bytearray(bits), dtype=torch.float32), session.state_dict(consolidate=True)
 
 
@@ -195,19 +195,19 @@ def laid_out_otherwise(rank, lines):
     out = []
     for strategy in (GATHER, "powersgd(rank=1)+ef(vanilla)"):
         last, rows, mean = pictured(rank, torch.channels_last, strategy)
-        held = last["held_back"]["layer.weight"]
+        residual = last["held_back"]["layer.weight"]
         alike, same_order, _ = pictured(rank, torch.channels_last, strategy, last)
         quiet = not any("another order" in line for line in lines.take())
         other, in_order, _ = pictured(rank, torch.contiguous_format, strategy, last)
         said = [line for line in lines.take() if "another order" in line]
         old = dict(last, format=2, held_back=dict(last["held_back"], **{"layer.weight": rows}))
         _, older, _ = pictured(rank, torch.channels_last, strategy, old)
-        by_index = held.view(4, 3, 3, 3)
+        by_index = residual.view(4, 3, 3, 3)
         out.append({
-            "moved": bool(held.any()) and torch.equal(in_order, held) and not torch.equal(rows, held),
+            "moved": bool(residual.any()) and torch.equal(in_order, residual) and not torch.equal(rows, residual),
             "kept": torch.equal(rows.view(4, 3, 3, 3).permute(0, 3, 1, 2), by_index) and torch.equal(same_order, rows),
             "older": torch.equal(older, rows),
-            "again": torch.equal(other["held_back"]["layer.weight"], held) and torch.equal(alike["held_back"]["layer.weight"], held),
+            "again": torch.equal(other["held_back"]["layer.weight"], residual) and torch.equal(alike["held_back"]["layer.weight"], residual),
             "empty": last["held_back"]["none"].numel() == mean["held_back"]["none"].numel() == 0,
             "said": quiet and len(said) == int("text" in last),
         })
@@ -219,7 +219,7 @@ with ranks() as (rank, world, seen):
     seen["layouts"] = laid_out_otherwise(rank, lines)
     seen["in trials"] = [in_trials(rank, turn, trials) for turn, trials in enumerate((True, False))]
     seen["waits alone"] = waits_alone(rank)
-    seen["copies"] = [copies(rank, name) for name in ("below", "hooked", "taken over")]
+    seen["copies"] = [copies(rank, name) for name in ("wrapped", "hooked", "taken over")]
     seen["twice"] = twice(rank)
     seen["fits"] = unknown_to_ddp()
     model, optimizer, session = start()
@@ -282,7 +282,7 @@ with ranks() as (rank, world, seen):
         seen["hooks after a refused state"] = len(plain._comm_hooks)
     seen["unchanged"] = total(loaded.state_dict()) == total(mean)
 
-    # Going dense hands out all that was held back.
+    # Going dense hands out all of the residual.
     dense_model, dense_optimizer, dense = start("dense")
     dense.load_state_dict(own)
     train(rank, range(6), dense_model, dense_optimizer)

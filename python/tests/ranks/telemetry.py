@@ -1,4 +1,4 @@
-"""Two ranks under a strategy that a text names, beside an agent and a controller in earnest."""
+"""Two ranks under a strategy that a compressor spec names, beside an agent and a controller in earnest."""
 
 import json
 import os

@@ -68,8 +68,8 @@ def train(
         out["short"] = short
     if strategy is not None:
         session._end_step(within_loop=False)
-        held = sum(len(v) // 4 for v in session._core.held_back().values())
-        out |= {"steps": session.step, "strategy": session.strategy, "held_back": held, "auto": session._core.auto()}
+        residual = sum(len(v) // 4 for v in session._core.residuals().values())
+        out |= {"steps": session.step, "strategy": session.strategy, "residual": residual, "auto": session._core.auto()}
     return out
 
 
@@ -110,7 +110,7 @@ with ranks() as (rank, world, seen):
     seen["amp"] = train(rank, ddp(network()), gather, autocast=True)
     seen["scaler"] = train(rank, ddp(network()), gather, scaler=torch.amp.GradScaler("cpu", init_scale=256.0))
 
-    # DDP by itself until somebody wants to know: ranks take the hook in at different steps, and nothing changes.
+    # DDP by itself until somebody wants to know: ranks register the hook at different steps, and nothing changes.
     model = ddp(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = flexcomm.torch.attach(model, optimizer)

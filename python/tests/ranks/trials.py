@@ -10,7 +10,7 @@ CANDIDATES = ["none/dense-ring", "topk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.
 
 
 #: Exchanges of several kinds, and halves.
-PIPED = [
+PIPELINES = [
     "powersgd(rank=1)+ef(vanilla)/dense-ring", "fp16/dense-ring", "qsgd(s=7,norm=max)+ef(vanilla)/allgather",
     "topk(k=0.1)+ef(vanilla)/allgather", "powersgd(rank=2)+ef(vanilla)/dense-ring",
 ]
@@ -152,10 +152,10 @@ with ranks() as (rank, world, seen):
         ("step", "topk(k=0.05)+ef(vanilla)/art-ring:var", True, True),
     ]:
         seen[name] = [train(rank, f"{name}{i}", strategy, trials, with_step, scaled) for i, trials in enumerate((True, False))]
-    for name, with_step in (("piped", False), ("piped step", True)):
-        held = "powersgd(rank=2)+ef(vanilla)/dense-ring"
+    for name, with_step in (("pipeline", False), ("pipeline step", True)):
+        fixed = "powersgd(rank=2)+ef(vanilla)/dense-ring"
         seen[name] = [
-            train(rank, f"{name[:1]}{name[-1:]}{i}", held, trials, with_step, False, candidates=PIPED) for i, trials in enumerate((True, False))
+            train(rank, f"{name[:1]}{name[-1:]}{i}", fixed, trials, with_step, False, candidates=PIPELINES) for i, trials in enumerate((True, False))
         ]
     seen["evaluated"] = [train(rank, f"eval{i}", None, trials, False, False, True) for i, trials in enumerate((True, False))]
     first = train(rank, "left1", "mstopk(k=0.05)+ef(vanilla)/allgather", True, False, False, leaves=-1)

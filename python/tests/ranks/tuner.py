@@ -26,7 +26,7 @@ class Plugin:
     """What `_tuner.Tuner` calls, and what NCCL would see of it."""
 
     def __init__(self):
-        self.preferred, self.asked, self.heard = NONE, 0, []
+        self.preferred, self.asked, self.received = NONE, 0, []
         self.flexcomm_tuner_prefer = Exported(self.prefer)
         self.flexcomm_tuner_state = Exported(self.state)
 
@@ -48,7 +48,7 @@ def start(name, rank, there):
 
     def all_reduce(*arguments, **options):
         plugin.asked += 1
-        plugin.heard.append(plugin.preferred)
+        plugin.received.append(plugin.preferred)
         return real(*arguments, **options)
 
     dist.all_reduce = all_reduce
@@ -68,10 +68,10 @@ def start(name, rank, there):
 
     def took(steps):
         """Shapes of the allreduces of so many steps; parameters stay equal."""
-        plugin.heard.clear()
+        plugin.received.clear()
         for _ in range(steps):
             step()
-        return sorted(set(plugin.heard)) if same(tuple(plugin.heard)) and same(parameters_hash(model)) else None
+        return sorted(set(plugin.received)) if same(tuple(plugin.received)) and same(parameters_hash(model)) else None
 
     return plugin, agent, session, step, took, real
 
@@ -95,7 +95,7 @@ def steered(rank):
     follow(agent, session, step, decision(4, "none/dense-ring"))
     # Residuals have gone out.
     took(2)
-    plugin.heard.clear()
+    plugin.received.clear()
     for number, _ in enumerate(session.batches(range(100), train_step=step)):
         step()
         if number == 20:
@@ -104,7 +104,7 @@ def steered(rank):
             agent.publish(decision=decision(4, "none/dense-ring"), trial=trial(1, candidates))
         if number % 10 == 9 and all(everywhere(bool(agent.of_kind("trial")) or rank != 0)):
             break
-    out["in the trial"], out["after"] = sorted(set(plugin.heard)), took(6)
+    out["in the trial"], out["after"] = sorted(set(plugin.received)), took(6)
     dist.all_reduce = real
     session.close()
     return out

@@ -1,4 +1,4 @@
-"""Parameters that some or all ranks leave out of a step: what was held back of them is neither lost nor out of step."""
+"""Parameters that some or all ranks leave out of a step: their residual is neither lost nor out of step."""
 
 import copy
 
@@ -52,7 +52,7 @@ def loss_of(model, which, step, rank):
 class Run:
     def __init__(self, name, rank, use, *, steered=False, to_none=True, model_options=None, **options):
         self.rank, self.use, self.to_none, self.steps = rank, use, to_none, 0
-        # Small buckets: of some of them a rank holds back nothing but zeros.
+        # Small buckets: of some of them a rank has a residual of nothing but zeros.
         self.model = ddp(Branches(), find_unused_parameters=True, bucket_cap_mb=0.001, **(model_options or {}))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
         self.agent = FakeAgent(FOLDER, f"{name}{rank}").start() if steered else None
@@ -89,14 +89,14 @@ class Run:
         self.equal &= same(parameters_hash(self.model.module))
 
     def end(self):
-        """How far what was applied and what is held back are from the sum of all gradients, over that sum."""
+        """How far what was applied and the residual are from the sum of all gradients, over that sum."""
         self.session._end_step(within_loop=False)
-        held = self.session.state_dict(consolidate=True)["held_back"]
+        residual = self.session.state_dict(consolidate=True)["held_back"]
         away = 0.0
         for (name, now), first, total in zip(self.model.module.named_parameters(), self.first, self.total):
-            rest = held[name].view(now.size()) if name in held else torch.zeros_like(now)
+            rest = residual[name].view(now.size()) if name in residual else torch.zeros_like(now)
             away = max(away, float((first - now.detach() + rest - total).norm() / total.norm()))
-        return {"away": away, "equal": self.equal, "holds": sorted(n for n, values in held.items() if values.any()), "strategy": self.session.strategy}
+        return {"away": away, "equal": self.equal, "holds": sorted(n for n, values in residual.items() if values.any()), "strategy": self.session.strategy}
 
 
 def conserved(rank, use, strategy, **options):
@@ -106,7 +106,7 @@ def conserved(rank, use, strategy, **options):
 
 
 def decided(rank, name, use, initial):
-    """All that was held back is applied once the ranks are dense."""
+    """All of the residual is applied once the ranks are dense."""
     run = Run(name, rank, use, steered=True, initial=initial)
     run.train(10)
     run.agent.publish(decision=decision(1, "none/dense-ring"))
@@ -144,10 +144,10 @@ def loaded(rank, use):
         dense.session.load_state_dict(state)
         dense.train(6)
         out.append(dense.end())
-    held = run.session.state_dict(consolidate=True)["held_back"]
+    residual = run.session.state_dict(consolidate=True)["held_back"]
     # It was applied twice.
     for name, total in zip([n for n, _ in dense.model.module.named_parameters()], dense.total):
-        total += 2 * held[name].view(total.size()) if name in held else 0
+        total += 2 * residual[name].view(total.size()) if name in residual else 0
     return dense.end() | {"equal": out[0]["equal"] and out[1]["equal"]}
 
 

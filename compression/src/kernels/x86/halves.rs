@@ -35,14 +35,14 @@ fn widen16<const F16: bool>(halves: __m256i) -> __m512 {
 pub(super) fn narrow<const F16: bool>(
     (x, limit): (&[f32], f32),
     to: &mut [[u8; 2]],
-    (fed, sent): (&mut Squares, &mut Squares),
+    (compensated, sent): (&mut Squares, &mut Squares),
 ) -> usize {
-    let (mut of_fed, mut of_sent, limit) = (Sums::new(fed), Sums::new(sent), _mm512_set1_ps(limit));
+    let (mut of_compensated, mut of_sent, limit) = (Sums::new(compensated), Sums::new(sent), _mm512_set1_ps(limit));
     let (groups, _) = x.as_chunks::<64>();
     for (group, to) in groups.iter().zip(to.as_chunks_mut::<64>().0) {
         for (part, to) in to.as_chunks_mut::<16>().0.iter_mut().enumerate() {
             let x = load(group, part);
-            of_fed.add(part, x);
+            of_compensated.add(part, x);
             // The smaller magnitude, with the sign of x.
             let halves = narrow16::<F16>(_mm512_range_ps::<0b0010>(x, limit));
             // Squares of 11 bits are exact; those of a bf16 may lie below f32's range.
@@ -54,7 +54,7 @@ pub(super) fn narrow<const F16: bool>(
             unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), halves) };
         }
     }
-    of_fed.store(fed);
+    of_compensated.store(compensated);
     of_sent.store(sent);
     64 * groups.len()
 }

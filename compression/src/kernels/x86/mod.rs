@@ -2,26 +2,26 @@
 //! loops, bit for bit.
 #![allow(unsafe_code)]
 
-mod admit;
+mod compact;
 mod draws;
 mod halves;
 mod nearest;
 mod pack;
+mod partition;
 mod pass;
 mod rounding;
-mod sides;
 mod signs;
 mod steps;
 mod tables;
 mod ternary;
 
-use super::admit::Admitting;
+use super::compact::Compaction;
 use super::nearest::{Even, Lines};
+use super::partition::{Columns, PartitionSums};
 use super::rounding::{Rounded, Rounding, Squares, Steps, TABLED};
-use super::sides::{Columns, Sides};
 use super::signs::{Decayed, Sums};
 use super::tables::Table;
-use super::{Candidates, Fed, Feed, Work, portable};
+use super::{Candidates, Feed, PassStats, Work, portable};
 use std::sync::LazyLock;
 
 /// AVX2 and FMA.
@@ -51,7 +51,7 @@ static AVX512: LazyLock<bool> = LazyLock::new(|| {
 });
 
 /// The pass with AVX2, or the portable one on processors without.
-pub(super) fn feed_avx2(feed: Feed<'_>, found: &mut Candidates) -> Fed {
+pub(super) fn feed_avx2(feed: Feed<'_>, found: &mut Candidates) -> PassStats {
     if !has_avx2() {
         return portable::feed(feed, found);
     }
@@ -60,7 +60,7 @@ pub(super) fn feed_avx2(feed: Feed<'_>, found: &mut Candidates) -> Fed {
 }
 
 /// The pass with AVX-512, or the portable one on processors without.
-pub(super) fn feed_avx512(feed: Feed<'_>, found: &mut Candidates) -> Fed {
+pub(super) fn feed_avx512(feed: Feed<'_>, found: &mut Candidates) -> PassStats {
     if !has_avx512() {
         return portable::feed(feed, found);
     }
@@ -68,11 +68,11 @@ pub(super) fn feed_avx512(feed: Feed<'_>, found: &mut Candidates) -> Fed {
     unsafe { pass::avx512(feed, found) }
 }
 
-/// Admits of the first candidates; of none on processors without AVX-512.
-pub(super) fn admit_avx512(found: (&[u32], &[u32]), to: &mut Admitting<'_>) -> usize {
+/// Keeps those of the first candidates; of none on processors without AVX-512.
+pub(super) fn compact_avx512(found: (&[u32], &[u32]), to: &mut Compaction<'_>) -> usize {
     match has_avx512() {
         // SAFETY: the processor has these.
-        true => unsafe { admit::admit(found, to) },
+        true => unsafe { compact::compact(found, to) },
         false => 0,
     }
 }
@@ -102,18 +102,18 @@ pub(super) fn signs_avx512<const MAGNITUDES: bool>(x: &[f32], bits: &mut [u8]) -
 }
 
 /// A momentum's next values and their signs, of whole blocks; on processors without AVX-512 of none.
-pub(super) fn decayed_signs_avx512(decayed: Decayed<'_>, fed: &mut Fed) -> usize {
+pub(super) fn decayed_signs_avx512(decayed: Decayed<'_>, seen: &mut PassStats) -> usize {
     let n = decayed.x.len();
     assert!(decayed.momentum.len() == n && decayed.next.len() == n, "slices of one length");
     match has_avx512() {
         // SAFETY: the processor has these.
-        true => unsafe { signs::decayed_avx512(decayed, fed) },
+        true => unsafe { signs::decayed_avx512(decayed, seen) },
         false => 0,
     }
 }
 
 /// Statistics of parts of `len` values, a multiple of 16; on processors without AVX-512 of none.
-pub(super) fn stats_of_parts_avx512(x: &[f32], len: usize, seen: &mut [Fed]) -> bool {
+pub(super) fn stats_of_parts_avx512(x: &[f32], len: usize, seen: &mut [PassStats]) -> bool {
     if has_avx512() {
         // SAFETY: the processor has these.
         unsafe { pass::parts(x, len, seen) };
@@ -157,10 +157,10 @@ pub(super) fn widen_avx512<const FRESH: bool, const F16: bool>(
 }
 
 /// Squares of the first values, and their largest key; of none on processors without AVX-512.
-pub(super) fn rough_avx512(x: &[f32], squares: &mut Squares) -> (usize, u32) {
+pub(super) fn approximate_avx512(x: &[f32], squares: &mut Squares) -> (usize, u32) {
     match has_avx512() {
         // SAFETY: the processor has these.
-        true => unsafe { rounding::rough(x, squares) },
+        true => unsafe { rounding::approximate(x, squares) },
         false => (0, 0),
     }
 }
@@ -263,10 +263,10 @@ pub(super) fn line_codes_avx512(lines: &Lines, x: &[f32], codes: &mut [u8], exac
 }
 
 /// Both sides of the first values; of none on processors without AVX-512.
-pub(super) fn sides_avx512(x: &[f32], threshold: f32, bits: &mut [u8], sides: &mut Sides) -> usize {
+pub(super) fn partition_avx512(x: &[f32], threshold: f32, bits: &mut [u8], partition: &mut PartitionSums) -> usize {
     match has_avx512() {
         // SAFETY: the processor has these.
-        true => unsafe { sides::sides(x, threshold, bits, sides) },
+        true => unsafe { partition::partition(x, threshold, bits, partition) },
         false => 0,
     }
 }
@@ -275,7 +275,7 @@ pub(super) fn sides_avx512(x: &[f32], threshold: f32, bits: &mut [u8], sides: &m
 pub(super) fn sides_of_columns_avx512(x: &[f32], threshold: f32, columns: &mut Columns) -> usize {
     match has_avx512() {
         // SAFETY: the processor has these.
-        true => unsafe { sides::sides_of_columns(x, threshold, columns) },
+        true => unsafe { partition::partition_columns(x, threshold, columns) },
         false => 0,
     }
 }
@@ -284,7 +284,7 @@ pub(super) fn sides_of_columns_avx512(x: &[f32], threshold: f32, columns: &mut C
 pub(super) fn add_columns_avx512<const FRESH: bool>(bits: &[u8], values: [&[f32]; 2], out: &mut [f32]) -> bool {
     if has_avx512() {
         // SAFETY: the processor has these.
-        unsafe { sides::add_columns::<FRESH>(bits, values, out) }
+        unsafe { partition::add_columns::<FRESH>(bits, values, out) }
     }
     has_avx512()
 }

@@ -1,7 +1,7 @@
 //! The pass over a gradient.
 
 use super::super::portable::{self, BLOCK};
-use super::super::{Added, Candidates, Fed, Feed, KEY_MASK, SLACK};
+use super::super::{Added, Candidates, Feed, KEY_MASK, PassStats, SLACK};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -52,7 +52,7 @@ impl<'a> Sink<'a> {
 struct Buffers<'a> {
     gradient: &'a [f32],
     residual: &'a [f32],
-    fed: &'a mut [f32],
+    compensated: &'a mut [f32],
     weights: (f32, f32),
     /// No key reaches u32::MAX: without a floor there are no candidates.
     floor: u32,
@@ -62,26 +62,29 @@ impl<'a> Buffers<'a> {
     fn new(feed: Feed<'a>) -> (Self, u8) {
         let Feed { gradient, added, floor } = feed;
         let floor = floor.unwrap_or(u32::MAX);
-        let Some(Added { residual, beta, gamma, fed }) = added else {
-            return (Self { gradient, residual: &[], fed: &mut [], weights: (0.0, 1.0), floor }, READ);
+        let Some(Added { residual, beta, gamma, compensated }) = added else {
+            return (Self { gradient, residual: &[], compensated: &mut [], weights: (0.0, 1.0), floor }, READ);
         };
         let n = gradient.len();
-        assert!(residual.len() == n && fed.len() == n, "slices of one length");
+        assert!(residual.len() == n && compensated.len() == n, "slices of one length");
         // Stores past the caches must be aligned to 16 bytes.
-        let streams = n >= STREAMED && fed.as_ptr().addr().is_multiple_of(16);
+        let streams = n >= STREAMED && compensated.as_ptr().addr().is_multiple_of(16);
         let plain = if (beta, gamma) == (1.0, 1.0) { PLAIN } else { 0 };
-        (Self { gradient, residual, fed, weights: (beta, gamma), floor }, plain | if streams { STREAM } else { STORE })
+        (
+            Self { gradient, residual, compensated, weights: (beta, gamma), floor },
+            plain | if streams { STREAM } else { STORE },
+        )
     }
 
     /// The values from `done` on, of which fewer than a vector are left, and the block's sums, go into the answer.
-    fn finish(self, done: usize, (sums, found): ([f64; 8], &mut Candidates), mut out: Fed) -> Fed {
+    fn finish(self, done: usize, (sums, found): ([f64; 8], &mut Candidates), mut out: PassStats) -> PassStats {
         let rest = self.gradient.len() - done;
         let (mut values, (beta, gamma)) = ([0.0; 16], self.weights);
         let values = &mut values[..rest];
         values.copy_from_slice(&self.gradient[done..]);
         if !self.residual.is_empty() {
             values.iter_mut().zip(&self.residual[done..]).for_each(|(value, r)| *value = beta * r + gamma * *value);
-            self.fed[done..].copy_from_slice(values);
+            self.compensated[done..].copy_from_slice(values);
         }
         out.energy += portable::energy_on(sums, values);
         out.max_key = values.iter().fold(out.max_key, |max, x| max.max(super::super::key(*x)));
@@ -93,7 +96,7 @@ impl<'a> Buffers<'a> {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,popcnt,bmi1,bmi2")]
-pub(super) fn avx512(feed: Feed<'_>, found: &mut Candidates) -> Fed {
+pub(super) fn avx512(feed: Feed<'_>, found: &mut Candidates) -> PassStats {
     let (buffers, mode) = Buffers::new(feed);
     match mode {
         READ => run_avx512::<READ>(buffers, found),
@@ -105,9 +108,9 @@ pub(super) fn avx512(feed: Feed<'_>, found: &mut Candidates) -> Fed {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,popcnt,bmi1,bmi2")]
-fn run_avx512<const MODE: u8>(mut buffers: Buffers<'_>, found: &mut Candidates) -> Fed {
+fn run_avx512<const MODE: u8>(mut buffers: Buffers<'_>, found: &mut Candidates) -> PassStats {
     let whole = buffers.gradient.len() / LANES * LANES;
-    assert!(MODE == READ || (buffers.residual.len() >= whole && buffers.fed.len() >= whole));
+    assert!(MODE == READ || (buffers.residual.len() >= whole && buffers.compensated.len() >= whole));
     let (mut seen, mut sink, mut from) = (Seen::new(), Sink::new(found), 0);
     // What comes from memory comes fastest in one stream.
     if MODE == READ && buffers.floor > KEY_MASK && whole < STREAMED {
@@ -134,7 +137,7 @@ fn run_avx512<const MODE: u8>(mut buffers: Buffers<'_>, found: &mut Candidates) 
         _mm_sfence();
     }
     (found.len, found.overflowed) = (sink.len, sink.overflowed);
-    let out = Fed { energy: seen.energy, max_key: _mm512_reduce_max_epu32(seen.max) };
+    let out = PassStats { energy: seen.energy, max_key: _mm512_reduce_max_epu32(seen.max) };
     buffers.finish(whole, (seen.sums, found), out)
 }
 
@@ -201,10 +204,10 @@ unsafe fn values_at<const MODE: u8>(buffers: &Buffers<'_>, at: usize) -> __m512 
         if MODE == READ {
             return value;
         }
-        let held = _mm512_loadu_ps(buffers.residual.as_ptr().add(at));
+        let residual = _mm512_loadu_ps(buffers.residual.as_ptr().add(at));
         match MODE & PLAIN {
-            PLAIN => _mm512_add_ps(held, value),
-            _ => _mm512_add_ps(_mm512_mul_ps(beta, held), _mm512_mul_ps(gamma, value)),
+            PLAIN => _mm512_add_ps(residual, value),
+            _ => _mm512_add_ps(_mm512_mul_ps(beta, residual), _mm512_mul_ps(gamma, value)),
         }
     }
 }
@@ -219,7 +222,7 @@ unsafe fn looked_at<const MODE: u8>(buffers: &Buffers<'_>, at: usize) -> __m512 
     // SAFETY: by the caller's promise.
     unsafe {
         match MODE & !PLAIN {
-            STORE => _mm512_loadu_ps(buffers.fed.as_ptr().add(at)),
+            STORE => _mm512_loadu_ps(buffers.compensated.as_ptr().add(at)),
             _ => values_at::<MODE>(buffers, at),
         }
     }
@@ -236,7 +239,7 @@ unsafe fn feed_at<const MODE: u8>(buffers: &mut Buffers<'_>, at: usize, max: &mu
     // SAFETY: by the caller's promise; past the caches slices are aligned.
     let value = unsafe {
         let value = values_at::<MODE>(buffers, at);
-        let to = buffers.fed.as_mut_ptr().wrapping_add(at);
+        let to = buffers.compensated.as_mut_ptr().wrapping_add(at);
         match MODE & !PLAIN {
             READ => {}
             STORE => _mm512_storeu_ps(to, value),
@@ -336,7 +339,7 @@ pub(super) const AHEAD: usize = 4096;
 /// many values these are. The sums of one part wait for each other; those of others meanwhile go on.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn side_by_side<const N: usize>(x: &[f32], len: usize, mut each: impl FnMut(Fed)) -> usize {
+fn side_by_side<const N: usize>(x: &[f32], len: usize, mut each: impl FnMut(PassStats)) -> usize {
     assert!(len.is_multiple_of(16), "whole vectors");
     let mask = _mm512_set1_epi32(KEY_MASK as i32);
     for parts in x.chunks_exact(N * len) {
@@ -353,16 +356,16 @@ fn side_by_side<const N: usize>(x: &[f32], len: usize, mut each: impl FnMut(Fed)
             }
         }
         let seen = squares.into_iter().zip(max);
-        seen.for_each(|(squares, max)| each(Fed { energy: sum(squares), max_key: _mm512_reduce_max_epu32(max) }));
+        seen.for_each(|(squares, max)| each(PassStats { energy: sum(squares), max_key: _mm512_reduce_max_epu32(max) }));
     }
     x.len() / (N * len) * (N * len)
 }
 
 /// Of parts of at most a block.
 #[target_feature(enable = "avx512f")]
-pub(super) fn parts(x: &[f32], len: usize, seen: &mut [Fed]) {
+pub(super) fn parts(x: &[f32], len: usize, seen: &mut [PassStats]) {
     let mut seen = seen.iter_mut();
-    let mut each = |fed| seen.next().into_iter().for_each(|seen| *seen = fed);
+    let mut each = |stats| seen.next().into_iter().for_each(|seen| *seen = stats);
     let done = side_by_side::<2>(x, len, &mut each);
     side_by_side::<1>(&x[done..], len, &mut each);
 }
@@ -412,7 +415,7 @@ static PACK: [[u32; 8]; 256] = {
 };
 
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn avx2(feed: Feed<'_>, found: &mut Candidates) -> Fed {
+pub(super) fn avx2(feed: Feed<'_>, found: &mut Candidates) -> PassStats {
     let (buffers, mode) = Buffers::new(feed);
     match mode {
         READ => run_avx2::<READ>(buffers, found),
@@ -424,10 +427,10 @@ pub(super) fn avx2(feed: Feed<'_>, found: &mut Candidates) -> Fed {
 }
 
 #[target_feature(enable = "avx2,fma")]
-fn run_avx2<const MODE: u8>(buffers: Buffers<'_>, found: &mut Candidates) -> Fed {
+fn run_avx2<const MODE: u8>(buffers: Buffers<'_>, found: &mut Candidates) -> PassStats {
     const LANES: usize = 8;
     let whole = buffers.gradient.len() / LANES * LANES;
-    assert!(MODE == READ || (buffers.residual.len() >= whole && buffers.fed.len() >= whole));
+    assert!(MODE == READ || (buffers.residual.len() >= whole && buffers.compensated.len() >= whole));
     let (beta, gamma) = (_mm256_set1_ps(buffers.weights.0), _mm256_set1_ps(buffers.weights.1));
     let mask = _mm256_set1_epi32(KEY_MASK as i32);
     // Keys have 31 bits, so signed comparison serves; one below the floor turns "greater" into "at least".
@@ -443,12 +446,12 @@ fn run_avx2<const MODE: u8>(buffers: Buffers<'_>, found: &mut Candidates) -> Fed
             let value = unsafe {
                 let mut value = _mm256_loadu_ps(buffers.gradient.as_ptr().add(at));
                 if MODE != READ {
-                    let held = _mm256_loadu_ps(buffers.residual.as_ptr().add(at));
+                    let residual = _mm256_loadu_ps(buffers.residual.as_ptr().add(at));
                     value = match MODE & PLAIN {
-                        PLAIN => _mm256_add_ps(held, value),
-                        _ => _mm256_add_ps(_mm256_mul_ps(beta, held), _mm256_mul_ps(gamma, value)),
+                        PLAIN => _mm256_add_ps(residual, value),
+                        _ => _mm256_add_ps(_mm256_mul_ps(beta, residual), _mm256_mul_ps(gamma, value)),
                     };
-                    let to = buffers.fed.as_mut_ptr().add(at);
+                    let to = buffers.compensated.as_mut_ptr().add(at);
                     if MODE & STREAM == STREAM { stream256(to, value) } else { _mm256_storeu_ps(to, value) }
                 }
                 value
@@ -492,7 +495,7 @@ fn run_avx2<const MODE: u8>(buffers: Buffers<'_>, found: &mut Candidates) -> Fed
     // SAFETY: the array has the size of the vector.
     unsafe { _mm256_storeu_si256(keys.as_mut_ptr().cast(), max) };
     let max_key = keys.into_iter().fold(0, u32::max);
-    buffers.finish(whole, (sums, found), Fed { energy, max_key })
+    buffers.finish(whole, (sums, found), PassStats { energy, max_key })
 }
 
 /// As [`stream512`], of 8 values.

@@ -272,7 +272,7 @@ fn highest() -> __m512i {
 
 /// Adds squares of whole groups of 64 values; answers how many values, and their largest key.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn rough(x: &[f32], squares: &mut Squares) -> (usize, u32) {
+pub(super) fn approximate(x: &[f32], squares: &mut Squares) -> (usize, u32) {
     let groups = x.as_chunks::<VALUES>().0;
     let (mut sums, mut max, mask) =
         (Sums::new(squares), [_mm512_setzero_si512(); 4], _mm512_set1_epi32(KEY_MASK as i32));

@@ -2,7 +2,7 @@
 
 use super::super::portable::BLOCK;
 use super::super::signs::{Decayed, Sums};
-use super::super::{Fed, KEY_MASK};
+use super::super::{KEY_MASK, PassStats};
 use super::pass::{AHEAD, STREAMED, add_squares, stream512, sum};
 use std::arch::x86_64::*;
 
@@ -97,17 +97,17 @@ pub(super) fn avx512<const MAGNITUDES: bool>(x: &[f32], bits: &mut [u8], sums: &
 
 /// A momentum's next values and their signs, of whole blocks; answers of how many values.
 #[target_feature(enable = "avx512f")]
-pub(super) fn decayed_avx512(decayed: Decayed<'_>, fed: &mut Fed) -> usize {
+pub(super) fn decayed_avx512(decayed: Decayed<'_>, seen: &mut PassStats) -> usize {
     let aligned = decayed.next.as_ptr().addr().is_multiple_of(16);
     match decayed.x.len() >= STREAMED && aligned {
-        true => decay::<true>(decayed, fed),
-        false => decay::<false>(decayed, fed),
+        true => decay::<true>(decayed, seen),
+        false => decay::<false>(decayed, seen),
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn decay<const STREAM: bool>(decayed: Decayed<'_>, fed: &mut Fed) -> usize {
+fn decay<const STREAM: bool>(decayed: Decayed<'_>, seen: &mut PassStats) -> usize {
     let Decayed { x, momentum, next, bits, delta } = decayed;
     let (fresh, kept) = (_mm512_set1_ps(1.0 - delta), _mm512_set1_ps(delta));
     let (mask, mut max) = (_mm512_set1_epi32(KEY_MASK as i32), _mm512_setzero_si512());
@@ -128,12 +128,12 @@ fn decay<const STREAM: bool>(decayed: Decayed<'_>, fed: &mut Fed) -> usize {
             max = _mm512_max_epu32(max, _mm512_and_si512(_mm512_castps_si512(x), mask));
             squares = add_squares(squares, x);
         }
-        fed.energy += sum(squares);
+        seen.energy += sum(squares);
     }
     if STREAM {
         _mm_sfence();
     }
-    fed.max_key = _mm512_reduce_max_epu32(max);
+    seen.max_key = _mm512_reduce_max_epu32(max);
     BLOCK * blocks.len()
 }
 

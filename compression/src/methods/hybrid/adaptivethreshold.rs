@@ -106,7 +106,7 @@ impl Codec for AdaptiveThreshold {
         signed::write(&self.selection, out);
         self.means.iter().for_each(|mean| out.f32(*mean));
         let energy = |side: usize| counts[side] as f64 * f64::from(self.means[side]).powi(2);
-        Ok(Energy { sent: energy(0) + energy(1), fed: stats.energy })
+        Ok(Energy { sent: energy(0) + energy(1), compensated: stats.energy })
     }
 
     fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
@@ -152,7 +152,7 @@ mod tests {
         let (mut x, mut out) = (vec![0.0; 1_000_000], Writer::new());
         (x[7], x[500_000], x[999_999]) = (2.0, -3.0, 1.0);
         let energy = codec.encode(&x, &Context::new(1), &mut out).unwrap();
-        assert_eq!((energy.sent, energy.fed), (13.0, 14.0));
+        assert_eq!((energy.sent, energy.compensated), (13.0, 14.0));
         let mut got = vec![0.0; 1_000_000];
         codec.decode_add(&mut Reader::new(out.bytes()), &Context::new(1), (1.0, &mut got)).unwrap();
         x[999_999] = 0.0;

@@ -48,7 +48,7 @@ impl Codec for HardThreshold {
         selection.reset(x.len());
         context.kernel.run(Pick { x, selection, admits: |_, x| key(x) > tau });
         signed::write(&self.selection, out);
-        Ok(Energy { sent: self.selection.len() as f64 * f64::from(self.tau).powi(2), fed: stats.energy })
+        Ok(Energy { sent: self.selection.len() as f64 * f64::from(self.tau).powi(2), compensated: stats.energy })
     }
 
     fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {

@@ -95,7 +95,7 @@ impl Codec for Qsparse {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let Self { k, kept, selector, subset, .. } = self;
         kept.clear();
-        let fed = if self.random {
+        let compensated = if self.random {
             let stats = context.stats(x)?;
             subset.draw(context.shared(0), x.len(), *k);
             kept.extend(subset.indices.iter().map(|i| x[*i as usize]));
@@ -110,7 +110,7 @@ impl Codec for Qsparse {
             true => self.write_signs(out),
             false => self.write_levels(context, out),
         }
-        Ok(Energy { sent: crate::kernels::energy(&self.kept), fed })
+        Ok(Energy { sent: crate::kernels::energy(&self.kept), compensated })
     }
 
     fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {

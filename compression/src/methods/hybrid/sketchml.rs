@@ -221,7 +221,7 @@ impl Codec for SketchMl {
                 sent += self.write_group((side, group), context, out);
             }
         }
-        Ok(Energy { sent, fed: stats.energy })
+        Ok(Energy { sent, compensated: stats.energy })
     }
 
     fn decode_add(

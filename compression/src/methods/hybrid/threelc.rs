@@ -70,7 +70,7 @@ impl Codec for ThreeLc {
         out.f32(m);
         let len = shorten(&self.quartic, &self.busy, &mut self.coded);
         out.raw(&self.coded[..len]);
-        Ok(Energy { sent: sent as f64 * f64::from(m).powi(2), fed: stats.energy })
+        Ok(Energy { sent: sent as f64 * f64::from(m).powi(2), compensated: stats.energy })
     }
 
     fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {

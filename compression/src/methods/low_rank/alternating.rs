@@ -169,13 +169,13 @@ impl<H: Halves> Alternating<H> {
 
 impl<H: Halves> Codec for Alternating<H> {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
-        let Stats { energy: fed, max } = context.stats(x)?;
+        let Stats { energy: compensated, max } = context.stats(x)?;
         let mut sent = 0.0;
         match (self.is_dense(), context.round) {
             (true, 0) => {}
             (true, _) => {
                 out.f32s(x);
-                sent = fed;
+                sent = compensated;
             }
             (false, 0) => {
                 self.encode_left(x, context);
@@ -186,7 +186,7 @@ impl<H: Halves> Codec for Alternating<H> {
                 out.f32s(&self.values);
             }
         }
-        Ok(Energy { sent, fed })
+        Ok(Energy { sent, compensated })
     }
 
     fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {

@@ -117,10 +117,10 @@ impl Atomo {
         unit.iter_mut().zip(eigen.vector(i)).for_each(|(to, v)| *to = (v * spread) as f32);
     }
 
-    fn encode_whole(x: &[f32], fed: f64, out: &mut Writer) -> Energy {
+    fn encode_whole(x: &[f32], compensated: f64, out: &mut Writer) -> Energy {
         out.u8(AS_IT_IS);
         out.f32s(x);
-        Energy { sent: fed, fed }
+        Energy { sent: compensated, compensated }
     }
 
     /// Whether an atom over its probability might leave f32: then nothing is left out.
@@ -168,13 +168,13 @@ fn draw(chances: &[f64], (uniform, most): (f64, usize), drawn: &mut Vec<usize>) 
 
 impl Codec for Atomo {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
-        let fed = context.stats(x)?.energy;
+        let compensated = context.stats(x)?.energy;
         if self.always_whole() {
-            return Ok(Self::encode_whole(x, fed, out));
+            return Ok(Self::encode_whole(x, compensated, out));
         }
         self.decompose(x, context);
         if self.too_large() {
-            return Ok(Self::encode_whole(x, fed, out));
+            return Ok(Self::encode_whole(x, compensated, out));
         }
         let (sigma, chances) = (&self.sigma, &mut self.chances);
         probabilities(sigma, self.budget, chances);
@@ -190,7 +190,7 @@ impl Codec for Atomo {
             // Atoms are orthogonal to each other.
             sent += dot64(&self.left, &self.left) * dot64(&self.right, &self.right);
         }
-        Ok(Energy { sent, fed })
+        Ok(Energy { sent, compensated })
     }
 
     fn decode_add(

@@ -167,15 +167,15 @@ fn not_finite() -> ReadError {
 
 impl Codec for GradiVeQ {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
-        let fed = context.stats(x)?.energy;
+        let compensated = context.stats(x)?.energy;
         if !self.compresses(context) {
             out.f32s(x);
-            return Ok(Energy { sent: fed, fed });
+            return Ok(Energy { sent: compensated, compensated });
         }
         self.project(x, context.kernel);
         out.f32(1.0);
         out.f32s(&self.values);
-        Ok(Energy { sent: self.energy(), fed })
+        Ok(Energy { sent: self.energy(), compensated })
     }
 
     fn decode_add(

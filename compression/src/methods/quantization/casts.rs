@@ -67,14 +67,14 @@ impl Codec for Cast {
         for block in x.chunks(NARROWED) {
             let halves = &mut halves[..2 * block.len()];
             let seen = context.kernel.narrow(self.limits.half, (block, limit), halves);
-            energy = energy + Energy { sent: seen.sent, fed: seen.fed };
+            energy = energy + Energy { sent: seen.sent, compensated: seen.compensated };
             out.raw(halves);
         }
-        if !energy.fed.is_finite() {
+        if !energy.compensated.is_finite() {
             out.truncate(start);
             return Err(not_finite(x));
         }
-        Ok(Energy { fed: context.known.map_or(energy.fed, |known| known.energy), ..energy })
+        Ok(Energy { compensated: context.known.map_or(energy.compensated, |known| known.energy), ..energy })
     }
 
     fn decode_add(

@@ -185,7 +185,7 @@ impl Codec for EightBit {
         out.f32(norm);
         let squares = self.append(x, (if norm > 0.0 { norm } else { 1.0 }, context.kernel), out);
         let norm = f64::from(norm);
-        Ok(Energy { sent: squares * norm * norm, fed: stats.energy })
+        Ok(Energy { sent: squares * norm * norm, compensated: stats.energy })
     }
 
     fn decode_add(

@@ -69,7 +69,7 @@ impl Inceptionn {
 
 impl Codec for Inceptionn {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
-        let fed = context.stats(x)?.energy;
+        let compensated = context.stats(x)?.energy;
         out.reserve(self.size().most());
         let (mut tags, mut counts, bound, skipped) = ([0; BLOCK], [0; 4], self.bound, self.skipped());
         let room = out.room(packed_bytes(x.len(), 2));
@@ -107,7 +107,7 @@ impl Codec for Inceptionn {
             sent += f64::from(value) * f64::from(value);
         }
         out.raw(&self.rest);
-        Ok(Energy { sent, fed })
+        Ok(Energy { sent, compensated })
     }
 
     fn decode_add(

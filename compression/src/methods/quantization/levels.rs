@@ -8,7 +8,7 @@ use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Stats, not_finite};
 pub(super) use crate::kernels::Words;
 pub(super) use crate::kernels::total;
-use crate::kernels::{Fed, Kernel, Rounded, Rounding, Squares, Steps, TABLED, Work, stats, stats_of_parts};
+use crate::kernels::{Kernel, PassStats, Rounded, Rounding, Squares, Steps, TABLED, Work, stats, stats_of_parts};
 use crate::random::Stream;
 use crate::wire::{Reader, Writer, levels_width, packed_bytes};
 use std::fmt::Debug;
@@ -84,7 +84,7 @@ const MOST: usize = BLOCK / 64;
 /// What was seen of them. A buffer that is kept, since clearing it takes as long as some values.
 #[derive(Debug)]
 struct Buckets {
-    seen: [Fed; MOST],
+    seen: [PassStats; MOST],
     norms: [f32; MOST],
     steps: [Steps; MOST],
     squares: [u64; MOST],
@@ -92,7 +92,7 @@ struct Buckets {
 
 impl Buckets {
     const NONE: Self =
-        Self { seen: [Fed::NOTHING; MOST], norms: [0.0; MOST], steps: [Steps::NONE; MOST], squares: [0; MOST] };
+        Self { seen: [PassStats::NOTHING; MOST], norms: [0.0; MOST], steps: [Steps::NONE; MOST], squares: [0; MOST] };
 }
 
 impl<S: Scheme> Bucketed<S> {
@@ -122,7 +122,7 @@ impl<S: Scheme> Bucketed<S> {
     pub(super) fn open(&self, x: &[f32], at: usize, context: &Context) -> Result<(f32, f64), EncodeError> {
         let values = &x[at..x.len().min(at + self.bucket)];
         let stats = match values.len() == x.len() {
-            true if self.scheme.is_of_max() => context.rough_stats(x)?,
+            true if self.scheme.is_of_max() => context.approximate_stats(x)?,
             true => context.stats(x)?,
             false => stats(context.kernel, values),
         };
@@ -151,10 +151,10 @@ impl<S: Scheme> Bucketed<S> {
             for (from, to) in pieces(start, block.len(), self.bucket) {
                 let at = start + from;
                 if at.is_multiple_of(self.bucket) {
-                    let (norm, fed) = self.open(x, at, context)?;
+                    let (norm, compensated) = self.open(x, at, context)?;
                     out.set_f32(norm_at, norm);
                     norm_at += 4;
-                    energy.fed += fed;
+                    energy.compensated += compensated;
                     (step, rule) = (f64::from(self.scheme.step(norm)), self.scheme.rule(norm, random));
                 }
                 let (x, codes) = (&block[from..to], &mut self.codes[from..to]);
@@ -192,8 +192,8 @@ impl<S: Scheme> Bucketed<S> {
             return false;
         }
         let buckets = block.chunks_exact(len).zip(&*seen).zip(norms.iter_mut().zip(&mut *steps));
-        for ((values, fed), (norm, steps)) in buckets {
-            let stats = fed.stats();
+        for ((values, part), (norm, steps)) in buckets {
+            let stats = part.stats();
             *norm = self.scheme.norm(values, stats, kernel);
             match self.scheme.rule(*norm, random).rounding() {
                 Some(Rounding::Steps(these)) if stats.is_finite() => *steps = these,
@@ -205,11 +205,11 @@ impl<S: Scheme> Bucketed<S> {
         if kernel.round_parts((&steps[..count], len), values, &mut squares[..count]) == 0 {
             return false;
         }
-        for ((fed, norm), squares) in seen.iter().zip(&*norms).zip(&*squares).take(count) {
+        for ((part, norm), squares) in seen.iter().zip(&*norms).zip(&*squares).take(count) {
             out.set_f32(*norm_at, *norm);
             *norm_at += 4;
             let step = f64::from(self.scheme.step(*norm));
-            energy.fed += fed.energy;
+            energy.compensated += part.energy;
             energy.sent += step * step * *squares as f64;
         }
         true

@@ -74,7 +74,7 @@ impl Grid {
 
 impl Codec for MinMax {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
-        let fed = context.stats(x)?.energy;
+        let compensated = context.stats(x)?.energy;
         let (min, max) = context.kernel.run(Range(x));
         out.reserve(self.size().most());
         out.f32(min);
@@ -89,7 +89,7 @@ impl Codec for MinMax {
             squares += context.kernel.sum_of_meanings(codes, &self.table);
             out.raw(codes);
         }
-        Ok(Energy { sent: squares * largest * largest, fed })
+        Ok(Energy { sent: squares * largest * largest, compensated })
     }
 
     fn decode_add(

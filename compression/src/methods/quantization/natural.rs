@@ -39,7 +39,7 @@ impl Natural {
 
 impl Codec for Natural {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
-        let stats = context.rough_stats(x)?;
+        let stats = context.approximate_stats(x)?;
         let (scale, random, mut sent) = (scale(stats.max), context.own(0), 0.0);
         let (mut at, mut signs) = (out.len(), [0; BLOCK / 8]);
         out.reserve(self.size().most());
@@ -55,7 +55,7 @@ impl Codec for Natural {
             at += signs.len();
         }
         let unit = 1.0 / f64::from(scale);
-        Ok(Energy { sent: sent * unit * unit, fed: stats.energy })
+        Ok(Energy { sent: sent * unit * unit, compensated: stats.energy })
     }
 
     fn decode_add(

@@ -54,7 +54,7 @@ impl Codec for OneBit {
             scale = (sums.magnitude() / x.len().max(1) as f64) as f32;
             out.f32(scale);
         }
-        Ok(Energy { sent: x.len() as f64 * f64::from(scale) * f64::from(scale), fed: sums.energy() })
+        Ok(Energy { sent: x.len() as f64 * f64::from(scale) * f64::from(scale), compensated: sums.energy() })
     }
 
     fn decode_add(

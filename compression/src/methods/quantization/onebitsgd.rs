@@ -48,8 +48,8 @@ impl OneBitSgd {
 impl Codec for OneBitSgd {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let Self { threshold, columns, bits, .. } = self;
-        let sides = context.kernel.sides(x, *threshold, bits);
-        if !sides.energy().is_finite() {
+        let partition = context.kernel.partition(x, *threshold, bits);
+        if !partition.energy().is_finite() {
             return Err(not_finite(x));
         }
         let mut sent = 0.0;
@@ -59,12 +59,12 @@ impl Codec for OneBitSgd {
             mean
         };
         if let [_] = columns.below[..] {
-            let [below, others] = sides.sums();
-            out.f32(side(below, sides.count_below));
-            out.f32(side(others, x.len() as u64 - sides.count_below));
+            let [below, others] = partition.sums();
+            out.f32(side(below, partition.count_below));
+            out.f32(side(others, x.len() as u64 - partition.count_below));
         } else {
             let rows = (x.len() / columns.below.len()) as u64;
-            context.kernel.sides_of_columns(x, *threshold, columns);
+            context.kernel.partition_columns(x, *threshold, columns);
             let [below, others] = &columns.sums;
             for ((below, others), count) in below.iter().zip(others).zip(&columns.below) {
                 out.f32(side(*below, u64::from(*count)));
@@ -72,7 +72,7 @@ impl Codec for OneBitSgd {
             }
         }
         out.raw(bits);
-        Ok(Energy { sent, fed: context.known.map_or(sides.energy(), |known| known.energy) })
+        Ok(Energy { sent, compensated: context.known.map_or(partition.energy(), |known| known.energy) })
     }
 
     fn decode_add(

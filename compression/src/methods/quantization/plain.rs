@@ -24,7 +24,7 @@ impl Codec for Plain {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let energy = context.stats(x)?.energy;
         out.f32s(x);
-        Ok(Energy { sent: energy, fed: energy })
+        Ok(Energy { sent: energy, compensated: energy })
     }
 
     fn decode_add(

@@ -104,10 +104,10 @@ impl Sparse {
         let (mut energy, mut codes, mut words) = (Energy::default(), [0; BLOCK], Words::NONE);
         let (mut bits, mut before, random) = (self.bits.bits(), 0, context.own(0));
         for at in (0..x.len()).step_by(self.bucket) {
-            let (norm, fed) = self.buckets.open(x, at, context)?;
+            let (norm, compensated) = self.buckets.open(x, at, context)?;
             out.f32(norm);
             let (rule, step) = (self.scheme.rule(norm, random), f64::from(self.scheme.step(norm)));
-            energy.fed += fed;
+            energy.compensated += compensated;
             for (i, x) in x[at..x.len().min(at + self.bucket)].chunks(BLOCK).enumerate() {
                 let (first, codes) = (at + i * BLOCK, &mut codes[..x.len()]);
                 let all = Codes { rule, random, x, first: first as u32, codes: &mut *codes, words: &mut words };

@@ -18,7 +18,7 @@ pub(super) fn encode(x: &[f32], context: &Context, out: &mut Writer) -> Result<E
         out.truncate(start);
         return Err(not_finite(x));
     }
-    Ok(Energy { sent: x.len() as f64, fed: sums.energy() })
+    Ok(Energy { sent: x.len() as f64, compensated: sums.energy() })
 }
 
 /// The bits of n signs.

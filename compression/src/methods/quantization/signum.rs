@@ -41,7 +41,7 @@ impl Codec for Signum {
             return Err(not_finite(x));
         }
         std::mem::swap(momentum, next);
-        Ok(Energy { sent: x.len() as f64, fed: stats.energy })
+        Ok(Energy { sent: x.len() as f64, compensated: stats.energy })
     }
 
     signs::decode_signs!();

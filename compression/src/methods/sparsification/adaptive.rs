@@ -92,7 +92,7 @@ impl Codec for Adaptive {
         out.u32(chance.len() as u32);
         write_indices_least(chance.indices(), x.len(), out);
         write_signs(chance.values(), out);
-        Ok(Energy { sent: sure.energy() + chance.energy(), fed: stats.energy })
+        Ok(Energy { sent: sure.energy() + chance.energy(), compensated: stats.energy })
     }
 
     fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {

@@ -120,7 +120,7 @@ impl Codec for ArTopK {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let stats = context.stats(x)?;
         let rounds = self.rounds();
-        let mut energy = Energy { sent: 0.0, fed: stats.energy };
+        let mut energy = Energy { sent: 0.0, compensated: stats.energy };
         match rounds - context.round.min(rounds - 1) {
             1 => energy.sent = self.agreed.encode(x, rounds, out)?,
             2 => self.write_indices(x, context, out)?,

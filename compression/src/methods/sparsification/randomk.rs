@@ -62,7 +62,7 @@ impl Codec for RandomK {
             write_indices(&self.subset.indices, self.n, out);
         }
         out.f32s(&self.values);
-        Ok(Energy { sent: kernels::energy(&self.values), fed: stats.energy })
+        Ok(Energy { sent: kernels::energy(&self.values), compensated: stats.energy })
     }
 
     fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {

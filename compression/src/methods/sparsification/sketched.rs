@@ -179,7 +179,7 @@ impl Work for Estimate<'_> {
 impl Codec for Sketched {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let stats = context.stats(x)?;
-        let mut energy = Energy { sent: 0.0, fed: stats.energy };
+        let mut energy = Energy { sent: 0.0, compensated: stats.energy };
         match context.round {
             0 => self.write_sketch(x, context, out),
             _ => energy.sent = self.agreed.encode(x, 2, out)?,

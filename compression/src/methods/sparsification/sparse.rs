@@ -59,7 +59,7 @@ pub(super) trait Choose: Send + std::fmt::Debug {
     fn choose(&mut self, x: &[f32], context: &Context, selection: &mut Selection) -> Result<Stats, EncodeError>;
 
     /// As [`Codec::carried`].
-    fn carried(&mut self, _held_back: &[f32], _share: Carried) {}
+    fn carried(&mut self, _residual: &[f32], _share: Carried) {}
 
     /// As [`Codec::save`].
     fn save(&self, _out: &mut Writer) {}
@@ -100,7 +100,7 @@ impl<C: Choose> Codec for Sparse<C> {
         out.reserve(self.size().most());
         let Self { rule, selection, value_type, .. } = self;
         selection.reset(x.len());
-        let fed = rule.choose(x, context, selection)?.energy;
+        let compensated = rule.choose(x, context, selection)?.energy;
         if C::FIXED {
             write(selection, *value_type, out);
         } else {
@@ -108,7 +108,7 @@ impl<C: Choose> Codec for Sparse<C> {
             write_indices_least(selection.indices(), x.len(), out);
             kept_values::write(&mut selection.values, *value_type, out);
         }
-        Ok(Energy { sent: selection.energy(), fed })
+        Ok(Energy { sent: selection.energy(), compensated })
     }
 
     fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
@@ -140,8 +140,8 @@ impl<C: Choose> Codec for Sparse<C> {
         self.value_type = value_type;
     }
 
-    fn carried(&mut self, held_back: &[f32], share: Carried) {
-        self.rule.carried(held_back, share);
+    fn carried(&mut self, residual: &[f32], share: Carried) {
+        self.rule.carried(residual, share);
     }
 
     fn size(&self) -> Size {

@@ -2,7 +2,7 @@
 //! lowest index.
 
 use super::sparse;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Sieve, Size, Stats, not_finite};
+use crate::codec::{CandidateFilter, Codec, Context, EncodeError, ReadError, Shape, Size, Stats, not_finite};
 use crate::entry::Entry;
 use crate::kernels::key;
 use crate::select::cut::Cutter;
@@ -36,10 +36,10 @@ impl TopK {
 
 impl Codec for TopK {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
-        let fed = self.selector.select(x, self.k, context)?.energy;
+        let compensated = self.selector.select(x, self.k, context)?.energy;
         let selection = &mut self.selector.selection;
         sparse::write(selection, self.value_type, out);
-        Ok(Energy { sent: selection.energy(), fed })
+        Ok(Energy { sent: selection.energy(), compensated })
     }
 
     fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
@@ -57,8 +57,8 @@ impl Codec for TopK {
         self.k
     }
 
-    fn sieve(&mut self) -> Option<&mut Sieve> {
-        Some(self.selector.sieve.want(self.k))
+    fn filter(&mut self) -> Option<&mut CandidateFilter> {
+        Some(self.selector.filter.want(self.k))
     }
 
     fn decode_add(
@@ -82,7 +82,7 @@ impl Codec for TopK {
 /// Selects exactly k values with buffers that it keeps.
 #[derive(Debug, Default)]
 pub(in crate::methods) struct Selector {
-    sieve: Sieve,
+    filter: CandidateFilter,
     cutter: Cutter,
     /// The last selection.
     pub(in crate::methods) selection: Selection,
@@ -92,9 +92,9 @@ impl Selector {
     /// The k largest into [`Self::selection`]; one read of a long tensor, as `select/topk.rs` explains, or none at all, when the
     /// pass that made it has looked.
     pub(in crate::methods) fn select(&mut self, x: &[f32], k: usize, context: &Context) -> Result<Stats, EncodeError> {
-        let Self { sieve, cutter, selection } = self;
+        let Self { filter, cutter, selection } = self;
         selection.reset(x.len());
-        let stats = sieve.scan(context.kernel, x, (k, context.known));
+        let stats = filter.scan(context.kernel, x, (k, context.known));
         if !stats.is_finite() {
             return Err(not_finite(x));
         }
@@ -104,10 +104,10 @@ impl Selector {
             return Ok(stats);
         }
         let highest = key(stats.max);
-        if let Some((floor, found)) = sieve.floor().zip(sieve.found(k)) {
+        if let Some((floor, found)) = filter.floor().zip(filter.found(k)) {
             let cut = cut_found(context.kernel, cutter, found.1, (floor..=highest, k));
             push_found(context.kernel, selection, found, (k, cut));
-            sieve.learn(cut.key);
+            filter.learn(cut.key);
         } else {
             let cut = cutter.cut(x.iter().map(|x| key(*x)), 0..=highest, (x.len(), k));
             push_cut(selection, (0..).zip(x.iter().copied()), k, cut);

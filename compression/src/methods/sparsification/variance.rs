@@ -5,8 +5,8 @@
 //!
 //! r is what error feedback accumulates: use it with `ef(vanilla)`; [`crate::Build::trainable`] refuses it without a memory. The
 //! paper takes v over the single samples of a mini-batch. A gradient that reaches a compressor is their mean, so here a step's gradient counts as one sample (a
-//! mini-batch of 1 in the paper's terms): v grows by (x − what the memory added)². Where the memory scales what it held back, as
-//! when the learning rate changes, v scales with its square: r and v stay in the same units. What another strategy held back has
+//! mini-batch of 1 in the paper's terms): v grows by (x − what the memory added)². Where the memory scales its residual, as
+//! when the learning rate changes, v scales with its square: r and v stay in the same units. Another strategy's residual has
 //! no noise on record. Squares are f32: what stays below 1e-23 is never sent.
 
 use super::sparse::{Choose, Sparse};
@@ -67,8 +67,8 @@ impl Choose for Variance {
         Ok(stats)
     }
 
-    fn carried(&mut self, held_back: &[f32], share: Carried) {
-        self.added.iter_mut().zip(held_back).for_each(|(to, held)| *to = share.weight * held);
+    fn carried(&mut self, residual: &[f32], share: Carried) {
+        self.added.iter_mut().zip(residual).for_each(|(to, residual)| *to = share.weight * residual);
         self.share = share;
     }
 

@@ -76,13 +76,13 @@ fn signum_sends_the_sign_of_its_momentum() {
         z.iter_mut().zip(&g).for_each(|(z, g)| *z = (1.0 - delta) * g + delta * *z);
         let want: Vec<f32> = z.iter().map(|z| if *z < 0.0 { -1.0 } else { 1.0 }).collect();
         assert_eq!(sent, want, "step {step}");
-        assert_eq!((measured.sent, measured.fed), (n as f64, measured.fed));
+        assert_eq!((measured.sent, measured.compensated), (n as f64, measured.compensated));
     }
     let against = laplace(n, 29).iter().zip(&z).filter(|(g, z)| g.signum() != z.signum()).count();
     assert!(against > 0, "the momentum never differed from the gradient: nothing was tested");
 }
 
-/// The first update is lr ‖g‖₁/n sign(g), not ten (1/lr) times that; what is held back is the rest.
+/// The first update is lr ‖g‖₁/n sign(g), not ten (1/lr) times that; the residual is the rest.
 #[test]
 fn the_first_step_of_efsign_is_not_too_large() {
     // Ranks::step has a learning rate of 0.1.
@@ -91,9 +91,9 @@ fn the_first_step_of_efsign_is_not_too_large() {
     for (got, want) in mean.iter().zip([3.0, -3.0, 3.0, -3.0]) {
         assert!((got - want).abs() < 1e-6, "{mean:?}");
     }
-    let held = ranks.pipelines[0].held_back();
-    for (got, want) in held.iter().zip([-2.0, 1.0, 0.0, -3.0]) {
-        assert!((got - want).abs() < 1e-5, "{held:?}");
+    let residual = ranks.pipelines[0].residual();
+    for (got, want) in residual.iter().zip([-2.0, 1.0, 0.0, -3.0]) {
+        assert!((got - want).abs() < 1e-5, "{residual:?}");
     }
 }
 

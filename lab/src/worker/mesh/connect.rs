@@ -192,7 +192,7 @@ impl Meeting<'_> {
         while peers[own + 1..].iter().any(Option::is_none) {
             match listener.accept() {
                 Ok((stream, from)) => {
-                    if let Some(peer) = self.admit(stream, from)? {
+                    if let Some(peer) = self.accept(stream, from)? {
                         let slot = peer.rank.index();
                         peers[slot] = Some(peer);
                     }
@@ -209,7 +209,7 @@ impl Meeting<'_> {
         Ok(())
     }
 
-    fn admit(&self, mut stream: TcpStream, from: SocketAddr) -> Result<Option<Peer>, MeshError> {
+    fn accept(&self, mut stream: TcpStream, from: SocketAddr) -> Result<Option<Peer>, MeshError> {
         let greeted = stream
             .set_nonblocking(false)
             .and_then(|()| stream.set_read_timeout(Some(GREETING_TIMEOUT)))

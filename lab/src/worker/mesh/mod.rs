@@ -247,8 +247,8 @@ impl Mesh {
             self.give_up(error);
         }
         if self.shares_clock() {
-            let heard = recvs.iter().filter(|r| r.done()).map(Incoming::last_entry_us);
-            self.last_entry_us = heard.fold(self.last_entry_us, u64::max);
+            let received = recvs.iter().filter(|r| r.done()).map(Incoming::last_entry_us);
+            self.last_entry_us = received.fold(self.last_entry_us, u64::max);
         }
         self.stop_heard |= recvs.iter().any(|r| r.done() && r.stop());
         for frame in recvs.iter_mut().filter(|frame| !frame.early.is_empty()) {
@@ -313,7 +313,7 @@ impl Mesh {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 // What it said before it went may tell more than the broken pipe.
-                Err(error) => return Err(peer.last_words().unwrap_or_else(|| peer.lost(&error.to_string()))),
+                Err(error) => return Err(peer.closing_error().unwrap_or_else(|| peer.lost(&error.to_string()))),
             }
         }
         Ok(moved)
@@ -411,7 +411,7 @@ impl Peer {
     }
 
     /// A goodbye that arrived before the connection broke.
-    fn last_words(&mut self) -> Option<MeshError> {
+    fn closing_error(&mut self) -> Option<MeshError> {
         let mut head = [0; FRAME_HEAD];
         self.stream.read_exact(&mut head).ok()?;
         let culprit = Header::read(head).culprit()?;

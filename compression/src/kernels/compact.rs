@@ -1,23 +1,23 @@
-//! The values that a cut admits, out of candidates.
+//! The values that reach a cut, out of candidates.
 
 use super::{Kernel, SLACK, key};
 
-/// Where admitted values go, and which are: those with a larger key, and the first `ties` with this key.
-pub(crate) struct Admitting<'a> {
+/// Where the kept values go, and which are kept: those with a larger key, and the first `ties` with this key.
+pub(crate) struct Compaction<'a> {
     pub(crate) key: u32,
     pub(crate) ties: usize,
-    /// Both with room for all that are admitted and [`ROOM`] behind them.
+    /// Both with room for all that are kept and [`ROOM`] behind them.
     pub(crate) indices: &'a mut [u32],
     pub(crate) values: &'a mut [f32],
     /// How many there are.
     pub(crate) len: usize,
 }
 
-/// Places behind the last that is admitted: whole vectors are stored.
+/// Places behind the last that is kept: whole vectors are stored.
 pub(crate) const ROOM: usize = SLACK;
 
-impl Admitting<'_> {
-    /// Stores the value and moves on only past what is admitted: near the cut a branch would be guessed wrong half of the
+impl Compaction<'_> {
+    /// Stores the value and moves on only past what is kept: near the cut a branch would be guessed wrong half of the
     /// time.
     #[inline(always)]
     pub(crate) fn next(&mut self, index: u32, value: f32) {
@@ -30,11 +30,11 @@ impl Admitting<'_> {
 }
 
 impl Kernel {
-    /// Admits of candidates, given by position and float bits.
-    pub(crate) fn admit(self, (indices, bits): (&[u32], &[u32]), to: &mut Admitting<'_>) {
+    /// Keeps those of the candidates that reach the cut, given by position and float bits.
+    pub(crate) fn compact(self, (indices, bits): (&[u32], &[u32]), to: &mut Compaction<'_>) {
         let done = match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::admit_avx512((indices, bits), to),
+            Self::Avx512 => super::x86::compact_avx512((indices, bits), to),
             _ => 0,
         };
         let rest = indices[done..].iter().zip(&bits[done..]);
@@ -49,14 +49,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_kernels_admit_the_same(
+        fn all_kernels_keep_the_same(
             bits in prop::collection::vec(prop_oneof![any::<u32>(), 0u32..3, 0x8000_0000u32..0x8000_0003], 0..200),
             cut in prop_oneof![0u32..3, 0u32..0x7fff_ffff],
             ties in 0usize..40,
         ) {
             let indices: Vec<u32> = (0..bits.len() as u32).map(|i| 3 * i).collect();
             let mut left = ties;
-            let mut admitted = |bits: u32| match (bits & 0x7fff_ffff).cmp(&cut) {
+            let mut kept = |bits: u32| match (bits & 0x7fff_ffff).cmp(&cut) {
                 std::cmp::Ordering::Equal if left > 0 => {
                     left -= 1;
                     true
@@ -64,12 +64,12 @@ mod tests {
                 order => order.is_gt(),
             };
             let want: Vec<(u32, u32)> =
-                indices.iter().copied().zip(bits.iter().copied()).filter(|(_, bits)| admitted(*bits)).collect();
+                indices.iter().copied().zip(bits.iter().copied()).filter(|(_, bits)| kept(*bits)).collect();
             for kernel in Kernel::available() {
                 let (mut to, mut values) = (vec![0; want.len() + ROOM], vec![0.0; want.len() + ROOM]);
-                let mut admitting = Admitting { key: cut, ties, indices: &mut to, values: &mut values, len: 0 };
-                kernel.admit((&indices, &bits), &mut admitting);
-                prop_assert_eq!((admitting.len, admitting.ties), (want.len(), left), "{:?}", kernel);
+                let mut compaction = Compaction { key: cut, ties, indices: &mut to, values: &mut values, len: 0 };
+                kernel.compact((&indices, &bits), &mut compaction);
+                prop_assert_eq!((compaction.len, compaction.ties), (want.len(), left), "{:?}", kernel);
                 let got: Vec<(u32, u32)> = to.into_iter().zip(values.into_iter().map(f32::to_bits)).collect();
                 prop_assert_eq!(&got[..want.len()], &want[..], "{:?}", kernel);
             }

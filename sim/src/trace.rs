@@ -1,12 +1,12 @@
-//! Random weather: a schedule drawn from a seed.
+//! Random network traces: schedules drawn from a seed.
 
 use crate::schedule::{Phase, Schedule};
 use flexcomm_domain::{Bandwidth, Seconds};
 use rand::{Rng, RngCore};
 
-/// Latencies of random weather, seconds: a rack to another continent.
+/// Latencies of random traces, seconds: a rack to another continent.
 const ALPHA: (f64, f64) = (100e-6, 0.1);
-/// Bandwidths of random weather, bit/s: a poor uplink to a data centre's NIC.
+/// Bandwidths of random traces, bit/s: a poor uplink to a data centre's NIC.
 const BANDWIDTH: (f64, f64) = (100e6, 100e9);
 
 /// `phases` phases of 2 to 12 epochs, latency and bandwidth each log-uniform; in one phase of four only one of
@@ -27,7 +27,7 @@ pub fn random(phases: usize, rng: &mut (impl RngCore + ?Sized)) -> Schedule {
         let Some(bandwidth) = bandwidth else { continue };
         let epochs = rng.random_range(2..=12);
         drawn.push(Phase {
-            label: format!("weather {i}"),
+            label: format!("trace {i}"),
             first_epoch: next,
             last_epoch: next + epochs - 1,
             alpha,
@@ -51,7 +51,7 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     #[test]
-    fn the_same_seed_is_the_same_weather() {
+    fn the_same_seed_is_the_same_trace() {
         let draw = |seed| random(20, &mut ChaCha8Rng::seed_from_u64(seed));
         assert_eq!(draw(7), draw(7));
         assert_ne!(draw(7), draw(8));

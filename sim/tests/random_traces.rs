@@ -1,11 +1,11 @@
-//! Thousands of decisions in random weather, with faults, the checker on every one.
+//! Thousands of decisions on random traces, with faults, the checker on every one.
 #![allow(clippy::unwrap_used)]
 
 use flexcomm_domain::Collective;
 use flexcomm_planner::{Config, Offer};
 use flexcomm_sim::model::Model;
 use flexcomm_sim::run::{Faults, Probes, Run, Setup, run};
-use flexcomm_sim::weather;
+use flexcomm_sim::trace;
 use flexcomm_sim::world::{Noise, World};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -27,7 +27,7 @@ fn setup(seed: u64, faults: Faults, steps_per_epoch: f64) -> Setup {
         codecs: ["topk"].map(|c| (c.parse().unwrap(), World::codec())).into(),
         collectives: Collective::ALL.to_vec(),
     };
-    let schedule = weather::random(12, &mut rng);
+    let schedule = trace::random(12, &mut rng);
     Setup { world, schedule, config: Config::default(), offer, probes: Probes::default(), faults, breakages: vec![] }
 }
 

@@ -7,14 +7,14 @@ pub(super) const LANES: usize = 16;
 
 /// Sums and the count of the values below.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Sides {
+pub(crate) struct PartitionSums {
     pub(super) below: [f64; LANES],
     pub(super) others: [f64; LANES],
     pub(super) squares: [f64; LANES],
     pub(crate) count_below: u64,
 }
 
-impl Sides {
+impl PartitionSums {
     /// Σ of the values below, and of the others.
     pub(crate) fn sums(&self) -> [f64; 2] {
         [self.below.iter().sum(), self.others.iter().sum()]
@@ -28,15 +28,15 @@ impl Sides {
 
 impl Kernel {
     /// In one read; `bits` has ⌈n/8⌉ bytes.
-    pub(crate) fn sides(self, x: &[f32], threshold: f32, bits: &mut [u8]) -> Sides {
-        let mut sides = Sides::default();
+    pub(crate) fn partition(self, x: &[f32], threshold: f32, bits: &mut [u8]) -> PartitionSums {
+        let mut partition = PartitionSums::default();
         let done = match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::sides_avx512(x, threshold, bits, &mut sides),
+            Self::Avx512 => super::x86::partition_avx512(x, threshold, bits, &mut partition),
             _ => 0,
         };
-        self.run(Rest { x: &x[done..], threshold, bits: &mut bits[done / 8..], sides: &mut sides });
-        sides
+        self.run(Rest { x: &x[done..], threshold, bits: &mut bits[done / 8..], partition: &mut partition });
+        partition
     }
 }
 
@@ -45,7 +45,7 @@ struct Rest<'a> {
     x: &'a [f32],
     threshold: f32,
     bits: &'a mut [u8],
-    sides: &'a mut Sides,
+    partition: &'a mut PartitionSums,
 }
 
 impl Work for Rest<'_> {
@@ -54,24 +54,24 @@ impl Work for Rest<'_> {
     #[inline(always)]
     fn run(self) {
         // A copy of its own, so that the loop keeps it in registers.
-        let mut sides = *self.sides;
+        let mut partition = *self.partition;
         for (x, bits) in self.x.chunks(LANES).zip(self.bits.chunks_mut(LANES / 8)) {
             let mut mask = 0u16;
             for (lane, x) in x.iter().enumerate() {
                 let (is_below, x) = (*x < self.threshold, f64::from(*x));
-                sides.below[lane] += if is_below { x } else { 0.0 };
-                sides.others[lane] += if is_below { 0.0 } else { x };
-                sides.squares[lane] += x * x;
+                partition.below[lane] += if is_below { x } else { 0.0 };
+                partition.others[lane] += if is_below { 0.0 } else { x };
+                partition.squares[lane] += x * x;
                 mask |= u16::from(is_below) << lane;
             }
-            sides.count_below += u64::from(mask.count_ones());
+            partition.count_below += u64::from(mask.count_ones());
             bits.copy_from_slice(&mask.to_le_bytes()[..bits.len()]);
         }
-        *self.sides = sides;
+        *self.partition = partition;
     }
 }
 
-/// [`Sides`] of each column of a matrix: sums of the values below and of the others, each in the order of rows, and how many
+/// [`PartitionSums`] of each column of a matrix: sums of the values below and of the others, each in the order of rows, and how many
 /// are below.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Columns {
@@ -88,7 +88,7 @@ impl Columns {
 
 impl Kernel {
     /// Sums of both sides of each column of whole rows.
-    pub(crate) fn sides_of_columns(self, x: &[f32], threshold: f32, columns: &mut Columns) {
+    pub(crate) fn partition_columns(self, x: &[f32], threshold: f32, columns: &mut Columns) {
         columns.sums.iter_mut().for_each(|sums| sums.fill(0.0));
         columns.below.fill(0);
         let done = match self {
@@ -180,11 +180,11 @@ mod tests {
             let count: u32 = bits.iter().map(|byte| byte.count_ones()).sum();
             for kernel in Kernel::available() {
                 let mut got = vec![0xaa; bits.len()];
-                let sides = kernel.sides(&x, threshold, &mut got);
+                let partition = kernel.partition(&x, threshold, &mut got);
                 prop_assert_eq!(&got, &bits, "{:?}", kernel);
                 let sums = sums.map(|sums| sums.iter().sum::<f64>());
-                prop_assert_eq!((sides.sums(), sides.energy()), ([sums[0], sums[1]], sums[2]), "{:?}", kernel);
-                prop_assert_eq!(sides.count_below, u64::from(count));
+                prop_assert_eq!((partition.sums(), partition.energy()), ([sums[0], sums[1]], sums[2]), "{:?}", kernel);
+                prop_assert_eq!(partition.count_below, u64::from(count));
                 let (mut fresh, mut added) = (vec![f32::NAN; x.len()], vec![1.0; x.len()]);
                 kernel.add_sides::<true>(&bits, [0.5, -0.0], &mut fresh);
                 kernel.add_sides::<false>(&bits, [0.5, -3.0], &mut added);
@@ -214,7 +214,7 @@ mod tests {
             for kernel in Kernel::available() {
                 let mut columns = Columns::new(width);
                 columns.below.fill(7);
-                kernel.sides_of_columns(&x, threshold, &mut columns);
+                kernel.partition_columns(&x, threshold, &mut columns);
                 prop_assert_eq!(&columns, &want, "{:?}", kernel);
                 let (mut fresh, mut added) = (vec![f32::NAN; x.len()], x.clone());
                 kernel.add_columns::<true>(&bits, [&values[0], &values[1]], &mut fresh);

@@ -11,34 +11,34 @@ use crate::codec::Stats;
 const BLOCK: usize = 1024;
 
 /// The largest magnitude, and ‖x‖² to within 2^-20, the same on every kernel. NaN and infinity show in both.
-pub(crate) fn rough_stats(kernel: Kernel, x: &[f32]) -> Stats {
+pub(crate) fn approximate_stats(kernel: Kernel, x: &[f32]) -> Stats {
     let (mut sum, mut largest) = (0.0, 0);
     for block in x.chunks(BLOCK) {
         let mut squares = [0.0; 64];
         let (done, max) = match kernel {
             #[cfg(target_arch = "x86_64")]
-            Kernel::Avx512 => super::x86::rough_avx512(block, &mut squares),
+            Kernel::Avx512 => super::x86::approximate_avx512(block, &mut squares),
             _ => (0, 0),
         };
         let max = match done < block.len() {
-            true => kernel.run(Rough { x: &block[done..], squares: &mut squares }).max(max),
+            true => kernel.run(Approximate { x: &block[done..], squares: &mut squares }).max(max),
             false => max,
         };
-        let rough = total(&squares);
+        let approximate = total(&squares);
         // Squares that left the range of f32 are taken again. Zeros are common.
-        sum += if TRUSTED.contains(&rough) || max == 0 { rough } else { energy(block) };
+        sum += if TRUSTED.contains(&approximate) || max == 0 { approximate } else { energy(block) };
         largest = max.max(largest);
     }
     Stats { energy: sum, max: f32::from_bits(largest) }
 }
 
 /// Adds squares of value i to sum i modulo 64; answers the largest key.
-struct Rough<'a> {
+struct Approximate<'a> {
     x: &'a [f32],
     squares: &'a mut Squares,
 }
 
-impl Work for Rough<'_> {
+impl Work for Approximate<'_> {
     type Output = u32;
 
     #[inline(always)]
@@ -65,14 +65,14 @@ mod tests {
             scale in prop_oneof![Just(1.0f32), Just(1e-30), Just(0.0)],
         ) {
             let x: Vec<f32> = x.into_iter().map(|x| scale * x).collect();
-            let (want, first) = (super::super::stats(Kernel::Portable, &x), rough_stats(Kernel::Portable, &x));
+            let (want, first) = (super::super::stats(Kernel::Portable, &x), approximate_stats(Kernel::Portable, &x));
             prop_assert_eq!(want.is_finite(), x.iter().all(|x| x.is_finite()));
             prop_assert_eq!(first.is_finite(), want.is_finite());
             prop_assert!(!want.is_finite() || first.max == want.max);
             let near = (first.energy - want.energy).abs() <= 1e-6 * want.energy;
             prop_assert!(!want.is_finite() || near, "{} {}", first.energy, want.energy);
             for kernel in Kernel::available() {
-                let seen = rough_stats(kernel, &x);
+                let seen = approximate_stats(kernel, &x);
                 // The bits of a NaN hang on the order of the sum.
                 prop_assert!(seen.energy.to_bits() == first.energy.to_bits() || seen.energy.is_nan() && first.energy.is_nan());
                 prop_assert_eq!(seen.max.to_bits(), first.max.to_bits());

@@ -1,5 +1,5 @@
-//! What compressing could win at most. A trial stops training for seconds, and for the first one DDP takes in a hook that
-//! it cannot give back: while dense runs none is asked for where no answer could lead to a change.
+//! What compressing could win at most. A trial stops training for seconds, and for the first one DDP registers a hook that
+//! it cannot remove: while dense runs none is asked for where no answer could lead to a change.
 
 use crate::solve::{Costs, Priced};
 use crate::{Snapshot, trial};
@@ -11,14 +11,14 @@ use std::collections::BTreeSet;
 const ENOUGH_S: f64 = 2.0;
 
 /// Dense steps, and the best that could come in their place.
-pub(crate) struct Headroom<'a> {
+pub(crate) struct BenefitBound<'a> {
     s: &'a Snapshot,
     /// On links that are trusted.
     costs: Option<&'a Costs>,
     unmeasured: BTreeSet<Selector>,
 }
 
-impl<'a> Headroom<'a> {
+impl<'a> BenefitBound<'a> {
     /// `costs` on links that are trusted, or none: then the steps alone tell.
     pub(crate) fn new(s: &'a Snapshot, costs: Option<&'a Costs>) -> Self {
         Self { s, costs, unmeasured: trial::unmeasured(s) }

@@ -5,7 +5,7 @@ import torch
 
 from flexcomm.torch._device import Cuda
 from flexcomm.torch._snapshot import Memory
-from flexcomm.torch._vault import Vault, pieces
+from flexcomm.torch._storage import SnapshotStorage, pieces
 
 MIB = 1 << 20
 
@@ -61,7 +61,7 @@ def tensors():
     Gpu(), Gpu(free=0, total=0), Gpu(free=MIB + 12345, total=0), Gpu(free=700, total=0),
 ], ids=["device", "host", "both", "hardly any"])  # fmt: skip
 def test_every_bit_comes_back_wherever_it_was(gpu):
-    memory, own = Memory(Vault(gpu)), tensors()
+    memory, own = Memory(SnapshotStorage(gpu)), tensors()
     before = {name: (bits(t), t.stride(), t.data_ptr()) for name, t in own.items()}
     for name, tensor in own.items():
         memory.visit(tensor, name)
@@ -89,20 +89,20 @@ def test_it_takes_the_device_first_and_no_more_than_training_leaves():
     need = 4 * MIB + 256
     # 16 MiB, of which training takes 9 at its peak and one stays free.
     gpu = Gpu(free=16 * MIB, peak=9 * MIB, total=16 * MIB)
-    vault = Vault(gpu)
-    assert vault.reserve(own) == "" and gpu.given == [("device", need)]
-    vault.keep(own)
-    assert vault.taken == (need, 0)
+    storage = SnapshotStorage(gpu)
+    assert storage.reserve(own) == "" and gpu.given == [("device", need)]
+    storage.keep(own)
+    assert storage.taken == (need, 0)
     # What the snapshot took is not training's, and a trial after the first finds as much as that did.
     gpu.peak += need
     gpu.given.clear()
-    assert vault.reserve(own) == "" and gpu.given == [("device", need)]
+    assert storage.reserve(own) == "" and gpu.given == [("device", need)]
     # Training needs 3 MiB more: the rest goes to the host, in powers of two.
     gpu.peak += 3 * MIB
     gpu.given.clear()
-    assert vault.reserve(own) == "" and gpu.given == [("device", 3 * MIB), ("pinned", 2 * MIB)]
-    vault.keep(own)
-    assert vault.taken == (3 * MIB, 2 * MIB)
+    assert storage.reserve(own) == "" and gpu.given == [("device", 3 * MIB), ("pinned", 2 * MIB)]
+    storage.keep(own)
+    assert storage.taken == (3 * MIB, 2 * MIB)
 
 
 def test_pieces_are_powers_of_two():
@@ -114,36 +114,36 @@ def test_pieces_are_powers_of_two():
 def test_what_does_not_fit_is_refused_with_bytes_and_remedy():
     own = [torch.zeros(MIB), torch.zeros(3)]
     gpu = Gpu(free=2 * MIB, total=0, host=2 * MIB)
-    vault = Vault(gpu)
-    why = vault.reserve(own)
+    storage = SnapshotStorage(gpu)
+    why = storage.reserve(own)
     for part in ("4194560 bytes does not fit", "2097152 of cpu", "2097152 of the host", "256 bytes too few", "smaller batch"):
         assert part in why, why
     # Nothing is kept of it.
     gpu.host = 3 * MIB
-    assert vault.reserve(own) == ""
-    vault.release()
+    assert storage.reserve(own) == ""
+    storage.release()
     # No piece of the device is that large: all of it to the host, if that can pin as much.
     gpu.holes, gpu.host = True, 8 * MIB
     gpu.given.clear()
-    assert vault.reserve(own) == "" and gpu.given == [("device", 0), ("pinned", 4 * MIB), ("pinned", MIB)]
+    assert storage.reserve(own) == "" and gpu.given == [("device", 0), ("pinned", 4 * MIB), ("pinned", MIB)]
     gpu.pins = False
-    assert "CUDA error: out of memory" in (why := vault.reserve(own)) and "\n" not in why
+    assert "CUDA error: out of memory" in (why := storage.reserve(own)) and "\n" not in why
 
 
 def test_a_snapshot_that_has_grown_since_goes_where_there_is_room(caplog):
     gpu = Gpu(free=MIB, total=0, host=0)
-    vault = Vault(gpu)
+    storage = SnapshotStorage(gpu)
     own = [torch.arange(1000)]
-    assert vault.reserve(own) == ""
+    assert storage.reserve(own) == ""
     own.append(torch.arange(MIB))
-    copies = vault.keep(own)
+    copies = storage.keep(own)
     wanted = [t.clone() for t in own]
     [t.zero_() for t in own]
     [copy.restore() for copy in copies]
     assert all(map(torch.equal, own, wanted)) and gpu.given == [("device", 8192)]
     # Without any reservation too, said in a line.
-    assert vault.taken[1] >= 8 * MIB and not caplog.records
-    vault.keep(own)
+    assert storage.taken[1] >= 8 * MIB and not caplog.records
+    storage.keep(own)
     (line,) = caplog.messages
     assert "not pinned" in line and "bytes too few" in line
 
@@ -152,4 +152,4 @@ def test_an_error_that_is_none_of_memory_is_one():
     gpu = Gpu(free=0, total=0)
     gpu.pinned = lambda size: torch.empty(-1)
     with pytest.raises(RuntimeError, match="negative"):
-        Vault(gpu).reserve([torch.zeros(3)])
+        SnapshotStorage(gpu).reserve([torch.zeros(3)])

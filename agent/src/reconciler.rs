@@ -2,8 +2,8 @@
 
 use crate::metrics::Metrics;
 use crate::orders::{Action, Follower, Refusal};
-use crate::probing::Wishes;
-use crate::shaping::Wish;
+use crate::probing::DesiredProbes;
+use crate::shaping::DesiredShape;
 use crate::trainers::Trainers;
 use flexcomm_wire::Orders;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,23 +11,23 @@ use std::time::Instant;
 use tokio::sync::watch;
 
 /// Follows the controller's orders.
-pub(crate) struct Conductor {
+pub(crate) struct Reconciler {
     follower: Mutex<Follower>,
-    wishes: Wishes,
+    probes: DesiredProbes,
     trainers: Arc<Trainers>,
-    shape: watch::Sender<Wish>,
+    shape: watch::Sender<DesiredShape>,
     metrics: Metrics,
 }
 
-impl Conductor {
+impl Reconciler {
     pub(crate) fn new(
         follower: Follower,
-        wishes: Wishes,
+        probes: DesiredProbes,
         trainers: Arc<Trainers>,
-        shape: watch::Sender<Wish>,
+        shape: watch::Sender<DesiredShape>,
         metrics: Metrics,
     ) -> Arc<Self> {
-        Arc::new(Self { follower: Mutex::new(follower), wishes, trainers, shape, metrics })
+        Arc::new(Self { follower: Mutex::new(follower), probes, trainers, shape, metrics })
     }
 
     fn follower(&self) -> MutexGuard<'_, Follower> {
@@ -37,14 +37,14 @@ impl Conductor {
     /// A registration was answered.
     pub(crate) fn registered(&self) {
         self.follower().registered();
-        self.shape.send_modify(|wish| wish.away_since = None);
+        self.shape.send_modify(|desired| desired.away_since = None);
         self.trainers.announce();
     }
 
     /// The controller does not answer.
     pub(crate) fn controller_away(&self) {
-        self.shape.send_modify(|wish| {
-            wish.away_since.get_or_insert_with(Instant::now);
+        self.shape.send_modify(|desired| {
+            desired.away_since.get_or_insert_with(Instant::now);
         });
     }
 
@@ -81,11 +81,11 @@ impl Conductor {
 
     fn act(&self, action: Action) {
         match action {
-            Action::Probe(plan) => self.wishes.plan(plan),
-            Action::Grant(grant) => self.wishes.grant(grant),
+            Action::Probe(plan) => self.probes.plan(plan),
+            Action::Grant(grant) => self.probes.grant(grant),
             Action::Job(orders) => self.trainers.orders(&orders),
             Action::JobGone(job) => self.trainers.gone(&job),
-            Action::Shape(order) => self.shape.send_modify(|wish| wish.order = order),
+            Action::Shape(order) => self.shape.send_modify(|desired| desired.order = order),
         }
     }
 }

@@ -24,8 +24,8 @@ _LEAST_PIECE = 1 << 20
 
 def whole(tensor: torch.Tensor) -> bool:
     """Whether its values lie side by side, so that copying its bytes copies it."""
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
-    if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+    ordinary = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+    if not ordinary or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         return False
     # What torch makes like it has its strides only then.
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
@@ -82,8 +82,8 @@ class Copy:
             tensor.data = to
 
 
-class Vault:
-    """Memory for a snapshot: asked for before a trial is agreed on, so that a rank that has none can say so, and given to
+class SnapshotStorage:
+    """Memory for a snapshot: asked for before a trial is agreed on, so that a rank that has none can report it, and given to
     it."""
 
     def __init__(self, cuda: Cuda) -> None:
@@ -105,7 +105,7 @@ class Vault:
         return self._cuda.has(tensor)
 
     def release(self) -> None:
-        """Gives back what was asked for and not used."""
+        """Frees what was reserved and not used."""
         self._memory = {}
 
     def reserve(self, tensors: list[torch.Tensor]) -> str:

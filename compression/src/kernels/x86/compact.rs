@@ -1,15 +1,15 @@
-//! The values that a cut admits, 16 candidates at a time.
+//! The values that reach a cut, 16 candidates at a time.
 
 use super::super::KEY_MASK;
-use super::super::admit::Admitting;
+use super::super::compact::Compaction;
 use std::arch::x86_64::*;
 
 /// Candidates in one vector.
 const LANES: usize = 16;
 
-/// Admits of whole vectors while there is room for one; answers of how many candidates.
+/// Keeps those of whole vectors while there is room for one; answers of how many candidates.
 #[target_feature(enable = "avx512f,popcnt,bmi1,bmi2")]
-pub(super) fn admit((indices, bits): (&[u32], &[u32]), to: &mut Admitting<'_>) -> usize {
+pub(super) fn compact((indices, bits): (&[u32], &[u32]), to: &mut Compaction<'_>) -> usize {
     let (mask, cut) = (_mm512_set1_epi32(KEY_MASK as i32), _mm512_set1_epi32(to.key as i32));
     let groups = indices.as_chunks::<LANES>().0.iter().zip(bits.as_chunks::<LANES>().0);
     let mut done = 0;
@@ -23,14 +23,14 @@ pub(super) fn admit((indices, bits): (&[u32], &[u32]), to: &mut Admitting<'_>) -
             unsafe { (_mm512_loadu_si512(index.as_ptr().cast()), _mm512_loadu_si512(value.as_ptr().cast())) };
         let key = _mm512_and_si512(value, mask);
         let ties = first_bits(_mm512_cmpeq_epu32_mask(key, cut), to.ties);
-        let admitted = _mm512_cmpgt_epu32_mask(key, cut) | ties;
+        let kept = _mm512_cmpgt_epu32_mask(key, cut) | ties;
         // SAFETY: room for 16 each.
         unsafe {
-            _mm512_storeu_si512(indices.as_mut_ptr().cast(), _mm512_maskz_compress_epi32(admitted, index));
-            _mm512_storeu_si512(values.as_mut_ptr().cast(), _mm512_maskz_compress_epi32(admitted, value));
+            _mm512_storeu_si512(indices.as_mut_ptr().cast(), _mm512_maskz_compress_epi32(kept, index));
+            _mm512_storeu_si512(values.as_mut_ptr().cast(), _mm512_maskz_compress_epi32(kept, value));
         }
         to.ties -= ties.count_ones() as usize;
-        to.len += admitted.count_ones() as usize;
+        to.len += kept.count_ones() as usize;
         done += LANES;
     }
     done

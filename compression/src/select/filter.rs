@@ -2,13 +2,13 @@
 
 use crate::Kernel;
 use crate::codec::Stats;
-use crate::kernels::{Added, Candidates, Fed, Feed, scan};
+use crate::kernels::{Added, Candidates, Feed, PassStats, scan};
 use crate::select::topk::{floor_of, room};
 
 /// The values that reach a floor, a little below the last tensor's cut or, when that is unknown or misled, sampled. A codec
-/// that selects the k largest lends it to the memory ([`crate::memory::Memory::compensate_sieving`]).
+/// that selects the k largest passes it to the memory ([`crate::memory::Memory::compensate`]).
 #[derive(Debug, Default)]
-pub struct Sieve {
+pub struct CandidateFilter {
     k: usize,
     sample: Vec<u32>,
     found: Candidates,
@@ -27,7 +27,7 @@ struct Guess {
     gap: u32,
 }
 
-impl Sieve {
+impl CandidateFilter {
     /// For about k values; forgets what was found.
     pub(crate) fn want(&mut self, k: usize) -> &mut Self {
         self.guess = self.guess.filter(|_| k == self.k);
@@ -35,14 +35,14 @@ impl Sieve {
         self
     }
 
-    /// One pass: `fed` becomes what the codec compresses, and what reaches the floor is collected.
+    /// One pass: `compensated` becomes what the codec compresses, and what reaches the floor is collected.
     pub(crate) fn feed(&mut self, kernel: Kernel, gradient: &[f32], added: Added<'_>) -> Stats {
-        let Added { residual, beta, gamma, fed } = added;
+        let Added { residual, beta, gamma, compensated } = added;
         let guessed = self.aim(gradient.len(), |i| beta * residual[i] + gamma * gradient[i]);
-        let added = Some(Added { residual, beta, gamma, fed: &mut *fed });
+        let added = Some(Added { residual, beta, gamma, compensated: &mut *compensated });
         let seen = kernel.feed(Feed { gradient, added, floor: self.floor }, &mut self.found);
         if guessed {
-            self.look_again(kernel, fed);
+            self.look_again(kernel, compensated);
         }
         self.filled = true;
         seen.stats()
@@ -55,7 +55,7 @@ impl Sieve {
             return stats;
         }
         let guessed = self.want(k).aim(x.len(), |i| x[i]);
-        let seen: Fed = scan(kernel, x, self.floor, &mut self.found);
+        let seen: PassStats = scan(kernel, x, self.floor, &mut self.found);
         if guessed {
             self.look_again(kernel, x);
         }

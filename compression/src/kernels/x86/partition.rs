@@ -1,6 +1,6 @@
 //! Two sides of a threshold, 16 values at a time.
 
-use super::super::sides::{Columns, LANES, Sides};
+use super::super::partition::{Columns, LANES, PartitionSums};
 use std::arch::x86_64::*;
 
 /// [`LANES`] sums in two vectors.
@@ -31,10 +31,10 @@ fn widened(x: __m512) -> [__m512d; 2] {
 
 /// Whole vectors; answers how many values.
 #[target_feature(enable = "avx512f,popcnt")]
-pub(super) fn sides(x: &[f32], threshold: f32, bits: &mut [u8], sides: &mut Sides) -> usize {
+pub(super) fn partition(x: &[f32], threshold: f32, bits: &mut [u8], partition: &mut PartitionSums) -> usize {
     let threshold = _mm512_set1_ps(threshold);
-    let (mut below, mut others) = (load_lanes(&sides.below), load_lanes(&sides.others));
-    let (mut squares, mut count) = (load_lanes(&sides.squares), 0);
+    let (mut below, mut others) = (load_lanes(&partition.below), load_lanes(&partition.others));
+    let (mut squares, mut count) = (load_lanes(&partition.squares), 0);
     let (groups, _) = x.as_chunks::<LANES>();
     for (group, bits) in groups.iter().zip(bits.as_chunks_mut::<2>().0) {
         // SAFETY: 16 values.
@@ -49,10 +49,10 @@ pub(super) fn sides(x: &[f32], threshold: f32, bits: &mut [u8], sides: &mut Side
             squares[half] = _mm512_fmadd_pd(x, x, squares[half]);
         }
     }
-    store_lanes(below, &mut sides.below);
-    store_lanes(others, &mut sides.others);
-    store_lanes(squares, &mut sides.squares);
-    sides.count_below += count;
+    store_lanes(below, &mut partition.below);
+    store_lanes(others, &mut partition.others);
+    store_lanes(squares, &mut partition.squares);
+    partition.count_below += count;
     LANES * groups.len()
 }
 
@@ -61,7 +61,7 @@ const ROWS: usize = 8;
 
 /// Whole vectors of columns, of rows in order; answers how many columns.
 #[target_feature(enable = "avx512f")]
-pub(super) fn sides_of_columns(x: &[f32], threshold: f32, columns: &mut Columns) -> usize {
+pub(super) fn partition_columns(x: &[f32], threshold: f32, columns: &mut Columns) -> usize {
     let (width, threshold) = (columns.below.len(), _mm512_set1_ps(threshold));
     let Columns { sums: [below, others], below: counts } = columns;
     for rows in x.chunks(ROWS * width) {

@@ -1,8 +1,8 @@
-//! What a session reports, in order, although a GPU tells its steps' times a step or two late.
+//! Deferred telemetry: a session's events are reported in order, although the times of a GPU's steps are known a step or two late.
 
 use crate::meter::Costs;
 use crate::report::LEAST_GAIN;
-use crate::session::{Elsewhere, Session};
+use crate::session::{PythonSnapshot, Session};
 use flexcomm_domain::{Strategy, Version};
 use flexcomm_trainer::{AbortCause, InForce, Measured, Trial, TrialTick};
 use flexcomm_wire::FromTrainer;
@@ -10,15 +10,15 @@ use std::time::Duration;
 
 /// A trial that is over, but for iterations whose times are not known yet.
 pub struct Ended {
-    pub trial: Trial<Elsewhere>,
+    pub trial: Trial<PythonSnapshot>,
     pub cause: Option<AbortCause>,
     pub at: Duration,
 }
 
-/// What is said when its turn comes.
+/// What is reported when its turn comes.
 #[expect(clippy::large_enum_variant, reason = "nearly all are the large one")]
-pub enum Said {
-    /// A step that trained, what ran in it, its loss. None: it ran something else than agreed, and is nobody's.
+pub enum Event {
+    /// A step that trained, what ran in it, its loss. None: it ran something else than agreed, and is not reported.
     Step(Costs, Option<((u64, Version, Strategy), Option<f64>)>),
     /// A trial's iteration.
     Iteration(Costs, TrialTick),
@@ -31,7 +31,7 @@ pub enum Said {
 /// Compute, compression, collectives and the whole step, by the device's clock.
 pub type Times = [Duration; 4];
 
-impl Said {
+impl Event {
     fn complete(&mut self, times: Times) {
         if let Self::Step(costs, _) | Self::Iteration(costs, _) = self {
             [costs.compute, costs.comp, costs.sync, costs.step] = times;
@@ -40,61 +40,61 @@ impl Said {
 }
 
 impl Session {
-    /// Says it after all that waits; once `ticket` is told, where a device has its times.
-    pub fn say(&mut self, ticket: Option<u64>, said: Said) {
-        self.deferred.push(ticket, said);
-        self.say_on();
+    /// Reports it after all that waits; once `ticket` is resolved, where a device has its times.
+    pub fn defer(&mut self, ticket: Option<u64>, event: Event) {
+        self.deferred.push(ticket, event);
+        self.report_resolved();
     }
 
     /// The times of a step are known, or will never be.
-    pub fn told(&mut self, ticket: u64, times: Option<Times>) {
+    pub fn resolve(&mut self, ticket: u64, times: Option<Times>) {
         match times {
-            Some(times) => _ = self.deferred.resolve(ticket, |said| said.complete(times)),
+            Some(times) => _ = self.deferred.resolve(ticket, |event| event.complete(times)),
             None => self.deferred.forget(ticket),
         }
-        self.say_on();
+        self.report_resolved();
     }
 
-    /// The end of the job: what is not known now goes unsaid.
-    pub fn last_words(&mut self) {
+    /// The end of the job: what is not known now goes unreported.
+    pub fn flush(&mut self) {
         self.deferred.forget_all();
-        self.say_on();
+        self.report_resolved();
         self.reporter.finish();
     }
 
-    fn say_on(&mut self) {
-        while let Some(said) = self.deferred.pop() {
-            match said {
-                Said::Step(costs, step) => {
+    fn report_resolved(&mut self) {
+        while let Some(event) = self.deferred.pop() {
+            match event {
+                Event::Step(costs, step) => {
                     self.last = Some(costs);
                     if let Some((what, loss)) = step {
                         self.reporter.step(what, &costs, loss);
                     }
                 }
-                Said::Iteration(costs, at) => {
+                Event::Iteration(costs, at) => {
                     self.last = Some(costs);
                     self.record(&costs, at);
                 }
-                Said::Applied(in_force) => self.reporter.applied(&in_force),
-                Said::Ended(ended) => self.report_trial(*ended),
+                Event::Applied(in_force) => self.reporter.applied(&in_force),
+                Event::Ended(ended) => self.report_trial(*ended),
             }
         }
     }
 
     /// Of the oldest trial that is not reported: iterations come before their trial's end.
     fn record(&mut self, costs: &Costs, at: TrialTick) {
-        let ended = self.deferred.iter_mut().find_map(|said| match said {
-            Said::Ended(ended) => Some(&mut ended.trial),
+        let ended = self.deferred.iter_mut().find_map(|event| match event {
+            Event::Ended(ended) => Some(&mut ended.trial),
             _ => None,
         });
         if let Some(trial) = ended.or(self.trial.as_mut()) {
-            let Ok(()) = trial.record(&mut Elsewhere, at, measured(costs));
+            let Ok(()) = trial.record(&mut PythonSnapshot, at, measured(costs));
         }
     }
 
     fn report_trial(&mut self, ended: Ended) {
         let who = (&self.job, self.rank);
-        let Ok(report) = ended.trial.finish(&mut Elsewhere, who, ended.cause, ended.at);
+        let Ok(report) = ended.trial.finish(&mut PythonSnapshot, who, ended.cause, ended.at);
         tracing::info!(
             trial = report.id,
             outcomes = report.outcomes.len(),
