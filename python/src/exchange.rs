@@ -245,7 +245,8 @@ impl Core {
         let mut session = self.lock();
         let known = session.fault.as_ref().map_or(Status::Ready, |known| known.status);
         // A codec that failed counts before another bucket's gradient that was not finite.
-        if ran == Ran::Refused && (known == Status::Ready || fault.status == Status::Failed && known != Status::Failed) {
+        if ran == Ran::Refused && (known == Status::Ready || fault.status == Status::Failed && known != Status::Failed)
+        {
             session.fault = Some(fault);
         }
         if let Some((leader, norms)) = led.filter(|_| ran == Ran::Good) {
