@@ -178,6 +178,8 @@ fn an_agent_takes_all(stderr_is_open: bool) {
     trainer.send(&FromTrainer::Hello(hello.clone())).unwrap();
     let welcome = trainer.answer();
     assert!(matches!(welcome, ToTrainer::Welcome { .. }), "{welcome:?}");
+    let orders = trainer.answer();
+    assert!(matches!(orders, ToTrainer::Orders(_)), "{orders:?}");
     // A report without steps is set aside with a warning; the connection goes on.
     let strategy = Strategy::DENSE_RING.into();
     let empty = FromTrainer::Steps(StepsReport { job, rank: 0, version: 0, strategy, steps: vec![] });
