@@ -94,11 +94,11 @@ mod tests {
 
     #[test]
     fn one_rank_is_enough() {
-        let go = Answer::of(Verdict::GoOn);
-        assert_eq!((refusal(&[go.clone()]), end(&[go.clone()])), (None, None));
-        let all = [go.clone(), Answer::of(Verdict::Budget), Answer::cannot("no memory"), Answer::of(Verdict::Diverged)];
+        let go = || Answer::of(Verdict::GoOn);
+        assert_eq!((refusal(&[go()]), end(&[go()])), (None, None));
+        let all = [go(), Answer::of(Verdict::Budget), Answer::cannot("no memory"), Answer::of(Verdict::Diverged)];
         assert_eq!((refusal(&all), end(&all)), (Some("rank 2: no memory".into()), Some(AbortCause::Left)));
-        assert_eq!(end(&[go, Answer::of(Verdict::Budget)]), Some(AbortCause::Budget));
+        assert_eq!(end(&[go(), Answer::of(Verdict::Budget)]), Some(AbortCause::Budget));
         assert_eq!(Answer::decode(&[0; 5]), None);
     }
 }
