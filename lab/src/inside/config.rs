@@ -17,7 +17,6 @@ min_bytes = 131072
 retest_s = 10
 
 [planner]
-compressors = [\"topk\", \"lwtopk\"]
 dwell_s = 4.0
 horizon_s = 60.0
 review_s = 15.0
