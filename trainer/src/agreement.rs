@@ -345,37 +345,28 @@ impl Agreement {
         self.step += u64::from(trained);
     }
 
-    /// Ends a step of training; with `due`, what was announced takes force.
-    pub(crate) fn finish_step(&mut self, due: bool) -> Change {
+    /// What was announced, once it is due.
+    pub(crate) fn take_announced(&mut self) -> Option<Plan> {
+        self.pending.take()
+    }
+
+    /// Ends a step of training; this plan takes force.
+    pub(crate) fn finish_step(&mut self, plan: Option<Plan>) -> Change {
         self.step += 1;
-        match if due { self.pending.take() } else { None } {
+        match plan {
             Some(Plan::Decision { version, strategy }) => {
                 self.in_force = InForce { version, strategy: *strategy, since_step: self.step };
                 Change::Switched(Box::new(self.in_force))
             }
-            Some(Plan::Trial(plan)) => self.enter_trial(plan),
+            Some(Plan::Trial(plan)) => {
+                // A newer one may have been offered to rank 0 since.
+                self.last_trial = self.last_trial.max(plan.id);
+                self.trial = Some(Running { plan: plan.clone(), iteration: 0 });
+                Change::TrialStarts(plan)
+            }
             Some(Plan::Stop) => Change::Stop,
             None => Change::None,
         }
-    }
-
-    fn enter_trial(&mut self, plan: TrialPlan) -> Change {
-        // A newer one may have been offered to rank 0 since.
-        self.last_trial = self.last_trial.max(plan.id);
-        self.trial = Some(Running { plan: plan.clone(), iteration: 0 });
-        Change::TrialStarts(plan)
-    }
-
-    /// Takes out an announced trial, before [`Self::finish_step`]: it begins with [`Self::start_trial`], if at all.
-    pub(crate) fn take_trial(&mut self) -> Option<TrialPlan> {
-        let pending = self.pending.take_if(|plan| matches!(plan, Plan::Trial(_)));
-        pending.and_then(|plan| if let Plan::Trial(plan) = plan { Some(plan) } else { None })
-    }
-
-    /// Ends a step of training; the next tick is the first of this trial, which was taken out.
-    pub(crate) fn start_trial(&mut self, plan: TrialPlan) -> Change {
-        self.step += 1;
-        self.enter_trial(plan)
     }
 }
 
@@ -414,15 +405,17 @@ mod tests {
         assert_eq!(a.offer_decision(Version(4), y), Offer::Stale);
         a.begin(true);
         assert_eq!(a.offer_decision(Version(5), x), Offer::Stale, "announced");
-        assert_eq!(a.finish_step(false), Change::None, "not due yet");
+        assert_eq!(a.finish_step(None), Change::None, "not due yet");
         assert_eq!(a.offer_decision(Version(5), x), Offer::Stale, "still announced");
         a.begin(false);
         let in_force = InForce { version: Version(5), strategy: x, since_step: 2 };
-        assert_eq!(a.finish_step(true), Change::Switched(Box::new(in_force)));
+        let announced = a.take_announced();
+        assert_eq!(a.finish_step(announced), Change::Switched(Box::new(in_force)));
         a.begin(true);
         assert_eq!(a.offer_decision(Version(5), x), Offer::Stale, "in force");
         assert_eq!(a.offer_decision(Version(5), y), Offer::Conflict, "in force");
-        assert_eq!(a.finish_step(true), Change::None);
+        assert_eq!(a.take_announced(), None);
+        assert_eq!(a.finish_step(None), Change::None);
     }
 
     #[test]
@@ -441,7 +434,8 @@ mod tests {
         refuse(&mut b, &ControlMessage { digest: Digest(1), ..good.clone() }, "digest 00000000000001");
         for rank in [&mut a, &mut b] {
             rank.accept(&good).unwrap();
-            assert!(matches!(rank.finish_step(true), Change::Switched(_)));
+            let announced = rank.take_announced();
+            assert!(matches!(rank.finish_step(announced), Change::Switched(_)));
         }
         let late = ControlMessage { step: 1, ..good.clone() };
         refuse(&mut b, &late, "version 0 is in force there, 1 on rank 1");
@@ -461,15 +455,15 @@ mod tests {
         assert_eq!(a.offer_trial(plan.clone()), Offer::Taken);
         assert_eq!(a.offer_trial(plan.clone()), Offer::Stale);
         a.begin(true);
-        assert_eq!(a.take_trial(), Some(plan.clone()));
-        assert_eq!(a.finish_step(true), Change::None);
-        assert_eq!(a.start_trial(plan.clone()), Change::TrialStarts(plan.clone()));
+        assert_eq!(a.take_announced(), Some(Plan::Trial(plan.clone())));
+        assert_eq!(a.finish_step(None), Change::None);
+        assert_eq!(a.finish_step(Some(Plan::Trial(plan.clone()))), Change::TrialStarts(plan.clone()));
         for i in 0..4 {
             let tick = a.begin(false);
             assert_eq!((tick.step, tick.strategy), (2, candidates[i / 2]));
             assert_eq!(a.finish_iteration(), if i == 3 { Change::TrialEnds(None) } else { Change::None });
         }
-        a.start_trial(plan);
+        a.finish_step(Some(Plan::Trial(plan)));
         a.begin(false);
         a.leave_trial(true);
         assert_eq!((a.begin(false).trial, a.step()), (None, 4), "the iteration counts as a step");

@@ -11,7 +11,7 @@
 
 use crate::agreement::{Agreement, Change, Disagreement, Tick};
 use crate::answer::{self, Answer, Verdict};
-use crate::message::{AbortCause, ControlMessage, MESSAGE_BYTES, MOST_APART, MessageError, Schedule, TrialPlan};
+use crate::message::{AbortCause, ControlMessage, MESSAGE_BYTES, MOST_APART, MessageError, Plan, Schedule, TrialPlan};
 use flexcomm_domain::Rank;
 use std::time::Duration;
 
@@ -159,21 +159,24 @@ impl Control {
         self.step_time = Some(took);
         self.ticks += 1;
         if let Some(plan) = self.asked.take() {
-            return match answer::refusal(answers) {
-                None => self.agreement.start_trial(plan),
-                Some(why) => {
-                    self.agreement.finish_step(false);
-                    Change::TrialRefused(plan, why)
-                }
+            let Some(why) = answer::refusal(answers) else {
+                return self.agreement.finish_step(Some(Plan::Trial(plan)));
             };
+            self.agreement.finish_step(None);
+            return Change::TrialRefused(plan, why);
         }
-        let due = self.due.take_if(|due| *due + 1 == self.ticks).is_some();
-        if due {
-            // By what the message says, and never before the tick after it.
-            self.next = (self.next + u64::from(self.schedule.every)).max(self.ticks);
-            self.asked = self.agreement.take_trial();
+        if self.due.take_if(|due| *due + 1 == self.ticks).is_none() {
+            return self.agreement.finish_step(None);
         }
-        self.agreement.finish_step(due)
+        // By what the message says, and never before the tick after it.
+        self.next = (self.next + u64::from(self.schedule.every)).max(self.ticks);
+        match self.agreement.take_announced() {
+            Some(Plan::Trial(plan)) => {
+                self.asked = Some(plan);
+                self.agreement.finish_step(None)
+            }
+            announced => self.agreement.finish_step(announced),
+        }
     }
 
     fn finish_iteration(&mut self, answers: &[Answer]) -> Change {

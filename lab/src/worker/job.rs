@@ -105,7 +105,7 @@ impl Job {
                 Some(trial) if self.rank == Rank(0) && trial.averages.over_budget(clock.elapsed()) => Verdict::Budget,
                 _ => Verdict::GoOn,
             };
-            let message = self.post(verdict);
+            self.post(verdict);
             let outcome = self.tick(&tick)?;
             match (tick.trial, &mut trial) {
                 (Some(at), Some(trial)) => {
@@ -114,7 +114,7 @@ impl Job {
                 }
                 _ => self.after_step(&tick, &outcome, &mut epoch, ended)?,
             }
-            let answers = self.collect(message, verdict).context("agree with the other ranks")?;
+            let answers = self.collect(verdict).context("agree with the other ranks")?;
             match self.control.finish(began.elapsed(), &answers) {
                 Change::None => {}
                 Change::Switched(in_force) => {
@@ -135,26 +135,21 @@ impl Job {
         Ok(())
     }
 
-    /// Sends what the control group has to send in the tick that has begun. Rank 0's own message, where there is one.
-    fn post(&mut self, verdict: Verdict) -> Vec<u8> {
+    /// Sends what the control group has to send in the tick that has begun.
+    fn post(&mut self, verdict: Verdict) {
         let mesh = self.training.sync().exchanger().mesh_mut();
         if self.control.gathers() {
             mesh.post(&Answer::of(verdict).encode());
         }
-        if self.rank != Rank(0) || !self.control.announces() {
-            return Vec::new();
+        if self.rank == Rank(0) && self.control.announces() {
+            self.message = self.control.message();
+            mesh.post(&self.message);
         }
-        let message = self.control.message();
-        mesh.post(&message);
-        message
     }
 
     /// Takes in what the control group has sent by the end of a tick: the message that is due (rank 0 has its own), and all ranks'
     /// answers, where they were gathered.
-    fn collect(&mut self, message: Vec<u8>, verdict: Verdict) -> Result<Vec<Answer>> {
-        if !message.is_empty() {
-            self.message = message;
-        }
+    fn collect(&mut self, verdict: Verdict) -> Result<Vec<Answer>> {
         let mesh = self.training.sync().exchanger().mesh_mut();
         if self.control.is_due() {
             let leads = self.rank == Rank(0);
