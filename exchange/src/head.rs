@@ -1,6 +1,7 @@
 //! How a rank that has no part in an exchange tells the others in that very exchange: gathered blocks begin with a header that
 //! has its status, and what it sums begins with NaN, which every rank then finds in the sum.
 
+use crate::bucket::{How, Round};
 use flexcomm_compression::codec::Element;
 
 /// Bytes of the header in front of every gathered block: a check, the status, zeros.
@@ -26,6 +27,36 @@ pub enum Status {
 pub fn head(check: u32, status: Status) -> [u8; HEAD_BYTES] {
     let [a, b, c, d] = check.to_le_bytes();
     [a, b, c, d, status as u8, 0, 0, 0]
+}
+
+impl Round {
+    /// Bytes of the header in front of this rank's payload.
+    pub fn head_bytes(&self) -> usize {
+        if self.header.is_some() { HEAD_BYTES } else { 0 }
+    }
+
+    /// What the collective brought, as [`Bucket::next`] and [`Bucket::finish`] take it: whether any rank's header says that it has
+    /// no part, and the payloads.
+    ///
+    /// # Errors
+    /// The first rank whose header has another check than `check`.
+    ///
+    /// [`Bucket::next`]: crate::Bucket::next
+    /// [`Bucket::finish`]: crate::Bucket::finish
+    pub fn split<'a>(&self, check: u32, world: usize, arrived: &'a [u8]) -> Result<(bool, Vec<&'a [u8]>), usize> {
+        match (self.how, self.header) {
+            (How::Refused, _) => Ok((false, Vec::new())),
+            (How::Broadcast(_) | How::Sum(_), _) => Ok((false, vec![arrived])),
+            // No rank sends anything; every message is empty.
+            (How::Gather, None) if self.bytes == 0 => Ok((false, vec![&[]; world])),
+            (How::Gather, None) => Ok((false, arrived.chunks_exact(self.bytes).collect())),
+            (How::Gather, Some(_)) => {
+                let blocks = arrived.chunks_exact(self.bytes + HEAD_BYTES).map(|block| block.split_at(HEAD_BYTES));
+                let (heads, payloads): (Vec<_>, Vec<_>) = blocks.unzip();
+                Ok((any_refuses(check, heads.into_iter())?, payloads))
+            }
+        }
+    }
 }
 
 /// Whether any rank has no part, by all ranks' headers in rank order.

@@ -4,7 +4,7 @@
 mod worker_common;
 
 use flexcomm_wire::FromTrainer;
-use worker_common::{FakeAgent, Ranks, orders, trial, versions, wait_for};
+use worker_common::{FakeAgent, Ranks, orders, versions, wait_for};
 
 /// Long enough to be ended by the test.
 const FOREVER: &str = "--steps=100000000";
@@ -92,26 +92,6 @@ fn training_outlives_its_agents_and_follows_a_new_one() {
     ranks.stop(1);
     let (_, log) = ranks.join();
     assert_eq!(versions(&log).iter().map(|v| v.1).collect::<Vec<_>>(), [0, 2, 7]);
-}
-
-#[test]
-fn a_trial_and_a_decision_at_once_both_happen() {
-    let (ranks, mut agents) = start(2, &[0, 1]);
-    wait_for("the job runs", || agents[0].step() > 2);
-    let order = trial(1, &["topk@0.1/allgather", "topk@0.01/art-ring:star"], 3, 60_000);
-    agents[0].publish(&orders(1, "topk@0.5/allgather", Some(order)));
-    wait_for("both ranks report the trial", || agents.iter().all(|a| a.trials().len() == 1));
-    ranks.stop(0);
-    for agent in &agents {
-        let report = agent.trials().remove(0);
-        assert_eq!((report.id, report.aborted, report.outcomes.len()), (1, None, 2));
-        for outcome in report.outcomes {
-            assert_eq!(outcome.iterations, 3);
-            assert!(outcome.gain > 0.0 && outcome.gain <= 1.0 && outcome.sync_us > 0.0);
-        }
-    }
-    let (_, log) = ranks.join();
-    assert_eq!(versions(&log).len(), 2);
 }
 
 #[test]

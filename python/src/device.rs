@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use crate::core::Core;
-use crate::exchange::{RoundPy, Tagged, described, header_bytes, header_of};
+use crate::exchange::{RoundPy, Tagged, described, header_of};
 use crate::guard::{Failure, guard};
 use crate::memory;
 use flexcomm_exchange::{DeviceBuffer, How, OnHost, Round, Status};
@@ -190,7 +190,7 @@ impl Core {
             let staying = exchange.with(|bucket| bucket.staying()).filter(|_| exchange.leader.is_none());
             let Some((bytes, header)) = staying else { return Ok((String::new(), 0, 0, 0)) };
             let round = Round { how: How::Gather, bytes, header: Some(0), last: true };
-            let control = header_bytes(&round);
+            let control = round.head_bytes();
             Ok((String::new(), 0, control + bytes, control + header))
         })
     }
@@ -285,7 +285,7 @@ impl Core {
             let device = on(place).map_err(Failure::Run)?;
             let exchange = self.lock().exchange(index)?;
             let (round, _) = exchange.round(out.1);
-            let control = header_bytes(&round);
+            let control = round.head_bytes();
             let to = span((out.0, 4 * out.1 as u64));
             Ok(exchange.with(|bucket| bucket.add_on(&device, (span(blocks), control), to))?)
         })

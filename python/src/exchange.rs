@@ -10,7 +10,7 @@ use crate::session::{Fault, Running, Session};
 use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::Step;
 use flexcomm_exchange::{
-    Answers, Bucket, ExchangeError, HEAD_BYTES, How, Leader, Ran, Round, Shared, Status, any_refuses, head, lock,
+    Answers, Bucket, ExchangeError, HEAD_BYTES, How, Leader, Ran, Round, Shared, Status, head, lock,
 };
 use flexcomm_trainer::Tick;
 use pyo3::prelude::*;
@@ -121,13 +121,8 @@ impl Tagged {
     }
 }
 
-/// Bytes of the header in front of what a round gathers.
-pub(crate) fn header_bytes(round: &Round) -> usize {
-    if round.header.is_some() { HEAD_BYTES } else { 0 }
-}
-
 pub(crate) fn described(round: &Round) -> RoundPy {
-    let bytes = round.bytes + header_bytes(round);
+    let bytes = round.bytes + round.head_bytes();
     let (how, each) = match round.how {
         How::Gather => (HowPy::Gather, 1),
         How::Broadcast(_) => (HowPy::Broadcast, 1),
@@ -147,22 +142,9 @@ fn split_headers<'a>(
     round: &Round,
     arrived: &'a [u8],
 ) -> Result<(bool, Vec<&'a [u8]>), Failure> {
-    match (round.how, round.header) {
-        (How::Refused, _) => Ok((false, Vec::new())),
-        (How::Broadcast(_) | How::Sum(_), _) => Ok((false, vec![arrived])),
-        // No rank sends anything; every message is empty.
-        (How::Gather, None) if round.bytes == 0 => Ok((false, vec![&[][..]; session.world as usize])),
-        (How::Gather, None) => Ok((false, arrived.chunks_exact(round.bytes).collect())),
-        (How::Gather, Some(header)) => {
-            let blocks = arrived.chunks_exact(round.bytes + HEAD_BYTES).map(|block| block.split_at(HEAD_BYTES));
-            let (heads, payloads): (Vec<_>, Vec<_>) = blocks.unzip();
-            let number = bucket.number(header);
-            let check = session.control.check(number, bucket.tag);
-            let refused = any_refuses(check, heads.into_iter());
-            let refused = refused.map_err(|rank| session.control.desynchronised(rank, bucket.index as u32))?;
-            Ok((refused, payloads))
-        }
-    }
+    let check = round.header.map_or(0, |header| session.control.check(bucket.number(header), bucket.tag));
+    let split = round.split(check, session.world as usize, arrived);
+    Ok(split.map_err(|rank| session.control.desynchronised(rank, bucket.index as u32))?)
 }
 
 /// This rank's header of a round, where it has one.
@@ -345,7 +327,7 @@ impl Core {
             let out = Span::new::<u8>("the round's buffer", out.0, out.1)?.bytes_mut();
             let exchange = self.lock().exchange(index)?;
             let (round, tag) = exchange.round(values);
-            let front = header_bytes(&round);
+            let front = round.head_bytes();
             let need = front + round.bytes;
             if out.len() != need {
                 let (got, index) = (out.len(), exchange.index);

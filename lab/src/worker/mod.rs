@@ -141,7 +141,12 @@ pub struct Surroundings {
     pub stop: Arc<AtomicBool>,
     /// Where rank 0 writes a line an epoch.
     pub progress: Box<dyn Write + Send>,
+    /// Changes this rank's gradient before it is exchanged, as failing hardware would.
+    pub spoil: Spoil,
 }
+
+/// See [`Surroundings::spoil`].
+pub type Spoil = Box<dyn FnMut(&mut [f32]) + Send>;
 
 /// Runs a rank until its job is done, its peers fail or it is told to stop.
 pub fn run(args: Args) -> Result<()> {
@@ -154,7 +159,8 @@ pub fn run(args: Args) -> Result<()> {
     let held_out = if args.rank == 0 { Images::held_out(&args.data, args.eval_samples)? } else { Images::default() };
     let data = Data { shard, total, held_out };
     let progress = Box::new(std::io::stdout());
-    let ended = train(args, Surroundings { listener, data, stop, progress })?;
+    let spoil = Box::new(|_: &mut [f32]| {});
+    let ended = train(args, Surroundings { listener, data, stop, progress, spoil })?;
     tracing::info!(steps = ended.steps, stopped = ended.stopped, "the job has ended");
     Ok(())
 }
@@ -162,7 +168,7 @@ pub fn run(args: Args) -> Result<()> {
 /// As [`run`], in given surroundings.
 pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
     let config = args.checked()?;
-    let Surroundings { listener, data, stop, progress } = surroundings;
+    let Surroundings { listener, data, stop, progress, spoil } = surroundings;
     ensure!(!data.shard.is_empty(), "there are fewer images than ranks");
     let shape = args.training().shape()?;
     let (rank, world) = (Rank(args.rank), args.peers.len());
@@ -178,7 +184,7 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
     let sgd = Sgd { batch: args.batch, lr: args.lr, momentum: args.momentum, least_compute };
     // Data order must differ between ranks, everything else must not.
     let own_seed = args.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(args.rank) + 1);
-    let training = Training::new(&shape, sgd, data.shard, (args.seed, own_seed), sync);
+    let training = Training::new(&shape, sgd, (data.shard, spoil), (args.seed, own_seed), sync);
     let mut control = Control::new(Agreement::new(rank, args.strategy.unwrap_or(args.initial), 0), rank);
     control.steer(true);
     let job = Job {

@@ -1,5 +1,6 @@
 //! Everything that training depends on, and its snapshot.
 
+use super::Spoil;
 use super::data::{Images, Order};
 use super::model::{Network, Shape};
 use super::sync::{Cost, SyncError, Synchronizer};
@@ -48,6 +49,7 @@ pub struct Training {
     gradient: Vec<f32>,
     mean: Vec<f32>,
     sync: Synchronizer,
+    spoil: Spoil,
 }
 
 /// What one exchange and its update cost and showed.
@@ -69,24 +71,15 @@ pub struct Saved {
     velocity: Vec<f32>,
 }
 
-/// A step that failed.
-#[derive(Debug, thiserror::Error)]
-pub enum StepError {
-    /// The exchange failed.
-    #[error(transparent)]
-    Sync(#[from] SyncError),
-    /// The loss is not a number any more.
-    #[error("train on: the loss is {loss}, training has diverged (try a smaller --lr)")]
-    Diverged {
-        /// As computed.
-        loss: f32,
-    },
-}
-
 impl Training {
-    /// From parameters that are the same on every rank. `images` is this rank's shard.
-    pub fn new(shape: &Shape, sgd: Sgd, images: Images, seeds: (u64, u64), sync: Synchronizer) -> Self {
-        let (same, own) = seeds;
+    /// From parameters that are the same on every rank, with this rank's shard and what changes its gradients.
+    pub fn new(
+        shape: &Shape,
+        sgd: Sgd,
+        (images, spoil): (Images, Spoil),
+        (same, own): (u64, u64),
+        sync: Synchronizer,
+    ) -> Self {
         let n = shape.parameters();
         Self {
             sgd,
@@ -98,6 +91,7 @@ impl Training {
             gradient: vec![0.0; n],
             mean: vec![0.0; n],
             sync,
+            spoil,
         }
     }
 
@@ -111,20 +105,25 @@ impl Training {
         (&self.gradient, self.sync.bucket())
     }
 
-    /// One batch, one exchange, one update.
-    pub fn step(&mut self, check: u32, tick: &Tick) -> Result<StepOutcome, StepError> {
+    /// One batch, one exchange, one update. A candidate of a trial that has diverged updates nothing, and its loss is NaN.
+    pub fn step(&mut self, check: u32, tick: &Tick) -> Result<StepOutcome, SyncError> {
         let started = Instant::now();
         let loss = self.compute_gradient(tick);
         if !loss.is_finite() {
-            if tick.trial.is_none() {
-                return Err(StepError::Diverged { loss });
-            }
-            // The other ranks wait for this one's part; the trial ends, and all of it is undone.
-            self.gradient.fill(0.0);
+            // The other ranks wait for this one's part, and learn by it that there is none.
+            self.gradient.fill(f32::NAN);
         }
+        (self.spoil)(&mut self.gradient);
         std::thread::sleep(self.sgd.least_compute.saturating_sub(started.elapsed()));
         let forward = started.elapsed();
-        let cost = self.sync.run(check, tick, &self.gradient, &mut self.mean)?;
+        let (cost, loss) = match self.sync.run(check, tick, &self.gradient, &mut self.mean) {
+            // The trial ends, and all of it is undone.
+            Err(SyncError::NotFinite { .. }) if tick.trial.is_some() => {
+                self.mean.fill(0.0);
+                (Cost::default(), f32::NAN)
+            }
+            done => (done?, loss),
+        };
         let before_update = Instant::now();
         self.sgd.update(&mut self.parameters, &mut self.velocity, &self.mean);
         let compute = forward + before_update.elapsed();

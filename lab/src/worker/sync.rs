@@ -4,12 +4,13 @@
 //! copied from there, and because every rank divides alike.
 
 use super::exchange::{Blocks, Elements, ExchangeError, Exchanger, Kind, Values};
+use super::mesh::MeshError;
 use flexcomm_collectives::GenerateError;
 use flexcomm_compression::Energy;
 use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_domain::{Collective, Rank, Selection, Strategy};
-use flexcomm_exchange::{Bucket, How, Leader, Param, Ran, Round, Status};
-use flexcomm_trainer::Tick;
+use flexcomm_exchange::{Bucket, How, Leader, Param, Ran, Round, Status, head};
+use flexcomm_trainer::{ANSWER_BYTES, Answer, Tick, Verdict};
 use std::time::{Duration, Instant};
 
 /// A gradient that could not be exchanged.
@@ -21,12 +22,23 @@ pub enum SyncError {
     /// On this rank, or in all ranks' messages.
     #[error(transparent)]
     Bucket(#[from] flexcomm_exchange::ExchangeError),
-    /// NaN or infinity.
-    #[error("exchange a gradient with NaN or infinite values")]
-    NotFinite,
-    /// This rank has no part in the exchange.
-    #[error("exchange the gradient: {0}")]
-    Failed(String),
+    /// NaN or infinity, the same on all ranks.
+    #[error("exchange a gradient with NaN or infinite values, {whose}: training has diverged (try a smaller --lr)")]
+    NotFinite {
+        /// Which rank's.
+        whose: String,
+    },
+    /// A rank has no part in the exchange, the same on all ranks.
+    #[error("exchange the gradient: rank {rank} could not do its part: {why}")]
+    Failed {
+        /// The first that has none.
+        rank: Rank,
+        /// As it says.
+        why: String,
+    },
+    /// A rank's status cannot be read.
+    #[error("read the status of rank {0} in an exchange that was refused")]
+    Status(Rank),
 }
 
 impl From<GenerateError> for SyncError {
@@ -36,7 +48,7 @@ impl From<GenerateError> for SyncError {
 }
 
 /// What an exchange cost.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Cost {
     /// Compress and decompress.
     pub comp: Duration,
@@ -100,7 +112,7 @@ impl Synchronizer {
         mean.copy_from_slice(gradient);
         let energy = match tick.strategy.is_dense() && !self.bucket.has_residual() {
             true => self.dense(&tick.strategy, mean)?,
-            false => self.compressed(tick, mean)?,
+            false => self.compressed(check, tick, mean)?,
         };
         let sync = self.exchanger.sync_time();
         let bytes = self.exchanger.mesh().bytes_sent() - bytes;
@@ -108,53 +120,71 @@ impl Synchronizer {
         Ok(Cost { comp: started.elapsed().saturating_sub(sync), sync, wait, bytes, energy })
     }
 
+    /// A gradient that begins with NaN says that this rank has no part.
     fn dense(&mut self, strategy: &Strategy, mean: &mut [f32]) -> Result<Energy, SyncError> {
+        let refused = |values: &[f32]| values.first().is_some_and(|value| value.is_nan());
+        let own = if refused(mean) { Verdict::Diverged } else { Verdict::GoOn };
         self.exchanger.run(sums_by(strategy.collective()), &mut Values(mean))?;
+        if refused(mean) {
+            return Err(self.refusal(&Answer::of(own)));
+        }
         let world = self.world() as f32;
         mean.iter_mut().for_each(|value| *value /= world);
         Ok(Energy::default())
     }
 
     /// `mean` holds the gradient until it is the mean.
-    fn compressed(&mut self, tick: &Tick, mean: &mut [f32]) -> Result<Energy, SyncError> {
-        let index = turn(tick);
-        let step = Step { index, learning_rate: self.learning_rate };
+    fn compressed(&mut self, check: u32, tick: &Tick, mean: &mut [f32]) -> Result<Energy, SyncError> {
+        let step = Step { index: turn(tick), learning_rate: self.learning_rate };
         let mut round = self.bucket.begin(mean, step, leader(tick, self.world()));
         loop {
-            self.refuse_own()?;
-            self.carry(&tick.strategy, round)?;
-            let parts: Vec<&[u8]> = match round.how {
-                How::Gather if round.bytes == 0 => vec![&[]; self.exchanger.mesh().world()],
-                How::Gather => self.buffer.chunks_exact(round.bytes).collect(),
-                _ => vec![&self.buffer],
-            };
-            if round.last {
-                let ran = self.bucket.finish(false, &parts, mean)?;
-                return if ran == Ran::Good { Ok(self.bucket.energy()) } else { Err(SyncError::NotFinite) };
+            self.carry(check, &tick.strategy, round)?;
+            let split = round.split(check, self.exchanger.mesh().world(), &self.buffer);
+            let differs = |rank| MeshError::Desynchronised { peer: Rank(rank as u32) };
+            let (refused, parts) = split.map_err(|rank| ExchangeError::from(differs(rank)))?;
+            if !round.last {
+                round = self.bucket.next(refused, &parts)?;
+                continue;
             }
-            round = self.bucket.next(false, &parts)?;
+            let ran = self.bucket.finish(refused, &parts, mean)?;
+            return if ran == Ran::Good { Ok(self.bucket.energy()) } else { Err(self.refusal(&self.own_status())) };
         }
     }
 
-    /// A rank that has no part ends, and its peers find the connection closed.
-    fn refuse_own(&mut self) -> Result<(), SyncError> {
+    /// This rank's part in the exchange that was refused.
+    fn own_status(&self) -> Answer {
         match self.bucket.status() {
-            Status::Ready => Ok(()),
-            Status::NotFinite => Err(SyncError::NotFinite),
-            Status::Failed => Err(SyncError::Failed(self.bucket.fault().to_owned())),
+            Status::Ready => Answer::of(Verdict::GoOn),
+            Status::NotFinite => Answer::of(Verdict::Diverged),
+            Status::Failed => Answer::cannot(self.bucket.fault()),
         }
+    }
+
+    /// Why the exchange was refused: what all ranks say of their parts, so that all of them name the same one.
+    fn refusal(&mut self, own: &Answer) -> SyncError {
+        self.statuses(own).map_or_else(|error| error, |all| first_refusal(&all))
+    }
+
+    fn statuses(&mut self, own: &Answer) -> Result<Vec<Answer>, SyncError> {
+        let mut all = vec![0; self.world() * ANSWER_BYTES];
+        all[self.rank().index() * ANSWER_BYTES..][..ANSWER_BYTES].copy_from_slice(&own.encode());
+        self.exchanger.run(Kind::Gather, &mut Blocks(&mut all))?;
+        let read = |(rank, bytes)| Answer::decode(bytes).ok_or(SyncError::Status(Rank(rank)));
+        (0..).zip(all.chunks_exact(ANSWER_BYTES)).map(read).collect()
     }
 
     /// Runs the collective of a round; what it brings is in `self.buffer`.
-    fn carry(&mut self, strategy: &Strategy, round: Round) -> Result<(), SyncError> {
-        let (world, own) = (self.world(), self.rank().index() * round.bytes);
+    fn carry(&mut self, check: u32, strategy: &Strategy, round: Round) -> Result<(), SyncError> {
+        let (world, rank, block) = (self.world(), self.rank().index(), round.head_bytes() + round.bytes);
         let Self { exchanger, bucket, buffer, .. } = self;
         buffer.clear();
-        buffer.resize(if round.how == How::Gather { world * round.bytes } else { round.bytes }, 0);
+        buffer.resize(if round.how == How::Gather { world * block } else { block }, 0);
         match round.how {
             How::Refused => {}
             How::Gather => {
-                bucket.write(&mut buffer[own..own + round.bytes]);
+                let (front, payload) = buffer[rank * block..][..block].split_at_mut(round.head_bytes());
+                bucket.write(payload);
+                front.copy_from_slice(&head(check, bucket.status())[..front.len()]);
                 exchanger.run(Kind::Gather, &mut Blocks(buffer))?;
             }
             How::Broadcast(root) => {
@@ -168,6 +198,16 @@ impl Synchronizer {
             }
         }
         Ok(())
+    }
+}
+
+/// Of all ranks' statuses: a codec that failed counts before a gradient that is not finite.
+fn first_refusal(all: &[Answer]) -> SyncError {
+    let first = |verdict| (0..).map(Rank).zip(all).find(|(_, answer)| answer.verdict == verdict);
+    match (first(Verdict::Cannot), first(Verdict::Diverged)) {
+        (Some((rank, answer)), _) => SyncError::Failed { rank, why: answer.why.clone() },
+        (None, Some((rank, _))) => SyncError::NotFinite { whose: format!("those of rank {rank}") },
+        (None, None) => SyncError::NotFinite { whose: "in the sum over the ranks".into() },
     }
 }
 

@@ -78,6 +78,17 @@ impl Ranks {
         folder: tempfile::TempDir,
         watch: Box<dyn FnMut(&str) + Send>,
     ) -> Self {
+        Self::start_spoiled(world, args, folder, watch, |_| |_: &mut [f32]| {})
+    }
+
+    /// `spoil` gives what changes a rank's gradients before they are exchanged.
+    pub fn start_spoiled<S: FnMut(&mut [f32]) + Send + 'static>(
+        world: usize,
+        args: impl Fn(usize) -> Vec<String>,
+        folder: tempfile::TempDir,
+        watch: Box<dyn FnMut(&str) + Send>,
+        spoil: impl Fn(usize) -> S,
+    ) -> Self {
         let mut watch = Some(watch);
         let listeners: Vec<_> = (0..world).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let peers: Vec<_> = listeners.iter().map(|l| l.local_addr().unwrap().to_string()).collect();
@@ -96,7 +107,8 @@ impl Ranks {
                 Some(watch) => Box::new(Watcher { line: Vec::new(), watch }),
                 None => Box::new(std::io::sink()),
             };
-            let surroundings = Surroundings { listener, data, stop: Arc::clone(&stop), progress };
+            let spoil = Box::new(spoil(rank));
+            let surroundings = Surroundings { listener, data, stop: Arc::clone(&stop), progress, spoil };
             ranks.stop.push(stop);
             ranks.threads.push(std::thread::spawn(move || train(args, surroundings)));
         }

@@ -38,8 +38,8 @@ SUMS = {How.SumF32: torch.float32, How.SumF16: torch.float16, How.SumBf16: torch
 #: as they are.
 COMPRESSIBLE = (torch.float32,)
 
-#: :meth:`Core.fault`'s code for this rank's part in the pass.
-_FAILED = 1
+#: :meth:`Core.fault`'s codes for this rank's part in the pass.
+_FAILED, _NOT_FINITE_HERE = 1, 2
 
 #: Of a rank's status in a pass that was refused: that number, flags, and the reason, cut where it is longer.
 _FAULT_BYTES = 512
@@ -49,7 +49,7 @@ _STAYS, _IDLE = 1, 2
 
 
 _NOT_FINITE = (
-    "failed to exchange gradients: some rank's gradient has NaN or infinite values, and so have all ranks' now. Leave out the "
+    "failed to exchange gradients: %s has NaN or infinite values, and so have all ranks' gradients now. Leave out the "
     "optimizer's step and call zero_grad() to go on with the next batch; lower the learning rate, clip gradients, or attach "
     "with on_nonfinite='propagate' when a GradScaler handles them"
 )
@@ -475,7 +475,9 @@ class Hook:
         idle = sum(bool(fault[1] & _IDLE) for fault in faults)
         if not idle:
             if raises:
-                _raise_after_ddp(NotFiniteError(_BROKEN if self._is_broken() else _NOT_FINITE))
+                ranks = [str(rank) for rank, fault in enumerate(faults) if fault[0] == _NOT_FINITE_HERE]
+                whose = f"the gradient of rank {', '.join(ranks)}" if ranks else "the sum of the ranks' gradients"
+                _raise_after_ddp(NotFiniteError(_BROKEN if self._is_broken() else _NOT_FINITE % whose))
             return
         logger.warning(_LEFT_OUT, idle)
         for gradient in gradients:

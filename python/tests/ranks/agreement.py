@@ -1,4 +1,4 @@
-"""What ranks do when decisions come late, twice, backwards or not at all, and agents die."""
+"""What ranks do when decisions come late or not at all, and agents die."""
 
 import itertools
 import time
@@ -10,7 +10,7 @@ from fake_agent import FakeAgent, decision, trial
 
 import flexcomm.torch
 
-GATHER, STAR, VAR, LW = "topk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.05)+ef(vanilla)/art-ring:star", "topk(k=0.05)+ef(vanilla)/art-ring:var", "lwtopk(k=0.1)+ef(vanilla)/allgather"
+GATHER, STAR, LW = "topk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.05)+ef(vanilla)/art-ring:star", "lwtopk(k=0.1)+ef(vanilla)/allgather"
 
 
 #: Layers of a model with one bucket, and of a larger one.
@@ -135,16 +135,6 @@ def silent(rank):
     if rank == 0:
         run.agent.publish(decision=decision(2, GATHER))
     run.train(200, lambda: run.session.version == 2)
-    return run.end()
-
-
-def backwards(rank):
-    """Versions arrive twice, backwards, and once more with another strategy."""
-    run = Run("back", rank, lambda r: r == 0)
-    for version, strategy in [(5, GATHER), (5, GATHER), (4, STAR), (5, STAR), (1, LW), (6, VAR), (6, VAR), (5, GATHER)]:
-        if rank == 0:
-            run.agent.publish(decision=decision(version, strategy))
-        run.train(6)
     return run.end()
 
 
@@ -344,7 +334,6 @@ with ranks() as (rank, world, seen):
     seen["dead 0"] = dead(rank, 0)
     seen["restarted"] = restarted(rank)
     seen["silent"] = silent(rank)
-    seen["backwards"] = backwards(rank)
     for name, sizes in (("wrapped", SMALL), ("wrapped large", LARGE)):
         seen[name] = wrapped(rank, name, sizes)
     trio = dist.new_group([0, 1, 2])

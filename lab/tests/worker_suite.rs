@@ -1,0 +1,163 @@
+//! The jobs of tests/suite over the lab's TCP. python/tests/test_suite.py runs the same over torch.distributed.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod worker_common;
+
+use flexcomm_wire::{JobOrders, TrialOrder};
+use serde::Deserialize;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use worker_common::{FakeAgent, Ranks, orders, trial, versions, wait_for};
+
+const RANKS: usize = 4;
+
+/// Long enough to be ended by the test.
+const FOREVER: u64 = 100_000_000;
+
+/// Steps after an order that changes nothing.
+const ON: u64 = 6;
+
+/// What tests/suite/README.md describes.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Suite {
+    strategy: String,
+    #[serde(default)]
+    held: bool,
+    orders: Vec<Order>,
+    versions: Vec<u64>,
+    not_finite: Option<usize>,
+    error: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Order {
+    decision: Option<DecisionOf>,
+    trial: Option<TrialOf>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DecisionOf {
+    version: u64,
+    strategy: String,
+    #[serde(default)]
+    forged: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TrialOf {
+    id: u64,
+    candidates: Vec<String>,
+    iterations: u32,
+}
+
+impl TrialOf {
+    fn order(&self) -> TrialOrder {
+        let candidates: Vec<&str> = self.candidates.iter().map(String::as_str).collect();
+        trial(self.id, &candidates, self.iterations, 60_000)
+    }
+}
+
+impl Order {
+    fn published(&self) -> JobOrders {
+        let (version, strategy) = self.decision.as_ref().map_or((0, ""), |d| (d.version, d.strategy.as_str()));
+        let mut orders = orders(version, strategy, self.trial.as_ref().map(TrialOf::order));
+        if let Some(decision) = orders.decision.as_mut().filter(|_| self.decision.as_ref().unwrap().forged) {
+            decision.digest = 7;
+        }
+        orders
+    }
+}
+
+impl Suite {
+    /// Starts the job. From the flag on, the gradient of the rank that is to fail is NaN.
+    fn start(&self, steps: u64) -> (Ranks, FakeAgent, Arc<AtomicBool>) {
+        let folder = tempfile::tempdir().unwrap();
+        let agent = FakeAgent::start(folder.path(), "a0");
+        let socket = FakeAgent::path(folder.path(), "a0");
+        let option = if self.held { "strategy" } else { "initial" };
+        let args = |rank: usize| {
+            let socket = (rank == 0).then(|| format!("--socket={socket}"));
+            [format!("--{option}={}", self.strategy), format!("--steps={steps}")].into_iter().chain(socket).collect()
+        };
+        let (fails, when) = (self.not_finite, Arc::new(AtomicBool::new(false)));
+        let flag = Arc::clone(&when);
+        let spoil = move |rank: usize| {
+            let flag = Arc::clone(&flag);
+            move |gradient: &mut [f32]| {
+                if Some(rank) == fails && flag.load(Ordering::Relaxed) {
+                    gradient[gradient.len() / 2] = f32::NAN;
+                }
+            }
+        };
+        (Ranks::start_spoiled(RANKS, args, folder, Box::new(|_| {}), spoil), agent, when)
+    }
+
+    /// Publishes one order after the other, and waits for what it does.
+    fn order(&self, agent: &mut FakeAgent) {
+        wait_for("the job runs", || agent.step() > 2);
+        let mut left = self.versions[1..].iter().peekable();
+        let mut applied = 0;
+        for order in &self.orders {
+            agent.publish(&order.published());
+            let (seen, decided) = (agent.step(), order.decision.as_ref());
+            if decided.is_some_and(|d| !d.forged && left.next_if_eq(&&d.version).is_some()) {
+                applied += 1;
+                wait_for("the decision is in force", || agent.applied().len() == applied);
+            }
+            if let Some(trial) = &order.trial {
+                wait_for("the trial is reported", || agent.trials().iter().any(|report| report.id == trial.id));
+            }
+            wait_for("steps go on", || agent.step() > seen + ON);
+        }
+        assert_eq!(left.next(), None, "no order has it");
+        for trial in self.orders.iter().filter_map(|order| order.trial.as_ref()) {
+            let report = agent.trials().into_iter().find(|report| report.id == trial.id).unwrap();
+            let ran: Vec<(&str, u32)> = report.outcomes.iter().map(|o| (o.strategy.0.as_str(), o.iterations)).collect();
+            let asked: Vec<(&str, u32)> = trial.candidates.iter().map(|c| (c.as_str(), trial.iterations)).collect();
+            assert_eq!((ran, report.aborted), (asked, None));
+            assert!(report.outcomes.iter().all(|o| o.gain > 0.0 && o.gain <= 1.0), "{:?}", report.outcomes);
+        }
+    }
+
+    fn run(&self) {
+        let (ranks, mut agent, fails) = self.start(FOREVER);
+        self.order(&mut agent);
+        if let Some(error) = &self.error {
+            fails.store(true, Ordering::Relaxed);
+            for (rank, end) in ranks.results().0.into_iter().enumerate() {
+                let text = format!("{:#}", end.unwrap_err());
+                assert!(text.contains(error), "rank {rank} says: {text}");
+            }
+            return;
+        }
+        ranks.stop(0);
+        let (_, log) = ranks.join();
+        let in_force: Vec<u64> = versions(&log).into_iter().map(|(_, version)| version).collect();
+        assert_eq!(in_force, self.versions);
+        if self.held {
+            let (plain, _agent, _) = self.start(log.len() as u64);
+            let (_, plain) = plain.join();
+            assert_eq!(log.len(), plain.len());
+            assert_eq!(log.iter().zip(&plain).find(|(a, b)| a != b), None, "the first step that differs");
+        }
+    }
+}
+
+#[test]
+fn every_job_of_the_suite() {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/suite"));
+    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    files.sort();
+    assert!(files.len() > 10, "{files:?}");
+    for path in files {
+        println!("{}", path.display());
+        let suite: Suite = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        suite.run();
+    }
+}

@@ -1,0 +1,107 @@
+"""The jobs of tests/suite over torch.distributed: what every rank sees of each."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any, Callable
+
+import torch
+from common import FOLDER, batch, ddp, everywhere, network, parameters_hash, ranks
+from fake_agent import FakeAgent, decision, trial
+
+import flexcomm.torch
+
+SUITE = pathlib.Path(__file__).parents[3] / "tests" / "suite"
+
+#: Steps after an order that changes nothing, and the most until one takes effect.
+ON, MOST = 6, 400
+
+
+class Job:
+    """One rank of a job; ends with `steps` steps, or by `end`."""
+
+    def __init__(self, rank: int, name: str, suite: dict[str, Any]) -> None:
+        self.rank = rank
+        self.agent = FakeAgent(FOLDER, name).start() if rank == 0 else None
+        self.model = ddp(network())
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.session = flexcomm.torch.attach(
+            self.model, self.optimizer, socket=str(self.agent.path) if self.agent else None,
+            **{"strategy" if suite.get("held") else "initial": suite["strategy"]},
+        )
+        if self.agent:
+            self.agent.wait_for("hello")
+        self.log: list[tuple[str, int, str]] = []
+        self.batches = self.session.batches(range(1_000_000))
+        self.fails = False
+
+    def step(self) -> None:
+        """One step of training, and the trial before it, if one has begun."""
+        for number in self.batches:
+            x, y = batch(number, self.rank)
+            if self.fails:
+                x[0, 0] = float("nan")
+            self.optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(self.model(x), y).backward()
+            self.optimizer.step()
+            if not self.session.in_trial:
+                break
+        self.log.append((parameters_hash(self.model.module), self.session.version, self.session.strategy))
+
+    def train(self, steps: int, until: Callable[[], bool] = lambda: False) -> None:
+        """Until rank 0 sees that it holds."""
+        for _ in range(steps):
+            self.step()
+            if everywhere(self.rank == 0 and until())[0]:
+                return
+
+    def order(self, orders: list[dict[str, Any]], versions: list[int]) -> None:
+        """Publishes one order after the other, and waits for what it does."""
+        self.train(4)
+        left = versions[1:]
+        for order in orders:
+            decided, tried = order.get("decision"), order.get("trial")
+            if self.agent:
+                made = decided and decision(decided["version"], decided["strategy"])
+                if decided and decided.get("forged"):
+                    made |= {"digest": 7}
+                self.agent.publish(
+                    decision=made, trial=tried and trial(tried["id"], tried["candidates"], tried["iterations"])
+                )
+            if decided and not decided.get("forged") and left[:1] == [decided["version"]]:
+                version = left.pop(0)
+                self.train(MOST, lambda version=version: self.session.version == version)
+            if tried:
+                self.train(MOST, lambda tried=tried: tried["id"] in [t["id"] for t in self.agent.of_kind("trial")])
+            self.train(ON)
+
+    def close(self) -> list[tuple[str, int, str]]:
+        self.batches.close()
+        self.session.close()
+        return self.log
+
+
+def run(rank: int, name: str, suite: dict[str, Any]) -> dict[str, Any]:
+    job = Job(rank, name, suite)
+    job.order(suite["orders"], suite["versions"])
+    seen: dict[str, Any] = {"trials": job.agent.of_kind("trial") if job.agent else []}
+    if "error" in suite:
+        job.fails = rank == suite["not_finite"]
+        try:
+            job.train(2)
+        except flexcomm.torch.FlexcommError as error:
+            seen["error"] = str(error)
+        job.close()
+        return seen
+    seen["log"] = job.close()
+    if suite.get("held"):
+        plain = Job(rank, f"{name}0", suite)
+        plain.train(len(seen["log"]))
+        seen["plain"] = plain.close()
+    return seen
+
+
+with ranks() as (rank, world, seen):
+    for number, path in enumerate(sorted(SUITE.glob("*.json"))):
+        seen[path.stem] = run(rank, f"s{number}", json.loads(path.read_text()))

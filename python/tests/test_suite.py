@@ -1,0 +1,46 @@
+"""The jobs of tests/suite over torch.distributed. lab/tests/worker_suite.rs runs the same over the lab's TCP."""
+
+import json
+import pathlib
+
+import pytest
+from conftest import torchrun
+
+SUITE = sorted((pathlib.Path(__file__).parents[2] / "tests" / "suite").glob("*.json"))
+
+
+@pytest.fixture(scope="module")
+def seen(folder):
+    outcome = torchrun("suite.py", folder)
+    assert outcome.code == 0, outcome.text
+    return outcome.ranks()
+
+
+def in_order(values):
+    """Without those that only repeat the one before."""
+    return [value for at, value in enumerate(values) if at == 0 or values[at - 1] != value]
+
+
+@pytest.mark.parametrize("path", SUITE, ids=lambda path: path.stem)
+def test_every_job_of_the_suite(seen, path):
+    suite = json.loads(path.read_text())
+    jobs = [rank[path.stem] for rank in seen]
+    if "error" in suite:
+        assert all(suite["error"] in job["error"] for job in jobs), [job["error"] for job in jobs]
+        return
+    log = jobs[0]["log"]
+    for rank, job in enumerate(jobs):
+        assert job["log"] == log, f"ranks 0 and {rank} ran apart"
+        if suite.get("held"):
+            assert [step[0] for step in job["plain"]] == [step[0] for step in log], "a trial has left a trace"
+    assert in_order([version for _, version, _ in log]) == suite["versions"]
+    # The first report of each; its shadow trials complete it later.
+    reports = {report["id"]: report for report in reversed(jobs[0]["trials"])}
+    for trial in (order["trial"] for order in suite["orders"] if "trial" in order):
+        outcomes = reports[trial["id"]]["outcomes"]
+        assert [(o["strategy"], o["iterations"]) for o in outcomes] == [(c, trial["iterations"]) for c in trial["candidates"]]
+        assert all(0 < o["gain"] <= 1 for o in outcomes), outcomes
+
+
+def test_the_suite_has_jobs():
+    assert len(SUITE) > 10
