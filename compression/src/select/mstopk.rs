@@ -76,17 +76,19 @@ pub(crate) fn pick(
     let above = count(upper);
     let band = count(lower) - above;
     let start = random_start(seed, band, k - above);
-    let run = start..start + (k - above);
-    let mut in_band = 0;
+    let Selection { indices, values: kept, .. } = selection;
+    let mut len = indices.len();
+    // One place more, and every value is stored: near the thresholds a branch would be guessed wrong too often.
+    indices.resize(len + k + 1, 0);
+    kept.resize(len + k + 1, 0.0);
+    let mut in_band = 0usize;
     for (index, value) in values {
+        (indices[len], kept[len]) = (index, value);
         let key = key(value);
-        if key < lower {
-            continue;
-        }
-        if key >= upper || run.contains(&in_band) {
-            selection.indices.push(index);
-            selection.values.push(value);
-        }
-        in_band += usize::from(key < upper);
+        let in_run = (key >= lower) & (in_band.wrapping_sub(start) < k - above);
+        len += usize::from((key >= upper) | in_run);
+        in_band += usize::from((key >= lower) & (key < upper));
     }
+    indices.truncate(len);
+    kept.truncate(len);
 }

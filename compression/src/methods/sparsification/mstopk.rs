@@ -5,12 +5,12 @@
 
 use super::sparse::{Choose, Sparse};
 use crate::Selection;
-use crate::codec::{Context, EncodeError, Stats, not_finite};
+use crate::codec::{CandidateFilter, Context, EncodeError, Stats, not_finite};
 use crate::entry::Entry;
-use crate::kernels::{Candidates, NOT_FINITE, key, scan};
-use crate::select::cut::{ANY_KEY, Cutter};
+use crate::kernels::key;
+use crate::select::cut::Cutter;
 use crate::select::mstopk::{bisect, mean_magnitude, pick};
-use crate::select::topk::floor_of;
+use crate::select::topk::cut_found;
 use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
@@ -23,14 +23,13 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Debug)]
 struct MsTopK {
     k: usize,
-    found: Candidates,
-    sample: Vec<u32>,
+    filter: CandidateFilter,
     cutter: Cutter,
 }
 
 impl MsTopK {
     fn new(k: usize) -> Self {
-        Self { k, found: Candidates::default(), sample: Vec::new(), cutter: Cutter::default() }
+        Self { k, filter: CandidateFilter::default(), cutter: Cutter::default() }
     }
 }
 
@@ -41,35 +40,42 @@ impl Choose for MsTopK {
         self.k
     }
 
+    fn filter(&mut self) -> Option<&mut CandidateFilter> {
+        Some(self.filter.want(self.k + 1))
+    }
+
     fn choose(&mut self, x: &[f32], context: &Context, selection: &mut Selection) -> Result<Stats, EncodeError> {
-        let Self { k, found, sample, cutter } = self;
+        let Self { k, filter, cutter } = self;
         let (k, n) = (*k, x.len());
-        let floor = if k == n { None } else { floor_of(|i| x[i], (n, k + 1), sample, found) };
-        let scanned = scan(context.kernel, x, floor, found);
-        if scanned.max_key >= NOT_FINITE {
+        let stats = filter.scan(context.kernel, x, (k + 1, context.known));
+        if !stats.is_finite() {
             return Err(not_finite(x));
         }
-        let stats = Stats { energy: scanned.energy, max: f32::from_bits(scanned.max_key) };
         if k == n {
             selection.indices.extend(0..k as u32);
             selection.values.extend_from_slice(x);
             return Ok(stats);
         }
+        let highest = key(stats.max);
+        let found = filter.floor().zip(filter.found(k + 1));
+        let cut = match found {
+            Some((floor, (_, bits))) => cut_found(context.kernel, cutter, bits, (floor..=highest, k + 1)),
+            None => cutter.cut(x.iter().map(|x| key(*x)), 0..=highest, (n, k + 1)),
+        };
+        let thresholds = bisect(mean_magnitude(x), stats.max, |threshold| key(threshold) <= cut.key);
         let [a, b, ..] = context.own(0).block(0);
-        let seed = u64::from(a) << 32 | u64::from(b);
-        let mean = mean_magnitude(x);
-        let search = |beyond: u32| bisect(mean, stats.max, |threshold| key(threshold) <= beyond);
+        let chosen = (thresholds, u64::from(a) << 32 | u64::from(b));
         // The few candidates serve when they hold all that reaches the lower threshold.
-        if let Some((indices, bits)) = found.get().filter(|(indices, _)| floor.is_some() && indices.len() > k) {
-            let values = bits.iter().map(|b| f32::from_bits(*b));
-            let thresholds = search(cutter.cut(values.clone().map(key), ANY_KEY, (bits.len(), k + 1)).key);
-            if floor.is_some_and(|floor| key(thresholds.lower) >= floor) {
-                pick(selection, indices.iter().copied().zip(values), k, (thresholds, seed));
-                return Ok(stats);
+        match found.filter(|(floor, _)| key(thresholds.lower) >= *floor) {
+            Some((_, (indices, bits))) => {
+                let values = bits.iter().map(|bits| f32::from_bits(*bits));
+                pick(selection, indices.iter().copied().zip(values), k, chosen);
             }
+            None => pick(selection, (0..).zip(x.iter().copied()), k, chosen),
         }
-        let thresholds = search(cutter.cut(x.iter().map(|x| key(*x)), ANY_KEY, (n, k + 1)).key);
-        pick(selection, (0..).zip(x.iter().copied()), k, (thresholds, seed));
+        if found.is_some() {
+            filter.learn(cut.key);
+        }
         Ok(stats)
     }
 }

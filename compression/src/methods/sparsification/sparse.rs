@@ -2,7 +2,7 @@
 //! this order ([`kept_values`]); and a codec around a rule that chooses them.
 
 use super::kept_values;
-use crate::codec::{Carried, Codec, Context, EncodeError, ReadError, Size, Stats};
+use crate::codec::{CandidateFilter, Carried, Codec, Context, EncodeError, ReadError, Size, Stats};
 use crate::kernels::{ROOM, Work};
 use crate::wire::{Reader, Writer, index_bytes, read_indices, write_indices, write_indices_least};
 use crate::{Energy, Selection};
@@ -57,6 +57,11 @@ pub(super) trait Choose: Send + std::fmt::Debug {
 
     /// Fills `selection`, which is empty, with indices and values of `x`; refuses what is not finite.
     fn choose(&mut self, x: &[f32], context: &Context, selection: &mut Selection) -> Result<Stats, EncodeError>;
+
+    /// As [`Codec::filter`].
+    fn filter(&mut self) -> Option<&mut CandidateFilter> {
+        None
+    }
 
     /// As [`Codec::carried`].
     fn carried(&mut self, _residual: &[f32], _share: Carried) {}
@@ -134,6 +139,10 @@ impl<C: Choose> Codec for Sparse<C> {
 
     fn most_selected(&self) -> usize {
         self.rule.most()
+    }
+
+    fn filter(&mut self) -> Option<&mut CandidateFilter> {
+        self.rule.filter()
     }
 
     fn send_values_as(&mut self, value_type: ValueType) {
