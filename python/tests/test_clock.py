@@ -6,9 +6,8 @@ import pytest
 import torch
 from gpu import Gpu, Work
 
-from flexcomm.torch import _device
+from flexcomm.torch import _collectives, _device
 from flexcomm.torch._clock import MOST_WAITING, Clock
-from flexcomm.torch._hook import Hook
 
 #: Where a bucket lies; there is nothing behind it.
 HERE, THERE = (torch.empty(4, device="meta") for _ in range(2))
@@ -231,14 +230,14 @@ def test_a_sum_of_the_hosts_that_travels_by_the_devices_backend_is_a_copy(monkey
 
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, group, async_op: Sum(tensor))
     device = object.__new__(_device.Device)
-    device.clock, device._by_stream = Clock(gpu, lambda *_: None), True
-    hook = object.__new__(Hook)
+    device._cuda, device._nccl, device._by_stream, device.clock = gpu, False, True, Clock(gpu, lambda *_: None)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
     # A copy, as to a GPU.
-    hook._device, hook._tuner, hook._group, hook._via = device, None, None, torch.device("cpu")
-    hook._mark = mark = device.clock.enter(HERE, False)
+    monkeypatch.setattr(_collectives, "wire", lambda group: torch.device("cpu"))
+    collectives = _collectives.Collectives(None, None, device, None)
+    mark = device.clock.enter(HERE, False)
     payload = torch.arange(5.0)
-    work = hook._all_reduce(payload)
-    device.under_way(mark, work)
+    work = collectives.all_reduce(payload, HERE, mark)
     assert len(gpu.made) == 1 and mark.launched is gpu.made[0]
     # A wait for it holds the host, so it is none of a stream's.
     assert mark.landed is None and waited == [] and payload.tolist() == [0, 1, 2, 3, 4]

@@ -7,7 +7,7 @@ registers a communication hook, connects to the node's agent and follows its dec
 
 from flexcomm._core import FlexcommError
 from flexcomm.torch._alone import CommHook
-from flexcomm.torch._hook import NotFiniteError
+from flexcomm.torch._failures import NotFiniteError
 from flexcomm.torch._session import Costs, Session, attach, compressors
 from flexcomm.torch._trials import Snapshot
 

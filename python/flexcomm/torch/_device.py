@@ -13,13 +13,18 @@ import functools
 import logging
 import os
 import pathlib
-from typing import Any, Callable, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from flexcomm._core import Begun, Core, Round
 from flexcomm.torch._clock import Clock, Mark
+from flexcomm.torch._collectives import Carried, Launched, under
+from flexcomm.torch._exchange import Exchange
+
+if TYPE_CHECKING:
+    from flexcomm.torch._bucket import BucketView
 
 logger = logging.getLogger("flexcomm")
 
@@ -139,36 +144,8 @@ def _point_at_nvrtc() -> None:
             return
 
 
-class Carried:
-    """A collective on copies, where the backend takes no tensors of the host."""
-
-    def __init__(self, work: dist.Work, here: torch.Tensor, there: torch.Tensor) -> None:
-        self._work, self._here, self._there = work, here, there
-
-    def wait(self) -> None:
-        self._work.wait()
-        self._here.copy_(self._there)
-
-
-#: A collective that is under way.
-Launched = dist.Work | Carried
-
-
-def under(work: dist.Work | None) -> dist.Work:
-    """A collective that was asked for with `async_op`: torch gives none only to ranks outside of the group."""
-    assert work is not None
-    return work
-
-
-def wire(group: dist.ProcessGroup | None) -> torch.device | None:
-    """Where tensors of the host must be copied to before they can travel; none where they travel as they are. Of a bucket's
-    see :meth:`Device.wire`."""
-    backends = str(dist.get_backend_config(group))
-    return None if "cpu:" in backends else torch.device("cuda")
-
-
-class Exchange:
-    """The exchange of one bucket in one step on the device. Messages that do not stay there travel from the host."""
+class OnDevice:
+    """A bucket's pipeline on the device, in one step. Messages that do not stay there travel from the host."""
 
     def __init__(
         self, core: Core, index: int, buffers: tuple[torch.Tensor, torch.Tensor], place: tuple[int, int], room: _Room | None
@@ -246,6 +223,44 @@ def _name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+class Gathered(Exchange):
+    """Compressed on a device, by a message that stays there: one allgather."""
+
+    compressed = True
+
+    def __init__(
+        self, device: Device, bucket: BucketView, there: OnDevice, results: tuple[torch.Tensor, torch.Tensor],
+        launched: tuple[dist.Work, Mark | None],
+    ) -> None:
+        super().__init__(bucket)
+        assert there.room is not None
+        self._device, self._there, self._room = device, there, there.room
+        self._arrived, self._outcome = results
+        self.work, self.mark = launched
+
+    def finish(self) -> None:
+        there, room, buffer = self._there, self._room, self.buffer
+        if self._arrived is not room.blocks:
+            room.blocks.copy_(self._arrived)
+        blocks = room.blocks.data_ptr(), room.blocks.numel()
+        there.core.add_blocks_on(there.index, there.place, blocks, (there.mean.data_ptr(), buffer.numel()))
+        if there.mean is not buffer:
+            buffer.copy_(there.mean)
+        world = room.headers.numel() // room.front
+        fronts = room.blocks.view(world, -1)[:, : room.front]
+        room.headers.view(world, room.front).copy_(fronts, non_blocking=True)
+        room.outcome.copy_(self._outcome, non_blocking=True)
+        self._device.will_wait(buffer)
+
+    def judge(self) -> bool:
+        there, headers, outcome = self._there, self._room.headers, self._room.outcome
+        headers_at, outcome_at = ((one.data_ptr(), one.numel()) for one in (headers, outcome))
+        finite = there.core.judge(there.index, self.buffer.numel(), headers_at, outcome_at)
+        if not finite:
+            self.buffer.fill_(float("nan"))
+        return finite
+
+
 @dataclasses.dataclass(frozen=True)
 class _Look:
     """What the shadows of a bucket have on its device."""
@@ -305,6 +320,10 @@ class Device:
         if warning not in self._warned:
             self._warned.add(warning)
             logger.warning("%s: buckets on %s are compressed on the host: %s", *warning)
+
+    def enter(self, buffer: torch.Tensor, compresses: bool) -> Mark | None:
+        """Events of a bucket on a GPU, which begins on the current stream."""
+        return self.clock.enter(buffer, compresses) if self._cuda.has(buffer) else None
 
     def on_gpu(self, buffer: torch.Tensor) -> bool:
         """Whether the host's clock cannot tell what is done to it."""
@@ -444,7 +463,7 @@ class Device:
             seen = self._seen.popleft()
             self._core.shadow_outcomes(seen.turn, [(index, own.data_ptr(), own.numel()) for index, own in seen.found])
 
-    def begin(self, index: int, buffer: torch.Tensor, rates: list[float]) -> tuple[str, Exchange | None]:
+    def begin(self, index: int, buffer: torch.Tensor, rates: list[float]) -> tuple[str, OnDevice | None]:
         """Compresses a bucket on the device: why that cannot be, or what the exchange goes on with."""
         if self._core.watching():
             return WATCHING, None
@@ -452,7 +471,7 @@ class Device:
         why = why if there is None else there.begin(rates)
         return why, None if why else there
 
-    def _ready(self, index: int, buffer: torch.Tensor) -> tuple[str, Exchange]:
+    def _ready(self, index: int, buffer: torch.Tensor) -> tuple[str, OnDevice]:
         _point_at_nvrtc()
         place = self._cuda.place(buffer)
         why, need, block, front = self._core.device_ready(index, place)
@@ -461,7 +480,7 @@ class Device:
             why, _, block, front = self._core.device_ready(index, place, (given, given.data_ptr(), need))
         mean = buffer if why else self._mean(index, buffer)
         room = self._room(index, buffer.device, block, front) if block else None
-        return why, Exchange(self._core, index, (buffer, mean), place, room)
+        return why, OnDevice(self._core, index, (buffer, mean), place, room)
 
     def _room(self, index: int, device: torch.device, block: int, front: int) -> _Room:
         return _Room(
@@ -472,51 +491,30 @@ class Device:
             self._pinned(index, "outcome", _OUTCOME_BYTES),
         )
 
-    def gather(
-        self, there: Exchange, mark: Mark | None = None
-    ) -> tuple[str, dist.Work | None, Callable[[], Any] | None]:
-        """Launches the allgather of a message that stays on the device: why that cannot be, or the collective and what
-        comes after it."""
-        index, buffer, mean, place, room = there.index, there.buffer, there.mean, there.place, there.room
+    def gather(self, bucket: BucketView, there: OnDevice, mark: Mark | None) -> tuple[str, Gathered | None]:
+        """Launches the allgather of a message that stays on the device: why that cannot be, else the exchange."""
+        index, room, size = bucket.index, there.room, there.first.elements
         assert room is not None
-        n, size, front = buffer.numel(), there.first.elements, room.front
-        block, blocks, headers, host_outcome = room.block, room.blocks, room.headers, room.outcome
         address, length = there.begun.outcome
         given = self._buffers[index, "given"]
         outcome = given[address - given.data_ptr() :][:length]
-        why = self._core.write_block_on(index, place, n, (block.data_ptr(), size))
+        why = self._core.write_block_on(index, there.place, bucket.values, (room.block.data_ptr(), size))
         if why:
-            return why, None, None
+            return why, None
         self._core.launched(size, True)
-        if self._nccl:
-            self.clock.launch(mark)
-            work = dist.all_gather_into_tensor(blocks, block, group=self._group, async_op=True)
-            here = None
-        else:
+        block, arrived = room.block, room.blocks
+        if not self._nccl:
             # Waits for the kernels: this backend reads memory of the host.
-            sent = self._kept(index, "sent", size, torch.uint8, "cpu").copy_(block)
-            self.clock.launch(mark)
-            here = self._kept(index, "arrived", size * self._world, torch.uint8, "cpu")
-            work = dist.all_gather_into_tensor(here, sent, group=self._group, async_op=True)
+            block = self._kept(index, "sent", size, torch.uint8, "cpu").copy_(block)
+            arrived = self._kept(index, "arrived", size * self._world, torch.uint8, "cpu")
+        self.clock.launch(mark)
+        work = under(dist.all_gather_into_tensor(arrived, block, group=self._group, async_op=True))
+        self.under_way(mark, work)
+        return "", Gathered(self, bucket, there, (arrived, outcome), (work, mark))
 
-        def arrived() -> Callable[[], tuple[bool, torch.Tensor]]:
-            if here is not None:
-                blocks.copy_(here)
-            self._core.add_blocks_on(index, place, (blocks.data_ptr(), size * self._world), (mean.data_ptr(), n))
-            if mean is not buffer:
-                buffer.copy_(mean)
-            headers.view(self._world, front).copy_(blocks.view(self._world, size)[:, :front], non_blocking=True)
-            host_outcome.copy_(outcome, non_blocking=True)
-            self._waits = buffer
-
-            def judged() -> tuple[bool, torch.Tensor]:
-                all_headers = headers.data_ptr(), headers.numel()
-                finite = self._core.judge(index, n, all_headers, (host_outcome.data_ptr(), host_outcome.numel()))
-                return finite, buffer if finite else buffer.fill_(float("nan"))
-
-            return judged
-
-        return "", work, arrived
+    def will_wait(self, buffer: torch.Tensor) -> None:
+        """:meth:`waits` is to wait for what was launched for a bucket."""
+        self._waits = buffer
 
     def _pinned(self, index: int, what: str, size: int) -> torch.Tensor:
         known = self._buffers.get((index, what))

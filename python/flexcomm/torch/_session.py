@@ -20,8 +20,9 @@ from flexcomm import _core, _repeats
 from flexcomm._core import Core, FlexcommError
 from flexcomm.torch import _arguments, _checks, _state, _trials, _tuner, _wrapper
 from flexcomm.torch._control import Control
+from flexcomm.torch._ddp import in_backward
 from flexcomm.torch._device import Cuda, no_memory
-from flexcomm.torch._hook import Hook, in_backward
+from flexcomm.torch._hook import Hook
 from flexcomm.torch._rates import Rates
 from flexcomm.torch._storage import SnapshotStorage
 from flexcomm.torch._unused import Unused

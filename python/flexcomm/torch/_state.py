@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from flexcomm._core import Core, FlexcommError
-from flexcomm.torch import _device, _layout
+from flexcomm.torch import _collectives, _layout
 from flexcomm.torch._arguments import shown
 
 logger = logging.getLogger("flexcomm")
@@ -49,7 +49,7 @@ def save(core: Core, named: Named, who: tuple[int, int, Any], consolidate: bool)
     residuals = {named[number][0]: _saved(values, named[number][1]) for number, values in core.residuals().items()}
     if consolidate:
         # Every rank goes through all parameters: another rank may have a residual where this one has none.
-        wire = _device.wire(group)
+        wire = _collectives.wire(group)
         for number, (name, parameter) in enumerate(named):
             total = residuals.get(name, torch.zeros(parameter.numel()))
             there = total if wire is None else total.to(wire)

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm._core import Core, FlexcommError
-from flexcomm.torch._hook import Hook, in_backward
+from flexcomm.torch._ddp import in_backward
+from flexcomm.torch._hook import Hook
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -157,7 +158,7 @@ class _GroupWrapper(dist.ProcessGroup):
         last = self._seen >= self._values
         if last:
             self._index = self._seen = 0
-        work = self._hook.native(index, bucket, last, lambda payload: self._inner.allreduce([payload], opts))
+        work = self._hook.native.all_reduce(index, bucket, last, lambda payload: self._inner.allreduce([payload], opts))
         if last and not in_backward():
             # No backward pass: under `join()`, of a rank that has run out of batches and has no optimizer's step.
             self._end()

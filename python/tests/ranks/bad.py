@@ -81,15 +81,17 @@ def fails_alone(rank):
     model = ddp(network(), process_group=group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     session = flexcomm.torch.attach(model, optimizer, strategy=GATHER)
-    landed, calls, step = session.hook._landed, [], 0
+    own, calls, step = session.hook._pass, [], 0
+    arrive = own._arrive
 
-    def fails(then):
+    def fails(exchange, last):
         calls.append(step)
         if rank == 1 and calls.count(7) == 2:
-            raise RuntimeError("rank 1 alone")
-        return landed(then)
+            exchange.wait()
+            return RuntimeError("rank 1 alone")
+        return arrive(exchange, last)
 
-    session.hook._landed = fails
+    own._arrive = fails
     model.module[-1].bias.register_hook(lambda g: g * float("nan") if step == 7 and rank == 2 else None)
 
     def run(steps):

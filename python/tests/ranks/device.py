@@ -13,7 +13,7 @@ from common import FOLDER, Lines, batch, ddp, network, parameters_hash, ranks, s
 from fake_agent import FakeAgent, decision, trial
 
 import flexcomm.torch
-from flexcomm.torch import _device
+from flexcomm.torch import _collectives, _device
 from flexcomm.torch._storage import SnapshotStorage
 
 STEPS, STREAM = 12, 0x5EED
@@ -92,6 +92,12 @@ class Pretended(_device.Cuda):
         return torch.empty(size, dtype=torch.uint8)
 
 
+def pretend_on(session, cuda):
+    """Before the first bucket."""
+    device = session.hook.device
+    device._cuda = device.clock._cuda = cuda
+
+
 def bits(model):
     return parameters_hash(model.module.float())
 
@@ -105,7 +111,7 @@ def train(rank, strategy, *, pretend=True, dtype=torch.float32, events={}, room=
     cuda = Pretended()
     cuda.room, cuda.pins = room, pins
     if pretend:
-        session.hook._device = _device.Device(session._core, None, cuda)
+        pretend_on(session, cuda)
     before, LINES.lines = launches(STREAM), []
     error, kept = None, False
     for step in range(STEPS):
@@ -148,7 +154,7 @@ class Network:
         self.hook, self.by_host, self.works = None, 0, []
 
     def carry(self, name, tensor, *rest, group=None, **options):
-        kept = {t.data_ptr() for (_, what), t in self.hook._buffers.items() if what != "dense"}
+        kept = {t.data_ptr() for (_, what), t in self.hook._buffers.kept.items() if what != "dense"}
         on_host = tensor.data_ptr() in kept
         work = self.real[name](tensor, *rest, group=self.host if on_host else self.device, **options)
         self.by_host += on_host
@@ -159,7 +165,7 @@ class Network:
     @contextlib.contextmanager
     def of(self, session):
         self.hook = session.hook
-        session.hook._device._nccl = session.hook._device._by_stream = True
+        session.hook.device._nccl = session.hook.device._by_stream = True
         for name in self.COLLECTIVES:
             setattr(torch.distributed, name, functools.partial(self.carry, name))
         try:
@@ -188,7 +194,7 @@ def two_backends(rank, strategy, events):
     model = ddp(network((20, 48, 40, 2)), bucket_cap_mb=0.006)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     session = flexcomm.torch.attach(model, optimizer, strategy=strategy)
-    session.hook._device = _device.Device(session._core, None, cuda)
+    pretend_on(session, cuda)
     with wires.of(session):
         for step in range(STEPS):
             if step in events:
@@ -209,7 +215,7 @@ def reported(rank, name, *, options={}, steps=60, decide=None, pretend=True):
     cuda = Pretended()
     cuda.lag = 40
     if pretend:
-        session.hook._device = _device.Device(session._core, None, cuda)
+        pretend_on(session, cuda)
     agent.wait_for("hello")
     began = time.perf_counter()
     for step in range(steps):
@@ -247,7 +253,7 @@ def tried(rank):
     session = flexcomm.torch.attach(model, optimizer, socket=str(agent.path))
     cuda = Pretended()
     cuda.lag = 60
-    session.hook._device = _device.Device(session._core, None, cuda)
+    pretend_on(session, cuda)
     agent.wait_for("hello")
     done, reports, early = 0, [], None
     for x, y in session.batches([batch(step, rank) for step in range(60)]):
@@ -291,7 +297,7 @@ def snapped(rank, name, trials):
     greedy = Greedy()
     session = flexcomm.torch.attach(model, optimizer, socket=str(agent.path), extra=[greedy])
     cuda = greedy.cuda = Pretended()
-    session.hook._device = _device.Device(session._core, None, cuda)
+    pretend_on(session, cuda)
     session._storage = SnapshotStorage(cuda)
     agent.wait_for("hello")
     done, hashes, inside, taken, bytes_of = 0, [], 0, [], []
@@ -334,7 +340,7 @@ def shadowed(rank, strategy, *, pretend=True, dtype=torch.float32, room=None, la
     cuda = Pretended()
     cuda.lag, Event.synchronised = lag, 0
     if pretend:
-        session.hook._device = _device.Device(session._core, None, cuda)
+        pretend_on(session, cuda)
     LINES.take()
     for step in range(40):
         if step == 10:
@@ -436,8 +442,8 @@ with ranks() as (rank, world, seen):
                 options = full[kind] if rank == 1 else {}
                 seen["full"][f"{what}, {dtype}, {kind}"] = train(rank, what, dtype=dtype, **options)
     # As under NCCL alone: what lies on the host travels as a copy.
-    wire, _device.wire = _device.wire, lambda group: torch.device("cpu")
+    wire, _collectives.wire = _collectives.wire, lambda group: torch.device("cpu")
     seen["carried"] = {text: train(rank, text, pretend=False) for text in others}
-    _device.wire = wire
+    _collectives.wire = wire
     seen["driver"] = DRIVER is not None
     seen["nvrtc"] = os.environ.get("FLEXCOMM_NVRTC", "")

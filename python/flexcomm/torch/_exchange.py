@@ -1,0 +1,209 @@
+"""Kinds of exchanges: how one bucket's gradient becomes the mean over the ranks. Those of messages that stay on a GPU are in
+:mod:`flexcomm.torch._device`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from flexcomm._core import Core, How, Round
+from flexcomm.torch._clock import Mark
+from flexcomm.torch._collectives import Collectives, Launched
+
+if TYPE_CHECKING:
+    from flexcomm.torch._bucket import BucketView
+
+#: Element types of rounds that sum.
+SUMS = {How.SumF32: torch.float32, How.SumF16: torch.float16, How.SumBf16: torch.bfloat16}
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.numel()
+
+
+def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+
+
+class Buffers:
+    """Memory that is kept from step to step, by bucket and purpose."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, str], torch.Tensor] = {}
+
+    def exactly(self, index: int, what: str, size: int, dtype: torch.dtype, device: Any = "cpu") -> torch.Tensor:
+        known = self.kept.get((index, what))
+        if known is None or known.numel() != size or known.dtype != dtype or known.device.type != str(device):
+            known = torch.empty(size, dtype=dtype, device=device)
+            self.kept[index, what] = known
+        return known
+
+    def at_least(self, index: int, what: str, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """For sizes that change from step to step: room is only ever added."""
+        known = self.kept.get((index, what))
+        room = 0 if known is None or known.dtype != dtype else known.numel()
+        if room < size:
+            # An eighth more, so that slowly growing messages do not ask every step.
+            room = size + size // 8
+        return self.exactly(index, what, room, dtype)[:size]
+
+
+class Exchange:
+    """A bucket's in one pass: what :class:`flexcomm.torch._pass.Pass` asks of every kind."""
+
+    #: Whether a compressor takes part, and with it perhaps a residual.
+    compressed = False
+    #: The collective under way.
+    work: Launched | None = None
+    #: Events, of a bucket on a GPU.
+    mark: Mark | None = None
+    #: What DDP was given; none where it was given one that is done.
+    future: Any = None
+
+    def __init__(self, bucket: BucketView) -> None:
+        # Not the bucket, which keeps an exchange of its own.
+        self.buffer = bucket.buffer
+        self.parameters = bucket.parameters
+
+    def wait(self) -> None:
+        work, self.work = self.work, None
+        if work is not None:
+            work.wait()
+
+    def finish(self) -> None:
+        """After the last collective: the buffer becomes the mean. On a device that is launched, and not waited for."""
+        raise NotImplementedError
+
+    def judge(self) -> bool:
+        """After the device: whether the mean is finite, the same on all ranks. Where it is not the buffer is NaN."""
+        return True
+
+
+class InPlace(Exchange):
+    """Dense, without any copy: the same object in every pass."""
+
+    def __init__(self, core: Core, bucket: BucketView) -> None:
+        super().__init__(bucket)
+        self._core = core
+
+    def launch(self, collectives: Collectives, mark: Mark | None) -> Exchange:
+        """What :meth:`flexcomm.torch._hook.Hook.__call__` does by itself for most buckets on the host."""
+        self.mark = mark
+        # Multiplied first, as DDP does it: the same bits, and half the time of dividing.
+        self.buffer.mul_(1.0 / collectives.world)
+        self._core.launched(_bytes(self.buffer)[1], False)
+        self.work = collectives.all_reduce(self.buffer, self.buffer, mark)
+        return self
+
+    def finish(self) -> None:
+        self._core.landed()
+
+
+class Half(Exchange):
+    """Dense, in float16 or bfloat16."""
+
+    def __init__(self, collectives: Collectives, bucket: BucketView, payload: torch.Tensor, mark: Mark | None) -> None:
+        super().__init__(bucket)
+        self._core = core = collectives.core
+        self.mark = mark
+        began = time.perf_counter()
+        self._payload = payload.copy_(bucket.buffer).div_(collectives.world)
+        core.worked(time.perf_counter() - began, True)
+        core.launched(_bytes(payload)[1], False)
+        self.work = collectives.all_reduce(payload, bucket.buffer, mark)
+
+    def finish(self) -> None:
+        self._core.landed()
+        began = time.perf_counter()
+        self.buffer.copy_(self._payload)
+        self._core.worked(time.perf_counter() - began, False)
+
+
+class Pipeline(Protocol):
+    """A bucket's in the core, on the host or on a device: after its beginning it goes on with what each round brought."""
+
+    def next(self, arrived: tuple[int, int]) -> Round:
+        """After a round that is not the last."""
+
+    def finish(self, arrived: tuple[int, int]) -> bool:
+        """The bucket becomes the mean; answers whether it is finite."""
+
+
+class OnHost:
+    """A bucket's pipeline on the host: on the bucket itself, or on a copy of one that lies on a device."""
+
+    def __init__(self, core: Core, bucket: BucketView, copy: torch.Tensor | None = None) -> None:
+        self._core = core
+        self._index = bucket.index
+        self._buffer = bucket.buffer
+        self._here = bucket.buffer if copy is None else copy
+
+    def begin(self, rates: list[float]) -> Round:
+        """Compresses; answers the first round."""
+        return self._core.begin_exchange(self._index, _span(self._here), rates)
+
+    def next(self, arrived: tuple[int, int]) -> Round:
+        return self._core.next_round(self._index, self._here.numel(), arrived)
+
+    def finish(self, arrived: tuple[int, int]) -> bool:
+        finite = self._core.finish_exchange(self._index, arrived, _span(self._here))
+        if self._here is not self._buffer:
+            self._buffer.copy_(self._here)
+        return finite
+
+
+class Rounds(Exchange):
+    """Compressed, by messages on the host: one collective per round."""
+
+    compressed = True
+
+    def __init__(
+        self, collectives: Collectives, buffers: Buffers, bucket: BucketView, pipeline: Pipeline, first: Round,
+        mark: Mark | None,
+    ) -> None:
+        super().__init__(bucket)
+        self._core = collectives.core
+        self._collectives = collectives
+        self._buffers = buffers
+        self._index = bucket.index
+        self._pipeline = pipeline
+        self._finite = True
+        if first.last:
+            self.mark = mark
+        else:
+            # Several collectives in turn, each waited for: the host's clock is right.
+            collectives.device.clock.forget(mark)
+        self._number = 0
+        self._launch(first)
+        while not self._round.last:
+            self.wait()
+            self._number += 1
+            self._launch(self._pipeline.next(_bytes(self._arrived)))
+
+    def finish(self) -> None:
+        self._finite = self._pipeline.finish(_bytes(self._arrived))
+
+    def judge(self) -> bool:
+        return self._finite
+
+    def _launch(self, current: Round) -> None:
+        """Launches a round's collective: what it brings will be in `_arrived`."""
+        self._round = current
+        if current.how == How.Refused:
+            self._arrived = torch.empty(0)
+            return
+        self._arrived = sent = self._message("round", current, 1)
+        self._core.write_round(self._index, self.buffer.numel(), _bytes(sent))
+        if current.how == How.Broadcast:
+            self.work = self._collectives.broadcast(sent, current.root, self.buffer, self.mark)
+        elif current.how in SUMS:
+            self.work = self._collectives.all_reduce(sent, self.buffer, self.mark)
+        elif current.elements > 0:
+            self._arrived = self._message("round of all", current, self._collectives.world)
+            self.work = self._collectives.all_gather(self._arrived, sent, self.buffer, self.mark)
+
+    def _message(self, what: str, current: Round, ranks: int) -> torch.Tensor:
+        dtype = SUMS.get(current.how, torch.uint8)
+        return self._buffers.at_least(self._index, f"{what} {self._number}", current.elements * ranks, dtype)
