@@ -9,9 +9,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm._core import FlexcommError
+from flexcomm.torch._attach import attach
 from flexcomm.torch._bucket import GradBucket
 from flexcomm.torch._hook import Hook, detached_hook
-from flexcomm.torch._session import Session, attach
+from flexcomm.torch._session import Session
 
 
 class CommHook:

@@ -43,6 +43,38 @@ def _logs_waiting() -> Iterator[None]:
         timer.cancel()
 
 
+class Checkpoints:
+    """Of one session, `who` is its rank among how many of which group. Warns once of each thing that is done in a live trial."""
+
+    def __init__(self, core: Core, named: Named, who: tuple[int, int, Any]) -> None:
+        self._core = core
+        self._named = named
+        self._who = who
+        self._warned_of_saving = self._warned_of_loading = False
+
+    def save(self, consolidate: bool, in_trial: bool) -> dict[str, Any]:
+        if in_trial and not self._warned_of_saving:
+            self._warned_of_saving = True
+            logger.warning(
+                "state_dict() in a live trial: this state, the model's and the optimizer's are those of the trial's candidate, which "
+                "training does not go on from. Save checkpoints where session.in_trial is False, at every so many of session.step"
+            )
+        return save(self._core, self._named, self._who, consolidate)
+
+    def load(self, state: Any) -> None:
+        load(self._core, self._named, self._who[:2], state)
+
+    def check_in_trial(self, state: Any) -> None:
+        """In place of loading: the trial would put back what was loaded."""
+        check(self._named, self._who[:2], state)
+        if not self._warned_of_loading:
+            self._warned_of_loading = True
+            logger.warning(
+                "load_state_dict() in a live trial has loaded nothing: the trial puts back all that the script loads in it, the "
+                "model's and the optimizer's state too. Load where session.in_trial is False"
+            )
+
+
 def save(core: Core, named: Named, who: tuple[int, int, Any], consolidate: bool) -> dict[str, Any]:
     """The state of this rank, or the mean over all ranks."""
     rank, world, group = who

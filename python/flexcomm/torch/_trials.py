@@ -5,22 +5,21 @@ from __future__ import annotations
 import collections
 import copy
 import logging
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Generator, Generic, Iterable, Iterator, Sized, TypeVar, cast
 
 import torch
 
 from flexcomm._core import Core
+from flexcomm.torch._device import Cuda, no_memory
 from flexcomm.torch._snapshot import Parts, Random, Snapshot
 from flexcomm.torch._storage import SnapshotStorage
 
-if TYPE_CHECKING:
-    from flexcomm.torch._session import Session
-
-__all__ = ["Parts", "Random", "Snapshot", "Trial", "replay"]
-
 logger = logging.getLogger("flexcomm")
 
-_TRIAL_STARTS, _CANDIDATE, _TRIAL_ENDS, _TRIAL_LEFT = 2, 3, 4, 5
+#: What the end of a step asks for, as the core answers it.
+TRIAL_STARTS, CANDIDATE, TRIAL_ENDS, TRIAL_LEFT = 2, 3, 4, 5
+
+_Batch = TypeVar("_Batch")
 
 #: So many names in one line of the log.
 _NAMES = 10
@@ -147,62 +146,171 @@ class _Prefetched:
         return batch
 
 
-def replay(
-    session: "Session", parts: Parts, core: Core, loader: Iterable[Any], train_step: Callable[[Any], Any] | None
-) -> Iterator[Any]:
-    """Yields training batches; runs a trial where the agreement says so."""
-    prefetched = _Prefetched(iter(loader), parts.generators)
-    if session.in_trial and prefetched.any():
-        # The loop before was left in the middle of it, or had no batch for it.
-        yield from _run(session, (parts, core), (prefetched, loader), train_step)
-    while True:
-        there, batch = prefetched.next()
-        if not there:
-            return
-        yield batch
-        if session._end_step(within_loop=True) != _TRIAL_STARTS:
-            continue
-        if prefetched.any():
-            yield from _run(session, (parts, core), (prefetched, loader), train_step)
-        else:
-            # Nothing is left to replay, and the batch before has been changed by the loop as like as not. The trial runs
-            # in the next loop.
-            session._trial = Trial(parts, core, session._storage, loader)
-            return
+class Batches(Generic[_Batch]):
+    """What :meth:`Session.batches` returns. Open from its first batch until it is at its end, closed or forgotten."""
+
+    def __init__(self, batches: Generator[_Batch, None, None], loader: Iterable[_Batch]) -> None:
+        self._batches = batches
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[_Batch]:
+        return self
+
+    def __next__(self) -> _Batch:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        """The loader's; a ``TypeError`` where it has none."""
+        return len(cast(Sized, self._loader))
+
+    def close(self) -> None:
+        """Ends the loop before its end; a trial that is open ends with it."""
+        self._batches.close()
 
 
-def _run(
-    session: "Session", what: tuple[Parts, Core], data: tuple[_Prefetched, Any], train_step: Callable[[Any], Any] | None
-) -> Iterator[Any]:
-    parts, core = what
-    prefetched, loader = data
-    # Anew in a trial that goes on: what the script did between the loops is training's. The one before gives its memory back.
-    session._trial = None
-    session._trial = trial = Trial(parts, core, session._storage, loader)
-    if not session._warned_of_trials:
-        session._warned_of_trials = True
-        _log_limits(parts, trial.snapshot)
-        if trial.snapshot.on_gpus:
-            line = "a live trial's snapshot takes %d bytes of GPUs' memory and %d of the host's, while the trial runs"
-            logger.info(line, *session._storage.taken)
-    position = 0
-    try:
+#: Ends a step, within the loop or not; answers what it changes.
+EndStep = Callable[[bool], int]
+
+
+class Trials:
+    """The loop over a session's batches, and the live trials in it.
+
+    Parameters
+    ----------
+    follows:
+        Whether decisions are followed.
+    """
+
+    def __init__(self, core: Core, parts: Parts, follows: bool) -> None:
+        self._core = core
+        self._parts = parts
+        self._follows = follows
+        #: Memory for its copies of what lies on GPUs, and whether there was none for the plan of the step under way.
+        self.storage = SnapshotStorage(Cuda())
+        self._lacks_room = False
+        self.looping = False
+        self._trial: Trial | None = None
+        #: Whether the log names what trials do not put back.
+        self._warned = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the step under way is a trial's and will be undone."""
+        return self._trial is not None and self.looping
+
+    def batches(
+        self, loader: Iterable[_Batch], train_step: Callable[[_Batch], Any] | None, end_step: EndStep
+    ) -> Generator[_Batch, None, None]:
+        # Of a pass before the loop: its batches begin with steps of their own.
+        end_step(False)
+        self._core.behave(self._follows, True)
+        self.looping = True
+        # A plan may come with the loop's first step.
+        self.make_room(0)
+        try:
+            yield from self._replay(loader, train_step, end_step)
+        finally:
+            end_step(False)
+            self.looping = False
+            self.storage.release()
+            # What comes next may be another loop: no trial begins in it, and one that is open ends, on all ranks alike.
+            self._core.behave(self._follows, False)
+
+    def make_room(self, change: int) -> None:
+        """Between the step that announced a trial and the one in which the ranks answer whether they can run it: takes memory for a
+        snapshot of what lies on GPUs. Where a rank has none, no rank goes into the trial."""
+        if change != TRIAL_STARTS:
+            self.storage.release()
+        if self._lacks_room:
+            self._lacks_room = False
+            self._core.behave(self._follows, self.looping)
+        model = self._parts.model()
+        if not self.looping or self._trial is not None or model is None or not self._core.trial_asked():
+            return
+        if any(map(self.storage.has_gpu, model.parameters())) and (why := self._reserve()):
+            self._lacks_room = True
+            self._core.lacks_room(why)
+
+    def _reserve(self) -> str:
+        """Takes the memory; why there is none, else nothing."""
+        try:
+            return self.storage.reserve(Snapshot(self._parts, None, self.storage, look=True).on_gpus)
+        except RuntimeError as error:
+            if not no_memory(error):
+                raise
+            # Of what is in `extra`, which makes its own copies.
+            return f"there is no memory for copies of state dictionaries: {str(error).splitlines()[0]}; take a smaller batch"
+
+    def leave(self, change: int) -> None:
+        """At the end of a step outside of the loop: it was left in the middle of a trial, or in the very step before one."""
+        if change == TRIAL_STARTS:
+            self._trial = Trial(self._parts, self._core, self.storage)
+        elif change == TRIAL_LEFT:
+            # A loop that cannot replay batches: this step ran a candidate, but it trained, on all ranks.
+            self._trial = None
+        elif change in (CANDIDATE, TRIAL_ENDS) and self._trial is not None:
+            self._trial.restore()
+            if change == TRIAL_ENDS:
+                self._trial = None
+
+    def _replay(
+        self, loader: Iterable[_Batch], train_step: Callable[[_Batch], Any] | None, end_step: EndStep
+    ) -> Iterator[_Batch]:
+        """Yields training batches; runs a trial where the agreement says so."""
+        prefetched = _Prefetched(iter(loader), self._parts.generators)
+        if self.under_way and prefetched.any():
+            # The loop before was left in the middle of it, or had no batch for it.
+            yield from self._run(prefetched, loader, train_step, end_step)
         while True:
-            batch = prefetched.at(position)
-            position += 1
-            if train_step is None:
-                yield batch
-            else:
-                train_step(batch)
-            change = session._end_step(within_loop=True)
-            if change in (_CANDIDATE, _TRIAL_ENDS):
-                trial.restore()
-                position = 0
-            if change in (_TRIAL_ENDS, _TRIAL_LEFT):
+            there, batch = prefetched.next()
+            if not there:
                 return
-    finally:
-        # Also when the loop is left in the middle: training must not go on from a candidate's parameters.
-        if core.state()[3] < 0:
-            session._trial = None
-        else:
-            trial.restore()
+            yield batch
+            if end_step(True) != TRIAL_STARTS:
+                continue
+            if prefetched.any():
+                yield from self._run(prefetched, loader, train_step, end_step)
+            else:
+                # Nothing is left to replay, and the batch before has been changed by the loop as like as not. The trial runs
+                # in the next loop.
+                self._trial = Trial(self._parts, self._core, self.storage, loader)
+                return
+
+    def _run(
+        self, prefetched: _Prefetched, loader: Any, train_step: Callable[[_Batch], Any] | None, end_step: EndStep
+    ) -> Iterator[_Batch]:
+        """A trial: its candidates, each on the batches that come next."""
+        # Anew in a trial that goes on: what the script did between the loops is training's. The one before gives its memory back.
+        self._trial = None
+        self._trial = trial = Trial(self._parts, self._core, self.storage, loader)
+        self._log_limits_once(trial.snapshot)
+        position = 0
+        try:
+            while True:
+                batch = prefetched.at(position)
+                position += 1
+                if train_step is None:
+                    yield batch
+                else:
+                    train_step(batch)
+                change = end_step(True)
+                if change in (CANDIDATE, TRIAL_ENDS):
+                    trial.restore()
+                    position = 0
+                if change in (TRIAL_ENDS, TRIAL_LEFT):
+                    return
+        finally:
+            # Also when the loop is left in the middle: training must not go on from a candidate's parameters.
+            if self._core.state()[3] < 0:
+                self._trial = None
+            else:
+                trial.restore()
+
+    def _log_limits_once(self, snapshot: Snapshot) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        _log_limits(self._parts, snapshot)
+        if snapshot.on_gpus:
+            line = "a live trial's snapshot takes %d bytes of GPUs' memory and %d of the host's, while the trial runs"
+            logger.info(line, *self.storage.taken)

@@ -190,7 +190,7 @@ def sums(rank, trio):
         session = flexcomm.torch.attach(model, optimizer, socket=str(agent.path))
         agent.wait_for("hello")
         if hooked:
-            session._register_hook()
+            session._registration.register()
         exact = []
         for step in range(40):
             plain.load_state_dict(model.state_dict())

@@ -298,7 +298,7 @@ def snapped(rank, name, trials):
     session = flexcomm.torch.attach(model, optimizer, socket=str(agent.path), extra=[greedy])
     cuda = greedy.cuda = Pretended()
     pretend_on(session, cuda)
-    session._storage = SnapshotStorage(cuda)
+    session._trials.storage = SnapshotStorage(cuda)
     agent.wait_for("hello")
     done, hashes, inside, taken, bytes_of = 0, [], 0, [], []
     # Loops of eleven batches: plans come in the middle of one, and between two.
@@ -308,7 +308,7 @@ def snapped(rank, name, trials):
             torch.nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
             inside += session.in_trial
-            bytes_of.append(sum(piece.numel() for own in session._storage._memory.values() for piece in own))
+            bytes_of.append(sum(piece.numel() for own in session._trials.storage._memory.values() for piece in own))
             if session.in_trial:
                 taken.append(session.snapshot_bytes)
                 continue

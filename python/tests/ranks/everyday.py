@@ -40,11 +40,11 @@ def lengths(rank):
         seen.append(len(x))
     open_one = session.batches(loader)
     next(open_one)
-    within = session._looping
+    within = session._trials.looping
     open_one.close()
     stream = session.batches(batch for batch in loader)
     return {
-        "length": len(session.batches(loader)), "seen": seen, "within": within, "closed": not session._looping,
+        "length": len(session.batches(loader)), "seen": seen, "within": within, "closed": not session._trials.looping,
         "stream": error_of(lambda: len(stream))[0], "of stream": len(list(stream)), "steps": session.step,
     }
 

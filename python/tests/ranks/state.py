@@ -39,7 +39,7 @@ def copies(rank, how):
     strategy = GATHER if how == "hooked" else None
     session = flexcomm.torch.attach(model, optimizer, strategy=strategy, socket=str(agent.path))
     if how == "taken over":
-        session._register_hook()
+        session._registration.register()
     train(rank, range(3), model, optimizer)
     file = FOLDER / f"{how[0]}{rank}.pt"
     torch.save(model, file)
@@ -185,7 +185,7 @@ def pictured(rank, memory_format, strategy, state=None):
             optimizer.zero_grad()
             model(torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(10 * step + rank))).backward()
             optimizer.step()
-    weight = next(i for i, (name, _) in enumerate(session._named) if name == "layer.weight")
+    weight = next(i for i, (name, _) in enumerate(session._agreed.named) if name == "layer.weight")
     bits = session._core.residuals().get(weight, b"")
     return session.state_dict(), torch.frombuffer(bytearray(bits), dtype=torch.float32), session.state_dict(consolidate=True)
 

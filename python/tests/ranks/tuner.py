@@ -7,7 +7,7 @@ from common import FOLDER, Lines, batch, ddp, everywhere, network, parameters_ha
 from fake_agent import FakeAgent, decision, trial
 
 import flexcomm.torch
-from flexcomm.torch import _session, _tuner
+from flexcomm.torch import _agree, _tuner
 
 NONE, TREE, RING = -1, 0, 1
 
@@ -123,7 +123,7 @@ def alone(rank):
 
 with ranks() as (rank, world, seen):
     # Gloo moves it; the session takes it for NCCL.
-    seen["gloo"] = _session._find_tuner(None, [("w", torch.nn.Parameter(torch.zeros(1)))]) is None
-    _session._nccl_moves = lambda group, named: True
+    seen["gloo"] = _agree._find_tuner(None, [("w", torch.nn.Parameter(torch.zeros(1)))]) is None
+    _agree._nccl_moves = lambda group, named: True
     seen["steered"] = steered(rank)
     seen["alone"] = alone(rank)
