@@ -91,9 +91,7 @@ def attach(
     def parts() -> Parts:
         _arguments.check_optimizer(optimizer, model)
         objects = _arguments.several("extra", extra, "objects with state_dict and load_state_dict")
-        return Parts(
-            weakref.ref(model), optimizer, scheduler, scaler, objects, _arguments.generators(generators)
-        )
+        return Parts(weakref.ref(model), optimizer, scheduler, scaler, objects, _arguments.generators(generators))
 
     return Session(model, _agree.agree(model, settings, parts, group), register)
 

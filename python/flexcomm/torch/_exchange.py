@@ -72,6 +72,10 @@ class Exchange:
         if work is not None:
             work.wait()
 
+    def next_round(self) -> bool:
+        """Waits for the collective under way and launches the one that follows; answers whether there is one."""
+        return False
+
     def finish(self) -> None:
         """After the last collective: the buffer becomes the mean. On a device that is launched, and not waited for."""
         raise NotImplementedError
@@ -155,7 +159,7 @@ class OnHost:
 
 
 class Rounds(Exchange):
-    """Compressed, by messages on the host: one collective per round."""
+    """Compressed, by messages on the host: one collective per round, of which the first runs beside backward."""
 
     compressed = True
 
@@ -177,10 +181,14 @@ class Rounds(Exchange):
             collectives.device.clock.forget(mark)
         self._number = 0
         self._launch(first)
-        while not self._round.last:
-            self.wait()
-            self._number += 1
-            self._launch(self._pipeline.next(_bytes(self._arrived)))
+
+    def next_round(self) -> bool:
+        if self._round.last:
+            return False
+        self.wait()
+        self._number += 1
+        self._launch(self._pipeline.next(_bytes(self._arrived)))
+        return True
 
     def finish(self) -> None:
         self._finite = self._pipeline.finish(_bytes(self._arrived))

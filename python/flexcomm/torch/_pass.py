@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Callable
 
@@ -34,6 +35,7 @@ class Pass:
         Collectives of earlier buckets still run while backward computes later ones.
         """
         exchanges, self.exchanges = self.exchanges, []
+        _launch_later_rounds(exchanges)
         last = exchanges[-1].mark
         errors = [self._arrive(exchange, last) for exchange in exchanges]
         self._device.waits()
@@ -76,6 +78,22 @@ class Pass:
         compressed = [(exchange.parameters, exchange.buffer) for exchange in exchanges if exchange.compressed]
         if compressed and _ddp.in_backward():
             _ddp.after_pass(functools.partial(unused.give, compressed))
+
+
+def _launch_later_rounds(exchanges: list[Exchange]) -> None:
+    """Round by round, each in the order of the buckets: which collectives come in which order depends on what the ranks run and
+    on nothing that has arrived. In the hook's calls for the buckets each would be waited for, and backward would stand still."""
+    try:
+        under_way = exchanges
+        while under_way:
+            under_way = [exchange for exchange in under_way if exchange.next_round()]
+    except Exception:
+        # Whoever left out one collective would meet the other ranks in the wrong ones from then on: none follows. Those that
+        # are under way were launched by all ranks.
+        for exchange in exchanges:
+            with contextlib.suppress(Exception):
+                exchange.wait()
+        raise
 
 
 class NativePass:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from flexcomm._core import Core, FlexcommError
+from flexcomm._core import FlexcommError
 from flexcomm.torch._ddp import in_backward
 from flexcomm.torch._hook import Hook
 
