@@ -43,7 +43,7 @@ def test_why_there_are_no_kernels(standin, tmp_path):
     assert why(**standin) == ""
     # The second time from the cache: with a compiler that is none.
     assert "libcuda.so.1" in why(LD_LIBRARY_PATH=str(tmp_path)) or os.path.exists("/dev/nvidia0")
-    assert "too old" in (old := why(**standin, STANDIN_VERSION="12040")) and "12.4" in old
+    assert "too old" in (old := why(**standin, STANDIN_VERSION="11000")) and "11.0" in old
     assert "CUDA device 1" in why(**standin, ORDINAL="1")
     assert why(**standin, FLEXCOMM_GPU_KERNELS="0") == "FLEXCOMM_GPU_KERNELS is 0"
     assert "find NVRTC" in why(**standin, FLEXCOMM_NVRTC=str(tmp_path / "nothing.so"))

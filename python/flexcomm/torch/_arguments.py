@@ -278,7 +278,8 @@ def check_group(given: Any, own: dist.ProcessGroup | None) -> None:
         return
     if not isinstance(given, dist.ProcessGroup):
         raise _refused("group", given, allowed)
-    ranks, models = dist.get_process_group_ranks(given), dist.get_process_group_ranks(own)
+    # Older torch does not take none for the default group here.
+    ranks, models = (dist.get_process_group_ranks(group or dist.group.WORLD) for group in (given, own))
     if ranks != models:
         raise ValueError(f"group has the ranks {ranks} and the model's has {models}, allowed is {allowed}")
 

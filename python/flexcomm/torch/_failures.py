@@ -13,8 +13,8 @@ from flexcomm.torch._control import Control
 
 logger = logging.getLogger("flexcomm")
 
-#: :meth:`Core.fault`'s code for this rank's part in the pass.
-_FAILED = 1
+#: :meth:`Core.fault`'s codes for a rank's part in the pass.
+_FAILED, _NOT_FINITE_HERE = 1, 2
 
 #: Of a rank's status in a pass that was refused: that number, flags, and the reason, cut where it is longer.
 _FAULT_BYTES = 512
@@ -24,7 +24,7 @@ _STAYS, _IDLE = 1, 2
 
 
 _NOT_FINITE = (
-    "failed to exchange gradients: some rank's gradient has NaN or infinite values, and so have all ranks' now. Leave out the "
+    "failed to exchange gradients: %s has NaN or infinite values, and so have all ranks' gradients now. Leave out the "
     "optimizer's step and call zero_grad() to go on with the next batch; lower the learning rate, clip gradients, or attach "
     "with on_nonfinite='propagate' when a GradScaler handles them"
 )
@@ -66,9 +66,9 @@ class Failures:
         # A trial's candidate may diverge: that is reported, and everything is put back.
         undone = self._not_finite()
         faults = self._gather((0 if undone else _STAYS) | (0 if _ddp.in_backward() else _IDLE))
-        if self._propagate or not any(flags & _STAYS for flags in faults):
+        if self._propagate or not any(flags & _STAYS for _, flags in faults):
             return
-        idle = sum(bool(flags & _IDLE) for flags in faults)
+        idle = sum(bool(flags & _IDLE) for _, flags in faults)
         if idle:
             logger.warning(_LEFT_OUT, idle)
             for gradient in gradients:
@@ -76,14 +76,16 @@ class Failures:
         elif raises:
             # No gradient can be finite any more, on any rank, where parameters are not: the ranks hold the same.
             broken = not all(bool(p.detach().isfinite().all()) for p in parameters)
-            _ddp.raise_after_pass(NotFiniteError(_BROKEN if broken else _NOT_FINITE))
+            ranks = [str(rank) for rank, (code, _) in enumerate(faults) if code == _NOT_FINITE_HERE]
+            whose = f"the gradient of rank {', '.join(ranks)}" if ranks else "the sum of the ranks' gradients"
+            _ddp.raise_after_pass(NotFiniteError(_BROKEN if broken else _NOT_FINITE % whose))
 
-    def _gather(self, flags: int) -> list[int]:
-        """All ranks' flags; an error where one of them could not do its part."""
+    def _gather(self, flags: int) -> list[tuple[int, int]]:
+        """All ranks' codes and flags; an error where one of them could not do its part."""
         code, why = self._core.fault()
         faults = self._control.gather((bytes([code, flags]) + why.encode())[:_FAULT_BYTES].ljust(_FAULT_BYTES, b"\0"))
         for rank, fault in enumerate(faults):
             if fault[0] == _FAILED:
                 reason = fault[2:].rstrip(b"\0").decode(errors="ignore")
                 raise FlexcommError(f"failed to exchange gradients: rank {rank} could not do its part: {reason}")
-        return [fault[1] for fault in faults]
+        return [(fault[0], fault[1]) for fault in faults]
