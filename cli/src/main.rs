@@ -21,12 +21,10 @@ macro_rules! bad_argument {
 }
 
 mod agent;
-mod bench;
 mod controller;
 mod doctor;
 mod environment;
 mod lab;
-mod lists;
 mod plan;
 mod probe;
 mod repeats;
@@ -54,7 +52,7 @@ enum Command {
     /// Say what is missing on this machine, with the command that mends it.
     Doctor(doctor::Args),
     /// Measure this machine.
-    Bench(bench::Args),
+    Bench(flexcomm_bench::Args),
     /// Internal: the process that puts shaped links back when the agent dies. The agent starts it by itself.
     #[command(hide = true)]
     TcGuardian,
@@ -73,7 +71,7 @@ fn main() -> std::process::ExitCode {
         Command::Controller(args) => controller::run(args),
         Command::Lab(args) => lab::run(args),
         Command::Doctor(args) => doctor::run(args),
-        Command::Bench(args) => bench::run(args),
+        Command::Bench(args) => flexcomm_bench::run(args),
         Command::TcGuardian => std::process::exit(flexcomm_agent::tc::guardian::main()),
     };
     let status = match outcome {

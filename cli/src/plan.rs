@@ -5,12 +5,11 @@ mod files;
 mod gains;
 mod table;
 
-use crate::lists::compressor_texts;
 use anyhow::{Context, Result};
 use flexcomm_compression::{Layers, Sizes, codec::Shape};
 use flexcomm_domain::{
     Bandwidth, CodecBytes, Collective, CompressionRatio, Family, Link, LinkMatrix, Seconds, Selection, Selector,
-    default_compressors,
+    default_compressors, spec,
 };
 use flexcomm_optimizer::{
     DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Quality, Space, known_gain, policy::TimeToQuality, solve,
@@ -231,7 +230,7 @@ struct Compressors(Vec<Family>);
 /// Names and specs. A name stands for what competes under it by default.
 fn parse_compressors(text: &str) -> Result<Compressors, String> {
     let mut all = Vec::new();
-    for part in compressor_texts(text) {
+    for part in spec::split_list(text) {
         let known: Vec<Family> = default_compressors().into_iter().filter(|family| family.name() == part).collect();
         if known.is_empty() {
             let family = part.parse::<Family>().map_err(|e| format!("failed to {e}"))?;

@@ -20,6 +20,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("trainer", &["domain", "wire"]),
     ("nccl-tuner", &[]),
     ("exchange", &["domain", "compression", "gpu-kernels"]),
+    ("bench", &["domain", "compression", "gpu-kernels"]),
     ("python", &["domain", "wire", "trainer", "compression", "gpu-kernels", "exchange"]),
     ("agent", &["domain", "log", "wire", "probes"]),
     ("controller", &["domain", "log", "wire", "optimizer", "planner"]),

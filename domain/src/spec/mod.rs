@@ -26,6 +26,7 @@ pub use family::{DEFAULT_COMPRESSORS, Family, default_compressors};
 pub use kind::CompressorKind;
 pub use nature::{Nature, quantizer_bound};
 pub use params::{Kind, MAX_PARAMETERS, MAX_VALUES, Param, Values};
+pub use parse::split_list;
 pub use parts::{MEMORIES, MOMENTA, MemoryKind, MomentumKind, Part};
 pub use sizes::{EliasFano, IndexCoding, index_bytes, selection_bytes};
 

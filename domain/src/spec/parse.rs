@@ -21,6 +21,16 @@ fn syntax(text: &str, rest: &str, expected: &'static str) -> SpecError {
     SpecError::Syntax { text: short(text), rest: short(rest), expected }
 }
 
+/// Texts of compressors in a list, separated by commas that stand outside parentheses.
+pub fn split_list(list: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0i32;
+    let outside = move |c: char| {
+        depth += i32::from(c == '(') - i32::from(c == ')');
+        c == ',' && depth <= 0
+    };
+    list.split(outside).map(str::trim)
+}
+
 /// Splits at `+` outside parentheses: exponents as in 1e+3 stand inside them.
 fn terms(text: &str) -> Result<Vec<Term<'_>>, SpecError> {
     let mut terms = Vec::new();

@@ -94,7 +94,7 @@ fn share(text: &str, values: &[f32]) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::data::{DType, Distribution};
+    use crate::data::{DType, Distribution};
 
     /// On every distribution and size, what is chosen sends about 1 %.
     #[test]

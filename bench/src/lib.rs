@@ -1,4 +1,5 @@
 //! `flexcomm bench`: what this machine does.
+#![allow(clippy::print_stdout)]
 
 mod compressors;
 mod data;

@@ -60,7 +60,7 @@ fn exact_gain(values: &[f32], k: usize) -> f64 {
 }
 
 #[cfg(test)]
-#[path = "../../../tests/skipped.rs"]
+#[path = "../../tests/skipped.rs"]
 mod skipped;
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use flexcomm_compression::random::Stream;
 use flexcomm_compression::wire::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 /// A gradient of a network, see `compression/benches/data/README.md`.
-static RECORDED: &[u8] = include_bytes!("../../../compression/benches/data/mlp-gradient.f16");
+static RECORDED: &[u8] = include_bytes!("../../compression/benches/data/mlp-gradient.f16");
 
 /// Where values come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]

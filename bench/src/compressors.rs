@@ -6,10 +6,9 @@ use super::output::{Output, Skipped};
 use super::plot::Plot;
 use super::torch;
 use super::worker::{Asked, Event, Job, Worker};
-use crate::lists::compressor_texts;
 use anyhow::{Context, Result, bail};
 use flexcomm_compression::methods;
-use flexcomm_domain::spec::CompressorSpec;
+use flexcomm_domain::spec::{self, CompressorSpec};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -105,7 +104,7 @@ const INTERRUPTED: i32 = 130;
 struct Methods(Vec<String>);
 
 fn split_methods(text: &str) -> Result<Methods, String> {
-    let parts: Vec<String> = compressor_texts(text).map(str::to_owned).collect();
+    let parts: Vec<String> = spec::split_list(text).map(str::to_owned).collect();
     match parts.iter().any(String::is_empty) {
         true => Err("an empty name".into()),
         false => Ok(Methods(parts)),
