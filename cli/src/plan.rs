@@ -97,10 +97,7 @@ pub struct Args {
     #[arg(long, value_name = "SHARE", allow_hyphen_values = true, value_parser = parse_uncompensated)]
     uncompensated: Option<f64>,
 
-    /// Compressors, separated by commas: names (topk, powersgd), or names with parameters and error feedback as in
-    /// "qsgd(s=7)+ef(vanilla)"; k is left open. Without it all that compete by default: fp16, bf16, 8 and 4 bits, PowerSGD of
-    /// rank 1, 2 and 4, topk, lwtopk (by allgather only) and mstopk.
-    #[arg(long, visible_alias = "compressor", value_name = "LIST", value_parser = parse_compressors)]
+    #[arg(long, visible_alias = "compressor", value_name = "LIST", value_parser = parse_compressors, help = compressors_help())]
     compressors: Option<Compressors>,
 
     /// Admit biased compressors without error feedback, as "topk(k=*)": what they leave out of a step is lost, and is priced so.
@@ -226,6 +223,14 @@ fn parse_policy(text: &str) -> Result<PolicyConfig, String> {
 /// Compressors without their ratios.
 #[derive(Debug, Clone)]
 struct Compressors(Vec<Family>);
+
+fn compressors_help() -> String {
+    let default = default_compressors().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    format!(
+        "Compressors, separated by commas: names (topk, powersgd), or names with parameters and error feedback as in \
+         \"qsgd(s=7)+ef(vanilla)\"; k is left open. Without it all that compete by default: {default}"
+    )
+}
 
 /// Names and specs. A name stands for what competes under it by default.
 fn parse_compressors(text: &str) -> Result<Compressors, String> {

@@ -60,6 +60,7 @@ pub static NONE: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Sums(Element::F32),
     nature: |_| Nature::Contractive(|_, _| 1.0),
     scope: Scope::Bucket,
+    candidates: &[],
 };
 
 pub static ONEBIT: CompressorInfo = CompressorInfo {
@@ -74,6 +75,7 @@ pub static ONEBIT: CompressorInfo = CompressorInfo {
         false => Nature::Biased("a sign says nothing of the magnitude"),
     },
     scope: Scope::Tensor,
+    candidates: &[],
 };
 
 pub static FP16: CompressorInfo = CompressorInfo {
@@ -86,6 +88,7 @@ pub static FP16: CompressorInfo = CompressorInfo {
     // Below 2^-25 a value becomes 0: no more can be said of all tensors.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
+    candidates: &["fp16"],
 };
 
 pub static BF16: CompressorInfo = CompressorInfo {
@@ -98,6 +101,7 @@ pub static BF16: CompressorInfo = CompressorInfo {
     // What is below the least number of half precision becomes 0.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
+    candidates: &["bf16"],
 };
 
 pub static EIGHTBIT: CompressorInfo = CompressorInfo {
@@ -110,6 +114,7 @@ pub static EIGHTBIT: CompressorInfo = CompressorInfo {
     // No error exceeds |x|, since 0 is a code; the largest value's is below 3 %.
     nature: |_| Nature::Contractive(|_, n| 0.999 / n.max(1) as f64),
     scope: Scope::Tensor,
+    candidates: &["eightbit+ef(vanilla)"],
 };
 
 pub static ONEBITSGD: CompressorInfo = CompressorInfo {
@@ -129,6 +134,7 @@ pub static ONEBITSGD: CompressorInfo = CompressorInfo {
         false => Nature::Contractive(|_, _| 0.0),
     },
     scope: Scope::Tensor,
+    candidates: &[],
 };
 
 pub static SIGNSGD: CompressorInfo = CompressorInfo {
@@ -140,6 +146,7 @@ pub static SIGNSGD: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Gathers,
     nature: |_| Nature::Biased("a sign says nothing of the magnitude"),
     scope: Scope::Bucket,
+    candidates: &[],
 };
 
 pub static SIGNUM: CompressorInfo = CompressorInfo {
@@ -151,6 +158,7 @@ pub static SIGNUM: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Gathers,
     nature: |_| Nature::Biased("a sign says nothing of the magnitude, and it is the momentum's"),
     scope: Scope::Bucket,
+    candidates: &[],
 };
 
 pub static EFSIGNSGD: CompressorInfo = CompressorInfo {
@@ -162,6 +170,7 @@ pub static EFSIGNSGD: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Gathers,
     nature: |_| Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
     scope: Scope::Tensor,
+    candidates: &[],
 };
 
 pub static SSDM: CompressorInfo = CompressorInfo {
@@ -174,6 +183,7 @@ pub static SSDM: CompressorInfo = CompressorInfo {
     // But for norms beyond half of the largest f32, where the norm is cut.
     nature: |_| Nature::Unbiased(|_, n| n as f64 - 1.0),
     scope: Scope::Tensor,
+    candidates: &[],
 };
 
 pub static QSGD: CompressorInfo = CompressorInfo {
@@ -195,6 +205,7 @@ pub static QSGD: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Gathers,
     nature: |_| Nature::Unbiased(nature::qsgd),
     scope: Scope::Tensor,
+    candidates: &["qsgd(s=7,norm=max)+ef(vanilla)"],
 };
 
 pub static LPCSVRG: CompressorInfo = CompressorInfo {
@@ -212,6 +223,7 @@ pub static LPCSVRG: CompressorInfo = CompressorInfo {
         false => Nature::Unbiased(nature::lpcsvrg),
     },
     scope: Scope::Tensor,
+    candidates: &[],
 };
 
 pub static NATURAL: CompressorInfo = CompressorInfo {
@@ -223,6 +235,7 @@ pub static NATURAL: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Gathers,
     nature: |_| Nature::Unbiased(|_, _| nature::POWERS_OF_TWO),
     scope: Scope::Bucket,
+    candidates: &[],
 };
 
 pub static DITHERING: CompressorInfo = CompressorInfo {
@@ -238,6 +251,7 @@ pub static DITHERING: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Gathers,
     nature: |_| Nature::Unbiased(nature::dithering),
     scope: Scope::Tensor,
+    candidates: &[],
 };
 
 pub static TERNGRAD: CompressorInfo = CompressorInfo {
@@ -252,6 +266,7 @@ pub static TERNGRAD: CompressorInfo = CompressorInfo {
         false => Nature::Unbiased(|_, n| nature::grid(nature::largest_normal(n))),
     },
     scope: Scope::Tensor,
+    candidates: &[],
 };
 
 pub static INCEPTIONN: CompressorInfo = CompressorInfo {
@@ -264,6 +279,7 @@ pub static INCEPTIONN: CompressorInfo = CompressorInfo {
     // A tensor below the bound is sent as zeros.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
+    candidates: &[],
 };
 
 pub static MINMAX8: CompressorInfo = CompressorInfo {
@@ -276,6 +292,7 @@ pub static MINMAX8: CompressorInfo = CompressorInfo {
     // Every error is at most |x| and at most one step, and the largest |x| is at least 127.5 steps.
     nature: |_| Nature::Contractive(|_, n| 0.99 / n.max(1) as f64),
     scope: Scope::Tensor,
+    candidates: &[],
 };
 
 pub static TOPK: CompressorInfo = CompressorInfo {
@@ -287,6 +304,7 @@ pub static TOPK: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Gathers,
     nature: |_| Nature::Contractive(|values, n| values.kept(0, n) as f64 / n.max(1) as f64),
     scope: Scope::Bucket,
+    candidates: &["topk(k=*)+ef(vanilla)"],
 };
 
 pub static RANDOMK: CompressorInfo = CompressorInfo {
@@ -308,6 +326,7 @@ pub static RANDOMK: CompressorInfo = CompressorInfo {
         false => Nature::ContractiveInMean(|values, n| values.kept(0, n) as f64 / n.max(1) as f64),
     },
     scope: Scope::Bucket,
+    candidates: &[],
 };
 
 pub static THRESHOLD: CompressorInfo = CompressorInfo {
@@ -320,6 +339,7 @@ pub static THRESHOLD: CompressorInfo = CompressorInfo {
     // What is sent is exact; there may be nothing to send.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
+    candidates: &[],
 };
 
 pub static LWTOPK: CompressorInfo = CompressorInfo {
@@ -331,6 +351,7 @@ pub static LWTOPK: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Gathers,
     nature: |_| Nature::Contractive(|values, n| values.kept(0, n) as f64 / n.max(1) as f64),
     scope: Scope::Tensor,
+    candidates: &["lwtopk(k=*)+ef(vanilla)"],
 };
 
 pub static MSTOPK: CompressorInfo = CompressorInfo {
@@ -343,6 +364,7 @@ pub static MSTOPK: CompressorInfo = CompressorInfo {
     // Only the largest value, or one within 2^-25 of it, is sure to be taken.
     nature: |_| Nature::Contractive(|_, n| 0.99 / n.max(1) as f64),
     scope: Scope::Bucket,
+    candidates: &["mstopk(k=*)+ef(vanilla)"],
 };
 
 /// What a selection by a threshold from a sample takes.
@@ -367,6 +389,7 @@ pub static DGC: CompressorInfo = CompressorInfo {
     // At least the largest value is sent: the highest of the sample is a threshold that it reaches.
     nature: |_| Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
     scope: Scope::Tensor,
+    candidates: &[],
 };
 
 pub static SGC: CompressorInfo = CompressorInfo {
@@ -379,6 +402,7 @@ pub static SGC: CompressorInfo = CompressorInfo {
     // At least the largest value is sent: the highest of the sample is a threshold that it reaches.
     nature: |_| Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
     scope: Scope::Tensor,
+    candidates: &[],
 };
 
 pub static SIDCO: CompressorInfo = CompressorInfo {
@@ -397,6 +421,7 @@ pub static SIDCO: CompressorInfo = CompressorInfo {
     // A threshold that no value exceeds sends nothing.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
+    candidates: &[],
 };
 
 pub static ADAPTIVE: CompressorInfo = CompressorInfo {
@@ -411,6 +436,7 @@ pub static ADAPTIVE: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Gathers,
     nature: |_| Nature::Unbiased(nature::adaptive),
     scope: Scope::Bucket,
+    candidates: &[],
 };
 
 pub static VARIANCE: CompressorInfo = CompressorInfo {
@@ -426,6 +452,7 @@ pub static VARIANCE: CompressorInfo = CompressorInfo {
     // What is sent is exact; there may be nothing to send.
     nature: |_| Nature::Accumulated(|_, _| 0.0),
     scope: Scope::Bucket,
+    candidates: &[],
 };
 
 pub static SKETCHED: CompressorInfo = CompressorInfo {
@@ -443,6 +470,7 @@ pub static SKETCHED: CompressorInfo = CompressorInfo {
     // What is sent is exact; that it is large holds with high probability only.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
+    candidates: &[],
 };
 
 pub static ARTOPK: CompressorInfo = CompressorInfo {
@@ -459,6 +487,7 @@ pub static ARTOPK: CompressorInfo = CompressorInfo {
     // Of the rank that is chosen it is top-k; the others send what may be zeros.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
+    candidates: &[],
 };
 
 pub static QSPARSE: CompressorInfo = CompressorInfo {
@@ -476,6 +505,7 @@ pub static QSPARSE: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Gathers,
     nature: nature::of_qsparse,
     scope: Scope::Bucket,
+    candidates: &[],
 };
 
 pub static HARDTHRESHOLD: CompressorInfo = CompressorInfo {
@@ -488,6 +518,7 @@ pub static HARDTHRESHOLD: CompressorInfo = CompressorInfo {
     // (|x| − tau)² is at most x² beyond tau; there may be nothing to send.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
+    candidates: &[],
 };
 
 pub static ADAPTIVETHRESHOLD: CompressorInfo = CompressorInfo {
@@ -503,6 +534,7 @@ pub static ADAPTIVETHRESHOLD: CompressorInfo = CompressorInfo {
     // A mean is never farther from what it stands for than zero is; there may be nothing to send.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Tensor,
+    candidates: &[],
 };
 
 pub static SKETCHML: CompressorInfo = CompressorInfo {
@@ -519,6 +551,7 @@ pub static SKETCHML: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Gathers,
     nature: |_| Nature::Biased("a bucket's middle is not its mean, and collisions in the sketch make values smaller"),
     scope: Scope::Bucket,
+    candidates: &[],
 };
 
 pub static THREELC: CompressorInfo = CompressorInfo {
@@ -536,6 +569,7 @@ pub static THREELC: CompressorInfo = CompressorInfo {
     // |x| >= M/2 comes no farther from 0 by taking M away, and the largest value, M/s, is left with s − 1 of itself.
     nature: |_| Nature::Contractive(|values, n| 0.999 * (1.0 - (values.number(0) - 1.0).powi(2)) / n.max(1) as f64),
     scope: Scope::Tensor,
+    candidates: &[],
 };
 
 pub static POWERSGD: CompressorInfo = CompressorInfo {
@@ -547,6 +581,7 @@ pub static POWERSGD: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Sums(Element::F32),
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Tensor,
+    candidates: &["powersgd(rank=1)+ef(vanilla)", "powersgd(rank=2)+ef(vanilla)", "powersgd(rank=4)+ef(vanilla)"],
 };
 
 pub static GRADZIP: CompressorInfo = CompressorInfo {
@@ -566,6 +601,7 @@ pub static GRADZIP: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Sums(Element::F32),
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Tensor,
+    candidates: &[],
 };
 
 pub static ATOMO: CompressorInfo = CompressorInfo {
@@ -577,6 +613,7 @@ pub static ATOMO: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Gathers,
     nature: |_| Nature::Unbiased(nature::atomo),
     scope: Scope::Tensor,
+    candidates: &[],
 };
 
 pub static GRADIVEQ: CompressorInfo = CompressorInfo {
@@ -592,4 +629,5 @@ pub static GRADIVEQ: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Sums(Element::F32),
     nature: |_| Nature::Biased("components of earlier gradients promise nothing of this one"),
     scope: Scope::Tensor,
+    candidates: &[],
 };

@@ -22,7 +22,7 @@ mod parts;
 mod sizes;
 
 pub use error::SpecError;
-pub use family::{DEFAULT_COMPRESSORS, Family, default_compressors};
+pub use family::{Family, default_compressors};
 pub use kind::CompressorKind;
 pub use nature::{Nature, quantizer_bound};
 pub use params::{Kind, MAX_PARAMETERS, MAX_VALUES, Param, Values};
@@ -157,6 +157,8 @@ pub struct CompressorInfo {
     pub nature: fn(&Values) -> Nature,
     /// What it takes as one tensor, if nothing else is asked for.
     pub scope: Scope,
+    /// Its families that compete by default, `k` left open as `k=*`; none where it has to be asked for.
+    pub candidates: &'static [&'static str],
 }
 
 impl CompressorInfo {
