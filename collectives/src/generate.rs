@@ -1,7 +1,7 @@
 //! Generators of schedules. Each is proven by [`crate::verify`] for every N from 1 to 64 (tests/).
 
 use crate::{Chunks, Goal, Op, Schedule, Transfer};
-use flexcomm_domain::Rank;
+use flexcomm_domain::{Collective, Rank};
 
 /// Most ranks a schedule is made for: a ring holds 2N(N-1) transfers, 2 million here (42 MB).
 pub const MAX_RANKS: u32 = 1024;
@@ -23,6 +23,36 @@ pub enum GenerateError {
     /// Recursive doubling pairs ranks by their bits.
     #[error("make a recursive-doubling allgather for {0} ranks: it needs a power of two")]
     NotPowerOfTwo(u32),
+}
+
+/// How values are added up: the schedule, and its closed form. What adds up takes `latencies(N)`·α + `volume(N)`·Mβ for M bytes
+/// on equal links, which is exact where N is a power of two.
+#[derive(Debug)]
+pub struct Allreduce {
+    /// The schedule of N ranks.
+    pub schedule: fn(u32) -> Result<Schedule, GenerateError>,
+    /// Latencies on the critical path of N ranks.
+    pub latencies: fn(f64) -> f64,
+    /// Bytes on the critical path of N ranks over those of the whole message.
+    pub volume: fn(f64) -> f64,
+}
+
+static RING: Allreduce = Allreduce {
+    schedule: ring_allreduce,
+    latencies: |ranks| 2.0 * (ranks - 1.0),
+    volume: |ranks| 2.0 * (ranks - 1.0) / ranks,
+};
+
+static TREE: Allreduce =
+    Allreduce { schedule: tree_allreduce, latencies: |ranks| 2.0 * ranks.log2(), volume: |ranks| 2.0 * ranks.log2() };
+
+/// How a collective adds up values. A codec whose messages are gathered may add up something beside them, which goes around a
+/// ring.
+pub fn allreduce(collective: Collective) -> &'static Allreduce {
+    match collective {
+        Collective::DenseRing | Collective::ArtRing | Collective::Allgather => &RING,
+        Collective::DenseTree | Collective::ArtTree => &TREE,
+    }
 }
 
 fn checked(ranks: u32) -> Result<u32, GenerateError> {

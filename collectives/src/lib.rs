@@ -3,8 +3,9 @@
 //! A [`Schedule`] says who sends which chunks to whom in which round. It is data: the same value is run by
 //! the worker ([`Schedule::for_rank`]), proven by [`verify`] and timed by [`simulate`].
 //!
-//! Adding a schedule: a generator in `generate.rs`, a line in `tests/common/mod.rs`; the verifier, its mutations and the
-//! simulator's bounds then run over it for every N up to 64. A goal of a new kind is a variant of [`Goal`].
+//! Adding a schedule: a generator in `generate.rs` and its place in [`allreduce`] there; the verifier, its mutations and the
+//! simulator's bounds then run over it for every N up to 64. A goal of a new kind is a variant of [`Goal`], and its
+//! generators stand in `tests/common/mod.rs`.
 //!
 //! ```
 //! use flexcomm_collectives::{Goal, ring_allreduce, simulate, verify};
@@ -26,8 +27,8 @@ mod simulate;
 mod verify;
 
 pub use generate::{
-    GenerateError, MAX_RANKS, allgather, binomial_broadcast, doubling_allgather, ring_allgather, ring_allreduce,
-    tree_allreduce,
+    Allreduce, GenerateError, MAX_RANKS, allgather, allreduce, binomial_broadcast, doubling_allgather, ring_allgather,
+    ring_allreduce, tree_allreduce,
 };
 pub use schedule::{Chunks, Goal, Move, Op, Round, Schedule, Transfer, chunk_range};
 pub use simulate::{SimulateError, simulate, simulate_after};

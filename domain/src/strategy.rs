@@ -59,15 +59,35 @@ named_enum!(
     }
 );
 
+/// What a collective does with the ranks' messages, whatever way they go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pattern {
+    /// Adds them up on the way.
+    Allreduce,
+    /// Brings each to every rank.
+    Allgather,
+    /// AR-Topk: broadcasts one rank's indices, then adds up the values at them.
+    ArTopk,
+}
+
 impl Collective {
+    /// What it does with messages.
+    pub const fn pattern(self) -> Pattern {
+        match self {
+            Self::DenseRing | Self::DenseTree => Pattern::Allreduce,
+            Self::Allgather => Pattern::Allgather,
+            Self::ArtRing | Self::ArtTree => Pattern::ArTopk,
+        }
+    }
+
     /// Whether messages are added up on the way, as the dense gradient is.
     pub const fn is_allreduce(self) -> bool {
-        matches!(self, Self::DenseRing | Self::DenseTree)
+        matches!(self.pattern(), Pattern::Allreduce)
     }
 
     /// Whether this is AR-Topk, which needs a [`Selection`].
     pub const fn is_art(self) -> bool {
-        matches!(self, Self::ArtRing | Self::ArtTree)
+        matches!(self.pattern(), Pattern::ArTopk)
     }
 }
 

@@ -3,18 +3,17 @@
 //!
 //! | strategy | phases |
 //! |---|---|
-//! | dense-ring | ring reduce-scatter + ring allgather of 4·n bytes, in N chunks |
-//! | dense-tree | binomial reduce to rank 0, binomial broadcast from it, whole messages |
+//! | allreduces (dense-ring, dense-tree) | the schedule of [`collectives::allreduce`] over 4·n bytes, or what a codec's messages add up to |
 //! | allgather | recursive doubling when N is a power of two, else ring; each rank's (index, value) pairs |
-//! | art-ring, art-tree | VAR: allgather of 4 bytes; binomial broadcast of the indices from the selected rank; ring or tree allreduce of the values |
+//! | AR-Topk (art-ring, art-tree) | VAR: allgather of 4 bytes; binomial broadcast of the indices from the selected rank; the allreduce of the values |
 //!
-//! Equal links and N a power of two: the closed forms of [`crate::cost`], which are exact there. Otherwise the
-//! schedules of `flexcomm_collectives` are simulated. Above [`MAX_SIMULATED_RANKS`] the closed forms over the
-//! slowest latency and the slowest bandwidth stand in: an upper bound.
+//! Equal links and N a power of two: the closed forms, of allgather and broadcast those of [`crate::cost`] and of an allreduce
+//! what its schedule says, which are exact there. Otherwise the schedules are simulated. Above [`MAX_SIMULATED_RANKS`] the closed
+//! forms over the slowest latency and the slowest bandwidth stand in: an upper bound.
 
 use crate::cost::{self, Net};
-use flexcomm_collectives::{self as collectives, GenerateError, Schedule};
-use flexcomm_domain::{CodecBytes, Collective, Link, LinkMatrix, Rank, Selection, Strategy};
+use flexcomm_collectives::{self as collectives, Allreduce, GenerateError, Schedule};
+use flexcomm_domain::{CodecBytes, Collective, Link, LinkMatrix, Pattern, Rank, Selection, Strategy};
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 
@@ -95,8 +94,8 @@ struct Timed {
 #[derive(Debug, Clone)]
 struct Simulated<'a> {
     links: &'a LinkMatrix,
-    ring: Timed,
-    tree: Timed,
+    /// Each once, though several collectives may add up by it.
+    allreduces: Vec<(&'static Allreduce, Timed)>,
     allgather: Timed,
     broadcasts: Vec<Timed>,
     /// All ranks start together.
@@ -130,12 +129,13 @@ impl<'a> Paths<'a> {
     pub fn terms(&self, strategy: &Strategy, load: &Load) -> Terms {
         let (n, k) = (load.values, strategy.cr().keep(load.values as usize) as u64);
         let codec = if strategy.is_dense() { &CodecBytes::DENSE } else { &load.codec };
-        match strategy.collective() {
-            Collective::DenseRing => self.ring(codec.pairs(n, k)).in_rounds(codec.rounds),
-            Collective::DenseTree => self.tree(codec.pairs(n, k)).in_rounds(codec.rounds),
-            Collective::Allgather => self.allgather(codec.pairs(n, k)).in_rounds(codec.rounds),
-            Collective::ArtRing => self.select(strategy, codec.indices(n, k)).then(self.ring(codec.values(k))),
-            Collective::ArtTree => self.select(strategy, codec.indices(n, k)).then(self.tree(codec.values(k))),
+        let collective = strategy.collective();
+        match collective.pattern() {
+            Pattern::Allreduce => self.allreduce(collective, codec.pairs(n, k)).in_rounds(codec.rounds),
+            Pattern::Allgather => self.allgather(codec.pairs(n, k)).in_rounds(codec.rounds),
+            Pattern::ArTopk => {
+                self.select(strategy, codec.indices(n, k)).then(self.allreduce(collective, codec.values(k)))
+            }
         }
     }
 
@@ -148,19 +148,12 @@ impl<'a> Paths<'a> {
         norms.then(self.broadcast(index_bytes))
     }
 
-    /// Chunked ring reduce-scatter and allgather of `bytes`.
-    pub fn ring(&self, bytes: f64) -> Terms {
+    /// `bytes` of every rank, added up as the collective does.
+    pub fn allreduce(&self, collective: Collective, bytes: f64) -> Terms {
+        let by = collectives::allreduce(collective);
         match &self.model {
-            Model::Closed(net) => split(*net, bytes, cost::ring),
-            Model::Simulated(s) => s.terms(&s.ring, bytes / s.links.ranks() as f64),
-        }
-    }
-
-    /// Binomial reduce to rank 0 and broadcast from it, of the whole message.
-    pub fn tree(&self, bytes: f64) -> Terms {
-        match &self.model {
-            Model::Closed(net) => split(*net, bytes, cost::tree),
-            Model::Simulated(s) => s.terms(&s.tree, bytes),
+            Model::Closed(net) => closed(*net, bytes, by),
+            Model::Simulated(s) => s.allreduce(by, bytes),
         }
     }
 
@@ -190,10 +183,15 @@ impl<'a> Simulated<'a> {
             let alpha_s = time(&schedule, links, &start, 0.0);
             Timed { schedule, alpha_s }
         };
+        let mut allreduces: Vec<(&'static Allreduce, Timed)> = Vec::new();
+        for by in Collective::ALL.iter().map(|collective| collectives::allreduce(*collective)) {
+            if !allreduces.iter().any(|(known, _)| std::ptr::eq(*known, by)) {
+                allreduces.push((by, timed((by.schedule)(n)?)));
+            }
+        }
         Ok(Self {
             links,
-            ring: timed(collectives::ring_allreduce(n)?),
-            tree: timed(collectives::tree_allreduce(n)?),
+            allreduces,
             allgather: timed(collectives::allgather(n)?),
             broadcasts: (0..roots)
                 .map(|i| collectives::binomial_broadcast(n, Rank(i * n / roots)).map(timed))
@@ -208,6 +206,15 @@ impl<'a> Simulated<'a> {
         // Not max(0.0, ..), which would hide a NaN.
         let beta_s = if total < timed.alpha_s { 0.0 } else { total - timed.alpha_s };
         Terms { alpha_s: timed.alpha_s, beta_s }
+    }
+
+    fn allreduce(&self, by: &'static Allreduce, bytes: f64) -> Terms {
+        let known = self.allreduces.iter().find(|(known, _)| std::ptr::eq(*known, by));
+        // Those of every collective are known; the upper bound would do for another.
+        known.map_or_else(
+            || closed(net(self.links.worst(), self.links.ranks()), bytes, by),
+            |(_, timed)| self.terms(timed, bytes / f64::from(timed.schedule.chunks)),
+        )
     }
 
     fn broadcast(&self, bytes: f64) -> Terms {
@@ -236,6 +243,11 @@ fn time(schedule: &Schedule, links: &LinkMatrix, start: &[f64], chunk_bytes: f64
 
 fn net(link: Link, n: usize) -> Net {
     Net { alpha: link.alpha.get(), beta: link.bandwidth.beta(), n }
+}
+
+fn closed(net: Net, bytes: f64, by: &Allreduce) -> Terms {
+    let ranks = net.n.max(1) as f64;
+    Terms { alpha_s: (by.latencies)(ranks) * net.alpha, beta_s: (by.volume)(ranks) * bytes * net.beta }
 }
 
 fn split(net: Net, bytes: f64, form: fn(Net, f64) -> f64) -> Terms {
@@ -294,9 +306,11 @@ mod tests {
         let slow =
             LinkMatrix::from_fn(4, |f, t| if (f, t) == (1, 2) { link(1e-3, 1e8) } else { link(1e-3, 1e9) }).unwrap();
         let (even, slow) = (Paths::new(&even), Paths::new(&slow));
-        let ratio = slow.ring(4e6).beta_s / even.ring(4e6).beta_s;
+        let ring = |paths: &Paths| paths.allreduce(Collective::DenseRing, 4e6).beta_s;
+        let tree = |paths: &Paths| paths.allreduce(Collective::DenseTree, 4e6).total();
+        let ratio = ring(&slow) / ring(&even);
         assert!(ratio > 8.0, "a ring is as slow as its slowest edge, here {ratio} times");
-        assert!((slow.tree(4e6).total() - even.tree(4e6).total()).abs() < 1e-12);
+        assert!((tree(&slow) - tree(&even)).abs() < 1e-12);
         assert!(slow.broadcast(4e6).total() > even.broadcast(4e6).total(), "rooted at 1, the edge is used");
     }
 
@@ -314,7 +328,10 @@ mod tests {
         let n = MAX_SIMULATED_RANKS;
         let uneven = |n| matrix(n, &[(1e-3, 1e9), (2e-3, 5e8), (1e-3, 2e9)]);
         let (below, above) = (uneven(n), uneven(n + 1));
-        assert!(Paths::new(&above).ring(1e6).total() >= Paths::new(&below).ring(1e6).total());
+        for collective in Collective::ALL {
+            let total = |links| Paths::new(links).allreduce(*collective, 1e6).total();
+            assert!(total(&above) >= total(&below), "{collective}");
+        }
     }
 
     proptest! {
@@ -327,8 +344,11 @@ mod tests {
             let closed = Paths::new(&links);
             let simulated = Paths { model: Model::Simulated(Box::new(Simulated::new(&links, MAX_ROOTS).unwrap())) };
             prop_assert!(matches!(closed.model, Model::Closed(_)));
-            let all = |p: &Paths| [p.ring(bytes), p.tree(bytes), p.allgather(bytes), p.broadcast(bytes)];
-            for (c, s) in all(&closed).into_iter().zip(all(&simulated)) {
+            let all = |p: &Paths| {
+                let sums = Collective::ALL.iter().map(|collective| p.allreduce(*collective, bytes));
+                sums.chain([p.allgather(bytes), p.broadcast(bytes)]).collect::<Vec<_>>()
+            };
+            for (c, s) in all(&closed).iter().zip(&all(&simulated)) {
                 prop_assert!((c.alpha_s - s.alpha_s).abs() <= 1e-9 * c.alpha_s, "{c:?} {s:?}");
                 prop_assert!((c.beta_s - s.beta_s).abs() <= 1e-9 * c.total(), "{c:?} {s:?}");
             }
@@ -365,9 +385,12 @@ mod tests {
         fn more_bytes_never_take_less_time(cells in prop::collection::vec((1e-5..0.1f64, 1e7..1e11f64), 1..40), bytes in 0.0..1e8f64) {
             let links = matrix(5, &cells);
             let paths = Paths::new(&links);
-            prop_assert!(paths.ring(bytes).total() <= paths.ring(bytes * 1.5 + 1.0).total());
+            for collective in Collective::ALL {
+                let total = |bytes| paths.allreduce(*collective, bytes).total();
+                prop_assert!(total(bytes) <= total(bytes * 1.5 + 1.0), "{collective}");
+                prop_assert_eq!(paths.allreduce(*collective, 0.0).beta_s, 0.0);
+            }
             prop_assert!(paths.allgather(bytes).total() <= paths.allgather(bytes * 1.5 + 1.0).total());
-            prop_assert_eq!(paths.tree(0.0).beta_s, 0.0);
         }
     }
 }

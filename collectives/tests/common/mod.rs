@@ -1,17 +1,18 @@
 //! Shared by the integration tests.
 
-use flexcomm_collectives::{Schedule, allgather, binomial_broadcast, ring_allgather, ring_allreduce, tree_allreduce};
-use flexcomm_domain::Rank;
+use flexcomm_collectives::{Schedule, allgather, allreduce, binomial_broadcast, ring_allgather};
+use flexcomm_domain::{Collective, Rank};
 
 /// One of every kind for N ranks.
 pub fn every_kind(n: u32) -> Vec<Schedule> {
-    vec![
-        ring_allreduce(n).unwrap(),
-        tree_allreduce(n).unwrap(),
+    let sums = Collective::ALL.iter().filter(|collective| collective.is_allreduce());
+    let mut all: Vec<Schedule> = sums.map(|collective| (allreduce(*collective).schedule)(n).unwrap()).collect();
+    all.extend([
         allgather(n).unwrap(),
         ring_allgather(n).unwrap(),
         binomial_broadcast(n, Rank(0)).unwrap(),
         binomial_broadcast(n, Rank(n / 2)).unwrap(),
         binomial_broadcast(n, Rank(n - 1)).unwrap(),
-    ]
+    ]);
+    all
 }

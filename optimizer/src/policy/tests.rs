@@ -1,6 +1,6 @@
 use super::*;
 use crate::{Problem, Profile, ProfilePoint, Quality, Solution, Space, Terms, enumerate, pareto};
-use flexcomm_domain::{Collective, CompressionRatio, Family, Gain, Link, LinkMatrix, Strategy};
+use flexcomm_domain::{Collective, CompressionRatio, Family, Gain, Link, LinkMatrix, Pattern, Strategy};
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 
 /// The paper's models: millions of parameters, and a V100's forward and backward pass in seconds (Table III
@@ -33,13 +33,12 @@ const SLOW: (f64, f64) = (50e-3, 1e9);
 const FAR: (f64, f64) = (50e-3, 25e9);
 
 /// Latency terms of a collective on 8 workers: what it pays alpha for.
-fn latencies(collective: Collective) -> u32 {
-    match collective {
-        Collective::Allgather => 3,
-        Collective::DenseTree => 6,
-        Collective::ArtTree => 9,
-        Collective::DenseRing => 14,
-        Collective::ArtRing => 17,
+fn latencies(collective: Collective) -> f64 {
+    let sum = (flexcomm_collectives::allreduce(collective).latencies)(8.0);
+    match collective.pattern() {
+        Pattern::Allgather => 3.0,
+        Pattern::Allreduce => sum,
+        Pattern::ArTopk => 3.0 + sum,
     }
 }
 

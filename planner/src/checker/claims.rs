@@ -3,7 +3,7 @@
 use super::{Findings, TOLERANCE, costs, rules};
 use crate::memory::Drift;
 use crate::{Alternative, MAX_TRIAL_CANDIDATES, Outcome, PolicyConfig, Scatter, Snapshot};
-use flexcomm_domain::{Collective, CompressionRatio, Decision, Family, Selector, Strategy, Version};
+use flexcomm_domain::{CompressionRatio, Decision, Family, Selector, Strategy, Version};
 use flexcomm_optimizer::ProfilePoint;
 
 pub(super) fn finite(outcome: &Outcome, found: &mut Findings) {
@@ -225,12 +225,12 @@ pub(super) fn buckets(s: &Snapshot, outcome: &Outcome, found: &mut Findings) {
     found.expect(b.crs.len() == s.buckets.len(), "buckets", || {
         format!("{} ratios for {}", b.crs.len(), s.buckets.len())
     });
-    let dense = matches!(b.collective, Collective::DenseRing | Collective::DenseTree);
+    let dense = b.collective.is_allreduce();
     let known = |c: &CompressionRatio| if dense { c.get() == 1.0 } else { s.config.crs.contains(c) };
     found.expect(b.crs.iter().all(known), "buckets", || format!("ratios {:?} by {}", b.crs, b.collective));
     let offered = dense || s.offer.collectives.contains(&b.collective) && s.offer.codecs.contains_key(&b.compressor);
     found.expect(offered, "offered", || format!("the job cannot run {} by {}", b.compressor, b.collective));
-    let selection = matches!(b.collective, Collective::ArtRing | Collective::ArtTree).then(|| s.config.selections[0]);
+    let selection = b.collective.is_art().then(|| s.config.selections[0]);
     let compressor = if dense { Family::NONE } else { b.compressor };
     let mut sum = costs::Range { low: 0.0, high: 0.0 };
     for (bucket, cr) in s.buckets.iter().zip(&b.crs) {

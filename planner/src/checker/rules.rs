@@ -3,7 +3,7 @@
 use super::{Findings, TOLERANCE, costs};
 use crate::memory::Blocked;
 use crate::{Measured, Outcome, PolicyConfig, Snapshot};
-use flexcomm_domain::{Collective, Decision, Digest, Selection, Strategy, Timestamp};
+use flexcomm_domain::{Decision, Digest, Selection, Strategy, Timestamp};
 
 /// Longest reason: it is a sentence.
 const MAX_REASON: usize = 2000;
@@ -36,7 +36,7 @@ fn canonical(s: &Strategy) -> String {
 
 pub(super) fn offered(s: &Snapshot, d: &Decision, found: &mut Findings) {
     let x = &d.strategy;
-    let has_dense = s.offer.collectives.iter().any(|c| matches!(c, Collective::DenseRing | Collective::DenseTree));
+    let has_dense = s.offer.collectives.iter().any(|c| c.is_allreduce());
     // Every job can fall back to dense-ring when it names no dense collective.
     let known = s.offer.collectives.contains(&x.collective()) || (x.is_dense() && !has_dense);
     found.expect(known, "offered", || format!("the job cannot run {}", x.collective()));
