@@ -20,9 +20,9 @@ use crate::limits::{INTERVALS, LIST_ENDED, PAGE_DEFAULT, PAGE_MOST};
 use crate::measure;
 use crate::missing::Sight;
 use crate::policy;
-use crate::store::{Deletion, JobRow, NewTrial, ProgressRow};
+use crate::store::{Deletion, JobRow, NewTrial};
 
-async fn find(app: &App, job: &JobId) -> Result<JobRow, ApiError> {
+pub(super) async fn find(app: &App, job: &JobId) -> Result<JobRow, ApiError> {
     let row = app.store.job(job).await?;
     row.ok_or_else(|| ApiError::NotFound(format!("job {job}: no trainer has announced it")))
 }
@@ -36,7 +36,7 @@ pub(super) struct Page {
 }
 
 impl Page {
-    fn limit(&self, default: u32) -> u32 {
+    pub(super) fn limit(&self, default: u32) -> u32 {
         self.limit.unwrap_or(default).clamp(1, PAGE_MOST)
     }
 }
@@ -138,15 +138,6 @@ pub(super) async fn intervals(
     find(&app, &job).await?;
     let rows = app.store.intervals(&job, page.limit(INTERVALS as u32)).await?;
     Ok(Json(rows.into_iter().map(views::interval).collect()))
-}
-
-pub(super) async fn progress(
-    State(app): State<Arc<App>>,
-    Path(job): Path<JobId>,
-    Query(page): Query<Page>,
-) -> Result<Json<Vec<ProgressRow>>, ApiError> {
-    find(&app, &job).await?;
-    Ok(Json(app.store.progress(&job, page.limit(PAGE_MOST)).await?))
 }
 
 /// The runs before the one that has the job's name now, newest first.

@@ -12,6 +12,7 @@ mod page;
 mod problem;
 mod scenario;
 mod scrape;
+mod stored;
 mod stream;
 mod views;
 
@@ -24,6 +25,7 @@ use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use std::sync::Arc;
+use stored::{stored, stored_of_job};
 use tower_http::set_header::SetResponseHeaderLayer;
 
 use crate::app::App;
@@ -60,7 +62,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/api/v1/nodes", get(network::nodes))
         .route("/api/v1/links", get(network::links))
         .route("/api/v1/links/{from}/{to}/history", get(network::link_history))
-        .route("/api/v1/paths", get(network::paths))
+        .route("/api/v1/paths", get(stored(|store| Box::pin(store.paths()))))
         .route("/api/v1/coefficients", get(network::coefficients))
         .route("/api/v1/jobs", get(jobs::list))
         .route("/api/v1/jobs/{job}", get(jobs::one))
@@ -70,9 +72,12 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/api/v1/jobs/{job}/report", get(jobs::report))
         .route("/api/v1/jobs/{job}/trials", get(jobs::trials))
         .route("/api/v1/jobs/{job}/intervals", get(jobs::intervals))
-        .route("/api/v1/jobs/{job}/progress", get(jobs::progress))
+        .route(
+            "/api/v1/jobs/{job}/progress",
+            get(stored_of_job(|store, job, limit| Box::pin(store.progress(job, limit)))),
+        )
         .route("/api/v1/scenario", get(scenario::get))
-        .route("/api/v1/set-aside", get(network::set_aside))
+        .route("/api/v1/set-aside", get(stored(|store| Box::pin(store.set_aside()))))
         .route("/api/v1/openapi.json", get(openapi::document));
 
     // Machines that watch over the service, and the page.

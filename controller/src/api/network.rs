@@ -13,7 +13,7 @@ use super::views;
 use crate::app::App;
 use crate::limits::PAGE_MOST;
 use crate::links::merge;
-use crate::store::{LinkPoint, PathRow, SetAsideRow};
+use crate::store::LinkPoint;
 
 /// Every node as the API shows it.
 pub(super) async fn all_nodes(app: &App) -> Result<Vec<NodeView>, ApiError> {
@@ -60,10 +60,6 @@ pub(super) async fn link_history(
     Ok(Json(app.store.link_history(&from, &to, page.limit.unwrap_or(PAGE_MOST).clamp(1, PAGE_MOST)).await?))
 }
 
-pub(super) async fn paths(State(app): State<Arc<App>>) -> Result<Json<Vec<PathRow>>, ApiError> {
-    Ok(Json(app.store.paths().await?))
-}
-
 pub(super) async fn coefficients(State(app): State<Arc<App>>) -> Result<Json<serde_json::Value>, ApiError> {
     let book = app.store.coefficients().await?;
     let entry = |(backend, collective, fit): (&str, flexcomm_domain::Collective, &flexcomm_optimizer::Fit)| {
@@ -75,10 +71,6 @@ pub(super) async fn coefficients(State(app): State<Arc<App>>) -> Result<Json<ser
         })
     };
     Ok(Json(book.entries().map(entry).collect()))
-}
-
-pub(super) async fn set_aside(State(app): State<Arc<App>>) -> Result<Json<Vec<SetAsideRow>>, ApiError> {
-    Ok(Json(app.store.set_aside().await?))
 }
 
 /// Forgets a node that is gone, with its links.

@@ -24,10 +24,9 @@ pub use decisions::{DecisionRow, NewDecision};
 pub use ingest::{Incoming, Ingest, News};
 pub use intervals::{IntervalRow, OpenInterval};
 pub use jobs::{Deletion, End, JobRow, RankRow, RunRow};
-pub use links::{LinkPoint, LinkRow, PathRow, TestRow};
+pub use links::{LinkPoint, LinkRow, TestRow};
 pub use nodes::{NodeRow, Registration};
-pub use scenario::SetAsideRow;
-pub use steps::{ProgressRow, StepRow};
+pub use steps::StepRow;
 pub use trials::{NewTrial, TrialReportRow, TrialRow};
 
 use flexcomm_domain::Timestamp;
