@@ -2,10 +2,10 @@
 
 use super::mesh::{Incoming, Mesh, MeshError, Outgoing, Tag};
 use flexcomm_collectives::{Chunks, GenerateError, Op, Round, Schedule, chunk_range};
-use flexcomm_collectives::{allgather, binomial_broadcast, ring_allreduce, tree_allreduce};
+use flexcomm_collectives::{allgather, allreduce, binomial_broadcast};
 use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::add_elements;
-use flexcomm_domain::Rank;
+use flexcomm_domain::{Collective, Rank};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -16,10 +16,8 @@ const MAX_SAMPLES: usize = 256;
 /// Which schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Ring allreduce.
-    Ring,
-    /// Tree allreduce.
-    Tree,
+    /// Allreduce, as this collective adds up.
+    Sum(Collective),
     /// Allgather of equal blocks.
     Gather,
     /// Broadcast from a rank.
@@ -222,8 +220,7 @@ impl Exchanger {
         // A mesh has at most MAX_WORLD ranks.
         let n = self.mesh.world() as u32;
         let schedule: Schedule = match kind {
-            Kind::Ring => ring_allreduce(n)?,
-            Kind::Tree => tree_allreduce(n)?,
+            Kind::Sum(collective) => (allreduce(collective).schedule)(n)?,
             Kind::Gather => allgather(n)?,
             Kind::Broadcast(root) => binomial_broadcast(n, root)?,
         };

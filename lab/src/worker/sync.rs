@@ -8,7 +8,7 @@ use super::mesh::MeshError;
 use flexcomm_collectives::GenerateError;
 use flexcomm_compression::Energy;
 use flexcomm_compression::pipeline::{Member, Step};
-use flexcomm_domain::{Collective, Rank, Selection, Strategy};
+use flexcomm_domain::{Rank, Selection, Strategy};
 use flexcomm_exchange::{Bucket, How, Leader, Param, Ran, Round, Status, head};
 use flexcomm_trainer::{ANSWER_BYTES, Answer, Tick, Verdict};
 use std::time::{Duration, Instant};
@@ -124,7 +124,7 @@ impl Synchronizer {
     fn dense(&mut self, strategy: &Strategy, mean: &mut [f32]) -> Result<Energy, SyncError> {
         let refused = |values: &[f32]| values.first().is_some_and(|value| value.is_nan());
         let own = if refused(mean) { Verdict::Diverged } else { Verdict::GoOn };
-        self.exchanger.run(sums_by(strategy.collective()), &mut Values(mean))?;
+        self.exchanger.run(Kind::Sum(strategy.collective()), &mut Values(mean))?;
         if refused(mean) {
             return Err(self.refusal(&Answer::of(own)));
         }
@@ -193,8 +193,7 @@ impl Synchronizer {
             }
             How::Sum(element) => {
                 bucket.write(buffer);
-                let kind = sums_by(strategy.collective());
-                exchanger.run(kind, &mut Elements { bytes: buffer, element })?;
+                exchanger.run(Kind::Sum(strategy.collective()), &mut Elements { bytes: buffer, element })?;
             }
         }
         Ok(())
@@ -208,14 +207,6 @@ fn first_refusal(all: &[Answer]) -> SyncError {
         (Some((rank, answer)), _) => SyncError::Failed { rank, why: answer.why.clone() },
         (None, Some((rank, _))) => SyncError::NotFinite { whose: format!("those of rank {rank}") },
         (None, None) => SyncError::NotFinite { whose: "in the sum over the ranks".into() },
-    }
-}
-
-/// The schedule by which elements add up.
-fn sums_by(collective: Collective) -> Kind {
-    match collective {
-        Collective::DenseTree | Collective::ArtTree => Kind::Tree,
-        Collective::DenseRing | Collective::ArtRing | Collective::Allgather => Kind::Ring,
     }
 }
 
