@@ -156,7 +156,8 @@ fn every_job_of_the_suite() {
     files.sort();
     assert!(files.len() > 10, "{files:?}");
     for path in files {
-        println!("{}", path.display());
+        // Shown where it fails.
+        eprintln!("{}", path.display());
         let suite: Suite = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         suite.run();
     }
