@@ -13,6 +13,7 @@ mod error;
 mod head;
 mod rates;
 mod shadow;
+mod shadows;
 mod store;
 
 pub use auto::{AutoSelection, Leader};
@@ -21,4 +22,5 @@ pub use deferred::Deferred;
 pub use error::ExchangeError;
 pub use head::{HEAD_BYTES, Status, any_refuses, head};
 pub use shadow::{Shadow, ShadowGain};
+pub use shadows::Shadows;
 pub use store::{PipelineState, Shared, Store, lock};

@@ -3,13 +3,12 @@
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
 use crate::names::compressor;
-use crate::report::LEAST_GAIN;
 use crate::session::{Leadership, Running, Session};
 use flexcomm_compression::{Layers, Sizes};
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Collective, Family, JobId, Rank, Strategy, default_compressors};
-use flexcomm_exchange::{Param, PipelineState, layers};
-use flexcomm_trainer::{Answer, Client};
+use flexcomm_exchange::{Param, PipelineState, Shadows, layers};
+use flexcomm_trainer::{Answer, Client, LEAST_GAIN};
 use flexcomm_wire::{CodecInfo, Hello, PROTOCOL};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -90,7 +89,7 @@ impl Core {
             return Err(Failure::input(format!("shadow_share is {shadow_share}, allowed is above 0, at most 1")).into());
         }
         let mut session = Session::new((job, Rank(rank), world), (strategy, first_step), leadership, seed);
-        session.shadow_share = shadow_share;
+        session.shadows = Shadows::new(shadow_share, seed);
         session.named = spec.map(compressor).transpose()?.map(Running::of);
         if let Some((len, cols)) = model.iter().find(|(len, cols)| *cols == 0 || !len.is_multiple_of(*cols)) {
             return Err(Failure::input(format!("a parameter of {len} values has no rows of {cols}")).into());
@@ -312,8 +311,7 @@ impl Core {
     fn shadow(&self, strategies: Vec<String>) -> PyResult<()> {
         let parse = |text: &String| text.parse::<Strategy>().map_err(Failure::input);
         let strategies = strategies.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
-        let has = |s: &&Strategy| !s.is_dense() && !s.collective().is_art();
-        if let Some(bad) = strategies.iter().find(|s| !has(s)) {
+        if let Some(bad) = strategies.iter().find(|s| !Shadows::has(s)) {
             return Err(Failure::input(format!(
                 "{bad} has no shadow: dense loses nothing, and what AR-Topk keeps depends on other ranks"
             ))
@@ -321,17 +319,14 @@ impl Core {
         }
         let mut session = self.lock();
         // These are not the newest trial's, and its report is not theirs to complete.
-        session.owed = None;
-        session.watch_all(strategies);
+        session.reporter.forget_trial();
+        session.shadows.watch(&strategies);
         Ok(())
     }
 
     /// Shadow gains so far: strategy, gain, steps.
     fn shadow_gains(&self) -> Vec<(String, f64, u64)> {
-        let session = self.lock();
-        let Some((shadow, strategies)) = &session.shadow else { return Vec::new() };
-        let gains = shadow.gains();
-        strategies.iter().zip(gains).map(|(s, g)| (s.to_string(), g.gain, g.steps)).collect()
+        self.lock().shadows.gains().map(|(strategy, found)| (strategy.to_string(), found.gain, found.steps)).collect()
     }
 
     /// Step, version, strategy, iteration of a trial (or -1), connected to an agent, steps of this process.

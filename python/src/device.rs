@@ -152,7 +152,7 @@ impl Core {
     /// Whether something on the host looks at gradients in this step: a shadow trial that kernels cannot do.
     fn watching(&self) -> bool {
         let session = self.lock();
-        session.watches() && session.shadow_on_host
+        session.watches() && session.shadows_on_host()
     }
 
     /// Makes the device ready for a bucket that is compressed there: why that cannot be (else empty), and bytes of device memory

@@ -286,7 +286,7 @@ impl Core {
             let half = Session::half_of(&tick);
             let cast = is_cast(&tick.strategy) && (tick.strategy.is_dense() || half != 0);
             // Copies for shadows that look on the host are no part of the strategy.
-            let copied = session.shadow_on_host && session.watches();
+            let copied = session.shadows_on_host() && session.watches();
             session.meter.faithful &= (!fallback || cast && settled) && !copied;
             if !fallback {
                 session.prepare(&tick, &mut bucket)?;

@@ -11,7 +11,6 @@ mod log;
 mod memory;
 mod meter;
 mod names;
-mod report;
 mod session;
 mod shadows_on;
 mod telemetry;

@@ -3,31 +3,23 @@
 use crate::guard::Failure;
 use crate::meter::{Costs, Meter};
 use crate::names::is_cast;
-use crate::report::{LEAST_GAIN, Reporter};
 use crate::telemetry::{Ended, Event};
 use flexcomm_compression::Build;
 use flexcomm_compression::pipeline::Member;
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Digest, JobId, Rank, RunId, Selection, Strategy};
-use flexcomm_exchange::{AutoSelection, Deferred, Leader, Shadow, Status, Store, lock};
+use flexcomm_exchange::{AutoSelection, Deferred, Leader, Shadows, Status, Store, lock};
 use flexcomm_trainer::{
-    AbortCause, Agreement, Answer, Change, Control, Offer, Snapshot, Tick, Trial, TrialPlan, Verdict,
+    AbortCause, Agreement, Answer, Change, Control, Offer, Reporter, Snapshot, Tick, Trial, TrialPlan, Verdict,
 };
-use flexcomm_wire::{FromTrainer, StrategyWire, TrialOutcome, TrialReport};
 use std::time::{Duration, Instant};
 
 /// Steps in which nothing is compressed: DDP rebuilds its buckets after the first, with static graph after the
 /// second, and the order of parameters changes with it.
 const WARM_UP: u64 = 3;
 
-/// Steps that a shadow trial goes on after it was ordered: five of the paper's live trials.
-const SHADOW_STEPS: u64 = 50;
-
 /// Why a rank runs no live trials.
 const NOT_LIVE: &str = "its training loop does not use Session.batches()";
-
-/// Steps after which they are reported: early, since somebody waits for them, and at their end.
-const SHADOWS_REPORTED: [u64; 2] = [20, SHADOW_STEPS];
 
 /// Who chooses the leader of AR-Topk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,11 +125,9 @@ pub struct Session {
     pub store: Store,
     pub reporter: Reporter,
     pub meter: Meter,
-    pub shadow: Option<(Shadow, Vec<Strategy>)>,
-    pub shadow_share: f64,
-    /// How often shadows have begun, and whether they look at gradients of a device on the host.
-    pub shadow_turn: u64,
-    pub shadow_on_host: bool,
+    pub shadows: Shadows,
+    /// The turn in which they look at gradients of a device on the host.
+    pub host_turn: Option<u64>,
     /// Whether the newest bucket of the step under way may be compressed yet.
     pub settled: bool,
     pub seed: u64,
@@ -160,8 +150,6 @@ pub struct Session {
     last_warning: Option<String>,
     /// What the newest step cost whose times are known, whatever ran.
     pub last: Option<Costs>,
-    /// The newest trial's report, which its shadows complete.
-    pub owed: Option<TrialReport>,
     /// Whether this rank's loop can replay batches.
     pub live: bool,
     /// Whether a gradient or a loss of the iteration under way was not finite.
@@ -188,10 +176,8 @@ impl Session {
             leadership,
             store: Store::new(Member { rank: rank.0, world, ..Member::alone(seed) }),
             meter: Meter::new(now),
-            shadow: None,
-            shadow_share: 0.25,
-            shadow_turn: 0,
-            shadow_on_host: false,
+            shadows: Shadows::new(Shadows::SHARE, seed),
+            host_turn: None,
             settled: false,
             seed,
             follow: true,
@@ -207,7 +193,6 @@ impl Session {
             steps: 0,
             last_warning: None,
             last: None,
-            owed: None,
             live: false,
             diverged: false,
             no_room: None,
@@ -293,7 +278,7 @@ impl Session {
     pub fn wants_hook(&self) -> bool {
         let agreement = self.control.look();
         let dense = agreement.in_force().strategy.is_dense() && !agreement.tries();
-        !dense || self.shadow.as_ref().is_some_and(|(shadow, _)| shadow.steps() < SHADOW_STEPS)
+        !dense || self.shadows.under_way()
     }
 
     /// What this tick runs, for its report: AR-Topk by the selection that leads it, which may not be the decision's.
@@ -377,95 +362,36 @@ impl Session {
         if self.rank != Rank(0) {
             return;
         }
-        self.go_on_watching(plan);
+        self.shadows.go_on_watching(&plan.candidates);
         self.warn_once(format!("this job cannot run live trials: {why}; only shadow gains are measured"));
-        let report = TrialReport {
-            job: self.job.clone(),
-            rank: self.rank.0,
-            id: plan.id,
-            outcomes: Vec::new(),
-            aborted: Some(why.into()),
-            cost_us: 0.0,
-        };
-        self.owed = Some(report.clone());
-        self.reporter.send(FromTrainer::Trial(report));
-    }
-
-    /// Shadows of a trial's candidates, beginning with the next step.
-    fn watch(&mut self, plan: &TrialPlan) {
-        self.watch_all(followed(plan));
-    }
-
-    /// The same, but shadows of just these that are under way are not begun anew: who asks often would never get an answer.
-    fn go_on_watching(&mut self, plan: &TrialPlan) {
-        let asked = followed(plan);
-        let under_way = |(shadow, of): &(Shadow, Vec<Strategy>)| {
-            shadow.steps() < SHADOW_STEPS && asked.iter().all(|s| of.contains(s))
-        };
-        if !self.shadow.as_ref().is_some_and(under_way) {
-            self.watch(plan);
-        }
-    }
-
-    /// Shadows of these strategies, beginning with the next step.
-    pub fn watch_all(&mut self, strategies: Vec<Strategy>) {
-        if strategies.is_empty() {
-            // Shadows of nothing would never be at their end.
-            self.shadow = None;
-            return;
-        }
-        self.shadow_turn += 1;
-        self.shadow_on_host = false;
-        let specs: Vec<_> = strategies.iter().map(|strategy| *strategy.spec()).collect();
-        self.shadow = Some((Shadow::new(&specs, self.shadow_share, self.seed), strategies));
-    }
-
-    /// What the shadows have found so far.
-    fn shadow_gains(&self) -> Vec<(Strategy, f64)> {
-        let Some((shadow, strategies)) = &self.shadow else { return Vec::new() };
-        let gains = strategies.iter().zip(shadow.gains());
-        gains.filter(|(_, gain)| gain.steps > 0).map(|(strategy, gain)| (*strategy, gain.recent)).collect()
-    }
-
-    /// Sends the newest trial's report again, with what its shadows show by now.
-    fn report_shadows(&mut self) {
-        let Some(mut report) = self.owed.clone() else { return };
-        add_shadow_gains(&mut report, &self.shadow_gains());
-        self.reporter.send(FromTrainer::Trial(report));
+        self.reporter.trial_refused(plan.id, why);
     }
 
     /// Whether the shadows look at gradients in the step that begins or is under way.
     pub fn watches(&self) -> bool {
-        let in_trial = self.tick.is_some_and(|t| t.trial.is_some());
-        self.shadow.as_ref().is_some_and(|(shadow, _)| shadow.steps() < SHADOW_STEPS && !in_trial)
+        self.shadows.under_way() && self.tick.is_none_or(|tick| tick.trial.is_none())
     }
 
-    /// Shows a bucket's gradient to the shadows. A shadow that fails is dropped: training is not its business.
+    /// Whether what they look at are copies on the host of gradients of a device.
+    pub fn shadows_on_host(&self) -> bool {
+        self.host_turn == Some(self.shadows.turn())
+    }
+
+    /// Shows a bucket's gradient to the shadows.
     pub fn observe(&mut self, bucket: usize, gradient: &[f32]) -> Result<(), Failure> {
-        let watches = self.watches();
-        let Some((shadow, _)) = self.shadow.as_mut().filter(|_| watches) else { return Ok(()) };
-        let shared = self.store.bucket(bucket)?;
-        let bucket_now = lock(&shared);
-        let residual = if shadow.begins(bucket) { bucket_now.residual() } else { Vec::new() };
-        if let Err(error) = shadow.observe(bucket, bucket_now.params(), &residual, gradient) {
-            tracing::warn!(%error, "the shadow trial is dropped");
-            drop(bucket_now);
-            self.shadow = None;
+        if self.watches() {
+            let shared = self.store.bucket(bucket)?;
+            if let Err(error) = self.shadows.observe(bucket, &lock(&shared), gradient) {
+                tracing::warn!(%error, "the shadow trial is dropped");
+            }
         }
         Ok(())
     }
 
     /// What the shadows have seen of a step's buckets by now is all of it.
     pub fn end_shadows(&mut self) {
-        let Some((shadow, _)) = &mut self.shadow else { return };
-        let before = shadow.steps();
-        shadow.end_step();
-        let due = shadow.steps() > before && SHADOWS_REPORTED.contains(&shadow.steps());
-        if shadow.steps() >= SHADOW_STEPS {
-            shadow.rest();
-        }
-        if due {
-            self.report_shadows();
+        if let Some(gains) = self.shadows.end_step() {
+            self.reporter.shadows(&gains);
         }
     }
 
@@ -524,7 +450,7 @@ impl Session {
                 // Not after the trial: they would pass for steps behind it.
                 self.reporter.flush();
                 self.diverged = false;
-                self.watch(&plan);
+                self.shadows.watch(&plan.candidates);
                 let Ok(trial) = Trial::start(plan, &mut PythonSnapshot, self.clock.elapsed());
                 self.trial = Some(trial);
                 Next::TrialStarts
@@ -556,30 +482,6 @@ impl Session {
         if self.last_warning.as_deref() != Some(&what) {
             tracing::warn!("{what}");
             self.last_warning = Some(what);
-        }
-    }
-}
-
-/// Candidates of a trial that have shadows.
-fn followed(plan: &TrialPlan) -> Vec<Strategy> {
-    let followed = |s: &&Strategy| !s.is_dense() && !s.collective().is_art();
-    plan.candidates.iter().filter(followed).copied().collect()
-}
-
-/// Adds to a trial's report what shadows found: to the candidates that ran, and of those that only had a shadow.
-fn add_shadow_gains(report: &mut TrialReport, shadows: &[(Strategy, f64)]) {
-    for (strategy, gain) in shadows {
-        let (strategy, gain) = (StrategyWire::from(*strategy), gain.clamp(LEAST_GAIN, 1.0));
-        match report.outcomes.iter_mut().find(|o| o.strategy == strategy) {
-            Some(outcome) => outcome.shadow_gain = Some(gain),
-            None => report.outcomes.push(TrialOutcome {
-                strategy,
-                gain,
-                shadow_gain: Some(gain),
-                comp_us: 0.0,
-                sync_us: 0.0,
-                iterations: 0,
-            }),
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::core::Core;
 use crate::device::{Memory, Place, device_buffer, on, span};
 use crate::guard::{Failure, guard};
 use crate::memory;
-use flexcomm_exchange::{OnHost, Param, lock};
+use flexcomm_exchange::{OnHost, Param, Shadow, lock};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -18,12 +18,13 @@ impl Core {
         let session = &mut *session;
         let shared = session.store.bucket(index)?;
         let params: Vec<Param> = lock(&shared).params().to_vec();
-        let Some((shadow, _)) = &mut session.shadow else { return Ok(Ok((Vec::new(), 0))) };
-        if shadow.is_on_device(index, params.iter().map(|param| param.len).sum()) {
+        let ready = |shadow: &Shadow| shadow.is_on_device(index, params.iter().map(|param| param.len).sum());
+        if session.shadows.shadow().is_none_or(|shadow| ready(shadow)) {
             return Ok(Ok((Vec::new(), 0)));
         }
         // What is under way of a bucket that had another layout is ignored from now on.
-        session.shadow_turn += u64::from(shadow.forget_from(index));
+        session.shadows.forget_from(index);
+        let Some(shadow) = session.shadows.shadow() else { return Ok(Ok((Vec::new(), 0))) };
         Ok(match shadow.sample_on(index, &params) {
             Ok((indices, need)) => Ok((indices.iter().flat_map(|index| index.to_ne_bytes()).collect(), need)),
             Err(why) => Err(why.to_string()),
@@ -41,7 +42,7 @@ impl Core {
         let mut bucket = lock(&shared);
         // Waits, once for every bucket of a shadow trial, where a device has the residual.
         bucket.copy_to_host()?;
-        let Some((shadow, _)) = &mut session.shadow else { return Ok(Ok(())) };
+        let Some(shadow) = session.shadows.shadow() else { return Ok(Ok(())) };
         Ok(device_buffer((place.0, memory)).and_then(|buffer| {
             let residual = bucket.residual();
             let residual = (index, &residual[..]);
@@ -54,18 +55,16 @@ impl Core {
 impl Core {
     /// Whether shadows look at the bucket under way where it lies, on a device; and whether they have memory there.
     fn shadowing(&self, index: usize) -> (bool, bool) {
-        let session = self.lock();
-        let has_memory = session.shadow.as_ref().is_some_and(|(shadow, _)| shadow.has_memory_on_device(index));
-        (session.settled && !session.shadow_on_host && session.watches(), has_memory)
+        let mut session = self.lock();
+        let has_memory = session.shadows.shadow().is_some_and(|shadow| shadow.has_memory_on_device(index));
+        (session.settled && !session.shadows_on_host() && session.watches(), has_memory)
     }
 
     /// From now on they look at copies on the host, beginning anew.
     fn shadow_on_host(&self) {
         let mut session = self.lock();
-        if let Some((_, strategies)) = session.shadow.take() {
-            session.watch_all(strategies);
-        }
-        session.shadow_on_host = true;
+        session.shadows.begin_anew();
+        session.host_turn = Some(session.shadows.turn());
     }
 
     /// Makes a bucket's subsets ready: why that cannot be (else empty), their coordinates as unsigned words of 32 bits, and bytes of
@@ -103,8 +102,8 @@ impl Core {
                 Err(why) => return Ok((why, 0, 0, 0)),
             };
             let mut session = self.lock();
-            let (steps, turn) = (session.steps(), session.shadow_turn);
-            let Some((shadow, _)) = &mut session.shadow else { return Ok((String::new(), 0, 0, turn)) };
+            let (steps, turn) = (session.steps(), session.shadows.turn());
+            let Some(shadow) = session.shadows.shadow() else { return Ok((String::new(), 0, 0, turn)) };
             let values = span((values.0, 4 * values.1));
             let found = shadow.observe_on(&device, (index, values), steps);
             Ok(match found {
@@ -120,13 +119,13 @@ impl Core {
     fn shadow_outcomes(&self, py: Python<'_>, turn: u64, found: Vec<(usize, usize, usize)>) -> PyResult<()> {
         guard(py, || {
             let mut session = self.lock();
-            if session.shadow_turn != turn {
+            if session.shadows.turn() != turn {
                 // Of others, before these.
                 return Ok(());
             }
             for (index, address, bytes) in found {
                 let bytes = memory::Span::new::<u8>("what the shadows found", address, bytes)?.bytes();
-                if let Some((shadow, _)) = &mut session.shadow {
+                if let Some(shadow) = session.shadows.shadow() {
                     shadow.take_outcomes(index, bytes)?;
                 }
             }

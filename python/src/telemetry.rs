@@ -1,11 +1,10 @@
 //! Deferred telemetry: a session's events are reported in order, although the times of a GPU's steps are known a step or two late.
 
 use crate::meter::Costs;
-use crate::report::LEAST_GAIN;
 use crate::session::{PythonSnapshot, Session};
 use flexcomm_domain::{Strategy, Version};
 use flexcomm_trainer::{AbortCause, InForce, Measured, Trial, TrialTick};
-use flexcomm_wire::FromTrainer;
+use flexcomm_wire::StepRecord;
 use std::time::Duration;
 
 /// A trial that is over, but for iterations whose times are not known yet.
@@ -67,8 +66,8 @@ impl Session {
             match event {
                 Event::Step(costs, step) => {
                     self.last = Some(costs);
-                    if let Some((what, loss)) = step {
-                        self.reporter.step(what, &costs, loss);
+                    if let Some(((step, version, ran), loss)) = step {
+                        self.reporter.step((version, ran), record(step, &costs, loss));
                     }
                 }
                 Event::Iteration(costs, at) => {
@@ -95,19 +94,29 @@ impl Session {
     fn report_trial(&mut self, ended: Ended) {
         let who = (&self.job, self.rank);
         let Ok(report) = ended.trial.finish(&mut PythonSnapshot, who, ended.cause, ended.at);
-        tracing::info!(
-            trial = report.id,
-            outcomes = report.outcomes.len(),
-            cost_us = report.cost_us,
-            aborted = report.aborted.as_deref(),
-            "live trial ended"
-        );
-        self.owed = Some(report.clone());
-        self.reporter.send(FromTrainer::Trial(report));
+        self.reporter.trial(report);
+    }
+}
+
+fn us(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+fn record(step: u64, costs: &Costs, loss: Option<f64>) -> StepRecord {
+    StepRecord {
+        step,
+        compute_us: us(costs.compute),
+        comp_us: us(costs.comp),
+        sync_us: us(costs.sync),
+        wait_us: None,
+        step_us: us(costs.step),
+        bytes_sent: costs.bytes,
+        gain: costs.energy.gain(),
+        loss,
+        accuracy: None,
     }
 }
 
 fn measured(costs: &Costs) -> Measured {
-    let us = |d: Duration| d.as_secs_f64() * 1e6;
-    Measured { gain: costs.energy.gain().clamp(LEAST_GAIN, 1.0), comp_us: us(costs.comp), sync_us: us(costs.sync) }
+    Measured { gain: costs.energy.gain(), comp_us: us(costs.comp), sync_us: us(costs.sync) }
 }

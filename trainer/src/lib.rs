@@ -1,7 +1,7 @@
 //! The training process's side of flexcomm.
 //!
 //! [`Control`] makes all ranks of a job change at the same step. [`Client`] holds the agent's socket by threads of its own: it
-//! reports, and puts what the agent orders into an [`OrdersSlot`]. [`Trial`] tries candidates on the live job and puts everything
+//! carries reports, and puts what the agent orders into an [`OrdersSlot`]. [`Trial`] tries candidates on the live job and puts everything
 //! back. Nothing here ever
 //! makes a training step wait for agent or controller.
 
@@ -12,6 +12,7 @@ mod control;
 mod message;
 mod orders;
 mod pace;
+mod report;
 mod trial;
 
 pub use agreement::{Agreement, Change, Disagreement, InForce, Offer, Tick, TrialTick};
@@ -20,5 +21,5 @@ pub use client::{Client, MAX_QUEUED};
 pub use control::{Control, ControlError};
 pub use message::{AbortCause, ControlMessage, MAX_ITERATIONS, MESSAGE_BYTES, MessageError, Plan, TrialPlan};
 pub use orders::{News, OrdersSlot};
-pub use pace::Pace;
+pub use report::{LEAST_GAIN, Reporter};
 pub use trial::{Measured, Snapshot, Trial};

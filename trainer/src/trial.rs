@@ -2,6 +2,7 @@
 
 use crate::agreement::TrialTick;
 use crate::message::{AbortCause, TrialPlan};
+use crate::report::LEAST_GAIN;
 use flexcomm_domain::{JobId, Rank};
 use flexcomm_wire::{TrialOutcome, TrialReport};
 use std::time::Duration;
@@ -66,7 +67,7 @@ impl<S: Snapshot> Trial<S> {
     pub fn record(&mut self, training: &mut S, tick: TrialTick, measured: Measured) -> Result<(), S::Error> {
         if let Some(sum) = self.sums.get_mut(tick.candidate) {
             sum.iterations += 1;
-            sum.gain += measured.gain;
+            sum.gain += measured.gain.clamp(LEAST_GAIN, 1.0);
             sum.comp_us += measured.comp_us;
             sum.sync_us += measured.sync_us;
         }

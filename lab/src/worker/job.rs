@@ -2,13 +2,13 @@
 
 use super::data::Images;
 use super::hashes::HashLog;
-use super::report::{LEAST_GAIN, Reporter};
-use super::shadows::Shadows;
+use super::report::{measured, record};
 use super::state::{StepOutcome, Training};
 use anyhow::{Context, Result};
 use flexcomm_compression::Build;
 use flexcomm_domain::{JobId, Rank, Strategy};
-use flexcomm_trainer::{AbortCause, Answer, Change, Control, Measured, Offer, Tick, Trial, TrialPlan, Verdict};
+use flexcomm_exchange::Shadows;
+use flexcomm_trainer::{AbortCause, Answer, Change, Control, Offer, Reporter, Tick, Trial, TrialPlan, Verdict};
 use std::io::Write;
 use std::time::{Duration, Instant};
 
@@ -213,8 +213,8 @@ impl Job {
         let accuracy = self.end_of_epoch(done).then(|| self.training.accuracy(&self.held_out));
         (ended.steps, ended.loss) = (done, outcome.loss);
         ended.accuracy = accuracy.or(ended.accuracy);
-        self.reporter.step(tick, outcome, accuracy);
-        self.observe_shadows()?;
+        self.reporter.step((tick.version, tick.strategy), record(tick.step, outcome, accuracy));
+        self.observe_shadows();
         let samples = self.training.sync().exchanger().take_samples();
         self.reporter.transfers(samples);
         if self.hashes.wanted() {
@@ -231,11 +231,20 @@ impl Job {
         Ok(())
     }
 
-    fn observe_shadows(&mut self) -> Result<()> {
+    /// After a step's exchange: they begin with the residual that it left, and the next gradient is the first that they see.
+    fn observe_shadows(&mut self) {
         let (gradient, bucket) = self.training.exchanged();
-        let report = self.shadows.observe(gradient, || bucket.residual()).context("run the shadow trials")?;
-        report.into_iter().for_each(|report| self.reporter.trial(report));
-        Ok(())
+        let observed = match self.shadows.begin(0, bucket) {
+            Ok(true) => return,
+            Ok(false) => self.shadows.observe(0, bucket, gradient),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = observed {
+            tracing::warn!(%error, "the shadow trial is dropped");
+        }
+        if let Some(gains) = self.shadows.end_step() {
+            self.reporter.shadows(&gains);
+        }
     }
 
     /// True on rank 0 after the last step of an epoch or of the job.
@@ -268,7 +277,7 @@ impl Job {
 
     fn start_trial(&mut self, plan: TrialPlan, now: Duration) -> Result<Running> {
         tracing::info!(trial = plan.id, candidates = plan.candidates.len(), "live trial");
-        self.shadows.watch(&plan);
+        self.shadows.watch(&plan.candidates);
         let Ok(averages) = Trial::start(plan, &mut self.training, now);
         Ok(Running { averages, finite: true })
     }
@@ -276,28 +285,10 @@ impl Job {
     fn end_trial(&mut self, trial: Option<Running>, cause: Option<AbortCause>, now: Duration) -> Result<()> {
         let Some(Running { averages, .. }) = trial else { return Ok(()) };
         let Ok(report) = averages.finish(&mut self.training, (&self.name, self.rank), cause, now);
-        self.shadows.complete_later(report.clone());
-        tracing::info!(
-            trial = report.id,
-            outcomes = report.outcomes.len(),
-            cost_us = report.cost_us,
-            aborted = report.aborted.as_deref(),
-            "live trial ended"
-        );
         // The trial's transfers are as real as the training's.
         let samples = self.training.sync().exchanger().take_samples();
         self.reporter.transfers(samples);
         self.reporter.trial(report);
         Ok(())
     }
-}
-
-fn measured(outcome: &StepOutcome) -> Measured {
-    let us = |d: Duration| d.as_secs_f64() * 1e6;
-    // What was exchanged after the loss stopped being a number were zeros, which no compressor loses.
-    let gain = if outcome.loss.is_finite() { outcome.cost.energy.gain() } else { 0.0 };
-    let gain = gain.clamp(LEAST_GAIN, 1.0);
-    // Waiting for late ranks is not the collective.
-    let sync = outcome.cost.sync.saturating_sub(outcome.cost.wait.unwrap_or_default());
-    Measured { gain, comp_us: us(outcome.cost.comp), sync_us: us(sync) }
 }

@@ -10,7 +10,6 @@ mod job;
 mod mesh;
 mod model;
 mod report;
-mod shadows;
 mod state;
 mod stop;
 mod sync;
@@ -24,12 +23,11 @@ use anyhow::{Context, Result, bail, ensure};
 use exchange::Exchanger;
 use flexcomm_compression::Build;
 use flexcomm_domain::{Digest, JobId, Rank, Seconds, Strategy};
-use flexcomm_trainer::{Agreement, Control};
+use flexcomm_exchange::Shadows;
+use flexcomm_trainer::{Agreement, Client, Control, Reporter};
 use job::{Job, Length};
 use mesh::{Mesh, MeshConfig};
 use model::{MAX_PARAMETERS, Shape};
-use report::Reporter;
-use shadows::Shadows;
 use state::{Sgd, Training};
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
@@ -177,8 +175,10 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
     let length = args.length(data.total);
     let mesh = Mesh::connect(listener, &config, stop).context("bring the job's ranks together")?;
     let hello = flexcomm_wire::Hello { run: Some(mesh.run()), ..report::hello(&args.job, rank, world, &layers) };
-    let reporter = Reporter::new(args.socket.as_deref(), hello).context("start the agent's client")?;
-    let shadows = Shadows::new(shape.params(), args.seed);
+    let mut reporter = Reporter::new(args.job.clone(), rank);
+    if let Some(socket) = &args.socket {
+        reporter.connect(Client::start(socket, hello).context("start the agent's client")?);
+    }
     let sync = Synchronizer::new(Exchanger::new(mesh), shape.params(), (args.seed, f64::from(args.lr)))?;
     let least_compute = Duration::from_secs_f64(args.least_compute.get());
     let sgd = Sgd { batch: args.batch, lr: args.lr, momentum: args.momentum, least_compute };
@@ -196,7 +196,7 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
         training,
         held_out: data.held_out,
         reporter,
-        shadows,
+        shadows: Shadows::new(Shadows::SHARE, args.seed),
         hashes,
         world: world as u32,
         message: Vec::new(),

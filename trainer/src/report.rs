@@ -1,0 +1,283 @@
+//! Telemetry: gathers steps, and hands them to the agent's client a few at a time; completes a trial's report by its shadow trials.
+
+use crate::agreement::InForce;
+use crate::client::Client;
+use crate::pace::Pace;
+use flexcomm_domain::{JobId, Rank, Strategy, Version};
+use flexcomm_wire::{
+    AppliedReport, FromTrainer, MAX_STEPS, StepRecord, StepsReport, StrategyWire, TrialOutcome, TrialReport,
+};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+/// How long the end of the job waits for the agent to take the last reports.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Least gain in a report: gain is a share above 0, and a rank whose own part was empty still reports.
+pub const LEAST_GAIN: f64 = 1e-9;
+
+/// A rank's reports. Without an agent they go nowhere.
+#[derive(Debug)]
+pub struct Reporter {
+    client: Option<Client>,
+    job: JobId,
+    rank: Rank,
+    pending: Vec<StepRecord>,
+    running: Option<(Version, Strategy)>,
+    pace: Pace,
+    last_flush: Instant,
+    /// The newest trial's, which its shadows complete.
+    trial: Option<TrialReport>,
+}
+
+impl Reporter {
+    /// Not connected yet.
+    pub fn new(job: JobId, rank: Rank) -> Self {
+        Self {
+            client: None,
+            job,
+            rank,
+            pending: Vec::new(),
+            running: None,
+            pace: Pace::default(),
+            last_flush: Instant::now(),
+            trial: None,
+        }
+    }
+
+    /// From now on to this agent.
+    pub fn connect(&mut self, client: Client) {
+        self.client = Some(client);
+    }
+
+    /// The agent's client.
+    pub fn client(&self) -> Option<&Client> {
+        self.client.as_ref()
+    }
+
+    fn send(&self, message: FromTrainer) {
+        if let Some(client) = &self.client {
+            client.send(message);
+        }
+    }
+
+    /// Takes in a step that ran this strategy under this version.
+    pub fn step(&mut self, running: (Version, Strategy), mut record: StepRecord) {
+        if self.client.is_none() {
+            return;
+        }
+        let running = Some(running);
+        if self.running != running || self.pending.len() >= MAX_STEPS {
+            self.flush();
+        }
+        if self.running != running {
+            (self.running, self.pace) = (running, Pace::default());
+        }
+        record.gain = record.gain.clamp(LEAST_GAIN, 1.0);
+        record.loss = record.loss.filter(|loss| loss.is_finite());
+        self.pending.push(record);
+        if self.pace.is_due(self.last_flush.elapsed(), &self.pending) {
+            self.flush();
+        }
+    }
+
+    /// Hands on what has gathered.
+    pub fn flush(&mut self) {
+        self.last_flush = Instant::now();
+        let steps = std::mem::take(&mut self.pending);
+        if let Some((version, ran)) = self.running
+            && !steps.is_empty()
+        {
+            self.pace.reported(&steps);
+            let (job, rank, version, strategy) = (self.job.clone(), self.rank.0, version.0, ran.into());
+            self.send(FromTrainer::Steps(StepsReport { job, rank, version, strategy, steps }));
+        }
+    }
+
+    /// Passive samples of links: per peer, bytes and seconds.
+    pub fn transfers(&self, samples: BTreeMap<IpAddr, Vec<(u64, f64)>>) {
+        for (peer, samples) in samples {
+            self.send(FromTrainer::Transfers { peer, samples });
+        }
+    }
+
+    /// A decision is in force.
+    pub fn applied(&mut self, in_force: &InForce) {
+        self.flush();
+        self.send(FromTrainer::Applied(AppliedReport {
+            job: self.job.clone(),
+            rank: self.rank.0,
+            version: in_force.version.0,
+            digest: in_force.strategy.digest().0,
+            step: in_force.since_step,
+        }));
+    }
+
+    /// A live trial ended.
+    pub fn trial(&mut self, report: TrialReport) {
+        tracing::info!(
+            trial = report.id,
+            outcomes = report.outcomes.len(),
+            cost_us = report.cost_us,
+            aborted = report.aborted.as_deref(),
+            "live trial ended"
+        );
+        self.trial = Some(report);
+        self.send_trial();
+    }
+
+    /// The ranks cannot run this trial; its shadows may still tell something.
+    pub fn trial_refused(&mut self, id: u64, why: &str) {
+        let (job, rank, aborted) = (self.job.clone(), self.rank.0, Some(why.to_owned()));
+        let report = TrialReport { job, rank, id, outcomes: Vec::new(), aborted, cost_us: 0.0 };
+        self.trial = Some(report);
+        self.send_trial();
+    }
+
+    /// The shadows that begin are not those of the newest trial's candidates.
+    pub fn forget_trial(&mut self) {
+        self.trial = None;
+    }
+
+    /// Sends the newest trial's report again, with the gains that its shadows show by now: of candidates that ran, and of those
+    /// that only had a shadow.
+    pub fn shadows(&mut self, gains: &[(Strategy, f64)]) {
+        let Some(mut report) = self.trial.clone() else { return };
+        for (strategy, gain) in gains {
+            let (strategy, gain) = (StrategyWire::from(*strategy), gain.clamp(LEAST_GAIN, 1.0));
+            match report.outcomes.iter_mut().find(|outcome| outcome.strategy == strategy) {
+                Some(outcome) => outcome.shadow_gain = Some(gain),
+                None => report.outcomes.push(TrialOutcome {
+                    strategy,
+                    gain,
+                    shadow_gain: Some(gain),
+                    comp_us: 0.0,
+                    sync_us: 0.0,
+                    iterations: 0,
+                }),
+            }
+        }
+        self.send(FromTrainer::Trial(report));
+    }
+
+    fn send_trial(&self) {
+        self.trial.clone().into_iter().for_each(|report| self.send(FromTrainer::Trial(report)));
+    }
+
+    /// Says goodbye, without waiting for long.
+    pub fn finish(&mut self) {
+        self.flush();
+        if let Some(client) = self.client.take() {
+            client.finish(FLUSH_TIMEOUT);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flexcomm_wire::{Hello, PROTOCOL};
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+
+    fn record(step: u64) -> StepRecord {
+        StepRecord {
+            step,
+            compute_us: 1.0,
+            comp_us: 0.0,
+            sync_us: 0.0,
+            wait_us: None,
+            step_us: 1.0,
+            bytes_sent: 0,
+            gain: 0.0,
+            loss: Some(f64::NAN),
+            accuracy: None,
+        }
+    }
+
+    /// What an agent reads when this is reported.
+    fn told(report: impl FnOnce(&mut Reporter)) -> Vec<FromTrainer> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let job = JobId::new("j").unwrap();
+        let hello = Hello {
+            protocol: PROTOCOL,
+            job: job.clone(),
+            run: None,
+            rank: 2,
+            world: 3,
+            gradient_values: 1,
+            backend: "lab-tcp".into(),
+            codecs: vec![],
+            collectives: vec![],
+        };
+        let mut reporter = Reporter::new(job, Rank(2));
+        reporter.connect(Client::start(&path, hello).unwrap());
+        let (mut stream, _) = listener.accept().unwrap();
+        writeln!(stream, r#"{{"kind":"welcome","protocol":{PROTOCOL},"node":"n1"}}"#).unwrap();
+        report(&mut reporter);
+        reporter.finish();
+        let lines = BufReader::new(stream).lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap());
+        let mut told: Vec<FromTrainer> = lines.collect();
+        assert!(
+            matches!(told.first(), Some(FromTrainer::Hello(_))) && told.pop() == Some(FromTrainer::Bye),
+            "{told:?}"
+        );
+        told.split_off(1)
+    }
+
+    #[test]
+    fn steps_of_another_strategy_are_another_report() {
+        let [dense, sparse] = ["none/dense-ring", "topk@0.1/allgather"].map(|text| text.parse::<Strategy>().unwrap());
+        let told = told(|reporter| {
+            for (step, running) in (0..).zip([(Version(0), dense), (Version(0), dense), (Version(1), sparse)]) {
+                reporter.step(running, record(step));
+            }
+        });
+        let [FromTrainer::Steps(first), FromTrainer::Steps(second)] = &told[..] else { panic!("{told:?}") };
+        assert_eq!((first.version, first.rank, second.version), (0, 2, 1));
+        assert_eq!(second.strategy, sparse.into());
+        assert_eq!(
+            first.steps.iter().map(|s| (s.step, s.gain)).collect::<Vec<_>>(),
+            [(0, LEAST_GAIN), (1, LEAST_GAIN)]
+        );
+        assert_eq!(first.steps[0].loss, None, "NaN is no number of JSON");
+    }
+
+    #[test]
+    fn shadows_complete_what_ran_and_add_what_did_not() {
+        let [ran, only] = ["topk@0.1/allgather", "topk@0.01/allgather"].map(|text| text.parse::<Strategy>().unwrap());
+        let told = told(|reporter| {
+            reporter.shadows(&[(ran, 0.5)]);
+            reporter.trial_refused(6, "its loop cannot");
+            let (strategy, iterations) = (ran.into(), 10);
+            let outcome =
+                TrialOutcome { strategy, gain: 0.6, shadow_gain: None, comp_us: 1.0, sync_us: 2.0, iterations };
+            let job = JobId::new("j").unwrap();
+            let outcomes = vec![outcome];
+            reporter.trial(TrialReport { job, rank: 2, id: 7, outcomes, aborted: None, cost_us: 9.0 });
+            reporter.shadows(&[(ran, 0.5), (only, 0.0)]);
+            reporter.shadows(&[(ran, 0.4), (only, 2.0)]);
+            reporter.forget_trial();
+            reporter.shadows(&[(ran, 0.3)]);
+        });
+        let of = |message: &FromTrainer| match message {
+            FromTrainer::Trial(r) => {
+                (r.id, r.outcomes.iter().map(|o| (o.gain, o.shadow_gain, o.iterations)).collect::<Vec<_>>())
+            }
+            other => panic!("{other:?}"),
+        };
+        let found: Vec<_> = told.iter().map(of).collect();
+        assert_eq!(
+            found,
+            [
+                (6, vec![]),
+                (7, vec![(0.6, None, 10)]),
+                (7, vec![(0.6, Some(0.5), 10), (LEAST_GAIN, Some(LEAST_GAIN), 0)]),
+                (7, vec![(0.6, Some(0.4), 10), (1.0, Some(1.0), 0)]),
+            ]
+        );
+    }
+}
