@@ -25,7 +25,7 @@ use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use std::sync::Arc;
-use stored::{stored, stored_of_job};
+use stored::{of_job, stored};
 use tower_http::set_header::SetResponseHeaderLayer;
 
 use crate::app::App;
@@ -72,10 +72,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/api/v1/jobs/{job}/report", get(jobs::report))
         .route("/api/v1/jobs/{job}/trials", get(jobs::trials))
         .route("/api/v1/jobs/{job}/intervals", get(jobs::intervals))
-        .route(
-            "/api/v1/jobs/{job}/progress",
-            get(stored_of_job(|store, job, limit| Box::pin(store.progress(job, limit)))),
-        )
+        .route("/api/v1/jobs/{job}/progress", get(of_job(|store, job, most| Box::pin(store.progress(job, most)))))
         .route("/api/v1/scenario", get(scenario::get))
         .route("/api/v1/set-aside", get(stored(|store| Box::pin(store.set_aside()))))
         .route("/api/v1/openapi.json", get(openapi::document));

@@ -24,7 +24,7 @@ pub(super) fn stored<T: Serialize + 'static>(
 }
 
 /// The answer to a query about a job that is known, of at most `?limit=` rows.
-pub(super) fn stored_of_job<T: Serialize + 'static>(
+pub(super) fn of_job<T: Serialize + 'static>(
     query: for<'a> fn(&'a Store, &'a JobId, u32) -> Running<'a, T, StoreError>,
 ) -> impl Fn(State<Arc<App>>, Path<JobId>, Query<Page>) -> Answer<T> + Clone {
     move |State(app), Path(job), Query(page)| {
