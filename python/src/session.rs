@@ -130,7 +130,6 @@ pub struct Session {
     pub host_turn: Option<u64>,
     /// Whether the newest bucket of the step under way may be compressed yet.
     pub settled: bool,
-    pub seed: u64,
     pub follow: bool,
     pub tick: Option<Tick>,
     /// What runs until the first decision, when the user names it.
@@ -179,7 +178,6 @@ impl Session {
             shadows: Shadows::new(Shadows::SHARE, seed),
             host_turn: None,
             settled: false,
-            seed,
             follow: true,
             tick: None,
             named: None,
