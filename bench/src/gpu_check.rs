@@ -127,7 +127,7 @@ mod tests {
         };
         assert!(status.success());
         let mut again = Command::new(std::env::current_exe().unwrap());
-        again.args(["bench::gpu_check::tests::on_a_stand_in_for_a_gpu_every_message_is_the_cpus", "--exact"]);
+        again.args(["gpu_check::tests::on_a_stand_in_for_a_gpu_every_message_is_the_cpus", "--exact"]);
         again.env("LD_LIBRARY_PATH", folder.path()).env("FLEXCOMM_NVRTC", nvrtc).env("STANDIN_COMPILES", "1");
         let done = again.env("FLEXCOMM_KERNEL_CACHE", folder.path().join("cubins")).output().unwrap();
         let said = format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from typing import Any, final
 
 import numpy as np
@@ -37,6 +38,9 @@ class Message:
     def __bytes__(self) -> bytes:
         return self._message.to_bytes()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (bytes(self), self.gain, self._library)
+
     @property
     def spec(self) -> str:
         """The compressor's canonical text."""
@@ -69,9 +73,11 @@ class Compressor:
     ``"topk(0.01)+ef(vanilla)"``; ``seed`` is of what the compressor draws at random.
     """
 
-    def __init__(self, spec: str, *, seed: int = 0) -> None:
+    def __init__(self, spec: str | Mapping[str, str], *, seed: int = 0) -> None:
+        if isinstance(spec, Mapping):
+            spec = _core.parse_byteps({str(key): str(value) for key, value in spec.items()})
         if not isinstance(spec, str):
-            raise TypeError(f"spec is {spec!r}, it must be a text such as 'topk(0.01)+ef(vanilla)'")
+            raise TypeError(f"spec is {spec!r}, it must be a text such as 'topk(0.01)+ef(vanilla)', or BytePS's map of strings")
         if not 0 <= seed < 2**64:
             raise ValueError(f"seed is {seed}, allowed is 0 to 2**64 - 1")
         self.spec, self._seed = _core.parse_compressor(spec), seed
@@ -120,10 +126,10 @@ class Compressor:
         return _as(self._library, out, "float32") if self._encoder.residual(out.ctypes.data) else None
 
 
-def compress(tensor: Any, spec: str, *, seed: int = 0) -> Message:
+def compress(tensor: Any, spec: str | Mapping[str, str], *, seed: int = 0) -> Message:
     """Compresses one NumPy array or torch tensor of floats, for example ``compress(gradient, "topk(0.01)")``.
 
-    ``spec`` names any compressor of :func:`flexcomm.torch.compressors` with its parameters. For a sequence of gradients with
+    ``spec`` names any compressor of :func:`flexcomm.torch.compressors` with its parameters, or is BytePS's map of strings. For a sequence of gradients with
     error feedback use a :class:`Compressor`.
     """
     return Compressor(spec, seed=seed).compress(tensor)
@@ -133,6 +139,10 @@ def decompress(message: Message | bytes) -> Any:
     """The array or tensor that a message means; from bytes a NumPy array (bfloat16: as float32)."""
     message = _message(message)
     return _restored(_core.TensorDecoder(message._message), message)
+
+
+def _unpickled(data: bytes, gain: float | None, library: str) -> Message:
+    return Message(_core.Message.from_bytes(data), gain, library)
 
 
 def _message(message: Message | bytes) -> Message:
@@ -156,6 +166,9 @@ def _values(tensor: Any) -> tuple[np.ndarray[Any, np.dtype[np.float32]], str, st
         name = str(tensor.dtype).removeprefix("torch.")
         if name not in (*_NUMPY, "bfloat16"):
             raise ValueError(f"the tensor's type is {name}, allowed are {', '.join(_NUMPY)} and bfloat16")
+        if tensor.layout != torch.strided or tensor.device.type == "meta":
+            kind = "meta" if tensor.device.type == "meta" else str(tensor.layout).removeprefix("torch.")
+            raise ValueError(f"the tensor is a {kind} one, allowed are dense ones with values; to_dense() makes one of a sparse one")
         values = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
         return values, name, "torch"
     array = np.asarray(tensor)

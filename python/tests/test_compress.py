@@ -1,5 +1,6 @@
 """One tensor by itself: ``flexcomm.compress``, ``decompress``, ``Compressor``."""
 
+import pickle
 import subprocess
 import sys
 
@@ -121,3 +122,16 @@ def test_numpy_alone_does_not_load_torch():
     code = "import sys, numpy, flexcomm; flexcomm.decompress(flexcomm.compress(numpy.ones(4, 'f4'), 'fp16')); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_bytepss_map_names_a_compressor_too():
+    x = gradient(1000)
+    message = flexcomm.compress(x, {"byteps_compressor_type": "topk", "byteps_compressor_k": "0.05"})
+    assert bytes(message) == bytes(flexcomm.compress(x, "topk(0.05)"))
+
+
+def test_messages_can_be_pickled():
+    message = flexcomm.compress(torch.from_numpy(gradient(100)), "topk(0.05)")
+    again = pickle.loads(pickle.dumps(message))
+    assert bytes(again) == bytes(message) and again.gain == message.gain
+    assert torch.equal(flexcomm.decompress(again), flexcomm.decompress(message))

@@ -67,7 +67,7 @@ def strategy_of(what: str, named: Any) -> Named:
         return _parsed(_core.parse_byteps({str(key): str(value) for key, value in named.items()}))
     if not isinstance(named, str):
         raise _refused(what, named, _forms() + "; or BytePS's map of strings")
-    if named == "dense":
+    if named.strip() == "dense":
         return Named(DENSE)
     try:
         return _parsed(named)
@@ -104,8 +104,7 @@ def _remedy(named: str, refused: str) -> str | None:
     if name in examples:
         return f"{name} has no @CR/COLLECTIVE but parameters, for example '{name}({examples[name]})'"
     near = difflib.get_close_matches(name.lower(), ["dense", *examples], 1)
-    meant = f", the nearest name is {near[0]!r}" if near else ""
-    return f"there is no compressor {shown(name)}{meant}; allowed is {_forms()}"
+    return f"there is no compressor {shown(name)}" + (f", the nearest name is {near[0]!r}" if near else f"; allowed is {_forms()}")
 
 
 @dataclasses.dataclass(frozen=True)
