@@ -114,7 +114,7 @@ proptest! {
     /// exactly one entry changed. For both ways of NCCL to look for the cheapest.
     #[test]
     fn nccl_takes_what_is_preferred_or_what_it_would(
-        costs in prop::collection::vec(prop_oneof![Just(NO), 0.1f32..1e6, Just(7.0f32)], 21),
+        costs in prop::collection::vec(prop_oneof![Just(NO), (0.1f64..1e6).prop_map(|cost| cost as f32), Just(7.0f32)], 21),
         tree: bool,
     ) {
         let algorithm = if tree { Algorithm::Tree } else { Algorithm::Ring };
@@ -141,7 +141,7 @@ proptest! {
 
     /// Two ranks with the same table and preference take the same entry.
     #[test]
-    fn it_is_a_function(costs in prop::collection::vec(-1.0f32..100.0, 21), tree: bool) {
+    fn it_is_a_function(costs in prop::collection::vec((-1.0f64..100.0).prop_map(|cost| cost as f32), 21), tree: bool) {
         let algorithm = if tree { Algorithm::Tree } else { Algorithm::Ring };
         let (mut one, mut other) = (costs.clone(), costs);
         prop_assert_eq!(prefer(&mut one, 3, algorithm), prefer(&mut other, 3, algorithm));
