@@ -1,11 +1,7 @@
 //! A cluster's life as the API shows it: agents come, a job starts, a trial is asked for and answered, the
 //! network collapses, the decision follows and says why.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::{Agent, Api, Network, Server, VALUES, config, node};
+use crate::common::{Agent, Api, Network, Server, VALUES, config, node};
 use flexcomm_domain::{Link, LinkMatrix, Strategy, Version};
 use flexcomm_optimizer::Problem;
 use flexcomm_wire::ReportBody;
@@ -79,7 +75,7 @@ impl Cluster {
         }
         self.trials_answered = trial.map_or(self.trials_answered, |t| t.id);
         if let Some(order) = next {
-            let decision = order.to_decision(&common::job()).unwrap();
+            let decision = order.to_decision(&crate::common::job()).unwrap();
             assert_eq!(decision.parent, Version(self.version), "a decision was skipped");
             (self.version, self.strategy) = (order.version, decision.strategy);
         }
@@ -239,7 +235,7 @@ async fn the_decision_follows_the_network_and_history_says_why() {
 
     for agent in &mut cluster.agents {
         let bye = flexcomm_wire::ReportBody::JobLeft {
-            job: common::job(),
+            job: crate::common::job(),
             rank: agent.rank,
             run: agent.run,
             connection_lost: false,

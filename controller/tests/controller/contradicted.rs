@@ -1,11 +1,7 @@
 //! One node that is wrong about its links: the job adapts to what the other nodes and its own steps show, and whoever looks
 //! learns which node is not believed.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::{Agent, Api, Network, Server, VALUES, config};
+use crate::common::{Agent, Api, Network, Server, VALUES, config};
 use flexcomm_domain::Strategy;
 use flexcomm_wire::ReportBody;
 use flexcomm_wire::api::{DecisionView, JobView};
@@ -40,7 +36,7 @@ impl Cluster {
     async fn train(&mut self, api: &Api, network: Network) {
         let order = self.agents[0].orders(api).await.jobs.into_iter().find_map(|j| j.decision);
         let now = order.as_ref().map_or((0, Strategy::DENSE_RING), |order| {
-            (order.version, order.to_decision(&common::job()).unwrap().strategy)
+            (order.version, order.to_decision(&crate::common::job()).unwrap().strategy)
         });
         for (agent, name) in self.agents.iter_mut().zip(NAMES) {
             let orders = agent.orders(api).await;
@@ -93,7 +89,7 @@ async fn a_node_that_is_wrong_about_its_links_is_named_and_the_job_adapts_all_th
         .await;
     assert_eq!(seen.doubted.len(), 1, "{:?}", seen.doubted);
     let doubt = &seen.doubted[0];
-    assert!(doubt.node == Some(common::node("c")) && doubt.what.contains("its links count as"), "{doubt:?}");
+    assert!(doubt.node == Some(crate::common::node("c")) && doubt.what.contains("its links count as"), "{doubt:?}");
     let metrics = api.get("/metrics").await.text().await.unwrap();
     assert!(metrics.contains("flexcomm_job_doubted{node=\"c\",training_job=\"j\"} 1\n"), "{metrics}");
     let now = decision(&api).await.unwrap();

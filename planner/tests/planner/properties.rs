@@ -1,9 +1,6 @@
 //! What holds for every job, network and sequence of measurements.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Job, learn, profile, seconds};
+use crate::common::{Job, learn, profile, seconds};
 use flexcomm_domain::{CodecBytes, IndexBytes, Link, LinkMatrix, Timestamp};
 use flexcomm_optimizer::{Load, terms};
 use flexcomm_planner::{Keep, Outcome, PolicyConfig, Snapshot, Verdict, decide};

@@ -1,12 +1,8 @@
 //! Connections that send nothing, half a head or half a body, or take no answer: others are answered while they stay,
 //! and they do not stay for long.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::process::Process;
-use common::{Agent, Api, PATIENCE, TOKEN};
+use crate::common::process::Process;
+use crate::common::{Agent, Api, PATIENCE, TOKEN};
 use futures_util::StreamExt;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::net::{IpAddr, SocketAddr};
@@ -16,12 +12,6 @@ use tokio::net::{TcpSocket, TcpStream};
 
 /// Longest wait of a client that is not to blame. The controller's own timeouts are 20 s: it is answered before them.
 const ANSWER: Duration = Duration::from_secs(10);
-
-/// Not a test of its own: the server that the tests start.
-#[tokio::test]
-async fn server_when_asked() {
-    common::process::server_when_asked().await;
-}
 
 /// The API as another host would use it.
 fn from_address(api: &Api, ip: [u8; 4]) -> Api {

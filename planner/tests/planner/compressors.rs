@@ -1,9 +1,6 @@
 //! What decide() does with compressors that keep no share of the values.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Job, learn, profile};
+use crate::common::{Job, learn, profile};
 use flexcomm_domain::{CodecBytes, CompressionRatio, Family, Gain};
 use flexcomm_optimizer::{Profile, ProfilePoint};
 

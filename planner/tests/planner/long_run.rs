@@ -1,9 +1,6 @@
 //! Gains of shadow trials: residuals that have grown.
-#![allow(clippy::unwrap_used, missing_docs)]
 
-mod common;
-
-use common::{Job, learn, profile};
+use crate::common::{Job, learn, profile};
 use flexcomm_domain::Timestamp;
 
 /// In force under a live trial's profile that keeps far less than it said.

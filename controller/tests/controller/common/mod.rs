@@ -1,5 +1,4 @@
 //! A controller on a port of its own, and agents that say what a test wants.
-#![allow(dead_code, clippy::unwrap_used)]
 
 pub mod process;
 

@@ -1,9 +1,6 @@
 //! Who may read what the controller keeps. A test of its own process: the umask is the process's.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Server, config};
+use crate::common::{Server, config};
 use nix::sys::stat::{Mode, umask};
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;

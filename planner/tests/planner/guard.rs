@@ -1,9 +1,6 @@
 //! What the guard blames, where it goes, and for how long it blocks what failed.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Job, seconds};
+use crate::common::{Job, seconds};
 use flexcomm_domain::Collective;
 use flexcomm_planner::{Keep, Verdict};
 

@@ -1,10 +1,6 @@
 //! Two runs of a job under one name are told apart: the second begins anew, and while the first lives it is refused.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::{Agent, Api, Network, Server, config, job, problem};
+use crate::common::{Agent, Api, Network, Server, config, job, problem};
 use flexcomm_domain::{RunId, Strategy};
 use flexcomm_wire::ReportBody;
 use flexcomm_wire::api::DecisionView;

@@ -1,5 +1,4 @@
 //! A job whose state tests move by hand.
-#![allow(dead_code, clippy::unwrap_used, missing_docs)]
 
 use flexcomm_domain::{
     CompressionRatio, Gain, JobId, Link, LinkMatrix, Seconds, Selection, Strategy, Timestamp, Version,

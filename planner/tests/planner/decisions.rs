@@ -1,9 +1,6 @@
 //! What decide() answers in the situations of a job's life.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Job, learn, profile, seconds};
+use crate::common::{Job, learn, profile, seconds};
 use flexcomm_domain::{
     Collective, CompressionRatio, Family, Gain, Link, LinkMatrix, Selector, Strategy, Timestamp, Version,
 };

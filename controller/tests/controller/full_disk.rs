@@ -1,11 +1,7 @@
 //! The disk refuses to write, and writes again: the controller goes on by itself, and its health says which is which.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::process::Process;
-use common::{Agent, Api, Network, problem};
+use crate::common::process::Process;
+use crate::common::{Agent, Api, Network, problem};
 use flexcomm_wire::ReportBatch;
 use reqwest::StatusCode;
 use std::io::Write;
@@ -18,12 +14,6 @@ const RECOVERY: Duration = Duration::from_secs(10);
 
 /// Most batches until one finds the disk full: the write-ahead log is written in circles of 4 MB.
 const BATCHES: u32 = 2000;
-
-/// Not a test of its own: the server that the tests start.
-#[tokio::test]
-async fn server_when_asked() {
-    common::process::server_when_asked().await;
-}
 
 /// Reports of one agent that are sent again until they are stored, as an agent does.
 struct Sender<'a> {

@@ -1,9 +1,6 @@
 //! While dense runs a trial is asked for only where its answer could lead to a change.
-#![allow(clippy::unwrap_used, missing_docs)]
 
-mod common;
-
-use common::{Job, profile};
+use crate::common::{Job, profile};
 use flexcomm_planner::{Keep, PolicyConfig, Verdict};
 use proptest::prelude::{prop_assert_eq, proptest};
 
@@ -55,7 +52,7 @@ fn on_a_good_network_an_old_profile_is_not_renewed() {
 #[test]
 fn a_first_trial_waits_until_links_are_steady() {
     let mut job = unmeasured(GOOD);
-    job.s.config.links_settle_s = common::seconds(2.0);
+    job.s.config.links_settle_s = crate::common::seconds(2.0);
     job.call();
     job.wait(60.0);
     job.network(ALPHA, BAD);
@@ -106,7 +103,7 @@ proptest! {
         alpha in -5.5..-1.0f64, bandwidth in 7.0..13.0f64, compute in 0.0..1.0f64, hysteresis in 0.0..0.5f64
     ) {
         let mut job = unmeasured(GOOD);
-        job.s.compute = Some(common::seconds(compute));
+        job.s.compute = Some(crate::common::seconds(compute));
         job.s.config.hysteresis = hysteresis;
         job.network(10f64.powf(alpha), 10f64.powf(bandwidth));
         let outcome = job.call();

@@ -1,9 +1,6 @@
 //! The checker must refuse what is wrong: each case spoils a good outcome in one way.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Job, seconds};
+use crate::common::{Job, seconds};
 use flexcomm_domain::{Decision, Gain, JobId, Link, LinkMatrix, Strategy, Timestamp, Version};
 use flexcomm_optimizer::policy::TimeToQuality;
 use flexcomm_planner::memory::{Blocked, Evidence, LinkSummary, Moving, Scope};

@@ -1,10 +1,6 @@
 //! What the controller reads and answers is what `openapi.json` says, field by field.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::{Agent, Api, Network, Server, config, job, node};
+use crate::common::{Agent, Api, Network, Server, config, job, node};
 use flexcomm_domain::{Collective, RunId, Strategy};
 use flexcomm_optimizer::{CoefficientBook, Sample, Terms};
 use flexcomm_wire::api::{JobPolicy, ScenarioSet};
@@ -165,7 +161,7 @@ fn scenario() -> ScenarioSet {
 }
 
 fn document() -> Document {
-    Document(serde_json::from_str(include_str!("../src/api/openapi.json")).unwrap())
+    Document(serde_json::from_str(include_str!("../../src/api/openapi.json")).unwrap())
 }
 
 #[test]
@@ -262,7 +258,7 @@ async fn answers_are_described_field_by_field() {
         let Some(schema) = content.get("application/json").map(|c| &c["schema"]) else { continue };
         let real = [("{job}", "j"), ("{node}", "a"), ("{from}", "a"), ("{to}", "b")];
         let real = real.iter().fold(path.clone(), |path, (name, value)| path.replace(name, value));
-        let request = api.client.get(format!("{}{real}", api.url)).bearer_auth(common::TOKEN);
+        let request = api.client.get(format!("{}{real}", api.url)).bearer_auth(crate::common::TOKEN);
         let answer = request.send().await.unwrap();
         assert_eq!(answer.status(), 200, "{real}");
         let body: Value = answer.json().await.unwrap();

@@ -12,8 +12,9 @@ const FOLDER: &str = "FLEXCOMM_TEST_SERVER_FOLDER";
 /// For a child that shall use another file for its token.
 pub const TOKEN_FILE: &str = "FLEXCOMM_TEST_TOKEN_FILE";
 
-/// The body of `server_when_asked`: with the variable set, this process is the server and does not return.
-pub async fn server_when_asked() {
+/// Not a test of its own: with the variable set, this process is the server and does not return.
+#[tokio::test]
+async fn server_when_asked() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
     let folder = PathBuf::from(folder);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -49,7 +50,7 @@ impl Process {
     }
 
     fn as_server(command: &mut Command, folder: &Path) {
-        command.args(["--exact", "server_when_asked", "--nocapture"]).env(FOLDER, folder);
+        command.args(["--exact", "common::process::server_when_asked", "--nocapture"]).env(FOLDER, folder);
         command.stdout(Stdio::null()).stderr(Stdio::null());
     }
 

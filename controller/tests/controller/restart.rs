@@ -1,12 +1,8 @@
 //! The controller is killed, again and again, in the middle of reports and decisions. What it acknowledged is
 //! there, versions only grow, nothing is there twice.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::process::{Process, TOKEN_FILE};
-use common::{Agent, Api, Network};
+use crate::common::process::{Process, TOKEN_FILE};
+use crate::common::{Agent, Api, Network};
 use flexcomm_domain::Strategy;
 use flexcomm_wire::api::HistoryEntry;
 use flexcomm_wire::{Orders, ReportAck, ReportBatch};
@@ -15,12 +11,6 @@ use std::time::{Duration, Instant};
 
 /// How often it is killed.
 const KILLS: u32 = 24;
-
-/// Not a test of its own: the server that the tests start.
-#[tokio::test]
-async fn server_when_asked() {
-    common::process::server_when_asked().await;
-}
 
 /// An agent as it should be: keeps a batch until it is acknowledged.
 struct Spooler {
@@ -35,12 +25,12 @@ impl Spooler {
     async fn deliver(&mut self, api: &Api) -> bool {
         let Some(batch) = &self.unacked else { return true };
         let path = format!("{}/api/v1/agents/{}/reports", api.url, self.agent.name);
-        let sent = api.client.post(path).bearer_auth(common::TOKEN).json(batch).send().await;
+        let sent = api.client.post(path).bearer_auth(crate::common::TOKEN).json(batch).send().await;
         let Ok(answer) = sent else { return false };
         if answer.status() == 404 {
             let url = format!("{}/api/v1/agents/register", api.url);
             let body = self.agent.registration();
-            return api.client.post(url).bearer_auth(common::TOKEN).json(&body).send().await.is_ok();
+            return api.client.post(url).bearer_auth(crate::common::TOKEN).json(&body).send().await.is_ok();
         }
         let Ok(ack) = answer.json::<ReportAck>().await else { return false };
         assert_eq!(ack.set_aside, 0, "{:?}", ack.first_reason);
@@ -88,7 +78,7 @@ impl Life {
             return true;
         }
         let url = format!("{}/api/v1/agents/a/orders", api.url);
-        let orders = match api.client.get(url).bearer_auth(common::TOKEN).send().await {
+        let orders = match api.client.get(url).bearer_auth(crate::common::TOKEN).send().await {
             Ok(answer) if answer.status() == 404 => None,
             Ok(answer) => match answer.json::<Orders>().await {
                 Ok(orders) => Some(orders),
@@ -166,7 +156,7 @@ async fn killed_again_and_again_it_loses_nothing() {
     let since = Instant::now();
     // On a slow machine a life is too short for a decision: more lives.
     for kill in 0u32.. {
-        if kill >= KILLS && (life.version >= 2 || since.elapsed() > common::PATIENCE) {
+        if kill >= KILLS && (life.version >= 2 || since.elapsed() > crate::common::PATIENCE) {
             break;
         }
         let (mut process, api) = Process::start(dir.path()).await;
@@ -191,7 +181,7 @@ async fn killed_again_and_again_it_loses_nothing() {
         for spooler in &mut life.spoolers {
             spooler.deliver(&api).await;
         }
-        assert!(since.elapsed() < common::PATIENCE);
+        assert!(since.elapsed() < crate::common::PATIENCE);
     }
     let history: Vec<HistoryEntry> = api.json("/api/v1/jobs/j/history?limit=5000").await;
     let versions: Vec<u64> = history.iter().rev().map(|h| h.decision.version).collect();

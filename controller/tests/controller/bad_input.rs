@@ -1,10 +1,6 @@
 //! Whatever comes in: a clear problem or set aside and counted, never a 500, and nothing stored is lost.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::{Agent, Api, Network, Server, TOKEN, config, problem};
+use crate::common::{Agent, Api, Network, Server, TOKEN, config, problem};
 use flexcomm_domain::Strategy;
 use flexcomm_wire::api::{LinkView, NodeView, ScenarioSet, ScenarioView};
 use flexcomm_wire::{Heartbeat, Register, ReportAck, ReportBatch, ReportBody, StrategyWire};
@@ -85,7 +81,7 @@ async fn reports_of_the_unknown_are_set_aside() {
         s.a.link("a", GOOD),
         s.a.steps(dense, (0, 3), 100.0),
         s.a.applied(1, 2, 3),
-        ReportBody::JobLeft { job: common::job(), rank: 0, run: None, connection_lost: false },
+        ReportBody::JobLeft { job: crate::common::job(), rank: 0, run: None, connection_lost: false },
     ];
     let ack = s.a.report(&s.api, bodies).await;
     assert_eq!(ack.set_aside, 5);
@@ -402,9 +398,9 @@ async fn scenarios_are_checked_ordered_and_reported() {
     s.a.report(&s.api, vec![report(None)]).await;
     s.b.report(&s.api, vec![report(Some("the kernel has no netem"))]).await;
     let view: ScenarioView = s.api.json("/api/v1/scenario").await;
-    assert_eq!(view.in_force, [common::node("a")]);
-    assert_eq!(view.refused, [(common::node("b"), "the kernel has no netem".to_owned())]);
-    let only_b = ScenarioSet { nodes: Some(vec![common::node("b")]), ..set };
+    assert_eq!(view.in_force, [crate::common::node("a")]);
+    assert_eq!(view.refused, [(crate::common::node("b"), "the kernel has no netem".to_owned())]);
+    let only_b = ScenarioSet { nodes: Some(vec![crate::common::node("b")]), ..set };
     s.api.put("/api/v1/scenario", &only_b).await;
     assert!(s.a.orders(&s.api).await.shape.is_none() && s.b.orders(&s.api).await.shape.is_some());
     assert_eq!(s.api.delete("/api/v1/scenario").await.status(), 204);

@@ -1,9 +1,6 @@
 //! Gains that lie around the policy's floor: the choice does not go to more compression and back again.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Job, learn, profile};
+use crate::common::{Job, learn, profile};
 use flexcomm_domain::{CompressionRatio, Gain, Strategy};
 use flexcomm_optimizer::Profile;
 use flexcomm_planner::PolicyConfig;

@@ -1,10 +1,6 @@
 //! Orders reach agents by stream and by polling, whole, with epochs that only grow.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::{Agent, Api, Network, Server, TOKEN, config};
+use crate::common::{Agent, Api, Network, Server, TOKEN, config};
 use flexcomm_wire::api::ScenarioSet;
 use flexcomm_wire::{Orders, ReportBody, ThroughputReport};
 
@@ -19,8 +15,10 @@ async fn next(stream: &mut reqwest::Response, buffer: &mut String) -> Option<Ord
             }
             continue;
         }
-        let chunk =
-            tokio::time::timeout(common::PATIENCE, stream.chunk()).await.expect("the stream is silent").ok()??;
+        let chunk = tokio::time::timeout(crate::common::PATIENCE, stream.chunk())
+            .await
+            .expect("the stream is silent")
+            .ok()??;
         buffer.push_str(std::str::from_utf8(&chunk).unwrap());
     }
 }
@@ -42,7 +40,7 @@ async fn the_stream_brings_everything_at_once_and_every_change() {
     let api = Api::new(&server.url);
     let mut a = Agent::new("a", 0);
     assert!(a.register(&api).await.status().is_success());
-    common::problem(open(&api, "nobody").await, 404).await;
+    crate::common::problem(open(&api, "nobody").await, 404).await;
     let (mut stream, mut buffer) = (open(&api, "a").await, String::new());
     let first = next(&mut stream, &mut buffer).await.unwrap();
     assert!(first.probes.peers.is_empty());

@@ -1,9 +1,6 @@
 //! What a job has measured itself outweighs what was fitted elsewhere, and what links claim.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Job, learn, seconds};
+use crate::common::{Job, learn, seconds};
 use flexcomm_domain::{CodecBytes, CompressionRatio, Gain, Link, LinkMatrix, Strategy};
 use flexcomm_optimizer::{CoefficientBook, Profile, ProfilePoint, Sample, Terms};
 use flexcomm_planner::{Links, PolicyConfig, Scatter, Trigger, Verdict};

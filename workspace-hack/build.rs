@@ -1,0 +1,2 @@
+// Cargo resolves build-dependencies only where there is a build script.
+fn main() {}
