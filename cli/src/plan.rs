@@ -88,7 +88,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "time-to-quality", value_parser = parse_policy)]
     policy: PolicyConfig,
 
-    /// Least gain that time-to-quality accepts, 0 to 1.
+    /// Least gain that time-to-quality accepts, 0 to 1; what keeps less is listed and not chosen. Default 0.05.
     #[arg(long, value_name = "GAIN", allow_hyphen_values = true, value_parser = parse_floor)]
     gain_floor: Option<f64>,
 
@@ -369,6 +369,9 @@ impl Plan {
             assumed.push(
                 "art-ring and art-tree keep what each rank for itself would keep: in a run they keep less".into(),
             );
+        }
+        if let (PolicyConfig::TimeToQuality(TimeToQuality { gain_floor, .. }), None) = (&config, args.gain_floor) {
+            assumed.push(format!("nothing with a gain below {gain_floor} is chosen: --gain-floor changes it"));
         }
         let mut plan = Self::empty(problem, config.policy().name(), network, assumed);
         plan.gain_assumed = args.gain.is_none() && buckets.as_ref().is_none_or(buckets::Buckets::lacks_gain);

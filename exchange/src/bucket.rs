@@ -28,6 +28,7 @@ use flexcomm_compression::memory::{Residual, Units};
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::{Envelope, HEADER_BYTES, Writer, message_length};
 use flexcomm_compression::{Energy, Layers, LayersError};
+use flexcomm_domain::Digest;
 use flexcomm_domain::spec::CompressorSpec;
 
 /// Bytes of a size, or of an energy, on the wire.
@@ -124,11 +125,17 @@ impl Run {
     }
 }
 
+fn digest(params: &[Param]) -> Digest {
+    let one = |Param { id, len, cols }: &Param| format!("{id}:{len}:{cols} ");
+    Digest::of(&params.iter().map(one).collect::<String>())
+}
+
 /// A bucket's pipeline and buffers.
 #[derive(Debug)]
 pub struct Bucket {
     index: u32,
     params: Vec<Param>,
+    layout: Digest,
     member: Member,
     run: Run,
     /// In a trial: training's own, which no candidate touches.
@@ -173,6 +180,7 @@ impl Bucket {
         let (status, fault, energy, message, sum, values) = Default::default();
         Ok(Self {
             index,
+            layout: digest(&params),
             params,
             member,
             run: Run::of(pipeline),
@@ -198,6 +206,11 @@ impl Bucket {
     /// Its parameters in order.
     pub fn params(&self) -> &[Param] {
         &self.params
+    }
+
+    /// Of its parameters in order. Ranks that fill a bucket with different ones would decode indices into the wrong parameters.
+    pub fn layout(&self) -> Digest {
+        self.layout
     }
 
     /// n.

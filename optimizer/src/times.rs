@@ -149,9 +149,15 @@ impl Times {
         Self { speed: speed.clamp(0.1, 10.0), ..self }
     }
 
-    /// Whether the table has a compressor.
+    /// Whether the table has a compressor, with these or other parameters.
     pub fn knows(&self, family: Family) -> bool {
-        self.costs.contains_key(&family)
+        self.costs_of(family).is_some()
+    }
+
+    /// Parameters change a compressor's time far less than the choice of one does: with others than the table's it takes as long.
+    fn costs_of(&self, family: Family) -> Option<[Cost; 2]> {
+        let like = || self.costs.iter().find(|(other, _)| other.name() == family.name());
+        self.costs.get(&family).or_else(|| like().map(|(_, costs)| costs)).copied()
     }
 
     /// Seconds that one of `ranks` takes in a step to compress a gradient of so many values and to decompress what arrives:
@@ -160,7 +166,7 @@ impl Times {
         if selector.family.is_none() {
             return 0.0;
         }
-        let [compress, decompress] = self.costs.get(&selector.family).copied().unwrap_or(UNKNOWN);
+        let [compress, decompress] = self.costs_of(selector.family).unwrap_or(UNKNOWN);
         let gathered = selector.family.any().travels() == Travels::Gathers && selector.selection.is_none();
         let messages = if gathered { ranks as f64 } else { 1.0 };
         let (n, ratio) = ((values as f64).min(MOST_VALUES), ratio.get());
@@ -233,6 +239,8 @@ mod tests {
         let one = Times::read(one).unwrap();
         near(of(&one, "mstopk@0.1/allgather"), 0.1);
         assert!(of(&one, "mstopk@0.001/allgather") < 0.06);
+        near(of(&times, "qsgd(s=4)+ef(vanilla)/allgather"), of(&times, "qsgd(s=7,norm=max)+ef(vanilla)/allgather"));
+        assert!(of(&times, "terngrad+ef(vanilla)/allgather") > 2.0 * of(&times, "qsgd(s=4)+ef(vanilla)/allgather"));
         assert_eq!(t_comp(&times, "none/dense-ring", 1_000_000, 8), 0.0);
         assert_eq!(times.clone().at_speed(f64::NAN), times);
         assert!(!times.knows("variance".parse().unwrap()) && times.knows("fp16".parse().unwrap()));

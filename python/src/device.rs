@@ -213,18 +213,11 @@ impl Core {
     }
 
     /// As `next_round`, on the device.
-    fn next_round_on(
-        &self,
-        py: Python<'_>,
-        index: usize,
-        place: Place,
-        values: usize,
-        arrived: (usize, usize),
-    ) -> PyResult<RoundPy> {
+    fn next_round_on(&self, py: Python<'_>, index: usize, place: Place, arrived: (usize, usize)) -> PyResult<RoundPy> {
         guard(py, || {
             let arrived = memory::Span::new::<u8>("what arrived", arrived.0, arrived.1)?.bytes();
             let device = on(place).map_err(Failure::Run)?;
-            self.go_on((index, values), arrived, |bucket, refused, parts| bucket.next_on(&device, refused, parts))
+            self.go_on(index, arrived, |bucket, refused, parts| bucket.next_on(&device, refused, parts))
         })
     }
 
@@ -243,20 +236,13 @@ impl Core {
             let device = on(place).map_err(Failure::Run)?;
             let (address, n) = out;
             let to = span((address, 4 * n as u64));
-            self.finished((index, n), arrived, |bucket, refused, parts| bucket.finish_on(&device, (refused, parts), to))
+            self.finished(index, arrived, |bucket, refused, parts| bucket.finish_on(&device, (refused, parts), to))
         })
     }
 
     /// Of a message that stays on the device: writes this rank's block there, address and bytes. Answers why that cannot be, else
     /// nothing.
-    fn write_block_on(
-        &self,
-        py: Python<'_>,
-        index: usize,
-        place: Place,
-        values: usize,
-        block: (u64, u64),
-    ) -> PyResult<String> {
+    fn write_block_on(&self, py: Python<'_>, index: usize, place: Place, block: (u64, u64)) -> PyResult<String> {
         guard(py, || {
             let began = Instant::now();
             let device = match on(place) {
@@ -264,7 +250,7 @@ impl Core {
                 Err(why) => return Ok(why),
             };
             let exchange = self.lock().exchange(index)?;
-            let (round, tag) = exchange.round(values);
+            let (round, tag) = exchange.round();
             let control = header_of(&self.lock(), Tagged { index, tag }, &round, Status::Ready).unwrap_or_default();
             let written = exchange.with(|bucket| bucket.write_on(&device, &control, span(block)));
             self.lock().meter.hook_work(began);
@@ -284,7 +270,7 @@ impl Core {
         guard(py, || {
             let device = on(place).map_err(Failure::Run)?;
             let exchange = self.lock().exchange(index)?;
-            let (round, _) = exchange.round(out.1);
+            let (round, _) = exchange.round();
             let control = round.head_bytes();
             let to = span((out.0, 4 * out.1 as u64));
             Ok(exchange.with(|bucket| bucket.add_on(&device, (span(blocks), control), to))?)
@@ -293,18 +279,11 @@ impl Core {
 
     /// After the device: whether what `add_blocks_on` left is the mean gradient. All ranks' control and message headers, and this
     /// rank's outcome, lie on the host now.
-    fn judge(
-        &self,
-        py: Python<'_>,
-        index: usize,
-        n: usize,
-        headers: (usize, usize),
-        outcome: (usize, usize),
-    ) -> PyResult<bool> {
+    fn judge(&self, py: Python<'_>, index: usize, headers: (usize, usize), outcome: (usize, usize)) -> PyResult<bool> {
         guard(py, || {
             let headers = memory::Span::new::<u8>("the headers", headers.0, headers.1)?.bytes();
             let outcome = memory::Span::new::<u8>("the outcome", outcome.0, outcome.1)?.bytes();
-            self.judged((index, n), headers, outcome)
+            self.judged(index, headers, outcome)
         })
     }
 }

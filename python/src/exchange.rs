@@ -63,8 +63,8 @@ impl Exchange {
     }
 
     /// The round under way, and what its header covers besides the agreement.
-    pub(crate) fn round(&self, values: usize) -> (Round, usize) {
-        self.with(|bucket| (bucket.round(), self.running.tag(values, (self.step, bucket.is_restored()))))
+    pub(crate) fn round(&self) -> (Round, u64) {
+        self.with(|bucket| (bucket.round(), self.running.tag(bucket.layout(), self.step, bucket.is_restored())))
     }
 
     /// A step at the first of these rates, with the rates of the bucket's parameters, where there are any.
@@ -111,7 +111,7 @@ impl Session {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tagged {
     pub(crate) index: usize,
-    pub(crate) tag: usize,
+    pub(crate) tag: u64,
 }
 
 impl Tagged {
@@ -174,13 +174,13 @@ impl Core {
     /// After a round that is not the last: `next` answers what follows.
     pub(crate) fn go_on(
         &self,
-        (index, n): (usize, usize),
+        index: usize,
         arrived: &[u8],
         next: impl FnOnce(&mut Bucket, bool, &[&[u8]]) -> Result<Round, ExchangeError>,
     ) -> Result<RoundPy, Failure> {
         let began = Instant::now();
         let exchange = self.lock().exchange(index)?;
-        let (round, tag) = exchange.round(n);
+        let (round, tag) = exchange.round();
         let (refused, parts) = {
             let mut session = self.lock();
             session.meter.landed(true);
@@ -191,16 +191,16 @@ impl Core {
         Ok(described(&next))
     }
 
-    /// After the last round of a bucket of n values: `finish` makes the mean of what arrived. Answers whether it is finite.
+    /// After the last round: `finish` makes the mean of what arrived. Answers whether it is finite.
     pub(crate) fn finished(
         &self,
-        (index, n): (usize, usize),
+        index: usize,
         arrived: &[u8],
         finish: impl FnOnce(&mut Bucket, bool, &[&[u8]]) -> Result<Ran, ExchangeError>,
     ) -> Result<bool, Failure> {
         let began = Instant::now();
         let exchange = self.lock().exchange(index)?;
-        let (round, tag) = exchange.round(n);
+        let (round, tag) = exchange.round();
         let (refused, parts) = {
             let mut session = self.lock();
             if round.how != How::Refused {
@@ -243,10 +243,10 @@ impl Core {
 impl Core {
     /// As [`Self::finished`], of messages that stay on a device: what arrived there is added up already, and their headers are
     /// here.
-    pub(crate) fn judged(&self, (index, n): (usize, usize), headers: &[u8], outcome: &[u8]) -> Result<bool, Failure> {
+    pub(crate) fn judged(&self, index: usize, headers: &[u8], outcome: &[u8]) -> Result<bool, Failure> {
         let began = Instant::now();
         let exchange = self.lock().exchange(index)?;
-        let (round, tag) = exchange.round(n);
+        let (round, tag) = exchange.round();
         let bytes = exchange.with(|bucket| bucket.message_header_bytes());
         let (refused, headers) = {
             let mut session = self.lock();
@@ -320,13 +320,13 @@ impl Core {
         })
     }
 
-    /// Writes this rank's part of the round of a bucket of `values` values: address and bytes of the round's buffer.
-    fn write_round(&self, py: Python<'_>, index: usize, values: usize, out: (usize, usize)) -> PyResult<()> {
+    /// Writes this rank's part of a bucket's round: address and bytes of the round's buffer.
+    fn write_round(&self, py: Python<'_>, index: usize, out: (usize, usize)) -> PyResult<()> {
         guard(py, || {
             let began = Instant::now();
             let out = Span::new::<u8>("the round's buffer", out.0, out.1)?.bytes_mut();
             let exchange = self.lock().exchange(index)?;
-            let (round, tag) = exchange.round(values);
+            let (round, tag) = exchange.round();
             let front = round.head_bytes();
             let need = front + round.bytes;
             if out.len() != need {
@@ -352,10 +352,10 @@ impl Core {
     }
 
     /// After a round that is not the last: the next one.
-    fn next_round(&self, py: Python<'_>, index: usize, values: usize, arrived: (usize, usize)) -> PyResult<RoundPy> {
+    fn next_round(&self, py: Python<'_>, index: usize, arrived: (usize, usize)) -> PyResult<RoundPy> {
         guard(py, || {
             let arrived = Span::new::<u8>("what arrived", arrived.0, arrived.1)?.bytes();
-            self.go_on((index, values), arrived, |bucket, refused, parts| bucket.next(refused, parts))
+            self.go_on(index, arrived, |bucket, refused, parts| bucket.next(refused, parts))
         })
     }
 
@@ -370,7 +370,7 @@ impl Core {
         guard(py, || {
             let arrived = Span::new::<u8>("what arrived", arrived.0, arrived.1)?.bytes();
             let out = Span::new::<f32>("the bucket", out.0, out.1)?.floats_mut();
-            self.finished((index, out.len()), arrived, |bucket, refused, parts| bucket.finish(refused, parts, out))
+            self.finished(index, arrived, |bucket, refused, parts| bucket.finish(refused, parts, out))
         })
     }
 }

@@ -103,13 +103,13 @@ impl Running {
         Session::turn(tick).wrapping_add(self.offset)
     }
 
-    /// Stands for the length in the control header's check: it covers what the agreement does not know of.
-    pub fn tag(&self, n: usize, (step, restored): (u64, bool)) -> usize {
+    /// Part of the control header's check: what the agreement does not know of.
+    pub fn tag(&self, layout: Digest, step: u64, restored: bool) -> u64 {
         let mut hash = self.digest;
-        for byte in [n as u64, step, u64::from(restored)].iter().flat_map(|number| number.to_le_bytes()) {
+        for byte in [layout.0, step, u64::from(restored)].iter().flat_map(|number| number.to_le_bytes()) {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }
-        hash as usize
+        hash
     }
 }
 

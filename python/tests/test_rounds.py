@@ -3,6 +3,7 @@ the same order."""
 
 import pytest
 from conftest import torchrun
+from flexcomm.torch._pass import _launch_later_rounds
 
 ROUNDS = {"one round": 1, "powersgd": 2, "star": 2, "var": 3, "sizes": 2}
 
@@ -26,3 +27,24 @@ def test_first_rounds_are_launched_by_bucket_and_all_others_after_the_last_bucke
                 expected += [("wait", bucket, number - 1), ("launch", bucket, number)]
         expected += [("wait", bucket, ROUNDS[name] - 1) for bucket in range(buckets)]
         assert log == [*expected, ("return", buckets - 1, 0)]
+
+
+def test_where_a_later_round_fails_none_follows_and_all_under_way_are_waited_for():
+    class Fake:
+        def __init__(self, fails: bool) -> None:
+            self.fails, self.rounds, self.waits = fails, 0, 0
+
+        def next_round(self) -> bool:
+            if self.fails:
+                raise RuntimeError("the peer is gone")
+            self.rounds += 1
+            return True
+
+        def wait(self) -> None:
+            self.waits += 1
+            raise RuntimeError("this one, too")
+
+    exchanges = [Fake(False), Fake(True), Fake(False)]
+    with pytest.raises(RuntimeError, match="the peer is gone"):
+        _launch_later_rounds(exchanges)
+    assert [(fake.rounds, fake.waits) for fake in exchanges] == [(1, 1), (0, 1), (0, 1)]

@@ -40,8 +40,10 @@ impl Schedule {
 /// Why ranks cannot go on together.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ControlError {
-    /// The ranks do not run the same step, strategy or bucket.
-    #[error("agree with {who} in step {step}, bucket {bucket}: it runs another step, strategy or bucket than {ours}")]
+    /// The ranks do not run the same step and strategy, or fill the bucket with different parameters.
+    #[error(
+        "agree with {who} in step {step}, bucket {bucket}: it runs another step or strategy, or its bucket has other parameters, than {ours}"
+    )]
     Desynchronised {
         /// Which rank.
         who: String,
@@ -186,11 +188,12 @@ impl Control {
         if trained { Change::TrialLeft } else { Change::TrialEnds(Some(cause)) }
     }
 
-    /// 32 bits over everything that must be alike on all ranks in a bucket's exchange. splitmix64's finaliser over the parts.
-    pub fn check(&self, bucket: u32, length: usize) -> u32 {
+    /// 32 bits over everything that must be alike on all ranks in a bucket's exchange; `layout` is the bucket's. splitmix64's
+    /// finaliser over the parts.
+    pub fn check(&self, bucket: u32, layout: u64) -> u32 {
         let Tick { step, strategy, version, .. } = self.agreement.tick();
         let iteration = self.agreement.iteration();
-        let parts = [step, version.0, strategy.digest().0, iteration, u64::from(bucket), length as u64];
+        let parts = [step, version.0, strategy.digest().0, iteration, u64::from(bucket), layout];
         let mut hash = 0x9e37_79b9_7f4a_7c15u64;
         for part in parts {
             hash = (hash ^ part).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -356,6 +359,7 @@ mod tests {
         job[1].begin();
         assert_eq!(job[0].check(3, 5), job[1].check(3, 5));
         assert!(job[0].check(3, 5) != behind.check(3, 5) && job[0].check(3, 5) != job[0].check(4, 5));
+        assert_ne!(job[0].check(3, 5), job[0].check(3, 6));
         let text = job[1].desynchronised(0, 3).to_string();
         assert!(
             text.contains("rank 0 in step 1, bucket 3") && text.contains("rank 1: version 0, none/dense-ring"),

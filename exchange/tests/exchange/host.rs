@@ -44,6 +44,20 @@ fn led(leader: Option<Option<u32>>) -> Option<Leader> {
 }
 
 #[test]
+fn a_layout_is_its_parameters_in_order() {
+    let layout = |params: &[Param]| {
+        let member = Member { seed: 0, rank: 0, world: 1, tensor: 0 };
+        Bucket::new(0, params.to_vec(), member, None).unwrap().layout()
+    };
+    let mut swapped = PARAMS;
+    swapped.swap(0, 2);
+    let mut reshaped = PARAMS;
+    reshaped[0].cols = 8;
+    assert_eq!(layout(&PARAMS), layout(&PARAMS));
+    assert!(layout(&swapped) != layout(&PARAMS) && layout(&reshaped) != layout(&PARAMS));
+}
+
+#[test]
 fn all_ranks_get_the_same_bits() {
     for (spec, leader) in EXCHANGES {
         let mut ranks = ranks(spec, 3);

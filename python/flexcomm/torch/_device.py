@@ -179,7 +179,7 @@ class OnDevice:
 
     def next(self, arrived: tuple[int, int]) -> Round:
         """After a round that is not the last."""
-        return self.core.next_round_on(self.index, self.place, self.buffer.numel(), arrived)
+        return self.core.next_round_on(self.index, self.place, arrived)
 
     def finish(self, arrived: tuple[int, int]) -> bool:
         """The bucket becomes the mean; answers whether it is finite."""
@@ -255,7 +255,7 @@ class Gathered(Exchange):
     def judge(self) -> bool:
         there, headers, outcome = self._there, self._room.headers, self._room.outcome
         headers_at, outcome_at = ((one.data_ptr(), one.numel()) for one in (headers, outcome))
-        finite = there.core.judge(there.index, self.buffer.numel(), headers_at, outcome_at)
+        finite = there.core.judge(there.index, headers_at, outcome_at)
         if not finite:
             self.buffer.fill_(float("nan"))
         return finite
@@ -498,7 +498,7 @@ class Device:
         address, length = there.begun.outcome
         given = self._buffers[index, "given"]
         outcome = given[address - given.data_ptr() :][:length]
-        why = self._core.write_block_on(index, there.place, bucket.values, (room.block.data_ptr(), size))
+        why = self._core.write_block_on(index, there.place, (room.block.data_ptr(), size))
         if why:
             return why, None
         self._core.launched(size, True)

@@ -149,7 +149,7 @@ class OnHost:
         return self._core.begin_exchange(self._index, _span(self._here), rates)
 
     def next(self, arrived: tuple[int, int]) -> Round:
-        return self._core.next_round(self._index, self._here.numel(), arrived)
+        return self._core.next_round(self._index, arrived)
 
     def finish(self, arrived: tuple[int, int]) -> bool:
         finite = self._core.finish_exchange(self._index, arrived, _span(self._here))
@@ -203,7 +203,7 @@ class Rounds(Exchange):
             self._arrived = torch.empty(0)
             return
         self._arrived = sent = self._message("round", current, 1)
-        self._core.write_round(self._index, self.buffer.numel(), _bytes(sent))
+        self._core.write_round(self._index, _bytes(sent))
         if current.how == How.Broadcast:
             self.work = self._collectives.broadcast(sent, current.root, self.buffer, self.mark)
         elif current.how in SUMS:

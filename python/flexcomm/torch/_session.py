@@ -349,12 +349,13 @@ class Session:
         nothing is reported any more. :meth:`shadow` and :meth:`load_state_dict` are refused from now on; the model may be
         attached again where DDP has no hook yet."""
         self._closed = True
+        # First: whatever fails below, the model may be attached again.
+        _registry.remove(self, self._parts.model())
         hook = self._registration.hook()
         if hook is not None:
             hook.clock.poll()
         self._control.close()
         self._core.close()
-        _registry.remove(self, self._parts.model())
 
     def _refuse_closed(self, what: str) -> None:
         if self._closed:
