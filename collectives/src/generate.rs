@@ -26,7 +26,7 @@ pub enum GenerateError {
 }
 
 /// How values are added up: the schedule, and its closed form. What adds up takes `latencies(N)`·α + `volume(N)`·Mβ for M bytes
-/// on equal links, which is exact where N is a power of two.
+/// on equal links: of the ring that is exact for every N, of the tree where N is a power of two, and else an upper bound.
 #[derive(Debug)]
 pub struct Allreduce {
     /// The schedule of N ranks.
@@ -43,8 +43,11 @@ static RING: Allreduce = Allreduce {
     volume: |ranks| 2.0 * (ranks - 1.0) / ranks,
 };
 
-static TREE: Allreduce =
-    Allreduce { schedule: tree_allreduce, latencies: |ranks| 2.0 * ranks.log2(), volume: |ranks| 2.0 * ranks.log2() };
+static TREE: Allreduce = Allreduce {
+    schedule: tree_allreduce,
+    latencies: |ranks| 2.0 * ranks.log2().ceil(),
+    volume: |ranks| 2.0 * ranks.log2().ceil(),
+};
 
 /// How a collective adds up values. A codec whose messages are gathered may add up something beside them, which goes around a
 /// ring.

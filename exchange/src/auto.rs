@@ -64,11 +64,11 @@ impl AutoSelection {
         self.stale.iter().copied().max().unwrap_or(0)
     }
 
-    /// Who leads at `turn`.
-    pub fn leader(&self, turn: u64) -> Leader {
+    /// Who leads in a step.
+    pub fn leader(&self, step: u64) -> Leader {
         let world = self.stale.len().max(1) as u64;
         match self.mode {
-            Selection::Star => Leader::Rank((turn % world) as u32),
+            Selection::Star => Leader::Rank((step % world) as u32),
             Selection::Var => match self.stalest() {
                 Some(rank) => Leader::Rank(rank),
                 None => Leader::Largest,
@@ -111,9 +111,9 @@ mod tests {
     /// Runs with ranks of these norms; answers how often each led.
     fn run(auto: &mut AutoSelection, norms: &[f64], steps: u64) -> Vec<u64> {
         let mut led = vec![0; norms.len()];
-        for turn in 0..steps {
+        for step in 0..steps {
             let largest = norms.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
-            let leader = match auto.leader(turn) {
+            let leader = match auto.leader(step) {
                 Leader::Rank(rank) => rank as usize,
                 Leader::Largest => largest,
             };

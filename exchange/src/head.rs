@@ -63,7 +63,7 @@ impl Round {
 ///
 /// # Errors
 /// The first rank whose check is another one.
-pub fn any_refuses<'a>(check: u32, heads: impl Iterator<Item = &'a [u8]>) -> Result<bool, usize> {
+fn any_refuses<'a>(check: u32, heads: impl Iterator<Item = &'a [u8]>) -> Result<bool, usize> {
     let mut refused = false;
     for (rank, head) in heads.enumerate() {
         match head.first_chunk::<HEAD_BYTES>() {

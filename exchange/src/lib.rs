@@ -20,7 +20,7 @@ pub use auto::{AutoSelection, Leader};
 pub use bucket::{Answers, Bucket, DeviceBuffer, How, OnHost, Param, Ran, Round, layers};
 pub use deferred::Deferred;
 pub use error::ExchangeError;
-pub use head::{HEAD_BYTES, Status, any_refuses, head};
+pub use head::{HEAD_BYTES, Status, head};
 pub use shadow::{Shadow, ShadowGain};
 pub use shadows::Shadows;
 pub use store::{PipelineState, Shared, Store, lock};

@@ -17,7 +17,7 @@ pub struct Shadows {
     share: f64,
     seed: u64,
     running: Option<(Shadow, Vec<Strategy>)>,
-    turn: u64,
+    generation: u64,
 }
 
 impl Shadows {
@@ -26,7 +26,7 @@ impl Shadows {
 
     /// None yet; they will look at this share of the gradient, drawn by `seed`.
     pub fn new(share: f64, seed: u64) -> Self {
-        Self { share, seed, running: None, turn: 0 }
+        Self { share, seed, running: None, generation: 0 }
     }
 
     /// Whether a candidate has one: dense loses nothing, and what AR-Topk keeps depends on other ranks.
@@ -38,7 +38,7 @@ impl Shadows {
     pub fn watch(&mut self, candidates: &[Strategy]) {
         let strategies: Vec<Strategy> = candidates.iter().copied().filter(Self::has).collect();
         let specs: Vec<_> = strategies.iter().map(|strategy| *strategy.spec()).collect();
-        self.turn += 1;
+        self.generation += 1;
         self.running = (!specs.is_empty()).then(|| (Shadow::new(&specs, self.share, self.seed), strategies));
     }
 
@@ -63,8 +63,8 @@ impl Shadows {
     }
 
     /// A number that changes whenever they begin anew.
-    pub fn turn(&self) -> u64 {
-        self.turn
+    pub fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// The trials of all candidates, for a caller whose gradients lie on a device.
@@ -74,7 +74,7 @@ impl Shadows {
 
     /// Forgets what is on the device of this bucket and all behind it, which began with another layout.
     pub fn forget_from(&mut self, index: usize) {
-        self.turn += u64::from(self.shadow().is_some_and(|shadow| shadow.forget_from(index)));
+        self.generation += u64::from(self.shadow().is_some_and(|shadow| shadow.forget_from(index)));
     }
 
     /// Draws a bucket's samples where that is still to be done, which begin with its residual. Answers whether it was.
@@ -163,11 +163,11 @@ mod tests {
         assert!(shadows.begin(0, &bucket).unwrap() && !shadows.begin(0, &bucket).unwrap());
         shadows.observe(0, &bucket, &[1.0; 4]).unwrap();
         shadows.end_step();
-        let (steps, turn) = (|shadows: &Shadows| shadows.gains().next().unwrap().1.steps, shadows.turn());
+        let (steps, generation) = (|shadows: &Shadows| shadows.gains().next().unwrap().1.steps, shadows.generation());
         shadows.go_on_watching(&asked);
-        assert_eq!((steps(&shadows), shadows.turn()), (1, turn));
+        assert_eq!((steps(&shadows), shadows.generation()), (1, generation));
         shadows.go_on_watching(&strategies(&["topk@0.5/allgather", "lwtopk@0.5/allgather"]));
-        assert_eq!((steps(&shadows), shadows.turn()), (0, turn + 1));
+        assert_eq!((steps(&shadows), shadows.generation()), (0, generation + 1));
         assert!(shadows.observe(0, &bucket, &[1.0]).is_err());
         assert!(!shadows.under_way(), "what fails is dropped");
     }

@@ -39,6 +39,7 @@ fn all_ranks_switch_at_one_step_by_rank_0s_copy_alone() {
     let versions = versions(&log);
     assert_eq!(versions.iter().map(|v| v.1).collect::<Vec<_>>(), [0, 1, 3]);
     for applied in applied {
+        let applied: Vec<_> = applied.iter().map(|report| (report.step, report.version)).collect();
         assert_eq!(applied, versions[1..]);
     }
 }
@@ -82,7 +83,7 @@ fn training_outlives_its_agents_and_follows_a_new_one() {
 
     let mut agent = FakeAgent::start(ranks.folder.path(), "a0");
     wait_for("rank 0 finds the new agent", || !agent.applied().is_empty());
-    assert_eq!(agent.applied()[0].1, 2, "a new agent is told what is in force");
+    assert_eq!(agent.applied()[0].version, 2, "a new agent is told what is in force");
     // The new agent has lost its memory and publishes an older version first.
     agent.decide(1, "none@1/dense-ring");
     let seen = agent.step();

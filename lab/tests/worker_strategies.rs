@@ -70,3 +70,26 @@ fn ranks_started_differently_are_told_apart() {
     let texts: Vec<_> = ends.into_iter().map(|end| format!("{:#}", end.unwrap_err())).collect();
     assert!(texts.iter().any(|t| t.contains("started with another")), "{texts:?}");
 }
+
+#[test]
+fn dense_training_ends_in_the_step_in_which_values_are_not_finite_and_names_their_ranks() {
+    for collective in ["dense-ring", "dense-tree"] {
+        let args = |_| vec![format!("--strategy=none/{collective}"), "--steps=5".into()];
+        let spoil = |rank: usize| {
+            let bad = [None, Some(f32::NAN), Some(f32::INFINITY)][rank];
+            let mut step = 0;
+            move |gradient: &mut [f32]| {
+                if let Some(bad) = bad.filter(|_| step == 2) {
+                    let at = gradient.len() / 2 + rank;
+                    gradient[at] = bad;
+                }
+                step += 1;
+            }
+        };
+        let ranks = Ranks::start_spoiled(3, args, tempfile::tempdir().unwrap(), Box::new(|_| {}), spoil);
+        for end in ranks.results().0 {
+            let text = format!("{:#}", end.unwrap_err());
+            assert!(text.starts_with("step 2 ") && text.contains("those of rank 1, 2"), "{text}");
+        }
+    }
+}

@@ -3,6 +3,7 @@
 
 mod worker_common;
 
+use flexcomm_domain::Strategy;
 use flexcomm_wire::{JobOrders, TrialOrder};
 use serde::Deserialize;
 use std::path::Path;
@@ -28,7 +29,8 @@ struct Suite {
     orders: Vec<Order>,
     versions: Vec<u64>,
     not_finite: Option<usize>,
-    error: Option<String>,
+    #[serde(default)]
+    error: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -60,6 +62,17 @@ impl TrialOf {
         let candidates: Vec<&str> = self.candidates.iter().map(String::as_str).collect();
         trial(self.id, &candidates, self.iterations, 60_000)
     }
+
+    /// What a rank has reported of it first: its shadow trials complete it later.
+    fn check(&self, agent: &FakeAgent) {
+        let report = agent.trials().into_iter().find(|report| report.id == self.id).unwrap();
+        let ran: Vec<(&str, u32)> = report.outcomes.iter().map(|o| (o.strategy.0.as_str(), o.iterations)).collect();
+        let asked: Vec<(&str, u32)> = self.candidates.iter().map(|c| (c.as_str(), self.iterations)).collect();
+        assert_eq!((ran, report.aborted), (asked, None));
+        for outcome in &report.outcomes {
+            assert!(outcome.gain > 0.0 && outcome.gain <= 1.0 && outcome.sync_us > 0.0, "{outcome:?}");
+        }
+    }
 }
 
 impl Order {
@@ -73,65 +86,83 @@ impl Order {
     }
 }
 
+/// A job under way.
+struct Running {
+    ranks: Ranks,
+    /// Of the first two ranks. Orders come by rank 0's; both get reports.
+    agents: [FakeAgent; 2],
+    /// From then on the gradient of the rank that is to fail is NaN.
+    fails: Arc<AtomicBool>,
+}
+
 impl Suite {
-    /// Starts the job. From the flag on, the gradient of the rank that is to fail is NaN.
-    fn start(&self, steps: u64) -> (Ranks, FakeAgent, Arc<AtomicBool>) {
+    fn start(&self, steps: u64) -> Running {
         let folder = tempfile::tempdir().unwrap();
-        let agent = FakeAgent::start(folder.path(), "a0");
-        let socket = FakeAgent::path(folder.path(), "a0");
+        let agents = ["a0", "a1"].map(|name| FakeAgent::start(folder.path(), name));
+        let sockets = ["a0", "a1"].map(|name| FakeAgent::path(folder.path(), name));
         let option = if self.held { "strategy" } else { "initial" };
         let args = |rank: usize| {
-            let socket = (rank == 0).then(|| format!("--socket={socket}"));
+            let socket = sockets.get(rank).map(|socket| format!("--socket={socket}"));
             [format!("--{option}={}", self.strategy), format!("--steps={steps}")].into_iter().chain(socket).collect()
         };
-        let (fails, when) = (self.not_finite, Arc::new(AtomicBool::new(false)));
-        let flag = Arc::clone(&when);
+        let (rank_that_fails, fails) = (self.not_finite, Arc::new(AtomicBool::new(false)));
+        let flag = Arc::clone(&fails);
         let spoil = move |rank: usize| {
             let flag = Arc::clone(&flag);
             move |gradient: &mut [f32]| {
-                if Some(rank) == fails && flag.load(Ordering::Relaxed) {
+                if Some(rank) == rank_that_fails && flag.load(Ordering::Relaxed) {
                     gradient[gradient.len() / 2] = f32::NAN;
                 }
             }
         };
-        (Ranks::start_spoiled(RANKS, args, folder, Box::new(|_| {}), spoil), agent, when)
+        Running { ranks: Ranks::start_spoiled(RANKS, args, folder, Box::new(|_| {}), spoil), agents, fails }
+    }
+
+    /// Versions that come into force, each with the digest of the first strategy that was ordered under it.
+    fn decided(&self) -> Vec<(u64, u64)> {
+        let decisions: Vec<&DecisionOf> = self.orders.iter().filter_map(|order| order.decision.as_ref()).collect();
+        let digest = |version| {
+            let first = decisions.iter().find(|d| d.version == version && !d.forged).unwrap();
+            first.strategy.parse::<Strategy>().unwrap().digest().0
+        };
+        self.versions[1..].iter().map(|version| (*version, digest(*version))).collect()
     }
 
     /// Publishes one order after the other, and waits for what it does.
-    fn order(&self, agent: &mut FakeAgent) {
-        wait_for("the job runs", || agent.step() > 2);
+    fn order(&self, agents: &mut [FakeAgent]) {
+        wait_for("the job runs", || agents.iter().all(|agent| agent.step() > 2));
         let mut left = self.versions[1..].iter().peekable();
         let mut applied = 0;
         for order in &self.orders {
-            agent.publish(&order.published());
-            let (seen, decided) = (agent.step(), order.decision.as_ref());
+            agents[0].publish(&order.published());
+            let (seen, decided) = (agents[0].step(), order.decision.as_ref());
             if decided.is_some_and(|d| !d.forged && left.next_if_eq(&&d.version).is_some()) {
                 applied += 1;
-                wait_for("the decision is in force", || agent.applied().len() == applied);
+                wait_for("the decision is in force", || agents.iter().all(|agent| agent.applied().len() >= applied));
             }
             if let Some(trial) = &order.trial {
-                wait_for("the trial is reported", || agent.trials().iter().any(|report| report.id == trial.id));
+                let reported = |agent: &FakeAgent| agent.trials().iter().any(|report| report.id == trial.id);
+                wait_for("the trial is reported", || agents.iter().all(reported));
             }
-            wait_for("steps go on", || agent.step() > seen + ON);
+            wait_for("steps go on", || agents[0].step() > seen + ON);
         }
         assert_eq!(left.next(), None, "no order has it");
-        for trial in self.orders.iter().filter_map(|order| order.trial.as_ref()) {
-            let report = agent.trials().into_iter().find(|report| report.id == trial.id).unwrap();
-            let ran: Vec<(&str, u32)> = report.outcomes.iter().map(|o| (o.strategy.0.as_str(), o.iterations)).collect();
-            let asked: Vec<(&str, u32)> = trial.candidates.iter().map(|c| (c.as_str(), trial.iterations)).collect();
-            assert_eq!((ran, report.aborted), (asked, None));
-            assert!(report.outcomes.iter().all(|o| o.gain > 0.0 && o.gain <= 1.0), "{:?}", report.outcomes);
+        for agent in agents {
+            let applied: Vec<(u64, u64)> =
+                agent.applied().iter().map(|report| (report.version, report.digest)).collect();
+            assert_eq!(applied, self.decided());
+            self.orders.iter().filter_map(|order| order.trial.as_ref()).for_each(|trial| trial.check(agent));
         }
     }
 
     fn run(&self) {
-        let (ranks, mut agent, fails) = self.start(FOREVER);
-        self.order(&mut agent);
-        if let Some(error) = &self.error {
+        let Running { ranks, mut agents, fails } = self.start(FOREVER);
+        self.order(&mut agents);
+        if !self.error.is_empty() {
             fails.store(true, Ordering::Relaxed);
             for (rank, end) in ranks.results().0.into_iter().enumerate() {
                 let text = format!("{:#}", end.unwrap_err());
-                assert!(text.contains(error), "rank {rank} says: {text}");
+                assert!(self.error.iter().all(|part| text.contains(part)), "rank {rank} says: {text}");
             }
             return;
         }
@@ -140,8 +171,9 @@ impl Suite {
         let in_force: Vec<u64> = versions(&log).into_iter().map(|(_, version)| version).collect();
         assert_eq!(in_force, self.versions);
         if self.held {
-            let (plain, _agent, _) = self.start(log.len() as u64);
-            let (_, plain) = plain.join();
+            // Its agents live as long as it runs.
+            let plain = self.start(log.len() as u64);
+            let (_, plain) = plain.ranks.join();
             assert_eq!(log.len(), plain.len());
             assert_eq!(log.iter().zip(&plain).find(|(a, b)| a != b), None, "the first step that differs");
         }

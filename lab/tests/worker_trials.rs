@@ -16,8 +16,8 @@ fn first_reports(mut reports: Vec<TrialReport>) -> Vec<TrialReport> {
     reports
 }
 
-/// Trains with one trial after each of the first three epochs.
-fn with_trials(trials: [TrialOrder; 3]) -> (Vec<String>, Vec<TrialReport>) {
+/// Trains with one trial after each of the first epochs, on gradients that `spoil` changes.
+fn with_trials(trials: Vec<TrialOrder>, spoil: fn(&mut [f32])) -> (Vec<String>, Vec<TrialReport>) {
     let folder = tempfile::tempdir().unwrap();
     let agent = Arc::new(Mutex::new(FakeAgent::start(folder.path(), "a0")));
     let socket = FakeAgent::path(folder.path(), "a0");
@@ -39,21 +39,28 @@ fn with_trials(trials: [TrialOrder; 3]) -> (Vec<String>, Vec<TrialReport>) {
             }
         }
     };
-    let (_, log) = Ranks::start_watched(3, args, folder, Box::new(watch)).join();
+    let (_, log) = Ranks::start_spoiled(3, args, folder, Box::new(watch), |_| spoil).join();
     let reports = agent.lock().unwrap().trials();
     (log, reports)
+}
+
+/// The same without them.
+fn without_trials(spoil: fn(&mut [f32])) -> Vec<String> {
+    let args = |_| LENGTH.into_iter().chain([STRATEGY]).map(String::from).collect();
+    Ranks::start_spoiled(3, args, tempfile::tempdir().unwrap(), Box::new(|_| {}), |_| spoil).join().1
 }
 
 #[test]
 fn three_trials_within_200_steps_change_no_bit() {
     let many = ["topk@0.1/allgather", "topk@0.01/art-ring:star", "topk@0.1/art-tree:var", "lwtopk@0.1/allgather"];
-    let (log, reports) = with_trials([
+    let trials = vec![
         trial(1, &["none@1/dense-tree"], 2, 60_000),
         trial(2, &many, 10, 60_000),
         // Its budget is used up at once: it ends within its first candidate.
         trial(3, &["none@1/dense-ring"; 16], 1000, 0),
-    ]);
-    let (_, plain) = Ranks::start(3, &[LENGTH[0], LENGTH[1], STRATEGY]).join();
+    ];
+    let (log, reports) = with_trials(trials, |_| {});
+    let plain = without_trials(|_| {});
     assert_eq!((log.len(), plain.len()), (200, 200));
     let differ = log.iter().zip(&plain).find(|(a, b)| a != b);
     assert_eq!(differ, None, "the first step that differs");
@@ -68,4 +75,24 @@ fn three_trials_within_200_steps_change_no_bit() {
     let iterations: u32 = reports[2].outcomes.iter().map(|o| o.iterations).sum();
     assert!(reports[2].aborted.as_ref().unwrap().contains("budget"));
     assert!((1..16_000).contains(&iterations), "{iterations}");
+}
+
+#[test]
+fn a_candidate_that_diverges_ends_its_trial_and_leaves_no_trace() {
+    // Twice the largest factor is not finite: every exchange is refused. The other factor leaves parameters that give no loss.
+    let diverges = ["topk(k=0.1)+ef(vanilla,gamma=3e38)/allgather", "topk(k=0.1)+ef(vanilla,gamma=1e30)/allgather"];
+    let good = "topk(k=0.1)+ef(vanilla)/allgather";
+    let trials = (1..).zip(diverges).map(|(id, bad)| trial(id, &[good, bad, good], 10, 60_000)).collect();
+    let two: fn(&mut [f32]) = |gradient| gradient[0] = 2.0;
+    let (log, reports) = with_trials(trials, two);
+    let plain = without_trials(two);
+    assert_eq!(log.iter().zip(&plain).find(|(a, b)| a != b), None, "the first step that differs");
+    for (report, bad) in first_reports(reports).iter().zip(diverges) {
+        assert_eq!(report.aborted.as_deref(), Some("a candidate's loss was not a number"));
+        let [before, diverged] = &report.outcomes[..] else { panic!("{:?}", report.outcomes) };
+        assert_eq!((before.iterations, diverged.strategy.0.as_str()), (10, bad));
+        assert!((1..10).contains(&diverged.iterations), "{diverged:?}");
+        // Also where every exchange was refused: it took its time.
+        assert!(diverged.sync_us > 0.0 && diverged.comp_us > 0.0, "{diverged:?}");
+    }
 }

@@ -38,13 +38,13 @@ pub struct Communicator<L> {
     /// As NCCL passed it.
     pub logger: L,
     /// What was said about preferences, see [`Communicator::is_news`].
-    told: AtomicU8,
+    logged: AtomicU8,
 }
 
 impl<L> Communicator<L> {
     /// A communicator about which nothing was said yet.
     pub fn new(facts: Facts, logger: L) -> Self {
-        Self { facts, logger, told: AtomicU8::new(0) }
+        Self { facts, logger, logged: AtomicU8::new(0) }
     }
 
     /// Counts what became of a preference, and says each kind of outcome once until another shape is preferred.
@@ -84,9 +84,9 @@ impl<L> Communicator<L> {
     /// and 1, one bit for each kind above. Buckets of one step may have different outcomes, by their size.
     fn is_news(&self, algorithm: Algorithm, kind: u8) -> bool {
         let (shape, bit) = (algorithm.number() as u8 + 1, 4 << kind);
-        let add = |told: u8| if told & 3 == shape { told | bit } else { shape | bit };
-        let told = self.told.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |told| Some(add(told)));
-        told.is_ok_and(|before| before != add(before))
+        let add = |logged: u8| if logged & 3 == shape { logged | bit } else { shape | bit };
+        let logged = self.logged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |logged| Some(add(logged)));
+        logged.is_ok_and(|before| before != add(before))
     }
 }
 

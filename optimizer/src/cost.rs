@@ -1,8 +1,9 @@
 //! Closed forms of the Hockney alpha-beta model, dense (the paper's Table I) and compressed (its
 //! section 3-D, equations 4a and 4b), and the thresholds (5a) to (5c) that follow from comparing them.
 //!
-//! They are the prior of the cost model: real algorithms over unequal links are in [`crate::terms`],
-//! what they really took in [`crate::coefficients`]. Logarithms are base 2.
+//! The cost model's prior takes those of allgather and broadcast from here, where they are exact; an allreduce's is that of its
+//! schedule ([`flexcomm_collectives::Allreduce`]). Which counts when is in [`crate::terms`], what collectives really took in
+//! [`crate::coefficients`]. Logarithms are base 2.
 
 /// A uniform network: every pair of `n` workers is joined by the same link.
 #[derive(Debug, Clone, Copy, PartialEq)]

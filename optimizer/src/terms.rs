@@ -16,6 +16,7 @@ use flexcomm_collectives::{self as collectives, Allreduce, GenerateError, Schedu
 use flexcomm_domain::{CodecBytes, Collective, Link, LinkMatrix, Pattern, Rank, Selection, Strategy};
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
+use std::sync::Arc;
 
 /// Bytes of a dense gradient of `values` fp32 values.
 pub fn dense_bytes(values: u64) -> f64 {
@@ -94,8 +95,8 @@ struct Timed {
 #[derive(Debug, Clone)]
 struct Simulated<'a> {
     links: &'a LinkMatrix,
-    /// Each once, though several collectives may add up by it.
-    allreduces: Vec<(&'static Allreduce, Timed)>,
+    /// By collective; those that add up alike share one.
+    allreduces: Vec<Arc<Timed>>,
     allgather: Timed,
     broadcasts: Vec<Timed>,
     /// All ranks start together.
@@ -150,10 +151,9 @@ impl<'a> Paths<'a> {
 
     /// `bytes` of every rank, added up as the collective does.
     pub fn allreduce(&self, collective: Collective, bytes: f64) -> Terms {
-        let by = collectives::allreduce(collective);
         match &self.model {
-            Model::Closed(net) => closed(*net, bytes, by),
-            Model::Simulated(s) => s.allreduce(by, bytes),
+            Model::Closed(net) => closed(*net, bytes, collectives::allreduce(collective)),
+            Model::Simulated(s) => s.allreduce(collective, bytes),
         }
     }
 
@@ -183,11 +183,13 @@ impl<'a> Simulated<'a> {
             let alpha_s = time(&schedule, links, &start, 0.0);
             Timed { schedule, alpha_s }
         };
-        let mut allreduces: Vec<(&'static Allreduce, Timed)> = Vec::new();
+        let mut allreduces: Vec<Arc<Timed>> = Vec::new();
         for by in Collective::ALL.iter().map(|collective| collectives::allreduce(*collective)) {
-            if !allreduces.iter().any(|(known, _)| std::ptr::eq(*known, by)) {
-                allreduces.push((by, timed((by.schedule)(n)?)));
-            }
+            let mut before = Collective::ALL[..allreduces.len()].iter();
+            allreduces.push(match before.position(|other| std::ptr::eq(collectives::allreduce(*other), by)) {
+                Some(same) => Arc::clone(&allreduces[same]),
+                None => Arc::new(timed((by.schedule)(n)?)),
+            });
         }
         Ok(Self {
             links,
@@ -208,13 +210,9 @@ impl<'a> Simulated<'a> {
         Terms { alpha_s: timed.alpha_s, beta_s }
     }
 
-    fn allreduce(&self, by: &'static Allreduce, bytes: f64) -> Terms {
-        let known = self.allreduces.iter().find(|(known, _)| std::ptr::eq(*known, by));
-        // Those of every collective are known; the upper bound would do for another.
-        known.map_or_else(
-            || closed(net(self.links.worst(), self.links.ranks()), bytes, by),
-            |(_, timed)| self.terms(timed, bytes / f64::from(timed.schedule.chunks)),
-        )
+    fn allreduce(&self, collective: Collective, bytes: f64) -> Terms {
+        let timed = &self.allreduces[collective as usize];
+        self.terms(timed, bytes / f64::from(timed.schedule.chunks))
     }
 
     fn broadcast(&self, bytes: f64) -> Terms {

@@ -345,7 +345,7 @@ impl Core {
     fn tick(&self) -> PyResult<(bool, String, u64)> {
         let tick = self.lock().now()?;
         let agreed = tick.version.0 > 0 || tick.trial.is_some();
-        Ok((agreed, tick.strategy.to_string(), Session::turn(&tick)))
+        Ok((agreed, tick.strategy.to_string(), tick.index()))
     }
 
     /// What the newest step cost on this rank whose times are known, whatever ran: seconds of forward and backward, of compressing, of its
@@ -354,7 +354,7 @@ impl Core {
         self.lock().last.map(|costs| {
             let [compute, comp, sync, step] =
                 [costs.compute, costs.comp, costs.sync, costs.step].map(|part| part.as_secs_f64());
-            (compute, comp, sync, step, costs.bytes, costs.energy.gain().clamp(LEAST_GAIN, 1.0))
+            (compute, comp, sync, step, costs.bytes, costs.gain.clamp(LEAST_GAIN, 1.0))
         })
     }
 

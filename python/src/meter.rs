@@ -1,6 +1,7 @@
 //! What a step cost on this rank.
 
 use flexcomm_compression::Energy;
+use flexcomm_trainer::Costs;
 use std::time::{Duration, Instant};
 
 /// A step's times so far.
@@ -19,25 +20,6 @@ pub struct Meter {
     last_done: Instant,
     bytes: f64,
     energy: Energy,
-    /// Whether every bucket ran what the strategy says.
-    pub faithful: bool,
-}
-
-/// What a step cost.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Costs {
-    /// Forward, backward and update.
-    pub compute: Duration,
-    /// Compress and decompress.
-    pub comp: Duration,
-    /// At least one collective of this rank under way.
-    pub sync: Duration,
-    /// From the end of the step before.
-    pub step: Duration,
-    /// Bytes this rank sent.
-    pub bytes: u64,
-    /// Of this rank's gradient.
-    pub energy: Energy,
     /// Whether every bucket ran what the strategy says.
     pub faithful: bool,
 }
@@ -116,10 +98,10 @@ impl Meter {
             compute,
             comp: self.comp,
             sync: self.sync,
+            wait: None,
             step,
             bytes: self.bytes as u64,
-            energy: self.energy,
-            faithful: self.faithful,
+            gain: self.energy.gain(),
         };
         *self = Self::new(now);
         costs

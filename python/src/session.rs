@@ -1,7 +1,7 @@
 //! What a rank knows between buckets: the agreement, the orders, the trial, the meter.
 
 use crate::guard::Failure;
-use crate::meter::{Costs, Meter};
+use crate::meter::Meter;
 use crate::names::is_cast;
 use crate::telemetry::{Ended, Event};
 use flexcomm_compression::Build;
@@ -10,7 +10,7 @@ use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Digest, JobId, Rank, RunId, Selection, Strategy};
 use flexcomm_exchange::{AutoSelection, Deferred, Leader, Shadows, Status, Store, lock};
 use flexcomm_trainer::{
-    AbortCause, Agreement, Answer, Change, Control, Offer, Reporter, Snapshot, Tick, Trial, TrialPlan, Verdict,
+    AbortCause, Agreement, Answer, Change, Control, Costs, Offer, Reporter, Snapshot, Tick, Trial, TrialPlan, Verdict,
 };
 use std::time::{Duration, Instant};
 
@@ -100,7 +100,7 @@ impl Running {
 
     /// Counts up with every step that trains; the same on every rank.
     pub fn step(&self, tick: &Tick) -> u64 {
-        Session::turn(tick).wrapping_add(self.offset)
+        tick.index().wrapping_add(self.offset)
     }
 
     /// Part of the control header's check: what the agreement does not know of.
@@ -126,8 +126,8 @@ pub struct Session {
     pub reporter: Reporter,
     pub meter: Meter,
     pub shadows: Shadows,
-    /// The turn in which they look at gradients of a device on the host.
-    pub host_turn: Option<u64>,
+    /// The generation of them in which they look at gradients of a device on the host.
+    pub host_generation: Option<u64>,
     /// Whether the newest bucket of the step under way may be compressed yet.
     pub settled: bool,
     pub follow: bool,
@@ -176,7 +176,7 @@ impl Session {
             store: Store::new(Member { rank: rank.0, world, ..Member::alone(seed) }),
             meter: Meter::new(now),
             shadows: Shadows::new(Shadows::SHARE, seed),
-            host_turn: None,
+            host_generation: None,
             settled: false,
             follow: true,
             tick: None,
@@ -295,17 +295,11 @@ impl Session {
         self.steps
     }
 
-    /// A number that differs between steps, and goes on from the step's within a trial.
-    pub fn turn(tick: &Tick) -> u64 {
-        tick.step + tick.trial.map_or(0, |t| u64::from(t.within))
-    }
-
     /// Who leads AR-Topk in this step: the same on all ranks.
     pub fn leader(&self, tick: &Tick) -> Leader {
-        let turn = Self::turn(tick);
-        let star = Leader::Rank((turn % u64::from(self.world)) as u32);
+        let star = Leader::Rank((tick.index() % u64::from(self.world)) as u32);
         let selection = match self.leadership {
-            Leadership::Auto => return self.auto.leader(turn),
+            Leadership::Auto => return self.auto.leader(tick.index()),
             Leadership::Fixed(selection) => Some(selection),
             Leadership::Decision => tick.strategy.selection(),
         };
@@ -372,7 +366,7 @@ impl Session {
 
     /// Whether what they look at are copies on the host of gradients of a device.
     pub fn shadows_on_host(&self) -> bool {
-        self.host_turn == Some(self.shadows.turn())
+        self.host_generation == Some(self.shadows.generation())
     }
 
     /// Shows a bucket's gradient to the shadows.
@@ -409,6 +403,7 @@ impl Session {
     /// [`Session::resolve`]: the host's clock only saw how they were launched. `answers` are all ranks', where they were gathered.
     pub fn finish(&mut self, loss: Option<f64>, ticket: Option<u64>, answers: &[Answer]) -> Result<Next, Failure> {
         let Some(tick) = self.tick.take() else { return Ok(Next::Train) };
+        let faithful = self.meter.faithful;
         let costs = self.meter.finish();
         if tick.trial.is_none() {
             self.end_shadows();
@@ -426,7 +421,7 @@ impl Session {
             }
             Some(_) => self.defer(ticket, Event::Step(costs, None)),
             None => {
-                let step = costs.faithful.then(|| ((tick.step, tick.version, self.ran(&tick)), loss));
+                let step = faithful.then(|| ((tick.step, tick.version, self.ran(&tick)), loss));
                 self.defer(ticket, Event::Step(costs, step));
             }
         }

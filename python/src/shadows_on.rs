@@ -64,7 +64,7 @@ impl Core {
     fn shadow_on_host(&self) {
         let mut session = self.lock();
         session.shadows.begin_anew();
-        session.host_turn = Some(session.shadows.turn());
+        session.host_generation = Some(session.shadows.generation());
     }
 
     /// Makes a bucket's subsets ready: why that cannot be (else empty), their coordinates as unsigned words of 32 bits, and bytes of
@@ -102,24 +102,24 @@ impl Core {
                 Err(why) => return Ok((why, 0, 0, 0)),
             };
             let mut session = self.lock();
-            let (steps, turn) = (session.steps(), session.shadows.turn());
-            let Some(shadow) = session.shadows.shadow() else { return Ok((String::new(), 0, 0, turn)) };
+            let (steps, generation) = (session.steps(), session.shadows.generation());
+            let Some(shadow) = session.shadows.shadow() else { return Ok((String::new(), 0, 0, generation)) };
             let values = span((values.0, 4 * values.1));
             let found = shadow.observe_on(&device, (index, values), steps);
             Ok(match found {
-                Ok(found) => (String::new(), found.address(), found.bytes(), turn),
+                Ok(found) => (String::new(), found.address(), found.bytes(), generation),
                 // They began between two buckets of this step.
-                Err(OnHost::Absent) => (String::new(), 0, 0, turn),
-                Err(why) => (why.to_string(), 0, 0, turn),
+                Err(OnHost::Absent) => (String::new(), 0, 0, generation),
+                Err(why) => (why.to_string(), 0, 0, generation),
             })
         })
     }
 
     /// What the shadows found in a step, by bucket: index, address and bytes.
-    fn shadow_outcomes(&self, py: Python<'_>, turn: u64, found: Vec<(usize, usize, usize)>) -> PyResult<()> {
+    fn shadow_outcomes(&self, py: Python<'_>, generation: u64, found: Vec<(usize, usize, usize)>) -> PyResult<()> {
         guard(py, || {
             let mut session = self.lock();
-            if session.shadows.turn() != turn {
+            if session.shadows.generation() != generation {
                 // Of others, before these.
                 return Ok(());
             }

@@ -1,10 +1,8 @@
 //! Deferred telemetry: a session's events are reported in order, although the times of a GPU's steps are known a step or two late.
 
-use crate::meter::Costs;
 use crate::session::{PythonSnapshot, Session};
 use flexcomm_domain::{Strategy, Version};
-use flexcomm_trainer::{AbortCause, InForce, Measured, Trial, TrialTick};
-use flexcomm_wire::StepRecord;
+use flexcomm_trainer::{AbortCause, Costs, InForce, Trial, TrialTick};
 use std::time::Duration;
 
 /// A trial that is over, but for iterations whose times are not known yet.
@@ -67,7 +65,7 @@ impl Session {
                 Event::Step(costs, step) => {
                     self.last = Some(costs);
                     if let Some(((step, version, ran), loss)) = step {
-                        self.reporter.step((version, ran), record(step, &costs, loss));
+                        self.reporter.step((version, ran), costs.record(step, loss, None));
                     }
                 }
                 Event::Iteration(costs, at) => {
@@ -87,7 +85,7 @@ impl Session {
             _ => None,
         });
         if let Some(trial) = ended.or(self.trial.as_mut()) {
-            let Ok(()) = trial.record(&mut PythonSnapshot, at, measured(costs));
+            let Ok(()) = trial.record(&mut PythonSnapshot, at, costs.measured());
         }
     }
 
@@ -96,27 +94,4 @@ impl Session {
         let Ok(report) = ended.trial.finish(&mut PythonSnapshot, who, ended.cause, ended.at);
         self.reporter.trial(report);
     }
-}
-
-fn us(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e6
-}
-
-fn record(step: u64, costs: &Costs, loss: Option<f64>) -> StepRecord {
-    StepRecord {
-        step,
-        compute_us: us(costs.compute),
-        comp_us: us(costs.comp),
-        sync_us: us(costs.sync),
-        wait_us: None,
-        step_us: us(costs.step),
-        bytes_sent: costs.bytes,
-        gain: costs.energy.gain(),
-        loss,
-        accuracy: None,
-    }
-}
-
-fn measured(costs: &Costs) -> Measured {
-    Measured { gain: costs.energy.gain(), comp_us: us(costs.comp), sync_us: us(costs.sync) }
 }

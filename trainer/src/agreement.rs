@@ -110,6 +110,13 @@ pub struct Tick {
     pub trial: Option<TrialTick>,
 }
 
+impl Tick {
+    /// A number that differs between steps; a trial's iterations go on from its step.
+    pub fn index(&self) -> u64 {
+        self.step + self.trial.map_or(0, |trial| u64::from(trial.within))
+    }
+}
+
 /// What the end of a tick brought.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {

@@ -1,14 +1,15 @@
 //! The training process's side of flexcomm.
 //!
 //! [`Control`] makes all ranks of a job change at the same step. [`Client`] holds the agent's socket by threads of its own: it
-//! carries reports, and puts what the agent orders into an [`OrdersSlot`]. [`Trial`] tries candidates on the live job and puts everything
-//! back. Nothing here ever
-//! makes a training step wait for agent or controller.
+//! carries reports, and puts what the agent orders into an [`OrdersSlot`]. [`Reporter`] gathers a rank's steps, switches and trials into
+//! those reports. [`Trial`] tries candidates on the live job and puts everything back. Nothing here ever makes a training step wait
+//! for agent or controller.
 
 mod agreement;
 mod answer;
 mod client;
 mod control;
+mod costs;
 mod message;
 mod orders;
 mod pace;
@@ -19,6 +20,7 @@ pub use agreement::{Agreement, Change, Disagreement, InForce, Offer, Tick, Trial
 pub use answer::{ANSWER_BYTES, Answer, Verdict};
 pub use client::{Client, MAX_QUEUED};
 pub use control::{Control, ControlError};
+pub use costs::Costs;
 pub use message::{AbortCause, ControlMessage, MAX_ITERATIONS, MESSAGE_BYTES, MessageError, Plan, TrialPlan};
 pub use orders::{News, OrdersSlot};
 pub use report::{LEAST_GAIN, Reporter};

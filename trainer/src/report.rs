@@ -197,7 +197,7 @@ mod tests {
     }
 
     /// What an agent reads when this is reported.
-    fn told(report: impl FnOnce(&mut Reporter)) -> Vec<FromTrainer> {
+    fn received(report: impl FnOnce(&mut Reporter)) -> Vec<FromTrainer> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent.sock");
         let listener = UnixListener::bind(&path).unwrap();
@@ -220,23 +220,23 @@ mod tests {
         report(&mut reporter);
         reporter.finish();
         let lines = BufReader::new(stream).lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap());
-        let mut told: Vec<FromTrainer> = lines.collect();
+        let mut received: Vec<FromTrainer> = lines.collect();
         assert!(
-            matches!(told.first(), Some(FromTrainer::Hello(_))) && told.pop() == Some(FromTrainer::Bye),
-            "{told:?}"
+            matches!(received.first(), Some(FromTrainer::Hello(_))) && received.pop() == Some(FromTrainer::Bye),
+            "{received:?}"
         );
-        told.split_off(1)
+        received.split_off(1)
     }
 
     #[test]
     fn steps_of_another_strategy_are_another_report() {
         let [dense, sparse] = ["none/dense-ring", "topk@0.1/allgather"].map(|text| text.parse::<Strategy>().unwrap());
-        let told = told(|reporter| {
+        let received = received(|reporter| {
             for (step, running) in (0..).zip([(Version(0), dense), (Version(0), dense), (Version(1), sparse)]) {
                 reporter.step(running, record(step));
             }
         });
-        let [FromTrainer::Steps(first), FromTrainer::Steps(second)] = &told[..] else { panic!("{told:?}") };
+        let [FromTrainer::Steps(first), FromTrainer::Steps(second)] = &received[..] else { panic!("{received:?}") };
         assert_eq!((first.version, first.rank, second.version), (0, 2, 1));
         assert_eq!(second.strategy, sparse.into());
         assert_eq!(
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn shadows_complete_what_ran_and_add_what_did_not() {
         let [ran, only] = ["topk@0.1/allgather", "topk@0.01/allgather"].map(|text| text.parse::<Strategy>().unwrap());
-        let told = told(|reporter| {
+        let received = received(|reporter| {
             reporter.shadows(&[(ran, 0.5)]);
             reporter.trial_refused(6, "its loop cannot");
             let (strategy, iterations) = (ran.into(), 10);
@@ -269,7 +269,7 @@ mod tests {
             }
             other => panic!("{other:?}"),
         };
-        let found: Vec<_> = told.iter().map(of).collect();
+        let found: Vec<_> = received.iter().map(of).collect();
         assert_eq!(
             found,
             [

@@ -7,7 +7,7 @@ mod emulated;
 pub use emulated::{Emulated, Memory};
 use flexcomm_compression::pipeline::{Member, Step, add_elements};
 use flexcomm_exchange::{
-    Answers, Bucket, DeviceBuffer, HEAD_BYTES, How, Leader, OnHost, Param, Ran, Round, Status, any_refuses, head,
+    Answers, Bucket, DeviceBuffer, HEAD_BYTES, How, Leader, OnHost, Param, Ran, Round, Status, head,
 };
 use flexcomm_gpu_kernels::bucket::Gradient;
 use flexcomm_gpu_kernels::{Copies, DType, LaunchError, Span};
@@ -103,16 +103,18 @@ pub fn source(gradient: &[f32], dtype: DType) -> (Memory, Gradient) {
     (memory, Gradient { at, dtype, weights: (1.0, 1.0) })
 }
 
-/// What arrives on every rank.
-fn carry(round: Round, parts: &[Vec<u8>]) -> Vec<Vec<u8>> {
+/// What arrives on every rank: of headers only what travels.
+fn carry(round: Round, heads: &[Vec<u8>], parts: &[Vec<u8>]) -> Vec<u8> {
     match round.how {
-        How::Gather => parts.to_vec(),
-        How::Broadcast(root) => vec![parts[root as usize].clone()],
+        How::Gather => {
+            heads.iter().zip(parts).flat_map(|(head, part)| [&head[..round.head_bytes()], part].concat()).collect()
+        }
+        How::Broadcast(root) => parts[root as usize].clone(),
         How::Refused => Vec::new(),
         How::Sum(element) => {
             let mut sum = parts[0].clone();
             parts[1..].iter().for_each(|part| add_elements(element, &mut sum, part));
-            vec![sum]
+            sum
         }
     }
 }
@@ -185,11 +187,10 @@ pub fn step(ranks: &mut [Bucket], plan: &Plan) -> Seen {
         assert!(rounds.iter().all(|other| *other == round), "{rounds:?}");
         let (parts, heads): (Vec<_>, Vec<_>) =
             (0..).zip(ranks.iter_mut()).map(|(rank, bucket)| part(bucket, round, plan.at.index + rank)).unzip();
-        let arrived = carry(round, &parts);
+        let arrived = carry(round, &heads, &parts);
         seen.parts.push(parts);
         seen.rounds.push(round);
-        let refused = round.header.is_some() && any_refuses(0, heads.iter().map(Vec::as_slice)).unwrap();
-        let views: Vec<&[u8]> = arrived.iter().map(Vec::as_slice).collect();
+        let (refused, views) = round.split(0, ranks.len(), &arrived).unwrap();
         if round.last {
             let ends = ranks.iter_mut().enumerate().map(|(rank, bucket)| {
                 end(bucket, (refused, &views), &plan.gradients[rank], (on_device[rank], rank as u64))

@@ -2,7 +2,6 @@
 
 use super::data::Images;
 use super::hashes::HashLog;
-use super::report::{measured, record};
 use super::state::{StepOutcome, Training};
 use anyhow::{Context, Result};
 use flexcomm_compression::Build;
@@ -110,7 +109,7 @@ impl Job {
             match (tick.trial, &mut trial) {
                 (Some(at), Some(trial)) => {
                     trial.finite = outcome.loss.is_finite();
-                    let Ok(()) = trial.averages.record(&mut self.training, at, measured(&outcome));
+                    let Ok(()) = trial.averages.record(&mut self.training, at, outcome.costs.measured());
                 }
                 _ => self.after_step(&tick, &outcome, &mut epoch, ended)?,
             }
@@ -213,15 +212,16 @@ impl Job {
         let accuracy = self.end_of_epoch(done).then(|| self.training.accuracy(&self.held_out));
         (ended.steps, ended.loss) = (done, outcome.loss);
         ended.accuracy = accuracy.or(ended.accuracy);
-        self.reporter.step((tick.version, tick.strategy), record(tick.step, outcome, accuracy));
+        let record = outcome.costs.record(tick.step, Some(f64::from(outcome.loss)), accuracy);
+        self.reporter.step((tick.version, tick.strategy), record);
         self.observe_shadows();
         let samples = self.training.sync().exchanger().take_samples();
         self.reporter.transfers(samples);
         if self.hashes.wanted() {
             self.hashes.step(tick.step, tick.version, self.training.hash())?;
         }
-        epoch.step_s += outcome.step.as_secs_f64();
-        epoch.sync_s += outcome.cost.sync.as_secs_f64();
+        epoch.step_s += outcome.costs.step.as_secs_f64();
+        epoch.sync_s += outcome.costs.sync.as_secs_f64();
         epoch.loss += f64::from(outcome.loss);
         epoch.steps += 1;
         if let Some(accuracy) = accuracy {

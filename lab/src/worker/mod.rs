@@ -28,7 +28,7 @@ use flexcomm_trainer::{Agreement, Client, Control, Reporter};
 use job::{Job, Length};
 use mesh::{Mesh, MeshConfig};
 use model::{MAX_PARAMETERS, Shape};
-use state::{Sgd, Training};
+use state::{Inputs, Sgd, Training};
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -184,7 +184,8 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
     let sgd = Sgd { batch: args.batch, lr: args.lr, momentum: args.momentum, least_compute };
     // Data order must differ between ranks, everything else must not.
     let own_seed = args.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(args.rank) + 1);
-    let training = Training::new(&shape, sgd, (data.shard, spoil), (args.seed, own_seed), sync);
+    let inputs = Inputs { images: data.shard, order_seed: own_seed, parameters_seed: args.seed, spoil };
+    let training = Training::new(&shape, sgd, inputs, sync);
     let mut control = Control::new(Agreement::new(rank, args.strategy.unwrap_or(args.initial), 0), rank);
     control.steer(true);
     let job = Job {

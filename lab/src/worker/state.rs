@@ -3,9 +3,9 @@
 use super::Spoil;
 use super::data::{Images, Order};
 use super::model::{Network, Shape};
-use super::sync::{Cost, SyncError, Synchronizer};
+use super::sync::{SyncError, Synchronizer};
 use flexcomm_exchange::Bucket;
-use flexcomm_trainer::{Snapshot, Tick};
+use flexcomm_trainer::{Costs, Snapshot, Tick};
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,18 @@ impl Sgd {
     }
 }
 
+/// What a rank trains on.
+pub struct Inputs {
+    /// Its shard.
+    pub images: Images,
+    /// Of the order of images, another one on every rank.
+    pub order_seed: u64,
+    /// Of the first parameters, the same on every rank.
+    pub parameters_seed: u64,
+    /// What changes its gradients.
+    pub spoil: Spoil,
+}
+
 /// A rank's training.
 ///
 /// What changes from step to step is `parameters`, `velocity` and the compressor's memory. The data position
@@ -55,12 +67,8 @@ pub struct Training {
 /// What one exchange and its update cost and showed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepOutcome {
-    /// Forward, backward and update.
-    pub compute: Duration,
-    /// The exchange.
-    pub cost: Cost,
-    /// The whole step.
-    pub step: Duration,
+    /// Its gain is 0 where the loss is not finite: what was exchanged then were zeros, which no compressor loses.
+    pub costs: Costs,
     /// Mean loss of this rank's batch.
     pub loss: f32,
 }
@@ -72,26 +80,20 @@ pub struct Saved {
 }
 
 impl Training {
-    /// From parameters that are the same on every rank, with this rank's shard and what changes its gradients.
-    pub fn new(
-        shape: &Shape,
-        sgd: Sgd,
-        (images, spoil): (Images, Spoil),
-        (same, own): (u64, u64),
-        sync: Synchronizer,
-    ) -> Self {
+    /// With no velocity.
+    pub fn new(shape: &Shape, sgd: Sgd, inputs: Inputs, sync: Synchronizer) -> Self {
         let n = shape.parameters();
         Self {
             sgd,
-            order: Order::new(images.len(), own),
-            images,
+            order: Order::new(inputs.images.len(), inputs.order_seed),
+            images: inputs.images,
             network: Network::new(shape.clone()),
-            parameters: shape.initial(same),
+            parameters: shape.initial(inputs.parameters_seed),
             velocity: vec![0.0; n],
             gradient: vec![0.0; n],
             mean: vec![0.0; n],
             sync,
-            spoil,
+            spoil: inputs.spoil,
         }
     }
 
@@ -105,7 +107,8 @@ impl Training {
         (&self.gradient, self.sync.bucket())
     }
 
-    /// One batch, one exchange, one update. A candidate of a trial that has diverged updates nothing, and its loss is NaN.
+    /// One batch, one exchange, one update. Where a trial's candidate has diverged the update takes a mean of zeros, and the loss
+    /// is NaN.
     pub fn step(&mut self, check: u32, tick: &Tick) -> Result<StepOutcome, SyncError> {
         let started = Instant::now();
         let loss = self.compute_gradient(tick);
@@ -116,24 +119,25 @@ impl Training {
         (self.spoil)(&mut self.gradient);
         std::thread::sleep(self.sgd.least_compute.saturating_sub(started.elapsed()));
         let forward = started.elapsed();
-        let (cost, loss) = match self.sync.run(check, tick, &self.gradient, &mut self.mean) {
+        let (exchange, ran) = self.sync.run(check, tick, &self.gradient, &mut self.mean);
+        let loss = match ran {
             // The trial ends, and all of it is undone.
             Err(SyncError::NotFinite { .. }) if tick.trial.is_some() => {
                 self.mean.fill(0.0);
-                (Cost::default(), f32::NAN)
+                f32::NAN
             }
-            done => (done?, loss),
+            ran => ran.map(|()| loss)?,
         };
         let before_update = Instant::now();
         self.sgd.update(&mut self.parameters, &mut self.velocity, &self.mean);
         let compute = forward + before_update.elapsed();
-        Ok(StepOutcome { compute, cost, step: started.elapsed(), loss })
+        let gain = if loss.is_finite() { exchange.gain } else { 0.0 };
+        Ok(StepOutcome { costs: Costs { compute, gain, step: started.elapsed(), ..exchange }, loss })
     }
 
     fn compute_gradient(&mut self, tick: &Tick) -> f32 {
-        let turn = tick.step + tick.trial.map_or(0, |t| u64::from(t.within));
-        let batch = self.sgd.batch as u64;
-        let positions = turn * batch..(turn + 1) * batch;
+        let (index, batch) = (tick.index(), self.sgd.batch as u64);
+        let positions = index * batch..(index + 1) * batch;
         self.network.load(&self.images, positions.map(|p| self.order.at(p)));
         self.network.gradient(&self.parameters, &mut self.gradient)
     }

@@ -10,8 +10,8 @@ use flexcomm_compression::Energy;
 use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_domain::{Rank, Selection, Strategy};
 use flexcomm_exchange::{Bucket, How, Leader, Param, Ran, Round, Status, head};
-use flexcomm_trainer::{ANSWER_BYTES, Answer, Tick, Verdict};
-use std::time::{Duration, Instant};
+use flexcomm_trainer::{ANSWER_BYTES, Answer, Costs, Tick, Verdict};
+use std::time::Instant;
 
 /// A gradient that could not be exchanged.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +25,7 @@ pub enum SyncError {
     /// NaN or infinity, the same on all ranks.
     #[error("exchange a gradient with NaN or infinite values, {whose}: training has diverged (try a smaller --lr)")]
     NotFinite {
-        /// Which rank's.
+        /// Which ranks'.
         whose: String,
     },
     /// A rank has no part in the exchange, the same on all ranks.
@@ -45,21 +45,6 @@ impl From<GenerateError> for SyncError {
     fn from(error: GenerateError) -> Self {
         Self::Exchange(error.into())
     }
-}
-
-/// What an exchange cost.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Cost {
-    /// Compress and decompress.
-    pub comp: Duration,
-    /// In collectives, waiting for late ranks included.
-    pub sync: Duration,
-    /// The part of `sync` before the last rank entered; absent when the ranks do not share a clock.
-    pub wait: Option<Duration>,
-    /// Bytes of frames this rank sent.
-    pub bytes: u64,
-    /// Of this rank's gradient.
-    pub energy: Energy,
 }
 
 /// A rank's compressor and its connections: the whole gradient is one bucket.
@@ -101,31 +86,47 @@ impl Synchronizer {
     }
 
     /// Replaces `mean` by the mean of all ranks' compensated (and compressed) gradients. `check` stands for what must be alike on
-    /// all ranks.
-    pub fn run(&mut self, check: u32, tick: &Tick, gradient: &[f32], mean: &mut [f32]) -> Result<Cost, SyncError> {
+    /// all ranks. Its costs are those of the exchange alone; one that the ranks refuse has them, too.
+    pub fn run(
+        &mut self,
+        check: u32,
+        tick: &Tick,
+        gradient: &[f32],
+        mean: &mut [f32],
+    ) -> (Costs, Result<(), SyncError>) {
         // A trial's first step copies the pipeline, which is no part of a candidate's time.
-        self.bucket.in_trial(tick.trial.is_some())?;
-        self.bucket.prepare(tick.strategy.spec(), None)?;
+        let prepared = self.prepare(tick);
         let started = Instant::now();
         let bytes = self.exchanger.mesh().bytes_sent();
         self.exchanger.begin_step(check);
         mean.copy_from_slice(gradient);
-        let energy = match tick.strategy.is_dense() && !self.bucket.has_residual() {
-            true => self.dense(&tick.strategy, mean)?,
-            false => self.compressed(check, tick, mean)?,
-        };
+        let ran = prepared.and_then(|()| match tick.strategy.is_dense() && !self.bucket.has_residual() {
+            true => self.dense(&tick.strategy, mean),
+            false => self.compressed(check, tick, mean),
+        });
         let sync = self.exchanger.sync_time();
-        let bytes = self.exchanger.mesh().bytes_sent() - bytes;
-        let wait = self.exchanger.wait_time();
-        Ok(Cost { comp: started.elapsed().saturating_sub(sync), sync, wait, bytes, energy })
+        let costs = Costs {
+            comp: started.elapsed().saturating_sub(sync),
+            sync,
+            wait: self.exchanger.wait_time(),
+            bytes: self.exchanger.mesh().bytes_sent() - bytes,
+            gain: ran.as_ref().map_or(0.0, Energy::gain),
+            ..Costs::default()
+        };
+        (costs, ran.map(|_| ()))
     }
 
-    /// A gradient that begins with NaN says that this rank has no part.
+    fn prepare(&mut self, tick: &Tick) -> Result<(), SyncError> {
+        self.bucket.in_trial(tick.trial.is_some())?;
+        Ok(self.bucket.prepare(tick.strategy.spec(), None)?)
+    }
+
+    /// A value that is not finite says that its rank has no part, and leaves none that is finite in the sum.
     fn dense(&mut self, strategy: &Strategy, mean: &mut [f32]) -> Result<Energy, SyncError> {
-        let refused = |values: &[f32]| values.first().is_some_and(|value| value.is_nan());
-        let own = if refused(mean) { Verdict::Diverged } else { Verdict::GoOn };
+        let finite = |values: &[f32]| values.iter().all(|value| value.is_finite());
+        let own = if finite(mean) { Verdict::GoOn } else { Verdict::Diverged };
         self.exchanger.run(Kind::Sum(strategy.collective()), &mut Values(mean))?;
-        if refused(mean) {
+        if !finite(mean) {
             return Err(self.refusal(&Answer::of(own)));
         }
         let world = self.world() as f32;
@@ -135,7 +136,7 @@ impl Synchronizer {
 
     /// `mean` holds the gradient until it is the mean.
     fn compressed(&mut self, check: u32, tick: &Tick, mean: &mut [f32]) -> Result<Energy, SyncError> {
-        let step = Step { index: turn(tick), learning_rate: self.learning_rate };
+        let step = Step { index: tick.index(), learning_rate: self.learning_rate };
         let mut round = self.bucket.begin(mean, step, leader(tick, self.world()));
         loop {
             self.carry(check, &tick.strategy, round)?;
@@ -160,9 +161,9 @@ impl Synchronizer {
         }
     }
 
-    /// Why the exchange was refused: what all ranks say of their parts, so that all of them name the same one.
+    /// Why the exchange was refused: what all ranks say of their parts, so that all of them name the same ones.
     fn refusal(&mut self, own: &Answer) -> SyncError {
-        self.statuses(own).map_or_else(|error| error, |all| first_refusal(&all))
+        self.statuses(own).map_or_else(|error| error, |all| refused(&all))
     }
 
     fn statuses(&mut self, own: &Answer) -> Result<Vec<Answer>, SyncError> {
@@ -200,25 +201,47 @@ impl Synchronizer {
     }
 }
 
-/// Of all ranks' statuses: a codec that failed counts before a gradient that is not finite.
-fn first_refusal(all: &[Answer]) -> SyncError {
-    let first = |verdict| (0..).map(Rank).zip(all).find(|(_, answer)| answer.verdict == verdict);
-    match (first(Verdict::Cannot), first(Verdict::Diverged)) {
-        (Some((rank, answer)), _) => SyncError::Failed { rank, why: answer.why.clone() },
-        (None, Some((rank, _))) => SyncError::NotFinite { whose: format!("those of rank {rank}") },
-        (None, None) => SyncError::NotFinite { whose: "in the sum over the ranks".into() },
+/// Of all ranks' statuses: a codec that failed counts before gradients that are not finite.
+fn refused(all: &[Answer]) -> SyncError {
+    let of = |verdict| (0..).map(Rank).zip(all).filter(move |(_, answer)| answer.verdict == verdict);
+    if let Some((rank, answer)) = of(Verdict::Cannot).next() {
+        return SyncError::Failed { rank, why: answer.why.clone() };
     }
-}
-
-/// A number that differs between steps; a trial's iterations go on from its step.
-fn turn(tick: &Tick) -> u64 {
-    tick.step + tick.trial.map_or(0, |t| u64::from(t.within))
+    let ranks: Vec<String> = of(Verdict::Diverged).map(|(rank, _)| rank.to_string()).collect();
+    let whose = match ranks.is_empty() {
+        true => "in the sum over the ranks".into(),
+        false => format!("those of rank {}", ranks.join(", ")),
+    };
+    SyncError::NotFinite { whose }
 }
 
 /// Who leads AR-Topk.
 fn leader(tick: &Tick, world: usize) -> Option<Leader> {
     match tick.strategy.selection()? {
-        Selection::Star => Some(Leader::Rank((turn(tick) % world as u64) as u32)),
+        Selection::Star => Some(Leader::Rank((tick.index() % world as u64) as u32)),
         Selection::Var => Some(Leader::Largest),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_ranks_that_diverged_are_named_and_a_codec_that_failed_before_them() {
+        let whole = || Answer::of(Verdict::GoOn);
+        let diverged = || Answer::of(Verdict::Diverged);
+        let failed = Answer::cannot("compress a gradient of 4 values: it has 3");
+        for (answers, expected) in [
+            (vec![whole(), diverged(), whole(), diverged()], "infinite values, those of rank 1, 3: training has"),
+            (vec![whole(), whole()], "infinite values, in the sum over the ranks: training has"),
+            (
+                vec![diverged(), whole(), failed],
+                "rank 2 could not do its part: compress a gradient of 4 values: it has 3",
+            ),
+        ] {
+            let text = refused(&answers).to_string();
+            assert!(text.contains(expected), "{text}");
+        }
     }
 }

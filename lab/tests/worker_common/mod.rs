@@ -4,7 +4,7 @@
 use clap::Parser;
 use flexcomm_domain::{Decision, JobId, NodeName, Timestamp, Version};
 use flexcomm_lab::worker::{Args, Data, Ended, Images, Surroundings, train};
-use flexcomm_wire::{DecisionOrder, FromTrainer, JobOrders, PROTOCOL, ToTrainer, TrialOrder};
+use flexcomm_wire::{AppliedReport, DecisionOrder, FromTrainer, JobOrders, PROTOCOL, ToTrainer, TrialOrder};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -169,12 +169,12 @@ pub fn versions(log: &[String]) -> Vec<(u64, u64)> {
 pub struct FakeAgent {
     socket: PathBuf,
     received: Arc<Mutex<Vec<FromTrainer>>>,
-    told: Arc<Mutex<Told>>,
+    published: Arc<Mutex<Published>>,
 }
 
-/// What its trainers know.
+/// What its trainers are sent.
 #[derive(Default)]
-struct Told {
+struct Published {
     /// The newest orders as a line.
     orders: String,
     /// The connections that were welcomed.
@@ -182,7 +182,7 @@ struct Told {
     ended: bool,
 }
 
-impl Told {
+impl Published {
     /// Sends a line to all that are connected.
     fn send(&self, line: &str) {
         self.to.iter().for_each(|mut stream| drop(stream.write_all(line.as_bytes())));
@@ -195,15 +195,15 @@ impl FakeAgent {
         let socket = folder.join(format!("{name}.sock"));
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).unwrap();
-        let agent = Self { socket, received: Arc::default(), told: Arc::default() };
-        let (received, told) = (Arc::clone(&agent.received), Arc::clone(&agent.told));
+        let agent = Self { socket, received: Arc::default(), published: Arc::default() };
+        let (received, published) = (Arc::clone(&agent.received), Arc::clone(&agent.published));
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                if told.lock().unwrap().ended {
+                if published.lock().unwrap().ended {
                     return;
                 }
-                let (received, told) = (Arc::clone(&received), Arc::clone(&told));
-                std::thread::spawn(move || serve(stream, &received, &told));
+                let (received, published) = (Arc::clone(&received), Arc::clone(&published));
+                std::thread::spawn(move || serve(stream, &received, &published));
             }
         });
         agent
@@ -226,35 +226,30 @@ impl FakeAgent {
         steps.max().unwrap_or(0)
     }
 
-    /// The versions reported as applied, with their first step.
-    pub fn applied(&self) -> Vec<(u64, u64)> {
-        let mut applied: Vec<_> = self
-            .received()
-            .into_iter()
-            .filter_map(|m| match m {
-                FromTrainer::Applied(report) => Some((report.step, report.version)),
-                _ => None,
-            })
-            .collect();
+    /// What was reported as applied, once each.
+    pub fn applied(&self) -> Vec<AppliedReport> {
+        let received = self.received().into_iter();
+        let mut applied: Vec<_> =
+            received.filter_map(|m| if let FromTrainer::Applied(report) = m { Some(report) } else { None }).collect();
         applied.dedup();
         applied
     }
 
-    /// What it was told about trials.
+    /// The reports of trials.
     pub fn trials(&self) -> Vec<flexcomm_wire::TrialReport> {
         let received = self.received().into_iter();
         received.filter_map(|m| if let FromTrainer::Trial(t) = m { Some(t) } else { None }).collect()
     }
 
     pub fn publish(&mut self, orders: &JobOrders) {
-        let mut told = self.told.lock().unwrap();
-        told.orders = serde_json::to_string(&ToTrainer::Orders(orders.clone())).unwrap() + "\n";
-        told.send(&told.orders);
+        let mut published = self.published.lock().unwrap();
+        published.orders = serde_json::to_string(&ToTrainer::Orders(orders.clone())).unwrap() + "\n";
+        published.send(&published.orders);
     }
 
     /// Something that is no JSON.
     pub fn send_garbage(&mut self) {
-        self.told.lock().unwrap().send("{\"job\": \n");
+        self.published.lock().unwrap().send("{\"job\": \n");
     }
 
     pub fn decide(&mut self, version: u64, strategy: &str) {
@@ -269,31 +264,31 @@ impl FakeAgent {
 
 impl Drop for FakeAgent {
     fn drop(&mut self) {
-        let mut told = self.told.lock().unwrap();
-        told.ended = true;
-        for connection in told.to.drain(..) {
+        let mut published = self.published.lock().unwrap();
+        published.ended = true;
+        for connection in published.to.drain(..) {
             let _ = connection.shutdown(std::net::Shutdown::Both);
         }
-        drop(told);
+        drop(published);
         // Wakes the accepting thread.
         let _ = UnixStream::connect(&self.socket);
         let _ = std::fs::remove_file(&self.socket);
     }
 }
 
-fn serve(stream: UnixStream, received: &Mutex<Vec<FromTrainer>>, told: &Mutex<Told>) {
+fn serve(stream: UnixStream, received: &Mutex<Vec<FromTrainer>>, published: &Mutex<Published>) {
     let mut writer = stream.try_clone().unwrap();
     for line in BufReader::new(stream).lines().map_while(Result::ok) {
         let message: FromTrainer = serde_json::from_str(&line).unwrap();
         if matches!(message, FromTrainer::Hello(_)) {
             let node = NodeName::new("n1").unwrap();
             let welcome = ToTrainer::Welcome { protocol: PROTOCOL, node };
-            let mut told = told.lock().unwrap();
-            if told.ended {
+            let mut published = published.lock().unwrap();
+            if published.ended {
                 return;
             }
-            let _ = write!(writer, "{}\n{}", serde_json::to_string(&welcome).unwrap(), told.orders);
-            told.to.push(writer.try_clone().unwrap());
+            let _ = write!(writer, "{}\n{}", serde_json::to_string(&welcome).unwrap(), published.orders);
+            published.to.push(writer.try_clone().unwrap());
         }
         received.lock().unwrap().push(message);
     }

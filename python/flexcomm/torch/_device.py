@@ -277,7 +277,7 @@ class _Look:
 class _Seen:
     """What the shadows found in a step, by bucket, once the event has happened."""
 
-    turn: int
+    generation: int
     found: list[tuple[int, torch.Tensor]]
     event: Any
 
@@ -302,7 +302,7 @@ class Device:
         #: Of shadows: by bucket, of the step under way, and of steps whose numbers are on their way to the host.
         self._looks: dict[int, _Look] = {}
         self._found: list[tuple[int, torch.Tensor]] = []
-        self._turn = 0
+        self._generation = 0
         self._seen: collections.deque[_Seen] = collections.deque()
 
     def takes(self, buffer: torch.Tensor) -> bool:
@@ -444,7 +444,7 @@ class Device:
         if look.floats is not look.values:
             look.floats.copy_(look.values)
         at = look.floats.data_ptr(), look.floats.numel()
-        why, address, size, self._turn = self._core.shadow_step(index, place, at)
+        why, address, size, self._generation = self._core.shadow_step(index, place, at)
         if not why and size:
             first = address - look.memory.data_ptr()
             found = self._cuda.pinned(size)
@@ -458,10 +458,10 @@ class Device:
         if found and len(self._seen) < _MOST_LOOKS:
             event = self._cuda.event()
             self._cuda.record(event, buffer.device)
-            self._seen.append(_Seen(self._turn, found, event))
+            self._seen.append(_Seen(self._generation, found, event))
         while self._seen and self._seen[0].event.query():
             seen = self._seen.popleft()
-            self._core.shadow_outcomes(seen.turn, [(index, own.data_ptr(), own.numel()) for index, own in seen.found])
+            self._core.shadow_outcomes(seen.generation, [(index, own.data_ptr(), own.numel()) for index, own in seen.found])
 
     def begin(self, index: int, buffer: torch.Tensor, rates: list[float]) -> tuple[str, OnDevice | None]:
         """Compresses a bucket on the device: why that cannot be, or what the exchange goes on with."""
