@@ -21,6 +21,6 @@ pub use bucket::{Answers, Bucket, DeviceBuffer, How, OnHost, Param, Ran, Round, 
 pub use deferred::Deferred;
 pub use error::ExchangeError;
 pub use head::{HEAD_BYTES, Status, head};
-pub use shadow::{Shadow, ShadowGain};
+pub use shadow::{LeaderShadows, Shadow, ShadowGain};
 pub use shadows::Shadows;
 pub use store::{PipelineState, Shared, Store, lock};

@@ -2,8 +2,7 @@
 //!
 //! Each candidate has error feedback of its own over a fixed random sample of each bucket, beginning
 //! with training's residual. Training is not touched, and nothing is sent. Time is not measured: the
-//! sample is smaller than the bucket. AR-Topk's gain depends on another rank's indices, so its candidates have no
-//! shadow.
+//! sample is smaller than the bucket. AR-Topk's gain depends on another rank's indices: `leader.rs`.
 //!
 //! The gain is the share of the compensated gradient's energy that leaves the residual, 1 - ‖e - T‖²/‖e‖².
 //!
@@ -11,6 +10,7 @@
 //! for quantizers, whole matrices for what factors them.
 
 mod device;
+mod leader;
 mod sample;
 
 use crate::bucket::{Bucket, How, Param, Ran};
@@ -20,6 +20,7 @@ use device::OnDevice;
 use flexcomm_compression::Energy;
 use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_domain::CompressorSpec;
+pub use leader::LeaderShadows;
 use sample::{Sample, Sampling, samples};
 
 /// Steps that [`ShadowGain::recent`] remembers: weights fall to 1/e over them.
@@ -77,11 +78,9 @@ impl Part {
     }
 }
 
-#[derive(Debug)]
-struct Candidate {
-    spec: CompressorSpec,
-    /// By bucket.
-    parts: Vec<Vec<Part>>,
+/// A candidate's energies, step by step.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
     /// Of the step under way.
     energy: Energy,
     /// Sum over the steps that have ended.
@@ -91,19 +90,14 @@ struct Candidate {
     steps: u64,
 }
 
-impl Candidate {
-    fn new(spec: &CompressorSpec) -> Self {
-        let (energy, recent) = Default::default();
-        Self { spec: *spec, parts: Vec::new(), energy, gains: 0.0, recent, steps: 0 }
-    }
-
-    fn add(&mut self, weight: f64, energy: Energy) {
+impl Tally {
+    pub(crate) fn add(&mut self, weight: f64, energy: Energy) {
         self.energy.sent += weight * energy.sent;
         self.energy.compensated += weight * energy.compensated;
     }
 
     /// The step under way is over.
-    fn end_step(&mut self) {
+    pub(crate) fn end_step(&mut self) {
         if self.energy.compensated > 0.0 {
             self.gains += self.energy.gain();
             let keep = (-1.0 / RECENT_STEPS).exp();
@@ -112,6 +106,27 @@ impl Candidate {
             self.steps += 1;
         }
         self.energy = Energy::default();
+    }
+
+    pub(crate) fn gain(&self) -> ShadowGain {
+        match self.steps {
+            0 => ShadowGain { gain: 1.0, recent: 1.0, steps: 0 },
+            steps => ShadowGain { gain: self.gains / steps as f64, recent: self.recent.gain(), steps },
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Candidate {
+    spec: CompressorSpec,
+    /// By bucket.
+    parts: Vec<Vec<Part>>,
+    tally: Tally,
+}
+
+impl Candidate {
+    fn new(spec: &CompressorSpec) -> Self {
+        Self { spec: *spec, parts: Vec::new(), tally: Tally::default() }
     }
 }
 
@@ -176,7 +191,7 @@ impl Shadow {
         for candidate in &mut self.candidates {
             let mut parts = candidate.parts.get_mut(bucket).map(std::mem::take).unwrap_or_default();
             for part in &mut parts {
-                candidate.add(part.sample.weight, part.step(gradient, candidate.steps)?);
+                candidate.tally.add(part.sample.weight, part.step(gradient, candidate.tally.steps)?);
             }
             candidate.parts.get_mut(bucket).into_iter().for_each(|own| std::mem::swap(own, &mut parts));
         }
@@ -185,7 +200,7 @@ impl Shadow {
 
     /// Ends a step, after its last bucket.
     pub fn end_step(&mut self) {
-        self.candidates.iter_mut().for_each(Candidate::end_step);
+        self.candidates.iter_mut().for_each(|candidate| candidate.tally.end_step());
     }
 
     /// No step follows: gives back all memory but the gains.
@@ -196,16 +211,12 @@ impl Shadow {
 
     /// Steps that have ended.
     pub fn steps(&self) -> u64 {
-        self.candidates.iter().map(|c| c.steps).max().unwrap_or(0)
+        self.candidates.iter().map(|c| c.tally.steps).max().unwrap_or(0)
     }
 
     /// One per candidate, in order.
     pub fn gains(&self) -> Vec<ShadowGain> {
-        let of = |c: &Candidate| match c.steps {
-            0 => ShadowGain { gain: 1.0, recent: 1.0, steps: 0 },
-            steps => ShadowGain { gain: c.gains / steps as f64, recent: c.recent.gain(), steps },
-        };
-        self.candidates.iter().map(of).collect()
+        self.candidates.iter().map(|candidate| candidate.tally.gain()).collect()
     }
 }
 

@@ -18,6 +18,9 @@ use std::time::Duration;
 /// A broadcast takes some 0.1 ms of the host, 0.5 % of the steps between two of them from 2.5 ms a step on.
 const APART: Duration = Duration::from_millis(20);
 
+/// Steps after a trial in which the ranks send rank 0 samples of their gradients, where it had candidates of AR-Topk.
+const SAMPLED_STEPS: u64 = 50;
+
 /// In each of so many first steps there is one: the first trial and the first decision come in them.
 const FIRST_STEPS: u64 = 32;
 
@@ -80,13 +83,18 @@ pub struct Control {
     asked: Option<TrialPlan>,
     /// Of the step before; only rank 0's counts.
     step_time: Option<Duration>,
+    /// Whether the newest trial has candidates of AR-Topk.
+    led: bool,
+    /// The number of the sample that the next tick sends.
+    sample: Option<u64>,
 }
 
 impl Control {
     /// Around an agreement.
     pub fn new(agreement: Agreement, rank: Rank) -> Self {
         let (schedule, due, asked, step_time) = (Schedule::FIRST, None, None, None);
-        Self { agreement, rank, steered: false, ticks: 0, schedule, next: 0, due, asked, step_time }
+        let (led, sample) = (false, None);
+        Self { agreement, rank, steered: false, ticks: 0, schedule, next: 0, due, asked, step_time, led, sample }
     }
 
     /// Whether messages are broadcast at all: the same on all ranks, before the first tick.
@@ -153,8 +161,35 @@ impl Control {
         Ok(())
     }
 
+    /// The number of the sample that every rank sends rank 0 in this tick, for shadow trials of AR-Topk: 0 is of the residuals, every
+    /// other one of the gradient of the tick before.
+    pub fn sample(&self) -> Option<u64> {
+        self.sample
+    }
+
+    /// Whether the next sample is of this tick's gradient.
+    pub fn is_sampled(&self) -> bool {
+        self.sample.is_some_and(|number| number < SAMPLED_STEPS)
+    }
+
     /// Ends a tick that took so long, after its last bucket. `answers` are all ranks', where they were gathered.
     pub fn finish(&mut self, took: Duration, answers: &[Answer]) -> Change {
+        let has_led = |plan: &TrialPlan| plan.candidates.iter().any(|strategy| strategy.collective().is_art());
+        let change = self.finish_tick(took, answers);
+        self.sample = match &change {
+            Change::TrialStarts(plan) => {
+                self.led = has_led(plan);
+                None
+            }
+            Change::TrialEnds(_) => self.led.then_some(0),
+            Change::TrialRefused(plan, _) => has_led(plan).then_some(0),
+            Change::TrialLeft | Change::Stop => None,
+            Change::None | Change::Switched(_) => self.sample.filter(|_| self.is_sampled()).map(|number| number + 1),
+        };
+        change
+    }
+
+    fn finish_tick(&mut self, took: Duration, answers: &[Answer]) -> Change {
         if self.agreement.tries() {
             return self.finish_iteration(answers);
         }
@@ -342,6 +377,39 @@ mod tests {
             assert!(matches!(next(&mut job, &[]), (_, false, Change::Switched(_))));
             let trained = u64::from(changes.last() == Some(&Change::TrialLeft));
             assert_eq!(job[1].look().step(), asked + 3 + trained);
+        }
+    }
+
+    #[test]
+    fn samples_follow_a_trial_with_candidates_of_ar_topk() {
+        let (mut job, mut sent) = (job(2), Vec::new());
+        let go = [Answer::of(Verdict::GoOn), Answer::of(Verdict::GoOn)];
+        let one = [Answer::of(Verdict::GoOn), Answer::cannot("no memory")];
+        // Whether ranks sample after it, what they answer, and in how many ticks it is over after it was announced.
+        let trials: [(&str, bool, &[Answer], u64); 3] = [
+            ("topk@0.1/allgather", false, &go, 3),
+            ("topk@0.1/art-ring:star", true, &go, 3),
+            ("topk@0.1/art-tree:var", true, &one, 1),
+        ];
+        for (id, (candidate, sampled, answers, ticks)) in (1..).zip(trials) {
+            job[0].agreement().offer_trial(TrialPlan::new(id, vec![strategy(candidate)], 2, 0).unwrap());
+            let mut next = |job: &mut Vec<Control>| {
+                let answers = if job[0].gathers() { answers } else { &[] };
+                tick(job, &mut sent, (Duration::from_millis(300), answers)).unwrap();
+                assert!(job[1].sample() == job[0].sample());
+                job[0].sample()
+            };
+            for _ in 0..=ticks {
+                assert!(job[0].sample().is_none() && !job[0].is_sampled());
+                next(&mut job);
+            }
+            if sampled {
+                for number in 0..=SAMPLED_STEPS {
+                    assert_eq!((job[0].sample(), job[0].is_sampled()), (Some(number), number < SAMPLED_STEPS));
+                    next(&mut job);
+                }
+            }
+            assert_eq!(job[0].sample(), None);
         }
     }
 

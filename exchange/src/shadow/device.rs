@@ -140,7 +140,9 @@ impl Shadow {
             let Some(bytes) = bytes.first_chunk::<{ OUTCOME_BYTES as usize }>() else { continue };
             let outcome = Outcome::read(bytes);
             if let Some(candidate) = self.candidates.get_mut(part.candidate).filter(|_| !outcome.refused) {
-                candidate.add(part.sample.weight, Energy { sent: outcome.sent, compensated: outcome.compensated });
+                candidate
+                    .tally
+                    .add(part.sample.weight, Energy { sent: outcome.sent, compensated: outcome.compensated });
             }
         }
         Ok(())

@@ -1,0 +1,413 @@
+//! Shadow trials of AR-Topk, of which one rank's indices count for all (Flexible Communication, section 4).
+//!
+//! No rank can follow such a candidate by itself. So after a trial every rank sends rank 0, step by step, its gradient at
+//! coordinates that all ranks have drawn alike, and rank 0 runs the candidates' exchanges over them, with a residual for every rank:
+//! the same [`Bucket`]s as in training, under STAR and under VAR. Which steps these are is the agreement's business.
+
+use super::Tally;
+use crate::auto::Leader;
+use crate::bucket::{Bucket, How, Param, Round};
+use crate::error::ExchangeError;
+use crate::head::Status;
+use flexcomm_compression::Energy;
+use flexcomm_compression::pipeline::{Member, Step, add_elements};
+use flexcomm_domain::{Selection, Strategy};
+use half::bf16;
+use rand::SeedableRng;
+use rand::seq::index::sample;
+use rand_chacha::ChaCha8Rng;
+
+/// One of so many values is sampled, and from how many on and up to how many are: at a ratio of 0.01 a sampled step sends a fifth
+/// of what the gradient's own messages do.
+const SAMPLED: usize = 200;
+const LEAST: usize = 512;
+const MOST: usize = 4096;
+
+/// By what the coordinates are drawn, on all ranks.
+const SEED: u64 = 0;
+
+/// A rank's gradient at the sampled coordinates of all parameters.
+#[derive(Debug)]
+struct SampledGradient {
+    /// By parameter, ascending within it.
+    coordinates: Vec<Vec<u32>>,
+    /// Where the parameter's values begin in a row.
+    starts: Vec<usize>,
+    row: Vec<f32>,
+    filled: usize,
+}
+
+impl SampledGradient {
+    fn new(model: &[Param]) -> Self {
+        let all: usize = model.iter().map(|param| param.len).sum();
+        let share = (all / SAMPLED).clamp(LEAST, MOST) as f64 / all.max(1) as f64;
+        let mut rng = ChaCha8Rng::seed_from_u64(SEED);
+        let draw = |param: &Param| {
+            let amount = ((param.len as f64 * share).ceil() as usize).min(param.len);
+            let mut drawn: Vec<u32> = sample(&mut rng, param.len, amount).into_iter().map(|i| i as u32).collect();
+            drawn.sort_unstable();
+            drawn
+        };
+        let coordinates: Vec<Vec<u32>> = model.iter().map(draw).collect();
+        let mut values = 0;
+        let start = |drawn: &Vec<u32>| {
+            values += drawn.len();
+            values - drawn.len()
+        };
+        let starts = coordinates.iter().map(start).collect();
+        Self { coordinates, starts, row: vec![0.0; values], filled: 0 }
+    }
+
+    /// Takes in a bucket's values, in the order of its parameters; without values they count as zeros.
+    fn observe(&mut self, params: &[Param], values: &[f32]) {
+        let mut begin = 0;
+        for param in params {
+            let id = param.id as usize;
+            if let (Some(drawn), Some(start)) = (self.coordinates.get(id), self.starts.get(id)) {
+                let row = &mut self.row[*start..start + drawn.len()];
+                let value = |i: &u32| values.get(begin + *i as usize).copied().unwrap_or(0.0);
+                row.iter_mut().zip(drawn).for_each(|(to, i)| *to = value(i));
+                self.filled += drawn.len();
+            }
+            begin += param.len;
+        }
+    }
+
+    /// What was observed since the last one, as bytes whose number is the same on all ranks: 1 and the values in bfloat16, or zeros
+    /// where a bucket was missing or a value was not finite.
+    fn take(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.bytes());
+        let whole = std::mem::take(&mut self.filled) == self.row.len() && self.row.iter().all(|x| x.is_finite());
+        if whole {
+            bytes.push(1);
+            bytes.extend(self.row.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()));
+        }
+        bytes.resize(self.bytes(), 0);
+        bytes
+    }
+
+    fn bytes(&self) -> usize {
+        1 + 2 * self.row.len()
+    }
+
+    /// What a rank has taken; none where it had nothing.
+    fn read(&self, bytes: &[u8]) -> Option<Vec<f32>> {
+        let (whole, halves) = bytes.split_first().filter(|_| bytes.len() == self.bytes())?;
+        let values = halves.as_chunks::<2>().0.iter().map(|half| bf16::from_le_bytes(*half).to_f32());
+        (*whole == 1).then(|| values.collect())
+    }
+
+    /// A bucket's values out of a row, in the order of its parameters.
+    fn of_bucket(&self, params: &[Param], row: &[f32]) -> Vec<f32> {
+        let ids = params.iter().map(|param| param.id as usize);
+        ids.flat_map(|id| &row[self.starts[id]..self.starts[id] + self.coordinates[id].len()]).copied().collect()
+    }
+
+    /// A bucket's parameters, of which each has as many values as are sampled.
+    fn sampled(&self, params: &[Param]) -> Vec<Param> {
+        let param = |p: &Param| Param { id: p.id, len: self.coordinates[p.id as usize].len(), cols: 1 };
+        params.iter().map(param).collect()
+    }
+}
+
+/// A candidate and its buckets, of all ranks.
+#[derive(Debug)]
+struct Candidate {
+    strategy: Strategy,
+    buckets: Vec<Vec<Bucket>>,
+    tally: Tally,
+}
+
+/// What rank 0 runs.
+#[derive(Debug)]
+struct Running {
+    /// Parameters of each bucket.
+    layouts: Vec<Vec<Param>>,
+    candidates: Vec<Candidate>,
+    steps: u64,
+}
+
+impl Running {
+    /// Over buckets of these parameters; the ranks' residuals are in `rows`, zeros where one had none.
+    fn new(
+        candidates: &[Strategy],
+        layouts: Vec<Vec<Param>>,
+        sampled: &SampledGradient,
+        rows: &[Vec<u8>],
+    ) -> Result<Self, ExchangeError> {
+        let rows: Vec<Option<Vec<f32>>> = rows.iter().map(|bytes| sampled.read(bytes)).collect();
+        let world = rows.len() as u32;
+        let is_known = |param: &Param| (param.id as usize) < sampled.starts.len();
+        let layouts: Vec<Vec<Param>> = layouts.into_iter().filter(|params| params.iter().all(is_known)).collect();
+        let bucket = |params: &[Param], rank: u32, strategy: &Strategy| {
+            let member = Member { rank, world, ..Member::alone(SEED) };
+            let residual = rows[rank as usize].as_ref().map(|row| sampled.of_bucket(params, row));
+            let mut bucket = Bucket::new(0, sampled.sampled(params), member, residual.as_deref())?;
+            bucket.prepare(strategy.spec(), None)?;
+            Ok(bucket)
+        };
+        let candidate = |strategy: &Strategy| {
+            let buckets = |params: &Vec<Param>| (0..world).map(|rank| bucket(params, rank, strategy)).collect();
+            let buckets = layouts.iter().map(buckets).collect::<Result<_, ExchangeError>>()?;
+            Ok(Candidate { strategy: *strategy, buckets, tally: Tally::default() })
+        };
+        let candidates = candidates.iter().map(candidate).collect::<Result<_, ExchangeError>>()?;
+        Ok(Self { layouts, candidates, steps: 0 })
+    }
+
+    /// A step of all candidates over the ranks' gradients; nothing where one of them has none.
+    fn step(&mut self, sampled: &SampledGradient, rows: &[Vec<u8>]) -> Result<(), ExchangeError> {
+        let Some(rows) = rows.iter().map(|bytes| sampled.read(bytes)).collect::<Option<Vec<_>>>() else {
+            return Ok(());
+        };
+        let turn = Leader::Rank((self.steps % rows.len().max(1) as u64) as u32);
+        for (number, params) in self.layouts.iter().enumerate() {
+            let gradients: Vec<Vec<f32>> = rows.iter().map(|row| sampled.of_bucket(params, row)).collect();
+            for Candidate { strategy, buckets, tally } in &mut self.candidates {
+                let leader = if strategy.selection() == Some(Selection::Var) { Leader::Largest } else { turn };
+                tally.add(1.0, exchange(&mut buckets[number], &gradients, (leader, self.steps))?);
+            }
+        }
+        self.candidates.iter_mut().for_each(|candidate| candidate.tally.end_step());
+        self.steps += 1;
+        Ok(())
+    }
+
+    fn gains(&self) -> Vec<(Strategy, f64)> {
+        let gains = self.candidates.iter().map(|candidate| (candidate.strategy, candidate.tally.gain()));
+        gains.filter(|(_, gain)| gain.steps > 0).map(|(strategy, gain)| (strategy, gain.recent)).collect()
+    }
+}
+
+/// A rank's part in AR-Topk's shadow trials. What fails in them is dropped: training is not their business.
+#[derive(Debug)]
+pub struct LeaderShadows {
+    sampled: SampledGradient,
+    candidates: Vec<Strategy>,
+    running: Option<Running>,
+}
+
+impl LeaderShadows {
+    /// Of a model whose parameters have their places as ids, alike on all ranks.
+    pub fn new(model: &[Param]) -> Self {
+        Self { sampled: SampledGradient::new(model), candidates: Vec::new(), running: None }
+    }
+
+    /// Those of these candidates begin with the next residuals.
+    pub fn watch(&mut self, candidates: &[Strategy]) {
+        self.candidates = candidates.iter().copied().filter(|strategy| strategy.collective().is_art()).collect();
+        self.running = None;
+    }
+
+    /// Takes in a bucket's gradient, in the order of its parameters, for the next sample.
+    pub fn observe(&mut self, params: &[Param], gradient: &[f32]) {
+        self.sampled.observe(params, gradient);
+    }
+
+    /// Takes in a bucket's residual, with which the shadows begin. One that lies on a device counts as none.
+    pub fn observe_residual(&mut self, bucket: &Bucket) {
+        if !bucket.is_on_device() {
+            self.sampled.observe(bucket.params(), &bucket.residual());
+        }
+    }
+
+    /// What was observed since the last sample, for rank 0: as many bytes on all ranks, zeros where something was missing or not
+    /// finite.
+    pub fn sample(&mut self) -> Vec<u8> {
+        self.sampled.take()
+    }
+
+    /// On rank 0: takes in all ranks' samples of a step, in rank order; the first are the residuals, of buckets of these parameters.
+    pub fn receive(
+        &mut self,
+        rows: &[Vec<u8>],
+        layouts: impl FnOnce() -> Vec<Vec<Param>>,
+    ) -> Result<(), ExchangeError> {
+        let received = match self.running.take() {
+            None => Running::new(&self.candidates, layouts(), &self.sampled, rows),
+            Some(mut running) => running.step(&self.sampled, rows).map(|()| running),
+        };
+        if received.is_err() {
+            self.candidates.clear();
+        }
+        received.map(|running| self.running = Some(running))
+    }
+
+    /// Ends them: what each candidate keeps of the gradient's energy, over all ranks; nothing where there was no step.
+    pub fn finish(&mut self) -> Vec<(Strategy, f64)> {
+        self.running.take().map_or_else(Vec::new, |running| running.gains())
+    }
+}
+
+/// One exchange of a bucket's ranks, all in this process; answers what left their residuals. Nothing where one had no part.
+fn exchange(
+    ranks: &mut [Bucket],
+    gradients: &[Vec<f32>],
+    (leader, index): (Leader, u64),
+) -> Result<Energy, ExchangeError> {
+    let step = Step { index, learning_rate: 1.0 };
+    let begun = ranks.iter_mut().zip(gradients).map(|(rank, own)| rank.begin(own, step, Some(leader)));
+    let Some(mut round) = begun.last() else { return Ok(Energy::default()) };
+    loop {
+        let bad = ranks.iter().any(|rank| rank.status() != Status::Ready);
+        let parts = arrived(ranks, round);
+        let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+        if bad || round.last {
+            let mut mean = vec![0.0; gradients.first().map_or(0, Vec::len)];
+            for rank in ranks.iter_mut() {
+                rank.finish(bad, &parts, &mut mean)?;
+            }
+            return Ok(ranks.iter().map(Bucket::energy).fold(Energy::default(), |sum, own| sum + own));
+        }
+        for rank in ranks.iter_mut() {
+            round = rank.next(false, &parts)?;
+        }
+    }
+}
+
+/// What a round's collective brings every rank.
+fn arrived(ranks: &mut [Bucket], round: Round) -> Vec<Vec<u8>> {
+    let part = |rank: &mut Bucket| {
+        let mut bytes = vec![0; round.bytes];
+        rank.write(&mut bytes);
+        bytes
+    };
+    let mut parts: Vec<Vec<u8>> = ranks.iter_mut().map(part).collect();
+    match round.how {
+        How::Gather => parts,
+        How::Broadcast(root) => vec![parts.swap_remove(root as usize)],
+        How::Sum(element) => {
+            let sum = parts.into_iter().reduce(|mut sum, part| {
+                add_elements(element, &mut sum, &part);
+                sum
+            });
+            sum.into_iter().collect()
+        }
+        How::Refused => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::Rng;
+
+    fn model(lengths: &[usize]) -> Vec<Param> {
+        lengths.iter().zip(0..).map(|(len, id)| Param { id, len: *len, cols: 1 }).collect()
+    }
+
+    /// A rank's gradient in a step: heavy tails at places that the ranks share in part.
+    fn gradient(n: usize, rank: u64, step: u64) -> Vec<f32> {
+        let mut own = ChaCha8Rng::seed_from_u64(1000 * step + rank);
+        let mut shared = ChaCha8Rng::seed_from_u64(7);
+        let scale = |shared: &mut ChaCha8Rng| shared.random_range(0.0f32..1.0).powi(6);
+        (0..n).map(|_| (own.random_range(-1.0f32..1.0) + 0.3) * scale(&mut shared)).collect()
+    }
+
+    fn strategies() -> Vec<Strategy> {
+        ["topk@0.1/art-ring:star", "topk@0.1/art-ring:var", "topk@0.03/art-tree:star"]
+            .map(|text| text.parse().unwrap())
+            .to_vec()
+    }
+
+    #[test]
+    fn a_sample_tells_the_gain_of_the_whole_exchange_within_10_percent() {
+        let (params, world, steps) = (model(&[40_000, 200, 20_000]), 4u64, 30);
+        let n: usize = params.iter().map(|param| param.len).sum();
+        let mut sampled = SampledGradient::new(&params);
+        assert_eq!(sampled.bytes(), 1 + 2 * (sampled.coordinates.iter().map(Vec::len).sum::<usize>()));
+        let take = |sampled: &mut SampledGradient, values: &[f32]| {
+            sampled.observe(&params[2..], &values[40_200..]);
+            sampled.observe(&params[..2], &values[..40_200]);
+            sampled.take()
+        };
+        let nothing: Vec<Vec<u8>> = (0..world).map(|_| take(&mut sampled, &vec![0.0; n])).collect();
+        let mut shadow = Running::new(&strategies(), vec![params.clone()], &sampled, &nothing).unwrap();
+        let whole = Param { id: 0, len: n, cols: 1 };
+        let mut real: Vec<(Vec<Bucket>, Tally)> = strategies()
+            .iter()
+            .map(|strategy| {
+                let rank = |rank| {
+                    let member = Member { rank, world: world as u32, ..Member::alone(0) };
+                    let mut bucket = Bucket::new(0, vec![whole], member, None).unwrap();
+                    bucket.prepare(strategy.spec(), None).unwrap();
+                    bucket
+                };
+                ((0..world as u32).map(rank).collect(), Tally::default())
+            })
+            .collect();
+        for step in 0..steps {
+            let gradients: Vec<Vec<f32>> = (0..world).map(|rank| gradient(n, rank, step)).collect();
+            let rows: Vec<Vec<u8>> = gradients.iter().map(|values| take(&mut sampled, values)).collect();
+            shadow.step(&sampled, &rows).unwrap();
+            for (strategy, (ranks, tally)) in strategies().iter().zip(&mut real) {
+                let var = strategy.selection() == Some(Selection::Var);
+                let leader = if var { Leader::Largest } else { Leader::Rank((step % world) as u32) };
+                tally.add(1.0, exchange(ranks, &gradients, (leader, step)).unwrap());
+                tally.end_step();
+            }
+        }
+        let found = shadow.gains();
+        assert_eq!(found.iter().map(|(strategy, _)| *strategy).collect::<Vec<_>>(), strategies());
+        for ((strategy, gain), (_, tally)) in found.iter().zip(&real) {
+            let real = tally.gain().recent;
+            assert!((gain / real - 1.0).abs() < 0.1, "{strategy}: {gain} for {real}");
+            assert!((0.05..0.95).contains(&real), "{strategy}: {real}");
+        }
+        assert!(found[0].1 > 1.2 * found[2].1, "{found:?}");
+    }
+
+    #[test]
+    fn a_step_in_which_a_rank_has_nothing_is_left_out() {
+        let params = model(&[600, 10]);
+        let mut sampled = SampledGradient::new(&params);
+        let values = gradient(610, 0, 0);
+        sampled.observe(&params, &values);
+        let good = sampled.take();
+        sampled.observe(&params[..1], &values[..600]);
+        let part = sampled.take();
+        sampled.observe(&params, &[f32::NAN; 610]);
+        let nan = sampled.take();
+        assert!(part.iter().chain(&nan).all(|byte| *byte == 0) && part.len() == good.len());
+        let rows = vec![good.clone(), good.clone()];
+        let mut shadow = Running::new(&strategies(), vec![params], &sampled, &rows).unwrap();
+        for row in [part, nan, vec![1; 3]] {
+            shadow.step(&sampled, &[good.clone(), row]).unwrap();
+            assert!(shadow.gains().is_empty());
+        }
+        shadow.step(&sampled, &rows).unwrap();
+        assert_eq!(shadow.gains().len(), 3);
+    }
+
+    /// A residual that comes with them leaves less of the first step.
+    #[test]
+    fn they_begin_with_the_ranks_residuals() {
+        let params = model(&[600]);
+        let mut sampled = SampledGradient::new(&params);
+        let mut row = |scale: f32| {
+            let values: Vec<f32> = gradient(600, 1, 1).iter().map(|x| scale * x).collect();
+            sampled.observe(&params, &values);
+            sampled.take()
+        };
+        let (zeros, flat, step) = (row(0.0), vec![row(0.5); 2], vec![row(1.0); 2]);
+        let gain = |residuals: &[Vec<u8>]| {
+            let mut shadow = Running::new(&strategies()[..1], vec![params.clone()], &sampled, residuals).unwrap();
+            shadow.step(&sampled, &step).unwrap();
+            shadow.gains()[0].1
+        };
+        let none = gain(&[zeros.clone(), zeros]);
+        // Alike in shape, so the same share of it is kept.
+        assert!((gain(&flat) / none - 1.0).abs() < 0.01);
+        let other: Vec<u8> = {
+            sampled.observe(&params, &vec![0.2; 600]);
+            sampled.take()
+        };
+        let spread = {
+            let mut shadow =
+                Running::new(&strategies()[..1], vec![params.clone()], &sampled, &[other.clone(), other]).unwrap();
+            shadow.step(&sampled, &step).unwrap();
+            shadow.gains()[0].1
+        };
+        assert!(spread < 0.9 * none, "{spread} for {none}");
+    }
+}
