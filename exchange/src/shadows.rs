@@ -29,7 +29,7 @@ impl Shadows {
         Self { share, seed, running: None, generation: 0 }
     }
 
-    /// Whether a candidate has one: dense loses nothing, and what AR-Topk keeps depends on other ranks.
+    /// Whether a candidate has one here: dense loses nothing, and AR-Topk's are [`crate::LeaderShadows`].
     pub fn has(strategy: &Strategy) -> bool {
         !strategy.is_dense() && !strategy.collective().is_art()
     }

@@ -55,12 +55,22 @@ struct TrialOf {
     id: u64,
     candidates: Vec<String>,
     iterations: u32,
+    #[serde(default)]
+    shadows: bool,
 }
 
 impl TrialOf {
     fn order(&self) -> TrialOrder {
         let candidates: Vec<&str> = self.candidates.iter().map(String::as_str).collect();
         trial(self.id, &candidates, self.iterations, 60_000)
+    }
+
+    /// Whether rank 0 has reported what the shadow trials of all that compresses found.
+    fn has_shadows(&self, leader: &FakeAgent) -> bool {
+        let last = leader.trials().into_iter().rfind(|report| report.id == self.id);
+        let dense = |strategy: &str| strategy.starts_with("none");
+        let found = |gain: Option<f64>| gain.is_some_and(|gain| gain > 0.0 && gain < 1.0);
+        last.is_some_and(|report| report.outcomes.iter().all(|o| dense(&o.strategy.0) || found(o.shadow_gain)))
     }
 
     /// What a rank has reported of it first: its shadow trials complete it later.
@@ -143,6 +153,7 @@ impl Suite {
             if let Some(trial) = &order.trial {
                 let reported = |agent: &FakeAgent| agent.trials().iter().any(|report| report.id == trial.id);
                 wait_for("the trial is reported", || agents.iter().all(reported));
+                wait_for("its shadows are reported", || !trial.shadows || trial.has_shadows(&agents[0]));
             }
             wait_for("steps go on", || agents[0].step() > seen + ON);
         }

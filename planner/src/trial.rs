@@ -93,7 +93,7 @@ impl Look<'_> {
     }
 
     /// Of the unmeasured, those of which a trial could measure something now. The first trial need not be cheap; where
-    /// only shadows answered it, none can run live, and one rank that selects for all has no shadow.
+    /// only shadows answered it, none can run live, and one rank that selects for all has no shadow where gradients lie on a device.
     fn unmeasured_and_affordable(&self) -> BTreeSet<Selector> {
         let mut unmeasured = unmeasured(self.s);
         if self.s.profiles.measured_at.is_none() {

@@ -7,7 +7,7 @@ use crate::session::{Leadership, Running, Session};
 use flexcomm_compression::{Layers, Sizes};
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Collective, Family, JobId, Rank, Strategy, default_compressors};
-use flexcomm_exchange::{Param, PipelineState, Shadows, layers};
+use flexcomm_exchange::{LeaderShadows, Param, PipelineState, Shadows, layers};
 use flexcomm_trainer::{Answer, Client, LEAST_GAIN};
 use flexcomm_wire::{CodecInfo, Hello, PROTOCOL};
 use pyo3::prelude::*;
@@ -94,7 +94,9 @@ impl Core {
         if let Some((len, cols)) = model.iter().find(|(len, cols)| *cols == 0 || !len.is_multiple_of(*cols)) {
             return Err(Failure::input(format!("a parameter of {len} values has no rows of {cols}")).into());
         }
-        let model = model.into_iter().enumerate().map(|(id, (len, cols))| Param { id: id as u32, len, cols }).collect();
+        let model: Vec<Param> =
+            model.into_iter().enumerate().map(|(id, (len, cols))| Param { id: id as u32, len, cols }).collect();
+        session.leader_shadows = LeaderShadows::new(&model);
         Ok(Self { session: Mutex::new(session), model })
     }
 
@@ -160,6 +162,20 @@ impl Core {
         }
         out.copy_from_slice(&message);
         Ok(())
+    }
+
+    /// After `begin`: this rank's sample of its gradient, where the ranks send rank 0 theirs in this step; of one size on all ranks.
+    fn sample<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let sample = guard(py, || Ok(self.lock().sample()))?;
+        Ok(sample.map(|sample| PyBytes::new(py, &sample)))
+    }
+
+    /// On rank 0, before `finish`: all ranks' samples of the step under way, in rank order.
+    fn take_samples(&self, py: Python<'_>, rows: Vec<Vec<u8>>) -> PyResult<()> {
+        guard(py, || {
+            self.lock().take_samples(&rows);
+            Ok(())
+        })
     }
 
     /// Whether the step under way ends with the control message that was broadcast last: `take_control` comes before `finish`.

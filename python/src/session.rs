@@ -8,7 +8,7 @@ use flexcomm_compression::Build;
 use flexcomm_compression::pipeline::Member;
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Digest, JobId, Rank, RunId, Selection, Strategy};
-use flexcomm_exchange::{AutoSelection, Deferred, Leader, Shadows, Status, Store, lock};
+use flexcomm_exchange::{AutoSelection, Deferred, Leader, LeaderShadows, Shadows, Status, Store, lock};
 use flexcomm_trainer::{
     AbortCause, Agreement, Answer, Change, Control, Costs, Offer, Reporter, Snapshot, Tick, Trial, TrialPlan, Verdict,
 };
@@ -126,6 +126,8 @@ pub struct Session {
     pub reporter: Reporter,
     pub meter: Meter,
     pub shadows: Shadows,
+    /// The same of AR-Topk, over all ranks.
+    pub leader_shadows: LeaderShadows,
     /// The generation of them in which they look at gradients of a device on the host.
     pub host_generation: Option<u64>,
     /// Whether the newest bucket of the step under way may be compressed yet.
@@ -176,6 +178,7 @@ impl Session {
             store: Store::new(Member { rank: rank.0, world, ..Member::alone(seed) }),
             meter: Meter::new(now),
             shadows: Shadows::new(Shadows::SHARE, seed),
+            leader_shadows: LeaderShadows::new(&[]),
             host_generation: None,
             settled: false,
             follow: true,
@@ -276,7 +279,7 @@ impl Session {
     pub fn wants_hook(&self) -> bool {
         let agreement = self.control.look();
         let dense = agreement.in_force().strategy.is_dense() && !agreement.tries();
-        !dense || self.shadows.under_way()
+        !dense || self.shadows.under_way() || self.control.is_sampled()
     }
 
     /// What this tick runs, for its report: AR-Topk by the selection that leads it, which may not be the decision's.
@@ -351,6 +354,7 @@ impl Session {
 
     /// Some rank cannot run a trial. Rank 0 reports it, and measures what can be measured otherwise.
     fn refuse_trial(&mut self, plan: &TrialPlan, why: &str) {
+        self.leader_shadows.watch(&plan.candidates);
         if self.rank != Rank(0) {
             return;
         }
@@ -371,6 +375,9 @@ impl Session {
 
     /// Shows a bucket's gradient to the shadows.
     pub fn observe(&mut self, bucket: usize, gradient: &[f32]) -> Result<(), Failure> {
+        if self.control.is_sampled() {
+            self.leader_shadows.observe(lock(&self.store.bucket(bucket)?).params(), gradient);
+        }
         if self.watches() {
             let shared = self.store.bucket(bucket)?;
             if let Err(error) = self.shadows.observe(bucket, &lock(&shared), gradient) {
@@ -384,6 +391,26 @@ impl Session {
     pub fn end_shadows(&mut self) {
         if let Some(gains) = self.shadows.end_step() {
             self.reporter.shadows(&gains);
+        }
+    }
+
+    /// This rank's sample for the shadows of AR-Topk, in a step in which the ranks send theirs to rank 0.
+    pub fn sample(&mut self) -> Option<Vec<u8>> {
+        if self.control.sample()? == 0 {
+            self.store.buckets().iter().for_each(|bucket| self.leader_shadows.observe_residual(&lock(bucket)));
+        }
+        Some(self.leader_shadows.sample())
+    }
+
+    /// On rank 0: takes in all ranks' samples of the step under way, in rank order.
+    pub fn take_samples(&mut self, rows: &[Vec<u8>]) {
+        let Self { store, leader_shadows, .. } = self;
+        let layouts = || store.buckets().iter().map(|bucket| lock(bucket).params().to_vec()).collect();
+        if let Err(error) = leader_shadows.receive(rows, layouts) {
+            tracing::warn!(%error, "the shadow trials of AR-Topk are dropped");
+        }
+        if !self.control.is_sampled() {
+            self.reporter.shadows(&self.leader_shadows.finish());
         }
     }
 
@@ -444,6 +471,7 @@ impl Session {
                 self.reporter.flush();
                 self.diverged = false;
                 self.shadows.watch(&plan.candidates);
+                self.leader_shadows.watch(&plan.candidates);
                 let Ok(trial) = Trial::start(plan, &mut PythonSnapshot, self.clock.elapsed());
                 self.trial = Some(trial);
                 Next::TrialStarts

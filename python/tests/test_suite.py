@@ -47,6 +47,9 @@ def test_every_job_of_the_suite(seen, path):
         outcomes = reports[trial["id"]]["outcomes"]
         assert [(o["strategy"], o["iterations"]) for o in outcomes] == [(c, trial["iterations"]) for c in trial["candidates"]]
         assert all(0 < o["gain"] <= 1 for o in outcomes), outcomes
+        if trial.get("shadows"):
+            last = [report for report in jobs[0]["trials"] if report["id"] == trial["id"]][-1]["outcomes"]
+            assert all(0 < o["shadow_gain"] < 1 for o in last if not o["strategy"].startswith("none")), last
 
 
 def test_the_suite_has_jobs():

@@ -143,7 +143,7 @@ impl Reporter {
     /// Sends the newest trial's report again, with the gains that its shadows show by now: of candidates that ran, and of those
     /// that only had a shadow.
     pub fn shadows(&mut self, gains: &[(Strategy, f64)]) {
-        let Some(mut report) = self.trial.clone() else { return };
+        let Some(report) = &mut self.trial else { return };
         for (strategy, gain) in gains {
             let (strategy, gain) = (StrategyWire::from(*strategy), gain.clamp(LEAST_GAIN, 1.0));
             match report.outcomes.iter_mut().find(|outcome| outcome.strategy == strategy) {
@@ -158,7 +158,7 @@ impl Reporter {
                 }),
             }
         }
-        self.send(FromTrainer::Trial(report));
+        self.send_trial();
     }
 
     fn send_trial(&self) {

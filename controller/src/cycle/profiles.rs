@@ -62,12 +62,13 @@ fn by_selector(
     let mut of_selector: BTreeMap<Selector, Vec<ProfilePoint>> = BTreeMap::new();
     let mut unpriced: Vec<(Selector, ProfilePoint)> = Vec::new();
     for ((selector, ratio), point) in points {
-        // Shadows select for themselves. One rank that selects for all is known from the trial alone, which overrates it
-        // as it overrates the others.
-        let own = || points.get(&(selector.family.into(), *ratio));
+        // One rank that selects for all may be known from the trial alone (gradients on a device have no other shadow), which
+        // overrates it as it overrates the compressor that selects for itself.
+        let alone = || points.get(&(selector.family.into(), *ratio));
+        let live = || point.live.gain().map(|live| live.powf(alone().map_or(1.0, Point::trial_bias)));
         let gain = match selector.selection {
             None => point.own(),
-            Some(_) => point.live.gain().map(|live| live.powf(own().map_or(1.0, Point::trial_bias))),
+            Some(_) => point.shadow.gain().or_else(live),
         };
         let Some(priced) = gain.and_then(|gain| point.at(f64::from_bits(*ratio), gain)) else { continue };
         if point.live.weight > 0.0 {
@@ -174,17 +175,22 @@ mod tests {
         let mut reports = [report(1, 0, 0.64)];
         let mut for_all = reports[0].outcomes[0].clone();
         for_all.strategy = "topk@0.1/art-ring:star".parse::<Strategy>().unwrap().into();
-        (for_all.gain, for_all.shadow_gain) = (0.5, Some(0.8 * 0.8 * 0.64));
+        (for_all.gain, for_all.shadow_gain) = (0.5, None);
         reports[0].outcomes[0].shadow_gain = Some(0.64 * 0.64);
         reports[0].outcomes.push(for_all);
-        let profiles = of(&[trial(1, "done")], &reports, 1_000);
-        let gain = |selector: &str| {
-            let profile: &Profile = &profiles.by_selector[&selector.parse().unwrap()];
-            profile.points().iter().find(|p| p.cr.get() == 0.1).unwrap().gain.get()
+        let gains = |reports: &[TrialReportRow]| {
+            let profiles = of(&[trial(1, "done")], reports, 1_000);
+            assert_eq!(profiles.by_selector.len(), 2);
+            ["topk", "topk:star"].map(|selector| {
+                let profile: &Profile = &profiles.by_selector[&selector.parse().unwrap()];
+                profile.points().iter().find(|p| p.cr.get() == 0.1).unwrap().gain.get()
+            })
         };
+        let near = |gains: [f64; 2], expected: [f64; 2]| (0..2).all(|i| (gains[i] - expected[i]).abs() < 1e-12);
         // The shadow says that the trial overrates by a power of two.
-        assert!((gain("topk") - 0.64 * 0.64).abs() < 1e-12 && (gain("topk:star") - 0.25).abs() < 1e-12);
-        assert_eq!(profiles.by_selector.len(), 2);
+        assert!(near(gains(&reports), [0.64 * 0.64, 0.25]));
+        reports[0].outcomes.last_mut().unwrap().shadow_gain = Some(0.3);
+        assert!(near(gains(&reports), [0.64 * 0.64, 0.3]), "its own shadow counts");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::state::{StepOutcome, Training};
 use anyhow::{Context, Result};
 use flexcomm_compression::Build;
 use flexcomm_domain::{JobId, Rank, Strategy};
-use flexcomm_exchange::Shadows;
+use flexcomm_exchange::{LeaderShadows, Shadows};
 use flexcomm_trainer::{AbortCause, Answer, Change, Control, Offer, Reporter, Tick, Trial, TrialPlan, Verdict};
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -40,12 +40,16 @@ pub struct Job {
     pub reporter: Reporter,
     /// What other candidates would keep.
     pub shadows: Shadows,
+    /// The same of AR-Topk, over all ranks; rank 0 knows it.
+    pub leader_shadows: LeaderShadows,
     /// Parameter hashes.
     pub hashes: HashLog,
     /// N.
     pub world: u32,
     /// On rank 0: the message that was broadcast last, until it is due.
     pub message: Vec<u8>,
+    /// On rank 0: its own sample for AR-Topk's shadows, until the others' are there.
+    pub sample: Vec<u8>,
     /// Where progress goes, a line an epoch; rank 0 only.
     pub progress: Box<dyn Write + Send>,
 }
@@ -114,6 +118,7 @@ impl Job {
                 _ => self.after_step(&tick, &outcome, &mut epoch, ended)?,
             }
             let answers = self.collect(verdict).context("agree with the other ranks")?;
+            self.collect_samples().context("gather samples of the gradients")?;
             match self.control.finish(began.elapsed(), &answers) {
                 Change::None => {}
                 Change::Switched(in_force) => {
@@ -144,6 +149,39 @@ impl Job {
             self.message = self.control.message();
             mesh.post(&self.message);
         }
+        self.post_sample();
+    }
+
+    fn post_sample(&mut self) {
+        let Some(number) = self.control.sample() else { return };
+        if number == 0 {
+            self.leader_shadows.observe_residual(self.training.exchanged().1);
+        }
+        let sample = self.leader_shadows.sample();
+        match self.rank {
+            Rank(0) => self.sample = sample,
+            _ => self.training.sync().exchanger().mesh_mut().post_to(Rank(0), sample),
+        }
+    }
+
+    /// On rank 0: all ranks' samples of this tick, where they send any.
+    fn collect_samples(&mut self) -> Result<()> {
+        if self.rank != Rank(0) || self.control.sample().is_none() {
+            return Ok(());
+        }
+        let mut rows = vec![std::mem::take(&mut self.sample)];
+        let mesh = self.training.sync().exchanger().mesh_mut();
+        for rank in 1..self.world {
+            rows.push(mesh.collect(Rank(rank))?);
+        }
+        let layout = self.training.exchanged().1.params();
+        if let Err(error) = self.leader_shadows.receive(&rows, || vec![layout.to_vec()]) {
+            tracing::warn!(%error, "the shadow trials of AR-Topk are dropped");
+        }
+        if !self.control.is_sampled() {
+            self.reporter.shadows(&self.leader_shadows.finish());
+        }
+        Ok(())
     }
 
     /// Takes in what the control group has sent by the end of a tick: the message that is due (rank 0 has its own), and all ranks'
@@ -234,6 +272,9 @@ impl Job {
     /// After a step's exchange: they begin with the residual that it left, and the next gradient is the first that they see.
     fn observe_shadows(&mut self) {
         let (gradient, bucket) = self.training.exchanged();
+        if self.control.is_sampled() {
+            self.leader_shadows.observe(bucket.params(), gradient);
+        }
         let observed = match self.shadows.begin(0, bucket) {
             Ok(true) => return,
             Ok(false) => self.shadows.observe(0, bucket, gradient),
@@ -278,6 +319,7 @@ impl Job {
     fn start_trial(&mut self, plan: TrialPlan, now: Duration) -> Result<Running> {
         tracing::info!(trial = plan.id, candidates = plan.candidates.len(), "live trial");
         self.shadows.watch(&plan.candidates);
+        self.leader_shadows.watch(&plan.candidates);
         let Ok(averages) = Trial::start(plan, &mut self.training, now);
         Ok(Running { averages, finite: true })
     }

@@ -23,7 +23,7 @@ use anyhow::{Context, Result, bail, ensure};
 use exchange::Exchanger;
 use flexcomm_compression::Build;
 use flexcomm_domain::{Digest, JobId, Rank, Seconds, Strategy};
-use flexcomm_exchange::Shadows;
+use flexcomm_exchange::{LeaderShadows, Shadows};
 use flexcomm_trainer::{Agreement, Client, Control, Reporter};
 use job::{Job, Length};
 use mesh::{Mesh, MeshConfig};
@@ -198,6 +198,8 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
         held_out: data.held_out,
         reporter,
         shadows: Shadows::new(Shadows::SHARE, args.seed),
+        leader_shadows: LeaderShadows::new(&shape.params()),
+        sample: Vec::new(),
         hashes,
         world: world as u32,
         message: Vec::new(),

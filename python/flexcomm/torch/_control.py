@@ -54,9 +54,12 @@ class Control:
         weakref.finalize(self, self._group.clear)
         self._root = dist.BroadcastOptions()
         self._root.rootRank = 0
+        self._to_rank_0 = dist.GatherOptions()
+        self._to_rank_0.rootRank = 0
         self._message = torch.zeros(_core.CONTROL_BYTES, dtype=torch.uint8)
         self._broadcast: dist.Work | None = None
         self._gathering: tuple[dist.Work, torch.Tensor] | None = None
+        self._samples: tuple[dist.Work, torch.Tensor] | None = None
         self._broken: Exception | None = None
 
     def begin(self) -> None:
@@ -70,6 +73,9 @@ class Control:
             self._broadcast = self._group[0].broadcast([self._message], self._root)
         if answer is not None:
             self._gathering = self._launch(answer)
+        sample = self._core.sample()
+        if sample is not None:
+            self._samples = self._send(sample)
 
     def end(self) -> list[bytes]:
         """Ends a step: takes in what is due, before the core's. What all ranks have said of themselves, where that was
@@ -81,6 +87,11 @@ class Control:
             self._broadcast.wait()
             self._broadcast = None
             self._core.take_control(self._place())
+        samples, self._samples = self._samples, None
+        if samples is not None:
+            samples[0].wait()
+            if self._group[0].rank() == 0:
+                self._core.take_samples([part.numpy().tobytes() for part in samples[1]])
         gathering, self._gathering = self._gathering, None
         return [] if gathering is None else self._arrived(gathering)
 
@@ -100,7 +111,7 @@ class Control:
 
     def close(self) -> None:
         """Waits for what is under way: the process could not end in order beside it."""
-        under_way = [self._broadcast, self._gathering and self._gathering[0]]
+        under_way = [self._broadcast, self._gathering and self._gathering[0], self._samples and self._samples[0]]
         try:
             for work in under_way:
                 if work is not None:
@@ -116,7 +127,15 @@ class Control:
         sent = torch.frombuffer(bytearray(own), dtype=torch.uint8)
         return self._group[0].allgather([list(arrived)], [sent]), arrived
 
+    def _send(self, own: bytes) -> tuple[dist.Work, torch.Tensor]:
+        """To rank 0, which gets what every rank sends, in rank order."""
+        sent = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        if self._group[0].rank() != 0:
+            return self._group[0].gather([], [sent], self._to_rank_0), sent
+        arrived = torch.empty(self._world, len(own), dtype=torch.uint8)
+        return self._group[0].gather([list(arrived)], [sent], self._to_rank_0), arrived
+
     def _arrived(self, gathering: tuple[dist.Work, torch.Tensor]) -> list[bytes]:
         work, arrived = gathering
         work.wait()
-        return [bytes(part.tolist()) for part in arrived]
+        return [part.numpy().tobytes() for part in arrived]

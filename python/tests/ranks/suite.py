@@ -74,7 +74,13 @@ class Job:
                 self.train(MOST, lambda version=version: self.session.version == version)
             if tried:
                 self.train(MOST, lambda tried=tried: tried["id"] in [t["id"] for t in self.agent.of_kind("trial")])
+                self.train(MOST, lambda tried=tried: not tried.get("shadows") or self.has_shadows(tried["id"]))
             self.train(ON)
+
+    def has_shadows(self, number: int) -> bool:
+        """Whether rank 0 has reported what the shadow trials of all that compresses found."""
+        outcomes = [report for report in self.agent.of_kind("trial") if report["id"] == number][-1]["outcomes"]
+        return all("shadow_gain" in o for o in outcomes if not o["strategy"].startswith("none"))
 
     def close(self) -> list[tuple[str, int, str]]:
         self.batches.close()

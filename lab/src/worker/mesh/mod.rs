@@ -225,7 +225,12 @@ impl Mesh {
     /// Sends something of the control group to every other rank, with the next round.
     pub fn post(&mut self, body: &[u8]) {
         let ranks: Vec<Rank> = self.peers.iter().flatten().map(|peer| peer.rank).collect();
-        self.posted.extend(ranks.into_iter().map(|rank| Outgoing::control(rank, body.to_vec())));
+        ranks.into_iter().for_each(|rank| self.post_to(rank, body.to_vec()));
+    }
+
+    /// As [`Self::post`], to one rank.
+    pub fn post_to(&mut self, rank: Rank, body: Vec<u8>) {
+        self.posted.push(Outgoing::control(rank, body));
     }
 
     /// The next thing of the control group that a rank has sent; waits for it.
