@@ -147,7 +147,12 @@ impl Reporter {
         for (strategy, gain) in gains {
             let (strategy, gain) = (StrategyWire::from(*strategy), gain.clamp(LEAST_GAIN, 1.0));
             match report.outcomes.iter_mut().find(|outcome| outcome.strategy == strategy) {
-                Some(outcome) => outcome.shadow_gain = Some(gain),
+                Some(outcome) => {
+                    outcome.shadow_gain = Some(gain);
+                    if outcome.iterations == 0 {
+                        outcome.gain = gain;
+                    }
+                }
                 None => report.outcomes.push(TrialOutcome {
                     strategy,
                     gain,
@@ -259,7 +264,8 @@ mod tests {
             let outcomes = vec![outcome];
             reporter.trial(TrialReport { job, rank: 2, id: 7, outcomes, aborted: None, cost_us: 9.0 });
             reporter.shadows(&[(ran, 0.5), (only, 0.0)]);
-            reporter.shadows(&[(ran, 0.4), (only, 2.0)]);
+            reporter.shadows(&[(only, 2.0)]);
+            reporter.shadows(&[(ran, 0.4)]);
             reporter.forget_trial();
             reporter.shadows(&[(ran, 0.3)]);
         });
@@ -276,6 +282,7 @@ mod tests {
                 (6, vec![]),
                 (7, vec![(0.6, None, 10)]),
                 (7, vec![(0.6, Some(0.5), 10), (LEAST_GAIN, Some(LEAST_GAIN), 0)]),
+                (7, vec![(0.6, Some(0.5), 10), (1.0, Some(1.0), 0)]),
                 (7, vec![(0.6, Some(0.4), 10), (1.0, Some(1.0), 0)]),
             ]
         );
