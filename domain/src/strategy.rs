@@ -104,7 +104,8 @@ named_enum!(
 /// A compressor and a collective that fit together.
 ///
 /// Its canonical text is `SPEC/COLLECTIVE`, and `SPEC/COLLECTIVE:SELECTION` for AR-Topk: `none/dense-ring`,
-/// `fp16/dense-tree`, `topk(k=0.01)+ef(vanilla)/art-ring:star`. Texts and JSON objects of releases before 0.2
+/// `fp16/dense-tree`, `topk(k=0.01)+ef(vanilla)/art-ring:star`. A compressor alone takes the collective that is [`Self::usual`] for
+/// it. Texts and JSON objects of releases before 0.2
 /// (`topk@0.01/allgather`, which had error feedback without saying so) are read, too.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Strategy {
@@ -223,7 +224,7 @@ impl fmt::Display for Strategy {
     }
 }
 
-const FORM: &str = "COMPRESSOR[+PARTS]/COLLECTIVE[:SELECTION], for example topk(k=0.01)+ef(vanilla)/art-ring:star";
+const FORM: &str = "COMPRESSOR[+PARTS][/COLLECTIVE[:SELECTION]], for example topk(k=0.01)+ef(vanilla)/art-ring:star";
 
 fn not_read(error: SpecError) -> Invalid {
     Invalid::Combination(format!("failed to {error}"))
@@ -256,17 +257,18 @@ impl FromStr for Strategy {
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let bad = || Invalid::text("strategy", text, FORM);
         // Releases before 0.2 kept what a user had named so.
-        let (compressor, how) = match text.rsplit_once(" over ") {
-            Some(parts) => parts,
-            None => text.rsplit_once('/').ok_or_else(bad)?,
-        };
-        let (collective, selection) = match how.split_once(':') {
-            Some((collective, selection)) => (collective, Some(selection.parse()?)),
-            None => (how, None),
+        let (compressor, how) = match text.rsplit_once(" over ").or_else(|| text.rsplit_once('/')) {
+            Some((compressor, how)) => (compressor, Some(how)),
+            None => (text, None),
         };
         let spec = match compressor.split_once('@') {
             Some((name, cr)) => spec_before(name, cr).ok_or_else(bad)??,
             None => spec(compressor)?,
+        };
+        let Some(how) = how else { return Self::usual(spec) };
+        let (collective, selection) = match how.split_once(':') {
+            Some((collective, selection)) => (collective, Some(selection.parse()?)),
+            None => (how, None),
         };
         Self::new(spec, collective.parse()?, selection)
     }
@@ -392,7 +394,7 @@ mod tests {
             ("topk(k=0.1)/allgather:star", "worker selection"),
             ("lwtopk(k=0.1)/art-tree:var", "whole gradient"),
             ("qsgd(s=4)/art-ring:star", "selects k values"),
-            ("topk(k=0.1)", "COMPRESSOR"),
+            ("topk@0,1", "COMPRESSOR"),
             ("topkk(k=0.1)/allgather", "did you mean topk?"),
             ("topk(k=0.1)/allgathr", "allgather"),
             ("topk(k=0)/allgather", "above 0"),
@@ -404,8 +406,11 @@ mod tests {
     }
 
     #[test]
-    fn texts_of_before_are_read() {
+    fn texts_of_before_and_compressors_alone_are_read() {
         for (before, now) in [
+            ("topk(k=0.1)+ef", "topk(k=0.1)+ef(vanilla)/allgather"),
+            ("fp16", "fp16/dense-ring"),
+            ("topk@0.1", "topk(k=0.1)+ef(vanilla)/allgather"),
             ("none@1/dense-ring", "none/dense-ring"),
             ("none@1/dense-tree", "none/dense-tree"),
             ("topk@0.01/art-ring:star", "topk(k=0.01)+ef(vanilla)/art-ring:star"),

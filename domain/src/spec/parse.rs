@@ -8,6 +8,9 @@ use std::str::FromStr;
 /// Longest text that is read.
 const MOST_BYTES: usize = 4096;
 
+/// The memory of `+ef` without a name.
+const USUAL_MEMORY: &str = "vanilla";
+
 /// `name(word, key=value, ...)` as written.
 struct Term<'a> {
     name: &'a str,
@@ -79,6 +82,9 @@ impl FromStr for CompressorSpec {
     fn from_str(text: &str) -> Result<Self, SpecError> {
         if text.len() > MOST_BYTES {
             return Err(syntax(text, text, "at most 4096 bytes"));
+        }
+        if let Some(collective) = text.find('/') {
+            return Err(syntax(text, &text[collective..], "a compressor alone, without a collective"));
         }
         let terms = terms(text)?;
         let (codec, parts) = terms.split_first().ok_or_else(|| syntax(text, text, "a compressor"))?;
@@ -205,7 +211,7 @@ impl CompressorSpec {
     }
 
     fn apply_memory(&mut self, part: &Term<'_>) -> Result<&'static str, SpecError> {
-        let name = part.word.unwrap_or_default();
+        let name = part.word.unwrap_or(USUAL_MEMORY);
         let memory = MEMORIES.iter().find(|m| m.name == name);
         let unknown = || SpecError::unknown("error feedback", name, MEMORIES.iter().map(|m| m.name));
         let memory = memory.ok_or_else(unknown)?;
@@ -227,6 +233,7 @@ mod tests {
         for (text, canonical) in [
             ("topk(k=0.01)", "topk(k=0.01)"),
             (" topk( k = 1e-2 ) + ef( vanilla ) ", "topk(k=0.01)+ef(vanilla)"),
+            ("topk(0.01)+ef", "topk(k=0.01)+ef(vanilla)"),
             (
                 "topk(k=3)+nesterov(mu=0.9)+ef(vanilla,beta=1,gamma=0.5)",
                 "topk(k=3)+ef(vanilla,gamma=0.5)+nesterov(mu=0.9)",
