@@ -170,8 +170,8 @@ async fn recover_links(config: &Config) {
             for interface in found.restored {
                 tracing::warn!(interface, "a link that an earlier agent had shaped was put back");
             }
-            for reason in found.set_aside {
-                tracing::warn!(reason, "a journal of tc was set aside");
+            for reason in found.rejected {
+                tracing::warn!(reason, "a journal of tc was rejected");
             }
         }
         // Shaping will say so again when it is asked for; all else works without.

@@ -71,14 +71,14 @@ metrics! {
     counter spool_refused_total,
     /// Reports for which a trainer's connection waited: the spool had no room for what may not be dropped.
     counter spool_waits_total,
-    /// Bytes set aside at start because their checksum was wrong.
+    /// Bytes rejected at start because their checksum was wrong.
     counter spool_corrupt_bytes_total,
     /// Reports that could not be written to the spool.
     counter spool_errors_total,
     /// Reports that the controller has stored.
     counter reports_delivered_total,
-    /// Reports that the controller set aside as invalid.
-    counter reports_set_aside_total,
+    /// Reports that the controller rejected as invalid.
+    counter reports_rejected_total,
     /// Echo requests that were answered.
     counter echo_answered_total,
     /// Echo requests that were given up.
@@ -95,14 +95,14 @@ metrics! {
     counter trace_errors_total,
     /// Passive samples taken in.
     counter passive_samples_total,
-    /// Passive samples from unknown peers or with absurd values, set aside.
-    counter passive_set_aside_total,
+    /// Passive samples from unknown peers or with absurd values, rejected.
+    counter passive_rejected_total,
     /// Trainers connected now.
     gauge trainers,
     /// Trainers' connections that were refused or closed for a bad line.
     counter trainers_refused_total,
-    /// Trainers' reports with absurd values, set aside.
-    counter trainer_reports_set_aside_total,
+    /// Trainers' reports with absurd values, rejected.
+    counter trainer_reports_rejected_total,
     /// Jobs of which orders are kept.
     gauge jobs,
     /// Orders that could not be kept or sent: too many jobs, too long, or a full disk.

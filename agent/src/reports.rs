@@ -145,7 +145,7 @@ impl ReportLog {
         self.lock().batch(most, most_bytes)
     }
 
-    /// Up to `seq` all is stored or was set aside. Touches the disk.
+    /// Up to `seq` all is stored or was rejected. Touches the disk.
     pub(crate) fn ack(&self, seq: u64) -> Result<(), SpoolError> {
         let done = self.lock().ack(seq);
         self.show();

@@ -107,7 +107,7 @@ fn kill_once(net: &Net, delay: Duration) -> String {
 fn wait_for_no_journal(net: &Net) {
     let start = Instant::now();
     while net.journals() > 0 {
-        assert!(start.elapsed() < tc_common::PATIENCE, "the journal is still there");
+        assert!(start.elapsed() < tc_common::TIMEOUT, "the journal is still there");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -24,7 +24,7 @@ fn shaped(net: &Net) -> Helper {
 fn no_journal(net: &Net) {
     let start = Instant::now();
     while net.journals() > 0 {
-        assert!(start.elapsed() < tc_common::PATIENCE, "the journal is still there");
+        assert!(start.elapsed() < tc_common::TIMEOUT, "the journal is still there");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -291,7 +291,7 @@ fn a_killed_guardian_is_replaced() {
         if let Some(new) = new.filter(|new| nix::unistd::getsid(Some(*new)) == Ok(*new)) {
             break new;
         }
-        assert!(start.elapsed() < tc_common::PATIENCE, "no new guardian");
+        assert!(start.elapsed() < tc_common::TIMEOUT, "no new guardian");
         std::thread::sleep(Duration::from_millis(20));
     };
     assert_eq!(net.tree(), tree, "the link stays shaped meanwhile");
@@ -321,14 +321,14 @@ fn a_lease_that_runs_out_restores() {
         let error = loop {
             match shaper.renew() {
                 Err(error) => break error,
-                Ok(()) => assert!(start.elapsed() < tc_common::PATIENCE, "the loss is never told"),
+                Ok(()) => assert!(start.elapsed() < tc_common::TIMEOUT, "the loss is never told"),
             }
         };
         assert!(matches!(&error, ShapeError::LeaseLost { ifaces } if ifaces == &["v0"]), "{error}");
         // The guardian that took the lease lets go of its lock a moment after the link is back.
         let mut again = || shaper.apply("v0", &shape(0.0, 0.0, 0.0, 100.0));
         while let Err(error) = again() {
-            assert!(matches!(error, ShapeError::Owned { .. }) && start.elapsed() < tc_common::PATIENCE, "{error}");
+            assert!(matches!(error, ShapeError::Owned { .. }) && start.elapsed() < tc_common::TIMEOUT, "{error}");
         }
     });
     assert!(net.back_within(&before).is_some(), "{}", net.tree());
@@ -383,7 +383,7 @@ fn an_unreadable_journal_is_kept() {
     for (text, why) in [("{\"version\":9}", "has version 9"), ("{\"versi", "not a journal")] {
         std::fs::write(&path, text).unwrap();
         let recovered = net.within(|| tc::recover(net.state.path()).unwrap());
-        assert!(recovered.restored.is_empty() && recovered.set_aside[0].contains(why), "{recovered:?}");
+        assert!(recovered.restored.is_empty() && recovered.rejected[0].contains(why), "{recovered:?}");
         let error = net.within(|| {
             Shaper::new(net.config()).unwrap().apply("v0", &shape(0.0, 0.0, 0.0, 9.0)).unwrap_err().to_string()
         });
@@ -395,7 +395,7 @@ fn an_unreadable_journal_is_kept() {
 
 /// A journal of another namespace speaks of another `v0`: this one is left alone.
 #[test]
-fn a_journal_from_another_namespace_is_set_aside() {
+fn a_journal_from_another_namespace_is_rejected() {
     if skip() {
         return;
     }
@@ -405,7 +405,7 @@ fn a_journal_from_another_namespace_is_set_aside() {
     let shaped = net.tree();
     let other = Net::new();
     let recovered = other.within(|| tc::recover(net.state.path()).unwrap());
-    assert!(recovered.restored.is_empty() && recovered.set_aside[0].contains("another network namespace"));
+    assert!(recovered.restored.is_empty() && recovered.rejected[0].contains("another network namespace"));
     assert_eq!(net.tree(), shaped);
     let recovered = net.within(|| tc::recover(net.state.path()).unwrap());
     assert_eq!(recovered.restored, ["v0"]);

@@ -25,7 +25,7 @@ enum Lab {
     /// Needs root. On a kernel without netem it runs inside user-mode Linux by itself. Everything it makes
     /// (namespaces, devices, processes) is gone when it ends, whichever way it ends.
     ///
-    /// The planner is less patient than by default and probes may take 20 % of a link, not 1 %: links are scaled down,
+    /// The planner decides sooner than by default and probes may take 20 % of a link, not 1 %: links are scaled down,
     /// tests are not, and a phase lasts a minute.
     Up(Box<Up>),
     /// One training process (rank) of a data-parallel job, as the lab runs on each of its nodes.
@@ -186,7 +186,7 @@ fn run_up(up: Up) -> Result<()> {
         bad_argument!("--out {}: a lab that is running writes there, choose another", out.display());
     }
     println!("flexcomm lab: logs and results in {}", plan.out.display());
-    println!("{}", flexcomm_lab::inside::IMPATIENT);
+    println!("{}", flexcomm_lab::inside::LAB_SETTINGS);
     println!("page: http://{}/   REST: http://{}/api/v1/jobs/lab/decision   (Ctrl-C ends)", lab.listen, lab.listen);
     lab.run(plan, || stop.load(Ordering::Relaxed), |line| println!("{line}"))?;
     Ok(())

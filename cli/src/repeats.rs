@@ -224,7 +224,7 @@ mod tests {
         let lines = logged(|| {
             for i in 0..40 {
                 tracing::warn!(error = %format_args!("{i} bytes are left"), seq = i, "failed to write");
-                tracing::warn!(why = format!("step {i} is behind {}", i + 1), count = i, "set aside");
+                tracing::warn!(why = format!("step {i} is behind {}", i + 1), count = i, "rejected");
             }
         });
         assert_eq!(lines.len(), 2, "{lines:#?}");

@@ -180,14 +180,14 @@ fn an_agent_takes_all(stderr_is_open: bool) {
     assert!(matches!(welcome, ToTrainer::Welcome { .. }), "{welcome:?}");
     let orders = trainer.answer();
     assert!(matches!(orders, ToTrainer::Orders(_)), "{orders:?}");
-    // A report without steps is set aside with a warning; the connection goes on.
+    // A report without steps is rejected with a warning; the connection goes on.
     let strategy = Strategy::DENSE_RING.into();
     let empty = FromTrainer::Steps(StepsReport { job, rank: 0, version: 0, strategy, steps: vec![] });
     let sent = (0..MESSAGES).take_while(|_| trainer.send(&empty).is_ok()).count();
     assert_eq!(sent as u64, MESSAGES, "messages sent");
     until("all messages are taken", || {
         let metrics = get(metrics_at, "/metrics")?;
-        (value(&metrics, "flexcomm_agent_trainer_reports_set_aside_total") == MESSAGES as f64).then_some(())
+        (value(&metrics, "flexcomm_agent_trainer_reports_rejected_total") == MESSAGES as f64).then_some(())
     });
     // Other trainers come and go. A cause is written once a minute, so that lines which wait for a full pipe stay few: none is
     // dropped. Into a closed one every line is.

@@ -176,8 +176,8 @@ impl App {
     }
 
     /// How long confidence in a bandwidth lasts, in seconds.
-    pub fn patience_s(&self) -> f64 {
-        self.scheduler().patience_s()
+    pub fn time_constant_s(&self) -> f64 {
+        self.scheduler().time_constant_s()
     }
 
     /// The throughput tests.

@@ -62,7 +62,7 @@ const BELIEVED: f64 = 2.0;
 const ROUNDS: f64 = 6.0;
 
 /// However long a round takes, a bandwidth of an hour ago is hardly more than a guess, in seconds.
-const MOST_PATIENCE_S: f64 = 3600.0;
+const MOST_TIME_CONSTANT_S: f64 = 3600.0;
 
 /// What a node's test takes until the next can begin, about, in seconds.
 const TEST_TAKES_S: f64 = 1.5;
@@ -171,8 +171,8 @@ pub struct Scheduler {
     overdue: BTreeMap<u64, Active>,
     past: BTreeMap<Pair, Past>,
     accounts: BTreeMap<NodeName, Account>,
-    patience_s: f64,
-    patience_at: Timestamp,
+    time_constant_s: f64,
+    time_constant_at: Timestamp,
 }
 
 impl Scheduler {
@@ -180,7 +180,7 @@ impl Scheduler {
     pub fn new(config: RawProbes, first_id: u64) -> Self {
         let rules = ShareRules::new(config.budget_share, MAX_TEST_S);
         let (active, overdue, past, accounts) = Default::default();
-        let patience_s = BANDWIDTH_CONFIDENCE_AGE_S;
+        let time_constant_s = BANDWIDTH_CONFIDENCE_AGE_S;
         Self {
             config,
             rules,
@@ -189,8 +189,8 @@ impl Scheduler {
             overdue,
             past,
             accounts,
-            patience_s,
-            patience_at: Timestamp(0),
+            time_constant_s,
+            time_constant_at: Timestamp(0),
         }
     }
 
@@ -260,8 +260,8 @@ impl Scheduler {
     }
 
     /// Seconds in which confidence in a bandwidth falls to 1/e: no link is doubted for waiting for its turn.
-    pub fn patience_s(&self) -> f64 {
-        self.patience_s
+    pub fn time_constant_s(&self) -> f64 {
+        self.time_constant_s
     }
 
     /// When a pair was tested last.
@@ -275,7 +275,7 @@ impl Scheduler {
         self.end_overdue(now, &live.iter().collect());
         self.grow(now, live, elsewhere);
         self.trust(now, known);
-        self.set_patience(now, ROUNDS * self.round_s(live, known, elsewhere));
+        self.set_time_constant(now, ROUNDS * self.round_s(live, known, elsewhere));
         let busy = self.active.iter().flat_map(|a| [a.from.clone(), a.grant.peer.clone()]);
         let mut taken: BTreeSet<NodeName> = busy.collect();
         for (pair, link) in self.due(now, live, known) {
@@ -292,10 +292,10 @@ impl Scheduler {
     }
 
     /// What was measured does not grow old faster than time passes, however fast a network or a cluster changes.
-    fn set_patience(&mut self, now: Timestamp, patience_s: f64) {
-        let left_s = self.patience_s - now.since(self.patience_at).get();
-        self.patience_s = patience_s.max(left_s).clamp(BANDWIDTH_CONFIDENCE_AGE_S, MOST_PATIENCE_S);
-        self.patience_at = now;
+    fn set_time_constant(&mut self, now: Timestamp, time_constant_s: f64) {
+        let left_s = self.time_constant_s - now.since(self.time_constant_at).get();
+        self.time_constant_s = time_constant_s.max(left_s).clamp(BANDWIDTH_CONFIDENCE_AGE_S, MOST_TIME_CONSTANT_S);
+        self.time_constant_at = now;
     }
 
     /// How long it takes until a node has had its turn with each other one, and has paid for it, where that takes longest,

@@ -74,8 +74,8 @@ fn far(tested_bps: f64, estimate_bps: f64) -> bool {
 }
 
 /// Puts estimates and tests together: a test that the estimator cannot know of counts (it ran from the other side). Ages grow with the
-/// controller's clock since the report arrived; with them confidence in bandwidths falls to 1/e within `patience_s`.
-pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp, patience_s: f64) -> LinkMap {
+/// controller's clock since the report arrived; with them confidence in bandwidths falls to 1/e within `time_constant_s`.
+pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp, time_constant_s: f64) -> LinkMap {
     let tests = weighed(tests.to_vec(), links, now);
     let tests: BTreeMap<_, _> = tests.iter().map(|t| ((&t.src, &t.dst), t)).collect();
     let view = |row: &LinkRow| {
@@ -89,13 +89,13 @@ pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp, patience_s: f
             loss_out: row.report.loss_out,
             loss_back: row.report.loss_back,
             latency_confidence: row.report.latency_confidence,
-            bandwidth_confidence: aged(&row.report, waited_ms, patience_s),
+            bandwidth_confidence: aged(&row.report, waited_ms, time_constant_s),
             latency_age_ms: row.report.latency_age_ms + waited_ms,
             bandwidth_age_ms: row.report.bandwidth_age_ms + waited_ms,
         };
         if let Some(test) = tests.get(&(&row.src, &row.dst)) {
             let test_age_ms = now.since(test.received).get() * 1e3;
-            let confidence = TEST_CONFIDENCE * (-test_age_ms * 1e-3 / patience_s).exp();
+            let confidence = TEST_CONFIDENCE * (-test_age_ms * 1e-3 / time_constant_s).exp();
             if view.bandwidth_bps.is_none() || test_age_ms + CLEARLY_NEWER_MS < view.bandwidth_age_ms {
                 view.bandwidth_bps = Some(test.bandwidth_bps);
                 view.bandwidth_age_ms = test_age_ms;
@@ -228,13 +228,13 @@ pub fn without_claims_of(links: &LinkMap, node: &NodeName) -> LinkMap {
 }
 
 /// What is left of a confidence that was reported `waited_ms` ago and had fallen with the age of its estimate then, when
-/// it is to fall to 1/e within `patience_s` instead of what agents take.
-fn aged(report: &LinkReport, waited_ms: f64, patience_s: f64) -> f64 {
+/// it is to fall to 1/e within `time_constant_s` instead of what agents take.
+fn aged(report: &LinkReport, waited_ms: f64, time_constant_s: f64) -> f64 {
     let age_ms = report.bandwidth_age_ms;
     // An age may be anything up to a year: the confidence then is nearly 0 whatever it began with.
     let fell = (age_ms * 1e-3 / BANDWIDTH_CONFIDENCE_AGE_S).min(MOST_AGED);
     let fresh = (report.bandwidth_confidence * fell.exp()).min(1.0);
-    fresh * (-(age_ms + waited_ms) * 1e-3 / patience_s).exp()
+    fresh * (-(age_ms + waited_ms) * 1e-3 / time_constant_s).exp()
 }
 
 /// Whether the newest test is far from the estimate: the link has changed, or the job took almost all of it.
@@ -512,8 +512,8 @@ pub(crate) mod tests {
         let mut old = row("a", "b", Some(1e9), 0);
         old.report.bandwidth_age_ms = 240_000.0;
         old.report.bandwidth_confidence = 0.9 * (-2.0f64).exp();
-        let shown = |row: &LinkRow, tests: &[TestRow], now_s: u64, patience_s| {
-            let map = merge(std::slice::from_ref(row), tests, Timestamp(now_s * 1_000_000), patience_s);
+        let shown = |row: &LinkRow, tests: &[TestRow], now_s: u64, time_constant_s| {
+            let map = merge(std::slice::from_ref(row), tests, Timestamp(now_s * 1_000_000), time_constant_s);
             map[&(node("a"), node("b"))].bandwidth_confidence
         };
         let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} instead of {b}");

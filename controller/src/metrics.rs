@@ -83,7 +83,7 @@ table! {
     /// Median relative error of the fitted cost model over its window.
     MODEL_ERROR = "flexcomm_model_median_error_ratio" ["backend", "collective"];
     /// Reports that were not stored, by reason.
-    SET_ASIDE = "flexcomm_set_aside_total" ["reason"];
+    REJECTED_REPORTS = "flexcomm_rejected_reports_total" ["reason"];
     /// Whether the store works.
     STORE_READY = "flexcomm_store_ready" [];
     /// Rows of the database whose checksum did not fit since the start; none of them is used.
@@ -232,11 +232,11 @@ mod tests {
         let counters = Counters::new();
         let mut scrape = Scrape::new(&counters).unwrap();
         scrape.set(NODE_LIVE, &["a"], 1.0).unwrap();
-        scrape.set(SET_ASIDE, &["malformed"], 3.0).unwrap();
+        scrape.set(REJECTED_REPORTS, &["malformed"], 3.0).unwrap();
         scrape.maybe(JOB_LOSS, &["j"], None).unwrap();
         let text = scrape.text().unwrap();
         assert!(text.contains("flexcomm_node_live{node=\"a\"} 1\n"), "{text}");
-        assert!(text.contains("# TYPE flexcomm_set_aside_total counter\n") && !text.contains("job_loss"));
+        assert!(text.contains("# TYPE flexcomm_rejected_reports_total counter\n") && !text.contains("job_loss"));
         assert!(scrape.set(NODE_LIVE, &["a", "b"], 1.0).is_err());
         assert!(!Scrape::new(&counters).unwrap().text().unwrap().contains("node_live"));
     }

@@ -1,6 +1,6 @@
 //! Which reports make sense: pure checks of what an agent sent, before anything is looked up.
 //!
-//! A report that fails is set aside with a [`Reason`], counted and acknowledged, so that the agent does not
+//! A report that fails is rejected with a [`Reason`], counted and acknowledged, so that the agent does not
 //! send it for ever; the others of its batch are stored.
 
 use flexcomm_domain::{Bandwidth, CodecBytes, Collective, Seconds, Strategy};
@@ -11,7 +11,7 @@ use flexcomm_wire::{
 
 use crate::limits::{MAX_INTEGER, MAX_LATENCY_S, MAX_MEASURED_S, MAX_TEXT, MAX_WORLD};
 
-/// Why a report was set aside; the label of `flexcomm_set_aside_total`.
+/// Why a report was rejected; the label of `flexcomm_rejected_reports_total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     /// Not a report of this protocol: a field is missing, of another type, or NaN (null in JSON).
@@ -74,24 +74,24 @@ impl Reason {
 
 /// A report that is not stored.
 #[derive(Debug, Clone, PartialEq)]
-pub struct SetAside {
+pub struct Rejected {
     /// Of which kind.
     pub reason: Reason,
     /// What was wrong with which value.
     pub detail: String,
 }
 
-impl SetAside {
+impl Rejected {
     /// With a detail in words.
     pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
         Self { reason, detail: detail.into() }
     }
 }
 
-type Checked = Result<(), SetAside>;
+type Checked = Result<(), Rejected>;
 
-fn bad(detail: String) -> SetAside {
-    SetAside::new(Reason::BadValue, detail)
+fn bad(detail: String) -> Rejected {
+    Rejected::new(Reason::BadValue, detail)
 }
 
 fn within(what: &str, value: f64, range: std::ops::RangeInclusive<f64>) -> Checked {
@@ -201,11 +201,11 @@ fn job_seen(r: &JobSeen) -> Checked {
 }
 
 /// What ran, checked.
-pub fn ran(report: &StepsReport) -> Result<Strategy, SetAside> {
+pub fn ran(report: &StepsReport) -> Result<Strategy, Rejected> {
     strategy(&report.strategy)
 }
 
-fn strategy(wire: &StrategyWire) -> Result<Strategy, SetAside> {
+fn strategy(wire: &StrategyWire) -> Result<Strategy, Rejected> {
     Strategy::try_from(wire).map_err(|e| bad(e.to_string()))
 }
 
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_without_a_known_collective_is_set_aside() {
+    fn a_job_without_a_known_collective_is_rejected() {
         let seen = |collectives: &[&str]| {
             ReportBody::JobSeen(JobSeen {
                 run: None,
@@ -377,7 +377,7 @@ mod tests {
     fn the_detail_names_value_and_range() {
         let report = LinkReport { loss_out: 1.5, ..link() };
         let refused = check(&ReportBody::Link(report)).unwrap_err();
-        assert_eq!(refused, SetAside::new(Reason::BadValue, "loss_out is 1.5, allowed is 0 to 1"));
+        assert_eq!(refused, Rejected::new(Reason::BadValue, "loss_out is 1.5, allowed is 0 to 1"));
         let report = LinkReport { bandwidth_bps: Some(1.0), ..link() };
         assert!(check(&ReportBody::Link(report)).unwrap_err().detail.contains("1e3 to 1e14"));
     }

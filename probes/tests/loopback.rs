@@ -12,7 +12,7 @@ use flexcomm_probes::throughput::{Direction, Plan, Refusal};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn token() -> Token {
     Token::new("the token of the tests").unwrap()
@@ -31,7 +31,7 @@ fn collect(v6: bool, token_of_prober: &Token, enough: impl Fn(&EchoProber, Socke
     prober.set_peers(&[peer]);
     let (begin, mut samples) = (Instant::now(), 0);
     while !enough(&prober, peer, samples) {
-        assert!(begin.elapsed() < PATIENCE, "only {samples} samples");
+        assert!(begin.elapsed() < TIMEOUT, "only {samples} samples");
         while let Ok(event) = events.try_recv() {
             assert_eq!(event.peer, peer);
             samples += usize::from(event.sample.is_some());
@@ -112,7 +112,7 @@ fn a_second_session_is_refused_clearly_and_the_first_goes_on() {
         match measure_throughput(addr, &token(), &small) {
             Err(MeasureError::Refused(Refusal::Busy(ms))) => break ms,
             Err(error) => panic!("{error}"),
-            Ok(_) => assert!(begin.elapsed() < PATIENCE, "never busy"),
+            Ok(_) => assert!(begin.elapsed() < TIMEOUT, "never busy"),
         }
     };
     assert!(refused > 0);
@@ -156,7 +156,7 @@ fn a_connection_without_the_token_is_closed() {
     use std::io::Read;
     let server = ThroughputServer::spawn(any(false), &token()).unwrap();
     let mut socket = std::net::TcpStream::connect(server.local_addr()).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut got = Vec::new();
     socket.read_to_end(&mut got).unwrap();
     assert!(!got.is_empty(), "a challenge comes first");

@@ -31,5 +31,5 @@ def test_steps_under_a_text_are_shown_with_their_costs(seen):
             assert 0.5 < interval["bytes_sent"] / rank["sent"] < 2
             # No model knows it.
             assert interval["predicted_sync_us"] is None and not interval["settled"]
-        assert rank["job"]["comp_us"] > 0 and rank["set aside"] == []
+        assert rank["job"]["comp_us"] > 0 and rank["rejected"] == []
         assert all(c["samples"] == 0 for c in rank["coefficients"]), rank["coefficients"]

@@ -540,7 +540,7 @@ mod tests {
             agent.lines.get_mut().write_all(bad.as_bytes()).unwrap();
         }
         agent.answer(&ToTrainer::Orders(orders(2)));
-        assert_eq!((ordered(&client), client.orders().set_aside()), (Some(2), 3));
+        assert_eq!((ordered(&client), client.orders().rejected()), (Some(2), 3));
 
         drop(agent);
         drop(client.shared.wait(SOON, |state| !state.connected));
@@ -570,7 +570,7 @@ mod tests {
         assert!(matches!(end(""), End::Lost(error) if error.to_string().contains("closed")));
         assert!(matches!(end("half a line"), End::Lost(error) if error.to_string().contains("closed")));
         assert!(matches!(end(&"x".repeat(MAX_LINE + 2)), End::Lost(error) if error.to_string().contains("more than")));
-        assert_eq!(slot.set_aside(), 0);
+        assert_eq!(slot.rejected(), 0);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! A job's newest orders, between the thread that reads the agent's socket and the one that trains. To ask whether there
-//! are new ones costs the latter one atomic load. What is not valid is set aside with a line in the log, and training
+//! are new ones costs the latter one atomic load. What is not valid is rejected with a line in the log, and training
 //! goes on as before.
 
 use crate::message::TrialPlan;
@@ -25,14 +25,14 @@ pub struct OrdersSlot {
     /// Whether `newest` was not taken yet; changes only while that is locked.
     fresh: AtomicBool,
     newest: Mutex<News>,
-    set_aside: AtomicU64,
+    rejected: AtomicU64,
 }
 
 impl OrdersSlot {
     /// Empty. What was decided for another run than `run` will not be followed.
     pub fn new(job: JobId, run: Option<RunId>) -> Self {
         let (fresh, newest) = (AtomicBool::new(false), Mutex::default());
-        Self { job, run, fresh, newest, set_aside: AtomicU64::new(0) }
+        Self { job, run, fresh, newest, rejected: AtomicU64::new(0) }
     }
 
     fn lock(&self) -> MutexGuard<'_, News> {
@@ -52,8 +52,8 @@ impl OrdersSlot {
     }
 
     /// How many orders were not valid so far.
-    pub fn set_aside(&self) -> u64 {
-        self.set_aside.load(Ordering::Relaxed)
+    pub fn rejected(&self) -> u64 {
+        self.rejected.load(Ordering::Relaxed)
     }
 
     /// Checks orders and replaces those of before by what is valid of them.
@@ -80,8 +80,8 @@ impl OrdersSlot {
 
     /// Counts orders, or a part of them, that cannot be followed.
     pub(crate) fn reject(&self, why: &dyn std::fmt::Display) {
-        self.set_aside.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(job = %self.job, %why, "orders are not valid and are set aside; training goes on as before");
+        self.rejected.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(job = %self.job, %why, "orders are not valid and are rejected; training goes on as before");
     }
 }
 
@@ -132,7 +132,7 @@ pub(crate) mod tests {
         slot.put(&orders(3));
         slot.put(&JobOrders { job: JobId::new("other").unwrap(), ..orders(4) });
         assert_eq!(version(slot.poll()), Some(3), "another job's orders replace none of ours");
-        assert_eq!(slot.set_aside(), 2);
+        assert_eq!(slot.rejected(), 2);
         slot.put(&orders(5));
         slot.put(&orders(6));
         assert_eq!((version(slot.poll()), slot.poll()), (Some(6), None), "the newest count");
@@ -152,7 +152,7 @@ pub(crate) mod tests {
             assert_eq!(news.trial.map(|t| t.id), followed, "{run:?}");
             assert_eq!(news.decision.map(|d| d.version.0), followed, "{run:?}");
         }
-        assert_eq!(slot.set_aside(), 0, "it is no fault");
+        assert_eq!(slot.rejected(), 0, "it is no fault");
     }
 
     #[test]
@@ -168,7 +168,7 @@ pub(crate) mod tests {
         both.trial.as_mut().unwrap().iterations = 0;
         slot.put(&both);
         assert_eq!(slot.poll(), Some(News::default()));
-        assert_eq!(slot.set_aside(), 3);
+        assert_eq!(slot.rejected(), 3);
     }
 
     /// The thread that trains looks while the other one puts.

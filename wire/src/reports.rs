@@ -65,10 +65,10 @@ pub struct ReportBatch {
 /// Answer to [`ReportBatch`]: what is on disk now.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReportAck {
-    /// Everything up to here is stored or was set aside as invalid; never send it again.
+    /// Everything up to here is stored or was rejected as invalid; never send it again.
     pub acked_seq: u64,
-    /// How many of this batch were set aside.
-    pub set_aside: u64,
+    /// How many of this batch were rejected.
+    pub rejected: u64,
     /// The first reason that is no refusal of a run: those are in `refused`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_reason: Option<String>,

@@ -280,7 +280,7 @@ impl Link {
     fn count_garbled(&self, error: &CallError) {
         if matches!(error, CallError::Garbled { .. }) {
             self.metrics.orders_invalid_total.inc();
-            tracing::warn!("orders were set aside: failed to {error}");
+            tracing::warn!("orders were rejected: failed to {error}");
         }
     }
 
@@ -326,15 +326,15 @@ impl Link {
         let (first, last) = (batch[0].seq, batch[batch.len() - 1].seq);
         match self.client.reports(self.instance.number, &payloads).await {
             Ok(ack) if ack.acked_seq >= first => {
-                self.metrics.reports_set_aside_total.inc_by(ack.set_aside);
+                self.metrics.reports_rejected_total.inc_by(ack.rejected);
                 // Why a run is refused is logged where its trainers are.
                 ack.refused.into_iter().for_each(|run| self.reconciler.refuse_run(run));
                 if let Some(reason) = ack.first_reason {
-                    tracing::warn!(count = ack.set_aside, reason, "the controller set reports aside");
+                    tracing::warn!(count = ack.rejected, reason, "the controller rejected reports");
                 }
                 let stored = ack.acked_seq.min(last);
                 let delivered = batch.iter().filter(|record| record.seq <= stored).count() as u64;
-                self.metrics.reports_delivered_total.inc_by(delivered.saturating_sub(ack.set_aside));
+                self.metrics.reports_delivered_total.inc_by(delivered.saturating_sub(ack.rejected));
                 self.reports.ack(stored).map_err(spool_error)
             }
             Ok(ack) => {
@@ -346,8 +346,8 @@ impl Link {
                     return Err(Undelivered::TooMuch);
                 }
                 // One report that the controller cannot even read must not hold up all others for ever.
-                tracing::error!(seq = first, "a report was set aside: failed to {error}");
-                self.metrics.reports_set_aside_total.inc();
+                tracing::error!(seq = first, "a report was rejected: failed to {error}");
+                self.metrics.reports_rejected_total.inc();
                 self.reports.ack(first).map_err(spool_error)
             }
             Err(error) => Err(Undelivered::Call(error)),

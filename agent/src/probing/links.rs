@@ -84,7 +84,7 @@ impl Links {
         if let Some(link) = link
             && let Err(error) = link.estimator.echo(at, rtt_s)
         {
-            tracing::debug!(peer = %link.peer.node, "echo set aside: {error}");
+            tracing::debug!(peer = %link.peer.node, "echo rejected: {error}");
         }
     }
 
@@ -110,7 +110,7 @@ impl Links {
         if let Some(link) = self.links.get_mut(node)
             && let Err(error) = link.estimator.throughput(at, bps)
         {
-            tracing::warn!(peer = %node, "throughput set aside: {error}");
+            tracing::warn!(peer = %node, "throughput rejected: {error}");
         }
     }
 
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_find_their_peer_and_strangers_are_set_aside() {
+    fn samples_find_their_peer_and_strangers_are_rejected() {
         let began = Instant::now();
         let mut links = Links::new(began);
         links.set_peers(&[peer("b", 1), peer("c", 2), peer("d", 2)]);

@@ -66,7 +66,7 @@ impl Passive {
     pub(crate) fn take(&self, peer: IpAddr, samples: &[(u64, f64)]) {
         let taken = lock(&self.links).transfers(peer, samples, Instant::now());
         self.metrics.passive_samples_total.inc_by(taken as u64);
-        self.metrics.passive_set_aside_total.inc_by((samples.len() - taken) as u64);
+        self.metrics.passive_rejected_total.inc_by((samples.len() - taken) as u64);
     }
 }
 

@@ -24,7 +24,7 @@ pub struct Recovered {
     /// Interfaces put back (or found as they were before, or gone).
     pub restored: Vec<String>,
     /// Journals that could not be used, each with the reason.
-    pub set_aside: Vec<String>,
+    pub rejected: Vec<String>,
 }
 
 /// Puts back what an agent that died left behind; call it at start, before the first [`super::Shaper::apply`].
@@ -51,7 +51,7 @@ pub(crate) fn recover_owned(state_dir: &Path) -> Result<Recovered, ShapeError> {
         match journal::read(&path) {
             Ok(None) => {}
             Ok(Some(journal)) if journal.boot == here.boot && journal.namespace != here.namespace => {
-                recovered.set_aside.extend(elsewhere(state_dir, &path, &journal)?);
+                recovered.rejected.extend(elsewhere(state_dir, &path, &journal)?);
             }
             Ok(Some(journal)) => {
                 // Qdiscs do not outlive a boot; only the file is left of an earlier one.
@@ -61,7 +61,7 @@ pub(crate) fn recover_owned(state_dir: &Path) -> Result<Recovered, ShapeError> {
                 journal::remove(state_dir, &path)?;
                 recovered.restored.push(journal.iface);
             }
-            Err(ShapeError::Journal { path, why }) => recovered.set_aside.push(format!("{}: {why}", path.display())),
+            Err(ShapeError::Journal { path, why }) => recovered.rejected.push(format!("{}: {why}", path.display())),
             Err(error) => return Err(error),
         }
     }

@@ -139,8 +139,8 @@ impl Shaper {
         if self.lock.is_none() {
             let lock = restore::own(&self.config.state_dir)?;
             let recovered = restore::recover_owned(&self.config.state_dir)?;
-            for why in &recovered.set_aside {
-                tracing::warn!("tc journal set aside: {why}");
+            for why in &recovered.rejected {
+                tracing::warn!("tc journal rejected: {why}");
             }
             self.lock = Some(lock);
         }

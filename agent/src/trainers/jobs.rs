@@ -1,6 +1,6 @@
 //! The orders of the jobs on this node, for the connections of their trainers, and the last decision of each on disk.
 
-use super::merge::{SetAside, merge};
+use super::merge::{Rejected, merge};
 use crate::files;
 use crate::metrics::Metrics;
 use crate::orders::MAX_JOBS;
@@ -94,7 +94,7 @@ impl Jobs {
                 Ok(decision) => found.push(JobOrders { job, decision: Some(decision), trial: None }),
                 Err(why) => {
                     self.metrics.decisions_invalid_total.inc();
-                    tracing::warn!(path = %path.display(), why, "a saved decision was set aside");
+                    tracing::warn!(path = %path.display(), why, "a saved decision was rejected");
                 }
             }
         }
@@ -150,8 +150,8 @@ impl Jobs {
         let (metrics, decisions) = (self.metrics.clone(), self.decisions.clone());
         let job = self.job(&new.job)?;
         job.gone_since = None;
-        let (merged, aside) = merge(&job.orders, job.last_trial, new);
-        for part in aside {
+        let (merged, rejected) = merge(&job.orders, job.last_trial, new);
+        for part in rejected {
             count(&metrics, &new.job, &part);
         }
         if merged == job.orders {
@@ -232,14 +232,14 @@ fn read_decision(path: &Path, job: &JobId) -> Result<DecisionOrder, String> {
     Ok(decision)
 }
 
-fn count(metrics: &Metrics, job: &JobId, part: &SetAside) {
+fn count(metrics: &Metrics, job: &JobId, part: &Rejected) {
     let (counter, why) = match part {
-        SetAside::StaleDecision(why) => (&metrics.decisions_stale_total, why),
-        SetAside::InvalidDecision(why) => (&metrics.decisions_invalid_total, why),
-        SetAside::Trial(why) => (&metrics.trials_ignored_total, why),
+        Rejected::StaleDecision(why) => (&metrics.decisions_stale_total, why),
+        Rejected::InvalidDecision(why) => (&metrics.decisions_invalid_total, why),
+        Rejected::Trial(why) => (&metrics.trials_ignored_total, why),
     };
     counter.inc();
-    tracing::warn!(%job, why, "a part of a job's orders was set aside");
+    tracing::warn!(%job, why, "a part of a job's orders was rejected");
 }
 
 #[cfg(test)]
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_saved_decisions_are_set_aside() {
+    fn damaged_saved_decisions_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let mut jobs = open(&dir);
         jobs.update(&orders(3)).unwrap();

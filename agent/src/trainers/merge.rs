@@ -11,7 +11,7 @@ const MAX_TRIAL_MS: u64 = 3_600_000;
 
 /// A part of new orders that was not taken over.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum SetAside {
+pub(crate) enum Rejected {
     /// Older than what trainers have, or another one of the same version.
     StaleDecision(String),
     /// Strategy or digest wrong.
@@ -22,30 +22,30 @@ pub(crate) enum SetAside {
 
 /// The orders to send: never an older decision, never an unchecked one. A decision that is missing from the new
 /// orders stays; a trial that is missing is over.
-pub(crate) fn merge(sent: &JobOrders, last_trial: u64, new: &JobOrders) -> (JobOrders, Vec<SetAside>) {
-    let mut aside = Vec::new();
+pub(crate) fn merge(sent: &JobOrders, last_trial: u64, new: &JobOrders) -> (JobOrders, Vec<Rejected>) {
+    let mut rejected = Vec::new();
     let mut merged = JobOrders { job: sent.job.clone(), decision: sent.decision.clone(), trial: None };
     if let Some(decision) = &new.decision {
         match newer(sent, decision) {
             Ok(true) => merged.decision = Some(shortened(decision)),
             Ok(false) => {}
-            Err(why) => aside.push(why),
+            Err(why) => rejected.push(why),
         }
     }
     if let Some(trial) = &new.trial {
         match check_trial(trial, last_trial) {
             Ok(()) => merged.trial = Some(trial.clone()),
             Err(why) => {
-                aside.push(SetAside::Trial(why));
+                rejected.push(Rejected::Trial(why));
                 merged.trial = sent.trial.clone();
             }
         }
     }
-    (merged, aside)
+    (merged, rejected)
 }
 
-fn newer(sent: &JobOrders, new: &DecisionOrder) -> Result<bool, SetAside> {
-    new.to_decision(&sent.job).map_err(|error| SetAside::InvalidDecision(error.to_string()))?;
+fn newer(sent: &JobOrders, new: &DecisionOrder) -> Result<bool, Rejected> {
+    new.to_decision(&sent.job).map_err(|error| Rejected::InvalidDecision(error.to_string()))?;
     let Some(old) = &sent.decision else { return Ok(true) };
     if new.run != old.run {
         // Of another run of the job, which the controller began after that one; orders come in order.
@@ -53,11 +53,11 @@ fn newer(sent: &JobOrders, new: &DecisionOrder) -> Result<bool, SetAside> {
     }
     if new.version < old.version {
         let text = format!("decision {} of job {}: {} is in force", new.version, sent.job, old.version);
-        return Err(SetAside::StaleDecision(text));
+        return Err(Rejected::StaleDecision(text));
     }
     if new.version == old.version && new.digest != old.digest {
         let text = format!("decision {} of job {} exists already with another strategy", new.version, sent.job);
-        return Err(SetAside::StaleDecision(text));
+        return Err(Rejected::StaleDecision(text));
     }
     Ok(new.version > old.version)
 }
@@ -115,33 +115,33 @@ pub(crate) mod tests {
     const TOPK: &str = "topk@0.01/allgather";
 
     #[test]
-    fn older_and_contradicting_decisions_are_set_aside() {
+    fn older_and_contradicting_decisions_are_rejected() {
         let sent = orders(Some(decision(5, TOPK)));
         for bad in [decision(4, TOPK), decision(5, "topk@0.1/allgather")] {
-            let (merged, aside) = merge(&sent, 0, &orders(Some(bad)));
-            assert!(matches!(aside[..], [SetAside::StaleDecision(_)]));
+            let (merged, rejected) = merge(&sent, 0, &orders(Some(bad)));
+            assert!(matches!(rejected[..], [Rejected::StaleDecision(_)]));
             assert_eq!(merged, sent);
         }
-        let (merged, aside) = merge(&sent, 0, &orders(Some(decision(6, "topk@0.1/allgather"))));
-        assert_eq!((merged.decision.unwrap().version, aside), (6, vec![]));
+        let (merged, rejected) = merge(&sent, 0, &orders(Some(decision(6, "topk@0.1/allgather"))));
+        assert_eq!((merged.decision.unwrap().version, rejected), (6, vec![]));
         assert_eq!(merge(&sent, 0, &sent), (sent.clone(), vec![]));
         assert_eq!(merge(&sent, 0, &orders(None)), (sent, vec![]), "a missing decision stays in force");
     }
 
     #[test]
-    fn forged_decisions_are_set_aside() {
+    fn forged_decisions_are_rejected() {
         let mut forged = decision(9, TOPK);
         forged.strategy.0 = "topk(k=0.5)+ef(vanilla)/allgather".into();
-        let (merged, aside) = merge(&orders(None), 0, &orders(Some(forged)));
-        assert!(merged.decision.is_none() && matches!(aside[..], [SetAside::InvalidDecision(_)]));
+        let (merged, rejected) = merge(&orders(None), 0, &orders(Some(forged)));
+        assert!(merged.decision.is_none() && matches!(rejected[..], [Rejected::InvalidDecision(_)]));
     }
 
     #[test]
     fn trials_come_and_go_and_only_grow() {
         let mut new = orders(None);
         new.trial = Some(trial(3));
-        let (sent, aside) = merge(&orders(None), 0, &new);
-        assert!(sent.trial.is_some() && aside.is_empty());
+        let (sent, rejected) = merge(&orders(None), 0, &new);
+        assert!(sent.trial.is_some() && rejected.is_empty());
         assert!(merge(&sent, 3, &orders(None)).0.trial.is_none());
         let changes: [fn(&mut TrialOrder); 5] = [
             |t| t.id = 2,
@@ -154,8 +154,8 @@ pub(crate) mod tests {
             let mut bad = trial(4);
             change(&mut bad);
             new.trial = Some(bad);
-            let (merged, aside) = merge(&sent, 3, &new);
-            assert!(matches!(aside[..], [SetAside::Trial(_)]));
+            let (merged, rejected) = merge(&sent, 3, &new);
+            assert!(matches!(rejected[..], [Rejected::Trial(_)]));
             assert_eq!(merged.trial, sent.trial);
         }
     }
@@ -168,8 +168,8 @@ pub(crate) mod tests {
         let mut big = trial(1 << 53);
         big.candidates = vec!["topk@0.0123456789/art-tree:var".parse::<Strategy>().unwrap().into(); MAX_CANDIDATES];
         new.trial = Some(big);
-        let (merged, aside) = merge(&orders(None), 0, &new);
-        assert!(aside.is_empty());
+        let (merged, rejected) = merge(&orders(None), 0, &new);
+        assert!(rejected.is_empty());
         let bytes = serde_json::to_vec(&merged).unwrap().len();
         assert!(bytes <= flexcomm_wire::MAX_LINE / 2, "{bytes} bytes");
     }

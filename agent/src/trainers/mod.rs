@@ -230,10 +230,10 @@ impl Trainers {
         match event {
             Event::Report(body) => self.reports.keep(body, is_last).await,
             Event::Transfers { peer, samples } => self.passive.take(peer, &samples),
-            Event::SetAside(why) => {
-                self.metrics.trainer_reports_set_aside_total.inc();
+            Event::Rejected(why) => {
+                self.metrics.trainer_reports_rejected_total.inc();
                 let (job, rank) = named(from);
-                tracing::warn!(job, rank, why, "a trainer's report was set aside");
+                tracing::warn!(job, rank, why, "a trainer's report was rejected");
             }
             Event::Joined(_) | Event::Left => {}
         }
@@ -352,7 +352,7 @@ async fn session(stream: UnixStream, peer: Peer, trainers: &Trainers, mut stop: 
     let welcome = ToTrainer::Welcome { protocol: PROTOCOL, node: trainers.node.clone() };
     let followed = async {
         if !announced {
-            // Before all else of this rank: the controller sets aside what comes from one it does not know.
+            // Before all else of this rank: the controller rejects what comes from one it does not know.
             let is_last = || *stop.borrow() || has_ended(socket(&lines).as_fd());
             trainers.reports.keep(ReportBody::JobSeen(seen.clone()), is_last).await;
         }

@@ -31,7 +31,7 @@ pub(crate) enum Event {
     /// Passive samples of a link: bytes, seconds.
     Transfers { peer: IpAddr, samples: Vec<(u64, f64)> },
     /// A message whose values cannot be believed; the connection goes on.
-    SetAside(String),
+    Rejected(String),
     /// An orderly end.
     Left,
 }
@@ -100,7 +100,7 @@ impl Session {
 fn checked(check: Result<(), String>, body: ReportBody) -> Event {
     match check {
         Ok(()) => Event::Report(body),
-        Err(why) => Event::SetAside(why),
+        Err(why) => Event::Rejected(why),
     }
 }
 
@@ -277,7 +277,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn absurd_measurements_are_set_aside_and_the_connection_goes_on() {
+    fn absurd_measurements_are_rejected_and_the_connection_goes_on() {
         let mut session = joined();
         assert!(matches!(session.line(&line(&steps(|_| {}))), Ok(Event::Report(_))));
         let changes: [fn(&mut StepRecord); 6] = [
@@ -289,13 +289,13 @@ pub(crate) mod tests {
             |s| s.bytes_sent = u64::MAX,
         ];
         for change in changes {
-            assert!(matches!(session.line(&line(&steps(change))), Ok(Event::SetAside(_))));
+            assert!(matches!(session.line(&line(&steps(change))), Ok(Event::Rejected(_))));
         }
         assert!(matches!(session.line(&line(&steps(|_| {}))), Ok(Event::Report(_))));
     }
 
     #[test]
-    fn any_strategy_may_have_run_and_what_is_none_is_set_aside() {
+    fn any_strategy_may_have_run_and_what_is_none_is_rejected() {
         let ran = |strategy: &str| {
             let mut message = steps(|_| {});
             if let FromTrainer::Steps(report) = &mut message {
@@ -306,8 +306,8 @@ pub(crate) mod tests {
         for strategy in ["qsgd(s=16)+ef(vanilla)/allgather", "none@1/dense-ring", "fp16/dense-tree"] {
             assert!(matches!(ran(strategy), Event::Report(_)), "{strategy}");
         }
-        for strategy in ["", "qsgd(s=16)", "qsgd(s=16)/dense-ring", "zebra/allgather", &"x".repeat(5000)] {
-            assert!(matches!(ran(strategy), Event::SetAside(_)), "{strategy}");
+        for strategy in ["", "qsgd(s=0)", "qsgd(s=16)/dense-ring", "zebra/allgather", &"x".repeat(5000)] {
+            assert!(matches!(ran(strategy), Event::Rejected(_)), "{strategy}");
         }
     }
 

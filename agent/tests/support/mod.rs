@@ -219,7 +219,7 @@ async fn reports(
     if mood.lose_acks && node.batches.len() % 2 == 1 {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
-    Json(ReportAck { acked_seq: node.acked, set_aside: 0, first_reason: None, refused: vec![] }).into_response()
+    Json(ReportAck { acked_seq: node.acked, rejected: 0, first_reason: None, refused: vec![] }).into_response()
 }
 
 async fn orders(State(shared): State<Arc<Shared>>) -> Json<Orders> {

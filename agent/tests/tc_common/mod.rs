@@ -25,7 +25,7 @@ pub const HELPER: &str = env!("CARGO_BIN_EXE_tc_test_helper");
 /// What the product promises.
 pub const WITHIN: Duration = Duration::from_secs(1);
 /// What is no promise, only sure to come.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs a program and returns its stdout; panics with its stderr when it fails.
 pub fn sh(program: &str, args: &[&str]) -> String {
@@ -215,7 +215,7 @@ impl Helper {
     /// Waits for a word.
     pub fn wait_for(&self, word: &str) {
         let start = Instant::now();
-        while let Ok(line) = self.words.recv_timeout(PATIENCE.saturating_sub(start.elapsed())) {
+        while let Ok(line) = self.words.recv_timeout(TIMEOUT.saturating_sub(start.elapsed())) {
             if line == word {
                 return;
             }
@@ -241,7 +241,7 @@ impl Helper {
     /// The last word of one that was killed.
     pub fn last_word(&self) -> Option<String> {
         let mut last = None;
-        while let Ok(line) = self.words.recv_timeout(PATIENCE) {
+        while let Ok(line) = self.words.recv_timeout(TIMEOUT) {
             last = Some(line);
         }
         last

@@ -19,7 +19,7 @@ use super::problem::{ApiError, Path};
 use crate::app::App;
 use crate::limits::{MAX_BODY, MAX_INTEGER, MAX_NODES, MAX_REPORT, MAX_TEXT};
 use crate::publish::publish;
-use crate::reports::{Reason, SetAside};
+use crate::reports::{Reason, Rejected};
 use crate::store::{Incoming, Ingest, News, Registration};
 
 fn again(node: &NodeName) -> ApiError {
@@ -155,11 +155,11 @@ pub(super) async fn reports(
     }
     app.counters.repeated.inc_by(done.repeated);
     if let Some(why) = &done.first_reason {
-        tracing::warn!(%node, set_aside = done.set_aside, why, "reports set aside");
+        tracing::warn!(%node, rejected = done.rejected, why, "reports rejected");
     }
     Ok(Json(ReportAck {
         acked_seq: done.acked_seq,
-        set_aside: done.set_aside,
+        rejected: done.rejected,
         first_reason: done.first_reason,
         refused: done.refused,
     }))
@@ -190,8 +190,8 @@ fn incoming(batch: LooseBatch<'_>) -> Result<(u64, Vec<Incoming>), ApiError> {
     Ok((batch.instance, all))
 }
 
-fn report(raw: &str) -> Result<ReportBody, SetAside> {
-    let malformed = |why: String| SetAside::new(Reason::Malformed, why.chars().take(MAX_TEXT).collect::<String>());
+fn report(raw: &str) -> Result<ReportBody, Rejected> {
+    let malformed = |why: String| Rejected::new(Reason::Malformed, why.chars().take(MAX_TEXT).collect::<String>());
     if raw.len() > MAX_REPORT {
         return Err(malformed(format!("it has {} bytes, at most {MAX_REPORT} are read", raw.len())));
     }

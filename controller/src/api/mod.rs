@@ -74,7 +74,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/api/v1/jobs/{job}/intervals", get(jobs::intervals))
         .route("/api/v1/jobs/{job}/progress", get(of_job(|store, job, most| Box::pin(store.progress(job, most)))))
         .route("/api/v1/scenario", get(scenario::get))
-        .route("/api/v1/set-aside", get(stored(|store| Box::pin(store.set_aside()))))
+        .route("/api/v1/rejected-reports", get(stored(|store| Box::pin(store.rejected()))))
         .route("/api/v1/openapi.json", get(openapi::document));
 
     // Machines that watch over the service, and the page.

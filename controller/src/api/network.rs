@@ -1,4 +1,4 @@
-//! Nodes, links, paths, fitted coefficients, and what was set aside.
+//! Nodes, links, paths, fitted coefficients, and what was rejected.
 
 use axum::Json;
 use axum::extract::State;
@@ -28,7 +28,8 @@ pub(super) async fn all_nodes(app: &App) -> Result<Vec<NodeView>, ApiError> {
 
 /// Every link as the API shows it.
 pub(super) async fn all_links(app: &App) -> Result<Vec<LinkView>, ApiError> {
-    let merged = merge(&app.store.links().await?, &app.store.link_tests().await?, app.clock.now(), app.patience_s());
+    let merged =
+        merge(&app.store.links().await?, &app.store.link_tests().await?, app.clock.now(), app.time_constant_s());
     Ok(merged.into_values().collect())
 }
 

@@ -31,7 +31,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResp
         links(&app, &mut scrape).await?;
         all_jobs(&app, &mut scrape).await?;
         model(&app, &mut scrape).await?;
-        set_aside(&app, &mut scrape).await?;
+        rejected(&app, &mut scrape).await?;
     }
     Ok(([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], scrape.text()?))
 }
@@ -142,13 +142,13 @@ async fn model(app: &App, s: &mut Scrape) -> Result<(), ApiError> {
     Ok(())
 }
 
-async fn set_aside(app: &App, s: &mut Scrape) -> Result<(), ApiError> {
+async fn rejected(app: &App, s: &mut Scrape) -> Result<(), ApiError> {
     // Reasons that never occurred are 0, so that a rate over them exists from the first on.
     for reason in crate::reports::Reason::ALL {
-        s.set(m::SET_ASIDE, &[reason.as_str()], 0.0)?;
+        s.set(m::REJECTED_REPORTS, &[reason.as_str()], 0.0)?;
     }
-    for row in app.store.set_aside().await? {
-        s.set(m::SET_ASIDE, &[&row.reason], row.count as f64)?;
+    for row in app.store.rejected().await? {
+        s.set(m::REJECTED_REPORTS, &[&row.reason], row.count as f64)?;
     }
     Ok(())
 }

@@ -59,7 +59,7 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     let now = app.clock.now();
     let ranks = app.store.ranks(&job.job).await?;
     let mut waiting = Vec::new();
-    let claims = merge(&app.store.links().await?, &app.store.link_tests().await?, now, app.patience_s());
+    let claims = merge(&app.store.links().await?, &app.store.link_tests().await?, now, app.time_constant_s());
     let here = |node: &NodeName| ranks.iter().any(|r| r.node == *node && r.left.is_none());
     let differ = disagreements(&claims).into_iter().filter(|d| d.fresh && here(&d.wrong) && here(&d.right));
     let mut doubts: Vec<Doubt> = differ.map(|d| Doubt { what: d.words(), node: Some(d.wrong) }).collect();

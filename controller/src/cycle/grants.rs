@@ -50,7 +50,7 @@ pub async fn tick(app: &App) -> Result<(), CycleError> {
     let live = app.presence.live(now);
     let links = app.store.links().await?;
     let tests = weighed(app.store.link_tests().await?, &links, now);
-    let links = agreed(merge(&links, &tests, now, app.patience_s()));
+    let links = agreed(merge(&links, &tests, now, app.time_constant_s()));
     let known = known(&Thresholds::of(&app.config), &links, &tests, &shared(app).await?);
     let echoes = echoes::plan(&app.config.probes, &live, &known);
     *app.echoes() = echoes;

@@ -278,20 +278,20 @@ fn a_link_under_lasting_suspicion_is_tested_as_often_as_a_trusted_one() {
 
 /// A share of 1 % has a test of 0.2 s per peer every 20 s: with seven peers a round takes minutes.
 #[test]
-fn patience_is_what_a_round_of_tests_takes() {
+fn the_time_constant_is_what_a_round_of_tests_takes() {
     for (nodes, latency_s, least_s) in [(2, 0.001, 150.0), (8, 0.001, 1000.0), (4, 0.05, 1300.0), (64, 0.05, 3600.0)] {
         let live = names(nodes);
         let known = all(&live, Known { latency_s, ..link(1e9) });
         let mut s = scheduler();
         s.tick(at(0), &live, &known, 0.0);
-        let patience_s = s.patience_s();
-        assert!(patience_s >= least_s && patience_s < 1.5 * least_s, "{nodes} nodes: {patience_s} s");
+        let time_constant_s = s.time_constant_s();
+        assert!(time_constant_s >= least_s && time_constant_s < 1.5 * least_s, "{nodes} nodes: {time_constant_s} s");
         if nodes > 8 {
             continue;
         }
         let mut last: BTreeMap<Pair, u64> = BTreeMap::new();
         let mut longest = 0;
-        for second in 1..=3 * patience_s as u64 {
+        for second in 1..=3 * time_constant_s as u64 {
             end_all(&mut s, 1e9);
             s.tick(at(second * 1000), &live, &known, 0.0);
             for a in &s.active {
@@ -302,24 +302,24 @@ fn patience_is_what_a_round_of_tests_takes() {
         // A test that ran from the other side is worth a half until then, and another one may fail meanwhile.
         let half = (TEST_CONFIDENCE / 0.5).ln();
         assert!(
-            longest > 0 && 2.0 * longest as f64 <= 1.1 * half * patience_s,
-            "{nodes} nodes: {longest} s of {patience_s} s"
+            longest > 0 && 2.0 * longest as f64 <= 1.1 * half * time_constant_s,
+            "{nodes} nodes: {longest} s of {time_constant_s} s"
         );
     }
 }
 
 /// A network that becomes fast again makes rounds short at once, but nothing that was measured is older for it.
 #[test]
-fn patience_runs_out_no_faster_than_time() {
+fn the_time_constant_falls_no_faster_than_time() {
     let live = names(4);
     let (far, near) = (all(&live, Known { latency_s: 0.05, ..link(1e9) }), all(&live, link(1e9)));
     let mut s = scheduler();
     s.tick(at(0), &live, &far, 0.0);
-    let before = s.patience_s();
+    let before = s.time_constant_s();
     s.tick(at(10_000), &live, &near, 0.0);
-    assert!((s.patience_s() - (before - 10.0)).abs() < 1e-6, "{} after {before}", s.patience_s());
+    assert!((s.time_constant_s() - (before - 10.0)).abs() < 1e-6, "{} after {before}", s.time_constant_s());
     s.tick(at(3_600_000), &live, &near, 0.0);
-    assert!(s.patience_s() < before / 2.0, "{} after {before}", s.patience_s());
+    assert!(s.time_constant_s() < before / 2.0, "{} after {before}", s.time_constant_s());
     let many = Scheduler::new(RawProbes::default(), 0).round_s(&names(128), &BTreeMap::new(), 0.0);
     assert!(many >= 128.0, "a node is in one test at a time, {many} s");
 }

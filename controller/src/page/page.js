@@ -91,14 +91,14 @@ async function look() {
   if (state.busy || document.hidden) return;
   state.busy = true;
   try {
-    const [nodes, links, jobs, scenario, aside] = await Promise.all(["nodes", "links", "jobs", "scenario", "set-aside"].map((p) => get(`/api/v1/${p}`)));
+    const [nodes, links, jobs, scenario, rejected] = await Promise.all(["nodes", "links", "jobs", "scenario", "rejected-reports"].map((p) => get(`/api/v1/${p}`)));
     state.jobs = jobs;
     if (!jobs.some((j) => j.job === state.job)) choose(jobs.length ? (jobs.find((j) => j.live_ranks > 0) || jobs[0]).job : "");
     showJobs(jobs);
     showNodes(nodes);
     showLinks(nodes, links);
     showScenario(scenario);
-    showFoot(aside);
+    showFoot(rejected);
     await showJob(jobs.find((j) => j.job === state.job));
     connection(true);
   } catch (error) {
@@ -185,10 +185,10 @@ function showLinks(nodes, links) {
   $("links").replaceChildren(el("table", { class: "matrix" }, el("thead", {}, head), el("tbody", {}, ...rows)));
 }
 
-function showFoot(aside) {
-  const total = aside.reduce((sum, a) => sum + a.count, 0);
+function showFoot(rejected) {
+  const total = rejected.reduce((sum, a) => sum + a.count, 0);
   const foot = [el("a", { href: "/api/v1/openapi.json" }, "REST"), el("a", { href: "/metrics" }, "metrics")];
-  if (total) foot.push(el("span", { title: aside.map((a) => `${a.reason}: ${a.count} (${a.last_detail})`).join("\n") }, `${total} reports set aside: ${aside.map((a) => `${a.count} ${a.reason}`).join(", ")}`));
+  if (total) foot.push(el("span", { title: rejected.map((a) => `${a.reason}: ${a.count} (${a.last_detail})`).join("\n") }, `${total} reports rejected: ${rejected.map((a) => `${a.count} ${a.reason}`).join(", ")}`));
   $("foot").replaceChildren(...foot);
 }
 

@@ -11,15 +11,15 @@ use super::jobs::End;
 use super::{Result, Store, decisions, jobs, json, links, scenario, signed, sql, steps as windows, trials, unsigned};
 use crate::grants::Spent;
 use crate::limits::MAX_JOBS;
-use crate::reports::{self, Reason, SetAside};
+use crate::reports::{self, Reason, Rejected};
 
 /// A report on its way in: its number, and what it is when it could be read.
 #[derive(Debug, Clone)]
 pub struct Incoming {
     /// Per node, ascending.
     pub seq: u64,
-    /// Checked, or why it is set aside.
-    pub body: std::result::Result<ReportBody, SetAside>,
+    /// Checked, or why it is rejected.
+    pub body: std::result::Result<ReportBody, Rejected>,
 }
 
 /// What changed, for whoever looks next.
@@ -34,10 +34,10 @@ pub enum News {
 /// What became of a batch.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Ingested {
-    /// Everything up to here is on disk or was set aside.
+    /// Everything up to here is on disk or was rejected.
     pub acked_seq: u64,
-    /// Set aside from this batch.
-    pub set_aside: u64,
+    /// Rejected from this batch.
+    pub rejected: u64,
     /// The first reason that is no refusal of a run.
     pub first_reason: Option<String>,
     /// Reports that were stored before and are dropped.
@@ -51,7 +51,7 @@ pub struct Ingested {
 /// Whether a batch was stored.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ingest {
-    /// Stored or set aside, report by report.
+    /// Stored or rejected, report by report.
     Done(Ingested),
     /// The node is unknown, or another instance owns its name now.
     Stranger,
@@ -82,18 +82,18 @@ impl Sender<'_> {
 /// What became of one report.
 enum Fate {
     Stored(Option<News>),
-    Aside(SetAside),
+    Rejected(Rejected),
     Refused(RefusedRun),
 }
 
-impl From<SetAside> for Fate {
-    fn from(aside: SetAside) -> Self {
-        Self::Aside(aside)
+impl From<Rejected> for Fate {
+    fn from(rejected: Rejected) -> Self {
+        Self::Rejected(rejected)
     }
 }
 
-fn aside(reason: Reason, detail: String) -> Result<Fate> {
-    Ok(Fate::Aside(SetAside::new(reason, detail)))
+fn rejected(reason: Reason, detail: String) -> Result<Fate> {
+    Ok(Fate::Rejected(Rejected::new(reason, detail)))
 }
 
 const JOB: Result<Fate> = Ok(Fate::Stored(Some(News::Job)));
@@ -127,25 +127,26 @@ impl Store {
                 return Ok(Ingest::Jump { from: done.acked_seq, to: report.seq });
             }
             done.acked_seq = report.seq;
-            let aside = match store(&mut tx, &Sender { node, live, now }, report.body).await? {
+            let rejected = match store(&mut tx, &Sender { node, live, now }, report.body).await? {
                 Fate::Stored(news) => {
                     done.news.extend(news.filter(|n| !done.news.contains(n)));
                     continue;
                 }
                 Fate::Refused(run) => {
-                    let aside = SetAside::new(Reason::JobConflict, run.reason.clone());
+                    let rejected = Rejected::new(Reason::JobConflict, run.reason.clone());
                     if !done.refused.contains(&run) {
                         done.refused.push(run);
                     }
-                    aside
+                    rejected
                 }
-                Fate::Aside(aside) => {
-                    done.first_reason.get_or_insert_with(|| format!("{}: {}", aside.reason.as_str(), aside.detail));
-                    aside
+                Fate::Rejected(rejected) => {
+                    done.first_reason
+                        .get_or_insert_with(|| format!("{}: {}", rejected.reason.as_str(), rejected.detail));
+                    rejected
                 }
             };
-            scenario::count_set_aside(&mut tx, aside.reason.as_str(), &aside.detail, now).await?;
-            done.set_aside += 1;
+            scenario::count_rejected(&mut tx, rejected.reason.as_str(), &rejected.detail, now).await?;
+            done.rejected += 1;
         }
         sqlx::query("UPDATE nodes SET acked_seq = $2 WHERE node = $1")
             .bind(node.as_str())
@@ -158,10 +159,10 @@ impl Store {
     }
 
     /// Counts something that was refused outside a batch.
-    pub async fn count_set_aside(&self, aside: &SetAside, now: Timestamp) -> Result<()> {
-        let on_error = sql("count what was set aside");
+    pub async fn count_rejected(&self, rejected: &Rejected, now: Timestamp) -> Result<()> {
+        let on_error = sql("count what was rejected");
         let mut tx = self.write.begin().await.map_err(&on_error)?;
-        scenario::count_set_aside(&mut tx, aside.reason.as_str(), &aside.detail, now).await?;
+        scenario::count_rejected(&mut tx, rejected.reason.as_str(), &rejected.detail, now).await?;
         tx.commit().await.map_err(&on_error)
     }
 }
@@ -169,12 +170,12 @@ impl Store {
 async fn store(
     db: &mut SqliteConnection,
     from: &Sender<'_>,
-    body: std::result::Result<ReportBody, SetAside>,
+    body: std::result::Result<ReportBody, Rejected>,
 ) -> Result<Fate> {
     let (node, now) = (from.node, from.now);
     let body = match body.and_then(|body| reports::check(&body).map(|()| body)) {
         Ok(body) => body,
-        Err(aside) => return Ok(aside.into()),
+        Err(rejected) => return Ok(rejected.into()),
     };
     match body {
         ReportBody::Link(r) => link(db, node, &r, now).await,
@@ -201,15 +202,15 @@ async fn store(
     }
 }
 
-fn itself(node: &NodeName) -> SetAside {
-    SetAside::new(Reason::BadValue, format!("a link from {node} to itself"))
+fn itself(node: &NodeName) -> Rejected {
+    Rejected::new(Reason::BadValue, format!("a link from {node} to itself"))
 }
 
-fn never_registered(peer: &NodeName) -> SetAside {
-    SetAside::new(Reason::UnknownNode, format!("node {peer} never registered"))
+fn never_registered(peer: &NodeName) -> Rejected {
+    Rejected::new(Reason::UnknownNode, format!("node {peer} never registered"))
 }
 
-async fn unknown_peer(db: &mut SqliteConnection, node: &NodeName, peer: &NodeName) -> Result<Option<SetAside>> {
+async fn unknown_peer(db: &mut SqliteConnection, node: &NodeName, peer: &NodeName) -> Result<Option<Rejected>> {
     if node == peer {
         return Ok(Some(itself(node)));
     }
@@ -244,7 +245,7 @@ async fn throughput(db: &mut SqliteConnection, node: &NodeName, r: &ThroughputRe
 async fn job_seen(db: &mut SqliteConnection, from: &Sender<'_>, r: &JobSeen) -> Result<Fate> {
     match jobs::known(db, &r.job).await? {
         None if jobs::running(db).await? >= MAX_JOBS => {
-            return aside(Reason::Full, format!("job {}: {MAX_JOBS} jobs run already", r.job));
+            return rejected(Reason::Full, format!("job {}: {MAX_JOBS} jobs run already", r.job));
         }
         Some(known) if continues(&known, r) => {
             let home = jobs::node_of(db, &r.job, r.rank).await?;
@@ -291,7 +292,7 @@ fn elsewhere(from: &NodeName, r: &JobSeen, home: &str) -> Fate {
     );
     match r.run {
         Some(run) => Fate::Refused(RefusedRun { job, run, reason }),
-        None => SetAside::new(Reason::JobConflict, reason).into(),
+        None => Rejected::new(Reason::JobConflict, reason).into(),
     }
 }
 
@@ -302,7 +303,7 @@ fn refusal(known: &jobs::Known, r: &JobSeen, node: &str) -> Fate {
             "job {job} runs with {} ranks and {} values; rank {} says {} and {}",
             known.world, known.gradient_values, r.rank, r.world, r.gradient_values
         );
-        return SetAside::new(Reason::JobConflict, detail).into();
+        return Rejected::new(Reason::JobConflict, detail).into();
     };
     let other = known.run.map_or("one without an id".to_owned(), |run| run.to_string());
     let reason = format!(
@@ -317,17 +318,17 @@ async fn at_home(
     db: &mut SqliteConnection,
     node: &NodeName,
     (job, rank): (&JobId, u32),
-) -> Result<std::result::Result<jobs::Known, SetAside>> {
+) -> Result<std::result::Result<jobs::Known, Rejected>> {
     let Some(known) = jobs::known(db, job).await? else {
-        return Ok(Err(SetAside::new(Reason::UnknownJob, format!("no trainer announced job {job}"))));
+        return Ok(Err(Rejected::new(Reason::UnknownJob, format!("no trainer announced job {job}"))));
     };
     let home = jobs::node_of(db, job, rank).await?;
     Ok(match home {
         Some(home) if home == node.as_str() => Ok(known),
         Some(home) => {
-            Err(SetAside::new(Reason::UnknownRank, format!("rank {rank} of job {job} runs on {home}, not on {node}")))
+            Err(Rejected::new(Reason::UnknownRank, format!("rank {rank} of job {job} runs on {home}, not on {node}")))
         }
-        None => Err(SetAside::new(Reason::UnknownRank, format!("rank {rank} of job {job} is not there"))),
+        None => Err(Rejected::new(Reason::UnknownRank, format!("rank {rank} of job {job} is not there"))),
     })
 }
 
@@ -338,29 +339,30 @@ async fn job_left(
     how: End,
 ) -> Result<Fate> {
     match at_home(db, from.node, (job, rank)).await? {
-        Ok(known) if run.is_some() && run != known.run => {
-            aside(Reason::UnknownRank, format!("rank {rank} of job {job} left a run that no longer has the job's name"))
-        }
+        Ok(known) if run.is_some() && run != known.run => rejected(
+            Reason::UnknownRank,
+            format!("rank {rank} of job {job} left a run that no longer has the job's name"),
+        ),
         Ok(_) => {
             jobs::leave(db, (job, rank), how, from.now).await?;
             JOB
         }
-        Err(aside) => Ok(aside.into()),
+        Err(rejected) => Ok(rejected.into()),
     }
 }
 
 async fn steps(db: &mut SqliteConnection, node: &NodeName, mut r: StepsReport, now: Timestamp) -> Result<Fate> {
-    if let Err(aside) = at_home(db, node, (&r.job, r.rank)).await? {
-        return Ok(aside.into());
+    if let Err(rejected) = at_home(db, node, (&r.job, r.rank)).await? {
+        return Ok(rejected.into());
     }
     let ran = match reports::ran(&r) {
         Ok(ran) => ran,
-        Err(aside) => return Ok(aside.into()),
+        Err(rejected) => return Ok(rejected.into()),
     };
     let newest = decisions::newest_version(db, &r.job).await?;
     if r.version > newest {
         let detail = format!("steps of job {} under decision {}, the newest is {newest}", r.job, r.version);
-        return aside(Reason::UnknownVersion, detail);
+        return rejected(Reason::UnknownVersion, detail);
     }
     r.steps.iter_mut().for_each(|s| s.gain = s.gain.min(1.0));
     windows::put_steps(db, &r, &ran, now).await?;
@@ -370,20 +372,20 @@ async fn steps(db: &mut SqliteConnection, node: &NodeName, mut r: StepsReport, n
 async fn applied(db: &mut SqliteConnection, node: &NodeName, r: &AppliedReport, now: Timestamp) -> Result<Fate> {
     let known = match at_home(db, node, (&r.job, r.rank)).await? {
         Ok(known) => known,
-        Err(aside) => return Ok(aside.into()),
+        Err(rejected) => return Ok(rejected.into()),
     };
     let (job, version) = (&r.job, r.version);
     match decisions::digest_of(db, job, version).await? {
-        None => aside(Reason::UnknownVersion, format!("decision {version} of job {job} was never made")),
+        None => rejected(Reason::UnknownVersion, format!("decision {version} of job {job} was never made")),
         Some(digest) if digest != r.digest => {
             let detail = format!("decision {version} of job {job} has digest {digest:014x}, not {:014x}", r.digest);
-            aside(Reason::Digest, detail)
+            rejected(Reason::Digest, detail)
         }
         Some(_) => {
             let newest = decisions::newest_applied(db, job, r.rank).await?;
             if version < newest {
                 let detail = format!("rank {} of job {job} applied {version} after {newest}", r.rank);
-                return aside(Reason::OldVersion, detail);
+                return rejected(Reason::OldVersion, detail);
             }
             decisions::put_applied(db, r, known.world, now).await?;
             JOB
@@ -392,11 +394,11 @@ async fn applied(db: &mut SqliteConnection, node: &NodeName, r: &AppliedReport, 
 }
 
 async fn trial(db: &mut SqliteConnection, node: &NodeName, mut r: TrialReport, now: Timestamp) -> Result<Fate> {
-    if let Err(aside) = at_home(db, node, (&r.job, r.rank)).await? {
-        return Ok(aside.into());
+    if let Err(rejected) = at_home(db, node, (&r.job, r.rank)).await? {
+        return Ok(rejected.into());
     }
     if !trials::exists(db, &r.job, r.id).await? {
-        return aside(Reason::UnknownTrial, format!("trial {} of job {} was never asked for", r.id, r.job));
+        return rejected(Reason::UnknownTrial, format!("trial {} of job {} was never asked for", r.id, r.job));
     }
     for outcome in &mut r.outcomes {
         outcome.gain = outcome.gain.min(1.0);
@@ -507,7 +509,7 @@ mod tests {
         send(&store, ("b", 1), hello(1, 2), &["a", "b"]).await;
         let refused = send(&store, ("b", 2), hello(1, 4), &["a", "b"]).await;
         assert!(refused.first_reason.unwrap().starts_with("job-conflict"));
-        assert_eq!(send(&store, ("b", 3), hello(1, 4), &["b"]).await.set_aside, 0, "a is dead");
+        assert_eq!(send(&store, ("b", 3), hello(1, 4), &["b"]).await.rejected, 0, "a is dead");
         assert_eq!(store.job(&job()).await.unwrap().unwrap().world, 4);
         assert_eq!(store.ranks(&job()).await.unwrap().len(), 1, "ranks of the run before are gone");
     }
@@ -589,10 +591,10 @@ mod tests {
         send(&store, ("c", 2), left(), &everyone).await;
         assert_eq!(places().await, [at("a", false), at("b", false)]);
 
-        assert_eq!(send(&store, ("a", 2), of_run(0), &everyone).await.set_aside, 0, "it announces itself again");
-        assert_eq!(send(&store, ("c", 3), of_run(1), &["a", "c"]).await.set_aside, 0, "b is silent");
+        assert_eq!(send(&store, ("a", 2), of_run(0), &everyone).await.rejected, 0, "it announces itself again");
+        assert_eq!(send(&store, ("c", 3), of_run(1), &["a", "c"]).await.rejected, 0, "b is silent");
         send(&store, ("a", 3), left(), &everyone).await;
-        assert_eq!(send(&store, ("c", 4), of_run(0), &everyone).await.set_aside, 0, "it has left a");
+        assert_eq!(send(&store, ("c", 4), of_run(0), &everyone).await.rejected, 0, "it has left a");
         assert_eq!(places().await, [at("c", false), at("c", false)]);
     }
 
@@ -622,7 +624,7 @@ mod tests {
         };
         for (rank, (name, step)) in [("a", 7), ("b", 1_000_000_000_000), ("c", 8)].into_iter().enumerate() {
             send(&store, (name, 1), hello(rank as u32, 3), &live).await;
-            assert_eq!(send(&store, (name, 2), steps(rank as u32, step), &live).await.set_aside, 0);
+            assert_eq!(send(&store, (name, 2), steps(rank as u32, step), &live).await.rejected, 0);
         }
         let update = "UPDATE jobs SET ended_us = 5, ended_how = NULL; UPDATE ranks SET left_us = 5";
         sqlx::query(update).execute(&mut *store.write.connection().await).await.unwrap();
@@ -667,7 +669,7 @@ mod tests {
         assert_eq!(store.decision(&job()).await.unwrap().unwrap().applied_at_step, Some(7));
         assert!(reason(send(&store, ("a", 4), applied(1, digest), &[]).await).starts_with("old-version"));
         assert!(reason(send(&store, ("a", 5), applied(3, digest), &[]).await).starts_with("unknown-version"));
-        let counts: Vec<_> = store.set_aside().await.unwrap().into_iter().map(|r| (r.reason, r.count)).collect();
+        let counts: Vec<_> = store.rejected().await.unwrap().into_iter().map(|r| (r.reason, r.count)).collect();
         let expected = [("digest", 1), ("old-version", 1), ("unknown-version", 1)];
         assert_eq!(counts, expected.map(|(reason, count)| (reason.to_owned(), count)));
     }

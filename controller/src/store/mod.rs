@@ -43,7 +43,7 @@ use write::Writer;
 const READERS: u32 = 4;
 
 /// Longest wait for a connection or a lock: shorter than a request's limit, so that the client hears why.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// For so long it is known whether the store is ready.
 const READY_FOR: Duration = Duration::from_secs(1);

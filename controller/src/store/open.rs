@@ -4,7 +4,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePo
 use std::path::Path;
 
 use super::write::Writer;
-use super::{PATIENCE, READERS, Result, StoreError};
+use super::{READERS, Result, StoreError, TIMEOUT};
 
 /// What sqlite calls the causes that a user can do something about (sqlite.org/rescode.html).
 const READ_ONLY: i32 = 8;
@@ -21,12 +21,12 @@ pub(super) async fn open(path: &Path) -> Result<(Writer, SqlitePool)> {
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Full)
         .foreign_keys(true)
-        .busy_timeout(PATIENCE);
+        .busy_timeout(TIMEOUT);
     let unusable = |error: &sqlx::Error| explain(path, error);
     // A connection to a file does not age. One that reads stays open, so that the log and its index stay as well: on a
     // full disk they could not be made again.
     let pool = |connections| {
-        let pool = SqlitePoolOptions::new().max_connections(connections).acquire_timeout(PATIENCE);
+        let pool = SqlitePoolOptions::new().max_connections(connections).acquire_timeout(TIMEOUT);
         pool.idle_timeout(None).max_lifetime(None)
     };
     let write = pool(1).connect_with(options.clone()).await.map_err(|e| unusable(&e))?;

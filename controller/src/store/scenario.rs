@@ -1,4 +1,4 @@
-//! What the network should look like (lab only), who follows, and what was set aside.
+//! What the network should look like (lab only), who follows, and what was rejected.
 
 use flexcomm_domain::{NodeName, Timestamp};
 use flexcomm_wire::api::ScenarioSet;
@@ -28,7 +28,7 @@ pub struct ShapeRow {
 
 /// Reports that were not stored, for one reason.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
-pub struct SetAsideRow {
+pub struct RejectedRow {
     /// Which reason.
     pub reason: String,
     /// How many.
@@ -86,14 +86,14 @@ impl Store {
         rows.into_iter().map(row).collect()
     }
 
-    /// What was set aside, by reason.
-    pub async fn set_aside(&self) -> Result<Vec<SetAsideRow>> {
+    /// What was rejected, by reason.
+    pub async fn rejected(&self) -> Result<Vec<RejectedRow>> {
         let rows: Vec<(String, i64, String, i64)> =
             sqlx::query_as("SELECT reason, count, last_detail, last_us FROM set_aside ORDER BY reason")
                 .fetch_all(&self.read)
                 .await
-                .map_err(sql("read what was set aside"))?;
-        let row = |(reason, count, last_detail, last): (String, i64, String, i64)| SetAsideRow {
+                .map_err(sql("read what was rejected"))?;
+        let row = |(reason, count, last_detail, last): (String, i64, String, i64)| RejectedRow {
             reason,
             count: unsigned(count),
             last_detail,
@@ -127,7 +127,7 @@ pub(super) async fn put_shape(
 }
 
 /// Counts a report that is not stored.
-pub(super) async fn count_set_aside(
+pub(super) async fn count_rejected(
     db: &mut SqliteConnection,
     reason: &str,
     detail: &str,
@@ -143,6 +143,6 @@ pub(super) async fn count_set_aside(
     .bind(signed(now.0))
     .execute(db)
     .await
-    .map_err(sql("count what was set aside"))?;
+    .map_err(sql("count what was rejected"))?;
     Ok(())
 }

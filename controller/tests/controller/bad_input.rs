@@ -1,4 +1,4 @@
-//! Whatever comes in: a clear problem or set aside and counted, never a 500, and nothing stored is lost.
+//! Whatever comes in: a clear problem or rejected and counted, never a 500, and nothing stored is lost.
 
 use crate::common::{Agent, Api, Network, Server, TOKEN, config, problem};
 use flexcomm_domain::Strategy;
@@ -33,9 +33,9 @@ impl Scene {
         self.api.json("/api/v1/links").await
     }
 
-    async fn set_aside(&self, reason: &str) -> u64 {
+    async fn rejected(&self, reason: &str) -> u64 {
         let metrics = self.api.get("/metrics").await.text().await.unwrap();
-        let line = format!("flexcomm_set_aside_total{{reason=\"{reason}\"}} ");
+        let line = format!("flexcomm_rejected_reports_total{{reason=\"{reason}\"}} ");
         metrics.lines().find_map(|l| l.strip_prefix(&line)).unwrap().parse().unwrap()
     }
 
@@ -52,7 +52,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn absurd_measurements_are_set_aside_and_the_others_of_the_batch_are_stored() {
+async fn absurd_measurements_are_rejected_and_the_others_of_the_batch_are_stored() {
     let mut s = scene().await;
     let mut bodies = Vec::new();
     for bad in [-1.0, 1e300] {
@@ -64,16 +64,16 @@ async fn absurd_measurements_are_set_aside_and_the_others_of_the_batch_are_store
     bodies.push(s.a.link("b", Network { latency_us: f64::INFINITY, ..GOOD }));
     bodies.push(s.a.link("b", GOOD));
     let ack = s.a.report(&s.api, bodies).await;
-    assert_eq!((ack.set_aside, ack.acked_seq), (6, s.a.seq));
+    assert_eq!((ack.rejected, ack.acked_seq), (6, s.a.seq));
     assert!(ack.first_reason.unwrap().contains("latency_us is -1"));
-    assert_eq!((s.set_aside("bad-value").await, s.set_aside("malformed").await), (4, 2));
-    let aside: Value = s.api.json("/api/v1/set-aside").await;
+    assert_eq!((s.rejected("bad-value").await, s.rejected("malformed").await), (4, 2));
+    let aside: Value = s.api.json("/api/v1/rejected-reports").await;
     assert!(aside.as_array().unwrap().iter().any(|r| r["reason"] == "malformed" && r["count"] == 2));
     s.intact().await;
 }
 
 #[tokio::test]
-async fn reports_of_the_unknown_are_set_aside() {
+async fn reports_of_the_unknown_are_rejected() {
     let mut s = scene().await;
     let dense = (0, Strategy::DENSE_RING);
     let bodies = vec![
@@ -84,23 +84,23 @@ async fn reports_of_the_unknown_are_set_aside() {
         ReportBody::JobLeft { job: crate::common::job(), rank: 0, run: None, connection_lost: false },
     ];
     let ack = s.a.report(&s.api, bodies).await;
-    assert_eq!(ack.set_aside, 5);
-    assert_eq!((s.set_aside("unknown-node").await, s.set_aside("unknown-job").await), (1, 3));
+    assert_eq!(ack.rejected, 5);
+    assert_eq!((s.rejected("unknown-node").await, s.rejected("unknown-job").await), (1, 3));
 
     let (hello_a, hello_b) = (s.a.hello(), s.b.hello());
     s.a.report(&s.api, vec![hello_a]).await;
     let steps = s.b.steps(dense, (0, 3), 100.0);
-    assert_eq!(s.b.report(&s.api, vec![steps]).await.set_aside, 1, "rank 1 has not said hello");
+    assert_eq!(s.b.report(&s.api, vec![steps]).await.rejected, 1, "rank 1 has not said hello");
     s.b.report(&s.api, vec![hello_b]).await;
     let later = s.b.steps((9, Strategy::DENSE_RING), (0, 3), 100.0);
     let trial = flexcomm_wire::TrialOrder { run: None, id: 77, candidates: vec![], iterations: 1, budget_ms: 1 };
     let ack = s.b.report(&s.api, vec![later, s.b.applied(9, 1, 2), s.b.trial(&trial)]).await;
-    assert_eq!(ack.set_aside, 3);
-    assert_eq!((s.set_aside("unknown-version").await, s.set_aside("unknown-trial").await), (2, 1));
+    assert_eq!(ack.rejected, 3);
+    assert_eq!((s.rejected("unknown-version").await, s.rejected("unknown-trial").await), (2, 1));
     let foreign = s.b.rank;
     s.b.rank = 0;
     let steps = s.b.steps(dense, (0, 3), 100.0);
-    assert_eq!(s.b.report(&s.api, vec![steps]).await.set_aside, 1, "rank 0 runs on a");
+    assert_eq!(s.b.report(&s.api, vec![steps]).await.rejected, 1, "rank 0 runs on a");
     s.b.rank = foreign;
     let mut other = Agent::new("b", 1).hello();
     if let ReportBody::JobSeen(seen) = &mut other {
@@ -111,7 +111,7 @@ async fn reports_of_the_unknown_are_set_aside() {
 }
 
 #[tokio::test]
-async fn a_decision_that_is_older_or_another_is_set_aside() {
+async fn a_decision_that_is_older_or_another_is_rejected() {
     let mut s = scene().await;
     let back = s.b.link("a", GOOD);
     s.b.report(&s.api, vec![back]).await;
@@ -139,7 +139,7 @@ async fn a_decision_that_is_older_or_another_is_set_aside() {
     let d = orders.jobs[0].decision.clone().unwrap();
     let (wrong, right) = (s.a.applied(d.version, d.digest ^ 1, step), s.a.applied(d.version, d.digest, step));
     let ack = s.a.report(&s.api, vec![wrong, right, s.a.applied(0, 0, step)]).await;
-    assert_eq!((ack.set_aside, s.set_aside("digest").await), (2, 1));
+    assert_eq!((ack.rejected, s.rejected("digest").await), (2, 1));
     assert!(ack.first_reason.unwrap().contains("digest"));
     s.server.stop().await;
 }
@@ -320,11 +320,11 @@ async fn batches_that_make_no_sense_are_refused_whole() {
     let future = json!({ "seq": 9, "at_us": 1, "body": { "kind": "from-the-future", "x": 1 } });
     let ack: ReportAck =
         s.raw("a", json!({ "instance": s.a.instance, "reports": [future] })).await.json().await.unwrap();
-    assert_eq!((ack.acked_seq, ack.set_aside), (9, 1));
+    assert_eq!((ack.acked_seq, ack.rejected), (9, 1));
     let again = json!({ "seq": 9, "at_us": 1, "body": { "kind": "from-the-future", "x": 1 } });
     let ack: ReportAck =
         s.raw("a", json!({ "instance": s.a.instance, "reports": [again] })).await.json().await.unwrap();
-    assert_eq!((ack.acked_seq, ack.set_aside), (9, 0), "a repeated report is dropped");
+    assert_eq!((ack.acked_seq, ack.rejected), (9, 0), "a repeated report is dropped");
     s.intact().await;
 }
 
@@ -490,7 +490,7 @@ async fn a_foreign_host_is_refused_by_the_name_of_the_setting() {
     server.stop().await;
 }
 
-/// A report that is far too long is set aside unread, one that is not JSON at its end refuses the batch, and small requests
+/// A report that is far too long is rejected unread, one that is not JSON at its end refuses the batch, and small requests
 /// have small bodies.
 #[tokio::test]
 async fn bodies_are_bounded_each_by_itself() {
@@ -498,7 +498,7 @@ async fn bodies_are_bounded_each_by_itself() {
     let mut batch = serde_json::to_value(s.a.batch(vec![s.a.hello(), s.a.link("b", GOOD)])).unwrap();
     batch["reports"][0]["body"]["backend"] = json!(vec![0; 200_000]);
     let ack: ReportAck = s.raw("a", batch).await.json().await.unwrap();
-    assert_eq!((ack.set_aside, ack.acked_seq), (1, s.a.seq));
+    assert_eq!((ack.rejected, ack.acked_seq), (1, s.a.seq));
     let why = ack.first_reason.unwrap();
     assert!(why.contains("400") && why.contains("at most 262144 are read"), "{why}");
 

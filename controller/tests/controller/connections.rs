@@ -2,7 +2,7 @@
 //! and they do not stay for long.
 
 use crate::common::process::Process;
-use crate::common::{Agent, Api, PATIENCE, TOKEN};
+use crate::common::{Agent, Api, TIMEOUT, TOKEN};
 use futures_util::StreamExt;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::net::{IpAddr, SocketAddr};
@@ -31,8 +31,8 @@ async fn open(server: SocketAddr, sent: &[u8]) -> TcpStream {
 /// Waits until the server has closed it.
 async fn closed(mut stream: TcpStream) {
     let mut rest = Vec::new();
-    let end = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest)).await;
-    assert!(end.is_ok(), "still open after {PATIENCE:?}");
+    let end = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut rest)).await;
+    assert!(end.is_ok(), "still open after {TIMEOUT:?}");
 }
 
 /// A server with the 1,024 descriptors that most systems give.
@@ -82,7 +82,7 @@ async fn connections_that_do_nothing_silence_nobody() {
     }
     assert_eq!(api.get("/healthz").await.status(), 200, "their source has room again");
     // Older than every timeout, and still there.
-    let ping = tokio::time::timeout(PATIENCE, stream.next()).await.unwrap().unwrap().unwrap();
+    let ping = tokio::time::timeout(TIMEOUT, stream.next()).await.unwrap().unwrap().unwrap();
     assert!(ping.starts_with(b": ping") || ping.starts_with(b":ping") || ping.starts_with(b"event"), "{ping:?}");
 }
 
@@ -99,7 +99,7 @@ fn sockets(server: &Process) -> usize {
 async fn until(holds: impl Fn() -> bool, what: &str) {
     let since = Instant::now();
     while !holds() {
-        assert!(since.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        assert!(since.elapsed() < TIMEOUT, "not within {TIMEOUT:?}: {what}");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }

@@ -33,7 +33,7 @@ impl Spooler {
             return api.client.post(url).bearer_auth(crate::common::TOKEN).json(&body).send().await.is_ok();
         }
         let Ok(ack) = answer.json::<ReportAck>().await else { return false };
-        assert_eq!(ack.set_aside, 0, "{:?}", ack.first_reason);
+        assert_eq!(ack.rejected, 0, "{:?}", ack.first_reason);
         assert_eq!(ack.acked_seq, self.agent.seq);
         self.acked = ack.acked_seq;
         self.unacked = None;
@@ -156,7 +156,7 @@ async fn killed_again_and_again_it_loses_nothing() {
     let since = Instant::now();
     // On a slow machine a life is too short for a decision: more lives.
     for kill in 0u32.. {
-        if kill >= KILLS && (life.version >= 2 || since.elapsed() > crate::common::PATIENCE) {
+        if kill >= KILLS && (life.version >= 2 || since.elapsed() > crate::common::TIMEOUT) {
             break;
         }
         let (mut process, api) = Process::start(dir.path()).await;
@@ -181,7 +181,7 @@ async fn killed_again_and_again_it_loses_nothing() {
         for spooler in &mut life.spoolers {
             spooler.deliver(&api).await;
         }
-        assert!(since.elapsed() < crate::common::PATIENCE);
+        assert!(since.elapsed() < crate::common::TIMEOUT);
     }
     let history: Vec<HistoryEntry> = api.json("/api/v1/jobs/j/history?limit=5000").await;
     let versions: Vec<u64> = history.iter().rev().map(|h| h.decision.version).collect();

@@ -107,7 +107,7 @@ async fn a_run_is_refused_while_another_one_lives_under_its_name() {
     let bodies = vec![other.hello()];
     let ack = other.report(&api, bodies.clone()).await;
     let refused = ack.refused.first().unwrap();
-    assert_eq!((ack.refused.len(), ack.set_aside, &refused.job, refused.run), (1, 1, &job(), RunId(2)));
+    assert_eq!((ack.refused.len(), ack.rejected, &refused.job, refused.run), (1, 1, &job(), RunId(2)));
     assert_eq!(ack.first_reason, None, "a refusal is told once");
     for part in ["0000000000000001", "0000000000000002", "on node a", "FLEXCOMM_JOB"] {
         assert!(refused.reason.contains(part), "{part}: {}", refused.reason);
@@ -117,7 +117,7 @@ async fn a_run_is_refused_while_another_one_lives_under_its_name() {
 
     goodbye(&api, &mut agents, false).await;
     let ack = other.report(&api, bodies).await;
-    assert_eq!((ack.refused.len(), ack.set_aside), (0, 0), "the name is free: {ack:?}");
+    assert_eq!((ack.refused.len(), ack.rejected), (0, 0), "the name is free: {ack:?}");
     server.stop().await;
 }
 
@@ -135,12 +135,12 @@ async fn a_node_cannot_take_over_ranks_that_live_on_others() {
         evil.rank = rank;
         let bodies = vec![evil.hello(), ReportBody::JobLeft { job: job(), rank, run: None, connection_lost: false }];
         let ack = evil.report(&api, bodies).await;
-        assert_eq!(ack.set_aside, 2, "{ack:?}");
+        assert_eq!(ack.rejected, 2, "{ack:?}");
         assert!(ack.refused[0].reason.contains("node evil"), "{ack:?}");
     }
     let view: Value = api.json("/api/v1/jobs/j").await;
     assert_eq!((&view["nodes"], &view["ended"], &view["live_ranks"]), (&json!(["a", "b"]), &json!(null), &json!(2)));
-    let aside: Value = api.json("/api/v1/set-aside").await;
+    let aside: Value = api.json("/api/v1/rejected-reports").await;
     assert!(aside.to_string().contains("node evil") || aside.to_string().contains("not on evil"), "{aside}");
     server.stop().await;
 }

@@ -71,7 +71,7 @@ impl Cluster {
             bodies.extend(trial.as_ref().map(|t| agent.trial(t)));
             bodies.extend(next.as_ref().map(|d| agent.applied(d.version, d.digest, step + 10)));
             let ack = agent.report(api, bodies).await;
-            assert_eq!((ack.set_aside, ack.first_reason, ack.acked_seq), (0, None, agent.seq));
+            assert_eq!((ack.rejected, ack.first_reason, ack.acked_seq), (0, None, agent.seq));
         }
         self.trials_answered = trial.map_or(self.trials_answered, |t| t.id);
         if let Some(order) = next {

@@ -15,7 +15,7 @@ async fn next(stream: &mut reqwest::Response, buffer: &mut String) -> Option<Ord
             }
             continue;
         }
-        let chunk = tokio::time::timeout(crate::common::PATIENCE, stream.chunk())
+        let chunk = tokio::time::timeout(crate::common::TIMEOUT, stream.chunk())
             .await
             .expect("the stream is silent")
             .ok()??;

@@ -12,7 +12,7 @@ mod summary;
 mod system;
 mod view;
 
-pub use config::IMPATIENT;
+pub use config::LAB_SETTINGS;
 
 use anyhow::{Context, Result};
 use std::io::{BufRead, Write};

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Exit status after a second Ctrl-C: 128 + SIGINT, as shells have it.
-const IMPATIENT: i32 = 130;
+const INTERRUPTED: i32 = 130;
 
 /// The flag is set by the first SIGINT or SIGTERM; the second ends the process at once.
 pub fn on_signal() -> Result<Arc<AtomicBool>> {
@@ -24,7 +24,7 @@ pub fn on_signal() -> Result<Arc<AtomicBool>> {
                 _ = terminate.recv() => {}
             }
             if flag.swap(true, Ordering::SeqCst) {
-                std::process::exit(IMPATIENT);
+                std::process::exit(INTERRUPTED);
             }
         }
     };

@@ -96,7 +96,7 @@ fn build() -> Option<Built> {
 }
 
 /// Longest time that a command is waited for.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A process that stands in for one that trains over NCCL.
 pub struct Host {
@@ -131,8 +131,8 @@ impl Host {
     /// The answer after "ok", whatever it is.
     pub fn try_ask(&mut self, command: &str) -> Result<String, String> {
         writeln!(self.to.as_mut().unwrap(), "{command}").unwrap();
-        let line = match self.from.recv_timeout(PATIENCE) {
-            Err(mpsc::RecvTimeoutError::Timeout) => panic!("{command:?} has no answer after {PATIENCE:?}"),
+        let line = match self.from.recv_timeout(TIMEOUT) {
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("{command:?} has no answer after {TIMEOUT:?}"),
             line => line.unwrap_or_default(),
         };
         let line = line.trim_end();

@@ -376,7 +376,7 @@ fn take(shared: &mut Shared, at: Nanos, bytes: &[u8], events: &mpsc::Sender<Echo
             target.left = target.left.map(|left| left + 1);
             target.next = monotonic();
         }
-        Err(error) => tracing::debug!(%peer, %error, "an echo answer was set aside"),
+        Err(error) => tracing::debug!(%peer, %error, "an echo answer was rejected"),
     }
 }
 

@@ -15,11 +15,11 @@ const MAX_BUSY: usize = 256;
 /// 8 % of the window must agree: the idle gaps of a training step that is nine tenths communication.
 const RULE: Rule = Rule { share: 0.08, spread: 0.1, grain: 15e-6 };
 /// A rise of which fewer samples of the window are sure, and whose floor is not sharp, may be a queue, which scatters:
-/// it is believed only when no lower cluster is left in [`PATIENCE`] windows.
+/// it is believed only when no lower cluster is left in [`WINDOWS`] windows.
 const SURE: f64 = 0.5;
-const PATIENCE: f64 = 4.0;
+const WINDOWS: f64 = 4.0;
 /// In that time fewer must agree: the gaps between the steps of a job that all but fills the link.
-const PATIENT_RULE: Rule = Rule { share: 0.04, ..RULE };
+const LONG_RULE: Rule = Rule { share: 0.04, ..RULE };
 /// As near to the floor lie the round trips that met no queue.
 const SHARP: Rule = Rule { spread: 0.01, ..RULE };
 /// Support at which the number of samples no longer limits confidence.
@@ -44,7 +44,7 @@ impl AlphaEstimator {
 
     pub(super) fn echo(&mut self, at: f64, rtt_s: f64) {
         self.samples.push_back((at, rtt_s));
-        let window = PATIENCE * self.window_s;
+        let window = WINDOWS * self.window_s;
         while self.samples.len() > MAX_SAMPLES
             || self.samples.len() > KEEP && self.samples.front().is_some_and(|(t, _)| at - t > window)
         {
@@ -84,7 +84,7 @@ impl AlphaEstimator {
         if sure < SURE {
             let sharp = ends_sharply(&all, SHARP);
             let all: Vec<f64> = self.samples.iter().map(|(_, rtt)| *rtt).collect();
-            if let Some(before) = lowest(&all, PATIENT_RULE).filter(|before| before.value < cluster.value) {
+            if let Some(before) = lowest(&all, LONG_RULE).filter(|before| before.value < cluster.value) {
                 let seen = self.newest_near(before.value)?;
                 // A queue may stay at one level, too; but under a queue some echo still finds the old latency.
                 if !(sharp && at - seen > self.window_s) {
@@ -100,7 +100,7 @@ impl AlphaEstimator {
 
     /// When a round trip of about this value, or a shorter one, was seen last.
     fn newest_near(&self, rtt_s: f64) -> Option<f64> {
-        let most = rtt_s * (1.0 + PATIENT_RULE.spread) + PATIENT_RULE.grain;
+        let most = rtt_s * (1.0 + LONG_RULE.spread) + LONG_RULE.grain;
         self.samples.iter().rev().find(|(_, rtt)| *rtt <= most).map(|(at, _)| *at)
     }
 

@@ -40,7 +40,7 @@ impl Default for EstimatorConfig {
     }
 }
 
-/// Why a sample was set aside.
+/// Why a sample was rejected.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SampleError {
     /// A round trip or a rate that is no number, negative or absurd.
@@ -57,7 +57,7 @@ pub enum SampleError {
 /// Longest believable round trip, seconds.
 const MAX_RTT_S: f64 = 60.0;
 
-/// Samples that were set aside, and clocks that jumped.
+/// Samples that were rejected, and clocks that jumped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Samples that were not possible.
@@ -204,7 +204,7 @@ impl LinkEstimator {
         }
     }
 
-    /// What was set aside so far.
+    /// What was rejected so far.
     pub fn faults(&self) -> Faults {
         Faults { refused: self.refused, clock_jumps: self.clock.jumps }
     }

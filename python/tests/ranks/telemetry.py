@@ -45,6 +45,6 @@ with ranks() as (rank, world, seen):
     costs = session.costs
     seen |= {
         "intervals": found, "strategy": session.strategy, "equal": same(parameters_hash(model.module)), "sent": costs.sent,
-        "job": ask("jobs/default"), "coefficients": ask("coefficients"), "set aside": ask("set-aside"),
+        "job": ask("jobs/default"), "coefficients": ask("coefficients"), "rejected": ask("rejected-reports"),
     }
     session.close()

@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 pub const TOKEN: &str = "a-token-for-tests";
 
 /// Longest any test waits for something to happen.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub fn config(dir: &Path) -> RawConfig {
     let token_file = dir.join("token");
@@ -79,7 +79,7 @@ pub struct Api {
 
 impl Api {
     pub fn new(url: &str) -> Self {
-        Self { client: Client::builder().no_proxy().timeout(PATIENCE).build().unwrap(), url: url.to_owned() }
+        Self { client: Client::builder().no_proxy().timeout(TIMEOUT).build().unwrap(), url: url.to_owned() }
     }
 
     pub async fn get(&self, path: &str) -> Response {
@@ -112,7 +112,7 @@ impl Api {
             if let Some(found) = look(self).await {
                 return found;
             }
-            if since.elapsed() > PATIENCE {
+            if since.elapsed() > TIMEOUT {
                 let report: Value = self.json("/api/v1/jobs/j/report").await;
                 panic!("{what} did not happen; the last report: {report:#}");
             }

@@ -1,6 +1,6 @@
 //! The controller as a process of its own: this test binary, started again for its test `server_when_asked`.
 
-use super::{Api, PATIENCE, config};
+use super::{Api, TIMEOUT, config};
 use flexcomm_controller::serve_on;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -71,7 +71,7 @@ impl Process {
                     return (process, api);
                 }
             }
-            assert!(since.elapsed() < PATIENCE, "the server did not come up");
+            assert!(since.elapsed() < TIMEOUT, "the server did not come up");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

@@ -282,7 +282,7 @@ impl Mesh {
                 last_progress = now;
                 continue;
             }
-            self.check_patience(sends, recvs, now - last_progress)?;
+            self.check_timeout(sends, recvs, now - last_progress)?;
             self.wait(sends, recvs)?;
         }
     }
@@ -351,7 +351,7 @@ impl Mesh {
         Ok(moved)
     }
 
-    fn check_patience(&self, sends: &[Outgoing], recvs: &[Incoming], idle: Duration) -> Result<(), MeshError> {
+    fn check_timeout(&self, sends: &[Outgoing], recvs: &[Incoming], idle: Duration) -> Result<(), MeshError> {
         if self.stop.load(Ordering::Relaxed) && idle > STOP_GRACE {
             return Err(MeshError::Stopped { waiting: self.waiting(sends, recvs) });
         }
