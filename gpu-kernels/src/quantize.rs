@@ -30,7 +30,7 @@ pub enum Quantizer {
     ScaledSigns,
     /// `ssdm`.
     Ssdm,
-    /// `qsgd`, packed; a bucket of 0 is the whole tensor.
+    /// `qsgd`, packed, as all codes here; a bucket of 0 is the whole tensor.
     Qsgd {
         /// Levels above 0, to 127.
         s: u32,
@@ -170,6 +170,14 @@ impl Quantizer {
     pub(crate) fn reads_twice(self, n: u64) -> bool {
         let whole = self.codes(n).is_none_or(|codes| codes.bucket >= n);
         whole && !matches!(self.norm().0, kind::NONE | kind::ONE)
+    }
+
+    /// Whether a payload that begins like this has Elias' codes, which the host writes where they are shorter than packed ones and
+    /// no kernel reads: the sign bit of the first norm says so.
+    pub fn is_elias(self, payload: &[u8]) -> bool {
+        let may_be =
+            matches!(self, Self::Qsgd { .. } | Self::Dithering { .. } | Self::TernGrad { .. } | Self::LpcSvrg { .. });
+        may_be && payload.get(3).is_some_and(|byte| byte & 0x80 != 0)
     }
 
     /// Bytes of a payload of n values; for `inceptionn` the most that they can be.

@@ -81,6 +81,9 @@ pub trait Codec: Send + std::fmt::Debug {
     /// any.
     fn send_values_as(&mut self, _value_type: ValueType) {}
 
+    /// Codes of a fixed width from now on, also where others take fewer bytes: as kernels on a GPU write them.
+    fn pack_codes(&mut self) {}
+
     /// The tensor that the ranks' messages mean together, into `out`: the mean, if nothing else is defined (Agg).
     /// Never called for what travels as sums, where one message holds the sum.
     fn aggregate(&mut self, from: &mut [Reader<'_>], context: &Context, out: &mut [f32]) -> Result<(), ReadError> {

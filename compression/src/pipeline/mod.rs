@@ -125,8 +125,8 @@ pub struct Pipeline {
     /// Of AR-Topk: what this rank would send, and the indices that all ranks have agreed on.
     selected: Selection,
     agreed: Vec<u32>,
-    /// See [`Self::without_scaling`].
-    unscaled: bool,
+    /// See [`Self::as_on_device`].
+    as_on_device: bool,
     open: Option<Open>,
     skipped: u64,
     mark: Mark,
@@ -156,7 +156,7 @@ impl Pipeline {
             factors: Vec::new(),
             selected: Selection::default(),
             agreed: Vec::new(),
-            unscaled: false,
+            as_on_device: false,
             open: None,
             skipped: 0,
             mark: Mark::default(),
@@ -194,9 +194,8 @@ impl Pipeline {
         let mut state = Writer::new();
         self.save(&mut state);
         fork.restore(state.bytes())?;
-        fork.unscaled = self.unscaled;
         fork.change(spec);
-        Ok(fork)
+        Ok(if self.as_on_device { fork.as_on_device() } else { fork })
     }
 
     /// As [`Self::new`] with given instructions. Results are the same.
@@ -204,14 +203,16 @@ impl Pipeline {
         Self { kernel, ..self }
     }
 
-    /// As kernels on a GPU do it, which scale no tensor: to compare with them. Trainings by it may diverge.
-    pub fn without_scaling(self) -> Self {
-        Self { unscaled: true, ..self }
+    /// As kernels on a GPU do it, which scale no tensor and write all codes in a fixed width: to compare with them. Trainings by
+    /// it may diverge.
+    pub fn as_on_device(mut self) -> Self {
+        self.units.iter_mut().for_each(|unit| unit.codec.pack_codes());
+        Self { as_on_device: true, ..self }
     }
 
     /// Whether tensors have factors.
     fn is_scaled(&self) -> bool {
-        !self.unscaled && self.spec.is_scaled()
+        !self.as_on_device && self.spec.is_scaled()
     }
 
     /// What is in force.
@@ -360,6 +361,9 @@ impl Pipeline {
         }
         if !spec.same_codec(&self.spec) {
             self.units = units(spec, &self.layers, self.member);
+            if self.as_on_device {
+                self.units.iter_mut().for_each(|unit| unit.codec.pack_codes());
+            }
         }
         self.spec = *spec;
     }

@@ -40,6 +40,11 @@ impl<'a> BitWriter<'a> {
         }
     }
 
+    /// Bytes of the buffer once it is finished.
+    pub fn bytes(&self) -> usize {
+        self.bytes.len() + self.count.div_ceil(8) as usize
+    }
+
     /// Pads with zeros to a whole byte.
     pub fn finish(self) {
         let bytes = self.count.div_ceil(8) as usize;
@@ -100,6 +105,23 @@ impl<'a> BitReader<'a> {
         self.pending >>= width;
         self.count -= width;
         Ok(value)
+    }
+
+    /// The next bits, the first one lowest, and how many of them there are: at least 57, or all that are left.
+    #[inline(always)]
+    pub fn peek(&mut self) -> (u64, u32) {
+        if self.count < 57 {
+            self.refill();
+        }
+        (self.pending, self.count)
+    }
+
+    /// Leaves out bits that were peeked at.
+    #[inline(always)]
+    pub fn skip(&mut self, width: u32) {
+        debug_assert!(width <= self.count && width < 64, "{width} of {}", self.count);
+        self.pending >>= width;
+        self.count -= width;
     }
 
     /// How many zeros come before the next one, which is read too; more than `most` are refused.

@@ -142,6 +142,11 @@ impl<'a> Reader<'a> {
         self.bytes.len()
     }
 
+    /// The bytes not read yet, which stay so.
+    pub const fn rest(&self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// The next `len` bytes.
     pub fn take(&mut self, what: &'static str, len: usize) -> Result<&'a [u8], ReadError> {
         let end = || ReadError::End { what, wanted: len as u64, left: self.bytes.len() };

@@ -17,9 +17,35 @@ pub const fn delta_bits(value: u64) -> u32 {
 }
 
 /// The lowest `width` bits of `value`, highest first.
-fn put_high_first(bits: &mut BitWriter<'_>, value: u64, width: u32) {
-    if width > 0 {
-        bits.put(value.reverse_bits() >> (64 - width), width);
+const fn high_first(value: u64, width: u32) -> u64 {
+    if width == 0 { 0 } else { value.reverse_bits() >> (64 - width) }
+}
+
+/// Bits to [`BitWriter::put`], and how many.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Code {
+    /// The first bit lowest.
+    pub bits: u64,
+    /// At most 64.
+    pub width: u32,
+}
+
+impl Code {
+    /// Gamma: as many zeros as the number has bits after its first, then the number. From 1 to 2^32 − 1.
+    pub const fn gamma(value: u64) -> Self {
+        let length = value.ilog2();
+        Self { bits: high_first(value, length + 1) << length, width: 2 * length + 1 }
+    }
+
+    /// Delta: the gamma code of the number of bits, then the bits after the first. From 1 to 2^49 − 1.
+    pub const fn delta(value: u64) -> Self {
+        let length = value.ilog2();
+        Self::gamma(length as u64 + 1).then(Self { bits: high_first(value, length), width: length })
+    }
+
+    /// Both, one after the other, where they take no more than 64 bits.
+    pub const fn then(self, other: Self) -> Self {
+        Self { bits: self.bits | other.bits << self.width, width: self.width + other.width }
     }
 }
 
@@ -31,26 +57,55 @@ fn get_high_first(bits: &mut BitReader<'_>, what: &'static str, width: u32) -> R
 /// Longest number that is read back: below 2^49, far above any level or gap.
 const MOST_BITS: u32 = 48;
 
+/// The number whose gamma code these bits begin with, and its width: above 64 where it may be a longer one.
+#[inline(always)]
+pub const fn first_gamma(bits: u64) -> (u64, u32) {
+    let zeros = if bits.trailing_zeros() < 32 { bits.trailing_zeros() } else { 32 };
+    ((bits >> zeros).reverse_bits() >> (63 - zeros), 2 * zeros + 1)
+}
+
+/// The same of a delta code.
+#[inline(always)]
+pub const fn first_delta(bits: u64) -> (u64, u32) {
+    let (length, width) = first_gamma(bits);
+    if length > 32 || width > 32 {
+        return (1, u64::BITS + 1);
+    }
+    let length = length as u32 - 1;
+    (1 << length | high_first(bits >> width, length), width + length)
+}
+
 impl BitWriter<'_> {
     /// Gamma: as many zeros as the number has bits after its first, then the number. From 1 to 2^49 − 1.
     pub fn gamma(&mut self, value: u64) {
         debug_assert!(value > 0 && value.ilog2() <= MOST_BITS, "{value}");
         let length = value.max(1).ilog2();
         self.zeros(length);
-        put_high_first(self, value, length + 1);
+        self.put(high_first(value, length + 1), length + 1);
     }
 
     /// Delta: the gamma code of the number of bits, then the bits after the first. From 1 to 2^49 − 1.
     pub fn delta(&mut self, value: u64) {
-        let length = value.max(1).ilog2();
-        self.gamma(u64::from(length) + 1);
-        put_high_first(self, value, length);
+        let Code { bits, width } = Code::delta(value.max(1));
+        self.put(bits, width);
     }
 }
 
 impl BitReader<'_> {
     /// A gamma code.
     pub fn gamma(&mut self, what: &'static str) -> Result<u64, ReadError> {
+        let (bits, count) = self.peek();
+        let (value, width) = first_gamma(bits);
+        if width < count {
+            self.skip(width);
+            return Ok(value);
+        }
+        self.long_gamma(what)
+    }
+
+    /// One that takes more bits than are peeked at.
+    #[cold]
+    fn long_gamma(&mut self, what: &'static str) -> Result<u64, ReadError> {
         // The first one has been read with the zeros.
         let length = self.zeros(what, MOST_BITS)?;
         Ok(1 << length | get_high_first(self, what, length)?)

@@ -12,7 +12,7 @@ mod pack;
 
 pub use bits::{BitReader, BitWriter};
 pub use bytes::{Reader, Writer};
-pub use elias::{delta_bits, gamma_bits};
+pub use elias::{Code, delta_bits, first_delta, first_gamma, gamma_bits};
 pub use flexcomm_domain::spec::IndexCoding;
 pub use floats::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use header::{Common, DType, Envelope, HEADER_BYTES, Header, VERSION, header_bytes, message_length, write_message};

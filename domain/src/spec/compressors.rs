@@ -200,7 +200,12 @@ pub static QSGD: CompressorInfo = CompressorInfo {
             "values per norm, fastest as a multiple of 64; 0: the whole tensor",
         ),
         Param::optional("norm", Kind::Choice(&["l2", "max"]), 0.0, "Euclidean norm, or max |x|"),
-        Param::optional("coding", Kind::Choice(&["packed", "gamma", "delta"]), 0.0, "fixed width, or Elias' codes"),
+        Param::optional(
+            "coding",
+            Kind::Choice(&["least", "gamma", "delta", "packed"]),
+            0.0,
+            "least: of fixed width, or Elias' codes where most levels are 0",
+        ),
     ],
     travels: |_| Travels::Gathers,
     nature: |_| Nature::Unbiased(nature::qsgd),

@@ -669,6 +669,11 @@ impl OnDevice {
             }
             _ => {}
         }
+        if let Method::Quantize(quantizer, _) = method
+            && quantizer.is_elias(from.rest())
+        {
+            return Ok(false);
+        }
         // Of a length that depends on the values there is one alone.
         let length = match method {
             Method::ThreeLc(_) | Method::Quantize(Quantizer::Inceptionn { .. }, _) => alone.unwrap_or(0),

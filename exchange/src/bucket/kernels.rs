@@ -1,9 +1,9 @@
 //! Which kernels do what a compressor spec says, layer by layer; or why the host must do it.
 
 use super::OnHost;
-use flexcomm_compression::Layers;
-use flexcomm_compression::codec::{Scope, Shape, Travels};
+use flexcomm_compression::codec::{Scope, Shape, Size, Travels};
 use flexcomm_compression::pipeline::Member;
+use flexcomm_compression::{Build, Layers};
 use flexcomm_domain::spec::{Checksum, CompressorSpec, MemoryKind, NonFinite, ValueType};
 use flexcomm_gpu_kernels::bucket::Method;
 use flexcomm_gpu_kernels::hybrid::Qsparse;
@@ -33,6 +33,9 @@ pub(crate) struct Plan {
     shapes: Vec<Shape>,
     pub(crate) keeps: bool,
     pub(crate) decoding: Decoding,
+    /// Whether the host's messages have one size, whatever the values are. Where they have not, as of quantizers whose codes the
+    /// host writes in whichever coding is the least, ranks gather sizes first, kernels' packed codes or not.
+    one_size: bool,
 }
 
 fn shapes(strategy: &CompressorSpec, layers: &Layers) -> Vec<Shape> {
@@ -71,7 +74,9 @@ impl Plan {
             shapes,
             keeps: keeps(strategy).ok_or_else(none)?,
             decoding: Decoding::Host,
+            one_size: false,
         };
+        plan.one_size = plan.shapes.iter().all(|shape| matches!(strategy.codec(*shape).size(), Size::Exact(_)));
         plan.methods(0).ok_or_else(none)?;
         plan.decoding = plan.decoding().ok_or_else(none)?;
         Ok(plan)
@@ -91,7 +96,7 @@ impl Plan {
             Decoding::Payload => matches!(method, Method::Quantize(..)),
             Decoding::Drawn | Decoding::Vote | Decoding::Host => false,
         };
-        let gathered = self.strategy.travels() == Travels::Gathers;
+        let gathered = self.one_size && self.strategy.travels() == Travels::Gathers;
         method.sent_bytes(self.shapes[0].values() as u64).filter(|_| read && gathered)
     }
 
@@ -141,7 +146,8 @@ impl Plan {
             "onebit" if values.is_on(0) => Quantizer::ScaledSigns,
             "onebit" => Quantizer::Signs,
             "ssdm" => Quantizer::Ssdm,
-            "qsgd" if values.whole(3) == 0 => {
+            // Kernels write packed codes alone, which the host reads where the least coding is in force, too.
+            "qsgd" if matches!(values.whole(3), 0 | 3) => {
                 let (s, bucket) = (values.whole(0) as u32, values.whole(1) as u32);
                 Quantizer::Qsgd { s, bucket, norm: norm(values.whole(2) == 1) }
             }

@@ -55,7 +55,7 @@ fn the_residual_goes_on_through_every_method() {
         let borrowed = Memory::new(Bucket::bytes(n as u64, &all).unwrap());
         let mut bucket = Bucket::new(&device, (n as u64, &all), borrowed.span()).unwrap();
         let first = "topk(k=70)+ef(vanilla)".parse().unwrap();
-        let mut cpu = Pipeline::new(&first, Layers::fused(n).unwrap(), Member::alone(SEED)).without_scaling();
+        let mut cpu = Pipeline::new(&first, Layers::fused(n).unwrap(), Member::alone(SEED)).as_on_device();
         let (_, values) = gradients(n).swap_remove(0);
         let halves: Vec<u16> = values.iter().map(|x| bf16::from_f32(*x).to_bits()).collect();
         for index in 0..28u64 {

@@ -72,7 +72,7 @@ fn every_layer_is_compressed_by_itself_as_on_the_cpu() {
             let text = if keeps { fed_back(text) } else { text.to_owned() };
             let member = Member { tensor: 7, ..Member::alone(SEED) };
             let shapes = CpuLayers::new(&LENGTHS.map(|n| n as usize)).unwrap();
-            let mut cpu = Pipeline::new(&text.parse().unwrap(), shapes, member).without_scaling();
+            let mut cpu = Pipeline::new(&text.parse().unwrap(), shapes, member).as_on_device();
             let methods = |step| -> Vec<Method> {
                 let random = |tensor| Random { seed: SEED, step, tensor, rank: Some(0) };
                 (7..).zip(LENGTHS).map(|(tensor, n)| make(n, random(tensor))).collect()
@@ -122,7 +122,7 @@ fn a_layers_payload_goes_to_any_byte_of_a_block() {
             CpuLayers::new(&[n as usize]).unwrap(),
             Member::alone(SEED),
         )
-        .without_scaling();
+        .as_on_device();
         let (_, values) = gradients(n as usize).swap_remove(0);
         let source = Memory::of(&values);
         let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };

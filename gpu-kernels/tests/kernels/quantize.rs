@@ -92,7 +92,7 @@ pub fn check(
     n: usize,
 ) {
     let strategy = format!("{name}+ef(vanilla)").parse().unwrap();
-    let mut rank = Pipeline::new(&strategy, Layers::fused(n).unwrap(), Member::alone(SEED)).without_scaling();
+    let mut rank = Pipeline::new(&strategy, Layers::fused(n).unwrap(), Member::alone(SEED)).as_on_device();
     let mut memory = Memory::of(&vec![0.0f32; n]);
     for step in 0..2 {
         let mut message = Writer::new();

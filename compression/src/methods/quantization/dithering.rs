@@ -4,7 +4,7 @@
 //! `linear`: levels 0, 1/k, …, 1 (as QSGD). `natural`: levels 0, 2^(1−k), …, 1/2, 1. The norm is max |x| or ‖x‖₂ of the
 //! tensor. Random numbers come from the counter, not from BytePS's generator.
 //!
-//! Payload: the norm, f32; k ± number of the level as `levels(⌈log2(2k+1)⌉)`.
+//! Payload: the norm, f32; k ± number of the level as `levels(⌈log2(2k+1)⌉)`, or sparse ([`Coding::Least`](super::levels::Coding)).
 
 use super::levels::{Bucketed, Rule, Scheme, Words, each, l2, max};
 use super::linear::{Divide, larger, smaller};
@@ -69,6 +69,10 @@ impl Scheme for Powers {
         let k = self.k as i32;
         // Exponent bits of the lowest level, 2^(1−k).
         Natural { divide: Divide::by(norm), k, lowest: 128 - k, twice: 2f32.powi(k), random }
+    }
+
+    fn zero(&self) -> Option<u8> {
+        Some(self.k as u8)
     }
 }
 

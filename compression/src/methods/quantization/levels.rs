@@ -1,8 +1,9 @@
 //! Codes of w bits, one per value, with a norm per bucket: the shape that most quantizers share.
 //!
-//! Payload: a norm (f32) per bucket, then `levels(w)` of all codes. Work goes in blocks whose codes stay in the
-//! first-level cache; each loop is compiled for every kernel.
+//! Payload: a norm (f32) per bucket, then `levels(w)` of all codes, or Elias' codes ([`Coding`]). Work goes in blocks whose
+//! codes stay in the first-level cache; each loop is compiled for every kernel.
 
+use super::elias::{Decoder, Elias, Packed, SPAN_BYTES};
 use super::packing::{Pack, Unpack};
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Stats, not_finite};
@@ -62,7 +63,44 @@ pub(super) trait Scheme: Copy + Debug + Send + 'static {
 
     /// The rule for a bucket of this norm.
     fn rule(&self, norm: f32, random: Stream) -> Self::Rule;
+
+    /// The code of 0, where there is one.
+    fn zero(&self) -> Option<u8> {
+        None
+    }
 }
+
+/// How codes are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Coding {
+    /// `levels(w)`: of one size, whatever the values are.
+    Packed,
+    /// Elias' where they take at most a [`SHARE`]th of the packed ones' bytes: the sign bit of the first norm tells it, and
+    /// which of them and their length come behind the norms.
+    Least,
+    /// Elias' alone.
+    Elias(Elias),
+}
+
+/// Elias' codes take time for each value that is not 0, to write and on every rank to read, and packed ones hardly any:
+/// sparser than that, both take the same.
+const SHARE: usize = 10;
+
+/// Of fewer values with one norm, or more bits per code, hardly any gradient has so many zeros, and a size that all ranks know
+/// beforehand spares them the collective of the sizes.
+const FEWEST: usize = 4096;
+const MOST_BITS: u32 = 4;
+
+impl Coding {
+    fn least(scheme: &impl Scheme, in_bucket: usize) -> Self {
+        let few_levels = scheme.zero().is_some() && levels_width(scheme.levels()) <= MOST_BITS;
+        if few_levels && in_bucket >= FEWEST { Self::Least } else { Self::Packed }
+    }
+}
+
+/// In front of Elias' codes where the coding is [`Coding::Least`]: which of them. Then their length, u32.
+const GAMMA: u8 = 1;
+const DELTA: u8 = 2;
 
 /// A [`Scheme`] as a codec.
 #[derive(Debug)]
@@ -76,6 +114,9 @@ pub(super) struct Bucketed<S> {
     /// A block's, before they are appended: room in the message would have to be zeroed first.
     packed: Box<[u8; BLOCK]>,
     buckets: Box<Buckets>,
+    coding: Coding,
+    /// Room for Elias' codes.
+    bits: Writer,
 }
 
 /// The most buckets of a block that are looked at before they are rounded.
@@ -96,10 +137,17 @@ impl Buckets {
 }
 
 impl<S: Scheme> Bucketed<S> {
-    /// With a bucket of 0 values, the tensor is one bucket.
+    /// In the coding that takes the fewest bytes. With a bucket of 0 values, the tensor is one bucket.
     pub(super) fn new(scheme: S, n: usize, bucket: usize) -> Self {
+        let in_bucket = if bucket == 0 { n } else { bucket.min(n) };
+        Self::in_coding(scheme, (n, bucket), Coding::least(&scheme, in_bucket))
+    }
+
+    pub(super) fn in_coding(scheme: S, (n, bucket): (usize, usize), coding: Coding) -> Self {
         let bucket = if bucket == 0 { n.max(1) } else { bucket };
         Self {
+            coding,
+            bits: Writer::new(),
             scheme,
             n,
             bucket,
@@ -229,7 +277,19 @@ fn pieces(start: usize, len: usize, bucket: usize) -> impl Iterator<Item = (usiz
 impl<S: Scheme> Codec for Bucketed<S> {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let start = out.len();
-        self.fill(x, context, out).inspect_err(|_| out.truncate(start))
+        let energy = self.fill(x, context, out).inspect_err(|_| out.truncate(start))?;
+        match self.coding {
+            Coding::Packed => {}
+            Coding::Least => self.shorten((start, x.len()), out),
+            Coding::Elias(elias) => self.replace(elias, (start, x.len()), out),
+        }
+        Ok(energy)
+    }
+
+    fn pack_codes(&mut self) {
+        if self.coding == Coding::Least {
+            self.coding = Coding::Packed;
+        }
     }
 
     fn decode_add(
@@ -246,11 +306,89 @@ impl<S: Scheme> Codec for Bucketed<S> {
     }
 
     fn size(&self) -> Size {
-        Size::Exact(self.norm_bytes() + packed_bytes(self.n, self.width()))
+        let norms = self.norm_bytes();
+        let packed = norms + packed_bytes(self.n, self.width());
+        match self.coding {
+            Coding::Packed => Size::Exact(packed),
+            Coding::Least => Size::AtMost(packed),
+            Coding::Elias(elias) => Size::AtMost(norms + 4 + self.most_bits(elias).div_ceil(8) as usize),
+        }
     }
 }
 
 impl<S: Scheme> Bucketed<S> {
+    /// Bits where no value is 0 and all levels take the longest code; distances of 1 take one bit.
+    fn most_bits(&self, elias: Elias) -> u64 {
+        let longest = (1..=self.scheme.levels() / 2).map(|level| elias.width(level)).max().unwrap_or(1);
+        self.n as u64 * u64::from(2 + longest) + u64::from(elias.width(self.n as u64 + 1))
+    }
+
+    /// Elias' codes in place of packed ones where they are so much shorter. `start` is the payload's.
+    fn shorten(&mut self, (start, n): (usize, usize), out: &mut Writer) {
+        let at = start + self.norm_bytes();
+        let Some(packed) = self.packed(&out.bytes()[at..], n) else { return };
+        // A byte and a length come with them.
+        let most = (packed.bytes.len() / SHARE).saturating_sub(1 + 4);
+        let (elias, bits) = packed.estimate();
+        // Their length hangs on what is drawn: no step may be the first to find too little room.
+        self.bits.reserve(most + SPAN_BYTES);
+        if bits.div_ceil(8) > most as u64 || !packed.code(elias, most, self.bits.bits()) {
+            return;
+        }
+        let first = f32::from_le_bytes(*out.bytes()[start..].first_chunk().unwrap_or(&[0; 4]));
+        out.set_f32(start, -first);
+        out.truncate(at);
+        out.u8(if elias == Elias::Gamma { GAMMA } else { DELTA });
+        self.append_bits(out);
+    }
+
+    /// Elias' codes in place of packed ones.
+    fn replace(&mut self, elias: Elias, (start, n): (usize, usize), out: &mut Writer) {
+        let at = start + self.norm_bytes();
+        let Some(packed) = self.packed(&out.bytes()[at..], n) else { return };
+        self.bits.reserve(self.size().most());
+        packed.code(elias, usize::MAX, self.bits.bits());
+        out.truncate(at);
+        self.append_bits(out);
+    }
+
+    fn packed<'a>(&mut self, bytes: &'a [u8], n: usize) -> Option<Packed<'a>> {
+        self.bits.clear();
+        Some(Packed { bytes, n, width: self.width(), zero: self.scheme.zero()? })
+    }
+
+    fn append_bits(&self, out: &mut Writer) {
+        out.u32(self.bits.len() as u32);
+        out.raw(self.bits.bytes());
+    }
+
+    /// Elias' codes behind norms, from their length on.
+    fn read_elias(
+        &self,
+        elias: Elias,
+        from: &mut Reader<'_>,
+        (steps, rule): (impl Iterator<Item = f32>, S::Rule),
+        out: &mut [f32],
+    ) -> Result<(), ReadError> {
+        let (most, zero) = (self.scheme.levels() - 1, self.scheme.zero().unwrap_or(0));
+        let length = from.u32("bytes of codes")? as usize;
+        let bits = from.bits("codes", length)?;
+        Decoder { rule, zero, most: most as u8, bucket: self.bucket, steps }.add(elias, bits, out)
+    }
+
+    /// Which of Elias' codes follow norms of which the first is `first`; none where codes are packed.
+    fn elias_behind(&self, first: Option<f32>, from: &mut Reader<'_>) -> Result<Option<Elias>, ReadError> {
+        match (self.coding, self.scheme.zero(), first) {
+            (Coding::Elias(elias), ..) => Ok(Some(elias)),
+            (_, Some(_), Some(first)) if first.is_sign_negative() => match from.u8("coding")? {
+                GAMMA => Ok(Some(Elias::Gamma)),
+                DELTA => Ok(Some(Elias::Delta)),
+                other => Err(ReadError::Field { what: "coding", value: other.into(), rule: "no such coding" }),
+            },
+            _ => Ok(None),
+        }
+    }
+
     /// FRESH: to zeros instead of what `out` holds.
     fn read<const FRESH: bool>(
         &mut self,
@@ -258,11 +396,23 @@ impl<S: Scheme> Bucketed<S> {
         context: &Context,
         (scale, out): (f32, &mut [f32]),
     ) -> Result<(), ReadError> {
-        let width = self.width();
+        let (width, random) = (self.width(), context.own(0));
         let mut norms = from.f32s("norm", out.len().div_ceil(self.bucket))?;
+        if let Some(elias) = self.elias_behind(norms.clone().next(), from)? {
+            let marked = self.coding != Coding::Elias(elias);
+            let norms = norms.enumerate().map(|(i, norm)| if i == 0 && marked { norm.abs() } else { norm });
+            let most = self.scheme.most();
+            for norm in norms.clone() {
+                multiplier(scale, (norm, self.scheme.step(norm)), most)?;
+            }
+            if FRESH {
+                out.fill(0.0);
+            }
+            let steps = norms.map(|norm| scale * self.scheme.step(norm));
+            return self.read_elias(elias, from, (steps, self.scheme.rule(0.0, random)), out);
+        }
         let packed = from.take("levels", packed_bytes(out.len(), width))?;
         check_padding("levels", packed, out.len() * width as usize)?;
-        let random = context.own(0);
         let (mut step, mut rule, mut table) = (0.0, self.scheme.rule(0.0, random), None);
         let rooms = packed.chunks(packed_bytes(BLOCK, width));
         for ((i, block), packed) in out.chunks_mut(BLOCK).enumerate().zip(rooms) {

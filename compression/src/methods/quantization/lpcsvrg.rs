@@ -5,7 +5,8 @@
 //! delta = lambda max |x| / (2^(w−1) − 1). With lambda = 1 nothing lies beyond the grid and it is unbiased; a smaller lambda
 //! clips, for less variance.
 //!
-//! Payload: lambda max |x|, f32; grid points from the lowest on as `levels(w)`.
+//! Payload: lambda max |x|, f32; grid points from the lowest on as `levels(w)`, or sparse
+//! ([`Coding::Least`](super::levels::Coding)).
 
 use super::levels::{Bucketed, Scheme, max};
 use super::linear::Linear;
@@ -57,5 +58,9 @@ impl Scheme for Grid {
 
     fn rule(&self, norm: f32, random: Stream) -> Linear {
         Linear::of_bits(self.step(norm), self.bits, random)
+    }
+
+    fn zero(&self) -> Option<u8> {
+        Some(1 << (self.bits - 1))
     }
 }

@@ -4,6 +4,7 @@ mod casts;
 mod dithering;
 mod efsignsgd;
 mod eightbit;
+mod elias;
 mod inceptionn;
 mod levels;
 mod linear;

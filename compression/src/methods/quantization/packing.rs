@@ -36,6 +36,7 @@ macro_rules! by_width {
         }
     };
 }
+pub(super) use by_width;
 
 impl Work for Pack<'_> {
     type Output = ();

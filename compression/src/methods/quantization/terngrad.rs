@@ -5,7 +5,8 @@
 //! gradient clipping; the paper takes c = 2.5): the variance falls, but the mean of what is sent is then the clipped
 //! value, not x. That bias is a known mistake of implementations that clip unasked.
 //!
-//! Payload: max |x| after clipping, f32; −1, 0, 1 as 0, 1, 2 in `levels(2)`.
+//! Payload: max |x| after clipping, f32; −1, 0, 1 as 0, 1, 2 in `levels(2)`, or sparse
+//! ([`Coding::Least`](super::levels::Coding)).
 
 use super::levels::{Bucketed, LARGEST_NORM, Scheme, max};
 use super::linear::Linear;
@@ -66,6 +67,10 @@ impl Scheme for Ternary {
 
     fn rule(&self, norm: f32, random: Stream) -> Linear {
         Linear::symmetric(norm, 1, random)
+    }
+
+    fn zero(&self) -> Option<u8> {
+        Some(1)
     }
 }
 

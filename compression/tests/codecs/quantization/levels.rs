@@ -155,6 +155,98 @@ fn elias_coding_changes_the_bytes_only() {
     assert!(5 * sizes[1] < sizes[0], "{sizes:?}");
 }
 
+/// Values of which few are large, as gradients have: cubes of Laplace's.
+fn heavy_tailed(n: usize, seed: u64) -> Vec<f32> {
+    laplace(n, seed).iter().map(|x| x * x * x).collect()
+}
+
+/// Elias' codes are chosen where they take a tenth of the fixed width's bytes, and then the shorter of both.
+#[test]
+fn sparse_coding_is_chosen_by_itself() {
+    let mut chosen = 0;
+    let inputs = [laplace(100_000, 1), normal(100_000, 2), heavy_tailed(300_000, 3), vec![0.0; 5000]];
+    for args in [
+        "s=4,bucket=0",
+        "s=1,norm=max,bucket=0",
+        "s=7,norm=max,bucket=5000",
+        "s=1,bucket=20000",
+        "s=4",
+        "s=15,bucket=0",
+    ] {
+        for x in &inputs {
+            let sent = |coding: &str| {
+                let strategy = parse(&format!("qsgd({args}{coding})"));
+                (payload(&strategy.to_string(), x, 1).len(), compressed(&strategy, x, 1))
+            };
+            let [least, packed, gamma, delta] = ["", ",coding=packed", ",coding=gamma", ",coding=delta"].map(sent);
+            assert!([&packed, &gamma, &delta].iter().all(|other| other.1 == least.1), "{args} of {}", x.len());
+            let shorter = gamma.0.min(delta.0);
+            match least.0 == packed.0 {
+                true => assert!(
+                    args == "s=4" || args.starts_with("s=15") || 9 * shorter > packed.0,
+                    "{args}: {packed:?} of {}, {shorter}",
+                    x.len()
+                ),
+                false => {
+                    chosen += 1;
+                    assert!(10 * least.0 <= 11 * shorter + 10, "{args} of {}: {}, {shorter}", x.len(), least.0);
+                }
+            }
+        }
+    }
+    assert!(chosen >= 8, "{chosen}");
+}
+
+/// Of 100,000 values with heavy tails: the fixed width takes 50 kB, Elias' codes what BytePS sends.
+#[test]
+fn heavy_tails_take_few_bytes() {
+    let x = heavy_tailed(100_000, 3);
+    for (text, packed, most) in [
+        ("dithering(k=4)", 50_004, 3_000),
+        ("dithering(k=4,normalize=l2)", 50_004, 4_000),
+        ("dithering(k=4,partition=natural)", 50_004, 5_000),
+        ("terngrad", 25_004, 1_500),
+        ("lpcsvrg(bits=2)", 25_004, 1_500),
+        ("qsgd(s=4,bucket=0)", 50_004, 4_000),
+    ] {
+        let bytes = payload(text, &x, 1).len();
+        assert!(bytes < most, "{text}: {bytes}");
+        // As kernels on a GPU write it: read by the same codec, to the same values.
+        let (strategy, n) = (parse(text), x.len());
+        let mut codec = strategy.codec(shape(n));
+        codec.pack_codes();
+        let (mut out, context) = (Writer::new(), Context::new(1));
+        codec.encode(&x, &context, &mut out).unwrap();
+        assert_eq!(out.len(), packed, "{text}");
+        let mut values = vec![0.0; n];
+        strategy.codec(shape(n)).decode(&mut Reader::new(out.bytes()), &context, (1.0, &mut values)).unwrap();
+        assert_eq!(values, compressed(&strategy, &x, 1), "{text}");
+    }
+}
+
+/// The bytes by hand: 2 at place 0 and −2 at place 99 of 5000.
+#[test]
+fn sparse_codes_by_hand() {
+    let mut x = vec![0.0; 5000];
+    (x[0], x[99]) = (2.0, -2.0);
+    let sent = payload("terngrad", &x, 1);
+    // The largest magnitude with the sign bit set, delta, five bytes of codes: distance 1, positive, level 1; distance 99,
+    // negative, level 1; 4901 to the end.
+    let bits = "1 0 1 00111100011 1 1 0001101001100100101";
+    let mut codes = vec![0u8; 5];
+    bits.bytes().filter(|bit| *bit != b' ').enumerate().for_each(|(i, bit)| codes[i / 8] |= (bit - b'0') << (i % 8));
+    assert_eq!(sent, [&(-2.0f32).to_le_bytes()[..], &[2], &5u32.to_le_bytes(), &codes].concat());
+    let refused = |at: usize, byte: u8| {
+        let (mut bytes, mut out) = (sent.clone(), vec![0.0; 5000]);
+        bytes[at] = byte;
+        let mut codec = parse("terngrad").codec(shape(5000));
+        codec.decode(&mut Reader::new(&bytes), &Context::new(1), (1.0, &mut out)).unwrap_err().to_string()
+    };
+    assert_eq!(refused(4, 3), "read coding = 3: no such coding");
+    assert_eq!(refused(5, 4), "read 2 bytes of distance: 0 are left");
+    assert_eq!(refused(13, sent[13] | 2), "read distance = 5003: it leads beyond the end");
+}
+
 /// E ‖C(x) − x‖² ≤ ‖x‖² / 8 (theorem 1), to 6 standard errors over many values.
 #[test]
 fn natural_compression_has_its_variance() {
