@@ -1,7 +1,9 @@
 //! Tests of single hybrid methods beyond what `all.rs` asks of every one: each against its definition.
 
 use crate::harness::*;
-use flexcomm_compression::naive;
+use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
+use flexcomm_compression::wire::Writer;
+use flexcomm_compression::{Layers, naive};
 
 fn indices(values: &[f32]) -> Vec<u32> {
     (0..).zip(values).filter(|(_, v)| **v != 0.0).map(|(i, _)| i).collect()
@@ -43,6 +45,30 @@ fn qsparse_levels_are_unbiased_on_what_is_kept() {
         let spread = ((squares[i] / draws as f64 - mean * mean) / draws as f64).sqrt();
         assert!((mean - f64::from(x[i])).abs() < 7.0 * spread + 1e-6, "value {i}: {mean} of {}", x[i]);
     }
+}
+
+/// Of 40 layers whose scales lie a thousandfold apart: a bucket as one tensor is divided by 1 + beta of all that is kept and sends of
+/// the largest layers alone, a layer is divided by its own. What reaches the model of the gradients' sum, in the mean over layers.
+#[test]
+fn qsparse_keeps_what_it_sends_of_many_layers() {
+    let (layers, n) = (40usize, 5000usize);
+    let arrived = |text: &str| {
+        let mut rank = Pipeline::new(&parse(text), Layers::new(&vec![n; layers]).unwrap(), Member::alone(1));
+        let (signal, mut sum, mut out) = (normal(layers * n, 99), vec![0.0f32; layers * n], Writer::new());
+        for index in 0..60 {
+            let mut x = normal(layers * n, index);
+            let scale = |i: usize| 10f32.powf((i / n % 4) as f32 - 3.0);
+            x.iter_mut().enumerate().for_each(|(i, x)| *x = scale(i) * (*x + signal[i]));
+            sum.iter_mut().zip(&x).for_each(|(sum, x)| *sum += x);
+            rank.compress(Gradient::F32(&x), Step { index, learning_rate: 0.1 }, &mut out).unwrap();
+        }
+        let left = rank.residual();
+        let of = |(left, sum): (&[f32], &[f32])| 1.0 - energy(left) / energy(sum);
+        left.chunks(n).zip(sum.chunks(n)).map(of).sum::<f64>() / layers as f64
+    };
+    let [own, bucket, most] = ["qsparse(k=0.05)", "qsparse(k=0.05)+scope(bucket)", "lwtopk(k=0.05)"]
+        .map(|text| arrived(&format!("{text}+ef(vanilla)")));
+    assert!(own > 0.7 * most && own > 2.0 * bucket, "{own} by layer, {bucket} by bucket, lwtopk {most}");
 }
 
 #[test]
@@ -134,7 +160,7 @@ fn threelc_shortens_runs_of_zeros() {
     assert_eq!(run.payload.len(), 4 + 1 + 1000);
 }
 
-/// Without a sketch every value becomes the middle of its own quantile bucket, which holds about n/q values of its sign.
+/// Without a sketch every value becomes the mean of its own quantile bucket, which holds about n/q values of its sign.
 #[test]
 fn sketchml_buckets_are_quantiles() {
     let (x, q) = (laplace(10_000, 1), 16);
@@ -148,11 +174,32 @@ fn sketchml_buckets_are_quantiles() {
         for bucket in buckets {
             let share = bucket.len() as f64 * q as f64 / side.len() as f64;
             assert!((share - 1.0).abs() < 0.05, "{share}");
-            // The middle of the ends, which are values of this bucket or the next.
-            assert!(bucket[0].0 <= bucket[0].1 && bucket[0].1 > 0.0);
-            let middle = 0.5 * (bucket[0].0 + bucket[bucket.len() - 1].0);
-            assert!((bucket[0].1 - middle).abs() < 0.05 * middle + 1e-3, "{} of {middle}", bucket[0].1);
+            let mean = bucket.iter().map(|(x, _)| f64::from(*x)).sum::<f64>() / bucket.len() as f64;
+            assert!((f64::from(bucket[0].1) - mean).abs() < 1e-6 * mean, "{} of {mean}", bucket[0].1);
         }
+    }
+}
+
+/// Of a heavy tail the middle of the last bucket is farther from most of its values than 0 is.
+#[test]
+fn sketchml_sends_means() {
+    let x: Vec<f32> = laplace(10_000, 4).iter().map(|x| x.powi(5)).collect();
+    for text in ["sketchml(buckets=16,rows=0)", "sketchml(rows=0)"] {
+        let sent = compressed(&parse(text), &x, 1);
+        let lost = distance(&x, &sent) / energy(&x);
+        // As the middles of the same buckets had it.
+        let mut ends: Vec<(f32, [f32; 2])> = Vec::new();
+        for (x, sent) in x.iter().zip(&sent) {
+            match ends.iter_mut().find(|(mean, _)| mean == sent) {
+                Some((_, [low, high])) => (*low, *high) = (low.min(*x), high.max(*x)),
+                None => ends.push((*sent, [*x; 2])),
+            }
+        }
+        let middle =
+            |sent: &f32| ends.iter().find(|(mean, _)| mean == sent).map(|(_, [low, high])| 0.5 * (low + high)).unwrap();
+        let middles: Vec<f32> = sent.iter().map(middle).collect();
+        let before = distance(&x, &middles) / energy(&x);
+        assert!(lost < 1.0 && before > 1.0, "{text}: {before} for {lost}");
     }
 }
 

@@ -509,7 +509,7 @@ pub static QSPARSE: CompressorInfo = CompressorInfo {
     ],
     travels: |_| Travels::Gathers,
     nature: nature::of_qsparse,
-    scope: Scope::Bucket,
+    scope: Scope::Tensor,
     candidates: &[],
 };
 
@@ -554,7 +554,7 @@ pub static SKETCHML: CompressorInfo = CompressorInfo {
         Param::optional("groups", Kind::Whole(1, 16), 8.0, "parts that the buckets are cut into"),
     ],
     travels: |_| Travels::Gathers,
-    nature: |_| Nature::Biased("a bucket's middle is not its mean, and collisions in the sketch make values smaller"),
+    nature: nature::of_sketchml,
     scope: Scope::Bucket,
     candidates: &[],
 };

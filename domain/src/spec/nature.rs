@@ -130,6 +130,14 @@ pub(super) fn of_qsparse(values: &Values) -> Nature {
     }
 }
 
+/// Parameters buckets, rows. A bucket's mean takes away n times its square, and the sum of these is at least ‖x‖²/n.
+pub(super) fn of_sketchml(values: &Values) -> Nature {
+    match values.whole(1) {
+        0 => Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
+        _ => Nature::Biased("collisions in the sketch make values smaller"),
+    }
+}
+
 /// Bound on the relative variance of rounding k values at random to s levels of their norm (QSGD, lemma 3.1).
 pub fn quantizer_bound(k: usize, s: usize) -> f64 {
     let (k, s) = (k as f64, s as f64);

@@ -4,6 +4,9 @@
 //! up to 1 + beta, beta = min(k/s², sqrt(k)/s); `scaled` divides by that (lemma 2), which makes the whole contractive
 //! for every s. `sign`: the sign, times the mean magnitude of the k values (lemma 3).
 //!
+//! Layers are compressed one by one (corollary 1, piecewise compression): of k values of like size beta grows with sqrt(k), and over
+//! a bucket of many layers the division leaves hardly anything.
+//!
 //! Random indices are drawn from the shared seed and do not travel.
 
 use super::super::sparsification::{adaptive::write_signs, subset::Subset, topk::Selector};

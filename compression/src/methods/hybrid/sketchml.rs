@@ -2,8 +2,8 @@
 //! 3.3): of the values that are not 0 the indices are sent, and for each the number of its bucket between quantiles; positive
 //! and negative values apart.
 //!
-//! Quantiles are those of a sample of magnitudes, with the largest magnitude as the last; a bucket stands for the mean of
-//! its two ends. With `rows` above 0 the bucket numbers go through a MinMaxSketch: each is inserted into `rows` hash tables
+//! Quantiles are those of a sample of magnitudes; a bucket stands for the mean of its values. (The paper takes the middle of its
+//! two ends, which in the last bucket of a heavy tail is farther from most values than 0 is.) With `rows` above 0 the bucket numbers go through a MinMaxSketch: each is inserted into `rows` hash tables
 //! that keep the least number, and the largest over tables is what is read. Collisions thereby make magnitudes smaller,
 //! never larger, and never flip a sign. Buckets are cut into `groups`, each with its own indices and tables, which bounds
 //! by how much. With 0 rows the numbers are packed as they are.
@@ -42,7 +42,9 @@ struct SketchMl {
     /// The inner ends of the buckets of either sign, ascending.
     ends: [Vec<f32>; 2],
     /// What each bucket of either sign stands for.
-    middles: [Vec<f32>; 2],
+    means: [Vec<f32>; 2],
+    /// Sums of magnitudes and numbers of values, by code.
+    sums: Vec<(f64, u64)>,
     /// Per value: 0 for zero, else 1 + bucket + buckets if negative.
     codes: Vec<u16>,
     /// Of one sign and group.
@@ -63,7 +65,8 @@ impl SketchMl {
             groups,
             sample: [Vec::with_capacity(half), Vec::with_capacity(half)],
             ends: [vec![0.0; buckets - 1], vec![0.0; buckets - 1]],
-            middles: [vec![0.0; buckets], vec![0.0; buckets]],
+            means: [vec![0.0; buckets], vec![0.0; buckets]],
+            sums: vec![(0.0, 0); 1 + 2 * buckets],
             codes: Vec::with_capacity(n),
             indices: Vec::with_capacity(room),
             levels: Vec::with_capacity(room),
@@ -81,8 +84,8 @@ impl SketchMl {
         ((k as f64 * self.columns).ceil() as usize).clamp(1, k.max(1))
     }
 
-    /// Samples magnitudes; answers the largest of either sign.
-    fn sample(&mut self, x: &[f32], context: &Context) -> [f32; 2] {
+    /// Samples magnitudes.
+    fn sample(&mut self, x: &[f32], context: &Context) {
         let (n, stream) = (x.len(), context.own(0));
         self.sample.iter_mut().for_each(Vec::clear);
         for i in 0..SAMPLES.min(n) {
@@ -92,37 +95,33 @@ impl SketchMl {
                 self.sample[usize::from(value < 0.0)].push(value.abs());
             }
         }
-        let lowest = x.iter().fold(0.0f32, |low, x| low.min(*x));
-        [x.iter().fold(0.0f32, |high, x| high.max(*x)), -lowest]
     }
 
-    /// Ends and middles of the buckets.
-    fn quantiles(&mut self, largest: [f32; 2]) {
-        let buckets = self.buckets;
-        for (side, largest) in largest.into_iter().enumerate() {
-            let sample = &mut self.sample[side];
+    /// Ends of the buckets.
+    fn quantiles(&mut self) {
+        for (sample, ends) in self.sample.iter_mut().zip(&mut self.ends) {
             sample.sort_unstable_by(f32::total_cmp);
-            let quantile = |j: usize| match sample.len() {
-                // What the sample has missed is one bucket.
-                0 => largest,
-                _ if j == buckets => largest,
-                len => sample[j * (len - 1) / buckets],
-            };
-            self.ends[side].iter_mut().zip(1..).for_each(|(end, j)| *end = quantile(j));
-            // Halves first: the sum of two huge values is none.
-            let middle = |j: usize| 0.5 * quantile(j) + 0.5 * quantile(j + 1);
-            self.middles[side].iter_mut().enumerate().for_each(|(j, to)| *to = middle(j));
+            // What the sample has missed is one bucket.
+            let quantile = |j: usize| sample.get(j * sample.len().saturating_sub(1) / self.buckets).copied();
+            ends.iter_mut().zip(1..).for_each(|(end, j)| *end = quantile(j).unwrap_or(f32::INFINITY));
         }
     }
 
+    /// Codes of all values, and the means of their buckets.
     fn classify(&mut self, x: &[f32]) {
-        let Self { ends, codes, buckets, .. } = self;
+        let Self { ends, codes, buckets, sums, means, .. } = self;
         codes.clear();
+        sums.fill((0.0, 0));
         codes.extend(x.iter().map(|x| {
             let side = usize::from(*x < 0.0);
             let bucket = ends[side].partition_point(|end| *end <= x.abs());
-            if *x == 0.0 { 0 } else { (1 + bucket + side * *buckets) as u16 }
+            let code = if *x == 0.0 { 0 } else { 1 + bucket + side * *buckets };
+            sums[code].0 += f64::from(x.abs());
+            sums[code].1 += 1;
+            code as u16
         }));
+        let means = means.iter_mut().flatten();
+        means.zip(&sums[1..]).for_each(|(mean, (sum, count))| *mean = (sum / (*count).max(1) as f64) as f32);
     }
 
     /// One sign's group: k, indices, then tables or levels. Answers the energy that a reader sees.
@@ -141,8 +140,8 @@ impl SketchMl {
         out.u32(self.indices.len() as u32);
         write_indices_least(&self.indices, self.n, out);
         self.sketch(context, out);
-        let middles = &self.middles[side];
-        self.levels.iter().map(|level| f64::from(middles[first + usize::from(*level)]).powi(2)).sum()
+        let means = &self.means[side];
+        self.levels.iter().map(|level| f64::from(means[first + usize::from(*level)]).powi(2)).sum()
     }
 
     /// Writes the levels, or their tables; then `levels` is what a reader gets back.
@@ -211,12 +210,12 @@ impl Codec for SketchMl {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let stats = context.stats(x)?;
         out.reserve(self.size().most());
-        let largest = self.sample(x, context);
-        self.quantiles(largest);
+        self.sample(x, context);
+        self.quantiles();
         self.classify(x);
         let mut sent = 0.0;
         for side in 0..2 {
-            self.middles[side].iter().for_each(|middle| out.f32(*middle));
+            self.means[side].iter().for_each(|mean| out.f32(*mean));
             for group in 0..self.groups {
                 sent += self.write_group((side, group), context, out);
             }
@@ -232,14 +231,14 @@ impl Codec for SketchMl {
     ) -> Result<(), ReadError> {
         for (side, sign) in [1.0, -1.0].into_iter().enumerate() {
             for j in 0..self.buckets {
-                self.middles[side][j] = from.scale("middle of a bucket")?;
+                self.means[side][j] = from.scale("mean of a bucket")?;
             }
             for group in 0..self.groups {
                 self.read_group(from, context, out.len())?;
                 let first = group * self.width();
                 for (i, level) in self.indices.iter().zip(&self.levels) {
                     let bucket = (first + usize::from(*level)).min(self.buckets - 1);
-                    let sum = out[*i as usize] + scale * sign * self.middles[side][bucket];
+                    let sum = out[*i as usize] + scale * sign * self.means[side][bucket];
                     // A message that no encoder writes may name a value in several groups: it stays finite.
                     if !sum.is_finite() {
                         return Err(ReadError::Number {
