@@ -426,9 +426,9 @@ impl Bucket {
 
     /// Remembers why this rank has no part in the round, and leaves it without a message.
     fn excuse(&mut self, error: &EncodeError) {
-        let not_finite = matches!(error, EncodeError::NonFinite { .. } | EncodeError::Own(ReadError::Number { .. }));
+        let own = matches!(error, EncodeError::Own(ReadError::Number { .. }));
         self.fail(error);
-        if not_finite {
+        if own || matches!(error, EncodeError::NonFinite { .. } | EncodeError::Residual { .. }) {
             self.status = Status::NotFinite;
         }
     }

@@ -2,6 +2,7 @@
 
 import pytest
 from conftest import torchrun
+from flexcomm.torch._failures import _whose
 
 STRATEGIES = ["topk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.1)+ef(vanilla)/art-ring:star", "topk(k=0.1)+ef(vanilla)/art-ring:var"]
 
@@ -240,3 +241,10 @@ def test_a_bucket_without_the_hook_is_an_error_where_others_compress(seen):
     for rank in seen:
         kind, text, answered = rank["passed by"]
         assert kind == "FlexcommError" and "topk(k=0.1)+ef(vanilla)/allgather" in text and answered == 3
+
+
+def test_a_residual_that_has_overflowed_is_told_from_a_gradient():
+    residual = (2, 1, "compress value 3 = inf: the residual has overflowed, the gradient is finite")
+    gradient = (2, 1, "compress value 0 = NaN: it is not finite")
+    assert _whose([(0, 0, ""), residual, gradient, gradient]) == "the residual of rank 1 and the gradient of rank 2, 3"
+    assert _whose([(0, 0, "")]) == "the sum of the ranks' gradients"

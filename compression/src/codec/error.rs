@@ -3,9 +3,20 @@
 /// Failed to compress a tensor. No state has changed: neither the codec's nor any memory's.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum EncodeError {
-    /// NaN or infinity, in the gradient or in its sum with the residual.
+    /// NaN or infinity in the gradient.
     #[error("compress value {index} = {value}: it is not finite")]
     NonFinite {
+        /// The first such place.
+        index: usize,
+        /// As found.
+        value: f32,
+    },
+    /// NaN or infinity in the sum of residual (or momentum) and gradient, which is finite.
+    #[error(
+        "compress value {index} = {value}: the residual has overflowed, the gradient is finite; a compressor that keeps more \
+         of it, or a lower learning rate, leaves less to the residual"
+    )]
+    Residual {
         /// The first such place.
         index: usize,
         /// As found.

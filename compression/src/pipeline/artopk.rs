@@ -23,7 +23,7 @@ impl Pipeline {
             Err(EncodeError::NonFinite { .. }) if self.spec.non_finite() == NonFinite::Skip => {
                 self.choose(Gradient::Zeros, Open { skipped: true, ..open }, may_lead)
             }
-            energy => energy,
+            energy => energy.map_err(|error| gradient.clear(error)),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::codec::EncodeError;
 use crate::wire::{DType, bf16_to_f32, f16_to_f32};
+use half::{bf16, f16};
 
 /// A gradient in one of the types that frameworks hold them in. All arithmetic is done in f32.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +39,23 @@ impl<'a> Gradient<'a> {
             Self::Zeros => expected,
         };
         if got == expected { Ok(()) } else { Err(EncodeError::Length { what: "it", expected, got }) }
+    }
+
+    /// The error of a step names the gradient's first value that is not finite, or else what was added to it.
+    #[cold]
+    pub(super) fn clear(self, error: EncodeError) -> EncodeError {
+        let EncodeError::NonFinite { index, value } = error else { return error };
+        let first = |values: &mut dyn Iterator<Item = f32>| values.enumerate().find(|(_, x)| !x.is_finite());
+        let own = match self {
+            Self::F32(values) => first(&mut values.iter().copied()),
+            Self::F16(bits) => first(&mut bits.iter().map(|x| f16::from_bits(*x).to_f32())),
+            Self::Bf16(bits) => first(&mut bits.iter().map(|x| bf16::from_bits(*x).to_f32())),
+            Self::Zeros => None,
+        };
+        match own {
+            Some((index, value)) => EncodeError::NonFinite { index, value },
+            None => EncodeError::Residual { index, value },
+        }
     }
 
     /// As f32: its own values, or converted into `staged`.

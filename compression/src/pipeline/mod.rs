@@ -394,7 +394,7 @@ impl Pipeline {
             Err(EncodeError::NonFinite { .. }) if self.spec.non_finite() == NonFinite::Skip => {
                 self.begin(Gradient::Zeros, Open { skipped: true, ..open }, out)
             }
-            outcome => outcome,
+            outcome => outcome.map_err(|error| gradient.clear(error)),
         }
     }
 

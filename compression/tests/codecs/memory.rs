@@ -307,6 +307,28 @@ fn gradients_that_are_not_finite() {
     }
 }
 
+/// A residual that overflows is told from a gradient that is not finite.
+#[test]
+fn a_residual_that_overflows_is_named() {
+    for text in ["topk(k=1)+ef(vanilla)", "topk(k=1)+ef(dgc,mu=0.9)", "lwtopk(k=1)+ef(vanilla)+nesterov(mu=0.9)"] {
+        let mut rank = pipeline(text, 4);
+        let large = [3e38f32, 2.9e38, 0.0, 0.0];
+        let mut refused = None;
+        for index in 0..4 {
+            let now = Step { index, learning_rate: 0.1 };
+            refused = refused.or(rank.compress(Gradient::F32(&large), now, &mut Writer::new()).err());
+        }
+        let error = refused.unwrap();
+        assert!(matches!(error, EncodeError::Residual { value: f32::INFINITY, .. }), "{text}: {error}");
+        assert!(error.to_string().contains("the residual has overflowed"), "{error}");
+        // The gradient is to blame where it is not finite, whatever the residual is.
+        let bad = [0.0, 0.0, f32::NAN, 0.0];
+        let now = Step { index: 4, learning_rate: 0.1 };
+        let error = rank.compress(Gradient::F32(&bad), now, &mut Writer::new()).unwrap_err();
+        assert!(matches!(error, EncodeError::NonFinite { index: 2, .. }), "{text}: {error}");
+    }
+}
+
 /// Half precision goes in as what it is, NaN and infinity by name.
 #[test]
 fn half_precision_gradients() {

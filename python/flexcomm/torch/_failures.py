@@ -44,7 +44,7 @@ _LEFT_OUT = (
 
 
 class NotFiniteError(FlexcommError):
-    """A gradient has NaN or infinite values. Raised on every rank at the same step, out of ``backward()``, after which all
+    """A gradient, or a rank's residual, has NaN or infinite values: the text says which. Raised on every rank at the same step, out of ``backward()``, after which all
     ranks' gradients are NaN where it was: a script that catches it leaves out the optimizer's step, and may go on.
 
     Not raised under ``ddp_model.join()`` once a rank has run out of batches: then the gradients are zeros on all ranks, and a
@@ -66,9 +66,9 @@ class Failures:
         # A trial's candidate may diverge: that is reported, and everything is put back.
         undone = self._not_finite()
         faults = self._gather((0 if undone else _STAYS) | (0 if _ddp.in_backward() else _IDLE))
-        if self._propagate or not any(flags & _STAYS for _, flags in faults):
+        if self._propagate or not any(flags & _STAYS for _, flags, _ in faults):
             return
-        idle = sum(bool(flags & _IDLE) for _, flags in faults)
+        idle = sum(bool(flags & _IDLE) for _, flags, _ in faults)
         if idle:
             logger.warning(_LEFT_OUT, idle)
             for gradient in gradients:
@@ -76,16 +76,25 @@ class Failures:
         elif raises:
             # No gradient can be finite any more, on any rank, where parameters are not: the ranks hold the same.
             broken = not all(bool(p.detach().isfinite().all()) for p in parameters)
-            ranks = [str(rank) for rank, (code, _) in enumerate(faults) if code == _NOT_FINITE_HERE]
-            whose = f"the gradient of rank {', '.join(ranks)}" if ranks else "the sum of the ranks' gradients"
-            _ddp.raise_after_pass(NotFiniteError(_BROKEN if broken else _NOT_FINITE % whose))
+            _ddp.raise_after_pass(NotFiniteError(_BROKEN if broken else _NOT_FINITE % _whose(faults)))
 
-    def _gather(self, flags: int) -> list[tuple[int, int]]:
-        """All ranks' codes and flags; an error where one of them could not do its part."""
+    def _gather(self, flags: int) -> list[tuple[int, int, str]]:
+        """All ranks' codes, flags and reasons; an error where one of them could not do its part."""
         code, why = self._core.fault()
         faults = self._control.gather((bytes([code, flags]) + why.encode())[:_FAULT_BYTES].ljust(_FAULT_BYTES, b"\0"))
-        for rank, fault in enumerate(faults):
-            if fault[0] == _FAILED:
-                reason = fault[2:].rstrip(b"\0").decode(errors="ignore")
+        read = [(fault[0], fault[1], fault[2:].rstrip(b"\0").decode(errors="ignore")) for fault in faults]
+        for rank, (code, _, reason) in enumerate(read):
+            if code == _FAILED:
                 raise FlexcommError(f"failed to exchange gradients: rank {rank} could not do its part: {reason}")
-        return [(fault[0], fault[1]) for fault in faults]
+        return read
+
+
+def _whose(faults: list[tuple[int, int, str]]) -> str:
+    """What of which ranks is not finite: a gradient, or a residual that has overflowed, which the reason names."""
+    found: dict[str, list[str]] = {}
+    for rank, (code, _, reason) in enumerate(faults):
+        if code == _NOT_FINITE_HERE:
+            what = "the residual" if "the residual has overflowed" in reason else "the gradient"
+            found.setdefault(what, []).append(str(rank))
+    named = [f"{what} of rank {', '.join(ranks)}" for what, ranks in found.items()]
+    return " and ".join(named) or "the sum of the ranks' gradients"
