@@ -1,8 +1,11 @@
 //! fp16 and bf16: each value rounded to half precision (nearest, ties to even). The payloads are added in flight, in half
 //! precision, as NCCL adds halves.
 //!
-//! Values beyond the largest half would become infinite, alone or in the sum: they are clipped to a bound that lets
-//! `world` of them be added, with all roundings upwards, below the largest half. Gradients are far below it.
+//! Values beyond the largest half would become infinite, alone or in the sum (torch's `fp16_compress_hook` divides by the number of
+//! ranks first, and sends an infinity for what is beyond even so). Here they are clipped to a bound that lets `world` of them be
+//! added, with all roundings upwards, below the largest half: 65504 / `world` and less for fp16. Error feedback keeps
+//! what is cut off and sends it in later steps; without a memory it is lost, as the gain below 1 shows. Gradients that
+//! a loss scale multiplies may come there: unscale them first, or take bf16.
 //!
 //! Payload: n halves.
 

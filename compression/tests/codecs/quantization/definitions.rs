@@ -108,6 +108,19 @@ fn sums_of_halves_stay_finite() {
     assert_eq!(element.bytes(), 2);
 }
 
+/// What is clipped is no infinity: error feedback sends it later, and without a memory the gain shows what is lost.
+#[test]
+fn what_halves_clip_stays_in_the_residual() {
+    let x = [100_000.0f32, -70_000.0, 1.0, 0.5];
+    let mut fed = Ranks::new("fp16+ef(vanilla)", 4, 1);
+    let sent: Vec<Vec<f32>> =
+        (0..2).map(|step| fed.step(&[if step == 0 { x.to_vec() } else { vec![0.0; 4] }], step)).collect();
+    assert_eq!(sent, [vec![65504.0, -65504.0, 1.0, 0.5], vec![34496.0, -4496.0, 0.0, 0.0]]);
+    let (mut codec, mut out) = (parse("fp16").codec(shape(4)), Writer::new());
+    let lost = codec.encode(&x, &Context::new(1), &mut out).unwrap();
+    assert!(lost.sent < 0.8 * lost.compensated, "{lost:?}");
+}
+
 /// Golden bytes of each layout, with which decoders of other builds must agree.
 #[test]
 fn known_payloads() {
