@@ -4,7 +4,9 @@ use super::OnHost;
 use flexcomm_compression::codec::{Scope, Shape, Size, Travels};
 use flexcomm_compression::pipeline::Member;
 use flexcomm_compression::{Build, Layers};
-use flexcomm_domain::spec::{Checksum, CompressorSpec, MemoryKind, NonFinite, ValueType};
+use flexcomm_domain::spec::{
+    Checksum, CompressorInfo, CompressorSpec, MemoryKind, NonFinite, ValueType, Values, compressors as c,
+};
 use flexcomm_gpu_kernels::bucket::Method;
 use flexcomm_gpu_kernels::hybrid::Qsparse;
 use flexcomm_gpu_kernels::{Norm, Quantizer, Random, RandomK, Threshold};
@@ -77,8 +79,10 @@ impl Plan {
             one_size: false,
         };
         plan.one_size = plan.shapes.iter().all(|shape| matches!(strategy.codec(*shape).size(), Size::Exact(_)));
-        plan.methods(0).ok_or_else(none)?;
-        plan.decoding = plan.decoding().ok_or_else(none)?;
+        let methods = plan.methods(0).ok_or_else(none)?;
+        if let Some(method) = methods.first() {
+            plan.decoding = plan.decoding(*method).ok_or_else(none)?;
+        }
         Ok(plan)
     }
 
@@ -111,79 +115,119 @@ impl Plan {
     }
 
     fn method(&self, shape: Shape, random: Random) -> Option<Method> {
-        let (values, n) = (self.strategy.values(), shape.values());
-        let (shared, k) = (Random { rank: None, ..random }, || values.kept(0, n) as u64);
-        Some(match self.strategy.compressor().name {
-            "topk" | "lwtopk" => Method::TopK(k()),
-            "mstopk" => Method::Threshold(Threshold::MsTopK { k: k(), random }),
-            "dgc" | "sgc" => {
-                let (sample, most) = (values.number(1), values.number(2));
-                Method::Threshold(Threshold::Dgc { k: k(), sample, most, random })
-            }
-            "threshold" => Method::Threshold(Threshold::Above { v: values.number(0) as f32 }),
-            "hardthreshold" => Method::HardThreshold(values.number(0) as f32),
-            "randomk" => {
-                let random = if values.is_on(2) { shared } else { random };
-                Method::RandomK(RandomK { k: k(), scaled: values.is_on(1), random })
-            }
-            "qsparse" => {
-                let (s, scaled) = (values.whole(3) as u32, values.is_on(4));
-                let how = if values.whole(2) == 1 { Qsparse::Signs } else { Qsparse::Levels { s, scaled, random } };
-                if values.whole(1) == 1 { Method::QsparseRandom(k(), how, shared) } else { Method::Qsparse(k(), how) }
-            }
-            "threelc" => Method::ThreeLc(values.number(0)),
-            _ => Method::Quantize(self.quantizer(shape)?, random),
-        })
+        let layer = Layer { values: self.strategy.values(), shape, random, world: self.member.world };
+        let (_, of) = KERNELS.iter().find(|(info, _)| std::ptr::eq(*info, self.strategy.compressor()))?;
+        of(&layer)
     }
 
-    fn quantizer(&self, shape: Shape) -> Option<Quantizer> {
-        let values = self.strategy.values();
-        let norm = |is_max: bool| if is_max { Norm::Max } else { Norm::L2 };
-        let world = self.member.world;
-        Some(match self.strategy.compressor().name {
-            "signsgd" => Quantizer::Signs,
-            "efsignsgd" => Quantizer::ScaledSigns,
-            "onebit" if values.is_on(0) => Quantizer::ScaledSigns,
-            "onebit" => Quantizer::Signs,
-            "ssdm" => Quantizer::Ssdm,
-            // Kernels write packed codes alone, which the host reads where the least coding is in force, too.
-            "qsgd" if matches!(values.whole(3), 0 | 3) => {
-                let (s, bucket) = (values.whole(0) as u32, values.whole(1) as u32);
-                Quantizer::Qsgd { s, bucket, norm: norm(values.whole(2) == 1) }
-            }
-            "dithering" => {
-                let (k, natural) = (values.whole(0) as u32, values.whole(1) == 1);
-                Quantizer::Dithering { k, natural, norm: norm(values.whole(2) == 0) }
-            }
-            "terngrad" => Quantizer::TernGrad { clip: values.number(0) },
-            "lpcsvrg" => Quantizer::LpcSvrg { bits: values.whole(0) as u32, lambda: values.number(1) },
-            "onebitsgd" => {
-                let columns = if values.whole(1) == 1 { shape.cols.max(1) as u32 } else { 1 };
-                Quantizer::OneBitSgd { threshold: values.number(0) as f32, columns }
-            }
-            "minmax8" => Quantizer::MinMax8,
-            "inceptionn" => Quantizer::Inceptionn { bound: values.whole(0) as u32 },
-            "natural" => Quantizer::Natural,
-            "eightbit" => Quantizer::EightBit { fixed: values.whole(0) == 1 },
-            "fp16" => Quantizer::F16 { world },
-            "bf16" => Quantizer::Bf16 { world },
-            _ => return None,
-        })
-    }
-
-    fn decoding(&self) -> Option<Decoding> {
-        let one = self.shapes.len() == 1;
-        Some(match self.strategy.compressor().name {
-            "topk" | "lwtopk" | "mstopk" | "dgc" | "sgc" | "threshold" => Decoding::Lists,
-            "randomk" if !self.strategy.values().is_on(2) => Decoding::Lists,
-            "randomk" if one => Decoding::Drawn,
+    fn decoding(&self, method: Method) -> Option<Decoding> {
+        let (one, votes) = (self.shapes.len() == 1, std::ptr::eq(self.strategy.compressor(), &c::SIGNSGD));
+        Some(match method {
+            Method::RandomK(how) if how.is_shared() && one => Decoding::Drawn,
             // The sum of several layers has no lists of its own, and the host none of the device's draws.
-            "randomk" => return None,
-            "signsgd" if one => Decoding::Vote,
+            Method::RandomK(how) if how.is_shared() => return None,
+            Method::TopK(_) | Method::Threshold(_) | Method::RandomK(_) => Decoding::Lists,
+            Method::Quantize(..) if votes && one => Decoding::Vote,
+            Method::Quantize(..) if votes => Decoding::Host,
             // Where one payload ends and the next begins, only reading them tells.
-            "threelc" | "inceptionn" if !one => Decoding::Host,
-            "hardthreshold" | "qsparse" | "signsgd" => Decoding::Host,
-            _ => Decoding::Payload,
+            Method::ThreeLc(_) | Method::Quantize(Quantizer::Inceptionn { .. }, _) if !one => Decoding::Host,
+            Method::HardThreshold(_) | Method::Qsparse(..) | Method::QsparseRandom(..) => Decoding::Host,
+            Method::ThreeLc(_) | Method::Quantize(..) => Decoding::Payload,
         })
     }
+}
+
+/// What a compressor gets to compress by itself.
+struct Layer<'a> {
+    values: &'a Values,
+    shape: Shape,
+    random: Random,
+    world: u32,
+}
+
+impl Layer<'_> {
+    /// By the ratio or number that is the first parameter.
+    fn k(&self) -> u64 {
+        self.values.kept(0, self.shape.values()) as u64
+    }
+
+    fn number(&self, at: usize) -> f32 {
+        self.values.number(at) as f32
+    }
+
+    fn whole(&self, at: usize) -> u32 {
+        self.values.whole(at) as u32
+    }
+
+    /// By the choice at a place, which has `max` as its number `max`.
+    fn norm(&self, at: usize, max: u32) -> Norm {
+        if self.whole(at) == max { Norm::Max } else { Norm::L2 }
+    }
+
+    /// As all ranks draw.
+    fn shared(&self) -> Random {
+        Random { rank: None, ..self.random }
+    }
+
+    fn quantize(&self, quantizer: Quantizer) -> Option<Method> {
+        Some(Method::Quantize(quantizer, self.random))
+    }
+}
+
+/// Kernels of a layer; none for parameters that have none.
+type OfLayer = fn(&Layer<'_>) -> Option<Method>;
+
+/// The compressors that have kernels.
+static KERNELS: &[(&CompressorInfo, OfLayer)] = &[
+    (&c::TOPK, |l| Some(Method::TopK(l.k()))),
+    (&c::LWTOPK, |l| Some(Method::TopK(l.k()))),
+    (&c::MSTOPK, |l| Some(Method::Threshold(Threshold::MsTopK { k: l.k(), random: l.random }))),
+    (&c::DGC, dgc),
+    (&c::SGC, dgc),
+    (&c::THRESHOLD, |l| Some(Method::Threshold(Threshold::Above { v: l.number(0) }))),
+    (&c::HARDTHRESHOLD, |l| Some(Method::HardThreshold(l.number(0)))),
+    (&c::RANDOMK, |l| {
+        let random = if l.values.is_on(2) { l.shared() } else { l.random };
+        Some(Method::RandomK(RandomK { k: l.k(), scaled: l.values.is_on(1), random }))
+    }),
+    (&c::QSPARSE, qsparse),
+    (&c::THREELC, |l| Some(Method::ThreeLc(l.values.number(0)))),
+    (&c::SIGNSGD, |l| l.quantize(Quantizer::Signs)),
+    (&c::EFSIGNSGD, |l| l.quantize(Quantizer::ScaledSigns)),
+    (&c::ONEBIT, |l| l.quantize(if l.values.is_on(0) { Quantizer::ScaledSigns } else { Quantizer::Signs })),
+    (&c::SSDM, |l| l.quantize(Quantizer::Ssdm)),
+    (&c::QSGD, |l| {
+        let quantizer = Quantizer::Qsgd { s: l.whole(0), bucket: l.whole(1), norm: l.norm(2, 1) };
+        // Kernels write packed codes alone, which the host reads where the least coding is in force, too.
+        if matches!(l.whole(3), 0 | 3) { l.quantize(quantizer) } else { None }
+    }),
+    (&c::DITHERING, |l| {
+        l.quantize(Quantizer::Dithering { k: l.whole(0), natural: l.whole(1) == 1, norm: l.norm(2, 0) })
+    }),
+    (&c::TERNGRAD, |l| l.quantize(Quantizer::TernGrad { clip: l.values.number(0) })),
+    (&c::LPCSVRG, |l| l.quantize(Quantizer::LpcSvrg { bits: l.whole(0), lambda: l.values.number(1) })),
+    (&c::ONEBITSGD, |l| {
+        let columns = if l.whole(1) == 1 { l.shape.cols.max(1) as u32 } else { 1 };
+        l.quantize(Quantizer::OneBitSgd { threshold: l.number(0), columns })
+    }),
+    (&c::MINMAX8, |l| l.quantize(Quantizer::MinMax8)),
+    (&c::INCEPTIONN, |l| l.quantize(Quantizer::Inceptionn { bound: l.whole(0) })),
+    (&c::NATURAL, |l| l.quantize(Quantizer::Natural)),
+    (&c::EIGHTBIT, |l| l.quantize(Quantizer::EightBit { fixed: l.whole(0) == 1 })),
+    (&c::FP16, |l| l.quantize(Quantizer::F16 { world: l.world })),
+    (&c::BF16, |l| l.quantize(Quantizer::Bf16 { world: l.world })),
+];
+
+fn dgc(l: &Layer<'_>) -> Option<Method> {
+    let (sample, most) = (l.values.number(1), l.values.number(2));
+    Some(Method::Threshold(Threshold::Dgc { k: l.k(), sample, most, random: l.random }))
+}
+
+fn qsparse(l: &Layer<'_>) -> Option<Method> {
+    let (s, scaled, random) = (l.whole(3), l.values.is_on(4), l.random);
+    let how = if l.whole(2) == 1 { Qsparse::Signs } else { Qsparse::Levels { s, scaled, random } };
+    Some(match l.whole(1) {
+        1 => Method::QsparseRandom(l.k(), how, l.shared()),
+        _ => Method::Qsparse(l.k(), how),
+    })
 }
