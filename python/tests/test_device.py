@@ -31,7 +31,13 @@ def standin(tmp_path_factory):
 
 def why(**env):
     """What a process of its own says of the kernels."""
-    code = "import sys, flexcomm.torch._device as d; d._point_at_nvrtc(); print(d.Core.kernels(int(sys.argv[1])))"
+    code = """import sys, flexcomm.torch._device as d
+d._point_at_nvrtc()
+try:
+    d.Core.load_kernels(int(sys.argv[1]))
+except d.NotOnDeviceError as why:
+    print(why)
+"""
     full = {k: v for k, v in os.environ.items() if not k.startswith("FLEXCOMM_")} | {"STANDIN_COMPILES": "1"} | env
     ordinal = full.pop("ORDINAL", "0")
     done = subprocess.run([sys.executable, "-P", "-c", code, ordinal], env=full, capture_output=True, text=True, timeout=240)

@@ -7,16 +7,13 @@ from typing import Callable, Iterable
 
 import torch
 
-from flexcomm._core import Core, FlexcommError
+from flexcomm._core import Core, FlexcommError, Status
 from flexcomm.torch import _ddp
 from flexcomm.torch._control import Control
 
 logger = logging.getLogger("flexcomm")
 
-#: :meth:`Core.fault`'s codes for a rank's part in the pass.
-_FAILED, _NOT_FINITE_HERE = 1, 2
-
-#: Of a rank's status in a pass that was refused: that number, flags, and the reason, cut where it is longer.
+#: Of a rank's part in a pass that was refused: its status, flags, and the reason, cut where it is longer.
 _FAULT_BYTES = 512
 
 #: Flags of a rank in a pass that was refused: its gradient stays not finite, since no trial undoes it; it has run out of batches.
@@ -76,16 +73,18 @@ class Failures:
         elif raises:
             # No gradient can be finite any more, on any rank, where parameters are not: the ranks hold the same.
             broken = not all(bool(p.detach().isfinite().all()) for p in parameters)
-            ranks = [str(rank) for rank, (code, _) in enumerate(faults) if code == _NOT_FINITE_HERE]
+            ranks = [str(rank) for rank, (status, _) in enumerate(faults) if status == int(Status.NotFinite)]
             whose = f"the gradient of rank {', '.join(ranks)}" if ranks else "the sum of the ranks' gradients"
             _ddp.raise_after_pass(NotFiniteError(_BROKEN if broken else _NOT_FINITE % whose))
 
     def _gather(self, flags: int) -> list[tuple[int, int]]:
-        """All ranks' codes and flags; an error where one of them could not do its part."""
-        code, why = self._core.fault()
-        faults = self._control.gather((bytes([code, flags]) + why.encode())[:_FAULT_BYTES].ljust(_FAULT_BYTES, b"\0"))
+        """All ranks' status and flags; an error where one of them could not do its part."""
+        own = self._core.fault()
+        status, why = (Status.Ready, "") if own is None else (own.status, own.why)
+        sent = bytes([int(status), flags]) + why.encode()
+        faults = self._control.gather(sent[:_FAULT_BYTES].ljust(_FAULT_BYTES, b"\0"))
         for rank, fault in enumerate(faults):
-            if fault[0] == _FAILED:
+            if fault[0] == int(Status.Failed):
                 reason = fault[2:].rstrip(b"\0").decode(errors="ignore")
                 raise FlexcommError(f"failed to exchange gradients: rank {rank} could not do its part: {reason}")
         return [(fault[0], fault[1]) for fault in faults]

@@ -13,6 +13,7 @@ from common import FOLDER, Lines, batch, ddp, network, parameters_hash, ranks, s
 from fake_agent import FakeAgent, decision, trial
 
 import flexcomm.torch
+from flexcomm._core import Place
 from flexcomm.torch import _collectives, _device
 from flexcomm.torch._storage import SnapshotStorage
 
@@ -75,7 +76,7 @@ class Pretended(_device.Cuda):
         return True
 
     def place(self, tensor):
-        return 0, STREAM
+        return Place(0, STREAM)
 
     def wait(self, tensor):
         self.waited += 1
@@ -353,7 +354,7 @@ def shadowed(rank, strategy, *, pretend=True, dtype=torch.float32, room=None, la
         torch.nn.functional.cross_entropy(model(x.to(dtype)).float(), y).backward()
         optimizer.step()
     return {
-        "gains": [gain for _, gain, _ in session._core.shadow_gains()], "steps": session._core.shadow_gains()[0][2],
+        "gains": [one.gain for one in session._core.shadow_gains()], "steps": session._core.shadow_gains()[0].steps,
         "launched": launches(STREAM) - before, "waited": cuda.waited + Event.synchronised, "lines": LINES.take(), "hash": bits(model),
     }
 

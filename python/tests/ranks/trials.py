@@ -133,7 +133,7 @@ def gains(rank, share):
                 done += 1
                 if done == 10 and rank == 0:
                     agent.publish(trial=trial(1, candidates, 10))
-                steps = {n for _, _, n in session._core.shadow_gains()}
+                steps = {one.steps for one in session._core.shadow_gains()}
                 # Shadows see the same ten batches from the same residuals as the candidates did.
                 if steps == {10} and not shadow:
                     shadow = session.shadow_gains()
