@@ -9,9 +9,7 @@ use pyo3::prelude::*;
 #[derive(Debug, Clone, Copy)]
 pub struct Span {
     address: usize,
-    values: usize,
-    /// Bytes of each.
-    element: usize,
+    bytes: usize,
 }
 
 /// Of which any bits are a value.
@@ -26,8 +24,7 @@ impl FromPyObject<'_, '_> for Span {
         let py = tensor.py();
         Ok(Self {
             address: tensor.call_method0(intern!(py, "data_ptr"))?.extract()?,
-            values: tensor.call_method0(intern!(py, "numel"))?.extract()?,
-            element: tensor.call_method0(intern!(py, "element_size"))?.extract()?,
+            bytes: tensor.getattr(intern!(py, "nbytes"))?.extract()?,
         })
     }
 }
@@ -35,23 +32,17 @@ impl FromPyObject<'_, '_> for Span {
 impl Span {
     /// 32-bit floats at an address.
     pub fn of_floats(address: usize, values: usize) -> Self {
-        Self { address, values, element: size_of::<f32>() }
+        Self { address, bytes: values.saturating_mul(size_of::<f32>()) }
     }
 
-    /// Elements of a type, after checking what can be checked: not null (unless empty), aligned, and of this type's size or
-    /// seen as bytes.
+    /// Elements of a type, after checking what can be checked: not null (unless empty), aligned, and as many bytes as they have.
     fn elements<T>(self, what: &'static str) -> Result<usize, Failure> {
-        let Self { address, values, element } = self;
-        let bytes = values.checked_mul(element).filter(|bytes| *bytes <= isize::MAX as usize);
-        let typed = size_of::<T>() == 1 || size_of::<T>() == element;
-        match bytes {
-            Some(bytes) if typed && address.is_multiple_of(align_of::<T>()) && (address != 0 || bytes == 0) => {
-                Ok(bytes / size_of::<T>())
-            }
-            _ => Err(Failure::input(format!(
-                "{what}: address {address:#x} with {values} elements of {element} bytes is no memory of such a tensor"
-            ))),
+        let Self { address, bytes } = self;
+        let whole = bytes.is_multiple_of(size_of::<T>()) && bytes <= isize::MAX as usize;
+        if whole && address.is_multiple_of(align_of::<T>()) && (address != 0 || bytes == 0) {
+            return Ok(bytes / size_of::<T>());
         }
+        Err(Failure::input(format!("{what}: address {address:#x} with {bytes} bytes is no memory of such a tensor")))
     }
 
     /// On the host.
@@ -77,6 +68,6 @@ impl Span {
     pub fn on_device(self) -> flexcomm_gpu_kernels::Span {
         // SAFETY: the hook passes contiguous tensors on the device, which it keeps until the stream has done what was launched
         // (torch's allocator gives memory of a stream only to what comes later on it).
-        unsafe { flexcomm_gpu_kernels::Span::new(self.address as u64, self.values.saturating_mul(self.element) as u64) }
+        unsafe { flexcomm_gpu_kernels::Span::new(self.address as u64, self.bytes as u64) }
     }
 }

@@ -140,8 +140,8 @@ def gains(rank, share):
     session.close()
     agent.wait_for("bye")
     # Shadows complete the report later.
-    report, *told = agent.of_kind("trial")
-    assert told and all(t["id"] == 1 and t["outcomes"][0]["shadow_gain"] > 0 for t in told), told
+    report, *later = agent.of_kind("trial")
+    assert later and all(t["id"] == 1 and t["outcomes"][0]["shadow_gain"] > 0 for t in later), later
     return {"candidates": candidates, "live": [o["gain"] for o in report["outcomes"]], "shadow": [shadow.get(c) for c in candidates]}
 
 
