@@ -426,10 +426,13 @@ impl Bucket {
 
     /// Remembers why this rank has no part in the round, and leaves it without a message.
     fn excuse(&mut self, error: &EncodeError) {
-        let own = matches!(error, EncodeError::Own(ReadError::Number { .. }));
         self.fail(error);
-        if own || matches!(error, EncodeError::NonFinite { .. } | EncodeError::Residual { .. }) {
-            self.status = Status::NotFinite;
+        match error {
+            EncodeError::NonFinite { .. } | EncodeError::Own(ReadError::Number { .. }) => {
+                self.status = Status::NotFinite
+            }
+            EncodeError::Residual { .. } => self.status = Status::Overflowed,
+            _ => {}
         }
     }
 

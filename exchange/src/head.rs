@@ -21,6 +21,8 @@ pub enum Status {
     Failed = 1,
     /// None: its gradient has values that are not finite.
     NotFinite = NOT_FINITE as isize,
+    /// None: its gradient is finite, and the sum with its residual is not.
+    Overflowed = 3,
 }
 
 /// The header of a block. `check` stands for all that must be alike on all ranks.

@@ -3,12 +3,12 @@
 The same network is trained by plain DDP (twice: their difference is this machine's noise), by DDP with torch's own
 `allreduce_hook`, by flexcomm dense without an agent (DDP by itself), with an agent in a process of its own (control
 messages and telemetry below DDP; and with the hook, as it is after a decision for something else than dense), and with top-k at
-0.01. In each turn every job makes a few steps, in an order that is drawn anew: a shared machine's speed changes within
+0.01. In each round every job makes a few steps, in an order that is drawn anew: a shared machine's speed changes within
 tenths of a second. Two more rows: the agent's job in a loop over `session.batches()`, and the same as the agent's
 with nothing reported, which tells what reporting costs (`telemetry`). Prints medians of the step time, and the ratio
-to plain DDP's steps in the same turn: the mean of the middle four fifths of the turns, with its standard error; and
+to plain DDP's steps in the same round: the mean of the middle four fifths of the rounds, with its standard error; and
 the same of the processor's time, of all of a rank's threads.
-BUCKET_MB sets DDP's bucket_cap_mb, TURNS the turns, JOBS some of the jobs, PIN=1 binds each rank to a core.
+BUCKET_MB sets DDP's bucket_cap_mb, ROUNDS the rounds, JOBS some of the jobs, PIN=1 binds each rank to a core.
 """
 
 import itertools
@@ -37,7 +37,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import flexcomm.torch
 
-TURNS, STEPS = int(os.environ.get("TURNS", "300")), int(os.environ.get("STEPS", "2"))
+ROUNDS, STEPS = int(os.environ.get("ROUNDS", "300")), int(os.environ.get("STEPS", "2"))
 BUCKET_MB = float(os.environ["BUCKET_MB"]) if "BUCKET_MB" in os.environ else None
 
 #: Values of a layer's row and layers: 2.6 million parameters.
@@ -130,22 +130,22 @@ def telemetry_alone(session):
     began = time.perf_counter()
     for _ in range(2000):
         core.begin()
-        core.launched(1 << 20, False)
+        core.launched(1 << 20)
         core.landed()
         core.finish(0.5)
     return (time.perf_counter() - began) / 2000 * 1e6
 
 
 def paired(ours, theirs):
-    """Ratio of turns side by side, in percent above 1, with its standard error, as text."""
+    """Ratio of rounds side by side, in percent above 1, with its standard error, as text."""
     mean, error = compared(ours, theirs)
     return f"{mean:+8.2f} % +- {error:4.2f}"
 
 
 def compared(ours, theirs):
-    """Ratio of turns side by side, in percent above 1, and its standard error."""
+    """Ratio of rounds side by side, in percent above 1, and its standard error."""
     ratios = sorted(math.log(a / b) for a, b in zip(ours, theirs))
-    # Without the tenths at both ends: what another process takes in a turn is not ours. Its error by the usual formula for
+    # Without the tenths at both ends: what another process takes in a round is not ours. Its error by the usual formula for
     # trimmed means: what was cut off counts as the last that was not.
     cut = len(ratios) // 10
     middle = ratios[cut : len(ratios) - cut]
@@ -155,7 +155,7 @@ def compared(ours, theirs):
     return math.expm1(mean) * 100, error * 100
 
 
-def turn(jobs, order):
+def run_round(jobs, order):
     """Seconds, and of the processor, that so many steps of every job take; means over the ranks."""
     took = torch.zeros(len(jobs), 2, dtype=torch.float64)
     for number in order:
@@ -177,18 +177,18 @@ def main():
     draw = random.Random(1)
     for _ in range(4):
         # Buckets are rebuilt, and memory is touched.
-        turn(jobs, range(len(jobs)))
-    turns = [turn(jobs, draw.sample(range(len(jobs)), len(jobs))) for _ in range(TURNS)]
-    # By job: what each turn took, and of the processor.
-    walls, cpus = ([[took[number][what] for took in turns] for number in range(len(jobs))] for what in (0, 1))
+        run_round(jobs, range(len(jobs)))
+    rounds = [run_round(jobs, draw.sample(range(len(jobs)), len(jobs))) for _ in range(ROUNDS)]
+    # By job: what each round took, and of the processor.
+    walls, cpus = ([[took[number][what] for took in rounds] for number in range(len(jobs))] for what in (0, 1))
     plain = statistics.median(walls[0])
     if rank == 0:
-        print(f"{'':26} {'ms per step':>12} {'by turns':>18} {'processor':>18}")
+        print(f"{'':26} {'ms per step':>12} {'by rounds':>18} {'processor':>18}")
         for label, wall, cpu in zip(JOBS.values(), walls, cpus):
             print(f"{label:26} {statistics.median(wall) * 1e3:12.2f} {paired(wall, walls[0])} {paired(cpu, cpus[0])}")
-        told, silent = (list(JOBS).index(kind) for kind in ("agent", "silent"))
-        print("telemetry: {:+.2f} % +- {:.2f} of a step (limit 1 %)".format(*compared(walls[told], walls[silent])), end=", ")
-        print("of the processor's time {:+.2f} % +- {:.2f}".format(*compared(cpus[told], cpus[silent])))
+        reported, silent = (list(JOBS).index(kind) for kind in ("agent", "silent"))
+        print("telemetry: {:+.2f} % +- {:.2f} of a step (limit 1 %)".format(*compared(walls[reported], walls[silent])), end=", ")
+        print("of the processor's time {:+.2f} % +- {:.2f}".format(*compared(cpus[reported], cpus[silent])))
     alone = telemetry_alone(jobs[list(JOBS).index("agent")][1])
     if rank == 0:
         print(f"{'begin, finish, report':26} {alone:9.1f} us per step, {alone / plain * 1e-4:.3f} % of a plain step")

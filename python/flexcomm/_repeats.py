@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 INTERVAL_S = 60.0
 #: A count is kept for so much longer, in seconds, for the next line of its cause.
 KEPT_S = 600.0
-#: Causes that are told apart in an interval, such as ranks or layers; more of them share a count.
+#: Causes that are distinguished in an interval, such as ranks or layers; more of them share a count.
 MAX_CAUSES = 256
 
 _DIGITS = re.compile(r"\d+")

@@ -3,11 +3,12 @@
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
 use crate::names::compressor;
-use crate::session::{Leadership, Running, Session};
+use crate::session::{Fault, Leadership, Next, Running, Session};
+use crate::telemetry::Times;
 use flexcomm_compression::{Layers, Sizes};
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Collective, Family, JobId, Rank, Strategy, default_compressors};
-use flexcomm_exchange::{LeaderShadows, Param, PipelineState, Shadows, layers};
+use flexcomm_exchange::{Param, PipelineState, Shadows, layers};
 use flexcomm_trainer::{Answer, Client, LEAST_GAIN};
 use flexcomm_wire::{CodecInfo, Hello, PROTOCOL};
 use pyo3::prelude::*;
@@ -30,6 +31,78 @@ impl Core {
     pub fn lock(&self) -> MutexGuard<'_, Session> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The state of the pipelines for a checkpoint.
+#[pyclass(frozen, get_all, from_py_object)]
+#[derive(Clone)]
+pub struct Pipelines {
+    /// The compressor's canonical text.
+    compressor: String,
+    /// The step that comes next.
+    step: u64,
+    /// By bucket the parameters' ids, and bytes.
+    buckets: Vec<PipelineState>,
+}
+
+#[pymethods]
+impl Pipelines {
+    #[new]
+    fn new(compressor: String, step: u64, buckets: Vec<PipelineState>) -> Self {
+        Self { compressor, step, buckets }
+    }
+}
+
+/// Where a session is.
+#[pyclass(frozen, get_all)]
+pub struct State {
+    step: u64,
+    version: u64,
+    /// The strategy in force.
+    strategy: String,
+    in_trial: bool,
+    /// Whether the agent is there.
+    connected: bool,
+    /// Steps of this process.
+    steps: u64,
+}
+
+/// What the step under way runs.
+#[pyclass(name = "Tick", frozen, get_all)]
+pub struct TickPy {
+    /// Whether the ranks agreed on it: it is a decision, or a trial's candidate.
+    agreed: bool,
+    strategy: String,
+    /// A number for the log.
+    index: u64,
+}
+
+/// What a step cost, as `Session.costs` has it.
+#[derive(IntoPyObject)]
+struct Costs {
+    compute: f64,
+    compress: f64,
+    sync: f64,
+    step: f64,
+    sent: u64,
+    gain: f64,
+}
+
+/// A shadow's gain so far.
+#[pyclass(frozen, get_all)]
+pub struct ShadowGain {
+    strategy: String,
+    gain: f64,
+    steps: u64,
+}
+
+/// The automatic choice of AR-Topk's leaders.
+#[pyclass(frozen, get_all)]
+pub struct AutoLeaders {
+    /// star or var.
+    mode: String,
+    skew: f64,
+    staleness: u64,
 }
 
 impl Core {
@@ -65,7 +138,7 @@ impl Core {
     /// `model` lists values and values per row of every parameter; its place in the list is the parameter's id. `spec`
     /// is its compressor where a pipeline is to run it until the first decision.
     #[new]
-    #[pyo3(signature = (job, rank, world, model, *, strategy, first_step, selection, seed, shadow_share, spec=None))]
+    #[pyo3(signature = (job, rank, world, model, *, strategy, selection, seed, shadow_share, spec=None))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         job: &str,
@@ -73,7 +146,6 @@ impl Core {
         world: u32,
         model: Vec<(usize, usize)>,
         strategy: &str,
-        first_step: u64,
         selection: &str,
         seed: u64,
         shadow_share: f64,
@@ -88,21 +160,23 @@ impl Core {
         if !(shadow_share > 0.0 && shadow_share <= 1.0) {
             return Err(Failure::input(format!("shadow_share is {shadow_share}, allowed is above 0, at most 1")).into());
         }
-        let mut session = Session::new((job, Rank(rank), world), (strategy, first_step), leadership, seed);
-        session.shadows = Shadows::new(shadow_share, seed);
-        session.named = spec.map(compressor).transpose()?.map(Running::of);
         if let Some((len, cols)) = model.iter().find(|(len, cols)| *cols == 0 || !len.is_multiple_of(*cols)) {
             return Err(Failure::input(format!("a parameter of {len} values has no rows of {cols}")).into());
         }
         let model: Vec<Param> =
             model.into_iter().enumerate().map(|(id, (len, cols))| Param { id: id as u32, len, cols }).collect();
-        session.leader_shadows = LeaderShadows::new(&model);
+        let mut session = Session::new((job, Rank(rank), world), strategy, leadership, (seed, shadow_share), &model);
+        session.named = spec.map(compressor).transpose()?.map(Running::of);
         Ok(Self { session: Mutex::new(session), model })
     }
 
-    /// Which run of the job this is: 16 hexadecimal digits, the same on all ranks. Before `connect`.
-    fn set_run(&self, run: &str) -> PyResult<()> {
-        self.lock().set_run(run.parse().map_err(Failure::input)?);
+    /// What the ranks agreed on, before `connect` and the first step: which run of the job this is (16 hexadecimal digits), whether
+    /// rank 0 announces decisions and trials, and whether decisions are followed.
+    fn agree(&self, run: &str, announced: bool, follow: bool) -> PyResult<()> {
+        let mut session = self.lock();
+        session.run = Some(run.parse().map_err(Failure::input)?);
+        session.control.steer(announced);
+        session.follow = follow;
         Ok(())
     }
 
@@ -118,50 +192,40 @@ impl Core {
         Ok(())
     }
 
-    /// Whether decisions are followed, and whether this rank's loop can replay batches for live trials.
-    fn behave(&self, follow: bool, live: bool) {
-        let mut session = self.lock();
-        session.follow = follow;
-        session.live = live;
-        session.no_room = None;
-    }
-
     /// Whether the ranks answer in the next step whether they can run a live trial.
     fn trial_asked(&self) -> bool {
         self.lock().control.asked().is_some()
     }
 
-    /// Until `behave` this rank can take no snapshot for a live trial: why.
-    fn lacks_room(&self, why: String) {
-        self.lock().no_room = Some(why);
+    /// Why this rank can run no live trials from now on; none: it can.
+    #[pyo3(signature = (why))]
+    fn refuse_trials(&self, why: Option<String>) {
+        self.lock().trials_refused = why;
     }
 
-    /// Whether rank 0 announces anything: the same on all ranks, before the first step.
-    fn steer(&self, steered: bool) {
-        self.lock().control.steer(steered);
-    }
-
-    /// Starts a step, before its first bucket. Answers whether a control message is broadcast in it, see `write_control`; and
-    /// this rank's answer where the ranks gather those in it.
-    fn begin<'py>(&self, py: Python<'py>) -> PyResult<(bool, Option<Bound<'py, PyBytes>>)> {
-        let (announces, answer) = guard(py, || {
+    /// Starts a step, before its first bucket. Answers this rank's answer, where the ranks gather those in it.
+    fn begin<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let answer = guard(py, || {
             let mut session = self.lock();
             session.begin();
-            Ok((session.control.announces(), session.answer()))
+            Ok(session.answer())
         })?;
-        Ok((announces, answer.map(|answer| PyBytes::new(py, &answer.encode()))))
+        Ok(answer.map(|answer| PyBytes::new(py, &answer.encode())))
     }
 
-    /// Writes rank 0's control message for the broadcast of this step to a buffer: address and bytes.
-    fn write_control(&self, out: (usize, usize)) -> PyResult<()> {
-        let out = Span::new::<u8>("the control message", out.0, out.1)?.bytes_mut();
-        let message = self.lock().control.message();
-        let wrong = || Failure::Run(format!("failed to write a control message: the buffer has {} bytes", out.len()));
+    /// Writes rank 0's control message, where one is broadcast in the step under way; answers whether.
+    fn write_control(&self, out: Span) -> PyResult<bool> {
+        let control = &self.lock().control;
+        if !control.announces() {
+            return Ok(false);
+        }
+        let (out, message) = (out.write::<u8>("the control message")?, control.message());
         if out.len() != message.len() {
-            return Err(wrong().into());
+            let got = out.len();
+            return Err(Failure::Run(format!("failed to write a control message: the buffer has {got} bytes")).into());
         }
         out.copy_from_slice(&message);
-        Ok(())
+        Ok(true)
     }
 
     /// After `begin`: this rank's sample of its gradient, where the ranks send rank 0 theirs in this step; of one size on all ranks.
@@ -183,9 +247,9 @@ impl Core {
         self.lock().control.is_due()
     }
 
-    /// Takes in the control message that is due: address and bytes.
-    fn take_control(&self, message: (usize, usize)) -> PyResult<()> {
-        let message = Span::new::<u8>("the control message", message.0, message.1)?.bytes();
+    /// Takes in the control message that is due.
+    fn take_control(&self, message: Span) -> PyResult<()> {
+        let message = message.read::<u8>("the control message")?;
         Ok(self.lock().control.accept(message).map_err(Failure::from)?)
     }
 
@@ -200,11 +264,8 @@ impl Core {
         })
     }
 
-    /// Ends a step, after the optimizer. Answers what to do: 0 nothing, 1 another decision is in force, 2 take a
-    /// snapshot (a trial starts), 3 restore (the next candidate), 4 restore (the trial is over), 5 keep what this step did
-    /// (the trial is over, because its loop was left). With a `ticket` a device
-    /// has the step's times: `resolve` brings them later, and until then nothing that came after it is reported. `answers` are what
-    /// all ranks answered, where that was gathered in this step.
+    /// Ends a step, after the optimizer. With a `ticket` a device has the step's times: `resolve` brings them later, and until then
+    /// nothing that came after it is reported. `answers` are what all ranks answered, where that was gathered in this step.
     #[pyo3(signature = (loss=None, ticket=None, answers=None))]
     fn finish(
         &self,
@@ -212,37 +273,30 @@ impl Core {
         loss: Option<f64>,
         ticket: Option<u64>,
         answers: Option<Vec<Vec<u8>>>,
-    ) -> PyResult<u8> {
+    ) -> PyResult<Next> {
         guard(py, || {
             let foreign =
                 |rank| Failure::Run(format!("failed to end a step: rank {rank}'s answer about a trial cannot be read"));
             let read = |(rank, bytes): (usize, &Vec<u8>)| Answer::decode(bytes).ok_or_else(|| foreign(rank));
             let answers = answers.iter().flatten().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
-            Ok(self.lock().finish(loss, ticket, &answers)? as u8)
+            self.lock().finish(loss, ticket, &answers)
         })
     }
 
-    /// Why this rank had no part in an exchange of the step under way: 0 it had, 1 it failed, 2 its gradient was not finite; and
-    /// its reason.
-    fn fault(&self) -> (u8, String) {
-        let session = self.lock();
-        session.fault.as_ref().map_or((0, String::new()), |fault| (fault.status as u8, fault.why.clone()))
+    /// Why this rank had no part in an exchange of the step under way; none where it had.
+    fn fault(&self) -> Option<Fault> {
+        self.lock().fault.clone()
     }
 
-    /// The seconds of computing, compressing, collectives and all of a step that ended with this ticket; none: they will
-    /// never be known, and the step is not reported.
+    /// The times of a step that ended with this ticket; none: they will never be known, and the step is not reported.
     #[pyo3(signature = (ticket, times=None))]
-    fn resolve(&self, ticket: u64, times: Option<[f64; 4]>) {
-        let duration = |seconds: f64| Duration::try_from_secs_f64(seconds).ok();
-        let times = times.and_then(|[compute, comp, sync, step]| {
-            Some([duration(compute)?, duration(comp)?, duration(sync)?, duration(step)?])
-        });
+    fn resolve(&self, ticket: u64, times: Option<Times>) {
         self.lock().resolve(ticket, times);
     }
 
     /// Seconds that the caller itself has compressed: before a collective, where backward waited for it, or after one.
-    fn worked(&self, seconds: f64, in_hook: bool) {
-        self.lock().meter.worked(Duration::try_from_secs_f64(seconds).unwrap_or_default(), in_hook);
+    fn add_compression(&self, seconds: f64, in_hook: bool) {
+        self.lock().meter.add_compression(Duration::try_from_secs_f64(seconds).unwrap_or_default(), in_hook);
     }
 
     /// Whether the next step needs the hook, where DDP has exchanged dense buckets by itself.
@@ -280,46 +334,43 @@ impl Core {
         })
     }
 
-    /// Replaces the residuals: id, address and length of float32 values; and the pipelines of a compressor spec: its text,
-    /// the step that comes next, parameters' ids and bytes by bucket. Answers whether the pipelines go on: they do
-    /// under the same spec. Changes nothing when any of it does not fit.
+    /// Replaces the residuals, float32 by parameter id, and the pipelines. Answers whether these go on: they do under the same
+    /// compressor. Changes nothing when any of it does not fit.
     #[pyo3(signature = (state, pipelines=None))]
     fn set_residuals(
         &self,
         py: Python<'_>,
-        state: Vec<(u32, usize, usize)>,
-        pipelines: Option<(String, u64, Vec<PipelineState>)>,
+        state: BTreeMap<u32, Span>,
+        pipelines: Option<Pipelines>,
     ) -> PyResult<bool> {
         guard(py, || {
-            let take =
-                |(id, address, len)| Ok((id, Span::new::<f32>("a saved parameter", address, len)?.floats().to_vec()));
+            let take = |(id, values): (u32, Span)| Ok((id, values.read::<f32>("a saved parameter")?.to_vec()));
             let state = state.into_iter().map(take).collect::<Result<BTreeMap<_, _>, Failure>>()?;
             let session = &mut *self.lock();
             let same = |spec: &str| session.named.is_some_and(|named| named.spec.to_string() == spec);
-            let pipelines = pipelines.filter(|(spec, _, _)| same(spec));
-            if let Some((_, _, states)) = &pipelines {
-                self.check_states(session, states)?;
+            let pipelines = pipelines.filter(|saved| same(&saved.compressor));
+            if let Some(Pipelines { buckets, .. }) = &pipelines {
+                self.check_states(session, buckets)?;
             }
             session.store.import(state, &self.model)?;
             let goes_on = pipelines.is_some();
-            if let Some((_, step, states)) = pipelines {
+            if let Some(Pipelines { step, buckets, .. }) = pipelines {
                 let now = session.next_step();
                 session.named.iter_mut().for_each(|named| named.offset = step.wrapping_sub(now));
-                session.store.await_pipelines(states);
+                session.store.await_pipelines(buckets);
             }
             Ok(goes_on)
         })
     }
 
-    /// The state of the pipelines for a checkpoint: compressor, step that comes next, and by bucket the parameters' ids and
-    /// bytes. None when what the user named is not in force.
-    fn pipeline_states(&self, py: Python<'_>) -> PyResult<Option<(String, u64, Vec<PipelineState>)>> {
+    /// The state of the pipelines for a checkpoint; none when what the user named is not in force.
+    fn pipelines(&self, py: Python<'_>) -> PyResult<Option<Pipelines>> {
         guard(py, || {
             let session = self.lock();
             let (step, version) = (session.next_step(), session.control.look().in_force().version.0);
             let Some(named) = session.named.filter(|_| version == 0) else { return Ok(None) };
-            let states = session.store.pipelines()?;
-            Ok(Some((named.spec.to_string(), step.wrapping_add(named.offset), states)))
+            let buckets = session.store.pipelines()?;
+            Ok(Some(Pipelines { compressor: named.spec.to_string(), step: step.wrapping_add(named.offset), buckets }))
         })
     }
 
@@ -340,44 +391,51 @@ impl Core {
         Ok(())
     }
 
-    /// Shadow gains so far: strategy, gain, steps.
-    fn shadow_gains(&self) -> Vec<(String, f64, u64)> {
-        self.lock().shadows.gains().map(|(strategy, found)| (strategy.to_string(), found.gain, found.steps)).collect()
+    fn shadow_gains(&self) -> Vec<ShadowGain> {
+        let gain = |(strategy, found): (Strategy, flexcomm_exchange::ShadowGain)| ShadowGain {
+            strategy: strategy.to_string(),
+            gain: found.gain,
+            steps: found.steps,
+        };
+        self.lock().shadows.gains().map(gain).collect()
     }
 
-    /// Step, version, strategy, iteration of a trial (or -1), connected to an agent, steps of this process.
-    fn state(&self) -> (u64, u64, String, i64, bool, u64) {
+    fn state(&self) -> State {
         let session = self.lock();
         let agreement = session.control.look();
         let in_force = agreement.in_force();
-        let iteration = agreement.tick().trial.map_or(-1, |trial| i64::from(trial.iteration));
-        let connected = session.reporter.client().is_some_and(Client::connected);
-        let strategy = in_force.strategy.to_string();
-        (agreement.step(), in_force.version.0, strategy, iteration, connected, session.steps())
+        State {
+            step: agreement.step(),
+            version: in_force.version.0,
+            strategy: in_force.strategy.to_string(),
+            in_trial: agreement.tick().trial.is_some(),
+            connected: session.reporter.client().is_some_and(Client::connected),
+            steps: session.steps(),
+        }
     }
 
-    /// What the step under way runs, for collectives whose shape the backend can be told: whether the ranks agreed on
-    /// it (a decision, or a trial's candidate), the strategy, and a number for the log.
-    fn tick(&self) -> PyResult<(bool, String, u64)> {
+    /// What the step under way runs, for collectives whose shape the backend can be given.
+    fn tick(&self) -> PyResult<TickPy> {
         let tick = self.lock().now()?;
         let agreed = tick.version.0 > 0 || tick.trial.is_some();
-        Ok((agreed, tick.strategy.to_string(), tick.index()))
+        Ok(TickPy { agreed, strategy: tick.strategy.to_string(), index: tick.index() })
     }
 
-    /// What the newest step cost on this rank whose times are known, whatever ran: seconds of forward and backward, of compressing, of its
-    /// collectives, of all of it; bytes sent; the share of the gradient's energy that was sent.
-    fn costs(&self) -> Option<(f64, f64, f64, f64, u64, f64)> {
-        self.lock().last.map(|costs| {
-            let [compute, comp, sync, step] =
-                [costs.compute, costs.comp, costs.sync, costs.step].map(|part| part.as_secs_f64());
-            (compute, comp, sync, step, costs.bytes, costs.gain.clamp(LEAST_GAIN, 1.0))
+    /// What the newest step cost on this rank whose times are known, whatever ran.
+    fn costs(&self) -> Option<Costs> {
+        self.lock().last.map(|costs| Costs {
+            compute: costs.compute.as_secs_f64(),
+            compress: costs.comp.as_secs_f64(),
+            sync: costs.sync.as_secs_f64(),
+            step: costs.step.as_secs_f64(),
+            sent: costs.bytes,
+            gain: costs.gain.clamp(LEAST_GAIN, 1.0),
         })
     }
 
-    /// Mode (star or var), skew and staleness of the automatic choice of leaders.
-    fn auto(&self) -> (String, f64, u64) {
-        let session = self.lock();
-        (session.auto.mode().to_string(), session.auto.skew(), session.auto.staleness())
+    fn auto_leaders(&self) -> AutoLeaders {
+        let auto = &self.lock().auto;
+        AutoLeaders { mode: auto.mode().to_string(), skew: auto.skew(), staleness: auto.staleness() }
     }
 
     /// Hands the last reports to the agent and says goodbye.

@@ -1,26 +1,26 @@
 //! The part of `Core` for dense buckets, which torch sums as they are: their times.
 
 use crate::core::Core;
-use crate::exchange::ring_share;
+use crate::exchange::sum_share;
 use flexcomm_domain::Rank;
 use pyo3::prelude::*;
 
 #[pymethods]
 impl Core {
-    /// A bucket of `n` values of `element` bytes that DDP exchanges by itself, dense and without the hook, starts.
-    fn pass_by(&self, index: usize, n: usize, element: usize) -> PyResult<()> {
+    /// DDP starts to exchange a bucket of `n` values of `element` bytes by itself, dense and without the hook.
+    fn launched_natively(&self, index: usize, n: usize, element: usize) -> PyResult<()> {
         let mut session = self.lock();
         let tick = session.now()?;
         session.pass(&tick, index, n)?;
-        let share = ring_share(session.world, n.saturating_mul(element), false);
+        let share = sum_share(session.world, n.saturating_mul(element));
         session.meter.launched(share);
         Ok(())
     }
 
-    /// A collective starts in which a message of so many bytes is summed (or gathered) by all.
-    fn launched(&self, bytes: usize, gathered: bool) {
+    /// A collective starts in which a message of so many bytes is summed.
+    fn launched(&self, bytes: usize) {
         let mut session = self.lock();
-        let share = ring_share(session.world, bytes, gathered);
+        let share = sum_share(session.world, bytes);
         session.meter.launched(share);
     }
 

@@ -3,35 +3,49 @@
 //! that the end of one bucket's collective and the next bucket's compression run side by side.
 
 use crate::core::Core;
+use crate::device::{Place, Region, on, on_device};
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
-use crate::names::{half_code, is_cast};
-use crate::session::{Fault, Running, Session};
+use crate::names::{half, is_cast};
+use crate::session::{Fault, PartStatus, Running, Session};
 use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::Step;
-use flexcomm_exchange::{
-    Answers, Bucket, ExchangeError, HEAD_BYTES, How, Leader, Ran, Round, Shared, Status, head, lock,
-};
+use flexcomm_exchange::{Bucket, ExchangeError, HEAD_BYTES, How, Leader, Ran, Round, Shared, Status, head, lock};
 use flexcomm_trainer::Tick;
 use pyo3::prelude::*;
 use std::time::Instant;
 
-/// The collective of a round.
-#[pyclass(name = "How", eq, eq_int, hash, frozen, from_py_object)]
+/// How a bucket travels that is not dense in its own type.
+#[pyclass(eq, hash, frozen)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Transfer {
+    /// By rounds, see `begin_exchange`.
+    Rounds,
+    /// Dense.
+    Float16,
+    /// Dense.
+    Bfloat16,
+}
+
+/// The collective of a round.
+#[pyclass(name = "How", eq, frozen)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HowPy {
-    /// Bytes are gathered.
     Gather,
-    /// Bytes are broadcast.
     Broadcast,
-    /// Elements are summed.
-    SumF32,
-    /// As above.
-    SumF16,
-    /// As above.
-    SumBf16,
+    Sum,
     /// None: all ranks refuse.
     Refused,
+}
+
+/// Type of the elements of a buffer.
+#[pyclass(name = "Element", eq, hash, frozen, from_py_object)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ElementPy {
+    Byte,
+    Float32,
+    Float16,
+    Bfloat16,
 }
 
 /// One collective of an exchange, as the hook runs it.
@@ -40,21 +54,32 @@ pub enum HowPy {
 pub struct RoundPy {
     /// Which.
     pub how: HowPy,
-    /// Elements of the buffer, bytes of what is gathered or broadcast; with the header in front of what is gathered.
+    /// What its buffer holds; what is gathered has a header in front.
+    pub element: ElementPy,
     pub elements: usize,
     /// Whose bytes are broadcast.
     pub root: u32,
     /// Whether it is the exchange's last.
     pub last: bool,
+    /// Where the outcome of a message lies that stays on its device, see `add_blocks_on`.
+    pub outcome: Option<Region>,
 }
 
 /// A bucket with what its exchange needs to know.
 pub(crate) struct Exchange {
     pub(crate) bucket: Shared,
-    index: usize,
     running: Running,
     step: u64,
     pub(crate) leader: Option<Leader>,
+}
+
+/// A bucket's exchange after a round.
+pub(crate) struct Arrived<'a> {
+    pub(crate) exchange: Exchange,
+    /// Whether some rank refuses.
+    pub(crate) refused: bool,
+    /// All ranks' payloads; of messages that stay on a device their headers.
+    pub(crate) parts: Vec<&'a [u8]>,
 }
 
 impl Exchange {
@@ -81,13 +106,13 @@ impl Session {
         let tick = self.now()?;
         let running = self.running(&tick);
         let leader = tick.strategy.collective().is_art().then(|| self.leader(&tick));
-        Ok(Exchange { bucket: self.store.bucket(index)?, index, running, step: running.step(&tick), leader })
+        Ok(Exchange { bucket: self.store.bucket(index)?, running, step: running.step(&tick), leader })
     }
 
-    /// As [`half_code`], of a step. Decisions and candidates for halves are a pipeline's, whose halves stay finite where the
+    /// As [`half`], of a step. Decisions and candidates for halves are a pipeline's, whose halves stay finite where the
     /// gradient is, and whose gain is known.
-    fn half_of(tick: &Tick) -> i64 {
-        if tick.version.0 == 0 && tick.trial.is_none() { half_code(&tick.strategy) } else { 0 }
+    fn half_of(tick: &Tick) -> Option<Transfer> {
+        half(&tick.strategy).filter(|_| tick.version.0 == 0 && tick.trial.is_none())
     }
 
     /// Prepares a bucket for the strategy of the step under way.
@@ -109,9 +134,9 @@ impl Session {
 
 /// A bucket, and what its headers cover besides the agreement.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Tagged {
-    pub(crate) index: usize,
-    pub(crate) tag: u64,
+struct Tagged {
+    index: usize,
+    tag: u64,
 }
 
 impl Tagged {
@@ -121,18 +146,17 @@ impl Tagged {
     }
 }
 
-pub(crate) fn described(round: &Round) -> RoundPy {
-    let bytes = round.bytes + round.head_bytes();
-    let (how, each) = match round.how {
-        How::Gather => (HowPy::Gather, 1),
-        How::Broadcast(_) => (HowPy::Broadcast, 1),
-        How::Sum(element @ Element::F32) => (HowPy::SumF32, element.bytes()),
-        How::Sum(element @ Element::F16) => (HowPy::SumF16, element.bytes()),
-        How::Sum(element @ Element::Bf16) => (HowPy::SumBf16, element.bytes()),
-        How::Refused => (HowPy::Refused, 1),
+fn described(round: &Round, outcome: Option<Region>) -> RoundPy {
+    let (how, element, root) = match round.how {
+        How::Gather => (HowPy::Gather, ElementPy::Byte, 0),
+        How::Broadcast(root) => (HowPy::Broadcast, ElementPy::Byte, root),
+        How::Sum(Element::F32) => (HowPy::Sum, ElementPy::Float32, 0),
+        How::Sum(Element::F16) => (HowPy::Sum, ElementPy::Float16, 0),
+        How::Sum(Element::Bf16) => (HowPy::Sum, ElementPy::Bfloat16, 0),
+        How::Refused => (HowPy::Refused, ElementPy::Byte, 0),
     };
-    let root = if let How::Broadcast(root) = round.how { root } else { 0 };
-    RoundPy { how, elements: bytes / each, root, last: round.last }
+    let each = if let How::Sum(element) = round.how { element.bytes() } else { 1 };
+    RoundPy { how, element, elements: (round.bytes + round.head_bytes()) / each, root, last: round.last, outcome }
 }
 
 /// What all ranks sent: whether some rank's header refuses, and the payloads.
@@ -148,71 +172,46 @@ fn split_headers<'a>(
 }
 
 /// This rank's header of a round, where it has one.
-pub(crate) fn header_of(session: &Session, bucket: Tagged, round: &Round, status: Status) -> Option<[u8; HEAD_BYTES]> {
+fn header_of(session: &Session, bucket: Tagged, round: &Round, status: Status) -> Option<[u8; HEAD_BYTES]> {
     let number = bucket.number(round.header?);
     Some(head(session.control.check(number, bucket.tag), status))
 }
 
-/// Bytes that a rank of a ring sends of a message that all sum or gather.
-pub(crate) fn ring_share(world: u32, bytes: usize, gathered: bool) -> f64 {
+/// Bytes that a rank of a ring sends of a message that all sum.
+pub(crate) fn sum_share(world: u32, bytes: usize) -> f64 {
     let world = f64::from(world);
-    let times = if gathered { 1.0 } else { 2.0 / world };
-    bytes as f64 * (world - 1.0) * times
+    bytes as f64 * (world - 1.0) * 2.0 / world
 }
 
 /// Bytes that a rank sends in a round, on average.
 fn share(world: u32, bytes: usize, how: How) -> f64 {
     match how {
-        How::Gather => ring_share(world, bytes, true),
-        How::Sum(_) => ring_share(world, bytes, false),
-        How::Broadcast(_) => ring_share(world, bytes, false) / 2.0,
+        How::Gather => bytes as f64 * (f64::from(world) - 1.0),
+        How::Sum(_) => sum_share(world, bytes),
+        How::Broadcast(_) => sum_share(world, bytes) / 2.0,
         How::Refused => 0.0,
     }
 }
 
 impl Core {
-    /// After a round that is not the last: `next` answers what follows.
-    pub(crate) fn go_on(
-        &self,
-        index: usize,
-        arrived: &[u8],
-        next: impl FnOnce(&mut Bucket, bool, &[&[u8]]) -> Result<Round, ExchangeError>,
-    ) -> Result<RoundPy, Failure> {
-        let began = Instant::now();
+    /// After a round, for whose collective the hook `waited`.
+    pub(crate) fn arrived<'a>(&self, index: usize, arrived: Span, waited: bool) -> Result<Arrived<'a>, Failure> {
+        let arrived = arrived.read::<u8>("what arrived")?;
         let exchange = self.lock().exchange(index)?;
-        let (round, tag) = exchange.round();
-        let (refused, parts) = {
-            let mut session = self.lock();
-            session.meter.landed(true);
-            split_headers(&session, Tagged { index, tag }, &round, arrived)?
-        };
-        let next = exchange.with(|bucket| next(bucket, refused, &parts))?;
-        self.lock().meter.hook_work(began);
-        Ok(described(&next))
-    }
-
-    /// After the last round: `finish` makes the mean of what arrived. Answers whether it is finite.
-    pub(crate) fn finished(
-        &self,
-        index: usize,
-        arrived: &[u8],
-        finish: impl FnOnce(&mut Bucket, bool, &[&[u8]]) -> Result<Ran, ExchangeError>,
-    ) -> Result<bool, Failure> {
-        let began = Instant::now();
-        let exchange = self.lock().exchange(index)?;
-        let (round, tag) = exchange.round();
-        let (refused, parts) = {
-            let mut session = self.lock();
-            if round.how != How::Refused {
-                session.meter.landed(false);
-            }
-            split_headers(&session, Tagged { index, tag }, &round, arrived)?
-        };
-        self.ended(began, &exchange, |bucket| finish(bucket, refused, &parts))
+        let (mut round, tag) = exchange.round();
+        if exchange.with(|bucket| bucket.stays()) {
+            round.bytes = exchange.with(|bucket| bucket.message_header_bytes());
+        }
+        let mut session = self.lock();
+        if round.how != How::Refused {
+            session.meter.landed(waited);
+        }
+        let (refused, parts) = split_headers(&session, Tagged { index, tag }, &round, arrived)?;
+        Ok(Arrived { exchange, refused, parts })
     }
 
     /// Ends an exchange by `finish`, in the work since `began`. Answers whether the mean is finite.
-    fn ended(
+    pub(crate) fn ended(
         &self,
         began: Instant,
         exchange: &Exchange,
@@ -220,15 +219,15 @@ impl Core {
     ) -> Result<bool, Failure> {
         let (ran, energy, led, fault) = exchange.with(|bucket| {
             let ran = finish(bucket);
-            let fault = Fault { status: bucket.status(), why: bucket.fault().to_owned() };
+            let fault = Fault { status: bucket.status().into(), why: bucket.fault().to_owned() };
             (ran, bucket.energy(), bucket.led(), fault)
         });
         let ran = ran?;
         let mut session = self.lock();
-        let known = session.fault.as_ref().map_or(Status::Ready, |known| known.status);
+        let known = session.fault.as_ref().map_or(PartStatus::Ready, |known| known.status);
         // A codec that failed counts before another bucket's gradient that was not finite.
-        if ran == Ran::Refused && (known == Status::Ready || fault.status == Status::Failed && known != Status::Failed)
-        {
+        let counts = known == PartStatus::Ready || fault.status == PartStatus::Failed && known != PartStatus::Failed;
+        if ran == Ran::Refused && counts {
             session.fault = Some(fault);
         }
         if let Some((leader, norms)) = led.filter(|_| ran == Ran::Good) {
@@ -240,32 +239,21 @@ impl Core {
     }
 }
 
-impl Core {
-    /// As [`Self::finished`], of messages that stay on a device: what arrived there is added up already, and their headers are
-    /// here.
-    pub(crate) fn judged(&self, index: usize, headers: &[u8], outcome: &[u8]) -> Result<bool, Failure> {
-        let began = Instant::now();
-        let exchange = self.lock().exchange(index)?;
-        let (round, tag) = exchange.round();
-        let bytes = exchange.with(|bucket| bucket.message_header_bytes());
-        let (refused, headers) = {
-            let mut session = self.lock();
-            session.meter.landed(false);
-            split_headers(&session, Tagged { index, tag }, &Round { bytes, ..round }, headers)?
-        };
-        self.ended(began, &exchange, |bucket| bucket.judge(Answers { refused, headers: &headers, outcome }))
-    }
-}
-
 #[pymethods]
 impl Core {
-    /// Begins a bucket with `n` values at `gradient` (0: not float32 on the CPU, then it is exchanged as it is, unless it
-    /// can be compressed otherwise, `on_device`: on its device, or in a copy). Answers whether it is exchanged by rounds (see
-    /// `begin_exchange`); if not, it is dense, and the type that it travels in: 0 its own, 1 float16, 2 bfloat16.
-    #[pyo3(signature = (index, gradient, n, on_device=false))]
-    fn enter(&self, py: Python<'_>, index: usize, gradient: usize, n: usize, on_device: bool) -> PyResult<(bool, i64)> {
+    /// Begins a bucket with `n` values at `gradient` (none: not float32 on the CPU, then it is exchanged as it is, unless it
+    /// can be compressed otherwise, `on_device`: on its device, or in a copy). Answers how it travels; none: dense, as it is.
+    #[pyo3(signature = (index, n, gradient, on_device=false))]
+    fn enter(
+        &self,
+        py: Python<'_>,
+        index: usize,
+        n: usize,
+        gradient: Option<usize>,
+        on_device: bool,
+    ) -> PyResult<Option<Transfer>> {
         guard(py, || {
-            let values = Span::new::<f32>("the bucket", gradient, if gradient == 0 { 0 } else { n })?;
+            let values = gradient.map(|address| Span::of_floats(address, n).read::<f32>("the bucket")).transpose()?;
             let mut session = self.lock();
             let tick = session.now()?;
             let shared = session.store.bucket(index)?;
@@ -278,13 +266,13 @@ impl Core {
             let passed = session.hooked(index, n);
             let settled = (bucket.enter() > 0 || passed) && session.warm();
             session.settled = settled;
-            let fallback = (gradient == 0 && !on_device || !settled) || n == 0;
-            if gradient != 0 {
+            let fallback = (gradient.is_none() && !on_device || !settled) || n == 0;
+            if gradient.is_some() {
                 // What is on the host looks at the residual too.
                 bucket.copy_to_host()?;
             }
             let half = Session::half_of(&tick);
-            let cast = is_cast(&tick.strategy) && (tick.strategy.is_dense() || half != 0);
+            let cast = is_cast(&tick.strategy) && (tick.strategy.is_dense() || half.is_some());
             // Copies for shadows that look on the host are no part of the strategy.
             let copied = session.shadows_on_host() && session.watches();
             session.meter.faithful &= (!fallback || cast && settled) && !copied;
@@ -293,57 +281,78 @@ impl Core {
             }
             let exchanged = !fallback && (!cast || bucket.has_residual());
             drop(bucket);
-            if gradient != 0 && settled {
-                session.observe(index, values.floats())?;
+            if let Some(values) = values.filter(|_| settled) {
+                session.observe(index, values)?;
             }
-            Ok((exchanged, if exchanged { 0 } else { half }))
+            Ok(if exchanged { Some(Transfer::Rounds) } else { half })
         })
     }
 
-    /// Compresses a bucket; answers the first round. `rates` are learning rates: the optimizer's first group's, then, where there
-    /// are several groups, one for each of the bucket's parameters. Of one that is not above 0 the last that was counts.
+    /// Compresses a bucket: a float32 gradient on the host, or one of these elements at a place. Answers the first round. `rates`
+    /// are learning rates: the optimizer's first group's, then, where there are several groups, one for each of the bucket's
+    /// parameters. Of one that is not above 0 the last that was counts.
+    #[pyo3(signature = (index, gradient, rates, place=None, element=ElementPy::Float32))]
     fn begin_exchange(
         &self,
         py: Python<'_>,
         index: usize,
-        gradient: (usize, usize),
+        gradient: Span,
         rates: Vec<f64>,
+        place: Option<Place>,
+        element: ElementPy,
     ) -> PyResult<RoundPy> {
         guard(py, || {
             let began = Instant::now();
-            let gradient = Span::new::<f32>("the bucket", gradient.0, gradient.1)?.floats();
             let exchange = self.lock().exchange(index)?;
             let step = exchange.at(&rates)?;
-            let round = exchange.with(|bucket| bucket.begin(gradient, step, exchange.leader));
+            let begun = match place {
+                None => {
+                    let gradient = gradient.read::<f32>("the bucket")?;
+                    Ok(described(&exchange.with(|bucket| bucket.begin(gradient, step, exchange.leader)), None))
+                }
+                Some(place) => {
+                    let (device, gradient) = (on(place)?, on_device(gradient, element)?);
+                    exchange.with(|bucket| {
+                        let round = bucket.begin_on(&device, gradient, (step, exchange.leader));
+                        let outcome = bucket.outcome_on().ok().filter(|_| bucket.stays());
+                        round.map(|round| described(&round, outcome.map(Region::from)))
+                    })
+                }
+            };
             self.lock().meter.hook_work(began);
-            Ok(described(&round))
+            begun.map_err(Failure::not_on_device)
         })
     }
 
-    /// Writes this rank's part of a bucket's round: address and bytes of the round's buffer.
-    fn write_round(&self, py: Python<'_>, index: usize, out: (usize, usize)) -> PyResult<()> {
+    /// Writes this rank's part of a bucket's round to the round's buffer; at a place only of a message that stays there.
+    #[pyo3(signature = (index, out, place=None))]
+    fn write_round(&self, py: Python<'_>, index: usize, out: Span, place: Option<Place>) -> PyResult<()> {
         guard(py, || {
-            let began = Instant::now();
-            let out = Span::new::<u8>("the round's buffer", out.0, out.1)?.bytes_mut();
+            let (began, device) = (Instant::now(), place.map(on).transpose()?);
             let exchange = self.lock().exchange(index)?;
             let (round, tag) = exchange.round();
-            let front = round.head_bytes();
-            let need = front + round.bytes;
-            if out.len() != need {
-                let (got, index) = (out.len(), exchange.index);
-                return Err(Failure::Run(format!(
-                    "failed to exchange bucket {index}: a buffer of {got} bytes, not {need}"
-                )));
+            let need = round.head_bytes() + round.bytes;
+            let header = |status| header_of(&self.lock(), Tagged { index, tag }, &round, status).unwrap_or_default();
+            if let Some(device) = device {
+                // Before the bucket is locked: what locks both locks the session first.
+                let control = header(Status::Ready);
+                let written = exchange.with(|bucket| bucket.write_on(&device, &control, out.on_device()));
+                written.map_err(Failure::not_on_device)?;
+            } else {
+                let out = out.write::<u8>("the round's buffer")?;
+                if out.len() != need {
+                    let got = out.len();
+                    let why = format!("failed to exchange bucket {index}: a buffer of {got} bytes, not {need}");
+                    return Err(Failure::Run(why));
+                }
+                let (front, payload) = out.split_at_mut(round.head_bytes());
+                let status = exchange.with(|bucket| {
+                    bucket.write(payload);
+                    bucket.status()
+                });
+                front.copy_from_slice(&header(status)[..front.len()]);
             }
-            let (header, payload) = out.split_at_mut(front);
-            let status = exchange.with(|bucket| {
-                bucket.write(payload);
-                bucket.status()
-            });
             let mut session = self.lock();
-            if let Some(own) = header_of(&session, Tagged { index, tag }, &round, status) {
-                header.copy_from_slice(&own);
-            }
             let share = share(session.world, need, round.how);
             session.meter.hook_work(began);
             session.meter.launched(share);
@@ -351,26 +360,41 @@ impl Core {
         })
     }
 
-    /// After a round that is not the last: the next one.
-    fn next_round(&self, py: Python<'_>, index: usize, arrived: (usize, usize)) -> PyResult<RoundPy> {
+    /// After a round that is not the last: the next one. What arrived lies on the host; `place` as in `begin_exchange`.
+    #[pyo3(signature = (index, arrived, place=None))]
+    fn next_round(&self, py: Python<'_>, index: usize, arrived: Span, place: Option<Place>) -> PyResult<RoundPy> {
         guard(py, || {
-            let arrived = Span::new::<u8>("what arrived", arrived.0, arrived.1)?.bytes();
-            self.go_on(index, arrived, |bucket, refused, parts| bucket.next(refused, parts))
+            let (began, device) = (Instant::now(), place.map(on).transpose()?);
+            let Arrived { exchange, refused, parts } = self.arrived(index, arrived, true)?;
+            let next = exchange.with(|bucket| match &device {
+                Some(device) => bucket.next_on(device, refused, &parts),
+                None => bucket.next(refused, &parts),
+            })?;
+            self.lock().meter.hook_work(began);
+            Ok(described(&next, None))
         })
     }
 
-    /// After the last round: `out` becomes the mean gradient. Answers whether it is finite.
+    /// After the last round: `out` (float32) becomes the mean gradient. Answers whether it is finite; on a device `out` means
+    /// nothing if not.
+    #[pyo3(signature = (index, arrived, out, place=None))]
     fn finish_exchange(
         &self,
         py: Python<'_>,
         index: usize,
-        arrived: (usize, usize),
-        out: (usize, usize),
+        arrived: Span,
+        out: Span,
+        place: Option<Place>,
     ) -> PyResult<bool> {
         guard(py, || {
-            let arrived = Span::new::<u8>("what arrived", arrived.0, arrived.1)?.bytes();
-            let out = Span::new::<f32>("the bucket", out.0, out.1)?.floats_mut();
-            self.finished(index, arrived, |bucket, refused, parts| bucket.finish(refused, parts, out))
+            let (began, device) = (Instant::now(), place.map(on).transpose()?);
+            let Arrived { exchange, refused, parts } = self.arrived(index, arrived, false)?;
+            let Some(device) = device else {
+                let out = out.write::<f32>("the bucket")?;
+                return self.ended(began, &exchange, |bucket| bucket.finish(refused, &parts, out));
+            };
+            let out = out.on_device();
+            self.ended(began, &exchange, |bucket| bucket.finish_on(&device, (refused, &parts), out))
         })
     }
 }

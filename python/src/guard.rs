@@ -11,11 +11,20 @@ pyo3::create_exception!(
     "flexcomm could not go on; the text names cause and remedy."
 );
 
+pyo3::create_exception!(
+    _core,
+    NotOnDeviceError,
+    FlexcommError,
+    "Kernels cannot do this; nothing was sent, and the host can do it, whose bytes are the same."
+);
+
 /// Why a call failed.
 #[derive(Debug)]
 pub enum Failure {
     /// The caller's input.
     Input(String),
+    /// Nothing was sent, and the host can do it.
+    NotOnDevice(String),
     /// Everything else.
     Run(String),
 }
@@ -24,6 +33,11 @@ impl Failure {
     /// Of the caller's input.
     pub fn input(text: impl std::fmt::Display) -> Self {
         Self::Input(text.to_string())
+    }
+
+    /// Of what kernels cannot do.
+    pub fn not_on_device(why: impl std::fmt::Display) -> Self {
+        Self::NotOnDevice(why.to_string())
     }
 }
 
@@ -37,12 +51,13 @@ impl From<Failure> for PyErr {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::Input(text) => PyValueError::new_err(text),
+            Failure::NotOnDevice(text) => NotOnDeviceError::new_err(text),
             Failure::Run(text) => FlexcommError::new_err(text),
         }
     }
 }
 
-/// Runs without the interpreter lock, and turns a panic into an exception.
+/// Runs without the interpreter lock, and makes a panic an exception.
 pub fn guard<T: Send>(py: Python<'_>, run: impl FnOnce() -> Result<T, Failure> + Send) -> PyResult<T> {
     let done = py.detach(|| catch_unwind(AssertUnwindSafe(run)));
     match done {

@@ -1,5 +1,5 @@
-//! The core of the Python package: one `Core` per attached model. The package's Python side takes addresses and
-//! lengths of tensors and runs the collectives; error feedback, payloads, the agreement, orders, telemetry and
+//! The core of the Python package: one `Core` per attached model. The package's Python side gives tensors and
+//! runs the collectives; error feedback, payloads, the agreement, orders, telemetry and
 //! shadow trials are here, without the interpreter lock.
 
 mod core;
@@ -22,13 +22,21 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _core {
     #[pymodule_export]
-    use super::core::Core;
+    use super::core::{AutoLeaders, Core, Pipelines, ShadowGain, State, TickPy};
     #[pymodule_export]
-    use super::device::Begun;
+    use super::device::{DeviceNeeds, Place, Region};
     #[pymodule_export]
-    use super::exchange::{HowPy, RoundPy};
+    use super::exchange::{ElementPy, HowPy, RoundPy, Transfer};
     #[pymodule_export]
-    use super::guard::FlexcommError;
+    use super::guard::{FlexcommError, NotOnDeviceError};
+    #[pymodule_export]
+    use super::log::LogLevel;
+    #[pymodule_export]
+    use super::names::{Described, Parameter};
+    #[pymodule_export]
+    use super::session::{Fault, Next, PartStatus};
+    #[pymodule_export]
+    use super::shadows_on::{ShadowNeeds, ShadowStep};
     #[pymodule_export]
     use super::tensor::{Message, TensorDecoder, TensorEncoder};
     use super::*;
@@ -42,13 +50,12 @@ mod _core {
     }
 
     /// The canonical text of a strategy, given as `COMPRESSOR/COLLECTIVE[:SELECTION]` or as a compressor alone, which takes the
-    /// collective that is usual for it; the type whose elements add up in flight (empty: messages are gathered); and the
-    /// compressor's canonical text (empty where DDP's allreduce runs it).
+    /// collective that is usual for it; and the compressor's canonical text (none where DDP's allreduce runs it).
     #[pyfunction]
-    fn parse_strategy(text: &str) -> PyResult<(String, &'static str, String)> {
+    fn parse_strategy(text: &str) -> PyResult<(String, Option<String>)> {
         let strategy = names::strategy(text)?;
-        let compressor = if names::is_cast(&strategy) { String::new() } else { strategy.spec().to_string() };
-        Ok((strategy.to_string(), names::element(strategy.spec()), compressor))
+        let compressor = (!names::is_cast(&strategy)).then(|| strategy.spec().to_string());
+        Ok((strategy.to_string(), compressor))
     }
 
     /// The digest that decisions for a strategy carry.
@@ -77,15 +84,14 @@ mod _core {
         Ok(read.map_err(|error| guard::Failure::input(format!("failed to {error}")))?.to_string())
     }
 
-    /// Every compressor: name, what it does, its parameters (name, what they may be, what they do), arguments to try.
     #[pyfunction]
     fn compressors() -> Vec<names::Described> {
         names::compressors()
     }
 
-    /// Log lines since the last call: Python's level and the text.
+    /// Log lines since the last call.
     #[pyfunction]
-    fn take_log() -> Vec<(u8, String)> {
+    fn take_log() -> Vec<(log::LogLevel, String)> {
         log::take()
     }
 }

@@ -1,5 +1,6 @@
 //! Rust's log lines, for Python's `logging`: gathered here, fetched by the package once a step.
 
+use pyo3::prelude::*;
 use std::collections::VecDeque;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +11,16 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 /// Most lines that wait; the oldest go first.
 const MAX_LINES: usize = 256;
 
-static LINES: Mutex<VecDeque<(u8, String)>> = Mutex::new(VecDeque::new());
+static LINES: Mutex<VecDeque<(LogLevel, String)>> = Mutex::new(VecDeque::new());
+
+/// With the numbers of Python's `logging`.
+#[pyclass(eq, eq_int, frozen)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogLevel {
+    Info = 20,
+    Warning = 30,
+    Error = 40,
+}
 
 /// Lines that went before they were fetched.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
@@ -32,11 +42,10 @@ impl Visit for Text {
 
 impl<S: tracing::Subscriber> Layer<S> for Gather {
     fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
-        // Python's numbers.
         let level = match *event.metadata().level() {
-            tracing::Level::ERROR => 40,
-            tracing::Level::WARN => 30,
-            tracing::Level::INFO => 20,
+            tracing::Level::ERROR => LogLevel::Error,
+            tracing::Level::WARN => LogLevel::Warning,
+            tracing::Level::INFO => LogLevel::Info,
             _ => return,
         };
         let mut text = Text::default();
@@ -58,12 +67,15 @@ pub fn begin() {
     });
 }
 
-/// What has gathered: Python's level and the text; first, how many older lines there was no room for.
-pub fn take() -> Vec<(u8, String)> {
+/// What has gathered; first, how many older lines were dropped.
+pub fn take() -> Vec<(LogLevel, String)> {
     let gathered: Vec<_> = LINES.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect();
     let dropped = match DROPPED.swap(0, Ordering::Relaxed) {
         0 => None,
-        lines => Some((30, format!("{lines} older log lines were dropped: more than {MAX_LINES} came in one step"))),
+        lines => Some((
+            LogLevel::Warning,
+            format!("{lines} older log lines were dropped: more than {MAX_LINES} came in one step"),
+        )),
     };
     dropped.into_iter().chain(gathered).collect()
 }

@@ -1,75 +1,73 @@
-//! Slices over memory that Python owns: the only unsafe code of this crate.
+//! Slices over memory that Python owns: with `device`, the only unsafe code of this crate.
 #![allow(unsafe_code)]
 
 use crate::guard::Failure;
+use pyo3::intern;
+use pyo3::prelude::*;
 
-/// An address and a length that a Python caller took from a tensor that it keeps referenced during the call.
+/// Where values lie that a Python caller keeps referenced during the call; given as a contiguous tensor of torch.
 #[derive(Debug, Clone, Copy)]
 pub struct Span {
     address: usize,
-    len: usize,
+    bytes: usize,
+}
+
+/// Of which any bits are a value.
+pub trait AnyBits {}
+impl AnyBits for f32 {}
+impl AnyBits for u8 {}
+
+impl FromPyObject<'_, '_> for Span {
+    type Error = PyErr;
+
+    fn extract(tensor: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        let py = tensor.py();
+        Ok(Self {
+            address: tensor.call_method0(intern!(py, "data_ptr"))?.extract()?,
+            bytes: tensor.getattr(intern!(py, "nbytes"))?.extract()?,
+        })
+    }
 }
 
 impl Span {
-    /// Checks what can be checked: not null (unless empty) and aligned for `T`.
-    pub fn new<T>(what: &'static str, address: usize, len: usize) -> Result<Self, Failure> {
-        let aligned = address.is_multiple_of(align_of::<T>());
-        let fits = len.checked_mul(size_of::<T>()).is_some_and(|bytes| bytes <= isize::MAX as usize);
-        if (address == 0 && len > 0) || !aligned || !fits {
-            return Err(Failure::input(format!(
-                "{what}: address {address:#x} with {len} elements is no tensor's memory"
-            )));
+    /// 32-bit floats at an address.
+    pub fn of_floats(address: usize, values: usize) -> Self {
+        Self { address, bytes: values.saturating_mul(size_of::<f32>()) }
+    }
+
+    /// Elements of a type, after checking what can be checked: not null (unless empty), aligned, and as many bytes as they have.
+    fn elements<T>(self, what: &'static str) -> Result<usize, Failure> {
+        let Self { address, bytes } = self;
+        let whole = bytes.is_multiple_of(size_of::<T>()) && bytes <= isize::MAX as usize;
+        if whole && address.is_multiple_of(align_of::<T>()) && (address != 0 || bytes == 0) {
+            return Ok(bytes / size_of::<T>());
         }
-        Ok(Self { address, len })
+        Err(Failure::input(format!("{what}: address {address:#x} with {bytes} bytes is no memory of such a tensor")))
     }
 
-    /// For reading.
-    ///
-    /// # Safety
-    /// As [`Self::write`], and nobody writes meanwhile.
-    unsafe fn read<'a, T>(self) -> &'a [T] {
-        if self.len == 0 {
-            return &[];
+    /// On the host.
+    pub fn read<'a, T: AnyBits>(self, what: &'static str) -> Result<&'a [T], Failure> {
+        match self.elements::<T>(what)? {
+            0 => Ok(&[]),
+            // SAFETY: not null, aligned and of bounded size. `_core` is private to the package; its callers in `flexcomm.torch`
+            // pass contiguous tensors of the host that they hold during the call.
+            len => Ok(unsafe { std::slice::from_raw_parts(self.address as *const T, len) }),
         }
-        // SAFETY: not null, aligned and of bounded size by `new`; alive and initialised by the caller's contract.
-        unsafe { std::slice::from_raw_parts(self.address as *const T, self.len) }
     }
 
-    /// For writing.
-    ///
-    /// # Safety
-    /// The memory holds `len` initialised elements of the type that `new` was called with, stays allocated for as
-    /// long as the slice is used, and is used by nobody else meanwhile.
-    unsafe fn write<'a, T>(self) -> &'a mut [T] {
-        if self.len == 0 {
-            return &mut [];
+    /// On the host.
+    pub fn write<'a, T: AnyBits>(self, what: &'static str) -> Result<&'a mut [T], Failure> {
+        match self.elements::<T>(what)? {
+            0 => Ok(&mut []),
+            // SAFETY: as in `read`; DDP gives a bucket to one call of the hook at a time, whose buffers are its own.
+            len => Ok(unsafe { std::slice::from_raw_parts_mut(self.address as *mut T, len) }),
         }
-        // SAFETY: as in `read`.
-        unsafe { std::slice::from_raw_parts_mut(self.address as *mut T, self.len) }
     }
 
-    /// 32-bit floats, to read.
-    pub fn floats<'a>(self) -> &'a [f32] {
-        // SAFETY: `_core` is private to the package; its callers in `flexcomm.torch` pass `data_ptr()` and `numel()`
-        // of contiguous float32 CPU tensors that they hold during the call, and any bit pattern is a float.
-        unsafe { self.read() }
-    }
-
-    /// 32-bit floats, to write.
-    pub fn floats_mut<'a>(self) -> &'a mut [f32] {
-        // SAFETY: as in `floats`; DDP hands a bucket to one hook call at a time, and the payload buffers belong to it.
-        unsafe { self.write() }
-    }
-
-    /// Bytes, to read.
-    pub fn bytes<'a>(self) -> &'a [u8] {
-        // SAFETY: as in `floats`, of uint8 tensors.
-        unsafe { self.read() }
-    }
-
-    /// Bytes, to write.
-    pub fn bytes_mut<'a>(self) -> &'a mut [u8] {
-        // SAFETY: as in `floats_mut`, of uint8 tensors.
-        unsafe { self.write() }
+    /// As kernels have it.
+    pub fn on_device(self) -> flexcomm_gpu_kernels::Span {
+        // SAFETY: the hook passes contiguous tensors on the device, which it keeps until the stream has done what was launched
+        // (torch's allocator gives memory of a stream only to what comes later on it).
+        unsafe { flexcomm_gpu_kernels::Span::new(self.address as u64, self.bytes as u64) }
     }
 }

@@ -45,16 +45,16 @@ impl Meter {
 
     /// Work within the hook that began at `from`.
     pub fn hook_work(&mut self, from: Instant) {
-        self.worked(from.elapsed(), true);
+        self.add_compression(from.elapsed(), true);
     }
 
     /// Work after a collective.
     pub fn other_work(&mut self, from: Instant) {
-        self.worked(from.elapsed(), false);
+        self.add_compression(from.elapsed(), false);
     }
 
-    /// Work of so long, within the hook or after a collective.
-    pub fn worked(&mut self, spent: Duration, in_hook: bool) {
+    /// Compression that took so long, within the hook or after a collective.
+    pub fn add_compression(&mut self, spent: Duration, in_hook: bool) {
         self.comp += spent;
         self.in_hook += if in_hook { spent } else { Duration::ZERO };
     }

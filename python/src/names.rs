@@ -1,10 +1,11 @@
 //! Strategies as users name them, and what this package can run.
 
+use crate::exchange::Transfer;
 use crate::guard::Failure;
 use flexcomm_compression::Build;
-use flexcomm_compression::codec::{Element, Travels};
 use flexcomm_domain::Strategy;
 use flexcomm_domain::spec::CompressorSpec;
+use pyo3::prelude::*;
 
 /// Reads and checks a compressor.
 pub fn compressor(text: &str) -> Result<CompressorSpec, Failure> {
@@ -24,39 +25,47 @@ pub fn strategy(text: &str) -> Result<Strategy, Failure> {
     }
 }
 
-/// Code of the type in which a strategy's buckets travel where they are cast: 0 none, 1 float16, 2 bfloat16.
-pub fn half_code(strategy: &Strategy) -> i64 {
-    match strategy.spec().compressor().name {
-        "fp16" if strategy.spec().to_string() == "fp16" => 1,
-        "bf16" if strategy.spec().to_string() == "bf16" => 2,
-        _ => 0,
+/// In what a strategy's buckets travel where they are cast.
+pub fn half(strategy: &Strategy) -> Option<Transfer> {
+    match strategy.spec().to_string().as_str() {
+        "fp16" => Some(Transfer::Float16),
+        "bf16" => Some(Transfer::Bfloat16),
+        _ => None,
     }
 }
 
 /// Whether a strategy that a user names is DDP's allreduce, as it is or in another type.
 pub fn is_cast(strategy: &Strategy) -> bool {
-    strategy.is_dense() || half_code(strategy) != 0
+    strategy.is_dense() || half(strategy).is_some()
 }
 
-/// Name of the type whose elements add up; empty when messages are gathered.
-pub fn element(spec: &CompressorSpec) -> &'static str {
-    match spec.travels() {
-        Travels::Sums(Element::F32) => "float32",
-        Travels::Sums(Element::F16) => "float16",
-        Travels::Sums(Element::Bf16) => "bfloat16",
-        Travels::Gathers => "",
-    }
+/// A compressor, and arguments to try.
+#[pyclass(name = "Compressor", frozen, get_all)]
+pub struct Described {
+    name: &'static str,
+    about: &'static str,
+    parameters: Vec<Parameter>,
+    examples: Vec<&'static str>,
 }
 
-/// A compressor: name, what it does, its parameters, arguments to try.
-pub type Described = (&'static str, &'static str, Vec<(&'static str, String, &'static str)>, Vec<&'static str>);
+/// A compressor's parameter: what it may be, and what it does.
+#[pyclass(frozen, get_all)]
+#[derive(Clone)]
+pub struct Parameter {
+    name: &'static str,
+    allowed: String,
+    about: &'static str,
+}
 
-/// All of them.
+/// All compressors.
 pub fn compressors() -> Vec<Described> {
-    let parameter = |p: &flexcomm_domain::spec::Param| (p.name, p.kind.to_string(), p.about);
-    let describe = |entry: &'static flexcomm_compression::entry::Entry| {
-        let parameters = entry.info.params.iter().map(parameter).collect();
-        (entry.info.name, entry.info.about, parameters, entry.examples.to_vec())
+    let parameter =
+        |p: &flexcomm_domain::spec::Param| Parameter { name: p.name, allowed: p.kind.to_string(), about: p.about };
+    let describe = |entry: &'static flexcomm_compression::entry::Entry| Described {
+        name: entry.info.name,
+        about: entry.info.about,
+        parameters: entry.info.params.iter().map(parameter).collect(),
+        examples: entry.examples.to_vec(),
     };
     flexcomm_compression::methods::all().map(describe).collect()
 }

@@ -8,18 +8,16 @@ use flexcomm_compression::Build;
 use flexcomm_compression::pipeline::Member;
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Digest, JobId, Rank, RunId, Selection, Strategy};
-use flexcomm_exchange::{AutoSelection, Deferred, Leader, LeaderShadows, Shadows, Status, Store, lock};
+use flexcomm_exchange::{AutoSelection, Deferred, Leader, LeaderShadows, Param, Shadows, Status, Store, lock};
 use flexcomm_trainer::{
     AbortCause, Agreement, Answer, Change, Control, Costs, Offer, Reporter, Snapshot, Tick, Trial, TrialPlan, Verdict,
 };
+use pyo3::prelude::*;
 use std::time::{Duration, Instant};
 
 /// Steps in which nothing is compressed: DDP rebuilds its buckets after the first, with static graph after the
 /// second, and the order of parameters changes with it.
 const WARM_UP: u64 = 3;
-
-/// Why a rank runs no live trials.
-const NOT_LIVE: &str = "its training loop does not use Session.batches()";
 
 /// Who chooses the leader of AR-Topk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,26 +59,49 @@ impl Snapshot for PythonSnapshot {
 }
 
 /// What the end of a step asks of Python.
+#[pyclass(eq, frozen)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     /// Nothing.
-    Train = 0,
+    Train,
     /// Another decision is in force.
-    Switched = 1,
+    Switched,
     /// Take a snapshot; the next step is a trial's first.
-    TrialStarts = 2,
+    TrialStarts,
     /// Restore; the next candidate starts.
-    Candidate = 3,
+    Candidate,
     /// Restore; the trial is over.
-    TrialEnds = 4,
+    TrialEnds,
     /// The trial is over, and this step trained: keep what it did.
-    TrialLeft = 5,
+    TrialLeft,
+}
+
+/// A rank's part in an exchange, with the numbers that ranks send each other.
+#[pyclass(name = "Status", eq, eq_int, frozen)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PartStatus {
+    Ready = 0,
+    Failed = 1,
+    NotFinite = 2,
+    Overflowed = 3,
+}
+
+impl From<Status> for PartStatus {
+    fn from(status: Status) -> Self {
+        match status {
+            Status::Ready => Self::Ready,
+            Status::Failed => Self::Failed,
+            Status::NotFinite => Self::NotFinite,
+            Status::Overflowed => Self::Overflowed,
+        }
+    }
 }
 
 /// Why a rank had no part in an exchange.
+#[pyclass(frozen, get_all)]
 #[derive(Debug, Clone)]
 pub struct Fault {
-    pub status: Status,
+    pub status: PartStatus,
     pub why: String,
 }
 
@@ -116,6 +137,7 @@ impl Running {
 /// Everything but the buckets' contents.
 pub struct Session {
     pub job: JobId,
+    /// Which run of the job this is, as the ranks agreed.
     pub run: Option<RunId>,
     pub rank: Rank,
     pub world: u32,
@@ -151,20 +173,24 @@ pub struct Session {
     last_warning: Option<String>,
     /// What the newest step cost whose times are known, whatever ran.
     pub last: Option<Costs>,
-    /// Whether this rank's loop can replay batches.
-    pub live: bool,
     /// Whether a gradient or a loss of the iteration under way was not finite.
     pub diverged: bool,
-    /// Why this rank could take no snapshot for the trial that was asked for.
-    pub no_room: Option<String>,
+    /// Why this rank can run no live trial now.
+    pub trials_refused: Option<String>,
     /// Why this rank had no part in an exchange of the step under way.
     pub fault: Option<Fault>,
 }
 
 impl Session {
-    pub fn new(who: (JobId, Rank, u32), initial: (Strategy, u64), leadership: Leadership, seed: u64) -> Self {
+    pub fn new(
+        who: (JobId, Rank, u32),
+        initial: Strategy,
+        leadership: Leadership,
+        (seed, shadow_share): (u64, f64),
+        model: &[Param],
+    ) -> Self {
         let (job, rank, world) = who;
-        let agreement = Agreement::new(rank, initial.0, initial.1);
+        let agreement = Agreement::new(rank, initial, 0);
         let now = Instant::now();
         Self {
             reporter: Reporter::new(job.clone(), rank),
@@ -177,8 +203,8 @@ impl Session {
             leadership,
             store: Store::new(Member { rank: rank.0, world, ..Member::alone(seed) }),
             meter: Meter::new(now),
-            shadows: Shadows::new(Shadows::SHARE, seed),
-            leader_shadows: LeaderShadows::new(&[]),
+            shadows: Shadows::new(shadow_share, seed),
+            leader_shadows: LeaderShadows::new(model),
             host_generation: None,
             settled: false,
             follow: true,
@@ -194,16 +220,10 @@ impl Session {
             steps: 0,
             last_warning: None,
             last: None,
-            live: false,
             diverged: false,
-            no_room: None,
+            trials_refused: None,
             fault: None,
         }
-    }
-
-    /// Which run of the job this is, as the ranks agreed.
-    pub fn set_run(&mut self, run: RunId) {
-        self.run = Some(run);
     }
 
     /// Starts a step, on its first bucket. Never waits.
@@ -417,8 +437,7 @@ impl Session {
     /// This rank's answer in a step in which the ranks gather answers; none in others.
     pub fn answer(&self) -> Option<Answer> {
         let over = || self.trial.as_ref().is_some_and(|trial| trial.over_budget(self.clock.elapsed()));
-        self.control.gathers().then(|| match &self.no_room {
-            _ if !self.live => Answer::cannot(NOT_LIVE),
+        self.control.gathers().then(|| match &self.trials_refused {
             Some(why) => Answer::cannot(why),
             None if self.diverged => Answer::of(Verdict::Diverged),
             None if self.rank == Rank(0) && over() => Answer::of(Verdict::Budget),
@@ -477,7 +496,6 @@ impl Session {
                 Next::TrialStarts
             }
             Change::TrialRefused(plan, why) => {
-                self.no_room = None;
                 self.refuse_trial(&plan, &why);
                 next
             }

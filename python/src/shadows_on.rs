@@ -1,53 +1,63 @@
-//! Shadow trials of gradients that lie on a GPU: kernels look at them there. What is wrong is an answer and no exception: the shadows then
-//! begin anew on the host.
+//! Shadow trials of gradients that lie on a GPU: kernels look at them there. Where they cannot, the shadows begin anew on the host.
 
 use crate::core::Core;
-use crate::device::{Memory, Place, device_buffer, on, span};
+use crate::device::{BorrowedTensor, Place, Region, on};
 use crate::guard::{Failure, guard};
-use crate::memory;
+use crate::memory::Span;
 use flexcomm_exchange::{OnHost, Param, Shadow, lock};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+
+/// What the shadows of a bucket need on its device; nothing and 0 when they have it.
+#[pyclass(frozen, get_all)]
+#[derive(Debug, Default)]
+pub struct ShadowNeeds {
+    /// Coordinates of the values that they look at, as unsigned words of 32 bits.
+    coordinates: Vec<u8>,
+    /// Bytes of device memory, aligned to 256.
+    memory: u64,
+}
+
+/// A step of a bucket's shadows, once the stream has done it.
+#[pyclass(frozen, get_all)]
+#[derive(Debug)]
+pub struct ShadowStep {
+    /// Where the outcomes will lie.
+    outcomes: Region,
+    /// To bring them with to `shadow_outcomes`.
+    generation: u64,
+}
 
 impl Core {
-    fn sample_shadows(&self, index: usize, place: Place) -> Result<Result<(Vec<u8>, u64), String>, Failure> {
-        if let Err(why) = on(place) {
-            return Ok(Err(why));
-        }
+    fn sample_shadows(&self, index: usize) -> Result<ShadowNeeds, Failure> {
         let mut session = self.lock();
         let session = &mut *session;
         let shared = session.store.bucket(index)?;
         let params: Vec<Param> = lock(&shared).params().to_vec();
         let ready = |shadow: &Shadow| shadow.is_on_device(index, params.iter().map(|param| param.len).sum());
         if session.shadows.shadow().is_none_or(|shadow| ready(shadow)) {
-            return Ok(Ok((Vec::new(), 0)));
+            return Ok(ShadowNeeds::default());
         }
         // What is under way of a bucket that had another layout is ignored from now on.
         session.shadows.forget_from(index);
-        let Some(shadow) = session.shadows.shadow() else { return Ok(Ok((Vec::new(), 0))) };
-        Ok(match shadow.sample_on(index, &params) {
-            Ok((indices, need)) => Ok((indices.iter().flat_map(|index| index.to_ne_bytes()).collect(), need)),
-            Err(why) => Err(why.to_string()),
-        })
+        let Some(shadow) = session.shadows.shadow() else { return Ok(ShadowNeeds::default()) };
+        let (indices, memory) = shadow.sample_on(index, &params).map_err(Failure::not_on_device)?;
+        Ok(ShadowNeeds { coordinates: indices.iter().flat_map(|index| index.to_ne_bytes()).collect(), memory })
     }
 
-    fn give_to_shadows(&self, index: usize, place: Place, memory: Memory) -> Result<Result<(), String>, Failure> {
-        let device = match on(place) {
-            Ok(device) => device,
-            Err(why) => return Ok(Err(why)),
-        };
+    fn give_to_shadows(&self, index: usize, place: Place, memory: BorrowedTensor) -> Result<ShadowNeeds, Failure> {
+        let device = on(place)?;
         let mut session = self.lock();
         let session = &mut *session;
         let shared = session.store.bucket(index)?;
         let mut bucket = lock(&shared);
         // Waits, once for every bucket of a shadow trial, where a device has the residual.
         bucket.copy_to_host()?;
-        let Some(shadow) = session.shadows.shadow() else { return Ok(Ok(())) };
-        Ok(device_buffer((place.0, memory)).and_then(|buffer| {
+        if let Some(shadow) = session.shadows.shadow() {
             let residual = bucket.residual();
-            let residual = (index, &residual[..]);
-            shadow.move_to_device(&device, residual, buffer).map_err(|why| why.to_string())
-        }))
+            let moved = shadow.move_to_device(&device, (index, &residual[..]), memory.buffer(place)?);
+            moved.map_err(Failure::not_on_device)?;
+        }
+        Ok(ShadowNeeds::default())
     }
 }
 
@@ -67,66 +77,48 @@ impl Core {
         session.host_generation = Some(session.shadows.generation());
     }
 
-    /// Makes a bucket's subsets ready: why that cannot be (else empty), their coordinates as unsigned words of 32 bits, and bytes of
-    /// device memory (aligned to 256) to pass in a second call; nothing and 0 when they are.
+    /// Makes a bucket's subsets ready: answers what to give them in a second call, as `memory`.
     #[pyo3(signature = (index, place, memory=None))]
-    fn shadow_ready<'py>(
-        &self,
-        py: Python<'py>,
-        index: usize,
-        place: Place,
-        memory: Option<Memory>,
-    ) -> PyResult<(String, Bound<'py, PyBytes>, u64)> {
-        let (why, indices, need) = guard(py, || {
-            let ready = match memory {
-                None => self.sample_shadows(index, place)?,
-                Some(memory) => self.give_to_shadows(index, place, memory)?.map(|()| (Vec::new(), 0)),
-            };
-            Ok(ready.map_or_else(|why| (why, Vec::new(), 0), |(indices, need)| (String::new(), indices, need)))
-        })?;
-        Ok((why, PyBytes::new(py, &indices), need))
-    }
-
-    /// Launches a step of a bucket's shadows, over address and number of the float32 values at their coordinates. Answers why that
-    /// cannot be (else empty), address and bytes of what they will find, and a number to bring it with to `shadow_outcomes`.
-    fn shadow_step(
+    fn shadow_ready(
         &self,
         py: Python<'_>,
         index: usize,
         place: Place,
-        values: (u64, u64),
-    ) -> PyResult<(String, u64, u64, u64)> {
-        guard(py, || {
-            let device = match on(place) {
-                Ok(device) => device,
-                Err(why) => return Ok((why, 0, 0, 0)),
-            };
-            let mut session = self.lock();
-            let (steps, generation) = (session.steps(), session.shadows.generation());
-            let Some(shadow) = session.shadows.shadow() else { return Ok((String::new(), 0, 0, generation)) };
-            let values = span((values.0, 4 * values.1));
-            let found = shadow.observe_on(&device, (index, values), steps);
-            Ok(match found {
-                Ok(found) => (String::new(), found.address(), found.bytes(), generation),
-                // They began between two buckets of this step.
-                Err(OnHost::Absent) => (String::new(), 0, 0, generation),
-                Err(why) => (why.to_string(), 0, 0, generation),
-            })
+        memory: Option<BorrowedTensor>,
+    ) -> PyResult<ShadowNeeds> {
+        guard(py, || match memory {
+            None => on(place).and_then(|_| self.sample_shadows(index)),
+            Some(memory) => self.give_to_shadows(index, place, memory),
         })
     }
 
-    /// What the shadows found in a step, by bucket: index, address and bytes.
-    fn shadow_outcomes(&self, py: Python<'_>, generation: u64, found: Vec<(usize, usize, usize)>) -> PyResult<()> {
+    /// Launches a step of a bucket's shadows, over the float32 values at their coordinates; none where there are no shadows.
+    fn shadow_step(&self, py: Python<'_>, index: usize, place: Place, values: Span) -> PyResult<Option<ShadowStep>> {
+        guard(py, || {
+            let device = on(place)?;
+            let mut session = self.lock();
+            let (steps, generation) = (session.steps(), session.shadows.generation());
+            let Some(shadow) = session.shadows.shadow() else { return Ok(None) };
+            match shadow.observe_on(&device, (index, values.on_device()), steps) {
+                Ok(outcomes) => Ok(Some(ShadowStep { outcomes: outcomes.into(), generation })),
+                // They began between two buckets of this step.
+                Err(OnHost::Absent) => Ok(None),
+                Err(why) => Err(Failure::not_on_device(why)),
+            }
+        })
+    }
+
+    /// The outcomes of the shadows in a step, with the index of each bucket.
+    fn shadow_outcomes(&self, py: Python<'_>, generation: u64, outcomes: Vec<(usize, Span)>) -> PyResult<()> {
         guard(py, || {
             let mut session = self.lock();
             if session.shadows.generation() != generation {
                 // Of others, before these.
                 return Ok(());
             }
-            for (index, address, bytes) in found {
-                let bytes = memory::Span::new::<u8>("what the shadows found", address, bytes)?.bytes();
+            for (index, outcomes) in outcomes {
                 if let Some(shadow) = session.shadows.shadow() {
-                    shadow.take_outcomes(index, bytes)?;
+                    shadow.take_outcomes(index, outcomes.read::<u8>("what the shadows found")?)?;
                 }
             }
             session.end_shadows();

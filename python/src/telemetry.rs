@@ -3,6 +3,7 @@
 use crate::session::{PythonSnapshot, Session};
 use flexcomm_domain::{Strategy, Version};
 use flexcomm_trainer::{AbortCause, Costs, InForce, Trial, TrialTick};
+use pyo3::prelude::*;
 use std::time::Duration;
 
 /// A trial that is over, but for iterations whose times are not known yet.
@@ -12,7 +13,7 @@ pub struct Ended {
     pub at: Duration,
 }
 
-/// What is reported when its turn comes.
+/// What is reported after all that was deferred before it.
 #[expect(clippy::large_enum_variant, reason = "nearly all are the large one")]
 pub enum Event {
     /// A step that trained, what ran in it, its loss. None: it ran something else than agreed, and is not reported.
@@ -25,11 +26,25 @@ pub enum Event {
     Ended(Box<Ended>),
 }
 
-/// Compute, compression, collectives and the whole step, by the device's clock.
-pub type Times = [Duration; 4];
+/// Seconds of a step by the device's clock.
+#[derive(Debug, Clone, Copy, FromPyObject)]
+pub struct Times {
+    compute: f64,
+    compress: f64,
+    sync: f64,
+    step: f64,
+}
+
+impl Times {
+    fn durations(self) -> Option<[Duration; 4]> {
+        let [compute, compress, sync, step] = [self.compute, self.compress, self.sync, self.step]
+            .map(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        Some([compute?, compress?, sync?, step?])
+    }
+}
 
 impl Event {
-    fn complete(&mut self, times: Times) {
+    fn complete(&mut self, times: [Duration; 4]) {
         if let Self::Step(costs, _) | Self::Iteration(costs, _) = self {
             [costs.compute, costs.comp, costs.sync, costs.step] = times;
         }
@@ -45,7 +60,7 @@ impl Session {
 
     /// The times of a step are known, or will never be.
     pub fn resolve(&mut self, ticket: u64, times: Option<Times>) {
-        match times {
+        match times.and_then(Times::durations) {
             Some(times) => _ = self.deferred.resolve(ticket, |event| event.complete(times)),
             None => self.deferred.forget(ticket),
         }

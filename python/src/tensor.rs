@@ -81,21 +81,22 @@ impl TensorEncoder {
 
     /// The message of the float32 values at an address, and the share of their energy that it keeps.
     fn encode(&self, py: Python<'_>, address: usize, learning_rate: f64) -> PyResult<(Message, f64)> {
-        let span = Span::new::<f32>("tensor", address, self.values)?;
+        let span = Span::of_floats(address, self.values);
         guard(py, || {
-            let (message, outcome) = self.lock().encode(span.floats(), learning_rate).map_err(input)?;
+            let (message, outcome) =
+                self.lock().encode(span.read::<f32>("the tensor")?, learning_rate).map_err(input)?;
             Ok((Message { message }, outcome.energy.gain()))
         })
     }
 
     /// Writes the residual of error feedback as float32 to an address; answers whether there is one.
     fn residual(&self, py: Python<'_>, address: usize) -> PyResult<bool> {
-        let span = Span::new::<f32>("residual", address, self.values)?;
+        let span = Span::of_floats(address, self.values);
         guard(py, || {
             let residual = self.lock().residual();
             let there = residual.len() == self.values;
             if there {
-                span.floats_mut().copy_from_slice(&residual);
+                span.write::<f32>("the residual")?.copy_from_slice(&residual);
             }
             Ok(there)
         })
@@ -118,10 +119,10 @@ impl TensorDecoder {
 
     /// Writes what the message means to the float32 values at an address: as many as the message's shape has.
     fn decode(&self, py: Python<'_>, message: &Message, address: usize) -> PyResult<()> {
-        let span = Span::new::<f32>("tensor", address, message.message.shape().values())?;
+        let span = Span::of_floats(address, message.message.shape().values());
         guard(py, || {
             let mut decoder = self.decoder.lock().unwrap_or_else(PoisonError::into_inner);
-            decoder.decode(&message.message, span.floats_mut()).map_err(input)
+            decoder.decode(&message.message, span.write::<f32>("the tensor")?).map_err(input)
         })
     }
 }

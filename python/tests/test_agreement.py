@@ -32,7 +32,7 @@ def test_a_decision_that_reaches_agents_at_different_times(seen):
 def test_one_ranks_agent_is_dead(seen):
     for rank in seen:
         assert rank["dead 2"]["versions"] == [0, 1]
-        # Without rank 0's there is nobody to follow: training goes on as it began.
+        # Without rank 0's there is nothing to follow: training goes on as it began.
         assert rank["dead 0"]["versions"] == [0] and rank["dead 0"]["steps"] == rank["dead 0"]["asked"]
 
 
@@ -40,7 +40,7 @@ def test_the_agent_is_killed_and_restarted(seen):
     for rank in seen:
         assert rank["restarted"]["away"] == [1, "topk(k=0.1)+ef(vanilla)/allgather"]
         assert rank["restarted"]["versions"] == [0, 1, 2]
-    assert 1 in seen[0]["restarted"]["told again"][1:], "a new agent is told what is in force"
+    assert 1 in seen[0]["restarted"]["received again"][1:], "a new agent receives what is in force"
 
 
 def test_the_controller_is_away(seen):

@@ -19,7 +19,7 @@ def gradient(*shape, seed=0):
 def every():
     # Without a memory that gathers, `variance` is refused: it would send next to nothing.
     memory = {"variance": "+ef(vanilla)"}
-    return [f"{name}({a}){memory.get(name, '')}" for name, _, _, examples in _core.compressors() for a in examples[:2]]
+    return [f"{one.name}({a}){memory.get(one.name, '')}" for one in _core.compressors() for a in one.examples[:2]]
 
 
 @pytest.mark.parametrize("spec", every())

@@ -31,7 +31,13 @@ def standin(tmp_path_factory):
 
 def why(**env):
     """What a process of its own says of the kernels."""
-    code = "import sys, flexcomm.torch._device as d; d._point_at_nvrtc(); print(d.Core.kernels(int(sys.argv[1])))"
+    code = """import sys, flexcomm.torch._device as d
+d._point_at_nvrtc()
+try:
+    d.Core.load_kernels(int(sys.argv[1]))
+except d.NotOnDeviceError as why:
+    print(why)
+"""
     full = {k: v for k, v in os.environ.items() if not k.startswith("FLEXCOMM_")} | {"STANDIN_COMPILES": "1"} | env
     ordinal = full.pop("ORDINAL", "0")
     done = subprocess.run([sys.executable, "-P", "-c", code, ordinal], env=full, capture_output=True, text=True, timeout=240)
@@ -144,11 +150,11 @@ def test_shadows_look_at_gradients_where_they_are_and_wait_for_nothing(seen):
                 assert ("out of memory" if name == "full" else "failed to launch cut_third") in line
 
 
-def test_no_rank_goes_into_a_trial_whose_snapshot_one_has_no_room_for(seen):
+def test_no_rank_goes_into_a_trial_whose_snapshot_one_has_no_memory_for(seen):
     for rank, own in enumerate(seen):
         with_trials, without = own["snapped"]
         assert with_trials["hashes"] == without["hashes"] and len(without["hashes"]) == 77
-        # The first and the last were refused, by all ranks; the others ran when there was room again.
+        # The first and the last were refused, by all ranks; the others ran when there was memory again.
         assert with_trials["inside"] == 2 * 2 * 4
         for number in "14" if rank == 0 else "":
             aborted, outcomes = with_trials["reports"][number]
@@ -162,8 +168,8 @@ def test_no_rank_goes_into_a_trial_whose_snapshot_one_has_no_room_for(seen):
         refused = [line for line in with_trials["lines"] if "this job cannot run live trials: rank 1: " in line]
         assert len(refused) == (2 if rank == 0 else 0), with_trials["lines"]
         assert not refused or "a snapshot of" in refused[0] and "Tried to allocate 5.00 GiB.; take" in refused[1]
-        told = [line for line in with_trials["lines"] if "live trial's snapshot takes 9984 bytes of GPUs' memory" in line]
-        assert len(told) == 1, with_trials["lines"]
+        taken = [line for line in with_trials["lines"] if "live trial's snapshot takes 9984 bytes of GPUs' memory" in line]
+        assert len(taken) == 1, with_trials["lines"]
         assert not any("not pinned" in line for line in with_trials["lines"])
 
 

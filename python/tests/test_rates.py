@@ -39,7 +39,7 @@ def test_each_group_is_read_once_a_step_however_many_buckets_ask():
         assert Rate.read == 2
     Rate.read = 0
     step.begin()
-    assert Rate.read == 0, "nobody asked"
+    assert Rate.read == 0, "none was asked for"
 
 
 def test_one_group_or_none_has_one_rate():

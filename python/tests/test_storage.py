@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_refused_with_bytes_and_remedy():
     assert "CUDA error: out of memory" in (why := storage.reserve(own)) and "\n" not in why
 
 
-def test_a_snapshot_that_has_grown_since_goes_where_there_is_room(caplog):
+def test_a_snapshot_that_has_grown_since_goes_where_there_is_memory(caplog):
     gpu = Gpu(free=MIB, total=0, host=0)
     storage = SnapshotStorage(gpu)
     own = [torch.arange(1000)]

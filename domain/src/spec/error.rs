@@ -23,7 +23,7 @@ pub enum SpecError {
         what: &'static str,
         /// As written.
         name: String,
-        /// The nearest, or all there are.
+        /// The nearest, or which there are.
         known: String,
     },
     /// No such parameter.
@@ -108,6 +108,22 @@ impl SpecError {
             Some(nearest) => format!("did you mean {nearest}?"),
             None => format!("there is {}", all.join(", ")),
         };
+        Self::unknown_as(what, name, known)
+    }
+
+    /// Without the names of all compressors, which are too many for an error; `parts` are those that come after one.
+    pub(super) fn unknown_compressor<'a>(name: &str, all: &[&str], mut parts: impl Iterator<Item = &'a str>) -> Self {
+        let known = match nearest(&name.to_lowercase(), all) {
+            _ if parts.any(|part| part == name) => {
+                "this comes after a compressor, as ef does in topk(k=0.01)+ef(vanilla)".into()
+            }
+            Some(nearest) => format!("did you mean {nearest}?"),
+            None => "`flexcomm bench compressors` lists all of them".into(),
+        };
+        Self::unknown_as("compressor", name, known)
+    }
+
+    fn unknown_as(what: &'static str, name: &str, known: String) -> Self {
         Self::Unknown { what, name: name.chars().take(80).collect(), known }
     }
 }

@@ -397,6 +397,7 @@ const ALIASES: &[(&str, &str)] =
 fn find(name: &str) -> Result<&'static CompressorInfo, SpecError> {
     let all = || compressors::COMPRESSORS.iter().copied();
     let name = ALIASES.iter().find(|(theirs, _)| *theirs == name).map_or(name, |(_, ours)| *ours);
-    let unknown = || SpecError::unknown("compressor", name, all().map(|compressor| compressor.name));
+    let names = || all().map(|compressor| compressor.name).collect::<Vec<_>>();
+    let unknown = || SpecError::unknown_compressor(name, &names(), parse::part_names());
     all().find(|compressor| compressor.name == name).ok_or_else(unknown)
 }

@@ -11,6 +11,12 @@ const MOST_BYTES: usize = 4096;
 /// The memory of `+ef` without a name.
 const USUAL_MEMORY: &str = "vanilla";
 
+/// Of what may come after a compressor.
+pub(super) fn part_names() -> impl Iterator<Item = &'static str> {
+    let words = WORD_PARTS.iter().map(|part| part.name);
+    ["ef", "seed"].into_iter().chain(MOMENTA.iter().map(|momentum| momentum.name)).chain(words)
+}
+
 /// `name(word, key=value, ...)` as written.
 struct Term<'a> {
     name: &'a str,
@@ -166,12 +172,8 @@ impl CompressorSpec {
         if part.name == "seed" {
             return self.apply_seed(part);
         }
-        let known = || {
-            let parts = WORD_PARTS.iter().map(|p| p.name);
-            ["ef", "seed"].into_iter().chain(MOMENTA.iter().map(|m| m.name)).chain(parts)
-        };
         let momentum = MOMENTA.iter().find(|m| m.name == part.name);
-        let momentum = momentum.ok_or_else(|| SpecError::unknown("part", part.name, known()))?;
+        let momentum = momentum.ok_or_else(|| SpecError::unknown("part", part.name, part_names()))?;
         let given = with_first(part, momentum.params)?;
         self.momentum = Some((momentum, Values::read(momentum.name, momentum.params, &given)?));
         Ok("momentum")
@@ -295,7 +297,8 @@ mod tests {
             ("qsgd(s=4)+values(bf16)", ["values of qsgd", "\"bf16\"", "topk, lwtopk"]),
             ("topk(k=1)+what", ["\"what\"", "part", "nesterov"]),
             ("topkk(k=1)", ["\"topkk\"", "compressor", "did you mean topk?"]),
-            ("zebra(k=1)", ["\"zebra\"", "there is none, onebit, ", "powersgd"]),
+            ("zebra(k=1)", ["\"zebra\"", "compressor", "`flexcomm bench compressors` lists all of them"]),
+            ("ef(vanilla)", ["compressor \"ef\"", "comes after a compressor", "topk(k=0.01)+ef(vanilla)"]),
             ("PowerSDG(2)", ["\"PowerSDG\"", "compressor", "did you mean powersgd?"]),
             ("onebit(scaling=1)", ["scaling of onebit", "\"1\"", "true or false"]),
         ] {

@@ -90,6 +90,18 @@ fn a_nan_on_one_rank_is_nan_on_all_and_leaves_the_state() {
     }
 }
 
+/// Half of the largest number twice: in the second step what the first left behind makes it infinite.
+#[test]
+fn a_residual_that_overflows_is_told_from_a_gradient() {
+    let mut ranks = ranks("topk(k=1)+ef(vanilla)", 2);
+    let n = gradient(0, 0).len();
+    let large = |index| Plan::new(index, vec![vec![2e38; n], vec![1.0; n]]);
+    assert_eq!(step(&mut ranks, &large(0)).ends[0].0, Ok(Ran::Good));
+    assert!(step(&mut ranks, &large(1)).ends.iter().all(|(ran, _)| *ran == Ok(Ran::Refused)));
+    assert_eq!([ranks[0].status(), ranks[1].status()], [Status::Overflowed, Status::Ready]);
+    assert!(ranks[0].fault().contains("the residual has overflowed, the gradient is finite"), "{}", ranks[0].fault());
+}
+
 #[test]
 fn a_failed_rank_is_refused_by_all_and_leaves_the_residual() {
     for (spec, leader) in EXCHANGES {

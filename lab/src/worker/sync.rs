@@ -156,7 +156,7 @@ impl Synchronizer {
     fn own_status(&self) -> Answer {
         match self.bucket.status() {
             Status::Ready => Answer::of(Verdict::GoOn),
-            Status::NotFinite => Answer::of(Verdict::Diverged),
+            Status::NotFinite | Status::Overflowed => Answer::of(Verdict::Diverged),
             Status::Failed => Answer::cannot(self.bucket.fault()),
         }
     }

@@ -31,7 +31,7 @@ class Agreed:
     core: Core
     control: Control
     #: Whether rank 0 has an agent.
-    steered: bool
+    has_agent: bool
     tuner: _tuner.Tuner | None
     #: Whether DDP's process group can be wrapped.
     fits: bool
@@ -67,10 +67,8 @@ def agree(
     # Any rank might make the id of the run; rank 0's counts.
     mine = {"same": _same(model, settings, named, fits), "socket": settings.socket is not None, "run": secrets.token_hex(8)}
     first = _checks.compare(mine, group)[0]
-    core.set_run(first["run"])
-    core.steer(first["socket"])
+    core.agree(first["run"], first["socket"], not settings.fixed)
     control = _checks.everywhere(lambda: Control(core, group, first["run"]), group)
-    core.behave(not settings.fixed, False)
     tuner = _find_tuner(group, named)
     return Agreed(settings, parts, named, group, core, control, first["socket"], tuner, fits)
 
@@ -78,8 +76,8 @@ def agree(
 def _make_core(settings: _arguments.Settings, named: Named, group: dist.ProcessGroup | None) -> Core:
     return Core(
         settings.job, dist.get_rank(group), dist.get_world_size(group), [(p.numel(), _columns(p)) for _, p in named],
-        strategy=settings.named.strategy, first_step=0, selection=settings.selection, seed=settings.seed,
-        shadow_share=settings.shadow_share, spec=settings.named.spec,
+        strategy=settings.named.strategy, selection=settings.selection, seed=settings.seed, shadow_share=settings.shadow_share,
+        spec=settings.named.spec,
     )
 
 
@@ -113,7 +111,7 @@ def _nccl_moves(group: dist.ProcessGroup | None, named: Named) -> bool:
 
 
 def _find_tuner(group: dist.ProcessGroup | None, named: Named) -> "_tuner.Tuner | None":
-    """NCCL's tuner plugin, where every rank has it and NCCL listens to it."""
+    """NCCL's tuner plugin, where every rank has it and NCCL asks it."""
     if not named or not _nccl_moves(group, named):
         return None
     one = torch.ones(1, device=named[0][1].device)

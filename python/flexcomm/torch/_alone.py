@@ -34,14 +34,14 @@ class CommHook:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer | None = None, **settings: Any) -> None:
-        # Names that are none, now; values when it attaches, where all ranks hear of what one of them refuses.
+        # Names that are none, now; values when it attaches, where all ranks see what one of them refuses.
         inspect.signature(attach).bind(None, optimizer, **settings, register=False)
         # DDP looks for these on the hook; an instance has none.
         self.__name__ = self.__qualname__ = "flexcomm_hook"
         self._settings = {"optimizer": optimizer, **settings}
         self._session: Session | None = None
         self._hook: Hook | None = None
-        # A hook is not told its model, and its buckets have parameters without names.
+        # A hook does not receive its model, and its buckets have parameters without names.
         self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._unwatch = weakref.finalize(self, register_module_forward_pre_hook(_Watch(self._models)).remove)
         self._unwatch.atexit = False

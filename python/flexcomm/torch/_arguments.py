@@ -19,9 +19,6 @@ from flexcomm import _core
 
 DENSE = "none/dense-ring"
 
-#: Element types of what adds up that count to fewer ranks than float32 does.
-_HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-
 #: Compressors that may be written with @CR/COLLECTIVE.
 _SELECTING = ("topk", "lwtopk", "mstopk")
 
@@ -51,8 +48,6 @@ class Named:
 
     #: In canonical form.
     strategy: str
-    #: Element type of what adds up, where it is not float32.
-    half: torch.dtype | None = None
     #: The compressor with its parameters, memory and momentum; none where DDP's own allreduce runs it.
     spec: str | None = None
 
@@ -64,36 +59,30 @@ class Named:
 def strategy_of(what: str, named: Any) -> Named:
     """Reads any of the forms that ``attach`` takes."""
     if isinstance(named, Mapping):
-        return _parsed(_core.parse_byteps({str(key): str(value) for key, value in named.items()}))
+        return Named(*_core.parse_strategy(_core.parse_byteps({str(key): str(value) for key, value in named.items()})))
     if not isinstance(named, str):
-        raise _refused(what, named, _forms() + "; or BytePS's map of strings")
+        raise _refused(what, named, _FORMS + "; or BytePS's map of strings")
     if named.strip() == "dense":
         return Named(DENSE)
     try:
-        return _parsed(named)
+        return Named(*_core.parse_strategy(named))
     except ValueError as refused:
         raise ValueError(f"{what} is {shown(named)}: {_remedy(named, str(refused)) or refused}") from None
 
 
-def _parsed(named: str) -> Named:
-    strategy, element, spec = _core.parse_strategy(named)
-    return Named(strategy, _HALVES.get(element), spec or None)
-
-
-def _forms() -> str:
-    names = ", ".join(name for name, *_ in _core.compressors())
-    return (
-        "'dense'; a compressor with its parameters, for example 'topk(k=0.01)+ef(vanilla)', and where you like its collective, "
-        f"for example 'topk(k=0.01)+ef(vanilla)/art-ring:star' or in short 'topk@0.01/art-ring:star', of {names}"
-    )
+_FORMS = (
+    "'dense'; a compressor with its parameters, for example 'topk(k=0.01)+ef(vanilla)', and where you like its collective, for "
+    "example 'topk(k=0.01)+ef(vanilla)/art-ring:star' or in short 'topk@0.01/art-ring:star'; flexcomm.torch.compressors() has "
+    "all of them"
+)
 
 
 def _remedy(named: str, refused: str) -> str | None:
     """What the core cannot say of a text that it has refused: it does not know the forms that Python adds."""
     if not named.strip():
-        return f"an empty text names no strategy; leave the argument out, or give one of {_forms()}"
+        return f"an empty text names no strategy; leave the argument out, or give one of {_FORMS}"
     name = re.split(r"[@(+\s]", named.strip(), maxsplit=1)[0]
-    examples = {known: tried[0] for known, _, _, tried in _core.compressors()}
+    examples = {one.name: one.examples[0] for one in _core.compressors()}
     if name.lower() == "none":
         return "what compresses nothing is called 'dense'"
     if name in _SELECTING and re.match(r"\w+@1(\.0*)?/", named):
@@ -104,7 +93,10 @@ def _remedy(named: str, refused: str) -> str | None:
     if name in examples:
         return f"{name} has no @CR/COLLECTIVE but parameters, for example '{name}({examples[name]})'"
     near = difflib.get_close_matches(name.lower(), ["dense", *examples], 1)
-    return f"there is no compressor {shown(name)}" + (f", the nearest name is {near[0]!r}" if near else f"; allowed is {_forms()}")
+    if near:
+        return f"there is no compressor {shown(name)}, the nearest name is {near[0]!r}"
+    # The core's own, of what comes after a compressor.
+    return None if "comes after" in refused else f"there is no compressor {shown(name)}; allowed is {_FORMS}"
 
 
 @dataclasses.dataclass(frozen=True)

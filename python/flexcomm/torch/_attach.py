@@ -57,7 +57,7 @@ def attach(
     initial:
         What runs before the first decision, written as ``strategy``.
     selection:
-        Who leads AR-Topk: ``"decision"``, ``"star"`` (turns), ``"var"`` (most energy) or ``"auto"`` (by measured
+        Who leads AR-Topk: ``"decision"``, ``"star"`` (round-robin), ``"var"`` (most energy) or ``"auto"`` (by measured
         skew and staleness).
     group:
         The process group of the model, if it is not the default one.
@@ -65,7 +65,7 @@ def attach(
         The job's name; otherwise ``FLEXCOMM_JOB``, or the id that torchrun, Slurm or Kubernetes gave the job of rank 0, or
         ``"default"``. Models of one process at one agent need a name each.
     socket:
-        The agent's Unix socket; otherwise ``FLEXCOMM_SOCKET``. Without either the run is not steered.
+        The agent's Unix socket; otherwise ``FLEXCOMM_SOCKET``. Without either no decisions arrive.
     on_nonfinite:
         What a NaN or infinite gradient does when compressing: ``"raise"`` :class:`NotFiniteError` on all ranks, after
         which training may go on; ``"propagate"`` NaN to all ranks as dense DDP does, ``"auto"``: propagate when ``scaler``
@@ -99,7 +99,7 @@ def attach(
 def compressors() -> dict[str, str]:
     """Every compressor that ``attach`` takes as ``strategy``: by name, what it does and which parameters it has."""
     out = {}
-    for name, about, parameters, _ in _core.compressors():
-        lines = [f"{key}: {what} ({allowed})" for key, allowed, what in parameters]
-        out[name] = "\n    ".join([about, *lines])
+    for one in _core.compressors():
+        lines = [f"{parameter.name}: {parameter.about} ({parameter.allowed})" for parameter in one.parameters]
+        out[one.name] = "\n    ".join([one.about, *lines])
     return out

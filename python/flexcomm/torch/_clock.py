@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import itertools
 import logging
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import torch
 
@@ -18,8 +18,14 @@ logger = logging.getLogger("flexcomm")
 #: Steps whose events have not happened yet. Beyond that the oldest goes unreported.
 MOST_WAITING = 16
 
-#: Seconds of computing, compressing, collectives, and the whole step.
-Times = tuple[float, float, float, float]
+
+class Times(NamedTuple):
+    """Seconds of a step."""
+
+    compute: float
+    compress: float
+    sync: float
+    step: float
 
 
 class Mark:
@@ -217,7 +223,7 @@ def _times(step: _Step) -> Times:
         after += resumed - begins if mark.entered is not None else 0.0
     whole = at(step.ended)
     compute = whole - before - (resumed - last)
-    return max(compute, 0.0), max(before + after, 0.0), _covered(windows), max(whole, 0.0)
+    return Times(max(compute, 0.0), max(before + after, 0.0), _covered(windows), max(whole, 0.0))
 
 
 def _covered(windows: list[tuple[float, float]]) -> float:

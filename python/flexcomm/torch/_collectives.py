@@ -88,8 +88,8 @@ class Collectives:
         """Launches its allreduce, in the shape that the ranks agreed on."""
         if self._tuner is None:
             return under(dist.all_reduce(tensor, group=self._group, async_op=True))
-        agreed, strategy, step = self.core.tick()
-        with self._tuner.around(strategy if agreed else None, step):
+        tick = self.core.tick()
+        with self._tuner.around(tick.strategy if tick.agreed else None, tick.index):
             return under(dist.all_reduce(tensor, group=self._group, async_op=True))
 
     def _launched(self, work: dist.Work, here: torch.Tensor, there: torch.Tensor, mark: Mark | None) -> Launched:

@@ -67,9 +67,8 @@ class Control:
         self._unless_broken(self._begin)
 
     def _begin(self) -> None:
-        announces, answer = self._core.begin()
-        if announces:
-            self._core.write_control(self._place())
+        answer = self._core.begin()
+        if self._core.write_control(self._message):
             self._broadcast = self._group[0].broadcast([self._message], self._root)
         if answer is not None:
             self._gathering = self._launch(answer)
@@ -78,15 +77,14 @@ class Control:
             self._samples = self._send(sample)
 
     def end(self) -> list[bytes]:
-        """Ends a step: takes in what is due, before the core's. What all ranks have said of themselves, where that was
-        gathered."""
+        """Ends a step: takes in what is due, before the core's. All ranks' answers, where these were gathered."""
         return self._unless_broken(self._end)
 
     def _end(self) -> list[bytes]:
         if self._broadcast is not None and self._core.awaits_control():
             self._broadcast.wait()
             self._broadcast = None
-            self._core.take_control(self._place())
+            self._core.take_control(self._message)
         samples, self._samples = self._samples, None
         if samples is not None:
             samples[0].wait()
@@ -106,7 +104,7 @@ class Control:
             raise
 
     def gather(self, own: bytes) -> list[bytes]:
-        """What every rank says, in rank order and in as many bytes as this one: on all ranks in the same step, and waited for."""
+        """The bytes of every rank, in rank order and as many as of this one: on all ranks in the same step, and waited for."""
         return self._unless_broken(lambda: self._arrived(self._launch(own)))
 
     def close(self) -> None:
@@ -118,9 +116,6 @@ class Control:
                     work.wait(_LAST_WAIT)
         except RuntimeError as error:
             logger.info("the last control message did not arrive: %s", error)
-
-    def _place(self) -> tuple[int, int]:
-        return self._message.data_ptr(), self._message.numel()
 
     def _launch(self, own: bytes) -> tuple[dist.Work, torch.Tensor]:
         arrived = torch.empty(self._world, len(own), dtype=torch.uint8)

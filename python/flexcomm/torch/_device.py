@@ -13,30 +13,28 @@ import functools
 import logging
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any, Callable, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from flexcomm._core import Begun, Core, Round
+from flexcomm._core import Core, Element, NotOnDeviceError, Place, Region, Round
 from flexcomm.torch._clock import Clock, Mark
 from flexcomm.torch._collectives import Carried, Launched, under
-from flexcomm.torch._exchange import Exchange
+from flexcomm.torch._exchange import DTYPES, Exchange
 
 if TYPE_CHECKING:
     from flexcomm.torch._bucket import BucketView
 
 logger = logging.getLogger("flexcomm")
 
-_T = TypeVar("_T")
-
 #: Element types that kernels take.
-TYPES = (torch.float32, torch.float16, torch.bfloat16)
+TYPES = {dtype: element for element, dtype in DTYPES.items() if element != Element.Byte}
 
 #: Alignment of memory that a bucket borrows.
 _ALIGN = 256
 
-#: Of a kernel's outcome, and of the word behind it that says whether messages could be read.
+#: Of a kernel's outcome, and of the word behind it: whether messages could be read.
 _OUTCOME_BYTES = 52
 
 WATCHING = "a shadow trial looks at gradients on the host"
@@ -64,10 +62,10 @@ class Cuda:
         """Whether kernels could work on it."""
         return tensor.device.type == "cuda"
 
-    def place(self, tensor: torch.Tensor) -> tuple[int, int]:
-        """The device's number, and torch's current stream there."""
+    def place(self, tensor: torch.Tensor) -> Place:
+        """The device, and torch's current stream there."""
         device = tensor.device.index or 0
-        return device, torch.cuda.current_stream(device).cuda_stream
+        return Place(device, torch.cuda.current_stream(device).cuda_stream)
 
     def wait(self, tensor: torch.Tensor) -> None:
         """Until the current stream has done what was launched."""
@@ -127,14 +125,14 @@ def _available() -> int:
 
 
 def _waits_block() -> bool:
-    """Whether NCCL was told that a wait for a collective holds the host, and not only the stream."""
+    """Whether NCCL is set to hold the host, and not only the stream, while it waits for a collective."""
     names = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
     return any(os.environ.get(name, "0").lower() in ("1", "true", "yes", "y") for name in names)
 
 
 @functools.cache
 def _point_at_nvrtc() -> None:
-    """The compiler that torch's wheel came with: outside of an activated environment nobody else finds it."""
+    """The compiler that torch's wheel came with: outside of an activated environment it is found nowhere else."""
     if os.environ.get("FLEXCOMM_NVRTC"):
         return
     packages = pathlib.Path(torch.__file__).parent.parent
@@ -147,58 +145,25 @@ def _point_at_nvrtc() -> None:
 class OnDevice:
     """A bucket's pipeline on the device, in one step. Messages that do not stay there travel from the host."""
 
-    def __init__(
-        self, core: Core, index: int, buffers: tuple[torch.Tensor, torch.Tensor], place: tuple[int, int], room: _Room | None
-    ) -> None:
-        self.core, self.index, self.place, self.room = core, index, place, room
-        self.buffer, self.mean = buffers
-        self._begun: Begun | None = None
+    def __init__(self, core: Core, index: int, ready: _Ready, rates: list[float]) -> None:
+        self.core, self.index, self.ready = core, index, ready
+        self.first = core.begin_exchange(index, ready.buffer, rates, ready.place, TYPES[ready.buffer.dtype])
 
-    def begin(self, rates: list[float]) -> str:
-        """Compresses; why that cannot be, else nothing."""
-        gradient = self.buffer.data_ptr(), self.buffer.numel(), _name(self.buffer)
-        self._begun = self.core.begin_exchange_on(self.index, self.place, gradient, rates)
-        return self._begun.why
+    def next(self, arrived: torch.Tensor) -> Round:
+        return self.core.next_round(self.index, arrived, self.ready.place)
 
-    @property
-    def begun(self) -> Begun:
-        """What :meth:`begin` has launched."""
-        assert self._begun is not None
-        return self._begun
-
-    @property
-    def first(self) -> Round:
-        """The first round."""
-        assert self.begun.round is not None
-        return self.begun.round
-
-    @property
-    def stays(self) -> bool:
-        """Whether the message stays on the device: see :meth:`Device.gather`."""
-        return self.begun.stays
-
-    def next(self, arrived: tuple[int, int]) -> Round:
-        """After a round that is not the last."""
-        return self.core.next_round_on(self.index, self.place, arrived)
-
-    def finish(self, arrived: tuple[int, int]) -> bool:
-        """The bucket becomes the mean; answers whether it is finite."""
-        mean = self.mean.data_ptr(), self.mean.numel()
-        finite = self.core.finish_exchange_on(self.index, self.place, arrived, mean)
-        return _given(self.buffer, self.mean, finite)
-
-
-def _given(buffer: torch.Tensor, mean: torch.Tensor, finite: bool) -> bool:
-    """The mean, in float32, becomes the buffer's; NaN where it is not finite."""
-    if not finite:
-        buffer.fill_(float("nan"))
-    elif mean is not buffer:
-        buffer.copy_(mean)
-    return finite
+    def finish(self, arrived: torch.Tensor) -> bool:
+        buffer, mean = self.ready.buffer, self.ready.mean
+        finite = self.core.finish_exchange(self.index, arrived, mean, self.ready.place)
+        if not finite:
+            buffer.fill_(float("nan"))
+        elif mean is not buffer:
+            buffer.copy_(mean)
+        return finite
 
 
 @dataclasses.dataclass(frozen=True)
-class _Room:
+class _Message:
     """All memory that a step takes whose message stays on the device, besides the bucket's own."""
 
     #: Bytes of control header and message header.
@@ -211,7 +176,18 @@ class _Room:
     outcome: torch.Tensor
 
 
-def _no_room(buffer: torch.Tensor, error: RuntimeError, need: str, again: str) -> str:
+@dataclasses.dataclass(frozen=True)
+class _Ready:
+    """A bucket for which all memory of a step is there."""
+
+    place: Place
+    buffer: torch.Tensor
+    #: Where kernels write the mean, in float32.
+    mean: torch.Tensor
+    message: _Message | None
+
+
+def _out_of_memory(buffer: torch.Tensor, error: RuntimeError, need: str, again: str) -> str:
     reason = str(error).splitlines()[0]
     return (
         f"{buffer.device} has no memory left for the kernels ({reason}); they need some {need}. Take a smaller batch, or set "
@@ -219,8 +195,8 @@ def _no_room(buffer: torch.Tensor, error: RuntimeError, need: str, again: str) -
     )
 
 
-def _name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def _part(memory: torch.Tensor, region: Region) -> torch.Tensor:
+    return memory[region.address - memory.data_ptr() :][: region.bytes]
 
 
 class Gathered(Exchange):
@@ -233,29 +209,26 @@ class Gathered(Exchange):
         launched: tuple[dist.Work, Mark | None],
     ) -> None:
         super().__init__(bucket)
-        assert there.room is not None
-        self._device, self._there, self._room = device, there, there.room
+        assert there.ready.message is not None
+        self._device, self._there, self._message = device, there, there.ready.message
         self._arrived, self._outcome = results
         self.work, self.mark = launched
 
     def finish(self) -> None:
-        there, room, buffer = self._there, self._room, self.buffer
-        if self._arrived is not room.blocks:
-            room.blocks.copy_(self._arrived)
-        blocks = room.blocks.data_ptr(), room.blocks.numel()
-        there.core.add_blocks_on(there.index, there.place, blocks, (there.mean.data_ptr(), buffer.numel()))
-        if there.mean is not buffer:
-            buffer.copy_(there.mean)
-        world = room.headers.numel() // room.front
-        fronts = room.blocks.view(world, -1)[:, : room.front]
-        room.headers.view(world, room.front).copy_(fronts, non_blocking=True)
-        room.outcome.copy_(self._outcome, non_blocking=True)
+        there, message, buffer, mean = self._there, self._message, self.buffer, self._there.ready.mean
+        if self._arrived is not message.blocks:
+            message.blocks.copy_(self._arrived)
+        there.core.add_blocks_on(there.index, there.ready.place, message.blocks, mean)
+        if mean is not buffer:
+            buffer.copy_(mean)
+        world = message.headers.numel() // message.front
+        fronts = message.blocks.view(world, -1)[:, : message.front]
+        message.headers.view(world, message.front).copy_(fronts, non_blocking=True)
+        message.outcome.copy_(self._outcome, non_blocking=True)
         self._device.will_wait(buffer)
 
     def judge(self) -> bool:
-        there, headers, outcome = self._there, self._room.headers, self._room.outcome
-        headers_at, outcome_at = ((one.data_ptr(), one.numel()) for one in (headers, outcome))
-        finite = there.core.judge(there.index, headers_at, outcome_at)
+        finite = self._there.core.judge(self._there.index, self._message.headers, self._message.outcome)
         if not finite:
             self.buffer.fill_(float("nan"))
         return finite
@@ -356,31 +329,26 @@ class Device:
             self._buffers[index, what] = known
         return known
 
-    def _mean(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
-        """Where kernels write a bucket's mean, in float32."""
-        if buffer.dtype == torch.float32:
-            return buffer
-        return self._kept(index, "mean", buffer.numel(), torch.float32, buffer.device)
-
-    def _with_room(self, index: int, buffer: torch.Tensor, prepare: Callable[[], tuple[str, _T]]) -> tuple[str, _T | None]:
-        """What `prepare` makes ready on the device for a bucket, or why that cannot be: its own reason, or that there is no
-        memory. All memory of a bucket's step is asked for here, before anything of it is launched or sent: the host can still
-        do all of it, and the other ranks see no difference."""
+    def _ready(self, index: int, buffer: torch.Tensor) -> _Ready:
+        """All memory of a bucket's step is asked for here, before anything of it is launched or sent: where there is too little,
+        the host can still do all of it, and the other ranks see no difference."""
         rests = self._rests.get(index, 0)
         if rests > 0:
             self._rests[index] = rests - 1
-            return self._full, None
+            raise NotOnDeviceError(self._full)
         try:
-            why, made = prepare()
+            return self._reserved(index, buffer)
+        except NotOnDeviceError:
+            raise
         except RuntimeError as error:
             if not no_memory(error):
                 raise
             self._rests[index] = _ASK_AGAIN
             self._release(index)
             again = f"they ask again after {_ASK_AGAIN} steps"
-            self._full = self._full or _no_room(buffer, error, "9 bytes per value of the gradient and two messages", again)
-            return self._full, None
-        return why, None if why else made
+            need = "9 bytes per value of the gradient and two messages"
+            self._full = self._full or _out_of_memory(buffer, error, need, again)
+            raise NotOnDeviceError(self._full) from None
 
     def _release(self, index: int) -> None:
         """Returns what a bucket was given on the device. The core does the same when the host compresses it."""
@@ -400,8 +368,8 @@ class Device:
         return whole[skip : skip + size]
 
     def watch(self, index: int, buffer: torch.Tensor) -> None:
-        """Shadows look at a bucket's gradient where it is, before it is exchanged: kernels on the current stream, which nobody
-        waits for. Where that cannot be they begin anew on the host with the next step."""
+        """Shadows look at a bucket's gradient where it is, before it is exchanged: kernels on the current stream, which are not
+        waited for. Where that cannot be they begin anew on the host with the next step."""
         now, has_memory = self._core.shadowing(index)
         if not has_memory:
             self._looks.pop(index, None)
@@ -411,46 +379,46 @@ class Device:
         if not now:
             return
         try:
-            why = self._look(index, buffer)
+            self._look(index, buffer)
+            return
+        except NotOnDeviceError as error:
+            why = str(error)
         except RuntimeError as error:
             if not no_memory(error):
                 raise
-            why = _no_room(buffer, error, "13 bytes per value that is looked at", "they ask again with the next trial")
-        if why:
-            self._core.shadow_on_host()
-            self._looks.clear()
-            self._found.clear()
-            warning = "a shadow trial", buffer.device.type, why
-            if warning not in self._warned:
-                self._warned.add(warning)
-                logger.warning("shadow trials look at copies on the host of buckets on %s: %s", *warning[1:])
+            why = _out_of_memory(buffer, error, "13 bytes per value that is looked at", "they ask again with the next trial")
+        self._core.shadow_on_host()
+        self._looks.clear()
+        self._found.clear()
+        warning = "a shadow trial", buffer.device.type, why
+        if warning not in self._warned:
+            self._warned.add(warning)
+            logger.warning("shadow trials look at copies on the host of buckets on %s: %s", *warning[1:])
 
-    def _look(self, index: int, buffer: torch.Tensor) -> str:
+    def _look(self, index: int, buffer: torch.Tensor) -> None:
         _point_at_nvrtc()
         place = self._cuda.place(buffer)
-        why, places, need = self._core.shadow_ready(index, place)
-        if not why and need:
-            on = torch.frombuffer(bytearray(places), dtype=torch.int32).to(buffer.device)
+        needs = self._core.shadow_ready(index, place)
+        if needs.memory:
+            on = torch.frombuffer(bytearray(needs.coordinates), dtype=torch.int32).to(buffer.device)
             values = self._cuda.empty(on.numel(), buffer.dtype, buffer.device)
             own = buffer.dtype == torch.float32
             floats = values if own else self._cuda.empty(on.numel(), torch.float32, buffer.device)
-            memory = self._aligned(need, buffer.device)
+            memory = self._aligned(needs.memory, buffer.device)
             self._looks[index] = _Look(on, values, floats, memory)
-            why, _, _ = self._core.shadow_ready(index, place, (memory, memory.data_ptr(), need))
+            self._core.shadow_ready(index, place, memory)
         look = self._looks.get(index)
-        if why or look is None:
-            return why
+        if look is None:
+            return
         torch.index_select(buffer, 0, look.places, out=look.values)
         if look.floats is not look.values:
             look.floats.copy_(look.values)
-        at = look.floats.data_ptr(), look.floats.numel()
-        why, address, size, self._generation = self._core.shadow_step(index, place, at)
-        if not why and size:
-            first = address - look.memory.data_ptr()
-            found = self._cuda.pinned(size)
-            found.copy_(look.memory[first : first + size], non_blocking=True)
+        step = self._core.shadow_step(index, place, look.floats)
+        if step is not None:
+            self._generation = step.generation
+            found = self._cuda.pinned(step.outcomes.bytes)
+            found.copy_(_part(look.memory, step.outcomes), non_blocking=True)
             self._found.append((index, found))
-        return why
 
     def watched(self, buffer: torch.Tensor) -> None:
         """After the last bucket of a step: passes on what shadows found in steps that the device has done by now. Never waits."""
@@ -461,48 +429,37 @@ class Device:
             self._seen.append(_Seen(self._generation, found, event))
         while self._seen and self._seen[0].event.query():
             seen = self._seen.popleft()
-            self._core.shadow_outcomes(seen.generation, [(index, own.data_ptr(), own.numel()) for index, own in seen.found])
+            self._core.shadow_outcomes(seen.generation, seen.found)
 
-    def begin(self, index: int, buffer: torch.Tensor, rates: list[float]) -> tuple[str, OnDevice | None]:
-        """Compresses a bucket on the device: why that cannot be, or what the exchange goes on with."""
+    def begin(self, index: int, buffer: torch.Tensor, rates: list[float]) -> OnDevice:
+        """Compresses a bucket on the device."""
         if self._core.watching():
-            return WATCHING, None
-        why, there = self._with_room(index, buffer, lambda: self._ready(index, buffer))
-        why = why if there is None else there.begin(rates)
-        return why, None if why else there
+            raise NotOnDeviceError(WATCHING)
+        return OnDevice(self._core, index, self._ready(index, buffer), rates)
 
-    def _ready(self, index: int, buffer: torch.Tensor) -> tuple[str, OnDevice]:
+    def _reserved(self, index: int, buffer: torch.Tensor) -> _Ready:
         _point_at_nvrtc()
-        place = self._cuda.place(buffer)
-        why, need, block, front = self._core.device_ready(index, place)
-        if not why and need:
-            given = self._given(index, need, buffer.device)
-            why, _, block, front = self._core.device_ready(index, place, (given, given.data_ptr(), need))
-        mean = buffer if why else self._mean(index, buffer)
-        room = self._room(index, buffer.device, block, front) if block else None
-        return why, OnDevice(self._core, index, (buffer, mean), place, room)
-
-    def _room(self, index: int, device: torch.device, block: int, front: int) -> _Room:
-        return _Room(
-            front,
-            self._kept(index, "block", block, torch.uint8, device),
-            self._kept(index, "blocks", block * self._world, torch.uint8, device),
-            self._pinned(index, "headers", front * self._world),
+        place, device = self._cuda.place(buffer), buffer.device
+        needs = self._core.device_ready(index, place)
+        if needs.memory:
+            needs = self._core.device_ready(index, place, self._given(index, needs.memory, device))
+        own = buffer.dtype == torch.float32
+        mean = buffer if own else self._kept(index, "mean", buffer.numel(), torch.float32, device)
+        message = _Message(
+            needs.headers,
+            self._kept(index, "block", needs.block, torch.uint8, device),
+            self._kept(index, "blocks", needs.block * self._world, torch.uint8, device),
+            self._pinned(index, "headers", needs.headers * self._world),
             self._pinned(index, "outcome", _OUTCOME_BYTES),
-        )
+        ) if needs.block else None
+        return _Ready(place, buffer, mean, message)
 
-    def gather(self, bucket: BucketView, there: OnDevice, mark: Mark | None) -> tuple[str, Gathered | None]:
-        """Launches the allgather of a message that stays on the device: why that cannot be, else the exchange."""
-        index, room, size = bucket.index, there.room, there.first.elements
-        assert room is not None
-        address, length = there.begun.outcome
-        given = self._buffers[index, "given"]
-        outcome = given[address - given.data_ptr() :][:length]
-        why = self._core.write_block_on(index, there.place, (room.block.data_ptr(), size))
-        if why:
-            return why, None
-        self._core.launched(size, True)
-        block, arrived = room.block, room.blocks
+    def gather(self, bucket: BucketView, there: OnDevice, outcome: Region, mark: Mark | None) -> Gathered:
+        """Launches the allgather of a message that stays on the device, whose outcome lies there."""
+        index, message, size = bucket.index, there.ready.message, there.first.elements
+        assert message is not None
+        self._core.write_round(index, message.block, there.ready.place)
+        block, arrived = message.block, message.blocks
         if not self._nccl:
             # Waits for the kernels: this backend reads memory of the host.
             block = self._kept(index, "sent", size, torch.uint8, "cpu").copy_(block)
@@ -510,7 +467,7 @@ class Device:
         self.clock.launch(mark)
         work = under(dist.all_gather_into_tensor(arrived, block, group=self._group, async_op=True))
         self.under_way(mark, work)
-        return "", Gathered(self, bucket, there, (arrived, outcome), (work, mark))
+        return Gathered(self, bucket, there, (arrived, _part(self._buffers[index, "given"], outcome)), (work, mark))
 
     def will_wait(self, buffer: torch.Tensor) -> None:
         """:meth:`waits` is to wait for what was launched for a bucket."""

@@ -8,23 +8,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from flexcomm._core import Core, How, Round
+from flexcomm._core import Core, Element, How, Round
 from flexcomm.torch._clock import Mark
 from flexcomm.torch._collectives import Collectives, Launched
 
 if TYPE_CHECKING:
     from flexcomm.torch._bucket import BucketView
 
-#: Element types of rounds that sum.
-SUMS = {How.SumF32: torch.float32, How.SumF16: torch.float16, How.SumBf16: torch.bfloat16}
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), tensor.numel()
-
-
-def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+#: Of tensors that hold these elements.
+DTYPES = {
+    Element.Byte: torch.uint8, Element.Float32: torch.float32, Element.Float16: torch.float16, Element.Bfloat16: torch.bfloat16,
+}
 
 
 class Buffers:
@@ -41,13 +35,13 @@ class Buffers:
         return known
 
     def at_least(self, index: int, what: str, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """For sizes that change from step to step: room is only ever added."""
+        """For sizes that change from step to step: memory is only ever added."""
         known = self.kept.get((index, what))
-        room = 0 if known is None or known.dtype != dtype else known.numel()
-        if room < size:
+        there = 0 if known is None or known.dtype != dtype else known.numel()
+        if there < size:
             # An eighth more, so that slowly growing messages do not ask every step.
-            room = size + size // 8
-        return self.exactly(index, what, room, dtype)[:size]
+            there = size + size // 8
+        return self.exactly(index, what, there, dtype)[:size]
 
 
 class Exchange:
@@ -97,7 +91,7 @@ class InPlace(Exchange):
         self.mark = mark
         # Multiplied first, as DDP does it: the same bits, and half the time of dividing.
         self.buffer.mul_(1.0 / collectives.world)
-        self._core.launched(_bytes(self.buffer)[1], False)
+        self._core.launched(self.buffer.nbytes)
         self.work = collectives.all_reduce(self.buffer, self.buffer, mark)
         return self
 
@@ -114,45 +108,44 @@ class Half(Exchange):
         self.mark = mark
         began = time.perf_counter()
         self._payload = payload.copy_(bucket.buffer).div_(collectives.world)
-        core.worked(time.perf_counter() - began, True)
-        core.launched(_bytes(payload)[1], False)
+        core.add_compression(time.perf_counter() - began, True)
+        core.launched(payload.nbytes)
         self.work = collectives.all_reduce(payload, bucket.buffer, mark)
 
     def finish(self) -> None:
         self._core.landed()
         began = time.perf_counter()
         self.buffer.copy_(self._payload)
-        self._core.worked(time.perf_counter() - began, False)
+        self._core.add_compression(time.perf_counter() - began, False)
 
 
 class Pipeline(Protocol):
     """A bucket's in the core, on the host or on a device: after its beginning it goes on with what each round brought."""
 
-    def next(self, arrived: tuple[int, int]) -> Round:
+    first: Round
+
+    def next(self, arrived: torch.Tensor) -> Round:
         """After a round that is not the last."""
 
-    def finish(self, arrived: tuple[int, int]) -> bool:
+    def finish(self, arrived: torch.Tensor) -> bool:
         """The bucket becomes the mean; answers whether it is finite."""
 
 
 class OnHost:
     """A bucket's pipeline on the host: on the bucket itself, or on a copy of one that lies on a device."""
 
-    def __init__(self, core: Core, bucket: BucketView, copy: torch.Tensor | None = None) -> None:
+    def __init__(self, core: Core, bucket: BucketView, rates: list[float], copy: torch.Tensor | None = None) -> None:
         self._core = core
         self._index = bucket.index
         self._buffer = bucket.buffer
         self._here = bucket.buffer if copy is None else copy
+        self.first = core.begin_exchange(self._index, self._here, rates)
 
-    def begin(self, rates: list[float]) -> Round:
-        """Compresses; answers the first round."""
-        return self._core.begin_exchange(self._index, _span(self._here), rates)
-
-    def next(self, arrived: tuple[int, int]) -> Round:
+    def next(self, arrived: torch.Tensor) -> Round:
         return self._core.next_round(self._index, arrived)
 
-    def finish(self, arrived: tuple[int, int]) -> bool:
-        finite = self._core.finish_exchange(self._index, arrived, _span(self._here))
+    def finish(self, arrived: torch.Tensor) -> bool:
+        finite = self._core.finish_exchange(self._index, arrived, self._here)
         if self._here is not self._buffer:
             self._buffer.copy_(self._here)
         return finite
@@ -164,8 +157,7 @@ class Rounds(Exchange):
     compressed = True
 
     def __init__(
-        self, collectives: Collectives, buffers: Buffers, bucket: BucketView, pipeline: Pipeline, first: Round,
-        mark: Mark | None,
+        self, collectives: Collectives, buffers: Buffers, bucket: BucketView, pipeline: Pipeline, mark: Mark | None
     ) -> None:
         super().__init__(bucket)
         self._core = collectives.core
@@ -174,24 +166,24 @@ class Rounds(Exchange):
         self._index = bucket.index
         self._pipeline = pipeline
         self._finite = True
-        if first.last:
+        if pipeline.first.last:
             self.mark = mark
         else:
             # Several collectives in turn, each waited for: the host's clock is right.
             collectives.device.clock.forget(mark)
         self._number = 0
-        self._launch(first)
+        self._launch(pipeline.first)
 
     def next_round(self) -> bool:
         if self._round.last:
             return False
         self.wait()
         self._number += 1
-        self._launch(self._pipeline.next(_bytes(self._arrived)))
+        self._launch(self._pipeline.next(self._arrived))
         return True
 
     def finish(self) -> None:
-        self._finite = self._pipeline.finish(_bytes(self._arrived))
+        self._finite = self._pipeline.finish(self._arrived)
 
     def judge(self) -> bool:
         return self._finite
@@ -203,15 +195,15 @@ class Rounds(Exchange):
             self._arrived = torch.empty(0)
             return
         self._arrived = sent = self._message("round", current, 1)
-        self._core.write_round(self._index, _bytes(sent))
+        self._core.write_round(self._index, sent)
         if current.how == How.Broadcast:
             self.work = self._collectives.broadcast(sent, current.root, self.buffer, self.mark)
-        elif current.how in SUMS:
+        elif current.how == How.Sum:
             self.work = self._collectives.all_reduce(sent, self.buffer, self.mark)
         elif current.elements > 0:
             self._arrived = self._message("round of all", current, self._collectives.world)
             self.work = self._collectives.all_gather(self._arrived, sent, self.buffer, self.mark)
 
     def _message(self, what: str, current: Round, ranks: int) -> torch.Tensor:
-        dtype = SUMS.get(current.how, torch.uint8)
-        return self._buffers.at_least(self._index, f"{what} {self._number}", current.elements * ranks, dtype)
+        size, dtype = current.elements * ranks, DTYPES[current.element]
+        return self._buffers.at_least(self._index, f"{what} {self._number}", size, dtype)

@@ -7,16 +7,13 @@ from typing import Callable, Iterable
 
 import torch
 
-from flexcomm._core import Core, FlexcommError
+from flexcomm._core import Core, FlexcommError, Status
 from flexcomm.torch import _ddp
 from flexcomm.torch._control import Control
 
 logger = logging.getLogger("flexcomm")
 
-#: :meth:`Core.fault`'s codes for a rank's part in the pass.
-_FAILED, _NOT_FINITE_HERE = 1, 2
-
-#: Of a rank's status in a pass that was refused: that number, flags, and the reason, cut where it is longer.
+#: Of a rank's part in a pass that was refused: its status, flags, and the reason, cut where it is longer.
 _FAULT_BYTES = 512
 
 #: Flags of a rank in a pass that was refused: its gradient stays not finite, since no trial undoes it; it has run out of batches.
@@ -44,8 +41,9 @@ _LEFT_OUT = (
 
 
 class NotFiniteError(FlexcommError):
-    """A gradient, or a rank's residual, has NaN or infinite values: the text says which. Raised on every rank at the same step, out of ``backward()``, after which all
-    ranks' gradients are NaN where it was: a script that catches it leaves out the optimizer's step, and may go on.
+    """A gradient, or a rank's residual, has NaN or infinite values: the text says which. Raised on every rank at the same step, out of
+    ``backward()``, after which all ranks' gradients are NaN where it was: a script that catches it leaves out the optimizer's step,
+    and may go on.
 
     Not raised under ``ddp_model.join()`` once a rank has run out of batches: then the gradients are zeros on all ranks, and a
     warning says so."""
@@ -66,9 +64,9 @@ class Failures:
         # A trial's candidate may diverge: that is reported, and everything is put back.
         undone = self._not_finite()
         faults = self._gather((0 if undone else _STAYS) | (0 if _ddp.in_backward() else _IDLE))
-        if self._propagate or not any(flags & _STAYS for _, flags, _ in faults):
+        if self._propagate or not any(flags & _STAYS for _, flags in faults):
             return
-        idle = sum(bool(flags & _IDLE) for _, flags, _ in faults)
+        idle = sum(bool(flags & _IDLE) for _, flags in faults)
         if idle:
             logger.warning(_LEFT_OUT, idle)
             for gradient in gradients:
@@ -78,23 +76,24 @@ class Failures:
             broken = not all(bool(p.detach().isfinite().all()) for p in parameters)
             _ddp.raise_after_pass(NotFiniteError(_BROKEN if broken else _NOT_FINITE % _whose(faults)))
 
-    def _gather(self, flags: int) -> list[tuple[int, int, str]]:
-        """All ranks' codes, flags and reasons; an error where one of them could not do its part."""
-        code, why = self._core.fault()
-        faults = self._control.gather((bytes([code, flags]) + why.encode())[:_FAULT_BYTES].ljust(_FAULT_BYTES, b"\0"))
-        read = [(fault[0], fault[1], fault[2:].rstrip(b"\0").decode(errors="ignore")) for fault in faults]
-        for rank, (code, _, reason) in enumerate(read):
-            if code == _FAILED:
+    def _gather(self, flags: int) -> list[tuple[int, int]]:
+        """All ranks' status and flags; an error where one of them could not do its part."""
+        own = self._core.fault()
+        status, why = (Status.Ready, "") if own is None else (own.status, own.why)
+        sent = bytes([int(status), flags]) + why.encode()
+        faults = self._control.gather(sent[:_FAULT_BYTES].ljust(_FAULT_BYTES, b"\0"))
+        for rank, fault in enumerate(faults):
+            if fault[0] == int(Status.Failed):
+                reason = fault[2:].rstrip(b"\0").decode(errors="ignore")
                 raise FlexcommError(f"failed to exchange gradients: rank {rank} could not do its part: {reason}")
-        return read
+        return [(fault[0], fault[1]) for fault in faults]
 
 
-def _whose(faults: list[tuple[int, int, str]]) -> str:
-    """What of which ranks is not finite: a gradient, or a residual that has overflowed, which the reason names."""
-    found: dict[str, list[str]] = {}
-    for rank, (code, _, reason) in enumerate(faults):
-        if code == _NOT_FINITE_HERE:
-            what = "the residual" if "the residual has overflowed" in reason else "the gradient"
-            found.setdefault(what, []).append(str(rank))
-    named = [f"{what} of rank {', '.join(ranks)}" for what, ranks in found.items()]
+def _whose(faults: list[tuple[int, int]]) -> str:
+    """What of which ranks is not finite: a gradient, or a residual that has overflowed."""
+    named = []
+    for status, what in (Status.NotFinite, "the gradient"), (Status.Overflowed, "the residual"):
+        ranks = [str(rank) for rank, (own, _) in enumerate(faults) if own == int(status)]
+        if ranks:
+            named.append(f"{what} of rank {', '.join(ranks)}")
     return " and ".join(named) or "the sum of the ranks' gradients"

@@ -6,7 +6,7 @@ from typing import Any, Callable
 import torch
 import torch.distributed as dist
 
-from flexcomm._core import Core, FlexcommError
+from flexcomm._core import Core, FlexcommError, NotOnDeviceError, Transfer
 from flexcomm.torch._bucket import BucketView, Future, GradBucket
 from flexcomm.torch._clock import Clock, Mark
 from flexcomm.torch._collectives import Collectives
@@ -18,8 +18,8 @@ from flexcomm.torch._pass import NativePass, Pass
 from flexcomm.torch._tuner import Tuner
 from flexcomm.torch._unused import Unused
 
-#: In which type dense buckets travel, as the core answers it; none = their own.
-HALVES = (None, torch.float16, torch.bfloat16)
+#: In which type dense buckets travel that do not in their own.
+HALVES = {Transfer.Float16: torch.float16, Transfer.Bfloat16: torch.bfloat16}
 
 
 class _DetachedHook:
@@ -123,14 +123,14 @@ class Hook:
         if view is None or view.buffer is not buffer:
             view = self._new_view(index, bucket, buffer)
         if not view.direct:
-            return self._other(view, None)
-        plan = self._core.enter(index, buffer.data_ptr(), view.values, False)
-        if plan[0] or plan[1] or self._tuner is not None:
-            return self._other(view, plan)
+            return self._other(view, self._enter(view))
+        transfer = self._core.enter(index, view.values, buffer.data_ptr())
+        if transfer is not None or self._tuner is not None:
+            return self._other(view, transfer)
         # What most steps are: dense, on the host. Every call counts here.
         exchange = view.in_place
         buffer.mul_(self._share)
-        self._core.launched(view.bytes, False)
+        self._core.launched(view.bytes)
         exchange.work = self._sum_in_place(buffer)
         self._pass.exchanges.append(exchange)
         if view.last:
@@ -148,12 +148,11 @@ class Hook:
             return dist.all_reduce(buffer, group=self._group, async_op=True)
         return group.allreduce([buffer], self._options)
 
-    def _other(self, view: BucketView, plan: tuple[bool, int] | None) -> torch.futures.Future[torch.Tensor]:
-        """A bucket that is not dense and in place; `plan` is the core's, if it was asked already."""
-        plan = self._enter(view) if plan is None else plan
+    def _other(self, view: BucketView, transfer: Transfer | None) -> torch.futures.Future[torch.Tensor]:
+        """A bucket that may be other than dense and in place."""
         if view.on_device:
             self.device.watch(view.index, view.buffer)
-        exchange = self._begin(view, plan)
+        exchange = self._begin(view, transfer)
         exchange.future = future = view.future()
         self._pass.exchanges.append(exchange)
         if view.last:
@@ -162,46 +161,42 @@ class Hook:
                 self.device.watched(view.buffer)
         return future
 
-    def _enter(self, view: BucketView) -> tuple[bool, int]:
+    def _enter(self, view: BucketView) -> Transfer | None:
         looks = view.on_device and self._core.watching()
         seen = self.device.host(view.buffer, view.index) if looks else view.buffer
-        address = seen.data_ptr() if view.ours or looks else 0
-        return self._core.enter(view.index, address, view.values, view.on_device)
+        return self._core.enter(view.index, view.values, seen.data_ptr() if view.ours or looks else None, view.on_device)
 
-    def _begin(self, view: BucketView, plan: tuple[bool, int]) -> Exchange:
+    def _begin(self, view: BucketView, transfer: Transfer | None) -> Exchange:
         """Chooses the kind of a bucket's exchange, and launches its first collective."""
-        compressed, half = plan[0], HALVES[plan[1]]
-        mark = self.device.enter(view.buffer, compressed or half is not None)
-        if compressed and view.on_device:
+        mark = self.device.enter(view.buffer, transfer is not None)
+        if transfer == Transfer.Rounds and view.on_device:
             return self._begin_on_device(view, mark)
-        if compressed:
+        if transfer == Transfer.Rounds:
             return self._begin_on_host(view, mark)
-        if half is not None:
-            payload = self._buffers.exactly(view.index, "dense", view.values, half, view.buffer.device.type)
+        if transfer is not None:
+            payload = self._buffers.exactly(view.index, "dense", view.values, HALVES[transfer], view.buffer.device.type)
             return Half(self._collectives, view, payload, mark)
         if not view.ours and not view.on_device:
             self._explain(view.buffer)
         return view.in_place.launch(self._collectives, mark)
 
     def _begin_on_host(self, view: BucketView, mark: Mark | None, copy: torch.Tensor | None = None) -> Exchange:
-        pipeline = OnHost(self._core, view, copy)
-        first = pipeline.begin(self._rates(view.ids))
-        return Rounds(self._collectives, self._buffers, view, pipeline, first, mark)
+        pipeline = OnHost(self._core, view, self._rates(view.ids), copy)
+        return Rounds(self._collectives, self._buffers, view, pipeline, mark)
 
     def _begin_on_device(self, view: BucketView, mark: Mark | None) -> Exchange:
         """By kernels there, else in a copy on the host."""
-        why, there = self.device.begin(view.index, view.buffer, self._rates(view.ids))
-        if there is not None and not there.stays:
-            return Rounds(self._collectives, self._buffers, view, there, there.first, mark)
-        if there is not None:
-            why, gathered = self.device.gather(view, there, mark)
-            if gathered is not None:
-                return gathered
-        self.device.warn_once(view.buffer, self._core.tick()[1], why)
+        try:
+            there = self.device.begin(view.index, view.buffer, self._rates(view.ids))
+            if there.first.outcome is not None:
+                return self.device.gather(view, there, there.first.outcome, mark)
+            return Rounds(self._collectives, self._buffers, view, there, mark)
+        except NotOnDeviceError as why:
+            self.device.warn_once(view.buffer, self._core.tick().strategy, str(why))
         return self._begin_on_host(view, mark, self.device.host(view.buffer, view.index))
 
     def _explain(self, buffer: torch.Tensor) -> None:
-        strategy = self._core.tick()[1]
+        strategy = self._core.tick().strategy
         if not strategy.startswith("none/"):
             self._core.warn_once(
                 f"{strategy} needs float32 gradients on the CPU; buckets of {buffer.dtype} on {buffer.device.type} "

@@ -118,7 +118,7 @@ class NativePass:
             self._works.clear()
             self._began()
         mark = self._device.enter(buffer, False)
-        self._core.pass_by(index, buffer.numel(), buffer.element_size())
+        self._core.launched_natively(index, buffer.numel(), buffer.element_size())
         self._device.clock.launch(mark)
         work = launch(buffer)
         self._device.under_way(mark, work)

@@ -31,7 +31,7 @@ def way_of(agreed: Agreed, register: bool) -> Way:
         return Way.CALLER
     if not settings.named.dense or agreed.parts.optimizer is None:
         return Way.HOOK
-    if not agreed.steered and settings.socket is None:
+    if not agreed.has_agent and settings.socket is None:
         return Way.NATIVE
     return Way.WRAPPED if agreed.tuner is None and agreed.fits else Way.HOOK
 

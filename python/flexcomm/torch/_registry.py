@@ -54,7 +54,7 @@ def check_model(model: DistributedDataParallel) -> None:
     seen by that."""
     if model not in _ATTACHED:
         return
-    # One that nobody has any more may wait for the collector.
+    # One that is not referenced any more may wait for the collector.
     gc.collect()
     session = _ATTACHED[model]() if model in _ATTACHED else None
     if session is not None and session._registration.is_native:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm import _core
-from flexcomm._core import FlexcommError
+from flexcomm._core import FlexcommError, Next
 from flexcomm.torch import _arguments, _checks, _registry
 from flexcomm.torch._agree import Agreed
 from flexcomm.torch._ddp import in_backward
@@ -72,7 +72,7 @@ class Session:
         #: Whether the step under way is one in which this rank gives zeros.
         self._idle = False
         self._rates = Rates(agreed.parts.optimizer)
-        self._trials = Trials(agreed.core, agreed.parts, not agreed.settings.fixed)
+        self._trials = Trials(agreed.core, agreed.parts)
         self._checkpoints = Checkpoints(agreed.core, agreed.named, (self._rank, self._world, agreed.group))
         self._registration = Registration(agreed.parts.model, self._make_hook(model), way_of(agreed, register))
         self._place(model)
@@ -127,9 +127,9 @@ class Session:
             if not settings.fixed and not settings.named.dense:
                 what = f"staying with {settings.named.strategy}"
             logger.warning(
-                "no agent: neither the argument socket nor FLEXCOMM_SOCKET names one; %s, nothing is steered", what
+                "no agent: neither the argument socket nor FLEXCOMM_SOCKET names one; %s, no decisions arrive", what
             )
-        elif settings.socket is None and self._agreed.steered:
+        elif settings.socket is None and self._agreed.has_agent:
             logger.info("no agent on this rank: it follows rank 0, and reports nothing")
         if self._rank == 0 and spec is not None and _core.drops(spec):
             logger.warning(
@@ -176,7 +176,7 @@ class Session:
     def _look_at_unused(self) -> None:
         """Warns once that the pass before had no optimizer's step, where that is neither known nor reported to the script otherwise."""
         expected = self._parts.optimizer is None or self._parts.scaler is not None or self._refused
-        if expected or self._idle or self._warned_of_unused or self._rank != 0 or "+ef(" not in self._core.state()[2]:
+        if expected or self._idle or self._warned_of_unused or self._rank != 0 or "+ef(" not in self._core.state().strategy:
             return
         self._warned_of_unused = True
         logger.warning(
@@ -193,9 +193,9 @@ class Session:
             self._begin()
         self._end_between()
 
-    def _end_step(self, within_loop: bool) -> int:
+    def _end_step(self, within_loop: bool) -> Next:
         if not self._in_step:
-            return 0
+            return Next.Train
         self._in_step = self._refused = False
         loss, self._loss = self._loss, None
         answers = self._control.end()
@@ -205,9 +205,9 @@ class Session:
             hook.clock.poll()
         if self._registration.way is Way.WRAPPED and self._core.wants_hook() and not in_backward():
             self._registration.register()
-        self._trials.make_room(change)
+        self._trials.reserve(change)
         for level, text in _core.take_log():
-            logger.log(level, "%s", text)
+            logger.log(int(level), "%s", text)
         if not within_loop:
             self._trials.leave(change)
         return change
@@ -266,7 +266,7 @@ class Session:
 
     def shadow_gains(self) -> dict[str, float]:
         """Gain (share of the gradient's energy that would be sent, 0 to 1) of every shadow so far."""
-        return {strategy: gain for strategy, gain, steps in self._core.shadow_gains() if steps}
+        return {one.strategy: one.gain for one in self._core.shadow_gains() if one.steps}
 
     # State
 
@@ -276,7 +276,7 @@ class Session:
         optimizer's steps.
 
         The counter to go by in a loop over :meth:`batches`: ``enumerate`` counts the batches of trials too."""
-        return self._core.state()[0]
+        return self._core.state().step
 
     @property
     def costs(self) -> "Costs | None":
@@ -284,7 +284,7 @@ class Session:
         while DDP runs by itself (dense without an agent). Of steps that a GPU did the times are known a step or two
         late."""
         found = None if self._registration.way is Way.NATIVE else self._core.costs()
-        return None if found is None else Costs(*found)
+        return None if found is None else Costs(**found)
 
     @property
     def snapshot_bytes(self) -> tuple[int, int]:
@@ -295,17 +295,17 @@ class Session:
     @property
     def version(self) -> int:
         """Version of the decision in force; 0 before the first."""
-        return self._core.state()[1]
+        return self._core.state().version
 
     @property
     def strategy(self) -> str:
         """The strategy in force, canonical text, which `attach` takes too: dense is ``none/dense-ring``, or ``-tree``."""
-        return self._core.state()[2]
+        return self._core.state().strategy
 
     @property
     def connected(self) -> bool:
         """Whether this rank's agent is there."""
-        return self._core.state()[4]
+        return self._core.state().connected
 
     def __reduce__(self) -> Any:
         raise FlexcommError(

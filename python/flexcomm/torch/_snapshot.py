@@ -92,7 +92,7 @@ class Random:
 
     def __init__(self, generators: tuple[torch.Generator, ...]) -> None:
         self._cpu = torch.get_rng_state()
-        # A context is not made on every GPU only to look at generators that nobody has used.
+        # A context is not made on every GPU only to look at generators that were never used.
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
         self._python = random.getstate()
         numpy = sys.modules.get("numpy")
@@ -294,7 +294,7 @@ class Snapshot:
                 self._states.append((part, copy.deepcopy(part.state_dict())))
 
     def _forgotten(self, given: tuple[Any, ...]) -> list[Any]:
-        """Schedulers of the optimizers that are put back, which nobody gave: stepped in a trial they would train on with other
+        """Schedulers of the optimizers that are put back, which were not given: stepped in a trial they would train on with other
         learning rates. Looks at all of the interpreter's objects, which takes less than a trial's step."""
         known = {id(o) for part in given for o in reachable(part)}
         schedulers = [o for o in gc.get_objects() if issubclass(type(o), torch.optim.lr_scheduler.LRScheduler)]

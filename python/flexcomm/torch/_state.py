@@ -10,7 +10,7 @@ from typing import Any, Iterator, Mapping
 import torch
 import torch.distributed as dist
 
-from flexcomm._core import Core, FlexcommError
+from flexcomm._core import Core, FlexcommError, Pipelines
 from flexcomm.torch import _collectives, _layout
 from flexcomm.torch._arguments import shown
 
@@ -89,13 +89,14 @@ def save(core: Core, named: Named, who: tuple[int, int, Any], consolidate: bool)
                 dist.all_reduce(there, group=group)
                 residuals[name] = there.div_(world).cpu()
     state = {"format": FORMAT, "world": world, "rank": -1 if consolidate else rank, "held_back": residuals}
-    pipelines = None if consolidate else core.pipeline_states()
+    pipelines = None if consolidate else core.pipelines()
     if pipelines is not None:
         buckets = [
-            ([named[i][0] for i in ids], torch.frombuffer(bytearray(saved), dtype=torch.uint8)) for ids, saved in pipelines[2]
+            ([named[i][0] for i in ids], torch.frombuffer(bytearray(saved), dtype=torch.uint8))
+            for ids, saved in pipelines.buckets
         ]
         strides = {name: list(p.stride()) for name, p in named if not p.is_contiguous()}
-        state["text"] = {"strategy": pipelines[0], "step": pipelines[1], "buckets": buckets, "strides": strides}
+        state["text"] = {"strategy": pipelines.compressor, "step": pipelines.step, "buckets": buckets, "strides": strides}
     return state
 
 
@@ -125,7 +126,6 @@ def load(core: Core, named: Named, who: tuple[int, int], state: Any) -> None:
     own = {n: t.detach().to("cpu", torch.float32).contiguous() for n, t in state["held_back"].items()}
     if state["format"] >= _BY_INDEX:
         own = {n: _layout.flat(t, named[numbers[n]][1]) for n, t in own.items()}
-    tensors = [(numbers[n], t) for n, t in own.items()]
     saved, text = None, state.get("text")
     if text and (other := _laid_out_otherwise(named, text.get("strides"))):
         logger.warning(
@@ -134,12 +134,12 @@ def load(core: Core, named: Named, who: tuple[int, int], state: Any) -> None:
         )
     elif text:
         buckets = [([numbers[n] for n in names], bits.cpu().numpy().tobytes()) for names, bits in text["buckets"]]
-        saved = text["strategy"], text["step"], buckets
-    goes_on = core.set_residuals([(i, t.data_ptr(), t.numel()) for i, t in tensors], saved)
+        saved = Pipelines(text["strategy"], text["step"], buckets)
+    goes_on = core.set_residuals({numbers[n]: t for n, t in own.items()}, saved)
     if saved and not goes_on:
         logger.warning(
             "the state is of strategy %s, another is in force: the residuals go on, momenta and warm starts begin "
-            "anew", saved[0]
+            "anew", saved.compressor
         )
 
 

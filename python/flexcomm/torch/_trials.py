@@ -9,15 +9,15 @@ from typing import Any, Callable, Generator, Generic, Iterable, Iterator, Sized,
 
 import torch
 
-from flexcomm._core import Core
+from flexcomm._core import Core, Next
 from flexcomm.torch._device import Cuda, no_memory
 from flexcomm.torch._snapshot import Parts, Random, Snapshot
 from flexcomm.torch._storage import SnapshotStorage
 
 logger = logging.getLogger("flexcomm")
 
-#: What the end of a step asks for, as the core answers it.
-TRIAL_STARTS, CANDIDATE, TRIAL_ENDS, TRIAL_LEFT = 2, 3, 4, 5
+#: Why a rank runs no live trials outside of the loop.
+_NO_LOOP = "its training loop does not use Session.batches()"
 
 _Batch = TypeVar("_Batch")
 
@@ -169,25 +169,19 @@ class Batches(Generic[_Batch]):
 
 
 #: Ends a step, within the loop or not; answers what it changes.
-EndStep = Callable[[bool], int]
+EndStep = Callable[[bool], Next]
 
 
 class Trials:
-    """The loop over a session's batches, and the live trials in it.
+    """The loop over a session's batches, and the live trials in it."""
 
-    Parameters
-    ----------
-    follows:
-        Whether decisions are followed.
-    """
-
-    def __init__(self, core: Core, parts: Parts, follows: bool) -> None:
+    def __init__(self, core: Core, parts: Parts) -> None:
         self._core = core
         self._parts = parts
-        self._follows = follows
+        core.refuse_trials(_NO_LOOP)
         #: Memory for its copies of what lies on GPUs, and whether there was none for the plan of the step under way.
         self.storage = SnapshotStorage(Cuda())
-        self._lacks_room = False
+        self._out_of_memory = False
         self.looping = False
         self._trial: Trial | None = None
         #: Whether the log names what trials do not put back.
@@ -203,10 +197,10 @@ class Trials:
     ) -> Generator[_Batch, None, None]:
         # Of a pass before the loop: its batches begin with steps of their own.
         end_step(False)
-        self._core.behave(self._follows, True)
+        self._core.refuse_trials(None)
         self.looping = True
         # A plan may come with the loop's first step.
-        self.make_room(0)
+        self.reserve(Next.Train)
         try:
             yield from self._replay(loader, train_step, end_step)
         finally:
@@ -214,22 +208,22 @@ class Trials:
             self.looping = False
             self.storage.release()
             # What comes next may be another loop: no trial begins in it, and one that is open ends, on all ranks alike.
-            self._core.behave(self._follows, False)
+            self._core.refuse_trials(_NO_LOOP)
 
-    def make_room(self, change: int) -> None:
+    def reserve(self, change: Next) -> None:
         """Between the step that announced a trial and the one in which the ranks answer whether they can run it: takes memory for a
         snapshot of what lies on GPUs. Where a rank has none, no rank goes into the trial."""
-        if change != TRIAL_STARTS:
+        if change != Next.TrialStarts:
             self.storage.release()
-        if self._lacks_room:
-            self._lacks_room = False
-            self._core.behave(self._follows, self.looping)
+        if self._out_of_memory:
+            self._out_of_memory = False
+            self._core.refuse_trials(None if self.looping else _NO_LOOP)
         model = self._parts.model()
         if not self.looping or self._trial is not None or model is None or not self._core.trial_asked():
             return
         if any(map(self.storage.has_gpu, model.parameters())) and (why := self._reserve()):
-            self._lacks_room = True
-            self._core.lacks_room(why)
+            self._out_of_memory = True
+            self._core.refuse_trials(why)
 
     def _reserve(self) -> str:
         """Takes the memory; why there is none, else nothing."""
@@ -241,16 +235,16 @@ class Trials:
             # Of what is in `extra`, which makes its own copies.
             return f"there is no memory for copies of state dictionaries: {str(error).splitlines()[0]}; take a smaller batch"
 
-    def leave(self, change: int) -> None:
+    def leave(self, change: Next) -> None:
         """At the end of a step outside of the loop: it was left in the middle of a trial, or in the very step before one."""
-        if change == TRIAL_STARTS:
+        if change == Next.TrialStarts:
             self._trial = Trial(self._parts, self._core, self.storage)
-        elif change == TRIAL_LEFT:
+        elif change == Next.TrialLeft:
             # A loop that cannot replay batches: this step ran a candidate, but it trained, on all ranks.
             self._trial = None
-        elif change in (CANDIDATE, TRIAL_ENDS) and self._trial is not None:
+        elif change in (Next.Candidate, Next.TrialEnds) and self._trial is not None:
             self._trial.restore()
-            if change == TRIAL_ENDS:
+            if change == Next.TrialEnds:
                 self._trial = None
 
     def _replay(
@@ -266,7 +260,7 @@ class Trials:
             if not there:
                 return
             yield batch
-            if end_step(True) != TRIAL_STARTS:
+            if end_step(True) != Next.TrialStarts:
                 continue
             if prefetched.any():
                 yield from self._run(prefetched, loader, train_step, end_step)
@@ -294,17 +288,17 @@ class Trials:
                 else:
                     train_step(batch)
                 change = end_step(True)
-                if change in (CANDIDATE, TRIAL_ENDS):
+                if change in (Next.Candidate, Next.TrialEnds):
                     trial.restore()
                     position = 0
-                if change in (TRIAL_ENDS, TRIAL_LEFT):
+                if change in (Next.TrialEnds, Next.TrialLeft):
                     return
         finally:
             # Also when the loop is left in the middle: training must not go on from a candidate's parameters.
-            if self._core.state()[3] < 0:
-                self._trial = None
-            else:
+            if self._core.state().in_trial:
                 trial.restore()
+            else:
+                self._trial = None
 
     def _log_limits_once(self, snapshot: Snapshot) -> None:
         if self._warned:

@@ -44,7 +44,7 @@ class Tuner:
     Parameters
     ----------
     library:
-        The loaded library; held for as long as this object, so that the plugin keeps what it was told when NCCL closes
+        The loaded library; held for as long as this object, so that the plugin keeps what it received when NCCL closes
         it with its last communicator.
     """
 
@@ -59,7 +59,7 @@ class Tuner:
     def find(cls) -> "Tuner | None":
         """The plugin, when NCCL has already loaded it: call it after the group's first collective.
 
-        A copy that NCCL has not loaded would be told in vain, so nothing is loaded here.
+        A copy that NCCL has not loaded would receive it in vain, so nothing is loaded here.
         """
         for name in _names():
             try:
@@ -124,11 +124,11 @@ def agree(all_reduce: Callable[[], object], gather: Callable[[bool], list[bool]]
     if all(everyone):
         return tuner
     if any(everyone) or tuner is not None:
-        mute = [rank for rank, hears in enumerate(everyone) if not hears]
+        without = [rank for rank, has in enumerate(everyone) if not has]
         logger.warning(
             "NCCL chooses between ring and tree by itself: flexcomm's tuner plugin is not asked on ranks %s "
             "(NCCL_TUNER_PLUGIN must be set on every rank before the first communicator, and communicators must be "
             "blocking: TORCH_NCCL_USE_COMM_NONBLOCKING=0)",
-            mute,
+            without,
         )
     return None

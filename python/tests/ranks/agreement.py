@@ -86,7 +86,7 @@ def late(rank):
 
 
 def dead(rank, whose):
-    """One rank has no agent at all: its socket is named and nobody listens."""
+    """One rank has no agent at all: its socket is named and nothing listens."""
     run = Run(f"dead{whose}", rank, lambda r: r != whose)
     if run.agent is None:
         # As the environment would name it on a node whose agent has died.
@@ -115,7 +115,7 @@ def restarted(rank):
     out = run.end() | {"away": away}
     if rank == 0:
         run.agent.wait_for("bye")
-        out["told again"] = [m["version"] for m in run.agent.of_kind("applied")]
+        out["received again"] = [m["version"] for m in run.agent.of_kind("applied")]
     return out
 
 

@@ -44,7 +44,8 @@ def train(rank, strategy, name, trials):
         optimizer.zero_grad()
         (weight * torch.nn.functional.cross_entropy(model(x), y)).backward()
         optimizer.step()
-        mode, skew, stale = session._core.auto()
+        auto = session._core.auto_leaders()
+        mode, skew, stale = auto.mode, auto.skew, auto.staleness
         out["same"] &= same((parameters_hash(model.module), mode, skew, stale, tuple(LEADERS)))
         if session.in_trial:
             in_trials += 1

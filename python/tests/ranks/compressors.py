@@ -83,13 +83,13 @@ def nan(rank, world, strategy, **options):
     error, kept, all_nan = None, False, False
     for step in range(STEPS):
         bad = step == 6
-        before = session._core.pipeline_states()[2] if bad else None
+        before = session._core.pipelines().buckets if bad else None
         try:
             backward(model, optimizer, step, rank, bad and rank == world - 1)
         except flexcomm.FlexcommError as raised:
             error = type(raised).__name__
         if bad:
-            kept = before == session._core.pipeline_states()[2]
+            kept = before == session._core.pipelines().buckets
             all_nan = all(p.grad is not None and bool(p.grad.isnan().all()) for p in model.parameters())
             optimizer.zero_grad()
         # Left out, where it is an error: the next one goes on.
@@ -132,7 +132,7 @@ def resumed(rank, strategy):
         backward(each, each_optimizer, 99, rank)
         gradients.append([p.grad.clone() for p in each.parameters()])
     same_bits = all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-    after = [s._core.pipeline_states()[2] for s in (session, loaded)]
+    after = [s._core.pipelines().buckets for s in (session, loaded)]
     # On another number of ranks: only the mean of the residual.
     third, third_optimizer, third_session = start(strategy)
     third_session.load_state_dict(dict(mean, world=99))
@@ -147,7 +147,7 @@ def resumed(rank, strategy):
         refused = ""
     except flexcomm.FlexcommError as error:
         refused = str(error)
-    unchanged = loaded._core.pipeline_states()[2] == after[1]
+    unchanged = loaded._core.pipelines().buckets == after[1]
     return {
         "bits": same_bits, "states": after[0] == after[1], "mean": means, "refused": refused, "unchanged": unchanged,
         "equal": same(parameters_hash(third.module)),
@@ -249,8 +249,8 @@ def warned(text):
 with ranks() as (rank, world, seen):
     seen["warned"] = {t: warned(t) for t in ("topk(0.07)", "topk(0.07)+ef(vanilla)", "qsgd(s=4)")}
     entries = _core.compressors()
-    texts = [text(name, arguments) for name, _, _, examples in entries for arguments in examples[:1] if name != "none"] + AROUND
-    seen["names"] = [name for name, _, _, _ in entries]
+    texts = [text(one.name, arguments) for one in entries for arguments in one.examples[:1] if one.name != "none"] + AROUND
+    seen["names"] = [one.name for one in entries]
     seen["ddp"], seen["plain"] = train(rank, None), train(rank, "dense")
     seen["trained"] = {t: train(rank, t) for t in texts}
     byteps = {

@@ -13,6 +13,7 @@ from common import FOLDER, Lines, batch, ddp, network, parameters_hash, ranks, s
 from fake_agent import FakeAgent, decision, trial
 
 import flexcomm.torch
+from flexcomm._core import Place
 from flexcomm.torch import _collectives, _device
 from flexcomm.torch._storage import SnapshotStorage
 
@@ -44,12 +45,12 @@ class Event:
 
 
 class Pretended(_device.Cuda):
-    """Every tensor is on the device, whose current stream is STREAM; its clock is told from the host's."""
+    """Every tensor is on the device, whose current stream is STREAM; its clock is derived from the host's."""
 
     SLOWER = 100
     waited = recorded = made = lag = 0
     #: How often it gives memory before it is full; whether the host pins any.
-    room, pins = None, True
+    grants, pins = None, True
 
     #: Bytes that a snapshot may take of it and of the host.
     spare, host = 1 << 30, 1 << 30
@@ -75,15 +76,15 @@ class Pretended(_device.Cuda):
         return True
 
     def place(self, tensor):
-        return 0, STREAM
+        return Place(0, STREAM)
 
     def wait(self, tensor):
         self.waited += 1
 
     def empty(self, size, dtype, device):
-        if self.room == 0:
+        if self.grants == 0:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.\nGPU 0 has a total capacity of 1 GiB")
-        self.room = None if self.room is None else self.room - 1
+        self.grants = None if self.grants is None else self.grants - 1
         return torch.empty(size, dtype=dtype, device=device)
 
     def pinned(self, size):
@@ -102,14 +103,14 @@ def bits(model):
     return parameters_hash(model.module.float())
 
 
-def train(rank, strategy, *, pretend=True, dtype=torch.float32, events={}, room=None, pins=True, **options):
-    """`events` happen before the step that they are named by. The device has memory `room` times, and any amount from step 8
+def train(rank, strategy, *, pretend=True, dtype=torch.float32, events={}, grants=None, pins=True, **options):
+    """`events` happen before the step that they are named by. The device has memory `grants` times, and any amount from step 8
     on."""
     model = ddp(network((20, 48, 40, 2)).to(dtype), bucket_cap_mb=0.006)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     session = flexcomm.torch.attach(model, optimizer, strategy=strategy, **options)
     cuda = Pretended()
-    cuda.room, cuda.pins = room, pins
+    cuda.grants, cuda.pins = grants, pins
     if pretend:
         pretend_on(session, cuda)
     before, LINES.lines = launches(STREAM), []
@@ -118,7 +119,7 @@ def train(rank, strategy, *, pretend=True, dtype=torch.float32, events={}, room=
         if step in events:
             events[step](session)
         if step == 8:
-            cuda.room, cuda.pins, full = None, True, launches(STREAM) - before
+            cuda.grants, cuda.pins, full = None, True, launches(STREAM) - before
         x, y = batch(step, rank)
         if step == options.get("bad", 9) and "on_nonfinite" in options and rank == 1:
             x[0, 0] = float("nan")
@@ -289,7 +290,7 @@ class Greedy:
 
 
 def snapped(rank, name, trials):
-    """Live trials whose snapshots lie on the device, where there is room on all ranks: not for the first, nor for the fourth in
+    """Live trials whose snapshots lie on the device, where there is memory on all ranks: not for the first, nor for the fourth in
     another way, on rank 1."""
     agent = FakeAgent(FOLDER, f"{name}{rank}").start()
     model = ddp(network((20, 48, 40, 2)), bucket_cap_mb=0.006)
@@ -332,7 +333,7 @@ def snapped(rank, name, trials):
 CANDIDATES = ["topk(k=0.1)+ef(vanilla)/allgather", "topk(k=0.01)+ef(vanilla)/allgather", "lwtopk(k=0.05)+ef(vanilla)/allgather", "mstopk(k=0.02)+ef(vanilla)/allgather"]
 
 
-def shadowed(rank, strategy, *, pretend=True, dtype=torch.float32, room=None, lag=0, events={}):
+def shadowed(rank, strategy, *, pretend=True, dtype=torch.float32, grants=None, lag=0, events={}):
     """Gains of shadows from step 10 to 40; subsets are as small as they may be, so that host and device draw the same."""
     model = ddp(network((20, 300, 200, 2)).to(dtype), bucket_cap_mb=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -345,7 +346,7 @@ def shadowed(rank, strategy, *, pretend=True, dtype=torch.float32, room=None, la
     for step in range(40):
         if step == 10:
             session.shadow(CANDIDATES)
-            before, cuda.room = launches(STREAM), room
+            before, cuda.grants = launches(STREAM), grants
         if step in events:
             events[step](session)
         x, y = batch(step, rank)
@@ -353,7 +354,7 @@ def shadowed(rank, strategy, *, pretend=True, dtype=torch.float32, room=None, la
         torch.nn.functional.cross_entropy(model(x.to(dtype)).float(), y).backward()
         optimizer.step()
     return {
-        "gains": [gain for _, gain, _ in session._core.shadow_gains()], "steps": session._core.shadow_gains()[0][2],
+        "gains": [one.gain for one in session._core.shadow_gains()], "steps": session._core.shadow_gains()[0].steps,
         "launched": launches(STREAM) - before, "waited": cuda.waited + Event.synchronised, "lines": LINES.take(), "hash": bits(model),
     }
 
@@ -397,7 +398,7 @@ with ranks() as (rank, world, seen):
         for strategy in ("dense", TOPK):
             seen[f"shadows {strategy}"] = {
                 "host": shadowed(rank, strategy, pretend=False), "device": shadowed(rank, strategy),
-                "late": shadowed(rank, strategy, lag=8), "full": shadowed(rank, strategy, room=1),
+                "late": shadowed(rank, strategy, lag=8), "full": shadowed(rank, strategy, grants=1),
                 "halves": shadowed(rank, strategy, dtype=torch.bfloat16),
                 "fails": shadowed(rank, strategy, events={20: refuse("cut_third"), 21: refuse("")}),
             }
@@ -432,7 +433,7 @@ with ranks() as (rank, world, seen):
         seen[f"text {dtype}"] = [train(rank, what, dtype=dtype) for what in (text, "topk(k=0.05)+ef(vanilla)/art-ring:var")]
     # Rank 1's device is full: at once, after the bucket's own memory, and only of what the host could pin. It asks again.
     _device._ASK_AGAIN = 2
-    full = {"at once": {"room": 0}, "later": {"room": 1}, "pinned": {"pins": False}}
+    full = {"at once": {"grants": 0}, "later": {"grants": 1}, "pinned": {"pins": False}}
     texts = {TOPK: full, "topk(k=0.05)+ef(vanilla)/art-ring:var": ("at once", "later"), text: ("at once", "later")}
     seen["full"], seen["roomy"] = {}, {}
     for dtype in (torch.float32, torch.bfloat16):

@@ -34,13 +34,13 @@ def train(rank, strategy, short, hooked=False, steered=None):
     with model.join():
         for number in range(short if rank == 0 else 14):
             step(number)
-    steps, together = session._core.state()[5], same(parameters_hash(model.module))
+    steps, together = session._core.state().steps, same(parameters_hash(model.module))
     for number in range(14, 18):
         step(number)
     residual = sum(v.abs().sum().item() for v in session.state_dict()["held_back"].values())
     # What is said of passes without an optimizer's step. Those of a rank that has run out have none.
     unused = [line for line in lines.take() if "no_sync()" in line]
-    return {"hashes": hashes, "steps": session._core.state()[5], "before": steps, "together": together, "residual": residual, "unused": unused,
+    return {"hashes": hashes, "steps": session._core.state().steps, "before": steps, "together": together, "residual": residual, "unused": unused,
             "version": session.version, "hook": len(model._comm_hooks)}
 
 

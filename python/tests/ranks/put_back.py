@@ -236,7 +236,7 @@ def plain_loops(rank, name, trials, orders, leaves=None, apart=False):
         if not session.in_trial:
             note()
     if apart and trials and rank == 1:
-        # Undone on all ranks: until they have heard of each other rank 0 runs its trial.
+        # Undone on all ranks: until they know of each other rank 0 runs its trial.
         step(n)
     for n in range(len(out["hashes"]), 40):
         step(n)
@@ -249,7 +249,7 @@ def plain_loops(rank, name, trials, orders, leaves=None, apart=False):
 
 
 def strangers(rank, lines):
-    """A process with a second optimizer that nobody gave."""
+    """A process with a second optimizer that was not given."""
     agent = FakeAgent(FOLDER, f"strangers{rank}").start()
     model = ddp(Odd(), broadcast_buffers=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 import flexcomm.torch
 
 #: Torch allocates its buckets ahead in releases that do not know it.
-LAZY = {"lazy_bucket_allocation": True} if "lazy_bucket_allocation" in inspect.signature(DistributedDataParallel).parameters else {}
+LAZY = "lazy_bucket_allocation" in inspect.signature(DistributedDataParallel).parameters
 STEPS = 40
 
 
@@ -73,7 +73,7 @@ def train(
     if strategy is not None:
         session._end_step(within_loop=False)
         residual = sum(len(v) // 4 for v in session._core.residuals().values())
-        out |= {"steps": session.step, "strategy": session.strategy, "residual": residual, "auto": session._core.auto()}
+        out |= {"steps": session.step, "strategy": session.strategy, "residual": residual, "auto": session._core.auto_leaders().mode}
     return out
 
 
@@ -102,7 +102,7 @@ with ranks() as (rank, world, seen):
     seen["view"] = train(rank, ddp(network(), gradient_as_bucket_view=True), gather)
     for name, options in {
         "dense hooked": {}, "dense hooked view": {"gradient_as_bucket_view": True},
-        "dense hooked lazy": LAZY, "dense hooked one bucket": {"bucket_cap_mb": 1000},
+        "dense hooked one bucket": {"bucket_cap_mb": 1000}, **({"dense hooked lazy": {"lazy_bucket_allocation": True}} if LAZY else {}),
     }.items():
         seen[name] = train(rank, ddp(network(), **options), "dense", hooked=True)
     seen["dense hooked around"] = train(rank, ddp(network()), "dense", hooked=True, around=copied)

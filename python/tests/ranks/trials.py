@@ -133,15 +133,15 @@ def gains(rank, share):
                 done += 1
                 if done == 10 and rank == 0:
                     agent.publish(trial=trial(1, candidates, 10))
-                steps = {n for _, _, n in session._core.shadow_gains()}
+                steps = {one.steps for one in session._core.shadow_gains()}
                 # Shadows see the same ten batches from the same residuals as the candidates did.
                 if steps == {10} and not shadow:
                     shadow = session.shadow_gains()
     session.close()
     agent.wait_for("bye")
     # Shadows complete the report later.
-    report, *told = agent.of_kind("trial")
-    assert told and all(t["id"] == 1 and t["outcomes"][0]["shadow_gain"] > 0 for t in told), told
+    report, *later = agent.of_kind("trial")
+    assert later and all(t["id"] == 1 and t["outcomes"][0]["shadow_gain"] > 0 for t in later), later
     return {"candidates": candidates, "live": [o["gain"] for o in report["outcomes"]], "shadow": [shadow.get(c) for c in candidates]}
 
 

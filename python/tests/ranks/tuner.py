@@ -1,4 +1,4 @@
-"""NCCL's tuner plugin in the hook, without NCCL: a library that keeps what it is told stands in for the plugin, and Gloo's
+"""NCCL's tuner plugin in the hook, without NCCL: a library that keeps what it receives stands in for the plugin, and Gloo's
 allreduces ask it as NCCL's would. What the real plugin makes of it is tested in `nccl-tuner/`."""
 
 import torch
@@ -111,7 +111,7 @@ def steered(rank):
 
 
 def alone(rank):
-    """Rank 2 has no plugin: nobody uses it."""
+    """Rank 2 has no plugin: no rank uses it."""
     lines = Lines()
     plugin, agent, session, step, took, real = start("alone", rank, rank != 2)
     follow(agent, session, step, decision(1, "none/dense-tree"))

@@ -39,7 +39,7 @@ def apart(step, rank):
 
 
 def never(step, rank):
-    """Rank 0 never uses the second branch, and in every second step nobody does."""
+    """Rank 0 never uses the second branch, and in every second step no rank does."""
     return 0 if rank == 0 else step % 2
 
 
