@@ -374,7 +374,9 @@ impl Session {
 
     /// Some rank cannot run a trial. Rank 0 reports it, and measures what can be measured otherwise.
     fn refuse_trial(&mut self, plan: &TrialPlan, why: &str) {
-        self.leader_shadows.watch(&plan.candidates);
+        if self.control.begins_sampling() {
+            self.leader_shadows.watch(&plan.candidates);
+        }
         if self.rank != Rank(0) {
             return;
         }
@@ -416,8 +418,9 @@ impl Session {
 
     /// This rank's sample for the shadows of AR-Topk, in a step in which the ranks send theirs to rank 0.
     pub fn sample(&mut self) -> Option<Vec<u8>> {
-        if self.control.sample()? == 0 {
-            self.store.buckets().iter().for_each(|bucket| self.leader_shadows.observe_residual(&lock(bucket)));
+        self.control.sample()?;
+        if self.control.begins_sampling() {
+            self.leader_shadows.observe_residuals(self.store.buckets().iter().map(lock));
         }
         Some(self.leader_shadows.sample())
     }
@@ -429,8 +432,14 @@ impl Session {
         if let Err(error) = leader_shadows.receive(rows, layouts) {
             tracing::warn!(%error, "the shadow trials of AR-Topk are dropped");
         }
-        if !self.control.is_sampled() {
-            self.reporter.shadows(&self.leader_shadows.finish());
+        if self.control.reports_samples() {
+            let gains = self.leader_shadows.gains();
+            if gains.is_empty() {
+                tracing::info!(
+                    "AR-Topk's candidates have no shadow gains: some rank's gradients are not seen on the host, or too few values are kept of a sample"
+                );
+            }
+            self.reporter.shadows(&gains);
         }
     }
 

@@ -12,7 +12,7 @@
 use crate::agreement::{Agreement, Change, Disagreement, Tick};
 use crate::answer::{self, Answer, Verdict};
 use crate::message::{AbortCause, ControlMessage, MESSAGE_BYTES, MOST_APART, MessageError, Plan, Schedule, TrialPlan};
-use flexcomm_domain::Rank;
+use flexcomm_domain::{Rank, Strategy};
 use std::time::Duration;
 
 /// A broadcast takes some 0.1 ms of the host, 0.5 % of the steps between two of them from 2.5 ms a step on.
@@ -20,6 +20,9 @@ const APART: Duration = Duration::from_millis(20);
 
 /// Steps after a trial in which the ranks send rank 0 samples of their gradients, where it had candidates of AR-Topk.
 const SAMPLED_STEPS: u64 = 50;
+
+/// After how many of them rank 0 reports what they show: early, since a decision waits for it, and at the end.
+const SAMPLES_REPORTED: [u64; 2] = [20, SAMPLED_STEPS];
 
 /// In each of so many first steps there is one: the first trial and the first decision come in them.
 const FIRST_STEPS: u64 = 32;
@@ -83,8 +86,8 @@ pub struct Control {
     asked: Option<TrialPlan>,
     /// Of the step before; only rank 0's counts.
     step_time: Option<Duration>,
-    /// Whether the newest trial has candidates of AR-Topk.
-    led: bool,
+    /// Candidates of AR-Topk of the newest trial.
+    art: Vec<Strategy>,
     /// The number of the sample that the next tick sends.
     sample: Option<u64>,
 }
@@ -93,8 +96,8 @@ impl Control {
     /// Around an agreement.
     pub fn new(agreement: Agreement, rank: Rank) -> Self {
         let (schedule, due, asked, step_time) = (Schedule::FIRST, None, None, None);
-        let (led, sample) = (false, None);
-        Self { agreement, rank, steered: false, ticks: 0, schedule, next: 0, due, asked, step_time, led, sample }
+        let (art, sample) = (Vec::new(), None);
+        Self { agreement, rank, steered: false, ticks: 0, schedule, next: 0, due, asked, step_time, art, sample }
     }
 
     /// Whether messages are broadcast at all: the same on all ranks, before the first tick.
@@ -172,19 +175,31 @@ impl Control {
         self.sample.is_some_and(|number| number < SAMPLED_STEPS)
     }
 
+    /// Whether rank 0 reports what the samples show, with this tick's.
+    pub fn reports_samples(&self) -> bool {
+        self.sample.is_some_and(|number| SAMPLES_REPORTED.contains(&number))
+    }
+
+    /// Whether samples begin with the next tick.
+    pub fn begins_sampling(&self) -> bool {
+        self.sample == Some(0)
+    }
+
     /// Ends a tick that took so long, after its last bucket. `answers` are all ranks', where they were gathered.
     pub fn finish(&mut self, took: Duration, answers: &[Answer]) -> Change {
-        let has_led = |plan: &TrialPlan| plan.candidates.iter().any(|strategy| strategy.collective().is_art());
+        let art = |plan: &TrialPlan| plan.candidates.iter().copied().filter(|s| s.collective().is_art()).collect();
+        let following = self.sample.filter(|_| self.is_sampled()).map(|number| number + 1);
         let change = self.finish_tick(took, answers);
+        let before = match &change {
+            Change::TrialStarts(plan) | Change::TrialRefused(plan, _) => std::mem::replace(&mut self.art, art(plan)),
+            _ => Vec::new(),
+        };
         self.sample = match &change {
-            Change::TrialStarts(plan) => {
-                self.led = has_led(plan);
-                None
-            }
-            Change::TrialEnds(_) => self.led.then_some(0),
-            Change::TrialRefused(plan, _) => has_led(plan).then_some(0),
-            Change::TrialLeft | Change::Stop => None,
-            Change::None | Change::Switched(_) => self.sample.filter(|_| self.is_sampled()).map(|number| number + 1),
+            Change::None | Change::Switched(_) => following,
+            // Whose refused trials come again before the samples of the last are all there would never get an answer.
+            Change::TrialRefused(..) if following.is_some() && self.art == before => following,
+            Change::TrialRefused(..) | Change::TrialEnds(_) => (!self.art.is_empty()).then_some(0),
+            Change::TrialStarts(_) | Change::TrialLeft | Change::Stop => None,
         };
         change
     }
@@ -404,6 +419,7 @@ mod tests {
                 next(&mut job);
             }
             if sampled {
+                assert!(job[0].begins_sampling());
                 for number in 0..=SAMPLED_STEPS {
                     assert_eq!((job[0].sample(), job[0].is_sampled()), (Some(number), number < SAMPLED_STEPS));
                     next(&mut job);
@@ -411,6 +427,31 @@ mod tests {
             }
             assert_eq!(job[0].sample(), None);
         }
+    }
+
+    /// Of the same candidates they go on, of others they begin anew; a trial that runs ends them.
+    #[test]
+    fn trials_while_samples_are_sent() {
+        let (mut job, mut sent) = (job(2), Vec::new());
+        let go = [Answer::of(Verdict::GoOn), Answer::of(Verdict::GoOn)];
+        let one = [Answer::of(Verdict::GoOn), Answer::cannot("no memory")];
+        let mut ends = |job: &mut Vec<Control>, (id, candidate): (u64, &str), answers: &[Answer]| {
+            job[0].agreement().offer_trial(TrialPlan::new(id, vec![strategy(candidate)], 2, 0).unwrap());
+            loop {
+                let answers = if job[0].gathers() { answers } else { &[] };
+                match tick(job, &mut sent, (Duration::from_millis(300), answers)).unwrap().1 {
+                    Change::None => {}
+                    _ => return job[1].sample(),
+                }
+            }
+        };
+        let [star, var] = ["topk@0.1/art-ring:star", "topk@0.1/art-ring:var"];
+        assert_eq!(ends(&mut job, (1, star), &one), Some(0));
+        assert_eq!(ends(&mut job, (2, star), &one), Some(2), "the step of the announcement, and that of the answers");
+        assert_eq!(ends(&mut job, (3, var), &one), Some(0));
+        assert_eq!(ends(&mut job, (4, "topk@0.1/allgather"), &one), None);
+        assert_eq!(ends(&mut job, (5, star), &one), Some(0));
+        assert_eq!(ends(&mut job, (6, var), &go), None, "it runs");
     }
 
     #[test]

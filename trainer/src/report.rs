@@ -143,7 +143,7 @@ impl Reporter {
     /// Sends the newest trial's report again, with the gains that its shadows show by now: of candidates that ran, and of those
     /// that only had a shadow.
     pub fn shadows(&mut self, gains: &[(Strategy, f64)]) {
-        let Some(report) = &mut self.trial else { return };
+        let Some(report) = self.trial.as_mut().filter(|_| !gains.is_empty()) else { return };
         for (strategy, gain) in gains {
             let (strategy, gain) = (StrategyWire::from(*strategy), gain.clamp(LEAST_GAIN, 1.0));
             match report.outcomes.iter_mut().find(|outcome| outcome.strategy == strategy) {

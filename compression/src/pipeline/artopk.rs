@@ -21,7 +21,8 @@ impl Pipeline {
         let open = self.open_step(gradient, step)?;
         match self.choose(gradient, open, may_lead) {
             Err(EncodeError::NonFinite { .. }) if self.spec.non_finite() == NonFinite::Skip => {
-                self.choose(Gradient::Zeros, Open { skipped: true, ..open }, may_lead)
+                let zeros = Gradient::Zeros;
+                self.choose(zeros, Open { skipped: true, ..open }, may_lead).map_err(|error| zeros.clear(error))
             }
             energy => energy.map_err(|error| gradient.clear(error)),
         }

@@ -392,7 +392,8 @@ impl Pipeline {
         let open = self.open_step(gradient, step)?;
         match self.begin(gradient, open, out) {
             Err(EncodeError::NonFinite { .. }) if self.spec.non_finite() == NonFinite::Skip => {
-                self.begin(Gradient::Zeros, Open { skipped: true, ..open }, out)
+                let zeros = Gradient::Zeros;
+                self.begin(zeros, Open { skipped: true, ..open }, out).map_err(|error| zeros.clear(error))
             }
             outcome => outcome.map_err(|error| gradient.clear(error)),
         }

@@ -23,7 +23,7 @@ pub enum SpecError {
         what: &'static str,
         /// As written.
         name: String,
-        /// The nearest, or which there are.
+        /// What to write instead.
         known: String,
     },
     /// No such parameter.
@@ -118,7 +118,7 @@ impl SpecError {
                 "this comes after a compressor, as ef does in topk(k=0.01)+ef(vanilla)".into()
             }
             Some(nearest) => format!("did you mean {nearest}?"),
-            None => "`flexcomm bench compressors` lists all of them".into(),
+            None => "`flexcomm bench compressors` lists all of them, as flexcomm.torch.compressors() does".into(),
         };
         Self::unknown_as("compressor", name, known)
     }

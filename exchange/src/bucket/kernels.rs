@@ -151,7 +151,7 @@ impl Layer<'_> {
         self.values.kept(0, self.shape.values()) as u64
     }
 
-    fn number(&self, at: usize) -> f32 {
+    fn number_f32(&self, at: usize) -> f32 {
         self.values.number(at) as f32
     }
 
@@ -159,7 +159,7 @@ impl Layer<'_> {
         self.values.whole(at) as u32
     }
 
-    /// By the choice at a place, which has `max` as its number `max`.
+    /// What the choice at a place names; the largest magnitude is its choice number `max`.
     fn norm(&self, at: usize, max: u32) -> Norm {
         if self.whole(at) == max { Norm::Max } else { Norm::L2 }
     }
@@ -184,8 +184,8 @@ static KERNELS: &[(&CompressorInfo, OfLayer)] = &[
     (&c::MSTOPK, |l| Some(Method::Threshold(Threshold::MsTopK { k: l.k(), random: l.random }))),
     (&c::DGC, dgc),
     (&c::SGC, dgc),
-    (&c::THRESHOLD, |l| Some(Method::Threshold(Threshold::Above { v: l.number(0) }))),
-    (&c::HARDTHRESHOLD, |l| Some(Method::HardThreshold(l.number(0)))),
+    (&c::THRESHOLD, |l| Some(Method::Threshold(Threshold::Above { v: l.number_f32(0) }))),
+    (&c::HARDTHRESHOLD, |l| Some(Method::HardThreshold(l.number_f32(0)))),
     (&c::RANDOMK, |l| {
         let random = if l.values.is_on(2) { l.shared() } else { l.random };
         Some(Method::RandomK(RandomK { k: l.k(), scaled: l.values.is_on(1), random }))
@@ -208,7 +208,7 @@ static KERNELS: &[(&CompressorInfo, OfLayer)] = &[
     (&c::LPCSVRG, |l| l.quantize(Quantizer::LpcSvrg { bits: l.whole(0), lambda: l.values.number(1) })),
     (&c::ONEBITSGD, |l| {
         let columns = if l.whole(1) == 1 { l.shape.cols.max(1) as u32 } else { 1 };
-        l.quantize(Quantizer::OneBitSgd { threshold: l.number(0), columns })
+        l.quantize(Quantizer::OneBitSgd { threshold: l.number_f32(0), columns })
     }),
     (&c::MINMAX8, |l| l.quantize(Quantizer::MinMax8)),
     (&c::INCEPTIONN, |l| l.quantize(Quantizer::Inceptionn { bound: l.whole(0) })),

@@ -17,11 +17,14 @@ use rand::SeedableRng;
 use rand::seq::index::sample;
 use rand_chacha::ChaCha8Rng;
 
-/// One of so many values is sampled, and from how many on and up to how many are: at a ratio of 0.01 a sampled step sends a fifth
-/// of what the gradient's own messages do.
+/// One of so many values is sampled, about [`LEAST`] at least and about [`MOST`] at most, and one of each parameter: at a ratio of
+/// 0.01 a sampled step sends a fifth of what the gradient's own messages do.
 const SAMPLED: usize = 200;
 const LEAST: usize = 512;
-const MOST: usize = 4096;
+const MOST: usize = 8192;
+
+/// A candidate keeps at least so many values of each bucket's sample: top-k's least of one value would overrate smaller ratios.
+const LEAST_KEPT: f64 = 4.0;
 
 /// By what the coordinates are drawn, on all ranks.
 const SEED: u64 = 0;
@@ -35,6 +38,8 @@ struct SampledGradient {
     starts: Vec<usize>,
     row: Vec<f32>,
     filled: usize,
+    /// How many values of a row the buckets have: DDP leaves out parameters that it is to ignore.
+    whole: usize,
 }
 
 impl SampledGradient {
@@ -55,7 +60,7 @@ impl SampledGradient {
             values - drawn.len()
         };
         let starts = coordinates.iter().map(start).collect();
-        Self { coordinates, starts, row: vec![0.0; values], filled: 0 }
+        Self { coordinates, starts, row: vec![0.0; values], filled: 0, whole: 0 }
     }
 
     /// Takes in a bucket's values, in the order of its parameters; without values they count as zeros.
@@ -77,8 +82,9 @@ impl SampledGradient {
     /// where a bucket was missing or a value was not finite.
     fn take(&mut self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.bytes());
-        let whole = std::mem::take(&mut self.filled) == self.row.len() && self.row.iter().all(|x| x.is_finite());
-        if whole {
+        let is_whole = self.whole > 0 && self.filled == self.whole && self.row.iter().all(|x| x.is_finite());
+        self.filled = 0;
+        if is_whole {
             bytes.push(1);
             bytes.extend(self.row.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()));
         }
@@ -151,7 +157,9 @@ impl Running {
             let buckets = layouts.iter().map(buckets).collect::<Result<_, ExchangeError>>()?;
             Ok(Candidate { strategy: *strategy, buckets, tally: Tally::default() })
         };
-        let candidates = candidates.iter().map(candidate).collect::<Result<_, ExchangeError>>()?;
+        let least = layouts.iter().map(|params| sampled.sampled(params).iter().map(|param| param.len).sum()).min();
+        let kept = |strategy: &&Strategy| strategy.cr().get() * least.unwrap_or(0_usize) as f64 >= LEAST_KEPT;
+        let candidates = candidates.iter().filter(kept).map(candidate).collect::<Result<_, ExchangeError>>()?;
         Ok(Self { layouts, candidates, steps: 0 })
     }
 
@@ -193,10 +201,13 @@ impl LeaderShadows {
         Self { sampled: SampledGradient::new(model), candidates: Vec::new(), running: None }
     }
 
-    /// Those of these candidates begin with the next residuals.
+    /// Those of these candidates begin with the next residuals. A number of values that is no share of the bucket says nothing of a
+    /// sample: such candidates have no shadow.
     pub fn watch(&mut self, candidates: &[Strategy]) {
-        self.candidates = candidates.iter().copied().filter(|strategy| strategy.collective().is_art()).collect();
+        let is_sampled = |s: &Strategy| s.collective().is_art() && s.spec().ratio().is_some();
+        self.candidates = candidates.iter().copied().filter(is_sampled).collect();
         self.running = None;
+        self.sampled.filled = 0;
     }
 
     /// Takes in a bucket's gradient, in the order of its parameters, for the next sample.
@@ -204,11 +215,12 @@ impl LeaderShadows {
         self.sampled.observe(params, gradient);
     }
 
-    /// Takes in a bucket's residual, with which the shadows begin. One that lies on a device counts as none.
-    pub fn observe_residual(&mut self, bucket: &Bucket) {
-        if !bucket.is_on_device() {
+    /// Takes in the residuals with which the shadows begin. One that lies on a device counts as none. Copies each once per trial.
+    pub fn observe_residuals<'a>(&mut self, buckets: impl Iterator<Item = impl std::ops::Deref<Target = Bucket> + 'a>) {
+        for bucket in buckets.filter(|bucket| !bucket.is_on_device()) {
             self.sampled.observe(bucket.params(), &bucket.residual());
         }
+        self.sampled.whole = self.sampled.filled;
     }
 
     /// What was observed since the last sample, for rank 0: as many bytes on all ranks, zeros where something was missing or not
@@ -233,9 +245,9 @@ impl LeaderShadows {
         received.map(|running| self.running = Some(running))
     }
 
-    /// Ends them: what each candidate keeps of the gradient's energy, over all ranks; nothing where there was no step.
-    pub fn finish(&mut self) -> Vec<(Strategy, f64)> {
-        self.running.take().map_or_else(Vec::new, |running| running.gains())
+    /// What each candidate keeps of the gradient's energy, over all ranks; nothing where there was no step.
+    pub fn gains(&self) -> Vec<(Strategy, f64)> {
+        self.running.as_ref().map_or_else(Vec::new, Running::gains)
     }
 }
 
@@ -304,6 +316,37 @@ mod tests {
         (0..n).map(|_| (own.random_range(-1.0f32..1.0) + 0.3) * scale(&mut shared)).collect()
     }
 
+    /// With all parameters in buckets.
+    fn whole(params: &[Param]) -> SampledGradient {
+        let sampled = SampledGradient::new(params);
+        SampledGradient { whole: sampled.row.len(), ..sampled }
+    }
+
+    /// A share that keeps too little of a sample, and a number of values, are left out; so is what was observed before.
+    #[test]
+    fn shadows_begin_with_the_residuals_of_the_known_buckets() {
+        // DDP ignores the last parameter.
+        let params = model(&[4000, 50, 30]);
+        let mut shadows = LeaderShadows::new(&params);
+        let asked = ["topk@0.1/art-ring:star", "topk@0.001/art-ring:star", "topk(k=20)+ef(vanilla)/art-ring:star"];
+        let asked: Vec<Strategy> = asked.map(|text| text.parse().unwrap()).to_vec();
+        let mut bucket = Bucket::new(0, params[..2].to_vec(), Member::alone(0), None).unwrap();
+        bucket.set_residual(Some(&gradient(4050, 0, 0))).unwrap();
+        shadows.observe(&params[..2], &gradient(4050, 0, 1));
+        shadows.watch(&asked);
+        shadows.observe_residuals([&bucket].into_iter());
+        let send = |shadows: &mut LeaderShadows| {
+            let row = shadows.sample();
+            assert_eq!(row[0], 1, "it is whole");
+            shadows.receive(&[row.clone(), row], || vec![params[..2].to_vec()]).unwrap();
+        };
+        send(&mut shadows);
+        assert!(shadows.gains().is_empty());
+        shadows.observe(&params[..2], &gradient(4050, 0, 2));
+        send(&mut shadows);
+        assert_eq!(shadows.gains().iter().map(|(strategy, _)| *strategy).collect::<Vec<_>>(), asked[..1]);
+    }
+
     fn strategies() -> Vec<Strategy> {
         ["topk@0.1/art-ring:star", "topk@0.1/art-ring:var", "topk@0.03/art-tree:star"]
             .map(|text| text.parse().unwrap())
@@ -314,7 +357,7 @@ mod tests {
     fn a_sample_tells_the_gain_of_the_whole_exchange_within_10_percent() {
         let (params, world, steps) = (model(&[40_000, 200, 20_000]), 4u64, 30);
         let n: usize = params.iter().map(|param| param.len).sum();
-        let mut sampled = SampledGradient::new(&params);
+        let mut sampled = whole(&params);
         assert_eq!(sampled.bytes(), 1 + 2 * (sampled.coordinates.iter().map(Vec::len).sum::<usize>()));
         let take = |sampled: &mut SampledGradient, values: &[f32]| {
             sampled.observe(&params[2..], &values[40_200..]);
@@ -360,7 +403,7 @@ mod tests {
     #[test]
     fn a_step_in_which_a_rank_has_nothing_is_left_out() {
         let params = model(&[600, 10]);
-        let mut sampled = SampledGradient::new(&params);
+        let mut sampled = whole(&params);
         let values = gradient(610, 0, 0);
         sampled.observe(&params, &values);
         let good = sampled.take();
@@ -383,7 +426,7 @@ mod tests {
     #[test]
     fn they_begin_with_the_ranks_residuals() {
         let params = model(&[600]);
-        let mut sampled = SampledGradient::new(&params);
+        let mut sampled = whole(&params);
         let mut row = |scale: f32| {
             let values: Vec<f32> = gradient(600, 1, 1).iter().map(|x| scale * x).collect();
             sampled.observe(&params, &values);

@@ -153,9 +153,11 @@ impl Job {
     }
 
     fn post_sample(&mut self) {
-        let Some(number) = self.control.sample() else { return };
-        if number == 0 {
-            self.leader_shadows.observe_residual(self.training.exchanged().1);
+        if self.control.sample().is_none() {
+            return;
+        }
+        if self.control.begins_sampling() {
+            self.leader_shadows.observe_residuals([self.training.exchanged().1].into_iter());
         }
         let sample = self.leader_shadows.sample();
         match self.rank {
@@ -178,8 +180,8 @@ impl Job {
         if let Err(error) = self.leader_shadows.receive(&rows, || vec![layout.to_vec()]) {
             tracing::warn!(%error, "the shadow trials of AR-Topk are dropped");
         }
-        if !self.control.is_sampled() {
-            self.reporter.shadows(&self.leader_shadows.finish());
+        if self.control.reports_samples() {
+            self.reporter.shadows(&self.leader_shadows.gains());
         }
         Ok(())
     }

@@ -27,6 +27,13 @@ _NOT_FINITE = (
 )
 
 
+_OVERFLOWED = (
+    "failed to exchange gradients: %s has overflowed, though the gradients are finite; all ranks' gradients are NaN now, and the "
+    "residuals are as before this step, so that the next one may end the same way. Take a compressor that keeps more of the gradient, "
+    "lower the learning rate, or clip gradients; a checkpoint from before has smaller residuals"
+)
+
+
 _BROKEN = (
     "failed to exchange gradients: parameters of the model have NaN or infinite values already, since an optimizer's step before "
     "this one, and so has every gradient from now on. Go back to the last good checkpoint, and lower the learning rate or clip "
@@ -74,7 +81,10 @@ class Failures:
         elif raises:
             # No gradient can be finite any more, on any rank, where parameters are not: the ranks hold the same.
             broken = not all(bool(p.detach().isfinite().all()) for p in parameters)
-            _ddp.raise_after_pass(NotFiniteError(_BROKEN if broken else _NOT_FINITE % _whose(faults)))
+            overflowed = not broken and not any(status == int(Status.NotFinite) for status, _ in faults)
+            overflowed &= any(status == int(Status.Overflowed) for status, _ in faults)
+            text = _OVERFLOWED if overflowed else _NOT_FINITE
+            _ddp.raise_after_pass(NotFiniteError(_BROKEN if broken else text % _whose(faults)))
 
     def _gather(self, flags: int) -> list[tuple[int, int]]:
         """All ranks' status and flags; an error where one of them could not do its part."""

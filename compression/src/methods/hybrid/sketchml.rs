@@ -2,9 +2,10 @@
 //! 3.3): of the values that are not 0 the indices are sent, and for each the number of its bucket between quantiles; positive
 //! and negative values apart.
 //!
-//! Quantiles are those of a sample of magnitudes; a bucket stands for the mean of its values. (The paper takes the middle of its
-//! two ends, which in the last bucket of a heavy tail is farther from most values than 0 is.) With `rows` above 0 the bucket numbers go through a MinMaxSketch: each is inserted into `rows` hash tables
-//! that keep the least number, and the largest over tables is what is read. Collisions thereby make magnitudes smaller,
+//! Quantiles are those of a sample of magnitudes; a bucket stands for the mean of its values. The paper takes the middle of its
+//! two ends, which in the last bucket of a heavy tail is farther from most values than 0 is. With `rows` above 0 the bucket
+//! numbers go through a MinMaxSketch: each is inserted into `rows` hash tables that keep the least number, and the largest over
+//! tables is what is read. Collisions thereby make magnitudes smaller,
 //! never larger, and never flip a sign. Buckets are cut into `groups`, each with its own indices and tables, which bounds
 //! by how much. With 0 rows the numbers are packed as they are.
 //!
