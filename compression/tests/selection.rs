@@ -250,7 +250,7 @@ fn a_sum_that_overflows_and_a_wrong_length_are_named() {
     let mut out = Writer::new();
     own.compress(Gradient::F32(&[3e38, 3.1e38]), at(0), &mut out).unwrap();
     let error = own.compress(Gradient::F32(&[1e38, 0.0]), at(1), &mut out).unwrap_err();
-    assert!(matches!(error, EncodeError::NonFinite { index: 0, .. }), "{error}");
+    assert!(matches!(error, EncodeError::Residual { index: 0, .. }), "{error}");
     assert_eq!(own.residual(), [3e38, 0.0]);
     let error = own.compress(Gradient::F32(&[0.0; 4]), at(1), &mut out).unwrap_err();
     assert_eq!(error.to_string(), "compress a gradient of 2 values: it has 4");
