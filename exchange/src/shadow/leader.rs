@@ -23,8 +23,10 @@ const SAMPLED: usize = 200;
 const LEAST: usize = 512;
 const MOST: usize = 8192;
 
-/// A candidate keeps at least so many values of each bucket's sample: top-k's least of one value would overrate smaller ratios.
+/// A candidate keeps at least so many values of a sample, and top-k's least of one value of each bucket makes them at most so many
+/// times as many: more would overrate it.
 const LEAST_KEPT: f64 = 4.0;
+const MOST_ABOVE: f64 = 1.25;
 
 /// By what the coordinates are drawn, on all ranks.
 const SEED: u64 = 0;
@@ -157,9 +159,14 @@ impl Running {
             let buckets = layouts.iter().map(buckets).collect::<Result<_, ExchangeError>>()?;
             Ok(Candidate { strategy: *strategy, buckets, tally: Tally::default() })
         };
-        let least = layouts.iter().map(|params| sampled.sampled(params).iter().map(|param| param.len).sum()).min();
-        let kept = |strategy: &&Strategy| strategy.cr().get() * least.unwrap_or(0_usize) as f64 >= LEAST_KEPT;
-        let candidates = candidates.iter().filter(kept).map(candidate).collect::<Result<_, ExchangeError>>()?;
+        let lengths = layouts.iter().map(|params| sampled.sampled(params).iter().map(|param| param.len).sum());
+        let lengths: Vec<usize> = lengths.collect();
+        let is_estimate = |strategy: &&Strategy| {
+            let kept = || lengths.iter().map(|length| strategy.cr().get() * *length as f64);
+            let share: f64 = kept().sum();
+            share >= LEAST_KEPT && kept().map(|kept| kept.max(1.0)).sum::<f64>() <= MOST_ABOVE * share
+        };
+        let candidates = candidates.iter().filter(is_estimate).map(candidate).collect::<Result<_, ExchangeError>>()?;
         Ok(Self { layouts, candidates, steps: 0 })
     }
 
