@@ -96,7 +96,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--settings", nargs="*", default=[*FIXED, "flexcomm"])
     parser.add_argument("--target", type=float, default=75.0, help="accuracy to reach, percent")
-    parser.add_argument("--binary", default=str(HERE.parents[1] / "target" / "release" / "flexcomm"))
+    parser.add_argument("--binary", type=os.path.abspath, default=str(HERE.parents[1] / "target" / "release" / "flexcomm"))
     parser.add_argument("--timeout", type=float, default=4 * 3600.0, help="seconds for everything")
     parser.add_argument("--out", default="target/experiment")
     parser.add_argument("--resume", action="store_true", help="run only settings and seeds that have no result in --out")
