@@ -15,9 +15,6 @@ pub fn compressor(text: &str) -> Result<CompressorSpec, Failure> {
 
 /// A strategy as a user names it: with its collective, or a compressor alone, which takes the collective that is usual for it.
 pub fn strategy(text: &str) -> Result<Strategy, Failure> {
-    if !text.contains(['/', '@']) {
-        return Strategy::usual(compressor(text)?).map_err(Failure::input);
-    }
     let strategy: Strategy = text.parse().map_err(Failure::input)?;
     match strategy.spec().trainable() {
         Ok(_) => Ok(strategy),

@@ -159,10 +159,9 @@ impl Running {
             let buckets = layouts.iter().map(buckets).collect::<Result<_, ExchangeError>>()?;
             Ok(Candidate { strategy: *strategy, buckets, tally: Tally::default() })
         };
-        let lengths = layouts.iter().map(|params| sampled.sampled(params).iter().map(|param| param.len).sum());
-        let lengths: Vec<usize> = lengths.collect();
         let is_estimate = |strategy: &&Strategy| {
-            let kept = || lengths.iter().map(|length| strategy.cr().get() * *length as f64);
+            let values = |params: &Vec<Param>| sampled.sampled(params).iter().map(|param| param.len).sum::<usize>();
+            let kept = || layouts.iter().map(|params| strategy.cr().get() * values(params) as f64);
             let share: f64 = kept().sum();
             share >= LEAST_KEPT && kept().map(|kept| kept.max(1.0)).sum::<f64>() <= MOST_ABOVE * share
         };
