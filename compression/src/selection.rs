@@ -104,9 +104,10 @@ impl Energy {
         if self.compensated > 0.0 { self.sent / self.compensated } else { 1.0 }
     }
 
-    /// As a share, 0 to 1, which is what decisions are made on: [`Self::ratio`], but no more than all.
+    /// As a share, 0 to 1, which is what decisions are made on: [`Self::ratio`], and its inverse 1/(1 + ω) of an unbiased
+    /// method, whose ratio is 1 + ω in the mean.
     pub fn gain(&self) -> f64 {
-        self.ratio().clamp(0.0, 1.0)
+        self.ratio().min(self.ratio().recip())
     }
 }
 
@@ -135,7 +136,7 @@ mod tests {
         assert_eq!(Energy { sent: 1.0, compensated: 4.0 }.gain(), 0.25);
         assert_eq!(Energy { sent: 0.0, compensated: 0.0 }.gain(), 1.0);
         let scaled_up = Energy { sent: 5.0, compensated: 4.0 };
-        assert_eq!((scaled_up.ratio(), scaled_up.gain()), (1.25, 1.0));
+        assert_eq!((scaled_up.ratio(), scaled_up.gain()), (1.25, 0.8));
         assert_eq!((Energy { sent: 1.0, compensated: 4.0 } + Energy { sent: 3.0, compensated: 4.0 }).gain(), 0.5);
     }
 }

@@ -63,7 +63,8 @@ impl Outcome {
 
     /// Share of the energy that was sent, as `flexcomm_compression::Energy::gain`.
     pub fn gain(&self) -> f64 {
-        if self.compensated > 0.0 { (self.sent / self.compensated).clamp(0.0, 1.0) } else { 1.0 }
+        let ratio = if self.compensated > 0.0 { self.sent / self.compensated } else { 1.0 };
+        ratio.min(ratio.recip())
     }
 }
 

@@ -104,7 +104,7 @@ impl Problem {
 
     /// What a strategy leaves of the gradient when it sends this share of the energy.
     pub fn quality(&self, strategy: &Strategy, gain: Gain) -> Quality {
-        Quality::of(strategy, gain, (self.values, self.links.ranks()))
+        Quality::of(strategy, gain, self.links.ranks())
     }
 
     /// Predicts one strategy's objectives. For many, build an [`Evaluator`] once.
@@ -171,7 +171,7 @@ impl<'a> Evaluator<'a> {
         let Some(profile) = known(strategy.selector()).or_else(|| known(family.into())) else {
             let ratio = if family.has_ratio() { strategy.cr() } else { self.share_of_bytes(family) };
             let sparse = self.prior.gain(ratio);
-            let gain = if family.has_ratio() { sparse } else { prior_gain(family, ratio.get(), sparse) };
+            let gain = prior_gain(&strategy.spec(), (self.problem.values, ratio.get()), sparse);
             let size = (self.problem.values, self.problem.links.ranks());
             return (gain, self.problem.times.t_comp(strategy.selector(), strategy.cr(), size));
         };

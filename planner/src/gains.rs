@@ -155,12 +155,12 @@ pub(crate) fn profiles(s: &Snapshot, powers: &Powers<'_>) -> BTreeMap<Selector, 
     let mut profiles: BTreeMap<Selector, Profile> =
         measured.iter().map(|(selector, profile)| (*selector, corrected(*selector, profile, powers))).collect();
     let Some(weakest) = weakest(&profiles) else { return profiles };
-    for (family, codec) in s.offer.codecs.iter().filter(|(family, _)| !family.has_ratio() && !family.is_none()) {
-        let Some(assumed) = one_ratio(s, *family, codec, &weakest) else { continue };
-        profiles.entry((*family).into()).or_insert(assumed);
-    }
-    for family in s.offer.codecs.keys().filter(|family| family.has_ratio()) {
-        let own = profiles.entry((*family).into()).or_insert_with(|| timed(s, (*family).into(), &weakest)).clone();
+    for (family, codec) in s.offer.codecs.iter().filter(|(family, _)| !family.is_none()) {
+        let Some(assumed) = assumed(s, *family, codec, &weakest) else { continue };
+        let own = profiles.entry((*family).into()).or_insert(assumed).clone();
+        if !family.has_ratio() {
+            continue;
+        }
         let is_measured = measured.contains_key(&Selector::from(*family));
         for selection in &s.config.selections {
             let for_all = Selector { family: *family, selection: Some(*selection) };
@@ -173,15 +173,18 @@ pub(crate) fn profiles(s: &Snapshot, powers: &Powers<'_>) -> BTreeMap<Selector, 
     profiles
 }
 
-/// What is assumed of a compressor without a ratio that nobody has measured, where a selection has been: no more than that keeps
-/// of as many bytes, but for what a quantizer's bits say.
-fn one_ratio(s: &Snapshot, family: Family, codec: &CodecBytes, weakest: &Profile) -> Option<Profile> {
+/// What is assumed of a compressor that nobody has measured, where a selection has been: no more than that keeps at the same
+/// ratio, or of as many bytes where it has none, but for what a quantizer's bits and an unbiased one's variance say.
+fn assumed(s: &Snapshot, family: Family, codec: &CodecBytes, weakest: &Profile) -> Option<Profile> {
     let n = s.gradient_values;
     let share = (codec.pairs(n, n) / dense_bytes(n)).min(1.0);
     let sparse = weakest.gain(CompressionRatio::new(share).ok()?);
-    let gain = prior_gain(family, share, sparse);
-    let point = ProfilePoint { cr: CompressionRatio::DENSE, gain, t_comp_s: 0.0, weight: 1.0 };
-    Some(timed(s, family.into(), &Profile::new(vec![point]).ok()?))
+    let one = ProfilePoint { cr: CompressionRatio::DENSE, gain: sparse, t_comp_s: 0.0, weight: 1.0 };
+    let points = if family.has_ratio() { weakest.points() } else { &[one] };
+    let point =
+        |p: &ProfilePoint| Some(ProfilePoint { gain: prior_gain(&family.at(p.cr).ok()?, (n, share), p.gain), ..*p });
+    let profile = Profile::new(points.iter().filter_map(point).collect()).ok()?;
+    Some(timed(s, family.into(), &profile))
 }
 
 /// A profile with the times that are assumed of a selector: no shorter than its own.

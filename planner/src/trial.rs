@@ -27,7 +27,7 @@ pub(crate) fn settle(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
     }
 }
 
-/// Ways of selecting that may be chosen and that no trial has measured. What rounding and unbiased compressors keep is known without one.
+/// Ways of selecting that may be chosen and that no trial has measured. What rounding keeps is known without one.
 pub(crate) fn unmeasured(s: &Snapshot) -> BTreeSet<Selector> {
     let measured = |x: &Selector| s.profiles.by_selector.get(x).is_some_and(|p| !p.is_assumed());
     let may_be_chosen = s.space().strategies().into_iter().filter(|x| !x.is_dense()).map(|x| x.selector());
@@ -178,8 +178,8 @@ fn candidates(s: &Snapshot, costs: Option<&Costs>) -> Vec<Strategy> {
     one_of_each(&s.space(), Strategy::selector, time)
 }
 
-/// Of what a trial can tell something of, one candidate per `kind` and ratio: that of the least `time`. Of dense, rounding and
-/// unbiased compressors it is known what they lose.
+/// Of what a trial can tell something of, one candidate per `kind` and ratio: that of the least `time`. Of dense and
+/// rounding it is known what they lose.
 pub fn one_of_each<K: PartialEq>(
     space: &Space,
     kind: impl Fn(&Strategy) -> K,

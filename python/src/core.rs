@@ -380,7 +380,7 @@ impl Core {
         let strategies = strategies.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
         if let Some(bad) = strategies.iter().find(|s| !Shadows::has(s)) {
             return Err(Failure::input(format!(
-                "{bad} has no shadow: dense loses nothing, and what AR-Topk keeps depends on other ranks"
+                "{bad} has no shadow here: dense loses nothing, and AR-Topk's shadows follow the controller's trials"
             ))
             .into());
         }

@@ -100,8 +100,9 @@ impl World {
         let t_sync = fixed + a * path.alpha_s + b * path.beta_s;
         let t_comp = self.model.t_comp(strategy);
         let t_step = self.model.compute_s + t_comp + t_sync;
-        let gain = Gain::new(self.model.gain(strategy, progress)).unwrap_or(Gain::FULL);
-        let quality = Quality::of(strategy, gain, (self.model.values, self.ranks));
+        let unbiased = strategy.spec().typical_variance(self.model.values).map(|variance| 1.0 / (1.0 + variance));
+        let gain = unbiased.unwrap_or_else(|| self.model.gain(strategy, progress));
+        let quality = Quality::of(strategy, Gain::new(gain).unwrap_or(Gain::FULL), self.ranks);
         Truth { t_comp, t_sync, t_step, quality, uncompensated: self.uncompensated }
     }
 

@@ -235,7 +235,8 @@ pub struct StepRecord {
     pub step_us: f64,
     /// Bytes this rank sent.
     pub bytes_sent: u64,
-    /// ‖g_c‖²/‖g_e‖² of this rank's gradient; 1 when dense.
+    /// ‖g_c‖²/‖g_e‖² of this rank's gradient; 1 when dense, 1/(1 + ω) of an unbiased compressor without error feedback, whose
+    /// ‖g_c‖²/‖g_e‖² is 1 + ω.
     pub gain: f64,
     /// Training loss, when known.
     #[serde(default, skip_serializing_if = "Option::is_none")]

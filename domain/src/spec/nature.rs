@@ -40,17 +40,26 @@ impl CompressorSpec {
         self.memory().is_none() && matches!(self.nature(), Nature::Unbiased(_))
     }
 
-    /// The relative variance that an unbiased compressor without error feedback adds to the mean of so many ranks' gradients of
-    /// so many values: ω/N where ranks draw independently, ω where all draw alike, which is what lets their messages be summed.
-    /// None of any other compressor.
-    pub fn variance_of_mean(&self, values: u64, ranks: usize) -> Option<f64> {
+    /// ω of an unbiased compressor without error feedback on a normally distributed gradient of so many values: what is taken of
+    /// it until the job has measured its own. None of any other compressor.
+    pub fn typical_variance(&self, values: u64) -> Option<f64> {
         let (Nature::Unbiased(variance), None) = (self.nature(), self.memory()) else { return None };
         let n = match self.scope() {
             super::Scope::Bucket => values,
             super::Scope::Tensor => values.min(TYPICAL_TENSOR),
         };
+        Some(variance(self.values(), n as usize).max(0.0))
+    }
+
+    /// The relative variance ω/N of the mean over `ranks`, of a compressor whose gain 1/(1 + ω) is known: where ranks draw
+    /// independently N is their number, and 1 where all draw alike, which is what lets their messages be summed. 0 of any but
+    /// unbiased compressors without error feedback.
+    pub fn variance_of_mean(&self, gain: f64, ranks: usize) -> f64 {
+        if !self.is_unbiased_without_memory() {
+            return 0.0;
+        }
         let draws = if self.travels() == Travels::Gathers { ranks.max(1) } else { 1 };
-        Some(variance(self.values(), n as usize).max(0.0) / draws as f64)
+        (1.0 / gain - 1.0) / draws as f64
     }
 }
 
@@ -172,13 +181,15 @@ mod tests {
 
     #[test]
     fn ranks_average_what_they_draw_independently() {
-        let of = |text: &str, ranks| spec(text).variance_of_mean(1_000_000, ranks);
-        assert_eq!(of("natural", 8), Some(POWERS_OF_TWO / 8.0));
-        assert_eq!(of("randomk(k=0.1,scaled=true)", 8), Some(9.0), "all ranks draw the same indices");
-        assert_eq!(of("randomk(k=0.1,scaled=true,shared=false)", 8), Some(9.0 / 8.0));
-        assert_eq!(of("ssdm", 1), Some((TYPICAL_TENSOR - 1) as f64), "per tensor");
+        let of = |text: &str, gain| spec(text).variance_of_mean(gain, 8);
+        assert_eq!(of("natural", 0.8), 0.25 / 8.0);
+        assert_eq!(of("randomk(k=0.1,scaled=true)", 0.1), 9.0, "all ranks draw the same indices");
+        assert_eq!(of("randomk(k=0.1,scaled=true,shared=false)", 0.1), 9.0 / 8.0);
+        let typical = |text: &str| spec(text).typical_variance(1_000_000);
+        assert_eq!((typical("natural"), typical("randomk(k=0.1,scaled=true)")), (Some(POWERS_OF_TWO), Some(9.0)));
+        assert_eq!(typical("ssdm"), Some((TYPICAL_TENSOR - 1) as f64), "per tensor");
         for text in ["none", "fp16", "topk(k=0.1)", "qsgd(s=4)+ef(vanilla)"] {
-            assert_eq!(of(text, 8), None, "{text}");
+            assert_eq!((typical(text), of(text, 0.5)), (None, 0.0), "{text}");
         }
     }
 }

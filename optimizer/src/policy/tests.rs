@@ -255,13 +255,17 @@ fn variance_counts_by_how_many_ranks_average_it() {
         problem.compute = Seconds::new(0.02).unwrap();
         let family: Family = "randomk(k=*,scaled=true,shared=false)".parse().unwrap();
         problem.codecs.insert(family, flexcomm_domain::CodecBytes::PAPER);
-        // What trials report of it: more than all, cut to a share.
-        let point =
-            ProfilePoint { cr: CompressionRatio::new(0.01).unwrap(), gain: Gain::FULL, t_comp_s: 0.0, weight: 1.0 };
+        // 1/(1 + ω), which trials report of it.
+        let gain = Gain::new(0.01).unwrap();
+        let point = ProfilePoint { cr: CompressionRatio::new(0.01).unwrap(), gain, t_comp_s: 0.0, weight: 1.0 };
         problem.profiles.insert(family.into(), Profile::new(vec![point]).unwrap());
         let strategy: Strategy = "randomk(k=0.01,scaled=true,shared=false)/allgather".parse().unwrap();
         let found = problem.evaluate(&strategy).unwrap();
-        assert_eq!((found.gain, found.variance), (Gain::FULL, 99.0 / ranks as f64));
+        assert_eq!((found.gain, found.variance), (gain, 99.0 / ranks as f64));
+        let dense = 1.5 * found.t_step.get();
+        let gain = TimeToQuality::default().break_even(found.t_step.get(), &found.quality(), dense).unwrap();
+        let quality = problem.quality(&strategy, Gain::new(gain).unwrap());
+        assert!((quality.steps(0.1) - 1.5).abs() < 1e-12, "as much as dense is worth at {gain}");
         (TimeToQuality::default().score(&found, Seconds::ZERO), found.t_step.get())
     };
     let (few, t_step) = of(3);

@@ -34,6 +34,10 @@ impl TimeToQuality {
     /// The least gain at which a step of `t_step` seconds, otherwise of this quality, is worth as much as a dense one of
     /// `dense` seconds; none when it takes longer.
     pub fn break_even(&self, t_step: f64, quality: &Quality, dense: f64) -> Option<f64> {
+        if quality.variance > 0.0 {
+            let averaged = (1.0 / quality.gain.get() - 1.0) / quality.variance;
+            return (t_step <= dense).then(|| 1.0 / (1.0 + (dense / t_step - 1.0) * averaged));
+        }
         let lost = quality.lost(self.uncompensated);
         let full = self.seconds(t_step, &Quality { gain: Gain::FULL, ..*quality });
         let left = dense - (1.0 - lost) * full;

@@ -79,10 +79,9 @@ fn profile(s: &Snapshot, outcome: &Outcome, a: &Alternative, found: &mut Finding
     if a.strategy.is_dense() {
         return found.expect(t == 0.0 && gain == 1.0, "time", || format!("dense takes {t} s and keeps {gain}"));
     }
-    let noise = costs::noise(s, &a.strategy);
-    found.expect(a.variance == noise.unwrap_or(0.0), "time", || {
-        format!("{}: variance {}, recomputed {noise:?}", a.strategy, a.variance)
-    });
+    let noise = costs::noise(s, &a.strategy, gain);
+    found
+        .expect(a.variance == noise, "time", || format!("{}: variance {}, recomputed {noise}", a.strategy, a.variance));
     let own = outcome.memory.seen.iter().any(|x| x.strategy == a.strategy && x.cost.t_comp.get() == t);
     let Some(profile) = s.profiles.by_selector.get(&a.strategy.selector()) else { return };
     let points = profile.points();
@@ -90,9 +89,6 @@ fn profile(s: &Snapshot, outcome: &Outcome, a: &Alternative, found: &mut Finding
     let most = points.iter().map(|p| p.t_comp_s).fold(0.0, f64::max);
     let between = t >= least * (1.0 - TOLERANCE) && t <= most * (1.0 + TOLERANCE);
     found.expect(own || between, "time", || format!("{}: t_comp {t} s, measured {least} to {most} s", a.strategy));
-    if noise.is_some() {
-        return found.expect(gain == 1.0, "time", || format!("{}: unbiased, but keeps {gain}", a.strategy));
-    }
     let expected: Vec<f64> = points.iter().map(|p| corrected(s, outcome, a, p)).collect();
     let rising = expected.windows(2).all(|w| w[0] <= w[1]);
     let exact = points.iter().position(|p| p.cr == a.strategy.cr()).filter(|_| rising);
@@ -207,7 +203,8 @@ pub(super) fn floor(s: &Snapshot, outcome: &Outcome, d: &Decision, found: &mut F
     let is_kept = current.is_some_and(|c| c.selector() == d.strategy.selector() && c.cr() == d.strategy.cr());
     let factor = if is_kept { 1.0 } else { 1.0 + s.config.gain_floor_margin };
     let clears = |a: &Alternative| {
-        let (gain, least) = (a.gain.get() / (1.0 + a.variance), policy.gain_floor);
+        let gain = if a.variance > 0.0 { 1.0 / (1.0 + a.variance) } else { a.gain.get() };
+        let least = policy.gain_floor;
         gain * (1.0 - least) >= factor * least * (1.0 - gain) * (1.0 - TOLERANCE)
     };
     let chosen = r.alternatives.iter().find(|a| a.strategy == d.strategy);

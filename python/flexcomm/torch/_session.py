@@ -257,8 +257,8 @@ class Session:
         wrong = next((w.strategy for w in watched if w.dense or "/art-" in w.strategy), None)
         if wrong is not None:
             raise ValueError(
-                f"{wrong!r} has no shadow: dense loses nothing, and what AR-Topk keeps depends on other ranks; give its compressor "
-                "by allgather, for example 'topk@0.01/allgather'"
+                f"{wrong!r} has no shadow here: dense loses nothing, and AR-Topk's shadows, which need samples of all ranks, follow "
+                "the controller's trials; give its compressor by allgather, for example 'topk@0.01/allgather'"
             )
         self._registration.check()
         self._core.shadow([w.strategy for w in watched])
