@@ -3,7 +3,7 @@
 use super::*;
 use crate::echoes;
 use crate::links::TEST_CONFIDENCE;
-use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
+use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -58,6 +58,8 @@ fn assert_matching(s: &Scheduler) -> Result<(), proptest::test_runner::TestCaseE
 }
 
 proptest! {
+    // Each is three hours of a scheduler.
+    #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]
     fn no_node_is_in_two_tests_and_every_pair_is_visited(n in 2usize..7, bps in 1e7..1e11f64, finish in 1usize..5) {
         let live = names(n);
