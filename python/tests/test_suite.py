@@ -1,4 +1,4 @@
-"""The jobs of tests/suite over torch.distributed. lab/tests/worker_suite.rs runs the same over the lab's TCP."""
+"""The jobs of tests/suite over torch.distributed. lab/tests/worker/suite.rs runs the same over the lab's TCP."""
 
 import json
 import pathlib

@@ -1,16 +1,12 @@
 //! An agent in a network namespace of its own watches the connections of a job there.
-#![allow(clippy::unwrap_used)]
 
-mod support;
-mod tc_common;
-
+use crate::support::{Agent, Controller, DEADLINE, config};
+use crate::tc_common::{Net, can_make_namespaces};
 use flexcomm_wire::EchoPeer;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::{Agent, Controller, DEADLINE, config};
-use tc_common::{Net, can_make_namespaces};
 
 /// The peer answers neither echoes nor tests: what is known of the link comes from the job's connection.
 fn silent_peer() -> EchoPeer {

@@ -1,11 +1,8 @@
 //! A live trial leaves no trace: parameters are bit for bit as without it.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-mod worker_common;
-
+use crate::common::{FakeAgent, Ranks, orders, trial, wait_for};
 use flexcomm_wire::{FromTrainer, TrialOrder, TrialReport};
 use std::sync::{Arc, Mutex};
-use worker_common::{FakeAgent, Ranks, orders, trial, wait_for};
 
 const STRATEGY: &str = "--strategy=mstopk@0.05/allgather";
 const LENGTH: [&str; 2] = ["--steps=200", "--steps-per-epoch=50"];

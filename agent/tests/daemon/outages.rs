@@ -1,8 +1,6 @@
 //! Whole agents in this process against a controller that vanishes, forgets, chokes and contradicts itself.
-#![allow(clippy::unwrap_used)]
 
-mod support;
-
+use crate::support::{Agent, Controller, DEADLINE, Trainer, answer, config, hello, own_address, peer, wait_for};
 use flexcomm_domain::{Decision, Timestamp, Version};
 use flexcomm_wire::{
     DecisionOrder, FromTrainer, JobOrders, ReportBody, ShapeOrder, ThroughputGrant, ToTrainer, TrialOrder,
@@ -10,7 +8,6 @@ use flexcomm_wire::{
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use std::time::{Duration, Instant};
-use support::{Agent, Controller, DEADLINE, Trainer, answer, config, hello, own_address, peer, wait_for};
 use tokio::io::AsyncWriteExt;
 
 fn decision(version: u64, strategy: &str) -> DecisionOrder {
@@ -147,7 +144,7 @@ async fn scraped(listen: std::net::SocketAddr, seen: impl Fn(&str) -> bool) -> S
                 return text;
             }
         }
-        assert!(began.elapsed() < support::DEADLINE, "never seen");
+        assert!(began.elapsed() < DEADLINE, "never seen");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -486,5 +483,5 @@ async fn passive_samples_become_a_bandwidth() {
     let known = |body| if let ReportBody::Link(link) = body { link.bandwidth_bps } else { None };
     let bps = wait_for("a bandwidth", || controller.bodies("a").into_iter().find_map(known)).await;
     assert!((bps / 1e8 - 1.0).abs() < 0.05, "{bps}");
-    tokio::time::timeout(support::DEADLINE, agent.end()).await.unwrap();
+    tokio::time::timeout(DEADLINE, agent.end()).await.unwrap();
 }

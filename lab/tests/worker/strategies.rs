@@ -1,9 +1,6 @@
 //! Every strategy end to end over TCP: equal parameters on all ranks at every step, and training works.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-mod worker_common;
-
-use worker_common::Ranks;
+use crate::common::Ranks;
 
 const STRATEGIES: [&str; 17] = [
     "none@1/dense-ring",

@@ -1,10 +1,7 @@
 //! Decisions reach all ranks at one step, whatever agents do.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-mod worker_common;
-
+use crate::common::{FakeAgent, Ranks, orders, versions, wait_for};
 use flexcomm_wire::FromTrainer;
-use worker_common::{FakeAgent, Ranks, orders, versions, wait_for};
 
 /// Long enough to be ended by the test.
 const FOREVER: &str = "--steps=100000000";

@@ -1,15 +1,12 @@
 //! The jobs of tests/suite over the lab's TCP. python/tests/test_suite.py runs the same over torch.distributed.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-mod worker_common;
-
+use crate::common::{FakeAgent, Ranks, orders, trial, versions, wait_for};
 use flexcomm_domain::Strategy;
 use flexcomm_wire::{JobOrders, TrialOrder};
 use serde::Deserialize;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use worker_common::{FakeAgent, Ranks, orders, trial, versions, wait_for};
 
 const RANKS: usize = 4;
 
