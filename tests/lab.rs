@@ -4,8 +4,10 @@
 
 #![allow(clippy::print_stdout)]
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+mod rest;
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -38,14 +40,9 @@ impl Drop for Lab {
     }
 }
 
-fn free_address() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("its address")
-}
-
 impl Lab {
     fn start(args: &[&str]) -> Self {
-        let rest = free_address();
+        let rest = rest::free_address();
         let out = tempfile::tempdir().expect("a folder for results");
         let mut child = Command::new(env!("CARGO_BIN_EXE_flexcomm"))
             .args(["lab", "up", "--listen", &rest.to_string(), "--out"])
@@ -87,14 +84,7 @@ impl Lab {
     }
 
     fn get(&self, path: &str) -> Value {
-        let mut stream = TcpStream::connect(self.rest).expect("REST is reachable on loopback");
-        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("a request");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("an answer");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("head and body");
-        assert!(head.starts_with("HTTP/1.1 200"), "GET {path}: {head}");
-        serde_json::from_str(body).unwrap_or_else(|e| panic!("GET {path}: {e}: {body}"))
+        rest::get(self.rest, path)
     }
 
     fn signal(&self, signal: Signal) {

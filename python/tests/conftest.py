@@ -27,7 +27,8 @@ class Outcome:
         return [json.loads(p.read_text()) for p in sorted(self.folder.glob("rank*.json"))]
 
 
-def torchrun(script: str, folder: pathlib.Path, ranks: int = 4, timeout: float = 240, **env: str) -> Outcome:
+def torchrun(script: str | pathlib.Path, folder: pathlib.Path, ranks: int = 4, timeout: float = 240, **env: str) -> Outcome:
+    """A script of ``ranks/`` by its name, another one by its path."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks),
         "--master-addr", "127.0.0.1", "--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
@@ -36,7 +37,8 @@ def torchrun(script: str, folder: pathlib.Path, ranks: int = 4, timeout: float =
         str(RANKS / script), str(folder),
     ]
     full = {k: v for k, v in os.environ.items() if not k.startswith("FLEXCOMM_")}
-    full |= {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"} | env
+    # Scripts of other folders find common.py.
+    full |= {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "PYTHONPATH": str(RANKS)} | env
     # A hang is a failure, not a wait: the limit is far above what the script needs.
     done = subprocess.run(command, env=full, capture_output=True, text=True, timeout=timeout)
     return Outcome(done.returncode, done.stdout + done.stderr, folder)

@@ -4,7 +4,7 @@ use super::merge::{Rejected, merge};
 use crate::files;
 use crate::metrics::Metrics;
 use crate::orders::MAX_JOBS;
-use flexcomm_domain::JobId;
+use flexcomm_domain::{Digest, JobId, Strategy, strategy_text};
 use flexcomm_wire::{DecisionOrder, JobOrders, MAX_LINE, ToTrainer};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -221,13 +221,25 @@ fn save(folder: &Path, job: &JobId, decision: &DecisionOrder, metrics: &Metrics)
     }
 }
 
+/// What the digest of a saved decision is of.
+#[derive(serde::Deserialize)]
+struct Written {
+    #[serde(deserialize_with = "strategy_text")]
+    strategy: String,
+}
+
 fn read_decision(path: &Path, job: &JobId) -> Result<DecisionOrder, String> {
     let length = std::fs::metadata(path).map_err(|e| e.to_string())?.len();
     if length > MAX_DECISION {
         return Err(format!("{length} bytes, at most {MAX_DECISION} are read"));
     }
     let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
-    let decision: DecisionOrder = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
+    let mut decision: DecisionOrder = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
+    let Written { strategy } = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
+    if Digest::of(&strategy) == Digest(decision.digest) {
+        // Protocol 1 had another text of the same strategy, and its digest.
+        decision.digest = Strategy::try_from(&decision.strategy).map_err(|e| e.to_string())?.digest().0;
+    }
     decision.to_decision(job).map_err(|e| e.to_string())?;
     Ok(decision)
 }

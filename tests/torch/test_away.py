@@ -1,12 +1,14 @@
 """The controller is away for a minute, and meanwhile the agent is killed and started again."""
 
 import concurrent.futures
+import pathlib
 import time
 
 import pytest
-from conftest import torchrun
+from conftest import folder, torchrun  # noqa: F401
 from daemons import Daemons, until
 
+SCRIPT = pathlib.Path(__file__).parent / "ranks" / "away.py"
 AWAY = 60.0
 
 #: Decides by one thing alone, so that what is decided is known: by the time of the collectives, or by the gain.
@@ -29,12 +31,12 @@ BY_GAIN = CONFIG + "comp = 0.0\nsync = 0.0\ninverse_gain_s = 1000.0\n"
 
 
 @pytest.fixture(scope="module")
-def seen(folder):
+def seen(folder):  # noqa: F811
     daemons = Daemons(folder)
     try:
         with concurrent.futures.ThreadPoolExecutor() as pool:
             # It takes longer to start than they do.
-            running = pool.submit(torchrun, "away.py", folder, ranks=4, SOCKET=str(daemons.agent_socket))
+            running = pool.submit(torchrun, SCRIPT, folder, ranks=4, SOCKET=str(daemons.agent_socket))
             controller, agent = daemons.controller(BY_TIME), daemons.agent()
             until(lambda: (folder / "decided").exists() or running.done(), 90)
             controller.kill()

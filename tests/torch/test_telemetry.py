@@ -1,17 +1,21 @@
 """What a rank measures, as the controller's API shows it: the ranks, an agent and a controller, each as users run it."""
 
+import pathlib
+
 import pytest
-from conftest import torchrun
+from conftest import folder, torchrun  # noqa: F401
 from daemons import Daemons
+
+SCRIPT = pathlib.Path(__file__).parent / "ranks" / "telemetry.py"
 
 
 @pytest.fixture(scope="module")
-def seen(folder):
+def seen(folder):  # noqa: F811
     daemons = Daemons(folder)
     try:
         daemons.controller()
         daemons.agent()
-        done = torchrun("telemetry.py", folder, ranks=2, CONTROLLER=daemons.url, SOCKET=str(daemons.agent_socket))
+        done = torchrun(SCRIPT, folder, ranks=2, CONTROLLER=daemons.url, SOCKET=str(daemons.agent_socket))
     finally:
         daemons.end()
     assert done.code == 0, done.text + daemons.log.read_text()
