@@ -189,7 +189,7 @@ fn job_seen(r: &JobSeen) -> Checked {
     for codec in &r.codecs {
         text("compressor", &codec.compressor)?;
         integer("header_bytes", codec.header_bytes)?;
-        CodecBytes::try_from(codec).map_err(|e| bad(e.to_string()))?;
+        CodecBytes::try_from(codec).and(codec.costs()).map_err(|e| bad(e.to_string()))?;
     }
     r.collectives.iter().try_for_each(|c| text("collective", c))?;
     // Names that are not known come from a newer trainer; without one that is known nothing could ever be decided.
@@ -271,7 +271,8 @@ fn shape(r: &ShapeReport) -> Checked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flexcomm_domain::{JobId, NodeName};
+    use flexcomm_domain::{CodecCost, Family, JobId, NodeName};
+    use flexcomm_wire::CodecInfo;
     use proptest::prelude::{Just, prop_assert, prop_oneof, proptest};
 
     fn link() -> LinkReport {
@@ -350,20 +351,22 @@ mod tests {
         assert!(check(&ReportBody::Steps(report)).is_err());
     }
 
+    fn seen(codecs: Vec<CodecInfo>, collectives: &[&str]) -> ReportBody {
+        ReportBody::JobSeen(JobSeen {
+            run: None,
+            job: JobId::new("j").unwrap(),
+            rank: 0,
+            world: 2,
+            gradient_values: 1000,
+            backend: "gloo".into(),
+            codecs,
+            collectives: collectives.iter().map(|c| (*c).to_owned()).collect(),
+        })
+    }
+
     #[test]
     fn a_job_without_a_known_collective_is_rejected() {
-        let seen = |collectives: &[&str]| {
-            ReportBody::JobSeen(JobSeen {
-                run: None,
-                job: JobId::new("j").unwrap(),
-                rank: 0,
-                world: 2,
-                gradient_values: 1000,
-                backend: "gloo".into(),
-                codecs: vec![],
-                collectives: collectives.iter().map(|c| (*c).to_owned()).collect(),
-            })
-        };
+        let seen = |collectives: &[&str]| seen(vec![], collectives);
         assert_eq!(check(&seen(&["dense-ring"])), Ok(()));
         assert_eq!(check(&seen(&["of-tomorrow", "allgather"])), Ok(()), "a newer trainer knows more");
         for none in [&[][..], &["of-tomorrow", "Dense-Ring"]] {
@@ -371,6 +374,16 @@ mod tests {
             assert_eq!(refused.reason, Reason::BadValue);
             assert!(refused.detail.contains("job j") && refused.detail.contains("dense-ring"), "{}", refused.detail);
         }
+    }
+
+    #[test]
+    fn what_no_codec_takes_is_rejected() {
+        let times = |value_s| Some([CodecCost { value_s, kept_s: 0.0 }; 2].into());
+        let codec = |times| CodecInfo { times, ..CodecInfo::new(Family::NONE, CodecBytes::DENSE) };
+        let seen = |times| seen(vec![codec(times)], &["allgather"]);
+        assert_eq!(check(&seen(times(1e-9))), Ok(()));
+        let refused = check(&seen(times(0.5))).unwrap_err();
+        assert_eq!(refused, Rejected::new(Reason::BadValue, "codec's time per value is 0.5, allowed is 0 to 0.001 s"));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! quantity, the value and the allowed range. All other crates depend on this one; it depends on none of them.
 
 mod codec_bytes;
+mod codec_cost;
 mod decision;
 mod ids;
 mod link;
@@ -16,6 +17,7 @@ mod time;
 mod units;
 
 pub use codec_bytes::{CodecBytes, IndexBytes};
+pub use codec_cost::CodecCost;
 pub use decision::{Decision, Digest, Version};
 pub use ids::{JobId, NodeName, Rank, RunId};
 pub use link::{BANDWIDTH_CONFIDENCE_AGE_S, Link, LinkMatrix};

@@ -68,12 +68,15 @@ use work::{Buffers, RANDOM, works};
 /// Before the first is counted: clocks rise, modules load.
 const WARM_UP: usize = 3;
 const REPEATS: usize = 15;
+/// Of [`median`].
+pub const RUNS: usize = WARM_UP + REPEATS;
 
-fn median(mut once: impl FnMut() -> Result<f64, BenchError>) -> Result<f64, BenchError> {
+/// The median of several runs after a warm-up.
+pub fn median<E>(mut once: impl FnMut() -> Result<f64, E>) -> Result<f64, E> {
     for _ in 0..WARM_UP {
         once()?;
     }
-    let mut times = (0..REPEATS).map(|_| once()).collect::<Result<Vec<f64>, _>>()?;
+    let mut times = (0..REPEATS).map(|_| once()).collect::<Result<Vec<f64>, E>>()?;
     times.sort_by(f64::total_cmp);
     Ok(times[REPEATS / 2])
 }

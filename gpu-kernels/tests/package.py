@@ -1,5 +1,6 @@
 """The Python package on a real GPU: two ranks share it, over Gloo, and every strategy trains with kernels and without; their
 parameters must have the same bits. So must tensors that a trial's snapshot puts back, from memory of the device and of the host.
+And rank 0 says in its hello what compressing takes here.
 One line each; exit 1 if any differs.
 
     python3 -m torch.distributed.run --nproc-per-node 2 package.py [cuda|cpu]
@@ -7,9 +8,13 @@ One line each; exit 1 if any differs.
 `cpu` only shows that this script runs: no kernels work there.
 """
 
+import json
 import logging
 import os
+import socket
 import sys
+import tempfile
+import time
 
 import torch
 import torch.distributed as dist
@@ -44,14 +49,18 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+def network(device: torch.device) -> DistributedDataParallel:
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(40, 301), torch.nn.Tanh(), torch.nn.Linear(301, 77), torch.nn.Tanh(), torch.nn.Linear(77, 10)]
+    ids = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(torch.nn.Sequential(*layers).to(device), device_ids=ids)
+
+
 def train(
     strategy: str, device: torch.device, kernels: bool, shadows: tuple[str, ...] = ()
 ) -> tuple[torch.Tensor, list[str], list[float]]:
     os.environ["FLEXCOMM_GPU_KERNELS"] = "1" if kernels else "0"
-    torch.manual_seed(3)
-    layers = [torch.nn.Linear(40, 301), torch.nn.Tanh(), torch.nn.Linear(301, 77), torch.nn.Tanh(), torch.nn.Linear(77, 10)]
-    ids = [device.index] if device.type == "cuda" else None
-    model = DistributedDataParallel(torch.nn.Sequential(*layers).to(device), device_ids=ids)
+    model = network(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     lines = Lines()
     logging.getLogger("flexcomm").addHandler(lines)
@@ -70,6 +79,20 @@ def train(
     logging.getLogger("flexcomm").removeHandler(lines)
     values = torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
     return values, lines.lines, list(session.shadow_gains().values())
+
+
+def measured(device: torch.device) -> tuple[float, dict[str, dict[str, float]]]:
+    """Seconds to attach, and by compressor what the hello says that it takes here."""
+    model = network(device)
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(f"{folder}/agent")
+        agent.listen()
+        began = time.perf_counter()
+        session = flexcomm.torch.attach(model, torch.optim.SGD(model.parameters(), lr=0.05), socket=f"{folder}/agent")
+        seconds = time.perf_counter() - began
+        hello = json.loads(agent.accept()[0].makefile().readline())
+        session.close()
+    return seconds, {codec["compressor"]: codec["times"] for codec in hello["codecs"] if "times" in codec}
 
 
 def same_on_all(values: torch.Tensor) -> bool:
@@ -144,6 +167,12 @@ def main() -> int:
         if dist.get_rank() == 0:
             why = next((line for line in lines if "on the host" in line), "")
             print(f"{'ok' if good else 'FAILED':6} shadows under {strategy}: {got}, on the host {host} {why}", flush=True)
+    seconds, times = measured(device)
+    # All default compressors but PowerSGD.
+    good = len(times) == (7 if kind == "cuda" and dist.get_rank() == 0 else 0) and seconds < 3
+    failed += not good
+    if dist.get_rank() == 0:
+        print(f"{'ok' if good else 'FAILED':6} attached in {seconds:.2f} s, in which compressing was measured: {times}", flush=True)
     for what, spare in (("device", None), ("device and host", 1 << 20), ("host", 0)):
         good, (on_device, on_host) = put_back(device, spare)
         failed += not good

@@ -171,7 +171,7 @@ impl<'a> Evaluator<'a> {
         let Some(profile) = known(strategy.selector()).or_else(|| known(family.into())) else {
             let ratio = if family.has_ratio() { strategy.cr() } else { self.share_of_bytes(family) };
             let sparse = self.prior.gain(ratio);
-            let gain = prior_gain(&strategy.spec(), (self.problem.values, ratio.get()), sparse);
+            let gain = prior_gain(strategy.spec(), (self.problem.values, ratio.get()), sparse);
             let size = (self.problem.values, self.problem.links.ranks());
             return (gain, self.problem.times.t_comp(strategy.selector(), strategy.cr(), size));
         };

@@ -4,7 +4,7 @@
 //! those of two ratios or more follows what a value costs and what a kept value costs on top.
 
 use flexcomm_domain::spec::{CompressorSpec, Travels};
-use flexcomm_domain::{CompressionRatio, Family, Selector};
+use flexcomm_domain::{CodecCost, CompressionRatio, Family, Selector};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -13,10 +13,7 @@ use std::sync::LazyLock;
 const MOST_VALUES: f64 = 1e14;
 
 /// Seconds per value of what no table has: a look at each value, and gathering, encoding, decoding and scattering a kept one.
-const UNKNOWN: [Cost; 2] = [Cost { value_s: 2e-9, kept_s: 10e-9 }, Cost { value_s: 0.0, kept_s: 0.0 }];
-
-/// Longest time per value that a table may claim, in seconds: catches a wrong unit.
-const MOST_S: f64 = 1e-3;
+const UNKNOWN: [CodecCost; 2] = [CodecCost { value_s: 2e-9, kept_s: 10e-9 }, CodecCost { value_s: 0.0, kept_s: 0.0 }];
 
 /// What ships: one core of a server CPU.
 static SHIPPED: LazyLock<Times> = LazyLock::new(|| {
@@ -39,38 +36,24 @@ struct Row {
     decompress_s: Option<f64>,
 }
 
-/// Seconds per value of the gradient, and per kept one.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-struct Cost {
-    value_s: f64,
-    kept_s: f64,
-}
-
-impl Cost {
-    fn of(self, values: f64, ratio: f64) -> f64 {
-        self.value_s * values + self.kept_s * ratio * values
+/// Through the points (share of kept values, seconds per value) of the least and the largest ratio; of one ratio alone with the
+/// relation of `listed`.
+fn through(points: &[(f64, f64)], listed: Option<CodecCost>) -> Option<CodecCost> {
+    let (low, high) = (points.first()?, points.last()?);
+    if high.0 > low.0 {
+        return Some(CodecCost::through(*low, *high));
     }
-
-    /// Through the points (share of kept values, seconds per value) of the least and the largest ratio; of one ratio alone with
-    /// the relation of `listed`.
-    fn through(points: &[(f64, f64)], listed: Option<Self>) -> Option<Self> {
-        let (low, high) = (points.first()?, points.last()?);
-        if high.0 > low.0 {
-            let kept_s = ((high.1 - low.1) / (high.0 - low.0)).max(0.0);
-            return Some(Self { value_s: (low.1 - kept_s * low.0).max(0.0), kept_s });
-        }
-        let listed = listed.unwrap_or(Self { value_s: 1.0, kept_s: 0.0 });
-        let times = low.1 / listed.of(1.0, low.0);
-        let times = if times.is_finite() { times } else { 0.0 };
-        Some(Self { value_s: times * listed.value_s, kept_s: times * listed.kept_s })
-    }
+    let listed = listed.unwrap_or(CodecCost { value_s: 1.0, kept_s: 0.0 });
+    let times = low.1 / listed.of(1.0, low.0);
+    let times = if times.is_finite() { times } else { 0.0 };
+    Some(CodecCost { value_s: times * listed.value_s, kept_s: times * listed.kept_s })
 }
 
 /// What compressing takes, by compressor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Times {
     /// To compress, and to decompress one message.
-    costs: BTreeMap<Family, [Cost; 2]>,
+    costs: BTreeMap<Family, [CodecCost; 2]>,
     /// Times of this job's machines over the table's.
     speed: f64,
 }
@@ -143,6 +126,12 @@ impl Times {
         Ok(table)
     }
 
+    /// The same, but for compressors of which these are known: to compress, and to decompress one message.
+    pub fn with(mut self, known: impl IntoIterator<Item = (Family, [CodecCost; 2])>) -> Self {
+        self.costs.extend(known);
+        self
+    }
+
     /// The same on machines that take `speed` times as long, within a tenth and ten times; what is no number counts as 1.
     pub fn at_speed(self, speed: f64) -> Self {
         let speed = if speed.is_nan() { 1.0 } else { speed };
@@ -155,7 +144,7 @@ impl Times {
     }
 
     /// Parameters change a compressor's time far less than the choice of one does: with others than the table's it takes as long.
-    fn costs_of(&self, family: Family) -> Option<[Cost; 2]> {
+    fn costs_of(&self, family: Family) -> Option<[CodecCost; 2]> {
         let like = || self.costs.iter().find(|(other, _)| other.name() == family.name());
         self.costs.get(&family).or_else(|| like().map(|(_, costs)| costs)).copied()
     }
@@ -182,7 +171,7 @@ fn check(row: usize, given: &Row, seconds: [f64; 2]) -> Result<[f64; 2], TimesEr
         return refuse("n", 0.0, "1 or more");
     }
     let per_value = seconds.map(|seconds| seconds / given.n as f64);
-    match per_value.iter().position(|value| !(0.0..=MOST_S).contains(value)) {
+    match per_value.iter().position(|value| !(0.0..=CodecCost::MOST_S).contains(value)) {
         Some(0) => refuse("compress_s", seconds[0], "0 to 0.001 s per value"),
         Some(_) => refuse("decompress_s", seconds[1], "0 to 0.001 s per value"),
         None => Ok(per_value),
@@ -190,14 +179,14 @@ fn check(row: usize, given: &Row, seconds: [f64; 2]) -> Result<[f64; 2], TimesEr
 }
 
 /// Of the rows (values, ratio, seconds per value) of the most values: of several of one ratio (other values) the middle.
-fn of_largest(rows: &[(u64, f64, [f64; 2])], listed: Option<[Cost; 2]>) -> Option<[Cost; 2]> {
+fn of_largest(rows: &[(u64, f64, [f64; 2])], listed: Option<[CodecCost; 2]>) -> Option<[CodecCost; 2]> {
     let most = rows.iter().map(|row| row.0).max()?;
     let of = |which: usize| {
         let mut points: Vec<(f64, f64)> =
             rows.iter().filter(|row| row.0 == most).map(|row| (row.1, row.2[which])).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
         let middles: Vec<(f64, f64)> = points.chunk_by(|a, b| a.0 == b.0).map(|same| same[same.len() / 2]).collect();
-        Cost::through(&middles, listed.map(|listed| listed[which]))
+        through(&middles, listed.map(|listed| listed[which]))
     };
     Some([of(0)?, of(1)?])
 }
@@ -249,6 +238,21 @@ mod tests {
             .map(|s| format!("{{\"method\":\"fp16\",\"n\":1000000,\"compress_s\":{s},\"decompress_s\":0}}"))
             .to_vec();
         near(of(&Times::read(&format!("[{}]", rows.join(","))).unwrap(), "fp16/dense-ring"), 2.0);
+    }
+
+    #[test]
+    fn what_a_job_has_measured_counts_before_the_table() {
+        let costs = [CodecCost { value_s: 1e-11, kept_s: 4e-11 }, CodecCost { value_s: 0.0, kept_s: 1e-10 }];
+        let (table, topk) = (Times::read(TABLE).unwrap(), "topk".parse().unwrap());
+        let times = table.clone().with([(topk, costs)]);
+        let of = |times: &Times, text: &str| t_comp(times, text, 1_000_000, 4);
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9 * b, "{a} is not {b}");
+        near(of(&times, "topk@0.1/allgather"), 1.4e-5 + 4.0 * 1e-5);
+        near(of(&times, "topk@0.01/art-ring:star"), 1.04e-5 + 1e-6);
+        near(of(&times.clone().at_speed(2.0), "topk@0.1/allgather"), 2.0 * 5.4e-5);
+        for text in ["fp16/dense-ring", "mstopk@0.1/allgather", "powersgd(rank=2)+ef(vanilla)/dense-ring"] {
+            assert_eq!(of(&times, text), of(&table, text), "{text}");
+        }
     }
 
     #[test]

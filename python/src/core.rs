@@ -5,9 +5,10 @@ use crate::memory::Span;
 use crate::names::compressor;
 use crate::session::{Fault, Leadership, Next, Running, Session};
 use crate::telemetry::Times;
+use crate::times::measure;
 use flexcomm_compression::{Layers, Sizes};
 use flexcomm_domain::spec::CompressorSpec;
-use flexcomm_domain::{Collective, Family, JobId, Rank, Strategy, default_compressors};
+use flexcomm_domain::{CodecCost, Collective, Family, JobId, Rank, Strategy, default_compressors};
 use flexcomm_exchange::{Param, PipelineState, Shadows, layers};
 use flexcomm_trainer::{Answer, Client, LEAST_GAIN};
 use flexcomm_wire::{CodecInfo, Hello, PROTOCOL};
@@ -118,8 +119,17 @@ impl Core {
     }
 }
 
-fn hello(session: &Session, all: &Layers, backend: String, collectives: Vec<String>) -> Hello {
+fn hello(
+    session: &Session,
+    (all, costs): (&Layers, &BTreeMap<Family, [CodecCost; 2]>),
+    backend: String,
+    collectives: Vec<String>,
+) -> Hello {
     let families = std::iter::once(Family::from(CompressorSpec::NONE)).chain(default_compressors());
+    let codec = |family: Family| CodecInfo {
+        times: costs.get(&family).map(|costs| (*costs).into()),
+        ..CodecInfo::new(family, Sizes::codec(family, all))
+    };
     Hello {
         protocol: PROTOCOL,
         job: session.job.clone(),
@@ -128,7 +138,7 @@ fn hello(session: &Session, all: &Layers, backend: String, collectives: Vec<Stri
         world: session.world,
         gradient_values: all.values() as u64,
         backend,
-        codecs: families.map(|family| CodecInfo::new(family, Sizes::codec(family, all))).collect(),
+        codecs: families.map(codec).collect(),
         collectives,
     }
 }
@@ -180,16 +190,28 @@ impl Core {
         Ok(())
     }
 
-    /// Starts the client of the agent behind `socket`. `collectives` are those that this backend can run.
-    fn connect(&self, socket: PathBuf, backend: String, collectives: Vec<String>) -> PyResult<()> {
-        let mut session = self.lock();
-        if let Some(bad) = collectives.iter().find(|c| c.parse::<Collective>().is_err()) {
-            return Err(Failure::input(format!("collective {bad:?} is not known")).into());
-        }
-        let all = layers(&self.model).map_err(Failure::input)?;
-        let hello = hello(&session, &all, backend, collectives);
-        session.reporter.connect(Client::start(&socket, hello)?);
-        Ok(())
+    /// Starts the client of the agent behind `socket`. `collectives` are those that this backend can run. What compressing takes is
+    /// measured on the CUDA device of this number, if one is given.
+    #[pyo3(signature = (socket, backend, collectives, ordinal=None))]
+    fn connect(
+        &self,
+        py: Python<'_>,
+        socket: PathBuf,
+        backend: String,
+        collectives: Vec<String>,
+        ordinal: Option<u32>,
+    ) -> PyResult<()> {
+        guard(py, || {
+            if let Some(bad) = collectives.iter().find(|c| c.parse::<Collective>().is_err()) {
+                return Err(Failure::input(format!("collective {bad:?} is not known")));
+            }
+            let all = layers(&self.model).map_err(Failure::input)?;
+            let costs = ordinal.map(|ordinal| measure(ordinal, &self.model)).unwrap_or_default();
+            let mut session = self.lock();
+            let hello = hello(&session, (&all, &costs), backend, collectives);
+            session.reporter.connect(Client::start(&socket, hello)?);
+            Ok(())
+        })
     }
 
     /// Whether the ranks answer in the next step whether they can run a live trial.

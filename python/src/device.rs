@@ -20,7 +20,7 @@ const SWITCH: &str = "FLEXCOMM_GPU_KERNELS";
 
 /// The kernels on a device, loaded when first asked for and never unloaded: what they run on must outlive every stream and
 /// every tensor of the process.
-fn gpu(ordinal: u32) -> Result<&'static Gpu, Failure> {
+pub(crate) fn gpu(ordinal: u32) -> Result<&'static Gpu, Failure> {
     static LOADED: Mutex<BTreeMap<u32, Result<&'static Gpu, String>>> = Mutex::new(BTreeMap::new());
     if std::env::var_os(SWITCH).is_some_and(|value| value == "0") {
         return Err(Failure::not_on_device(format!("{SWITCH} is 0")));
@@ -98,18 +98,24 @@ impl BorrowedTensor {
         let (gpu, memory) = (gpu(place.ordinal)?, self.span.on_device());
         let checked = gpu.check_memory("the memory that was given", memory);
         checked.map_err(|error| Failure::not_on_device(format!("failed to {error}")))?;
-        Ok((Box::new(Tensor { gpu, _tensor: self.tensor }), memory))
+        Ok((Box::new(Kept::new(gpu, self.tensor)), memory))
     }
 }
 
-/// A tensor that a bucket borrows.
+/// What a bucket borrows: a tensor, or memory of the driver's.
 #[derive(Debug)]
-struct Tensor {
+pub(crate) struct Kept<T> {
     gpu: &'static Gpu,
-    _tensor: Py<PyAny>,
+    _memory: T,
 }
 
-impl DeviceBuffer for Tensor {
+impl<T> Kept<T> {
+    pub(crate) fn new(gpu: &'static Gpu, memory: T) -> Self {
+        Self { gpu, _memory: memory }
+    }
+}
+
+impl<T: std::fmt::Debug + Send> DeviceBuffer for Kept<T> {
     fn fetch(&self, from: DeviceSpan, to: &mut [u8]) -> Result<(), LaunchError> {
         // Of whatever stream it was written on.
         self.gpu.wait().map_err(|error| LaunchError::Driver { kernel: "what came before", code: error.to_string() })?;

@@ -41,6 +41,13 @@ impl Failure {
     }
 }
 
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Self::Input(text) | Self::NotOnDevice(text) | Self::Run(text)) = self;
+        f.write_str(text)
+    }
+}
+
 impl<E: std::error::Error> From<E> for Failure {
     fn from(error: E) -> Self {
         Self::Run(format!("failed to {error}"))

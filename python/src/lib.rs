@@ -15,6 +15,7 @@ mod session;
 mod shadows_on;
 mod telemetry;
 mod tensor;
+mod times;
 
 use pyo3::prelude::*;
 

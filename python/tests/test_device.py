@@ -238,6 +238,26 @@ def test_a_gradient_that_is_not_finite_is_known_everywhere(seen):
         assert own["propagate"]["error"] is None and own["propagate"]["kept"] and own["propagate"]["nan"]
 
 
+def test_rank_0_measures_what_compressing_takes_on_the_device(seen):
+    """By the stand-in's clock, which launches and copies move."""
+    first, *others = seen
+    times = first["measured"]["times"]
+    kernels = {name: own for name, own in times.items() if own is not None}
+    # PowerSGD has no kernels.
+    assert set(times) - set(kernels) == {"none", *(f"powersgd(rank={rank})+ef(vanilla)" for rank in (1, 2, 4))}
+    for name, own in kernels.items():
+        assert 0 < own["compress_value_s"] < 1e-3 and 0 < own["decompress_value_s"] < 1e-3, (name, own)
+        # Of what stays on the device and has a ratio longer messages take longer copies.
+        assert (own["compress_kept_s"] > 0) == (name in ("topk(k=*)+ef(vanilla)", "mstopk(k=*)+ef(vanilla)")), (name, own)
+    assert not any(any(own["measured"]["times"].values()) for own in others)
+    assert not any(any(own["measured host"]["times"].values()) for own in seen)
+    for name, why in (("measured off", "FLEXCOMM_GPU_KERNELS is 0"), ("measured fails", "failed to launch cut_third")):
+        assert not any(first[name]["times"].values()), name
+        (line,) = [line for line in first[name]["lines"] if "was not measured" in line]
+        assert why in line
+    assert not any("was not measured" in line for own in seen for line in own["measured"]["lines"])
+
+
 def test_without_a_driver_the_host_compresses(tmp_path):
     if os.path.exists("/dev/nvidia0"):
         pytest.skip("there is a GPU here")
@@ -246,5 +266,6 @@ def test_without_a_driver_the_host_compresses(tmp_path):
     for own in done.ranks():
         assert not own["driver"]
         assert own["host"]["hash"] == own["device"]["hash"] and own["device"]["equal"]
+        assert not any(own["measured"]["times"].values())
         (line,) = own["device"]["lines"]
         assert "compressed on the host: failed to load the CUDA driver: there is no libcuda.so.1 here" in line

@@ -16,7 +16,7 @@ pub use reports::{
     ReportBatch, ReportBody, ShapeReport, StepRecord, StepsReport, ThroughputReport, TrialOutcome, TrialReport,
 };
 pub use strategy::StrategyWire;
-pub use trainer::{CodecInfo, FromTrainer, Hello, ToTrainer};
+pub use trainer::{CodecInfo, CodecTimes, FromTrainer, Hello, ToTrainer};
 
 /// Version of everything in this crate. A peer with another version is refused with both numbers named.
 pub const PROTOCOL: u32 = 3;

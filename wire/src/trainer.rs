@@ -1,6 +1,6 @@
 //! Trainer and agent on one node: JSON lines over a Unix socket.
 
-use flexcomm_domain::{CodecBytes, Family, IndexBytes, Invalid, JobId, NodeName, RunId};
+use flexcomm_domain::{CodecBytes, CodecCost, Family, IndexBytes, Invalid, JobId, NodeName, RunId};
 use serde::{Deserialize, Serialize};
 
 use crate::{AppliedReport, JobOrders, StepsReport, TrialReport};
@@ -49,6 +49,33 @@ pub struct CodecInfo {
     /// Collectives in a step that together move these bytes, one after the other.
     #[serde(default = "one")]
     pub rounds: u32,
+    /// Measured on this trainer's device; absent where nothing was measured, and from older trainers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<CodecTimes>,
+}
+
+/// What a codec takes on a device, in seconds: to compress, and to decompress one message.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct CodecTimes {
+    /// Per value of the gradient.
+    pub compress_value_s: f64,
+    /// Per kept value, on top.
+    pub compress_kept_s: f64,
+    /// Per value of the gradient.
+    pub decompress_value_s: f64,
+    /// Per kept value, on top.
+    pub decompress_kept_s: f64,
+}
+
+impl From<[CodecCost; 2]> for CodecTimes {
+    fn from([compress, decompress]: [CodecCost; 2]) -> Self {
+        Self {
+            compress_value_s: compress.value_s,
+            compress_kept_s: compress.kept_s,
+            decompress_value_s: decompress.value_s,
+            decompress_kept_s: decompress.kept_s,
+        }
+    }
 }
 
 fn one() -> u32 {
@@ -66,7 +93,22 @@ impl CodecInfo {
             IndexBytes::Least => (4.0, Some(LEAST.to_owned())),
         };
         let CodecBytes { header_bytes, value_bytes, rounds, .. } = bytes;
-        Self { compressor: family.to_string(), header_bytes, index_bytes, index_coding, value_bytes, rounds }
+        Self {
+            compressor: family.to_string(),
+            header_bytes,
+            index_bytes,
+            index_coding,
+            value_bytes,
+            rounds,
+            times: None,
+        }
+    }
+
+    /// What compressing and decompressing takes, if it was measured. Refuses what no device takes.
+    pub fn costs(&self) -> Result<Option<[CodecCost; 2]>, Invalid> {
+        let Some(times) = self.times else { return Ok(None) };
+        let compress = CodecCost::new(times.compress_value_s, times.compress_kept_s)?;
+        Ok(Some([compress, CodecCost::new(times.decompress_value_s, times.decompress_kept_s)?]))
     }
 }
 
@@ -155,7 +197,9 @@ mod tests {
         let bytes = CodecBytes::try_from(&info).unwrap();
         assert_eq!(bytes, CodecBytes { header_bytes: 16, ..CodecBytes::PAPER });
         assert_eq!(bytes.pairs(1_000_000, 1000), 16.0 + 8000.0);
-        assert!(!serde_json::to_string(&info).unwrap().contains("index_coding"));
+        assert_eq!(info.costs(), Ok(None));
+        let said = serde_json::to_string(&info).unwrap();
+        assert!(!said.contains("index_coding") && !said.contains("times"));
     }
 
     #[test]
@@ -167,6 +211,31 @@ mod tests {
             let info: CodecInfo = serde_json::from_str(&text).unwrap();
             assert_eq!((CodecBytes::try_from(&info), info.compressor.parse()), (Ok(bytes), Ok(family)), "{text}");
         }
+    }
+
+    #[test]
+    fn measured_times_come_back() {
+        let costs = [(1e-9, 2e-9), (0.0, 3.5e-11)].map(|(value_s, kept_s)| CodecCost { value_s, kept_s });
+        let info = CodecInfo { times: Some(costs.into()), ..CodecInfo::new(Family::NONE, CodecBytes::DENSE) };
+        let text = serde_json::to_string(&info).unwrap();
+        assert!(text.contains(r#""times":{"compress_value_s":1e-9,"compress_kept_s":2e-9,"decompress_value_s":0.0,"#));
+        assert_eq!(serde_json::from_str::<CodecInfo>(&text).unwrap().costs(), Ok(Some(costs)));
+    }
+
+    #[test]
+    fn what_no_codec_takes_is_refused_by_name() {
+        let costs = [CodecCost { value_s: 1e-9, kept_s: 1e-9 }; 2];
+        let refused = |change: fn(&mut CodecTimes), words: &str| {
+            let mut times = costs.into();
+            change(&mut times);
+            let info = CodecInfo { times: Some(times), ..CodecInfo::new(Family::NONE, CodecBytes::DENSE) };
+            let error = info.costs().unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        };
+        refused(|times| times.compress_value_s = 1.0, "time per value is 1, allowed is 0 to 0.001 s");
+        refused(|times| times.compress_kept_s = f64::NAN, "time per kept value is NaN");
+        refused(|times| times.decompress_value_s = f64::INFINITY, "time per value is inf");
+        refused(|times| times.decompress_kept_s = -1.0, "time per kept value is -1");
     }
 
     #[test]

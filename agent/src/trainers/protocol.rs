@@ -126,7 +126,8 @@ fn check_hello(hello: Hello) -> Result<JobSeen, String> {
         return Err(format!("the name {shown:?}: 1 to {MAX_NAME} bytes are allowed"));
     }
     for codec in &codecs {
-        CodecBytes::try_from(codec).map_err(|error| format!("codec {}: {error}", codec.compressor))?;
+        let read = CodecBytes::try_from(codec).and(codec.costs());
+        read.map_err(|error| format!("codec {}: {error}", codec.compressor))?;
         if codec.header_bytes > MAX_INTEGER {
             return Err(format!("codec {}: header_bytes is {}, above 2^53", codec.compressor, codec.header_bytes));
         }
@@ -197,7 +198,7 @@ fn check_trial(trial: &TrialReport) -> Result<(), String> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use flexcomm_domain::Family;
+    use flexcomm_domain::{CodecCost, Family};
     use flexcomm_wire::CodecInfo;
     use proptest::prelude::*;
 
@@ -217,6 +218,11 @@ pub(crate) mod tests {
 
     fn wide() -> CodecInfo {
         CodecInfo { value_bytes: 65.0, ..CodecInfo::new(Family::NONE, CodecBytes::DENSE) }
+    }
+
+    fn slow() -> CodecInfo {
+        let costs = [CodecCost { value_s: 0.1, kept_s: 0.0 }; 2];
+        CodecInfo { times: Some(costs.into()), ..CodecInfo::new(Family::NONE, CodecBytes::DENSE) }
     }
 
     fn line(message: &FromTrainer) -> Vec<u8> {
@@ -259,7 +265,7 @@ pub(crate) mod tests {
     #[test]
     fn bad_hellos_are_refused_with_the_value() {
         type Case = (fn(&mut Hello), &'static str);
-        let cases: [Case; 7] = [
+        let cases: [Case; 8] = [
             (|h| h.protocol = 99, "protocol 99"),
             (|h| h.rank = 4, "rank 4 of 4"),
             (|h| h.world = 0, "of 0"),
@@ -267,6 +273,7 @@ pub(crate) mod tests {
             (|h| h.backend = "x".repeat(64), "1 to 63 bytes"),
             (|h| h.collectives = vec!["a".into(); 33], "33 collectives"),
             (|h| h.codecs = vec![wide()], "codec none: codec's value bytes per value is 65"),
+            (|h| h.codecs = vec![slow()], "codec none: codec's time per value is 0.1, allowed is 0 to 0.001 s"),
         ];
         for (change, expected) in cases {
             let mut hello = hello("j", 1);

@@ -1,6 +1,6 @@
 //! Phase 1: everything a decision needs, from the store.
 
-use flexcomm_domain::{CodecBytes, Collective, Family, JobId, NodeName, Strategy, Timestamp};
+use flexcomm_domain::{CodecBytes, CodecCost, Collective, Family, JobId, NodeName, Strategy, Timestamp};
 use flexcomm_planner::{InForce, Memory, Offer, Snapshot};
 use flexcomm_wire::CodecInfo;
 use std::collections::BTreeMap;
@@ -84,7 +84,8 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     let strategy = in_force.as_ref().map_or(Strategy::DENSE_RING, |f| f.decision.strategy);
     let steps_now = measured.as_ref().map(|m| (strategy, m.t_comp.get()));
     let size = (job.gradient_values, job.world as usize);
-    let (profiles, times) = profiles(&trials, &reports, (&app.config.times, size, steps_now));
+    let table = app.config.times.clone().with(costs(&ranks));
+    let (profiles, times) = profiles(&trials, &reports, (&table, size, steps_now));
     let snapshot = Snapshot {
         backend: job.backend.clone(),
         offer: offer(&ranks, job.gradient_values, &mut waiting),
@@ -161,6 +162,12 @@ fn sizes(rank: &RankRow) -> BTreeMap<Family, CodecBytes> {
     rank.codecs.iter().filter_map(size).collect()
 }
 
+/// What compressing takes on rank 0's device, which is the one that is measured.
+fn costs(ranks: &[RankRow]) -> impl Iterator<Item = (Family, [CodecCost; 2])> {
+    let cost = |info: &CodecInfo| Some((info.compressor.parse().ok()?, info.costs().ok()??));
+    ranks.iter().filter(|rank| rank.rank == 0).flat_map(|rank| &rank.codecs).filter_map(cost)
+}
+
 /// What all ranks can do. Message sizes that differ between ranks count with their largest, of a gradient of n values.
 fn offer(ranks: &[RankRow], n: u64, waiting: &mut Vec<String>) -> Offer {
     let here: Vec<&RankRow> = ranks.iter().filter(|r| r.left.is_none()).collect();
@@ -208,6 +215,7 @@ pub mod tests {
             index_coding: None,
             value_bytes: 4.0,
             rounds: 1,
+            times: None,
         };
         RankRow {
             rank,

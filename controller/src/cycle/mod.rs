@@ -164,8 +164,8 @@ mod tests {
     use super::*;
     use crate::config::RawConfig;
     use crate::store::Incoming;
-    use flexcomm_domain::{JobId, NodeName, Strategy};
-    use flexcomm_wire::{JobSeen, LinkReport, Register, ReportBody, StepRecord, StepsReport};
+    use flexcomm_domain::{CodecBytes, CodecCost, JobId, NodeName, Strategy};
+    use flexcomm_wire::{CodecInfo, JobSeen, LinkReport, Register, ReportBody, StepRecord, StepsReport};
 
     fn node(name: &str) -> NodeName {
         NodeName::new(name).unwrap()
@@ -181,16 +181,20 @@ mod tests {
     }
 
     fn hello(rank: u32) -> ReportBody {
-        ReportBody::JobSeen(JobSeen {
+        ReportBody::JobSeen(seen(rank, vec![]))
+    }
+
+    fn seen(rank: u32, codecs: Vec<CodecInfo>) -> JobSeen {
+        JobSeen {
             job: job(),
             run: None,
             rank,
             world: 2,
             gradient_values: 1_000_000,
             backend: "x".into(),
-            codecs: vec![],
+            codecs,
             collectives: vec!["dense-ring".into(), "dense-tree".into()],
-        })
+        }
     }
 
     fn link(peer: &str) -> ReportBody {
@@ -271,6 +275,33 @@ mod tests {
         assert!(app.statuses().contains_key(&job()), "the job was looked at");
         assert!(!app.store.intervals(&job(), 100).await.unwrap().is_empty());
         assert_eq!((app.store.book_reads(), app.counters.fitted.get()), (1, 0), "none is old enough to be fitted to");
+    }
+
+    /// What rank 0 has measured counts before the table, that of others does not; what nobody measured is the table's.
+    #[tokio::test]
+    async fn compression_takes_what_rank_0_has_measured() {
+        let dir = tempfile::tempdir().unwrap();
+        let app = app(dir.path()).await;
+        running_job(&app).await;
+        let measured = |value_s: f64| {
+            let codec = |text: &str| CodecInfo::new(text.parse().unwrap(), CodecBytes::PAPER);
+            let costs = [CodecCost { value_s, kept_s: 1e-11 }, CodecCost { value_s: 0.0, kept_s: 2e-11 }];
+            vec![CodecInfo { times: Some(costs.into()), ..codec("topk") }, codec("fp16")]
+        };
+        let t_comp = async |text: &str| {
+            let row = app.store.job(&job()).await.unwrap().unwrap();
+            let (times, strategy) =
+                (gather(&app, &row).await.unwrap().snapshot.times, text.parse::<Strategy>().unwrap());
+            times.t_comp(strategy.selector(), strategy.cr(), (1_000_000, 2))
+        };
+        let (topk, fp16) = ("topk@0.1/allgather", "fp16/dense-ring");
+        let table = [t_comp(topk).await, t_comp(fp16).await];
+        report(&app, "b", 3, ReportBody::JobSeen(seen(1, measured(1e-4)))).await;
+        assert_eq!([t_comp(topk).await, t_comp(fp16).await], table);
+        report(&app, "a", 3, ReportBody::JobSeen(seen(0, measured(1e-12)))).await;
+        let expected = 1e-6 + 1e-6 + 2.0 * 2e-6;
+        assert!((t_comp(topk).await / expected - 1.0).abs() < 1e-9, "{} is not {expected}", t_comp(topk).await);
+        assert_eq!(t_comp(fp16).await, table[1]);
     }
 
     /// A start under a wall clock that is ten years ahead, then one under the right one: time is today's again, nothing that

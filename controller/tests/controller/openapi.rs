@@ -1,7 +1,7 @@
 //! What the controller reads and answers is what `openapi.json` says, field by field.
 
 use crate::common::{Agent, Api, Network, Server, config, job, node};
-use flexcomm_domain::{Collective, RunId, Strategy};
+use flexcomm_domain::{CodecCost, Collective, RunId, Strategy};
 use flexcomm_optimizer::{CoefficientBook, Sample, Terms};
 use flexcomm_wire::api::{JobPolicy, ScenarioSet};
 use flexcomm_wire::{
@@ -110,7 +110,10 @@ fn reports(agent: &mut Agent) -> Vec<ReportBody> {
     }
     let mut hello = agent.hello();
     if let ReportBody::JobSeen(seen) = &mut hello {
-        seen.codecs.iter_mut().for_each(|codec| codec.index_coding = Some("least".into()));
+        let costs = [CodecCost { value_s: 1e-9, kept_s: 0.0 }; 2];
+        seen.codecs.iter_mut().for_each(|codec| {
+            (codec.index_coding, codec.times) = (Some("least".into()), Some(costs.into()));
+        });
     }
     let throughput = ThroughputReport {
         grant: 1,

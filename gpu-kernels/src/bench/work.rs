@@ -284,8 +284,9 @@ impl<'a> Buffers<'a> {
     pub(super) fn sent(&self, work: Work, stream: &Stream<'_>) -> Result<Sent, BenchError> {
         let outcome = self.outcome(stream)?;
         let n = self.n;
-        let time =
-            |of: &dyn Fn(&OnStream<'_>) -> Result<(), LaunchError>| median(|| stream.seconds(|device| Ok(of(device)?)));
+        let time = |of: &dyn Fn(&OnStream<'_>) -> Result<(), LaunchError>| -> Result<f64, BenchError> {
+            median(|| stream.seconds(|device| Ok(of(device)?)))
+        };
         let (bytes, seconds) = match work {
             Work::Read | Work::Gains => return Ok((None, None, None)),
             Work::Quantize(Quantizer::Inceptionn { bound }) => {

@@ -100,7 +100,7 @@ API cuMemsetD8Async(u64 at, unsigned char value, size_t bytes, void* stream) {
 API cuMemcpyAsync(u64 to, u64 from, size_t bytes, void* stream) {
   if (bytes == 0) return INVALID;
   return queue(stream, [=] {
-    clock_now += 1000;
+    clock_now += 1000 + bytes;
     return std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes), SUCCESS;
   });
 }
@@ -130,7 +130,7 @@ API cuMemcpyDtoH_v2(void* to, u64 from, size_t bytes) {
 }
 API cuStreamCreate(void** to, unsigned) { return *to = STREAM, SUCCESS; }
 API cuStreamDestroy_v2(void*) { return SUCCESS; }
-// Events tell a time that only launches and copies move. There is no cuEventElapsedTime_v2: drivers before CUDA 12.8 have none.
+// Events tell a time that only launches and copies move, these by their bytes. There is no cuEventElapsedTime_v2: drivers before CUDA 12.8 have none.
 API cuEventCreate(void** to, unsigned) { return *to = new Event{0}, SUCCESS; }
 API cuEventDestroy_v2(void* event) { return delete static_cast<Event*>(event), SUCCESS; }
 API cuEventRecord(void* event, void*) { return static_cast<Event*>(event)->at = clock_now, SUCCESS; }

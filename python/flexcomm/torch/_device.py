@@ -13,7 +13,7 @@ import functools
 import logging
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Iterable
 
 import torch
 import torch.distributed as dist
@@ -277,6 +277,14 @@ class Device:
         self._found: list[tuple[int, torch.Tensor]] = []
         self._generation = 0
         self._seen: collections.deque[_Seen] = collections.deque()
+
+    def ordinal(self, parameters: Iterable[torch.Tensor]) -> int | None:
+        """The number of the one device where kernels could work on all of these."""
+        found = {self._cuda.place(p).ordinal if self._cuda.has(p) else None for p in parameters}
+        number = found.pop() if len(found) == 1 else None
+        if number is not None:
+            _point_at_nvrtc()
+        return number
 
     def takes(self, buffer: torch.Tensor) -> bool:
         """Whether a bucket can be compressed although it is not float32 on the host: the same on all ranks."""

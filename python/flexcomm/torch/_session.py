@@ -117,7 +117,10 @@ class Session:
         agreed = self._agreed
         if agreed.settings.socket is not None:
             collectives = _COLLECTIVES + ([_TREE] if agreed.tuner is not None else [])
-            self._core.connect(agreed.settings.socket, f"torch-{dist.get_backend(agreed.group)}", collectives)
+            backend = f"torch-{dist.get_backend(agreed.group)}"
+            # The controller goes by what rank 0 has measured.
+            ordinal = self.hook.device.ordinal(p for _, p in agreed.named) if self._rank == 0 else None
+            self._core.connect(agreed.settings.socket, backend, collectives, ordinal)
 
     def _announce(self) -> None:
         """Logs what is not as it might be expected."""

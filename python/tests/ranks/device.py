@@ -246,6 +246,26 @@ def reported(rank, name, *, options={}, steps=60, decide=None, pretend=True):
     }
 
 
+def measured(rank, name, before=lambda: None, after=lambda: None, pretend=True):
+    """What the hello says of the device's codecs, and what the log says of it."""
+    agent = FakeAgent(FOLDER, f"{name}{rank}").start()
+    model = ddp(network((20, 12, 2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    LINES.take()
+    before()
+    real, _device.Cuda = _device.Cuda, Pretended if pretend else _device.Cuda
+    session = flexcomm.torch.attach(model, optimizer, socket=str(agent.path))
+    _device.Cuda = real
+    after()
+    agent.wait_for("hello")
+    x, y = batch(0, rank)
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    session.close()
+    (hello,) = agent.of_kind("hello")
+    return {"times": {codec["compressor"]: codec.get("times") for codec in hello["codecs"]}, "lines": LINES.take()}
+
+
 def tried(rank):
     """A live trial, begun with the wrapper, whose iterations' times come after it has ended."""
     agent = FakeAgent(FOLDER, f"tr{rank}").start()
@@ -394,7 +414,12 @@ with ranks() as (rank, world, seen):
     seen["tried"] = tried(rank)
     seen["snapped"] = [snapped(rank, "sa", {13: 1, 31: 2, 53: 3, 64: 4}), snapped(rank, "sb", {})]
     seen["reported host"] = reported(rank, "rh", decide=TOPK, pretend=False)
+    seen["measured"] = measured(rank, "ma")
+    seen["measured host"] = measured(rank, "mb", pretend=False)
     if DRIVER is not None:
+        switch = functools.partial(os.environ.__setitem__, "FLEXCOMM_GPU_KERNELS")
+        seen["measured off"] = measured(rank, "mc", lambda: switch("0"), lambda: switch("1"))
+        seen["measured fails"] = measured(rank, "md", lambda: refuse("cut_third")(None), lambda: refuse("")(None))
         for strategy in ("dense", TOPK):
             seen[f"shadows {strategy}"] = {
                 "host": shadowed(rank, strategy, pretend=False), "device": shadowed(rank, strategy),

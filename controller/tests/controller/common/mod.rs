@@ -238,6 +238,7 @@ impl Agent {
                 index_coding: None,
                 value_bytes: 4.0,
                 rounds: 1,
+                times: None,
             }],
             collectives: ["dense-ring", "dense-tree", "allgather", "art-ring", "art-tree"].map(Into::into).to_vec(),
         })
