@@ -111,8 +111,9 @@ pub struct Args {
     /// Print JSON: {"costs": [...], "front": [...], "choice": {...}, "assumed": [...]}, times in seconds; with
     /// --buckets also "solver", and "bucket_crs" in the choice and in each point of the front. "strategy" is the text
     /// that a job can be given (null with --buckets), "t_quality_s" is the time for the progress
-    /// of a dense step, "variance" what an unbiased compressor without error feedback adds to the mean, "break_even_gain" the gain above which time-to-quality would prefer the row to dense; null where
-    /// there is none.
+    /// of a dense step, "gain" the share of the energy that is sent (of an unbiased compressor without error feedback 1/(1 + ω)),
+    /// "variance" what such a one adds to the mean, "break_even_gain" the gain above which time-to-quality would prefer the row to
+    /// dense; null where there is none.
     #[arg(long)]
     json: bool,
 }
