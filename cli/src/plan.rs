@@ -332,7 +332,8 @@ impl Plan {
             problem.times = files::times(path)?;
         }
         let gains = gains::Gains::read(args, &mut assumed)?;
-        for family in compressors.iter().filter(|family| family.has_ratio()) {
+        let selects = |family: &&Family| family.has_ratio() && !family.any().is_unbiased_without_memory();
+        for family in compressors.iter().filter(selects) {
             // Without a file of gains the optimizer has its own, and knows times by collective; buckets need a curve.
             if args.gain.is_some() || buckets.is_some() {
                 let by_one = args.selection.iter().map(|selection| Some(*selection));

@@ -241,6 +241,7 @@ impl Encoder {
             let last = made.rounds.last().map_or(&[][..], Vec::as_slice);
             self.pipeline.mean(last, step.index, &mut mean)?;
         }
+        outcome.energy = self.pipeline.counted(outcome.energy);
         Ok((made, outcome))
     }
 

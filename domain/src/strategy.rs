@@ -1,6 +1,6 @@
 //! What can be chosen: a compressor with its parameters and memory, and how its messages travel.
 
-use crate::spec::{CompressorSpec, Family, SpecError, Travels};
+use crate::spec::{CompressorSpec, Family, SpecError, Travels, ValueType};
 use crate::{CompressionRatio, Digest, Invalid};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -127,6 +127,9 @@ impl Strategy {
     pub fn new(spec: CompressorSpec, collective: Collective, selection: Option<Selection>) -> Result<Self, Invalid> {
         let refuse = |why: &str| Err(Invalid::Combination(format!("{spec} cannot travel by {collective}: {why}")));
         let sums = matches!(spec.travels(), Travels::Sums(_));
+        if collective.is_art() && spec.value_type() != ValueType::F32 {
+            return refuse("AR-Topk sums values, and sums them as f32; leave out values(...), or take allgather");
+        }
         if collective.is_art() && !spec.selects() {
             return refuse(match sums {
                 true => {

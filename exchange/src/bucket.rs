@@ -727,11 +727,8 @@ impl Bucket {
         sums
     }
 
-    /// Of what error feedback makes up for, what counts as sent is what left the residual.
     fn count_what_left(&mut self) {
-        if let Some(left) = self.run.pipeline.left_energy() {
-            self.energy.sent = (self.energy.compensated - left).max(0.0);
-        }
+        self.energy = self.run.pipeline.counted(self.energy);
     }
 }
 

@@ -6,8 +6,8 @@
 
 use crate::problem::ProblemError;
 use crate::terms::Paths;
-use crate::{Load, Problem, Profile, Space, pareto};
-use flexcomm_domain::{Collective, CompressionRatio, Family, Selection, Strategy};
+use crate::{Load, Problem, Profile, Space, pareto, prior_gain};
+use flexcomm_domain::{Collective, CompressionRatio, Family, Gain, Selection, Strategy};
 use serde::{Deserialize, Serialize};
 
 /// Most buckets of a problem: DDP makes a few tens for the largest models on 25 MB buckets.
@@ -326,7 +326,12 @@ impl Table<'_> {
         let prior = Profile::prior(bucket.values);
         let profile = bucket.profile.as_ref().unwrap_or(&prior);
         let cell = |s: &Strategy| {
-            let gain = self.problem.quality(s, profile.gain(s.cr())).effective_gain();
+            // A curve of what selections keep says nothing of an unbiased compressor's variance.
+            let gain = match s.spec().is_unbiased_without_memory() {
+                true => prior_gain(s.spec(), (bucket.values, s.cr().get()), Gain::FULL),
+                false => profile.gain(s.cr()),
+            };
+            let gain = self.problem.quality(s, gain).effective_gain();
             let kept = gain * bucket.energy / energy;
             Ok(Cell { t_comp: profile.t_comp(s.cr()), t_sync: self.t_sync(bucket, s)?, kept })
         };

@@ -58,7 +58,13 @@ impl<'a> BenefitBound<'a> {
     fn at_best(&self, p: &Priced) -> Evaluated {
         let what = p.what.clone();
         let free = if self.unmeasured.contains(&p.strategy().selector()) { what.t_comp.get() } else { 0.0 };
-        Evaluated { t_comp: plus(what.t_comp, -free), t_step: plus(what.t_step, -free), gain: Gain::FULL, ..what }
+        Evaluated {
+            t_comp: plus(what.t_comp, -free),
+            t_step: plus(what.t_step, -free),
+            gain: Gain::FULL,
+            variance: 0.0,
+            ..what
+        }
     }
 
     /// A step that loses nothing, with so long a collective.

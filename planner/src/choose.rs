@@ -55,9 +55,10 @@ pub(crate) fn next(s: &Snapshot, m: &Memory, costs: &Costs, found: &[Trigger], n
             .unwrap_or_else(|| Hold::new(Keep::AlreadyBest, already_best(s, costs, found))));
     }
     let margin = margin(s, m, found, best);
+    let effective = |p: &Priced| p.what.quality().effective_gain();
     if costs.offered && current.score.is_some() {
         worth_it(s, best, current, margin)?;
-    } else if costs.offered && best.score.is_none() && best.what.gain <= current.what.gain {
+    } else if costs.offered && best.score.is_none() && effective(best) <= effective(current) {
         return Err(Hold::new(Keep::AlreadyBest, "no candidate is admitted by the policy and none keeps more".into()));
     }
     let head = heading(found);

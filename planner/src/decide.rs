@@ -93,7 +93,7 @@ impl<'a> Call<'a> {
             self.triggers.push(Trigger::Withdrawn);
         }
         if let Some(c) = costs.filter(|c| c.in_force.score.is_none()) {
-            self.triggers.push(Trigger::NotAdmitted { gain: c.in_force.what.gain.get() });
+            self.triggers.push(Trigger::NotAdmitted { gain: c.in_force.what.quality().effective_gain() });
         }
         Ok(summary)
     }

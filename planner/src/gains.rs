@@ -13,7 +13,7 @@
 use crate::memory::{Bias, Drift, relative};
 use crate::{Measured, Memory, Snapshot};
 use flexcomm_domain::{CodecBytes, CompressionRatio, Family, Gain, Selector, Timestamp};
-use flexcomm_optimizer::{Profile, ProfilePoint, dense_bytes, known_gain, prior_gain};
+use flexcomm_optimizer::{Profile, ProfilePoint, dense_bytes, prior_gain};
 use std::collections::BTreeMap;
 
 /// Bounds of a power. A gain near 1 in force has a power near 0, by which every small ratio would seem to lose nothing;
@@ -90,7 +90,8 @@ fn rebase(bias: &mut Bias, s: &Snapshot) {
 /// Whether what one has shown says something of the other: ratios of selections with error feedback lose alike, a quantizer's gain says
 /// nothing of them.
 pub(crate) fn alike(one: Selector, other: Selector) -> bool {
-    one == other || one.family.has_ratio() && other.family.has_ratio()
+    let has_memory = |selector: Selector| selector.family.any().memory().is_some();
+    one == other || one.family.has_ratio() && other.family.has_ratio() && has_memory(one) == has_memory(other)
 }
 
 /// Powers for every ratio.
@@ -200,8 +201,8 @@ fn weakest(profiles: &BTreeMap<Selector, Profile>) -> Option<Profile> {
     let typical = CompressionRatio::new(TYPICAL_CR).ok()?;
     let gain = |p: &(&Selector, &Profile)| (p.0.selection.is_some(), p.1.gain(typical).get());
     let by = |a: &(bool, f64), b: &(bool, f64)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1));
-    let lossy = |selector: &Selector| selector.family.has_ratio() && known_gain(selector.family).is_none();
-    let over_ratios = profiles.iter().filter(|(selector, _)| lossy(selector));
+    let keeps_a_share = |s: &Selector| s.family.has_ratio() && !s.family.any().is_unbiased_without_memory();
+    let over_ratios = profiles.iter().filter(|(selector, _)| keeps_a_share(selector));
     over_ratios.min_by(|a, b| by(&gain(a), &gain(b))).map(|(_, profile)| profile.clone())
 }
 

@@ -26,8 +26,8 @@ class Message:
     def __init__(self, message: _core.Message, gain: float | None, library: str) -> None:
         self._message = message
         self._library = library
-        #: Share of the energy of what was compressed that this message keeps, 1 - |x - C(x)|^2 / |x|^2 for compressors
-        #: that leave values out; None where it was read from bytes.
+        #: With error feedback the share of the energy that left the residual, 1 - |e - T|^2 / |e|^2; without it |C(x)|^2 / |x|^2,
+        #: and its inverse where that is above 1 (an unbiased compressor's 1 / (1 + omega)). None where it was read from bytes.
         self.gain = gain
 
     @classmethod

@@ -11,6 +11,7 @@ use flexcomm_gpu_kernels::bench::{RUNS, median};
 use flexcomm_gpu_kernels::bucket::Gradient;
 use flexcomm_gpu_kernels::{Allocation, DType, Gpu, OnStream, Span, Stream};
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Most values that are compressed: few enough for [`LIMIT_S`], and 30 MB of memory.
 const MOST_VALUES: usize = 1 << 20;
@@ -26,7 +27,8 @@ type Costs = [CodecCost; 2];
 
 /// Of the default compressors that a device has kernels for; nothing, and a line in the log, where anything fails.
 pub(crate) fn measure(ordinal: u32, model: &[Param]) -> BTreeMap<Family, Costs> {
-    let measured = costs(ordinal, &cut(model));
+    let caught = catch_unwind(AssertUnwindSafe(|| costs(ordinal, &cut(model))));
+    let measured = caught.unwrap_or_else(|_| Err(Failure::Run("it panicked; see stderr".into())));
     measured.unwrap_or_else(|why| {
         tracing::info!("compression on CUDA device {ordinal} was not measured, and is priced as on a host: {why}");
         BTreeMap::new()

@@ -31,7 +31,7 @@ pub enum ScenarioError {
     #[error("{0}")]
     Toml(String),
     /// The network trace.
-    #[error("weather: {0}")]
+    #[error("network: {0}")]
     Trace(#[from] ScheduleError),
     /// The planner's settings.
     #[error(transparent)]
@@ -92,7 +92,8 @@ struct Raw {
     about: String,
     seeds: Vec<u64>,
     job: RawJob,
-    weather: RawTrace,
+    #[serde(alias = "weather")]
+    network: RawTrace,
     #[serde(default)]
     noise: RawNoise,
     #[serde(default)]
@@ -292,7 +293,7 @@ impl Raw {
         let breakages = self.breakage.iter().map(RawBreakage::check).collect::<Result<_, _>>()?;
         let setup = Setup {
             world,
-            schedule: self.weather.check()?,
+            schedule: self.network.check()?,
             config: self.planner,
             offer,
             probes: Probes {
@@ -314,8 +315,8 @@ impl RawTrace {
             (None, Some(custom)) => custom.check()?,
             (name, _) => {
                 let value = name.unwrap_or("absent").to_owned();
-                let allowed = "c1 or c2, or a [weather.custom] instead".to_owned();
-                return Err(ScenarioError::Value { key: "weather.schedule", value, allowed });
+                let allowed = "c1 or c2, or a [network.custom] instead".to_owned();
+                return Err(ScenarioError::Value { key: "network.schedule", value, allowed });
             }
         };
         let scaled = self.rate_divisor.map_or(Ok(schedule.clone()), |d| schedule.scaled(d))?;
@@ -369,7 +370,7 @@ mod tests {
     use super::*;
 
     const LEAST: &str =
-        "name = \"x\"\nseeds = [1]\n[job]\nmodel = \"resnet18\"\nranks = 8\n[weather]\nschedule = \"c1\"\n[expect]\n";
+        "name = \"x\"\nseeds = [1]\n[job]\nmodel = \"resnet18\"\nranks = 8\n[network]\nschedule = \"c1\"\n[expect]\n";
 
     #[test]
     fn mistakes_are_named() {

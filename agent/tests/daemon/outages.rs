@@ -315,7 +315,9 @@ struct Child(std::process::Child);
 impl Child {
     fn start(file: &std::path::Path) -> Self {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "outages::child_is_an_agent_until_it_is_killed"]).env("FLEXCOMM_AGENT_TEST_CHILD", file);
+        command
+            .args(["--exact", "outages::child_is_an_agent_until_it_is_killed"])
+            .env("FLEXCOMM_AGENT_TEST_CHILD", file);
         Self(command.stdout(std::process::Stdio::null()).spawn().unwrap())
     }
 }

@@ -238,13 +238,13 @@ impl Pipeline {
         residual.values.iter().map(|value| ratio * value).collect()
     }
 
-    /// ‖e − T‖² of the last step, in the units of its compensated gradient, where that is another number than what its message
-    /// shows: with a memory, of messages that hold other values than the gradient's own.
-    pub fn left_energy(&self) -> Option<f64> {
-        let memory = self.memory.as_ref()?;
-        let whole = self.spec.value_type() == ValueType::F32;
-        let copies = whole && self.spec.compressor().class == Class::Sparsification;
-        (!copies).then(|| kernels::stats(self.kernel, memory.residual().values).energy)
+    /// The energy of the last step as it counts: under error feedback what has left the residual was sent, ‖e‖² − ‖e − T‖².
+    /// Messages that hold the gradient's own values show that themselves.
+    pub fn counted(&self, energy: Energy) -> Energy {
+        let copies = self.spec.value_type() == ValueType::F32 && self.spec.compressor().class == Class::Sparsification;
+        let Some(memory) = self.memory.as_ref().filter(|_| !copies) else { return energy };
+        let left = kernels::stats(self.kernel, memory.residual().values).energy;
+        Energy { sent: (energy.compensated - left).max(0.0), ..energy }
     }
 
     /// The rate of a step whose optimizer says `rate`: `rate` itself where that is finite and above 0, else the last that was

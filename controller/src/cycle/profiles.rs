@@ -22,7 +22,9 @@ pub fn profiles(
     let mut points: BTreeMap<(Selector, u64), Point> = BTreeMap::new();
     for (report, outcome) in of_ended().flat_map(|r| r.outcomes.iter().map(move |o| (r, o))) {
         let Ok(strategy) = Strategy::try_from(&outcome.strategy) else { continue };
-        if !strategy.is_dense() {
+        // Trainers of the release before cut it to 1, which says nothing of the variance.
+        let is_cut = strategy.spec().is_unbiased_without_memory() && outcome.gain >= 1.0;
+        if !strategy.is_dense() && !is_cut {
             points.entry((strategy.selector(), strategy.cr().get().to_bits())).or_default().add(report, outcome);
         }
     }

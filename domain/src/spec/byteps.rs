@@ -52,13 +52,18 @@ const fn setting(keys: &'static [&'static str], part: Place, param: &'static str
 
 const SETTINGS: &[Setting] = &[
     setting(&["compressor", "byteps_compressor_type", "compressor_type"], Place::Codec, "", Same),
-    setting(&["k", "byteps_compressor_k"], Place::Codec, "k", Same),
-    setting(&["scaling", "byteps_compressor_onebit_scaling"], Place::Codec, "scaling", SWITCH),
-    setting(&["partition", "byteps_dithering_partition"], Place::Codec, "partition", PARTITION),
-    setting(&["normalize", "byteps_dithering_normalize"], Place::Codec, "normalize", NORMALIZE),
+    setting(&["k", "byteps_compressor_k", "compressor_k"], Place::Codec, "k", Same),
+    setting(
+        &["scaling", "byteps_compressor_onebit_scaling", "compressor_onebit_scaling"],
+        Place::Codec,
+        "scaling",
+        SWITCH,
+    ),
+    setting(&["partition", "byteps_dithering_partition", "dithering_partition"], Place::Codec, "partition", PARTITION),
+    setting(&["normalize", "byteps_dithering_normalize", "dithering_normalize"], Place::Codec, "normalize", NORMALIZE),
     setting(&["ef", "byteps_ef_type", "byteps_error_feedback_type", "ef_type"], Place::Memory, "", Same),
     setting(&["momentum", "byteps_momentum_type", "momentum_type"], Place::Momentum, "", Same),
-    setting(&["mu", "byteps_momentum_mu"], Place::Momentum, "mu", Same),
+    setting(&["mu", "byteps_momentum_mu", "momentum_mu"], Place::Momentum, "mu", Same),
     setting(&["seed", "byteps_seed"], Place::Seed, "", Same),
 ];
 
@@ -315,7 +320,8 @@ mod tests {
             ("byteps_seed", "7"),
         ];
         assert_eq!(read(&map), "topk(k=3)+ef(vanilla)+nesterov(mu=0.9)+seed(7)");
-        let registry = [("compressor_type", "topk"), ("k", "3"), ("ef_type", "vanilla"), ("momentum_type", "nesterov")];
+        let registry =
+            [("compressor_type", "topk"), ("compressor_k", "3"), ("ef_type", "vanilla"), ("momentum_type", "nesterov")];
         assert_eq!(read(&registry), "topk(k=3)+ef(vanilla)+nesterov(mu=0.9)");
         let map = [("byteps_compressor_type", "onebit"), ("byteps_compressor_onebit_scaling", "1")];
         assert_eq!(read(&map), "onebit(scaling=true)");

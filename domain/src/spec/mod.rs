@@ -389,9 +389,14 @@ fn write_part(f: &mut fmt::Formatter<'_>, name: &str, params: &[Param], values: 
     Ok(())
 }
 
-/// What a compressor is called in GRACE's release or its paper, and its name here.
-const ALIASES: &[(&str, &str)] =
-    &[("adaq", "adaptivethreshold"), ("u8bit", "eightbit"), ("3lc", "threelc"), ("sketch", "sketchml")];
+/// What a compressor is called in GRACE's release, in its paper or in general, and its name here.
+const ALIASES: &[(&str, &str)] = &[
+    ("dense", "none"),
+    ("adaq", "adaptivethreshold"),
+    ("u8bit", "eightbit"),
+    ("3lc", "threelc"),
+    ("sketch", "sketchml"),
+];
 
 /// The compressor of a name or an alias.
 fn find(name: &str) -> Result<&'static CompressorInfo, SpecError> {

@@ -35,8 +35,8 @@ impl TimeToQuality {
     /// `dense` seconds; none when it takes longer.
     pub fn break_even(&self, t_step: f64, quality: &Quality, dense: f64) -> Option<f64> {
         if quality.variance > 0.0 {
-            let averaged = (1.0 / quality.gain.get() - 1.0) / quality.variance;
-            return (t_step <= dense).then(|| 1.0 / (1.0 + (dense / t_step - 1.0) * averaged));
+            let draws = (1.0 / quality.gain.get() - 1.0) / quality.variance;
+            return (t_step <= dense).then(|| 1.0 / (1.0 + (dense / t_step - 1.0) * draws));
         }
         let lost = quality.lost(self.uncompensated);
         let full = self.seconds(t_step, &Quality { gain: Gain::FULL, ..*quality });

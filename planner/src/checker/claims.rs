@@ -115,7 +115,8 @@ fn corrected(s: &Snapshot, outcome: &Outcome, a: &Alternative, p: &ProfilePoint)
 /// Ratios of selections lose alike; what keeps no share of the values is like itself alone.
 fn alike(one: Selector, other: Selector) -> bool {
     let curve = |selector: Selector| selector.family.any().ratio().is_some();
-    one == other || curve(one) && curve(other)
+    let memory = |selector: Selector| selector.family.any().memory().is_some();
+    one == other || curve(one) && curve(other) && memory(one) == memory(other)
 }
 
 /// The book of the first selector of which something is remembered, or else of the one remembered last.
@@ -186,13 +187,18 @@ pub(super) fn worth(s: &Snapshot, outcome: &Outcome, d: &Decision, found: &mut F
     let Some(before) = r.in_force.as_ref().filter(|_| s.in_force.is_some()) else { return };
     let withdrawn = !r.alternatives.iter().any(|a| a.strategy == before.strategy);
     let (PolicyConfig::TimeToQuality(policy), false) = (&s.config.policy, withdrawn) else { return };
-    if before.gain.get() < policy.gain_floor {
+    if effective(before) < policy.gain_floor {
         return;
     }
     let worth = |a: &Alternative| costs::worth(s, &a.strategy, (a.t_step_s, a.gain.get()), policy.uncompensated);
     found.expect(worth(chosen) < worth(before), "worse", || {
         format!("{} s for a dense step's progress, the one in force {} s", worth(chosen), worth(before))
     });
+}
+
+/// What counts against a floor: of an unbiased compressor without error feedback its noise.
+fn effective(a: &Alternative) -> f64 {
+    if a.variance > 0.0 { 1.0 / (1.0 + a.variance) } else { a.gain.get() }
 }
 
 /// What is chosen anew keeps more than the floor by the margin, of the odds, as long as something else does.
@@ -203,8 +209,7 @@ pub(super) fn floor(s: &Snapshot, outcome: &Outcome, d: &Decision, found: &mut F
     let is_kept = current.is_some_and(|c| c.selector() == d.strategy.selector() && c.cr() == d.strategy.cr());
     let factor = if is_kept { 1.0 } else { 1.0 + s.config.gain_floor_margin };
     let clears = |a: &Alternative| {
-        let gain = if a.variance > 0.0 { 1.0 / (1.0 + a.variance) } else { a.gain.get() };
-        let least = policy.gain_floor;
+        let (gain, least) = (effective(a), policy.gain_floor);
         gain * (1.0 - least) >= factor * least * (1.0 - gain) * (1.0 - TOLERANCE)
     };
     let chosen = r.alternatives.iter().find(|a| a.strategy == d.strategy);

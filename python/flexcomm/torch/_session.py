@@ -118,8 +118,9 @@ class Session:
         if agreed.settings.socket is not None:
             collectives = _COLLECTIVES + ([_TREE] if agreed.tuner is not None else [])
             backend = f"torch-{dist.get_backend(agreed.group)}"
-            # The controller goes by what rank 0 has measured.
-            ordinal = self.hook.device.ordinal(p for _, p in agreed.named) if self._rank == 0 else None
+            # A controller that decides goes by what rank 0 has measured.
+            measures = self._rank == 0 and not agreed.settings.fixed
+            ordinal = self.hook.device.ordinal(p for _, p in agreed.named) if measures else None
             self._core.connect(agreed.settings.socket, backend, collectives, ordinal)
 
     def _announce(self) -> None:

@@ -5,7 +5,6 @@
 //! The exchanges of this interface are sums, so the broadcast is one: the chosen rank gives its indices, the others
 //! zeros. Indices travel as f32, exact up to 2^24; of longer tensors as two each, the upper and the lower 16 bits.
 //! With 2 k near n, or as many `slots`, it sends more than the gradient has: it is for small k.
-//! A trainer with a broadcast of its own may use the version 1 messages instead (4 bytes per index).
 //!
 //! Rounds: with `var` first `slots` energies, where rank r bids in slot r mod `slots` (ranks that share a slot bid
 //! together and take turns); then the indices; then k values.
