@@ -662,7 +662,7 @@ impl Bucket {
         }
         match self.read(&phase, parts, out) {
             Ok(()) => {
-                self.count_what_left();
+                self.energy = self.run.pipeline.counted(self.energy);
                 Ok(Ran::Good)
             }
             // All ranks read the same bytes, so all of them come here.
@@ -681,7 +681,7 @@ impl Bucket {
     /// Ends the exchange of a rank alone whose mean nobody needs, with what left the residual of what.
     pub(crate) fn finish_alone(&mut self) -> Energy {
         self.phase = Phase::Idle;
-        self.count_what_left();
+        self.energy = self.run.pipeline.counted(self.energy);
         self.energy
     }
 
@@ -725,10 +725,6 @@ impl Bucket {
         }
         sums.truncate(sums.len().saturating_sub(NORMS));
         sums
-    }
-
-    fn count_what_left(&mut self) {
-        self.energy = self.run.pipeline.counted(self.energy);
     }
 }
 

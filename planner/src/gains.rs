@@ -157,12 +157,14 @@ pub(crate) fn profiles(s: &Snapshot, powers: &Powers<'_>) -> BTreeMap<Selector, 
         measured.iter().map(|(selector, profile)| (*selector, corrected(*selector, profile, powers))).collect();
     let Some(weakest) = weakest(&profiles) else { return profiles };
     for (family, codec) in s.offer.codecs.iter().filter(|(family, _)| !family.is_none()) {
-        let Some(assumed) = assumed(s, *family, codec, &weakest) else { continue };
-        let own = profiles.entry((*family).into()).or_insert(assumed).clone();
+        let selector = Selector::from(*family);
+        let known = profiles.get(&selector).cloned();
+        let is_measured = known.is_some();
+        let Some(own) = known.or_else(|| assumed(s, *family, codec, &weakest)) else { continue };
+        profiles.insert(selector, own.clone());
         if !family.has_ratio() {
             continue;
         }
-        let is_measured = measured.contains_key(&Selector::from(*family));
         for selection in &s.config.selections {
             let for_all = Selector { family: *family, selection: Some(*selection) };
             profiles.entry(for_all).or_insert_with(|| {

@@ -98,24 +98,24 @@ impl BorrowedTensor {
         let (gpu, memory) = (gpu(place.ordinal)?, self.span.on_device());
         let checked = gpu.check_memory("the memory that was given", memory);
         checked.map_err(|error| Failure::not_on_device(format!("failed to {error}")))?;
-        Ok((Box::new(Kept::new(gpu, self.tensor)), memory))
+        Ok((Box::new(BucketMemory::new(gpu, self.tensor)), memory))
     }
 }
 
 /// What a bucket borrows: a tensor, or memory of the driver's.
 #[derive(Debug)]
-pub(crate) struct Kept<T> {
+pub(crate) struct BucketMemory<T> {
     gpu: &'static Gpu,
     _memory: T,
 }
 
-impl<T> Kept<T> {
+impl<T> BucketMemory<T> {
     pub(crate) fn new(gpu: &'static Gpu, memory: T) -> Self {
         Self { gpu, _memory: memory }
     }
 }
 
-impl<T: std::fmt::Debug + Send> DeviceBuffer for Kept<T> {
+impl<T: std::fmt::Debug + Send> DeviceBuffer for BucketMemory<T> {
     fn fetch(&self, from: DeviceSpan, to: &mut [u8]) -> Result<(), LaunchError> {
         // Of whatever stream it was written on.
         self.gpu.wait().map_err(|error| LaunchError::Driver { kernel: "what came before", code: error.to_string() })?;

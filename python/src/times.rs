@@ -1,7 +1,7 @@
 //! What compressing takes on a GPU, measured before the first step: one rank exchanges a bucket with itself, by the kernels and,
 //! where a message crosses to the host, by the copies of a real step.
 
-use crate::device::{Kept, gpu};
+use crate::device::{BucketMemory, gpu};
 use crate::guard::Failure;
 use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_domain::spec::CompressorSpec;
@@ -54,15 +54,15 @@ fn costs(ordinal: u32, params: &[Param]) -> Result<BTreeMap<Family, Costs>, Fail
     gradient.write(&(0..n as u32).flat_map(|i| value(i).to_le_bytes()).collect::<Vec<u8>>())?;
     let (stream, mut costs, mut spent) = (gpu.stream()?, BTreeMap::new(), 0.0);
     let runs = (RUNS * n) as f64;
-    // Those whose messages cross to the host come last: they take the longest.
+    // From the end of the list: casts and quantizers, of which the least is to be known, are what a slow device leaves out.
     for family in default_compressors().into_iter().rev() {
         if spent > LIMIT_S {
             break;
         }
         let at = |ratio: &f64| {
             let spec = family.at(CompressionRatio::new(*ratio)?)?;
-            let alone = Alone::new((gpu, &stream), (params, spec), (gradient.span(), out.span()));
-            match alone.and_then(|mut alone| alone.seconds(&stream)) {
+            let bucket = Loopback::new((gpu, &stream), (params, spec), (gradient.span(), out.span()));
+            match bucket.and_then(|mut bucket| bucket.seconds(&stream)) {
                 Ok(seconds) => Ok(Some((*ratio, seconds.map(|seconds| seconds / n as f64)))),
                 Err(Failure::NotOnDevice(_)) => Ok(None),
                 Err(why) => Err(why),
@@ -82,7 +82,7 @@ fn costs(ordinal: u32, params: &[Param]) -> Result<BTreeMap<Family, Costs>, Fail
 }
 
 /// A bucket whose messages go to itself.
-struct Alone<'a> {
+struct Loopback<'a> {
     bucket: Bucket,
     gradient: Gradient,
     /// Of a message that stays on the device.
@@ -93,7 +93,7 @@ struct Alone<'a> {
     step: u64,
 }
 
-impl<'a> Alone<'a> {
+impl<'a> Loopback<'a> {
     fn new(
         (gpu, stream): (&'static Gpu, &Stream<'_>),
         (params, spec): (&[Param], CompressorSpec),
@@ -103,7 +103,7 @@ impl<'a> Alone<'a> {
         bucket.prepare(&spec, None)?;
         let memory = gpu.allocate(bucket.device_bytes().map_err(on_host)?)?;
         let span = memory.span();
-        bucket.move_to_device(&stream.device(), (Box::new(Kept::new(gpu, memory)), span)).map_err(on_host)?;
+        bucket.move_to_device(&stream.device(), (Box::new(BucketMemory::new(gpu, memory)), span)).map_err(on_host)?;
         let block = gpu.allocate(bucket.staying().map_or(0, |(bytes, _)| HEAD_BYTES + bytes) as u64)?;
         let gradient = Gradient { at: gradient, dtype: DType::F32, weights: (1.0, 1.0) };
         Ok(Self { bucket, gradient, block, part: Vec::new(), out, step: 0 })

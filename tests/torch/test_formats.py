@@ -21,5 +21,5 @@ def test_a_run_goes_on_from_a_checkpoint_of_the_release_before(seen):
         for strategy, found in rank.items():
             assert found["held"] > 0 and found["kept"], (strategy, found)
             assert not any("anew" in line for line in found["lines"]), found["lines"]
-            # As a run of that release went on, up to rounding; without the state it goes elsewhere.
+            # As a run of that release went on, up to rounding; without the state it goes on otherwise.
             assert found["with"] < 1e-5 < 1e-3 < found["without"], (strategy, found)

@@ -198,8 +198,8 @@ mod tests {
         assert_eq!(bytes, CodecBytes { header_bytes: 16, ..CodecBytes::PAPER });
         assert_eq!(bytes.pairs(1_000_000, 1000), 16.0 + 8000.0);
         assert_eq!(info.costs(), Ok(None));
-        let said = serde_json::to_string(&info).unwrap();
-        assert!(!said.contains("index_coding") && !said.contains("times"));
+        let json = serde_json::to_string(&info).unwrap();
+        assert!(!json.contains("index_coding") && !json.contains("times"));
     }
 
     #[test]

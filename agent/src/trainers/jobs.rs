@@ -223,7 +223,7 @@ fn save(folder: &Path, job: &JobId, decision: &DecisionOrder, metrics: &Metrics)
 
 /// What the digest of a saved decision is of.
 #[derive(serde::Deserialize)]
-struct Written {
+struct SavedStrategy {
     #[serde(deserialize_with = "strategy_text")]
     strategy: String,
 }
@@ -235,7 +235,7 @@ fn read_decision(path: &Path, job: &JobId) -> Result<DecisionOrder, String> {
     }
     let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
     let mut decision: DecisionOrder = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
-    let Written { strategy } = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
+    let SavedStrategy { strategy } = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
     if Digest::of(&strategy) == Digest(decision.digest) {
         // Protocol 1 had another text of the same strategy, and its digest.
         decision.digest = Strategy::try_from(&decision.strategy).map_err(|e| e.to_string())?.digest().0;

@@ -151,9 +151,13 @@ fn extremes(matrix: &LinkMatrix) -> ((f64, f64), (f64, f64)) {
 /// Seconds for the progress of a dense step when error feedback does not make up for the share `lost` of what a step does not
 /// keep. Without it all of that is lost; of an unbiased compressor nothing is, and its noise counts.
 pub(super) fn worth(s: &Snapshot, strategy: &Strategy, (t_step_s, gain): (f64, f64), lost: f64) -> f64 {
-    let noise = Some(noise(s, strategy, gain)).filter(|noise| *noise > 0.0);
-    let missing = if strategy.spec().memory().is_some() { lost * (1.0 / gain - 1.0) } else { 1.0 / gain - 1.0 };
-    t_step_s * (1.0 + noise.unwrap_or(missing))
+    let spec = strategy.spec();
+    let extra = match spec.memory() {
+        Some(_) => lost * (1.0 / gain - 1.0),
+        None if spec.is_unbiased_without_memory() => noise(s, strategy, gain),
+        None => 1.0 / gain - 1.0,
+    };
+    t_step_s * (1.0 + extra)
 }
 
 /// The relative variance of the mean that an unbiased compressor of this gain adds without error feedback.
