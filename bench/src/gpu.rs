@@ -25,7 +25,7 @@ Columns:
   to torch   time over that of torch operations that do the same on this GPU; - where there are none, or no torch
 
 Before anything is timed, messages and memories are compared with the CPU's, byte for byte, and gains with exact ones.
-artopk's values and powersgd's products are not: tests compare these.
+powersgd's products are not: tests compare these.
 
 The driver and NVRTC (pip install nvidia-cuda-nvrtc) are needed, and cuBLAS for PowerSGD; what is missing is named.")]
 pub struct Args {
@@ -134,7 +134,7 @@ fn check(bench: &Bench, args: &Args, distribution: Distribution) -> Result<()> {
 /// Methods of `flexcomm bench compressors` that have no row here.
 fn without_kernel(rows: &[Row]) -> Vec<&'static str> {
     // Under another name, a selection with other indices, or left out for want of cuBLAS: their kernels exist.
-    const SAME: [&str; 7] = ["signum", "onebit", "lwtopk", "artopk", "threshold", "sgc", "powersgd"];
+    const SAME: [&str; 6] = ["signum", "onebit", "lwtopk", "threshold", "sgc", "powersgd"];
     let named = |name: &str| rows.iter().any(|row| row.method.split('(').next() == Some(name));
     methods::all().map(|entry| entry.info.name).filter(|name| !named(name) && !SAME.contains(name)).collect()
 }

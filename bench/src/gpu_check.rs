@@ -33,7 +33,7 @@ pub fn check(bench: &Bench, values: &[f32]) -> Result<usize> {
 
 fn compare(message: &Message, values: &[f32]) -> Result<()> {
     // AR-Topk's values at agreed indices, which here are those that random-k has drawn before.
-    let method = message.method.replace("artopk", "randomk");
+    let method = message.method.replace("agreed", "randomk");
     let strategy: CompressorSpec = format!("{method}+ef(vanilla)").parse()?;
     // The codec alone: what a pipeline scales it leaves to the host.
     let (mut residual, mut want) = (values.to_vec(), Writer::new());

@@ -38,7 +38,8 @@ impl Sizes {
     /// What sends k values with their indices is charged as [`Self::of`] has it: to the byte as one tensor in f32 or bf16, and
     /// within 4 bytes in int8, whose steps come by 256 values. With an index set per layer (`lwtopk`), what the sets weigh
     /// beyond one of all values is taken at [`SMALL_SHARE`] and counts as header: within 2 % while most values are in
-    /// layers of which 100 and more are kept, a few bytes per layer off where most layers keep a single value.
+    /// layers of which 100 and more are kept, a few bytes per layer off where most layers keep a single value. AR-Topk writes one
+    /// set for all tensors and is charged the same header.
     /// What selects about k values is charged for k, what sends sums of a share is linear in k.
     pub fn codec(family: Family, layers: &Layers) -> CodecBytes {
         match (family.has_ratio(), family.any().travels()) {

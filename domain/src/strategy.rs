@@ -123,7 +123,7 @@ impl Strategy {
         Self { spec: CompressorSpec::NONE, collective: Collective::DenseRing, selection: None };
 
     /// Checks that the parts fit: messages that add up travel by an allreduce, others by an allgather; AR-Topk takes a
-    /// compressor that selects values of the whole gradient ([`CompressorSpec::selects`]), and exactly it a selection.
+    /// compressor that selects values ([`CompressorSpec::selects`]), and exactly it a selection.
     pub fn new(spec: CompressorSpec, collective: Collective, selection: Option<Selection>) -> Result<Self, Invalid> {
         let refuse = |why: &str| Err(Invalid::Combination(format!("{spec} cannot travel by {collective}: {why}")));
         let sums = matches!(spec.travels(), Travels::Sums(_));
@@ -135,10 +135,7 @@ impl Strategy {
                 true => {
                     "AR-Topk sums values at one rank's indices, and this compressor has none; take dense-ring or dense-tree"
                 }
-                false => {
-                    "AR-Topk needs a compressor that selects k values of the whole gradient, as topk or mstopk; take \
-                          allgather"
-                }
+                false => "AR-Topk needs a compressor that selects k values, as topk, lwtopk or dgc; take allgather",
             });
         }
         if collective.is_allreduce() && !sums {
@@ -395,7 +392,8 @@ mod tests {
             ("topk(k=0.1)/dense-tree", "take allgather"),
             ("topk(k=0.1)/art-ring", "worker selection"),
             ("topk(k=0.1)/allgather:star", "worker selection"),
-            ("lwtopk(k=0.1)/art-tree:var", "whole gradient"),
+            ("threshold(v=1)/art-tree:var", "selects k values"),
+            ("artopk(k=0.1)+ef(vanilla)", "topk(k=...)+ef(vanilla)/art-ring:star"),
             ("qsgd(s=4)/art-ring:star", "selects k values"),
             ("topk@0,1", "COMPRESSOR"),
             ("topkk(k=0.1)/allgather", "did you mean topk?"),

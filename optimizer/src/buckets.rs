@@ -138,7 +138,7 @@ impl BucketProblem {
         let selection = collective.is_art().then_some(self.selection);
         let at = |c: &CompressionRatio| Strategy::new(table.compressor.at(*c).ok()?, collective, selection).ok();
         let strategies: Option<Vec<Strategy>> = self.levels.iter().map(at).collect();
-        // A compressor that does not travel this way (LWTopk with AR-Topk) is no candidate.
+        // A compressor that does not travel this way (fp16 with an allgather) is no candidate.
         let (Some(strategies), false) = (strategies, self.levels.is_empty() || self.collectives.contains(&collective))
         else {
             return Ok(());

@@ -118,12 +118,12 @@ mod tests {
     #[test]
     fn pairs_that_do_not_fit_and_repeats_are_left_out() {
         let space = Space {
-            compressors: vec!["lwtopk".parse().unwrap(), "lwtopk".parse().unwrap(), Family::NONE],
+            compressors: vec!["fp16".parse().unwrap(), "fp16".parse().unwrap(), Family::NONE],
             crs: vec![cr(0.1), cr(0.1), cr(1.0)],
             ..Space::default()
         };
         let all = space.strategies();
-        assert_eq!(all.len(), 3, "{all:?}");
-        assert_eq!(all[2].collective(), Collective::Allgather);
+        assert_eq!(all.len(), 4, "{all:?}");
+        assert!(all.iter().all(|strategy| strategy.collective().is_allreduce()));
     }
 }

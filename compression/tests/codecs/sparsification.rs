@@ -284,63 +284,6 @@ fn sketched_sends_no_more_than_the_gradient() {
     }
 }
 
-#[test]
-fn artopk_takes_turns_and_var_takes_the_loudest() {
-    let mut gradients = vec![vec![0.1f32; 8]; 3];
-    for (rank, g) in gradients.iter_mut().enumerate() {
-        (g[rank], g[rank + 4]) = (5.0 + rank as f32, -4.0);
-    }
-    let mean_at = |i: usize| gradients.iter().map(|g| g[i]).sum::<f32>() / 3.0;
-    let mut star = Ranks::new("artopk(k=2)", 8, 3);
-    for step in 0..6 {
-        let (mean, rank) = (star.step(&gradients, step), (step % 3) as usize);
-        assert_eq!(indices(&mean), [rank as u32, rank as u32 + 4], "step {step}");
-        assert!((mean[rank] - mean_at(rank)).abs() < 1e-6);
-    }
-    for slots in [1, 2, 3, 64] {
-        let mut var = Ranks::new(&format!("artopk(k=2,choose=var,slots={slots})"), 8, 3);
-        let chosen: Vec<u32> = (0..6).map(|step| indices(&var.step(&gradients, step))[0]).collect();
-        match slots {
-            // All bid together: turns. Ranks 0 and 2 bid together and win: turns of these two. Else rank 2 wins.
-            1 => assert_eq!(chosen, [0, 1, 2, 0, 1, 2]),
-            2 => assert_eq!(chosen, [0, 2, 0, 2, 0, 2]),
-            _ => assert_eq!(chosen, [2; 6]),
-        }
-    }
-}
-
-/// Indices beyond 2^24 take two numbers: the last value of such a tensor arrives.
-#[test]
-fn artopk_names_every_index_of_a_long_tensor() {
-    let n = (1 << 24) + 3;
-    let mut x = vec![0.0f32; n];
-    (x[n - 1], x[n - 2], x[70_000]) = (3.0, -2.0, 1.0);
-    let mut run = Run::new(&parse("artopk(k=3)"), Shape::vector(n), 1);
-    let energy = run.take(&mut x).unwrap();
-    assert_eq!(energy.sent, 14.0);
-    assert!(x.iter().all(|v| *v == 0.0));
-    let sent = run.decode(n);
-    assert_eq!([sent[n - 1], sent[n - 2], sent[70_000]], [3.0, -2.0, 1.0]);
-}
-
-/// Values before any agreement on indices, or after a broken one, are refused.
-#[test]
-fn artopk_needs_its_rounds_in_order() {
-    let strategy = parse("artopk(k=2)");
-    let mut run = Run::new(&strategy, shape(8), 1);
-    run.context.round = 1;
-    let x = normal(8, 1);
-    assert!(run.codec.encode(&x, &run.context, &mut run.payload).is_err());
-    run.context.round = 0;
-    for bad in [[1.0f32, 1.0], [2.0, 1.0], [0.5, 1.0], [1.0, 8.0], [-1.0, 2.0], [f32::NAN, 1.0]] {
-        let bytes: Vec<u8> = bad.iter().flat_map(|v| v.to_le_bytes()).collect();
-        assert!(run.codec.reply(&mut Reader::new(&bytes), &run.context, 1.0).is_err(), "{bad:?}");
-        run.context.round = 1;
-        assert!(run.codec.encode(&x, &run.context, &mut run.payload).is_err());
-        run.context.round = 0;
-    }
-}
-
 /// Selected values in fewer bits: everything that holds of any codec, error feedback makes up for the rounding, and a receiver of
 /// another type refuses.
 #[test]

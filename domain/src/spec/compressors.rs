@@ -36,7 +36,6 @@ pub static COMPRESSORS: &[&CompressorInfo] = &[
     &ADAPTIVE,
     &VARIANCE,
     &SKETCHED,
-    &ARTOPK,
     &QSPARSE,
     &HARDTHRESHOLD,
     &ADAPTIVETHRESHOLD,
@@ -473,23 +472,6 @@ pub static SKETCHED: CompressorInfo = CompressorInfo {
     ],
     travels: |_| Travels::Sums(Element::F32),
     // What is sent is exact; that it is large holds with high probability only.
-    nature: |_| Nature::Contractive(|_, _| 0.0),
-    scope: Scope::Bucket,
-    candidates: &[],
-};
-
-pub static ARTOPK: CompressorInfo = CompressorInfo {
-    name: "artopk",
-    class: Class::Sparsification,
-    about: "everybody's values at one rank's top-k indices; sums in flight",
-    source: "Tyagi and Swany 2023, \"Flexible communication for optimal distributed learning\", algorithm 1",
-    params: &[
-        Param::required("k", Kind::Kept, "how many values are kept"),
-        Param::optional("choose", Kind::Choice(&["star", "var"]), 0.0, "whose indices: by turns, or by largest energy"),
-        Param::optional("slots", Kind::Whole(1, 65_536), 64.0, "numbers in var's exchange: best as many as ranks"),
-    ],
-    travels: |_| Travels::Sums(Element::F32),
-    // Of the rank that is chosen it is top-k; the others send what may be zeros.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
     candidates: &[],

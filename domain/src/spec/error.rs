@@ -117,6 +117,11 @@ impl SpecError {
             _ if parts.any(|part| part == name) => {
                 "this comes after a compressor, as ef does in topk(k=0.01)+ef(vanilla)".into()
             }
+            _ if matches!(name, "artopk" | "ar-topk") => {
+                "AR-Topk is a collective around a compressor that selects values: topk(k=...)+ef(vanilla)/art-ring:star, \
+                 or :var"
+                    .into()
+            }
             Some(nearest) => format!("did you mean {nearest}?"),
             None => "`flexcomm bench compressors` lists all of them, as flexcomm.torch.compressors() does".into(),
         };

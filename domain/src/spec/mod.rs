@@ -47,8 +47,7 @@ pub enum Class {
     LowRank,
 }
 
-/// How payloads of several ranks come together. AR-Topk's broadcast of one rank's indices is a sum too, to which the others
-/// give zeros.
+/// How payloads of several ranks come together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Travels {
     /// Added up in flight by an allreduce: the payload is nothing but elements, and payloads add element by element.
@@ -277,10 +276,9 @@ impl CompressorSpec {
         Self { memory: None, momentum: None, ..self }
     }
 
-    /// Whether it picks values of the whole gradient and sends them, as they are, with their indices: what AR-Topk exchanges.
+    /// Whether it picks k values and sends them, as they are, with their indices: what AR-Topk exchanges.
     pub fn selects(&self) -> bool {
-        let alike = self.scope == Scope::Bucket && self.value_type == ValueType::F32;
-        self.compressor.copies_values() && self.place_of_k().is_some() && alike
+        self.compressor.copies_values() && self.place_of_k().is_some() && self.value_type == ValueType::F32
     }
 
     /// k where it is a number of values above n: all n are kept then.

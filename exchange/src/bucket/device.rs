@@ -28,8 +28,8 @@ const REFUSED_BYTES: u64 = 4;
 /// Why a bucket that lies on a device is compressed on the host.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum OnHost {
-    /// AR-Topk of another selection than top-k of the whole bucket.
-    #[error("AR-Topk of {0} is exchanged through the host: kernels choose a leader's indices by top-k alone")]
+    /// AR-Topk of another selection than top-k of one tensor.
+    #[error("AR-Topk of {0} is exchanged through the host: kernels choose a leader's indices by top-k of one tensor alone")]
     Selection(String),
     /// Parts that have no kernels that fit together.
     #[error("{0} has no kernels yet for all of its parts")]

@@ -11,6 +11,7 @@ use crate::error::ExchangeError;
 use crate::head::Status;
 use flexcomm_compression::Energy;
 use flexcomm_compression::pipeline::{Member, Step, add_elements};
+use flexcomm_domain::spec::Scope;
 use flexcomm_domain::{Selection, Strategy};
 use half::bf16;
 use rand::SeedableRng;
@@ -160,10 +161,17 @@ impl Running {
             Ok(Candidate { strategy: *strategy, buckets, tally: Tally::default() })
         };
         let is_estimate = |strategy: &&Strategy| {
-            let values = |params: &Vec<Param>| sampled.sampled(params).iter().map(|param| param.len).sum::<usize>();
-            let kept = || layouts.iter().map(|params| strategy.cr().get() * values(params) as f64);
-            let share: f64 = kept().sum();
-            share >= LEAST_KEPT && kept().map(|kept| kept.max(1.0)).sum::<f64>() <= MOST_ABOVE * share
+            // What is selected from as one tensor: of each at least one value is kept.
+            let tensors = |params: &Vec<Param>| {
+                let lengths = sampled.sampled(params).into_iter().map(|param| param.len);
+                match strategy.spec().scope() {
+                    Scope::Bucket => vec![lengths.sum::<usize>()],
+                    Scope::Tensor => lengths.collect(),
+                }
+            };
+            let kept: Vec<f64> = layouts.iter().flat_map(tensors).map(|n| strategy.cr().get() * n as f64).collect();
+            let share: f64 = kept.iter().sum();
+            share >= LEAST_KEPT && kept.iter().map(|kept| kept.max(1.0)).sum::<f64>() <= MOST_ABOVE * share
         };
         let candidates = candidates.iter().filter(is_estimate).map(candidate).collect::<Result<_, ExchangeError>>()?;
         Ok(Self { layouts, candidates, steps: 0 })

@@ -61,8 +61,8 @@ pub(super) fn works() -> Vec<(String, Work)> {
         ("read", Work::Read),
         ("gains of 5 ratios", Work::Gains),
         ("randomk(k=0.01)", Work::RandomK(SHARE)),
-        // Of a rank that does not lead: error feedback, and values at indices that lie there already.
-        ("artopk(k=0.01)", Work::Agreed(SHARE)),
+        // AR-Topk of a rank that does not lead: error feedback, and values at indices that lie there already.
+        ("agreed(k=0.01)", Work::Agreed(SHARE)),
         // Of values of about 1e-3.
         ("hardthreshold(tau=0.0025)", Work::HardThreshold(0.0025)),
         ("qsparse(k=0.01)", Work::Qsparse(Qsparse::Levels { s: 15, scaled: true, random: RANDOM })),

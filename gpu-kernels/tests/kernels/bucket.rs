@@ -2,8 +2,7 @@
 
 use crate::data::gradients;
 use crate::emulated::{Emulated, Memory};
-use flexcomm_compression::codec::Element;
-use flexcomm_compression::pipeline::{Gradient as CpuGradient, Member, Pipeline, Step, add_messages};
+use flexcomm_compression::pipeline::{Gradient as CpuGradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::Writer;
 use flexcomm_compression::{Layers, naive};
 use flexcomm_gpu_kernels::bucket::{Bucket, Gradient, Method};
@@ -110,19 +109,6 @@ fn a_strategy_without_a_memory_sends_the_gradient_alone() {
     drop(borrowed.bytes());
 }
 
-/// Behind the header and its parameters.
-fn payload(message: &[u8]) -> &[u8] {
-    &message[32 + 8 * usize::from(message[7])..]
-}
-
-/// What an allreduce does.
-fn sum(messages: &[Vec<u8>]) -> Vec<u8> {
-    let (first, others) = messages.split_first().unwrap();
-    let mut sum = first.clone();
-    others.iter().for_each(|other| add_messages(Element::F32, &mut sum, other).unwrap());
-    sum
-}
-
 /// AR-Topk, whose leader changes and bids change hands: values, memories and energies are the CPU's, bit for bit; a step
 /// that does not count leaves the residual.
 #[test]
@@ -132,7 +118,7 @@ fn agreed_indices_take_what_the_cpu_takes() {
     let borrowed: Vec<Memory> = (0..world).map(|_| Memory::new(Bucket::bytes(n as u64, &[]).unwrap())).collect();
     let mut ranks: Vec<Bucket> =
         borrowed.iter().map(|borrowed| Bucket::new(&device, (n as u64, &[]), borrowed.span()).unwrap()).collect();
-    let strategy = format!("artopk(k={k})+ef(vanilla)").parse().unwrap();
+    let strategy = format!("topk(k={k})+ef(vanilla)").parse().unwrap();
     let member = |rank| Member { rank, world: world as u32, ..Member::alone(SEED) };
     let mut cpus: Vec<Pipeline> =
         (0..world as u32).map(|rank| Pipeline::new(&strategy, Layers::fused(n).unwrap(), member(rank))).collect();
@@ -146,16 +132,15 @@ fn agreed_indices_take_what_the_cpu_takes() {
             (0..world).map(|rank| gradients(n).swap_remove((rank + step) % 2).1).collect();
         // Values that nobody takes keep the sign of zero.
         gradients.iter_mut().for_each(|gradient| gradient[40..50].fill(-0.0));
-        let mut proposals = Vec::new();
-        for (cpu, gradient) in cpus.iter_mut().zip(&gradients) {
-            let (mut message, index) = (Writer::new(), step as u64);
-            let outcome = cpu.compress(CpuGradient::F32(gradient), Step { index, learning_rate: 0.1 }, &mut message);
-            assert!(outcome.unwrap().more);
-            proposals.push(message.into_vec());
+        let mut proposed = Writer::new();
+        for (rank, (cpu, gradient)) in cpus.iter_mut().zip(&gradients).enumerate() {
+            let at = Step { index: step as u64, learning_rate: 0.1 };
+            cpu.select(CpuGradient::F32(gradient), at, bid || rank == leader).unwrap();
+            if rank == leader {
+                cpu.write_indices(&mut proposed).unwrap();
+            }
         }
-        let proposed = sum(&proposals);
-        let numbers = payload(&proposed).as_chunks::<4>().0;
-        let chosen: Vec<u32> = numbers.iter().map(|bytes| f32::from_le_bytes(*bytes) as u32).collect();
+        let chosen = cpus[leader].selected().to_vec();
         for rank in 0..world {
             let source = Memory::of(&gradients[rank]);
             let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
@@ -184,9 +169,10 @@ fn agreed_indices_take_what_the_cpu_takes() {
             let values = Memory::new(4 * k);
             let before = read(&device, ranks[rank].residual());
             ranks[rank].take_at(&device, &At { k, indices: agreed.span(), values: values.span() }).unwrap();
-            let mut message = Writer::new();
-            let energy = cpus[rank].advance(&proposed, &mut message).unwrap().energy;
-            assert_eq!(values.bytes(), payload(message.bytes()), "rank {rank}, step {step}");
+            let mut own = Vec::new();
+            cpus[rank].agree(proposed.bytes(), step as u64).unwrap();
+            let energy = cpus[rank].take(&mut own).unwrap();
+            assert_eq!(values.f32s(), own, "rank {rank}, step {step}");
             let residual: Vec<u8> = cpus[rank].residual().iter().flat_map(|x| x.to_le_bytes()).collect();
             assert_eq!(read(&device, ranks[rank].residual()), residual, "rank {rank}, step {step}");
             let outcome = Outcome::read(read(&device, ranks[rank].outcome())[..].try_into().unwrap());

@@ -24,7 +24,6 @@ AROUND = [
     "qsgd(s=64,coding=gamma)+checksum(crc32c)+seed(3)",
     "powersgd(rank=2)+ef(vanilla)",
     "fp16+ef(vanilla)",
-    "artopk(k=0.1,choose=var,slots=2)+ef(vanilla)",
     "randomk(k=0.1)+ef(vanilla)",
     "threshold(v=1000000)+ef(vanilla)",
 ]

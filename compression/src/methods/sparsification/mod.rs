@@ -2,7 +2,6 @@
 
 pub(super) mod adaptive;
 mod agreed;
-mod artopk;
 mod dgc;
 mod kept_values;
 mod lwtopk;
@@ -31,5 +30,4 @@ pub(super) static ENTRIES: &[Entry] = &[
     adaptive::ENTRY,
     variance::ENTRY,
     sketched::ENTRY,
-    artopk::ENTRY,
 ];
