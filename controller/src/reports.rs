@@ -168,6 +168,9 @@ fn throughput(r: &ThroughputReport) -> Checked {
 /// Most hops of a path: a TTL has eight bits.
 const MAX_HOPS: usize = 255;
 
+/// Compressors of a trainer: all that this release has, and as many that a script names.
+const MAX_CODECS: usize = 64;
+
 fn path(r: &PathReport) -> Checked {
     if r.hops.len() <= MAX_HOPS { Ok(()) } else { Err(bad(format!("{} hops, allowed are {MAX_HOPS}", r.hops.len()))) }
 }
@@ -183,8 +186,8 @@ fn job_seen(r: &JobSeen) -> Checked {
         return Err(bad(format!("gradient_values is {}, allowed is 1 to {MAX_INTEGER}", r.gradient_values)));
     }
     text("backend", &r.backend)?;
-    if r.codecs.len() > 16 || r.collectives.len() > 16 {
-        return Err(bad("more than 16 codecs or collectives".to_owned()));
+    if r.codecs.len() > MAX_CODECS || r.collectives.len() > 16 {
+        return Err(bad(format!("more than {MAX_CODECS} codecs or 16 collectives")));
     }
     for codec in &r.codecs {
         text("compressor", &codec.compressor)?;

@@ -23,7 +23,7 @@ pub use ids::{JobId, NodeName, Rank, RunId};
 pub use link::{BANDWIDTH_CONFIDENCE_AGE_S, Link, LinkMatrix};
 pub use nearest::nearest;
 pub use share::{Need, ShareAccount, ShareRules};
-pub use spec::{CompressorKind, CompressorSpec, Family, default_compressors};
+pub use spec::{CompressorKind, CompressorSpec, Family, default_compressors, further_compressors};
 pub use strategy::{Collective, MAX_STRATEGY_TEXT, Pattern, Selection, Selector, Strategy, strategy_text};
 pub use time::Timestamp;
 pub use units::{Bandwidth, Bytes, CompressionRatio, Gain, Seconds};

@@ -16,6 +16,8 @@ pub enum LeftOut {
     Config,
     /// It is biased, and no error feedback makes up for that.
     Biased,
+    /// Neither the job's policy nor the settings name it, and it is no candidate by default.
+    OnRequest,
 }
 
 impl fmt::Display for LeftOut {
@@ -27,6 +29,10 @@ impl fmt::Display for LeftOut {
                 "it is biased and without error feedback what it leaves out is lost: add +ef(vanilla), or allow it by \
                  planner.biased_without_memory = true"
             }
+            Self::OnRequest => {
+                "it is no candidate by default: name its kind in the job's policy, or it in planner.compressors or in \
+                 attach(candidates=[...])"
+            }
         })
     }
 }
@@ -37,7 +43,14 @@ impl Snapshot {
         let listed = self.config.compressors.as_ref().is_none_or(|only| only.contains(family));
         let allowed = self.kinds.as_ref().is_none_or(|only| only.contains(&CompressorKind::from(family)));
         let biased = family.any().is_biased_without_memory() && !self.config.biased_without_memory;
-        let reasons = [(!allowed, LeftOut::Kind), (!listed, LeftOut::Config), (biased, LeftOut::Biased)];
+        let named = self.config.compressors.is_some() || self.kinds.is_some();
+        let unnamed = !named && self.offer.on_request.contains(family);
+        let reasons = [
+            (!allowed, LeftOut::Kind),
+            (!listed, LeftOut::Config),
+            (unnamed, LeftOut::OnRequest),
+            (biased, LeftOut::Biased),
+        ];
         reasons.into_iter().find_map(|(holds, why)| holds.then_some(why))
     }
 
@@ -51,8 +64,9 @@ impl Snapshot {
         }
     }
 
-    /// What the job offers and is no candidate, each with the reason.
+    /// What the job offers as candidates and is none, each with the reason.
     pub(crate) fn all_left_out(&self) -> Vec<(Family, LeftOut)> {
-        self.offer.codecs.keys().filter_map(|family| Some((*family, self.left_out(family)?))).collect()
+        let families = self.offer.codecs.keys().filter(|family| !self.offer.on_request.contains(family));
+        families.filter_map(|family| Some((*family, self.left_out(family)?))).collect()
     }
 }

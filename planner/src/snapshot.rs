@@ -67,6 +67,9 @@ pub struct Offer {
     pub codecs: BTreeMap<Family, CodecBytes>,
     /// Collectives.
     pub collectives: Vec<Collective>,
+    /// Those of the compressors that are candidates only where the job's policy or the settings name them.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub on_request: BTreeSet<Family>,
 }
 
 /// The job's part of the link matrix, and how far it can be trusted.
@@ -196,6 +199,7 @@ impl Snapshot {
             offer: Offer {
                 codecs: "topk".parse().into_iter().map(|topk| (topk, CodecBytes::PAPER)).collect(),
                 collectives: Collective::ALL.to_vec(),
+                ..Offer::default()
             },
             kinds: None,
             links: None,

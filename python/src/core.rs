@@ -2,13 +2,12 @@
 
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
-use crate::names::compressor;
+use crate::names::{candidate, compressor};
 use crate::session::{Fault, Leadership, Next, Running, Session};
 use crate::telemetry::Times;
 use crate::times::measure;
 use flexcomm_compression::{Layers, Sizes};
-use flexcomm_domain::spec::CompressorSpec;
-use flexcomm_domain::{CodecCost, Collective, Family, JobId, Rank, Strategy, default_compressors};
+use flexcomm_domain::{CodecCost, Collective, Family, JobId, Rank, Strategy, default_compressors, further_compressors};
 use flexcomm_exchange::{Param, PipelineState, Shadows, layers};
 use flexcomm_trainer::{Answer, Client, LEAST_GAIN};
 use flexcomm_wire::{CodecInfo, Hello, PROTOCOL};
@@ -119,17 +118,30 @@ impl Core {
     }
 }
 
+/// The compressors to decide among, and those that are offered on request alone.
+fn offered(named: Option<Vec<String>>) -> Result<(Vec<Family>, Vec<Family>), Failure> {
+    let Some(named) = named else { return Ok((default_compressors(), further_compressors())) };
+    let mut candidates = named.iter().map(|text| candidate(text)).collect::<Result<Vec<_>, _>>()?;
+    candidates.sort();
+    candidates.dedup();
+    let others = default_compressors().into_iter().chain(further_compressors());
+    Ok((candidates.clone(), others.filter(|family| !candidates.contains(family)).collect()))
+}
+
 fn hello(
     session: &Session,
     (all, costs): (&Layers, &BTreeMap<Family, [CodecCost; 2]>),
+    (candidates, further): (Vec<Family>, Vec<Family>),
     backend: String,
     collectives: Vec<String>,
 ) -> Hello {
-    let families = std::iter::once(Family::from(CompressorSpec::NONE)).chain(default_compressors());
-    let codec = |family: Family| CodecInfo {
+    let codec = |(family, on_request): (Family, bool)| CodecInfo {
         times: costs.get(&family).map(|costs| (*costs).into()),
+        on_request,
         ..CodecInfo::new(family, Sizes::codec(family, all))
     };
+    let candidates = std::iter::once(Family::NONE).chain(candidates).map(|family| (family, false));
+    let families = candidates.chain(further.into_iter().map(|family| (family, true)));
     Hello {
         protocol: PROTOCOL,
         job: session.job.clone(),
@@ -190,15 +202,17 @@ impl Core {
         Ok(())
     }
 
-    /// Starts the client of the agent behind `socket`. `collectives` are those that this backend can run. What compressing takes is
-    /// measured on the CUDA device of this number, if one is given.
-    #[pyo3(signature = (socket, backend, collectives, ordinal=None))]
+    /// Starts the client of the agent behind `socket`. `collectives` are those that this backend can run; `candidates` the compressors
+    /// to decide among in place of the default ones, which stay on request. What compressing takes is measured on the CUDA device of
+    /// this number, if one is given.
+    #[pyo3(signature = (socket, backend, collectives, candidates=None, ordinal=None))]
     fn connect(
         &self,
         py: Python<'_>,
         socket: PathBuf,
         backend: String,
         collectives: Vec<String>,
+        candidates: Option<Vec<String>>,
         ordinal: Option<u32>,
     ) -> PyResult<()> {
         guard(py, || {
@@ -208,7 +222,7 @@ impl Core {
             let all = layers(&self.model).map_err(Failure::input)?;
             let costs = ordinal.map(|ordinal| measure(ordinal, &self.model)).unwrap_or_default();
             let mut session = self.lock();
-            let hello = hello(&session, (&all, &costs), backend, collectives);
+            let hello = hello(&session, (&all, &costs), offered(candidates)?, backend, collectives);
             session.reporter.connect(Client::start(&socket, hello)?);
             Ok(())
         })

@@ -71,6 +71,12 @@ mod _core {
         Ok(names::compressor(text)?.to_string())
     }
 
+    /// The canonical text of a compressor to decide about, whose ratio may be left open: `topk(k=*)+ef(vanilla)`.
+    #[pyfunction]
+    fn parse_candidate(text: &str) -> PyResult<String> {
+        Ok(names::candidate(text)?.to_string())
+    }
+
     /// Whether training by such a spec loses what a step does not send, for want of error feedback.
     #[pyfunction]
     fn drops(text: &str) -> PyResult<bool> {

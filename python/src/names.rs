@@ -3,14 +3,24 @@
 use crate::exchange::Transfer;
 use crate::guard::Failure;
 use flexcomm_compression::Build;
-use flexcomm_domain::Strategy;
 use flexcomm_domain::spec::CompressorSpec;
+use flexcomm_domain::{Family, Strategy};
 use pyo3::prelude::*;
 
 /// Reads and checks a compressor.
 pub fn compressor(text: &str) -> Result<CompressorSpec, Failure> {
     let spec = text.parse().and_then(CompressorSpec::trainable);
     spec.map_err(|e| Failure::input(format!("failed to {e}")))
+}
+
+/// A compressor to decide about, its ratio left open or not: `dgc(k=*)+ef(vanilla)`, `qsgd(s=16)`.
+pub fn candidate(text: &str) -> Result<Family, Failure> {
+    let family: Family = text.parse().map_err(|e| Failure::input(format!("failed to {e}")))?;
+    family.any().trainable().map_err(|e| Failure::input(format!("failed to {e}")))?;
+    match family.is_none() {
+        true => Err(Failure::input("dense is always a candidate: leave it out".into())),
+        false => Ok(family),
+    }
 }
 
 /// A strategy as a user names it: with its collective, or a compressor alone, which takes the collective that is usual for it.

@@ -285,6 +285,7 @@ impl Raw {
         let offer = Offer {
             codecs: compressors.into_iter().map(|c| (c, World::codec())).collect(),
             collectives: self.job.collectives.unwrap_or_else(|| Collective::ALL.to_vec()),
+            ..Offer::default()
         };
         let odd = self.odd_rank.iter().map(|o| o.check(ranks)).collect::<Result<_, _>>()?;
         // What is lost is what the planner assumes.

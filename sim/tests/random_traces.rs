@@ -26,6 +26,7 @@ fn setup(seed: u64, faults: Faults, steps_per_epoch: f64) -> Setup {
     let offer = Offer {
         codecs: ["topk"].map(|c| (c.parse().unwrap(), World::codec())).into(),
         collectives: Collective::ALL.to_vec(),
+        ..Offer::default()
     };
     let schedule = trace::random(12, &mut rng);
     Setup { world, schedule, config: Config::default(), offer, probes: Probes::default(), faults, breakages: vec![] }

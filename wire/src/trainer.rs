@@ -52,6 +52,9 @@ pub struct CodecInfo {
     /// Measured on this trainer's device; absent where nothing was measured, and from older trainers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<CodecTimes>,
+    /// Whether it is a candidate only where the job's policy or the controller's settings name it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub on_request: bool,
 }
 
 /// What a codec takes on a device, in seconds: to compress, and to decompress one message.
@@ -101,6 +104,7 @@ impl CodecInfo {
             value_bytes,
             rounds,
             times: None,
+            on_request: false,
         }
     }
 

@@ -179,12 +179,20 @@ fn offer(ranks: &[RankRow], n: u64, waiting: &mut Vec<String>) -> Offer {
         let largest = sizes.unwrap_or_default().into_iter().max_by(|a, b| bytes(a).total_cmp(&bytes(b)));
         codecs.extend(largest.map(|bytes| (*family, bytes)));
     }
+    let asked = |info: &&CodecInfo| !info.on_request;
+    let by_default: Vec<Family> = here
+        .iter()
+        .flat_map(|rank| &rank.codecs)
+        .filter(asked)
+        .filter_map(|info| info.compressor.parse().ok())
+        .collect();
+    let on_request = codecs.keys().copied().filter(|family| !by_default.contains(family)).collect();
     let all_can = |c: &&Collective| here.iter().all(|r| r.collectives.iter().any(|name| name == c.as_str()));
     let collectives: Vec<Collective> = Collective::ALL.iter().filter(all_can).copied().collect();
     if collectives.is_empty() && !here.is_empty() {
         waiting.push("its ranks have no collective in common that is known here".to_owned());
     }
-    Offer { codecs, collectives }
+    Offer { codecs, collectives, on_request }
 }
 
 fn ended(trials: &[TrialRow], reports: &[TrialReportRow]) -> Option<EndedTrial> {
@@ -216,6 +224,7 @@ pub mod tests {
             value_bytes: 4.0,
             rounds: 1,
             times: None,
+            on_request: false,
         };
         RankRow {
             rank,
@@ -241,6 +250,16 @@ pub mod tests {
         );
         assert_eq!(offer.collectives, [Collective::DenseRing, Collective::Allgather]);
         assert!(waiting.is_empty());
+    }
+
+    #[test]
+    fn what_no_rank_has_as_a_candidate_is_there_on_request() {
+        let mut ranks = [0, 1].map(|i| rank(i, "a", &[("topk", 4.0), ("terngrad", 4.0)], &["allgather"]));
+        ranks.iter_mut().for_each(|rank| rank.codecs[1].on_request = true);
+        let requested = |ranks: &[RankRow]| offer(ranks, 1_000_000, &mut Vec::new()).on_request;
+        assert_eq!(requested(&ranks), ["terngrad".parse().unwrap()].into());
+        ranks[1].codecs[1].on_request = false;
+        assert!(requested(&ranks).is_empty());
     }
 
     /// While trainers of two releases are in one job, messages are charged as the larger ones.

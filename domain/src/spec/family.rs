@@ -2,7 +2,7 @@
 
 use super::compressors::COMPRESSORS;
 use super::params::{ANY, ANY_SHARE};
-use super::{CompressorSpec, SpecError};
+use super::{CompressorSpec, Nature, SpecError};
 use crate::CompressionRatio;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -59,10 +59,26 @@ impl Family {
 }
 
 /// Compressors that compete by default, in the order of [`COMPRESSORS`]: halves, 8 and 4 bits, the paper's three ways of selecting
-/// values, PowerSGD. Trainers offer them; which of them are candidates is for a job's policy and the controller's settings.
+/// values, PowerSGD. Which of them are candidates is for a job's policy and the controller's settings.
 pub fn default_compressors() -> Vec<Family> {
     let texts = COMPRESSORS.iter().flat_map(|compressor| compressor.candidates);
     texts.filter_map(|text| text.parse().ok()).collect()
+}
+
+/// Of the other compressors those that promise to train without a parameter being given: with their ratio open, and with error
+/// feedback, but where they are unbiased. Trainers offer them, too; they are candidates where a job's policy or the controller's
+/// settings name them.
+pub fn further_compressors() -> Vec<Family> {
+    let others = COMPRESSORS.iter().filter(|compressor| compressor.candidates.is_empty());
+    let family = |name: &str| {
+        let open: Family = format!("{name}(k={ANY})").parse().or_else(|_| name.parse()).ok()?;
+        match open.any().nature() {
+            Nature::Biased(_) => None,
+            Nature::Unbiased(_) => Some(open),
+            _ => format!("{open}+ef(vanilla)").parse().ok(),
+        }
+    };
+    others.filter_map(|compressor| family(compressor.name)).filter(|family| family.name() != "none").collect()
 }
 
 impl From<CompressorSpec> for Family {
@@ -126,8 +142,14 @@ mod tests {
         }
         let count: usize = COMPRESSORS.iter().map(|compressor| compressor.candidates.len()).sum();
         assert_eq!(default_compressors().len(), count);
-        // What a report of a trainer may list, dense among them: the controller refuses more.
-        assert!(default_compressors().len() < 16);
+        let further = further_compressors();
+        // What a report of a trainer may list, dense and what a script names among them: the controller refuses more.
+        assert!(default_compressors().len() + further.len() < 48);
+        let names: Vec<String> = further.iter().map(ToString::to_string).collect();
+        for name in ["terngrad", "dgc(k=*)+ef(vanilla)", "efsignsgd+ef(vanilla)", "sketched(k=*)+ef(vanilla)"] {
+            assert!(names.iter().any(|own| own == name), "{name} is not among {names:?}");
+        }
+        assert!(further.iter().all(|family| !matches!(family.name(), "none" | "signsgd" | "topk")), "{names:?}");
     }
 
     #[test]

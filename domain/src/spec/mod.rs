@@ -22,7 +22,7 @@ mod parts;
 mod sizes;
 
 pub use error::SpecError;
-pub use family::{Family, default_compressors};
+pub use family::{Family, default_compressors, further_compressors};
 pub use kind::CompressorKind;
 pub use nature::{Nature, quantizer_bound};
 pub use params::{Kind, MAX_PARAMETERS, MAX_VALUES, Param, Values};

@@ -29,7 +29,9 @@ const REFUSED_BYTES: u64 = 4;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum OnHost {
     /// AR-Topk of another selection than top-k of one tensor.
-    #[error("AR-Topk of {0} is exchanged through the host: kernels choose a leader's indices by top-k of one tensor alone")]
+    #[error(
+        "AR-Topk of {0} is exchanged through the host: kernels choose a leader's indices by top-k of one tensor alone"
+    )]
     Selection(String),
     /// Parts that have no kernels that fit together.
     #[error("{0} has no kernels yet for all of its parts")]

@@ -2,7 +2,7 @@
 
 use flexcomm_compression::{Layers, Sizes};
 use flexcomm_domain::spec::CompressorSpec;
-use flexcomm_domain::{Collective, JobId, Rank, default_compressors};
+use flexcomm_domain::{Collective, JobId, Rank, default_compressors, further_compressors};
 use flexcomm_wire::{CodecInfo, Hello, PROTOCOL};
 
 /// What moves the bytes: coefficients of the cost model are fitted per backend.
@@ -10,7 +10,9 @@ pub const BACKEND: &str = "lab-tcp";
 
 /// What this worker is, for its agent.
 pub fn hello(job: &JobId, rank: Rank, world: usize, layers: &Layers) -> Hello {
-    let families = std::iter::once(CompressorSpec::NONE.into()).chain(default_compressors());
+    let codec = |family, on_request| CodecInfo { on_request, ..CodecInfo::new(family, Sizes::codec(family, layers)) };
+    let candidates = std::iter::once(CompressorSpec::NONE.into()).chain(default_compressors());
+    let further = further_compressors().into_iter().map(|family| codec(family, true));
     Hello {
         protocol: PROTOCOL,
         job: job.clone(),
@@ -19,7 +21,7 @@ pub fn hello(job: &JobId, rank: Rank, world: usize, layers: &Layers) -> Hello {
         world: world as u32,
         gradient_values: layers.values() as u64,
         backend: BACKEND.into(),
-        codecs: families.map(|family| CodecInfo::new(family, Sizes::codec(family, layers))).collect(),
+        codecs: candidates.map(|family| codec(family, false)).chain(further).collect(),
         collectives: Collective::ALL.iter().map(ToString::to_string).collect(),
     }
 }

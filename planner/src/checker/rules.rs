@@ -55,7 +55,8 @@ pub(super) fn may_run(s: &Snapshot, x: &Strategy) -> bool {
     let enabled = s.config.compressors.as_ref().is_none_or(|only| only.contains(&family));
     let kind = s.kinds.as_ref().is_none_or(|only| only.iter().any(|kind| kind.name() == family.name()));
     let sound = spec.memory().is_some() || !spec.is_biased_without_memory() || s.config.biased_without_memory;
-    s.offer.codecs.contains_key(&family) && enabled && kind && sound
+    let named = s.kinds.is_some() || s.config.compressors.is_some() || !s.offer.on_request.contains(&family);
+    s.offer.codecs.contains_key(&family) && enabled && kind && sound && named
 }
 
 pub(super) fn timing(s: &Snapshot, outcome: &Outcome, now: Timestamp, found: &mut Findings) {

@@ -144,6 +144,22 @@ fn biased_compressors_without_memory_are_left_out_with_the_reason_unless_a_key_a
 }
 
 #[test]
+fn what_is_offered_on_request_is_a_candidate_where_policy_or_settings_name_it() {
+    let texts = ["topk", "terngrad", "dgc(k=*)+ef(vanilla)"];
+    let mut job = offering(&texts);
+    job.s.offer.on_request = ["terngrad", "dgc(k=*)+ef(vanilla)"].map(|text| text.parse().unwrap()).into();
+    assert_eq!(texts.map(|text| is_candidate(&mut job, text)), [true, false, false]);
+    assert!(job.call().report.left_out.is_empty(), "what nobody asked for is not told of");
+    let why = job.s.left_out(&"terngrad".parse().unwrap()).unwrap().to_string();
+    assert!(why.contains("policy") && why.contains("attach(candidates="), "{why}");
+    job.s.kinds = Some(["topk", "terngrad"].map(|kind| kind.parse().unwrap()).into());
+    assert_eq!(texts.map(|text| is_candidate(&mut job, text)), [true, true, false]);
+    job.s.kinds = None;
+    job.s.config.compressors = Some(["dgc(k=*)+ef(vanilla)".parse().unwrap()].into());
+    assert_eq!(texts.map(|text| is_candidate(&mut job, text)), [false, false, true]);
+}
+
+#[test]
 fn a_job_runs_and_tries_only_the_kinds_that_its_policy_allows() {
     let mut job = with_quantizers();
     job.network(0.001, 1e9);

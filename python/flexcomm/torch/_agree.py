@@ -98,6 +98,7 @@ def _same(
         "the model": _checks.fingerprint(named),
         "the strategy": f"{settings.named.strategy}{compressed}, {'held' if settings.fixed else 'followed'}",
         "the selection": settings.selection,
+        "the candidates": settings.candidates,
         "on_nonfinite": settings.propagate,
         "the seed": settings.seed,
         "a communication hook on the model": bool(model._comm_hooks),

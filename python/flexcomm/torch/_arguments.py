@@ -107,6 +107,8 @@ class Settings:
     #: Whether decisions are not followed.
     fixed: bool
     selection: str
+    #: Compressors to decide among, in canonical form; none: the default ones.
+    candidates: list[str] | None
     #: As this rank's script or environment names it; empty where they do not.
     job: str
     socket: str | None
@@ -116,7 +118,7 @@ class Settings:
 
 
 def read(
-    *, strategy: Any, initial: Any, selection: Any, job: Any, socket: Any, on_nonfinite: Any, scaler: Any, shadow_share: Any,
+    *, strategy: Any, initial: Any, selection: Any, candidates: Any, job: Any, socket: Any, on_nonfinite: Any, scaler: Any, shadow_share: Any,
     seed: Any, register: Any,
 ) -> Settings:
     """Reads them. Ranges of numbers and names of jobs are the core's to check."""
@@ -133,6 +135,7 @@ def read(
         named=first if strategy is None else strategy_of("strategy", strategy),
         fixed=strategy is not None,
         selection=selection,
+        candidates=_candidates(candidates),
         job=job,
         socket=_socket(socket),
         propagate=_propagates(on_nonfinite, scaler),
@@ -170,6 +173,25 @@ def default_job(env: Mapping[str, str]) -> str:
 def _as_job(text: str) -> str:
     """With what a name may not have replaced."""
     return re.sub("[^A-Za-z0-9._-]", "-", text).lstrip("._-")[:_MAX_JOB]
+
+
+#: Compressors that a script may name; the controller takes no more.
+_MOST_CANDIDATES = 16
+
+
+def _candidates(given: Any) -> list[str] | None:
+    if given is None:
+        return None
+    allowed = f"1 to {_MOST_CANDIDATES} compressors as texts, for example ['fp16', 'topk(k=*)+ef(vanilla)', 'terngrad']; None: the default ones"
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise _refused("candidates", given, allowed)
+    texts = list(given)
+    if not 1 <= len(texts) <= _MOST_CANDIDATES or not all(isinstance(text, str) for text in texts):
+        raise _refused("candidates", texts, allowed)
+    try:
+        return sorted({_core.parse_candidate(text) for text in texts})
+    except ValueError as refused:
+        raise ValueError(f"candidates is {shown(texts)}: {refused}") from None
 
 
 def _socket(given: Any) -> str | None:

@@ -26,6 +26,7 @@ def attach(
     strategy: str | Mapping[str, str] | None = None,
     initial: str | Mapping[str, str] = "dense",
     selection: str = "decision",
+    candidates: Sequence[str] | None = None,
     group: dist.ProcessGroup | None = None,
     job: str | None = None,
     socket: str | None = None,
@@ -59,6 +60,10 @@ def attach(
     selection:
         Who leads AR-Topk: ``"decision"``, ``"star"`` (round-robin), ``"var"`` (most energy) or ``"auto"`` (by measured
         skew and staleness).
+    candidates:
+        The compressors that decisions choose among besides dense, with or without their ratio, for example
+        ``["fp16", "topk(k=*)+ef(vanilla)", "terngrad"]``; otherwise the default ones. The job's policy and the controller's
+        settings may allow fewer, and name others.
     group:
         The process group of the model, if it is not the default one.
     job:
@@ -84,7 +89,7 @@ def attach(
 
     def settings() -> _arguments.Settings:
         return _arguments.read(
-            strategy=strategy, initial=initial, selection=selection, job=job, socket=socket, on_nonfinite=on_nonfinite,
+            strategy=strategy, initial=initial, selection=selection, candidates=candidates, job=job, socket=socket, on_nonfinite=on_nonfinite,
             scaler=scaler, shadow_share=shadow_share, seed=seed, register=register,
         )
 

@@ -239,6 +239,7 @@ impl Agent {
                 value_bytes: 4.0,
                 rounds: 1,
                 times: None,
+                on_request: false,
             }],
             collectives: ["dense-ring", "dense-tree", "allgather", "art-ring", "art-tree"].map(Into::into).to_vec(),
         })
