@@ -26,7 +26,7 @@ pub(crate) enum Action {
     Grant(ThroughputGrant),
     /// This job's orders are new.
     Job(JobOrders),
-    /// The controller no longer speaks of this job.
+    /// The controller no longer names this job.
     JobGone(JobId),
     /// Shape like this, or no longer.
     Shape(Option<ShapeOrder>),

@@ -290,6 +290,28 @@ fn few_buckets_are_enumerated_and_many_searched_by_nsga_ii_with_a_seed() {
     assert_eq!(many, solved("24", "7"), "the same seed gives the same plan");
 }
 
+/// AR-Topk's ranks decompress one sum each, not every rank's message: also where the gradient is one bucket.
+#[test]
+fn one_bucket_costs_what_the_whole_gradient_does() {
+    let rows = |more: &[&str]| -> Vec<(String, f64, f64)> {
+        let base = ["--params", "25.56M", "--compressors", "topk", "--json"];
+        let answer = json(&on_network(&[&base[..], more].concat()));
+        let row = |c: &serde_json::Value| {
+            let number = |key: &str| c[key].as_f64().unwrap();
+            (c["strategy"].as_str().unwrap().to_owned(), number("t_comp_s"), number("t_sync_s"))
+        };
+        answer["costs"].as_array().unwrap().iter().map(row).collect()
+    };
+    let (whole, bucket) = (rows(&[]), rows(&["--buckets", "1"]));
+    assert_eq!(bucket.len(), 2 + 15);
+    for (strategy, t_comp, t_sync) in bucket {
+        let same = whole.iter().find(|row| row.0 == strategy).unwrap_or_else(|| panic!("{strategy} is missing"));
+        // A bucket's curve is smooth between its points.
+        assert!((t_comp - same.1).abs() <= 0.01 * same.1, "{strategy}: {t_comp} for {same:?}");
+        assert!((t_sync - same.2).abs() <= 1e-6 * same.2, "{strategy}: {t_sync} for {same:?}");
+    }
+}
+
 #[test]
 fn buckets_that_lose_more_keep_more() {
     let rows: String = (0..20).map(|i| format!("layer{i},1M,{}\n", if i < 5 { "10,0.6" } else { "1,0.05" })).collect();

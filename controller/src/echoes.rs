@@ -33,13 +33,13 @@ pub struct Echoes {
     /// Time between two traceroutes to the same peer, s; 0 = never.
     pub trace_s: u64,
     /// The part of the share that they take where they take most, 0 to 1.
-    pub elsewhere: f64,
+    pub other_probes: f64,
 }
 
 impl Echoes {
     /// As configured.
     pub fn configured(config: &RawProbes) -> Self {
-        Self { interval_ms: config.echo_interval_ms, trace_s: config.trace_interval_s, elsewhere: 0.0 }
+        Self { interval_ms: config.echo_interval_ms, trace_s: config.trace_interval_s, other_probes: 0.0 }
     }
 }
 
@@ -54,7 +54,7 @@ pub fn plan(config: &RawProbes, live: &[NodeName], known: &BTreeMap<Pair, Known>
     let traces = |s: u64| if s == 0 { 0.0 } else { 2.0 * TRACE_BITS / s as f64 / allowed_bps };
     let interval_ms = stretched(configured.interval_ms, SLOWEST_MS, |ms| echoes(ms) <= ECHO_PART);
     let trace_s = stretched(configured.trace_s, SLOWEST_TRACE_S, |s| traces(s) <= TRACE_PART);
-    Echoes { interval_ms, trace_s, elsewhere: (echoes(interval_ms) + traces(trace_s)).min(1.0) }
+    Echoes { interval_ms, trace_s, other_probes: (echoes(interval_ms) + traces(trace_s)).min(1.0) }
 }
 
 /// Doubled until it fits.
@@ -93,17 +93,17 @@ mod tests {
     fn fast_links_are_echoed_as_configured_and_slow_ones_within_the_share() {
         let config = RawProbes::default();
         let nothing = plan(&config, &cluster(4, 1e9).0, &BTreeMap::new());
-        assert_eq!(nothing, Echoes { interval_ms: 200, trace_s: 60, elsewhere: 0.0 });
+        assert_eq!(nothing, Echoes { interval_ms: 200, trace_s: 60, other_probes: 0.0 });
         let (live, known) = cluster(4, 1e9);
         let fast = plan(&config, &live, &known);
-        assert!(fast.interval_ms == 200 && fast.elsewhere < 0.01, "{fast:?}");
+        assert!(fast.interval_ms == 200 && fast.other_probes < 0.01, "{fast:?}");
         for (nodes, bps) in [(2, 1e6), (4, 1e6), (8, 1e6), (64, 1e7), (512, 1e9)] {
             let (live, known) = cluster(nodes, bps);
             let echoes = plan(&config, &live, &known);
             let seconds = echoes.interval_ms as f64 * 1e-3;
             let sent_bps = (nodes - 1) as f64 * 2.0 * ECHO_BITS / seconds;
             assert!(sent_bps <= ECHO_PART * 0.01 * bps, "{nodes} nodes at {bps} bit/s: {echoes:?}");
-            assert!(echoes.elsewhere <= ECHO_PART + TRACE_PART, "{echoes:?}");
+            assert!(echoes.other_probes <= ECHO_PART + TRACE_PART, "{echoes:?}");
         }
     }
 

@@ -44,7 +44,7 @@ const FAILED_RETEST_S: f64 = 10.0;
 const SCOUT_BYTES: u64 = 256 << 10;
 
 /// A link whose last test had less than this part of the bytes that fit its bandwidth is not well known yet.
-const ROUGH: u64 = 4;
+const APPROXIMATE: u64 = 4;
 
 /// The first test of a suspect link is sized to last this long on what is known of it, in seconds, or some round trips: after
 /// a fall a whole one would last as long as a test may, and leave a debt that lets no other follow for minutes.
@@ -244,7 +244,7 @@ impl Scheduler {
     }
 
     /// What a test really cost: each direction counts by itself, the dearer one is paid. Bytes without a rate cost
-    /// all that was held back for them.
+    /// all that was reserved for them.
     fn spent_s(&self, spent: &Spent, held_s: f64) -> f64 {
         let cost = |(bytes, bps): (u64, Option<f64>)| match bps {
             _ if bytes == 0 => 0.0,
@@ -269,13 +269,13 @@ impl Scheduler {
         self.past.get(pair).map(|p| p.at)
     }
 
-    /// Ends what has expired or lost an end, and grants what is due. `elsewhere` is the part of the share, 0 to 1,
+    /// Ends what has expired or lost an end, and grants what is due. `other_probes` is the part of the share, 0 to 1,
     /// that echoes and traces take.
-    pub fn tick(&mut self, now: Timestamp, live: &[NodeName], known: &BTreeMap<Pair, Known>, elsewhere: f64) {
+    pub fn tick(&mut self, now: Timestamp, live: &[NodeName], known: &BTreeMap<Pair, Known>, other_probes: f64) {
         self.end_overdue(now, &live.iter().collect());
-        self.grow(now, live, elsewhere);
+        self.grow(now, live, other_probes);
         self.trust(now, known);
-        self.set_time_constant(now, ROUNDS * self.round_s(live, known, elsewhere));
+        self.set_time_constant(now, ROUNDS * self.round_s(live, known, other_probes));
         let busy = self.active.iter().flat_map(|a| [a.from.clone(), a.grant.peer.clone()]);
         let mut taken: BTreeSet<NodeName> = busy.collect();
         for (pair, link) in self.due(now, live, known) {
@@ -300,7 +300,7 @@ impl Scheduler {
 
     /// How long it takes until a node has had its turn with each other one, and has paid for it, where that takes longest,
     /// in seconds.
-    fn round_s(&self, live: &[NodeName], known: &BTreeMap<Pair, Known>, elsewhere: f64) -> f64 {
+    fn round_s(&self, live: &[NodeName], known: &BTreeMap<Pair, Known>, other_probes: f64) -> f64 {
         let live: BTreeSet<&NodeName> = live.iter().collect();
         let mut cost_s: BTreeMap<&NodeName, f64> = BTreeMap::new();
         for (pair, link) in known.iter().filter(|(pair, _)| live.contains(&pair.0) && live.contains(&pair.1)) {
@@ -308,7 +308,7 @@ impl Scheduler {
             [&pair.0, &pair.1].into_iter().for_each(|node| *cost_s.entry(node).or_default() += planned_s);
         }
         let dearest_s = cost_s.into_values().fold(0.0, f64::max);
-        let paid_s = dearest_s / (self.rules.growth() - elsewhere).max(LEAST_GROWTH);
+        let paid_s = dearest_s / (self.rules.growth() - other_probes).max(LEAST_GROWTH);
         paid_s.max(TEST_TAKES_S * live.len() as f64).max(self.config.retest_s as f64)
     }
 
@@ -324,9 +324,9 @@ impl Scheduler {
     }
 
     /// Every account grows, also of nodes that are silent; of these a full one says nothing and is forgotten.
-    fn grow(&mut self, now: Timestamp, live: &[NodeName], elsewhere: f64) {
+    fn grow(&mut self, now: Timestamp, live: &[NodeName], other_probes: f64) {
         let (rules, now_s) = (self.rules, now.seconds());
-        self.accounts.values_mut().for_each(|entry| entry.account.grow(&rules, now_s, elsewhere));
+        self.accounts.values_mut().for_each(|entry| entry.account.grow(&rules, now_s, other_probes));
         self.accounts.retain(|node, entry| !entry.account.is_full() || live.contains(node));
         for node in live {
             let full = || Account { account: ShareAccount::full(now_s), stored_s: None };
@@ -357,7 +357,7 @@ impl Scheduler {
 
     /// How long after its last test a link is due again, in seconds.
     fn wait_s(&self, last: &Past, link: &Known) -> f64 {
-        let rough = last.bytes.is_some_and(|bytes| bytes.saturating_mul(ROUGH) < self.budget(link));
+        let approximate = last.bytes.is_some_and(|bytes| bytes.saturating_mul(APPROXIMATE) < self.budget(link));
         match link {
             // Suspicion never makes a link wait longer than trust would: it would grow old while its job is in trouble.
             Known { suspect: true, .. } => suspect_wait_s(last.suspected).min(self.config.retest_s as f64),
@@ -365,7 +365,7 @@ impl Scheduler {
             // One test after a change is little to rest a decision on: the next should not wait as if nothing had been. More
             // than a few would not make a link surer whose tests disagree.
             Known { stale: true, .. } => suspect_wait_s(last.stale_tests).min(self.config.retest_s as f64),
-            _ if rough => SUSPECT_RETEST_S,
+            _ if approximate => SUSPECT_RETEST_S,
             _ => self.config.retest_s as f64,
         }
     }
@@ -389,7 +389,7 @@ impl Scheduler {
 
     fn budget_of(&self, link: &Known, seconds: f64) -> u64 {
         let (least, most) = (self.config.min_bytes, self.config.max_bytes);
-        let Some(bps) = link.carries_bps() else { return SCOUT_BYTES.max(least / ROUGH).min(most) };
+        let Some(bps) = link.carries_bps() else { return SCOUT_BYTES.max(least / APPROXIMATE).min(most) };
         let seconds = seconds.max(ROUND_TRIPS * 2.0 * link.latency_s);
         ((2.0 * bps / 8.0 * seconds) as u64).clamp(least, most)
     }

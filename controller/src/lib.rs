@@ -35,7 +35,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 
 /// How long open requests may take when the process ends.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+const FLUSH_TIME: Duration = Duration::from_secs(5);
 
 /// Why the service ended. Completes "failed to ...".
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +86,7 @@ pub async fn serve_on(
     let server = server::serve(listener, api::router(app.clone()), &app.counters.refused_connections, stopped);
     let late = async {
         let _ = stopping.wait_for(|stop| *stop).await;
-        tokio::time::sleep(LAST_WORDS).await;
+        tokio::time::sleep(FLUSH_TIME).await;
     };
     tokio::select! {
         () = server => {}

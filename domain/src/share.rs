@@ -112,10 +112,10 @@ impl ShareAccount {
         Self { level_s, at_s: now_s }
     }
 
-    /// Grows up to now. `elsewhere` is the part of the share (0 to 1) that other probes take all the time.
-    pub fn grow(&mut self, rules: &ShareRules, now_s: f64, elsewhere: f64) {
+    /// Grows up to now. `other_probes` is the part of the share (0 to 1) that other probes take all the time.
+    pub fn grow(&mut self, rules: &ShareRules, now_s: f64, other_probes: f64) {
         let passed = (now_s - self.at_s).max(0.0);
-        let growth = (rules.growth() - elsewhere).max(0.0);
+        let growth = (rules.growth() - other_probes).max(0.0);
         (self.level_s, self.at_s) = ((self.level_s + growth * passed).min(MOST_S), self.at_s.max(now_s));
     }
 

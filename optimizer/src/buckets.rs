@@ -156,16 +156,22 @@ impl BucketProblem {
         self.values.len()
     }
 
-    /// The plan as a strategy: its collective, and the share of all values that it keeps as ratio.
+    /// The plan as a strategy: its collective, and as ratio the one of all buckets, or else the share of all values that it keeps.
     pub fn strategy(&self, plan: &BucketPlan) -> Strategy {
-        let kept = |(values, cr): (&u64, &CompressionRatio)| cr.keep(*values as usize) as f64;
-        let kept: f64 = self.values.iter().zip(&plan.crs).map(kept).sum();
-        let all: f64 = self.values.iter().map(|v| *v as f64).sum();
         let selection = plan.collective.is_art().then_some(self.selection);
-        let spec = CompressionRatio::new(kept / all).ok().and_then(|cr| self.compressor.at(cr).ok());
+        let spec = self.ratio(plan).and_then(|cr| self.compressor.at(cr).ok());
         let sparse = spec.and_then(|spec| Strategy::new(spec, plan.collective, selection).ok());
         // Whole buckets that are too small to leave anything out make a sparse plan dense in all but name.
         Strategy::dense(plan.collective).ok().or(sparse).unwrap_or(Strategy::DENSE_RING)
+    }
+
+    fn ratio(&self, plan: &BucketPlan) -> Option<CompressionRatio> {
+        if let Some(same) = plan.crs.first().filter(|first| plan.crs.iter().all(|cr| cr == *first)) {
+            return Some(*same);
+        }
+        let kept = |(values, cr): (&u64, &CompressionRatio)| cr.keep(*values as usize) as f64;
+        let kept: f64 = self.values.iter().zip(&plan.crs).map(kept).sum();
+        CompressionRatio::new(kept / self.values.iter().map(|v| *v as f64).sum::<f64>()).ok()
     }
 
     /// Ratios by rising c.
@@ -333,7 +339,12 @@ impl Table<'_> {
             };
             let gain = self.problem.quality(s, gain).effective_gain();
             let kept = gain * bucket.energy / energy;
-            Ok(Cell { t_comp: profile.t_comp(s.cr()), t_sync: self.t_sync(bucket, s)?, kept })
+            // A bucket's profile is of ranks that select for themselves and decompress every rank's message.
+            let t_comp = match s.selection() {
+                None => profile.t_comp(s.cr()),
+                Some(_) => self.problem.t_comp(s, bucket.values),
+            };
+            Ok(Cell { t_comp, t_sync: self.t_sync(bucket, s)?, kept })
         };
         strategies.iter().map(cell).collect()
     }

@@ -97,6 +97,14 @@ impl Problem {
         }
     }
 
+    /// Seconds that a strategy takes to compress and decompress so many of the gradient's values.
+    pub fn t_comp(&self, strategy: &Strategy, values: u64) -> f64 {
+        match self.profiles.get(&strategy.selector()) {
+            Some(profile) => profile.t_comp(strategy.cr()) * values as f64 / self.values as f64,
+            None => self.times.t_comp(strategy.selector(), strategy.cr(), (values, self.links.ranks())),
+        }
+    }
+
     /// Message sizes of a compressor.
     pub fn codec(&self, family: Family) -> CodecBytes {
         self.codecs.get(&family).copied().unwrap_or_else(|| assumed_bytes(family))
@@ -172,8 +180,7 @@ impl<'a> Evaluator<'a> {
             let ratio = if family.has_ratio() { strategy.cr() } else { self.share_of_bytes(family) };
             let sparse = self.prior.gain(ratio);
             let gain = prior_gain(strategy.spec(), (self.problem.values, ratio.get()), sparse);
-            let size = (self.problem.values, self.problem.links.ranks());
-            return (gain, self.problem.times.t_comp(strategy.selector(), strategy.cr(), size));
+            return (gain, self.problem.t_comp(strategy, self.problem.values));
         };
         (profile.gain(strategy.cr()), profile.t_comp(strategy.cr()))
     }

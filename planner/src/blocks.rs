@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn news_that_come_late_acquit_nobody() {
+    fn late_reports_clear_no_failure() {
         let mut memory = Memory { dwell_from: Some(at(0.0)), ..Memory::default() };
         let config = Config { block_s: seconds(300.0), ..Config::default() };
         memory.block(failed("topk@0.01/allgather", Scope::Collective), at(0.0), &config);

@@ -220,10 +220,10 @@ impl<'a> Call<'a> {
 
     /// Something is wrong but nothing known is better: the usual choice may still find a way out.
     fn report_regression(&mut self, costs: &Costs, what: String) -> Result<Take, Hold> {
-        if self.memory.guard_spoke == Some(self.s.version()) {
+        if self.memory.judged == Some(self.s.version()) {
             return self.choose(costs);
         }
-        self.memory.guard_spoke = Some(self.s.version());
+        self.memory.judged = Some(self.s.version());
         self.triggers.push(Trigger::Guard { what: what.clone() });
         self.choose(costs).map_err(|hold| Hold { keep: Keep::NothingBetter, why: what, ..hold })
     }

@@ -68,7 +68,8 @@ pub struct Memory {
     #[serde(rename = "complaint")]
     pub regression: Option<Regression>,
     /// The decision that the guard has already judged and left in force, so that it says so once.
-    pub guard_spoke: Option<Version>,
+    #[serde(rename = "guard_spoke")]
+    pub judged: Option<Version>,
     /// What the newest decision was made for, until its settled steps have kept it.
     #[serde(default)]
     pub promise: Option<Promise>,

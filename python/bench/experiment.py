@@ -97,6 +97,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--settings", nargs="*", default=[*FIXED, "flexcomm"])
     parser.add_argument("--target", type=float, default=75.0, help="accuracy to reach, percent")
+    parser.add_argument("--planner", default="", help="further lines of the controller's [planner], for example 'crs = [0.01]'")
     parser.add_argument("--binary", type=os.path.abspath, default=str(HERE.parents[1] / "target" / "release" / "flexcomm"))
     parser.add_argument("--timeout", type=float, default=4 * 3600.0, help="seconds for everything")
     parser.add_argument("--out", default="target/experiment")
@@ -110,7 +111,7 @@ def arguments() -> argparse.Namespace:
 
 def what_counts(plan: dict[str, Any]) -> dict[str, Any]:
     """What two runs must share for their results to stand in one table."""
-    return {key: plan[key] for key in ("phases", "ranks", "steps_per_epoch", "divisor")}
+    return {key: plan[key] for key in ("phases", "ranks", "steps_per_epoch", "divisor", "planner")}
 
 
 def keep_or_drop(plan: dict[str, Any], out: pathlib.Path) -> None:
@@ -264,7 +265,7 @@ def control_plane(plan: dict[str, Any], out: pathlib.Path) -> list[subprocess.Po
     token.write_text("experiment-0123456789abcdef")
     token.chmod(0o600)
     (run / "controller.toml").write_text(
-        f'listen = "0.0.0.0:7070"\ndb = "{run}/controller.db"\ntoken_file = "{token}"\n{PLANNER}'
+        f'listen = "0.0.0.0:7070"\ndb = "{run}/controller.db"\ntoken_file = "{token}"\n{PLANNER}{plan["planner"]}\n'
     )
     command = [plan["binary"], "controller", "--config", f"{run}/controller.toml"]
     # At this level the log says of every look why nothing changed.

@@ -52,7 +52,7 @@ impl Budget {
     }
 }
 
-/// What is held back for a test that runs, in seconds' worth.
+/// What is reserved for a test that runs, in seconds' worth.
 #[derive(Debug)]
 pub(crate) struct Held(f64);
 

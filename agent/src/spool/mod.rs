@@ -278,7 +278,7 @@ impl Spool {
         Ok(found)
     }
 
-    /// Everything up to `seq` is stored elsewhere; a number beyond what was given out counts as the last one.
+    /// The controller has stored everything up to `seq`; a number beyond what was given out counts as the last one.
     pub(crate) fn ack(&mut self, seq: u64) -> Result<(), SpoolError> {
         let seq = seq.min(self.next - 1);
         if seq <= self.acked {

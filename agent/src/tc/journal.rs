@@ -59,7 +59,7 @@ pub(crate) struct Journal {
     pub(crate) before: Before,
 }
 
-/// Where and when this process runs: a journal from elsewhere speaks of other interfaces.
+/// Where and when this process runs: a journal of another machine names other interfaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) namespace: u64,
@@ -91,7 +91,7 @@ impl Journal {
         }
     }
 
-    /// Whether it speaks of interfaces that this process sees.
+    /// Whether it names interfaces that this process sees.
     pub(crate) fn place(&self) -> Place {
         Place { namespace: self.namespace, boot: self.boot.clone() }
     }

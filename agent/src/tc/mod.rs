@@ -12,7 +12,7 @@
 //!
 //! Safety: what stood there before is journaled and fsynced before the first change; two guardian processes of
 //! sessions of their own put it back when the agent dies or stops renewing its lease, and one that was killed is
-//! replaced; [`recover`] does so at the next start when all of them died. Only a root qdisc with our handle that a journal speaks of is ever deleted, and the kernel
+//! replaced; [`recover`] does so at the next start when all of them died. Only a root qdisc with our handle that a journal names is ever deleted, and the kernel
 //! checks the handle again in the delete message itself. Everything that belongs together travels in one
 //! `sendmsg`, which the kernel carries out within that one system call: a SIGKILL falls before or after it.
 

@@ -51,7 +51,7 @@ pub(crate) fn recover_owned(state_dir: &Path) -> Result<Recovered, ShapeError> {
         match journal::read(&path) {
             Ok(None) => {}
             Ok(Some(journal)) if journal.boot == here.boot && journal.namespace != here.namespace => {
-                recovered.rejected.extend(elsewhere(state_dir, &path, &journal)?);
+                recovered.rejected.extend(foreign(state_dir, &path, &journal)?);
             }
             Ok(Some(journal)) => {
                 // Qdiscs do not outlive a boot; only the file is left of an earlier one.
@@ -70,7 +70,7 @@ pub(crate) fn recover_owned(state_dir: &Path) -> Result<Recovered, ShapeError> {
 
 /// A journal from another network namespace: kept under a name of its own while that namespace lives, so that an
 /// agent there finds it and an interface of the same name here is free.
-fn elsewhere(state_dir: &Path, path: &Path, journal: &Journal) -> Result<Option<String>, ShapeError> {
+fn foreign(state_dir: &Path, path: &Path, journal: &Journal) -> Result<Option<String>, ShapeError> {
     if !live_namespaces().contains(&journal.namespace) {
         journal::remove(state_dir, path)?;
         return Ok(None);

@@ -53,7 +53,7 @@ struct Job {
     orders: JobOrders,
     line: watch::Sender<OrdersLine>,
     last_trial: u64,
-    /// Since when the controller no longer speaks of it.
+    /// Since when the controller no longer names it.
     gone_since: Option<Instant>,
     /// The user whose trainer came first, once one came.
     uid: Option<u32>,
@@ -74,7 +74,7 @@ impl Jobs {
         let mut jobs = Self { decisions, metrics, jobs: BTreeMap::new() };
         for order in jobs.saved()? {
             let done = jobs.update(&order);
-            // Until the controller speaks of it.
+            // Until the controller names it.
             jobs.gone(&order.job, Instant::now());
             if let Err(error) = done {
                 jobs.metrics.job_errors_total.inc();
@@ -169,7 +169,7 @@ impl Jobs {
         Ok(())
     }
 
-    /// The controller no longer speaks of a job.
+    /// The controller no longer names a job.
     pub(crate) fn gone(&mut self, job: &JobId, now: Instant) {
         if let Some(job) = self.jobs.get_mut(job) {
             job.gone_since.get_or_insert(now);

@@ -117,7 +117,7 @@ impl Trainers {
         }
     }
 
-    /// The controller no longer speaks of a job.
+    /// The controller no longer names a job.
     pub(crate) fn gone(&self, job: &JobId) {
         lock(&self.jobs).gone(job, Instant::now());
     }

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 /// Most ranks of a job, as a link matrix may span.
 const MAX_WORLD: u32 = 4096;
 /// Most codecs and most collectives that a hello may name.
-const MAX_NAMES: usize = 32;
+const MAX_NAMES: usize = 64;
 /// Longest name of a backend, codec or collective, in bytes.
 const MAX_NAME: usize = 63;
 /// Most samples in one message of transfers.

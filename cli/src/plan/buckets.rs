@@ -82,8 +82,7 @@ pub(super) fn solve(
     let (plans, uniform) = (large.size(), large.uniform());
     let shown = evaluate_plans(problem, &large, &uniform).context("failed to plan")?;
     let solution = solve_buckets(problem, large, policy, args.seed).context("failed to plan")?;
-    let uniform =
-        shown.iter().zip(&uniform).map(|(e, p)| Row { strategy: None, cr: p.plan.crs[0].get(), ..Row::from(e) });
+    let uniform = shown.iter().zip(&uniform).map(|(e, p)| Row { cr: p.plan.crs[0].get(), ..Row::from(e) });
     Ok(Searched {
         solution,
         uniform: uniform.collect(),

@@ -56,7 +56,7 @@ pub async fn tick(app: &App) -> Result<(), CycleError> {
     *app.echoes() = echoes;
     let moved = {
         let mut scheduler = app.scheduler();
-        scheduler.tick(now, &live, &known, echoes.elsewhere);
+        scheduler.tick(now, &live, &known, echoes.other_probes);
         scheduler.to_store()
     };
     Ok(app.store.put_probe_accounts(&moved, now).await?)

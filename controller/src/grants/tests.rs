@@ -144,7 +144,7 @@ impl World {
             self.carry(node, second, packets * f64::from(88 + 8 + 20 + 38) * 8.0);
         }
         let before: BTreeSet<u64> = self.scheduler.active.iter().map(|a| a.grant.id).collect();
-        self.scheduler.tick(at(second * 1000), &live, &self.known, echoes.elsewhere);
+        self.scheduler.tick(at(second * 1000), &live, &self.known, echoes.other_probes);
         self.disk.extend(self.scheduler.to_store());
         let begun: Vec<Active> =
             self.scheduler.active.iter().filter(|a| !before.contains(&a.grant.id)).cloned().collect();
@@ -328,7 +328,7 @@ fn the_time_constant_falls_no_faster_than_time() {
 
 /// Routine tests that cannot be paid make their nodes save up: not before what a job's decisions rest on.
 #[test]
-fn fading_links_go_before_routine_ones_that_waited_longer() {
+fn stale_links_go_before_routine_ones_that_waited_longer() {
     let live = names(3);
     let mut s = scheduler();
     let known: BTreeMap<Pair, Known> = all(&live, link(1e9))
@@ -351,7 +351,7 @@ fn fading_links_go_before_routine_ones_that_waited_longer() {
 /// Whose estimate rests on one test is tested again as soon as that test can have been seen; a link whose tests do not make it
 /// surer is tested as seldom as all others in the end.
 #[test]
-fn fading_links_are_tested_again_soon_but_not_for_ever() {
+fn stale_links_are_tested_again_soon_but_not_for_ever() {
     let live = names(2);
     let tested_s = |stale: bool| {
         let mut s = scheduler();
@@ -375,7 +375,7 @@ fn fading_links_are_tested_again_soon_but_not_for_ever() {
 
 /// A burst of urgent tests leaves a debt that takes minutes to pay. What a job's decisions rest on does not wait for that.
 #[test]
-fn fading_links_do_not_wait_for_the_debts_of_suspect_ones() {
+fn stale_links_do_not_wait_for_the_debts_of_suspect_ones() {
     let live = names(4);
     let tests = |stale: bool| {
         let config = RawProbes { budget_share: 0.3, retest_s: 10, ..RawProbes::default() };

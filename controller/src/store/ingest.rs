@@ -248,9 +248,9 @@ async fn job_seen(db: &mut SqliteConnection, from: &Sender<'_>, r: &JobSeen) -> 
             return rejected(Reason::Full, format!("job {}: {MAX_JOBS} jobs run already", r.job));
         }
         Some(known) if continues(&known, r) => {
-            let home = jobs::node_of(db, &r.job, r.rank).await?;
-            if let Some(home) = home.filter(|home| home != from.node.as_str() && from.is_live(home)) {
-                return Ok(elsewhere(from.node, r, &home));
+            let owner = jobs::node_of(db, &r.job, r.rank).await?;
+            if let Some(owner) = owner.filter(|owner| owner != from.node.as_str() && from.is_live(owner)) {
+                return Ok(owned_by_another(from.node, r, &owner));
             }
         }
         Some(known) => match in_the_way(db, from, &known, r).await? {
@@ -279,15 +279,15 @@ async fn in_the_way(
     r: &JobSeen,
 ) -> Result<Option<String>> {
     let here = jobs::homes(db, &r.job).await?;
-    let gone = |rank: u32, home: &String| home == from.node.as_str() && (rank == r.rank || known.run != r.run);
-    Ok(here.into_iter().find(|(rank, home)| from.is_live(home) && !gone(*rank, home)).map(|(_, home)| home))
+    let gone = |rank: u32, owner: &String| owner == from.node.as_str() && (rank == r.rank || known.run != r.run);
+    Ok(here.into_iter().find(|(rank, owner)| from.is_live(owner) && !gone(*rank, owner)).map(|(_, owner)| owner))
 }
 
 /// A rank lives on another node, whose agent is alive and has not said that it left: whoever has the token knows the run's id.
-fn elsewhere(from: &NodeName, r: &JobSeen, home: &str) -> Fate {
+fn owned_by_another(from: &NodeName, r: &JobSeen, owner: &str) -> Fate {
     let (job, rank) = (r.job.clone(), r.rank);
     let reason = format!(
-        "node {from} announces rank {rank} of job {job}, which runs on node {home}: it is taken over when that agent says that \
+        "node {from} announces rank {rank} of job {job}, which runs on node {owner}: it is taken over when that agent says that \
          the rank has left, or is silent"
     );
     match r.run {
@@ -314,7 +314,7 @@ fn refusal(known: &jobs::Known, r: &JobSeen, node: &str) -> Fate {
 }
 
 /// The job, when it is known and this rank of it runs on this node.
-async fn at_home(
+async fn on_its_node(
     db: &mut SqliteConnection,
     node: &NodeName,
     (job, rank): (&JobId, u32),
@@ -322,11 +322,11 @@ async fn at_home(
     let Some(known) = jobs::known(db, job).await? else {
         return Ok(Err(Rejected::new(Reason::UnknownJob, format!("no trainer announced job {job}"))));
     };
-    let home = jobs::node_of(db, job, rank).await?;
-    Ok(match home {
-        Some(home) if home == node.as_str() => Ok(known),
-        Some(home) => {
-            Err(Rejected::new(Reason::UnknownRank, format!("rank {rank} of job {job} runs on {home}, not on {node}")))
+    let owner = jobs::node_of(db, job, rank).await?;
+    Ok(match owner {
+        Some(owner) if owner == node.as_str() => Ok(known),
+        Some(owner) => {
+            Err(Rejected::new(Reason::UnknownRank, format!("rank {rank} of job {job} runs on {owner}, not on {node}")))
         }
         None => Err(Rejected::new(Reason::UnknownRank, format!("rank {rank} of job {job} is not there"))),
     })
@@ -338,7 +338,7 @@ async fn job_left(
     (job, rank, run): (&JobId, u32, Option<RunId>),
     how: End,
 ) -> Result<Fate> {
-    match at_home(db, from.node, (job, rank)).await? {
+    match on_its_node(db, from.node, (job, rank)).await? {
         Ok(known) if run.is_some() && run != known.run => rejected(
             Reason::UnknownRank,
             format!("rank {rank} of job {job} left a run that no longer has the job's name"),
@@ -352,7 +352,7 @@ async fn job_left(
 }
 
 async fn steps(db: &mut SqliteConnection, node: &NodeName, mut r: StepsReport, now: Timestamp) -> Result<Fate> {
-    if let Err(rejected) = at_home(db, node, (&r.job, r.rank)).await? {
+    if let Err(rejected) = on_its_node(db, node, (&r.job, r.rank)).await? {
         return Ok(rejected.into());
     }
     let ran = match reports::ran(&r) {
@@ -370,7 +370,7 @@ async fn steps(db: &mut SqliteConnection, node: &NodeName, mut r: StepsReport, n
 }
 
 async fn applied(db: &mut SqliteConnection, node: &NodeName, r: &AppliedReport, now: Timestamp) -> Result<Fate> {
-    let known = match at_home(db, node, (&r.job, r.rank)).await? {
+    let known = match on_its_node(db, node, (&r.job, r.rank)).await? {
         Ok(known) => known,
         Err(rejected) => return Ok(rejected.into()),
     };
@@ -394,7 +394,7 @@ async fn applied(db: &mut SqliteConnection, node: &NodeName, r: &AppliedReport, 
 }
 
 async fn trial(db: &mut SqliteConnection, node: &NodeName, mut r: TrialReport, now: Timestamp) -> Result<Fate> {
-    if let Err(rejected) = at_home(db, node, (&r.job, r.rank)).await? {
+    if let Err(rejected) = on_its_node(db, node, (&r.job, r.rank)).await? {
         return Ok(rejected.into());
     }
     if !trials::exists(db, &r.job, r.id).await? {

@@ -511,8 +511,8 @@ pub(super) async fn join(db: &mut SqliteConnection, node: &NodeName, seen: &JobS
 }
 
 /// Whether any rank is on a node whose agent is alive.
-fn lives(homes: &[(u32, String)], live: &[NodeName]) -> bool {
-    homes.iter().any(|(_, home)| live.iter().any(|node| node.as_str() == home))
+fn lives(ranks: &[(u32, String)], live: &[NodeName]) -> bool {
+    ranks.iter().any(|(_, owner)| live.iter().any(|node| node.as_str() == owner))
 }
 
 /// The ranks that are there and their nodes.
