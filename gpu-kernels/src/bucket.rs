@@ -9,10 +9,8 @@
 
 mod agreed;
 mod layers;
-mod low_rank;
 
 pub use layers::Layers;
-pub use low_rank::{LowRanks, Product};
 
 use crate::hybrid::{self, Qsparse};
 use crate::indices::{self, At, subset_scratch};

@@ -175,17 +175,6 @@ pub fn right(
     add(device, (layer, factors.left, to), (-1.0, matrix))
 }
 
-/// Round 1 of a layer that is sent as it is ([`LowRank::new`] answers None), all of which leaves the memory.
-pub fn whole(device: &impl Device, (layer, to): (Span, Span), step: &Step) -> Result<(), LaunchError> {
-    let count = u64::from(check_count(layer.bytes() / 4)?);
-    check(("the layer", layer, 0), ALIGN)?;
-    check(("the layer to send", to, 4 * count), ALIGN)?;
-    check_apart(("the layer", layer), ("the layer to send", to))?;
-    let parts = step.parts()?;
-    let ends = [parts.state.address(), parts.outcome.address(), parts.partials.address()];
-    start(device, "power_whole", count, &[layer.address(), to.address(), count, ends[0], ends[1], ends[2]])
-}
-
 /// Keeps the mean Q for the next step, unless it is all zeros.
 pub fn keep_warm(
     device: &impl Device,
@@ -219,14 +208,4 @@ pub fn add(
     let (rank, scale) = (u64::from(layer.rank), u64::from(scale.to_bits()));
     let arguments = [out.address(), rows, cols, left.address(), right.address(), rank, scale];
     start(device, "power_add", rows * cols, &arguments)
-}
-
-/// The same of a layer that was sent as it is ([`whole`]).
-pub fn add_whole(device: &impl Device, (values, n): (Span, u64), (scale, out): (f32, Span)) -> Result<(), LaunchError> {
-    let count = u64::from(check_count(n)?);
-    check(("the layer", values, 4 * n), ALIGN)?;
-    check(("out", out, 4 * n), ALIGN)?;
-    check_apart(("out", out), ("the layer", values))?;
-    let arguments = [out.address(), count, values.address(), u64::from(scale.to_bits())];
-    start(device, "power_add_whole", count, &arguments)
 }

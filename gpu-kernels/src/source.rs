@@ -52,7 +52,7 @@ modules! {
     "indices.cu": gather keep put scatter add_mean mark draw_first draw_set count_set scan_set list_set add_listed
         count_marks scan_marks add_marked;
     // PowerSGD between its products.
-    "lowrank.cu": power_right power_send power_whole power_left power_add power_add_whole power_any power_warm;
+    "lowrank.cu": power_right power_send power_left power_add power_any power_warm;
     // Marsit's operator.
     "marsit.cu": marsit;
     // 1-bit SGD, min-max 8-bit, INCEPTIONN.
