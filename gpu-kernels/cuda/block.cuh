@@ -26,6 +26,22 @@ __device__ __forceinline__ u32 block_scan(u32 value) {
   return inclusive;
 }
 
+// Counts, whole numbers in any type, become sums of all before; answers the sum of all. By the whole block.
+template <typename T> __device__ __forceinline__ u32 scan_counts(T* counts, u32 tiles) {
+  SHARED(u32, total, 1);
+  u32 before = 0;
+  for (u32 first = 0; first < tiles; first += THREADS) {
+    const u32 i = first + threadIdx.x;
+    const u32 own = i < tiles ? (u32)counts[i] : 0, scanned = block_scan(own);
+    if (i < tiles) counts[i] = (T)(before + scanned - own);
+    if (threadIdx.x == THREADS - 1) total[0] = scanned;
+    __syncthreads();
+    before += total[0];
+    __syncthreads();
+  }
+  return before;
+}
+
 // The sum over the block, in every thread, always added in the same order.
 __device__ __forceinline__ double block_sum(double value) {
   SHARED(double, totals, WARPS);

@@ -125,22 +125,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_set(const u32* set, 
   }
 }
 
-// Counts become sums of all before; answers the sum of all. By a whole block.
-__device__ __forceinline__ u32 scan_counts(u32* counts, u32 tiles) {
-  SHARED(u32, total, 1);
-  u32 before = 0;
-  for (u32 first = 0; first < tiles; first += THREADS) {
-    const u32 i = first + threadIdx.x;
-    u32 own = i < tiles ? counts[i] : 0, scanned = block_scan(own);
-    if (i < tiles) counts[i] = before + scanned - own;
-    if (threadIdx.x == THREADS - 1) total[0] = scanned;
-    __syncthreads();
-    before += total[0];
-    __syncthreads();
-  }
-  return before;
-}
-
 // By one block: sums of all tiles before.
 extern "C" __global__ void __launch_bounds__(THREADS) scan_set(u32* counts, u32 tiles) { scan_counts(counts, tiles); }
 

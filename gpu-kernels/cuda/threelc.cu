@@ -114,18 +114,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_runs(const u8* bytes
 
 // Sums of all tiles before, and the length of the payload. By one block.
 extern "C" __global__ void __launch_bounds__(THREADS) scan_runs(double* counts, u32 tile_count, Outcome* o) {
-  SHARED(u32, total, 1);
-  u32 before_all = 0;
-  for (u32 first = 0; first < tile_count; first += THREADS) {
-    const u32 tile = first + threadIdx.x;
-    const u32 own = tile < tile_count ? (u32)counts[tile] : 0, scanned = block_scan(own);
-    if (tile < tile_count) counts[tile] = (double)(before_all + scanned - own);
-    if (threadIdx.x == THREADS - 1) total[0] = scanned;
-    __syncthreads();
-    before_all += total[0];
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) o->bytes = 4 + (u64)before_all;
+  const u32 all = scan_counts(counts, tile_count);
+  if (threadIdx.x == 0) o->bytes = 4 + (u64)all;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) put_runs(const u8* bytes, u32 n, const u64* tiles, const double* counts,

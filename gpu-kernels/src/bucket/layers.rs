@@ -3,7 +3,7 @@
 
 use super::{ALIGN, Bucket, Gradient, Method, Room};
 use crate::indices;
-use crate::workspace::{check, check_count, check_lengths};
+use crate::workspace::{check, check_count};
 use crate::{At, Device, Feed, LaunchError, OUTCOME_BYTES, Span};
 
 /// Distance between outcomes.
@@ -110,9 +110,6 @@ impl Layers {
     /// See [`Self::outcomes`].
     pub const OUTCOME: u64 = OUTCOME;
 
-    /// Where [`Self::refused`] lies within [`Self::outcomes`].
-    pub const REFUSED: u64 = OUTCOME_BYTES;
-
     /// A part of the step's memory that is free between steps, for [`crate::add_sized`], [`crate::add_lists`] and their like.
     pub fn workspace(&self) -> Span {
         self.room.workspace
@@ -163,31 +160,6 @@ impl Layers {
             self.put_back();
         }
         Ok(())
-    }
-
-    /// As [`Self::step`] of a single layer, and its payload goes to `to` too, which may begin at any byte: [`Method::sent_bytes`]
-    /// long, which are all the same known without a look at the outcome. Kernels write whole words, so it is one more copy.
-    pub fn step_to(
-        &mut self,
-        device: &impl Device,
-        (gradient, keeps): (Gradient, bool),
-        (method, to): (Method, Span),
-    ) -> Result<(), LaunchError> {
-        let [Layer { n, payload, .. }] = self.layers[..] else {
-            let rule = "one alone has its payload sent from where it is";
-            return Err(LaunchError::Parameter { what: "number of layers", value: self.layers.len() as f64, rule });
-        };
-        let Some(bytes) = method.sent_bytes(n) else {
-            let rule = "its payload's length depends on the values";
-            return Err(LaunchError::Parameter { what: "method", value: 0.0, rule });
-        };
-        check_lengths(to, payload.part(0, bytes))?;
-        self.step(device, (gradient, keeps), &[method])?;
-        let copied = device.copy(to, payload.part(0, bytes));
-        if copied.is_err() && keeps {
-            self.put_back();
-        }
-        copied
     }
 
     /// Sets `bits` of a byte where the last step refused a layer's gradient: a message then says so itself.
