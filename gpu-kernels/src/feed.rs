@@ -1,6 +1,6 @@
 //! Error feedback: what every call begins with.
 
-use crate::workspace::{check, check_apart, check_count};
+use crate::workspace::{check, check_apart, check_count, require};
 use crate::{LaunchError, Span};
 
 /// Type of a gradient's values. The memory, and all arithmetic, is f32.
@@ -71,10 +71,7 @@ impl Feed {
             check(("the memory", self.memory, 4 * self.n), ALIGN)?;
         }
         for (what, value) in [("beta", self.beta), ("gamma", self.gamma)] {
-            if !value.is_finite() {
-                let rule = "it must be finite";
-                return Err(LaunchError::Parameter { what, value: f64::from(value), rule });
-            }
+            require(value.is_finite(), what, value.into(), "it must be finite")?;
         }
         Ok(n)
     }
@@ -85,5 +82,12 @@ impl Feed {
         check_apart(("compensated", self.compensated), ("the gradient", self.gradient))?;
         check_apart(("compensated", self.compensated), ("the memory", self.memory))?;
         Ok(n)
+    }
+
+    /// Of a payload that is written while the others are read.
+    pub(crate) fn check_payload(&self, payload: Span, bytes: u64) -> Result<(), LaunchError> {
+        check(("the payload", payload, bytes), ALIGN)?;
+        let others = [("the gradient", self.gradient), ("the memory", self.memory), ("compensated", self.compensated)];
+        others.into_iter().try_for_each(|other| check_apart(("the payload", payload), other))
     }
 }

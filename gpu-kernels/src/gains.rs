@@ -2,7 +2,7 @@
 
 use crate::device::start;
 use crate::feed::{ALIGN, Feed};
-use crate::workspace::{Workspace, check, check_count};
+use crate::workspace::{Workspace, check, check_count, require};
 use crate::{DType, Device, LaunchError, Span};
 
 /// Most candidates of one call.
@@ -18,10 +18,7 @@ pub fn gains(
     workspace: Span,
 ) -> Result<(), LaunchError> {
     let n = feed.check_inputs()?;
-    if count > MOST_CANDIDATES {
-        let rule = "at most 4096";
-        return Err(LaunchError::Parameter { what: "candidates", value: count as f64, rule });
-    }
+    require(count <= MOST_CANDIDATES, "candidates", count as f64, "at most 4096")?;
     check(("the candidates", ks, 4 * count), ALIGN)?;
     check(("the gains", to, 16 * count), ALIGN)?;
     let parts = Workspace::new(workspace, feed.n)?;
@@ -48,13 +45,7 @@ pub fn gains(
 /// reads them, and hardly anything else is done: its time is the bound of that pass.
 pub fn largest(device: &impl Device, feed: &Feed, to: Span) -> Result<(), LaunchError> {
     let n = feed.check_inputs()?;
-    if feed.dtype != DType::F32 {
-        return Err(LaunchError::Parameter {
-            what: "bytes of a value",
-            value: feed.dtype.bytes() as f64,
-            rule: "4: f32",
-        });
-    }
+    require(feed.dtype == DType::F32, "bytes of a value", feed.dtype.bytes() as f64, "4: f32")?;
     check(("the largest magnitude", to, 4), ALIGN)?;
     device.zero(to.part(0, 4))?;
     let (beta, gamma) = (u64::from(feed.beta.to_bits()), u64::from(feed.gamma.to_bits()));

@@ -7,7 +7,7 @@ use crate::indices::{self, At, gather, subset};
 use crate::random::Random;
 use crate::select::{Form, Selected, Set, Tail, topk};
 use crate::threshold::{Threshold, threshold};
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, require};
 use crate::{Device, LaunchError, Span};
 
 /// `hardthreshold` (Strom 2015): ±tau for every magnitude above tau.
@@ -17,9 +17,7 @@ pub fn hard_threshold(
     (tau, to): (f32, &Selected),
     workspace: Span,
 ) -> Result<Form, LaunchError> {
-    if !(tau > 0.0 && tau.is_finite()) {
-        return Err(LaunchError::Parameter { what: "tau", value: f64::from(tau), rule: "above 0, and finite" });
-    }
+    require(tau > 0.0 && tau.is_finite(), "tau", tau.into(), "above 0, and finite")?;
     threshold(device, feed, (Threshold::Above { v: tau }, to), workspace)?;
     signs(device, (feed, to), (false, tau), &Workspace::new(workspace, feed.n)?)?;
     Ok(Form { set: Set::Counted, gaps: true, tail: Tail::Codes { led: false, bits: 1 } })
@@ -80,9 +78,7 @@ pub fn qsparse_random(
     (to, scratch, workspace): (&Selected, Span, Span),
 ) -> Result<Form, LaunchError> {
     check_levels(method)?;
-    if k > to.room {
-        return Err(LaunchError::Parameter { what: "k", value: k as f64, rule: "there must be room for it" });
-    }
+    require(k <= to.room, "k", k as f64, "there must be room for it")?;
     subset(device, (feed.n, k, Random { rank: None, ..shared }), (scratch, to.indices))?;
     indices::feed(device, feed, workspace)?;
     gather(device, feed, (&At { k, indices: to.indices, values: to.values }, 1.0), workspace)?;
@@ -91,12 +87,8 @@ pub fn qsparse_random(
 }
 
 fn check_levels(method: Qsparse) -> Result<(), LaunchError> {
-    match method {
-        Qsparse::Levels { s, .. } if !(1..=127).contains(&s) => {
-            Err(LaunchError::Parameter { what: "s", value: f64::from(s), rule: "from 1 to 127" })
-        }
-        _ => Ok(()),
-    }
+    let Qsparse::Levels { s, .. } = method else { return Ok(()) };
+    require((1..=127).contains(&s), "s", s.into(), "from 1 to 127")
 }
 
 /// The list becomes codes; answers their bits.

@@ -4,7 +4,7 @@
 use crate::device::start;
 use crate::feed::{ALIGN, Feed, WORD};
 use crate::random::{Random, RandomK};
-use crate::workspace::{Workspace, check, check_apart, check_count};
+use crate::workspace::{Workspace, check, check_apart, check_count, require};
 use crate::{Device, LaunchError, Span};
 
 /// k indices (u32, all different) and as many values (f32) on the device.
@@ -55,9 +55,7 @@ pub fn gather(device: &impl Device, feed: &Feed, (at, factor): (&At, f32), works
     let n = u64::from(feed.check()?);
     let (parts, k) = (Workspace::new(workspace, feed.n)?, at.check()?);
     check_apart(("compensated", feed.compensated), ("the values", at.values))?;
-    if !factor.is_finite() {
-        return Err(LaunchError::Parameter { what: "factor", value: f64::from(factor), rule: "it must be finite" });
-    }
+    require(factor.is_finite(), "factor", factor.into(), "it must be finite")?;
     let (compensated, outcome) = (feed.compensated.address(), parts.outcome.address());
     start(device, "keep", n, &[compensated, feed.memory.address(), n, outcome])?;
     let arguments = [
@@ -149,9 +147,7 @@ pub fn subset(
     (scratch, indices): (Span, Span),
 ) -> Result<(), LaunchError> {
     let count = u64::from(check_count(n)?);
-    if k > n {
-        return Err(LaunchError::Parameter { what: "k", value: k as f64, rule: "at most n" });
-    }
+    require(k <= n, "k", k as f64, "at most n")?;
     check(("the scratch memory", scratch, subset_scratch(n)), 256)?;
     check(("the indices", indices, 4 * k), ALIGN)?;
     check_apart(("the indices", indices), ("the scratch memory", scratch))?;

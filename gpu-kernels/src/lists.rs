@@ -3,7 +3,7 @@
 
 use crate::device::start;
 use crate::feed::WORD;
-use crate::workspace::{check, check_apart, check_count};
+use crate::workspace::{check, check_apart, check_count, require};
 use crate::{Device, LaunchError, Span, THREADS};
 use flexcomm_domain::spec::{EliasFano, IndexCoding, index_bytes};
 
@@ -76,14 +76,9 @@ pub fn lists_room(n: u64, k: u64, ranks: u32) -> u64 {
 impl Lists {
     fn check(&self) -> Result<(u32, u32), LaunchError> {
         let (n, k) = (check_count(self.n)?, check_count(self.k)?);
-        let refuse = |what, value, rule| Err(LaunchError::Parameter { what, value, rule });
-        if k > n {
-            return refuse("k", f64::from(k), "at most n");
-        }
-        let bytes = list_bytes(self.n, self.k);
-        if self.ranks == 0 || self.stride < bytes {
-            return refuse("stride", self.stride as f64, "at least 1 rank, and as long as a payload");
-        }
+        require(k <= n, "k", k.into(), "at most n")?;
+        let (bytes, rule) = (list_bytes(self.n, self.k), "at least 1 rank, and as long as a payload");
+        require(self.ranks > 0 && self.stride >= bytes, "stride", self.stride as f64, rule)?;
         let last = u64::from(self.ranks - 1).saturating_mul(self.stride);
         check(("the payloads", self.payloads, last.saturating_add(bytes)), 1)?;
         Ok((n, k))

@@ -8,7 +8,7 @@ use crate::device::start;
 use crate::feed::Feed;
 use crate::indices;
 use crate::random::Random;
-use crate::workspace::{Workspace, check, check_apart, check_count};
+use crate::workspace::{Workspace, check, check_apart, check_count, require};
 use crate::{Device, LaunchError, Span};
 
 /// `to = op(a) op(b)`, matrices by columns as BLAS has them; op transposes where it is set.
@@ -62,9 +62,7 @@ impl LowRank {
     /// None where both factors hold no fewer values than the matrix: such a layer is sent as it is.
     pub fn new(rows: u64, cols: u64, rank: u64) -> Result<Option<Self>, LaunchError> {
         check_count(rows.saturating_mul(cols))?;
-        if rank == 0 {
-            return Err(LaunchError::Parameter { what: "rank", value: 0.0, rule: "at least 1" });
-        }
+        require(rank > 0, "rank", 0.0, "at least 1")?;
         let rank = rank.min(rows).min(cols);
         let saves = rows > 1 && cols > 1 && rank * (rows + cols) < rows * cols;
         Ok(saves.then_some(Self { rows: rows as u32, cols: cols as u32, rank: rank as u32 }))

@@ -14,7 +14,7 @@ use crate::device::start;
 use crate::feed::Feed;
 use crate::quantize::signs_alone;
 use crate::random::Random;
-use crate::workspace::{check, check_apart, check_count};
+use crate::workspace::{check, check_apart, check_count, require};
 use crate::{Device, LaunchError, Span};
 
 /// Error feedback and sign bits, n/8 bytes, of the compensated gradient, which stays whole. A gradient that is refused (see the outcome)
@@ -42,10 +42,7 @@ pub fn combine(
 ) -> Result<(), LaunchError> {
     let n = u64::from(check_count(segment.n)?);
     check_count(segment.first.saturating_add(n))?;
-    if workers < 2 {
-        let (what, rule) = ("workers", "at least 2: the one before and this one");
-        return Err(LaunchError::Parameter { what, value: f64::from(workers), rule });
-    }
+    require(workers > 1, "workers", workers.into(), "at least 2: the one before and this one")?;
     check(("the received bits", received, n.div_ceil(8)), 4)?;
     check(("the own bits", own, n.div_ceil(8)), 4)?;
     check_apart(("the received bits", received), ("the own bits", own))?;

@@ -4,10 +4,10 @@
 //! and clipping bounds is the neighbouring f32. Norms of buckets and largest magnitudes are the same always.
 
 use crate::device::start;
-use crate::feed::{ALIGN, Feed, WORD};
+use crate::feed::{Feed, WORD};
 use crate::random::Random;
 use crate::ranges;
-use crate::workspace::{Workspace, check, check_apart, check_count};
+use crate::workspace::{Workspace, check, check_apart, check_count, require};
 use crate::{Device, LaunchError, Span};
 
 /// Which norm a level is a part of.
@@ -202,27 +202,21 @@ impl Quantizer {
             Self::Dithering { k, .. } => k,
             _ => 1,
         };
-        if !(1..=127).contains(&levels) {
-            return Err(LaunchError::Parameter { what: "levels", value: f64::from(levels), rule: "from 1 to 127" });
-        }
-        let refuse = |what, value, rule| Err(LaunchError::Parameter { what, value, rule });
+        require((1..=127).contains(&levels), "levels", levels.into(), "from 1 to 127")?;
         match self {
-            Self::TernGrad { clip } if !(clip >= 0.0 && clip.is_finite()) => {
-                refuse("clip", clip, "finite, and not negative")
+            Self::TernGrad { clip } => {
+                require(clip >= 0.0 && clip.is_finite(), "clip", clip, "finite, and not negative")
             }
-            Self::LpcSvrg { bits, .. } if !(2..=8).contains(&bits) => refuse("bits", f64::from(bits), "from 2 to 8"),
-            Self::LpcSvrg { lambda, .. } if !(lambda > 0.0 && lambda <= 1.0) => {
-                refuse("lambda", lambda, "above 0, and at most 1")
+            Self::LpcSvrg { bits, lambda } => {
+                require((2..=8).contains(&bits), "bits", bits.into(), "from 2 to 8")?;
+                require(lambda > 0.0 && lambda <= 1.0, "lambda", lambda, "above 0, and at most 1")
             }
-            Self::OneBitSgd { threshold, .. } if !threshold.is_finite() => {
-                refuse("threshold", f64::from(threshold), "it must be finite")
+            Self::OneBitSgd { threshold, columns } => {
+                require(threshold.is_finite(), "threshold", threshold.into(), "it must be finite")?;
+                let divides = columns > 0 && n.is_multiple_of(u64::from(columns));
+                require(divides, "columns", columns.into(), "at least 1, and a divisor of n")
             }
-            Self::OneBitSgd { columns, .. } if columns == 0 || !n.is_multiple_of(u64::from(columns)) => {
-                refuse("columns", f64::from(columns), "at least 1, and a divisor of n")
-            }
-            Self::Inceptionn { bound } if !(1..=14).contains(&bound) => {
-                refuse("bound", f64::from(bound), "from 1 to 14")
-            }
+            Self::Inceptionn { bound } => require((1..=14).contains(&bound), "bound", bound.into(), "from 1 to 14"),
             _ => Ok(()),
         }
     }
@@ -249,12 +243,7 @@ pub fn quantize(
 ) -> Result<(), LaunchError> {
     let n = feed.check()?;
     method.check(feed.n)?;
-    check(("the payload", payload, method.payload_bytes(feed.n)), ALIGN)?;
-    for (what, span) in
-        [("the gradient", feed.gradient), ("the memory", feed.memory), ("compensated", feed.compensated)]
-    {
-        check_apart(("the payload", payload), (what, span))?;
-    }
+    feed.check_payload(payload, method.payload_bytes(feed.n))?;
     let call = Call { parts: Workspace::new(workspace, feed.n)?, n: u64::from(n), payload: payload.address() };
     device.zero(call.parts.zeroed)?;
     if let Quantizer::Signs | Quantizer::SignsAlone = method {
@@ -428,8 +417,7 @@ pub fn add(
         Quantizer::OneBitSgd { columns, .. } => launch("add_sides", &[to, count, from, u64::from(columns), scale]),
         Quantizer::MinMax8 => launch("add_minmax", &[to, count, from, scale]),
         Quantizer::Inceptionn { .. } => {
-            let rule = "its payload has values of several sizes: add_sized reads it";
-            Err(LaunchError::Parameter { what: "method", value: 0.0, rule })
+            require(false, "method", 0.0, "its payload has values of several sizes: add_sized reads it")
         }
         Quantizer::Natural => launch("add_natural", &[to, count, from, scale]),
         Quantizer::EightBit { fixed } => launch("add_eightbit", &[to, count, from, u64::from(fixed), scale]),
@@ -448,10 +436,8 @@ pub fn majority(
 ) -> Result<(), LaunchError> {
     let count = check_count(n)?;
     let last = u64::from(ranks.saturating_sub(1)).saturating_mul(stride);
-    if ranks == 0 || stride < n.div_ceil(8) {
-        let rule = "at least 1 rank, and a stride of at least n/8 bytes";
-        return Err(LaunchError::Parameter { what: "stride", value: stride as f64, rule });
-    }
+    let rule = "at least 1 rank, and a stride of at least n/8 bytes";
+    require(ranks > 0 && stride >= n.div_ceil(8), "stride", stride as f64, rule)?;
     check(("the payloads", payloads, last.saturating_add(n.div_ceil(8))), 1)?;
     check(("out", out, 4 * n), WORD)?;
     check_apart(("out", out), ("the payloads", payloads))?;

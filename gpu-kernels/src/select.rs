@@ -2,7 +2,7 @@
 
 use crate::device::start;
 use crate::feed::{ALIGN, Feed, WORD};
-use crate::workspace::{TILE, Workspace, check, check_count};
+use crate::workspace::{TILE, Workspace, check, check_count, require};
 use crate::{Device, LaunchError, Span, THREADS};
 
 /// Where a selection goes: indices that ascend, and the compensated values there.
@@ -93,9 +93,8 @@ pub fn topk(device: &impl Device, feed: &Feed, (k, to): (u64, &Selected), worksp
     let n = feed.check()?;
     let parts = Workspace::new(workspace, feed.n)?;
     let room = to.check()?;
-    if k > feed.n || k > to.room || (k == 0) != (feed.n == 0) {
-        return Err(LaunchError::Parameter { what: "k", value: k as f64, rule: "from 1 to n, and room for it" });
-    }
+    let holds = k <= feed.n && k <= to.room && (k == 0) == (feed.n == 0);
+    require(holds, "k", k as f64, "from 1 to n, and room for it")?;
     device.zero(parts.zeroed)?;
     begin(device, feed, (n, k as u32), &parts)?;
     settle(device, feed, n, &parts, false)?;

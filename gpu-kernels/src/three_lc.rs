@@ -1,9 +1,9 @@
 //! 3LC (Lim et al. 2019): three values, five to a byte, runs of zeros in one byte each.
 
 use crate::device::start;
-use crate::feed::{ALIGN, Feed, WORD};
+use crate::feed::{Feed, WORD};
 use crate::indices;
-use crate::workspace::{Workspace, check, check_apart, check_count};
+use crate::workspace::{Workspace, check, check_apart, check_count, require};
 use crate::{Device, LaunchError, Span};
 
 /// Bytes that a block works on at a time.
@@ -21,15 +21,8 @@ pub fn compress(
     (s, payload): (f64, Span),
     workspace: Span,
 ) -> Result<(), LaunchError> {
-    if !(1.0..2.0).contains(&s) {
-        return Err(LaunchError::Parameter { what: "s", value: s, rule: "from 1 to below 2" });
-    }
-    check(("the payload", payload, payload_bytes(feed.n)), ALIGN)?;
-    for (what, span) in
-        [("the gradient", feed.gradient), ("the memory", feed.memory), ("compensated", feed.compensated)]
-    {
-        check_apart(("the payload", payload), (what, span))?;
-    }
+    require((1.0..2.0).contains(&s), "s", s, "from 1 to below 2")?;
+    feed.check_payload(payload, payload_bytes(feed.n))?;
     indices::feed(device, feed, workspace)?;
     let (n, parts, count) = (feed.n, Workspace::new(workspace, feed.n)?, feed.n.div_ceil(5));
     // What is listed elsewhere has room for more bytes than these.
@@ -56,10 +49,8 @@ pub fn add(
     check(("out", out, 4 * n), WORD)?;
     check_apart(("out", out), ("the payload", payload))?;
     let codes = payload.bytes() - 4;
-    if codes > n.div_ceil(5) {
-        let rule = "at most a byte for every five values, and 4";
-        return Err(LaunchError::Parameter { what: "bytes of the payload", value: payload.bytes() as f64, rule });
-    }
+    let (bytes, rule) = (payload.bytes() as f64, "at most a byte for every five values, and 4");
+    require(codes <= n.div_ceil(5), "bytes of the payload", bytes, rule)?;
     let parts = Workspace::new(workspace, n)?;
     let (from, sums, outcome) = (payload.address(), parts.sums.address(), parts.outcome.address());
     start(device, "count_codes", codes, &[from, codes, sums])?;

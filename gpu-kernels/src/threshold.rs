@@ -4,7 +4,7 @@ use crate::device::start;
 use crate::feed::Feed;
 use crate::random::{Random, philox};
 use crate::select::{Selected, begin, settle, take};
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, require};
 use crate::{Device, LaunchError, Span};
 
 /// A distribution of magnitudes that SIDCo fits.
@@ -100,22 +100,20 @@ fn samples(n: u64, share: f64) -> u64 {
 
 impl Threshold {
     fn check(&self, n: u64, parts: &Workspace) -> Result<(), LaunchError> {
-        let refuse = |what, value, rule| Err(LaunchError::Parameter { what, value, rule });
         let (Self::MsTopK { k, .. } | Self::Dgc { k, .. } | Self::Sidco { k, .. }) = *self else {
             let Self::Above { v } = *self else { return Ok(()) };
-            return if v >= 0.0 && v.is_finite() { Ok(()) } else { refuse("v", f64::from(v), "finite, not negative") };
+            return require(v >= 0.0 && v.is_finite(), "v", v.into(), "finite, not negative");
         };
-        if k > n || (k == 0) != (n == 0) {
-            return refuse("k", k as f64, "from 1 to n");
-        }
+        require(k <= n && (k == 0) == (n == 0), "k", k as f64, "from 1 to n")?;
         match *self {
-            Self::Dgc { sample, .. } if !(sample > 0.0 && samples(n, sample) <= parts.room_of_list()) => {
-                refuse("sample", sample, "above 0, and at most an eighth")
+            Self::Dgc { sample, most, .. } => {
+                let listed = sample > 0.0 && samples(n, sample) <= parts.room_of_list();
+                require(listed, "sample", sample, "above 0, and at most an eighth")?;
+                require((1.0..=100.0).contains(&most), "most", most, "from 1 to 100")
             }
-            Self::Dgc { most, .. } if !(1.0..=100.0).contains(&most) => refuse("most", most, "from 1 to 100"),
-            Self::Sidco { first, .. } if !(first > 0.0 && first < 1.0) => refuse("first", first, "inside 0 to 1"),
-            Self::Sidco { stages, .. } if !(1..=64).contains(&stages) => {
-                refuse("stages", f64::from(stages), "from 1 to 64")
+            Self::Sidco { first, stages, .. } => {
+                require(first > 0.0 && first < 1.0, "first", first, "inside 0 to 1")?;
+                require((1..=64).contains(&stages), "stages", stages.into(), "from 1 to 64")
             }
             _ => Ok(()),
         }

@@ -130,6 +130,11 @@ pub(crate) fn check((what, span, need): (&'static str, Span, u64), align: u64) -
     Ok(())
 }
 
+/// Refuses a parameter unless what `rule` says of it holds.
+pub(crate) fn require(holds: bool, what: &'static str, value: f64, rule: &'static str) -> Result<(), LaunchError> {
+    if holds { Ok(()) } else { Err(LaunchError::Parameter { what, value, rule }) }
+}
+
 /// Refuses more values than the kernels count.
 pub(crate) fn check_count(n: u64) -> Result<u32, LaunchError> {
     if n <= MOST_VALUES { Ok(n as u32) } else { Err(LaunchError::TooLong(n)) }

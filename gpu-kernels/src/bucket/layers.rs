@@ -3,7 +3,7 @@
 
 use super::{ALIGN, Bucket, Gradient, Method, Room};
 use crate::indices;
-use crate::workspace::{check, check_count};
+use crate::workspace::{check, check_count, require};
 use crate::{At, Device, Feed, LaunchError, OUTCOME_BYTES, Span};
 
 /// Distance between outcomes.
@@ -48,11 +48,11 @@ fn sizes(lengths: &[u64], methods: &[Method]) -> [u64; 7] {
 
 fn check_all(lengths: &[u64], methods: &[Method]) -> Result<(), LaunchError> {
     check_count(lengths.iter().fold(0, |sum: u64, n| sum.saturating_add(*n)))?;
-    if methods.len() == lengths.len() {
-        return Ok(());
-    }
-    let rule = "one for each layer";
-    Err(LaunchError::Parameter { what: "number of methods", value: methods.len() as f64, rule })
+    check_methods(methods, lengths.len())
+}
+
+fn check_methods(methods: &[Method], layers: usize) -> Result<(), LaunchError> {
+    require(methods.len() == layers, "number of methods", methods.len() as f64, "one for each layer")
 }
 
 impl Layers {
@@ -115,16 +115,15 @@ impl Layers {
         self.room.workspace
     }
 
+    fn bucket(&self, layer: &Layer) -> Bucket {
+        Bucket { n: layer.n, memory: layer.memory, payload: layer.payload, room: self.room, open: None }
+    }
+
     /// The only layer, as a bucket.
     pub(super) fn only(&self) -> Result<Bucket, LaunchError> {
-        match self.layers[..] {
-            [Layer { n, memory, payload, .. }] => Ok(Bucket { n, memory, payload, room: self.room, open: None }),
-            _ => Err(LaunchError::Parameter {
-                what: "number of layers",
-                value: self.layers.len() as f64,
-                rule: "AR-Topk takes one",
-            }),
-        }
+        let count = self.layers.len();
+        require(count == 1, "number of layers", count as f64, "AR-Topk takes one")?;
+        Ok(self.bucket(&self.layers[0]))
     }
 
     /// Room for k indices and values, in which steps select.
@@ -147,10 +146,7 @@ impl Layers {
         (gradient, keeps): (Gradient, bool),
         methods: &[Method],
     ) -> Result<(), LaunchError> {
-        if methods.len() != self.layers.len() {
-            let rule = "one for each layer";
-            return Err(LaunchError::Parameter { what: "number of methods", value: methods.len() as f64, rule });
-        }
+        check_methods(methods, self.layers.len())?;
         for (layer, method) in self.layers.iter().zip(methods) {
             let size = gradient.dtype.bytes();
             let at = gradient.at.part(size * layer.at, size * layer.n);
@@ -179,8 +175,7 @@ impl Layers {
         (gradient, keeps): (Gradient, bool),
         method: Method,
     ) -> Result<(), LaunchError> {
-        let Layer { n, memory, payload, .. } = *layer;
-        let mut bucket = Bucket { n, memory, payload, room: self.room, open: None };
+        let mut bucket = self.bucket(layer);
         match keeps {
             true => bucket.step(device, gradient, method)?,
             false => bucket.step_alone(device, gradient, method)?,
