@@ -1,9 +1,9 @@
 //! Methods that select and send what is selected in few bits. Each ends with a list of indices and codes, which
 //! [`crate::pack`] packs in the form that it answers.
 
-use crate::device::start;
 use crate::feed::Feed;
 use crate::indices::{self, At, gather, subset};
+use crate::launch::start;
 use crate::random::Random;
 use crate::select::{Form, Selected, Set, Tail, topk};
 use crate::threshold::{Threshold, threshold};
@@ -98,18 +98,14 @@ fn quantized(
     (k, method): (u64, Qsparse),
     parts: &Workspace,
 ) -> Result<u32, LaunchError> {
-    let [state, outcome, partials] = [parts.state, parts.outcome, parts.partials].map(Span::address);
-    let mean = u64::from(method == Qsparse::Signs);
-    start(device, "list_norm", k, &[to.values.address(), mean, state, outcome, partials])?;
+    start(device, "list_norm", k, (to.values, method == Qsparse::Signs, parts.ends()))?;
     let Qsparse::Levels { s, scaled, random } = method else {
         signs(device, (feed, to), (true, 0.0), parts)?;
         return Ok(method.bits());
     };
     let divisor = if scaled { 1.0 + beta(k, s) } else { 1.0 };
-    let [a, b, c, _] = random.key(1).map(u64::from);
-    let (compensated, indices, values) = (feed.compensated.address(), to.indices.address(), to.values.address());
-    let arguments = [compensated, indices, values, u64::from(s), divisor.to_bits(), a, b, c, state, outcome, partials];
-    start(device, "list_levels", k, &arguments)?;
+    let lists = [feed.compensated, to.indices, to.values];
+    start(device, "list_levels", k, (lists, s, divisor, random.stream(1), parts.ends()))?;
     Ok(method.bits())
 }
 
@@ -119,9 +115,6 @@ fn signs(
     (by_norm, tau): (bool, f32),
     parts: &Workspace,
 ) -> Result<(), LaunchError> {
-    let [state, outcome, partials] = [parts.state, parts.outcome, parts.partials].map(Span::address);
-    let (compensated, indices, values) = (feed.compensated.address(), to.indices.address(), to.values.address());
-    let arguments =
-        [compensated, indices, values, u64::from(by_norm), u64::from(tau.to_bits()), state, outcome, partials];
-    start(device, "list_signs", to.room, &arguments)
+    let lists = [feed.compensated, to.indices, to.values];
+    start(device, "list_signs", to.room, (lists, by_norm, tau, parts.ends()))
 }

@@ -52,6 +52,12 @@ impl Random {
         }
         state
     }
+
+    /// Words of [`Self::key`] that make number i: the fourth shows in blocks.
+    pub(crate) fn stream(self, purpose: u32) -> [u32; 3] {
+        let [a, b, c, _] = self.key(purpose);
+        [a, b, c]
+    }
 }
 
 fn halves(word: u64) -> [u32; 2] {

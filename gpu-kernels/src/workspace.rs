@@ -105,18 +105,28 @@ pub fn workspace_bytes(n: u64) -> u64 {
 impl Workspace {
     pub(crate) fn new(span: Span, n: u64) -> Result<Self, LaunchError> {
         check(("the workspace", span, workspace_bytes(n)), ALIGN)?;
-        let mut at = 0;
-        let [outcome, state, sampled, tiles, partials, sums, list] = sizes(n).map(|bytes| {
-            at += bytes;
-            span.part(at - bytes, bytes)
-        });
+        let [outcome, state, sampled, tiles, partials, sums, list] = split(span, sizes(n));
         let zeroed = span.part(padded(OUTCOME_BYTES), state.bytes() + sampled.bytes() + tiles.bytes());
         Ok(Self { outcome, state, sampled, tiles, partials, sums, list, zeroed })
+    }
+
+    /// What most kernels end with: the call's state, what it found, and sums of blocks.
+    pub(crate) fn ends(&self) -> [Span; 3] {
+        [self.state, self.outcome, self.partials]
     }
 
     pub(crate) fn room_of_list(&self) -> u64 {
         self.list.bytes() / 4
     }
+}
+
+/// Parts of these sizes, one after the other.
+pub(crate) fn split<const N: usize>(borrowed: Span, sizes: [u64; N]) -> [Span; N] {
+    let mut at = 0;
+    sizes.map(|bytes| {
+        at += bytes;
+        borrowed.part(at - bytes, bytes)
+    })
 }
 
 /// Refuses a buffer that is too small or lies where vector loads cannot reach it.
@@ -136,8 +146,8 @@ pub(crate) fn require(holds: bool, what: &'static str, value: f64, rule: &'stati
 }
 
 /// Refuses more values than the kernels count.
-pub(crate) fn check_count(n: u64) -> Result<u32, LaunchError> {
-    if n <= MOST_VALUES { Ok(n as u32) } else { Err(LaunchError::TooLong(n)) }
+pub(crate) fn check_count(n: u64) -> Result<(), LaunchError> {
+    if n <= MOST_VALUES { Ok(()) } else { Err(LaunchError::TooLong(n)) }
 }
 
 /// Refuses a copy between buffers of different lengths.

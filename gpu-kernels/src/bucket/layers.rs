@@ -3,7 +3,7 @@
 
 use super::{ALIGN, Bucket, Gradient, Method, Room};
 use crate::indices;
-use crate::workspace::{check, check_count, require};
+use crate::workspace::{check, check_count, require, split};
 use crate::{At, Device, Feed, LaunchError, OUTCOME_BYTES, Span};
 
 /// Distance between outcomes.
@@ -70,7 +70,7 @@ impl Layers {
     ) -> Result<Self, LaunchError> {
         check(("the bucket's memory", borrowed, Self::bytes(lengths, methods)?), ALIGN)?;
         let [memories, payloads, outcomes, indices, values, workspace, scratch] =
-            super::split(borrowed, sizes(lengths, methods));
+            split(borrowed, sizes(lengths, methods));
         device.zero(memories)?;
         let (mut at, mut memory, mut payload) = (0, 0, 0);
         let mut next = |(n, method): (&u64, &Method)| {
