@@ -9,8 +9,10 @@
 
 mod agreed;
 mod layers;
+mod plan;
 
 pub use layers::Layers;
+pub use plan::{Decoding, Plan};
 
 use crate::hybrid::{self, Qsparse};
 use crate::indices::{self, At, subset_scratch};

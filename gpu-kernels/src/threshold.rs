@@ -2,10 +2,11 @@
 
 use crate::feed::Feed;
 use crate::launch::{Words, launch, start};
-use crate::random::{Random, philox};
+use crate::random::Random;
 use crate::select::{Selected, begin, settle, take};
 use crate::workspace::{Workspace, require};
 use crate::{Device, LaunchError, Span};
+use flexcomm_compression::random::philox;
 
 /// A distribution of magnitudes that SIDCo fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,6 +1,7 @@
 //! How a call's workspace is laid out. The caller allocates it once, for the largest tensor, and every call borrows it.
 
 use crate::{LaunchError, Span};
+use flexcomm_compression::Energy;
 
 /// Bytes of `Outcome` in `cuda/state.cuh`.
 pub const OUTCOME_BYTES: u64 = 48;
@@ -61,10 +62,14 @@ impl Outcome {
         }
     }
 
-    /// Share of the energy that was sent, as `flexcomm_compression::Energy::gain`.
+    /// Of the message.
+    pub fn energy(&self) -> Energy {
+        Energy { sent: self.sent, compensated: self.compensated }
+    }
+
+    /// Share of the energy that was sent.
     pub fn gain(&self) -> f64 {
-        let ratio = if self.compensated > 0.0 { self.sent / self.compensated } else { 1.0 };
-        ratio.min(ratio.recip())
+        self.energy().gain()
     }
 }
 

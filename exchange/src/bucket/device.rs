@@ -6,7 +6,6 @@
 //! corrects the header), [`Bucket::add_on`] adds all ranks' up, and [`Bucket::judge`] says later what that was. All
 //! other messages cross to the host, which waits for the kernels once per bucket.
 
-use super::kernels::{Decoding, Plan};
 use super::{Bucket, Phase, Ran, Round};
 use crate::auto::Leader;
 use crate::error::ExchangeError;
@@ -16,7 +15,7 @@ use flexcomm_compression::memory::{Residual, Units};
 use flexcomm_compression::pipeline::{Pipeline, Step, factor};
 use flexcomm_compression::wire::{Reader, Writer, read_indices, write_message};
 use flexcomm_compression::{Energy, Layers as CpuLayers};
-use flexcomm_gpu_kernels::bucket::{Gradient, Layers, Method};
+use flexcomm_gpu_kernels::bucket::{Decoding, Gradient, Layers, Method, Plan};
 use flexcomm_gpu_kernels::{At, Copies, LaunchError, ListRoom, Lists, OUTCOME_BYTES, Outcome, Quantizer, Span};
 use flexcomm_gpu_kernels::{add, add_lists, add_mean, add_sized, lists_room, majority, scatter, three_lc};
 
@@ -29,7 +28,9 @@ const REFUSED_BYTES: u64 = 4;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum OnHost {
     /// AR-Topk of another selection than top-k of one tensor.
-    #[error("AR-Topk of {0} is exchanged through the host: kernels choose a leader's indices by top-k of one tensor alone")]
+    #[error(
+        "AR-Topk of {0} is exchanged through the host: kernels choose a leader's indices by top-k of one tensor alone"
+    )]
     Selection(String),
     /// Parts that have no kernels that fit together.
     #[error("{0} has no kernels yet for all of its parts")]
@@ -123,10 +124,6 @@ fn upload_words(device: &impl Copies, to: Span, words: impl Iterator<Item = [u8;
     device.upload(to, words.flatten().collect::<Vec<u8>>().as_slice())
 }
 
-fn energy_of(outcome: &Outcome) -> Energy {
-    Energy { sent: outcome.sent, compensated: outcome.compensated }
-}
-
 fn fetch_outcome(device: &impl Copies, from: Span) -> Result<Outcome, LaunchError> {
     let mut bytes = [0; OUTCOME_BYTES as usize];
     device.download(from.part(0, OUTCOME_BYTES), &mut bytes)?;
@@ -136,11 +133,10 @@ fn fetch_outcome(device: &impl Copies, from: Span) -> Result<Outcome, LaunchErro
 impl Bucket {
     fn plan(&self) -> Result<(Plan, Vec<Method>), OnHost> {
         let pipeline = &self.run.pipeline;
-        let plan = Plan::new(pipeline.spec(), pipeline.layers(), self.member)?;
-        if !plan.keeps && pipeline.has_residual() {
-            // An older strategy's residual goes out first.
-            return Err(OnHost::Parts(pipeline.spec().to_string()));
-        }
+        // Without a memory, an older strategy's residual goes out first.
+        let plan = Plan::new(pipeline.spec(), pipeline.layers(), self.member)
+            .filter(|plan| plan.keeps || !pipeline.has_residual())
+            .ok_or_else(|| OnHost::Parts(pipeline.spec().to_string()))?;
         let methods = plan.methods(0).unwrap_or_default();
         Ok((plan, methods))
     }
@@ -353,7 +349,7 @@ impl Bucket {
             return Err(ExchangeError::Payload { rank: unread as usize - 1 });
         }
         if let Some(outcome) = answers.outcome.first_chunk() {
-            self.energy = energy_of(&Outcome::read(outcome));
+            self.energy = Outcome::read(outcome).energy();
         }
         self.device.iter_mut().for_each(|own| own.under_way = false);
         Ok(Ran::Good)
@@ -399,7 +395,7 @@ impl Bucket {
         device.download(lists.values, &mut bytes)?;
         self.values.clear();
         self.values.extend(f32s(&bytes));
-        self.energy = energy_of(&outcome);
+        self.energy = outcome.energy();
         Ok(())
     }
 
@@ -566,7 +562,7 @@ impl OnDevice {
         if outcomes.iter().any(|outcome| outcome.refused) {
             return Ok(None);
         }
-        let energies = outcomes.iter().map(energy_of);
+        let energies = outcomes.iter().map(Outcome::energy);
         let energy = energies.clone().fold(Energy::default(), |sum, energy| sum + energy);
         let scaled = pipeline.factor_bytes() > 0;
         if scaled && energies.into_iter().any(|energy| factor(energy) != 1.0) {

@@ -3,12 +3,11 @@
 
 use super::sample::{Sample, Sampling, samples};
 use super::{Shadow, seed_of};
-use crate::bucket::{DeviceBuffer, OnHost, Param, kernels::Plan, layers};
+use crate::bucket::{DeviceBuffer, OnHost, Param, layers};
 use crate::error::ExchangeError;
-use flexcomm_compression::Energy;
 use flexcomm_compression::pipeline::Member;
 use flexcomm_domain::CompressorSpec;
-use flexcomm_gpu_kernels::bucket::{Gradient, Layers, Method as Kernels};
+use flexcomm_gpu_kernels::bucket::{Gradient, Layers, Method as Kernels, Plan};
 use flexcomm_gpu_kernels::{Copies, DType, OUTCOME_BYTES, Outcome, Span};
 
 /// All candidates' samples together are at most so much of a bucket, where each may have as many values as it needs for its
@@ -26,10 +25,11 @@ struct Part {
 impl Part {
     fn new(candidate: usize, spec: &CompressorSpec, sample: Sample, member: Member) -> Result<Self, OnHost> {
         let param = Param { id: 0, len: sample.places.len(), cols: sample.cols };
-        let none = |_| OnHost::Parts(spec.to_string());
-        let plan = Plan::new(spec, &layers(&[param]).map_err(none)?, member)?;
+        let layers = layers(&[param]).ok();
         // Kernels of shadows always have a memory.
-        if plan.keeps { Ok(Self { candidate, plan, sample }) } else { Err(OnHost::Parts(spec.to_string())) }
+        let plan = layers.and_then(|layers| Plan::new(spec, &layers, member)).filter(|plan| plan.keeps);
+        let plan = plan.ok_or_else(|| OnHost::Parts(spec.to_string()))?;
+        Ok(Self { candidate, plan, sample })
     }
 }
 
@@ -140,9 +140,7 @@ impl Shadow {
             let Some(bytes) = bytes.first_chunk::<{ OUTCOME_BYTES as usize }>() else { continue };
             let outcome = Outcome::read(bytes);
             if let Some(candidate) = self.candidates.get_mut(part.candidate).filter(|_| !outcome.refused) {
-                candidate
-                    .tally
-                    .add(part.sample.weight, Energy { sent: outcome.sent, compensated: outcome.compensated });
+                candidate.tally.add(part.sample.weight, outcome.energy());
             }
         }
         Ok(())
