@@ -1,7 +1,7 @@
 // What the threads of a block do together.
 #ifndef FLEXCOMM_BLOCK
 #define FLEXCOMM_BLOCK
-#include "common.cuh"
+#include "state.cuh"
 
 __device__ __forceinline__ u32 lane() { return threadIdx.x & 31u; }
 __device__ __forceinline__ u32 warp() { return threadIdx.x >> 5; }
@@ -91,14 +91,16 @@ __device__ __forceinline__ double sum_of(const double* partials, u32 count) {
   return block_sum(sum);
 }
 
-// The sum over all blocks, always added in the same order: true, and with the sum, in one thread of the last of them, which
-// goes on with it; false everywhere else.
-__device__ __forceinline__ bool last_sum(double* sum, double* partials, u32* done) {
-  *sum = block_sum(*sum);
-  if (threadIdx.x == 0) partials[blockIdx.x] = *sum;
+// Sums over all blocks, always added in the same order: true, and with the sums, in all threads of the last block; false
+// everywhere else.
+template <typename... Sum> __device__ __forceinline__ bool last_sums(Partials* p, u32* done, Sum&... sums) {
+  u32 at = 0;
+  ((sums = block_sum(sums)), ...);
+  if (threadIdx.x == 0) ((p->sums[at++][blockIdx.x] = sums), ...);
   if (!last_block(done)) return false;
-  *sum = sum_of(partials, gridDim.x);
-  return threadIdx.x == 0;
+  at = 0;
+  ((sums = sum_of(p->sums[at++], gridDim.x)), ...);
+  return true;
 }
 
 // Where the rank-th largest lies, ranks from 1: its bin, how many lie in the bins above, how many in it.

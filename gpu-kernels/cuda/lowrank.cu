@@ -56,11 +56,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) power_send(float* values, 
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < count; i += gridDim.x * THREADS) {
     float x = values[i], value = refused ? 0.0f : x > MOST_FLOAT ? MOST_FLOAT : x < -MOST_FLOAT ? -MOST_FLOAT : x;
     values[i] = value;
-    sent += (double)value * (double)value;
+    sent += square(value);
   }
-  if (!last_sum(&sent, p->extra, s->done + 1) || per_square == 0.0) return;
-  // Beside what the layers before have sent.
+  if (!last_sums(p, s->done + 1, sent) || threadIdx.x != 0 || per_square == 0.0) return;
+  // Beside what the layers before have sent. What stays is orthogonal to it.
   o->sent += sent * per_square;
+  o->residual -= sent * per_square;
   o->bytes += 4 * (u64)count;
 }
 

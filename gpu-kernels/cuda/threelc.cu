@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) quartic(float* compensated
   // Zeros are below half of any M, also where that half is no f32.
   const u32 half = key_of(halved) > 1 ? key_of(halved) : 1u;
   const u32 count = n / 5 + (n % 5 != 0), tile_count = count / RUN_TILE + (count % RUN_TILE != 0);
-  double sent = 0.0;
+  double sent = 0.0, residual = 0.0;
   for (u32 tile = blockIdx.x; tile < tile_count; tile += gridDim.x) {
     u32 last = 0;
     for (u32 row = 0; row < RUN_ROWS; row++) {
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) quartic(float* compensated
             value = x < 0.0f ? 0 : 2;
             sent += 1.0;
           }
-          compensated[i] = refused ? before(memory, (u32)i) : x + -m * (float)((int)value - 1);
+          leave(compensated + i, refused ? before(memory, (u32)i) : x + -m * (float)((int)value - 1), residual);
         }
         byte = 3 * byte + value;
       }
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) quartic(float* compensated
     last = block_max(last);
     if (threadIdx.x == 0) tiles[tile] = last;
   }
-  finish(sent * (double)m * (double)m, 0, s, o, p);
+  finish(sent * (double)m * (double)m, residual, 0, s, o, p);
 }
 
 // The largest of this and all lower threads'.

@@ -31,6 +31,8 @@ pub struct Outcome {
     pub compensated: f64,
     /// ‖g_c‖².
     pub sent: f64,
+    /// ‖g_e − g_c‖²: of the residual, where there is error feedback.
+    pub residual: f64,
     /// Of the payload.
     pub bytes: u64,
     /// Values selected.
@@ -53,12 +55,13 @@ impl Outcome {
         Self {
             compensated: f64::from_bits(wide(0)),
             sent: f64::from_bits(wide(8)),
-            bytes: wide(16),
-            kept: word(24),
-            refused: word(28) != 0,
-            max: f32::from_bits(word(32)),
-            norm: f32::from_bits(word(36)),
-            over: word(40) != 0,
+            residual: f64::from_bits(wide(16)),
+            bytes: wide(24),
+            kept: word(32),
+            refused: word(36) as u16 != 0,
+            over: word(36) >> 16 != 0,
+            max: f32::from_bits(word(40)),
+            norm: f32::from_bits(word(44)),
         }
     }
 

@@ -348,10 +348,11 @@ impl Bucket {
         if unread > 0 {
             return Err(ExchangeError::Payload { rank: unread as usize - 1 });
         }
+        let Some(own) = &mut self.device else { return Ok(Ran::Good) };
+        own.under_way = false;
         if let Some(outcome) = answers.outcome.first_chunk() {
-            self.energy = Outcome::read(outcome).energy();
+            self.energy = own.plan.energy(&[Outcome::read(outcome)]);
         }
-        self.device.iter_mut().for_each(|own| own.under_way = false);
         Ok(Ran::Good)
     }
 
@@ -395,7 +396,7 @@ impl Bucket {
         device.download(lists.values, &mut bytes)?;
         self.values.clear();
         self.values.extend(f32s(&bytes));
-        self.energy = outcome.energy();
+        self.energy = own.plan.energy(&[outcome]);
         Ok(())
     }
 
@@ -562,10 +563,8 @@ impl OnDevice {
         if outcomes.iter().any(|outcome| outcome.refused) {
             return Ok(None);
         }
-        let energies = outcomes.iter().map(Outcome::energy);
-        let energy = energies.clone().fold(Energy::default(), |sum, energy| sum + energy);
         let scaled = pipeline.factor_bytes() > 0;
-        if scaled && energies.into_iter().any(|energy| factor(energy) != 1.0) {
+        if scaled && outcomes.iter().any(|outcome| factor(outcome.energy()) != 1.0) {
             return Err(OnHost::Variance);
         }
         let payloads = self.fetch_payloads(device, &outcomes)?;
@@ -577,7 +576,7 @@ impl OnDevice {
             Ok(())
         });
         written.map_err(|_| OnHost::Parts(pipeline.spec().to_string()))?;
-        Ok(Some(energy))
+        Ok(Some(self.plan.energy(&outcomes)))
     }
 
     /// All layers' payloads, one after the other.

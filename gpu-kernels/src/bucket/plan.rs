@@ -2,12 +2,12 @@
 
 use super::Method;
 use crate::hybrid::Qsparse;
-use crate::{Norm, Quantizer, Random, RandomK, Threshold};
+use crate::{Norm, Outcome, Quantizer, Random, RandomK, Threshold};
 use flexcomm_compression::codec::{Scope, Shape, Size, Travels};
 use flexcomm_compression::pipeline::Member;
-use flexcomm_compression::{Build, Layers};
+use flexcomm_compression::{Build, Energy, Layers};
 use flexcomm_domain::spec::{
-    Checksum, CompressorInfo, CompressorSpec, MemoryKind, NonFinite, ValueType, Values, compressors as c,
+    Checksum, Class, CompressorInfo, CompressorSpec, MemoryKind, NonFinite, ValueType, Values, compressors as c,
 };
 
 /// How a message's payload is added up on the device.
@@ -84,6 +84,19 @@ impl Plan {
             plan.decoding = plan.decoding(*method)?;
         }
         Some(plan)
+    }
+
+    /// The energy of a step's layers as it counts, see [`flexcomm_compression::pipeline::Pipeline::counted`].
+    pub fn energy<'a>(&self, outcomes: impl IntoIterator<Item = &'a Outcome>) -> Energy {
+        let copies = self.strategy.compressor().class == Class::Sparsification;
+        let (mut energy, mut residual) = (Energy::default(), 0.0);
+        for outcome in outcomes {
+            (energy, residual) = (energy + outcome.energy(), residual + outcome.residual);
+        }
+        match self.keeps && !copies {
+            true => Energy { sent: (energy.compensated - residual).max(0.0), ..energy },
+            false => energy,
+        }
     }
 
     /// Values of each layer.
