@@ -14,7 +14,6 @@
 //! is left waiting. An exchange is a transaction: when any rank could not do its part, every rank puts its memory back.
 
 mod device;
-pub(crate) mod kernels;
 
 pub use device::{Answers, DeviceBuffer, OnHost};
 

@@ -1,7 +1,7 @@
 // What the threads of a block do together.
 #ifndef FLEXCOMM_BLOCK
 #define FLEXCOMM_BLOCK
-#include "common.cuh"
+#include "state.cuh"
 
 __device__ __forceinline__ u32 lane() { return threadIdx.x & 31u; }
 __device__ __forceinline__ u32 warp() { return threadIdx.x >> 5; }
@@ -24,6 +24,22 @@ __device__ __forceinline__ u32 block_scan(u32 value) {
   __syncthreads();
   for (u32 w = 0; w < warp(); w++) inclusive += totals[w];
   return inclusive;
+}
+
+// Counts, whole numbers in any type, become sums of all before; answers the sum of all. By the whole block.
+template <typename T> __device__ __forceinline__ u32 scan_counts(T* counts, u32 tiles) {
+  SHARED(u32, total, 1);
+  u32 before = 0;
+  for (u32 first = 0; first < tiles; first += THREADS) {
+    const u32 i = first + threadIdx.x;
+    const u32 own = i < tiles ? (u32)counts[i] : 0, scanned = block_scan(own);
+    if (i < tiles) counts[i] = (T)(before + scanned - own);
+    if (threadIdx.x == THREADS - 1) total[0] = scanned;
+    __syncthreads();
+    before += total[0];
+    __syncthreads();
+  }
+  return before;
 }
 
 // The sum over the block, in every thread, always added in the same order.
@@ -75,14 +91,16 @@ __device__ __forceinline__ double sum_of(const double* partials, u32 count) {
   return block_sum(sum);
 }
 
-// The sum over all blocks, always added in the same order: true, and with the sum, in one thread of the last of them, which
-// goes on with it; false everywhere else.
-__device__ __forceinline__ bool last_sum(double* sum, double* partials, u32* done) {
-  *sum = block_sum(*sum);
-  if (threadIdx.x == 0) partials[blockIdx.x] = *sum;
+// Sums over all blocks, always added in the same order: true, and with the sums, in all threads of the last block; false
+// everywhere else.
+template <typename... Sum> __device__ __forceinline__ bool last_sums(Partials* p, u32* done, Sum&... sums) {
+  u32 at = 0;
+  ((sums = block_sum(sums)), ...);
+  if (threadIdx.x == 0) ((p->sums[at++][blockIdx.x] = sums), ...);
   if (!last_block(done)) return false;
-  *sum = sum_of(partials, gridDim.x);
-  return threadIdx.x == 0;
+  at = 0;
+  ((sums = sum_of(p->sums[at++], gridDim.x)), ...);
+  return true;
 }
 
 // Where the rank-th largest lies, ranks from 1: its bin, how many lie in the bins above, how many in it.

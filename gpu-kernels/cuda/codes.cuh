@@ -3,11 +3,18 @@
 #define FLEXCOMM_CODES
 #include "feed.cuh"
 
-// The last block adds up what was sent.
-__device__ __forceinline__ void finish(double sent, u64 bytes, State* s, Outcome* o, Partials* p) {
-  if (!last_sum(&sent, p->extra, s->done + 1)) return;
+// The last block adds up what was sent and what stays.
+__device__ __forceinline__ void finish(double sent, double residual, u64 bytes, State* s, Outcome* o, Partials* p) {
+  if (!last_sums(p, s->done + 1, sent, residual) || threadIdx.x != 0) return;
   o->sent = sent;
+  o->residual = residual;
   o->bytes = bytes;
+}
+
+// What a value leaves for the next step, and its energy.
+__device__ __forceinline__ void leave(float* to, float rest, double& residual) {
+  *to = rest;
+  residual += square(rest);
 }
 
 // A warp works on 1024 values at a time, 32 in a row: `each(i, inside)` answers a row's bit of every lane, and the words of

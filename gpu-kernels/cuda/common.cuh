@@ -30,6 +30,8 @@ __device__ __forceinline__ u32 bits_of(float x) { return __float_as_uint(x); }
 __device__ __forceinline__ float float_of(u32 bits) { return __uint_as_float(bits); }
 __device__ __forceinline__ u32 key_of(float x) { return bits_of(x) & KEY_MASK; }
 
+__device__ __forceinline__ double square(float x) { return (double)x * (double)x; }
+
 // Half precision, by its bits.
 struct f16 { u16 bits; };
 struct bf16 { u16 bits; };

@@ -2,7 +2,6 @@
 #ifndef FLEXCOMM_FEED
 #define FLEXCOMM_FEED
 #include "block.cuh"
-#include "state.cuh"
 
 // beta * memory + gamma * gradient, rounded like the CPU side; without a memory, gamma * gradient.
 template <typename T>
@@ -62,6 +61,7 @@ __device__ __forceinline__ void begin_outcome(const State* s, Outcome* o, double
   u32 most = fresh(&s->max_key);
   o->compensated = compensated;
   o->sent = 0.0;
+  o->residual = compensated;
   o->bytes = 0;
   o->kept = 0;
   o->over = 0;

@@ -85,19 +85,14 @@ __device__ __forceinline__ void gains(const T* gradient, const float* memory, u3
   each_compensated(gradient, memory, (float*)0, n, beta, gamma, [&](float x) {
     const u32 key = key_of(x);
     most = key > most ? key : most;
-    energy += (double)x * (double)x;
+    energy += square(x);
     atomicAdd(bins + bin_of(key), 1u);
   });
   most = block_max(most);
-  energy = block_sum(energy);
-  if (threadIdx.x == 0) {
-    p->energy[blockIdx.x] = energy;
-    atomicMax(&s->max_key, most);
-  }
+  if (threadIdx.x == 0) atomicMax(&s->max_key, most);
   for (u32 i = threadIdx.x; i < FINE_BINS; i += THREADS)
     if (bins[i] != 0) atomicAdd(s->fine + i, bins[i]);
-  if (!last_block(s->done)) return;
-  energy = sum_of(p->energy, gridDim.x);
+  if (!last_sums(p, s->done, energy)) return;
   if (threadIdx.x == 0) begin_outcome(s, o, energy);
 
   // From the top, a stretch of bins per thread: counts above every bin, energies above every stretch.

@@ -14,9 +14,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) list_norm(const float* val
     const double wide = (double)values[j];
     sum += mean ? fabs(wide) : wide * wide;
   }
-  if (!last_sum(&sum, p->sum, s->done + 1)) return;
+  if (!last_sums(p, s->done + 1, sum) || threadIdx.x != 0) return;
   const double norm = mean ? sum / (double)(k == 0 ? 1 : k) : sqrt(sum);
   o->norm = o->refused ? 0.0f : (float)(norm < LARGEST ? norm : LARGEST);
+}
+
+// As `finish`: what was not selected stays as it is.
+__device__ __forceinline__ void finish_list(double sent, double residual, State* s, Outcome* o, Partials* p) {
+  if (!last_sums(p, s->done + 1, sent, residual) || threadIdx.x != 0) return;
+  o->sent = sent;
+  o->residual += residual;
 }
 
 // Values become `levels` + their level at random, which is worth level / (levels * divisor) of the norm.
@@ -27,17 +34,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) list_levels(float* compens
   const bool refused = o->refused != 0;
   const u32 k = o->kept;
   const float norm = o->norm, most = (float)levels;
-  double sent = 0.0;
+  double sent = 0.0, residual = 0.0;
   for (u32 j = blockIdx.x * THREADS + threadIdx.x; j < k; j += gridDim.x * THREADS) {
     const float x = values[j], share = norm > 0.0f ? fminf(fabsf(x) / norm, 1.0f) * most : 0.0f;
     const float level = fminf(floorf(share + (float)(random.word(j) >> 8) * (1.0f / 16777216.0f)), most);
     const float with_sign = refused ? 0.0f : x < 0.0f ? -level : level;
     const float value = (float)((double)norm * ((double)with_sign / ((double)levels * divisor)));
     values[j] = float_of((u32)(most + with_sign));
-    if (!refused) compensated[indices[j]] = x - value;
-    sent += (double)value * (double)value;
+    if (!refused) leave(compensated + indices[j], x - value, residual);
+    sent += square(value);
   }
-  finish(sent, 0, s, o, p);
+  finish_list(sent, residual, s, o, p);
 }
 
 // Values become signs, which are worth the norm, or tau.
@@ -46,12 +53,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) list_signs(float* compensa
   const bool refused = o->refused != 0;
   const u32 k = o->kept;
   const float worth = by_norm ? o->norm : tau;
-  double sent = 0.0;
+  double sent = 0.0, residual = 0.0;
   for (u32 j = blockIdx.x * THREADS + threadIdx.x; j < k; j += gridDim.x * THREADS) {
     const float x = values[j], value = x < 0.0f ? -worth : worth;
     values[j] = float_of(x < 0.0f ? 1u : 0u);
-    if (!refused) compensated[indices[j]] = x - value;
-    sent += (double)value * (double)value;
+    if (!refused) leave(compensated + indices[j], x - value, residual);
+    sent += square(value);
   }
-  finish(sent, 0, s, o, p);
+  finish_list(sent, residual, s, o, p);
 }

@@ -6,7 +6,7 @@
 extern "C" __global__ void __launch_bounds__(THREADS) gather(float* compensated, u32 n, const u32* indices, u32 k, float factor,
                                                              float* values, State* s, Outcome* o, Partials* p) {
   const float most = 3.40282346638528859812e38f;
-  double sent = 0.0;
+  double sent = 0.0, taken = 0.0;
   for (u32 j = blockIdx.x * THREADS + threadIdx.x; j < k; j += gridDim.x * THREADS) {
     u32 i = indices[j];
     float value = 0.0f;
@@ -14,14 +14,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) gather(float* compensated,
       float x = o->refused ? 0.0f : compensated[i], scaled = x * factor;
       value = scaled > most ? most : scaled < -most ? -most : scaled;
       if (!o->refused) compensated[i] = x - value;
+      taken += square(x) - square(x - value);
     } else {
       o->over = 1;
     }
     values[j] = value;
-    sent += (double)value * (double)value;
+    sent += square(value);
   }
-  if (!last_sum(&sent, p->extra, s->done + 6)) return;
+  if (!last_sums(p, s->done + 6, sent, taken) || threadIdx.x != 0) return;
   o->sent = sent;
+  o->residual = o->compensated - taken;
   o->kept = k;
   o->bytes = 4 * (u64)k;
 }
@@ -123,22 +125,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_set(const u32* set, 
     u32 own = (u32)__popc(members(set, n, flip, tile * THREADS + threadIdx.x)), scanned = block_scan(own);
     if (threadIdx.x == THREADS - 1) counts[tile] = scanned;
   }
-}
-
-// Counts become sums of all before; answers the sum of all. By a whole block.
-__device__ __forceinline__ u32 scan_counts(u32* counts, u32 tiles) {
-  SHARED(u32, total, 1);
-  u32 before = 0;
-  for (u32 first = 0; first < tiles; first += THREADS) {
-    const u32 i = first + threadIdx.x;
-    u32 own = i < tiles ? counts[i] : 0, scanned = block_scan(own);
-    if (i < tiles) counts[i] = before + scanned - own;
-    if (threadIdx.x == THREADS - 1) total[0] = scanned;
-    __syncthreads();
-    before += total[0];
-    __syncthreads();
-  }
-  return before;
 }
 
 // By one block: sums of all tiles before.

@@ -47,13 +47,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) power_right(const float* w
   }
 }
 
-// A layer's part of what is sent, added to the layers' before. By all blocks.
-__device__ __forceinline__ void add_sent(double sent, u64 bytes, State* s, Outcome* o, Partials* p) {
-  if (!last_sum(&sent, p->extra, s->done + 1)) return;
-  o->sent += sent;
-  o->bytes += bytes;
-}
-
 // What is sent: finite values, or zeros of a gradient that was refused. `per_square` is what a square of these is worth in
 // the energy that is sent; 0 in the round that is not the last.
 extern "C" __global__ void __launch_bounds__(THREADS) power_send(float* values, u32 count, double per_square, State* s,
@@ -63,23 +56,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) power_send(float* values, 
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < count; i += gridDim.x * THREADS) {
     float x = values[i], value = refused ? 0.0f : x > MOST_FLOAT ? MOST_FLOAT : x < -MOST_FLOAT ? -MOST_FLOAT : x;
     values[i] = value;
-    sent += (double)value * (double)value;
+    sent += square(value);
   }
-  add_sent(sent * per_square, per_square > 0.0 ? 4 * (u64)count : 0, s, o, p);
-}
-
-// A layer that is sent as it is.
-extern "C" __global__ void __launch_bounds__(THREADS) power_whole(float* compensated, float* to, u32 count, State* s, Outcome* o,
-                                                                  Partials* p) {
-  const bool refused = o->refused != 0;
-  double sent = 0.0;
-  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < count; i += gridDim.x * THREADS) {
-    float x = refused ? 0.0f : compensated[i];
-    to[i] = x;
-    sent += (double)x * (double)x;
-    if (!refused) compensated[i] = 0.0f;
-  }
-  add_sent(sent, 4 * (u64)count, s, o, p);
+  if (!last_sums(p, s->done + 1, sent) || threadIdx.x != 0 || per_square == 0.0) return;
+  // Beside what the layers before have sent. What stays is orthogonal to it.
+  o->sent += sent * per_square;
+  o->residual -= sent * per_square;
+  o->bytes += 4 * (u64)count;
 }
 
 // The mean P of all ranks, with orthogonal columns of norm sqrt(len) (Gram-Schmidt, every column twice, in their order);
@@ -123,11 +106,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) power_add(float* out, u32 
     }
     out[at] += scale * sum;
   }
-}
-
-// The same of a layer that was sent as it is.
-extern "C" __global__ void __launch_bounds__(THREADS) power_add_whole(float* out, u32 n, const float* values, float scale) {
-  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) out[i] += scale * values[i];
 }
 
 // Whether anything came: a gradient of zeros says nothing of the next one.

@@ -93,32 +93,19 @@ __device__ __forceinline__ void stats(const T* gradient, const float* memory, fl
       not_lowest = ~place > not_lowest ? ~place : not_lowest;
     }
   });
-  energy = block_sum(energy);
-  sum = block_sum(sum);
-  magnitude = block_sum(magnitude);
   most = block_max(most);
-  if (kind == NORM_SIDES) count = block_sum(count);
   if (kind == NORM_RANGE) {
     highest = block_max(highest);
     not_lowest = block_max(not_lowest);
   }
   if (threadIdx.x == 0) {
-    if (kind == NORM_SIDES) p->more[blockIdx.x] = count;
     if (kind == NORM_RANGE) {
       atomicMax(&s->band, highest);
       atomicMax(&s->above, not_lowest);
     }
-    p->energy[blockIdx.x] = energy;
-    p->sum[blockIdx.x] = sum;
-    p->magnitude[blockIdx.x] = magnitude;
     atomicMax(&s->max_key, most);
   }
-  if (!last_block(s->done)) return;
-  energy = sum_of(p->energy, gridDim.x);
-  sum = sum_of(p->sum, gridDim.x);
-  magnitude = sum_of(p->magnitude, gridDim.x);
-  if (kind == NORM_SIDES) count = sum_of(p->more, gridDim.x);
-  if (threadIdx.x != 0) return;
+  if (!last_sums(p, s->done, energy, sum, magnitude, count) || threadIdx.x != 0) return;
   begin_outcome(s, o, energy);
   if (kind >= NORM_SIDES) return put_pair(kind, clip, n, sum, magnitude, count, s, o, norm_to);
   float norm = o->refused ? 0.0f : norm_of(kind, clip, n, energy, sum, magnitude, o->max);
@@ -154,12 +141,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) norms(const float* compens
       double own = 0.0, rest = 0.0;
       for (u32 i = part; i < whole; i += 8) {
         float x = compensated[from + i];
-        own += (double)x * (double)x;
+        own += square(x);
         most = key_of(x) > most ? key_of(x) : most;
       }
       if (whole + part < length) {
         float x = compensated[from + whole + part];
-        rest = (double)x * (double)x;
+        rest = square(x);
         most = key_of(x) > most ? key_of(x) : most;
       }
       double sum = 0.0;
@@ -186,7 +173,7 @@ __device__ __forceinline__ void quantize(float* compensated, const float* memory
   const u32 buckets = n == 0 ? 0 : (n - 1) / bucket + 1, bundles = n / 8 + (n % 8 != 0);
   const float* norms = reinterpret_cast<const float*>(payload);
   u32* packed = payload + buckets;
-  double sent = 0.0;
+  double sent = 0.0, residual = 0.0;
   for (u32 first = blockIdx.x * THREADS; first < bundles; first += gridDim.x * THREADS) {
     const u32 bundle = first + threadIdx.x;
     u64 word = 0;
@@ -214,7 +201,7 @@ __device__ __forceinline__ void quantize(float* compensated, const float* memory
         float relative = rule.relative(code);
         double value = (double)step * (double)relative;
         sent += value * value;
-        x.v[c] = refused ? before(memory, i) : x.v[c] + relative * -step;
+        leave(x.v + c, refused ? before(memory, i) : x.v[c] + relative * -step, residual);
       }
       store_four(compensated, group, n, x);
     }
@@ -230,7 +217,7 @@ __device__ __forceinline__ void quantize(float* compensated, const float* memory
     const u32 rest = 4 * words + threadIdx.x;
     if (rest < length) reinterpret_cast<u8*>(to)[rest] = bytes[rest];
   }
-  finish(sent, 4ull * buckets + ((u64)n * width + 7) / 8, s, o, p);
+  finish(sent, residual, 4ull * buckets + ((u64)n * width + 7) / 8, s, o, p);
 }
 
 #define QUANTIZE(name, rule)                                                                                           \
@@ -275,22 +262,23 @@ DEQUANTIZE(dequantize_grid, Grid)
 template <typename T>
 __device__ __forceinline__ void signs_at_once(const T* gradient, const float* memory, float* compensated, u32 n, float beta,
                                               float gamma, float norm, u8* payload, State* s, Outcome* o, Partials* p) {
-  double energy = 0.0;
+  double energy = 0.0, residual = 0.0;
   u32 most = 0;
-  ballots(n, payload, [=, &energy, &most](u32 i, bool inside) {
+  ballots(n, payload, [=, &energy, &residual, &most](u32 i, bool inside) {
     if (!inside) return false;
     const float x = compensated_one(gradient, memory, i, beta, gamma);
     const u32 key = key_of(x);
     most = key > most ? key : most;
-    energy += (double)x * (double)x;
+    energy += square(x);
     const bool negative = x < 0.0f;
-    compensated[i] = x + (negative ? norm : -norm);
+    leave(compensated + i, x + (negative ? norm : -norm), residual);
     return negative;
   });
   most = block_max(most);
   if (threadIdx.x == 0) atomicMax(&s->max_key, most);
-  if (!last_sum(&energy, p->energy, s->done)) return;
+  if (!last_sums(p, s->done, energy, residual) || threadIdx.x != 0) return;
   begin_outcome(s, o, energy);
+  o->residual = residual;
   o->norm = o->refused ? 0.0f : norm;
   o->sent = (double)n * (double)o->norm * (double)o->norm;
   o->bytes = ((u64)n + 7) / 8;
@@ -319,7 +307,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) signs(float* compensated, 
                                                             u32 scaled, State* s, Outcome* o, Partials* p) {
   const bool refused = o->refused != 0;
   const float norm = o->norm;
-  ballots(n, payload, [=](u32 i, bool inside) {
+  double residual = 0.0;
+  ballots(n, payload, [=, &residual](u32 i, bool inside) {
     if (!inside) return false;
     if (refused) {
       compensated[i] = before(memory, i);
@@ -327,14 +316,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) signs(float* compensated, 
     }
     float x = compensated[i];
     bool negative = x < 0.0f;
-    compensated[i] = x + (negative ? norm : -norm);
+    leave(compensated + i, x + (negative ? norm : -norm), residual);
     return negative;
   });
   const u64 end = ((u64)n + 7) / 8;
   if (blockIdx.x == 0 && threadIdx.x < 4 && scaled) payload[end + threadIdx.x] = (u8)(bits_of(norm) >> (8 * threadIdx.x));
   // Every sign is sent with the same magnitude.
   double sent = blockIdx.x == 0 && threadIdx.x == 0 ? (double)n * (double)norm * (double)norm : 0.0;
-  finish(sent, end + (scaled ? 4 : 0), s, o, p);
+  finish(sent, residual, end + (scaled ? 4 : 0), s, o, p);
 }
 
 // out += scale * signs (times the scale behind them).
@@ -362,8 +351,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) natural(float* compensated
   const bool refused = o->refused != 0;
   const Stream random = {a, b, c};
   u8* exponents = payload + ((u64)n + 7) / 8;
-  double sent = 0.0;
-  ballots(n, payload, [=, &sent](u32 i, bool inside) {
+  double sent = 0.0, residual = 0.0;
+  ballots(n, payload, [=, &sent, &residual](u32 i, bool inside) {
     if (!inside) return false;
     float x = refused ? 0.0f : compensated[i];
     u32 key = key_of(x), exponent = (key + (random.fourth(i) & 0x7fffffu)) >> 23;
@@ -371,11 +360,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) natural(float* compensated
     bool negative = bits_of(x) >> 31 == 1;
     exponents[i] = (u8)exponent;
     float value = float_of(exponent << 23 | (negative ? 0x80000000u : 0));
-    sent += (double)value * (double)value;
-    compensated[i] = refused ? before(memory, i) : x + value * -1.0f;
+    sent += square(value);
+    leave(compensated + i, refused ? before(memory, i) : x + value * -1.0f, residual);
     return negative;
   });
-  finish(sent, ((u64)n + 7) / 8 + n, s, o, p);
+  finish(sent, residual, ((u64)n + 7) / 8 + n, s, o, p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) add_natural(float* out, u32 n, const u8* payload, float scale) {
@@ -395,16 +384,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) eightbit(float* compensate
   const bool refused = o->refused != 0;
   const float norm = o->norm, divisor = norm > 0.0f ? norm : 1.0f;
   u8* codes = payload + 4;
-  double sent = 0.0;
+  double sent = 0.0, residual = 0.0;
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
     float x = refused ? 0.0f : compensated[i];
     u32 code = table->code(x / divisor);
     float value = table->value(code);
     codes[i] = (u8)code;
-    sent += (double)value * (double)value;
-    compensated[i] = refused ? before(memory, i) : x + value * -norm;
+    sent += square(value);
+    leave(compensated + i, refused ? before(memory, i) : x + value * -norm, residual);
   }
-  finish(sent * (double)norm * (double)norm, 4 + (u64)n, s, o, p);
+  finish(sent * (double)norm * (double)norm, residual, 4 + (u64)n, s, o, p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) add_eightbit(float* out, u32 n, const u8* payload, u32 fixed,
@@ -422,17 +411,17 @@ template <typename T>
 __device__ __forceinline__ void cast(float* compensated, const float* memory, u32 n, T* payload, float limit, State* s,
                                      Outcome* o, Partials* p) {
   const bool refused = o->refused != 0;
-  double sent = 0.0;
+  double sent = 0.0, residual = 0.0;
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
     float x = refused ? 0.0f : compensated[i], clipped = x < -limit ? -limit : x > limit ? limit : x;
     T half;
     narrow(clipped, &half);
     payload[i] = half;
     float value = widen(half);
-    sent += (double)value * (double)value;
-    compensated[i] = refused ? before(memory, i) : x + value * -1.0f;
+    sent += square(value);
+    leave(compensated + i, refused ? before(memory, i) : x + value * -1.0f, residual);
   }
-  finish(sent, 2 * (u64)n, s, o, p);
+  finish(sent, residual, 2 * (u64)n, s, o, p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) cast_f16(float* compensated, const float* memory, u32 n, f16* payload,

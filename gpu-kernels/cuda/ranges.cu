@@ -26,8 +26,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) sides(float* compensated, 
                                                             float threshold, State* s, Outcome* o, Partials* p) {
   const bool refused = o->refused != 0;
   const float* means = reinterpret_cast<const float*>(payload);
-  double sent = 0.0;
-  ballots(n, payload + 8 * (u64)columns, [=, &sent](u32 i, bool inside) {
+  double sent = 0.0, residual = 0.0;
+  ballots(n, payload + 8 * (u64)columns, [=, &sent, &residual](u32 i, bool inside) {
     if (!inside) return false;
     if (refused) {
       compensated[i] = before(memory, i);
@@ -36,11 +36,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) sides(float* compensated, 
     float x = compensated[i];
     const bool below = x < threshold;
     float value = means[2 * (i % columns) + (below ? 0 : 1)];
-    sent += (double)value * (double)value;
-    compensated[i] = x + value * -1.0f;
+    sent += square(value);
+    leave(compensated + i, x + value * -1.0f, residual);
     return below;
   });
-  finish(sent, 8 * (u64)columns + ((u64)n + 7) / 8, s, o, p);
+  finish(sent, residual, 8 * (u64)columns + ((u64)n + 7) / 8, s, o, p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) add_sides(float* out, u32 n, const u8* payload, u32 columns,
@@ -78,16 +78,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) minmax(float* compensated,
   const bool refused = o->refused != 0;
   const MinMax grid = MinMax::of(payload);
   u8* codes = payload + 8;
-  double sent = 0.0;
+  double sent = 0.0, residual = 0.0;
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
     float x = refused ? 0.0f : compensated[i];
     u32 code = grid.code(x);
     float value = grid.value(code);
     codes[i] = (u8)code;
-    sent += (double)value * (double)value;
-    compensated[i] = refused ? before(memory, i) : x + value * -1.0f;
+    sent += square(value);
+    leave(compensated + i, refused ? before(memory, i) : x + value * -1.0f, residual);
   }
-  finish(sent, 8 + (u64)n, s, o, p);
+  finish(sent, residual, 8 + (u64)n, s, o, p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) add_minmax(float* out, u32 n, const u8* payload, float scale) {
@@ -215,11 +215,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) put_sizes(float* compensat
                                                                 const double* wholes, State* s, Outcome* o, Partials* p) {
   const Sizes sizes = {bound, skipped};
   const bool refused = o->refused != 0;
-  double sent = 0.0;
-  each_tagged(n, payload, tiles, wholes, s, [=, &sent](u32 i, u32 tag, Places& at) {
+  double sent = 0.0, residual = 0.0;
+  each_tagged(n, payload, tiles, wholes, s, [=, &sent, &residual](u32 i, u32 tag, Places& at) {
     if (refused) compensated[i] = before(memory, i);
-    if (tag == 0) return;
-    const float x = compensated[i], scale = sizes.scale(tag);
+    const float x = compensated[i];
+    if (tag == 0) return void(residual += square(x));
+    const float scale = sizes.scale(tag);
     const u32 sign = bits_of(x) >> 31, whole = tag == 3 ? 0 : (u32)(fabsf(x) * scale);
     float value = tag == 3 ? x : (float)whole / scale;
     if (tag != 3 && sign) value = -value;
@@ -230,10 +231,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) put_sizes(float* compensat
     }
     if (tag == 3)
       for (u32 j = 0; j < 4; j++) payload[at.wholes++] = (u8)(bits_of(x) >> (8 * j));
-    sent += (double)value * (double)value;
-    compensated[i] = x + value * -1.0f;
+    sent += square(value);
+    leave(compensated + i, x + value * -1.0f, residual);
   });
-  finish(sent, ((u64)n + 3) / 4 + s->above + 2 * (u64)s->band + 4 * (u64)s->listed, s, o, p);
+  finish(sent, residual, ((u64)n + 3) / 4 + s->above + 2 * (u64)s->band + 4 * (u64)s->listed, s, o, p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) add_sizes(float* out, u32 n, const u8* payload, u32 bound, u32 skipped,

@@ -25,23 +25,18 @@ __device__ __forceinline__ void feed(const T* gradient, const float* memory, flo
   u32 most = 0;
   each_compensated(gradient, memory, compensated, n, beta, gamma, [&](float x) {
     const u32 key = key_of(x);
-    energy += (double)x * (double)x;
+    energy += square(x);
     most = key > most ? key : most;
     atomicAdd(own + (key >> 20), 1u);
   });
-  energy = block_sum(energy);
   most = block_max(most);
   for (u32 i = threadIdx.x; i < 2048; i += THREADS) {
     u32 count = bins[i] + bins[2048 + i];
     if (count != 0) atomicAdd(s->first + i, count);
   }
-  if (threadIdx.x == 0) {
-    p->energy[blockIdx.x] = energy;
-    atomicMax(&s->max_key, most);
-  }
-  if (!last_block(s->done + 0)) return;
-  double sum = sum_of(p->energy, gridDim.x);
-  if (threadIdx.x == 0) begin_outcome(s, o, sum);
+  if (threadIdx.x == 0) atomicMax(&s->max_key, most);
+  if (!last_sums(p, s->done + 0, energy)) return;
+  if (threadIdx.x == 0) begin_outcome(s, o, energy);
   cut_first(s, k);
 }
 
@@ -109,12 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cut_second(const float* co
   __syncthreads();
   for (u32 i = threadIdx.x; i < 1024; i += THREADS)
     if (bins[i] != 0) atomicAdd(s->second + i, bins[i]);
-  if (p != 0) {
-    magnitude = block_sum(magnitude);
-    if (threadIdx.x == 0) p->magnitude[blockIdx.x] = magnitude;
-  }
-  if (!last_block(s->done + 1)) return;
-  if (p != 0) magnitude = sum_of(p->magnitude, gridDim.x);
+  if (p != 0 ? !last_sums(p, s->done + 1, magnitude) : !last_block(s->done + 1)) return;
   const u32 rank = s->rest;
   Bin bin = find_bin(s->second, 1024, rank);
   if (threadIdx.x != 0) return;
@@ -274,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) take(float* compensated, c
         indices[at] = 4 * i + c;
         values[at] = value;
         compensated[4 * i + c] = 0.0f;
-        energy += (double)value * (double)value;
+        energy += square(value);
       }
     }
     energy = block_sum(energy);
@@ -286,6 +276,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) take(float* compensated, c
   u64 all = tile_count == 0 ? 0 : fresh(tiles + tile_count - 1) & COUNTS;
   u32 kept = (u32)(all >> 31) + from_band((u32)(all & KEY_MASK), start, length);
   o->sent = sent;
+  o->residual = o->compensated - sent;
   o->kept = kept < room ? kept : room;
   o->over = kept > room ? 1u : 0u;
 }

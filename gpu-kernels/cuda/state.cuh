@@ -6,15 +6,15 @@
 
 // The caller copies this back when it wants to know.
 struct Outcome {
-  double compensated;   // |g_e|^2
-  double sent;  // |g_c|^2
-  u64 bytes;    // of the payload
-  u32 kept;     // values selected
-  u32 refused;  // 1: NaN or infinity; the memory is as before, and what was written means zeros
-  float max;    // max |g_e|
-  float norm;   // as sent, of methods with one
-  u32 over;     // 1: more values reached the threshold than there is room for; the others stay in the memory
-  u32 spare;
+  double compensated;  // |g_e|^2
+  double sent;         // |g_c|^2
+  double residual;     // |g_e - g_c|^2, with the values as they are stored
+  u64 bytes;           // of the payload
+  u32 kept;            // values selected
+  u16 refused;         // 1: NaN or infinity; the memory is as before, and what was written means zeros
+  u16 over;            // 1: more values reached the threshold than there is room for; the others stay in the memory
+  float max;           // max |g_e|
+  float norm;          // as sent, of methods with one
 };
 
 // Of the histogram that gains are read from.
@@ -45,13 +45,7 @@ struct State {
   double spare[3];
 };
 
-// Sums of one block.
-struct Partials {
-  double energy[MOST_BLOCKS];
-  double sum[MOST_BLOCKS];
-  double magnitude[MOST_BLOCKS];
-  double extra[MOST_BLOCKS];
-  double more[MOST_BLOCKS];
-};
+// Sums of every block.
+struct Partials { double sums[5][MOST_BLOCKS]; };
 
 #endif

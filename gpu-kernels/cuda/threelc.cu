@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) quartic(float* compensated
   // Zeros are below half of any M, also where that half is no f32.
   const u32 half = key_of(halved) > 1 ? key_of(halved) : 1u;
   const u32 count = n / 5 + (n % 5 != 0), tile_count = count / RUN_TILE + (count % RUN_TILE != 0);
-  double sent = 0.0;
+  double sent = 0.0, residual = 0.0;
   for (u32 tile = blockIdx.x; tile < tile_count; tile += gridDim.x) {
     u32 last = 0;
     for (u32 row = 0; row < RUN_ROWS; row++) {
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) quartic(float* compensated
             value = x < 0.0f ? 0 : 2;
             sent += 1.0;
           }
-          compensated[i] = refused ? before(memory, (u32)i) : x + -m * (float)((int)value - 1);
+          leave(compensated + i, refused ? before(memory, (u32)i) : x + -m * (float)((int)value - 1), residual);
         }
         byte = 3 * byte + value;
       }
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) quartic(float* compensated
     last = block_max(last);
     if (threadIdx.x == 0) tiles[tile] = last;
   }
-  finish(sent * (double)m * (double)m, 0, s, o, p);
+  finish(sent * (double)m * (double)m, residual, 0, s, o, p);
 }
 
 // The largest of this and all lower threads'.
@@ -114,18 +114,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_runs(const u8* bytes
 
 // Sums of all tiles before, and the length of the payload. By one block.
 extern "C" __global__ void __launch_bounds__(THREADS) scan_runs(double* counts, u32 tile_count, Outcome* o) {
-  SHARED(u32, total, 1);
-  u32 before_all = 0;
-  for (u32 first = 0; first < tile_count; first += THREADS) {
-    const u32 tile = first + threadIdx.x;
-    const u32 own = tile < tile_count ? (u32)counts[tile] : 0, scanned = block_scan(own);
-    if (tile < tile_count) counts[tile] = (double)(before_all + scanned - own);
-    if (threadIdx.x == THREADS - 1) total[0] = scanned;
-    __syncthreads();
-    before_all += total[0];
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) o->bytes = 4 + (u64)before_all;
+  const u32 all = scan_counts(counts, tile_count);
+  if (threadIdx.x == 0) o->bytes = 4 + (u64)all;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) put_runs(const u8* bytes, u32 n, const u64* tiles, const double* counts,

@@ -184,17 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fit_stage(const float* com
     exponents = 0;
   });
   m.logs += log(product) + (double)exponents * 0.6931471805599453;
-  m = {block_sum(m.count), block_sum(m.sum), block_sum(m.squares), block_sum(m.nonzero), block_sum(m.logs)};
-  if (threadIdx.x == 0) {
-    p->energy[blockIdx.x] = m.count;
-    p->sum[blockIdx.x] = m.sum;
-    p->magnitude[blockIdx.x] = m.squares;
-    p->extra[blockIdx.x] = m.nonzero;
-    p->more[blockIdx.x] = m.logs;
-  }
-  if (!last_block(s->done + 5)) return;
-  m = {sum_of(p->energy, gridDim.x), sum_of(p->sum, gridDim.x), sum_of(p->magnitude, gridDim.x),
-       sum_of(p->extra, gridDim.x), sum_of(p->more, gridDim.x)};
+  if (!last_sums(p, s->done + 5, m.count, m.sum, m.squares, m.nonzero, m.logs)) return;
   if (threadIdx.x != 0 || (later && m.count == 0.0)) return;
   float threshold = fitted(m, fit, share);
   s->threshold = later ? s->threshold + threshold : threshold;

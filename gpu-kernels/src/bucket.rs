@@ -9,17 +9,17 @@
 
 mod agreed;
 mod layers;
-mod low_rank;
+mod plan;
 
 pub use layers::Layers;
-pub use low_rank::{LowRanks, Product};
+pub use plan::{Decoding, Plan};
 
 use crate::hybrid::{self, Qsparse};
 use crate::indices::{self, At, subset_scratch};
 use crate::lists::list_bytes;
 use crate::random::RandomK;
 use crate::select::{Form, Selected, pack, payload_room};
-use crate::workspace::{check, check_count, workspace_bytes};
+use crate::workspace::{check, check_count, split, workspace_bytes};
 use crate::{
     DType, Device, Feed, LaunchError, OUTCOME_BYTES, Quantizer, Random, Span, Threshold, quantize, three_lc, threshold,
     topk,
@@ -156,15 +156,6 @@ fn sizes(n: u64, methods: &[Method]) -> [u64; 7] {
     let payload = methods.iter().map(|method| method.payload_bytes(n)).max().unwrap_or(0);
     let [first, second, third, fourth] = Room::sizes(n, methods);
     [4 * n, 4 * n, payload, first, second, third, fourth].map(|bytes| bytes.next_multiple_of(ALIGN))
-}
-
-/// Parts of these sizes, one after the other.
-fn split<const N: usize>(borrowed: Span, sizes: [u64; N]) -> [Span; N] {
-    let mut at = 0;
-    sizes.map(|bytes| {
-        at += bytes;
-        borrowed.part(at - bytes, bytes)
-    })
 }
 
 impl Bucket {

@@ -1,7 +1,8 @@
 //! Error feedback: what every call begins with.
 
-use crate::workspace::{check, check_apart, check_count};
-use crate::{LaunchError, Span};
+use crate::launch::{Words, start};
+use crate::workspace::{Workspace, check, check_apart, check_count, require};
+use crate::{Device, LaunchError, Span};
 
 /// Type of a gradient's values. The memory, and all arithmetic, is f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -62,28 +63,57 @@ pub(crate) const ALIGN: u64 = 16;
 pub(crate) const WORD: u64 = 4;
 
 impl Feed {
-    /// Of gradient and memory; answers n.
-    pub(crate) fn check_inputs(&self) -> Result<u32, LaunchError> {
-        let n = check_count(self.n)?;
+    /// Of gradient and memory.
+    pub(crate) fn check_inputs(&self) -> Result<(), LaunchError> {
+        check_count(self.n)?;
         // It may be part of another tensor: kernels look at where it begins.
         check(("the gradient", self.gradient, self.dtype.bytes() * self.n), self.dtype.bytes())?;
         if !self.memory.is_none() {
             check(("the memory", self.memory, 4 * self.n), ALIGN)?;
         }
         for (what, value) in [("beta", self.beta), ("gamma", self.gamma)] {
-            if !value.is_finite() {
-                let rule = "it must be finite";
-                return Err(LaunchError::Parameter { what, value: f64::from(value), rule });
-            }
+            require(value.is_finite(), what, value.into(), "it must be finite")?;
         }
-        Ok(n)
+        Ok(())
     }
 
-    pub(crate) fn check(&self) -> Result<u32, LaunchError> {
-        let n = self.check_inputs()?;
+    pub(crate) fn check(&self) -> Result<(), LaunchError> {
+        self.check_inputs()?;
         check(("compensated", self.compensated, 4 * self.n), ALIGN)?;
         check_apart(("compensated", self.compensated), ("the gradient", self.gradient))?;
-        check_apart(("compensated", self.compensated), ("the memory", self.memory))?;
-        Ok(n)
+        check_apart(("compensated", self.compensated), ("the memory", self.memory))
+    }
+
+    /// Arguments of kernels that compensate.
+    pub(crate) fn words(&self) -> impl Words {
+        (self.gradient, self.memory, self.compensated, self.n, self.beta, self.gamma)
+    }
+
+    /// Of kernels that only look.
+    pub(crate) fn inputs(&self) -> impl Words {
+        (self.gradient, self.memory, self.n, self.beta, self.gamma)
+    }
+
+    /// Arguments of kernels that make the compensated gradient the residual.
+    pub(crate) fn residual(&self) -> impl Words {
+        (self.compensated, self.memory, self.n)
+    }
+
+    /// Launches what compensates and finds a norm of this kind (see [`crate::quantize`]), which goes to `to` where that is given.
+    pub(crate) fn compensate(
+        &self,
+        device: &impl Device,
+        ((kind, clip), to): ((u32, f64), Span),
+        parts: &Workspace,
+    ) -> Result<(), LaunchError> {
+        let kernel = self.dtype.of(["stats_f32", "stats_f16", "stats_bf16"]);
+        start(device, kernel, self.n.div_ceil(4), (self.words(), kind, clip, to, parts.ends()))
+    }
+
+    /// Of a payload that is written while the others are read.
+    pub(crate) fn check_payload(&self, payload: Span, bytes: u64) -> Result<(), LaunchError> {
+        check(("the payload", payload, bytes), ALIGN)?;
+        let others = [("the gradient", self.gradient), ("the memory", self.memory), ("compensated", self.compensated)];
+        others.into_iter().try_for_each(|other| check_apart(("the payload", payload), other))
     }
 }

@@ -1,8 +1,8 @@
 //! Gains of all candidate ratios at the price of one read: what five trials cost before.
 
-use crate::device::start;
 use crate::feed::{ALIGN, Feed};
-use crate::workspace::{Workspace, check, check_count};
+use crate::launch::start;
+use crate::workspace::{Workspace, check, require};
 use crate::{DType, Device, LaunchError, Span};
 
 /// Most candidates of one call.
@@ -17,47 +17,22 @@ pub fn gains(
     (ks, count, to): (Span, u64, Span),
     workspace: Span,
 ) -> Result<(), LaunchError> {
-    let n = feed.check_inputs()?;
-    if count > MOST_CANDIDATES {
-        let rule = "at most 4096";
-        return Err(LaunchError::Parameter { what: "candidates", value: count as f64, rule });
-    }
+    feed.check_inputs()?;
+    require(count <= MOST_CANDIDATES, "candidates", count as f64, "at most 4096")?;
     check(("the candidates", ks, 4 * count), ALIGN)?;
     check(("the gains", to, 16 * count), ALIGN)?;
     let parts = Workspace::new(workspace, feed.n)?;
-    let count = check_count(count)?;
     device.zero(parts.zeroed)?;
-    let arguments = [
-        feed.gradient.address(),
-        feed.memory.address(),
-        u64::from(n),
-        u64::from(feed.beta.to_bits()),
-        u64::from(feed.gamma.to_bits()),
-        ks.address(),
-        u64::from(count),
-        to.address(),
-        parts.state.address(),
-        parts.outcome.address(),
-        parts.partials.address(),
-    ];
     let kernel = feed.dtype.of(["gains_f32", "gains_f16", "gains_bf16"]);
-    start(device, kernel, feed.n.div_ceil(4), &arguments)
+    start(device, kernel, feed.n.div_ceil(4), (feed.inputs(), ks, count, to, parts.ends()))
 }
 
 /// The bits of the largest |x| of an f32 gradient with its memory (u32 at `to`), which may be NaN's. Both are read as [`gains`]
 /// reads them, and hardly anything else is done: its time is the bound of that pass.
 pub fn largest(device: &impl Device, feed: &Feed, to: Span) -> Result<(), LaunchError> {
-    let n = feed.check_inputs()?;
-    if feed.dtype != DType::F32 {
-        return Err(LaunchError::Parameter {
-            what: "bytes of a value",
-            value: feed.dtype.bytes() as f64,
-            rule: "4: f32",
-        });
-    }
+    feed.check_inputs()?;
+    require(feed.dtype == DType::F32, "bytes of a value", feed.dtype.bytes() as f64, "4: f32")?;
     check(("the largest magnitude", to, 4), ALIGN)?;
     device.zero(to.part(0, 4))?;
-    let (beta, gamma) = (u64::from(feed.beta.to_bits()), u64::from(feed.gamma.to_bits()));
-    let arguments = [feed.gradient.address(), feed.memory.address(), u64::from(n), beta, gamma, to.address()];
-    start(device, "largest_f32", feed.n.div_ceil(4), &arguments)
+    start(device, "largest_f32", feed.n.div_ceil(4), (feed.inputs(), to))
 }

@@ -1,13 +1,13 @@
 //! Methods that select and send what is selected in few bits. Each ends with a list of indices and codes, which
 //! [`crate::pack`] packs in the form that it answers.
 
-use crate::device::start;
 use crate::feed::Feed;
 use crate::indices::{self, At, gather, subset};
+use crate::launch::start;
 use crate::random::Random;
 use crate::select::{Form, Selected, Set, Tail, topk};
 use crate::threshold::{Threshold, threshold};
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, require};
 use crate::{Device, LaunchError, Span};
 
 /// `hardthreshold` (Strom 2015): ±tau for every magnitude above tau.
@@ -17,9 +17,7 @@ pub fn hard_threshold(
     (tau, to): (f32, &Selected),
     workspace: Span,
 ) -> Result<Form, LaunchError> {
-    if !(tau > 0.0 && tau.is_finite()) {
-        return Err(LaunchError::Parameter { what: "tau", value: f64::from(tau), rule: "above 0, and finite" });
-    }
+    require(tau > 0.0 && tau.is_finite(), "tau", tau.into(), "above 0, and finite")?;
     threshold(device, feed, (Threshold::Above { v: tau }, to), workspace)?;
     signs(device, (feed, to), (false, tau), &Workspace::new(workspace, feed.n)?)?;
     Ok(Form { set: Set::Counted, gaps: true, tail: Tail::Codes { led: false, bits: 1 } })
@@ -80,9 +78,7 @@ pub fn qsparse_random(
     (to, scratch, workspace): (&Selected, Span, Span),
 ) -> Result<Form, LaunchError> {
     check_levels(method)?;
-    if k > to.room {
-        return Err(LaunchError::Parameter { what: "k", value: k as f64, rule: "there must be room for it" });
-    }
+    require(k <= to.room, "k", k as f64, "there must be room for it")?;
     subset(device, (feed.n, k, Random { rank: None, ..shared }), (scratch, to.indices))?;
     indices::feed(device, feed, workspace)?;
     gather(device, feed, (&At { k, indices: to.indices, values: to.values }, 1.0), workspace)?;
@@ -91,12 +87,8 @@ pub fn qsparse_random(
 }
 
 fn check_levels(method: Qsparse) -> Result<(), LaunchError> {
-    match method {
-        Qsparse::Levels { s, .. } if !(1..=127).contains(&s) => {
-            Err(LaunchError::Parameter { what: "s", value: f64::from(s), rule: "from 1 to 127" })
-        }
-        _ => Ok(()),
-    }
+    let Qsparse::Levels { s, .. } = method else { return Ok(()) };
+    require((1..=127).contains(&s), "s", s.into(), "from 1 to 127")
 }
 
 /// The list becomes codes; answers their bits.
@@ -106,18 +98,14 @@ fn quantized(
     (k, method): (u64, Qsparse),
     parts: &Workspace,
 ) -> Result<u32, LaunchError> {
-    let [state, outcome, partials] = [parts.state, parts.outcome, parts.partials].map(Span::address);
-    let mean = u64::from(method == Qsparse::Signs);
-    start(device, "list_norm", k, &[to.values.address(), mean, state, outcome, partials])?;
+    start(device, "list_norm", k, (to.values, method == Qsparse::Signs, parts.ends()))?;
     let Qsparse::Levels { s, scaled, random } = method else {
         signs(device, (feed, to), (true, 0.0), parts)?;
         return Ok(method.bits());
     };
     let divisor = if scaled { 1.0 + beta(k, s) } else { 1.0 };
-    let [a, b, c, _] = random.key(1).map(u64::from);
-    let (compensated, indices, values) = (feed.compensated.address(), to.indices.address(), to.values.address());
-    let arguments = [compensated, indices, values, u64::from(s), divisor.to_bits(), a, b, c, state, outcome, partials];
-    start(device, "list_levels", k, &arguments)?;
+    let lists = [feed.compensated, to.indices, to.values];
+    start(device, "list_levels", k, (lists, s, divisor, random.stream(1), parts.ends()))?;
     Ok(method.bits())
 }
 
@@ -127,9 +115,6 @@ fn signs(
     (by_norm, tau): (bool, f32),
     parts: &Workspace,
 ) -> Result<(), LaunchError> {
-    let [state, outcome, partials] = [parts.state, parts.outcome, parts.partials].map(Span::address);
-    let (compensated, indices, values) = (feed.compensated.address(), to.indices.address(), to.values.address());
-    let arguments =
-        [compensated, indices, values, u64::from(by_norm), u64::from(tau.to_bits()), state, outcome, partials];
-    start(device, "list_signs", to.room, &arguments)
+    let lists = [feed.compensated, to.indices, to.values];
+    start(device, "list_signs", to.room, (lists, by_norm, tau, parts.ends()))
 }

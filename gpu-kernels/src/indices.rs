@@ -1,10 +1,10 @@
 //! Values at indices that are known: what AR-Topk exchanges, and random-k. Lists are read word by word, so they begin at
 //! multiples of 4; payloads as they arrive are for [`crate::add_lists`].
 
-use crate::device::start;
 use crate::feed::{ALIGN, Feed, WORD};
+use crate::launch::{launch, start};
 use crate::random::{Random, RandomK};
-use crate::workspace::{Workspace, check, check_apart, check_count};
+use crate::workspace::{Workspace, check, check_apart, check_count, require, split};
 use crate::{Device, LaunchError, Span};
 
 /// k indices (u32, all different) and as many values (f32) on the device.
@@ -19,59 +19,32 @@ pub struct At {
 }
 
 impl At {
-    fn check(&self) -> Result<u64, LaunchError> {
+    fn check(&self) -> Result<(), LaunchError> {
+        check_count(self.k)?;
         check(("the indices", self.indices, 4 * self.k), WORD)?;
-        check(("the values", self.values, 4 * self.k), WORD)?;
-        check_count(self.k).map(u64::from)
+        check(("the values", self.values, 4 * self.k), WORD)
     }
 }
 
 /// Error feedback alone, for a rank whose own selection is not needed; [`gather`] then takes.
 pub fn feed(device: &impl Device, feed: &Feed, workspace: Span) -> Result<(), LaunchError> {
-    let n = feed.check()?;
+    feed.check()?;
     let parts = Workspace::new(workspace, feed.n)?;
     device.zero(parts.zeroed)?;
-    let arguments = [
-        feed.gradient.address(),
-        feed.memory.address(),
-        feed.compensated.address(),
-        u64::from(n),
-        u64::from(feed.beta.to_bits()),
-        u64::from(feed.gamma.to_bits()),
-        0,
-        0,
-        0,
-        parts.state.address(),
-        parts.outcome.address(),
-        parts.partials.address(),
-    ];
-    let kernel = feed.dtype.of(["stats_f32", "stats_f16", "stats_bf16"]);
-    start(device, kernel, feed.n.div_ceil(4), &arguments)
+    feed.compensate(device, ((0, 0.0), Span::NONE), &parts)
 }
 
 /// Takes `factor` times the values at the indices out of what [`feed`] has compensated with this workspace. Indices that lie
 /// beyond n take nothing; the outcome's `over` then says so.
 pub fn gather(device: &impl Device, feed: &Feed, (at, factor): (&At, f32), workspace: Span) -> Result<(), LaunchError> {
-    let n = u64::from(feed.check()?);
-    let (parts, k) = (Workspace::new(workspace, feed.n)?, at.check()?);
+    feed.check()?;
+    let parts = Workspace::new(workspace, feed.n)?;
+    at.check()?;
     check_apart(("compensated", feed.compensated), ("the values", at.values))?;
-    if !factor.is_finite() {
-        return Err(LaunchError::Parameter { what: "factor", value: f64::from(factor), rule: "it must be finite" });
-    }
-    let (compensated, outcome) = (feed.compensated.address(), parts.outcome.address());
-    start(device, "keep", n, &[compensated, feed.memory.address(), n, outcome])?;
-    let arguments = [
-        compensated,
-        n,
-        at.indices.address(),
-        k,
-        u64::from(factor.to_bits()),
-        at.values.address(),
-        parts.state.address(),
-        outcome,
-        parts.partials.address(),
-    ];
-    start(device, "gather", k, &arguments)
+    require(factor.is_finite(), "factor", factor.into(), "it must be finite")?;
+    start(device, "keep", feed.n, (feed.residual(), parts.outcome))?;
+    let lists = (at.indices, at.k, factor, at.values);
+    start(device, "gather", at.k, (feed.compensated, feed.n, lists, parts.ends()))
 }
 
 /// Error feedback, k indices at random to the list, and the values there, taken out of the compensated gradient. `scratch` has
@@ -90,11 +63,10 @@ pub fn random_k(
 /// Puts values where [`crate::topk`] has taken them: the compensated gradient is then whole again. Where the gradient was refused nothing was
 /// taken.
 pub(crate) fn put(device: &impl Device, feed: &Feed, at: &At, workspace: Span) -> Result<(), LaunchError> {
-    let n = u64::from(feed.check()?);
-    let (parts, k) = (Workspace::new(workspace, feed.n)?, at.check()?);
-    let arguments =
-        [feed.compensated.address(), n, at.indices.address(), at.values.address(), k, parts.outcome.address()];
-    start(device, "put", k, &arguments)
+    feed.check()?;
+    let parts = Workspace::new(workspace, feed.n)?;
+    at.check()?;
+    start(device, "put", at.k, (feed.compensated, feed.n, at.indices, at.values, at.k, parts.outcome))
 }
 
 /// `out += scale * values` at the indices; those beyond n are left out.
@@ -113,19 +85,18 @@ fn spread(
     at: &At,
     ((n, out), by): ((u64, Span), f32),
 ) -> Result<(), LaunchError> {
-    let (k, count) = (at.check()?, check_count(n)?);
+    at.check()?;
+    check_count(n)?;
     check(("out", out, 4 * n), WORD)?;
     check_apart(("out", out), ("the values", at.values))?;
-    let (indices, values) = (at.indices.address(), at.values.address());
-    let arguments = [out.address(), u64::from(count), indices, values, k, u64::from(by.to_bits())];
-    start(device, kernel, k, &arguments)
+    start(device, kernel, at.k, (out, n, at.indices, at.values, at.k, by))
 }
 
 /// Sets bits of a byte where the last call with this workspace refused its gradient: a message then says so itself, and
 /// nobody waits for the outcome.
 pub(crate) fn mark(device: &impl Device, (at, bits): (Span, u8), outcome: Span) -> Result<(), LaunchError> {
     check(("the byte", at, 1), 1)?;
-    device.launch("mark", 1, &[at.address(), u64::from(bits), outcome.address()])
+    launch(device, "mark", 1, (at, u32::from(bits), outcome))
 }
 
 /// Places per count of [`subset`].
@@ -148,24 +119,20 @@ pub fn subset(
     (n, k, random): (u64, u64, Random),
     (scratch, indices): (Span, Span),
 ) -> Result<(), LaunchError> {
-    let count = u64::from(check_count(n)?);
-    if k > n {
-        return Err(LaunchError::Parameter { what: "k", value: k as f64, rule: "at most n" });
-    }
+    check_count(n)?;
+    require(k <= n, "k", k as f64, "at most n")?;
     check(("the scratch memory", scratch, subset_scratch(n)), 256)?;
     check(("the indices", indices, 4 * k), ALIGN)?;
     check_apart(("the indices", indices), ("the scratch memory", scratch))?;
-    let [first, set, _] = subset_parts(n);
-    let (set, counts) = (scratch.address() + first, scratch.address() + first + set);
-    let (few, first) = (k.min(n - k), scratch.address());
+    let [first, set, counts] = split(scratch, subset_parts(n));
     // Of sets larger than half, those left out are drawn.
-    let flip = u64::from(few != k);
+    let (few, flip) = (k.min(n - k), k > n - k);
     device.zero(scratch.part(0, subset_scratch(n)))?;
-    let [a, b, c, d] = random.key(0).map(u64::from);
-    start(device, "draw_first", few, &[first, count, few, a, b, c, d])?;
-    start(device, "draw_set", few, &[first, set, count, few, a, b, c, d])?;
+    let drawn = (n, few, random.key(0));
+    start(device, "draw_first", few, (first, drawn))?;
+    start(device, "draw_set", few, (first, set, drawn))?;
     let words = n.div_ceil(32);
-    start(device, "count_set", words, &[set, count, flip, counts])?;
-    device.launch("scan_set", 1, &[counts, n.div_ceil(SET_TILE)])?;
-    start(device, "list_set", words, &[set, count, flip, counts, indices.address(), k])
+    start(device, "count_set", words, (set, n, flip, counts))?;
+    launch(device, "scan_set", 1, (counts, n.div_ceil(SET_TILE)))?;
+    start(device, "list_set", words, (set, n, flip, counts, indices, k))
 }

@@ -14,6 +14,7 @@ mod feed;
 mod gains;
 pub mod hybrid;
 mod indices;
+mod launch;
 mod lists;
 pub mod low_rank;
 pub mod marsit;

@@ -1,9 +1,9 @@
 //! Payloads of k of n values as they arrive, read where they lie: their parts' places follow from n and k, so that no host has
 //! to look at them before they are added up.
 
-use crate::device::start;
 use crate::feed::WORD;
-use crate::workspace::{check, check_apart, check_count};
+use crate::launch::{launch, start};
+use crate::workspace::{check, check_apart, check_count, require};
 use crate::{Device, LaunchError, Span, THREADS};
 use flexcomm_domain::spec::{EliasFano, IndexCoding, index_bytes};
 
@@ -74,19 +74,14 @@ pub fn lists_room(n: u64, k: u64, ranks: u32) -> u64 {
 }
 
 impl Lists {
-    fn check(&self) -> Result<(u32, u32), LaunchError> {
-        let (n, k) = (check_count(self.n)?, check_count(self.k)?);
-        let refuse = |what, value, rule| Err(LaunchError::Parameter { what, value, rule });
-        if k > n {
-            return refuse("k", f64::from(k), "at most n");
-        }
-        let bytes = list_bytes(self.n, self.k);
-        if self.ranks == 0 || self.stride < bytes {
-            return refuse("stride", self.stride as f64, "at least 1 rank, and as long as a payload");
-        }
+    fn check(&self) -> Result<(), LaunchError> {
+        check_count(self.n)?;
+        check_count(self.k)?;
+        require(self.k <= self.n, "k", self.k as f64, "at most n")?;
+        let (bytes, rule) = (list_bytes(self.n, self.k), "at least 1 rank, and as long as a payload");
+        require(self.ranks > 0 && self.stride >= bytes, "stride", self.stride as f64, rule)?;
         let last = u64::from(self.ranks - 1).saturating_mul(self.stride);
-        check(("the payloads", self.payloads, last.saturating_add(bytes)), 1)?;
-        Ok((n, k))
+        check(("the payloads", self.payloads, last.saturating_add(bytes)), 1)
     }
 
     fn check_all(&self, out: Span, room: &ListRoom) -> Result<(), LaunchError> {
@@ -116,9 +111,9 @@ pub fn add_lists(
     (scale, out): (f32, Span),
     room: &ListRoom,
 ) -> Result<(), LaunchError> {
-    let (n, k) = lists.check()?;
+    lists.check()?;
     lists.check_all(out, room)?;
-    let call = Call { lists, layout: Layout::new(lists.n, lists.k), n: u64::from(n), k: u64::from(k), room };
+    let call = Call { lists, layout: Layout::new(lists.n, lists.k), room };
     device.zero(room.refused.part(0, WORD))?;
     call.count(device)?;
     (0..lists.ranks).try_for_each(|rank| call.add(device, rank, (scale, out)))
@@ -128,39 +123,34 @@ pub fn add_lists(
 struct Call<'a> {
     lists: &'a Lists,
     layout: Layout,
-    n: u64,
-    k: u64,
     room: &'a ListRoom,
 }
 
 impl Call<'_> {
     /// How many indices come before every tile, of all ranks.
     fn count(&self, device: &impl Device) -> Result<(), LaunchError> {
-        let (Lists { payloads, stride, ranks, .. }, Layout { marks, values, .. }) = (*self.lists, self.layout);
-        let tiles = self.layout.tiles();
+        let (Lists { k, payloads, stride, ranks, .. }, Layout { marks, values, .. }) = (*self.lists, self.layout);
+        let (tiles, ListRoom { counts, refused }) = (self.layout.tiles(), *self.room);
         if tiles == 0 {
             return Ok(());
         }
-        let (counts, refused) = (self.room.counts.address(), self.room.refused.address());
         let jobs = u64::from(ranks) * tiles * u64::from(THREADS);
-        let arguments = [payloads.address(), stride, u64::from(ranks), marks, values - marks, counts];
-        start(device, "count_marks", jobs, &arguments)?;
-        device.launch("scan_marks", ranks, &[counts, tiles, self.k, refused])
+        start(device, "count_marks", jobs, (payloads, stride, ranks, marks, values - marks, counts))?;
+        launch(device, "scan_marks", ranks, (counts, tiles, k, refused))
     }
 
     fn add(&self, device: &impl Device, rank: u32, (scale, out): (f32, Span)) -> Result<(), LaunchError> {
-        let Self { layout, n, k, room, .. } = *self;
-        let Layout { coding, low, marks, values } = layout;
-        let before = u64::from(rank);
-        let payload = self.lists.payloads.address() + before * self.lists.stride;
-        let (out, scale, refused) = (out.address(), u64::from(scale.to_bits()), room.refused.address());
+        let (Lists { n, k, payloads, stride, .. }, ListRoom { counts, refused }) = (*self.lists, *self.room);
+        let Layout { coding, low, marks, values } = self.layout;
+        let (before, tiles) = (u64::from(rank), self.layout.tiles());
+        let payload = payloads.address() + before * stride;
         if coding == IndexCoding::U32 {
-            return start(device, "add_listed", k, &[out, n, payload, k, scale, refused, before + 1]);
+            return start(device, "add_listed", k, (out, n, payload, k, scale, refused, rank + 1));
         }
-        let counts = room.counts.address() + 4 * before * layout.tiles();
-        let (code, low) = (coding as u64, u64::from(low));
-        let arguments = [out, n, payload, k, code, low, marks, values, scale, counts, refused, before + 1];
-        start(device, "add_marked", layout.tiles() * u64::from(THREADS), &arguments)
+        let counts = counts.address() + 4 * before * tiles;
+        let layout = (coding as u32, low, marks, values);
+        let threads = tiles * u64::from(THREADS);
+        start(device, "add_marked", threads, (out, n, payload, k, layout, scale, counts, refused, rank + 1))
     }
 }
 

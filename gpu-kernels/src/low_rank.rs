@@ -4,11 +4,11 @@
 //!
 //! Payloads are those of `compression` (round 0 P, round 1 Q, f32), equal up to the order of sums in the products.
 
-use crate::device::start;
 use crate::feed::Feed;
 use crate::indices;
+use crate::launch::{launch, start};
 use crate::random::Random;
-use crate::workspace::{Workspace, check, check_apart, check_count};
+use crate::workspace::{Workspace, check, check_apart, check_count, require};
 use crate::{Device, LaunchError, Span};
 
 /// `to = op(a) op(b)`, matrices by columns as BLAS has them; op transposes where it is set.
@@ -62,9 +62,7 @@ impl LowRank {
     /// None where both factors hold no fewer values than the matrix: such a layer is sent as it is.
     pub fn new(rows: u64, cols: u64, rank: u64) -> Result<Option<Self>, LaunchError> {
         check_count(rows.saturating_mul(cols))?;
-        if rank == 0 {
-            return Err(LaunchError::Parameter { what: "rank", value: 0.0, rule: "at least 1" });
-        }
+        require(rank > 0, "rank", 0.0, "at least 1")?;
         let rank = rank.min(rows).min(cols);
         let saves = rows > 1 && cols > 1 && rank * (rows + cols) < rows * cols;
         Ok(saves.then_some(Self { rows: rows as u32, cols: cols as u32, rank: rank as u32 }))
@@ -108,8 +106,7 @@ impl LowRank {
 /// Error feedback of a bucket, before its layers. A gradient that is refused leaves the memory, and its layers send zeros.
 pub fn begin(device: &impl Device, feed: &Feed, workspace: Span) -> Result<(), LaunchError> {
     indices::feed(device, feed, workspace)?;
-    let outcome = Workspace::new(workspace, feed.n)?.outcome.address();
-    start(device, "keep", feed.n, &[feed.compensated.address(), feed.memory.address(), feed.n, outcome])
+    start(device, "keep", feed.n, (feed.residual(), Workspace::new(workspace, feed.n)?.outcome))
 }
 
 /// What the calls of a step share: the bucket's values and workspace, as in [`begin`].
@@ -127,10 +124,7 @@ impl Step {
     }
 
     fn send(&self, device: &impl Device, (values, count): (Span, u64), per_square: f64) -> Result<(), LaunchError> {
-        let parts = self.parts()?;
-        let ends = [parts.state.address(), parts.outcome.address(), parts.partials.address()];
-        let arguments = [values.address(), count, per_square.to_bits(), ends[0], ends[1], ends[2]];
-        start(device, "power_send", count, &arguments)
+        start(device, "power_send", count, (values, count, per_square, self.parts()?.ends()))
     }
 }
 
@@ -145,10 +139,9 @@ pub fn left(
     layer.check(matrix, factors)?;
     let [count, _] = layer.counts();
     check(("the left factor to send", to, 4 * count), ALIGN)?;
-    let [a, b, c, _] = Random { step: 0, rank: None, ..random }.key(0).map(u64::from);
-    let (len, rank) = (u64::from(layer.cols), u64::from(layer.rank));
-    let arguments = [factors.warm.address(), factors.scratch.address(), len, rank, a, b, c];
-    start(device, "power_right", rank * u64::from(crate::THREADS), &arguments)?;
+    let (LowRank { cols, rank, .. }, random) = (layer, Random { step: 0, rank: None, ..random });
+    let threads = u64::from(rank) * u64::from(crate::THREADS);
+    start(device, "power_right", threads, (factors.warm, factors.scratch, cols, rank, random.stream(0)))?;
     device.sgemm(&layer.times(matrix, factors.scratch, to))?;
     step.send(device, (to, count), 0.0)
 }
@@ -166,24 +159,11 @@ pub fn right(
     check(("the sum of left factors", sum, 4 * from), ALIGN)?;
     check(("the right factor to send", to, 4 * count), ALIGN)?;
     check_apart(("the sum of left factors", sum), ("the left factor", factors.left))?;
-    let (len, rank) = (u64::from(layer.rows), u64::from(layer.rank));
-    let (left, over) = (factors.left.address(), factors.scratch.address());
-    device.launch("power_left", 1, &[sum.address(), u64::from(scale.to_bits()), left, over, len, rank])?;
+    launch(device, "power_left", 1, (sum, scale, factors.left, factors.scratch, layer.rows, layer.rank))?;
     device.sgemm(&layer.transposed(matrix, factors.scratch, to))?;
     // The left factor's vectors are orthogonal, each of energy `rows`.
     step.send(device, (to, count), f64::from(layer.rows))?;
     add(device, (layer, factors.left, to), (-1.0, matrix))
-}
-
-/// Round 1 of a layer that is sent as it is ([`LowRank::new`] answers None), all of which leaves the memory.
-pub fn whole(device: &impl Device, (layer, to): (Span, Span), step: &Step) -> Result<(), LaunchError> {
-    let count = u64::from(check_count(layer.bytes() / 4)?);
-    check(("the layer", layer, 0), ALIGN)?;
-    check(("the layer to send", to, 4 * count), ALIGN)?;
-    check_apart(("the layer", layer), ("the layer to send", to))?;
-    let parts = step.parts()?;
-    let ends = [parts.state.address(), parts.outcome.address(), parts.partials.address()];
-    start(device, "power_whole", count, &[layer.address(), to.address(), count, ends[0], ends[1], ends[2]])
 }
 
 /// Keeps the mean Q for the next step, unless it is all zeros.
@@ -198,9 +178,8 @@ pub fn keep_warm(
     check(("the warm start", warm, 4 * count), ALIGN)?;
     let parts = step.parts()?;
     device.zero(parts.zeroed)?;
-    let (state, scale) = (parts.state.address(), u64::from(scale.to_bits()));
-    start(device, "power_any", count, &[sum.address(), count, scale, state])?;
-    start(device, "power_warm", count, &[sum.address(), count, scale, warm.address(), state])
+    start(device, "power_any", count, (sum, count, scale, parts.state))?;
+    start(device, "power_warm", count, (sum, count, scale, warm, parts.state))
 }
 
 /// `out += scale left rightᵀ`: decoding, with the left factor of [`right`] and the sum of right factors.
@@ -216,17 +195,5 @@ pub fn add(
     check(("out", out, 4 * rows * cols), ALIGN)?;
     check_apart(("out", out), ("the left factor", left))?;
     check_apart(("out", out), ("the right factor", right))?;
-    let (rank, scale) = (u64::from(layer.rank), u64::from(scale.to_bits()));
-    let arguments = [out.address(), rows, cols, left.address(), right.address(), rank, scale];
-    start(device, "power_add", rows * cols, &arguments)
-}
-
-/// The same of a layer that was sent as it is ([`whole`]).
-pub fn add_whole(device: &impl Device, (values, n): (Span, u64), (scale, out): (f32, Span)) -> Result<(), LaunchError> {
-    let count = u64::from(check_count(n)?);
-    check(("the layer", values, 4 * n), ALIGN)?;
-    check(("out", out, 4 * n), ALIGN)?;
-    check_apart(("out", out), ("the layer", values))?;
-    let arguments = [out.address(), count, values.address(), u64::from(scale.to_bits())];
-    start(device, "power_add_whole", count, &arguments)
+    start(device, "power_add", rows * cols, (out, rows, cols, left, right, layer.rank, scale))
 }

@@ -10,11 +10,11 @@
 //!
 //! Every K steps gradients are exchanged whole instead, and the compensation becomes zeros.
 
-use crate::device::start;
 use crate::feed::Feed;
+use crate::launch::start;
 use crate::quantize::signs_alone;
 use crate::random::Random;
-use crate::workspace::{check, check_apart, check_count};
+use crate::workspace::{check, check_apart, check_count, require};
 use crate::{Device, LaunchError, Span};
 
 /// Error feedback and sign bits, n/8 bytes, of the compensated gradient, which stays whole. A gradient that is refused (see the outcome)
@@ -40,17 +40,13 @@ pub fn combine(
     (received, own): (Span, Span),
     random: Random,
 ) -> Result<(), LaunchError> {
-    let n = u64::from(check_count(segment.n)?);
-    check_count(segment.first.saturating_add(n))?;
-    if workers < 2 {
-        let (what, rule) = ("workers", "at least 2: the one before and this one");
-        return Err(LaunchError::Parameter { what, value: f64::from(workers), rule });
-    }
+    let Segment { n, first } = segment;
+    check_count(n)?;
+    check_count(first.saturating_add(n))?;
+    require(workers > 1, "workers", workers.into(), "at least 2: the one before and this one")?;
     check(("the received bits", received, n.div_ceil(8)), 4)?;
     check(("the own bits", own, n.div_ceil(8)), 4)?;
     check_apart(("the received bits", received), ("the own bits", own))?;
-    let [a, b, c, _] = random.key(0).map(u64::from);
     let below = (1u64 << 32).div_ceil(u64::from(workers));
-    let arguments = [received.address(), own.address(), n, segment.first, below, a, b, c];
-    start(device, "marsit", n.div_ceil(32), &arguments)
+    start(device, "marsit", n.div_ceil(32), (received, own, n, first, below, random.stream(0)))
 }

@@ -3,11 +3,11 @@
 //! Norms of whole tensors are rounded from sums in f64 whose order is not the CPU side's: about one in 10^8 of ‖x‖₂, mean |x|
 //! and clipping bounds is the neighbouring f32. Norms of buckets and largest magnitudes are the same always.
 
-use crate::device::start;
-use crate::feed::{ALIGN, Feed, WORD};
+use crate::feed::{Feed, WORD};
+use crate::launch::{Words, start};
 use crate::random::Random;
 use crate::ranges;
-use crate::workspace::{Workspace, check, check_apart, check_count};
+use crate::workspace::{Workspace, check, check_apart, check_count, require};
 use crate::{Device, LaunchError, Span};
 
 /// Which norm a level is a part of.
@@ -95,16 +95,16 @@ pub enum Quantizer {
 
 /// Kinds of norms in `cuda/quantize.cu`.
 mod kind {
-    pub(super) const NONE: u64 = 0;
-    pub(super) const MAX: u64 = 1;
-    pub(super) const L2: u64 = 2;
-    pub(super) const CLIPPED: u64 = 3;
-    pub(super) const MEAN: u64 = 4;
-    pub(super) const ONE: u64 = 5;
-    pub(super) const HALF_L2: u64 = 6;
-    pub(super) const SHARE: u64 = 7;
-    pub(super) const SIDES: u64 = 8;
-    pub(super) const RANGE: u64 = 9;
+    pub(super) const NONE: u32 = 0;
+    pub(super) const MAX: u32 = 1;
+    pub(super) const L2: u32 = 2;
+    pub(super) const CLIPPED: u32 = 3;
+    pub(super) const MEAN: u32 = 4;
+    pub(super) const ONE: u32 = 5;
+    pub(super) const HALF_L2: u32 = 6;
+    pub(super) const SHARE: u32 = 7;
+    pub(super) const SIDES: u32 = 8;
+    pub(super) const RANGE: u32 = 9;
 }
 
 /// What the codes of a method are made of.
@@ -115,6 +115,12 @@ struct Codes {
     width: u64,
     levels: u64,
     divide: u64,
+}
+
+impl Codes {
+    fn words(self) -> [u64; 4] {
+        [self.bucket, self.width, self.levels, self.divide]
+    }
 }
 
 /// Bits for `levels` different numbers.
@@ -149,7 +155,7 @@ impl Quantizer {
         }
     }
 
-    fn norm(self) -> (u64, f64) {
+    fn norm(self) -> (u32, f64) {
         let of = |norm| if norm == Norm::L2 { kind::L2 } else { kind::MAX };
         match self {
             Self::Signs => (kind::ONE, 0.0),
@@ -202,27 +208,21 @@ impl Quantizer {
             Self::Dithering { k, .. } => k,
             _ => 1,
         };
-        if !(1..=127).contains(&levels) {
-            return Err(LaunchError::Parameter { what: "levels", value: f64::from(levels), rule: "from 1 to 127" });
-        }
-        let refuse = |what, value, rule| Err(LaunchError::Parameter { what, value, rule });
+        require((1..=127).contains(&levels), "levels", levels.into(), "from 1 to 127")?;
         match self {
-            Self::TernGrad { clip } if !(clip >= 0.0 && clip.is_finite()) => {
-                refuse("clip", clip, "finite, and not negative")
+            Self::TernGrad { clip } => {
+                require(clip >= 0.0 && clip.is_finite(), "clip", clip, "finite, and not negative")
             }
-            Self::LpcSvrg { bits, .. } if !(2..=8).contains(&bits) => refuse("bits", f64::from(bits), "from 2 to 8"),
-            Self::LpcSvrg { lambda, .. } if !(lambda > 0.0 && lambda <= 1.0) => {
-                refuse("lambda", lambda, "above 0, and at most 1")
+            Self::LpcSvrg { bits, lambda } => {
+                require((2..=8).contains(&bits), "bits", bits.into(), "from 2 to 8")?;
+                require(lambda > 0.0 && lambda <= 1.0, "lambda", lambda, "above 0, and at most 1")
             }
-            Self::OneBitSgd { threshold, .. } if !threshold.is_finite() => {
-                refuse("threshold", f64::from(threshold), "it must be finite")
+            Self::OneBitSgd { threshold, columns } => {
+                require(threshold.is_finite(), "threshold", threshold.into(), "it must be finite")?;
+                let divides = columns > 0 && n.is_multiple_of(u64::from(columns));
+                require(divides, "columns", columns.into(), "at least 1, and a divisor of n")
             }
-            Self::OneBitSgd { columns, .. } if columns == 0 || !n.is_multiple_of(u64::from(columns)) => {
-                refuse("columns", f64::from(columns), "at least 1, and a divisor of n")
-            }
-            Self::Inceptionn { bound } if !(1..=14).contains(&bound) => {
-                refuse("bound", f64::from(bound), "from 1 to 14")
-            }
+            Self::Inceptionn { bound } => require((1..=14).contains(&bound), "bound", bound.into(), "from 1 to 14"),
             _ => Ok(()),
         }
     }
@@ -247,23 +247,36 @@ pub fn quantize(
     payload: Span,
     workspace: Span,
 ) -> Result<(), LaunchError> {
-    let n = feed.check()?;
+    feed.check()?;
     method.check(feed.n)?;
-    check(("the payload", payload, method.payload_bytes(feed.n)), ALIGN)?;
-    for (what, span) in
-        [("the gradient", feed.gradient), ("the memory", feed.memory), ("compensated", feed.compensated)]
-    {
-        check_apart(("the payload", payload), (what, span))?;
-    }
-    let call = Call { parts: Workspace::new(workspace, feed.n)?, n: u64::from(n), payload: payload.address() };
+    feed.check_payload(payload, method.payload_bytes(feed.n))?;
+    let call = Call { device, feed, parts: Workspace::new(workspace, feed.n)?, payload };
     device.zero(call.parts.zeroed)?;
     if let Quantizer::Signs | Quantizer::SignsAlone = method {
-        return call.signs(device, feed, if method == Quantizer::Signs { 1.0 } else { 0.0 });
+        return call.signs(if method == Quantizer::Signs { 1.0 } else { 0.0 });
     }
-    call.stats(device, feed, method)?;
-    match method.codes(feed.n) {
-        Some(codes) => call.codes(device, feed, (method, codes, random)),
-        None => call.other(device, feed, (method, random)),
+    let (n, codes) = (feed.n, method.codes(feed.n));
+    // A tensor of one bucket has its norm in front; EightBit's lies there too.
+    let in_front = match codes {
+        Some(codes) => codes.bucket >= n && n > 0,
+        None => match method {
+            Quantizer::OneBitSgd { columns, .. } => columns == 1,
+            _ => matches!(method, Quantizer::EightBit { .. } | Quantizer::MinMax8),
+        },
+    };
+    feed.compensate(device, (method.norm(), if in_front { payload } else { Span::NONE }), &call.parts)?;
+    if let Some(codes) = codes {
+        return call.codes((method, codes, random));
+    }
+    match method {
+        Quantizer::OneBitSgd { threshold, columns } => ranges::sides(&call, (threshold, columns)),
+        Quantizer::MinMax8 => call.take("minmax", n, ()),
+        Quantizer::Inceptionn { bound } => ranges::inceptionn(&call, bound),
+        Quantizer::Natural => call.take("natural", n, random.stream(0)),
+        Quantizer::EightBit { fixed } => call.take("eightbit", n, fixed),
+        Quantizer::F16 { world } => call.take("cast_f16", n, limit(F16, world)),
+        Quantizer::Bf16 { world } => call.take("cast_bf16", n, limit(BF16, world)),
+        _ => call.take("signs", n, true),
     }
 }
 
@@ -274,133 +287,41 @@ pub(crate) fn signs_alone(
     payload: Span,
     workspace: Span,
 ) -> Result<(), LaunchError> {
-    quantize(
-        device,
-        feed,
-        (Quantizer::SignsAlone, Random { seed: 0, step: 0, tensor: 0, rank: None }),
-        payload,
-        workspace,
-    )
+    let random = Random { seed: 0, step: 0, tensor: 0, rank: None };
+    quantize(device, feed, (Quantizer::SignsAlone, random), payload, workspace)
 }
 
 /// What all launches of a call share.
-pub(crate) struct Call {
+pub(crate) struct Call<'a, D> {
+    pub(crate) device: &'a D,
+    pub(crate) feed: &'a Feed,
     pub(crate) parts: Workspace,
-    pub(crate) n: u64,
-    pub(crate) payload: u64,
+    pub(crate) payload: Span,
 }
 
-impl Call {
-    pub(crate) fn ends(&self) -> [u64; 3] {
-        [self.parts.state.address(), self.parts.outcome.address(), self.parts.partials.address()]
+impl<D: Device> Call<'_, D> {
+    /// Launches a kernel that writes the payload and takes what it stands for out of the compensated gradient.
+    pub(crate) fn take(&self, kernel: &'static str, threads: u64, arguments: impl Words) -> Result<(), LaunchError> {
+        let all = (self.feed.residual(), self.payload, arguments, self.parts.ends());
+        start(self.device, kernel, threads, all)
     }
 
     /// Signs that stand for `norm` each: all in one pass, and another that does nothing but for a refused gradient.
-    fn signs(&self, device: &impl Device, feed: &Feed, norm: f32) -> Result<(), LaunchError> {
-        let [state, outcome, partials] = self.ends();
-        let (memory, compensated) = (feed.memory.address(), feed.compensated.address());
-        let [beta, gamma, norm] = [feed.beta, feed.gamma, norm].map(|weight| u64::from(weight.to_bits()));
-        let gradient = feed.gradient.address();
-        let arguments =
-            [gradient, memory, compensated, self.n, beta, gamma, norm, self.payload, state, outcome, partials];
+    fn signs(&self, norm: f32) -> Result<(), LaunchError> {
+        let (feed, kernel) = (self.feed, self.feed.dtype.of(["signs_f32", "signs_f16", "signs_bf16"]));
         // A warp works on 1024 values at a time.
-        start(device, feed.dtype.of(["signs_f32", "signs_f16", "signs_bf16"]), feed.n.div_ceil(32), &arguments)?;
-        start(device, "signs_undo", feed.n.div_ceil(8), &[memory, compensated, self.n, self.payload, outcome])
+        start(self.device, kernel, feed.n.div_ceil(32), (feed.words(), norm, self.payload, self.parts.ends()))?;
+        let undone = (feed.memory, feed.compensated, feed.n, self.payload, self.parts.outcome);
+        start(self.device, "signs_undo", feed.n.div_ceil(8), undone)
     }
 
-    fn stats(&self, device: &impl Device, feed: &Feed, method: Quantizer) -> Result<(), LaunchError> {
-        let (kind, clip) = method.norm();
-        // A tensor of one bucket has its norm in front; EightBit's lies there too.
-        let in_front = match method.codes(feed.n) {
-            Some(codes) => codes.bucket >= self.n && self.n > 0,
-            None => match method {
-                Quantizer::OneBitSgd { columns, .. } => columns == 1,
-                _ => matches!(method, Quantizer::EightBit { .. } | Quantizer::MinMax8),
-            },
-        };
-        let [state, outcome, partials] = self.ends();
-        let arguments = [
-            feed.gradient.address(),
-            feed.memory.address(),
-            feed.compensated.address(),
-            self.n,
-            u64::from(feed.beta.to_bits()),
-            u64::from(feed.gamma.to_bits()),
-            kind,
-            clip.to_bits(),
-            if in_front { self.payload } else { 0 },
-            state,
-            outcome,
-            partials,
-        ];
-        let kernel = feed.dtype.of(["stats_f32", "stats_f16", "stats_bf16"]);
-        start(device, kernel, feed.n.div_ceil(4), &arguments)
-    }
-
-    fn codes(
-        &self,
-        device: &impl Device,
-        feed: &Feed,
-        (method, codes, random): (Quantizer, Codes, Random),
-    ) -> Result<(), LaunchError> {
-        let [state, outcome, partials] = self.ends();
-        let compensated = feed.compensated.address();
-        if codes.bucket < self.n {
-            let lanes = 8 * self.n.div_ceil(codes.bucket);
-            let arguments = [compensated, self.n, codes.bucket, method.norm().0, self.payload, outcome];
-            start(device, "norms", lanes, &arguments)?;
+    fn codes(&self, (method, codes, random): (Quantizer, Codes, Random)) -> Result<(), LaunchError> {
+        let (Codes { kernels, bucket, .. }, Feed { compensated, n, .. }) = (codes, *self.feed);
+        if bucket < n {
+            let arguments = (compensated, n, bucket, method.norm().0, self.payload, self.parts.outcome);
+            start(self.device, "norms", 8 * n.div_ceil(bucket), arguments)?;
         }
-        let [a, b, c, _] = random.key(0).map(u64::from);
-        let Codes { bucket, width, levels, divide, .. } = codes;
-        let memory = feed.memory.address();
-        let arguments = [
-            compensated,
-            memory,
-            self.n,
-            self.payload,
-            bucket,
-            width,
-            levels,
-            divide,
-            a,
-            b,
-            c,
-            state,
-            outcome,
-            partials,
-        ];
-        start(device, codes.kernels[0], self.n.div_ceil(8), &arguments)
-    }
-
-    fn other(
-        &self,
-        device: &impl Device,
-        feed: &Feed,
-        (method, random): (Quantizer, Random),
-    ) -> Result<(), LaunchError> {
-        let [state, outcome, partials] = self.ends();
-        let [a, b, c, _] = random.key(0).map(u64::from);
-        let ends = [state, outcome, partials];
-        match method {
-            Quantizer::OneBitSgd { threshold, columns } => {
-                return ranges::sides(device, feed, (threshold, columns), self);
-            }
-            Quantizer::MinMax8 => return ranges::minmax(device, feed, self),
-            Quantizer::Inceptionn { bound } => return ranges::inceptionn(device, feed, bound, self),
-            _ => {}
-        }
-        let (kernel, middle): (_, &[u64]) = match method {
-            Quantizer::Natural => ("natural", &[a, b, c]),
-            Quantizer::EightBit { fixed } => ("eightbit", &[u64::from(fixed)]),
-            Quantizer::F16 { world } => ("cast_f16", &[u64::from(limit(F16, world).to_bits())]),
-            Quantizer::Bf16 { world } => ("cast_bf16", &[u64::from(limit(BF16, world).to_bits())]),
-            _ => ("signs", &[1]),
-        };
-        let front = [feed.compensated.address(), feed.memory.address(), self.n, self.payload];
-        let mut arguments = [0; 10];
-        let all = front.iter().chain(middle).chain(&ends);
-        let count = arguments.iter_mut().zip(all).map(|(to, from)| *to = *from).count();
-        start(device, kernel, self.n, &arguments[..count])
+        self.take(kernels[0], n.div_ceil(8), (codes.words(), random.stream(0)))
     }
 }
 
@@ -413,30 +334,27 @@ pub fn add(
     payload: Span,
     (scale, out): (f32, Span),
 ) -> Result<(), LaunchError> {
-    let count = u64::from(check_count(n)?);
+    check_count(n)?;
     method.check(n)?;
     check(("the payload", payload, method.payload_bytes(n)), 1)?;
     check(("out", out, 4 * n), WORD)?;
     check_apart(("out", out), ("the payload", payload))?;
-    let (to, from, scale) = (out.address(), payload.address(), u64::from(scale.to_bits()));
-    let launch = |kernel, arguments: &[u64]| start(device, kernel, n, arguments);
     if let Some(codes) = method.codes(n) {
-        let Codes { kernels, bucket, width, levels, divide } = codes;
-        return launch(kernels[1], &[to, count, from, bucket, width, levels, divide, scale]);
+        return start(device, codes.kernels[1], n, (out, n, payload, codes.words(), scale));
     }
-    match method {
-        Quantizer::OneBitSgd { columns, .. } => launch("add_sides", &[to, count, from, u64::from(columns), scale]),
-        Quantizer::MinMax8 => launch("add_minmax", &[to, count, from, scale]),
+    let (kernel, parameter) = match method {
+        Quantizer::OneBitSgd { columns, .. } => ("add_sides", Some(columns)),
+        Quantizer::MinMax8 => ("add_minmax", None),
         Quantizer::Inceptionn { .. } => {
-            let rule = "its payload has values of several sizes: add_sized reads it";
-            Err(LaunchError::Parameter { what: "method", value: 0.0, rule })
+            return require(false, "method", 0.0, "its payload has values of several sizes: add_sized reads it");
         }
-        Quantizer::Natural => launch("add_natural", &[to, count, from, scale]),
-        Quantizer::EightBit { fixed } => launch("add_eightbit", &[to, count, from, u64::from(fixed), scale]),
-        Quantizer::F16 { .. } => launch("add_f16", &[to, count, from, scale]),
-        Quantizer::Bf16 { .. } => launch("add_bf16", &[to, count, from, scale]),
-        _ => launch("add_signs", &[to, count, from, u64::from(method == Quantizer::ScaledSigns), scale]),
-    }
+        Quantizer::Natural => ("add_natural", None),
+        Quantizer::EightBit { fixed } => ("add_eightbit", Some(fixed.into())),
+        Quantizer::F16 { .. } => ("add_f16", None),
+        Quantizer::Bf16 { .. } => ("add_bf16", None),
+        _ => ("add_signs", Some((method == Quantizer::ScaledSigns).into())),
+    };
+    start(device, kernel, n, (out, n, payload, parameter, scale))
 }
 
 /// ±1 by the vote of `ranks` payloads of signs, of which rank r's begins at r * stride, at any byte; 0 where votes are equal.
@@ -446,15 +364,12 @@ pub fn majority(
     (payloads, stride, ranks): (Span, u64, u32),
     out: Span,
 ) -> Result<(), LaunchError> {
-    let count = check_count(n)?;
+    check_count(n)?;
     let last = u64::from(ranks.saturating_sub(1)).saturating_mul(stride);
-    if ranks == 0 || stride < n.div_ceil(8) {
-        let rule = "at least 1 rank, and a stride of at least n/8 bytes";
-        return Err(LaunchError::Parameter { what: "stride", value: stride as f64, rule });
-    }
+    let rule = "at least 1 rank, and a stride of at least n/8 bytes";
+    require(ranks > 0 && stride >= n.div_ceil(8), "stride", stride as f64, rule)?;
     check(("the payloads", payloads, last.saturating_add(n.div_ceil(8))), 1)?;
     check(("out", out, 4 * n), WORD)?;
     check_apart(("out", out), ("the payloads", payloads))?;
-    let arguments = [out.address(), u64::from(count), payloads.address(), stride, u64::from(ranks)];
-    start(device, "majority", n, &arguments)
+    start(device, "majority", n, (out, n, payloads, stride, ranks))
 }

@@ -1,6 +1,8 @@
 //! The key of the CPU side's random numbers (`flexcomm_compression::random`): number i of a stream is a function of
 //! (seed, step, tensor, purpose, rank, i), so a kernel needs nothing but the key.
 
+use flexcomm_compression::random::philox;
+
 /// What tells a rank's stream apart from every other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Random {
@@ -52,21 +54,16 @@ impl Random {
         }
         state
     }
+
+    /// Words of [`Self::key`] that make number i: the fourth shows in blocks.
+    pub(crate) fn stream(self, purpose: u32) -> [u32; 3] {
+        let [a, b, c, _] = self.key(purpose);
+        [a, b, c]
+    }
 }
 
 fn halves(word: u64) -> [u32; 2] {
     [word as u32, (word >> 32) as u32]
-}
-
-/// Philox 4x32 with 10 rounds (Salmon et al. 2011).
-pub(crate) fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
-    for _ in 0..10 {
-        let [a_low, a] = halves(u64::from(counter[0]) * 0xd251_1f53);
-        let [b_low, b] = halves(u64::from(counter[2]) * 0xcd9e_8d57);
-        counter = [b ^ counter[1] ^ key[0], b_low, a ^ counter[3] ^ key[1], a_low];
-        key = [key[0].wrapping_add(0x9e37_79b9), key[1].wrapping_add(0xbb67_ae85)];
-    }
-    counter
 }
 
 #[cfg(test)]

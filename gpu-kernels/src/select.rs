@@ -1,8 +1,8 @@
 //! Methods that send some values as they are: exact top-k, and how a selection is packed.
 
-use crate::device::start;
 use crate::feed::{ALIGN, Feed, WORD};
-use crate::workspace::{TILE, Workspace, check, check_count};
+use crate::launch::start;
+use crate::workspace::{TILE, Workspace, check, check_count, require};
 use crate::{Device, LaunchError, Span, THREADS};
 
 /// Where a selection goes: indices that ascend, and the compensated values there.
@@ -17,11 +17,10 @@ pub struct Selected {
 }
 
 impl Selected {
-    pub(crate) fn check(&self) -> Result<u32, LaunchError> {
-        let room = check_count(self.room)?;
+    pub(crate) fn check(&self) -> Result<(), LaunchError> {
+        check_count(self.room)?;
         check(("the indices", self.indices, 4 * self.room), WORD)?;
-        check(("the values", self.values, 4 * self.room), WORD)?;
-        Ok(room)
+        check(("the values", self.values, 4 * self.room), WORD)
     }
 }
 
@@ -61,112 +60,64 @@ pub enum Tail {
     },
 }
 
-impl Set {
-    fn word(self) -> u64 {
-        match self {
-            Self::Bare => 0,
-            Self::Counted => 1,
-            Self::Known => 2,
-        }
-    }
-}
-
-impl Tail {
-    fn words(self) -> [u64; 2] {
-        match self {
-            Self::Values => [0, 32],
-            Self::Codes { led, bits } => [u64::from(led), u64::from(bits)],
-        }
-    }
-}
-
 impl Form {
     /// Of top-k, LWTopk, MSTopk and random-k with indices of its own.
     pub const FIXED: Self = Self { set: Set::Counted, gaps: false, tail: Tail::Values };
     /// Of methods with a threshold.
     pub const VARYING: Self = Self { set: Set::Counted, gaps: true, tail: Tail::Values };
+
+    fn words(self) -> [u32; 4] {
+        let set = match self.set {
+            Set::Bare => 0,
+            Set::Counted => 1,
+            Set::Known => 2,
+        };
+        let (led, bits) = match self.tail {
+            Tail::Values => (false, 32),
+            Tail::Codes { led, bits } => (led, bits),
+        };
+        [set, self.gaps.into(), led.into(), bits]
+    }
 }
 
 /// Error feedback, exactly the k largest by magnitude (ties to the lowest index), and the memory's update. Five launches
 /// that nothing waits for, all of which a CUDA graph can capture. The outcome is at the front of the workspace.
 pub fn topk(device: &impl Device, feed: &Feed, (k, to): (u64, &Selected), workspace: Span) -> Result<(), LaunchError> {
-    let n = feed.check()?;
+    feed.check()?;
     let parts = Workspace::new(workspace, feed.n)?;
-    let room = to.check()?;
-    if k > feed.n || k > to.room || (k == 0) != (feed.n == 0) {
-        return Err(LaunchError::Parameter { what: "k", value: k as f64, rule: "from 1 to n, and room for it" });
-    }
+    to.check()?;
+    let holds = k <= feed.n && k <= to.room && (k == 0) == (feed.n == 0);
+    require(holds, "k", k as f64, "from 1 to n, and room for it")?;
     device.zero(parts.zeroed)?;
-    begin(device, feed, (n, k as u32), &parts)?;
-    settle(device, feed, n, &parts, false)?;
-    take(device, feed, (n, room, to), &parts)
+    begin(device, feed, k, &parts)?;
+    settle(device, feed, &parts, false)?;
+    take(device, feed, (to.room, to), &parts)
 }
 
 /// Reads gradient and memory, and cuts by the first digit.
-pub(crate) fn begin(
-    device: &impl Device,
-    feed: &Feed,
-    (n, k): (u32, u32),
-    parts: &Workspace,
-) -> Result<(), LaunchError> {
-    let arguments = [
-        feed.gradient.address(),
-        feed.memory.address(),
-        feed.compensated.address(),
-        u64::from(n),
-        u64::from(feed.beta.to_bits()),
-        u64::from(feed.gamma.to_bits()),
-        u64::from(k),
-        parts.state.address(),
-        parts.outcome.address(),
-        parts.partials.address(),
-    ];
+pub(crate) fn begin(device: &impl Device, feed: &Feed, k: u64, parts: &Workspace) -> Result<(), LaunchError> {
     let kernel = feed.dtype.of(["feed_f32", "feed_f16", "feed_bf16"]);
-    start(device, kernel, feed.n.div_ceil(4), &arguments)
+    start(device, kernel, feed.n.div_ceil(4), (feed.words(), k, parts.ends()))
 }
 
 /// Cuts by the other digits; with `mean`, mean |g_e| is found on the way.
-pub(crate) fn settle(
-    device: &impl Device,
-    feed: &Feed,
-    n: u32,
-    parts: &Workspace,
-    mean: bool,
-) -> Result<(), LaunchError> {
-    let arguments = [
-        feed.compensated.address(),
-        u64::from(n),
-        parts.state.address(),
-        parts.outcome.address(),
-        parts.list.address(),
-        parts.room_of_list(),
-        if mean { parts.partials.address() } else { 0 },
-    ];
-    start(device, "cut_second", feed.n.div_ceil(4), &arguments)?;
-    start(device, "cut_third", feed.n, &arguments[..6])
+pub(crate) fn settle(device: &impl Device, feed: &Feed, parts: &Workspace, mean: bool) -> Result<(), LaunchError> {
+    let keys = (feed.compensated, feed.n, parts.state, parts.outcome, parts.list, parts.room_of_list());
+    let sums = if mean { parts.partials } else { Span::NONE };
+    start(device, "cut_second", feed.n.div_ceil(4), (keys, sums))?;
+    start(device, "cut_third", feed.n, keys)
 }
 
 /// Takes what the state says out of `compensated`.
 pub(crate) fn take(
     device: &impl Device,
     feed: &Feed,
-    (n, room, to): (u32, u32, &Selected),
+    (room, to): (u64, &Selected),
     parts: &Workspace,
 ) -> Result<(), LaunchError> {
-    let arguments = [
-        feed.compensated.address(),
-        feed.memory.address(),
-        u64::from(n),
-        parts.state.address(),
-        parts.outcome.address(),
-        parts.tiles.address(),
-        parts.sums.address(),
-        to.indices.address(),
-        to.values.address(),
-        u64::from(room),
-    ];
+    let found = [parts.state, parts.outcome, parts.tiles, parts.sums];
     let threads = u64::from(THREADS) * feed.n.div_ceil(TILE);
-    start(device, "take", threads, &arguments)
+    start(device, "take", threads, (feed.residual(), found, to.indices, to.values, room))
 }
 
 /// Most bytes of a payload with at most k of n values, rounded up to whole words, which the kernels write.
@@ -182,18 +133,14 @@ pub fn pack(
     (payload, form): (Span, Form),
     workspace: Span,
 ) -> Result<(), LaunchError> {
-    let (count, parts) = (check_count(n)?, Workspace::new(workspace, n)?);
+    check_count(n)?;
+    let parts = Workspace::new(workspace, n)?;
     from.check()?;
     check(("the payload", payload, payload_room(n, from.room)), ALIGN)?;
-    let (state, outcome) = (parts.state.address(), parts.outcome.address());
-    let threads = 2 * from.room;
-    let (counted, gaps, [led, bits]) = (form.set.word(), u64::from(form.gaps), form.tail.words());
+    let (found, threads) = ([parts.state, parts.outcome], 2 * from.room);
     if form.gaps {
-        start(device, "gaps", threads, &[from.indices.address(), state, outcome])?;
+        start(device, "gaps", threads, (from.indices, found))?;
     }
-    let cleared = [payload.address(), u64::from(count), state, outcome, counted, gaps, led, bits];
-    start(device, "clear", threads, &cleared)?;
-    let (indices, values) = (from.indices.address(), from.values.address());
-    let packed = [indices, values, u64::from(count), payload.address(), state, outcome, counted, gaps, led, bits];
-    start(device, "pack", threads, &packed)
+    start(device, "clear", threads, (payload, n, found, form.words()))?;
+    start(device, "pack", threads, (from.indices, from.values, n, payload, found, form.words()))
 }

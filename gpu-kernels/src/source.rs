@@ -27,135 +27,41 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("rules.cuh", file!("rules.cuh")),
 ];
 
-/// Every module.
-pub const MODULES: &[Module] =
-    &[SELECT, GAINS, QUANTIZE, THRESHOLD, INDICES, LOW_RANK, MARSIT, RANGES, HYBRIDS, THREE_LC];
+/// A line for each file of `cuda/`, and the kernels in it.
+macro_rules! modules {
+    ($($file:literal: $($kernel:ident)+;)+) => {
+        /// Every module.
+        pub const MODULES: &[Module] =
+            &[$(Module { name: $file, text: file!($file), kernels: &[$(stringify!($kernel)),+] }),+];
+    };
+}
 
-/// Error feedback, exact cuts, compaction and packing of what is selected.
-pub const SELECT: Module = Module {
-    name: "select.cu",
-    text: file!("select.cu"),
-    kernels: &["cut_second", "cut_third", "take", "gaps", "clear", "pack", "feed_f32", "feed_f16", "feed_bf16"],
-};
-
-/// Gains of all candidate ratios in one read, and what one read takes.
-pub const GAINS: Module = Module {
-    name: "gains.cu",
-    text: file!("gains.cu"),
-    kernels: &["gains_f32", "gains_f16", "gains_bf16", "largest_f32"],
-};
-
-/// Quantizers and their inverses, and the majority vote.
-pub const QUANTIZE: Module = Module {
-    name: "quantize.cu",
-    text: file!("quantize.cu"),
-    kernels: &[
-        "norms",
-        "signs",
-        "signs_f32",
-        "signs_f16",
-        "signs_bf16",
-        "signs_undo",
-        "add_signs",
-        "majority",
-        "natural",
-        "add_natural",
-        "eightbit",
-        "add_eightbit",
-        "cast_f16",
-        "cast_bf16",
-        "add_f16",
-        "add_bf16",
-        "stats_f32",
-        "stats_f16",
-        "stats_bf16",
-        "quantize_linear",
-        "quantize_powers",
-        "quantize_draw",
-        "quantize_grid",
-        "dequantize_linear",
-        "dequantize_powers",
-        "dequantize_draw",
-        "dequantize_grid",
-    ],
-};
-
-/// Thresholds of MSTopk, DGC and SIDCo.
-pub const THRESHOLD: Module = Module {
-    name: "threshold.cu",
-    text: file!("threshold.cu"),
-    kernels: &["settle_at", "bisect", "count_band", "sample", "reach", "fit_stage"],
-};
-
-/// Gather and scatter, sets of indices at random, and payloads of values at indices.
-pub const INDICES: Module = Module {
-    name: "indices.cu",
-    text: file!("indices.cu"),
-    kernels: &[
-        "gather",
-        "keep",
-        "put",
-        "scatter",
-        "add_mean",
-        "mark",
-        "draw_first",
-        "draw_set",
-        "count_set",
-        "scan_set",
-        "list_set",
-        "add_listed",
-        "count_marks",
-        "scan_marks",
-        "add_marked",
-    ],
-};
-
-/// PowerSGD between its products.
-pub const LOW_RANK: Module = Module {
-    name: "lowrank.cu",
-    text: file!("lowrank.cu"),
-    kernels: &[
-        "power_right",
-        "power_send",
-        "power_whole",
-        "power_left",
-        "power_add",
-        "power_add_whole",
-        "power_any",
-        "power_warm",
-    ],
-};
-
-/// Marsit's operator.
-pub const MARSIT: Module = Module { name: "marsit.cu", text: file!("marsit.cu"), kernels: &["marsit"] };
-
-/// 1-bit SGD, min-max 8-bit, INCEPTIONN.
-pub const RANGES: Module = Module {
-    name: "ranges.cu",
-    text: file!("ranges.cu"),
-    kernels: &[
-        "side_columns",
-        "sides",
-        "add_sides",
-        "minmax",
-        "add_minmax",
-        "count_sizes",
-        "scan_sizes",
-        "put_sizes",
-        "add_sizes",
-    ],
-};
-
-/// Strom's hard threshold and Qsparse, after a selection.
-pub const HYBRIDS: Module =
-    Module { name: "hybrids.cu", text: file!("hybrids.cu"), kernels: &["list_norm", "list_levels", "list_signs"] };
-
-/// 3LC.
-pub const THREE_LC: Module = Module {
-    name: "threelc.cu",
-    text: file!("threelc.cu"),
-    kernels: &["quartic", "scan_last", "count_runs", "scan_runs", "put_runs", "count_codes", "add_runs"],
-};
+modules! {
+    // Error feedback, exact cuts, compaction and packing of what is selected.
+    "select.cu": cut_second cut_third take gaps clear pack feed_f32 feed_f16 feed_bf16;
+    // Gains of all candidate ratios in one read, and what one read takes.
+    "gains.cu": gains_f32 gains_f16 gains_bf16 largest_f32;
+    // Quantizers and their inverses, and the majority vote.
+    "quantize.cu": norms signs signs_f32 signs_f16 signs_bf16 signs_undo add_signs majority natural add_natural
+        eightbit add_eightbit cast_f16 cast_bf16 add_f16 add_bf16 stats_f32 stats_f16 stats_bf16 quantize_linear
+        quantize_powers quantize_draw quantize_grid dequantize_linear dequantize_powers dequantize_draw
+        dequantize_grid;
+    // Thresholds of MSTopk, DGC and SIDCo.
+    "threshold.cu": settle_at bisect count_band sample reach fit_stage;
+    // Gather and scatter, sets of indices at random, and payloads of values at indices.
+    "indices.cu": gather keep put scatter add_mean mark draw_first draw_set count_set scan_set list_set add_listed
+        count_marks scan_marks add_marked;
+    // PowerSGD between its products.
+    "lowrank.cu": power_right power_send power_left power_add power_any power_warm;
+    // Marsit's operator.
+    "marsit.cu": marsit;
+    // 1-bit SGD, min-max 8-bit, INCEPTIONN.
+    "ranges.cu": side_columns sides add_sides minmax add_minmax count_sizes scan_sizes put_sizes add_sizes;
+    // Strom's hard threshold and Qsparse, after a selection.
+    "hybrids.cu": list_norm list_levels list_signs;
+    // 3LC.
+    "threelc.cu": quartic scan_last count_runs scan_runs put_runs count_codes add_runs;
+}
 
 /// Options that both NVRTC and the cache's key take. No contraction to fused multiply-add: the CPU side rounds every
 /// product, and payloads must be the same bits.

@@ -1,9 +1,9 @@
 //! 3LC (Lim et al. 2019): three values, five to a byte, runs of zeros in one byte each.
 
-use crate::device::start;
-use crate::feed::{ALIGN, Feed, WORD};
+use crate::feed::{Feed, WORD};
 use crate::indices;
-use crate::workspace::{Workspace, check, check_apart, check_count};
+use crate::launch::{launch, start};
+use crate::workspace::{Workspace, check, check_apart, check_count, require};
 use crate::{Device, LaunchError, Span};
 
 /// Bytes that a block works on at a time.
@@ -21,26 +21,17 @@ pub fn compress(
     (s, payload): (f64, Span),
     workspace: Span,
 ) -> Result<(), LaunchError> {
-    if !(1.0..2.0).contains(&s) {
-        return Err(LaunchError::Parameter { what: "s", value: s, rule: "from 1 to below 2" });
-    }
-    check(("the payload", payload, payload_bytes(feed.n)), ALIGN)?;
-    for (what, span) in
-        [("the gradient", feed.gradient), ("the memory", feed.memory), ("compensated", feed.compensated)]
-    {
-        check_apart(("the payload", payload), (what, span))?;
-    }
+    require((1.0..2.0).contains(&s), "s", s, "from 1 to below 2")?;
+    feed.check_payload(payload, payload_bytes(feed.n))?;
     indices::feed(device, feed, workspace)?;
     let (n, parts, count) = (feed.n, Workspace::new(workspace, feed.n)?, feed.n.div_ceil(5));
     // What is listed elsewhere has room for more bytes than these.
-    let (bytes, tiles, sums) = (parts.list.address(), parts.tiles.address(), parts.sums.address());
-    let [state, outcome, partials] = [parts.state, parts.outcome, parts.partials].map(Span::address);
-    let (compensated, memory, tile_count) = (feed.compensated.address(), feed.memory.address(), count.div_ceil(TILE));
-    start(device, "quartic", count, &[compensated, memory, n, s.to_bits(), bytes, tiles, state, outcome, partials])?;
-    device.launch("scan_last", 1, &[tiles, tile_count])?;
-    start(device, "count_runs", count, &[bytes, n, tiles, sums])?;
-    device.launch("scan_runs", 1, &[sums, tile_count, outcome])?;
-    start(device, "put_runs", count, &[bytes, n, tiles, sums, s.to_bits(), payload.address(), outcome])
+    let Workspace { list: bytes, tiles, sums, outcome, .. } = parts;
+    start(device, "quartic", count, (feed.residual(), s, bytes, tiles, parts.ends()))?;
+    launch(device, "scan_last", 1, (tiles, count.div_ceil(TILE)))?;
+    start(device, "count_runs", count, (bytes, n, tiles, sums))?;
+    launch(device, "scan_runs", 1, (sums, count.div_ceil(TILE), outcome))?;
+    start(device, "put_runs", count, (bytes, n, tiles, sums, s, payload, outcome))
 }
 
 /// `out += scale * C(x)` of a payload of exactly its length, which may begin at any byte. What says another number of values
@@ -56,14 +47,10 @@ pub fn add(
     check(("out", out, 4 * n), WORD)?;
     check_apart(("out", out), ("the payload", payload))?;
     let codes = payload.bytes() - 4;
-    if codes > n.div_ceil(5) {
-        let rule = "at most a byte for every five values, and 4";
-        return Err(LaunchError::Parameter { what: "bytes of the payload", value: payload.bytes() as f64, rule });
-    }
-    let parts = Workspace::new(workspace, n)?;
-    let (from, sums, outcome) = (payload.address(), parts.sums.address(), parts.outcome.address());
-    start(device, "count_codes", codes, &[from, codes, sums])?;
-    device.launch("scan_runs", 1, &[sums, codes.div_ceil(TILE), outcome])?;
-    let scale = u64::from(scale.to_bits());
-    start(device, "add_runs", codes, &[out.address(), n, from, codes, sums, outcome, scale])
+    let (bytes, rule) = (payload.bytes() as f64, "at most a byte for every five values, and 4");
+    require(codes <= n.div_ceil(5), "bytes of the payload", bytes, rule)?;
+    let Workspace { sums, outcome, .. } = Workspace::new(workspace, n)?;
+    start(device, "count_codes", codes, (payload, codes, sums))?;
+    launch(device, "scan_runs", 1, (sums, codes.div_ceil(TILE), outcome))?;
+    start(device, "add_runs", codes, (out, n, payload, codes, sums, outcome, scale))
 }

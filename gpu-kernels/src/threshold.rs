@@ -1,11 +1,12 @@
 //! Methods with a threshold, and how each finds it: launches that leave in the workspace which keys are selected.
 
-use crate::device::start;
 use crate::feed::Feed;
-use crate::random::{Random, philox};
+use crate::launch::{Words, launch, start};
+use crate::random::Random;
 use crate::select::{Selected, begin, settle, take};
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, require};
 use crate::{Device, LaunchError, Span};
+use flexcomm_compression::random::philox;
 
 /// A distribution of magnitudes that SIDCo fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -67,7 +68,6 @@ const NO_KEY: u64 = 0x7f80_0000;
 struct Call<'a, D> {
     device: &'a D,
     feed: &'a Feed,
-    n: u32,
     parts: Workspace,
 }
 
@@ -79,11 +79,11 @@ pub fn threshold(
     (method, to): (Threshold, &Selected),
     workspace: Span,
 ) -> Result<(), LaunchError> {
-    let n = feed.check()?;
+    feed.check()?;
     let parts = Workspace::new(workspace, feed.n)?;
-    let room = to.check()?;
+    to.check()?;
     method.check(feed.n, &parts)?;
-    let call = Call { device, feed, n, parts };
+    let call = Call { device, feed, parts };
     device.zero(parts.zeroed)?;
     let most = match method {
         Threshold::Above { v } => call.above(v)?,
@@ -91,7 +91,7 @@ pub fn threshold(
         Threshold::Dgc { k, sample, most, random } => call.dgc((k, random), sample, most)?,
         Threshold::Sidco { k, fit, first, stages } => call.sidco((k, fit), first, stages)?,
     };
-    take(device, feed, (n, room.min(most), to), &parts)
+    take(device, feed, (to.room.min(most), to), &parts)
 }
 
 fn samples(n: u64, share: f64) -> u64 {
@@ -100,22 +100,20 @@ fn samples(n: u64, share: f64) -> u64 {
 
 impl Threshold {
     fn check(&self, n: u64, parts: &Workspace) -> Result<(), LaunchError> {
-        let refuse = |what, value, rule| Err(LaunchError::Parameter { what, value, rule });
         let (Self::MsTopK { k, .. } | Self::Dgc { k, .. } | Self::Sidco { k, .. }) = *self else {
             let Self::Above { v } = *self else { return Ok(()) };
-            return if v >= 0.0 && v.is_finite() { Ok(()) } else { refuse("v", f64::from(v), "finite, not negative") };
+            return require(v >= 0.0 && v.is_finite(), "v", v.into(), "finite, not negative");
         };
-        if k > n || (k == 0) != (n == 0) {
-            return refuse("k", k as f64, "from 1 to n");
-        }
+        require(k <= n && (k == 0) == (n == 0), "k", k as f64, "from 1 to n")?;
         match *self {
-            Self::Dgc { sample, .. } if !(sample > 0.0 && samples(n, sample) <= parts.room_of_list()) => {
-                refuse("sample", sample, "above 0, and at most an eighth")
+            Self::Dgc { sample, most, .. } => {
+                let listed = sample > 0.0 && samples(n, sample) <= parts.room_of_list();
+                require(listed, "sample", sample, "above 0, and at most an eighth")?;
+                require((1.0..=100.0).contains(&most), "most", most, "from 1 to 100")
             }
-            Self::Dgc { most, .. } if !(1.0..=100.0).contains(&most) => refuse("most", most, "from 1 to 100"),
-            Self::Sidco { first, .. } if !(first > 0.0 && first < 1.0) => refuse("first", first, "inside 0 to 1"),
-            Self::Sidco { stages, .. } if !(1..=64).contains(&stages) => {
-                refuse("stages", f64::from(stages), "from 1 to 64")
+            Self::Sidco { first, stages, .. } => {
+                require(first > 0.0 && first < 1.0, "first", first, "inside 0 to 1")?;
+                require((1..=64).contains(&stages), "stages", stages.into(), "from 1 to 64")
             }
             _ => Ok(()),
         }
@@ -124,88 +122,78 @@ impl Threshold {
 
 impl<D: Device> Call<'_, D> {
     /// Every key from `key` on.
-    fn settle_at(&self, key: u64) -> Result<u32, LaunchError> {
-        self.device.launch("settle_at", 1, &[self.parts.state.address(), key])?;
-        Ok(self.n)
+    fn settle_at(&self, key: u64) -> Result<u64, LaunchError> {
+        launch(self.device, "settle_at", 1, (self.parts.state, key))?;
+        Ok(self.feed.n)
     }
 
-    fn groups(&self) -> u64 {
-        self.feed.n.div_ceil(4)
+    fn begin(&self, k: u64) -> Result<(), LaunchError> {
+        begin(self.device, self.feed, k, &self.parts)
     }
 
-    fn above(&self, v: f32) -> Result<u32, LaunchError> {
-        begin(self.device, self.feed, (self.n, 0), &self.parts)?;
+    /// Launches a kernel that reads the compensated gradient.
+    fn read(&self, kernel: &'static str, arguments: impl Words) -> Result<(), LaunchError> {
+        let Feed { compensated, n, .. } = *self.feed;
+        start(self.device, kernel, n.div_ceil(4), (compensated, n, arguments))
+    }
+
+    fn above(&self, v: f32) -> Result<u64, LaunchError> {
+        self.begin(0)?;
         self.settle_at(u64::from(v.to_bits() & 0x7fff_ffff) + 1)
     }
 
-    fn mstopk(&self, k: u64, random: Random) -> Result<u32, LaunchError> {
-        let (n, parts, compensated) = (self.n, &self.parts, self.feed.compensated.address());
-        // At most n, so 32 bits hold it.
-        let kept = k as u32;
-        if kept == n {
-            begin(self.device, self.feed, (n, kept), parts)?;
+    fn mstopk(&self, k: u64, random: Random) -> Result<u64, LaunchError> {
+        let (n, Workspace { state, outcome, .. }) = (self.feed.n, self.parts);
+        if k == n {
+            self.begin(k)?;
             return self.settle_at(if n == 0 { NO_KEY } else { 0 });
         }
-        begin(self.device, self.feed, (n, kept + 1), parts)?;
-        settle(self.device, self.feed, n, parts, true)?;
-        let (state, outcome) = (parts.state.address(), parts.outcome.address());
-        self.device.launch("bisect", 1, &[state, outcome])?;
+        self.begin(k + 1)?;
+        settle(self.device, self.feed, &self.parts, true)?;
+        launch(self.device, "bisect", 1, (state, outcome))?;
         let key = random.key(0);
         let [a, b, ..] = philox([0, 0, key[2], key[3]], [key[0], key[1]]);
-        let seed = u64::from(a) << 32 | u64::from(b);
-        let arguments = [compensated, u64::from(n), k, seed, state, outcome];
-        start(self.device, "count_band", self.groups(), &arguments)?;
-        Ok(kept)
+        self.read("count_band", (k, u64::from(a) << 32 | u64::from(b), state, outcome))?;
+        Ok(k)
     }
 
-    fn dgc(&self, (k, random): (u64, Random), share: f64, most: f64) -> Result<u32, LaunchError> {
-        let (device, feed, n, parts) = (self.device, self.feed, self.n, &self.parts);
-        begin(device, feed, (n, k as u32), parts)?;
+    fn dgc(&self, (k, random): (u64, Random), share: f64, most: f64) -> Result<u64, LaunchError> {
+        let (device, n) = (self.device, self.feed.n);
+        self.begin(k)?;
         if n == 0 {
             return self.settle_at(NO_KEY);
         }
-        let samples = samples(feed.n, share);
-        let rank = (samples as f64 * (k as f64 / feed.n as f64)).round().clamp(1.0, samples as f64) as u64;
-        let most = ((k as f64 * most) as u64).clamp(k, feed.n);
-        let [a, b, c, _] = random.key(0).map(u64::from);
-        let (compensated, list) = (feed.compensated.address(), parts.list.address());
-        let (state, sampled, outcome) = (parts.state.address(), parts.sampled.address(), parts.outcome.address());
-        let arguments = [compensated, feed.n, samples, rank, a, b, c, list, sampled, outcome];
-        start(device, "sample", samples, &arguments)?;
+        let samples = samples(n, share);
+        let rank = (samples as f64 * (k as f64 / n as f64)).round().clamp(1.0, samples as f64) as u64;
+        let most = ((k as f64 * most) as u64).clamp(k, n);
+        let Workspace { state, outcome, sampled, list, .. } = self.parts;
+        let drawn = (samples, rank, random.stream(0));
+        start(device, "sample", samples, (self.feed.compensated, n, drawn, list, sampled, outcome))?;
         // The sample is short: its keys are looked through again, without a list.
-        start(device, "cut_second", samples, &[list, samples, sampled, outcome, 0, 0, 0])?;
-        start(device, "cut_third", samples, &[list, samples, sampled, outcome, 0, 0])?;
-        start(device, "reach", self.groups(), &[compensated, feed.n, most, sampled, state, outcome])?;
-        settle(device, feed, n, parts, false)?;
-        Ok(most as u32)
+        let (keys, none) = ((list, samples, sampled, outcome), (Span::NONE, 0u32));
+        start(device, "cut_second", samples, (keys, none, Span::NONE))?;
+        start(device, "cut_third", samples, (keys, none))?;
+        self.read("reach", (most, sampled, state, outcome))?;
+        settle(device, self.feed, &self.parts, false)?;
+        Ok(most)
     }
 
-    fn sidco(&self, (k, fit): (u64, Fit), first: f64, stages: u32) -> Result<u32, LaunchError> {
-        begin(self.device, self.feed, (self.n, 0), &self.parts)?;
-        if k == self.feed.n {
+    fn sidco(&self, (k, fit): (u64, Fit), first: f64, stages: u32) -> Result<u64, LaunchError> {
+        let n = self.feed.n;
+        self.begin(0)?;
+        if k == n {
             return self.settle_at(if k == 0 { NO_KEY } else { 0 });
         }
-        let share = k as f64 / self.feed.n.max(1) as f64;
-        let parts = &self.parts;
+        let share = k as f64 / n.max(1) as f64;
         for stage in 1..=stages {
             let aim = if stage < stages { first } else { share / first.powi(stages as i32 - 1) };
             let fit = match fit {
-                Fit::Exponential => 0,
+                Fit::Exponential => 0u32,
                 Fit::Gamma if stage == 1 => 1,
                 Fit::Gamma | Fit::Pareto => 2,
             };
-            let arguments = [
-                self.feed.compensated.address(),
-                self.feed.n,
-                fit,
-                aim.to_bits(),
-                u64::from(stage > 1),
-                parts.state.address(),
-                parts.outcome.address(),
-                parts.partials.address(),
-            ];
-            start(self.device, "fit_stage", self.groups(), &arguments)?;
+            self.read("fit_stage", (fit, aim, stage > 1, self.parts.ends()))?;
         }
-        Ok(self.n)
+        Ok(n)
     }
 }

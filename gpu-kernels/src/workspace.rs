@@ -1,6 +1,7 @@
 //! How a call's workspace is laid out. The caller allocates it once, for the largest tensor, and every call borrows it.
 
 use crate::{LaunchError, Span};
+use flexcomm_compression::Energy;
 
 /// Bytes of `Outcome` in `cuda/state.cuh`.
 pub const OUTCOME_BYTES: u64 = 48;
@@ -30,6 +31,8 @@ pub struct Outcome {
     pub compensated: f64,
     /// ‖g_c‖².
     pub sent: f64,
+    /// ‖g_e − g_c‖²: of the residual, where there is error feedback.
+    pub residual: f64,
     /// Of the payload.
     pub bytes: u64,
     /// Values selected.
@@ -52,19 +55,24 @@ impl Outcome {
         Self {
             compensated: f64::from_bits(wide(0)),
             sent: f64::from_bits(wide(8)),
-            bytes: wide(16),
-            kept: word(24),
-            refused: word(28) != 0,
-            max: f32::from_bits(word(32)),
-            norm: f32::from_bits(word(36)),
-            over: word(40) != 0,
+            residual: f64::from_bits(wide(16)),
+            bytes: wide(24),
+            kept: word(32),
+            refused: word(36) as u16 != 0,
+            over: word(36) >> 16 != 0,
+            max: f32::from_bits(word(40)),
+            norm: f32::from_bits(word(44)),
         }
     }
 
-    /// Share of the energy that was sent, as `flexcomm_compression::Energy::gain`.
+    /// Of the message.
+    pub fn energy(&self) -> Energy {
+        Energy { sent: self.sent, compensated: self.compensated }
+    }
+
+    /// Share of the energy that was sent.
     pub fn gain(&self) -> f64 {
-        let ratio = if self.compensated > 0.0 { self.sent / self.compensated } else { 1.0 };
-        ratio.min(ratio.recip())
+        self.energy().gain()
     }
 }
 
@@ -105,18 +113,28 @@ pub fn workspace_bytes(n: u64) -> u64 {
 impl Workspace {
     pub(crate) fn new(span: Span, n: u64) -> Result<Self, LaunchError> {
         check(("the workspace", span, workspace_bytes(n)), ALIGN)?;
-        let mut at = 0;
-        let [outcome, state, sampled, tiles, partials, sums, list] = sizes(n).map(|bytes| {
-            at += bytes;
-            span.part(at - bytes, bytes)
-        });
+        let [outcome, state, sampled, tiles, partials, sums, list] = split(span, sizes(n));
         let zeroed = span.part(padded(OUTCOME_BYTES), state.bytes() + sampled.bytes() + tiles.bytes());
         Ok(Self { outcome, state, sampled, tiles, partials, sums, list, zeroed })
+    }
+
+    /// What most kernels end with: the call's state, what it found, and sums of blocks.
+    pub(crate) fn ends(&self) -> [Span; 3] {
+        [self.state, self.outcome, self.partials]
     }
 
     pub(crate) fn room_of_list(&self) -> u64 {
         self.list.bytes() / 4
     }
+}
+
+/// Parts of these sizes, one after the other.
+pub(crate) fn split<const N: usize>(borrowed: Span, sizes: [u64; N]) -> [Span; N] {
+    let mut at = 0;
+    sizes.map(|bytes| {
+        at += bytes;
+        borrowed.part(at - bytes, bytes)
+    })
 }
 
 /// Refuses a buffer that is too small or lies where vector loads cannot reach it.
@@ -130,9 +148,14 @@ pub(crate) fn check((what, span, need): (&'static str, Span, u64), align: u64) -
     Ok(())
 }
 
+/// Refuses a parameter unless what `rule` says of it holds.
+pub(crate) fn require(holds: bool, what: &'static str, value: f64, rule: &'static str) -> Result<(), LaunchError> {
+    if holds { Ok(()) } else { Err(LaunchError::Parameter { what, value, rule }) }
+}
+
 /// Refuses more values than the kernels count.
-pub(crate) fn check_count(n: u64) -> Result<u32, LaunchError> {
-    if n <= MOST_VALUES { Ok(n as u32) } else { Err(LaunchError::TooLong(n)) }
+pub(crate) fn check_count(n: u64) -> Result<(), LaunchError> {
+    if n <= MOST_VALUES { Ok(()) } else { Err(LaunchError::TooLong(n)) }
 }
 
 /// Refuses a copy between buffers of different lengths.

@@ -10,7 +10,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("domain", &[]),
     ("log", &[]),
     ("wire", &["domain"]),
-    ("gpu-kernels", &["domain"]),
+    ("gpu-kernels", &["domain", "compression"]),
     ("collectives", &["domain"]),
     ("compression", &["domain"]),
     ("optimizer", &["domain", "collectives"]),

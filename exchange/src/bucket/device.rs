@@ -6,7 +6,6 @@
 //! corrects the header), [`Bucket::add_on`] adds all ranks' up, and [`Bucket::judge`] says later what that was. All
 //! other messages cross to the host, which waits for the kernels once per bucket.
 
-use super::kernels::{Decoding, Plan};
 use super::{Bucket, Phase, Ran, Round};
 use crate::auto::Leader;
 use crate::error::ExchangeError;
@@ -16,7 +15,7 @@ use flexcomm_compression::memory::{Residual, Units};
 use flexcomm_compression::pipeline::{Pipeline, Step, factor};
 use flexcomm_compression::wire::{Reader, Writer, read_indices, write_message};
 use flexcomm_compression::{Energy, Layers as CpuLayers};
-use flexcomm_gpu_kernels::bucket::{Gradient, Layers, Method};
+use flexcomm_gpu_kernels::bucket::{Decoding, Gradient, Layers, Method, Plan};
 use flexcomm_gpu_kernels::{At, Copies, LaunchError, ListRoom, Lists, OUTCOME_BYTES, Outcome, Quantizer, Span};
 use flexcomm_gpu_kernels::{add, add_lists, add_mean, add_sized, lists_room, majority, scatter, three_lc};
 
@@ -125,10 +124,6 @@ fn upload_words(device: &impl Copies, to: Span, words: impl Iterator<Item = [u8;
     device.upload(to, words.flatten().collect::<Vec<u8>>().as_slice())
 }
 
-fn energy_of(outcome: &Outcome) -> Energy {
-    Energy { sent: outcome.sent, compensated: outcome.compensated }
-}
-
 fn fetch_outcome(device: &impl Copies, from: Span) -> Result<Outcome, LaunchError> {
     let mut bytes = [0; OUTCOME_BYTES as usize];
     device.download(from.part(0, OUTCOME_BYTES), &mut bytes)?;
@@ -138,11 +133,10 @@ fn fetch_outcome(device: &impl Copies, from: Span) -> Result<Outcome, LaunchErro
 impl Bucket {
     fn plan(&self) -> Result<(Plan, Vec<Method>), OnHost> {
         let pipeline = &self.run.pipeline;
-        let plan = Plan::new(pipeline.spec(), pipeline.layers(), self.member)?;
-        if !plan.keeps && pipeline.has_residual() {
-            // An older strategy's residual goes out first.
-            return Err(OnHost::Parts(pipeline.spec().to_string()));
-        }
+        // Without a memory, an older strategy's residual goes out first.
+        let plan = Plan::new(pipeline.spec(), pipeline.layers(), self.member)
+            .filter(|plan| plan.keeps || !pipeline.has_residual())
+            .ok_or_else(|| OnHost::Parts(pipeline.spec().to_string()))?;
         let methods = plan.methods(0).unwrap_or_default();
         Ok((plan, methods))
     }
@@ -354,10 +348,11 @@ impl Bucket {
         if unread > 0 {
             return Err(ExchangeError::Payload { rank: unread as usize - 1 });
         }
+        let Some(own) = &mut self.device else { return Ok(Ran::Good) };
+        own.under_way = false;
         if let Some(outcome) = answers.outcome.first_chunk() {
-            self.energy = energy_of(&Outcome::read(outcome));
+            self.energy = own.plan.energy(&[Outcome::read(outcome)]);
         }
-        self.device.iter_mut().for_each(|own| own.under_way = false);
         Ok(Ran::Good)
     }
 
@@ -401,7 +396,7 @@ impl Bucket {
         device.download(lists.values, &mut bytes)?;
         self.values.clear();
         self.values.extend(f32s(&bytes));
-        self.energy = energy_of(&outcome);
+        self.energy = own.plan.energy(&[outcome]);
         Ok(())
     }
 
@@ -568,10 +563,8 @@ impl OnDevice {
         if outcomes.iter().any(|outcome| outcome.refused) {
             return Ok(None);
         }
-        let energies = outcomes.iter().map(energy_of);
-        let energy = energies.clone().fold(Energy::default(), |sum, energy| sum + energy);
         let scaled = pipeline.factor_bytes() > 0;
-        if scaled && energies.into_iter().any(|energy| factor(energy) != 1.0) {
+        if scaled && outcomes.iter().any(|outcome| factor(outcome.energy()) != 1.0) {
             return Err(OnHost::Variance);
         }
         let payloads = self.fetch_payloads(device, &outcomes)?;
@@ -583,7 +576,7 @@ impl OnDevice {
             Ok(())
         });
         written.map_err(|_| OnHost::Parts(pipeline.spec().to_string()))?;
-        Ok(Some(energy))
+        Ok(Some(self.plan.energy(&outcomes)))
     }
 
     /// All layers' payloads, one after the other.

@@ -3,12 +3,11 @@
 
 use super::sample::{Sample, Sampling, samples};
 use super::{Shadow, seed_of};
-use crate::bucket::{DeviceBuffer, OnHost, Param, kernels::Plan, layers};
+use crate::bucket::{DeviceBuffer, OnHost, Param, layers};
 use crate::error::ExchangeError;
-use flexcomm_compression::Energy;
 use flexcomm_compression::pipeline::Member;
 use flexcomm_domain::CompressorSpec;
-use flexcomm_gpu_kernels::bucket::{Gradient, Layers, Method as Kernels};
+use flexcomm_gpu_kernels::bucket::{Gradient, Layers, Method as Kernels, Plan};
 use flexcomm_gpu_kernels::{Copies, DType, OUTCOME_BYTES, Outcome, Span};
 
 /// All candidates' samples together are at most so much of a bucket, where each may have as many values as it needs for its
@@ -26,10 +25,11 @@ struct Part {
 impl Part {
     fn new(candidate: usize, spec: &CompressorSpec, sample: Sample, member: Member) -> Result<Self, OnHost> {
         let param = Param { id: 0, len: sample.places.len(), cols: sample.cols };
-        let none = |_| OnHost::Parts(spec.to_string());
-        let plan = Plan::new(spec, &layers(&[param]).map_err(none)?, member)?;
+        let layers = layers(&[param]).ok();
         // Kernels of shadows always have a memory.
-        if plan.keeps { Ok(Self { candidate, plan, sample }) } else { Err(OnHost::Parts(spec.to_string())) }
+        let plan = layers.and_then(|layers| Plan::new(spec, &layers, member)).filter(|plan| plan.keeps);
+        let plan = plan.ok_or_else(|| OnHost::Parts(spec.to_string()))?;
+        Ok(Self { candidate, plan, sample })
     }
 }
 
@@ -140,9 +140,7 @@ impl Shadow {
             let Some(bytes) = bytes.first_chunk::<{ OUTCOME_BYTES as usize }>() else { continue };
             let outcome = Outcome::read(bytes);
             if let Some(candidate) = self.candidates.get_mut(part.candidate).filter(|_| !outcome.refused) {
-                candidate
-                    .tally
-                    .add(part.sample.weight, Energy { sent: outcome.sent, compensated: outcome.compensated });
+                candidate.tally.add(part.sample.weight, part.plan.energy(&[outcome]));
             }
         }
         Ok(())
@@ -153,12 +151,12 @@ impl Shadow {
 mod tests {
     use super::*;
 
-    /// As a device leaves it.
+    /// As a device leaves it; half of what was sent comes back in the residual.
     fn outcome(compensated: f64, sent: f64, refused: bool) -> Vec<u8> {
         let mut bytes = vec![0; Layers::OUTCOME as usize];
-        bytes[..8].copy_from_slice(&compensated.to_le_bytes());
-        bytes[8..16].copy_from_slice(&sent.to_le_bytes());
-        bytes[28] = u8::from(refused);
+        let numbers = [compensated, sent, compensated - sent / 2.0].map(f64::to_le_bytes);
+        bytes[..24].copy_from_slice(numbers.as_flattened());
+        bytes[36] = u8::from(refused);
         bytes
     }
 
@@ -189,6 +187,16 @@ mod tests {
         shadow.end_step();
         assert_eq!(shadow.gains().iter().map(|gain| gain.steps).collect::<Vec<_>>(), [1, 2]);
         assert!(shadow.take_outcomes(0, &found[1..]).is_err());
+    }
+
+    /// As on the host: the values of a message may be larger than those that it takes out of the residual.
+    #[test]
+    fn what_comes_back_in_the_residual_was_not_sent() {
+        let mut shadow = Shadow::new(&["threelc(s=1)+ef(vanilla)".parse().unwrap()], 1.0, 7);
+        shadow.sample_on(0, &params(&[20, 20])).unwrap();
+        shadow.take_outcomes(0, &[outcome(10.0, 4.0, false), outcome(30.0, 4.0, false)].concat()).unwrap();
+        shadow.end_step();
+        assert_eq!(shadow.gains()[0].gain, 0.1);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use super::{ALIGN, Bucket, Gradient, Method, Room};
 use crate::indices;
-use crate::workspace::{check, check_count, check_lengths};
+use crate::workspace::{check, check_count, require, split};
 use crate::{At, Device, Feed, LaunchError, OUTCOME_BYTES, Span};
 
 /// Distance between outcomes.
@@ -48,11 +48,11 @@ fn sizes(lengths: &[u64], methods: &[Method]) -> [u64; 7] {
 
 fn check_all(lengths: &[u64], methods: &[Method]) -> Result<(), LaunchError> {
     check_count(lengths.iter().fold(0, |sum: u64, n| sum.saturating_add(*n)))?;
-    if methods.len() == lengths.len() {
-        return Ok(());
-    }
-    let rule = "one for each layer";
-    Err(LaunchError::Parameter { what: "number of methods", value: methods.len() as f64, rule })
+    check_methods(methods, lengths.len())
+}
+
+fn check_methods(methods: &[Method], layers: usize) -> Result<(), LaunchError> {
+    require(methods.len() == layers, "number of methods", methods.len() as f64, "one for each layer")
 }
 
 impl Layers {
@@ -70,7 +70,7 @@ impl Layers {
     ) -> Result<Self, LaunchError> {
         check(("the bucket's memory", borrowed, Self::bytes(lengths, methods)?), ALIGN)?;
         let [memories, payloads, outcomes, indices, values, workspace, scratch] =
-            super::split(borrowed, sizes(lengths, methods));
+            split(borrowed, sizes(lengths, methods));
         device.zero(memories)?;
         let (mut at, mut memory, mut payload) = (0, 0, 0);
         let mut next = |(n, method): (&u64, &Method)| {
@@ -110,24 +110,20 @@ impl Layers {
     /// See [`Self::outcomes`].
     pub const OUTCOME: u64 = OUTCOME;
 
-    /// Where [`Self::refused`] lies within [`Self::outcomes`].
-    pub const REFUSED: u64 = OUTCOME_BYTES;
-
     /// A part of the step's memory that is free between steps, for [`crate::add_sized`], [`crate::add_lists`] and their like.
     pub fn workspace(&self) -> Span {
         self.room.workspace
     }
 
+    fn bucket(&self, layer: &Layer) -> Bucket {
+        Bucket { n: layer.n, memory: layer.memory, payload: layer.payload, room: self.room, open: None }
+    }
+
     /// The only layer, as a bucket.
     pub(super) fn only(&self) -> Result<Bucket, LaunchError> {
-        match self.layers[..] {
-            [Layer { n, memory, payload, .. }] => Ok(Bucket { n, memory, payload, room: self.room, open: None }),
-            _ => Err(LaunchError::Parameter {
-                what: "number of layers",
-                value: self.layers.len() as f64,
-                rule: "AR-Topk takes one",
-            }),
-        }
+        let count = self.layers.len();
+        require(count == 1, "number of layers", count as f64, "AR-Topk takes one")?;
+        Ok(self.bucket(&self.layers[0]))
     }
 
     /// Room for k indices and values, in which steps select.
@@ -150,10 +146,7 @@ impl Layers {
         (gradient, keeps): (Gradient, bool),
         methods: &[Method],
     ) -> Result<(), LaunchError> {
-        if methods.len() != self.layers.len() {
-            let rule = "one for each layer";
-            return Err(LaunchError::Parameter { what: "number of methods", value: methods.len() as f64, rule });
-        }
+        check_methods(methods, self.layers.len())?;
         for (layer, method) in self.layers.iter().zip(methods) {
             let size = gradient.dtype.bytes();
             let at = gradient.at.part(size * layer.at, size * layer.n);
@@ -163,31 +156,6 @@ impl Layers {
             self.put_back();
         }
         Ok(())
-    }
-
-    /// As [`Self::step`] of a single layer, and its payload goes to `to` too, which may begin at any byte: [`Method::sent_bytes`]
-    /// long, which are all the same known without a look at the outcome. Kernels write whole words, so it is one more copy.
-    pub fn step_to(
-        &mut self,
-        device: &impl Device,
-        (gradient, keeps): (Gradient, bool),
-        (method, to): (Method, Span),
-    ) -> Result<(), LaunchError> {
-        let [Layer { n, payload, .. }] = self.layers[..] else {
-            let rule = "one alone has its payload sent from where it is";
-            return Err(LaunchError::Parameter { what: "number of layers", value: self.layers.len() as f64, rule });
-        };
-        let Some(bytes) = method.sent_bytes(n) else {
-            let rule = "its payload's length depends on the values";
-            return Err(LaunchError::Parameter { what: "method", value: 0.0, rule });
-        };
-        check_lengths(to, payload.part(0, bytes))?;
-        self.step(device, (gradient, keeps), &[method])?;
-        let copied = device.copy(to, payload.part(0, bytes));
-        if copied.is_err() && keeps {
-            self.put_back();
-        }
-        copied
     }
 
     /// Sets `bits` of a byte where the last step refused a layer's gradient: a message then says so itself.
@@ -207,8 +175,7 @@ impl Layers {
         (gradient, keeps): (Gradient, bool),
         method: Method,
     ) -> Result<(), LaunchError> {
-        let Layer { n, memory, payload, .. } = *layer;
-        let mut bucket = Bucket { n, memory, payload, room: self.room, open: None };
+        let mut bucket = self.bucket(layer);
         match keeps {
             true => bucket.step(device, gradient, method)?,
             false => bucket.step_alone(device, gradient, method)?,

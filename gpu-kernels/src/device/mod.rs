@@ -15,7 +15,6 @@ pub use memory::{Allocation, Graph, MemoryError, Stream};
 pub use nvrtc::{Compiled, Nvrtc, in_environment};
 
 use crate::LaunchError;
-use crate::workspace::MOST_BLOCKS;
 
 /// Runs kernels, one after the other, in the order of calls. Nothing waits for them.
 pub trait Device {
@@ -42,18 +41,6 @@ pub trait Copies: Device {
 
     /// Copies from the device: waits for all that was launched before.
     fn download(&self, from: Span, to: &mut [u8]) -> Result<(), LaunchError>;
-}
-
-/// Launches a kernel with blocks for so many threads' worth of work: no more than run at the same time, and no idle ones.
-pub(crate) fn start(
-    device: &impl Device,
-    kernel: &'static str,
-    threads: u64,
-    arguments: &[u64],
-) -> Result<(), LaunchError> {
-    let most = u64::from(device.blocks(kernel).clamp(1, MOST_BLOCKS));
-    let blocks = threads.div_ceil(u64::from(THREADS)).clamp(1, most);
-    device.launch(kernel, blocks as u32, arguments)
 }
 
 /// Threads per block of every kernel.

@@ -96,8 +96,6 @@
   KERNEL(power_right) \
   KERNEL(power_send) \
   KERNEL(power_left) \
-  KERNEL(power_whole) \
   KERNEL(power_add) \
-  KERNEL(power_add_whole) \
   KERNEL(power_any) \
   KERNEL(power_warm)

@@ -2,7 +2,7 @@
 
 use crate::data::{gradients, lengths};
 use crate::emulated::{Emulated, Memory};
-use crate::topk::{Step1, bits, reference};
+use crate::topk::{Step1, bits, check_energy_of, reference};
 use flexcomm_compression::pipeline::Gradient;
 use flexcomm_gpu_kernels::hybrid::{Qsparse, hard_threshold, qsparse, qsparse_random};
 use flexcomm_gpu_kernels::{DType, Feed, Form, LaunchError, Random, Selected, Span, pack, subset_scratch};
@@ -26,6 +26,7 @@ pub fn check(
         assert_eq!(step.payload(), payload, "{strategy} of {n}, step {index}");
         assert_eq!(bits(&step.compensated.f32s()), bits(&residual), "{strategy} of {n}, step {index}");
         let outcome = step.outcome();
+        check_energy_of(&residual, &outcome);
         assert!((outcome.compensated - compensated).abs() <= 1e-12 * compensated, "{strategy}: {outcome:?}");
         assert!((outcome.sent - sent).abs() <= 1e-6 * sent + 1e-300, "{strategy} of {n}: {outcome:?}, {sent}");
         memory = step.compensated;

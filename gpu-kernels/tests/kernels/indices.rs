@@ -2,7 +2,7 @@
 
 use crate::data::{gradients, lengths};
 use crate::emulated::{Emulated, Memory};
-use crate::topk::{Step1, bits, reference};
+use crate::topk::{Step1, bits, check_energy_of, reference};
 use flexcomm_compression::naive;
 use flexcomm_compression::pipeline::Gradient;
 use flexcomm_gpu_kernels::{At, DType, Feed, Random, Span, feed, gather, scatter, subset, subset_scratch};
@@ -39,6 +39,7 @@ pub fn check_random_k(device: &Emulated, (gradient, source): (&[f32], &Memory), 
         assert_eq!(step.values.bytes(), payload, "{k} of {n}");
         assert_eq!(bits(&step.compensated.f32s()), bits(&residual));
         let outcome = step.outcome();
+        check_energy_of(&residual, &outcome);
         assert!((outcome.compensated - energy).abs() <= 1e-12 * energy && (outcome.sent - sent).abs() <= 1e-12 * sent);
         memory = step.compensated;
     }

@@ -1,15 +1,13 @@
-//! A bucket of several layers, at any places, against the CPU side's pipeline: methods whose scope is the tensor, and
-//! PowerSGD over two exchanges.
+//! A bucket of several layers, at any places, against the CPU side's pipeline: methods whose scope is the tensor.
 
 use crate::bucket::read;
 use crate::data::gradients;
 use crate::emulated::{Emulated, Memory};
-use flexcomm_compression::codec::{Element, Shape};
-use flexcomm_compression::pipeline::{Gradient as CpuGradient, Member, Pipeline, Step, add_messages};
+use flexcomm_compression::pipeline::{Gradient as CpuGradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::Writer;
 use flexcomm_compression::{Energy, Layers as CpuLayers};
-use flexcomm_gpu_kernels::bucket::{Bucket, Gradient, Layers, LowRanks, Method, Product};
-use flexcomm_gpu_kernels::{Copies, DType, LaunchError, Norm, Outcome, Quantizer, Random, RandomK, Span};
+use flexcomm_gpu_kernels::bucket::{Gradient, Layers, Method};
+use flexcomm_gpu_kernels::{DType, Device, LaunchError, Norm, Outcome, Quantizer, Random, RandomK, Span};
 use half::f16;
 
 const SEED: u64 = 12;
@@ -55,6 +53,12 @@ fn fed_back(text: &str) -> String {
         Some((name, scope)) => format!("{name}+ef(vanilla)+scope{scope}"),
         None => format!("{text}+ef(vanilla)"),
     }
+}
+
+/// A step of a single layer, whose payload goes where all ranks' are gathered.
+pub fn step_to(device: &Emulated, layers: &mut Layers, gradient: Gradient, (method, to): (Method, Span)) {
+    layers.step(device, (gradient, true), &[method]).unwrap();
+    device.copy(to, layers.payloads().part(0, to.bytes())).unwrap();
 }
 
 fn outcomes(device: &Emulated, layers: &Layers) -> Vec<Outcome> {
@@ -127,19 +131,13 @@ fn a_layers_payload_goes_to_any_byte_of_a_block() {
         let source = Memory::of(&values);
         let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
         for index in 0..3u64 {
-            let Some(bytes) = method(index).sent_bytes(n) else {
-                let refused = layers.step_to(&device, (gradient, true), (method(index), Span::NONE)).unwrap_err();
-                assert!(refused.to_string().contains("depends on the values"), "{text}: {refused}");
-                continue;
-            };
+            let Some(bytes) = method(index).sent_bytes(n) else { continue };
             let mut message = Writer::new();
             cpu.compress(CpuGradient::F32(&values), Step { index, learning_rate: 0.1 }, &mut message).unwrap();
             let (front, header) = (3 * index + seed, 32 + 8 * usize::from(message.bytes()[7]));
             let block = Memory::new(front + bytes + 2);
             let to = block.span().part(front, bytes);
-            let wrong = layers.step_to(&device, (gradient, true), (method(index), to.part(0, bytes - 1)));
-            assert!(matches!(wrong, Err(LaunchError::Lengths { .. })), "{text}");
-            layers.step_to(&device, (gradient, true), (method(index), to)).unwrap();
+            step_to(&device, &mut layers, gradient, (method(index), to));
             let there = block.bytes();
             assert_eq!(there[front as usize..(front + bytes) as usize], message.bytes()[header..], "{text}, {index}");
             let around = there[..front as usize].iter().chain(&there[(front + bytes) as usize..]);
@@ -166,7 +164,7 @@ fn a_refused_gradient_is_marked_and_sends_a_payload_of_the_same_length() {
         let (source, block) = (Memory::of(&values), Memory::of(&vec![1u8; 8 + bytes as usize]));
         let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
         let before = layers.residual().flat_map(|span| read(&device, span)).collect::<Vec<u8>>();
-        layers.step_to(&device, (gradient, true), (method, block.span().part(8, bytes))).unwrap();
+        step_to(&device, &mut layers, gradient, (method, block.span().part(8, bytes)));
         layers.mark(&device, block.span().part(4, 1), 2).unwrap();
         assert_eq!(block.bytes()[..8], [1, 1, 1, 1, marked, 1, 1, 1]);
         assert_eq!(block.bytes()[8..12], 20u32.to_le_bytes());
@@ -174,13 +172,6 @@ fn a_refused_gradient_is_marked_and_sends_a_payload_of_the_same_length() {
         assert_eq!(before == after, bad);
         assert_eq!(outcomes(&device, &layers)[0].refused, bad);
     }
-    // Of several layers there is no one place.
-    let borrowed = Memory::new(Layers::bytes(&[50, 60], &[method; 2]).unwrap());
-    let mut layers = Layers::new(&device, (&[50, 60], &[method; 2]), borrowed.span()).unwrap();
-    let source = Memory::of(&[1.0f32; 110]);
-    let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
-    let several = layers.step_to(&device, (gradient, true), (method, Span::NONE)).unwrap_err();
-    assert!(several.to_string().contains("number of layers = 2"), "{several}");
 }
 
 /// Halves too may begin at any place.
@@ -226,163 +217,4 @@ fn a_layer_that_fails_leaves_all_memories() {
         layers.step(&device, (Gradient { at: Span::NONE, ..gradient }, true), &[Method::ThreeLc(1.0)])
     });
     assert_eq!(none.unwrap(), Ok(()));
-}
-
-const SHAPES: [Shape; 5] = [
-    Shape { rows: 40, cols: 30 },
-    Shape { rows: 7, cols: 1 },
-    Shape { rows: 9, cols: 65 },
-    Shape { rows: 2, cols: 2 },
-    Shape { rows: 64, cols: 33 },
-];
-const WORLD: usize = 3;
-
-/// A few directions in every layer, and noise.
-fn matrices(which: u64) -> Vec<f32> {
-    let wave = |i: u64| ((i * 7919 + which * 104_729) % 10_007) as f32 / 5000.0 - 1.0;
-    let layer = |(number, shape): (u64, &Shape)| -> Vec<f32> {
-        let cols = shape.cols.max(1);
-        let value = |at: usize| {
-            let (i, j) = ((at / cols) as u64, (at % cols) as u64);
-            wave(i + 31 * number) * wave(j + 1000 + number) + 0.02 * wave(at as u64 + 50_000)
-        };
-        (0..shape.values()).map(value).collect()
-    };
-    (0..).zip(&SHAPES).flat_map(layer).collect()
-}
-
-fn norm(values: impl Iterator<Item = f64>) -> f64 {
-    values.map(|x| x * x).sum::<f64>().sqrt()
-}
-
-fn near(got: &[f32], want: &[f32], (whole, what): (f64, &str)) {
-    assert_eq!(got.len(), want.len(), "{what}");
-    let off = norm(got.iter().zip(want).map(|(a, b)| f64::from(*a) - f64::from(*b)));
-    assert!(off <= 2e-4 * whole + 1e-30, "{what}: {off} of {whole}");
-}
-
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
-}
-
-/// One process.
-struct Rank {
-    _borrowed: [Memory; 2],
-    bucket: Bucket,
-    factors: LowRanks,
-    cpu: Pipeline,
-}
-
-impl Rank {
-    fn new(device: &Emulated, rank: u32) -> Self {
-        let shapes = SHAPES.map(|shape| (shape.rows as u64, shape.cols as u64));
-        let n = SHAPES.iter().map(|shape| shape.values() as u64).sum();
-        let borrowed = [Bucket::bytes(n, &[]).unwrap(), LowRanks::bytes(&shapes, 2).unwrap()].map(Memory::new);
-        let bucket = Bucket::new(device, (n, &[]), borrowed[0].span()).unwrap();
-        let factors = LowRanks::new(device, (&shapes, 2), borrowed[1].span()).unwrap();
-        let member = Member { seed: SEED, rank, world: WORLD as u32, tensor: 3 };
-        let strategy = "powersgd(rank=2)+ef(vanilla)".parse().unwrap();
-        let cpu = Pipeline::new(&strategy, CpuLayers::matrices(&SHAPES).unwrap(), member);
-        Self { _borrowed: borrowed, bucket, factors, cpu }
-    }
-}
-
-/// What an allreduce does, here and on the CPU side.
-fn sum(device: &Emulated, parts: &[Memory], messages: &[Vec<u8>]) -> (Memory, Vec<u8>) {
-    let mut all = vec![0.0f32; parts[0].f32s().len()];
-    for part in parts {
-        all.iter_mut().zip(floats(&read(device, part.span()))).for_each(|(sum, x)| *sum += x);
-    }
-    let (first, others) = messages.split_first().unwrap();
-    let mut message = first.clone();
-    others.iter().for_each(|other| add_messages(Element::F32, &mut message, other).unwrap());
-    (Memory::of(&all), message)
-}
-
-fn payload(message: &[u8]) -> Vec<f32> {
-    floats(&message[32 + 8 * usize::from(message[7])..])
-}
-
-/// PowerSGD of a bucket with vectors and matrices that gain nothing: every round's payload, the gradient, and the
-/// residual, over steps with warm starts; one step in between does not count.
-#[test]
-fn low_rank_layers_of_a_bucket_are_the_cpus() {
-    let Some(device) = Emulated::new(4) else { return };
-    let mut ranks: Vec<Rank> = (0..WORLD as u32).map(|rank| Rank::new(&device, rank)).collect();
-    let scale = 1.0 / WORLD as f32;
-    for index in 0..5u64 {
-        let gradients: Vec<Vec<f32>> = (0..WORLD as u64).map(|rank| matrices(10 * index + rank)).collect();
-        let sources: Vec<Memory> = gradients.iter().map(|gradient| Memory::of(gradient)).collect();
-        let random = Random { seed: SEED, step: index, tensor: 3, rank: Some(1) };
-        let given = |rank: usize| Gradient { at: sources[rank].span(), dtype: DType::F32, weights: (1.0, 1.0) };
-        let rounds = |ranks: &mut [Rank]| -> (Memory, Memory) {
-            let round = |ranks: &mut [Rank], sums: Option<&Memory>| -> Vec<Memory> {
-                let each = |(number, rank): (usize, &mut Rank)| {
-                    let to = Memory::new(4 * rank.factors.count(usize::from(sums.is_some())));
-                    let Rank { bucket, factors, .. } = rank;
-                    match sums {
-                        None => factors.begin(&device, bucket, (given(number), random), to.span()).unwrap(),
-                        Some(sum) => {
-                            factors.advance(&device, bucket, Product { sum: sum.span(), scale }, to.span()).unwrap();
-                        }
-                    }
-                    to
-                };
-                ranks.iter_mut().enumerate().map(each).collect()
-            };
-            let left = round(ranks, None);
-            let (left, _) = sum(&device, &left, &[vec![]]);
-            let right = round(ranks, Some(&left));
-            (left, sum(&device, &right, &[vec![]]).0)
-        };
-        if index == 2 {
-            let before: Vec<_> = ranks.iter().map(|rank| read(&device, rank.bucket.residual())).collect();
-            rounds(&mut ranks);
-            ranks.iter_mut().for_each(|rank| rank.bucket.put_back());
-            assert!(ranks.iter().zip(before).all(|(rank, before)| read(&device, rank.bucket.residual()) == before));
-        }
-        let (left, right) = rounds(&mut ranks);
-        let step = Step { index, learning_rate: 0.1 };
-        let mut messages = Vec::new();
-        for (rank, gradient) in ranks.iter_mut().zip(&gradients) {
-            let mut message = Writer::new();
-            assert!(rank.cpu.compress(CpuGradient::F32(gradient), step, &mut message).unwrap().more);
-            messages.push(message.bytes().to_vec());
-        }
-        let (_, all) = sum(&device, &[Memory::of(&[0f32; 0])], &messages);
-        let whole = norm(payload(&all).iter().map(|x| f64::from(*x)));
-        near(&left.f32s(), &payload(&all), (whole, "the sum of P"));
-        let mut energies = Vec::new();
-        for (rank, message) in ranks.iter_mut().zip(&mut messages) {
-            let mut next = Writer::new();
-            energies.push(rank.cpu.advance(&all, &mut next).unwrap().energy);
-            *message = next.bytes().to_vec();
-        }
-        let (_, all) = sum(&device, &[Memory::of(&[0f32; 0])], &messages);
-        let whole = norm(payload(&all).iter().map(|x| f64::from(*x)));
-        near(&right.f32s(), &payload(&all), (whole, "the sum of Q"));
-        for (rank, energy) in ranks.iter_mut().zip(energies) {
-            let outcome = Outcome::read(read(&device, rank.bucket.outcome())[..].try_into().unwrap());
-            assert!((outcome.sent - energy.sent).abs() <= 1e-4 * energy.sent, "{outcome:?} {energy:?}");
-            let n = gradients[0].len();
-            let (out, mut want) = (Memory::of(&vec![0f32; n]), vec![0f32; n]);
-            let mean = Product { sum: right.span(), scale };
-            rank.factors.add(&device, &rank.bucket, mean, out.span()).unwrap();
-            rank.factors.keep(&device, &rank.bucket, mean).unwrap();
-            rank.cpu.mean(&all, index, &mut want).unwrap();
-            let whole = norm(want.iter().map(|x| f64::from(*x)));
-            near(&out.f32s(), &want, (whole, "the gradient"));
-            let residual = floats(&read(&device, rank.bucket.residual()));
-            near(&residual, &rank.cpu.residual(), (energy.compensated.sqrt(), "the residual"));
-        }
-    }
-    // A second round without a first, and a bucket of another length.
-    let Rank { bucket, factors, .. } = &mut ranks[0];
-    let to = Memory::new(4 * factors.count(1));
-    let mean = Product { sum: to.span(), scale };
-    assert_eq!(factors.advance(&device, bucket, mean, to.span()), Err(LaunchError::Order("the second round")));
-    let borrowed = Memory::new(Bucket::bytes(10, &[]).unwrap());
-    let mut other = Bucket::new(&device, (10, &[]), borrowed.span()).unwrap();
-    assert!(factors.advance(&device, &mut other, mean, to.span()).is_err());
-    device.upload(borrowed.span().part(0, 4), &[0; 4]).unwrap();
 }

@@ -3,6 +3,7 @@
 
 use crate::data::heavy_tails;
 use crate::emulated::{Emulated, Memory};
+use crate::layers::step_to;
 use crate::topk::bits;
 use flexcomm_compression::codec::ReadError;
 use flexcomm_compression::pipeline::{Gradient as CpuGradient, Member, Pipeline, Step};
@@ -11,8 +12,8 @@ use flexcomm_compression::wire::{IndexCoding, Writer};
 use flexcomm_compression::{Energy, Layers as CpuLayers};
 use flexcomm_gpu_kernels::bucket::{Gradient, Layers, Method};
 use flexcomm_gpu_kernels::{
-    Copies, DType, Device, LaunchError, ListRoom, Lists, Outcome, Random, RandomK, Span, Threshold, add_lists,
-    list_bytes, lists_room,
+    Copies, DType, Device, LaunchError, ListRoom, Lists, OUTCOME_BYTES, Outcome, Random, RandomK, Span, Threshold,
+    add_lists, list_bytes, lists_room,
 };
 
 const SEED: u64 = 12;
@@ -310,7 +311,7 @@ impl Rank {
         let given = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
         let (all, at) = (blocks.memory.span(), blocks.first + u64::from(self.number) * blocks.stride);
         let to = all.part(at, method.sent_bytes(N as u64).unwrap());
-        self.layers.step_to(device, (given, true), (method, to)).unwrap();
+        step_to(device, &mut self.layers, given, (method, to));
         self.layers.mark(device, all.part(at - 1, 1), 2).unwrap();
     }
 
@@ -364,7 +365,7 @@ fn check_step(device: &Emulated, ranks: &mut [Rank], (make, index): (Make, u64))
     let (outcome, sent) = (Outcome::read(said.first_chunk().unwrap()), energies[0].sent);
     assert_eq!((outcome.bytes, outcome.refused, outcome.kept), (payload.len() as u64, false, k));
     assert!((outcome.sent - sent).abs() <= 1e-12 * sent, "{outcome:?}");
-    assert_eq!(said[Layers::REFUSED as usize..][..4], [0; 4]);
+    assert_eq!(said[OUTCOME_BYTES as usize..][..4], [0; 4]);
 }
 
 #[test]

@@ -2,10 +2,10 @@
 
 use crate::data::{gradients, lengths};
 use crate::emulated::{Emulated, Memory};
-use flexcomm_compression::Layers;
 use flexcomm_compression::codec::Shape;
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::Writer;
+use flexcomm_compression::{Energy, Layers};
 use flexcomm_gpu_kernels::{
     DType, Device, Feed, Norm, Quantizer, Random, Span, add, add_sized, majority, quantize, workspace_bytes,
 };
@@ -114,6 +114,9 @@ pub fn check(
             "{name}: {outcome:?}"
         );
         assert!(close(outcome.sent, want.energy.sent), "{name} of {n}: {outcome:?}, {want:?}");
+        let counted = Energy { sent: (outcome.compensated - outcome.residual).max(0.0), ..outcome.energy() };
+        let gain = rank.counted(want.energy).gain();
+        assert!((counted.gain() - gain).abs() < 1e-6, "{name} of {n}: {outcome:?}, {gain}");
         let (out, mut mean) = (Memory::of(&vec![0.0f32; n]), vec![0.0; n]);
         let offset = step as usize * (1 + n % 7);
         decode(device, (method, n), (payload.span().part(0, sent as u64), offset), &out);

@@ -2,7 +2,7 @@
 
 use crate::data::{gradients, lengths};
 use crate::emulated::{Emulated, Memory};
-use crate::topk::{Step1, bits};
+use crate::topk::{Step1, bits, check_energy_of};
 use flexcomm_compression::Layers;
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::random::Stream;
@@ -28,6 +28,7 @@ pub fn check(device: &Emulated, s: f64, gradient: &[f32]) {
         assert_eq!(outcome.bytes, sent as u64, "{n}, step {index}");
         assert_eq!(payload.bytes()[..sent], message.bytes()[header..], "{n}, step {index}");
         assert_eq!(bits(&step.compensated.f32s()), bits(&cpu.residual()), "{n}, step {index}");
+        check_energy_of(&cpu.residual(), &outcome);
         assert!((outcome.sent - want.energy.sent).abs() <= 1e-9 * want.energy.sent);
         let (out, mut mean) = (Memory::of(&vec![0.0f32; n]), vec![0.0; n]);
         // A payload may begin at any byte.

@@ -2,7 +2,7 @@
 
 use crate::data::{gradients, lengths};
 use crate::emulated::{Emulated, Memory};
-use crate::topk::{Step1, bits, reference};
+use crate::topk::{Step1, bits, check_energy_of, reference};
 use flexcomm_compression::Layers;
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::Writer;
@@ -33,6 +33,7 @@ pub fn check(device: &Emulated, strategy: &str, form: Form, gradient: &[f32], me
         assert_eq!(step.payload(), payload, "{strategy} of {n}, step {index}");
         assert_eq!(bits(&step.compensated.f32s()), bits(&residual), "{strategy} of {n}, step {index}");
         assert!((step.outcome().sent - sent).abs() <= 1e-12 * sent && !step.outcome().over);
+        check_energy_of(&residual, &step.outcome());
         memory = step.compensated;
     }
 }

@@ -60,6 +60,12 @@ pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
+/// What stays has the energy that the outcome says, to the rounding of sums.
+pub fn check_energy_of(residual: &[f32], outcome: &Outcome) {
+    let energy: f64 = residual.iter().map(|x| f64::from(*x).powi(2)).sum();
+    assert!((outcome.residual - energy).abs() <= 1e-9 * outcome.compensated, "{outcome:?}, {energy}");
+}
+
 /// The payload that the CPU side writes for the strategy, and its residual, after two steps of this gradient.
 pub fn reference(strategy: &str, gradient: Gradient<'_>, n: usize) -> [(Vec<u8>, Vec<f32>, f64, f64); 2] {
     let strategy = strategy.parse().unwrap();
@@ -87,6 +93,7 @@ pub fn check_two_steps(device: &Emulated, k: usize, (dtype, gradient): (DType, &
         assert_eq!((outcome.kept as usize, outcome.refused, outcome.over), (k, false, false));
         assert_eq!(bits(&step.compensated.f32s()), bits(&residual));
         assert_eq!(step.payload(), payload);
+        check_energy_of(&residual, &outcome);
         let close = |a: f64, b: f64| (a - b).abs() <= 1e-12 * b.abs();
         assert!(
             close(outcome.compensated, compensated) && close(outcome.sent, sent),

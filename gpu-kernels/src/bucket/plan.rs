@@ -1,19 +1,18 @@
-//! Which kernels do what a compressor spec says, layer by layer; or why the host must do it.
+//! Which kernels do what a compressor spec says, layer by layer.
 
-use super::OnHost;
+use super::Method;
+use crate::hybrid::Qsparse;
+use crate::{Norm, Outcome, Quantizer, Random, RandomK, Threshold};
 use flexcomm_compression::codec::{Scope, Shape, Size, Travels};
 use flexcomm_compression::pipeline::Member;
-use flexcomm_compression::{Build, Layers};
+use flexcomm_compression::{Build, Energy, Layers};
 use flexcomm_domain::spec::{
-    Checksum, CompressorInfo, CompressorSpec, MemoryKind, NonFinite, ValueType, Values, compressors as c,
+    Checksum, Class, CompressorInfo, CompressorSpec, MemoryKind, NonFinite, ValueType, Values, compressors as c,
 };
-use flexcomm_gpu_kernels::bucket::Method;
-use flexcomm_gpu_kernels::hybrid::Qsparse;
-use flexcomm_gpu_kernels::{Norm, Quantizer, Random, RandomK, Threshold};
 
 /// How a message's payload is added up on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Decoding {
+pub enum Decoding {
     /// By the method's own kernel, from the payload as it is.
     Payload,
     /// k, indices and values, which the host reads.
@@ -28,13 +27,15 @@ pub(crate) enum Decoding {
 
 /// A spec's kernels for a bucket.
 #[derive(Debug, Clone)]
-pub(crate) struct Plan {
+pub struct Plan {
     strategy: CompressorSpec,
     member: Member,
     /// Of each layer that is compressed by itself.
     shapes: Vec<Shape>,
-    pub(crate) keeps: bool,
-    pub(crate) decoding: Decoding,
+    /// Whether there is a memory.
+    pub keeps: bool,
+    /// How messages are added up.
+    pub decoding: Decoding,
     /// Whether the host's messages have one size, whatever the values are. Where they have not, as of quantizers whose codes the
     /// host writes in whichever coding is the least, ranks gather sizes first, kernels' packed codes or not.
     one_size: bool,
@@ -66,34 +67,46 @@ fn keeps(spec: &CompressorSpec) -> Option<bool> {
 }
 
 impl Plan {
-    pub(crate) fn new(strategy: &CompressorSpec, layers: &Layers, member: Member) -> Result<Self, OnHost> {
-        let text = strategy.to_string();
-        let none = || OnHost::Parts(text.clone());
+    /// None where some part of the spec has no kernels, or none that fit together.
+    pub fn new(strategy: &CompressorSpec, layers: &Layers, member: Member) -> Option<Self> {
         let shapes = shapes(strategy, layers);
         let mut plan = Self {
             strategy: *strategy,
             member,
             shapes,
-            keeps: keeps(strategy).ok_or_else(none)?,
+            keeps: keeps(strategy)?,
             decoding: Decoding::Host,
             one_size: false,
         };
         plan.one_size = plan.shapes.iter().all(|shape| matches!(strategy.codec(*shape).size(), Size::Exact(_)));
-        let methods = plan.methods(0).ok_or_else(none)?;
+        let methods = plan.methods(0)?;
         if let Some(method) = methods.first() {
-            plan.decoding = plan.decoding(*method).ok_or_else(none)?;
+            plan.decoding = plan.decoding(*method)?;
         }
-        Ok(plan)
+        Some(plan)
+    }
+
+    /// The energy of a step's layers as it counts, see [`flexcomm_compression::pipeline::Pipeline::counted`].
+    pub fn energy<'a>(&self, outcomes: impl IntoIterator<Item = &'a Outcome>) -> Energy {
+        let copies = self.strategy.compressor().class == Class::Sparsification;
+        let (mut energy, mut residual) = (Energy::default(), 0.0);
+        for outcome in outcomes {
+            (energy, residual) = (energy + outcome.energy(), residual + outcome.residual);
+        }
+        match self.keeps && !copies {
+            true => Energy { sent: (energy.compensated - residual).max(0.0), ..energy },
+            false => energy,
+        }
     }
 
     /// Values of each layer.
-    pub(crate) fn lengths(&self) -> Vec<u64> {
+    pub fn lengths(&self) -> Vec<u64> {
         self.shapes.iter().map(|shape| shape.values() as u64).collect()
     }
 
     /// Bytes of the one payload that can be gathered and added up without the host: where its length is known without a look at
     /// the values, and kernels read it as it arrives.
-    pub(crate) fn staying(&self, methods: &[Method]) -> Option<u64> {
+    pub fn staying(&self, methods: &[Method]) -> Option<u64> {
         let [method] = methods else { return None };
         let read = match self.decoding {
             Decoding::Lists => method.selected().is_some(),
@@ -105,7 +118,7 @@ impl Plan {
     }
 
     /// Of every layer, with the random numbers of a step.
-    pub(crate) fn methods(&self, step: u64) -> Option<Vec<Method>> {
+    pub fn methods(&self, step: u64) -> Option<Vec<Method>> {
         let seed = self.strategy.seed().unwrap_or(self.member.seed);
         let (tensor, rank) = (self.member.tensor, Some(self.member.rank));
         let of = |(i, shape): (u32, &Shape)| {
