@@ -320,13 +320,12 @@ impl Session {
 
     /// Who leads AR-Topk in this step: the same on all ranks.
     pub fn leader(&self, tick: &Tick) -> Leader {
-        let star = Leader::Rank((tick.index() % u64::from(self.world)) as u32);
         let selection = match self.leadership {
             Leadership::Auto => return self.auto.leader(tick.index()),
-            Leadership::Fixed(selection) => Some(selection),
-            Leadership::Decision => tick.strategy.selection(),
+            Leadership::Fixed(selection) => selection,
+            Leadership::Decision => tick.strategy.selection().unwrap_or(Selection::Star),
         };
-        if selection == Some(Selection::Var) { Leader::Largest } else { star }
+        Leader::of(selection, tick.index(), self.world)
     }
 
     /// Takes in who led AR-Topk in the step's first bucket under it, and the sums over ranks of what was to be sent: norms,

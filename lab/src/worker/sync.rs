@@ -8,7 +8,7 @@ use super::mesh::MeshError;
 use flexcomm_collectives::GenerateError;
 use flexcomm_compression::Energy;
 use flexcomm_compression::pipeline::{Member, Step};
-use flexcomm_domain::{Rank, Selection, Strategy};
+use flexcomm_domain::{Rank, Strategy};
 use flexcomm_exchange::{Bucket, How, Leader, Param, Ran, Round, Status, head};
 use flexcomm_trainer::{ANSWER_BYTES, Answer, Costs, Tick, Verdict};
 use std::time::Instant;
@@ -137,7 +137,8 @@ impl Synchronizer {
     /// `mean` holds the gradient until it is the mean.
     fn compressed(&mut self, check: u32, tick: &Tick, mean: &mut [f32]) -> Result<Energy, SyncError> {
         let step = Step { index: tick.index(), learning_rate: self.learning_rate };
-        let mut round = self.bucket.begin(mean, step, leader(tick, self.world()));
+        let leader = |selection| Leader::of(selection, tick.index(), self.world() as u32);
+        let mut round = self.bucket.begin(mean, step, tick.strategy.selection().map(leader));
         loop {
             self.carry(check, &tick.strategy, round)?;
             let split = round.split(check, self.exchanger.mesh().world(), &self.buffer);
@@ -213,14 +214,6 @@ fn refused(all: &[Answer]) -> SyncError {
         false => format!("those of rank {}", ranks.join(", ")),
     };
     SyncError::NotFinite { whose }
-}
-
-/// Who leads AR-Topk.
-fn leader(tick: &Tick, world: usize) -> Option<Leader> {
-    match tick.strategy.selection()? {
-        Selection::Star => Some(Leader::Rank((tick.index() % world as u64) as u32)),
-        Selection::Var => Some(Leader::Largest),
-    }
 }
 
 #[cfg(test)]
