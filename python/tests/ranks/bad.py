@@ -115,6 +115,17 @@ class Words(torch.nn.Module):
         return self.words(x).sum()
 
 
+def releases(rank):
+    """Rank 2 is of the release before."""
+    own = _core.PROTOCOL
+    if rank == 2:
+        _core.PROTOCOL = 1
+    try:
+        return error_of(lambda _: flexcomm.torch.attach(ddp(network())))
+    finally:
+        _core.PROTOCOL = own
+
+
 def sparse(rank):
     attached = error_of(lambda _: flexcomm.torch.attach(DistributedDataParallel(Words(True))))
 
@@ -464,6 +475,7 @@ with ranks() as (rank, world, seen):
     seen["go on qsgd"] = go_on(rank, "qsgd(s=16)+ef(vanilla)")
     seen["go on batches"] = go_on(rank, GATHER, looped=True)
     seen["go on unused"] = go_on(rank, GATHER, find_unused_parameters=True)
+    seen["releases"] = releases(rank)
     seen["sparse"] = sparse(rank)
     seen["complex"] = complex_values(rank)
     seen["two sessions"] = two_sessions(rank)
