@@ -6,7 +6,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from common import FOLDER, Lines, batch, ddp, everywhere, network, parameters_hash, ranks, same
+from common import FOLDER, Lines, Short, batch, ddp, everywhere, network, parameters_hash, ranks, same
 from fake_agent import FakeAgent, decision
 from torch.nn.parallel import DistributedDataParallel
 
@@ -411,19 +411,6 @@ def passed_by():
             core.finish(None)
 
     return error_of(run)[:2] + (len(answers),)
-
-
-class Short:
-    """A core that is given a value too few of every gradient, as if the codec could not take it."""
-
-    def __init__(self, core):
-        self._core = core
-
-    def __getattr__(self, name):
-        return getattr(self._core, name)
-
-    def begin_exchange(self, index, gradient, rates):
-        return self._core.begin_exchange(index, gradient[:-1], rates)
 
 
 def codec_fails(rank, strategy):
