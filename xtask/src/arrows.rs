@@ -24,7 +24,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("python", &["domain", "wire", "trainer", "compression", "gpu-kernels", "exchange"]),
     ("agent", &["domain", "log", "wire", "probes"]),
     ("controller", &["domain", "log", "wire", "optimizer", "planner"]),
-    ("lab", &["domain", "wire", "trainer", "compression", "exchange", "collectives", "optimizer", "sim"]),
+    ("lab", &["domain", "wire", "trainer", "compression", "exchange", "collectives", "sim"]),
 ];
 
 /// Crates without IO, clock or ambient randomness.
