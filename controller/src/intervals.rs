@@ -1,6 +1,6 @@
 //! Cuts the steps of a job into intervals and holds each against what was predicted for it. Pure.
 
-use flexcomm_domain::{Timestamp, Version};
+use flexcomm_domain::{Strategy, Timestamp, Version};
 use flexcomm_optimizer::{Coefficients, Sample, Terms};
 
 use crate::limits::{INTERVAL_MOST_STEPS, INTERVAL_STEPS, INTERVAL_US};
@@ -65,6 +65,8 @@ pub struct Prediction {
 pub struct Surroundings {
     /// The strategy in force as the model sees it; absent without links.
     pub prediction: Option<Prediction>,
+    /// The decision in force.
+    pub in_force: Option<(Version, Strategy)>,
     /// Links count as moved when the model's terms change by this share.
     pub link_change: f64,
     /// Now.
@@ -103,7 +105,7 @@ pub fn cut(open: Option<OpenInterval>, steps: &[WholeStep], around: &Surrounding
         }
         while let Some(length) = full_length(rest) {
             let (full, tail) = rest.split_at(length);
-            closed.extend(close(&open, full, around.now));
+            closed.extend(close(&open, full, around));
             open = begin(open.version, full[length - 1].step + 1, around, open.moved);
             rest = tail;
         }
@@ -154,17 +156,17 @@ fn moved(open: &mut OpenInterval, around: &Surroundings) -> Option<Timestamp> {
     Some(since)
 }
 
-fn close(open: &OpenInterval, steps: &[&WholeStep], now: Timestamp) -> Option<IntervalRow> {
+fn close(open: &OpenInterval, steps: &[&WholeStep], around: &Surroundings) -> Option<IntervalRow> {
     let (first, last) = (steps.first()?, steps.last()?);
     let of = |f: fn(&WholeStep) -> f64| median(steps.iter().map(|s| f(s)));
-    let priced = last.is_as_decided();
+    let priced = last.is_as_decided(around.in_force);
     let terms = open.terms.filter(|_| priced);
     Some(IntervalRow {
         version: open.version,
         ran: last.ran,
         from_step: first.step,
         to_step: last.step,
-        at: now,
+        at: around.now,
         predicted_sync_us: open.predicted_sync_us.filter(|_| priced),
         measured_sync_us: of(|s| s.sync_us)?,
         predicted_step_us: open.predicted_step_us.filter(|_| priced),
@@ -213,7 +215,7 @@ mod tests {
             model_sync_us: alpha_s * 1e6,
             terms,
         };
-        Surroundings { prediction: Some(prediction), link_change: 0.25, now }
+        Surroundings { prediction: Some(prediction), in_force: None, link_change: 0.25, now }
     }
 
     fn steps(range: std::ops::Range<u64>, version: u64, now: Timestamp) -> Vec<WholeStep> {
@@ -251,7 +253,7 @@ mod tests {
 
     #[test]
     fn what_the_user_runs_before_the_first_decision_is_measured_and_never_priced() {
-        let own: flexcomm_domain::Strategy = "qsgd(s=16)/allgather".parse().unwrap();
+        let own: Strategy = "qsgd(s=16)/allgather".parse().unwrap();
         let mut all = steps(0..20, 0, at(30));
         all[..10].iter_mut().for_each(|s| s.ran = own);
         let around = around(0, 1e-4, at(30));
@@ -263,6 +265,25 @@ mod tests {
             |i: &IntervalRow| [i.terms.is_some(), i.predicted_step_us.is_some(), i.model_sync_us.is_some(), i.settled];
         assert_eq!((priced(&closed[0]), priced(&closed[1])), ([false; 4], [true; 4]));
         assert_eq!((closed[0].comp_us, closed[0].bytes_sent, closed[0].gain), (Some(10.0), Some(1000.0), Some(1.0)));
+    }
+
+    #[test]
+    fn what_is_led_by_another_selection_than_was_decided_is_measured_and_never_priced() {
+        let [star, var, other] = ["topk@0.1/art-ring:star", "topk@0.1/art-ring:var", "topk@0.1/allgather"]
+            .map(|text| text.parse::<Strategy>().unwrap());
+        for (ran, in_force, expected) in [
+            (star, Some((Version(1), star)), true),
+            (var, Some((Version(1), star)), false),
+            (var, Some((Version(2), var)), false),
+            (other, Some((Version(2), var)), true),
+        ] {
+            let mut all = steps(0..10, 1, at(30));
+            all.iter_mut().for_each(|s| s.ran = ran);
+            let around = Surroundings { in_force, ..around(1, 1e-4, at(10)) };
+            let open = cut(None, &all[..1], &around).open;
+            let closed = cut(Some(open), &all, &Surroundings { now: at(30), ..around }).closed;
+            assert_eq!((closed[0].ran, closed[0].terms.is_some()), (ran, expected), "{ran} under {in_force:?}");
+        }
     }
 
     #[test]

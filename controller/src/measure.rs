@@ -37,10 +37,14 @@ pub struct WholeStep {
 }
 
 impl WholeStep {
-    /// Whether it is a step of a decision (AR-Topk by whatever selection the user holds), or of dense before the first. What
-    /// else a user runs until then says nothing of what the model predicts.
-    pub fn is_as_decided(&self) -> bool {
-        self.version > Version(0) || self.ran.is_dense()
+    /// Whether it is a step of a decision, or of dense before the first. What else a user runs says nothing of what the model
+    /// predicts: until the first decision whatever he names, later AR-Topk by a selection that he holds. Of a decision that is not
+    /// in force any more it is not known which selection it had.
+    pub fn is_as_decided(&self, in_force: Option<(Version, Strategy)>) -> bool {
+        match in_force {
+            Some((version, decided)) if version == self.version => self.ran == decided,
+            _ => self.ran.is_dense() || self.version > Version(0) && self.ran.selection().is_none(),
+        }
     }
 }
 

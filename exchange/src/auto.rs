@@ -25,6 +25,14 @@ pub enum Leader {
 }
 
 impl Leader {
+    /// By this selection in a step.
+    pub fn of(selection: Selection, step: u64, world: u32) -> Self {
+        match selection {
+            Selection::Star => Self::Rank((step % u64::from(world.max(1))) as u32),
+            Selection::Var => Self::Largest,
+        }
+    }
+
     /// Whether this rank may turn out to be it.
     pub fn may_be(self, rank: u32) -> bool {
         match self {
@@ -66,14 +74,8 @@ impl AutoSelection {
 
     /// Who leads in a step.
     pub fn leader(&self, step: u64) -> Leader {
-        let world = self.stale.len().max(1) as u64;
-        match self.mode {
-            Selection::Star => Leader::Rank((step % world) as u32),
-            Selection::Var => match self.stalest() {
-                Some(rank) => Leader::Rank(rank),
-                None => Leader::Largest,
-            },
-        }
+        let stalest = self.stalest().filter(|_| self.mode == Selection::Var);
+        stalest.map_or_else(|| Leader::of(self.mode, step, self.stale.len() as u32), Leader::Rank)
     }
 
     fn stalest(&self) -> Option<u32> {

@@ -1,6 +1,5 @@
 //! All buckets of a model. Residuals belong to parameters.
 
-use crate::auto::AutoSelection;
 use crate::bucket::{Bucket, Param};
 use crate::error::ExchangeError;
 use flexcomm_compression::pipeline::Member;
@@ -30,7 +29,6 @@ pub struct Store {
 /// What a trial may change besides the buckets, which keep training's pipelines by themselves.
 #[derive(Debug)]
 struct Saved {
-    auto: AutoSelection,
     waiting: Residuals,
     states: Vec<PipelineState>,
 }
@@ -181,9 +179,8 @@ impl Store {
 
     /// A trial begins: what it changes comes back by [`Self::restore`]. The buckets keep training's pipelines by themselves, see
     /// [`Bucket::in_trial`].
-    pub fn save(&mut self, auto: &AutoSelection) {
-        let (waiting, states) = (self.waiting.clone(), self.states.clone());
-        self.saved = Some(Saved { auto: auto.clone(), waiting, states });
+    pub fn save(&mut self) {
+        self.saved = Some(Saved { waiting: self.waiting.clone(), states: self.states.clone() });
     }
 
     /// A trial was left, and what its last candidate did stays.
@@ -192,11 +189,10 @@ impl Store {
     }
 
     /// A candidate is over: everything is as at [`Self::save`], bit for bit. Once for every candidate.
-    pub fn restore(&mut self, auto: &mut AutoSelection) -> Result<(), ExchangeError> {
+    pub fn restore(&mut self) -> Result<(), ExchangeError> {
         let Some(saved) = &self.saved else {
             return Err(ExchangeError::NoSnapshot);
         };
-        auto.clone_from(&saved.auto);
         self.states.clone_from(&saved.states);
         self.waiting.clone_from(&saved.waiting);
         for bucket in &self.buckets {
@@ -315,17 +311,15 @@ mod tests {
             store.layout(1, params(&[(2, 5)])).unwrap();
             train(store, (TOPK, false), 3);
         }
-        let (before, mut auto) = (bits(&own), AutoSelection::new(2));
-        let kept = auto.clone();
-        own.save(&auto);
+        let before = bits(&own);
+        own.save();
         for candidate in ["none", "topk(k=0.1)+ef(vanilla)", "topk(k=0.1)+ef(dgc,mu=0.9)", "signsgd", TOPK] {
             train(&own, (candidate, true), 2);
-            auto.observe(1, 2.0, 3.0);
             // A checkpoint that is taken or loaded meanwhile is the candidate's.
             assert_ne!(bits(&own), before, "{candidate}");
             own.import(Residuals::new(), &params(&[(0, 20), (1, 7), (2, 5), (3, 4)])).unwrap();
-            own.restore(&mut auto).unwrap();
-            assert_eq!((bits(&own), &auto), (before.clone(), &kept), "{candidate}");
+            own.restore().unwrap();
+            assert_eq!(bits(&own), before, "{candidate}");
         }
         for store in [&own, &twin] {
             train(store, (TOPK, false), 3);
@@ -338,7 +332,7 @@ mod tests {
         let mut own = store();
         own.layout(0, params(&[(0, 20)])).unwrap();
         train(&own, (TOPK, false), 3);
-        own.save(&AutoSelection::new(2));
+        own.save();
         train(&own, ("topk(k=0.1)+ef(vanilla)", true), 2);
         let left = residual(&own, 0);
         lock(&own.bucket(0).unwrap()).in_trial(false).unwrap();
@@ -347,36 +341,36 @@ mod tests {
 
     #[test]
     fn buckets_that_did_not_exist_before_a_trial_hold_nothing_back_after_it() {
-        let (mut own, mut auto) = (store(), AutoSelection::new(2));
-        assert!(own.restore(&mut auto).is_err());
-        own.save(&auto);
+        let mut own = store();
+        assert!(own.restore().is_err());
+        own.save();
         own.layout(0, params(&[(0, 2)])).unwrap();
         own.layout(1, params(&[(1, 9)])).unwrap();
         for _ in 0..2 {
             train(&own, (TOPK, true), 2);
-            own.restore(&mut auto).unwrap();
+            own.restore().unwrap();
             assert!(own.export().unwrap().is_empty() && !lock(&own.bucket(1).unwrap()).has_residual());
         }
     }
 
     #[test]
     fn what_waited_for_its_bucket_or_was_laid_out_anew_is_there_after_a_trial() {
-        let (mut own, mut auto) = (store(), AutoSelection::new(2));
+        let mut own = store();
         let model = params(&[(0, 2), (1, 1), (2, 1)]);
         let loaded: Residuals = [(0, vec![1.0, -0.0]), (2, vec![5.0])].into();
         own.import(loaded, &model).unwrap();
-        own.save(&auto);
+        own.save();
         own.layout(0, params(&[(1, 1), (0, 2)])).unwrap();
         let before = bits(&own);
         assert_eq!(before[&0], [1.0f32.to_bits(), (-0.0f32).to_bits()]);
         train(&own, (TOPK, true), 2);
-        own.restore(&mut auto).unwrap();
+        own.restore().unwrap();
         assert_eq!(bits(&own), before);
         // Laid out anew in the midst of a candidate.
         train(&own, (TOPK, true), 2);
         own.layout(0, params(&[(0, 2), (1, 1)])).unwrap();
         train(&own, (TOPK, true), 2);
-        own.restore(&mut auto).unwrap();
+        own.restore().unwrap();
         assert_eq!(bits(&own), before);
         assert_eq!(own.export().unwrap()[&2], [5.0]);
     }

@@ -348,18 +348,14 @@ impl Core {
     /// Copies what a step changes here; one copy is kept.
     fn save(&self, py: Python<'_>) -> PyResult<()> {
         guard(py, || {
-            let session = &mut *self.lock();
-            session.store.save(&session.auto);
+            self.lock().store.save();
             Ok(())
         })
     }
 
     /// Puts the copy back, bit for bit.
     fn restore(&self, py: Python<'_>) -> PyResult<()> {
-        guard(py, || {
-            let session = &mut *self.lock();
-            Ok(session.store.restore(&mut session.auto)?)
-        })
+        guard(py, || Ok(self.lock().store.restore()?))
     }
 
     /// The residuals, by parameter id, as float32 in native byte order.

@@ -105,7 +105,7 @@ impl Session {
     pub(crate) fn exchange(&self, index: usize) -> Result<Exchange, Failure> {
         let tick = self.now()?;
         let running = self.running(&tick);
-        let leader = tick.strategy.collective().is_art().then(|| self.leader(&tick));
+        let leader = self.leader(&tick);
         Ok(Exchange { bucket: self.store.bucket(index)?, running, step: running.step(&tick), leader })
     }
 

@@ -18,7 +18,7 @@ pub fn candidate(text: &str) -> Result<Family, Failure> {
     let family: Family = text.parse().map_err(|e| Failure::input(format!("failed to {e}")))?;
     family.any().trainable().map_err(|e| Failure::input(format!("failed to {e}")))?;
     match family.is_none() {
-        true => Err(Failure::input("dense is always a candidate: leave it out".into())),
+        true => Err(Failure::input("dense is always a candidate: leave it out")),
         false => Ok(family),
     }
 }

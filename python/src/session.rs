@@ -232,6 +232,7 @@ impl Session {
         self.led = false;
         self.fault = None;
         let tick = self.control.begin();
+        let tick = Tick { strategy: self.led_as_wanted(&tick), ..tick };
         let running = self.running(&tick);
         self.running = running;
         self.tick = Some(tick);
@@ -302,12 +303,13 @@ impl Session {
         !dense || self.shadows.under_way() || self.control.is_sampled()
     }
 
-    /// What this tick runs, for its report: AR-Topk by the selection that leads it, which may not be the decision's.
-    fn ran(&self, tick: &Tick) -> Strategy {
+    /// What a tick that begins runs: AR-Topk by the selection that the user wants, which may not be the decision's. A trial's
+    /// candidate is led by its own: what is found of it is its profile.
+    fn led_as_wanted(&self, tick: &Tick) -> Strategy {
         let selection = match self.leadership {
-            Leadership::Decision => return tick.strategy,
-            Leadership::Fixed(selection) => selection,
-            Leadership::Auto => self.auto.mode(),
+            Leadership::Fixed(selection) if tick.trial.is_none() => selection,
+            Leadership::Auto if tick.trial.is_none() => self.auto.mode(),
+            _ => return tick.strategy,
         };
         let (spec, collective) = (*tick.strategy.spec(), tick.strategy.collective());
         Strategy::new(spec, collective, Some(selection)).unwrap_or(tick.strategy)
@@ -318,28 +320,25 @@ impl Session {
         self.steps
     }
 
-    /// Who leads AR-Topk in this step: the same on all ranks.
-    pub fn leader(&self, tick: &Tick) -> Leader {
-        let star = Leader::Rank((tick.index() % u64::from(self.world)) as u32);
-        let selection = match self.leadership {
-            Leadership::Auto => return self.auto.leader(tick.index()),
-            Leadership::Fixed(selection) => Some(selection),
-            Leadership::Decision => tick.strategy.selection(),
-        };
-        if selection == Some(Selection::Var) { Leader::Largest } else { star }
+    /// Who leads AR-Topk in this step, the same on all ranks; none where nobody does.
+    pub fn leader(&self, tick: &Tick) -> Option<Leader> {
+        let selection = tick.strategy.selection()?;
+        Some(match self.leadership {
+            Leadership::Auto if tick.trial.is_none() => self.auto.leader(tick.index()),
+            _ => Leader::of(selection, tick.index(), self.world),
+        })
     }
 
     /// Takes in who led AR-Topk in the step's first bucket under it, and the sums over ranks of what was to be sent: norms,
-    /// their squares.
+    /// their squares. A trial's steps are undone, and do not count.
     pub fn observe_leader(&mut self, leader: u32, [norms, squares]: [f32; 2]) {
-        if std::mem::replace(&mut self.led, true) {
+        if std::mem::replace(&mut self.led, true) || self.tick.is_none_or(|tick| tick.trial.is_some()) {
             return;
         }
         let before = self.auto.mode();
         self.auto.observe(leader, f64::from(norms), f64::from(squares));
         let (mode, skew) = (self.auto.mode(), self.auto.skew());
-        let trains = self.tick.is_some_and(|tick| tick.trial.is_none());
-        if mode != before && self.leadership == Leadership::Auto && trains {
+        if mode != before && self.leadership == Leadership::Auto {
             tracing::info!("AR-Topk's leaders are chosen by {mode} from here on: the ranks' skew is {skew:.2}");
         }
     }
@@ -476,7 +475,7 @@ impl Session {
             }
             Some(_) => self.defer(ticket, Event::Step(costs, None)),
             None => {
-                let step = faithful.then(|| ((tick.step, tick.version, self.ran(&tick)), loss));
+                let step = faithful.then_some(((tick.step, tick.version, tick.strategy), loss));
                 self.defer(ticket, Event::Step(costs, step));
             }
         }

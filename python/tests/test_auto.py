@@ -43,8 +43,25 @@ def test_the_log_tells_each_switch_once(seen):
         assert [line.split(" from")[0].split()[-1] for line in rank["star"]["lines"]] == ["var", "star"]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_each_step_is_reported_by_the_selection_that_led_it(seen, name):
+    for rank in seen:
+        modes, ran = rank[name]["modes"], [(step, strategy) for step, strategy in rank[name]["ran"] if step > 3]
+        assert len(ran) > 2 * PART
+        assert all(strategy == f"topk(k=0.1)+ef(vanilla)/art-ring:{modes[step - 1]}" for step, strategy in ran)
+        assert {strategy.rsplit(":")[1] for _, strategy in ran} == {"star", "var"}
+
+
+def test_a_trials_candidates_are_led_by_their_own_selections(seen):
+    # The second trial runs while the loudest leads.
+    by_var, gathered, by_star = (seen[0]["trials"]["tried"][start : start + 4] for start in (12, 16, 20))
+    assert [led[0] for led in by_var] == [LOUD] * 4
+    assert gathered == [[]] * 4
+    assert {led[0] for led in by_star} == set(range(WORLD))
+
+
 def test_trials_leave_no_trace_in_it(seen):
     for rank in seen:
-        assert rank["trials"]["in trials"] == 3 * 2 * 4 and rank["star"]["in trials"] == 0
+        assert len(rank["trials"]["tried"]) == 3 * 3 * 4 and not rank["star"]["tried"]
         for key in ("hashes", "modes", "leaders", "lines", "stale"):
             assert rank["trials"][key] == rank["star"][key], key

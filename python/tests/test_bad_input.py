@@ -2,6 +2,7 @@
 
 import pytest
 from conftest import torchrun
+from flexcomm import _core
 from flexcomm._core import Status
 from flexcomm.torch._failures import _whose
 
@@ -112,6 +113,14 @@ def test_ranks_with_different_models_or_settings(seen):
             assert kind == "FlexcommError" and "differs between ranks" in text
         assert "the model" in rank["models"][0][1] and "rank 3" in rank["models"][0][1]
         assert "the strategy" in rank["models"][1][1] and "rank 1" in rank["models"][1][1]
+
+
+def test_ranks_of_different_releases_are_told_apart(seen):
+    own, before = (f"{_core.VERSION} (protocol {protocol})" for protocol in (_core.PROTOCOL, 1))
+    for rank in seen:
+        kind, text, _ = rank["releases"]
+        assert kind == "FlexcommError" and "the flexcomm version differs between ranks" in text, text
+        assert f"'{own}' on rank 0, '{before}' on rank 2" in text, text
 
 
 def test_the_job_is_named_alike_on_all_ranks(seen):

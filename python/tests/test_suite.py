@@ -2,11 +2,16 @@
 
 import json
 import pathlib
+import signal
 
 import pytest
-from conftest import torchrun
+from conftest import torchrun, without_torchrun
 
-SUITE = sorted((pathlib.Path(__file__).parents[2] / "tests" / "suite").glob("*.json"))
+FILES = sorted((pathlib.Path(__file__).parents[2] / "tests" / "suite").glob("*.json"))
+
+#: Jobs of which a rank is killed have processes of their own: no other job could follow.
+KILLED = [path for path in FILES if path.stem.startswith("killed")]
+SUITE = [path for path in FILES if path not in KILLED]
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +37,8 @@ def in_force(suite):
 def test_every_job_of_the_suite(seen, path):
     suite = json.loads(path.read_text())
     jobs = [rank[path.stem] for rank in seen]
-    if "error" in suite:
-        assert all(part in job["error"] for job in jobs for part in suite["error"]), [job["error"] for job in jobs]
+    if "fails" in suite:
+        assert all(part in job["error"] for job in jobs for part in suite["fails"]["error"]), [job["error"] for job in jobs]
         return
     log = jobs[0]["log"]
     for rank, job in enumerate(jobs):
@@ -52,5 +57,15 @@ def test_every_job_of_the_suite(seen, path):
             assert all(0 < o["shadow_gain"] < 1 for o in last if not o["strategy"].startswith("none")), last
 
 
+@pytest.mark.parametrize("path", KILLED, ids=lambda path: path.stem)
+def test_the_others_end_when_a_rank_is_killed(tmp_path_factory, path):
+    folder, failure = tmp_path_factory.mktemp("k"), json.loads(path.read_text())["fails"]
+    codes, others = without_torchrun("suite.py", folder, path.stem)
+    assert codes == [-signal.SIGKILL if rank == failure["rank"] else 0 for rank in range(4)]
+    assert len(others) == 3
+    for other in others:
+        assert all(part in other["error"] for part in failure["error"] + ["onnection"]), other["error"]
+
+
 def test_the_suite_has_jobs():
-    assert len(SUITE) > 10
+    assert len(SUITE) > 10 and KILLED

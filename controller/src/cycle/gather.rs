@@ -79,7 +79,8 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     let reports = app.store.trial_reports(&job.job, PROFILE_TRIALS).await?;
     let memory = app.store.planner_memory(&job.job).await?;
     let version = in_force.as_ref().map(|f| f.decision.version).unwrap_or_default();
-    let decided: Vec<WholeStep> = steps.iter().filter(|s| s.is_as_decided()).cloned().collect();
+    let now_decided = in_force.as_ref().map(|f| (f.decision.version, f.decision.strategy));
+    let decided: Vec<WholeStep> = steps.iter().filter(|s| s.is_as_decided(now_decided)).cloned().collect();
     let measured = measure::measured(&decided, version, now);
     let strategy = in_force.as_ref().map_or(Strategy::DENSE_RING, |f| f.decision.strategy);
     let steps_now = measured.as_ref().map(|m| (strategy, m.t_comp.get()));

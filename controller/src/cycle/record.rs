@@ -63,7 +63,8 @@ async fn measure(
     if gathered.steps.is_empty() {
         return Ok(None);
     }
-    let around = Surroundings { prediction, link_change: app.config.planner.link_change, now: gathered.now };
+    let in_force = gathered.snapshot.in_force.as_ref().map(|f| (f.decision.version, f.decision.strategy));
+    let around = Surroundings { prediction, in_force, link_change: app.config.planner.link_change, now: gathered.now };
     let open = app.store.open_interval(job).await?;
     let cut = intervals::cut(open.clone(), &gathered.steps, &around);
     if open.as_ref() != Some(&cut.open) || !cut.closed.is_empty() {

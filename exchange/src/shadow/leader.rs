@@ -182,11 +182,11 @@ impl Running {
         let Some(rows) = rows.iter().map(|bytes| sampled.read(bytes)).collect::<Option<Vec<_>>>() else {
             return Ok(());
         };
-        let turn = Leader::Rank((self.steps % rows.len().max(1) as u64) as u32);
         for (number, params) in self.layouts.iter().enumerate() {
             let gradients: Vec<Vec<f32>> = rows.iter().map(|row| sampled.of_bucket(params, row)).collect();
             for Candidate { strategy, buckets, tally } in &mut self.candidates {
-                let leader = if strategy.selection() == Some(Selection::Var) { Leader::Largest } else { turn };
+                let selection = strategy.selection().unwrap_or(Selection::Star);
+                let leader = Leader::of(selection, self.steps, rows.len() as u32);
                 tally.add(1.0, exchange(&mut buckets[number], &gradients, (leader, self.steps))?);
             }
         }
@@ -398,8 +398,7 @@ mod tests {
             let rows: Vec<Vec<u8>> = gradients.iter().map(|values| take(&mut sampled, values)).collect();
             shadow.step(&sampled, &rows).unwrap();
             for (strategy, (ranks, tally)) in strategies().iter().zip(&mut real) {
-                let var = strategy.selection() == Some(Selection::Var);
-                let leader = if var { Leader::Largest } else { Leader::Rank((step % world) as u32) };
+                let leader = Leader::of(strategy.selection().unwrap(), step, world as u32);
                 tally.add(1.0, exchange(ranks, &gradients, (leader, step)).unwrap());
                 tally.end_step();
             }

@@ -4,7 +4,7 @@
 use crate::ranks::{Emulated, Memory, Plan, Seen, bits, device, ranks, settle, source, step};
 use flexcomm_compression::pipeline::Step;
 use flexcomm_domain::spec::CompressorSpec;
-use flexcomm_exchange::{Answers, AutoSelection, Bucket, HEAD_BYTES, How, Leader, Param, Ran, Store, lock};
+use flexcomm_exchange::{Answers, Bucket, HEAD_BYTES, How, Leader, Param, Ran, Store, lock};
 use flexcomm_gpu_kernels::{Copies, DType, Device, LaunchError, Span};
 
 const PARAMS: [Param; 3] =
@@ -273,10 +273,10 @@ fn the_residual_is_copied_to_the_host_when_the_host_needs_it() {
     assert_eq!(residual.values().map(Vec::len).collect::<Vec<_>>(), [1201, 5, 1000]);
     assert!(residual.values().flatten().any(|value| *value != 0.0));
     compressed(&store, 1, false);
-    let (mut auto, before) = (AutoSelection::new(1), store.export().unwrap());
-    store.save(&auto);
+    let before = store.export().unwrap();
+    store.save();
     compressed(&store, 2, true);
-    store.restore(&mut auto).unwrap();
+    store.restore().unwrap();
     assert_eq!(store.export().unwrap(), before);
     compressed(&store, 2, false);
     store.layout(0, vec![PARAMS[1], PARAMS[0], PARAMS[2]]).unwrap();

@@ -139,12 +139,12 @@ pub struct Surroundings {
     pub stop: Arc<AtomicBool>,
     /// Where rank 0 writes a line an epoch.
     pub progress: Box<dyn Write + Send>,
-    /// Changes this rank's gradient before it is exchanged, as failing hardware would.
+    /// Changes this rank's gradient before it is exchanged, as failing hardware would. No codec takes one of another length.
     pub spoil: Spoil,
 }
 
 /// See [`Surroundings::spoil`].
-pub type Spoil = Box<dyn FnMut(&mut [f32]) + Send>;
+pub type Spoil = Box<dyn FnMut(&mut Vec<f32>) + Send>;
 
 /// Runs a rank until its job is done, its peers fail or it is told to stop.
 pub fn run(args: Args) -> Result<()> {
@@ -157,7 +157,7 @@ pub fn run(args: Args) -> Result<()> {
     let held_out = if args.rank == 0 { Images::held_out(&args.data, args.eval_samples)? } else { Images::default() };
     let data = Data { shard, total, held_out };
     let progress = Box::new(std::io::stdout());
-    let spoil = Box::new(|_: &mut [f32]| {});
+    let spoil = Box::new(|_: &mut Vec<f32>| {});
     let ended = train(args, Surroundings { listener, data, stop, progress, spoil })?;
     tracing::info!(steps = ended.steps, stopped = ended.stopped, "the job has ended");
     Ok(())

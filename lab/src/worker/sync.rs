@@ -8,7 +8,7 @@ use super::mesh::MeshError;
 use flexcomm_collectives::GenerateError;
 use flexcomm_compression::Energy;
 use flexcomm_compression::pipeline::{Member, Step};
-use flexcomm_domain::{Rank, Selection, Strategy};
+use flexcomm_domain::{Rank, Strategy};
 use flexcomm_exchange::{Bucket, How, Leader, Param, Ran, Round, Status, head};
 use flexcomm_trainer::{ANSWER_BYTES, Answer, Costs, Tick, Verdict};
 use std::time::Instant;
@@ -99,10 +99,9 @@ impl Synchronizer {
         let started = Instant::now();
         let bytes = self.exchanger.mesh().bytes_sent();
         self.exchanger.begin_step(check);
-        mean.copy_from_slice(gradient);
         let ran = prepared.and_then(|()| match tick.strategy.is_dense() && !self.bucket.has_residual() {
-            true => self.dense(&tick.strategy, mean),
-            false => self.compressed(check, tick, mean),
+            true => self.dense(&tick.strategy, gradient, mean),
+            false => self.compressed(check, tick, gradient, mean),
         });
         let sync = self.exchanger.sync_time();
         let costs = Costs {
@@ -122,7 +121,8 @@ impl Synchronizer {
     }
 
     /// A value that is not finite says that its rank has no part, and leaves none that is finite in the sum.
-    fn dense(&mut self, strategy: &Strategy, mean: &mut [f32]) -> Result<Energy, SyncError> {
+    fn dense(&mut self, strategy: &Strategy, gradient: &[f32], mean: &mut [f32]) -> Result<Energy, SyncError> {
+        mean.copy_from_slice(gradient);
         let finite = |values: &[f32]| values.iter().all(|value| value.is_finite());
         let own = if finite(mean) { Verdict::GoOn } else { Verdict::Diverged };
         self.exchanger.run(Kind::Sum(strategy.collective()), &mut Values(mean))?;
@@ -134,10 +134,16 @@ impl Synchronizer {
         Ok(Energy::default())
     }
 
-    /// `mean` holds the gradient until it is the mean.
-    fn compressed(&mut self, check: u32, tick: &Tick, mean: &mut [f32]) -> Result<Energy, SyncError> {
+    fn compressed(
+        &mut self,
+        check: u32,
+        tick: &Tick,
+        gradient: &[f32],
+        mean: &mut [f32],
+    ) -> Result<Energy, SyncError> {
         let step = Step { index: tick.index(), learning_rate: self.learning_rate };
-        let mut round = self.bucket.begin(mean, step, leader(tick, self.world()));
+        let leader = |selection| Leader::of(selection, tick.index(), self.world() as u32);
+        let mut round = self.bucket.begin(gradient, step, tick.strategy.selection().map(leader));
         loop {
             self.carry(check, &tick.strategy, round)?;
             let split = round.split(check, self.exchanger.mesh().world(), &self.buffer);
@@ -213,14 +219,6 @@ fn refused(all: &[Answer]) -> SyncError {
         false => format!("those of rank {}", ranks.join(", ")),
     };
     SyncError::NotFinite { whose }
-}
-
-/// Who leads AR-Topk.
-fn leader(tick: &Tick, world: usize) -> Option<Leader> {
-    match tick.strategy.selection()? {
-        Selection::Star => Some(Leader::Rank((tick.index() % world as u64) as u32)),
-        Selection::Var => Some(Leader::Largest),
-    }
 }
 
 #[cfg(test)]

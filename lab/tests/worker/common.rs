@@ -78,11 +78,11 @@ impl Ranks {
         folder: tempfile::TempDir,
         watch: Box<dyn FnMut(&str) + Send>,
     ) -> Self {
-        Self::start_spoiled(world, args, folder, watch, |_| |_: &mut [f32]| {})
+        Self::start_spoiled(world, args, folder, watch, |_| |_: &mut Vec<f32>| {})
     }
 
     /// `spoil` gives what changes a rank's gradients before they are exchanged.
-    pub fn start_spoiled<S: FnMut(&mut [f32]) + Send + 'static>(
+    pub fn start_spoiled<S: FnMut(&mut Vec<f32>) + Send + 'static>(
         world: usize,
         args: impl Fn(usize) -> Vec<String>,
         folder: tempfile::TempDir,
@@ -136,10 +136,11 @@ impl Ranks {
         (ends, logs.into_iter().next().unwrap())
     }
 
-    /// Waits for all ranks, however they end.
+    /// Waits for all ranks, however they end; of one that was killed that is an error, too.
     pub fn results(self) -> (Vec<anyhow::Result<Ended>>, tempfile::TempDir) {
         wait_for("all ranks have ended", || self.threads.iter().all(JoinHandle::is_finished));
-        let ends = self.threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        let end = |thread: JoinHandle<_>| thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("killed")));
+        let ends = self.threads.into_iter().map(end).collect();
         (ends, self.folder)
     }
 }

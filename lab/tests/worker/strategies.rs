@@ -75,7 +75,7 @@ fn dense_training_ends_in_the_step_in_which_values_are_not_finite_and_names_thei
         let spoil = |rank: usize| {
             let bad = [None, Some(f32::NAN), Some(f32::INFINITY)][rank];
             let mut step = 0;
-            move |gradient: &mut [f32]| {
+            move |gradient: &mut Vec<f32>| {
                 if let Some(bad) = bad.filter(|_| step == 2) {
                     let at = gradient.len() / 2 + rank;
                     gradient[at] = bad;

@@ -2,6 +2,7 @@
 
 use crate::common::{FakeAgent, Ranks, orders, trial, versions, wait_for};
 use flexcomm_domain::Strategy;
+use flexcomm_lab::worker::Ended;
 use flexcomm_wire::{JobOrders, TrialOrder};
 use serde::Deserialize;
 use std::path::Path;
@@ -25,9 +26,47 @@ struct Suite {
     held: bool,
     orders: Vec<Order>,
     versions: Vec<u64>,
-    not_finite: Option<usize>,
-    #[serde(default)]
+    fails: Option<Failure>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Failure {
+    rank: usize,
+    how: How,
     error: Vec<String>,
+}
+
+#[derive(Deserialize, Clone, Copy, PartialEq)]
+#[serde(rename_all = "snake_case")]
+enum How {
+    NotFinite,
+    Codec,
+    Killed,
+}
+
+impl How {
+    /// Does it to a gradient that is to be exchanged.
+    fn spoil(self, gradient: &mut Vec<f32>) {
+        let middle = gradient.len() / 2;
+        match self {
+            Self::NotFinite => gradient[middle] = f32::NAN,
+            Self::Codec => drop(gradient.pop()),
+            // As far as the others can tell: its connections close, and it says nothing before.
+            Self::Killed => std::panic::resume_unwind(Box::new("killed")),
+        }
+    }
+}
+
+impl Failure {
+    /// Every rank that is left says the same of it.
+    fn check(&self, ends: Vec<anyhow::Result<Ended>>) {
+        let name = format!("rank {}", self.rank);
+        for (rank, end) in ends.into_iter().enumerate().filter(|(rank, _)| self.how != How::Killed || *rank != self.rank) {
+            let text = format!("{:#}", end.unwrap_err());
+            assert!(self.error.iter().chain([&name]).all(|part| text.contains(part)), "rank {rank} says: {text}");
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -98,7 +137,7 @@ struct Running {
     ranks: Ranks,
     /// Of the first two ranks. Orders come by rank 0's; both get reports.
     agents: [FakeAgent; 2],
-    /// From then on the gradient of the rank that is to fail is NaN.
+    /// From then on the rank fails that is to.
     fails: Arc<AtomicBool>,
 }
 
@@ -112,17 +151,16 @@ impl Suite {
             let socket = sockets.get(rank).map(|socket| format!("--socket={socket}"));
             [format!("--{option}={}", self.strategy), format!("--steps={steps}")].into_iter().chain(socket).collect()
         };
-        let (rank_that_fails, fails) = (self.not_finite, Arc::new(AtomicBool::new(false)));
-        let flag = Arc::clone(&fails);
-        let spoil = move |rank: usize| {
-            let flag = Arc::clone(&flag);
-            move |gradient: &mut [f32]| {
-                if Some(rank) == rank_that_fails && flag.load(Ordering::Relaxed) {
-                    gradient[gradient.len() / 2] = f32::NAN;
-                }
+        let fails = Arc::new(AtomicBool::new(false));
+        let spoil = |rank: usize| {
+            let how = self.fails.as_ref().filter(|failure| failure.rank == rank).map(|failure| failure.how);
+            let flag = Arc::clone(&fails);
+            move |gradient: &mut Vec<f32>| {
+                how.filter(|_| flag.load(Ordering::Relaxed)).into_iter().for_each(|how| how.spoil(gradient));
             }
         };
-        Running { ranks: Ranks::start_spoiled(RANKS, args, folder, Box::new(|_| {}), spoil), agents, fails }
+        let ranks = Ranks::start_spoiled(RANKS, args, folder, Box::new(|_| {}), spoil);
+        Running { ranks, agents, fails }
     }
 
     /// Versions that come into force, each with the digest of the first strategy that was ordered under it.
@@ -166,13 +204,9 @@ impl Suite {
     fn run(&self) {
         let Running { ranks, mut agents, fails } = self.start(FOREVER);
         self.order(&mut agents);
-        if !self.error.is_empty() {
+        if let Some(failure) = &self.fails {
             fails.store(true, Ordering::Relaxed);
-            for (rank, end) in ranks.results().0.into_iter().enumerate() {
-                let text = format!("{:#}", end.unwrap_err());
-                assert!(self.error.iter().all(|part| text.contains(part)), "rank {rank} says: {text}");
-            }
-            return;
+            return failure.check(ranks.results().0);
         }
         ranks.stop(0);
         let (_, log) = ranks.join();

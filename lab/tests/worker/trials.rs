@@ -14,7 +14,7 @@ fn first_reports(mut reports: Vec<TrialReport>) -> Vec<TrialReport> {
 }
 
 /// Trains with one trial after each of the first epochs, on gradients that `spoil` changes.
-fn with_trials(trials: Vec<TrialOrder>, spoil: fn(&mut [f32])) -> (Vec<String>, Vec<TrialReport>) {
+fn with_trials(trials: Vec<TrialOrder>, spoil: fn(&mut Vec<f32>)) -> (Vec<String>, Vec<TrialReport>) {
     let folder = tempfile::tempdir().unwrap();
     let agent = Arc::new(Mutex::new(FakeAgent::start(folder.path(), "a0")));
     let socket = FakeAgent::path(folder.path(), "a0");
@@ -42,7 +42,7 @@ fn with_trials(trials: Vec<TrialOrder>, spoil: fn(&mut [f32])) -> (Vec<String>, 
 }
 
 /// The same without them.
-fn without_trials(spoil: fn(&mut [f32])) -> Vec<String> {
+fn without_trials(spoil: fn(&mut Vec<f32>)) -> Vec<String> {
     let args = |_| LENGTH.into_iter().chain([STRATEGY]).map(String::from).collect();
     Ranks::start_spoiled(3, args, tempfile::tempdir().unwrap(), Box::new(|_| {}), |_| spoil).join().1
 }
@@ -81,7 +81,7 @@ fn a_candidate_that_diverges_ends_its_trial_and_leaves_no_trace() {
     let diverges = ["topk(k=0.1)+ef(vanilla,gamma=3e38)/allgather", "topk(k=0.1)+ef(vanilla,gamma=1e37)/allgather"];
     let good = "topk(k=0.1)+ef(vanilla)/allgather";
     let trials = (1..).zip(diverges).map(|(id, bad)| trial(id, &[good, bad, good], 10, 60_000)).collect();
-    let spoil: fn(&mut [f32]) = |gradient| gradient[784 * 12..][..12].fill(-2.0);
+    let spoil: fn(&mut Vec<f32>) = |gradient| gradient[784 * 12..][..12].fill(-2.0);
     let (log, reports) = with_trials(trials, spoil);
     let plain = without_trials(spoil);
     assert_eq!(log.iter().zip(&plain).find(|(a, b)| a != b), None, "the first step that differs");

@@ -13,6 +13,11 @@ PART = 80
 #: The rank with larger gradients.
 LOUD = 2
 
+#: Of each trial.
+CANDIDATES = [
+    "topk(k=0.1)+ef(vanilla)/art-ring:var", "topk(k=0.05)+ef(vanilla)/allgather", "topk(k=0.1)+ef(vanilla)/art-ring:star",
+]
+
 #: Ranks whose indices all get, bucket by bucket.
 LEADERS = []
 
@@ -36,7 +41,7 @@ def train(rank, strategy, name, trials):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     session = flexcomm.torch.attach(model, optimizer, strategy=strategy, selection="auto", socket=str(agent.path))
     agent.wait_for("hello")
-    out, lines, in_trials = {"modes": [], "leaders": [], "same": True, "hashes": [], "stale": 0}, Lines(), 0
+    out, lines = {"modes": [], "leaders": [], "same": True, "hashes": [], "stale": 0, "tried": []}, Lines()
     for step in session.batches(range(3 * PART)):
         LEADERS.clear()
         x, y = batch(step, rank)
@@ -48,16 +53,18 @@ def train(rank, strategy, name, trials):
         mode, skew, stale = auto.mode, auto.skew, auto.staleness
         out["same"] &= same((parameters_hash(model.module), mode, skew, stale, tuple(LEADERS)))
         if session.in_trial:
-            in_trials += 1
+            out["tried"].append(list(LEADERS))
             continue
         out["modes"].append(mode)
         out["leaders"].append(list(LEADERS))
         out["hashes"].append(parameters_hash(model.module))
         out["stale"] = max(out["stale"], stale)
         if step in trials and rank == 0:
-            agent.publish(trial=trial(1 + trials.index(step), ["topk(k=0.1)+ef(vanilla)/art-ring:var", "topk(k=0.05)+ef(vanilla)/allgather"]))
+            agent.publish(trial=trial(1 + trials.index(step), CANDIDATES))
     session.close()
-    return out | {"lines": [line for line in lines.take() if "leaders" in line], "in trials": in_trials}
+    agent.wait_for("bye")
+    ran = {step["step"]: report["strategy"] for report in agent.of_kind("steps") for step in report["steps"]}
+    return out | {"lines": [line for line in lines.take() if "leaders" in line], "ran": list(ran.items())}
 
 
 with ranks() as (rank, world, seen):

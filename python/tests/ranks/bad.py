@@ -6,7 +6,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from common import FOLDER, Lines, batch, ddp, everywhere, network, parameters_hash, ranks, same
+from common import FOLDER, Lines, Short, batch, ddp, everywhere, network, parameters_hash, ranks, same
 from fake_agent import FakeAgent, decision
 from torch.nn.parallel import DistributedDataParallel
 
@@ -113,6 +113,17 @@ class Words(torch.nn.Module):
 
     def forward(self, x):
         return self.words(x).sum()
+
+
+def releases(rank):
+    """Rank 2 is of the release before."""
+    own = _core.PROTOCOL
+    if rank == 2:
+        _core.PROTOCOL = 1
+    try:
+        return error_of(lambda _: flexcomm.torch.attach(ddp(network())))
+    finally:
+        _core.PROTOCOL = own
 
 
 def sparse(rank):
@@ -402,19 +413,6 @@ def passed_by():
     return error_of(run)[:2] + (len(answers),)
 
 
-class Short:
-    """A core that is given a value too few of every gradient, as if the codec could not take it."""
-
-    def __init__(self, core):
-        self._core = core
-
-    def __getattr__(self, name):
-        return getattr(self._core, name)
-
-    def begin_exchange(self, index, gradient, rates):
-        return self._core.begin_exchange(index, gradient[:-1], rates)
-
-
 def codec_fails(rank, strategy):
     """The codec of one rank fails in the eighth step."""
     model = ddp(network())
@@ -464,6 +462,7 @@ with ranks() as (rank, world, seen):
     seen["go on qsgd"] = go_on(rank, "qsgd(s=16)+ef(vanilla)")
     seen["go on batches"] = go_on(rank, GATHER, looped=True)
     seen["go on unused"] = go_on(rank, GATHER, find_unused_parameters=True)
+    seen["releases"] = releases(rank)
     seen["sparse"] = sparse(rank)
     seen["complex"] = complex_values(rank)
     seen["two sessions"] = two_sessions(rank)

@@ -73,6 +73,19 @@ def same(value: Any, group: Any = None) -> bool:
     return len(set(everywhere(value, group))) == 1
 
 
+class Short:
+    """A core that is given a value too few of every gradient, as if the codec could not take it."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def begin_exchange(self, index: int, gradient: torch.Tensor, rates: list[float]) -> Any:
+        return self._core.begin_exchange(index, gradient[:-1], rates)
+
+
 @contextlib.contextmanager
 def ranks() -> Iterator[tuple[int, int, dict[str, Any]]]:
     """This rank, their number, and a place for what it sees."""

@@ -1,13 +1,18 @@
-"""The jobs of tests/suite over torch.distributed: what every rank sees of each."""
+"""The jobs of tests/suite over torch.distributed: what every rank sees of each. With a job's name behind the folder that one alone."""
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import os
 import pathlib
+import signal
+import sys
 from typing import Any, Callable
 
 import torch
-from common import FOLDER, batch, ddp, everywhere, network, parameters_hash, ranks
+import torch.distributed as dist
+from common import FOLDER, Short, batch, ddp, everywhere, network, parameters_hash, ranks
 from fake_agent import FakeAgent, decision, trial
 
 import flexcomm.torch
@@ -34,14 +39,17 @@ class Job:
             self.agent.wait_for("hello")
         self.log: list[tuple[str, int, str]] = []
         self.batches = self.session.batches(range(1_000_000))
-        self.fails = False
+        #: How it fails from now on, as tests/suite/README.md has it.
+        self.fails = ""
 
     def step(self) -> None:
         """One step of training, and the trial before it, if one has begun."""
         for number in self.batches:
             x, y = batch(number, self.rank)
-            if self.fails:
+            if self.fails == "not_finite":
                 x[0, 0] = float("nan")
+            elif self.fails == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
             self.optimizer.zero_grad()
             torch.nn.functional.cross_entropy(self.model(x), y).backward()
             self.optimizer.step()
@@ -92,13 +100,19 @@ def run(rank: int, name: str, suite: dict[str, Any]) -> dict[str, Any]:
     job = Job(rank, name, suite)
     job.order(suite["orders"], suite["versions"])
     seen: dict[str, Any] = {"trials": job.agent.of_kind("trial") if job.agent else []}
-    if "error" in suite:
-        job.fails = rank == suite["not_finite"]
+    if "fails" in suite:
+        how = suite["fails"]["how"]
+        if rank == suite["fails"]["rank"]:
+            job.fails = how
+            if how == "codec":
+                job.session.hook._core = Short(job.session.hook._core)
         try:
             job.train(2)
-        except flexcomm.torch.FlexcommError as error:
+        except RuntimeError as error:
             seen["error"] = str(error)
-        job.close()
+        # Of a rank that was killed the others end, too.
+        if how != "killed":
+            job.close()
         return seen
     seen["log"] = job.close()
     if suite.get("held"):
@@ -108,6 +122,20 @@ def run(rank: int, name: str, suite: dict[str, Any]) -> dict[str, Any]:
     return seen
 
 
+def run_killed(name: str) -> None:
+    """A job after which its process group is broken: each rank ends with what it saw."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    faulthandler.dump_traceback_later(100, exit=True)
+    seen = run(rank, name, json.loads((SUITE / f"{name}.json").read_text()))
+    (FOLDER / f"rank{rank:02}.json").write_text(json.dumps(seen))
+    os._exit(0)
+
+
+if len(sys.argv) > 2:
+    run_killed(sys.argv[2])
+
 with ranks() as (rank, world, seen):
     for number, path in enumerate(sorted(SUITE.glob("*.json"))):
-        seen[path.stem] = run(rank, f"s{number}", json.loads(path.read_text()))
+        if not path.stem.startswith("killed"):
+            seen[path.stem] = run(rank, f"s{number}", json.loads(path.read_text()))

@@ -21,11 +21,17 @@ const RETRY: Duration = Duration::from_millis(30);
 const GREETING_TIMEOUT: Duration = Duration::from_secs(3);
 
 const MAGIC: [u8; 4] = *b"FLXM";
-const LAYOUT: u32 = 3;
-const GREETING: usize = 40;
+const LAYOUT: u32 = 4;
+
+/// Where the release stands in a greeting, and where it ends. Magic, layout, rank and release are there in every layout from 4 on;
+/// layout 3 was as long as this, without a release.
+const RELEASE: std::ops::Range<usize> = 12..40;
+const GREETING: usize = 68;
 
 struct Greeting {
     rank: u32,
+    /// As people know it; what follows is read of the own one only.
+    release: String,
     world: u32,
     settings: u64,
     /// Which clock it reads: the same number means the same kernel since the same boot.
@@ -39,6 +45,7 @@ impl Greeting {
         let world = config.peers.len() as u32;
         Self {
             rank: config.rank.0,
+            release: format!("{} (protocol {})", env!("CARGO_PKG_VERSION"), flexcomm_wire::PROTOCOL),
             world,
             settings: config.settings,
             clock: super::clock::identity(),
@@ -51,27 +58,40 @@ impl Greeting {
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..8].copy_from_slice(&LAYOUT.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.rank.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.world.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.settings.to_le_bytes());
-        bytes[24..32].copy_from_slice(&self.clock.to_le_bytes());
-        bytes[32..].copy_from_slice(&self.run.to_le_bytes());
+        bytes[RELEASE].iter_mut().zip(self.release.bytes()).for_each(|(to, byte)| *to = byte);
+        bytes[40..44].copy_from_slice(&self.world.to_le_bytes());
+        bytes[44..52].copy_from_slice(&self.settings.to_le_bytes());
+        bytes[52..60].copy_from_slice(&self.clock.to_le_bytes());
+        bytes[60..].copy_from_slice(&self.run.to_le_bytes());
         bytes
     }
 
-    /// None for anything that is not a worker of this release.
+    /// None for anything that is not a worker.
     fn read(stream: &mut TcpStream) -> std::io::Result<Option<Self>> {
         let mut bytes = [0; GREETING];
-        stream.read_exact(&mut bytes)?;
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        if bytes[..4] != MAGIC || word(4) != LAYOUT {
+        stream.read_exact(&mut bytes[..RELEASE.end])?;
+        let layout = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
+        if bytes[..4] != MAGIC {
             return Ok(None);
         }
+        if layout == LAYOUT {
+            stream.read_exact(&mut bytes[RELEASE.end..])?;
+        }
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-        Ok(Some(Self { rank: word(8), world: word(12), settings: long(16), clock: long(24), run: long(32) }))
+        let release = match layout {
+            ..LAYOUT => format!("an earlier one (greeting {layout})"),
+            _ => String::from_utf8_lossy(&bytes[RELEASE]).trim_end_matches('\0').to_owned(),
+        };
+        Ok(Some(Self { rank: word(8), release, world: word(40), settings: long(44), clock: long(52), run: long(60) }))
     }
 
     /// What does not fit between two workers of one job.
     fn clash(&self, own: &Self) -> Option<String> {
+        if self.release != own.release {
+            let (theirs, ours, rank) = (&self.release, &own.release, own.rank);
+            return Some(format!("its release is {theirs}, that of rank {rank} is {ours}; run the same on all ranks"));
+        }
         if self.world != own.world {
             return Some(format!("it was started with {} peers, rank {} with {}", self.world, own.rank, own.world));
         }
@@ -140,7 +160,7 @@ impl Meeting<'_> {
             match self.try_call(addr) {
                 Ok((stream, Some(greeting))) => return self.checked(stream, addr, &greeting, rank),
                 Ok((_, None)) => {
-                    let what = "what listens there is no worker of this release".to_owned();
+                    let what = "what listens there is no worker".to_owned();
                     return Err(MeshError::Stranger { peer: rank, addr, what });
                 }
                 Err(error) => tracing::debug!(%rank, %addr, %error, "not there yet"),
@@ -259,4 +279,82 @@ fn ready(stream: TcpStream, rank: Rank, addr: SocketAddr) -> std::io::Result<Pee
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
     Ok(Peer { rank, addr, stream, mid_frame: false, same_clock: false, run: 0, control: VecDeque::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A listener, and what a worker of this rank needs to meet another one.
+    fn worker(rank: u32) -> (TcpListener, MeshConfig) {
+        let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let peers = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
+        let [first, second] = listeners;
+        let config = MeshConfig { rank: Rank(rank), peers, settings: 7, timeout: Duration::from_secs(20) };
+        (if rank == 0 { first } else { second }, config)
+    }
+
+    /// What the worker says that meets one with this greeting.
+    fn refusal((listener, config): (TcpListener, MeshConfig), other: impl FnOnce() + Send) -> String {
+        std::thread::scope(|scope| {
+            scope.spawn(other);
+            Mesh::connect(listener, &config, Arc::default()).unwrap_err().to_string()
+        })
+    }
+
+    fn own() -> String {
+        Greeting::of(&worker(0).1).release
+    }
+
+    fn of_layout(layout: u32, rank: u32, release: &str) -> Vec<u8> {
+        let greeting = Greeting { release: release.into(), ..Greeting::of(&worker(rank).1) };
+        let mut bytes = greeting.bytes().to_vec();
+        bytes[4..8].copy_from_slice(&layout.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_worker_of_another_release_is_refused_by_its_rank_and_both_releases() {
+        let mut before = of_layout(3, 1, "");
+        // Its number of ranks, and its settings.
+        before.truncate(40);
+        before[12] = 2;
+        before[16] = 7;
+        let later = "0.2.0 (protocol 4)";
+        let callers = [
+            (before, "an earlier one (greeting 3)"),
+            (of_layout(LAYOUT, 1, later), later),
+            (of_layout(LAYOUT + 1, 1, later), later),
+        ];
+        for (greeting, release) in callers {
+            let (listener, config) = worker(0);
+            let addr = config.peers[0];
+            let text = refusal((listener, config), move || {
+                let mut caller = TcpStream::connect(addr).unwrap();
+                caller.write_all(&greeting).unwrap();
+                let mut answer = [0; GREETING];
+                caller.read_exact(&mut answer).unwrap();
+                let read = String::from_utf8_lossy(&answer[RELEASE]).into_owned();
+                assert!(read.starts_with(&own()), "the caller hears of it, too: {read:?}");
+            });
+            assert!(text.starts_with("meet rank 1 ("), "{text}");
+            assert!(text.contains(&format!("its release is {release}, that of rank 0 is {}", own())), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_worker_that_calls_one_of_another_release_names_it() {
+        let (own_listener, mut config) = worker(1);
+        let called = TcpListener::bind("127.0.0.1:0").unwrap();
+        config.peers[0] = called.local_addr().unwrap();
+        let text = refusal((own_listener, config), move || {
+            let mut answering = called.accept().unwrap().0;
+            answering.write_all(&of_layout(LAYOUT + 1, 0, "0.2.0 (protocol 4)")).unwrap();
+            // It stays until the other has gone.
+            let _ = answering.read_to_end(&mut Vec::new());
+        });
+        assert!(text.starts_with("meet rank 0 ("), "{text}");
+        let expected = format!("its release is 0.2.0 (protocol 4), that of rank 1 is {}", own());
+        assert!(text.contains(&expected), "{text}");
+    }
 }
