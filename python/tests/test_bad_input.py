@@ -192,6 +192,13 @@ WRONG_KINDS = {
     "all": ["'topk@1/allgather'", "called 'dense'", "'topk@0.01/allgather'"],
     "folder": ["socket is '/tmp', a folder", "agent.sock in its run_dir"],
     "file": ["bad.py', a file that is no socket", "agent.sock in its run_dir"],
+    "no candidates": ["candidates is []", "1 to 16 compressors as texts", "None: the default ones"],
+    "number of candidates": ["candidates is 5", "1 to 16 compressors as texts"],
+    "one candidate": ["candidates is 'topk(k=*)+ef(vanilla)'", "1 to 16 compressors as texts"],
+    "candidate number": ["candidates is ['fp16', 5]", "1 to 16 compressors as texts"],
+    "candidate typing error": ["candidates is ['fp16', 'topkk']", "topkk", "did you mean topk?"],
+    "dense candidate": ["candidates is ['fp16', 'dense']", "dense is always a candidate", "leave it out"],
+    "many candidates": ["candidates is [", "1 to 16 compressors as texts"],
     "strange": ["SGD of 6 parameters", "model.parameters()", "leave it out"],
 }
 
@@ -206,6 +213,23 @@ def test_arguments_of_a_wrong_kind_are_refused_by_name_on_all_ranks(seen, name):
         for which, of in (("everywhere", "rank 0"), ("alone", "rank 2")):
             kind, text, _ = rank["wrong kinds"][which][name]
             assert _told(kind, text, [of, *WRONG_KINDS[name]]), (which, kind, text)
+
+
+def test_the_agent_is_offered_the_compressors_that_the_script_names(seen):
+    for rank in seen:
+        candidates, on_request = rank["offered"]["default"]
+        assert candidates[0] == "none" and "topk(k=*)+ef(vanilla)" in candidates and "qsgd(s=16)" not in candidates
+        named, others = rank["offered"]["named"]
+        # Once each, the same on every rank, and dense, which is always a candidate.
+        assert named[0] == "none" and sorted(named[1:]) == ["fp16", "qsgd(s=16)", "topk(k=*)+ef(vanilla)"]
+        # The default ones that it leaves out a job's policy may still ask for.
+        assert set(others) == {*candidates, *on_request} - set(named)
+
+
+def test_ranks_that_name_different_candidates_are_refused(seen):
+    for rank in seen:
+        kind, text, _ = rank["offered"]["differ"]
+        assert kind == "FlexcommError" and "the candidates" in text and "rank 2" in text, text
 
 
 def test_an_optimizer_of_a_part_of_the_model_is_taken(seen):

@@ -326,11 +326,32 @@ def of_wrong_kinds(rank):
         "generator class": {"generators": [torch.Generator]}, "register": {"register": "no"},
         "beside": {"strategy": GATHER, "initial": "garbage"}, "empty": {"strategy": ""}, "all": {"strategy": "topk@1/allgather"},
         "folder": {"socket": "/tmp"}, "file": {"socket": __file__},
+        "no candidates": {"candidates": []}, "number of candidates": {"candidates": 5}, "one candidate": {"candidates": "topk(k=*)+ef(vanilla)"},
+        "candidate number": {"candidates": ["fp16", 5]}, "candidate typing error": {"candidates": ["fp16", "topkk"]},
+        "dense candidate": {"candidates": ["fp16", "dense"]}, "many candidates": {"candidates": [f"qsgd(s={s})" for s in range(1, 18)]},
     }
     everywhere = {name: error_of(lambda _, of=of: flexcomm.torch.attach(model, **of)) for name, of in given.items()}
     alone = {n: error_of(lambda _, of=of: flexcomm.torch.attach(model, **(of if rank == 2 else {}))) for n, of in given.items()}
     part = error_of(lambda _: flexcomm.torch.attach(model, torch.optim.SGD(model.module[-1].parameters(), lr=0.1)))
     return {"everywhere": everywhere, "alone": alone, "part": part}
+
+
+def offered(rank):
+    """What a rank's hello offers to decide about, and on request alone: by default, where the script names compressors, and where rank 2
+    names others than the rest."""
+
+    def hello(name, candidates):
+        agent = FakeAgent(FOLDER, f"{name}{rank}").start()
+        session = flexcomm.torch.attach(ddp(network()), candidates=candidates, socket=str(agent.path))
+        agent.wait_for("hello")
+        session.close()
+        (hello,) = agent.of_kind("hello")
+        codecs = hello["codecs"]
+        return [[codec["compressor"] for codec in codecs if codec.get("on_request", False) == asked] for asked in (False, True)]
+
+    named = ["topk(k=*)+ef(vanilla)", "fp16", "qsgd(s=16)", "fp16"]
+    differ = error_of(lambda _: flexcomm.torch.attach(ddp(network()), candidates=["fp16", "terngrad"] if rank == 2 else ["fp16"]))
+    return {"default": hello("d", None), "named": hello("n", named), "differ": differ}
 
 
 def after_a_failure(rank, strategy):
@@ -473,6 +494,7 @@ with ranks() as (rank, world, seen):
     seen["models"] = models(rank)
     seen["arguments"] = arguments(rank)
     seen["wrong kinds"] = of_wrong_kinds(rank)
+    seen["offered"] = offered(rank)
     seen["after a failure"] = [after_a_failure(rank, strategy) for strategy in (None, GATHER)]
     seen["torch's own hook"] = torchs_own_hook(rank)
     seen["arguments of one"] = arguments_of_one(rank)
