@@ -22,6 +22,13 @@ pub fn by_code(code: u8) -> Option<&'static Entry> {
     all().find(|entry| entry.code == code)
 }
 
+/// Each compressor with each of its examples.
+#[cfg(test)]
+pub(crate) fn examples() -> impl Iterator<Item = flexcomm_domain::spec::CompressorSpec> {
+    let texts = all().flat_map(|entry| entry.examples.iter().map(|args| format!("{}({args})", entry.info.name)));
+    texts.map(|text| text.parse().unwrap())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
