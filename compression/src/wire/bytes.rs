@@ -75,11 +75,6 @@ impl Writer {
         self.bytes.extend_from_slice(&value.to_le_bytes());
     }
 
-    /// Replaces four bytes that were written before, from byte `at` on.
-    pub(crate) fn put_f32(&mut self, at: usize, value: f32) {
-        self.bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-    }
-
     /// Eight bytes.
     pub fn f64(&mut self, value: f64) {
         self.bytes.extend_from_slice(&value.to_le_bytes());

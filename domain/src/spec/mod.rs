@@ -139,6 +139,7 @@ pub enum NonFinite {
 }
 
 /// A compressor: its name and what it takes.
+#[derive(Debug)]
 pub struct CompressorInfo {
     /// In the textual form.
     pub name: &'static str,
@@ -164,12 +165,6 @@ impl CompressorInfo {
     /// Whether its messages are some of the tensor's values with their indices, which may then travel in fewer bits.
     pub fn copies_values(&self) -> bool {
         compressors::COPYING.iter().any(|own| std::ptr::eq(*own, self))
-    }
-}
-
-impl fmt::Debug for CompressorInfo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompressorInfo").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -283,10 +278,8 @@ impl CompressorSpec {
 
     /// k where it is a number of values above n: all n are kept then.
     pub fn k_above(&self, n: usize) -> Option<u64> {
-        let params = self.compressor.params.iter().zip(self.values.all());
-        let k =
-            params.filter(|(param, _)| param.name == "k" && matches!(param.kind, Kind::Kept)).map(|(_, k)| *k).next();
-        k.filter(|k| *k > n as f64).map(|k| k as u64)
+        let k = self.values.number(self.place_of_k()?);
+        (k > n as f64).then_some(k as u64)
     }
 
     /// Whether a codec of one can go on under the other.
