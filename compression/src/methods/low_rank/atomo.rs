@@ -242,8 +242,6 @@ struct TallGram<'a> {
 }
 
 impl Work for TallGram<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let cols = self.cols;
@@ -264,8 +262,6 @@ struct WideGram<'a> {
 }
 
 impl Work for WideGram<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let rows = self.matrix.len() / self.cols;

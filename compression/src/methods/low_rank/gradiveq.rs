@@ -290,8 +290,6 @@ struct Covariance<'a> {
 }
 
 impl Work for Covariance<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let (k, moved) = (self.mean.len(), self.moved);

@@ -43,8 +43,6 @@ pub(super) struct Times<'a> {
 }
 
 impl Work for Times<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         for (i, row) in self.matrix.chunks(self.cols).enumerate() {
@@ -86,8 +84,6 @@ pub(super) struct Transposed<'a> {
 }
 
 impl Work for Transposed<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let rows = self.matrix.len() / self.cols;
@@ -126,9 +122,7 @@ pub(super) struct AddProduct<'a> {
     pub(super) out: &'a mut [f32],
 }
 
-impl Work for AddProduct<'_> {
-    type Output = bool;
-
+impl Work<bool> for AddProduct<'_> {
     #[inline(always)]
     fn run(self) -> bool {
         let (mut worst, mut sums) = (0u32, [0.0f32; COLUMNS]);

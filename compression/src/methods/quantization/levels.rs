@@ -533,8 +533,6 @@ struct Rest<'a, R> {
 }
 
 impl<R: Rule> Work for Rest<'_, R> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let Self { rule, x, first, codes, words, squares } = self;
@@ -589,8 +587,6 @@ struct Add<'a, const FRESH: bool, R> {
 }
 
 impl<const FRESH: bool, R: Rule> Work for Add<'_, FRESH, R> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         for (to, code) in self.out.iter_mut().zip(self.codes) {

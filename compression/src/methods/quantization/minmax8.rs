@@ -133,9 +133,7 @@ impl MinMax {
 /// min and max; (0, 0) of nothing.
 struct Range<'a>(&'a [f32]);
 
-impl Work for Range<'_> {
-    type Output = (f32, f32);
-
+impl Work<(f32, f32)> for Range<'_> {
     #[inline(always)]
     fn run(self) -> (f32, f32) {
         let Some(first) = self.0.first() else { return (0.0, 0.0) };
@@ -161,8 +159,6 @@ struct Round<'a> {
 }
 
 impl Work for Round<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         self.codes.iter_mut().zip(self.x).for_each(|(code, x)| *code = self.grid.code(*x));

@@ -138,8 +138,6 @@ struct Round<'a> {
 }
 
 impl Work for Round<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let Rounded { random, x, first, codes: exponents, words, .. } = self.values;
@@ -157,9 +155,7 @@ impl Work for Round<'_> {
 /// The largest byte.
 struct Most<'a>(&'a [u8]);
 
-impl Work for Most<'_> {
-    type Output = u8;
-
+impl Work<u8> for Most<'_> {
     #[inline(always)]
     fn run(self) -> u8 {
         self.0.iter().fold(0, |most, byte| most.max(*byte))
@@ -174,8 +170,6 @@ struct Add<'a> {
 }
 
 impl Work for Add<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let scale = self.scale;

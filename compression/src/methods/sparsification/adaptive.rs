@@ -153,9 +153,7 @@ struct Sums {
 
 const LANES: usize = 8;
 
-impl Work for Below<'_> {
-    type Output = Sums;
-
+impl Work<Sums> for Below<'_> {
     #[inline(always)]
     fn run(self) -> Sums {
         let (mut sums, mut counts) = ([0.0f64; LANES], [0u32; LANES]);

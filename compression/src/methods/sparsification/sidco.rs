@@ -231,9 +231,7 @@ struct Gather<'a> {
     shift: f64,
 }
 
-impl Work for Gather<'_> {
-    type Output = Moments;
-
+impl Work<Moments> for Gather<'_> {
     #[inline(always)]
     fn run(self) -> Moments {
         let mut out = Moments { count: self.x.len(), ..Moments::default() };

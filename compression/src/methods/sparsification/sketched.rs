@@ -151,8 +151,6 @@ struct Estimate<'a> {
 }
 
 impl Work for Estimate<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let rows = self.streams.len();
