@@ -13,6 +13,7 @@ mod nearest;
 mod share;
 pub mod spec;
 mod strategy;
+mod text;
 mod time;
 mod units;
 

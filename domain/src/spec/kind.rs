@@ -1,14 +1,13 @@
 //! A compressor by its name alone.
 
 use super::{CompressorInfo, Family, SpecError, find};
-use serde::{Deserialize, Serialize};
+use crate::text::serde_as_text;
 use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 
 /// A compressor with any parameters and memory: `topk`, `fp16`, `powersgd`. What a job's policy allows.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, Copy)]
 pub struct CompressorKind(&'static CompressorInfo);
 
 impl CompressorKind {
@@ -32,25 +31,13 @@ impl FromStr for CompressorKind {
     }
 }
 
-impl TryFrom<String> for CompressorKind {
-    type Error = SpecError;
-
-    fn try_from(text: String) -> Result<Self, SpecError> {
-        text.parse()
-    }
-}
-
-impl From<CompressorKind> for String {
-    fn from(kind: CompressorKind) -> Self {
-        kind.name().to_owned()
-    }
-}
-
 impl fmt::Display for CompressorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
+
+serde_as_text!(CompressorKind);
 
 impl PartialEq for CompressorKind {
     fn eq(&self, other: &Self) -> bool {
