@@ -42,8 +42,7 @@ pub(super) fn encode_taking(
 pub(super) fn read_factors(from: &mut Reader<'_>, tensors: usize, out: &mut Vec<f32>) -> Result<(), ReadError> {
     for factor in from.f32s("factor of a tensor", tensors)? {
         if !(factor > 0.0 && factor <= 1.0) {
-            let value = f64::from(factor);
-            return Err(ReadError::Number { what: "factor of a tensor", value, rule: "above 0, at most 1" });
+            return Err(ReadError::number("factor of a tensor", factor, "above 0, at most 1"));
         }
         out.push(factor);
     }

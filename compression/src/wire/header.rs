@@ -193,7 +193,7 @@ impl<'a> Envelope<'a> {
 }
 
 fn field<T>(what: &'static str, value: u64, rule: &'static str) -> Result<T, ReadError> {
-    Err(ReadError::Field { what, value, rule })
+    Err(ReadError::field(what, value, rule))
 }
 
 /// Header, length of the payload, checksum.

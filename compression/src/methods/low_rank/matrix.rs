@@ -3,6 +3,8 @@
 //! A large matrix is held by rows, m x L. A thin one is held by its vectors, one after the other: r vectors of length m
 //! (left) or L (right). Sums have a fixed order, so every kernel answers the same bits.
 
+use crate::Kernel;
+use crate::codec::ReadError;
 use crate::kernels::{NOT_FINITE, Work, key};
 
 /// Partial sums of a dot product.
@@ -142,6 +144,16 @@ impl Work<bool> for AddProduct<'_> {
             }
         }
         worst < NOT_FINITE
+    }
+}
+
+impl AddProduct<'_> {
+    /// Refuses sums that are not finite.
+    pub(super) fn checked(self, kernel: Kernel) -> Result<(), ReadError> {
+        match kernel.run(self) {
+            true => Ok(()),
+            false => Err(ReadError::number("value", f32::INFINITY, "it must be finite")),
+        }
     }
 }
 

@@ -144,8 +144,7 @@ impl Codec for Inceptionn {
                     }
                 } * scale;
                 if !value.is_finite() {
-                    let value = f64::from(value);
-                    return Err(ReadError::Number { what: "value", value, rule: "it must be in range" });
+                    return Err(ReadError::number("value", value, "it must be in range"));
                 }
                 *to += value;
             }

@@ -120,8 +120,7 @@ impl MinMax {
     ) -> Result<(), ReadError> {
         let (min, max) = (from.f32("min")?, from.f32("max")?);
         if min > max || !(min * scale).is_finite() || !(max * scale).is_finite() {
-            let value = f64::from(min);
-            return Err(ReadError::Number { what: "min", value, rule: "it must not exceed max, both in range" });
+            return Err(ReadError::number("min", min, "it must not exceed max, both in range"));
         }
         let (codes, grid) = (from.take("codes", out.len())?, Grid::new(min, max));
         self.table.fill(|code| grid.value(code) * scale);

@@ -87,8 +87,7 @@ fn read<const FRESH: bool>(
     let exponents = from.take("exponents", out.len())?;
     let most = context.kernel.run(Most(exponents));
     if !(f32::from_bits(u32::from(most) << 23) * scale).is_finite() {
-        let value = u64::from(most);
-        return Err(ReadError::Field { what: "exponent", value, rule: "the value must be finite" });
+        return Err(ReadError::field("exponent", most, "the value must be finite"));
     }
     let blocks = out.chunks_mut(BLOCK).zip(exponents.chunks(BLOCK)).zip(signs.chunks(BLOCK / 8));
     for ((out, exponents), signs) in blocks {
