@@ -38,8 +38,7 @@ pub trait Build {
 
 impl Build for CompressorSpec {
     fn entry(&self) -> &'static Entry {
-        let own = |entry: &&Entry| std::ptr::eq(entry.info, self.compressor());
-        methods::all().find(own).expect("a test holds the registry to the table of names")
+        methods::all().find(|entry| entry.info == self.compressor()).expect("a test holds the registry to the table of names")
     }
 
     fn trainable(self) -> Result<Self, SpecError> {

@@ -2,12 +2,11 @@
 
 use super::{CompressorInfo, Family, SpecError, find};
 use crate::text::serde_as_text;
-use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 
 /// A compressor with any parameters and memory: `topk`, `fp16`, `powersgd`. What a job's policy allows.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CompressorKind(&'static CompressorInfo);
 
 impl CompressorKind {
@@ -38,26 +37,6 @@ impl fmt::Display for CompressorKind {
 }
 
 serde_as_text!(CompressorKind);
-
-impl PartialEq for CompressorKind {
-    fn eq(&self, other: &Self) -> bool {
-        std::ptr::eq(self.0, other.0)
-    }
-}
-
-impl Eq for CompressorKind {}
-
-impl PartialOrd for CompressorKind {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for CompressorKind {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.name().cmp(other.name())
-    }
-}
 
 #[cfg(test)]
 mod tests {
