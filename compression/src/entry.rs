@@ -4,6 +4,7 @@ use crate::codec::{Codec, Shape};
 use flexcomm_domain::spec::{CompressorInfo, Values};
 
 /// A codec's line in the registry.
+#[derive(Debug)]
 pub struct Entry {
     /// Name and parameters.
     pub info: &'static CompressorInfo,
@@ -13,10 +14,4 @@ pub struct Entry {
     pub examples: &'static [&'static str],
     /// A codec for one tensor.
     pub build: fn(&Values, Shape) -> Box<dyn Codec>,
-}
-
-impl std::fmt::Debug for Entry {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Entry").field("name", &self.info.name).field("code", &self.code).finish_non_exhaustive()
-    }
 }

@@ -45,5 +45,5 @@ pub use flexcomm_domain::spec::{Checksum, MAX_VALUES};
 pub use kernels::Kernel;
 pub use layers::{Layers, LayersError};
 pub use select::naive;
-pub use selection::{Energy, Selection, SelectionError};
+pub use selection::{Energy, Selection};
 pub use sizes::Sizes;

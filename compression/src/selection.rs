@@ -1,28 +1,5 @@
 //! What a compressor picked.
 
-/// Failed to build a selection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum SelectionError {
-    /// As many values as indices are needed.
-    #[error("select {indices} indices with {values} values")]
-    Count {
-        /// How many indices.
-        indices: usize,
-        /// How many values.
-        values: usize,
-    },
-    /// An index is not below n, or not above the one before it.
-    #[error("select index {index} at position {position}: indices must ascend and stay below {n}")]
-    Index {
-        /// Where in the list.
-        position: usize,
-        /// As given.
-        index: u32,
-        /// Values of the gradient.
-        n: usize,
-    },
-}
-
 /// Indices that ascend and lie below n, and the gradient's values there.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Selection {
@@ -32,15 +9,6 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Checks and wraps.
-    pub fn new(n: usize, indices: Vec<u32>, values: Vec<f32>) -> Result<Self, SelectionError> {
-        if indices.len() != values.len() {
-            return Err(SelectionError::Count { indices: indices.len(), values: values.len() });
-        }
-        check_indices(&indices, n)?;
-        Ok(Self { n, indices, values })
-    }
-
     /// n: values of the gradient it was taken from.
     pub fn n(&self) -> usize {
         self.n
@@ -79,16 +47,6 @@ impl Selection {
     }
 }
 
-/// Ascending, and below n.
-pub(crate) fn check_indices(indices: &[u32], n: usize) -> Result<(), SelectionError> {
-    let ascending = |i: usize| i == 0 || indices[i - 1] < indices[i];
-    let bad = (0..indices.len()).find(|i| indices[*i] as usize >= n || !ascending(*i));
-    match bad {
-        Some(position) => Err(SelectionError::Index { position, index: indices[position], n }),
-        None => Ok(()),
-    }
-}
-
 /// Energies of one step on one rank. Sum them over ranks before dividing: gain is a ratio of means.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Energy {
@@ -121,15 +79,6 @@ impl std::ops::Add for Energy {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn indices_must_ascend_below_n() {
-        assert!(Selection::new(3, vec![0, 2], vec![1.0, 2.0]).is_ok());
-        for bad in [vec![0, 0], vec![2, 1], vec![1, 3]] {
-            assert!(Selection::new(3, bad, vec![1.0, 2.0]).is_err());
-        }
-        assert_eq!(Selection::new(3, vec![1], vec![]).unwrap_err(), SelectionError::Count { indices: 1, values: 0 });
-    }
 
     #[test]
     fn gain_is_a_share() {

@@ -177,19 +177,19 @@ impl TensorMessage {
         let magic = from.take("magic", 4)?;
         if magic != MAGIC {
             let value = magic.iter().fold(0, |value, byte| value << 8 | u64::from(*byte));
-            return Err(ReadError::Field { what: "magic", value, rule: "this is no message of a tensor" }.into());
+            return Err(ReadError::field("magic", value, "this is no message of a tensor").into());
         }
         let length = u64::from(from.u32("length of the spec")?);
         let spec = String::from_utf8_lossy(from.items("spec", length, 1)?).parse()?;
         let (seed, index, learning_rate) = (from.u64("seed")?, from.u64("step")?, from.f64("learning rate")?);
         if !(learning_rate.is_finite() && learning_rate > 0.0) {
             let rule = "it must be finite and above 0";
-            return Err(ReadError::Number { what: "learning rate", value: learning_rate, rule }.into());
+            return Err(ReadError::number("learning rate", learning_rate, rule).into());
         }
         let code = from.u8("type of elements")?;
         let kind = Kind::ALL.get(usize::from(code)).copied();
         let rule = "it must be 0 to 3";
-        let kind = kind.ok_or(ReadError::Field { what: "type of elements", value: u64::from(code), rule })?;
+        let kind = kind.ok_or(ReadError::field("type of elements", code, rule))?;
         let dimensions =
             (0..from.u8("number of dimensions")?).map(|_| from.u64("dimension")).collect::<Result<_, _>>()?;
         let shape = TensorShape::new(dimensions, kind)?;

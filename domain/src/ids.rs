@@ -1,6 +1,7 @@
 //! Names and numbers that identify things.
 
 use crate::Invalid;
+use crate::text::serde_as_text;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -11,8 +12,7 @@ const MAX_NAME: usize = 63;
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident, $what:literal) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(try_from = "String", into = "String")]
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(String);
 
         impl $name {
@@ -53,18 +53,7 @@ macro_rules! name {
             }
         }
 
-        impl TryFrom<String> for $name {
-            type Error = Invalid;
-            fn try_from(text: String) -> Result<Self, Invalid> {
-                Self::new(&text)
-            }
-        }
-
-        impl From<$name> for String {
-            fn from(name: $name) -> String {
-                name.0
-            }
-        }
+        serde_as_text!($name);
     };
 }
 
@@ -81,8 +70,7 @@ name!(
 
 /// One run of a job: random, made by rank 0 when the ranks meet, and the same on all of them. A job's name may be used
 /// again; the id tells its runs apart. As text 16 hexadecimal digits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunId(pub u64);
 
 impl fmt::Display for RunId {
@@ -101,18 +89,7 @@ impl FromStr for RunId {
     }
 }
 
-impl TryFrom<String> for RunId {
-    type Error = Invalid;
-    fn try_from(text: String) -> Result<Self, Invalid> {
-        text.parse()
-    }
-}
-
-impl From<RunId> for String {
-    fn from(run: RunId) -> String {
-        run.to_string()
-    }
-}
+serde_as_text!(RunId);
 
 /// A worker's number within its job, 0 to N-1. Rank 0's copy of the orders is the one that counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -13,6 +13,7 @@ mod nearest;
 mod share;
 pub mod spec;
 mod strategy;
+mod text;
 mod time;
 mod units;
 
@@ -26,7 +27,7 @@ pub use share::{Need, ShareAccount, ShareRules};
 pub use spec::{CompressorKind, CompressorSpec, Family, default_compressors, further_compressors};
 pub use strategy::{Collective, MAX_STRATEGY_TEXT, Pattern, Selection, Selector, Strategy, strategy_text};
 pub use time::Timestamp;
-pub use units::{Bandwidth, Bytes, CompressionRatio, Gain, Seconds};
+pub use units::{Bandwidth, CompressionRatio, Gain, Seconds};
 
 /// A value that a constructor of this crate refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -1,6 +1,7 @@
 //! What can be chosen: a compressor with its parameters and memory, and how its messages travel.
 
 use crate::spec::{CompressorSpec, Family, SpecError, Travels, ValueType};
+use crate::text::serde_as_text;
 use crate::{CompressionRatio, Digest, Invalid};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -319,8 +320,7 @@ impl Serialize for Strategy {
 /// A way of selecting values: each rank for itself, or under AR-Topk one rank for all. What the others lose by that
 /// is not small (Algorithm 1 keeps every rank's own values at one rank's indices), so a gain belongs to a selector and
 /// not to a compressor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Selector {
     /// By what.
     pub family: Family,
@@ -358,19 +358,7 @@ impl FromStr for Selector {
     }
 }
 
-impl TryFrom<String> for Selector {
-    type Error = Invalid;
-
-    fn try_from(text: String) -> Result<Self, Invalid> {
-        text.parse()
-    }
-}
-
-impl From<Selector> for String {
-    fn from(selector: Selector) -> Self {
-        selector.to_string()
-    }
-}
+serde_as_text!(Selector);
 
 #[cfg(test)]
 mod tests {

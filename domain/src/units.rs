@@ -133,18 +133,6 @@ impl fmt::Display for Bandwidth {
     }
 }
 
-/// A count of bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Bytes(pub u64);
-
-impl Bytes {
-    /// As a float, for cost formulas.
-    pub fn as_f64(self) -> f64 {
-        self.0 as f64
-    }
-}
-
 fn split_unit(text: &str) -> Option<(f64, String)> {
     let text = text.trim();
     let at = text.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '-' | '+'))).unwrap_or(text.len());

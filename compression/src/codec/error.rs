@@ -53,6 +53,18 @@ pub enum EncodeError {
     Own(#[from] ReadError),
 }
 
+impl ReadError {
+    /// A number of a field that is not finite or outside its range.
+    pub(crate) fn number(what: &'static str, value: impl Into<f64>, rule: &'static str) -> Self {
+        Self::Number { what, value: value.into(), rule }
+    }
+
+    /// A field with a value that it cannot have.
+    pub(crate) fn field(what: &'static str, value: impl Into<u64>, rule: &'static str) -> Self {
+        Self::Field { what, value: value.into(), rule }
+    }
+}
+
 /// Failed to read a message, a payload or a saved state.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum ReadError {

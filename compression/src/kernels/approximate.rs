@@ -38,9 +38,7 @@ struct Approximate<'a> {
     squares: &'a mut Squares,
 }
 
-impl Work for Approximate<'_> {
-    type Output = u32;
-
+impl Work<u32> for Approximate<'_> {
     #[inline(always)]
     fn run(self) -> u32 {
         // A copy of their own, so that the loop keeps them in registers.

@@ -120,8 +120,6 @@ struct Narrow<'a, const F16: bool> {
 }
 
 impl<const F16: bool> Work for Narrow<'_, F16> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let Self { x, limit, to, squares } = self;
@@ -146,9 +144,7 @@ struct Widen<'a, const FRESH: bool, const F16: bool> {
     out: &'a mut [f32],
 }
 
-impl<const FRESH: bool, const F16: bool> Work for Widen<'_, FRESH, F16> {
-    type Output = u32;
-
+impl<const FRESH: bool, const F16: bool> Work<u32> for Widen<'_, FRESH, F16> {
     #[inline(always)]
     fn run(self) -> u32 {
         let mut max = 0;

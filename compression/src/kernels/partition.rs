@@ -49,8 +49,6 @@ struct Rest<'a> {
 }
 
 impl Work for Rest<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         // A copy of its own, so that the loop keeps it in registers.
@@ -118,8 +116,6 @@ struct RestOfColumns<'a> {
 }
 
 impl Work for RestOfColumns<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let Self { x, threshold, columns: Columns { sums: [below, others], below: count }, done } = self;
@@ -143,8 +139,6 @@ struct AddColumns<'a, const FRESH: bool> {
 }
 
 impl<const FRESH: bool> Work for AddColumns<'_, FRESH> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let Self { bits, values: [clear, set], out } = self;

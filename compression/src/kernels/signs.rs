@@ -138,8 +138,6 @@ struct Decay<'a> {
 }
 
 impl Work for Decay<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let fresh = 1.0 - self.delta;
@@ -156,8 +154,6 @@ struct AddSides<'a, const FRESH: bool> {
 }
 
 impl<const FRESH: bool> Work for AddSides<'_, FRESH> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let [clear, set] = self.values.map(f32::to_bits);

@@ -30,9 +30,7 @@ struct Rest<'a> {
     done: usize,
 }
 
-impl Work for Rest<'_> {
-    type Output = u64;
-
+impl Work<u64> for Rest<'_> {
     #[inline(always)]
     fn run(self) -> u64 {
         let Self { x, half, to, busy, done } = self;

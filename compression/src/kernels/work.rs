@@ -6,17 +6,15 @@
 
 use super::Kernel;
 
-/// A loop over slices that it borrows.
-pub(crate) trait Work {
-    /// What it answers.
-    type Output;
+/// A loop over slices that it borrows, and what it answers.
+pub(crate) trait Work<O = ()> {
     /// Mark it `#[inline(always)]`.
-    fn run(self) -> Self::Output;
+    fn run(self) -> O;
 }
 
 impl Kernel {
     /// Runs the loop with this kernel's instructions, or portably where the machine has them not.
-    pub(crate) fn run<W: Work>(self, work: W) -> W::Output {
+    pub(crate) fn run<O>(self, work: impl Work<O>) -> O {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => super::x86::work_avx2(work),

@@ -96,14 +96,7 @@ impl Memory for EfSign {
 
     fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError> {
         self.units = Units::restore(from)?;
-        self.foreign = match from.u8("origin of the residual")? {
-            0 => false,
-            1 => true,
-            other => {
-                let value = u64::from(other);
-                return Err(ReadError::Field { what: "origin of the residual", value, rule: "0 or 1" });
-            }
-        };
+        self.foreign = from.flag("origin of the residual")?;
         restore_values(from, &mut self.residual)
     }
 }

@@ -188,8 +188,7 @@ impl Units {
     pub(crate) fn restore(from: &mut Reader<'_>) -> Result<Self, ReadError> {
         let (rate, weight) = (from.f64("learning rate")?, from.f64("weight")?);
         if rate.is_sign_negative() || weight <= 0.0 {
-            let value = rate.min(weight);
-            return Err(ReadError::Number { what: "learning rate or weight", value, rule: "it must be above 0" });
+            return Err(ReadError::number("learning rate or weight", rate.min(weight), "it must be above 0"));
         }
         Ok(Self { learning_rate: (rate > 0.0).then_some(rate), weight })
     }
@@ -197,7 +196,7 @@ impl Units {
     /// As [`Self::restore`], of a memory whose weight is given; answers the rate.
     pub(crate) fn restore_rate(from: &mut Reader<'_>, weight: f64) -> Result<Option<f64>, ReadError> {
         let units = Self::restore(from)?;
-        let other = ReadError::Number { what: "weight", value: units.weight, rule: "not this memory's" };
+        let other = ReadError::number("weight", units.weight, "not this memory's");
         if units.weight == weight { Ok(units.learning_rate) } else { Err(other) }
     }
 }

@@ -22,6 +22,13 @@ pub fn by_code(code: u8) -> Option<&'static Entry> {
     all().find(|entry| entry.code == code)
 }
 
+/// Each compressor with each of its examples.
+#[cfg(test)]
+pub(crate) fn examples() -> impl Iterator<Item = flexcomm_domain::spec::CompressorSpec> {
+    let texts = all().flat_map(|entry| entry.examples.iter().map(|args| format!("{}({args})", entry.info.name)));
+    texts.map(|text| text.parse().unwrap())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -33,7 +40,7 @@ mod tests {
         let (named, made): (BTreeSet<_>, BTreeSet<_>) =
             (COMPRESSORS.iter().map(|c| c.name).collect(), all().map(|entry| entry.info.name).collect());
         assert_eq!((named.len(), &named), (COMPRESSORS.len(), &made));
-        assert!(all().all(|entry| COMPRESSORS.iter().any(|info| std::ptr::eq(*info, entry.info))));
+        assert!(all().all(|entry| COMPRESSORS.iter().any(|info| *info == entry.info)));
     }
 
     #[test]

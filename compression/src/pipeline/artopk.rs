@@ -7,7 +7,7 @@
 
 use super::{Gradient, Open, Pipeline, Step};
 use crate::codec::{Context, EncodeError, ReadError, Size};
-use crate::wire::{Reader, Writer, index_bytes, read_indices, write_indices, write_message};
+use crate::wire::{Reader, Writer, all_finite, index_bytes, read_indices, write_indices, write_message};
 use crate::{Energy, kernels};
 use flexcomm_domain::spec::NonFinite;
 
@@ -120,10 +120,7 @@ impl Pipeline {
         if expected != got {
             return Err(ReadError::Length { expected, got });
         }
-        if let Some(sum) = sums.iter().find(|sum| !sum.is_finite()) {
-            let value = f64::from(*sum);
-            return Err(ReadError::Number { what: "sum", value, rule: "it must be finite" });
-        }
+        all_finite("sum", sums)?;
         out.fill(0.0);
         let world = self.member.world.max(1) as f32;
         self.agreed.iter().zip(sums).for_each(|(index, sum)| out[*index as usize] = sum / world);

@@ -5,7 +5,7 @@ use super::scale::read_factors;
 use super::{Pipeline, Step};
 use crate::Build;
 use crate::codec::{Context, ReadError, Travels};
-use crate::wire::{Common, Envelope, Reader};
+use crate::wire::{Common, Envelope, Reader, all_finite};
 
 impl Pipeline {
     /// Replaces `out` by the gradient that one message means: Q^-1, in units of gradients at the learning rate of the last
@@ -126,13 +126,7 @@ impl Pipeline {
             return Ok(());
         }
         out.iter_mut().for_each(|value| *value /= unit);
-        match out.iter().find(|value| !value.is_finite()) {
-            Some(value) => {
-                let value = f64::from(*value);
-                Err(ReadError::Number { what: "value in units of gradients", value, rule: "it must be finite" })
-            }
-            None => Ok(()),
-        }
+        all_finite("value in units of gradients", out)
     }
 
     pub(super) fn check_output(&self, out: &[f32]) -> Result<(), ReadError> {
@@ -149,15 +143,15 @@ impl Pipeline {
             return Err(ReadError::Strategy { expected, got });
         }
         if u32::from(header.round) != round {
-            return Err(ReadError::Field { what: "round", value: u64::from(header.round), rule: "not the one due" });
+            return Err(ReadError::field("round", header.round, "not the one due"));
         }
         if header.value_type != self.spec.value_type() {
             let rule = "another type of values than that of the strategy in force";
-            return Err(ReadError::Field { what: "type of values", value: header.value_type as u64, rule });
+            return Err(ReadError::field("type of values", header.value_type as u64, rule));
         }
         if header.factors != self.is_scaled() {
             let rule = "there are such of unbiased quantizers with error feedback, and of no others";
-            return Err(ReadError::Field { what: "factors", value: u64::from(header.factors), rule });
+            return Err(ReadError::field("factors", header.factors, rule));
         }
         envelope.check_length(&self.layers)?;
         header.common.map_or(Ok(()), |common| self.check_common(common, (step, round)))?;

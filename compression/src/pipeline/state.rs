@@ -116,7 +116,7 @@ impl Pipeline {
         let version = from.u8("version")?;
         if head != MAGIC || !(BEFORE..=VERSION).contains(&version) {
             let rule = "not a state of version 2 or 3, and no other is read";
-            return Err(ReadError::Field { what: "version", value: u64::from(version), rule }.into());
+            return Err(ReadError::field("version", version, rule).into());
         }
         let length = u64::from(from.u32("length of the strategy")?);
         let saved = String::from_utf8_lossy(from.items("strategy", length, 1)?).into_owned();
@@ -144,18 +144,17 @@ impl Pipeline {
     }
 
     fn read_state(&mut self, from: &mut Reader<'_>, version: u8) -> Result<(), ReadError> {
-        let done = read_flag(from, "whether a step was done")?;
+        let done = from.flag("whether a step was done")?;
         self.last = if done { Some(from.u64("last step")?) } else { None };
         self.skipped = from.u64("skipped")?;
         self.read_leftover(from)?;
         self.learning_rate = from.f64("learning rate")?;
         if self.learning_rate <= 0.0 {
-            let value = self.learning_rate;
-            return Err(ReadError::Number { what: "learning rate", value, rule: "it must be above 0" });
+            return Err(ReadError::number("learning rate", self.learning_rate, "it must be above 0"));
         }
         self.rate_assumed = match version {
             BEFORE => self.learning_rate == ASSUMED_BEFORE,
-            _ => read_flag(from, "whether the rate is assumed")?,
+            _ => from.flag("whether the rate is assumed")?,
         };
         if let Some(momentum) = &mut self.momentum {
             momentum.restore(from)?;
@@ -178,14 +177,6 @@ impl Pipeline {
         self.leftover.extend(from.f32s("value left over", got as usize)?);
         self.leftover_units = Units::restore(from)?;
         Ok(())
-    }
-}
-
-fn read_flag(from: &mut Reader<'_>, what: &'static str) -> Result<bool, ReadError> {
-    match from.u8(what)? {
-        0 => Ok(false),
-        1 => Ok(true),
-        other => Err(ReadError::Field { what, value: u64::from(other), rule: "0 or 1" }),
     }
 }
 

@@ -127,7 +127,7 @@ impl Pipeline {
                     + match last && takes {
                         true if header.factors => {
                             let (factor, energy) = scale::encode_taking(&mut *unit.codec, x, &context, out)?;
-                            out.put_f32(factors + FACTOR_BYTES * i, factor);
+                            out.set_f32(factors + FACTOR_BYTES * i, factor);
                             energy
                         }
                         true => unit.codec.encode_taking(x, &context, out)?,

@@ -11,7 +11,7 @@ const BLOCK: usize = 256;
 pub fn add_messages(element: Element, sum: &mut [u8], other: &[u8]) -> Result<(), ReadError> {
     let (mine, theirs) = (Envelope::parse(sum)?, Envelope::parse(other)?);
     if mine.header.checksum != crate::Checksum::None {
-        return Err(ReadError::Field { what: "checksum kind", value: 1, rule: "sums travel without" });
+        return Err(ReadError::field("checksum kind", 1u64, "sums travel without"));
     }
     let (expected, got) = (mine.header.method, theirs.header.method);
     let Header { dtype, common, .. } = mine.header;
@@ -39,11 +39,9 @@ fn check_common(mine: Option<Common>, theirs: Option<Common>) -> Result<(), Read
     }
     match mine.draw == theirs.draw {
         true => Ok(()),
-        false => Err(ReadError::Field {
-            what: "draw by seed, step and tensor",
-            value: theirs.draw.into(),
-            rule: "all parts of a sum have the same",
-        }),
+        false => {
+            Err(ReadError::field("draw by seed, step and tensor", theirs.draw, "all parts of a sum have the same"))
+        }
     }
 }
 

@@ -55,9 +55,7 @@ struct Reach<'a> {
     least: u32,
 }
 
-impl Work for Reach<'_> {
-    type Output = u32;
-
+impl Work<u32> for Reach<'_> {
     #[inline(always)]
     fn run(self) -> u32 {
         self.bits.iter().map(|bits| u32::from(bits & KEY_MASK >= self.least)).sum()

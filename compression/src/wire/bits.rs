@@ -137,7 +137,7 @@ impl<'a> BitReader<'a> {
             let run = self.pending.trailing_zeros().min(self.count);
             zeros += run;
             if zeros > most {
-                return Err(ReadError::Field { what, value: u64::from(zeros), rule: "too many zeros in a row" });
+                return Err(ReadError::field(what, zeros, "too many zeros in a row"));
             }
             if run < self.count {
                 self.pending >>= run;
@@ -156,7 +156,7 @@ impl<'a> BitReader<'a> {
             return Err(ReadError::Trailing((left / 8) as usize));
         }
         let padding = self.pending | self.bytes.first().map_or(0, |b| u64::from(*b));
-        if padding == 0 { Ok(()) } else { Err(ReadError::Field { what, value: padding, rule: "padding must be 0" }) }
+        if padding == 0 { Ok(()) } else { Err(ReadError::field(what, padding, "padding must be 0")) }
     }
 }
 

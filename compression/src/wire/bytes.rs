@@ -75,11 +75,6 @@ impl Writer {
         self.bytes.extend_from_slice(&value.to_le_bytes());
     }
 
-    /// Replaces four bytes that were written before, from byte `at` on.
-    pub(crate) fn put_f32(&mut self, at: usize, value: f32) {
-        self.bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-    }
-
     /// Eight bytes.
     pub fn f64(&mut self, value: f64) {
         self.bytes.extend_from_slice(&value.to_le_bytes());
@@ -185,15 +180,13 @@ impl<'a> Reader<'a> {
 
     /// Four bytes; NaN and infinity are refused.
     pub fn f32(&mut self, what: &'static str) -> Result<f32, ReadError> {
-        let value = self.array(what).map(f32::from_le_bytes)?;
-        finite(what, f64::from(value)).map(|_| value)
+        finite(what, self.array(what).map(f32::from_le_bytes)?)
     }
 
     /// Four bytes; at least 0 and finite: norms and scales.
     pub fn scale(&mut self, what: &'static str) -> Result<f32, ReadError> {
         let value = self.f32(what)?;
-        let negative = ReadError::Number { what, value: f64::from(value), rule: "it must not be negative" };
-        if value >= 0.0 { Ok(value) } else { Err(negative) }
+        if value >= 0.0 { Ok(value) } else { Err(ReadError::number(what, value, "it must not be negative")) }
     }
 
     /// Eight bytes; NaN and infinity are refused.
@@ -210,8 +203,24 @@ impl<'a> Reader<'a> {
         let (chunks, _) = self.items(what, count as u64, 4)?.as_chunks::<4>();
         let values = chunks.iter().map(|bytes| f32::from_le_bytes(*bytes));
         match values.clone().find(|v| !v.is_finite()) {
-            Some(value) => finite(what, f64::from(value)).map(|_| values),
+            Some(value) => finite(what, value).map(|_| values),
             None => Ok(values),
+        }
+    }
+
+    /// `out += scale * values`, of as many values of four bytes as `out` has; NaN and infinity are refused.
+    pub(crate) fn add_f32s(&mut self, what: &'static str, (scale, out): (f32, &mut [f32])) -> Result<(), ReadError> {
+        let values = self.f32s(what, out.len())?;
+        out.iter_mut().zip(values).for_each(|(out, value)| *out += scale * value);
+        Ok(())
+    }
+
+    /// One byte: 0 or 1.
+    pub(crate) fn flag(&mut self, what: &'static str) -> Result<bool, ReadError> {
+        match self.u8(what)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(ReadError::field(what, other, "0 or 1")),
         }
     }
 
@@ -226,6 +235,21 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn finite(what: &'static str, value: f64) -> Result<f64, ReadError> {
-    if value.is_finite() { Ok(value) } else { Err(ReadError::Number { what, value, rule: "it must be finite" }) }
+/// Refuses NaN and infinity among values.
+pub(crate) fn all_finite(what: &'static str, values: &[f32]) -> Result<(), ReadError> {
+    values.iter().find(|value| !value.is_finite()).map_or(Ok(()), |value| finite(what, *value).map(drop))
+}
+
+/// `to += value`, unless that is infinite.
+pub(crate) fn add_finite(to: &mut f32, value: f32) -> Result<(), ReadError> {
+    *to = finite("value", *to + value)?;
+    Ok(())
+}
+
+/// The value, unless it is NaN or infinite.
+pub(crate) fn finite<T: Copy + Into<f64>>(what: &'static str, value: T) -> Result<T, ReadError> {
+    match value.into().is_finite() {
+        true => Ok(value),
+        false => Err(ReadError::number(what, value, "it must be finite")),
+    }
 }

@@ -115,7 +115,7 @@ impl BitReader<'_> {
     pub fn delta(&mut self, what: &'static str) -> Result<u64, ReadError> {
         let length = self.gamma(what)? - 1;
         if length > u64::from(MOST_BITS) {
-            return Err(ReadError::Field { what, value: length, rule: "too long a number" });
+            return Err(ReadError::field(what, length, "too long a number"));
         }
         Ok(1 << length | get_high_first(self, what, length as u32)?)
     }

@@ -21,6 +21,7 @@ pub const fn header_bytes(parameters: usize) -> usize {
 }
 
 mod at {
+    pub(super) const LENGTH: usize = 16;
     pub(super) const CHECKSUM: usize = 28;
 }
 
@@ -114,6 +115,11 @@ impl Header {
     }
 }
 
+/// Of a message, without the field that holds it.
+fn checksum(message: &[u8]) -> u32 {
+    crc32c(&[&message[..at::CHECKSUM], &message[HEADER_BYTES..]])
+}
+
 /// Replaces `out` by a message whose payload `write` appends.
 pub fn write_message<E>(
     header: &Header,
@@ -133,14 +139,12 @@ pub fn write_message<E>(
     out.raw(&[flags, header.round, first, second, 0, 0, 0, 0]);
     header.values().iter().for_each(|value| out.f64(*value));
     let result = write(out)?;
-    let mut bytes = std::mem::take(out).into_vec();
-    let payload = (bytes.len() - header.bytes()) as u64;
-    bytes[16..24].copy_from_slice(&payload.to_le_bytes());
+    let payload = (out.len() - header.bytes()) as u64;
+    out.set(at::LENGTH, &payload.to_le_bytes());
     if header.checksum == Checksum::Crc32c {
-        let sum = crc32c(&[&bytes[..at::CHECKSUM], &bytes[HEADER_BYTES..]]);
-        bytes[at::CHECKSUM..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
+        let sum = checksum(out.bytes());
+        out.set(at::CHECKSUM, &sum.to_le_bytes());
     }
-    *out = Writer::from_vec(bytes);
     Ok(result)
 }
 
@@ -172,7 +176,7 @@ impl<'a> Envelope<'a> {
             });
         }
         if header.checksum == Checksum::Crc32c {
-            let got = crc32c(&[&bytes[..at::CHECKSUM], &bytes[HEADER_BYTES..]]);
+            let got = self::checksum(bytes);
             if got != checksum {
                 return Err(ReadError::Checksum { expected: checksum, got });
             }
@@ -189,7 +193,7 @@ impl<'a> Envelope<'a> {
 }
 
 fn field<T>(what: &'static str, value: u64, rule: &'static str) -> Result<T, ReadError> {
-    Err(ReadError::Field { what, value, rule })
+    Err(ReadError::field(what, value, rule))
 }
 
 /// Header, length of the payload, checksum.

@@ -105,7 +105,7 @@ fn write_low_bits(indices: &[u32], low: u32, out: &mut Writer) {
 pub fn read_indices(from: &mut Reader<'_>, n: usize, k: usize, out: &mut Vec<u32>) -> Result<(), ReadError> {
     out.clear();
     if k > n {
-        return Err(ReadError::Field { what: "number of indices", value: k as u64, rule: "more than values" });
+        return Err(ReadError::field("number of indices", k as u64, "more than values"));
     }
     let code = from.u8("index coding")?;
     let coding = IndexCoding::ALL.into_iter().find(|coding| *coding as u8 == code);
@@ -117,7 +117,7 @@ pub fn read_indices(from: &mut Reader<'_>, n: usize, k: usize, out: &mut Vec<u32
         Some(IndexCoding::Bitmap) => read_bitmap(from, n, k, out),
         Some(IndexCoding::Gaps) => read_gaps(from, n, k, out),
         Some(IndexCoding::EliasFano) => read_elias_fano(from, n, k, out),
-        None => Err(ReadError::Field { what: "index coding", value: u64::from(code), rule: "no such coding" }),
+        None => Err(ReadError::field("index coding", code, "no such coding")),
     }
 }
 
@@ -131,7 +131,7 @@ fn push_all(
     for index in indices {
         let index = index?;
         if index < least || index >= n as u64 {
-            return Err(ReadError::Field { what: "index", value: index, rule: "it must ascend and stay below n" });
+            return Err(ReadError::field("index", index, "it must ascend and stay below n"));
         }
         least = index + 1;
         out.push(index as u32);
@@ -143,7 +143,7 @@ fn read_bitmap(from: &mut Reader<'_>, n: usize, k: usize, out: &mut Vec<u32>) ->
     let map = from.take("bitmap", n.div_ceil(8))?;
     let ones: u64 = map.iter().map(|byte| u64::from(byte.count_ones())).sum();
     if ones != k as u64 {
-        return Err(ReadError::Field { what: "bitmap", value: ones, rule: "another number of ones than of values" });
+        return Err(ReadError::field("bitmap", ones, "another number of ones than of values"));
     }
     for (at, chunk) in map.chunks(8).enumerate() {
         let mut word = [0; 8];
@@ -155,9 +155,7 @@ fn read_bitmap(from: &mut Reader<'_>, n: usize, k: usize, out: &mut Vec<u32>) ->
         }
     }
     match out.last() {
-        Some(last) if *last as usize >= n => {
-            Err(ReadError::Field { what: "bitmap", value: u64::from(*last), rule: "padding must be 0" })
-        }
+        Some(last) if *last as usize >= n => Err(ReadError::field("bitmap", *last, "padding must be 0")),
         _ => Ok(()),
     }
 }
@@ -165,7 +163,7 @@ fn read_bitmap(from: &mut Reader<'_>, n: usize, k: usize, out: &mut Vec<u32>) ->
 fn read_gaps(from: &mut Reader<'_>, n: usize, k: usize, out: &mut Vec<u32>) -> Result<(), ReadError> {
     let width = u32::from(from.u8("width of gaps")?);
     if width > 32 {
-        return Err(ReadError::Field { what: "width of gaps", value: u64::from(width), rule: "at most 32" });
+        return Err(ReadError::field("width of gaps", width, "at most 32"));
     }
     // k is at most n, below 2^32: no overflow. Width 0 says that the first k are in: bounded by k <= n alone, which the
     // caller compared with its own n.
@@ -194,7 +192,7 @@ fn read_elias_fano(from: &mut Reader<'_>, n: usize, k: usize, out: &mut Vec<u32>
     bits.finish("low bits of indices")?;
     // Behind the last one there are zeros only.
     match upper.zeros("upper bits of indices", u32::MAX) {
-        Ok(at) => Err(ReadError::Field { what: "upper bits of indices", value: u64::from(at), rule: "a one too many" }),
+        Ok(at) => Err(ReadError::field("upper bits of indices", at, "a one too many")),
         Err(_) => Ok(()),
     }
 }

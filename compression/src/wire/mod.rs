@@ -12,6 +12,7 @@ mod pack;
 
 pub use bits::{BitReader, BitWriter};
 pub use bytes::{Reader, Writer};
+pub(crate) use bytes::{add_finite, all_finite, finite};
 pub use elias::{Code, delta_bits, first_delta, first_gamma, gamma_bits};
 pub use flexcomm_domain::spec::IndexCoding;
 pub use floats::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};

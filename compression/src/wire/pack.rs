@@ -60,8 +60,7 @@ pub fn unpack(from: &mut Reader<'_>, what: &'static str, width: u32, out: &mut [
     rest.copy_from_slice(&last[..rest.len()]);
     let used = rest.len() as u32 * width;
     let padding = packed.last().map_or(0, |b| if used.is_multiple_of(8) { 0 } else { b >> (used % 8) });
-    let error = ReadError::Field { what, value: u64::from(padding), rule: "padding must be 0" };
-    if padding == 0 { Ok(()) } else { Err(error) }
+    if padding == 0 { Ok(()) } else { Err(ReadError::field(what, padding, "padding must be 0")) }
 }
 
 #[inline(always)]
@@ -78,7 +77,7 @@ fn spread(from: &[u8], width: u32, mask: u8, group: &mut [u8; 8]) {
 pub fn unpack_checked(from: &mut Reader<'_>, what: &'static str, levels: u64, out: &mut [u8]) -> Result<(), ReadError> {
     unpack(from, what, levels_width(levels), out)?;
     match out.iter().find(|v| u64::from(**v) >= levels) {
-        Some(value) => Err(ReadError::Field { what, value: u64::from(*value), rule: "no such level" }),
+        Some(value) => Err(ReadError::field(what, *value, "no such level")),
         None => Ok(()),
     }
 }

@@ -50,144 +50,136 @@ pub static COMPRESSORS: &[&CompressorInfo] = &[
 /// Those whose messages are values with their indices.
 pub(super) static COPYING: [&CompressorInfo; 8] = [&TOPK, &LWTOPK, &MSTOPK, &DGC, &SGC, &SIDCO, &THRESHOLD, &VARIANCE];
 
+/// What most compressors of a class have in common; each has a name, a description, a source and a nature of its own.
+const fn usual(class: Class) -> CompressorInfo {
+    CompressorInfo {
+        name: "",
+        class,
+        about: "",
+        source: "",
+        params: &[],
+        travels: |_| Travels::Gathers,
+        nature: |_| Nature::Contractive(|_, _| 0.0),
+        scope: match class {
+            Class::Sparsification => Scope::Bucket,
+            Class::Quantization | Class::Hybrid | Class::LowRank => Scope::Tensor,
+        },
+        candidates: &[],
+    }
+}
+
 pub static NONE: CompressorInfo = CompressorInfo {
     name: "none",
-    class: Class::Quantization,
     about: "nothing: every value as it is",
     source: "IEEE 754, binary32",
-    params: &[],
     travels: |_| Travels::Sums(Element::F32),
     nature: |_| Nature::Contractive(|_, _| 1.0),
     scope: Scope::Bucket,
-    candidates: &[],
+    ..usual(Class::Quantization)
 };
 
 pub static ONEBIT: CompressorInfo = CompressorInfo {
     name: "onebit",
-    class: Class::Quantization,
     about: "signs, times mean |x| if scaling is on",
     source: "BytePS, gradient compression design, onebit",
     params: &[Param::optional("scaling", Kind::Switch, 0.0, "whether signs are multiplied by mean |x|")],
-    travels: |_| Travels::Gathers,
     nature: |values| match values.is_on(0) {
         true => Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
         false => Nature::Biased("a sign says nothing of the magnitude"),
     },
-    scope: Scope::Tensor,
-    candidates: &[],
+    ..usual(Class::Quantization)
 };
 
 pub static FP16: CompressorInfo = CompressorInfo {
     name: "fp16",
-    class: Class::Quantization,
     about: "IEEE 754 binary16",
     source: "IEEE 754; GRACE's release, fp16",
-    params: &[],
     travels: |_| Travels::Sums(Element::F16),
     // Below 2^-25 a value becomes 0: no more can be said of all tensors.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
     candidates: &["fp16"],
+    ..usual(Class::Quantization)
 };
 
 pub static BF16: CompressorInfo = CompressorInfo {
     name: "bf16",
-    class: Class::Quantization,
     about: "the upper half of binary32",
     source: "bfloat16: Kalamkar et al. 2019, A Study of BFLOAT16 for Deep Learning Training",
-    params: &[],
     travels: |_| Travels::Sums(Element::Bf16),
     // What is below the least number of half precision becomes 0.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
     candidates: &["bf16"],
+    ..usual(Class::Quantization)
 };
 
 pub static EIGHTBIT: CompressorInfo = CompressorInfo {
     name: "eightbit",
-    class: Class::Quantization,
     about: "8-bit floats relative to max |x|: dynamic tree or 1-3-4",
     source: "Dettmers 2016, 8-Bit Approximations for Parallelism in Deep Learning, section 2; GRACE, section 3.1",
     params: &[Param::optional("type", Kind::Choice(&["dynamic", "static"]), 0.0, "how bits are shared out")],
-    travels: |_| Travels::Gathers,
     // No error exceeds |x|, since 0 is a code; the largest value's is below 3 %.
     nature: |_| Nature::Contractive(|_, n| 0.999 / n.max(1) as f64),
-    scope: Scope::Tensor,
     candidates: &["eightbit+ef(vanilla)"],
+    ..usual(Class::Quantization)
 };
 
 pub static ONEBITSGD: CompressorInfo = CompressorInfo {
     name: "onebitsgd",
-    class: Class::Quantization,
     about: "one bit per value, decoded to the mean of its side",
     source: "Seide et al. 2014, 1-Bit SGD, sections 3.1 and 3.2; GRACE, section 3.1",
     params: &[
         Param::optional("threshold", ANY_NUMBER, 0.0, "values below it are one side"),
         Param::optional("per", Kind::Choice(&["tensor", "column"]), 0.0, "what has means of its own"),
     ],
-    travels: |_| Travels::Gathers,
     // What is left is ‖x‖² − ‖C(x)‖². With the threshold at 0 all values of a side have one sign, and then m times the
     // squared mean of m values is at least their energy / m. At another threshold the means may be 0.
     nature: |values| match values.number(0) == 0.0 {
         true => Nature::Contractive(|_, n| (1.0 - 1e-6) / n.max(1) as f64),
         false => Nature::Contractive(|_, _| 0.0),
     },
-    scope: Scope::Tensor,
-    candidates: &[],
+    ..usual(Class::Quantization)
 };
 
 pub static SIGNSGD: CompressorInfo = CompressorInfo {
     name: "signsgd",
-    class: Class::Quantization,
     about: "signs; ranks decide by majority vote",
     source: "Bernstein et al. 2018, signSGD, algorithm 1; majority vote: Bernstein et al. 2019, algorithm 1",
-    params: &[],
-    travels: |_| Travels::Gathers,
     nature: |_| Nature::Biased("a sign says nothing of the magnitude"),
     scope: Scope::Bucket,
-    candidates: &[],
+    ..usual(Class::Quantization)
 };
 
 pub static SIGNUM: CompressorInfo = CompressorInfo {
     name: "signum",
-    class: Class::Quantization,
     about: "signs of a momentum; ranks decide by majority vote",
     source: "Bernstein et al. 2019, signSGD with Majority Vote, algorithm 1; GRACE, section 3.1",
     params: &[Param::optional("delta", FACTOR, 0.9, "decay of the momentum")],
-    travels: |_| Travels::Gathers,
     nature: |_| Nature::Biased("a sign says nothing of the magnitude, and it is the momentum's"),
     scope: Scope::Bucket,
-    candidates: &[],
+    ..usual(Class::Quantization)
 };
 
 pub static EFSIGNSGD: CompressorInfo = CompressorInfo {
     name: "efsignsgd",
-    class: Class::Quantization,
     about: "signs times mean |x|; use it with ef(efsign)",
     source: "Karimireddy et al. 2019, Error Feedback Fixes SignSGD, algorithm 1",
-    params: &[],
-    travels: |_| Travels::Gathers,
     nature: |_| Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
-    scope: Scope::Tensor,
-    candidates: &[],
+    ..usual(Class::Quantization)
 };
 
 pub static SSDM: CompressorInfo = CompressorInfo {
     name: "ssdm",
-    class: Class::Quantization,
     about: "a sign at random, times the Euclidean norm",
     source: "Safaryan and Richtárik 2021, Stochastic Sign Descent Methods, definition of the stochastic sign",
-    params: &[],
-    travels: |_| Travels::Gathers,
     // But for norms beyond half of the largest f32, where the norm is cut.
     nature: |_| Nature::Unbiased(|_, n| n as f64 - 1.0),
-    scope: Scope::Tensor,
-    candidates: &[],
+    ..usual(Class::Quantization)
 };
 
 pub static QSGD: CompressorInfo = CompressorInfo {
     name: "qsgd",
-    class: Class::Quantization,
     about: "rounds at random to s levels of each bucket's norm",
     source: "Alistarh et al. 2017, QSGD, section 3.1, equation 4; buckets: section 4",
     params: &[
@@ -206,45 +198,37 @@ pub static QSGD: CompressorInfo = CompressorInfo {
             "least: of fixed width, or Elias' codes where most levels are 0",
         ),
     ],
-    travels: |_| Travels::Gathers,
     nature: |_| Nature::Unbiased(nature::qsgd),
-    scope: Scope::Tensor,
     candidates: &["qsgd(s=7,norm=max)+ef(vanilla)"],
+    ..usual(Class::Quantization)
 };
 
 pub static LPCSVRG: CompressorInfo = CompressorInfo {
     name: "lpcsvrg",
-    class: Class::Quantization,
     about: "rounds at random to a grid of w bits, clipped to a share of max |x|",
     source: "Yu et al. 2019, LPC-SVRG, section 3; GRACE, equation 4",
     params: &[
         Param::required("bits", Kind::Whole(2, 8), "w"),
         Param::optional("lambda", SHARE, 1.0, "share of max |x| that the grid reaches"),
     ],
-    travels: |_| Travels::Gathers,
     nature: |values| match values.number(1) < 1.0 {
         true => Nature::Biased("what lies beyond the grid is clipped"),
         false => Nature::Unbiased(nature::lpcsvrg),
     },
-    scope: Scope::Tensor,
-    candidates: &[],
+    ..usual(Class::Quantization)
 };
 
 pub static NATURAL: CompressorInfo = CompressorInfo {
     name: "natural",
-    class: Class::Quantization,
     about: "rounds at random to powers of two",
     source: "Horváth et al. 2019, Natural Compression, definition 1 and theorem 1",
-    params: &[],
-    travels: |_| Travels::Gathers,
     nature: |_| Nature::Unbiased(|_, _| nature::POWERS_OF_TWO),
     scope: Scope::Bucket,
-    candidates: &[],
+    ..usual(Class::Quantization)
 };
 
 pub static DITHERING: CompressorInfo = CompressorInfo {
     name: "dithering",
-    class: Class::Quantization,
     about: "rounds at random to k levels of a norm, equal or powers of two",
     source: "BytePS, gradient compression design, dithering; Horváth et al. 2019, Natural Compression, section 4",
     params: &[
@@ -252,68 +236,54 @@ pub static DITHERING: CompressorInfo = CompressorInfo {
         Param::optional("partition", Kind::Choice(&["linear", "natural"]), 0.0, "equal levels, or powers of two"),
         Param::optional("normalize", Kind::Choice(&["max", "l2"]), 0.0, "which norm is level 1"),
     ],
-    travels: |_| Travels::Gathers,
     nature: |_| Nature::Unbiased(nature::dithering),
-    scope: Scope::Tensor,
-    candidates: &[],
+    ..usual(Class::Quantization)
 };
 
 pub static TERNGRAD: CompressorInfo = CompressorInfo {
     name: "terngrad",
-    class: Class::Quantization,
     about: "-1, 0 or 1 at random, times max |x|",
     source: "Wen et al. 2017, TernGrad, equations 2 and 3; clipping: section 4",
     params: &[Param::optional("clip", NOT_NEGATIVE, 0.0, "clips to so many standard deviations; 0: not at all")],
-    travels: |_| Travels::Gathers,
     nature: |values| match values.number(0) > 0.0 {
         true => Nature::Biased("what is clipped is sent as the clipped value"),
         false => Nature::Unbiased(|_, n| nature::grid(nature::largest_normal(n))),
     },
-    scope: Scope::Tensor,
-    candidates: &[],
+    ..usual(Class::Quantization)
 };
 
 pub static INCEPTIONN: CompressorInfo = CompressorInfo {
     name: "inceptionn",
-    class: Class::Quantization,
     about: "32, 16, 8 or 0 bits by magnitude, within an absolute error bound",
     source: "Li et al. 2018, INCEPTIONN, algorithm 2; GRACE, section 3.1",
     params: &[Param::optional("bound", Kind::Whole(1, 14), 10.0, "b: errors stay below 2^-b")],
-    travels: |_| Travels::Gathers,
     // A tensor below the bound is sent as zeros.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
-    candidates: &[],
+    ..usual(Class::Quantization)
 };
 
 pub static MINMAX8: CompressorInfo = CompressorInfo {
     name: "minmax8",
-    class: Class::Quantization,
     about: "8 bits between min and max",
     source: "Gan et al. 2021, BAGUA; its release, ByteGrad, MinMaxUInt8",
-    params: &[],
-    travels: |_| Travels::Gathers,
     // Every error is at most |x| and at most one step, and the largest |x| is at least 127.5 steps.
     nature: |_| Nature::Contractive(|_, n| 0.99 / n.max(1) as f64),
-    scope: Scope::Tensor,
-    candidates: &[],
+    ..usual(Class::Quantization)
 };
 
 pub static TOPK: CompressorInfo = CompressorInfo {
     name: "topk",
-    class: Class::Sparsification,
     about: "the k largest values by magnitude",
     source: "Alistarh et al. 2018; GRACE 3.2",
     params: &[Param::required("k", Kind::Kept, "how many values are kept")],
-    travels: |_| Travels::Gathers,
     nature: |_| Nature::Contractive(|values, n| values.kept(0, n) as f64 / n.max(1) as f64),
-    scope: Scope::Bucket,
     candidates: &["topk(k=*)+ef(vanilla)"],
+    ..usual(Class::Sparsification)
 };
 
 pub static RANDOMK: CompressorInfo = CompressorInfo {
     name: "randomk",
-    class: Class::Sparsification,
     about: "k values at random; with a shared seed no indices travel",
     source: "Stich et al. 2018, definition 2.1; GRACE 3.2; BytePS, randomk",
     params: &[
@@ -329,46 +299,39 @@ pub static RANDOMK: CompressorInfo = CompressorInfo {
         true => Nature::Unbiased(|values, n| n as f64 / values.kept(0, n).max(1) as f64 - 1.0),
         false => Nature::ContractiveInMean(|values, n| values.kept(0, n) as f64 / n.max(1) as f64),
     },
-    scope: Scope::Bucket,
-    candidates: &[],
+    ..usual(Class::Sparsification)
 };
 
 pub static THRESHOLD: CompressorInfo = CompressorInfo {
     name: "threshold",
-    class: Class::Sparsification,
     about: "all values with a magnitude above v",
     source: "Dutta et al. 2020, \"On the discrepancy between the theoretical analysis and practical implementations of compressed communication\"; GRACE 3.2",
     params: &[Param::required("v", POSITIVE, "magnitude above which values are sent")],
-    travels: |_| Travels::Gathers,
     // What is sent is exact; there may be nothing to send.
     nature: |_| Nature::Contractive(|_, _| 0.0),
-    scope: Scope::Bucket,
-    candidates: &[],
+    ..usual(Class::Sparsification)
 };
 
 pub static LWTOPK: CompressorInfo = CompressorInfo {
     name: "lwtopk",
-    class: Class::Sparsification,
     about: "the k largest values of each layer",
     source: "Tyagi and Swany 2023, \"Flexible communication for optimal distributed learning\", 2-C, LWTopk",
     params: &[Param::required("k", Kind::Kept, "how many values of each layer are kept")],
-    travels: |_| Travels::Gathers,
     nature: |_| Nature::Contractive(|values, n| values.kept(0, n) as f64 / n.max(1) as f64),
     scope: Scope::Tensor,
     candidates: &["lwtopk(k=*)+ef(vanilla)"],
+    ..usual(Class::Sparsification)
 };
 
 pub static MSTOPK: CompressorInfo = CompressorInfo {
     name: "mstopk",
-    class: Class::Sparsification,
     about: "about the k largest values, by 25 rounds of bisection for a threshold",
     source: "Shi et al. 2021, algorithm 1",
     params: &[Param::required("k", Kind::Kept, "how many values are kept")],
-    travels: |_| Travels::Gathers,
     // Only the largest value, or one within 2^-25 of it, is sure to be taken.
     nature: |_| Nature::Contractive(|_, n| 0.99 / n.max(1) as f64),
-    scope: Scope::Bucket,
     candidates: &["mstopk(k=*)+ef(vanilla)"],
+    ..usual(Class::Sparsification)
 };
 
 /// What a selection by a threshold from a sample takes.
@@ -385,33 +348,28 @@ const SAMPLED: &[Param] = &[
 
 pub static DGC: CompressorInfo = CompressorInfo {
     name: "dgc",
-    class: Class::Sparsification,
     about: "values above a threshold that a sample gives, about k of them",
     source: "Lin et al. 2018, \"Deep gradient compression\", 3 and 5 (sampled, hierarchical selection); GRACE 3.2",
     params: SAMPLED,
-    travels: |_| Travels::Gathers,
     // At least the largest value is sent: the highest of the sample is a threshold that it reaches.
     nature: |_| Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
     scope: Scope::Tensor,
-    candidates: &[],
+    ..usual(Class::Sparsification)
 };
 
 pub static SGC: CompressorInfo = CompressorInfo {
     name: "sgc",
-    class: Class::Sparsification,
     about: "SGC's selection, which is DGC's; its compensation is ef(sgc)",
     source: "Sun et al. 2019, \"Sparse gradient compression for distributed SGD\"; GRACE 3.2",
     params: SAMPLED,
-    travels: |_| Travels::Gathers,
     // At least the largest value is sent: the highest of the sample is a threshold that it reaches.
     nature: |_| Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
     scope: Scope::Tensor,
-    candidates: &[],
+    ..usual(Class::Sparsification)
 };
 
 pub static SIDCO: CompressorInfo = CompressorInfo {
     name: "sidco",
-    class: Class::Sparsification,
     about: "about k values above a threshold that a fitted distribution gives",
     source: "Abdelmoniem et al. 2021, section 2 and algorithm 1",
     params: &[
@@ -421,47 +379,38 @@ pub static SIDCO: CompressorInfo = CompressorInfo {
         Param::optional("tolerance", INSIDE_UNIT, 0.2, "how far the mean share may be off before stages change"),
         Param::optional("every", Kind::Whole(1, 1_000_000), 5.0, "steps between looks at the number of stages"),
     ],
-    travels: |_| Travels::Gathers,
     // A threshold that no value exceeds sends nothing.
     nature: |_| Nature::Contractive(|_, _| 0.0),
-    scope: Scope::Bucket,
-    candidates: &[],
+    ..usual(Class::Sparsification)
 };
 
 pub static ADAPTIVE: CompressorInfo = CompressorInfo {
     name: "adaptive",
-    class: Class::Sparsification,
     about: "values at random, likelier the larger; unbiased",
     source: "Wangni et al. 2018, algorithm 3 and section 3.3; GRACE 3.2",
     params: &[
         Param::required("k", Kind::Kept, "how many values are sent in the mean"),
         Param::optional("rounds", Kind::Whole(0, 100), 2.0, "how often probabilities are scaled again"),
     ],
-    travels: |_| Travels::Gathers,
     nature: |_| Nature::Unbiased(nature::adaptive),
-    scope: Scope::Bucket,
-    candidates: &[],
+    ..usual(Class::Sparsification)
 };
 
 pub static VARIANCE: CompressorInfo = CompressorInfo {
     name: "variance",
-    class: Class::Sparsification,
     about: "values whose accumulated gradient stands out of its noise",
     source: "Tsuzuku et al. 2018, algorithm 1 (a step's gradient as one sample); GRACE 3.2",
     params: &[
         Param::optional("alpha", POSITIVE, 1.0, "a value is sent when r^2 > alpha v"),
         Param::optional("zeta", SHARE, 0.999, "decay of v where nothing was sent"),
     ],
-    travels: |_| Travels::Gathers,
     // What is sent is exact; there may be nothing to send.
     nature: |_| Nature::Accumulated(|_, _| 0.0),
-    scope: Scope::Bucket,
-    candidates: &[],
+    ..usual(Class::Sparsification)
 };
 
 pub static SKETCHED: CompressorInfo = CompressorInfo {
     name: "sketched",
-    class: Class::Sparsification,
     about: "the k largest of the sum over ranks, found by count-sketches; sums in flight",
     source: "Ivkin et al. 2019, algorithms 1 and 2; GRACE 3.2",
     params: &[
@@ -473,13 +422,11 @@ pub static SKETCHED: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Sums(Element::F32),
     // What is sent is exact; that it is large holds with high probability only.
     nature: |_| Nature::Contractive(|_, _| 0.0),
-    scope: Scope::Bucket,
-    candidates: &[],
+    ..usual(Class::Sparsification)
 };
 
 pub static QSPARSE: CompressorInfo = CompressorInfo {
     name: "qsparse",
-    class: Class::Hybrid,
     about: "k values, the largest or random ones, in few bits each",
     source: "Basu et al. 2019, \"Qsparse-local-SGD\", lemmas 1 to 3; GRACE 3.3",
     params: &[
@@ -489,44 +436,36 @@ pub static QSPARSE: CompressorInfo = CompressorInfo {
         Param::optional("s", Kind::Whole(1, 127), 15.0, "levels of the norm"),
         Param::optional("scaled", Kind::Switch, 1.0, "whether levels are divided by 1 + beta"),
     ],
-    travels: |_| Travels::Gathers,
     nature: nature::of_qsparse,
-    scope: Scope::Tensor,
-    candidates: &[],
+    ..usual(Class::Hybrid)
 };
 
 pub static HARDTHRESHOLD: CompressorInfo = CompressorInfo {
     name: "hardthreshold",
-    class: Class::Hybrid,
     about: "±tau for each value with a magnitude above tau",
     source: "Strom 2015, section 3; GRACE 3.3",
     params: &[Param::required("tau", POSITIVE, "threshold, and what is sent for values beyond it")],
-    travels: |_| Travels::Gathers,
     // (|x| − tau)² is at most x² beyond tau; there may be nothing to send.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
-    candidates: &[],
+    ..usual(Class::Hybrid)
 };
 
 pub static ADAPTIVETHRESHOLD: CompressorInfo = CompressorInfo {
     name: "adaptivethreshold",
-    class: Class::Hybrid,
     about: "where the largest of the positive and of the negative values are, and one mean for each",
     source: "Dryden et al. 2016, section III; GRACE 3.3 and 4.3",
     params: &[
         Param::required("k", Kind::Kept, "about how many values are sent; the same share of each sign"),
         Param::optional("sample", INSIDE_UNIT, 0.01, "share of values that the thresholds are estimated from"),
     ],
-    travels: |_| Travels::Gathers,
     // A mean is never farther from what it stands for than zero is; there may be nothing to send.
     nature: |_| Nature::Contractive(|_, _| 0.0),
-    scope: Scope::Tensor,
-    candidates: &[],
+    ..usual(Class::Hybrid)
 };
 
 pub static SKETCHML: CompressorInfo = CompressorInfo {
     name: "sketchml",
-    class: Class::Hybrid,
     about: "indices of what is not 0, and the numbers of their quantile buckets through a MinMaxSketch",
     source: "Jiang et al. 2018, section 3; GRACE 3.3",
     params: &[
@@ -535,15 +474,13 @@ pub static SKETCHML: CompressorInfo = CompressorInfo {
         Param::optional("columns", SHARE, 0.2, "places of a table per value that it holds"),
         Param::optional("groups", Kind::Whole(1, 16), 8.0, "parts that the buckets are cut into"),
     ],
-    travels: |_| Travels::Gathers,
     nature: nature::of_sketchml,
     scope: Scope::Bucket,
-    candidates: &[],
+    ..usual(Class::Hybrid)
 };
 
 pub static THREELC: CompressorInfo = CompressorInfo {
     name: "threelc",
-    class: Class::Hybrid,
     about: "three values, five to a byte, runs of zeros shortened",
     source: "Lim et al. 2019, \"3LC\", section 3; GRACE 3.3",
     params: &[Param::optional(
@@ -552,28 +489,24 @@ pub static THREELC: CompressorInfo = CompressorInfo {
         1.0,
         "sparsity multiplier: the larger, the more zeros",
     )],
-    travels: |_| Travels::Gathers,
     // |x| >= M/2 comes no farther from 0 by taking M away, and the largest value, M/s, is left with s − 1 of itself.
     nature: |_| Nature::Contractive(|values, n| 0.999 * (1.0 - (values.number(0) - 1.0).powi(2)) / n.max(1) as f64),
-    scope: Scope::Tensor,
-    candidates: &[],
+    ..usual(Class::Hybrid)
 };
 
 pub static POWERSGD: CompressorInfo = CompressorInfo {
     name: "powersgd",
-    class: Class::LowRank,
     about: "each layer as a product of two thin matrices, by subspace iteration with a warm start",
     source: "Vogels et al. 2019, \"PowerSGD\", algorithm 1; GRACE 3.4",
     params: &[Param::required("rank", Kind::Whole(1, 1024), "columns of the thin matrices")],
     travels: |_| Travels::Sums(Element::F32),
     nature: |_| Nature::Contractive(|_, _| 0.0),
-    scope: Scope::Tensor,
     candidates: &["powersgd(rank=1)+ef(vanilla)", "powersgd(rank=2)+ef(vanilla)", "powersgd(rank=4)+ef(vanilla)"],
+    ..usual(Class::LowRank)
 };
 
 pub static GRADZIP: CompressorInfo = CompressorInfo {
     name: "gradzip",
-    class: Class::LowRank,
     about: "each layer as a product of two thin matrices, by regularised alternating least squares",
     source: "Cho et al. 2019, \"GradZip\", as GRACE 3.4 defines it",
     params: &[
@@ -587,25 +520,20 @@ pub static GRADZIP: CompressorInfo = CompressorInfo {
     ],
     travels: |_| Travels::Sums(Element::F32),
     nature: |_| Nature::Contractive(|_, _| 0.0),
-    scope: Scope::Tensor,
-    candidates: &[],
+    ..usual(Class::LowRank)
 };
 
 pub static ATOMO: CompressorInfo = CompressorInfo {
     name: "atomo",
-    class: Class::LowRank,
     about: "singular vectors of each layer at random, unbiased",
     source: "Wang et al. 2018, \"ATOMO\", algorithm 1 and section 4 (spectral-ATOMO); GRACE 3.4",
     params: &[Param::required("budget", POSITIVE, "how many atoms are sent in the mean")],
-    travels: |_| Travels::Gathers,
     nature: |_| Nature::Unbiased(nature::atomo),
-    scope: Scope::Tensor,
-    candidates: &[],
+    ..usual(Class::LowRank)
 };
 
 pub static GRADIVEQ: CompressorInfo = CompressorInfo {
     name: "gradiveq",
-    class: Class::LowRank,
     about: "slices of each layer on the principal components of slices before",
     source: "Yu et al. 2018, \"GradiVeQ\", sections 3 and 4; GRACE 3.4",
     params: &[
@@ -615,6 +543,19 @@ pub static GRADIVEQ: CompressorInfo = CompressorInfo {
     ],
     travels: |_| Travels::Sums(Element::F32),
     nature: |_| Nature::Biased("components of earlier gradients promise nothing of this one"),
-    scope: Scope::Tensor,
-    candidates: &[],
+    ..usual(Class::LowRank)
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_compressor_says_what_it_is() {
+        for info in COMPRESSORS {
+            for text in [info.name, info.about, info.source] {
+                assert!(!text.is_empty(), "{info:?}");
+            }
+        }
+    }
+}

@@ -67,10 +67,10 @@ pub enum SpecError {
         /// The strategy, as written in its canonical form.
         of: String,
     },
-    /// Random values that are scaled up, with error feedback.
+    /// An unbiased compressor whose variance may be large, with error feedback.
     #[error(
         "train with {of}: the residual of error feedback would grow without bound, since the compressor scales up what it \
-         sends; leave the scaling out, or the memory"
+         sends in place of the rest; leave out the memory, or the scaling where it is a parameter"
     )]
     Diverges {
         /// The strategy, as written in its canonical form.

@@ -4,14 +4,13 @@ use super::compressors::COMPRESSORS;
 use super::params::{ANY, ANY_SHARE};
 use super::{CompressorSpec, Nature, SpecError};
 use crate::CompressionRatio;
-use serde::{Deserialize, Serialize};
+use crate::text::serde_as_text;
 use std::fmt;
 use std::str::FromStr;
 
 /// A compressor with its parameters, memory and the rest, but without the share of values that it keeps:
 /// `topk(k=*)+ef(vanilla)`, `powersgd(rank=2)+ef(vanilla)`, `fp16`. What message sizes and curves over the ratio belong to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Family(CompressorSpec);
 
 /// Stands for any share where a text needs one.
@@ -110,19 +109,7 @@ impl FromStr for Family {
     }
 }
 
-impl TryFrom<String> for Family {
-    type Error = SpecError;
-
-    fn try_from(text: String) -> Result<Self, SpecError> {
-        text.parse()
-    }
-}
-
-impl From<Family> for String {
-    fn from(family: Family) -> Self {
-        family.to_string()
-    }
-}
+serde_as_text!(Family);
 
 #[cfg(test)]
 mod tests {

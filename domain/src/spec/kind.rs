@@ -1,14 +1,12 @@
 //! A compressor by its name alone.
 
 use super::{CompressorInfo, Family, SpecError, find};
-use serde::{Deserialize, Serialize};
-use std::cmp::Ordering;
+use crate::text::serde_as_text;
 use std::fmt;
 use std::str::FromStr;
 
 /// A compressor with any parameters and memory: `topk`, `fp16`, `powersgd`. What a job's policy allows.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CompressorKind(&'static CompressorInfo);
 
 impl CompressorKind {
@@ -32,45 +30,13 @@ impl FromStr for CompressorKind {
     }
 }
 
-impl TryFrom<String> for CompressorKind {
-    type Error = SpecError;
-
-    fn try_from(text: String) -> Result<Self, SpecError> {
-        text.parse()
-    }
-}
-
-impl From<CompressorKind> for String {
-    fn from(kind: CompressorKind) -> Self {
-        kind.name().to_owned()
-    }
-}
-
 impl fmt::Display for CompressorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl PartialEq for CompressorKind {
-    fn eq(&self, other: &Self) -> bool {
-        std::ptr::eq(self.0, other.0)
-    }
-}
-
-impl Eq for CompressorKind {}
-
-impl PartialOrd for CompressorKind {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for CompressorKind {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.name().cmp(other.name())
-    }
-}
+serde_as_text!(CompressorKind);
 
 #[cfg(test)]
 mod tests {

@@ -138,7 +138,36 @@ pub enum NonFinite {
     Skip,
 }
 
+/// Lines of a table are equal, and ordered, by their names.
+macro_rules! by_name {
+    ($name:ident $(<$kind:ident>)?) => {
+        impl$(<$kind>)? PartialEq for $name$(<$kind>)? {
+            fn eq(&self, other: &Self) -> bool {
+                self.name == other.name
+            }
+        }
+
+        impl$(<$kind>)? Eq for $name$(<$kind>)? {}
+
+        impl$(<$kind>)? PartialOrd for $name$(<$kind>)? {
+            fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+                Some(self.cmp(other))
+            }
+        }
+
+        impl$(<$kind>)? Ord for $name$(<$kind>)? {
+            fn cmp(&self, other: &Self) -> Ordering {
+                self.name.cmp(other.name)
+            }
+        }
+    };
+}
+
+by_name!(CompressorInfo);
+by_name!(Part<Kind>);
+
 /// A compressor: its name and what it takes.
+#[derive(Debug)]
 pub struct CompressorInfo {
     /// In the textual form.
     pub name: &'static str,
@@ -163,18 +192,14 @@ pub struct CompressorInfo {
 impl CompressorInfo {
     /// Whether its messages are some of the tensor's values with their indices, which may then travel in fewer bits.
     pub fn copies_values(&self) -> bool {
-        compressors::COPYING.iter().any(|own| std::ptr::eq(*own, self))
-    }
-}
-
-impl fmt::Debug for CompressorInfo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompressorInfo").field("name", &self.name).finish_non_exhaustive()
+        compressors::COPYING.contains(&self)
     }
 }
 
 /// A compressor with its parameters, memory, momentum and the rest.
-#[derive(Clone, Copy)]
+///
+/// Two are equal, and ordered, by what their texts say.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CompressorSpec {
     compressor: &'static CompressorInfo,
     values: Values,
@@ -283,60 +308,19 @@ impl CompressorSpec {
 
     /// k where it is a number of values above n: all n are kept then.
     pub fn k_above(&self, n: usize) -> Option<u64> {
-        let params = self.compressor.params.iter().zip(self.values.all());
-        let k =
-            params.filter(|(param, _)| param.name == "k" && matches!(param.kind, Kind::Kept)).map(|(_, k)| *k).next();
-        k.filter(|k| *k > n as f64).map(|k| k as u64)
+        let k = self.values.number(self.place_of_k()?);
+        (k > n as f64).then_some(k as u64)
     }
 
     /// Whether a codec of one can go on under the other.
     pub fn same_codec(&self, other: &Self) -> bool {
-        let parts = |spec: &Self| (spec.compressor.name, spec.values, spec.scope, spec.value_type);
+        let parts = |spec: &Self| (spec.compressor, spec.values, spec.scope, spec.value_type);
         parts(self) == parts(other)
     }
 
     /// Whether the memory stays.
     pub fn same_memory(&self, other: &Self) -> bool {
-        self.memory() == other.memory()
-    }
-}
-
-/// What two specs of the same text have in common, and no others.
-type Key = (
-    (&'static str, Values),
-    Option<(&'static str, Values)>,
-    Option<(&'static str, Values)>,
-    (Scope, ValueType, Checksum, NonFinite, Option<u64>),
-);
-
-impl CompressorSpec {
-    fn key(&self) -> Key {
-        (
-            (self.compressor.name, self.values),
-            self.memory.map(|(memory, values)| (memory.name, values)),
-            self.momentum.map(|(momentum, values)| (momentum.name, values)),
-            (self.scope, self.value_type, self.checksum, self.non_finite, self.seed),
-        )
-    }
-}
-
-impl PartialEq for CompressorSpec {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for CompressorSpec {}
-
-impl PartialOrd for CompressorSpec {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for CompressorSpec {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.key().cmp(&other.key())
+        self.memory == other.memory
     }
 }
 

@@ -317,7 +317,7 @@ pub(super) fn unpack_avx512(packed: &[u8], width: u32, codes: &mut [u8]) -> (usi
 }
 
 /// A loop compiled for AVX2, or as it is on processors without.
-pub(super) fn work_avx2<W: Work>(work: W) -> W::Output {
+pub(super) fn work_avx2<O>(work: impl Work<O>) -> O {
     if !has_avx2() {
         return work.run();
     }
@@ -326,7 +326,7 @@ pub(super) fn work_avx2<W: Work>(work: W) -> W::Output {
 }
 
 /// A loop compiled for AVX-512 with bytes, words and double words, or for AVX2 on processors without.
-pub(super) fn work_avx512<W: Work>(work: W) -> W::Output {
+pub(super) fn work_avx512<O>(work: impl Work<O>) -> O {
     if !has_avx512() {
         return work_avx2(work);
     }
@@ -335,11 +335,11 @@ pub(super) fn work_avx512<W: Work>(work: W) -> W::Output {
 }
 
 #[target_feature(enable = "avx2,fma")]
-fn inside_avx2<W: Work>(work: W) -> W::Output {
+fn inside_avx2<O>(work: impl Work<O>) -> O {
     work.run()
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn inside_avx512<W: Work>(work: W) -> W::Output {
+fn inside_avx512<O>(work: impl Work<O>) -> O {
     work.run()
 }

@@ -16,7 +16,9 @@ use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
 use crate::entry::Entry;
 use crate::random::Stream;
-use crate::wire::{Reader, Writer, levels_width, pack, packed_bytes, read_indices, unpack, write_indices_least};
+use crate::wire::{
+    Reader, Writer, add_finite, levels_width, pack, packed_bytes, read_indices, unpack, write_indices_least,
+};
 use flexcomm_domain::spec::{Values, compressors};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -239,16 +241,8 @@ impl Codec for SketchMl {
                 let first = group * self.width();
                 for (i, level) in self.indices.iter().zip(&self.levels) {
                     let bucket = (first + usize::from(*level)).min(self.buckets - 1);
-                    let sum = out[*i as usize] + scale * sign * self.means[side][bucket];
                     // A message that no encoder writes may name a value in several groups: it stays finite.
-                    if !sum.is_finite() {
-                        return Err(ReadError::Number {
-                            what: "value",
-                            value: f64::from(sum),
-                            rule: "it must be finite",
-                        });
-                    }
-                    out[*i as usize] = sum;
+                    add_finite(&mut out[*i as usize], scale * sign * self.means[side][bucket])?;
                 }
             }
         }

@@ -159,11 +159,7 @@ fn read_runs(from: &mut Reader<'_>, quartic: &mut [u8]) -> Result<(), ReadError>
     while at < quartic.len() {
         let (value, run) = code(from.u8("quartic byte")?);
         let Some(to) = quartic.get_mut(at..at + run) else {
-            return Err(ReadError::Field {
-                what: "run of zeros",
-                value: run as u64,
-                rule: "it passes the tensor's end",
-            });
+            return Err(ReadError::field("run of zeros", run as u64, "it passes the tensor's end"));
         };
         to.fill(value);
         at += run;
@@ -177,7 +173,7 @@ fn check_padding(quartic: &[u8], n: usize) -> Result<(), ReadError> {
     for place in n..DIGITS * p {
         let (byte, worth) = (quartic[place % p], WORTH[place / p]);
         if byte / worth % 3 != 1 {
-            return Err(ReadError::Field { what: "padding", value: u64::from(byte), rule: "it must stand for 0" });
+            return Err(ReadError::field("padding", byte, "it must stand for 0"));
         }
     }
     Ok(())

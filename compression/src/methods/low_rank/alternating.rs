@@ -153,17 +153,17 @@ impl<H: Halves> Alternating<H> {
         }
         // The product alone: none of its values may be cut, or energies would not be those of the factors.
         buffer.fill(0.0);
-        let uncut = self.add(context, (1.0, buffer)) && buffer.iter().all(|value| value.abs() < f32::MAX);
+        let uncut = self.add(context, (1.0, buffer)).is_ok() && buffer.iter().all(|value| value.abs() < f32::MAX);
         buffer.copy_from_slice(x);
-        uncut && self.add(context, (-1.0, buffer))
+        uncut && self.add(context, (-1.0, buffer)).is_ok()
     }
 
     /// `out += scale left valuesᵀ`.
-    fn add(&mut self, context: &Context, (scale, out): (f32, &mut [f32])) -> bool {
+    fn add(&mut self, context: &Context, (scale, out): (f32, &mut [f32])) -> Result<(), ReadError> {
         let Self { shape, rank, left, values, .. } = self;
         left.resize(*rank * shape.rows, 0.0);
         let strides = Strides::vectors(shape.rows);
-        context.kernel.run(AddProduct { left, strides, right: values, cols: shape.cols, scale, out })
+        AddProduct { left, strides, right: values, cols: shape.cols, scale, out }.checked(context.kernel)
     }
 }
 
@@ -191,11 +191,9 @@ impl<H: Halves> Codec for Alternating<H> {
 
     fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let energy = self.encode(x, context, out)?;
-        if self.is_dense() {
-            x.fill(0.0);
-        } else if !self.add(context, (-1.0, x)) {
-            let (what, value, rule) = ("value", f64::INFINITY, "it must be finite");
-            return Err(EncodeError::Own(ReadError::Number { what, value, rule }));
+        match self.is_dense() {
+            true => x.fill(0.0),
+            false => self.add(context, (-1.0, x))?,
         }
         Ok(energy)
     }
@@ -206,18 +204,13 @@ impl<H: Halves> Codec for Alternating<H> {
         context: &Context,
         (scale, out): (f32, &mut [f32]),
     ) -> Result<(), ReadError> {
-        let values = from.f32s("values", self.count(1))?;
         if self.is_dense() {
-            out.iter_mut().zip(values).for_each(|(out, value)| *out += scale * value);
-        } else {
-            self.values.clear();
-            self.values.extend(values);
-            if !self.add(context, (scale, out)) {
-                let (what, value, rule) = ("value", f64::INFINITY, "it must be finite");
-                return Err(ReadError::Number { what, value, rule });
-            }
+            return from.add_f32s("values", (scale, out));
         }
-        Ok(())
+        let values = from.f32s("values", self.count(1))?;
+        self.values.clear();
+        self.values.extend(values);
+        self.add(context, (scale, out))
     }
 
     fn size(&self) -> Size {
@@ -258,8 +251,8 @@ impl<H: Halves> Codec for Alternating<H> {
     fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError> {
         let len = from.u32("length of the warm start")? as usize;
         if len != 0 && len != self.rank * self.shape.cols {
-            let (what, value) = ("length of the warm start", len as u64);
-            return Err(ReadError::Field { what, value, rule: "it must be 0 or rank times columns" });
+            let rule = "it must be 0 or rank times columns";
+            return Err(ReadError::field("length of the warm start", len as u64, rule));
         }
         let values = from.f32s("warm start", len)?;
         self.warm.clear();

@@ -201,15 +201,12 @@ impl Codec for Atomo {
     ) -> Result<(), ReadError> {
         let kind = from.u8("kind")?;
         if kind == AS_IT_IS {
-            let values = from.f32s("values", out.len())?;
-            out.iter_mut().zip(values).for_each(|(out, value)| *out += scale * value);
-            return Ok(());
+            return from.add_f32s("values", (scale, out));
         }
         let count = from.u32("atoms")?;
         // More atoms than are sent today, too: once there were any number.
         if kind != ATOMS || !self.shape.is_matrix() || count as usize > self.atoms() {
-            let value = u64::from(count);
-            return Err(ReadError::Field { what: "atoms", value, rule: "a matrix has no more than its smaller side" });
+            return Err(ReadError::field("atoms", count, "a matrix has no more than its smaller side"));
         }
         let Self { shape: Shape { rows, cols }, left, right, .. } = self;
         left.clear();
@@ -219,10 +216,7 @@ impl Codec for Atomo {
             right.extend(from.f32s("right vector", *cols)?);
         }
         let (cols, strides) = (*cols, Strides::vectors(*rows));
-        match context.kernel.run(AddProduct { left, strides, right, cols, scale, out }) {
-            true => Ok(()),
-            false => Err(ReadError::Number { what: "value", value: f64::INFINITY, rule: "it must be finite" }),
-        }
+        AddProduct { left, strides, right, cols, scale, out }.checked(context.kernel)
     }
 
     fn size(&self) -> Size {
@@ -242,8 +236,6 @@ struct TallGram<'a> {
 }
 
 impl Work for TallGram<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let cols = self.cols;
@@ -264,8 +256,6 @@ struct WideGram<'a> {
 }
 
 impl Work for WideGram<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let rows = self.matrix.len() / self.cols;

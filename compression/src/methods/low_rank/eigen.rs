@@ -59,8 +59,6 @@ impl Eigen {
 struct Solve<'a>(&'a mut Eigen, usize);
 
 impl Work for Solve<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let Self(Eigen { matrix, vectors, values, off, work, .. }, n) = self;

@@ -149,20 +149,16 @@ impl GradiVeQ {
         }
     }
 
-    /// `out += scale (U c + count μ)`, c from `values`; whether all is finite.
-    fn add(&self, kernel: Kernel, (scale, messages): (f32, f32), out: &mut [f32]) -> bool {
+    /// `out += scale (U c + count μ)`, c from `values`.
+    fn add(&self, kernel: Kernel, (scale, messages): (f32, f32), out: &mut [f32]) -> Result<(), ReadError> {
         let (basis, mean) = self.basis.split_at(self.kept * self.slice);
         let weight = scale * messages;
         for slice in out.chunks_mut(self.slice) {
             slice.iter_mut().zip(mean).for_each(|(out, mean)| *out += weight * mean);
         }
         let (cols, left, strides) = (self.slice, &self.values[..], self.strides());
-        kernel.run(AddProduct { left, strides, right: basis, cols, scale, out })
+        AddProduct { left, strides, right: basis, cols, scale, out }.checked(kernel)
     }
-}
-
-fn not_finite() -> ReadError {
-    ReadError::Number { what: "value", value: f64::INFINITY, rule: "it must be finite" }
 }
 
 impl Codec for GradiVeQ {
@@ -185,15 +181,13 @@ impl Codec for GradiVeQ {
         (scale, out): (f32, &mut [f32]),
     ) -> Result<(), ReadError> {
         if !self.compresses(context) {
-            let values = from.f32s("values", self.n)?;
-            out.iter_mut().zip(values).for_each(|(out, value)| *out += scale * value);
-            return Ok(());
+            return from.add_f32s("values", (scale, out));
         }
         let messages = from.f32("count of messages")?;
         let values = from.f32s("components", self.compressed_count() - 1)?;
         self.values.clear();
         self.values.extend(values);
-        if self.add(context.kernel, (scale, messages), out) { Ok(()) } else { Err(not_finite()) }
+        self.add(context.kernel, (scale, messages), out)
     }
 
     /// Steps are learned from or compressed by their number.
@@ -237,12 +231,10 @@ impl Codec for GradiVeQ {
         let learned = from.u64("step of the basis")?;
         let len = from.u32("length of the basis")? as usize;
         if len != 0 && len != (self.kept + 1) * self.slice {
-            let (what, value) = ("length of the basis", len as u64);
-            return Err(ReadError::Field { what, value, rule: "it must be 0 or (d + 1) * slice" });
+            return Err(ReadError::field("length of the basis", len as u64, "it must be 0 or (d + 1) * slice"));
         }
         if len == 0 && learned != 0 {
-            let what = "step of the basis";
-            return Err(ReadError::Field { what, value: learned, rule: "it must be 0 when there is no basis" });
+            return Err(ReadError::field("step of the basis", learned, "it must be 0 when there is no basis"));
         }
         let values = from.f32s("basis", len)?;
         self.basis.clear();
@@ -290,8 +282,6 @@ struct Covariance<'a> {
 }
 
 impl Work for Covariance<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let (k, moved) = (self.mean.len(), self.moved);

@@ -3,6 +3,8 @@
 //! A large matrix is held by rows, m x L. A thin one is held by its vectors, one after the other: r vectors of length m
 //! (left) or L (right). Sums have a fixed order, so every kernel answers the same bits.
 
+use crate::Kernel;
+use crate::codec::ReadError;
 use crate::kernels::{NOT_FINITE, Work, key};
 
 /// Partial sums of a dot product.
@@ -43,8 +45,6 @@ pub(super) struct Times<'a> {
 }
 
 impl Work for Times<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         for (i, row) in self.matrix.chunks(self.cols).enumerate() {
@@ -86,8 +86,6 @@ pub(super) struct Transposed<'a> {
 }
 
 impl Work for Transposed<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let rows = self.matrix.len() / self.cols;
@@ -126,9 +124,7 @@ pub(super) struct AddProduct<'a> {
     pub(super) out: &'a mut [f32],
 }
 
-impl Work for AddProduct<'_> {
-    type Output = bool;
-
+impl Work<bool> for AddProduct<'_> {
     #[inline(always)]
     fn run(self) -> bool {
         let (mut worst, mut sums) = (0u32, [0.0f32; COLUMNS]);
@@ -148,6 +144,16 @@ impl Work for AddProduct<'_> {
             }
         }
         worst < NOT_FINITE
+    }
+}
+
+impl AddProduct<'_> {
+    /// Refuses sums that are not finite.
+    pub(super) fn checked(self, kernel: Kernel) -> Result<(), ReadError> {
+        match kernel.run(self) {
+            true => Ok(()),
+            false => Err(ReadError::number("value", f32::INFINITY, "it must be finite")),
+        }
     }
 }
 

@@ -108,8 +108,7 @@ impl Cast {
     ) -> Result<(), ReadError> {
         let bytes = from.take("halves", 2 * out.len())?;
         let max = context.kernel.widen::<FRESH>(self.limits.half, bytes, (scale, out));
-        let error =
-            ReadError::Number { what: "half", value: f64::from(f32::from_bits(max)), rule: "it must be finite" };
+        let error = ReadError::number("half", f32::from_bits(max), "it must be finite");
         if max < NOT_FINITE { Ok(()) } else { Err(error) }
     }
 }

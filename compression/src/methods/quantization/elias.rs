@@ -221,7 +221,7 @@ impl<R: Rule, S: Iterator<Item = f32>> Decoder<R, S> {
             };
             place += gap;
             if level > if negative { below } else { above } {
-                return Err(ReadError::Field { what: "level", value: level, rule: "no such level" });
+                return Err(ReadError::field("level", level, "no such level"));
             }
             let at = place as usize - 1;
             while opened <= at {
@@ -232,7 +232,7 @@ impl<R: Rule, S: Iterator<Item = f32>> Decoder<R, S> {
             out[at] += self.rule.relative(code) * step;
         }
         if place > end {
-            return Err(ReadError::Field { what: "distance", value: place, rule: "it leads beyond the end" });
+            return Err(ReadError::field("distance", place, "it leads beyond the end"));
         }
         bits.finish("codes")
     }

@@ -144,8 +144,7 @@ impl Codec for Inceptionn {
                     }
                 } * scale;
                 if !value.is_finite() {
-                    let value = f64::from(value);
-                    return Err(ReadError::Number { what: "value", value, rule: "it must be in range" });
+                    return Err(ReadError::number("value", value, "it must be in range"));
                 }
                 *to += value;
             }
@@ -179,8 +178,6 @@ struct Tags<'a> {
 }
 
 impl Work for Tags<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         for (to, x) in self.tags.iter_mut().zip(self.x) {
@@ -195,9 +192,7 @@ impl Work for Tags<'_> {
 /// How often each tag occurs in packed tags.
 struct CountTags<'a>(&'a [u8]);
 
-impl Work for CountTags<'_> {
-    type Output = [usize; 4];
-
+impl Work<[usize; 4]> for CountTags<'_> {
     #[inline(always)]
     fn run(self) -> [usize; 4] {
         let (mut low, mut high, mut both) = (0, 0, 0);

@@ -383,7 +383,7 @@ impl<S: Scheme> Bucketed<S> {
             (_, Some(_), Some(first)) if first.is_sign_negative() => match from.u8("coding")? {
                 GAMMA => Ok(Some(Elias::Gamma)),
                 DELTA => Ok(Some(Elias::Delta)),
-                other => Err(ReadError::Field { what: "coding", value: other.into(), rule: "no such coding" }),
+                other => Err(ReadError::field("coding", other, "no such coding")),
             },
             _ => Ok(None),
         }
@@ -439,7 +439,7 @@ impl<S: Scheme> Bucketed<S> {
 
 /// scale * step, if the norm is one and `most` such steps are finite.
 pub(super) fn multiplier(scale: f32, (norm, step): (f32, f32), most: f32) -> Result<f32, ReadError> {
-    let number = |rule| ReadError::Number { what: "norm", value: f64::from(norm), rule };
+    let number = |rule| ReadError::number("norm", norm, rule);
     if norm < 0.0 {
         return Err(number("it must not be negative"));
     }
@@ -449,15 +449,13 @@ pub(super) fn multiplier(scale: f32, (norm, step): (f32, f32), most: f32) -> Res
 
 /// Refuses a code beyond the last.
 pub(super) fn check_level(most: u8, levels: u64) -> Result<(), ReadError> {
-    let value = u64::from(most);
-    if value < levels { Ok(()) } else { Err(ReadError::Field { what: "levels", value, rule: "no such level" }) }
+    if u64::from(most) < levels { Ok(()) } else { Err(ReadError::field("levels", most, "no such level")) }
 }
 
 /// Refuses set bits behind the last of `bits`.
 pub(super) fn check_padding(what: &'static str, bytes: &[u8], bits: usize) -> Result<(), ReadError> {
     let padding = bytes.last().map_or(0, |byte| if bits.is_multiple_of(8) { 0 } else { byte >> (bits % 8) });
-    let error = ReadError::Field { what, value: u64::from(padding), rule: "padding must be 0" };
-    if padding == 0 { Ok(()) } else { Err(error) }
+    if padding == 0 { Ok(()) } else { Err(ReadError::field(what, padding, "padding must be 0")) }
 }
 
 /// Codes of values, and Σ relative².
@@ -533,8 +531,6 @@ struct Rest<'a, R> {
 }
 
 impl<R: Rule> Work for Rest<'_, R> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let Self { rule, x, first, codes, words, squares } = self;
@@ -589,8 +585,6 @@ struct Add<'a, const FRESH: bool, R> {
 }
 
 impl<const FRESH: bool, R: Rule> Work for Add<'_, FRESH, R> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         for (to, code) in self.out.iter_mut().zip(self.codes) {

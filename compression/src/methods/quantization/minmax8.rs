@@ -120,8 +120,7 @@ impl MinMax {
     ) -> Result<(), ReadError> {
         let (min, max) = (from.f32("min")?, from.f32("max")?);
         if min > max || !(min * scale).is_finite() || !(max * scale).is_finite() {
-            let value = f64::from(min);
-            return Err(ReadError::Number { what: "min", value, rule: "it must not exceed max, both in range" });
+            return Err(ReadError::number("min", min, "it must not exceed max, both in range"));
         }
         let (codes, grid) = (from.take("codes", out.len())?, Grid::new(min, max));
         self.table.fill(|code| grid.value(code) * scale);
@@ -133,9 +132,7 @@ impl MinMax {
 /// min and max; (0, 0) of nothing.
 struct Range<'a>(&'a [f32]);
 
-impl Work for Range<'_> {
-    type Output = (f32, f32);
-
+impl Work<(f32, f32)> for Range<'_> {
     #[inline(always)]
     fn run(self) -> (f32, f32) {
         let Some(first) = self.0.first() else { return (0.0, 0.0) };
@@ -161,8 +158,6 @@ struct Round<'a> {
 }
 
 impl Work for Round<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         self.codes.iter_mut().zip(self.x).for_each(|(code, x)| *code = self.grid.code(*x));

@@ -87,8 +87,7 @@ fn read<const FRESH: bool>(
     let exponents = from.take("exponents", out.len())?;
     let most = context.kernel.run(Most(exponents));
     if !(f32::from_bits(u32::from(most) << 23) * scale).is_finite() {
-        let value = u64::from(most);
-        return Err(ReadError::Field { what: "exponent", value, rule: "the value must be finite" });
+        return Err(ReadError::field("exponent", most, "the value must be finite"));
     }
     let blocks = out.chunks_mut(BLOCK).zip(exponents.chunks(BLOCK)).zip(signs.chunks(BLOCK / 8));
     for ((out, exponents), signs) in blocks {
@@ -138,8 +137,6 @@ struct Round<'a> {
 }
 
 impl Work for Round<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let Rounded { random, x, first, codes: exponents, words, .. } = self.values;
@@ -157,9 +154,7 @@ impl Work for Round<'_> {
 /// The largest byte.
 struct Most<'a>(&'a [u8]);
 
-impl Work for Most<'_> {
-    type Output = u8;
-
+impl Work<u8> for Most<'_> {
     #[inline(always)]
     fn run(self) -> u8 {
         self.0.iter().fold(0, |most, byte| most.max(*byte))
@@ -174,8 +169,6 @@ struct Add<'a> {
 }
 
 impl Work for Add<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let scale = self.scale;

@@ -105,8 +105,7 @@ impl OneBitSgd {
         for (below, others) in below.iter_mut().zip(&mut *others) {
             (*below, *others) = (from.f32("mean below")? * scale, from.f32("mean of the others")? * scale);
             if !(below.is_finite() && others.is_finite()) {
-                let value = f64::from(*below);
-                return Err(ReadError::Number { what: "mean", value, rule: "it must be in range" });
+                return Err(ReadError::number("mean", *below, "it must be in range"));
             }
         }
         let bits = from.take("sides", packed_bytes(out.len(), 1))?;

@@ -39,8 +39,6 @@ macro_rules! by_width {
 pub(super) use by_width;
 
 impl Work for Pack<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         by_width!(self.width, pack(self.codes, self.out));
@@ -80,9 +78,7 @@ pub(super) struct Unpack<'a> {
     pub(super) codes: &'a mut [u8],
 }
 
-impl Work for Unpack<'_> {
-    type Output = u8;
-
+impl Work<u8> for Unpack<'_> {
     #[inline(always)]
     fn run(self) -> u8 {
         by_width!(self.width, unpack(self.packed, self.codes));

@@ -105,8 +105,6 @@ struct Vote<'a> {
 }
 
 impl Work for Vote<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let mut bytes = [0; BLOCK / 8];
@@ -133,8 +131,6 @@ struct Count<'a> {
 }
 
 impl Work for Count<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         // From the lowest bit up: a higher one overrules what those below say.

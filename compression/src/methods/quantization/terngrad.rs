@@ -77,9 +77,7 @@ impl Scheme for Ternary {
 /// Σ x in eight sums.
 struct Sum<'a>(&'a [f32]);
 
-impl Work for Sum<'_> {
-    type Output = f64;
-
+impl Work<f64> for Sum<'_> {
     #[inline(always)]
     fn run(self) -> f64 {
         let (groups, rest) = self.0.as_chunks::<8>();

@@ -10,7 +10,7 @@ use super::sparse::{self, Pick, most_index_bytes};
 use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
 use crate::entry::Entry;
 use crate::kernels::{Kernel, Work, key};
-use crate::wire::{Reader, Writer, packed_bytes, read_indices, write_indices_least};
+use crate::wire::{Reader, Writer, add_finite, packed_bytes, read_indices, write_indices_least};
 use crate::{Energy, Selection};
 use flexcomm_domain::spec::{ValueType, Values, compressors};
 
@@ -116,11 +116,7 @@ impl Codec for Adaptive {
         for i in &self.indices {
             let value = if signs.get("signs", 1)? == 1 { -magnitude } else { magnitude };
             // A value may be named in both lists by a message that no encoder writes: it stays finite.
-            let sum = out[*i as usize] + scale * value;
-            if !sum.is_finite() {
-                return Err(ReadError::Number { what: "value", value: f64::from(sum), rule: "it must be finite" });
-            }
-            out[*i as usize] = sum;
+            add_finite(&mut out[*i as usize], scale * value)?;
         }
         signs.finish("signs")
     }
@@ -153,9 +149,7 @@ struct Sums {
 
 const LANES: usize = 8;
 
-impl Work for Below<'_> {
-    type Output = Sums;
-
+impl Work<Sums> for Below<'_> {
     #[inline(always)]
     fn run(self) -> Sums {
         let (mut sums, mut counts) = ([0.0f64; LANES], [0u32; LANES]);

@@ -2,7 +2,7 @@
 //! the residual of error feedback, as what is not selected does.
 
 use crate::codec::ReadError;
-use crate::wire::{Reader, Writer, bf16_to_f32, f32_to_bf16};
+use crate::wire::{Reader, Writer, bf16_to_f32, f32_to_bf16, finite};
 use flexcomm_domain::spec::ValueType;
 
 /// Values per step of [`ValueType::Int8`].
@@ -61,19 +61,14 @@ pub(super) fn add(
             for index in indices {
                 let half = from.take("value", 2)?;
                 let value = f32::from_bits(u32::from(u16::from_le_bytes([half[0], half[1]])) << 16);
-                if !value.is_finite() {
-                    let value = f64::from(value);
-                    return Err(ReadError::Number { what: "value", value, rule: "it must be finite" });
-                }
-                put(*index, value);
+                put(*index, finite("value", value)?);
             }
         }
         ValueType::Int8 => {
             for block in indices.chunks(BLOCK) {
                 let step = from.scale("step of the values")?;
                 if step > MOST / LEVELS {
-                    let value = f64::from(step);
-                    return Err(ReadError::Number { what: "step of the values", value, rule: "127 of it are no f32" });
+                    return Err(ReadError::number("step of the values", step, "127 of it are no f32"));
                 }
                 for (index, byte) in block.iter().zip(from.take("value", block.len())?) {
                     put(*index, f32::from(i8::from_le_bytes([*byte])) * step);

@@ -123,14 +123,10 @@ impl Choose for Sidco {
     fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError> {
         let (stages, sent, steps) = (from.u32("stages")?, from.u64("values sent")?, from.u32("steps")?);
         if stages == 0 || stages > self.most_stages || steps >= self.every {
-            return Err(ReadError::Field { what: "stages", value: u64::from(stages), rule: "not of this strategy" });
+            return Err(ReadError::field("stages", stages, "not of this strategy"));
         }
         if sent > u64::from(steps) * self.n as u64 {
-            return Err(ReadError::Field {
-                what: "values sent",
-                value: sent,
-                rule: "no more than its steps have values",
-            });
+            return Err(ReadError::field("values sent", sent, "no more than its steps have values"));
         }
         (self.stages, self.sent, self.steps) = (stages, sent, steps);
         Ok(())
@@ -231,9 +227,7 @@ struct Gather<'a> {
     shift: f64,
 }
 
-impl Work for Gather<'_> {
-    type Output = Moments;
-
+impl Work<Moments> for Gather<'_> {
     #[inline(always)]
     fn run(self) -> Moments {
         let mut out = Moments { count: self.x.len(), ..Moments::default() };

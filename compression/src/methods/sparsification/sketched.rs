@@ -94,7 +94,7 @@ impl Sketched {
         if self.heavymix && self.mix(context) {
             return Ok(());
         }
-        let infinite = |_| ReadError::Number { what: "estimate", value: f64::INFINITY, rule: "it must be finite" };
+        let infinite = |_| ReadError::number("estimate", f32::INFINITY, "it must be finite");
         self.selector.select(&self.estimates, self.agreed.k, context).map_err(infinite)?;
         self.agreed.indices.clear();
         self.agreed.indices.extend_from_slice(self.selector.selection.indices());
@@ -151,8 +151,6 @@ struct Estimate<'a> {
 }
 
 impl Work for Estimate<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let rows = self.streams.len();

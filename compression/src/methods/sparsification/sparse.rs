@@ -184,8 +184,6 @@ pub(in crate::methods) struct Pick<'a, F> {
 const GROUP: usize = 16;
 
 impl<F: Fn(u32, f32) -> bool> Work for Pick<'_, F> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let Self { x, selection, admits } = self;
