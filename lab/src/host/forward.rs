@@ -1,21 +1,20 @@
 //! A forwarder with one foot in each network: it listens on the host's loopback and connects inside.
 
+use anyhow::{Result, anyhow, ensure};
 use std::net::{SocketAddr, TcpListener};
 
-use super::launch::HostError;
 
 /// Most connections carried at once: a browser and a few tools.
 const MAX_CONNECTIONS: usize = 64;
 
 /// Binds on the host. Call before the thread enters the inside's namespace.
-pub(crate) fn bind(listen: SocketAddr) -> Result<TcpListener, HostError> {
-    let failed = |error: std::io::Error| HostError::Listen { addr: listen, why: error.to_string() };
-    if !listen.ip().is_loopback() {
-        return Err(HostError::NotLoopback(listen));
-    }
-    let listener = TcpListener::bind(listen).map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
-    Ok(listener)
+pub(crate) fn bind(listen: SocketAddr) -> Result<TcpListener> {
+    ensure!(
+        listen.ip().is_loopback(),
+        "--listen {listen}: the lab is for this machine only, choose a loopback address such as 127.0.0.1:7070"
+    );
+    let bound = TcpListener::bind(listen).and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
+    bound.map_err(|why| anyhow!("cannot listen on {listen}: {why}; choose another with --listen"))
 }
 
 /// Carries connections from `listener` to `target` for ever. The calling thread must be in the namespace

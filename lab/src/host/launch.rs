@@ -1,5 +1,6 @@
 //! Starts the inside, relays its lines, ends it.
 
+use anyhow::{Context, Result, bail};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt;
@@ -11,64 +12,14 @@ use std::time::{Duration, Instant};
 use super::{forward, net};
 use crate::plan::{CONTROLLER_PORT, LINE, LabPlan, UML_ADDR};
 
+/// Of a channel whose other end is gone.
+const THREAD_ENDED: &str = "the lab's inside failed: its thread ended";
+
 /// How long the inside may take to end by itself once told to stop, before it is killed.
 const STOP_GRACE: Duration = Duration::from_secs(25);
 
 /// Lines of kernel output kept to explain an inside that never came up.
 const KEPT_LINES: usize = 40;
-
-/// Why a lab could not run.
-#[derive(Debug, thiserror::Error)]
-pub enum HostError {
-    /// Not root.
-    #[error("the lab makes network namespaces and tap devices: run it as root (sudo)")]
-    NotRoot,
-    /// A helper program failed.
-    #[error("`{command}` failed: {why}")]
-    Command {
-        /// What was run.
-        command: String,
-        /// What it said.
-        why: String,
-    },
-    /// No new namespace.
-    #[error("this kernel refused a new network namespace: {0}")]
-    Namespace(&'static str),
-    /// The page's address cannot be had.
-    #[error("cannot listen on {addr}: {why}; choose another with --listen")]
-    Listen {
-        /// Wanted.
-        addr: SocketAddr,
-        /// The system's words.
-        why: String,
-    },
-    /// The page would be open to the network.
-    #[error("--listen {0}: the lab is for this machine only, choose a loopback address such as 127.0.0.1:7070")]
-    NotLoopback(SocketAddr),
-    /// Neither netem nor user-mode Linux.
-    #[error(
-        "this kernel has no netem and user-mode Linux is not installed; \
-         remedy: apt-get install user-mode-linux (or a kernel with CONFIG_NET_SCH_NETEM)"
-    )]
-    NoNetem,
-    /// Asked for the kernel's own netem, and it has none.
-    #[error("--backend netns: this kernel has no netem; remedy: modprobe sch_netem, or --backend uml")]
-    NoKernelNetem,
-    /// Files.
-    #[error("{path}: {why}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// The system's words.
-        why: String,
-    },
-    /// It started but never spoke.
-    #[error("the lab's inside ended without a word of its own; its last lines were:\n{0}")]
-    Silent(String),
-    /// It spoke and failed.
-    #[error("the lab's inside failed: {0}")]
-    Inside(String),
-}
 
 /// What the inside runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -100,13 +51,13 @@ pub struct Ready {
     /// Where page and REST will be.
     pub listen: SocketAddr,
     plans: mpsc::Sender<LabPlan>,
-    started: mpsc::Receiver<Result<Child, HostError>>,
+    started: mpsc::Receiver<Result<Child>>,
 }
 
 /// Checks all that can refuse a lab: root, the page's address, a kernel that can carry the network.
-pub fn prepare(options: HostOptions) -> Result<Ready, HostError> {
+pub fn prepare(options: HostOptions) -> Result<Ready> {
     if !nix::unistd::geteuid().is_root() {
-        return Err(HostError::NotRoot);
+        bail!("the lab makes network namespaces and tap devices: run it as root (sudo)");
     }
     let listener = forward::bind(options.listen)?;
     let listen = listener.local_addr().unwrap_or(options.listen);
@@ -128,17 +79,16 @@ pub fn prepare(options: HostOptions) -> Result<Ready, HostError> {
             serve(listener, plan_target(&plan));
         }
     });
-    network.recv().map_err(|_| HostError::Inside("its thread ended".into()))??;
+    network.recv().ok().context(THREAD_ENDED)??;
     Ok(Ready { listen, plans, started })
 }
 
 impl Ready {
     /// Runs a lab to its end, passing each of its lines to `print`. `stop` is asked a few times a second.
-    pub fn run(self, plan: LabPlan, stop: impl Fn() -> bool, mut print: impl FnMut(&str)) -> Result<(), HostError> {
-        let ended = || HostError::Inside("its thread ended".into());
+    pub fn run(self, plan: LabPlan, stop: impl Fn() -> bool, mut print: impl FnMut(&str)) -> Result<()> {
         let uml = uml_folder(&plan);
-        self.plans.send(plan).map_err(|_| ended())?;
-        let mut child = self.started.recv().map_err(|_| ended())??;
+        self.plans.send(plan).ok().context(THREAD_ENDED)?;
+        let mut child = self.started.recv().ok().context(THREAD_ENDED)??;
         let outcome = relay(&mut child, &stop, &mut print);
         // Not there without user-mode Linux.
         let _ = std::fs::remove_dir_all(uml);
@@ -165,18 +115,23 @@ fn serve(listener: std::net::TcpListener, target: SocketAddr) {
 }
 
 /// Enters a new network namespace with the calling thread; true when user-mode Linux must carry the network.
-fn carrier(backend: Backend) -> Result<bool, HostError> {
+fn carrier(backend: Backend) -> Result<bool> {
     net::enter_new_namespace()?;
     let netem = net::kernel_has_netem();
     let uml = match backend {
         Backend::Auto => !netem,
         Backend::Netns if netem => false,
-        Backend::Netns => return Err(HostError::NoKernelNetem),
+        Backend::Netns => {
+            bail!("--backend netns: this kernel has no netem; remedy: modprobe sch_netem, or --backend uml")
+        }
         Backend::Uml => true,
     };
     if uml {
         if !Path::new("/usr/bin/linux.uml").exists() {
-            return Err(HostError::NoNetem);
+            bail!(
+                "this kernel has no netem and user-mode Linux is not installed; \
+                 remedy: apt-get install user-mode-linux (or a kernel with CONFIG_NET_SCH_NETEM)"
+            );
         }
         net::add_tap()?;
     }
@@ -184,17 +139,17 @@ fn carrier(backend: Backend) -> Result<bool, HostError> {
 }
 
 /// Starts the inside from the thread that entered its namespace.
-fn start(plan: &LabPlan) -> Result<Child, HostError> {
+fn start(plan: &LabPlan) -> Result<Child> {
     let path = plan.out.join("plan.json");
-    let file_error = |why: String| HostError::File { path: path.clone(), why };
-    let text = serde_json::to_string_pretty(plan).map_err(|e| file_error(e.to_string()))?;
-    std::fs::write(&path, text).map_err(|e| file_error(e.to_string()))?;
-    let exe = std::env::current_exe().map_err(|e| file_error(e.to_string()))?;
+    let shown = || path.display().to_string();
+    let text = serde_json::to_string_pretty(plan).with_context(shown)?;
+    std::fs::write(&path, text).with_context(shown)?;
+    let exe = std::env::current_exe().with_context(shown)?;
     let mut command = if plan.uml { uml_command(&exe, &path, &uml_folder(plan))? } else { netns_command(&exe, &path) };
     // A group of its own: Ctrl-C at the terminal is for this process, which then ends the inside in order.
     command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let shown = format!("{command:?}");
-    command.spawn().map_err(|e| HostError::Command { command: shown, why: e.to_string() })
+    command.spawn().with_context(|| format!("`{shown}` failed"))
 }
 
 /// `setpriv` kills the tree when this process dies, `unshare` puts it into a PID namespace so that nothing
@@ -214,10 +169,10 @@ fn netns_command(exe: &Path, plan: &Path) -> Command {
 /// A library for user-mode Linux on processors with more state than it knows; `uml/xstate.c` says why.
 static XSTATE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/xstate.so"));
 
-fn uml_command(exe: &Path, plan: &Path, folder: &Path) -> Result<Command, HostError> {
+fn uml_command(exe: &Path, plan: &Path, folder: &Path) -> Result<Command> {
     let preload = folder.join("xstate.so");
     let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&preload, XSTATE));
-    written.map_err(|e| HostError::File { path: preload.clone(), why: e.to_string() })?;
+    written.with_context(|| preload.display().to_string())?;
     let mut command = jailed();
     if !XSTATE.is_empty() {
         command.env("LD_PRELOAD", &preload);
@@ -233,9 +188,9 @@ fn uml_command(exe: &Path, plan: &Path, folder: &Path) -> Result<Command, HostEr
     Ok(command)
 }
 
-fn relay(child: &mut Child, stop: &impl Fn() -> bool, print: &mut impl FnMut(&str)) -> Result<(), HostError> {
+fn relay(child: &mut Child, stop: &impl Fn() -> bool, print: &mut impl FnMut(&str)) -> Result<()> {
     let stdin = child.stdin.take();
-    let Some(stdout) = child.stdout.take() else { return Err(HostError::Inside("no output pipe".into())) };
+    let stdout = child.stdout.take().context("the lab's inside failed: no output pipe")?;
     let (send, events) = mpsc::channel();
     std::thread::spawn(move || {
         for line in BufReader::new(stdout).split(b'\n').map_while(Result::ok) {
@@ -258,7 +213,7 @@ fn follow(
     stdin: Option<ChildStdin>,
     stop: &impl Fn() -> bool,
     print: &mut impl FnMut(&str),
-) -> Result<(), HostError> {
+) -> Result<()> {
     let mut stdin = stdin;
     let mut stopping: Option<Instant> = None;
     let (mut kept, mut spoke, mut failure) = (Vec::<String>::new(), false, None);
@@ -295,8 +250,10 @@ fn follow(
     }
     drop(stdin.take());
     match failure {
-        Some(error) => Err(HostError::Inside(error)),
-        None if !spoke => Err(HostError::Silent(kept.join("\n"))),
+        Some(error) => bail!("the lab's inside failed: {error}"),
+        None if !spoke => {
+            bail!("the lab's inside ended without a word of its own; its last lines were:\n{}", kept.join("\n"))
+        }
         None => Ok(()),
     }
 }

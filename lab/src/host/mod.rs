@@ -9,4 +9,4 @@ mod forward;
 mod launch;
 mod net;
 
-pub use launch::{Backend, HostError, HostOptions, Ready, prepare};
+pub use launch::{Backend, HostOptions, Ready, prepare};

@@ -1,27 +1,12 @@
 //! The unnamed network namespace on the host in which the inside runs.
 
+use crate::inside::sh;
+use anyhow::{Result, anyhow};
 use nix::sched::CloneFlags;
-use std::process::Command;
-
-use super::launch::HostError;
-
-/// Runs a command and returns its error text as an error.
-pub(crate) fn sh(program: &str, args: &[&str]) -> Result<(), HostError> {
-    let shown = || format!("{program} {}", args.join(" "));
-    let output = Command::new(program)
-        .args(args)
-        .output()
-        .map_err(|error| HostError::Command { command: shown(), why: error.to_string() })?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(HostError::Command { command: shown(), why })
-}
 
 /// Moves the calling thread into a new network namespace; children it starts are born there.
-pub(crate) fn enter_new_namespace() -> Result<(), HostError> {
-    nix::sched::unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| HostError::Namespace(errno.desc()))?;
+pub(crate) fn enter_new_namespace() -> Result<()> {
+    nix::sched::unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| anyhow!("this kernel refused a new network namespace: {}", errno.desc()))?;
     sh("ip", &["link", "set", "lo", "up"])
 }
 
@@ -37,7 +22,7 @@ pub(crate) fn kernel_has_netem() -> bool {
 }
 
 /// Makes the tap device through which user-mode Linux is reached.
-pub(crate) fn add_tap() -> Result<(), HostError> {
+pub(crate) fn add_tap() -> Result<()> {
     let addr = format!("{}/30", crate::plan::TAP_ADDR);
     sh("ip", &["tuntap", "add", "dev", "tap0", "mode", "tap"])?;
     sh("ip", &["addr", "add", &addr, "dev", "tap0"])?;

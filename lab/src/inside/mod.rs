@@ -13,6 +13,7 @@ mod system;
 mod view;
 
 pub use config::LAB_SETTINGS;
+pub(crate) use system::sh;
 
 use anyhow::{Context, Result};
 use std::io::{BufRead, Write};

@@ -1,5 +1,6 @@
 //! Fashion-MNIST from idx.gz files (Debian package dataset-fashion-mnist), cut into one shard per rank.
 
+use anyhow::{Error, Result, anyhow};
 use flate2::read::GzDecoder;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -22,31 +23,6 @@ const MAX_IMAGES: u32 = 1_000_000;
 
 const IMAGES_MAGIC: u32 = 0x0803;
 const LABELS_MAGIC: u32 = 0x0801;
-
-/// A data set that cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum DataError {
-    /// The file is missing or broken.
-    #[error("read {path}: {source} (Debian: apt install dataset-fashion-mnist; another folder: --data)")]
-    Io {
-        /// Which file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// Not an idx file of the expected kind.
-    #[error("read {path}: {what} is {value}, expected {expected}")]
-    Format {
-        /// Which file.
-        path: PathBuf,
-        /// Which field.
-        what: &'static str,
-        /// As found.
-        value: u64,
-        /// As it should be.
-        expected: String,
-    },
-}
 
 /// Labelled images.
 #[derive(Debug, Clone, Default)]
@@ -87,17 +63,17 @@ impl Images {
     }
 
     /// The training images `rank`, `rank + world`, ... of the files in `folder`, and how many there are in all.
-    pub fn training_shard(folder: &Path, rank: usize, world: usize) -> Result<(Self, usize), DataError> {
+    pub fn training_shard(folder: &Path, rank: usize, world: usize) -> Result<(Self, usize)> {
         read(folder, "train", usize::MAX, |i| i % world == rank)
     }
 
     /// The first `count` held-out images of the files in `folder`.
-    pub fn held_out(folder: &Path, count: usize) -> Result<Self, DataError> {
+    pub fn held_out(folder: &Path, count: usize) -> Result<Self> {
         Ok(read(folder, "t10k", count, |_| true)?.0)
     }
 }
 
-fn read(folder: &Path, set: &str, most: usize, keep: impl Fn(usize) -> bool) -> Result<(Images, usize), DataError> {
+fn read(folder: &Path, set: &str, most: usize, keep: impl Fn(usize) -> bool) -> Result<(Images, usize)> {
     let (mut pixels, count) = Idx::open(&folder.join(format!("{set}-images-idx3-ubyte.gz")), IMAGES_MAGIC)?;
     let (mut labels, labels_count) = Idx::open(&folder.join(format!("{set}-labels-idx1-ubyte.gz")), LABELS_MAGIC)?;
     if count != labels_count {
@@ -125,15 +101,20 @@ fn read(folder: &Path, set: &str, most: usize, keep: impl Fn(usize) -> bool) -> 
     Ok((images, count as usize))
 }
 
+fn unreadable(path: &Path, error: &std::io::Error) -> Error {
+    let remedy = "(Debian: apt install dataset-fashion-mnist; another folder: --data)";
+    anyhow!("read {}: {error} {remedy}", path.display())
+}
+
 struct Idx {
     path: PathBuf,
     reader: GzDecoder<File>,
 }
 
 impl Idx {
-    fn open(path: &Path, magic: u32) -> Result<(Self, u32), DataError> {
-        let io = |source| DataError::Io { path: path.to_owned(), source };
-        let mut idx = Self { path: path.to_owned(), reader: GzDecoder::new(File::open(path).map_err(io)?) };
+    fn open(path: &Path, magic: u32) -> Result<(Self, u32)> {
+        let file = File::open(path).map_err(|error| unreadable(path, &error))?;
+        let mut idx = Self { path: path.to_owned(), reader: GzDecoder::new(file) };
         let found = idx.u32()?;
         if found != magic {
             return Err(idx.format("magic number", u64::from(found), magic.to_string()));
@@ -145,18 +126,19 @@ impl Idx {
         Ok((idx, count))
     }
 
-    fn bytes(&mut self, into: &mut [u8]) -> Result<(), DataError> {
-        self.reader.read_exact(into).map_err(|source| DataError::Io { path: self.path.clone(), source })
+    fn bytes(&mut self, into: &mut [u8]) -> Result<()> {
+        self.reader.read_exact(into).map_err(|error| unreadable(&self.path, &error))
     }
 
-    fn u32(&mut self) -> Result<u32, DataError> {
+    fn u32(&mut self) -> Result<u32> {
         let mut bytes = [0; 4];
         self.bytes(&mut bytes)?;
         Ok(u32::from_be_bytes(bytes))
     }
 
-    fn format(&self, what: &'static str, value: u64, expected: String) -> DataError {
-        DataError::Format { path: self.path.clone(), what, value, expected }
+    /// Not an idx file of the expected kind.
+    fn format(&self, what: &str, value: u64, expected: String) -> Error {
+        anyhow!("read {}: {what} is {value}, expected {expected}", self.path.display())
     }
 }
 

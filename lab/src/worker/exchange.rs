@@ -1,13 +1,14 @@
 //! Runs the schedules of `collectives` over the mesh.
 
 use super::mesh::{Incoming, Mesh, MeshError, Outgoing, Tag};
-use flexcomm_collectives::{Chunks, GenerateError, Op, Round, Schedule, chunk_range};
+use flexcomm_collectives::{Chunks, GenerateError, Op, Round, Schedule};
 use flexcomm_collectives::{allgather, allreduce, binomial_broadcast};
 use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::add_elements;
 use flexcomm_domain::{Collective, Rank};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// Most samples kept between two reports.
@@ -25,98 +26,26 @@ pub enum Kind {
 }
 
 /// What an exchange works on, cut into chunks.
-pub trait Buffer {
-    /// Bytes of a run of chunks.
-    fn bytes(&self, run: Chunks, chunks: u32) -> usize;
-    /// Appends them.
-    fn put(&self, run: Chunks, chunks: u32, out: &mut Vec<u8>);
-    /// Copies or adds what arrived; `bytes` has the right length.
-    fn take(&mut self, run: Chunks, chunks: u32, op: Op, bytes: &[u8]);
-}
-
-/// Values to be summed.
-pub struct Values<'a>(pub &'a mut [f32]);
-
-impl Buffer for Values<'_> {
-    fn bytes(&self, run: Chunks, chunks: u32) -> usize {
-        run.values(self.0.len(), chunks).len() * 4
-    }
-
-    fn put(&self, run: Chunks, chunks: u32, out: &mut Vec<u8>) {
-        let values = &self.0[run.values(self.0.len(), chunks)];
-        let start = out.len();
-        out.resize(start + values.len() * 4, 0);
-        for (bytes, value) in out[start..].chunks_exact_mut(4).zip(values) {
-            bytes.copy_from_slice(&value.to_le_bytes());
-        }
-    }
-
-    fn take(&mut self, run: Chunks, chunks: u32, op: Op, bytes: &[u8]) {
-        let range = run.values(self.0.len(), chunks);
-        let arrived = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-        let pairs = self.0[range].iter_mut().zip(arrived);
-        match op {
-            Op::Copy => pairs.for_each(|(own, value)| *own = value),
-            Op::Reduce => pairs.for_each(|(own, value)| *own += value),
-        }
-    }
-}
-
-/// Bytes that are copied, one block of equal length per chunk.
-pub struct Blocks<'a>(pub &'a mut [u8]);
-
-impl Blocks<'_> {
-    fn range(&self, run: Chunks, chunks: u32) -> std::ops::Range<usize> {
-        let of = |chunk| chunk_range(self.0.len(), chunks, chunk);
-        of(run.first).start..of(run.first + run.count - 1).end
-    }
-}
-
-impl Buffer for Blocks<'_> {
-    fn bytes(&self, run: Chunks, chunks: u32) -> usize {
-        self.range(run, chunks).len()
-    }
-
-    fn put(&self, run: Chunks, chunks: u32, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.0[self.range(run, chunks)]);
-    }
-
-    fn take(&mut self, run: Chunks, chunks: u32, _: Op, bytes: &[u8]) {
-        let range = self.range(run, chunks);
-        self.0[range].copy_from_slice(bytes);
-    }
-}
-
-/// Elements that add up, as the bytes that travel.
-pub struct Elements<'a> {
-    /// A whole number of elements.
+pub struct Buffer<'a> {
+    /// As they travel.
     pub bytes: &'a mut [u8],
-    /// Their type.
-    pub element: Element,
+    /// Type of the elements that add up, of which they are a whole number; none: they are copied.
+    pub element: Option<Element>,
 }
 
-impl Elements<'_> {
-    fn range(&self, run: Chunks, chunks: u32) -> std::ops::Range<usize> {
-        let each = self.element.bytes();
+impl Buffer<'_> {
+    fn range(&self, run: Chunks, chunks: u32) -> Range<usize> {
+        let each = self.element.map_or(1, Element::bytes);
         let elements = run.values(self.bytes.len() / each, chunks);
         elements.start * each..elements.end * each
     }
-}
 
-impl Buffer for Elements<'_> {
-    fn bytes(&self, run: Chunks, chunks: u32) -> usize {
-        self.range(run, chunks).len()
-    }
-
-    fn put(&self, run: Chunks, chunks: u32, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.bytes[self.range(run, chunks)]);
-    }
-
-    fn take(&mut self, run: Chunks, chunks: u32, op: Op, bytes: &[u8]) {
+    /// Copies or adds what arrived; `arrived` has the right length.
+    fn take(&mut self, run: Chunks, chunks: u32, op: Op, arrived: &[u8]) {
         let range = self.range(run, chunks);
-        match op {
-            Op::Copy => self.bytes[range].copy_from_slice(bytes),
-            Op::Reduce => add_elements(self.element, &mut self.bytes[range], bytes),
+        match (op, self.element) {
+            (Op::Reduce, Some(element)) => add_elements(element, &mut self.bytes[range], arrived),
+            _ => self.bytes[range].copy_from_slice(arrived),
         }
     }
 }
@@ -199,7 +128,7 @@ impl Exchanger {
     }
 
     /// Runs a schedule on a buffer; returns when this rank is done with it.
-    pub fn run(&mut self, kind: Kind, buffer: &mut dyn Buffer) -> Result<(), ExchangeError> {
+    pub fn run(&mut self, kind: Kind, mut buffer: Buffer<'_>) -> Result<(), ExchangeError> {
         let started = Instant::now();
         let exchange = self.next_exchange;
         if exchange == 0 {
@@ -210,7 +139,7 @@ impl Exchanger {
             Some(view) => view,
             None => self.view(kind)?,
         };
-        let done = view.rounds.iter().try_for_each(|round| self.round(&view, round, exchange, buffer));
+        let done = view.rounds.iter().try_for_each(|round| self.round(&view, round, exchange, &mut buffer));
         self.views.insert(kind, view);
         self.sync += started.elapsed();
         Ok(done?)
@@ -227,20 +156,26 @@ impl Exchanger {
         Ok(View { chunks: schedule.chunks, rounds: schedule.for_rank(self.mesh.rank()) })
     }
 
-    fn round(&mut self, view: &View, round: &Round, exchange: u16, buffer: &mut dyn Buffer) -> Result<(), MeshError> {
+    fn round(
+        &mut self,
+        view: &View,
+        round: &Round,
+        exchange: u16,
+        buffer: &mut Buffer<'_>,
+    ) -> Result<(), MeshError> {
         // Schedules have at most 2 * 1023 rounds.
         let tag = Tag { exchange, round: round.index as u16 };
         let mut sends = Vec::with_capacity(round.sends.len());
         for send in &round.sends {
             let mut body = self.spare.pop().unwrap_or_default();
             body.clear();
-            buffer.put(send.chunks, view.chunks, &mut body);
+            body.extend_from_slice(&buffer.bytes[buffer.range(send.chunks, view.chunks)]);
             sends.push(Outgoing::new(send.peer, tag, self.mesh.stamp(self.check), body));
         }
         let mut recvs = Vec::with_capacity(round.recvs.len());
         for recv in &round.recvs {
             let mut body = self.spare.pop().unwrap_or_default();
-            body.resize(buffer.bytes(recv.chunks, view.chunks), 0);
+            body.resize(buffer.range(recv.chunks, view.chunks).len(), 0);
             recvs.push(Incoming::new(recv.peer, tag, self.check, body));
         }
         self.mesh.round(&mut sends, &mut recvs)?;

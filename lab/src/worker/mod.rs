@@ -14,7 +14,7 @@ mod state;
 mod stop;
 mod sync;
 
-pub use data::{DEFAULT_FOLDER, DataError, Images};
+pub use data::{DEFAULT_FOLDER, Images};
 pub use job::Ended;
 pub use mesh::{FRAME_HEAD, MAX_WORLD, MeshError};
 pub use report::BACKEND;

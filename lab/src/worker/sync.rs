@@ -3,10 +3,11 @@
 //! That holds because each value is summed on one rank (ring, tree) or in one order (allgather: by rank) and
 //! copied from there, and because every rank divides alike.
 
-use super::exchange::{Blocks, Elements, ExchangeError, Exchanger, Kind, Values};
+use super::exchange::{Buffer, ExchangeError, Exchanger, Kind};
 use super::mesh::MeshError;
 use flexcomm_collectives::GenerateError;
 use flexcomm_compression::Energy;
+use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_domain::{Rank, Strategy};
 use flexcomm_exchange::{Bucket, How, Leader, Param, Ran, Round, Status, head};
@@ -122,15 +123,18 @@ impl Synchronizer {
 
     /// A value that is not finite says that its rank has no part, and leaves none that is finite in the sum.
     fn dense(&mut self, strategy: &Strategy, gradient: &[f32], mean: &mut [f32]) -> Result<Energy, SyncError> {
-        mean.copy_from_slice(gradient);
         let finite = |values: &[f32]| values.iter().all(|value| value.is_finite());
-        let own = if finite(mean) { Verdict::GoOn } else { Verdict::Diverged };
-        self.exchanger.run(Kind::Sum(strategy.collective()), &mut Values(mean))?;
+        let own = if finite(gradient) { Verdict::GoOn } else { Verdict::Diverged };
+        self.buffer.resize(4 * gradient.len(), 0);
+        let bytes = self.buffer.as_chunks_mut::<4>().0;
+        bytes.iter_mut().zip(gradient).for_each(|(bytes, value)| *bytes = value.to_le_bytes());
+        let buffer = Buffer { bytes: &mut self.buffer, element: Some(Element::F32) };
+        self.exchanger.run(Kind::Sum(strategy.collective()), buffer)?;
+        let (sums, world) = (self.buffer.as_chunks::<4>().0, self.world() as f32);
+        mean.iter_mut().zip(sums).for_each(|(mean, sum)| *mean = f32::from_le_bytes(*sum) / world);
         if !finite(mean) {
             return Err(self.refusal(&Answer::of(own)));
         }
-        let world = self.world() as f32;
-        mean.iter_mut().for_each(|value| *value /= world);
         Ok(Energy::default())
     }
 
@@ -175,7 +179,7 @@ impl Synchronizer {
     fn statuses(&mut self, own: &Answer) -> Result<Vec<Answer>, SyncError> {
         let mut all = vec![0; self.world() * ANSWER_BYTES];
         all[self.rank().index() * ANSWER_BYTES..][..ANSWER_BYTES].copy_from_slice(&own.encode());
-        self.exchanger.run(Kind::Gather, &mut Blocks(&mut all))?;
+        self.exchanger.run(Kind::Gather, Buffer { bytes: &mut all, element: None })?;
         let read = |(rank, bytes)| Answer::decode(bytes).ok_or(SyncError::Status(Rank(rank)));
         (0..).zip(all.chunks_exact(ANSWER_BYTES)).map(read).collect()
     }
@@ -192,15 +196,16 @@ impl Synchronizer {
                 let (front, payload) = buffer[rank * block..][..block].split_at_mut(round.head_bytes());
                 bucket.write(payload);
                 front.copy_from_slice(&head(check, bucket.status())[..front.len()]);
-                exchanger.run(Kind::Gather, &mut Blocks(buffer))?;
+                exchanger.run(Kind::Gather, Buffer { bytes: buffer, element: None })?;
             }
             How::Broadcast(root) => {
                 bucket.write(buffer);
-                exchanger.run(Kind::Broadcast(Rank(root)), &mut Blocks(buffer))?;
+                exchanger.run(Kind::Broadcast(Rank(root)), Buffer { bytes: buffer, element: None })?;
             }
             How::Sum(element) => {
                 bucket.write(buffer);
-                exchanger.run(Kind::Sum(strategy.collective()), &mut Elements { bytes: buffer, element })?;
+                let buffer = Buffer { bytes: buffer, element: Some(element) };
+                exchanger.run(Kind::Sum(strategy.collective()), buffer)?;
             }
         }
         Ok(())
