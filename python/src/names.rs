@@ -13,13 +13,21 @@ pub fn compressor(text: &str) -> Result<CompressorSpec, Failure> {
     spec.map_err(|e| Failure::input(format!("failed to {e}")))
 }
 
+/// Longest text of a compressor to decide about: agents take no longer ones.
+const MOST_NAME: usize = 63;
+
 /// A compressor to decide about, its ratio left open or not: `dgc(k=*)+ef(vanilla)`, `qsgd(s=16)`.
 pub fn candidate(text: &str) -> Result<Family, Failure> {
     let family: Family = text.parse().map_err(|e| Failure::input(format!("failed to {e}")))?;
     family.any().trainable().map_err(|e| Failure::input(format!("failed to {e}")))?;
-    match family.is_none() {
-        true => Err(Failure::input("dense is always a candidate: leave it out")),
-        false => Ok(family),
+    if family.is_none() {
+        return Err(Failure::input("dense is always a candidate: leave it out"));
+    }
+    match family.to_string().len() {
+        0..=MOST_NAME => Ok(family),
+        length => Err(Failure::input(format!(
+            "{family} has {length} characters, allowed are {MOST_NAME}: leave out what is at its default"
+        ))),
     }
 }
 

@@ -118,8 +118,8 @@ class Settings:
 
 
 def read(
-    *, strategy: Any, initial: Any, selection: Any, candidates: Any, job: Any, socket: Any, on_nonfinite: Any, scaler: Any, shadow_share: Any,
-    seed: Any, register: Any,
+    *, strategy: Any, initial: Any, selection: Any, candidates: Any, job: Any, socket: Any, on_nonfinite: Any, scaler: Any,
+    shadow_share: Any, seed: Any, register: Any,
 ) -> Settings:
     """Reads them. Ranges of numbers and names of jobs are the core's to check."""
     if not isinstance(selection, str) or selection not in _SELECTIONS:

@@ -89,8 +89,8 @@ def attach(
 
     def settings() -> _arguments.Settings:
         return _arguments.read(
-            strategy=strategy, initial=initial, selection=selection, candidates=candidates, job=job, socket=socket, on_nonfinite=on_nonfinite,
-            scaler=scaler, shadow_share=shadow_share, seed=seed, register=register,
+            strategy=strategy, initial=initial, selection=selection, candidates=candidates, job=job, socket=socket,
+            on_nonfinite=on_nonfinite, scaler=scaler, shadow_share=shadow_share, seed=seed, register=register,
         )
 
     def parts() -> Parts:
