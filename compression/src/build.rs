@@ -38,7 +38,9 @@ pub trait Build {
 
 impl Build for CompressorSpec {
     fn entry(&self) -> &'static Entry {
-        methods::all().find(|entry| entry.info == self.compressor()).expect("a test holds the registry to the table of names")
+        methods::all()
+            .find(|entry| entry.info == self.compressor())
+            .expect("a test holds the registry to the table of names")
     }
 
     fn trainable(self) -> Result<Self, SpecError> {

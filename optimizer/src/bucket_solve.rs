@@ -126,7 +126,7 @@ mod tests {
     }
 
     fn problem() -> Problem {
-        let mut problem = Problem::new(1, LinkMatrix::uniform(8, Link::new(1e-4, 1e9).unwrap()).unwrap());
+        let mut problem = Problem::new(1, LinkMatrix::uniform(8, Link::new(1e-4, 1e10).unwrap()).unwrap());
         problem.compute = Seconds::new(0.02).unwrap();
         problem
     }

@@ -160,12 +160,25 @@ fn worth(s: &Snapshot, costs: Option<&Costs>) -> Vec<Strategy> {
     worth
 }
 
-/// As many as fit a trial: of curves over the ratio every second (third, ...) point is left out, and no compressor as a whole.
+/// As many as fit a trial: of each curve over the ratio evenly spread points, at other ratios than of the curve before, so that
+/// together they span all ratios.
 pub fn thinned(all: Vec<Strategy>) -> Vec<Strategy> {
-    let (curves, points): (Vec<_>, Vec<_>) = all.into_iter().partition(|x| x.family().has_ratio());
+    let (points_of_curves, points): (Vec<_>, Vec<_>) = all.into_iter().partition(|x| x.family().has_ratio());
     let room = MAX_TRIAL_CANDIDATES.saturating_sub(points.len()).max(1);
-    let skip = curves.len().div_ceil(room).max(1);
-    curves.into_iter().step_by(skip).chain(points).take(MAX_TRIAL_CANDIDATES).collect()
+    let mut curves: Vec<Vec<Strategy>> = Vec::new();
+    for point in &points_of_curves {
+        match curves.iter_mut().find(|curve| curve[0].selector() == point.selector()) {
+            Some(curve) => curve.push(*point),
+            None => curves.push(vec![*point]),
+        }
+    }
+    let (all, count) = (points_of_curves.len(), curves.len());
+    let spread = |(number, curve): (usize, &Vec<Strategy>)| -> Vec<Strategy> {
+        let kept = (room * curve.len() / all.max(1)).clamp(1, curve.len());
+        (0..kept).map(|i| curve[(i * count + number) * curve.len() / (kept * count)]).collect()
+    };
+    let kept: Vec<Strategy> = curves.iter().enumerate().flat_map(spread).collect();
+    kept.into_iter().take(room).chain(points).take(MAX_TRIAL_CANDIDATES).collect()
 }
 
 /// A trial may take this many times its predicted time: beyond it the model is off.

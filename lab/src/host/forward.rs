@@ -3,7 +3,6 @@
 use anyhow::{Result, anyhow, ensure};
 use std::net::{SocketAddr, TcpListener};
 
-
 /// Most connections carried at once: a browser and a few tools.
 const MAX_CONNECTIONS: usize = 64;
 

@@ -6,7 +6,8 @@ use nix::sched::CloneFlags;
 
 /// Moves the calling thread into a new network namespace; children it starts are born there.
 pub(crate) fn enter_new_namespace() -> Result<()> {
-    nix::sched::unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| anyhow!("this kernel refused a new network namespace: {}", errno.desc()))?;
+    nix::sched::unshare(CloneFlags::CLONE_NEWNET)
+        .map_err(|errno| anyhow!("this kernel refused a new network namespace: {}", errno.desc()))?;
     sh("ip", &["link", "set", "lo", "up"])
 }
 

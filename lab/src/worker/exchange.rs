@@ -156,13 +156,7 @@ impl Exchanger {
         Ok(View { chunks: schedule.chunks, rounds: schedule.for_rank(self.mesh.rank()) })
     }
 
-    fn round(
-        &mut self,
-        view: &View,
-        round: &Round,
-        exchange: u16,
-        buffer: &mut Buffer<'_>,
-    ) -> Result<(), MeshError> {
+    fn round(&mut self, view: &View, round: &Round, exchange: u16, buffer: &mut Buffer<'_>) -> Result<(), MeshError> {
         // Schedules have at most 2 * 1023 rounds.
         let tag = Tag { exchange, round: round.index as u16 };
         let mut sends = Vec::with_capacity(round.sends.len());

@@ -138,13 +138,7 @@ impl Synchronizer {
         Ok(Energy::default())
     }
 
-    fn compressed(
-        &mut self,
-        check: u32,
-        tick: &Tick,
-        gradient: &[f32],
-        mean: &mut [f32],
-    ) -> Result<Energy, SyncError> {
+    fn compressed(&mut self, check: u32, tick: &Tick, gradient: &[f32], mean: &mut [f32]) -> Result<Energy, SyncError> {
         let step = Step { index: tick.index(), learning_rate: self.learning_rate };
         let leader = |selection| Leader::of(selection, tick.index(), self.world() as u32);
         let mut round = self.bucket.begin(gradient, step, tick.strategy.selection().map(leader));

@@ -62,7 +62,9 @@ impl Failure {
     /// Every rank that is left says the same of it.
     fn check(&self, ends: Vec<anyhow::Result<Ended>>) {
         let name = format!("rank {}", self.rank);
-        for (rank, end) in ends.into_iter().enumerate().filter(|(rank, _)| self.how != How::Killed || *rank != self.rank) {
+        for (rank, end) in
+            ends.into_iter().enumerate().filter(|(rank, _)| self.how != How::Killed || *rank != self.rank)
+        {
             let text = format!("{:#}", end.unwrap_err());
             assert!(self.error.iter().chain([&name]).all(|part| text.contains(part)), "rank {rank} says: {text}");
         }
