@@ -271,7 +271,7 @@ pub(crate) mod tests {
             (|h| h.world = 0, "of 0"),
             (|h| h.gradient_values = 0, "gradient_values is 0"),
             (|h| h.backend = "x".repeat(64), "1 to 63 bytes"),
-            (|h| h.collectives = vec!["a".into(); 33], "33 collectives"),
+            (|h| h.collectives = vec!["a".into(); 65], "65 collectives"),
             (|h| h.codecs = vec![wide()], "codec none: codec's value bytes per value is 65"),
             (|h| h.codecs = vec![slow()], "codec none: codec's time per value is 0.1, allowed is 0 to 0.001 s"),
         ];
