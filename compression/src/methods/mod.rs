@@ -40,7 +40,7 @@ mod tests {
         let (named, made): (BTreeSet<_>, BTreeSet<_>) =
             (COMPRESSORS.iter().map(|c| c.name).collect(), all().map(|entry| entry.info.name).collect());
         assert_eq!((named.len(), &named), (COMPRESSORS.len(), &made));
-        assert!(all().all(|entry| COMPRESSORS.iter().any(|info| *info == entry.info)));
+        assert!(all().all(|entry| COMPRESSORS.contains(&entry.info)));
     }
 
     #[test]
