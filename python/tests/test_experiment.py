@@ -21,7 +21,7 @@ def experiment():
 def plan(experiment, tmp_path):
     return {
         "out": str(tmp_path), "schedule": "c1", "phases": experiment.SCHEDULES["c1"], "ranks": 4, "steps_per_epoch": 2,
-        "divisor": 250.0, "seeds": 2, "settings": ["dense", "topk(k=0.1)+ef(vanilla)/allgather", "flexcomm"], "target": 60.0, "resume": True,
+        "divisor": 250.0, "seeds": 2, "settings": ["dense", "topk(k=0.1)+ef(vanilla)/allgather", "flexcomm"], "target": 60.0, "resume": True, "planner": "",
     }
 
 
