@@ -41,9 +41,10 @@ mod selection;
 mod sizes;
 
 pub use build::Build;
+pub use flexcomm_domain::Energy;
 pub use flexcomm_domain::spec::{Checksum, MAX_VALUES};
 pub use kernels::Kernel;
 pub use layers::{Layers, LayersError};
 pub use select::naive;
-pub use selection::{Energy, Selection};
+pub use selection::Selection;
 pub use sizes::Sizes;

@@ -30,7 +30,7 @@ pub struct WholeStep {
     pub comp_us: f64,
     /// Mean over the ranks that agree: one that comes late finds the others' data there and has a short step, the next is long.
     pub step_us: f64,
-    /// [`middle`] of the ranks.
+    /// [`gain_over_ranks`].
     pub gain: f64,
     /// Mean over the ranks that agree.
     pub bytes_sent: f64,
@@ -54,6 +54,9 @@ const CREDIBLE: f64 = 2.0;
 
 /// What ranks find of one collective may differ by this factor: the first of a tree is done before the last.
 const APART: f64 = 4.0;
+
+/// A rank's energy counts for at most so many times the median: no single claim decides a gain.
+const MOST_ENERGY: f64 = 4.0;
 
 /// Steps that arrived within less time say nothing by when they arrived: one report brings those of a second.
 const CLOCK_S: f64 = 3.0;
@@ -102,6 +105,30 @@ pub fn middle(claims: impl IntoIterator<Item = (u32, f64)>) -> Option<f64> {
     let mut sorted: Vec<f64> = claims.iter().copied().chain(again).map(|(_, value)| value).collect();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len().checked_sub(1)? / 2).copied()
+}
+
+/// The largest of what ranks claim of what all wait for, but what exceeds their [`middle`] by more than [`APART`].
+pub fn slowest(claims: impl Iterator<Item = (u32, f64)> + Clone) -> Option<f64> {
+    let most = APART * middle(claims.clone())?;
+    claims.map(|(_, us)| us).filter(|us| *us <= most).max_by(f64::total_cmp)
+}
+
+/// The gain over ranks, 1 - Σ‖e_i - T_i‖²/Σ‖e_i‖²: the mean of their gains, weighted by the energies ‖e_i‖² that come with them. An
+/// energy counts for [`MOST_ENERGY`] times the median at most, one that is not told for the median; where that is 0, ranks count
+/// alike. So one of N ranks has at most 4/(4 + ⌊N/2⌋) of the weight, whatever it claims. Where the true energies lie within a
+/// factor of 4 none of them is cut, and one rank's claims move the gain by no more than that share.
+pub fn gain_over_ranks(claims: impl Iterator<Item = (f64, Option<f64>)> + Clone) -> Option<f64> {
+    let mut energies: Vec<f64> = claims.clone().filter_map(|(_, energy)| energy).collect();
+    energies.sort_by(f64::total_cmp);
+    // Of an even number the lower one: of two ranks the higher may be the one that is wrong.
+    let median = energies.get(energies.len().saturating_sub(1) / 2).copied().unwrap_or(0.0);
+    let weight = |energy: Option<f64>| match energy {
+        Some(energy) if median > 0.0 => (energy / median).min(MOST_ENERGY),
+        _ => 1.0,
+    };
+    let all: f64 = claims.clone().map(|(_, energy)| weight(energy)).sum();
+    let kept: f64 = claims.map(|(gain, energy)| weight(energy) * gain).sum();
+    (all > 0.0).then(|| kept / all)
 }
 
 /// Whether one value is within [`CREDIBLE`] of another.
@@ -181,9 +208,7 @@ fn whole(ranks: &[StepRow], expected: &BTreeSet<u32>) -> Option<WholeStep> {
     let claims = |of: fn(&StepRow) -> f64| ranks.iter().map(move |r| (r.rank, of(r)));
     let step_us = agreeing_mean(claims(|r| r.step_us))?;
     let sync_us = if ranks.iter().all(|r| r.wait_us.is_some()) {
-        let proper = |r: &StepRow| (r.sync_us - r.wait_us.unwrap_or(0.0)).max(0.0);
-        let most = APART * middle(claims(proper))?;
-        ranks.iter().map(proper).filter(|us| *us <= most).fold(0.0, f64::max)
+        slowest(claims(|r| (r.sync_us - r.wait_us.unwrap_or(0.0)).max(0.0)))?
     } else {
         last.sync_us
     };
@@ -196,7 +221,7 @@ fn whole(ranks: &[StepRow], expected: &BTreeSet<u32>) -> Option<WholeStep> {
         compute_us: (last.step_us.min(CREDIBLE * step_us) - last.comp_us - last.sync_us).max(0.0),
         comp_us: last.comp_us.min(step_us),
         step_us,
-        gain: middle(claims(|r| r.gain))?,
+        gain: gain_over_ranks(ranks.iter().map(|r| (r.gain, r.energy)))?,
         bytes_sent: agreeing_mean(claims(|r| r.bytes_sent as f64))?,
     })
 }
@@ -267,6 +292,8 @@ fn scatter(steps: &[&WholeStep]) -> Option<Scatter> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
     pub(crate) fn row(step: u64, rank: u32, version: u64, sync_us: f64) -> StepRow {
         StepRow {
@@ -281,6 +308,7 @@ pub(crate) mod tests {
             wait_us: None,
             step_us: 120.0 + sync_us,
             gain: 1.0 - f64::from(rank) / 10.0,
+            energy: None,
             bytes_sent: 1000,
         }
     }
@@ -304,7 +332,7 @@ pub(crate) mod tests {
         let steps = whole_steps(&rows, &all(2));
         assert_eq!(steps.len(), 1, "step 2 lacks a rank, step 3 ran under two decisions");
         assert_eq!((steps[0].sync_us, steps[0].step_us, steps[0].compute_us), (30.0, 160.0, 110.0));
-        assert_eq!(steps[0].gain, 1.0, "rank 0's");
+        assert_eq!(steps[0].gain, 0.95, "the mean of ranks that do not tell their energies");
     }
 
     fn none() -> BTreeMap<u32, StepSpan> {
@@ -344,10 +372,15 @@ pub(crate) mod tests {
                 assert!(ranks(&found) == [1] && found[0].why.contains("3600000.0 ms within steps"), "{found:?}");
                 assert_eq!(whole_steps(&sync, &all(world))[0].sync_us, 50.0, "of {world}, {wait_us:?}");
             }
-            // A gain of 1, where the others keep 0.3.
-            let gains = with(|r| r.gain = 1.0, world);
+            // A gain of 1, where the others keep 0.3, and an energy that no other has.
+            let mut gains = with(|r| r.gain = 1.0, world);
             assert!(doubted(&gains, &none()).is_empty());
-            assert_eq!(whole_steps(&gains, &all(world))[0].gain, 0.3, "of {world}");
+            let plain = whole_steps(&gains, &all(world))[0].gain;
+            gains.iter_mut().for_each(|r| r.energy = Some(if r.rank == 1 { 1e90 } else { 2.0 }));
+            let share = MOST_ENERGY / (MOST_ENERGY + f64::from(world - 1));
+            for (gain, weight) in [(plain, 1.0 / f64::from(world)), (whole_steps(&gains, &all(world))[0].gain, share)] {
+                assert!((gain - (0.3 + 0.7 * weight)).abs() < 1e-12, "{gain} of {world}");
+            }
             // Steps that take 3.8 times as long.
             let longer = with(|r| r.step_us *= 3.8, world);
             assert_eq!(
@@ -416,6 +449,65 @@ pub(crate) mod tests {
         let slow: Vec<StepRow> = rows.iter().map(|r| StepRow { step_us: 15e6, ..r.clone() }).collect();
         let steps = whole_steps(&slow, &all(1));
         assert!(measured(&steps, Version(1), Timestamp(newest.0 + 30_000_000)).is_some(), "two steps ago");
+    }
+
+    fn energies(ranks: std::ops::Range<usize>, spread: f64) -> impl Strategy<Value = Vec<(f64, f64)>> {
+        (0.0..30f64, vec((0.0..=1.0, 1.0..=spread), ranks)).prop_map(|(scale, ranks)| {
+            ranks.into_iter().map(|(gain, energy)| (gain, energy * 10f64.powf(scale - 15.0))).collect()
+        })
+    }
+
+    fn over(ranks: &[(f64, f64)]) -> f64 {
+        gain_over_ranks(ranks.iter().map(|(gain, energy)| (*gain, Some(*energy)))).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn a_gain_is_of_the_energy_of_all_ranks(ranks in energies(1..9, 4.0)) {
+            let (left, all) = ranks.iter().fold((0.0, 0.0), |(left, all), (g, e)| (left + (1.0 - g) * e, all + e));
+            prop_assert!((over(&ranks) - (1.0 - left / all)).abs() < 1e-12);
+            let mean = ranks.iter().map(|(gain, _)| gain).sum::<f64>() / ranks.len() as f64;
+            let alike: Vec<(f64, f64)> = ranks.iter().map(|(gain, _)| (*gain, ranks[0].1)).collect();
+            prop_assert!((over(&alike) - mean).abs() < 1e-12);
+            let untold = ranks.iter().map(|(gain, _)| (*gain, None));
+            prop_assert!((gain_over_ranks(untold).unwrap() - mean).abs() < 1e-12);
+        }
+
+        /// Whatever one rank claims or leaves out, of energies as they may be.
+        #[test]
+        fn one_rank_has_no_more_than_its_share_of_the_weight(
+            ranks in energies(2..9, 1e9), wrong in prop_oneof![0.0..1e93, 1e-300..1e-3, Just(0.0)], told in any::<bool>()
+        ) {
+            let wrong = |gain| {
+                let others = ranks[1..].iter().map(|(_, energy)| (0.0, Some(*energy)));
+                gain_over_ranks(others.chain([(gain, told.then_some(wrong))])).unwrap()
+            };
+            let share = MOST_ENERGY / (MOST_ENERGY + (ranks.len() / 2) as f64);
+            prop_assert_eq!(wrong(0.0), 0.0);
+            prop_assert!(wrong(1.0) <= share + 1e-12, "{} of {share}", wrong(1.0));
+        }
+
+        #[test]
+        fn one_ranks_claims_move_the_gain_by_no_more_than_its_share(
+            ranks in energies(2..9, 4.0), gain in 0.0..=1.0f64, factor in -200.0..60f64, liar in 0..9usize
+        ) {
+            let mut claims = ranks.clone();
+            let liar = liar % ranks.len();
+            claims[liar] = (gain, ranks[liar].1 * 10f64.powf(factor));
+            let share = MOST_ENERGY / (MOST_ENERGY + (ranks.len() / 2) as f64);
+            let moved = (over(&claims) - over(&ranks)).abs();
+            prop_assert!(moved <= share + 1e-12, "{moved} of {share}");
+        }
+    }
+
+    #[test]
+    fn ranks_whose_gradients_are_larger_count_for_more() {
+        assert_eq!(gain_over_ranks([].into_iter()), None);
+        assert_eq!(over(&[(0.2, 1.0), (0.2, 1.0), (0.8, 4.0)]), 0.6, "the median says 0.2");
+        assert_eq!(over(&[(0.5, 1.0), (1.0, 1e90)]), 0.9, "cut at 4");
+        assert_eq!(over(&[(0.5, 0.0), (1.0, 0.0)]), 0.75, "dense");
+        let told = gain_over_ranks([(0.25, Some(1.0)), (0.75, Some(3.0)), (1.0, None)].into_iter());
+        assert_eq!(told, Some(0.7), "one that is not told has the median, 1");
     }
 
     #[test]

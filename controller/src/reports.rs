@@ -5,8 +5,8 @@
 
 use flexcomm_domain::{Bandwidth, CodecBytes, Collective, Seconds, Strategy};
 use flexcomm_wire::{
-    JobSeen, LinkReport, MAX_STEPS, PathReport, ReportBody, ShapeReport, StepRecord, StepsReport, StrategyWire,
-    ThroughputReport, TrialOutcome, TrialReport,
+    JobSeen, LinkReport, MAX_ENERGY, MAX_STEPS, PathReport, ReportBody, ShapeReport, StepRecord, StepsReport,
+    StrategyWire, ThroughputReport, TrialOutcome, TrialReport,
 };
 
 use crate::limits::{MAX_INTEGER, MAX_LATENCY_S, MAX_MEASURED_S, MAX_TEXT, MAX_WORLD};
@@ -235,6 +235,15 @@ fn gain(value: f64) -> Checked {
     }
 }
 
+fn energy(what: &str, value: Option<f64>) -> Checked {
+    match value {
+        Some(value) if !(0.0..=MAX_ENERGY).contains(&value) => {
+            Err(bad(format!("{what} is {value:e}, allowed is 0 to {MAX_ENERGY:e}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn step(s: &StepRecord) -> Checked {
     integer("step", s.step)?;
     integer("bytes_sent", s.bytes_sent)?;
@@ -244,6 +253,7 @@ fn step(s: &StepRecord) -> Checked {
     s.wait_us.map_or(Ok(()), |wait| duration("wait_us", wait))?;
     duration("step_us", s.step_us)?;
     gain(s.gain)?;
+    energy("energy", s.energy)?;
     s.accuracy.map_or(Ok(()), |a| share("accuracy", a))?;
     s.loss.map_or(Ok(()), |l| within("loss", l, -1e12..=1e12))
 }
@@ -261,7 +271,9 @@ fn trial(r: &TrialReport) -> Checked {
 fn outcome(o: &TrialOutcome) -> Checked {
     strategy(&o.strategy)?;
     gain(o.gain)?;
+    energy("energy", o.energy)?;
     o.shadow_gain.map_or(Ok(()), gain)?;
+    energy("shadow_energy", o.shadow_energy)?;
     duration("comp_us", o.comp_us)?;
     duration("sync_us", o.sync_us)
 }
@@ -303,6 +315,7 @@ mod tests {
             step_us: 3.0,
             bytes_sent: 1,
             gain: 1.0,
+            energy: None,
             loss: None,
             accuracy: None,
         }
@@ -334,6 +347,44 @@ mod tests {
             let report = StepsReport { job: JobId::new("j").unwrap(), rank: 0, version: 0,
                 strategy: Strategy::DENSE_RING.into(), steps: vec![s] };
             prop_assert!(check(&ReportBody::Steps(report)).is_err());
+        }
+    }
+
+    #[test]
+    fn no_gradient_has_the_energy_that_is_rejected() {
+        let checked = |energy| {
+            let steps = vec![StepRecord { energy: Some(energy), ..record() }];
+            let strategy: StrategyWire = Strategy::DENSE_RING.into();
+            let outcome = TrialOutcome {
+                strategy: strategy.clone(),
+                gain: 1.0,
+                energy: None,
+                shadow_gain: Some(1.0),
+                shadow_energy: Some(energy),
+                comp_us: 0.0,
+                sync_us: 0.0,
+                iterations: 0,
+            };
+            let job = JobId::new("j").unwrap();
+            let trial = TrialReport {
+                job: job.clone(),
+                rank: 0,
+                id: 1,
+                outcomes: vec![TrialOutcome { energy: Some(energy), shadow_energy: None, ..outcome.clone() }],
+                aborted: None,
+                cost_us: 0.0,
+            };
+            let shadow = TrialReport { outcomes: vec![outcome], ..trial.clone() };
+            let steps = StepsReport { job, rank: 0, version: 0, strategy, steps };
+            [ReportBody::Steps(steps), ReportBody::Trial(trial), ReportBody::Trial(shadow)].map(|body| check(&body))
+        };
+        for good in [0.0, 1e-30, 1e40, MAX_ENERGY] {
+            assert_eq!(checked(good), [const { Ok(()) }; 3]);
+        }
+        for (bad, as_written) in [(-1.0, "-1e0"), (f64::NAN, "NaN"), (f64::INFINITY, "inf"), (1e300, "1e300")] {
+            let refused = checked(bad).map(|checked| checked.unwrap_err().detail);
+            let expected = ["energy", "energy", "shadow_energy"];
+            assert_eq!(refused, expected.map(|what| format!("{what} is {as_written}, allowed is 0 to 1e93")));
         }
     }
 

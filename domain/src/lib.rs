@@ -7,6 +7,7 @@
 mod codec_bytes;
 mod codec_cost;
 mod decision;
+mod energy;
 mod ids;
 mod link;
 mod nearest;
@@ -20,6 +21,7 @@ mod units;
 pub use codec_bytes::{CodecBytes, IndexBytes};
 pub use codec_cost::CodecCost;
 pub use decision::{Decision, Digest, Version};
+pub use energy::Energy;
 pub use ids::{JobId, NodeName, Rank, RunId};
 pub use link::{BANDWIDTH_CONFIDENCE_AGE_S, Link, LinkMatrix};
 pub use nearest::nearest;

@@ -31,8 +31,8 @@ const RECENT_STEPS: f64 = 10.0;
 pub struct ShadowGain {
     /// Of all buckets together, averaged over the steps that have ended, as live trials do it.
     pub gain: f64,
-    /// The same, but of the newest steps most: what a residual that has grown leaves to be kept.
-    pub recent: f64,
+    /// Of the newest steps most: what a residual that has grown leaves to be kept.
+    pub recent: Energy,
     /// Steps that have ended.
     pub steps: u64,
 }
@@ -110,8 +110,8 @@ impl Tally {
 
     pub(crate) fn gain(&self) -> ShadowGain {
         match self.steps {
-            0 => ShadowGain { gain: 1.0, recent: 1.0, steps: 0 },
-            steps => ShadowGain { gain: self.gains / steps as f64, recent: self.recent.gain(), steps },
+            0 => ShadowGain { gain: 1.0, recent: Energy::default(), steps: 0 },
+            steps => ShadowGain { gain: self.gains / steps as f64, recent: self.recent, steps },
         }
     }
 }
@@ -297,7 +297,7 @@ mod tests {
             last = real.gain(&gradient, step);
         }
         let seen = shadow.gains()[0];
-        assert!((seen.recent / last - 1.0).abs() < 0.05, "{seen:?} for {last}");
+        assert!((seen.recent.gain() / last - 1.0).abs() < 0.05, "{seen:?} for {last}");
         assert!(seen.gain > 1.1 * last, "{seen:?} for {last}");
     }
 

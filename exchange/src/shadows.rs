@@ -3,7 +3,7 @@
 use crate::bucket::Bucket;
 use crate::error::ExchangeError;
 use crate::shadow::{Shadow, ShadowGain};
-use flexcomm_domain::Strategy;
+use flexcomm_domain::{Energy, Strategy};
 
 /// Steps that they go on for: five of the paper's live trials.
 const STEPS: u64 = 50;
@@ -101,9 +101,9 @@ impl Shadows {
         done
     }
 
-    /// What they have seen of a step's buckets by now is all of it. Answers what each candidate would keep, when that is to be
-    /// reported.
-    pub fn end_step(&mut self) -> Option<Vec<(Strategy, f64)>> {
+    /// What they have seen of a step's buckets by now is all of it. Answers what each candidate would keep of which energy, when that is
+    /// to be reported.
+    pub fn end_step(&mut self) -> Option<Vec<(Strategy, Energy)>> {
         let (shadow, _) = self.running.as_mut()?;
         let before = shadow.steps();
         shadow.end_step();
@@ -145,7 +145,7 @@ mod tests {
             shadows.observe(0, &bucket, &[3.0, 1.0, 0.5, 2.0]).unwrap();
             if let Some(found) = shadows.end_step() {
                 assert_eq!(found.iter().map(|(strategy, _)| *strategy).collect::<Vec<_>>(), asked[1..2]);
-                assert!((0.5..1.0).contains(&found[0].1), "{found:?}");
+                assert!((0.5..1.0).contains(&found[0].1.gain()), "{found:?}");
                 reported.push(step);
             }
         }

@@ -461,7 +461,7 @@ impl Core {
             sync: costs.sync.as_secs_f64(),
             step: costs.step.as_secs_f64(),
             sent: costs.bytes,
-            gain: costs.gain.clamp(LEAST_GAIN, 1.0),
+            gain: costs.energy.gain().clamp(LEAST_GAIN, 1.0),
         })
     }
 

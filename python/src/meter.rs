@@ -101,7 +101,7 @@ impl Meter {
             wait: None,
             step,
             bytes: self.bytes as u64,
-            gain: self.energy.gain(),
+            energy: self.energy,
         };
         *self = Self::new(now);
         costs

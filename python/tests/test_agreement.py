@@ -83,6 +83,7 @@ def test_a_trial_that_the_loop_cannot_run(seen):
         assert "batches()" in report["aborted"]
         for outcome in report["outcomes"]:
             assert outcome["iterations"] == 0 and 0 < outcome["shadow_gain"] == outcome["gain"] < 1
+            assert 0 < outcome["shadow_energy"] == outcome["energy"]
     assert seen[0]["shadowed"]["lines"].count("cannot run live trials") == 1
 
 

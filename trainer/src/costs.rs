@@ -1,6 +1,7 @@
 //! What a step cost and showed on a rank.
 
 use crate::trial::Measured;
+use flexcomm_domain::Energy;
 use flexcomm_wire::StepRecord;
 use std::time::Duration;
 
@@ -19,8 +20,8 @@ pub struct Costs {
     pub step: Duration,
     /// Bytes this rank sent.
     pub bytes: u64,
-    /// Share of the energy of this rank's gradient that was sent.
-    pub gain: f64,
+    /// Of this rank's gradient.
+    pub energy: Energy,
 }
 
 fn us(time: Duration) -> f64 {
@@ -38,7 +39,8 @@ impl Costs {
             wait_us: self.wait.map(us),
             step_us: us(self.step),
             bytes_sent: self.bytes,
-            gain: self.gain,
+            gain: self.energy.gain(),
+            energy: Some(self.energy.compensated),
             loss,
             accuracy,
         }
@@ -47,6 +49,6 @@ impl Costs {
     /// Of a trial's iteration: waiting for late ranks is not the collective.
     pub fn measured(&self) -> Measured {
         let sync = self.sync.saturating_sub(self.wait.unwrap_or_default());
-        Measured { gain: self.gain, comp_us: us(self.comp), sync_us: us(sync) }
+        Measured { energy: self.energy, comp_us: us(self.comp), sync_us: us(sync) }
     }
 }

@@ -60,6 +60,7 @@ mod tests {
             step_us,
             bytes_sent: 0,
             gain: 1.0,
+            energy: None,
             loss: None,
             accuracy: None,
         };

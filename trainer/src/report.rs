@@ -3,7 +3,7 @@
 use crate::agreement::InForce;
 use crate::client::Client;
 use crate::pace::Pace;
-use flexcomm_domain::{JobId, Rank, Strategy, Version};
+use flexcomm_domain::{Energy, JobId, Rank, Strategy, Version};
 use flexcomm_wire::{
     AppliedReport, FromTrainer, MAX_STEPS, StepRecord, StepsReport, StrategyWire, TrialOutcome, TrialReport,
 };
@@ -75,6 +75,7 @@ impl Reporter {
             (self.running, self.pace) = (running, Pace::default());
         }
         record.gain = record.gain.clamp(LEAST_GAIN, 1.0);
+        record.energy = record.energy.filter(|energy| energy.is_finite());
         record.loss = record.loss.filter(|loss| loss.is_finite());
         self.pending.push(record);
         if self.pace.is_due(self.last_flush.elapsed(), &self.pending) {
@@ -140,23 +141,26 @@ impl Reporter {
         self.trial = None;
     }
 
-    /// Sends the newest trial's report again, with the gains that its shadows show by now: of candidates that ran, and of those
-    /// that only had a shadow.
-    pub fn shadows(&mut self, gains: &[(Strategy, f64)]) {
-        let Some(report) = self.trial.as_mut().filter(|_| !gains.is_empty()) else { return };
-        for (strategy, gain) in gains {
-            let (strategy, gain) = (StrategyWire::from(*strategy), gain.clamp(LEAST_GAIN, 1.0));
+    /// Sends the newest trial's report again, with what its shadows show by now: of candidates that ran, and of those that only had
+    /// a shadow.
+    pub fn shadows(&mut self, energies: &[(Strategy, Energy)]) {
+        let Some(report) = self.trial.as_mut().filter(|_| !energies.is_empty()) else { return };
+        for (strategy, energy) in energies {
+            let (strategy, gain) = (StrategyWire::from(*strategy), energy.gain().clamp(LEAST_GAIN, 1.0));
+            let energy = Some(energy.compensated);
             match report.outcomes.iter_mut().find(|outcome| outcome.strategy == strategy) {
                 Some(outcome) => {
-                    outcome.shadow_gain = Some(gain);
+                    (outcome.shadow_gain, outcome.shadow_energy) = (Some(gain), energy);
                     if outcome.iterations == 0 {
-                        outcome.gain = gain;
+                        (outcome.gain, outcome.energy) = (gain, energy);
                     }
                 }
                 None => report.outcomes.push(TrialOutcome {
                     strategy,
                     gain,
+                    energy,
                     shadow_gain: Some(gain),
+                    shadow_energy: energy,
                     comp_us: 0.0,
                     sync_us: 0.0,
                     iterations: 0,
@@ -196,6 +200,7 @@ mod tests {
             step_us: 1.0,
             bytes_sent: 0,
             gain: 0.0,
+            energy: Some(f64::INFINITY),
             loss: Some(f64::NAN),
             accuracy: None,
         }
@@ -248,29 +253,45 @@ mod tests {
             first.steps.iter().map(|s| (s.step, s.gain)).collect::<Vec<_>>(),
             [(0, LEAST_GAIN), (1, LEAST_GAIN)]
         );
-        assert_eq!(first.steps[0].loss, None, "NaN is no number of JSON");
+        assert_eq!(
+            (first.steps[0].loss, first.steps[0].energy),
+            (None, None),
+            "NaN and infinity are no numbers of JSON"
+        );
     }
 
     #[test]
     fn shadows_complete_what_ran_and_add_what_did_not() {
         let [ran, only] = ["topk@0.1/allgather", "topk@0.01/allgather"].map(|text| text.parse::<Strategy>().unwrap());
         let received = received(|reporter| {
-            reporter.shadows(&[(ran, 0.5)]);
+            let kept = |strategy, sent| (strategy, Energy { sent, compensated: 4.0 });
+            reporter.shadows(&[kept(ran, 2.0)]);
             reporter.trial_refused(6, "its loop cannot");
-            let (strategy, iterations) = (ran.into(), 10);
-            let outcome =
-                TrialOutcome { strategy, gain: 0.6, shadow_gain: None, comp_us: 1.0, sync_us: 2.0, iterations };
+            let outcome = TrialOutcome {
+                strategy: ran.into(),
+                gain: 0.6,
+                energy: Some(3.0),
+                shadow_gain: None,
+                shadow_energy: None,
+                comp_us: 1.0,
+                sync_us: 2.0,
+                iterations: 10,
+            };
             let job = JobId::new("j").unwrap();
             let outcomes = vec![outcome];
             reporter.trial(TrialReport { job, rank: 2, id: 7, outcomes, aborted: None, cost_us: 9.0 });
-            reporter.shadows(&[(ran, 0.5), (only, 0.0)]);
-            reporter.shadows(&[(only, 2.0)]);
-            reporter.shadows(&[(ran, 0.4)]);
+            reporter.shadows(&[kept(ran, 2.0), kept(only, 0.0)]);
+            reporter.shadows(&[kept(only, 4.0)]);
+            reporter.shadows(&[kept(ran, 1.6)]);
             reporter.forget_trial();
-            reporter.shadows(&[(ran, 0.3)]);
+            reporter.shadows(&[kept(ran, 1.2)]);
         });
         let of = |message: &FromTrainer| match message {
             FromTrainer::Trial(r) => {
+                let energies = r.outcomes.iter().map(|o| (o.energy, o.shadow_energy));
+                let shadow = |o: &TrialOutcome| o.shadow_gain.map(|_| 4.0);
+                let expected = |o: &TrialOutcome| (if o.iterations > 0 { Some(3.0) } else { shadow(o) }, shadow(o));
+                assert!(energies.eq(r.outcomes.iter().map(expected)), "{r:?}");
                 (r.id, r.outcomes.iter().map(|o| (o.gain, o.shadow_gain, o.iterations)).collect::<Vec<_>>())
             }
             other => panic!("{other:?}"),

@@ -3,7 +3,7 @@
 use crate::agreement::TrialTick;
 use crate::message::{AbortCause, TrialPlan};
 use crate::report::LEAST_GAIN;
-use flexcomm_domain::{JobId, Rank};
+use flexcomm_domain::{Energy, JobId, Rank};
 use flexcomm_wire::{TrialOutcome, TrialReport};
 use std::time::Duration;
 
@@ -25,8 +25,8 @@ pub trait Snapshot {
 /// What one iteration of a candidate showed on this rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measured {
-    /// ‖g_c‖²/‖g_e‖².
-    pub gain: f64,
+    /// Of this rank's gradient.
+    pub energy: Energy,
     /// Compress and decompress, in microseconds.
     pub comp_us: f64,
     /// The collective, in microseconds.
@@ -47,6 +47,7 @@ pub struct Trial<S: Snapshot> {
 struct Sum {
     iterations: u32,
     gain: f64,
+    energy: f64,
     comp_us: f64,
     sync_us: f64,
 }
@@ -67,7 +68,8 @@ impl<S: Snapshot> Trial<S> {
     pub fn record(&mut self, training: &mut S, tick: TrialTick, measured: Measured) -> Result<(), S::Error> {
         if let Some(sum) = self.sums.get_mut(tick.candidate) {
             sum.iterations += 1;
-            sum.gain += measured.gain.clamp(LEAST_GAIN, 1.0);
+            sum.gain += measured.energy.gain().clamp(LEAST_GAIN, 1.0);
+            sum.energy += measured.energy.compensated;
             sum.comp_us += measured.comp_us;
             sum.sync_us += measured.sync_us;
         }
@@ -91,7 +93,9 @@ impl<S: Snapshot> Trial<S> {
         let outcomes = ran.map(|(strategy, sum)| TrialOutcome {
             strategy: (*strategy).into(),
             gain: mean(sum.gain, sum),
+            energy: Some(mean(sum.energy, sum)).filter(|energy| energy.is_finite()),
             shadow_gain: None,
+            shadow_energy: None,
             comp_us: mean(sum.comp_us, sum),
             sync_us: mean(sum.sync_us, sum),
             iterations: sum.iterations,
@@ -140,7 +144,8 @@ mod tests {
                 assert_eq!(training.0, 41, "each candidate starts from the snapshot");
             }
             training.0 += 1;
-            let measured = Measured { gain: 0.5, comp_us: f64::from(i), sync_us: 10.0 };
+            let energy = Energy { sent: 1.0 + f64::from(i), compensated: 2.0 + 2.0 * f64::from(i) };
+            let measured = Measured { energy, comp_us: f64::from(i), sync_us: 10.0 };
             trial
                 .record(&mut training, TrialTick { candidate: (i / 2) as usize, iteration: i, within: i % 2 }, measured)
                 .unwrap();
@@ -155,8 +160,8 @@ mod tests {
         let report = trial.finish(&mut training, (&who, Rank(2)), None, Duration::from_millis(1030)).unwrap();
         assert_eq!(training.0, 41);
         assert_eq!((report.id, report.rank, report.aborted, report.cost_us), (9, 2, None, 30_000.0));
-        let comp: Vec<_> = report.outcomes.iter().map(|o| (o.comp_us, o.gain, o.iterations)).collect();
-        assert_eq!(comp, [(0.5, 0.5, 2), (2.5, 0.5, 2), (4.5, 0.5, 2)]);
+        let comp: Vec<_> = report.outcomes.iter().map(|o| (o.comp_us, o.gain, o.energy, o.iterations)).collect();
+        assert_eq!(comp, [(0.5, 0.5, Some(3.0), 2), (2.5, 0.5, Some(7.0), 2), (4.5, 0.5, Some(11.0), 2)]);
     }
 
     #[test]

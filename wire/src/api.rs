@@ -101,7 +101,7 @@ pub struct JobView {
     pub predicted_sync_us: Option<f64>,
     /// What the model predicts for the step now.
     pub predicted_step_us: Option<f64>,
-    /// Mean gain over the newest steps.
+    /// Gain over all ranks: median over the newest steps.
     pub gain: Option<f64>,
     /// When and how it ended; null while it runs.
     #[serde(default)]
@@ -304,7 +304,7 @@ pub struct IntervalView {
     /// Bytes that a rank sent per step: mean over ranks, median over steps.
     #[serde(default)]
     pub bytes_sent: Option<f64>,
-    /// Share of the gradient's energy that was sent: mean over ranks, median over steps.
+    /// Share of the gradient's energy that was sent: over all ranks, median over steps.
     #[serde(default)]
     pub gain: Option<f64>,
     /// The step, predicted.

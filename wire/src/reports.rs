@@ -238,6 +238,10 @@ pub struct StepRecord {
     /// ‖g_c‖²/‖g_e‖² of this rank's gradient; 1 when dense, 1/(1 + ω) of an unbiased compressor without error feedback, whose
     /// ‖g_c‖²/‖g_e‖² is 1 + ω.
     pub gain: f64,
+    /// ‖g_e‖², by which the gains of the ranks are weighted; 0 where nothing was compressed. At most [`crate::MAX_ENERGY`]. Absent
+    /// from older trainers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy: Option<f64>,
     /// Training loss, when known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
@@ -302,10 +306,18 @@ pub struct TrialOutcome {
     /// Mean gain over the iterations. They start from the residual of whatever ran before, so this is not yet what
     /// the candidate would keep in the long run. The shadow's where none ran.
     pub gain: f64,
+    /// Mean ‖g_e‖² over the iterations, of the shadow where none ran, by which the gains of the ranks are weighted. At most
+    /// [`crate::MAX_ENERGY`]. Absent from older trainers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy: Option<f64>,
     /// Gain in a shadow trial that has run longer than this one: error feedback of its own, over a subset of the
     /// coordinates, on every step's gradient. Absent from trainers without shadows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow_gain: Option<f64>,
+    /// ‖g_e‖² of the shadow, summed over steps of which the newest count most. At most [`crate::MAX_ENERGY`]. Absent from older
+    /// trainers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shadow_energy: Option<f64>,
     /// Mean time to compress and decompress; 0 where no iteration ran.
     pub comp_us: f64,
     /// Mean time in the collective, without waiting for late ranks where the rank can tell; 0 where no iteration ran.

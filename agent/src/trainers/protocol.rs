@@ -2,7 +2,8 @@
 
 use flexcomm_domain::{CodecBytes, Strategy};
 use flexcomm_wire::{
-    FromTrainer, Hello, JobSeen, MAX_CANDIDATES, MAX_STEPS, PROTOCOL, ReportBody, StepRecord, StepsReport, TrialReport,
+    FromTrainer, Hello, JobSeen, MAX_CANDIDATES, MAX_ENERGY, MAX_STEPS, PROTOCOL, ReportBody, StepRecord, StepsReport,
+    TrialReport,
 };
 use std::net::IpAddr;
 
@@ -165,6 +166,9 @@ fn check_step(step: &StepRecord) -> Result<(), String> {
     if !(step.gain > 0.0 && step.gain <= 1.0 + 1e-3) {
         return Err(format!("gain of step {} is {}, allowed is above 0, at most 1", step.step, step.gain));
     }
+    if let Some(energy) = step.energy.filter(|energy| !(0.0..=MAX_ENERGY).contains(energy)) {
+        return Err(format!("energy of step {} is {energy:e}, allowed is 0 to {MAX_ENERGY:e}", step.step));
+    }
     if step.loss.is_some_and(|loss| !(-MAX_LOSS..=MAX_LOSS).contains(&loss)) {
         return Err(format!("loss of step {} is {:?}", step.step, step.loss));
     }
@@ -188,7 +192,9 @@ fn check_trial(trial: &TrialReport) -> Result<(), String> {
         Strategy::try_from(&outcome.strategy).map_err(|error| error.to_string())?;
         let times_fit = [outcome.comp_us, outcome.sync_us].iter().all(|us| (0.0..=MAX_PART_US).contains(us));
         let gain_fits = outcome.gain > 0.0 && outcome.gain <= 1.0 + 1e-3;
-        if !times_fit || !gain_fits {
+        let energies = [outcome.energy, outcome.shadow_energy];
+        let energies_fit = energies.iter().flatten().all(|energy| (0.0..=MAX_ENERGY).contains(energy));
+        if !times_fit || !gain_fits || !energies_fit {
             return Err(format!("an outcome of trial {} is out of range: {outcome:?}", trial.id));
         }
     }
@@ -245,6 +251,7 @@ pub(crate) mod tests {
             step_us: 3.0,
             bytes_sent: 10,
             gain: 1.0,
+            energy: Some(1.0),
             loss: Some(2.0),
             accuracy: None,
         };
@@ -287,11 +294,13 @@ pub(crate) mod tests {
     fn absurd_measurements_are_rejected_and_the_connection_goes_on() {
         let mut session = joined();
         assert!(matches!(session.line(&line(&steps(|_| {}))), Ok(Event::Report(_))));
-        let changes: [fn(&mut StepRecord); 6] = [
+        let changes: [fn(&mut StepRecord); 8] = [
             |s| s.sync_us = -1.0,
             |s| s.step_us = 1e300,
             |s| s.gain = 0.0,
             |s| s.gain = 7.0,
+            |s| s.energy = Some(-1.0),
+            |s| s.energy = Some(1e300),
             |s| s.accuracy = Some(1.5),
             |s| s.bytes_sent = u64::MAX,
         ];

@@ -380,6 +380,7 @@ impl Trainer {
                 step_us: 3.0,
                 bytes_sent: 1,
                 gain: 1.0,
+                energy: None,
                 loss: None,
                 accuracy: None,
             };

@@ -294,7 +294,9 @@ pub mod tests {
         let outcome = |text: &str| TrialOutcome {
             strategy: text.parse::<Strategy>().unwrap().into(),
             gain,
+            energy: None,
             shadow_gain: None,
+            shadow_energy: None,
             comp_us: 1000.0 * gain,
             sync_us: 1.0,
             iterations: 10,

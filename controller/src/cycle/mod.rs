@@ -222,6 +222,7 @@ mod tests {
             step_us: 3e5,
             bytes_sent: 1,
             gain: 1.0,
+            energy: None,
             loss: None,
             accuracy: None,
         };

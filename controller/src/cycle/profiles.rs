@@ -5,12 +5,12 @@ use flexcomm_optimizer::{Profile, ProfilePoint, Times};
 use flexcomm_planner::Profiles;
 use std::collections::BTreeMap;
 
-use crate::measure::{median, middle};
+use crate::measure::{gain_over_ranks, median, slowest};
 use crate::store::{TrialReportRow, TrialRow};
 
-/// gain and t_comp per selector and ratio: the middle of the ranks, of the newest trial that ran it live and of the newest
-/// whose shadows saw it. And `times`, of gradients of `size` (values, ranks), at the speed that this job's machines have
-/// shown: in trials, and in the newest steps, of which strategy and seconds are given.
+/// gain and t_comp per selector and ratio: the gain over all ranks and the slowest one's time, of the newest trial that ran it
+/// live and of the newest whose shadows saw it. And `times`, of gradients of `size` (values, ranks), at the speed that this job's
+/// machines have shown: in trials, and in the newest steps, of which strategy and seconds are given.
 pub fn profiles(
     trials: &[TrialRow],
     reports: &[TrialReportRow],
@@ -100,10 +100,10 @@ struct Point {
 impl Point {
     fn add(&mut self, report: &TrialReportRow, o: &flexcomm_wire::TrialOutcome) {
         if o.iterations > 0 {
-            self.live.add(report, (o.gain, o.comp_us), f64::from(o.iterations));
+            self.live.add(report, (o.gain, o.energy), (o.comp_us, f64::from(o.iterations)));
         }
         if let Some(gain) = o.shadow_gain {
-            self.shadow.add(report, (gain, 0.0), 1.0);
+            self.shadow.add(report, (gain, o.shadow_energy), (0.0, 1.0));
         }
     }
 
@@ -133,7 +133,8 @@ impl Point {
 #[derive(Debug, Clone, Default)]
 struct Found {
     id: u64,
-    gains: Vec<(u32, f64)>,
+    /// With the energies that they are shares of, where those are told.
+    gains: Vec<(f64, Option<f64>)>,
     comp_us: Vec<(u32, f64)>,
     /// How many measurements stand behind it.
     weight: f64,
@@ -141,7 +142,7 @@ struct Found {
 
 impl Found {
     /// Only the newest trial counts.
-    fn add(&mut self, report: &TrialReportRow, (gain, comp_us): (f64, f64), weight: f64) {
+    fn add(&mut self, report: &TrialReportRow, gain: (f64, Option<f64>), (comp_us, weight): (f64, f64)) {
         let TrialReportRow { id, rank, .. } = *report;
         if id < self.id {
             return;
@@ -149,17 +150,17 @@ impl Found {
         if id > self.id {
             *self = Self { id, ..Self::default() };
         }
-        self.gains.push((rank, gain));
+        self.gains.push(gain);
         self.comp_us.push((rank, comp_us));
         self.weight += weight;
     }
 
     fn gain(&self) -> Option<f64> {
-        middle(self.gains.iter().copied())
+        gain_over_ranks(self.gains.iter().copied())
     }
 
     fn comp_us(&self) -> f64 {
-        middle(self.comp_us.iter().copied()).unwrap_or(0.0)
+        slowest(self.comp_us.iter().copied()).unwrap_or(0.0)
     }
 }
 
@@ -203,20 +204,46 @@ mod tests {
         assert_eq!(profiles.measured_at, Some(Timestamp(20)));
         let points = profiles.by_selector[&"topk".parse().unwrap()].points();
         let measured = points.iter().find(|p| p.cr.get() == 0.1).unwrap();
-        assert!((measured.gain.get() - 0.5).abs() < 1e-12 && (measured.t_comp_s - 500e-6).abs() < 1e-12);
+        assert!((measured.gain.get() - 0.5).abs() < 1e-12 && (measured.t_comp_s - 600e-6).abs() < 1e-12);
         assert_eq!(profiles.by_selector.len(), 1);
         assert_eq!(of(&[], &[], 1_000), Profiles::default());
     }
 
+    /// All wait for the slowest; what no rank can have taken counts for nobody.
     #[test]
-    fn one_ranks_claim_moves_no_ratio() {
+    fn gains_are_of_all_ranks_energy_and_times_are_the_slowest_ranks() {
+        let with = |claims: [(f64, f64, f64); 3]| {
+            let rank = |(rank, (gain, energy, comp_us)): (u32, (f64, f64, f64))| {
+                let mut report = report(1, rank, gain);
+                let found = &mut report.outcomes[0];
+                (found.energy, found.shadow_energy, found.comp_us) = (Some(1.0), Some(energy), comp_us);
+                found.shadow_gain = Some(gain);
+                report
+            };
+            let reports: Vec<TrialReportRow> = (0..).zip(claims).map(rank).collect();
+            let point = of(&[trial(1, "done")], &reports, 1_000).by_selector[&"topk".parse().unwrap()].points()[0];
+            (point.gain.get(), (point.t_comp_s * 1e6).round())
+        };
+        let (gain, comp_us) = with([(0.2, 1.0, 100.0), (0.2, 1.0, 100.0), (0.8, 4.0, 300.0)]);
+        assert!((gain - 0.6).abs() < 1e-12 && comp_us == 300.0, "{gain}, {comp_us} µs");
+        assert_eq!(with([(0.2, 1.0, 100.0), (0.2, 1.0, 120.0), (0.2, 1.0, 3.6e9)]).1, 120.0);
+    }
+
+    /// With what one of N ranks weighs at most: [`gain_over_ranks`].
+    #[test]
+    fn one_ranks_claim_moves_a_ratio_by_no_more_than_its_share() {
         for ranks in [2u32, 3, 8] {
-            let reports: Vec<TrialReportRow> =
-                (0..ranks).map(|rank| report(1, rank, if rank == 1 { 1.0 } else { 0.3 })).collect();
+            let claim = |rank| {
+                let mut report = report(1, rank, if rank == 1 { 1.0 } else { 0.3 });
+                report.outcomes[0].energy = Some(if rank == 1 { 1e90 } else { 1.0 });
+                report
+            };
+            let reports: Vec<TrialReportRow> = (0..ranks).map(claim).collect();
             let profiles = of(&[trial(1, "done")], &reports, 1_000);
             let points = profiles.by_selector[&"topk".parse().unwrap()].points();
             let gain = points.iter().find(|p| p.cr.get() == 0.1).unwrap().gain.get();
-            assert!((gain - 0.3).abs() < 1e-12, "{gain} with {ranks} ranks");
+            let share = 4.0 / f64::from(ranks + 3);
+            assert!((gain - (0.3 + 0.7 * share)).abs() < 1e-12, "{gain} with {ranks} ranks");
         }
     }
 

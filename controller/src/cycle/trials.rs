@@ -68,7 +68,9 @@ mod tests {
         let outcome = TrialOutcome {
             strategy: Strategy::DENSE_RING.into(),
             gain: 1.0,
+            energy: None,
             shadow_gain: None,
+            shadow_energy: None,
             comp_us: 0.0,
             sync_us: 1.0,
             iterations: 1,

@@ -616,6 +616,7 @@ mod tests {
                 step_us: 2.0,
                 bytes_sent: 1,
                 gain: 1.0,
+                energy: (rank > 0).then_some(0.25),
                 loss: None,
                 accuracy: None,
             };
@@ -626,6 +627,11 @@ mod tests {
             send(&store, (name, 1), hello(rank as u32, 3), &live).await;
             assert_eq!(send(&store, (name, 2), steps(rank as u32, step), &live).await.rejected, 0);
         }
+        // Of a trainer that does not tell its gradient's energy none is known.
+        let energies =
+            |rows: Vec<super::super::StepRow>| rows.into_iter().map(|row| (row.step, row.energy)).collect::<Vec<_>>();
+        let stored = energies(store.steps(&job(), 0, 100).await.unwrap());
+        assert_eq!(stored, [(7, None), (8, Some(0.25))]);
         let update = "UPDATE jobs SET ended_us = 5, ended_how = NULL; UPDATE ranks SET left_us = 5";
         sqlx::query(update).execute(&mut *store.write.connection().await).await.unwrap();
         send(&store, ("a", 3), hello(0, 1), &live).await;

@@ -24,7 +24,7 @@ pub(super) const STEP_SPANS: &str =
 /// than its content when hundreds of steps are read every second.
 pub(super) const STEPS: &str =
     "SELECT json_group_array(json_array(step, rank, version, strategy, received_us, compute_us,
-        comp_us, sync_us, wait_us, step_us, gain, bytes_sent))
+        comp_us, sync_us, wait_us, step_us, gain, energy, bytes_sent))
     FROM (SELECT * FROM steps WHERE job = $1 AND step >= $2 AND step < $3 ORDER BY step, rank)";
 
 /// Stores a report: forgets what is of an earlier run of the job, stores, forgets what fell out of the window. All in one
@@ -32,9 +32,9 @@ pub(super) const STEPS: &str =
 pub(super) const PUT_STEPS: [&str; 3] = [
     "DELETE FROM steps WHERE job = $1 AND rank = $2 AND step >= $7",
     "INSERT OR REPLACE INTO steps (job, rank, version, strategy, received_us, step, compute_us, comp_us, sync_us,
-        wait_us, step_us, bytes_sent, gain)
+        wait_us, step_us, bytes_sent, gain, energy)
      SELECT $1, $2, $3, $4, $5, value ->> 'step', value ->> 'compute_us', value ->> 'comp_us', value ->> 'sync_us',
-        value ->> 'wait_us', value ->> 'step_us', value ->> 'bytes_sent', value ->> 'gain'
+        value ->> 'wait_us', value ->> 'step_us', value ->> 'bytes_sent', value ->> 'gain', value ->> 'energy'
      FROM json_each($6)",
     "DELETE FROM steps WHERE job = $1 AND rank = $2
         AND step <= (SELECT max(step) FROM steps WHERE job = $1 AND rank = $2) - $8",
@@ -63,8 +63,10 @@ pub struct StepRow {
     pub wait_us: Option<f64>,
     /// All of it.
     pub step_us: f64,
-    /// Energy kept.
+    /// Energy kept, as a share.
     pub gain: f64,
+    /// Of the compensated gradient, where the rank tells it.
+    pub energy: Option<f64>,
     /// By this rank.
     pub bytes_sent: u64,
 }
@@ -84,25 +86,26 @@ pub struct ProgressRow {
 
 /// A row as SQLite's JSON functions write it, in the order of the query's columns.
 #[derive(serde::Deserialize)]
-struct RawStep(i64, i64, i64, String, i64, f64, f64, f64, Option<f64>, f64, f64, i64);
+struct RawStep(i64, i64, i64, String, i64, f64, f64, f64, Option<f64>, f64, f64, Option<f64>, i64);
 
 impl RawStep {
     fn row(self) -> Result<StepRow> {
         let operation = "read steps";
-        let Self(step, rank, version, strategy, received, compute_us, comp_us, sync_us, wait_us, step_us, gain, bytes) =
+        let Self(step, rank, version, ran, at, compute_us, comp_us, sync_us, wait_us, step_us, gain, energy, bytes) =
             self;
         Ok(StepRow {
             step: unsigned(step),
             rank: stored(operation, "rank", rank.try_into())?,
             version: Version(unsigned(version)),
-            ran: stored(operation, "strategy", strategy.parse())?,
-            received: time(received),
+            ran: stored(operation, "strategy", ran.parse())?,
+            received: time(at),
             compute_us,
             comp_us,
             sync_us,
             wait_us,
             step_us,
             gain,
+            energy,
             bytes_sent: unsigned(bytes),
         })
     }

@@ -106,7 +106,7 @@ fn reports(agent: &mut Agent) -> Vec<ReportBody> {
     let mut tried = agent.trial(&trial);
     if let ReportBody::Trial(report) = &mut tried {
         report.aborted = Some("no memory".into());
-        report.outcomes.iter_mut().for_each(|o| o.shadow_gain = Some(0.5));
+        report.outcomes.iter_mut().for_each(|o| (o.shadow_gain, o.shadow_energy) = (Some(0.5), Some(1.0)));
     }
     let mut hello = agent.hello();
     if let ReportBody::JobSeen(seen) = &mut hello {

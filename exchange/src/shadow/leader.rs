@@ -195,7 +195,7 @@ impl Running {
         Ok(())
     }
 
-    fn gains(&self) -> Vec<(Strategy, f64)> {
+    fn gains(&self) -> Vec<(Strategy, Energy)> {
         let gains = self.candidates.iter().map(|candidate| (candidate.strategy, candidate.tally.gain()));
         gains.filter(|(_, gain)| gain.steps > 0).map(|(strategy, gain)| (strategy, gain.recent)).collect()
     }
@@ -259,8 +259,8 @@ impl LeaderShadows {
         received.map(|running| self.running = Some(running))
     }
 
-    /// What each candidate keeps of the gradient's energy, over all ranks; nothing where there was no step.
-    pub fn gains(&self) -> Vec<(Strategy, f64)> {
+    /// What each candidate keeps of the gradient's energy, of all ranks together; nothing where there was no step.
+    pub fn gains(&self) -> Vec<(Strategy, Energy)> {
         self.running.as_ref().map_or_else(Vec::new, Running::gains)
     }
 }
@@ -405,12 +405,12 @@ mod tests {
         }
         let found = shadow.gains();
         assert_eq!(found.iter().map(|(strategy, _)| *strategy).collect::<Vec<_>>(), strategies());
-        for ((strategy, gain), (_, tally)) in found.iter().zip(&real) {
-            let real = tally.gain().recent;
+        for ((strategy, energy), (_, tally)) in found.iter().zip(&real) {
+            let (gain, real) = (energy.gain(), tally.gain().recent.gain());
             assert!((gain / real - 1.0).abs() < 0.1, "{strategy}: {gain} for {real}");
             assert!((0.05..0.95).contains(&real), "{strategy}: {real}");
         }
-        assert!(found[0].1 > 1.2 * found[2].1, "{found:?}");
+        assert!(found[0].1.gain() > 1.2 * found[2].1.gain(), "{found:?}");
     }
 
     #[test]
@@ -449,7 +449,7 @@ mod tests {
         let gain = |residuals: &[Vec<u8>]| {
             let mut shadow = Running::new(&strategies()[..1], vec![params.clone()], &sampled, residuals).unwrap();
             shadow.step(&sampled, &step).unwrap();
-            shadow.gains()[0].1
+            shadow.gains()[0].1.gain()
         };
         let none = gain(&[zeros.clone(), zeros]);
         // Alike in shape, so the same share of it is kept.
@@ -462,7 +462,7 @@ mod tests {
             let mut shadow =
                 Running::new(&strategies()[..1], vec![params.clone()], &sampled, &[other.clone(), other]).unwrap();
             shadow.step(&sampled, &step).unwrap();
-            shadow.gains()[0].1
+            shadow.gains()[0].1.gain()
         };
         assert!(spread < 0.9 * none, "{spread} for {none}");
     }

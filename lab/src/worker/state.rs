@@ -67,7 +67,6 @@ pub struct Training {
 /// What one exchange and its update cost and showed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepOutcome {
-    /// Its gain is 0 where the loss is not finite: what was exchanged then were zeros, which no compressor loses.
     pub costs: Costs,
     /// Mean loss of this rank's batch.
     pub loss: f32,
@@ -131,8 +130,7 @@ impl Training {
         let before_update = Instant::now();
         self.sgd.update(&mut self.parameters, &mut self.velocity, &self.mean);
         let compute = forward + before_update.elapsed();
-        let gain = if loss.is_finite() { exchange.gain } else { 0.0 };
-        Ok(StepOutcome { costs: Costs { compute, gain, step: started.elapsed(), ..exchange }, loss })
+        Ok(StepOutcome { costs: Costs { compute, step: started.elapsed(), ..exchange }, loss })
     }
 
     fn compute_gradient(&mut self, tick: &Tick) -> f32 {

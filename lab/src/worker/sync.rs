@@ -14,6 +14,9 @@ use flexcomm_exchange::{Bucket, How, Leader, Param, Ran, Round, Status, head};
 use flexcomm_trainer::{ANSWER_BYTES, Answer, Costs, Tick, Verdict};
 use std::time::Instant;
 
+/// Of an exchange that the ranks refuse: of what is not finite nothing is kept.
+const LOST: Energy = Energy { sent: 0.0, compensated: f64::INFINITY };
+
 /// A gradient that could not be exchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum SyncError {
@@ -110,7 +113,7 @@ impl Synchronizer {
             sync,
             wait: self.exchanger.wait_time(),
             bytes: self.exchanger.mesh().bytes_sent() - bytes,
-            gain: ran.as_ref().map_or(0.0, Energy::gain),
+            energy: ran.as_ref().copied().unwrap_or(LOST),
             ..Costs::default()
         };
         (costs, ran.map(|_| ()))

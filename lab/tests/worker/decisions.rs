@@ -114,6 +114,7 @@ fn telemetry_says_what_ran() {
                 assert!(step.sync_us > 0.0 && step.compute_us > 0.0 && step.bytes_sent > 0);
                 assert!(step.step_us >= step.sync_us + step.comp_us);
                 assert!(if report.version == 1 { step.gain < 1.0 } else { step.gain == 1.0 });
+                assert_eq!(step.energy > Some(0.0), report.version == 1);
             }
         }
         assert!(next > 0);

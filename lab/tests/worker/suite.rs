@@ -119,6 +119,7 @@ impl TrialOf {
         assert_eq!((ran, report.aborted), (asked, None));
         for outcome in &report.outcomes {
             assert!(outcome.gain > 0.0 && outcome.gain <= 1.0 && outcome.sync_us > 0.0, "{outcome:?}");
+            assert!(outcome.energy > Some(0.0) || outcome.gain == 1.0, "{outcome:?}");
         }
     }
 }

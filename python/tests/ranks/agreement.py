@@ -78,7 +78,7 @@ def late(rank):
     records = [s for m in steps for s in m["steps"]]
     out["sane"] = all(
         s["step_us"] > 0 and 0 <= s["comp_us"] <= s["step_us"] and 0 < s["gain"] <= 1 and s["sync_us"] <= s["step_us"]
-        and s["compute_us"] <= s["step_us"] and s["bytes_sent"] > 0
+        and s["compute_us"] <= s["step_us"] and s["bytes_sent"] > 0 and (s["energy"] > 0 or s["gain"] == 1)
         for s in records
     )
     out["records"] = len(records)

@@ -102,11 +102,11 @@ def train(rank, name, strategy, trials, with_step, scaled, evaluated=False, leav
     agent.wait_for("bye")
     # Reports that come again have what shadows found since, and nothing else is another.
     live = {}
-    ran = lambda t: [{k: v for k, v in o.items() if k != "shadow_gain"} for o in t["outcomes"]]  # noqa: E731
+    ran = lambda t: [{k: v for k, v in o.items() if not k.startswith("shadow_")} for o in t["outcomes"]]  # noqa: E731
     for t in agent.of_kind("trial"):
         assert ran(live.setdefault(t["id"], t)) == ran(t), t
     reports = [(t["id"], [o["iterations"] for o in t["outcomes"]], [o["gain"] for o in t["outcomes"]]) for t in live.values()]
-    sane = all(o["sync_us"] > 0 and 0 < o["gain"] <= 1 for t in live.values() for o in t["outcomes"])
+    sane = all(o["sync_us"] > 0 and 0 < o["gain"] <= 1 and (o["energy"] > 0 or o["gain"] == 1) for t in live.values() for o in t["outcomes"])
     return {"hashes": hashes, "reports": reports, "in_trial": in_trial, "sane": sane, "hooked": hooked, "left": left, "equal": same([p.sum().item() for p in model.parameters()].__str__())}
 
 

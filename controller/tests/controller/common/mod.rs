@@ -261,6 +261,7 @@ impl Agent {
             step_us: 2000.0 + comp_us + sync_us + 10.0 * f64::from(self.rank),
             bytes_sent: 1000,
             gain: if strategy.is_dense() { 1.0 } else { 0.8 },
+            energy: Some(1.0),
             loss: Some(2.0 / (step + 1) as f64),
             accuracy: None,
         };
@@ -274,7 +275,9 @@ impl Agent {
         let outcome = |wire: &flexcomm_wire::StrategyWire| TrialOutcome {
             strategy: wire.clone(),
             gain: Strategy::try_from(wire).unwrap().cr().get().powf(0.1),
+            energy: Some(1.0),
             shadow_gain: None,
+            shadow_energy: None,
             comp_us: 500.0,
             sync_us: 1000.0,
             iterations: order.iterations,
