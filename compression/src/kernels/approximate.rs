@@ -15,11 +15,7 @@ pub(crate) fn approximate_stats(kernel: Kernel, x: &[f32]) -> Stats {
     let (mut sum, mut largest) = (0.0, 0);
     for block in x.chunks(BLOCK) {
         let mut squares = [0.0; 64];
-        let (done, max) = match kernel {
-            #[cfg(target_arch = "x86_64")]
-            Kernel::Avx512 => super::x86::approximate_avx512(block, &mut squares),
-            _ => (0, 0),
-        };
+        let (done, max) = kernel.approximate_first(block, &mut squares);
         let max = match done < block.len() {
             true => kernel.run(Approximate { x: &block[done..], squares: &mut squares }).max(max),
             false => max,

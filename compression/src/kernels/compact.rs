@@ -32,11 +32,7 @@ impl Compaction<'_> {
 impl Kernel {
     /// Keeps those of the candidates that reach the cut, given by position and float bits.
     pub(crate) fn compact(self, (indices, bits): (&[u32], &[u32]), to: &mut Compaction<'_>) {
-        let done = match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::compact_avx512((indices, bits), to),
-            _ => 0,
-        };
+        let done = self.compact_first((indices, bits), to);
         let rest = indices[done..].iter().zip(&bits[done..]);
         rest.for_each(|(index, bits)| to.next(*index, f32::from_bits(*bits)));
     }

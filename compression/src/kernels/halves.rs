@@ -74,11 +74,7 @@ impl Kernel {
 
     fn narrow_to<const F16: bool>(self, x: &[f32], limit: f32, to: &mut [u8]) -> Narrowed {
         let (mut compensated, mut sent, to) = ([0.0; 64], [0.0; 64], to.as_chunks_mut::<2>().0);
-        let done = match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::narrow_avx512::<F16>((x, limit), to, (&mut compensated, &mut sent)),
-            _ => 0,
-        };
+        let done = self.narrow_first::<F16>((x, limit), to, (&mut compensated, &mut sent));
         let squares = (&mut compensated, &mut sent);
         self.run(Narrow::<F16> { x: &x[done..], limit, to: &mut to[done..], squares });
         let narrowed = Narrowed { compensated: total(&compensated), sent: total(&sent) };
@@ -95,11 +91,7 @@ impl Kernel {
 
     fn widen_from<const FRESH: bool, const F16: bool>(self, from: &[u8], (scale, out): (f32, &mut [f32])) -> u32 {
         let from = from.as_chunks::<2>().0;
-        let (done, max) = match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::widen_avx512::<FRESH, F16>(from, (scale, &mut *out)),
-            _ => (0, 0),
-        };
+        let (done, max) = self.widen_first::<FRESH, F16>(from, (scale, &mut *out));
         max.max(self.run(Widen::<FRESH, F16> { from: &from[done..], scale, out: &mut out[done..] }))
     }
 }

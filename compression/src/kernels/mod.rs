@@ -5,12 +5,14 @@ mod approximate;
 mod compact;
 mod halves;
 mod nearest;
+mod packing;
 mod partition;
 mod portable;
 mod rounding;
 mod signs;
 mod tables;
 mod ternary;
+mod vectors;
 mod work;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -19,6 +21,7 @@ pub(crate) use approximate::approximate_stats;
 pub(crate) use compact::{Compaction, ROOM};
 pub(crate) use halves::{Half, NARROWED};
 pub(crate) use nearest::{Even, Lines};
+pub(crate) use packing::{Pack, Unpack, by_width};
 pub(crate) use partition::Columns;
 pub(crate) use portable::energy;
 pub(crate) use rounding::{Rounded, Rounding, Squares, Steps, TABLED, Words, total};
@@ -60,9 +63,9 @@ impl Kernel {
         match self {
             Self::Portable => true,
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => x86::has_avx2(),
+            Self::Avx2 => x86::avx2(self),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => x86::has_avx512(),
+            Self::Avx512 => x86::avx512(self),
             #[cfg(not(target_arch = "x86_64"))]
             Self::Avx2 | Self::Avx512 => false,
         }
@@ -76,17 +79,6 @@ impl Kernel {
     /// The fastest that this machine can run.
     pub fn best() -> Self {
         Self::available().last().unwrap_or(Self::Portable)
-    }
-
-    /// Runs the pass. On a machine without this kernel's instructions, the portable one does.
-    pub(crate) fn feed(self, feed: Feed<'_>, found: &mut Candidates) -> PassStats {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => x86::feed_avx2(feed, found),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => x86::feed_avx512(feed, found),
-            _ => portable::feed(feed, found),
-        }
     }
 }
 
@@ -134,14 +126,7 @@ pub(crate) fn stats(kernel: Kernel, x: &[f32]) -> Stats {
 /// [`stats`] of parts of `len` values that follow one another, of which vectors do several at once; answers whether this kernel
 /// has them.
 pub(crate) fn stats_of_parts(kernel: Kernel, x: &[f32], len: usize, seen: &mut [PassStats]) -> bool {
-    match kernel {
-        #[cfg(target_arch = "x86_64")]
-        Kernel::Avx512 if len.is_multiple_of(16) && len <= portable::BLOCK => x86::stats_of_parts_avx512(x, len, seen),
-        _ => {
-            let _ = (x, len, seen);
-            false
-        }
-    }
+    len.is_multiple_of(16) && len <= portable::BLOCK && kernel.parts(x, len, seen)
 }
 
 /// [`stats`], and the candidates from a floor on.

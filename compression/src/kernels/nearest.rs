@@ -1,7 +1,6 @@
 //! Nearest codes by arithmetic in f32 where that leaves no doubt. What decides is an exact function of one value, which is
 //! asked wherever two bounds of the answer differ.
 
-use super::Kernel;
 use std::ops::RangeInclusive;
 
 /// Evenly spaced points on both sides of 0: code = round(inverse * x) − lowest, from 0 to 255.
@@ -86,31 +85,5 @@ impl Lines {
             steps => (bound(last - 1) - bound(first)) / f64::from(steps - 1),
         };
         (1.0 / width, f64::from(first) + 1.0 - bound(first) / width)
-    }
-}
-
-impl Kernel {
-    /// Codes of the first values; answers of how many. `exact` decides where there is doubt.
-    pub(crate) fn even_codes(self, even: Even, x: &[f32], codes: &mut [u8], exact: impl Fn(f32) -> u8) -> usize {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::even_codes_avx512(even, x, codes, exact),
-            _ => {
-                let _ = (even, x, codes, exact);
-                0
-            }
-        }
-    }
-
-    /// As [`Self::even_codes`].
-    pub(crate) fn line_codes(self, lines: &Lines, x: &[f32], codes: &mut [u8], exact: impl Fn(f32) -> u8) -> usize {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::line_codes_avx512(lines, x, codes, exact),
-            _ => {
-                let _ = (lines, x, codes, exact);
-                0
-            }
-        }
     }
 }

@@ -30,11 +30,7 @@ impl Kernel {
     /// In one read; `bits` has ⌈n/8⌉ bytes.
     pub(crate) fn partition(self, x: &[f32], threshold: f32, bits: &mut [u8]) -> PartitionSums {
         let mut partition = PartitionSums::default();
-        let done = match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::partition_avx512(x, threshold, bits, &mut partition),
-            _ => 0,
-        };
+        let done = self.partition_first(x, threshold, bits, &mut partition);
         self.run(Rest { x: &x[done..], threshold, bits: &mut bits[done / 8..], partition: &mut partition });
         partition
     }
@@ -89,20 +85,14 @@ impl Kernel {
     pub(crate) fn partition_columns(self, x: &[f32], threshold: f32, columns: &mut Columns) {
         columns.sums.iter_mut().for_each(|sums| sums.fill(0.0));
         columns.below.fill(0);
-        let done = match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::sides_of_columns_avx512(x, threshold, columns),
-            _ => 0,
-        };
+        let done = self.partition_first_columns(x, threshold, columns);
         self.run(RestOfColumns { x, threshold, columns, done });
     }
 
     /// `out +=` the first value of its column, or the second where the bit is set; where it is FRESH, to zeros.
     pub(crate) fn add_columns<const FRESH: bool>(self, bits: &[u8], values: [&[f32]; 2], out: &mut [f32]) {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 if super::x86::add_columns_avx512::<FRESH>(bits, values, out) => {}
-            _ => self.run(AddColumns::<FRESH> { bits, values, out }),
+        if !self.add_all_columns::<FRESH>(bits, values, out) {
+            self.run(AddColumns::<FRESH> { bits, values, out });
         }
     }
 }

@@ -104,89 +104,17 @@ impl Rounded<'_> {
 impl Kernel {
     /// Codes of the first values; answers of how many, a multiple of 64, and their squares in steps where these are whole numbers.
     /// Others are added to `squares`. None where this kernel has no such vectors, or none for this width.
-    pub(crate) fn round(self, rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> (usize, Option<u64>) {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::round_avx512(rounding, values, squares),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => super::x86::round_avx2(rounding, values),
-            Self::Portable => {
-                let _ = (rounding, values, squares);
-                (0, None)
-            }
-        }
-    }
-
-    /// Codes of values whose steps are others every `len` of them, a multiple of 64, and the squares of each part in steps; answers
-    /// of how many values: of all, or of none where this kernel has no such vectors, or none for this width.
-    pub(crate) fn round_parts(self, steps: (&[Steps], usize), values: Rounded<'_>, squares: &mut [u64]) -> usize {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::round_parts_avx512(steps, values, squares),
-            _ => {
-                let _ = (steps, values, squares);
-                0
-            }
-        }
-    }
-
-    /// Natural compression (`natural.rs`) of the first values: exponents into [`Rounded::codes`], signs, and squares of what they
-    /// stand for times `scale`; answers of how many, a multiple of 64.
-    pub(crate) fn round_to_powers(
+    pub(crate) fn round(
         self,
-        values: Rounded<'_>,
-        signs: &mut [u8],
-        (scale, squares): (f32, &mut Squares),
-    ) -> usize {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::round_to_powers_avx512(values, signs, (scale, squares)),
-            _ => {
-                let _ = (values, signs, scale, squares);
-                0
-            }
-        }
-    }
-
-    /// `out += scale * ±2^(exponent − 127)` of the first values; answers how many, a multiple of 8.
-    pub(crate) fn add_powers(self, exponents: &[u8], signs: &[u8], target: (f32, &mut [f32])) -> usize {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::add_powers_avx512(exponents, signs, target),
-            _ => {
-                let _ = (exponents, signs, target);
-                0
-            }
-        }
-    }
-
-    /// `out += values[code]`, where it is FRESH to zeros, of the first codes, all below [`TABLED`]; answers of how many.
-    pub(crate) fn add_codes<const FRESH: bool>(self, codes: &[u8], values: &[f32; TABLED], out: &mut [f32]) -> usize {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::add_codes_avx512::<FRESH>(codes, values, out),
-            _ => {
-                let _ = (codes, values, out);
-                0
-            }
-        }
-    }
-
-    /// Packs the first codes below 2^width; answers how many, a multiple of 64.
-    pub(crate) fn pack_first(self, codes: &[u8], width: u32, out: &mut [u8]) -> usize {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::pack_avx512(codes, width, out),
-            _ => 0,
-        }
-    }
-
-    /// Unpacks the first codes; answers how many, a multiple of 64, and the largest.
-    pub(crate) fn unpack_first(self, packed: &[u8], width: u32, codes: &mut [u8]) -> (usize, u8) {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::unpack_avx512(packed, width, codes),
-            _ => (0, 0),
+        rounding: Rounding,
+        mut values: Rounded<'_>,
+        squares: &mut Squares,
+    ) -> (usize, Option<u64>) {
+        let Rounding::Steps(steps) = rounding else { return self.round_first(rounding, values, squares) };
+        let (len, mut whole) = (values.x.len().max(64), 0);
+        match self.round_parts((&[steps], len), values.part(0), std::slice::from_mut(&mut whole)) {
+            0 => self.round_to_steps(steps, values),
+            done => (done, Some(whole)),
         }
     }
 }

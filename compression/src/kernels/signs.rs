@@ -68,31 +68,17 @@ impl Kernel {
     /// Packs signs, a set bit for x < 0, and adds up, in one read. `bits` has ⌈n/8⌉ bytes. Without MAGNITUDES
     /// [`Sums::magnitude`] is not to be asked.
     pub(crate) fn signs<const MAGNITUDES: bool>(self, x: &[f32], bits: &mut [u8]) -> Sums {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => super::x86::signs_avx2(x, bits),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::signs_avx512::<MAGNITUDES>(x, bits),
-            _ => {
-                let mut sums = Sums::default();
-                sums.add(x, bits);
-                sums
-            }
-        }
+        let mut sums = Sums::default();
+        let done = self.signs_first::<MAGNITUDES>(x, bits, &mut sums);
+        sums.add(&x[done..], &mut bits[done / 8..]);
+        sums
     }
 
     /// A momentum's next values and their signs, past what it was; answers Σ x² and the largest key of what came in.
     pub(crate) fn decayed_signs(self, decayed: Decayed<'_>) -> PassStats {
-        let Decayed { x, momentum, next, bits, delta } = decayed;
-        let mut seen = PassStats::default();
-        let done = match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => {
-                let decayed = Decayed { x, momentum, next: &mut *next, bits: &mut *bits, delta };
-                super::x86::decayed_signs_avx512(decayed, &mut seen)
-            }
-            _ => 0,
-        };
+        let (Decayed { x, momentum, next, bits, delta }, mut seen) = (decayed, PassStats::default());
+        let decayed = Decayed { x, momentum, next: &mut *next, bits: &mut *bits, delta };
+        let done = self.decayed_signs_first(decayed, &mut seen);
         let values = x[done..].chunks(BLOCK).zip(momentum[done..].chunks(BLOCK)).zip(next[done..].chunks_mut(BLOCK));
         for (((x, momentum), next), bits) in values.zip(bits[done / 8..].chunks_mut(BLOCK / 8)) {
             let sums = self.signs::<false>(x, bits);
@@ -111,11 +97,7 @@ impl Kernel {
 
     /// `out +=` the first value, or the second where the bit is set.
     pub(crate) fn add_sides<const FRESH: bool>(self, bits: &[u8], values: [f32; 2], out: &mut [f32]) {
-        let done = match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::add_sides_avx512::<FRESH>(bits, values, out),
-            _ => 0,
-        };
+        let done = self.add_sides_first::<FRESH>(bits, values, out);
         self.run(AddSides::<FRESH> { bits: &bits[done / 8..], values, out: &mut out[done..] });
     }
 }

@@ -32,11 +32,7 @@ const SUMMED: usize = 4096;
 impl Kernel {
     /// `out += table[code]`, where it is FRESH to zeros. Slices of one length.
     pub(crate) fn add_meanings<const FRESH: bool>(self, codes: &[u8], table: &Table, out: &mut [f32]) {
-        let done = match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::add_meanings_avx512::<FRESH>(codes, table, out),
-            _ => 0,
-        };
+        let done = self.add_first_meanings::<FRESH>(codes, table, out);
         for (to, code) in out[done..].iter_mut().zip(&codes[done..]) {
             *to = if FRESH { 0.0 } else { *to } + table.values[usize::from(*code)];
         }
@@ -49,11 +45,7 @@ impl Kernel {
 
     fn sum_of_block(self, codes: &[u8], table: &Table) -> f64 {
         let mut sums: Squares = [0.0; 64];
-        let done = match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::sum_of_meanings_avx512(codes, table, &mut sums),
-            _ => 0,
-        };
+        let done = self.sum_of_first_meanings(codes, table, &mut sums);
         for group in codes[done..].chunks(sums.len()) {
             sums.iter_mut().zip(group).for_each(|(sum, code)| *sum += table.values[usize::from(*code)]);
         }

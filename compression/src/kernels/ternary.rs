@@ -12,11 +12,7 @@ impl Kernel {
     /// Of five runs of `to.len()` values, the last of which may be short, ±1 from ±half on (above 0) and else 0, a byte of each
     /// run's i-th; a set bit i modulo 64 in word i / 64 of `busy` where one is not 0. Answers how many are not.
     pub(crate) fn quartic(self, x: &[f32], half: f32, (to, busy): (&mut [u8], &mut [u64])) -> u64 {
-        let (done, count) = match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => super::x86::quartic_avx512(x, half, (&mut *to, &mut *busy)),
-            _ => (0, 0),
-        };
+        let (done, count) = self.quartic_first(x, half, (&mut *to, &mut *busy));
         count + self.run(Rest { x, half: key(half), to, busy, done })
     }
 }

@@ -1,8 +1,9 @@
-//! Whole numbers of w bits each, packed without gaps: 8 numbers fill exactly w bytes, so that groups of 8 are worked on
-//! in one word and loops over groups become vectors.
+//! Whole numbers of w bits each, packed without gaps.
 
 use super::{Reader, Writer};
+use crate::Kernel;
 use crate::codec::ReadError;
+use crate::kernels::{Pack, Unpack};
 
 /// Bytes that `count` numbers of `width` bits take.
 pub const fn packed_bytes(count: usize, width: u32) -> usize {
@@ -14,63 +15,20 @@ pub const fn levels_width(levels: u64) -> u32 {
     if levels <= 1 { 0 } else { (levels - 1).ilog2() + 1 }
 }
 
-/// Eight numbers in one word.
-#[inline(always)]
-fn word(group: &[u8; 8], width: u32) -> u64 {
-    let mut word = 0;
-    for (lane, value) in group.iter().enumerate() {
-        word |= u64::from(*value) << (lane as u32 * width);
-    }
-    word
-}
-
 /// Appends numbers below 2^width; width from 1 to 8.
 pub fn pack(values: &[u8], width: u32, out: &mut Writer) {
     debug_assert!((1..=8).contains(&width), "width {width}");
-    let bytes = width as usize;
-    let (groups, rest) = values.as_chunks::<8>();
-    let room = out.room(packed_bytes(values.len(), width));
-    for (group, to) in groups.iter().zip(room.chunks_mut(bytes)) {
-        to.copy_from_slice(&word(group, width).to_le_bytes()[..bytes]);
-    }
-    if !rest.is_empty() {
-        let mut last = [0; 8];
-        last[..rest.len()].copy_from_slice(rest);
-        let to = &mut room[groups.len() * bytes..];
-        to.copy_from_slice(&word(&last, width).to_le_bytes()[..to.len()]);
-    }
+    Pack { codes: values, width, out: out.room(packed_bytes(values.len(), width)) }.on(Kernel::Portable);
 }
 
 /// Fills `out` with numbers of `width` bits; width from 1 to 8. Padding must be 0.
 pub fn unpack(from: &mut Reader<'_>, what: &'static str, width: u32, out: &mut [u8]) -> Result<(), ReadError> {
     debug_assert!((1..=8).contains(&width), "width {width}");
-    let bytes = width as usize;
     let packed = from.take(what, packed_bytes(out.len(), width))?;
-    let mask = ((1u32 << width) - 1) as u8;
-    let (groups, rest) = out.as_chunks_mut::<8>();
-    let whole = groups.len() * bytes;
-    for (group, from) in groups.iter_mut().zip(packed[..whole].chunks(bytes)) {
-        spread(from, width, mask, group);
-    }
-    if rest.is_empty() {
-        return Ok(());
-    }
-    let mut last = [0; 8];
-    spread(&packed[whole..], width, mask, &mut last);
-    rest.copy_from_slice(&last[..rest.len()]);
-    let used = rest.len() as u32 * width;
-    let padding = packed.last().map_or(0, |b| if used.is_multiple_of(8) { 0 } else { b >> (used % 8) });
+    let used = out.len() % 8 * width as usize % 8;
+    Unpack { packed, width, codes: out }.on(Kernel::Portable);
+    let padding = packed.last().map_or(0, |byte| if used == 0 { 0 } else { byte >> used });
     if padding == 0 { Ok(()) } else { Err(ReadError::field(what, padding, "padding must be 0")) }
-}
-
-#[inline(always)]
-fn spread(from: &[u8], width: u32, mask: u8, group: &mut [u8; 8]) {
-    let mut word = [0; 8];
-    word[..from.len()].copy_from_slice(from);
-    let word = u64::from_le_bytes(word);
-    for (lane, value) in group.iter_mut().enumerate() {
-        *value = (word >> (lane as u32 * width)) as u8 & mask;
-    }
 }
 
 /// As [`unpack`], and every number must be below `levels`.

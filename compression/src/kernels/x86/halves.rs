@@ -2,7 +2,8 @@
 
 use super::super::KEY_MASK;
 use super::super::rounding::Squares;
-use super::rounding::{Sums, load};
+use super::rounding::{Sums, quarter};
+use super::{load, store};
 use std::arch::x86_64::*;
 
 /// Rounds to nearest, ties to even, whatever the processor's mode, and raises nothing.
@@ -32,7 +33,7 @@ fn widen16<const F16: bool>(halves: __m256i) -> __m512 {
 
 /// Whole groups of 64 values; answers how many values.
 #[target_feature(enable = "avx512f,avx512dq")]
-pub(super) fn narrow<const F16: bool>(
+pub(crate) fn narrow<const F16: bool>(
     (x, limit): (&[f32], f32),
     to: &mut [[u8; 2]],
     (compensated, sent): (&mut Squares, &mut Squares),
@@ -41,7 +42,7 @@ pub(super) fn narrow<const F16: bool>(
     let (groups, _) = x.as_chunks::<64>();
     for (group, to) in groups.iter().zip(to.as_chunks_mut::<64>().0) {
         for (part, to) in to.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-            let x = load(group, part);
+            let x = quarter(group, part);
             of_compensated.add(part, x);
             // The smaller magnitude, with the sign of x.
             let halves = narrow16::<F16>(_mm512_range_ps::<0b0010>(x, limit));
@@ -50,8 +51,7 @@ pub(super) fn narrow<const F16: bool>(
                 true => of_sent.add_exact(part, widen16::<F16>(halves)),
                 false => of_sent.add(part, widen16::<F16>(halves)),
             }
-            // SAFETY: 16 halves.
-            unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), halves) };
+            store(to, halves);
         }
     }
     of_compensated.store(compensated);
@@ -61,7 +61,7 @@ pub(super) fn narrow<const F16: bool>(
 
 /// Whole vectors; answers how many values, and the largest key of what was added.
 #[target_feature(enable = "avx512f")]
-pub(super) fn widen<const FRESH: bool, const F16: bool>(
+pub(crate) fn widen<const FRESH: bool, const F16: bool>(
     from: &[[u8; 2]],
     (scale, out): (f32, &mut [f32]),
 ) -> (usize, u32) {
@@ -69,13 +69,10 @@ pub(super) fn widen<const FRESH: bool, const F16: bool>(
     let (groups, _) = out.as_chunks_mut::<16>();
     let done = 16 * groups.len().min(from.len() / 16);
     for (to, from) in groups.iter_mut().zip(from.as_chunks::<16>().0) {
-        // SAFETY: 16 halves and 16 values.
-        let (halves, held) = unsafe { (_mm256_loadu_si256(from.as_ptr().cast()), _mm512_loadu_ps(to.as_ptr())) };
-        let value = _mm512_mul_ps(widen16::<F16>(halves), scale);
+        let value = _mm512_mul_ps(widen16::<F16>(load(from)), scale);
         max = _mm512_max_epu32(max, _mm512_and_si512(_mm512_castps_si512(value), mask));
-        let held = if FRESH { _mm512_setzero_ps() } else { held };
-        // SAFETY: 16 values.
-        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), _mm512_add_ps(held, value)) };
+        let held = if FRESH { _mm512_setzero_ps() } else { load(to) };
+        store(to, _mm512_add_ps(held, value));
     }
     (done, _mm512_reduce_max_epu32(max))
 }

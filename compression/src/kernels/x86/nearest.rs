@@ -2,7 +2,8 @@
 
 use super::super::KEY_MASK;
 use super::super::nearest::{Even, Lines};
-use super::rounding::{in_order, joined, load, negative, store, unsigned_bytes};
+use super::rounding::{in_order, joined, negative, quarter, unsigned_bytes};
+use super::{load, store};
 use std::arch::x86_64::*;
 
 /// Codes of whole groups of 64 values, one after the other by `exact` where the vector answers that one of them is in doubt;
@@ -25,13 +26,13 @@ fn groups(
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
-pub(super) fn even_codes(even: Even, x: &[f32], codes: &mut [u8], exact: impl Fn(f32) -> u8) -> usize {
+pub(crate) fn even_codes(even: Even, x: &[f32], codes: &mut [u8], exact: impl Fn(f32) -> u8) -> usize {
     let inverses = even.inverses.map(|inverse| _mm512_set1_ps(inverse));
     let lowest = _mm512_set1_epi16(even.lowest);
     groups(x, codes, exact, |group, to| {
         let (mut points, mut doubt) = ([_mm512_setzero_si512(); 4], 0);
         for (part, point) in points.iter_mut().enumerate() {
-            let x = load(group, part);
+            let x = quarter(group, part);
             // To the nearest, ties to even: rounding never reverses an order.
             let [low, high] = inverses.map(|inverse| _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)));
             doubt |= _mm512_cmpneq_epi32_mask(low, high);
@@ -45,25 +46,16 @@ pub(super) fn even_codes(even: Even, x: &[f32], codes: &mut [u8], exact: impl Fn
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
-pub(super) fn line_codes(lines: &Lines, x: &[f32], codes: &mut [u8], exact: impl Fn(f32) -> u8) -> usize {
-    // SAFETY: 16 numbers of 32 bits from each place on.
-    let [starts, numbers] = [&lines.starts, &lines.lines]
-        .map(|table| unsafe { [0, 16].map(|at| _mm512_loadu_si512(table.as_ptr().add(at).cast())) });
-    // SAFETY: 16 numbers each.
-    let (slopes, offsets, lasts) = unsafe {
-        (
-            _mm512_loadu_ps(lines.slopes.as_ptr()),
-            _mm512_loadu_ps(lines.offsets.as_ptr()),
-            _mm512_loadu_si512(lines.lasts.as_ptr().cast()),
-        )
-    };
+pub(crate) fn line_codes(lines: &Lines, x: &[f32], codes: &mut [u8], exact: impl Fn(f32) -> u8) -> usize {
+    let [starts, numbers] = [&lines.starts, &lines.lines].map(load::<[__m512i; 2], _>);
+    let (slopes, offsets, lasts) = (load(&lines.slopes), load(&lines.offsets), load(&lines.lasts));
     let (mask, first) = (_mm512_set1_epi32(KEY_MASK as i32), _mm512_set1_epi32(lines.first_octave));
     let (zero, one, margin) = (_mm512_setzero_si512(), _mm512_set1_epi32(1), _mm512_set1_ps(Lines::MARGIN));
     let (sign, largest) = (_mm512_set1_epi8(i8::MIN), _mm512_set1_epi8(-1));
     groups(x, codes, exact, |group, to| {
         let (mut levels, mut minus, mut doubt) = ([zero; 4], [0; 4], 0);
         for (part, level) in levels.iter_mut().enumerate() {
-            let x = load(group, part);
+            let x = quarter(group, part);
             minus[part] = negative(x);
             let key = _mm512_and_si512(_mm512_castps_si512(x), mask);
             let octave = _mm512_max_epi32(_mm512_sub_epi32(_mm512_srli_epi32::<23>(key), first), zero);

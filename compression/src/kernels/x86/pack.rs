@@ -1,5 +1,6 @@
 //! Codes of w bits, 64 at a time: their w bits side by side are 8 w bytes.
 
+use super::{load, store};
 use std::arch::x86_64::*;
 
 /// Codes in one vector.
@@ -20,26 +21,19 @@ fn unpack_order(width: usize) -> [u8; LANES] {
     std::array::from_fn(|to| if to % 8 < width { (to / 8 * width + to % 8) as u8 } else { 0 })
 }
 
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn vector(bytes: &[u8; LANES]) -> __m512i {
-    // SAFETY: 64 bytes.
-    unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
-}
-
 /// Packs whole vectors; answers how many codes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-pub(super) fn pack(codes: &[u8], width: u32, out: &mut [u8]) -> usize {
+pub(crate) fn pack(codes: &[u8], width: u32, out: &mut [u8]) -> usize {
     let w = width as usize;
     let (groups, _) = codes.as_chunks::<LANES>();
-    let (order, mask) = (vector(&pack_order(w)), first_bytes(w));
+    let (order, mask) = (load(&pack_order(w)), first_bytes(w));
     // Pairs, fours and eights: the upper half's bits move down to the lower half's.
     let pairs = _mm512_set1_epi16(1 | (1 << w.min(7)) << 8);
     let fours = _mm512_set1_epi32(1 | (1 << (2 * w.min(7))) << 16);
     let down = _mm_cvtsi32_si128(32 - 4 * width as i32);
     let upper = _mm512_set1_epi64(-1 << (4 * w));
     for (group, to) in groups.iter().zip(out.chunks_exact_mut(8 * w)) {
-        let mut bits = vector(group);
+        let mut bits = load(group);
         if w < 8 {
             // Weights are below 2^8 and codes below 2^7: the one as unsigned bytes, the other as signed.
             bits = _mm512_madd_epi16(_mm512_maddubs_epi16(pairs, bits), fours);
@@ -55,12 +49,12 @@ pub(super) fn pack(codes: &[u8], width: u32, out: &mut [u8]) -> usize {
 
 /// Unpacks whole vectors; answers how many codes, and the largest.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-pub(super) fn unpack(packed: &[u8], width: u32, codes: &mut [u8]) -> (usize, u8) {
+pub(crate) fn unpack(packed: &[u8], width: u32, codes: &mut [u8]) -> (usize, u8) {
     let w = width as usize;
     let (groups, _) = codes.as_chunks_mut::<LANES>();
-    let (order, mask) = (vector(&unpack_order(w)), first_bytes(w));
+    let (order, mask) = (load(&unpack_order(w)), first_bytes(w));
     // Where in its word each code begins.
-    let places = vector(&std::array::from_fn(|lane| (lane % 8 * w) as u8));
+    let places = load(&std::array::from_fn::<u8, LANES, _>(|lane| (lane % 8 * w) as u8));
     let code = _mm512_set1_epi8((u8::MAX >> (8 - w)) as i8);
     let mut most = _mm512_setzero_si512();
     for (group, from) in groups.iter_mut().zip(packed.chunks_exact(8 * w)) {
@@ -69,11 +63,7 @@ pub(super) fn unpack(packed: &[u8], width: u32, codes: &mut [u8]) -> (usize, u8)
         let bits = _mm512_multishift_epi64_epi8(places, _mm512_permutexvar_epi8(order, bits));
         let bits = _mm512_and_si512(bits, code);
         most = _mm512_max_epu8(most, bits);
-        // SAFETY: a group has 64 bytes.
-        unsafe { _mm512_storeu_si512(group.as_mut_ptr().cast(), bits) };
+        store(group, bits);
     }
-    let mut largest = [0u8; LANES];
-    // SAFETY: an array of the size of the vector.
-    unsafe { _mm512_storeu_si512(largest.as_mut_ptr().cast(), most) };
-    (LANES * groups.len(), largest.into_iter().fold(0, u8::max))
+    (LANES * groups.len(), load::<[u8; LANES], _>(&most).into_iter().fold(0, u8::max))
 }

@@ -1,26 +1,11 @@
 //! Two sides of a threshold, 16 values at a time.
 
 use super::super::partition::{Columns, LANES, PartitionSums};
+use super::{load, store};
 use std::arch::x86_64::*;
 
 /// [`LANES`] sums in two vectors.
 type Lanes = [__m512d; 2];
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn load_lanes(sums: &[f64; LANES]) -> Lanes {
-    // SAFETY: twice 8 sums.
-    unsafe { [_mm512_loadu_pd(sums.as_ptr()), _mm512_loadu_pd(sums.as_ptr().add(8))] }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn store_lanes(lanes: Lanes, sums: &mut [f64; LANES]) {
-    for (lanes, to) in lanes.into_iter().zip(sums.as_chunks_mut::<8>().0) {
-        // SAFETY: 8 sums.
-        unsafe { _mm512_storeu_pd(to.as_mut_ptr(), lanes) };
-    }
-}
 
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -31,14 +16,13 @@ fn widened(x: __m512) -> [__m512d; 2] {
 
 /// Whole vectors; answers how many values.
 #[target_feature(enable = "avx512f,popcnt")]
-pub(super) fn partition(x: &[f32], threshold: f32, bits: &mut [u8], partition: &mut PartitionSums) -> usize {
+pub(crate) fn partition(x: &[f32], threshold: f32, bits: &mut [u8], partition: &mut PartitionSums) -> usize {
     let threshold = _mm512_set1_ps(threshold);
-    let (mut below, mut others) = (load_lanes(&partition.below), load_lanes(&partition.others));
-    let (mut squares, mut count) = (load_lanes(&partition.squares), 0);
+    let (mut below, mut others): (Lanes, Lanes) = (load(&partition.below), load(&partition.others));
+    let (mut squares, mut count): (Lanes, _) = (load(&partition.squares), 0);
     let (groups, _) = x.as_chunks::<LANES>();
     for (group, bits) in groups.iter().zip(bits.as_chunks_mut::<2>().0) {
-        // SAFETY: 16 values.
-        let x = unsafe { _mm512_loadu_ps(group.as_ptr()) };
+        let x = load(group);
         let mask = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, threshold);
         *bits = mask.to_le_bytes();
         count += u64::from(mask.count_ones());
@@ -49,9 +33,9 @@ pub(super) fn partition(x: &[f32], threshold: f32, bits: &mut [u8], partition: &
             squares[half] = _mm512_fmadd_pd(x, x, squares[half]);
         }
     }
-    store_lanes(below, &mut partition.below);
-    store_lanes(others, &mut partition.others);
-    store_lanes(squares, &mut partition.squares);
+    store(&mut partition.below, below);
+    store(&mut partition.others, others);
+    store(&mut partition.squares, squares);
     partition.count_below += count;
     LANES * groups.len()
 }
@@ -61,18 +45,16 @@ const ROWS: usize = 8;
 
 /// Whole vectors of columns, of rows in order; answers how many columns.
 #[target_feature(enable = "avx512f")]
-pub(super) fn partition_columns(x: &[f32], threshold: f32, columns: &mut Columns) -> usize {
+pub(crate) fn partition_columns(x: &[f32], threshold: f32, columns: &mut Columns) -> usize {
     let (width, threshold) = (columns.below.len(), _mm512_set1_ps(threshold));
     let Columns { sums: [below, others], below: counts } = columns;
     for rows in x.chunks(ROWS * width) {
         let sums = below.as_chunks_mut::<LANES>().0.iter_mut().zip(others.as_chunks_mut::<LANES>().0);
         for (i, ((to_below, to_others), to_count)) in sums.zip(counts.as_chunks_mut::<LANES>().0).enumerate() {
-            let (mut below, mut others) = (load_lanes(to_below), load_lanes(to_others));
-            // SAFETY: 16 counts.
-            let mut count = unsafe { _mm512_loadu_si512(to_count.as_ptr().cast()) };
+            let (mut below, mut others, mut count): (Lanes, Lanes, _) =
+                (load(to_below), load(to_others), load(to_count));
             for group in rows.chunks_exact(width).filter_map(|row| row[LANES * i..].first_chunk::<LANES>()) {
-                // SAFETY: 16 values.
-                let x = unsafe { _mm512_loadu_ps(group.as_ptr()) };
+                let x = load(group);
                 let mask = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, threshold);
                 count = _mm512_mask_add_epi32(count, mask, count, _mm512_set1_epi32(1));
                 for (half, (x, mask)) in widened(x).into_iter().zip(mask.to_le_bytes()).enumerate() {
@@ -80,18 +62,17 @@ pub(super) fn partition_columns(x: &[f32], threshold: f32, columns: &mut Columns
                     others[half] = _mm512_mask_add_pd(others[half], !mask, others[half], x);
                 }
             }
-            store_lanes(below, to_below);
-            store_lanes(others, to_others);
-            // SAFETY: 16 counts.
-            unsafe { _mm512_storeu_si512(to_count.as_mut_ptr().cast(), count) };
+            store(to_below, below);
+            store(to_others, others);
+            store(to_count, count);
         }
     }
     width / LANES * LANES
 }
 
-/// `out +=` either value of each column, by the bits.
+/// `out +=` either value of each column, by the bits; true.
 #[target_feature(enable = "avx512f")]
-pub(super) fn add_columns<const FRESH: bool>(bits: &[u8], [clear, set]: [&[f32]; 2], out: &mut [f32]) {
+pub(crate) fn add_columns<const FRESH: bool>(bits: &[u8], [clear, set]: [&[f32]; 2], out: &mut [f32]) -> bool {
     let mut place = 0;
     for row in out.chunks_mut(clear.len()) {
         for ((to, clear), set) in row.chunks_mut(LANES).zip(clear.chunks(LANES)).zip(set.chunks(LANES)) {
@@ -114,4 +95,5 @@ pub(super) fn add_columns<const FRESH: bool>(bits: &[u8], [clear, set]: [&[f32];
             place += to.len();
         }
     }
+    true
 }

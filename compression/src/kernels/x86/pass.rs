@@ -2,6 +2,7 @@
 
 use super::super::portable::{self, BLOCK};
 use super::super::{Added, Candidates, Feed, KEY_MASK, PassStats, SLACK};
+use super::{load, store};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -34,12 +35,12 @@ impl<'a> Sink<'a> {
         Self { indices: &mut indices[..room], bits: &mut bits[..room], len: found.len, overflowed: found.overflowed }
     }
 
-    /// Room for `lanes` at `len`; without it the list counts as overflowed.
+    /// Room at `len`; without it the list counts as overflowed.
     #[inline(always)]
-    fn slots(&mut self, lanes: usize) -> Option<(*mut u32, *mut u32)> {
-        let range = self.len..self.len + lanes;
-        match (self.indices.get_mut(range.clone()), self.bits.get_mut(range)) {
-            (Some(indices), Some(bits)) if !self.overflowed => Some((indices.as_mut_ptr(), bits.as_mut_ptr())),
+    fn slots<const LANES: usize>(&mut self) -> Option<(&mut [u32; LANES], &mut [u32; LANES])> {
+        let (indices, bits) = (&mut self.indices[self.len..], &mut self.bits[self.len..]);
+        match (indices.first_chunk_mut(), bits.first_chunk_mut()) {
+            (Some(indices), Some(bits)) if !self.overflowed => Some((indices, bits)),
             _ => {
                 self.overflowed = true;
                 None
@@ -96,7 +97,7 @@ impl<'a> Buffers<'a> {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,popcnt,bmi1,bmi2")]
-pub(super) fn avx512(feed: Feed<'_>, found: &mut Candidates) -> PassStats {
+pub(crate) fn avx512(feed: Feed<'_>, found: &mut Candidates) -> PassStats {
     let (buffers, mode) = Buffers::new(feed);
     match mode {
         READ => run_avx512::<READ>(buffers, found),
@@ -293,8 +294,7 @@ fn look_at_last<const MODE: u8>(buffers: &mut Buffers<'_>, range: Range<usize>, 
         }
         hits.vectors |= u64::from(*hit != 0) << vector;
     }
-    // SAFETY: an array of the size of the vector.
-    unsafe { _mm512_storeu_pd(seen.sums.as_mut_ptr(), squares) };
+    store(&mut seen.sums, squares);
 }
 
 /// Keeps a block's values that reached the floor. Apart from looking, where a branch would be guessed wrong every few vectors,
@@ -308,15 +308,13 @@ fn keep<const MODE: u8>(buffers: &Buffers<'_>, hits: &Hits, sink: &mut Sink<'_>)
         let vector = vectors.trailing_zeros() as usize;
         vectors &= vectors - 1;
         let (at, hits) = (hits.start + LANES * vector, hits.values[vector % (BLOCK / LANES)]);
-        let Some((indices, bits)) = sink.slots(LANES) else { return };
+        let Some((indices, bits)) = sink.slots::<LANES>() else { return };
         let index = _mm512_add_epi32(lane, _mm512_set1_epi32(at as i32));
         // Compressing in a register and storing all lanes is far faster than a compressing store on some processors.
-        // SAFETY: these values were looked at, and `slots` answered room for LANES values at each.
-        unsafe {
-            let values = _mm512_castps_si512(looked_at::<MODE>(buffers, at));
-            _mm512_storeu_si512(indices.cast(), _mm512_maskz_compress_epi32(hits, index));
-            _mm512_storeu_si512(bits.cast(), _mm512_maskz_compress_epi32(hits, values));
-        }
+        // SAFETY: these values were looked at.
+        let values = _mm512_castps_si512(unsafe { looked_at::<MODE>(buffers, at) });
+        store(indices, _mm512_maskz_compress_epi32(hits, index));
+        store(bits, _mm512_maskz_compress_epi32(hits, values));
         sink.len += hits.count_ones() as usize;
     }
 }
@@ -361,23 +359,20 @@ fn side_by_side<const N: usize>(x: &[f32], len: usize, mut each: impl FnMut(Pass
     x.len() / (N * len) * (N * len)
 }
 
-/// Of parts of at most a block.
+/// Of parts of at most a block; true.
 #[target_feature(enable = "avx512f")]
-pub(super) fn parts(x: &[f32], len: usize, seen: &mut [PassStats]) {
+pub(crate) fn parts(x: &[f32], len: usize, seen: &mut [PassStats]) -> bool {
     let mut seen = seen.iter_mut();
     let mut each = |stats| seen.next().into_iter().for_each(|seen| *seen = stats);
     let done = side_by_side::<2>(x, len, &mut each);
     side_by_side::<1>(&x[done..], len, &mut each);
+    true
 }
 
 /// Of eight, one after the other.
-#[inline]
-#[target_feature(enable = "avx512f")]
+#[inline(always)]
 pub(super) fn sum(squares: __m512d) -> f64 {
-    let mut sums = [0.0f64; 8];
-    // SAFETY: an array of the size of the vector.
-    unsafe { _mm512_storeu_pd(sums.as_mut_ptr(), squares) };
-    sums.iter().sum()
+    load::<[f64; 8], _>(&squares).iter().sum()
 }
 
 /// Stores past the caches.
@@ -415,7 +410,7 @@ static PACK: [[u32; 8]; 256] = {
 };
 
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn avx2(feed: Feed<'_>, found: &mut Candidates) -> PassStats {
+pub(crate) fn avx2(feed: Feed<'_>, found: &mut Candidates) -> PassStats {
     let (buffers, mode) = Buffers::new(feed);
     match mode {
         READ => run_avx2::<READ>(buffers, found),
@@ -465,23 +460,16 @@ fn run_avx2<const MODE: u8>(buffers: Buffers<'_>, found: &mut Candidates) -> Pas
             max = _mm256_max_epu32(max, key);
             let hits = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(key, below))) as usize;
             if hits != 0
-                && let Some((indices, values)) = sink.slots(LANES)
+                && let Some((indices, values)) = sink.slots::<LANES>()
             {
                 let index = _mm256_add_epi32(lane, _mm256_set1_epi32(at as i32));
-                // SAFETY: an entry of PACK has 8 lanes, and `slots` answered room for LANES values at each.
-                unsafe {
-                    let order = _mm256_loadu_si256(PACK[hits].as_ptr().cast());
-                    _mm256_storeu_si256(indices.cast(), _mm256_permutevar8x32_epi32(index, order));
-                    _mm256_storeu_si256(values.cast(), _mm256_permutevar8x32_epi32(bits, order));
-                }
+                let order = load(&PACK[hits]);
+                store(indices, _mm256_permutevar8x32_epi32(index, order));
+                store(values, _mm256_permutevar8x32_epi32(bits, order));
                 sink.len += hits.count_ones() as usize;
             }
         }
-        // SAFETY: the array has the size of both vectors.
-        unsafe {
-            _mm256_storeu_pd(sums.as_mut_ptr(), low_squares);
-            _mm256_storeu_pd(sums[4..].as_mut_ptr(), high_squares);
-        }
+        store(&mut sums, [low_squares, high_squares]);
         if end - start == BLOCK {
             energy += sums.iter().sum::<f64>();
             sums = [0.0; 8];
@@ -491,10 +479,7 @@ fn run_avx2<const MODE: u8>(buffers: Buffers<'_>, found: &mut Candidates) -> Pas
         _mm_sfence();
     }
     (found.len, found.overflowed) = (sink.len, sink.overflowed);
-    let mut keys = [0u32; 8];
-    // SAFETY: the array has the size of the vector.
-    unsafe { _mm256_storeu_si256(keys.as_mut_ptr().cast(), max) };
-    let max_key = keys.into_iter().fold(0, u32::max);
+    let max_key = load::<[u32; 8], _>(&max).into_iter().fold(0, u32::max);
     buffers.finish(whole, (sums, found), PassStats { energy, max_key })
 }
 

@@ -1,8 +1,9 @@
 //! Rounding at random, 64 values at a time: as `methods/quantization` defines it for one value after the other, bit for bit.
 
-use super::super::KEY_MASK;
 use super::super::rounding::{Rounded, Rounding, Squares, Steps, TABLED};
+use super::super::{KEY_MASK, by_width};
 use super::draws::Draws;
+use super::{load, store};
 use std::arch::x86_64::*;
 
 /// Values whose codes fill one vector.
@@ -18,11 +19,9 @@ const EXPONENT: i32 = 0x7f80_0000;
 pub(super) struct Sums(pub(super) [__m512; 4]);
 
 impl Sums {
-    #[inline]
-    #[target_feature(enable = "avx512f")]
+    #[inline(always)]
     pub(super) fn new(squares: &Squares) -> Self {
-        // SAFETY: 64 values, of which four times 16 are loaded.
-        unsafe { Self([0, 16, 32, 48].map(|at| _mm512_loadu_ps(squares.as_ptr().add(at)))) }
+        Self(load(squares))
     }
 
     /// The square is rounded before it is added, as everywhere.
@@ -46,28 +45,16 @@ impl Sums {
         self.0 = self.0.map(|sum| _mm512_mul_ps(sum, _mm512_set1_ps(factor)));
     }
 
-    #[inline]
-    #[target_feature(enable = "avx512f")]
+    #[inline(always)]
     pub(super) fn store(self, squares: &mut Squares) {
-        for (sum, to) in self.0.into_iter().zip(squares.as_chunks_mut::<16>().0) {
-            // SAFETY: 16 values.
-            unsafe { _mm512_storeu_ps(to.as_mut_ptr(), sum) };
-        }
+        store(squares, self.0);
     }
 }
 
-#[inline]
-#[target_feature(enable = "avx512f")]
-pub(super) fn load(group: &[f32; VALUES], part: usize) -> __m512 {
-    // SAFETY: as_chunks of 64 values has four of 16.
-    unsafe { _mm512_loadu_ps(group.as_chunks::<16>().0[part].as_ptr()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-pub(super) fn store(to: &mut [u8; VALUES], codes: __m512i) {
-    // SAFETY: 64 bytes.
-    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), codes) }
+/// 16 of 64 values.
+#[inline(always)]
+pub(super) fn quarter(group: &[f32; VALUES], part: usize) -> __m512 {
+    load(&group.as_chunks::<16>().0[part])
 }
 
 /// The upper halves of four vectors of 16 numbers, in order.
@@ -75,9 +62,7 @@ pub(super) fn store(to: &mut [u8; VALUES], codes: __m512i) {
 #[target_feature(enable = "avx512f,avx512bw")]
 fn upper_halves(parts: [__m512i; 4]) -> [__m512i; 2] {
     let order: [u16; 32] = std::array::from_fn(|i| 2 * i as u16 + 1);
-    // SAFETY: 32 words of 16 bits.
-    let order = unsafe { _mm512_loadu_si512(order.as_ptr().cast()) };
-    let pair = |low, high| _mm512_permutex2var_epi16(low, order, high);
+    let pair = |low, high| _mm512_permutex2var_epi16(low, load(&order), high);
     [pair(parts[0], parts[1]), pair(parts[2], parts[3])]
 }
 
@@ -153,18 +138,11 @@ fn groups(width: usize, values: Rounded<'_>, mut each: impl FnMut(&[f32; VALUES]
 
 /// Codes of whole groups of 64 values; answers how many values, and what squares of whole numbers add up to.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn round(rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> (usize, Option<u64>) {
-    match values.width {
-        1 => round_to::<1>(rounding, values, squares),
-        2 => round_to::<2>(rounding, values, squares),
-        3 => round_to::<3>(rounding, values, squares),
-        4 => round_to::<4>(rounding, values, squares),
-        5 => round_to::<5>(rounding, values, squares),
-        6 => round_to::<6>(rounding, values, squares),
-        7 => round_to::<7>(rounding, values, squares),
-        8 => round_to::<8>(rounding, values, squares),
-        _ => (0, None),
+pub(crate) fn round(rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> (usize, Option<u64>) {
+    if !(1..=8).contains(&values.width) {
+        return (0, None);
     }
+    by_width!(values.width, round_to(rounding, values, squares))
 }
 
 #[inline]
@@ -186,24 +164,13 @@ fn round_to<const W: usize>(rounding: Rounding, values: Rounded<'_>, squares: &m
 
 /// [`round`] to steps, which are others every `len` values; answers how many values, and the squares of each part.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,popcnt")]
-pub(super) fn to_steps((steps, len): (&[Steps], usize), values: Rounded<'_>, squares: &mut [u64]) -> usize {
-    let symmetric = steps.iter().all(|steps| steps.low == steps.high);
-    match (values.width, symmetric) {
-        (2, true) => steps_to::<2, true>((steps, len), values, squares),
-        (3, true) => steps_to::<3, true>((steps, len), values, squares),
-        (4, true) => steps_to::<4, true>((steps, len), values, squares),
-        (5, true) => steps_to::<5, true>((steps, len), values, squares),
-        (6, true) => steps_to::<6, true>((steps, len), values, squares),
-        (7, true) => steps_to::<7, true>((steps, len), values, squares),
-        (8, true) => steps_to::<8, true>((steps, len), values, squares),
-        (2, false) => steps_to::<2, false>((steps, len), values, squares),
-        (3, false) => steps_to::<3, false>((steps, len), values, squares),
-        (4, false) => steps_to::<4, false>((steps, len), values, squares),
-        (5, false) => steps_to::<5, false>((steps, len), values, squares),
-        (6, false) => steps_to::<6, false>((steps, len), values, squares),
-        (7, false) => steps_to::<7, false>((steps, len), values, squares),
-        (8, false) => steps_to::<8, false>((steps, len), values, squares),
-        _ => 0,
+pub(crate) fn to_steps((steps, len): (&[Steps], usize), values: Rounded<'_>, squares: &mut [u64]) -> usize {
+    if !(2..=8).contains(&values.width) {
+        return 0;
+    }
+    match steps.iter().all(|steps| steps.low == steps.high) {
+        true => by_width!(values.width, steps_to[true]((steps, len), values, squares)),
+        false => by_width!(values.width, steps_to[false]((steps, len), values, squares)),
     }
 }
 
@@ -228,7 +195,7 @@ fn steps_to<const W: usize, const SYMMETRIC: bool>(
         for (group, to) in groups.iter().zip(&mut rooms) {
             let mut parts = [_mm512_setzero_si512(); 4];
             for (part, (sum, word)) in parts.iter_mut().zip(draws.next()).enumerate() {
-                let x = _mm512_mul_ps(load(group, part), scale);
+                let x = _mm512_mul_ps(quarter(group, part), scale);
                 let x = match SYMMETRIC {
                     // The smaller magnitude, with the sign of x.
                     true => _mm512_range_ps::<0b0010>(x, high),
@@ -266,19 +233,18 @@ fn highest_bytes(parts: [__m512i; 4], highest: __m512i) -> __m512i {
 fn highest() -> __m512i {
     // The compiler is not to know which these are: it would rather take four instructions that it thinks faster.
     let order: [u8; VALUES] = std::hint::black_box(std::array::from_fn(|i| (4 * i as u8 + 3) % 128));
-    // SAFETY: 64 bytes.
-    unsafe { _mm512_loadu_si512(order.as_ptr().cast()) }
+    load(&order)
 }
 
 /// Adds squares of whole groups of 64 values; answers how many values, and their largest key.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn approximate(x: &[f32], squares: &mut Squares) -> (usize, u32) {
+pub(crate) fn approximate(x: &[f32], squares: &mut Squares) -> (usize, u32) {
     let groups = x.as_chunks::<VALUES>().0;
     let (mut sums, mut max, mask) =
         (Sums::new(squares), [_mm512_setzero_si512(); 4], _mm512_set1_epi32(KEY_MASK as i32));
     for group in groups {
         for (part, max) in max.iter_mut().enumerate() {
-            let x = load(group, part);
+            let x = quarter(group, part);
             sums.add(part, x);
             *max = _mm512_max_epu32(*max, _mm512_and_si512(_mm512_castps_si512(x), mask));
         }
@@ -346,12 +312,7 @@ fn eights<const W: usize>(fours: __m512i) -> __m512i {
     // Where the mask is set the shifted bits, else those that lie right.
     let down = _mm512_srl_epi64(fours, _mm_cvtsi32_si128(32 - 4 * W as i32));
     let pairs = _mm512_ternarylogic_epi64::<0xca>(upper, down, fours);
-    // SAFETY: 16 bytes, and 32 times two.
-    let (bytes, twos) = unsafe {
-        let bytes = _mm512_broadcast_i32x4(_mm_loadu_si128(bytes.as_ptr().cast()));
-        (bytes, _mm512_loadu_si512(twos.as_ptr().cast()))
-    };
-    _mm512_permutexvar_epi16(twos, _mm512_shuffle_epi8(pairs, bytes))
+    _mm512_permutexvar_epi16(load(&twos), _mm512_shuffle_epi8(pairs, _mm512_broadcast_i32x4(load(&bytes))))
 }
 
 /// Up to so many powers of two, a value's multiple of the lowest one neither overflows nor is too small for an f32, and squares of
@@ -385,9 +346,8 @@ impl Counted {
         let tables = [[0, 1, 4, 16, 64, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1, 4, 16, 64]];
         for (sum, table) in self.sums.iter_mut().zip(tables) {
             let squares: [u8; 16] = std::array::from_fn(|level| table.get(level).copied().unwrap_or(0));
-            // SAFETY: 16 bytes.
-            let squares = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(squares.as_ptr().cast()) });
-            let squares = _mm512_sad_epu8(_mm512_shuffle_epi8(squares, levels), _mm512_setzero_si512());
+            let squares = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load(&squares)), levels);
+            let squares = _mm512_sad_epu8(squares, _mm512_setzero_si512());
             *sum = _mm512_add_epi64(*sum, squares);
         }
     }
@@ -397,10 +357,7 @@ impl Counted {
     #[target_feature(enable = "avx512f,avx512dq")]
     fn add_to(self, squares: &mut Squares, unit: f32) {
         for ((sum, unit), to) in self.sums.into_iter().zip([unit, 256.0 * unit]).zip(squares.as_chunks_mut::<8>().0) {
-            let mut counts = [0u64; 8];
-            // SAFETY: an array of the size of the vector.
-            unsafe { _mm512_storeu_si512(counts.as_mut_ptr().cast(), sum) };
-            to.iter_mut().zip(counts).for_each(|(to, count)| *to += count as f32 * unit);
+            to.iter_mut().zip(load::<[u64; 8], _>(&sum)).for_each(|(to, count)| *to += count as f32 * unit);
         }
     }
 }
@@ -422,7 +379,7 @@ fn powers<const SUMS: u8, const W: usize>((scale, k): (f32, i32), values: Rounde
     let done = groups(W, values, |group, words, to| {
         let (mut levels, mut signs) = ([_mm512_setzero_si512(); 4], [_mm512_setzero_si512(); 4]);
         for (part, word) in words.into_iter().enumerate() {
-            let x = load(group, part);
+            let x = quarter(group, part);
             let y = magnitude_up_to(_mm512_mul_ps(x, scale), norm);
             let y = if SUMS == NORMS { _mm512_mul_ps(y, second) } else { y };
             // Half of y is exact: fused or not, the sum is rounded once.
@@ -462,7 +419,7 @@ fn signs<const W: usize>(scale: f32, values: Rounded<'_>) -> (usize, Option<u64>
     let done = groups(W, values, |group, words, to| {
         let mut minus = [0; 4];
         for (part, (minus, word)) in minus.iter_mut().zip(words).enumerate() {
-            let chance = _mm512_mul_ps(load(group, part), scale);
+            let chance = _mm512_mul_ps(quarter(group, part), scale);
             let drawn = _mm512_min_ps(_mm512_cvtepi32_ps(word), largest);
             *minus = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(drawn, chance);
         }
@@ -476,7 +433,7 @@ fn signs<const W: usize>(scale: f32, values: Rounded<'_>) -> (usize, Option<u64>
 
 /// Natural compression of whole groups of 64 values, none of whose exponents reaches the largest; answers how many values.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn to_powers(values: Rounded<'_>, bits: &mut [u8], (scale, squares): (f32, &mut Squares)) -> usize {
+pub(crate) fn to_powers(values: Rounded<'_>, bits: &mut [u8], (scale, squares): (f32, &mut Squares)) -> usize {
     let mut bits = bits.as_chunks_mut::<8>().0.iter_mut();
     let mut sums = Sums::new(squares);
     let (scale, exponents) = (_mm512_set1_ps(scale), _mm512_set1_epi32(EXPONENT));
@@ -485,7 +442,7 @@ pub(super) fn to_powers(values: Rounded<'_>, bits: &mut [u8], (scale, squares): 
         let mut carried = [_mm512_setzero_si512(); 4];
         for (part, (carried, word)) in carried.iter_mut().zip(words).enumerate() {
             // The sign stays as it is.
-            let x = _mm512_castps_si512(load(group, part));
+            let x = _mm512_castps_si512(quarter(group, part));
             *carried = _mm512_add_epi32(x, _mm512_and_si512(word, mantissa));
             let power = _mm512_castsi512_ps(_mm512_and_si512(*carried, exponents));
             // Squares of powers of two are exact, but for those that are nothing beside the largest.
@@ -505,36 +462,27 @@ pub(super) fn to_powers(values: Rounded<'_>, bits: &mut [u8], (scale, squares): 
 
 /// `out += scale * ±2^(exponent − 127)`, 16 at a time; answers how many values.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn add_powers(exponents: &[u8], signs: &[u8], (scale, out): (f32, &mut [f32])) -> usize {
+pub(crate) fn add_powers(exponents: &[u8], signs: &[u8], (scale, out): (f32, &mut [f32])) -> usize {
     let (scale, minus) = (_mm512_set1_ps(scale), _mm512_set1_epi32(i32::MIN));
     let (groups, _) = out.as_chunks_mut::<16>();
     let values = exponents.as_chunks::<16>().0.iter().zip(signs.as_chunks::<2>().0);
     for (to, (exponents, signs)) in groups.iter_mut().zip(values) {
-        // SAFETY: 16 bytes and 16 values.
-        let (exponents, held) = unsafe { (_mm_loadu_si128(exponents.as_ptr().cast()), _mm512_loadu_ps(to.as_ptr())) };
-        let bits = _mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(exponents));
+        let bits = _mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(load(exponents)));
         let bits = _mm512_mask_or_epi32(bits, u16::from_le_bytes(*signs), bits, minus);
-        let sum = _mm512_add_ps(held, _mm512_mul_ps(_mm512_castsi512_ps(bits), scale));
-        // SAFETY: 16 values.
-        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), sum) };
+        store(to, _mm512_add_ps(load(to), _mm512_mul_ps(_mm512_castsi512_ps(bits), scale)));
     }
     16 * groups.len()
 }
 
 /// `out += values[code]`, or, where it is FRESH, `out = 0 + values[code]`, 16 at a time; answers how many values.
 #[target_feature(enable = "avx512f")]
-pub(super) fn add_codes<const FRESH: bool>(codes: &[u8], values: &[f32; TABLED], out: &mut [f32]) -> usize {
+pub(crate) fn add_codes<const FRESH: bool>(codes: &[u8], values: &[f32; TABLED], out: &mut [f32]) -> usize {
     let (groups, _) = out.as_chunks_mut::<16>();
-    // SAFETY: twice 16 values.
-    let (low, high) = unsafe { (_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values.as_ptr().add(16))) };
+    let [low, high]: [__m512; 2] = load(values);
     for (to, codes) in groups.iter_mut().zip(codes.as_chunks::<16>().0) {
-        // SAFETY: 16 bytes and 16 values.
-        unsafe {
-            let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.as_ptr().cast()));
-            let held = if FRESH { _mm512_setzero_ps() } else { _mm512_loadu_ps(to.as_ptr()) };
-            let sum = _mm512_add_ps(held, _mm512_permutex2var_ps(low, codes, high));
-            _mm512_storeu_ps(to.as_mut_ptr(), sum);
-        }
+        let codes = _mm512_cvtepu8_epi32(load(codes));
+        let held = if FRESH { _mm512_setzero_ps() } else { load(to) };
+        store(to, _mm512_add_ps(held, _mm512_permutex2var_ps(low, codes, high)));
     }
     16 * groups.len().min(codes.len() / 16)
 }

@@ -4,6 +4,7 @@ use super::super::portable::BLOCK;
 use super::super::signs::{Decayed, Sums};
 use super::super::{KEY_MASK, PassStats};
 use super::pass::{AHEAD, STREAMED, add_squares, stream512, sum};
+use super::{load, store};
 use std::arch::x86_64::*;
 
 /// What one block's values add up to.
@@ -37,27 +38,16 @@ impl Block {
         keys
     }
 
-    #[inline]
-    #[target_feature(enable = "avx512f")]
+    #[inline(always)]
     fn store(self, sums: &mut Sums) {
-        // SAFETY: arrays of the size of the vector.
-        unsafe {
-            _mm512_storeu_pd(sums.magnitudes.as_mut_ptr(), self.magnitudes);
-            _mm512_storeu_pd(sums.squares.as_mut_ptr(), self.squares);
-        }
+        store(&mut sums.magnitudes, self.magnitudes);
+        store(&mut sums.squares, self.squares);
     }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn load(group: &[f32; 16]) -> __m512 {
-    // SAFETY: a group has 16 values.
-    unsafe { _mm512_loadu_ps(group.as_ptr()) }
 }
 
 /// Two blocks at once as far as there are pairs: their sums wait for each other half as long.
 #[target_feature(enable = "avx512f")]
-pub(super) fn avx512<const MAGNITUDES: bool>(x: &[f32], bits: &mut [u8], sums: &mut Sums) -> usize {
+pub(crate) fn avx512<const MAGNITUDES: bool>(x: &[f32], bits: &mut [u8], sums: &mut Sums) -> usize {
     let mut max = _mm512_setzero_si512();
     // What comes from memory comes fastest in one stream.
     let (paired, alone) = x.split_at(if x.len() < STREAMED { x.len() / (2 * BLOCK) * (2 * BLOCK) } else { 0 });
@@ -97,9 +87,11 @@ pub(super) fn avx512<const MAGNITUDES: bool>(x: &[f32], bits: &mut [u8], sums: &
 
 /// A momentum's next values and their signs, of whole blocks; answers of how many values.
 #[target_feature(enable = "avx512f")]
-pub(super) fn decayed_avx512(decayed: Decayed<'_>, seen: &mut PassStats) -> usize {
+pub(crate) fn decayed_avx512(decayed: Decayed<'_>, seen: &mut PassStats) -> usize {
+    let n = decayed.x.len();
+    assert!(decayed.momentum.len() == n && decayed.next.len() == n, "slices of one length");
     let aligned = decayed.next.as_ptr().addr().is_multiple_of(16);
-    match decayed.x.len() >= STREAMED && aligned {
+    match n >= STREAMED && aligned {
         true => decay::<true>(decayed, seen),
         false => decay::<false>(decayed, seen),
     }
@@ -120,9 +112,10 @@ fn decay<const STREAM: bool>(decayed: Decayed<'_>, seen: &mut PassStats) -> usiz
         for ((x, momentum), (next, bits)) in groups.zip(to) {
             let x = load(x);
             let value = _mm512_add_ps(_mm512_mul_ps(fresh, x), _mm512_mul_ps(kept, load(momentum)));
-            // SAFETY: 16 values; where they go past the caches, the caller saw that they are aligned.
-            unsafe {
-                if STREAM { stream512(next.as_mut_ptr(), value) } else { _mm512_storeu_ps(next.as_mut_ptr(), value) }
+            match STREAM {
+                // SAFETY: 16 values, of which the caller saw that they are aligned.
+                true => unsafe { stream512(next.as_mut_ptr(), value) },
+                false => store(next, value),
             }
             *bits = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(value, _mm512_setzero_ps()).to_le_bytes();
             max = _mm512_max_epu32(max, _mm512_and_si512(_mm512_castps_si512(x), mask));
@@ -138,7 +131,7 @@ fn decay<const STREAM: bool>(decayed: Decayed<'_>, seen: &mut PassStats) -> usiz
 }
 
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn avx2(x: &[f32], bits: &mut [u8], sums: &mut Sums) -> usize {
+pub(crate) fn avx2(x: &[f32], bits: &mut [u8], sums: &mut Sums) -> usize {
     for (block, bits) in x.chunks(BLOCK).zip(bits.chunks_mut(BLOCK / 8)) {
         avx2_block(block, bits, sums);
         if block.len() == BLOCK {
@@ -155,8 +148,7 @@ fn avx2_block(x: &[f32], bits: &mut [u8], sums: &mut Sums) {
     let (mut magnitudes, mut squares) = ([_mm256_setzero_pd(); 2], [_mm256_setzero_pd(); 2]);
     let (mask, mut max) = (_mm256_set1_epi32(KEY_MASK as i32), _mm256_setzero_si256());
     for (group, to) in groups.iter().zip(bits) {
-        // SAFETY: a group has 8 values.
-        let values = unsafe { _mm256_loadu_ps(group.as_ptr()) };
+        let values = load(group);
         *to = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(values, _mm256_setzero_ps())) as u8;
         let keys = _mm256_and_si256(_mm256_castps_si256(values), mask);
         max = _mm256_max_epu32(max, keys);
@@ -168,30 +160,19 @@ fn avx2_block(x: &[f32], bits: &mut [u8], sums: &mut Sums) {
             *squares = _mm256_add_pd(*squares, _mm256_mul_pd(wide, wide));
         }
     }
-    let mut keys = [0u32; 8];
-    // SAFETY: arrays of the size of the vectors.
-    unsafe {
-        for half in 0..2 {
-            _mm256_storeu_pd(sums.magnitudes[4 * half..].as_mut_ptr(), magnitudes[half]);
-            _mm256_storeu_pd(sums.squares[4 * half..].as_mut_ptr(), squares[half]);
-        }
-        _mm256_storeu_si256(keys.as_mut_ptr().cast(), max);
-    }
-    sums.max_key = keys.into_iter().fold(sums.max_key, u32::max);
+    store(&mut sums.magnitudes, magnitudes);
+    store(&mut sums.squares, squares);
+    sums.max_key = load::<[u32; 8], _>(&max).into_iter().fold(sums.max_key, u32::max);
 }
 
 #[target_feature(enable = "avx512f")]
-pub(super) fn add_avx512<const FRESH: bool>(bits: &[u8], values: [f32; 2], out: &mut [f32]) -> usize {
+pub(crate) fn add_avx512<const FRESH: bool>(bits: &[u8], values: [f32; 2], out: &mut [f32]) -> usize {
     // Of zeros, −0 gives +0.
     let [clear, set] = values.map(|value| _mm512_set1_ps(if FRESH { 0.0 + value } else { value }));
     let (groups, _) = out.as_chunks_mut::<16>();
     for (group, bits) in groups.iter_mut().zip(bits.as_chunks::<2>().0) {
         let value = _mm512_mask_blend_ps(u16::from_le_bytes(*bits), clear, set);
-        // SAFETY: a group has 16 values.
-        unsafe {
-            let sum = if FRESH { value } else { _mm512_add_ps(_mm512_loadu_ps(group.as_ptr()), value) };
-            _mm512_storeu_ps(group.as_mut_ptr(), sum);
-        }
+        store(group, if FRESH { value } else { _mm512_add_ps(load(group), value) });
     }
     16 * groups.len().min(bits.len() / 2)
 }

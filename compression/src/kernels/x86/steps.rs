@@ -2,6 +2,7 @@
 //! take a dozen to do it as Rust defines it.
 
 use super::super::rounding::{Rounded, Steps};
+use super::{load, store};
 use crate::random::{FIRST_FACTOR, FOURS, SECOND_FACTOR, SPREAD, Stream};
 use std::arch::x86_64::*;
 
@@ -47,7 +48,7 @@ fn all(value: u32) -> __m256i {
 
 /// Codes of a byte each, of whole groups of 64 values, the first a multiple of 64; answers how many values, and Σ levels².
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn avx2(steps: Steps, values: Rounded<'_>) -> (usize, Option<u64>) {
+pub(crate) fn avx2(steps: Steps, values: Rounded<'_>) -> (usize, Option<u64>) {
     let Rounded { random, x, first, width, codes, .. } = values;
     let groups = x.as_chunks::<VALUES>().0;
     if width != 8 || groups.is_empty() {
@@ -70,22 +71,17 @@ pub(super) fn avx2(steps: Steps, values: Rounded<'_>) -> (usize, Option<u64>) {
             // Packing works within halves of a vector.
             let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
             let levels = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(pairs[0], pairs[1]), order);
-            // SAFETY: 32 bytes.
-            unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm256_add_epi8(levels, offset)) };
+            store(to, _mm256_add_epi8(levels, offset));
         }
     }
-    let mut sums = [0i32; 8];
-    // SAFETY: an array of the size of the vector.
-    unsafe { _mm256_storeu_si256(sums.as_mut_ptr().cast(), sum) };
+    let sums: [i32; 8] = load(&sum);
     (VALUES * groups.len(), Some(sums.into_iter().map(|sum| sum as u64).sum()))
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn level(steps: Steps, x: &[f32; 8], word: __m256i) -> __m256i {
-    // SAFETY: 8 values.
-    let x = unsafe { _mm256_loadu_ps(x.as_ptr()) };
-    let parts = _mm256_mul_ps(x, _mm256_set1_ps(steps.scale));
+    let parts = _mm256_mul_ps(load(x), _mm256_set1_ps(steps.scale));
     let parts = _mm256_max_ps(_mm256_min_ps(parts, _mm256_set1_ps(steps.high)), _mm256_set1_ps(-steps.low));
     let below_step = _mm256_and_si256(word, all((1 << 24) - 1));
     _mm256_srai_epi32::<24>(_mm256_add_epi32(_mm256_cvttps_epi32(parts), below_step))

@@ -3,31 +3,18 @@
 use super::super::rounding::Squares;
 use super::super::tables::Table;
 use super::rounding::{Sums, in_order};
+use super::{load, store};
 use std::arch::x86_64::*;
 
 /// One byte of each of 256 values.
 type Plane = [__m512i; 4];
 
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn planes(table: &Table) -> [Plane; 4] {
-    // SAFETY: four times 64 bytes each.
-    unsafe {
-        table
-            .planes
-            .each_ref()
-            .map(|plane| [0, 64, 128, 192].map(|at| _mm512_loadu_si512(plane.as_ptr().add(at).cast())))
-    }
-}
-
 /// The values of 64 codes, in order.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 fn meanings(codes: &[u8; 64], planes: &[Plane; 4]) -> [__m512; 4] {
-    // SAFETY: 64 bytes.
-    let codes = unsafe { _mm512_loadu_si512(codes.as_ptr().cast()) };
     // What interleaves bytes works within quarters of a vector: part j of quarter i belongs to quarter j, part i.
-    let codes = in_order(codes);
+    let codes = in_order(load(codes));
     let upper = _mm512_movepi8_mask(codes);
     let [a, b, c, d] = planes.each_ref().map(|plane| {
         let low = _mm512_permutex2var_epi8(plane[0], codes, plane[1]);
@@ -48,17 +35,14 @@ fn meanings(codes: &[u8; 64], planes: &[Plane; 4]) -> [__m512; 4] {
 
 /// `out += table[code]` of whole groups of 64 codes; answers how many.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-pub(super) fn add<const FRESH: bool>(codes: &[u8], table: &Table, out: &mut [f32]) -> usize {
-    let planes = planes(table);
+pub(crate) fn add<const FRESH: bool>(codes: &[u8], table: &Table, out: &mut [f32]) -> usize {
+    let planes = load(&table.planes);
     let (groups, _) = out.as_chunks_mut::<64>();
     let done = 64 * groups.len().min(codes.len() / 64);
     for (to, codes) in groups.iter_mut().zip(codes.as_chunks::<64>().0) {
         for (to, value) in to.as_chunks_mut::<16>().0.iter_mut().zip(meanings(codes, &planes)) {
-            // SAFETY: 16 values.
-            unsafe {
-                let held = if FRESH { _mm512_setzero_ps() } else { _mm512_loadu_ps(to.as_ptr()) };
-                _mm512_storeu_ps(to.as_mut_ptr(), _mm512_add_ps(held, value));
-            }
+            let held = if FRESH { _mm512_setzero_ps() } else { load(to) };
+            store(to, _mm512_add_ps(held, value));
         }
     }
     done
@@ -66,8 +50,8 @@ pub(super) fn add<const FRESH: bool>(codes: &[u8], table: &Table, out: &mut [f32
 
 /// Adds what whole groups of 64 codes mean, i modulo 64 to sum i; answers of how many.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-pub(super) fn sum(codes: &[u8], table: &Table, sums: &mut Squares) -> usize {
-    let (planes, mut all) = (planes(table), Sums::new(sums));
+pub(crate) fn sum(codes: &[u8], table: &Table, sums: &mut Squares) -> usize {
+    let (planes, mut all) = (load(&table.planes), Sums::new(sums));
     let (groups, _) = codes.as_chunks::<64>();
     for codes in groups {
         all.0.iter_mut().zip(meanings(codes, &planes)).for_each(|(sum, value)| *sum = _mm512_add_ps(*sum, value));

@@ -1,12 +1,13 @@
 //! Ternary values, 64 bytes at a time.
 
 use super::super::ternary::{FIVE_ZEROS, WORTH};
-use super::rounding::{joined, load, store};
+use super::rounding::{joined, quarter};
+use super::store;
 use std::arch::x86_64::*;
 
 /// Whole groups of 64 bytes whose five runs are there; answers how many bytes, and how many values are not 0.
 #[target_feature(enable = "avx512f,avx512bw,popcnt")]
-pub(super) fn quartic(x: &[f32], half: f32, (to, busy): (&mut [u8], &mut [u64])) -> (usize, u64) {
+pub(crate) fn quartic(x: &[f32], half: f32, (to, busy): (&mut [u8], &mut [u64])) -> (usize, u64) {
     let (plus, minus) = (_mm512_set1_ps(half), _mm512_set1_ps(-half));
     let (len, mut count) = (to.len(), 0);
     // The last run is the shortest.
@@ -17,7 +18,7 @@ pub(super) fn quartic(x: &[f32], half: f32, (to, busy): (&mut [u8], &mut [u64]))
             let Some(group) = x[run * len + 64 * i..].first_chunk::<64>() else { return (64 * i, count) };
             let (mut above, mut below) = ([0; 4], [0; 4]);
             for part in 0..4 {
-                let x = load(group, part);
+                let x = quarter(group, part);
                 above[part] = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(x, plus);
                 below[part] = _mm512_cmp_ps_mask::<_CMP_LE_OQ>(x, minus);
             }

@@ -2,8 +2,8 @@
 //! first counts from −1), a sign bit and the magnitude of its level; at last the distance to n.
 
 use super::levels::Rule;
-use super::packing::by_width;
 use crate::codec::ReadError;
+use crate::kernels::by_width;
 use crate::wire::{BitReader, BitWriter, Code, delta_bits, first_delta, first_gamma, gamma_bits};
 
 /// Which of Elias' codes distances and magnitudes are in.

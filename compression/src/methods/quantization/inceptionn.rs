@@ -10,11 +10,10 @@
 //! of the values. The highest bit of each is the sign.
 
 use super::levels::BLOCK;
-use super::packing::{Pack, Unpack};
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size};
 use crate::entry::Entry;
-use crate::kernels::Work;
+use crate::kernels::{Pack, Unpack, Work};
 use crate::wire::{Reader, Writer, packed_bytes};
 use flexcomm_domain::spec::compressors;
 

@@ -4,12 +4,13 @@
 //! codes stay in the first-level cache; each loop is compiled for every kernel.
 
 use super::elias::{Decoder, Elias, Packed, SPAN_BYTES};
-use super::packing::{Pack, Unpack};
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Stats, not_finite};
 pub(super) use crate::kernels::Words;
 pub(super) use crate::kernels::total;
-use crate::kernels::{Kernel, PassStats, Rounded, Rounding, Squares, Steps, TABLED, Work, stats, stats_of_parts};
+use crate::kernels::{
+    Kernel, Pack, PassStats, Rounded, Rounding, Squares, Steps, TABLED, Unpack, Work, stats, stats_of_parts,
+};
 use crate::random::Stream;
 use crate::wire::{Reader, Writer, levels_width, packed_bytes};
 use std::fmt::Debug;

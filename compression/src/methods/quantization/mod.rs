@@ -13,7 +13,6 @@ mod minmax8;
 mod natural;
 mod onebit;
 mod onebitsgd;
-mod packing;
 mod plain;
 mod qsgd;
 mod signs;

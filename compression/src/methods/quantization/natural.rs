@@ -8,10 +8,9 @@
 //! Payload: signs; n exponents of binary32 (biased by 127; 0 means 0, at most 254) in a byte each.
 
 use super::levels::{BLOCK, Words, add_squares, check_padding, each, total};
-use super::packing::Pack;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size};
 use crate::entry::Entry;
-use crate::kernels::{Rounded, Squares, Work};
+use crate::kernels::{Pack, Rounded, Squares, Work};
 use crate::wire::{Reader, Writer, packed_bytes};
 use crate::{Energy, Kernel};
 use flexcomm_domain::spec::compressors;

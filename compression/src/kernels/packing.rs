@@ -1,18 +1,18 @@
-//! Codes of w bits packed without gaps, as [`crate::wire::pack`] writes them, compiled for every kernel.
+//! Codes of w bits packed without gaps, compiled for every kernel: 8 codes fill exactly w bytes, so that groups of 8 are
+//! worked on in one word and loops over groups become vectors.
 
-use crate::Kernel;
-use crate::kernels::Work;
+use super::{Kernel, Work};
 
 /// Packs codes below 2^width, 8 at a time in one word.
-pub(super) struct Pack<'a> {
-    pub(super) codes: &'a [u8],
-    pub(super) width: u32,
-    pub(super) out: &'a mut [u8],
+pub(crate) struct Pack<'a> {
+    pub(crate) codes: &'a [u8],
+    pub(crate) width: u32,
+    pub(crate) out: &'a mut [u8],
 }
 
 impl Pack<'_> {
     /// At once as far as the kernel can, then 8 by 8.
-    pub(super) fn on(self, kernel: Kernel) {
+    pub(crate) fn on(self, kernel: Kernel) {
         let Self { codes, width, out } = self;
         let done = kernel.pack_first(codes, width, out);
         if done < codes.len() {
@@ -21,22 +21,22 @@ impl Pack<'_> {
     }
 }
 
-/// Calls a function with the width as a constant.
+/// Calls a function with the width as its first constant.
 macro_rules! by_width {
-    ($width:expr, $function:ident($($argument:expr),*)) => {
+    ($width:expr, $function:ident $([$constant:tt])? ($($argument:expr),*)) => {
         match $width {
-            1 => $function::<1>($($argument),*),
-            2 => $function::<2>($($argument),*),
-            3 => $function::<3>($($argument),*),
-            4 => $function::<4>($($argument),*),
-            5 => $function::<5>($($argument),*),
-            6 => $function::<6>($($argument),*),
-            7 => $function::<7>($($argument),*),
-            _ => $function::<8>($($argument),*),
+            1 => $function::<1 $(, $constant)?>($($argument),*),
+            2 => $function::<2 $(, $constant)?>($($argument),*),
+            3 => $function::<3 $(, $constant)?>($($argument),*),
+            4 => $function::<4 $(, $constant)?>($($argument),*),
+            5 => $function::<5 $(, $constant)?>($($argument),*),
+            6 => $function::<6 $(, $constant)?>($($argument),*),
+            7 => $function::<7 $(, $constant)?>($($argument),*),
+            _ => $function::<8 $(, $constant)?>($($argument),*),
         }
     };
 }
-pub(super) use by_width;
+pub(crate) use by_width;
 
 impl Work for Pack<'_> {
     #[inline(always)]
@@ -72,10 +72,10 @@ fn merge<const W: usize>(x: u64) -> u64 {
 }
 
 /// The inverse of [`Pack`]; answers the largest code.
-pub(super) struct Unpack<'a> {
-    pub(super) packed: &'a [u8],
-    pub(super) width: u32,
-    pub(super) codes: &'a mut [u8],
+pub(crate) struct Unpack<'a> {
+    pub(crate) packed: &'a [u8],
+    pub(crate) width: u32,
+    pub(crate) codes: &'a mut [u8],
 }
 
 impl Work<u8> for Unpack<'_> {
@@ -88,7 +88,7 @@ impl Work<u8> for Unpack<'_> {
 
 impl Unpack<'_> {
     /// At once as far as the kernel can, then 8 by 8.
-    pub(super) fn on(self, kernel: Kernel) -> u8 {
+    pub(crate) fn on(self, kernel: Kernel) -> u8 {
         let Self { packed, width, codes } = self;
         let (done, most) = kernel.unpack_first(packed, width, codes);
         if done == codes.len() {
@@ -129,17 +129,18 @@ fn spread<const W: usize>(x: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Kernel;
-    use crate::wire::{self, Writer};
+    use crate::wire::Writer;
     use proptest::prelude::*;
 
     proptest! {
-        /// The same bytes as the plain loops of `wire`, on every kernel.
+        /// The same bits as one by one, on every kernel.
         #[test]
         fn packing_is_that_of_the_format(width in 1u32..=8, values in prop::collection::vec(any::<u8>(), 0..500)) {
             let codes: Vec<u8> = values.iter().map(|v| (u32::from(*v) & ((1 << width) - 1)) as u8).collect();
             let mut want = Writer::new();
-            wire::pack(&codes, width, &mut want);
+            let mut bits = want.bits();
+            codes.iter().for_each(|code| bits.put(u64::from(*code), width));
+            bits.finish();
             for kernel in Kernel::available() {
                 let mut out = vec![0; want.len()];
                 Pack { codes: &codes, width, out: &mut out }.on(kernel);
