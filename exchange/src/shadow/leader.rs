@@ -6,9 +6,9 @@
 
 use super::Tally;
 use crate::auto::Leader;
-use crate::bucket::{Bucket, How, Param, Round};
+use crate::bucket::{Bucket, Host, How, Param, Round};
 use crate::error::ExchangeError;
-use crate::head::Status;
+use crate::head::{Arrived, Status};
 use flexcomm_compression::Energy;
 use flexcomm_compression::pipeline::{Member, Step, add_elements};
 use flexcomm_domain::spec::Scope;
@@ -272,27 +272,27 @@ fn exchange(
     (leader, index): (Leader, u64),
 ) -> Result<Energy, ExchangeError> {
     let step = Step { index, learning_rate: 1.0 };
-    let begun = ranks.iter_mut().zip(gradients).map(|(rank, own)| rank.begin(own, step, Some(leader)));
-    let Some(mut round) = begun.last() else { return Ok(Energy::default()) };
+    let begun = ranks.iter_mut().zip(gradients).map(|(rank, own)| rank.begin(&Host, own, step, Some(leader)));
+    let Some(Ok(mut round)) = begun.last() else { return Ok(Energy::default()) };
     loop {
-        let bad = ranks.iter().any(|rank| rank.status() != Status::Ready);
-        let parts = arrived(ranks, round);
-        let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-        if bad || round.last {
+        let refused = ranks.iter().any(|rank| rank.status() != Status::Ready);
+        let parts = brought(ranks, round);
+        let arrived = Arrived { refused, parts: parts.iter().map(Vec::as_slice).collect() };
+        if refused || round.last {
             let mut mean = vec![0.0; gradients.first().map_or(0, Vec::len)];
             for rank in ranks.iter_mut() {
-                rank.finish(bad, &parts, &mut mean)?;
+                rank.finish(&Host, &arrived, &mut mean)?;
             }
             return Ok(ranks.iter().map(Bucket::energy).fold(Energy::default(), |sum, own| sum + own));
         }
         for rank in ranks.iter_mut() {
-            round = rank.next(false, &parts)?;
+            round = rank.next(&Host, &arrived)?;
         }
     }
 }
 
 /// What a round's collective brings every rank.
-fn arrived(ranks: &mut [Bucket], round: Round) -> Vec<Vec<u8>> {
+fn brought(ranks: &mut [Bucket], round: Round) -> Vec<Vec<u8>> {
     let part = |rank: &mut Bucket| {
         let mut bytes = vec![0; round.bytes];
         rank.write(&mut bytes);
