@@ -204,7 +204,7 @@ impl Shadow {
         self.candidates.iter_mut().for_each(|candidate| candidate.tally.end_step());
     }
 
-    /// No step follows: gives back all memory but the gains.
+    /// No step follows: frees everything but the gains.
     pub fn rest(&mut self) {
         self.candidates.iter_mut().for_each(|c| c.parts = Vec::new());
         self.on_device = Vec::new();
