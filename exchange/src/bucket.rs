@@ -374,10 +374,10 @@ impl Bucket {
     pub fn begin<P: Place>(
         &mut self,
         place: &P,
-        gradient: P::Gradient<'_>,
+        gradient: P::Values<'_>,
         step: Step,
         leader: Option<Leader>,
-    ) -> Result<Round, P::Failure> {
+    ) -> Result<Round, P::Error> {
         self.start(step);
         place.compress(self, gradient, leader)?;
         self.round = self.first_round(leader);
@@ -634,28 +634,19 @@ impl Bucket {
         Ok(self.run.pipeline.undo()?)
     }
 
-    /// After the last round, in the place where the exchange began: `out` becomes the mean gradient. Where it is refused, the host's
-    /// becomes NaN, and a device's is not specified.
-    pub fn finish<P: Place>(
-        &mut self,
-        place: &P,
-        arrived: &Arrived<'_>,
-        mut out: P::Mean<'_>,
-    ) -> Result<Ran, ExchangeError> {
+    /// After the last round, in the place where the exchange began: `out` becomes the mean gradient, see [`Place::mean`].
+    pub fn finish<P: Place>(&mut self, place: &P, got: &Arrived<'_>, out: P::Mean<'_>) -> Result<Ran, ExchangeError> {
         let phase = self.take_phase()?;
-        let done = match self.is_refused(&phase, arrived) {
-            true => Ok(Ran::Refused),
-            false => self.mean(place, &phase, arrived, &mut out),
-        };
-        match done {
-            Ok(Ran::Good) => _ = self.finish_alone(),
-            Ok(Ran::Refused) => {
-                self.put_back()?;
-                place.refuse(out);
-            }
-            Err(_) => self.put_back()?,
+        let last = if self.is_refused(&phase, got) { Last::Refused } else { self.last(&phase, &got.parts) };
+        let ran = place.mean(self, &last, out);
+        if let Last::Sum(sum) = last {
+            self.sum = sum;
         }
-        done
+        match ran {
+            Ok(Ran::Good) => _ = self.finish_alone(),
+            _ => self.put_back()?,
+        }
+        ran
     }
 
     /// Ends an exchange that counts; one of a rank alone, whose mean nobody needs, by itself. Answers what left the residual of
@@ -683,30 +674,16 @@ impl Bucket {
         }
     }
 
-    /// `out` becomes what the last round means.
-    fn mean<P: Place>(
-        &mut self,
-        place: &P,
-        phase: &Phase,
-        Arrived { parts, .. }: &Arrived<'_>,
-        out: &mut P::Mean<'_>,
-    ) -> Result<Ran, ExchangeError> {
-        let mut sum = Vec::new();
-        let last = match phase {
-            Phase::Whole => Last::Messages(parts.clone()),
+    /// What the last round brought.
+    fn last<'a>(&mut self, phase: &Phase, parts: &[&'a [u8]]) -> Last<'a> {
+        match phase {
+            Phase::Whole => Last::Messages(parts.to_vec()),
             Phase::Bodies(sizes) => Last::Messages(cut(parts, sizes)),
-            Phase::Sums(_) => {
-                sum = self.whole_sum(parts);
-                Last::Sum(&sum)
-            }
+            Phase::Sums(_) => Last::Sum(self.whole_sum(parts)),
             Phase::Values => Last::Values(self.sums_of(parts)),
-            Phase::Idle | Phase::Sizes | Phase::Energies | Phase::Indices | Phase::Refused => {
-                return Err(ExchangeError::Read { bucket: self.index, source: ReadError::NoMessages });
-            }
-        };
-        let ran = place.mean(self, &last, out);
-        self.sum = sum;
-        ran
+            // No last one, and no messages.
+            Phase::Idle | Phase::Sizes | Phase::Energies | Phase::Indices | Phase::Refused => Last::Messages(vec![]),
+        }
     }
 
     /// AR-Topk's sums at the agreed indices; remembers the norms behind them.

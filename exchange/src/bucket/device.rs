@@ -17,7 +17,7 @@ use flexcomm_compression::wire::{Reader, Writer, read_indices, write_message};
 use flexcomm_compression::{Energy, Layers as CpuLayers};
 use flexcomm_gpu_kernels::bucket::{Decoding, Gradient, Layers, Method, Plan};
 use flexcomm_gpu_kernels::{At, Copies, LaunchError, ListRoom, Lists, OUTCOME_BYTES, Outcome, Quantizer, Span};
-use flexcomm_gpu_kernels::{add, add_lists, add_mean, add_sized, lists_room, majority, scatter, three_lc};
+use flexcomm_gpu_kernels::{add, add_lists, add_mean, lists_room, majority, scatter};
 
 const ALIGN: u64 = 256;
 
@@ -385,9 +385,9 @@ impl Bucket {
 
 /// A device, on whose stream kernels work.
 impl<D: Copies> Place for D {
-    type Gradient<'a> = Gradient;
+    type Values<'a> = Gradient;
     type Mean<'a> = Span;
-    type Failure = OnHost;
+    type Error = OnHost;
 
     fn compress(&self, bucket: &mut Bucket, gradient: Gradient, leader: Option<Leader>) -> Result<(), OnHost> {
         let (step, reference) = (bucket.step, bucket.known_rate());
@@ -427,22 +427,20 @@ impl<D: Copies> Place for D {
         Ok(())
     }
 
-    fn mean(&self, bucket: &mut Bucket, last: &Last<'_>, out: &mut Span) -> Result<Ran, ExchangeError> {
-        if let Last::Values(sums) = last {
-            return bucket.scatter_on(self, sums, *out);
-        }
-        if bucket.add_known(self, last, *out)? {
-            return Ok(Ran::Good);
+    fn mean(&self, bucket: &mut Bucket, last: &Last<'_>, out: Span) -> Result<Ran, ExchangeError> {
+        match last {
+            Last::Refused => return Ok(Ran::Refused),
+            Last::Values(sums) => return bucket.scatter_on(self, sums, out),
+            _ if bucket.add_known(self, last, out)? => return Ok(Ran::Good),
+            _ => {}
         }
         let mut values = vec![0.0; bucket.values()];
-        let ran = Host.mean(bucket, last, &mut &mut values[..])?;
+        let ran = Host.mean(bucket, last, &mut values)?;
         if ran == Ran::Good {
-            upload_words(self, *out, values.iter().map(|value| value.to_le_bytes()))?;
+            upload_words(self, out, values.iter().map(|value| value.to_le_bytes()))?;
         }
         Ok(ran)
     }
-
-    fn refuse(&self, _: Span) {}
 }
 
 impl OnDevice {
@@ -632,16 +630,7 @@ impl OnDevice {
         let Ok(bytes) = from.take("payload", length) else { return Ok(false) };
         let payload = self.room.part(0, length as u64);
         device.upload(payload, bytes)?;
-        let workspace = self.layers.workspace();
-        match method {
-            Method::ThreeLc(_) => three_lc::add(device, (payload, n), (scale, out), workspace)?,
-            Method::Quantize(Quantizer::Inceptionn { bound }, _) => {
-                add_sized(device, (bound, n), payload, (scale, out, workspace))?;
-            }
-            Method::Quantize(quantizer, _) => add(device, (quantizer, n), payload, (scale, out))?,
-            _ => return Ok(false),
-        }
-        Ok(true)
+        method.add(device, (payload, n), (scale, out), self.layers.workspace())
     }
 
     fn add_lists(

@@ -11,29 +11,21 @@ use std::convert::Infallible;
 /// exchange stays where it began.
 pub trait Place {
     /// A gradient there.
-    type Gradient<'a>;
+    type Values<'a>;
     /// Room there for as many float32 values.
     type Mean<'a>;
     /// Why a step cannot begin there. The residual is then as before, and another place can do it.
-    type Failure;
+    type Error;
 
     /// Compresses a gradient; or, where one rank's indices are to count, chooses them if this rank may be it.
-    fn compress(
-        &self,
-        bucket: &mut Bucket,
-        gradient: Self::Gradient<'_>,
-        leader: Option<Leader>,
-    ) -> Result<(), Self::Failure>;
+    fn compress(&self, of: &mut Bucket, values: Self::Values<'_>, leader: Option<Leader>) -> Result<(), Self::Error>;
 
     /// Takes this rank's values at the indices that all ranks agreed on out of the residual.
-    fn take(&self, bucket: &mut Bucket) -> Result<(), ExchangeError>;
+    fn take(&self, of: &mut Bucket) -> Result<(), ExchangeError>;
 
-    /// `out` becomes the mean that the last round's messages mean together; refused where that is not finite. All ranks read the
-    /// same bytes, so all refuse alike.
-    fn mean(&self, bucket: &mut Bucket, last: &Last<'_>, out: &mut Self::Mean<'_>) -> Result<Ran, ExchangeError>;
-
-    /// There is no mean.
-    fn refuse(&self, out: Self::Mean<'_>);
+    /// `out` becomes what the last round means; refused where that is not finite. All ranks read the same bytes, so all refuse alike.
+    /// Where they do, the host's mean becomes NaN, and a device's is not specified.
+    fn mean(&self, of: &mut Bucket, last: &Last<'_>, out: Self::Mean<'_>) -> Result<Ran, ExchangeError>;
 }
 
 /// What the last round of an exchange brought.
@@ -42,9 +34,11 @@ pub enum Last<'a> {
     /// All ranks' messages.
     Messages(Vec<&'a [u8]>),
     /// Their sum, as a message.
-    Sum(&'a [u8]),
+    Sum(Vec<u8>),
     /// AR-Topk's sums at the agreed indices.
     Values(Vec<f32>),
+    /// Some rank has no part.
+    Refused,
 }
 
 /// Memory of this process.
@@ -52,58 +46,53 @@ pub enum Last<'a> {
 pub struct Host;
 
 impl Place for Host {
-    type Gradient<'a> = &'a [f32];
+    type Values<'a> = &'a [f32];
     type Mean<'a> = &'a mut [f32];
-    type Failure = Infallible;
+    type Error = Infallible;
 
-    fn compress(
-        &self,
-        bucket: &mut Bucket,
-        gradient: Self::Gradient<'_>,
-        leader: Option<Leader>,
-    ) -> Result<(), Infallible> {
-        if let Err(error) = bucket.copy_to_host() {
-            bucket.fail(&error);
+    fn compress(&self, of: &mut Bucket, values: &[f32], leader: Option<Leader>) -> Result<(), Infallible> {
+        if let Err(error) = of.copy_to_host() {
+            of.fail(&error);
             return Ok(());
         }
-        let (step, reference, gradient) = (bucket.step, bucket.known_rate(), Gradient::F32(gradient));
-        let Run { pipeline, rates, .. } = &mut bucket.run;
+        let (step, reference, gradient) = (of.step, of.known_rate(), Gradient::F32(values));
+        let Run { pipeline, rates, .. } = &mut of.run;
         if let Some(factors) = rates.factors(reference) {
             pipeline.rescale_layers(&factors);
         }
         rates.applied(reference);
         pipeline.mark();
         let done = match leader {
-            None => pipeline.compress(gradient, step, &mut bucket.message).map(|done| done.energy),
-            Some(leader) => pipeline.select(gradient, step, leader.may_be(bucket.member.rank)),
+            None => pipeline.compress(gradient, step, &mut of.message).map(|done| done.energy),
+            Some(leader) => pipeline.select(gradient, step, leader.may_be(of.member.rank)),
         };
         match done {
-            Ok(energy) => bucket.energy = energy,
-            Err(error) => bucket.excuse(&error),
+            Ok(energy) => of.energy = energy,
+            Err(error) => of.excuse(&error),
         }
         Ok(())
     }
 
-    fn take(&self, bucket: &mut Bucket) -> Result<(), ExchangeError> {
-        bucket.energy = bucket.run.pipeline.take(&mut bucket.values)?;
+    fn take(&self, of: &mut Bucket) -> Result<(), ExchangeError> {
+        of.energy = of.run.pipeline.take(&mut of.values)?;
         Ok(())
     }
 
-    fn mean(&self, bucket: &mut Bucket, last: &Last<'_>, out: &mut Self::Mean<'_>) -> Result<Ran, ExchangeError> {
-        let (step, pipeline) = (bucket.step.index, &mut bucket.run.pipeline);
+    fn mean(&self, of: &mut Bucket, last: &Last<'_>, out: &mut [f32]) -> Result<Ran, ExchangeError> {
+        let (step, pipeline) = (of.step.index, &mut of.run.pipeline);
         let read = match last {
-            Last::Messages(messages) => pipeline.aggregate(messages, step, out),
-            Last::Sum(message) => pipeline.mean(message, step, out),
-            Last::Values(sums) => pipeline.scatter(sums, out),
+            Last::Messages(messages) => pipeline.aggregate(messages, step, out).map(|()| true),
+            Last::Sum(message) => pipeline.mean(message, step, out).map(|()| true),
+            Last::Values(sums) => pipeline.scatter(sums, out).map(|()| true),
+            Last::Refused => Ok(false),
         };
         match read {
-            Ok(()) => Ok(Ran::Good),
-            Err(ReadError::Number { .. }) => Ok(Ran::Refused),
-            Err(source) => Err(ExchangeError::Read { bucket: bucket.index, source }),
+            Ok(true) => Ok(Ran::Good),
+            Ok(false) | Err(ReadError::Number { .. }) => {
+                out.fill(f32::NAN);
+                Ok(Ran::Refused)
+            }
+            Err(source) => Err(ExchangeError::Read { bucket: of.index, source }),
         }
-    }
-
-    fn refuse(&self, out: Self::Mean<'_>) {
-        out.fill(f32::NAN);
     }
 }
