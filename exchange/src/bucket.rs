@@ -14,17 +14,19 @@
 //! is left waiting. An exchange is a transaction: when any rank could not do its part, every rank puts its memory back.
 
 mod device;
+mod place;
 
 pub use device::{Answers, DeviceBuffer, OnHost};
+pub use place::{Host, Last, Place};
 
 use crate::auto::Leader;
 use crate::error::ExchangeError;
-use crate::head::{Status, is_refused, refuse_sum};
+use crate::head::{Arrived, Status, is_refused, refuse_sum};
 use crate::rates::LayerRates;
 use device::OnDevice;
 use flexcomm_compression::codec::{Element, EncodeError, ReadError, Shape, Size, Travels};
 use flexcomm_compression::memory::{Residual, Units};
-use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
+use flexcomm_compression::pipeline::{Member, Pipeline, Step};
 use flexcomm_compression::wire::{Envelope, HEADER_BYTES, Writer, message_length};
 use flexcomm_compression::{Energy, Layers, LayersError};
 use flexcomm_domain::Digest;
@@ -364,37 +366,32 @@ impl Bucket {
         Ok(())
     }
 
-    /// Compresses; answers the first round, of AR-Topk where that has a leader. Never fails: what is wrong goes into
+    /// Compresses; answers the first round, of AR-Topk where that has a leader. What is wrong with this rank's part goes into
     /// [`Self::status`]. The step's learning rate may be 0, or anything else that is none: then the last one stays in force.
-    pub fn begin(&mut self, gradient: &[f32], step: Step, leader: Option<Leader>) -> Round {
+    ///
+    /// # Errors
+    /// The place cannot do it; the host always can.
+    pub fn begin<P: Place>(
+        &mut self,
+        place: &P,
+        gradient: P::Values<'_>,
+        step: Step,
+        leader: Option<Leader>,
+    ) -> Result<Round, P::Error> {
         self.start(step);
-        if let Err(error) = self.copy_to_host() {
-            self.fail(&error);
-        } else {
-            let (step, reference) = (self.step, self.known_rate());
-            let Run { pipeline, rates, .. } = &mut self.run;
-            if let Some(factors) = rates.factors(reference) {
-                pipeline.rescale_layers(&factors);
-            }
-            rates.applied(reference);
-            pipeline.mark();
-            let done = match leader {
-                None => pipeline.compress(Gradient::F32(gradient), step, &mut self.message).map(|done| done.energy),
-                Some(leader) => pipeline.select(Gradient::F32(gradient), step, leader.may_be(self.member.rank)),
-            };
-            match done {
-                Ok(energy) => self.energy = energy,
-                Err(error) => self.excuse(&error),
-            }
-        }
+        place.compress(self, gradient, leader)?;
         self.round = self.first_round(leader);
-        self.round
+        Ok(self.round)
     }
 
-    /// What every exchange begins with, wherever the gradient lies.
     fn start(&mut self, step: Step) {
         self.abandon();
+        let before = self.run.pipeline.learning_rate();
         let learning_rate = self.run.pipeline.known_rate(step.learning_rate);
+        let now = self.run.pipeline.learning_rate();
+        if let Some(device) = self.device.as_mut().filter(|_| now != before) {
+            device.rebase(now);
+        }
         self.step = Step { learning_rate, ..step };
         self.fault.clear();
         self.status = Status::Ready;
@@ -554,24 +551,11 @@ impl Bucket {
         self.values.iter().chain(&norms).flat_map(|value| value.to_le_bytes()).collect()
     }
 
-    /// After a round that is not the last. `parts` are all ranks' in rank order, or the one sum, or the one that was broadcast;
-    /// `refused`: the header of some rank's says that it has none.
-    pub fn next(&mut self, refused: bool, parts: &[&[u8]]) -> Result<Round, ExchangeError> {
-        self.next_by(refused, parts, |own| {
-            own.energy = own.run.pipeline.take(&mut own.values)?;
-            Ok(())
-        })
-    }
-
-    /// As [`Self::next`]; `take` takes this rank's values at the indices of AR-Topk's leader.
-    fn next_by(
-        &mut self,
-        refused: bool,
-        parts: &[&[u8]],
-        take: impl FnOnce(&mut Self) -> Result<(), ExchangeError>,
-    ) -> Result<Round, ExchangeError> {
+    /// After a round that is not the last, in the place where it began.
+    pub fn next<P: Place>(&mut self, place: &P, arrived: &Arrived<'_>) -> Result<Round, ExchangeError> {
+        let parts = &arrived.parts[..];
         self.round = match (std::mem::replace(&mut self.phase, Phase::Idle), self.round.how) {
-            _ if refused || self.sum_is_refused(parts) => {
+            (phase, _) if self.is_refused(&phase, arrived) => {
                 self.phase = Phase::Refused;
                 Round::REFUSED
             }
@@ -580,18 +564,19 @@ impl Bucket {
             (Phase::Indices, _) => {
                 self.agree(parts.first().copied().unwrap_or_default());
                 if self.is_good()
-                    && let Err(error) = take(self)
+                    && let Err(error) = place.take(self)
                 {
                     self.fail(&error);
                 }
                 self.values_round()
             }
             (Phase::Sums(number), How::Sum(element)) => {
-                self.whole_sum(parts);
-                match self.run.pipeline.advance(&self.sum, &mut self.message) {
+                let sum = self.whole_sum(parts);
+                match self.run.pipeline.advance(&sum, &mut self.message) {
                     Ok(outcome) => self.energy = outcome.energy,
                     Err(error) => self.excuse(&error),
                 }
+                self.sum = sum;
                 self.sum_round(element, number + 1)
             }
             _ => {
@@ -600,10 +585,6 @@ impl Bucket {
             }
         };
         Ok(self.round)
-    }
-
-    fn sum_is_refused(&self, parts: &[&[u8]]) -> bool {
-        matches!((self.round.how, parts), (How::Sum(element), [sum, ..]) if is_refused(element, sum))
     }
 
     /// Reads the leader's indices. A leader that has no part sends zeros, which is no message, and says so in the next round;
@@ -634,11 +615,13 @@ impl Bucket {
         Ok(Round { how: How::Gather, bytes, header: None, last: true })
     }
 
-    /// The sum as a message: this rank's header before what arrived.
-    fn whole_sum(&mut self, parts: &[&[u8]]) {
-        self.sum.clear();
-        self.sum.extend_from_slice(&self.message.bytes()[..self.header_bytes()]);
-        self.sum.extend_from_slice(parts.first().copied().unwrap_or_default());
+    /// The sum as a message, in the room of `self.sum`: this rank's header before what arrived.
+    fn whole_sum(&mut self, parts: &[&[u8]]) -> Vec<u8> {
+        let mut sum = std::mem::take(&mut self.sum);
+        sum.clear();
+        sum.extend_from_slice(&self.message.bytes()[..self.header_bytes()]);
+        sum.extend_from_slice(parts.first().copied().unwrap_or_default());
+        sum
     }
 
     fn put_back(&mut self) -> Result<(), ExchangeError> {
@@ -651,41 +634,37 @@ impl Bucket {
         Ok(self.run.pipeline.undo()?)
     }
 
-    /// After the last round: `out` becomes the mean gradient. `refused`: the header of some rank's part says that it has none.
-    pub fn finish(&mut self, refused: bool, parts: &[&[u8]], out: &mut [f32]) -> Result<Ran, ExchangeError> {
+    /// After the last round, in the place where the exchange began: `out` becomes the mean gradient, see [`Place::mean`].
+    pub fn finish<P: Place>(&mut self, place: &P, got: &Arrived<'_>, out: P::Mean<'_>) -> Result<Ran, ExchangeError> {
         let phase = self.take_phase()?;
-        if self.is_refused(&phase, refused, parts) {
-            self.put_back()?;
-            out.fill(f32::NAN);
-            return Ok(Ran::Refused);
+        let last = if self.is_refused(&phase, got) { Last::Refused } else { self.last(&phase, &got.parts) };
+        let ran = place.mean(self, &last, out);
+        if let Last::Sum(sum) = last {
+            self.sum = sum;
         }
-        match self.read(&phase, parts, out) {
-            Ok(()) => {
-                self.energy = self.run.pipeline.counted(self.energy);
-                Ok(Ran::Good)
-            }
-            // All ranks read the same bytes, so all of them come here.
-            Err(ReadError::Number { .. }) => {
-                self.put_back()?;
-                out.fill(f32::NAN);
-                Ok(Ran::Refused)
-            }
-            Err(source) => {
-                self.put_back()?;
-                Err(ExchangeError::Read { bucket: self.index, source })
-            }
+        match ran {
+            Ok(Ran::Good) => _ = self.finish_alone(),
+            _ => self.put_back()?,
         }
+        ran
     }
 
-    /// Ends the exchange of a rank alone whose mean nobody needs, with what left the residual of what.
+    /// Ends an exchange that counts; one of a rank alone, whose mean nobody needs, by itself. Answers what left the residual of
+    /// what.
     pub(crate) fn finish_alone(&mut self) -> Energy {
         self.phase = Phase::Idle;
-        self.energy = self.run.pipeline.counted(self.energy);
+        match &mut self.device {
+            Some(device) => device.keep(),
+            None => self.energy = self.run.pipeline.counted(self.energy),
+        }
         self.energy
     }
 
-    fn is_refused(&self, phase: &Phase, refused: bool, parts: &[&[u8]]) -> bool {
-        *phase == Phase::Refused || refused || self.sum_is_refused(parts)
+    fn is_refused(&self, phase: &Phase, arrived: &Arrived<'_>) -> bool {
+        let sum = arrived.parts.first();
+        *phase == Phase::Refused
+            || arrived.refused
+            || matches!((self.round.how, sum), (How::Sum(element), Some(sum)) if is_refused(element, sum))
     }
 
     fn take_phase(&mut self) -> Result<Phase, ExchangeError> {
@@ -695,23 +674,15 @@ impl Bucket {
         }
     }
 
-    /// `out` becomes what the messages of the last round mean together.
-    fn read(&mut self, phase: &Phase, parts: &[&[u8]], out: &mut [f32]) -> Result<(), ReadError> {
-        let step = self.step.index;
+    /// What the last round brought.
+    fn last<'a>(&mut self, phase: &Phase, parts: &[&'a [u8]]) -> Last<'a> {
         match phase {
-            Phase::Whole => self.run.pipeline.aggregate(parts, step, out),
-            Phase::Bodies(sizes) => self.run.pipeline.aggregate(&cut(parts, sizes), step, out),
-            Phase::Sums(_) => {
-                self.whole_sum(parts);
-                self.run.pipeline.mean(&self.sum, step, out)
-            }
-            Phase::Values => {
-                let sums = self.sums_of(parts);
-                self.run.pipeline.scatter(&sums, out)
-            }
-            Phase::Idle | Phase::Sizes | Phase::Energies | Phase::Indices | Phase::Refused => {
-                Err(ReadError::NoMessages)
-            }
+            Phase::Whole => Last::Messages(parts.to_vec()),
+            Phase::Bodies(sizes) => Last::Messages(cut(parts, sizes)),
+            Phase::Sums(_) => Last::Sum(self.whole_sum(parts)),
+            Phase::Values => Last::Values(self.sums_of(parts)),
+            // No last one, and no messages.
+            Phase::Idle | Phase::Sizes | Phase::Energies | Phase::Indices | Phase::Refused => Last::Messages(vec![]),
         }
     }
 

@@ -31,33 +31,39 @@ pub fn head(check: u32, status: Status) -> [u8; HEAD_BYTES] {
     [a, b, c, d, status as u8, 0, 0, 0]
 }
 
+/// What a round's collective brought.
+#[derive(Debug, Clone, Default)]
+pub struct Arrived<'a> {
+    /// Whether the header of some rank says that it has no part.
+    pub refused: bool,
+    /// All ranks' payloads in rank order, or the one sum, or the one that was broadcast.
+    pub parts: Vec<&'a [u8]>,
+}
+
 impl Round {
     /// Bytes of the header in front of this rank's payload.
     pub fn head_bytes(&self) -> usize {
         if self.header.is_some() { HEAD_BYTES } else { 0 }
     }
 
-    /// What the collective brought, as [`Bucket::next`] and [`Bucket::finish`] take it: whether any rank's header says that it has
-    /// no part, and the payloads.
+    /// What the collective brought.
     ///
     /// # Errors
     /// The first rank whose header has another check than `check`.
-    ///
-    /// [`Bucket::next`]: crate::Bucket::next
-    /// [`Bucket::finish`]: crate::Bucket::finish
-    pub fn split<'a>(&self, check: u32, world: usize, arrived: &'a [u8]) -> Result<(bool, Vec<&'a [u8]>), usize> {
-        match (self.how, self.header) {
-            (How::Refused, _) => Ok((false, Vec::new())),
-            (How::Broadcast(_) | How::Sum(_), _) => Ok((false, vec![arrived])),
+    pub fn split<'a>(&self, check: u32, world: usize, arrived: &'a [u8]) -> Result<Arrived<'a>, usize> {
+        let (refused, parts) = match (self.how, self.header) {
+            (How::Refused, _) => (false, Vec::new()),
+            (How::Broadcast(_) | How::Sum(_), _) => (false, vec![arrived]),
             // No rank sends anything; every message is empty.
-            (How::Gather, None) if self.bytes == 0 => Ok((false, vec![&[]; world])),
-            (How::Gather, None) => Ok((false, arrived.chunks_exact(self.bytes).collect())),
+            (How::Gather, None) if self.bytes == 0 => (false, vec![&arrived[..0]; world]),
+            (How::Gather, None) => (false, arrived.chunks_exact(self.bytes).collect()),
             (How::Gather, Some(_)) => {
                 let blocks = arrived.chunks_exact(self.bytes + HEAD_BYTES).map(|block| block.split_at(HEAD_BYTES));
                 let (heads, payloads): (Vec<_>, Vec<_>) = blocks.unzip();
-                Ok((any_refuses(check, heads.into_iter())?, payloads))
+                (any_refuses(check, heads.into_iter())?, payloads)
             }
-        }
+        };
+        Ok(Arrived { refused, parts })
     }
 }
 

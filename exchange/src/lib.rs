@@ -17,10 +17,10 @@ mod shadows;
 mod store;
 
 pub use auto::{AutoSelection, Leader};
-pub use bucket::{Answers, Bucket, DeviceBuffer, How, OnHost, Param, Ran, Round, layers};
+pub use bucket::{Answers, Bucket, DeviceBuffer, Host, How, Last, OnHost, Param, Place, Ran, Round, layers};
 pub use deferred::Deferred;
 pub use error::ExchangeError;
-pub use head::{HEAD_BYTES, Status, head};
+pub use head::{Arrived, HEAD_BYTES, Status, head};
 pub use shadow::{LeaderShadows, Shadow, ShadowGain};
 pub use shadows::Shadows;
 pub use store::{PipelineState, Shared, Store, lock};

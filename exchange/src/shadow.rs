@@ -13,9 +13,9 @@ mod device;
 mod leader;
 mod sample;
 
-use crate::bucket::{Bucket, How, Param, Ran};
+use crate::bucket::{Bucket, Host, How, Param, Ran};
 use crate::error::ExchangeError;
-use crate::head::Status;
+use crate::head::{Arrived, Status};
 use device::OnDevice;
 use flexcomm_compression::Energy;
 use flexcomm_compression::pipeline::{Member, Step};
@@ -60,20 +60,21 @@ impl Part {
     fn step(&mut self, gradient: &[f32], index: u64) -> Result<Energy, ExchangeError> {
         let Self { sample, bucket, gradient: own, buffer } = self;
         sample.places.copy(gradient, own);
-        let mut round = bucket.begin(own, Step { index, learning_rate: 1.0 }, None);
+        let Ok(mut round) = bucket.begin(&Host, own, Step { index, learning_rate: 1.0 }, None);
         loop {
-            let bad = bucket.status() != Status::Ready;
-            if round.last && round.how == How::Gather && !bad {
+            let refused = bucket.status() != Status::Ready;
+            if round.last && round.how == How::Gather && !refused {
                 return Ok(bucket.finish_alone());
             }
             buffer.clear();
             buffer.resize(round.bytes, 0);
             bucket.write(buffer);
+            let arrived = Arrived { refused, parts: vec![buffer] };
             if round.last {
-                let ran = bucket.finish(bad, &[buffer], own)?;
+                let ran = bucket.finish(&Host, &arrived, own)?;
                 return Ok(if ran == Ran::Good { bucket.energy() } else { Energy::default() });
             }
-            round = bucket.next(bad, &[buffer])?;
+            round = bucket.next(&Host, &arrived)?;
         }
     }
 }
@@ -203,7 +204,7 @@ impl Shadow {
         self.candidates.iter_mut().for_each(|candidate| candidate.tally.end_step());
     }
 
-    /// No step follows: gives back all memory but the gains.
+    /// No step follows: frees everything but the gains.
     pub fn rest(&mut self) {
         self.candidates.iter_mut().for_each(|c| c.parts = Vec::new());
         self.on_device = Vec::new();

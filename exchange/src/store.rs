@@ -223,6 +223,8 @@ fn split(out: &mut Residuals, params: &[Param], values: &[f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bucket::Host;
+    use crate::head::Arrived;
     use flexcomm_compression::pipeline::Step;
 
     fn params(list: &[(u32, usize)]) -> Vec<Param> {
@@ -288,10 +290,11 @@ mod tests {
             bucket.in_trial(trial).unwrap();
             bucket.prepare(&spec.parse().unwrap(), None).unwrap();
             let gradient: Vec<f32> = (0..bucket.values()).map(|i| (i as f32 + index as f32).sin()).collect();
-            let round = bucket.begin(&gradient, Step { index, learning_rate: 0.1 }, None);
+            let Ok(round) = bucket.begin(&Host, &gradient, Step { index, learning_rate: 0.1 }, None);
             let mut part = vec![0; round.bytes];
             bucket.write(&mut part);
-            bucket.finish(false, &[&part], &mut gradient.clone()).unwrap();
+            let arrived = Arrived { refused: false, parts: vec![&part] };
+            bucket.finish(&Host, &arrived, &mut gradient.clone()).unwrap();
         }
     }
 

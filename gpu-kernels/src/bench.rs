@@ -1,13 +1,11 @@
 //! Times of the kernels on a GPU, by events, beside a copy within the device in the same run: what `flexcomm bench gpu` shows.
 
 use crate::device::{Copies, Device};
-use crate::hybrid::{self, Qsparse};
 use crate::low_rank::{self, Factors, LowRank};
 use crate::{
     Allocation, At, BLAS_WORKSPACE, Blas, BlasError, Cache, Cublas, DType, Feed, Fit, Form, Gpu, LaunchError,
-    LoadError, MemoryError, Norm, OUTCOME_BYTES, OnStream, Outcome, Quantizer, Random, RandomK, Selected, Set, Span,
-    Stream, Tail, Threshold, add, add_sized, feed, gains, gather, largest, pack, payload_room, quantize, random_k,
-    scatter, subset_scratch, threshold, topk, workspace_bytes,
+    LoadError, MemoryError, OUTCOME_BYTES, OnStream, Outcome, Quantizer, Random, Selected, Set, Span, Stream, Tail,
+    Threshold, feed, gains, gather, largest, pack, payload_room, scatter, subset_scratch, workspace_bytes,
 };
 
 /// Failed to measure.
@@ -109,7 +107,7 @@ impl Bench {
         buffers.forget()?;
         let room = self.gpu.allocate(payload_room(buffers.n, buffers.n))?;
         let mut messages = Vec::new();
-        for (method, work) in works() {
+        for (method, work) in works(buffers.n) {
             if let Some(bytes) = buffers.message(work, &stream, room.span())? {
                 let residual = buffers.residual()?;
                 messages.push(Message { method, world: work.world(), bytes, residual });
@@ -137,7 +135,7 @@ impl Bench {
             Row { method, n, seconds, bytes, of_copy, bytes_out, gain, decompress }
         };
         let mut rows = vec![row("copy".into(), copy, 8 * n, none)];
-        for (method, work) in works() {
+        for (method, work) in works(buffers.n) {
             let seconds = median(|| stream.seconds(|device| buffers.run(work, device).map_err(BenchError::from)))?;
             let sent = buffers.sent(work, &stream)?;
             rows.push(row(method, seconds, work.bytes(n), sent));
@@ -205,21 +203,22 @@ impl<'a> Power<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::work::{Work, kept};
+    use super::work::{Work, kept, method};
     use super::*;
 
     #[test]
     fn bytes_that_must_move() {
         let n = 1000;
-        assert_eq!(Work::TopK(0.01).bytes(n), 12_000 + 80);
+        let bytes = |spec| Work::Compress(method(spec, n).unwrap()).bytes(n);
+        assert_eq!(bytes("topk(k=0.01)"), 12_000 + 80);
         assert_eq!(Work::Gains.bytes(n), 8000);
-        assert_eq!(Work::Quantize(Quantizer::Signs).bytes(n), 12_000 + 125);
+        assert_eq!(bytes("signsgd"), 12_000 + 125);
         // Its norm first: all is read again, but the new memory is written once.
-        assert_eq!(Work::Quantize(Quantizer::EightBit { fixed: false }).bytes(n), 20_000 + 1004);
-        assert_eq!(Work::Quantize(Quantizer::ScaledSigns).bytes(n), 20_000 + 129);
-        let qsgd = |bucket| Quantizer::Qsgd { s: 4, bucket, norm: Norm::L2 };
-        assert_eq!(Work::Quantize(qsgd(500)).bytes(n), 12_000 + 8 + 500, "norms of buckets are known as they are read");
-        assert_eq!(Work::Quantize(qsgd(0)).bytes(n), 20_000 + 4 + 500);
+        assert_eq!(bytes("eightbit"), 20_000 + 1004);
+        assert_eq!(bytes("efsignsgd"), 20_000 + 129);
+        assert_eq!(bytes("qsgd(s=4,bucket=500)"), 12_000 + 8 + 500, "norms of buckets are known as they are read");
+        assert_eq!(bytes("qsgd(s=4,bucket=0)"), 20_000 + 4 + 500);
+        assert_eq!(works(n).len(), 29, "each has kernels");
         assert_eq!([kept(10, 0.001), kept(0, 0.1), kept(100, 1.0)], [1, 0, 100]);
     }
 
@@ -231,10 +230,10 @@ mod tests {
                 let values: Vec<f32> = (0..100_000).map(|i| (i % 997) as f32 - 498.0).collect();
                 let blas = bench.blas().ok();
                 let rows = bench.rows(&values, blas.as_ref()).unwrap();
-                assert_eq!(rows.len(), works().len() + 1 + usize::from(blas.is_some()));
+                assert_eq!(rows.len(), works(values.len() as u64).len() + 1 + usize::from(blas.is_some()));
                 assert!(rows.iter().all(|row| row.seconds > 0.0 && row.of_copy > 0.0), "{rows:?}");
                 let sent = rows.iter().filter(|row| row.bytes_out.is_some());
-                assert!(sent.clone().count() >= works().len() - 2);
+                assert!(sent.clone().count() >= works(values.len() as u64).len() - 2);
                 assert!(sent.clone().all(|row| row.gain.is_some() && row.decompress.is_some()), "{rows:?}");
             }
             Err(error) => {

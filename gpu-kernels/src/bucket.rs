@@ -4,8 +4,7 @@
 //! stream, launches, and waits for nothing.
 //!
 //! Payloads are those of the format; the header in front of them is the host's
-//! (`flexcomm_compression::wire`). The residual stays on the device and goes on into the next step, whatever its
-//! method.
+//! (`flexcomm_compression::wire`). The residual stays on the device and goes on into the next step.
 
 mod agreed;
 mod layers;
@@ -18,11 +17,11 @@ use crate::hybrid::{self, Qsparse};
 use crate::indices::{self, At, subset_scratch};
 use crate::lists::list_bytes;
 use crate::random::RandomK;
-use crate::select::{Form, Selected, pack, payload_room};
-use crate::workspace::{check, check_count, split, workspace_bytes};
+use crate::select::{Form, Selected, payload_room};
+use crate::workspace::workspace_bytes;
 use crate::{
-    DType, Device, Feed, LaunchError, OUTCOME_BYTES, Quantizer, Random, Span, Threshold, quantize, three_lc, threshold,
-    topk,
+    DType, Device, Feed, LaunchError, OUTCOME_BYTES, Quantizer, Random, Span, Threshold, add, add_sized, quantize,
+    three_lc, threshold, topk,
 };
 
 /// What a step does, with the random numbers of this step and rank where it has any.
@@ -103,6 +102,28 @@ impl Method {
     }
 }
 
+impl Method {
+    /// `out += scale * ` what a payload of n values means that a kernel reads as it is; false where it has lists, or values that the
+    /// caller has to look at.
+    pub fn add(
+        self,
+        device: &impl Device,
+        (payload, n): (Span, u64),
+        (scale, out): (f32, Span),
+        workspace: Span,
+    ) -> Result<bool, LaunchError> {
+        match self {
+            Self::ThreeLc(_) => three_lc::add(device, (payload, n), (scale, out), workspace),
+            Self::Quantize(Quantizer::Inceptionn { bound }, _) => {
+                add_sized(device, (bound, n), payload, (scale, out, workspace))
+            }
+            Self::Quantize(quantizer, _) => add(device, (quantizer, n), payload, (scale, out)),
+            _ => return Ok(false),
+        }
+        .map(|()| true)
+    }
+}
+
 /// A step's gradient: n values on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct Gradient {
@@ -114,119 +135,49 @@ pub struct Gradient {
     pub weights: (f32, f32),
 }
 
-/// A bucket and its memory.
-#[derive(Debug)]
-pub struct Bucket {
-    n: u64,
-    /// The residual of the last step, and that of the next one.
-    memory: [Span; 2],
-    payload: Span,
-    room: Room,
-    /// The compensated gradient, not taken yet, between the exchanges of a step that has several.
-    open: Option<Feed>,
-}
-
-/// Memory that only lasts for a step.
+/// Memory that only lasts for a step of a layer, whichever it is.
 #[derive(Debug, Clone, Copy)]
-struct Room {
-    indices: Span,
-    values: Span,
-    workspace: Span,
-    scratch: Span,
+pub(crate) struct Room {
+    pub(crate) indices: Span,
+    pub(crate) values: Span,
+    pub(crate) workspace: Span,
+    pub(crate) scratch: Span,
 }
 
 const ALIGN: u64 = 256;
 
 impl Room {
-    /// Of lists, workspace and scratch, for n values and any of these methods.
-    fn sizes(n: u64, methods: &[Method]) -> [u64; 4] {
-        let most = |of: &dyn Fn(Method) -> u64| methods.iter().map(|method| of(*method)).max().unwrap_or(0);
-        let list = 4 * most(&|method| method.most(n));
-        let scratch = most(&|method| method.scratch_bytes(n));
-        [list, list, workspace_bytes(n), scratch].map(|bytes| bytes.next_multiple_of(ALIGN))
+    /// Of lists, workspace and scratch, for n values by a method.
+    fn sizes(n: u64, method: Method) -> [u64; 4] {
+        let list = 4 * method.most(n);
+        [list, list, workspace_bytes(n), method.scratch_bytes(n)].map(|bytes| bytes.next_multiple_of(ALIGN))
     }
 
-    fn new(spans: [Span; 4]) -> Self {
-        let [indices, values, workspace, scratch] = spans;
+    fn new([indices, values, workspace, scratch]: [Span; 4]) -> Self {
         Self { indices, values, workspace, scratch }
     }
-}
 
-fn sizes(n: u64, methods: &[Method]) -> [u64; 7] {
-    let payload = methods.iter().map(|method| method.payload_bytes(n)).max().unwrap_or(0);
-    let [first, second, third, fourth] = Room::sizes(n, methods);
-    [4 * n, 4 * n, payload, first, second, third, fourth].map(|bytes| bytes.next_multiple_of(ALIGN))
-}
-
-impl Bucket {
-    /// Bytes to borrow for n values and any of these methods.
-    pub fn bytes(n: u64, methods: &[Method]) -> Result<u64, LaunchError> {
-        check_count(n)?;
-        Ok(sizes(n, methods).iter().sum())
+    /// [`crate::Outcome`] of the last step.
+    fn outcome(&self) -> Span {
+        self.workspace.part(0, OUTCOME_BYTES)
     }
 
-    /// With no residual: clears the memory on the device's stream.
-    pub fn new(device: &impl Device, (n, methods): (u64, &[Method]), borrowed: Span) -> Result<Self, LaunchError> {
-        check(("the bucket's memory", borrowed, Self::bytes(n, methods)?), ALIGN)?;
-        let [first, second, payload, indices, values, workspace, scratch] = split(borrowed, sizes(n, methods));
-        device.zero(first)?;
-        let room = Room::new([indices, values, workspace, scratch]);
-        Ok(Self { n, memory: [first, second], payload, room, open: None })
+    /// What a method selects of n values.
+    pub(crate) fn list(&self, method: Method, n: u64) -> Selected {
+        Selected { indices: self.indices, values: self.values, room: method.most(n) }
     }
 
-    /// The residual, n f32: for checkpoints, and to fill when one is restored.
-    pub fn residual(&self) -> Span {
-        self.memory[0].part(0, 4 * self.n)
-    }
-
-    /// [`crate::Outcome`] of the last step, to copy back when it is wanted.
-    pub fn outcome(&self) -> Span {
-        self.room.workspace.part(0, OUTCOME_BYTES)
-    }
-
-    fn feed(&self, gradient: &Gradient) -> Feed {
-        let (n, (beta, gamma)) = (self.n, gradient.weights);
-        let [memory, compensated] = self.memory.map(|span| span.part(0, 4 * n));
-        Feed { n, dtype: gradient.dtype, gradient: gradient.at, memory, compensated, beta, gamma }
-    }
-
-    /// After a step that does not count (some rank could not do its part): the residual is as before it. Once a step.
-    pub fn put_back(&mut self) {
-        self.memory.swap(0, 1);
-    }
-
-    /// Sets `bits` of a byte where the last step refused its gradient: its message then says so itself.
-    pub fn mark(&self, device: &impl Device, at: Span, bits: u8) -> Result<(), LaunchError> {
-        indices::mark(device, (at, bits), self.outcome())
-    }
-
-    /// Launches a step: its payload will be in what is answered, whose length is the outcome's `bytes`. Where it fails
-    /// nothing of the bucket has changed that counts: the memory is that of the step before.
-    pub fn step(&mut self, device: &impl Device, gradient: Gradient, method: Method) -> Result<Span, LaunchError> {
-        let payload = self.compress(device, &self.feed(&gradient), method)?;
-        self.open = None;
-        self.memory.swap(0, 1);
-        Ok(payload)
-    }
-
-    /// As [`Self::step`] for a strategy without error feedback: nothing is added to the gradient, and the residual stays
-    /// as it is.
-    pub fn step_alone(
-        &mut self,
+    /// Launches error feedback and what a method sends: to the payload, or to [`Self::list`], which [`crate::pack`] then makes a payload of
+    /// in the form that is answered.
+    pub(crate) fn compress(
+        &self,
         device: &impl Device,
-        gradient: Gradient,
+        feed: &Feed,
         method: Method,
-    ) -> Result<Span, LaunchError> {
-        self.open = None;
-        self.compress(device, &Feed { memory: Span::NONE, ..self.feed(&gradient) }, method)
-    }
-
-    fn compress(&self, device: &impl Device, feed: &Feed, method: Method) -> Result<Span, LaunchError> {
-        let (n, payload) = (self.n, self.payload);
-        check(("the payload", payload, method.payload_bytes(n)), ALIGN)?;
-        let Room { indices, values, workspace, scratch } = self.room;
-        let to = Selected { indices, values, room: method.most(n) };
-        let form = match method {
+        payload: Span,
+    ) -> Result<Option<Form>, LaunchError> {
+        let (to, Self { indices, values, workspace, scratch }) = (self.list(method, feed.n), *self);
+        match method {
             Method::TopK(k) => topk(device, feed, (k, &to), workspace).map(|()| Some(Form::FIXED)),
             Method::Threshold(how) => {
                 let form = if matches!(how, Threshold::MsTopK { .. }) { Form::FIXED } else { Form::VARYING };
@@ -247,10 +198,6 @@ impl Bucket {
                 quantize(device, feed, (quantizer, random), payload, workspace).map(|()| None)
             }
             Method::ThreeLc(s) => three_lc::compress(device, feed, (s, payload), workspace).map(|()| None),
-        }?;
-        if let Some(form) = form {
-            pack(device, (&to, n), (payload, form), workspace)?;
         }
-        Ok(payload.part(0, method.payload_bytes(n)))
     }
 }

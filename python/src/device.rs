@@ -4,10 +4,10 @@
 #![allow(unsafe_code)]
 
 use crate::core::Core;
-use crate::exchange::{Arrived, ElementPy};
+use crate::exchange::ElementPy;
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
-use flexcomm_exchange::{Answers, DeviceBuffer, How, Round};
+use flexcomm_exchange::{Answers, Arrived, DeviceBuffer, How, Round};
 use flexcomm_gpu_kernels::bucket::Gradient;
 use flexcomm_gpu_kernels::{Cache, Copies, DType, Gpu, LaunchError, OnStream, Span as DeviceSpan};
 use pyo3::prelude::*;
@@ -197,7 +197,7 @@ impl Core {
         guard(py, || {
             let began = Instant::now();
             let outcome = outcome.read::<u8>("the outcome")?;
-            let Arrived { exchange, refused, parts: headers } = self.arrived(index, headers, false)?;
+            let (exchange, Arrived { refused, parts: headers }) = self.arrived(index, headers, false)?;
             self.ended(began, &exchange, |bucket| bucket.judge(Answers { refused, headers: &headers, outcome }))
         })
     }

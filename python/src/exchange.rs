@@ -10,7 +10,9 @@ use crate::names::{half, is_cast};
 use crate::session::{Fault, PartStatus, Running, Session};
 use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::Step;
-use flexcomm_exchange::{Bucket, ExchangeError, HEAD_BYTES, How, Leader, Ran, Round, Shared, Status, head, lock};
+use flexcomm_exchange::{
+    Arrived, Bucket, ExchangeError, HEAD_BYTES, Host, How, Leader, Ran, Round, Shared, Status, head, lock,
+};
 use flexcomm_trainer::Tick;
 use pyo3::prelude::*;
 use std::time::Instant;
@@ -71,15 +73,6 @@ pub(crate) struct Exchange {
     running: Running,
     step: u64,
     pub(crate) leader: Option<Leader>,
-}
-
-/// A bucket's exchange after a round.
-pub(crate) struct Arrived<'a> {
-    pub(crate) exchange: Exchange,
-    /// Whether some rank refuses.
-    pub(crate) refused: bool,
-    /// All ranks' payloads; of messages that stay on a device their headers.
-    pub(crate) parts: Vec<&'a [u8]>,
 }
 
 impl Exchange {
@@ -159,13 +152,13 @@ fn described(round: &Round, outcome: Option<Region>) -> RoundPy {
     RoundPy { how, element, elements: (round.bytes + round.head_bytes()) / each, root, last: round.last, outcome }
 }
 
-/// What all ranks sent: whether some rank's header refuses, and the payloads.
+/// What all ranks sent.
 fn split_headers<'a>(
     session: &Session,
     bucket: Tagged,
     round: &Round,
     arrived: &'a [u8],
-) -> Result<(bool, Vec<&'a [u8]>), Failure> {
+) -> Result<Arrived<'a>, Failure> {
     let check = round.header.map_or(0, |header| session.control.check(bucket.number(header), bucket.tag));
     let split = round.split(check, session.world as usize, arrived);
     Ok(split.map_err(|rank| session.control.desynchronised(rank, bucket.index as u32))?)
@@ -194,8 +187,13 @@ fn share(world: u32, bytes: usize, how: How) -> f64 {
 }
 
 impl Core {
-    /// After a round, for whose collective the hook `waited`.
-    pub(crate) fn arrived<'a>(&self, index: usize, arrived: Span, waited: bool) -> Result<Arrived<'a>, Failure> {
+    /// After a round, for whose collective the hook `waited`. Of messages that stay on a device the parts are their headers.
+    pub(crate) fn arrived<'a>(
+        &self,
+        index: usize,
+        arrived: Span,
+        waited: bool,
+    ) -> Result<(Exchange, Arrived<'a>), Failure> {
         let arrived = arrived.read::<u8>("what arrived")?;
         let exchange = self.lock().exchange(index)?;
         let (mut round, tag) = exchange.round();
@@ -206,8 +204,9 @@ impl Core {
         if round.how != How::Refused {
             session.meter.landed(waited);
         }
-        let (refused, parts) = split_headers(&session, Tagged { index, tag }, &round, arrived)?;
-        Ok(Arrived { exchange, refused, parts })
+        let arrived = split_headers(&session, Tagged { index, tag }, &round, arrived)?;
+        drop(session);
+        Ok((exchange, arrived))
     }
 
     /// Ends an exchange by `finish`, in the work since `began`. Answers whether the mean is finite.
@@ -308,12 +307,13 @@ impl Core {
             let begun = match place {
                 None => {
                     let gradient = gradient.read::<f32>("the bucket")?;
-                    Ok(described(&exchange.with(|bucket| bucket.begin(gradient, step, exchange.leader)), None))
+                    let Ok(round) = exchange.with(|bucket| bucket.begin(&Host, gradient, step, exchange.leader));
+                    Ok(described(&round, None))
                 }
                 Some(place) => {
                     let (device, gradient) = (on(place)?, on_device(gradient, element)?);
                     exchange.with(|bucket| {
-                        let round = bucket.begin_on(&device, gradient, (step, exchange.leader));
+                        let round = bucket.begin(&device, gradient, step, exchange.leader);
                         let outcome = bucket.outcome_on().ok().filter(|_| bucket.stays());
                         round.map(|round| described(&round, outcome.map(Region::from)))
                     })
@@ -365,10 +365,10 @@ impl Core {
     fn next_round(&self, py: Python<'_>, index: usize, arrived: Span, place: Option<Place>) -> PyResult<RoundPy> {
         guard(py, || {
             let (began, device) = (Instant::now(), place.map(on).transpose()?);
-            let Arrived { exchange, refused, parts } = self.arrived(index, arrived, true)?;
+            let (exchange, arrived) = self.arrived(index, arrived, true)?;
             let next = exchange.with(|bucket| match &device {
-                Some(device) => bucket.next_on(device, refused, &parts),
-                None => bucket.next(refused, &parts),
+                Some(device) => bucket.next(device, &arrived),
+                None => bucket.next(&Host, &arrived),
             })?;
             self.lock().meter.hook_work(began);
             Ok(described(&next, None))
@@ -388,13 +388,12 @@ impl Core {
     ) -> PyResult<bool> {
         guard(py, || {
             let (began, device) = (Instant::now(), place.map(on).transpose()?);
-            let Arrived { exchange, refused, parts } = self.arrived(index, arrived, false)?;
+            let (exchange, arrived) = self.arrived(index, arrived, false)?;
             let Some(device) = device else {
                 let out = out.write::<f32>("the bucket")?;
-                return self.ended(began, &exchange, |bucket| bucket.finish(refused, &parts, out));
+                return self.ended(began, &exchange, |bucket| bucket.finish(&Host, &arrived, out));
             };
-            let out = out.on_device();
-            self.ended(began, &exchange, |bucket| bucket.finish_on(&device, (refused, &parts), out))
+            self.ended(began, &exchange, |bucket| bucket.finish(&device, &arrived, out.on_device()))
         })
     }
 }

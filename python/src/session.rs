@@ -10,7 +10,7 @@ use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Digest, JobId, Rank, RunId, Selection, Strategy};
 use flexcomm_exchange::{AutoSelection, Deferred, Leader, LeaderShadows, Param, Shadows, Status, Store, lock};
 use flexcomm_trainer::{
-    AbortCause, Agreement, Answer, Change, Control, Costs, Offer, Reporter, Snapshot, Tick, Trial, TrialPlan, Verdict,
+    AbortCause, Agreement, Answer, Change, Control, Costs, Reporter, Tick, Trial, TrialPlan, Verdict,
 };
 use pyo3::prelude::*;
 use std::time::{Duration, Instant};
@@ -40,21 +40,6 @@ impl std::str::FromStr for Leadership {
             "var" => Ok(Self::Fixed(Selection::Var)),
             _ => Err(Failure::input(format!("selection {text:?} is not one of decision, star, var, auto"))),
         }
-    }
-}
-
-/// The snapshot is kept in Python; the trial here only keeps the averages.
-#[derive(Debug)]
-pub struct PythonSnapshot;
-
-impl Snapshot for PythonSnapshot {
-    type Saved = ();
-    type Error = std::convert::Infallible;
-    fn save(&mut self) -> Result<(), Self::Error> {
-        Ok(())
-    }
-    fn restore(&mut self, (): &()) -> Result<(), Self::Error> {
-        Ok(())
     }
 }
 
@@ -167,7 +152,7 @@ pub struct Session {
     hooked: bool,
     /// Whether the automatic choice of leaders has seen one.
     led: bool,
-    pub trial: Option<Trial<PythonSnapshot>>,
+    pub trial: Option<Trial>,
     clock: Instant,
     steps: u64,
     last_warning: Option<String>,
@@ -343,31 +328,12 @@ impl Session {
         }
     }
 
-    /// What arrived from outside; only rank 0's copy of the orders counts.
     fn poll_orders(&mut self) {
-        if self.rank != Rank(0) {
-            return;
-        }
-        let Some(news) = self.reporter.client().and_then(|client| client.orders().poll()) else { return };
-        let decision = news.decision.filter(|_| self.follow);
-        if let Some(refused) = decision.as_ref().filter(|decision| !Self::runs(&decision.strategy)) {
+        if let Some(refused) = self.reporter.offer_orders(self.control.agreement(), self.follow, Self::runs) {
             self.warn_once(format!(
                 "decision {} is {}, which this release cannot run; training goes on with the strategy in force",
                 refused.version, refused.strategy
             ));
-        }
-        if let Some(decision) = decision.filter(|decision| Self::runs(&decision.strategy)) {
-            let offer = self.control.agreement().offer_decision(decision.version, decision.strategy);
-            if offer == Offer::Conflict {
-                tracing::warn!(version = %decision.version, strategy = %decision.strategy,
-                    "another strategy is known under this version; it is not followed");
-            }
-        }
-        if let Some(mut plan) = news.trial {
-            plan.candidates.retain(Self::runs);
-            if !plan.candidates.is_empty() {
-                self.control.agreement().offer_trial(plan);
-            }
         }
     }
 
@@ -418,17 +384,12 @@ impl Session {
     /// This rank's sample for the shadows of AR-Topk, in a step in which the ranks send theirs to rank 0.
     pub fn sample(&mut self) -> Option<Vec<u8>> {
         self.control.sample()?;
-        if self.control.begins_sampling() {
-            self.leader_shadows.observe_residuals(self.store.buckets().iter().map(lock));
-        }
-        Some(self.leader_shadows.sample())
+        Some(self.leader_shadows.sample(self.control.begins_sampling(), self.store.buckets().iter().map(lock)))
     }
 
     /// On rank 0: takes in all ranks' samples of the step under way, in rank order.
     pub fn take_samples(&mut self, rows: &[Vec<u8>]) {
-        let Self { store, leader_shadows, .. } = self;
-        let layouts = || store.buckets().iter().map(|bucket| lock(bucket).params().to_vec()).collect();
-        if let Err(error) = leader_shadows.receive(rows, layouts) {
+        if let Err(error) = self.leader_shadows.receive(rows, self.store.buckets().iter().map(lock)) {
             tracing::warn!(%error, "the shadow trials of AR-Topk are dropped");
         }
         if self.control.reports_samples() {
@@ -470,14 +431,10 @@ impl Session {
         match tick.trial {
             Some(at) if self.trial.is_some() => {
                 self.defer(ticket, Event::Iteration(costs, at));
-                let of = self.control.look().trial_iterations().unwrap_or(1);
-                next = if at.within + 1 == of { Next::Candidate } else { Next::Train };
+                next = if at.last { Next::Candidate } else { Next::Train };
             }
             Some(_) => self.defer(ticket, Event::Step(costs, None)),
-            None => {
-                let step = faithful.then_some(((tick.step, tick.version, tick.strategy), loss));
-                self.defer(ticket, Event::Step(costs, step));
-            }
+            None => self.defer(ticket, Event::Step(costs, faithful.then_some((tick, loss)))),
         }
         Ok(self.change(next, costs.step, answers))
     }
@@ -499,8 +456,7 @@ impl Session {
                 self.diverged = false;
                 self.shadows.watch(&plan.candidates);
                 self.leader_shadows.watch(&plan.candidates);
-                let Ok(trial) = Trial::start(plan, &mut PythonSnapshot, self.clock.elapsed());
-                self.trial = Some(trial);
+                self.trial = Some(Trial::start(plan, self.clock.elapsed()));
                 Next::TrialStarts
             }
             Change::TrialRefused(plan, why) => {

@@ -1,14 +1,13 @@
 //! Deferred telemetry: a session's events are reported in order, although the times of a GPU's steps are known a step or two late.
 
-use crate::session::{PythonSnapshot, Session};
-use flexcomm_domain::{Strategy, Version};
-use flexcomm_trainer::{AbortCause, Costs, InForce, Trial, TrialTick};
+use crate::session::Session;
+use flexcomm_trainer::{AbortCause, Costs, InForce, Tick, Trial, TrialTick};
 use pyo3::prelude::*;
 use std::time::Duration;
 
 /// A trial that is over, but for iterations whose times are not known yet.
 pub struct Ended {
-    pub trial: Trial<PythonSnapshot>,
+    pub trial: Trial,
     pub cause: Option<AbortCause>,
     pub at: Duration,
 }
@@ -17,7 +16,7 @@ pub struct Ended {
 #[expect(clippy::large_enum_variant, reason = "nearly all are the large one")]
 pub enum Event {
     /// A step that trained, what ran in it, its loss. None: it ran something else than agreed, and is not reported.
-    Step(Costs, Option<((u64, Version, Strategy), Option<f64>)>),
+    Step(Costs, Option<(Tick, Option<f64>)>),
     /// A trial's iteration.
     Iteration(Costs, TrialTick),
     /// A decision is in force.
@@ -79,8 +78,8 @@ impl Session {
             match event {
                 Event::Step(costs, step) => {
                     self.last = Some(costs);
-                    if let Some(((step, version, ran), loss)) = step {
-                        self.reporter.step((version, ran), costs.record(step, loss, None));
+                    if let Some((tick, loss)) = step {
+                        self.reporter.step((tick.version, tick.strategy), costs.record(tick.step, loss, None));
                     }
                 }
                 Event::Iteration(costs, at) => {
@@ -100,13 +99,11 @@ impl Session {
             _ => None,
         });
         if let Some(trial) = ended.or(self.trial.as_mut()) {
-            let Ok(()) = trial.record(&mut PythonSnapshot, at, costs.measured());
+            trial.record(at, costs.measured());
         }
     }
 
     fn report_trial(&mut self, ended: Ended) {
-        let who = (&self.job, self.rank);
-        let Ok(report) = ended.trial.finish(&mut PythonSnapshot, who, ended.cause, ended.at);
-        self.reporter.trial(report);
+        self.reporter.trial(ended.trial.finish((&self.job, self.rank), ended.cause, ended.at));
     }
 }

@@ -6,7 +6,7 @@ use crate::guard::Failure;
 use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{CodecCost, CompressionRatio, Family, default_compressors};
-use flexcomm_exchange::{Bucket, HEAD_BYTES, OnHost, Param, Status, head};
+use flexcomm_exchange::{Arrived, Bucket, HEAD_BYTES, OnHost, Param, Status, head};
 use flexcomm_gpu_kernels::bench::{RUNS, median};
 use flexcomm_gpu_kernels::bucket::Gradient;
 use flexcomm_gpu_kernels::{Allocation, DType, Gpu, OnStream, Span, Stream};
@@ -123,7 +123,7 @@ impl<'a> Loopback<'a> {
     fn compress(&mut self, device: &OnStream<'_>) -> Result<(), Failure> {
         self.step += 1;
         let step = Step { index: self.step, learning_rate: 1.0 };
-        let mut round = self.bucket.begin_on(device, self.gradient, (step, None)).map_err(on_host)?;
+        let mut round = self.bucket.begin(device, self.gradient, step, None).map_err(on_host)?;
         if self.bucket.stays() {
             let written = self.bucket.write_on(device, &head(0, Status::Ready), self.block.span());
             return written.map_err(on_host);
@@ -134,7 +134,7 @@ impl<'a> Loopback<'a> {
             if round.last {
                 return Ok(());
             }
-            round = self.bucket.next_on(device, false, &[&self.part])?;
+            round = self.bucket.next(device, &Arrived { refused: false, parts: vec![&self.part] })?;
         }
     }
 
@@ -142,7 +142,8 @@ impl<'a> Loopback<'a> {
         if self.bucket.stays() {
             return Ok(self.bucket.add_on(device, (self.block.span(), HEAD_BYTES), self.out)?);
         }
-        Ok(self.bucket.finish_on(device, (false, &[&self.part]), self.out).map(drop)?)
+        let arrived = Arrived { refused: false, parts: vec![&self.part] };
+        Ok(self.bucket.finish(device, &arrived, self.out).map(drop)?)
     }
 }
 

@@ -95,6 +95,8 @@ pub struct TrialTick {
     pub iteration: u32,
     /// Counts within the candidate.
     pub within: u32,
+    /// Whether it is the candidate's last: everything is put back after it, so that the next one starts equal.
+    pub last: bool,
 }
 
 /// One gradient exchange that is about to be done.
@@ -164,7 +166,8 @@ impl Running {
 
     fn tick(&self) -> TrialTick {
         let within = self.iteration % self.plan.iterations;
-        TrialTick { candidate: self.candidate(), iteration: self.iteration, within }
+        let last = within + 1 == self.plan.iterations;
+        TrialTick { candidate: self.candidate(), iteration: self.iteration, within, last }
     }
 }
 
@@ -230,11 +233,6 @@ impl Agreement {
         self.last_trial = plan.id;
         self.wanted_trial = Some(plan);
         Offer::Taken
-    }
-
-    /// Iterations per candidate of the running trial.
-    pub fn trial_iterations(&self) -> Option<u32> {
-        self.trial.as_ref().map(|t| t.plan.iterations)
     }
 
     /// Asks rank 0 for an orderly end of the job.
@@ -468,6 +466,7 @@ mod tests {
         for i in 0..4 {
             let tick = a.begin(false);
             assert_eq!((tick.step, tick.strategy), (2, candidates[i / 2]));
+            assert_eq!(tick.trial.map(|trial| trial.last), Some(i % 2 == 1), "then everything is put back");
             assert_eq!(a.finish_iteration(), if i == 3 { Change::TrialEnds(None) } else { Change::None });
         }
         a.finish_step(Some(Plan::Trial(plan)));

@@ -1,4 +1,4 @@
-//! The agreement over a control group: a process group beside the one that carries gradients. Pure.
+//! The agreement over a control group: a process group apart from the one that carries gradients. Pure.
 //!
 //! Every so many ticks rank 0 broadcasts a [`ControlMessage`], without
 //! waiting for it: its step, what is in force, a plan or none, and when the next message comes. All ranks take it in at the end of
@@ -27,7 +27,7 @@ const SAMPLES_REPORTED: [u64; 2] = [20, SAMPLED_STEPS];
 /// In each of so many first steps there is one: the first trial and the first decision come in them.
 const FIRST_STEPS: u64 = 32;
 
-/// From this step time on, a message that is broadcast beside a step's own collectives has arrived when the step ends. Shorter
+/// From this step time on, a message that is broadcast together with a step's own collectives has arrived when the step ends. Shorter
 /// steps leave it another one.
 const LONG: Duration = Duration::from_millis(250);
 

@@ -2,7 +2,7 @@
 //!
 //! [`Control`] makes all ranks of a job change at the same step. [`Client`] holds the agent's socket by threads of its own: it
 //! carries reports, and puts what the agent orders into an [`OrdersSlot`]. [`Reporter`] gathers a rank's steps, switches and trials into
-//! those reports. [`Trial`] tries candidates on the live job and puts everything back. Nothing here ever makes a training step wait
+//! those reports. [`Trial`] averages what candidates show that are tried on the live job. Nothing here ever makes a training step wait
 //! for agent or controller.
 
 mod agreement;
@@ -24,4 +24,4 @@ pub use costs::Costs;
 pub use message::{AbortCause, ControlMessage, MAX_ITERATIONS, MESSAGE_BYTES, MessageError, Plan, TrialPlan};
 pub use orders::{News, OrdersSlot};
 pub use report::{LEAST_GAIN, Reporter};
-pub use trial::{Measured, Snapshot, Trial};
+pub use trial::{Measured, Trial};

@@ -48,7 +48,7 @@ pub enum MessageError {
     #[error("read a control message: it begins with {0:02x?}, expected the letters FLXC")]
     Magic([u8; 4]),
     /// A peer of another release.
-    #[error("read a control message: its layout is {0}, this side speaks {LAYOUT}")]
+    #[error("read a control message: its layout is {0}, this side reads {LAYOUT}")]
     Layout(u8),
     /// A field that no sender of ours writes.
     #[error("read a control message: {what} is {value}")]

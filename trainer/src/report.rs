@@ -1,9 +1,9 @@
 //! Telemetry: gathers steps, and hands them to the agent's client a few at a time; completes a trial's report by its shadow trials.
 
-use crate::agreement::InForce;
+use crate::agreement::{Agreement, InForce, Offer};
 use crate::client::Client;
 use crate::pace::Pace;
-use flexcomm_domain::{Energy, JobId, Rank, Strategy, Version};
+use flexcomm_domain::{Decision, Energy, JobId, Rank, Strategy, Version};
 use flexcomm_wire::{
     AppliedReport, FromTrainer, MAX_STEPS, StepRecord, StepsReport, StrategyWire, TrialOutcome, TrialReport,
 };
@@ -54,6 +54,32 @@ impl Reporter {
     /// The agent's client.
     pub fn client(&self) -> Option<&Client> {
         self.client.as_ref()
+    }
+
+    /// On rank 0: offers to the agreement what the controller has ordered since the last time, trials and, if these are followed,
+    /// decisions. Never waits. Candidates that this trainer cannot run are left out; a decision that it cannot run is answered.
+    pub fn offer_orders(
+        &self,
+        agreement: &mut Agreement,
+        follow: bool,
+        runs: impl Fn(&Strategy) -> bool,
+    ) -> Option<Decision> {
+        let news = self.client().filter(|_| self.rank == Rank(0))?.orders().poll()?;
+        if let Some(mut plan) = news.trial {
+            plan.candidates.retain(&runs);
+            if !plan.candidates.is_empty() {
+                agreement.offer_trial(plan);
+            }
+        }
+        let decision = news.decision.filter(|_| follow)?;
+        if !runs(&decision.strategy) {
+            return Some(decision);
+        }
+        if agreement.offer_decision(decision.version, decision.strategy) == Offer::Conflict {
+            tracing::warn!(version = %decision.version, strategy = %decision.strategy,
+                "another strategy is known under this version; it is not followed");
+        }
+        None
     }
 
     fn send(&self, message: FromTrainer) {

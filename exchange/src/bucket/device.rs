@@ -6,18 +6,18 @@
 //! corrects the header), [`Bucket::add_on`] adds all ranks' up, and [`Bucket::judge`] says later what that was. All
 //! other messages cross to the host, which waits for the kernels once per bucket.
 
-use super::{Bucket, Phase, Ran, Round};
+use super::{Bucket, Host, Last, Phase, Place, Ran, Run};
 use crate::auto::Leader;
 use crate::error::ExchangeError;
 use crate::head::{NOT_FINITE, STATUS_AT};
-use flexcomm_compression::codec::{EncodeError, ReadError};
+use flexcomm_compression::codec::EncodeError;
 use flexcomm_compression::memory::{Residual, Units};
 use flexcomm_compression::pipeline::{Pipeline, Step, factor};
 use flexcomm_compression::wire::{Reader, Writer, read_indices, write_message};
 use flexcomm_compression::{Energy, Layers as CpuLayers};
 use flexcomm_gpu_kernels::bucket::{Decoding, Gradient, Layers, Method, Plan};
 use flexcomm_gpu_kernels::{At, Copies, LaunchError, ListRoom, Lists, OUTCOME_BYTES, Outcome, Quantizer, Span};
-use flexcomm_gpu_kernels::{add, add_lists, add_mean, add_sized, lists_room, majority, scatter, three_lc};
+use flexcomm_gpu_kernels::{add, add_lists, add_mean, lists_room, majority, scatter};
 
 const ALIGN: u64 = 256;
 
@@ -204,39 +204,6 @@ impl Bucket {
         Ok(())
     }
 
-    /// As [`Bucket::begin`], of a gradient on the device. Where it fails, the residual is as before, and the host can do it.
-    pub fn begin_on(
-        &mut self,
-        device: &impl Copies,
-        gradient: Gradient,
-        (step, leader): (Step, Option<Leader>),
-    ) -> Result<Round, OnHost> {
-        let before = self.run.pipeline.learning_rate();
-        self.start(step);
-        let (step, reference, pipeline) = (self.step, self.known_rate(), &mut self.run.pipeline);
-        let Some(own) = &mut self.device else { return Err(OnHost::Absent) };
-        own.header = None;
-        if pipeline.learning_rate() != before {
-            own.done.iter_mut().for_each(|done| done.learning_rate = pipeline.learning_rate());
-        }
-        if let Some(factors) = self.run.rates.factors(reference).filter(|_| own.plan.keeps) {
-            own.rescale(device, pipeline.layers(), &factors)?;
-        }
-        self.run.rates.applied(reference);
-        own.methods = own.plan.methods(step.index).unwrap_or_default();
-        let before = own.done[0].learning_rate;
-        let weight = if before == step.learning_rate { 1.0 } else { before / step.learning_rate };
-        let gradient = Gradient { weights: (weight as f32, 1.0), ..gradient };
-        match leader {
-            Some(leader) => self.choose_on(device, gradient, leader)?,
-            None => self.compress_on(device, gradient)?,
-        }
-        // The pipeline itself only frames messages now: its rate is this step's.
-        self.run.pipeline.rebase(step.learning_rate);
-        self.round = self.first_round(leader);
-        Ok(self.round)
-    }
-
     fn compress_on(&mut self, device: &impl Copies, gradient: Gradient) -> Result<(), OnHost> {
         let (step, pipeline) = (self.step, &self.run.pipeline);
         let Some(own) = &mut self.device else { return Err(OnHost::Absent) };
@@ -268,7 +235,7 @@ impl Bucket {
     }
 
     /// Whether the message under way stays on the device: then [`Self::write_on`], [`Self::add_on`] and [`Self::judge`] come in
-    /// place of [`Bucket::write`] and [`Self::finish_on`].
+    /// place of [`Bucket::write`] and [`Bucket::finish`].
     pub fn stays(&self) -> bool {
         self.device.as_ref().is_some_and(|own| own.header.is_some() && own.under_way)
     }
@@ -321,9 +288,7 @@ impl Bucket {
 
     /// Where the outcome of the message under way lies, with what [`Self::add_on`] found, to copy back with all ranks' headers.
     pub fn outcome_on(&self) -> Result<Span, ExchangeError> {
-        let absent = ExchangeError::Order { bucket: self.index, what: "it does not lie on a device" };
-        let own = self.device.as_ref().ok_or(absent)?;
-        Ok(own.layers.outcomes().part(0, OUTCOME_BYTES + REFUSED_BYTES))
+        Ok(self.on_device()?.layers.outcomes().part(0, OUTCOME_BYTES + REFUSED_BYTES))
     }
 
     /// Whether what [`Self::add_on`] left is the mean gradient. If not, the residual is as before.
@@ -348,11 +313,10 @@ impl Bucket {
         if unread > 0 {
             return Err(ExchangeError::Payload { rank: unread as usize - 1 });
         }
-        let Some(own) = &mut self.device else { return Ok(Ran::Good) };
-        own.under_way = false;
-        if let Some(outcome) = answers.outcome.first_chunk() {
+        if let (Some(outcome), Some(own)) = (answers.outcome.first_chunk(), &self.device) {
             self.energy = own.plan.energy(&[Outcome::read(outcome)]);
         }
+        self.finish_alone();
         Ok(Ran::Good)
     }
 
@@ -378,128 +342,104 @@ impl Bucket {
         Ok(())
     }
 
-    /// As [`Bucket::next`], after [`Bucket::begin_on`].
-    pub fn next_on(&mut self, device: &impl Copies, refused: bool, parts: &[&[u8]]) -> Result<Round, ExchangeError> {
-        self.next_by(refused, parts, |bucket| bucket.take_on(device))
-    }
-
-    fn take_on(&mut self, device: &impl Copies) -> Result<(), ExchangeError> {
-        let absent = ExchangeError::Order { bucket: self.index, what: "it does not lie on a device" };
-        let Some(own) = &mut self.device else { return Err(absent) };
-        let agreed = self.run.pipeline.agreed();
-        let lists = own.layers.lists(agreed.len() as u64)?;
-        upload_words(device, lists.indices, agreed.iter().map(|index| index.to_le_bytes()))?;
-        own.layers.take_at(device, lists.k)?;
-        own.did_step(self.step);
-        let outcome = fetch_outcome(device, own.layers.outcomes())?;
-        let mut bytes = vec![0; 4 * agreed.len()];
-        device.download(lists.values, &mut bytes)?;
-        self.values.clear();
-        self.values.extend(f32s(&bytes));
-        self.energy = own.plan.energy(&[outcome]);
-        Ok(())
-    }
-
-    /// As [`Bucket::finish`]: `out` (f32, on the device) becomes the mean gradient; where some gradient was not finite it is not
-    /// written.
-    pub fn finish_on(
-        &mut self,
-        device: &impl Copies,
-        (refused, parts): (bool, &[&[u8]]),
-        out: Span,
-    ) -> Result<Ran, ExchangeError> {
-        let phase = self.take_phase()?;
-        if self.is_refused(&phase, refused, parts) {
-            self.put_back()?;
-            return Ok(Ran::Refused);
-        }
-        let parts = match &phase {
-            Phase::Bodies(sizes) => super::cut(parts, sizes),
-            _ => parts.to_vec(),
-        };
-        let ran = self.add_up(device, (&phase, &parts), out);
-        match &ran {
-            Ok(Ran::Good) => self.device.iter_mut().for_each(|own| own.under_way = false),
-            _ => self.put_back()?,
-        }
-        ran
-    }
-
-    fn add_up(
-        &mut self,
-        device: &impl Copies,
-        (phase, parts): (&Phase, &[&[u8]]),
-        out: Span,
-    ) -> Result<Ran, ExchangeError> {
-        let sum = matches!(phase, Phase::Sums(_));
-        if *phase == Phase::Values {
-            return self.scatter_on(device, parts, out);
-        }
-        if sum {
-            self.whole_sum(parts);
-        }
-        if self.add_known(device, (parts, sum), out)? {
-            return Ok(Ran::Good);
-        }
-        let (mut values, index) = (vec![0.0; self.values()], self.step.index);
-        let read = match sum {
-            true => self.run.pipeline.mean(&self.sum, index, &mut values),
-            false => self.run.pipeline.aggregate(parts, index, &mut values),
-        };
-        match read {
-            Ok(()) => {
-                upload_words(device, out, values.iter().map(|value| value.to_le_bytes()))?;
-                Ok(Ran::Good)
-            }
-            Err(ReadError::Number { .. }) => Ok(Ran::Refused),
-            Err(source) => Err(ExchangeError::Read { bucket: self.index, source }),
-        }
-    }
-
-    /// AR-Topk's sums at the agreed indices.
-    fn scatter_on(&mut self, device: &impl Copies, parts: &[&[u8]], out: Span) -> Result<Ran, ExchangeError> {
-        let sums = self.sums_of(parts);
-        if !sums.iter().all(|sum| sum.is_finite()) {
-            return Ok(Ran::Refused);
-        }
-        let (n, world) = (self.values() as u64, self.member.world.max(1));
-        let absent = ExchangeError::Order { bucket: self.index, what: "it does not lie on a device" };
-        let Some(own) = &self.device else { return Err(absent) };
-        let lists = own.layers.lists(sums.len() as u64)?;
-        upload_words(device, lists.values, sums.iter().map(|sum| sum.to_le_bytes()))?;
-        device.zero(out)?;
-        add_mean(device, &lists, (n, out), world)?;
-        Ok(Ran::Good)
-    }
-
-    /// By kernels, where all messages are what they are expected to be; else the host's reader says best what is wrong.
-    fn add_known(
-        &self,
-        device: &impl Copies,
-        (parts, sum): (&[&[u8]], bool),
-        out: Span,
-    ) -> Result<bool, ExchangeError> {
-        let header = self.header_bytes();
-        let Some(own) = &self.device else {
-            return Err(ExchangeError::Order { bucket: self.index, what: "it does not lie on a device" });
-        };
-        let head = &self.message.bytes()[..header];
+    /// Adds up by kernels, where all messages are what they are expected to be; else the host's reader says best what is wrong.
+    fn add_known(&self, device: &impl Copies, last: &Last<'_>, out: Span) -> Result<bool, ExchangeError> {
+        let (own, header) = (self.on_device()?, self.header_bytes());
+        let (head, front) = (&self.message.bytes()[..header], header + self.run.pipeline.factor_bytes());
         // Lengths may differ.
-        let alike = |part: &&[u8]| part.len() >= header && part[..16] == head[..16] && part[24..header] == head[24..];
-        let front = header + self.run.pipeline.factor_bytes();
-        let ones = |part: &&[u8]| {
+        let alike = |part: &[u8]| part.len() >= header && part[..16] == head[..16] && part[24..header] == head[24..];
+        let ones = |part: &[u8]| {
             let factors = part.get(header..front).map(|factors| factors.as_chunks::<4>().0);
             factors.is_some_and(|factors| factors.iter().all(|factor| *factor == 1f32.to_le_bytes()))
         };
-        let known = own.plan.decoding != Decoding::Host && (sum || parts.iter().all(|part| alike(part) && ones(part)));
-        if !known {
+        let (payloads, ranks): (Vec<&[u8]>, usize) = match last {
+            Last::Sum(message) => (vec![&message[header..]], self.member.world.max(1) as usize),
+            Last::Messages(messages) if messages.iter().all(|part| alike(part) && ones(part)) => {
+                (messages.iter().map(|part| &part[front..]).collect(), messages.len())
+            }
+            _ => return Ok(false),
+        };
+        if own.plan.decoding == Decoding::Host {
             return Ok(false);
         }
         device.zero(out)?;
-        let payloads: Vec<&[u8]> =
-            if sum { vec![&self.sum[header..]] } else { parts.iter().map(|part| &part[front..]).collect() };
-        let scale = 1.0 / if sum { self.member.world.max(1) as f32 } else { parts.len() as f32 };
-        Ok(own.add_all(device, (&payloads, scale), out)?)
+        Ok(own.add_all(device, (&payloads, 1.0 / ranks as f32), out)?)
+    }
+
+    /// AR-Topk's sums at the agreed indices.
+    fn scatter_on(&self, device: &impl Copies, sums: &[f32], out: Span) -> Result<Ran, ExchangeError> {
+        if !sums.iter().all(|sum| sum.is_finite()) {
+            return Ok(Ran::Refused);
+        }
+        let lists = self.on_device()?.layers.lists(sums.len() as u64)?;
+        upload_words(device, lists.values, sums.iter().map(|sum| sum.to_le_bytes()))?;
+        device.zero(out)?;
+        add_mean(device, &lists, (self.values() as u64, out), self.member.world.max(1))?;
+        Ok(Ran::Good)
+    }
+
+    fn on_device(&self) -> Result<&OnDevice, ExchangeError> {
+        self.device.as_ref().ok_or(ExchangeError::Order { bucket: self.index, what: "it does not lie on a device" })
+    }
+}
+
+/// A device, on whose stream kernels work.
+impl<D: Copies> Place for D {
+    type Values<'a> = Gradient;
+    type Mean<'a> = Span;
+    type Error = OnHost;
+
+    fn compress(&self, bucket: &mut Bucket, gradient: Gradient, leader: Option<Leader>) -> Result<(), OnHost> {
+        let (step, reference) = (bucket.step, bucket.known_rate());
+        let Run { pipeline, rates, .. } = &mut bucket.run;
+        let Some(own) = &mut bucket.device else { return Err(OnHost::Absent) };
+        own.header = None;
+        if let Some(factors) = rates.factors(reference).filter(|_| own.plan.keeps) {
+            own.rescale(self, pipeline.layers(), &factors)?;
+        }
+        rates.applied(reference);
+        own.methods = own.plan.methods(step.index).unwrap_or_default();
+        let before = own.done[0].learning_rate;
+        let weight = if before == step.learning_rate { 1.0 } else { before / step.learning_rate };
+        let gradient = Gradient { weights: (weight as f32, 1.0), ..gradient };
+        match leader {
+            Some(leader) => bucket.choose_on(self, gradient, leader)?,
+            None => bucket.compress_on(self, gradient)?,
+        }
+        // The pipeline itself only frames messages now: its rate is this step's.
+        bucket.run.pipeline.rebase(step.learning_rate);
+        Ok(())
+    }
+
+    fn take(&self, bucket: &mut Bucket) -> Result<(), ExchangeError> {
+        let agreed = bucket.run.pipeline.agreed();
+        let lists = bucket.on_device()?.layers.lists(agreed.len() as u64)?;
+        upload_words(self, lists.indices, agreed.iter().map(|index| index.to_le_bytes()))?;
+        let mut bytes = vec![0; 4 * agreed.len()];
+        let Some(own) = &mut bucket.device else { return Ok(()) };
+        own.layers.take_at(self, lists.k)?;
+        own.did_step(bucket.step);
+        let outcome = fetch_outcome(self, own.layers.outcomes())?;
+        self.download(lists.values, &mut bytes)?;
+        bucket.values.clear();
+        bucket.values.extend(f32s(&bytes));
+        bucket.energy = own.plan.energy(&[outcome]);
+        Ok(())
+    }
+
+    fn mean(&self, bucket: &mut Bucket, last: &Last<'_>, out: Span) -> Result<Ran, ExchangeError> {
+        match last {
+            Last::Refused => return Ok(Ran::Refused),
+            Last::Values(sums) => return bucket.scatter_on(self, sums, out),
+            _ if bucket.add_known(self, last, out)? => return Ok(Ran::Good),
+            _ => {}
+        }
+        let mut values = vec![0.0; bucket.values()];
+        let ran = Host.mean(bucket, last, &mut values)?;
+        if ran == Ran::Good {
+            upload_words(self, out, values.iter().map(|value| value.to_le_bytes()))?;
+        }
+        Ok(ran)
     }
 }
 
@@ -520,6 +460,16 @@ impl OnDevice {
     fn did_step(&mut self, Step { index, learning_rate }: Step) {
         self.done = [Done { learning_rate, step: Some(index) }, self.done[0]];
         self.under_way = true;
+    }
+
+    /// The steps so far count as steps at this rate.
+    pub(super) fn rebase(&mut self, learning_rate: f64) {
+        self.done.iter_mut().for_each(|done| done.learning_rate = learning_rate);
+    }
+
+    /// The step that was done counts.
+    pub(super) fn keep(&mut self) {
+        self.under_way = false;
     }
 
     /// A step that was not finished does not count.
@@ -680,16 +630,7 @@ impl OnDevice {
         let Ok(bytes) = from.take("payload", length) else { return Ok(false) };
         let payload = self.room.part(0, length as u64);
         device.upload(payload, bytes)?;
-        let workspace = self.layers.workspace();
-        match method {
-            Method::ThreeLc(_) => three_lc::add(device, (payload, n), (scale, out), workspace)?,
-            Method::Quantize(Quantizer::Inceptionn { bound }, _) => {
-                add_sized(device, (bound, n), payload, (scale, out, workspace))?;
-            }
-            Method::Quantize(quantizer, _) => add(device, (quantizer, n), payload, (scale, out))?,
-            _ => return Ok(false),
-        }
-        Ok(true)
+        method.add(device, (payload, n), (scale, out), self.layers.workspace())
     }
 
     fn add_lists(

@@ -6,9 +6,9 @@
 
 use super::Tally;
 use crate::auto::Leader;
-use crate::bucket::{Bucket, How, Param, Round};
+use crate::bucket::{Bucket, Host, How, Param, Round};
 use crate::error::ExchangeError;
-use crate::head::Status;
+use crate::head::{Arrived, Status};
 use flexcomm_compression::Energy;
 use flexcomm_compression::pipeline::{Member, Step, add_elements};
 use flexcomm_domain::spec::Scope;
@@ -17,6 +17,7 @@ use half::bf16;
 use rand::SeedableRng;
 use rand::seq::index::sample;
 use rand_chacha::ChaCha8Rng;
+use std::ops::Deref;
 
 /// One of so many values is sampled, about [`LEAST`] at least and about [`MOST`] at most, and one of each parameter: at a ratio of
 /// 0.01 a sampled step sends a fifth of what the gradient's own messages do.
@@ -140,14 +141,14 @@ impl Running {
     /// Over buckets of these parameters; the ranks' residuals are in `rows`, zeros where one had none.
     fn new(
         candidates: &[Strategy],
-        layouts: Vec<Vec<Param>>,
+        mut layouts: Vec<Vec<Param>>,
         sampled: &SampledGradient,
         rows: &[Vec<u8>],
     ) -> Result<Self, ExchangeError> {
         let rows: Vec<Option<Vec<f32>>> = rows.iter().map(|bytes| sampled.read(bytes)).collect();
         let world = rows.len() as u32;
         let is_known = |param: &Param| (param.id as usize) < sampled.starts.len();
-        let layouts: Vec<Vec<Param>> = layouts.into_iter().filter(|params| params.iter().all(is_known)).collect();
+        layouts.retain(|params| params.iter().all(is_known));
         let bucket = |params: &[Param], rank: u32, strategy: &Strategy| {
             let member = Member { rank, world, ..Member::alone(SEED) };
             let residual = rows[rank as usize].as_ref().map(|row| sampled.of_bucket(params, row));
@@ -229,28 +230,30 @@ impl LeaderShadows {
         self.sampled.observe(params, gradient);
     }
 
-    /// Takes in the residuals with which the shadows begin. One that lies on a device counts as none. Copies each once per trial.
-    pub fn observe_residuals<'a>(&mut self, buckets: impl Iterator<Item = impl std::ops::Deref<Target = Bucket> + 'a>) {
-        for bucket in buckets.filter(|bucket| !bucket.is_on_device()) {
-            self.sampled.observe(bucket.params(), &bucket.residual());
-        }
-        self.sampled.whole = self.sampled.filled;
-    }
-
     /// What was observed since the last sample, for rank 0: as many bytes on all ranks, zeros where something was missing or not
-    /// finite.
-    pub fn sample(&mut self) -> Vec<u8> {
+    /// finite. The shadows begin with a sample of the buckets' residuals, which are copied once per trial for it; of a bucket that
+    /// lies on a device there is none.
+    pub fn sample(&mut self, begins: bool, buckets: impl IntoIterator<Item = impl Deref<Target = Bucket>>) -> Vec<u8> {
+        if begins {
+            for bucket in buckets.into_iter().filter(|bucket| !bucket.is_on_device()) {
+                self.sampled.observe(bucket.params(), &bucket.residual());
+            }
+            self.sampled.whole = self.sampled.filled;
+        }
         self.sampled.take()
     }
 
-    /// On rank 0: takes in all ranks' samples of a step, in rank order; the first are the residuals, of buckets of these parameters.
+    /// On rank 0: takes in all ranks' samples of a step, in rank order; the first are the residuals, of these buckets.
     pub fn receive(
         &mut self,
         rows: &[Vec<u8>],
-        layouts: impl FnOnce() -> Vec<Vec<Param>>,
+        buckets: impl IntoIterator<Item = impl Deref<Target = Bucket>>,
     ) -> Result<(), ExchangeError> {
         let received = match self.running.take() {
-            None => Running::new(&self.candidates, layouts(), &self.sampled, rows),
+            None => {
+                let layouts = buckets.into_iter().map(|bucket| bucket.params().to_vec()).collect();
+                Running::new(&self.candidates, layouts, &self.sampled, rows)
+            }
             Some(mut running) => running.step(&self.sampled, rows).map(|()| running),
         };
         if received.is_err() {
@@ -272,27 +275,27 @@ fn exchange(
     (leader, index): (Leader, u64),
 ) -> Result<Energy, ExchangeError> {
     let step = Step { index, learning_rate: 1.0 };
-    let begun = ranks.iter_mut().zip(gradients).map(|(rank, own)| rank.begin(own, step, Some(leader)));
-    let Some(mut round) = begun.last() else { return Ok(Energy::default()) };
+    let begun = ranks.iter_mut().zip(gradients).map(|(rank, own)| rank.begin(&Host, own, step, Some(leader)));
+    let Some(Ok(mut round)) = begun.last() else { return Ok(Energy::default()) };
     loop {
-        let bad = ranks.iter().any(|rank| rank.status() != Status::Ready);
-        let parts = arrived(ranks, round);
-        let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-        if bad || round.last {
+        let refused = ranks.iter().any(|rank| rank.status() != Status::Ready);
+        let parts = brought(ranks, round);
+        let arrived = Arrived { refused, parts: parts.iter().map(Vec::as_slice).collect() };
+        if refused || round.last {
             let mut mean = vec![0.0; gradients.first().map_or(0, Vec::len)];
             for rank in ranks.iter_mut() {
-                rank.finish(bad, &parts, &mut mean)?;
+                rank.finish(&Host, &arrived, &mut mean)?;
             }
             return Ok(ranks.iter().map(Bucket::energy).fold(Energy::default(), |sum, own| sum + own));
         }
         for rank in ranks.iter_mut() {
-            round = rank.next(false, &parts)?;
+            round = rank.next(&Host, &arrived)?;
         }
     }
 }
 
 /// What a round's collective brings every rank.
-fn arrived(ranks: &mut [Bucket], round: Round) -> Vec<Vec<u8>> {
+fn brought(ranks: &mut [Bucket], round: Round) -> Vec<Vec<u8>> {
     let part = |rank: &mut Bucket| {
         let mut bytes = vec![0; round.bytes];
         rank.write(&mut bytes);
@@ -348,16 +351,15 @@ mod tests {
         bucket.set_residual(Some(&gradient(4050, 0, 0))).unwrap();
         shadows.observe(&params[..2], &gradient(4050, 0, 1));
         shadows.watch(&asked);
-        shadows.observe_residuals([&bucket].into_iter());
-        let send = |shadows: &mut LeaderShadows| {
-            let row = shadows.sample();
+        let send = |shadows: &mut LeaderShadows, begins| {
+            let row = shadows.sample(begins, [&bucket]);
             assert_eq!(row[0], 1, "it is whole");
-            shadows.receive(&[row.clone(), row], || vec![params[..2].to_vec()]).unwrap();
+            shadows.receive(&[row.clone(), row], [&bucket]).unwrap();
         };
-        send(&mut shadows);
+        send(&mut shadows, true);
         assert!(shadows.gains().is_empty());
         shadows.observe(&params[..2], &gradient(4050, 0, 2));
-        send(&mut shadows);
+        send(&mut shadows, false);
         assert_eq!(shadows.gains().iter().map(|(strategy, _)| *strategy).collect::<Vec<_>>(), asked[..1]);
     }
 

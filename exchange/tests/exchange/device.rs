@@ -151,8 +151,23 @@ fn ar_topk_has_the_bits_of_the_host() {
     settle(&mut one, 1);
     let (_memory, given) = source(&gradient(0, 0), DType::F32);
     let at = Step { index: 0, learning_rate: 0.1 };
-    let why = one.begin_on(&device(1), given, (at, Some(Leader::Largest))).unwrap_err().to_string();
+    let why = one.begin(&device(1), given, at, Some(Leader::Largest)).unwrap_err().to_string();
     assert!(why.contains("by top-k of one tensor alone"), "{why}");
+}
+
+/// A warm-up begins at a rate of 0: what is left of its steps counts as left at the first rate above 0, wherever the next step is done.
+#[test]
+fn a_residual_from_before_the_first_rate_is_the_same_on_either_side() {
+    if Emulated::new(0).is_none() {
+        return;
+    }
+    let spec = "topk(k=0.05)+ef(vanilla)";
+    let (mut mixed, mut host) = (all(spec), all(spec));
+    for (index, sides) in (0..).zip([vec![ON; 3], vec![None, ON, None], vec![ON; 3]]) {
+        let rate = if index == 0 { 0.0 } else { 0.1 };
+        let plan = Plan { sides, ..Plan::new(index, gradients(index)).rate(rate) };
+        compare(&mut mixed, &mut host, &plan, &format!("step {index}"));
+    }
 }
 
 /// The mean goes on from a bf16 gradient.
@@ -205,7 +220,7 @@ fn a_message_that_is_never_judged_or_foreign_does_not_count() {
     let at = |index| Step { index, learning_rate: 0.1 };
     let one = &mut ranks[0];
     let begin = |one: &mut Bucket, index| {
-        let round = one.begin_on(&device(4), given, (at(index), None)).unwrap();
+        let round = one.begin(&device(4), given, at(index), None).unwrap();
         let block = Memory::of(&vec![0u8; HEAD_BYTES + round.bytes]);
         one.write_on(&device(5), &[0; HEAD_BYTES], block.span()).unwrap();
         block.bytes()[HEAD_BYTES..HEAD_BYTES + one.message_header_bytes()].to_vec()
@@ -234,14 +249,14 @@ fn a_message_that_is_never_judged_or_foreign_does_not_count() {
     assert!(again.contains("no message was made"), "{again}");
     assert_eq!(residual_bits(one), before);
     // A block without room, a gradient that is too short, no memory at all: the host does it.
-    let round = one.begin_on(&device(4), given, (at(1), None)).unwrap();
+    let round = one.begin(&device(4), given, at(1), None).unwrap();
     let small = Memory::of(&vec![0u8; round.bytes / 2]);
     one.write_on(&device(5), &[0; HEAD_BYTES], small.span()).unwrap_err();
     let short = flexcomm_gpu_kernels::bucket::Gradient { at: given.at.part(0, 64), ..given };
-    let why = one.begin_on(&device(4), short, (at(1), None)).unwrap_err().to_string();
+    let why = one.begin(&device(4), short, at(1), None).unwrap_err().to_string();
     assert!(why.contains("the gradient of"), "{why}");
     one.copy_to_host().unwrap();
-    let absent = one.begin_on(&device(4), given, (at(1), None)).unwrap_err().to_string();
+    let absent = one.begin(&device(4), given, at(1), None).unwrap_err().to_string();
     assert!(absent.contains("no memory on the device"), "{absent}");
     assert_eq!(residual_bits(one), before);
 }
@@ -338,7 +353,7 @@ fn rates_that_the_device_did_not_apply_are_applied_by_the_host() {
     let rates = vec![0.1, 0.2, 0.1];
     ranks[0].layer_rates(&rates).unwrap();
     let at = Step { index: 1, learning_rate: 0.1 };
-    ranks[0].begin_on(&Unreadable(device(4)), given, (at, None)).unwrap_err();
+    ranks[0].begin(&Unreadable(device(4)), given, at, None).unwrap_err();
     let plan = Plan { rates, ..Plan::new(1, gradients(0)) };
     step(&mut ranks, &Plan { sides: vec![None, ON, ON], ..plan.clone() });
     step(&mut host, &plan);

@@ -2,7 +2,7 @@
 
 use crate::ranks::{Plan, Seen, ranks as ranks_of, step};
 use flexcomm_compression::pipeline::Member;
-use flexcomm_exchange::{Bucket, How, Leader, Param, Ran, Status, Store, lock};
+use flexcomm_exchange::{Arrived, Bucket, Host, How, Leader, Param, Ran, Status, Store, lock};
 
 const PARAMS: [Param; 3] =
     [Param { id: 0, len: 96, cols: 12 }, Param { id: 1, len: 5, cols: 1 }, Param { id: 2, len: 64, cols: 8 }];
@@ -177,11 +177,11 @@ fn an_exchange_that_was_left_in_the_midst_does_not_count() {
         for ranks in [&mut own, &mut twin] {
             step(ranks, &plan(0));
         }
-        own[0].begin(&gradient(5, 5), plan(1).at, leader);
+        own[0].begin(&Host, &gradient(5, 5), plan(1).at, leader).unwrap();
         let [own, twin] = [&mut own, &mut twin].map(|ranks| (step(ranks, &plan(1)).ends, ranks[0].state()));
         assert_eq!(own, twin, "{spec}");
         // And finishing what was not begun is an error.
-        let order = ranks(spec, 1)[0].finish(false, &[], &mut [0.0; N]).unwrap_err().to_string();
+        let order = ranks(spec, 1)[0].finish(&Host, &Arrived::default(), &mut [0.0; N]).unwrap_err().to_string();
         assert!(order.contains("no exchange is under way"), "{order}");
     }
 }
@@ -197,7 +197,7 @@ fn what_was_left_in_the_midst_is_put_back_before_anything_else_looks() {
         lock(&bucket).prepare(&spec.parse().unwrap(), None).unwrap();
         step(std::slice::from_mut(&mut *lock(&bucket)), &Plan::new(0, gradients(0, 1)));
         let residual = lock(&bucket).residual();
-        lock(&bucket).begin(&gradient(5, 5), Plan::new(1, vec![]).at, None);
+        lock(&bucket).begin(&Host, &gradient(5, 5), Plan::new(1, vec![]).at, None).unwrap();
         assert_ne!(lock(&bucket).residual(), residual);
         (store, residual)
     };
@@ -218,13 +218,14 @@ fn what_was_left_in_the_midst_is_put_back_before_anything_else_looks() {
 fn under_star_a_rank_in_another_step_sums_as_many_elements() {
     let mut own = ranks("topk(k=0.1)+ef(vanilla)", 2);
     let begin = |(index, bucket): (u64, &mut Bucket)| {
-        bucket.begin(&gradient(0, 0), Plan::new(index, vec![]).at, Some(Leader::Rank(0)))
+        bucket.begin(&Host, &gradient(0, 0), Plan::new(index, vec![]).at, Some(Leader::Rank(0))).unwrap()
     };
     let rounds: Vec<_> = (0..).zip(&mut own).map(begin).collect();
     assert_eq!(rounds[0], rounds[1]);
     let mut message = vec![0; rounds[0].bytes];
     own[0].write(&mut message);
-    let next = own.iter_mut().map(|bucket| bucket.next(false, &[&message]).unwrap()).collect::<Vec<_>>();
+    let arrived = Arrived { refused: false, parts: vec![&message] };
+    let next = own.iter_mut().map(|bucket| bucket.next(&Host, &arrived).unwrap()).collect::<Vec<_>>();
     assert_eq!(next[0], next[1]);
     assert_eq!((own[0].status(), own[1].status()), (Status::Ready, Status::Failed));
 }

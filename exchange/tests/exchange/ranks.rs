@@ -7,7 +7,7 @@ mod emulated;
 pub use emulated::{Emulated, Memory};
 use flexcomm_compression::pipeline::{Member, Step, add_elements};
 use flexcomm_exchange::{
-    Answers, Bucket, DeviceBuffer, HEAD_BYTES, How, Leader, OnHost, Param, Ran, Round, Status, head,
+    Answers, Arrived, Bucket, DeviceBuffer, HEAD_BYTES, Host, How, Leader, OnHost, Param, Ran, Round, Status, head,
 };
 use flexcomm_gpu_kernels::bucket::Gradient;
 use flexcomm_gpu_kernels::{Copies, DType, LaunchError, Span};
@@ -135,19 +135,20 @@ fn part(bucket: &mut Bucket, round: Round, seed: u64) -> (Vec<u8>, Vec<u8>) {
 
 fn end(
     bucket: &mut Bucket,
-    (refused, parts): (bool, &[&[u8]]),
+    arrived: &Arrived<'_>,
     gradient: &[f32],
     (on_device, seed): (bool, u64),
 ) -> (Result<Ran, String>, Vec<f32>) {
     let text = |ran: Result<Ran, flexcomm_exchange::ExchangeError>| ran.map_err(|error| error.to_string());
     if !on_device {
         let mut out = gradient.to_vec();
-        return (text(bucket.finish(refused, parts, &mut out)), out);
+        return (text(bucket.finish(&Host, arrived, &mut out)), out);
     }
     let out = Memory::of(gradient);
     if !bucket.stays() {
-        return (text(bucket.finish_on(&device(seed), (refused, parts), out.span())), out.f32s());
+        return (text(bucket.finish(&device(seed), arrived, out.span())), out.f32s());
     }
+    let Arrived { refused, parts } = arrived;
     let heads: Vec<Vec<u8>> = parts.iter().map(|part| [&[0; HEAD_BYTES][..], part].concat()).collect();
     let blocks = Memory::of(&heads.concat());
     bucket.add_on(&device(seed), (blocks.span(), HEAD_BYTES), out.span()).unwrap();
@@ -156,7 +157,7 @@ fn end(
     device(seed).download(span, &mut outcome).unwrap();
     let front = bucket.message_header_bytes();
     let headers: Vec<&[u8]> = parts.iter().map(|part| &part[..front]).collect();
-    let said = Answers { refused, headers: &headers, outcome: &outcome };
+    let said = Answers { refused: *refused, headers: &headers, outcome: &outcome };
     (text(bucket.judge(said)), out.f32s())
 }
 
@@ -168,13 +169,17 @@ pub fn step(ranks: &mut [Bucket], plan: &Plan) -> Seen {
         let seed = plan.at.index + rank as u64;
         bucket.enter();
         bucket.layer_rates(&plan.rates).unwrap();
+        let on_host = |bucket: &mut Bucket| {
+            let Ok(round) = bucket.begin(&Host, &plan.gradients[rank], plan.at, plan.leader);
+            round
+        };
         rounds.push(match &sources[rank] {
-            None => bucket.begin(&plan.gradients[rank], plan.at, plan.leader),
+            None => on_host(bucket),
             Some((_, given)) => {
                 settle(bucket, seed);
-                match bucket.begin_on(&device(seed), *given, (plan.at, plan.leader)) {
+                match bucket.begin(&device(seed), *given, plan.at, plan.leader) {
                     Ok(round) => round,
-                    Err(OnHost::Variance) => bucket.begin(&plan.gradients[rank], plan.at, plan.leader),
+                    Err(OnHost::Variance) => on_host(bucket),
                     Err(why) => panic!("{why}"),
                 }
             }
@@ -190,19 +195,20 @@ pub fn step(ranks: &mut [Bucket], plan: &Plan) -> Seen {
         let arrived = carry(round, &heads, &parts);
         seen.parts.push(parts);
         seen.rounds.push(round);
-        let (refused, views) = round.split(0, ranks.len(), &arrived).unwrap();
+        let views = round.split(0, ranks.len(), &arrived).unwrap();
         if round.last {
-            let ends = ranks.iter_mut().enumerate().map(|(rank, bucket)| {
-                end(bucket, (refused, &views), &plan.gradients[rank], (on_device[rank], rank as u64))
-            });
+            let ends = ranks
+                .iter_mut()
+                .enumerate()
+                .map(|(rank, bucket)| end(bucket, &views, &plan.gradients[rank], (on_device[rank], rank as u64)));
             seen.ends = ends.collect();
             return seen;
         }
         rounds = (0..)
             .zip(ranks.iter_mut())
             .map(|(rank, bucket)| match on_device[rank] {
-                true => bucket.next_on(&device(rank as u64), refused, &views).unwrap(),
-                false => bucket.next(refused, &views).unwrap(),
+                true => bucket.next(&device(rank as u64), &views).unwrap(),
+                false => bucket.next(&Host, &views).unwrap(),
             })
             .collect();
     }

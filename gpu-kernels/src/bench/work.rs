@@ -1,24 +1,20 @@
 //! What is measured, and the memory for it.
 
 use super::*;
+use crate::bucket::{Method, Plan, Room};
 use crate::three_lc;
-
-/// A method for k values.
-type OfK = fn(u64) -> Threshold;
+use flexcomm_compression::Layers;
+use flexcomm_compression::pipeline::Member;
 
 /// What is measured.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Work {
-    TopK(f64),
-    RandomK(f64),
-    Agreed(f64),
+    /// A step of a bucket, up to the lists of what selects.
+    Compress(Method),
+    /// AR-Topk of a rank that does not lead: error feedback, and values at indices that lie there already.
+    Agreed,
     Read,
     Gains,
-    Quantize(Quantizer),
-    Threshold(OfK),
-    HardThreshold(f32),
-    Qsparse(Qsparse),
-    ThreeLc(f64),
 }
 
 /// Every step uses the same numbers: their cost does not depend on them.
@@ -30,49 +26,57 @@ const CANDIDATES: [f64; 5] = [0.1, 0.033, 0.011, 0.004, 0.001];
 /// Of methods that have one row.
 const SHARE: f64 = 0.01;
 
-/// Every method that has kernels, as strategies name it.
-pub(super) fn works() -> Vec<(String, Work)> {
-    let topk = [0.1, 0.01, 0.001].map(|c| (format!("topk(k={c})"), Work::TopK(c)));
-    let qsgd = Quantizer::Qsgd { s: 4, bucket: 512, norm: Norm::L2 };
-    let dithering = |natural| Quantizer::Dithering { k: 4, natural, norm: Norm::Max };
-    let quantizers = [
-        ("signsgd", Quantizer::Signs),
-        ("efsignsgd", Quantizer::ScaledSigns),
-        ("onebitsgd", Quantizer::OneBitSgd { threshold: 0.0, columns: 1 }),
-        ("ssdm", Quantizer::Ssdm),
-        ("terngrad", Quantizer::TernGrad { clip: 0.0 }),
-        ("qsgd(s=4)", qsgd),
-        ("lpcsvrg(bits=4)", Quantizer::LpcSvrg { bits: 4, lambda: 1.0 }),
-        ("dithering(k=4)", dithering(false)),
-        ("dithering(k=4,partition=natural)", dithering(true)),
-        ("natural", Quantizer::Natural),
-        ("eightbit", Quantizer::EightBit { fixed: false }),
-        ("minmax8", Quantizer::MinMax8),
-        ("inceptionn", Quantizer::Inceptionn { bound: 10 }),
-        ("fp16", Quantizer::F16 { world: 8 }),
-        ("bf16", Quantizer::Bf16 { world: 8 }),
-    ];
-    let thresholds: [(&str, OfK); 3] = [
-        ("mstopk(k=0.01)", |k| Threshold::MsTopK { k, random: RANDOM }),
-        ("dgc(k=0.01)", |k| Threshold::Dgc { k, sample: 0.01, most: 1.3, random: RANDOM }),
-        ("sidco(k=0.01)", |k| Threshold::Sidco { k, fit: Fit::Exponential, first: 0.25, stages: 3 }),
-    ];
-    let others = [
-        ("read", Work::Read),
-        ("gains of 5 ratios", Work::Gains),
-        ("randomk(k=0.01)", Work::RandomK(SHARE)),
-        // AR-Topk of a rank that does not lead: error feedback, and values at indices that lie there already.
-        ("agreed(k=0.01)", Work::Agreed(SHARE)),
-        // Of values of about 1e-3.
-        ("hardthreshold(tau=0.0025)", Work::HardThreshold(0.0025)),
-        ("qsparse(k=0.01)", Work::Qsparse(Qsparse::Levels { s: 15, scaled: true, random: RANDOM })),
-        ("qsparse(k=0.01,quantize=sign)", Work::Qsparse(Qsparse::Signs)),
-        ("threelc(s=1)", Work::ThreeLc(1.0)),
-    ];
-    let named = |(name, work): (&str, Work)| (name.to_owned(), work);
-    let quantizers = quantizers.map(|(name, method)| named((name, Work::Quantize(method))));
-    let thresholds = thresholds.map(|(name, method)| named((name, Work::Threshold(method))));
-    topk.into_iter().chain(others.map(named)).chain(quantizers).chain(thresholds).collect()
+/// Ranks whose sums in halves must stay finite.
+const WORLD: u32 = 8;
+
+/// Compressors that have kernels; a threshold of values of about 1e-3.
+const SPECS: [&str; 25] = [
+    "topk(k=0.1)",
+    "topk(k=0.01)",
+    "topk(k=0.001)",
+    "randomk(k=0.01)",
+    "hardthreshold(tau=0.0025)",
+    "qsparse(k=0.01)",
+    "qsparse(k=0.01,quantize=sign)",
+    "threelc(s=1)",
+    "signsgd",
+    "efsignsgd",
+    "onebitsgd",
+    "ssdm",
+    "terngrad",
+    "qsgd(s=4)",
+    "lpcsvrg(bits=4)",
+    "dithering(k=4)",
+    "dithering(k=4,partition=natural)",
+    "natural",
+    "eightbit",
+    "minmax8",
+    "inceptionn",
+    "fp16",
+    "bf16",
+    "mstopk(k=0.01)",
+    "dgc(k=0.01)",
+];
+
+/// Of a compressor for n values; none where it has no kernels.
+pub(super) fn method(spec: &str, n: u64) -> Option<Method> {
+    let member = Member { world: WORLD, ..Member::alone(RANDOM.seed) };
+    Plan::new(&spec.parse().ok()?, &Layers::fused(n as usize).ok()?, member)?.methods(RANDOM.step)?.pop()
+}
+
+/// All that is measured of n values, by its name.
+pub(super) fn works(n: u64) -> Vec<(String, Work)> {
+    let named = |spec: &&str| Some((spec.to_string(), Work::Compress(method(spec, n)?)));
+    let mut works: Vec<(String, Work)> = SPECS.iter().filter_map(named).collect();
+    let sidco = Threshold::Sidco { k: kept(n, SHARE), fit: Fit::Exponential, first: 0.25, stages: 3 };
+    works.push(("sidco(k=0.01)".into(), Work::Compress(Method::Threshold(sidco))));
+    // Behind top-k's; and behind random-k, whose indices are the agreed ones.
+    for (at, name, work) in
+        [(4, "agreed(k=0.01)", Work::Agreed), (3, "gains of 5 ratios", Work::Gains), (3, "read", Work::Read)]
+    {
+        works.insert(at, (name.into(), work));
+    }
+    works
 }
 
 /// k for a share of n.
@@ -85,20 +89,20 @@ impl Work {
     /// whole tensor comes first: no cache of a GPU holds long ones.
     pub(super) fn bytes(self, n: u64) -> u64 {
         match self {
-            Self::TopK(share) | Self::RandomK(share) | Self::Agreed(share) => 12 * n + 8 * kept(n, share),
             Self::Read | Self::Gains => 8 * n,
-            Self::Quantize(method) => (if method.reads_twice(n) { 20 } else { 12 }) * n + method.payload_bytes(n),
-            Self::ThreeLc(_) => 20 * n + three_lc::payload_bytes(n),
-            Self::Threshold(_) | Self::Qsparse(_) | Self::HardThreshold(_) => 12 * n + 8 * kept(n, SHARE),
+            Self::Agreed => 12 * n + 8 * kept(n, SHARE),
+            Self::Compress(Method::Quantize(quantizer, _)) => {
+                (if quantizer.reads_twice(n) { 20 } else { 12 }) * n + quantizer.payload_bytes(n)
+            }
+            Self::Compress(Method::ThreeLc(_)) => 20 * n + three_lc::payload_bytes(n),
+            Self::Compress(method) => 12 * n + 8 * method.selected().unwrap_or(kept(n, SHARE)),
         }
     }
-}
 
-impl Work {
-    /// Ranks whose sums must stay finite.
+    /// Ranks that the method was told of.
     pub(super) fn world(self) -> u32 {
         match self {
-            Self::Quantize(Quantizer::F16 { world } | Quantizer::Bf16 { world }) => world,
+            Self::Compress(Method::Quantize(Quantizer::F16 { world } | Quantizer::Bf16 { world }, _)) => world,
             _ => 1,
         }
     }
@@ -156,8 +160,10 @@ impl<'a> Buffers<'a> {
         Feed { n: self.n, dtype: DType::F32, gradient, memory, compensated, beta: 1.0, gamma: 1.0 }
     }
 
-    fn to(&self, room: u64) -> Selected {
-        Selected { indices: self.indices.span(), values: self.values.span(), room }
+    fn room(&self) -> Room {
+        let [indices, values, workspace, scratch] =
+            [&self.indices, &self.values, &self.workspace, &self.scratch].map(Allocation::span);
+        Room { indices, values, workspace, scratch }
     }
 
     fn at(&self, k: u64) -> At {
@@ -167,80 +173,51 @@ impl<'a> Buffers<'a> {
     /// What compresses: selections are left as lists.
     pub(super) fn run(&self, work: Work, device: &OnStream<'_>) -> Result<(), LaunchError> {
         let (n, call, workspace) = (self.n, self.feed(), self.workspace.span());
-        let k = kept(n, SHARE);
         match work {
-            Work::TopK(share) => {
-                let k = kept(n, share);
-                topk(device, &call, (k, &self.to(k)), workspace)
-            }
-            Work::RandomK(share) => {
-                let (k, random) = (kept(n, share), Random { rank: None, ..RANDOM });
-                let how = RandomK { k, scaled: false, random };
-                random_k(device, &call, (how, &self.at(k)), (self.scratch.span(), workspace))
-            }
-            // The indices are random-k's, whose row is the one before.
-            Work::Agreed(share) => {
+            Work::Compress(method) => self.room().compress(device, &call, method, self.payload.span()).map(drop),
+            Work::Agreed => {
                 feed(device, &call, workspace)?;
-                gather(device, &call, (&self.at(kept(n, share)), 1.0), workspace)
+                gather(device, &call, (&self.at(kept(n, SHARE)), 1.0), workspace)
             }
-            Work::Read => largest(device, &call, self.gains()),
             Work::Gains => {
                 let ks = self.candidates.span();
                 gains(device, &call, (ks, CANDIDATES.len() as u64, self.gains()), workspace)
             }
-            Work::Quantize(method) => quantize(device, &call, (method, RANDOM), self.payload.span(), workspace),
-            Work::Threshold(method) => threshold(device, &call, (method(k), &self.to(n)), workspace),
-            Work::HardThreshold(tau) => hybrid::hard_threshold(device, &call, (tau, &self.to(n)), workspace).map(drop),
-            Work::ThreeLc(s) => three_lc::compress(device, &call, (s, self.payload.span()), workspace),
-            Work::Qsparse(method) => hybrid::qsparse(device, &call, (k, method, &self.to(k)), workspace).map(drop),
+            Work::Read => largest(device, &call, self.gains()),
         }
     }
 
     /// What one rank sends with no residual before, where anything is sent.
     pub(super) fn message(&self, work: Work, stream: &Stream<'_>, to: Span) -> Result<Option<Vec<u8>>, BenchError> {
-        let n = self.n;
-        let work = match work {
-            Work::Threshold(method) => match method(kept(n, SHARE)) {
-                // Of a first step.
-                Threshold::Sidco { .. } => {
-                    Work::Threshold(|k| Threshold::Sidco { k, fit: Fit::Exponential, first: 0.25, stages: 1 })
-                }
-                _ => work,
-            },
-            _ => work,
-        };
-        let none = Form { set: Set::Known, gaps: false, tail: Tail::Values };
-        let (room, form) = match work {
-            Work::Read | Work::Gains => return Ok(None),
-            Work::Quantize(_) | Work::ThreeLc(_) => (0, None),
-            Work::TopK(share) => (kept(n, share), Some(Form::FIXED)),
-            // At the indices that lie there already: those of random-k, which comes before.
-            Work::RandomK(share) | Work::Agreed(share) => (kept(n, share), Some(none)),
-            Work::Threshold(method) => match method(kept(n, SHARE)) {
-                Threshold::MsTopK { .. } => (n, Some(Form::FIXED)),
-                _ => (n, Some(Form::VARYING)),
-            },
-            Work::HardThreshold(_) => (n, None),
-            Work::Qsparse(_) => (kept(n, SHARE), None),
-        };
-        let workspace = self.workspace.span();
+        let (n, payload, workspace) = (self.n, self.payload.span(), self.workspace.span());
+        let mut from = payload;
         stream.seconds::<BenchError>(|device| {
-            let (k, own) = (kept(n, SHARE), self.feed());
-            let form = match work {
-                Work::HardThreshold(tau) => Some(hybrid::hard_threshold(device, &own, (tau, &self.to(n)), workspace)?),
-                Work::Qsparse(method) => Some(hybrid::qsparse(device, &own, (k, method, &self.to(k)), workspace)?),
-                _ => {
+            let (list, form) = match work {
+                Work::Read | Work::Gains => return Ok(()),
+                // Values alone, at the indices that lie there already: those of random-k, which comes before.
+                Work::Agreed => {
                     self.run(work, device)?;
-                    form
+                    let At { k, indices, values } = self.at(kept(n, SHARE));
+                    let form = Form { set: Set::Known, gaps: false, tail: Tail::Values };
+                    (Selected { indices, values, room: k }, Some(form))
+                }
+                Work::Compress(mut method) => {
+                    if let Method::Threshold(Threshold::Sidco { stages, .. }) = &mut method {
+                        // Of a first step.
+                        *stages = 1;
+                    }
+                    let form = self.room().compress(device, &self.feed(), method, payload)?;
+                    (self.room().list(method, n), form)
                 }
             };
-            match form {
-                Some(form) => Ok(pack(device, (&self.to(room), n), (to, form), workspace)?),
-                None => Ok(()),
-            }
+            let Some(form) = form else { return Ok(()) };
+            from = to;
+            Ok(pack(device, (&list, n), (to, form), workspace)?)
         })?;
+        if matches!(work, Work::Read | Work::Gains) {
+            return Ok(None);
+        }
         let sent = self.outcome(stream)?.bytes as usize;
-        let from = if matches!(work, Work::Quantize(_) | Work::ThreeLc(_)) { self.payload.span() } else { to };
         let mut bytes = vec![0; sent];
         stream.device().download(from.part(0, sent as u64), &mut bytes)?;
         Ok(Some(bytes))
@@ -289,25 +266,21 @@ impl<'a> Buffers<'a> {
         };
         let (bytes, seconds) = match work {
             Work::Read | Work::Gains => return Ok((None, None, None)),
-            Work::Quantize(Quantizer::Inceptionn { bound }) => {
-                let (payload, out) = (self.payload.span().part(0, outcome.bytes), self.values.span());
+            Work::Compress(method @ (Method::Quantize(..) | Method::ThreeLc(_))) => {
                 // Its own workspace: the outcome was read.
-                let to = (1.0, out, self.workspace.span());
-                (outcome.bytes, time(&|device| add_sized(device, (bound, n), payload, to))?)
-            }
-            Work::ThreeLc(_) => {
-                let (payload, out) = (self.payload.span().part(0, outcome.bytes), self.values.span());
-                let workspace = self.workspace.span();
-                (outcome.bytes, time(&|device| three_lc::add(device, (payload, n), (1.0, out), workspace))?)
-            }
-            Work::Quantize(method) => {
-                let (payload, out) = (self.payload.span(), self.values.span());
-                (outcome.bytes, time(&|device| add(device, (method, n), payload, (1.0, out)))?)
+                let (out, workspace) = (self.values.span(), self.workspace.span());
+                let payload = self.payload.span().part(0, outcome.bytes);
+                let add = |device: &OnStream<'_>| method.add(device, (payload, n), (1.0, out), workspace).map(drop);
+                (outcome.bytes, time(&add)?)
             }
             _ => {
-                let at = self.at(u64::from(outcome.kept));
-                let out = self.payload.span();
-                (8 * u64::from(outcome.kept), time(&|device| scatter(device, &at, (n, out), 1.0))?)
+                let k = u64::from(outcome.kept);
+                let [lists, payload] = [self.values.span(), self.payload.span()];
+                // Values at indices that all ranks draw are a payload by themselves.
+                let drawn = matches!(work, Work::Compress(Method::RandomK(_)));
+                let (values, out) = if drawn { (payload, lists) } else { (lists, payload) };
+                let at = At { values, ..self.at(k) };
+                (8 * k, time(&|device| scatter(device, &at, (n, out), 1.0))?)
             }
         };
         Ok((Some(bytes), Some(outcome.gain()), Some(seconds)))

@@ -1,8 +1,9 @@
 //! The layers of a bucket, each compressed by itself in one step on the whole bucket's gradient: for methods whose scope is the
 //! tensor. A bucket that is compressed as one is one layer.
 
-use super::{ALIGN, Bucket, Gradient, Method, Room};
+use super::{ALIGN, Gradient, Method, Room};
 use crate::indices;
+use crate::select::pack;
 use crate::workspace::{check, check_count, require, split};
 use crate::{At, Device, Feed, LaunchError, OUTCOME_BYTES, Span};
 
@@ -11,20 +12,30 @@ const OUTCOME: u64 = 64;
 
 /// One of them.
 #[derive(Debug, Clone, Copy)]
-struct Layer {
+pub(super) struct Layer {
     /// Place of its first value in the bucket.
     at: u64,
     n: u64,
+    /// The residual of the last step, and that of the next one.
     memory: [Span; 2],
     payload: Span,
-    outcome: Span,
+    pub(super) outcome: Span,
+}
+
+impl Layer {
+    /// Of the bucket's gradient its own part.
+    pub(super) fn feed(&self, Gradient { at, dtype, weights: (beta, gamma) }: Gradient) -> Feed {
+        let (n, size) = (self.n, dtype.bytes());
+        let [memory, compensated] = self.memory.map(|span| span.part(0, 4 * n));
+        Feed { n, dtype, gradient: at.part(size * self.at, size * n), memory, compensated, beta, gamma }
+    }
 }
 
 /// Layers with their memories. Payloads and outcomes lie on the device until the next step.
 #[derive(Debug)]
 pub struct Layers {
     layers: Vec<Layer>,
-    room: Room,
+    pub(super) room: Room,
     payloads: Span,
     outcomes: Span,
     /// Of AR-Topk: the compensated gradient, not taken yet.
@@ -40,7 +51,7 @@ fn sizes(lengths: &[u64], methods: &[Method]) -> [u64; 7] {
     let outcomes = padded(OUTCOME * lengths.len() as u64);
     let mut room = [0; 4];
     for (n, method) in pairs() {
-        room.iter_mut().zip(Room::sizes(*n, &[*method])).for_each(|(most, bytes)| *most = bytes.max(*most));
+        room.iter_mut().zip(Room::sizes(*n, *method)).for_each(|(most, bytes)| *most = bytes.max(*most));
     }
     let [indices, values, workspace, scratch] = room;
     [2 * memory, payloads, outcomes, indices, values, workspace, scratch]
@@ -115,15 +126,11 @@ impl Layers {
         self.room.workspace
     }
 
-    fn bucket(&self, layer: &Layer) -> Bucket {
-        Bucket { n: layer.n, memory: layer.memory, payload: layer.payload, room: self.room, open: None }
-    }
-
-    /// The only layer, as a bucket.
-    pub(super) fn only(&self) -> Result<Bucket, LaunchError> {
+    /// The only layer.
+    pub(super) fn only(&self) -> Result<&Layer, LaunchError> {
         let count = self.layers.len();
         require(count == 1, "number of layers", count as f64, "AR-Topk takes one")?;
-        Ok(self.bucket(&self.layers[0]))
+        Ok(&self.layers[0])
     }
 
     /// Room for k indices and values, in which steps select.
@@ -138,8 +145,8 @@ impl Layers {
         self.room.indices.part(0, 4 * k)
     }
 
-    /// Launches a step: every layer's part of `gradient` by its method, with error feedback if `keeps`. Where one fails all
-    /// memories are those of the step before.
+    /// Launches a step: every layer's part of `gradient` by its method, with error feedback if `keeps`; else nothing is added to the
+    /// gradient, and the residual stays as it is. Where one fails all memories are those of the step before.
     pub fn step(
         &mut self,
         device: &impl Device,
@@ -148,9 +155,14 @@ impl Layers {
     ) -> Result<(), LaunchError> {
         check_methods(methods, self.layers.len())?;
         for (layer, method) in self.layers.iter().zip(methods) {
-            let size = gradient.dtype.bytes();
-            let at = gradient.at.part(size * layer.at, size * layer.n);
-            self.one(device, layer, (Gradient { at, ..gradient }, keeps), *method)?;
+            let (payload, feed) = (layer.payload, layer.feed(gradient));
+            let feed = if keeps { feed } else { Feed { memory: Span::NONE, ..feed } };
+            check(("the payload", payload, method.payload_bytes(layer.n)), ALIGN)?;
+            if let Some(form) = self.room.compress(device, &feed, *method, payload)? {
+                let selected = self.room.list(*method, layer.n);
+                pack(device, (&selected, layer.n), (payload, form), self.room.workspace)?;
+            }
+            device.copy(layer.outcome, self.room.outcome())?;
         }
         if keeps {
             self.put_back();
@@ -166,21 +178,6 @@ impl Layers {
     /// A u32 behind the first outcome, for [`crate::ListRoom::refused`]: one copy then fetches both.
     pub fn refused(&self) -> Span {
         self.outcomes.part(OUTCOME_BYTES, 4)
-    }
-
-    fn one(
-        &self,
-        device: &impl Device,
-        layer: &Layer,
-        (gradient, keeps): (Gradient, bool),
-        method: Method,
-    ) -> Result<(), LaunchError> {
-        let mut bucket = self.bucket(layer);
-        match keeps {
-            true => bucket.step(device, gradient, method)?,
-            false => bucket.step_alone(device, gradient, method)?,
-        };
-        device.copy(layer.outcome, bucket.outcome())
     }
 
     /// After a step with error feedback that does not count: the residual is as before it. Once a step.

@@ -1,14 +1,14 @@
-//! A bucket over many steps, its method changing, against the CPU side's pipeline.
+//! A bucket that is compressed as one layer over many steps, its method changing, against the CPU side's pipeline.
 
 use crate::data::gradients;
 use crate::emulated::{Emulated, Memory};
 use flexcomm_compression::pipeline::{Gradient as CpuGradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::Writer;
-use flexcomm_compression::{Layers, naive};
-use flexcomm_gpu_kernels::bucket::{Bucket, Gradient, Method};
+use flexcomm_compression::{Layers as CpuLayers, naive};
+use flexcomm_gpu_kernels::bucket::{Gradient, Layers, Method};
 use flexcomm_gpu_kernels::hybrid::Qsparse;
 use flexcomm_gpu_kernels::{
-    At, Copies, DType, Device, LaunchError, Norm, Outcome, Quantizer, Random, RandomK, Selected, Span, Threshold,
+    Copies, DType, Device, LaunchError, Norm, Outcome, Quantizer, Random, RandomK, Span, Threshold,
 };
 use half::bf16;
 
@@ -46,17 +46,30 @@ pub fn read(device: &Emulated, from: Span) -> Vec<u8> {
     to.bytes()
 }
 
+/// One layer of n values with its memory.
+fn bucket(device: &Emulated, n: u64, method: Method) -> (Memory, Layers) {
+    let borrowed = Memory::new(Layers::bytes(&[n], &[method]).unwrap());
+    let layers = Layers::new(device, (&[n], &[method]), borrowed.span()).unwrap();
+    (borrowed, layers)
+}
+
+fn residual(layers: &Layers) -> Span {
+    layers.residual().next().unwrap()
+}
+
+fn outcome(device: &Emulated, layers: &Layers) -> Outcome {
+    Outcome::read(read(device, layers.outcomes())[..48].try_into().unwrap())
+}
+
 #[test]
 fn the_residual_goes_on_through_every_method() {
     for n in [3001usize, 4096] {
         let Some(device) = Emulated::new(n as u64) else { return };
-        let all: Vec<Method> = methods(0).into_iter().map(|(_, method)| method).collect();
-        let borrowed = Memory::new(Bucket::bytes(n as u64, &all).unwrap());
-        let mut bucket = Bucket::new(&device, (n as u64, &all), borrowed.span()).unwrap();
         let first = "topk(k=70)+ef(vanilla)".parse().unwrap();
-        let mut cpu = Pipeline::new(&first, Layers::fused(n).unwrap(), Member::alone(SEED)).as_on_device();
+        let mut cpu = Pipeline::new(&first, CpuLayers::fused(n).unwrap(), Member::alone(SEED)).as_on_device();
         let (_, values) = gradients(n).swap_remove(0);
         let halves: Vec<u16> = values.iter().map(|x| bf16::from_f32(*x).to_bits()).collect();
+        let mut before = vec![0u8; 4 * n];
         for index in 0..28u64 {
             let (name, method) = methods(index)[index as usize % 14];
             let mut message = Writer::new();
@@ -69,16 +82,17 @@ fn the_residual_goes_on_through_every_method() {
             };
             cpu.compress(given, step, &mut message).unwrap();
             let gradient = Gradient { at: source.span(), dtype, weights: (1.0, 1.0) };
-            let payload = bucket.step(&device, gradient, method).unwrap();
-            let outcome = Outcome::read(read(&device, bucket.outcome())[..].try_into().unwrap());
-            let sent = read(&device, payload.part(0, outcome.bytes));
+            let (borrowed, mut bucket) = bucket(&device, n as u64, method);
+            device.upload(residual(&bucket), &before).unwrap();
+            bucket.step(&device, (gradient, true), &[method]).unwrap();
+            let sent = read(&device, bucket.payloads().part(0, outcome(&device, &bucket).bytes));
             let header = 32 + 8 * usize::from(message.bytes()[7]);
             assert_eq!(sent, message.bytes()[header..], "step {index}: {name} of {n}");
-            let residual: Vec<u8> = cpu.residual().iter().flat_map(|x| x.to_le_bytes()).collect();
-            assert_eq!(read(&device, bucket.residual()), residual, "step {index}: {name} of {n}");
+            before = cpu.residual().iter().flat_map(|x| x.to_le_bytes()).collect();
+            assert_eq!(read(&device, residual(&bucket)), before, "step {index}: {name} of {n}");
+            // Guards around what was borrowed.
+            drop(borrowed.bytes());
         }
-        // Guards around what was borrowed.
-        drop(borrowed.bytes());
     }
 }
 
@@ -87,26 +101,24 @@ fn the_residual_goes_on_through_every_method() {
 fn a_strategy_without_a_memory_sends_the_gradient_alone() {
     let n = 3001usize;
     let Some(device) = Emulated::new(5) else { return };
-    let all: Vec<Method> = methods(0).into_iter().map(|(_, method)| method).collect();
-    let borrowed = Memory::new(Bucket::bytes(n as u64, &all).unwrap());
-    let mut bucket = Bucket::new(&device, (n as u64, &all), borrowed.span()).unwrap();
-    let residual = gradients(n).swap_remove(0).1.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-    device.upload(bucket.residual(), &residual).unwrap();
+    let before = gradients(n).swap_remove(0).1.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
     for (index, (name, method)) in (0..).zip(methods(0)).map(|(i, _)| (i as u64, methods(i as u64).swap_remove(i))) {
         let mut values = gradients(n).swap_remove(index as usize % 2).1;
         values[..9].fill(-0.0);
-        let mut cpu = Pipeline::new(&name.parse().unwrap(), Layers::fused(n).unwrap(), Member::alone(SEED));
+        let mut cpu = Pipeline::new(&name.parse().unwrap(), CpuLayers::fused(n).unwrap(), Member::alone(SEED));
         let mut message = Writer::new();
         cpu.compress(CpuGradient::F32(&values), Step { index, learning_rate: 0.1 }, &mut message).unwrap();
         let source = Memory::of(&values);
         let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
-        let payload = bucket.step_alone(&device, gradient, method).unwrap();
-        let outcome = Outcome::read(read(&device, bucket.outcome())[..].try_into().unwrap());
+        let (borrowed, mut bucket) = bucket(&device, n as u64, method);
+        device.upload(residual(&bucket), &before).unwrap();
+        bucket.step(&device, (gradient, false), &[method]).unwrap();
+        let sent = read(&device, bucket.payloads().part(0, outcome(&device, &bucket).bytes));
         let header = 32 + 8 * usize::from(message.bytes()[7]);
-        assert_eq!(read(&device, payload.part(0, outcome.bytes)), message.bytes()[header..], "{name}");
-        assert_eq!(read(&device, bucket.residual()), residual, "{name}");
+        assert_eq!(sent, message.bytes()[header..], "{name}");
+        assert_eq!(read(&device, residual(&bucket)), before, "{name}");
+        drop(borrowed.bytes());
     }
-    drop(borrowed.bytes());
 }
 
 /// AR-Topk, whose leader changes and bids change hands: values, memories and energies are the CPU's, bit for bit; a step
@@ -115,19 +127,17 @@ fn a_strategy_without_a_memory_sends_the_gradient_alone() {
 fn agreed_indices_take_what_the_cpu_takes() {
     let (n, k, world) = (3001usize, 150u64, 3usize);
     let Some(device) = Emulated::new(n as u64) else { return };
-    let borrowed: Vec<Memory> = (0..world).map(|_| Memory::new(Bucket::bytes(n as u64, &[]).unwrap())).collect();
-    let mut ranks: Vec<Bucket> =
-        borrowed.iter().map(|borrowed| Bucket::new(&device, (n as u64, &[]), borrowed.span()).unwrap()).collect();
+    let (borrowed, mut ranks): (Vec<Memory>, Vec<Layers>) =
+        (0..world).map(|_| bucket(&device, n as u64, Method::TopK(k))).unzip();
     let strategy = format!("topk(k={k})+ef(vanilla)").parse().unwrap();
     let member = |rank| Member { rank, world: world as u32, ..Member::alone(SEED) };
     let mut cpus: Vec<Pipeline> =
-        (0..world as u32).map(|rank| Pipeline::new(&strategy, Layers::fused(n).unwrap(), member(rank))).collect();
+        (0..world as u32).map(|rank| Pipeline::new(&strategy, CpuLayers::fused(n).unwrap(), member(rank))).collect();
     for step in 0..6usize {
         // Ranks take turns, as on the CPU side.
         let leader = step % world;
         // In half of the steps all ranks select, as when they bid.
         let bid = step % 2 == 0;
-        let lists: Vec<Memory> = (0..world).map(|_| Memory::new(8 * k)).collect();
         let mut gradients: Vec<Vec<f32>> =
             (0..world).map(|rank| gradients(n).swap_remove((rank + step) % 2).1).collect();
         // Values that nobody takes keep the sign of zero.
@@ -144,48 +154,44 @@ fn agreed_indices_take_what_the_cpu_takes() {
         for rank in 0..world {
             let source = Memory::of(&gradients[rank]);
             let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
-            let lists = lists[rank].span();
-            let to = Selected { indices: lists.part(0, 4 * k), values: lists.part(4 * k, 4 * k), room: k };
-            let before = read(&device, ranks[rank].residual());
-            if bid || rank == leader {
-                ranks[rank].choose(&device, gradient, (k, &to)).unwrap();
+            let before = read(&device, residual(&ranks[rank]));
+            let chooses = bid || rank == leader;
+            ranks[rank].choose(&device, gradient, chooses.then_some(k)).unwrap();
+            if chooses {
                 let residual = before.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
                 let compensated: Vec<f32> =
                     residual.zip(&gradients[rank]).map(|(residual, own)| residual + own).collect();
                 let selected = naive::topk(&compensated, k as usize);
                 let energy: f64 = selected.iter().map(|i| f64::from(compensated[*i as usize]).powi(2)).sum();
-                let outcome = Outcome::read(read(&device, ranks[rank].outcome())[..].try_into().unwrap());
-                assert!((outcome.sent - energy).abs() <= 1e-12 * energy);
+                assert!((outcome(&device, &ranks[rank]).sent - energy).abs() <= 1e-12 * energy);
                 let bytes: Vec<u8> = selected.iter().flat_map(|i| i.to_le_bytes()).collect();
-                assert_eq!(read(&device, to.indices), bytes);
+                assert_eq!(read(&device, ranks[rank].lists(k).unwrap().indices), bytes);
                 assert!(rank != leader || selected == chosen);
-            } else {
-                ranks[rank].feed_alone(&device, gradient).unwrap();
             }
-            assert_eq!(read(&device, ranks[rank].residual()), before, "nothing counts as sent");
+            assert_eq!(read(&device, residual(&ranks[rank])), before, "nothing counts as sent");
         }
-        let agreed = Memory::of(&chosen);
+        let agreed: Vec<u8> = chosen.iter().flat_map(|index| index.to_le_bytes()).collect();
         for rank in 0..world {
-            let values = Memory::new(4 * k);
-            let before = read(&device, ranks[rank].residual());
-            ranks[rank].take_at(&device, &At { k, indices: agreed.span(), values: values.span() }).unwrap();
+            let (before, lists) = (read(&device, residual(&ranks[rank])), ranks[rank].lists(k).unwrap());
+            device.upload(lists.indices, &agreed).unwrap();
+            ranks[rank].take_at(&device, k).unwrap();
             let mut own = Vec::new();
             cpus[rank].agree(proposed.bytes(), step as u64).unwrap();
             let energy = cpus[rank].take(&mut own).unwrap();
-            assert_eq!(values.f32s(), own, "rank {rank}, step {step}");
-            let residual: Vec<u8> = cpus[rank].residual().iter().flat_map(|x| x.to_le_bytes()).collect();
-            assert_eq!(read(&device, ranks[rank].residual()), residual, "rank {rank}, step {step}");
-            let outcome = Outcome::read(read(&device, ranks[rank].outcome())[..].try_into().unwrap());
+            let own: Vec<u8> = own.iter().flat_map(|x| x.to_le_bytes()).collect();
+            assert_eq!(read(&device, lists.values), own, "rank {rank}, step {step}");
+            let left: Vec<u8> = cpus[rank].residual().iter().flat_map(|x| x.to_le_bytes()).collect();
+            assert_eq!(read(&device, residual(&ranks[rank])), left, "rank {rank}, step {step}");
+            let outcome = outcome(&device, &ranks[rank]);
             let close = |a: f64, b: f64| (a - b).abs() <= 1e-12 * b;
             assert!(
                 close(outcome.sent, energy.sent) && close(outcome.compensated, energy.compensated),
                 "{outcome:?} {energy:?}"
             );
             ranks[rank].put_back();
-            assert_eq!(read(&device, ranks[rank].residual()), before);
+            assert_eq!(read(&device, residual(&ranks[rank])), before);
             ranks[rank].put_back();
-            let again = ranks[rank].take_at(&device, &At { k, indices: agreed.span(), values: values.span() });
-            assert_eq!(again, Err(LaunchError::Order("gather")));
+            assert_eq!(ranks[rank].take_at(&device, k), Err(LaunchError::Order("gather")));
         }
     }
     borrowed.iter().for_each(|borrowed| drop(borrowed.bytes()));
@@ -196,24 +202,19 @@ fn agreed_indices_take_what_the_cpu_takes() {
 fn a_refused_gradient_takes_zeros_at_agreed_indices() {
     let Some(device) = Emulated::new(2) else { return };
     let n = 1000u64;
-    let borrowed = Memory::new(Bucket::bytes(n, &[]).unwrap());
-    let mut bucket = Bucket::new(&device, (n, &[]), borrowed.span()).unwrap();
+    let (_borrowed, mut bucket) = bucket(&device, n, Method::TopK(10));
     let (_, mut values) = gradients(n as usize).swap_remove(0);
-    let residual: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-    device.upload(bucket.residual(), &residual).unwrap();
+    let before: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    device.upload(residual(&bucket), &before).unwrap();
     values[999] = f32::INFINITY;
-    let (source, lists, taken) = (Memory::of(&values), Memory::new(80), Memory::new(12));
-    let agreed = Memory::of(&[5u32, 6, 999]);
-    let to = Selected { indices: lists.span().part(0, 40), values: lists.span().part(40, 40), room: 10 };
+    let (source, lists) = (Memory::of(&values), bucket.lists(3).unwrap());
     let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
-    for lead in [true, false] {
-        match lead {
-            true => bucket.choose(&device, gradient, (10, &to)).unwrap(),
-            false => bucket.feed_alone(&device, gradient).unwrap(),
-        }
-        bucket.take_at(&device, &At { k: 3, indices: agreed.span(), values: taken.span() }).unwrap();
-        assert_eq!((taken.f32s(), read(&device, bucket.residual())), (vec![0.0; 3], residual.clone()));
-        assert!(Outcome::read(read(&device, bucket.outcome())[..].try_into().unwrap()).refused);
+    for lead in [Some(10), None] {
+        bucket.choose(&device, gradient, lead).unwrap();
+        device.upload(lists.indices, [5u32, 6, 999].map(u32::to_le_bytes).as_flattened()).unwrap();
+        bucket.take_at(&device, 3).unwrap();
+        assert_eq!((read(&device, lists.values), read(&device, residual(&bucket))), (vec![0; 12], before.clone()));
+        assert!(outcome(&device, &bucket).refused);
     }
 }
 
@@ -223,21 +224,21 @@ fn what_fails_leaves_the_memory_of_the_step_before() {
     let n = 1000u64;
     let methods = [Method::TopK(10)];
     let short = Memory::new(1000);
-    let error = Bucket::new(&device, (n, &methods), short.span()).unwrap_err().to_string();
+    let error = Layers::new(&device, (&[n], &methods), short.span()).unwrap_err().to_string();
     assert!(error.contains("the bucket's memory of 1000 bytes") && error.contains("are needed"), "{error}");
-    let borrowed = Memory::new(Bucket::bytes(n, &methods).unwrap());
-    let mut bucket = Bucket::new(&device, (n, &methods), borrowed.span()).unwrap();
+    let (_borrowed, mut bucket) = bucket(&device, n, methods[0]);
     let (_, values) = gradients(n as usize).swap_remove(0);
     let source = Memory::of(&values);
     let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
-    bucket.step(&device, gradient, Method::TopK(10)).unwrap();
-    let before = (bucket.residual(), read(&device, bucket.residual()));
+    bucket.step(&device, (gradient, true), &methods).unwrap();
+    let before = (residual(&bucket), read(&device, residual(&bucket)));
     // More than it was made for, a k of nothing, a gradient that is too short.
-    let wide = bucket.step(&device, gradient, Method::Quantize(Quantizer::F16 { world: 1 }, random(1))).unwrap_err();
+    let wide = Method::Quantize(Quantizer::F16 { world: 1 }, random(1));
+    let wide = bucket.step(&device, (gradient, true), &[wide]).unwrap_err();
     assert!(matches!(wide, LaunchError::TooSmall { what: "the payload", .. }), "{wide}");
-    assert!(bucket.step(&device, gradient, Method::TopK(0)).is_err());
+    assert!(bucket.step(&device, (gradient, true), &[Method::TopK(0)]).is_err());
     let few = Gradient { at: source.span().part(0, 400), ..gradient };
-    assert!(bucket.step(&device, few, Method::TopK(10)).is_err());
-    assert_eq!((bucket.residual(), read(&device, bucket.residual())), before);
-    assert!(matches!(Bucket::bytes(1 << 31, &methods), Err(LaunchError::TooLong(_))));
+    assert!(bucket.step(&device, (few, true), &methods).is_err());
+    assert_eq!((residual(&bucket), read(&device, residual(&bucket))), before);
+    assert!(matches!(Layers::bytes(&[1 << 31], &methods), Err(LaunchError::TooLong(_))));
 }

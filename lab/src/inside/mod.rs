@@ -1,6 +1,6 @@
 //! The inside of the lab: an emulated cluster, its network trace and its live view.
 //!
-//! Runs as init of user-mode Linux or in namespaces of its own; speaks to the host by lines on stdout that
+//! Runs as init of user-mode Linux or in namespaces of its own; tells the host what it does by lines on stdout that
 //! begin with [`LINE`] and listens for `stop` (or the end) of stdin.
 
 mod config;

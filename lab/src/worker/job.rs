@@ -2,12 +2,12 @@
 
 use super::data::Images;
 use super::hashes::HashLog;
-use super::state::{StepOutcome, Training};
+use super::state::{Saved, StepOutcome, Training};
 use anyhow::{Context, Result};
 use flexcomm_compression::Build;
 use flexcomm_domain::{JobId, Rank, Strategy};
 use flexcomm_exchange::{LeaderShadows, Shadows};
-use flexcomm_trainer::{AbortCause, Answer, Change, Control, Offer, Reporter, Tick, Trial, TrialPlan, Verdict};
+use flexcomm_trainer::{AbortCause, Answer, Change, Control, Reporter, Tick, Trial, TrialPlan, Verdict};
 use std::io::Write;
 use std::time::{Duration, Instant};
 
@@ -69,7 +69,9 @@ pub struct Ended {
 
 /// A trial under way.
 struct Running {
-    averages: Trial<Training>,
+    averages: Trial,
+    /// Of before it.
+    saved: Saved,
     /// Whether the last iteration's loss was.
     finite: bool,
 }
@@ -113,7 +115,10 @@ impl Job {
             match (tick.trial, &mut trial) {
                 (Some(at), Some(trial)) => {
                     trial.finite = outcome.loss.is_finite();
-                    let Ok(()) = trial.averages.record(&mut self.training, at, outcome.costs.measured());
+                    trial.averages.record(at, outcome.costs.measured());
+                    if at.last {
+                        self.training.restore(&trial.saved);
+                    }
                 }
                 _ => self.after_step(&tick, &outcome, &mut epoch, ended)?,
             }
@@ -126,8 +131,8 @@ impl Job {
                         step = in_force.since_step, "in force");
                     self.reporter.applied(&in_force);
                 }
-                Change::TrialStarts(plan) => trial = Some(self.start_trial(plan, clock.elapsed())?),
-                Change::TrialEnds(cause) => self.end_trial(trial.take(), cause, clock.elapsed())?,
+                Change::TrialStarts(plan) => trial = Some(self.start_trial(plan, clock.elapsed())),
+                Change::TrialEnds(cause) => self.end_trial(trial.take(), cause, clock.elapsed()),
                 // Every rank of the lab can run trials, and none leaves one.
                 Change::TrialRefused(..) | Change::TrialLeft => {}
                 Change::Stop => {
@@ -156,10 +161,7 @@ impl Job {
         if self.control.sample().is_none() {
             return;
         }
-        if self.control.begins_sampling() {
-            self.leader_shadows.observe_residuals([self.training.exchanged().1].into_iter());
-        }
-        let sample = self.leader_shadows.sample();
+        let sample = self.leader_shadows.sample(self.control.begins_sampling(), [self.training.exchanged().1]);
         match self.rank {
             Rank(0) => self.sample = sample,
             _ => self.training.sync().exchanger().mesh_mut().post_to(Rank(0), sample),
@@ -176,8 +178,7 @@ impl Job {
         for rank in 1..self.world {
             rows.push(mesh.collect(Rank(rank))?);
         }
-        let layout = self.training.exchanged().1.params();
-        if let Err(error) = self.leader_shadows.receive(&rows, || vec![layout.to_vec()]) {
+        if let Err(error) = self.leader_shadows.receive(&rows, [self.training.exchanged().1]) {
             tracing::warn!(%error, "the shadow trials of AR-Topk are dropped");
         }
         if self.control.reports_samples() {
@@ -215,36 +216,19 @@ impl Job {
 
     /// What arrived from outside since the last tick. Never waits.
     fn poll_orders(&mut self) {
-        if self.rank != Rank(0) {
-            return;
-        }
-        if self.training.sync().exchanger().mesh().told_to_stop() {
+        if self.rank == Rank(0) && self.training.sync().exchanger().mesh().told_to_stop() {
             self.control.agreement().request_stop();
         }
-        let Some(news) = self.reporter.client().and_then(|client| client.orders().poll()) else { return };
-        let decision = news.decision.filter(|_| self.follow);
-        if let Some(decision) = decision.filter(|decision| self.can_run(&decision.strategy)) {
-            let offer = self.control.agreement().offer_decision(decision.version, decision.strategy);
-            if offer == Offer::Conflict {
-                tracing::warn!(version = %decision.version, strategy = %decision.strategy,
-                    "another strategy is known under this version; it is not followed");
+        let name = &self.name;
+        // Training by others does not move; they were not offered to the controller.
+        let runs = |strategy: &Strategy| match strategy.spec().trainable() {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::warn!(job = %name, "failed to {error}; training goes on with the strategy in force");
+                false
             }
-        }
-        if let Some(mut plan) = news.trial {
-            plan.candidates.retain(|candidate| self.can_run(candidate));
-            if !plan.candidates.is_empty() {
-                self.control.agreement().offer_trial(plan);
-            }
-        }
-    }
-
-    /// Whether training by it moves; it was not offered to the controller if not.
-    fn can_run(&self, strategy: &Strategy) -> bool {
-        let found = strategy.spec().trainable();
-        if let Err(error) = &found {
-            tracing::warn!(job = %self.name, "failed to {error}; training goes on with the strategy in force");
-        }
-        found.is_ok()
+        };
+        self.reporter.offer_orders(self.control.agreement(), self.follow, runs);
     }
 
     fn after_step(&mut self, tick: &Tick, outcome: &StepOutcome, epoch: &mut Epoch, ended: &mut Ended) -> Result<()> {
@@ -318,21 +302,19 @@ impl Job {
         Ok(())
     }
 
-    fn start_trial(&mut self, plan: TrialPlan, now: Duration) -> Result<Running> {
+    fn start_trial(&mut self, plan: TrialPlan, now: Duration) -> Running {
         tracing::info!(trial = plan.id, candidates = plan.candidates.len(), "live trial");
         self.shadows.watch(&plan.candidates);
         self.leader_shadows.watch(&plan.candidates);
-        let Ok(averages) = Trial::start(plan, &mut self.training, now);
-        Ok(Running { averages, finite: true })
+        Running { averages: Trial::start(plan, now), saved: self.training.save(), finite: true }
     }
 
-    fn end_trial(&mut self, trial: Option<Running>, cause: Option<AbortCause>, now: Duration) -> Result<()> {
-        let Some(Running { averages, .. }) = trial else { return Ok(()) };
-        let Ok(report) = averages.finish(&mut self.training, (&self.name, self.rank), cause, now);
+    fn end_trial(&mut self, trial: Option<Running>, cause: Option<AbortCause>, now: Duration) {
+        let Some(Running { averages, saved, .. }) = trial else { return };
+        self.training.restore(&saved);
         // The trial's transfers are as real as the training's.
         let samples = self.training.sync().exchanger().take_samples();
         self.reporter.transfers(samples);
-        self.reporter.trial(report);
-        Ok(())
+        self.reporter.trial(averages.finish((&self.name, self.rank), cause, now));
     }
 }

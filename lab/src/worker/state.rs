@@ -5,8 +5,7 @@ use super::data::{Images, Order};
 use super::model::{Network, Shape};
 use super::sync::{SyncError, Synchronizer};
 use flexcomm_exchange::Bucket;
-use flexcomm_trainer::{Costs, Snapshot, Tick};
-use std::convert::Infallible;
+use flexcomm_trainer::{Costs, Tick};
 use std::time::{Duration, Instant};
 
 /// Settings of the optimizer.
@@ -164,21 +163,17 @@ impl Training {
         }
         lanes.iter().fold(0, |hash: u64, lane| (hash.rotate_left(7) ^ lane).wrapping_mul(PRIME))
     }
-}
 
-impl Snapshot for Training {
-    type Saved = Saved;
-    type Error = Infallible;
-
-    fn save(&mut self) -> Result<Saved, Infallible> {
-        Ok(Saved { parameters: self.parameters.clone(), velocity: self.velocity.clone() })
+    /// Copies everything that a trial changes.
+    pub fn save(&self) -> Saved {
+        Saved { parameters: self.parameters.clone(), velocity: self.velocity.clone() }
     }
 
-    fn restore(&mut self, saved: &Saved) -> Result<(), Infallible> {
+    /// Puts everything back: training goes on bit for bit as if nothing had happened. Once for every candidate.
+    pub fn restore(&mut self, saved: &Saved) {
         self.sync.bucket().end_candidate();
         self.parameters.copy_from_slice(&saved.parameters);
         self.velocity.copy_from_slice(&saved.velocity);
-        Ok(())
     }
 }
 

@@ -10,7 +10,7 @@ use flexcomm_compression::Energy;
 use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_domain::{Rank, Strategy};
-use flexcomm_exchange::{Bucket, How, Leader, Param, Ran, Round, Status, head};
+use flexcomm_exchange::{Bucket, Host, How, Leader, Param, Ran, Round, Status, head};
 use flexcomm_trainer::{ANSWER_BYTES, Answer, Costs, Tick, Verdict};
 use std::time::Instant;
 
@@ -144,17 +144,17 @@ impl Synchronizer {
     fn compressed(&mut self, check: u32, tick: &Tick, gradient: &[f32], mean: &mut [f32]) -> Result<Energy, SyncError> {
         let step = Step { index: tick.index(), learning_rate: self.learning_rate };
         let leader = |selection| Leader::of(selection, tick.index(), self.world() as u32);
-        let mut round = self.bucket.begin(gradient, step, tick.strategy.selection().map(leader));
+        let Ok(mut round) = self.bucket.begin(&Host, gradient, step, tick.strategy.selection().map(leader));
         loop {
             self.carry(check, &tick.strategy, round)?;
             let split = round.split(check, self.exchanger.mesh().world(), &self.buffer);
             let differs = |rank| MeshError::Desynchronised { peer: Rank(rank as u32) };
-            let (refused, parts) = split.map_err(|rank| ExchangeError::from(differs(rank)))?;
+            let arrived = split.map_err(|rank| ExchangeError::from(differs(rank)))?;
             if !round.last {
-                round = self.bucket.next(refused, &parts)?;
+                round = self.bucket.next(&Host, &arrived)?;
                 continue;
             }
-            let ran = self.bucket.finish(refused, &parts, mean)?;
+            let ran = self.bucket.finish(&Host, &arrived, mean)?;
             return if ran == Ran::Good { Ok(self.bucket.energy()) } else { Err(self.refusal(&self.own_status())) };
         }
     }

@@ -126,7 +126,7 @@ impl Mesh {
             peers,
             timeout,
             stop,
-            stop_heard: false,
+            peer_stops: false,
             posted: Vec::new(),
             bytes_sent: 0,
             own_entry_us: 0,
@@ -204,7 +204,7 @@ impl Meeting<'_> {
         Ok(Peer { same_clock, run: greeting.run, ..peer })
     }
 
-    /// Waits for the calls of all higher ranks. Whoever does not speak our greeting is sent away.
+    /// Waits for the calls of all higher ranks. A connection that begins with another greeting is closed.
     fn answer(&self, listener: &TcpListener, peers: &mut [Option<Peer>]) -> Result<(), MeshError> {
         let own = self.config.rank.index();
         let addr = self.config.peers[own];
