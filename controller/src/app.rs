@@ -1,8 +1,9 @@
 //! What handlers and the loop share.
 
 use flexcomm_domain::{JobId, Timestamp};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::api::auth::Token;
@@ -37,11 +38,11 @@ pub struct App {
     /// Orders on their way.
     pub publisher: Publisher,
     /// Throughput tests.
-    pub grants: Mutex<Scheduler>,
+    pub scheduler: Mutex<Scheduler>,
     /// How often agents are told to echo and to trace.
     pub echoes: Mutex<Echoes>,
     /// What the loop saw last, by job.
-    pub job_status: Mutex<BTreeMap<JobId, JobStatus>>,
+    pub statuses: Mutex<BTreeMap<JobId, JobStatus>>,
     /// Nodes of jobs that were missing at the last look.
     pub(crate) missing: Mutex<Noted>,
     /// Nodes of jobs whose reports were not counted at the last look.
@@ -53,7 +54,7 @@ pub struct App {
     /// Wakes the loop.
     pub wake: Notify,
     /// Bounds the order streams.
-    pub streams: Semaphore,
+    pub streams: Arc<Semaphore>,
     /// Bounds the bytes of large bodies that are held at once.
     pub bodies: Arc<Semaphore>,
     /// True when the process ends: streams close.
@@ -114,12 +115,12 @@ impl App {
             // Owners from before the restart have the usual time to be heard of before another may take the name.
             let _ = presence.claim(&node.node, (node.instance, &[]), now);
         }
-        let mut grants = Scheduler::new(config.probes.clone(), epoch);
+        let mut scheduler = Scheduler::new(config.probes.clone(), epoch);
         for test in store.link_tests().await? {
-            grants.seed(Pair::new(&test.src, &test.dst), test.received);
+            scheduler.seed(Pair::new(&test.src, &test.dst), test.received);
         }
         for (node, level_s) in store.probe_accounts().await? {
-            grants.restore(node, level_s, now);
+            scheduler.restore(node, level_s, now);
         }
         let token = Token::read_or_make(&config.token_file)
             .map_err(|e| ConfigError::Token { path: config.token_file.clone(), why: e.to_string() })?;
@@ -130,15 +131,15 @@ impl App {
             store,
             presence,
             publisher: Publisher::new(epoch),
-            grants: Mutex::new(grants),
+            scheduler: Mutex::new(scheduler),
             echoes: Mutex::new(Echoes::configured(&config.probes)),
-            job_status: Mutex::default(),
+            statuses: Mutex::default(),
             missing: Mutex::default(),
             doubts: Mutex::default(),
             counters: Counters::new(),
             passing: tokio::sync::Mutex::default(),
             wake: Notify::new(),
-            streams: Semaphore::new(crate::limits::MAX_STREAMS),
+            streams: Arc::new(Semaphore::new(crate::limits::MAX_STREAMS)),
             bodies: Arc::new(Semaphore::new(crate::limits::BODY_BUDGET)),
             stopping: watch::Sender::new(false),
             config,
@@ -155,33 +156,8 @@ impl App {
         })
     }
 
-    /// What was missing at the last look.
-    pub(crate) fn missing(&self) -> MutexGuard<'_, Noted> {
-        self.missing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whose reports were not counted at the last look.
-    pub(crate) fn doubts(&self) -> MutexGuard<'_, Doubts> {
-        self.doubts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What the loop saw last.
-    pub fn statuses(&self) -> MutexGuard<'_, BTreeMap<JobId, JobStatus>> {
-        self.job_status.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// How often agents are told to echo and to trace.
-    pub fn echoes(&self) -> MutexGuard<'_, Echoes> {
-        self.echoes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// How long confidence in a bandwidth lasts, in seconds.
     pub fn time_constant_s(&self) -> f64 {
-        self.scheduler().time_constant_s()
-    }
-
-    /// The throughput tests.
-    pub fn scheduler(&self) -> MutexGuard<'_, Scheduler> {
-        self.grants.lock().unwrap_or_else(PoisonError::into_inner)
+        self.scheduler.lock().time_constant_s()
     }
 }

@@ -300,37 +300,41 @@ impl RawConfig {
 
     /// Names the first value out of range; touches no file.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let whole = |key, value: u64, range: std::ops::RangeInclusive<u64>, allowed| {
-            let ok = range.contains(&value);
-            if ok { Ok(()) } else { Err(ConfigError::Range { key, value: value.to_string(), allowed }) }
-        };
-        let share = |key, value: f64, range: std::ops::RangeInclusive<f64>, allowed| {
-            let ok = range.contains(&value);
-            if ok { Ok(()) } else { Err(ConfigError::Range { key, value: value.to_string(), allowed }) }
-        };
         if let Some(name) = self.allowed_hosts.iter().find(|name| !crate::api::host::is_name(name)) {
             let allowed = "names without scheme, port or path, such as flexcomm.example.org";
             return Err(ConfigError::Range { key: "allowed_hosts", value: format!("{name:?}"), allowed });
         }
         let (agents, probes) = (&self.agents, &self.probes);
-        whole("loop.tick_ms", self.cycle.tick_ms, 10..=60_000, "10 to 60000")?;
-        whole("loop.debounce_ms", self.cycle.debounce_ms, 0..=10_000, "0 to 10000")?;
-        whole("agents.heartbeat_ms", agents.heartbeat_ms, 50..=60_000, "50 to 60000")?;
-        if agents.dead_after_ms < 2 * agents.heartbeat_ms || agents.dead_after_ms > 3_600_000 {
-            let value = agents.dead_after_ms.to_string();
-            let allowed = "twice agents.heartbeat_ms to 3600000";
-            return Err(ConfigError::Range { key: "agents.dead_after_ms", value, allowed });
-        }
-        whole("probes.echo_interval_ms", probes.echo_interval_ms, 1..=60_000, "1 to 60000")?;
-        whole("probes.trace_interval_s", probes.trace_interval_s, 0..=86_400, "0 to 86400")?;
-        share("probes.budget_share", probes.budget_share, 0.0001..=0.5, "0.0001 to 0.5")?;
-        whole("probes.min_bytes", probes.min_bytes, 16_384..=1 << 30, "16384 to 1073741824")?;
-        whole("probes.max_bytes", probes.max_bytes, probes.min_bytes..=1 << 34, "probes.min_bytes to 17179869184")?;
-        whole("probes.test_ms", probes.test_ms, 1..=10_000, "1 to 10000")?;
-        whole("probes.retest_s", probes.retest_s, 1..=86_400, "1 to 86400")?;
-        share("probes.suspect_change", probes.suspect_change, 0.01..=10.0, "0.01 to 10")?;
+        within("loop.tick_ms", self.cycle.tick_ms, 10..=60_000, "10 to 60000")?;
+        within("loop.debounce_ms", self.cycle.debounce_ms, 0..=10_000, "0 to 10000")?;
+        within("agents.heartbeat_ms", agents.heartbeat_ms, 50..=60_000, "50 to 60000")?;
+        let twice = 2 * agents.heartbeat_ms;
+        within(
+            "agents.dead_after_ms",
+            agents.dead_after_ms,
+            twice..=3_600_000,
+            "twice agents.heartbeat_ms to 3600000",
+        )?;
+        within("probes.echo_interval_ms", probes.echo_interval_ms, 1..=60_000, "1 to 60000")?;
+        within("probes.trace_interval_s", probes.trace_interval_s, 0..=86_400, "0 to 86400")?;
+        within("probes.budget_share", probes.budget_share, 0.0001..=0.5, "0.0001 to 0.5")?;
+        within("probes.min_bytes", probes.min_bytes, 16_384..=1 << 30, "16384 to 1073741824")?;
+        within("probes.max_bytes", probes.max_bytes, probes.min_bytes..=1 << 34, "probes.min_bytes to 17179869184")?;
+        within("probes.test_ms", probes.test_ms, 1..=10_000, "1 to 10000")?;
+        within("probes.retest_s", probes.retest_s, 1..=86_400, "1 to 86400")?;
+        within("probes.suspect_change", probes.suspect_change, 0.01..=10.0, "0.01 to 10")?;
         Ok(self.planner.check()?)
     }
+}
+
+fn within<T: PartialOrd + ToString>(
+    key: &'static str,
+    value: T,
+    range: std::ops::RangeInclusive<T>,
+    allowed: &'static str,
+) -> Result<(), ConfigError> {
+    let ok = range.contains(&value);
+    if ok { Ok(()) } else { Err(ConfigError::Range { key, value: value.to_string(), allowed }) }
 }
 
 fn read_times(path: &Path) -> Result<Times, ConfigError> {

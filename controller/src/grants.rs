@@ -208,7 +208,7 @@ impl Scheduler {
     }
 
     /// Accounts that have to be stored before a grant of theirs may be published; they count as stored after this.
-    pub fn to_store(&mut self) -> Vec<(NodeName, f64)> {
+    pub fn take_moved(&mut self) -> Vec<(NodeName, f64)> {
         let mut moved = Vec::new();
         for (node, entry) in &mut self.accounts {
             let level_s = entry.account.level_s();
@@ -262,11 +262,6 @@ impl Scheduler {
     /// Seconds in which confidence in a bandwidth falls to 1/e: no link is doubted for waiting for its turn.
     pub fn time_constant_s(&self) -> f64 {
         self.time_constant_s
-    }
-
-    /// When a pair was tested last.
-    pub fn tested(&self, pair: &Pair) -> Option<Timestamp> {
-        self.past.get(pair).map(|p| p.at)
     }
 
     /// Ends what has expired or lost an end, and grants what is due. `other_probes` is the part of the share, 0 to 1,

@@ -4,19 +4,20 @@
 //! (`cycle`) reads it, decides and writes again, `publish` tells agents what the store says. Whatever is in
 //! memory is filled again within a second of a restart, so being killed is the normal case.
 
-pub mod api;
+mod api;
 mod app;
-pub mod clock;
+mod clock;
 pub mod config;
 mod cycle;
 mod doubts;
 mod echoes;
-pub mod grants;
+mod grants;
 mod intervals;
+mod labels;
 mod limits;
 mod links;
 mod measure;
-pub mod metrics;
+mod metrics;
 mod missing;
 mod policy;
 mod presence;
@@ -25,10 +26,10 @@ mod reports;
 mod server;
 mod store;
 
-pub use app::App;
 pub use config::{Config, ConfigError, RawConfig};
 pub use store::StoreError;
 
+use app::App;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;

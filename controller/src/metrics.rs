@@ -12,6 +12,7 @@ macro_rules! table {
             Metric { name: $name, help: concat!($($help),+).trim_ascii(), labels: &[$($label),*] };)+
 
         /// Every metric.
+        #[cfg(test)]
         pub const TABLE: &[Metric] = &[$($constant),+];
     };
 }
@@ -147,12 +148,6 @@ impl Counters {
             repeated: counter(REPEATED),
             pass_seconds: Histogram::with_opts(options).expect("the table's names are valid"),
         }
-    }
-}
-
-impl Default for Counters {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -2,8 +2,8 @@
 
 use flexcomm_domain::{NodeName, Timestamp};
 use flexcomm_wire::Heartbeat;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// What is known of an agent.
@@ -32,10 +32,6 @@ impl Presence {
         Self { dead_after, seen: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<NodeName, Seen>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn fresh(&self, seen: &Seen, now: Timestamp) -> bool {
         now.since(seen.last).get() < self.dead_after.as_secs_f64()
     }
@@ -43,7 +39,7 @@ impl Presence {
     /// Takes a name for an instance, which knows the instances that it was before. Refused with the time since the
     /// owner was heard of, when that is none of them and alive.
     pub fn claim(&self, node: &NodeName, (instance, previous): (u64, &[u64]), now: Timestamp) -> Result<(), f64> {
-        let mut all = self.lock();
+        let mut all = self.seen.lock();
         let same = |owner: &Seen| owner.instance == instance || previous.contains(&owner.instance);
         match all.get(node) {
             Some(owner) if !same(owner) && self.fresh(owner, now) => Err(now.since(owner.last).get()),
@@ -56,14 +52,14 @@ impl Presence {
 
     /// Takes note of a sign of life; false when the name is unknown or another instance's.
     pub fn saw(&self, node: &NodeName, instance: u64, now: Timestamp) -> bool {
-        let mut all = self.lock();
+        let mut all = self.seen.lock();
         let own = all.get_mut(node).filter(|s| s.instance == instance);
         own.map(|seen| seen.last = now).is_some()
     }
 
     /// Takes note of a heartbeat; false when the name is unknown or another instance's.
     pub fn heartbeat(&self, node: &NodeName, beat: &Heartbeat, now: Timestamp) -> bool {
-        let mut all = self.lock();
+        let mut all = self.seen.lock();
         let own = all.get_mut(node).filter(|s| s.instance == beat.instance);
         let note =
             |seen: &mut Seen| *seen = Seen { last: now, spooled: beat.spooled, epoch: beat.orders_epoch, ..*seen };
@@ -72,18 +68,18 @@ impl Presence {
 
     /// Forgets a name.
     pub fn forget(&self, node: &NodeName) {
-        self.lock().remove(node);
+        self.seen.lock().remove(node);
     }
 
     /// What is known of one agent, and whether it is alive.
     pub fn get(&self, node: &NodeName, now: Timestamp) -> Option<(Seen, bool)> {
-        let seen = self.lock().get(node).copied()?;
+        let seen = self.seen.lock().get(node).copied()?;
         Some((seen, self.fresh(&seen, now)))
     }
 
     /// Agents that are alive.
     pub fn live(&self, now: Timestamp) -> Vec<NodeName> {
-        self.lock().iter().filter(|(_, seen)| self.fresh(seen, now)).map(|(node, _)| node.clone()).collect()
+        self.seen.lock().iter().filter(|(_, seen)| self.fresh(seen, now)).map(|(node, _)| node.clone()).collect()
     }
 }
 

@@ -1,10 +1,12 @@
 //! Orders on their way to agents: one watch channel per node, whole orders, an epoch that only grows.
 
 use flexcomm_domain::NodeName;
-use flexcomm_wire::{DecisionOrder, EchoPeer, JobOrders, Orders, ProbePlan, ShapeOrder, ThroughputGrant};
+use flexcomm_wire::api::ScenarioSet;
+use flexcomm_wire::{DecisionOrder, EchoPeer, JobOrders, Orders, ProbePlan, ShapeOrder};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
 use crate::app::App;
@@ -39,7 +41,7 @@ impl Publisher {
     }
 
     fn put(&self, node: &NodeName, mut orders: Orders) {
-        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut nodes = self.nodes.lock();
         let sender = nodes.entry(node.clone()).or_insert_with(|| watch::Sender::new(None));
         let same = sender.borrow().as_ref().is_some_and(|p| {
             orders.epoch = p.orders.epoch;
@@ -57,13 +59,13 @@ impl Publisher {
 
     /// Follows a node's orders.
     pub fn follow(&self, node: &NodeName) -> watch::Receiver<Option<Arc<Published>>> {
-        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut nodes = self.nodes.lock();
         nodes.entry(node.clone()).or_insert_with(|| watch::Sender::new(None)).subscribe()
     }
 
     /// Forgets a node; its streams end.
     pub fn forget(&self, node: &NodeName) {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner).remove(node);
+        self.nodes.lock().remove(node);
     }
 }
 
@@ -80,7 +82,7 @@ pub async fn publish(app: &App) -> Result<()> {
         let orders = Orders {
             epoch: 0,
             probes: probes(app, node, &nodes, &live),
-            grants: grants(app, node),
+            grants: app.scheduler.lock().of(&node.node),
             jobs: jobs.get(&node.node).cloned().unwrap_or_default(),
             shape: shape
                 .as_ref()
@@ -100,16 +102,12 @@ fn probes(app: &App, node: &NodeRow, nodes: &[NodeRow], live: &[NodeName]) -> Pr
         echo_port: n.echo_port,
         throughput_port: n.throughput_port,
     };
-    let echoes = *app.echoes();
+    let echoes = *app.echoes.lock();
     ProbePlan {
         echo_interval_ms: echoes.interval_ms,
         trace_interval_s: echoes.trace_s,
         peers: others.map(peer).collect(),
     }
-}
-
-fn grants(app: &App, node: &NodeRow) -> Vec<ThroughputGrant> {
-    app.scheduler().of(&node.node)
 }
 
 /// The orders of every running job, by node that has ranks of it.
@@ -147,16 +145,13 @@ async fn shape(app: &App) -> Result<Option<Shape>> {
         return Ok(None);
     }
     let Some(row) = app.store.scenario().await? else { return Ok(None) };
-    Ok(row.wanted.map(|w| {
-        let order = ShapeOrder {
-            id: row.id,
-            latency_us: w.latency_us,
-            jitter_us: w.jitter_us,
-            loss: w.loss,
-            bandwidth_bps: w.bandwidth_bps,
-        };
-        (order, w.nodes)
-    }))
+    Ok(row.wanted.map(|set| (shape_order(row.id, &set), set.nodes)))
+}
+
+/// What a scenario asks of each agent.
+pub fn shape_order(id: u64, set: &ScenarioSet) -> ShapeOrder {
+    let ScenarioSet { latency_us, jitter_us, loss, bandwidth_bps, .. } = *set;
+    ShapeOrder { id, latency_us, jitter_us, loss, bandwidth_bps }
 }
 
 #[cfg(test)]

@@ -11,15 +11,17 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use parking_lot::Mutex;
 use prometheus::IntCounterVec;
 use socket2::{SockRef, TcpKeepalive};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
 
+use crate::labels::labels;
 use crate::limits::{DESCRIPTORS, HEADER_BYTES, HEADER_TIMEOUT, OTHER_DESCRIPTORS, UNREAD_TIMEOUT};
 
 /// After an error of accept, as without descriptors: it would fail again at once.
@@ -44,7 +46,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, refused: &IntCo
             Ok((stream, peer)) => match Place::take(&open, source(peer.ip()), limit) {
                 Ok(place) => drop(tokio::spawn(connection(stream, router.clone(), place, graceful.watcher()))),
                 Err(full) => {
-                    refused.with_label_values(&[full.label()]).inc();
+                    refused.with_label_values(&[full.as_str()]).inc();
                     log.refused(full, peer.ip(), limit);
                 }
             },
@@ -120,25 +122,11 @@ fn source(ip: IpAddr) -> IpAddr {
 #[derive(Debug, Default)]
 struct Open(Mutex<HashMap<IpAddr, usize>>);
 
-impl Open {
-    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Which limit a connection is beyond.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Full {
-    Source,
-    Overall,
-}
-
-impl Full {
-    fn label(self) -> &'static str {
-        match self {
-            Self::Source => "source",
-            Self::Overall => "overall",
-        }
+labels! {
+    /// Which limit a connection is beyond.
+    enum Full {
+        Source = "source",
+        Overall = "overall",
     }
 }
 
@@ -151,7 +139,7 @@ struct Place {
 
 impl Place {
     fn take(open: &Arc<Open>, source: IpAddr, limit: Limit) -> Result<Self, Full> {
-        let mut counts = open.lock();
+        let mut counts = open.0.lock();
         if counts.get(&source).is_some_and(|n| *n >= limit.per_source) {
             return Err(Full::Source);
         }
@@ -165,7 +153,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut counts = self.open.lock();
+        let mut counts = self.open.0.lock();
         if let Some(count) = counts.get_mut(&self.source) {
             *count -= 1;
             if *count == 0 {
@@ -186,7 +174,7 @@ impl Log {
         }
         self.0 = Some(Instant::now());
         let Limit { overall, per_source } = limit;
-        let which = full.label();
+        let which = full.as_str();
         tracing::warn!(%source, which, overall, per_source, "too many connections: some are closed at once");
     }
 }
@@ -209,7 +197,7 @@ mod tests {
         greedy.pop();
         drop(take("10.0.0.1").unwrap());
         greedy.clear();
-        assert_eq!(open.lock().len(), 1, "sources without connections are forgotten");
+        assert_eq!(open.0.lock().len(), 1, "sources without connections are forgotten");
     }
 
     #[test]

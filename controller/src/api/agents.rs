@@ -12,13 +12,11 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use std::fmt;
-use std::sync::Arc;
 
 use super::body::{self, Body};
 use super::problem::{ApiError, Path};
-use crate::app::App;
+use super::{Answer, Shared};
 use crate::limits::{MAX_BODY, MAX_INTEGER, MAX_NODES, MAX_REPORT, MAX_TEXT};
-use crate::publish::publish;
 use crate::reports::{Reason, Rejected};
 use crate::store::{Incoming, Ingest, News, Registration};
 
@@ -26,10 +24,7 @@ fn again(node: &NodeName) -> ApiError {
     ApiError::NotFound(format!("node {node} is not registered by this instance of its agent; register again"))
 }
 
-pub(super) async fn register(
-    State(app): State<Arc<App>>,
-    Body(request): Body<Register>,
-) -> Result<Json<Registered>, ApiError> {
+pub(super) async fn register(State(app): Shared, Body(request): Body<Register>) -> Answer<Registered> {
     check(&request)?;
     let now = app.clock.now();
     if let Err(age_s) = app.presence.claim(&request.node, (request.instance, &request.previous), now) {
@@ -81,7 +76,7 @@ fn check(request: &Register) -> Result<(), ApiError> {
 }
 
 pub(super) async fn heartbeat(
-    State(app): State<Arc<App>>,
+    State(app): Shared,
     Path(node): Path<NodeName>,
     Body(beat): Body<Heartbeat>,
 ) -> Result<StatusCode, ApiError> {
@@ -124,11 +119,7 @@ fn at_most_a_batch<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<&'de RawVal
     from.deserialize_seq(Reports)
 }
 
-pub(super) async fn reports(
-    State(app): State<Arc<App>>,
-    Path(node): Path<NodeName>,
-    request: Request,
-) -> Result<Json<ReportAck>, ApiError> {
+pub(super) async fn reports(State(app): Shared, Path(node): Path<NodeName>, request: Request) -> Answer<ReportAck> {
     let body = body::read(&app, request, MAX_BODY).await?;
     let (instance, incoming) = body.decode(|bytes| body::json(bytes).and_then(incoming)).await?;
     let now: Timestamp = app.clock.now();
@@ -147,7 +138,7 @@ pub(super) async fn reports(
     };
     for news in &done.news {
         if let News::GrantDone(spent) = news {
-            app.scheduler().finished(&node, spent, now);
+            app.scheduler.lock().finished(&node, spent, now);
         }
     }
     if !done.news.is_empty() {
@@ -198,13 +189,8 @@ fn report(raw: &str) -> Result<ReportBody, Rejected> {
     serde_json::from_str::<Report>(raw).map(|r| r.body).map_err(|e| malformed(e.to_string()))
 }
 
-pub(super) async fn orders(State(app): State<Arc<App>>, Path(node): Path<NodeName>) -> Result<Json<Orders>, ApiError> {
+pub(super) async fn orders(State(app): Shared, Path(node): Path<NodeName>) -> Answer<Orders> {
     let mut follower = super::stream::follow(&app, &node).await?;
     let published = follower.borrow_and_update().clone();
     published.map(|p| Json(p.orders.clone())).ok_or_else(|| again(&node))
-}
-
-/// Publishes and follows; used by stream and polling alike.
-pub(super) async fn fresh(app: &App) -> Result<(), ApiError> {
-    Ok(publish(app).await?)
 }

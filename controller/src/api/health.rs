@@ -5,6 +5,7 @@ use axum::extract::State;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Shared;
 use super::problem::ApiError;
 use crate::app::App;
 
@@ -22,7 +23,7 @@ pub(crate) async fn watch(app: Arc<App>) {
     }
 }
 
-pub(super) async fn live(State(app): State<Arc<App>>) -> Result<&'static str, ApiError> {
+pub(super) async fn live(State(app): Shared) -> Result<&'static str, ApiError> {
     if app.store.is_stuck() {
         let stuck = "writes fail although a fresh connection to the database could write; restart the controller";
         return Err(ApiError::Unavailable(stuck.to_owned()));
@@ -30,7 +31,7 @@ pub(super) async fn live(State(app): State<Arc<App>>) -> Result<&'static str, Ap
     Ok("ok\n")
 }
 
-pub(super) async fn ready(State(app): State<Arc<App>>) -> Result<&'static str, ApiError> {
+pub(super) async fn ready(State(app): Shared) -> Result<&'static str, ApiError> {
     app.store.ready().await.map_err(|e| ApiError::Unavailable(format!("the store is not ready: failed to {e}")))?;
     Ok("ready\n")
 }

@@ -1,8 +1,9 @@
 //! Jobs, their decisions, trials and intervals.
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use flexcomm_domain::spec::SpecError;
 use flexcomm_domain::{JobId, Strategy};
 use flexcomm_planner::{one_of_each, thinned};
@@ -13,7 +14,7 @@ use std::sync::Arc;
 
 use super::body::Body;
 use super::problem::{ApiError, Path, Query};
-use super::views;
+use super::{Answer, Shared, views};
 use crate::app::App;
 use crate::cycle::{RecentSteps, gather, recent_steps};
 use crate::limits::{INTERVALS, LIST_ENDED, PAGE_DEFAULT, PAGE_MOST};
@@ -22,9 +23,20 @@ use crate::missing::Sight;
 use crate::policy;
 use crate::store::{Deletion, JobRow, NewTrial};
 
-pub(super) async fn find(app: &App, job: &JobId) -> Result<JobRow, ApiError> {
-    let row = app.store.job(job).await?;
-    row.ok_or_else(|| ApiError::NotFound(format!("job {job}: no trainer has announced it")))
+fn unknown(job: &JobId) -> ApiError {
+    ApiError::NotFound(format!("job {job}: no trainer has announced it"))
+}
+
+/// The job that a path names; others are not found.
+pub(super) struct Job(pub JobRow);
+
+impl FromRequestParts<Arc<App>> for Job {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        let Path(job) = Path::<JobId>::from_request_parts(parts, app).await?;
+        app.store.job(&job).await?.map(Self).ok_or_else(|| unknown(&job))
+    }
 }
 
 /// `?limit=` and, for the history, `?before=` a version.
@@ -60,7 +72,7 @@ async fn view(app: &App, row: JobRow) -> Result<JobView, ApiError> {
         step: steps.newest.unwrap_or_default(),
         measured: measured(version).or_else(|| measured(ran)),
         compute_us: measure::compute(&steps.whole).map(|s| s.get() * 1e6),
-        status: app.statuses().get(&row.job).cloned(),
+        status: app.statuses.lock().get(&row.job).cloned(),
         missing: &sight.missing,
     };
     Ok(views::job(row, &parts))
@@ -79,83 +91,61 @@ pub(super) async fn all(app: &App) -> Result<Vec<JobView>, ApiError> {
     Ok(views)
 }
 
-pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<Vec<JobView>>, ApiError> {
+pub(super) async fn list(State(app): Shared) -> Answer<Vec<JobView>> {
     Ok(Json(all(&app).await?))
 }
 
-pub(super) async fn one(State(app): State<Arc<App>>, Path(job): Path<JobId>) -> Result<Json<JobView>, ApiError> {
-    let row = find(&app, &job).await?;
+pub(super) async fn one(State(app): Shared, Job(row): Job) -> Answer<JobView> {
     Ok(Json(view(&app, row).await?))
 }
 
-pub(super) async fn decision(
-    State(app): State<Arc<App>>,
-    Path(job): Path<JobId>,
-) -> Result<Json<DecisionView>, ApiError> {
-    find(&app, &job).await?;
+pub(super) async fn decision(State(app): Shared, Job(JobRow { job, .. }): Job) -> Answer<DecisionView> {
     let row = app.store.decision(&job).await?;
     let none = || ApiError::NotFound(format!("nothing has been decided for job {job} yet; see its report"));
     Ok(Json(views::decision(&row.ok_or_else(none)?)))
 }
 
-pub(super) async fn history(
-    State(app): State<Arc<App>>,
-    Path(job): Path<JobId>,
-    Query(page): Query<Page>,
-) -> Result<Json<Vec<HistoryEntry>>, ApiError> {
-    find(&app, &job).await?;
-    let rows = app.store.history(&job, page.before.unwrap_or(u64::MAX), page.limit(PAGE_DEFAULT)).await?;
+pub(super) async fn history(State(app): Shared, Query(page): Query<Page>, Job(row): Job) -> Answer<Vec<HistoryEntry>> {
+    let rows = app.store.history(&row.job, page.before.unwrap_or(u64::MAX), page.limit(PAGE_DEFAULT)).await?;
     Ok(Json(rows.iter().map(|(row, seed, report)| views::history(row, *seed, report)).collect()))
 }
 
 /// The last look at the job, also when it changed nothing.
-pub(super) async fn report(
-    State(app): State<Arc<App>>,
-    Path(job): Path<JobId>,
-) -> Result<Json<serde_json::Value>, ApiError> {
-    find(&app, &job).await?;
-    let status = app.statuses().get(&job).cloned().unwrap_or_default();
+pub(super) async fn report(State(app): Shared, Job(JobRow { job, .. }): Job) -> Answer<serde_json::Value> {
+    let status = app.statuses.lock().get(&job).cloned().unwrap_or_default();
     Ok(Json(serde_json::json!({ "at_us": status.at.0, "waiting": status.waiting, "report": status.report })))
 }
 
-pub(super) async fn trials(
-    State(app): State<Arc<App>>,
-    Path(job): Path<JobId>,
-    Query(page): Query<Page>,
-) -> Result<Json<Vec<TrialView>>, ApiError> {
-    find(&app, &job).await?;
+pub(super) async fn trials(State(app): Shared, Query(page): Query<Page>, Job(row): Job) -> Answer<Vec<TrialView>> {
     let limit = page.limit(PAGE_DEFAULT);
-    let reports = app.store.trial_reports(&job, limit).await?;
-    let rows = app.store.trials(&job, limit).await?;
+    let reports = app.store.trial_reports(&row.job, limit).await?;
+    let rows = app.store.trials(&row.job, limit).await?;
     Ok(Json(rows.into_iter().map(|row| views::trial(row, &reports)).collect()))
 }
 
 pub(super) async fn intervals(
-    State(app): State<Arc<App>>,
-    Path(job): Path<JobId>,
+    State(app): Shared,
     Query(page): Query<Page>,
-) -> Result<Json<Vec<IntervalView>>, ApiError> {
-    find(&app, &job).await?;
-    let rows = app.store.intervals(&job, page.limit(INTERVALS as u32)).await?;
-    Ok(Json(rows.into_iter().map(views::interval).collect()))
+    Job(row): Job,
+) -> Answer<Vec<IntervalView>> {
+    Ok(Json(app.store.intervals(&row.job, page.limit(INTERVALS as u32)).await?))
 }
 
 /// The runs before the one that has the job's name now, newest first.
-pub(super) async fn runs(State(app): State<Arc<App>>, Path(job): Path<JobId>) -> Result<Json<Vec<RunView>>, ApiError> {
-    find(&app, &job).await?;
-    Ok(Json(app.store.runs(&job).await?.into_iter().map(views::run).collect()))
+pub(super) async fn runs(State(app): Shared, Job(row): Job) -> Answer<Vec<RunView>> {
+    Ok(Json(app.store.runs(&row.job).await?.into_iter().map(views::run).collect()))
 }
 
 /// Deletes a job that has ended, or whose agents are all silent, with everything that bears its name.
-pub(super) async fn delete(State(app): State<Arc<App>>, Path(job): Path<JobId>) -> Result<StatusCode, ApiError> {
+pub(super) async fn delete(State(app): Shared, Path(job): Path<JobId>) -> Result<StatusCode, ApiError> {
     let _passing = app.passing.lock().await;
     match app.store.delete_job(&job, &app.presence.live(app.clock.now())).await? {
-        Deletion::Unknown => Err(ApiError::NotFound(format!("job {job}: no trainer has announced it"))),
+        Deletion::Unknown => Err(unknown(&job)),
         Deletion::Running => {
             Err(ApiError::Conflict(format!("job {job} runs, and an agent of it is alive; end its training first")))
         }
         Deletion::Done => {
-            app.statuses().remove(&job);
+            app.statuses.lock().remove(&job);
             app.wake.notify_one();
             Ok(StatusCode::NO_CONTENT)
         }
@@ -164,14 +154,14 @@ pub(super) async fn delete(State(app): State<Arc<App>>, Path(job): Path<JobId>) 
 
 /// Sets what a job may use, from the next look on; it stays for later runs under the name.
 pub(super) async fn set_policy(
-    State(app): State<Arc<App>>,
+    State(app): Shared,
     Path(job): Path<JobId>,
     Body(asked): Body<JobPolicy>,
-) -> Result<Json<JobPolicy>, ApiError> {
+) -> Answer<JobPolicy> {
     let refused = |e: SpecError| ApiError::Unprocessable(format!("failed to {e}"));
     let kinds = policy::asked(&asked).map_err(refused)?;
     if !app.store.put_policy(&job, &kinds).await? {
-        return Err(ApiError::NotFound(format!("job {job}: no trainer has announced it")));
+        return Err(unknown(&job));
     }
     app.wake.notify_one();
     Ok(Json(policy::shown(&kinds)))
@@ -186,11 +176,11 @@ pub(super) struct AskTrial {
 }
 
 pub(super) async fn ask_trial(
-    State(app): State<Arc<App>>,
-    Path(job): Path<JobId>,
+    State(app): Shared,
+    Job(row): Job,
     Body(ask): Body<AskTrial>,
 ) -> Result<(StatusCode, Json<serde_json::Value>), ApiError> {
-    let row = find(&app, &job).await?;
+    let job = &row.job;
     if row.ended.is_some() {
         return Err(ApiError::Conflict(format!("job {job} has ended")));
     }
@@ -242,7 +232,7 @@ fn runnable(snapshot: &flexcomm_planner::Snapshot, candidates: &[Strategy]) -> R
 /// a trial.
 async fn default_candidates(app: &App, job: &JobRow) -> Result<Vec<Strategy>, ApiError> {
     let space = gather(app, job).await?.snapshot.space();
-    let times = app.statuses().get(&job.job).map(|b| b.alternatives.clone()).unwrap_or_default();
+    let times = app.statuses.lock().get(&job.job).map(|b| b.alternatives.clone()).unwrap_or_default();
     let time = |s: &Strategy| times.iter().find(|a| a.strategy == *s).map_or(f64::MAX, |a| a.t_sync_s);
     Ok(thinned(one_of_each(&space, Strategy::family, time)))
 }

@@ -12,28 +12,40 @@ mod page;
 mod problem;
 mod scenario;
 mod scrape;
-mod stored;
 mod stream;
 mod views;
 
 pub use problem::ApiError;
 
-use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
+use axum::{Json, Router};
+use jobs::{Job, Page};
+use problem::Query;
 use std::sync::Arc;
-use stored::{of_job, stored};
 use tower_http::set_header::SetResponseHeaderLayer;
 
 use crate::app::App;
-use crate::limits::REQUEST_TIMEOUT;
+use crate::limits::{PAGE_MOST, REQUEST_TIMEOUT};
+use crate::store::StoreError;
 
 /// What the page may load: only what comes from here.
 const CONTENT_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// What every handler is given.
+type Shared = State<Arc<App>>;
+
+/// What most of them answer.
+type Answer<T> = Result<Json<T>, ApiError>;
+
+/// Answers what a query of the store gives, as it is: then a line of the router is all that an endpoint needs.
+fn answer<T>(found: Result<T, StoreError>) -> Answer<T> {
+    Ok(Json(found?))
+}
 
 /// Everything that is served.
 pub fn router(app: Arc<App>) -> Router {
@@ -62,7 +74,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/api/v1/nodes", get(network::nodes))
         .route("/api/v1/links", get(network::links))
         .route("/api/v1/links/{from}/{to}/history", get(network::link_history))
-        .route("/api/v1/paths", get(stored(|store| Box::pin(store.paths()))))
+        .route("/api/v1/paths", get(|State(app): Shared| async move { answer(app.store.paths().await) }))
         .route("/api/v1/coefficients", get(network::coefficients))
         .route("/api/v1/jobs", get(jobs::list))
         .route("/api/v1/jobs/{job}", get(jobs::one))
@@ -72,9 +84,14 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/api/v1/jobs/{job}/report", get(jobs::report))
         .route("/api/v1/jobs/{job}/trials", get(jobs::trials))
         .route("/api/v1/jobs/{job}/intervals", get(jobs::intervals))
-        .route("/api/v1/jobs/{job}/progress", get(of_job(|store, job, most| Box::pin(store.progress(job, most)))))
+        .route(
+            "/api/v1/jobs/{job}/progress",
+            get(|State(app): Shared, Query(page): Query<Page>, Job(row): Job| async move {
+                answer(app.store.progress(&row.job, page.limit(PAGE_MOST)).await)
+            }),
+        )
         .route("/api/v1/scenario", get(scenario::get))
-        .route("/api/v1/rejected-reports", get(stored(|store| Box::pin(store.rejected()))))
+        .route("/api/v1/rejected-reports", get(|State(app): Shared| async move { answer(app.store.rejected().await) }))
         .route("/api/v1/openapi.json", get(openapi::document));
 
     // Machines that watch over the service, and the page.

@@ -6,10 +6,9 @@ use axum::http::StatusCode;
 use flexcomm_domain::NodeName;
 use flexcomm_wire::api::{LinkView, NodeView};
 use serde::Deserialize;
-use std::sync::Arc;
 
 use super::problem::{ApiError, Path, Query};
-use super::views;
+use super::{Answer, Shared, views};
 use crate::app::App;
 use crate::limits::PAGE_MOST;
 use crate::links::merge;
@@ -18,12 +17,8 @@ use crate::store::LinkPoint;
 /// Every node as the API shows it.
 pub(super) async fn all_nodes(app: &App) -> Result<Vec<NodeView>, ApiError> {
     let now = app.clock.now();
-    let rows = app.store.nodes().await?;
-    Ok(rows
-        .into_iter()
-        .map(|row| (app.presence.get(&row.node, now), row))
-        .map(|(s, row)| views::node(row, s, now))
-        .collect())
+    let rows = app.store.nodes().await?.into_iter();
+    Ok(rows.map(|row| (app.presence.get(&row.node, now), row)).map(|(s, row)| views::node(row, s, now)).collect())
 }
 
 /// Every link as the API shows it.
@@ -33,11 +28,11 @@ pub(super) async fn all_links(app: &App) -> Result<Vec<LinkView>, ApiError> {
     Ok(merged.into_values().collect())
 }
 
-pub(super) async fn nodes(State(app): State<Arc<App>>) -> Result<Json<Vec<NodeView>>, ApiError> {
+pub(super) async fn nodes(State(app): Shared) -> Answer<Vec<NodeView>> {
     Ok(Json(all_nodes(&app).await?))
 }
 
-pub(super) async fn links(State(app): State<Arc<App>>) -> Result<Json<Vec<LinkView>>, ApiError> {
+pub(super) async fn links(State(app): Shared) -> Answer<Vec<LinkView>> {
     Ok(Json(all_links(&app).await?))
 }
 
@@ -48,20 +43,26 @@ pub(super) struct Limit {
     limit: Option<u32>,
 }
 
+fn never_registered(node: &NodeName) -> ApiError {
+    ApiError::NotFound(format!("node {node} never registered"))
+}
+
+/// Refuses a node that never registered.
+pub(super) async fn known(app: &App, node: &NodeName) -> Result<(), ApiError> {
+    app.store.node(node).await?.map(|_| ()).ok_or_else(|| never_registered(node))
+}
+
 pub(super) async fn link_history(
-    State(app): State<Arc<App>>,
+    State(app): Shared,
     Path((from, to)): Path<(NodeName, NodeName)>,
     Query(page): Query<Limit>,
-) -> Result<Json<Vec<LinkPoint>>, ApiError> {
-    for node in [&from, &to] {
-        if app.store.node(node).await?.is_none() {
-            return Err(ApiError::NotFound(format!("node {node} never registered")));
-        }
-    }
+) -> Answer<Vec<LinkPoint>> {
+    known(&app, &from).await?;
+    known(&app, &to).await?;
     Ok(Json(app.store.link_history(&from, &to, page.limit.unwrap_or(PAGE_MOST).clamp(1, PAGE_MOST)).await?))
 }
 
-pub(super) async fn coefficients(State(app): State<Arc<App>>) -> Result<Json<serde_json::Value>, ApiError> {
+pub(super) async fn coefficients(State(app): Shared) -> Answer<serde_json::Value> {
     let book = app.store.coefficients().await?;
     let entry = |(backend, collective, fit): (&str, flexcomm_domain::Collective, &flexcomm_optimizer::Fit)| {
         let c = fit.coefficients();
@@ -75,15 +76,15 @@ pub(super) async fn coefficients(State(app): State<Arc<App>>) -> Result<Json<ser
 }
 
 /// Forgets a node that is gone, with its links.
-pub(super) async fn forget(State(app): State<Arc<App>>, Path(node): Path<NodeName>) -> Result<StatusCode, ApiError> {
+pub(super) async fn forget(State(app): Shared, Path(node): Path<NodeName>) -> Result<StatusCode, ApiError> {
     if app.presence.get(&node, app.clock.now()).is_some_and(|(_, live)| live) {
         return Err(ApiError::Conflict(format!("the agent of node {node} is alive; stop it first")));
     }
     if !app.store.forget_node(&node).await? {
-        return Err(ApiError::NotFound(format!("node {node} never registered")));
+        return Err(never_registered(&node));
     }
     app.presence.forget(&node);
-    app.scheduler().forget(&node);
+    app.scheduler.lock().forget(&node);
     app.publisher.forget(&node);
     app.wake.notify_one();
     Ok(StatusCode::NO_CONTENT)

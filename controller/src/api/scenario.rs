@@ -4,15 +4,14 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use flexcomm_domain::NodeName;
-use flexcomm_wire::ShapeOrder;
 use flexcomm_wire::api::{ScenarioSet, ScenarioView};
-use std::sync::Arc;
 
 use super::body::Body;
 use super::problem::ApiError;
+use super::{Answer, Shared};
 use crate::app::App;
 use crate::limits::{MAX_NODES, MAX_TEXT};
-use crate::publish::publish;
+use crate::publish::{publish, shape_order};
 
 fn allowed(app: &App) -> Result<(), ApiError> {
     if app.config.scenario {
@@ -23,14 +22,7 @@ fn allowed(app: &App) -> Result<(), ApiError> {
 }
 
 fn check(set: &ScenarioSet) -> Result<(), ApiError> {
-    let order = ShapeOrder {
-        id: 0,
-        latency_us: set.latency_us,
-        jitter_us: set.jitter_us,
-        loss: set.loss,
-        bandwidth_bps: set.bandwidth_bps,
-    };
-    order.check().map_err(|e| ApiError::Unprocessable(e.to_string()))?;
+    shape_order(0, set).check().map_err(|e| ApiError::Unprocessable(e.to_string()))?;
     if set.label.chars().count() > MAX_TEXT {
         return Err(ApiError::Unprocessable(format!("the label has more than {MAX_TEXT} characters")));
     }
@@ -71,14 +63,11 @@ async fn view(app: &App) -> Result<ScenarioView, ApiError> {
     Ok(ScenarioView { id: row.id, set: row.wanted, in_force, refused })
 }
 
-pub(super) async fn get(State(app): State<Arc<App>>) -> Result<Json<ScenarioView>, ApiError> {
+pub(super) async fn get(State(app): Shared) -> Answer<ScenarioView> {
     Ok(Json(view(&app).await?))
 }
 
-pub(super) async fn set(
-    State(app): State<Arc<App>>,
-    Body(set): Body<ScenarioSet>,
-) -> Result<Json<ScenarioView>, ApiError> {
+pub(super) async fn set(State(app): Shared, Body(set): Body<ScenarioSet>) -> Answer<ScenarioView> {
     allowed(&app)?;
     check(&set)?;
     followed(&app, &set).await?;
@@ -89,7 +78,7 @@ pub(super) async fn set(
     Ok(Json(view(&app).await?))
 }
 
-pub(super) async fn end(State(app): State<Arc<App>>) -> Result<StatusCode, ApiError> {
+pub(super) async fn end(State(app): Shared) -> Result<StatusCode, ApiError> {
     allowed(&app)?;
     app.store.put_scenario(None, app.clock.now()).await?;
     publish(&app).await?;

@@ -5,10 +5,9 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use flexcomm_domain::Timestamp;
 use flexcomm_wire::api::JobView;
-use std::sync::Arc;
 
 use super::problem::ApiError;
-use super::{jobs, network};
+use super::{Shared, jobs, network};
 use crate::app::App;
 use crate::limits::MAX_STREAMS;
 use crate::metrics::{self as m, Scrape};
@@ -19,7 +18,7 @@ impl From<prometheus::Error> for ApiError {
     }
 }
 
-pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResponse, ApiError> {
+pub(super) async fn metrics(State(app): Shared) -> Result<impl IntoResponse, ApiError> {
     let mut scrape = Scrape::new(&app.counters)?;
     let ready = app.store.ready().await.is_ok();
     scrape.set(m::STORE_READY, &[], f64::from(u8::from(ready)))?;
@@ -118,7 +117,7 @@ async fn decision(app: &App, view: &JobView, s: &mut Scrape) -> Result<(), ApiEr
         let labels = [job, strategy.spec().compressor().name, strategy.collective().as_str(), selection];
         s.set(m::JOB_STRATEGY, &labels, 1.0)?;
     }
-    let verdict = app.statuses().get(&view.job).map(|b| b.verdict.clone());
+    let verdict = app.statuses.lock().get(&view.job).map(|b| b.verdict.clone());
     if let Some(verdict) = verdict {
         s.set(m::JOB_VERDICT, &[job, &verdict], 1.0)?;
     }

@@ -4,7 +4,7 @@ use flexcomm_domain::{Decision, Timestamp};
 use flexcomm_planner::Measured;
 use flexcomm_wire::TrialOutcome;
 use flexcomm_wire::api::{
-    DecisionView, DoubtView, EndedView, HistoryEntry, IntervalView, JobView, MissingView, NodeView, RunView, TrialView,
+    DecisionView, DoubtView, EndedView, HistoryEntry, JobView, MissingView, NodeView, RunView, TrialView,
 };
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::doubts::Doubt;
 use crate::missing::Missing;
 use crate::policy;
 use crate::presence::Seen;
-use crate::store::{DecisionRow, End, IntervalRow, JobRow, NodeRow, RankRow, RunRow, TrialReportRow, TrialRow};
+use crate::store::{DecisionRow, End, JobRow, NodeRow, RankRow, RunRow, TrialReportRow, TrialRow};
 
 pub(super) fn node(row: NodeRow, seen: Option<(Seen, bool)>, now: Timestamp) -> NodeView {
     let (last, live, spooled) = seen.map_or((row.registered, false, 0), |(s, live)| (s.last, live, s.spooled));
@@ -139,24 +139,5 @@ pub(super) fn trial(row: TrialRow, reports: &[TrialReportRow]) -> TrialView {
         candidates: row.candidates.into_iter().map(Into::into).collect(),
         outcomes,
         aborted: row.aborted.or_else(|| leader.and_then(|r| r.aborted.clone())),
-    }
-}
-
-pub(super) fn interval(row: IntervalRow) -> IntervalView {
-    IntervalView {
-        version: row.version.0,
-        strategy: row.ran.into(),
-        from_step: row.from_step,
-        to_step: row.to_step,
-        at_us: row.at.0,
-        predicted_sync_us: row.predicted_sync_us,
-        measured_sync_us: row.measured_sync_us,
-        measured_comp_us: row.comp_us,
-        bytes_sent: row.bytes_sent,
-        gain: row.gain,
-        predicted_step_us: row.predicted_step_us,
-        model_sync_us: row.model_sync_us,
-        measured_step_us: row.measured_step_us,
-        settled: row.settled,
     }
 }

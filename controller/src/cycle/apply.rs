@@ -3,33 +3,20 @@
 use flexcomm_domain::Decision;
 use flexcomm_planner::{Memory, Outcome, TrialRequest};
 
-use super::check::Checked;
+use super::decide::Decided;
 use super::{CycleError, Gathered};
 use crate::app::App;
 use crate::store::{NewDecision, NewTrial};
 
-/// What was stored.
-#[derive(Debug)]
-pub struct Applied {
-    /// The planner's answer.
-    pub outcome: Outcome,
-    /// Why its decision was not published.
-    pub refused: Option<String>,
-}
-
 /// Stores what the outcome asks for.
-pub async fn apply(app: &App, gathered: &Gathered, checked: Checked) -> Result<Applied, CycleError> {
-    let Checked { outcome, seed, refused } = checked;
-    if refused.is_none() {
-        if let Some(trial) = &outcome.trial {
-            ask(app, gathered, trial).await?;
-        }
-        match outcome.decision() {
-            Some(decision) => put(app, gathered, (decision, seed), &outcome).await?,
-            None => remember(app, gathered, &outcome.memory).await?,
-        }
+pub async fn apply(app: &App, gathered: &Gathered, Decided { outcome, seed }: &Decided) -> Result<(), CycleError> {
+    if let Some(trial) = &outcome.trial {
+        ask(app, gathered, trial).await?;
     }
-    Ok(Applied { outcome, refused })
+    match outcome.decision() {
+        Some(decision) => put(app, gathered, (decision, *seed), outcome).await,
+        None => remember(app, gathered, &outcome.memory).await,
+    }
 }
 
 fn json<T: serde::Serialize>(job: &flexcomm_domain::JobId, value: &T) -> Result<String, CycleError> {

@@ -53,11 +53,11 @@ pub async fn tick(app: &App) -> Result<(), CycleError> {
     let links = agreed(merge(&links, &tests, now, app.time_constant_s()));
     let known = known(&Thresholds::of(&app.config), &links, &tests, &shared(app).await?);
     let echoes = echoes::plan(&app.config.probes, &live, &known);
-    *app.echoes() = echoes;
+    *app.echoes.lock() = echoes;
     let moved = {
-        let mut scheduler = app.scheduler();
+        let mut scheduler = app.scheduler.lock();
         scheduler.tick(now, &live, &known, echoes.other_probes);
-        scheduler.to_store()
+        scheduler.take_moved()
     };
     Ok(app.store.put_probe_accounts(&moved, now).await?)
 }
@@ -92,7 +92,7 @@ fn latency_moved(link: &LinkView, then_us: f64, share: f64) -> bool {
 }
 
 async fn shared(app: &App) -> Result<Shared, CycleError> {
-    let jobs: Vec<_> = app.statuses().iter().map(|(job, status)| (job.clone(), status.deviates)).collect();
+    let jobs: Vec<_> = app.statuses.lock().iter().map(|(job, status)| (job.clone(), status.deviates)).collect();
     let mut shared = Shared::default();
     for (job, deviates) in jobs {
         let ranks = app.store.ranks(&job).await?;

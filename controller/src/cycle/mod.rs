@@ -108,9 +108,9 @@ pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
     let _passing = app.passing.lock().await;
     let jobs = app.store.running_jobs().await?;
     let runs = |job: &flexcomm_domain::JobId| jobs.iter().any(|j| j.job == *job);
-    app.statuses().retain(|job, _| runs(job));
-    app.missing().retain(runs);
-    app.doubts().retain(runs);
+    app.statuses.lock().retain(|job, _| runs(job));
+    app.missing.lock().retain(runs);
+    app.doubts.lock().retain(runs);
     let each = futures_util::stream::iter(jobs).map(|job| one_job(app, job));
     let failed: Vec<CycleError> =
         each.buffer_unordered(JOBS_AT_ONCE).filter_map(|r| std::future::ready(r.err())).collect().await;
@@ -123,7 +123,7 @@ pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
 /// together, and those of a missing node cannot say so.
 async fn look_for_missing(app: &App, job: &JobRow) -> Result<(), CycleError> {
     let sight = app.sight(job, &app.store.ranks(&job.job).await?);
-    app.missing().note(&job.job, &sight.missing, app.clock.now());
+    app.missing.lock().note(&job.job, &sight.missing, app.clock.now());
     if sight.missing.is_empty() {
         return Ok(());
     }
@@ -151,12 +151,12 @@ async fn one_run(app: &Arc<App>, job: JobRow) -> Result<(), CycleError> {
     trials::settle(app, &job).await?;
     let mut gathered = gather(app, &job).await?;
     let decided = decide::decide(&mut gathered).await?;
-    let checked = check::check(&gathered, decided);
-    if checked.refused.is_some() {
-        app.counters.refused_decisions.inc();
+    let refused = check::check(&gathered, &decided.outcome);
+    match refused {
+        None => apply::apply(app, &gathered, &decided).await?,
+        Some(_) => app.counters.refused_decisions.inc(),
     }
-    let applied = apply::apply(app, &gathered, checked).await?;
-    record::record(app, &gathered, applied).await
+    record::record(app, &gathered, &decided.outcome, refused).await
 }
 
 #[cfg(test)]
@@ -273,7 +273,7 @@ mod tests {
             }
             pass(&app).await.unwrap();
         }
-        assert!(app.statuses().contains_key(&job()), "the job was looked at");
+        assert!(app.statuses.lock().contains_key(&job()), "the job was looked at");
         assert!(!app.store.intervals(&job(), 100).await.unwrap().is_empty());
         assert_eq!((app.store.book_reads(), app.counters.fitted.get()), (1, 0), "none is old enough to be fitted to");
     }

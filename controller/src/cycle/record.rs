@@ -4,23 +4,27 @@ use flexcomm_domain::Timestamp;
 use flexcomm_optimizer::Sample;
 use flexcomm_planner::{Outcome, Report};
 
-use super::apply::Applied;
 use super::{CycleError, Gathered};
 use crate::app::{App, JobStatus};
 use crate::intervals::{self, FIT_AFTER_S, Prediction, Surroundings};
 use crate::store::IntervalRow;
 
-/// Keeps what was seen.
-pub async fn record(app: &App, gathered: &Gathered, applied: Applied) -> Result<(), CycleError> {
-    let report = &applied.outcome.report;
+/// Keeps what was seen, and why the outcome was not applied.
+pub async fn record(
+    app: &App,
+    gathered: &Gathered,
+    outcome: &Outcome,
+    refused: Option<String>,
+) -> Result<(), CycleError> {
+    let report = &outcome.report;
     let prediction = prediction(gathered, report);
     let newest = measure(app, gathered, prediction).await?;
     fit(app, gathered).await?;
-    let fitted_trial = fit_trial(app, gathered, &applied.outcome).await?;
+    let fitted_trial = fit_trial(app, gathered, outcome).await?;
     tracing::debug!(job = %gathered.job.job, verdict = report.verdict, why = report.why, "looked");
-    let refused = applied.refused.as_ref().map(|why| format!("the checker refused a decision: {why}"));
-    let doubts = app.doubts().lasting(&gathered.job.job, &gathered.doubts, gathered.now);
-    let mut statuses = app.statuses();
+    let refused = refused.map(|why| format!("the checker refused a decision: {why}"));
+    let doubts = app.doubts.lock().lasting(&gathered.job.job, &gathered.doubts, gathered.now);
+    let mut statuses = app.statuses.lock();
     let deviates = match &newest {
         Some(interval) => deviates(interval, app.config.probes.suspect_change),
         None => statuses.get(&gathered.job.job).is_some_and(|before| before.deviates),
@@ -115,7 +119,7 @@ async fn fit(app: &App, gathered: &Gathered) -> Result<(), CycleError> {
 async fn fit_trial(app: &App, gathered: &Gathered, outcome: &Outcome) -> Result<u64, CycleError> {
     let job = &gathered.job.job;
     let Some(trial) = &gathered.trial else { return Ok(0) };
-    let known = app.statuses().get(job).map(|status| status.fitted_trial);
+    let known = app.statuses.lock().get(job).map(|status| status.fitted_trial);
     let moved = outcome.memory.moving.is_some_and(|moving| moving.until >= trial.asked)
         || outcome.report.contradicted_s.is_some();
     if moved || known.is_none_or(|id| id >= trial.id) {

@@ -1,74 +1,29 @@
 //! A checksum in each row that decisions are made of, so that a bit that flipped on disk is seen when the row is
 //! read. SQLite's own check looks at the structure of its pages, not at the values in them.
 
+use parking_lot::Mutex;
+use sqlx::AssertSqlSafe;
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
 
+use super::statement::{Statement, ToValue, Value};
 use super::{Result, StoreError};
 
 /// Damaged rows that are remembered to be counted and logged once; beyond it they are still refused.
 const MOST_REMEMBERED: usize = 1024;
 
-/// A value of a row.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Field<'a> {
-    /// An absent one too.
-    Text(Option<&'a str>),
-    /// An absent one too.
-    Number(Option<i64>),
-    /// By its bits.
-    Real(f64),
-}
-
-impl<'a> From<&'a str> for Field<'a> {
-    fn from(value: &'a str) -> Self {
-        Self::Text(Some(value))
-    }
-}
-
-impl<'a> From<&'a String> for Field<'a> {
-    fn from(value: &'a String) -> Self {
-        Self::Text(Some(value))
-    }
-}
-
-impl<'a> From<&'a Option<String>> for Field<'a> {
-    fn from(value: &'a Option<String>) -> Self {
-        Self::Text(value.as_deref())
-    }
-}
-
-impl From<i64> for Field<'_> {
-    fn from(value: i64) -> Self {
-        Self::Number(Some(value))
-    }
-}
-
-impl From<Option<i64>> for Field<'_> {
-    fn from(value: Option<i64>) -> Self {
-        Self::Number(value)
-    }
-}
-
-impl From<f64> for Field<'_> {
-    fn from(value: f64) -> Self {
-        Self::Real(value)
-    }
-}
-
 /// The checksum of a row: every value with its type and length, so that no two rows are the same bytes.
-pub(super) fn checksum(table: &'static str, row: &[Field<'_>]) -> i64 {
+pub(super) fn checksum(table: &'static str, row: &[Value]) -> i64 {
     let mut hasher = blake3::Hasher::new();
     let mut part = |kind: u8, bytes: &[u8]| {
         hasher.update(&[kind]).update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
     };
     part(0, table.as_bytes());
-    for field in row {
-        match field {
-            Field::Text(None) | Field::Number(None) => part(1, &[]),
-            Field::Text(Some(text)) => part(2, text.as_bytes()),
-            Field::Number(Some(number)) => part(3, &number.to_le_bytes()),
-            Field::Real(real) => part(4, &real.to_bits().to_le_bytes()),
+    for value in row {
+        match value {
+            Value::Null => part(1, &[]),
+            Value::Text(text) => part(2, text.as_bytes()),
+            Value::Number(number) => part(3, &number.to_le_bytes()),
+            Value::Real(real) => part(4, &real.to_bits().to_le_bytes()),
         }
     }
     let mut first = [0; 8];
@@ -76,53 +31,94 @@ pub(super) fn checksum(table: &'static str, row: &[Field<'_>]) -> i64 {
     i64::from_le_bytes(first)
 }
 
-/// A stored row that bears a checksum; rows of older versions bear none.
-pub(super) trait Row {
+/// A stored row that bears a checksum in the column `seal`; rows of older versions bear none. Its types read back whatever
+/// is stored, so that damage is found before a value is refused.
+pub(super) trait Sealed {
     /// Of which table.
     const TABLE: &'static str;
 
     /// The other columns.
-    fn fields(&self) -> Vec<Field<'_>>;
+    const COLUMNS: &'static [&'static str];
+
+    /// Their values.
+    fn values(&self) -> Vec<Value>;
 
     /// As stored.
-    fn stored(&self) -> Option<i64>;
+    fn seal(&self) -> Option<i64>;
 
     /// As it has to be.
     fn checksum(&self) -> i64 {
-        checksum(Self::TABLE, &self.fields())
+        checksum(Self::TABLE, &self.values())
     }
 
     /// Whether it is what was written.
     fn is_intact(&self) -> bool {
-        self.stored().is_none_or(|stored| stored == self.checksum())
+        self.seal().is_none_or(|seal| seal == self.checksum())
     }
 
     /// Changes values; answers the checksum to store with them. A damaged row keeps its own: it stays damaged.
     fn change(&mut self, change: impl FnOnce(&mut Self)) -> Option<i64> {
         let intact = self.is_intact();
         change(self);
-        if intact { self.stored().map(|_| self.checksum()) } else { self.stored() }
+        if intact { self.seal().map(|_| self.checksum()) } else { self.seal() }
+    }
+
+    /// Stores the row, in the place of one with the same key.
+    fn put(&self, operation: &'static str, seal: Option<i64>) -> Statement {
+        let (table, columns) = (Self::TABLE, Self::COLUMNS.join(", "));
+        let mut values = self.values();
+        values.push(seal.to_value());
+        let places = vec!["?"; values.len()].join(", ");
+        let text = format!("INSERT OR REPLACE INTO {table} ({columns}, seal) VALUES ({places})");
+        Statement::new(operation, AssertSqlSafe(text), values)
+    }
+
+    /// Stores a new row with its checksum.
+    fn put_new(&self, operation: &'static str) -> Statement {
+        self.put(operation, Some(self.checksum()))
     }
 }
+
+/// Declares a row of a table with checksums.
+macro_rules! sealed {
+    ($(#[$doc:meta])* $name:ident of $table:literal { $($column:ident: $type:ty),+ $(,)? }) => {
+        $(#[$doc])*
+        struct $name {
+            $($column: $type,)+
+            seal: Option<i64>,
+        }
+
+        super::statement::row!($name { $($column),+, seal });
+
+        impl super::checksum::Sealed for $name {
+            const TABLE: &'static str = $table;
+            const COLUMNS: &'static [&'static str] = &[$(stringify!($column)),+];
+
+            fn values(&self) -> Vec<super::statement::Value> {
+                vec![$(super::statement::ToValue::to_value(&self.$column)),+]
+            }
+
+            fn seal(&self) -> Option<i64> {
+                self.seal
+            }
+        }
+    };
+}
+pub(super) use sealed;
 
 /// Rows that were found damaged since the start.
 #[derive(Debug, Default)]
 pub(super) struct Damaged(Mutex<BTreeSet<String>>);
 
 impl Damaged {
-    /// Refuses a row that is not what was written, and remembers it. `row` names it within its table.
-    pub(super) fn check(
-        &self,
-        (table, fields): (&'static str, &[Field<'_>]),
-        stored: Option<i64>,
-        row: impl FnOnce() -> String,
-    ) -> Result<()> {
-        if stored.is_none_or(|stored| stored == checksum(table, fields)) {
+    /// Refuses a row that is not what was written, and remembers it. `name` names it within its table.
+    pub(super) fn check<R: Sealed>(&self, row: &R, name: impl FnOnce() -> String) -> Result<()> {
+        if row.is_intact() {
             return Ok(());
         }
-        let row = row();
-        let error = StoreError::Damaged { table, row: row.clone() };
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let row = name();
+        let error = StoreError::Damaged { table: R::TABLE, row: row.clone() };
+        let mut known = self.0.lock();
         let named = error.to_string();
         if known.len() < MOST_REMEMBERED && known.insert(named) {
             tracing::error!(row, "failed to {error}");
@@ -132,7 +128,7 @@ impl Damaged {
 
     /// How many.
     pub(super) fn count(&self) -> usize {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.0.lock().len()
     }
 }
 
@@ -155,18 +151,17 @@ mod tests {
 
     #[test]
     fn every_value_its_place_its_type_and_its_table_count() {
-        let (a, b, none) = (String::from("a"), String::from("b"), None::<String>);
         let checksums = [
-            checksum("t", &[(&a).into(), (&b).into()]),
-            checksum("t", &[(&b).into(), (&a).into()]),
-            checksum("t", &["ab".into(), "".into()]),
-            checksum("t", &["ab".into()]),
-            checksum("u", &["ab".into()]),
-            checksum("t", &["ab".into(), (&none).into()]),
-            checksum("t", &[1.into()]),
-            checksum("t", &[f64::from_bits(1).into()]),
-            checksum("t", &[0.0.into()]),
-            checksum("t", &[(-0.0).into()]),
+            checksum("t", &["a".to_value(), "b".to_value()]),
+            checksum("t", &["b".to_value(), "a".to_value()]),
+            checksum("t", &["ab".to_value(), "".to_value()]),
+            checksum("t", &["ab".to_value()]),
+            checksum("u", &["ab".to_value()]),
+            checksum("t", &["ab".to_value(), Value::Null]),
+            checksum("t", &[Value::Number(1)]),
+            checksum("t", &[f64::from_bits(1).to_value()]),
+            checksum("t", &[0.0.to_value()]),
+            checksum("t", &[(-0.0).to_value()]),
         ];
         let different: BTreeSet<i64> = checksums.into_iter().collect();
         assert_eq!(different.len(), checksums.len());

@@ -8,7 +8,8 @@ use flexcomm_wire::{
 use sqlx::SqliteConnection;
 
 use super::jobs::End;
-use super::{Result, Store, decisions, jobs, json, links, scenario, signed, sql, steps as windows, trials, unsigned};
+use super::statement::sql;
+use super::{Result, Store, StoreError, decisions, jobs, links, scenario, steps as windows, trials};
 use crate::grants::Spent;
 use crate::limits::MAX_JOBS;
 use crate::reports::{self, Reason, Rejected};
@@ -72,31 +73,34 @@ struct Sender<'a> {
     now: Timestamp,
 }
 
-impl Sender<'_> {
-    /// Whether an agent is alive: its own, too.
-    fn is_live(&self, node: &str) -> bool {
-        self.live.iter().any(|n| n.as_str() == node)
+/// Why a report is not stored.
+enum Refusal {
+    /// The store failed: the whole batch is left.
+    Store(StoreError),
+    Rejected(Rejected),
+    Run(RefusedRun),
+}
+
+impl From<StoreError> for Refusal {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
     }
 }
 
-/// What became of one report.
-enum Fate {
-    Stored(Option<News>),
-    Rejected(Rejected),
-    Refused(RefusedRun),
-}
-
-impl From<Rejected> for Fate {
+impl From<Rejected> for Refusal {
     fn from(rejected: Rejected) -> Self {
         Self::Rejected(rejected)
     }
 }
 
-fn rejected(reason: Reason, detail: String) -> Result<Fate> {
-    Ok(Fate::Rejected(Rejected::new(reason, detail)))
+/// What a stored report changed.
+type Stored = std::result::Result<Option<News>, Refusal>;
+
+fn rejected<T>(reason: Reason, detail: String) -> std::result::Result<T, Refusal> {
+    Err(Rejected::new(reason, detail).into())
 }
 
-const JOB: Result<Fate> = Ok(Fate::Stored(Some(News::Job)));
+const JOB: Stored = Ok(Some(News::Job));
 
 impl Store {
     /// Stores a batch of a node, whole or not at all.
@@ -107,17 +111,11 @@ impl Store {
         live: &[NodeName],
         now: Timestamp,
     ) -> Result<Ingest> {
-        let on_error = sql("store reports");
-        let mut tx = self.write.begin().await.map_err(&on_error)?;
-        let owner: Option<(i64, i64)> = sqlx::query_as("SELECT instance, acked_seq FROM nodes WHERE node = $1")
-            .bind(node.as_str())
-            .fetch_optional(&mut *tx)
-            .await
-            .map_err(&on_error)?;
-        let Some((_, acked)) = owner.filter(|(owner, _)| unsigned(*owner) == instance) else {
-            return Ok(Ingest::Stranger);
-        };
-        let mut done = Ingested { acked_seq: unsigned(acked), ..Ingested::default() };
+        let mut tx = self.write.begin("store reports").await?;
+        let query = sql!(tx.operation, "SELECT instance, acked_seq FROM nodes WHERE node = $1", node);
+        let owner: Option<(u64, u64)> = query.fetch_optional(&mut *tx).await?;
+        let Some((_, acked_seq)) = owner.filter(|(owner, _)| *owner == instance) else { return Ok(Ingest::Stranger) };
+        let mut done = Ingested { acked_seq, ..Ingested::default() };
         for report in batch {
             if report.seq <= done.acked_seq {
                 done.repeated += 1;
@@ -127,43 +125,32 @@ impl Store {
                 return Ok(Ingest::Jump { from: done.acked_seq, to: report.seq });
             }
             done.acked_seq = report.seq;
-            let rejected = match store(&mut tx, &Sender { node, live, now }, report.body).await? {
-                Fate::Stored(news) => {
+            let rejected = match store(&mut tx, &Sender { node, live, now }, report.body).await {
+                Ok(news) => {
                     done.news.extend(news.filter(|n| !done.news.contains(n)));
                     continue;
                 }
-                Fate::Refused(run) => {
+                Err(Refusal::Store(error)) => return Err(error),
+                Err(Refusal::Run(run)) => {
                     let rejected = Rejected::new(Reason::JobConflict, run.reason.clone());
                     if !done.refused.contains(&run) {
                         done.refused.push(run);
                     }
                     rejected
                 }
-                Fate::Rejected(rejected) => {
+                Err(Refusal::Rejected(rejected)) => {
                     done.first_reason
                         .get_or_insert_with(|| format!("{}: {}", rejected.reason.as_str(), rejected.detail));
                     rejected
                 }
             };
-            scenario::count_rejected(&mut tx, rejected.reason.as_str(), &rejected.detail, now).await?;
+            scenario::count_rejected(&rejected, now).execute(&mut *tx).await?;
             done.rejected += 1;
         }
-        sqlx::query("UPDATE nodes SET acked_seq = $2 WHERE node = $1")
-            .bind(node.as_str())
-            .bind(signed(done.acked_seq))
-            .execute(&mut *tx)
-            .await
-            .map_err(&on_error)?;
-        tx.commit().await.map_err(&on_error)?;
+        let text = "UPDATE nodes SET acked_seq = $2 WHERE node = $1";
+        sql!(tx.operation, text, node, done.acked_seq).execute(&mut *tx).await?;
+        tx.commit().await?;
         Ok(Ingest::Done(done))
-    }
-
-    /// Counts something that was refused outside a batch.
-    pub async fn count_rejected(&self, rejected: &Rejected, now: Timestamp) -> Result<()> {
-        let on_error = sql("count what was rejected");
-        let mut tx = self.write.begin().await.map_err(&on_error)?;
-        scenario::count_rejected(&mut tx, rejected.reason.as_str(), &rejected.detail, now).await?;
-        tx.commit().await.map_err(&on_error)
     }
 }
 
@@ -171,21 +158,16 @@ async fn store(
     db: &mut SqliteConnection,
     from: &Sender<'_>,
     body: std::result::Result<ReportBody, Rejected>,
-) -> Result<Fate> {
-    let (node, now) = (from.node, from.now);
-    let body = match body.and_then(|body| reports::check(&body).map(|()| body)) {
-        Ok(body) => body,
-        Err(rejected) => return Ok(rejected.into()),
-    };
+) -> Stored {
+    let (body, node, now) = (body?, from.node, from.now);
+    reports::check(&body)?;
     match body {
         ReportBody::Link(r) => link(db, node, &r, now).await,
         ReportBody::Throughput(r) => throughput(db, node, &r, now).await,
         ReportBody::Path(r) => {
-            if let Some(unknown) = unknown_peer(db, node, &r.peer).await? {
-                return Ok(unknown.into());
-            }
-            links::put_path(db, (node, &r.peer), &json("store a path", &r.hops)?, now).await?;
-            Ok(Fate::Stored(None))
+            known_peer(db, node, &r.peer).await?;
+            links::put_path(db, node, &r, now).await?;
+            Ok(None)
         }
         ReportBody::JobSeen(r) => job_seen(db, from, &r).await,
         ReportBody::JobLeft { job, rank, run, connection_lost } => {
@@ -196,65 +178,55 @@ async fn store(
         ReportBody::Applied(r) => applied(db, node, &r, now).await,
         ReportBody::Trial(r) => trial(db, node, r, now).await,
         ReportBody::Shape(r) => {
-            scenario::put_shape(db, node, (r.id, r.error.as_deref()), now).await?;
-            Ok(Fate::Stored(None))
+            scenario::put_shape(db, node, &r, now).await?;
+            Ok(None)
         }
     }
 }
 
-fn itself(node: &NodeName) -> Rejected {
-    Rejected::new(Reason::BadValue, format!("a link from {node} to itself"))
+fn not_itself(node: &NodeName, peer: &NodeName) -> std::result::Result<(), Refusal> {
+    if node == peer { rejected(Reason::BadValue, format!("a link from {node} to itself")) } else { Ok(()) }
 }
 
-fn never_registered(peer: &NodeName) -> Rejected {
-    Rejected::new(Reason::UnknownNode, format!("node {peer} never registered"))
+fn registered(peer: &NodeName, known: bool) -> std::result::Result<(), Refusal> {
+    if known { Ok(()) } else { rejected(Reason::UnknownNode, format!("node {peer} never registered")) }
 }
 
-async fn unknown_peer(db: &mut SqliteConnection, node: &NodeName, peer: &NodeName) -> Result<Option<Rejected>> {
-    if node == peer {
-        return Ok(Some(itself(node)));
-    }
-    let known: Option<(i64,)> = sqlx::query_as("SELECT 1 FROM nodes WHERE node = $1")
-        .bind(peer.as_str())
-        .fetch_optional(db)
-        .await
-        .map_err(sql("look up a node"))?;
-    Ok(known.is_none().then(|| never_registered(peer)))
+async fn known_peer(db: &mut SqliteConnection, node: &NodeName, peer: &NodeName) -> std::result::Result<(), Refusal> {
+    not_itself(node, peer)?;
+    let query = sql!("look up a node", "SELECT EXISTS (SELECT 1 FROM nodes WHERE node = $1)", peer);
+    registered(peer, query.fetch_one(db).await?)
 }
 
-async fn link(db: &mut SqliteConnection, node: &NodeName, r: &LinkReport, now: Timestamp) -> Result<Fate> {
-    if *node == r.peer {
-        return Ok(itself(node).into());
-    }
-    if links::put(db, node, r, now).await? { JOB } else { Ok(never_registered(&r.peer).into()) }
+async fn link(db: &mut SqliteConnection, node: &NodeName, r: &LinkReport, now: Timestamp) -> Stored {
+    not_itself(node, &r.peer)?;
+    registered(&r.peer, links::put(db, node, r, now).await?)?;
+    JOB
 }
 
-async fn throughput(db: &mut SqliteConnection, node: &NodeName, r: &ThroughputReport, now: Timestamp) -> Result<Fate> {
-    if let Some(unknown) = unknown_peer(db, node, &r.peer).await? {
-        return Ok(unknown.into());
+async fn throughput(db: &mut SqliteConnection, node: &NodeName, r: &ThroughputReport, now: Timestamp) -> Stored {
+    known_peer(db, node, &r.peer).await?;
+    for (way, bps) in [((node, &r.peer), r.out_bps), ((&r.peer, node), r.back_bps)] {
+        if let Some(bps) = bps {
+            links::put_test(db, way, bps, now).await?;
+        }
     }
-    if let Some(bps) = r.out_bps {
-        links::put_test(db, (node, &r.peer), bps, now).await?;
-    }
-    if let Some(bps) = r.back_bps {
-        links::put_test(db, (&r.peer, node), bps, now).await?;
-    }
-    Ok(Fate::Stored(Some(News::GrantDone(r.into()))))
+    Ok(Some(News::GrantDone(r.into())))
 }
 
-async fn job_seen(db: &mut SqliteConnection, from: &Sender<'_>, r: &JobSeen) -> Result<Fate> {
+async fn job_seen(db: &mut SqliteConnection, from: &Sender<'_>, r: &JobSeen) -> Stored {
     match jobs::known(db, &r.job).await? {
-        None if jobs::running(db).await? >= MAX_JOBS => {
+        None if jobs::running(db).await? >= MAX_JOBS as u64 => {
             return rejected(Reason::Full, format!("job {}: {MAX_JOBS} jobs run already", r.job));
         }
         Some(known) if continues(&known, r) => {
             let owner = jobs::node_of(db, &r.job, r.rank).await?;
-            if let Some(owner) = owner.filter(|owner| owner != from.node.as_str() && from.is_live(owner)) {
-                return Ok(owned_by_another(from.node, r, &owner));
+            if let Some(owner) = owner.filter(|owner| owner != from.node && from.live.contains(owner)) {
+                return Err(owned_by_another(from.node, r, &owner));
             }
         }
         Some(known) => match in_the_way(db, from, &known, r).await? {
-            Some(node) => return Ok(refusal(&known, r, &node)),
+            Some(node) => return Err(refusal(&known, r, &node)),
             None => jobs::begin(db, r, from.now).await?,
         },
         None => jobs::begin(db, r, from.now).await?,
@@ -277,26 +249,27 @@ async fn in_the_way(
     from: &Sender<'_>,
     known: &jobs::Known,
     r: &JobSeen,
-) -> Result<Option<String>> {
+) -> Result<Option<NodeName>> {
     let here = jobs::homes(db, &r.job).await?;
-    let gone = |rank: u32, owner: &String| owner == from.node.as_str() && (rank == r.rank || known.run != r.run);
-    Ok(here.into_iter().find(|(rank, owner)| from.is_live(owner) && !gone(*rank, owner)).map(|(_, owner)| owner))
+    let gone = |rank: u32, owner: &NodeName| owner == from.node && (rank == r.rank || known.run != r.run);
+    let stays = |(rank, owner): &(u32, NodeName)| from.live.contains(owner) && !gone(*rank, owner);
+    Ok(here.into_iter().find(stays).map(|(_, owner)| owner))
 }
 
 /// A rank lives on another node, whose agent is alive and has not said that it left: whoever has the token knows the run's id.
-fn owned_by_another(from: &NodeName, r: &JobSeen, owner: &str) -> Fate {
+fn owned_by_another(from: &NodeName, r: &JobSeen, owner: &NodeName) -> Refusal {
     let (job, rank) = (r.job.clone(), r.rank);
     let reason = format!(
         "node {from} announces rank {rank} of job {job}, which runs on node {owner}: it is taken over when that agent says that \
          the rank has left, or is silent"
     );
     match r.run {
-        Some(run) => Fate::Refused(RefusedRun { job, run, reason }),
+        Some(run) => Refusal::Run(RefusedRun { job, run, reason }),
         None => Rejected::new(Reason::JobConflict, reason).into(),
     }
 }
 
-fn refusal(known: &jobs::Known, r: &JobSeen, node: &str) -> Fate {
+fn refusal(known: &jobs::Known, r: &JobSeen, node: &NodeName) -> Refusal {
     let job = &r.job;
     let Some(run) = r.run.filter(|_| known.run != r.run) else {
         let detail = format!(
@@ -310,7 +283,7 @@ fn refusal(known: &jobs::Known, r: &JobSeen, node: &str) -> Fate {
         "another run ({other}, on node {node} among others) trains under the name {job} already, and this one ({run}) is \
          not steered until that has ended: give each training a name of its own, by FLEXCOMM_JOB or attach(job=...)"
     );
-    Fate::Refused(RefusedRun { job: job.clone(), run, reason })
+    Refusal::Run(RefusedRun { job: job.clone(), run, reason })
 }
 
 /// The job, when it is known and this rank of it runs on this node.
@@ -318,18 +291,17 @@ async fn on_its_node(
     db: &mut SqliteConnection,
     node: &NodeName,
     (job, rank): (&JobId, u32),
-) -> Result<std::result::Result<jobs::Known, Rejected>> {
+) -> std::result::Result<jobs::Known, Refusal> {
     let Some(known) = jobs::known(db, job).await? else {
-        return Ok(Err(Rejected::new(Reason::UnknownJob, format!("no trainer announced job {job}"))));
+        return rejected(Reason::UnknownJob, format!("no trainer announced job {job}"));
     };
-    let owner = jobs::node_of(db, job, rank).await?;
-    Ok(match owner {
-        Some(owner) if owner == node.as_str() => Ok(known),
+    match jobs::node_of(db, job, rank).await? {
+        Some(owner) if owner == *node => Ok(known),
         Some(owner) => {
-            Err(Rejected::new(Reason::UnknownRank, format!("rank {rank} of job {job} runs on {owner}, not on {node}")))
+            rejected(Reason::UnknownRank, format!("rank {rank} of job {job} runs on {owner}, not on {node}"))
         }
-        None => Err(Rejected::new(Reason::UnknownRank, format!("rank {rank} of job {job} is not there"))),
-    })
+        None => rejected(Reason::UnknownRank, format!("rank {rank} of job {job} is not there")),
+    }
 }
 
 async fn job_left(
@@ -337,29 +309,20 @@ async fn job_left(
     from: &Sender<'_>,
     (job, rank, run): (&JobId, u32, Option<RunId>),
     how: End,
-) -> Result<Fate> {
-    match on_its_node(db, from.node, (job, rank)).await? {
-        Ok(known) if run.is_some() && run != known.run => rejected(
-            Reason::UnknownRank,
-            format!("rank {rank} of job {job} left a run that no longer has the job's name"),
-        ),
-        Ok(_) => {
-            jobs::leave(db, (job, rank), how, from.now).await?;
-            JOB
-        }
-        Err(rejected) => Ok(rejected.into()),
+) -> Stored {
+    let known = on_its_node(db, from.node, (job, rank)).await?;
+    if run.is_some() && run != known.run {
+        let detail = format!("rank {rank} of job {job} left a run that no longer has the job's name");
+        return rejected(Reason::UnknownRank, detail);
     }
+    jobs::leave(db, (job, rank), how, from.now).await?;
+    JOB
 }
 
-async fn steps(db: &mut SqliteConnection, node: &NodeName, mut r: StepsReport, now: Timestamp) -> Result<Fate> {
-    if let Err(rejected) = on_its_node(db, node, (&r.job, r.rank)).await? {
-        return Ok(rejected.into());
-    }
-    let ran = match reports::ran(&r) {
-        Ok(ran) => ran,
-        Err(rejected) => return Ok(rejected.into()),
-    };
-    let newest = decisions::newest_version(db, &r.job).await?;
+async fn steps(db: &mut SqliteConnection, node: &NodeName, mut r: StepsReport, now: Timestamp) -> Stored {
+    on_its_node(db, node, (&r.job, r.rank)).await?;
+    let ran = reports::ran(&r)?;
+    let newest = decisions::newest_version(db, &r.job).await?.0;
     if r.version > newest {
         let detail = format!("steps of job {} under decision {}, the newest is {newest}", r.job, r.version);
         return rejected(Reason::UnknownVersion, detail);
@@ -369,34 +332,26 @@ async fn steps(db: &mut SqliteConnection, node: &NodeName, mut r: StepsReport, n
     JOB
 }
 
-async fn applied(db: &mut SqliteConnection, node: &NodeName, r: &AppliedReport, now: Timestamp) -> Result<Fate> {
-    let known = match on_its_node(db, node, (&r.job, r.rank)).await? {
-        Ok(known) => known,
-        Err(rejected) => return Ok(rejected.into()),
-    };
+async fn applied(db: &mut SqliteConnection, node: &NodeName, r: &AppliedReport, now: Timestamp) -> Stored {
+    let known = on_its_node(db, node, (&r.job, r.rank)).await?;
     let (job, version) = (&r.job, r.version);
-    match decisions::digest_of(db, job, version).await? {
-        None => rejected(Reason::UnknownVersion, format!("decision {version} of job {job} was never made")),
-        Some(digest) if digest != r.digest => {
-            let detail = format!("decision {version} of job {job} has digest {digest:014x}, not {:014x}", r.digest);
-            rejected(Reason::Digest, detail)
-        }
-        Some(_) => {
-            let newest = decisions::newest_applied(db, job, r.rank).await?;
-            if version < newest {
-                let detail = format!("rank {} of job {job} applied {version} after {newest}", r.rank);
-                return rejected(Reason::OldVersion, detail);
-            }
-            decisions::put_applied(db, r, known.world, now).await?;
-            JOB
-        }
+    let Some(digest) = decisions::digest_of(db, job, version).await? else {
+        return rejected(Reason::UnknownVersion, format!("decision {version} of job {job} was never made"));
+    };
+    if digest != r.digest {
+        let detail = format!("decision {version} of job {job} has digest {digest:014x}, not {:014x}", r.digest);
+        return rejected(Reason::Digest, detail);
     }
+    let newest = decisions::newest_applied(db, job, r.rank).await?;
+    if version < newest {
+        return rejected(Reason::OldVersion, format!("rank {} of job {job} applied {version} after {newest}", r.rank));
+    }
+    decisions::put_applied(db, r, known.world, now).await?;
+    JOB
 }
 
-async fn trial(db: &mut SqliteConnection, node: &NodeName, mut r: TrialReport, now: Timestamp) -> Result<Fate> {
-    if let Err(rejected) = on_its_node(db, node, (&r.job, r.rank)).await? {
-        return Ok(rejected.into());
-    }
+async fn trial(db: &mut SqliteConnection, node: &NodeName, mut r: TrialReport, now: Timestamp) -> Stored {
+    on_its_node(db, node, (&r.job, r.rank)).await?;
     if !trials::exists(db, &r.job, r.id).await? {
         return rejected(Reason::UnknownTrial, format!("trial {} of job {} was never asked for", r.id, r.job));
     }

@@ -2,21 +2,20 @@
 
 use flexcomm_domain::{JobId, Strategy, Timestamp, Version};
 use flexcomm_optimizer::{CoefficientBook, Sample, Terms};
-
+use flexcomm_wire::api::IntervalView;
 use sqlx::SqliteConnection;
+use sqlx::sqlite::SqliteRow;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
-use super::checksum::{checksum, intact};
-use super::{JobRow, Result, Store, json, signed, sql, stored, time, unsigned};
+use super::checksum::{Sealed, intact, sealed};
+use super::statement::{Row, column, row, sql};
+use super::{JobRow, Result, Store, json, stored};
 
-pub(super) const NEWEST: &str =
-    "SELECT version, strategy, from_step, to_step, at_us, predicted_sync_us, measured_sync_us,
-    predicted_step_us, measured_step_us, settled, alpha_s, beta_s, model_sync_us,
-    comp_us, bytes_sent, gain FROM intervals
-    WHERE job = $1 ORDER BY id DESC LIMIT $2";
+pub(super) const NEWEST: &str = "SELECT * FROM intervals WHERE job = $1 ORDER BY id DESC LIMIT $2";
 
-pub(super) const UNFITTED: &str = "SELECT id, strategy, at_us, measured_sync_us, alpha_s, beta_s FROM intervals
+pub(super) const UNFITTED: &str =
+    "SELECT id, strategy, at_us, measured_sync_us * 1e-6 AS measured_s, alpha_s, beta_s FROM intervals
     WHERE job = $1 AND settled AND NOT fitted AND at_us <= $2 AND alpha_s IS NOT NULL AND beta_s IS NOT NULL
     ORDER BY id LIMIT 256";
 
@@ -92,238 +91,157 @@ pub struct OpenInterval {
     pub moved: Timestamp,
 }
 
-#[derive(sqlx::FromRow)]
-struct Raw {
-    version: i64,
-    strategy: String,
-    from_step: i64,
-    to_step: i64,
-    at_us: i64,
-    predicted_sync_us: Option<f64>,
-    measured_sync_us: f64,
-    predicted_step_us: Option<f64>,
-    measured_step_us: f64,
-    settled: bool,
-    alpha_s: Option<f64>,
-    beta_s: Option<f64>,
-    model_sync_us: Option<f64>,
-    comp_us: Option<f64>,
-    bytes_sent: Option<f64>,
-    gain: Option<f64>,
+row! {
+    IntervalView {
+        version, strategy, from_step, to_step, at_us, predicted_sync_us, measured_sync_us, predicted_step_us,
+        measured_step_us, measured_comp_us: comp_us, bytes_sent, gain, settled, model_sync_us
+    }
+}
+row! {
+    OpenInterval {
+        version, from_step, began: began_us, predicted_sync_us, predicted_step_us, model_sync_us, moved: moved_us; terms
+    }
+}
+row!(Unfitted { id, strategy, at: at_us; sample });
+row!(Sample { measured_s; terms });
+row!(Terms { alpha_s, beta_s });
+
+impl Row for Option<Terms> {
+    fn read(row: &SqliteRow) -> sqlx::Result<Self> {
+        let (alpha_s, beta_s) = (column::<Option<f64>>(row, "alpha_s")?, column::<Option<f64>>(row, "beta_s")?);
+        Ok(alpha_s.zip(beta_s).map(|(alpha_s, beta_s)| Terms { alpha_s, beta_s }))
+    }
 }
 
-fn terms((alpha_s, beta_s): (Option<f64>, Option<f64>)) -> Option<Terms> {
-    alpha_s.zip(beta_s).map(|(alpha_s, beta_s)| Terms { alpha_s, beta_s })
+sealed! {
+    /// The fitted coefficients, as JSON.
+    Book of "coefficients" { book: String }
 }
-
-#[derive(sqlx::FromRow)]
-struct RawOpen {
-    version: i64,
-    from_step: i64,
-    began_us: i64,
-    predicted_sync_us: Option<f64>,
-    predicted_step_us: Option<f64>,
-    alpha_s: Option<f64>,
-    beta_s: Option<f64>,
-    model_sync_us: Option<f64>,
-    moved_us: i64,
-}
-
-const COEFFICIENTS: &str = "coefficients";
 
 impl Store {
     /// The newest `limit` intervals, newest last.
-    pub async fn intervals(&self, job: &JobId, limit: u32) -> Result<Vec<IntervalRow>> {
-        let operation = "read intervals";
-        let query = sqlx::query_as(NEWEST).bind(job.as_str()).bind(limit);
-        let mut rows: Vec<Raw> = query.fetch_all(&self.read).await.map_err(sql(operation))?;
+    pub async fn intervals(&self, job: &JobId, limit: u32) -> Result<Vec<IntervalView>> {
+        let mut rows = sql!("read intervals", NEWEST, job, limit).fetch_all(&self.read).await?;
         rows.reverse();
-        let row = |r: Raw| {
-            Ok(IntervalRow {
-                version: Version(unsigned(r.version)),
-                ran: stored(operation, "strategy", r.strategy.parse())?,
-                from_step: unsigned(r.from_step),
-                to_step: unsigned(r.to_step),
-                at: time(r.at_us),
-                predicted_sync_us: r.predicted_sync_us,
-                measured_sync_us: r.measured_sync_us,
-                predicted_step_us: r.predicted_step_us,
-                measured_step_us: r.measured_step_us,
-                comp_us: r.comp_us,
-                bytes_sent: r.bytes_sent,
-                gain: r.gain,
-                settled: r.settled,
-                terms: terms((r.alpha_s, r.beta_s)),
-                model_sync_us: r.model_sync_us,
-            })
-        };
-        rows.into_iter().map(row).collect()
+        Ok(rows)
     }
 
     /// The interval that is being measured.
     pub async fn open_interval(&self, job: &JobId) -> Result<Option<OpenInterval>> {
-        let row: Option<RawOpen> = sqlx::query_as(
-            "SELECT version, from_step, began_us, predicted_sync_us, predicted_step_us, alpha_s, beta_s,
-             model_sync_us, moved_us FROM open_intervals WHERE job = $1",
-        )
-        .bind(job.as_str())
-        .fetch_optional(&self.read)
-        .await
-        .map_err(sql("read the open interval"))?;
-        Ok(row.map(|r| OpenInterval {
-            version: Version(unsigned(r.version)),
-            from_step: unsigned(r.from_step),
-            began: time(r.began_us),
-            predicted_sync_us: r.predicted_sync_us,
-            predicted_step_us: r.predicted_step_us,
-            terms: terms((r.alpha_s, r.beta_s)),
-            model_sync_us: r.model_sync_us,
-            moved: time(r.moved_us),
-        }))
+        let text = "SELECT * FROM open_intervals WHERE job = $1";
+        sql!("read the open interval", text, job).fetch_optional(&self.read).await
     }
 
     /// Closes intervals and opens the next: all or nothing.
     pub async fn put_intervals(&self, run: &JobRow, closed: &[IntervalRow], open: &OpenInterval) -> Result<()> {
-        let operation = "store intervals";
-        let mut tx = self.begin_for(run, operation).await?;
+        let mut tx = self.begin_for(run, "store intervals").await?;
         for interval in closed {
             put_closed(&mut tx, &run.job, interval).await?;
         }
         put_open(&mut tx, &run.job, open).await?;
-        tx.commit().await.map_err(sql(operation))
+        tx.commit().await
     }
 
     /// Settled intervals closed before `before` that the coefficients were not fitted to, oldest first.
     pub async fn unfitted(&self, job: &JobId, before: Timestamp) -> Result<Vec<Unfitted>> {
-        let operation = "read intervals to fit";
-        let query = sqlx::query_as(UNFITTED).bind(job.as_str()).bind(signed(before.0));
-        let rows: Vec<(i64, String, i64, f64, f64, f64)> = query.fetch_all(&self.read).await.map_err(sql(operation))?;
-        let row = |(id, strategy, at_us, us, alpha_s, beta_s): (i64, String, i64, f64, f64, f64)| {
-            let sample = Sample { terms: Terms { alpha_s, beta_s }, measured_s: us * 1e-6 };
-            Ok(Unfitted { id, strategy: stored(operation, "strategy", strategy.parse())?, at: time(at_us), sample })
-        };
-        rows.into_iter().map(row).collect()
+        sql!("read intervals to fit", UNFITTED, job, before).fetch_all(&self.read).await
     }
 
-    /// Stores the coefficients and which intervals of the job they were now fitted to: all up to row `up_to`
-    /// that [`Store::unfitted`] listed.
+    /// Stores the coefficients and which intervals of the job they were now fitted to.
     pub async fn put_fit(&self, job: &JobId, fitted: &[Unfitted], book: &CoefficientBook) -> Result<()> {
-        let operation = "store the coefficients";
-        let on_error = sql(operation);
-        let mut tx = self.write.begin().await.map_err(&on_error)?;
-        let text = json(operation, book)?;
-        sqlx::query("INSERT OR REPLACE INTO coefficients (id, book, seal) VALUES (1, $1, $2)")
-            .bind(&text)
-            .bind(checksum(COEFFICIENTS, &[(&text).into()]))
-            .execute(&mut *tx)
-            .await
-            .map_err(&on_error)?;
+        let mut tx = self.write.begin("store the coefficients").await?;
+        let row = Book { book: json(tx.operation, book)?, seal: None };
+        let text = "INSERT OR REPLACE INTO coefficients (id, book, seal) VALUES (1, $1, $2)";
+        sql!(tx.operation, text, row.book, row.checksum()).execute(&mut *tx).await?;
         for row in fitted {
-            let query = sqlx::query("UPDATE intervals SET fitted = 1 WHERE job = $1 AND id = $2");
-            query.bind(job.as_str()).bind(row.id).execute(&mut *tx).await.map_err(&on_error)?;
+            let text = "UPDATE intervals SET fitted = 1 WHERE job = $1 AND id = $2";
+            sql!(tx.operation, text, job, row.id).execute(&mut *tx).await?;
         }
-        tx.commit().await.map_err(&on_error)?;
-        self.keep_book(Arc::new(book.clone()));
+        tx.commit().await?;
+        *self.book.lock() = Some(Arc::new(book.clone()));
         Ok(())
-    }
-
-    fn keep_book(&self, book: Arc<CoefficientBook>) {
-        *self.book.lock().unwrap_or_else(PoisonError::into_inner) = Some(book);
     }
 
     /// What was measured since `since` is no longer called settled, nor what waits to be fitted: the links had moved before
     /// it was seen.
     pub async fn unsettle(&self, job: &JobId, since: Timestamp) -> Result<()> {
-        let on_error = sql("unsettle intervals");
-        let mut tx = self.write.begin().await.map_err(&on_error)?;
-        let query = sqlx::query(UNSETTLE).bind(job.as_str()).bind(signed(since.0));
-        query.execute(&mut *tx).await.map_err(&on_error)?;
-        tx.commit().await.map_err(&on_error)
+        self.write.execute(sql!("unsettle intervals", UNSETTLE, job, since)).await.map(|_| ())
     }
 
     /// The fitted coefficients; the prior before anything was measured. Read back from disk once: this process is
     /// the only one that writes them.
     pub async fn coefficients(&self) -> Result<Arc<CoefficientBook>> {
-        let kept = self.book.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let kept = self.book.lock().clone();
         if let Some(book) = kept {
             return Ok(book);
         }
         let operation = "read the coefficients";
-        let row: Option<(String, Option<i64>)> = sqlx::query_as("SELECT book, seal FROM coefficients WHERE id = 1")
-            .fetch_optional(&self.read)
-            .await
-            .map_err(sql(operation))?;
-        let checked = |(text, stored): (String, Option<i64>)| {
-            let named = || "the fitted coefficients".to_owned();
-            self.damaged.check((COEFFICIENTS, &[(&text).into()]), stored, named).map(|()| text)
-        };
+        let row: Option<Book> = sql!(operation, "SELECT * FROM coefficients").fetch_optional(&self.read).await?;
+        let checked = |row: Book| self.damaged.check(&row, || "the fitted coefficients".to_owned()).map(|()| row.book);
         // A damaged book is as good as none: the next fit stores it anew.
         let book = match row.and_then(|row| intact(checked(row))).transpose()? {
             Some(text) => stored(operation, "book", serde_json::from_str(&text))?,
             None => CoefficientBook::default(),
         };
         self.book_reads.fetch_add(1, Ordering::Relaxed);
-        let mut kept = self.book.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.book.lock();
         // What was stored in between is newer.
         Ok(kept.get_or_insert_with(|| Arc::new(book)).clone())
     }
 
     /// How often the coefficients were read back, and so fitted anew to all they were fitted to.
+    #[cfg(test)]
     pub fn book_reads(&self) -> u64 {
         self.book_reads.load(Ordering::Relaxed)
     }
 }
 
 async fn put_closed(db: &mut SqliteConnection, job: &JobId, i: &IntervalRow) -> Result<()> {
-    sqlx::query(
+    let query = sql!(
+        "store an interval",
         "INSERT INTO intervals (job, version, strategy, from_step, to_step, at_us, predicted_sync_us,
             measured_sync_us, predicted_step_us, measured_step_us, settled, alpha_s, beta_s, model_sync_us,
             comp_us, bytes_sent, gain)
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)",
-    )
-    .bind(job.as_str())
-    .bind(signed(i.version.0))
-    .bind(i.ran.to_string())
-    .bind(signed(i.from_step))
-    .bind(signed(i.to_step))
-    .bind(signed(i.at.0))
-    .bind(i.predicted_sync_us)
-    .bind(i.measured_sync_us)
-    .bind(i.predicted_step_us)
-    .bind(i.measured_step_us)
-    .bind(i.settled)
-    .bind(i.terms.map(|t| t.alpha_s))
-    .bind(i.terms.map(|t| t.beta_s))
-    .bind(i.model_sync_us)
-    .bind(i.comp_us)
-    .bind(i.bytes_sent)
-    .bind(i.gain)
-    .execute(db)
-    .await
-    .map_err(sql("store an interval"))?;
-    Ok(())
+        job,
+        i.version,
+        i.ran,
+        i.from_step,
+        i.to_step,
+        i.at,
+        i.predicted_sync_us,
+        i.measured_sync_us,
+        i.predicted_step_us,
+        i.measured_step_us,
+        i.settled,
+        i.terms.map(|t| t.alpha_s),
+        i.terms.map(|t| t.beta_s),
+        i.model_sync_us,
+        i.comp_us,
+        i.bytes_sent,
+        i.gain,
+    );
+    query.execute(db).await
 }
 
 async fn put_open(db: &mut SqliteConnection, job: &JobId, open: &OpenInterval) -> Result<()> {
-    sqlx::query(
+    let query = sql!(
+        "store the open interval",
         "INSERT OR REPLACE INTO open_intervals (job, version, from_step, began_us, predicted_sync_us,
             predicted_step_us, alpha_s, beta_s, model_sync_us, moved_us)
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-    )
-    .bind(job.as_str())
-    .bind(signed(open.version.0))
-    .bind(signed(open.from_step))
-    .bind(signed(open.began.0))
-    .bind(open.predicted_sync_us)
-    .bind(open.predicted_step_us)
-    .bind(open.terms.map(|t| t.alpha_s))
-    .bind(open.terms.map(|t| t.beta_s))
-    .bind(open.model_sync_us)
-    .bind(signed(open.moved.0))
-    .execute(db)
-    .await
-    .map_err(sql("store the open interval"))?;
-    Ok(())
+        job,
+        open.version,
+        open.from_step,
+        open.began,
+        open.predicted_sync_us,
+        open.predicted_step_us,
+        open.terms.map(|t| t.alpha_s),
+        open.terms.map(|t| t.beta_s),
+        open.model_sync_us,
+        open.moved,
+    );
+    query.execute(db).await
 }
 
 #[cfg(test)]

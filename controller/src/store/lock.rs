@@ -28,9 +28,6 @@ impl Lock {
         note.map_err(failed)?;
         Ok(Self(file))
     }
-
-    /// Lets go of it at once.
-    pub(super) fn release(self) {}
 }
 
 /// By name: a child that another thread has just forked holds a copy of the descriptor until it is its own program.
@@ -72,7 +69,7 @@ mod tests {
         let refused = Lock::take(&link).unwrap_err().to_string();
         assert!(refused.contains(&format!("process {}", std::process::id())), "{refused}");
         assert!(refused.contains("b.db") && refused.contains("--db"), "{refused}");
-        lock.release();
+        drop(lock);
         Lock::take(&link).unwrap();
         assert!(Lock::take(&dir.path().join("no/such/folder.db")).is_err());
     }

@@ -15,6 +15,7 @@ mod open;
 mod private;
 mod scenario;
 mod shift;
+mod statement;
 mod steps;
 mod trials;
 mod trim;
@@ -32,10 +33,12 @@ pub use trials::{NewTrial, TrialReportRow, TrialRow};
 use flexcomm_domain::Timestamp;
 use flexcomm_optimizer::CoefficientBook;
 use lock::Lock;
+use parking_lot::Mutex;
 use sqlx::sqlite::SqlitePool;
+use statement::sql;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use write::Writer;
 
@@ -97,7 +100,7 @@ pub enum StoreError {
         /// What was tried.
         operation: &'static str,
         /// Which value.
-        what: &'static str,
+        what: String,
         /// Why it is refused.
         why: String,
     },
@@ -149,30 +152,12 @@ pub struct Store {
     lock: Mutex<Option<Lock>>,
 }
 
-/// Adds to an SQL error what was tried.
-fn sql(operation: &'static str) -> impl Fn(sqlx::Error) -> StoreError {
-    move |source| StoreError::Sql { operation, source }
-}
-
-/// SQLite's integers are signed; the bits are kept.
-fn signed(value: u64) -> i64 {
-    value as i64
-}
-
-fn unsigned(value: i64) -> u64 {
-    value as u64
-}
-
-fn time(value: i64) -> Timestamp {
-    Timestamp(unsigned(value))
-}
-
 fn stored<T, E: std::fmt::Display>(
     operation: &'static str,
     what: &'static str,
     value: std::result::Result<T, E>,
 ) -> Result<T> {
-    value.map_err(|e| StoreError::Stored { operation, what, why: e.to_string() })
+    value.map_err(|e| StoreError::Stored { operation, what: what.to_owned(), why: e.to_string() })
 }
 
 /// Writes a value of ours as JSON; such values hold nothing that JSON cannot say.
@@ -196,10 +181,7 @@ impl Store {
     pub async fn close(&self) {
         self.read.close().await;
         self.write.close().await;
-        let lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(lock) = lock {
-            lock.release();
-        }
+        drop(self.lock.lock().take());
     }
 
     /// Whether reading and writing works now, by a look that is at most [`READY_FOR`] old: whoever may ask needs no token, and
@@ -217,9 +199,8 @@ impl Store {
     }
 
     async fn look_now(&self) -> Result<()> {
-        self.write.probe().await.map_err(sql("write to the database"))?;
-        let read = sqlx::query("SELECT 1 FROM counters").fetch_optional(&self.read).await;
-        read.map(|_| ()).map_err(sql("read the database"))
+        self.write.probe().await?;
+        sql!("read the database", "SELECT 1 FROM counters").execute(&self.read).await
     }
 
     /// Looks whether the connection that writes is stuck; costs nothing while writes succeed.
@@ -239,35 +220,23 @@ impl Store {
 
     /// Raises a counter by `by`, and at least to `floor`; returns its new value.
     pub async fn raise(&self, name: &'static str, by: u64, floor: u64) -> Result<u64> {
-        let on_error = sql("raise a counter");
-        let mut tx = self.write.begin().await.map_err(&on_error)?;
-        let (value,): (i64,) = sqlx::query_as(
-            "INSERT INTO counters (name, value) VALUES ($1, max($2, $3))
-             ON CONFLICT (name) DO UPDATE SET value = max(value + $2, $3) RETURNING value",
-        )
-        .bind(name)
-        .bind(signed(by))
-        .bind(signed(floor))
-        .fetch_one(&mut *tx)
-        .await
-        .map_err(&on_error)?;
-        tx.commit().await.map_err(&on_error)?;
-        Ok(unsigned(value))
+        let mut tx = self.write.begin("raise a counter").await?;
+        let text = "INSERT INTO counters (name, value) VALUES ($1, max($2, $3))
+            ON CONFLICT (name) DO UPDATE SET value = max(value + $2, $3) RETURNING value";
+        let value = sql!(tx.operation, text, name, by, floor).fetch_one(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(value)
     }
 
     /// The newest time that anything stored bears: time may not go back behind it.
     pub async fn newest_time(&self) -> Result<Timestamp> {
-        let (value,): (Option<i64>,) = sqlx::query_as(
-            "SELECT max(t) FROM (
-                SELECT max(decided_us) AS t FROM decisions UNION ALL SELECT max(received_us) FROM links
-                UNION ALL SELECT max(asked_us) FROM trials UNION ALL SELECT max(registered_us) FROM nodes
-                UNION ALL SELECT max(at_us) FROM intervals UNION ALL SELECT max(seen_us) FROM ranks
-                UNION ALL SELECT max(received_us) FROM applied UNION ALL SELECT max(set_us) FROM scenario)",
-        )
-        .fetch_one(&self.read)
-        .await
-        .map_err(sql("read the newest time"))?;
-        Ok(value.map(time).unwrap_or_default())
+        let text = "SELECT max(t) FROM (
+            SELECT max(decided_us) AS t FROM decisions UNION ALL SELECT max(received_us) FROM links
+            UNION ALL SELECT max(asked_us) FROM trials UNION ALL SELECT max(registered_us) FROM nodes
+            UNION ALL SELECT max(at_us) FROM intervals UNION ALL SELECT max(seen_us) FROM ranks
+            UNION ALL SELECT max(received_us) FROM applied UNION ALL SELECT max(set_us) FROM scenario)";
+        let newest: Option<Timestamp> = sql!("read the newest time", text).fetch_one(&self.read).await?;
+        Ok(newest.unwrap_or_default())
     }
 }
 
@@ -299,7 +268,7 @@ pub(crate) mod tests {
     /// Job `j` of one rank, begun now.
     pub(crate) async fn begun(store: &Store, now: Timestamp) -> JobRow {
         let job: flexcomm_domain::JobId = "j".parse().unwrap();
-        let mut tx = store.write.begin().await.unwrap();
+        let mut tx = store.write.begin("begin a job").await.unwrap();
         jobs::begin(&mut tx, &alone(job.clone()), now).await.unwrap();
         tx.commit().await.unwrap();
         store.job(&job).await.unwrap().unwrap()

@@ -2,8 +2,10 @@
 //! from versions and row numbers.
 
 use flexcomm_domain::Timestamp;
+use sqlx::AssertSqlSafe;
 
-use super::{Result, Store, decisions, signed, sql, trials};
+use super::statement::sql;
+use super::{Result, Store, decisions, trials};
 
 /// Every column that is a time, of tables without checksums: durations are REAL.
 const TIMES: &str = "SELECT t.name, c.name FROM sqlite_schema t JOIN pragma_table_info(t.name) c
@@ -14,20 +16,16 @@ impl Store {
     /// Sets every stored time after `now` to it, and forgets what the planner remembers, which has times inside. How many
     /// times were changed.
     pub async fn shift_back(&self, now: Timestamp) -> Result<u64> {
-        let on_error = sql("bring stored times back to now");
-        let now = signed(now.0);
-        let mut tx = self.write.begin().await.map_err(&on_error)?;
-        let mut changed = decisions::shift_back(&mut tx, now).await.map_err(&on_error)?;
-        changed += trials::shift_back(&mut tx, now).await.map_err(&on_error)?;
-        let times: Vec<(String, String)> = sqlx::query_as(TIMES).fetch_all(&mut *tx).await.map_err(&on_error)?;
+        let mut tx = self.write.begin("bring stored times back to now").await?;
+        let mut changed = decisions::shift_back(&mut tx, now).await? + trials::shift_back(&mut tx, now).await?;
+        let times: Vec<(String, String)> = sql!(tx.operation, TIMES).fetch_all(&mut *tx).await?;
         for (table, column) in times {
             // Names from the schema, which only migrations write.
-            let update = format!("UPDATE {table} SET {column} = $1 WHERE {column} > $1");
-            let done = sqlx::query(sqlx::AssertSqlSafe(update)).bind(now).execute(&mut *tx).await;
-            changed += done.map_err(&on_error)?.rows_affected();
+            let update = AssertSqlSafe(format!("UPDATE {table} SET {column} = $1 WHERE {column} > $1"));
+            changed += sql!(tx.operation, update, now).affected(&mut *tx).await?;
         }
-        sqlx::query("DELETE FROM planner_memory").execute(&mut *tx).await.map_err(&on_error)?;
-        tx.commit().await.map_err(&on_error)?;
+        sql!(tx.operation, "DELETE FROM planner_memory").execute(&mut *tx).await?;
+        tx.commit().await?;
         Ok(changed)
     }
 }
@@ -54,7 +52,7 @@ mod tests {
             codecs: vec![],
             collectives: vec![],
         };
-        let mut tx = store.write.begin().await.unwrap();
+        let mut tx = store.write.begin("begin jobs").await.unwrap();
         for run in 1..=3 {
             jobs::begin(&mut tx, &seen(run), Timestamp(1000 + run)).await.unwrap();
         }

@@ -2,9 +2,10 @@
 
 use flexcomm_domain::{JobId, Strategy, Timestamp, Version};
 use flexcomm_wire::{StepRecord, StepsReport};
-use sqlx::SqliteConnection;
+use sqlx::{AssertSqlSafe, SqliteConnection};
 
-use super::{Result, Store, json, signed, sql, stored, time, unsigned};
+use super::statement::{row, sql};
+use super::{Result, Store, json, stored};
 use crate::limits::STEP_WINDOW;
 use crate::measure::StepSpan;
 use std::collections::BTreeMap;
@@ -14,8 +15,8 @@ pub(super) const PROGRESS_POINTS: &str =
 
 /// Of every rank that has announced itself: its oldest and newest step, and when they arrived.
 pub(super) const STEP_SPANS: &str =
-    "SELECT rank, oldest, (SELECT received_us FROM steps WHERE job = $1 AND rank = spans.rank AND step = oldest),
-        newest, (SELECT received_us FROM steps WHERE job = $1 AND rank = spans.rank AND step = newest)
+    "SELECT rank, oldest, (SELECT received_us FROM steps WHERE job = $1 AND rank = spans.rank AND step = oldest) AS began,
+        newest, (SELECT received_us FROM steps WHERE job = $1 AND rank = spans.rank AND step = newest) AS ended
      FROM (SELECT rank, (SELECT min(step) FROM steps WHERE job = $1 AND rank = ranks.rank) AS oldest,
         (SELECT max(step) FROM steps WHERE job = $1 AND rank = ranks.rank) AS newest
         FROM ranks WHERE job = $1) AS spans WHERE oldest IS NOT NULL";
@@ -40,8 +41,8 @@ pub(super) const PUT_STEPS: [&str; 3] = [
         AND step <= (SELECT max(step) FROM steps WHERE job = $1 AND rank = $2) - $8",
 ];
 
-/// One step on one rank.
-#[derive(Debug, Clone, PartialEq)]
+/// One step on one rank: the fields in the order of the columns of [`STEPS`].
+#[derive(Debug, Clone, PartialEq, serde::Deserialize)]
 pub struct StepRow {
     /// Its number.
     pub step: u64,
@@ -84,72 +85,39 @@ pub struct ProgressRow {
     pub accuracy: Option<f64>,
 }
 
-/// A row as SQLite's JSON functions write it, in the order of the query's columns.
-#[derive(serde::Deserialize)]
-struct RawStep(i64, i64, i64, String, i64, f64, f64, f64, Option<f64>, f64, f64, Option<f64>, i64);
-
-impl RawStep {
-    fn row(self) -> Result<StepRow> {
-        let operation = "read steps";
-        let Self(step, rank, version, ran, at, compute_us, comp_us, sync_us, wait_us, step_us, gain, energy, bytes) =
-            self;
-        Ok(StepRow {
-            step: unsigned(step),
-            rank: stored(operation, "rank", rank.try_into())?,
-            version: Version(unsigned(version)),
-            ran: stored(operation, "strategy", ran.parse())?,
-            received: time(at),
-            compute_us,
-            comp_us,
-            sync_us,
-            wait_us,
-            step_us,
-            gain,
-            energy,
-            bytes_sent: unsigned(bytes),
-        })
-    }
+/// The steps that are known of a rank.
+struct RankSpan {
+    rank: u32,
+    oldest: u64,
+    began: Timestamp,
+    newest: u64,
+    ended: Timestamp,
 }
+
+row!(RankSpan { rank, oldest, began, newest, ended });
+row!(ProgressRow { step, at_us: received_us, loss, accuracy });
 
 impl Store {
     /// Loss and accuracy over steps, the newest `limit` points, newest last.
     pub async fn progress(&self, job: &JobId, limit: u32) -> Result<Vec<ProgressRow>> {
-        let mut rows: Vec<(i64, i64, Option<f64>, Option<f64>)> = sqlx::query_as(PROGRESS_POINTS)
-            .bind(job.as_str())
-            .bind(limit)
-            .fetch_all(&self.read)
-            .await
-            .map_err(sql("read a job's progress"))?;
+        let mut rows = sql!("read a job's progress", PROGRESS_POINTS, job, limit).fetch_all(&self.read).await?;
         rows.reverse();
-        let row =
-            |(step, at, loss, accuracy)| ProgressRow { step: unsigned(step), at_us: unsigned(at), loss, accuracy };
-        Ok(rows.into_iter().map(row).collect())
+        Ok(rows)
     }
 
     /// The oldest and the newest step of each rank that has reported any.
     pub async fn step_spans(&self, job: &JobId) -> Result<BTreeMap<u32, StepSpan>> {
-        let operation = "read which steps of a job are known";
-        let rows: Vec<(i64, i64, i64, i64, i64)> =
-            sqlx::query_as(STEP_SPANS).bind(job.as_str()).fetch_all(&self.read).await.map_err(sql(operation))?;
-        let span = |(rank, oldest, first_us, newest, last_us): (i64, i64, i64, i64, i64)| {
-            let of = |step, at| (unsigned(step), time(at));
-            let span = StepSpan { oldest: of(oldest, first_us), newest: of(newest, last_us) };
-            Ok((stored(operation, "rank", rank.try_into())?, span))
-        };
-        rows.into_iter().map(span).collect()
+        let query = sql!("read which steps of a job are known", STEP_SPANS, job);
+        let rows: Vec<RankSpan> = query.fetch_all(&self.read).await?;
+        let span = |r: RankSpan| (r.rank, StepSpan { oldest: (r.oldest, r.began), newest: (r.newest, r.ended) });
+        Ok(rows.into_iter().map(span).collect())
     }
 
     /// Steps of a job from `from` on, ascending by step and rank, at most `steps` different ones.
     pub async fn steps(&self, job: &JobId, from: u64, steps: u64) -> Result<Vec<StepRow>> {
-        let (rows,): (String,) = sqlx::query_as(STEPS)
-            .bind(job.as_str())
-            .bind(signed(from))
-            .bind(signed(from.saturating_add(steps)))
-            .fetch_one(&self.read)
-            .await
-            .map_err(sql("read steps"))?;
-        let rows: Vec<RawStep> = stored("read steps", "row", serde_json::from_str(&rows))?;
-        rows.into_iter().map(RawStep::row).collect()
+        let query = sql!("read steps", STEPS, job, from, from.saturating_add(steps));
+        let rows: String = query.fetch_one(&self.read).await?;
+        stored("read steps", "row", serde_json::from_str(&rows))
     }
 }
 
@@ -160,53 +128,31 @@ pub(super) async fn put_steps(
     ran: &Strategy,
     now: Timestamp,
 ) -> Result<()> {
+    let operation = "store steps";
     // Steps only go forward: what this rank reported beyond them is of an earlier run of the job.
     let first = r.steps.first().map_or(u64::MAX >> 1, |s| s.step);
-    sqlx::query(sqlx::AssertSqlSafe(PUT_STEPS.join("; ")))
-        .bind(r.job.as_str())
-        .bind(i64::from(r.rank))
-        .bind(signed(r.version))
-        .bind(ran.to_string())
-        .bind(signed(now.0))
-        .bind(json("store steps", &r.steps)?)
-        .bind(signed(first))
-        .bind(signed(STEP_WINDOW))
-        .execute(&mut *db)
-        .await
-        .map_err(sql("store steps"))?;
+    let (text, records) = (AssertSqlSafe(PUT_STEPS.join("; ")), json(operation, &r.steps)?);
+    let query = sql!(operation, text, r.job, r.rank, r.version, ran, now, records, first, STEP_WINDOW);
+    query.execute(&mut *db).await?;
     put_progress(db, r, now).await
 }
 
 /// Stores the newest loss of a report, and every accuracy: it is measured seldom. Most reports have neither.
 async fn put_progress(db: &mut SqliteConnection, r: &StepsReport, now: Timestamp) -> Result<()> {
-    let on_error = sql("store a job's progress");
+    let operation = "store a job's progress";
     let last = r.steps.iter().rposition(|s| s.loss.is_some());
     let points = r.steps.iter().enumerate().filter(|(i, s)| Some(*i) == last || s.accuracy.is_some());
     for (_, s) in points {
-        sqlx::query(
-            "INSERT INTO progress (job, step, received_us, loss, accuracy) VALUES ($1, $2, $3, $4, $5)
-             ON CONFLICT (job, step) DO UPDATE SET received_us = excluded.received_us,
-                loss = coalesce(excluded.loss, loss), accuracy = coalesce(excluded.accuracy, accuracy)",
-        )
-        .bind(r.job.as_str())
-        .bind(signed(s.step))
-        .bind(signed(now.0))
-        .bind(s.loss)
-        .bind(s.accuracy)
-        .execute(&mut *db)
-        .await
-        .map_err(&on_error)?;
+        let text = "INSERT INTO progress (job, step, received_us, loss, accuracy) VALUES ($1, $2, $3, $4, $5)
+            ON CONFLICT (job, step) DO UPDATE SET received_us = excluded.received_us,
+                loss = coalesce(excluded.loss, loss), accuracy = coalesce(excluded.accuracy, accuracy)";
+        sql!(operation, text, r.job, s.step, now, s.loss, s.accuracy).execute(&mut *db).await?;
     }
     let newest = |f: fn(&StepRecord) -> Option<f64>| r.steps.iter().rev().find_map(f);
     let (loss, accuracy) = (newest(|s| s.loss), newest(|s| s.accuracy));
-    if loss.is_some() || accuracy.is_some() {
-        sqlx::query("UPDATE jobs SET loss = coalesce($2, loss), accuracy = coalesce($3, accuracy) WHERE job = $1")
-            .bind(r.job.as_str())
-            .bind(loss)
-            .bind(accuracy)
-            .execute(&mut *db)
-            .await
-            .map_err(&on_error)?;
+    if loss.is_none() && accuracy.is_none() {
+        return Ok(());
     }
-    Ok(())
+    let text = "UPDATE jobs SET loss = coalesce($2, loss), accuracy = coalesce($3, accuracy) WHERE job = $1";
+    sql!(operation, text, r.job, loss, accuracy).execute(db).await
 }

@@ -4,8 +4,10 @@ use flexcomm_domain::{JobId, Strategy, Timestamp};
 use flexcomm_wire::{TrialOutcome, TrialReport};
 use sqlx::SqliteConnection;
 
-use super::checksum::{Field, Row, intact};
-use super::{JobRow, Result, Store, json, signed, sql, stored, time, unsigned};
+use super::checksum::{Sealed, intact, sealed};
+use super::statement::sql;
+use super::write::Transaction;
+use super::{JobRow, Result, Store, json, stored};
 use crate::limits::TRIALS;
 
 /// A trial.
@@ -46,70 +48,73 @@ pub struct TrialReportRow {
     pub received: Timestamp,
 }
 
-#[derive(sqlx::FromRow)]
-struct Raw {
-    job: String,
-    id: i64,
-    asked_us: i64,
-    why: String,
-    state: String,
-    candidates: String,
-    iterations: i64,
-    budget_ms: i64,
-    ended_us: Option<i64>,
-    aborted: Option<String>,
-    #[sqlx(rename = "seal")]
-    checksum: Option<i64>,
+sealed! {
+    /// A trial as it is stored.
+    Raw of "trials" {
+        job: String,
+        id: u64,
+        asked_us: Timestamp,
+        why: String,
+        state: String,
+        candidates: String,
+        iterations: u64,
+        budget_ms: u64,
+        ended_us: Option<Timestamp>,
+        aborted: Option<String>,
+    }
 }
 
-const TABLE: &str = "trials";
-
-/// The columns of [`Raw`].
-macro_rules! columns {
-    () => {
-        "job, id, asked_us, why, state, candidates, iterations, budget_ms, ended_us, aborted, seal"
-    };
+sealed! {
+    /// What a rank found, as it is stored.
+    RawReport of "trial_reports" {
+        job: String,
+        id: u64,
+        rank: u64,
+        outcomes: String,
+        aborted: Option<String>,
+        cost_us: f64,
+        received_us: Timestamp,
+    }
 }
 
 impl Raw {
     fn row(self, store: &Store) -> Result<TrialRow> {
         let operation = "read trials";
-        let named = || format!("trial {} of job {}", unsigned(self.id), self.job);
-        store.damaged.check((TABLE, &self.fields()), self.checksum, named)?;
+        store.damaged.check(&self, || format!("trial {} of job {}", self.id, self.job))?;
         Ok(TrialRow {
-            id: unsigned(self.id),
-            asked: time(self.asked_us),
+            id: self.id,
+            asked: self.asked_us,
             why: self.why,
             state: self.state,
             candidates: stored(operation, "candidates", serde_json::from_str(&self.candidates))?,
             iterations: stored(operation, "iterations", self.iterations.try_into())?,
-            budget_ms: unsigned(self.budget_ms),
-            ended: self.ended_us.map(time),
+            budget_ms: self.budget_ms,
+            ended: self.ended_us,
             aborted: self.aborted,
+        })
+    }
+
+    /// Ends it, aborted or done; the checksum to store with it.
+    fn end(&mut self, aborted: Option<&str>, now: Timestamp) -> Option<i64> {
+        self.change(|row| {
+            row.state = if aborted.is_some() { "aborted" } else { "done" }.to_owned();
+            (row.aborted, row.ended_us) = (aborted.map(str::to_owned), Some(now));
         })
     }
 }
 
-impl Row for Raw {
-    const TABLE: &'static str = TABLE;
-
-    fn fields(&self) -> Vec<Field<'_>> {
-        vec![
-            (&self.job).into(),
-            self.id.into(),
-            self.asked_us.into(),
-            (&self.why).into(),
-            (&self.state).into(),
-            (&self.candidates).into(),
-            self.iterations.into(),
-            self.budget_ms.into(),
-            self.ended_us.into(),
-            (&self.aborted).into(),
-        ]
-    }
-
-    fn stored(&self) -> Option<i64> {
-        self.checksum
+impl RawReport {
+    fn row(self, store: &Store) -> Result<TrialReportRow> {
+        let operation = "read the results of trials";
+        let name = || format!("what rank {} found in trial {} of job {}", self.rank, self.id, self.job);
+        store.damaged.check(&self, name)?;
+        Ok(TrialReportRow {
+            id: self.id,
+            rank: stored(operation, "rank", self.rank.try_into())?,
+            outcomes: stored(operation, "outcomes", serde_json::from_str(&self.outcomes))?,
+            aborted: self.aborted,
+            received: self.received_us,
+        })
     }
 }
 
@@ -129,218 +134,103 @@ pub struct NewTrial<'a> {
 impl Store {
     /// The newest `limit` trials of a job, newest first, without those that are damaged.
     pub async fn trials(&self, job: &JobId, limit: u32) -> Result<Vec<TrialRow>> {
-        let rows: Vec<Raw> =
-            sqlx::query_as(concat!("SELECT ", columns!(), " FROM trials WHERE job = $1 ORDER BY id DESC LIMIT $2"))
-                .bind(job.as_str())
-                .bind(limit)
-                .fetch_all(&self.read)
-                .await
-                .map_err(sql("read trials"))?;
+        let text = "SELECT * FROM trials WHERE job = $1 ORDER BY id DESC LIMIT $2";
+        let rows: Vec<Raw> = sql!("read trials", text, job, limit).fetch_all(&self.read).await?;
         rows.into_iter().filter_map(|row| intact(row.row(self))).collect()
     }
 
     /// What the ranks found in the newest `trials` trials, by trial and rank, without what is damaged.
     pub async fn trial_reports(&self, job: &JobId, trials: u32) -> Result<Vec<TrialReportRow>> {
-        let operation = "read the results of trials";
-        let rows: Vec<RawReport> = sqlx::query_as(
-            "SELECT job, id, rank, outcomes, aborted, cost_us, received_us, seal FROM trial_reports
-             WHERE job = $1 AND id > (SELECT coalesce(max(id), 0) FROM trials WHERE job = $1) - $2 ORDER BY id, rank",
-        )
-        .bind(job.as_str())
-        .bind(trials)
-        .fetch_all(&self.read)
-        .await
-        .map_err(sql(operation))?;
-        let row = |raw: RawReport| {
-            let named = || format!("what rank {} found in trial {} of job {job}", raw.rank, unsigned(raw.id));
-            self.damaged.check((REPORTS, &raw.fields()), raw.checksum, named)?;
-            Ok(TrialReportRow {
-                id: unsigned(raw.id),
-                rank: stored(operation, "rank", raw.rank.try_into())?,
-                outcomes: stored(operation, "outcomes", serde_json::from_str(&raw.outcomes))?,
-                aborted: raw.aborted,
-                received: time(raw.received_us),
-            })
-        };
-        rows.into_iter().filter_map(|raw| intact(row(raw))).collect()
+        let text = "SELECT * FROM trial_reports WHERE job = $1
+            AND id > (SELECT coalesce(max(id), 0) FROM trials WHERE job = $1) - $2 ORDER BY id, rank";
+        let query = sql!("read the results of trials", text, job, trials);
+        let rows: Vec<RawReport> = query.fetch_all(&self.read).await?;
+        rows.into_iter().filter_map(|row| intact(row.row(self))).collect()
     }
 
     /// Asks for a trial; `None` when one is pending.
     pub async fn ask_trial(&self, run: &JobRow, new: &NewTrial<'_>, now: Timestamp) -> Result<Option<u64>> {
-        let operation = "store a trial";
-        let on_error = sql(operation);
         let job = &run.job;
-        let mut tx = self.begin_for(run, operation).await?;
-        let pending: Vec<Raw> =
-            sqlx::query_as(concat!("SELECT ", columns!(), " FROM trials WHERE job = $1 AND state = 'pending'"))
-                .bind(job.as_str())
-                .fetch_all(&mut *tx)
-                .await
-                .map_err(&on_error)?;
+        let mut tx = self.begin_for(run, "store a trial").await?;
         // A damaged one is never read, so it never ends either.
-        if pending.iter().any(Raw::is_intact) {
+        if pending(&mut tx, job).await?.iter().any(Raw::is_intact) {
             return Ok(None);
         }
         let id = newest(&mut tx, job).await? + 1;
         let raw = Raw {
             job: job.to_string(),
-            id: signed(id),
-            asked_us: signed(now.0),
+            id,
+            asked_us: now,
             why: new.why.to_owned(),
             state: "pending".to_owned(),
-            candidates: json(operation, &new.candidates)?,
-            iterations: i64::from(new.iterations),
-            budget_ms: signed(new.budget_ms),
+            candidates: json(tx.operation, &new.candidates)?,
+            iterations: new.iterations.into(),
+            budget_ms: new.budget_ms,
             ended_us: None,
             aborted: None,
-            checksum: None,
+            seal: None,
         };
-        sqlx::query(
-            "INSERT INTO trials (job, id, asked_us, why, state, candidates, iterations, budget_ms, seal)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-        )
-        .bind(&raw.job)
-        .bind(raw.id)
-        .bind(raw.asked_us)
-        .bind(&raw.why)
-        .bind(&raw.state)
-        .bind(&raw.candidates)
-        .bind(raw.iterations)
-        .bind(raw.budget_ms)
-        .bind(raw.checksum())
-        .execute(&mut *tx)
-        .await
-        .map_err(&on_error)?;
+        raw.put_new(tx.operation).execute(&mut *tx).await?;
         for text in [
             "DELETE FROM trials WHERE job = $1 AND id + $2 <= $3",
             "DELETE FROM trial_reports WHERE job = $1 AND id + $2 <= $3",
         ] {
-            let query = sqlx::query(text).bind(job.as_str()).bind(signed(TRIALS)).bind(signed(id));
-            query.execute(&mut *tx).await.map_err(&on_error)?;
+            sql!(tx.operation, text, job, TRIALS, id).execute(&mut *tx).await?;
         }
-        tx.commit().await.map_err(&on_error)?;
+        tx.commit().await?;
         Ok(Some(id))
     }
 
     /// Ends a pending trial; false when it was not pending.
     pub async fn end_trial(&self, job: &JobId, id: u64, aborted: Option<&str>, now: Timestamp) -> Result<bool> {
-        let on_error = sql("end a trial");
-        let mut tx = self.write.begin().await.map_err(&on_error)?;
-        let raw: Option<Raw> = sqlx::query_as(concat!(
-            "SELECT ",
-            columns!(),
-            " FROM trials WHERE job = $1 AND id = $2 AND state = 'pending'"
-        ))
-        .bind(job.as_str())
-        .bind(signed(id))
-        .fetch_optional(&mut *tx)
-        .await
-        .map_err(&on_error)?;
-        let Some(mut raw) = raw else { return Ok(false) };
-        let checksum = raw.change(|raw| {
-            raw.state = if aborted.is_some() { "aborted" } else { "done" }.to_owned();
-            (raw.aborted, raw.ended_us) = (aborted.map(str::to_owned), Some(signed(now.0)));
-        });
-        sqlx::query("UPDATE trials SET state = $3, aborted = $4, ended_us = $5, seal = $6 WHERE job = $1 AND id = $2")
-            .bind(&raw.job)
-            .bind(raw.id)
-            .bind(&raw.state)
-            .bind(&raw.aborted)
-            .bind(raw.ended_us)
-            .bind(checksum)
-            .execute(&mut *tx)
-            .await
-            .map_err(&on_error)?;
-        tx.commit().await.map_err(&on_error)?;
+        let mut tx = self.write.begin("end a trial").await?;
+        let rows = pending(&mut tx, job).await?;
+        let Some(mut row) = rows.into_iter().find(|row| row.id == id) else { return Ok(false) };
+        let seal = row.end(aborted, now);
+        row.put(tx.operation, seal).execute(&mut *tx).await?;
+        tx.commit().await?;
         Ok(true)
     }
 }
 
-#[derive(sqlx::FromRow)]
-struct RawReport {
-    job: String,
-    id: i64,
-    rank: i64,
-    outcomes: String,
-    aborted: Option<String>,
-    cost_us: f64,
-    received_us: i64,
-    #[sqlx(rename = "seal")]
-    checksum: Option<i64>,
+async fn pending(db: &mut SqliteConnection, job: &JobId) -> Result<Vec<Raw>> {
+    let text = "SELECT * FROM trials WHERE job = $1 AND state = 'pending'";
+    sql!("look up the pending trial", text, job).fetch_all(db).await
 }
 
-const REPORTS: &str = "trial_reports";
-
-impl Row for RawReport {
-    const TABLE: &'static str = REPORTS;
-
-    fn fields(&self) -> Vec<Field<'_>> {
-        vec![
-            (&self.job).into(),
-            self.id.into(),
-            self.rank.into(),
-            (&self.outcomes).into(),
-            (&self.aborted).into(),
-            self.cost_us.into(),
-            self.received_us.into(),
-        ]
+/// Aborts what is pending of a job that has ended.
+pub(super) async fn abort(db: &mut SqliteConnection, job: &JobId, why: &str, now: Timestamp) -> Result<()> {
+    for mut row in pending(&mut *db, job).await? {
+        let seal = row.end(Some(why), now);
+        row.put("abort a trial", seal).execute(&mut *db).await?;
     }
-
-    fn stored(&self) -> Option<i64> {
-        self.checksum
-    }
+    Ok(())
 }
 
 /// Sets times of trials after `now` to it. How many rows.
-pub(super) async fn shift_back(db: &mut SqliteConnection, now: i64) -> std::result::Result<u64, sqlx::Error> {
-    let rows: Vec<Raw> =
-        sqlx::query_as(concat!("SELECT ", columns!(), " FROM trials WHERE asked_us > $1 OR ended_us > $1"))
-            .bind(now)
-            .fetch_all(&mut *db)
-            .await?;
-    let reports: Vec<RawReport> = sqlx::query_as(
-        "SELECT job, id, rank, outcomes, aborted, cost_us, received_us, seal FROM trial_reports WHERE received_us > $1",
-    )
-    .bind(now)
-    .fetch_all(&mut *db)
-    .await?;
+pub(super) async fn shift_back(tx: &mut Transaction<'_>, now: Timestamp) -> Result<u64> {
+    let query = sql!(tx.operation, "SELECT * FROM trials WHERE asked_us > $1 OR ended_us > $1", now);
+    let rows: Vec<Raw> = query.fetch_all(&mut **tx).await?;
+    let query = sql!(tx.operation, "SELECT * FROM trial_reports WHERE received_us > $1", now);
+    let reports: Vec<RawReport> = query.fetch_all(&mut **tx).await?;
     let count = (rows.len() + reports.len()) as u64;
     for mut row in rows {
-        let checksum = row.change(|row| {
+        let seal = row.change(|row| {
             (row.asked_us, row.ended_us) = (row.asked_us.min(now), row.ended_us.map(|at| at.min(now)));
         });
-        sqlx::query("UPDATE trials SET asked_us = $3, ended_us = $4, seal = $5 WHERE job = $1 AND id = $2")
-            .bind(&row.job)
-            .bind(row.id)
-            .bind(row.asked_us)
-            .bind(row.ended_us)
-            .bind(checksum)
-            .execute(&mut *db)
-            .await?;
+        row.put(tx.operation, seal).execute(&mut **tx).await?;
     }
     for mut report in reports {
-        let checksum = report.change(|report| report.received_us = now);
-        sqlx::query("UPDATE trial_reports SET received_us = $4, seal = $5 WHERE job = $1 AND id = $2 AND rank = $3")
-            .bind(&report.job)
-            .bind(report.id)
-            .bind(report.rank)
-            .bind(now)
-            .bind(checksum)
-            .execute(&mut *db)
-            .await?;
+        let seal = report.change(|report| report.received_us = now);
+        report.put(tx.operation, seal).execute(&mut **tx).await?;
     }
     Ok(count)
 }
 
 /// Whether a trial was ever asked for.
 pub(super) async fn exists(db: &mut SqliteConnection, job: &JobId, id: u64) -> Result<bool> {
-    let row: Option<(i64,)> = sqlx::query_as("SELECT id FROM trials WHERE job = $1 AND id = $2")
-        .bind(job.as_str())
-        .bind(signed(id))
-        .fetch_optional(db)
-        .await
-        .map_err(sql("look up a trial"))?;
-    Ok(row.is_some())
+    let text = "SELECT EXISTS (SELECT 1 FROM trials WHERE job = $1 AND id = $2)";
+    sql!("look up a trial", text, job, id).fetch_one(db).await
 }
 
 /// Stores what a rank found.
@@ -348,41 +238,20 @@ pub(super) async fn put_report(db: &mut SqliteConnection, r: &TrialReport, now: 
     let operation = "store the result of a trial";
     let raw = RawReport {
         job: r.job.to_string(),
-        id: signed(r.id),
-        rank: i64::from(r.rank),
+        id: r.id,
+        rank: r.rank.into(),
         outcomes: json(operation, &r.outcomes)?,
         aborted: r.aborted.clone(),
         cost_us: r.cost_us,
-        received_us: signed(now.0),
-        checksum: None,
+        received_us: now,
+        seal: None,
     };
-    sqlx::query(
-        "INSERT OR REPLACE INTO trial_reports (job, id, rank, outcomes, aborted, cost_us, received_us, seal)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
-    )
-    .bind(&raw.job)
-    .bind(raw.id)
-    .bind(raw.rank)
-    .bind(&raw.outcomes)
-    .bind(&raw.aborted)
-    .bind(raw.cost_us)
-    .bind(raw.received_us)
-    .bind(raw.checksum())
-    .execute(db)
-    .await
-    .map_err(sql(operation))?;
-    Ok(())
+    raw.put_new(operation).execute(db).await
 }
 
 /// The newest trial of a job, whichever of its runs asked for it; 0 before the first.
 pub(super) async fn newest(db: &mut SqliteConnection, job: &JobId) -> Result<u64> {
-    let (id,): (i64,) = sqlx::query_as(
-        "SELECT max(coalesce((SELECT max(id) FROM trials WHERE job = $1), 0),
-            coalesce((SELECT first_trial FROM jobs WHERE job = $1), 0))",
-    )
-    .bind(job.as_str())
-    .fetch_one(db)
-    .await
-    .map_err(sql("read the newest trial"))?;
-    Ok(unsigned(id))
+    let text = "SELECT max(coalesce((SELECT max(id) FROM trials WHERE job = $1), 0),
+        coalesce((SELECT first_trial FROM jobs WHERE job = $1), 0))";
+    sql!("read the newest trial", text, job).fetch_one(db).await
 }

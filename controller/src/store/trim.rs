@@ -1,7 +1,8 @@
 //! What grows with time is cut now and then, not with every report: finding the end of a window costs as much as
 //! the window is long.
 
-use super::{Result, Store, signed, sql};
+use super::statement::sql;
+use super::{Result, Store};
 use crate::limits::{INTERVALS, LINK_HISTORY, PROGRESS};
 
 /// The rest of a job's curve beyond its newest points.
@@ -20,27 +21,17 @@ impl Store {
     /// Forgets what is beyond the limits. Every statement is a transaction of its own, so that reports are stored in
     /// between.
     pub async fn trim(&self) -> Result<()> {
-        let on_error = sql("forget what is old");
-        let jobs: Vec<(String,)> =
-            sqlx::query_as("SELECT job FROM jobs").fetch_all(&self.read).await.map_err(&on_error)?;
-        let links: Vec<(String, String)> =
-            sqlx::query_as("SELECT src, dst FROM links").fetch_all(&self.read).await.map_err(&on_error)?;
-        for (job,) in &jobs {
-            self.beyond(PROGRESS_SQL, &[job], PROGRESS).await?;
-            self.beyond(INTERVALS_SQL, &[job], INTERVALS).await?;
+        let operation = "forget what is old";
+        let jobs: Vec<String> = sql!(operation, "SELECT job FROM jobs").fetch_all(&self.read).await?;
+        let links: Vec<(String, String)> = sql!(operation, "SELECT src, dst FROM links").fetch_all(&self.read).await?;
+        for job in &jobs {
+            self.write.execute(sql!(operation, PROGRESS_SQL, job, PROGRESS)).await?;
+            self.write.execute(sql!(operation, INTERVALS_SQL, job, INTERVALS)).await?;
         }
         for (src, dst) in &links {
-            self.beyond(LINK_HISTORY_SQL, &[src, dst], LINK_HISTORY).await?;
+            self.write.execute(sql!(operation, LINK_HISTORY_SQL, src, dst, LINK_HISTORY)).await?;
         }
         Ok(())
-    }
-
-    async fn beyond(&self, text: &'static str, key: &[&String], limit: u64) -> Result<()> {
-        let on_error = sql("forget what is old");
-        let mut tx = self.write.begin().await.map_err(&on_error)?;
-        let query = key.iter().fold(sqlx::query(text), |query, part| query.bind(part.as_str()));
-        query.bind(signed(limit)).execute(&mut *tx).await.map_err(&on_error)?;
-        tx.commit().await.map_err(&on_error)
     }
 }
 

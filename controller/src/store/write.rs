@@ -10,6 +10,9 @@ use sqlx::{ConnectOptions, Connection, Sqlite};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use super::Result;
+use super::statement::{Statement, failed, sql};
+
 /// Looks in a row that must find the writer stuck: space that comes back between the two halves of a look makes one.
 const STUCK_LOOKS: u32 = 3;
 
@@ -42,12 +45,21 @@ impl Writer {
         }
     }
 
-    /// Begins a transaction; what is not committed is rolled back.
-    pub(super) async fn begin(&self) -> sqlx::Result<Transaction<'_>> {
-        let connection = self.pool.acquire().await.inspect_err(|_| self.committed.store(false, Ordering::Relaxed))?;
-        let mut begun = Transaction { connection, committed: false, writer: self };
-        sqlx::query("BEGIN IMMEDIATE").execute(&mut *begun).await?;
+    /// Begins a transaction for an operation, which its errors name; what is not committed is rolled back.
+    pub(super) async fn begin(&self, operation: &'static str) -> Result<Transaction<'_>> {
+        let connection = self.pool.acquire().await.inspect_err(|_| self.committed.store(false, Ordering::Relaxed));
+        let connection = connection.map_err(failed(operation))?;
+        let mut begun = Transaction { connection, committed: false, writer: self, operation };
+        sql!(operation, "BEGIN IMMEDIATE").execute(&mut *begun).await?;
         Ok(begun)
+    }
+
+    /// Runs one statement as a transaction; how many rows it changed.
+    pub(super) async fn execute(&self, statement: Statement) -> Result<u64> {
+        let mut tx = self.begin(statement.operation).await?;
+        let changed = statement.affected(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(changed)
     }
 
     /// Whether the newest write committed.
@@ -56,10 +68,8 @@ impl Writer {
     }
 
     /// Whether a write commits now.
-    pub(super) async fn probe(&self) -> sqlx::Result<()> {
-        let mut tx = self.begin().await?;
-        sqlx::query(PROBE).execute(&mut *tx).await?;
-        tx.commit().await
+    pub(super) async fn probe(&self) -> Result<()> {
+        self.execute(sql!("write to the database", PROBE)).await.map(|_| ())
     }
 
     /// Whether a write would commit on a connection of its own.
@@ -104,12 +114,14 @@ pub(super) struct Transaction<'a> {
     connection: PoolConnection<Sqlite>,
     committed: bool,
     writer: &'a Writer,
+    /// What it is for.
+    pub(super) operation: &'static str,
 }
 
 impl Transaction<'_> {
     /// Returns when what was written is on disk.
-    pub(super) async fn commit(mut self) -> sqlx::Result<()> {
-        sqlx::query("COMMIT").execute(&mut *self).await?;
+    pub(super) async fn commit(mut self) -> Result<()> {
+        sql!(self.operation, "COMMIT").execute(&mut *self).await?;
         self.committed = true;
         self.writer.committed.store(true, Ordering::Relaxed);
         if self.writer.failing.swap(false, Ordering::Relaxed) {
@@ -151,10 +163,8 @@ mod tests {
 
     const GROW: &str = "INSERT INTO counters (name, value) VALUES (hex(randomblob(8000)), 1)";
 
-    async fn grow(writer: &Writer) -> sqlx::Result<()> {
-        let mut tx = writer.begin().await?;
-        sqlx::query(GROW).execute(&mut *tx).await?;
-        tx.commit().await
+    async fn grow(writer: &Writer) -> Result<()> {
+        writer.execute(sql!("grow", GROW)).await.map(|_| ())
     }
 
     #[tokio::test]
@@ -179,7 +189,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_not_committed_is_rolled_back() {
         let (store, _dir) = scratch().await;
-        let mut tx = store.write.begin().await.unwrap();
+        let mut tx = store.write.begin("write").await.unwrap();
         sqlx::query("INSERT INTO counters (name, value) VALUES ('x', 1)").execute(&mut *tx).await.unwrap();
         drop(tx);
         assert_eq!(store.raise("x", 0, 0).await.unwrap(), 0);
@@ -193,7 +203,7 @@ mod tests {
         let pool = SqlitePoolOptions::new().max_connections(1).acquire_timeout(Duration::from_millis(500));
         let writer = Writer::new(pool.connect_with(options.clone()).await.unwrap(), options);
         // Another process holds the lock: a restart would not help.
-        let lock = store.write.begin().await.unwrap();
+        let lock = store.write.begin("write").await.unwrap();
         for _ in 0..2 * STUCK_LOOKS {
             assert!(writer.probe().await.is_err());
             writer.look().await;
