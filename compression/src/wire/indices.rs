@@ -3,7 +3,7 @@
 //! Of u32, Elias-Fano and bitmap the sizes are known from k and n alone, so a cost model can charge them exactly.
 //! Gaps of one width depend on the indices; they win when these cluster.
 
-use super::{BitReader, Reader, Writer, levels_width, pack};
+use super::{Reader, Writer, levels_width, pack};
 use crate::codec::ReadError;
 use flexcomm_domain::spec::{self, EliasFano, IndexCoding};
 
@@ -169,12 +169,11 @@ fn read_gaps(from: &mut Reader<'_>, n: usize, k: usize, out: &mut Vec<u32>) -> R
     // caller compared with its own n.
     let mut bits = from.bits("gaps", (k as u64 * u64::from(width)).div_ceil(8) as usize)?;
     let mut next = 0;
-    let index = |bits: &mut BitReader<'_>| {
+    let indices = (0..k).map(|_| {
         next += bits.get("gaps", width)? + 1;
         Ok(next - 1)
-    };
-    let mut index = index;
-    push_all((0..k).map(|_| index(&mut bits)), n, out)?;
+    });
+    push_all(indices, n, out)?;
     bits.finish("gaps")
 }
 
@@ -183,12 +182,11 @@ fn read_elias_fano(from: &mut Reader<'_>, n: usize, k: usize, out: &mut Vec<u32>
     let mut bits = from.bits("low bits of indices", (k as u64 * u64::from(low)).div_ceil(8) as usize)?;
     let mut upper = from.bits("upper bits of indices", upper_bits.div_ceil(8) as usize)?;
     let mut high = 0u64;
-    let index = || {
+    let indices = (0..k).map(|_| {
         high += u64::from(upper.zeros("upper bits of indices", u32::MAX)?);
         Ok(high << low | bits.get("low bits of indices", low)?)
-    };
-    let mut index = index;
-    push_all((0..k).map(|_| index()), n, out)?;
+    });
+    push_all(indices, n, out)?;
     bits.finish("low bits of indices")?;
     // Behind the last one there are zeros only.
     match upper.zeros("upper bits of indices", u32::MAX) {
