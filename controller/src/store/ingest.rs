@@ -1,8 +1,8 @@
 //! One batch of reports: stored and acknowledged in one transaction, each report once.
 
-use flexcomm_domain::{JobId, NodeName, RunId, Timestamp};
+use flexcomm_domain::{JobId, NodeName, RunId, Strategy, Timestamp};
 use flexcomm_wire::{
-    AppliedReport, JobSeen, LinkReport, MAX_SEQ_STEP, RefusedRun, ReportBody, StepsReport, ThroughputReport,
+    AppliedReport, BadValue, JobSeen, LinkReport, MAX_SEQ_STEP, RefusedRun, ReportBody, StepsReport, ThroughputReport,
     TrialReport,
 };
 use sqlx::SqliteConnection;
@@ -12,7 +12,7 @@ use super::statement::sql;
 use super::{Result, Store, StoreError, decisions, jobs, links, scenario, steps as windows, trials};
 use crate::grants::Spent;
 use crate::limits::MAX_JOBS;
-use crate::reports::{self, Reason, Rejected};
+use crate::reports::{Reason, Rejected};
 
 /// A report on its way in: its number, and what it is when it could be read.
 #[derive(Debug, Clone)]
@@ -160,7 +160,7 @@ async fn store(
     body: std::result::Result<ReportBody, Rejected>,
 ) -> Stored {
     let (body, node, now) = (body?, from.node, from.now);
-    reports::check(&body)?;
+    body.check().map_err(Rejected::from)?;
     match body {
         ReportBody::Link(r) => link(db, node, &r, now).await,
         ReportBody::Throughput(r) => throughput(db, node, &r, now).await,
@@ -321,7 +321,7 @@ async fn job_left(
 
 async fn steps(db: &mut SqliteConnection, node: &NodeName, mut r: StepsReport, now: Timestamp) -> Stored {
     on_its_node(db, node, (&r.job, r.rank)).await?;
-    let ran = reports::ran(&r)?;
+    let ran = Strategy::try_from(&r.strategy).map_err(|error| Rejected::from(BadValue::from(error)))?;
     let newest = decisions::newest_version(db, &r.job).await?.0;
     if r.version > newest {
         let detail = format!("steps of job {} under decision {}, the newest is {newest}", r.job, r.version);
