@@ -16,6 +16,7 @@ mod onebitsgd;
 mod packing;
 mod plain;
 mod qsgd;
+mod scheme;
 mod signs;
 mod signsgd;
 mod signum;
