@@ -9,7 +9,7 @@ mod least;
 mod shared;
 
 use flexcomm_compression::Build;
-use flexcomm_compression::codec::{Context, Shape};
+use flexcomm_compression::codec::{Context, Shape, Target};
 use flexcomm_compression::entry::Entry;
 use flexcomm_compression::random::Stream;
 use flexcomm_compression::wire::{Reader, Writer};
@@ -75,7 +75,7 @@ fn main() -> Result<(), String> {
             });
             to.fill(0.0);
             let decode = time(|| {
-                codec.decode_add(&mut Reader::new(out.bytes()), &context, (0.5, black_box(&mut to))).unwrap();
+                codec.decode(&mut Reader::new(out.bytes()), &context, Target::add(0.5, black_box(&mut to))).unwrap();
             });
             let bits = 8.0 * out.len() as f64 / n as f64;
             let [encode, rest, decode] = [encode, rest, decode].map(|seconds| seconds / copy);

@@ -1,39 +1,17 @@
-//! Codecs, memories and momenta of a specification.
+//! The codec of a specification.
 
 use crate::codec::{Codec, Shape};
 use crate::entry::Entry;
-use crate::{memory, methods, momentum};
-use flexcomm_domain::spec::{Class, CompressorSpec, Nature, SpecError, Travels};
+use crate::methods;
+use flexcomm_domain::spec::CompressorSpec;
 
-/// Builds the parts of a compressor.
+/// Builds a compressor.
 pub trait Build {
     /// The compressor's line in the registry.
     fn entry(&self) -> &'static Entry;
 
-    /// Itself, where a training by it moves; one that sends next to nothing for ever, or ever more, is refused: error feedback of
-    /// what is unbiased and not scaled ([`Self::is_scaled`]) diverges from a variance of 1 on.
-    ///
-    /// # Errors
-    /// [`SpecError::NoMemory`]; [`SpecError::Diverges`].
-    fn trainable(self) -> Result<Self, SpecError>
-    where
-        Self: Sized;
-
-    /// Whether what a step does not send is lost for good: values are left out, and no memory keeps them.
-    fn drops(&self) -> bool;
-
-    /// Whether each tensor is scaled down by the variance that an unbiased quantizer adds, so that error feedback does not grow
-    /// without bound.
-    fn is_scaled(&self) -> bool;
-
     /// A codec for one tensor.
     fn codec(&self, shape: Shape) -> Box<dyn Codec>;
-
-    /// A memory for n values.
-    fn build_memory(&self, n: usize) -> Option<Box<dyn memory::Memory>>;
-
-    /// A momentum for n values.
-    fn build_momentum(&self, n: usize) -> Option<Box<dyn momentum::Momentum>>;
 }
 
 impl Build for CompressorSpec {
@@ -43,48 +21,17 @@ impl Build for CompressorSpec {
             .expect("a test holds the registry to the table of names")
     }
 
-    fn trainable(self) -> Result<Self, SpecError> {
-        match (self.nature(), self.memory()) {
-            (Nature::Accumulated(_), None) => Err(SpecError::NoMemory { of: self.to_string() }),
-            (Nature::Unbiased(_), Some(_)) if !self.is_scaled() => Err(SpecError::Diverges { of: self.to_string() }),
-            _ => Ok(self),
-        }
-    }
-
-    fn drops(&self) -> bool {
-        let leaves_out = match self.compressor().class {
-            Class::Quantization => false,
-            Class::LowRank => !matches!(self.nature(), Nature::Unbiased(_)),
-            Class::Sparsification | Class::Hybrid => !matches!(self.nature(), Nature::Unbiased(_) | Nature::Biased(_)),
-        };
-        leaves_out && self.memory().is_none()
-    }
-
-    fn is_scaled(&self) -> bool {
-        // Of what leaves values out, how much is sent of one draw says nothing of the variance: what misses the large values
-        // looks small. What rounds every value has no such draws.
-        let rounds = self.compressor().class == Class::Quantization && self.travels() == Travels::Gathers;
-        self.memory().is_some() && rounds && matches!(self.nature(), Nature::Unbiased(_))
-    }
-
     fn codec(&self, shape: Shape) -> Box<dyn Codec> {
         let mut codec = (self.entry().build)(self.values(), shape);
         codec.send_values_as(self.value_type());
         codec
-    }
-
-    fn build_memory(&self, n: usize) -> Option<Box<dyn memory::Memory>> {
-        self.memory().map(|(kind, values)| memory::build(kind, &values, n))
-    }
-
-    fn build_momentum(&self, n: usize) -> Option<Box<dyn momentum::Momentum>> {
-        self.momentum().map(|(kind, values)| momentum::build(kind, &values, n))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flexcomm_domain::spec::{Nature, SpecError};
 
     #[test]
     fn what_leaves_values_out_drops_them_unless_a_memory_keeps_them() {

@@ -4,85 +4,52 @@
 use crate::codec::ReadError;
 use crate::memory::{restore_values, save_values};
 use crate::wire::{Reader, Writer};
-use flexcomm_domain::spec::{MomentumKind, Values};
+use flexcomm_domain::spec::{CompressorSpec, MomentumKind};
 
-/// A momentum for n values.
-pub(crate) fn build(kind: MomentumKind, values: &Values, n: usize) -> Box<dyn Momentum> {
-    match kind {
-        MomentumKind::Nesterov => Box::new(Nesterov::new(values.number(0) as f32, n)),
-    }
-}
-
-/// A momentum before a memory or a codec. As a memory, it moves only when the step is sure.
-pub trait Momentum: Send + std::fmt::Debug {
-    /// `out` becomes what follows in the gradient's place.
-    fn apply(&mut self, gradient: &[f32], out: &mut [f32]);
-
-    /// The step of the last [`Self::apply`] counts.
-    fn commit(&mut self);
-
-    /// Takes the last [`Self::commit`] back; right after it, before any other [`Self::apply`].
-    fn undo(&mut self);
-
-    /// What has gathered so far.
-    fn velocity(&self) -> &[f32];
-
-    /// Goes on from what another of its kind, of as many values, has gathered.
-    fn take_over(&mut self, velocity: &[f32]);
-
-    /// Appends the state.
-    fn save(&self, out: &mut Writer);
-
-    /// Puts a saved state back, bit for bit.
-    fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError>;
-}
-
-/// Nesterov's, as BytePS has it: m = mu m + g; p = g + mu m.
+/// A momentum before a memory or a codec: Nesterov's, as BytePS has it, m = mu m + g; p = g + mu m. As a memory, it moves only
+/// when the step is sure.
 #[derive(Debug)]
-pub struct Nesterov {
+pub struct Momentum {
     mu: f32,
-    momentum: Vec<f32>,
-    /// Becomes the momentum with [`Momentum::commit`].
-    next: Vec<f32>,
+    velocity: Vec<f32>,
+    /// Of the step that is on its way, or before the last.
+    other: Vec<f32>,
 }
 
-impl Nesterov {
-    fn new(mu: f32, n: usize) -> Self {
-        Self { mu, momentum: vec![0.0; n], next: vec![0.0; n] }
+impl Momentum {
+    /// A compressor's momentum for n values.
+    pub(crate) fn build(spec: &CompressorSpec, n: usize) -> Option<Self> {
+        let (MomentumKind::Nesterov, values) = spec.momentum()?;
+        Some(Self { mu: values.number(0) as f32, velocity: vec![0.0; n], other: vec![0.0; n] })
     }
-}
 
-impl Momentum for Nesterov {
-    fn apply(&mut self, gradient: &[f32], out: &mut [f32]) {
+    /// `out` becomes p, which follows in the gradient's place.
+    pub(crate) fn apply(&mut self, gradient: &[f32], out: &mut [f32]) {
         let mu = self.mu;
-        let state = self.next.iter_mut().zip(&self.momentum);
+        let state = self.other.iter_mut().zip(&self.velocity);
         for ((g, p), (next, m)) in gradient.iter().zip(out).zip(state) {
             *next = mu * m + g;
             *p = g + mu * *next;
         }
     }
 
-    fn commit(&mut self) {
-        std::mem::swap(&mut self.momentum, &mut self.next);
+    /// The step of the last [`Self::apply`] counts; a second time, right after it, it does not.
+    pub(crate) fn swap(&mut self) {
+        std::mem::swap(&mut self.velocity, &mut self.other);
     }
 
-    fn undo(&mut self) {
-        std::mem::swap(&mut self.momentum, &mut self.next);
+    /// Goes on from what another, of as many values, has gathered.
+    pub(crate) fn take_over(&mut self, other: Self) {
+        self.velocity = other.velocity;
     }
 
-    fn velocity(&self) -> &[f32] {
-        &self.momentum
+    /// Appends the state.
+    pub(crate) fn save(&self, out: &mut Writer) {
+        save_values(&self.velocity, out);
     }
 
-    fn take_over(&mut self, velocity: &[f32]) {
-        self.momentum.copy_from_slice(velocity);
-    }
-
-    fn save(&self, out: &mut Writer) {
-        save_values(&self.momentum, out);
-    }
-
-    fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError> {
-        restore_values(from, &mut self.momentum)
+    /// Puts a saved state back, bit for bit.
+    pub(crate) fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), ReadError> {
+        restore_values(from, &mut self.velocity)
     }
 }

@@ -1,9 +1,9 @@
 //! What a compressor sends in a step, before any values are seen.
 
+use crate::Layers;
 use crate::codec::Size;
 use crate::pipeline::{Member, Pipeline};
 use crate::wire::header_bytes;
-use crate::{Build, Layers};
 use flexcomm_domain::spec::{CompressorSpec, Scope, Travels, selection_bytes};
 use flexcomm_domain::{CodecBytes, CompressionRatio, Family, IndexBytes};
 

@@ -1,7 +1,7 @@
 //! What can be chosen: a compressor with its parameters and memory, and how its messages travel.
 
 use crate::spec::{CompressorSpec, Family, SpecError, Travels, ValueType};
-use crate::text::serde_as_text;
+use crate::text::{serde_as_text, words};
 use crate::{CompressionRatio, Digest, Invalid};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -10,20 +10,10 @@ use std::str::FromStr;
 
 macro_rules! named_enum {
     ($(#[$doc:meta])* $name:ident, $what:literal, { $($(#[$vdoc:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        pub enum $name {
-            $($(#[$vdoc])* #[serde(rename = $text)] $variant),+
-        }
-
-        impl $name {
-            /// Every value, in one fixed order.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
-
-            /// The name used on the wire, in the API and on the command line.
-            pub const fn as_str(self) -> &'static str {
-                match self { $(Self::$variant => $text),+ }
-            }
+        words! {
+            $(#[$doc])*
+            #[derive(Serialize, Deserialize)]
+            $name { $($(#[$vdoc])* #[serde(rename = $text)] $variant = $text),+ }
         }
 
         impl fmt::Display for $name {

@@ -1,4 +1,4 @@
-//! Values whose form in JSON is their text.
+//! Values whose form in texts, and in JSON, is a word or a text of their own.
 
 /// Serialises by `Display`, and deserialises by `FromStr`, whose error it hands on.
 macro_rules! serde_as_text {
@@ -17,3 +17,28 @@ macro_rules! serde_as_text {
     };
 }
 pub(crate) use serde_as_text;
+
+/// An enum whose values are words in texts.
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $name {
+            $($(#[$vdoc])* $variant),+
+        }
+
+        impl $name {
+            /// Every value, in one fixed order.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// Their words.
+            pub const WORDS: &'static [&'static str] = &[$($word),+];
+
+            /// Its word, as texts have it.
+            pub const fn as_str(self) -> &'static str {
+                Self::WORDS[self as usize]
+            }
+        }
+    };
+}
+pub(crate) use words;

@@ -2,7 +2,6 @@
 
 use crate::exchange::Transfer;
 use crate::guard::Failure;
-use flexcomm_compression::Build;
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Family, Strategy};
 use pyo3::prelude::*;

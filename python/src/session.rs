@@ -4,7 +4,6 @@ use crate::guard::Failure;
 use crate::meter::Meter;
 use crate::names::is_cast;
 use crate::telemetry::{Ended, Event};
-use flexcomm_compression::Build;
 use flexcomm_compression::pipeline::Member;
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Digest, JobId, Rank, RunId, Selection, Strategy};

@@ -2,7 +2,6 @@
 
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
-use flexcomm_compression::Build;
 use flexcomm_compression::tensor::{Decoder, Encoder, Kind, TensorError, TensorMessage, TensorShape};
 use flexcomm_domain::spec::CompressorSpec;
 use pyo3::prelude::*;

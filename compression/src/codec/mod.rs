@@ -8,7 +8,7 @@ mod error;
 mod types;
 
 pub use error::{EncodeError, ReadError};
-pub use types::{Carried, Element, Scope, Shape, Size, Stats, Travels};
+pub use types::{Carried, Element, Scope, Shape, Size, Stats, Target, Travels};
 
 pub use crate::select::filter::CandidateFilter;
 use crate::wire::{Reader, Writer};
@@ -29,31 +29,15 @@ pub trait Codec: Send + std::fmt::Debug {
     /// Appends C(x) to `out`; answers ‖C(x)‖² and ‖x‖², taken in the same pass.
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError>;
 
-    /// `out += scale * C(x)`, with `target` = (scale, out). On a refusal `out` is unspecified.
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        target: (f32, &mut [f32]),
-    ) -> Result<(), ReadError>;
-
-    /// `out = scale * C(x)`. Override it where one pass does both.
-    fn decode(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        (scale, out): (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
-        out.fill(0.0);
-        self.decode_add(from, context, (scale, out))
-    }
+    /// C(x), to where the target says. On a refusal its values are unspecified.
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: Target<'_>) -> Result<(), ReadError>;
 
     /// As [`Self::encode`], and `x` becomes x − C(x): the update of an error feedback memory. Override it where one pass
     /// does both. On a refusal `x` is unspecified.
     fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let start = out.len();
         let energy = self.encode(x, context, out)?;
-        self.decode_add(&mut Reader::new(&out.bytes()[start..]), context, (-1.0, x))?;
+        self.decode(&mut Reader::new(&out.bytes()[start..]), context, Target::add(-1.0, x))?;
         Ok(energy)
     }
 
@@ -87,10 +71,7 @@ pub trait Codec: Send + std::fmt::Debug {
     /// The tensor that the ranks' messages mean together, into `out`: the mean, if nothing else is defined (Agg).
     /// Never called for what travels as sums, where one message holds the sum.
     fn aggregate(&mut self, from: &mut [Reader<'_>], context: &Context, out: &mut [f32]) -> Result<(), ReadError> {
-        let scale = 1.0 / from.len() as f32;
-        let Some((first, others)) = from.split_first_mut() else { return Err(ReadError::NoMessages) };
-        self.decode(first, context, (scale, out))?;
-        others.iter_mut().try_for_each(|reader| self.decode_add(reader, context, (scale, out)))
+        mean(self, from, context, out)
     }
 
     /// Bytes of one payload (of the last round, when there are several), before any values are seen.
@@ -135,6 +116,19 @@ pub trait Codec: Send + std::fmt::Debug {
     fn restore(&mut self, _from: &mut Reader<'_>) -> Result<(), ReadError> {
         Ok(())
     }
+}
+
+/// The mean of what messages mean.
+pub(crate) fn mean<C: Codec + ?Sized>(
+    codec: &mut C,
+    from: &mut [Reader<'_>],
+    context: &Context,
+    out: &mut [f32],
+) -> Result<(), ReadError> {
+    let scale = 1.0 / from.len() as f32;
+    let Some((first, others)) = from.split_first_mut() else { return Err(ReadError::NoMessages) };
+    codec.decode(first, context, Target::replace(scale, out))?;
+    others.iter_mut().try_for_each(|reader| codec.decode(reader, context, Target::add(scale, out)))
 }
 
 /// What a codec knows beside the values.

@@ -62,6 +62,37 @@ impl Size {
     }
 }
 
+/// Where a decoded tensor goes.
+#[derive(Debug)]
+pub struct Target<'a> {
+    /// What C(x) is multiplied with.
+    pub scale: f32,
+    /// One value per value of the tensor.
+    pub out: &'a mut [f32],
+    /// Whether what `out` holds counts as zeros.
+    pub fresh: bool,
+}
+
+impl<'a> Target<'a> {
+    /// `out += scale * C(x)`.
+    pub fn add(scale: f32, out: &'a mut [f32]) -> Self {
+        Self { scale, out, fresh: false }
+    }
+
+    /// `out = scale * C(x)`.
+    pub fn replace(scale: f32, out: &'a mut [f32]) -> Self {
+        Self { scale, out, fresh: true }
+    }
+
+    /// Scale and values to add to, for what does no more than add.
+    pub(crate) fn added(self) -> (f32, &'a mut [f32]) {
+        if self.fresh {
+            self.out.fill(0.0);
+        }
+        (self.scale, self.out)
+    }
+}
+
 /// How much of a memory's residual is in the compensated gradient.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Carried {

@@ -20,7 +20,7 @@ use crate::Kernel;
 use crate::codec::{CandidateFilter, Carried, ReadError, Stats};
 use crate::kernels::{Added, Candidates, Feed};
 use crate::wire::{Reader, Writer};
-use flexcomm_domain::spec::{MemoryKind, Values};
+use flexcomm_domain::spec::{CompressorSpec, MemoryKind};
 use std::ops::Range;
 
 pub use dgc::Dgc;
@@ -28,14 +28,15 @@ pub use efsign::EfSign;
 pub use sgc::Sgc;
 pub use vanilla::Vanilla;
 
-/// A memory for n values.
-pub(crate) fn build(kind: MemoryKind, values: &Values, n: usize) -> Box<dyn Memory> {
-    match kind {
-        MemoryKind::Vanilla => Box::new(Vanilla::new(values, n)),
-        MemoryKind::EfSign => Box::new(EfSign::new(values, n)),
+/// A compressor's memory for n values.
+pub(crate) fn build(spec: &CompressorSpec, n: usize) -> Option<Box<dyn Memory>> {
+    let (kind, values) = spec.memory()?;
+    Some(match kind {
+        MemoryKind::Vanilla => Box::new(Vanilla::new(&values, n)),
+        MemoryKind::EfSign => Box::new(EfSign::new(&values, n)),
         MemoryKind::Dgc => Box::new(Dgc::new(values.number(0) as f32, n)),
         MemoryKind::Sgc => Box::new(Sgc::new([values.number(0) as f32, values.number(1) as f32], n)),
-    }
+    })
 }
 
 /// Error feedback around a codec.

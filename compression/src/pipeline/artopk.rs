@@ -9,7 +9,6 @@ use super::{Gradient, Open, Pipeline, Step};
 use crate::codec::{Context, EncodeError, ReadError, Size};
 use crate::wire::{Reader, Writer, all_finite, index_bytes, read_indices, write_indices, write_message};
 use crate::{Energy, kernels};
-use flexcomm_domain::spec::NonFinite;
 
 /// Round of the message of indices. Compressors that select values have one round of their own, 0.
 pub(super) const INDICES: u32 = 1;
@@ -18,14 +17,7 @@ impl Pipeline {
     /// Error feedback, and where this rank may lead its selection. Nothing counts as sent before [`Self::take`]. Answers the
     /// energies of the selection (0 without one) and of the compensated gradient.
     pub fn select(&mut self, gradient: Gradient<'_>, step: Step, may_lead: bool) -> Result<Energy, EncodeError> {
-        let open = self.open_step(gradient, step)?;
-        match self.choose(gradient, open, may_lead) {
-            Err(EncodeError::NonFinite { .. }) if self.spec.non_finite() == NonFinite::Skip => {
-                let zeros = Gradient::Zeros;
-                self.choose(zeros, Open { skipped: true, ..open }, may_lead).map_err(|error| zeros.clear(error))
-            }
-            energy => energy.map_err(|error| gradient.clear(error)),
-        }
+        self.open_step(gradient, step, |own, gradient, open| own.choose(gradient, open, may_lead))
     }
 
     fn choose(&mut self, gradient: Gradient<'_>, open: Open, may_lead: bool) -> Result<Energy, EncodeError> {

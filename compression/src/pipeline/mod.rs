@@ -31,7 +31,7 @@ use crate::codec::{Codec, Context, EncodeError, Scope, Shape, Size, Stats};
 use crate::memory::{Feeding, Memory, Residual, Units};
 use crate::momentum::Momentum;
 use crate::wire::{Common, DType, Header, Reader, Writer};
-use crate::{Energy, Kernel, Layers, Selection, kernels};
+use crate::{Energy, Kernel, Layers, Selection, kernels, memory};
 use flexcomm_domain::spec::{Class, CompressorSpec, MAX_PARAMETERS, NonFinite, ValueType};
 use std::ops::Range;
 use undo::Mark;
@@ -101,7 +101,7 @@ pub struct Pipeline {
     member: Member,
     kernel: Kernel,
     units: Vec<Unit>,
-    momentum: Option<Box<dyn Momentum>>,
+    momentum: Option<Momentum>,
     memory: Option<Box<dyn Memory>>,
     /// Held back by a memory that is gone; empty when there is nothing.
     leftover: Vec<f32>,
@@ -141,8 +141,8 @@ impl Pipeline {
             member,
             kernel: Kernel::best(),
             units: units(spec, &layers, member),
-            momentum: spec.build_momentum(n),
-            memory: spec.build_memory(n),
+            momentum: Momentum::build(spec, n),
+            memory: memory::build(spec, n),
             leftover: Vec::new(),
             leftover_units: Units::GRADIENTS,
             learning_rate: 1.0,
@@ -347,16 +347,16 @@ impl Pipeline {
         self.forget_mark();
         let n = self.layers.values();
         let old = self.momentum.take();
-        self.momentum = spec.build_momentum(n);
+        self.momentum = Momentum::build(spec, n);
         if let (Some(old), Some(new)) = (old, &mut self.momentum)
             && spec.momentum().map(|m| m.0) == self.spec.momentum().map(|m| m.0)
         {
-            new.take_over(old.velocity());
+            new.take_over(old);
         }
         if !spec.same_memory(&self.spec) {
             let owed = self.owed();
             let (values, units) = (owed.values.to_vec(), owed.units);
-            self.memory = spec.build_memory(n);
+            self.memory = memory::build(spec, n);
             self.take_over(&values, units);
         }
         if !spec.same_codec(&self.spec) {
@@ -389,22 +389,28 @@ impl Pipeline {
 
     /// Replaces `out` by this rank's message. With one round the step is done and the memory has moved on.
     pub fn compress(&mut self, gradient: Gradient<'_>, step: Step, out: &mut Writer) -> Result<Outcome, EncodeError> {
-        let open = self.open_step(gradient, step)?;
-        match self.begin(gradient, open, out) {
-            Err(EncodeError::NonFinite { .. }) if self.spec.non_finite() == NonFinite::Skip => {
-                let zeros = Gradient::Zeros;
-                self.begin(zeros, Open { skipped: true, ..open }, out).map_err(|error| zeros.clear(error))
-            }
-            outcome => outcome.map_err(|error| gradient.clear(error)),
-        }
+        self.open_step(gradient, step, |own, gradient, open| own.begin(gradient, open, out))
     }
 
-    fn open_step(&mut self, gradient: Gradient<'_>, step: Step) -> Result<Open, EncodeError> {
+    /// Begins a step by a gradient, or by zeros where one that is not finite counts as such.
+    fn open_step<T>(
+        &mut self,
+        gradient: Gradient<'_>,
+        step: Step,
+        mut begin: impl FnMut(&mut Self, Gradient<'_>, Open) -> Result<T, EncodeError>,
+    ) -> Result<T, EncodeError> {
         self.open = None;
         if !(step.learning_rate.is_finite() && step.learning_rate > 0.0) {
             return Err(EncodeError::LearningRate(step.learning_rate));
         }
-        Ok(Open { step, dtype: gradient.dtype(), round: 0, skipped: false })
+        let open = Open { step, dtype: gradient.dtype(), round: 0, skipped: false };
+        match begin(self, gradient, open) {
+            Err(EncodeError::NonFinite { .. }) if self.spec.non_finite() == NonFinite::Skip => {
+                let zeros = Gradient::Zeros;
+                begin(self, zeros, Open { skipped: true, ..open }).map_err(|error| zeros.clear(error))
+            }
+            begun => begun.map_err(|error| gradient.clear(error)),
+        }
     }
 
     /// The next round's message, from the sum of the messages of the round before.

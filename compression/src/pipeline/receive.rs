@@ -4,14 +4,14 @@ use super::artopk::INDICES;
 use super::scale::read_factors;
 use super::{Pipeline, Step};
 use crate::Build;
-use crate::codec::{Context, ReadError, Travels};
+use crate::codec::{Context, ReadError, Target, Travels};
 use crate::wire::{Common, Envelope, Reader, all_finite};
 
 impl Pipeline {
     /// Replaces `out` by the gradient that one message means: Q^-1, in units of gradients at the learning rate of the last
     /// step. Of a codec with several rounds, the last round's.
     pub fn decompress(&mut self, message: &[u8], step: u64, out: &mut [f32]) -> Result<(), ReadError> {
-        self.decode(message, step, (1.0, out))
+        self.decode(message, step, Target::replace(1.0, out))
     }
 
     /// Replaces `out` by what a lone rank's step means, from its messages of all rounds; `step` is the sender's.
@@ -36,7 +36,7 @@ impl Pipeline {
     /// with a warm start see it.
     pub fn mean(&mut self, sum: &[u8], step: u64, out: &mut [f32]) -> Result<(), ReadError> {
         let scale = 1.0 / self.member.world.max(1) as f32;
-        self.decode(sum, step, (scale, out))?;
+        self.decode(sum, step, Target::replace(scale, out))?;
         if self.units.iter().any(|unit| unit.codec.wants_reply()) {
             self.reply(sum, step, self.rounds() - 1)?;
         }
@@ -82,10 +82,8 @@ impl Pipeline {
             }
             let factors = self.factors.iter().skip(i).step_by(tensors);
             for (rank, (from, factor)) in readers.iter_mut().zip(factors).enumerate() {
-                match rank {
-                    0 => unit.codec.decode(from, &context, (share * factor, out))?,
-                    _ => unit.codec.decode_add(from, &context, (share * factor, out))?,
-                }
+                let target = Target { scale: share * factor, out: &mut *out, fresh: rank == 0 };
+                unit.codec.decode(from, &context, target)?;
             }
         }
         self.to_gradients(out)?;
@@ -102,7 +100,7 @@ impl Pipeline {
         from.finish()
     }
 
-    fn decode(&mut self, message: &[u8], step: u64, (scale, out): (f32, &mut [f32])) -> Result<(), ReadError> {
+    fn decode(&mut self, message: &[u8], step: u64, Target { scale, out, .. }: Target<'_>) -> Result<(), ReadError> {
         self.check_output(out)?;
         let mut from = Reader::new(self.open_message(message, step, self.rounds() - 1)?);
         let context = self.context(step, self.rounds() - 1);
@@ -113,7 +111,8 @@ impl Pipeline {
         }
         for (unit, factor) in self.units.iter_mut().zip(&self.factors) {
             let context = Context { tensor: unit.tensor, ..context };
-            unit.codec.decode(&mut from, &context, (scale * factor, &mut out[unit.range.clone()]))?;
+            let target = Target::replace(scale * factor, &mut out[unit.range.clone()]);
+            unit.codec.decode(&mut from, &context, target)?;
         }
         self.to_gradients(out)?;
         from.finish()
@@ -161,7 +160,7 @@ impl Pipeline {
     fn check_common(&self, got: Common, (step, round): (u64, u32)) -> Result<(), ReadError> {
         let here = self.common(step);
         if got.scope != here.scope {
-            return Err(ReadError::Scope { expected: here.scope.name(), got: got.scope.name() });
+            return Err(ReadError::Scope { expected: here.scope.as_str(), got: got.scope.as_str() });
         }
         match round == INDICES || self.units.iter().any(|unit| unit.codec.draws_together()) {
             true if got.step != here.step => Err(ReadError::Step { expected: step, got: got.step }),

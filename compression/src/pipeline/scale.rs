@@ -7,7 +7,7 @@
 //! begins with an f32 per tensor.
 
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Target};
 use crate::wire::{Reader, Writer};
 
 /// Up to this ω nothing is scaled: error feedback is a contraction without it, and kernels on a GPU do not scale.
@@ -34,7 +34,7 @@ pub(super) fn encode_taking(
     let start = out.len();
     let energy = codec.encode(x, context, out)?;
     let factor = factor(energy);
-    codec.decode_add(&mut Reader::new(&out.bytes()[start..]), context, (-factor, x))?;
+    codec.decode(&mut Reader::new(&out.bytes()[start..]), context, Target::add(-factor, x))?;
     Ok((factor, Energy { sent: energy.sent * f64::from(factor).powi(2), ..energy }))
 }
 
@@ -51,9 +51,9 @@ pub(super) fn read_factors(from: &mut Reader<'_>, tensors: usize, out: &mut Vec<
 
 #[cfg(test)]
 mod tests {
+    use crate::Layers;
     use crate::pipeline::{Gradient, Member, Pipeline, Step};
     use crate::wire::Writer;
-    use crate::{Build, Layers};
     use flexcomm_domain::spec::CompressorSpec;
 
     fn gradient(n: usize, step: u64) -> Vec<f32> {

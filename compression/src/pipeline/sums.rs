@@ -32,7 +32,7 @@ pub fn add_messages(element: Element, sum: &mut [u8], other: &[u8]) -> Result<()
 fn check_common(mine: Option<Common>, theirs: Option<Common>) -> Result<(), ReadError> {
     let Some((mine, theirs)) = mine.zip(theirs) else { return Ok(()) };
     if mine.scope != theirs.scope {
-        return Err(ReadError::Scope { expected: mine.scope.name(), got: theirs.scope.name() });
+        return Err(ReadError::Scope { expected: mine.scope.as_str(), got: theirs.scope.as_str() });
     }
     if mine.step != theirs.step {
         return Err(ReadError::Step { expected: mine.step.into(), got: theirs.step });

@@ -2,6 +2,7 @@
 //! old ones lie in its scratch until the next.
 
 use super::{Pipeline, StateError};
+use crate::momentum::Momentum;
 use crate::wire::{Reader, Writer};
 
 /// Where the pipeline is, seen from its mark.
@@ -52,7 +53,7 @@ impl Pipeline {
             return Err(StateError::NoMark);
         }
         if mark.at == At::After {
-            momentum.iter_mut().for_each(|momentum| momentum.undo());
+            momentum.iter_mut().for_each(Momentum::swap);
             memory.iter_mut().for_each(|memory| memory.undo(compensated));
             std::mem::swap(&mut self.leftover, &mut mark.leftover);
             mark.at = At::Before;

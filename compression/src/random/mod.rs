@@ -83,6 +83,12 @@ impl Stream {
         self.key
     }
 
+    /// Number i below `bound`, which is at most 2^32, with a bias below bound / 2^32: for samples and hash tables.
+    #[inline(always)]
+    pub fn place(self, i: u32, bound: usize) -> usize {
+        ((u64::from(self.word(i)) * bound as u64) >> 32) as usize
+    }
+
     /// Number i in [0, 1), with 24 bits: every f32 k/2^24 is equally likely.
     #[inline(always)]
     pub fn uniform(self, i: u32) -> f32 {

@@ -4,7 +4,7 @@
 use crate::allocations::allocations;
 use crate::harness::*;
 use flexcomm_compression::Build;
-use flexcomm_compression::codec::{EncodeError, Travels};
+use flexcomm_compression::codec::{EncodeError, Target, Travels};
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::random::Stream;
 use flexcomm_compression::wire::{Envelope, Reader, Writer};
@@ -177,7 +177,7 @@ fn broken_payloads_are_refused_or_read() {
             let mut decode = |bytes: &[u8]| {
                 out.fill(0.0);
                 let mut from = Reader::new(bytes);
-                let result = run.codec.decode_add(&mut from, &run.context, (1.0, &mut out));
+                let result = run.codec.decode(&mut from, &run.context, Target::add(1.0, &mut out));
                 assert!(result.is_err() || out.iter().all(|v| v.is_finite()), "{strategy}: decoded to NaN");
                 result
             };

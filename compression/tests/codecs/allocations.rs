@@ -2,6 +2,7 @@
 
 use crate::harness::{Run, every_strategy, laplace, shape};
 use flexcomm_compression::Build;
+use flexcomm_compression::codec::Target;
 use flexcomm_compression::wire::Reader;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -79,7 +80,7 @@ fn claims_allocate_nothing() {
                 let mut out = vec![0.0; n];
                 let most = largest(|| {
                     // Refused or read, as the claim may even be true.
-                    let _ = codec.decode_add(&mut Reader::new(&bytes), &run.context, (1.0, &mut out));
+                    let _ = codec.decode(&mut Reader::new(&bytes), &run.context, Target::add(1.0, &mut out));
                 });
                 assert!(most <= 32 * n, "{strategy}: {claim:#x} at {at} allocates {most} bytes");
             }

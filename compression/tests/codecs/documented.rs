@@ -72,7 +72,7 @@ fn every_compressor_has_its_row() {
         let row: Vec<_> = rows.iter().filter(|row| row[0] == entry.info.name).collect();
         let [row] = row[..] else { panic!("{}: {} rows", entry.info.name, row.len()) };
         let (code, way) = (entry.code.to_string(), travels(entry));
-        assert_eq!(row[1..5], [&code, &way, entry.info.scope.name(), entry.info.source], "{}", entry.info.name);
+        assert_eq!(row[1..5], [&code, &way, entry.info.scope.as_str(), entry.info.source], "{}", entry.info.name);
         assert_tests_exist(row[5], &sources);
     }
     assert_eq!(rows.len(), methods::all().count(), "a row for each, and no more");

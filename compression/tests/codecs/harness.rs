@@ -1,7 +1,7 @@
 //! What tests of codecs share: tensors, runs of one codec, and the laws.
 
 use flexcomm_compression::Build;
-use flexcomm_compression::codec::{Codec, Context, EncodeError, Shape, Travels};
+use flexcomm_compression::codec::{Codec, Context, EncodeError, Shape, Target, Travels};
 use flexcomm_compression::entry::Entry;
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step, add_messages};
 use flexcomm_compression::random::Stream;
@@ -149,7 +149,7 @@ impl Run {
     pub(crate) fn decode(&mut self, n: usize) -> Vec<f32> {
         let mut out = vec![0.0; n];
         let mut from = Reader::new(self.payload.bytes());
-        self.codec.decode_add(&mut from, &self.context, (1.0, &mut out)).unwrap();
+        self.codec.decode(&mut from, &self.context, Target::add(1.0, &mut out)).unwrap();
         assert_eq!(from.left(), 0, "bytes are left over");
         out
     }

@@ -3,7 +3,7 @@
 use crate::harness::*;
 use flexcomm_compression::Build;
 use flexcomm_compression::Layers;
-use flexcomm_compression::codec::Shape;
+use flexcomm_compression::codec::{Shape, Target};
 use flexcomm_compression::wire::{Reader, Writer};
 
 /// A matrix of rank r: sums of outer products with weights that fall.
@@ -191,7 +191,7 @@ fn atomo_reads_more_atoms_than_it_sends() {
         }
         let mut out = vec![0.0; shape.values()];
         let (mut from, context) = (Reader::new(&payload), flexcomm_compression::codec::Context::new(1));
-        codec.decode_add(&mut from, &context, (1.0, &mut out)).map(|()| (out, from.left()))
+        codec.decode(&mut from, &context, Target::add(1.0, &mut out)).map(|()| (out, from.left()))
     };
     let square = Shape { rows: 4, cols: 4 };
     for (count, sum) in [(0, 0.0), (3, 6.0), (4, 10.0)] {
@@ -274,7 +274,10 @@ fn gradiveq_loses_less_than_coordinates_do() {
         assert!((measured.gain() - energy(&sent) / energy(&x)).abs() < 1e-4);
         for end in 0..run.payload.len() {
             let mut from = Reader::new(&run.payload.bytes()[..end]);
-            assert!(run.codec.decode_add(&mut from, &run.context, (1.0, &mut vec![0.0; n])).is_err(), "cut at {end}");
+            assert!(
+                run.codec.decode(&mut from, &run.context, Target::add(1.0, &mut vec![0.0; n])).is_err(),
+                "cut at {end}"
+            );
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What is done in one pass is what several would do.
 
 use crate::harness::*;
-use flexcomm_compression::codec::EncodeError;
+use flexcomm_compression::codec::{EncodeError, Target};
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::{Reader, Writer};
 use flexcomm_compression::{Kernel, Layers, naive};
@@ -107,8 +107,12 @@ fn decoding_forgets_what_was_there() {
                 continue;
             }
             let (mut fresh, mut added) = (vec![f32::NAN; n], vec![0.0; n]);
-            run.codec.decode(&mut Reader::new(run.payload.bytes()), &run.context, (0.3, &mut fresh)).unwrap();
-            run.codec.decode_add(&mut Reader::new(run.payload.bytes()), &run.context, (0.3, &mut added)).unwrap();
+            run.codec
+                .decode(&mut Reader::new(run.payload.bytes()), &run.context, Target::replace(0.3, &mut fresh))
+                .unwrap();
+            run.codec
+                .decode(&mut Reader::new(run.payload.bytes()), &run.context, Target::add(0.3, &mut added))
+                .unwrap();
             let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             assert_eq!(bits(&fresh), bits(&added), "{strategy}, n = {n}");
         }

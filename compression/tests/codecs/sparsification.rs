@@ -4,7 +4,7 @@
 use crate::harness::*;
 use flexcomm_compression::Build;
 use flexcomm_compression::Layers;
-use flexcomm_compression::codec::{Context, Shape};
+use flexcomm_compression::codec::{Context, Shape, Target};
 use flexcomm_compression::naive;
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::{Reader, Writer};
@@ -276,7 +276,7 @@ fn sketched_sends_no_more_than_the_gradient() {
             bytes += out.len();
             if round == 1 {
                 let mut sent = vec![0.0; n];
-                codec.decode(&mut Reader::new(out.bytes()), &context, (1.0, &mut sent)).unwrap();
+                codec.decode(&mut Reader::new(out.bytes()), &context, Target::replace(1.0, &mut sent)).unwrap();
                 assert!(if dense { sent == x } else { indices(&sent).len() <= k }, "{args}, n = {n}");
             }
         }

@@ -26,11 +26,13 @@ pub use family::{Family, default_compressors, further_compressors};
 pub use kind::CompressorKind;
 pub use nature::{Nature, quantizer_bound};
 pub use params::{Kind, MAX_PARAMETERS, MAX_VALUES, Param, Values};
+use parse::WORD_PARTS;
 pub use parse::split_list;
 pub use parts::{MEMORIES, MOMENTA, MemoryKind, MomentumKind, Part};
 pub use sizes::{EliasFano, IndexCoding, index_bytes, selection_bytes};
 
 use crate::CompressionRatio;
+use crate::text::words;
 use std::cmp::Ordering;
 use std::fmt;
 
@@ -77,65 +79,52 @@ impl Element {
     }
 }
 
-/// What is compressed as one tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Scope {
-    /// The fused gradient of all layers.
-    Bucket,
-    /// Each layer by itself, with a state of its own.
-    Tensor,
-}
-
-impl Scope {
-    /// As the textual form has it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Bucket => "bucket",
-            Self::Tensor => "tensor",
-        }
+words! {
+    /// What is compressed as one tensor.
+    Scope {
+        /// The fused gradient of all layers.
+        Bucket = "bucket",
+        /// Each layer by itself, with a state of its own.
+        Tensor = "tensor",
     }
 }
 
-/// How a selection's values travel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub enum ValueType {
-    /// As they are.
-    #[default]
-    F32,
-    /// Rounded to bfloat16: 8 bits of precision.
-    Bf16,
-    /// Rounded to 127 steps to either side of 0, of the largest of each 256 values.
-    Int8,
-}
-
-impl ValueType {
-    /// Every one, as the textual form names it.
-    pub(crate) const NAMES: [&str; 3] = ["f32", "bf16", "int8"];
-
-    /// As the textual form has it.
-    pub const fn name(self) -> &'static str {
-        Self::NAMES[self as usize]
+words! {
+    /// How a selection's values travel.
+    #[derive(Default)]
+    ValueType {
+        /// As they are.
+        #[default]
+        F32 = "f32",
+        /// Rounded to bfloat16: 8 bits of precision.
+        Bf16 = "bf16",
+        /// Rounded to 127 steps to either side of 0, of the largest of each 256 values.
+        Int8 = "int8",
     }
 }
 
-/// Whether a message proves that it arrived as it was sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub enum Checksum {
-    /// No: the transport does.
-    #[default]
-    None,
-    /// CRC-32C over header and payload.
-    Crc32c,
+words! {
+    /// Whether a message proves that it arrived as it was sent.
+    #[derive(Default)]
+    Checksum {
+        /// No: the transport does.
+        #[default]
+        None = "none",
+        /// CRC-32C over header and payload.
+        Crc32c = "crc32c",
+    }
 }
 
-/// What to do about a gradient with NaN or infinity. No memory ever takes one in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub enum NonFinite {
-    /// An error that names the place.
-    #[default]
-    Refuse,
-    /// The gradient counts as zeros, and a counter goes up.
-    Skip,
+words! {
+    /// What to do about a gradient with NaN or infinity. No memory ever takes one in.
+    #[derive(Default)]
+    NonFinite {
+        /// An error that names the place.
+        #[default]
+        Refuse = "refuse",
+        /// The gradient counts as zeros, and a counter goes up.
+        Skip = "skip",
+    }
 }
 
 /// Lines of a table are equal, and ordered, by their names.
@@ -342,17 +331,12 @@ impl fmt::Display for CompressorSpec {
             f.write_str("+")?;
             write_part(f, momentum.name, momentum.params, values)?;
         }
-        if self.scope != self.compressor.scope {
-            write!(f, "+scope({})", self.scope.name())?;
-        }
-        if self.value_type != ValueType::F32 {
-            write!(f, "+values({})", self.value_type.name())?;
-        }
-        if self.checksum == Checksum::Crc32c {
-            f.write_str("+checksum(crc32c)")?;
-        }
-        if self.non_finite == NonFinite::Skip {
-            f.write_str("+nonfinite(skip)")?;
+        let usual = Self::of(self.compressor, self.values);
+        for part in WORD_PARTS {
+            let word = (part.get)(self);
+            if word != (part.get)(&usual) {
+                write!(f, "+{}({word})", part.name)?;
+            }
         }
         if let Some(seed) = self.seed {
             write!(f, "+seed({seed})")?;

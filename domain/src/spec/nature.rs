@@ -1,6 +1,6 @@
 //! What a compressor promises of what it sends: the field `nature` of [`super::CompressorInfo`] is the one table of it.
 
-use super::{CompressorSpec, Element, Travels, Values, compressors};
+use super::{Class, CompressorSpec, Element, SpecError, Travels, Values, compressors};
 
 /// What a compressor promises of C(x).
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +33,38 @@ impl CompressorSpec {
         let sent_as_it_is = std::ptr::eq(self.compressor(), &compressors::NONE);
         let cast = matches!(self.travels(), Travels::Sums(Element::F16 | Element::Bf16));
         self.memory().is_none() && !sent_as_it_is && !cast && !matches!(self.nature(), Nature::Unbiased(_))
+    }
+
+    /// Itself, where a training by it moves; one that sends next to nothing for ever, or ever more, is refused: error feedback of
+    /// what is unbiased and not scaled ([`Self::is_scaled`]) diverges from a variance of 1 on.
+    ///
+    /// # Errors
+    /// [`SpecError::NoMemory`]; [`SpecError::Diverges`].
+    pub fn trainable(self) -> Result<Self, SpecError> {
+        match (self.nature(), self.memory()) {
+            (Nature::Accumulated(_), None) => Err(SpecError::NoMemory { of: self.to_string() }),
+            (Nature::Unbiased(_), Some(_)) if !self.is_scaled() => Err(SpecError::Diverges { of: self.to_string() }),
+            _ => Ok(self),
+        }
+    }
+
+    /// Whether what a step does not send is lost for good: values are left out, and no memory keeps them.
+    pub fn drops(&self) -> bool {
+        let leaves_out = match self.compressor().class {
+            Class::Quantization => false,
+            Class::LowRank => !matches!(self.nature(), Nature::Unbiased(_)),
+            Class::Sparsification | Class::Hybrid => !matches!(self.nature(), Nature::Unbiased(_) | Nature::Biased(_)),
+        };
+        leaves_out && self.memory().is_none()
+    }
+
+    /// Whether each tensor is scaled down by the variance that an unbiased quantizer adds, so that error feedback does not grow
+    /// without bound.
+    pub fn is_scaled(&self) -> bool {
+        // Of what leaves values out, how much is sent of one draw says nothing of the variance: what misses the large values
+        // looks small. What rounds every value has no such draws.
+        let rounds = self.compressor().class == Class::Quantization && self.travels() == Travels::Gathers;
+        self.memory().is_some() && rounds && matches!(self.nature(), Nature::Unbiased(_))
     }
 
     /// Whether it is unbiased and has no error feedback: what is lost in one step is noise, of which nothing is kept.

@@ -128,29 +128,30 @@ fn no_word(term: &Term<'_>, params: &[Param]) -> Result<(), SpecError> {
 }
 
 /// A part that is one word out of a few.
-struct WordPart {
-    name: &'static str,
+pub(super) struct WordPart {
+    pub(super) name: &'static str,
     words: &'static [&'static str],
+    pub(super) get: fn(&CompressorSpec) -> &'static str,
     set: fn(&mut CompressorSpec, usize),
 }
 
-const WORD_PARTS: &[WordPart] = &[
-    WordPart { name: "scope", words: &["bucket", "tensor"], set: |s, i| s.scope = [Scope::Bucket, Scope::Tensor][i] },
-    WordPart {
-        name: "values",
-        words: &ValueType::NAMES,
-        set: |s, i| s.value_type = [ValueType::F32, ValueType::Bf16, ValueType::Int8][i],
-    },
-    WordPart {
-        name: "checksum",
-        words: &["none", "crc32c"],
-        set: |s, i| s.checksum = [Checksum::None, Checksum::Crc32c][i],
-    },
-    WordPart {
-        name: "nonfinite",
-        words: &["refuse", "skip"],
-        set: |s, i| s.non_finite = [NonFinite::Refuse, NonFinite::Skip][i],
-    },
+macro_rules! word_part {
+    ($name:literal, $field:ident: $words:ident) => {
+        WordPart {
+            name: $name,
+            words: $words::WORDS,
+            get: |spec| spec.$field.as_str(),
+            set: |spec, place| spec.$field = $words::ALL[place],
+        }
+    };
+}
+
+/// In the order of the canonical text.
+pub(super) const WORD_PARTS: &[WordPart] = &[
+    word_part!("scope", scope: Scope),
+    word_part!("values", value_type: ValueType),
+    word_part!("checksum", checksum: Checksum),
+    word_part!("nonfinite", non_finite: NonFinite),
 ];
 
 impl CompressorSpec {
@@ -187,7 +188,7 @@ impl CompressorSpec {
             return Err(SpecError::Range {
                 of: self.compressor.name.into(),
                 key: "values".into(),
-                value: self.value_type.name().into(),
+                value: self.value_type.as_str().into(),
                 allowed: format!("f32; others are for what sends selected values: {}", names.join(", ")),
             });
         }

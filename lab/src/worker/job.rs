@@ -4,7 +4,6 @@ use super::data::Images;
 use super::hashes::HashLog;
 use super::state::{Saved, StepOutcome, Training};
 use anyhow::{Context, Result};
-use flexcomm_compression::Build;
 use flexcomm_domain::{JobId, Rank, Strategy};
 use flexcomm_exchange::{LeaderShadows, Shadows};
 use flexcomm_trainer::{AbortCause, Answer, Change, Control, Reporter, Tick, Trial, TrialPlan, Verdict};

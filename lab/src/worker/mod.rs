@@ -21,7 +21,6 @@ pub use report::BACKEND;
 
 use anyhow::{Context, Result, bail, ensure};
 use exchange::Exchanger;
-use flexcomm_compression::Build;
 use flexcomm_domain::{Digest, JobId, Rank, Seconds, Strategy};
 use flexcomm_exchange::{LeaderShadows, Shadows};
 use flexcomm_trainer::{Agreement, Client, Control, Reporter};

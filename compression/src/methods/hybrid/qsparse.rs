@@ -9,13 +9,13 @@
 //!
 //! Random indices are drawn from the shared seed and do not travel.
 
-use super::super::sparsification::{adaptive::write_signs, subset::Subset, topk::Selector};
-use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use super::super::sparsification::{adaptive::write_signs, sparse::Choose, subset::Subset, topk::Largest};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size, Target};
 use crate::entry::Entry;
 use crate::wire::{
     Reader, Writer, index_bytes, levels_width, pack, packed_bytes, read_indices, unpack_checked, write_indices,
 };
+use crate::{Energy, Selection};
 use flexcomm_domain::spec::{Values, compressors, quantizer_bound};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -41,10 +41,10 @@ struct Qsparse {
     levels: usize,
     /// 1 or 1 + beta.
     divisor: f64,
-    selector: Selector,
+    largest: Largest,
     subset: Subset,
-    /// What is kept, then what is sent for it.
-    kept: Vec<f32>,
+    /// What is kept; then its values are what is sent for them.
+    kept: Selection,
     codes: Vec<u8>,
     /// Of a message that is decoded.
     indices: Vec<u32>,
@@ -55,9 +55,9 @@ impl Qsparse {
         let (n, levels) = (shape.values(), values.whole(3));
         let k = values.kept(0, n);
         let divisor = if values.is_on(4) { 1.0 + quantizer_bound(k, levels) } else { 1.0 };
-        let (selector, subset, kept, codes, indices) = Default::default();
+        let (subset, kept, codes, indices) = Default::default();
         let (random, sign) = (values.whole(1) == 1, values.whole(2) == 1);
-        Self { n, k, random, sign, levels, divisor, selector, subset, kept, codes, indices }
+        Self { n, k, random, sign, levels, divisor, largest: Largest::new(k), subset, kept, codes, indices }
     }
 
     /// What a signed level is worth under a norm: the same number for writer and reader, never beyond the norm.
@@ -66,68 +66,61 @@ impl Qsparse {
     }
 
     fn write_levels(&mut self, context: &Context, out: &mut Writer) {
-        let norm = crate::kernels::energy(&self.kept).sqrt().min(f64::from(f32::MAX)) as f32;
+        let norm = self.kept.energy().sqrt().min(f64::from(f32::MAX)) as f32;
         let (s, stream) = (self.levels as f32, context.own(1));
         self.codes.clear();
         for i in 0..self.kept.len() {
-            let value = self.kept[i];
+            let value = self.kept.values[i];
             let share = if norm > 0.0 { (value.abs() / norm).min(1.0) * s } else { 0.0 };
             let level = (share + stream.uniform(i as u32)).floor().min(s);
             let signed = if value < 0.0 { -level } else { level };
             self.codes.push((s + signed) as u8);
-            self.kept[i] = self.worth(norm, signed);
+            self.kept.values[i] = self.worth(norm, signed);
         }
         out.f32(norm);
         pack(&self.codes, levels_width(2 * self.levels as u64 + 1), out);
     }
 
     fn write_signs(&mut self, out: &mut Writer) {
-        let sum: f64 = self.kept.iter().map(|v| f64::from(v.abs())).sum();
+        let values = &mut self.kept.values;
+        let sum: f64 = values.iter().map(|v| f64::from(v.abs())).sum();
         let mean = (sum / self.k.max(1) as f64) as f32;
         out.f32(mean);
-        write_signs(&self.kept, out);
-        self.kept.iter_mut().for_each(|value| *value = if *value < 0.0 { -mean } else { mean });
-    }
-
-    fn sent(&self) -> &[u32] {
-        if self.random { &self.subset.indices } else { self.selector.selection.indices() }
+        write_signs(values, out);
+        values.iter_mut().for_each(|value| *value = if *value < 0.0 { -mean } else { mean });
     }
 }
 
 impl Codec for Qsparse {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
-        let Self { k, kept, selector, subset, .. } = self;
-        kept.clear();
+        let Self { k, kept, largest, subset, .. } = self;
+        kept.reset(x.len());
         let compensated = if self.random {
             let stats = context.stats(x)?;
             subset.draw(context.shared(0), x.len(), *k);
-            kept.extend(subset.indices.iter().map(|i| x[*i as usize]));
+            kept.indices.extend_from_slice(&subset.indices);
+            kept.values.extend(subset.indices.iter().map(|i| x[*i as usize]));
             stats.energy
         } else {
-            let stats = selector.select(x, *k, context)?;
-            kept.extend_from_slice(selector.selection.values());
-            write_indices(selector.selection.indices(), x.len(), out);
+            let stats = largest.choose(x, context, kept)?;
+            write_indices(kept.indices(), x.len(), out);
             stats.energy
         };
         match self.sign {
             true => self.write_signs(out),
             false => self.write_levels(context, out),
         }
-        Ok(Energy { sent: crate::kernels::energy(&self.kept), compensated })
+        Ok(Energy { sent: self.kept.energy(), compensated })
     }
 
     fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let energy = self.encode(x, context, out)?;
-        self.sent().iter().zip(&self.kept).for_each(|(i, value)| x[*i as usize] -= value);
+        self.kept.indices.iter().zip(&self.kept.values).for_each(|(i, value)| x[*i as usize] -= value);
         Ok(energy)
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        (scale, out): (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        let (scale, out) = target.added();
         if self.random {
             self.subset.draw(context.shared(0), self.n, self.k);
         } else {

@@ -12,8 +12,9 @@
 //! The paper codes indices as differences in one to four bytes; here they are a set in its least coding (gaps included).
 
 use super::super::sparsification::sparse::most_index_bytes;
+use super::signed;
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size, Target};
 use crate::entry::Entry;
 use crate::random::Stream;
 use crate::wire::{
@@ -87,19 +88,6 @@ impl SketchMl {
         ((k as f64 * self.columns).ceil() as usize).clamp(1, k.max(1))
     }
 
-    /// Samples magnitudes.
-    fn sample(&mut self, x: &[f32], context: &Context) {
-        let (n, stream) = (x.len(), context.own(0));
-        self.sample.iter_mut().for_each(Vec::clear);
-        for i in 0..SAMPLES.min(n) {
-            let random = || ((u64::from(stream.word(i as u32)) * n as u64) >> 32) as usize;
-            let value = x[if n > SAMPLES { random() } else { i }];
-            if value != 0.0 {
-                self.sample[usize::from(value < 0.0)].push(value.abs());
-            }
-        }
-    }
-
     /// Ends of the buckets.
     fn quantiles(&mut self) {
         for (sample, ends) in self.sample.iter_mut().zip(&mut self.ends) {
@@ -162,7 +150,7 @@ impl SketchMl {
         self.table.resize(self.rows * places, most);
         for (stream, table) in streams.iter().zip(self.table.chunks_mut(places)) {
             for (index, level) in self.indices.iter().zip(&self.levels) {
-                let at = &mut table[place(*stream, *index, places)];
+                let at = &mut table[stream.place(*index, places)];
                 *at = (*at).min(*level);
             }
         }
@@ -175,8 +163,7 @@ impl SketchMl {
         let Self { indices, levels, table, .. } = self;
         levels.clear();
         levels.extend(indices.iter().map(|index| {
-            let found =
-                streams.iter().zip(table.chunks(places)).map(|(stream, row)| row[place(*stream, *index, places)]);
+            let found = streams.iter().zip(table.chunks(places)).map(|(stream, row)| row[stream.place(*index, places)]);
             found.max().unwrap_or(0)
         }));
     }
@@ -204,16 +191,11 @@ impl SketchMl {
     }
 }
 
-#[inline(always)]
-fn place(stream: Stream, index: u32, places: usize) -> usize {
-    ((u64::from(stream.word(index)) * places as u64) >> 32) as usize
-}
-
 impl Codec for SketchMl {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let stats = context.stats(x)?;
         out.reserve(self.size().most());
-        self.sample(x, context);
+        signed::sample(x, (SAMPLES.min(x.len()), context.own(0)), &mut self.sample);
         self.quantiles();
         self.classify(x);
         let mut sent = 0.0;
@@ -226,12 +208,8 @@ impl Codec for SketchMl {
         Ok(Energy { sent, compensated: stats.energy })
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        (scale, out): (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        let (scale, out) = target.added();
         for (side, sign) in [1.0, -1.0].into_iter().enumerate() {
             for j in 0..self.buckets {
                 self.means[side][j] = from.scale("mean of a bucket")?;

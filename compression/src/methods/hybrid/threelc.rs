@@ -6,7 +6,7 @@
 //! 3d + e with digits q + 1. Five zeros are 121, and 243 to 255 are free: 2 to 14 bytes of 121 in a row become one byte,
 //! 241 more than their number.
 
-use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size, Target};
 use crate::entry::Entry;
 use crate::kernels::{FIVE_ZEROS, Table, WORTH};
 use crate::wire::{Reader, Writer};
@@ -81,12 +81,8 @@ impl Codec for ThreeLc {
         Ok(energy)
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        (scale, out): (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        let (scale, out) = target.added();
         let m = from.scale("M")?;
         self.quartic.resize(out.len().div_ceil(DIGITS), 0);
         read_runs(from, &mut self.quartic)?;

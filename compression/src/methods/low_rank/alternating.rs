@@ -12,7 +12,7 @@
 //! What a rank's own message means (its error feedback) is P R_ownᵀ, of which the mean over ranks is what is decoded.
 
 use super::matrix::{AddProduct, Strides, Times, Transposed, product_energy};
-use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size, Stats};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size, Stats, Target};
 use crate::kernels::key;
 use crate::wire::{Reader, Writer};
 use crate::{Energy, kernels};
@@ -198,12 +198,8 @@ impl<H: Halves> Codec for Alternating<H> {
         Ok(energy)
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        (scale, out): (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        let (scale, out) = target.added();
         if self.is_dense() {
             return from.add_f32s("values", (scale, out));
         }

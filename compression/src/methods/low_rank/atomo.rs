@@ -18,7 +18,7 @@
 use super::eigen::Eigen;
 use super::matrix::{AddProduct, Strides, Times, Transposed, dot64};
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size, Target};
 use crate::entry::Entry;
 use crate::kernels::Work;
 use crate::wire::{Reader, Writer};
@@ -193,12 +193,8 @@ impl Codec for Atomo {
         Ok(Energy { sent, compensated })
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        (scale, out): (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        let (scale, out) = target.added();
         let kind = from.u8("kind")?;
         if kind == AS_IT_IS {
             return from.add_f32s("values", (scale, out));

@@ -15,7 +15,7 @@
 
 use super::eigen::Eigen;
 use super::matrix::{AddProduct, Strides, Times, dot64};
-use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size, Target};
 use crate::entry::Entry;
 use crate::kernels::Work;
 use crate::wire::{Reader, Writer};
@@ -29,7 +29,7 @@ pub(super) const ENTRY: Entry = Entry {
     build: |values, shape| Box::new(GradiVeQ::new(values, shape)),
 };
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct GradiVeQ {
     n: usize,
     slice: usize,
@@ -55,25 +55,8 @@ struct GradiVeQ {
 impl GradiVeQ {
     fn new(values: &Values, shape: Shape) -> Self {
         let (kept, slice, every) = (values.whole(0), values.whole(1), values.whole(2) as u64);
-        let (basis, forward, shift, buffer, eigen) = Default::default();
         let (along, tail) = (Vec::with_capacity(kept), Vec::with_capacity(slice));
-        let (middle, moved) = Default::default();
-        Self {
-            n: shape.values(),
-            slice,
-            kept,
-            every,
-            learned: None,
-            basis,
-            forward,
-            shift,
-            values: buffer,
-            along,
-            tail,
-            middle,
-            moved,
-            eigen,
-        }
+        Self { n: shape.values(), slice, kept, every, along, tail, ..Self::default() }
     }
 
     fn slices(&self) -> usize {
@@ -174,12 +157,8 @@ impl Codec for GradiVeQ {
         Ok(Energy { sent: self.energy(), compensated })
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        (scale, out): (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        let (scale, out) = target.added();
         if !self.compresses(context) {
             return from.add_f32s("values", (scale, out));
         }

@@ -10,7 +10,7 @@
 //! Payload: n halves.
 
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Size, not_finite};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Target, not_finite};
 use crate::entry::Entry;
 use crate::kernels::{Half, NARROWED, NOT_FINITE};
 use crate::wire::{Reader, Writer};
@@ -80,35 +80,18 @@ impl Codec for Cast {
         Ok(Energy { compensated: context.known.map_or(energy.compensated, |known| known.energy), ..energy })
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        target: (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
-        self.read::<false>(from, context, target)
-    }
-
-    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: (f32, &mut [f32])) -> Result<(), ReadError> {
-        self.read::<true>(from, context, target)
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        let bytes = from.take("halves", 2 * target.out.len())?;
+        let (half, values) = (self.limits.half, (target.scale, target.out));
+        let max = match target.fresh {
+            true => context.kernel.widen::<true>(half, bytes, values),
+            false => context.kernel.widen::<false>(half, bytes, values),
+        };
+        let error = ReadError::number("half", f32::from_bits(max), "it must be finite");
+        if max < NOT_FINITE { Ok(()) } else { Err(error) }
     }
 
     fn size(&self) -> Size {
         Size::Exact(2 * self.n)
-    }
-}
-
-impl Cast {
-    /// FRESH: to zeros instead of what `out` holds.
-    fn read<const FRESH: bool>(
-        &self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        (scale, out): (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
-        let bytes = from.take("halves", 2 * out.len())?;
-        let max = context.kernel.widen::<FRESH>(self.limits.half, bytes, (scale, out));
-        let error = ReadError::number("half", f32::from_bits(max), "it must be finite");
-        if max < NOT_FINITE { Ok(()) } else { Err(error) }
     }
 }

@@ -6,11 +6,9 @@
 //!
 //! Payload: the norm, f32; k ± number of the level as `levels(⌈log2(2k+1)⌉)`, or sparse ([`Coding::Least`](super::levels::Coding)).
 
-use super::levels::{Bucketed, Rule, Scheme, Words, each, l2, max};
-use super::linear::{Divide, larger, smaller};
-use super::qsgd::Uniform;
-use crate::Kernel;
-use crate::codec::Stats;
+use super::levels::{Bucketed, Rule, Words, each};
+use super::linear::{Divide, Linear, larger, smaller};
+use super::scheme::{Norm, Scheme};
 use crate::entry::Entry;
 use crate::kernels::Rounding;
 use crate::random::Stream;
@@ -27,54 +25,14 @@ pub(super) const ENTRY: Entry = Entry {
         "k=127,partition=natural",
     ],
     build: |values, shape| {
-        let (k, n, euclidean) = (values.whole(0) as u32, shape.values(), values.whole(2) == 1);
+        let norm = if values.whole(2) == 1 { Norm::Euclidean } else { Norm::Max(1.0) };
+        let (k, n) = (values.whole(0) as u32, shape.values());
         match values.whole(1) {
-            0 => Box::new(Bucketed::new(Uniform { s: k, euclidean }, n, 0)),
-            _ => Box::new(Bucketed::new(Powers { k, euclidean }, n, 0)),
+            0 => Box::new(Bucketed::new(Scheme::<Linear>::symmetric(norm, k), n, 0)),
+            _ => Box::new(Bucketed::new(Scheme::<Natural>::symmetric(norm, k), n, 0)),
         }
     },
 };
-
-/// Powers of two below a norm.
-#[derive(Debug, Clone, Copy)]
-struct Powers {
-    k: u32,
-    euclidean: bool,
-}
-
-impl Scheme for Powers {
-    type Rule = Natural;
-
-    fn levels(&self) -> u64 {
-        2 * u64::from(self.k) + 1
-    }
-
-    fn norm(&self, _x: &[f32], stats: Stats, _kernel: Kernel) -> f32 {
-        if self.euclidean { l2(stats) } else { max(stats) }
-    }
-
-    fn is_of_max(&self) -> bool {
-        !self.euclidean
-    }
-
-    fn step(&self, norm: f32) -> f32 {
-        norm
-    }
-
-    fn most(&self) -> f32 {
-        1.0
-    }
-
-    fn rule(&self, norm: f32, random: Stream) -> Natural {
-        let k = self.k as i32;
-        // Exponent bits of the lowest level, 2^(1−k).
-        Natural { divide: Divide::by(norm), k, lowest: 128 - k, twice: 2f32.powi(k), random }
-    }
-
-    fn zero(&self) -> Option<u8> {
-        Some(self.k as u8)
-    }
-}
 
 /// Rounds t in [0, 1] to 0 or a power of two from 2^(1−k) to 1.
 #[derive(Debug, Clone, Copy)]
@@ -101,6 +59,15 @@ impl Natural {
 }
 
 impl Rule for Natural {
+    const IS_EVEN: bool = false;
+
+    #[inline(always)]
+    fn new(norm: f32, [k, _]: [u32; 2], random: Stream) -> Self {
+        let k = k as i32;
+        // Exponent bits of the lowest level, 2^(1−k).
+        Self { divide: Divide::by(norm), k, lowest: 128 - k, twice: 2f32.powi(k), random }
+    }
+
     #[inline(always)]
     fn codes(self, x: &[f32], first: u32, to: (&mut [u8], &mut Words)) {
         match self.divide.is_plain() {

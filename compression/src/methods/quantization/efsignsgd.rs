@@ -4,7 +4,7 @@
 //! Contractive with delta = ‖x‖₁² / (n ‖x‖₂²) ≥ 1/n (remark 6). The values sent and their bytes are those of
 //! `onebit(scaling=true)`: ⌈n/8⌉ bytes of signs, a set bit for x < 0, then ‖x‖₁ / n in 4 bytes.
 
-use super::onebit::OneBit;
+use super::onebit::{OneBit, Sign};
 use crate::entry::Entry;
 use flexcomm_domain::spec::compressors;
 
@@ -12,5 +12,5 @@ pub(super) const ENTRY: Entry = Entry {
     info: &compressors::EFSIGNSGD,
     code: 23,
     examples: &[""],
-    build: |_, shape| Box::new(OneBit::new(true, shape)),
+    build: |_, shape| Box::new(OneBit::new(Sign::Mean, shape)),
 };

@@ -10,8 +10,9 @@
 //!
 //! Payload: max |x|, f32; n bytes.
 
-use super::levels::{BLOCK, max, multiplier};
-use crate::codec::{Codec, Context, EncodeError, ReadError, Size};
+use super::levels::{BLOCK, add_meanings, multiplier};
+use super::scheme::max;
+use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Target};
 use crate::entry::Entry;
 use crate::kernels::{Lines, Table, key};
 use crate::wire::{Reader, Writer};
@@ -160,21 +161,6 @@ impl EightBit {
         self.codes = codes;
         squares
     }
-
-    /// FRESH: to zeros instead of what `out` holds.
-    fn read<const FRESH: bool>(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        (scale, out): (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
-        let norm = from.f32("norm")?;
-        let step = multiplier(scale, (norm, norm), 1.0)?;
-        let codes = from.take("codes", out.len())?;
-        self.table.fill(|code| self.values[usize::from(code)] * step);
-        context.kernel.add_meanings::<FRESH>(codes, &self.table, out);
-        Ok(())
-    }
 }
 
 impl Codec for EightBit {
@@ -188,17 +174,13 @@ impl Codec for EightBit {
         Ok(Energy { sent: squares * norm * norm, compensated: stats.energy })
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        target: (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
-        self.read::<false>(from, context, target)
-    }
-
-    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: (f32, &mut [f32])) -> Result<(), ReadError> {
-        self.read::<true>(from, context, target)
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        let norm = from.f32("norm")?;
+        let step = multiplier(target.scale, (norm, norm), 1.0)?;
+        let codes = from.take("codes", target.out.len())?;
+        self.table.fill(|code| self.values[usize::from(code)] * step);
+        add_meanings(codes, &self.table, context.kernel, target);
+        Ok(())
     }
 
     fn size(&self) -> Size {

@@ -11,7 +11,7 @@
 
 use super::levels::BLOCK;
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Size};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Target};
 use crate::entry::Entry;
 use crate::kernels::{Pack, Unpack, Work};
 use crate::wire::{Reader, Writer, packed_bytes};
@@ -109,12 +109,8 @@ impl Codec for Inceptionn {
         Ok(Energy { sent, compensated })
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        (scale, out): (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        let (scale, out) = target.added();
         let packed = from.take("tags", packed_bytes(out.len(), 2))?;
         super::levels::check_padding("tags", packed, 2 * out.len())?;
         // Padding counts as tag 0, which takes no bytes.

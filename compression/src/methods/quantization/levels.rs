@@ -4,12 +4,13 @@
 //! codes stay in the first-level cache; each loop is compiled for every kernel.
 
 use super::elias::{Decoder, Elias, Packed, SPAN_BYTES};
+use super::scheme::Scheme;
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Stats, not_finite};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Target, not_finite};
 pub(super) use crate::kernels::Words;
 pub(super) use crate::kernels::total;
 use crate::kernels::{
-    Kernel, Pack, PassStats, Rounded, Rounding, Squares, Steps, TABLED, Unpack, Work, stats, stats_of_parts,
+    Kernel, Pack, PassStats, Rounded, Rounding, Squares, Steps, TABLED, Table, Unpack, Work, stats, stats_of_parts,
 };
 use crate::random::Stream;
 use crate::wire::{Reader, Writer, levels_width, packed_bytes};
@@ -18,57 +19,22 @@ use std::fmt::Debug;
 /// Values per block.
 pub(super) const BLOCK: usize = 4096;
 
-/// The largest norm: a multiple of norm / s that rounds up must still be finite. What is larger is clipped to it.
-pub(super) const LARGEST_NORM: f64 = 3.4e38;
-
-/// ‖x‖₂ as it is sent: not below max |x|, although it is rounded, and finite.
-pub(super) fn l2(stats: Stats) -> f32 {
-    (stats.norm().min(LARGEST_NORM) as f32).max(max(stats))
-}
-
-/// max |x| as it is sent.
-pub(super) fn max(stats: Stats) -> f32 {
-    stats.max.min(LARGEST_NORM as f32)
-}
-
 /// How one value becomes a code, and what a code means. Mark all `#[inline(always)]`.
-pub(super) trait Rule: Copy {
+pub(super) trait Rule: Copy + Debug + Send + 'static {
+    /// Whether levels are whole multiples of a step; others are parts of the norm.
+    const IS_EVEN: bool;
+
+    /// With this step ([`Scheme::step`]), and levels below and above 0.
+    fn new(step: f32, levels: [u32; 2], random: Stream) -> Self;
+
     /// The codes of values, by [`each`]; the first is number `first` of the tensor.
     fn codes(self, x: &[f32], first: u32, to: (&mut [u8], &mut Words));
 
-    /// What it stands for, in steps ([`Scheme::step`]).
+    /// What it stands for, in steps.
     fn relative(self, code: u8) -> f32;
 
     /// The same for kernels that round at once, where they can.
     fn rounding(self) -> Option<Rounding>;
-}
-
-/// A quantizer with one norm per bucket.
-pub(super) trait Scheme: Copy + Debug + Send + 'static {
-    type Rule: Rule;
-
-    /// Different codes.
-    fn levels(&self) -> u64;
-
-    /// What is sent of a bucket: at least 0, finite.
-    fn norm(&self, x: &[f32], stats: Stats, kernel: Kernel) -> f32;
-
-    /// Whether max |x| alone makes the norm.
-    fn is_of_max(&self) -> bool;
-
-    /// What relative values are multiples of.
-    fn step(&self, norm: f32) -> f32;
-
-    /// The largest magnitude of a relative value.
-    fn most(&self) -> f32;
-
-    /// The rule for a bucket of this norm.
-    fn rule(&self, norm: f32, random: Stream) -> Self::Rule;
-
-    /// The code of 0, where there is one.
-    fn zero(&self) -> Option<u8> {
-        None
-    }
 }
 
 /// How codes are written.
@@ -93,7 +59,7 @@ const FEWEST: usize = 4096;
 const MOST_BITS: u32 = 4;
 
 impl Coding {
-    fn least(scheme: &impl Scheme, in_bucket: usize) -> Self {
+    fn least<R: Rule>(scheme: &Scheme<R>, in_bucket: usize) -> Self {
         let few_levels = scheme.zero().is_some() && levels_width(scheme.levels()) <= MOST_BITS;
         if few_levels && in_bucket >= FEWEST { Self::Least } else { Self::Packed }
     }
@@ -105,8 +71,8 @@ const DELTA: u8 = 2;
 
 /// A [`Scheme`] as a codec.
 #[derive(Debug)]
-pub(super) struct Bucketed<S> {
-    scheme: S,
+pub(super) struct Bucketed<R> {
+    scheme: Scheme<R>,
     n: usize,
     /// Values per norm.
     bucket: usize,
@@ -137,14 +103,14 @@ impl Buckets {
         Self { seen: [PassStats::NOTHING; MOST], norms: [0.0; MOST], steps: [Steps::NONE; MOST], squares: [0; MOST] };
 }
 
-impl<S: Scheme> Bucketed<S> {
+impl<R: Rule> Bucketed<R> {
     /// In the coding that takes the fewest bytes. With a bucket of 0 values, the tensor is one bucket.
-    pub(super) fn new(scheme: S, n: usize, bucket: usize) -> Self {
+    pub(super) fn new(scheme: Scheme<R>, n: usize, bucket: usize) -> Self {
         let in_bucket = if bucket == 0 { n } else { bucket.min(n) };
         Self::in_coding(scheme, (n, bucket), Coding::least(&scheme, in_bucket))
     }
 
-    pub(super) fn in_coding(scheme: S, (n, bucket): (usize, usize), coding: Coding) -> Self {
+    pub(super) fn in_coding(scheme: Scheme<R>, (n, bucket): (usize, usize), coding: Coding) -> Self {
         let bucket = if bucket == 0 { n.max(1) } else { bucket };
         Self {
             coding,
@@ -275,7 +241,7 @@ fn pieces(start: usize, len: usize, bucket: usize) -> impl Iterator<Item = (usiz
     })
 }
 
-impl<S: Scheme> Codec for Bucketed<S> {
+impl<R: Rule> Codec for Bucketed<R> {
     fn encode(&mut self, x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let start = out.len();
         let energy = self.fill(x, context, out).inspect_err(|_| out.truncate(start))?;
@@ -293,17 +259,12 @@ impl<S: Scheme> Codec for Bucketed<S> {
         }
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        target: (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
-        self.read::<false>(from, context, target)
-    }
-
-    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: (f32, &mut [f32])) -> Result<(), ReadError> {
-        self.read::<true>(from, context, target)
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        let Target { scale, out, fresh } = target;
+        match fresh {
+            true => self.read::<true>(from, context, (scale, out)),
+            false => self.read::<false>(from, context, (scale, out)),
+        }
     }
 
     fn size(&self) -> Size {
@@ -317,7 +278,7 @@ impl<S: Scheme> Codec for Bucketed<S> {
     }
 }
 
-impl<S: Scheme> Bucketed<S> {
+impl<R: Rule> Bucketed<R> {
     /// Bits where no value is 0 and all levels take the longest code; distances of 1 take one bit.
     fn most_bits(&self, elias: Elias) -> u64 {
         let longest = (1..=self.scheme.levels() / 2).map(|level| elias.width(level)).max().unwrap_or(1);
@@ -368,13 +329,13 @@ impl<S: Scheme> Bucketed<S> {
         &self,
         elias: Elias,
         from: &mut Reader<'_>,
-        (steps, rule): (impl Iterator<Item = f32>, S::Rule),
-        out: &mut [f32],
+        (steps, rule): (impl Iterator<Item = f32>, R),
+        target: Target<'_>,
     ) -> Result<(), ReadError> {
         let (most, zero) = (self.scheme.levels() - 1, self.scheme.zero().unwrap_or(0));
         let length = from.u32("bytes of codes")? as usize;
         let bits = from.bits("codes", length)?;
-        Decoder { rule, zero, most: most as u8, bucket: self.bucket, steps }.add(elias, bits, out)
+        Decoder { rule, zero, most: most as u8, bucket: self.bucket, steps }.add(elias, bits, target)
     }
 
     /// Which of Elias' codes follow norms of which the first is `first`; none where codes are packed.
@@ -406,11 +367,8 @@ impl<S: Scheme> Bucketed<S> {
             for norm in norms.clone() {
                 multiplier(scale, (norm, self.scheme.step(norm)), most)?;
             }
-            if FRESH {
-                out.fill(0.0);
-            }
-            let steps = norms.map(|norm| scale * self.scheme.step(norm));
-            return self.read_elias(elias, from, (steps, self.scheme.rule(0.0, random)), out);
+            let (steps, rule) = (norms.map(|norm| scale * self.scheme.step(norm)), self.scheme.rule(0.0, random));
+            return self.read_elias(elias, from, (steps, rule), Target { scale, out, fresh: FRESH });
         }
         let packed = from.take("levels", packed_bytes(out.len(), width))?;
         check_padding("levels", packed, out.len() * width as usize)?;
@@ -435,6 +393,14 @@ impl<S: Scheme> Bucketed<S> {
             }
         }
         Ok(())
+    }
+}
+
+/// Decodes bytes that a table says the meaning of, scale included.
+pub(super) fn add_meanings(codes: &[u8], table: &Table, kernel: Kernel, target: Target<'_>) {
+    match target.fresh {
+        true => kernel.add_meanings::<true>(codes, table, target.out),
+        false => kernel.add_meanings::<false>(codes, table, target.out),
     }
 }
 

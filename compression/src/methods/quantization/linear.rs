@@ -79,22 +79,6 @@ pub(super) struct Linear {
 const PARTS: u32 = 1 << 24;
 
 impl Linear {
-    /// Levels −s to s, codes 0 to 2s.
-    pub(super) fn symmetric(step: f32, s: u32, random: Stream) -> Self {
-        Self::new(step, (s, s), random)
-    }
-
-    /// Levels −2^(w−1) to 2^(w−1) − 1, codes 0 to 2^w − 1.
-    pub(super) fn of_bits(step: f32, w: u32, random: Stream) -> Self {
-        Self::new(step, (1 << (w - 1), (1 << (w - 1)) - 1), random)
-    }
-
-    /// From −low to high, which is at most 127, and low at most one more.
-    fn new(step: f32, (low, high): (u32, u32), random: Stream) -> Self {
-        let (divide, offset) = (Divide::by(step).in_parts(PARTS as f32), low as i32);
-        Self { divide, low: low as f32 * PARTS as f32, high: high as f32 * PARTS as f32, offset, random }
-    }
-
     #[inline(always)]
     fn level<const PLAIN: bool>(self, x: f32, word: u32) -> u8 {
         let parts = larger(smaller(self.divide.quotient::<PLAIN>(x), self.high), -self.low) as i32;
@@ -104,6 +88,15 @@ impl Linear {
 }
 
 impl Rule for Linear {
+    const IS_EVEN: bool = true;
+
+    /// `high` is at most 127, and `low` at most one more.
+    #[inline(always)]
+    fn new(step: f32, [low, high]: [u32; 2], random: Stream) -> Self {
+        let (divide, offset) = (Divide::by(step).in_parts(PARTS as f32), low as i32);
+        Self { divide, low: low as f32 * PARTS as f32, high: high as f32 * PARTS as f32, offset, random }
+    }
+
     #[inline(always)]
     fn codes(self, x: &[f32], first: u32, to: (&mut [u8], &mut Words)) {
         match self.divide.is_plain() {

@@ -8,9 +8,9 @@
 //!
 //! Payload: min, f32; max, f32; n bytes, grid points from the lowest on.
 
-use super::levels::BLOCK;
+use super::levels::{BLOCK, add_meanings};
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size, Target};
 use crate::entry::Entry;
 use crate::kernels::{Even, Kernel, Table, Work};
 use crate::wire::{Reader, Writer};
@@ -92,40 +92,19 @@ impl Codec for MinMax {
         Ok(Energy { sent: squares * largest * largest, compensated })
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        target: (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
-        self.read::<false>(from, context, target)
-    }
-
-    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: (f32, &mut [f32])) -> Result<(), ReadError> {
-        self.read::<true>(from, context, target)
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        let (scale, min, max) = (target.scale, from.f32("min")?, from.f32("max")?);
+        if min > max || !(min * scale).is_finite() || !(max * scale).is_finite() {
+            return Err(ReadError::number("min", min, "it must not exceed max, both in range"));
+        }
+        let (codes, grid) = (from.take("codes", target.out.len())?, Grid::new(min, max));
+        self.table.fill(|code| grid.value(code) * scale);
+        add_meanings(codes, &self.table, context.kernel, target);
+        Ok(())
     }
 
     fn size(&self) -> Size {
         Size::Exact(8 + self.n)
-    }
-}
-
-impl MinMax {
-    /// FRESH: to zeros instead of what `out` holds.
-    fn read<const FRESH: bool>(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        (scale, out): (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
-        let (min, max) = (from.f32("min")?, from.f32("max")?);
-        if min > max || !(min * scale).is_finite() || !(max * scale).is_finite() {
-            return Err(ReadError::number("min", min, "it must not exceed max, both in range"));
-        }
-        let (codes, grid) = (from.take("codes", out.len())?, Grid::new(min, max));
-        self.table.fill(|code| grid.value(code) * scale);
-        context.kernel.add_meanings::<FRESH>(codes, &self.table, out);
-        Ok(())
     }
 }
 

@@ -15,6 +15,7 @@ mod onebit;
 mod onebitsgd;
 mod plain;
 mod qsgd;
+mod scheme;
 mod signs;
 mod signsgd;
 mod signum;

@@ -8,7 +8,7 @@
 //! Payload: signs; n exponents of binary32 (biased by 127; 0 means 0, at most 254) in a byte each.
 
 use super::levels::{BLOCK, Words, add_squares, check_padding, each, total};
-use crate::codec::{Codec, Context, EncodeError, ReadError, Size};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Target};
 use crate::entry::Entry;
 use crate::kernels::{Pack, Rounded, Squares, Work};
 use crate::wire::{Reader, Writer, packed_bytes};
@@ -57,49 +57,33 @@ impl Codec for Natural {
         Ok(Energy { sent: sent * unit * unit, compensated: stats.energy })
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        target: (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
-        read::<false>(from, context, target)
-    }
-
-    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: (f32, &mut [f32])) -> Result<(), ReadError> {
-        read::<true>(from, context, target)
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        let Target { scale, out, fresh } = target;
+        let signs = from.take("signs", packed_bytes(out.len(), 1))?;
+        check_padding("signs", signs, out.len())?;
+        let exponents = from.take("exponents", out.len())?;
+        let most = context.kernel.run(Most(exponents));
+        if !(f32::from_bits(u32::from(most) << 23) * scale).is_finite() {
+            return Err(ReadError::field("exponent", most, "the value must be finite"));
+        }
+        let blocks = out.chunks_mut(BLOCK).zip(exponents.chunks(BLOCK)).zip(signs.chunks(BLOCK / 8));
+        for ((out, exponents), signs) in blocks {
+            // Block by block, while they are in the first-level cache.
+            if fresh {
+                out.fill(0.0);
+            }
+            let done = context.kernel.add_powers(exponents, signs, (scale, &mut *out));
+            if done < out.len() {
+                let (signs, exponents, out) = (&signs[done / 8..], &exponents[done..], &mut out[done..]);
+                context.kernel.run(Add { signs, exponents, scale, out });
+            }
+        }
+        Ok(())
     }
 
     fn size(&self) -> Size {
         Size::Exact(packed_bytes(self.n, 1) + self.n)
     }
-}
-
-/// FRESH: `out` starts from zeros, block by block, while they are in the first-level cache.
-fn read<const FRESH: bool>(
-    from: &mut Reader<'_>,
-    context: &Context,
-    (scale, out): (f32, &mut [f32]),
-) -> Result<(), ReadError> {
-    let signs = from.take("signs", packed_bytes(out.len(), 1))?;
-    check_padding("signs", signs, out.len())?;
-    let exponents = from.take("exponents", out.len())?;
-    let most = context.kernel.run(Most(exponents));
-    if !(f32::from_bits(u32::from(most) << 23) * scale).is_finite() {
-        return Err(ReadError::field("exponent", most, "the value must be finite"));
-    }
-    let blocks = out.chunks_mut(BLOCK).zip(exponents.chunks(BLOCK)).zip(signs.chunks(BLOCK / 8));
-    for ((out, exponents), signs) in blocks {
-        if FRESH {
-            out.fill(0.0);
-        }
-        let done = context.kernel.add_powers(exponents, signs, (scale, &mut *out));
-        if done < out.len() {
-            let (signs, exponents, out) = (&signs[done / 8..], &exponents[done..], &mut out[done..]);
-            context.kernel.run(Add { signs, exponents, scale, out });
-        }
-    }
-    Ok(())
 }
 
 /// A power of two that brings values of at most `max` below 2^59, and so rounded ones to 2^59 at most: 64 of their squares stay

@@ -11,7 +11,7 @@
 
 use super::levels::check_padding;
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size, not_finite};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size, Target, not_finite};
 use crate::entry::Entry;
 use crate::kernels::Columns;
 use crate::wire::{Reader, Writer, packed_bytes};
@@ -75,32 +75,8 @@ impl Codec for OneBitSgd {
         Ok(Energy { sent, compensated: context.known.map_or(partition.energy(), |known| known.energy) })
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        target: (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
-        self.read::<false>(from, context, target)
-    }
-
-    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: (f32, &mut [f32])) -> Result<(), ReadError> {
-        self.read::<true>(from, context, target)
-    }
-
-    fn size(&self) -> Size {
-        Size::Exact(8 * self.columns.below.len() + packed_bytes(self.n, 1))
-    }
-}
-
-impl OneBitSgd {
-    /// FRESH: to zeros instead of what `out` holds.
-    fn read<const FRESH: bool>(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        (scale, out): (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        let Target { scale, out, fresh } = target;
         let [below, others] = &mut self.means;
         for (below, others) in below.iter_mut().zip(&mut *others) {
             (*below, *others) = (from.f32("mean below")? * scale, from.f32("mean of the others")? * scale);
@@ -110,10 +86,16 @@ impl OneBitSgd {
         }
         let bits = from.take("sides", packed_bytes(out.len(), 1))?;
         check_padding("sides", bits, out.len())?;
-        match (&below[..], &others[..]) {
-            ([below], [others]) => context.kernel.add_sides::<FRESH>(bits, [*others, *below], out),
-            (below, others) => context.kernel.add_columns::<FRESH>(bits, [others, below], out),
+        match (&below[..], &others[..], fresh) {
+            ([below], [others], true) => context.kernel.add_sides::<true>(bits, [*others, *below], out),
+            ([below], [others], false) => context.kernel.add_sides::<false>(bits, [*others, *below], out),
+            (below, others, true) => context.kernel.add_columns::<true>(bits, [others, below], out),
+            (below, others, false) => context.kernel.add_columns::<false>(bits, [others, below], out),
         }
         Ok(())
+    }
+
+    fn size(&self) -> Size {
+        Size::Exact(8 * self.columns.below.len() + packed_bytes(self.n, 1))
     }
 }

@@ -3,7 +3,7 @@
 //! Payload: n floats, added in flight.
 
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Size};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Target};
 use crate::entry::Entry;
 use crate::wire::{Reader, Writer};
 use flexcomm_domain::spec::compressors;
@@ -27,12 +27,8 @@ impl Codec for Plain {
         Ok(Energy { sent: energy, compensated: energy })
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        _: &Context,
-        (scale, out): (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
+    fn decode(&mut self, from: &mut Reader<'_>, _: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        let (scale, out) = target.added();
         from.add_f32s("values", (scale, out))
     }
 

@@ -10,12 +10,10 @@
 //! −1) in Elias' code, a sign bit, |l| in Elias' code; at last the distance to n. `least`: as packed, or sparse.
 
 use super::elias::Elias;
-use super::levels::{Bucketed, Coding, Scheme, l2, max};
+use super::levels::{Bucketed, Coding};
 use super::linear::Linear;
-use crate::Kernel;
-use crate::codec::Stats;
+use super::scheme::{Norm, Scheme};
 use crate::entry::Entry;
-use crate::random::Stream;
 use flexcomm_domain::spec::compressors;
 
 pub(super) const ENTRY: Entry = Entry {
@@ -31,7 +29,8 @@ pub(super) const ENTRY: Entry = Entry {
         "s=2,bucket=0,coding=packed",
     ],
     build: |values, shape| {
-        let scheme = Uniform { s: values.whole(0) as u32, euclidean: values.whole(2) == 0 };
+        let norm = if values.whole(2) == 0 { Norm::Euclidean } else { Norm::Max(1.0) };
+        let scheme = Scheme::<Linear>::symmetric(norm, values.whole(0) as u32);
         let (n, bucket) = (shape.values(), values.whole(1));
         let coding = match values.whole(3) {
             0 => return Box::new(Bucketed::new(scheme, n, bucket)),
@@ -42,43 +41,3 @@ pub(super) const ENTRY: Entry = Entry {
         Box::new(Bucketed::in_coding(scheme, (n, bucket), coding))
     },
 };
-
-/// s equal steps of a norm.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Uniform {
-    pub(super) s: u32,
-    /// ‖x‖₂, else max |x|.
-    pub(super) euclidean: bool,
-}
-
-impl Scheme for Uniform {
-    type Rule = Linear;
-
-    fn levels(&self) -> u64 {
-        2 * u64::from(self.s) + 1
-    }
-
-    fn norm(&self, _x: &[f32], stats: Stats, _kernel: Kernel) -> f32 {
-        if self.euclidean { l2(stats) } else { max(stats) }
-    }
-
-    fn is_of_max(&self) -> bool {
-        !self.euclidean
-    }
-
-    fn step(&self, norm: f32) -> f32 {
-        norm / self.s as f32
-    }
-
-    fn most(&self) -> f32 {
-        self.s as f32
-    }
-
-    fn rule(&self, norm: f32, random: Stream) -> Linear {
-        Linear::symmetric(self.step(norm), self.s, random)
-    }
-
-    fn zero(&self) -> Option<u8> {
-        Some(self.s as u8)
-    }
-}

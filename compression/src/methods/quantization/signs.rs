@@ -1,25 +1,13 @@
-//! What methods of one bit per value share: signs without a scale, and the majority vote.
+//! What methods of one bit per value share: reading signs, and the majority vote.
 //!
 //! sign(0) = sign(−0) = +1: GRACE (section 3.1) turns negative values into −1 and the others into +1. Votes that are equal
 //! on both sides mean 0, the sign of the sum of signs: +1 moves every value on which half the ranks disagree in one
 //! direction, which costs accuracy with few ranks. Leaving either undefined is a known mistake.
 
 use super::levels::{BLOCK, check_padding};
-use crate::Energy;
-use crate::codec::{Context, EncodeError, ReadError, not_finite};
-use crate::kernels::{NOT_FINITE, Work};
-use crate::wire::{Reader, Writer, packed_bytes};
-
-/// Appends signs; refuses what is not finite.
-pub(super) fn encode(x: &[f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
-    let start = out.len();
-    let sums = context.kernel.signs::<false>(x, out.room(packed_bytes(x.len(), 1)));
-    if sums.max_key >= NOT_FINITE {
-        out.truncate(start);
-        return Err(not_finite(x));
-    }
-    Ok(Energy { sent: x.len() as f64, compensated: sums.energy() })
-}
+use crate::codec::{Context, ReadError, Target};
+use crate::kernels::Work;
+use crate::wire::{Reader, packed_bytes};
 
 /// The bits of n signs.
 pub(super) fn read<'a>(from: &mut Reader<'a>, n: usize) -> Result<&'a [u8], ReadError> {
@@ -28,36 +16,13 @@ pub(super) fn read<'a>(from: &mut Reader<'a>, n: usize) -> Result<&'a [u8], Read
     Ok(bits)
 }
 
-/// `out += ±value`, or, where it is FRESH, `out = ±value` as if added to zeros.
-pub(super) fn add<const FRESH: bool>(bits: &[u8], context: &Context, (value, out): (f32, &mut [f32])) {
-    context.kernel.add_signs::<FRESH>(bits, value, out);
+/// ± the target's scale.
+pub(super) fn add(bits: &[u8], context: &Context, Target { scale, out, fresh }: Target<'_>) {
+    match fresh {
+        true => context.kernel.add_signs::<true>(bits, scale, out),
+        false => context.kernel.add_signs::<false>(bits, scale, out),
+    }
 }
-
-/// Of a codec whose payload is signs: decoding.
-macro_rules! decode_signs {
-    () => {
-        fn decode_add(
-            &mut self,
-            from: &mut Reader<'_>,
-            context: &Context,
-            (scale, out): (f32, &mut [f32]),
-        ) -> Result<(), ReadError> {
-            signs::add::<false>(signs::read(from, out.len())?, context, (scale, out));
-            Ok(())
-        }
-
-        fn decode(
-            &mut self,
-            from: &mut Reader<'_>,
-            context: &Context,
-            (scale, out): (f32, &mut [f32]),
-        ) -> Result<(), ReadError> {
-            signs::add::<true>(signs::read(from, out.len())?, context, (scale, out));
-            Ok(())
-        }
-    };
-}
-pub(super) use decode_signs;
 
 /// The sign that most ranks sent, value by value, as ±1; 0 where as many sent one as the other.
 ///

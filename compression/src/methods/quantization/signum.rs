@@ -6,7 +6,7 @@
 
 use super::signs;
 use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Size, not_finite};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Target, not_finite};
 use crate::entry::Entry;
 use crate::kernels::Decayed;
 use crate::memory::{restore_values, save_values};
@@ -44,7 +44,10 @@ impl Codec for Signum {
         Ok(Energy { sent: x.len() as f64, compensated: stats.energy })
     }
 
-    signs::decode_signs!();
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        signs::add(signs::read(from, target.out.len())?, context, target);
+        Ok(())
+    }
 
     fn aggregate(&mut self, from: &mut [Reader<'_>], context: &Context, out: &mut [f32]) -> Result<(), ReadError> {
         signs::majority(from, context, out)

@@ -3,10 +3,9 @@
 //!
 //! Payload: ‖x‖₂, f32; signs. A tensor of zeros has norm 0, and zeros are what is decoded.
 
-use super::levels::{Bucketed, Rule, Scheme, Words, each, l2};
+use super::levels::{Bucketed, Rule, Words, each};
 use super::linear::{Divide, smaller};
-use crate::Kernel;
-use crate::codec::Stats;
+use super::scheme::{Norm, Scheme};
 use crate::entry::Entry;
 use crate::kernels::Rounding;
 use crate::random::Stream;
@@ -16,40 +15,12 @@ pub(super) const ENTRY: Entry = Entry {
     info: &compressors::SSDM,
     code: 24,
     examples: &[""],
-    build: |_, shape| Box::new(Bucketed::new(StochasticSign, shape.values(), 0)),
-};
-
-#[derive(Debug, Clone, Copy)]
-struct StochasticSign;
-
-impl Scheme for StochasticSign {
-    type Rule = Draw;
-
-    fn levels(&self) -> u64 {
-        2
-    }
-
-    fn norm(&self, _x: &[f32], stats: Stats, _kernel: Kernel) -> f32 {
+    build: |_, shape| {
         // A residual x − C(x) of the other sign must be finite. Beyond that norm a sign is sure.
-        l2(stats).min(f32::MAX / 2.0)
-    }
-
-    fn is_of_max(&self) -> bool {
-        false
-    }
-
-    fn step(&self, norm: f32) -> f32 {
-        norm
-    }
-
-    fn most(&self) -> f32 {
-        1.0
-    }
-
-    fn rule(&self, norm: f32, random: Stream) -> Draw {
-        Draw { divide: Divide::by(norm).in_parts(WHOLE), random }
-    }
-}
+        let norm = (Norm::Euclidean, f32::MAX / 2.0);
+        Box::new(Bucketed::new(Scheme::<Draw>::new(norm, [0, 1]), shape.values(), 0))
+    },
+};
 
 /// Parts of a norm.
 const WHOLE: f32 = 2_147_483_648.0;
@@ -70,6 +41,13 @@ impl Draw {
 }
 
 impl Rule for Draw {
+    const IS_EVEN: bool = false;
+
+    #[inline(always)]
+    fn new(norm: f32, _: [u32; 2], random: Stream) -> Self {
+        Self { divide: Divide::by(norm).in_parts(WHOLE), random }
+    }
+
     #[inline(always)]
     fn codes(self, x: &[f32], first: u32, to: (&mut [u8], &mut Words)) {
         match self.divide.is_plain() {

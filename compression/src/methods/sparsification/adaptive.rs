@@ -7,7 +7,7 @@
 //! Payload: what has p = 1 as it is; the rest, which are all ±1/lambda (section 3.3), as one number and signs.
 
 use super::sparse::{self, Pick, most_index_bytes};
-use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size, Target};
 use crate::entry::Entry;
 use crate::kernels::{Kernel, Work, key};
 use crate::wire::{Reader, Writer, add_finite, packed_bytes, read_indices, write_indices_least};
@@ -102,12 +102,8 @@ impl Codec for Adaptive {
         Ok(energy)
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        _context: &Context,
-        (scale, out): (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
+    fn decode(&mut self, from: &mut Reader<'_>, _: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        let (scale, out) = target.added();
         let magnitude = from.scale("magnitude")?;
         sparse::decode_add(from, (&mut self.indices, ValueType::F32), (scale, &mut *out))?;
         let k = from.u32("number of signs")? as usize;

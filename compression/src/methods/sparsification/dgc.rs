@@ -45,10 +45,9 @@ impl Sampled {
     /// The least key of the sample's top share.
     fn threshold(&mut self, x: &[f32], context: &Context) -> u32 {
         let (n, stream) = (x.len(), context.own(0));
-        let place = |i: u32| ((u64::from(stream.word(i)) * n as u64) >> 32) as usize;
         self.sample.clear();
         match self.samples < n {
-            true => self.sample.extend((0..self.samples as u32).map(|i| key(x[place(i)]))),
+            true => self.sample.extend((0..self.samples as u32).map(|i| key(x[stream.place(i, n)]))),
             false => self.sample.extend(x.iter().map(|x| key(*x))),
         }
         let share = self.samples as f64 * (self.k as f64 / n as f64);

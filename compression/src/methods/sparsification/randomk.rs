@@ -6,7 +6,7 @@
 
 use super::sparse;
 use super::subset::Subset;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size, Target};
 use crate::entry::Entry;
 use crate::wire::{Reader, Writer, write_indices};
 use crate::{Energy, kernels};
@@ -71,12 +71,8 @@ impl Codec for RandomK {
         Ok(energy)
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        context: &Context,
-        (scale, out): (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
+    fn decode(&mut self, from: &mut Reader<'_>, context: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        let (scale, out) = target.added();
         if !self.shared {
             return sparse::decode_add(from, (&mut self.indices, ValueType::F32), (scale, out));
         }

@@ -12,14 +12,15 @@
 //! step sends more than the dense gradient.
 
 use super::agreed::Agreed;
+use super::sparse::Choose;
 use super::subset::Subset;
-use super::topk::Selector;
-use crate::Energy;
-use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size};
+use super::topk::Largest;
+use crate::codec::{Codec, Context, EncodeError, ReadError, Shape, Size, Target};
 use crate::entry::Entry;
 use crate::kernels::{Work, key};
 use crate::random::Stream;
 use crate::wire::{Reader, Writer};
+use crate::{Energy, Selection};
 use flexcomm_domain::spec::{Values, compressors};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -28,11 +29,6 @@ pub(super) const ENTRY: Entry = Entry {
     examples: &["k=0.01,columns=0.1", "k=7,rows=4,columns=0.1,recover=heavymix", "k=0.3,rows=1", "k=0.3,columns=0.2"],
     build: |values, shape| Box::new(Sketched::new(values, shape)),
 };
-
-/// Whether a sketch and k values are fewer than the n values themselves.
-fn saves(n: usize, (rows, columns, k): (usize, usize, usize)) -> bool {
-    rows * columns + k < n
-}
 
 const MOST_ROWS: usize = 15;
 
@@ -46,7 +42,8 @@ struct Sketched {
     /// The sum over ranks.
     sum: Vec<f32>,
     estimates: Vec<f32>,
-    selector: Selector,
+    largest: Largest,
+    selection: Selection,
     subset: Subset,
     agreed: Agreed,
 }
@@ -56,14 +53,21 @@ impl Sketched {
         let n = shape.values();
         let (rows, columns) = (values.whole(1), values.kept(2, n));
         let k = values.kept(0, n);
-        let (selector, subset, heavymix) = (Selector::default(), Subset::default(), values.whole(3) == 1);
-        if !saves(n, (rows, columns, k)) {
-            let (table, sum, estimates, agreed) = (Vec::new(), Vec::new(), Vec::new(), Agreed::on_all(n));
-            return Self { rows, columns, heavymix, table, sum, estimates, selector, subset, agreed };
+        // Of a sketch that is not made nothing is estimated.
+        let saves = rows * columns + k < n;
+        let (sums, estimates) = if saves { (rows * columns, n) } else { (0, 0) };
+        Self {
+            rows,
+            columns,
+            heavymix: values.whole(3) == 1,
+            table: vec![0.0; sums],
+            sum: vec![0.0; sums],
+            estimates: vec![0.0; estimates],
+            largest: Largest::new(k),
+            selection: Selection::default(),
+            subset: Subset::default(),
+            agreed: if saves { Agreed::new(n, k) } else { Agreed::on_all(n) },
         }
-        let (table, sum) = (vec![0.0; rows * columns], vec![0.0; rows * columns]);
-        let agreed = Agreed::new(n, k);
-        Self { rows, columns, heavymix, table, sum, estimates: vec![0.0; n], selector, subset, agreed }
     }
 
     fn is_dense(&self) -> bool {
@@ -95,9 +99,10 @@ impl Sketched {
             return Ok(());
         }
         let infinite = |_| ReadError::number("estimate", f32::INFINITY, "it must be finite");
-        self.selector.select(&self.estimates, self.agreed.k, context).map_err(infinite)?;
+        self.selection.reset(self.estimates.len());
+        self.largest.choose(&self.estimates, context, &mut self.selection).map_err(infinite)?;
         self.agreed.indices.clear();
-        self.agreed.indices.extend_from_slice(self.selector.selection.indices());
+        self.agreed.indices.extend_from_slice(self.selection.indices());
         Ok(())
     }
 
@@ -191,13 +196,8 @@ impl Codec for Sketched {
         Ok(energy)
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        _context: &Context,
-        target: (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
-        self.agreed.decode_add(from, target)
+    fn decode(&mut self, from: &mut Reader<'_>, _: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        self.agreed.decode_add(from, target.added())
     }
 
     fn size(&self) -> Size {

@@ -2,7 +2,7 @@
 //! this order ([`kept_values`]); and a codec around a rule that chooses them.
 
 use super::kept_values;
-use crate::codec::{CandidateFilter, Carried, Codec, Context, EncodeError, ReadError, Size, Stats};
+use crate::codec::{CandidateFilter, Carried, Codec, Context, EncodeError, ReadError, Size, Stats, Target};
 use crate::kernels::{ROOM, Work};
 use crate::wire::{Reader, Writer, index_bytes, read_indices, write_indices, write_indices_least};
 use crate::{Energy, Selection};
@@ -19,23 +19,6 @@ pub(in crate::methods) fn most_index_bytes(n: usize, k: usize) -> usize {
     index_bytes(n, k) + 1
 }
 
-/// Appends a selection, whose values become those that are sent.
-pub(super) fn write(selection: &mut Selection, value_type: ValueType, out: &mut Writer) {
-    out.u32(selection.len() as u32);
-    write_indices(selection.indices(), selection.n(), out);
-    kept_values::write(&mut selection.values, value_type, out);
-}
-
-/// x becomes x − C(x), of the selection that was sent.
-pub(super) fn take(x: &mut [f32], selection: &Selection, value_type: ValueType) {
-    match value_type {
-        ValueType::F32 => selection.indices().iter().for_each(|i| x[*i as usize] = 0.0),
-        ValueType::Bf16 | ValueType::Int8 => {
-            selection.indices().iter().zip(selection.values()).for_each(|(i, value)| x[*i as usize] -= value);
-        }
-    }
-}
-
 /// `out += scale * C(x)`; `indices` is a buffer that the codec keeps.
 pub(super) fn decode_add(
     from: &mut Reader<'_>,
@@ -48,7 +31,7 @@ pub(super) fn decode_add(
 }
 
 /// A rule that chooses values.
-pub(super) trait Choose: Send + std::fmt::Debug {
+pub(in crate::methods) trait Choose: Send + std::fmt::Debug {
     /// Whether the number of values is always [`Self::most`], and the payload's size thereby known.
     const FIXED: bool;
 
@@ -106,29 +89,30 @@ impl<C: Choose> Codec for Sparse<C> {
         let Self { rule, selection, value_type, .. } = self;
         selection.reset(x.len());
         let compensated = rule.choose(x, context, selection)?.energy;
-        if C::FIXED {
-            write(selection, *value_type, out);
-        } else {
-            out.u32(selection.len() as u32);
-            write_indices_least(selection.indices(), x.len(), out);
-            kept_values::write(&mut selection.values, *value_type, out);
+        out.u32(selection.len() as u32);
+        match C::FIXED {
+            true => write_indices(selection.indices(), x.len(), out),
+            false => write_indices_least(selection.indices(), x.len(), out),
         }
+        // They become what is sent.
+        kept_values::write(&mut selection.values, *value_type, out);
         Ok(Energy { sent: selection.energy(), compensated })
     }
 
     fn encode_taking(&mut self, x: &mut [f32], context: &Context, out: &mut Writer) -> Result<Energy, EncodeError> {
         let energy = self.encode(x, context, out)?;
-        take(x, &self.selection, self.value_type);
+        let Selection { indices, values, .. } = &self.selection;
+        match self.value_type {
+            ValueType::F32 => indices.iter().for_each(|i| x[*i as usize] = 0.0),
+            ValueType::Bf16 | ValueType::Int8 => {
+                indices.iter().zip(values).for_each(|(i, value)| x[*i as usize] -= value);
+            }
+        }
         Ok(energy)
     }
 
-    fn decode_add(
-        &mut self,
-        from: &mut Reader<'_>,
-        _context: &Context,
-        target: (f32, &mut [f32]),
-    ) -> Result<(), ReadError> {
-        decode_add(from, (&mut self.indices, self.value_type), target)
+    fn decode(&mut self, from: &mut Reader<'_>, _: &Context, target: Target<'_>) -> Result<(), ReadError> {
+        decode_add(from, (&mut self.indices, self.value_type), target.added())
     }
 
     fn select(&mut self, x: &[f32], context: &Context) -> Result<Option<&Selection>, EncodeError> {

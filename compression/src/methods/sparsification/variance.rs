@@ -3,7 +3,7 @@
 //! r² > alpha v, with v the accumulated squares; then r and v start over, and what is not sent has its v multiplied by
 //! zeta.
 //!
-//! r is what error feedback accumulates: use it with `ef(vanilla)`; [`crate::Build::trainable`] refuses it without a memory. The
+//! r is what error feedback accumulates: use it with `ef(vanilla)`; `trainable` refuses it without a memory. The
 //! paper takes v over the single samples of a mini-batch. A gradient that reaches a compressor is their mean, so here a step's gradient counts as one sample (a
 //! mini-batch of 1 in the paper's terms): v grows by (x − what the memory added)². Where the memory scales its residual, as
 //! when the learning rate changes, v scales with its square: r and v stay in the same units. Another strategy's residual has

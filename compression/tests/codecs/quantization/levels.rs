@@ -1,6 +1,7 @@
 //! Methods that round to levels at random.
 
 use super::*;
+use flexcomm_compression::codec::Target;
 use flexcomm_compression::wire::{delta_bits, gamma_bits};
 
 /// The definition's chances, for values whose quotients are exact.
@@ -219,7 +220,10 @@ fn heavy_tails_take_few_bytes() {
         codec.encode(&x, &context, &mut out).unwrap();
         assert_eq!(out.len(), packed, "{text}");
         let mut values = vec![0.0; n];
-        strategy.codec(shape(n)).decode(&mut Reader::new(out.bytes()), &context, (1.0, &mut values)).unwrap();
+        strategy
+            .codec(shape(n))
+            .decode(&mut Reader::new(out.bytes()), &context, Target::replace(1.0, &mut values))
+            .unwrap();
         assert_eq!(values, compressed(&strategy, &x, 1), "{text}");
     }
 }
@@ -240,7 +244,10 @@ fn sparse_codes_by_hand() {
         let (mut bytes, mut out) = (sent.clone(), vec![0.0; 5000]);
         bytes[at] = byte;
         let mut codec = parse("terngrad").codec(shape(5000));
-        codec.decode(&mut Reader::new(&bytes), &Context::new(1), (1.0, &mut out)).unwrap_err().to_string()
+        codec
+            .decode(&mut Reader::new(&bytes), &Context::new(1), Target::replace(1.0, &mut out))
+            .unwrap_err()
+            .to_string()
     };
     assert_eq!(refused(4, 3), "read coding = 3: no such coding");
     assert_eq!(refused(5, 4), "read 2 bytes of distance: 0 are left");
