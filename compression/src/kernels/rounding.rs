@@ -1,7 +1,6 @@
 //! Rounding at random that kernels with vectors do at once: words drawn, levels, codes and squares, all in vectors. By
 //! definition it is what the rules of `methods/quantization` do with one value after the other; they do what is left.
 
-use super::Kernel;
 use crate::random::Stream;
 
 /// Sums of squares side by side: value i of a piece is added to sum i modulo 64.
@@ -101,27 +100,10 @@ impl Rounded<'_> {
     }
 }
 
-impl Kernel {
-    /// Codes of the first values; answers of how many, a multiple of 64, and their squares in steps where these are whole numbers.
-    /// Others are added to `squares`. None where this kernel has no such vectors, or none for this width.
-    pub(crate) fn round(
-        self,
-        rounding: Rounding,
-        mut values: Rounded<'_>,
-        squares: &mut Squares,
-    ) -> (usize, Option<u64>) {
-        let Rounding::Steps(steps) = rounding else { return self.round_first(rounding, values, squares) };
-        let (len, mut whole) = (values.x.len().max(64), 0);
-        match self.round_parts((&[steps], len), values.part(0), std::slice::from_mut(&mut whole)) {
-            0 => self.round_to_steps(steps, values),
-            done => (done, Some(whole)),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Kernel;
     use proptest::prelude::*;
 
     proptest! {

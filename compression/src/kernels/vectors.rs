@@ -111,13 +111,11 @@ vectors! {
         avx512 => halves::widen::<FRESH, F16>
     }
 
-    /// [`Kernel::round`], but to steps.
-    fn round_first(rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> (usize, Option<u64>) {
-        avx512 => rounding::round
+    /// Codes of the first values; answers of how many, a multiple of 64, and their squares in steps where these are
+    /// whole numbers. Others are added to `squares`. None where this kernel has no such vectors, or none for this width.
+    fn round(rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> (usize, Option<u64>) {
+        avx512_bytes => rounding::round_by_bytes, avx512 => rounding::round, avx2 => steps::round
     }
-
-    /// [`Kernel::round`] to steps.
-    fn round_to_steps(steps: Steps, values: Rounded<'_>) -> (usize, Option<u64>) { avx2 => steps::avx2 }
 
     /// Codes of values whose steps are others every `len` of them, a multiple of 64, and the squares of each part in
     /// steps; answers of how many values: of all, or of none where this kernel has no such vectors, or none for this

@@ -3,7 +3,7 @@
 use super::super::rounding::{Rounded, Rounding, Squares, Steps, TABLED};
 use super::super::{KEY_MASK, by_width};
 use super::draws::Draws;
-use super::{load, store};
+use super::{load, steps, store};
 use std::arch::x86_64::*;
 
 /// Values whose codes fill one vector.
@@ -136,6 +136,15 @@ fn groups(width: usize, values: Rounded<'_>, mut each: impl FnMut(&[f32; VALUES]
     VALUES * groups.len()
 }
 
+/// [`round`], and to steps by permutations of bytes.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,popcnt")]
+pub(crate) fn round_by_bytes(rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> (usize, Option<u64>) {
+    let Rounding::Steps(steps) = rounding else { return round(rounding, values, squares) };
+    let (len, mut whole) = (values.x.len().max(VALUES), 0);
+    let done = to_steps((&[steps], len), values, std::slice::from_mut(&mut whole));
+    (done, (done > 0).then_some(whole))
+}
+
 /// Codes of whole groups of 64 values; answers how many values, and what squares of whole numbers add up to.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(crate) fn round(rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> (usize, Option<u64>) {
@@ -149,7 +158,7 @@ pub(crate) fn round(rounding: Rounding, values: Rounded<'_>, squares: &mut Squar
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn round_to<const W: usize>(rounding: Rounding, values: Rounded<'_>, squares: &mut Squares) -> (usize, Option<u64>) {
     match rounding {
-        Rounding::Steps(_) => (0, None),
+        Rounding::Steps(_) => steps::round(rounding, values, squares),
         Rounding::Powers { scale, k } => {
             let powers = match k {
                 k if k <= TABLED_POWERS => powers::<BYTES, W>,

@@ -1,7 +1,7 @@
 //! Rounding at random to steps with AVX2, 32 values at a time: floats become whole numbers in one instruction, where plain loops
 //! take a dozen to do it as Rust defines it.
 
-use super::super::rounding::{Rounded, Steps};
+use super::super::rounding::{Rounded, Rounding, Squares, Steps};
 use super::{load, store};
 use crate::random::{FIRST_FACTOR, FOURS, SECOND_FACTOR, SPREAD, Stream};
 use std::arch::x86_64::*;
@@ -47,8 +47,10 @@ fn all(value: u32) -> __m256i {
 }
 
 /// Codes of a byte each, of whole groups of 64 values, the first a multiple of 64; answers how many values, and Σ levels².
+/// Of none, where the rule is another or codes are narrower.
 #[target_feature(enable = "avx2,fma")]
-pub(crate) fn avx2(steps: Steps, values: Rounded<'_>) -> (usize, Option<u64>) {
+pub(crate) fn round(rounding: Rounding, values: Rounded<'_>, _: &mut Squares) -> (usize, Option<u64>) {
+    let Rounding::Steps(steps) = rounding else { return (0, None) };
     let Rounded { random, x, first, width, codes, .. } = values;
     let groups = x.as_chunks::<VALUES>().0;
     if width != 8 || groups.is_empty() {
