@@ -8,9 +8,6 @@ pub const MAX_NODES: usize = 512;
 /// Most jobs that are kept; ended ones without a step go first, then the longest ended.
 pub const MAX_JOBS: usize = 1024;
 
-/// Most ranks of a job: what a link matrix may span.
-pub const MAX_WORLD: u32 = 4096;
-
 /// Largest body with reports: a full batch of full step reports is about 5 MB as JSON.
 pub const MAX_BODY: usize = 16 << 20;
 
@@ -104,14 +101,8 @@ pub const INTERVAL_MOST_STEPS: usize = 100;
 /// Steps that the measured medians span.
 pub const MEASURED_STEPS: usize = 40;
 
-/// Longest text that a report may bring (reasons, versions): more is cut.
-pub const MAX_TEXT: usize = 400;
+/// Longest text that is stored (reasons, versions): more is cut.
+pub const MAX_TEXT: usize = flexcomm_wire::MAX_TEXT;
 
-/// Longest one-way latency that is believed: ten times what a path over a geostationary satellite takes.
-pub const MAX_LATENCY_S: f64 = 3.0;
-
-/// Longest duration of one step that is believed.
-pub const MAX_MEASURED_S: f64 = 3600.0;
-
-/// Largest integer that JSON readers keep exactly.
-pub const MAX_INTEGER: u64 = 1 << 53;
+/// See [`flexcomm_wire::MAX_INTEGER`].
+pub const MAX_INTEGER: u64 = flexcomm_wire::MAX_INTEGER;

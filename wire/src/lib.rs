@@ -5,11 +5,13 @@
 //! ignored, so that a newer peer can add some; a newer [`PROTOCOL`] is refused at registration.
 
 pub mod api;
+mod check;
 mod orders;
 mod reports;
 mod strategy;
 mod trainer;
 
+pub use check::BadValue;
 pub use orders::{DecisionOrder, EchoPeer, JobOrders, Orders, ProbePlan, ShapeOrder, ThroughputGrant, TrialOrder};
 pub use reports::{
     AppliedReport, Heartbeat, JobSeen, LinkReport, PathReport, RefusedRun, Register, Registered, Report, ReportAck,
@@ -45,3 +47,9 @@ pub const MAX_SEQ_STEP: u64 = 1 << 36;
 
 /// Most candidates in one trial.
 pub const MAX_CANDIDATES: usize = 16;
+
+/// Longest text of a report, in characters.
+pub const MAX_TEXT: usize = 400;
+
+/// Largest integer that every JSON reader keeps exactly.
+pub const MAX_INTEGER: u64 = 1 << 53;

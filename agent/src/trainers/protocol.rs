@@ -1,25 +1,10 @@
 //! What a trainer's lines mean: pure, one [`Session`] per connection.
 
-use flexcomm_domain::{CodecBytes, Strategy};
-use flexcomm_wire::{
-    FromTrainer, Hello, JobSeen, MAX_CANDIDATES, MAX_STEPS, PROTOCOL, ReportBody, StepRecord, StepsReport, TrialReport,
-};
+use flexcomm_wire::{FromTrainer, Hello, JobSeen, PROTOCOL, ReportBody};
 use std::net::IpAddr;
 
-/// Most ranks of a job, as a link matrix may span.
-const MAX_WORLD: u32 = 4096;
-/// Most codecs and most collectives that a hello may name.
-const MAX_NAMES: usize = 64;
-/// Longest name of a backend, codec or collective, in bytes.
-const MAX_NAME: usize = 63;
 /// Most samples in one message of transfers.
 const MAX_SAMPLES: usize = 4096;
-/// Largest integer that every JSON reader keeps exactly.
-const MAX_INTEGER: u64 = 1 << 53;
-/// Longest believable part of a step in µs: an hour.
-const MAX_PART_US: f64 = 3.6e9;
-/// Largest believable loss.
-const MAX_LOSS: f64 = 1e12;
 
 /// What a line asks of the agent.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,38 +54,32 @@ impl Session {
                 seen.rank, seen.job
             ))
         };
-        match message {
-            FromTrainer::Hello(_) => Err("a second hello on one connection".to_owned()),
+        let body = match message {
+            FromTrainer::Hello(_) => return Err("a second hello on one connection".to_owned()),
             FromTrainer::Steps(steps) => {
                 same(&steps.job, steps.rank)?;
-                Ok(checked(check_steps(&steps), ReportBody::Steps(steps)))
+                ReportBody::Steps(steps)
             }
             FromTrainer::Applied(applied) => {
                 same(&applied.job, applied.rank)?;
-                let numbers = [applied.version, applied.step, applied.digest];
-                let fits = numbers.iter().all(|n| *n <= MAX_INTEGER);
-                let fits = if fits { Ok(()) } else { Err(format!("applied: {numbers:?} has a number above 2^53")) };
-                Ok(checked(fits, ReportBody::Applied(applied)))
+                ReportBody::Applied(applied)
             }
             FromTrainer::Trial(trial) => {
                 same(&trial.job, trial.rank)?;
-                Ok(checked(check_trial(&trial), ReportBody::Trial(trial)))
+                ReportBody::Trial(trial)
             }
             FromTrainer::Transfers { peer, samples } => {
                 if samples.len() > MAX_SAMPLES {
                     return Err(format!("{} transfers in one message, at most {MAX_SAMPLES}", samples.len()));
                 }
-                Ok(Event::Transfers { peer: peer.to_canonical(), samples })
+                return Ok(Event::Transfers { peer: peer.to_canonical(), samples });
             }
-            FromTrainer::Bye => Ok(Event::Left),
-        }
-    }
-}
-
-fn checked(check: Result<(), String>, body: ReportBody) -> Event {
-    match check {
-        Ok(()) => Event::Report(body),
-        Err(why) => Event::Rejected(why),
+            FromTrainer::Bye => return Ok(Event::Left),
+        };
+        Ok(match body.check() {
+            Ok(()) => Event::Report(body),
+            Err(bad) => Event::Rejected(bad.to_string()),
+        })
     }
 }
 
@@ -111,95 +90,16 @@ fn check_hello(hello: Hello) -> Result<JobSeen, String> {
             "the trainer speaks protocol {protocol}, this agent speaks {PROTOCOL}; use the same version"
         ));
     }
-    if !(1..=MAX_WORLD).contains(&world) || rank >= world {
-        return Err(format!("rank {rank} of {world}: allowed are 1 to {MAX_WORLD} ranks, numbered from 0"));
-    }
-    if !(1..=MAX_INTEGER).contains(&gradient_values) {
-        return Err(format!("gradient_values is {gradient_values}, allowed is 1 to 2^53"));
-    }
-    if codecs.len() > MAX_NAMES || collectives.len() > MAX_NAMES {
-        return Err(format!("{} codecs and {} collectives, at most {MAX_NAMES} each", codecs.len(), collectives.len()));
-    }
-    let names = codecs.iter().map(|c| &c.compressor).chain(&collectives).chain([&backend]);
-    if let Some(bad) = names.into_iter().find(|name| name.is_empty() || name.len() > MAX_NAME) {
-        let shown: String = bad.chars().take(80).collect();
-        return Err(format!("the name {shown:?}: 1 to {MAX_NAME} bytes are allowed"));
-    }
-    for codec in &codecs {
-        let read = CodecBytes::try_from(codec).and(codec.costs());
-        read.map_err(|error| format!("codec {}: {error}", codec.compressor))?;
-        if codec.header_bytes > MAX_INTEGER {
-            return Err(format!("codec {}: header_bytes is {}, above 2^53", codec.compressor, codec.header_bytes));
-        }
-    }
-    Ok(JobSeen { job, run, rank, world, gradient_values, backend, codecs, collectives })
-}
-
-fn check_steps(report: &StepsReport) -> Result<(), String> {
-    if report.steps.is_empty() || report.steps.len() > MAX_STEPS {
-        return Err(format!("{} steps in one report, allowed are 1 to {MAX_STEPS}", report.steps.len()));
-    }
-    if !report.steps.is_sorted_by(|a, b| a.step < b.step) {
-        return Err("the steps of a report are not ascending".to_owned());
-    }
-    if report.version > MAX_INTEGER {
-        return Err(format!("version {} is above 2^53", report.version));
-    }
-    Strategy::try_from(&report.strategy).map_err(|error| error.to_string())?;
-    report.steps.iter().try_for_each(check_step)
-}
-
-fn check_step(step: &StepRecord) -> Result<(), String> {
-    let parts = [
-        ("compute_us", step.compute_us),
-        ("comp_us", step.comp_us),
-        ("sync_us", step.sync_us),
-        ("wait_us", step.wait_us.unwrap_or(0.0)),
-        ("step_us", step.step_us),
-    ];
-    let bad = parts.into_iter().find(|(_, us)| !(0.0..=MAX_PART_US).contains(us));
-    if let Some((what, value)) = bad {
-        return Err(format!("{what} of step {} is {value}, allowed is 0 to {MAX_PART_US}", step.step));
-    }
-    // Rounding may lift a gain a hair above 1; the controller takes it as 1.
-    if !(step.gain > 0.0 && step.gain <= 1.0 + 1e-3) {
-        return Err(format!("gain of step {} is {}, allowed is above 0, at most 1", step.step, step.gain));
-    }
-    if step.loss.is_some_and(|loss| !(-MAX_LOSS..=MAX_LOSS).contains(&loss)) {
-        return Err(format!("loss of step {} is {:?}", step.step, step.loss));
-    }
-    if step.accuracy.is_some_and(|accuracy| !(0.0..=1.0).contains(&accuracy)) {
-        return Err(format!("accuracy of step {} is {:?}, allowed is 0 to 1", step.step, step.accuracy));
-    }
-    if step.step > MAX_INTEGER || step.bytes_sent > MAX_INTEGER {
-        return Err(format!("step {} or its {} bytes are above 2^53", step.step, step.bytes_sent));
-    }
-    Ok(())
-}
-
-fn check_trial(trial: &TrialReport) -> Result<(), String> {
-    if trial.outcomes.len() > MAX_CANDIDATES {
-        return Err(format!("{} outcomes of a trial, at most {MAX_CANDIDATES}", trial.outcomes.len()));
-    }
-    if trial.id > MAX_INTEGER || !(0.0..=24.0 * MAX_PART_US).contains(&trial.cost_us) {
-        return Err(format!("trial {} cost {} µs", trial.id, trial.cost_us));
-    }
-    for outcome in &trial.outcomes {
-        Strategy::try_from(&outcome.strategy).map_err(|error| error.to_string())?;
-        let times_fit = [outcome.comp_us, outcome.sync_us].iter().all(|us| (0.0..=MAX_PART_US).contains(us));
-        let gain_fits = outcome.gain > 0.0 && outcome.gain <= 1.0 + 1e-3;
-        if !times_fit || !gain_fits {
-            return Err(format!("an outcome of trial {} is out of range: {outcome:?}", trial.id));
-        }
-    }
-    Ok(())
+    let seen = JobSeen { job, run, rank, world, gradient_values, backend, codecs, collectives };
+    seen.check().map_err(|bad| bad.to_string())?;
+    Ok(seen)
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use flexcomm_domain::{CodecCost, Family};
-    use flexcomm_wire::CodecInfo;
+    use flexcomm_domain::{CodecBytes, CodecCost, Family};
+    use flexcomm_wire::{CodecInfo, StepRecord, StepsReport};
     use proptest::prelude::*;
 
     pub(crate) fn hello(job: &str, rank: u32) -> Hello {
@@ -265,13 +165,14 @@ pub(crate) mod tests {
     #[test]
     fn bad_hellos_are_refused_with_the_value() {
         type Case = (fn(&mut Hello), &'static str);
-        let cases: [Case; 8] = [
+        let cases: [Case; 9] = [
             (|h| h.protocol = 99, "protocol 99"),
             (|h| h.rank = 4, "rank 4 of 4"),
             (|h| h.world = 0, "of 0"),
             (|h| h.gradient_values = 0, "gradient_values is 0"),
             (|h| h.backend = "x".repeat(64), "1 to 63 bytes"),
             (|h| h.collectives = vec!["a".into(); 65], "65 collectives"),
+            (|h| h.collectives = vec!["of-tomorrow".into()], "no collective of job j is known here"),
             (|h| h.codecs = vec![wide()], "codec none: codec's value bytes per value is 65"),
             (|h| h.codecs = vec![slow()], "codec none: codec's time per value is 0.1, allowed is 0 to 0.001 s"),
         ];

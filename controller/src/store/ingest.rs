@@ -1,8 +1,8 @@
 //! One batch of reports: stored and acknowledged in one transaction, each report once.
 
-use flexcomm_domain::{JobId, NodeName, RunId, Timestamp};
+use flexcomm_domain::{JobId, NodeName, RunId, Strategy, Timestamp};
 use flexcomm_wire::{
-    AppliedReport, JobSeen, LinkReport, MAX_SEQ_STEP, RefusedRun, ReportBody, StepsReport, ThroughputReport,
+    AppliedReport, BadValue, JobSeen, LinkReport, MAX_SEQ_STEP, RefusedRun, ReportBody, StepsReport, ThroughputReport,
     TrialReport,
 };
 use sqlx::SqliteConnection;
@@ -11,7 +11,7 @@ use super::jobs::End;
 use super::{Result, Store, decisions, jobs, json, links, scenario, signed, sql, steps as windows, trials, unsigned};
 use crate::grants::Spent;
 use crate::limits::MAX_JOBS;
-use crate::reports::{self, Reason, Rejected};
+use crate::reports::{Reason, Rejected};
 
 /// A report on its way in: its number, and what it is when it could be read.
 #[derive(Debug, Clone)]
@@ -173,7 +173,7 @@ async fn store(
     body: std::result::Result<ReportBody, Rejected>,
 ) -> Result<Fate> {
     let (node, now) = (from.node, from.now);
-    let body = match body.and_then(|body| reports::check(&body).map(|()| body)) {
+    let body = match body.and_then(|body| Ok(body.check().map(|()| body)?)) {
         Ok(body) => body,
         Err(rejected) => return Ok(rejected.into()),
     };
@@ -355,9 +355,9 @@ async fn steps(db: &mut SqliteConnection, node: &NodeName, mut r: StepsReport, n
     if let Err(rejected) = on_its_node(db, node, (&r.job, r.rank)).await? {
         return Ok(rejected.into());
     }
-    let ran = match reports::ran(&r) {
+    let ran = match Strategy::try_from(&r.strategy).map_err(BadValue::from) {
         Ok(ran) => ran,
-        Err(rejected) => return Ok(rejected.into()),
+        Err(bad) => return Ok(Rejected::from(bad).into()),
     };
     let newest = decisions::newest_version(db, &r.job).await?;
     if r.version > newest {
