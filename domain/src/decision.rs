@@ -23,7 +23,7 @@ impl fmt::Display for Version {
 }
 
 /// 64 bits of BLAKE3 over a strategy's canonical text: what ranks compare to know that they run the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Digest(pub u64);
 

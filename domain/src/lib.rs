@@ -50,7 +50,7 @@ pub enum Invalid {
         /// The text as given, shortened to 80 characters.
         value: String,
         /// What would be accepted.
-        allowed: &'static str,
+        allowed: String,
     },
     /// Parts that are valid alone but not together.
     #[error("{0}")]
@@ -64,7 +64,17 @@ fn short(value: f64) -> String {
 }
 
 impl Invalid {
-    pub(crate) fn text(what: &'static str, value: &str, allowed: &'static str) -> Self {
-        Self::Text { what, value: value.chars().take(80).collect(), allowed }
+    pub(crate) fn text(what: &'static str, value: &str, allowed: impl Into<String>) -> Self {
+        Self::Text { what, value: value.chars().take(80).collect(), allowed: allowed.into() }
+    }
+
+    /// A name that is none of those known: the nearest is offered.
+    pub(crate) fn unknown(what: &'static str, name: &str, known: &[&str]) -> Self {
+        let all = known.join(", ");
+        let allowed = match nearest(&name.to_lowercase(), known) {
+            Some(nearest) => format!("did you mean {nearest}? There are {all}"),
+            None => format!("there are {all}"),
+        };
+        Self::text(what, name, allowed)
     }
 }

@@ -125,7 +125,11 @@ impl TryFrom<&CodecInfo> for CodecBytes {
             Some(LEAST) => IndexBytes::Least,
             Some(other) => {
                 let value = other.chars().take(80).collect();
-                return Err(Invalid::Text { what: "codec's index coding", value, allowed: "least, or none at all" });
+                return Err(Invalid::Text {
+                    what: "codec's index coding",
+                    value,
+                    allowed: "least, or none at all".into(),
+                });
             }
         };
         CodecBytes::new(info.header_bytes, indices, info.value_bytes)?.in_rounds(info.rounds)

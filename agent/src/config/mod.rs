@@ -99,7 +99,8 @@ fn value(key: &'static str, value: impl std::fmt::Debug, allowed: impl ToString)
 /// What a type of the domain would accept.
 fn allowed(why: Invalid) -> String {
     match why {
-        Invalid::Range { allowed, .. } | Invalid::Text { allowed, .. } => allowed.to_owned(),
+        Invalid::Range { allowed, .. } => allowed.to_owned(),
+        Invalid::Text { allowed, .. } => allowed,
         Invalid::Combination(text) => text,
     }
 }

@@ -89,7 +89,10 @@ pub enum SpecError {
 impl SpecError {
     pub(super) fn unknown_key(of: &str, key: &str, params: &[Param]) -> Self {
         let names: Vec<_> = params.iter().map(|p| p.name).collect();
-        let known = if names.is_empty() { "no parameters".into() } else { names.join(", ") };
+        let mut known = if names.is_empty() { "no parameters".into() } else { names.join(", ") };
+        if let Some(nearest) = nearest(&key.to_lowercase(), &names) {
+            known += &format!("; did you mean {nearest}?");
+        }
         Self::UnknownKey { of: of.into(), key: key.into(), known }
     }
 

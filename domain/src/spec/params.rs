@@ -1,6 +1,7 @@
 //! Parameters: their names, ranges and values.
 
 use super::SpecError;
+use crate::nearest;
 use std::cmp::Ordering;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -103,6 +104,11 @@ impl Kind {
 
     /// The allowed range in words, for a value as written that is refused: also where only f32's precision puts it outside.
     pub(super) fn allowed(self, text: &str) -> String {
+        if let Self::Choice(words) = self
+            && let Some(nearest) = nearest(&text.to_lowercase(), words)
+        {
+            return format!("{self}; did you mean {nearest}?");
+        }
         let single = match (self, text.parse::<f64>()) {
             (Self::Number(low, high), Ok(value)) => value.is_finite() && (low, high).contains(&value),
             _ => false,
