@@ -21,6 +21,18 @@ pub mod trace;
 pub use auth::Token;
 pub use nanos::Nanos;
 
+use flexcomm_domain::Invalid;
+
+/// Refuses a value of a plan or a sample outside its range, which `allowed` tells in words.
+fn within(
+    what: &'static str,
+    value: f64,
+    range: std::ops::RangeInclusive<f64>,
+    allowed: &'static str,
+) -> Result<(), Invalid> {
+    if range.contains(&value) { Ok(()) } else { Err(Invalid::Range { what, value, allowed }) }
+}
+
 /// UDP port of the echo responder unless the configuration says otherwise.
 pub const ECHO_PORT: u16 = 7071;
 /// TCP port of the throughput server unless the configuration says otherwise.

@@ -1,5 +1,7 @@
 //! Samples of real transfers: what the job's own collectives tell about a link, for free.
 
+use crate::within;
+use flexcomm_domain::Invalid;
 use serde::{Deserialize, Serialize};
 
 /// Longest transfer that counts, seconds: beyond it the job was suspended, not slow.
@@ -17,29 +19,14 @@ pub struct Transfer {
     rounds: f64,
 }
 
-/// A transfer that cannot have happened.
-#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
-#[error("{what} of a transfer is {value}, allowed is above 0 (rounds: or 0) and at most {most}")]
-pub struct BadTransfer {
-    what: &'static str,
-    value: f64,
-    most: f64,
-}
-
 impl Transfer {
     /// `bytes` over the link in `seconds`, of which `rounds` times one latency: 1 for a single message; 2(N-1) for
     /// a ring's allreduce; 0 for a piece in the midst of a stream, timed from the end of the piece before.
-    pub fn new(bytes: f64, seconds: f64, rounds: f64) -> Result<Self, BadTransfer> {
-        let limits = [
-            ("bytes", bytes, MAX_TRANSFER_BYTES, bytes > 0.0),
-            ("seconds", seconds, MAX_TRANSFER_S, seconds > 0.0),
-            ("rounds", rounds, MAX_ROUNDS, rounds >= 0.0),
-        ];
-        for (what, value, most, positive) in limits {
-            if !(positive && value <= most) {
-                return Err(BadTransfer { what, value, most });
-            }
-        }
+    pub fn new(bytes: f64, seconds: f64, rounds: f64) -> Result<Self, Invalid> {
+        let above = f64::MIN_POSITIVE;
+        within("bytes of a transfer", bytes, above..=MAX_TRANSFER_BYTES, "above 0 and at most 1e15")?;
+        within("seconds of a transfer", seconds, above..=MAX_TRANSFER_S, "above 0 and at most 3600")?;
+        within("rounds of a transfer", rounds, 0.0..=MAX_ROUNDS, "0 to 16384")?;
         Ok(Self { bytes, seconds, rounds })
     }
 
@@ -107,7 +94,7 @@ mod tests {
             assert!(Transfer::new(1.0, 1.0, bad).is_err() || bad == 0.0);
         }
         let text = Transfer::new(1.0, -2.0, 1.0).unwrap_err().to_string();
-        assert_eq!(text, "seconds of a transfer is -2, allowed is above 0 (rounds: or 0) and at most 3600");
+        assert_eq!(text, "seconds of a transfer is -2, allowed is above 0 and at most 3600");
     }
 
     #[test]

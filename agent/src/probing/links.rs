@@ -133,7 +133,7 @@ impl Links {
 
     /// A finished trace; the hops when they are news.
     pub(crate) fn path(&mut self, node: &NodeName, hops: Vec<Option<IpAddr>>) -> Option<Vec<Option<IpAddr>>> {
-        self.links.get_mut(node)?.path.observe(hops).map(|change| change.now)
+        self.links.get_mut(node)?.path.observe(hops)
     }
 
     /// The reports that are due. When one is due by time alone, those that soon will be go along: each delivery costs
@@ -142,8 +142,8 @@ impl Links {
         let at = self.at(now);
         let by_addr: BTreeMap<SocketAddr, &PeerSummary> = summaries.iter().map(|s| (s.peer, s)).collect();
         let waited = |link: &Link| link.reported.as_ref().map_or(Duration::MAX, |(when, _)| now.duration_since(*when));
-        let told = |link: &Link| link.reported.is_some() && by_addr.contains_key(&echo_addr(&link.peer));
-        let round = self.links.values().any(|link| told(link) && waited(link) >= interval);
+        let is_reported = |link: &Link| link.reported.is_some() && by_addr.contains_key(&echo_addr(&link.peer));
+        let round = self.links.values().any(|link| is_reported(link) && waited(link) >= interval);
         let interval = if round { interval / 2 } else { interval };
         let mut due_now = Vec::new();
         for link in self.links.values_mut() {

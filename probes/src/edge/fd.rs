@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 /// What to wait for on one descriptor.
+#[derive(Clone, Copy)]
 pub(super) struct Interest<'a> {
     pub(super) fd: BorrowedFd<'a>,
     pub(super) write: bool,

@@ -18,7 +18,19 @@ pub use clock::monotonic;
 pub use echo::{EchoEvent, EchoProber, EchoResponder, EchoSettings, PeerSummary, SpawnError};
 pub use flows::{Ends, FlowSocket, Listed};
 pub use ping::{PingBackend, PingError, PingReport, PingSettings, SocketKind, ping_many, ping_many_surge};
-pub use throughput::{
-    MeasureError, ThroughputServer, measure_throughput, measure_throughput_async, measure_throughput_until,
-};
+pub use throughput::{MeasureError, ThroughputServer, measure_throughput, measure_throughput_until};
 pub use trace::{TraceError, trace_route};
+
+/// Something that the system refused.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}: {cause}")]
+pub struct SystemError {
+    /// What was tried.
+    pub what: &'static str,
+    /// The system's reason.
+    pub cause: std::io::Error,
+}
+
+fn system(what: &'static str) -> impl Fn(std::io::Error) -> SystemError {
+    move |cause| SystemError { what, cause }
+}

@@ -7,19 +7,17 @@
 //!   the default.
 
 use super::fd::{Interest, wait};
-use super::monotonic;
 use super::udp::Stamped;
-use crate::ping::{
-    BadPingPlan, COOKIE, Due, MAX_PAYLOAD, PingPlan, PingReply, PingRun, PingStats, encode_request, parse_reply,
-};
+use super::{SystemError, monotonic, system};
+use crate::ping::{COOKIE, Due, MAX_PAYLOAD, PingPlan, PingReply, PingRun, PingStats, encode_request, parse_reply};
+use crate::within;
+use flexcomm_domain::Invalid;
 use serde::Serialize;
 use socket2::{Domain, Protocol, Type};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Packets taken from a socket before anything else gets its turn.
-const BATCH: usize = 256;
 /// Longest wait before the stop flag is looked at again, seconds.
 const LOOK_S: f64 = 0.1;
 
@@ -83,19 +81,18 @@ pub enum PingError {
     )]
     Permission(io::Error),
     /// The system lacks something else.
-    #[error("{what}: {cause}")]
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// The system's reason.
-        cause: io::Error,
-    },
+    #[error(transparent)]
+    System(#[from] SystemError),
     /// The plan is out of range.
     #[error(transparent)]
-    Plan(#[from] BadPingPlan),
-    /// The payload is out of range.
-    #[error("payload is {0} bytes, allowed is {COOKIE} to {MAX_PAYLOAD}")]
-    Payload(usize),
+    Plan(#[from] Invalid),
+}
+
+fn not_opened(error: io::Error) -> PingError {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => PingError::Permission(error),
+        _ => system("open an ICMP socket")(error).into(),
+    }
 }
 
 struct IcmpSocket {
@@ -114,35 +111,22 @@ impl IcmpSocket {
             Ok(socket) => (socket, SocketKind::Datagram),
             Err(_) => match open(Type::RAW) {
                 Ok(socket) => (socket, SocketKind::Raw),
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    return Err(PingError::Permission(error));
-                }
-                Err(cause) => return Err(PingError::System { what: "open an ICMP socket", cause }),
+                Err(error) => return Err(not_opened(error)),
             },
         };
         Ok(Self { socket, kind, v6, id })
     }
 
     fn receive(&self, run: &mut PingRun, on_reply: &mut dyn FnMut(&PingReply)) {
-        let mut buffer = [0; MAX_PAYLOAD + 128];
-        for _ in 0..BATCH {
-            match self.socket.receive(&mut buffer) {
-                Ok(Some(packet)) => {
-                    let bytes = &buffer[..packet.len.min(buffer.len())];
-                    let with_ip_header = self.kind == SocketKind::Raw && !self.v6;
-                    let Some(reply) = parse_reply(bytes, self.v6, with_ip_header) else { continue };
-                    // The kernel rewrites the identifier on its unprivileged sockets, and filters by it.
-                    if self.kind == SocketKind::Raw && reply.id != self.id {
-                        continue;
-                    }
-                    if let Some(reply) = run.reply(packet.at, packet.from.ip(), &reply) {
-                        on_reply(&reply);
-                    }
-                }
-                Ok(None) => return,
-                Err(error) => tracing::debug!(%error, "ICMP socket reported"),
+        self.socket.receive_all("ICMP socket", |packet, bytes| {
+            let with_ip_header = self.kind == SocketKind::Raw && !self.v6;
+            let reply = parse_reply(bytes, self.v6, with_ip_header);
+            // The kernel rewrites the identifier on its unprivileged sockets, and filters by it.
+            let reply = reply.filter(|reply| self.kind == SocketKind::Datagram || reply.id == self.id);
+            if let Some(reply) = reply.and_then(|reply| run.reply(packet.at, packet.from.ip(), &reply)) {
+                on_reply(&reply);
             }
-        }
+        });
     }
 }
 
@@ -154,9 +138,7 @@ pub fn ping_many(
     stop: &AtomicBool,
     on_reply: &mut dyn FnMut(&PingReply),
 ) -> Result<PingReport, PingError> {
-    if !(COOKIE..=MAX_PAYLOAD).contains(&settings.payload) {
-        return Err(PingError::Payload(settings.payload));
-    }
+    within("payload in bytes", settings.payload as f64, COOKIE as f64..=MAX_PAYLOAD as f64, "16 to 1400")?;
     let id = rand::random();
     let open = |v6: bool| targets.iter().any(|t| t.is_ipv6() == v6).then(|| IcmpSocket::open(v6, id)).transpose();
     let (v4, v6) = (open(false)?, open(true)?);
@@ -173,7 +155,7 @@ pub fn ping_many(
         let interests: Vec<Interest<'_>> =
             sockets.iter().map(|s| Interest { fd: s.socket.fd(), write: false }).collect();
         let until = next.min(monotonic().plus(LOOK_S));
-        wait(&interests, until).map_err(|cause| PingError::System { what: "wait for replies", cause })?;
+        wait(&interests, until).map_err(system("wait for replies"))?;
         for socket in sockets {
             socket.receive(&mut run, on_reply);
         }
@@ -253,8 +235,5 @@ fn surge_client(targets: &[IpAddr], v6: bool) -> Result<Option<surge_ping::Clien
     }
     let kind = if v6 { surge_ping::ICMP::V6 } else { surge_ping::ICMP::V4 };
     let config = surge_ping::Config::builder().kind(kind).build();
-    surge_ping::Client::new(&config).map(Some).map_err(|error| match error.kind() {
-        io::ErrorKind::PermissionDenied => PingError::Permission(error),
-        _ => PingError::System { what: "open an ICMP socket", cause: error },
-    })
+    surge_ping::Client::new(&config).map(Some).map_err(not_opened)
 }

@@ -2,8 +2,9 @@
 
 use super::fd::{Interest, wait};
 use super::udp::Stamped;
-use super::{clock, monotonic};
-use crate::trace::{Answer, BadTracePlan, Path, Step, TracePlan, TraceRun};
+use super::{SystemError, clock, monotonic, system};
+use crate::trace::{Answer, Path, Step, TracePlan, TraceRun};
+use flexcomm_domain::Invalid;
 use nix::errno::Errno;
 use nix::sys::socket::sockopt::{Ipv4RecvErr, Ipv6RecvErr};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt};
@@ -25,16 +26,11 @@ const ORIGINS: [u8; 2] = [libc::SO_EE_ORIGIN_ICMP, libc::SO_EE_ORIGIN_ICMP6];
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The system refused.
-    #[error("{what}: {cause}")]
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// The system's reason.
-        cause: io::Error,
-    },
+    #[error(transparent)]
+    System(#[from] SystemError),
     /// The plan is out of range.
     #[error(transparent)]
-    Plan(#[from] BadTracePlan),
+    Plan(#[from] Invalid),
     /// Every probe failed at once on this machine.
     #[error("send to {target}: {cause}")]
     Send {
@@ -43,10 +39,6 @@ pub enum TraceError {
         /// The system's reason.
         cause: io::Error,
     },
-}
-
-fn system(what: &'static str) -> impl Fn(io::Error) -> TraceError {
-    move |cause| TraceError::System { what, cause }
 }
 
 /// Finds the hops to a target, in the calling thread and its network namespace, until the plan is carried out or
@@ -104,7 +96,7 @@ fn take(socket: &Stamped, run: &mut TraceRun) -> Result<(), TraceError> {
         let message = match recvmsg::<SockaddrStorage>(socket.raw().as_raw_fd(), &mut iov, Some(&mut space), flags) {
             Ok(message) => message,
             Err(Errno::EAGAIN | Errno::EINTR) => return Ok(()),
-            Err(errno) => return Err(system("read the errors of routers")(errno.into())),
+            Err(errno) => return Err(system("read the errors of routers")(errno.into()).into()),
         };
         let port = message.address.as_ref().and_then(port_of);
         let (mut stamp, mut error) = (None, None);

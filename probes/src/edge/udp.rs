@@ -14,6 +14,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 /// Room for answers that arrive together: a burst from a thousand peers.
 const RECEIVE_BUFFER: usize = 1 << 20;
 
+/// Datagrams taken from a socket before anything else gets its turn.
+const BATCH: usize = 256;
+
+/// Bytes that are read of a datagram: more than any probe has.
+const LONGEST: usize = 2048;
+
 /// A datagram socket with kernel receive stamps. Never blocks.
 pub(super) struct Stamped {
     socket: Socket,
@@ -21,7 +27,7 @@ pub(super) struct Stamped {
 
 /// A received datagram.
 pub(super) struct Datagram {
-    pub(super) len: usize,
+    len: usize,
     pub(super) from: SocketAddr,
     pub(super) at: Nanos,
 }
@@ -89,9 +95,22 @@ impl Stamped {
         if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
     }
 
+    /// Hands over what waits, at most [`BATCH`] datagrams: others have their turn, too. What the socket reports of an
+    /// earlier packet (an ICMP error: that peer is gone, others are not) is logged.
+    pub(super) fn receive_all(&self, name: &str, mut each: impl FnMut(&Datagram, &[u8])) {
+        let mut buffer = [0; LONGEST];
+        for _ in 0..BATCH {
+            match self.receive(&mut buffer) {
+                Ok(Some(packet)) => each(&packet, &buffer[..packet.len.min(buffer.len())]),
+                Ok(None) => return,
+                Err(error) => tracing::debug!(%error, "{name} reported"),
+            }
+        }
+    }
+
     /// The next datagram; `None` when there is none now. A datagram longer than `buffer` arrives cut and with
     /// a length beyond it, so a parser that checks lengths refuses it.
-    pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Datagram>> {
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Datagram>> {
         let mut space = nix::cmsg_space!(nix::sys::time::TimeSpec);
         let mut iov = [IoSliceMut::new(buffer)];
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;

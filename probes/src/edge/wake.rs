@@ -1,6 +1,9 @@
 //! A thread of its own that ends when its handle is dropped.
 
+use super::fd::{Interest, wait};
+use crate::Nanos;
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 
@@ -11,11 +14,24 @@ pub(super) struct Owner {
 }
 
 /// The thread's side.
-pub(super) struct Bell(pub(super) UnixStream);
+pub(super) struct Bell(UnixStream);
 
 impl Bell {
+    /// Waits until one of these is ready, the handle rings or `until` has come; returns which of these are ready. `None`
+    /// when the thread is to end: the handle is gone, or the system refuses to wait.
+    pub(super) fn wait(&mut self, name: &str, interests: &[Interest<'_>], until: Nanos) -> Option<Vec<bool>> {
+        let bell = Interest { fd: self.0.as_fd(), write: false };
+        match wait(&[interests, &[bell][..]].concat(), until) {
+            Ok(mut ready) => (ready.pop() != Some(true) || self.clear()).then_some(ready),
+            Err(error) => {
+                tracing::error!(%error, "{name} cannot wait for its socket");
+                None
+            }
+        }
+    }
+
     /// Clears pending wake-ups; false when the handle is gone.
-    pub(super) fn clear(&mut self) -> bool {
+    fn clear(&mut self) -> bool {
         let mut sink = [0; 64];
         loop {
             match self.0.read(&mut sink) {

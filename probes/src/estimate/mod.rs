@@ -17,7 +17,8 @@ mod beta;
 mod cluster;
 mod steps;
 
-use crate::passive::{BadTransfer, Transfer};
+use crate::passive::Transfer;
+use crate::within;
 use alpha::AlphaEstimator;
 use beta::BetaEstimator;
 use flexcomm_domain::{Bandwidth, Invalid, Seconds, Timestamp};
@@ -40,31 +41,8 @@ impl Default for EstimatorConfig {
     }
 }
 
-/// Why a sample was rejected.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum SampleError {
-    /// A round trip or a rate that is no number, negative or absurd.
-    #[error(transparent)]
-    Invalid(#[from] Invalid),
-    /// A transfer that cannot have happened.
-    #[error(transparent)]
-    Transfer(#[from] BadTransfer),
-    /// A round trip above a minute is a lost packet, not a latency.
-    #[error("round trip is {0} s, allowed is above 0 and at most {MAX_RTT_S}")]
-    RoundTrip(f64),
-}
-
-/// Longest believable round trip, seconds.
+/// Longest believable round trip, seconds: above it is a lost packet, not a latency.
 const MAX_RTT_S: f64 = 60.0;
-
-/// Samples that were rejected, and clocks that jumped.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Faults {
-    /// Samples that were not possible.
-    pub refused: u64,
-    /// Times the caller's clock went back.
-    pub clock_jumps: u64,
-}
 
 /// What is known of a link at a moment.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -92,7 +70,6 @@ pub struct LinkEstimator {
     alpha: AlphaEstimator,
     beta: BetaEstimator,
     clock: Clock,
-    refused: u64,
 }
 
 /// Turns the caller's time into seconds that never go back.
@@ -100,13 +77,11 @@ pub struct LinkEstimator {
 struct Clock {
     last_given: Option<Timestamp>,
     elapsed_s: f64,
-    jumps: u64,
 }
 
 impl Clock {
     fn read(&mut self, now: Timestamp) -> f64 {
         if let Some(last) = self.last_given {
-            self.jumps += u64::from(now < last);
             self.elapsed_s += now.since(last).get();
         }
         self.last_given = Some(now);
@@ -125,16 +100,12 @@ impl LinkEstimator {
             alpha: AlphaEstimator::new(config.alpha_window_s),
             beta: BetaEstimator::new(config.beta_window_s, config.beta_step),
             clock: Clock::default(),
-            refused: 0,
         }
     }
 
     /// A round trip of `rtt_s` seconds.
-    pub fn echo(&mut self, now: Timestamp, rtt_s: f64) -> Result<(), SampleError> {
-        if !(rtt_s > 0.0 && rtt_s <= MAX_RTT_S) {
-            self.refused += 1;
-            return Err(SampleError::RoundTrip(rtt_s));
-        }
+    pub fn echo(&mut self, now: Timestamp, rtt_s: f64) -> Result<(), Invalid> {
+        within("round trip in seconds", rtt_s, f64::MIN_POSITIVE..=MAX_RTT_S, "above 0 and at most 60")?;
         let at = self.clock.read(now);
         self.alpha.echo(at, rtt_s);
         Ok(())
@@ -154,28 +125,22 @@ impl LinkEstimator {
     }
 
     /// A throughput test found `bps` bit/s.
-    pub fn throughput(&mut self, now: Timestamp, bps: f64) -> Result<(), SampleError> {
-        let bandwidth = Bandwidth::new(bps).inspect_err(|_| self.refused += 1)?;
+    pub fn throughput(&mut self, now: Timestamp, bps: f64) -> Result<(), Invalid> {
+        let bandwidth = Bandwidth::new(bps)?;
         let at = self.clock.read(now);
         self.beta.throughput(at, bandwidth.beta(), self.alpha.estimate(at).map(|alpha| alpha.value));
         Ok(())
     }
 
     /// A real transfer of `bytes` bytes took `seconds` and ended at `now`.
-    pub fn transfer(&mut self, now: Timestamp, bytes: f64, seconds: f64) -> Result<(), SampleError> {
+    pub fn transfer(&mut self, now: Timestamp, bytes: f64, seconds: f64) -> Result<(), Invalid> {
         self.transfer_rounds(now, bytes, seconds, 1.0)
     }
 
     /// A real transfer that contained `rounds` latencies one after the other (2(N-1) for a ring's allreduce,
     /// whose `bytes` are those that this link carried; 0 for a piece in the midst of a stream).
-    pub fn transfer_rounds(
-        &mut self,
-        now: Timestamp,
-        bytes: f64,
-        seconds: f64,
-        rounds: f64,
-    ) -> Result<(), SampleError> {
-        let transfer = Transfer::new(bytes, seconds, rounds).inspect_err(|_| self.refused += 1)?;
+    pub fn transfer_rounds(&mut self, now: Timestamp, bytes: f64, seconds: f64, rounds: f64) -> Result<(), Invalid> {
+        let transfer = Transfer::new(bytes, seconds, rounds)?;
         let at = self.clock.read(now);
         self.alpha.transfer(at, &transfer);
         self.beta.transfer(at, transfer, self.alpha.estimate(at).map(|alpha| alpha.value));
@@ -202,11 +167,6 @@ impl LinkEstimator {
             bandwidth_age: beta.and_then(|b| seconds(b.age_s)),
             jitter: seconds(self.alpha.jitter(at)).unwrap_or(Seconds::ZERO),
         }
-    }
-
-    /// What was rejected so far.
-    pub fn faults(&self) -> Faults {
-        Faults { refused: self.refused, clock_jumps: self.clock.jumps }
     }
 }
 

@@ -26,7 +26,7 @@ fn nothing_is_known_before_the_first_sample() {
 }
 
 #[test]
-fn impossible_samples_are_refused_and_counted() {
+fn impossible_samples_are_refused() {
     let mut e = LinkEstimator::new(EstimatorConfig::default());
     e.echo(at(1.0), 0.002).unwrap();
     e.throughput(at(1.0), 1e8).unwrap();
@@ -39,7 +39,6 @@ fn impossible_samples_are_refused_and_counted() {
     }
     assert!(e.echo(at(1.0), 61.0).is_err());
     assert!(e.throughput(at(1.0), 1e15).is_err());
-    assert_eq!(e.faults(), Faults { refused: 18, clock_jumps: 0 });
     assert_eq!(e.estimate(at(1.0)), before);
 }
 
@@ -52,7 +51,6 @@ fn a_clock_that_jumps_loses_nothing() {
     for i in 0..20 {
         e.echo(at(5.0 + 0.1 * f64::from(i)), 0.002).unwrap();
     }
-    assert_eq!(e.faults().clock_jumps, 1);
     assert!(within(alpha(&e, 7.0), 0.001, 0.01));
     // A leap ahead ages what is known; new samples heal it.
     assert!(e.estimate(at(9e6)).alpha_confidence < 0.01);

@@ -4,8 +4,9 @@ mod packet;
 
 pub use packet::{EchoReply, encode_request, parse_reply};
 
-use crate::Nanos;
 use crate::stats::Summary;
+use crate::{Nanos, within};
+use flexcomm_domain::Invalid;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -28,15 +29,6 @@ pub struct PingPlan {
     pub interval_s: f64,
     /// An echo without a reply after this is lost, seconds.
     pub timeout_s: f64,
-}
-
-/// A plan that cannot be carried out.
-#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
-#[error("{what} is {value}, allowed is {allowed}")]
-pub struct BadPingPlan {
-    what: &'static str,
-    value: f64,
-    allowed: &'static str,
 }
 
 /// One reply.
@@ -99,11 +91,11 @@ pub struct Due {
 
 impl PingRun {
     /// Begins at `now`; a target named twice is taken once. `cookie` must be random.
-    pub fn new(now: Nanos, targets: &[IpAddr], plan: PingPlan, cookie: [u8; COOKIE]) -> Result<Self, BadPingPlan> {
-        check("number of targets", targets.len() as f64, 1.0, MAX_TARGETS as f64, "1 to 4096")?;
-        check("number of echoes", plan.count as f64, 1.0, MAX_COUNT as f64, "1 to 60000")?;
-        check("interval in seconds", plan.interval_s, 0.001, 3600.0, "0.001 to 3600")?;
-        check("timeout in seconds", plan.timeout_s, 0.001, 60.0, "0.001 to 60")?;
+    pub fn new(now: Nanos, targets: &[IpAddr], plan: PingPlan, cookie: [u8; COOKIE]) -> Result<Self, Invalid> {
+        within("number of targets", targets.len() as f64, 1.0..=MAX_TARGETS as f64, "1 to 4096")?;
+        within("number of echoes", plan.count as f64, 1.0..=MAX_COUNT as f64, "1 to 60000")?;
+        within("interval in seconds", plan.interval_s, 0.001..=3600.0, "0.001 to 3600")?;
+        within("timeout in seconds", plan.timeout_s, 0.001..=60.0, "0.001 to 60")?;
         let mut run = Self { plan, cookie, targets: Vec::new(), index: HashMap::new() };
         for addr in targets {
             let slot = run.targets.len();
@@ -203,10 +195,6 @@ impl PingRun {
             error: target.error.clone(),
         }
     }
-}
-
-fn check(what: &'static str, value: f64, least: f64, most: f64, allowed: &'static str) -> Result<(), BadPingPlan> {
-    if (least..=most).contains(&value) { Ok(()) } else { Err(BadPingPlan { what, value, allowed }) }
 }
 
 #[cfg(test)]

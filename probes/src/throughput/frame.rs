@@ -1,8 +1,9 @@
 //! Frames of the control connection and of the handshakes: kind (1 byte), length (2 bytes), payload. All numbers
 //! are little-endian.
 
-use super::{BadPlan, Direction, Plan, Rate, TcpSummary};
+use super::{Direction, Plan, Rate, TcpSummary};
 use crate::auth::{Key, same};
+use flexcomm_domain::Invalid;
 
 /// Longest payload of any frame.
 const MAX_PAYLOAD: usize = 192;
@@ -82,7 +83,7 @@ pub enum Frame {
 }
 
 /// Bytes that are no frame.
-#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum BadFrame {
     /// Unknown kind.
     #[error("a frame of unknown kind {0} arrived")]
@@ -95,7 +96,7 @@ pub enum BadFrame {
     Value(u8),
     /// A plan out of range.
     #[error(transparent)]
-    Plan(#[from] BadPlan),
+    Plan(#[from] Invalid),
 }
 
 /// What a client proves: that it knows the token, on this connection, for this purpose.

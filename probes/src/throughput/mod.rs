@@ -15,6 +15,8 @@ pub(crate) use frame::proves;
 pub use frame::{BadFrame, Frame, FrameReader, Proof, Purpose, Refusal, client_proof, server_proof};
 pub use phase::{Receiving, Sending};
 
+use crate::within;
+use flexcomm_domain::Invalid;
 use serde::{Deserialize, Serialize};
 
 /// Most streams of one session.
@@ -48,31 +50,17 @@ pub struct Plan {
     pace_bps: Option<u64>,
 }
 
-/// A plan that cannot be carried out.
-#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
-#[error("{what} is {value}, allowed is {least} to {most}")]
-pub struct BadPlan {
-    what: &'static str,
-    value: f64,
-    least: f64,
-    most: f64,
-}
-
 impl Plan {
     /// `budget_bytes` is for both directions together and never exceeded; a direction that is not steady when
     /// `time_limit_s` is over ends with what it has.
-    pub fn new(streams: u8, budget_bytes: u64, time_limit_s: f64, direction: Direction) -> Result<Self, BadPlan> {
-        let least = MIN_BUDGET * if direction == Direction::Both { 2 } else { 1 };
-        let limits = [
-            ("number of streams", f64::from(streams), 1.0, f64::from(MAX_STREAMS)),
-            ("byte budget", budget_bytes as f64, least as f64, MAX_BUDGET as f64),
-            ("time limit in seconds", time_limit_s, 0.1, MAX_TIME_S),
-        ];
-        for (what, value, least, most) in limits {
-            if !(least..=most).contains(&value) {
-                return Err(BadPlan { what, value, least, most });
-            }
-        }
+    pub fn new(streams: u8, budget_bytes: u64, time_limit_s: f64, direction: Direction) -> Result<Self, Invalid> {
+        let (least, bytes) = match direction {
+            Direction::Both => (2 * MIN_BUDGET, "131072 to 4294967296 for both directions"),
+            Direction::Out | Direction::Back => (MIN_BUDGET, "65536 to 4294967296"),
+        };
+        within("number of streams", f64::from(streams), 1.0..=f64::from(MAX_STREAMS), "1 to 16")?;
+        within("byte budget", budget_bytes as f64, least as f64..=MAX_BUDGET as f64, bytes)?;
+        within("time limit in seconds", time_limit_s, 0.1..=MAX_TIME_S, "0.1 to 30")?;
         Ok(Self { streams, budget_bytes, time_limit_s, direction, pace_bps: None })
     }
 

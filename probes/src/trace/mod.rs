@@ -6,10 +6,11 @@
 
 mod watch;
 
-pub use watch::{PathChange, PathWatch};
+pub use watch::PathWatch;
 
-use crate::Nanos;
 use crate::stats::median;
+use crate::{Nanos, within};
+use flexcomm_domain::Invalid;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -42,15 +43,6 @@ impl Default for TracePlan {
     fn default() -> Self {
         Self { max_hops: 30, queries: 3, timeout_s: 1.0 }
     }
-}
-
-/// A plan that cannot be carried out.
-#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
-#[error("{what} is {value}, allowed is {allowed}")]
-pub struct BadTracePlan {
-    what: &'static str,
-    value: f64,
-    allowed: &'static str,
 }
 
 /// What an answer says.
@@ -136,17 +128,10 @@ pub struct TraceRun {
 
 impl TraceRun {
     /// Begins at `now`.
-    pub fn new(now: Nanos, target: IpAddr, plan: TracePlan) -> Result<Self, BadTracePlan> {
-        let limits = [
-            ("farthest hop", f64::from(plan.max_hops), 1.0, f64::from(MAX_HOPS), "1 to 64"),
-            ("number of probes per hop", f64::from(plan.queries), 1.0, f64::from(MAX_QUERIES), "1 to 10"),
-            ("timeout in seconds", plan.timeout_s, 0.01, 10.0, "0.01 to 10"),
-        ];
-        for (what, value, least, most, allowed) in limits {
-            if !(least..=most).contains(&value) {
-                return Err(BadTracePlan { what, value, allowed });
-            }
-        }
+    pub fn new(now: Nanos, target: IpAddr, plan: TracePlan) -> Result<Self, Invalid> {
+        within("farthest hop", f64::from(plan.max_hops), 1.0..=f64::from(MAX_HOPS), "1 to 64")?;
+        within("number of probes per hop", f64::from(plan.queries), 1.0..=f64::from(MAX_QUERIES), "1 to 10")?;
+        within("timeout in seconds", plan.timeout_s, 0.01..=10.0, "0.01 to 10")?;
         let probes = BTreeMap::new();
         Ok(Self { target, plan, probes, end: None, refused_by: None, reached: false, next_at: now })
     }

@@ -5,15 +5,6 @@ use std::net::IpAddr;
 /// So many traces in a row must show the same new path before it counts.
 const CONFIRM: u32 = 2;
 
-/// A path that is not what it was.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PathChange {
-    /// Hop by hop before; empty at the first path ever.
-    pub before: Vec<Option<IpAddr>>,
-    /// Hop by hop now.
-    pub now: Vec<Option<IpAddr>>,
-}
-
 /// Watches the path to one target.
 #[derive(Debug, Clone, Default)]
 pub struct PathWatch {
@@ -22,12 +13,12 @@ pub struct PathWatch {
 }
 
 impl PathWatch {
-    /// Takes the hops of a finished trace that reached its target. The first path is a change at once; later ones
+    /// Takes the hops of a finished trace that reached its target; returns them when the path has changed. The first path is a change at once; later ones
     /// when seen twice. A silent hop matches any address and is filled in when it speaks.
-    pub fn observe(&mut self, hops: Vec<Option<IpAddr>>) -> Option<PathChange> {
+    pub fn observe(&mut self, hops: Vec<Option<IpAddr>>) -> Option<Vec<Option<IpAddr>>> {
         let Some(current) = &mut self.current else {
             self.current = Some(hops.clone());
-            return Some(PathChange { before: Vec::new(), now: hops });
+            return Some(hops);
         };
         if same(current, &hops) {
             fill(current, &hops);
@@ -49,13 +40,8 @@ impl PathWatch {
             return None;
         }
         let (now, _) = self.candidate.take()?;
-        let before = std::mem::replace(current, now.clone());
-        Some(PathChange { before, now })
-    }
-
-    /// The path in force; absent before the first trace.
-    pub fn current(&self) -> Option<&[Option<IpAddr>]> {
-        self.current.as_deref()
+        current.clone_from(&now);
+        Some(now)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The client's way into a session.
 
-use super::{Control, HANDSHAKE_S, LOOK_S, MeasureError, heed, io_error, mark_control};
+use super::{Control, HANDSHAKE_S, LOOK_S, MeasureError, heed, mark_control, system};
 use crate::auth::Key;
 use crate::edge::fd::{Interest, wait};
 use crate::edge::{monotonic, tcp};
@@ -32,7 +32,7 @@ fn open_connection(addr: SocketAddr, stop: &AtomicBool) -> Result<TcpStream, Mea
     loop {
         heed(Some(stop))?;
         let look = monotonic().plus(LOOK_S).min(until);
-        let ready = wait(&[Interest { fd: socket.as_fd(), write: true }], look).map_err(io_error("wait"))?;
+        let ready = wait(&[Interest { fd: socket.as_fd(), write: true }], look).map_err(system("wait"))?;
         if ready[0] {
             return socket.take_error().and_then(|error| error.map_or(Ok(socket.into()), Err)).map_err(failed);
         }
@@ -71,7 +71,7 @@ pub(super) fn open_streams(
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..count).map(|_| scope.spawn(open)).collect();
-        let panicked = |_| io_error("open a stream")(io::Error::other("the thread panicked"));
+        let panicked = |_| system("open a stream")(io::Error::other("the thread panicked"));
         threads.into_iter().map(|thread| thread.join().map_err(panicked)?).collect()
     })
 }

@@ -8,7 +8,7 @@ pub use server::ThroughputServer;
 
 use super::fd::{Interest, wait};
 use super::udp::stamp_of;
-use super::{clock, monotonic, tcp};
+use super::{SystemError, clock, monotonic, system, tcp};
 use crate::throughput::{
     BadFrame, DirectionResult, Frame, FrameReader, Plan, Purpose, Rate, Receiving, Refusal, Sending, TcpSummary,
     ThroughputResult,
@@ -46,13 +46,8 @@ pub enum MeasureError {
         cause: io::Error,
     },
     /// The connection broke.
-    #[error("{what}: {cause}")]
-    Io {
-        /// What was being done.
-        what: &'static str,
-        /// The system's reason.
-        cause: io::Error,
-    },
+    #[error(transparent)]
+    System(#[from] SystemError),
     /// The other side said no.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -76,10 +71,6 @@ pub enum MeasureError {
     Nothing,
 }
 
-fn io_error(what: &'static str) -> impl Fn(io::Error) -> MeasureError {
-    move |cause| MeasureError::Io { what, cause }
-}
-
 /// A connection that carries frames.
 struct Control<'a> {
     socket: TcpStream,
@@ -90,14 +81,14 @@ struct Control<'a> {
 
 impl<'a> Control<'a> {
     fn new(socket: TcpStream, stop: Option<&'a AtomicBool>) -> Result<Self, MeasureError> {
-        socket.set_nodelay(true).map_err(io_error("set up the connection"))?;
-        socket.set_nonblocking(true).map_err(io_error("set up the connection"))?;
+        socket.set_nodelay(true).map_err(system("set up the connection"))?;
+        socket.set_nonblocking(true).map_err(system("set up the connection"))?;
         Ok(Self { socket, reader: FrameReader::default(), stop })
     }
 
     /// Frames are far smaller than any socket buffer: a write that would block means a peer that does not read.
     fn send(&mut self, frame: &Frame) -> Result<(), MeasureError> {
-        self.socket.write_all(&frame.encode()).map_err(io_error("send to the other side"))
+        Ok(self.socket.write_all(&frame.encode()).map_err(system("send to the other side"))?)
     }
 
     /// A frame that is there now.
@@ -108,14 +99,14 @@ impl<'a> Control<'a> {
         let mut bytes = [0; 512];
         let room = self.reader.room().min(bytes.len());
         match self.socket.read(&mut bytes[..room]) {
-            Ok(0) => Err(io_error("read from the other side")(io::ErrorKind::UnexpectedEof.into())),
+            Ok(0) => Err(system("read from the other side")(io::ErrorKind::UnexpectedEof.into()).into()),
             Ok(n) => {
                 self.reader.push(&bytes[..n]);
                 Ok(self.reader.next_frame()?)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(None),
-            Err(error) => Err(io_error("read from the other side")(error)),
+            Err(error) => Err(system("read from the other side")(error).into()),
         }
     }
 
@@ -131,7 +122,7 @@ impl<'a> Control<'a> {
             }
             heed(self.stop)?;
             let look = monotonic().plus(LOOK_S).min(until);
-            wait(&[Interest { fd: self.socket.as_fd(), write: false }], look).map_err(io_error("wait"))?;
+            wait(&[Interest { fd: self.socket.as_fd(), write: false }], look).map_err(system("wait"))?;
         }
     }
 
@@ -166,7 +157,7 @@ fn send_phase(
         }
         let mut interests = vec![Interest { fd: control.socket.as_fd(), write: false }];
         interests.extend(streams.iter().map(|stream| Interest { fd: stream.as_fd(), write: true }));
-        let ready = wait(&interests, monotonic().plus(LOOK_S).min(phase.deadline())).map_err(io_error("wait"))?;
+        let ready = wait(&interests, monotonic().plus(LOOK_S).min(phase.deadline())).map_err(system("wait"))?;
         if ready[0] {
             match control.try_next()? {
                 Some(Frame::Stop) => phase.stop(),
@@ -179,7 +170,7 @@ fn send_phase(
             match stream.write(&data[..take]) {
                 Ok(n) => phase.wrote(n as u64),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(io_error("send the test's bytes")(error)),
+                Err(error) => return Err(system("send the test's bytes")(error).into()),
             }
         }
     }
@@ -213,7 +204,7 @@ fn receive_phase(
         }
         let mut interests = vec![Interest { fd: control.socket.as_fd(), write: false }];
         interests.extend(streams.iter().map(|stream| Interest { fd: stream.as_fd(), write: false }));
-        let ready = wait(&interests, monotonic().plus(LOOK_S)).map_err(io_error("wait"))?;
+        let ready = wait(&interests, monotonic().plus(LOOK_S)).map_err(system("wait"))?;
         let readable = streams.iter().zip(&ready[1..]).filter(|(_, ready)| **ready);
         let reads: Vec<_> = readable.map(|(stream, _)| read_stamped(stream, &mut buffer)).collect::<Result<_, _>>()?;
         phase.data(reads.into_iter().flatten());
@@ -242,14 +233,14 @@ fn read_stamped(stream: &TcpStream, buffer: &mut [u8]) -> Result<Option<(Nanos, 
     let mut iov = [IoSliceMut::new(buffer)];
     match recvmsg::<()>(stream.as_raw_fd(), &mut iov, Some(&mut space), MsgFlags::MSG_DONTWAIT) {
         Ok(message) if message.bytes == 0 => {
-            Err(io_error("receive the test's bytes")(io::ErrorKind::UnexpectedEof.into()))
+            Err(system("receive the test's bytes")(io::ErrorKind::UnexpectedEof.into()).into())
         }
         Ok(message) => {
             let stamp = message.cmsgs().ok().and_then(|mut all| all.find_map(stamp_of));
             Ok(Some((clock::from_stamp(stamp), message.bytes as u64)))
         }
         Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
-        Err(error) => Err(io_error("receive the test's bytes")(error.into())),
+        Err(error) => Err(system("receive the test's bytes")(error.into()).into()),
     }
 }
 
@@ -301,7 +292,7 @@ pub fn measure_throughput_until(
     let session = greet(&mut control, &key, &purpose)?;
     let streams = open_streams(addr, &key, (session, plan.streams()), stop)?;
     for stream in &streams {
-        prepare(stream, plan).map_err(io_error("set up a stream"))?;
+        prepare(stream, plan).map_err(system("set up a stream"))?;
     }
     match control.answer(2.0 * HANDSHAKE_S, "the server's go-ahead")? {
         Frame::Ready => {}
@@ -352,14 +343,4 @@ fn report(control: &mut Control<'_>, plan: &Plan) -> Result<Option<Rate>, Measur
 fn direction(rate: Option<Rate>, sent: DirectionSent) -> Result<DirectionResult, MeasureError> {
     let rate = rate.ok_or(MeasureError::Nothing)?;
     Ok(DirectionResult { rate, sent_bytes: sent.bytes, tcp: sent.tcp })
-}
-
-/// The same for async callers: on a thread of the runtime's blocking pool.
-pub async fn measure_throughput_async(
-    addr: SocketAddr,
-    token: Token,
-    plan: Plan,
-) -> Result<ThroughputResult, MeasureError> {
-    let task = tokio::task::spawn_blocking(move || measure_throughput(addr, &token, &plan));
-    task.await.map_err(|error| io_error("wait for the measuring thread")(io::Error::other(error)))?
 }

@@ -1,10 +1,10 @@
 //! The server: threads for connections, one session at a time.
 
 use super::pending::Pending;
-use super::{Control, HANDSHAKE_S, MeasureError, io_error, mark_control, prepare, receive_phase, send_phase};
+use super::{Control, HANDSHAKE_S, MeasureError, mark_control, prepare, receive_phase, send_phase, system};
 use crate::auth::Key;
 use crate::edge::echo::{SpawnError, lock};
-use crate::edge::fd::{Interest, wait};
+use crate::edge::fd::Interest;
 use crate::edge::monotonic;
 use crate::edge::wake::{Bell, Owner};
 use crate::throughput::{
@@ -60,13 +60,13 @@ impl ThroughputServer {
     /// Binds (port 0: any free one) in the calling thread's network namespace and serves on threads of its own.
     pub fn spawn(bind: SocketAddr, token: &Token) -> Result<Self, SpawnError> {
         let listener = listen(bind).map_err(|cause| SpawnError::Bind { addr: bind, cause })?;
-        let local = listener.local_addr().map_err(SpawnError::system("read the listening address"))?;
+        let local = listener.local_addr().map_err(system("read the listening address"))?;
         let key = token.throughput_key();
         let server =
             Arc::new(Server { key, slot: Mutex::new(None), pending: Pending::default(), stop: AtomicBool::new(false) });
         let shared = Arc::clone(&server);
         let thread = Owner::spawn("flexcomm-tput", move |mut bell| while accept(&listener, &server, &mut bell) {})
-            .map_err(SpawnError::system("start the throughput server's thread"))?;
+            .map_err(system("start the throughput server's thread"))?;
         Ok(Self { local, server: shared, _thread: thread })
     }
 
@@ -93,15 +93,10 @@ fn listen(bind: SocketAddr) -> io::Result<TcpListener> {
 
 /// Waits for one round of connections; false when the handle is gone.
 fn accept(listener: &TcpListener, server: &Arc<Server>, bell: &mut Bell) -> bool {
-    let interests = [Interest { fd: listener.as_fd(), write: false }, Interest { fd: bell.0.as_fd(), write: false }];
-    match wait(&interests, monotonic().plus(3600.0)) {
-        Ok(ready) if ready[1] && !bell.clear() => return false,
-        Ok(ready) if !ready[0] => return true,
-        Ok(_) => {}
-        Err(error) => {
-            tracing::error!(%error, "throughput server cannot wait for its socket");
-            return false;
-        }
+    let interest = Interest { fd: listener.as_fd(), write: false };
+    let Some(ready) = bell.wait("throughput server", &[interest], monotonic().plus(3600.0)) else { return false };
+    if !ready[0] {
+        return true;
     }
     match listener.accept() {
         Ok((socket, peer)) => admit(server, socket, peer),
@@ -224,7 +219,7 @@ fn serve_session(
     for _ in 0..plan.streams() {
         let left = Duration::from_secs_f64(until.since(monotonic()));
         let stream = opened.streams.recv_timeout(left).map_err(|_| MeasureError::Silent("a stream"))?;
-        prepare(&stream, plan).map_err(io_error("set up a stream"))?;
+        prepare(&stream, plan).map_err(system("set up a stream"))?;
         streams.push(stream);
     }
     control.send(&Frame::Ready)?;
