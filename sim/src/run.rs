@@ -6,6 +6,7 @@ use flexcomm_domain::{Digest, JobId, LinkMatrix, Seconds, Strategy, Timestamp, V
 use flexcomm_planner::{Config, InForce, Keep, Links, Outcome, Snapshot, Verdict, check, decide};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use serde::Deserialize;
 use std::collections::BTreeMap;
 
 /// Time between two looks of the simulated controller, seconds.
@@ -22,7 +23,8 @@ const EPOCH_US: u64 = 1_700_000_000_000_000;
 const MAX_TICKS: u64 = 2_000_000;
 
 /// What goes wrong in a run, besides noise. Shares are per look.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Faults {
     /// Share of looks without step reports.
     pub silent: f64,
@@ -37,7 +39,8 @@ pub struct Faults {
 }
 
 /// How changes of the network reach the estimates.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Probes {
     /// They are in them after this long, seconds.
     pub lag_s: f64,
@@ -52,7 +55,8 @@ impl Default for Probes {
 }
 
 /// A collective that becomes slower than its model from some epoch on.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Breakage {
     /// From this epoch on.
     pub epoch: u32,
@@ -93,7 +97,7 @@ pub struct Made {
 }
 
 /// What came of a run.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Run {
     /// Simulated seconds to the end of the schedule.
     pub time_s: f64,
@@ -183,18 +187,7 @@ impl<'a> Player<'a> {
             now_s: 0.0,
             done: 0.0,
             total: f64::from(setup.schedule.epochs()) * setup.world.model.steps_per_epoch,
-            run: Run {
-                time_s: 0.0,
-                trial_s: 0.0,
-                made: Vec::new(),
-                looks: 0,
-                kept: BTreeMap::new(),
-                violations: Vec::new(),
-                at_epoch_end: BTreeMap::new(),
-                transcript: Digest(0),
-                log: Vec::new(),
-                stuck: false,
-            },
+            run: Run::default(),
         }
     }
 
@@ -204,7 +197,7 @@ impl<'a> Player<'a> {
         if matrix != self.matrix {
             (self.matrix, self.changed_s) = (matrix, self.now_s);
         }
-        self.break_things(epoch);
+        break_things(&mut self.world, &self.setup.breakages, epoch);
         let goal = self.done + self.world.model.steps_per_epoch;
         while self.done < goal {
             self.tick(epoch, goal);
@@ -214,14 +207,6 @@ impl<'a> Player<'a> {
             }
         }
         self.run.at_epoch_end.insert(epoch, self.in_force);
-    }
-
-    fn break_things(&mut self, epoch: u32) {
-        for b in self.setup.breakages.iter().filter(|b| b.epoch == epoch) {
-            if let Some((fixed, a, beta)) = self.world.model.hidden.get_mut(&b.collective) {
-                (*fixed, *a, *beta) = (*fixed * b.factor, *a * b.factor, *beta * b.factor);
-            }
-        }
     }
 
     fn progress(&self) -> f64 {
@@ -356,6 +341,15 @@ impl<'a> Player<'a> {
     }
 }
 
+/// What breaks in an epoch is slower from now on.
+fn break_things(world: &mut World, breakages: &[Breakage], epoch: u32) {
+    for b in breakages.iter().filter(|b| b.epoch == epoch) {
+        if let Some((fixed, a, beta)) = world.model.hidden.get_mut(&b.collective) {
+            (*fixed, *a, *beta) = (*fixed * b.factor, *a * b.factor, *beta * b.factor);
+        }
+    }
+}
+
 fn chance(share: f64, rng: &mut ChaCha8Rng) -> bool {
     share > 0.0 && rng.random_bool(share.min(1.0))
 }
@@ -380,11 +374,7 @@ fn epochs(setup: &Setup, cost: impl Fn(&dyn Fn(&Strategy) -> f64) -> f64) -> f64
     let mut world = setup.world.clone();
     let mut total = 0.0;
     for i in 0..count {
-        for b in setup.breakages.iter().filter(|b| b.epoch == first + i) {
-            if let Some((fixed, a, beta)) = world.model.hidden.get_mut(&b.collective) {
-                (*fixed, *a, *beta) = (*fixed * b.factor, *a * b.factor, *beta * b.factor);
-            }
-        }
+        break_things(&mut world, &setup.breakages, first + i);
         let Some(matrix) = world.matrix(schedule.at(first + i).link()) else { continue };
         let epoch_cost = |strategy: &Strategy| {
             let at = |k: u32| (f64::from(i) + (f64::from(k) + 0.5) / f64::from(SAMPLES)) / f64::from(count);

@@ -95,15 +95,15 @@ struct Raw {
     #[serde(alias = "weather")]
     network: RawTrace,
     #[serde(default)]
-    noise: RawNoise,
+    noise: Noise,
     #[serde(default)]
-    odd_rank: Vec<RawOddity>,
+    odd_rank: Vec<Oddity>,
     #[serde(default)]
-    probes: RawProbes,
+    probes: Probes,
     #[serde(default, rename = "break")]
-    breakage: Vec<RawBreakage>,
+    breakage: Vec<Breakage>,
     #[serde(default)]
-    faults: RawFaults,
+    faults: Faults,
     #[serde(default)]
     planner: Config,
     expect: Expect,
@@ -127,67 +127,6 @@ struct RawTrace {
     custom: Option<RawSchedule>,
     rate_divisor: Option<f64>,
     epochs: Option<u32>,
-}
-
-#[derive(Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct RawNoise {
-    links: f64,
-    gain: f64,
-    times: f64,
-    fresh: f64,
-}
-
-impl Default for RawNoise {
-    fn default() -> Self {
-        Self { links: 0.03, gain: 0.02, times: 0.05, fresh: 0.0 }
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct RawProbes {
-    lag_s: f64,
-    disbelieved: bool,
-}
-
-impl Default for RawProbes {
-    fn default() -> Self {
-        let Probes { lag_s, disbelieved } = Probes::default();
-        Self { lag_s, disbelieved }
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawOddity {
-    rank: usize,
-    #[serde(default = "one")]
-    latency_factor: f64,
-    #[serde(default = "one")]
-    bandwidth_factor: f64,
-}
-
-fn one() -> f64 {
-    1.0
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawBreakage {
-    epoch: u32,
-    collective: Collective,
-    factor: f64,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct RawFaults {
-    silent: f64,
-    blind: f64,
-    lost_trials: f64,
-    clock_jumps: f64,
-    amnesia: f64,
 }
 
 impl Scenario {
@@ -257,16 +196,16 @@ impl ExpectAt {
     }
 }
 
-fn within(key: &'static str, value: f64, least: f64, most: f64) -> Result<f64, ScenarioError> {
+fn within(key: &'static str, value: f64, least: f64, most: f64) -> Result<(), ScenarioError> {
     if (least..=most).contains(&value) {
-        return Ok(value);
+        return Ok(());
     }
     Err(ScenarioError::Value { key, value: value.to_string(), allowed: format!("{least} to {most}") })
 }
 
 impl Raw {
     fn check(self) -> Result<Scenario, ScenarioError> {
-        let ranks = within("job.ranks", self.job.ranks as f64, 1.0, MAX_RANKS as f64)? as usize;
+        self.check_numbers()?;
         self.planner.check()?;
         let mut model = Model::paper(&self.job.model).ok_or_else(|| ScenarioError::Value {
             key: "job.model",
@@ -274,7 +213,8 @@ impl Raw {
             allowed: Model::PAPERS.join(", "),
         })?;
         if let Some(steps) = self.job.steps_per_epoch {
-            model.steps_per_epoch = within("job.steps_per_epoch", steps, 1.0, 1e6)?;
+            within("job.steps_per_epoch", steps, 1.0, 1e6)?;
+            model.steps_per_epoch = steps;
         }
         let compressors =
             self.job.compressors.unwrap_or_else(|| vec!["topk".parse().expect("it is in the table of names")]);
@@ -287,24 +227,41 @@ impl Raw {
             collectives: self.job.collectives.unwrap_or_else(|| Collective::ALL.to_vec()),
             ..Offer::default()
         };
-        let odd = self.odd_rank.iter().map(|o| o.check(ranks)).collect::<Result<_, _>>()?;
         // What is lost is what the planner assumes.
         let uncompensated = self.planner.policy.time_to_quality().uncompensated;
-        let world = World { model, ranks, oddities: odd, noise: self.noise.check()?, uncompensated };
-        let breakages = self.breakage.iter().map(RawBreakage::check).collect::<Result<_, _>>()?;
+        let (ranks, oddities, noise) = (self.job.ranks, self.odd_rank, self.noise);
         let setup = Setup {
-            world,
+            world: World { model, ranks, oddities, noise, uncompensated },
             schedule: self.network.check()?,
             config: self.planner,
             offer,
-            probes: Probes {
-                lag_s: within("probes.lag_s", self.probes.lag_s, 0.0, 3600.0)?,
-                disbelieved: self.probes.disbelieved,
-            },
-            faults: self.faults.check()?,
-            breakages,
+            probes: self.probes,
+            faults: self.faults,
+            breakages: self.breakage,
         };
         Ok(Scenario { name: self.name, seeds: self.seeds, setup, expect: self.expect })
+    }
+
+    fn check_numbers(&self) -> Result<(), ScenarioError> {
+        within("job.ranks", self.job.ranks as f64, 1.0, MAX_RANKS as f64)?;
+        for odd in &self.odd_rank {
+            within("odd_rank.rank", odd.rank as f64, 0.0, self.job.ranks as f64 - 1.0)?;
+            within("odd_rank.latency_factor", odd.latency_factor, 0.001, 1000.0)?;
+            within("odd_rank.bandwidth_factor", odd.bandwidth_factor, 0.001, 1000.0)?;
+        }
+        for breakage in &self.breakage {
+            within("break.factor", breakage.factor, 0.01, 1000.0)?;
+        }
+        within("noise.links", self.noise.links, 0.0, 0.9)?;
+        within("noise.gain", self.noise.gain, 0.0, 0.9)?;
+        within("noise.times", self.noise.times, 0.0, 0.9)?;
+        within("noise.fresh", self.noise.fresh, 0.0, 0.9)?;
+        within("probes.lag_s", self.probes.lag_s, 0.0, 3600.0)?;
+        within("faults.silent", self.faults.silent, 0.0, 0.9)?;
+        within("faults.blind", self.faults.blind, 0.0, 0.9)?;
+        within("faults.lost_trials", self.faults.lost_trials, 0.0, 1.0)?;
+        within("faults.clock_jumps", self.faults.clock_jumps, 0.0, 0.9)?;
+        within("faults.amnesia", self.faults.amnesia, 0.0, 0.9)
     }
 }
 
@@ -322,47 +279,6 @@ impl RawTrace {
         };
         let scaled = self.rate_divisor.map_or(Ok(schedule.clone()), |d| schedule.scaled(d))?;
         Ok(self.epochs.map_or(Ok(scaled.clone()), |e| scaled.stretched(e))?)
-    }
-}
-
-impl RawNoise {
-    fn check(&self) -> Result<Noise, ScenarioError> {
-        Ok(Noise {
-            links: within("noise.links", self.links, 0.0, 0.9)?,
-            gain: within("noise.gain", self.gain, 0.0, 0.9)?,
-            times: within("noise.times", self.times, 0.0, 0.9)?,
-            fresh: within("noise.fresh", self.fresh, 0.0, 0.9)?,
-        })
-    }
-}
-
-impl RawOddity {
-    fn check(&self, ranks: usize) -> Result<Oddity, ScenarioError> {
-        Ok(Oddity {
-            rank: within("odd_rank.rank", self.rank as f64, 0.0, ranks as f64 - 1.0)? as usize,
-            latency_factor: within("odd_rank.latency_factor", self.latency_factor, 0.001, 1000.0)?,
-            bandwidth_factor: within("odd_rank.bandwidth_factor", self.bandwidth_factor, 0.001, 1000.0)?,
-        })
-    }
-}
-
-impl RawBreakage {
-    fn check(&self) -> Result<Breakage, ScenarioError> {
-        let factor = within("break.factor", self.factor, 0.01, 1000.0)?;
-        Ok(Breakage { epoch: self.epoch, collective: self.collective, factor })
-    }
-}
-
-impl RawFaults {
-    fn check(&self) -> Result<Faults, ScenarioError> {
-        let share = |key, v| within(key, v, 0.0, 0.9);
-        Ok(Faults {
-            silent: share("faults.silent", self.silent)?,
-            blind: share("faults.blind", self.blind)?,
-            lost_trials: within("faults.lost_trials", self.lost_trials, 0.0, 1.0)?,
-            clock_jumps: share("faults.clock_jumps", self.clock_jumps)?,
-            amnesia: share("faults.amnesia", self.amnesia)?,
-        })
     }
 }
 

@@ -8,12 +8,14 @@ use flexcomm_optimizer::{CoefficientBook, Load, Profile, ProfilePoint, Quality, 
 use flexcomm_planner::{Links, Measured, Profiles, Scatter, TrialRequest};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
+use serde::Deserialize;
 
 /// Name of the simulated backend.
 pub const BACKEND: &str = "sim";
 
 /// How far observations are off, each as the half-width of a uniform share.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Noise {
     /// Of estimated latencies and bandwidths.
     pub links: f64,
@@ -26,15 +28,28 @@ pub struct Noise {
     pub fresh: f64,
 }
 
+impl Default for Noise {
+    fn default() -> Self {
+        Self { links: 0.03, gain: 0.02, times: 0.05, fresh: 0.0 }
+    }
+}
+
 /// A rank whose links differ from the trace's.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Oddity {
     /// Which rank.
     pub rank: usize,
     /// Its links' latency is multiplied by this.
+    #[serde(default = "one")]
     pub latency_factor: f64,
     /// Its links' bandwidth is multiplied by this.
+    #[serde(default = "one")]
     pub bandwidth_factor: f64,
+}
+
+fn one() -> f64 {
+    1.0
 }
 
 /// The true costs of a strategy at a moment.
