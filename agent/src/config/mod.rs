@@ -54,7 +54,7 @@ pub enum ConfigError {
         /// As written.
         key: String,
         /// The nearest valid key.
-        nearest: Option<&'static str>,
+        nearest: Option<String>,
         /// All valid keys.
         known: String,
     },
@@ -84,7 +84,7 @@ impl ConfigError {
     }
 }
 
-fn hint(nearest: &Option<&'static str>, known: &str) -> String {
+fn hint(nearest: &Option<String>, known: &str) -> String {
     match nearest {
         Some(key) => format!(", did you mean `{key}`?"),
         None => format!("; the keys are {known}"),
@@ -106,7 +106,7 @@ fn allowed(why: Invalid) -> String {
 }
 
 /// What flags and the environment say; each beats the file. Used by the command line as it is.
-#[derive(Debug, Clone, Default, clap::Args)]
+#[derive(Debug, Clone, Default, clap::Args, serde::Serialize)]
 pub struct Overrides {
     /// This node's name in the cluster [default: the host's name].
     #[arg(long, env = "FLEXCOMM_NODE", value_name = "NAME", alias = "name")]
@@ -149,24 +149,7 @@ pub struct Overrides {
 impl Overrides {
     /// How a key is spelled on the command line and in the environment, when it is given there.
     fn spelled(&self, key: &str) -> Option<String> {
-        macro_rules! given {
-            ($($name:ident),+) => { [$((stringify!($name), self.$name.is_some())),+] };
-        }
-        let given = given![
-            node,
-            controller,
-            token,
-            token_file,
-            listen,
-            advertise,
-            echo_port,
-            throughput_port,
-            run_dir,
-            state_dir,
-            log,
-            metrics_listen
-        ];
-        given.iter().find(|(name, given)| *name == key && *given)?;
+        serde_json::to_value(self).ok()?.get(key).filter(|given| !given.is_null())?;
         let command = <Self as clap::Args>::augment_args(clap::Command::new("agent"));
         let arg = command.get_arguments().find(|arg| arg.get_id() == key)?;
         Some(format!("--{} or {}", arg.get_long()?, arg.get_env()?.to_string_lossy()))

@@ -39,38 +39,22 @@ pub(crate) struct RawShaping {
     pub(crate) controller_away: Option<String>,
 }
 
-/// The keys of [`Raw`]; a test compares them with the sample.
-pub(crate) const KEYS: &[&str] = &[
-    "node",
-    "controller",
-    "token",
-    "token_file",
-    "listen",
-    "advertise",
-    "echo_port",
-    "throughput_port",
-    "run_dir",
-    "socket_mode",
-    "state_dir",
-    "probe_share",
-    "spool_limit_bytes",
-    "report_interval",
-    "log",
-    "metrics_listen",
-    "shaping",
-];
-
-/// The keys of [`RawShaping`].
-pub(crate) const SHAPING_KEYS: &[&str] = &["allow", "interfaces", "allow_default_route", "lease", "controller_away"];
+/// The keys of a section, as serde names them.
+pub(crate) fn keys<T: Default + Serialize>() -> Vec<String> {
+    match serde_json::to_value(T::default()) {
+        Ok(serde_json::Value::Object(keys)) => keys.into_iter().map(|(key, _)| key).collect(),
+        _ => Vec::new(),
+    }
+}
 
 impl Raw {
     /// Reads TOML. An unknown key is named with its line and the nearest valid key.
     pub(crate) fn parse(text: &str) -> Result<Self, ConfigError> {
         let syntax = |error: toml::de::Error| ConfigError::Syntax { text: error.to_string().trim_end().to_owned() };
         let table = DeTable::parse(text).map_err(syntax)?;
-        refuse_unknown(text, table.get_ref(), KEYS)?;
+        refuse_unknown(text, table.get_ref(), &keys::<Self>())?;
         if let Some(DeValue::Table(shaping)) = table.get_ref().get("shaping").map(|value| value.get_ref()) {
-            refuse_unknown(text, shaping, SHAPING_KEYS)?;
+            refuse_unknown(text, shaping, &keys::<RawShaping>())?;
         }
         toml::from_str(text).map_err(syntax)
     }
@@ -109,18 +93,13 @@ impl From<&Config> for Raw {
     }
 }
 
-fn refuse_unknown(text: &str, table: &DeTable<'_>, known: &[&'static str]) -> Result<(), ConfigError> {
-    for key in table.keys() {
-        let name: &str = key.get_ref();
-        if !known.contains(&name) {
-            let line = text[..key.span().start.min(text.len())].matches('\n').count() + 1;
-            return Err(ConfigError::UnknownKey {
-                line,
-                key: name.chars().take(80).collect(),
-                nearest: nearest(name, known),
-                known: known.join(", "),
-            });
-        }
-    }
-    Ok(())
+fn refuse_unknown(text: &str, table: &DeTable<'_>, known: &[String]) -> Result<(), ConfigError> {
+    let known: Vec<&str> = known.iter().map(String::as_str).collect();
+    let Some(key) = table.keys().find(|key| !known.contains(&&**key.get_ref())) else { return Ok(()) };
+    Err(ConfigError::UnknownKey {
+        line: text[..key.span().start.min(text.len())].matches('\n').count() + 1,
+        key: key.get_ref().chars().take(80).collect(),
+        nearest: nearest(key.get_ref(), &known).map(str::to_owned),
+        known: known.join(", "),
+    })
 }

@@ -41,7 +41,7 @@ impl CallError {
 }
 
 /// The causes behind an error, which reqwest leaves out of its own text.
-fn causes(error: &reqwest::Error) -> String {
+pub(crate) fn causes(error: &reqwest::Error) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(inner) = cause {

@@ -34,7 +34,7 @@ const HEARTBEAT: (Duration, Duration) = (Duration::from_millis(100), Duration::f
 /// What is still spooled when the agent ends is delivered if that takes no longer than this.
 const LAST_DELIVERY: Duration = Duration::from_secs(1);
 
-pub(crate) use client::CallError as ControllerError;
+pub(crate) use client::{CallError as ControllerError, causes};
 
 /// What the connection works with.
 pub(crate) struct Link {
@@ -82,12 +82,12 @@ fn refusal(error: &CallError) -> Option<String> {
 /// Logs a state once, however often it is seen.
 #[derive(Default)]
 struct State {
-    said: Option<String>,
+    logged: Option<String>,
 }
 
 impl State {
     fn up(&mut self, controller: &str) {
-        if self.said.take().is_some() {
+        if self.logged.take().is_some() {
             tracing::info!(controller, "connected");
         }
     }
@@ -99,14 +99,14 @@ impl State {
             CallError::Garbled { .. } => "garbled".to_owned(),
             CallError::Refused { status, .. } => status.to_string(),
         };
-        if self.said.as_ref() == Some(&kind) {
+        if self.logged.as_ref() == Some(&kind) {
             return;
         }
         match refusal(error) {
             Some(why) => tracing::error!("the controller refuses this agent, reports are kept and tries go on: {why}"),
             None => tracing::warn!("the controller is away, reports are kept and tries go on: failed to {error}"),
         }
-        self.said = Some(kind);
+        self.logged = Some(kind);
     }
 }
 
@@ -136,7 +136,7 @@ impl Link {
 
     async fn keep(&self) {
         let (mut backoff, mut rng) = (Backoff::default(), StdRng::from_os_rng());
-        let mut state = State { said: Some(String::new()) };
+        let mut state = State { logged: Some(String::new()) };
         loop {
             let error = match self.register().await {
                 Ok(heartbeat) => {

@@ -1,6 +1,7 @@
 //! Whether a controller answers, and how far its clock is from ours.
 
 use super::{Check, Group};
+use crate::controller::causes;
 use std::time::{Duration, SystemTime};
 
 /// A controller that takes longer is of no use.
@@ -50,42 +51,19 @@ fn judge_clock(url: &str, answer: &Answer) -> Check {
 fn ask(url: &str) -> Result<Answer, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
     runtime.block_on(async {
-        let client = reqwest::Client::builder().timeout(TIMEOUT).no_proxy().build().map_err(|e| chain(&e))?;
+        let client = reqwest::Client::builder().timeout(TIMEOUT).no_proxy().build().map_err(|e| causes(&e))?;
         let start = std::time::Instant::now();
         let url = format!("{}/healthz", url.trim_end_matches('/'));
-        let response = client.get(url).send().await.map_err(|e| chain(&e))?;
+        let response = client.get(url).send().await.map_err(|e| causes(&e))?;
         let date = response.headers().get("date").and_then(|value| http_date(value.to_str().ok()?));
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
         Ok(Answer { status: response.status().as_u16(), took: start.elapsed(), date, now })
     })
 }
 
-/// An error with its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    text
-}
-
 /// Seconds since 1970 of `Sun, 06 Nov 1994 08:49:37 GMT`.
 fn http_date(text: &str) -> Option<u64> {
-    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-    let mut words = text.split(' ').skip(1);
-    let day: u64 = words.next()?.parse().ok()?;
-    let month = words.next()?;
-    let month = MONTHS.iter().position(|name| *name == month)? as u64 + 1;
-    let year: u64 = words.next()?.parse().ok().filter(|year| (1970..10_000).contains(year))?;
-    let mut time = words.next()?.split(':').map(str::parse::<u64>);
-    let mut part = || time.next()?.ok();
-    let seconds = part()? * 3600 + part()? * 60 + part()?;
-    // Days before the year's first of March in the calendar whose year begins there.
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let days = year * 365 + year / 4 - year / 100 + year / 400 + (month * 153 + 2) / 5 + day;
-    Some(days.checked_sub(719_469)? * 86_400 + seconds)
+    Some(httpdate::parse_http_date(text).ok()?.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs())
 }
 
 #[cfg(test)]

@@ -41,12 +41,12 @@ impl Drop for QuitOnDrop {
 
 /// Watches until `quit`. `own_port` is this agent's throughput server: its tests are no job.
 pub(super) fn watch(passive: &Passive, own_port: u16, quit: &AtomicBool) {
-    let mut told = false;
+    let mut logged = false;
     while !quit.load(Ordering::Relaxed) {
         let Err(error) = FlowSocket::open().and_then(|socket| follow(socket, passive, own_port, quit)) else { return };
-        if !told {
+        if !logged {
             tracing::warn!("links are known from tests alone: failed to list TCP connections: {error}");
-            told = true;
+            logged = true;
         }
         if lasts(&error) {
             return;

@@ -23,8 +23,8 @@ pub(super) struct Reserve {
     wanted: u64,
     /// As long as it is.
     bytes: u64,
-    /// That it is shorter was said.
-    said: bool,
+    /// That it is shorter was logged.
+    warned: bool,
 }
 
 impl Reserve {
@@ -34,7 +34,7 @@ impl Reserve {
         let path = folder.join("reserve");
         let file = crate::files::open(&path).map_err(io("open", &path))?;
         let bytes = file.metadata().map_err(io("read", &path))?.len();
-        let mut reserve = Self { path, file, wanted, bytes, said: false };
+        let mut reserve = Self { path, file, wanted, bytes, warned: false };
         reserve.cut(bytes.min(wanted))?;
         let missing = MARGIN.saturating_sub(reserve.free());
         reserve.release(missing)?;
@@ -53,8 +53,8 @@ impl Reserve {
     /// How many bytes it has when they are fewer than wanted; once until they are enough.
     fn short(&mut self) -> Option<u64> {
         let is_short = self.bytes < self.wanted;
-        let is_new = is_short && !self.said;
-        self.said = is_short;
+        let is_new = is_short && !self.warned;
+        self.warned = is_short;
         is_new.then_some(self.bytes)
     }
 

@@ -281,21 +281,21 @@ fn nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
 
 fn wait_for_ready(stdout: &mut (impl Read + AsFd)) -> io::Result<()> {
     let deadline = Instant::now() + START_TIMEOUT;
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     let mut bytes = [0; 512];
-    while said.len() < MOST_START_BYTES {
+    while output.len() < MOST_START_BYTES {
         if !readable(stdout.as_fd(), deadline.saturating_duration_since(Instant::now()))? {
             return Err(io::Error::other(format!("it was not ready after {} s", START_TIMEOUT.as_secs())));
         }
         match stdout.read(&mut bytes)? {
             0 => return Err(io::Error::other("it ended before it was ready")),
-            count => said.extend_from_slice(&bytes[..count]),
+            count => output.extend_from_slice(&bytes[..count]),
         }
-        if String::from_utf8_lossy(&said).contains(READY) {
+        if String::from_utf8_lossy(&output).contains(READY) {
             return Ok(());
         }
     }
-    Err(io::Error::other("it said something else than that it is ready"))
+    Err(io::Error::other("it wrote something else than that it is ready"))
 }
 
 #[cfg(test)]

@@ -113,7 +113,7 @@ impl Journal {
         }
         let journal: Self = serde_json::from_str(text).map_err(broken)?;
         if let Before::Fifo { options, .. } = &journal.before
-            && from_hex(options).is_none()
+            && hex::decode(options).is_err()
         {
             return Err(format!("its options {options:?} are not hexadecimal; look at it, then delete the file"));
         }
@@ -181,19 +181,6 @@ fn sync(state_dir: &Path) -> io::Result<()> {
     File::open(state_dir)?.sync_all()
 }
 
-/// Lower-case hexadecimal.
-pub(crate) fn to_hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The inverse of [`to_hex`].
-pub(crate) fn from_hex(text: &str) -> Option<Vec<u8>> {
-    if !text.is_ascii() || !text.len().is_multiple_of(2) {
-        return None;
-    }
-    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,7 +194,7 @@ mod tests {
             namespace: 4_026_531_840,
             boot: "b".into(),
             owner: "o".into(),
-            before: Before::Fifo { kind: "pfifo".into(), handle: 0x10000, options: to_hex(&[0, 16, 255]) },
+            before: Before::Fifo { kind: "pfifo".into(), handle: 0x10000, options: hex::encode(&[0, 16, 255]) },
         }
     }
 

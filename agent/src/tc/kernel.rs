@@ -6,7 +6,6 @@ use super::plan::Tree;
 use rtnetlink::sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// An answer that takes longer never comes; the kernel answers within the system call.
 const ANSWER_TIMEOUT_S: i64 = 5;
@@ -18,6 +17,8 @@ const NEW_LINK: u16 = 16;
 const GET_LINK: u16 = 18;
 const SET_LINK: u16 = 19;
 const GET_ROUTE: u16 = 26;
+/// `IFLA_TXQLEN`.
+const QUEUE_LENGTH: u16 = 13;
 /// `NLM_F_ACK_TLVS`: the kernel's own words follow.
 const FLAG_ACK_TLVS: u16 = 0x200;
 
@@ -112,7 +113,6 @@ impl Kernel {
 
     /// The interface with this number in this namespace; `None` when there is none.
     pub(crate) fn link(&mut self, ifindex: u32) -> io::Result<Option<Link>> {
-        const QUEUE_LENGTH: u16 = 13;
         let mut link = None;
         let answer = self.ask(GET_LINK, 0, &link_header(ifindex), |frame| {
             if frame.message == NEW_LINK && codec::u32_at(frame.payload, 4) == Some(ifindex) {
@@ -130,7 +130,6 @@ impl Kernel {
 
     /// Sets the length of the driver's queue in packets.
     pub(crate) fn set_queue_length(&mut self, link: Link) -> io::Result<()> {
-        const QUEUE_LENGTH: u16 = 13;
         let mut payload = link_header(link.ifindex).to_vec();
         codec::attribute(&mut payload, QUEUE_LENGTH, &link.queue_length.to_ne_bytes());
         self.ask(SET_LINK, codec::FLAG_ACK, &payload, |_| {})
@@ -196,17 +195,7 @@ fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 fn set_timeout(socket: &Socket) -> io::Result<()> {
     use nix::sys::socket::{setsockopt, sockopt::ReceiveTimeout};
     use nix::sys::time::{TimeVal, TimeValLike};
-    setsockopt(&Borrowed(socket), ReceiveTimeout, &TimeVal::seconds(ANSWER_TIMEOUT_S)).map_err(io::Error::from)
-}
-
-struct Borrowed<'a>(&'a Socket);
-
-impl std::os::fd::AsFd for Borrowed<'_> {
-    #[allow(unsafe_code)]
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the socket is open for as long as the reference lives.
-        unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) }
-    }
+    setsockopt(socket, ReceiveTimeout, &TimeVal::seconds(ANSWER_TIMEOUT_S)).map_err(io::Error::from)
 }
 
 /// What an error frame says: errno 0 is an acknowledgement.

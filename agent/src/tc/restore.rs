@@ -123,7 +123,7 @@ pub(crate) fn put_back(kernel: &mut Kernel, journal: &Journal) -> Result<(), Sha
         let message = match &journal.before {
             Before::Default { .. } => plan::remove(link.ifindex),
             Before::Fifo { kind, handle, options } => {
-                let options = journal::from_hex(options).unwrap_or_default();
+                let options = hex::decode(options).unwrap_or_default();
                 plan::put_back(link.ifindex, kind, *handle, &options)
             }
         };

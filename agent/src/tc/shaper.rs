@@ -265,7 +265,7 @@ fn before(iface: &str, root: Root) -> Result<Before, ShapeError> {
     match root {
         Root::Default(kind) => Ok(Before::Default { kind }),
         Root::Foreign { kind, handle, options } if matches!(kind.as_str(), "pfifo" | "bfifo") => {
-            Ok(Before::Fifo { kind, handle, options: journal::to_hex(&options) })
+            Ok(Before::Fifo { kind, handle, options: hex::encode(options) })
         }
         Root::Foreign { kind, handle, .. } => Err(foreign(iface, &kind, handle)),
         Root::Ours => Err(foreign(iface, "htb", plan::OURS)),
