@@ -126,7 +126,7 @@ impl Mesh {
             peers,
             timeout,
             stop,
-            stop_heard: false,
+            peer_told_to_stop: false,
             posted: Vec::new(),
             bytes_sent: 0,
             own_entry_us: 0,

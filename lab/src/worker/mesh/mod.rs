@@ -160,8 +160,8 @@ pub struct Mesh {
     peers: Vec<Option<Peer>>,
     timeout: Duration,
     stop: Arc<AtomicBool>,
-    /// Whether a rank that this one heard of was told to stop.
-    stop_heard: bool,
+    /// Whether another rank was told to stop, as far as frames have said.
+    peer_told_to_stop: bool,
     /// Frames of the control group that leave with the next round.
     posted: Vec<Outgoing>,
     bytes_sent: u64,
@@ -214,7 +214,7 @@ impl Mesh {
 
     /// Whether this rank, or one that it heard of, was told to stop.
     pub fn told_to_stop(&self) -> bool {
-        self.stop_heard || self.stop.load(Ordering::Relaxed)
+        self.peer_told_to_stop || self.stop.load(Ordering::Relaxed)
     }
 
     /// What the frames of an exchange say besides their payload.
@@ -255,7 +255,7 @@ impl Mesh {
             let received = recvs.iter().filter(|r| r.done()).map(Incoming::last_entry_us);
             self.last_entry_us = received.fold(self.last_entry_us, u64::max);
         }
-        self.stop_heard |= recvs.iter().any(|r| r.done() && r.stop());
+        self.peer_told_to_stop |= recvs.iter().any(|r| r.done() && r.stop());
         for frame in recvs.iter_mut().filter(|frame| !frame.early.is_empty()) {
             let early = std::mem::take(&mut frame.early);
             self.peer(frame.peer)?.control.extend(early);
