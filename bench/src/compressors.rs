@@ -9,6 +9,7 @@ use super::worker::{Asked, Event, Job, Worker};
 use anyhow::{Context, Result, bail};
 use flexcomm_compression::methods;
 use flexcomm_domain::spec::{self, CompressorSpec};
+use signal_hook::{consts::SIGINT, flag};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -284,18 +285,8 @@ fn skipped(job: &Job, method: &Asked, reason: String) -> Skipped {
 
 /// Set by Ctrl-C: what there is is shown. A second one ends at once.
 fn stop_flag() -> Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let set = flag.clone();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    std::thread::spawn(move || {
-        runtime.block_on(async {
-            if tokio::signal::ctrl_c().await.is_ok() {
-                set.store(true, Ordering::Relaxed);
-            }
-            if tokio::signal::ctrl_c().await.is_ok() {
-                std::process::exit(INTERRUPTED);
-            }
-        });
-    });
-    Ok(flag)
+    let stop = Arc::<AtomicBool>::default();
+    flag::register_conditional_shutdown(SIGINT, INTERRUPTED, stop.clone())?;
+    flag::register(SIGINT, stop.clone())?;
+    Ok(stop)
 }

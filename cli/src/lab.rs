@@ -8,8 +8,7 @@ use flexcomm_lab::worker::TrainingSettings;
 use flexcomm_sim::schedule::{self, Schedule};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Arguments of `flexcomm lab`.
 #[derive(clap::Args)]
@@ -171,7 +170,8 @@ fn new_folder() -> Result<PathBuf> {
 /// Checks everything, then makes the folder, then tells where things are: what is refused leaves nothing behind.
 fn run_up(up: Up) -> Result<()> {
     let mut plan = plan(&up).map_err(|why| crate::BadArgument(format!("{why:#}")))?;
-    let stop = stop_flag()?;
+    // So that the cluster is taken down in order.
+    let stop = crate::signals::stop()?;
     let lab = flexcomm_lab::host::prepare(HostOptions { backend: up.backend, listen: up.listen })?;
     let out = match up.out {
         None => new_folder()?,
@@ -190,30 +190,4 @@ fn run_up(up: Up) -> Result<()> {
     println!("page: http://{}/   REST: http://{}/api/v1/jobs/lab/decision   (Ctrl-C ends)", lab.listen, lab.listen);
     lab.run(plan, || stop.load(Ordering::Relaxed), |line| println!("{line}"))?;
     Ok(())
-}
-
-/// Set by Ctrl-C and SIGTERM, so that the cluster is taken down in order.
-fn stop_flag() -> Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let set = flag.clone();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    std::thread::spawn(move || {
-        runtime.block_on(async {
-            let terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());
-            match terminate {
-                Ok(mut terminate) => {
-                    tokio::select! {
-                        _ = tokio::signal::ctrl_c() => {}
-                        _ = terminate.recv() => {}
-                    }
-                }
-                Err(_) => {
-                    // Without a handler for SIGTERM the kernel still takes everything down with this process.
-                    let _ = tokio::signal::ctrl_c().await;
-                }
-            }
-            set.store(true, Ordering::Relaxed);
-        });
-    });
-    Ok(flag)
 }

@@ -8,13 +8,10 @@ mod trace;
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
-use flexcomm_domain::Seconds;
 use flexcomm_probes::Token;
 use flexcomm_probes::stats::Summary;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the exit status says, at the end of every help text.
 const EXIT: &str = "Exit status: 0 when every host answered; 1 when one did not, or something else failed, with the \
@@ -110,36 +107,6 @@ impl Common {
     }
 }
 
-/// A flag that the first Ctrl-C or SIGTERM sets; the second one ends the process at once.
-fn stop_on_signal() -> anyhow::Result<Arc<AtomicBool>> {
-    use tokio::signal::unix::{SignalKind, signal};
-    const WHAT: &str = "watch for Ctrl-C";
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stop);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context(WHAT)?;
-    // Registered here and not on the thread: from now on a signal is not lost.
-    let (mut interrupt, mut terminate) = {
-        let _inside = runtime.enter();
-        (signal(SignalKind::interrupt()).context(WHAT)?, signal(SignalKind::terminate()).context(WHAT)?)
-    };
-    let watch = move || {
-        runtime.block_on(async {
-            loop {
-                let status = tokio::select! {
-                    Some(()) = interrupt.recv() => 130,
-                    Some(()) = terminate.recv() => 143,
-                    else => return,
-                };
-                if flag.swap(true, Ordering::Relaxed) {
-                    std::process::exit(status);
-                }
-            }
-        });
-    };
-    std::thread::Builder::new().name("signals".into()).spawn(watch).context(WHAT)?;
-    Ok(stop)
-}
-
 fn ms(seconds: f64) -> String {
     format!("{:.3} ms", seconds * 1e3)
 }
@@ -164,8 +131,4 @@ fn percent(share: f64) -> String {
 fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     println!("{}", serde_json::to_string_pretty(value).context("write JSON")?);
     Ok(())
-}
-
-fn seconds(value: Seconds) -> f64 {
-    value.get()
 }

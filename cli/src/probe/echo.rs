@@ -1,6 +1,7 @@
 //! `flexcomm probe echo`.
 
-use super::{Common, TokenArgs, describe, ms, percent, print_json, seconds, stop_on_signal};
+use super::{Common, TokenArgs, describe, ms, percent, print_json};
+use crate::signals;
 use anyhow::{Context, bail};
 use flexcomm_domain::Seconds;
 use flexcomm_probes::ECHO_PORT;
@@ -45,8 +46,8 @@ struct Report {
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let token = args.token.read()?;
     let target = SocketAddr::new(args.common.resolve(&args.host)?, args.port);
-    let stop = stop_on_signal()?;
-    let (interval_s, timeout_s) = (seconds(args.interval), seconds(args.timeout));
+    let stop = signals::stop_or_end()?;
+    let (interval_s, timeout_s) = (args.interval.get(), args.timeout.get());
     if interval_s < 0.001 {
         bad_argument!("--interval is {interval_s} s, allowed is 1ms or more");
     }

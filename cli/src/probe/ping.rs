@@ -1,6 +1,7 @@
 //! `flexcomm probe ping`.
 
-use super::{Common, describe, ms, percent, print_json, seconds, stop_on_signal};
+use super::{Common, describe, ms, percent, print_json};
+use crate::signals;
 use anyhow::{Context, bail};
 use flexcomm_domain::Seconds;
 use flexcomm_probes::edge::{PingReport, PingSettings, SocketKind, ping_many, ping_many_surge};
@@ -45,9 +46,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     if targets.is_empty() {
         bail!("{}", unknown.join("; "));
     }
-    let plan = PingPlan { count: args.count, interval_s: seconds(args.interval), timeout_s: seconds(args.timeout) };
+    let plan = PingPlan { count: args.count, interval_s: args.interval.get(), timeout_s: args.timeout.get() };
     let settings = PingSettings { plan, payload: args.size };
-    let stop = stop_on_signal()?;
+    let stop = signals::stop_or_end()?;
     let report = match args.backend {
         Backend::Kernel => ping_many(&targets, &settings, &stop, &mut |reply| {
             if !args.common.json {

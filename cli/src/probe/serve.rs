@@ -1,6 +1,7 @@
 //! `flexcomm probe serve`.
 
-use super::{TokenArgs, stop_on_signal};
+use super::TokenArgs;
+use crate::signals;
 use anyhow::Context;
 use flexcomm_probes::edge::{EchoResponder, ThroughputServer};
 use flexcomm_probes::{ECHO_PORT, THROUGHPUT_PORT};
@@ -25,7 +26,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let token = args.token.read()?;
-    let stop = stop_on_signal()?;
+    let stop = signals::stop_or_end()?;
     let echo = EchoResponder::spawn(SocketAddr::new(args.listen, args.echo_port), &token)
         .context("failed to start the echo responder (is an agent running here already?)")?;
     let throughput = ThroughputServer::spawn(SocketAddr::new(args.listen, args.throughput_port), &token)

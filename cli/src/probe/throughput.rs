@@ -1,6 +1,7 @@
 //! `flexcomm probe throughput`.
 
-use super::{Common, TokenArgs, print_json, seconds, stop_on_signal};
+use super::{Common, TokenArgs, print_json};
+use crate::signals;
 use flexcomm_domain::{Bandwidth, Seconds};
 use flexcomm_probes::THROUGHPUT_PORT;
 use flexcomm_probes::edge::{MeasureError, measure_throughput_until};
@@ -74,9 +75,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         Way::Back => Direction::Back,
         Way::Both => Direction::Both,
     };
-    let plan = Plan::new(args.streams, args.budget, seconds(args.time), direction)?;
+    let plan = Plan::new(args.streams, args.budget, args.time.get(), direction)?;
     let plan = args.pace.map_or(plan, |bandwidth| plan.paced(bandwidth.get() as u64));
-    let stop = stop_on_signal()?;
+    let stop = signals::stop_or_end()?;
     let result = measure_throughput_until(target, &token, &plan, &stop).map_err(|error| {
         let remedy = remedy(&error, args.port);
         anyhow::Error::new(error).context(format!("failed to measure the throughput to {target}{remedy}"))
