@@ -5,7 +5,7 @@ use super::fitted;
 use super::output::{Output, Skipped};
 use super::plot::Plot;
 use super::torch;
-use super::worker::{Asked, Event, Job, Worker};
+use super::worker::{Asked, Event, Job, Message, Worker};
 use anyhow::{Context, Result, bail};
 use flexcomm_compression::methods;
 use flexcomm_domain::spec::{self, CompressorSpec};
@@ -225,23 +225,23 @@ impl Run {
         let (mut worker, mut begun) = (Worker::start(job)?, false);
         loop {
             match worker.next(limit, &self.stop) {
-                Event::Progress(text) => self.output.progress(&text),
-                Event::Torch(seconds) => {
+                Event::Message(Message::Progress(text)) => self.output.progress(&text),
+                Event::Message(Message::Torch(seconds)) => {
                     // Another process need not measure it again.
                     (job.torch_s, job.python) = (seconds, None);
                 }
-                Event::Begun(method) => {
+                Event::Message(Message::Begun(method)) => {
                     begun = true;
                     self.output.begin(&format!("{method}, n = {}, {}", job.n, job.distribution.name()));
                 }
-                Event::Row(row) => {
+                Event::Message(Message::Row(row)) => {
                     begun = false;
                     job.methods.pop_front();
                     self.output.row(*row)?;
                 }
                 Event::Late => return self.give_up_slow(job),
-                Event::Failed(reason) if begun => return self.give_up(job, reason).map(|_| ()),
-                Event::Failed(reason) => return self.give_up_case(job, &reason),
+                Event::Message(Message::Failed(reason)) if begun => return self.give_up(job, reason).map(|_| ()),
+                Event::Message(Message::Failed(reason)) => return self.give_up_case(job, &reason),
                 Event::Stopped => {
                     self.stop.store(true, Ordering::Relaxed);
                     return Ok(());

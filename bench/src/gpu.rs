@@ -65,22 +65,18 @@ struct Row {
 
 impl Row {
     fn new(row: bench::Row, distribution: &'static str, torch: &BTreeMap<String, f64>) -> Self {
-        let ratio_to_torch = torch.get(&row.method).map(|seconds| row.seconds / seconds);
-        let gb_per_s = row.bytes as f64 / row.seconds * 1e-9;
-        let bench::Row { method, n, seconds: compress_s, of_copy, bytes_out, gain, decompress: decompress_s, .. } = row;
-        let dtype = "fp32";
         Self {
-            method,
-            n,
-            dtype,
+            n: row.n,
+            dtype: "fp32",
             distribution,
-            gb_per_s,
-            of_copy,
-            bytes_out,
-            gain,
-            ratio_to_torch,
-            compress_s,
-            decompress_s,
+            gb_per_s: row.bytes as f64 / row.seconds * 1e-9,
+            of_copy: row.of_copy,
+            bytes_out: row.bytes_out,
+            gain: row.gain,
+            ratio_to_torch: torch.get(&row.method).map(|seconds| row.seconds / seconds),
+            compress_s: row.seconds,
+            decompress_s: row.decompress,
+            method: row.method,
         }
     }
 }

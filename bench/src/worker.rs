@@ -72,17 +72,7 @@ pub struct Job {
 
 /// A line of the process.
 #[derive(Debug, Serialize, Deserialize)]
-enum Said {
-    Progress(String),
-    Torch(Option<f64>),
-    Begun(String),
-    Row(Box<Row>),
-    Failed(String),
-}
-
-/// What comes next from the process.
-#[derive(Debug)]
-pub enum Event {
+pub enum Message {
     /// It prepares.
     Progress(String),
     /// torch.topk was timed; None where it failed.
@@ -93,6 +83,13 @@ pub enum Event {
     Row(Box<Row>),
     /// It was not, for this reason, or where none had begun, nothing can be.
     Failed(String),
+}
+
+/// What comes next from the process.
+#[derive(Debug)]
+pub enum Event {
+    /// It wrote a line.
+    Message(Message),
     /// It had no row at the limit; the process is to be ended.
     Late,
     /// Ctrl-C; the process is ended.
@@ -146,25 +143,20 @@ impl Worker {
     }
 
     fn read(&mut self, line: &str) -> Event {
-        let said = serde_json::from_str(line);
-        self.begun = matches!(said, Ok(Said::Begun(_))).then(Instant::now);
-        match said {
-            Ok(Said::Progress(text)) => Event::Progress(text),
-            Ok(Said::Torch(seconds)) => Event::Torch(seconds),
-            Ok(Said::Begun(method)) => Event::Begun(method),
-            Ok(Said::Row(row)) => Event::Row(row),
-            Ok(Said::Failed(reason)) => Event::Failed(reason),
-            Err(error) => Event::Failed(format!("failed to read its row: {error}")),
-        }
+        let unread = |error| Message::Failed(format!("failed to read its row: {error}"));
+        let message = serde_json::from_str(line).unwrap_or_else(unread);
+        self.begun = matches!(message, Message::Begun(_)).then(Instant::now);
+        Event::Message(message)
     }
 
     fn ended(&mut self) -> Event {
-        match self.child.wait() {
-            Ok(status) if status.success() => Event::Done,
-            Ok(status) if status.signal() == Some(INTERRUPTED) => Event::Stopped,
-            Ok(status) => Event::Failed(format!("the process that measured it ended with {status}")),
-            Err(error) => Event::Failed(format!("the process that measured it is lost: {error}")),
-        }
+        let failed = match self.child.wait() {
+            Ok(status) if status.success() => return Event::Done,
+            Ok(status) if status.signal() == Some(INTERRUPTED) => return Event::Stopped,
+            Ok(status) => format!("the process that measured it ended with {status}"),
+            Err(error) => format!("the process that measured it is lost: {error}"),
+        };
+        Event::Message(Message::Failed(failed))
     }
 }
 
@@ -176,9 +168,9 @@ impl Drop for Worker {
     }
 }
 
-fn say(said: &Said) -> Result<()> {
+fn write(message: &Message) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    serde_json::to_writer(&mut out, said)?;
+    serde_json::to_writer(&mut out, message)?;
     out.write_all(b"\n")?;
     Ok(out.flush()?)
 }
@@ -189,7 +181,7 @@ pub fn run() -> Result<()> {
     std::io::stdin().read_line(&mut line)?;
     let job: Job = serde_json::from_str(&line).context("failed to read what to measure")?;
     std::thread::spawn(end_with_input);
-    say(&Said::Progress(format!("making {} values, {}", job.n, job.distribution.name())))?;
+    write(&Message::Progress(format!("making {} values, {}", job.n, job.distribution.name())))?;
     let values = job.distribution.values(job.n + measure::MORE, job.dtype);
     let torch_s = match &job.python {
         Some(python) => time_torch(python, &values[..job.n], job.threads)?,
@@ -198,13 +190,13 @@ pub fn run() -> Result<()> {
     let patience = Duration::from_secs_f64(job.patience_s);
     let case = Case { values: &values, dtype: job.dtype, threads: job.threads, patience };
     for method in &job.methods {
-        say(&Said::Begun(method.label()))?;
-        let said = match measured(method, &case, (job.distribution, torch_s)) {
-            Ok(row) => Said::Row(Box::new(row)),
-            Err(error) => Said::Failed(format!("failed: {error:#}")),
+        write(&Message::Begun(method.label()))?;
+        let message = match measured(method, &case, (job.distribution, torch_s)) {
+            Ok(row) => Message::Row(Box::new(row)),
+            Err(error) => Message::Failed(format!("failed: {error:#}")),
         };
-        say(&said)?;
-        if matches!(said, Said::Failed(_)) {
+        write(&message)?;
+        if matches!(message, Message::Failed(_)) {
             return Ok(());
         }
     }
@@ -219,10 +211,10 @@ fn end_with_input() {
 }
 
 fn time_torch(python: &std::path::Path, values: &[f32], threads: usize) -> Result<Option<f64>> {
-    say(&Said::Progress(format!("torch.topk, n = {}", values.len())))?;
+    write(&Message::Progress(format!("torch.topk, n = {}", values.len())))?;
     let seconds = torch::topk_seconds(python, values, threads);
     let known = seconds.map_err(|error| eprintln!("torch.topk: {error:#}; its column stays empty")).ok();
-    say(&Said::Torch(known))?;
+    write(&Message::Torch(known))?;
     Ok(known)
 }
 
