@@ -12,7 +12,7 @@ use flexcomm_domain::{
     default_compressors, spec,
 };
 use flexcomm_optimizer::{
-    DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Quality, Space, known_gain, policy::TimeToQuality, solve,
+    DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Space, Times, known_gain, policy::TimeToQuality, solve,
 };
 use std::io::Write;
 use std::path::PathBuf;
@@ -294,6 +294,16 @@ pub fn run(args: Args) -> Result<()> {
 /// A solved what-if and what had to be assumed.
 struct Plan {
     problem: Problem,
+    solved: Solved,
+    policy: &'static str,
+    network: String,
+    assumed: Vec<String>,
+    /// Whether any gain is the default profile's.
+    gain_assumed: bool,
+}
+
+/// What came of a problem.
+struct Solved {
     /// Every candidate; with buckets, those with one ratio for all of them.
     costs: Vec<Row>,
     /// Positions in `costs` of the front and of the choice. Empty and absent with buckets, whose plans are others.
@@ -302,11 +312,6 @@ struct Plan {
     choice: Row,
     why: String,
     buckets: Option<buckets::Searched>,
-    policy: &'static str,
-    network: String,
-    assumed: Vec<String>,
-    /// Whether any gain is the default profile's.
-    gain_assumed: bool,
 }
 
 impl Plan {
@@ -316,9 +321,7 @@ impl Plan {
         let Some(values) = buckets.as_ref().map(buckets::Buckets::values).or(args.params) else {
             bad_argument!("--params is needed, or --buckets with a file");
         };
-        let mut problem = Problem::new(values, links);
-        problem.compute = args.compute;
-        problem.overlap = args.overlap;
+        let mut problem = Problem { compute: args.compute, overlap: args.overlap, ..Problem::new(values, links) };
         let mut assumed = Vec::new();
         let compressors = compressors(args)?;
         let noisy = compressors.iter().filter(|family| family.any().is_unbiased_without_memory());
@@ -329,7 +332,7 @@ impl Plan {
             problem.codecs.insert(*family, bytes_of(*family, values)?);
         }
         if let Some(path) = &args.times {
-            problem.times = files::times(path)?;
+            problem.times = files::load(path, Times::read)?;
         }
         let gains = gains::Gains::read(args, &mut assumed)?;
         let selects = |family: &&Family| family.has_ratio() && !family.any().is_unbiased_without_memory();
@@ -343,6 +346,39 @@ impl Plan {
                 }
             }
         }
+        let (config, space) = (policy(args)?, space(args, &compressors, problem.links.ranks())?);
+        assumed.extend(Self::assumptions(args, &problem, &gains, &compressors, &space)?);
+        if let (PolicyConfig::TimeToQuality(TimeToQuality { gain_floor, .. }), None) = (&config, args.gain_floor) {
+            assumed.push(format!("nothing with a gain below {gain_floor} is chosen: --gain-floor changes it"));
+        }
+        let solved = match &buckets {
+            None => Solved::one(&problem, &space, &config)?,
+            Some(buckets) => buckets::solve(&problem, buckets, (args, &space), &config)?,
+        };
+        if problem.compute == Seconds::ZERO {
+            let from = match &config {
+                PolicyConfig::TimeToQuality(p) if buckets.is_none() => Some(solved.dense_from(p, problem.overlap)),
+                // Each ratio of a bucket would have a compute time of its own.
+                _ => None,
+            };
+            assumed.push(without_compute(from)?);
+        }
+        assumed.extend(solved.buckets.as_ref().and_then(buckets::Searched::assumed));
+        let gain_assumed = args.gain.is_none() && buckets.as_ref().is_none_or(buckets::Buckets::lacks_gain);
+        let mut plan = Self { problem, solved, policy: config.policy().name(), network, assumed, gain_assumed };
+        plan.compare_with_dense(&config.time_to_quality());
+        Ok(plan)
+    }
+
+    /// What is assumed where nothing measured was given.
+    fn assumptions(
+        args: &Args,
+        problem: &Problem,
+        gains: &gains::Gains,
+        compressors: &[Family],
+        space: &Space,
+    ) -> Result<Vec<String>> {
+        let mut assumed = Vec::new();
         if args.times.is_none() && !(gains.has_times() && compressors.iter().all(Family::has_ratio)) {
             let why = "compressing takes what it took on one core of a server CPU: give --times for measured ones";
             assumed.push(why.into());
@@ -366,169 +402,119 @@ impl Plan {
         if problem.links.ranks() == 1 {
             assumed.push("one worker has nobody to send to: only dense is listed".into());
         }
-        let (config, space) = (policy(args)?, space(args, compressors, problem.links.ranks())?);
         if space.collectives.iter().any(|c| c.is_art()) {
             assumed.push(
                 "art-ring and art-tree keep what each rank for itself would keep: in a run they keep less".into(),
             );
         }
-        if let (PolicyConfig::TimeToQuality(TimeToQuality { gain_floor, .. }), None) = (&config, args.gain_floor) {
-            assumed.push(format!("nothing with a gain below {gain_floor} is chosen: --gain-floor changes it"));
-        }
-        let mut plan = Self::empty(problem, config.policy().name(), network, assumed);
-        plan.gain_assumed = args.gain.is_none() && buckets.as_ref().is_none_or(buckets::Buckets::lacks_gain);
-        let mut plan = match buckets {
-            None => plan.one(&space, &config)?,
-            Some(buckets) => plan.each(args, &buckets, &space, &config)?,
-        };
-        plan.compare_with_dense(&config.time_to_quality());
-        Ok(plan)
+        Ok(assumed)
     }
 
     fn compare_with_dense(&mut self, policy: &TimeToQuality) {
-        let dense = self.costs.iter().filter(|r| r.is_dense()).map(|r| r.t_step_s).min_by(f64::total_cmp);
-        for row in self.costs.iter_mut().chain(&mut self.front).chain([&mut self.choice]) {
-            let even = dense.and_then(|dense| policy.break_even(row.t_step_s, &row.quality, dense));
+        let Solved { costs, front, choice, .. } = &mut self.solved;
+        let dense = costs.iter().filter(|r| r.is_dense()).map(Row::t_step_s).min_by(f64::total_cmp);
+        for row in costs.iter_mut().chain(front).chain([choice]) {
+            let (t_step_s, quality) = (row.t_step_s(), row.of.quality());
+            let even = dense.and_then(|dense| policy.break_even(t_step_s, &quality, dense));
             row.break_even_gain = even.map(|gain| gain.max(policy.gain_floor));
-            row.t_quality_s = policy.seconds(row.t_step_s, &row.quality);
+            row.t_quality_s = policy.seconds(t_step_s, &quality);
         }
-    }
-
-    fn empty(problem: Problem, policy: &'static str, network: String, assumed: Vec<String>) -> Self {
-        Self {
-            problem,
-            costs: Vec::new(),
-            marked: (Vec::new(), None),
-            front: Vec::new(),
-            choice: Row::default(),
-            why: String::new(),
-            buckets: None,
-            policy,
-            network,
-            assumed,
-            gain_assumed: false,
-        }
-    }
-
-    /// One ratio for the whole gradient.
-    fn one(mut self, space: &Space, config: &PolicyConfig) -> Result<Self> {
-        let solution = solve(&self.problem, space, config.policy()).context("failed to plan")?;
-        if self.problem.compute == Seconds::ZERO {
-            let from = match config {
-                PolicyConfig::TimeToQuality(p) => Some(dense_from(&solution.candidates, p, self.problem.overlap)),
-                PolicyConfig::Knee(_) | PolicyConfig::Weights(_) => None,
-            };
-            self.assumed.push(without_compute(from)?);
-        }
-        self.costs = solution.candidates.iter().map(Row::from).collect();
-        self.front = solution.front.iter().map(|&i| Row::from(&solution.candidates[i])).collect();
-        self.choice = Row::from(solution.chosen());
-        self.marked = (solution.front, Some(solution.choice.index));
-        self.why = solution.choice.why;
-        Ok(self)
-    }
-
-    /// A ratio for each bucket.
-    fn each(mut self, args: &Args, buckets: &buckets::Buckets, space: &Space, config: &PolicyConfig) -> Result<Self> {
-        if self.problem.compute == Seconds::ZERO {
-            // Each ratio would have a compute time of its own.
-            self.assumed.push(without_compute(None)?);
-        }
-        let searched = buckets::solve(&self.problem, buckets, (args, space), config)?;
-        self.assumed.extend(searched.assumed());
-        self.costs = searched.uniform.clone();
-        self.front = searched.solution.candidates.iter().zip(&searched.solution.front).map(Row::of_plan).collect();
-        self.choice = self.front[searched.solution.choice.index].clone();
-        self.why = searched.solution.choice.why.clone();
-        self.buckets = Some(searched);
-        Ok(self)
     }
 
     fn json(&self) -> serde_json::Value {
-        let mut choice = self.choice.json();
-        choice["why"] = self.why.as_str().into();
+        let solved = &self.solved;
+        let mut choice = solved.choice.json();
+        choice["why"] = solved.why.as_str().into();
         choice["policy"] = self.policy.into();
         let mut json = serde_json::json!({
-            "costs": self.costs.iter().map(Row::json).collect::<Vec<_>>(),
-            "front": self.front.iter().map(Row::json).collect::<Vec<_>>(),
+            "costs": solved.costs.iter().map(Row::json).collect::<Vec<_>>(),
+            "front": solved.front.iter().map(Row::json).collect::<Vec<_>>(),
             "choice": choice,
             "assumed": self.assumed,
         });
-        if let Some(searched) = &self.buckets {
+        if let Some(searched) = &solved.buckets {
             json["solver"] = searched.json();
         }
         json
     }
 }
 
+impl Solved {
+    /// One ratio for the whole gradient.
+    fn one(problem: &Problem, space: &Space, config: &PolicyConfig) -> Result<Self> {
+        let solution = solve(problem, space, config.policy()).context("failed to plan")?;
+        Ok(Self {
+            costs: solution.candidates.iter().map(Row::from).collect(),
+            front: solution.front.iter().map(|&i| Row::from(&solution.candidates[i])).collect(),
+            choice: Row::from(solution.chosen()),
+            marked: (solution.front, Some(solution.choice.index)),
+            why: solution.choice.why,
+            buckets: None,
+        })
+    }
+
+    /// The compute time from which on dense is best by time-to-quality, of candidates that were priced without any.
+    fn dense_from(&self, policy: &TimeToQuality, overlap: f64) -> f64 {
+        let (dense, others): (Vec<_>, Vec<_>) = self.costs.iter().partition(|row| row.is_dense());
+        let dense = dense.iter().map(|row| row.t_step_s()).fold(f64::INFINITY, f64::min);
+        let others = others.iter().map(|row| (row.t_step_s(), row.of.quality()));
+        let eligible = others.filter(|(_, quality)| quality.effective_gain() >= policy.gain_floor);
+        eligible.map(|(t_step_s, quality)| policy.dense_from(t_step_s, &quality, dense, overlap)).fold(0.0, f64::max)
+    }
+}
+
 /// A candidate as it is shown.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct Row {
-    /// The canonical text; absent with buckets.
-    strategy: Option<String>,
-    compressor: &'static str,
-    /// With its parameters, without its ratio.
-    family: String,
-    collective: &'static str,
-    selection: Option<&'static str>,
+    of: Evaluated,
+    /// The share of values that is kept.
     cr: f64,
-    t_comp_s: f64,
-    t_sync_s: f64,
-    t_step_s: f64,
-    quality: Quality,
-    /// Of other than a cast: without error feedback.
-    lacks_memory: bool,
     /// For the progress of a dense step.
     t_quality_s: f64,
     /// Least gain at which time to quality would be that of the best dense one; absent where there is none.
     break_even_gain: Option<f64>,
-    /// With buckets, each one's ratio.
+    /// With buckets, each one's ratio: no strategy says that.
     bucket_crs: Option<Vec<f64>>,
 }
 
 impl From<&Evaluated> for Row {
-    fn from(e: &Evaluated) -> Self {
-        let spec = e.strategy.spec();
-        Self {
-            strategy: Some(e.strategy.to_string()),
-            compressor: e.strategy.family().name(),
-            family: e.strategy.family().to_string(),
-            collective: e.strategy.collective().as_str(),
-            selection: e.strategy.selection().map(|selection| selection.as_str()),
-            cr: e.strategy.cr().get(),
-            t_comp_s: e.t_comp.get(),
-            t_sync_s: e.t_sync.get(),
-            t_step_s: e.t_step.get(),
-            quality: e.quality(),
-            lacks_memory: spec.is_biased_without_memory() || spec.is_unbiased_without_memory(),
-            t_quality_s: e.t_step.get(),
-            break_even_gain: None,
-            bucket_crs: None,
-        }
+    fn from(of: &Evaluated) -> Self {
+        let cr = of.strategy.cr().get();
+        Self { of: of.clone(), cr, t_quality_s: of.t_step.get(), break_even_gain: None, bucket_crs: None }
     }
 }
 
 impl Row {
     fn is_dense(&self) -> bool {
-        self.compressor == "none"
+        self.of.strategy.is_dense()
+    }
+
+    fn t_step_s(&self) -> f64 {
+        self.of.t_step.get()
+    }
+
+    /// Whether it differs by the way its messages travel at most.
+    fn same_compression(&self, other: &Self) -> bool {
+        self.of.strategy.family() == other.of.strategy.family() && self.cr == other.cr
     }
 
     fn of_plan((e, point): (&Evaluated, &flexcomm_optimizer::PlanPoint)) -> Self {
         let bucket_crs = Some(point.plan.crs.iter().map(|c| c.get()).collect());
-        Self { strategy: None, bucket_crs, ..Self::from(e) }
+        Self { bucket_crs, ..Self::from(e) }
     }
 
     fn json(&self) -> serde_json::Value {
+        let strategy = &self.of.strategy;
         let mut json = serde_json::json!({
-            "strategy": self.strategy,
-            "compressor": self.compressor,
-            "collective": self.collective,
+            "strategy": self.bucket_crs.is_none().then(|| strategy.to_string()),
+            "compressor": strategy.family().name(),
+            "collective": strategy.collective(),
             "cr": self.cr,
-            "t_comp_s": self.t_comp_s,
-            "t_sync_s": self.t_sync_s,
-            "t_step_s": self.t_step_s,
-            "gain": self.quality.gain.get(),
-            "variance": self.quality.variance,
+            "t_comp_s": self.of.t_comp.get(),
+            "t_sync_s": self.of.t_sync.get(),
+            "t_step_s": self.t_step_s(),
+            "gain": self.of.gain.get(),
+            "variance": self.of.variance,
             "t_quality_s": self.t_quality_s,
             "break_even_gain": self.break_even_gain,
         });
@@ -561,17 +547,9 @@ fn without_compute(dense_from: Option<f64>) -> Result<String> {
     })
 }
 
-/// The compute time from which on dense is best by time-to-quality, of candidates that were priced without any.
-fn dense_from(candidates: &[Evaluated], policy: &TimeToQuality, overlap: f64) -> f64 {
-    let (dense, others): (Vec<_>, Vec<_>) = candidates.iter().partition(|c| c.strategy.is_dense());
-    let dense = dense.iter().map(|c| c.t_step.get()).fold(f64::INFINITY, f64::min);
-    let eligible = others.iter().filter(|c| c.quality().effective_gain() >= policy.gain_floor);
-    eligible.map(|c| policy.dense_from(c.t_step.get(), &c.quality(), dense, overlap)).fold(0.0, f64::max)
-}
-
 fn network(args: &Args) -> Result<(LinkMatrix, String)> {
     if let Some(path) = &args.links {
-        let links = files::links(path)?;
+        let links = files::load(path, files::parse_links)?;
         let n = links.ranks();
         if let Some(workers) = args.workers.filter(|w| *w as usize != n) {
             bad_argument!("--workers is {workers} but {} has links of {n} workers", path.display());
@@ -599,15 +577,14 @@ fn policy(args: &Args) -> Result<PolicyConfig> {
     }
 }
 
-fn space(args: &Args, compressors: Vec<Family>, ranks: usize) -> Result<Space> {
+fn space(args: &Args, compressors: &[Family], ranks: usize) -> Result<Space> {
     let crs: Result<Vec<CompressionRatio>, _> = args.crs.iter().map(|r| CompressionRatio::new(r.0)).collect();
     let crs = if ranks == 1 { Vec::new() } else { crs? };
     if crs.len() > flexcomm_optimizer::space::MAX_CRS {
         bad_argument!("--crs lists {} ratios, at most {} are allowed", crs.len(), flexcomm_optimizer::space::MAX_CRS);
     }
     let collectives = Collective::ALL.to_vec();
-    let mut compressors = compressors;
-    compressors.retain(|family| ranks > 1 || family.has_ratio());
+    let compressors = compressors.iter().copied().filter(|family| ranks > 1 || family.has_ratio()).collect();
     Ok(Space { crs, compressors, collectives, selections: args.selection.clone() })
 }
 

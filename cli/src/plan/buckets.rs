@@ -1,6 +1,6 @@
 //! A ratio per bucket: reads the buckets, solves the larger problem, and says by what solver and why.
 
-use super::{Args, Row, files};
+use super::{Args, Row, Solved, files};
 use anyhow::{Context, Result};
 use flexcomm_domain::Family;
 use flexcomm_optimizer::buckets::{MAX_BUCKETS, MAX_ENUMERATED};
@@ -28,8 +28,6 @@ impl Buckets {
 /// A solved problem of buckets and how it was solved.
 pub(super) struct Searched {
     pub(super) solution: BucketSolution,
-    /// One ratio for all buckets, for comparison.
-    pub(super) uniform: Vec<Row>,
     pub(super) names: Vec<String>,
     pub(super) values: Vec<u64>,
     pub(super) took: Duration,
@@ -41,7 +39,7 @@ pub(super) struct Searched {
 /// So many equal buckets of the gradient, or a file of them.
 pub(super) fn read(text: &str, params: Option<u64>) -> Result<Buckets> {
     let Ok(count) = text.trim().parse::<f64>() else {
-        let buckets = Buckets(files::buckets(Path::new(text))?);
+        let buckets = Buckets(files::load(Path::new(text), files::parse_buckets)?);
         let values = buckets.values();
         if let Some(params) = params.filter(|p| *p != values) {
             bad_argument!("--params is {params} but the buckets of {text} have {values} values");
@@ -65,12 +63,13 @@ pub(super) fn read(text: &str, params: Option<u64>) -> Result<Buckets> {
     Ok(Buckets((0..count).map(one).collect()))
 }
 
+/// A ratio for each bucket.
 pub(super) fn solve(
     problem: &Problem,
     buckets: &Buckets,
     (args, space): (&Args, &Space),
     policy: &PolicyConfig,
-) -> Result<Searched> {
+) -> Result<Solved> {
     let family = space.compressors.iter().copied().find(Family::has_ratio);
     let Some(family) = family else {
         bad_argument!("--buckets solves for a ratio per bucket, and none of the compressors has one: name topk");
@@ -83,15 +82,23 @@ pub(super) fn solve(
     let shown = evaluate_plans(problem, &large, &uniform).context("failed to plan")?;
     let solution = solve_buckets(problem, large, policy, args.seed).context("failed to plan")?;
     let uniform = shown.iter().zip(&uniform).map(|(e, p)| Row { cr: p.plan.crs[0].get(), ..Row::from(e) });
-    Ok(Searched {
-        solution,
-        uniform: uniform.collect(),
+    let front: Vec<Row> = solution.candidates.iter().zip(&solution.front).map(Row::of_plan).collect();
+    let searched = Searched {
         names: buckets.0.iter().map(|b| b.name.clone()).collect(),
         values: buckets.0.iter().map(|b| b.values).collect(),
         took: began.elapsed(),
         plans,
         seed: args.seed,
         equal_energy: buckets.0.iter().any(|b| b.energy.is_none()),
+        solution,
+    };
+    Ok(Solved {
+        costs: uniform.collect(),
+        marked: (Vec::new(), None),
+        choice: front[searched.solution.choice.index].clone(),
+        front,
+        why: searched.solution.choice.why.clone(),
+        buckets: Some(searched),
     })
 }
 

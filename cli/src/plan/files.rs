@@ -3,16 +3,12 @@
 use super::gains::GainRow;
 use anyhow::{Context, Result, bail, ensure};
 use flexcomm_domain::{CompressionRatio, Gain, Link, LinkMatrix, Seconds};
-use flexcomm_optimizer::Times;
 use std::io::Read;
 use std::path::Path;
 
 /// Largest file that is read: a matrix of 4096 workers at 20 characters per cell has 336 MB; what people write
 /// by hand or script is far smaller.
 const MAX_BYTES: u64 = 64 << 20;
-
-/// Most workers of a links file.
-const MAX_RANKS: usize = 4096;
 
 fn read(path: &Path) -> Result<String> {
     let what = || format!("failed to read {}", path.display());
@@ -30,13 +26,12 @@ fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     numbered.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
 }
 
-pub(super) fn gains(path: &Path) -> Result<Vec<GainRow>> {
-    parse_gains(&read(path)?).with_context(|| format!("failed to read {}", path.display()))
-}
-
-/// Reads a table of times.
-pub(super) fn times(path: &Path) -> Result<Times> {
-    Times::read(&read(path)?).with_context(|| format!("failed to read {}", path.display()))
+/// Reads a file as one of the functions below, or another, reads its text.
+pub(super) fn load<T, E>(path: &Path, parse: impl FnOnce(&str) -> Result<T, E>) -> Result<T>
+where
+    Result<T, E>: Context<T, E>,
+{
+    parse(&read(path)?).with_context(|| format!("failed to read {}", path.display()))
 }
 
 pub(super) fn parse_gains(text: &str) -> Result<Vec<GainRow>> {
@@ -82,10 +77,6 @@ pub(super) struct BucketRow {
     pub(super) gain_exponent: Option<f64>,
 }
 
-pub(super) fn buckets(path: &Path) -> Result<Vec<BucketRow>> {
-    parse_buckets(&read(path)?).with_context(|| format!("failed to read {}", path.display()))
-}
-
 pub(super) fn parse_buckets(text: &str) -> Result<Vec<BucketRow>> {
     const HEADER: &str = "bucket,params[,energy][,gain_exponent]";
     let mut lines = lines(text);
@@ -125,16 +116,13 @@ fn bucket_row(line: &str, columns: &[&str]) -> Result<BucketRow> {
     })
 }
 
-pub(super) fn links(path: &Path) -> Result<LinkMatrix> {
-    parse_links(&read(path)?).with_context(|| format!("failed to read {}", path.display()))
-}
-
 pub(super) fn parse_links(text: &str) -> Result<LinkMatrix> {
     let rows: Vec<(usize, Vec<&str>)> =
         lines(text).map(|(number, line)| (number, line.split(',').map(str::trim).collect())).collect();
     let n = rows.len();
     ensure!(n >= 1, "it is empty; expected N lines of N cells like 1ms/10gbit");
-    ensure!(n <= MAX_RANKS, "it has {n} lines, at most {MAX_RANKS} workers are allowed");
+    let most = super::MAX_WORKERS;
+    ensure!(n <= most as usize, "it has {n} lines, at most {most} workers are allowed");
     let mut cells = Vec::with_capacity(n * n);
     for (i, (number, row)) in rows.iter().enumerate() {
         ensure!(row.len() == n, "line {number}: it has {} cells, expected {n}, one per line of the file", row.len());

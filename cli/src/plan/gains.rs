@@ -22,7 +22,7 @@ impl Gains {
             assumed.push("gain(c) = c^0.6: give --gain for measured ones".into());
             return Ok(Self(None));
         };
-        let rows = files::gains(path)?;
+        let rows = files::load(path, files::parse_gains)?;
         let profile = Profile::new(rows.iter().map(|row| row.point(|_| 0.0)).collect())
             .with_context(|| format!("failed to read {}", path.display()))?;
         assumed.extend(contradictions(&rows, &profile).into_iter().map(|c| format!("{}: {c}", path.display())));

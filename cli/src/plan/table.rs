@@ -1,7 +1,7 @@
 //! The answer of `flexcomm plan` for people. All times of a table are in milliseconds.
 
 use super::buckets::Searched;
-use super::{Plan, Row};
+use super::{Plan, Row, Solved};
 use std::fmt::Write;
 
 pub(super) fn render(plan: &Plan) -> String {
@@ -12,33 +12,33 @@ pub(super) fn render(plan: &Plan) -> String {
 }
 
 fn write(plan: &Plan, out: &mut String) -> std::fmt::Result {
-    let problem = &plan.problem;
+    let (problem, solved) = (&plan.problem, &plan.solved);
     writeln!(out, "Gradient of {} values ({}), {}.", problem.values, bytes(4.0 * problem.values as f64), plan.network)?;
     for assumption in &plan.assumed {
         writeln!(out, "Assumed: {assumption}.")?;
     }
-    if plan.buckets.is_some() {
+    if solved.buckets.is_some() {
         writeln!(out, "\nOne ratio for all buckets:")?;
     }
     writeln!(out, "\n  {HEAD}")?;
-    let (front, chosen) = &plan.marked;
-    let shown = fastest(plan);
+    let (front, chosen) = &solved.marked;
+    let shown = fastest(solved);
     for i in &shown {
         let mark = if Some(*i) == *chosen { ">" } else { " " };
-        writeln!(out, "{mark} {}{}", row(&plan.costs[*i]), if front.contains(i) { "  *" } else { "" })?;
+        writeln!(out, "{mark} {}{}", row(&solved.costs[*i]), if front.contains(i) { "  *" } else { "" })?;
     }
-    if shown.len() < plan.costs.len() {
-        let others = plan.costs.len() - shown.len();
+    if shown.len() < solved.costs.len() {
+        let others = solved.costs.len() - shown.len();
         writeln!(out, "\nEach by its fastest collective; {others} rows by others are in --json.")?;
     }
-    match &plan.buckets {
-        None => write_front(plan, out)?,
-        Some(searched) => write_buckets(plan, searched, out)?,
+    match &solved.buckets {
+        None => write_front(solved, out)?,
+        Some(searched) => write_buckets(solved, searched, out)?,
     }
-    writeln!(out, "Why: {}.", plan.why)?;
+    writeln!(out, "Why: {}.", solved.why)?;
     write_break_even(plan, out)?;
-    match (plan.choice.is_dense(), plan.gain_assumed) {
-        (true, _) if !could_beat_dense(plan) => {
+    match (solved.choice.is_dense(), plan.gain_assumed) {
+        (true, _) if !could_beat_dense(solved) => {
             writeln!(out, "Dense is best here at any gain: compression would not pay.")
         }
         (true, true) => writeln!(
@@ -54,29 +54,29 @@ fn write(plan: &Plan, out: &mut String) -> std::fmt::Result {
 
 /// Positions of the rows that people are shown: each compressor and ratio by the collective that takes it the least time, and
 /// the choice.
-fn fastest(plan: &Plan) -> Vec<usize> {
+fn fastest(solved: &Solved) -> Vec<usize> {
     let mut best: Vec<usize> = Vec::new();
-    for (i, row) in plan.costs.iter().enumerate() {
-        match best.iter_mut().find(|b| (&plan.costs[**b].family, plan.costs[**b].cr) == (&row.family, row.cr)) {
-            Some(known) if row.t_step_s < plan.costs[*known].t_step_s => *known = i,
+    for (i, row) in solved.costs.iter().enumerate() {
+        match best.iter_mut().find(|b| solved.costs[**b].same_compression(row)) {
+            Some(known) if row.t_step_s() < solved.costs[*known].t_step_s() => *known = i,
             Some(_) => {}
             None => best.push(i),
         }
     }
-    best.extend(plan.marked.1.filter(|chosen| !best.contains(chosen)));
+    best.extend(solved.marked.1.filter(|chosen| !best.contains(chosen)));
     best
 }
 
-fn could_beat_dense(plan: &Plan) -> bool {
-    plan.costs.iter().any(|r| !r.is_dense() && r.break_even_gain.is_some_and(|gain| gain < 1.0))
+fn could_beat_dense(solved: &Solved) -> bool {
+    solved.costs.iter().any(|r| !r.is_dense() && r.break_even_gain.is_some_and(|gain| gain < 1.0))
 }
 
 /// For each ratio its fastest collective, which has the least break-even gain.
 fn write_break_even(plan: &Plan, out: &mut String) -> std::fmt::Result {
     let mut best: Vec<(f64, &Row)> = Vec::new();
-    for row in plan.costs.iter().filter(|r| !r.is_dense()) {
+    for row in plan.solved.costs.iter().filter(|r| !r.is_dense()) {
         let gain = row.break_even_gain.unwrap_or(f64::INFINITY);
-        match best.iter_mut().find(|(_, b)| (b.cr, &b.family) == (row.cr, &row.family)) {
+        match best.iter_mut().find(|(_, b)| b.same_compression(row)) {
             Some(known) if gain < known.0 => *known = (gain, row),
             Some(_) => {}
             None => best.push((gain, row)),
@@ -91,13 +91,7 @@ fn write_break_even(plan: &Plan, out: &mut String) -> std::fmt::Result {
     }
     for (needed, row) in can {
         let now = if plan.gain_assumed { "assumed" } else { "given" };
-        writeln!(
-            out,
-            "  {:<WIDTH$} {:<15} {needed:.4} ({now}: {:.4})",
-            compressor(row),
-            by(row),
-            row.quality.gain.get()
-        )?;
+        writeln!(out, "  {:<WIDTH$} {:<15} {needed:.4} ({now}: {:.4})", compressor(row), by(row), row.of.gain.get())?;
     }
     if !never.is_empty() {
         let names: Vec<String> = never.iter().map(|(_, row)| compressor(row)).collect();
@@ -106,24 +100,24 @@ fn write_break_even(plan: &Plan, out: &mut String) -> std::fmt::Result {
     Ok(())
 }
 
-fn write_front(plan: &Plan, out: &mut String) -> std::fmt::Result {
+fn write_front(solved: &Solved, out: &mut String) -> std::fmt::Result {
     writeln!(out, "\n* on the Pareto front of (t_comp, t_sync, 1/gain); > the choice.")?;
-    writeln!(out, "\nChoice: {} by {}.", compressor(&plan.choice), by(&plan.choice))
+    writeln!(out, "\nChoice: {} by {}.", compressor(&solved.choice), by(&solved.choice))
 }
 
-fn write_buckets(plan: &Plan, searched: &Searched, out: &mut String) -> std::fmt::Result {
+fn write_buckets(solved: &Solved, searched: &Searched, out: &mut String) -> std::fmt::Result {
     let ms = searched.took.as_secs_f64() * 1e3;
     writeln!(
         out,
         "\nA ratio per bucket, by {} ({}): {ms:.1} ms, front of {} plans.",
         searched.solution.solver.as_str(),
         searched.why(),
-        plan.front.len()
+        solved.front.len()
     )?;
-    writeln!(out, "\n  {HEAD}\n> {}", row(&plan.choice))?;
+    writeln!(out, "\n  {HEAD}\n> {}", row(&solved.choice))?;
     writeln!(out, "\n  Buckets are sent one after the other, so each pays its latency.")?;
     writeln!(out, "\n  {:<24} {:>14} {:>8}", "buckets", "values", "CR")?;
-    let crs: Vec<f64> = plan.choice.bucket_crs.iter().flatten().copied().collect();
+    let crs: Vec<f64> = solved.choice.bucket_crs.iter().flatten().copied().collect();
     let mut at = 0;
     for run in crs.chunk_by(|a, b| a == b) {
         let (name, values) = run_of(searched, at..at + run.len());
@@ -131,8 +125,8 @@ fn write_buckets(plan: &Plan, searched: &Searched, out: &mut String) -> std::fmt
         writeln!(out, "  {name:<24} {values:>14} {cr:>8}")?;
         at += run.len();
     }
-    let cr = plan.choice.cr;
-    writeln!(out, "\nChoice: {}, {} of all values kept.", plan.choice.collective, percent(cr))
+    let cr = solved.choice.cr;
+    writeln!(out, "\nChoice: {}, {} of all values kept.", solved.choice.of.strategy.collective(), percent(cr))
 }
 
 /// Neighbours with one ratio: the name of the first and of the last, and all their values.
@@ -157,14 +151,16 @@ fn compressor(r: &Row) -> String {
     if r.is_dense() {
         return "dense".into();
     }
-    let family = r.family.replace("+ef(vanilla)", "");
+    let spec = r.of.strategy.spec();
+    let family = r.of.strategy.family().to_string().replace("+ef(vanilla)", "");
     let open = family.replace("(k=*)", "").replace("k=*,", "");
     let name = if open == family { family } else { format!("{open} at {}", (r.cr * 1e6).round() / 1e6) };
-    if r.lacks_memory { format!("{name} (no ef)") } else { name }
+    if spec.is_biased_without_memory() || spec.is_unbiased_without_memory() { format!("{name} (no ef)") } else { name }
 }
 
 fn by(r: &Row) -> String {
-    r.selection.map_or(r.collective.to_owned(), |selection| format!("{}:{selection}", r.collective))
+    let collective = r.of.strategy.collective();
+    r.of.strategy.selection().map_or(collective.to_string(), |selection| format!("{collective}:{selection}"))
 }
 
 fn row(r: &Row) -> String {
@@ -173,10 +169,10 @@ fn row(r: &Row) -> String {
         "{:<WIDTH$} {:<15} {:>12} {:>12} {:>12} {:>7.4} {:>12}",
         compressor(r),
         by(r),
-        ms(r.t_comp_s),
-        ms(r.t_sync_s),
-        ms(r.t_step_s),
-        r.quality.gain.get(),
+        ms(r.of.t_comp.get()),
+        ms(r.of.t_sync.get()),
+        ms(r.t_step_s()),
+        r.of.gain.get(),
         ms(r.t_quality_s),
     )
 }

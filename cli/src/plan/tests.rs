@@ -49,7 +49,7 @@ fn about_compute(plan: &Plan) -> &str {
 
 /// Whether a plan of these words is dense, by its compute time.
 fn is_dense(words: &str, compute: &str) -> bool {
-    plan(&format!("{words} --compute {compute}")).unwrap().choice.cr == 1.0
+    plan(&format!("{words} --compute {compute}")).unwrap().solved.choice.cr == 1.0
 }
 
 /// The other policies go from dense to a small ratio and back as the compute time grows.
