@@ -63,12 +63,15 @@ impl LinkMatrix {
         self.links[from * self.n + to]
     }
 
-    /// The slowest alpha and the slowest bandwidth over all off-diagonal links: what a schedule that uses
-    /// every link pays. With one rank, the diagonal's link.
-    pub fn worst(&self) -> Link {
+    /// The links between different ranks, row by row. With one rank, the diagonal's link.
+    pub fn between(&self) -> impl Iterator<Item = Link> {
         let off_diagonal = self.links.iter().enumerate().filter(|(i, _)| self.n == 1 || i / self.n != i % self.n);
-        off_diagonal
-            .map(|(_, link)| *link)
+        off_diagonal.map(|(_, link)| *link)
+    }
+
+    /// The slowest alpha and the slowest bandwidth of [`Self::between`]: what a schedule that uses every link pays.
+    pub fn worst(&self) -> Link {
+        self.between()
             .reduce(|a, b| Link {
                 alpha: if a.alpha >= b.alpha { a.alpha } else { b.alpha },
                 bandwidth: if a.bandwidth <= b.bandwidth { a.bandwidth } else { b.bandwidth },

@@ -25,7 +25,7 @@ pub struct Bucket {
     /// Its share of the gradient's energy, in any unit; above 0.
     pub energy: f64,
     /// gain(c) and t_comp(c) of this bucket; absent: the prior for its size.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<Profile>,
 }
 

@@ -78,13 +78,14 @@ impl Coefficients {
 
 /// A window of samples and the coefficients fitted to it. Stored as its samples; fitted again when read.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(from = "Stored", into = "Stored")]
+#[serde(from = "Stored")]
 pub struct Fit {
     samples: VecDeque<Sample>,
+    #[serde(skip_serializing)]
     coefficients: Coefficients,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 struct Stored {
     samples: VecDeque<Sample>,
 }
@@ -96,12 +97,6 @@ impl From<Stored> for Fit {
         let samples: VecDeque<Sample> = valid[valid.len().saturating_sub(WINDOW)..].iter().copied().collect();
         let coefficients = solve::fit(&samples);
         Self { samples, coefficients }
-    }
-}
-
-impl From<Fit> for Stored {
-    fn from(fit: Fit) -> Self {
-        Self { samples: fit.samples }
     }
 }
 
@@ -123,11 +118,6 @@ impl Fit {
     /// As fitted; the prior without samples.
     pub fn coefficients(&self) -> Coefficients {
         self.coefficients
-    }
-
-    /// The window, oldest first.
-    pub fn samples(&self) -> impl Iterator<Item = &Sample> {
-        self.samples.iter()
     }
 }
 

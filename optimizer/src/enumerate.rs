@@ -22,15 +22,11 @@ impl Solution {
     }
 }
 
-/// Predicts every candidate of the space.
-pub fn evaluate_all(problem: &Problem, space: &Space) -> Result<Vec<Evaluated>, ProblemError> {
-    let evaluator = Evaluator::new(problem);
-    space.strategies().iter().map(|strategy| evaluator.evaluate(strategy)).collect()
-}
-
 /// Evaluates all candidates and picks one of the front by the policy.
 pub fn solve(problem: &Problem, space: &Space, policy: &dyn Policy) -> Result<Solution, ProblemError> {
-    let candidates = evaluate_all(problem, space)?;
+    let evaluator = Evaluator::new(problem);
+    let candidates: Result<Vec<Evaluated>, _> = space.strategies().iter().map(|x| evaluator.evaluate(x)).collect();
+    let candidates = candidates?;
     let front = pareto::front(&candidates);
     let choice = policy.choose(&candidates, &front, problem.compute);
     Ok(Solution { candidates, front, choice })

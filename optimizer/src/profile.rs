@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 pub const MAX_POINTS: usize = 256;
 
 /// Gain never goes below this: 1/gain stays finite.
-const LEAST_GAIN: f64 = 1e-9;
+pub(crate) const LEAST_GAIN: f64 = 1e-9;
 
 /// One measured ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -56,15 +56,17 @@ pub enum ProfileError {
 
 /// gain(c) and t_comp(c), see the module.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "RawProfile", into = "RawProfile")]
+#[serde(try_from = "RawProfile")]
 pub struct Profile {
     points: Vec<ProfilePoint>,
     assumed: bool,
+    #[serde(skip_serializing)]
     gain: Curve,
+    #[serde(skip_serializing)]
     t_comp: Vec<(f64, f64)>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawProfile {
     points: Vec<ProfilePoint>,
@@ -76,12 +78,6 @@ impl TryFrom<RawProfile> for Profile {
     type Error = ProfileError;
     fn try_from(raw: RawProfile) -> Result<Self, ProfileError> {
         Self::build(raw.points, raw.assumed)
-    }
-}
-
-impl From<Profile> for RawProfile {
-    fn from(profile: Profile) -> Self {
-        Self { points: profile.points, assumed: profile.assumed }
     }
 }
 
@@ -118,19 +114,19 @@ impl Profile {
         &self.points
     }
 
-    /// Range of ratios that were measured.
-    pub fn measured(&self) -> (CompressionRatio, CompressionRatio) {
-        (self.points[0].cr, self.points[self.points.len() - 1].cr)
+    /// The profile through what `of` makes of each point; the same where that makes none.
+    pub fn map(&self, of: impl Fn(&ProfilePoint) -> ProfilePoint) -> Self {
+        Self::build(self.points.iter().map(of).collect(), self.assumed).unwrap_or_else(|_| self.clone())
     }
 
-    /// Whether it is of a compressor that has one ratio.
-    fn is_point(&self) -> bool {
-        self.t_comp.is_empty()
+    /// The only point of a compressor that has one ratio.
+    fn only(&self, c: CompressionRatio) -> Option<&ProfilePoint> {
+        self.points.first().filter(|_| self.t_comp.is_empty() && c.is_dense())
     }
 
     /// Predicted gain at c.
     pub fn gain(&self, c: CompressionRatio) -> Gain {
-        if let (true, true, [only]) = (self.is_point(), c.is_dense(), &self.points[..]) {
+        if let Some(only) = self.only(c) {
             return only.gain;
         }
         let x = c.get().ln();
@@ -141,7 +137,7 @@ impl Profile {
 
     /// Predicted seconds to compress and decompress at c; 0 when c = 1 of a compressor that has other ratios.
     pub fn t_comp(&self, c: CompressionRatio) -> f64 {
-        if let (true, true, [only]) = (self.is_point(), c.is_dense(), &self.points[..]) {
+        if let Some(only) = self.only(c) {
             return only.t_comp_s;
         }
         if c.is_dense() { 0.0 } else { linear(&self.t_comp, c.get().ln()) }

@@ -2,6 +2,7 @@
 
 use flexcomm_domain::{Collective, CompressionRatio, Family, Selection, Strategy};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// The paper's candidate ratios: c_high/3^i down to c_low, rounded as it prints them.
 pub const DEFAULT_CRS: [f64; 5] = [0.1, 0.033, 0.011, 0.004, 0.001];
@@ -47,7 +48,9 @@ impl Space {
                 all.extend(self.selections(collective).flat_map(|selection| self.of(family, collective, selection)));
             }
         }
-        without_repeats(all)
+        let mut seen = BTreeSet::new();
+        all.retain(|strategy| seen.insert(*strategy));
+        all
     }
 
     /// Worker selections that a collective is a candidate with.
@@ -63,16 +66,6 @@ impl Space {
         let specs = ratios.iter().filter_map(|&cr| family.at(cr).ok());
         specs.filter_map(|spec| Strategy::new(spec, collective, selection).ok()).collect()
     }
-}
-
-fn without_repeats(all: Vec<Strategy>) -> Vec<Strategy> {
-    let mut seen: Vec<Strategy> = Vec::with_capacity(all.len());
-    for strategy in all {
-        if !seen.contains(&strategy) {
-            seen.push(strategy);
-        }
-    }
-    seen
 }
 
 #[cfg(test)]

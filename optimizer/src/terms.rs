@@ -99,8 +99,6 @@ struct Simulated<'a> {
     allreduces: Vec<Arc<Timed>>,
     allgather: Timed,
     broadcasts: Vec<Timed>,
-    /// All ranks start together.
-    start: Vec<f64>,
     /// Broadcasts timed before: art-ring and art-tree send the same indices.
     known: RefCell<Vec<(f64, Terms)>>,
 }
@@ -178,9 +176,8 @@ impl<'a> Simulated<'a> {
     fn new(links: &'a LinkMatrix, roots: usize) -> Result<Self, GenerateError> {
         let n = links.ranks() as u32;
         let roots = roots.min(links.ranks()) as u32;
-        let start = vec![0.0; links.ranks()];
         let timed = |schedule: Schedule| {
-            let alpha_s = time(&schedule, links, &start, 0.0);
+            let alpha_s = time(&schedule, links, 0.0);
             Timed { schedule, alpha_s }
         };
         let mut allreduces: Vec<Arc<Timed>> = Vec::new();
@@ -198,13 +195,12 @@ impl<'a> Simulated<'a> {
             broadcasts: (0..roots)
                 .map(|i| collectives::binomial_broadcast(n, Rank(i * n / roots)).map(timed))
                 .collect::<Result<_, _>>()?,
-            start: start.clone(),
             known: RefCell::default(),
         })
     }
 
     fn terms(&self, timed: &Timed, chunk_bytes: f64) -> Terms {
-        let total = time(&timed.schedule, self.links, &self.start, chunk_bytes);
+        let total = time(&timed.schedule, self.links, chunk_bytes);
         // Not max(0.0, ..), which would hide a NaN.
         let beta_s = if total < timed.alpha_s { 0.0 } else { total - timed.alpha_s };
         Terms { alpha_s: timed.alpha_s, beta_s }
@@ -231,9 +227,9 @@ impl<'a> Simulated<'a> {
     }
 }
 
-/// NaN when the size of a chunk is not a number: the caller's range check names it.
-fn time(schedule: &Schedule, links: &LinkMatrix, start: &[f64], chunk_bytes: f64) -> f64 {
-    match collectives::simulate_after(schedule, &|_| chunk_bytes, links, start) {
+/// Of ranks that start together. NaN when the size of a chunk is not a number: the caller's range check names it.
+fn time(schedule: &Schedule, links: &LinkMatrix, chunk_bytes: f64) -> f64 {
+    match collectives::simulate_after(schedule, &|_| chunk_bytes, links, &vec![0.0; links.ranks()]) {
         Ok(finish) => finish.into_iter().fold(0.0, f64::max),
         Err(_) => f64::NAN,
     }
@@ -255,10 +251,8 @@ fn split(net: Net, bytes: f64, form: fn(Net, f64) -> f64) -> Terms {
 
 /// The link that all pairs share, if they do.
 fn equal_links(links: &LinkMatrix) -> Option<Link> {
-    let n = links.ranks();
-    let first = if n > 1 { links.get(0, 1) } else { links.get(0, 0) };
-    let pairs = (0..n).flat_map(|from| (0..n).map(move |to| (from, to))).filter(|(from, to)| from != to);
-    pairs.into_iter().all(|(from, to)| links.get(from, to) == first).then_some(first)
+    let first = links.between().next()?;
+    links.between().all(|link| link == first).then_some(first)
 }
 
 #[cfg(test)]

@@ -52,7 +52,6 @@ pub struct Evidence {
     /// What the strategy was measured to cost.
     pub measured: Measured,
     /// The gain that it was chosen for, where that is what it failed to keep.
-    #[serde(default)]
     pub promised: Option<Gain>,
 }
 
@@ -74,7 +73,6 @@ pub struct Blocked {
     /// What was measured, in words.
     pub why: String,
     /// Absent when the links have explained it, and in what older versions remembered.
-    #[serde(default)]
     pub evidence: Option<Evidence>,
 }
 

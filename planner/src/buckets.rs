@@ -36,11 +36,8 @@ fn one(s: &Snapshot, costs: &Costs, (compressor, space): (Family, &Space), seed:
 /// A bucket that no trial has looked at keeps what the whole gradient keeps, and takes its share of the time.
 fn with_profile(bucket: &Bucket, whole: Option<&Profile>, all: u64) -> Bucket {
     let share = bucket.values as f64 / all as f64;
-    let scaled = whole.and_then(|profile| {
-        let point = |p: &ProfilePoint| ProfilePoint { t_comp_s: p.t_comp_s * share, ..*p };
-        Profile::new(profile.points().iter().map(point).collect()).ok()
-    });
-    Bucket { profile: bucket.profile.clone().or(scaled), ..bucket.clone() }
+    let scaled = || Some(whole?.map(|p| ProfilePoint { t_comp_s: p.t_comp_s * share, ..*p }));
+    Bucket { profile: bucket.profile.clone().or_else(scaled), ..bucket.clone() }
 }
 
 fn report(score: Option<f64>, compressor: Family, best: &BucketSolution, seed: u64) -> BucketReport {

@@ -115,11 +115,5 @@ fn modelled(problem: &Problem, strategy: &Strategy, terms: Terms) -> f64 {
 }
 
 fn clamp(time: Seconds, low: Seconds, high: Seconds) -> Seconds {
-    if time < low {
-        low
-    } else if time > high {
-        high
-    } else {
-        time
-    }
+    Seconds::new(time.get().max(low.get()).min(high.get())).unwrap_or(time)
 }

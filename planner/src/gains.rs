@@ -69,7 +69,8 @@ pub(crate) fn note(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
     let Some(m) = settled(s, memory, now) else { return };
     let Some(power) = power_in_force(s, memory, now) else { return };
     let (selector, cr) = (s.strategy().selector(), s.strategy().cr());
-    if let Some(known) = memory.known_bias((selector, cr, profile_at)) {
+    let own = |b: &&mut Bias| (b.selector, b.cr, b.profile_at) == (selector, cr, profile_at);
+    if let Some(known) = memory.bias.iter_mut().find(own) {
         known.shown = m.gain;
         memory.drift = Some(Drift { power: power / known.power, profile_at, selector });
         return;

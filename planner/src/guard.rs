@@ -231,18 +231,11 @@ impl Look<'_> {
     }
 
     fn cost_of<'a>(&self, p: &'a Priced) -> Fallback<'a> {
-        match self.seen(&p.strategy()) {
-            Some(m) => Fallback {
-                to: p,
-                cost: self.worth(&p.strategy(), m.t_step, m.gain),
-                words: format!("measured at {} per step", words::time(m.t_step.get())),
-                by_steps: false,
-            },
-            None => {
-                let cost = self.worth(&p.strategy(), p.what.t_step, p.what.gain);
-                Fallback { to: p, cost, words: format!("predicted {}", p.words()), by_steps: false }
-            }
-        }
+        let (t_step, gain, words) = match self.seen(&p.strategy()) {
+            Some(m) => (m.t_step, m.gain, format!("measured at {} per step", words::time(m.t_step.get()))),
+            None => (p.what.t_step, p.what.gain, format!("predicted {}", p.words())),
+        };
+        Fallback { to: p, cost: self.worth(&p.strategy(), t_step, gain), words, by_steps: false }
     }
 
     /// Whether it is the compressor in force over the same collective at a larger ratio.

@@ -50,7 +50,6 @@ pub struct Memory {
     /// The trial bias of the ratios that were in force.
     pub bias: Vec<Bias>,
     /// How gains have moved since the ratio in force was first seen to be biased.
-    #[serde(default)]
     pub drift: Option<Drift>,
     /// When the profile that was last solved with was measured.
     pub profile_at: Option<Timestamp>,
@@ -71,14 +70,12 @@ pub struct Memory {
     #[serde(rename = "guard_spoke")]
     pub judged: Option<Version>,
     /// What the newest decision was made for, until its settled steps have kept it.
-    #[serde(default)]
     pub promise: Option<Promise>,
     /// Measured times of strategies that were in force lately, newest last.
     pub seen: Vec<Seen>,
     /// Strategies not to return to for a while.
     pub blocked: Vec<Blocked>,
     /// A decision made on assumed gains because the links moved before a trial could answer.
-    #[serde(default)]
     pub assumed: Option<Version>,
     /// A decision that need not stay for the dwell time: a rollback whose reason the links explain, or one that was made on
     /// assumed gains which are measured now.
@@ -93,7 +90,6 @@ pub struct Moving {
     /// The last one.
     pub until: Timestamp,
     /// The links before it; absent in what older versions remembered.
-    #[serde(default)]
     pub from: Option<LinkSummary>,
 }
 
@@ -113,11 +109,8 @@ pub struct LinkSummary {
 impl LinkSummary {
     /// Of all links between different ranks; with one rank, of its own.
     pub fn of(matrix: &LinkMatrix) -> Self {
-        let n = matrix.ranks();
-        let pairs = (0..n).flat_map(|from| (0..n).map(move |to| (from, to)));
         let (mut count, mut alpha, mut beta) = (0.0, 0.0, 0.0);
-        for (from, to) in pairs.filter(|&(from, to)| n == 1 || from != to) {
-            let link = matrix.get(from, to);
+        for link in matrix.between() {
             count += 1.0;
             alpha += link.alpha.get();
             beta += link.bandwidth.beta();
@@ -232,7 +225,6 @@ pub struct Seen {
     /// Over which links.
     pub links: LinkSummary,
     /// The cost model's terms of it on those links; absent in what older versions remembered.
-    #[serde(default)]
     pub terms: Option<Terms>,
     /// When it was noted.
     #[serde(default)]
@@ -302,11 +294,6 @@ impl Memory {
     /// The noise of the links' estimates, assumed while nothing is known.
     pub(crate) fn noise(&self) -> f64 {
         self.link_noise.unwrap_or(ASSUMED_NOISE)
-    }
-
-    /// The bias of this profile's trial for the ratio, where that is known.
-    pub(crate) fn known_bias(&mut self, of: (Selector, CompressionRatio, Option<Timestamp>)) -> Option<&mut Bias> {
-        self.bias.iter_mut().find(|b| (b.selector, b.cr, b.profile_at) == of)
     }
 
     /// Remembers a trial's bias, instead of an earlier one's.

@@ -129,7 +129,7 @@ pub struct Report {
     /// The strategy in force when the call was made, as it is believed to cost now.
     pub in_force: Option<Alternative>,
     /// The step that the links claim for the strategy in force where its newest steps tell of another network, seconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub contradicted_s: Option<f64>,
     /// The best one, whether chosen or deferred.
     pub best: Option<Alternative>,
@@ -152,7 +152,7 @@ pub struct Report {
     pub trial: Option<String>,
     /// With several buckets, and when everything was solved: the best ratio for each. Advice so far, since a decision
     /// has one ratio.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub buckets: Option<BucketReport>,
 }
 

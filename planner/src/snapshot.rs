@@ -31,7 +31,7 @@ pub struct Snapshot {
     /// What the job's trainers can do.
     pub offer: Offer,
     /// Kinds of compressors that the job's policy allows; absent: all. Dense always is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub kinds: Option<BTreeSet<CompressorKind>>,
     /// The links between its ranks; absent while no estimate covers them.
     pub links: Option<Links>,
@@ -95,11 +95,9 @@ pub struct Profiles {
     /// profile.
     pub measured_at: Option<Timestamp>,
     /// When the newest trial ended that ran something live and timed it; absent where shadows alone were asked.
-    #[serde(default)]
     pub tried_at: Option<Timestamp>,
     /// When the newest trial ended that told of anything, live or by shadows. Its shadows tell more later, also while a newer
     /// one runs; that is no answer of the newer one.
-    #[serde(default)]
     pub ended_at: Option<Timestamp>,
     /// Whether its gains are of residuals that have grown (shadow trials), not of a live trial's few iterations.
     #[serde(default)]
@@ -135,7 +133,6 @@ pub struct Measured {
     #[serde(default)]
     pub gain_spread: f64,
     /// Between which times the steps lie; absent when only medians are known.
-    #[serde(default)]
     pub scatter: Option<Scatter>,
 }
 

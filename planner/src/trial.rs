@@ -151,13 +151,8 @@ fn worth(s: &Snapshot, costs: Option<&Costs>) -> Vec<Strategy> {
     cheapest.sort_by(|a, b| known(a).cmp(&known(b)).then(time(a).total_cmp(&time(b))));
     let mut best = cheapest.clone();
     best.sort_by_cached_key(|x| (known(x), costs.and_then(|c| c.all.iter().position(|p| p.strategy() == *x))));
-    let mut worth: Vec<Strategy> = Vec::new();
-    for next in cheapest.into_iter().zip(best).flat_map(|(a, b)| [a, b]) {
-        if !worth.contains(&next) {
-            worth.push(next);
-        }
-    }
-    worth
+    let mut seen = BTreeSet::new();
+    cheapest.into_iter().zip(best).flat_map(|(a, b)| [a, b]).filter(|x| seen.insert(*x)).collect()
 }
 
 /// As many as fit a trial: of each curve over the ratio evenly spread points, at other ratios than of the curve before, so that

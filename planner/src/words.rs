@@ -60,14 +60,11 @@ fn compressor(s: &Strategy) -> String {
 /// What moved most between two states of the links, if anything moved by `share`.
 pub(crate) fn links_moved(from: &LinkSummary, to: &LinkSummary, share: f64, latency_floor: f64) -> String {
     let mut parts = Vec::new();
-    let latency = |what: &str, a: f64, b: f64| {
-        let verb = if b > a { "rose" } else { "fell" };
-        format!("{what} {verb} from {} to {}", time(a), time(b))
+    let moved = |what: &str, (a, b): (f64, f64), shown: fn(f64) -> String| {
+        format!("{what} {} from {} to {}", if b > a { "rose" } else { "fell" }, shown(a), shown(b))
     };
-    let bandwidth = |what: &str, a: f64, b: f64| {
-        let verb = if b > a { "rose" } else { "fell" };
-        format!("{what} {verb} from {} to {}", rate(a), rate(b))
-    };
+    let latency = |what: &str, a: f64, b: f64| moved(what, (a, b), time);
+    let bandwidth = |what: &str, a: f64, b: f64| moved(what, (a, b), rate);
     let far = |a: f64, b: f64| crate::memory::relative(a, b) >= share;
     let late = |a: f64, b: f64| far(a, b) && (a - b).abs() >= latency_floor;
     if far(from.bandwidth_mean_bps, to.bandwidth_mean_bps) {

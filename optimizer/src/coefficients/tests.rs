@@ -87,7 +87,7 @@ fn a_lasting_change_is_learnt_within_the_window() {
     (0..WINDOW).for_each(|_| assert!(fit.observe(Sample { terms, measured_s: 0.04 })));
     (0..WINDOW).for_each(|_| assert!(fit.observe(Sample { terms, measured_s: 0.06 })));
     assert!((fit.coefficients().predict(terms) / 0.06 - 1.0).abs() < 0.01);
-    assert_eq!(fit.samples().count(), WINDOW);
+    assert_eq!(fit.samples.len(), WINDOW);
 }
 
 /// A job on one network: its measured bandwidth scatters, its times do not. Elsewhere the terms must still count.

@@ -98,7 +98,7 @@ impl Settings {
 }
 
 fn search_sparse(problem: &BucketProblem, settings: &Settings, seed: u64) -> Result<Vec<PlanPoint>, NsgaError> {
-    let code = Code::new(problem);
+    let code = Code { problem };
     let exact = match settings.start {
         Start::Exact => seeds::exact(problem, settings.population),
         Start::Random => Vec::new(),
@@ -148,11 +148,7 @@ struct Code<'a> {
     problem: &'a BucketProblem,
 }
 
-impl<'a> Code<'a> {
-    fn new(problem: &'a BucketProblem) -> Self {
-        Self { problem }
-    }
-
+impl Code<'_> {
     fn snap(&self) -> Snap {
         Snap { levels: self.problem.levels().len(), collectives: self.problem.collectives().len() }
     }

@@ -43,25 +43,12 @@ pub trait Policy: std::fmt::Debug {
     /// is NaN loses to every number. When nothing is eligible, the candidate of the highest gain is picked
     /// (dense, which is always among the candidates). Panics only if `candidates` is empty.
     fn choose(&self, candidates: &[Evaluated], front: &[usize], compute: Seconds) -> Choice {
-        choose(self.name(), candidates, front, |c| self.score(c, compute).filter(|s| !s.is_nan()), |s| self.describe(s))
-    }
-}
-
-fn choose(
-    name: &str,
-    candidates: &[Evaluated],
-    front: &[usize],
-    score: impl Fn(&Evaluated) -> Option<f64>,
-    describe: impl Fn(f64) -> String,
-) -> Choice {
-    let eligible = front.iter().filter_map(|&i| Some((score(&candidates[i])?, i)));
-    let best = eligible.min_by(|a, b| a.0.total_cmp(&b.0).then_with(|| prefer(candidates, a.1, b.1)));
-    match best {
-        Some((score, index)) => {
-            let why = explain(name, candidates, index, &describe(score));
-            Choice { index, score, why }
-        }
-        None => fallback(name, candidates),
+        let score = |i: usize| self.score(&candidates[i], compute).filter(|s| !s.is_nan());
+        let eligible = front.iter().filter_map(|&i| Some((score(i)?, i)));
+        let best = eligible.min_by(|a, b| a.0.total_cmp(&b.0).then_with(|| prefer(candidates, a.1, b.1)));
+        let Some((score, index)) = best else { return fallback(self.name(), candidates) };
+        let why = explain(self.name(), candidates, index, &self.describe(score));
+        Choice { index, score, why }
     }
 }
 

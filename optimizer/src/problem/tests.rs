@@ -1,5 +1,6 @@
 use super::*;
-use crate::{ProfilePoint, Sample, cost};
+use crate::cost::{self, tests as forms};
+use crate::{ProfilePoint, Sample};
 use flexcomm_domain::{Collective, CompressionRatio, IndexBytes, Link};
 use proptest::prelude::{Just, prop_assert, prop_assert_eq, prop_assume, prop_oneof, proptest};
 
@@ -13,11 +14,11 @@ fn without_measurements_it_is_the_papers_model() {
     let net = cost::Net::new(1e-3, 1e10, 8);
     let m = 4.0 * 25.56e6;
     for (strategy, expected) in [
-        ("none@1/dense-ring", cost::ring(net, m)),
-        ("none@1/dense-tree", cost::tree(net, m)),
-        ("topk@0.1/allgather", cost::compressed_allgather(net, 0.1 * m)),
-        ("topk@0.1/art-ring:star", cost::art_ring(net, 0.1 * m)),
-        ("topk@0.1/art-tree:star", cost::art_tree(net, 0.1 * m)),
+        ("none@1/dense-ring", forms::ring(net, m)),
+        ("none@1/dense-tree", forms::tree(net, m)),
+        ("topk@0.1/allgather", forms::compressed_allgather(net, 0.1 * m)),
+        ("topk@0.1/art-ring:star", forms::art_ring(net, 0.1 * m)),
+        ("topk@0.1/art-tree:star", forms::art_tree(net, 0.1 * m)),
     ] {
         let found = problem.evaluate(&strategy.parse().unwrap()).unwrap();
         assert!((found.t_sync.get() / expected - 1.0).abs() < 1e-9, "{strategy}: {found:?}");
@@ -124,9 +125,9 @@ proptest! {
         // 4 bytes for each value that is really kept.
         let mc = 4.0 * CompressionRatio::new(c).unwrap().keep(values as usize) as f64;
         let ratio = alpha * bandwidth / 8.0;
-        prop_assert_eq!(ratio < cost::threshold_ring_over_tree(n, mc).unwrap(), ar < at);
-        prop_assert_eq!(ratio < cost::threshold_ring_over_allgather(n, mc).unwrap(), ar < ag);
-        prop_assert_eq!(ratio < cost::threshold_tree_over_allgather(n, mc).unwrap(), at < ag);
+        prop_assert_eq!(ratio < forms::threshold_ring_over_tree(n, mc).unwrap(), ar < at);
+        prop_assert_eq!(ratio < forms::threshold_ring_over_allgather(n, mc).unwrap(), ar < ag);
+        prop_assert_eq!(ratio < forms::threshold_tree_over_allgather(n, mc).unwrap(), at < ag);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! above.
 
 use crate::{Outcome, Snapshot};
-use flexcomm_domain::{Collective, IndexBytes, LinkMatrix, Selection, Strategy};
+use flexcomm_domain::{Collective, IndexBytes, Link, LinkMatrix, Selection, Strategy};
 use flexcomm_optimizer::Coefficients;
 
 /// From the least to the most, seconds.
@@ -122,30 +122,20 @@ pub(super) fn factors(s: &Snapshot, outcome: &Outcome) -> (f64, f64) {
     each.fold((1.0, 1.0), |(least, most), factor| (least.min(factor), most.max(factor)))
 }
 
-/// (mean alpha, mean beta) and [`extremes`] between different ranks.
-pub(super) fn middle_and_extremes(matrix: &LinkMatrix) -> ((f64, f64), (f64, f64), (f64, f64)) {
-    let n = matrix.ranks();
-    let between = (0..n).flat_map(|from| (0..n).map(move |to| (from, to))).filter(|(from, to)| from != to);
-    let links: Vec<(f64, f64)> =
-        between.map(|(from, to)| matrix.get(from, to)).map(|l| (l.alpha.get(), 8.0 / l.bandwidth.get())).collect();
-    let mean = |of: fn(&(f64, f64)) -> f64| links.iter().map(of).sum::<f64>() / links.len() as f64;
-    let (alpha, beta) = extremes(matrix);
-    ((mean(|l| l.0), mean(|l| l.1)), alpha, beta)
+/// (mean alpha, mean beta) between different ranks.
+pub(super) fn middle(matrix: &LinkMatrix) -> (f64, f64) {
+    let links: Vec<Link> = matrix.between().collect();
+    let mean = |of: fn(&Link) -> f64| links.iter().map(of).sum::<f64>() / links.len() as f64;
+    (mean(|l| l.alpha.get()), mean(|l| 8.0 / l.bandwidth.get()))
 }
 
 /// ((least, most alpha), (least, most beta)) between different ranks.
-fn extremes(matrix: &LinkMatrix) -> ((f64, f64), (f64, f64)) {
-    let n = matrix.ranks();
+pub(super) fn extremes(matrix: &LinkMatrix) -> ((f64, f64), (f64, f64)) {
     let none = (f64::INFINITY, f64::NEG_INFINITY);
     let widen = |(low, high): (f64, f64), v: f64| (low.min(v), high.max(v));
-    let mut found = (none, none);
-    for from in 0..n {
-        for to in (0..n).filter(|to| *to != from) {
-            let link = matrix.get(from, to);
-            found = (widen(found.0, link.alpha.get()), widen(found.1, 8.0 / link.bandwidth.get()));
-        }
-    }
-    found
+    matrix.between().fold((none, none), |(alpha, beta), link| {
+        (widen(alpha, link.alpha.get()), widen(beta, 8.0 / link.bandwidth.get()))
+    })
 }
 
 /// Seconds for the progress of a dense step when error feedback does not make up for the share `lost` of what a step does not
@@ -177,7 +167,7 @@ pub(super) fn step(compute: f64, communicate: f64, g: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flexcomm_domain::{JobId, Link};
+    use flexcomm_domain::JobId;
 
     fn time(strategy: &str, n: u32) -> Range {
         let s = Snapshot::new(JobId::new("j").unwrap(), n, 1_000_000);
