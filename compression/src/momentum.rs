@@ -33,8 +33,13 @@ impl Momentum {
         }
     }
 
-    /// The step of the last [`Self::apply`] counts; a second time, right after it, it does not.
-    pub(crate) fn swap(&mut self) {
+    /// The step of the last [`Self::apply`] counts.
+    pub(crate) fn commit(&mut self) {
+        std::mem::swap(&mut self.velocity, &mut self.other);
+    }
+
+    /// The step that was committed last does not count; once only.
+    pub(crate) fn undo(&mut self) {
         std::mem::swap(&mut self.velocity, &mut self.other);
     }
 

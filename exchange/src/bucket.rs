@@ -17,7 +17,7 @@ mod device;
 mod place;
 
 pub use device::{Answers, DeviceBuffer, OnHost};
-pub use place::{Host, Last, Place};
+pub use place::{Host, LastRound, Place};
 
 use crate::auto::Leader;
 use crate::error::ExchangeError;
@@ -637,21 +637,20 @@ impl Bucket {
     /// After the last round, in the place where the exchange began: `out` becomes the mean gradient, see [`Place::mean`].
     pub fn finish<P: Place>(&mut self, place: &P, got: &Arrived<'_>, out: P::Mean<'_>) -> Result<Ran, ExchangeError> {
         let phase = self.take_phase()?;
-        let last = if self.is_refused(&phase, got) { Last::Refused } else { self.last(&phase, &got.parts) };
+        let last = if self.is_refused(&phase, got) { LastRound::Refused } else { self.last(&phase, &got.parts) };
         let ran = place.mean(self, &last, out);
-        if let Last::Sum(sum) = last {
+        if let LastRound::Sum(sum) = last {
             self.sum = sum;
         }
         match ran {
-            Ok(Ran::Good) => _ = self.finish_alone(),
+            Ok(Ran::Good) => _ = self.commit(),
             _ => self.put_back()?,
         }
         ran
     }
 
-    /// Ends an exchange that counts; one of a rank alone, whose mean nobody needs, by itself. Answers what left the residual of
-    /// what.
-    pub(crate) fn finish_alone(&mut self) -> Energy {
+    /// Ends an exchange that counts; returns its energies.
+    pub(crate) fn commit(&mut self) -> Energy {
         self.phase = Phase::Idle;
         match &mut self.device {
             Some(device) => device.keep(),
@@ -675,14 +674,16 @@ impl Bucket {
     }
 
     /// What the last round brought.
-    fn last<'a>(&mut self, phase: &Phase, parts: &[&'a [u8]]) -> Last<'a> {
+    fn last<'a>(&mut self, phase: &Phase, parts: &[&'a [u8]]) -> LastRound<'a> {
         match phase {
-            Phase::Whole => Last::Messages(parts.to_vec()),
-            Phase::Bodies(sizes) => Last::Messages(cut(parts, sizes)),
-            Phase::Sums(_) => Last::Sum(self.whole_sum(parts)),
-            Phase::Values => Last::Values(self.sums_of(parts)),
+            Phase::Whole => LastRound::Messages(parts.to_vec()),
+            Phase::Bodies(sizes) => LastRound::Messages(cut(parts, sizes)),
+            Phase::Sums(_) => LastRound::Sum(self.whole_sum(parts)),
+            Phase::Values => LastRound::Values(self.sums_of(parts)),
             // No last one, and no messages.
-            Phase::Idle | Phase::Sizes | Phase::Energies | Phase::Indices | Phase::Refused => Last::Messages(vec![]),
+            Phase::Idle | Phase::Sizes | Phase::Energies | Phase::Indices | Phase::Refused => {
+                LastRound::Messages(vec![])
+            }
         }
     }
 

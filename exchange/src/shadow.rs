@@ -64,7 +64,7 @@ impl Part {
         loop {
             let refused = bucket.status() != Status::Ready;
             if round.last && round.how == How::Gather && !refused {
-                return Ok(bucket.finish_alone());
+                return Ok(bucket.commit());
             }
             buffer.clear();
             buffer.resize(round.bytes, 0);

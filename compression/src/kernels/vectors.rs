@@ -15,7 +15,7 @@ use super::tables::Table;
 #[cfg(target_arch = "x86_64")]
 use super::x86::{
     self, compact, halves, inside_avx2, inside_avx512, nearest, pack, partition, pass, rounding, signs, steps, tables,
-    ternary,
+    ternary, with_features_of,
 };
 use super::{Candidates, Feed, Kernel, PassStats, Work, portable};
 
@@ -28,11 +28,11 @@ macro_rules! vectors {
         fn $name:ident $([$($generic:tt)+])? ($($arguments:tt)+) -> $answer:ty { $($functions:tt)+ }
     )+) => {
         impl Kernel { $( vectors! {
-            @method ($($arguments)+)
+            @method ($($arguments)+) [$($($generic)+)?]
             $(#[$doc])* fn $name [$($($generic)+)?] ($($arguments)+) -> $answer { $($functions)+ }
         } )+ }
     };
-    (@method $all:tt
+    (@method $all:tt $generics:tt
         $(#[$doc:meta])*
         fn $name:ident [$($generic:tt)*] ($($argument:ident: $type:ty),+) -> $answer:ty {
             $($level:ident => $function:expr),+ $(, _ => $otherwise:expr)?
@@ -44,7 +44,9 @@ macro_rules! vectors {
             $(
                 #[cfg(target_arch = "x86_64")]
                 if x86::$level(self) {
-                    // SAFETY: the processor has all that the level stands for; the function is compiled for no more.
+                    with_features_of!($level, $generics $all -> $answer { $function });
+                    // SAFETY: the processor has all that the level stands for; the function needs no more, which the compiler
+                    // has checked above.
                     return unsafe { vectors!(@call $function, $all) };
                 }
             )+

@@ -11,7 +11,7 @@ impl Pipeline {
     /// Replaces `out` by the gradient that one message means: Q^-1, in units of gradients at the learning rate of the last
     /// step. Of a codec with several rounds, the last round's.
     pub fn decompress(&mut self, message: &[u8], step: u64, out: &mut [f32]) -> Result<(), ReadError> {
-        self.decode(message, step, Target::replace(1.0, out))
+        self.decode(message, step, (1.0, out))
     }
 
     /// Replaces `out` by what a lone rank's step means, from its messages of all rounds; `step` is the sender's.
@@ -36,7 +36,7 @@ impl Pipeline {
     /// with a warm start see it.
     pub fn mean(&mut self, sum: &[u8], step: u64, out: &mut [f32]) -> Result<(), ReadError> {
         let scale = 1.0 / self.member.world.max(1) as f32;
-        self.decode(sum, step, Target::replace(scale, out))?;
+        self.decode(sum, step, (scale, out))?;
         if self.units.iter().any(|unit| unit.codec.wants_reply()) {
             self.reply(sum, step, self.rounds() - 1)?;
         }
@@ -100,7 +100,7 @@ impl Pipeline {
         from.finish()
     }
 
-    fn decode(&mut self, message: &[u8], step: u64, Target { scale, out, .. }: Target<'_>) -> Result<(), ReadError> {
+    fn decode(&mut self, message: &[u8], step: u64, (scale, out): (f32, &mut [f32])) -> Result<(), ReadError> {
         self.check_output(out)?;
         let mut from = Reader::new(self.open_message(message, step, self.rounds() - 1)?);
         let context = self.context(step, self.rounds() - 1);

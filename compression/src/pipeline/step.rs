@@ -149,7 +149,7 @@ impl Pipeline {
         self.learning_rate = open.step.learning_rate;
         self.last = Some(open.step.index);
         if let Some(momentum) = &mut self.momentum {
-            momentum.swap();
+            momentum.commit();
         }
         if let Some(memory) = &mut self.memory {
             let step = Feeding { learning_rate: open.step.learning_rate, kernel: self.kernel };

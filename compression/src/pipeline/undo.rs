@@ -53,7 +53,7 @@ impl Pipeline {
             return Err(StateError::NoMark);
         }
         if mark.at == At::After {
-            momentum.iter_mut().for_each(Momentum::swap);
+            momentum.iter_mut().for_each(Momentum::undo);
             memory.iter_mut().for_each(|memory| memory.undo(compensated));
             std::mem::swap(&mut self.leftover, &mut mark.leftover);
             mark.at = At::Before;

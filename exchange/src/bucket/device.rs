@@ -6,7 +6,7 @@
 //! corrects the header), [`Bucket::add_on`] adds all ranks' up, and [`Bucket::judge`] says later what that was. All
 //! other messages cross to the host, which waits for the kernels once per bucket.
 
-use super::{Bucket, Host, Last, Phase, Place, Ran, Run};
+use super::{Bucket, Host, LastRound, Phase, Place, Ran, Run};
 use crate::auto::Leader;
 use crate::error::ExchangeError;
 use crate::head::{NOT_FINITE, STATUS_AT};
@@ -316,7 +316,7 @@ impl Bucket {
         if let (Some(outcome), Some(own)) = (answers.outcome.first_chunk(), &self.device) {
             self.energy = own.plan.energy(&[Outcome::read(outcome)]);
         }
-        self.finish_alone();
+        self.commit();
         Ok(Ran::Good)
     }
 
@@ -343,7 +343,7 @@ impl Bucket {
     }
 
     /// Adds up by kernels, where all messages are what they are expected to be; else the host's reader says best what is wrong.
-    fn add_known(&self, device: &impl Copies, last: &Last<'_>, out: Span) -> Result<bool, ExchangeError> {
+    fn add_known(&self, device: &impl Copies, last: &LastRound<'_>, out: Span) -> Result<bool, ExchangeError> {
         let (own, header) = (self.on_device()?, self.header_bytes());
         let (head, front) = (&self.message.bytes()[..header], header + self.run.pipeline.factor_bytes());
         // Lengths may differ.
@@ -353,8 +353,8 @@ impl Bucket {
             factors.is_some_and(|factors| factors.iter().all(|factor| *factor == 1f32.to_le_bytes()))
         };
         let (payloads, ranks): (Vec<&[u8]>, usize) = match last {
-            Last::Sum(message) => (vec![&message[header..]], self.member.world.max(1) as usize),
-            Last::Messages(messages) if messages.iter().all(|part| alike(part) && ones(part)) => {
+            LastRound::Sum(message) => (vec![&message[header..]], self.member.world.max(1) as usize),
+            LastRound::Messages(messages) if messages.iter().all(|part| alike(part) && ones(part)) => {
                 (messages.iter().map(|part| &part[front..]).collect(), messages.len())
             }
             _ => return Ok(false),
@@ -379,7 +379,11 @@ impl Bucket {
     }
 
     fn on_device(&self) -> Result<&OnDevice, ExchangeError> {
-        self.device.as_ref().ok_or(ExchangeError::Order { bucket: self.index, what: "it does not lie on a device" })
+        self.device.as_ref().ok_or(self.not_on_a_device())
+    }
+
+    fn not_on_a_device(&self) -> ExchangeError {
+        ExchangeError::Order { bucket: self.index, what: "it does not lie on a device" }
     }
 }
 
@@ -412,11 +416,11 @@ impl<D: Copies> Place for D {
     }
 
     fn take(&self, bucket: &mut Bucket) -> Result<(), ExchangeError> {
-        let agreed = bucket.run.pipeline.agreed();
-        let lists = bucket.on_device()?.layers.lists(agreed.len() as u64)?;
+        let (missing, agreed) = (bucket.not_on_a_device(), bucket.run.pipeline.agreed());
+        let own = bucket.device.as_mut().ok_or(missing)?;
+        let lists = own.layers.lists(agreed.len() as u64)?;
         upload_words(self, lists.indices, agreed.iter().map(|index| index.to_le_bytes()))?;
         let mut bytes = vec![0; 4 * agreed.len()];
-        let Some(own) = &mut bucket.device else { return Ok(()) };
         own.layers.take_at(self, lists.k)?;
         own.did_step(bucket.step);
         let outcome = fetch_outcome(self, own.layers.outcomes())?;
@@ -427,10 +431,10 @@ impl<D: Copies> Place for D {
         Ok(())
     }
 
-    fn mean(&self, bucket: &mut Bucket, last: &Last<'_>, out: Span) -> Result<Ran, ExchangeError> {
+    fn mean(&self, bucket: &mut Bucket, last: &LastRound<'_>, out: Span) -> Result<Ran, ExchangeError> {
         match last {
-            Last::Refused => return Ok(Ran::Refused),
-            Last::Values(sums) => return bucket.scatter_on(self, sums, out),
+            LastRound::Refused => return Ok(Ran::Refused),
+            LastRound::Values(sums) => return bucket.scatter_on(self, sums, out),
             _ if bucket.add_known(self, last, out)? => return Ok(Ran::Good),
             _ => {}
         }

@@ -25,12 +25,12 @@ pub trait Place {
 
     /// `out` becomes what the last round means; refused where that is not finite. All ranks read the same bytes, so all refuse alike.
     /// Where they do, the host's mean becomes NaN, and a device's is not specified.
-    fn mean(&self, of: &mut Bucket, last: &Last<'_>, out: Self::Mean<'_>) -> Result<Ran, ExchangeError>;
+    fn mean(&self, of: &mut Bucket, last: &LastRound<'_>, out: Self::Mean<'_>) -> Result<Ran, ExchangeError>;
 }
 
 /// What the last round of an exchange brought.
 #[derive(Debug)]
-pub enum Last<'a> {
+pub enum LastRound<'a> {
     /// All ranks' messages.
     Messages(Vec<&'a [u8]>),
     /// Their sum, as a message.
@@ -78,13 +78,13 @@ impl Place for Host {
         Ok(())
     }
 
-    fn mean(&self, of: &mut Bucket, last: &Last<'_>, out: &mut [f32]) -> Result<Ran, ExchangeError> {
+    fn mean(&self, of: &mut Bucket, last: &LastRound<'_>, out: &mut [f32]) -> Result<Ran, ExchangeError> {
         let (step, pipeline) = (of.step.index, &mut of.run.pipeline);
         let read = match last {
-            Last::Messages(messages) => pipeline.aggregate(messages, step, out).map(|()| true),
-            Last::Sum(message) => pipeline.mean(message, step, out).map(|()| true),
-            Last::Values(sums) => pipeline.scatter(sums, out).map(|()| true),
-            Last::Refused => Ok(false),
+            LastRound::Messages(messages) => pipeline.aggregate(messages, step, out).map(|()| true),
+            LastRound::Sum(message) => pipeline.mean(message, step, out).map(|()| true),
+            LastRound::Values(sums) => pipeline.scatter(sums, out).map(|()| true),
+            LastRound::Refused => Ok(false),
         };
         match read {
             Ok(true) => Ok(Ran::Good),

@@ -64,18 +64,23 @@ pub(super) fn method(spec: &str, n: u64) -> Option<Method> {
     Plan::new(&spec.parse().ok()?, &Layers::fused(n as usize).ok()?, member)?.methods(RANDOM.step)?.pop()
 }
 
-/// All that is measured of n values, by its name.
+/// All that is measured of n values, by its name. The gains follow top-k, whose gradient they read; what is agreed follows
+/// random-k, whose indices it takes.
 pub(super) fn works(n: u64) -> Vec<(String, Work)> {
-    let named = |spec: &&str| Some((spec.to_string(), Work::Compress(method(spec, n)?)));
-    let mut works: Vec<(String, Work)> = SPECS.iter().filter_map(named).collect();
+    let compress = |spec: &str| method(spec, n).map(|method| (spec.to_owned(), Work::Compress(method)));
+    let mut works = Vec::new();
+    for spec in SPECS {
+        works.extend(compress(spec));
+        match spec {
+            "topk(k=0.001)" => {
+                works.extend([("read".into(), Work::Read), ("gains of 5 ratios".into(), Work::Gains)]);
+            }
+            "randomk(k=0.01)" => works.push(("agreed(k=0.01)".into(), Work::Agreed)),
+            _ => {}
+        }
+    }
     let sidco = Threshold::Sidco { k: kept(n, SHARE), fit: Fit::Exponential, first: 0.25, stages: 3 };
     works.push(("sidco(k=0.01)".into(), Work::Compress(Method::Threshold(sidco))));
-    // Behind top-k's; and behind random-k, whose indices are the agreed ones.
-    for (at, name, work) in
-        [(4, "agreed(k=0.01)", Work::Agreed), (3, "gains of 5 ratios", Work::Gains), (3, "read", Work::Read)]
-    {
-        works.insert(at, (name.into(), work));
-    }
     works
 }
 

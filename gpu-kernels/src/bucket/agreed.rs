@@ -1,6 +1,5 @@
 //! AR-Topk (Tyagi and Swany 2023, algorithm 1): one rank's top-k indices go to all ranks, then everybody's values there add up
-//! in flight. Every rank chooses or feeds, then takes at the indices that are agreed; [`crate::scatter`] of the sum is the
-//! gradient.
+//! in flight. Every rank chooses, then takes its values at the agreed indices; [`crate::scatter`] of the sum is the gradient.
 
 use super::{Gradient, Layers};
 use crate::indices::{self, At, gather};
@@ -23,8 +22,9 @@ impl Layers {
             }
             None => indices::feed(device, &feed, workspace)?,
         }
+        self.keep_outcome(device)?;
         self.open = Some(feed);
-        self.keep_outcome(device)
+        Ok(())
     }
 
     /// Takes the values at the first k indices of [`Self::lists`], on which all ranks have agreed, out of what [`Self::choose`]
@@ -32,8 +32,9 @@ impl Layers {
     pub fn take_at(&mut self, device: &impl Device, k: u64) -> Result<(), LaunchError> {
         let feed = self.open.take().ok_or(LaunchError::Order("gather"))?;
         gather(device, &feed, (&self.lists(k)?, 1.0), self.workspace())?;
+        self.keep_outcome(device)?;
         self.put_back();
-        self.keep_outcome(device)
+        Ok(())
     }
 
     fn keep_outcome(&self, device: &impl Device) -> Result<(), LaunchError> {

@@ -1,4 +1,4 @@
-//! A bucket that is compressed as one layer over many steps, its method changing, against the CPU side's pipeline.
+//! A bucket that is compressed as one layer over many steps, against the CPU side's pipeline.
 
 use crate::data::gradients;
 use crate::emulated::{Emulated, Memory};
@@ -61,8 +61,9 @@ fn outcome(device: &Emulated, layers: &Layers) -> Outcome {
     Outcome::read(read(device, layers.outcomes())[..48].try_into().unwrap())
 }
 
+/// Each method begins with the residual that the one before has left on the host, and keeps its own over its steps.
 #[test]
-fn the_residual_goes_on_through_every_method() {
+fn the_residual_is_the_hosts_over_the_steps_of_every_method() {
     for n in [3001usize, 4096] {
         let Some(device) = Emulated::new(n as u64) else { return };
         let first = "topk(k=70)+ef(vanilla)".parse().unwrap();
@@ -70,26 +71,28 @@ fn the_residual_goes_on_through_every_method() {
         let (_, values) = gradients(n).swap_remove(0);
         let halves: Vec<u16> = values.iter().map(|x| bf16::from_f32(*x).to_bits()).collect();
         let mut before = vec![0u8; 4 * n];
-        for index in 0..28u64 {
-            let (name, method) = methods(index)[index as usize % 14];
-            let mut message = Writer::new();
-            let step = Step { index, learning_rate: 0.1 };
+        for number in 0..methods(0).len() {
+            let (name, method) = methods(0)[number];
             cpu.change(&format!("{name}+ef(vanilla)").parse().unwrap());
-            // Gradients of both types, in turns.
-            let (source, dtype, given) = match index % 2 {
-                0 => (Memory::of(&values), DType::F32, CpuGradient::F32(&values)),
-                _ => (Memory::of(&halves), DType::Bf16, CpuGradient::Bf16(&halves)),
-            };
-            cpu.compress(given, step, &mut message).unwrap();
-            let gradient = Gradient { at: source.span(), dtype, weights: (1.0, 1.0) };
             let (borrowed, mut bucket) = bucket(&device, n as u64, method);
             device.upload(residual(&bucket), &before).unwrap();
-            bucket.step(&device, (gradient, true), &[method]).unwrap();
-            let sent = read(&device, bucket.payloads().part(0, outcome(&device, &bucket).bytes));
-            let header = 32 + 8 * usize::from(message.bytes()[7]);
-            assert_eq!(sent, message.bytes()[header..], "step {index}: {name} of {n}");
-            before = cpu.residual().iter().flat_map(|x| x.to_le_bytes()).collect();
-            assert_eq!(read(&device, residual(&bucket)), before, "step {index}: {name} of {n}");
+            for index in 0..3 {
+                let mut message = Writer::new();
+                let step = Step { index, learning_rate: 0.1 };
+                // Gradients of both types, in turns.
+                let (source, dtype, given) = match index % 2 {
+                    0 => (Memory::of(&values), DType::F32, CpuGradient::F32(&values)),
+                    _ => (Memory::of(&halves), DType::Bf16, CpuGradient::Bf16(&halves)),
+                };
+                cpu.compress(given, step, &mut message).unwrap();
+                let gradient = Gradient { at: source.span(), dtype, weights: (1.0, 1.0) };
+                bucket.step(&device, (gradient, true), &[methods(index)[number].1]).unwrap();
+                let sent = read(&device, bucket.payloads().part(0, outcome(&device, &bucket).bytes));
+                let header = 32 + 8 * usize::from(message.bytes()[7]);
+                assert_eq!(sent, message.bytes()[header..], "step {index}: {name} of {n}");
+                before = cpu.residual().iter().flat_map(|x| x.to_le_bytes()).collect();
+                assert_eq!(read(&device, residual(&bucket)), before, "step {index}: {name} of {n}");
+            }
             // Guards around what was borrowed.
             drop(borrowed.bytes());
         }
@@ -216,6 +219,44 @@ fn a_refused_gradient_takes_zeros_at_agreed_indices() {
         assert_eq!((read(&device, lists.values), read(&device, residual(&bucket))), (vec![0; 12], before.clone()));
         assert!(outcome(&device, &bucket).refused);
     }
+}
+
+/// A device whose copies fail.
+struct Uncopied<'a>(&'a Emulated);
+
+impl Device for Uncopied<'_> {
+    fn launch(&self, kernel: &'static str, blocks: u32, arguments: &[u64]) -> Result<(), LaunchError> {
+        self.0.launch(kernel, blocks, arguments)
+    }
+
+    fn zero(&self, span: Span) -> Result<(), LaunchError> {
+        self.0.zero(span)
+    }
+
+    fn copy(&self, _: Span, _: Span) -> Result<(), LaunchError> {
+        Err(LaunchError::Driver { kernel: "memcpy", code: "refused".into() })
+    }
+
+    fn blocks(&self, kernel: &'static str) -> u32 {
+        self.0.blocks(kernel)
+    }
+}
+
+#[test]
+fn a_copy_that_fails_leaves_the_residual_of_the_step_before() {
+    let Some(device) = Emulated::new(2) else { return };
+    let (n, k) = (1000u64, 10);
+    let (_borrowed, mut bucket) = bucket(&device, n, Method::TopK(k));
+    let (_, values) = gradients(n as usize).swap_remove(0);
+    let before: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    device.upload(residual(&bucket), &before).unwrap();
+    let source = Memory::of(&values);
+    let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
+    bucket.choose(&Uncopied(&device), gradient, Some(k)).unwrap_err();
+    assert_eq!(bucket.take_at(&device, k), Err(LaunchError::Order("gather")), "nothing was chosen");
+    bucket.choose(&device, gradient, Some(k)).unwrap();
+    bucket.take_at(&Uncopied(&device), k).unwrap_err();
+    assert_eq!(read(&device, residual(&bucket)), before);
 }
 
 #[test]

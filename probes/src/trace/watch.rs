@@ -13,8 +13,8 @@ pub struct PathWatch {
 }
 
 impl PathWatch {
-    /// Takes the hops of a finished trace that reached its target; returns them when the path has changed. The first path is a change at once; later ones
-    /// when seen twice. A silent hop matches any address and is filled in when it speaks.
+    /// Takes the hops of a finished trace that reached its target; returns them when the path has changed. The first path is a
+    /// change at once; later ones when seen twice. A silent hop matches any address and is filled in when it answers.
     pub fn observe(&mut self, hops: Vec<Option<IpAddr>>) -> Option<Vec<Option<IpAddr>>> {
         let Some(current) = &mut self.current else {
             self.current = Some(hops.clone());

@@ -45,6 +45,25 @@ static AVX512: LazyLock<bool> = LazyLock::new(|| {
     lengths && words && bits && is_x86_feature_detected!("popcnt")
 });
 
+/// Lets the compiler check that a function needs no other features than a level stands for: it refuses a safe call from one
+/// that has these alone.
+macro_rules! with_features_of {
+    (avx2, $($call:tt)+) => { with_features_of!("avx2,fma"; $($call)+) };
+    (avx512, $($call:tt)+) => {
+        with_features_of!("avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2,popcnt"; $($call)+)
+    };
+    (avx512_bytes, $($call:tt)+) => {
+        with_features_of!("avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2,popcnt,avx512vbmi,avx512vnni"; $($call)+)
+    };
+    ($features:literal; [$($generic:tt)*] ($($argument:ident: $type:ty),+) -> $answer:ty { $function:expr }) => {
+        #[target_feature(enable = $features)]
+        fn _needs_no_more<$($generic)*>($($argument: $type),+) -> $answer {
+            $function($($argument),+)
+        }
+    };
+}
+pub(super) use with_features_of;
+
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn inside_avx2<O>(work: impl Work<O>) -> O {
     work.run()
