@@ -22,14 +22,14 @@ fn write(plan: &Plan, out: &mut String) -> std::fmt::Result {
     }
     writeln!(out, "\n  {HEAD}")?;
     let (front, chosen) = &plan.marked;
-    let shown = fastest(plan);
+    let shown = best(plan);
     for i in &shown {
         let mark = if Some(*i) == *chosen { ">" } else { " " };
         writeln!(out, "{mark} {}{}", row(&plan.costs[*i]), if front.contains(i) { "  *" } else { "" })?;
     }
     if shown.len() < plan.costs.len() {
         let others = plan.costs.len() - shown.len();
-        writeln!(out, "\nEach by its fastest collective; {others} rows by others are in --json.")?;
+        writeln!(out, "\nEach by its best collective; {others} rows by others are in --json.")?;
     }
     match &plan.buckets {
         None => write_front(plan, out)?,
@@ -52,13 +52,13 @@ fn write(plan: &Plan, out: &mut String) -> std::fmt::Result {
     }
 }
 
-/// Positions of the rows that people are shown: each compressor and ratio by the collective that takes it the least time, and
-/// the choice.
-fn fastest(plan: &Plan) -> Vec<usize> {
+/// Positions of the rows that people are shown: each compressor and ratio by the collective that takes it the least time for the
+/// progress of a dense step, and the choice.
+fn best(plan: &Plan) -> Vec<usize> {
     let mut best: Vec<usize> = Vec::new();
     for (i, row) in plan.costs.iter().enumerate() {
         match best.iter_mut().find(|b| (&plan.costs[**b].family, plan.costs[**b].cr) == (&row.family, row.cr)) {
-            Some(known) if row.t_step_s < plan.costs[*known].t_step_s => *known = i,
+            Some(known) if row.t_quality_s < plan.costs[*known].t_quality_s => *known = i,
             Some(_) => {}
             None => best.push(i),
         }
@@ -71,36 +71,38 @@ fn could_beat_dense(plan: &Plan) -> bool {
     plan.costs.iter().any(|r| !r.is_dense() && r.break_even_gain.is_some_and(|gain| gain < 1.0))
 }
 
-/// For each ratio its fastest collective, which has the least break-even gain.
+/// For each ratio its best collective of those that could beat dense.
 fn write_break_even(plan: &Plan, out: &mut String) -> std::fmt::Result {
-    let mut best: Vec<(f64, &Row)> = Vec::new();
+    let needed = |row: &Row| row.break_even_gain.unwrap_or(f64::INFINITY);
+    let key = |row: &Row| (needed(row) >= 1.0, row.t_quality_s);
+    let mut best: Vec<&Row> = Vec::new();
     for row in plan.costs.iter().filter(|r| !r.is_dense()) {
-        let gain = row.break_even_gain.unwrap_or(f64::INFINITY);
-        match best.iter_mut().find(|(_, b)| (b.cr, &b.family) == (row.cr, &row.family)) {
-            Some(known) if gain < known.0 => *known = (gain, row),
+        match best.iter_mut().find(|b| (b.cr, &b.family) == (row.cr, &row.family)) {
+            Some(known) if key(row) < key(known) => *known = row,
             Some(_) => {}
-            None => best.push((gain, row)),
+            None => best.push(row),
         }
     }
     if best.is_empty() {
         return Ok(());
     }
-    let (can, never): (Vec<_>, Vec<_>) = best.into_iter().partition(|(gain, _)| *gain < 1.0);
+    let (can, never): (Vec<_>, Vec<_>) = best.into_iter().partition(|row| needed(row) < 1.0);
     if !can.is_empty() {
         writeln!(out, "Break-even, the gain above which time to quality is less than dense's:")?;
     }
-    for (needed, row) in can {
+    for row in can {
         let now = if plan.gain_assumed { "assumed" } else { "given" };
         writeln!(
             out,
-            "  {:<WIDTH$} {:<15} {needed:.4} ({now}: {:.4})",
+            "  {:<WIDTH$} {:<15} {:.4} ({now}: {:.4})",
             compressor(row),
             by(row),
+            needed(row),
             row.quality.gain.get()
         )?;
     }
     if !never.is_empty() {
-        let names: Vec<String> = never.iter().map(|(_, row)| compressor(row)).collect();
+        let names: Vec<String> = never.iter().map(|row| compressor(row)).collect();
         writeln!(out, "At no gain would {} beat dense: a step takes longer.", names.join(", "))?;
     }
     Ok(())
